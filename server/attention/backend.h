@@ -1,0 +1,54 @@
+// What a backend is. To add one: a folder beside this file and a line in backends.cc.
+#ifndef RAPT_SERVER_ATTENTION_BACKEND_H_
+#define RAPT_SERVER_ATTENTION_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/attention/plan.h"
+#include "server/attention/problem.h"
+
+namespace rapt {
+
+struct InstructionSet {
+  std::string_view name;  // as --isa takes it
+  bool available = false; // on this machine
+};
+
+// Thread-safe: backends are stateless or guard their state; one instance serves the process.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string_view name() const = 0;
+
+  // OK, or why this backend can't run on this machine.
+  virtual absl::Status Available() const { return absl::OkStatus(); }
+
+  // Best first. Empty where the backend has no choice of them.
+  virtual absl::Span<const InstructionSet> instruction_sets() const { return {}; }
+
+  // OK, or the reason why not. `problem` is valid.
+  virtual absl::Status Supports(const Problem& problem) const = 0;
+
+  // Fills tiles, stages and workspace of a plan whose problem, isa and threads are set. `problem`
+  // is valid, supported and not empty().
+  virtual void PlanTasks(Plan& plan) const = 0;
+
+  // Runs one task of a stage. `workspace` has plan.workspace_bytes() bytes, aligned to 64 and of
+  // any content before the first stage; `worker` in [0, plan.threads) names the calling worker's
+  // part of it, no two at once use the same.
+  virtual void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
+                       int stage, int64_t task, int worker) const = 0;
+};
+
+// Every backend of this build, in the order in which "auto" tries them; the reference is last.
+absl::Span<const Backend* const> Backends();
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_ATTENTION_BACKEND_H_

@@ -1,0 +1,55 @@
+// How a problem will be computed: which backend, which tiles, how many tasks, how many bytes.
+#ifndef RAPT_SERVER_ATTENTION_PLAN_H_
+#define RAPT_SERVER_ATTENTION_PLAN_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "server/attention/problem.h"
+
+namespace rapt {
+
+class Backend;
+
+struct PlanOptions {
+  std::string backend = "auto";  // auto, or a backend's name: the first of the list that supports the problem
+  std::string isa = "auto";      // auto, or an instruction set's name: the best one this machine has
+  int threads = 1;               // that will run the tasks; tiles and key splits may depend on it
+};
+
+// The steps between queries and keys that a backend works in. What they mean is the backend's own.
+struct Tiles {
+  int64_t query_block = 0;  // rows of Q that a task holds
+  int64_t key_block = 0;    // keys that one step folds in
+  int64_t key_splits = 1;   // parts of the keys that run at once and are merged by LSE
+};
+
+// A function of problem and options alone, never of load: the same plan gives the same bits.
+// Immutable after MakePlan; may be shared by threads.
+struct Plan {
+  Problem problem;
+  const Backend* backend = nullptr;
+  std::string isa;  // empty where the backend has none
+  int threads = 1;
+  Tiles tiles;
+
+  // Tasks of one stage are independent and may run in any order on any worker; a stage starts when
+  // the one before it is done. Empty when there is nothing to compute.
+  absl::InlinedVector<int64_t, 3> stages;
+
+  // The whole workspace that Run needs, to the byte: what all tasks share, then one part a worker.
+  int64_t shared_workspace_bytes = 0;
+  int64_t worker_workspace_bytes = 0;
+  int64_t workspace_bytes() const { return shared_workspace_bytes + threads * worker_workspace_bytes; }
+
+  // Multiply-adds count as two. Keys that causality or window hide are not counted.
+  double flops = 0;
+
+  // "cpu/avx512 q96 k64 s1", for logs, metadata and people.
+  std::string Describe() const;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_ATTENTION_PLAN_H_

@@ -1,0 +1,68 @@
+#include "server/base/thread_pool.h"
+
+namespace rapt {
+
+ThreadPool::ThreadPool(int workers) {
+  for (int worker = 1; worker < workers; ++worker) {
+    threads_.emplace_back([this, worker] { WorkerLoop(worker); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  job_posted_.SignalAll();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::Drain(Job& job, int worker) {
+  for (;;) {
+    const int64_t task = job.next.fetch_add(1, std::memory_order_relaxed);
+    if (task >= job.tasks) return;
+    job.body(task, worker);
+  }
+}
+
+void ThreadPool::ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t, int)> body) {
+  MutexLock caller(caller_mutex_);
+  Job job{body, tasks};
+  if (threads_.empty() || tasks <= 1) {
+    Drain(job, 0);
+    return;
+  }
+  {
+    MutexLock lock(mutex_);
+    job_ = &job;
+    ++generation_;
+  }
+  job_posted_.SignalAll();
+  Drain(job, 0);
+  MutexLock lock(mutex_);
+  job_ = nullptr;  // Who has not picked it up by now finds nothing.
+  while (busy_ > 0) job_left_.Wait(mutex_);
+}
+
+void ThreadPool::WorkerLoop(int worker) {
+  uint64_t seen = 0;
+  for (;;) {
+    Job* job;
+    {
+      MutexLock lock(mutex_);
+      while (!stopping_ && (job_ == nullptr || generation_ == seen)) job_posted_.Wait(mutex_);
+      if (stopping_) return;
+      seen = generation_;
+      job = job_;
+      ++busy_;
+    }
+    Drain(*job, worker);
+    {
+      MutexLock lock(mutex_);
+      --busy_;
+    }
+    job_left_.SignalAll();
+  }
+}
+
+}  // namespace rapt
