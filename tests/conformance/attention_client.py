@@ -1,0 +1,61 @@
+"""Attention through tritonclient, and the tolerances of the contract."""
+
+import ml_dtypes
+import numpy as np
+import tritonclient.grpc as triton
+
+DATATYPES = {
+    np.dtype(np.bool_): "BOOL",
+    np.dtype(np.int64): "INT64",
+    np.dtype(np.float16): "FP16",
+    np.dtype(ml_dtypes.bfloat16): "BF16",
+    np.dtype(np.float32): "FP32",
+    np.dtype(np.float64): "FP64",
+}
+
+# |got - want| <= t + t * |want|
+TOLERANCES = {
+    np.dtype(np.float64): 1e-12,
+    np.dtype(np.float32): 2e-6,
+    np.dtype(np.float16): 2e-3,
+    np.dtype(ml_dtypes.bfloat16): 1.6e-2,
+}
+
+
+def to_input(name, array):
+    tensor = triton.InferInput(name, list(array.shape), DATATYPES[array.dtype])
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def attend(client, inputs, outputs, parameters=None):
+    """Arrays by ONNX name in, arrays by ONNX name out. An input that is None is not sent."""
+    result = client.infer(
+        "attention",
+        [to_input(name, array) for name, array in inputs.items() if array is not None],
+        outputs=[triton.InferRequestedOutput(name) for name in outputs],
+        parameters=parameters,
+    )
+    returned = [output.name for output in result.get_response().outputs]
+    assert returned == list(outputs), f"asked for {list(outputs)}, got {returned}"
+    return {name: result.as_numpy(name) for name in outputs}
+
+
+def assert_close(name, got, want, *, slack=0.0):
+    """Compares at the tolerance of want's type. NaN equals NaN; an infinity only itself."""
+    assert got.dtype == want.dtype, f"{name} is {got.dtype}, want {want.dtype}"
+    assert got.shape == want.shape, f"{name} has shape {got.shape}, want {want.shape}"
+    tolerance = TOLERANCES[want.dtype]
+    got = got.astype(np.float64)
+    want = want.astype(np.float64)
+    finite = np.isfinite(want)
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    with np.errstate(invalid="ignore"):
+        close = np.abs(got - want) <= tolerance + slack + tolerance * np.abs(want)
+    good = np.where(finite, close, same)
+    if not good.all():
+        worst = tuple(int(i) for i in np.argwhere(~good)[0])
+        raise AssertionError(
+            f"{name}{list(worst)} is {got[worst]!r}, want {want[worst]!r} (tolerance {tolerance}); "
+            f"{np.count_nonzero(~good)} of {good.size} elements are off"
+        )

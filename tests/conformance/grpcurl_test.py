@@ -1,0 +1,121 @@
+"""grpcurl finds and calls every service by reflection, and the schema is Triton's."""
+
+import base64
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+SERVICES = {
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "inference.GRPCInferenceService",
+}
+
+
+@pytest.fixture(scope="module")
+def grpcurl(server):
+    def call(*words, options=()):
+        command = [os.environ["RAPT_GRPCURL"], "-plaintext", *options, server.grpc_address, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    return call
+
+
+def ask(grpcurl, method, request=None):
+    options = ("-d", json.dumps(request)) if request else ()
+    return json.loads(grpcurl(method, options=options))
+
+
+def test_lists_the_services(grpcurl):
+    assert SERVICES <= set(grpcurl("list").split())
+
+
+@pytest.mark.parametrize("service", sorted(SERVICES))
+def test_describes_each_service(grpcurl, service):
+    assert f"{service} is a service" in grpcurl("describe", service)
+
+
+def test_calls_server_live(grpcurl):
+    assert ask(grpcurl, "inference.GRPCInferenceService/ServerLive") == {"live": True}
+
+
+@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService"])
+def test_health_is_serving(grpcurl, service):
+    answer = ask(grpcurl, "grpc.health.v1.Health/Check", {"service": service})
+    assert answer == {"status": "SERVING"}
+
+
+def test_infers_with_typed_contents(grpcurl):
+    x = {"datatype": "FP32", "shape": [1, 1, 2, 2], "contents": {"fp32_contents": [0, 0, 0, 4]}}
+    request = {"model_name": "attention", "inputs": [{"name": name, **x} for name in "QKV"]}
+    answer = ask(grpcurl, "inference.GRPCInferenceService/ModelInfer", request)
+    y = np.frombuffer(base64.b64decode(answer["rawOutputContents"][0]), np.float32)
+    # The first query is zero and weighs both keys alike; the second scores 16 / sqrt(2) on its own.
+    own = 1 / (1 + np.exp(-16 / np.sqrt(2)))
+    np.testing.assert_allclose(y, [0, 2, 0, 4 * own], rtol=2e-6)
+
+
+def described_by_server(grpcurl, path):
+    grpcurl("describe", "inference.GRPCInferenceService", options=("-protoset-out", str(path)))
+    return descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file
+
+
+def described_by_triton():
+    for module in (service_pb2, model_config_pb2):
+        file = descriptor_pb2.FileDescriptorProto()
+        module.DESCRIPTOR.CopyToProto(file)
+        yield file
+
+
+def schema(files):
+    """What decides the wire format, flat: fields, enum values and methods by full name."""
+    found = {}
+
+    def add_enum(prefix, enum):
+        for value in enum.value:
+            found[f"{prefix}.{enum.name}.{value.name}"] = value.number
+
+    def add_message(prefix, message):
+        name = f"{prefix}.{message.name}"
+        for field in message.field:
+            oneof = message.oneof_decl[field.oneof_index].name if field.HasField("oneof_index") else None
+            found[f"{name}.{field.name}"] = (
+                field.number,
+                field.label,
+                field.type,
+                field.type_name,
+                oneof,
+            )
+        for nested in message.nested_type:
+            add_message(name, nested)
+        for enum in message.enum_type:
+            add_enum(name, enum)
+
+    for file in files:
+        if file.package != "inference":
+            continue
+        for message in file.message_type:
+            add_message(file.package, message)
+        for enum in file.enum_type:
+            add_enum(file.package, enum)
+        for service in file.service:
+            for method in service.method:
+                found[f"{file.package}.{service.name}.{method.name}"] = (
+                    method.input_type,
+                    method.output_type,
+                    method.client_streaming,
+                    method.server_streaming,
+                )
+    return found
+
+
+def test_the_schema_is_tritons(grpcurl, tmp_path):
+    ours = schema(described_by_server(grpcurl, tmp_path / "served.protoset"))
+    tritons = schema(described_by_triton())
+    assert ours.keys() == tritons.keys()
+    assert ours == tritons

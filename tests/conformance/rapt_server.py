@@ -1,0 +1,51 @@
+"""A rapt-server of the build under test, on a free port of the loopback."""
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+
+STOP_SECONDS = 60  # longer than any grace period a test configures
+
+
+class RaptServer:
+    """Context manager: ready on entry; on exit it has to leave cleanly on SIGTERM."""
+
+    def __init__(self, *flags):
+        self._command = [
+            os.environ["RAPT_SERVER"],
+            "--grpc_address=127.0.0.1:0",
+            "--metrics_address=127.0.0.1:0",
+            *flags,
+        ]
+
+    def __enter__(self):
+        self._log = tempfile.TemporaryFile(mode="w+")
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        line = self._process.stdout.readline()
+        ready = re.fullmatch(r"rapt-server ready grpc=(\S+) metrics=(\S+)\n", line)
+        if not ready:
+            self._process.kill()
+            raise AssertionError(f"no ready line but {line!r}; the log:\n{self._read_log()}")
+        self.grpc_address, self.metrics_address = ready.groups()
+        return self
+
+    def __exit__(self, *_):
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            status = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            status = "still running"
+        log = self._read_log()
+        self._log.close()
+        self._process.stdout.close()
+        assert status == 0, f"rapt-server ended with {status}; the log:\n{log}"
+
+    def _read_log(self):
+        self._log.seek(0)
+        return self._log.read()

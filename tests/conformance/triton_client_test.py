@@ -1,0 +1,278 @@
+"""Triton's own Python client, sync and aio, against a running server."""
+
+import asyncio
+import queue
+
+import grpc
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+from attention_client import assert_close, attend, to_input
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+# The contract's hand-computed example: Q = K = V = X, one head, D = 4.
+X = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0]], np.float32).reshape(1, 1, 3, 4)
+Y = np.array(
+    [[0.8137, 0.4934, 0.5066, 0.1863], [0.4934, 0.8137, 0.1863, 0.5066], [0.7259, 0.7259, 0.2741, 0.2741]]
+).reshape(1, 1, 3, 4)
+WEIGHTS = np.array(
+    [[0.5066, 0.1863, 0.3071], [0.1863, 0.5066, 0.3071], [0.2741, 0.2741, 0.4518]]
+).reshape(1, 1, 3, 3)
+FOUR_DECIMALS = 0.5e-4
+
+INPUT_NAMES = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"}
+OUTPUT_NAMES = {"Y", "present_key", "present_value", "qk_matmul_output", "lse"}
+
+
+def qkv(x=X):
+    return {"Q": x, "K": x, "V": x}
+
+
+def typed_request(x=X, datatype="FP32"):
+    request = service_pb2.ModelInferRequest(model_name="attention")
+    for name in "QKV":
+        tensor = request.inputs.add(name=name, datatype=datatype, shape=x.shape)
+        tensor.contents.fp32_contents.extend(x.ravel().tolist())
+    return request
+
+
+@pytest.fixture(scope="module")
+def stub(server):
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+def refusal(code, call, *args, **kwargs):
+    """The message of the error that the call has to end with."""
+    with pytest.raises((InferenceServerException, grpc.RpcError)) as caught:
+        call(*args, **kwargs)
+    error = caught.value
+    if isinstance(error, InferenceServerException):
+        assert error.status() == f"StatusCode.{code.name}", error
+        return error.message()
+    assert error.code() == code, error
+    return error.details()
+
+
+# --- What the server says of itself ---------------------------------------------------------------
+
+
+def test_is_live_and_ready(client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("attention")
+    assert client.is_model_ready("attention", "1")
+
+
+def test_server_metadata_announces_what_works(client):
+    metadata = client.get_server_metadata()
+    assert metadata.name
+    assert metadata.version
+    assert set(metadata.extensions) <= {
+        "statistics",
+        "parameters",
+        "model_configuration",
+        "system_shared_memory",
+        "cuda_shared_memory",
+    }
+
+
+def test_model_metadata_names_every_tensor(client):
+    metadata = client.get_model_metadata("attention")
+    assert metadata.name == "attention"
+    assert list(metadata.versions) == ["1"]
+    assert {tensor.name for tensor in metadata.inputs} == INPUT_NAMES
+    assert {tensor.name for tensor in metadata.outputs} == OUTPUT_NAMES
+
+
+def test_model_config_agrees_with_the_metadata(client):
+    config = client.get_model_config("attention").config
+    assert config.name == "attention"
+    assert config.max_batch_size == 0
+    assert {tensor.name for tensor in config.input} == INPUT_NAMES
+    assert {tensor.name for tensor in config.output} == OUTPUT_NAMES
+
+
+# --- Inference ------------------------------------------------------------------------------------
+
+
+def test_gives_the_hand_computed_example(client):
+    got = attend(client, qkv(), ["Y", "qk_matmul_output"], {"qk_matmul_output_mode": 3})
+    np.testing.assert_allclose(got["Y"], Y, rtol=0, atol=FOUR_DECIMALS)
+    np.testing.assert_allclose(got["qk_matmul_output"], WEIGHTS, rtol=0, atol=FOUR_DECIMALS)
+
+
+def test_answers_with_y_when_no_output_is_named(client):
+    result = client.infer("attention", [to_input(n, x) for n, x in qkv().items()], request_id="7f")
+    response = result.get_response()
+    assert [output.name for output in response.outputs] == ["Y"]
+    assert (response.model_name, response.model_version, response.id) == ("attention", "1", "7f")
+
+
+def test_typed_contents_equal_raw_contents(client, stub):
+    raw = attend(client, qkv(), ["Y"])["Y"]
+    response = stub.ModelInfer(typed_request())
+    assert list(response.outputs[0].shape) == [1, 1, 3, 4]
+    assert response.raw_output_contents[0] == raw.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_answers_in_the_type_of_q_and_lse_in_an_accumulator_type(client, dtype):
+    got = attend(client, qkv(X.astype(dtype)), ["Y", "lse"])
+    scores = X[0, 0].astype(np.float64) @ X[0, 0].astype(np.float64).T / 2
+    want_lse = np.log(np.exp(scores).sum(-1)).reshape(1, 1, 3)
+    assert got["Y"].dtype == dtype
+    assert_close("lse", got["lse"], want_lse.astype(np.float64 if dtype == np.float64 else np.float32))
+
+
+def test_keys_and_values_of_the_past_come_back_as_present(client):
+    inputs = {**qkv(), "past_key": 2 * X, "past_value": 3 * X}
+    got = attend(client, inputs, ["Y", "present_key", "present_value"])
+    np.testing.assert_array_equal(got["present_key"], np.concatenate([2 * X, X], axis=2))
+    np.testing.assert_array_equal(got["present_value"], np.concatenate([3 * X, X], axis=2))
+
+
+@pytest.mark.parametrize("is_causal", [True, 1])
+def test_is_causal_may_be_a_bool_or_an_integer(client, is_causal):
+    got = attend(client, qkv(), ["Y"], {"is_causal": is_causal})
+    np.testing.assert_array_equal(got["Y"][0, 0, 0], X[0, 0, 0])  # the first word sees only itself
+
+
+def test_numbers_may_come_as_decimal_strings(client):
+    as_number = attend(client, qkv(), ["Y"], {"scale": 0.25, "softcap": 2.0, "left_window_size": 1})
+    as_text = attend(client, qkv(), ["Y"], {"scale": "0.25", "softcap": "2", "left_window_size": "1"})
+    np.testing.assert_array_equal(as_number["Y"], as_text["Y"])
+
+
+def test_reserved_parameters_are_accepted(client):
+    inputs = [to_input(name, x) for name, x in qkv().items()]
+    result = client.infer(
+        "attention", inputs, sequence_id=5, sequence_start=True, priority=1, timeout=60_000_000
+    )
+    np.testing.assert_allclose(result.as_numpy("Y"), Y, rtol=0, atol=FOUR_DECIMALS)
+
+
+def test_empty_tensors_give_an_empty_output(client):
+    nothing = np.zeros((0, 1, 3, 4), np.float32)
+    assert attend(client, qkv(nothing), ["Y"])["Y"].shape == (0, 1, 3, 4)
+
+
+def test_answers_many_calls_at_once(client):
+    answers = queue.Queue()
+    inputs = [to_input(name, x) for name, x in qkv().items()]
+    calls = 64
+    for _ in range(calls):
+        client.async_infer(
+            "attention", inputs, callback=lambda result, error: answers.put((result, error))
+        )
+    for _ in range(calls):
+        result, error = answers.get(timeout=60)
+        assert error is None
+        np.testing.assert_allclose(result.as_numpy("Y"), Y, rtol=0, atol=FOUR_DECIMALS)
+
+
+def test_aio_client(server):
+    async def ask():
+        async with triton_aio.InferenceServerClient(server.grpc_address) as client:
+            assert await client.is_server_live()
+            assert await client.is_server_ready()
+            assert await client.is_model_ready("attention")
+            assert (await client.get_model_metadata("attention")).name == "attention"
+            inputs = [to_input(name, x) for name, x in qkv().items()]
+            results = await asyncio.gather(*(client.infer("attention", inputs) for _ in range(16)))
+            with pytest.raises(InferenceServerException) as caught:
+                await client.infer("transformer", inputs)
+            return [result.as_numpy("Y") for result in results], caught.value.status()
+
+    answers, status = asyncio.run(ask())
+    for answer in answers:
+        np.testing.assert_allclose(answer, Y, rtol=0, atol=FOUR_DECIMALS)
+    assert status == "StatusCode.NOT_FOUND"
+
+
+# --- Refusals -------------------------------------------------------------------------------------
+
+
+def test_an_unknown_model_or_version_is_not_found(client):
+    inputs = [to_input(name, x) for name, x in qkv().items()]
+    assert "transformer" in refusal(grpc.StatusCode.NOT_FOUND, client.infer, "transformer", inputs)
+    assert "7" in refusal(grpc.StatusCode.NOT_FOUND, client.infer, "attention", inputs, model_version="7")
+    refusal(grpc.StatusCode.NOT_FOUND, client.get_model_metadata, "transformer")
+    refusal(grpc.StatusCode.NOT_FOUND, client.get_model_config, "transformer")
+
+
+WIDE = np.zeros((1, 1, 3, 6), np.float32)
+REFUSED_INPUTS = {
+    "different head sizes": ({**qkv(), "K": WIDE}, {}, ["K", "6", "4"]),
+    "different types": ({**qkv(), "V": X.astype(np.float64)}, {}, ["V", "FP64", "FP32"]),
+    "no values": ({"Q": X, "K": X}, {}, ["V"]),
+    "unknown input": ({**qkv(), "W": X}, {}, ["W"]),
+    "past key alone": ({**qkv(), "past_key": X}, {}, ["past_key", "past_value"]),
+    "mask too wide": ({**qkv(), "attn_mask": np.ones((3, 5), np.bool_)}, {}, ["attn_mask", "5", "3"]),
+    "lengths too long": ({**qkv(), "nonpad_kv_seqlen": np.array([4])}, {}, ["nonpad_kv_seqlen", "4", "3"]),
+    "unknown parameter": (qkv(), {"is_casual": True}, ["is_casual"]),
+    "a word for a number": (qkv(), {"scale": "large"}, ["scale", "large"]),
+    "negative softcap": (qkv(), {"softcap": -1.0}, ["softcap", "-1"]),
+    "no such output mode": (qkv(), {"qk_matmul_output_mode": 4}, ["qk_matmul_output_mode", "4"]),
+}
+
+
+@pytest.mark.parametrize("inputs,parameters,named", REFUSED_INPUTS.values(), ids=REFUSED_INPUTS)
+def test_refusals_name_what_came_and_what_is_allowed(client, inputs, parameters, named):
+    message = refusal(grpc.StatusCode.INVALID_ARGUMENT, attend, client, inputs, ["Y"], parameters)
+    for word in named:
+        assert word in message, f"{word!r} is missing in {message!r}"
+
+
+def test_an_unknown_output_is_refused(client):
+    message = refusal(grpc.StatusCode.INVALID_ARGUMENT, attend, client, qkv(), ["Z"])
+    assert "Z" in message
+
+
+def test_raw_contents_have_to_fit_the_shape(stub):
+    request = service_pb2.ModelInferRequest(model_name="attention")
+    for name in "QKV":
+        request.inputs.add(name=name, datatype="FP32", shape=X.shape)
+        request.raw_input_contents.append(X.tobytes())
+    request.raw_input_contents[1] = X.tobytes()[:-1]
+    message = refusal(grpc.StatusCode.INVALID_ARGUMENT, stub.ModelInfer, request)
+    assert "K" in message and "47" in message and "48" in message
+
+
+def test_raw_and_typed_contents_do_not_mix(stub):
+    request = typed_request()
+    request.raw_input_contents.append(X.tobytes())
+    refusal(grpc.StatusCode.INVALID_ARGUMENT, stub.ModelInfer, request)
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_half_types_travel_raw_only(stub, datatype):
+    message = refusal(
+        grpc.StatusCode.INVALID_ARGUMENT, stub.ModelInfer, typed_request(datatype=datatype)
+    )
+    assert datatype in message
+
+
+def test_sizes_that_overflow_are_refused(stub):
+    request = typed_request()
+    for tensor in request.inputs:
+        tensor.shape[:] = [2**62, 2**62, 3, 4]
+    refusal(grpc.StatusCode.INVALID_ARGUMENT, stub.ModelInfer, request)
+
+
+def test_compressed_requests_are_refused(client):
+    inputs = [to_input(name, x) for name, x in qkv().items()]
+    refusal(
+        grpc.StatusCode.UNIMPLEMENTED, client.infer, "attention", inputs, compression_algorithm="gzip"
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["get_trace_settings", "get_log_settings", "get_model_repository_index"],
+)
+def test_what_is_not_offered_is_unimplemented(client, method):
+    refusal(grpc.StatusCode.UNIMPLEMENTED, getattr(client, method))
