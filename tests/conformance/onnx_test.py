@@ -47,4 +47,5 @@ def test_onnx_case(backend_client, case):
         want = by_name(OUTPUTS, node.output, outputs)
         got = attend(backend_client, by_name(INPUTS, node.input, inputs), want, parameters)
         for name in want:
+            assert got[name].dtype == want[name].dtype
             assert_close(name, got[name], want[name])

@@ -1,0 +1,200 @@
+"""Random attention problems against PyTorch in float64. `./dev test torch` runs it.
+
+A case is its seed: `pytest torch_cases.py -k seed17` runs one again.
+"""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from attention_client import assert_close, attend
+
+CASES = 400
+
+TORCH_TYPES = {
+    np.dtype(np.float64): torch.float64,
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float16): torch.float16,
+    np.dtype(ml_dtypes.bfloat16): torch.bfloat16,
+}
+LENGTHS = (1, 2, 3, 5, 17, 31, 63, 64, 65, 127, 129)
+HEAD_SIZES = (1, 3, 8, 17, 32, 64, 80)
+LARGE = 16.0  # scores beyond this earn the tolerance's extra term
+OUTPUTS = ["Y", "qk_matmul_output", "lse"]
+
+
+@dataclasses.dataclass
+class Case:
+    """One problem, by the names of the operator; arrays are already rounded to dtype."""
+
+    dtype: np.dtype
+    tensors: dict
+    parameters: dict
+    shape: str
+
+    def describe(self):
+        given = {name: list(array.shape) for name, array in self.tensors.items()}
+        return f"{self.shape} {self.dtype} {given} {self.parameters}"
+
+
+def mask_shape(rng, batch, heads, queries, keys):
+    full = [batch, heads, queries, keys]
+    shape = [size if rng.random() < 0.6 else 1 for size in full[:3]] + [keys]
+    return shape[rng.integers(0, 3) :] if shape[0] == 1 else shape
+
+
+def make_case(seed):
+    rng = np.random.default_rng(seed)
+    dtype = list(TORCH_TYPES)[seed % 4]
+    batch, kv_heads, group = rng.integers(1, 4, 3)
+    heads = kv_heads * group
+    queries, keys = rng.choice(LENGTHS, 2)
+    head_size, value_size = rng.choice(HEAD_SIZES, 2)
+    past = int(rng.choice((0, 0, 1, 33)))
+    spread = rng.choice((1.0, 1.0, 4.0))
+
+    def normal(*shape):
+        return (spread * rng.standard_normal(shape)).astype(dtype)
+
+    tensors = {
+        "Q": normal(batch, heads, queries, head_size),
+        "K": normal(batch, kv_heads, keys, head_size),
+        "V": normal(batch, kv_heads, keys, value_size),
+    }
+    if past:
+        tensors["past_key"] = normal(batch, kv_heads, past, head_size)
+        tensors["past_value"] = normal(batch, kv_heads, past, value_size)
+    elif rng.random() < 0.2:
+        tensors["nonpad_kv_seqlen"] = rng.integers(0, keys + 1, batch)
+    kind = rng.choice(("none", "none", "bool", "float"))
+    shape = mask_shape(rng, batch, heads, queries, past + keys)
+    if kind == "bool":
+        tensors["attn_mask"] = rng.random(shape) < 0.7
+    elif kind == "float":
+        mask = rng.standard_normal(shape)
+        mask[rng.random(shape) < 0.1] = -np.inf
+        tensors["attn_mask"] = mask.astype(dtype)
+
+    parameters = {"qk_matmul_output_mode": int(rng.integers(0, 4))}
+    if rng.random() < 0.3:
+        parameters["is_causal"] = 1
+    if rng.random() < 0.2:
+        parameters["left_window_size"] = int(rng.integers(0, 20))
+    if rng.random() < 0.2:
+        parameters["right_window_size"] = int(rng.integers(0, 20))
+    if rng.random() < 0.2:
+        parameters["softcap"] = float(rng.choice((0.5, 5.0, 30.0)))
+    if rng.random() < 0.2:
+        parameters["scale"] = float(rng.choice((0.01, 0.3, -0.2)))
+    described = f"seed {seed}: B{batch} Hq{heads} Hkv{kv_heads} Sq{queries} Sk{keys} P{past}"
+    return Case(dtype, tensors, parameters, described)
+
+
+def to_torch(array, dtype=torch.float64):
+    if array.dtype == np.bool_:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.astype(np.float64)).to(dtype)
+
+
+def hidden(case, queries, keys, past):
+    """[B or 1, 1, Sq, T], true where causality, window or lengths hide the key."""
+    parameters, lengths = case.parameters, case.tensors.get("nonpad_kv_seqlen")
+    i = torch.arange(queries).reshape(1, 1, -1, 1)
+    j = torch.arange(past + keys).reshape(1, 1, 1, -1)
+    offset, result = past, torch.zeros(1, 1, queries, past + keys, dtype=torch.bool)
+    if lengths is not None:
+        lengths = torch.from_numpy(lengths).reshape(-1, 1, 1, 1)
+        offset = lengths - queries
+        result = result | (j >= lengths)
+    if parameters.get("is_causal"):
+        result = result | (j > i + offset)
+    if parameters.get("left_window_size", -1) >= 0:
+        result = result | (j < i + offset - parameters["left_window_size"])
+    if parameters.get("right_window_size", -1) >= 0:
+        result = result | (j > i + offset + parameters["right_window_size"])
+    return result
+
+
+class Oracle:
+    """The contract's computation in PyTorch, and PyTorch's own attention where it has one."""
+
+    def __init__(self, case):
+        tensors = case.tensors
+        self.case = case
+        self.query = tensors["Q"]
+        self.key, self.value = tensors["K"], tensors["V"]
+        self.past = 0
+        if "past_key" in tensors:
+            self.past = tensors["past_key"].shape[2]
+            self.key = np.concatenate([tensors["past_key"], self.key], axis=2)
+            self.value = np.concatenate([tensors["past_value"], self.value], axis=2)
+        self.scale = case.parameters.get("scale", self.query.shape[3] ** -0.5)
+        self.softcap = case.parameters.get("softcap", 0.0)
+        self.bias = self._bias()
+
+    def _bias(self):
+        queries, total = self.query.shape[2], self.key.shape[2]
+        out_of_sight = hidden(self.case, queries, total - self.past, self.past)
+        bias = torch.zeros(out_of_sight.shape, dtype=torch.float64)
+        mask = self.case.tensors.get("attn_mask")
+        if mask is not None and mask.dtype == np.bool_:
+            bias = bias.masked_fill(~to_torch(mask), -torch.inf)
+        elif mask is not None:
+            bias = bias + to_torch(mask)
+        return bias.masked_fill(out_of_sight, -torch.inf)
+
+    def sdpa(self, dtype):
+        """PyTorch's operator, in that type. Rows that see nothing are zeros, as everywhere here."""
+        y = torch.nn.functional.scaled_dot_product_attention(
+            to_torch(self.query, dtype),
+            to_torch(self.key, dtype),
+            to_torch(self.value, dtype),
+            attn_mask=self.bias.expand(-1, self.query.shape[1], -1, -1).to(dtype),
+            scale=self.scale,
+            enable_gqa=True,
+        )
+        blind = torch.isneginf(self.bias).all(-1, keepdim=True)
+        return y.to(torch.float64).masked_fill(blind, 0.0)
+
+    def compute(self):
+        """Y, qk_matmul_output and lse in float64, and the largest score."""
+        group = self.query.shape[1] // self.key.shape[1]
+        key = to_torch(self.key).repeat_interleave(group, dim=1)
+        value = to_torch(self.value).repeat_interleave(group, dim=1)
+        scores = self.scale * (to_torch(self.query) @ key.transpose(2, 3))
+        capped = self.softcap * torch.tanh(scores / self.softcap) if self.softcap else scores
+        biased = capped + self.bias
+        lse = torch.logsumexp(biased, -1)
+        weights = torch.softmax(biased, -1).nan_to_num(nan=0.0)
+        y = weights @ value if self.softcap else self.sdpa(torch.float64)
+        mode = self.case.parameters["qk_matmul_output_mode"]
+        chosen = (scores, capped, biased, weights)[mode]
+        return y.numpy(), chosen.numpy(), lse.numpy(), float(scores.abs().max())
+
+
+@pytest.mark.parametrize("seed", range(CASES), ids=lambda seed: f"seed{seed}")
+def test_agrees_with_pytorch(client, seed):
+    case = make_case(seed)
+    oracle = Oracle(case)
+    y, scores, lse, largest = oracle.compute()
+    lse_dtype = np.dtype(np.float64 if case.dtype == np.float64 else np.float32)
+    slack = 8 * 2**-24 * largest if largest > LARGE and case.dtype != np.float64 else 0.0
+    try:
+        got = attend(client, case.tensors, OUTPUTS, case.parameters)
+        for name, want, dtype in zip(OUTPUTS, (y, scores, lse), (case.dtype, case.dtype, lse_dtype)):
+            assert got[name].dtype == dtype
+            assert_close(name, got[name], want, slack=slack)
+        if case.dtype != np.float64 and not oracle.softcap:
+            assert_not_worse_than_pytorch(got["Y"], oracle, y)
+    except AssertionError as failure:
+        raise AssertionError(f"{case.describe()}: {failure}") from failure
+
+
+def assert_not_worse_than_pytorch(got, oracle, want):
+    """At most twice PyTorch's own error in the same type, and one rounding of the largest output."""
+    theirs = np.abs(oracle.sdpa(TORCH_TYPES[got.dtype]).numpy() - want).max()
+    ours = np.abs(got.astype(np.float64) - want).max()
+    rounding = float(ml_dtypes.finfo(got.dtype).eps) * np.abs(want).max()
+    assert ours <= 2 * theirs + rounding, f"our error {ours:.3g}, PyTorch's {theirs:.3g}"
