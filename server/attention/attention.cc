@@ -1,0 +1,124 @@
+#include "server/attention/attention.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "server/base/aligned_buffer.h"
+
+namespace rapt {
+namespace {
+
+std::string BackendNames() {
+  return absl::StrJoin(Backends(), ", ", [](std::string* out, const Backend* backend) {
+    absl::StrAppend(out, std::string(backend->name()));
+  });
+}
+
+absl::StatusOr<const Backend*> FindBackend(absl::string_view name) {
+  for (const Backend* backend : Backends()) {
+    if (backend->name() != name) continue;
+    if (absl::Status status = backend->Available(); !status.ok()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "backend '", std::string(name), "' can't run here: ", std::string(status.message())));
+    }
+    return backend;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("backend is '", std::string(name), "'; this build has auto, ", BackendNames()));
+}
+
+absl::StatusOr<const Backend*> ChooseBackend(const Problem& problem, absl::string_view name) {
+  if (name != "auto") {
+    const absl::StatusOr<const Backend*> backend = FindBackend(name);
+    if (!backend.ok()) return backend.status();
+    if (absl::Status reason = (*backend)->Supports(problem); !reason.ok()) {
+      return absl::UnimplementedError(absl::StrCat(
+          "backend '", std::string(name), "' can't compute this: ", std::string(reason.message())));
+    }
+    return *backend;
+  }
+  for (const Backend* backend : Backends()) {
+    if (backend->Available().ok() && backend->Supports(problem).ok()) return backend;
+  }
+  return absl::UnimplementedError("no backend can compute this");
+}
+
+// OK, or why the instruction set can't be used: some backend must know it and have it here.
+absl::Status ValidateIsa(absl::string_view isa) {
+  if (isa == "auto") return absl::OkStatus();
+  std::string known = "auto";
+  for (const Backend* backend : Backends()) {
+    for (const InstructionSet& set : backend->instruction_sets()) {
+      if (set.name == isa) {
+        if (set.available) return absl::OkStatus();
+        return absl::FailedPreconditionError(
+            absl::StrCat("this machine lacks the instruction set '", std::string(isa), "'"));
+      }
+      absl::StrAppend(&known, ", ", std::string(set.name));
+    }
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("isa is '", std::string(isa), "'; it must be one of ", known));
+}
+
+std::string ChooseIsa(const Backend& backend, absl::string_view wanted) {
+  for (const InstructionSet& set : backend.instruction_sets()) {
+    if (wanted == "auto" ? set.available : set.name == wanted) return std::string(set.name);
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::Status Validate(const PlanOptions& options) {
+  if (options.threads < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("threads is ", options.threads, "; it must be at least 1"));
+  }
+  if (options.backend != "auto") {
+    if (auto backend = FindBackend(options.backend); !backend.ok()) return backend.status();
+  }
+  return ValidateIsa(options.isa);
+}
+
+absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options) {
+  absl::Status status = Validate(options);
+  if (status.ok()) status = Validate(problem);
+  if (!status.ok()) return status;
+  const absl::StatusOr<const Backend*> backend = ChooseBackend(problem, options.backend);
+  if (!backend.ok()) return backend.status();
+  Plan plan;
+  plan.problem = problem;
+  plan.backend = *backend;
+  plan.isa = ChooseIsa(**backend, options.isa);
+  plan.threads = options.threads;
+  if (!problem.empty() || problem.wants_present) (*backend)->PlanTasks(plan);
+  return plan;
+}
+
+absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
+                 ThreadPool& pool) {
+  if (absl::Status status = Validate(plan.problem, arguments); !status.ok()) return status;
+  if (static_cast<int64_t>(workspace.size()) < plan.workspace_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "workspace has ", workspace.size(), " bytes; the plan needs ", plan.workspace_bytes()));
+  }
+  if (reinterpret_cast<uintptr_t>(workspace.data()) % AlignedBuffer::kAlignment != 0) {
+    return absl::InvalidArgumentError("workspace is not aligned to 64 bytes");
+  }
+  if (pool.workers() > plan.threads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the pool has ", pool.workers(), " workers; the plan is for ", plan.threads));
+  }
+  for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
+    pool.ParallelFor(plan.stages[stage], [&](int64_t task, int worker) {
+      plan.backend->RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task,
+                            worker);
+    });
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace rapt

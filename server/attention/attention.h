@@ -28,8 +28,8 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
 absl::Status Validate(const PlanOptions& options);
 
 // Computes the plan. Blocks until done. `workspace` has at least plan.workspace_bytes() bytes,
-// aligned to 64; Run allocates no memory that grows with the problem. `pool` has plan.threads workers.
-// Safe to call from several threads with different workspaces and outputs.
+// aligned to 64; Run allocates no memory that grows with the problem. `pool` has at most
+// plan.threads workers. Safe to call from several threads with different workspaces and outputs.
 absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
                  ThreadPool& pool);
 

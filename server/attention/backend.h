@@ -4,10 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "server/attention/plan.h"
 #include "server/attention/problem.h"
@@ -15,8 +15,8 @@
 namespace rapt {
 
 struct InstructionSet {
-  std::string_view name;  // as --isa takes it
-  bool available = false; // on this machine
+  absl::string_view name;  // as --isa takes it
+  bool available = false;  // on this machine
 };
 
 // Thread-safe: backends are stateless or guard their state; one instance serves the process.
@@ -24,7 +24,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  virtual std::string_view name() const = 0;
+  virtual absl::string_view name() const = 0;
 
   // OK, or why this backend can't run on this machine.
   virtual absl::Status Available() const { return absl::OkStatus(); }
@@ -35,8 +35,8 @@ class Backend {
   // OK, or the reason why not. `problem` is valid.
   virtual absl::Status Supports(const Problem& problem) const = 0;
 
-  // Fills tiles, stages and workspace of a plan whose problem, isa and threads are set. `problem`
-  // is valid, supported and not empty().
+  // Fills tiles, stages and workspace of a plan whose problem, isa and threads are set. The problem
+  // is valid and supported; it may be empty() and still want its present keys and values.
   virtual void PlanTasks(Plan& plan) const = 0;
 
   // Runs one task of a stage. `workspace` has plan.workspace_bytes() bytes, aligned to 64 and of

@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "server/attention/problem.h"
 #include "server/attention/tensor_view.h"
 
@@ -85,7 +85,7 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call);
 
 // Bytes of a row-major tensor. InvalidArgument, naming `name`, for a negative axis or a product
 // that overflows.
-absl::StatusOr<int64_t> ByteSize(std::string_view name, const TensorSpec& spec);
+absl::StatusOr<int64_t> ByteSize(absl::string_view name, const TensorSpec& spec);
 
 }  // namespace rapt
 

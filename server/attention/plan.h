@@ -13,9 +13,10 @@ namespace rapt {
 class Backend;
 
 struct PlanOptions {
-  std::string backend = "auto";  // auto, or a backend's name: the first of the list that supports the problem
-  std::string isa = "auto";      // auto, or an instruction set's name: the best one this machine has
-  int threads = 1;               // that will run the tasks; tiles and key splits may depend on it
+  std::string backend =
+      "auto";  // auto, or a backend's name: the first of the list that supports the problem
+  std::string isa = "auto";  // auto, or an instruction set's name: the best one this machine has
+  int threads = 1;           // that will run the tasks; tiles and key splits may depend on it
 };
 
 // The steps between queries and keys that a backend works in. What they mean is the backend's own.
@@ -41,7 +42,9 @@ struct Plan {
   // The whole workspace that Run needs, to the byte: what all tasks share, then one part a worker.
   int64_t shared_workspace_bytes = 0;
   int64_t worker_workspace_bytes = 0;
-  int64_t workspace_bytes() const { return shared_workspace_bytes + threads * worker_workspace_bytes; }
+  int64_t workspace_bytes() const {
+    return shared_workspace_bytes + threads * worker_workspace_bytes;
+  }
 
   // Multiply-adds count as two. Keys that causality or window hide are not counted.
   double flops = 0;

@@ -1,0 +1,268 @@
+#include "server/attention/problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "server/base/checked_math.h"
+
+namespace rapt {
+namespace {
+
+// Far beyond any memory, yet sums of a few axes and windows stay inside int64.
+constexpr int64_t kMaxAxis = int64_t{1} << 48;
+
+absl::Status CheckAxis(absl::string_view name, int64_t size, int64_t least) {
+  if (size >= least && size <= kMaxAxis) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", size, "; it must be from ", least, " to 2^48"));
+}
+
+absl::Status CheckAxes(const Problem& p) {
+  const struct {
+    absl::string_view name;
+    int64_t size;
+    int64_t least;
+  } axes[] = {
+      {"batch", p.batch, 0},
+      {"number of query heads", p.query_heads, 0},
+      {"number of key/value heads", p.kv_heads, p.query_heads == 0 ? 0 : 1},
+      {"query length", p.query_length, 0},
+      {"key length", p.key_length, 0},
+      {"past length", p.past_length, 0},
+      {"head size of Q and K", p.head_size, 1},
+      {"head size of V", p.value_head_size, 1},
+  };
+  for (const auto& axis : axes) {
+    if (absl::Status status = CheckAxis(axis.name, axis.size, axis.least); !status.ok()) {
+      return status;
+    }
+  }
+  if (p.query_heads != 0 && p.query_heads % p.kv_heads != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Q has ", p.query_heads, " heads, K and V have ", p.kv_heads,
+                     "; the number of query heads must be a multiple"));
+  }
+  return absl::OkStatus();
+}
+
+// No tensor's size in the widest type, fp64, may overflow, nor may a stride of an empty one: an
+// axis of 0 counts as 1.
+absl::Status CheckVolumes(const Problem& p) {
+  const int64_t t = p.total_keys();
+  const auto overflows = [](std::initializer_list<int64_t> axes) {
+    std::optional<int64_t> bytes = 8;
+    for (int64_t axis : axes) {
+      if (bytes) bytes = CheckedMul(*bytes, std::max<int64_t>(axis, 1));
+    }
+    return !bytes;
+  };
+  const struct {
+    absl::string_view name;
+    std::initializer_list<int64_t> axes;
+  } volumes[] = {
+      {"Q", {p.batch, p.query_heads, p.query_length, p.head_size}},
+      {"K", {p.batch, p.kv_heads, t, p.head_size}},
+      {"V", {p.batch, p.kv_heads, t, p.value_head_size}},
+      {"Y", {p.batch, p.query_heads, p.query_length, p.value_head_size}},
+      {"the score matrix", {p.batch, p.query_heads, p.query_length, t}},
+  };
+  for (const auto& volume : volumes) {
+    if (overflows(volume.axes)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the size of ", volume.name, " overflows 64 bits"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAttributes(const Problem& p) {
+  if (!IsFloat(p.dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Q has type ", NameOf(p.dtype), "; it must be FP32, FP16, BF16 or FP64"));
+  }
+  if (p.scale && !std::isfinite(*p.scale)) {
+    return absl::InvalidArgumentError(absl::StrCat("scale is ", *p.scale, "; it must be finite"));
+  }
+  if (!std::isfinite(p.softcap) || p.softcap < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("softcap is ", p.softcap, "; it must be 0 (none) or positive and finite"));
+  }
+  for (const auto& [name, size] :
+       {std::pair<absl::string_view, int64_t>{"left", p.left_window}, {"right", p.right_window}}) {
+    if (size < -1) {
+      return absl::InvalidArgumentError(absl::StrCat(name, "_window_size is ", size,
+                                                     "; it must be -1 (unbounded) or at least 0"));
+    }
+  }
+  if (p.dropout && !(p.dropout->probability >= 0 && p.dropout->probability < 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("dropout probability is ",
+                                                   p.dropout->probability,
+                                                   "; it must be at least 0 and less than 1"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMask(const Problem& p) {
+  const MaskShape& mask = *p.mask;
+  if (mask.dtype == DType::kInt64) {
+    return absl::InvalidArgumentError("attn_mask has type INT64; it must be BOOL or a float type");
+  }
+  const std::array<int64_t, 4> full = {p.batch, p.query_heads, p.query_length, p.total_keys()};
+  bool fits = mask.dims[3] == 1 || (mask.dims[3] >= 0 && mask.dims[3] <= full[3]);
+  for (int axis = 0; axis < 3; ++axis) {
+    fits = fits && (mask.dims[axis] == 1 || mask.dims[axis] == full[axis]);
+  }
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "attn_mask [", absl::StrJoin(mask.dims, ", "), "] does not broadcast to [",
+      absl::StrJoin(full, ", "), "] = [batch, query heads, query length, past + key length]; ",
+      "only the last axis may be shorter"));
+}
+
+absl::Status CheckView(absl::string_view name, const TensorView& view, DType dtype,
+                       const std::array<int64_t, 4>& dims, bool contiguous_rows = true) {
+  if (view.dtype != dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has type ", NameOf(view.dtype), "; it must be ", NameOf(dtype)));
+  }
+  if (view.dims != dims) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " is [", absl::StrJoin(view.dims, ", "),
+                                                   "]; it must be [", absl::StrJoin(dims, ", "),
+                                                   "]"));
+  }
+  const bool has_elements = std::find(dims.begin(), dims.end(), 0) == dims.end();
+  if (has_elements && view.data == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " has no data"));
+  }
+  if (contiguous_rows && dims[3] > 1 && view.strides[3] != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has stride ", view.strides[3], " on its last axis; it must be 1"));
+  }
+  return absl::OkStatus();
+}
+
+TensorView AsConst(const MutableTensorView& view) {
+  return {view.data, view.dtype, view.dims, view.strides};
+}
+
+absl::Status CheckKeyLengths(const Problem& p, absl::Span<const int64_t> lengths) {
+  if (!p.has_key_lengths) return absl::OkStatus();
+  if (static_cast<int64_t>(lengths.size()) != p.batch) {
+    return absl::InvalidArgumentError(absl::StrCat("nonpad_kv_seqlen has ", lengths.size(),
+                                                   " elements; it must have one for each of the ",
+                                                   p.batch, " batch rows"));
+  }
+  for (size_t b = 0; b < lengths.size(); ++b) {
+    if (lengths[b] < 0 || lengths[b] > p.key_length) {
+      return absl::InvalidArgumentError(absl::StrCat("nonpad_kv_seqlen[", b, "] is ", lengths[b],
+                                                     "; it must be from 0 to the key length ",
+                                                     p.key_length));
+    }
+  }
+  return absl::OkStatus();
+}
+
+int64_t DiagonalOffset(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b) {
+  if (p.alignment == Alignment::kBottomRight) return p.total_keys() - p.query_length;
+  if (p.past_length > 0) return p.past_length;
+  return p.has_key_lengths ? key_lengths[b] - p.query_length : 0;
+}
+
+}  // namespace
+
+double Problem::effective_scale() const {
+  return scale.value_or(1.0 / std::sqrt(static_cast<double>(head_size)));
+}
+
+absl::Status Validate(const Problem& problem) {
+  absl::Status status = CheckAxes(problem);
+  if (status.ok()) status = CheckVolumes(problem);
+  if (status.ok()) status = CheckAttributes(problem);
+  if (status.ok() && problem.mask) status = CheckMask(problem);
+  return status;
+}
+
+absl::Status Validate(const Problem& p, const Arguments& arguments) {
+  const int64_t t = p.total_keys();
+  const struct {
+    absl::string_view name;
+    TensorView view;
+    DType dtype;
+    std::array<int64_t, 4> dims;
+    bool wanted;
+  } tensors[] = {
+      {"Q", arguments.query, p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size}, true},
+      {"K", arguments.key, p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size}, true},
+      {"V", arguments.value, p.dtype, {p.batch, p.kv_heads, p.key_length, p.value_head_size}, true},
+      {"past_key",
+       arguments.past_key,
+       p.dtype,
+       {p.batch, p.kv_heads, p.past_length, p.head_size},
+       p.past_length > 0},
+      {"past_value",
+       arguments.past_value,
+       p.dtype,
+       {p.batch, p.kv_heads, p.past_length, p.value_head_size},
+       p.past_length > 0},
+      {"Y",
+       AsConst(arguments.output),
+       p.dtype,
+       {p.batch, p.query_heads, p.query_length, p.value_head_size},
+       true},
+      {"lse",
+       AsConst(arguments.lse),
+       p.lse_dtype(),
+       {p.batch, p.query_heads, p.query_length, 1},
+       p.wants_lse},
+      {"qk_matmul_output",
+       AsConst(arguments.scores),
+       p.dtype,
+       {p.batch, p.query_heads, p.query_length, t},
+       p.score_output.has_value()},
+      {"present_key",
+       AsConst(arguments.present_key),
+       p.dtype,
+       {p.batch, p.kv_heads, t, p.head_size},
+       p.wants_present},
+      {"present_value",
+       AsConst(arguments.present_value),
+       p.dtype,
+       {p.batch, p.kv_heads, t, p.value_head_size},
+       p.wants_present},
+  };
+  for (const auto& tensor : tensors) {
+    if (!tensor.wanted) continue;
+    absl::Status status = CheckView(tensor.name, tensor.view, tensor.dtype, tensor.dims);
+    if (!status.ok()) return status;
+  }
+  if (p.mask) {
+    absl::Status status =
+        CheckView("attn_mask", arguments.mask, p.mask->dtype, p.mask->dims, p.mask->dims[3] > 1);
+    if (!status.ok()) return status;
+  }
+  return CheckKeyLengths(p, arguments.key_lengths);
+}
+
+KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b,
+                     int64_t i) {
+  const int64_t diagonal = i + DiagonalOffset(p, key_lengths, b);
+  KeyRange range{0, p.total_keys()};
+  if (p.has_key_lengths) range.end = p.past_length + key_lengths[b];
+  if (p.causal) range.end = std::min(range.end, diagonal + 1);
+  // A window wider than any axis is no window; clamping it keeps the sums in range.
+  if (p.left_window >= 0) {
+    range.begin = std::max(range.begin, diagonal - std::min(p.left_window, kMaxAxis));
+  }
+  if (p.right_window >= 0) {
+    range.end = std::min(range.end, diagonal + std::min(p.right_window, kMaxAxis) + 1);
+  }
+  if (range.begin >= range.end) return {0, 0};
+  return range;
+}
+
+}  // namespace rapt

@@ -64,8 +64,8 @@ struct Problem {
   int64_t left_window = -1;  // keys before the diagonal that stay visible; -1: all
   int64_t right_window = -1;
   std::optional<MaskShape> mask;
-  bool has_key_lengths = false;   // nonpad_kv_seqlen is given
-  bool softmax_in_fp64 = false;   // fp64 inputs always are
+  bool has_key_lengths = false;  // nonpad_kv_seqlen is given
+  bool softmax_in_fp64 = false;  // fp64 inputs always are
   std::optional<Dropout> dropout;
 
   std::optional<ScoreOutput> score_output;

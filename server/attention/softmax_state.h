@@ -1,8 +1,9 @@
-// The algebra of online softmax. Attention over a set of keys is summed up, for one query row, by its
-// output O and the logarithm of the sum of its exponentials, lse; two disjoint sets of keys merge into
-// one without looking at the keys again. The empty set is O = 0, lse = -inf.
+// The algebra of online softmax. Attention over a set of keys is summed up, for one query row, by
+// its output O and the logarithm of the sum of its exponentials, lse; two disjoint sets of keys
+// merge into one without looking at the keys again. The empty set is O = 0, lse = -inf.
 //
-//     m = max(a, b);  O = (e^(a-m) Oa + e^(b-m) Ob) / (e^(a-m) + e^(b-m));  lse = m + log(e^(a-m) + e^(b-m))
+//     m = max(a, b);  O = (e^(a-m) Oa + e^(b-m) Ob) / (e^(a-m) + e^(b-m));  lse = m + log(e^(a-m) +
+//     e^(b-m))
 //
 // Milakov and Gimelshein 2018 (online normalizer); Dao et al. 2022 (FlashAttention); Ye et al. 2025
 // (FlashInfer's state merge).
@@ -37,8 +38,8 @@ MergeWeights<Real> WeighMerge(Real lse_a, Real lse_b) {
   return {ea / sum, eb / sum, m + std::log(sum)};
 }
 
-// Merges the partial result (o_b, lse_b) into (o_a, lse_a) for one query row. An empty part leaves the
-// other untouched to the bit.
+// Merges the partial result (o_b, lse_b) into (o_a, lse_a) for one query row. An empty part leaves
+// the other untouched to the bit.
 template <typename Real>
 void MergeInto(absl::Span<Real> o_a, Real& lse_a, absl::Span<const Real> o_b, Real lse_b) {
   constexpr Real kEmpty = -std::numeric_limits<Real>::infinity();

@@ -5,7 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
+
+#include "absl/strings/string_view.h"
 
 namespace rapt {
 
@@ -29,7 +30,7 @@ constexpr int64_t SizeOf(DType type) {
 }
 
 // The name that Triton, KServe and our own interfaces give the type: FP32, BF16, ...
-constexpr std::string_view NameOf(DType type) {
+constexpr absl::string_view NameOf(DType type) {
   switch (type) {
     case DType::kFloat32:
       return "FP32";
@@ -50,8 +51,8 @@ constexpr std::string_view NameOf(DType type) {
 constexpr bool IsFloat(DType type) { return type != DType::kBool && type != DType::kInt64; }
 
 // A tensor of rank 4, [batch, head, position, element]. `dims` and `strides` count elements, not
-// bytes; a stride of 0 broadcasts. Lower ranks lead with axes of 1. `data` is null for a tensor that
-// is absent; it need not be aligned (payloads are read where they arrived).
+// bytes; a stride of 0 broadcasts. Lower ranks lead with axes of 1. `data` is null for a tensor
+// that is absent; it need not be aligned (payloads are read where they arrived).
 template <typename Byte>
 struct BasicTensorView {
   Byte* data = nullptr;

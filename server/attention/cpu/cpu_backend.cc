@@ -1,0 +1,260 @@
+#include "server/attention/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "server/attention/cpu/instruction_sets.h"
+#include "server/attention/cpu/kernels.h"
+#include "server/attention/philox.h"
+#include "server/attention/present.h"
+
+namespace rapt {
+namespace cpu {
+
+void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_t i, int64_t begin,
+                           int64_t count, bool* keep) {
+  DropoutKeeps(p, seed, b, h, i, begin, count, keep);
+}
+
+namespace {
+
+// The most query rows that share one packing of K and V: 8 row blocks, O of D 64 fills 96 KiB of
+// L2.
+constexpr int64_t kMostQueryRows = 8 * kRowBlock;
+// Tasks a thread should have at least, so that the last ones to finish do not leave others idle.
+constexpr int64_t kTasksPerThread = 4;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
+
+// How a key/value head's g * Sq query rows fall into tasks: blocks of queries, of one head each,
+// or, where Sq is short, whole heads together, so that K and V are read once for all of them.
+struct Split {
+  int64_t queries_per_task = 0;
+  int64_t heads_per_task = 0;
+  int64_t query_tasks = 0;
+  int64_t head_tasks = 0;
+
+  int64_t rows_per_task() const { return queries_per_task * heads_per_task; }
+};
+
+Split SplitRows(const Problem& p, int64_t query_rows) {
+  Split split;
+  split.queries_per_task = std::min(p.query_length, query_rows);
+  split.heads_per_task =
+      std::clamp<int64_t>(query_rows / split.queries_per_task, 1, p.group_size());
+  split.query_tasks = CeilDiv(p.query_length, split.queries_per_task);
+  split.head_tasks = CeilDiv(p.group_size(), split.heads_per_task);
+  return split;
+}
+
+int64_t AttentionTasks(const Problem& p, const Split& split) {
+  return p.empty() ? 0 : p.batch * p.kv_heads * split.query_tasks * split.head_tasks;
+}
+
+// Large blocks pack K and V less often, small ones share the work out better.
+int64_t ChooseQueryRows(const Problem& p, int threads) {
+  int64_t rows = kMostQueryRows;
+  while (rows > kRowBlock && AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread) {
+    rows /= 2;
+  }
+  return rows;
+}
+
+// fp32 holds neither a scale nor a softcap beyond its own range; fp64 then carries the whole
+// softmax.
+bool AccumulatesInFp64(const Problem& p) {
+  const auto beyond_fp32 = [](double x) {
+    return x != 0 && (std::fabs(x) > 1e30 || std::fabs(x) < 1e-30);
+  };
+  return p.accumulator() == DType::kFloat64 || beyond_fp32(p.effective_scale()) ||
+         beyond_fp32(p.softcap);
+}
+
+// As the kernel lays it out, see Flash's constructor.
+int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
+  const int64_t real = AccumulatesInFp64(p) ? 8 : 4;
+  const int64_t lanes_dv = RoundUp(p.value_head_size, kVectorBytes / real);
+  const int64_t arrays[] = {
+      rows * p.head_size,   rows * lanes_dv,       rows,      rows,       p.head_size * kKeyBlock,
+      kKeyBlock * lanes_dv, kRowBlock * kKeyBlock, kRowBlock, p.head_size};
+  int64_t bytes = 0;
+  for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
+  return bytes;
+}
+
+int64_t RowTableBytes(int64_t rows) {
+  return RoundUp(rows * static_cast<int64_t>(sizeof(FlashRow)), kVectorBytes);
+}
+
+Element ElementOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return Element::kFloat16;
+    case DType::kBFloat16:
+      return Element::kBFloat16;
+    case DType::kFloat64:
+      return Element::kFloat64;
+    case DType::kBool:
+      return Element::kBool;
+    default:
+      return Element::kFloat32;
+  }
+}
+
+ScoreStage StageOf(std::optional<ScoreOutput> output) {
+  if (!output) return ScoreStage::kNone;
+  switch (*output) {
+    case ScoreOutput::kScores:
+      return ScoreStage::kScores;
+    case ScoreOutput::kSoftcapped:
+      return ScoreStage::kSoftcapped;
+    case ScoreOutput::kBiased:
+      return ScoreStage::kBiased;
+    default:
+      return ScoreStage::kWeights;
+  }
+}
+
+FlashKeys KeysOf(const TensorView& past, int64_t past_count, const TensorView& now, int64_t b,
+                 int64_t h) {
+  FlashKeys keys = {};
+  keys.past_count = past_count;
+  if (past_count > 0) {
+    keys.past = past.Row(b, h, 0);
+    keys.past_stride = past.strides[2] * SizeOf(past.dtype);
+  }
+  keys.now = now.Row(b, h, 0);
+  keys.now_stride = now.strides[2] * SizeOf(now.dtype);
+  return keys;
+}
+
+FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
+  const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
+  return {
+      .query = a.query.Row(b, h, i),
+      .output = a.output.Row(b, h, i),
+      .lse = p.wants_lse ? a.lse.Row(b, h, i) : nullptr,
+      .scores = p.score_output ? a.scores.Row(b, h, i) : nullptr,
+      .mask = p.mask ? a.mask.Row(b, h, i) : nullptr,
+      .begin = visible.begin,
+      .end = visible.end,
+      .head = h,
+      .index = i,
+  };
+}
+
+// The part of the task that is the same for every block of rows.
+FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_head) {
+  FlashTask task = {};
+  task.keys = KeysOf(a.past_key, p.past_length, a.key, b, kv_head);
+  task.values = KeysOf(a.past_value, p.past_length, a.value, b, kv_head);
+  task.key_count = p.total_keys();
+  task.head_size = p.head_size;
+  task.value_head_size = p.value_head_size;
+  task.element = ElementOf(p.dtype);
+  task.lse_element = ElementOf(p.lse_dtype());
+  task.scale = p.effective_scale();
+  task.softcap = p.softcap;
+  if (p.mask) {
+    task.mask_element = ElementOf(p.mask->dtype);
+    task.mask_step = p.mask->dims[3] == 1 ? 0 : 1;
+    task.mask_count = p.mask->dims[3] == 1 ? p.total_keys() : p.mask->dims[3];
+  }
+  task.score_stage = StageOf(p.score_output);
+  if (p.dropout) {
+    task.dropout = p.dropout->probability;
+    task.seed = p.dropout->seed;
+  }
+  task.batch = b;
+  return task;
+}
+
+// Multiply-adds of all visible pairs; batch rows are taken to see all the keys that lengths might
+// hide.
+double CountFlops(const Problem& p) {
+  double pairs = 0;
+  // The visible range moves by one key a query: sampling it is exact enough for any use of the
+  // figure.
+  const int64_t step = std::max<int64_t>(1, p.query_length / 64);
+  Problem full = p;
+  full.has_key_lengths = false;
+  for (int64_t i = 0; i < p.query_length; i += step) {
+    const KeyRange range = VisibleKeys(full, {}, 0, i);
+    pairs += static_cast<double>(range.end - range.begin) *
+             static_cast<double>(std::min(step, p.query_length - i));
+  }
+  return 2.0 * static_cast<double>(p.batch) * static_cast<double>(p.query_heads) * pairs *
+         static_cast<double>(p.head_size + p.value_head_size);
+}
+
+class Cpu final : public Backend {
+ public:
+  absl::string_view name() const override { return "cpu"; }
+  absl::Span<const InstructionSet> instruction_sets() const override { return InstructionSets(); }
+  absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
+
+  void PlanTasks(Plan& plan) const override {
+    const Problem& p = plan.problem;
+    int64_t attention_tasks = 0;
+    if (!p.empty()) {
+      plan.tiles.query_block = ChooseQueryRows(p, plan.threads);
+      plan.tiles.key_block = kKeyBlock;
+      const Split split = SplitRows(p, plan.tiles.query_block);
+      attention_tasks = AttentionTasks(p, split);
+      plan.worker_workspace_bytes =
+          RowTableBytes(split.rows_per_task()) + FlashScratchBytes(p, split.rows_per_task());
+      plan.flops = CountFlops(p);
+    }
+    plan.stages = {attention_tasks + PresentTasks(p)};
+  }
+
+  void RunTask(const Plan& plan, const Arguments& a, std::byte* workspace, int /*stage*/,
+               int64_t task, int worker) const override {
+    const Problem& p = plan.problem;
+    const int64_t present_tasks = PresentTasks(p);
+    if (task < present_tasks) return RunPresentTask(p, a, task);
+    task -= present_tasks;
+
+    const Split split = SplitRows(p, plan.tiles.query_block);
+    // The last queries come first: under a causal mask they see the most keys and take the longest.
+    const int64_t query_task = split.query_tasks - 1 - task % split.query_tasks;
+    task /= split.query_tasks;
+    const int64_t head_task = task % split.head_tasks;
+    task /= split.head_tasks;
+    const int64_t kv_head = task % p.kv_heads;
+    const int64_t b = task / p.kv_heads;
+
+    auto* rows = reinterpret_cast<FlashRow*>(workspace + plan.shared_workspace_bytes +
+                                             worker * plan.worker_workspace_bytes);
+    FlashTask flash = TaskOf(p, a, b, kv_head);
+    flash.rows = rows;
+    flash.begin = p.total_keys();
+    const int64_t first_head = kv_head * p.group_size() + head_task * split.heads_per_task;
+    const int64_t end_head =
+        std::min(first_head + split.heads_per_task, (kv_head + 1) * p.group_size());
+    const int64_t first_query = query_task * split.queries_per_task;
+    const int64_t end_query = std::min(first_query + split.queries_per_task, p.query_length);
+    for (int64_t h = first_head; h < end_head; ++h) {
+      for (int64_t i = first_query; i < end_query; ++i) {
+        const FlashRow& row = rows[flash.row_count++] = RowOf(p, a, b, h, i);
+        if (row.begin == row.end) continue;
+        flash.begin = std::min(flash.begin, row.begin);
+        flash.end = std::max(flash.end, row.end);
+      }
+    }
+    flash.scratch = reinterpret_cast<std::byte*>(rows) + RowTableBytes(split.rows_per_task());
+    const KernelTable& kernels = Kernels(plan.isa);
+    AccumulatesInFp64(p) ? kernels.flash_fp64(flash) : kernels.flash_fp32(flash);
+  }
+};
+
+}  // namespace
+}  // namespace cpu
+
+const Backend& CpuBackend() {
+  static const cpu::Cpu backend;
+  return backend;
+}
+
+}  // namespace rapt

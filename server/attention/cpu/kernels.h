@@ -1,0 +1,89 @@
+// What the kernels of every instruction set take and give. Each set is one file, compiled with its
+// own flags from the one source flash.inc, in a namespace of its own; it shares nothing with the
+// others but these plain structs (an inline function of a header, compiled for AVX-512, could be
+// the copy that the linker keeps for every machine).
+#ifndef RAPT_SERVER_ATTENTION_CPU_KERNELS_H_
+#define RAPT_SERVER_ATTENTION_CPU_KERNELS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rapt::cpu {
+
+enum class Element : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kBool };
+enum class ScoreStage : uint8_t { kNone, kScores, kSoftcapped, kBiased, kWeights };
+
+// Keys that a step folds in: K transposed, V and a block of scores stay in the first two cache
+// levels.
+inline constexpr int64_t kKeyBlock = 64;
+// Query rows that share one block of scores; a multiple of every kernel's register block.
+inline constexpr int64_t kRowBlock = 48;
+// O and V rows are padded to a whole number of the widest vector, 64 bytes.
+inline constexpr int64_t kVectorBytes = 64;
+
+// One query row of a task: where it comes from and goes to, and which keys it may see.
+struct FlashRow {
+  const std::byte* query;  // D elements
+  std::byte* output;       // Dv elements
+  std::byte* lse;          // one element, or null
+  std::byte* scores;       // T elements, or null
+  const std::byte* mask;   // its mask row, or null
+  int64_t begin;           // visible keys, before the mask
+  int64_t end;
+  int64_t head;  // h and i name the row to dropout
+  int64_t index;
+};
+
+// Rows of K or V: the past's, then the new ones. Strides in bytes.
+struct FlashKeys {
+  const std::byte* past;
+  int64_t past_stride;
+  int64_t past_count;
+  const std::byte* now;
+  int64_t now_stride;
+};
+
+// Query rows of one batch row that read the same key/value head.
+struct FlashTask {
+  const FlashRow* rows;
+  int64_t row_count;
+  FlashKeys keys;
+  FlashKeys values;
+  int64_t key_count;   // T
+  int64_t begin, end;  // union of the rows' visible keys
+  int64_t head_size;
+  int64_t value_head_size;
+  Element element;      // of Q, K, V, output and scores
+  Element lse_element;  // kFloat32 or kFloat64
+
+  double scale;
+  double softcap;  // 0: none
+  Element mask_element;
+  int64_t mask_step;   // elements from one key's mask to the next: 1, or 0 where it broadcasts
+  int64_t mask_count;  // keys beyond it are masked; T where it broadcasts
+  ScoreStage score_stage;
+
+  double dropout;  // 0: none
+  uint64_t seed;
+  int64_t batch;
+
+  std::byte* scratch;  // FlashScratchBytes(), aligned to 64
+};
+
+// The one thing that a kernel file exports.
+struct KernelTable {
+  void (*flash_fp32)(const FlashTask& task);  // accumulates in fp32
+  void (*flash_fp64)(const FlashTask& task);
+};
+
+extern const KernelTable kPortableKernels;
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+
+// philox.h's DropoutKeeps, out of line.
+void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_t i, int64_t begin,
+                           int64_t count, bool* keep);
+
+}  // namespace rapt::cpu
+
+#endif  // RAPT_SERVER_ATTENTION_CPU_KERNELS_H_

@@ -1,0 +1,32 @@
+#include "server/attention/present.h"
+
+#include <cstring>
+
+namespace rapt {
+namespace {
+
+// Copies `rows` rows of head (b, h) to `target`, beginning at its row `first`.
+void CopyRows(const TensorView& source, const MutableTensorView& target, int64_t b, int64_t h,
+              int64_t rows, int64_t first) {
+  const int64_t row_bytes = target.dims[3] * SizeOf(target.dtype);
+  for (int64_t s = 0; s < rows; ++s) {
+    std::memcpy(target.Row(b, h, first + s), source.Row(b, h, s), row_bytes);
+  }
+}
+
+}  // namespace
+
+int64_t PresentTasks(const Problem& problem) {
+  return problem.wants_present ? problem.batch * problem.kv_heads : 0;
+}
+
+void RunPresentTask(const Problem& p, const Arguments& arguments, int64_t task) {
+  const int64_t b = task / p.kv_heads;
+  const int64_t h = task % p.kv_heads;
+  CopyRows(arguments.past_key, arguments.present_key, b, h, p.past_length, 0);
+  CopyRows(arguments.key, arguments.present_key, b, h, p.key_length, p.past_length);
+  CopyRows(arguments.past_value, arguments.present_value, b, h, p.past_length, 0);
+  CopyRows(arguments.value, arguments.present_value, b, h, p.key_length, p.past_length);
+}
+
+}  // namespace rapt
