@@ -85,7 +85,7 @@ def violations(sources):
 
 
 def our_sources():
-    files = [f for top in ("server", "client") for f in (ROOT / top).rglob("*") if f.suffix in (".h", ".cc")]
+    files = [f for top in ("server", "client") for f in (ROOT / top).rglob("*") if f.suffix in (".h", ".cc", ".inc")]
     return {f.relative_to(ROOT).as_posix(): f.read_text(encoding="utf-8") for f in files}
 
 

@@ -1,0 +1,40 @@
+"""A kernel file exports its table and nothing else.
+
+Files compiled for different instruction sets must not share an inline function: the linker keeps one
+copy for every machine, and that may be the AVX-512 one. The object files are the arguments.
+"""
+
+import pathlib
+import subprocess
+import sys
+
+# nm's letters for data that exactly one object defines: initialised, read-only.
+STRONG_DATA = "DR"
+
+
+def exported(object_file):
+    """(letter, name) of every symbol that other objects can see or replace."""
+    command = ["nm", "--defined-only", "--extern-only", "--demangle", "--format=posix", object_file]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    for line in lines:
+        name, letter, *_ = line.rsplit(" ", 3)
+        yield letter, name
+
+
+def main(objects):
+    wrong = []
+    for path in objects:
+        symbols = list(exported(path))
+        for letter, name in symbols:
+            print(f"{pathlib.Path(path).name}: {letter} {name}")
+        tables = [name for letter, name in symbols if letter in STRONG_DATA and name.endswith("Kernels")]
+        if len(tables) != 1 or len(symbols) != 1:
+            wrong.append(pathlib.Path(path).name)
+    assert len(objects) >= 3, f"expected an object for each instruction set, got {objects}"
+    if wrong:
+        sys.exit(f"these export more or less than their one table: {', '.join(wrong)}")
+    print(f"{len(objects)} kernel objects, each exports its table alone")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
