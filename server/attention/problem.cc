@@ -13,13 +13,14 @@
 namespace rapt {
 namespace {
 
-// Far beyond any memory, yet sums of a few axes and windows stay inside int64.
-constexpr int64_t kMaxAxis = int64_t{1} << 48;
+// Far beyond any memory, yet sums of a few axes and windows, and a worker's blocks of 512 rows,
+// stay inside int64.
+constexpr int64_t kMaxAxis = int64_t{1} << 40;
 
 absl::Status CheckAxis(absl::string_view name, int64_t size, int64_t least) {
   if (size >= least && size <= kMaxAxis) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", size, "; it must be from ", least, " to 2^48"));
+      absl::StrCat(name, " is ", size, "; it must be from ", least, " to 2^40"));
 }
 
 absl::Status CheckAxes(const Problem& p) {
@@ -50,12 +51,12 @@ absl::Status CheckAxes(const Problem& p) {
   return absl::OkStatus();
 }
 
-// No tensor's size in the widest type, fp64, may overflow, nor may a stride of an empty one: an
-// axis of 0 counts as 1.
+// No tensor's size in the widest type, fp64, may overflow, nor the sum of a few such, nor a stride
+// of an empty one: an axis of 0 counts as 1.
 absl::Status CheckVolumes(const Problem& p) {
   const int64_t t = p.total_keys();
   const auto overflows = [](std::initializer_list<int64_t> axes) {
-    std::optional<int64_t> bytes = 8;
+    std::optional<int64_t> bytes = 8 * 8;
     for (int64_t axis : axes) {
       if (bytes) bytes = CheckedMul(*bytes, std::max<int64_t>(axis, 1));
     }
