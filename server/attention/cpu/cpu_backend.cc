@@ -158,7 +158,7 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
   task.softcap = p.softcap;
   if (p.mask) {
     task.mask_element = ElementOf(p.mask->dtype);
-    task.mask_step = p.mask->dims[3] == 1 ? 0 : 1;
+    task.mask_step = p.mask->dims[3] == 1 ? 0 : a.mask.strides[3];
     task.mask_count = p.mask->dims[3] == 1 ? p.total_keys() : p.mask->dims[3];
   }
   task.score_stage = StageOf(p.score_output);

@@ -59,7 +59,7 @@ struct FlashTask {
   double scale;
   double softcap;  // 0: none
   Element mask_element;
-  int64_t mask_step;   // elements from one key's mask to the next: 1, or 0 where it broadcasts
+  int64_t mask_step;   // elements from one key's mask to the next; 0 where it broadcasts
   int64_t mask_count;  // keys beyond it are masked; T where it broadcasts
   ScoreStage score_stage;
 
