@@ -1,0 +1,207 @@
+#include "tests/support/oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+namespace rapt::test {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// [B, Hkv, P + fresh rows, E]: the past rows before the new ones.
+std::vector<double> Concatenate(const std::optional<Tensor>& past, const Tensor& fresh,
+                                int64_t past_length) {
+  const auto& [batch, heads, fresh_length, size] = fresh.dims();
+  std::vector<double> rows;
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t j = 0; j < past_length + fresh_length; ++j) {
+        for (int64_t e = 0; e < size; ++e) {
+          rows.push_back(j < past_length ? past->At(b, h, j, e)
+                                         : fresh.At(b, h, j - past_length, e));
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+// Everything that one query row goes through, key by key.
+struct Row {
+  explicit Row(int64_t total)
+      : raw(total), capped(total), biased(total), weights(total), masked(total) {}
+
+  std::vector<double> raw, capped, biased, weights;
+  std::vector<bool> masked;
+  double lse = -kInf;
+};
+
+// What the mask adds to score (b, h, i, j): 0, -inf or the float that it holds.
+double Bias(const Problem& problem, const Inputs& inputs, int64_t b, int64_t h, int64_t i,
+            int64_t j) {
+  if (!IsVisible(problem, inputs.key_lengths, b, i, j)) return -kInf;
+  if (!problem.mask) return 0;
+  const int64_t last = problem.mask->dims[3];
+  if (last != 1 && j >= last) return -kInf;
+  const double value = inputs.mask->At(b, h, i, j);
+  if (problem.mask->dtype == DType::kBool) return value != 0 ? 0 : -kInf;
+  return value;
+}
+
+void ScoreKeys(const Problem& problem, const double* query, const double* keys, Row& row) {
+  const double scale =
+      problem.scale.value_or(1 / std::sqrt(static_cast<double>(problem.head_size)));
+  for (size_t j = 0; j < row.raw.size(); ++j) {
+    double dot = 0;
+    for (int64_t d = 0; d < problem.head_size; ++d) dot += query[d] * *keys++;
+    row.raw[j] = scale * dot;
+    row.capped[j] = problem.softcap > 0 ? problem.softcap * std::tanh(row.raw[j] / problem.softcap)
+                                        : row.raw[j];
+  }
+}
+
+void Softmax(Row& row) {
+  double largest = -kInf;
+  for (double s : row.biased) {
+    if (s > largest || std::isnan(s)) largest = s;
+    if (std::isnan(largest)) break;
+  }
+  if (largest == -kInf) return;
+  double sum = 0;
+  for (double s : row.biased) sum += std::exp(s - largest);
+  for (size_t j = 0; j < row.weights.size(); ++j) {
+    row.weights[j] = std::exp(row.biased[j] - largest) / sum;
+  }
+  row.lse = largest + std::log(sum);
+}
+
+void Drop(const Dropout& dropout, int64_t b, int64_t h, int64_t i, Row& row) {
+  for (size_t j = 0; j < row.weights.size(); ++j) {
+    row.weights[j] = IsKept(dropout, b, h, i, static_cast<int64_t>(j))
+                         ? row.weights[j] / (1 - dropout.probability)
+                         : 0;
+  }
+}
+
+void AppendOutput(const Row& row, const double* values, int64_t size, std::vector<double>& output) {
+  for (int64_t d = 0; d < size; ++d) {
+    double sum = 0;
+    for (size_t j = 0; j < row.weights.size(); ++j) {
+      // Where masked, 0 times a NaN would be NaN; a row without any finite score is zeros.
+      if (!row.masked[j] && row.lse != -kInf) sum += row.weights[j] * values[j * size + d];
+    }
+    output.push_back(sum);
+  }
+}
+
+double LargestFinite(const Row& row) {
+  double largest = 0;
+  for (const std::vector<double>* stage : {&row.raw, &row.capped, &row.biased}) {
+    for (double s : *stage) {
+      if (std::isfinite(s)) largest = std::max(largest, std::abs(s));
+    }
+  }
+  return largest;
+}
+
+const std::vector<double>& Stage(const Row& row, ScoreOutput output) {
+  switch (output) {
+    case ScoreOutput::kScores:
+      return row.raw;
+    case ScoreOutput::kSoftcapped:
+      return row.capped;
+    case ScoreOutput::kBiased:
+      return row.biased;
+    case ScoreOutput::kWeights:
+      return row.weights;
+  }
+  std::abort();
+}
+
+}  // namespace
+
+std::array<uint32_t, 4> PhiloxDraws(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = uint64_t{0xD2511F53} * counter[0];
+    const uint64_t product1 = uint64_t{0xCD9E8D57} * counter[2];
+    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
+               static_cast<uint32_t>(product1),
+               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
+               static_cast<uint32_t>(product0)};
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
+  return counter;
+}
+
+bool IsKept(const Dropout& dropout, int64_t b, int64_t h, int64_t i, int64_t j) {
+  const std::array<uint32_t, 4> draws =
+      PhiloxDraws({static_cast<uint32_t>(j / 4), static_cast<uint32_t>(i), static_cast<uint32_t>(h),
+                   static_cast<uint32_t>(b)},
+                  {static_cast<uint32_t>(dropout.seed), static_cast<uint32_t>(dropout.seed >> 32)});
+  return draws[j % 4] >= dropout.probability * 0x1p32;
+}
+
+bool IsVisible(const Problem& problem, const std::vector<int64_t>& key_lengths, int64_t b,
+               int64_t i, int64_t j) {
+  const int64_t total = problem.past_length + problem.key_length;
+  int64_t offset = 0;
+  if (problem.alignment == Alignment::kBottomRight) {
+    offset = total - problem.query_length;
+  } else if (problem.past_length > 0) {
+    offset = problem.past_length;
+  } else if (problem.has_key_lengths) {
+    offset = key_lengths[b] - problem.query_length;
+  }
+  if (problem.has_key_lengths && j >= problem.past_length + key_lengths[b]) return false;
+  if (problem.causal && j > i + offset) return false;
+  // The differences stay in range where i + offset + window would not.
+  if (problem.left_window >= 0 && i + offset - j > problem.left_window) return false;
+  if (problem.right_window >= 0 && j - (i + offset) > problem.right_window) return false;
+  return j >= 0 && j < total;
+}
+
+Expected Attend(const Problem& problem, const Inputs& inputs) {
+  const int64_t total = problem.past_length + problem.key_length;
+  const std::vector<double> queries = inputs.query.ToVector();
+  const std::vector<double> keys = Concatenate(inputs.past_key, inputs.key, problem.past_length);
+  const std::vector<double> values =
+      Concatenate(inputs.past_value, inputs.value, problem.past_length);
+
+  Expected expected;
+  const double* query = queries.data();
+  for (int64_t b = 0; b < problem.batch; ++b) {
+    for (int64_t h = 0; h < problem.query_heads; ++h) {
+      const int64_t kv_head = h / (problem.query_heads / problem.kv_heads);
+      const int64_t first_key = (b * problem.kv_heads + kv_head) * total;
+      for (int64_t i = 0; i < problem.query_length; ++i, query += problem.head_size) {
+        Row row(total);
+        ScoreKeys(problem, query, keys.data() + first_key * problem.head_size, row);
+        for (int64_t j = 0; j < total; ++j) {
+          const double bias = Bias(problem, inputs, b, h, i, j);
+          row.masked[j] = bias == -kInf;
+          row.biased[j] = row.masked[j] ? -kInf : row.capped[j] + bias;
+        }
+        Softmax(row);
+        if (problem.dropout) Drop(*problem.dropout, b, h, i, row);
+        AppendOutput(row, values.data() + first_key * problem.value_head_size,
+                     problem.value_head_size, expected.output);
+        expected.lse.push_back(row.lse);
+        expected.row_max_score.push_back(LargestFinite(row));
+        if (problem.score_output) {
+          const std::vector<double>& stage = Stage(row, *problem.score_output);
+          expected.scores.insert(expected.scores.end(), stage.begin(), stage.end());
+        }
+      }
+    }
+  }
+  if (problem.wants_present) {
+    expected.present_key = keys;
+    expected.present_value = values;
+  }
+  return expected;
+}
+
+}  // namespace rapt::test

@@ -1,0 +1,54 @@
+// The semantics of attention, computed the slow and obvious way in float64. Written apart from
+// every backend, the reference one included, which is under test like the others.
+#ifndef RAPT_TESTS_SUPPORT_ORACLE_H_
+#define RAPT_TESTS_SUPPORT_ORACLE_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "server/attention/problem.h"
+#include "tests/support/tensor.h"
+
+namespace rapt::test {
+
+// What Arguments names, owned. The mask has the dims of Problem::mask.
+struct Inputs {
+  Tensor query;
+  Tensor key;
+  Tensor value;
+  std::optional<Tensor> mask = std::nullopt;
+  std::optional<Tensor> past_key = std::nullopt;
+  std::optional<Tensor> past_value = std::nullopt;
+  std::vector<int64_t> key_lengths = {};
+};
+
+// Row-major, not rounded to any type.
+struct Expected {
+  std::vector<double> output;         // [B, Hq, Sq, Dv]
+  std::vector<double> lse;            // [B, Hq, Sq]
+  std::vector<double> scores;         // [B, Hq, Sq, T], what Problem::score_output names
+  std::vector<double> present_key;    // [B, Hkv, T, D]
+  std::vector<double> present_value;  // [B, Hkv, T, Dv]
+
+  // The largest finite score of each row in magnitude, before or after bias, [B, Hq, Sq].
+  std::vector<double> row_max_score;
+};
+
+// `problem` is valid and `inputs` fit it.
+Expected Attend(const Problem& problem, const Inputs& inputs);
+
+// Whether causality, window and lengths leave key j to query i of batch row b. The mask aside.
+bool IsVisible(const Problem& problem, const std::vector<int64_t>& key_lengths, int64_t b,
+               int64_t i, int64_t j);
+
+// Philox4x32-10 of Salmon et al. 2011.
+std::array<uint32_t, 4> PhiloxDraws(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+
+// Whether dropout keeps the weight of key j.
+bool IsKept(const Dropout& dropout, int64_t b, int64_t h, int64_t i, int64_t j);
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SUPPORT_ORACLE_H_

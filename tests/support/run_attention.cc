@@ -1,0 +1,257 @@
+#include "tests/support/run_attention.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <utility>
+
+#include "server/attention/backend.h"
+#include "server/base/aligned_buffer.h"
+#include "server/base/thread_pool.h"
+
+namespace rapt::test {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr size_t kGuardBytes = 256;
+constexpr std::byte kNanByte{0xFF};
+
+ThreadPool& PoolOf(int workers) {
+  static std::map<int, std::unique_ptr<ThreadPool>> pools;
+  std::unique_ptr<ThreadPool>& pool = pools[workers];
+  if (pool == nullptr) pool = std::make_unique<ThreadPool>(workers);
+  return *pool;
+}
+
+// Exactly `bytes` between two guards, all of it NaN.
+class GuardedWorkspace {
+ public:
+  explicit GuardedWorkspace(size_t bytes) : bytes_(bytes), buffer_(bytes + 2 * kGuardBytes) {
+    std::fill_n(buffer_.data(), buffer_.size(), kNanByte);
+  }
+
+  absl::Span<std::byte> span() { return {buffer_.data() + kGuardBytes, bytes_}; }
+
+  bool GuardsIntact() const {
+    const auto intact = [](const std::byte* guard) {
+      return std::all_of(guard, guard + kGuardBytes, [](std::byte b) { return b == kNanByte; });
+    };
+    return intact(buffer_.data()) && intact(buffer_.data() + kGuardBytes + bytes_);
+  }
+
+ private:
+  size_t bytes_;
+  AlignedBuffer buffer_;
+};
+
+TensorView MaskView(const Tensor& mask) {
+  TensorView view = mask.View();
+  for (int axis = 0; axis < 4; ++axis) {
+    if (view.dims[axis] == 1) view.strides[axis] = 0;
+  }
+  return view;
+}
+
+Outputs MakeOutputs(const Problem& p, Storage storage) {
+  const auto make = [&](DType dtype, const Dims& dims) {
+    return Tensor(dtype, dims, storage, kGuardBytes);
+  };
+  Outputs outputs;
+  outputs.output = make(p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size});
+  if (p.wants_lse) outputs.lse = make(p.lse_dtype(), {p.batch, p.query_heads, p.query_length, 1});
+  if (p.score_output) {
+    outputs.scores = make(p.dtype, {p.batch, p.query_heads, p.query_length, p.total_keys()});
+  }
+  if (p.wants_present) {
+    outputs.present_key = make(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.head_size});
+    outputs.present_value = make(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.value_head_size});
+  }
+  return outputs;
+}
+
+Arguments MakeArguments(const Inputs& inputs, Outputs& outputs) {
+  Arguments arguments;
+  arguments.query = inputs.query.View();
+  arguments.key = inputs.key.View();
+  arguments.value = inputs.value.View();
+  if (inputs.mask) arguments.mask = MaskView(*inputs.mask);
+  if (inputs.past_key) arguments.past_key = inputs.past_key->View();
+  if (inputs.past_value) arguments.past_value = inputs.past_value->View();
+  arguments.key_lengths = inputs.key_lengths;
+  arguments.output = outputs.output.MutableView();
+  if (outputs.lse) arguments.lse = outputs.lse->MutableView();
+  if (outputs.scores) arguments.scores = outputs.scores->MutableView();
+  if (outputs.present_key) arguments.present_key = outputs.present_key->MutableView();
+  if (outputs.present_value) arguments.present_value = outputs.present_value->MutableView();
+  return arguments;
+}
+
+void ExpectGapsIntact(const Outputs& outputs) {
+  EXPECT_TRUE(outputs.output.GapsIntact()) << "written beside the output";
+  EXPECT_TRUE(!outputs.lse || outputs.lse->GapsIntact()) << "written beside lse";
+  EXPECT_TRUE(!outputs.scores || outputs.scores->GapsIntact()) << "written beside the scores";
+  EXPECT_TRUE(!outputs.present_key || outputs.present_key->GapsIntact())
+      << "written beside present_key";
+  EXPECT_TRUE(!outputs.present_value || outputs.present_value->GapsIntact())
+      << "written beside present_value";
+}
+
+Tensor RandomMask(const MaskShape& shape, Rng& rng, Storage storage) {
+  Tensor mask(shape.dtype, shape.dims, storage);
+  if (shape.dtype == DType::kBool) return mask.FillBool(rng, 2.0 / 3);
+  mask.FillUniform(rng, -2, 2);
+  for (int64_t n = 0; n < mask.size() / 8; ++n) {
+    mask.Set(UniformInt(rng, 0, shape.dims[0] - 1), UniformInt(rng, 0, shape.dims[1] - 1),
+             UniformInt(rng, 0, shape.dims[2] - 1), UniformInt(rng, 0, shape.dims[3] - 1), -kInf);
+  }
+  return mask;
+}
+
+}  // namespace
+
+const std::vector<Target>& Targets() {
+  static const std::vector<Target> targets = [] {
+    std::vector<Target> found;
+    for (const Backend* backend : Backends()) {
+      if (!backend->Available().ok()) continue;
+      const std::string name(backend->name());
+      if (backend->instruction_sets().empty()) found.push_back({name, "auto"});
+      for (const InstructionSet& set : backend->instruction_sets()) {
+        if (set.available) found.push_back({name, std::string(set.name)});
+      }
+    }
+    return found;
+  }();
+  return targets;
+}
+
+std::vector<std::string> MissingTargets() {
+  std::vector<std::string> missing;
+  for (const Backend* backend : Backends()) {
+    const std::string name(backend->name());
+    if (!backend->Available().ok()) {
+      missing.push_back(name + " (" + std::string(backend->Available().message()) + ")");
+      continue;
+    }
+    for (const InstructionSet& set : backend->instruction_sets()) {
+      if (!set.available) missing.push_back(name + "/" + std::string(set.name));
+    }
+  }
+  return missing;
+}
+
+std::string ToText(const Problem& p) {
+  std::ostringstream text;
+  text.precision(17);
+  text << "{" << NameOf(p.dtype) << " B=" << p.batch << " Hq=" << p.query_heads
+       << " Hkv=" << p.kv_heads << " Sq=" << p.query_length << " Sk=" << p.key_length
+       << " P=" << p.past_length << " D=" << p.head_size << " Dv=" << p.value_head_size;
+  if (p.scale) text << " scale=" << *p.scale;
+  if (p.softcap != 0) text << " softcap=" << p.softcap;
+  if (p.causal) text << " causal";
+  if (p.alignment == Alignment::kBottomRight) text << " bottom_right";
+  if (p.left_window != -1) text << " left_window=" << p.left_window;
+  if (p.right_window != -1) text << " right_window=" << p.right_window;
+  if (p.mask) {
+    text << " mask=" << NameOf(p.mask->dtype) << "[" << p.mask->dims[0] << "," << p.mask->dims[1]
+         << "," << p.mask->dims[2] << "," << p.mask->dims[3] << "]";
+  }
+  if (p.has_key_lengths) text << " key_lengths";
+  if (p.softmax_in_fp64) text << " softmax_in_fp64";
+  if (p.dropout) text << " dropout=" << p.dropout->probability << " seed " << p.dropout->seed;
+  if (p.score_output) text << " score_output=" << static_cast<int>(*p.score_output);
+  if (p.wants_lse) text << " lse";
+  if (p.wants_present) text << " present";
+  text << "}";
+  return text.str();
+}
+
+Inputs RandomInputs(const Problem& p, Rng& rng, const Arrangement& arrangement, double magnitude) {
+  const auto random = [&](const Dims& dims, Storage storage, double largest) {
+    return Tensor(p.dtype, dims, storage).FillUniform(rng, -largest, largest);
+  };
+  const auto keys = [&](int64_t length) {
+    return random({p.batch, p.kv_heads, length, p.head_size}, arrangement.key_value, magnitude);
+  };
+  const auto values = [&](int64_t length) {
+    return random({p.batch, p.kv_heads, length, p.value_head_size}, arrangement.key_value, 1);
+  };
+  Inputs inputs;
+  inputs.query =
+      random({p.batch, p.query_heads, p.query_length, p.head_size}, arrangement.query, magnitude);
+  inputs.key = keys(p.key_length);
+  inputs.value = values(p.key_length);
+  if (p.past_length > 0) {
+    inputs.past_key = keys(p.past_length);
+    inputs.past_value = values(p.past_length);
+  }
+  if (p.mask) inputs.mask = RandomMask(*p.mask, rng, arrangement.mask);
+  if (p.has_key_lengths) {
+    for (int64_t b = 0; b < p.batch; ++b) {
+      inputs.key_lengths.push_back(UniformInt(rng, 0, p.key_length));
+    }
+  }
+  return inputs;
+}
+
+absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& inputs,
+                                     const PlanOptions& options, Storage output_storage) {
+  const absl::StatusOr<Plan> plan = MakePlan(problem, options);
+  if (!plan.ok()) return plan.status();
+  Outputs outputs = MakeOutputs(problem, output_storage);
+  GuardedWorkspace workspace(plan->workspace_bytes());
+  const absl::Status status =
+      Run(*plan, MakeArguments(inputs, outputs), workspace.span(), PoolOf(options.threads));
+  if (!status.ok()) return status;
+  EXPECT_TRUE(workspace.GuardsIntact()) << plan->Describe() << " wrote outside of its workspace of "
+                                        << plan->workspace_bytes() << " bytes";
+  ExpectGapsIntact(outputs);
+  outputs.plan = plan->Describe();
+  return outputs;
+}
+
+::testing::AssertionResult Matches(const Problem& problem, const Outputs& outputs,
+                                   const Expected& expected) {
+  // Scores this large cost relative precision in the exponent, of whatever type.
+  constexpr double kLargeScore = 8;
+  const double unit = problem.accumulator() == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
+  Tolerance tolerance{ToleranceOf(problem.dtype), {}};
+  for (double score : expected.row_max_score) {
+    tolerance.row_slack.push_back(score > kLargeScore ? 8 * unit * score : 0);
+  }
+  ::testing::AssertionResult result =
+      AllClose("output", outputs.output, expected.output, tolerance);
+  if (result && outputs.lse) result = AllClose("lse", *outputs.lse, expected.lse, tolerance);
+  if (result && outputs.scores) {
+    result = AllClose("scores", *outputs.scores, expected.scores, tolerance);
+  }
+  const Tolerance exact;
+  if (result && outputs.present_key) {
+    result = AllClose("present_key", *outputs.present_key, expected.present_key, exact);
+  }
+  if (result && outputs.present_value) {
+    result = AllClose("present_value", *outputs.present_value, expected.present_value, exact);
+  }
+  return result;
+}
+
+void ExpectConforms(const Problem& problem, const Inputs& inputs, int threads,
+                    Storage output_storage) {
+  const Expected expected = Attend(problem, inputs);
+  for (const Target& target : Targets()) {
+    const PlanOptions options{.backend = target.backend, .isa = target.isa, .threads = threads};
+    SCOPED_TRACE(target.Name() + " threads=" + std::to_string(threads) + " " + ToText(problem));
+    const absl::StatusOr<Outputs> outputs = RunAttention(problem, inputs, options, output_storage);
+    // A backend may decline a problem, the two that every machine has may not.
+    if (absl::IsUnimplemented(outputs.status()) && target.backend != "cpu" &&
+        target.backend != "reference") {
+      continue;
+    }
+    ASSERT_TRUE(outputs.ok()) << outputs.status();
+    EXPECT_TRUE(Matches(problem, *outputs, expected)) << "plan " << outputs->plan;
+  }
+}
+
+}  // namespace rapt::test

@@ -1,0 +1,73 @@
+// Runs one problem on one backend the way a careful caller would, and a suspicious one: the
+// workspace is exactly as large as the plan says and full of NaN, every output lies between guards.
+#ifndef RAPT_TESTS_SUPPORT_RUN_ATTENTION_H_
+#define RAPT_TESTS_SUPPORT_RUN_ATTENTION_H_
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/attention/attention.h"
+#include "tests/support/oracle.h"
+#include "tests/support/tensor.h"
+
+namespace rapt::test {
+
+// Where a problem can run on this machine.
+struct Target {
+  std::string backend;
+  std::string isa;  // "auto" where the backend has no choice
+
+  std::string Name() const { return isa == "auto" ? backend : backend + "/" + isa; }
+};
+
+// Every available backend with every available instruction set of it.
+const std::vector<Target>& Targets();
+
+// "cpu/avx512", ... : what this build has and this machine has not.
+std::vector<std::string> MissingTargets();
+
+// Every field that is not its default, on one line.
+std::string ToText(const Problem& problem);
+
+// How the tensors of a problem lie in memory.
+struct Arrangement {
+  Storage query = Storage::kRowMajor;
+  Storage key_value = Storage::kRowMajor;
+  Storage mask = Storage::kRowMajor;
+  Storage output = Storage::kRowMajor;
+};
+
+// Uniform in [-magnitude, magnitude]; two thirds of a bool mask are true, float masks are in [-2,
+// 2] with some -inf; key lengths are anywhere in [0, Sk].
+Inputs RandomInputs(const Problem& problem, Rng& rng, const Arrangement& arrangement = {},
+                    double magnitude = 2);
+
+struct Outputs {
+  Tensor output;
+  std::optional<Tensor> lse;
+  std::optional<Tensor> scores;
+  std::optional<Tensor> present_key;
+  std::optional<Tensor> present_value;
+  std::string plan;
+};
+
+// The status of MakePlan or Run. A guard or a gap that was written to is a test failure.
+absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& inputs,
+                                     const PlanOptions& options,
+                                     Storage output_storage = Storage::kRowMajor);
+
+// The outputs against the oracle, within the tolerances of the problem's type.
+::testing::AssertionResult Matches(const Problem& problem, const Outputs& outputs,
+                                   const Expected& expected);
+
+// Runs the problem on every target that supports it and compares with the oracle.
+void ExpectConforms(const Problem& problem, const Inputs& inputs, int threads = 1,
+                    Storage output_storage = Storage::kRowMajor);
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SUPPORT_RUN_ATTENTION_H_
