@@ -1,0 +1,30 @@
+// Colours, and the scale that heat maps draw values with.
+#ifndef RAPT_CLIENT_CLI_COLOUR_H_
+#define RAPT_CLIENT_CLI_COLOUR_H_
+
+#include <cstdint>
+
+namespace rapt {
+
+// sRGB.
+struct Colour {
+  uint8_t red = 0;
+  uint8_t green = 0;
+  uint8_t blue = 0;
+
+  bool operator==(const Colour&) const = default;
+};
+
+inline constexpr Colour kBlack = {0, 0, 0};
+inline constexpr Colour kWhite = {255, 255, 255};
+
+// The Viridis scale: its lightness grows evenly, so that equal steps look equal, also in grey and
+// to people who are colour-blind. `share` is clamped to [0, 1].
+Colour Viridis(double share);
+
+// Black or white, whichever is easier to read on `background`.
+Colour ReadableOn(Colour background);
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_COLOUR_H_

@@ -1,0 +1,29 @@
+// What `rapt` exits with. Scripts rely on these numbers.
+#ifndef RAPT_CLIENT_CLI_EXIT_CODE_H_
+#define RAPT_CLIENT_CLI_EXIT_CODE_H_
+
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace rapt {
+
+enum class ExitCode : int {
+  kOk = 0,
+  kCallFailed = 1,   // the call was refused or failed; the message has the status code
+  kUsage = 2,        // wrong flags, or a file that can't be read, used or written
+  kUnreachable = 3,  // no server at the address
+};
+
+// Prints one line, "rapt: message", on stderr and returns `code`.
+ExitCode Fail(ExitCode code, std::string_view message);
+
+// Wrong flags or files: the status's message alone.
+ExitCode FailUsage(const absl::Status& status);
+
+// A failed call: the code's name too, "rapt: INVALID_ARGUMENT: K has head size 64, ...".
+ExitCode FailCall(const absl::Status& status);
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_EXIT_CODE_H_

@@ -1,0 +1,504 @@
+#include "client/cli/heat_map.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace rapt {
+namespace {
+
+constexpr Colour kInk = {0x22, 0x22, 0x22};
+constexpr Colour kFaintInk = {0x77, 0x77, 0x77};
+constexpr Colour kNothing = {0xf0, 0xf0, 0xf0};  // a key that gets no attention at all
+constexpr Colour kNotANumber = {0xd6, 0x27, 0x28};
+constexpr Colour kAxis = {0xbb, 0xbb, 0xbb};
+
+constexpr double kMargin = 24;
+constexpr double kTitleSize = 17;
+constexpr double kPanelTitleSize = 13;
+constexpr double kLabelSize = 12;
+constexpr double kNoteSize = 11;
+constexpr double kPanelGap = 28;
+constexpr double kLabelGap = 8;  // between a label and its cells
+constexpr double kAxisTitleRoom = 24;
+constexpr double kMaxCell = 48;
+constexpr double kMinTickSpacing = 13;   // labels closer than this would touch
+constexpr double kEasyTickSpacing = 26;  // where some are left out anyway
+constexpr double kShortLabel = 40;       // labels up to this width stay level
+constexpr double kLongestLabel = 140;    // longer ones are cut
+constexpr double kColourBarWidth = 14;
+constexpr int kColourBarSteps = 128;
+constexpr int64_t kMaxRectangles = 64;  // cells a side; beyond, pixels
+constexpr size_t kMaxBars = 40;
+
+// The label, or as much of its start as fits, with an ellipsis.
+std::string Shorten(const std::string& label) {
+  if (TextWidth(label, kLabelSize) <= kLongestLabel) return label;
+  std::string start = label;
+  do {
+    // A character of UTF-8 ends before its first byte: what follows that is 10xxxxxx.
+    while ((static_cast<unsigned char>(start.back()) & 0xc0) == 0x80) start.pop_back();
+    start.pop_back();
+  } while (TextWidth(start + "…", kLabelSize) > kLongestLabel);
+  return start + "…";
+}
+
+double WidestLabel(const std::vector<std::string>& labels) {
+  double widest = 0;
+  for (const std::string& label : labels) widest = std::max(widest, TextWidth(label, kLabelSize));
+  return widest;
+}
+
+// What colours and digits stand for, shared by all panels.
+class Scale {
+ public:
+  explicit Scale(const std::vector<HeadWeights>& heads) {
+    double low = std::numeric_limits<double>::infinity(), high = -low;
+    for (const HeadWeights& head : heads) {
+      for (const double value : head.values) {
+        if (!std::isfinite(value)) continue;
+        low = std::min(low, value);
+        high = std::max(high, value);
+      }
+    }
+    if (low > high) low = high = 0;  // nothing finite at all
+    are_weights_ = low >= 0;
+    low_ = std::min(low, 0.0);
+    high_ = high > low_ ? high : low_ + 1;
+    const double largest = std::max(-low_, high_);
+    decimals_ = largest < 0.1 ? 3 : largest < 10 ? 2 : largest < 100 ? 1 : 0;
+  }
+
+  double low() const { return low_; }
+  double high() const { return high_; }
+  double Share(double value) const { return (value - low_) / (high_ - low_); }
+
+  // Nothing to see: a masked key, or a weight of exactly zero.
+  bool IsBlank(double value) const {
+    return value == -std::numeric_limits<double>::infinity() || (are_weights_ && value == 0);
+  }
+  Colour ColourOf(double value) const {
+    if (std::isnan(value)) return kNotANumber;
+    return IsBlank(value) ? kNothing : Viridis(Share(value));
+  }
+  std::string Format(double value) const {
+    if (std::isnan(value)) return "NaN";
+    if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+    return absl::StrFormat("%.*f", decimals_, value);
+  }
+
+ private:
+  double low_ = 0, high_ = 1;
+  bool are_weights_ = true;
+  int decimals_ = 2;
+};
+
+// Round numbers within [low, high], at most six.
+std::vector<double> Ticks(double low, double high) {
+  const double rough = (high - low) / 5;
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  double step = power;
+  for (const double multiple : {1.0, 2.0, 5.0, 10.0}) {
+    step = multiple * power;
+    if (step >= rough * 0.999) break;
+  }
+  std::vector<double> ticks;
+  for (double tick = std::ceil(low / step) * step; tick <= high + step * 1e-6; tick += step) {
+    ticks.push_back(std::abs(tick) < step * 1e-6 ? 0 : tick);
+  }
+  return ticks;
+}
+
+// 1, 2, 5, 10, 20, ...: the first that is at least `step`.
+int64_t RoundStep(double step) {
+  int64_t power = 1;
+  for (;; power *= 10) {
+    for (const int64_t multiple : {1, 2, 5}) {
+      if (multiple * power >= step) return multiple * power;
+    }
+  }
+}
+
+std::string FormatTick(double tick) { return absl::StrFormat("%.3g", tick); }
+
+// One axis in blocks that are small enough to draw.
+struct Axis {
+  Axis(const std::vector<std::string>& element_labels, int64_t max_cells)
+      : elements(static_cast<int64_t>(element_labels.size())),
+        block(std::max<int64_t>((elements + max_cells - 1) / max_cells, 1)) {
+    for (const std::string& label : element_labels) labels.push_back(Shorten(label));
+    for (int64_t first = 0; first < elements; first += block) {
+      const int64_t last = std::min(first + block, elements) - 1;
+      ranges.push_back(first == last
+                           ? element_labels[first]
+                           : absl::StrCat(element_labels[first], "–", element_labels[last]));
+    }
+  }
+  int64_t cells() const { return static_cast<int64_t>(ranges.size()); }
+  // The middle of an element, in cells from the first one's edge.
+  double Middle(int64_t element) const { return (element + 0.5) / block; }
+
+  int64_t elements;
+  int64_t block;                    // elements in one cell
+  std::vector<std::string> labels;  // of each element, short enough to draw
+  std::vector<std::string> ranges;  // of the elements of each cell, in full
+};
+
+// The larger one, but NaN above all: what is broken must not disappear in a block.
+double Larger(double a, double b) { return std::isnan(a) || b < a ? a : b; }
+
+std::vector<double> LargestOfBlocks(const std::vector<double>& values, int64_t keys,
+                                    const Axis& rows, const Axis& columns) {
+  std::vector<double> blocks(rows.cells() * columns.cells(),
+                             -std::numeric_limits<double>::infinity());
+  for (size_t at = 0; at < values.size(); ++at) {
+    const int64_t i = static_cast<int64_t>(at) / keys, j = static_cast<int64_t>(at) % keys;
+    double& block = blocks[i / rows.block * columns.cells() + j / columns.block];
+    block = Larger(block, values[at]);
+  }
+  return blocks;
+}
+
+// How panels share the page. More panels are smaller.
+struct PanelGrid {
+  explicit PanelGrid(size_t panels)
+      : columns(panels <= 4    ? std::max<size_t>(panels, 1)
+                : panels <= 16 ? 4
+                               : 8) {
+    extent = columns == 1   ? 640
+             : columns == 2 ? 480
+             : columns == 3 ? 400
+             : columns == 4 ? 320
+                            : 240;
+  }
+  size_t columns;
+  double extent;  // of a panel's cells, either way, at most
+};
+
+double CellSize(int64_t cells, double extent) {
+  const double size = std::min(extent / std::max<int64_t>(cells, 1), kMaxCell);
+  return size >= 4 ? std::floor(size) : size;
+}
+
+class HeatMapLayout {
+ public:
+  explicit HeatMapLayout(const AttentionFigure& figure)
+      : figure_(figure),
+        scale_(figure.heads),
+        grid_(figure.heads.size()),
+        rows_(figure.query_labels, static_cast<int64_t>(grid_.extent)),
+        columns_(figure.key_labels, static_cast<int64_t>(grid_.extent)) {
+    cell_width_ = CellSize(columns_.cells(), grid_.extent);
+    cell_height_ = CellSize(rows_.cells(), grid_.extent);
+    // Cells are square, unless that would leave too little of the longer side's labels.
+    cell_width_ = std::min(cell_width_, std::max(cell_height_, 20.0));
+    cell_height_ = std::min(cell_height_, std::max(cell_width_, 20.0));
+
+    const double widest_key = WidestLabel(columns_.labels);
+    const double key_spacing = cell_width_ / columns_.block;
+    keys_level_ = widest_key <= std::max(key_spacing - 4, kShortLabel);
+    key_step_ = 1;
+    if (!keys_level_) {
+      // Slanted labels stand closer together than level ones can, but not as close as lines do.
+      key_step_ = RoundStep(kMinTickSpacing * 1.2 / key_spacing);
+    } else if (widest_key > key_spacing - 4) {
+      key_step_ = RoundStep((widest_key + 12) / key_spacing);
+    }
+    key_label_room_ = (keys_level_ ? kLabelSize : widest_key * std::sqrt(0.5) + kLabelSize) + 6;
+    const double query_spacing = cell_height_ / rows_.block;
+    query_step_ =
+        query_spacing >= kMinTickSpacing ? 1 : RoundStep(kEasyTickSpacing / query_spacing);
+    left_ = kMargin + kAxisTitleRoom + WidestLabel(rows_.labels) + kLabelGap;
+    if (!keys_level_) left_ = std::max(left_, kMargin + widest_key * std::sqrt(0.5));
+    top_ = kMargin + kTitleSize + 16;
+    if (HasBlocks()) top_ += kNoteSize + 6;
+    const bool titled = std::any_of(figure.heads.begin(), figure.heads.end(),
+                                    [](const HeadWeights& head) { return !head.title.empty(); });
+    panel_title_room_ = titled ? kPanelTitleSize + 12 : 0;
+  }
+
+  Picture Draw() && {
+    DrawTitle();
+    for (size_t panel = 0; panel < figure_.heads.size(); ++panel) DrawPanel(panel);
+    DrawColourBar();
+    const size_t rows = (figure_.heads.size() + grid_.columns - 1) / grid_.columns;
+    picture_.height =
+        std::max(picture_.height, top_ + rows * PanelHeight() - kPanelGap) + kMargin / 2;
+    return std::move(picture_);
+  }
+
+ private:
+  double CellsWidth() const { return cell_width_ * columns_.cells(); }
+  double CellsHeight() const { return cell_height_ * rows_.cells(); }
+  double PanelHeight() const {
+    return panel_title_room_ + CellsHeight() + key_label_room_ + kAxisTitleRoom + kPanelGap;
+  }
+  bool HasBlocks() const { return rows_.block > 1 || columns_.block > 1; }
+
+  template <typename T>
+  void Add(T figure) {
+    picture_.figures.emplace_back(std::move(figure));
+  }
+
+  void DrawTitle() {
+    picture_.title = figure_.title;
+    Add(Text{kMargin, kMargin + kTitleSize / 2, figure_.title, kTitleSize, kInk, Anchor::kStart, 0,
+             true});
+    if (HasBlocks()) {
+      Add(Text{kMargin, kMargin + kTitleSize + 12,
+               absl::StrFormat("each cell is the largest of %d × %d", rows_.block, columns_.block),
+               kNoteSize, kFaintInk});
+    }
+  }
+
+  void DrawPanel(size_t panel) {
+    const HeadWeights& head = figure_.heads[panel];
+    const double x = left_ + (panel % grid_.columns) * (CellsWidth() + kPanelGap);
+    const double y = top_ + (panel / grid_.columns) * PanelHeight() + panel_title_room_;
+    if (!head.title.empty()) {
+      Add(Text{x + CellsWidth() / 2, y - 14, head.title, kPanelTitleSize, kInk, Anchor::kMiddle, 0,
+               true});
+    }
+    const std::vector<double> values =
+        LargestOfBlocks(head.values, figure_.key_labels.size(), rows_, columns_);
+    if (rows_.cells() <= kMaxRectangles && columns_.cells() <= kMaxRectangles) {
+      DrawRectangles(values, x, y);
+    } else {
+      DrawPixels(values, x, y);
+    }
+    if (panel % grid_.columns == 0) DrawQueryLabels(x, y);
+    DrawKeyLabels(x, y);
+    AddHoverGrid(values, x, y);
+  }
+
+  void DrawRectangles(const std::vector<double>& values, double x, double y) {
+    const double gap = std::min(cell_width_, cell_height_) >= 12 ? 1 : 0;
+    const double size = cell_width_ >= 40 ? 12 : 10;
+    const double widest = std::max(TextWidth(scale_.Format(scale_.low()), size),
+                                   TextWidth(scale_.Format(scale_.high()), size));
+    const bool has_room = cell_height_ >= size + 4 && cell_width_ >= widest + 4;
+    for (int64_t i = 0; i < rows_.cells(); ++i) {
+      for (int64_t j = 0; j < columns_.cells(); ++j) {
+        const double value = values[i * columns_.cells() + j];
+        const double left = x + j * cell_width_, top = y + i * cell_height_;
+        const Colour colour = scale_.ColourOf(value);
+        Add(Rect{left, top, cell_width_ - gap, cell_height_ - gap, colour});
+        if (!has_room || scale_.IsBlank(value)) continue;
+        Add(Text{left + (cell_width_ - gap) / 2, top + (cell_height_ - gap) / 2,
+                 scale_.Format(value), size, ReadableOn(colour), Anchor::kMiddle});
+      }
+    }
+  }
+
+  void DrawPixels(const std::vector<double>& values, double x, double y) {
+    Pixels pixels{x,
+                  y,
+                  CellsWidth(),
+                  CellsHeight(),
+                  static_cast<int>(columns_.cells()),
+                  static_cast<int>(rows_.cells()),
+                  {}};
+    pixels.cells.reserve(values.size());
+    for (const double value : values) pixels.cells.push_back(scale_.ColourOf(value));
+    Add(std::move(pixels));
+  }
+
+  void DrawQueryLabels(double x, double y) {
+    for (int64_t i = 0; i < rows_.elements; i += query_step_) {
+      Add(Text{x - kLabelGap, y + rows_.Middle(i) * cell_height_, rows_.labels[i], kLabelSize, kInk,
+               Anchor::kEnd});
+    }
+    Add(Text{kMargin + kNoteSize / 2, y + CellsHeight() / 2, "queries", kNoteSize, kFaintInk,
+             Anchor::kMiddle, -90});
+  }
+
+  void DrawKeyLabels(double x, double y) {
+    const double top = y + CellsHeight() + kLabelGap + (keys_level_ ? kLabelSize / 2 : 0);
+    for (int64_t j = 0; j < columns_.elements; j += key_step_) {
+      const double middle = x + columns_.Middle(j) * cell_width_;
+      if (keys_level_) {
+        Add(Text{middle, top, columns_.labels[j], kLabelSize, kInk, Anchor::kMiddle});
+      } else {
+        Add(Text{middle + 3, top, columns_.labels[j], kLabelSize, kInk, Anchor::kEnd, -45});
+      }
+    }
+    Add(Text{x + CellsWidth() / 2, y + CellsHeight() + key_label_room_ + kAxisTitleRoom / 2, "keys",
+             kNoteSize, kFaintInk, Anchor::kMiddle});
+  }
+
+  void AddHoverGrid(const std::vector<double>& values, double x, double y) {
+    HoverGrid hover{x, y, CellsWidth(), CellsHeight(), rows_.ranges, columns_.ranges, {}};
+    for (const double value : values) hover.values.push_back(absl::StrFormat("%.4g", value));
+    picture_.hover_grids.push_back(std::move(hover));
+  }
+
+  void DrawColourBar() {
+    const size_t across = std::min(grid_.columns, figure_.heads.size());
+    const double x = left_ + across * (CellsWidth() + kPanelGap);
+    const double y = top_ + panel_title_room_;
+    const double height = std::clamp(CellsHeight(), 96.0, 320.0);
+    Pixels bar{x, y, kColourBarWidth, height, 1, kColourBarSteps, {}};
+    for (int step = 0; step < kColourBarSteps; ++step) {
+      bar.cells.push_back(Viridis(1 - (step + 0.5) / kColourBarSteps));
+    }
+    Add(std::move(bar));
+    double widest = 0;
+    for (const double tick : Ticks(scale_.low(), scale_.high())) {
+      const double level = y + height * (1 - scale_.Share(tick));
+      const std::string label = FormatTick(tick);
+      Add(Line{x + kColourBarWidth, level, x + kColourBarWidth + 4, level, kAxis});
+      Add(Text{x + kColourBarWidth + 8, level, label, kNoteSize, kInk});
+      widest = std::max(widest, TextWidth(label, kNoteSize));
+    }
+    const double title_right = kMargin * 2 + TextWidth(figure_.title, kTitleSize, true);
+    picture_.width = std::max(x + kColourBarWidth + 8 + widest + kMargin, title_right);
+    picture_.height = y + height;
+  }
+
+  const AttentionFigure& figure_;
+  const Scale scale_;
+  const PanelGrid grid_;
+  const Axis rows_, columns_;
+  double cell_width_ = 0, cell_height_ = 0;
+  bool keys_level_ = false;
+  int64_t key_step_ = 1, query_step_ = 1;  // between the labels that are drawn
+  double key_label_room_ = 0;
+  double panel_title_room_ = 0;
+  double left_ = 0, top_ = 0;  // of the first panel's cells, its title above
+  Picture picture_;
+};
+
+// The keys to draw, in their own order; of many, those with the largest value in any head.
+std::vector<size_t> KeysToDraw(const std::vector<HeadWeights>& heads, size_t first, size_t count) {
+  std::vector<size_t> keys(count);
+  std::iota(keys.begin(), keys.end(), size_t{0});
+  if (count <= kMaxBars) return keys;
+  std::vector<double> largest(count, -std::numeric_limits<double>::infinity());
+  for (const HeadWeights& head : heads) {
+    for (size_t j = 0; j < count; ++j) {
+      const double value = head.values[first + j];
+      largest[j] =
+          std::isnan(value) ? std::numeric_limits<double>::infinity() : std::max(largest[j], value);
+    }
+  }
+  std::stable_sort(keys.begin(), keys.end(),
+                   [&largest](size_t a, size_t b) { return largest[a] > largest[b]; });
+  keys.resize(kMaxBars);
+  std::sort(keys.begin(), keys.end());
+  return keys;
+}
+
+class BarLayout {
+ public:
+  BarLayout(const AttentionFigure& figure, int64_t query)
+      : figure_(figure),
+        first_(query * figure.key_labels.size()),
+        keys_(KeysToDraw(figure.heads, first_, figure.key_labels.size())),
+        scale_(RowsOf(figure, first_)),
+        columns_(PanelGrid(figure.heads.size()).columns),
+        bar_width_(columns_ == 1   ? 400
+                   : columns_ <= 3 ? 260
+                                   : 170) {
+    for (const size_t key : keys_) {
+      labels_.push_back(Shorten(figure.key_labels[key]));
+      hover_labels_.push_back(
+          absl::StrCat(figure.query_labels[query], " → ", figure.key_labels[key]));
+    }
+    picture_.title =
+        absl::StrFormat("%s: attention from “%s”", figure.title, figure.query_labels[query]);
+    left_ = kMargin + WidestLabel(labels_) + kLabelGap;
+    value_room_ = std::max(TextWidth("masked", kNoteSize),
+                           TextWidth(scale_.Format(-scale_.high()), kNoteSize)) +
+                  12;
+  }
+
+  Picture Draw() && {
+    Add(Text{kMargin, kMargin + kTitleSize / 2, picture_.title, kTitleSize, kInk, Anchor::kStart, 0,
+             true});
+    if (keys_.size() < figure_.key_labels.size()) {
+      Add(Text{
+          kMargin, kMargin + kTitleSize + 12,
+          absl::StrFormat("the %d largest of %d keys", keys_.size(), figure_.key_labels.size()),
+          kNoteSize, kFaintInk});
+    }
+    for (size_t panel = 0; panel < figure_.heads.size(); ++panel) DrawPanel(panel);
+    const size_t rows = (figure_.heads.size() + columns_ - 1) / columns_;
+    const size_t across = std::min(columns_, figure_.heads.size());
+    picture_.width = std::max(left_ + across * PanelWidth() - kPanelGap + kMargin,
+                              kMargin * 2 + TextWidth(picture_.title, kTitleSize, true));
+    picture_.height = kTop + rows * PanelHeight() - kPanelGap + kMargin;
+    return std::move(picture_);
+  }
+
+ private:
+  static constexpr double kTop = kMargin + kTitleSize + 28;
+  static constexpr double kRow = 24;
+  static constexpr double kBar = 17;
+  static constexpr double kPanelTitleRoom = 24;
+
+  static std::vector<HeadWeights> RowsOf(const AttentionFigure& figure, size_t first) {
+    std::vector<HeadWeights> rows;
+    for (const HeadWeights& head : figure.heads) {
+      const auto begin = head.values.begin() + first;
+      rows.push_back({head.title, {begin, begin + figure.key_labels.size()}});
+    }
+    return rows;
+  }
+
+  double PanelWidth() const { return bar_width_ + value_room_ + kPanelGap; }
+  double PanelHeight() const { return kPanelTitleRoom + keys_.size() * kRow + kPanelGap; }
+
+  template <typename T>
+  void Add(T figure) {
+    picture_.figures.emplace_back(std::move(figure));
+  }
+
+  void DrawPanel(size_t panel) {
+    const HeadWeights& head = figure_.heads[panel];
+    const double x = left_ + (panel % columns_) * PanelWidth();
+    const double y = kTop + (panel / columns_) * PanelHeight() + kPanelTitleRoom;
+    Add(Text{x, y - 14, head.title, kPanelTitleSize, kInk, Anchor::kStart, 0, true});
+    const double zero = x + bar_width_ * std::clamp(scale_.Share(0), 0.0, 1.0);
+    HoverGrid hover{x, y, bar_width_ + value_room_, keys_.size() * kRow, hover_labels_, {""}, {}};
+    for (size_t row = 0; row < keys_.size(); ++row) {
+      const double value = head.values[first_ + keys_[row]];
+      const double middle = y + (row + 0.5) * kRow;
+      const double end = std::isfinite(value) ? x + bar_width_ * scale_.Share(value) : zero;
+      Add(Rect{std::min(zero, end), middle - kBar / 2, std::abs(end - zero), kBar,
+               scale_.ColourOf(value)});
+      const bool blank = scale_.IsBlank(value);
+      const std::string number = !blank ? scale_.Format(value) : value == 0 ? "0" : "masked";
+      Add(Text{std::max(zero, end) + 6, middle, number, kNoteSize, blank ? kFaintInk : kInk});
+      if (panel % columns_ == 0) {
+        Add(Text{x - kLabelGap, middle, labels_[row], kLabelSize, kInk, Anchor::kEnd});
+      }
+      hover.values.push_back(absl::StrFormat("%.4g", value));
+    }
+    Add(Line{zero, y, zero, y + keys_.size() * kRow, kAxis});
+    picture_.hover_grids.push_back(std::move(hover));
+  }
+
+  const AttentionFigure& figure_;
+  const size_t first_;  // the query's first value in each head
+  const std::vector<size_t> keys_;
+  const Scale scale_;
+  const size_t columns_;
+  const double bar_width_;
+  std::vector<std::string> labels_, hover_labels_;
+  double left_ = 0, value_room_ = 0;
+  Picture picture_;
+};
+
+}  // namespace
+
+Picture DrawHeatMap(const AttentionFigure& figure) { return HeatMapLayout(figure).Draw(); }
+
+Picture DrawBars(const AttentionFigure& figure, int64_t query) {
+  return BarLayout(figure, query).Draw();
+}
+
+}  // namespace rapt

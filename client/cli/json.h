@@ -1,0 +1,44 @@
+// Writes JSON, compact, in the order of the calls.
+#ifndef RAPT_CLIENT_CLI_JSON_H_
+#define RAPT_CLIENT_CLI_JSON_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace rapt {
+
+// The caller keeps the grammar: a Key before every value of an object, as many Ends as Begins.
+class JsonWriter {
+ public:
+  JsonWriter& BeginObject() { return Open('{'); }
+  JsonWriter& EndObject() { return Close('}'); }
+  JsonWriter& BeginArray() { return Open('['); }
+  JsonWriter& EndArray() { return Close(']'); }
+  JsonWriter& Key(std::string_view key);
+  JsonWriter& String(std::string_view value);
+  JsonWriter& Integer(int64_t value);
+  JsonWriter& Number(double value);  // null where JSON has no word for it: NaN, infinities
+  JsonWriter& Boolean(bool value);
+
+  JsonWriter& Strings(absl::Span<const std::string> values);
+  JsonWriter& Integers(absl::Span<const int64_t> values);
+
+  std::string Take() { return std::move(out_); }
+
+ private:
+  JsonWriter& Open(char bracket);
+  JsonWriter& Close(char bracket);
+  JsonWriter& Value(std::string_view text);
+  void Separate();
+
+  std::string out_;
+  bool first_ = true;  // no comma before what comes next
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_JSON_H_

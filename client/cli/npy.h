@@ -1,0 +1,51 @@
+// NumPy's .npy format, versions 1.0 to 3.0.
+#ifndef RAPT_CLIENT_CLI_NPY_H_
+#define RAPT_CLIENT_CLI_NPY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/attention/operator.h"
+
+namespace rapt {
+
+// An element type by NumPy's letter and size: f4, i8, b1. V2 stands for bfloat16, which NumPy
+// itself doesn't have: ml_dtypes writes it as two bytes of no meaning.
+struct NpyType {
+  char kind = 'f';
+  int bytes = 4;
+
+  bool operator==(const NpyType&) const = default;
+};
+
+// "float32", as NumPy prints it.
+std::string ToString(NpyType type);
+
+// An array in C order, owned. Thread-compatible.
+struct NpyArray {
+  NpyType type;
+  Shape shape;
+  std::string storage;
+  size_t first_byte = 0;  // of the elements in storage; what precedes them is the file's header
+
+  int64_t size() const;  // elements
+  absl::Span<const std::byte> bytes() const {
+    return {reinterpret_cast<const std::byte*>(storage.data()) + first_byte,
+            storage.size() - first_byte};
+  }
+};
+
+// Reads a whole file's content. Fortran order is turned into C order. InvalidArgument says what is
+// wrong with the file; nothing in it is trusted.
+absl::StatusOr<NpyArray> ParseNpy(std::string file);
+
+// A file of version 1.0 in C order.
+std::string FormatNpy(NpyType type, const Shape& shape, absl::Span<const std::byte> elements);
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_NPY_H_

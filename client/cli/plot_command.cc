@@ -1,0 +1,210 @@
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "client/cli/commands.h"
+#include "client/cli/heat_map.h"
+#include "client/cli/json.h"
+#include "client/cli/labels.h"
+#include "client/cli/tensor_file.h"
+#include "server/attention/half.h"
+
+namespace rapt {
+namespace {
+
+constexpr int kMaxFiles = 64;
+
+struct PlotFlags {
+  std::string output;
+  std::string query_labels, key_labels;
+  std::string heads = "all";
+  std::string title = "Attention weights";
+  std::optional<std::string> query;
+  std::string dtype;
+  int64_t batch = 0;
+  bool json = false;
+};
+
+// One file's weights: [heads, queries, keys] of one batch row.
+struct WeightFile {
+  std::string name;
+  int64_t heads = 0, queries = 0, keys = 0;
+  std::vector<double> values;
+};
+
+absl::StatusOr<WeightFile> LoadWeights(const std::string& reference, const PlotFlags& flags) {
+  const absl::StatusOr<NpyArray> array = LoadArray(reference, "weights");
+  if (!array.ok()) return array.status();
+  const absl::StatusOr<DType> dtype = FloatTypeOf(*array, reference, flags.dtype);
+  if (!dtype.ok()) return dtype.status();
+  Shape shape = array->shape;
+  if (shape.size() < 2 || shape.size() > 4) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has shape %s; weights are [queries, keys], [heads, queries, keys] or "
+                        "[batch, heads, queries, keys]",
+                        reference, ToString(shape)));
+  }
+  while (shape.size() < 4) shape.insert(shape.begin(), 1);
+  if (array->size() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has shape %s: nothing to draw", reference, ToString(array->shape)));
+  }
+  if (flags.batch < 0 || flags.batch >= shape[0]) {
+    return absl::InvalidArgumentError(absl::StrFormat("--batch is %d; %s has batch rows 0 to %d",
+                                                      flags.batch, reference, shape[0] - 1));
+  }
+  WeightFile weights{reference.substr(reference.rfind('/') + 1), shape[1], shape[2], shape[3], {}};
+  const int64_t size = shape[1] * shape[2] * shape[3];
+  weights.values.reserve(size);
+  for (int64_t at = flags.batch * size; at < (flags.batch + 1) * size; ++at) {
+    weights.values.push_back(LoadElement(array->bytes().data(), *dtype, at));
+  }
+  return weights;
+}
+
+absl::StatusOr<std::vector<int64_t>> ParseHeads(const std::string& text, const WeightFile& file) {
+  std::vector<int64_t> heads;
+  if (text == "all") {
+    for (int64_t head = 0; head < file.heads; ++head) heads.push_back(head);
+    return heads;
+  }
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    int64_t& head = heads.emplace_back();
+    if (!absl::SimpleAtoi(part, &head)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--heads is '%s'; it takes all, or numbers like 0,1,3", text));
+    }
+    if (head < 0 || head >= file.heads) {
+      return absl::InvalidArgumentError(absl::StrFormat("--heads names %d; %s has heads 0 to %d",
+                                                        head, file.name, file.heads - 1));
+    }
+  }
+  return heads;
+}
+
+absl::Status AddHeads(const WeightFile& file, const PlotFlags& flags, bool names_file,
+                      AttentionFigure* figure) {
+  const absl::StatusOr<std::vector<int64_t>> heads = ParseHeads(flags.heads, file);
+  if (!heads.ok()) return heads.status();
+  for (const int64_t head : *heads) {
+    const auto first = file.values.begin() + head * file.queries * file.keys;
+    std::string title = names_file ? file.name : "";
+    if (file.heads > 1) absl::StrAppend(&title, names_file ? ", " : "", "head ", head);
+    figure->heads.push_back({std::move(title), {first, first + file.queries * file.keys}});
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& references,
+                                           const PlotFlags& flags) {
+  AttentionFigure figure;
+  figure.title = flags.title;
+  int64_t queries = 0, keys = 0;
+  for (const std::string& reference : references) {
+    const absl::StatusOr<WeightFile> file = LoadWeights(reference, flags);
+    if (!file.ok()) return file.status();
+    if (figure.heads.empty()) {
+      queries = file->queries;
+      keys = file->keys;
+    }
+    if (file->queries != queries || file->keys != keys) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s is %d x %d, %s is %d x %d; files side by side must have the same queries and keys",
+          references.front(), queries, keys, reference, file->queries, file->keys));
+    }
+    const absl::Status added = AddHeads(*file, flags, references.size() > 1, &figure);
+    if (!added.ok()) return added;
+  }
+  absl::StatusOr<std::vector<std::string>> query_labels =
+      ParseLabels("--queries", flags.query_labels, queries);
+  if (!query_labels.ok()) return query_labels.status();
+  absl::StatusOr<std::vector<std::string>> key_labels =
+      ParseLabels("--keys", flags.key_labels, keys);
+  if (!key_labels.ok()) return key_labels.status();
+  figure.query_labels = *std::move(query_labels);
+  figure.key_labels = *std::move(key_labels);
+  return figure;
+}
+
+absl::StatusOr<Picture> Draw(const AttentionFigure& figure, const PlotFlags& flags) {
+  if (!flags.query) return DrawHeatMap(figure);
+  const absl::StatusOr<int64_t> query = FindLabel(figure.query_labels, *flags.query);
+  if (!query.ok()) return query.status();
+  return DrawBars(figure, *query);
+}
+
+using Renderer = absl::StatusOr<std::string> (*)(const Picture&);
+
+absl::StatusOr<Renderer> RendererFor(std::string_view path) {
+  if (path.ends_with(".svg")) return RenderSvg;
+  if (path.ends_with(".html")) return RenderHtml;
+  if (path.ends_with(".png")) return RenderPng;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--output is '%s'; pictures end in .svg, .html or .png", path));
+}
+
+absl::Status Plot(const std::vector<std::string>& files, const PlotFlags& flags) {
+  if (files.empty()) {
+    return absl::InvalidArgumentError("which weights? rapt plot WEIGHTS.npy -o PICTURE");
+  }
+  if (absl::Status dtype = ValidateDTypeFlag(flags.dtype); !dtype.ok()) return dtype;
+  const absl::StatusOr<Renderer> render = RendererFor(flags.output);
+  if (!render.ok()) return render.status();
+  const absl::StatusOr<AttentionFigure> figure = LoadFigure(files, flags);
+  if (!figure.ok()) return figure.status();
+  const absl::StatusOr<Picture> picture = Draw(*figure, flags);
+  if (!picture.ok()) return picture.status();
+  const absl::StatusOr<std::string> rendered = (*render)(*picture);
+  if (!rendered.ok()) return rendered.status();
+  if (absl::Status written = WriteFile(flags.output, *rendered); !written.ok()) return written;
+
+  if (flags.json) {
+    JsonWriter json;
+    json.BeginObject().Key("output").String(flags.output);
+    json.Key("panels").Integer(figure->heads.size());
+    json.Key("queries").Integer(figure->query_labels.size());
+    json.Key("keys").Integer(figure->key_labels.size()).EndObject();
+    std::puts(json.Take().c_str());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ExitCode RunPlotCommand(CommandArguments arguments) {
+  PlotFlags flags;
+  const CommandLine line{
+      .usage = "rapt plot WEIGHTS.npy... -o PICTURE [flags]",
+      .summary =
+          "Draws attention weights (or scores) from files: a heat map per head, or with "
+          "--query one query's attention as bars. WEIGHTS is a .npy file, or a member of an "
+          "archive as w.npz:weights, of shape [queries, keys], [heads, queries, keys] or "
+          "[batch, heads, queries, keys]. Several are drawn side by side on one scale.",
+      .flags = {{"output", "FILE",
+                 "the picture: .svg, .html (tells values under the pointer) or .png", &flags.output,
+                 'o', true},
+                {"queries", "NAMES", "a label per query, as a,b,c or @file with one a line",
+                 &flags.query_labels},
+                {"keys", "NAMES", "a label per key, likewise", &flags.key_labels},
+                {"heads", "LIST", "which heads: all, or 0,1,3 (default: all)", &flags.heads},
+                {"batch", "N", "which batch row (default: 0)", &flags.batch},
+                {"query", "NAME", "bars for this query alone, by label or number", &flags.query},
+                {"title", "TEXT", "over the picture", &flags.title},
+                {"dtype", "bf16", "what V2 in a file means, NumPy's name for bfloat16",
+                 &flags.dtype},
+                {"json", "", "print what was drawn as JSON", &flags.json}},
+      .examples = {"rapt plot w.npy --queries the,cat,sat --keys le,chat,assis -o w.svg",
+                   "rapt plot w.npy --heads 0,1,3 -o heads.html",
+                   "rapt plot before.npy after.npy -o compared.png",
+                   "rapt plot w.npy --queries the,cat,sat --query cat -o cat.svg"},
+      .max_operands = kMaxFiles};
+  std::vector<std::string> files;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &files)) return *done;
+  const absl::Status plotted = Plot(files, flags);
+  return plotted.ok() ? ExitCode::kOk : FailUsage(plotted);
+}
+
+}  // namespace rapt

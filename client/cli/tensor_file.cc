@@ -1,0 +1,197 @@
+#include "client/cli/tensor_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "server/base/check.h"
+
+namespace rapt {
+namespace {
+
+constexpr std::string_view kNpySuffix = ".npy";
+constexpr std::string_view kNpzSuffix = ".npz";
+
+struct CloseFile {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using FileHandle = std::unique_ptr<std::FILE, CloseFile>;
+
+absl::Status Annotate(std::string_view where, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrFormat("%s: %s", where, status.message()));
+}
+
+std::string WithoutSuffix(std::string_view name) {
+  if (name.ends_with(kNpySuffix)) name.remove_suffix(kNpySuffix.size());
+  return std::string(name);
+}
+
+std::string MemberList(const NpzArchive& archive) {
+  const std::vector<std::string> names = archive.names();
+  return names.empty() ? "nothing" : absl::StrJoin(names, ", ");
+}
+
+}  // namespace
+
+bool IsNpz(std::string_view path) { return path.ends_with(kNpzSuffix); }
+
+absl::Status ValidateDTypeFlag(const std::string& dtype) {
+  if (dtype.empty() || dtype == "bf16") return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--dtype is '%s'; it takes bf16, for files of bfloat16 (V2). Other types say what they are",
+      dtype));
+}
+
+absl::StatusOr<DType> FloatTypeOf(const NpyArray& array, const std::string& reference,
+                                  const std::string& dtype) {
+  if (array.type == NpyType{'f', 2}) return DType::kFloat16;
+  if (array.type == NpyType{'f', 4}) return DType::kFloat32;
+  if (array.type == NpyType{'f', 8}) return DType::kFloat64;
+  if (array.type == NpyType{'V', 2}) {
+    if (dtype == "bf16") return DType::kBFloat16;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s holds V2, two bytes of unknown meaning; if they are bfloat16, say --dtype bf16",
+        reference));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s holds %s; it must be float16, float32, float64 or bfloat16", reference,
+                      ToString(array.type)));
+}
+
+NpyType NpyTypeOf(DType type) {
+  switch (type) {
+    case DType::kFloat32:
+      return {'f', 4};
+    case DType::kFloat16:
+      return {'f', 2};
+    case DType::kBFloat16:
+      return {'V', 2};
+    case DType::kFloat64:
+      return {'f', 8};
+    case DType::kBool:
+      return {'b', 1};
+    case DType::kInt64:
+      return {'i', 8};
+  }
+  RAPT_CHECK(false, "unknown DType");
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  const FileHandle file(std::fopen(path.c_str(), "rb"));
+  if (file == nullptr) {
+    return absl::NotFoundError(absl::StrFormat("can't open %s: %s", path, std::strerror(errno)));
+  }
+  // Read to the end rather than by size, so that pipes work.
+  constexpr size_t kFirstStep = size_t{1} << 16;
+  std::string content;
+  size_t used = 0;
+  for (;;) {
+    content.resize(std::max(kFirstStep, content.size() * 2));
+    used += std::fread(content.data() + used, 1, content.size() - used, file.get());
+    if (used < content.size()) break;
+  }
+  if (std::ferror(file.get())) {
+    return absl::DataLossError(absl::StrFormat("can't read %s: %s", path, std::strerror(errno)));
+  }
+  content.resize(used);
+  return content;
+}
+
+absl::Status WriteFile(const std::string& path, std::string_view content) {
+  FileHandle file(std::fopen(path.c_str(), "wb"));
+  const bool written =
+      file != nullptr &&
+      std::fwrite(content.data(), 1, content.size(), file.get()) == content.size() &&
+      std::fclose(file.release()) == 0;
+  if (written) return absl::OkStatus();
+  return absl::DataLossError(absl::StrFormat("can't write %s: %s", path, std::strerror(errno)));
+}
+
+absl::StatusOr<NpzArchive> NpzArchive::Open(const std::string& path) {
+  absl::StatusOr<std::string> bytes = ReadFile(path);
+  if (!bytes.ok()) return bytes.status();
+  absl::StatusOr<std::vector<ZipMember>> members = ListZip(*bytes);
+  if (!members.ok()) return Annotate(path, members.status());
+  NpzArchive archive;
+  archive.path_ = path;
+  archive.bytes_ = *std::move(bytes);
+  archive.members_ = *std::move(members);
+  return archive;
+}
+
+std::vector<std::string> NpzArchive::names() const {
+  std::vector<std::string> names;
+  for (const ZipMember& member : members_) names.push_back(WithoutSuffix(member.name));
+  return names;
+}
+
+const ZipMember* NpzArchive::Find(std::string_view name) const {
+  for (const ZipMember& member : members_) {
+    if (WithoutSuffix(member.name) == name) return &member;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<NpyArray> NpzArchive::Read(std::string_view name) const {
+  const ZipMember* member = Find(name);
+  if (member == nullptr) {
+    return absl::NotFoundError(
+        absl::StrFormat("%s has no member '%s'; it holds %s", path_, name, MemberList(*this)));
+  }
+  absl::StatusOr<std::string> content = ReadZipMember(bytes_, *member);
+  if (!content.ok()) return Annotate(absl::StrCat(path_, ":", member->name), content.status());
+  absl::StatusOr<NpyArray> array = ParseNpy(*std::move(content));
+  if (!array.ok()) return Annotate(absl::StrCat(path_, ":", member->name), array.status());
+  return array;
+}
+
+absl::StatusOr<NpyArray> LoadArray(const std::string& reference, std::string_view usual_name) {
+  const size_t colon = reference.rfind(".npz:");
+  if (colon == std::string::npos && !IsNpz(reference)) {
+    absl::StatusOr<std::string> content = ReadFile(reference);
+    if (!content.ok()) return content.status();
+    absl::StatusOr<NpyArray> array = ParseNpy(*std::move(content));
+    if (!array.ok()) return Annotate(reference, array.status());
+    return array;
+  }
+  const bool names_member = colon != std::string::npos;
+  const std::string path =
+      names_member ? reference.substr(0, colon + kNpzSuffix.size()) : reference;
+  const absl::StatusOr<NpzArchive> archive = NpzArchive::Open(path);
+  if (!archive.ok()) return archive.status();
+  if (names_member) return archive->Read(reference.substr(path.size() + 1));
+  if (archive->Has(usual_name)) return archive->Read(usual_name);
+  const std::vector<std::string> names = archive->names();
+  if (names.size() == 1) return archive->Read(names.front());
+  return absl::InvalidArgumentError(absl::StrFormat("%s holds %s; say which, as in %s:%s", path,
+                                                    MemberList(*archive), path, usual_name));
+}
+
+void ArrayWriter::Add(const std::string& path, std::string_view member, NpyType type,
+                      const Shape& shape, absl::Span<const std::byte> elements) {
+  ZipContent array{std::string(member) + std::string(kNpySuffix), FormatNpy(type, shape, elements)};
+  for (File& file : files_) {
+    if (file.path == path && IsNpz(path)) {
+      file.arrays.push_back(std::move(array));
+      return;
+    }
+  }
+  files_.push_back({path, {std::move(array)}});
+}
+
+absl::Status ArrayWriter::Write() const {
+  for (const File& file : files_) {
+    const absl::Status written = WriteFile(
+        file.path, IsNpz(file.path) ? WriteZip(file.arrays) : file.arrays.front().content);
+    if (!written.ok()) return written;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace rapt

@@ -1,0 +1,76 @@
+// Arrays in files, as the command line names them: "q.npy", "in.npz:q", or "in.npz" where the
+// archive leaves no doubt.
+#ifndef RAPT_CLIENT_CLI_TENSOR_FILE_H_
+#define RAPT_CLIENT_CLI_TENSOR_FILE_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cli/npy.h"
+#include "client/cli/zip.h"
+
+namespace rapt {
+
+bool IsNpz(std::string_view path);
+
+// The float type that the array's elements are. What NumPy calls V2 is bfloat16 only where `dtype`,
+// the flag --dtype, says "bf16"; otherwise it could be anything. InvalidArgument names `reference`.
+absl::StatusOr<DType> FloatTypeOf(const NpyArray& array, const std::string& reference,
+                                  const std::string& dtype);
+
+// What --dtype may be: nothing, or bf16.
+absl::Status ValidateDTypeFlag(const std::string& dtype);
+
+// How a tensor of the type is written to a file.
+NpyType NpyTypeOf(DType type);
+
+// An .npz file in memory. Thread-compatible.
+class NpzArchive {
+ public:
+  static absl::StatusOr<NpzArchive> Open(const std::string& path);
+
+  bool Has(std::string_view name) const { return Find(name) != nullptr; }
+  std::vector<std::string> names() const;  // as numpy.load lists them, without ".npy"
+
+  // Errors name the file and the member.
+  absl::StatusOr<NpyArray> Read(std::string_view name) const;
+
+ private:
+  const ZipMember* Find(std::string_view name) const;
+
+  std::string path_;
+  std::string bytes_;
+  std::vector<ZipMember> members_;
+};
+
+// Reads what `reference` names. Of an archive without ":member", the member `usual_name` or the
+// only one. Errors name the file.
+absl::StatusOr<NpyArray> LoadArray(const std::string& reference, std::string_view usual_name);
+
+// Collects arrays and writes them where their references say. Those that name the same .npz become
+// members of it.
+class ArrayWriter {
+ public:
+  void Add(const std::string& path, std::string_view member, NpyType type, const Shape& shape,
+           absl::Span<const std::byte> elements);
+
+  absl::Status Write() const;
+
+ private:
+  struct File {
+    std::string path;
+    std::vector<ZipContent> arrays;
+  };
+  std::vector<File> files_;
+};
+
+absl::StatusOr<std::string> ReadFile(const std::string& path);
+absl::Status WriteFile(const std::string& path, std::string_view content);
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_TENSOR_FILE_H_
