@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -55,7 +54,7 @@ absl::Status CheckAxes(const Problem& p) {
 // of an empty one: an axis of 0 counts as 1.
 absl::Status CheckVolumes(const Problem& p) {
   const int64_t t = p.total_keys();
-  const auto overflows = [](std::initializer_list<int64_t> axes) {
+  const auto overflows = [](const std::array<int64_t, 4>& axes) {
     std::optional<int64_t> bytes = 8 * 8;
     for (int64_t axis : axes) {
       if (bytes) bytes = CheckedMul(*bytes, std::max<int64_t>(axis, 1));
@@ -64,7 +63,7 @@ absl::Status CheckVolumes(const Problem& p) {
   };
   const struct {
     absl::string_view name;
-    std::initializer_list<int64_t> axes;
+    std::array<int64_t, 4> axes;
   } volumes[] = {
       {"Q", {p.batch, p.query_heads, p.query_length, p.head_size}},
       {"K", {p.batch, p.kv_heads, t, p.head_size}},

@@ -50,11 +50,12 @@ struct FlashTask {
   FlashKeys keys;
   FlashKeys values;
   int64_t key_count;   // T
-  int64_t begin, end;  // union of the rows' visible keys
+  int64_t begin, end;  // the keys to fold in: the union of the rows' visible ones, or a part of it
   int64_t head_size;
   int64_t value_head_size;
-  Element element;      // of Q, K, V, output and scores
-  Element lse_element;  // kFloat32 or kFloat64
+  Element element;         // of Q, K, V and scores
+  Element output_element;  // Q's, or the accumulator's for a part that is yet to be merged
+  Element lse_element;     // kFloat32 or kFloat64
 
   double scale;
   double softcap;  // 0: none
