@@ -76,8 +76,8 @@ int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
   const int64_t real = AccumulatesInFp64(p) ? 8 : 4;
   const int64_t lanes_dv = RoundUp(p.value_head_size, kVectorBytes / real);
   const int64_t arrays[] = {
-      rows * p.head_size,   rows * lanes_dv,       rows,      rows,       p.head_size * kKeyBlock,
-      kKeyBlock * lanes_dv, kRowBlock * kKeyBlock, kRowBlock, p.head_size};
+      rows * p.head_size,   rows * lanes_dv,       rows,      rows,        p.head_size * kKeyBlock,
+      kKeyBlock * lanes_dv, kRowBlock * kKeyBlock, kRowBlock, p.head_size, kFewRows * lanes_dv};
   int64_t bytes = 0;
   for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
   return bytes;
@@ -153,6 +153,7 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
   task.head_size = p.head_size;
   task.value_head_size = p.value_head_size;
   task.element = ElementOf(p.dtype);
+  task.output_element = task.element;
   task.lse_element = ElementOf(p.lse_dtype());
   task.scale = p.effective_scale();
   task.softcap = p.softcap;

@@ -18,6 +18,8 @@ enum class ScoreStage : uint8_t { kNone, kScores, kSoftcapped, kBiased, kWeights
 inline constexpr int64_t kKeyBlock = 64;
 // Query rows that share one block of scores; a multiple of every kernel's register block.
 inline constexpr int64_t kRowBlock = 48;
+// Up to so many rows of a task K and V are read in place rather than packed.
+inline constexpr int64_t kFewRows = 8;
 // O and V rows are padded to a whole number of the widest vector, 64 bytes.
 inline constexpr int64_t kVectorBytes = 64;
 
