@@ -34,15 +34,16 @@ std::vector<int64_t> ReadNumbers(const fs::path& path) {
   return numbers;
 }
 
-// Our cgroup, as /proc/self/cgroup names it: "0::/path" in version 2, "4:memory:/path" in version 1.
-// Not rooted, so that it can be appended to a mount point.
+// Our cgroup, as /proc/self/cgroup names it: "0::/path" in version 2, "4:memory:/path" in
+// version 1. Not rooted, so that it can be appended to a mount point.
 std::optional<fs::path> OwnCgroup(const fs::path& root, absl::string_view controller) {
   std::ifstream file(root / "proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3) continue;
     const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
-    if (std::find(controllers.begin(), controllers.end(), controller) == controllers.end()) continue;
+    if (std::find(controllers.begin(), controllers.end(), controller) == controllers.end())
+      continue;
     return fs::path(parts[2]).relative_path();
   }
   return std::nullopt;

@@ -1,5 +1,5 @@
-// std::mutex with Clang's thread-safety annotations. Not absl::Mutex: Debian's Abseil is built without
-// ThreadSanitizer, which then reports races that are none.
+// std::mutex with Clang's thread-safety annotations. Not absl::Mutex: Debian's Abseil is built
+// without ThreadSanitizer, which then reports races that are none.
 #ifndef RAPT_SERVER_BASE_MUTEX_H_
 #define RAPT_SERVER_BASE_MUTEX_H_
 

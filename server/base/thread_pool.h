@@ -13,8 +13,8 @@
 
 namespace rapt {
 
-// Thread-safe; jobs from several threads run one after the other. The calling thread is worker 0, so a
-// pool of one starts no thread.
+// Thread-safe; jobs from several threads run one after the other. The calling thread is worker 0,
+// so a pool of one starts no thread.
 class ThreadPool {
  public:
   explicit ThreadPool(int workers);
@@ -24,8 +24,8 @@ class ThreadPool {
 
   int workers() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Calls body(task, worker) for every task in [0, tasks), handed out in order; blocks until all are
-  // done. No two calls at once have the same worker.
+  // Calls body(task, worker) for every task in [0, tasks), handed out in order; blocks until all
+  // are done. No two calls at once have the same worker.
   void ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t task, int worker)> body);
 
  private:

@@ -1,0 +1,113 @@
+// The compute threads that all requests share.
+#ifndef RAPT_SERVER_EXECUTION_EXECUTOR_H_
+#define RAPT_SERVER_EXECUTION_EXECUTOR_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "server/attention/plan.h"
+#include "server/attention/problem.h"
+#include "server/base/clock.h"
+#include "server/base/mutex.h"
+
+namespace rapt {
+
+struct JobReport {
+  // DeadlineExceeded or Cancelled where a job was given up between two tasks, Unavailable where the
+  // executor went first.
+  absl::Status status;
+  std::chrono::nanoseconds queue_time{0};    // until a thread took it up
+  std::chrono::nanoseconds compute_time{0};  // from then on
+};
+
+// A plan with its data, which has been validated and stays alive until done has run.
+struct Job {
+  Plan plan;
+  Arguments arguments;
+  std::byte* workspace = nullptr;  // plan.workspace_bytes(), aligned to 64
+  Instant deadline = Instant::max();
+  const std::atomic<bool>* cancelled = nullptr;  // null: never
+  absl::AnyInvocable<void(const JobReport&)> done;
+};
+
+// Runs the tasks of many jobs on a fixed number of threads. The job that had the least compute time
+// comes next ("virtual time"; a new job starts level with those that run), for at most kQuantum
+// before the choice is made anew, so that a short job overtakes a long one. Tasks never depend on
+// the load, only their order in time does. Deadline and cancellation are looked at between tasks.
+//
+// Thread-safe. A job's done runs exactly once, after its last task and outside any lock.
+// Destruction gives up the jobs in flight and returns when their dones have run.
+class Executor {
+ public:
+  static constexpr std::chrono::milliseconds kQuantum{2};
+
+  Executor(int threads, const Clock& clock);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  int threads() const { return static_cast<int>(threads_.size()); }
+
+  // Returns at once; done runs on a compute thread. The plan is for threads() threads.
+  void Submit(Job job);
+
+  // Runs the job on the calling thread, done included. For jobs that cost less than a thread
+  // switch.
+  void RunInline(Job job);
+
+ private:
+  // A job on its way: tasks of one stage are handed out by next_task, a stage is over when they are
+  // all handed out and no worker is in it any more.
+  struct ActiveJob {
+    ActiveJob(Job job, Instant submitted);
+
+    Job job;
+    int stage = 0;
+    int64_t tasks = 0;  // of the stage
+    std::atomic<int64_t> next_task{0};
+    int workers = 0;  // in the stage now
+    absl::Status status;
+    Instant submitted;
+    Instant started = Instant::max();
+    std::chrono::nanoseconds virtual_time{0};
+    uint64_t sequence = 0;  // of submission; breaks ties
+  };
+  // Shared by the queue and the workers that are in the job.
+  using ActiveJobPtr = std::shared_ptr<ActiveJob>;
+  struct LeastVirtualTime {
+    bool operator()(const ActiveJobPtr& a, const ActiveJobPtr& b) const;
+  };
+
+  void WorkerLoop(int worker);
+  ActiveJobPtr Join() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status RunQuantum(ActiveJob& active, int worker, Instant begin) const;
+  // True when this was the last of the job.
+  bool Leave(const ActiveJobPtr& active, absl::Status status, std::chrono::nanoseconds used)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Finish(ActiveJob& active) const;
+  absl::Status CheckAlive(const Job& job) const;
+
+  const Clock& clock_;
+  std::atomic<bool> stopping_{false};
+
+  Mutex mutex_;
+  CondVar work_posted_;
+  // Jobs with tasks to hand out.
+  std::set<ActiveJobPtr, LeastVirtualTime> runnable_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::nanoseconds virtual_now_ ABSL_GUARDED_BY(mutex_){0};
+  uint64_t submitted_jobs_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_EXECUTION_EXECUTOR_H_

@@ -1,0 +1,348 @@
+#include "server/wire/oip/service.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
+#include "server/base/version.h"
+#include "server/wire/deadline.h"
+#include "server/wire/oip/codec.h"
+#include "server/wire/oip/model.h"
+#include "server/wire/status.h"
+
+namespace rapt::oip {
+namespace {
+
+enum class Method {
+  kServerLive,
+  kServerReady,
+  kModelReady,
+  kServerMetadata,
+  kModelMetadata,
+  kModelConfig,
+  kModelInfer,
+  kModelStreamInfer,
+  kModelStatistics,
+  kRepositoryIndex,
+  kRepositoryModelLoad,
+  kRepositoryModelUnload,
+  kSystemSharedMemoryStatus,
+  kSystemSharedMemoryRegister,
+  kSystemSharedMemoryUnregister,
+  kCudaSharedMemoryStatus,
+  kCudaSharedMemoryRegister,
+  kCudaSharedMemoryUnregister,
+  kTraceSetting,
+  kLogSettings,
+};
+
+// In the order of Method.
+constexpr std::array kMethodNames = {
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelConfig",
+    "ModelInfer",
+    "ModelStreamInfer",
+    "ModelStatistics",
+    "RepositoryIndex",
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+    "SystemSharedMemoryStatus",
+    "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister",
+    "CudaSharedMemoryStatus",
+    "CudaSharedMemoryRegister",
+    "CudaSharedMemoryUnregister",
+    "TraceSetting",
+    "LogSettings",
+};
+static_assert(kMethodNames.size() == static_cast<size_t>(Method::kLogSettings) + 1);
+
+absl::Status NotOffered(Method method) {
+  return absl::UnimplementedError(
+      absl::StrCat("this server does not offer ", kMethodNames[static_cast<size_t>(method)]));
+}
+
+// One observer a method, its labels resolved.
+class Observers {
+ public:
+  explicit Observers(const CallObserverFactory& observe) {
+    for (size_t i = 0; i < kMethodNames.size(); ++i) {
+      observers_[i] = observe(absl::StrCat(kServiceName, "/", kMethodNames[i]));
+    }
+  }
+
+  void OnEnd(Method method, const absl::Status& status, std::chrono::nanoseconds duration) const {
+    observers_[static_cast<size_t>(method)](status.code(), duration);
+  }
+
+ private:
+  std::array<CallObserver, kMethodNames.size()> observers_;
+};
+
+// What every call needs.
+struct Environment {
+  Engine& engine;
+  OpenCalls& open_calls;
+  const Clock& clock;
+  std::function<bool()> is_ready;
+  Observers observers;
+};
+
+// One ModelInfer. Lives until its answer has left and the engine is done with it, whichever is
+// later: only the engine's done finishes it.
+class InferCall final : public grpc::ServerUnaryReactor {
+ public:
+  InferCall(const Environment& environment, grpc::CallbackServerContext& context,
+            const inference::ModelInferRequest& request, inference::ModelInferResponse& response)
+      : environment_(environment),
+        context_(context),
+        request_(request),
+        response_(response),
+        arrived_(environment.clock.Now()) {
+    environment_.open_calls.Enter();
+  }
+
+  void Start() {
+    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(request_, arrived_);
+    if (!decoded.ok()) return End(decoded.status());
+    outputs_ = std::move(decoded->outputs);
+    Request& request = decoded->request;
+    request.deadline = std::min(request.deadline, DeadlineOf(context_, arrived_));
+    request.cancelled = &cancelled_;
+    environment_.engine.Submit(std::move(request),
+                               [this](Result result) { OnResult(std::move(result)); });
+  }
+
+ private:
+  void OnResult(Result result) {
+    if (!result.backend.empty()) {
+      context_.AddTrailingMetadata("rapt-backend", result.backend);
+      context_.AddTrailingMetadata("rapt-plan", result.plan);
+    }
+    if (result.status.ok()) EncodeInfer(request_, outputs_, result, response_);
+    End(result.status);
+  }
+
+  // Nothing of this object may be touched after Finish.
+  void End(absl::Status status) {
+    status_ = std::move(status);
+    Finish(ToGrpcStatus(status_));
+  }
+
+  void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+
+  void OnDone() override {
+    environment_.observers.OnEnd(Method::kModelInfer, status_, environment_.clock.Now() - arrived_);
+    environment_.open_calls.Leave();
+    delete this;
+  }
+
+  const Environment& environment_;
+  grpc::CallbackServerContext& context_;
+  const inference::ModelInferRequest& request_;
+  inference::ModelInferResponse& response_;
+  const Instant arrived_;
+  std::atomic<bool> cancelled_{false};
+  std::vector<AskedOutput> outputs_;
+  absl::Status status_;
+};
+
+class RefusedStream final : public grpc::ServerBidiReactor<inference::ModelInferRequest,
+                                                           inference::ModelStreamInferResponse> {
+ public:
+  explicit RefusedStream(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
+  void OnDone() override { delete this; }
+};
+
+class Service final : public inference::GRPCInferenceService::CallbackService {
+ public:
+  explicit Service(Environment environment) : environment_(std::move(environment)) {}
+
+  grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
+                                       const inference::ServerLiveRequest*,
+                                       inference::ServerLiveResponse* response) override {
+    return Answer(context, Method::kServerLive, [&] {
+      response->set_live(true);
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* ServerReady(grpc::CallbackServerContext* context,
+                                        const inference::ServerReadyRequest*,
+                                        inference::ServerReadyResponse* response) override {
+    return Answer(context, Method::kServerReady, [&] {
+      response->set_ready(environment_.is_ready());
+      return absl::OkStatus();
+    });
+  }
+
+  // As Triton does: a model that is not there is not ready, and asking is no error.
+  grpc::ServerUnaryReactor* ModelReady(grpc::CallbackServerContext* context,
+                                       const inference::ModelReadyRequest* request,
+                                       inference::ModelReadyResponse* response) override {
+    return Answer(context, Method::kModelReady, [&] {
+      response->set_ready(CheckModel(request->name(), request->version()).ok() &&
+                          environment_.is_ready());
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* ServerMetadata(grpc::CallbackServerContext* context,
+                                           const inference::ServerMetadataRequest*,
+                                           inference::ServerMetadataResponse* response) override {
+    return Answer(context, Method::kServerMetadata, [&] {
+      response->set_name("rapt");
+      response->set_version(std::string(Version()));
+      response->add_extensions("parameters");
+      response->add_extensions("model_configuration");
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* ModelMetadata(grpc::CallbackServerContext* context,
+                                          const inference::ModelMetadataRequest* request,
+                                          inference::ModelMetadataResponse* response) override {
+    return Answer(context, Method::kModelMetadata, [&] {
+      absl::Status status = CheckModel(request->name(), request->version());
+      if (status.ok()) *response = DescribeModel();
+      return status;
+    });
+  }
+
+  grpc::ServerUnaryReactor* ModelConfig(grpc::CallbackServerContext* context,
+                                        const inference::ModelConfigRequest* request,
+                                        inference::ModelConfigResponse* response) override {
+    return Answer(context, Method::kModelConfig, [&] {
+      absl::Status status = CheckModel(request->name(), request->version());
+      if (status.ok()) *response->mutable_config() = ConfigureModel();
+      return status;
+    });
+  }
+
+  grpc::ServerUnaryReactor* ModelInfer(grpc::CallbackServerContext* context,
+                                       const inference::ModelInferRequest* request,
+                                       inference::ModelInferResponse* response) override {
+    auto* call = new InferCall(environment_, *context, *request, *response);
+    call->Start();
+    return call;
+  }
+
+  grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
+  ModelStreamInfer(grpc::CallbackServerContext*) override {
+    const absl::Status status = NotOffered(Method::kModelStreamInfer);
+    environment_.observers.OnEnd(Method::kModelStreamInfer, status, {});
+    return new RefusedStream(status);
+  }
+
+  grpc::ServerUnaryReactor* ModelStatistics(grpc::CallbackServerContext* context,
+                                            const inference::ModelStatisticsRequest*,
+                                            inference::ModelStatisticsResponse*) override {
+    return Refuse(context, Method::kModelStatistics);
+  }
+
+  grpc::ServerUnaryReactor* RepositoryIndex(grpc::CallbackServerContext* context,
+                                            const inference::RepositoryIndexRequest*,
+                                            inference::RepositoryIndexResponse*) override {
+    return Refuse(context, Method::kRepositoryIndex);
+  }
+
+  grpc::ServerUnaryReactor* RepositoryModelLoad(grpc::CallbackServerContext* context,
+                                                const inference::RepositoryModelLoadRequest*,
+                                                inference::RepositoryModelLoadResponse*) override {
+    return Refuse(context, Method::kRepositoryModelLoad);
+  }
+
+  grpc::ServerUnaryReactor* RepositoryModelUnload(
+      grpc::CallbackServerContext* context, const inference::RepositoryModelUnloadRequest*,
+      inference::RepositoryModelUnloadResponse*) override {
+    return Refuse(context, Method::kRepositoryModelUnload);
+  }
+
+  grpc::ServerUnaryReactor* SystemSharedMemoryStatus(
+      grpc::CallbackServerContext* context, const inference::SystemSharedMemoryStatusRequest*,
+      inference::SystemSharedMemoryStatusResponse*) override {
+    return Refuse(context, Method::kSystemSharedMemoryStatus);
+  }
+
+  grpc::ServerUnaryReactor* SystemSharedMemoryRegister(
+      grpc::CallbackServerContext* context, const inference::SystemSharedMemoryRegisterRequest*,
+      inference::SystemSharedMemoryRegisterResponse*) override {
+    return Refuse(context, Method::kSystemSharedMemoryRegister);
+  }
+
+  grpc::ServerUnaryReactor* SystemSharedMemoryUnregister(
+      grpc::CallbackServerContext* context, const inference::SystemSharedMemoryUnregisterRequest*,
+      inference::SystemSharedMemoryUnregisterResponse*) override {
+    return Refuse(context, Method::kSystemSharedMemoryUnregister);
+  }
+
+  grpc::ServerUnaryReactor* CudaSharedMemoryStatus(
+      grpc::CallbackServerContext* context, const inference::CudaSharedMemoryStatusRequest*,
+      inference::CudaSharedMemoryStatusResponse*) override {
+    return Refuse(context, Method::kCudaSharedMemoryStatus);
+  }
+
+  grpc::ServerUnaryReactor* CudaSharedMemoryRegister(
+      grpc::CallbackServerContext* context, const inference::CudaSharedMemoryRegisterRequest*,
+      inference::CudaSharedMemoryRegisterResponse*) override {
+    return Refuse(context, Method::kCudaSharedMemoryRegister);
+  }
+
+  grpc::ServerUnaryReactor* CudaSharedMemoryUnregister(
+      grpc::CallbackServerContext* context, const inference::CudaSharedMemoryUnregisterRequest*,
+      inference::CudaSharedMemoryUnregisterResponse*) override {
+    return Refuse(context, Method::kCudaSharedMemoryUnregister);
+  }
+
+  grpc::ServerUnaryReactor* TraceSetting(grpc::CallbackServerContext* context,
+                                         const inference::TraceSettingRequest*,
+                                         inference::TraceSettingResponse*) override {
+    return Refuse(context, Method::kTraceSetting);
+  }
+
+  grpc::ServerUnaryReactor* LogSettings(grpc::CallbackServerContext* context,
+                                        const inference::LogSettingsRequest*,
+                                        inference::LogSettingsResponse*) override {
+    return Refuse(context, Method::kLogSettings);
+  }
+
+ private:
+  // Calls `fill` and finishes the call with its status.
+  template <typename Fill>
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, Method method,
+                                   const Fill& fill) {
+    const Instant arrived = environment_.clock.Now();
+    const absl::Status status = fill();
+    environment_.observers.OnEnd(method, status, environment_.clock.Now() - arrived);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(ToGrpcStatus(status));
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext* context, Method method) {
+    return Answer(context, method, [method] { return NotOffered(method); });
+  }
+
+  const Environment environment_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> NewService(Engine& engine, OpenCalls& open_calls, const Clock& clock,
+                                          std::function<bool()> is_ready,
+                                          const CallObserverFactory& observe) {
+  return std::make_unique<Service>(
+      Environment{engine, open_calls, clock, std::move(is_ready), Observers(observe)});
+}
+
+}  // namespace rapt::oip
