@@ -18,6 +18,11 @@ ExitCode FailUsage(const absl::Status& status) {
   return Fail(ExitCode::kUsage, std::string(status.message()));
 }
 
+ExitCode FailConnect(const absl::Status& status) {
+  return Fail(absl::IsUnavailable(status) ? ExitCode::kUnreachable : ExitCode::kUsage,
+              std::string(status.message()));
+}
+
 ExitCode FailCall(const absl::Status& status) {
   return Fail(ExitCode::kCallFailed,
               absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message()));

@@ -21,6 +21,9 @@ ExitCode Fail(ExitCode code, std::string_view message);
 // Wrong flags or files: the status's message alone.
 ExitCode FailUsage(const absl::Status& status);
 
+// Connect()'s status: no server at the address, or a flag that is wrong.
+ExitCode FailConnect(const absl::Status& status);
+
 // A failed call: the code's name too, "rapt: INVALID_ARGUMENT: K has head size 64, ...".
 ExitCode FailCall(const absl::Status& status);
 

@@ -241,8 +241,8 @@ absl::Status Validate(const Problem& p, const Arguments& arguments) {
     if (!status.ok()) return status;
   }
   if (p.mask) {
-    absl::Status status =
-        CheckView("attn_mask", arguments.mask, p.mask->dtype, p.mask->dims, p.mask->dims[3] > 1);
+    absl::Status status = CheckView("attn_mask", arguments.mask, p.mask->dtype, p.mask->dims,
+                                    /*contiguous_rows=*/false);
     if (!status.ok()) return status;
   }
   return CheckKeyLengths(p, arguments.key_lengths);

@@ -518,10 +518,11 @@ class HandComputedExampleTest : public ::testing::TestWithParam<DType> {};
 
 TEST_P(HandComputedExampleTest, ToFourDecimals) {
   constexpr double kX[3][4] = {{1, 0, 1, 0}, {0, 1, 0, 1}, {1, 1, 0, 0}};
-  const std::vector<double> weights = {.5066, .1863, .3071, .1863, .5066,
-                                       .3071, .2741, .2741, .4518};
-  const std::vector<double> output = {.8137, .4934, .5066, .1863, .4934, .8137,
-                                      .1863, .5066, .7259, .7259, .2741, .2741};
+  // Scores are 1, 1/2 and 0: exp(1), exp(1/2) and 1 over their sums, 5.3670 and 6.0157.
+  const std::vector<double> weights = {.5065, .1863, .3072, .1863, .5065,
+                                       .3072, .2741, .2741, .4519};
+  const std::vector<double> output = {.8137, .4935, .5065, .1863, .4935, .8137,
+                                      .1863, .5065, .7259, .7259, .2741, .2741};
   const DType dtype = GetParam();
   Tensor x(dtype, {1, 1, 3, 4});
   for (int64_t s = 0; s < 3; ++s) {
