@@ -9,6 +9,7 @@
 
 #include "server/attention/backend.h"
 #include "server/base/aligned_buffer.h"
+#include "server/base/mutex.h"
 #include "server/base/thread_pool.h"
 
 namespace rapt::test {
@@ -18,8 +19,11 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr size_t kGuardBytes = 256;
 constexpr std::byte kNanByte{0xFF};
 
+// Pools live as long as the process, so that tests do not pay for threads. Thread-safe.
 ThreadPool& PoolOf(int workers) {
+  static Mutex mutex;
   static std::map<int, std::unique_ptr<ThreadPool>> pools;
+  MutexLock lock(mutex);
   std::unique_ptr<ThreadPool>& pool = pools[workers];
   if (pool == nullptr) pool = std::make_unique<ThreadPool>(workers);
   return *pool;
@@ -197,13 +201,14 @@ Inputs RandomInputs(const Problem& p, Rng& rng, const Arrangement& arrangement, 
 }
 
 absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& inputs,
-                                     const PlanOptions& options, Storage output_storage) {
+                                     const PlanOptions& options, Storage output_storage,
+                                     std::optional<int> workers) {
   const absl::StatusOr<Plan> plan = MakePlan(problem, options);
   if (!plan.ok()) return plan.status();
   Outputs outputs = MakeOutputs(problem, output_storage);
   GuardedWorkspace workspace(plan->workspace_bytes());
-  const absl::Status status =
-      Run(*plan, MakeArguments(inputs, outputs), workspace.span(), PoolOf(options.threads));
+  const absl::Status status = Run(*plan, MakeArguments(inputs, outputs), workspace.span(),
+                                  PoolOf(workers.value_or(options.threads)));
   if (!status.ok()) return status;
   EXPECT_TRUE(workspace.GuardsIntact()) << plan->Describe() << " wrote outside of its workspace of "
                                         << plan->workspace_bytes() << " bytes";

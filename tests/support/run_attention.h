@@ -55,10 +55,12 @@ struct Outputs {
   std::string plan;
 };
 
-// The status of MakePlan or Run. A guard or a gap that was written to is a test failure.
+// The status of MakePlan or Run. A guard or a gap that was written to is a test failure. The pool
+// has as many workers as the plan has threads where `workers` does not say otherwise.
 absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& inputs,
                                      const PlanOptions& options,
-                                     Storage output_storage = Storage::kRowMajor);
+                                     Storage output_storage = Storage::kRowMajor,
+                                     std::optional<int> workers = std::nullopt);
 
 // The outputs against the oracle, within the tolerances of the problem's type.
 ::testing::AssertionResult Matches(const Problem& problem, const Outputs& outputs,

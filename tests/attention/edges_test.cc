@@ -1,0 +1,457 @@
+// Where attention goes wrong first: masked garbage, empty rows, infinities, ranges of types, empty
+// axes.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/support/run_attention.h"
+
+namespace rapt::test {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+const double kNan = std::nan("");
+constexpr uint64_t kSeed = 99;
+constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                                 DType::kFloat64};
+
+std::string TypeName(const ::testing::TestParamInfo<DType>& info) {
+  return std::string(NameOf(info.param));
+}
+
+// Every test of this file holds for each float type.
+class EdgesTest : public ::testing::TestWithParam<DType> {
+ protected:
+  Problem Make(const std::function<void(Problem&)>& change = [](Problem&) {}) const {
+    Problem problem{.dtype = GetParam(),
+                    .batch = 2,
+                    .query_heads = 4,
+                    .kv_heads = 2,
+                    .query_length = 9,
+                    .key_length = 140,
+                    .head_size = 16,
+                    .value_head_size = 20,
+                    .score_output = ScoreOutput::kWeights,
+                    .wants_lse = true};
+    change(problem);
+    return problem;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Types, EdgesTest, ::testing::ValuesIn(kFloatTypes), TypeName);
+
+void FillRow(Tensor& tensor, int64_t b, int64_t h, int64_t s, double value) {
+  for (int64_t e = 0; e < tensor.dims()[3]; ++e) tensor.Set(b, h, s, e, value);
+}
+
+void Poison(Inputs& inputs, int64_t b, int64_t h, int64_t j, double value) {
+  FillRow(inputs.key, b, h, j, value);
+  FillRow(inputs.value, b, h, j, value);
+}
+
+// Fills every key and value that no query sees with NaN, infinities and large numbers, and wants
+// what the oracle says of the clean ones.
+void ExpectHiddenKeysDoNotMatter(const Problem& problem, const Inputs& clean) {
+  const Expected expected = Attend(problem, clean);
+  for (const double poison : {kNan, kInf, -kInf, MaxOf(problem.dtype)}) {
+    Inputs poisoned = clean;
+    int64_t hidden = 0;
+    for (int64_t b = 0; b < problem.batch; ++b) {
+      for (int64_t kv = 0; kv < problem.kv_heads; ++kv) {
+        for (int64_t j = 0; j < problem.key_length; ++j) {
+          bool seen = false;
+          for (int64_t g = 0; g < problem.group_size(); ++g) {
+            const int64_t h = kv * problem.group_size() + g;
+            for (int64_t i = 0; i < problem.query_length; ++i) {
+              const bool masked = clean.mask && (clean.mask->dtype() == DType::kBool
+                                                     ? clean.mask->At(b, h, i, j) == 0
+                                                     : clean.mask->At(b, h, i, j) == -kInf);
+              seen |= !masked && IsVisible(problem, clean.key_lengths, b, i, j);
+            }
+          }
+          if (seen) continue;
+          Poison(poisoned, b, kv, j, poison);
+          ++hidden;
+        }
+      }
+    }
+    ASSERT_GT(hidden, 0) << "nothing is hidden, the test says nothing";
+    for (const Target& target : Targets()) {
+      SCOPED_TRACE(target.Name() + " poison " + std::to_string(poison) + " " + ToText(problem));
+      const auto outputs =
+          RunAttention(problem, poisoned, {.backend = target.backend, .isa = target.isa});
+      ASSERT_TRUE(outputs.ok()) << outputs.status();
+      EXPECT_TRUE(Matches(problem, *outputs, expected));
+    }
+  }
+}
+
+TEST_P(EdgesTest, KeysMaskedByFalseNeverMatter) {
+  const Problem problem = Make([](Problem& p) {
+    p.mask = MaskShape{DType::kBool, {2, 1, 1, 140}};
+  });
+  Rng rng(kSeed);
+  ExpectHiddenKeysDoNotMatter(problem, RandomInputs(problem, rng));
+}
+
+TEST_P(EdgesTest, KeysMaskedByMinusInfinityNeverMatter) {
+  for (const DType mask : kFloatTypes) {
+    const Problem problem = Make([&](Problem& p) { p.mask = MaskShape{mask, {2, 1, 1, 140}}; });
+    Rng rng(kSeed);
+    ExpectHiddenKeysDoNotMatter(problem, RandomInputs(problem, rng));
+  }
+}
+
+TEST_P(EdgesTest, KeysMaskedByAWholeBlockNeverMatter) {
+  const Problem problem = Make([](Problem& p) {
+    p.mask = MaskShape{DType::kBool, {1, 1, 1, 140}};
+  });
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  for (int64_t j = 0; j < 130; ++j) inputs.mask->Set(0, 0, 0, j, 0);
+  ExpectHiddenKeysDoNotMatter(problem, inputs);
+}
+
+TEST_P(EdgesTest, KeysBeyondAShortMaskNeverMatter) {
+  Problem problem = Make([](Problem& p) { p.mask = MaskShape{DType::kBool, {1, 1, 1, 101}}; });
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t j = 101; j < 140; ++j) Poison(inputs, b, 1, j, kNan);
+  }
+  ExpectConforms(problem, inputs);
+  problem.mask->dtype = GetParam();
+  inputs.mask = Tensor(GetParam(), problem.mask->dims).Fill(0.5);
+  ExpectConforms(problem, inputs);
+}
+
+TEST_P(EdgesTest, KeysBehindTheDiagonalNeverMatter) {
+  Rng rng(kSeed);
+  const Problem problem = Make([](Problem& p) { p.causal = true; });
+  ExpectHiddenKeysDoNotMatter(problem, RandomInputs(problem, rng));
+}
+
+TEST_P(EdgesTest, KeysOutsideOfTheWindowNeverMatter) {
+  Rng rng(kSeed);
+  const Problem problem = Make([](Problem& p) {
+    p.left_window = 3;
+    p.right_window = 50;
+    p.alignment = Alignment::kBottomRight;
+  });
+  ExpectHiddenKeysDoNotMatter(problem, RandomInputs(problem, rng));
+}
+
+TEST_P(EdgesTest, KeysBeyondTheLengthNeverMatter) {
+  Rng rng(kSeed);
+  const Problem problem = Make([](Problem& p) { p.has_key_lengths = true; });
+  Inputs inputs = RandomInputs(problem, rng);
+  inputs.key_lengths = {77, 0};
+  ExpectHiddenKeysDoNotMatter(problem, inputs);
+}
+
+// A key that one query sees and another does not: NaN for the first, nothing for the second.
+TEST_P(EdgesTest, AKeyHiddenFromSomeQueriesPoisonsTheOthersOnly) {
+  Rng rng(kSeed);
+  const Problem problem = Make([](Problem& p) {
+    p.causal = true;
+    p.score_output = ScoreOutput::kBiased;
+  });
+  for (const double poison : {kNan, kInf}) {
+    Inputs inputs = RandomInputs(problem, rng);
+    inputs.key.Set(0, 0, 4, 7, poison);
+    inputs.value.Set(1, 1, 6, 3, poison);
+    ExpectConforms(problem, inputs);
+  }
+}
+
+TEST_P(EdgesTest, NanInAnyInputPropagatesLikeTheOracle) {
+  const Problem problem = Make();
+  for (const double poison : {kNan, kInf, -kInf}) {
+    for (Tensor Inputs::*tensor : {&Inputs::query, &Inputs::key, &Inputs::value}) {
+      Rng rng(kSeed);
+      Inputs inputs = RandomInputs(problem, rng);
+      (inputs.*tensor).Set(1, 1, 5, 11, poison);
+      ExpectConforms(problem, inputs);
+    }
+  }
+}
+
+TEST_P(EdgesTest, NanAndInfinityInAMaskPropagateLikeTheOracle) {
+  const Problem problem = Make([](Problem& p) {
+    p.mask = MaskShape{DType::kFloat32, {1, 1, 9, 140}};
+  });
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  inputs.mask->Set(0, 0, 2, 100, kNan);
+  inputs.mask->Set(0, 0, 5, 70, kInf);
+  ExpectConforms(problem, inputs);
+}
+
+// Both infinities of V in one sum; a finite value beside them in the next column.
+TEST_P(EdgesTest, OppositeInfinitiesInValuesGiveNan) {
+  const Problem problem = Make();
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  inputs.value.Set(0, 0, 3, 0, kInf);
+  inputs.value.Set(0, 0, 120, 0, -kInf);
+  inputs.value.Set(0, 0, 64, 1, -kInf);
+  ExpectConforms(problem, inputs);
+}
+
+TEST_P(EdgesTest, FullyMaskedRowsAreZeroWithLseMinusInfinity) {
+  for (const DType mask : {DType::kBool, DType::kFloat32, DType::kFloat16}) {
+    const Problem problem = Make([&](Problem& p) { p.mask = MaskShape{mask, {1, 1, 9, 140}}; });
+    Rng rng(kSeed);
+    Inputs inputs = RandomInputs(problem, rng);
+    for (const int64_t i : {0, 4, 8}) {
+      FillRow(*inputs.mask, 0, 0, i, mask == DType::kBool ? 0 : -kInf);
+    }
+    ExpectConforms(problem, inputs);
+    for (const Target& target : Targets()) {
+      SCOPED_TRACE(target.Name());
+      const auto outputs =
+          RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
+      ASSERT_TRUE(outputs.ok()) << outputs.status();
+      EXPECT_EQ(outputs->output.At(1, 3, 4, 19), 0);
+      EXPECT_EQ(outputs->scores->At(1, 3, 4, 139), 0);
+      EXPECT_EQ(outputs->lse->At(1, 3, 4, 0), -kInf);
+    }
+  }
+}
+
+TEST_P(EdgesTest, FullyMaskedRowsAreZeroEvenWhenEverythingIsNan) {
+  const Problem problem = Make([](Problem& p) { p.mask = MaskShape{DType::kBool, {1, 1, 1, 1}}; });
+  Inputs inputs;
+  inputs.query = Tensor(GetParam(), {2, 4, 9, 16}).Fill(kNan);
+  inputs.key = Tensor(GetParam(), {2, 2, 140, 16}).Fill(kNan);
+  inputs.value = Tensor(GetParam(), {2, 2, 140, 20}).Fill(kNan);
+  inputs.mask = Tensor(DType::kBool, {1, 1, 1, 1}).Fill(0);
+  ExpectConforms(problem, inputs);
+}
+
+TEST_P(EdgesTest, ANegativeCausalOffsetLeavesTheFirstRowsEmpty) {
+  Rng rng(kSeed);
+  const Problem bottom_right = Make([](Problem& p) {
+    p.query_length = 70;
+    p.key_length = 5;
+    p.causal = true;
+    p.alignment = Alignment::kBottomRight;
+  });
+  ExpectConforms(bottom_right, RandomInputs(bottom_right, rng));
+  const Problem lengths = Make([](Problem& p) {
+    p.causal = true;
+    p.has_key_lengths = true;
+  });
+  Inputs inputs = RandomInputs(lengths, rng);
+  inputs.key_lengths = {3, 0};
+  ExpectConforms(lengths, inputs);
+}
+
+TEST_P(EdgesTest, AWindowBeyondAllKeysLeavesNothing) {
+  Rng rng(kSeed);
+  const Problem problem = Make([](Problem& p) {
+    p.query_length = 200;
+    p.key_length = 10;
+    p.left_window = 4;
+  });
+  ExpectConforms(problem, RandomInputs(problem, rng));
+}
+
+TEST_P(EdgesTest, AWindowOfAnySizeIsNoOverflow) {
+  Rng rng(kSeed);
+  const Problem problem = Make([](Problem& p) {
+    p.left_window = std::numeric_limits<int64_t>::max();
+    p.right_window = std::numeric_limits<int64_t>::max();
+    p.causal = true;
+  });
+  ExpectConforms(problem, RandomInputs(problem, rng));
+}
+
+TEST_P(EdgesTest, EmptyAxesGiveEmptyOutputs) {
+  int64_t Problem::*const kAxes[] = {&Problem::batch, &Problem::query_length};
+  for (int64_t Problem::*axis : kAxes) {
+    const Problem problem = Make([&](Problem& p) { p.*axis = 0; });
+    Rng rng(kSeed);
+    ExpectConforms(problem, RandomInputs(problem, rng));
+  }
+  const Problem no_heads = Make([](Problem& p) { p.query_heads = p.kv_heads = 0; });
+  Inputs inputs;
+  inputs.query = Tensor(GetParam(), {2, 0, 9, 16});
+  inputs.key = Tensor(GetParam(), {2, 0, 140, 16});
+  inputs.value = Tensor(GetParam(), {2, 0, 140, 20});
+  ExpectConforms(no_heads, inputs);
+}
+
+TEST_P(EdgesTest, EmptyQueriesStillGivePresent) {
+  const Problem problem = Make([](Problem& p) {
+    p.query_length = 0;
+    p.past_length = 3;
+    p.wants_present = true;
+  });
+  Rng rng(kSeed);
+  ExpectConforms(problem, RandomInputs(problem, rng));
+}
+
+TEST_P(EdgesTest, NoKeysGiveZeros) {
+  for (const bool causal : {false, true}) {
+    const Problem problem = Make([&](Problem& p) {
+      p.key_length = 0;
+      p.causal = causal;
+    });
+    Rng rng(kSeed);
+    ExpectConforms(problem, RandomInputs(problem, rng), /*threads=*/2);
+  }
+}
+
+TEST_P(EdgesTest, AMaskOfLastAxisOneBroadcasts) {
+  for (const DType mask : {DType::kBool, DType::kFloat32}) {
+    const Problem problem = Make([&](Problem& p) { p.mask = MaskShape{mask, {2, 4, 9, 1}}; });
+    Rng rng(kSeed);
+    ExpectConforms(problem, RandomInputs(problem, rng));
+  }
+}
+
+// -65504, -3.4e38 and the like stand for -inf in many models; alone in a row they weigh all keys
+// alike.
+TEST_P(EdgesTest, HugeNegativeMasksAreNumbersNotInfinity) {
+  for (const DType mask : kFloatTypes) {
+    const Problem problem = Make([&](Problem& p) { p.mask = MaskShape{mask, {1, 1, 9, 140}}; });
+    Rng rng(kSeed);
+    Inputs inputs = RandomInputs(problem, rng);
+    const double lowest = std::max(-MaxOf(mask), -1e6);
+    for (int64_t j = 0; j < 140; ++j) {
+      inputs.mask->Set(0, 0, 1, j, lowest);
+      if (j != 77) inputs.mask->Set(0, 0, 3, j, lowest);
+    }
+    ExpectConforms(problem, inputs);
+  }
+}
+
+TEST_P(EdgesTest, LargeScoresDoNotOverflow) {
+  for (const double scale : {1e4, -1e4}) {
+    const Problem problem = Make([&](Problem& p) {
+      p.scale = scale;
+      p.score_output = std::nullopt;
+    });
+    Rng rng(kSeed);
+    ExpectConforms(problem, RandomInputs(problem, rng, {}, 1));
+  }
+}
+
+// Q and K near the largest half: their products overflow a half type, not fp32.
+TEST_P(EdgesTest, ProductsBeyondTheTypeDoNotOverflowInside) {
+  const Problem problem = Make([](Problem& p) {
+    p.scale = 1e-9;
+    p.wants_lse = true;
+  });
+  Rng rng(kSeed);
+  const double magnitude = GetParam() == DType::kFloat16 ? 65000 : 1e5;
+  ExpectConforms(problem, RandomInputs(problem, rng, {}, magnitude));
+}
+
+// The sum of weights times values passes the largest half before it is divided by the sum of
+// weights.
+TEST_P(EdgesTest, ValuesNearTheLargestOfTheTypeDoNotOverflowInside) {
+  const Problem problem = Make();
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  const double largest = GetParam() == DType::kFloat16 ? 65504 : 1e30;
+  inputs.value.Fill(largest);
+  for (const Target& target : Targets()) {
+    SCOPED_TRACE(target.Name());
+    const auto outputs =
+        RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
+    ASSERT_TRUE(outputs.ok()) << outputs.status();
+    const std::vector<double> want(outputs->output.size(), RoundTo(GetParam(), largest));
+    EXPECT_TRUE(AllClose("output", outputs->output, want, {ToleranceOf(GetParam()), {}}));
+  }
+}
+
+TEST_P(EdgesTest, ScoresBeyondTheTypeAreInfinityInTheScoreOutputOnly) {
+  const Problem problem = Make([](Problem& p) {
+    p.scale = 1e4;
+    p.score_output = ScoreOutput::kScores;
+  });
+  Rng rng(kSeed);
+  ExpectConforms(problem, RandomInputs(problem, rng, {}, 4));
+}
+
+TEST_P(EdgesTest, ExtremeSoftcaps) {
+  for (const double softcap : {1e-3, 1e-30, 1e4, 1e30}) {
+    const Problem problem = Make([&](Problem& p) {
+      p.softcap = softcap;
+      p.score_output = ScoreOutput::kSoftcapped;
+    });
+    Rng rng(kSeed);
+    ExpectConforms(problem, RandomInputs(problem, rng));
+  }
+}
+
+TEST_P(EdgesTest, ScaleZeroAveragesVisibleValues) {
+  const Problem problem = Make([](Problem& p) {
+    p.scale = 0;
+    p.causal = true;
+  });
+  Rng rng(kSeed);
+  ExpectConforms(problem, RandomInputs(problem, rng));
+}
+
+TEST_P(EdgesTest, NegativeScale) {
+  const Problem problem = Make([](Problem& p) { p.scale = -3; });
+  Rng rng(kSeed);
+  ExpectConforms(problem, RandomInputs(problem, rng));
+}
+
+TEST_P(EdgesTest, SubnormalInputsAreNumbers) {
+  const Problem problem = Make([](Problem& p) { p.scale = 1e6; });
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  const double tiny = GetParam() == DType::kFloat16 ? 0x1p-24 : 0x1p-130;
+  inputs.key.FillUniform(rng, -64 * tiny, 64 * tiny);
+  inputs.value.FillUniform(rng, -64 * tiny, 64 * tiny);
+  ExpectConforms(problem, inputs);
+}
+
+// fp16's subnormals are well within fp32's range: they have to count in full.
+TEST(HalfEdgesTest, SubnormalHalvesCountInFull) {
+  Problem problem{.dtype = DType::kFloat16,
+                  .batch = 1,
+                  .query_heads = 1,
+                  .kv_heads = 1,
+                  .query_length = 3,
+                  .key_length = 70,
+                  .head_size = 17,
+                  .value_head_size = 17,
+                  .scale = 0x1p14,
+                  .wants_lse = true};
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  inputs.key.FillUniform(rng, -0x1p-15, 0x1p-15);
+  inputs.value.FillUniform(rng, -0x1p-15, 0x1p-15);
+  ExpectConforms(problem, inputs);
+}
+
+TEST(LseTest, IsFp64ForFp64InputsAndFp32Otherwise) {
+  for (const DType dtype : kFloatTypes) {
+    const Problem problem{.dtype = dtype,
+                          .batch = 1,
+                          .query_heads = 1,
+                          .kv_heads = 1,
+                          .query_length = 2,
+                          .key_length = 5,
+                          .head_size = 4,
+                          .value_head_size = 4,
+                          .wants_lse = true};
+    EXPECT_EQ(problem.lse_dtype(), dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32);
+    Rng rng(kSeed);
+    ExpectConforms(problem, RandomInputs(problem, rng));
+  }
+}
+
+}  // namespace
+}  // namespace rapt::test
