@@ -5,8 +5,10 @@
 
 #include "server/attention/cpu/instruction_sets.h"
 #include "server/attention/cpu/kernels.h"
+#include "server/attention/half.h"
 #include "server/attention/philox.h"
 #include "server/attention/present.h"
+#include "server/attention/softmax_state.h"
 
 namespace rapt {
 namespace cpu {
@@ -23,6 +25,9 @@ namespace {
 constexpr int64_t kMostQueryRows = 8 * kRowBlock;
 // Tasks a thread should have at least, so that the last ones to finish do not leave others idle.
 constexpr int64_t kTasksPerThread = 4;
+
+// A part of the keys must be worth its merge.
+constexpr int64_t kLeastSplitKeys = 1024;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
@@ -61,6 +66,18 @@ int64_t ChooseQueryRows(const Problem& p, int threads) {
   return rows;
 }
 
+// Fewer tasks than threads, as in decoding with few heads: the keys are split, each part is
+// computed as if it were all, and the parts are merged by their lse. Weights need the final lse
+// before the first of them can be written, so they are not split.
+int64_t ChooseKeySplits(const Problem& p, int64_t tasks, int threads) {
+  if (tasks >= threads || p.score_output == ScoreOutput::kWeights) return 1;
+  return std::clamp<int64_t>(p.total_keys() / kLeastSplitKeys, 1, CeilDiv(2 * threads, tasks));
+}
+
+int64_t SplitKeys(const Problem& p, int64_t splits) {
+  return RoundUp(CeilDiv(p.total_keys(), splits), kKeyBlock);
+}
+
 // fp32 holds neither a scale nor a softcap beyond its own range; fp64 then carries the whole
 // softmax.
 bool AccumulatesInFp64(const Problem& p) {
@@ -85,6 +102,11 @@ int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
 
 int64_t RowTableBytes(int64_t rows) {
   return RoundUp(rows * static_cast<int64_t>(sizeof(FlashRow)), kVectorBytes);
+}
+
+template <typename Real>
+constexpr DType RealType() {
+  return sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32;
 }
 
 Element ElementOf(DType dtype) {
@@ -129,6 +151,65 @@ FlashKeys KeysOf(const TensorView& past, int64_t past_count, const TensorView& n
   return keys;
 }
 
+// The partial results of split keys, in the shared workspace: for each query row, O and lse of each
+// part.
+template <typename Real>
+class Parts {
+ public:
+  Parts(const Problem& p, int64_t splits, std::byte* workspace)
+      : splits_(splits),
+        value_head_size_(p.value_head_size),
+        lse_(reinterpret_cast<Real*>(workspace)),
+        output_(lse_ + Rows(p) * splits) {}
+
+  static int64_t Bytes(const Problem& p, int64_t splits) {
+    return RoundUp(Rows(p) * splits * (1 + p.value_head_size) * int64_t{sizeof(Real)},
+                   kVectorBytes);
+  }
+
+  Real* Lse(int64_t row, int64_t part) const { return lse_ + row * splits_ + part; }
+  Real* Output(int64_t row, int64_t part) const {
+    return output_ + (row * splits_ + part) * value_head_size_;
+  }
+
+  // Merges the parts of a row into the first.
+  void Merge(int64_t row) const {
+    const absl::Span<Real> first(Output(row, 0), value_head_size_);
+    for (int64_t part = 1; part < splits_; ++part) {
+      MergeInto(first, *Lse(row, 0), absl::Span<const Real>(Output(row, part), value_head_size_),
+                *Lse(row, part));
+    }
+  }
+
+ private:
+  static int64_t Rows(const Problem& p) { return p.batch * p.query_heads * p.query_length; }
+
+  int64_t splits_;
+  int64_t value_head_size_;
+  Real* lse_;
+  Real* output_;
+};
+
+int64_t RowIndex(const Problem& p, int64_t b, int64_t h, int64_t i) {
+  return (b * p.query_heads + h) * p.query_length + i;
+}
+
+template <typename Real>
+void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task) {
+  const Problem& p = plan.problem;
+  const Parts<Real> parts(p, plan.tiles.key_splits, workspace);
+  const int64_t b = task / p.query_heads;
+  const int64_t h = task % p.query_heads;
+  for (int64_t i = 0; i < p.query_length; ++i) {
+    const int64_t row = RowIndex(p, b, h, i);
+    parts.Merge(row);
+    for (int64_t d = 0; d < p.value_head_size; ++d) {
+      StoreElement(a.output.Row(b, h, i), p.dtype, d, parts.Output(row, 0)[d]);
+    }
+    if (p.wants_lse) StoreElement(a.lse.Row(b, h, i), p.lse_dtype(), 0, *parts.Lse(row, 0));
+  }
+}
+
 FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   return {
@@ -142,6 +223,16 @@ FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64
       .head = h,
       .index = i,
   };
+}
+
+// Narrows a row to the task's part of the keys, its output to that part's place.
+template <typename Real>
+void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int64_t index,
+            int64_t part) {
+  row.begin = std::clamp(row.begin, task.part_begin, task.part_end);
+  row.end = std::clamp(row.end, row.begin, task.part_end);
+  row.output = reinterpret_cast<std::byte*>(parts.Output(index, part));
+  row.lse = reinterpret_cast<std::byte*>(parts.Lse(index, part));
 }
 
 // The part of the task that is the same for every block of rows.
@@ -189,6 +280,62 @@ double CountFlops(const Problem& p) {
          static_cast<double>(p.head_size + p.value_head_size);
 }
 
+// Which rows and keys a task of the first stage has.
+struct TaskPlace {
+  int64_t b, kv_head, first_head, end_head, first_query, end_query, part;
+};
+
+TaskPlace PlaceOf(const Problem& p, const Split& split, int64_t key_splits, int64_t task) {
+  TaskPlace place;
+  place.part = task % key_splits;
+  task /= key_splits;
+  // The last queries come first: under a causal mask they see the most keys and take the longest.
+  const int64_t query_task = split.query_tasks - 1 - task % split.query_tasks;
+  task /= split.query_tasks;
+  const int64_t head_task = task % split.head_tasks;
+  task /= split.head_tasks;
+  place.kv_head = task % p.kv_heads;
+  place.b = task / p.kv_heads;
+  const int64_t group_begin = place.kv_head * p.group_size();
+  place.first_head = group_begin + head_task * split.heads_per_task;
+  place.end_head = std::min(place.first_head + split.heads_per_task, group_begin + p.group_size());
+  place.first_query = query_task * split.queries_per_task;
+  place.end_query = std::min(place.first_query + split.queries_per_task, p.query_length);
+  return place;
+}
+
+template <typename Real>
+void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task,
+              int worker) {
+  const Problem& p = plan.problem;
+  const int64_t splits = plan.tiles.key_splits;
+  const Split split = SplitRows(p, plan.tiles.query_block);
+  const TaskPlace place = PlaceOf(p, split, splits, task);
+  const Parts<Real> parts(p, splits, workspace);
+  std::byte* room = workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
+  auto* rows = reinterpret_cast<FlashRow*>(room);
+
+  FlashTask flash = TaskOf(p, a, place.b, place.kv_head);
+  flash.part_begin = std::min(place.part * SplitKeys(p, splits), p.total_keys());
+  flash.part_end = std::min(flash.part_begin + SplitKeys(p, splits), p.total_keys());
+  flash.rows = rows;
+  flash.scratch = room + RowTableBytes(split.rows_per_task());
+  flash.begin = flash.part_end;
+  flash.end = flash.part_begin;
+  if (splits > 1) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
+  for (int64_t h = place.first_head; h < place.end_head; ++h) {
+    for (int64_t i = place.first_query; i < place.end_query; ++i) {
+      FlashRow& row = rows[flash.row_count++] = RowOf(p, a, place.b, h, i);
+      if (splits > 1) Narrow(row, flash, parts, RowIndex(p, place.b, h, i), place.part);
+      if (row.begin == row.end) continue;
+      flash.begin = std::min(flash.begin, row.begin);
+      flash.end = std::max(flash.end, row.end);
+    }
+  }
+  const KernelTable& kernels = Kernels(plan.isa);
+  (sizeof(Real) == 8 ? kernels.flash_fp64 : kernels.flash_fp32)(flash);
+}
+
 class Cpu final : public Backend {
  public:
   absl::string_view name() const override { return "cpu"; }
@@ -197,56 +344,39 @@ class Cpu final : public Backend {
 
   void PlanTasks(Plan& plan) const override {
     const Problem& p = plan.problem;
-    int64_t attention_tasks = 0;
-    if (!p.empty()) {
-      plan.tiles.query_block = ChooseQueryRows(p, plan.threads);
-      plan.tiles.key_block = kKeyBlock;
-      const Split split = SplitRows(p, plan.tiles.query_block);
-      attention_tasks = AttentionTasks(p, split);
-      plan.worker_workspace_bytes =
-          RowTableBytes(split.rows_per_task()) + FlashScratchBytes(p, split.rows_per_task());
-      plan.flops = CountFlops(p);
+    if (p.empty()) {
+      plan.stages = {PresentTasks(p)};
+      return;
     }
-    plan.stages = {attention_tasks + PresentTasks(p)};
+    plan.tiles.query_block = ChooseQueryRows(p, plan.threads);
+    plan.tiles.key_block = kKeyBlock;
+    const Split split = SplitRows(p, plan.tiles.query_block);
+    const int64_t tasks = AttentionTasks(p, split);
+    const int64_t splits = ChooseKeySplits(p, tasks, plan.threads);
+    plan.tiles.key_splits = splits;
+    plan.stages = {tasks * splits + PresentTasks(p)};
+    if (splits > 1) {
+      plan.stages.push_back(p.batch * p.query_heads);
+      plan.shared_workspace_bytes =
+          AccumulatesInFp64(p) ? Parts<double>::Bytes(p, splits) : Parts<float>::Bytes(p, splits);
+    }
+    plan.worker_workspace_bytes =
+        RowTableBytes(split.rows_per_task()) + FlashScratchBytes(p, split.rows_per_task());
+    plan.flops = CountFlops(p);
   }
 
-  void RunTask(const Plan& plan, const Arguments& a, std::byte* workspace, int /*stage*/,
-               int64_t task, int worker) const override {
+  void RunTask(const Plan& plan, const Arguments& a, std::byte* workspace, int stage, int64_t task,
+               int worker) const override {
     const Problem& p = plan.problem;
+    const bool fp64 = AccumulatesInFp64(p);
+    if (stage == 1) {
+      return fp64 ? MergeHead<double>(plan, a, workspace, task)
+                  : MergeHead<float>(plan, a, workspace, task);
+    }
     const int64_t present_tasks = PresentTasks(p);
     if (task < present_tasks) return RunPresentTask(p, a, task);
-    task -= present_tasks;
-
-    const Split split = SplitRows(p, plan.tiles.query_block);
-    // The last queries come first: under a causal mask they see the most keys and take the longest.
-    const int64_t query_task = split.query_tasks - 1 - task % split.query_tasks;
-    task /= split.query_tasks;
-    const int64_t head_task = task % split.head_tasks;
-    task /= split.head_tasks;
-    const int64_t kv_head = task % p.kv_heads;
-    const int64_t b = task / p.kv_heads;
-
-    auto* rows = reinterpret_cast<FlashRow*>(workspace + plan.shared_workspace_bytes +
-                                             worker * plan.worker_workspace_bytes);
-    FlashTask flash = TaskOf(p, a, b, kv_head);
-    flash.rows = rows;
-    flash.begin = p.total_keys();
-    const int64_t first_head = kv_head * p.group_size() + head_task * split.heads_per_task;
-    const int64_t end_head =
-        std::min(first_head + split.heads_per_task, (kv_head + 1) * p.group_size());
-    const int64_t first_query = query_task * split.queries_per_task;
-    const int64_t end_query = std::min(first_query + split.queries_per_task, p.query_length);
-    for (int64_t h = first_head; h < end_head; ++h) {
-      for (int64_t i = first_query; i < end_query; ++i) {
-        const FlashRow& row = rows[flash.row_count++] = RowOf(p, a, b, h, i);
-        if (row.begin == row.end) continue;
-        flash.begin = std::min(flash.begin, row.begin);
-        flash.end = std::max(flash.end, row.end);
-      }
-    }
-    flash.scratch = reinterpret_cast<std::byte*>(rows) + RowTableBytes(split.rows_per_task());
-    const KernelTable& kernels = Kernels(plan.isa);
-    AccumulatesInFp64(p) ? kernels.flash_fp64(flash) : kernels.flash_fp32(flash);
+    fp64 ? RunFlash<double>(plan, a, workspace, task - present_tasks, worker)
+         : RunFlash<float>(plan, a, workspace, task - present_tasks, worker);
   }
 };
 

@@ -51,8 +51,9 @@ struct FlashTask {
   int64_t row_count;
   FlashKeys keys;
   FlashKeys values;
-  int64_t key_count;   // T
-  int64_t begin, end;  // the keys to fold in: the union of the rows' visible ones, or a part of it
+  int64_t key_count;             // T
+  int64_t part_begin, part_end;  // the keys that are this task's: all, or one split of them
+  int64_t begin, end;            // the union of the rows' visible keys, within the part
   int64_t head_size;
   int64_t value_head_size;
   Element element;         // of Q, K, V and scores
