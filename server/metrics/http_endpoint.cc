@@ -1,0 +1,76 @@
+#include "server/metrics/http_endpoint.h"
+
+#include <civetweb.h>
+
+#include <cstring>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/base/check.h"
+
+namespace rapt {
+namespace {
+
+int Respond(mg_connection* connection, absl::string_view status, absl::string_view content_type,
+            absl::string_view body) {
+  const std::string response = absl::StrCat(
+      "HTTP/1.1 ", status, "\r\nContent-Type: ", content_type, "\r\nContent-Length: ", body.size(),
+      "\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n", body);
+  mg_write(connection, response.data(), response.size());
+  return 1;  // handled, whether the caller stayed to read it or not
+}
+
+int RespondText(mg_connection* connection, absl::string_view status, absl::string_view text) {
+  return Respond(connection, status, "text/plain; charset=utf-8", absl::StrCat(text, "\n"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const std::string& address,
+                                                                  const Metrics& metrics,
+                                                                  std::function<bool()> is_ready) {
+  mg_init_library(0);
+  std::unique_ptr<HttpEndpoint> endpoint(new HttpEndpoint(metrics, std::move(is_ready)));
+  // Two threads: one slow reader does not keep the probes waiting.
+  const char* options[] = {"listening_ports",    address.c_str(), "num_threads", "2",
+                           "request_timeout_ms", "10000",         nullptr};
+  const mg_callbacks callbacks = {};
+  endpoint->context_ = mg_start(&callbacks, nullptr, options);
+  if (endpoint->context_ == nullptr) {
+    return absl::UnavailableError(absl::StrCat("can't listen on ", address));
+  }
+  mg_set_request_handler(endpoint->context_, "/metrics", ServeMetrics, endpoint.get());
+  mg_set_request_handler(endpoint->context_, "/healthz", ServeHealth, endpoint.get());
+  mg_set_request_handler(endpoint->context_, "/readyz", ServeReadiness, endpoint.get());
+  return endpoint;
+}
+
+HttpEndpoint::~HttpEndpoint() {
+  if (context_ != nullptr) mg_stop(context_);
+  mg_exit_library();
+}
+
+int HttpEndpoint::port() const {
+  mg_server_port port = {};
+  RAPT_CHECK(mg_get_server_ports(context_, 1, &port) == 1, "a running server has a port");
+  return port.port;
+}
+
+int HttpEndpoint::ServeMetrics(mg_connection* connection, void* endpoint) {
+  return Respond(connection, "200 OK", "text/plain; version=0.0.4; charset=utf-8",
+                 static_cast<HttpEndpoint*>(endpoint)->metrics_.Serialize());
+}
+
+int HttpEndpoint::ServeHealth(mg_connection* connection, void*) {
+  return RespondText(connection, "200 OK", "ok");
+}
+
+int HttpEndpoint::ServeReadiness(mg_connection* connection, void* endpoint) {
+  if (static_cast<HttpEndpoint*>(endpoint)->is_ready_()) {
+    return RespondText(connection, "200 OK", "ready");
+  }
+  return RespondText(connection, "503 Service Unavailable", "not ready");
+}
+
+}  // namespace rapt

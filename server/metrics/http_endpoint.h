@@ -1,0 +1,47 @@
+// /metrics, /healthz and /readyz over HTTP.
+#ifndef RAPT_SERVER_METRICS_HTTP_ENDPOINT_H_
+#define RAPT_SERVER_METRICS_HTTP_ENDPOINT_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/metrics/metrics.h"
+
+struct mg_connection;
+struct mg_context;
+
+namespace rapt {
+
+// Serves from construction to destruction on threads of its own. Everything borrowed outlives it.
+class HttpEndpoint {
+ public:
+  // `address` is "host:port", where port 0 takes a free one; `is_ready` may be called from any
+  // thread. Unavailable where the address can't be had.
+  static absl::StatusOr<std::unique_ptr<HttpEndpoint>> Start(const std::string& address,
+                                                             const Metrics& metrics,
+                                                             std::function<bool()> is_ready);
+  ~HttpEndpoint();
+  HttpEndpoint(const HttpEndpoint&) = delete;
+  HttpEndpoint& operator=(const HttpEndpoint&) = delete;
+
+  // The port that was taken.
+  int port() const;
+
+ private:
+  HttpEndpoint(const Metrics& metrics, std::function<bool()> is_ready)
+      : metrics_(metrics), is_ready_(std::move(is_ready)) {}
+
+  static int ServeMetrics(mg_connection* connection, void* endpoint);
+  static int ServeHealth(mg_connection* connection, void* endpoint);
+  static int ServeReadiness(mg_connection* connection, void* endpoint);
+
+  const Metrics& metrics_;
+  const std::function<bool()> is_ready_;
+  mg_context* context_ = nullptr;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_METRICS_HTTP_ENDPOINT_H_

@@ -1,0 +1,226 @@
+#include "server/options.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "server/base/version.h"
+
+ABSL_FLAG(std::string, grpc_address, "127.0.0.1:8001",
+          "where to serve gRPC; port 0 takes a free one");
+ABSL_FLAG(std::string, metrics_address, "127.0.0.1:8002",
+          "where to serve /metrics, /healthz and /readyz over HTTP; port 0 takes a free one");
+ABSL_FLAG(std::string, backend, "auto",
+          "who computes: auto, cpu, reference or cudnn; auto takes the first that can");
+ABSL_FLAG(std::string, isa, "auto",
+          "the instruction set that the cpu backend uses; auto takes the best one here");
+ABSL_FLAG(int64_t, threads, 0, "compute threads, 1 to 1024; 0: as many as cores are given");
+ABSL_FLAG(int64_t, memory_budget_bytes, 0,
+          "what all requests together may take; 0: 60 % of the memory that is given");
+ABSL_FLAG(int64_t, max_message_bytes, int64_t{256} << 20,
+          "the largest message that is received, 1 to 2147483647");
+ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(20),
+          "how long calls in flight may go on after SIGTERM or SIGINT");
+ABSL_FLAG(bool, insecure, false, "serve in plain text on an address that is not loopback");
+
+namespace rapt {
+namespace {
+
+constexpr int64_t kMaxThreads = 1024;
+constexpr double kMemoryShare = 0.6;
+
+// "grpc_address" is RAPT_GRPC_ADDRESS in the environment.
+std::string VariableOf(absl::string_view flag_name) {
+  return absl::StrCat("RAPT_", absl::AsciiStrToUpper(flag_name));
+}
+
+std::map<std::string, absl::CommandLineFlag*> FlagsByName() {
+  std::map<std::string, absl::CommandLineFlag*> flags;
+  for (const auto& [name, flag] : absl::GetAllFlags()) flags.emplace(name, flag);
+  return flags;
+}
+
+absl::string_view KindOf(const absl::CommandLineFlag& flag) {
+  if (flag.IsOfType<bool>()) return "true or false";
+  if (flag.IsOfType<int64_t>()) return "a whole number";
+  if (flag.IsOfType<absl::Duration>()) return "a duration such as 20s or 500ms";
+  return "text";
+}
+
+// `source` is what the user wrote: "--threads" or "RAPT_THREADS".
+absl::Status SetFlag(absl::CommandLineFlag& flag, absl::string_view source,
+                     absl::string_view value) {
+  std::string error;
+  if (flag.ParseFrom(value, &error)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(source, " is '", value, "'; it must be ", KindOf(flag)));
+}
+
+// A variable that is set but empty counts as not set, as in `RAPT_ISA= rapt-server`.
+absl::Status SetFlagsFromEnvironment(ReadEnvironment environment) {
+  for (const auto& [name, flag] : FlagsByName()) {
+    const std::string variable = VariableOf(name);
+    const char* value = environment(variable.c_str());
+    if (value == nullptr || *value == '\0') continue;
+    absl::Status status = SetFlag(*flag, variable, value);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Sets the flag that arguments[index] names; moves `index` past it and past its value.
+absl::Status SetFlagFromArgument(absl::Span<const char* const> arguments, size_t& index) {
+  absl::string_view argument = arguments[index++];
+  if (!absl::StartsWith(argument, "--") || argument.size() == 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unexpected argument '", argument, "'; --help lists the flags"));
+  }
+  argument.remove_prefix(2);
+  const size_t equals = argument.find('=');
+  const absl::string_view name = argument.substr(0, equals);
+  absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+  if (flag == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no flag --", name, "; --help lists the flags"));
+  }
+  const std::string source = absl::StrCat("--", name);
+  if (equals != absl::string_view::npos) return SetFlag(*flag, source, argument.substr(equals + 1));
+  if (flag->IsOfType<bool>()) return SetFlag(*flag, source, "true");
+  if (index == arguments.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(source, " needs a value"));
+  }
+  return SetFlag(*flag, source, arguments[index++]);
+}
+
+std::string HelpText() {
+  std::string text =
+      "Usage: rapt-server [--flag=value]...\n"
+      "\n"
+      "Computes attention for clients of the Open Inference Protocol over gRPC.\n"
+      "\n";
+  for (const auto& [name, flag] : FlagsByName()) {
+    absl::StrAppend(&text, "  --", name, "=", flag->DefaultValue(), "\n      ", flag->Help(), "\n");
+  }
+  absl::StrAppend(
+      &text, "\nThe environment sets the same, --grpc_address as RAPT_GRPC_ADDRESS; ",
+      "a flag wins over it.\n",
+      "When it serves, it prints: rapt-server ready grpc=HOST:PORT metrics=HOST:PORT\n");
+  return text;
+}
+
+struct HostAndPort {
+  std::string host;
+  int port;
+};
+
+std::optional<HostAndPort> SplitAddress(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0) return std::nullopt;
+  int port;
+  if (!absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 0 || port > 65535) {
+    return std::nullopt;
+  }
+  return HostAndPort{address.substr(0, colon), port};
+}
+
+bool IsLoopback(const std::string& host) {
+  if (host == "localhost" || host == "[::1]") return true;
+  in_addr address;
+  return inet_pton(AF_INET, host.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127;
+}
+
+absl::Status CheckAddress(absl::string_view flag_name, const std::string& address, bool insecure) {
+  const std::optional<HostAndPort> parts = SplitAddress(address);
+  if (!parts) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--", flag_name, " is '", address, "'; it must be host:port, the port from 0 to 65535"));
+  }
+  if (insecure || IsLoopback(parts->host)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag_name, " is '", address,
+                   "', which is not loopback; plain text there needs --insecure"));
+}
+
+absl::Status CheckRange(absl::string_view flag_name, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag_name, " is ", value, "; it must be from ", least, " to ", most));
+}
+
+absl::Status CheckFlags() {
+  const bool insecure = absl::GetFlag(FLAGS_insecure);
+  absl::Status status = CheckAddress("grpc_address", absl::GetFlag(FLAGS_grpc_address), insecure);
+  status.Update(CheckAddress("metrics_address", absl::GetFlag(FLAGS_metrics_address), insecure));
+  status.Update(CheckRange("threads", absl::GetFlag(FLAGS_threads), 0, kMaxThreads));
+  status.Update(CheckRange("memory_budget_bytes", absl::GetFlag(FLAGS_memory_budget_bytes), 0,
+                           std::numeric_limits<int64_t>::max()));
+  status.Update(CheckRange("max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), 1,
+                           std::numeric_limits<int32_t>::max()));
+  const absl::Duration grace_period = absl::GetFlag(FLAGS_grace_period);
+  if (grace_period < absl::ZeroDuration() || grace_period > absl::Hours(24)) {
+    status.Update(absl::InvalidArgumentError(absl::StrCat(
+        "--grace_period is ", absl::FormatDuration(grace_period), "; it must be from 0 to 24h")));
+  }
+  return status;
+}
+
+Options OptionsFromFlags(const HostLimits& host) {
+  const int64_t threads = absl::GetFlag(FLAGS_threads);
+  const int64_t memory_budget_bytes = absl::GetFlag(FLAGS_memory_budget_bytes);
+  return {
+      .grpc_address = absl::GetFlag(FLAGS_grpc_address),
+      .metrics_address = absl::GetFlag(FLAGS_metrics_address),
+      .backend = absl::GetFlag(FLAGS_backend),
+      .isa = absl::GetFlag(FLAGS_isa),
+      .threads =
+          static_cast<int>(threads > 0 ? threads : std::clamp<int64_t>(host.cores, 1, kMaxThreads)),
+      .memory_budget_bytes =
+          memory_budget_bytes > 0
+              ? memory_budget_bytes
+              : static_cast<int64_t>(kMemoryShare * static_cast<double>(host.memory_bytes)),
+      .max_message_bytes = static_cast<int>(absl::GetFlag(FLAGS_max_message_bytes)),
+      .grace_period = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_grace_period)),
+      .text_to_print = "",
+  };
+}
+
+Options OnlyPrint(std::string text) {
+  Options options;
+  options.text_to_print = std::move(text);
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
+                                     ReadEnvironment environment, const HostLimits& host) {
+  for (const absl::string_view argument : arguments) {
+    if (argument == "--help") return OnlyPrint(HelpText());
+    if (argument == "--version") return OnlyPrint(absl::StrCat("rapt-server ", Version(), "\n"));
+  }
+  absl::Status status = SetFlagsFromEnvironment(environment);
+  if (!status.ok()) return status;
+  for (size_t index = 0; index < arguments.size();) {
+    status = SetFlagFromArgument(arguments, index);
+    if (!status.ok()) return status;
+  }
+  status = CheckFlags();
+  if (!status.ok()) return status;
+  return OptionsFromFlags(host);
+}
+
+}  // namespace rapt

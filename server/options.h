@@ -1,0 +1,42 @@
+// Every knob of rapt-server. A knob is set by a flag, --grpc_address=..., or by the environment,
+// RAPT_GRPC_ADDRESS=...; the flag wins.
+#ifndef RAPT_SERVER_OPTIONS_H_
+#define RAPT_SERVER_OPTIONS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/base/host_limits.h"
+
+namespace rapt {
+
+struct Options {
+  std::string grpc_address;     // "host:port"; port 0 takes a free one
+  std::string metrics_address;  // likewise
+  std::string backend;          // auto, or a backend's name; not checked here
+  std::string isa;              // auto, or an instruction set's name; not checked here
+  int threads = 1;              // compute threads, 1 to 1024
+  int64_t memory_budget_bytes = 0;
+  int max_message_bytes = 0;
+  std::chrono::milliseconds grace_period{0};  // for calls in flight after SIGTERM
+
+  // What --help or --version asks to print, instead of serving.
+  std::string text_to_print;
+};
+
+// A variable of the environment, or null; std::getenv's shape.
+using ReadEnvironment = absl::FunctionRef<const char*(const char* name)>;
+
+// `arguments` are main's, without the program's name. InvalidArgument, in one line that names the
+// flag or the variable, for an unknown flag, a bad value, a stray argument, or flags that don't go
+// together. Call it once: flags keep their values.
+absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
+                                     ReadEnvironment environment, const HostLimits& host);
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_OPTIONS_H_
