@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "client/cli/commands.h"
+#include "server/base/version.h"
 
 namespace rapt {
 namespace {
@@ -61,7 +62,7 @@ ExitCode Main(CommandArguments arguments) {
     return ExitCode::kOk;
   }
   if (name == "--version") {
-    std::printf("rapt %s\n", RAPT_VERSION);
+    absl::PrintF("rapt %s\n", Version());
     return ExitCode::kOk;
   }
   try {

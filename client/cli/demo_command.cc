@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/cli/attention_caller.h"
+#include "client/cli/commands.h"
+#include "client/cli/json.h"
+#include "client/cli/server_connection.h"
+#include "client/cli/terminal_heat_map.h"
+#include "server/attention/half.h"
+
+namespace rapt {
+namespace {
+
+constexpr size_t kWords = 6;
+constexpr size_t kFeatures = 6;
+using WordFeatures = std::array<std::array<float, kFeatures>, kWords>;
+
+const std::array<std::string, kWords> kSentence = {"the₁", "cat", "sat", "on", "the₂", "mat"};
+
+// What each word is, which is what the others find when they look at it: keys and values.
+constexpr WordFeatures kIs = {{
+    // article, noun, verb, preposition, animal, where in the sentence
+    {1, 0, 0, 0, 0, -1.0f},  // the
+    {0, 1, 0, 0, 1, -0.6f},  // cat
+    {0, 0, 1, 0, 0, -0.2f},  // sat
+    {0, 0, 0, 1, 0, +0.2f},  // on
+    {1, 0, 0, 0, 0, +0.6f},  // the
+    {0, 1, 0, 0, 0, +1.0f},  // mat
+}};
+
+// What each word looks for: an article its noun, near by; a verb who does it; a preposition what
+// comes after it; a noun what it does or where it lies. These are the queries.
+constexpr WordFeatures kLooksFor = {{
+    {1, 5, 0, 0, 0, -3},  // the
+    {3, 2, 6, 0, 0, -1},  // cat
+    {0, 0, 2, 3, 6, -1},  // sat
+    {0, 5, 3, 1, 0, +3},  // on
+    {1, 5, 0, 0, 0, +3},  // the
+    {2, 2, 2, 6, 3, +1},  // mat
+}};
+
+// Attention among the words, and how it was computed.
+struct WordAttention {
+  std::vector<double> weights;  // [kWords, kWords]
+  AttentionReply reply;
+
+  size_t MostAttended(size_t word) const {
+    const auto row = weights.begin() + word * kWords;
+    return std::max_element(row, row + kWords) - row;
+  }
+  double Weight(size_t word, size_t other) const { return weights[word * kWords + other]; }
+};
+
+absl::Span<const std::byte> Bytes(const WordFeatures& features) {
+  return {reinterpret_cast<const std::byte*>(features.data()), sizeof(features)};
+}
+
+absl::StatusOr<WordAttention> Attend(AttentionCaller& caller, bool causal) {
+  const TensorSpec spec{DType::kFloat32, {1, 1, kWords, kFeatures}};
+  OperatorCall call;
+  call.q = call.k = call.v = spec;
+  call.is_causal = causal;
+  call.score_output = ScoreOutput::kWeights;
+  absl::StatusOr<AttentionReply> reply =
+      caller.Attend(call, {.q = Bytes(kLooksFor), .k = Bytes(kIs), .v = Bytes(kIs)});
+  if (!reply.ok()) return reply.status();
+  WordAttention attention;
+  for (size_t at = 0; at < kWords * kWords; ++at) {
+    attention.weights.push_back(LoadElement(reply->scores->data(), DType::kFloat32, at));
+  }
+  attention.reply = *std::move(reply);
+  return attention;
+}
+
+TextBlock DescribeWords(const WordAttention& attention, size_t columns) {
+  TextBlock block{columns, {}};
+  for (size_t word = 0; word < kWords; ++word) {
+    const size_t most = attention.MostAttended(word);
+    block.lines.push_back(
+        PadRight(absl::StrFormat("'%s' attends most to '%s' (%.1f%%)", kSentence[word],
+                                 kSentence[most], attention.Weight(word, most) * 100),
+                 columns));
+  }
+  return block;
+}
+
+double Milliseconds(const AttentionReply& reply) {
+  return std::chrono::duration<double, std::milli>(reply.elapsed).count();
+}
+
+void Print(const WordAttention& full, const WordAttention& causal, const std::string& address) {
+  const Terminal terminal = Terminal::OfStdout();
+  const TextBlock full_map = DrawTerminalHeatMap("every word sees every word", kSentence,
+                                                 full.weights, terminal.has_colour);
+  const TextBlock causal_map = DrawTerminalHeatMap("causal: no word sees ahead", kSentence,
+                                                   causal.weights, terminal.has_colour);
+  std::fputs(
+      "\n  the cat sat on the mat\n\n"
+      "Each word is six hand-made numbers that say what it is, and six that say what\n"
+      "it looks for. Rows look at columns; a row's weights, in percent, add up to 100.\n\n",
+      stdout);
+  std::fputs(Arrange(full_map, causal_map, terminal.columns).c_str(), stdout);
+  std::putchar('\n');
+  std::fputs(Arrange(DescribeWords(full, full_map.columns),
+                     DescribeWords(causal, causal_map.columns), terminal.columns)
+                 .c_str(),
+             stdout);
+  absl::PrintF("\nComputed by %s (plan %s) at %s; round trips of %.1f and %.1f ms.\n",
+               full.reply.backend, full.reply.plan, address, Milliseconds(full.reply),
+               Milliseconds(causal.reply));
+}
+
+void WriteJson(const WordAttention& attention, JsonWriter& json) {
+  json.BeginObject().Key("weights").BeginArray();
+  for (size_t word = 0; word < kWords; ++word) {
+    json.BeginArray();
+    for (size_t other = 0; other < kWords; ++other) json.Number(attention.Weight(word, other));
+    json.EndArray();
+  }
+  json.EndArray().Key("attends_most_to").BeginArray();
+  for (size_t word = 0; word < kWords; ++word) json.Integer(attention.MostAttended(word));
+  json.EndArray().Key("backend").String(attention.reply.backend);
+  json.Key("plan").String(attention.reply.plan);
+  json.Key("round_trip_ms").Number(Milliseconds(attention.reply)).EndObject();
+}
+
+void PrintJson(const WordAttention& full, const WordAttention& causal, const std::string& address) {
+  JsonWriter json;
+  json.BeginObject().Key("address").String(address).Key("words").Strings(kSentence);
+  json.Key("full");
+  WriteJson(full, json);
+  json.Key("causal");
+  WriteJson(causal, json);
+  json.EndObject();
+  std::puts(json.Take().c_str());
+}
+
+}  // namespace
+
+ExitCode RunDemoCommand(CommandArguments arguments) {
+  ServerFlags server;
+  bool as_json = false;
+  CommandLine line{.usage = "rapt demo [flags]",
+                   .summary =
+                       "Sends \"the cat sat on the mat\" to a server and shows which word "
+                       "attends to which, without and with a causal mask.",
+                   .flags = server.Table(),
+                   .examples = {"rapt demo", "rapt demo --address 127.0.0.1:8001 --json"}};
+  line.flags.push_back({"json", "", "print the weights as JSON", &as_json});
+  std::vector<std::string> operands;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  const auto channel = Connect(server);
+  if (!channel.ok()) return FailConnect(channel.status());
+  const std::unique_ptr<AttentionCaller> caller = NewRemoteCaller(*channel, server.timeout());
+  const absl::StatusOr<WordAttention> full = Attend(*caller, /*causal=*/false);
+  if (!full.ok()) return FailCall(full.status());
+  const absl::StatusOr<WordAttention> causal = Attend(*caller, /*causal=*/true);
+  if (!causal.ok()) return FailCall(causal.status());
+  (as_json ? PrintJson : Print)(*full, *causal, server.address);
+  return ExitCode::kOk;
+}
+
+}  // namespace rapt

@@ -1,0 +1,37 @@
+// The way to a server: which one, how long to wait, what to say when there is none.
+#ifndef RAPT_CLIENT_CLI_SERVER_CONNECTION_H_
+#define RAPT_CLIENT_CLI_SERVER_CONNECTION_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cli/command_line.h"
+
+namespace rapt {
+
+struct ServerFlags {
+  ServerFlags();  // from RAPT_ADDRESS, where that is set
+
+  std::string address;
+  double timeout_s = 60;
+
+  // Their rows in a command's table.
+  std::vector<Flag> Table();
+  std::chrono::nanoseconds timeout() const;
+};
+
+// A channel that is connected. Unavailable, in words for a person, when nobody answers at the
+// address; InvalidArgument for a timeout that is none.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const ServerFlags& flags);
+
+absl::Status FromGrpc(const grpc::Status& status);
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_SERVER_CONNECTION_H_

@@ -1,0 +1,121 @@
+#include "client/cli/terminal_heat_map.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/cli/colour.h"
+
+namespace rapt {
+namespace {
+
+constexpr size_t kCellColumns = 5;
+constexpr size_t kGap = 4;  // between blocks side by side
+
+std::string Spaces(size_t count) { return std::string(count, ' '); }
+
+std::string PadLeft(std::string_view text, size_t width) {
+  const size_t used = DisplayWidth(text);
+  return (used < width ? Spaces(width - used) : "") + std::string(text);
+}
+
+// Leans right where it can't be even, as numbers do.
+std::string Centre(std::string_view text, size_t width) {
+  const size_t used = std::min(DisplayWidth(text), width);
+  return PadRight(PadLeft(text, used + (width - used + 1) / 2), width);
+}
+
+std::string ColourCell(double weight) {
+  if (weight == 0) return Centre("·", kCellColumns);
+  const Colour back = Viridis(weight);
+  const Colour front = ReadableOn(back);
+  const std::string number = absl::StrFormat("%.0f%%", weight * 100);
+  return absl::StrFormat("\x1b[48;2;%d;%d;%dm\x1b[38;2;%d;%d;%dm%s\x1b[0m", back.red, back.green,
+                         back.blue, front.red, front.green, front.blue,
+                         Centre(number, kCellColumns));
+}
+
+std::string PlainCell(double weight) {
+  if (weight == 0) return PadLeft("·", kCellColumns);
+  constexpr std::string_view kShades[] = {" ", "░", "▒", "▓", "█"};
+  const size_t shade =
+      std::min<size_t>(static_cast<size_t>(weight * std::size(kShades)), std::size(kShades) - 1);
+  return PadLeft(absl::StrFormat("%s%3.0f", kShades[shade], weight * 100), kCellColumns);
+}
+
+}  // namespace
+
+Terminal Terminal::OfStdout() {
+  Terminal terminal;
+  if (!isatty(STDOUT_FILENO)) return terminal;
+  const char* no_color = std::getenv("NO_COLOR");
+  const char* term = std::getenv("TERM");
+  const bool is_dumb = term == nullptr || std::string_view(term) == "dumb";
+  terminal.has_colour = !is_dumb && (no_color == nullptr || *no_color == '\0');
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    terminal.columns = size.ws_col;
+  }
+  return terminal;
+}
+
+size_t DisplayWidth(std::string_view text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) != 0x80; });
+}
+
+std::string PadRight(std::string_view text, size_t width) {
+  const size_t used = DisplayWidth(text);
+  return std::string(text) + (used < width ? Spaces(width - used) : "");
+}
+
+TextBlock DrawTerminalHeatMap(std::string_view title, absl::Span<const std::string> labels,
+                              absl::Span<const double> weights, bool has_colour) {
+  size_t label_columns = 0;
+  for (const std::string& label : labels) {
+    label_columns = std::max(label_columns, DisplayWidth(label));
+  }
+  const size_t cells_columns = labels.size() * kCellColumns;
+  TextBlock block{label_columns + 1 + cells_columns, {}};
+  const std::string indent = Spaces(label_columns + 1);
+  block.lines.push_back(indent + Centre(title, cells_columns));
+  std::string header = indent;
+  for (const std::string& label : labels) {
+    header += has_colour ? Centre(label, kCellColumns) : PadLeft(label, kCellColumns);
+  }
+  block.lines.push_back(header);
+  for (size_t i = 0; i < labels.size(); ++i) {
+    std::string line = PadLeft(labels[i], label_columns) + " ";
+    for (size_t j = 0; j < labels.size(); ++j) {
+      const double weight = weights[i * labels.size() + j];
+      line += has_colour ? ColourCell(weight) : PlainCell(weight);
+    }
+    block.lines.push_back(line);
+  }
+  return block;
+}
+
+std::string Arrange(const TextBlock& left, const TextBlock& right, size_t columns) {
+  std::string out;
+  const bool fits = left.columns + kGap + right.columns <= columns;
+  const size_t lines = std::max(left.lines.size(), right.lines.size());
+  for (size_t i = 0; fits && i < lines; ++i) {
+    const std::string_view beside = i < right.lines.size() ? right.lines[i] : std::string_view();
+    // What is left of the gap may hold colours, whose width is known only to its block.
+    const std::string first = i < left.lines.size() ? left.lines[i] : Spaces(left.columns);
+    absl::StrAppend(&out, first, Spaces(kGap), std::string(beside), "\n");
+  }
+  if (fits) return out;
+  for (const std::string& line : left.lines) absl::StrAppend(&out, line, "\n");
+  out.push_back('\n');
+  for (const std::string& line : right.lines) absl::StrAppend(&out, line, "\n");
+  return out;
+}
+
+}  // namespace rapt
