@@ -1,0 +1,378 @@
+#include "server/execution/executor.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "server/attention/backend.h"
+#include "tests/support/fake_clock.h"
+
+namespace rapt {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Runs a test's function as every task.
+class ScriptedBackend : public Backend {
+ public:
+  using Task = std::function<void(const Plan& plan, int stage, int64_t task, int worker)>;
+  explicit ScriptedBackend(Task task) : task_(std::move(task)) {}
+
+  absl::string_view name() const override { return "scripted"; }
+  absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
+  void PlanTasks(Plan&) const override {}
+  void RunTask(const Plan& plan, const Arguments&, std::byte*, int stage, int64_t task,
+               int worker) const override {
+    task_(plan, stage, task, worker);
+  }
+
+ private:
+  const Task task_;
+};
+
+// A latch of our own: absl's is not instrumented for ThreadSanitizer.
+class Event {
+ public:
+  void Set() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    set_ = true;
+    changed_.notify_all();
+  }
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return set_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool set_ = false;
+};
+
+Job MakeJob(const Backend& backend, absl::InlinedVector<int64_t, 3> stages, int threads,
+            absl::AnyInvocable<void(const JobReport&)> done) {
+  Job job;
+  job.plan.backend = &backend;
+  job.plan.stages = std::move(stages);
+  job.plan.threads = threads;
+  job.done = std::move(done);
+  return job;
+}
+
+// The report of a job, waited for.
+class Outcome {
+ public:
+  absl::AnyInvocable<void(const JobReport&)> Callback() {
+    return [this](const JobReport& report) {
+      report_ = report;
+      ++calls_;
+      thread_ = std::this_thread::get_id();
+      event_.Set();
+    };
+  }
+  const JobReport& Wait() {
+    event_.Wait();
+    return report_;
+  }
+  int calls() const { return calls_; }
+  std::thread::id thread() const { return thread_; }
+
+ private:
+  Event event_;
+  JobReport report_;
+  std::atomic<int> calls_{0};
+  std::thread::id thread_;
+};
+
+TEST(ExecutorTest, RunsEveryTaskOnceAndStagesInOrder) {
+  constexpr int kThreads = 4;
+  std::mutex mutex;
+  std::multiset<std::pair<int, int64_t>> seen;
+  std::atomic<int> done_in_first_stage{0};
+  ScriptedBackend backend([&](const Plan&, int stage, int64_t task, int) {
+    if (stage == 0) ++done_in_first_stage;
+    if (stage == 1) {
+      EXPECT_EQ(done_in_first_stage, 100) << "a stage is a barrier";
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    seen.emplace(stage, task);
+  });
+  const SteadyClock clock;
+  Executor executor(kThreads, clock);
+  Outcome outcome;
+  executor.Submit(MakeJob(backend, {100, 7}, kThreads, outcome.Callback()));
+  EXPECT_TRUE(outcome.Wait().status.ok());
+  std::multiset<std::pair<int, int64_t>> expected;
+  for (int64_t task = 0; task < 100; ++task) expected.emplace(0, task);
+  for (int64_t task = 0; task < 7; ++task) expected.emplace(1, task);
+  EXPECT_EQ(seen, expected);
+}
+
+TEST(ExecutorTest, GivesConcurrentTasksOfAJobDifferentWorkers) {
+  constexpr int kThreads = 4;
+  std::array<std::atomic<int>, kThreads> users{};
+  ScriptedBackend backend([&](const Plan&, int, int64_t, int worker) {
+    ASSERT_GE(worker, 0);
+    ASSERT_LT(worker, kThreads);
+    EXPECT_EQ(users[worker]++, 0) << "worker " << worker << " is in use";
+    std::this_thread::yield();
+    --users[worker];
+  });
+  const SteadyClock clock;
+  Executor executor(kThreads, clock);
+  Outcome outcome;
+  executor.Submit(MakeJob(backend, {2000}, kThreads, outcome.Callback()));
+  EXPECT_TRUE(outcome.Wait().status.ok());
+}
+
+TEST(ExecutorTest, RunsDoneOnAComputeThreadAlsoWhenThereIsNothingToDo) {
+  ScriptedBackend backend([](const Plan&, int, int64_t, int) { FAIL() << "there is no task"; });
+  const SteadyClock clock;
+  Executor executor(2, clock);
+  for (const absl::InlinedVector<int64_t, 3>& stages :
+       {absl::InlinedVector<int64_t, 3>{}, absl::InlinedVector<int64_t, 3>{0, 0}}) {
+    Outcome outcome;
+    executor.Submit(MakeJob(backend, stages, 2, outcome.Callback()));
+    EXPECT_TRUE(outcome.Wait().status.ok());
+    EXPECT_NE(outcome.thread(), std::this_thread::get_id());
+  }
+}
+
+TEST(ExecutorTest, RunsAnInlineJobOnTheCallersThreadAsWorkerZero) {
+  const std::thread::id caller = std::this_thread::get_id();
+  std::vector<std::pair<int, int64_t>> order;
+  ScriptedBackend backend([&](const Plan&, int stage, int64_t task, int worker) {
+    EXPECT_EQ(worker, 0);
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    order.emplace_back(stage, task);
+  });
+  const SteadyClock clock;
+  Executor executor(1, clock);
+  Outcome outcome;
+  executor.RunInline(MakeJob(backend, {2, 1}, 1, outcome.Callback()));
+  EXPECT_EQ(outcome.calls(), 1);
+  EXPECT_TRUE(outcome.Wait().status.ok());
+  EXPECT_EQ(order, (std::vector<std::pair<int, int64_t>>{{0, 0}, {0, 1}, {1, 0}}));
+}
+
+TEST(ExecutorTest, StopsBetweenTasksWhenCancelled) {
+  std::atomic<bool> cancelled{false};
+  std::atomic<int> tasks{0};
+  ScriptedBackend backend([&](const Plan&, int, int64_t, int) {
+    if (++tasks == 3) cancelled = true;
+  });
+  const SteadyClock clock;
+  Executor executor(1, clock);
+  for (const bool run_inline : {false, true}) {
+    tasks = 0;
+    cancelled = false;
+    Outcome outcome;
+    Job job = MakeJob(backend, {100, 100}, 1, outcome.Callback());
+    job.cancelled = &cancelled;
+    if (run_inline) {
+      executor.RunInline(std::move(job));
+    } else {
+      executor.Submit(std::move(job));
+    }
+    EXPECT_EQ(outcome.Wait().status.code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(tasks, 3) << "no task starts after the cancellation";
+  }
+}
+
+TEST(ExecutorTest, StopsBetweenTasksWhenTheDeadlinePasses) {
+  test::FakeClock clock;
+  std::atomic<int> tasks{0};
+  ScriptedBackend backend([&](const Plan&, int, int64_t, int) {
+    ++tasks;
+    clock.Advance(milliseconds(10));
+  });
+  Executor executor(1, clock);
+  Outcome outcome;
+  Job job = MakeJob(backend, {100}, 1, outcome.Callback());
+  job.deadline = clock.Now() + milliseconds(35);
+  executor.Submit(std::move(job));
+  EXPECT_EQ(outcome.Wait().status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(tasks, 4);
+}
+
+TEST(ExecutorTest, StartsNothingOfAJobThatIsTooLate) {
+  test::FakeClock clock;
+  ScriptedBackend backend([](const Plan&, int, int64_t, int) { FAIL() << "it is too late"; });
+  Executor executor(2, clock);
+  Outcome outcome;
+  Job job = MakeJob(backend, {5}, 2, outcome.Callback());
+  job.deadline = clock.Now();
+  executor.Submit(std::move(job));
+  EXPECT_EQ(outcome.Wait().status.code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+// Jobs tell themselves apart by their plan's batch; every task takes a quantum of fake time.
+class FairnessTest : public ::testing::Test {
+ protected:
+  Job NamedJob(int64_t name, int64_t tasks, Outcome& outcome) {
+    Job job = MakeJob(backend_, {tasks}, 1, outcome.Callback());
+    job.plan.problem.batch = name;
+    return job;
+  }
+
+  test::FakeClock clock_;
+  Event first_task_started_;
+  Event all_submitted_;
+  std::vector<int64_t> order_;  // touched by the one worker, read after the jobs' ends
+  ScriptedBackend backend_{[this](const Plan& plan, int, int64_t, int) {
+    if (order_.empty()) {
+      first_task_started_.Set();
+      all_submitted_.Wait();
+    }
+    order_.push_back(plan.problem.batch);
+    clock_.Advance(Executor::kQuantum);
+  }};
+};
+
+TEST_F(FairnessTest, AShortJobOvertakesALongOne) {
+  Executor executor(1, clock_);
+  Outcome long_outcome, short_outcome;
+  executor.Submit(NamedJob(1, 100, long_outcome));
+  first_task_started_.Wait();
+  executor.Submit(NamedJob(2, 2, short_outcome));
+  all_submitted_.Set();
+  short_outcome.Wait();
+  long_outcome.Wait();
+  ASSERT_EQ(order_.size(), 102u);
+  const std::vector<int64_t> start(order_.begin(), order_.begin() + 6);
+  EXPECT_EQ(start, (std::vector<int64_t>{1, 2, 1, 2, 1, 1}));
+}
+
+TEST_F(FairnessTest, JobsOfOneLengthShareTheTimeEvenly) {
+  Executor executor(1, clock_);
+  Outcome outcomes[3];
+  executor.Submit(NamedJob(0, 10, outcomes[0]));
+  first_task_started_.Wait();
+  executor.Submit(NamedJob(1, 10, outcomes[1]));
+  executor.Submit(NamedJob(2, 10, outcomes[2]));
+  all_submitted_.Set();
+  for (Outcome& outcome : outcomes) outcome.Wait();
+  ASSERT_EQ(order_.size(), 30u);
+  std::array<int, 3> run{};
+  for (const int64_t job : order_) {
+    ++run[job];
+    const auto [least, most] = std::minmax_element(run.begin(), run.end());
+    EXPECT_LE(*most - *least, 2) << "after " << run[0] + run[1] + run[2] << " tasks";
+  }
+}
+
+TEST(ExecutorTest, KeepsAJobForAQuantumBeforeItChoosesAnew) {
+  test::FakeClock clock;
+  Event started, submitted;
+  std::vector<int64_t> order;
+  ScriptedBackend backend([&](const Plan& plan, int, int64_t, int) {
+    if (order.empty()) {
+      started.Set();
+      submitted.Wait();
+    }
+    order.push_back(plan.problem.batch);
+    clock.Advance(std::chrono::nanoseconds(Executor::kQuantum) / 4);
+  });
+  Executor executor(1, clock);
+  Outcome first, second;
+  Job job = MakeJob(backend, {6}, 1, first.Callback());
+  job.plan.problem.batch = 1;
+  executor.Submit(std::move(job));
+  started.Wait();
+  job = MakeJob(backend, {6}, 1, second.Callback());
+  job.plan.problem.batch = 2;
+  executor.Submit(std::move(job));
+  submitted.Set();
+  first.Wait();
+  second.Wait();
+  EXPECT_EQ(order, (std::vector<int64_t>{1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 2, 2}));
+}
+
+TEST(ExecutorTest, ReportsQueueAndComputeTime) {
+  test::FakeClock clock;
+  Event started, submitted;
+  ScriptedBackend backend([&](const Plan& plan, int, int64_t, int) {
+    if (plan.problem.batch == 1) {
+      started.Set();
+      submitted.Wait();
+    }
+    clock.Advance(milliseconds(5));
+  });
+  Executor executor(1, clock);
+  Outcome first, second;
+  Job job = MakeJob(backend, {1}, 1, first.Callback());
+  job.plan.problem.batch = 1;
+  executor.Submit(std::move(job));
+  started.Wait();
+  executor.Submit(MakeJob(backend, {2}, 1, second.Callback()));
+  submitted.Set();
+  EXPECT_EQ(first.Wait().compute_time, milliseconds(5));
+  EXPECT_EQ(second.Wait().queue_time, milliseconds(5));
+  EXPECT_EQ(second.Wait().compute_time, milliseconds(10));
+}
+
+TEST(ExecutorTest, DestructionGivesUpJobsInFlightAndRunsEachDoneOnce) {
+  constexpr int kJobs = 20;
+  Event started;
+  std::atomic<bool> ending{false};
+  ScriptedBackend backend([&](const Plan&, int, int64_t, int) {
+    started.Set();
+    while (!ending) std::this_thread::yield();
+  });
+  std::vector<Outcome> outcomes(kJobs);
+  const SteadyClock clock;
+  {
+    Executor executor(2, clock);
+    for (Outcome& outcome : outcomes) {
+      executor.Submit(MakeJob(backend, {1000000}, 2, outcome.Callback()));
+    }
+    started.Wait();
+    ending = true;
+  }
+  int given_up = 0;
+  for (Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.calls(), 1);
+    const absl::StatusCode code = outcome.Wait().status.code();
+    EXPECT_TRUE(code == absl::StatusCode::kOk || code == absl::StatusCode::kUnavailable) << code;
+    given_up += code == absl::StatusCode::kUnavailable;
+  }
+  EXPECT_GT(given_up, 0);
+}
+
+TEST(ExecutorTest, AnswersManyJobsFromManyThreadsOnceEach) {
+  constexpr int kThreads = 3;
+  constexpr int kCallers = 4;
+  constexpr int kJobsPerCaller = 200;
+  std::atomic<int64_t> tasks{0};
+  ScriptedBackend backend([&](const Plan&, int, int64_t, int) { ++tasks; });
+  std::vector<Outcome> outcomes(kCallers * kJobsPerCaller);
+  const SteadyClock clock;
+  Executor executor(kThreads, clock);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int i = 0; i < kJobsPerCaller; ++i) {
+        executor.Submit(
+            MakeJob(backend, {3, 2}, kThreads, outcomes[caller * kJobsPerCaller + i].Callback()));
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  for (Outcome& outcome : outcomes) EXPECT_TRUE(outcome.Wait().status.ok());
+  for (Outcome& outcome : outcomes) EXPECT_EQ(outcome.calls(), 1);
+  EXPECT_EQ(tasks, kCallers * kJobsPerCaller * 5);
+}
+
+}  // namespace
+}  // namespace rapt

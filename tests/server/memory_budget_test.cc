@@ -1,0 +1,114 @@
+#include "server/admission/memory_budget.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace rapt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(MemoryBudgetTest, GivesBackWhatAReservationHeld) {
+  MemoryBudget budget(100);
+  {
+    const auto first = budget.Reserve(60);
+    const auto second = budget.Reserve(40);
+    ASSERT_TRUE(first.ok() && second.ok());
+    EXPECT_EQ(budget.reserved_bytes(), 100);
+  }
+  EXPECT_EQ(budget.reserved_bytes(), 0);
+}
+
+TEST(MemoryBudgetTest, RejectsWhatCanNeverFitAndNamesNeededAndAllowed) {
+  MemoryBudget budget(100);
+  const absl::Status status = budget.Reserve(101).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("101"), HasSubstr("100")));
+}
+
+TEST(MemoryBudgetTest, RejectsWhatDoesNotFitNowAndNamesWhatIsFree) {
+  MemoryBudget budget(100);
+  const auto held = budget.Reserve(70);
+  ASSERT_TRUE(held.ok());
+  const absl::Status status = budget.Reserve(31).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("31"), HasSubstr("30 are free")));
+  EXPECT_TRUE(budget.Reserve(30).ok());
+}
+
+TEST(MemoryBudgetTest, TakesSizesUpToTheEndOfTheRange) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  MemoryBudget budget(kMax);
+  const auto all = budget.Reserve(kMax);
+  ASSERT_TRUE(all.ok());
+  EXPECT_FALSE(budget.Reserve(1).ok());
+  EXPECT_FALSE(budget.Reserve(kMax).ok());
+}
+
+TEST(MemoryBudgetTest, MovingAReservationMovesItsBytesOnce) {
+  MemoryBudget budget(100);
+  MemoryBudget::Reservation target = *budget.Reserve(10);
+  {
+    MemoryBudget::Reservation source = *budget.Reserve(20);
+    target = std::move(source);
+  }
+  EXPECT_EQ(target.bytes(), 20);
+  EXPECT_EQ(budget.reserved_bytes(), 20) << "the 10 bytes it held before are free";
+}
+
+TEST(MemoryBudgetTest, ASplitOffPartLivesOnItsOwn) {
+  MemoryBudget budget(100);
+  std::optional<MemoryBudget::Reservation> whole = *budget.Reserve(100);
+  MemoryBudget::Reservation part = whole->Split(30);
+  EXPECT_EQ(whole->bytes(), 70);
+  whole.reset();
+  EXPECT_EQ(part.bytes(), 30);
+  EXPECT_EQ(budget.reserved_bytes(), 30);
+}
+
+TEST(MemoryBudgetTest, AnAllocationIsChargedAsLongAsItLives) {
+  MemoryBudget budget(1000);
+  {
+    const absl::StatusOr<ReservedBuffer> allocated = Allocate(*budget.Reserve(300));
+    ASSERT_TRUE(allocated.ok());
+    EXPECT_EQ(allocated->buffer.size(), 300u);
+    EXPECT_EQ(budget.reserved_bytes(), 300);
+  }
+  EXPECT_EQ(budget.reserved_bytes(), 0);
+}
+
+TEST(MemoryBudgetTest, AnAllocationThatTheSystemRefusesIsAStatus) {
+  constexpr int64_t kMoreThanAnAddressSpace = int64_t{1} << 60;
+  MemoryBudget budget(kMoreThanAnAddressSpace);
+  const absl::Status status = Allocate(*budget.Reserve(kMoreThanAnAddressSpace)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(budget.reserved_bytes(), 0);
+}
+
+TEST(MemoryBudgetTest, NeverGrantsMoreThanItHasToManyThreads) {
+  constexpr int64_t kCapacity = 1000;
+  MemoryBudget budget(kCapacity);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 10000; ++round) {
+        const auto held = budget.Reserve(1 + (round * 7 + i) % 600);
+        EXPECT_LE(budget.reserved_bytes(), kCapacity);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(budget.reserved_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace rapt

@@ -1,0 +1,74 @@
+// The real rapt-server of this build as a child process.
+#ifndef RAPT_TESTS_SUPPORT_SERVER_PROCESS_H_
+#define RAPT_TESTS_SUPPORT_SERVER_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace rapt::test {
+
+// A child process with its output in files. Killed on destruction if it still runs.
+class ChildProcess {
+ public:
+  // `environment` is added to ours, as "NAME=value".
+  explicit ChildProcess(std::vector<std::string> command,
+                        const std::vector<std::string>& environment = {});
+  ~ChildProcess();
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+
+  // The next line of its standard output without the newline; blocks; empty when it has closed it.
+  std::string ReadLine();
+
+  void Signal(int signal_number);
+
+  // Blocks until it is gone: its exit code, or minus the signal that ended it.
+  int Wait();
+
+  // All of its standard error so far.
+  std::string Errors() const;
+
+ private:
+  pid_t pid_ = -1;
+  int output_ = -1;  // read end of a pipe
+  int errors_ = -1;  // a file without a name
+};
+
+// rapt-server with these flags, not waited for.
+std::vector<std::string> ServerCommand(const std::vector<std::string>& flags);
+
+// rapt-server on free ports of the loopback, ready on construction. On destruction it has to leave
+// on SIGTERM with exit code 0, else the test fails with its log.
+class ServerProcess {
+ public:
+  explicit ServerProcess(const std::vector<std::string>& flags = {},
+                         const std::vector<std::string>& environment = {});
+  ~ServerProcess();
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  // "127.0.0.1:43211"
+  const std::string& grpc_address() const { return grpc_address_; }
+  const std::string& metrics_address() const { return metrics_address_; }
+
+  // Sends SIGTERM.
+  void Terminate();
+  void Signal(int signal_number) { process_.Signal(signal_number); }
+
+  // As ChildProcess::Wait(); the destructor then has nothing more to say.
+  int Wait();
+
+  std::string Log() const { return process_.Errors(); }
+
+ private:
+  ChildProcess process_;
+  std::string grpc_address_;
+  std::string metrics_address_;
+  bool waited_ = false;
+};
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SUPPORT_SERVER_PROCESS_H_
