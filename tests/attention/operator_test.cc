@@ -1,0 +1,782 @@
+// What callers may send: every accepted form with the problem that it means, every refusal with its
+// words.
+#include "server/attention/operator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "server/attention/attention.h"
+#include "server/base/aligned_buffer.h"
+#include "tests/support/run_attention.h"
+
+namespace rapt::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+using Change = std::function<void(OperatorCall&)>;
+
+OperatorCall Rank4(const Change& change = [](OperatorCall&) {}) {
+  OperatorCall call;
+  call.q.shape = {2, 8, 16, 64};
+  call.k.shape = {2, 4, 20, 64};
+  call.v.shape = {2, 4, 20, 32};
+  change(call);
+  return call;
+}
+
+OperatorCall Rank3WithHeads(const Change& change = [](OperatorCall&) {}) {
+  OperatorCall call;
+  call.q.shape = {2, 16, 8 * 64};
+  call.k.shape = {2, 20, 4 * 64};
+  call.v.shape = {2, 20, 4 * 32};
+  call.q_num_heads = 8;
+  call.kv_num_heads = 4;
+  change(call);
+  return call;
+}
+
+OperatorCall Rank3WithoutHeads(const Change& change = [](OperatorCall&) {}) {
+  OperatorCall call;
+  call.q.shape = {2, 16, 64};
+  call.k.shape = {2, 20, 64};
+  call.v.shape = {2, 20, 32};
+  change(call);
+  return call;
+}
+
+ResolvedCall MustResolve(const OperatorCall& call) {
+  absl::StatusOr<ResolvedCall> resolved = Resolve(call);
+  EXPECT_TRUE(resolved.ok()) << resolved.status();
+  return resolved.ok() ? *std::move(resolved) : ResolvedCall{};
+}
+
+void ExpectSizes(const Problem& p, std::array<int64_t, 8> sizes) {
+  EXPECT_THAT((std::array<int64_t, 8>{p.batch, p.query_heads, p.kv_heads, p.query_length,
+                                      p.key_length, p.past_length, p.head_size, p.value_head_size}),
+              ::testing::ElementsAreArray(sizes));
+}
+
+TEST(ResolveTest, Rank4IsBhsd) {
+  const ResolvedCall resolved = MustResolve(Rank4([](OperatorCall& c) {
+    c.wants_lse = c.wants_present = true;
+    c.score_output = ScoreOutput::kBiased;
+  }));
+  ExpectSizes(resolved.problem, {2, 8, 4, 16, 20, 0, 64, 32});
+  EXPECT_EQ(resolved.layout, Layout::kBhsd);
+  EXPECT_THAT(resolved.y.shape, ElementsAre(2, 8, 16, 32));
+  EXPECT_THAT(resolved.lse.shape, ElementsAre(2, 8, 16));
+  EXPECT_THAT(resolved.scores.shape, ElementsAre(2, 8, 16, 20));
+  EXPECT_THAT(resolved.present_key.shape, ElementsAre(2, 4, 20, 64));
+  EXPECT_THAT(resolved.present_value.shape, ElementsAre(2, 4, 20, 32));
+}
+
+TEST(ResolveTest, Rank4MayBeBshd) {
+  const ResolvedCall resolved = MustResolve(Rank4([](OperatorCall& c) {
+    c.layout = Layout::kBshd;
+    c.q.shape = {2, 16, 8, 64};
+    c.k.shape = {2, 20, 4, 64};
+    c.v.shape = {2, 20, 4, 32};
+    c.wants_lse = c.wants_present = true;
+    c.score_output = ScoreOutput::kWeights;
+  }));
+  ExpectSizes(resolved.problem, {2, 8, 4, 16, 20, 0, 64, 32});
+  EXPECT_EQ(resolved.layout, Layout::kBshd);
+  EXPECT_THAT(resolved.y.shape, ElementsAre(2, 16, 8, 32));
+  EXPECT_THAT(resolved.lse.shape, ElementsAre(2, 8, 16));
+  EXPECT_THAT(resolved.scores.shape, ElementsAre(2, 8, 16, 20));
+  EXPECT_THAT(resolved.present_key.shape, ElementsAre(2, 4, 20, 64));
+}
+
+TEST(ResolveTest, Rank3WithHeadCountsSplitsTheLastAxis) {
+  for (const Layout layout : {Layout::kByRank, Layout::kBse}) {
+    const ResolvedCall resolved = MustResolve(Rank3WithHeads([&](OperatorCall& c) {
+      c.layout = layout;
+      c.wants_lse = c.wants_present = true;
+      c.score_output = ScoreOutput::kScores;
+    }));
+    ExpectSizes(resolved.problem, {2, 8, 4, 16, 20, 0, 64, 32});
+    EXPECT_EQ(resolved.layout, Layout::kBse);
+    EXPECT_THAT(resolved.y.shape, ElementsAre(2, 16, 8 * 32));
+    EXPECT_THAT(resolved.lse.shape, ElementsAre(2, 8, 16));
+    EXPECT_THAT(resolved.scores.shape, ElementsAre(2, 8, 16, 20));
+    EXPECT_THAT(resolved.present_key.shape, ElementsAre(2, 4, 20, 64));
+    EXPECT_THAT(resolved.present_value.shape, ElementsAre(2, 4, 20, 32));
+  }
+}
+
+TEST(ResolveTest, Rank3WithoutHeadCountsIsOneHead) {
+  const ResolvedCall resolved = MustResolve(Rank3WithoutHeads([](OperatorCall& c) {
+    c.wants_lse = true;
+    c.score_output = ScoreOutput::kScores;
+  }));
+  ExpectSizes(resolved.problem, {2, 1, 1, 16, 20, 0, 64, 32});
+  EXPECT_THAT(resolved.y.shape, ElementsAre(2, 16, 32));
+  EXPECT_THAT(resolved.lse.shape, ElementsAre(2, 1, 16));
+  EXPECT_THAT(resolved.scores.shape, ElementsAre(2, 1, 16, 20));
+}
+
+TEST(ResolveTest, PastComesBeforeTheKeysAndStaysRank4) {
+  for (OperatorCall call : {Rank4(), Rank3WithHeads()}) {
+    call.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+    call.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+    call.score_output = ScoreOutput::kScores;
+    call.wants_present = true;
+    const ResolvedCall resolved = MustResolve(call);
+    ExpectSizes(resolved.problem, {2, 8, 4, 16, 20, 7, 64, 32});
+    EXPECT_THAT(resolved.scores.shape, ElementsAre(2, 8, 16, 27));
+    EXPECT_THAT(resolved.present_key.shape, ElementsAre(2, 4, 27, 64));
+    EXPECT_THAT(resolved.present_value.shape, ElementsAre(2, 4, 27, 32));
+  }
+}
+
+TEST(ResolveTest, PastMayBeEmpty) {
+  const ResolvedCall resolved = MustResolve(Rank4([](OperatorCall& c) {
+    c.past_key = TensorSpec{DType::kFloat32, {2, 4, 0, 64}};
+    c.past_value = TensorSpec{DType::kFloat32, {2, 4, 0, 32}};
+  }));
+  EXPECT_EQ(resolved.problem.past_length, 0);
+}
+
+TEST(ResolveTest, OutputsHaveTheTypesOfTheContract) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    const ResolvedCall resolved = MustResolve(Rank4([&](OperatorCall& c) {
+      c.q.dtype = c.k.dtype = c.v.dtype = dtype;
+      c.wants_lse = c.wants_present = true;
+      c.score_output = ScoreOutput::kWeights;
+    }));
+    EXPECT_EQ(resolved.problem.dtype, dtype);
+    EXPECT_EQ(resolved.y.dtype, dtype);
+    EXPECT_EQ(resolved.scores.dtype, dtype);
+    EXPECT_EQ(resolved.present_key.dtype, dtype);
+    EXPECT_EQ(resolved.present_value.dtype, dtype);
+    EXPECT_EQ(resolved.lse.dtype, dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32);
+  }
+}
+
+TEST(ResolveTest, AttributesArriveInTheProblem) {
+  const Problem problem = MustResolve(Rank4([](OperatorCall& c) {
+                            c.scale = 0.3;
+                            c.softcap = 12;
+                            c.is_causal = true;
+                            c.alignment = Alignment::kBottomRight;
+                            c.left_window_size = 5;
+                            c.right_window_size = 2;
+                            c.softmax_in_fp64 = true;
+                            c.dropout = Dropout{0.25, 77};
+                            c.score_output = ScoreOutput::kSoftcapped;
+                            c.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {2}};
+                          })).problem;
+  EXPECT_EQ(problem.scale, 0.3);
+  EXPECT_EQ(problem.effective_scale(), 0.3);
+  EXPECT_EQ(problem.softcap, 12);
+  EXPECT_TRUE(problem.causal);
+  EXPECT_EQ(problem.alignment, Alignment::kBottomRight);
+  EXPECT_EQ(problem.left_window, 5);
+  EXPECT_EQ(problem.right_window, 2);
+  EXPECT_TRUE(problem.softmax_in_fp64);
+  ASSERT_TRUE(problem.dropout.has_value());
+  EXPECT_EQ(problem.dropout->probability, 0.25);
+  EXPECT_EQ(problem.dropout->seed, 77u);
+  EXPECT_EQ(problem.score_output, ScoreOutput::kSoftcapped);
+  EXPECT_TRUE(problem.has_key_lengths);
+}
+
+TEST(ResolveTest, TheDefaultsAreThoseOfTheOperator) {
+  const Problem problem = MustResolve(Rank4()).problem;
+  EXPECT_EQ(problem.effective_scale(), 0.125);
+  EXPECT_EQ(problem.softcap, 0);
+  EXPECT_FALSE(problem.causal);
+  EXPECT_EQ(problem.alignment, Alignment::kTopLeft);
+  EXPECT_EQ(problem.left_window, -1);
+  EXPECT_EQ(problem.right_window, -1);
+  EXPECT_FALSE(problem.mask.has_value());
+  EXPECT_FALSE(problem.has_key_lengths);
+  EXPECT_FALSE(problem.softmax_in_fp64);
+  EXPECT_FALSE(problem.dropout.has_value());
+  EXPECT_FALSE(problem.score_output.has_value());
+  EXPECT_FALSE(problem.wants_lse);
+  EXPECT_FALSE(problem.wants_present);
+}
+
+// Q may be empty in batch, heads or length, and there may be no keys.
+TEST(ResolveTest, EmptyAxesAreAccepted) {
+  EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) {
+                c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = 0;
+              })).y.shape,
+              ElementsAre(0, 8, 16, 32));
+  EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) { c.q.shape[2] = 0; })).y.shape,
+              ElementsAre(2, 8, 0, 32));
+  EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) { c.q.shape[1] = 0; })).y.shape,
+              ElementsAre(2, 0, 16, 32));
+  EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) { c.k.shape[2] = c.v.shape[2] = 0; })).y.shape,
+              ElementsAre(2, 8, 16, 32));
+}
+
+struct MaskForm {
+  const char* name;
+  OperatorCall (*base)(const Change&);
+  Shape mask;
+  std::array<int64_t, 4> dims;
+};
+
+class MaskFormTest : public ::testing::TestWithParam<MaskForm> {};
+
+TEST_P(MaskFormTest, BroadcastsAsNumpyDoes) {
+  const MaskForm& form = GetParam();
+  for (const DType dtype :
+       {DType::kBool, DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    const ResolvedCall resolved = MustResolve(form.base([&](OperatorCall& c) {
+      c.attn_mask = TensorSpec{dtype, form.mask};
+    }));
+    ASSERT_TRUE(resolved.problem.mask.has_value());
+    EXPECT_EQ(resolved.problem.mask->dtype, dtype);
+    EXPECT_EQ(resolved.problem.mask->dims, form.dims);
+
+    const std::byte bytes[1] = {};
+    const TensorView view = resolved.Mask(bytes);
+    EXPECT_EQ(view.dims, form.dims);
+    const std::array<int64_t, 4> full = {resolved.problem.batch, resolved.problem.query_heads,
+                                         resolved.problem.query_length,
+                                         resolved.problem.total_keys()};
+    const std::array<int64_t, 4> row_major = RowMajorStrides(form.dims);
+    for (int axis = 0; axis < 4; ++axis) {
+      if (form.dims[axis] == full[axis]) {
+        EXPECT_TRUE(full[axis] == 1 || view.strides[axis] == row_major[axis]) << "axis " << axis;
+      } else if (form.dims[axis] == 1) {
+        EXPECT_EQ(view.strides[axis], 0) << "axis " << axis;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Forms, MaskFormTest,
+    ::testing::ValuesIn(std::vector<MaskForm>{
+        {"keys", Rank4, {20}, {1, 1, 1, 20}},
+        {"one", Rank4, {1}, {1, 1, 1, 1}},
+        {"queries_keys", Rank4, {16, 20}, {1, 1, 16, 20}},
+        {"queries_one", Rank4, {16, 1}, {1, 1, 16, 1}},
+        {"one_keys", Rank4, {1, 20}, {1, 1, 1, 20}},
+        {"heads_queries_keys", Rank4, {8, 16, 20}, {1, 8, 16, 20}},
+        {"heads_one_keys", Rank4, {8, 1, 20}, {1, 8, 1, 20}},
+        {"one_queries_keys", Rank4, {1, 16, 20}, {1, 1, 16, 20}},
+        {"full", Rank4, {2, 8, 16, 20}, {2, 8, 16, 20}},
+        {"batch_keys", Rank4, {2, 1, 1, 20}, {2, 1, 1, 20}},
+        {"batch_queries_keys", Rank4, {2, 1, 16, 20}, {2, 1, 16, 20}},
+        {"full_but_keys", Rank4, {2, 8, 16, 1}, {2, 8, 16, 1}},
+        {"ones", Rank4, {1, 1, 1, 1}, {1, 1, 1, 1}},
+        {"short", Rank4, {16, 13}, {1, 1, 16, 13}},
+        {"short_of_rank_1", Rank4, {2}, {1, 1, 1, 2}},
+        {"rank_3_keys", Rank3WithHeads, {20}, {1, 1, 1, 20}},
+        {"rank_3_heads_queries_keys", Rank3WithHeads, {8, 16, 20}, {1, 8, 16, 20}},
+        {"rank_3_full", Rank3WithHeads, {2, 8, 16, 20}, {2, 8, 16, 20}},
+        {"one_head_queries_keys", Rank3WithoutHeads, {16, 20}, {1, 1, 16, 20}},
+        {"one_head_batch_queries_keys", Rank3WithoutHeads, {2, 16, 20}, {2, 1, 16, 20}},
+        {"one_head_batch_one_keys", Rank3WithoutHeads, {2, 1, 20}, {2, 1, 1, 20}},
+        {"one_head_full", Rank3WithoutHeads, {2, 1, 16, 20}, {2, 1, 16, 20}},
+    }),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(ResolveTest, AMaskCoversPastToo) {
+  const auto with_past = [](OperatorCall& c) {
+    c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+    c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+    c.attn_mask = TensorSpec{DType::kBool, {16, 27}};
+  };
+  EXPECT_THAT(MustResolve(Rank4(with_past)).problem.mask->dims, ElementsAre(1, 1, 16, 27));
+}
+
+struct Refusal {
+  const char* name;
+  OperatorCall call;
+  std::vector<std::string> words;  // the field and both values, each of them in the message
+};
+
+void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
+
+class RefusalTest : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusalTest, NamesTheFieldAndBothValues) {
+  const absl::Status status = Resolve(GetParam().call).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  for (const std::string& word : GetParam().words) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(word));
+  }
+}
+
+std::string RefusalName(const ::testing::TestParamInfo<Refusal>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, RefusalTest,
+    ::testing::ValuesIn(std::vector<Refusal>{
+        {"q_of_rank_0", Rank4([](auto& c) { c.q.shape = {}; }), {"Q", "0", "3", "4"}},
+        {"q_of_rank_2",
+         Rank4([](auto& c) {
+           c.q.shape = {16, 64};
+         }),
+         {"Q", "2", "3", "4"}},
+        {"q_of_rank_7", Rank4([](auto& c) { c.q.shape = {1, 1, 1, 1, 1, 1, 1}; }), {"Q", "7"}},
+        {"k_of_rank_3",
+         Rank4([](auto& c) {
+           c.k.shape = {2, 20, 64};
+         }),
+         {"K", "3", "4"}},
+        {"v_of_rank_5",
+         Rank4([](auto& c) {
+           c.v.shape = {2, 4, 20, 32, 1};
+         }),
+         {"V", "5", "4"}},
+        {"rank_3_as_bhsd",
+         Rank3WithHeads([](auto& c) { c.layout = Layout::kBhsd; }),
+         {"Q", "3", "4"}},
+        {"rank_3_as_bshd",
+         Rank3WithHeads([](auto& c) { c.layout = Layout::kBshd; }),
+         {"Q", "3", "4"}},
+        {"rank_4_as_bse", Rank4([](auto& c) { c.layout = Layout::kBse; }), {"Q", "4", "3"}},
+        {"mask_of_rank_0",
+         Rank4([](auto& c) {
+           c.attn_mask = TensorSpec{DType::kBool, {}};
+         }),
+         {"attn_mask", "0", "1", "4"}},
+        {"mask_of_rank_5",
+         Rank4([](auto& c) {
+           c.attn_mask = TensorSpec{DType::kBool, {1, 1, 1, 16, 20}};
+         }),
+         {"attn_mask", "5", "4"}},
+        {"past_of_rank_3",
+         Rank4([](auto& c) {
+           c.past_key = TensorSpec{DType::kFloat32, {2, 7, 64}};
+           c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+         }),
+         {"past_key", "3", "4"}},
+        {"lengths_of_rank_2",
+         Rank4([](auto& c) {
+           c.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {2, 1}};
+         }),
+         {"nonpad_kv_seqlen", "[2, 1]", "[2]"}},
+    }),
+    RefusalName);
+
+INSTANTIATE_TEST_SUITE_P(
+    Types, RefusalTest,
+    ::testing::ValuesIn(std::vector<Refusal>{
+        {"q_of_int64",
+         Rank4([](auto& c) { c.q.dtype = c.k.dtype = c.v.dtype = DType::kInt64; }),
+         {"Q", "INT64"}},
+        {"q_of_bool",
+         Rank4([](auto& c) { c.q.dtype = c.k.dtype = c.v.dtype = DType::kBool; }),
+         {"Q", "BOOL"}},
+        {"k_of_another_type",
+         Rank4([](auto& c) { c.k.dtype = DType::kFloat16; }),
+         {"K", "FP16", "FP32"}},
+        {"v_of_another_type",
+         Rank4([](auto& c) { c.v.dtype = DType::kBFloat16; }),
+         {"V", "BF16", "FP32"}},
+        {"past_of_another_type",
+         Rank4([](auto& c) {
+           c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+           c.past_value = TensorSpec{DType::kFloat64, {2, 4, 7, 32}};
+         }),
+         {"past_value", "FP64", "FP32"}},
+        {"mask_of_int64",
+         Rank4([](auto& c) {
+           c.attn_mask = TensorSpec{DType::kInt64, {16, 20}};
+         }),
+         {"attn_mask", "INT64", "BOOL"}},
+        {"lengths_of_fp32",
+         Rank4([](auto& c) {
+           c.nonpad_kv_seqlen = TensorSpec{DType::kFloat32, {2}};
+         }),
+         {"nonpad_kv_seqlen", "FP32", "INT64"}},
+    }),
+    RefusalName);
+
+INSTANTIATE_TEST_SUITE_P(
+    Sizes, RefusalTest,
+    ::testing::ValuesIn(
+        std::vector<Refusal>{
+            {"k_batch", Rank4([](auto& c) { c.k.shape[0] = 3; }), {"K", "3", "2", "batch"}},
+            {"v_batch", Rank4([](auto& c) { c.v.shape[0] = 1; }), {"V", "1", "2", "batch"}},
+            {"k_head_size", Rank4([](auto& c) { c.k.shape[3] = 65; }), {"K", "65", "Q", "64"}},
+            {"v_heads", Rank4([](auto& c) { c.v.shape[1] = 8; }), {"V", "8", "K", "4"}},
+            {"v_length", Rank4([](auto& c) { c.v.shape[2] = 21; }), {"V", "21", "K", "20"}},
+            {"heads_do_not_divide",
+             Rank4([](auto& c) { c.k.shape[1] = c.v.shape[1] = 3; }),
+             {"8", "3"}},
+            {"more_kv_heads_than_heads",
+             Rank4([](auto& c) { c.k.shape[1] = c.v.shape[1] = 16; }),
+             {"8", "16"}},
+            {"no_kv_heads",
+             Rank4([](auto& c) { c.k.shape[1] = c.v.shape[1] = 0; }),
+             {"key/value heads", "0", "1"}},
+            {"no_head_size", Rank4([](auto& c) { c.q.shape[3] = c.k.shape[3] = 0; }), {"0", "Q"}},
+            {"no_value_head_size", Rank4([](auto& c) { c.v.shape[3] = 0; }), {"0", "V"}},
+            {"only_past_key",
+             Rank4([](auto& c) {
+               c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+             }),
+             {"past_key", "past_value"}},
+            {"only_past_value",
+             Rank4([](auto& c) {
+               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+             }),
+             {"past_key", "past_value"}},
+            {"past_batch",
+             Rank4([](auto& c) {
+               c.past_key = TensorSpec{DType::kFloat32, {3, 4, 7, 64}};
+               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+             }),
+             {"past_key", "3", "2"}},
+            {"past_heads",
+             Rank4([](auto& c) {
+               c.past_key = TensorSpec{DType::kFloat32, {2, 8, 7, 64}};
+               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+             }),
+             {"past_key", "8", "4"}},
+            {"past_head_size",
+             Rank4([](auto& c) {
+               c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 63}};
+               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+             }),
+             {"past_key", "63", "64"}},
+            {"past_value_head_size",
+             Rank4([](auto& c) {
+               c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 31}};
+             }),
+             {"past_value", "31", "32"}},
+            {"past_lengths",
+             Rank4([](auto& c) {
+               c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 6, 32}};
+             }),
+             {"past_value", "6", "7"}},
+            {"mask_batch",
+             Rank4(
+                 [](auto& c) {
+                   c.attn_mask = TensorSpec{DType::kBool, {3, 8, 16, 20}};
+                 }),
+             {"attn_mask", "[3, 8, 16, 20]", "[2, 8, 16, 20]"}},
+            {"mask_heads",
+             Rank4(
+                 [](auto& c) {
+                   c.attn_mask = TensorSpec{DType::kBool, {2, 4, 16, 20}};
+                 }),
+             {"attn_mask", "[2, 4, 16, 20]", "[2, 8, 16, 20]"}},
+            {"mask_queries",
+             Rank4(
+                 [](auto& c) {
+                   c.attn_mask = TensorSpec{DType::kBool, {15, 20}};
+                 }),
+             {"attn_mask", "15, 20]", "[2, 8, 16, 20]"}},
+            {"mask_longer_than_keys",
+             Rank4(
+                 [](auto& c) {
+                   c.attn_mask = TensorSpec{DType::kBool, {16, 21}};
+                 }),
+             {"attn_mask", "21", "20"}},
+            {"mask_of_batch_where_heads_belong",
+             Rank4(
+                 [](auto& c) {
+                   c.attn_mask = TensorSpec{DType::kBool, {2, 16, 20}};
+                 }),
+             {"attn_mask", "2", "8"}},
+            {"mask_of_batch_where_heads_are_given",
+             Rank3WithHeads(
+                 [](auto& c) {
+                   c.attn_mask = TensorSpec{DType::kBool, {2, 16, 20}};
+                 }),
+             {"attn_mask", "2", "8"}},
+            {"mask_of_heads_where_batch_belongs",
+             Rank3WithoutHeads(
+                 [](auto& c) {
+                   c.attn_mask = TensorSpec{DType::kBool, {8, 16, 20}};
+                 }),
+             {"attn_mask", "8", "2"}},
+            {"lengths_of_another_batch",
+             Rank4(
+                 [](auto& c) {
+                   c.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {3}};
+                 }),
+             {"nonpad_kv_seqlen", "3", "2"}},
+        }),
+    RefusalName);
+
+INSTANTIATE_TEST_SUITE_P(
+    HeadCounts, RefusalTest,
+    ::testing::ValuesIn(std::vector<Refusal>{
+        {"zero", Rank3WithHeads([](auto& c) { c.q_num_heads = 0; }), {"q_num_heads", "0"}},
+        {"negative", Rank3WithHeads([](auto& c) { c.q_num_heads = -8; }), {"q_num_heads", "-8"}},
+        {"not_dividing_the_axis",
+         Rank3WithHeads([](auto& c) { c.q_num_heads = 7; }),
+         {"q_num_heads", "7", "512"}},
+        {"huge",
+         Rank3WithHeads([](auto& c) { c.q_num_heads = kHuge; }),
+         {"q_num_heads", "9223372036854775807"}},
+        {"kv_zero", Rank3WithHeads([](auto& c) { c.kv_num_heads = 0; }), {"kv_num_heads", "0"}},
+        {"kv_negative",
+         Rank3WithHeads([](auto& c) { c.kv_num_heads = -1; }),
+         {"kv_num_heads", "-1"}},
+        {"kv_not_dividing_the_axis",
+         Rank3WithHeads([](auto& c) { c.kv_num_heads = 3; }),
+         {"kv_num_heads", "3", "256"}},
+        {"kv_not_dividing_the_values",
+         Rank3WithHeads([](auto& c) { c.v.shape[2] = 126; }),
+         {"kv_num_heads", "4", "126"}},
+        {"only_q_num_heads",
+         Rank3WithHeads([](auto& c) { c.kv_num_heads.reset(); }),
+         {"q_num_heads", "kv_num_heads"}},
+        {"only_kv_num_heads",
+         Rank3WithHeads([](auto& c) { c.q_num_heads.reset(); }),
+         {"q_num_heads", "kv_num_heads"}},
+    }),
+    RefusalName);
+
+INSTANTIATE_TEST_SUITE_P(
+    Attributes, RefusalTest,
+    ::testing::ValuesIn(std::vector<Refusal>{
+        {"scale_nan", Rank4([](auto& c) { c.scale = std::nan(""); }), {"scale", "nan"}},
+        {"scale_infinite", Rank4([](auto& c) { c.scale = -kInf; }), {"scale", "-inf"}},
+        {"softcap_negative", Rank4([](auto& c) { c.softcap = -1.5; }), {"softcap", "-1.5"}},
+        {"softcap_nan", Rank4([](auto& c) { c.softcap = std::nan(""); }), {"softcap", "nan"}},
+        {"softcap_infinite", Rank4([](auto& c) { c.softcap = kInf; }), {"softcap", "inf"}},
+        {"left_window",
+         Rank4([](auto& c) { c.left_window_size = -2; }),
+         {"left_window", "-2", "-1"}},
+        {"right_window",
+         Rank4([](auto& c) { c.right_window_size = -5; }),
+         {"right_window", "-5", "-1"}},
+        {"dropout_of_all",
+         Rank4([](auto& c) {
+           c.dropout = Dropout{1.0, 0};
+         }),
+         {"dropout", "1"}},
+        {"dropout_negative",
+         Rank4([](auto& c) {
+           c.dropout = Dropout{-0.5, 0};
+         }),
+         {"dropout", "-0.5"}},
+        {"dropout_nan",
+         Rank4([](auto& c) {
+           c.dropout = Dropout{std::nan(""), 0};
+         }),
+         {"dropout", "nan"}},
+    }),
+    RefusalName);
+
+INSTANTIATE_TEST_SUITE_P(
+    HostileShapes, RefusalTest,
+    ::testing::ValuesIn(std::vector<Refusal>{
+        {"q_negative", Rank4([](auto& c) { c.q.shape[2] = -16; }), {"Q", "-16"}},
+        {"k_and_v_negative", Rank4([](auto& c) { c.k.shape[2] = c.v.shape[2] = -1; }), {"K", "-1"}},
+        {"all_batches_negative",
+         Rank4([](auto& c) { c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = -2; }),
+         {"Q", "-2"}},
+        {"heads_negative", Rank4([](auto& c) { c.q.shape[1] = -8; }), {"Q", "-8"}},
+        {"least",
+         Rank4([](auto& c) { c.q.shape[2] = std::numeric_limits<int64_t>::min(); }),
+         {"Q", "-9223372036854775808"}},
+        {"mask_negative",
+         Rank4([](auto& c) {
+           c.attn_mask = TensorSpec{DType::kBool, {-1, 20}};
+         }),
+         {"attn_mask", "-1"}},
+        {"past_negative",
+         Rank4([](auto& c) {
+           c.past_key = TensorSpec{DType::kFloat32, {2, 4, -7, 64}};
+           c.past_value = TensorSpec{DType::kFloat32, {2, 4, -7, 32}};
+         }),
+         {"past_key", "-7"}},
+        {"lengths_negative",
+         Rank4([](auto& c) {
+           c.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {-2}};
+         }),
+         {"nonpad_kv_seqlen", "-2"}},
+        {"q_overflows", Rank4([](auto& c) { c.q.shape[2] = kHuge / 16; }), {"Q"}},
+        {"k_overflows", Rank4([](auto& c) { c.k.shape[2] = c.v.shape[2] = kHuge / 64; }), {"K"}},
+        {"everything_huge",
+         Rank4([](auto& c) {
+           c.q.shape = c.k.shape = c.v.shape = {kHuge, kHuge, kHuge, kHuge};
+         }),
+         {"Q"}},
+        {"scores_overflow",
+         Rank4([](auto& c) {
+           c.q.shape = {1, 1, int64_t{1} << 40, 1};
+           c.k.shape = c.v.shape = {1, 1, int64_t{1} << 40, 1};
+           c.score_output = ScoreOutput::kScores;
+         }),
+         {}},
+        // No batch makes every product 0; the sum is still refused.
+        {"past_and_keys_overflow",
+         Rank4([](auto& c) {
+           c.q.shape = {0, 1, 1, 1};
+           c.k.shape = c.v.shape = {0, 1, kHuge, 1};
+           c.past_key = c.past_value = TensorSpec{DType::kFloat32, {0, 1, kHuge, 1}};
+         }),
+         {}},
+        {"rank_3_huge_axis",
+         Rank3WithHeads([](auto& c) {
+           c.q.shape = {kHuge, kHuge, kHuge - 7};
+         }),
+         {}},
+    }),
+    RefusalName);
+
+TEST(ByteSizeTest, CountsTheBytesOfARowMajorTensor) {
+  EXPECT_EQ(*ByteSize("Q", {DType::kFloat32, {2, 3, 5}}), 120);
+  EXPECT_EQ(*ByteSize("Q", {DType::kFloat16, {7}}), 14);
+  EXPECT_EQ(*ByteSize("Q", {DType::kBool, {7, 1}}), 7);
+  EXPECT_EQ(*ByteSize("Q", {DType::kInt64, {2}}), 16);
+  EXPECT_EQ(*ByteSize("Q", {DType::kFloat64, {}}), 8);
+  EXPECT_EQ(*ByteSize("Q", {DType::kFloat64, {0, kHuge, kHuge}}), 0);
+  EXPECT_EQ(*ByteSize("Q", {DType::kBool, {kHuge}}), kHuge);
+}
+
+TEST(ByteSizeTest, RefusesWhatDoesNotFit) {
+  for (const TensorSpec& spec :
+       {TensorSpec{DType::kFloat32, {-1}}, TensorSpec{DType::kFloat32, {0, -1}},
+        TensorSpec{DType::kFloat16, {kHuge}}, TensorSpec{DType::kBool, {kHuge, 2}},
+        TensorSpec{DType::kFloat64, {kHuge / 8 + 1}}}) {
+    const absl::Status status = ByteSize("past_key", spec).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << ToString(spec.shape);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("past_key"), HasSubstr(std::to_string(spec.shape[0]))));
+  }
+}
+
+TEST(ShapeTest, PrintsLikeAList) {
+  EXPECT_EQ(ToString(Shape{2, 8, 128, 64}), "[2, 8, 128, 64]");
+  EXPECT_EQ(ToString(Shape{5}), "[5]");
+  EXPECT_EQ(ToString(Shape{}), "[]");
+}
+
+// Row-major bytes of a caller's tensor, written by the coordinates of its layout.
+std::vector<float> Bytes(const Tensor& bhse, Layout layout) {
+  const auto& [batch, heads, length, size] = bhse.dims();
+  std::vector<float> values(bhse.size());
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t s = 0; s < length; ++s) {
+        for (int64_t e = 0; e < size; ++e) {
+          const int64_t at = layout == Layout::kBhsd ? ((b * heads + h) * length + s) * size + e
+                                                     : ((b * length + s) * heads + h) * size + e;
+          values[at] = static_cast<float>(bhse.At(b, h, s, e));
+        }
+      }
+    }
+  }
+  return values;
+}
+
+const std::byte* AsBytes(const std::vector<float>& values) {
+  return reinterpret_cast<const std::byte*>(values.data());
+}
+std::byte* AsBytes(std::vector<float>& values) {
+  return reinterpret_cast<std::byte*>(values.data());
+}
+
+// The same tensors in each layout give the same numbers, each output where its layout has it.
+TEST(ResolvedCallTest, ViewsReadAndWriteEveryLayout) {
+  Problem problem{.batch = 2,
+                  .query_heads = 4,
+                  .kv_heads = 2,
+                  .query_length = 5,
+                  .key_length = 7,
+                  .past_length = 3,
+                  .head_size = 8,
+                  .value_head_size = 6,
+                  .mask = MaskShape{DType::kFloat32, {1, 4, 5, 10}},
+                  .score_output = ScoreOutput::kWeights,
+                  .wants_lse = true,
+                  .wants_present = true};
+  Rng rng(3);
+  const Inputs inputs = RandomInputs(problem, rng);
+  const Expected expected = Attend(problem, inputs);
+  for (const Layout layout : {Layout::kBhsd, Layout::kBshd, Layout::kBse}) {
+    OperatorCall call;
+    call.layout = layout;
+    if (layout == Layout::kBhsd) {
+      call.q.shape = {2, 4, 5, 8};
+      call.k.shape = {2, 2, 7, 8};
+      call.v.shape = {2, 2, 7, 6};
+    } else if (layout == Layout::kBshd) {
+      call.q.shape = {2, 5, 4, 8};
+      call.k.shape = {2, 7, 2, 8};
+      call.v.shape = {2, 7, 2, 6};
+    } else {
+      call.q.shape = {2, 5, 4 * 8};
+      call.k.shape = {2, 7, 2 * 8};
+      call.v.shape = {2, 7, 2 * 6};
+      call.q_num_heads = 4;
+      call.kv_num_heads = 2;
+    }
+    call.attn_mask = TensorSpec{DType::kFloat32, {4, 5, 10}};
+    call.past_key = TensorSpec{DType::kFloat32, {2, 2, 3, 8}};
+    call.past_value = TensorSpec{DType::kFloat32, {2, 2, 3, 6}};
+    call.wants_lse = call.wants_present = true;
+    call.score_output = ScoreOutput::kWeights;
+    const ResolvedCall resolved = MustResolve(call);
+
+    const std::vector<float> q = Bytes(inputs.query, layout), k = Bytes(inputs.key, layout),
+                             v = Bytes(inputs.value, layout),
+                             mask = Bytes(*inputs.mask, Layout::kBhsd),
+                             past_key = Bytes(*inputs.past_key, Layout::kBhsd),
+                             past_value = Bytes(*inputs.past_value, Layout::kBhsd);
+    std::vector<float> y(expected.output.size()), lse(expected.lse.size()),
+        scores(expected.scores.size()), present_key(expected.present_key.size()),
+        present_value(expected.present_value.size());
+    Arguments arguments;
+    arguments.query = resolved.Query(AsBytes(q));
+    arguments.key = resolved.Key(AsBytes(k));
+    arguments.value = resolved.Value(AsBytes(v));
+    arguments.mask = resolved.Mask(AsBytes(mask));
+    arguments.past_key = resolved.PastKey(AsBytes(past_key));
+    arguments.past_value = resolved.PastValue(AsBytes(past_value));
+    arguments.output = resolved.Output(AsBytes(y));
+    arguments.lse = resolved.Lse(AsBytes(lse));
+    arguments.scores = resolved.Scores(AsBytes(scores));
+    arguments.present_key = resolved.PresentKey(AsBytes(present_key));
+    arguments.present_value = resolved.PresentValue(AsBytes(present_value));
+
+    const absl::StatusOr<Plan> plan = MakePlan(resolved.problem, {});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    AlignedBuffer workspace(plan->workspace_bytes());
+    ThreadPool pool(1);
+    const absl::Status status = rapt::Run(*plan, arguments, workspace.span(), pool);
+    ASSERT_TRUE(status.ok()) << status;
+
+    Tensor want(DType::kFloat32, {2, 4, 5, 6});
+    for (int64_t n = 0, b = 0; b < 2; ++b) {
+      for (int64_t h = 0; h < 4; ++h) {
+        for (int64_t s = 0; s < 5; ++s) {
+          for (int64_t e = 0; e < 6; ++e) want.Set(b, h, s, e, expected.output[n++]);
+        }
+      }
+    }
+    const auto near = [](const std::vector<float>& got, const auto& wanted) {
+      ASSERT_EQ(got.size(), wanted.size());
+      for (size_t n = 0; n < got.size(); ++n) ASSERT_NEAR(got[n], wanted[n], 4e-6) << "at " << n;
+    };
+    SCOPED_TRACE("layout " + std::to_string(static_cast<int>(layout)));
+    near(y, Bytes(want, layout));
+    near(lse, expected.lse);
+    near(scores, expected.scores);
+    near(present_key, expected.present_key);
+    near(present_value, expected.present_value);
+  }
+}
+
+}  // namespace
+}  // namespace rapt::test

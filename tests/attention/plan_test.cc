@@ -1,0 +1,247 @@
+#include "server/attention/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/attention/attention.h"
+#include "server/attention/backend.h"
+#include "tests/support/run_attention.h"
+
+namespace rapt::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+Problem Small() {
+  return {.batch = 2,
+          .query_heads = 8,
+          .kv_heads = 4,
+          .query_length = 100,
+          .key_length = 300,
+          .head_size = 64,
+          .value_head_size = 48};
+}
+
+TEST(BackendsTest, HaveDistinctNamesAndEndInTheReference) {
+  std::set<std::string> names;
+  for (const Backend* backend : Backends()) {
+    EXPECT_TRUE(names.insert(std::string(backend->name())).second) << backend->name();
+    EXPECT_NE(backend->name(), "auto");
+  }
+  EXPECT_EQ(Backends().back()->name(), "reference");
+}
+
+TEST(BackendsTest, TheReferenceSupportsEverything) {
+  Problem problem = Small();
+  problem.dtype = DType::kFloat64;
+  problem.causal = true;
+  problem.left_window = 3;
+  problem.softcap = 2;
+  problem.past_length = 4;
+  problem.has_key_lengths = true;
+  problem.mask = MaskShape{DType::kFloat16, {1, 1, 1, 5}};
+  problem.dropout = Dropout{0.5, 1};
+  problem.score_output = ScoreOutput::kBiased;
+  problem.wants_lse = problem.wants_present = true;
+  EXPECT_TRUE(Backends().back()->Supports(problem).ok());
+}
+
+TEST(MakePlanTest, AnUnknownBackendIsInvalidAndTheOnesThatExistAreNamed) {
+  const absl::Status status = MakePlan(Small(), {.backend = "gpu"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("gpu"));
+  for (const Backend* backend : Backends()) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(backend->name())));
+  }
+  EXPECT_EQ(Validate(PlanOptions{.backend = "gpu"}), status);
+}
+
+TEST(MakePlanTest, AnUnknownInstructionSetIsInvalidAndTheOnesThatExistAreNamed) {
+  const absl::Status status = MakePlan(Small(), {.backend = "cpu", .isa = "sse9"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("sse9"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("portable"));
+  EXPECT_EQ(Validate(PlanOptions{.backend = "cpu", .isa = "sse9"}), status);
+}
+
+TEST(MakePlanTest, WhatThisMachineLacksIsAFailedPrecondition) {
+  for (const Backend* backend : Backends()) {
+    const std::string name(backend->name());
+    if (!backend->Available().ok()) {
+      EXPECT_EQ(MakePlan(Small(), {.backend = name}).status().code(),
+                absl::StatusCode::kFailedPrecondition);
+      continue;
+    }
+    for (const InstructionSet& set : backend->instruction_sets()) {
+      const PlanOptions options{.backend = name, .isa = std::string(set.name)};
+      const absl::Status status = MakePlan(Small(), options).status();
+      EXPECT_EQ(status.code(),
+                set.available ? absl::StatusCode::kOk : absl::StatusCode::kFailedPrecondition)
+          << status;
+      EXPECT_EQ(Validate(options), status);
+    }
+  }
+}
+
+TEST(MakePlanTest, AnInvalidProblemIsRefusedWhateverTheBackend) {
+  Problem problem = Small();
+  problem.kv_heads = 3;
+  for (const Target& target : Targets()) {
+    EXPECT_EQ(MakePlan(problem, {.backend = target.backend, .isa = target.isa}).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(MakePlanTest, ThreadsAreAtLeastOne) {
+  for (const int threads : {0, -1}) {
+    const absl::Status status = MakePlan(Small(), {.threads = threads}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(threads)));
+  }
+}
+
+TEST(MakePlanTest, AutoTakesTheFirstAvailableBackendThatSupportsTheProblem) {
+  const absl::StatusOr<Plan> plan = MakePlan(Small(), {});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const Backend* backend : Backends()) {
+    if (!backend->Available().ok() || !backend->Supports(Small()).ok()) continue;
+    EXPECT_EQ(plan->backend, backend);
+    break;
+  }
+}
+
+TEST(MakePlanTest, AutoTakesTheBestInstructionSetOfTheMachine) {
+  for (const Backend* backend : Backends()) {
+    const std::string name(backend->name());
+    if (!backend->Available().ok()) continue;
+    std::string best;
+    for (const InstructionSet& set : backend->instruction_sets()) {
+      if (best.empty() && set.available) best = std::string(set.name);
+    }
+    const absl::StatusOr<Plan> plan = MakePlan(Small(), {.backend = name});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->isa, best);
+  }
+}
+
+TEST(MakePlanTest, TheForcedTargetIsTheOneThatRuns) {
+  for (const Target& target : Targets()) {
+    const absl::StatusOr<Plan> plan =
+        MakePlan(Small(), {.backend = target.backend, .isa = target.isa});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->backend->name(), target.backend);
+    EXPECT_THAT(plan->Describe(), StartsWith(target.Name()));
+  }
+}
+
+// The same problem and options: the same plan, to the byte.
+TEST(MakePlanTest, IsAFunctionOfProblemAndOptions) {
+  for (const Target& target : Targets()) {
+    for (const int threads : {1, 2, 5, 64}) {
+      const PlanOptions options{.backend = target.backend, .isa = target.isa, .threads = threads};
+      const absl::StatusOr<Plan> a = MakePlan(Small(), options);
+      const absl::StatusOr<Plan> b = MakePlan(Small(), options);
+      ASSERT_TRUE(a.ok() && b.ok());
+      EXPECT_EQ(a->Describe(), b->Describe());
+      EXPECT_EQ(a->isa, b->isa);
+      EXPECT_EQ(a->threads, threads);
+      EXPECT_EQ(a->stages, b->stages);
+      EXPECT_EQ(a->tiles.query_block, b->tiles.query_block);
+      EXPECT_EQ(a->tiles.key_block, b->tiles.key_block);
+      EXPECT_EQ(a->tiles.key_splits, b->tiles.key_splits);
+      EXPECT_EQ(a->workspace_bytes(), b->workspace_bytes());
+      EXPECT_EQ(a->flops, b->flops);
+    }
+  }
+}
+
+TEST(MakePlanTest, StagesAndWorkspaceAreSane) {
+  for (const Target& target : Targets()) {
+    const absl::StatusOr<Plan> plan =
+        MakePlan(Small(), {.backend = target.backend, .isa = target.isa, .threads = 3});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_FALSE(plan->stages.empty());
+    for (const int64_t tasks : plan->stages) EXPECT_GT(tasks, 0);
+    EXPECT_GE(plan->shared_workspace_bytes, 0);
+    EXPECT_GE(plan->worker_workspace_bytes, 0);
+    EXPECT_EQ(plan->workspace_bytes(),
+              plan->shared_workspace_bytes + 3 * plan->worker_workspace_bytes);
+    EXPECT_GT(plan->flops, 0);
+  }
+}
+
+// Fused: nowhere a matrix of all scores, 2^16 times 2^16 of them here.
+TEST(MakePlanTest, WorkspaceDoesNotGrowWithTheScores) {
+  Problem problem = Small();
+  problem.query_length = problem.key_length = 1 << 16;
+  for (const Target& target : Targets()) {
+    const absl::StatusOr<Plan> plan =
+        MakePlan(problem, {.backend = target.backend, .isa = target.isa, .threads = 2});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_LT(plan->workspace_bytes(), int64_t{1} << 30) << plan->Describe();
+  }
+}
+
+TEST(MakePlanTest, NothingToComputeHasNoStages) {
+  Problem problem = Small();
+  problem.batch = 0;
+  for (const Target& target : Targets()) {
+    const absl::StatusOr<Plan> plan =
+        MakePlan(problem, {.backend = target.backend, .isa = target.isa});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_TRUE(plan->stages.empty()) << plan->Describe();
+    EXPECT_EQ(plan->flops, 0);
+  }
+}
+
+// 2 B Hq Sq T (D + Dv), and about half of it where causality hides half.
+TEST(MakePlanTest, FlopsCountVisibleKeysOnly) {
+  Problem problem = Small();
+  problem.query_length = problem.key_length = 256;
+  const absl::StatusOr<Plan> all = MakePlan(problem, {});
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_DOUBLE_EQ(all->flops, 2.0 * 2 * 8 * 256 * 256 * (64 + 48));
+  problem.causal = true;
+  const absl::StatusOr<Plan> causal = MakePlan(problem, {});
+  ASSERT_TRUE(causal.ok()) << causal.status();
+  EXPECT_NEAR(causal->flops / all->flops, 0.5, 0.01);
+}
+
+TEST(MakePlanTest, ADeclinedProblemIsUnimplementedWithTheBackendsReason) {
+  Problem problem = Small();
+  problem.dropout = Dropout{0.5, 1};
+  problem.score_output = ScoreOutput::kWeights;
+  for (const Backend* backend : Backends()) {
+    if (!backend->Available().ok()) continue;
+    const absl::Status supports = backend->Supports(problem);
+    const absl::Status status =
+        MakePlan(problem, {.backend = std::string(backend->name())}).status();
+    if (supports.ok()) {
+      EXPECT_TRUE(status.ok()) << status;
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+      EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(supports.message())));
+    }
+  }
+}
+
+TEST(RunTest, RefusesArgumentsThatDoNotFitTheProblem) {
+  const Problem problem = Small();
+  Rng rng(1);
+  Inputs inputs = RandomInputs(problem, rng);
+  inputs.value = Tensor(DType::kFloat32, {2, 4, 299, 48});
+  for (const Target& target : Targets()) {
+    const absl::Status status =
+        RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("299"));
+  }
+}
+
+}  // namespace
+}  // namespace rapt::test
