@@ -89,6 +89,8 @@ struct Engine::Flight {
   Request request;
   Done done;
   Result result;
+  Plan plan;
+  Arguments arguments;
   int64_t output_bytes = 0;
   ReservedBuffer workspace;
 };
@@ -102,32 +104,40 @@ void Engine::Submit(Request request, Done done) {
   auto flight = std::make_unique<Flight>();
   flight->request = std::move(request);
   flight->done = std::move(done);
-  absl::StatusOr<Job> job = Prepare(*flight);
-  if (!job.ok()) {
-    flight->Finish({.status = job.status()});
-    return;
-  }
-  const bool tiny = IsTiny(job->plan, flight->output_bytes);
-  job->done = [flight = std::move(flight)](const JobReport& report) { flight->Finish(report); };
+  absl::Status status = Prepare(*flight);
+  if (!status.ok()) return flight->Finish({.status = std::move(status)});
+
+  const bool tiny = IsTiny(flight->plan, flight->output_bytes);
+  Job job;
+  job.stages = flight->plan.stages;
+  job.run_task = [&flight = *flight](int stage, int64_t task, int worker) {
+    flight.plan.backend->RunTask(flight.plan, flight.arguments, flight.workspace.buffer.data(),
+                                 stage, task, worker);
+  };
+  job.deadline = flight->request.deadline;
+  job.cancelled = flight->request.cancelled;
+  job.done = [flight = std::move(flight)](const JobReport& report) { flight->Finish(report); };
   if (tiny) {
-    executor_.RunInline(*std::move(job));
+    executor_.RunInline(std::move(job));
   } else {
-    executor_.Submit(*std::move(job));
+    executor_.Submit(std::move(job));
   }
 }
 
-absl::StatusOr<Job> Engine::Prepare(Flight& flight) {
+absl::Status Engine::Prepare(Flight& flight) {
   if (!accepting()) {
     return absl::UnavailableError("the server is draining and takes no new requests");
   }
   const ResolvedCall& call = flight.request.call;
   absl::StatusOr<Plan> plan = MakePlan(call.problem, options_);
   if (!plan.ok()) return plan.status();
+  flight.plan = *std::move(plan);
   Result& result = flight.result;
-  result.backend = std::string(plan->backend->name());
-  result.plan = plan->Describe();
+  result.backend = std::string(flight.plan.backend->name());
+  result.plan = flight.plan.Describe();
 
-  Arguments arguments = ViewInputs(call, flight.request.inputs);
+  Arguments& arguments = flight.arguments;
+  arguments = ViewInputs(call, flight.request.inputs);
   const Problem& p = call.problem;
   OutputSlot slots[] = {
       {call.y, true, result.y, arguments.output, &ResolvedCall::Output},
@@ -141,7 +151,7 @@ absl::StatusOr<Job> Engine::Prepare(Flight& flight) {
   };
   const std::optional<int64_t> output_bytes = MeasureOutputs(absl::MakeSpan(slots));
   const std::optional<int64_t> needed_bytes =
-      output_bytes ? CheckedAdd(*output_bytes, plan->workspace_bytes()) : std::nullopt;
+      output_bytes ? CheckedAdd(*output_bytes, flight.plan.workspace_bytes()) : std::nullopt;
   if (!needed_bytes) return absl::ResourceExhaustedError("the outputs' size overflows 64 bits");
   flight.output_bytes = *output_bytes;
 
@@ -156,14 +166,7 @@ absl::StatusOr<Job> Engine::Prepare(Flight& flight) {
   if (!workspace.ok()) return workspace.status();
   flight.workspace = *std::move(workspace);
 
-  absl::Status status = Validate(p, arguments);
-  if (!status.ok()) return status;
-  return Job{.plan = *std::move(plan),
-             .arguments = arguments,
-             .workspace = flight.workspace.buffer.data(),
-             .deadline = flight.request.deadline,
-             .cancelled = flight.request.cancelled,
-             .done = nullptr};
+  return Validate(p, arguments);
 }
 
 }  // namespace rapt

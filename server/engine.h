@@ -34,7 +34,7 @@ class Engine {
 
  private:
   struct Flight;
-  absl::StatusOr<Job> Prepare(Flight& flight);
+  absl::Status Prepare(Flight& flight);
 
   const PlanOptions options_;
   MemoryBudget& budget_;

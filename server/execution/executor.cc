@@ -4,14 +4,13 @@
 #include <tuple>
 #include <utility>
 
-#include "server/attention/backend.h"
 #include "server/base/check.h"
 
 namespace rapt {
 
 Executor::ActiveJob::ActiveJob(Job job_in, Instant submitted_in)
     : job(std::move(job_in)), submitted(submitted_in) {
-  if (!job.plan.stages.empty()) tasks = job.plan.stages[0];
+  if (!job.stages.empty()) tasks = job.stages[0];
 }
 
 bool Executor::LeastVirtualTime::operator()(const ActiveJobPtr& a, const ActiveJobPtr& b) const {
@@ -35,7 +34,6 @@ Executor::~Executor() {
 }
 
 void Executor::Submit(Job job) {
-  RAPT_CHECK(job.plan.threads >= threads(), "the plan is for fewer threads");
   auto active = std::make_shared<ActiveJob>(std::move(job), clock_.Now());
   {
     MutexLock lock(mutex_);
@@ -54,12 +52,11 @@ void Executor::Submit(Job job) {
 void Executor::RunInline(Job job) {
   const Instant begin = clock_.Now();
   JobReport report;
-  for (size_t stage = 0; stage < job.plan.stages.size() && report.status.ok(); ++stage) {
-    for (int64_t task = 0; task < job.plan.stages[stage]; ++task) {
+  for (size_t stage = 0; stage < job.stages.size() && report.status.ok(); ++stage) {
+    for (int64_t task = 0; task < job.stages[stage]; ++task) {
       report.status = CheckAlive(job);
       if (!report.status.ok()) break;
-      job.plan.backend->RunTask(job.plan, job.arguments, job.workspace, static_cast<int>(stage),
-                                task, /*worker=*/0);
+      job.run_task(static_cast<int>(stage), task, /*worker=*/0);
     }
   }
   report.compute_time = clock_.Now() - begin;
@@ -104,7 +101,7 @@ absl::Status Executor::RunQuantum(ActiveJob& active, int worker, Instant begin) 
     }
     const int64_t task = active.next_task.fetch_add(1, std::memory_order_relaxed);
     if (task >= active.tasks) break;
-    job.plan.backend->RunTask(job.plan, job.arguments, job.workspace, active.stage, task, worker);
+    job.run_task(active.stage, task, worker);
   } while (clock_.Now() - begin < kQuantum);
   return absl::OkStatus();
 }
@@ -120,10 +117,10 @@ bool Executor::Leave(const ActiveJobPtr& active, absl::Status status,
     return false;
   }
   if (active->workers > 0) return false;
-  const int stages = static_cast<int>(active->job.plan.stages.size());
+  const int stages = static_cast<int>(active->job.stages.size());
   if (!active->status.ok() || active->stage + 1 >= stages) return true;
   ++active->stage;
-  active->tasks = active->job.plan.stages[active->stage];
+  active->tasks = active->job.stages[active->stage];
   active->next_task.store(0, std::memory_order_relaxed);
   runnable_.insert(active);
   work_posted_.SignalAll();

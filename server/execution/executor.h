@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -12,10 +11,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "server/attention/plan.h"
-#include "server/attention/problem.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 
@@ -29,11 +27,14 @@ struct JobReport {
   std::chrono::nanoseconds compute_time{0};  // from then on
 };
 
-// A plan with its data, which has been validated and stays alive until done has run.
+// Work cut into tasks, as a plan cuts attention.
 struct Job {
-  Plan plan;
-  Arguments arguments;
-  std::byte* workspace = nullptr;  // plan.workspace_bytes(), aligned to 64
+  // How many tasks each stage has. Those of one stage are independent and may run in any order; a
+  // stage starts when the one before it is done.
+  absl::InlinedVector<int64_t, 3> stages;
+  // Called from several threads at once, never after done. `worker` is in [0, threads()); no two
+  // calls at once have the same.
+  absl::AnyInvocable<void(int stage, int64_t task, int worker) const> run_task;
   Instant deadline = Instant::max();
   const std::atomic<bool>* cancelled = nullptr;  // null: never
   absl::AnyInvocable<void(const JobReport&)> done;
@@ -57,11 +58,11 @@ class Executor {
 
   int threads() const { return static_cast<int>(threads_.size()); }
 
-  // Returns at once; done runs on a compute thread. The plan is for threads() threads.
+  // Returns at once; done runs on a compute thread.
   void Submit(Job job);
 
-  // Runs the job on the calling thread, done included. For jobs that cost less than a thread
-  // switch.
+  // Runs the job on the calling thread as worker 0, done included. For jobs that cost less than a
+  // thread switch.
   void RunInline(Job job);
 
  private:

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/attention/backend.h"
 #include "tests/support/fake_clock.h"
 
 namespace rapt {
@@ -23,23 +22,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Runs a test's function as every task.
-class ScriptedBackend : public Backend {
- public:
-  using Task = std::function<void(const Plan& plan, int stage, int64_t task, int worker)>;
-  explicit ScriptedBackend(Task task) : task_(std::move(task)) {}
-
-  absl::string_view name() const override { return "scripted"; }
-  absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
-  void PlanTasks(Plan&) const override {}
-  void RunTask(const Plan& plan, const Arguments&, std::byte*, int stage, int64_t task,
-               int worker) const override {
-    task_(plan, stage, task, worker);
-  }
-
- private:
-  const Task task_;
-};
+using Task = std::function<void(int stage, int64_t task, int worker)>;
 
 // A latch of our own: absl's is not instrumented for ThreadSanitizer.
 class Event {
@@ -60,12 +43,11 @@ class Event {
   bool set_ = false;
 };
 
-Job MakeJob(const Backend& backend, absl::InlinedVector<int64_t, 3> stages, int threads,
+Job MakeJob(Task task, absl::InlinedVector<int64_t, 3> stages,
             absl::AnyInvocable<void(const JobReport&)> done) {
   Job job;
-  job.plan.backend = &backend;
-  job.plan.stages = std::move(stages);
-  job.plan.threads = threads;
+  job.stages = std::move(stages);
+  job.run_task = std::move(task);
   job.done = std::move(done);
   return job;
 }
@@ -100,18 +82,18 @@ TEST(ExecutorTest, RunsEveryTaskOnceAndStagesInOrder) {
   std::mutex mutex;
   std::multiset<std::pair<int, int64_t>> seen;
   std::atomic<int> done_in_first_stage{0};
-  ScriptedBackend backend([&](const Plan&, int stage, int64_t task, int) {
+  const Task task = [&](int stage, int64_t task, int) {
     if (stage == 0) ++done_in_first_stage;
     if (stage == 1) {
       EXPECT_EQ(done_in_first_stage, 100) << "a stage is a barrier";
     }
     std::lock_guard<std::mutex> lock(mutex);
     seen.emplace(stage, task);
-  });
+  };
   const SteadyClock clock;
   Executor executor(kThreads, clock);
   Outcome outcome;
-  executor.Submit(MakeJob(backend, {100, 7}, kThreads, outcome.Callback()));
+  executor.Submit(MakeJob(task, {100, 7}, outcome.Callback()));
   EXPECT_TRUE(outcome.Wait().status.ok());
   std::multiset<std::pair<int, int64_t>> expected;
   for (int64_t task = 0; task < 100; ++task) expected.emplace(0, task);
@@ -122,28 +104,28 @@ TEST(ExecutorTest, RunsEveryTaskOnceAndStagesInOrder) {
 TEST(ExecutorTest, GivesConcurrentTasksOfAJobDifferentWorkers) {
   constexpr int kThreads = 4;
   std::array<std::atomic<int>, kThreads> users{};
-  ScriptedBackend backend([&](const Plan&, int, int64_t, int worker) {
+  const Task task = [&](int, int64_t, int worker) {
     ASSERT_GE(worker, 0);
     ASSERT_LT(worker, kThreads);
     EXPECT_EQ(users[worker]++, 0) << "worker " << worker << " is in use";
     std::this_thread::yield();
     --users[worker];
-  });
+  };
   const SteadyClock clock;
   Executor executor(kThreads, clock);
   Outcome outcome;
-  executor.Submit(MakeJob(backend, {2000}, kThreads, outcome.Callback()));
+  executor.Submit(MakeJob(task, {2000}, outcome.Callback()));
   EXPECT_TRUE(outcome.Wait().status.ok());
 }
 
 TEST(ExecutorTest, RunsDoneOnAComputeThreadAlsoWhenThereIsNothingToDo) {
-  ScriptedBackend backend([](const Plan&, int, int64_t, int) { FAIL() << "there is no task"; });
+  const Task task = [](int, int64_t, int) { FAIL() << "there is no task"; };
   const SteadyClock clock;
   Executor executor(2, clock);
   for (const absl::InlinedVector<int64_t, 3>& stages :
        {absl::InlinedVector<int64_t, 3>{}, absl::InlinedVector<int64_t, 3>{0, 0}}) {
     Outcome outcome;
-    executor.Submit(MakeJob(backend, stages, 2, outcome.Callback()));
+    executor.Submit(MakeJob(task, stages, outcome.Callback()));
     EXPECT_TRUE(outcome.Wait().status.ok());
     EXPECT_NE(outcome.thread(), std::this_thread::get_id());
   }
@@ -152,15 +134,15 @@ TEST(ExecutorTest, RunsDoneOnAComputeThreadAlsoWhenThereIsNothingToDo) {
 TEST(ExecutorTest, RunsAnInlineJobOnTheCallersThreadAsWorkerZero) {
   const std::thread::id caller = std::this_thread::get_id();
   std::vector<std::pair<int, int64_t>> order;
-  ScriptedBackend backend([&](const Plan&, int stage, int64_t task, int worker) {
+  const Task task = [&](int stage, int64_t task, int worker) {
     EXPECT_EQ(worker, 0);
     EXPECT_EQ(std::this_thread::get_id(), caller);
     order.emplace_back(stage, task);
-  });
+  };
   const SteadyClock clock;
   Executor executor(1, clock);
   Outcome outcome;
-  executor.RunInline(MakeJob(backend, {2, 1}, 1, outcome.Callback()));
+  executor.RunInline(MakeJob(task, {2, 1}, outcome.Callback()));
   EXPECT_EQ(outcome.calls(), 1);
   EXPECT_TRUE(outcome.Wait().status.ok());
   EXPECT_EQ(order, (std::vector<std::pair<int, int64_t>>{{0, 0}, {0, 1}, {1, 0}}));
@@ -169,16 +151,16 @@ TEST(ExecutorTest, RunsAnInlineJobOnTheCallersThreadAsWorkerZero) {
 TEST(ExecutorTest, StopsBetweenTasksWhenCancelled) {
   std::atomic<bool> cancelled{false};
   std::atomic<int> tasks{0};
-  ScriptedBackend backend([&](const Plan&, int, int64_t, int) {
+  const Task task = [&](int, int64_t, int) {
     if (++tasks == 3) cancelled = true;
-  });
+  };
   const SteadyClock clock;
   Executor executor(1, clock);
   for (const bool run_inline : {false, true}) {
     tasks = 0;
     cancelled = false;
     Outcome outcome;
-    Job job = MakeJob(backend, {100, 100}, 1, outcome.Callback());
+    Job job = MakeJob(task, {100, 100}, outcome.Callback());
     job.cancelled = &cancelled;
     if (run_inline) {
       executor.RunInline(std::move(job));
@@ -193,13 +175,13 @@ TEST(ExecutorTest, StopsBetweenTasksWhenCancelled) {
 TEST(ExecutorTest, StopsBetweenTasksWhenTheDeadlinePasses) {
   test::FakeClock clock;
   std::atomic<int> tasks{0};
-  ScriptedBackend backend([&](const Plan&, int, int64_t, int) {
+  const Task task = [&](int, int64_t, int) {
     ++tasks;
     clock.Advance(milliseconds(10));
-  });
+  };
   Executor executor(1, clock);
   Outcome outcome;
-  Job job = MakeJob(backend, {100}, 1, outcome.Callback());
+  Job job = MakeJob(task, {100}, outcome.Callback());
   job.deadline = clock.Now() + milliseconds(35);
   executor.Submit(std::move(job));
   EXPECT_EQ(outcome.Wait().status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -208,36 +190,34 @@ TEST(ExecutorTest, StopsBetweenTasksWhenTheDeadlinePasses) {
 
 TEST(ExecutorTest, StartsNothingOfAJobThatIsTooLate) {
   test::FakeClock clock;
-  ScriptedBackend backend([](const Plan&, int, int64_t, int) { FAIL() << "it is too late"; });
+  const Task task = [](int, int64_t, int) { FAIL() << "it is too late"; };
   Executor executor(2, clock);
   Outcome outcome;
-  Job job = MakeJob(backend, {5}, 2, outcome.Callback());
+  Job job = MakeJob(task, {5}, outcome.Callback());
   job.deadline = clock.Now();
   executor.Submit(std::move(job));
   EXPECT_EQ(outcome.Wait().status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-// Jobs tell themselves apart by their plan's batch; every task takes a quantum of fake time.
+// Every task notes its job's name and takes a quantum of fake time.
 class FairnessTest : public ::testing::Test {
  protected:
   Job NamedJob(int64_t name, int64_t tasks, Outcome& outcome) {
-    Job job = MakeJob(backend_, {tasks}, 1, outcome.Callback());
-    job.plan.problem.batch = name;
-    return job;
+    const auto task = [this, name](int, int64_t, int) {
+      if (order_.empty()) {
+        first_task_started_.Set();
+        all_submitted_.Wait();
+      }
+      order_.push_back(name);
+      clock_.Advance(Executor::kQuantum);
+    };
+    return MakeJob(task, {tasks}, outcome.Callback());
   }
 
   test::FakeClock clock_;
   Event first_task_started_;
   Event all_submitted_;
   std::vector<int64_t> order_;  // touched by the one worker, read after the jobs' ends
-  ScriptedBackend backend_{[this](const Plan& plan, int, int64_t, int) {
-    if (order_.empty()) {
-      first_task_started_.Set();
-      all_submitted_.Wait();
-    }
-    order_.push_back(plan.problem.batch);
-    clock_.Advance(Executor::kQuantum);
-  }};
 };
 
 TEST_F(FairnessTest, AShortJobOvertakesALongOne) {
@@ -276,23 +256,21 @@ TEST(ExecutorTest, KeepsAJobForAQuantumBeforeItChoosesAnew) {
   test::FakeClock clock;
   Event started, submitted;
   std::vector<int64_t> order;
-  ScriptedBackend backend([&](const Plan& plan, int, int64_t, int) {
-    if (order.empty()) {
-      started.Set();
-      submitted.Wait();
-    }
-    order.push_back(plan.problem.batch);
-    clock.Advance(std::chrono::nanoseconds(Executor::kQuantum) / 4);
-  });
+  const auto named_task = [&](int64_t name) -> Task {
+    return [&, name](int, int64_t, int) {
+      if (order.empty()) {
+        started.Set();
+        submitted.Wait();
+      }
+      order.push_back(name);
+      clock.Advance(std::chrono::nanoseconds(Executor::kQuantum) / 4);
+    };
+  };
   Executor executor(1, clock);
   Outcome first, second;
-  Job job = MakeJob(backend, {6}, 1, first.Callback());
-  job.plan.problem.batch = 1;
-  executor.Submit(std::move(job));
+  executor.Submit(MakeJob(named_task(1), {6}, first.Callback()));
   started.Wait();
-  job = MakeJob(backend, {6}, 1, second.Callback());
-  job.plan.problem.batch = 2;
-  executor.Submit(std::move(job));
+  executor.Submit(MakeJob(named_task(2), {6}, second.Callback()));
   submitted.Set();
   first.Wait();
   second.Wait();
@@ -302,20 +280,17 @@ TEST(ExecutorTest, KeepsAJobForAQuantumBeforeItChoosesAnew) {
 TEST(ExecutorTest, ReportsQueueAndComputeTime) {
   test::FakeClock clock;
   Event started, submitted;
-  ScriptedBackend backend([&](const Plan& plan, int, int64_t, int) {
-    if (plan.problem.batch == 1) {
-      started.Set();
-      submitted.Wait();
-    }
-    clock.Advance(milliseconds(5));
-  });
+  const Task task = [&](int, int64_t, int) { clock.Advance(milliseconds(5)); };
+  const Task first_task = [&](int stage, int64_t n, int worker) {
+    started.Set();
+    submitted.Wait();
+    task(stage, n, worker);
+  };
   Executor executor(1, clock);
   Outcome first, second;
-  Job job = MakeJob(backend, {1}, 1, first.Callback());
-  job.plan.problem.batch = 1;
-  executor.Submit(std::move(job));
+  executor.Submit(MakeJob(first_task, {1}, first.Callback()));
   started.Wait();
-  executor.Submit(MakeJob(backend, {2}, 1, second.Callback()));
+  executor.Submit(MakeJob(task, {2}, second.Callback()));
   submitted.Set();
   EXPECT_EQ(first.Wait().compute_time, milliseconds(5));
   EXPECT_EQ(second.Wait().queue_time, milliseconds(5));
@@ -326,16 +301,16 @@ TEST(ExecutorTest, DestructionGivesUpJobsInFlightAndRunsEachDoneOnce) {
   constexpr int kJobs = 20;
   Event started;
   std::atomic<bool> ending{false};
-  ScriptedBackend backend([&](const Plan&, int, int64_t, int) {
+  const Task task = [&](int, int64_t, int) {
     started.Set();
     while (!ending) std::this_thread::yield();
-  });
+  };
   std::vector<Outcome> outcomes(kJobs);
   const SteadyClock clock;
   {
     Executor executor(2, clock);
     for (Outcome& outcome : outcomes) {
-      executor.Submit(MakeJob(backend, {1000000}, 2, outcome.Callback()));
+      executor.Submit(MakeJob(task, {1000000}, outcome.Callback()));
     }
     started.Wait();
     ending = true;
@@ -355,7 +330,7 @@ TEST(ExecutorTest, AnswersManyJobsFromManyThreadsOnceEach) {
   constexpr int kCallers = 4;
   constexpr int kJobsPerCaller = 200;
   std::atomic<int64_t> tasks{0};
-  ScriptedBackend backend([&](const Plan&, int, int64_t, int) { ++tasks; });
+  const Task task = [&](int, int64_t, int) { ++tasks; };
   std::vector<Outcome> outcomes(kCallers * kJobsPerCaller);
   const SteadyClock clock;
   Executor executor(kThreads, clock);
@@ -363,8 +338,7 @@ TEST(ExecutorTest, AnswersManyJobsFromManyThreadsOnceEach) {
   for (int caller = 0; caller < kCallers; ++caller) {
     callers.emplace_back([&, caller] {
       for (int i = 0; i < kJobsPerCaller; ++i) {
-        executor.Submit(
-            MakeJob(backend, {3, 2}, kThreads, outcomes[caller * kJobsPerCaller + i].Callback()));
+        executor.Submit(MakeJob(task, {3, 2}, outcomes[caller * kJobsPerCaller + i].Callback()));
       }
     });
   }
