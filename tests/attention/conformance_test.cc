@@ -348,6 +348,67 @@ std::vector<Case> Threads() {
   return cases;
 }
 
+// Few rows and many keys on several threads: a backend may split the keys and merge the parts.
+std::vector<Case> Splits() {
+  const auto split = [](const std::function<void(Problem&)>& change) {
+    return With([&](Problem& p) {
+      p.batch = p.kv_heads = 1;
+      p.query_heads = 2;
+      p.query_length = 1;
+      p.key_length = 4100;
+      p.head_size = p.value_head_size = 16;
+      change(p);
+    });
+  };
+  std::vector<Case> cases = {
+      {"split", split([](Problem&) {})},
+      {"split_three_queries", split([](Problem& p) {
+         p.query_length = 3;
+         p.causal = true;
+         p.alignment = Alignment::kBottomRight;
+       })},
+      {"split_past", split([](Problem& p) {
+         p.past_length = 1500;
+         p.causal = true;
+         p.wants_present = true;
+       })},
+      {"split_biased_scores", split([](Problem& p) {
+         p.softcap = 2;
+         p.mask = MaskShape{DType::kFloat32, {1, 1, 1, 4100}};
+         p.score_output = ScoreOutput::kBiased;
+       })},
+      {"split_raw_scores", split([](Problem& p) {
+         p.score_output = ScoreOutput::kScores;
+         p.left_window = 5;
+         p.alignment = Alignment::kBottomRight;
+       })},
+      {"split_weights", split([](Problem& p) { p.score_output = ScoreOutput::kWeights; })},
+      {"split_window_within_a_part", split([](Problem& p) {
+         p.left_window = 100;
+         p.right_window = 0;
+         p.alignment = Alignment::kBottomRight;
+       })},
+      {"split_short_mask", split([](Problem& p) {
+         p.mask = MaskShape{DType::kBool, {1, 2, 1, 1100}};
+       })},
+      {"split_one_visible_key", split([](Problem& p) { p.causal = true; })},
+      {"split_lengths", split([](Problem& p) {
+         p.batch = 2;
+         p.has_key_lengths = true;
+       })},
+      {"split_dropout", split([](Problem& p) {
+         p.dropout = Dropout{0.4, 8};
+       })},
+      {"split_in_fp64", split([](Problem& p) { p.softmax_in_fp64 = true; })},
+  };
+  for (Case& c : cases) c.threads = 5;
+  cases.push_back({"split_bshd",
+                   split([](Problem& p) { p.batch = 2; }),
+                   {Storage::kBshd, Storage::kBshd, Storage::kRowMajor, Storage::kMisaligned},
+                   5});
+  return cases;
+}
+
 std::vector<Case> Others() {
   return {
       {"present", With([](Problem& p) {
@@ -413,6 +474,7 @@ INSTANTIATE(Scores);
 INSTANTIATE(Scaling);
 INSTANTIATE(Layouts);
 INSTANTIATE(Threads);
+INSTANTIATE(Splits);
 INSTANTIATE(Others);
 
 // A random mixture of everything that a problem can say.
