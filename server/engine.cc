@@ -166,7 +166,7 @@ absl::Status Engine::Prepare(Flight& flight) {
   if (!workspace.ok()) return workspace.status();
   flight.workspace = *std::move(workspace);
 
-  return Validate(p, arguments);
+  return Validate(p, arguments, *call.names);
 }
 
 }  // namespace rapt

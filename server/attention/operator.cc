@@ -34,20 +34,22 @@ absl::Status WrongRank(absl::string_view name, const Shape& shape, absl::string_
                                                  shape.size(), "; it must be ", allowed));
 }
 
-absl::StatusOr<Layout> ResolveLayout(const OperatorCall& call) {
+absl::StatusOr<Layout> ResolveLayout(const OperatorCall& call, const FieldNames& names) {
   const size_t rank = call.q.shape.size();
   Layout layout = call.layout;
   if (layout == Layout::kByRank) {
-    if (rank != 3 && rank != 4) return WrongRank("Q", call.q.shape, "of rank 3 or 4");
+    if (rank != 3 && rank != 4) return WrongRank(names.q, call.q.shape, "of rank 3 or 4");
     layout = rank == 4 ? Layout::kBhsd : Layout::kBse;
   }
   const size_t wanted = layout == Layout::kBse ? 3 : 4;
-  for (const auto& [name, spec] : {std::pair<absl::string_view, const TensorSpec*>{"Q", &call.q},
-                                   {"K", &call.k},
-                                   {"V", &call.v}}) {
+  for (const auto& [name, spec] :
+       {std::pair<absl::string_view, const TensorSpec*>{names.q, &call.q},
+        {names.k, &call.k},
+        {names.v, &call.v}}) {
     if (spec->shape.size() != wanted) {
       return WrongRank(name, spec->shape,
-                       absl::StrCat(NameOf(layout), ", rank ", wanted, ", as Q, K and V all are"));
+                       absl::StrCat(NameOf(layout), ", rank ", wanted, ", as ", names.q, ", ",
+                                    names.k, " and ", names.v, " all are"));
     }
   }
   return layout;
@@ -88,55 +90,62 @@ absl::Status CheckSame(absl::string_view what, absl::string_view name_a, int64_t
                                                  " has ", b, "; they must be equal"));
 }
 
-absl::Status CheckType(absl::string_view name, const TensorSpec& spec, DType wanted) {
-  if (spec.dtype == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      name, " has type ", NameOf(spec.dtype), "; it must be ", NameOf(wanted), ", the type of Q"));
+// `q` is the query, `q_name` its name.
+absl::Status CheckType(absl::string_view name, const TensorSpec& spec, absl::string_view q_name,
+                       const TensorSpec& q) {
+  if (spec.dtype == q.dtype) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " has type ", NameOf(spec.dtype),
+                                                 "; it must be ", NameOf(q.dtype), ", the type of ",
+                                                 q_name));
 }
 
-absl::Status CheckQkv(const OperatorCall& call, const Axes& q, const Axes& k, const Axes& v) {
-  absl::Status status = CheckType("K", call.k, call.q.dtype);
-  if (status.ok()) status = CheckType("V", call.v, call.q.dtype);
-  if (status.ok()) status = CheckSame("batch", "K", k.batch, "Q", q.batch);
-  if (status.ok()) status = CheckSame("batch", "V", v.batch, "Q", q.batch);
-  if (status.ok()) status = CheckSame("head size", "K", k.size, "Q", q.size);
-  if (status.ok()) status = CheckSame("number of heads", "V", v.heads, "K", k.heads);
-  if (status.ok()) status = CheckSame("length", "V", v.length, "K", k.length);
+absl::Status CheckQkv(const OperatorCall& call, const FieldNames& names, const Axes& q,
+                      const Axes& k, const Axes& v) {
+  absl::Status status = CheckType(names.k, call.k, names.q, call.q);
+  if (status.ok()) status = CheckType(names.v, call.v, names.q, call.q);
+  if (status.ok()) status = CheckSame("batch", names.k, k.batch, names.q, q.batch);
+  if (status.ok()) status = CheckSame("batch", names.v, v.batch, names.q, q.batch);
+  if (status.ok()) status = CheckSame("head size", names.k, k.size, names.q, q.size);
+  if (status.ok()) status = CheckSame("number of heads", names.v, v.heads, names.k, k.heads);
+  if (status.ok()) status = CheckSame("length", names.v, v.length, names.k, k.length);
   return status;
 }
 
 absl::Status CheckPastTensor(absl::string_view name, const TensorSpec& past, const Axes& now,
-                             absl::string_view now_name, DType dtype) {
+                             absl::string_view now_name) {
   if (past.shape.size() != 4) {
     return WrongRank(name, past.shape, "[batch, key/value heads, past length, head size], rank 4");
   }
-  absl::Status status = CheckType(name, past, dtype);
-  if (status.ok()) status = CheckSame("batch", name, past.shape[0], now_name, now.batch);
+  absl::Status status = CheckSame("batch", name, past.shape[0], now_name, now.batch);
   if (status.ok()) status = CheckSame("number of heads", name, past.shape[1], now_name, now.heads);
   if (status.ok()) status = CheckSame("head size", name, past.shape[3], now_name, now.size);
   return status;
 }
 
 // The length of the past; 0 when there is none.
-absl::StatusOr<int64_t> ResolvePast(const OperatorCall& call, const Axes& k, const Axes& v) {
+absl::StatusOr<int64_t> ResolvePast(const OperatorCall& call, const FieldNames& names,
+                                    const Axes& k, const Axes& v) {
   if (call.past_key.has_value() != call.past_value.has_value()) {
     const bool has_key = call.past_key.has_value();
     return absl::InvalidArgumentError(
-        absl::StrCat(has_key ? "past_key" : "past_value", " came without ",
-                     has_key ? "past_value" : "past_key", "; they must come together"));
+        absl::StrCat(has_key ? names.past_key : names.past_value, " came without ",
+                     has_key ? names.past_value : names.past_key, "; they must come together"));
   }
   if (!call.past_key) return 0;
-  absl::Status status = CheckPastTensor("past_key", *call.past_key, k, "K", call.q.dtype);
-  if (!status.ok()) return status;
-  status = CheckPastTensor("past_value", *call.past_value, v, "V", call.q.dtype);
-  if (!status.ok()) return status;
-  status = CheckSame("length", "past_key", call.past_key->shape[2], "past_value",
-                     call.past_value->shape[2]);
+  absl::Status status = CheckType(names.past_key, *call.past_key, names.q, call.q);
+  if (status.ok()) status = CheckPastTensor(names.past_key, *call.past_key, k, names.k);
+  if (status.ok()) status = CheckType(names.past_value, *call.past_value, names.q, call.q);
+  if (status.ok()) status = CheckPastTensor(names.past_value, *call.past_value, v, names.v);
+  if (status.ok()) {
+    status = CheckSame("length", names.past_key, call.past_key->shape[2], names.past_value,
+                       call.past_value->shape[2]);
+  }
   if (!status.ok()) return status;
   return call.past_key->shape[2];
 }
 
-absl::StatusOr<MaskShape> ResolveMask(const TensorSpec& mask, bool rank3_is_batch) {
+absl::StatusOr<MaskShape> ResolveMask(absl::string_view name, const TensorSpec& mask,
+                                      bool rank3_is_batch) {
   const Shape& s = mask.shape;
   switch (s.size()) {
     case 1:
@@ -149,41 +158,42 @@ absl::StatusOr<MaskShape> ResolveMask(const TensorSpec& mask, bool rank3_is_batc
     case 4:
       return MaskShape{mask.dtype, {s[0], s[1], s[2], s[3]}};
     default:
-      return WrongRank("attn_mask", s, "of rank 1 to 4");
+      return WrongRank(name, s, "of rank 1 to 4");
   }
 }
 
-absl::Status CheckKeyLengths(const TensorSpec& lengths, int64_t batch) {
+absl::Status CheckKeyLengths(const TensorSpec& lengths, const FieldNames& names, int64_t batch) {
   if (lengths.dtype != DType::kInt64) {
     return absl::InvalidArgumentError(
-        absl::StrCat("nonpad_kv_seqlen has type ", NameOf(lengths.dtype), "; it must be INT64"));
+        absl::StrCat(names.key_lengths, " has type ", NameOf(lengths.dtype), "; it must be INT64"));
   }
   if (lengths.shape.size() != 1 || lengths.shape[0] != batch) {
-    return absl::InvalidArgumentError(absl::StrCat("nonpad_kv_seqlen has shape ",
+    return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, " has shape ",
                                                    ToString(lengths.shape), "; it must be [", batch,
-                                                   "], the batch of Q"));
+                                                   "], the batch of ", names.q));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckHeadCounts(const OperatorCall& call, Layout layout) {
+absl::Status CheckHeadCounts(const OperatorCall& call, const FieldNames& names, Layout layout) {
   if (layout != Layout::kBse || call.q_num_heads.has_value() == call.kv_num_heads.has_value()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      call.q_num_heads ? "q_num_heads came without kv_num_heads; 3-D inputs need both or neither"
-                       : "kv_num_heads came without q_num_heads; 3-D inputs need both or neither");
+  const bool has_query_heads = call.q_num_heads.has_value();
+  return absl::InvalidArgumentError(absl::StrCat(
+      has_query_heads ? names.query_heads : names.kv_heads, " came without ",
+      has_query_heads ? names.kv_heads : names.query_heads, "; 3-D inputs need both or neither"));
 }
 
-absl::Status CheckSizes(const OperatorCall& call) {
+absl::Status CheckSizes(const OperatorCall& call, const FieldNames& names) {
   const std::pair<absl::string_view, const TensorSpec*> tensors[] = {
-      {"Q", &call.q},
-      {"K", &call.k},
-      {"V", &call.v},
-      {"attn_mask", call.attn_mask ? &*call.attn_mask : nullptr},
-      {"past_key", call.past_key ? &*call.past_key : nullptr},
-      {"past_value", call.past_value ? &*call.past_value : nullptr},
-      {"nonpad_kv_seqlen", call.nonpad_kv_seqlen ? &*call.nonpad_kv_seqlen : nullptr},
+      {names.q, &call.q},
+      {names.k, &call.k},
+      {names.v, &call.v},
+      {names.mask, call.attn_mask ? &*call.attn_mask : nullptr},
+      {names.past_key, call.past_key ? &*call.past_key : nullptr},
+      {names.past_value, call.past_value ? &*call.past_value : nullptr},
+      {names.key_lengths, call.nonpad_kv_seqlen ? &*call.nonpad_kv_seqlen : nullptr},
   };
   for (const auto& [name, spec] : tensors) {
     if (spec == nullptr) continue;
@@ -249,27 +259,28 @@ absl::StatusOr<int64_t> ByteSize(absl::string_view name, const TensorSpec& spec)
   return *product;
 }
 
-absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call) {
-  absl::Status status = CheckSizes(call);
+absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames& names) {
+  absl::Status status = CheckSizes(call, names);
   if (!status.ok()) return status;
-  const absl::StatusOr<Layout> layout = ResolveLayout(call);
+  const absl::StatusOr<Layout> layout = ResolveLayout(call, names);
   if (!layout.ok()) return layout.status();
-  status = CheckHeadCounts(call, *layout);
+  status = CheckHeadCounts(call, names, *layout);
   if (!status.ok()) return status;
 
-  const auto q = AxesOf("Q", call.q.shape, *layout, "q_num_heads", call.q_num_heads);
+  const auto q = AxesOf(names.q, call.q.shape, *layout, names.query_heads, call.q_num_heads);
   if (!q.ok()) return q.status();
-  const auto k = AxesOf("K", call.k.shape, *layout, "kv_num_heads", call.kv_num_heads);
+  const auto k = AxesOf(names.k, call.k.shape, *layout, names.kv_heads, call.kv_num_heads);
   if (!k.ok()) return k.status();
-  const auto v = AxesOf("V", call.v.shape, *layout, "kv_num_heads", call.kv_num_heads);
+  const auto v = AxesOf(names.v, call.v.shape, *layout, names.kv_heads, call.kv_num_heads);
   if (!v.ok()) return v.status();
-  status = CheckQkv(call, *q, *k, *v);
+  status = CheckQkv(call, names, *q, *k, *v);
   if (!status.ok()) return status;
-  const absl::StatusOr<int64_t> past_length = ResolvePast(call, *k, *v);
+  const absl::StatusOr<int64_t> past_length = ResolvePast(call, names, *k, *v);
   if (!past_length.ok()) return past_length.status();
 
   ResolvedCall resolved;
   resolved.layout = *layout;
+  resolved.names = &names;
   resolved.problem = Problem{
       .dtype = call.q.dtype,
       .batch = q->batch,
@@ -296,15 +307,15 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call) {
   };
   if (call.attn_mask) {
     const bool rank3_is_batch = *layout == Layout::kBse && !call.q_num_heads;
-    absl::StatusOr<MaskShape> mask = ResolveMask(*call.attn_mask, rank3_is_batch);
+    absl::StatusOr<MaskShape> mask = ResolveMask(names.mask, *call.attn_mask, rank3_is_batch);
     if (!mask.ok()) return mask.status();
     resolved.problem.mask = *mask;
   }
   if (call.nonpad_kv_seqlen) {
-    status = CheckKeyLengths(*call.nonpad_kv_seqlen, q->batch);
+    status = CheckKeyLengths(*call.nonpad_kv_seqlen, names, q->batch);
     if (!status.ok()) return status;
   }
-  status = Validate(resolved.problem);
+  status = Validate(resolved.problem, names);
   if (!status.ok()) return status;
   DescribeOutputs(resolved);
   return resolved;

@@ -11,6 +11,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/attention/field_names.h"
 #include "server/attention/problem.h"
 #include "server/attention/tensor_view.h"
 
@@ -61,7 +62,8 @@ struct OperatorCall {
 // A call whose shapes are known to fit together. Thread-compatible value type.
 struct ResolvedCall {
   Problem problem;
-  Layout layout = Layout::kBhsd;  // never kByRank
+  Layout layout = Layout::kBhsd;          // never kByRank
+  const FieldNames* names = &kOnnxNames;  // that errors about the data should use too
 
   // Outputs as the caller sees them: Y has Q's layout and rank.
   TensorSpec y, lse, scores, present_key, present_value;
@@ -80,8 +82,10 @@ struct ResolvedCall {
   MutableTensorView PresentValue(std::byte* data) const;
 };
 
-// InvalidArgument names the tensor or attribute, what came and what is allowed.
-absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call);
+// InvalidArgument names the tensor or attribute, what came and what is allowed. `names` outlives
+// the result.
+absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call,
+                                     const FieldNames& names = kOnnxNames);
 
 // Bytes of a row-major tensor. InvalidArgument, naming `name`, for a negative axis or a product
 // that overflows.

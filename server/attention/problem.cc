@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -22,7 +25,9 @@ absl::Status CheckAxis(absl::string_view name, int64_t size, int64_t least) {
       absl::StrCat(name, " is ", size, "; it must be from ", least, " to 2^40"));
 }
 
-absl::Status CheckAxes(const Problem& p) {
+absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
+  const std::string head_size = absl::StrCat("head size of ", names.q, " and ", names.k);
+  const std::string value_head_size = absl::StrCat("head size of ", names.v);
   const struct {
     absl::string_view name;
     int64_t size;
@@ -34,8 +39,8 @@ absl::Status CheckAxes(const Problem& p) {
       {"query length", p.query_length, 0},
       {"key length", p.key_length, 0},
       {"past length", p.past_length, 0},
-      {"head size of Q and K", p.head_size, 1},
-      {"head size of V", p.value_head_size, 1},
+      {head_size, p.head_size, 1},
+      {value_head_size, p.value_head_size, 1},
   };
   for (const auto& axis : axes) {
     if (absl::Status status = CheckAxis(axis.name, axis.size, axis.least); !status.ok()) {
@@ -44,15 +49,15 @@ absl::Status CheckAxes(const Problem& p) {
   }
   if (p.query_heads != 0 && p.query_heads % p.kv_heads != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("Q has ", p.query_heads, " heads, K and V have ", p.kv_heads,
-                     "; the number of query heads must be a multiple"));
+        absl::StrCat(names.q, " has ", p.query_heads, " heads, ", names.k, " and ", names.v,
+                     " have ", p.kv_heads, "; the number of query heads must be a multiple"));
   }
   return absl::OkStatus();
 }
 
 // No tensor's size in the widest type, fp64, may overflow, nor the sum of a few such, nor a stride
 // of an empty one: an axis of 0 counts as 1.
-absl::Status CheckVolumes(const Problem& p) {
+absl::Status CheckVolumes(const Problem& p, const FieldNames& names) {
   const int64_t t = p.total_keys();
   const auto overflows = [](const std::array<int64_t, 4>& axes) {
     std::optional<int64_t> bytes = 8 * 8;
@@ -65,10 +70,10 @@ absl::Status CheckVolumes(const Problem& p) {
     absl::string_view name;
     std::array<int64_t, 4> axes;
   } volumes[] = {
-      {"Q", {p.batch, p.query_heads, p.query_length, p.head_size}},
-      {"K", {p.batch, p.kv_heads, t, p.head_size}},
-      {"V", {p.batch, p.kv_heads, t, p.value_head_size}},
-      {"Y", {p.batch, p.query_heads, p.query_length, p.value_head_size}},
+      {names.q, {p.batch, p.query_heads, p.query_length, p.head_size}},
+      {names.k, {p.batch, p.kv_heads, t, p.head_size}},
+      {names.v, {p.batch, p.kv_heads, t, p.value_head_size}},
+      {names.y, {p.batch, p.query_heads, p.query_length, p.value_head_size}},
       {"the score matrix", {p.batch, p.query_heads, p.query_length, t}},
   };
   for (const auto& volume : volumes) {
@@ -80,37 +85,40 @@ absl::Status CheckVolumes(const Problem& p) {
   return absl::OkStatus();
 }
 
-absl::Status CheckAttributes(const Problem& p) {
+absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
   if (!IsFloat(p.dtype)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Q has type ", NameOf(p.dtype), "; it must be FP32, FP16, BF16 or FP64"));
+    return absl::InvalidArgumentError(absl::StrCat(names.q, " has type ", NameOf(p.dtype),
+                                                   "; it must be FP32, FP16, BF16 or FP64"));
   }
   if (p.scale && !std::isfinite(*p.scale)) {
-    return absl::InvalidArgumentError(absl::StrCat("scale is ", *p.scale, "; it must be finite"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(names.scale, " is ", *p.scale, "; it must be finite"));
   }
   if (!std::isfinite(p.softcap) || p.softcap < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("softcap is ", p.softcap, "; it must be 0 (none) or positive and finite"));
+    return absl::InvalidArgumentError(absl::StrCat(names.softcap, " is ", p.softcap,
+                                                   "; it must be 0 (none) or positive and finite"));
   }
   for (const auto& [name, size] :
-       {std::pair<absl::string_view, int64_t>{"left", p.left_window}, {"right", p.right_window}}) {
+       {std::pair<absl::string_view, int64_t>{names.left_window, p.left_window},
+        {names.right_window, p.right_window}}) {
     if (size < -1) {
-      return absl::InvalidArgumentError(absl::StrCat(name, "_window_size is ", size,
-                                                     "; it must be -1 (unbounded) or at least 0"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " is ", size, "; it must be -1 (unbounded) or at least 0"));
     }
   }
   if (p.dropout && !(p.dropout->probability >= 0 && p.dropout->probability < 1)) {
-    return absl::InvalidArgumentError(absl::StrCat("dropout probability is ",
+    return absl::InvalidArgumentError(absl::StrCat(names.dropout_probability, " is ",
                                                    p.dropout->probability,
                                                    "; it must be at least 0 and less than 1"));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckMask(const Problem& p) {
+absl::Status CheckMask(const Problem& p, const FieldNames& names) {
   const MaskShape& mask = *p.mask;
   if (mask.dtype == DType::kInt64) {
-    return absl::InvalidArgumentError("attn_mask has type INT64; it must be BOOL or a float type");
+    return absl::InvalidArgumentError(
+        absl::StrCat(names.mask, " has type INT64; it must be BOOL or a float type"));
   }
   const std::array<int64_t, 4> full = {p.batch, p.query_heads, p.query_length, p.total_keys()};
   bool fits = mask.dims[3] == 1 || (mask.dims[3] >= 0 && mask.dims[3] <= full[3]);
@@ -119,7 +127,7 @@ absl::Status CheckMask(const Problem& p) {
   }
   if (fits) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "attn_mask [", absl::StrJoin(mask.dims, ", "), "] does not broadcast to [",
+      names.mask, " [", absl::StrJoin(mask.dims, ", "), "] does not broadcast to [",
       absl::StrJoin(full, ", "), "] = [batch, query heads, query length, past + key length]; ",
       "only the last axis may be shorter"));
 }
@@ -136,7 +144,7 @@ absl::Status CheckView(absl::string_view name, const TensorView& view, DType dty
                                                    "]"));
   }
   const bool has_elements = std::find(dims.begin(), dims.end(), 0) == dims.end();
-  if (has_elements && view.data == nullptr) {
+  if (has_elements && !view.present()) {
     return absl::InvalidArgumentError(absl::StrCat(name, " has no data"));
   }
   if (contiguous_rows && dims[3] > 1 && view.strides[3] != 1) {
@@ -146,20 +154,38 @@ absl::Status CheckView(absl::string_view name, const TensorView& view, DType dty
   return absl::OkStatus();
 }
 
-TensorView AsConst(const MutableTensorView& view) {
-  return {view.data, view.dtype, view.dims, view.strides};
+struct WantedTensor {
+  absl::string_view name;
+  TensorView view;
+  DType dtype;
+  std::array<int64_t, 4> dims;
+  bool wanted = true;
+};
+
+absl::Status CheckTensors(std::initializer_list<WantedTensor> tensors) {
+  for (const WantedTensor& tensor : tensors) {
+    if (!tensor.wanted) continue;
+    absl::Status status = CheckView(tensor.name, tensor.view, tensor.dtype, tensor.dims);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
-absl::Status CheckKeyLengths(const Problem& p, absl::Span<const int64_t> lengths) {
+TensorView AsConst(const MutableTensorView& view) {
+  return {view.data, view.dtype, view.dims, view.strides, view.slices};
+}
+
+absl::Status CheckKeyLengths(const Problem& p, absl::Span<const int64_t> lengths,
+                             const FieldNames& names) {
   if (!p.has_key_lengths) return absl::OkStatus();
   if (static_cast<int64_t>(lengths.size()) != p.batch) {
-    return absl::InvalidArgumentError(absl::StrCat("nonpad_kv_seqlen has ", lengths.size(),
+    return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, " has ", lengths.size(),
                                                    " elements; it must have one for each of the ",
                                                    p.batch, " batch rows"));
   }
   for (size_t b = 0; b < lengths.size(); ++b) {
     if (lengths[b] < 0 || lengths[b] > p.key_length) {
-      return absl::InvalidArgumentError(absl::StrCat("nonpad_kv_seqlen[", b, "] is ", lengths[b],
+      return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, "[", b, "] is ", lengths[b],
                                                      "; it must be from 0 to the key length ",
                                                      p.key_length));
     }
@@ -179,73 +205,67 @@ double Problem::effective_scale() const {
   return scale.value_or(1.0 / std::sqrt(static_cast<double>(head_size)));
 }
 
-absl::Status Validate(const Problem& problem) {
-  absl::Status status = CheckAxes(problem);
-  if (status.ok()) status = CheckVolumes(problem);
-  if (status.ok()) status = CheckAttributes(problem);
-  if (status.ok() && problem.mask) status = CheckMask(problem);
+absl::Status Validate(const Problem& problem, const FieldNames& names) {
+  absl::Status status = CheckAxes(problem, names);
+  if (status.ok()) status = CheckVolumes(problem, names);
+  if (status.ok()) status = CheckAttributes(problem, names);
+  if (status.ok() && problem.mask) status = CheckMask(problem, names);
   return status;
 }
 
-absl::Status Validate(const Problem& p, const Arguments& arguments) {
-  const int64_t t = p.total_keys();
-  const struct {
-    absl::string_view name;
-    TensorView view;
-    DType dtype;
-    std::array<int64_t, 4> dims;
-    bool wanted;
-  } tensors[] = {
-      {"Q", arguments.query, p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size}, true},
-      {"K", arguments.key, p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size}, true},
-      {"V", arguments.value, p.dtype, {p.batch, p.kv_heads, p.key_length, p.value_head_size}, true},
-      {"past_key",
-       arguments.past_key,
+absl::Status ValidateInputs(const Problem& p, const Arguments& a, const FieldNames& names) {
+  absl::Status status = CheckTensors({
+      {names.q, a.query, p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size}},
+      {names.k, a.key, p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size}},
+      {names.v, a.value, p.dtype, {p.batch, p.kv_heads, p.key_length, p.value_head_size}},
+      {names.past_key,
+       a.past_key,
        p.dtype,
        {p.batch, p.kv_heads, p.past_length, p.head_size},
        p.past_length > 0},
-      {"past_value",
-       arguments.past_value,
+      {names.past_value,
+       a.past_value,
        p.dtype,
        {p.batch, p.kv_heads, p.past_length, p.value_head_size},
        p.past_length > 0},
-      {"Y",
-       AsConst(arguments.output),
+  });
+  if (status.ok() && p.mask) {
+    status = CheckView(names.mask, a.mask, p.mask->dtype, p.mask->dims, /*contiguous_rows=*/false);
+  }
+  if (status.ok()) status = CheckKeyLengths(p, a.key_lengths, names);
+  return status;
+}
+
+absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& names) {
+  const int64_t t = p.total_keys();
+  absl::Status status = ValidateInputs(p, a, names);
+  if (!status.ok()) return status;
+  return CheckTensors({
+      {names.y,
+       AsConst(a.output),
        p.dtype,
-       {p.batch, p.query_heads, p.query_length, p.value_head_size},
-       true},
+       {p.batch, p.query_heads, p.query_length, p.value_head_size}},
       {"lse",
-       AsConst(arguments.lse),
+       AsConst(a.lse),
        p.lse_dtype(),
        {p.batch, p.query_heads, p.query_length, 1},
        p.wants_lse},
       {"qk_matmul_output",
-       AsConst(arguments.scores),
+       AsConst(a.scores),
        p.dtype,
        {p.batch, p.query_heads, p.query_length, t},
        p.score_output.has_value()},
       {"present_key",
-       AsConst(arguments.present_key),
+       AsConst(a.present_key),
        p.dtype,
        {p.batch, p.kv_heads, t, p.head_size},
        p.wants_present},
       {"present_value",
-       AsConst(arguments.present_value),
+       AsConst(a.present_value),
        p.dtype,
        {p.batch, p.kv_heads, t, p.value_head_size},
        p.wants_present},
-  };
-  for (const auto& tensor : tensors) {
-    if (!tensor.wanted) continue;
-    absl::Status status = CheckView(tensor.name, tensor.view, tensor.dtype, tensor.dims);
-    if (!status.ok()) return status;
-  }
-  if (p.mask) {
-    absl::Status status = CheckView("attn_mask", arguments.mask, p.mask->dtype, p.mask->dims,
-                                    /*contiguous_rows=*/false);
-    if (!status.ok()) return status;
-  }
-  return CheckKeyLengths(p, arguments.key_lengths);
+  });
 }
 
 KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b,

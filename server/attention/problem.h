@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "server/attention/field_names.h"
 #include "server/attention/tensor_view.h"
 
 namespace rapt {
@@ -86,10 +87,11 @@ struct Problem {
 
 // InvalidArgument with the field, what came and what is allowed. A valid problem has no size whose
 // bytes overflow int64, so that nobody below has to check again.
-absl::Status Validate(const Problem& problem);
+absl::Status Validate(const Problem& problem, const FieldNames& names = kOnnxNames);
 
 // The data of one problem. Views have the shapes that the problem states, any strides; the last
-// stride of every one but the mask is 1.
+// stride of every one but the mask is 1. Q, K, V and the past may be views of slices where the
+// backend reads them.
 struct Arguments {
   TensorView query;       // [B, Hq, Sq, D]
   TensorView key;         // [B, Hkv, Sk, D]
@@ -108,7 +110,12 @@ struct Arguments {
 
 // Checks what only the data can tell: key lengths in range, every wanted tensor there with the
 // type and dims the problem states.
-absl::Status Validate(const Problem& problem, const Arguments& arguments);
+absl::Status Validate(const Problem& problem, const Arguments& arguments,
+                      const FieldNames& names = kOnnxNames);
+
+// The part of it that concerns what is read, for who computes no outputs.
+absl::Status ValidateInputs(const Problem& problem, const Arguments& arguments,
+                            const FieldNames& names = kOnnxNames);
 
 // The keys that causality, window and lengths leave visible to query i of batch row b: [begin, end)
 // within [0, T), always one interval. The mask comes on top.
