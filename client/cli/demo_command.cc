@@ -75,14 +75,12 @@ absl::StatusOr<WordAttention> Attend(AttentionCaller& caller, bool causal) {
   return attention;
 }
 
-TextBlock DescribeWords(const WordAttention& attention, size_t columns) {
-  TextBlock block{columns, {}};
+TextBlock DescribeWords(const WordAttention& attention) {
+  TextBlock block;
   for (size_t word = 0; word < kWords; ++word) {
     const size_t most = attention.MostAttended(word);
-    block.lines.push_back(
-        PadRight(absl::StrFormat("'%s' attends most to '%s' (%.1f%%)", kSentence[word],
-                                 kSentence[most], attention.Weight(word, most) * 100),
-                 columns));
+    block.Add(absl::StrFormat("'%s' attends most to '%s' (%.1f%%)", kSentence[word],
+                              kSentence[most], attention.Weight(word, most) * 100));
   }
   return block;
 }
@@ -93,23 +91,20 @@ double Milliseconds(const AttentionReply& reply) {
 
 void Print(const WordAttention& full, const WordAttention& causal, const std::string& address) {
   const Terminal terminal = Terminal::OfStdout();
-  const TextBlock full_map = DrawTerminalHeatMap("every word sees every word", kSentence,
-                                                 full.weights, terminal.has_colour);
-  const TextBlock causal_map = DrawTerminalHeatMap("causal: no word sees ahead", kSentence,
-                                                   causal.weights, terminal.has_colour);
+  TextBlock left = DrawTerminalHeatMap("every word sees every word", kSentence, full.weights,
+                                       terminal.has_colour);
+  TextBlock right = DrawTerminalHeatMap("causal: no word sees ahead", kSentence, causal.weights,
+                                        terminal.has_colour);
+  left.Append(DescribeWords(full));
+  right.Append(DescribeWords(causal));
   std::fputs(
       "\n  the cat sat on the mat\n\n"
       "Each word is six hand-made numbers that say what it is, and six that say what\n"
       "it looks for. Rows look at columns; a row's weights, in percent, add up to 100.\n\n",
       stdout);
-  std::fputs(Arrange(full_map, causal_map, terminal.columns).c_str(), stdout);
-  std::putchar('\n');
-  std::fputs(Arrange(DescribeWords(full, full_map.columns),
-                     DescribeWords(causal, causal_map.columns), terminal.columns)
-                 .c_str(),
-             stdout);
-  absl::PrintF("\nComputed by %s (plan %s) at %s; round trips of %.1f and %.1f ms.\n",
-               full.reply.backend, full.reply.plan, address, Milliseconds(full.reply),
+  std::fputs(Arrange(left, right, terminal.columns).c_str(), stdout);
+  absl::PrintF("\nComputed by %s at %s, plan %s;\nround trips of %.1f and %.1f ms.\n",
+               full.reply.backend, address, full.reply.plan, Milliseconds(full.reply),
                Milliseconds(causal.reply));
 }
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/colour.h"
@@ -20,6 +21,12 @@ constexpr size_t kGap = 4;  // between blocks side by side
 
 std::string Spaces(size_t count) { return std::string(count, ' '); }
 
+// Code points of UTF-8: columns on the screen, for words and the signs used here.
+size_t DisplayWidth(std::string_view text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) != 0x80; });
+}
+
 std::string PadLeft(std::string_view text, size_t width) {
   const size_t used = DisplayWidth(text);
   return (used < width ? Spaces(width - used) : "") + std::string(text);
@@ -28,7 +35,8 @@ std::string PadLeft(std::string_view text, size_t width) {
 // Leans right where it can't be even, as numbers do.
 std::string Centre(std::string_view text, size_t width) {
   const size_t used = std::min(DisplayWidth(text), width);
-  return PadRight(PadLeft(text, used + (width - used + 1) / 2), width);
+  const size_t right = (width - used) / 2;
+  return PadLeft(text, width - right) + Spaces(right);
 }
 
 std::string ColourCell(double weight) {
@@ -65,14 +73,19 @@ Terminal Terminal::OfStdout() {
   return terminal;
 }
 
-size_t DisplayWidth(std::string_view text) {
-  return std::count_if(text.begin(), text.end(),
-                       [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) != 0x80; });
+void TextBlock::Add(std::string text, size_t columns) {
+  lines_.push_back({std::move(text), columns});
+  columns_ = std::max(columns_, columns);
 }
 
-std::string PadRight(std::string_view text, size_t width) {
-  const size_t used = DisplayWidth(text);
-  return std::string(text) + (used < width ? Spaces(width - used) : "");
+void TextBlock::Add(std::string text) {
+  const size_t columns = DisplayWidth(text);
+  Add(std::move(text), columns);
+}
+
+void TextBlock::Append(const TextBlock& below) {
+  Add("");
+  for (const Line& line : below.lines()) Add(line.text, line.columns);
 }
 
 TextBlock DrawTerminalHeatMap(std::string_view title, absl::Span<const std::string> labels,
@@ -82,39 +95,40 @@ TextBlock DrawTerminalHeatMap(std::string_view title, absl::Span<const std::stri
     label_columns = std::max(label_columns, DisplayWidth(label));
   }
   const size_t cells_columns = labels.size() * kCellColumns;
-  TextBlock block{label_columns + 1 + cells_columns, {}};
   const std::string indent = Spaces(label_columns + 1);
-  block.lines.push_back(indent + Centre(title, cells_columns));
+  TextBlock block;
+  block.Add(indent + Centre(title, cells_columns));
   std::string header = indent;
   for (const std::string& label : labels) {
     header += has_colour ? Centre(label, kCellColumns) : PadLeft(label, kCellColumns);
   }
-  block.lines.push_back(header);
+  block.Add(header);
   for (size_t i = 0; i < labels.size(); ++i) {
     std::string line = PadLeft(labels[i], label_columns) + " ";
     for (size_t j = 0; j < labels.size(); ++j) {
       const double weight = weights[i * labels.size() + j];
       line += has_colour ? ColourCell(weight) : PlainCell(weight);
     }
-    block.lines.push_back(line);
+    block.Add(line, label_columns + 1 + cells_columns);
   }
   return block;
 }
 
 std::string Arrange(const TextBlock& left, const TextBlock& right, size_t columns) {
   std::string out;
-  const bool fits = left.columns + kGap + right.columns <= columns;
-  const size_t lines = std::max(left.lines.size(), right.lines.size());
-  for (size_t i = 0; fits && i < lines; ++i) {
-    const std::string_view beside = i < right.lines.size() ? right.lines[i] : std::string_view();
-    // What is left of the gap may hold colours, whose width is known only to its block.
-    const std::string first = i < left.lines.size() ? left.lines[i] : Spaces(left.columns);
-    absl::StrAppend(&out, first, Spaces(kGap), std::string(beside), "\n");
+  if (left.columns() + kGap + right.columns() > columns) {
+    for (const TextBlock::Line& line : left.lines()) absl::StrAppend(&out, line.text, "\n");
+    absl::StrAppend(&out, "\n");
+    for (const TextBlock::Line& line : right.lines()) absl::StrAppend(&out, line.text, "\n");
+    return out;
   }
-  if (fits) return out;
-  for (const std::string& line : left.lines) absl::StrAppend(&out, line, "\n");
-  out.push_back('\n');
-  for (const std::string& line : right.lines) absl::StrAppend(&out, line, "\n");
+  for (size_t i = 0; i < std::max(left.lines().size(), right.lines().size()); ++i) {
+    const TextBlock::Line first = i < left.lines().size() ? left.lines()[i] : TextBlock::Line{};
+    const TextBlock::Line second = i < right.lines().size() ? right.lines()[i] : TextBlock::Line{};
+    std::string line = first.text + Spaces(left.columns() - first.columns + kGap) + second.text;
+    absl::StripTrailingAsciiWhitespace(&line);
+    absl::StrAppend(&out, line, "\n");
+  }
   return out;
 }
 

@@ -19,10 +19,26 @@ struct Terminal {
   static Terminal OfStdout();
 };
 
-// Lines of text, all `columns` wide on the screen.
-struct TextBlock {
-  size_t columns = 0;
-  std::vector<std::string> lines;
+// Lines of text, and how wide each is on the screen: escape sequences take no room.
+class TextBlock {
+ public:
+  struct Line {
+    std::string text;
+    size_t columns = 0;
+  };
+
+  // A line without escape sequences.
+  void Add(std::string text);
+  void Add(std::string text, size_t columns);
+  // `below`, after an empty line.
+  void Append(const TextBlock& below);
+
+  const std::vector<Line>& lines() const { return lines_; }
+  size_t columns() const { return columns_; }  // of the widest line
+
+ private:
+  std::vector<Line> lines_;
+  size_t columns_ = 0;
 };
 
 // Weights in percent, [labels, labels] row-major, row and column labels alike. In colour by
@@ -32,12 +48,6 @@ TextBlock DrawTerminalHeatMap(std::string_view title, absl::Span<const std::stri
 
 // Side by side where `columns` allow it, else one above the other.
 std::string Arrange(const TextBlock& left, const TextBlock& right, size_t columns);
-
-// Code points of UTF-8, which for our labels is columns on the screen.
-size_t DisplayWidth(std::string_view text);
-
-// `text` and as many spaces as make it `width` wide.
-std::string PadRight(std::string_view text, size_t width);
 
 }  // namespace rapt
 

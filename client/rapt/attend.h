@@ -1,0 +1,112 @@
+// One attention call: what goes in, what comes out.
+//
+//     S = scale * Q K^T                                                       kScores
+//     S = softcap * tanh(S / softcap), when softcap > 0                       kSoftcapped
+//     S = S + mask; causality, window and key lengths then give -inf          kBiased
+//     P = softmax(S over keys); dropout, when asked for                       kWeights
+//     Y = P V
+//
+// Letters in shapes: B batch; Hq query heads; Hkv key/value heads, Hq a multiple of Hkv; Sq queries;
+// Sk keys; P past keys; T = P + Sk; D head size of Q and K; Dv head size of V and Y. The meaning is
+// that of the ONNX operator Attention, opsets 23 to 25.
+#ifndef RAPT_CLIENT_RAPT_ATTEND_H_
+#define RAPT_CLIENT_RAPT_ATTEND_H_
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/types/span.h"
+#include "rapt/tensor.h"
+
+namespace rapt::client {
+
+// The axes of Q, K, V and Y. Masks, past, present, scores and lse never depend on it.
+enum class Layout : uint8_t {
+  kByRank,  // rank 4 is kBhsd, rank 3 is kBse
+  kBhsd,    // [B, H, S, D]
+  kBshd,    // [B, S, H, D]
+  kBse,     // [B, S, H * D] with query_heads and kv_heads; both 0: one head
+};
+
+// Where the causal diagonal and the window sit: key j is visible to query i when j <= i + offset.
+enum class Alignment : uint8_t {
+  kTopLeft,      // offset = P with a past, else key_lengths[b] - Sq when lengths are given, else 0
+  kBottomRight,  // offset = T - Sq: the last query sees the last key
+};
+
+// Keys around the diagonal that stay visible, with or without causality:
+// i + offset - left <= j <= i + offset + right. An absent side is unbounded; 0 is the diagonal.
+struct Window {
+  std::optional<int64_t> left = {};
+  std::optional<int64_t> right = {};
+};
+
+// Dropout on the weights, for research. The same seed drops the same weights, on every server.
+struct Dropout {
+  double probability = 0;  // at least 0, less than 1
+  uint64_t seed = 0;
+};
+
+// An intermediate of the computation, [B, Hq, Sq, T] in Q's type.
+enum class ScoreOutput : uint8_t {
+  kScores,
+  kSoftcapped,
+  kBiased,  // holds real -inf where keys are masked
+  kWeights,
+};
+
+// Written with the fields that matter: AttendCall{.q = q, .k = k, .v = v, .causal = true}.
+struct AttendCall {
+  TensorView q = {};  // a float type
+  TensorView k = {};  // Q's type
+  TensorView v = {};  // Q's type
+
+  // Broadcast to [B, Hq, Sq, T] as numpy does: rank 1 to 4, rank 3 is [Hq, Sq, T] (kBse without head
+  // counts: [B, Sq, T]). kBool, or integers 0 and 1: true = attend. A float type: added to the
+  // scores. A last axis of 1 broadcasts; otherwise keys beyond it are masked.
+  std::optional<TensorView> mask = {};
+
+  // Keys and values before K and V, [B, Hkv, P, D] and [B, Hkv, P, Dv]. Both or neither.
+  std::optional<TensorView> past_key = {};
+  std::optional<TensorView> past_value = {};
+
+  // One for each batch row: how many of the Sk keys are real, 0 to Sk. Empty: all.
+  absl::Span<const int64_t> key_lengths = {};
+
+  Layout layout = Layout::kByRank;
+  int64_t query_heads = 0;  // for kBse; with the other layouts 0, or what the shape says
+  int64_t kv_heads = 0;
+  std::optional<double> scale = {};  // any finite number; absent: 1 / sqrt(D)
+  double softcap = 0;                // 0: none; else positive
+  bool causal = false;
+  Alignment alignment = Alignment::kTopLeft;
+  Window window = {};
+  bool softmax_in_fp64 = false;  // kFloat64 inputs always are; otherwise float
+  std::optional<Dropout> dropout = {};
+
+  // Outputs beside Y.
+  std::optional<ScoreOutput> score_output = {};
+  bool wants_lse = false;
+  bool wants_present = false;
+};
+
+struct AttendResult {
+  Tensor y;                             // Q's type, layout and rank, with Dv for D
+  std::optional<Tensor> scores;         // [B, Hq, Sq, T], what score_output asked for
+  std::optional<Tensor> lse;            // [B, Hq, Sq], natural logarithm; float, double for kFloat64
+  std::optional<Tensor> present_key;    // [B, Hkv, T, D]
+  std::optional<Tensor> present_value;  // [B, Hkv, T, Dv]
+
+  std::string backend;  // which backend ran, "cpu"
+  std::string plan;     // and how, "cpu/avx512 q384 k64 s1"; both the same: the same bits
+
+  // Where the server's time went.
+  std::chrono::microseconds queue_time{0};
+  std::chrono::microseconds compute_time{0};
+};
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_RAPT_ATTEND_H_

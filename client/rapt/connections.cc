@@ -1,0 +1,81 @@
+#include "client/rapt/connections.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/rapt/deadline.h"
+
+namespace rapt::client {
+namespace {
+
+std::shared_ptr<grpc::Channel> NewChannel(const std::string& address, const Options& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  // Otherwise equal channels share one connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // A server that comes back is found within a retry or two; gRPC's own first pause is a second.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  // A proxy meant for web pages is no way to a server on loopback or in the same cluster.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace
+
+Connection::Connection(std::shared_ptr<grpc::Channel> to_server)
+    : channel(std::move(to_server)),
+      attention(v1::AttentionService::NewStub(channel)),
+      health(grpc::health::v1::Health::NewStub(channel)) {}
+
+ConnectionLease::ConnectionLease(Connection& connection) : connection_(&connection) {
+  connection.calls_in_flight.fetch_add(1, std::memory_order_relaxed);
+}
+
+void ConnectionLease::Return::operator()(Connection* connection) const {
+  connection->calls_in_flight.fetch_sub(1, std::memory_order_relaxed);
+}
+
+Connections::Connections(const std::string& address, const Options& options) : address_(address) {
+  for (int i = 0; i < options.connections; ++i) {
+    connections_.push_back(std::make_unique<Connection>(NewChannel(address, options)));
+  }
+}
+
+absl::Status Connections::WaitUntilReady(std::chrono::nanoseconds timeout) {
+  grpc::Channel& channel = *connections_.front()->channel;
+  const gpr_timespec deadline = Deadline::After(timeout).ToGrpc();
+  for (grpc_connectivity_state state = channel.GetState(true); state != GRPC_CHANNEL_READY;
+       state = channel.GetState(true)) {
+    // Refused once is final here; gRPC would go on trying.
+    if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) {
+      return absl::UnavailableError(absl::StrCat("no server answers at ", address_));
+    }
+    if (!channel.WaitForStateChange(state, deadline)) {
+      return absl::UnavailableError(
+          absl::StrCat("no server answered at ", address_, " within ",
+                       std::chrono::duration<double>(timeout).count(), " s"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+ConnectionLease Connections::LeastBusy() {
+  const auto busy = [](const std::unique_ptr<Connection>& connection) {
+    return connection->calls_in_flight.load(std::memory_order_relaxed);
+  };
+  return ConnectionLease(
+      **std::min_element(connections_.begin(), connections_.end(),
+                         [&busy](const auto& a, const auto& b) { return busy(a) < busy(b); }));
+}
+
+absl::Status Connections::FromGrpc(const grpc::Status& status) const {
+  const auto code = static_cast<absl::StatusCode>(status.error_code());
+  if (code != absl::StatusCode::kUnavailable) return absl::Status(code, status.error_message());
+  return absl::UnavailableError(absl::StrCat(address_, ": ", status.error_message()));
+}
+
+}  // namespace rapt::client

@@ -1,0 +1,120 @@
+// What a server tells about a call, about memory, about itself. Plain values. Text in them is for
+// people and may change.
+#ifndef RAPT_CLIENT_RAPT_REPORTS_H_
+#define RAPT_CLIENT_RAPT_REPORTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rapt/tensor.h"
+
+namespace rapt::client {
+
+// The range of a step of the computation over its finite numbers; absent bounds: there is none.
+struct Range {
+  std::optional<double> min;
+  std::optional<double> max;
+  int64_t nan_count = 0;
+  int64_t positive_inf_count = 0;
+  int64_t negative_inf_count = 0;
+};
+
+struct TensorReport {
+  std::string name;  // "q"
+  DType dtype = DType::kFloat32;
+  Shape shape;
+  int64_t elements = 0;
+  Range range;
+  std::optional<double> mean;  // over the finite elements
+};
+
+struct QueryRow {
+  int64_t batch = 0;
+  int64_t head = 0;
+  int64_t query = 0;
+};
+
+struct BackendChoice {
+  std::string backend;
+  bool chosen = false;
+  std::string plan;             // when it could run
+  int64_t workspace_bytes = 0;  // when it could run
+  std::string reason;           // why it can't, or why another one was taken
+};
+
+// What each step of the definition made of a call.
+struct Diagnosis {
+  std::string problem;  // "B=2 Hq=8 Hkv=2 Sq=128 Sk=128 P=0 D=64 Dv=64 FP32 causal"
+  std::vector<TensorReport> inputs;
+  Range raw_scores;     // Q K^T
+  Range scaled_scores;  // after scale and softcap
+  Range biased_scores;  // after the mask; negative_inf_count counts what can't be attended
+  int64_t pairs = 0;    // B * Hq * Sq * T
+  int64_t masked_by_mask = 0;
+  int64_t masked_by_position = 0;  // by causality, window or lengths
+  Range weights;
+  Range row_sums;            // of the weights before dropout, rows that see a key
+  int64_t empty_rows = 0;    // query rows that see no key: their output is zero
+  std::vector<QueryRow> first_empty_rows;  // a few of them
+  Range output;
+  std::vector<BackendChoice> backends;
+  std::vector<std::string> warnings;  // what to look at first, a sentence each
+};
+
+// Self-attention of several lengths.
+struct MemoryQuestion {
+  int64_t batch = 1;
+  int64_t query_heads = 1;
+  int64_t kv_heads = 0;  // 0: query_heads
+  std::vector<int64_t> lengths = {};
+  int64_t head_size = 64;
+  int64_t value_head_size = 0;  // 0: head_size
+  DType dtype = DType::kFloat32;
+};
+
+struct MemoryEstimate {
+  int64_t length = 0;
+  int64_t tensor_bytes = 0;  // Q, K, V and Y, which every way needs
+  // Beyond them:
+  int64_t standard_bytes = 0;  // the whole score matrix, [B, Hq, S, S]
+  int64_t chunked_bytes = 0;   // scores of one block of keys at a time, for all queries
+  int64_t fused_bytes = 0;     // the server's plan, to the byte
+  std::string plan;
+};
+
+struct MemoryEstimates {
+  std::vector<MemoryEstimate> estimates;  // one for each length
+  int64_t chunk = 0;                      // keys in a block of chunked_bytes
+};
+
+struct InstructionSetInfo {
+  std::string name;
+  bool available = false;
+  bool in_use = false;
+};
+
+struct BackendInfo {
+  std::string name;
+  bool available = false;
+  std::string reason;                                // why not
+  std::vector<InstructionSetInfo> instruction_sets;  // best first
+};
+
+struct ServerInfo {
+  std::string version;
+  std::vector<BackendInfo> backends;  // in the order in which auto tries them
+  std::string backend;                // --backend
+  std::string isa;                    // --isa
+  int compute_threads = 0;
+  int64_t memory_budget_bytes = 0;
+  int64_t memory_reserved_bytes = 0;
+  int64_t max_message_bytes = 0;
+};
+
+enum class HealthStatus : uint8_t { kUnknown, kServing, kNotServing };
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_RAPT_REPORTS_H_

@@ -1,0 +1,70 @@
+#include "rapt/tensor.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/rapt/byte_size.h"
+#include "server/base/check.h"
+#include "server/base/checked_math.h"
+
+namespace rapt::client {
+
+absl::string_view NameOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "FP32";
+    case DType::kFloat16:
+      return "FP16";
+    case DType::kBFloat16:
+      return "BF16";
+    case DType::kFloat64:
+      return "FP64";
+    case DType::kBool:
+      return "BOOL";
+    case DType::kInt8:
+      return "INT8";
+    case DType::kUint8:
+      return "UINT8";
+    case DType::kInt32:
+      return "INT32";
+    case DType::kInt64:
+      return "INT64";
+  }
+  return "?";
+}
+
+std::string ToString(const Shape& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+std::optional<int64_t> ByteSize(DType dtype, const Shape& shape) {
+  // A zero axis makes the tensor empty, whatever the others are; but none may be negative.
+  bool empty = false;
+  for (const int64_t size : shape) {
+    if (size < 0) return std::nullopt;
+    empty |= size == 0;
+  }
+  if (empty) return 0;
+  std::optional<int64_t> bytes = SizeOf(dtype);
+  for (const int64_t size : shape) {
+    bytes = CheckedMul(*bytes, size);
+    if (!bytes) return std::nullopt;
+  }
+  return bytes;
+}
+
+Tensor::Tensor(DType dtype, Shape shape, std::string bytes)
+    : dtype_(dtype), shape_(std::move(shape)) {
+  RAPT_CHECK(ByteSize(dtype_, shape_) == static_cast<int64_t>(bytes.size()),
+             "a tensor's bytes are as many as its shape and type say");
+  auto owner = std::make_shared<const std::string>(std::move(bytes));
+  bytes_ = {reinterpret_cast<const std::byte*>(owner->data()), owner->size()};
+  owner_ = std::move(owner);
+}
+
+void Tensor::CheckDType(DType wanted) const {
+  RAPT_CHECK(wanted == dtype_, "values<T>() takes the T of the tensor's dtype()");
+}
+
+}  // namespace rapt::client

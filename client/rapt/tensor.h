@@ -1,0 +1,130 @@
+// Tensors as a caller of rapt sees them: views of the caller's memory going in, owned bytes coming
+// out. Row-major, little endian, without gaps.
+#ifndef RAPT_CLIENT_RAPT_TENSOR_H_
+#define RAPT_CLIENT_RAPT_TENSOR_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace rapt::client {
+
+// Q, K, V, past and outputs are of a float type. Masks may be of any: kBool, or integers that are 0
+// and 1, say which keys to attend; floats are added to the scores.
+enum class DType : uint8_t {
+  kFloat32,
+  kFloat16,   // IEEE 754 binary16
+  kBFloat16,  // the upper half of a float
+  kFloat64,
+  kBool,  // one byte, 0 or 1
+  kInt8,
+  kUint8,
+  kInt32,
+  kInt64,
+};
+
+// Bytes of one element.
+constexpr int64_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+    case DType::kInt64:
+      return 8;
+    case DType::kFloat32:
+    case DType::kInt32:
+      return 4;
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      return 2;
+    case DType::kBool:
+    case DType::kInt8:
+    case DType::kUint8:
+      return 1;
+  }
+  return 0;
+}
+
+// "FP32", "BF16", "BOOL", ...: the names of the protocol.
+absl::string_view NameOf(DType dtype);
+
+// The type that holds T's values. C++20 has no type for the half ones: their tensors are made of
+// bytes.
+template <typename T>
+constexpr DType DTypeOf() {
+  if constexpr (std::is_same_v<T, float>) {
+    return DType::kFloat32;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return DType::kFloat64;
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return DType::kBool;
+  } else if constexpr (std::is_same_v<T, int8_t>) {
+    return DType::kInt8;
+  } else if constexpr (std::is_same_v<T, uint8_t>) {
+    return DType::kUint8;
+  } else if constexpr (std::is_same_v<T, int32_t>) {
+    return DType::kInt32;
+  } else {
+    static_assert(std::is_same_v<T, int64_t>, "no DType holds this type");
+    return DType::kInt64;
+  }
+}
+
+using Shape = absl::InlinedVector<int64_t, 4>;
+
+// "[2, 8, 128, 64]"
+std::string ToString(const Shape& shape);
+
+// A tensor in somebody else's memory, which has to outlive the view. `data` is
+// product(shape) * SizeOf(dtype) bytes, of any alignment.
+struct TensorView {
+  DType dtype = DType::kFloat32;
+  Shape shape = {};
+  absl::Span<const std::byte> data = {};
+};
+
+// A view of values: View<float>({1, 8, 128, 64}, q).
+template <typename T>
+TensorView View(Shape shape, absl::Span<const T> values) {
+  return {DTypeOf<T>(), std::move(shape),
+          {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(T)}};
+}
+
+// A tensor with its bytes, immutable. Copies share the bytes. Thread-compatible.
+class Tensor {
+ public:
+  Tensor() = default;
+  // Aborts unless `bytes` is as long as shape and type say.
+  Tensor(DType dtype, Shape shape, std::string bytes);
+
+  DType dtype() const { return dtype_; }
+  const Shape& shape() const { return shape_; }
+  // Aligned to 8.
+  absl::Span<const std::byte> bytes() const { return bytes_; }
+
+  // The elements as T; aborts unless DTypeOf<T>() is the tensor's type.
+  template <typename T>
+  absl::Span<const T> values() const {
+    CheckDType(DTypeOf<T>());
+    return {reinterpret_cast<const T*>(bytes_.data()), bytes_.size() / sizeof(T)};
+  }
+
+  TensorView view() const { return {dtype_, shape_, bytes_}; }
+
+ private:
+  void CheckDType(DType wanted) const;
+
+  DType dtype_ = DType::kFloat32;
+  Shape shape_;
+  // Shared by copies. What it points to is nobody's business but the allocator's.
+  std::shared_ptr<const void> owner_;
+  absl::Span<const std::byte> bytes_;
+};
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_RAPT_TENSOR_H_

@@ -1,0 +1,154 @@
+#include "client/cli/command_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace rapt {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+struct Values {
+  std::string output;
+  int64_t count = 3;
+  uint64_t seed = 0;
+  double scale = 1;
+  bool causal = false;
+  std::vector<int64_t> window;
+  std::optional<double> dropout;
+  std::optional<std::string> mask;
+};
+
+class CommandLineTest : public ::testing::Test {
+ protected:
+  absl::Status Parse(std::vector<std::string> arguments) {
+    return line_.Parse(arguments, &operands_);
+  }
+
+  Values values_;
+  std::vector<std::string> operands_;
+  CommandLine line_{.usage = "rapt try FILE -o FILE",
+                    .summary = "Tries.",
+                    .flags = {{"output", "FILE", "where to", &values_.output, 'o', true},
+                              {"count", "N", "how many", &values_.count},
+                              {"seed", "N", "of the draw", &values_.seed},
+                              {"scale", "X", "how large", &values_.scale},
+                              {"causal", "", "no look ahead", &values_.causal},
+                              {"window", "L,R", "how far", &values_.window},
+                              {"dropout", "P", "how often", &values_.dropout},
+                              {"mask", "FILE", "what to hide", &values_.mask}},
+                    .examples = {"rapt try x.npy -o y.npy"},
+                    .max_operands = 1};
+};
+
+TEST_F(CommandLineTest, TakesValuesBesideAndBehindAnEqualsSign) {
+  ASSERT_TRUE(Parse({"--output", "y.npy", "--count=7", "--scale", "0.5"}).ok());
+  EXPECT_EQ(values_.output, "y.npy");
+  EXPECT_EQ(values_.count, 7);
+  EXPECT_EQ(values_.scale, 0.5);
+}
+
+TEST_F(CommandLineTest, LeavesDefaultsOfWhatIsNotGiven) {
+  ASSERT_TRUE(Parse({"-o", "y"}).ok());
+  EXPECT_EQ(values_.count, 3);
+  EXPECT_FALSE(values_.causal);
+  EXPECT_FALSE(values_.dropout.has_value());
+  EXPECT_FALSE(values_.mask.has_value());
+}
+
+TEST_F(CommandLineTest, SwitchesNeedNoValueAndTakeNoneFromTheNextArgument) {
+  ASSERT_TRUE(Parse({"--causal", "x.npy", "-o", "y"}).ok());
+  EXPECT_TRUE(values_.causal);
+  EXPECT_THAT(operands_, ElementsAre("x.npy"));
+  ASSERT_TRUE(Parse({"--causal=false", "-o", "y"}).ok());
+  EXPECT_FALSE(values_.causal);
+}
+
+TEST_F(CommandLineTest, NegativeNumbersAreValues) {
+  ASSERT_TRUE(Parse({"-o", "y", "--window", "-1,0", "--scale", "-2.5"}).ok());
+  EXPECT_THAT(values_.window, ElementsAre(-1, 0));
+  EXPECT_EQ(values_.scale, -2.5);
+}
+
+TEST_F(CommandLineTest, TheLastOfSeveralStands) {
+  ASSERT_TRUE(Parse({"-o", "a", "--output=b", "--window=1,2", "--window=3"}).ok());
+  EXPECT_EQ(values_.output, "b");
+  EXPECT_THAT(values_.window, ElementsAre(3));
+}
+
+TEST_F(CommandLineTest, OnlyOperandsFollowTwoDashes) {
+  ASSERT_TRUE(Parse({"-o", "y", "--", "--causal"}).ok());
+  EXPECT_THAT(operands_, ElementsAre("--causal"));
+  EXPECT_FALSE(values_.causal);
+}
+
+struct Refusal {
+  std::string name;
+  std::vector<std::string> arguments;
+  std::string message;
+};
+
+class CommandLineRefusalTest : public CommandLineTest,
+                               public ::testing::WithParamInterface<Refusal> {};
+
+TEST_P(CommandLineRefusalTest, SaysWhatIsWrong) {
+  const absl::Status status = Parse(GetParam().arguments);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), GetParam().message);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, CommandLineRefusalTest,
+    ::testing::Values(
+        Refusal{"Unknown", {"--wat"}, "unknown flag --wat; --help lists what there is"},
+        Refusal{"Misspelt", {"--cuasal"}, "unknown flag --cuasal; did you mean --causal?"},
+        Refusal{"MisspeltWithValue", {"--cout=3"}, "unknown flag --cout; did you mean --count?"},
+        Refusal{"OneDash", {"-output", "y"}, "unknown flag -output; did you mean --output?"},
+        Refusal{"NoValue", {"--count"}, "--count needs a value: --count N"},
+        Refusal{"FlagAsValue", {"-o", "--causal"}, "-o needs a value: -o FILE"},
+        Refusal{"NotANumber", {"--count", "7x"}, "--count is '7x'; it takes a whole number"},
+        Refusal{"TooLarge",
+                {"--count=9223372036854775808"},
+                "--count is '9223372036854775808'; it takes a whole number"},
+        Refusal{"Negative", {"--seed=-1"}, "--seed is '-1'; it takes a whole number of at least 0"},
+        Refusal{"NotADouble", {"--dropout="}, "--dropout is ''; it takes a number"},
+        Refusal{"NotABool", {"--causal=maybe"}, "--causal is 'maybe'; it takes true or false"},
+        Refusal{
+            "NotAList", {"--window=1,,2"}, "--window is '1,,2'; it takes whole numbers like 1,2,3"},
+        Refusal{"Missing", {"x.npy"}, "--output FILE is required: where to"},
+        Refusal{"TooManyOperands",
+                {"-o", "y", "a", "b"},
+                "unexpected argument 'b'; usage: rapt try FILE -o FILE"}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_F(CommandLineTest, HelpNamesEveryFlagAndExampleWithinEightyColumns) {
+  const std::string help = line_.Help();
+  for (const Flag& flag : line_.flags) {
+    EXPECT_THAT(help, HasSubstr("--" + std::string(flag.name)));
+    EXPECT_THAT(help, HasSubstr(std::string(flag.help)));
+  }
+  EXPECT_THAT(help, HasSubstr("  rapt try x.npy -o y.npy\n"));
+  size_t start = 0;
+  for (size_t end = help.find('\n'); end != std::string::npos; end = help.find('\n', start)) {
+    EXPECT_LE(end - start, 80) << help.substr(start, end - start);
+    start = end + 1;
+  }
+}
+
+TEST(AsksForHelpTest, OnlyBeforeTwoDashes) {
+  EXPECT_TRUE(AsksForHelp(std::vector<std::string>{"x", "--help"}));
+  EXPECT_TRUE(AsksForHelp(std::vector<std::string>{"-h"}));
+  EXPECT_FALSE(AsksForHelp(std::vector<std::string>{"--", "--help"}));
+}
+
+TEST(NearestTest, FindsSlipsAndLeavesStrangersAlone) {
+  const std::vector<std::string_view> known = {"demo", "attend", "plot"};
+  EXPECT_EQ(Nearest("dmeo", known), "demo");
+  EXPECT_EQ(Nearest("atend", known), "attend");
+  EXPECT_THAT(Nearest("frobnicate", known), IsEmpty());
+}
+
+}  // namespace
+}  // namespace rapt

@@ -1,0 +1,116 @@
+#include "client/cli/zip.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <zlib.h>
+
+#include <cstring>
+
+namespace rapt {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::StatusOr<std::string> ReadOnly(const std::string& archive) {
+  const absl::StatusOr<std::vector<ZipMember>> members = ListZip(archive);
+  if (!members.ok()) return members.status();
+  if (members->size() != 1) return absl::InternalError("not one member");
+  return ReadZipMember(archive, members->front());
+}
+
+void Put(std::string& bytes, size_t at, uint64_t value, int count) {
+  for (int i = 0; i < count; ++i) bytes[at + i] = static_cast<char>(value >> (8 * i));
+}
+
+// An archive of one deflated member without ZIP64 fields, as zip(1) writes it.
+std::string DeflatedArchive(const std::string& content, uint32_t claimed_bytes) {
+  std::string deflated(compressBound(content.size()) + 64, '\0');
+  z_stream stream{};
+  deflateInit2(&stream, Z_BEST_COMPRESSION, Z_DEFLATED, -MAX_WBITS, 8, Z_DEFAULT_STRATEGY);
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data()));
+  stream.avail_in = content.size();
+  stream.next_out = reinterpret_cast<Bytef*>(deflated.data());
+  stream.avail_out = deflated.size();
+  deflate(&stream, Z_FINISH);
+  deflated.resize(stream.total_out);
+  deflateEnd(&stream);
+
+  const uint32_t crc = crc32(0, reinterpret_cast<const Bytef*>(content.data()), content.size());
+  std::string local(30, '\0');
+  Put(local, 0, 0x04034b50, 4);
+  Put(local, 26, 1, 2);
+  std::string central(46, '\0');
+  Put(central, 0, 0x02014b50, 4);
+  Put(central, 10, 8, 2);
+  Put(central, 16, crc, 4);
+  Put(central, 20, deflated.size(), 4);
+  Put(central, 24, claimed_bytes, 4);
+  Put(central, 28, 1, 2);
+  std::string end(22, '\0');
+  Put(end, 0, 0x06054b50, 4);
+  Put(end, 10, 1, 2);
+  Put(end, 16, local.size() + 1 + deflated.size(), 4);
+  return local + "a" + deflated + central + "a" + end;
+}
+
+TEST(ZipTest, ReadsWhatItWrites) {
+  const std::string archive = WriteZip(std::vector<ZipContent>{{"a.npy", "one"}, {"b.npy", ""}});
+  const absl::StatusOr<std::vector<ZipMember>> members = ListZip(archive);
+  ASSERT_TRUE(members.ok()) << members.status();
+  ASSERT_EQ(members->size(), 2);
+  EXPECT_EQ((*members)[0].name, "a.npy");
+  EXPECT_EQ(*ReadZipMember(archive, (*members)[0]), "one");
+  EXPECT_EQ(*ReadZipMember(archive, (*members)[1]), "");
+}
+
+TEST(ZipTest, ReadsDeflatedMembers) {
+  const std::string content(100000, 'x');
+  const absl::StatusOr<std::string> read = ReadOnly(DeflatedArchive(content, content.size()));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*read, content);
+}
+
+TEST(ZipTest, FindsTheDirectoryBeforeAComment) {
+  std::string archive = DeflatedArchive("hello", 5);
+  Put(archive, archive.size() - 2, 3, 2);
+  EXPECT_EQ(*ReadOnly(archive + "abc"), "hello");
+}
+
+TEST(ZipTest, RefusesMembersThatClaimAnotherSize) {
+  const std::string content(1000, 'x');
+  for (const uint32_t claimed : {999u, 1001u, 0u, 0xfffffff0u}) {
+    const absl::StatusOr<std::string> read = ReadOnly(DeflatedArchive(content, claimed));
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kInvalidArgument) << claimed;
+  }
+}
+
+TEST(ZipTest, RefusesAWrongChecksum) {
+  std::string archive = WriteZip(std::vector<ZipContent>{{"a", "content"}});
+  archive[archive.find("content")] = 'k';
+  EXPECT_THAT(std::string(ReadOnly(archive).status().message()), HasSubstr("checksum"));
+}
+
+TEST(ZipTest, SurvivesEveryCut) {
+  for (const std::string& archive :
+       {WriteZip(std::vector<ZipContent>{{"a.npy", "content"}}), DeflatedArchive("content", 7)}) {
+    for (size_t size = 0; size < archive.size(); ++size) {
+      EXPECT_FALSE(ReadOnly(archive.substr(0, size)).ok()) << size << " of " << archive.size();
+    }
+  }
+}
+
+// No flip of a bit may crash; one in the content must be noticed.
+TEST(ZipTest, SurvivesEveryFlippedBit) {
+  for (const std::string& archive :
+       {WriteZip(std::vector<ZipContent>{{"a.npy", "content"}}), DeflatedArchive("content", 7)}) {
+    for (size_t bit = 0; bit < archive.size() * 8; ++bit) {
+      std::string flipped = archive;
+      flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+      const absl::StatusOr<std::string> read = ReadOnly(flipped);
+      EXPECT_EQ(read.ok() ? *read : "content", "content") << "bit " << bit;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rapt
