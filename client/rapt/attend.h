@@ -6,9 +6,9 @@
 //     P = softmax(S over keys); dropout, when asked for                       kWeights
 //     Y = P V
 //
-// Letters in shapes: B batch; Hq query heads; Hkv key/value heads, Hq a multiple of Hkv; Sq queries;
-// Sk keys; P past keys; T = P + Sk; D head size of Q and K; Dv head size of V and Y. The meaning is
-// that of the ONNX operator Attention, opsets 23 to 25.
+// Letters in shapes: B batch; Hq query heads; Hkv key/value heads, Hq a multiple of Hkv; Sq
+// queries; Sk keys; P past keys; T = P + Sk; D head size of Q and K; Dv head size of V and Y. The
+// meaning is that of the ONNX operator Attention, opsets 23 to 25.
 #ifndef RAPT_CLIENT_RAPT_ATTEND_H_
 #define RAPT_CLIENT_RAPT_ATTEND_H_
 
@@ -63,8 +63,8 @@ struct AttendCall {
   TensorView k = {};  // Q's type
   TensorView v = {};  // Q's type
 
-  // Broadcast to [B, Hq, Sq, T] as numpy does: rank 1 to 4, rank 3 is [Hq, Sq, T] (kBse without head
-  // counts: [B, Sq, T]). kBool, or integers 0 and 1: true = attend. A float type: added to the
+  // Broadcast to [B, Hq, Sq, T] as numpy does: rank 1 to 4, rank 3 is [Hq, Sq, T] (kBse without
+  // head counts: [B, Sq, T]). kBool, or integers 0 and 1: true = attend. A float type: added to the
   // scores. A last axis of 1 broadcasts; otherwise keys beyond it are masked.
   std::optional<TensorView> mask = {};
 
@@ -93,10 +93,10 @@ struct AttendCall {
 };
 
 struct AttendResult {
-  Tensor y;                             // Q's type, layout and rank, with Dv for D
-  std::optional<Tensor> scores;         // [B, Hq, Sq, T], what score_output asked for
-  std::optional<Tensor> lse;            // [B, Hq, Sq], natural logarithm; float, double for kFloat64
-  std::optional<Tensor> present_key;    // [B, Hkv, T, D]
+  Tensor y;                           // Q's type, layout and rank, with Dv for D
+  std::optional<Tensor> scores;       // [B, Hq, Sq, T], what score_output asked for
+  std::optional<Tensor> lse;          // [B, Hq, Sq], natural logarithm; float, double for kFloat64
+  std::optional<Tensor> present_key;  // [B, Hkv, T, D]
   std::optional<Tensor> present_value;  // [B, Hkv, T, Dv]
 
   std::string backend;  // which backend ran, "cpu"

@@ -9,6 +9,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "client/rapt/codec.h"
 #include "client/rapt/connections.h"
@@ -26,9 +27,8 @@ absl::Status Validate(const std::string& address, const Options& options) {
   }
   if (options.max_message_bytes < 1 ||
       options.max_message_bytes > std::numeric_limits<int32_t>::max()) {
-    return absl::InvalidArgumentError(absl::StrCat("max_message_bytes is ",
-                                                   options.max_message_bytes,
-                                                   "; it must be 1 to 2147483647"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_message_bytes is ", options.max_message_bytes, "; it must be 1 to 2147483647"));
   }
   if (options.connections < 1) {
     return absl::InvalidArgumentError(
@@ -131,22 +131,226 @@ absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const Re
   }
 }
 
-namespace {
-
-// One AttendAsync: attempts until one is final, then the callback, then it deletes itself. Its steps
-// follow one another, each on a thread of gRPC's; only Stop() comes from anywhere at any time.
-class AsyncAttend {
+// One AttendAsync: attempts until one is final, then the callback, then it deletes itself. Its
+// steps follow one another, the first on the caller's thread, the others on gRPC's; only Stop() may
+// come at any time from anywhere.
+class Client::AsyncAttend {
  public:
-  AsyncAttend(Client::Core& core, const AttendCall& call, const CallOptions& options,
-              Client::AttendCallback callback)
+  AsyncAttend(Core& core, const AttendCall& call, CallOptions options, AttendCallback callback)
       : core_(core),
-        deadline_(core.DeadlineOf(options)),
+        options_(std::move(options)),
+        deadline_(core.DeadlineOf(options_)),
         callback_(std::move(callback)),
         request_(Encode(call, core.options().max_message_bytes)) {
     core_.EnterAsync();
   }
+
+  void Start() {
+    stop_of_caller_.emplace(options_.stop, CallStop{this});
+    stop_of_client_.emplace(core_.stop_of_client(), CallStop{this});
+    if (request_.ok()) {
+      Attempt();
+    } else {
+      ContinueAfter({});  // the callback never runs inside AttendAsync
+    }
+  }
+
+ private:
+  struct CallStop {
+    AsyncAttend* call;
+    void operator()() const { call->Stop(); }
+  };
+
+  void Attempt() {
+    auto context = std::make_shared<grpc::ClientContext>();
+    context->set_deadline(deadline_.ToGrpc());
+    {
+      MutexLock lock(mutex_);
+      context_ = context;
+      if (stopped_) context->TryCancel();  // then gRPC finishes it as soon as it starts
+    }
+    ++attempts_;
+    connection_.emplace(core_.connections().LeastBusy());
+    (*connection_)
+        ->attention->async()
+        ->Attend(context.get(), &*request_, &response_,
+                 [this](const grpc::Status& status) { OnAttempt(status); });
+    // Another thread may have come to the end by now: nothing of this object may be touched.
+  }
+
+  void OnAttempt(const grpc::Status& grpc_status) {
+    connection_.reset();
+    const absl::Status status = core_.connections().FromGrpc(grpc_status);
+    if (status.ok()) return End(Decode(*request_, std::move(response_)));
+    const auto delay =
+        core_.DelayBeforeRetry(core_.options().retries, status, attempts_, deadline_);
+    if (!delay) return End(status);
+    ContinueAfter(*delay);
+  }
+
+  void ContinueAfter(std::chrono::nanoseconds delay) {
+    const auto alarm = std::make_shared<grpc::Alarm>();
+    bool stopped;
+    {
+      // OnAlarm() takes the lock too, so that this object lives until it is free.
+      MutexLock lock(mutex_);
+      alarm_ = alarm;
+      alarm->Set(Deadline::After(delay).ToGrpc(), [this](bool) { OnAlarm(); });
+      stopped = stopped_;
+    }
+    if (stopped) alarm->Cancel();
+  }
+
+  void OnAlarm() {
+    bool stopped;
+    {
+      MutexLock lock(mutex_);
+      stopped = stopped_;
+    }
+    if (!request_.ok()) return End(request_.status());
+    if (stopped) return End(Stopped());
+    Attempt();
+  }
+
+  // gRPC may finish the call right here: after TryCancel() nothing of this object may be touched.
+  void Stop() {
+    std::shared_ptr<grpc::ClientContext> context;
+    std::shared_ptr<grpc::Alarm> alarm;
+    {
+      MutexLock lock(mutex_);
+      stopped_ = true;
+      context = context_;
+      alarm = alarm_;
+    }
+    if (alarm != nullptr) alarm->Cancel();
+    if (context != nullptr) context->TryCancel();
+  }
+
+  void End(absl::StatusOr<AttendResult> result) {
+    stop_of_caller_.reset();  // waits for a Stop() on another thread
+    stop_of_client_.reset();
+    Core& core = core_;
+    {
+      AttendCallback callback = std::move(callback_);
+      delete this;
+      callback(std::move(result));
+    }
+    core.LeaveAsync();
+  }
+
+  Core& core_;
+  const CallOptions options_;
+  const Deadline deadline_;
+  AttendCallback callback_;
+  const absl::StatusOr<v1::AttendRequest> request_;
+  v1::AttendResponse response_;
+  std::optional<ConnectionLease> connection_;
+  int attempts_ = 0;
+
+  Mutex mutex_;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  // Shared with Stop(), which uses them outside the lock.
+  std::shared_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
+
+  std::optional<std::stop_callback<CallStop>> stop_of_caller_;
+  std::optional<std::stop_callback<CallStop>> stop_of_client_;
 };
 
-}  // namespace
+Client::Client(std::unique_ptr<Core> core) : core_(std::move(core)) {}
+
+Client::~Client() { core_->StopAsyncCalls(); }
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& address,
+                                                        const Options& options) {
+  if (absl::Status valid = Validate(address, options); !valid.ok()) return valid;
+  auto core = std::make_unique<Core>(address, options);
+  if (options.connect_timeout.count() > 0) {
+    absl::Status ready = core->connections().WaitUntilReady(options.connect_timeout);
+    if (!ready.ok()) return ready;
+  }
+  return absl::WrapUnique(new Client(std::move(core)));
+}
+
+absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOptions& options) {
+  const absl::StatusOr<v1::AttendRequest> request =
+      Encode(call, core_->options().max_message_bytes);
+  if (!request.ok()) return request.status();
+  absl::StatusOr<v1::AttendResponse> response = core_->Call<v1::AttendResponse>(
+      options, core_->options().retries,
+      [&request](const Connection& connection, grpc::ClientContext* context,
+                 v1::AttendResponse* response) {
+        return connection.attention->Attend(context, *request, response);
+      });
+  if (!response.ok()) return response.status();
+  return Decode(*request, *std::move(response));
+}
+
+void Client::AttendAsync(const AttendCall& call, const CallOptions& options,
+                         AttendCallback callback) {
+  (new AsyncAttend(*core_, call, options, std::move(callback)))->Start();
+}
+
+absl::StatusOr<Diagnosis> Client::Diagnose(const AttendCall& call, const CallOptions& options) {
+  absl::StatusOr<v1::AttendRequest> encoded = Encode(call, core_->options().max_message_bytes);
+  if (!encoded.ok()) return encoded.status();
+  v1::DiagnoseRequest request;
+  *request.mutable_call() = *std::move(encoded);
+  const absl::StatusOr<v1::DiagnoseResponse> response = core_->Call<v1::DiagnoseResponse>(
+      options, core_->options().retries,
+      [&request](const Connection& connection, grpc::ClientContext* context,
+                 v1::DiagnoseResponse* response) {
+        return connection.attention->Diagnose(context, request, response);
+      });
+  if (!response.ok()) return response.status();
+  return Decode(*response);
+}
+
+absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& question,
+                                                       const CallOptions& options) {
+  const v1::EstimateMemoryRequest request = Encode(question);
+  const absl::StatusOr<v1::EstimateMemoryResponse> response =
+      core_->Call<v1::EstimateMemoryResponse>(
+          options, core_->options().retries,
+          [&request](const Connection& connection, grpc::ClientContext* context,
+                     v1::EstimateMemoryResponse* response) {
+            return connection.attention->EstimateMemory(context, request, response);
+          });
+  if (!response.ok()) return response.status();
+  return Decode(*response);
+}
+
+absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {
+  const absl::StatusOr<v1::GetServerInfoResponse> response = core_->Call<v1::GetServerInfoResponse>(
+      options, core_->options().retries,
+      [](const Connection& connection, grpc::ClientContext* context,
+         v1::GetServerInfoResponse* response) {
+        return connection.attention->GetServerInfo(context, {}, response);
+      });
+  if (!response.ok()) return response.status();
+  return Decode(*response);
+}
+
+absl::StatusOr<HealthStatus> Client::CheckHealth(const std::string& service,
+                                                 const CallOptions& options) {
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service(service);
+  const absl::StatusOr<grpc::health::v1::HealthCheckResponse> response =
+      core_->Call<grpc::health::v1::HealthCheckResponse>(
+          options, {.max_attempts = 1},
+          [&request](const Connection& connection, grpc::ClientContext* context,
+                     grpc::health::v1::HealthCheckResponse* response) {
+            return connection.health->Check(context, request, response);
+          });
+  if (!response.ok()) return response.status();
+  switch (response->status()) {
+    case grpc::health::v1::HealthCheckResponse::SERVING:
+      return HealthStatus::kServing;
+    case grpc::health::v1::HealthCheckResponse::NOT_SERVING:
+      return HealthStatus::kNotServing;
+    default:
+      return HealthStatus::kUnknown;
+  }
+}
 
 }  // namespace rapt::client

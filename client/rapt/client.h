@@ -77,10 +77,9 @@ struct CallOptions {
 // The connections to one server.
 //
 // Errors, of every method:
-//   InvalidArgument    the call is wrong; the message names the field, what came and what is allowed
-//   ResourceExhausted  over the server's memory budget, or a message over the limit of its size
-//   DeadlineExceeded   the timeout passed
-//   Cancelled          a stop was requested
+//   InvalidArgument    the call is wrong; the message names the field, what came and what is
+//   allowed ResourceExhausted  over the server's memory budget, or a message over the limit of its
+//   size DeadlineExceeded   the timeout passed Cancelled          a stop was requested
 //   Unimplemented      the server, or its backend, can't do this
 //   Unavailable        no server at the address, or it is not ready; the message names the address
 //   Internal           a bug of the server, or an answer that contradicts itself
@@ -89,8 +88,9 @@ struct CallOptions {
 // Thread-safe. Connections are plaintext.
 class Client {
  public:
-  // `address` is a gRPC target: "127.0.0.1:8001", "dns:///rapt.example:8001", "unix:/run/rapt.sock".
-  // InvalidArgument for options that make no sense; Unavailable when no server answers there.
+  // `address` is a gRPC target: "127.0.0.1:8001", "dns:///rapt.example:8001",
+  // "unix:/run/rapt.sock". InvalidArgument for options that make no sense; Unavailable when no
+  // server answers there.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
                                                          const Options& options = {});
 
@@ -106,7 +106,7 @@ class Client {
   // Returns at once, having copied `call` but not what its views point at: those bytes have to stay
   // as they are until the callback runs. It runs exactly once, on a thread of gRPC's, never inside
   // AttendAsync; while it runs, that thread serves no other call, so it has to be short. It may
-  // call AttendAsync.
+  // call AttendAsync; while the client is being destroyed that ends with Cancelled.
   using AttendCallback = absl::AnyInvocable<void(absl::StatusOr<AttendResult>)>;
   void AttendAsync(const AttendCall& call, const CallOptions& options, AttendCallback callback);
 
@@ -129,6 +129,7 @@ class Client {
 
  private:
   class Core;
+  class AsyncAttend;
   explicit Client(std::unique_ptr<Core> core);
 
   const std::unique_ptr<Core> core_;

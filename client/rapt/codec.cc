@@ -12,7 +12,8 @@
 namespace rapt::client {
 namespace {
 
-// --- Enumerations ---------------------------------------------------------------------------------
+// --- Enumerations
+// ---------------------------------------------------------------------------------
 
 v1::DataType ToProto(DType dtype) {
   switch (dtype) {
@@ -91,7 +92,8 @@ v1::ScoreOutput ToProto(ScoreOutput output) {
   return v1::SCORE_OUTPUT_NONE;
 }
 
-// --- A call ---------------------------------------------------------------------------------------
+// --- A call
+// ---------------------------------------------------------------------------------------
 
 struct NamedTensor {
   const char* name;
@@ -127,8 +129,8 @@ absl::Status CheckData(const char* name, const TensorView& view) {
 }
 
 absl::Status TooLarge(uint64_t bytes, int64_t max_bytes) {
-  return absl::ResourceExhaustedError(absl::StrFormat(
-      "the request takes %d bytes; max_message_bytes is %d", bytes, max_bytes));
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("the request takes %d bytes; max_message_bytes is %d", bytes, max_bytes));
 }
 
 // What does not fit is refused before anything is copied.
@@ -165,7 +167,8 @@ void WriteAttention(const AttendCall& call, v1::Attention& attention) {
   }
 }
 
-// --- Its result -----------------------------------------------------------------------------------
+// --- Its result
+// -----------------------------------------------------------------------------------
 
 absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
   return absl::InternalError(absl::StrFormat(
@@ -203,7 +206,8 @@ absl::Status Read(const Output& output) {
   return absl::OkStatus();
 }
 
-// --- Reports --------------------------------------------------------------------------------------
+// --- Reports
+// --------------------------------------------------------------------------------------
 
 template <typename Message>
 Range ReadRange(const Message& message) {
@@ -290,8 +294,8 @@ absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response) {
     const std::optional<DType> dtype = FromProto(input.dtype());
     if (!dtype) return UnknownType(input.name(), input.dtype());
     diagnosis.inputs.push_back({input.name(), *dtype,
-                                Shape(input.shape().begin(), input.shape().end()),
-                                input.elements(), ReadRange(input), std::nullopt});
+                                Shape(input.shape().begin(), input.shape().end()), input.elements(),
+                                ReadRange(input), std::nullopt});
     if (input.has_mean()) diagnosis.inputs.back().mean = input.mean();
   }
   diagnosis.raw_scores = ReadRange(response.raw_scores());

@@ -18,7 +18,8 @@ absl::StatusOr<v1::AttendRequest> Encode(const AttendCall& call, int64_t max_byt
 v1::EstimateMemoryRequest Encode(const MemoryQuestion& question);
 
 // Takes the bytes out of the response. Internal where it is not an answer to `request`.
-absl::StatusOr<AttendResult> Decode(const v1::AttendRequest& request, v1::AttendResponse&& response);
+absl::StatusOr<AttendResult> Decode(const v1::AttendRequest& request,
+                                    v1::AttendResponse&& response);
 
 // Internal for a data type that we do not know.
 absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response);

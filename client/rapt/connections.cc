@@ -55,9 +55,9 @@ absl::Status Connections::WaitUntilReady(std::chrono::nanoseconds timeout) {
       return absl::UnavailableError(absl::StrCat("no server answers at ", address_));
     }
     if (!channel.WaitForStateChange(state, deadline)) {
-      return absl::UnavailableError(
-          absl::StrCat("no server answered at ", address_, " within ",
-                       std::chrono::duration<double>(timeout).count(), " s"));
+      return absl::UnavailableError(absl::StrCat("no server answered at ", address_, " within ",
+                                                 std::chrono::duration<double>(timeout).count(),
+                                                 " s"));
     }
   }
   return absl::OkStatus();

@@ -55,8 +55,8 @@ struct Diagnosis {
   int64_t masked_by_mask = 0;
   int64_t masked_by_position = 0;  // by causality, window or lengths
   Range weights;
-  Range row_sums;            // of the weights before dropout, rows that see a key
-  int64_t empty_rows = 0;    // query rows that see no key: their output is zero
+  Range row_sums;                          // of the weights before dropout, rows that see a key
+  int64_t empty_rows = 0;                  // query rows that see no key: their output is zero
   std::vector<QueryRow> first_empty_rows;  // a few of them
   Range output;
   std::vector<BackendChoice> backends;

@@ -22,7 +22,7 @@ enum class DType : uint8_t {
   kFloat16,   // IEEE 754 binary16
   kBFloat16,  // the upper half of a float
   kFloat64,
-  kBool,  // one byte, 0 or 1
+  kBool,  // one byte, 0 is false
   kInt8,
   kUint8,
   kInt32,
@@ -90,7 +90,8 @@ struct TensorView {
 // A view of values: View<float>({1, 8, 128, 64}, q).
 template <typename T>
 TensorView View(Shape shape, absl::Span<const T> values) {
-  return {DTypeOf<T>(), std::move(shape),
+  return {DTypeOf<T>(),
+          std::move(shape),
           {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(T)}};
 }
 
