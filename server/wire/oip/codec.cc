@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <set>
 #include <string>
@@ -10,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "server/base/checked_math.h"
 #include "server/wire/oip/model.h"
 #include "server/wire/oip/parameters.h"
+#include "server/wire/response_size.h"
 
 namespace rapt::oip {
 namespace {
@@ -21,9 +20,6 @@ using inference::InferTensorContents;
 using inference::ModelInferRequest;
 using InputTensor = ModelInferRequest::InferInputTensor;
 using Bytes = absl::Span<const std::byte>;
-
-// A protobuf message ends at 2 GiB; the rest is for names and shapes.
-constexpr int64_t kMaxResponseBytes = std::numeric_limits<int32_t>::max() - 64 * 1024;
 
 // Where an input belongs, by its ONNX name.
 struct InputSlot {
@@ -244,21 +240,10 @@ bool Contains(const std::vector<const OutputSlot*>& asked, const OutputSlot& slo
   return std::find(asked.begin(), asked.end(), &slot) != asked.end();
 }
 
-absl::Status CheckResponseSize(absl::Span<const AskedOutput> outputs) {
-  std::optional<int64_t> total = 0;
-  for (const AskedOutput& output : outputs) {
-    const absl::StatusOr<int64_t> bytes = ByteSize(output.name, output.spec);
-    if (!bytes.ok()) return bytes.status();
-    if (total) total = CheckedAdd(*total, *bytes);
-  }
-  if (total && *total <= kMaxResponseBytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the outputs need ", total ? absl::StrCat(*total) : "more than 2^63",
-                   " bytes; a response holds at most ", kMaxResponseBytes));
-}
-
 Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
-  if (timeout.count() == 0 || timeout >= Instant::max() - now) return Instant::max();
+  // In whole microseconds: the sum of any timeout with `now` need not fit into nanoseconds.
+  const auto longest = std::chrono::duration_cast<std::chrono::microseconds>(Instant::max() - now);
+  if (timeout.count() == 0 || timeout >= longest) return Instant::max();
   return now + timeout;
 }
 
@@ -281,10 +266,13 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const ModelInferRequest& message, Insta
   if (!status.ok()) return status;
   absl::StatusOr<ResolvedCall> resolved = Resolve(call);
   if (!resolved.ok()) return resolved.status();
+  std::vector<const TensorSpec*> specs;
   for (const OutputSlot* slot : *asked) {
-    decoded.outputs.push_back({slot->name, *resolved.*slot->spec, slot->buffer});
+    const TensorSpec& spec = *resolved.*slot->spec;
+    specs.push_back(&spec);
+    decoded.outputs.push_back({slot->name, spec, slot->buffer});
   }
-  status = CheckResponseSize(decoded.outputs);
+  status = CheckResponseSize(specs);
   if (!status.ok()) return status;
   decoded.request.call = *std::move(resolved);
   decoded.request.deadline = DeadlineFor(parameters->timeout, now);

@@ -1,0 +1,259 @@
+#include "server/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "server/attention/attention.h"
+#include "server/base/thread_pool.h"
+
+namespace rapt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr int kThreads = 2;
+constexpr int64_t kBudgetBytes = 64 << 20;
+
+// A call of fp32 tensors that own their bytes.
+struct Call {
+  Call(Shape q_shape, Shape kv_shape, uint32_t seed = 1) {
+    call.q.shape = q_shape;
+    call.k.shape = kv_shape;
+    call.v.shape = kv_shape;
+    std::mt19937 random(seed);
+    q = Fill(q_shape, random);
+    k = Fill(kv_shape, random);
+    v = Fill(kv_shape, random);
+  }
+
+  static std::vector<float> Fill(const Shape& shape, std::mt19937& random) {
+    int64_t size = 1;
+    for (const int64_t axis : shape) size *= axis;
+    std::vector<float> values(size);
+    for (float& value : values) value = static_cast<float>(random() % 2001) / 1000 - 1;
+    return values;
+  }
+
+  Request ToRequest() const {
+    Request request;
+    request.call = Resolve(call).value();
+    request.inputs.query = Bytes(q);
+    request.inputs.key = Bytes(k);
+    request.inputs.value = Bytes(v);
+    request.inputs.key_lengths = key_lengths;
+    return request;
+  }
+
+  static const std::byte* Bytes(const std::vector<float>& values) {
+    return reinterpret_cast<const std::byte*>(values.data());
+  }
+
+  OperatorCall call;
+  std::vector<float> q, k, v;
+  std::vector<int64_t> key_lengths;
+};
+
+// The semantics' hand-computed example: Q = K = V = X.
+Call HandComputed() {
+  Call call({1, 1, 3, 4}, {1, 1, 3, 4});
+  call.q = call.k = call.v = {1, 0, 1, 0, 0, 1, 0, 1, 1, 1, 0, 0};
+  return call;
+}
+
+std::vector<float> Floats(const OutputBuffer& output) {
+  std::vector<float> values(output.bytes.size() / sizeof(float));
+  std::memcpy(values.data(), output.bytes.data(), output.bytes.size());
+  return values;
+}
+
+class EngineTest : public ::testing::Test {
+ protected:
+  // The result, and the thread that brought it.
+  struct Outcome {
+    Result result;
+    std::thread::id thread;
+  };
+
+  Outcome Run(Request request) {
+    std::promise<Outcome> promise;
+    engine_.Submit(std::move(request), [&promise](Result result) {
+      promise.set_value({std::move(result), std::this_thread::get_id()});
+    });
+    return promise.get_future().get();
+  }
+
+  SteadyClock clock_;
+  MemoryBudget budget_{kBudgetBytes};
+  Executor executor_{kThreads, clock_};
+  PlanOptions options_{.backend = "auto", .isa = "auto", .threads = kThreads};
+  Engine engine_{options_, budget_, executor_};
+};
+
+TEST_F(EngineTest, GivesTheHandComputedExample) {
+  const Outcome outcome = Run(HandComputed().ToRequest());
+  ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;
+  const std::vector<float> want = {.8137f, .4935f, .5065f, .1863f, .4935f, .8137f,
+                                   .1863f, .5065f, .7259f, .7259f, .2741f, .2741f};
+  EXPECT_THAT(Floats(outcome.result.y), ::testing::Pointwise(::testing::FloatNear(5e-5f), want));
+}
+
+TEST_F(EngineTest, NamesBackendAndPlan) {
+  const Result result = Run(HandComputed().ToRequest()).result;
+  EXPECT_EQ(result.backend, "cpu");
+  EXPECT_THAT(result.plan, StartsWith("cpu/"));
+}
+
+TEST_F(EngineTest, RunsATinyRequestOnTheCallersThreadAndALargeOneElsewhere) {
+  EXPECT_EQ(Run(HandComputed().ToRequest()).thread, std::this_thread::get_id());
+  EXPECT_NE(Run(Call({1, 2, 200, 64}, {1, 2, 200, 64}).ToRequest()).thread,
+            std::this_thread::get_id());
+}
+
+TEST_F(EngineTest, GivesTheBitsOfTheLibraryItself) {
+  const Call call({2, 4, 150, 32}, {2, 2, 170, 32});
+  const Outcome outcome = Run(call.ToRequest());
+  ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;
+
+  const ResolvedCall resolved = Resolve(call.call).value();
+  const Plan plan = MakePlan(resolved.problem, options_).value();
+  Arguments arguments;
+  arguments.query = resolved.Query(Call::Bytes(call.q));
+  arguments.key = resolved.Key(Call::Bytes(call.k));
+  arguments.value = resolved.Value(Call::Bytes(call.v));
+  std::vector<float> want(call.q.size());
+  arguments.output = resolved.Output(reinterpret_cast<std::byte*>(want.data()));
+  AlignedBuffer workspace(plan.workspace_bytes());
+  ThreadPool pool(kThreads);
+  ASSERT_TRUE(::rapt::Run(plan, arguments, workspace.span(), pool).ok());
+  EXPECT_EQ(Floats(outcome.result.y), want);
+}
+
+TEST_F(EngineTest, GivesEveryOutputTheCallWants) {
+  Call call = HandComputed();
+  call.call.wants_lse = true;
+  call.call.wants_present = true;
+  call.call.score_output = ScoreOutput::kWeights;
+  const Result result = Run(call.ToRequest()).result;
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(Floats(result.present_key), call.k);
+  EXPECT_EQ(Floats(result.present_value), call.v);
+  const std::vector<float> weights = {.5065f, .1863f, .3072f, .1863f, .5065f,
+                                      .3072f, .2741f, .2741f, .4519f};
+  EXPECT_THAT(Floats(result.scores), ::testing::Pointwise(::testing::FloatNear(1e-4f), weights));
+  EXPECT_EQ(Floats(result.lse).size(), 3u);
+}
+
+TEST_F(EngineTest, OutputsThatNobodyWantsStayEmpty) {
+  const Result result = Run(HandComputed().ToRequest()).result;
+  for (const OutputBuffer* output :
+       {&result.lse, &result.scores, &result.present_key, &result.present_value}) {
+    EXPECT_TRUE(output->bytes.empty());
+    EXPECT_EQ(output->owner, nullptr);
+  }
+}
+
+TEST_F(EngineTest, AnswersAnEmptyProblemWithAnEmptyOutput) {
+  const Result result = Run(Call({0, 1, 3, 4}, {0, 1, 3, 4}).ToRequest()).result;
+  EXPECT_TRUE(result.status.ok()) << result.status;
+  EXPECT_TRUE(result.y.bytes.empty());
+}
+
+TEST_F(EngineTest, OutputsAreChargedUntilTheyAreDestroyed) {
+  std::optional<Result> result = Run(Call({1, 2, 200, 64}, {1, 2, 200, 64}).ToRequest()).result;
+  ASSERT_TRUE(result->status.ok()) << result->status;
+  EXPECT_EQ(budget_.reserved_bytes(), 1 * 2 * 200 * 64 * 4) << "Y, and no workspace any more";
+  OutputBuffer copy = result->y;
+  result.reset();
+  EXPECT_EQ(budget_.reserved_bytes(), 1 * 2 * 200 * 64 * 4) << "the copy shares them";
+  copy = {};
+  EXPECT_EQ(budget_.reserved_bytes(), 0);
+}
+
+TEST_F(EngineTest, RefusesAScoreMatrixBeyondTheBudgetBeforeAllocatingIt) {
+  constexpr int64_t kLength = 1 << 20;  // 4 MiB of Q and K each, 4 TiB of scores
+  Call call({1, 1, kLength, 1}, {1, 1, kLength, 1});
+  call.call.score_output = ScoreOutput::kWeights;
+  const Result result = Run(call.ToRequest()).result;
+  EXPECT_EQ(result.status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(result.status.message()),
+              AllOf(HasSubstr("4398"), HasSubstr(std::to_string(kBudgetBytes))));
+  EXPECT_TRUE(result.y.bytes.empty());
+  EXPECT_EQ(budget_.reserved_bytes(), 0);
+}
+
+TEST_F(EngineTest, RefusesKeyLengthsOutOfRange) {
+  Call call = HandComputed();
+  call.call.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {1}};
+  call.key_lengths = {4};
+  const Result result = Run(call.ToRequest()).result;
+  EXPECT_EQ(result.status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(result.status.message()), HasSubstr("nonpad_kv_seqlen[0] is 4"));
+  EXPECT_EQ(budget_.reserved_bytes(), 0);
+}
+
+TEST_F(EngineTest, GivesUpACancelledRequest) {
+  const Call call = HandComputed();
+  std::atomic<bool> cancelled{true};
+  Request request = call.ToRequest();
+  request.cancelled = &cancelled;
+  const Result result = Run(std::move(request)).result;
+  EXPECT_EQ(result.status.code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(result.y.bytes.empty());
+  EXPECT_EQ(budget_.reserved_bytes(), 0);
+}
+
+TEST_F(EngineTest, GivesUpARequestThatIsTooLate) {
+  const Call call({1, 2, 200, 64}, {1, 2, 200, 64});
+  Request request = call.ToRequest();
+  request.deadline = clock_.Now();
+  EXPECT_EQ(Run(std::move(request)).result.status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(budget_.reserved_bytes(), 0);
+}
+
+TEST_F(EngineTest, RefusesNewRequestsAfterStopAccepting) {
+  engine_.StopAccepting();
+  EXPECT_FALSE(engine_.accepting());
+  const Result result = Run(HandComputed().ToRequest()).result;
+  EXPECT_EQ(result.status.code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(EngineTest, KeepsTheOwnerOfTheInputsUntilDoneHasRun) {
+  auto call = std::make_shared<Call>(Shape{1, 2, 200, 64}, Shape{1, 2, 200, 64});
+  const std::weak_ptr<Call> watch = call;
+  Request request = call->ToRequest();
+  request.owner = std::move(call);
+  std::promise<bool> alive_in_done;
+  engine_.Submit(std::move(request), [&](Result) { alive_in_done.set_value(!watch.expired()); });
+  EXPECT_TRUE(alive_in_done.get_future().get());
+}
+
+TEST_F(EngineTest, AnswersManyRequestsAtOnce) {
+  constexpr int kRequests = 64;
+  const Call call({1, 2, 100, 32}, {1, 2, 100, 32});
+  const std::vector<float> want = Floats(Run(call.ToRequest()).result.y);
+  std::vector<std::promise<Result>> results(kRequests);
+  for (std::promise<Result>& result : results) {
+    engine_.Submit(call.ToRequest(), [&result](Result r) { result.set_value(std::move(r)); });
+  }
+  for (std::promise<Result>& promise : results) {
+    const Result result = promise.get_future().get();
+    ASSERT_TRUE(result.status.ok()) << result.status;
+    EXPECT_EQ(Floats(result.y), want);
+  }
+}
+
+}  // namespace
+}  // namespace rapt

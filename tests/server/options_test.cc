@@ -1,0 +1,163 @@
+#include "server/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/reflection.h"
+
+namespace rapt {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr HostLimits kHost{.cores = 6, .memory_bytes = 1000};
+
+class OptionsTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<Options> Parse(const std::vector<const char*>& arguments) {
+    const auto read = [this](const char* name) -> const char* {
+      const auto variable = environment_.find(name);
+      return variable == environment_.end() ? nullptr : variable->second.c_str();
+    };
+    return ParseOptions(arguments, read, kHost);
+  }
+
+  std::map<std::string, std::string> environment_;
+
+ private:
+  absl::FlagSaver flags_;  // as before after each test
+};
+
+TEST_F(OptionsTest, DefaultsComeFromTheHost) {
+  const absl::StatusOr<Options> options = Parse({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->grpc_address, "127.0.0.1:8001");
+  EXPECT_EQ(options->metrics_address, "127.0.0.1:8002");
+  EXPECT_EQ(options->backend, "auto");
+  EXPECT_EQ(options->isa, "auto");
+  EXPECT_EQ(options->threads, 6);
+  EXPECT_EQ(options->memory_budget_bytes, 600);
+  EXPECT_EQ(options->max_message_bytes, 256 << 20);
+  EXPECT_EQ(options->grace_period, std::chrono::seconds(20));
+}
+
+TEST_F(OptionsTest, AFlagWinsOverTheEnvironmentAndThatOverTheDefault) {
+  environment_ = {{"RAPT_THREADS", "3"}, {"RAPT_ISA", "avx2"}};
+  const absl::StatusOr<Options> options = Parse({"--threads=4"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->threads, 4);
+  EXPECT_EQ(options->isa, "avx2");
+  EXPECT_EQ(options->backend, "auto");
+}
+
+TEST_F(OptionsTest, EveryFlagHasAVariable) {
+  environment_ = {{"RAPT_GRPC_ADDRESS", "0.0.0.0:1"},
+                  {"RAPT_METRICS_ADDRESS", "[::1]:2"},
+                  {"RAPT_BACKEND", "cpu"},
+                  {"RAPT_ISA", "avx2"},
+                  {"RAPT_THREADS", "3"},
+                  {"RAPT_MEMORY_BUDGET_BYTES", "4"},
+                  {"RAPT_MAX_MESSAGE_BYTES", "5"},
+                  {"RAPT_GRACE_PERIOD", "6ms"},
+                  {"RAPT_INSECURE", "true"}};
+  const absl::StatusOr<Options> options = Parse({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->grpc_address, "0.0.0.0:1");
+  EXPECT_EQ(options->metrics_address, "[::1]:2");
+  EXPECT_EQ(options->backend, "cpu");
+  EXPECT_EQ(options->isa, "avx2");
+  EXPECT_EQ(options->threads, 3);
+  EXPECT_EQ(options->memory_budget_bytes, 4);
+  EXPECT_EQ(options->max_message_bytes, 5);
+  EXPECT_EQ(options->grace_period, std::chrono::milliseconds(6));
+}
+
+TEST_F(OptionsTest, AnEmptyVariableCountsAsNotSet) {
+  environment_ = {{"RAPT_THREADS", ""}};
+  const absl::StatusOr<Options> options = Parse({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->threads, 6);
+}
+
+TEST_F(OptionsTest, AValueMayFollowItsFlagAndTheLastOneCounts) {
+  const absl::StatusOr<Options> options =
+      Parse({"--threads", "2", "--insecure", "--grpc_address", "10.0.0.1:80", "--threads=5"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->threads, 5);
+  EXPECT_EQ(options->grpc_address, "10.0.0.1:80");
+}
+
+TEST_F(OptionsTest, LoopbackNeedsNoPermission) {
+  for (const char* address : {"127.0.0.1:0", "127.8.9.10:1", "localhost:2", "[::1]:3"}) {
+    EXPECT_TRUE(Parse({"--grpc_address", address}).ok()) << address;
+  }
+}
+
+TEST_F(OptionsTest, HelpNamesEveryFlagAndWinsOverErrors) {
+  const absl::StatusOr<Options> options = Parse({"--nonsense", "--help"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  for (const char* flag : {"--grpc_address", "--metrics_address", "--threads", "--backend", "--isa",
+                           "--memory_budget_bytes", "--max_message_bytes", "--insecure"}) {
+    EXPECT_THAT(options->text_to_print, HasSubstr(flag));
+  }
+}
+
+TEST_F(OptionsTest, VersionIsOneLine) {
+  const absl::StatusOr<Options> options = Parse({"--version"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_THAT(options->text_to_print, ::testing::MatchesRegex("rapt-server [0-9.]+\n"));
+}
+
+struct BadLine {
+  const char* name;
+  std::vector<const char*> arguments;
+  std::map<std::string, std::string> environment;
+  std::vector<const char*> fragments;
+};
+
+const BadLine kBadLines[] = {
+    {"UnknownFlag", {"--threds=3"}, {}, {"--threds"}},
+    {"Stray", {"serve"}, {}, {"'serve'"}},
+    {"SingleDash", {"-threads=3"}, {}, {"'-threads=3'"}},
+    {"DoubleDashAlone", {"--"}, {}, {"'--'"}},
+    {"NoValue", {"--threads"}, {}, {"--threads", "value"}},
+    {"NotANumber", {"--threads=many"}, {}, {"--threads", "'many'", "whole number"}},
+    {"NotABool", {"--insecure=perhaps"}, {}, {"--insecure", "'perhaps'", "true or false"}},
+    {"NotADuration", {"--grace_period=20"}, {}, {"--grace_period", "'20'", "20s"}},
+    {"Variable", {}, {{"RAPT_THREADS", "many"}}, {"RAPT_THREADS", "'many'"}},
+    {"ThreadsNegative", {"--threads=-1"}, {}, {"--threads", "-1", "1024"}},
+    {"ThreadsTooMany", {"--threads=1025"}, {}, {"--threads", "1025", "1024"}},
+    {"BudgetNegative", {"--memory_budget_bytes=-1"}, {}, {"--memory_budget_bytes", "-1"}},
+    {"MessageTooLarge", {"--max_message_bytes=2147483648"}, {}, {"2147483648", "2147483647"}},
+    {"MessageZero", {"--max_message_bytes=0"}, {}, {"--max_message_bytes", "0"}},
+    {"GraceNegative", {"--grace_period=-1s"}, {}, {"--grace_period", "-1s"}},
+    {"NoPort", {"--grpc_address=127.0.0.1"}, {}, {"--grpc_address", "'127.0.0.1'", "host:port"}},
+    {"PortTooLarge", {"--grpc_address=127.0.0.1:65536"}, {}, {"65536", "65535"}},
+    {"NoHost", {"--metrics_address=:80"}, {}, {"--metrics_address", "':80'"}},
+    {"NotLoopback", {"--grpc_address=0.0.0.0:1"}, {}, {"--grpc_address", "--insecure"}},
+    {"MetricsNotLoopback", {"--metrics_address=[::]:1"}, {}, {"--metrics_address", "--insecure"}},
+    {"AlmostLoopback", {"--grpc_address=127.0.0.1.example.org:1"}, {}, {"--insecure"}},
+};
+
+class BadLineTest : public OptionsTest, public ::testing::WithParamInterface<BadLine> {};
+
+TEST_P(BadLineTest, GivesOneLineThatNamesIt) {
+  environment_ = GetParam().environment;
+  const absl::Status status = Parse(GetParam().arguments).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  const std::string message(status.message());
+  EXPECT_THAT(message, Not(HasSubstr("\n")));
+  for (const char* fragment : GetParam().fragments) EXPECT_THAT(message, HasSubstr(fragment));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BadLineTest, ::testing::ValuesIn(kBadLines),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace rapt
