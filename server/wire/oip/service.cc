@@ -1,17 +1,16 @@
 #include "server/wire/oip/service.h"
 
-#include <algorithm>
 #include <array>
-#include <atomic>
-#include <chrono>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "server/base/version.h"
-#include "server/wire/deadline.h"
+#include "server/wire/engine_call.h"
 #include "server/wire/oip/codec.h"
 #include "server/wire/oip/model.h"
 #include "server/wire/status.h"
@@ -72,89 +71,44 @@ absl::Status NotOffered(Method method) {
       absl::StrCat("this server does not offer ", kMethodNames[static_cast<size_t>(method)]));
 }
 
-// One observer a method, its labels resolved.
-class Observers {
- public:
-  explicit Observers(const CallObserverFactory& observe) {
-    for (size_t i = 0; i < kMethodNames.size(); ++i) {
-      observers_[i] = observe(absl::StrCat(kServiceName, "/", kMethodNames[i]));
-    }
-  }
-
-  void OnEnd(Method method, const absl::Status& status, std::chrono::nanoseconds duration) const {
-    observers_[static_cast<size_t>(method)](status.code(), duration);
-  }
-
- private:
-  std::array<CallObserver, kMethodNames.size()> observers_;
-};
-
 // What every call needs.
 struct Environment {
-  Engine& engine;
-  OpenCalls& open_calls;
-  const Clock& clock;
+  CallEnvironment call;
   std::function<bool()> is_ready;
-  Observers observers;
+  std::array<CallObserver, kMethodNames.size()> observers;  // their labels resolved
+
+  const CallObserver& observe(Method method) const {
+    return observers[static_cast<size_t>(method)];
+  }
 };
 
-// One ModelInfer. Lives until its answer has left and the engine is done with it, whichever is
-// later: only the engine's done finishes it.
-class InferCall final : public grpc::ServerUnaryReactor {
+class InferCall final : public EngineCall {
  public:
   InferCall(const Environment& environment, grpc::CallbackServerContext& context,
             const inference::ModelInferRequest& request, inference::ModelInferResponse& response)
-      : environment_(environment),
-        context_(context),
+      : EngineCall(environment.call, environment.observe(Method::kModelInfer), context),
         request_(request),
-        response_(response),
-        arrived_(environment.clock.Now()) {
-    environment_.open_calls.Enter();
-  }
+        response_(response) {}
 
   void Start() {
-    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(request_, arrived_);
+    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(request_, arrived());
     if (!decoded.ok()) return End(decoded.status());
     outputs_ = std::move(decoded->outputs);
-    Request& request = decoded->request;
-    request.deadline = std::min(request.deadline, DeadlineOf(context_, arrived_));
-    request.cancelled = &cancelled_;
-    environment_.engine.Submit(std::move(request),
-                               [this](Result result) { OnResult(std::move(result)); });
+    Bind(decoded->request);
+    engine().Submit(std::move(decoded->request),
+                    [this](Result result) { OnResult(std::move(result)); });
   }
 
  private:
   void OnResult(Result result) {
-    if (!result.backend.empty()) {
-      context_.AddTrailingMetadata("rapt-backend", result.backend);
-      context_.AddTrailingMetadata("rapt-plan", result.plan);
-    }
+    NamePlan(result);
     if (result.status.ok()) EncodeInfer(request_, outputs_, result, response_);
-    End(result.status);
+    End(std::move(result.status));
   }
 
-  // Nothing of this object may be touched after Finish.
-  void End(absl::Status status) {
-    status_ = std::move(status);
-    Finish(ToGrpcStatus(status_));
-  }
-
-  void OnCancel() override { cancelled_.store(true, std::memory_order_relaxed); }
-
-  void OnDone() override {
-    environment_.observers.OnEnd(Method::kModelInfer, status_, environment_.clock.Now() - arrived_);
-    environment_.open_calls.Leave();
-    delete this;
-  }
-
-  const Environment& environment_;
-  grpc::CallbackServerContext& context_;
   const inference::ModelInferRequest& request_;
   inference::ModelInferResponse& response_;
-  const Instant arrived_;
-  std::atomic<bool> cancelled_{false};
   std::vector<AskedOutput> outputs_;
-  absl::Status status_;
 };
 
 class RefusedStream final : public grpc::ServerBidiReactor<inference::ModelInferRequest,
@@ -240,7 +194,7 @@ class Service final : public inference::GRPCInferenceService::CallbackService {
   grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
   ModelStreamInfer(grpc::CallbackServerContext*) override {
     const absl::Status status = NotOffered(Method::kModelStreamInfer);
-    environment_.observers.OnEnd(Method::kModelStreamInfer, status, {});
+    environment_.observe(Method::kModelStreamInfer)(status.code(), {});
     return new RefusedStream(status);
   }
 
@@ -317,16 +271,9 @@ class Service final : public inference::GRPCInferenceService::CallbackService {
   }
 
  private:
-  // Calls `fill` and finishes the call with its status.
-  template <typename Fill>
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, Method method,
-                                   const Fill& fill) {
-    const Instant arrived = environment_.clock.Now();
-    const absl::Status status = fill();
-    environment_.observers.OnEnd(method, status, environment_.clock.Now() - arrived);
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpcStatus(status));
-    return reactor;
+                                   absl::FunctionRef<absl::Status()> fill) {
+    return AnswerAtOnce(*context, environment_.call.clock, environment_.observe(method), fill);
   }
 
   grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext* context, Method method) {
@@ -341,8 +288,11 @@ class Service final : public inference::GRPCInferenceService::CallbackService {
 std::unique_ptr<grpc::Service> NewService(Engine& engine, OpenCalls& open_calls, const Clock& clock,
                                           std::function<bool()> is_ready,
                                           const CallObserverFactory& observe) {
-  return std::make_unique<Service>(
-      Environment{engine, open_calls, clock, std::move(is_ready), Observers(observe)});
+  Environment environment{{engine, open_calls, clock}, std::move(is_ready), {}};
+  for (size_t i = 0; i < kMethodNames.size(); ++i) {
+    environment.observers[i] = observe(absl::StrCat(kServiceName, "/", kMethodNames[i]));
+  }
+  return std::make_unique<Service>(std::move(environment));
 }
 
 }  // namespace rapt::oip
