@@ -98,9 +98,25 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
   return plan;
 }
 
+namespace {
+
+absl::Status ValidateSlices(const Backend& backend, const Arguments& a) {
+  if (a.mask.slices != nullptr) return absl::InvalidArgumentError("attn_mask is in slices");
+  for (const TensorView* view : {&a.query, &a.key, &a.value, &a.past_key, &a.past_value}) {
+    if (view->slices != nullptr && !backend.ReadsSlices()) {
+      return absl::InvalidArgumentError(absl::StrCat("the tensors are in slices, which backend '",
+                                                     backend.name(), "' does not read"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
                  ThreadPool& pool) {
   if (absl::Status status = Validate(plan.problem, arguments); !status.ok()) return status;
+  if (absl::Status status = ValidateSlices(*plan.backend, arguments); !status.ok()) return status;
   if (static_cast<int64_t>(workspace.size()) < plan.workspace_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "workspace has ", workspace.size(), " bytes; the plan needs ", plan.workspace_bytes()));

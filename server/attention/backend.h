@@ -32,6 +32,10 @@ class Backend {
   // Best first. Empty where the backend has no choice of them.
   virtual absl::Span<const InstructionSet> instruction_sets() const { return {}; }
 
+  // Whether Q, K, V, past_key and past_value may be views of slices. Where not, the caller gathers
+  // them first.
+  virtual bool ReadsSlices() const { return false; }
+
   // OK, or the reason why not. `problem` is valid.
   virtual absl::Status Supports(const Problem& problem) const = 0;
 

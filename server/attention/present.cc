@@ -1,17 +1,12 @@
 #include "server/attention/present.h"
 
-#include <cstring>
-
 namespace rapt {
 namespace {
 
 // Copies `rows` rows of head (b, h) to `target`, beginning at its row `first`.
 void CopyRows(const TensorView& source, const MutableTensorView& target, int64_t b, int64_t h,
               int64_t rows, int64_t first) {
-  const int64_t row_bytes = target.dims[3] * SizeOf(target.dtype);
-  for (int64_t s = 0; s < rows; ++s) {
-    std::memcpy(target.Row(b, h, first + s), source.Row(b, h, s), row_bytes);
-  }
+  for (int64_t s = 0; s < rows; ++s) source.CopyRow(b, h, s, target.Row(b, h, first + s));
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "absl/strings/string_view.h"
+#include "server/base/sliced_bytes.h"
 
 namespace rapt {
 
@@ -53,6 +55,9 @@ constexpr bool IsFloat(DType type) { return type != DType::kBool && type != DTyp
 // A tensor of rank 4, [batch, head, position, element]. `dims` and `strides` count elements, not
 // bytes; a stride of 0 broadcasts. Lower ranks lead with axes of 1. `data` is null for a tensor
 // that is absent; it need not be aligned (payloads are read where they arrived).
+//
+// A payload that arrived in pieces has no `data` but `slices`, which outlive the view: the
+// row-major bytes of the tensor, and the strides step through them.
 template <typename Byte>
 struct BasicTensorView {
   Byte* data = nullptr;
@@ -60,11 +65,23 @@ struct BasicTensorView {
   std::array<int64_t, 4> dims = {0, 0, 0, 0};
   std::array<int64_t, 4> strides = {0, 0, 0, 0};
 
-  bool present() const { return data != nullptr; }
+  const SlicedBytes* slices = nullptr;
 
-  // The first byte of row (b, h, s).
-  Byte* Row(int64_t b, int64_t h, int64_t s) const {
-    return data + (b * strides[0] + h * strides[1] + s * strides[2]) * SizeOf(dtype);
+  bool present() const { return data != nullptr || slices != nullptr; }
+
+  // Where row (b, h, s) begins, in bytes.
+  int64_t RowOffset(int64_t b, int64_t h, int64_t s) const {
+    return (b * strides[0] + h * strides[1] + s * strides[2]) * SizeOf(dtype);
+  }
+
+  // The first byte of row (b, h, s), of a view without slices.
+  Byte* Row(int64_t b, int64_t h, int64_t s) const { return data + RowOffset(b, h, s); }
+
+  // Copies row (b, h, s), wherever it lies.
+  void CopyRow(int64_t b, int64_t h, int64_t s, std::byte* target) const {
+    const int64_t bytes = dims[3] * SizeOf(dtype);
+    if (slices != nullptr) return slices->Copy(RowOffset(b, h, s), bytes, target);
+    std::memcpy(target, Row(b, h, s), static_cast<size_t>(bytes));
   }
 };
 

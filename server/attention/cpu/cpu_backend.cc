@@ -97,7 +97,8 @@ int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
       kKeyBlock * lanes_dv, kRowBlock * kKeyBlock, kRowBlock, p.head_size, kFewRows * lanes_dv};
   int64_t bytes = 0;
   for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
-  return bytes;
+  // A row that straddles slices, as it came: of 8 bytes an element at most.
+  return bytes + RoundUp(std::max(p.head_size, p.value_head_size) * 8, kVectorBytes);
 }
 
 int64_t RowTableBytes(int64_t rows) {
@@ -138,15 +139,23 @@ ScoreStage StageOf(std::optional<ScoreOutput> output) {
   }
 }
 
+// What lies `offset` bytes into the tensor.
+FlashBytes BytesOf(const TensorView& view, int64_t offset) {
+  if (view.slices == nullptr) return {view.data + offset, nullptr, 0, 0};
+  const SlicedBytes& sliced = *view.slices;
+  return {nullptr, sliced.slices.data(), static_cast<int64_t>(sliced.slices.size()),
+          sliced.offset + offset};
+}
+
 FlashKeys KeysOf(const TensorView& past, int64_t past_count, const TensorView& now, int64_t b,
                  int64_t h) {
   FlashKeys keys = {};
   keys.past_count = past_count;
   if (past_count > 0) {
-    keys.past = past.Row(b, h, 0);
+    keys.past = BytesOf(past, past.RowOffset(b, h, 0));
     keys.past_stride = past.strides[2] * SizeOf(past.dtype);
   }
-  keys.now = now.Row(b, h, 0);
+  keys.now = BytesOf(now, now.RowOffset(b, h, 0));
   keys.now_stride = now.strides[2] * SizeOf(now.dtype);
   return keys;
 }
@@ -213,7 +222,7 @@ void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64
 FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   return {
-      .query = a.query.Row(b, h, i),
+      .query = a.query.RowOffset(b, h, i),
       .output = a.output.Row(b, h, i),
       .lse = p.wants_lse ? a.lse.Row(b, h, i) : nullptr,
       .scores = p.score_output ? a.scores.Row(b, h, i) : nullptr,
@@ -238,6 +247,7 @@ void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int6
 // The part of the task that is the same for every block of rows.
 FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_head) {
   FlashTask task = {};
+  task.queries = BytesOf(a.query, 0);
   task.keys = KeysOf(a.past_key, p.past_length, a.key, b, kv_head);
   task.values = KeysOf(a.past_value, p.past_length, a.value, b, kv_head);
   task.key_count = p.total_keys();
@@ -340,6 +350,7 @@ class Cpu final : public Backend {
  public:
   absl::string_view name() const override { return "cpu"; }
   absl::Span<const InstructionSet> instruction_sets() const override { return InstructionSets(); }
+  bool ReadsSlices() const override { return true; }
   absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
 
   void PlanTasks(Plan& plan) const override {

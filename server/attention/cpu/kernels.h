@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "server/base/byte_slice.h"
+
 namespace rapt::cpu {
 
 enum class Element : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kBool };
@@ -25,23 +27,31 @@ inline constexpr int64_t kVectorBytes = 64;
 
 // One query row of a task: where it comes from and goes to, and which keys it may see.
 struct FlashRow {
-  const std::byte* query;  // D elements
-  std::byte* output;       // Dv elements
-  std::byte* lse;          // one element, or null
-  std::byte* scores;       // T elements, or null
-  const std::byte* mask;   // its mask row, or null
-  int64_t begin;           // visible keys, before the mask
+  int64_t query;          // D elements, so many bytes into FlashTask::queries
+  std::byte* output;      // Dv elements
+  std::byte* lse;         // one element, or null
+  std::byte* scores;      // T elements, or null
+  const std::byte* mask;  // its mask row, or null
+  int64_t begin;          // visible keys, before the mask
   int64_t end;
   int64_t head;  // h and i name the row to dropout
   int64_t index;
 };
 
+// Bytes in one piece, at `data`, or in slices, from `offset` on.
+struct FlashBytes {
+  const std::byte* data;  // null: in slices
+  const ByteSlice* slices;
+  int64_t slice_count;
+  int64_t offset;
+};
+
 // Rows of K or V: the past's, then the new ones. Strides in bytes.
 struct FlashKeys {
-  const std::byte* past;
+  FlashBytes past;
   int64_t past_stride;
   int64_t past_count;
-  const std::byte* now;
+  FlashBytes now;
   int64_t now_stride;
 };
 
@@ -49,6 +59,7 @@ struct FlashKeys {
 struct FlashTask {
   const FlashRow* rows;
   int64_t row_count;
+  FlashBytes queries;
   FlashKeys keys;
   FlashKeys values;
   int64_t key_count;             // T

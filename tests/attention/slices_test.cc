@@ -1,0 +1,199 @@
+// Tensors that arrive in pieces give the same bits as whole ones, wherever the pieces break.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/attention/attention.h"
+#include "server/base/aligned_buffer.h"
+#include "server/base/sliced_bytes.h"
+#include "server/base/thread_pool.h"
+#include "tests/support/run_attention.h"
+
+namespace rapt::test {
+namespace {
+
+// A row-major tensor's bytes in pieces, each in memory of its own, behind a stretch that is not
+// its.
+class Pieces {
+ public:
+  Pieces(const TensorView& whole, Rng& rng, int64_t largest_piece) {
+    const int64_t bytes =
+        whole.dims[0] * whole.dims[1] * whole.dims[2] * whole.dims[3] * SizeOf(whole.dtype);
+    bytes_.offset = UniformInt(rng, 0, 9);
+    int64_t position = 0;
+    while (position < bytes_.offset + bytes) {
+      const int64_t size =
+          std::min(UniformInt(rng, 1, largest_piece), bytes_.offset + bytes - position);
+      auto piece = std::make_unique<std::byte[]>(size);
+      for (int64_t n = 0; n < size; ++n) {
+        const int64_t at = position + n - bytes_.offset;
+        piece[n] = at < 0 ? std::byte{0xFF} : whole.data[at];
+      }
+      slices_.push_back({piece.get(), position, position + size});
+      pieces_.push_back(std::move(piece));
+      position += size;
+    }
+    bytes_.slices = slices_;
+  }
+
+  TensorView View(TensorView view) const {
+    view.data = nullptr;
+    view.slices = &bytes_;
+    return view;
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> pieces_;
+  std::vector<ByteSlice> slices_;
+  SlicedBytes bytes_;
+};
+
+struct SlicedOutputs {
+  Tensor output, present_key, present_value;
+};
+
+SlicedOutputs RunSliced(const Problem& p, const Inputs& inputs, const PlanOptions& options,
+                        Rng& rng, int64_t largest_piece) {
+  const absl::StatusOr<Plan> plan = MakePlan(p, options);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  Tensor output(p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size});
+  Tensor present_key(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.head_size});
+  Tensor present_value(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.value_head_size});
+
+  std::vector<std::unique_ptr<Pieces>> kept;
+  const auto cut = [&](const TensorView& view) {
+    kept.push_back(std::make_unique<Pieces>(view, rng, largest_piece));
+    return kept.back()->View(view);
+  };
+  Arguments arguments;
+  arguments.query = cut(inputs.query.View());
+  arguments.key = cut(inputs.key.View());
+  arguments.value = cut(inputs.value.View());
+  if (inputs.past_key) arguments.past_key = cut(inputs.past_key->View());
+  if (inputs.past_value) arguments.past_value = cut(inputs.past_value->View());
+  if (inputs.mask) arguments.mask = inputs.mask->View();
+  arguments.key_lengths = inputs.key_lengths;
+  arguments.output = output.MutableView();
+  arguments.present_key = present_key.MutableView();
+  arguments.present_value = present_value.MutableView();
+
+  ThreadPool pool(options.threads);
+  AlignedBuffer workspace(plan->workspace_bytes());
+  const absl::Status status = rapt::Run(*plan, arguments, workspace.span(), pool);
+  EXPECT_TRUE(status.ok()) << status;
+  return {std::move(output), std::move(present_key), std::move(present_value)};
+}
+
+struct Case {
+  std::string name;
+  Problem problem;
+  int64_t largest_piece;
+};
+
+class SlicesTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(SlicesTest, GiveTheBitsOfTheWhole) {
+  Problem problem = GetParam().problem;
+  problem.wants_present = true;
+  for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    problem.dtype = dtype;
+    const uint64_t seed = 20261120;
+    Rng rng(seed);
+    const Inputs inputs = RandomInputs(problem, rng);
+    for (const Target& target : Targets()) {
+      if (target.backend != "cpu") continue;
+      const PlanOptions options{.backend = target.backend, .isa = target.isa, .threads = 3};
+      SCOPED_TRACE(target.Name() + " " + ToText(problem) + " seed " + std::to_string(seed));
+      const absl::StatusOr<Outputs> whole = RunAttention(problem, inputs, options);
+      ASSERT_TRUE(whole.ok()) << whole.status();
+      const SlicedOutputs sliced =
+          RunSliced(problem, inputs, options, rng, GetParam().largest_piece);
+      EXPECT_TRUE(SameBits("output", sliced.output, whole->output));
+      EXPECT_TRUE(SameBits("present_key", sliced.present_key, *whole->present_key));
+      EXPECT_TRUE(SameBits("present_value", sliced.present_value, *whole->present_value));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, SlicesTest,
+                         ::testing::Values(Case{"prefill",
+                                                {.batch = 2,
+                                                 .query_heads = 4,
+                                                 .kv_heads = 2,
+                                                 .query_length = 65,
+                                                 .key_length = 129,
+                                                 .head_size = 64,
+                                                 .value_head_size = 80,
+                                                 .causal = true},
+                                                700},
+                                           Case{"bytes_apart",
+                                                {.batch = 1,
+                                                 .query_heads = 2,
+                                                 .kv_heads = 1,
+                                                 .query_length = 3,
+                                                 .key_length = 17,
+                                                 .head_size = 5,
+                                                 .value_head_size = 3},
+                                                3},
+                                           Case{"decode_in_large_pieces",
+                                                {.batch = 2,
+                                                 .query_heads = 8,
+                                                 .kv_heads = 2,
+                                                 .query_length = 1,
+                                                 .key_length = 700,
+                                                 .head_size = 64,
+                                                 .value_head_size = 64},
+                                                40000},
+                                           Case{"decode_in_small_pieces",
+                                                {.batch = 1,
+                                                 .query_heads = 4,
+                                                 .kv_heads = 1,
+                                                 .query_length = 1,
+                                                 .key_length = 300,
+                                                 .head_size = 32,
+                                                 .value_head_size = 32},
+                                                100},
+                                           Case{"past",
+                                                {.batch = 2,
+                                                 .query_heads = 2,
+                                                 .kv_heads = 2,
+                                                 .query_length = 7,
+                                                 .key_length = 7,
+                                                 .past_length = 90,
+                                                 .head_size = 32,
+                                                 .value_head_size = 16,
+                                                 .causal = true},
+                                                500}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(SlicesRefusalTest, AreRefusedByABackendThatDoesNotReadThem) {
+  const Problem problem{.batch = 1,
+                        .query_heads = 1,
+                        .kv_heads = 1,
+                        .query_length = 2,
+                        .key_length = 2,
+                        .head_size = 2,
+                        .value_head_size = 2};
+  Rng rng(1);
+  const Inputs inputs = RandomInputs(problem, rng);
+  const Pieces pieces(inputs.key.View(), rng, 3);
+  Tensor output(DType::kFloat32, {1, 1, 2, 2});
+  Arguments arguments;
+  arguments.query = inputs.query.View();
+  arguments.key = pieces.View(inputs.key.View());
+  arguments.value = inputs.value.View();
+  arguments.output = output.MutableView();
+  const absl::StatusOr<Plan> plan = MakePlan(problem, {.backend = "reference"});
+  ASSERT_TRUE(plan.ok());
+  AlignedBuffer workspace(plan->workspace_bytes());
+  ThreadPool pool(1);
+  const absl::Status status = rapt::Run(*plan, arguments, workspace.span(), pool);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+}
+
+}  // namespace
+}  // namespace rapt::test
