@@ -29,9 +29,21 @@ absl::StatusOr<DType> ParseDType(const std::string& name) {
       absl::StrFormat("--dtype is '%s'; it takes fp32, fp16, bf16 or fp64", name));
 }
 
+absl::Status CheckAtLeastOne(const char* flag, int64_t value) {
+  if (value >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is %d; it must be at least 1", flag, value));
+}
+
 absl::StatusOr<std::vector<MemoryEstimate>> Estimate(const MemoryFlags& flags) {
   const absl::StatusOr<DType> dtype = ParseDType(flags.dtype);
   if (!dtype.ok()) return dtype.status();
+  absl::Status checked = CheckAtLeastOne("--batch", flags.batch);
+  if (checked.ok()) checked = CheckAtLeastOne("--heads", flags.heads);
+  for (const int64_t length : flags.lengths) {
+    if (checked.ok()) checked = CheckAtLeastOne("--seq", length);
+  }
+  if (!checked.ok()) return checked;
   const PlanOptions options{
       .threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))};
   std::vector<MemoryEstimate> estimates;

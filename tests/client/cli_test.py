@@ -1,0 +1,498 @@
+"""The `rapt` binary as its users meet it: files in and out, pictures, messages, exit codes."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import pty
+import re
+import shlex
+import socket
+import struct
+import subprocess
+import termios
+import threading
+import xml.etree.ElementTree
+
+import ml_dtypes
+import numpy as np
+import pytest
+from rapt_server import RaptServer
+
+RAPT = os.environ["RAPT"]
+COMMANDS = ("demo", "attend", "plot", "memory", "info", "health")
+OK, CALL_FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+
+
+@pytest.fixture(scope="session")
+def server():
+    with RaptServer() as running:
+        yield running
+
+
+@pytest.fixture
+def rapt(tmp_path, server):
+    """rapt(*arguments): runs it among the test's files, with the test's server; it has to succeed."""
+
+    def run(*arguments, code=OK, **environment):
+        ran = subprocess.run(
+            [RAPT, *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "RAPT_ADDRESS": server.grpc_address, **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ran.returncode == code, ran
+        return ran
+
+    return run
+
+
+@pytest.fixture
+def save(tmp_path):
+    """save(name=array, ...) as name.npy."""
+
+    def save_all(**arrays):
+        for name, array in arrays.items():
+            np.save(tmp_path / f"{name}.npy", array)
+
+    return save_all
+
+
+@pytest.fixture
+def load(tmp_path):
+    return lambda name: np.load(tmp_path / name)
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype("f4")
+
+
+def oracle(q, k, v, visible=None, bias=0.0, scale=None, softcap=0.0):
+    """Y and weights of [B, H, S, D] in float64; `visible` and `bias` broadcast to the scores."""
+    q, k, v = (np.asarray(x, "f8") for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(x, group, axis=1) for x in (k, v))
+    scores = q @ k.swapaxes(-1, -2) * (scale if scale is not None else q.shape[-1] ** -0.5)
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    scores = scores + bias
+    if visible is not None:
+        scores = np.where(visible, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights @ v, weights
+
+
+def close(got, want, tolerance=2e-6):
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+# --- attend ---------------------------------------------------------------------------------------
+
+EVERYWHERE = pytest.mark.parametrize("where", [["--local"], []], ids=["local", "remote"])
+
+
+@EVERYWHERE
+def test_q_alone_is_self_attention_of_the_hand_computed_example(rapt, save, load, where):
+    save(x=np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0]], "f4"))
+    rapt("attend", "--q", "x.npy", "-o", "y.npy", "--weights", "w.npy", "--lse", "lse.npy", *where)
+    weights = [[0.5065, 0.1863, 0.3072], [0.1863, 0.5065, 0.3072], [0.2741, 0.2741, 0.4519]]
+    np.testing.assert_allclose(load("w.npy"), weights, atol=6e-5)
+    assert load("y.npy").shape == (3, 4)
+    assert load("lse.npy").shape == (3,)
+    close(load("y.npy"), load("w.npy") @ load("x.npy"))
+
+
+@dataclasses.dataclass
+class Case:
+    flags: list
+    oracle: dict
+    mask: object = None
+
+
+def triangle(sq, sk):
+    return np.tril(np.ones((sq, sk), bool))
+
+
+def window(sq, sk, left, right):
+    offset = np.arange(sk)[None, :] - np.arange(sq)[:, None]
+    return (offset >= -left) & (offset <= right)
+
+
+BOOL_MASK = np.random.default_rng(5).random((2, 1, 7, 9)) > 0.4
+BOOL_MASK[..., 0] = True
+FLOAT_MASK = draw(6, 9)
+
+CASES = {
+    "plain": Case([], {}),
+    "causal": Case(["--causal"], {"visible": triangle(7, 9)}),
+    "window": Case(["--window", "2,1"], {"visible": window(7, 9, 2, 1)}),
+    "scale_softcap": Case(["--scale", "0.7", "--softcap=1.5"], {"scale": 0.7, "softcap": 1.5}),
+    "bool_mask": Case(["--mask", "mask.npy"], {"visible": BOOL_MASK}, BOOL_MASK),
+    "int64_mask": Case(["--mask", "mask.npy"], {"visible": BOOL_MASK}, BOOL_MASK.astype("i8")),
+    "uint8_mask": Case(["--mask", "mask.npy"], {"visible": BOOL_MASK}, BOOL_MASK.astype("u1")),
+    "float_mask": Case(["--mask", "mask.npy"], {"bias": FLOAT_MASK}, FLOAT_MASK),
+}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_attend_is_exact(rapt, save, load, where, case):
+    q, k, v = draw(1, 2, 4, 7, 16), draw(2, 2, 2, 9, 16), draw(3, 2, 2, 9, 5)
+    save(q=q, k=k, v=v, **({} if case.mask is None else {"mask": case.mask}))
+    rapt("attend", "--q=q.npy", "--k=k.npy", "--v=v.npy", "-o", "y.npy", "--weights", "w.npy",
+         *case.flags, *where)  # fmt: skip
+    y, weights = oracle(q, k, v, **case.oracle)
+    close(load("y.npy"), y)
+    close(load("w.npy"), weights)
+
+
+@EVERYWHERE
+def test_attend_takes_every_layout(rapt, save, load, where):
+    q, k, v = draw(1, 2, 4, 7, 16), draw(2, 2, 2, 9, 16), draw(3, 2, 2, 9, 8)
+    want = oracle(q, k, v)[0].transpose(0, 2, 1, 3)
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy"]
+    save(q=q, k=k, v=v)  # transposed views: numpy writes some of these in Fortran order
+    rapt("attend", *files, "--layout", "bshd", *where)
+    close(load("y.npy"), want)
+    save(q=q.reshape(2, 7, 64), k=k.reshape(2, 9, 32), v=v.reshape(2, 9, 16))
+    rapt("attend", *files, "--heads", 4, "--kv-heads", 2, *where)
+    close(load("y.npy"), want.reshape(2, 7, 32))
+    save(q=q[0].reshape(7, 64), k=k[0].reshape(9, 32), v=v[0].reshape(9, 16))
+    rapt("attend", *files, "--heads", 4, "--kv-heads", 2, "--weights", "w.npy", *where)
+    close(load("y.npy"), want[0].reshape(7, 32))
+    assert load("w.npy").shape == (4, 7, 9)
+
+
+@EVERYWHERE
+def test_attend_continues_a_past_and_knows_key_lengths(rapt, save, load, where):
+    q, k, v = draw(1, 2, 2, 3, 8), draw(2, 2, 2, 7, 8), draw(3, 2, 2, 7, 8)
+    save(q=q, pk=k[:, :, :4], k=k[:, :, 4:], pv=v[:, :, :4], v=v[:, :, 4:])
+    rapt("attend", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--past-key=pk.npy",
+         "--past-value=pv.npy", "--causal", "-o=y.npy", *where)  # fmt: skip
+    close(load("y.npy"), oracle(q, k, v, visible=np.tril(np.ones((3, 7), bool), 4))[0])
+    lengths = np.array([7, 2], "i4")
+    save(k=k, v=v, lengths=lengths)
+    rapt("attend", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--key-lengths=lengths.npy", "-o=y.npy",
+         *where)  # fmt: skip
+    visible = np.arange(7)[None, None, None, :] < lengths[:, None, None, None]
+    close(load("y.npy"), oracle(q, k, v, visible=visible)[0])
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("dtype, tolerance", [("f2", 2e-3), ("f8", 1e-12)])
+def test_attend_keeps_the_type(rapt, save, load, where, dtype, tolerance):
+    x = draw(1, 1, 2, 9, 8).astype(dtype)
+    save(x=x)
+    rapt("attend", "--q", "x.npy", "-o", "y.npy", *where)
+    assert load("y.npy").dtype == dtype
+    close(load("y.npy"), oracle(x, x, x)[0], tolerance)
+
+
+@EVERYWHERE
+def test_attend_takes_bfloat16_when_told_so(rapt, save, load, where):
+    x = draw(1, 1, 2, 9, 8).astype(ml_dtypes.bfloat16)
+    save(x=x)
+    rapt("attend", "--q", "x.npy", "-o", "y.npy", "--dtype", "bf16", *where)
+    y = load("y.npy").view(ml_dtypes.bfloat16).astype("f8")
+    close(y, oracle(x, x, x)[0], 1.6e-2)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("pack", [np.savez, np.savez_compressed])
+def test_archives_go_in_and_out(rapt, tmp_path, load, where, pack):
+    q, k, v = draw(1, 1, 2, 5, 8), draw(2, 1, 2, 6, 8), draw(3, 1, 2, 6, 8)
+    mask = BOOL_MASK[0, 0, :5, :6]
+    pack(tmp_path / "in.npz", q=np.asfortranarray(q), k=k, v=v, mask=mask)
+    told = json.loads(rapt("attend", "in.npz", "-o", "out.npz", "--weights", "out.npz", "--json",
+                           *where).stdout)  # fmt: skip
+    y, weights = oracle(q, k, v, visible=mask)
+    close(load("out.npz")["y"], y)
+    close(load("out.npz")["weights"], weights)
+    assert [(o["name"], o["shape"]) for o in told["outputs"]] == [
+        ("y", [1, 2, 5, 8]),
+        ("weights", [1, 2, 5, 6]),
+    ]
+    assert told["backend"] == "cpu"
+    assert told["plan"].startswith("cpu/")
+    rapt("attend", "--q=in.npz:q", "--k=in.npz", "--v=in.npz:v", "-o", "y.npy", *where)
+    close(load("y.npy"), oracle(q, k, v)[0])
+
+
+def test_dropout_is_seeded(rapt, save, load):
+    save(x=draw(1, 40, 8))
+    weights = []
+    for seed in (1, 1, 2):
+        rapt("attend", "--q=x.npy", "-o=y.npy", "--weights=w.npy", "--local", "--dropout=0.5",
+             f"--seed={seed}")  # fmt: skip
+        weights.append(load("w.npy"))
+    assert (weights[0] == weights[1]).all()
+    assert (weights[0] != weights[2]).any()
+    assert 0.3 < (weights[0] == 0).mean() < 0.7
+
+
+# --- plot -----------------------------------------------------------------------------------------
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def svg_words(path):
+    return [text.text for text in xml.etree.ElementTree.parse(path).iter(SVG + "text")]
+
+
+def test_plot_draws_labels_values_and_heads(rapt, save, tmp_path):
+    save(w=np.array([[[[0.25, 0.75]], [[1, 0]]]], "f4"))
+    rapt("plot", "w.npy", "--queries", "Katze", "--keys", "a<b,chat", "-o", "w.svg")
+    words = svg_words(tmp_path / "w.svg")
+    assert {"Katze", "a<b", "chat", "0.25", "0.75", "1.00", "head 0", "head 1"} <= set(words)
+    rapt("plot", "w.npy", "--heads", "1", "-o", "one.svg")
+    assert "0.25" not in svg_words(tmp_path / "one.svg")
+
+
+def test_plot_sets_files_side_by_side(rapt, save, tmp_path):
+    save(before=np.eye(3, dtype="f2"), after=np.full((3, 3), 1 / 3))
+    told = rapt("plot", "before.npy", "after.npy", "-o", "both.svg", "--json").stdout
+    assert json.loads(told) == {"output": "both.svg", "panels": 2, "queries": 3, "keys": 3}
+    assert {"before.npy", "after.npy"} <= set(svg_words(tmp_path / "both.svg"))
+
+
+def test_plot_draws_one_query_as_bars(rapt, save, tmp_path):
+    save(w=np.array([[0.25, 0.75], [0.5, 0.5]]))
+    rapt("plot", "w.npy", "--queries", "the,cat", "--query", "the", "-o", "bars.svg")
+    words = svg_words(tmp_path / "bars.svg")
+    assert "0.75" in words and "0.50" not in words
+    assert any("“the”" in word for word in words)
+
+
+def test_plot_writes_pages_and_png(rapt, save, tmp_path):
+    save(w=draw(1, 2, 300, 300))
+    rapt("plot", "w.npy", "-o", "w.html")
+    page = (tmp_path / "w.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and "src=" not in page
+    rapt("plot", "w.npy", "-o", "w.png")
+    assert (tmp_path / "w.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_plot_reads_labels_from_a_file(rapt, save, tmp_path):
+    save(w=np.eye(2))
+    (tmp_path / "tokens.txt").write_text("comma,\nünï\n")
+    rapt("plot", "w.npy", "--keys", "@tokens.txt", "-o", "w.svg")
+    assert {"comma,", "ünï"} <= set(svg_words(tmp_path / "w.svg"))
+
+
+# --- demo -----------------------------------------------------------------------------------------
+
+
+def on_terminal(command, columns, **environment):
+    """What the command writes to a terminal of that many columns."""
+    child, terminal = pty.fork()
+    if child == 0:
+        # The parent sets the size before this shell lets the command look at it.
+        os.execvpe("sh", ["sh", "-c", f"read go; {shlex.join(command)}"],
+                   {**os.environ, "TERM": "xterm-256color", **environment})  # fmt: skip
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    os.write(terminal, b"go\n")
+    written = b""
+    try:
+        while chunk := os.read(terminal, 65536):
+            written += chunk
+    except OSError:  # how a terminal's end reads on Linux
+        pass
+    assert os.waitpid(child, 0)[1] == 0, written
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_demo_says_who_attends_to_whom_in_plain_text(rapt):
+    shown = rapt("demo").stdout
+    assert "\x1b" not in shown
+    assert "'cat' attends most to 'sat' (49.0%)" in shown
+    assert "'the₁' attends most to 'the₁' (100.0%)" in shown  # causal: nothing else to see
+    assert "Computed by cpu at" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_demo_is_in_colour_on_a_terminal(server):
+    demo = [RAPT, "demo", "--address", server.grpc_address]
+    coloured = on_terminal(demo, 80)
+    assert "\x1b[48;2;" in coloured
+    beside = re.compile("every word sees every word +causal: no word sees ahead")
+    assert beside.search(coloured)
+    assert not beside.search(on_terminal(demo, 60))
+    assert "\x1b" not in on_terminal(demo, 80, NO_COLOR="1")
+
+
+def test_demo_as_json(rapt):
+    told = json.loads(rapt("demo", "--json").stdout)
+    assert told["words"] == ["the₁", "cat", "sat", "on", "the₂", "mat"]
+    for kind in ("full", "causal"):
+        weights = np.array(told[kind]["weights"])
+        close(weights.sum(1), 1, 1e-6)
+        assert (weights.argmax(1) == told[kind]["attends_most_to"]).all()
+    assert (np.triu(np.array(told["causal"]["weights"]), 1) == 0).all()
+
+
+# --- memory, info, health -------------------------------------------------------------------------
+
+
+def test_memory_of_the_standard_way_is_the_score_matrix(rapt):
+    flags = ["--batch=32", "--heads=8", "--seq=512,1024"]
+    assert re.search(r"^ +512 .* 256 MiB ", rapt("memory", *flags).stdout, re.MULTILINE)
+    told = json.loads(rapt("memory", *flags, "--json").stdout)
+    assert [row["standard_bytes"] for row in told["lengths"]] == [2**28, 2**30]
+    assert told["lengths"][1]["fused_bytes"] < 2**28
+
+
+def test_info_names_the_server_and_its_model(rapt):
+    told = json.loads(rapt("info", "--json").stdout)
+    assert told["name"] == "rapt"
+    assert "Q" in [tensor["name"] for tensor in told["model"]["inputs"]]
+    assert told["version"] in rapt("info").stdout
+
+
+def test_health_of_server_and_service(rapt, server):
+    assert rapt("health").stdout == "SERVING\n"
+    told = json.loads(rapt("health", "--json").stdout)
+    assert told == {"address": server.grpc_address, "status": "SERVING"}
+    assert rapt("health", "--service", "nobody", code=CALL_FAILED).stderr.startswith(
+        "rapt: NOT_FOUND: "
+    )
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path, save):
+    """Good and bad files for the table below."""
+    x = draw(1, 3, 4)
+    save(x=x, q=draw(1, 1, 2, 3, 8), k=draw(2, 1, 2, 3, 4), v=draw(3, 1, 2, 3, 8))
+    save(ints=np.zeros((3, 4), "i4"), big=x.astype(">f4"), complex=x.astype("c8"))
+    save(mask=np.array([[0, 1, 2]]), vector=x[0], empty=np.zeros((0, 3)), w=np.eye(3))
+    save(bf16=x.astype(ml_dtypes.bfloat16), huge=np.zeros(1))
+    whole = (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "cut.npy").write_bytes(whole[:-5])
+    (tmp_path / "text.npy").write_text("not an array")
+    (tmp_path / "huge.npy").write_bytes(whole.replace(b"(3, 4)", b"(9000000000000000000, 4)", 1))
+    np.savez(tmp_path / "in.npz", a=x, b=x)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "in.npz").read_bytes()[:200])
+
+
+WRONG = [
+    ("", USAGE, "which command"),
+    ("atend", USAGE, "did you mean attend?"),
+    ("frobnicate", USAGE, "unknown command 'frobnicate'"),
+    ("attend --q x.npy", USAGE, "--output FILE is required"),
+    ("attend -o y.npy --local", USAGE, "which query?"),
+    ("attend --q x.npy -o y.npy --cuasal", USAGE, "did you mean --causal?"),
+    ("attend --q x.npy -o y.npy --heads two", USAGE, "--heads is 'two'; it takes a whole number"),
+    ("attend --q x.npy -o y.npy --window 1", USAGE, "LEFT,RIGHT"),
+    ("attend --q x.npy -o y.npy --layout bhsd", USAGE, "shape [3, 4]"),
+    ("attend --q x.npy -o y.npy --layout sbhd", USAGE, "bhsd"),
+    ("attend --q x.npy -o y.npy --dtype fp8", USAGE, "it takes bf16"),
+    ("attend --q x.npy -o y.npy --kv-heads 2", USAGE, "needs --heads"),
+    ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "one of them"),
+    ("attend --q x.npy -o y.npy --timeout 0", USAGE, "--timeout is 0"),
+    ("attend --q x.npy --k x.npy -o y.npy --local", USAGE, "a k but no v"),
+    ("attend --q none.npy -o y.npy --local", USAGE, "none.npy: No such file"),
+    ("attend --q . -o y.npy --local", USAGE, "Is a directory"),
+    ("attend --q text.npy -o y.npy --local", USAGE, "text.npy: not a usable .npy file"),
+    ("attend --q cut.npy -o y.npy --local", USAGE, "cut.npy: not a usable .npy file"),
+    ("attend --q huge.npy -o y.npy --local", USAGE, "huge.npy: not a usable .npy file"),
+    ("attend --q big.npy -o y.npy --local", USAGE, "big-endian"),
+    ("attend --q complex.npy -o y.npy --local", USAGE, "'<c8'"),
+    ("attend --q ints.npy -o y.npy --local", USAGE, "int32"),
+    ("attend --q bf16.npy -o y.npy --local", USAGE, "say --dtype bf16"),
+    ("attend --q in.npz -o y.npy --local", USAGE, "in.npz holds a, b; say which"),
+    ("attend --q in.npz:c -o y.npy --local", USAGE, "no member 'c'; it holds a, b"),
+    ("attend in.npz -o y.npy --local", USAGE, "no member q"),
+    ("attend cut.npz -o y.npy --local", USAGE, "cut.npz: damaged .npz archive"),
+    ("attend text.npy -o y.npy --local", USAGE, "text.npy: damaged .npz archive"),
+    ("attend --q x.npy --mask mask.npy -o y.npy --local", USAGE, "element [0, 2] is 2"),
+    ("attend --q x.npy -o none/y.npy --local", USAGE, "can't write none/y.npy"),
+    ("attend --q vector.npy -o y.npy --local", CALL_FAILED, "INVALID_ARGUMENT"),
+    ("attend --q q.npy --k k.npy --v v.npy -o y.npy --local", CALL_FAILED, "head size"),
+    ("attend --q q.npy --k k.npy --v v.npy -o y.npy", CALL_FAILED, "INVALID_ARGUMENT"),
+    ("attend --q x.npy -o y.npy --softcap -1", CALL_FAILED, "softcap"),
+    ("attend --q x.npy -o y.npy --address 127.0.0.1:1", UNREACHABLE, "127.0.0.1:1"),
+    ("demo --address 127.0.0.1:1", UNREACHABLE, "can't reach a server at 127.0.0.1:1"),
+    ("info --address nonsense", UNREACHABLE, "can't reach a server at nonsense"),
+    ("health --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
+    ("demo now", USAGE, "unexpected argument 'now'"),
+    ("memory --seq 0", USAGE, "--seq is 0; it must be at least 1"),
+    ("memory --batch -1", USAGE, "--batch is -1; it must be at least 1"),
+    ("memory --seq 9000000000000000000", USAGE, "from 0 to 2^40"),
+    ("memory --seq ,", USAGE, "whole numbers like 1,2,3"),
+    ("memory --dtype fp8", USAGE, "fp32, fp16, bf16 or fp64"),
+    ("plot -o w.svg", USAGE, "which weights?"),
+    ("plot w.npy -o w.jpg", USAGE, ".svg, .html or .png"),
+    ("plot vector.npy -o w.svg", USAGE, "[queries, keys]"),
+    ("plot empty.npy -o w.svg", USAGE, "nothing to draw"),
+    ("plot w.npy x.npy -o w.svg", USAGE, "w.npy is 3 x 3, x.npy is 3 x 4"),
+    ("plot w.npy --queries a,b -o w.svg", USAGE, "--queries names 2, the weights have 3"),
+    ("plot w.npy --keys @none -o w.svg", USAGE, "can't open none"),
+    ("plot w.npy --heads 1 -o w.svg", USAGE, "has heads 0 to 0"),
+    ("plot w.npy --heads x -o w.svg", USAGE, "all, or numbers"),
+    ("plot w.npy --batch 1 -o w.svg", USAGE, "batch rows 0 to 0"),
+    ("plot w.npy --query dog -o w.svg", USAGE, "--query is 'dog'"),
+    ("plot w.npy -o none/w.svg", USAGE, "can't write none/w.svg"),
+]
+
+
+@pytest.mark.parametrize("command, code, message", WRONG, ids=[row[0] for row in WRONG])
+def test_what_is_wrong_gets_one_clear_line(rapt, files, command, code, message):
+    ran = rapt(*command.split(), code=code)
+    assert ran.stdout == ""
+    assert ran.stderr.startswith("rapt: ") and ran.stderr.endswith("\n")
+    assert ran.stderr.count("\n") == 1
+    assert message in ran.stderr
+
+
+def test_something_else_at_the_address_is_no_server(rapt):
+    """A listener that answers like a web server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        address = "127.0.0.1:%d" % listener.getsockname()[1]
+        ran = rapt("demo", "--address", address, code=UNREACHABLE)
+        assert f"can't reach a server at {address}" in ran.stderr
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+
+def examples_of(command):
+    text = subprocess.run([RAPT, command, "--help"], capture_output=True, text=True).stdout
+    return [line.strip() for line in text.partition("\nexamples:\n")[2].splitlines()]
+
+
+def test_help_lists_every_command(rapt):
+    shown = rapt("--help").stdout
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} ", shown, re.MULTILINE)
+        assert rapt(command, "--help").stdout.startswith(f"usage: rapt {command}")
+
+
+@pytest.mark.parametrize("example", [e for command in COMMANDS for e in examples_of(command)])
+def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
+    heads = draw(1, 1, 8, 3, 8), draw(2, 1, 2, 3, 8), draw(3, 1, 2, 3, 8)
+    q, k, v = (x.transpose(0, 2, 1, 3).reshape(1, 3, -1) for x in heads)
+    if "--heads" not in example:
+        k = v = q
+    save(x=q, q=q, k=k, v=v, w=np.full((4, 3, 3), 1 / 3), before=np.eye(3), after=np.eye(3))
+    np.savez(tmp_path / "in.npz", q=q, k=k, v=v)
+    words = shlex.split(example.replace("127.0.0.1:8001", server.grpc_address))
+    assert words[0] == "rapt"
+    rapt(*words[1:])
