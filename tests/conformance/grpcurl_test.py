@@ -54,7 +54,7 @@ def test_infers_with_typed_contents(grpcurl):
     x = {"datatype": "FP32", "shape": [1, 1, 2, 2], "contents": {"fp32_contents": [0, 0, 0, 4]}}
     request = {"model_name": "attention", "inputs": [{"name": name, **x} for name in "QKV"]}
     answer = ask(grpcurl, "inference.GRPCInferenceService/ModelInfer", request)
-    y = np.frombuffer(base64.b64decode(answer["rawOutputContents"][0]), np.float32)
+    y = np.frombuffer(base64.b64decode(answer["raw_output_contents"][0]), np.float32)
     # The first query is zero and weighs both keys alike; the second scores 16 / sqrt(2) on its own.
     own = 1 / (1 + np.exp(-16 / np.sqrt(2)))
     np.testing.assert_allclose(y, [0, 2, 0, 4 * own], rtol=2e-6)

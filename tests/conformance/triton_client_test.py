@@ -13,14 +13,14 @@ from attention_client import assert_close, attend, to_input
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-# The contract's hand-computed example: Q = K = V = X, one head, D = 4.
+# The hand-computed example: Q = K = V = X, one head, D = 4, so that the scores are halves of counts.
 X = np.array([[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0]], np.float32).reshape(1, 1, 3, 4)
-Y = np.array(
-    [[0.8137, 0.4934, 0.5066, 0.1863], [0.4934, 0.8137, 0.1863, 0.5066], [0.7259, 0.7259, 0.2741, 0.2741]]
-).reshape(1, 1, 3, 4)
 WEIGHTS = np.array(
-    [[0.5066, 0.1863, 0.3071], [0.1863, 0.5066, 0.3071], [0.2741, 0.2741, 0.4518]]
+    [[0.5065, 0.1863, 0.3072], [0.1863, 0.5065, 0.3072], [0.2741, 0.2741, 0.4519]]
 ).reshape(1, 1, 3, 3)
+Y = np.array(
+    [[0.8137, 0.4935, 0.5065, 0.1863], [0.4935, 0.8137, 0.1863, 0.5065], [0.7259, 0.7259, 0.2741, 0.2741]]
+).reshape(1, 1, 3, 4)
 FOUR_DECIMALS = 0.5e-4
 
 INPUT_NAMES = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"}
