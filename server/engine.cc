@@ -41,14 +41,20 @@ std::optional<int64_t> MeasureOutputs(absl::Span<OutputSlot> slots) {
   return total;
 }
 
-absl::Status AllocateOutput(const ResolvedCall& call, MemoryBudget::Reservation reservation,
-                            OutputSlot& slot) {
+absl::StatusOr<std::shared_ptr<ReservedBuffer>> AllocateShared(
+    MemoryBudget::Reservation reservation) {
   absl::StatusOr<ReservedBuffer> allocated = Allocate(std::move(reservation));
   if (!allocated.ok()) return allocated.status();
-  auto owner = std::make_shared<ReservedBuffer>(*std::move(allocated));
-  slot.view = (call.*slot.view_of)(owner->buffer.data());
-  slot.buffer.bytes = owner->buffer.span();
-  slot.buffer.owner = std::move(owner);
+  return std::make_shared<ReservedBuffer>(*std::move(allocated));
+}
+
+absl::Status AllocateOutput(const ResolvedCall& call, MemoryBudget::Reservation reservation,
+                            OutputSlot& slot) {
+  absl::StatusOr<std::shared_ptr<ReservedBuffer>> owner = AllocateShared(std::move(reservation));
+  if (!owner.ok()) return owner.status();
+  slot.view = (call.*slot.view_of)((*owner)->buffer.data());
+  slot.buffer.bytes = (*owner)->buffer.span();
+  slot.buffer.owner = *std::move(owner);
   return absl::OkStatus();
 }
 
@@ -62,6 +68,14 @@ Arguments ViewInputs(const ResolvedCall& call, const Inputs& inputs) {
   if (inputs.past_value != nullptr) arguments.past_value = call.PastValue(inputs.past_value);
   arguments.key_lengths = inputs.key_lengths;
   return arguments;
+}
+
+// A job that ends when its request does; its tasks and its done are still to be said.
+Job JobFor(const Request& request) {
+  Job job;
+  job.deadline = request.deadline;
+  job.cancelled = request.cancelled;
+  return job;
 }
 
 bool IsTiny(const Plan& plan, int64_t output_bytes) {
@@ -95,6 +109,19 @@ struct Engine::Flight {
   ReservedBuffer workspace;
 };
 
+// A request from Diagnose() to its done.
+struct Engine::Examination {
+  std::byte* WorkerWorkspace(int worker) {
+    return workspace.buffer.data() + worker * diagnosis->worker_workspace_bytes();
+  }
+
+  Request request;
+  DiagnosisDone done;
+  Arguments arguments;
+  std::optional<Diagnosis> diagnosis;
+  ReservedBuffer workspace;
+};
+
 Engine::Engine(PlanOptions options, MemoryBudget& budget, Executor& executor)
     : options_(std::move(options)), budget_(budget), executor_(executor) {
   RAPT_CHECK(options_.threads == executor_.threads(), "plans are for the executor's threads");
@@ -108,14 +135,12 @@ void Engine::Submit(Request request, Done done) {
   if (!status.ok()) return flight->Finish({.status = std::move(status)});
 
   const bool tiny = IsTiny(flight->plan, flight->output_bytes);
-  Job job;
+  Job job = JobFor(flight->request);
   job.stages = flight->plan.stages;
   job.run_task = [&flight = *flight](int stage, int64_t task, int worker) {
     flight.plan.backend->RunTask(flight.plan, flight.arguments, flight.workspace.buffer.data(),
                                  stage, task, worker);
   };
-  job.deadline = flight->request.deadline;
-  job.cancelled = flight->request.cancelled;
   job.done = [flight = std::move(flight)](const JobReport& report) { flight->Finish(report); };
   if (tiny) {
     executor_.RunInline(std::move(job));
@@ -124,10 +149,41 @@ void Engine::Submit(Request request, Done done) {
   }
 }
 
+void Engine::Diagnose(Request request, DiagnosisDone done) {
+  auto examination = std::make_unique<Examination>();
+  examination->request = std::move(request);
+  examination->done = std::move(done);
+  absl::Status status = Prepare(*examination);
+  if (!status.ok()) return examination->done(std::move(status));
+
+  Job job = JobFor(examination->request);
+  job.stages = {examination->diagnosis->tasks()};
+  job.run_task = [&examination = *examination](int, int64_t task, int worker) {
+    examination.diagnosis->RunTask(task, examination.WorkerWorkspace(worker));
+  };
+  job.done = [this, examination = std::move(examination)](const JobReport& report) {
+    examination->workspace = {};  // back to the budget before the caller has its answer
+    if (!report.status.ok()) return examination->done(report.status);
+    examination->done(examination->diagnosis->Finish(options_));
+  };
+  executor_.Submit(std::move(job));
+}
+
+absl::StatusOr<InputBuffer> Engine::AllocateInput(int64_t bytes) {
+  absl::StatusOr<MemoryBudget::Reservation> reservation = budget_.Reserve(bytes);
+  if (!reservation.ok()) return reservation.status();
+  absl::StatusOr<std::shared_ptr<ReservedBuffer>> owner = AllocateShared(*std::move(reservation));
+  if (!owner.ok()) return owner.status();
+  return InputBuffer{(*owner)->buffer.span(), *owner};
+}
+
+absl::Status Engine::CheckAccepting() const {
+  if (accepting()) return absl::OkStatus();
+  return absl::UnavailableError("the server is draining and takes no new requests");
+}
+
 absl::Status Engine::Prepare(Flight& flight) {
-  if (!accepting()) {
-    return absl::UnavailableError("the server is draining and takes no new requests");
-  }
+  if (absl::Status status = CheckAccepting(); !status.ok()) return status;
   const ResolvedCall& call = flight.request.call;
   absl::StatusOr<Plan> plan = MakePlan(call.problem, options_);
   if (!plan.ok()) return plan.status();
@@ -167,6 +223,23 @@ absl::Status Engine::Prepare(Flight& flight) {
   flight.workspace = *std::move(workspace);
 
   return Validate(p, arguments, *call.names);
+}
+
+absl::Status Engine::Prepare(Examination& examination) {
+  if (absl::Status status = CheckAccepting(); !status.ok()) return status;
+  const ResolvedCall& call = examination.request.call;
+  examination.arguments = ViewInputs(call, examination.request.inputs);
+  absl::Status status = ValidateInputs(call.problem, examination.arguments, *call.names);
+  if (!status.ok()) return status;
+  Diagnosis& diagnosis =
+      examination.diagnosis.emplace(call.problem, examination.arguments, *call.names);
+  absl::StatusOr<MemoryBudget::Reservation> reservation =
+      budget_.Reserve(executor_.threads() * diagnosis.worker_workspace_bytes());
+  if (!reservation.ok()) return reservation.status();
+  absl::StatusOr<ReservedBuffer> workspace = Allocate(*std::move(reservation));
+  if (!workspace.ok()) return workspace.status();
+  examination.workspace = *std::move(workspace);
+  return absl::OkStatus();
 }
 
 }  // namespace rapt

@@ -44,6 +44,13 @@ struct Request {
   uint64_t priority = 0;
 };
 
+// Memory for an input that has to be converted before it can be read. Copies share it; the memory
+// and its place in the budget are given back with the last one.
+struct InputBuffer {
+  absl::Span<std::byte> bytes;
+  std::shared_ptr<const void> owner;
+};
+
 // An output's bytes, row-major, aligned to a cache line. Copies share them; the memory and its
 // place in the budget are given back with the last one.
 struct OutputBuffer {

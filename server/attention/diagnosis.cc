@@ -16,8 +16,7 @@ namespace rapt {
 namespace {
 
 constexpr size_t kFirstEmptyRows = 8;
-// A softmax over scores this far apart is all but one-hot, and e^-88 is the least normal fp32
-// number.
+// e^-88 is about the least normal fp32 number.
 constexpr double kWideScores = 88;
 
 double LoadAny(const std::byte* data, DType dtype, int64_t index) {
@@ -25,13 +24,9 @@ double LoadAny(const std::byte* data, DType dtype, int64_t index) {
   return LoadElement(data, dtype, index);
 }
 
-void Add(NumberSummary& summary, absl::Span<const double> values) {
-  for (double value : values) summary.Add(value);
-}
-
 NumberSummary Summarise(absl::Span<const double> values) {
   NumberSummary summary;
-  Add(summary, values);
+  for (double value : values) summary.Add(value);
   return summary;
 }
 
@@ -40,47 +35,59 @@ std::string WindowText(const Problem& p) {
   return absl::StrCat(" window=[", p.left_window, ",", p.right_window, "]");
 }
 
-void WarnOfInputs(DiagnosisReport& report) {
-  for (const TensorSummary& input : report.inputs) {
-    const NumberSummary& n = input.numbers;
-    if (n.nan > 0) {
-      report.warnings.push_back(
-          absl::StrCat(input.name, " holds ", n.nan, " NaN of ", n.count(),
-                       " numbers; each one that is visible reaches the output"));
-    }
-    const int64_t infinite = n.positive_inf + n.negative_inf;
-    if (infinite > 0 && input.name != "attn_mask") {
-      report.warnings.push_back(
-          absl::StrCat(input.name, " holds ", infinite, " infinite numbers of ", n.count()));
-    }
-    if (n.finite > 0 && n.min == n.max && n.count() > 1 && input.name != "attn_mask") {
-      report.warnings.push_back(absl::StrCat(input.name, " is ", n.min, " everywhere"));
-    }
-    if (input.name == "attn_mask" && input.dtype != DType::kBool && input.only_zero_and_one &&
-        n.count() > 0) {
-      report.warnings.push_back(absl::StrCat("attn_mask has type ",
-                                             std::string(NameOf(input.dtype)),
-                                             " and holds only 0 and 1: it is added to the scores "
-                                             "and hides nothing; a mask of 0 and 1 ",
-                                             "that should hide keys must be BOOL"));
-    }
+void WarnOfTensor(const TensorSummary& tensor, std::vector<std::string>& warnings) {
+  const NumberSummary& n = tensor.numbers;
+  const int64_t infinite = n.positive_inf + n.negative_inf;
+  if (infinite > 0) {
+    warnings.push_back(
+        absl::StrCat(tensor.name, " holds ", infinite, " infinite numbers of ", n.count()));
+  }
+  if (n.finite == n.count() && n.count() > 1 && n.min == n.max) {
+    warnings.push_back(absl::StrCat(tensor.name, " is ", n.min, " everywhere"));
   }
 }
 
-void WarnOfScores(DiagnosisReport& report) {
-  const NumberSummary& scaled = report.scaled_scores;
-  if (scaled.finite > 0 && scaled.max - scaled.min > kWideScores) {
-    report.warnings.push_back(absl::StrCat("scaled scores range from ", scaled.min, " to ",
-                                           scaled.max,
-                                           ": such a softmax is all but one-hot; is scale right?"));
+// -inf is what a mask may well hold.
+void WarnOfMask(const TensorSummary& mask, std::vector<std::string>& warnings) {
+  const NumberSummary& n = mask.numbers;
+  if (n.positive_inf > 0) {
+    warnings.push_back(absl::StrCat(mask.name, " holds ", n.positive_inf, " times +inf of ",
+                                    n.count(), " numbers; a row that sees one comes out as NaN"));
+  }
+  // All zeros are an honest mask that hides nothing.
+  if (mask.dtype != DType::kBool && mask.only_zero_and_one && n.count() > 0 && n.max == 1) {
+    warnings.push_back(absl::StrCat(
+        mask.name, " has type ", NameOf(mask.dtype), " and holds only 0 and 1: it is added to the ",
+        "scores and hides nothing; a mask of 0 and 1 that should hide keys must be BOOL"));
+  }
+}
+
+void WarnOfInputs(const FieldNames& names, DiagnosisReport& report) {
+  for (const TensorSummary& input : report.inputs) {
+    if (input.numbers.nan > 0) {
+      report.warnings.push_back(
+          absl::StrCat(input.name, " holds ", input.numbers.nan, " NaN of ", input.numbers.count(),
+                       " numbers; each one that is visible reaches the output"));
+    }
+    (input.name == names.mask ? WarnOfMask : WarnOfTensor)(input, report.warnings);
+  }
+}
+
+void WarnOfResults(DiagnosisReport& report) {
+  if (report.widest_row > kWideScores) {
+    report.warnings.push_back(
+        absl::StrCat("scaled scores of one row lie up to ", report.widest_row,
+                     " apart: such a softmax is all but one-hot; is the scale right?"));
   }
   if (report.empty_rows > 0) {
-    report.warnings.push_back(
-        absl::StrCat(report.empty_rows, " query rows see no key; their output is 0 and lse -inf"));
+    report.warnings.push_back(absl::StrCat("query rows that see no key: ", report.empty_rows,
+                                           "; their output is 0 and their lse -inf"));
   }
-  if (report.output.nan > 0) {
-    report.warnings.push_back(absl::StrCat("the output holds ", report.output.nan, " NaN of ",
-                                           report.output.count(), " numbers"));
+  const NumberSummary& output = report.output;
+  if (output.finite < output.count()) {
+    report.warnings.push_back(absl::StrCat("the output holds ", output.nan, " NaN and ",
+                                           output.positive_inf + output.negative_inf,
+                                           " infinite numbers of ", output.count()));
   }
 }
 
@@ -155,20 +162,20 @@ std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptio
   return choices;
 }
 
-Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments)
-    : problem_(problem), arguments_(arguments) {
+Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const FieldNames& names)
+    : problem_(problem), arguments_(arguments), names_(names) {
   const auto add = [this](absl::string_view name, const TensorView& view) {
     inputs_.push_back({name, view, view.dims[0] * view.dims[1] * view.dims[2]});
     input_rows_ += inputs_.back().rows;
     report_.inputs.push_back({std::string(name), view.dtype, view.dims, {}, true});
   };
-  add("Q", arguments.query);
-  add("K", arguments.key);
-  add("V", arguments.value);
-  if (problem.mask) add("attn_mask", arguments.mask);
+  add(names.q, arguments.query);
+  add(names.k, arguments.key);
+  add(names.v, arguments.value);
+  if (problem.mask) add(names.mask, arguments.mask);
   if (problem.past_length > 0) {
-    add("past_key", arguments.past_key);
-    add("past_value", arguments.past_value);
+    add(names.past_key, arguments.past_key);
+    add(names.past_value, arguments.past_value);
   }
   query_rows_ = problem.batch * problem.query_heads * problem.query_length;
 }
@@ -226,6 +233,7 @@ void Diagnosis::SummariseQueryRow(int64_t index, std::byte* workspace) {
     for (double weight : s) row_sum += weight;
   });
   row.Output(scores, lse, output);
+  const NumberSummary output_numbers = Summarise(output);
   int64_t by_position = 0;
   int64_t by_mask = 0;
   for (int64_t j = 0; j < p.total_keys(); ++j) {
@@ -239,9 +247,12 @@ void Diagnosis::SummariseQueryRow(int64_t index, std::byte* workspace) {
   MutexLock lock(mutex_);
   report_.raw_scores.Merge(raw);
   report_.scaled_scores.Merge(scaled);
+  if (scaled.finite > 0) {
+    report_.widest_row = std::max(report_.widest_row, scaled.max - scaled.min);
+  }
   report_.biased_scores.Merge(biased);
   report_.weights.Merge(weights);
-  Add(report_.output, output);
+  report_.output.Merge(output_numbers);
   report_.hidden_by_position += by_position;
   report_.hidden_by_mask += by_mask;
   if (lse != -std::numeric_limits<double>::infinity()) {
@@ -260,18 +271,19 @@ DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
   MutexLock lock(mutex_);
   report_.problem = Describe(problem_);
   report_.backends = ExplainChoice(problem_, options);
-  WarnOfInputs(report_);
-  WarnOfScores(report_);
+  WarnOfInputs(names_, report_);
+  WarnOfResults(report_);
   return std::move(report_);
 }
 
 absl::StatusOr<DiagnosisReport> Diagnose(const Problem& problem, const Arguments& arguments,
-                                         const PlanOptions& options, ThreadPool& pool) {
-  absl::Status status = Validate(problem);
+                                         const PlanOptions& options, ThreadPool& pool,
+                                         const FieldNames& names) {
+  absl::Status status = Validate(problem, names);
   if (status.ok()) status = Validate(options);
-  if (status.ok()) status = Validate(problem, arguments);
+  if (status.ok()) status = ValidateInputs(problem, arguments, names);
   if (!status.ok()) return status;
-  Diagnosis diagnosis(problem, arguments);
+  Diagnosis diagnosis(problem, arguments, names);
   const int64_t room = diagnosis.worker_workspace_bytes();
   AlignedBuffer workspace(room * pool.workers());
   pool.ParallelFor(diagnosis.tasks(), [&](int64_t task, int worker) {

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "server/attention/field_names.h"
 #include "server/attention/plan.h"
 #include "server/attention/problem.h"
 #include "server/base/mutex.h"
@@ -59,6 +60,7 @@ struct DiagnosisReport {
   std::vector<TensorSummary> inputs;
   NumberSummary raw_scores;
   NumberSummary scaled_scores;  // after softcap
+  double widest_row = 0;        // the largest distance of two finite scaled scores in one row
   NumberSummary biased_scores;
   int64_t hidden_by_position = 0;
   int64_t hidden_by_mask = 0;  // of those that position leaves visible
@@ -81,8 +83,9 @@ std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptio
 // once.
 class Diagnosis {
  public:
-  // Borrows both, valid, until the last task is done.
-  Diagnosis(const Problem& problem, const Arguments& arguments);
+  // Borrows all of them, valid as far as inputs go, until Finish() is over.
+  Diagnosis(const Problem& problem, const Arguments& arguments,
+            const FieldNames& names = kOnnxNames);
 
   int64_t tasks() const { return input_rows_ + query_rows_; }
   // What a worker needs to run a task, aligned to 8.
@@ -104,6 +107,7 @@ class Diagnosis {
 
   const Problem& problem_;
   const Arguments& arguments_;
+  const FieldNames& names_;
   std::vector<Input> inputs_;
   int64_t input_rows_ = 0;
   int64_t query_rows_ = 0;
@@ -112,9 +116,10 @@ class Diagnosis {
   DiagnosisReport report_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The whole of it, blocking. InvalidArgument as MakePlan and Run give it.
+// The whole of it, blocking; reads no outputs. InvalidArgument as MakePlan and Run give it.
 absl::StatusOr<DiagnosisReport> Diagnose(const Problem& problem, const Arguments& arguments,
-                                         const PlanOptions& options, ThreadPool& pool);
+                                         const PlanOptions& options, ThreadPool& pool,
+                                         const FieldNames& names = kOnnxNames);
 
 }  // namespace rapt
 
