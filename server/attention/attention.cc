@@ -63,14 +63,14 @@ absl::Status ValidateIsa(absl::string_view isa) {
       absl::StrCat("isa is '", std::string(isa), "'; it must be one of ", known));
 }
 
+}  // namespace
+
 std::string ChooseIsa(const Backend& backend, absl::string_view wanted) {
   for (const InstructionSet& set : backend.instruction_sets()) {
     if (wanted == "auto" ? set.available : set.name == wanted) return std::string(set.name);
   }
   return "";
 }
-
-}  // namespace
 
 absl::Status Validate(const PlanOptions& options) {
   if (options.threads < 1) {

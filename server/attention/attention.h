@@ -8,9 +8,11 @@
 #define RAPT_SERVER_ATTENTION_ATTENTION_H_
 
 #include <cstddef>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "server/attention/backend.h"
 #include "server/attention/plan.h"
@@ -26,6 +28,10 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
 
 // InvalidArgument or FailedPrecondition as MakePlan would give it for any problem. For start-up.
 absl::Status Validate(const PlanOptions& options);
+
+// The name of the instruction set that plans of this backend use under --isa=`wanted`, which is
+// valid; empty where the backend has no choice of them.
+std::string ChooseIsa(const Backend& backend, absl::string_view wanted);
 
 // Computes the plan. Blocks until done. `workspace` has at least plan.workspace_bytes() bytes,
 // aligned to 64; Run allocates no memory that grows with the problem. `pool` has at most
