@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -30,6 +31,7 @@
 #include "server/options.h"
 #include "server/wire/oip/service.h"
 #include "server/wire/open_calls.h"
+#include "server/wire/rapt/service.h"
 
 namespace rapt {
 namespace {
@@ -62,7 +64,8 @@ struct GrpcServer {
   int port = 0;
 };
 
-absl::StatusOr<GrpcServer> StartGrpc(const Options& options, grpc::Service& service) {
+absl::StatusOr<GrpcServer> StartGrpc(const Options& options,
+                                     std::initializer_list<grpc::Service*> services) {
   // Reflection finds the health service's messages only if they are linked in.
   google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
   grpc::EnableDefaultHealthCheckService(true);
@@ -71,7 +74,7 @@ absl::StatusOr<GrpcServer> StartGrpc(const Options& options, grpc::Service& serv
   GrpcServer result;
   grpc::ServerBuilder builder;
   builder.AddListeningPort(options.grpc_address, grpc::InsecureServerCredentials(), &result.port);
-  builder.RegisterService(&service);
+  for (grpc::Service* service : services) builder.RegisterService(service);
   // A second server on the same port is an error, not a silent partner.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);
@@ -111,19 +114,24 @@ int Serve(const Options& options, const sigset_t& stop_signals) {
   OpenCalls open_calls;
   std::atomic<bool> ready{false};
   const auto is_ready = [&ready] { return ready.load(); };
-  const std::unique_ptr<grpc::Service> oip_service = oip::NewService(
-      engine, open_calls, clock, is_ready, [&metrics](absl::string_view method) -> CallObserver {
-        return [instruments = metrics.ForMethod(method)](absl::StatusCode code, auto duration) {
-          instruments.CountCall(code, duration);
-        };
-      });
+  const auto observe = [&metrics](absl::string_view method) -> CallObserver {
+    return [instruments = metrics.ForMethod(method)](absl::StatusCode code, auto duration) {
+      instruments.CountCall(code, duration);
+    };
+  };
+  const std::unique_ptr<grpc::Service> oip_service =
+      oip::NewService(engine, open_calls, clock, is_ready, observe);
+  const std::unique_ptr<grpc::Service> native_service =
+      native::NewService({engine, open_calls, clock}, options.max_message_bytes, observe);
 
   const auto http = HttpEndpoint::Start(options.metrics_address, metrics, is_ready);
   if (!http.ok()) return Complain(http.status(), kExitFailure);
-  const auto grpc_server = StartGrpc(options, *oip_service);
+  const auto grpc_server = StartGrpc(options, {oip_service.get(), native_service.get()});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);
   grpc::HealthCheckServiceInterface& health = *grpc_server->server->GetHealthCheckService();
-  health.SetServingStatus(oip::kServiceName, true);
+  for (const char* service : {oip::kServiceName, native::kServiceName}) {
+    health.SetServingStatus(service, true);
+  }
   ready = true;
   log_grpc_errors = true;
 
