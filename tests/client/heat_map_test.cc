@@ -9,6 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 
+// Read by LeakSanitizer: fontconfig keeps what it found of fonts until the process ends.
+extern "C" const char* __lsan_default_suppressions() { return "leak:libfontconfig.so"; }
+
 namespace rapt {
 namespace {
 
