@@ -42,6 +42,10 @@ constexpr int kExitUsage = 2;
 // After readiness is withdrawn, new calls are still taken for a moment: routers need it to notice.
 constexpr std::chrono::milliseconds kLameDuckPause{100};
 
+// For the last refusals to leave. Only health watches, which never end by themselves, use it up.
+// gRPC itself cancels what arrives from here on; routers have had their time to notice.
+constexpr std::chrono::milliseconds kFarewell{500};
+
 int Complain(const absl::Status& status, int exit_code) {
   std::fprintf(stderr, "rapt-server: %s\n", std::string(status.message()).c_str());
   return exit_code;
@@ -98,6 +102,15 @@ int WaitForStopSignal(const sigset_t& stop_signals) {
   return signal_number;
 }
 
+void ShowGauges(Metrics& metrics, const OpenCalls& open_calls, const MemoryBudget& budget) {
+  metrics.ShowGauge("rapt_open_calls", "Tensor calls that have no answer yet.",
+                    [&open_calls] { return static_cast<double>(open_calls.count()); });
+  metrics.ShowGauge("rapt_memory_budget_bytes", "What all requests together may take.",
+                    [&budget] { return static_cast<double>(budget.capacity_bytes()); });
+  metrics.ShowGauge("rapt_memory_reserved_bytes", "What they have taken.",
+                    [&budget] { return static_cast<double>(budget.reserved_bytes()); });
+}
+
 int Serve(const Options& options, const sigset_t& stop_signals) {
   const PlanOptions plan_options{
       .backend = options.backend, .isa = options.isa, .threads = options.threads};
@@ -112,6 +125,7 @@ int Serve(const Options& options, const sigset_t& stop_signals) {
   Executor executor(options.threads, clock);
   Engine engine(plan_options, budget, executor);
   OpenCalls open_calls;
+  ShowGauges(metrics, open_calls, budget);
   std::atomic<bool> ready{false};
   const auto is_ready = [&ready] { return ready.load(); };
   const auto observe = [&metrics](absl::string_view method) -> CallObserver {
@@ -161,10 +175,8 @@ int Serve(const Options& options, const sigset_t& stop_signals) {
   if (!open_calls.WaitUntilNone(options.grace_period)) {
     Log(LogLevel::kWarning, "grace period over", {{"open_calls", open_calls.count()}});
   }
-  // Cancels what is left: calls beyond their grace, and health watches, which never end by
-  // themselves.
-  grpc_server->server->Shutdown(std::chrono::system_clock::now());
-  Log(LogLevel::kInfo, "stopped");
+  grpc_server->server->Shutdown(std::chrono::system_clock::now() + kFarewell);
+  Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls.served()}});
   return EXIT_SUCCESS;
 }
 

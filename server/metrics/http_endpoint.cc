@@ -2,9 +2,11 @@
 
 #include <civetweb.h>
 
-#include <cstring>
+#include <chrono>
+#include <future>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/base/check.h"
@@ -25,13 +27,23 @@ int RespondText(mg_connection* connection, absl::string_view status, absl::strin
   return Respond(connection, status, "text/plain; charset=utf-8", absl::StrCat(text, "\n"));
 }
 
+// "[::1]:8002" is on host "::1".
+std::string HostOf(const std::string& address) {
+  std::string host = address.substr(0, address.rfind(':'));
+  if (absl::StartsWith(host, "[") && absl::EndsWith(host, "]")) {
+    return host.substr(1, host.size() - 2);
+  }
+  return host;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const std::string& address,
                                                                   const Metrics& metrics,
                                                                   std::function<bool()> is_ready) {
   mg_init_library(0);
-  std::unique_ptr<HttpEndpoint> endpoint(new HttpEndpoint(metrics, std::move(is_ready)));
+  std::unique_ptr<HttpEndpoint> endpoint(
+      new HttpEndpoint(HostOf(address), metrics, std::move(is_ready)));
   // Two threads: one slow reader does not keep the probes waiting.
   const char* options[] = {"listening_ports",    address.c_str(), "num_threads", "2",
                            "request_timeout_ms", "10000",         nullptr};
@@ -47,8 +59,20 @@ absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const std::str
 }
 
 HttpEndpoint::~HttpEndpoint() {
-  if (context_ != nullptr) mg_stop(context_);
+  if (context_ != nullptr) Stop();
   mg_exit_library();
+}
+
+// civetweb looks whether to stop when a connection comes, or else every two seconds: so we knock.
+void HttpEndpoint::Stop() {
+  const int port_number = port();
+  const auto stopped = std::async(std::launch::async, [this] { mg_stop(context_); });
+  while (stopped.wait_for(std::chrono::milliseconds(5)) != std::future_status::ready) {
+    char error[128];
+    mg_connection* knock =
+        mg_connect_client(host_.c_str(), port_number, /*use_ssl=*/0, error, sizeof(error));
+    if (knock != nullptr) mg_close_connection(knock);
+  }
 }
 
 int HttpEndpoint::port() const {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "server/metrics/metrics.h"
@@ -30,13 +31,16 @@ class HttpEndpoint {
   int port() const;
 
  private:
-  HttpEndpoint(const Metrics& metrics, std::function<bool()> is_ready)
-      : metrics_(metrics), is_ready_(std::move(is_ready)) {}
+  HttpEndpoint(std::string host, const Metrics& metrics, std::function<bool()> is_ready)
+      : host_(std::move(host)), metrics_(metrics), is_ready_(std::move(is_ready)) {}
+
+  void Stop();
 
   static int ServeMetrics(mg_connection* connection, void* endpoint);
   static int ServeHealth(mg_connection* connection, void* endpoint);
   static int ServeReadiness(mg_connection* connection, void* endpoint);
 
+  const std::string host_;
   const Metrics& metrics_;
   const std::function<bool()> is_ready_;
   mg_context* context_ = nullptr;

@@ -2,6 +2,8 @@
 
 #include <prometheus/text_serializer.h>
 
+#include <utility>
+
 namespace rapt {
 namespace {
 
@@ -42,7 +44,15 @@ MethodMetrics Metrics::ForMethod(absl::string_view method) {
   return metrics;
 }
 
+void Metrics::ShowGauge(const std::string& name, const std::string& help,
+                        std::function<double()> read) {
+  prometheus::Gauge& gauge =
+      prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Add({});
+  shown_gauges_.push_back({gauge, std::move(read)});
+}
+
 std::string Metrics::Serialize() const {
+  for (const ShownGauge& shown : shown_gauges_) shown.gauge.Set(shown.read());
   return prometheus::TextSerializer().Serialize(registry_.Collect());
 }
 

@@ -4,12 +4,15 @@
 
 #include <prometheus/counter.h>
 #include <prometheus/family.h>
+#include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
 #include <array>
 #include <chrono>
+#include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -29,7 +32,7 @@ class MethodMetrics {
   prometheus::Histogram* duration_seconds_;
 };
 
-// Thread-safe.
+// Thread-safe, once every method and gauge is known.
 class Metrics {
  public:
   Metrics();
@@ -39,13 +42,22 @@ class Metrics {
   // this.
   MethodMetrics ForMethod(absl::string_view method);
 
+  // A gauge that is read at every scrape. Start-up only; `read` is called from any thread.
+  void ShowGauge(const std::string& name, const std::string& help, std::function<double()> read);
+
   // Everything in Prometheus' text format.
   std::string Serialize() const;
 
  private:
+  struct ShownGauge {
+    prometheus::Gauge& gauge;
+    std::function<double()> read;
+  };
+
   prometheus::Registry registry_;
   prometheus::Family<prometheus::Counter>& requests_total_;
   prometheus::Family<prometheus::Histogram>& request_duration_seconds_;
+  std::vector<ShownGauge> shown_gauges_;
 };
 
 }  // namespace rapt

@@ -9,7 +9,13 @@ void OpenCalls::Enter() {
 
 void OpenCalls::Leave() {
   MutexLock lock(mutex_);
+  ++served_;
   if (--count_ == 0) none_.SignalAll();
+}
+
+int64_t OpenCalls::served() const {
+  MutexLock lock(mutex_);
+  return served_;
 }
 
 int64_t OpenCalls::count() const {

@@ -16,6 +16,8 @@ class OpenCalls {
   void Enter();
   void Leave();
   int64_t count() const;
+  // How many have left.
+  int64_t served() const;
 
   // Blocks until none is open, or the time is over: then false.
   bool WaitUntilNone(std::chrono::nanoseconds timeout);
@@ -24,6 +26,7 @@ class OpenCalls {
   mutable Mutex mutex_;
   CondVar none_;
   int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t served_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace rapt
