@@ -20,30 +20,48 @@ constexpr uint64_t kSeed = 99;
 constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
                                  DType::kFloat64};
 
-std::string TypeName(const ::testing::TestParamInfo<DType>& info) {
-  return std::string(NameOf(info.param));
-}
+// Backends may take another way for few query rows of whole vectors than for blocks of them.
+struct Shape {
+  const char* name;
+  int64_t queries, head_size, value_head_size;
+};
+constexpr Shape kShapes[] = {{"block", 9, 16, 20}, {"few", 3, 64, 32}, {"decode", 1, 32, 64}};
 
-// Every test of this file holds for each float type.
-class EdgesTest : public ::testing::TestWithParam<DType> {
+// Every test of this file holds for each float type and shape.
+class EdgesTest : public ::testing::TestWithParam<std::tuple<DType, Shape>> {
  protected:
+  DType dtype() const { return std::get<DType>(GetParam()); }
+  int64_t queries() const { return std::get<Shape>(GetParam()).queries; }
+
   Problem Make(const std::function<void(Problem&)>& change = [](Problem&) {}) const {
-    Problem problem{.dtype = GetParam(),
+    const Shape& shape = std::get<Shape>(GetParam());
+    Problem problem{.dtype = dtype(),
                     .batch = 2,
                     .query_heads = 4,
                     .kv_heads = 2,
-                    .query_length = 9,
+                    .query_length = shape.queries,
                     .key_length = 140,
-                    .head_size = 16,
-                    .value_head_size = 20,
+                    .head_size = shape.head_size,
+                    .value_head_size = shape.value_head_size,
                     .score_output = ScoreOutput::kWeights,
                     .wants_lse = true};
     change(problem);
     return problem;
   }
+
+  // A mask of that type for each query and key.
+  Problem Masked(DType mask) const {
+    return Make([&](Problem& p) { p.mask = MaskShape{mask, {1, 1, queries(), 140}}; });
+  }
 };
 
-INSTANTIATE_TEST_SUITE_P(Types, EdgesTest, ::testing::ValuesIn(kFloatTypes), TypeName);
+INSTANTIATE_TEST_SUITE_P(Types, EdgesTest,
+                         ::testing::Combine(::testing::ValuesIn(kFloatTypes),
+                                            ::testing::ValuesIn(kShapes)),
+                         [](const auto& info) {
+                           return std::string(NameOf(std::get<DType>(info.param))) + "_" +
+                                  std::get<Shape>(info.param).name;
+                         });
 
 void FillRow(Tensor& tensor, int64_t b, int64_t h, int64_t s, double value) {
   for (int64_t e = 0; e < tensor.dims()[3]; ++e) tensor.Set(b, h, s, e, value);
@@ -125,8 +143,8 @@ TEST_P(EdgesTest, KeysBeyondAShortMaskNeverMatter) {
     for (int64_t j = 101; j < 140; ++j) Poison(inputs, b, 1, j, kNan);
   }
   ExpectConforms(problem, inputs);
-  problem.mask->dtype = GetParam();
-  inputs.mask = Tensor(GetParam(), problem.mask->dims).Fill(0.5);
+  problem.mask->dtype = dtype();
+  inputs.mask = Tensor(dtype(), problem.mask->dims).Fill(0.5);
   ExpectConforms(problem, inputs);
 }
 
@@ -175,20 +193,19 @@ TEST_P(EdgesTest, NanInAnyInputPropagatesLikeTheOracle) {
     for (Tensor Inputs::*tensor : {&Inputs::query, &Inputs::key, &Inputs::value}) {
       Rng rng(kSeed);
       Inputs inputs = RandomInputs(problem, rng);
-      (inputs.*tensor).Set(1, 1, 5, 11, poison);
+      (inputs.*tensor).Set(1, 1, queries() / 2, 11, poison);
       ExpectConforms(problem, inputs);
     }
   }
 }
 
 TEST_P(EdgesTest, NanAndInfinityInAMaskPropagateLikeTheOracle) {
-  const Problem problem = Make([](Problem& p) {
-    p.mask = MaskShape{DType::kFloat32, {1, 1, 9, 140}};
-  });
+  const Problem problem = Masked(DType::kFloat32);
   Rng rng(kSeed);
   Inputs inputs = RandomInputs(problem, rng);
-  inputs.mask->Set(0, 0, 2, 100, kNan);
-  inputs.mask->Set(0, 0, 5, 70, kInf);
+  inputs.mask->Set(0, 0, queries() / 2, 100, kNan);
+  ExpectConforms(problem, inputs);
+  inputs.mask->Set(0, 0, queries() - 1, 70, kInf);
   ExpectConforms(problem, inputs);
 }
 
@@ -205,10 +222,10 @@ TEST_P(EdgesTest, OppositeInfinitiesInValuesGiveNan) {
 
 TEST_P(EdgesTest, FullyMaskedRowsAreZeroWithLseMinusInfinity) {
   for (const DType mask : {DType::kBool, DType::kFloat32, DType::kFloat16}) {
-    const Problem problem = Make([&](Problem& p) { p.mask = MaskShape{mask, {1, 1, 9, 140}}; });
+    const Problem problem = Masked(mask);
     Rng rng(kSeed);
     Inputs inputs = RandomInputs(problem, rng);
-    for (const int64_t i : {0, 4, 8}) {
+    for (const int64_t i : {int64_t{0}, queries() / 2}) {
       FillRow(*inputs.mask, 0, 0, i, mask == DType::kBool ? 0 : -kInf);
     }
     ExpectConforms(problem, inputs);
@@ -217,20 +234,19 @@ TEST_P(EdgesTest, FullyMaskedRowsAreZeroWithLseMinusInfinity) {
       const auto outputs =
           RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
       ASSERT_TRUE(outputs.ok()) << outputs.status();
-      EXPECT_EQ(outputs->output.At(1, 3, 4, 19), 0);
-      EXPECT_EQ(outputs->scores->At(1, 3, 4, 139), 0);
-      EXPECT_EQ(outputs->lse->At(1, 3, 4, 0), -kInf);
+      EXPECT_EQ(outputs->output.At(1, 3, queries() / 2, 19), 0);
+      EXPECT_EQ(outputs->scores->At(1, 3, queries() / 2, 139), 0);
+      EXPECT_EQ(outputs->lse->At(1, 3, queries() / 2, 0), -kInf);
     }
   }
 }
 
 TEST_P(EdgesTest, FullyMaskedRowsAreZeroEvenWhenEverythingIsNan) {
   const Problem problem = Make([](Problem& p) { p.mask = MaskShape{DType::kBool, {1, 1, 1, 1}}; });
-  Inputs inputs;
-  inputs.query = Tensor(GetParam(), {2, 4, 9, 16}).Fill(kNan);
-  inputs.key = Tensor(GetParam(), {2, 2, 140, 16}).Fill(kNan);
-  inputs.value = Tensor(GetParam(), {2, 2, 140, 20}).Fill(kNan);
-  inputs.mask = Tensor(DType::kBool, {1, 1, 1, 1}).Fill(0);
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  for (Tensor* tensor : {&inputs.query, &inputs.key, &inputs.value}) tensor->Fill(kNan);
+  inputs.mask->Fill(0);
   ExpectConforms(problem, inputs);
 }
 
@@ -280,11 +296,8 @@ TEST_P(EdgesTest, EmptyAxesGiveEmptyOutputs) {
     ExpectConforms(problem, RandomInputs(problem, rng));
   }
   const Problem no_heads = Make([](Problem& p) { p.query_heads = p.kv_heads = 0; });
-  Inputs inputs;
-  inputs.query = Tensor(GetParam(), {2, 0, 9, 16});
-  inputs.key = Tensor(GetParam(), {2, 0, 140, 16});
-  inputs.value = Tensor(GetParam(), {2, 0, 140, 20});
-  ExpectConforms(no_heads, inputs);
+  Rng rng(kSeed);
+  ExpectConforms(no_heads, RandomInputs(no_heads, rng));
 }
 
 TEST_P(EdgesTest, EmptyQueriesStillGivePresent) {
@@ -310,25 +323,51 @@ TEST_P(EdgesTest, NoKeysGiveZeros) {
 
 TEST_P(EdgesTest, AMaskOfLastAxisOneBroadcasts) {
   for (const DType mask : {DType::kBool, DType::kFloat32}) {
-    const Problem problem = Make([&](Problem& p) { p.mask = MaskShape{mask, {2, 4, 9, 1}}; });
+    const Problem problem = Make([&](Problem& p) {
+      p.mask = MaskShape{mask, {2, 4, queries(), 1}};
+    });
     Rng rng(kSeed);
     ExpectConforms(problem, RandomInputs(problem, rng));
   }
 }
 
-// -65504, -3.4e38 and the like stand for -inf in many models; alone in a row they weigh all keys
-// alike.
-TEST_P(EdgesTest, HugeNegativeMasksAreNumbersNotInfinity) {
+// -1e6, -65504 and the like stand for -inf in many models.
+TEST_P(EdgesTest, OneKeyAmongHugeNegativeMasksHasAllTheWeight) {
   for (const DType mask : kFloatTypes) {
-    const Problem problem = Make([&](Problem& p) { p.mask = MaskShape{mask, {1, 1, 9, 140}}; });
+    const Problem problem = Masked(mask);
     Rng rng(kSeed);
     Inputs inputs = RandomInputs(problem, rng);
-    const double lowest = std::max(-MaxOf(mask), -1e6);
     for (int64_t j = 0; j < 140; ++j) {
-      inputs.mask->Set(0, 0, 1, j, lowest);
-      if (j != 77) inputs.mask->Set(0, 0, 3, j, lowest);
+      if (j != 77) inputs.mask->Set(0, 0, queries() / 2, j, -MaxOf(mask));
     }
     ExpectConforms(problem, inputs);
+  }
+}
+
+// The lowest finite number is not -inf: alone in a row it swamps the scores and weighs all keys
+// alike.
+TEST_P(EdgesTest, ARowOfTheLowestMasksAveragesTheValues) {
+  for (const DType mask : {DType::kFloat32, DType::kBFloat16, DType::kFloat64}) {
+    Problem problem = Masked(mask);
+    problem.wants_lse = false;
+    problem.score_output.reset();
+    Rng rng(kSeed);
+    Inputs inputs = RandomInputs(problem, rng);
+    inputs.mask->Fill(-MaxOf(mask));
+    Problem average = problem;
+    average.mask.reset();
+    average.scale = 0;
+    Inputs unmasked = inputs;
+    unmasked.mask.reset();
+    const Tolerance tolerance{ToleranceOf(dtype()), {}};
+    const std::vector<double> want = Attend(average, unmasked).output;
+    for (const Target& target : Targets()) {
+      SCOPED_TRACE(target.Name() + " mask " + std::string(NameOf(mask)));
+      const auto outputs =
+          RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
+      ASSERT_TRUE(outputs.ok()) << outputs.status();
+      EXPECT_TRUE(AllClose("output", outputs->output, want, tolerance));
+    }
   }
 }
 
@@ -350,7 +389,7 @@ TEST_P(EdgesTest, ProductsBeyondTheTypeDoNotOverflowInside) {
     p.wants_lse = true;
   });
   Rng rng(kSeed);
-  const double magnitude = GetParam() == DType::kFloat16 ? 65000 : 1e5;
+  const double magnitude = dtype() == DType::kFloat16 ? 65000 : 1e5;
   ExpectConforms(problem, RandomInputs(problem, rng, {}, magnitude));
 }
 
@@ -360,15 +399,15 @@ TEST_P(EdgesTest, ValuesNearTheLargestOfTheTypeDoNotOverflowInside) {
   const Problem problem = Make();
   Rng rng(kSeed);
   Inputs inputs = RandomInputs(problem, rng);
-  const double largest = GetParam() == DType::kFloat16 ? 65504 : 1e30;
+  const double largest = dtype() == DType::kFloat16 ? 65504 : 1e30;
   inputs.value.Fill(largest);
   for (const Target& target : Targets()) {
     SCOPED_TRACE(target.Name());
     const auto outputs =
         RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
     ASSERT_TRUE(outputs.ok()) << outputs.status();
-    const std::vector<double> want(outputs->output.size(), RoundTo(GetParam(), largest));
-    EXPECT_TRUE(AllClose("output", outputs->output, want, {ToleranceOf(GetParam()), {}}));
+    const std::vector<double> want(outputs->output.size(), RoundTo(dtype(), largest));
+    EXPECT_TRUE(AllClose("output", outputs->output, want, {ToleranceOf(dtype()), {}}));
   }
 }
 
@@ -411,7 +450,7 @@ TEST_P(EdgesTest, SubnormalInputsAreNumbers) {
   const Problem problem = Make([](Problem& p) { p.scale = 1e6; });
   Rng rng(kSeed);
   Inputs inputs = RandomInputs(problem, rng);
-  const double tiny = GetParam() == DType::kFloat16 ? 0x1p-24 : 0x1p-130;
+  const double tiny = dtype() == DType::kFloat16 ? 0x1p-24 : 0x1p-130;
   inputs.key.FillUniform(rng, -64 * tiny, 64 * tiny);
   inputs.value.FillUniform(rng, -64 * tiny, 64 * tiny);
   ExpectConforms(problem, inputs);

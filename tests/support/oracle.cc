@@ -96,12 +96,16 @@ void AppendOutput(const Row& row, const double* values, int64_t size, std::vecto
   }
 }
 
-double LargestFinite(const Row& row) {
+double LargestScore(const Row& row) {
+  constexpr double kWorthAnError = 1e-18;
   double largest = 0;
-  for (const std::vector<double>* stage : {&row.raw, &row.capped, &row.biased}) {
-    for (double s : *stage) {
-      if (std::isfinite(s)) largest = std::max(largest, std::abs(s));
-    }
+  const auto count = [&](double score) {
+    if (std::isfinite(score)) largest = std::max(largest, std::abs(score));
+  };
+  for (size_t j = 0; j < row.raw.size(); ++j) {
+    count(row.raw[j]);
+    count(row.capped[j]);
+    if (std::exp(row.biased[j] - row.lse) > kWorthAnError) count(row.biased[j]);
   }
   return largest;
 }
@@ -189,7 +193,7 @@ Expected Attend(const Problem& problem, const Inputs& inputs) {
         AppendOutput(row, values.data() + first_key * problem.value_head_size,
                      problem.value_head_size, expected.output);
         expected.lse.push_back(row.lse);
-        expected.row_max_score.push_back(LargestFinite(row));
+        expected.row_max_score.push_back(LargestScore(row));
         if (problem.score_output) {
           const std::vector<double>& stage = Stage(row, *problem.score_output);
           expected.scores.insert(expected.scores.end(), stage.begin(), stage.end());

@@ -32,7 +32,8 @@ struct Expected {
   std::vector<double> present_key;    // [B, Hkv, T, D]
   std::vector<double> present_value;  // [B, Hkv, T, Dv]
 
-  // The largest finite score of each row in magnitude, before or after bias, [B, Hq, Sq].
+  // Of each row the largest finite score in magnitude, [B, Hq, Sq]: of all keys before bias, of
+  // those whose weight is worth a rounding error after it. What is masked by -1e9 does not count.
   std::vector<double> row_max_score;
 };
 
