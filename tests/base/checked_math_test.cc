@@ -1,0 +1,31 @@
+#include "server/base/checked_math.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace rapt {
+namespace {
+
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+TEST(CheckedMathTest, SumsAndProductsInRangeAreThemselves) {
+  EXPECT_EQ(CheckedMul(6, -7), -42);
+  EXPECT_EQ(CheckedAdd(kMax - 1, 1), kMax);
+  EXPECT_EQ(CheckedProduct({2, 3, 7}), 42);
+  EXPECT_EQ(CheckedProduct({}), 1);
+}
+
+TEST(CheckedMathTest, OverflowIsNothing) {
+  EXPECT_EQ(CheckedMul(kMax, 2), std::nullopt);
+  EXPECT_EQ(CheckedAdd(kMax, 1), std::nullopt);
+  EXPECT_EQ(CheckedProduct({int64_t{1} << 32, int64_t{1} << 31}), std::nullopt);
+}
+
+TEST(CheckedMathTest, AZeroAnywhereMakesTheProductZero) {
+  EXPECT_EQ(CheckedProduct({kMax, kMax, 0}), 0);
+  EXPECT_EQ(CheckedProduct({0, kMax, kMax}), 0);
+}
+
+}  // namespace
+}  // namespace rapt
