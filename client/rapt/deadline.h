@@ -11,10 +11,11 @@ namespace rapt::client {
 
 class Deadline {
  public:
-  // Timeouts longer than a year are a year, so that no sum overflows.
+  // A negative timeout is none at all and more than a year is a year, so that no sum overflows.
   static Deadline After(std::chrono::nanoseconds timeout) {
+    using std::chrono::nanoseconds;
     return Deadline(Clock::now() +
-                    std::min<std::chrono::nanoseconds>(timeout, std::chrono::hours(24 * 365)));
+                    std::clamp<nanoseconds>(timeout, nanoseconds(0), std::chrono::hours(24 * 365)));
   }
 
   std::chrono::nanoseconds left() const { return time_ - Clock::now(); }
