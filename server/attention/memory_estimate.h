@@ -21,7 +21,7 @@ struct MemoryEstimate {
   std::string plan;
 };
 
-inline constexpr int64_t kEstimateChunk = 512;
+inline constexpr int64_t kEstimateChunk = 256;
 
 // InvalidArgument for an invalid problem, or one whose sizes overflow; otherwise as MakePlan.
 absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& problem, const PlanOptions& options);
