@@ -1,0 +1,431 @@
+#include "server/attention/diagnosis.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "server/attention/backend.h"
+#include "server/base/thread_pool.h"
+#include "tests/support/oracle.h"
+#include "tests/support/run_attention.h"
+
+namespace rapt::test {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+Problem Square(int64_t length, int64_t size = 4) {
+  return {.batch = 1,
+          .query_heads = 1,
+          .kv_heads = 1,
+          .query_length = length,
+          .key_length = length,
+          .head_size = size,
+          .value_head_size = size};
+}
+
+// Every tensor of the problem, filled with small numbers that differ.
+Inputs SomeInputs(const Problem& problem) {
+  Rng rng(7);
+  return RandomInputs(problem, rng);
+}
+
+// No outputs: a diagnosis reads none.
+Arguments ViewsOf(const Inputs& inputs) {
+  Arguments arguments;
+  arguments.query = inputs.query.View();
+  arguments.key = inputs.key.View();
+  arguments.value = inputs.value.View();
+  if (inputs.mask) {
+    arguments.mask = inputs.mask->View();
+    for (int axis = 0; axis < 4; ++axis) {
+      if (arguments.mask.dims[axis] == 1) arguments.mask.strides[axis] = 0;
+    }
+  }
+  if (inputs.past_key) arguments.past_key = inputs.past_key->View();
+  if (inputs.past_value) arguments.past_value = inputs.past_value->View();
+  arguments.key_lengths = inputs.key_lengths;
+  return arguments;
+}
+
+absl::StatusOr<DiagnosisReport> TryDiagnose(const Problem& problem, const Inputs& inputs,
+                                            const PlanOptions& options = {}, int workers = 1,
+                                            const FieldNames& names = kOnnxNames) {
+  ThreadPool pool(workers);
+  return Diagnose(problem, ViewsOf(inputs), options, pool, names);
+}
+
+DiagnosisReport MustDiagnose(const Problem& problem, const Inputs& inputs,
+                             const PlanOptions& options = {}, int workers = 1) {
+  absl::StatusOr<DiagnosisReport> report = TryDiagnose(problem, inputs, options, workers);
+  EXPECT_TRUE(report.ok()) << report.status();
+  return report.ok() ? *std::move(report) : DiagnosisReport{};
+}
+
+Tensor MaskOf(DType dtype, const Dims& dims, const std::vector<double>& values) {
+  Tensor mask(dtype, dims);
+  size_t n = 0;
+  for (int64_t b = 0; b < dims[0]; ++b) {
+    for (int64_t h = 0; h < dims[1]; ++h) {
+      for (int64_t i = 0; i < dims[2]; ++i) {
+        for (int64_t j = 0; j < dims[3]; ++j) mask.Set(b, h, i, j, values.at(n++));
+      }
+    }
+  }
+  return mask;
+}
+
+void SetMask(Problem& problem, Inputs& inputs, const Tensor& mask) {
+  problem.mask = MaskShape{mask.dtype(), mask.dims()};
+  inputs.mask = mask;
+}
+
+std::vector<double> Finite(std::vector<double> values) {
+  values.erase(
+      std::remove_if(values.begin(), values.end(), [](double x) { return !std::isfinite(x); }),
+      values.end());
+  return values;
+}
+
+// The bounds of the finite ones among `values`.
+void ExpectBounds(const std::string& name, const NumberSummary& got,
+                  const std::vector<double>& values) {
+  const std::vector<double> finite = Finite(values);
+  ASSERT_EQ(got.finite, static_cast<int64_t>(finite.size())) << name;
+  if (finite.empty()) return;
+  EXPECT_NEAR(got.min, *std::min_element(finite.begin(), finite.end()), 1e-12) << name;
+  EXPECT_NEAR(got.max, *std::max_element(finite.begin(), finite.end()), 1e-12) << name;
+}
+
+TEST(DiagnosisTest, FollowsTheHandComputedExampleStepByStep) {
+  const Problem problem = Square(3);
+  const double x[3][4] = {{1, 0, 1, 0}, {0, 1, 0, 1}, {1, 1, 0, 0}};
+  Tensor tensor(DType::kFloat32, {1, 1, 3, 4});
+  for (int64_t s = 0; s < 3; ++s) {
+    for (int64_t e = 0; e < 4; ++e) tensor.Set(0, 0, s, e, x[s][e]);
+  }
+  const DiagnosisReport report = MustDiagnose(problem, {tensor, tensor, tensor});
+  EXPECT_EQ(report.problem, "B=1 Hq=1 Hkv=1 Sq=3 Sk=3 P=0 D=4 Dv=4 FP32 scale=0.5");
+  EXPECT_EQ(report.raw_scores.count(), 9);
+  EXPECT_EQ(report.raw_scores.min, 0);
+  EXPECT_EQ(report.raw_scores.max, 2);
+  EXPECT_EQ(report.scaled_scores.max, 1);
+  EXPECT_EQ(report.widest_row, 1);
+  EXPECT_EQ(report.biased_scores.max, 1);
+  EXPECT_NEAR(report.weights.min, 0.18632, 1e-5);
+  EXPECT_NEAR(report.weights.max, 0.50648, 1e-5);
+  EXPECT_EQ(report.row_sums.count(), 3);
+  EXPECT_NEAR(report.row_sums.min, 1, 1e-12);
+  EXPECT_NEAR(report.row_sums.max, 1, 1e-12);
+  EXPECT_NEAR(report.output.min, 0.18632, 1e-5);
+  EXPECT_NEAR(report.output.max, 0.81368, 1e-5);
+  EXPECT_EQ(report.hidden_by_mask + report.hidden_by_position + report.empty_rows, 0);
+  EXPECT_THAT(report.warnings, IsEmpty());
+}
+
+TEST(DiagnosisTest, CountsWhatIsNotFiniteInEachInput) {
+  const Problem problem = Square(3);
+  Inputs inputs = SomeInputs(problem);
+  inputs.key.Fill(1);
+  inputs.query.Fill(1);
+  inputs.query.Set(0, 0, 0, 0, -2);
+  inputs.query.Set(0, 0, 1, 0, kNan);
+  inputs.query.Set(0, 0, 1, 1, kNan);
+  inputs.query.Set(0, 0, 2, 2, kInf);
+  inputs.query.Set(0, 0, 2, 3, -kInf);
+  const DiagnosisReport report = MustDiagnose(problem, inputs);
+  ASSERT_EQ(report.inputs.size(), 3u);
+  const TensorSummary& q = report.inputs[0];
+  EXPECT_EQ(q.name, "Q");
+  EXPECT_EQ(q.dims, (Dims{1, 1, 3, 4}));
+  EXPECT_EQ(q.numbers.count(), 12);
+  EXPECT_EQ(q.numbers.nan, 2);
+  EXPECT_EQ(q.numbers.positive_inf, 1);
+  EXPECT_EQ(q.numbers.negative_inf, 1);
+  EXPECT_EQ(q.numbers.min, -2);
+  EXPECT_EQ(q.numbers.max, 1);
+  EXPECT_EQ(q.numbers.sum, 7 - 2);
+  EXPECT_EQ(report.raw_scores.nan, 6) << "rows 1 and 2, the latter from inf - inf";
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("Q holds 2 NaN of 12 numbers")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("Q holds 2 infinite numbers of 12")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("the output holds ")));
+}
+
+TEST(DiagnosisTest, TellsPositionFromMaskAndCountsAPairOnce) {
+  Problem problem = Square(3);
+  problem.causal = true;
+  Inputs inputs = SomeInputs(problem);
+  // Hides (0, 2), which causality hides too, and (2, 0).
+  SetMask(problem, inputs, MaskOf(DType::kBool, {1, 1, 3, 3}, {1, 1, 0, 1, 1, 1, 0, 1, 1}));
+  const DiagnosisReport report = MustDiagnose(problem, inputs);
+  EXPECT_EQ(report.hidden_by_position, 3);
+  EXPECT_EQ(report.hidden_by_mask, 1);
+  EXPECT_EQ(report.biased_scores.negative_inf, 4);
+  EXPECT_EQ(report.biased_scores.finite, 5);
+  EXPECT_EQ(report.empty_rows, 0);
+}
+
+TEST(DiagnosisTest, CountsMinusInfinityAndTheKeysBeyondAShortMaskAsMasked) {
+  Problem problem = Square(4);
+  Inputs inputs = SomeInputs(problem);
+  SetMask(problem, inputs, MaskOf(DType::kFloat32, {1, 1, 1, 3}, {0.5, -kInf, 0}));
+  const DiagnosisReport report = MustDiagnose(problem, inputs);
+  EXPECT_EQ(report.hidden_by_mask, 4 * 2);
+  ASSERT_EQ(report.inputs.size(), 4u);
+  EXPECT_EQ(report.inputs[3].name, "attn_mask");
+  EXPECT_EQ(report.inputs[3].dims, (Dims{1, 1, 1, 3}));
+  EXPECT_EQ(report.inputs[3].numbers.negative_inf, 1);
+  EXPECT_THAT(report.warnings, Not(Contains(HasSubstr("attn_mask"))));
+}
+
+TEST(DiagnosisTest, ListsTheFirstRowsThatSeeNothing) {
+  Problem problem = Square(6);
+  problem.batch = 2;
+  problem.query_heads = problem.kv_heads = 2;
+  Inputs inputs = SomeInputs(problem);
+  // Queries 1, 3 and 5 of every batch row and head.
+  SetMask(problem, inputs, MaskOf(DType::kBool, {1, 1, 6, 1}, {1, 0, 1, 0, 1, 0}));
+  for (const int workers : {1, 4}) {
+    const DiagnosisReport report = MustDiagnose(problem, inputs, {}, workers);
+    EXPECT_EQ(report.empty_rows, 12);
+    using Place = std::array<int64_t, 3>;
+    EXPECT_THAT(report.first_empty_rows,
+                ElementsAre(Place{0, 0, 1}, Place{0, 0, 3}, Place{0, 0, 5}, Place{0, 1, 1},
+                            Place{0, 1, 3}, Place{0, 1, 5}, Place{1, 0, 1}, Place{1, 0, 3}))
+        << "with " << workers << " workers";
+    EXPECT_EQ(report.row_sums.count(), 24 - 12) << "rows that see nothing have no sum";
+    EXPECT_THAT(report.warnings, Contains(HasSubstr("query rows that see no key: 12")));
+  }
+}
+
+TEST(DiagnosisTest, WarnsOfAFloatMaskOfZerosAndOnesOnly) {
+  const struct {
+    const char* name;
+    DType dtype;
+    std::vector<double> values;
+    bool warns;
+  } cases[] = {
+      {"fp32", DType::kFloat32, {0, 1, 1, 0}, true},
+      {"all ones", DType::kBFloat16, {1, 1, 1, 1}, true},
+      {"an honest mask that hides nothing", DType::kFloat32, {0, 0, 0, 0}, false},
+      {"a bias", DType::kFloat32, {0, 1, 0.5, 0}, false},
+      {"bool", DType::kBool, {0, 1, 1, 0}, false},
+  };
+  for (const auto& c : cases) {
+    Problem problem = Square(4);
+    Inputs inputs = SomeInputs(problem);
+    SetMask(problem, inputs, MaskOf(c.dtype, {1, 1, 1, 4}, c.values));
+    const DiagnosisReport report = MustDiagnose(problem, inputs);
+    const auto warning = Contains(HasSubstr("holds only 0 and 1"));
+    if (c.warns) {
+      EXPECT_THAT(report.warnings, warning) << c.name;
+    } else {
+      EXPECT_THAT(report.warnings, Not(warning)) << c.name;
+    }
+  }
+}
+
+TEST(DiagnosisTest, WarnsOfPlusInfinityInAMask) {
+  Problem problem = Square(2);
+  Inputs inputs = SomeInputs(problem);
+  SetMask(problem, inputs, MaskOf(DType::kFloat32, {1, 1, 1, 2}, {kInf, 0}));
+  const DiagnosisReport report = MustDiagnose(problem, inputs);
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("attn_mask holds 1 times +inf of 2 numbers")));
+  EXPECT_EQ(report.weights.nan, 4);
+}
+
+TEST(DiagnosisTest, WarnsOfATensorThatIsOneNumberEverywhere) {
+  const Problem problem = Square(3);
+  Inputs inputs = SomeInputs(problem);
+  inputs.key.Fill(0);
+  EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Contains("K is 0 everywhere"));
+  inputs.key.Set(0, 0, 0, 0, kNan);
+  EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Not(Contains(HasSubstr("everywhere"))));
+}
+
+TEST(DiagnosisTest, WarnsOfScoresFarApartWithinARowNotBetweenRows) {
+  const Problem problem = Square(2, 1);
+  Inputs inputs = SomeInputs(problem);
+  inputs.key.Fill(1);
+  inputs.query.Set(0, 0, 0, 0, -100);
+  inputs.query.Set(0, 0, 1, 0, 100);
+  const auto warning = Contains(HasSubstr("scaled scores of one row lie up to"));
+  EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Not(warning));
+  inputs.key.Set(0, 0, 0, 0, 0);
+  const DiagnosisReport report = MustDiagnose(problem, inputs);
+  EXPECT_EQ(report.widest_row, 100);
+  EXPECT_THAT(report.warnings, warning);
+}
+
+TEST(DiagnosisTest, ANaNThatNobodySeesReachesNoOutput) {
+  Problem problem = Square(3);
+  problem.causal = true;
+  Inputs inputs = SomeInputs(problem);
+  SetMask(problem, inputs, MaskOf(DType::kBool, {1, 1, 1, 3}, {1, 1, 0}));
+  inputs.value.Set(0, 0, 2, 1, kNan);
+  inputs.key.Set(0, 0, 2, 1, kNan);
+  const DiagnosisReport report = MustDiagnose(problem, inputs);
+  EXPECT_EQ(report.raw_scores.nan, 3);
+  EXPECT_EQ(report.biased_scores.nan, 0);
+  EXPECT_EQ(report.output.nan, 0);
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("V holds 1 NaN of 12 numbers")));
+}
+
+TEST(DiagnosisTest, AgreesWithTheOracleOnGroupsPastLengthsAndWindows) {
+  Problem problem = {.dtype = DType::kFloat16,
+                     .batch = 2,
+                     .query_heads = 6,
+                     .kv_heads = 2,
+                     .query_length = 5,
+                     .key_length = 7,
+                     .past_length = 3,
+                     .head_size = 8,
+                     .value_head_size = 3,
+                     .softcap = 2,
+                     .causal = true,
+                     .left_window = 4,
+                     .mask = MaskShape{DType::kFloat32, {2, 1, 5, 10}},
+                     .has_key_lengths = true,
+                     .score_output = ScoreOutput::kBiased};
+  const Inputs inputs = SomeInputs(problem);
+  const DiagnosisReport report = MustDiagnose(problem, inputs, {}, 3);
+  const Expected biased = Attend(problem, inputs);
+  problem.score_output = ScoreOutput::kSoftcapped;
+  const Expected softcapped = Attend(problem, inputs);
+  problem.score_output = ScoreOutput::kWeights;
+  const Expected weighed = Attend(problem, inputs);
+  ExpectBounds("scaled scores", report.scaled_scores, softcapped.scores);
+  ExpectBounds("biased scores", report.biased_scores, biased.scores);
+  ExpectBounds("weights", report.weights, weighed.scores);
+  ExpectBounds("output", report.output, weighed.output);
+
+  int64_t hidden = 0;
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t i = 0; i < 5; ++i) {
+      for (int64_t j = 0; j < 10; ++j) hidden += !IsVisible(problem, inputs.key_lengths, b, i, j);
+    }
+  }
+  EXPECT_EQ(report.hidden_by_position, 6 * hidden);
+  EXPECT_EQ(report.raw_scores.count(), 2 * 6 * 5 * 10);
+  std::vector<std::string> names;
+  for (const TensorSummary& input : report.inputs) names.push_back(input.name);
+  EXPECT_THAT(names, ElementsAre("Q", "K", "V", "attn_mask", "past_key", "past_value"));
+  ExpectBounds("past_value", report.inputs[5].numbers, inputs.past_value->ToVector());
+  EXPECT_EQ(report.problem,
+            "B=2 Hq=6 Hkv=2 Sq=5 Sk=7 P=3 D=8 Dv=3 FP16 scale=0.353553 softcap=2 causal "
+            "window=[4,-1] mask=FP32[2,1,5,10] key-lengths");
+}
+
+TEST(DiagnosisTest, WeightsAndRowSumsAreThoseBeforeDropout) {
+  Problem problem = Square(16);
+  problem.dropout = Dropout{.probability = 0.5, .seed = 3};
+  const DiagnosisReport report = MustDiagnose(problem, SomeInputs(problem));
+  EXPECT_GT(report.weights.min, 0);
+  EXPECT_NEAR(report.row_sums.min, 1, 1e-12);
+  EXPECT_NEAR(report.row_sums.max, 1, 1e-12);
+  EXPECT_THAT(report.problem, HasSubstr("dropout=0.5"));
+}
+
+TEST(DiagnosisTest, TakesProblemsWithNothingInThem) {
+  Problem problem = Square(3);
+  problem.key_length = 0;
+  DiagnosisReport report = MustDiagnose(problem, SomeInputs(problem));
+  EXPECT_EQ(report.raw_scores.count(), 0);
+  EXPECT_EQ(report.empty_rows, 3);
+  EXPECT_EQ(report.output.max, 0);
+
+  problem = Square(3);
+  problem.batch = 0;
+  report = MustDiagnose(problem, SomeInputs(problem));
+  EXPECT_EQ(report.output.count(), 0);
+  EXPECT_EQ(report.empty_rows, 0);
+  EXPECT_THAT(report.warnings, IsEmpty());
+}
+
+TEST(DiagnosisTest, SaysWhichBackendRunsAndWhyTheOthersDoNot) {
+  const Problem problem = Square(3);
+  const std::vector<BackendChoice> by_auto =
+      MustDiagnose(problem, SomeInputs(problem), {.threads = 2}).backends;
+  ASSERT_EQ(by_auto.size(), Backends().size());
+  EXPECT_TRUE(by_auto[0].chosen);
+  EXPECT_EQ(by_auto[0].reason, "");
+  EXPECT_EQ(by_auto.back().backend, "reference");
+  EXPECT_FALSE(by_auto.back().chosen);
+  EXPECT_EQ(by_auto.back().plan, "reference");
+  EXPECT_EQ(by_auto.back().workspace_bytes, 2 * (3 + 4) * 8);
+  EXPECT_THAT(by_auto.back().reason, HasSubstr("auto takes " + by_auto[0].plan));
+
+  const std::vector<BackendChoice> by_name =
+      MustDiagnose(problem, SomeInputs(problem), {.backend = "reference"}).backends;
+  EXPECT_FALSE(by_name[0].chosen);
+  EXPECT_EQ(by_name[0].reason, "the backend is set to reference");
+  EXPECT_TRUE(by_name.back().chosen);
+}
+
+TEST(DiagnosisTest, SpeaksTheNamesOfItsInterface) {
+  constexpr FieldNames kNames = {.q = "query", .k = "key", .v = "value", .mask = "bias"};
+  Problem problem = Square(2);
+  Inputs inputs = SomeInputs(problem);
+  inputs.query.Fill(kInf);
+  SetMask(problem, inputs, MaskOf(DType::kFloat32, {1, 1, 1, 2}, {0, 1}));
+  const absl::StatusOr<DiagnosisReport> report = TryDiagnose(problem, inputs, {}, 1, kNames);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->inputs[0].name, "query");
+  EXPECT_EQ(report->inputs[3].name, "bias");
+  EXPECT_THAT(report->warnings, Contains(HasSubstr("query holds 8 infinite numbers")));
+  EXPECT_THAT(report->warnings, Contains(HasSubstr("bias has type FP32 and holds only 0 and 1")));
+}
+
+TEST(DiagnosisTest, RefusesWhatRunWouldRefuse) {
+  Problem problem = Square(3);
+  problem.has_key_lengths = true;
+  Inputs inputs = SomeInputs(problem);
+  inputs.key_lengths = {4};
+  absl::Status status = TryDiagnose(problem, inputs).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("nonpad_kv_seqlen[0] is 4"));
+
+  problem = Square(3);
+  problem.softcap = -1;
+  status = TryDiagnose(problem, SomeInputs(Square(3))).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("softcap is -1"));
+  status = TryDiagnose(Square(3), SomeInputs(Square(3)), {.backend = "abacus"}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(NumberSummaryTest, MergesInAnyOrder) {
+  const std::vector<double> values = {3, kNan, -1, kInf, 2, -kInf, kNan};
+  NumberSummary all;
+  for (double value : values) all.Add(value);
+  for (size_t cut = 0; cut <= values.size(); ++cut) {
+    NumberSummary first, second;
+    for (size_t n = 0; n < values.size(); ++n) (n < cut ? first : second).Add(values[n]);
+    for (const auto& [a, b] : {std::pair(first, second), std::pair(second, first)}) {
+      NumberSummary merged = a;
+      merged.Merge(b);
+      EXPECT_EQ(merged.finite, all.finite) << "cut at " << cut;
+      EXPECT_EQ(merged.nan, 2) << "cut at " << cut;
+      EXPECT_EQ(merged.positive_inf, 1) << "cut at " << cut;
+      EXPECT_EQ(merged.negative_inf, 1) << "cut at " << cut;
+      EXPECT_EQ(merged.min, -1) << "cut at " << cut;
+      EXPECT_EQ(merged.max, 3) << "cut at " << cut;
+      EXPECT_EQ(merged.sum, 4) << "cut at " << cut;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rapt::test
