@@ -1,0 +1,400 @@
+// The client library against the real server.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rapt/client.h"
+#include "tests/support/server_process.h"
+
+namespace rapt::client {
+namespace {
+
+using test::ServerProcess;
+using testing::AllOf;
+using testing::Contains;
+using testing::Each;
+using testing::ElementsAre;
+using testing::ElementsAreArray;
+using testing::FloatNear;
+using testing::HasSubstr;
+using testing::Pointwise;
+
+// Two heads, three tokens, head size 4.
+constexpr int64_t kHeads = 2;
+constexpr int64_t kLength = 3;
+constexpr int64_t kSize = 4;
+
+// The values of [1, kHeads, kLength, kSize] in the order that each layout stores them.
+float ValueAt(int64_t head, int64_t position, int64_t element) {
+  return std::sin(static_cast<float>(100 * head + 10 * position + element));
+}
+
+std::vector<float> HeadsOutside() {
+  std::vector<float> values;
+  for (int64_t h = 0; h < kHeads; ++h) {
+    for (int64_t s = 0; s < kLength; ++s) {
+      for (int64_t d = 0; d < kSize; ++d) values.push_back(ValueAt(h, s, d));
+    }
+  }
+  return values;
+}
+
+std::vector<float> HeadsInside(const std::vector<float>& outside) {
+  std::vector<float> values;
+  for (int64_t s = 0; s < kLength; ++s) {
+    for (int64_t h = 0; h < kHeads; ++h) {
+      const auto row = outside.begin() + (h * kLength + s) * kSize;
+      values.insert(values.end(), row, row + kSize);
+    }
+  }
+  return values;
+}
+
+std::vector<float> ToFloats(const Tensor& tensor) {
+  const absl::Span<const float> values = tensor.values<float>();
+  return {values.begin(), values.end()};
+}
+
+class ServedClientTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { server_ = new ServerProcess({"--threads=2"}); }
+  static void TearDownTestSuite() {
+    delete server_;
+    server_ = nullptr;
+  }
+
+  void SetUp() override {
+    absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(server_->grpc_address());
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+  }
+
+  // Self-attention over x_.
+  AttendCall SelfAttention() const {
+    const TensorView x = View<float>({1, kHeads, kLength, kSize}, x_);
+    return {.q = x, .k = x, .v = x};
+  }
+
+  AttendResult Attend(const AttendCall& call) {
+    absl::StatusOr<AttendResult> result = client_->Attend(call);
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? *std::move(result) : AttendResult();
+  }
+
+  // [kHeads, kLength, T], rows of weights.
+  std::vector<float> WeightsOf(AttendCall call) {
+    call.score_output = ScoreOutput::kWeights;
+    const AttendResult result = Attend(call);
+    return result.scores ? ToFloats(*result.scores) : std::vector<float>();
+  }
+
+  static ServerProcess* server_;
+  std::unique_ptr<Client> client_;
+  const std::vector<float> x_ = HeadsOutside();
+};
+
+ServerProcess* ServedClientTest::server_ = nullptr;
+
+TEST_F(ServedClientTest, ComputesTheHandComputedExample) {
+  const std::vector<float> x = {1, 0, 1, 0, 0, 1, 0, 1, 1, 1, 0, 0};
+  const TensorView tokens = View<float>({1, 1, 3, 4}, x);
+  const AttendResult result = Attend({.q = tokens,
+                                      .k = tokens,
+                                      .v = tokens,
+                                      .score_output = ScoreOutput::kWeights,
+                                      .wants_lse = true});
+  EXPECT_EQ(result.y.shape(), (Shape{1, 1, 3, 4}));
+  EXPECT_THAT(result.y.values<float>(),
+              Pointwise(FloatNear(5e-5f), {.8137f, .4935f, .5065f, .1863f, .4935f, .8137f, .1863f,
+                                           .5065f, .7259f, .7259f, .2741f, .2741f}));
+  ASSERT_TRUE(result.scores.has_value());
+  EXPECT_EQ(result.scores->shape(), (Shape{1, 1, 3, 3}));
+  EXPECT_THAT(result.scores->values<float>(),
+              Pointwise(FloatNear(5e-5f),
+                        {.5065f, .1863f, .3072f, .1863f, .5065f, .3072f, .2741f, .2741f, .4519f}));
+  ASSERT_TRUE(result.lse.has_value());
+  EXPECT_EQ(result.lse->shape(), (Shape{1, 1, 3}));
+  const double first = std::log(std::exp(1.0) + std::exp(0.0) + std::exp(0.5));
+  EXPECT_NEAR(result.lse->values<float>()[0], first, 1e-5);
+  EXPECT_EQ(result.backend, "cpu");
+  EXPECT_THAT(result.plan, HasSubstr("cpu/"));
+  EXPECT_FALSE(result.present_key.has_value());
+}
+
+TEST_F(ServedClientTest, LayoutsNameTheSameNumbers) {
+  const std::vector<float> expected = ToFloats(Attend(SelfAttention()).y);
+  const std::vector<float> inside = HeadsInside(x_);
+  const TensorView bshd = View<float>({1, kLength, kHeads, kSize}, inside);
+  const AttendResult from_bshd = Attend({.q = bshd, .k = bshd, .v = bshd, .layout = Layout::kBshd});
+  EXPECT_EQ(from_bshd.y.shape(), (Shape{1, kLength, kHeads, kSize}));
+  EXPECT_EQ(ToFloats(from_bshd.y), HeadsInside(expected));
+  const TensorView bse = View<float>({1, kLength, kHeads * kSize}, inside);
+  const AttendResult from_bse =
+      Attend({.q = bse, .k = bse, .v = bse, .query_heads = kHeads, .kv_heads = kHeads});
+  EXPECT_EQ(from_bse.y.shape(), (Shape{1, kLength, kHeads * kSize}));
+  EXPECT_EQ(ToFloats(from_bse.y), HeadsInside(expected));
+}
+
+TEST_F(ServedClientTest, EveryMaskTypeHidesTheSameKeys) {
+  const int32_t int32s[] = {1, 0, 1};
+  const int64_t int64s[] = {1, 0, 1};
+  const int8_t int8s[] = {1, 0, 1};
+  const uint8_t uint8s[] = {1, 0, 1};
+  const bool bools[] = {true, false, true};
+  const float floats[] = {0, -INFINITY, 0};
+  const TensorView masks[] = {View<bool>({3}, bools),     View<int8_t>({3}, int8s),
+                              View<uint8_t>({3}, uint8s), View<int32_t>({3}, int32s),
+                              View<int64_t>({3}, int64s), View<float>({3}, floats)};
+  AttendCall call = SelfAttention();
+  call.mask = masks[0];
+  const std::vector<float> expected = WeightsOf(call);
+  ASSERT_EQ(expected.size(), static_cast<size_t>(kHeads * kLength * 3));
+  for (size_t row = 0; row < expected.size(); row += 3) {
+    EXPECT_EQ(expected[row + 1], 0) << row;
+    EXPECT_NEAR(expected[row] + expected[row + 2], 1, 1e-6) << row;
+  }
+  for (const TensorView& mask : masks) {
+    call.mask = mask;
+    EXPECT_EQ(WeightsOf(call), expected) << NameOf(mask.dtype);
+  }
+}
+
+TEST_F(ServedClientTest, PositionHidesKeys) {
+  AttendCall call = SelfAttention();
+  call.window = {.left = 0, .right = 0};
+  EXPECT_THAT(WeightsOf(call), ElementsAre(1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 0, 1));
+
+  const std::vector<float> q(x_.begin(), x_.begin() + kSize);
+  const TensorView keys = View<float>({1, 1, kLength, kSize}, absl::MakeConstSpan(x_).first(12));
+  AttendCall one_query{.q = View<float>({1, 1, 1, kSize}, q), .k = keys, .v = keys, .causal = true};
+  EXPECT_THAT(WeightsOf(one_query), ElementsAre(1, 0, 0));
+  one_query.alignment = Alignment::kBottomRight;
+  EXPECT_THAT(WeightsOf(one_query), Each(testing::Gt(0.0f)));
+
+  const int64_t lengths[] = {1};
+  call = SelfAttention();
+  call.key_lengths = lengths;
+  EXPECT_THAT(WeightsOf(call),
+              ElementsAreArray({1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 0}));
+}
+
+TEST_F(ServedClientTest, ScaleAndSoftcapReachTheScores) {
+  AttendCall call = SelfAttention();
+  call.scale = 0;
+  EXPECT_THAT(WeightsOf(call), Each(FloatNear(1.0f / 3, 1e-6f)));
+  call.scale = 100;
+  call.softcap = 2;
+  call.score_output = ScoreOutput::kSoftcapped;
+  EXPECT_THAT(ToFloats(*Attend(call).scores), Each(AllOf(testing::Ge(-2.0f), testing::Le(2.0f))));
+}
+
+TEST_F(ServedClientTest, ADecodeStepIsTheLastRowOfTheWhole) {
+  AttendCall whole = SelfAttention();
+  whole.causal = true;
+  const std::vector<float> expected = ToFloats(Attend(whole).y);
+
+  std::vector<float> past, last;
+  for (int64_t h = 0; h < kHeads; ++h) {
+    const auto head = x_.begin() + h * kLength * kSize;
+    past.insert(past.end(), head, head + 2 * kSize);
+    last.insert(last.end(), head + 2 * kSize, head + 3 * kSize);
+  }
+  const TensorView token = View<float>({1, kHeads, 1, kSize}, last);
+  const TensorView before = View<float>({1, kHeads, 2, kSize}, past);
+  const AttendResult step = Attend({.q = token,
+                                    .k = token,
+                                    .v = token,
+                                    .past_key = before,
+                                    .past_value = before,
+                                    .causal = true,
+                                    .wants_present = true});
+  for (int64_t h = 0; h < kHeads; ++h) {
+    for (int64_t d = 0; d < kSize; ++d) {
+      EXPECT_NEAR(step.y.values<float>()[h * kSize + d], expected[(h * kLength + 2) * kSize + d],
+                  1e-6)
+          << h << ", " << d;
+    }
+  }
+  EXPECT_EQ(ToFloats(*step.present_key), x_);
+  EXPECT_EQ(ToFloats(*step.present_value), x_);
+}
+
+TEST_F(ServedClientTest, DropoutFollowsItsSeed) {
+  AttendCall call = SelfAttention();
+  call.dropout = Dropout{.probability = 0.5, .seed = 1};
+  const std::vector<float> first = WeightsOf(call);
+  EXPECT_EQ(WeightsOf(call), first);
+  EXPECT_THAT(first, Contains(0.0f));
+  call.dropout->seed = 2;
+  EXPECT_NE(WeightsOf(call), first);
+}
+
+TEST_F(ServedClientTest, OutputsHaveTheInputsType) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    const std::vector<std::byte> zeros(kLength * kSize * SizeOf(dtype));
+    const TensorView x{dtype, {1, 1, kLength, kSize}, zeros};
+    const AttendResult result = Attend({.q = x, .k = x, .v = x, .wants_lse = true});
+    EXPECT_EQ(result.y.dtype(), dtype) << NameOf(dtype);
+    ASSERT_TRUE(result.lse.has_value());
+    EXPECT_EQ(result.lse->dtype(), dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32)
+        << NameOf(dtype);
+  }
+}
+
+TEST_F(ServedClientTest, AnEmptyBatchIsNoError) {
+  const TensorView empty = View<float>({0, 1, 3, 4}, {});
+  EXPECT_EQ(Attend({.q = empty, .k = empty, .v = empty}).y.shape(), (Shape{0, 1, 3, 4}));
+}
+
+TEST_F(ServedClientTest, CallsAtOnceKeepTheirAnswersApart) {
+  constexpr int kCalls = 32;
+  std::vector<std::vector<float>> values(kCalls);
+  std::vector<std::promise<absl::StatusOr<AttendResult>>> results(kCalls);
+  for (int i = 0; i < kCalls; ++i) {
+    values[i].assign(kLength * kSize, static_cast<float>(i));
+    const TensorView x = View<float>({1, 1, kLength, kSize}, values[i]);
+    client_->AttendAsync({.q = x, .k = x, .v = x}, {},
+                         [&result = results[i]](absl::StatusOr<AttendResult> answer) {
+                           result.set_value(std::move(answer));
+                         });
+  }
+  for (int i = 0; i < kCalls; ++i) {
+    const absl::StatusOr<AttendResult> result = results[i].get_future().get();
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_THAT(result->y.values<float>(), Each(FloatNear(static_cast<float>(i), 1e-5f)));
+  }
+}
+
+TEST_F(ServedClientTest, WrongCallsNameTheField) {
+  AttendCall call = SelfAttention();
+  call.k.shape = {1, kHeads, 6, 2};
+  const absl::Status status = client_->Attend(call).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("k has head size 2, q has 4"));
+}
+
+TEST_F(ServedClientTest, DiagnosesAFloatMaskOfZeroAndOne) {
+  const float mask[] = {1, 0, 1};
+  AttendCall call = SelfAttention();
+  call.mask = View<float>({3}, mask);
+  const absl::StatusOr<Diagnosis> diagnosis = client_->Diagnose(call);
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_THAT(diagnosis->problem, HasSubstr("Hq=2"));
+  EXPECT_THAT(diagnosis->warnings, Contains(HasSubstr("mask")));
+  ASSERT_EQ(diagnosis->inputs.size(), 4u);
+  EXPECT_EQ(diagnosis->inputs[3].name, "mask");
+  EXPECT_EQ(diagnosis->inputs[3].shape, (Shape{3}));
+  EXPECT_EQ(diagnosis->inputs[3].mean, 2.0 / 3);
+  EXPECT_EQ(diagnosis->pairs, kHeads * kLength * kLength);
+  EXPECT_EQ(diagnosis->empty_rows, 0);
+  EXPECT_NEAR(diagnosis->row_sums.min.value_or(0), 1, 1e-6);
+  const auto chosen = std::find_if(diagnosis->backends.begin(), diagnosis->backends.end(),
+                                   [](const BackendChoice& choice) { return choice.chosen; });
+  ASSERT_NE(chosen, diagnosis->backends.end());
+  EXPECT_EQ(chosen->backend, "cpu");
+}
+
+TEST_F(ServedClientTest, EstimatesTheScoreMatrixOfTheTutorial) {
+  const absl::StatusOr<MemoryEstimates> memory =
+      client_->EstimateMemory({.batch = 32, .query_heads = 8, .lengths = {512, 1024}});
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  ASSERT_EQ(memory->estimates.size(), 2u);
+  EXPECT_EQ(memory->estimates[0].length, 512);
+  EXPECT_EQ(memory->estimates[0].standard_bytes, int64_t{256} << 20);
+  EXPECT_EQ(memory->estimates[1].standard_bytes, int64_t{1024} << 20);
+  EXPECT_LT(memory->estimates[1].fused_bytes, memory->estimates[1].chunked_bytes);
+  EXPECT_EQ(client_->EstimateMemory({.lengths = {}}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ServedClientTest, TellsWhoAnswers) {
+  const absl::StatusOr<ServerInfo> info = client_->GetServerInfo();
+  ASSERT_TRUE(info.ok()) << info.status();
+  EXPECT_FALSE(info->version.empty());
+  EXPECT_EQ(info->compute_threads, 2);
+  EXPECT_GT(info->max_message_bytes, 0);
+  ASSERT_FALSE(info->backends.empty());
+  EXPECT_EQ(info->backends.back().name, "reference");
+  EXPECT_TRUE(info->backends.back().available);
+}
+
+TEST_F(ServedClientTest, TellsWhetherItIsReady) {
+  const absl::StatusOr<HealthStatus> server = client_->CheckHealth();
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ(*server, HealthStatus::kServing);
+  const absl::StatusOr<HealthStatus> service = client_->CheckHealth("rapt.v1.AttentionService");
+  ASSERT_TRUE(service.ok()) << service.status();
+  EXPECT_EQ(*service, HealthStatus::kServing);
+  EXPECT_EQ(client_->CheckHealth("no.such.Service").status().code(), absl::StatusCode::kNotFound);
+}
+
+// Self-attention over one token, for the tests below.
+class OneToken {
+ public:
+  operator AttendCall() const {
+    const TensorView x = View<float>({1, 1, 1, 4}, x_);
+    return {.q = x, .k = x, .v = x};
+  }
+
+ private:
+  const std::vector<float> x_ = {1, 2, 3, 4};
+};
+
+TEST(ServerFaultsTest, ACallOverTheServersLimitIsRefused) {
+  ServerProcess server({"--max_message_bytes=65536"});
+  const auto client = Client::Connect(server.grpc_address());
+  ASSERT_TRUE(client.ok()) << client.status();
+  const std::vector<float> values(1 << 16);
+  const TensorView x = View<float>({1, 1, 1 << 10, 1 << 6}, values);
+  EXPECT_EQ((*client)->Attend({.q = x, .k = x, .v = x}).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE((*client)->Attend(OneToken()).ok());
+}
+
+TEST(ServerFaultsTest, AServerKilledInACallIsUnavailable) {
+  ServerProcess server({"--backend=reference", "--threads=1"});
+  const auto client = Client::Connect(server.grpc_address(), {.retries = {.max_attempts = 1}});
+  ASSERT_TRUE(client.ok()) << client.status();
+  // Seconds of work in few bytes: the server can't answer first.
+  const std::vector<float> values(16384, 0.5f);
+  const TensorView x = View<float>({1, 1, 16384, 1}, values);
+  std::promise<absl::Status> status;
+  (*client)->AttendAsync(
+      {.q = x, .k = x, .v = x}, {},
+      [&status](const absl::StatusOr<AttendResult>& result) { status.set_value(result.status()); });
+  server.Signal(SIGKILL);
+  EXPECT_EQ(server.Wait(), -SIGKILL);
+  const absl::Status got = status.get_future().get();
+  EXPECT_EQ(got.code(), absl::StatusCode::kUnavailable) << got;
+  EXPECT_THAT(got.message(), HasSubstr(server.grpc_address()));
+}
+
+TEST(ServerFaultsTest, RetriesBridgeARestart) {
+  auto server = std::make_unique<ServerProcess>();
+  const std::string address = server->grpc_address();
+  RetryPolicy retries{.max_attempts = 10'000, .max_backoff = std::chrono::milliseconds(100)};
+  const auto client = Client::Connect(address, {.retries = retries});
+  ASSERT_TRUE(client.ok()) << client.status();
+  const OneToken call;
+  ASSERT_TRUE((*client)->Attend(call).ok());
+  server->Signal(SIGKILL);
+  EXPECT_EQ(server->Wait(), -SIGKILL);
+  std::promise<absl::StatusOr<AttendResult>> result;
+  (*client)->AttendAsync(call, {}, [&result](absl::StatusOr<AttendResult> answer) {
+    result.set_value(std::move(answer));
+  });
+  server = std::make_unique<ServerProcess>(std::vector<std::string>{"--grpc_address=" + address});
+  const absl::StatusOr<AttendResult> got = result.get_future().get();
+  EXPECT_TRUE(got.ok()) << got.status();
+}
+
+}  // namespace
+}  // namespace rapt::client
