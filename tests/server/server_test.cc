@@ -1,11 +1,7 @@
 // The real rapt-server, started as a child process and called as any client would call it.
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
+#include "tests/support/loopback.h"
 #include "tests/support/server_process.h"
 
 namespace rapt {
@@ -36,6 +32,8 @@ using inference::GRPCInferenceService;
 using inference::ModelInferRequest;
 using inference::ModelInferResponse;
 using test::ChildProcess;
+using test::Exchange;
+using test::HttpGet;
 using test::ServerCommand;
 using test::ServerProcess;
 using ::testing::FloatNear;
@@ -83,37 +81,6 @@ std::vector<float> Floats(const std::string& raw) {
   std::vector<float> values(raw.size() / sizeof(float));
   std::memcpy(values.data(), raw.data(), raw.size());
   return values;
-}
-
-int ConnectTo(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  int port = 0;
-  EXPECT_TRUE(absl::SimpleAtoi(address.substr(colon + 1), &port));
-  sockaddr_in name = {};
-  name.sin_family = AF_INET;
-  name.sin_port = htons(static_cast<uint16_t>(port));
-  inet_pton(AF_INET, address.substr(0, colon).c_str(), &name.sin_addr);
-  const int connection = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  EXPECT_EQ(connect(connection, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
-  return connection;
-}
-
-// Sends the bytes and reads until the other side closes.
-std::string Exchange(const std::string& address, const std::string& bytes) {
-  const int connection = ConnectTo(address);
-  EXPECT_EQ(send(connection, bytes.data(), bytes.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(bytes.size()));
-  shutdown(connection, SHUT_WR);
-  std::string answer;
-  char buffer[4096];
-  for (ssize_t n; (n = read(connection, buffer, sizeof(buffer))) > 0;) answer.append(buffer, n);
-  close(connection);
-  return answer;
-}
-
-// The whole response, header included.
-std::string HttpGet(const std::string& address, const std::string& path) {
-  return Exchange(address, absl::StrCat("GET ", path, " HTTP/1.0\r\n\r\n"));
 }
 
 std::string CountLine(const char* method, const char* code, int count) {

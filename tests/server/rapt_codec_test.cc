@@ -1,0 +1,308 @@
+// What rapt.v1's codec makes of a message. Refusals are in rapt_service_test, through the server.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/wire/rapt/codec.h"
+
+namespace rapt::native {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void SetTensor(v1::Tensor& tensor, v1::DataType dtype, const std::vector<int64_t>& shape,
+               int64_t element_bytes) {
+  tensor.set_dtype(dtype);
+  tensor.mutable_shape()->Assign(shape.begin(), shape.end());
+  const int64_t count =
+      std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  tensor.set_data(std::string(count * element_bytes, '\0'));
+}
+
+// Two batch rows, four query heads over two, three queries, five keys, sizes 8 and 6.
+v1::AttendRequest SomeCall() {
+  v1::AttendRequest message;
+  SetTensor(*message.mutable_q(), v1::FP32, {2, 4, 3, 8}, 4);
+  SetTensor(*message.mutable_k(), v1::FP32, {2, 2, 5, 8}, 4);
+  SetTensor(*message.mutable_v(), v1::FP32, {2, 2, 5, 6}, 4);
+  return message;
+}
+
+absl::StatusOr<InputBuffer> NothingToAllocate(int64_t bytes) {
+  ADD_FAILURE() << "asked for " << bytes << " bytes";
+  return absl::InternalError("unexpected");
+}
+
+Request MustDecode(const v1::AttendRequest& message) {
+  absl::StatusOr<Request> request = DecodeCall(message, NothingToAllocate);
+  EXPECT_TRUE(request.ok()) << request.status();
+  return request.ok() ? *std::move(request) : Request{};
+}
+
+Problem DecodedProblem(const v1::AttendRequest& message) {
+  return MustDecode(message).call.problem;
+}
+
+TEST(RaptCodecTest, ReadsTensorsWhereTheyLie) {
+  v1::AttendRequest message = SomeCall();
+  SetTensor(*message.mutable_mask(), v1::FP16, {3, 5}, 2);
+  SetTensor(*message.mutable_past_key(), v1::FP32, {2, 2, 1, 8}, 4);
+  SetTensor(*message.mutable_past_value(), v1::FP32, {2, 2, 1, 6}, 4);
+  const Inputs inputs = MustDecode(message).inputs;
+  const auto data = [](const v1::Tensor& tensor) {
+    return reinterpret_cast<const std::byte*>(tensor.data().data());
+  };
+  EXPECT_EQ(inputs.query, data(message.q()));
+  EXPECT_EQ(inputs.key, data(message.k()));
+  EXPECT_EQ(inputs.value, data(message.v()));
+  EXPECT_EQ(inputs.mask, data(message.mask()));
+  EXPECT_EQ(inputs.past_key, data(message.past_key()));
+  EXPECT_EQ(inputs.past_value, data(message.past_value()));
+}
+
+TEST(RaptCodecTest, ADefaultCallIsPlainAttention) {
+  const Problem p = DecodedProblem(SomeCall());
+  EXPECT_EQ(p.dtype, DType::kFloat32);
+  EXPECT_EQ(p.batch, 2);
+  EXPECT_EQ(p.query_heads, 4);
+  EXPECT_EQ(p.kv_heads, 2);
+  EXPECT_EQ(p.query_length, 3);
+  EXPECT_EQ(p.key_length, 5);
+  EXPECT_EQ(p.past_length, 0);
+  EXPECT_EQ(p.head_size, 8);
+  EXPECT_EQ(p.value_head_size, 6);
+  EXPECT_FALSE(p.scale || p.mask || p.dropout || p.score_output);
+  EXPECT_FALSE(p.causal || p.has_key_lengths || p.softmax_in_fp64 || p.wants_lse ||
+               p.wants_present);
+  EXPECT_EQ(p.softcap, 0);
+  EXPECT_EQ(p.left_window, -1);
+  EXPECT_EQ(p.right_window, -1);
+  EXPECT_EQ(p.alignment, Alignment::kTopLeft);
+}
+
+TEST(RaptCodecTest, ReadsEveryFieldOfTheAttention) {
+  v1::AttendRequest message = SomeCall();
+  v1::Attention& attention = *message.mutable_attention();
+  attention.set_query_heads(4);
+  attention.set_kv_heads(2);
+  attention.set_scale(0);
+  attention.set_softcap(30);
+  attention.set_causal(true);
+  attention.set_alignment(v1::BOTTOM_RIGHT);
+  attention.mutable_window()->set_left(0);
+  attention.set_softmax_in_fp64(true);
+  attention.mutable_dropout()->set_probability(0.25);
+  attention.mutable_dropout()->set_seed(0xFFFFFFFFFFFFFFFF);
+  message.add_key_lengths(5);
+  message.add_key_lengths(0);
+  message.set_want_lse(true);
+  message.set_want_present(true);
+  const Request request = MustDecode(message);
+  const Problem& p = request.call.problem;
+  EXPECT_EQ(p.scale, 0.0) << "0 is a scale like any other";
+  EXPECT_EQ(p.softcap, 30);
+  EXPECT_TRUE(p.causal);
+  EXPECT_EQ(p.alignment, Alignment::kBottomRight);
+  EXPECT_EQ(p.left_window, 0);
+  EXPECT_EQ(p.right_window, -1);
+  EXPECT_TRUE(p.softmax_in_fp64);
+  ASSERT_TRUE(p.dropout.has_value());
+  EXPECT_EQ(p.dropout->probability, 0.25);
+  EXPECT_EQ(p.dropout->seed, 0xFFFFFFFFFFFFFFFF);
+  EXPECT_TRUE(p.has_key_lengths);
+  EXPECT_THAT(request.inputs.key_lengths, ElementsAre(5, 0));
+  EXPECT_TRUE(p.wants_lse);
+  EXPECT_TRUE(p.wants_present);
+}
+
+TEST(RaptCodecTest, ReadsEveryScoreOutput) {
+  const std::pair<v1::ScoreOutput, ScoreOutput> outputs[] = {
+      {v1::SCORES, ScoreOutput::kScores},
+      {v1::SOFTCAPPED, ScoreOutput::kSoftcapped},
+      {v1::BIASED, ScoreOutput::kBiased},
+      {v1::WEIGHTS, ScoreOutput::kWeights},
+  };
+  for (const auto& [code, output] : outputs) {
+    v1::AttendRequest message = SomeCall();
+    message.set_score_output(code);
+    EXPECT_EQ(DecodedProblem(message).score_output, output) << v1::ScoreOutput_Name(code);
+  }
+}
+
+TEST(RaptCodecTest, ReadsEveryLayout) {
+  v1::AttendRequest message = SomeCall();
+  message.mutable_attention()->set_layout(v1::BSHD);
+  SetTensor(*message.mutable_q(), v1::FP32, {2, 3, 4, 8}, 4);
+  SetTensor(*message.mutable_k(), v1::FP32, {2, 5, 2, 8}, 4);
+  SetTensor(*message.mutable_v(), v1::FP32, {2, 5, 2, 6}, 4);
+  Request request = MustDecode(message);
+  EXPECT_EQ(request.call.problem.query_heads, 4);
+  EXPECT_EQ(request.call.layout, Layout::kBshd);
+  EXPECT_THAT(request.call.y.shape, ElementsAre(2, 3, 4, 6));
+
+  SetTensor(*message.mutable_q(), v1::FP32, {2, 3, 32}, 4);
+  SetTensor(*message.mutable_k(), v1::FP32, {2, 5, 16}, 4);
+  SetTensor(*message.mutable_v(), v1::FP32, {2, 5, 12}, 4);
+  message.mutable_attention()->set_query_heads(4);
+  message.mutable_attention()->set_kv_heads(2);
+  for (const v1::Layout layout : {v1::BSE, v1::LAYOUT_UNSPECIFIED}) {
+    message.mutable_attention()->set_layout(layout);
+    request = MustDecode(message);
+    EXPECT_EQ(request.call.problem.query_heads, 4);
+    EXPECT_EQ(request.call.problem.value_head_size, 6);
+    EXPECT_EQ(request.call.layout, Layout::kBse);
+    EXPECT_THAT(request.call.y.shape, ElementsAre(2, 3, 24));
+  }
+}
+
+TEST(RaptCodecTest, ThreeDimensionsWithoutHeadCountsAreOneHead) {
+  v1::AttendRequest message;
+  SetTensor(*message.mutable_q(), v1::BF16, {2, 3, 8}, 2);
+  SetTensor(*message.mutable_k(), v1::BF16, {2, 5, 8}, 2);
+  SetTensor(*message.mutable_v(), v1::BF16, {2, 5, 6}, 2);
+  SetTensor(*message.mutable_mask(), v1::BOOL, {2, 1, 5}, 1);
+  const Problem p = DecodedProblem(message);
+  EXPECT_EQ(p.dtype, DType::kBFloat16);
+  EXPECT_EQ(p.query_heads, 1);
+  EXPECT_EQ(p.head_size, 8);
+  EXPECT_THAT(p.mask->dims, ElementsAre(2, 1, 1, 5)) << "rank 3 is [B, S, T] here";
+}
+
+template <typename Int>
+std::string Bytes(const std::vector<Int>& values) {
+  std::string bytes(values.size() * sizeof(Int), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+// Decodes a call with that mask [3, 5]; the bools it became are written to `bools`.
+template <typename Int>
+absl::StatusOr<Request> DecodeWithMask(v1::DataType dtype, const std::vector<Int>& values,
+                                       std::vector<std::byte>& bools) {
+  v1::AttendRequest message = SomeCall();
+  SetTensor(*message.mutable_mask(), dtype, {3, 5}, sizeof(Int));
+  message.mutable_mask()->set_data(Bytes(values));
+  return DecodeCall(message, [&](int64_t bytes) -> absl::StatusOr<InputBuffer> {
+    bools.assign(bytes, std::byte{9});
+    return InputBuffer{absl::MakeSpan(bools), std::make_shared<int>()};
+  });
+}
+
+template <typename Int>
+void ExpectBecomesBool(v1::DataType dtype) {
+  std::vector<std::byte> bools;
+  const std::vector<Int> values = {1, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 1, 0, 1, 0};
+  const absl::StatusOr<Request> request = DecodeWithMask(dtype, values, bools);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->call.problem.mask->dtype, DType::kBool);
+  EXPECT_EQ(request->inputs.mask, bools.data());
+  EXPECT_NE(request->owner, nullptr) << "the request keeps the bools alive";
+  ASSERT_EQ(bools.size(), values.size());
+  for (size_t n = 0; n < values.size(); ++n) {
+    EXPECT_EQ(bools[n], static_cast<std::byte>(values[n])) << v1::DataType_Name(dtype) << " " << n;
+  }
+}
+
+TEST(RaptCodecTest, IntegerMasksBecomeBool) {
+  ExpectBecomesBool<int8_t>(v1::INT8);
+  ExpectBecomesBool<uint8_t>(v1::UINT8);
+  ExpectBecomesBool<int32_t>(v1::INT32);
+  ExpectBecomesBool<int64_t>(v1::INT64);
+}
+
+// Values that are a bit when cut to fewer bytes.
+TEST(RaptCodecTest, IntegerMasksHoldNothingElse) {
+  std::vector<std::byte> bools;
+  std::vector<int64_t> wide(15, 1);
+  wide[7] = int64_t{1} << 32;
+  absl::Status status = DecodeWithMask(v1::INT64, wide, bools).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("mask[1, 2] is 4294967296; INT64"));
+  std::vector<int32_t> narrow(15, 0);
+  narrow[14] = 256;
+  status = DecodeWithMask(v1::INT32, narrow, bools).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("mask[2, 4] is 256; INT32"));
+  std::vector<int8_t> negative(15, 0);
+  negative[0] = -1;
+  status = DecodeWithMask(v1::INT8, negative, bools).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("mask[0, 0] is -1; INT8"));
+}
+
+TEST(RaptCodecTest, AMaskThatHasNoRoomIsRefused) {
+  v1::AttendRequest message = SomeCall();
+  SetTensor(*message.mutable_mask(), v1::INT64, {3, 5}, 8);
+  int64_t asked_bytes = 0;
+  const absl::Status status =
+      DecodeCall(message, [&](int64_t bytes) -> absl::StatusOr<InputBuffer> {
+        asked_bytes = bytes;
+        return absl::ResourceExhaustedError("no room");
+      }).status();
+  EXPECT_EQ(status, absl::ResourceExhaustedError("no room"));
+  EXPECT_EQ(asked_bytes, 15) << "a byte an element";
+}
+
+TEST(RaptCodecTest, NothingIsAllocatedForACallThatIsWrongAnyway) {
+  v1::AttendRequest message = SomeCall();
+  SetTensor(*message.mutable_mask(), v1::INT64, {4, 5}, 8);
+  const absl::Status status = DecodeCall(message, NothingToAllocate).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("does not broadcast"));
+}
+
+TEST(RaptCodecTest, TheAnswerHoldsWhatWasAskedFor) {
+  v1::AttendRequest message = SomeCall();
+  message.set_want_lse(true);
+  message.set_score_output(v1::WEIGHTS);
+  const ResolvedCall call = MustDecode(message).call;
+  const std::vector<float> y(2 * 4 * 3 * 6, 1.5f);
+  const std::vector<float> lse(2 * 4 * 3, 2.5f);
+  const std::vector<float> scores(2 * 4 * 3 * 5, 0.2f);
+  const auto buffer = [](const std::vector<float>& values) {
+    return OutputBuffer{{reinterpret_cast<const std::byte*>(values.data()), values.size() * 4}, {}};
+  };
+  Result result;
+  result.y = buffer(y);
+  result.lse = buffer(lse);
+  result.scores = buffer(scores);
+  result.backend = "cpu";
+  result.plan = "cpu/avx2 q48 k64 s1";
+  result.queue_time = std::chrono::microseconds(12);
+  result.compute_time = std::chrono::nanoseconds(34567);
+  v1::AttendResponse response;
+  EncodeResult(call, result, response);
+  EXPECT_EQ(response.y().dtype(), v1::FP32);
+  EXPECT_THAT(response.y().shape(), ElementsAre(2, 4, 3, 6));
+  EXPECT_EQ(response.y().data(), Bytes(y));
+  EXPECT_THAT(response.lse().shape(), ElementsAre(2, 4, 3));
+  EXPECT_EQ(response.lse().data(), Bytes(lse));
+  EXPECT_THAT(response.scores().shape(), ElementsAre(2, 4, 3, 5));
+  EXPECT_EQ(response.scores().data(), Bytes(scores));
+  EXPECT_FALSE(response.has_present_key() || response.has_present_value());
+  EXPECT_EQ(response.backend(), "cpu");
+  EXPECT_EQ(response.plan(), "cpu/avx2 q48 k64 s1");
+  EXPECT_EQ(response.timing().queue_us(), 12);
+  EXPECT_EQ(response.timing().compute_us(), 34);
+}
+
+TEST(RaptCodecTest, AnAnswerBeyondAMessagesLimitIsRefused) {
+  v1::AttendRequest message;
+  for (v1::Tensor* tensor : {message.mutable_q(), message.mutable_k(), message.mutable_v()}) {
+    SetTensor(*tensor, v1::FP32, {1, 1, 1 << 15, 1}, 4);
+  }
+  EXPECT_TRUE(CheckAnswerSize(MustDecode(message).call).ok());
+  message.set_score_output(v1::SCORES);  // 4 GiB
+  const absl::Status status = CheckAnswerSize(MustDecode(message).call);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("4295098368"));
+}
+
+}  // namespace
+}  // namespace rapt::native

@@ -1,0 +1,153 @@
+#include "tests/server/rapt_messages.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "server/attention/half.h"
+
+namespace rapt::test {
+namespace {
+
+using Coordinates = std::function<void(int64_t b, int64_t h, int64_t s, int64_t e)>;
+
+// Calls `visit` for every element in the order in which the layout has them.
+void ForEach(const Dims& dims, v1::Layout layout, const Coordinates& visit) {
+  const bool heads_first = layout == v1::BHSD;
+  const int64_t outer = heads_first ? dims[1] : dims[2];
+  const int64_t inner = heads_first ? dims[2] : dims[1];
+  for (int64_t b = 0; b < dims[0]; ++b) {
+    for (int64_t m = 0; m < outer; ++m) {
+      for (int64_t n = 0; n < inner; ++n) {
+        for (int64_t e = 0; e < dims[3]; ++e) {
+          heads_first ? visit(b, m, n, e) : visit(b, n, m, e);
+        }
+      }
+    }
+  }
+}
+
+std::vector<int64_t> ShapeOf(const Dims& d, v1::Layout layout) {
+  if (layout == v1::BSHD) return {d[0], d[2], d[1], d[3]};
+  if (layout == v1::BSE) return {d[0], d[2], d[1] * d[3]};
+  return {d[0], d[1], d[2], d[3]};
+}
+
+Tensor ReadTensor(const std::string& name, const v1::Tensor& message, DType dtype, const Dims& dims,
+                  const std::vector<int64_t>& shape, v1::Layout layout = v1::BHSD) {
+  Tensor tensor(dtype, dims);
+  EXPECT_EQ(message.dtype(), CodeOf(dtype)) << name;
+  EXPECT_EQ(std::vector<int64_t>(message.shape().begin(), message.shape().end()), shape) << name;
+  EXPECT_EQ(static_cast<int64_t>(message.data().size()), tensor.size() * SizeOf(dtype)) << name;
+  if (::testing::Test::HasFailure()) return tensor;
+  const auto* data = reinterpret_cast<const std::byte*>(message.data().data());
+  int64_t index = 0;
+  ForEach(dims, layout, [&](int64_t b, int64_t h, int64_t s, int64_t e) {
+    tensor.Set(b, h, s, e, LoadElement(data, dtype, index++));
+  });
+  return tensor;
+}
+
+v1::ScoreOutput CodeOf(ScoreOutput output) {
+  return static_cast<v1::ScoreOutput>(static_cast<int>(output) + 1);
+}
+
+void WriteAttention(const Problem& p, v1::Layout layout, v1::Attention& attention) {
+  attention.set_layout(layout);
+  if (layout == v1::BSE) {
+    attention.set_query_heads(p.query_heads);
+    attention.set_kv_heads(p.kv_heads);
+  }
+  if (p.scale) attention.set_scale(*p.scale);
+  attention.set_softcap(p.softcap);
+  attention.set_causal(p.causal);
+  attention.set_alignment(p.alignment == Alignment::kTopLeft ? v1::TOP_LEFT : v1::BOTTOM_RIGHT);
+  if (p.left_window >= 0) attention.mutable_window()->set_left(p.left_window);
+  if (p.right_window >= 0) attention.mutable_window()->set_right(p.right_window);
+  attention.set_softmax_in_fp64(p.softmax_in_fp64);
+  if (p.dropout) {
+    attention.mutable_dropout()->set_probability(p.dropout->probability);
+    attention.mutable_dropout()->set_seed(p.dropout->seed);
+  }
+}
+
+}  // namespace
+
+v1::DataType CodeOf(DType dtype) {
+  v1::DataType code = v1::DATA_TYPE_UNSPECIFIED;
+  EXPECT_TRUE(v1::DataType_Parse(std::string(NameOf(dtype)), &code)) << NameOf(dtype);
+  return code;
+}
+
+v1::Tensor ToMessage(const Tensor& tensor, v1::Layout layout) {
+  v1::Tensor message;
+  const int64_t element_bytes = SizeOf(tensor.dtype());
+  message.set_dtype(CodeOf(tensor.dtype()));
+  const std::vector<int64_t> shape = ShapeOf(tensor.dims(), layout);
+  message.mutable_shape()->Assign(shape.begin(), shape.end());
+  std::string data(tensor.size() * element_bytes, '\0');
+  auto* bytes = reinterpret_cast<std::byte*>(data.data());
+  int64_t index = 0;
+  ForEach(tensor.dims(), layout, [&](int64_t b, int64_t h, int64_t s, int64_t e) {
+    const double value = tensor.At(b, h, s, e);
+    if (tensor.dtype() == DType::kBool) {
+      bytes[index++] = static_cast<std::byte>(value != 0);
+    } else {
+      StoreElement(bytes, tensor.dtype(), index++, value);
+    }
+  });
+  message.set_data(std::move(data));
+  return message;
+}
+
+v1::AttendRequest ToMessage(const Problem& p, const Inputs& inputs, v1::Layout layout) {
+  v1::AttendRequest message;
+  *message.mutable_q() = ToMessage(inputs.query, layout);
+  *message.mutable_k() = ToMessage(inputs.key, layout);
+  *message.mutable_v() = ToMessage(inputs.value, layout);
+  if (inputs.mask) *message.mutable_mask() = ToMessage(*inputs.mask);
+  if (inputs.past_key) *message.mutable_past_key() = ToMessage(*inputs.past_key);
+  if (inputs.past_value) *message.mutable_past_value() = ToMessage(*inputs.past_value);
+  message.mutable_key_lengths()->Assign(inputs.key_lengths.begin(), inputs.key_lengths.end());
+  WriteAttention(p, layout, *message.mutable_attention());
+  if (p.score_output) message.set_score_output(CodeOf(*p.score_output));
+  message.set_want_lse(p.wants_lse);
+  message.set_want_present(p.wants_present);
+  return message;
+}
+
+Outputs FromMessage(const Problem& p, const v1::AttendResponse& response, v1::Layout layout) {
+  EXPECT_TRUE(response.has_y());
+  EXPECT_EQ(response.has_lse(), p.wants_lse);
+  EXPECT_EQ(response.has_scores(), p.score_output.has_value());
+  EXPECT_EQ(response.has_present_key(), p.wants_present);
+  EXPECT_EQ(response.has_present_value(), p.wants_present);
+  const int64_t t = p.total_keys();
+  const Dims y = {p.batch, p.query_heads, p.query_length, p.value_head_size};
+  const auto read = [&](const char* name, const v1::Tensor& message, int64_t heads, int64_t length,
+                        int64_t size) {
+    const Dims dims = {p.batch, heads, length, size};
+    return ReadTensor(name, message, p.dtype, dims, ShapeOf(dims, v1::BHSD));
+  };
+  Outputs outputs;
+  outputs.plan = response.plan();
+  outputs.output = ReadTensor("y", response.y(), p.dtype, y, ShapeOf(y, layout), layout);
+  if (p.wants_lse) {
+    outputs.lse = ReadTensor("lse", response.lse(), p.lse_dtype(),
+                             {p.batch, p.query_heads, p.query_length, 1},
+                             {p.batch, p.query_heads, p.query_length});
+  }
+  if (p.score_output) {
+    outputs.scores = read("scores", response.scores(), p.query_heads, p.query_length, t);
+  }
+  if (p.wants_present) {
+    outputs.present_key = read("present_key", response.present_key(), p.kv_heads, t, p.head_size);
+    outputs.present_value =
+        read("present_value", response.present_value(), p.kv_heads, t, p.value_head_size);
+  }
+  return outputs;
+}
+
+}  // namespace rapt::test

@@ -1,0 +1,28 @@
+// Requests of rapt.v1 made from the tests' tensors, and its responses read back into them.
+#ifndef RAPT_TESTS_SERVER_RAPT_MESSAGES_H_
+#define RAPT_TESTS_SERVER_RAPT_MESSAGES_H_
+
+#include "proto/rapt/v1/attention.pb.h"
+#include "server/attention/problem.h"
+#include "tests/support/oracle.h"
+#include "tests/support/run_attention.h"
+#include "tests/support/tensor.h"
+
+namespace rapt::test {
+
+v1::DataType CodeOf(DType dtype);
+
+// Row-major in that layout.
+v1::Tensor ToMessage(const Tensor& tensor, v1::Layout layout = v1::BHSD);
+
+// All that the problem says, its Q, K and V in that layout.
+v1::AttendRequest ToMessage(const Problem& problem, const Inputs& inputs,
+                            v1::Layout layout = v1::BHSD);
+
+// What the response to such a request holds. A type or shape other than the problem's, an output
+// that is missing or was not asked for: each is a test failure.
+Outputs FromMessage(const Problem& problem, const v1::AttendResponse& response, v1::Layout layout);
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SERVER_RAPT_MESSAGES_H_

@@ -1,0 +1,1069 @@
+// rapt.v1.AttentionService of the real rapt-server, called through gRPC.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <future>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/rapt/v1/attention.grpc.pb.h"
+#include "server/attention/attention.h"
+#include "server/attention/memory_estimate.h"
+#include "server/base/version.h"
+#include "tests/server/rapt_messages.h"
+#include "tests/support/loopback.h"
+#include "tests/support/server_process.h"
+
+namespace rapt::test {
+namespace {
+
+using grpc::StatusCode;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr char kServiceName[] = "rapt.v1.AttentionService";
+constexpr v1::Layout kLayouts[] = {v1::BHSD, v1::BSHD, v1::BSE};
+constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                                 DType::kFloat64};
+
+std::unique_ptr<v1::AttentionService::Stub> Connect(const ServerProcess& server) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  return v1::AttentionService::NewStub(grpc::CreateCustomChannel(
+      server.grpc_address(), grpc::InsecureChannelCredentials(), arguments));
+}
+
+std::string Metrics(const ServerProcess& server) {
+  return HttpGet(server.metrics_address(), "/metrics");
+}
+
+// A call is counted when its answer has left, which its caller may see a moment earlier.
+void WaitForCount(const ServerProcess& server, const char* method, const char* code, int count) {
+  const std::string line = absl::StrCat("rapt_requests_total{code=\"", code, "\",method=\"",
+                                        kServiceName, "/", method, "\"} ", count, "\n");
+  while (Metrics(server).find(line) == std::string::npos) {
+  }
+}
+
+// One server for all tests that leave it as it was.
+class RaptServiceTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { server_ = new ServerProcess({"--threads=2"}); }
+  static void TearDownTestSuite() { delete server_; }
+
+  grpc::Status TryAttend(const v1::AttendRequest& request, v1::AttendResponse& response) {
+    grpc::ClientContext context;
+    return stub_->Attend(&context, request, &response);
+  }
+
+  v1::AttendResponse Attend(const v1::AttendRequest& request) {
+    v1::AttendResponse response;
+    const grpc::Status status = TryAttend(request, response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+
+  grpc::Status TryDiagnose(const v1::AttendRequest& call, v1::DiagnoseResponse& response) {
+    grpc::ClientContext context;
+    v1::DiagnoseRequest request;
+    *request.mutable_call() = call;
+    return stub_->Diagnose(&context, request, &response);
+  }
+
+  v1::DiagnoseResponse Diagnose(const v1::AttendRequest& call) {
+    v1::DiagnoseResponse response;
+    const grpc::Status status = TryDiagnose(call, response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+
+  grpc::Status TryEstimate(const v1::EstimateMemoryRequest& request,
+                           v1::EstimateMemoryResponse& response) {
+    grpc::ClientContext context;
+    return stub_->EstimateMemory(&context, request, &response);
+  }
+
+  std::unique_ptr<v1::AttentionService::Stub> stub_ = Connect(*server_);
+  static ServerProcess* server_;
+};
+
+ServerProcess* RaptServiceTest::server_ = nullptr;
+
+// --- Attend --------------------------------------------------------------------------------------
+
+Problem SmallProblem() {
+  return {.batch = 2,
+          .query_heads = 4,
+          .kv_heads = 4,
+          .query_length = 5,
+          .key_length = 7,
+          .head_size = 8,
+          .value_head_size = 8};
+}
+
+struct Feature {
+  const char* name;
+  void (*change)(Problem& p);
+};
+
+constexpr Feature kFeatures[] = {
+    {"plain", [](Problem&) {}},
+    {"grouped heads", [](Problem& p) { p.kv_heads = 2; }},
+    {"one key/value head", [](Problem& p) { p.kv_heads = 1; }},
+    {"other value head size", [](Problem& p) { p.value_head_size = 3; }},
+    {"scale", [](Problem& p) { p.scale = -0.75; }},
+    {"scale of zero", [](Problem& p) { p.scale = 0; }},
+    {"softcap", [](Problem& p) { p.softcap = 1.5; }},
+    {"causal", [](Problem& p) { p.causal = true; }},
+    {"causal, bottom right",
+     [](Problem& p) {
+       p.causal = true;
+       p.alignment = Alignment::kBottomRight;
+     }},
+    {"window", [](Problem& p) { p.left_window = 1, p.right_window = 2; }},
+    {"window to the left", [](Problem& p) { p.left_window = 2; }},
+    {"window to the right", [](Problem& p) { p.right_window = 1; }},
+    {"window of the diagonal", [](Problem& p) { p.left_window = p.right_window = 0; }},
+    {"bool mask",
+     [](Problem& p) {
+       p.mask = MaskShape{DType::kBool, {2, 4, 5, 7}};
+     }},
+    {"broadcast mask",
+     [](Problem& p) {
+       p.mask = MaskShape{DType::kBool, {2, 1, 1, 7}};
+     }},
+    {"mask of a column",
+     [](Problem& p) {
+       p.mask = MaskShape{DType::kBool, {1, 4, 5, 1}};
+     }},
+    {"short mask",
+     [](Problem& p) {
+       p.mask = MaskShape{DType::kBool, {1, 1, 5, 4}};
+     }},
+    {"FP32 mask",
+     [](Problem& p) {
+       p.mask = MaskShape{DType::kFloat32, {1, 4, 5, 7}};
+     }},
+    {"FP16 mask",
+     [](Problem& p) {
+       p.mask = MaskShape{DType::kFloat16, {1, 1, 5, 7}};
+     }},
+    {"BF16 mask",
+     [](Problem& p) {
+       p.mask = MaskShape{DType::kBFloat16, {2, 1, 5, 7}};
+     }},
+    {"FP64 mask",
+     [](Problem& p) {
+       p.mask = MaskShape{DType::kFloat64, {2, 4, 1, 7}};
+     }},
+    {"past and present",
+     [](Problem& p) {
+       p.past_length = 3;
+       p.causal = true;
+       p.wants_present = true;
+     }},
+    {"present without a past", [](Problem& p) { p.wants_present = true; }},
+    {"key lengths", [](Problem& p) { p.has_key_lengths = true; }},
+    {"key lengths, causal",
+     [](Problem& p) {
+       p.has_key_lengths = true;
+       p.causal = true;
+       p.query_length = 2;
+     }},
+    {"lse", [](Problem& p) { p.wants_lse = true; }},
+    {"scores", [](Problem& p) { p.score_output = ScoreOutput::kScores; }},
+    {"softcapped scores",
+     [](Problem& p) {
+       p.score_output = ScoreOutput::kSoftcapped;
+       p.softcap = 2;
+     }},
+    {"biased scores",
+     [](Problem& p) {
+       p.score_output = ScoreOutput::kBiased;
+       p.mask = MaskShape{DType::kFloat32, {1, 1, 5, 7}};
+       p.causal = true;
+     }},
+    {"weights",
+     [](Problem& p) {
+       p.score_output = ScoreOutput::kWeights;
+       p.mask = MaskShape{DType::kBool, {1, 1, 5, 7}};
+     }},
+    {"softmax in FP64", [](Problem& p) { p.softmax_in_fp64 = true; }},
+    {"dropout",
+     [](Problem& p) {
+       p.dropout = Dropout{.probability = 0.3, .seed = 0x123456789ABCDEF0};
+       p.score_output = ScoreOutput::kWeights;
+     }},
+    {"everything at once",
+     [](Problem& p) {
+       p.kv_heads = 2;
+       p.past_length = 4;
+       p.value_head_size = 5;
+       p.scale = 0.5;
+       p.softcap = 3;
+       p.causal = true;
+       p.left_window = 6;
+       p.mask = MaskShape{DType::kFloat32, {2, 1, 5, 11}};
+       p.has_key_lengths = true;
+       p.wants_lse = p.wants_present = true;
+       p.score_output = ScoreOutput::kBiased;
+     }},
+    {"no queries", [](Problem& p) { p.query_length = 0; }},
+    {"no keys", [](Problem& p) { p.key_length = 0, p.wants_lse = true; }},
+    {"no batch", [](Problem& p) { p.batch = 0, p.wants_lse = true; }},
+};
+
+TEST_F(RaptServiceTest, ComputesEveryFeatureInEveryLayoutAndType) {
+  for (const Feature& feature : kFeatures) {
+    for (const DType dtype : kFloatTypes) {
+      Problem problem = SmallProblem();
+      problem.dtype = dtype;
+      feature.change(problem);
+      Rng rng(17);
+      const Inputs inputs = RandomInputs(problem, rng);
+      const Expected expected = rapt::test::Attend(problem, inputs);
+      for (const v1::Layout layout : kLayouts) {
+        SCOPED_TRACE(absl::StrCat(feature.name, " ", NameOf(dtype), " ", v1::Layout_Name(layout)));
+        const v1::AttendResponse response = Attend(ToMessage(problem, inputs, layout));
+        if (HasFailure()) return;
+        EXPECT_EQ(response.backend(), "cpu");
+        EXPECT_TRUE(Matches(problem, FromMessage(problem, response, layout), expected));
+      }
+    }
+  }
+}
+
+// Beyond what is answered on gRPC's own thread: many tasks, split keys.
+TEST_F(RaptServiceTest, ComputesWhatTakesAllThreads) {
+  Problem prefill = SmallProblem();
+  prefill.query_length = prefill.key_length = 300;
+  prefill.head_size = prefill.value_head_size = 64;
+  prefill.causal = prefill.wants_lse = true;
+  Problem decode = prefill;
+  decode.batch = 1;
+  decode.query_heads = 2;
+  decode.kv_heads = 1;
+  decode.query_length = 1;
+  decode.key_length = 5000;
+  decode.alignment = Alignment::kBottomRight;
+  for (const Problem& problem : {prefill, decode}) {
+    Rng rng(3);
+    const Inputs inputs = RandomInputs(problem, rng);
+    const v1::AttendResponse response = Attend(ToMessage(problem, inputs));
+    ASSERT_FALSE(HasFailure()) << ToText(problem);
+    EXPECT_TRUE(Matches(problem, FromMessage(problem, response, v1::BHSD),
+                        rapt::test::Attend(problem, inputs)))
+        << ToText(problem);
+    EXPECT_GT(response.timing().compute_us(), 0);
+  }
+}
+
+TEST_F(RaptServiceTest, GivesTheSameBitsForTheSameRequest) {
+  Problem problem = SmallProblem();
+  problem.query_length = problem.key_length = 200;
+  Rng rng(5);
+  const v1::AttendRequest request = ToMessage(problem, RandomInputs(problem, rng));
+  const v1::AttendResponse first = Attend(request);
+  const v1::AttendResponse second = Attend(request);
+  EXPECT_EQ(first.y().data(), second.y().data());
+  EXPECT_EQ(first.plan(), second.plan());
+}
+
+TEST_F(RaptServiceTest, NamesBackendAndPlanInTheTrailersToo) {
+  Problem problem = SmallProblem();
+  Rng rng(1);
+  grpc::ClientContext context;
+  v1::AttendResponse response;
+  ASSERT_TRUE(
+      stub_->Attend(&context, ToMessage(problem, RandomInputs(problem, rng)), &response).ok());
+  std::map<std::string, std::string> trailers;
+  for (const auto& [key, value] : context.GetServerTrailingMetadata()) {
+    trailers[std::string(key.data(), key.size())] = std::string(value.data(), value.size());
+  }
+  EXPECT_EQ(trailers["rapt-backend"], response.backend());
+  EXPECT_EQ(trailers["rapt-plan"], response.plan());
+  EXPECT_THAT(response.plan(), HasSubstr("cpu/"));
+}
+
+// Drops leading axes of 1 until the mask has that rank.
+v1::AttendRequest WithMaskRank(v1::AttendRequest request, int rank) {
+  auto& shape = *request.mutable_mask()->mutable_shape();
+  while (shape.size() > rank) {
+    EXPECT_EQ(shape[0], 1);
+    shape.erase(shape.begin());
+  }
+  return request;
+}
+
+TEST_F(RaptServiceTest, MasksOfLowerRankBroadcastAsInNumpy) {
+  const std::pair<int, std::array<int64_t, 4>> masks[] = {
+      {1, {1, 1, 1, 7}}, {2, {1, 1, 5, 7}}, {3, {1, 4, 5, 7}}};
+  for (const auto& [rank, dims] : masks) {
+    Problem problem = SmallProblem();
+    problem.mask = MaskShape{DType::kBool, dims};
+    Rng rng(11);
+    const v1::AttendRequest request = ToMessage(problem, RandomInputs(problem, rng));
+    EXPECT_EQ(Attend(WithMaskRank(request, rank)).y().data(), Attend(request).y().data())
+        << "rank " << rank;
+  }
+}
+
+TEST_F(RaptServiceTest, AMaskOfRankThreeIsPerBatchRowWhereHeadsAreNotNamed) {
+  Problem problem = SmallProblem();
+  problem.query_heads = problem.kv_heads = 1;
+  problem.mask = MaskShape{DType::kBool, {2, 1, 5, 7}};
+  Rng rng(12);
+  const Inputs inputs = RandomInputs(problem, rng);
+  v1::AttendRequest request = ToMessage(problem, inputs, v1::BSE);
+  const std::string want = Attend(request).y().data();
+  request.mutable_attention()->clear_query_heads();
+  request.mutable_attention()->clear_kv_heads();
+  auto& shape = *request.mutable_mask()->mutable_shape();
+  shape.erase(shape.begin() + 1);
+  EXPECT_EQ(Attend(request).y().data(), want);
+}
+
+template <typename Int>
+v1::Tensor AsIntegers(const v1::Tensor& bools, v1::DataType dtype) {
+  v1::Tensor integers = bools;
+  integers.set_dtype(dtype);
+  std::vector<Int> values(bools.data().begin(), bools.data().end());
+  integers.set_data(
+      std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(Int)));
+  return integers;
+}
+
+TEST_F(RaptServiceTest, IntegerMasksMeanBool) {
+  Problem problem = SmallProblem();
+  problem.mask = MaskShape{DType::kBool, {2, 1, 5, 7}};
+  Rng rng(13);
+  v1::AttendRequest request = ToMessage(problem, RandomInputs(problem, rng));
+  const std::string want = Attend(request).y().data();
+  const v1::Tensor bools = request.mask();
+  for (const v1::Tensor& integers :
+       {AsIntegers<int8_t>(bools, v1::INT8), AsIntegers<uint8_t>(bools, v1::UINT8),
+        AsIntegers<int32_t>(bools, v1::INT32), AsIntegers<int64_t>(bools, v1::INT64)}) {
+    *request.mutable_mask() = integers;
+    EXPECT_EQ(Attend(request).y().data(), want) << v1::DataType_Name(integers.dtype());
+  }
+}
+
+TEST_F(RaptServiceTest, AnUnspecifiedLayoutGoesByRank) {
+  Rng rng(14);
+  const Problem problem = SmallProblem();
+  const Inputs inputs = RandomInputs(problem, rng);
+  for (const v1::Layout layout : {v1::BHSD, v1::BSE}) {
+    v1::AttendRequest request = ToMessage(problem, inputs, layout);
+    const v1::AttendResponse want = Attend(request);
+    request.mutable_attention()->clear_layout();
+    const v1::AttendResponse got = Attend(request);
+    EXPECT_EQ(got.y().data(), want.y().data()) << v1::Layout_Name(layout);
+    EXPECT_EQ(got.y().shape_size(), want.y().shape_size()) << v1::Layout_Name(layout);
+  }
+}
+
+// --- Refusals ------------------------------------------------------------------------------------
+
+// A tensor of zeros with as much data as its shape needs, where the shape is one.
+void SetTensor(v1::Tensor* tensor, const std::vector<int64_t>& shape, v1::DataType dtype = v1::FP32,
+               int64_t element_bytes = 4) {
+  int64_t count = 1;
+  for (const int64_t axis : shape) count *= std::clamp<int64_t>(axis, 0, 100);
+  tensor->set_dtype(dtype);
+  tensor->mutable_shape()->Assign(shape.begin(), shape.end());
+  tensor->set_data(std::string(count * element_bytes, '\0'));
+}
+
+// One batch row, two heads, three queries and keys of size 4.
+v1::AttendRequest ValidCall() {
+  v1::AttendRequest request;
+  for (v1::Tensor* tensor : {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
+    SetTensor(tensor, {1, 2, 3, 4});
+  }
+  return request;
+}
+
+v1::AttendRequest ValidBseCall() {
+  v1::AttendRequest request;
+  for (v1::Tensor* tensor : {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
+    SetTensor(tensor, {1, 3, 8});
+  }
+  return request;
+}
+
+void SetPast(v1::AttendRequest& r) {
+  SetTensor(r.mutable_past_key(), {1, 2, 5, 4});
+  SetTensor(r.mutable_past_value(), {1, 2, 5, 4});
+}
+
+struct Refusal {
+  const char* name;
+  void (*spoil)(v1::AttendRequest& r);
+  std::vector<const char*> fragments;
+};
+
+constexpr int64_t kHuge = int64_t{1} << 62;
+
+// Each is INVALID_ARGUMENT, to Attend as to Diagnose.
+const Refusal kRefusals[] = {
+    {"no q", [](auto& r) { r.clear_q(); }, {"q is missing"}},
+    {"no k", [](auto& r) { r.clear_k(); }, {"k is missing"}},
+    {"no v", [](auto& r) { r.clear_v(); }, {"v is missing"}},
+    {"unspecified dtype",
+     [](auto& r) { r.mutable_q()->clear_dtype(); },
+     {"q has dtype DATA_TYPE_UNSPECIFIED", "FP32, FP16, BF16 or FP64"}},
+    {"unknown dtype",
+     [](auto& r) { r.mutable_k()->set_dtype(static_cast<v1::DataType>(42)); },
+     {"k has dtype 42", "FP32, FP16, BF16 or FP64"}},
+    {"integers for numbers",
+     [](auto& r) { r.mutable_v()->set_dtype(v1::INT32); },
+     {"v has dtype INT32", "FP32, FP16, BF16 or FP64"}},
+    {"bools for numbers",
+     [](auto& r) {
+       for (v1::Tensor* t : {r.mutable_q(), r.mutable_k(), r.mutable_v()}) {
+         SetTensor(t, {1, 2, 3, 4}, v1::BOOL, 1);
+       }
+     },
+     {"q has type BOOL", "FP32, FP16, BF16 or FP64"}},
+    {"another type for k",
+     [](auto& r) {
+       SetTensor(r.mutable_k(), {1, 2, 3, 4}, v1::FP16, 2);
+     },
+     {"k has type FP16", "must be FP32, the type of q"}},
+    {"another type for v",
+     [](auto& r) {
+       SetTensor(r.mutable_v(), {1, 2, 3, 4}, v1::FP64, 8);
+     },
+     {"v has type FP64", "must be FP32, the type of q"}},
+    {"too little data",
+     [](auto& r) { r.mutable_q()->set_data("abc"); },
+     {"q has 3 bytes of data", "[1, 2, 3, 4] of FP32 needs 96"}},
+    {"too much data",
+     [](auto& r) { r.mutable_v()->set_data(std::string(97, '\0')); },
+     {"v has 97 bytes of data", "needs 96"}},
+    {"no data", [](auto& r) { r.mutable_k()->clear_data(); }, {"k has 0 bytes", "needs 96"}},
+    {"a negative axis",
+     [](auto& r) { r.mutable_v()->set_shape(2, -3); },
+     {"v has shape [1, 2, -3, 4]", "no axis may be negative"}},
+    {"a shape that overflows",
+     [](auto& r) {
+       SetTensor(r.mutable_k(), {1, kHuge, 3, 4});
+     },
+     {"k has shape [1, 4611686018427387904, 3, 4]", "overflows 64 bits"}},
+    {"elements that overflow",
+     [](auto& r) { SetTensor(r.mutable_mask(), {kHuge}, v1::INT64, 8); },
+     {"mask has shape [4611686018427387904]", "overflows 64 bits"}},
+    {"an empty tensor with a huge axis",
+     [](auto& r) {
+       SetTensor(r.mutable_k(), {1, 2, 0, kHuge});
+     },
+     {"k has head size 4611686018427387904, q has 4"}},
+    {"a rank without end",
+     [](auto& r) { SetTensor(r.mutable_q(), std::vector<int64_t>(100000, 1)); },
+     {"q has a shape of rank 100000", "at most 4"}},
+    {"rank 2",
+     [](auto& r) {
+       SetTensor(r.mutable_q(), {3, 4});
+     },
+     {"q has shape [3, 4], rank 2", "rank 3 or 4"}},
+    {"rank 0", [](auto& r) { SetTensor(r.mutable_q(), {}); }, {"q has shape [], rank 0"}},
+    {"unequal ranks",
+     [](auto& r) {
+       SetTensor(r.mutable_k(), {1, 3, 8});
+     },
+     {"k has shape [1, 3, 8], rank 3", "rank 4, as q, k and v all are"}},
+    {"BSE of rank 4",
+     [](auto& r) { r.mutable_attention()->set_layout(v1::BSE); },
+     {"q has shape [1, 2, 3, 4], rank 4", "[batch, length, heads * head size], rank 3"}},
+    {"BSHD of rank 3",
+     [](auto& r) {
+       r = ValidBseCall();
+       r.mutable_attention()->set_layout(v1::BSHD);
+     },
+     {"q has shape [1, 3, 8], rank 3", "[batch, length, heads, head size], rank 4"}},
+    {"unknown layout",
+     [](auto& r) { r.mutable_attention()->set_layout(static_cast<v1::Layout>(9)); },
+     {"attention.layout is 9", "BHSD (1), BSHD (2) or BSE (3)"}},
+    {"unknown alignment",
+     [](auto& r) { r.mutable_attention()->set_alignment(static_cast<v1::Alignment>(-1)); },
+     {"attention.alignment is -1", "TOP_LEFT (0) or BOTTOM_RIGHT (1)"}},
+    {"unknown score output",
+     [](auto& r) { r.set_score_output(static_cast<v1::ScoreOutput>(5)); },
+     {"score_output is 5", "WEIGHTS (4)"}},
+    {"query heads alone",
+     [](auto& r) {
+       r = ValidBseCall();
+       r.mutable_attention()->set_query_heads(2);
+     },
+     {"attention.query_heads came without attention.kv_heads"}},
+    {"key/value heads alone",
+     [](auto& r) {
+       r = ValidBseCall();
+       r.mutable_attention()->set_kv_heads(2);
+     },
+     {"attention.kv_heads came without attention.query_heads"}},
+    {"heads that do not divide",
+     [](auto& r) {
+       r = ValidBseCall();
+       r.mutable_attention()->set_query_heads(3);
+       r.mutable_attention()->set_kv_heads(1);
+     },
+     {"q has a last axis of 8", "multiple of attention.query_heads = 3"}},
+    {"negative heads",
+     [](auto& r) {
+       r = ValidBseCall();
+       r.mutable_attention()->set_query_heads(2);
+       r.mutable_attention()->set_kv_heads(-2);
+     },
+     {"attention.kv_heads is -2", "at least 1"}},
+    {"heads other than the shape's",
+     [](auto& r) { r.mutable_attention()->set_query_heads(4); },
+     {"attention.query_heads is 4", "q [1, 2, 3, 4] has 2 heads"}},
+    {"unequal batch",
+     [](auto& r) {
+       SetTensor(r.mutable_k(), {2, 2, 3, 4});
+     },
+     {"k has batch 2, q has 1", "must be equal"}},
+    {"unequal batch of v",
+     [](auto& r) {
+       SetTensor(r.mutable_v(), {2, 2, 3, 4});
+     },
+     {"v has batch 2, q has 1"}},
+    {"unequal head size",
+     [](auto& r) {
+       SetTensor(r.mutable_k(), {1, 2, 3, 5});
+     },
+     {"k has head size 5, q has 4"}},
+    {"unequal key and value heads",
+     [](auto& r) {
+       SetTensor(r.mutable_v(), {1, 1, 3, 4});
+     },
+     {"v has number of heads 1, k has 2"}},
+    {"unequal key and value lengths",
+     [](auto& r) {
+       SetTensor(r.mutable_v(), {1, 2, 6, 4});
+     },
+     {"v has length 6, k has 3"}},
+    {"heads that are no multiple",
+     [](auto& r) {
+       SetTensor(r.mutable_q(), {1, 3, 3, 4});
+     },
+     {"q has 3 heads, k and v have 2", "multiple"}},
+    {"no head size",
+     [](auto& r) {
+       SetTensor(r.mutable_q(), {1, 2, 3, 0});
+       SetTensor(r.mutable_k(), {1, 2, 3, 0});
+     },
+     {"head size of q and k is 0"}},
+    {"no value head size",
+     [](auto& r) {
+       SetTensor(r.mutable_v(), {1, 2, 3, 0});
+     },
+     {"head size of v is 0"}},
+    {"infinite scale",
+     [](auto& r) { r.mutable_attention()->set_scale(kInf); },
+     {"attention.scale is inf", "finite"}},
+    {"NaN for a scale",
+     [](auto& r) { r.mutable_attention()->set_scale(kNan); },
+     {"attention.scale is nan", "finite"}},
+    {"negative softcap",
+     [](auto& r) { r.mutable_attention()->set_softcap(-2); },
+     {"attention.softcap is -2", "0 (none) or positive"}},
+    {"NaN for a softcap",
+     [](auto& r) { r.mutable_attention()->set_softcap(kNan); },
+     {"attention.softcap is nan"}},
+    {"negative window to the left",
+     [](auto& r) { r.mutable_attention()->mutable_window()->set_left(-1); },
+     {"attention.window.left is -1", "at least 0, or absent"}},
+    {"negative window to the right",
+     [](auto& r) { r.mutable_attention()->mutable_window()->set_right(-7); },
+     {"attention.window.right is -7", "at least 0, or absent"}},
+    {"dropout of everything",
+     [](auto& r) { r.mutable_attention()->mutable_dropout()->set_probability(1); },
+     {"attention.dropout.probability is 1", "less than 1"}},
+    {"negative dropout",
+     [](auto& r) { r.mutable_attention()->mutable_dropout()->set_probability(-0.5); },
+     {"attention.dropout.probability is -0.5", "at least 0"}},
+    {"NaN for dropout",
+     [](auto& r) { r.mutable_attention()->mutable_dropout()->set_probability(kNan); },
+     {"attention.dropout.probability is nan"}},
+    {"past key alone",
+     [](auto& r) {
+       SetPast(r);
+       r.clear_past_value();
+     },
+     {"past_key came without past_value"}},
+    {"past value alone",
+     [](auto& r) {
+       SetPast(r);
+       r.clear_past_key();
+     },
+     {"past_value came without past_key"}},
+    {"past of rank 3",
+     [](auto& r) {
+       SetPast(r);
+       SetTensor(r.mutable_past_key(), {1, 5, 8});
+     },
+     {"past_key has shape [1, 5, 8], rank 3", "rank 4"}},
+    {"past of another type",
+     [](auto& r) {
+       SetPast(r);
+       SetTensor(r.mutable_past_value(), {1, 2, 5, 4}, v1::BF16, 2);
+     },
+     {"past_value has type BF16", "must be FP32, the type of q"}},
+    {"past of another batch",
+     [](auto& r) {
+       SetPast(r);
+       SetTensor(r.mutable_past_key(), {2, 2, 5, 4});
+     },
+     {"past_key has batch 2, k has 1"}},
+    {"past of other heads",
+     [](auto& r) {
+       SetPast(r);
+       SetTensor(r.mutable_past_value(), {1, 1, 5, 4});
+     },
+     {"past_value has number of heads 1, v has 2"}},
+    {"past of another size",
+     [](auto& r) {
+       SetPast(r);
+       SetTensor(r.mutable_past_key(), {1, 2, 5, 3});
+     },
+     {"past_key has head size 3, k has 4"}},
+    {"pasts of unequal lengths",
+     [](auto& r) {
+       SetPast(r);
+       SetTensor(r.mutable_past_value(), {1, 2, 6, 4});
+     },
+     {"past_key has length 5, past_value has 6"}},
+    {"mask without a dtype",
+     [](auto& r) { r.mutable_mask(); },
+     {"mask has dtype DATA_TYPE_UNSPECIFIED", "BOOL, INT8, UINT8, INT32 or INT64"}},
+    {"mask of rank 0",
+     [](auto& r) { SetTensor(r.mutable_mask(), {}, v1::BOOL, 1); },
+     {"mask has shape [], rank 0", "rank 1 to 4"}},
+    {"mask that does not broadcast",
+     [](auto& r) {
+       SetTensor(r.mutable_mask(), {2, 3}, v1::BOOL, 1);
+     },
+     {"mask [1, 1, 2, 3] does not broadcast to [1, 2, 3, 3]"}},
+    {"mask with more keys than there are",
+     [](auto& r) {
+       SetTensor(r.mutable_mask(), {3, 4});
+     },
+     {"mask [1, 1, 3, 4] does not broadcast to [1, 2, 3, 3]", "last axis may be shorter"}},
+    {"integer mask with too little data",
+     [](auto& r) { SetTensor(r.mutable_mask(), {3}, v1::INT64, 1); },
+     {"mask has 3 bytes of data", "[3] of INT64 needs 24"}},
+    {"integer mask with another value",
+     [](auto& r) {
+       SetTensor(r.mutable_mask(), {3, 3}, v1::UINT8, 1);
+       (*r.mutable_mask()->mutable_data())[5] = '\xFF';
+     },
+     {"mask[1, 2] is 255", "UINT8 masks hold only 0 (hidden) and 1 (visible)"}},
+    {"too few key lengths",
+     [](auto& r) {
+       r.add_key_lengths(1);
+       r.add_key_lengths(1);
+     },
+     {"key_lengths has shape [2]", "must be [1], the batch of q"}},
+    {"key length beyond the keys",
+     [](auto& r) { r.add_key_lengths(4); },
+     {"key_lengths[0] is 4", "from 0 to the key length 3"}},
+    {"negative key length",
+     [](auto& r) { r.add_key_lengths(-1); },
+     {"key_lengths[0] is -1", "from 0 to the key length 3"}},
+};
+
+TEST_F(RaptServiceTest, TheCallsThatTheRefusalsSpoilAreValid) {
+  v1::AttendRequest with_past = ValidCall();
+  SetPast(with_past);
+  for (const v1::AttendRequest& request : {ValidCall(), ValidBseCall(), with_past}) {
+    Attend(request);
+  }
+}
+
+TEST_F(RaptServiceTest, RefusesWrongCallsAndNamesWhatIsWrong) {
+  for (const Refusal& refusal : kRefusals) {
+    SCOPED_TRACE(refusal.name);
+    v1::AttendRequest request = ValidCall();
+    refusal.spoil(request);
+    v1::AttendResponse response;
+    const grpc::Status attend = TryAttend(request, response);
+    EXPECT_EQ(attend.error_code(), StatusCode::INVALID_ARGUMENT) << attend.error_message();
+    for (const char* fragment : refusal.fragments) {
+      EXPECT_THAT(attend.error_message(), HasSubstr(fragment));
+    }
+    v1::DiagnoseResponse report;
+    const grpc::Status diagnose = TryDiagnose(request, report);
+    EXPECT_EQ(diagnose.error_code(), StatusCode::INVALID_ARGUMENT) << diagnose.error_message();
+    EXPECT_EQ(diagnose.error_message(), attend.error_message());
+  }
+}
+
+TEST_F(RaptServiceTest, RefusesAnswersThatNoMessageHolds) {
+  v1::AttendRequest request;
+  for (v1::Tensor* tensor : {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
+    tensor->set_dtype(v1::FP32);
+    for (const int64_t axis : {1, 1, 1 << 15, 1}) tensor->add_shape(axis);
+    tensor->set_data(std::string((1 << 15) * 4, '\0'));
+  }
+  request.set_score_output(v1::SCORES);
+  v1::AttendResponse response;
+  const grpc::Status status = TryAttend(request, response);
+  EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("4295098368 bytes; a response holds at most"));
+}
+
+TEST(RaptServiceBudgetTest, RefusesWhatIsBeyondTheMemoryBudget) {
+  const ServerProcess server({"--memory_budget_bytes=100000", "--threads=1"});
+  const auto stub = Connect(server);
+  v1::AttendRequest large = ValidCall();
+  for (v1::Tensor* tensor : {large.mutable_q(), large.mutable_k(), large.mutable_v()}) {
+    SetTensor(tensor, {1, 1, 100, 100});
+    tensor->mutable_shape()->Set(2, 300);
+    tensor->set_data(std::string(300 * 100 * 4, '\0'));
+  }
+  v1::AttendRequest masked = ValidCall();
+  for (v1::Tensor* tensor : {masked.mutable_q(), masked.mutable_k(), masked.mutable_v()}) {
+    tensor->mutable_shape()->Set(2, 400);
+    tensor->set_data(std::string(2 * 400 * 4 * 4, '\0'));
+  }
+  v1::Tensor& mask = *masked.mutable_mask();
+  mask.set_dtype(v1::UINT8);
+  for (const int64_t axis : {400, 400}) mask.add_shape(axis);
+  mask.set_data(std::string(400 * 400, '\1'));
+  for (const v1::AttendRequest& request : {large, masked}) {
+    grpc::ClientContext context;
+    v1::AttendResponse response;
+    const grpc::Status status = stub->Attend(&context, request, &response);
+    EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr("at most 100000 are allowed"));
+  }
+  grpc::ClientContext context;
+  v1::DiagnoseRequest request;
+  *request.mutable_call() = masked;
+  v1::DiagnoseResponse response;
+  EXPECT_EQ(stub->Diagnose(&context, request, &response).error_code(),
+            StatusCode::RESOURCE_EXHAUSTED);
+  WaitForCount(server, "Diagnose", "RESOURCE_EXHAUSTED", 1);
+  EXPECT_THAT(Metrics(server), HasSubstr("\nrapt_memory_reserved_bytes 0\n"));
+}
+
+// --- Diagnose ------------------------------------------------------------------------------------
+
+TEST_F(RaptServiceTest, DiagnosesNaNAndInfinityToTheCount) {
+  Problem problem = SmallProblem();
+  Rng rng(21);
+  Inputs inputs = RandomInputs(problem, rng);
+  inputs.query.Set(0, 0, 0, 0, kNan);
+  inputs.query.Set(1, 3, 4, 7, kNan);
+  inputs.key.Set(0, 1, 2, 3, kInf);
+  inputs.value.Set(0, 2, 1, 0, -kInf);
+  const v1::DiagnoseResponse report = Diagnose(ToMessage(problem, inputs));
+  ASSERT_EQ(report.inputs_size(), 3);
+  const v1::TensorReport& q = report.inputs(0);
+  EXPECT_EQ(q.name(), "q");
+  EXPECT_EQ(q.dtype(), v1::FP32);
+  EXPECT_THAT(q.shape(), ElementsAre(2, 4, 5, 8));
+  EXPECT_EQ(q.elements(), 2 * 4 * 5 * 8);
+  EXPECT_EQ(q.nan_count(), 2);
+  EXPECT_EQ(report.inputs(1).positive_inf_count(), 1);
+  EXPECT_EQ(report.inputs(2).negative_inf_count(), 1);
+  EXPECT_EQ(report.pairs(), 2 * 4 * 5 * 7);
+  EXPECT_EQ(report.raw_scores().nan_count(), 2 * 7) << "two rows of Q";
+  EXPECT_EQ(report.raw_scores().positive_inf_count() + report.raw_scores().negative_inf_count(), 5)
+      << "one column of one head";
+  EXPECT_THAT(report.warnings(), Contains(HasSubstr("q holds 2 NaN of 320 numbers")));
+  EXPECT_THAT(report.warnings(), Contains(HasSubstr("k holds 1 infinite numbers of 448")));
+  EXPECT_THAT(report.problem(), HasSubstr("B=2 Hq=4 Hkv=4 Sq=5 Sk=7 P=0 D=8 Dv=8 FP32"));
+}
+
+TEST_F(RaptServiceTest, DiagnosesAFloatMaskOfZerosAndOnes) {
+  Problem problem = SmallProblem();
+  problem.mask = MaskShape{DType::kFloat32, {1, 1, 5, 7}};
+  Rng rng(22);
+  Inputs inputs = RandomInputs(problem, rng);
+  inputs.mask->Fill(1);
+  inputs.mask->Set(0, 0, 0, 3, 0);
+  v1::AttendRequest call = ToMessage(problem, inputs);
+  const v1::DiagnoseResponse as_float = Diagnose(call);
+  EXPECT_THAT(as_float.warnings(),
+              Contains(HasSubstr("mask has type FP32 and holds only 0 and 1")));
+  EXPECT_EQ(as_float.masked_by_mask(), 0);
+
+  SetTensor(call.mutable_mask(), {5, 7}, v1::INT32, 4);
+  for (int n = 0; n < 35; ++n) (*call.mutable_mask()->mutable_data())[4 * n] = n != 3;
+  const v1::DiagnoseResponse as_integers = Diagnose(call);
+  EXPECT_THAT(as_integers.warnings(), IsEmpty());
+  EXPECT_EQ(as_integers.masked_by_mask(), 2 * 4);
+  EXPECT_EQ(as_integers.biased_scores().negative_inf_count(), 2 * 4);
+  ASSERT_EQ(as_integers.inputs_size(), 4);
+  const v1::TensorReport& mask = as_integers.inputs(3);
+  EXPECT_EQ(mask.name(), "mask");
+  EXPECT_EQ(mask.dtype(), v1::INT32) << "as it was sent";
+  EXPECT_THAT(mask.shape(), ElementsAre(5, 7));
+  EXPECT_NEAR(mask.mean(), 34.0 / 35, 1e-12);
+}
+
+TEST_F(RaptServiceTest, DiagnosesRowsThatSeeNothing) {
+  Problem problem = SmallProblem();
+  problem.query_length = 7;
+  problem.key_length = 5;
+  problem.causal = true;
+  problem.alignment = Alignment::kBottomRight;  // the first two queries see no key
+  Rng rng(23);
+  const v1::DiagnoseResponse report = Diagnose(ToMessage(problem, RandomInputs(problem, rng)));
+  EXPECT_EQ(report.empty_rows().count(), 2 * 4 * 2);
+  ASSERT_EQ(report.empty_rows().first_size(), 8);
+  EXPECT_EQ(report.empty_rows().first(3).batch(), 0);
+  EXPECT_EQ(report.empty_rows().first(3).head(), 1);
+  EXPECT_EQ(report.empty_rows().first(3).query(), 1);
+  EXPECT_EQ(report.masked_by_position(), 2 * 4 * (5 + 5 + 4 + 3 + 2 + 1));
+  EXPECT_EQ(report.masked_by_mask(), 0);
+  EXPECT_NEAR(report.row_sums().min(), 1, 1e-12);
+  EXPECT_THAT(report.warnings(), Contains(HasSubstr("see no key: 16")));
+}
+
+TEST_F(RaptServiceTest, DiagnosesGroupsPastAndLayout) {
+  Problem problem = SmallProblem();
+  problem.dtype = DType::kBFloat16;
+  problem.kv_heads = 2;
+  problem.past_length = 3;
+  problem.causal = true;
+  Rng rng(24);
+  const Inputs inputs = RandomInputs(problem, rng);
+  const Expected expected = rapt::test::Attend(problem, inputs);
+  const auto [least, most] = std::minmax_element(expected.output.begin(), expected.output.end());
+  for (const v1::Layout layout : kLayouts) {
+    const v1::AttendRequest call = ToMessage(problem, inputs, layout);
+    const v1::DiagnoseResponse report = Diagnose(call);
+    SCOPED_TRACE(v1::Layout_Name(layout));
+    std::vector<std::string> names;
+    for (const v1::TensorReport& input : report.inputs()) names.push_back(input.name());
+    EXPECT_THAT(names, ElementsAre("q", "k", "v", "past_key", "past_value"));
+    EXPECT_EQ(report.inputs(0).shape_size(), call.q().shape_size()) << "as it was sent";
+    EXPECT_EQ(report.pairs(), 2 * 4 * 5 * 10);
+    EXPECT_EQ(report.masked_by_position(), 2 * 4 * (6 + 5 + 4 + 3 + 2));
+    EXPECT_NEAR(report.output().min(), *least, 1e-9);
+    EXPECT_NEAR(report.output().max(), *most, 1e-9);
+    EXPECT_THAT(report.problem(), HasSubstr("Hq=4 Hkv=2 Sq=5 Sk=7 P=3 D=8 Dv=8 BF16"));
+    EXPECT_THAT(report.warnings(), IsEmpty());
+  }
+}
+
+TEST_F(RaptServiceTest, DiagnosisSaysWhichBackendRunsAsAttendDoes) {
+  const v1::AttendResponse response = Attend(ValidCall());
+  const v1::DiagnoseResponse report = Diagnose(ValidCall());
+  ASSERT_GE(report.backends_size(), 2);
+  EXPECT_TRUE(report.backends(0).chosen());
+  EXPECT_EQ(report.backends(0).backend(), response.backend());
+  EXPECT_EQ(report.backends(0).plan(), response.plan());
+  EXPECT_GT(report.backends(0).workspace_bytes(), 0);
+  const v1::BackendChoice& last = report.backends(report.backends_size() - 1);
+  EXPECT_EQ(last.backend(), "reference");
+  EXPECT_FALSE(last.chosen());
+  EXPECT_THAT(last.reason(), HasSubstr("auto takes"));
+}
+
+TEST_F(RaptServiceTest, DiagnosesCallsWithNothingInThem) {
+  Problem problem = SmallProblem();
+  problem.batch = 0;
+  Rng rng(25);
+  const v1::DiagnoseResponse report = Diagnose(ToMessage(problem, RandomInputs(problem, rng)));
+  EXPECT_EQ(report.pairs(), 0);
+  EXPECT_FALSE(report.output().has_min());
+  EXPECT_FALSE(report.inputs(0).has_mean());
+}
+
+// Takes minutes, in thousands of tasks.
+v1::DiagnoseRequest LongDiagnosis() {
+  constexpr int64_t kLength = 16384, kSize = 64;
+  v1::DiagnoseRequest request;
+  v1::AttendRequest& call = *request.mutable_call();
+  for (v1::Tensor* tensor : {call.mutable_q(), call.mutable_k(), call.mutable_v()}) {
+    tensor->set_dtype(v1::FP16);
+    for (const int64_t axis : {int64_t{1}, int64_t{4}, kLength, kSize}) tensor->add_shape(axis);
+    tensor->set_data(std::string(4 * kLength * kSize * 2, '\x3A'));
+  }
+  return request;
+}
+
+TEST(RaptServiceDiagnoseTest, ACancelledDiagnosisEndsOnTheServerToo) {
+  const ServerProcess server({"--threads=2"});
+  const auto stub = Connect(server);
+  grpc::ClientContext context;
+  v1::DiagnoseResponse response;
+  std::future<grpc::Status> status = std::async(
+      std::launch::async, [&] { return stub->Diagnose(&context, LongDiagnosis(), &response); });
+  while (Metrics(server).find("\nrapt_open_calls 1\n") == std::string::npos) {
+  }
+  context.TryCancel();
+  EXPECT_EQ(status.get().error_code(), StatusCode::CANCELLED);
+  WaitForCount(server, "Diagnose", "CANCELLED", 1);
+  EXPECT_THAT(Metrics(server), HasSubstr("\nrapt_memory_reserved_bytes 0\n"));
+}
+
+TEST(RaptServiceDiagnoseTest, ADeadlineEndsADiagnosis) {
+  const ServerProcess server({"--threads=2"});
+  const auto stub = Connect(server);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
+  v1::DiagnoseResponse response;
+  EXPECT_EQ(stub->Diagnose(&context, LongDiagnosis(), &response).error_code(),
+            StatusCode::DEADLINE_EXCEEDED);
+  // gRPC also cancels a call whose deadline passed; either may reach the executor first.
+  while (Metrics(server).find("\nrapt_open_calls 0\n") == std::string::npos) {
+  }
+}
+
+// --- EstimateMemory ------------------------------------------------------------------------------
+
+v1::EstimateMemoryRequest TutorialSizes() {
+  v1::EstimateMemoryRequest request;
+  request.set_batch(32);
+  request.set_query_heads(8);
+  for (const int64_t length : {512, 1024, 2048}) request.add_lengths(length);
+  return request;
+}
+
+TEST_F(RaptServiceTest, EstimatesMemory) {
+  v1::EstimateMemoryResponse response;
+  const grpc::Status status = TryEstimate(TutorialSizes(), response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.chunk(), kEstimateChunk);
+  ASSERT_EQ(response.estimates_size(), 3);
+  constexpr int64_t kMiB = 1 << 20;
+  for (int n = 0; n < 3; ++n) {
+    const v1::MemoryEstimate& estimate = response.estimates(n);
+    const int64_t length = int64_t{512} << n;
+    EXPECT_EQ(estimate.length(), length);
+    EXPECT_EQ(estimate.standard_bytes(), 256 * kMiB << (2 * n));
+    EXPECT_EQ(estimate.tensor_bytes(), 128 * kMiB << n);
+    EXPECT_EQ(estimate.chunked_bytes(), 32 * 8 * length * (kEstimateChunk + 2 + 64) * 4);
+    EXPECT_EQ(estimate.fused_bytes(), response.estimates(0).fused_bytes())
+        << "does not grow with the length";
+    EXPECT_THAT(estimate.plan(), HasSubstr("cpu/"));
+  }
+}
+
+TEST_F(RaptServiceTest, EstimatesWhatAPlanTakesToTheByte) {
+  v1::EstimateMemoryRequest request;
+  request.set_batch(2);
+  request.set_query_heads(6);
+  request.set_kv_heads(2);
+  request.set_head_size(40);
+  request.set_value_head_size(24);
+  request.set_dtype(v1::FP16);
+  request.add_lengths(333);
+  v1::EstimateMemoryResponse response;
+  ASSERT_TRUE(TryEstimate(request, response).ok());
+  const Problem problem = {.dtype = DType::kFloat16,
+                           .batch = 2,
+                           .query_heads = 6,
+                           .kv_heads = 2,
+                           .query_length = 333,
+                           .key_length = 333,
+                           .head_size = 40,
+                           .value_head_size = 24};
+  const absl::StatusOr<Plan> plan = MakePlan(problem, {.threads = 2});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(response.estimates(0).fused_bytes(), plan->workspace_bytes());
+  EXPECT_EQ(response.estimates(0).plan(), plan->Describe());
+  EXPECT_EQ(response.estimates(0).tensor_bytes(), 2 * 2 * 333 * (6 + 2) * (40 + 24));
+}
+
+TEST_F(RaptServiceTest, RefusesSizesThatAreNone) {
+  const struct {
+    void (*spoil)(v1::EstimateMemoryRequest& r);
+    const char* fragment;
+  } cases[] = {
+      {[](auto& r) { r.set_batch(0); }, "batch is 0; it must be from 1 to 2^40"},
+      {[](auto& r) { r.set_query_heads(-8); }, "query_heads is -8"},
+      {[](auto& r) { r.set_kv_heads(-1); }, "kv_heads is -1"},
+      {[](auto& r) { r.set_kv_heads(3); }, "query_heads is 8, kv_heads is 3"},
+      {[](auto& r) { r.set_head_size(-64); }, "head_size is -64"},
+      {[](auto& r) { r.set_value_head_size(kHuge); }, "value_head_size is 4611686018427387904"},
+      {[](auto& r) { r.clear_lengths(); }, "lengths has 0 entries; it must have 1 to 1024"},
+      {[](auto& r) {
+         for (int n = 0; n < 1022; ++n) r.add_lengths(1);
+       },
+       "lengths has 1025 entries"},
+      {[](auto& r) { r.set_lengths(1, 0); }, "lengths[1] is 0"},
+      {[](auto& r) { r.set_lengths(2, kHuge); }, "lengths[2] is 4611686018427387904"},
+      {[](auto& r) { r.set_lengths(2, int64_t{1} << 40); }, "overflows 64 bits"},
+      {[](auto& r) { r.set_dtype(v1::BOOL); }, "dtype is BOOL; it must be FP32, FP16"},
+      {[](auto& r) { r.set_dtype(v1::INT8); }, "dtype is INT8"},
+      {[](auto& r) { r.set_dtype(static_cast<v1::DataType>(77)); }, "dtype is 77"},
+  };
+  for (const auto& c : cases) {
+    v1::EstimateMemoryRequest request = TutorialSizes();
+    c.spoil(request);
+    v1::EstimateMemoryResponse response;
+    const grpc::Status status = TryEstimate(request, response);
+    EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << c.fragment;
+    EXPECT_THAT(status.error_message(), HasSubstr(c.fragment));
+  }
+}
+
+// --- GetServerInfo -------------------------------------------------------------------------------
+
+v1::GetServerInfoResponse InfoOf(const ServerProcess& server) {
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  const grpc::Status status = Connect(server)->GetServerInfo(&context, {}, &info);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return info;
+}
+
+TEST_F(RaptServiceTest, TellsWhatItIs) {
+  const v1::GetServerInfoResponse info = InfoOf(*server_);
+  EXPECT_EQ(info.version(), std::string(Version()));
+  EXPECT_EQ(info.backend(), "auto");
+  EXPECT_EQ(info.isa(), "auto");
+  EXPECT_EQ(info.compute_threads(), 2);
+  EXPECT_GT(info.memory_budget_bytes(), 0);
+  EXPECT_EQ(info.max_message_bytes(), 256 << 20);
+  ASSERT_EQ(info.backends_size(), static_cast<int>(Backends().size()));
+  for (int n = 0; n < info.backends_size(); ++n) {
+    EXPECT_EQ(info.backends(n).name(), std::string(Backends()[n]->name()));
+    EXPECT_EQ(info.backends(n).available(), Backends()[n]->Available().ok());
+    EXPECT_EQ(info.backends(n).reason().empty(), info.backends(n).available());
+  }
+}
+
+TEST(RaptServiceInfoTest, TellsWhichInstructionSetIsInUse) {
+  const ServerProcess server({"--isa=portable", "--threads=3", "--max_message_bytes=1000000",
+                              "--memory_budget_bytes=2000000", "--backend=cpu"});
+  const v1::GetServerInfoResponse info = InfoOf(server);
+  EXPECT_EQ(info.backend(), "cpu");
+  EXPECT_EQ(info.isa(), "portable");
+  EXPECT_EQ(info.compute_threads(), 3);
+  EXPECT_EQ(info.max_message_bytes(), 1000000);
+  EXPECT_EQ(info.memory_budget_bytes(), 2000000);
+  EXPECT_EQ(info.memory_reserved_bytes(), 0);
+  std::vector<std::string> in_use;
+  for (const v1::BackendInfo& backend : info.backends()) {
+    for (const v1::InstructionSetInfo& set : backend.instruction_sets()) {
+      if (set.in_use()) in_use.push_back(absl::StrCat(backend.name(), "/", set.name()));
+    }
+  }
+  EXPECT_THAT(in_use, ElementsAre("cpu/portable"));
+}
+
+}  // namespace
+}  // namespace rapt::test

@@ -1,0 +1,17 @@
+// Plain TCP and HTTP to a server under test.
+#ifndef RAPT_TESTS_SUPPORT_LOOPBACK_H_
+#define RAPT_TESTS_SUPPORT_LOOPBACK_H_
+
+#include <string>
+
+namespace rapt::test {
+
+// Sends the bytes to "127.0.0.1:43211" and reads until the other side closes.
+std::string Exchange(const std::string& address, const std::string& bytes);
+
+// The whole response, header included.
+std::string HttpGet(const std::string& address, const std::string& path);
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SUPPORT_LOOPBACK_H_
