@@ -12,7 +12,9 @@ void CopyRows(const TensorView& source, const MutableTensorView& target, int64_t
 }  // namespace
 
 int64_t PresentTasks(const Problem& problem) {
-  return problem.wants_present ? problem.batch * problem.kv_heads : 0;
+  // Without keys nothing bounds the number of heads, and there is nothing to copy.
+  if (!problem.wants_present || problem.total_keys() == 0) return 0;
+  return problem.batch * problem.kv_heads;
 }
 
 void RunPresentTask(const Problem& p, const Arguments& arguments, int64_t task) {

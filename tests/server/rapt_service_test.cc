@@ -284,6 +284,22 @@ TEST_F(RaptServiceTest, GivesTheSameBitsForTheSameRequest) {
   EXPECT_EQ(first.plan(), second.plan());
 }
 
+// A hundred bytes on the wire must not mean a task for each of 2^40 batch rows.
+TEST_F(RaptServiceTest, AnswersHugeCallsOfNothingAtOnce) {
+  v1::AttendRequest request;
+  for (v1::Tensor* tensor : {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
+    tensor->set_dtype(v1::FP32);
+    for (const int64_t axis : {int64_t{1} << 40, int64_t{1}, int64_t{0}, int64_t{1}}) {
+      tensor->add_shape(axis);
+    }
+  }
+  request.set_want_present(true);
+  request.set_want_lse(true);
+  const v1::AttendResponse response = Attend(request);
+  EXPECT_THAT(response.present_key().shape(), ElementsAre(int64_t{1} << 40, 1, 0, 1));
+  EXPECT_EQ(Diagnose(request).pairs(), 0);
+}
+
 TEST_F(RaptServiceTest, NamesBackendAndPlanInTheTrailersToo) {
   Problem problem = SmallProblem();
   Rng rng(1);
