@@ -14,6 +14,7 @@ SERVICES = {
     "grpc.health.v1.Health",
     "grpc.reflection.v1alpha.ServerReflection",
     "inference.GRPCInferenceService",
+    "rapt.v1.AttentionService",
 }
 
 
@@ -44,7 +45,7 @@ def test_calls_server_live(grpcurl):
     assert ask(grpcurl, "inference.GRPCInferenceService/ServerLive") == {"live": True}
 
 
-@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService"])
+@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", "rapt.v1.AttentionService"])
 def test_health_is_serving(grpcurl, service):
     answer = ask(grpcurl, "grpc.health.v1.Health/Check", {"service": service})
     assert answer == {"status": "SERVING"}
@@ -58,6 +59,21 @@ def test_infers_with_typed_contents(grpcurl):
     # The first query is zero and weighs both keys alike; the second scores 16 / sqrt(2) on its own.
     own = 1 / (1 + np.exp(-16 / np.sqrt(2)))
     np.testing.assert_allclose(y, [0, 2, 0, 4 * own], rtol=2e-6)
+
+
+def test_attends_over_the_native_service(grpcurl):
+    data = base64.b64encode(np.array([0, 0, 0, 4], np.float32)).decode()
+    x = {"dtype": "FP32", "shape": [1, 1, 2, 2], "data": data}
+    answer = ask(grpcurl, "rapt.v1.AttentionService/Attend", {"q": x, "k": x, "v": x, "want_lse": True})
+    y = np.frombuffer(base64.b64decode(answer["y"]["data"]), np.float32)
+    own = 1 / (1 + np.exp(-16 / np.sqrt(2)))
+    np.testing.assert_allclose(y, [0, 2, 0, 4 * own], rtol=2e-6)
+    assert answer["lse"]["shape"] == ["1", "1", "2"]
+
+
+def test_the_native_service_says_what_it_is(grpcurl):
+    info = ask(grpcurl, "rapt.v1.AttentionService/GetServerInfo")
+    assert [backend["name"] for backend in info["backends"]][-1] == "reference"
 
 
 def described_by_server(grpcurl, path):
