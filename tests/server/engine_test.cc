@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <future>
@@ -253,6 +254,81 @@ TEST_F(EngineTest, AnswersManyRequestsAtOnce) {
     ASSERT_TRUE(result.status.ok()) << result.status;
     EXPECT_EQ(Floats(result.y), want);
   }
+}
+
+class EngineDiagnoseTest : public EngineTest {
+ protected:
+  absl::StatusOr<DiagnosisReport> Diagnose(Request request) {
+    std::promise<absl::StatusOr<DiagnosisReport>> promise;
+    engine_.Diagnose(std::move(request), [&promise](absl::StatusOr<DiagnosisReport> report) {
+      promise.set_value(std::move(report));
+    });
+    return promise.get_future().get();
+  }
+};
+
+TEST_F(EngineDiagnoseTest, ReportsAndGivesItsMemoryBack) {
+  const absl::StatusOr<DiagnosisReport> report = Diagnose(HandComputed().ToRequest());
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->raw_scores.count(), 9);
+  EXPECT_NEAR(report->output.max, .8137, 5e-5);
+  EXPECT_EQ(budget_.reserved_bytes(), 0);
+}
+
+TEST_F(EngineDiagnoseTest, ChargesEachWorkersRowToTheBudget) {
+  constexpr int64_t kKeys = 1000, kSize = 4;
+  const int64_t workspace_bytes = kThreads * (kKeys + kSize) * int64_t{sizeof(double)};
+  for (const int64_t capacity_bytes : {workspace_bytes, workspace_bytes - 1}) {
+    MemoryBudget budget(capacity_bytes);
+    Engine engine(options_, budget, executor_);
+    std::promise<absl::Status> promise;
+    const Call call({1, 1, 3, kSize}, {1, 1, kKeys, kSize});
+    engine.Diagnose(call.ToRequest(), [&promise](const absl::StatusOr<DiagnosisReport>& report) {
+      promise.set_value(report.status());
+    });
+    const absl::Status status = promise.get_future().get();
+    EXPECT_EQ(status.code(), capacity_bytes == workspace_bytes
+                                 ? absl::StatusCode::kOk
+                                 : absl::StatusCode::kResourceExhausted)
+        << status;
+  }
+}
+
+TEST_F(EngineDiagnoseTest, RefusesWhatOnlyTheDataTells) {
+  Call call({2, 1, 3, 4}, {2, 1, 5, 4});
+  call.call.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {2}};
+  call.key_lengths = {5, 6};
+  const absl::Status status = Diagnose(call.ToRequest()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("nonpad_kv_seqlen[1] is 6"));
+}
+
+TEST_F(EngineDiagnoseTest, EndsWithItsDeadlineItsCancellationAndTheServer) {
+  Request late = HandComputed().ToRequest();
+  late.deadline = clock_.Now();
+  EXPECT_EQ(Diagnose(std::move(late)).status().code(), absl::StatusCode::kDeadlineExceeded);
+
+  const std::atomic<bool> given_up{true};
+  Request cancelled = HandComputed().ToRequest();
+  cancelled.cancelled = &given_up;
+  EXPECT_EQ(Diagnose(std::move(cancelled)).status().code(), absl::StatusCode::kCancelled);
+
+  engine_.StopAccepting();
+  EXPECT_EQ(Diagnose(HandComputed().ToRequest()).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(EngineTest, AnInputIsChargedToTheBudgetUntilItsOwnerGoes) {
+  absl::StatusOr<InputBuffer> input = engine_.AllocateInput(1000);
+  ASSERT_TRUE(input.ok()) << input.status();
+  EXPECT_EQ(input->bytes.size(), 1000u);
+  EXPECT_EQ(budget_.reserved_bytes(), 1000);
+  std::shared_ptr<const void> owner = std::move(input->owner);
+  input = absl::CancelledError();
+  EXPECT_EQ(budget_.reserved_bytes(), 1000);
+  owner.reset();
+  EXPECT_EQ(budget_.reserved_bytes(), 0);
+  EXPECT_EQ(engine_.AllocateInput(kBudgetBytes + 1).status().code(),
+            absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace
