@@ -1,6 +1,6 @@
 #include "server/engine.h"
 
-#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -100,6 +100,21 @@ struct Engine::Flight {
     done(std::move(result));
   }
 
+  std::array<OutputSlot, 5> OutputSlots() {
+    const ResolvedCall& call = request.call;
+    const Problem& p = call.problem;
+    return {{
+        {call.y, true, result.y, arguments.output, &ResolvedCall::Output},
+        {call.lse, p.wants_lse, result.lse, arguments.lse, &ResolvedCall::Lse},
+        {call.scores, p.score_output.has_value(), result.scores, arguments.scores,
+         &ResolvedCall::Scores},
+        {call.present_key, p.wants_present, result.present_key, arguments.present_key,
+         &ResolvedCall::PresentKey},
+        {call.present_value, p.wants_present, result.present_value, arguments.present_value,
+         &ResolvedCall::PresentValue},
+    }};
+  }
+
   Request request;
   Done done;
   Result result;
@@ -192,19 +207,13 @@ absl::Status Engine::Prepare(Flight& flight) {
   result.backend = std::string(flight.plan.backend->name());
   result.plan = flight.plan.Describe();
 
-  Arguments& arguments = flight.arguments;
-  arguments = ViewInputs(call, flight.request.inputs);
-  const Problem& p = call.problem;
-  OutputSlot slots[] = {
-      {call.y, true, result.y, arguments.output, &ResolvedCall::Output},
-      {call.lse, p.wants_lse, result.lse, arguments.lse, &ResolvedCall::Lse},
-      {call.scores, p.score_output.has_value(), result.scores, arguments.scores,
-       &ResolvedCall::Scores},
-      {call.present_key, p.wants_present, result.present_key, arguments.present_key,
-       &ResolvedCall::PresentKey},
-      {call.present_value, p.wants_present, result.present_value, arguments.present_value,
-       &ResolvedCall::PresentValue},
-  };
+  flight.arguments = ViewInputs(call, flight.request.inputs);
+  if (absl::Status status = Allocate(flight); !status.ok()) return status;
+  return Validate(call.problem, flight.arguments, *call.names);
+}
+
+absl::Status Engine::Allocate(Flight& flight) {
+  std::array<OutputSlot, 5> slots = flight.OutputSlots();
   const std::optional<int64_t> output_bytes = MeasureOutputs(absl::MakeSpan(slots));
   const std::optional<int64_t> needed_bytes =
       output_bytes ? CheckedAdd(*output_bytes, flight.plan.workspace_bytes()) : std::nullopt;
@@ -215,14 +224,13 @@ absl::Status Engine::Prepare(Flight& flight) {
   if (!reservation.ok()) return reservation.status();
   for (OutputSlot& slot : slots) {
     if (!slot.wanted) continue;
-    absl::Status status = AllocateOutput(call, reservation->Split(slot.bytes), slot);
+    absl::Status status = AllocateOutput(flight.request.call, reservation->Split(slot.bytes), slot);
     if (!status.ok()) return status;
   }
-  absl::StatusOr<ReservedBuffer> workspace = Allocate(*std::move(reservation));
+  absl::StatusOr<ReservedBuffer> workspace = ::rapt::Allocate(*std::move(reservation));
   if (!workspace.ok()) return workspace.status();
   flight.workspace = *std::move(workspace);
-
-  return Validate(p, arguments, *call.names);
+  return absl::OkStatus();
 }
 
 absl::Status Engine::Prepare(Examination& examination) {
@@ -236,7 +244,7 @@ absl::Status Engine::Prepare(Examination& examination) {
   absl::StatusOr<MemoryBudget::Reservation> reservation =
       budget_.Reserve(executor_.threads() * diagnosis.worker_workspace_bytes());
   if (!reservation.ok()) return reservation.status();
-  absl::StatusOr<ReservedBuffer> workspace = Allocate(*std::move(reservation));
+  absl::StatusOr<ReservedBuffer> workspace = ::rapt::Allocate(*std::move(reservation));
   if (!workspace.ok()) return workspace.status();
   examination.workspace = *std::move(workspace);
   return absl::OkStatus();

@@ -54,6 +54,8 @@ class Engine {
   struct Examination;
   absl::Status CheckAccepting() const;
   absl::Status Prepare(Flight& flight);
+  // Reserves outputs and workspace of a flight that has a plan, then allocates them.
+  absl::Status Allocate(Flight& flight);
   absl::Status Prepare(Examination& examination);
 
   const PlanOptions options_;

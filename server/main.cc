@@ -111,6 +111,32 @@ void ShowGauges(Metrics& metrics, const OpenCalls& open_calls, const MemoryBudge
                     [&budget] { return static_cast<double>(budget.reserved_bytes()); });
 }
 
+void AnnounceReady(const Options& options, const std::string& grpc_address,
+                   const std::string& metrics_address) {
+  Log(LogLevel::kInfo, "ready",
+      {{"version", Version()},
+       {"grpc", grpc_address},
+       {"metrics", metrics_address},
+       {"backend", options.backend},
+       {"isa", options.isa},
+       {"threads", options.threads},
+       {"memory_budget_bytes", options.memory_budget_bytes},
+       {"max_message_bytes", options.max_message_bytes}});
+  std::printf("rapt-server ready grpc=%s metrics=%s\n", grpc_address.c_str(),
+              metrics_address.c_str());
+  std::fflush(stdout);
+}
+
+// No new work, the work in flight to its end, then no server. Readiness has been withdrawn.
+void Drain(const Options& options, Engine& engine, OpenCalls& open_calls, grpc::Server& server) {
+  std::this_thread::sleep_for(kLameDuckPause);
+  engine.StopAccepting();
+  if (!open_calls.WaitUntilNone(options.grace_period)) {
+    Log(LogLevel::kWarning, "grace period over", {{"open_calls", open_calls.count()}});
+  }
+  server.Shutdown(std::chrono::system_clock::now() + kFarewell);
+}
+
 int Serve(const Options& options, const sigset_t& stop_signals) {
   const PlanOptions plan_options{
       .backend = options.backend, .isa = options.isa, .threads = options.threads};
@@ -149,20 +175,8 @@ int Serve(const Options& options, const sigset_t& stop_signals) {
   ready = true;
   log_grpc_errors = true;
 
-  const std::string grpc_address = WithPort(options.grpc_address, grpc_server->port);
-  const std::string metrics_address = WithPort(options.metrics_address, (*http)->port());
-  Log(LogLevel::kInfo, "ready",
-      {{"version", Version()},
-       {"grpc", grpc_address},
-       {"metrics", metrics_address},
-       {"backend", options.backend},
-       {"isa", options.isa},
-       {"threads", options.threads},
-       {"memory_budget_bytes", options.memory_budget_bytes},
-       {"max_message_bytes", options.max_message_bytes}});
-  std::printf("rapt-server ready grpc=%s metrics=%s\n", grpc_address.c_str(),
-              metrics_address.c_str());
-  std::fflush(stdout);
+  AnnounceReady(options, WithPort(options.grpc_address, grpc_server->port),
+                WithPort(options.metrics_address, (*http)->port()));
 
   const int signal_number = WaitForStopSignal(stop_signals);
   Log(LogLevel::kInfo, "draining",
@@ -170,12 +184,7 @@ int Serve(const Options& options, const sigset_t& stop_signals) {
        {"open_calls", open_calls.count()}});
   ready = false;
   health.SetServingStatus(false);
-  std::this_thread::sleep_for(kLameDuckPause);
-  engine.StopAccepting();
-  if (!open_calls.WaitUntilNone(options.grace_period)) {
-    Log(LogLevel::kWarning, "grace period over", {{"open_calls", open_calls.count()}});
-  }
-  grpc_server->server->Shutdown(std::chrono::system_clock::now() + kFarewell);
+  Drain(options, engine, open_calls, *grpc_server->server);
   Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls.served()}});
   return EXIT_SUCCESS;
 }

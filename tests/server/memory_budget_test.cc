@@ -11,6 +11,10 @@
 #include <utility>
 #include <vector>
 
+// The sanitizers end the process where the system's allocator would say no.
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
+
 namespace rapt {
 namespace {
 
