@@ -255,21 +255,25 @@ std::vector<Case> Layouts() {
     const char* name;
     Arrangement arrangement;
   };
+  // In the order of Arrangement: Q, K and V, past, mask, output.
   const Named kArrangements[] = {
-      {"bshd", {Storage::kBshd, Storage::kBshd, Storage::kRowMajor, Storage::kBshd}},
+      {"bshd",
+       {Storage::kBshd, Storage::kBshd, Storage::kRowMajor, Storage::kRowMajor, Storage::kBshd}},
       {"position_first",
-       {Storage::kPositionFirst, Storage::kPositionFirst, Storage::kTransposed,
-        Storage::kPositionFirst}},
+       {Storage::kPositionFirst, Storage::kPositionFirst, Storage::kPositionFirst,
+        Storage::kTransposed, Storage::kPositionFirst}},
       {"padded_rows",
-       {Storage::kPaddedRows, Storage::kPaddedRows, Storage::kPaddedRows, Storage::kPaddedRows}},
+       {Storage::kPaddedRows, Storage::kPaddedRows, Storage::kBshd, Storage::kPaddedRows,
+        Storage::kPaddedRows}},
       {"misaligned",
-       {Storage::kMisaligned, Storage::kMisaligned, Storage::kMisaligned, Storage::kMisaligned}},
+       {Storage::kMisaligned, Storage::kMisaligned, Storage::kMisaligned, Storage::kMisaligned,
+        Storage::kMisaligned}},
       {"broadcast",
-       {Storage::kBroadcastHeads, Storage::kBroadcastBatch, Storage::kElementsApart,
-        Storage::kRowMajor}},
+       {Storage::kBroadcastHeads, Storage::kBroadcastBatch, Storage::kPaddedRows,
+        Storage::kElementsApart, Storage::kRowMajor}},
       {"broadcast_heads",
        {Storage::kRowMajor, Storage::kBroadcastHeads, Storage::kBroadcastBatch,
-        Storage::kMisaligned}},
+        Storage::kBroadcastBatch, Storage::kMisaligned}},
   };
   std::vector<Case> cases;
   for (const Named& named : kArrangements) {
@@ -402,10 +406,11 @@ std::vector<Case> Splits() {
       {"split_in_fp64", split([](Problem& p) { p.softmax_in_fp64 = true; })},
   };
   for (Case& c : cases) c.threads = 5;
-  cases.push_back({"split_bshd",
-                   split([](Problem& p) { p.batch = 2; }),
-                   {Storage::kBshd, Storage::kBshd, Storage::kRowMajor, Storage::kMisaligned},
-                   5});
+  cases.push_back(
+      {"split_bshd",
+       split([](Problem& p) { p.batch = 2; }),
+       {.query = Storage::kBshd, .key_value = Storage::kBshd, .output = Storage::kMisaligned},
+       5});
   return cases;
 }
 
@@ -489,6 +494,8 @@ class RandomProblem {
                        Storage::kPaddedRows, Storage::kMisaligned, Storage::kBroadcastHeads}),
         Pick<Storage>({Storage::kRowMajor, Storage::kBshd, Storage::kPositionFirst,
                        Storage::kPaddedRows, Storage::kMisaligned, Storage::kBroadcastBatch}),
+        Pick<Storage>({Storage::kRowMajor, Storage::kBshd, Storage::kPositionFirst,
+                       Storage::kPaddedRows, Storage::kMisaligned}),
         Pick<Storage>({Storage::kRowMajor, Storage::kTransposed, Storage::kElementsApart,
                        Storage::kMisaligned, Storage::kPositionFirst}),
         Pick<Storage>({Storage::kRowMajor, Storage::kBshd, Storage::kPositionFirst,

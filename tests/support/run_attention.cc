@@ -176,20 +176,20 @@ Inputs RandomInputs(const Problem& p, Rng& rng, const Arrangement& arrangement, 
   const auto random = [&](const Dims& dims, Storage storage, double largest) {
     return Tensor(p.dtype, dims, storage).FillUniform(rng, -largest, largest);
   };
-  const auto keys = [&](int64_t length) {
-    return random({p.batch, p.kv_heads, length, p.head_size}, arrangement.key_value, magnitude);
+  const auto keys = [&](int64_t length, Storage storage) {
+    return random({p.batch, p.kv_heads, length, p.head_size}, storage, magnitude);
   };
-  const auto values = [&](int64_t length) {
-    return random({p.batch, p.kv_heads, length, p.value_head_size}, arrangement.key_value, 1);
+  const auto values = [&](int64_t length, Storage storage) {
+    return random({p.batch, p.kv_heads, length, p.value_head_size}, storage, 1);
   };
   Inputs inputs;
   inputs.query =
       random({p.batch, p.query_heads, p.query_length, p.head_size}, arrangement.query, magnitude);
-  inputs.key = keys(p.key_length);
-  inputs.value = values(p.key_length);
+  inputs.key = keys(p.key_length, arrangement.key_value);
+  inputs.value = values(p.key_length, arrangement.key_value);
   if (p.past_length > 0) {
-    inputs.past_key = keys(p.past_length);
-    inputs.past_value = values(p.past_length);
+    inputs.past_key = keys(p.past_length, arrangement.past);
+    inputs.past_value = values(p.past_length, arrangement.past);
   }
   if (p.mask) inputs.mask = RandomMask(*p.mask, rng, arrangement.mask);
   if (p.has_key_lengths) {

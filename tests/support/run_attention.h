@@ -37,6 +37,7 @@ std::string ToText(const Problem& problem);
 struct Arrangement {
   Storage query = Storage::kRowMajor;
   Storage key_value = Storage::kRowMajor;
+  Storage past = Storage::kRowMajor;
   Storage mask = Storage::kRowMajor;
   Storage output = Storage::kRowMajor;
 };
