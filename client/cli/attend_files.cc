@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/cli/library_types.h"
+#include "client/cli/tensor_file.h"
 
 namespace rapt {
 namespace {
@@ -62,24 +64,23 @@ absl::Status MakeBoolean(NpyArray& mask) {
   return absl::OkStatus();
 }
 
-absl::Status MakeInt64(NpyArray& lengths) {
-  if (!IsInteger(lengths.type)) {
+absl::Status ToLengths(const NpyArray& array, std::vector<int64_t>* lengths) {
+  if (!IsInteger(array.type)) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("key_lengths holds %s; it must be integers", ToString(lengths.type)));
+        absl::StrFormat("key_lengths holds %s; it must be integers", ToString(array.type)));
   }
-  std::string values;
-  for (int64_t at = 0; at < lengths.size(); ++at) {
-    const int64_t value = IntegerAt(lengths, at);
-    values.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  if (array.shape.size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("key_lengths has shape %s; it must be [B]", ToString(array.shape)));
   }
-  lengths = NpyArray{{'i', 8}, lengths.shape, std::move(values), 0};
+  for (int64_t at = 0; at < array.size(); ++at) lengths->push_back(IntegerAt(array, at));
   return absl::OkStatus();
 }
 
 // Finds each input by its name: in the file that was named for it, or in the archive.
 class SourceReader {
  public:
-  explicit SourceReader(const AttendSources& sources) : sources_(sources) {}
+  explicit SourceReader(const CallSources& sources) : sources_(sources) {}
 
   absl::Status Open() {
     if (!sources_.archive) return absl::OkStatus();
@@ -103,23 +104,25 @@ class SourceReader {
   }
 
  private:
-  const AttendSources& sources_;
+  const CallSources& sources_;
   std::optional<NpzArchive> archive_;
 };
 
-absl::StatusOr<TensorSpec> FloatSpec(const char* name, const NpyArray& array,
-                                     const std::string& dtype) {
+absl::StatusOr<LoadedTensor> FloatTensor(const char* name, NpyArray array,
+                                         const std::string& dtype) {
   const absl::StatusOr<DType> type = FloatTypeOf(array, name, dtype);
   if (!type.ok()) return type.status();
-  return TensorSpec{*type, array.shape};
+  Shape shape = array.shape;
+  return LoadedTensor{std::move(array), FromLibrary(*type), std::move(shape)};
 }
 
-absl::StatusOr<TensorSpec> MaskSpec(NpyArray& mask, const std::string& dtype) {
-  if (IsInteger(mask.type)) {
-    if (absl::Status made = MakeBoolean(mask); !made.ok()) return made;
+absl::StatusOr<LoadedTensor> MaskTensor(NpyArray array, const std::string& dtype) {
+  if (IsInteger(array.type)) {
+    if (absl::Status made = MakeBoolean(array); !made.ok()) return made;
   }
-  if (mask.type.kind == 'b') return TensorSpec{DType::kBool, mask.shape};
-  return FloatSpec("mask", mask, dtype);
+  if (array.type.kind != 'b') return FloatTensor("mask", std::move(array), dtype);
+  Shape shape = array.shape;
+  return LoadedTensor{std::move(array), client::DType::kBool, std::move(shape)};
 }
 
 void LeadWithOnes(Shape& shape, size_t rank) {
@@ -127,87 +130,98 @@ void LeadWithOnes(Shape& shape, size_t rank) {
 }
 
 // [S, D] is [1, S, D]; a past beside it leads with axes of 1 as well.
-void Widen2D(OperatorCall& call) {
-  for (TensorSpec* spec : {&call.q, &call.k, &call.v}) LeadWithOnes(spec->shape, 3);
+void Widen2D(LoadedCall& call) {
+  LeadWithOnes(call.q.shape, 3);
+  if (call.k) LeadWithOnes(call.k->shape, 3);
+  if (call.v) LeadWithOnes(call.v->shape, 3);
   if (call.past_key) LeadWithOnes(call.past_key->shape, 4);
   if (call.past_value) LeadWithOnes(call.past_value->shape, 4);
 }
 
-absl::Status ReadArrays(const AttendSources& sources, LoadedCall* loaded) {
-  SourceReader reader(sources);
-  std::optional<NpyArray> q;
-  absl::Status status = reader.Open();
-  if (status.ok()) status = reader.Read("q", sources.q, &q);
-  if (status.ok()) status = reader.Read("k", sources.k, &loaded->k);
-  if (status.ok()) status = reader.Read("v", sources.v, &loaded->v);
-  if (status.ok()) status = reader.Read("mask", sources.mask, &loaded->mask);
-  if (status.ok()) status = reader.Read("past_key", sources.past_key, &loaded->past_key);
-  if (status.ok()) status = reader.Read("past_value", sources.past_value, &loaded->past_value);
-  if (status.ok()) status = reader.Read("key_lengths", sources.key_lengths, &loaded->key_lengths);
-  if (!status.ok()) return status;
-  if (!q) {
+struct InputArrays {
+  std::optional<NpyArray> q, k, v, mask, past_key, past_value, key_lengths;
+};
+
+absl::Status CheckPresent(const CallSources& sources, const InputArrays& arrays) {
+  if (!arrays.q) {
     return absl::InvalidArgumentError(
         sources.archive ? absl::StrCat(*sources.archive, " has no member q, and there is no --q")
                         : "which query? --q FILE, or an .npz archive with a member q");
   }
-  if (loaded->k.has_value() != loaded->v.has_value()) {
-    return absl::InvalidArgumentError(loaded->k
-                                          ? "there is a k but no v; give both, or neither for "
-                                            "self-attention"
-                                          : "there is a v but no k; give both, or neither for "
-                                            "self-attention");
+  if (arrays.k.has_value() != arrays.v.has_value()) {
+    return absl::InvalidArgumentError(arrays.k ? "there is a k but no v; give both, or neither for "
+                                                 "self-attention"
+                                               : "there is a v but no k; give both, or neither for "
+                                                 "self-attention");
   }
-  loaded->q = *std::move(q);
   return absl::OkStatus();
 }
 
-template <typename Spec>
-absl::Status Store(absl::StatusOr<TensorSpec> spec, Spec* out) {
-  if (spec.ok()) *out = *std::move(spec);
-  return spec.status();
+absl::StatusOr<InputArrays> ReadArrays(const CallSources& sources) {
+  SourceReader reader(sources);
+  InputArrays arrays;
+  absl::Status status = reader.Open();
+  if (status.ok()) status = reader.Read("q", sources.q, &arrays.q);
+  if (status.ok()) status = reader.Read("k", sources.k, &arrays.k);
+  if (status.ok()) status = reader.Read("v", sources.v, &arrays.v);
+  if (status.ok()) status = reader.Read("mask", sources.mask, &arrays.mask);
+  if (status.ok()) status = reader.Read("past_key", sources.past_key, &arrays.past_key);
+  if (status.ok()) status = reader.Read("past_value", sources.past_value, &arrays.past_value);
+  if (status.ok()) status = reader.Read("key_lengths", sources.key_lengths, &arrays.key_lengths);
+  if (status.ok()) status = CheckPresent(sources, arrays);
+  if (!status.ok()) return status;
+  return arrays;
 }
 
-absl::Status DescribeTensors(const std::string& dtype, LoadedCall* loaded) {
-  OperatorCall& call = loaded->call;
-  absl::Status status = Store(FloatSpec("q", loaded->q, dtype), &call.q);
-  call.k = call.v = call.q;
-  if (status.ok() && loaded->k) status = Store(FloatSpec("k", *loaded->k, dtype), &call.k);
-  if (status.ok() && loaded->v) status = Store(FloatSpec("v", *loaded->v, dtype), &call.v);
-  if (status.ok() && loaded->mask) status = Store(MaskSpec(*loaded->mask, dtype), &call.attn_mask);
-  if (status.ok() && loaded->past_key) {
-    status = Store(FloatSpec("past_key", *loaded->past_key, dtype), &call.past_key);
+template <typename Tensor>
+absl::Status Store(absl::StatusOr<LoadedTensor> tensor, Tensor* out) {
+  if (tensor.ok()) *out = *std::move(tensor);
+  return tensor.status();
+}
+
+absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCall* call) {
+  const auto store = [&dtype](const char* name, std::optional<NpyArray>& array, auto* out) {
+    return array ? Store(FloatTensor(name, *std::move(array), dtype), out) : absl::OkStatus();
+  };
+  absl::Status status = store("q", arrays.q, &call->q);
+  if (status.ok()) status = store("k", arrays.k, &call->k);
+  if (status.ok()) status = store("v", arrays.v, &call->v);
+  if (status.ok() && arrays.mask) {
+    status = Store(MaskTensor(*std::move(arrays.mask), dtype), &call->mask);
   }
-  if (status.ok() && loaded->past_value) {
-    status = Store(FloatSpec("past_value", *loaded->past_value, dtype), &call.past_value);
-  }
-  if (status.ok() && loaded->key_lengths) {
-    status = MakeInt64(*loaded->key_lengths);
-    call.nonpad_kv_seqlen = {DType::kInt64, loaded->key_lengths->shape};
+  if (status.ok()) status = store("past_key", arrays.past_key, &call->past_key);
+  if (status.ok()) status = store("past_value", arrays.past_value, &call->past_value);
+  if (status.ok() && arrays.key_lengths) {
+    status = ToLengths(*arrays.key_lengths, &call->key_lengths);
   }
   return status;
 }
 
 }  // namespace
 
-AttentionInputs LoadedCall::inputs() const {
-  AttentionInputs inputs;
-  inputs.q = q.bytes();
-  inputs.k = k ? k->bytes() : q.bytes();
-  inputs.v = v ? v->bytes() : q.bytes();
-  if (mask) inputs.mask = mask->bytes();
-  if (past_key) inputs.past_key = past_key->bytes();
-  if (past_value) inputs.past_value = past_value->bytes();
-  if (key_lengths) inputs.key_lengths = key_lengths->bytes();
-  return inputs;
+client::AttendCall LoadedCall::call() const {
+  const auto view = [](const std::optional<LoadedTensor>& tensor) {
+    return tensor ? std::optional(tensor->view()) : std::nullopt;
+  };
+  client::AttendCall call = attributes;
+  call.q = q.view();
+  call.k = k ? k->view() : q.view();
+  call.v = v ? v->view() : q.view();
+  call.mask = view(mask);
+  call.past_key = view(past_key);
+  call.past_value = view(past_value);
+  call.key_lengths = key_lengths;
+  return call;
 }
 
-absl::StatusOr<LoadedCall> LoadCall(const AttendSources& sources) {
+absl::StatusOr<LoadedCall> LoadCall(const CallSources& sources) {
+  absl::StatusOr<InputArrays> arrays = ReadArrays(sources);
+  if (!arrays.ok()) return arrays.status();
   LoadedCall loaded;
-  absl::Status status = ReadArrays(sources, &loaded);
-  if (status.ok()) status = DescribeTensors(sources.dtype, &loaded);
+  absl::Status status = MakeTensors(*std::move(arrays), sources.dtype, &loaded);
   if (!status.ok()) return status;
   loaded.is_2d = loaded.q.shape.size() == 2;
-  if (loaded.is_2d) Widen2D(loaded.call);
+  if (loaded.is_2d) Widen2D(loaded);
   return loaded;
 }
 

@@ -2,41 +2,49 @@
 #ifndef RAPT_CLIENT_CLI_ATTEND_FILES_H_
 #define RAPT_CLIENT_CLI_ATTEND_FILES_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/cli/attention_caller.h"
 #include "client/cli/npy.h"
-#include "client/cli/tensor_file.h"
-#include "server/attention/operator.h"
+#include "rapt/client.h"
 
 namespace rapt {
 
 // Where the inputs are. `archive` is an .npz with members of these names; what is named beside it
 // stands before it.
-struct AttendSources {
+struct CallSources {
   std::optional<std::string> archive;
   std::optional<std::string> q, k, v, mask, past_key, past_value, key_lengths;
   std::string dtype;  // --dtype
 };
 
-// A call whose tensors are loaded; its attributes are still to be set.
-struct LoadedCall {
-  OperatorCall call;
-  bool is_2d = false;  // came as [S, D], travels as [1, S, D]
+struct LoadedTensor {
+  NpyArray array;
+  client::DType dtype = client::DType::kFloat32;
+  Shape shape;  // as it travels
 
-  // Views into the arrays below.
-  AttentionInputs inputs() const;
-
-  NpyArray q;
-  std::optional<NpyArray> k, v;  // absent: Q again
-  std::optional<NpyArray> mask, past_key, past_value, key_lengths;
+  client::TensorView view() const { return {dtype, shape, array.bytes()}; }
 };
 
-// Integer masks become boolean, integer key lengths int64. Without K and V the call is
-// self-attention. InvalidArgument or NotFound names the file.
-absl::StatusOr<LoadedCall> LoadCall(const AttendSources& sources);
+struct LoadedCall {
+  LoadedTensor q;
+  std::optional<LoadedTensor> k, v;  // absent: Q again
+  std::optional<LoadedTensor> mask, past_key, past_value;
+  std::vector<int64_t> key_lengths;
+
+  client::AttendCall attributes;  // the call without its tensors
+  bool is_2d = false;             // came as [S, D], travels as [1, S, D]
+
+  // The whole call. Views of this object.
+  client::AttendCall call() const;
+};
+
+// Integer masks become boolean. Without K and V the call is self-attention. The attributes are
+// still to be set. InvalidArgument or NotFound names the file.
+absl::StatusOr<LoadedCall> LoadCall(const CallSources& sources);
 
 // The shape that an output gets in its file: as the inputs were. Of a 2-D call the batch axis goes,
 // and for one head the head axis that scores and lse have.

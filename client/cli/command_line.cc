@@ -114,6 +114,12 @@ std::string_view Nearest(std::string_view word, absl::Span<const std::string_vie
   return nearest;
 }
 
+absl::Status CheckAtLeastOne(std::string_view flag, int64_t value) {
+  if (value >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--%s is %d; it must be at least 1", flag, value));
+}
+
 bool AsksForHelp(absl::Span<const std::string> arguments) {
   for (const std::string& argument : arguments) {
     if (argument == "--") return false;

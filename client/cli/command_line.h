@@ -57,6 +57,9 @@ struct CommandLine {
   absl::Status UnknownFlag(std::string_view argument, std::string_view name) const;
 };
 
+// "--seq is 0; it must be at least 1"
+absl::Status CheckAtLeastOne(std::string_view flag, int64_t value);
+
 bool AsksForHelp(absl::Span<const std::string> arguments);
 
 // The one of `known` that a person who wrote `word` most likely meant; empty where none is near.

@@ -17,6 +17,7 @@ using CommandArguments = absl::Span<const std::string>;
 
 ExitCode RunAttendCommand(CommandArguments arguments);
 ExitCode RunDemoCommand(CommandArguments arguments);
+ExitCode RunDiagnoseCommand(CommandArguments arguments);
 ExitCode RunHealthCommand(CommandArguments arguments);
 ExitCode RunInfoCommand(CommandArguments arguments);
 ExitCode RunMemoryCommand(CommandArguments arguments);

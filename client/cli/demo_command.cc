@@ -1,15 +1,14 @@
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/cli/attention_caller.h"
 #include "client/cli/commands.h"
 #include "client/cli/json.h"
 #include "client/cli/server_connection.h"
 #include "client/cli/terminal_heat_map.h"
-#include "server/attention/half.h"
 
 namespace rapt {
 namespace {
@@ -45,7 +44,8 @@ constexpr WordFeatures kLooksFor = {{
 // Attention among the words, and how it was computed.
 struct WordAttention {
   std::vector<double> weights;  // [kWords, kWords]
-  AttentionReply reply;
+  std::string backend, plan;
+  double round_trip_ms = 0;
 
   size_t MostAttended(size_t word) const {
     const auto row = weights.begin() + word * kWords;
@@ -54,25 +54,25 @@ struct WordAttention {
   double Weight(size_t word, size_t other) const { return weights[word * kWords + other]; }
 };
 
-absl::Span<const std::byte> Bytes(const WordFeatures& features) {
-  return {reinterpret_cast<const std::byte*>(features.data()), sizeof(features)};
+client::TensorView View(const WordFeatures& features) {
+  return client::View<float>({1, 1, kWords, kFeatures},
+                             {features.front().data(), kWords * kFeatures});
 }
 
-absl::StatusOr<WordAttention> Attend(AttentionCaller& caller, bool causal) {
-  const TensorSpec spec{DType::kFloat32, {1, 1, kWords, kFeatures}};
-  OperatorCall call;
-  call.q = call.k = call.v = spec;
-  call.is_causal = causal;
-  call.score_output = ScoreOutput::kWeights;
-  absl::StatusOr<AttentionReply> reply =
-      caller.Attend(call, {.q = Bytes(kLooksFor), .k = Bytes(kIs), .v = Bytes(kIs)});
-  if (!reply.ok()) return reply.status();
-  WordAttention attention;
-  for (size_t at = 0; at < kWords * kWords; ++at) {
-    attention.weights.push_back(LoadElement(reply->scores->data(), DType::kFloat32, at));
-  }
-  attention.reply = *std::move(reply);
-  return attention;
+absl::StatusOr<WordAttention> Attend(client::Client& server, bool causal) {
+  const auto start = std::chrono::steady_clock::now();
+  const absl::StatusOr<client::AttendResult> result =
+      server.Attend({.q = View(kLooksFor),
+                     .k = View(kIs),
+                     .v = View(kIs),
+                     .causal = causal,
+                     .score_output = client::ScoreOutput::kWeights});
+  const std::chrono::duration<double, std::milli> elapsed =
+      std::chrono::steady_clock::now() - start;
+  if (!result.ok()) return result.status();
+  const absl::Span<const float> weights = result->scores->values<float>();
+  return WordAttention{
+      {weights.begin(), weights.end()}, result->backend, result->plan, elapsed.count()};
 }
 
 TextBlock DescribeWords(const WordAttention& attention) {
@@ -83,10 +83,6 @@ TextBlock DescribeWords(const WordAttention& attention) {
                               kSentence[most], attention.Weight(word, most) * 100));
   }
   return block;
-}
-
-double Milliseconds(const AttentionReply& reply) {
-  return std::chrono::duration<double, std::milli>(reply.elapsed).count();
 }
 
 void Print(const WordAttention& full, const WordAttention& causal, const std::string& address) {
@@ -103,9 +99,8 @@ void Print(const WordAttention& full, const WordAttention& causal, const std::st
       "it looks for. Rows look at columns; a row's weights, in percent, add up to 100.\n\n",
       stdout);
   std::fputs(Arrange(left, right, terminal.columns).c_str(), stdout);
-  absl::PrintF("\nComputed by %s at %s, plan %s;\nround trips of %.1f and %.1f ms.\n",
-               full.reply.backend, address, full.reply.plan, Milliseconds(full.reply),
-               Milliseconds(causal.reply));
+  absl::PrintF("\nComputed by %s at %s, plan %s;\nround trips of %.1f and %.1f ms.\n", full.backend,
+               address, full.plan, full.round_trip_ms, causal.round_trip_ms);
 }
 
 void WriteJson(const WordAttention& attention, JsonWriter& json) {
@@ -117,9 +112,9 @@ void WriteJson(const WordAttention& attention, JsonWriter& json) {
   }
   json.EndArray().Key("attends_most_to").BeginArray();
   for (size_t word = 0; word < kWords; ++word) json.Integer(attention.MostAttended(word));
-  json.EndArray().Key("backend").String(attention.reply.backend);
-  json.Key("plan").String(attention.reply.plan);
-  json.Key("round_trip_ms").Number(Milliseconds(attention.reply)).EndObject();
+  json.EndArray().Key("backend").String(attention.backend);
+  json.Key("plan").String(attention.plan);
+  json.Key("round_trip_ms").Number(attention.round_trip_ms).EndObject();
 }
 
 void PrintJson(const WordAttention& full, const WordAttention& causal, const std::string& address) {
@@ -136,25 +131,24 @@ void PrintJson(const WordAttention& full, const WordAttention& causal, const std
 }  // namespace
 
 ExitCode RunDemoCommand(CommandArguments arguments) {
-  ServerFlags server;
+  ServerFlags flags;
   bool as_json = false;
   CommandLine line{.usage = "rapt demo [flags]",
                    .summary =
                        "Sends \"the cat sat on the mat\" to a server and shows which word "
                        "attends to which, without and with a causal mask.",
-                   .flags = server.Table(),
+                   .flags = flags.Table(),
                    .examples = {"rapt demo", "rapt demo --address 127.0.0.1:8001 --json"}};
   line.flags.push_back({"json", "", "print the weights as JSON", &as_json});
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
-  const auto channel = Connect(server);
-  if (!channel.ok()) return FailConnect(channel.status());
-  const std::unique_ptr<AttentionCaller> caller = NewRemoteCaller(*channel, server.timeout());
-  const absl::StatusOr<WordAttention> full = Attend(*caller, /*causal=*/false);
+  const auto server = Connect(flags);
+  if (!server.ok()) return FailConnect(server.status());
+  const absl::StatusOr<WordAttention> full = Attend(**server, /*causal=*/false);
   if (!full.ok()) return FailCall(full.status());
-  const absl::StatusOr<WordAttention> causal = Attend(*caller, /*causal=*/true);
+  const absl::StatusOr<WordAttention> causal = Attend(**server, /*causal=*/true);
   if (!causal.ok()) return FailCall(causal.status());
-  (as_json ? PrintJson : Print)(*full, *causal, server.address);
+  (as_json ? PrintJson : Print)(*full, *causal, flags.address);
   return ExitCode::kOk;
 }
 

@@ -1,108 +1,85 @@
-#include <grpcpp/grpcpp.h>
-
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/bytes.h"
 #include "client/cli/commands.h"
 #include "client/cli/json.h"
 #include "client/cli/server_connection.h"
-#include "proto/inference/grpc_service.grpc.pb.h"
 
 namespace rapt {
 namespace {
 
-using TensorMetadata = inference::ModelMetadataResponse::TensorMetadata;
-
-struct ServerInfo {
-  inference::ServerMetadataResponse server;
-  inference::ModelMetadataResponse model;
-};
-
-absl::StatusOr<ServerInfo> Ask(const std::shared_ptr<grpc::Channel>& channel,
-                               std::chrono::nanoseconds timeout) {
-  const auto stub = inference::GRPCInferenceService::NewStub(channel);
-  const auto deadline = std::chrono::system_clock::now() +
-                        std::chrono::duration_cast<std::chrono::microseconds>(timeout);
-  ServerInfo info;
-  grpc::ClientContext server_context;
-  server_context.set_deadline(deadline);
-  grpc::Status status = stub->ServerMetadata(&server_context, {}, &info.server);
-  if (!status.ok()) return FromGrpc(status);
-  inference::ModelMetadataRequest request;
-  request.set_name("attention");
-  grpc::ClientContext model_context;
-  model_context.set_deadline(deadline);
-  status = stub->ModelMetadata(&model_context, request, &info.model);
-  if (!status.ok()) return FromGrpc(status);
-  return info;
-}
-
-std::string NameTensors(const google::protobuf::RepeatedPtrField<TensorMetadata>& tensors) {
-  return absl::StrJoin(tensors, ", ", [](std::string* out, const TensorMetadata& tensor) {
-    absl::StrAppend(out, tensor.name());
-  });
-}
-
-void Print(const ServerInfo& info) {
-  absl::PrintF("server      %s %s\n", info.server.name(), info.server.version());
-  absl::PrintF("extensions  %s\n", absl::StrJoin(info.server.extensions(), ", "));
-  absl::PrintF("model       %s, versions %s\n", info.model.name(),
-               absl::StrJoin(info.model.versions(), ", "));
-  absl::PrintF("inputs      %s\n", NameTensors(info.model.inputs()));
-  absl::PrintF("outputs     %s\n", NameTensors(info.model.outputs()));
-}
-
-void WriteTensors(const google::protobuf::RepeatedPtrField<TensorMetadata>& tensors,
-                  JsonWriter& json) {
-  json.BeginArray();
-  for (const TensorMetadata& tensor : tensors) {
-    json.BeginObject().Key("name").String(tensor.name());
-    json.Key("datatype").String(tensor.datatype()).Key("shape");
-    json.Integers({tensor.shape().data(), static_cast<size_t>(tensor.shape_size())}).EndObject();
+// "avx512 (in use), avx2, portable"; what the machine lacks is left out.
+std::string NameSets(const client::BackendInfo& backend) {
+  std::vector<std::string> names;
+  for (const client::InstructionSetInfo& set : backend.instruction_sets) {
+    if (set.available) names.push_back(absl::StrCat(set.name, set.in_use ? " (in use)" : ""));
   }
-  json.EndArray();
+  return absl::StrJoin(names, ", ");
 }
 
-void PrintJson(const ServerInfo& info, const std::string& address) {
-  const std::vector<std::string> extensions(info.server.extensions().begin(),
-                                            info.server.extensions().end());
-  const std::vector<std::string> versions(info.model.versions().begin(),
-                                          info.model.versions().end());
+void Print(const client::ServerInfo& info, const std::string& address) {
+  absl::PrintF("server    rapt-server %s at %s\n", info.version, address);
+  for (const client::BackendInfo& backend : info.backends) {
+    absl::PrintF("backend   %s%s\n", backend.name,
+                 backend.available ? "" : absl::StrCat(", not available: ", backend.reason));
+    const std::string sets = NameSets(backend);
+    if (!sets.empty()) absl::PrintF("          %s\n", sets);
+  }
+  absl::PrintF("chosen    --backend=%s --isa=%s\n", info.backend, info.isa);
+  absl::PrintF("threads   %d\n", info.compute_threads);
+  absl::PrintF("memory    %s of %s reserved\n", HumanBytes(info.memory_reserved_bytes),
+               HumanBytes(info.memory_budget_bytes));
+  absl::PrintF("messages  up to %s\n", HumanBytes(info.max_message_bytes));
+}
+
+void WriteBackend(const client::BackendInfo& backend, JsonWriter& json) {
+  json.BeginObject().Key("name").String(backend.name);
+  json.Key("available").Boolean(backend.available).Key("reason").String(backend.reason);
+  json.Key("instruction_sets").BeginArray();
+  for (const client::InstructionSetInfo& set : backend.instruction_sets) {
+    json.BeginObject().Key("name").String(set.name).Key("available").Boolean(set.available);
+    json.Key("in_use").Boolean(set.in_use).EndObject();
+  }
+  json.EndArray().EndObject();
+}
+
+void PrintJson(const client::ServerInfo& info, const std::string& address) {
   JsonWriter json;
-  json.BeginObject().Key("address").String(address).Key("name").String(info.server.name());
-  json.Key("version").String(info.server.version()).Key("extensions").Strings(extensions);
-  json.Key("model").BeginObject().Key("name").String(info.model.name());
-  json.Key("versions").Strings(versions).Key("inputs");
-  WriteTensors(info.model.inputs(), json);
-  json.Key("outputs");
-  WriteTensors(info.model.outputs(), json);
-  json.EndObject().EndObject();
+  json.BeginObject().Key("address").String(address).Key("version").String(info.version);
+  json.Key("backends").BeginArray();
+  for (const client::BackendInfo& backend : info.backends) WriteBackend(backend, json);
+  json.EndArray().Key("backend").String(info.backend).Key("isa").String(info.isa);
+  json.Key("compute_threads").Integer(info.compute_threads);
+  json.Key("memory_budget_bytes").Integer(info.memory_budget_bytes);
+  json.Key("memory_reserved_bytes").Integer(info.memory_reserved_bytes);
+  json.Key("max_message_bytes").Integer(info.max_message_bytes).EndObject();
   std::puts(json.Take().c_str());
 }
 
 }  // namespace
 
 ExitCode RunInfoCommand(CommandArguments arguments) {
-  ServerFlags server;
+  ServerFlags flags;
   bool as_json = false;
   CommandLine line{.usage = "rapt info [flags]",
-                   .summary = "Tells what a server is: its version, extensions and model.",
-                   .flags = server.Table(),
+                   .summary =
+                       "Tells what a server is: its version, backends and instruction sets, "
+                       "threads and limits.",
+                   .flags = flags.Table(),
                    .examples = {"rapt info", "rapt info --address 127.0.0.1:8001 --json"}};
   line.flags.push_back({"json", "", "print it as JSON", &as_json});
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
-  const auto channel = Connect(server);
-  if (!channel.ok()) return FailConnect(channel.status());
-  const absl::StatusOr<ServerInfo> info = Ask(*channel, server.timeout());
+  const auto server = Connect(flags);
+  if (!server.ok()) return FailConnect(server.status());
+  const absl::StatusOr<client::ServerInfo> info = (*server)->GetServerInfo();
   if (!info.ok()) return FailCall(info.status());
-  if (as_json) {
-    PrintJson(*info, server.address);
-  } else {
-    Print(*info);
-  }
+  (as_json ? PrintJson : Print)(*info, flags.address);
   return ExitCode::kOk;
 }
 

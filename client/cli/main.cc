@@ -22,6 +22,7 @@ constexpr Command kCommands[] = {
     {"demo", "\"the cat sat on the mat\": who attends to whom", RunDemoCommand},
     {"attend", "attention over arrays in .npy and .npz files", RunAttendCommand},
     {"plot", "heat maps of attention weights as .svg, .html or .png", RunPlotCommand},
+    {"diagnose", "what happens inside a call whose result looks wrong", RunDiagnoseCommand},
     {"memory", "how many bytes attention needs at which length", RunMemoryCommand},
     {"info", "what a server is and offers", RunInfoCommand},
     {"health", "whether a server is ready", RunHealthCommand},

@@ -1,10 +1,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_format.h"
+#include "client/cli/bytes.h"
 #include "client/cli/commands.h"
 #include "client/cli/json.h"
+#include "client/cli/library_types.h"
+#include "client/cli/server_connection.h"
 #include "server/attention/memory_estimate.h"
 
 namespace rapt {
@@ -17,86 +21,85 @@ struct MemoryFlags {
   std::vector<int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384};
   int64_t head_size = 64;
   std::string dtype = "fp32";
+  std::optional<std::string> address;
   bool json = false;
 };
 
-absl::StatusOr<DType> ParseDType(const std::string& name) {
-  if (name == "fp32") return DType::kFloat32;
-  if (name == "fp16") return DType::kFloat16;
-  if (name == "bf16") return DType::kBFloat16;
-  if (name == "fp64") return DType::kFloat64;
+absl::StatusOr<client::DType> ParseDType(const std::string& name) {
+  if (name == "fp32") return client::DType::kFloat32;
+  if (name == "fp16") return client::DType::kFloat16;
+  if (name == "bf16") return client::DType::kBFloat16;
+  if (name == "fp64") return client::DType::kFloat64;
   return absl::InvalidArgumentError(
       absl::StrFormat("--dtype is '%s'; it takes fp32, fp16, bf16 or fp64", name));
 }
 
-absl::Status CheckAtLeastOne(const char* flag, int64_t value) {
-  if (value >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("%s is %d; it must be at least 1", flag, value));
-}
-
-absl::StatusOr<std::vector<MemoryEstimate>> Estimate(const MemoryFlags& flags) {
-  const absl::StatusOr<DType> dtype = ParseDType(flags.dtype);
+absl::StatusOr<client::MemoryQuestion> QuestionOf(const MemoryFlags& flags) {
+  const absl::StatusOr<client::DType> dtype = ParseDType(flags.dtype);
   if (!dtype.ok()) return dtype.status();
-  absl::Status checked = CheckAtLeastOne("--batch", flags.batch);
-  if (checked.ok()) checked = CheckAtLeastOne("--heads", flags.heads);
+  absl::Status checked = CheckAtLeastOne("batch", flags.batch);
+  if (checked.ok()) checked = CheckAtLeastOne("heads", flags.heads);
+  if (checked.ok()) checked = CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
+  if (checked.ok()) checked = CheckAtLeastOne("head-size", flags.head_size);
   for (const int64_t length : flags.lengths) {
-    if (checked.ok()) checked = CheckAtLeastOne("--seq", length);
+    if (checked.ok()) checked = CheckAtLeastOne("seq", length);
   }
   if (!checked.ok()) return checked;
+  return client::MemoryQuestion{.batch = flags.batch,
+                                .query_heads = flags.heads,
+                                .kv_heads = flags.kv_heads.value_or(flags.heads),
+                                .lengths = flags.lengths,
+                                .head_size = flags.head_size,
+                                .value_head_size = flags.head_size,
+                                .dtype = *dtype};
+}
+
+// By this machine's plans.
+absl::StatusOr<client::MemoryEstimates> EstimateHere(const client::MemoryQuestion& question) {
   const PlanOptions options{
       .threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))};
-  std::vector<MemoryEstimate> estimates;
-  for (const int64_t length : flags.lengths) {
+  client::MemoryEstimates estimates{.estimates = {}, .chunk = kEstimateChunk};
+  for (const int64_t length : question.lengths) {
     Problem problem;
-    problem.dtype = *dtype;
-    problem.batch = flags.batch;
-    problem.query_heads = flags.heads;
-    problem.kv_heads = flags.kv_heads.value_or(flags.heads);
+    problem.dtype = ToLibrary(question.dtype);
+    problem.batch = question.batch;
+    problem.query_heads = question.query_heads;
+    problem.kv_heads = question.kv_heads;
     problem.query_length = problem.key_length = length;
-    problem.head_size = problem.value_head_size = flags.head_size;
-    absl::StatusOr<MemoryEstimate> estimate = EstimateMemory(problem, options);
+    problem.head_size = question.head_size;
+    problem.value_head_size = question.value_head_size;
+    const absl::StatusOr<MemoryEstimate> estimate = EstimateMemory(problem, options);
     if (!estimate.ok()) return estimate.status();
-    estimates.push_back(*std::move(estimate));
+    estimates.estimates.push_back({length, estimate->tensor_bytes, estimate->standard_bytes,
+                                   estimate->chunked_bytes, estimate->fused_bytes, estimate->plan});
   }
   return estimates;
 }
 
-// "256 MiB", "1.5 GiB"
-std::string Human(int64_t bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  double value = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; value >= 1024; ++unit) value /= 1024;
-  return absl::StrFormat("%.4g %s", value, kUnits[unit]);
-}
-
-void Print(const MemoryFlags& flags, const std::vector<MemoryEstimate>& estimates) {
+void Print(const MemoryFlags& flags, const client::MemoryEstimates& estimates) {
   absl::PrintF("batch %d, %d heads, head size %d, %s; beside Q, K, V and Y themselves:\n\n",
                flags.batch, flags.heads, flags.head_size, flags.dtype);
   absl::PrintF("%8s  %12s  %12s  %12s  %12s\n", "length", "Q, K, V, Y", "standard", "chunked",
                "fused");
-  for (size_t i = 0; i < estimates.size(); ++i) {
-    const MemoryEstimate& estimate = estimates[i];
-    absl::PrintF("%8d  %12s  %12s  %12s  %12s\n", flags.lengths[i], Human(estimate.tensor_bytes),
-                 Human(estimate.standard_bytes), Human(estimate.chunked_bytes),
-                 Human(estimate.fused_bytes));
+  for (const client::MemoryEstimate& estimate : estimates.estimates) {
+    absl::PrintF("%8d  %12s  %12s  %12s  %12s\n", estimate.length,
+                 HumanBytes(estimate.tensor_bytes), HumanBytes(estimate.standard_bytes),
+                 HumanBytes(estimate.chunked_bytes), HumanBytes(estimate.fused_bytes));
   }
   absl::PrintF(
       "\nstandard  the whole score matrix, heads x length x length\n"
       "chunked   scores of %d keys at a time, folded together by online softmax\n"
-      "fused     the exact workspace of this machine's plan: %s\n",
-      kEstimateChunk, estimates.back().plan);
+      "fused     the exact workspace of %s's plan: %s\n",
+      estimates.chunk, flags.address.value_or("this machine"), estimates.estimates.back().plan);
 }
 
-void PrintJson(const MemoryFlags& flags, const std::vector<MemoryEstimate>& estimates) {
+void PrintJson(const MemoryFlags& flags, const client::MemoryEstimates& estimates) {
   JsonWriter json;
   json.BeginObject().Key("batch").Integer(flags.batch).Key("heads").Integer(flags.heads);
   json.Key("head_size").Integer(flags.head_size).Key("dtype").String(flags.dtype);
-  json.Key("lengths").BeginArray();
-  for (size_t i = 0; i < estimates.size(); ++i) {
-    const MemoryEstimate& estimate = estimates[i];
-    json.BeginObject().Key("length").Integer(flags.lengths[i]);
+  json.Key("chunk").Integer(estimates.chunk).Key("lengths").BeginArray();
+  for (const client::MemoryEstimate& estimate : estimates.estimates) {
+    json.BeginObject().Key("length").Integer(estimate.length);
     json.Key("tensor_bytes").Integer(estimate.tensor_bytes);
     json.Key("standard_bytes").Integer(estimate.standard_bytes);
     json.Key("chunked_bytes").Integer(estimate.chunked_bytes);
@@ -105,6 +108,25 @@ void PrintJson(const MemoryFlags& flags, const std::vector<MemoryEstimate>& esti
   }
   json.EndArray().EndObject();
   std::puts(json.Take().c_str());
+}
+
+ExitCode Estimate(const MemoryFlags& flags) {
+  const absl::StatusOr<client::MemoryQuestion> question = QuestionOf(flags);
+  if (!question.ok()) return FailUsage(question.status());
+  absl::StatusOr<client::MemoryEstimates> estimates;
+  if (flags.address) {
+    ServerFlags at_address;
+    at_address.address = *flags.address;
+    const auto server = Connect(at_address);
+    if (!server.ok()) return FailConnect(server.status());
+    estimates = (*server)->EstimateMemory(*question);
+    if (!estimates.ok()) return FailCall(estimates.status());
+  } else {
+    estimates = EstimateHere(*question);
+    if (!estimates.ok()) return FailUsage(estimates.status());
+  }
+  (flags.json ? PrintJson : Print)(flags, *estimates);
+  return ExitCode::kOk;
 }
 
 }  // namespace
@@ -116,26 +138,22 @@ ExitCode RunMemoryCommand(CommandArguments arguments) {
       .summary =
           "Estimates how many bytes self-attention needs beside its tensors, at several "
           "lengths: with the whole score matrix, in chunks of keys, and fused as rapt runs "
-          "it here. Needs no server.",
+          "it. Needs no server, but asks one where --address names it.",
       .flags = {{"batch", "N", "(default: 1)", &flags.batch},
                 {"heads", "N", "query heads (default: 8)", &flags.heads},
                 {"kv-heads", "N", "key and value heads (default: as many)", &flags.kv_heads},
                 {"seq", "LIST", "lengths (default: 512,1024,2048,4096,8192,16384)", &flags.lengths},
                 {"head-size", "N", "(default: 64)", &flags.head_size},
                 {"dtype", "TYPE", "fp32, fp16, bf16 or fp64 (default: fp32)", &flags.dtype},
+                {"address", "HOST:PORT", "plan as this server would (default: as this machine)",
+                 &flags.address},
                 {"json", "", "print the bytes as JSON", &flags.json}},
       .examples = {"rapt memory --batch 32 --heads 8 --seq 512,1024,2048,4096,8192,16384",
-                   "rapt memory --heads 32 --kv-heads 8 --head-size 128 --dtype bf16 --json"}};
+                   "rapt memory --heads 32 --kv-heads 8 --head-size 128 --dtype bf16 --json",
+                   "rapt memory --heads 32 --address 127.0.0.1:8001"}};
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
-  const absl::StatusOr<std::vector<MemoryEstimate>> estimates = Estimate(flags);
-  if (!estimates.ok()) return FailUsage(estimates.status());
-  if (flags.json) {
-    PrintJson(flags, *estimates);
-  } else {
-    Print(flags, *estimates);
-  }
-  return ExitCode::kOk;
+  return Estimate(flags);
 }
 
 }  // namespace rapt

@@ -2,16 +2,13 @@
 #ifndef RAPT_CLIENT_CLI_SERVER_CONNECTION_H_
 #define RAPT_CLIENT_CLI_SERVER_CONNECTION_H_
 
-#include <grpcpp/grpcpp.h>
-
-#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cli/command_line.h"
+#include "rapt/client.h"
 
 namespace rapt {
 
@@ -23,14 +20,11 @@ struct ServerFlags {
 
   // Their rows in a command's table.
   std::vector<Flag> Table();
-  std::chrono::nanoseconds timeout() const;
 };
 
-// A channel that is connected. Unavailable, in words for a person, when nobody answers at the
-// address; InvalidArgument for a timeout that is none.
-absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const ServerFlags& flags);
-
-absl::Status FromGrpc(const grpc::Status& status);
+// A client whose calls take at most the timeout. Unavailable, in words for a person, when nobody
+// answers at the address; InvalidArgument for a timeout that is none.
+absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags);
 
 }  // namespace rapt
 

@@ -20,7 +20,7 @@ import pytest
 from rapt_server import RaptServer
 
 RAPT = os.environ["RAPT"]
-COMMANDS = ("demo", "attend", "plot", "memory", "info", "health")
+COMMANDS = ("demo", "attend", "plot", "diagnose", "memory", "info", "health")
 OK, CALL_FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 
@@ -334,6 +334,53 @@ def test_demo_as_json(rapt):
     assert (np.triu(np.array(told["causal"]["weights"]), 1) == 0).all()
 
 
+# --- diagnose -------------------------------------------------------------------------------------
+
+
+@EVERYWHERE
+def test_diagnose_finds_what_is_wrong(rapt, save, where):
+    x = draw(0, 1, 2, 3, 4)
+    x[0, 1, 2, 3] = np.nan
+    save(x=x, mask=np.array([[1, 0, 0]] * 3, np.float32))
+    flags = ["--q", "x.npy", "--mask", "mask.npy", "--causal", *where]
+    told = json.loads(rapt("diagnose", *flags, "--json").stdout)
+    assert told["problem"].startswith("B=1 Hq=2 Hkv=2 Sq=3 Sk=3 P=0 D=4 Dv=4 FP32 ")
+    inputs = {tensor["name"]: tensor for tensor in told["inputs"]}
+    assert list(inputs) == ["q", "k", "v", "mask"]
+    assert inputs["q"]["nan_count"] == 1
+    assert inputs["q"]["shape"] == [1, 2, 3, 4]
+    np.testing.assert_allclose(inputs["q"]["min"], np.nanmin(x), rtol=1e-6)
+    assert inputs["mask"]["shape"] == [3, 3]
+    assert told["pairs"] == 18
+    assert told["masked_by_position"] == 6
+    assert told["masked_by_mask"] == 0
+    assert any("mask" in warning for warning in told["warnings"])
+    assert [choice["chosen"] for choice in told["backends"]].count(True) == 1
+
+    shown = rapt("diagnose", *flags).stdout
+    assert "Look at this first:" in shown
+    assert re.search(r"^  q FP32 \[1, 2, 3, 4\] .* 1 +\. +\.$", shown, re.MULTILINE)
+    assert "18 pairs of a query and a key; hidden by position 6 (33.3%), by the mask 0\n" in shown
+    assert "runs this: cpu/" in shown
+
+
+@EVERYWHERE
+def test_diagnose_lists_rows_that_see_nothing(rapt, save, where):
+    save(x=draw(0, 1, 1, 3, 4), mask=np.array([[True] * 3, [False] * 3, [True] * 3]))
+    flags = ["--q", "x.npy", "--mask", "mask.npy", *where]
+    told = json.loads(rapt("diagnose", *flags, "--json").stdout)
+    assert told["empty_rows"] == {"count": 1, "first": [{"batch": 0, "head": 0, "query": 1}]}
+    assert told["masked_by_mask"] == 3
+    shown = rapt("diagnose", *flags).stdout
+    assert "  1 query rows see no key; their output is zero\n    batch 0, head 0, query 1\n" in shown
+
+
+@EVERYWHERE
+def test_diagnose_of_a_healthy_call(rapt, save, where):
+    save(x=draw(0, 1, 1, 3, 4))
+    assert "Nothing looks wrong.\n" in rapt("diagnose", "--q", "x.npy", *where).stdout
+
+
 # --- memory, info, health -------------------------------------------------------------------------
 
 
@@ -345,11 +392,20 @@ def test_memory_of_the_standard_way_is_the_score_matrix(rapt):
     assert told["lengths"][1]["fused_bytes"] < 2**28
 
 
-def test_info_names_the_server_and_its_model(rapt):
+def test_memory_as_a_server_plans_it(rapt, server):
+    flags = ["--batch=32", "--heads=8", "--seq=512", "--address", server.grpc_address]
+    assert f"{server.grpc_address}'s plan: cpu/" in rapt("memory", *flags).stdout
+    told = json.loads(rapt("memory", *flags, "--json").stdout)
+    assert told["lengths"][0]["standard_bytes"] == 2**28
+
+
+def test_info_names_the_server_and_its_backends(rapt):
     told = json.loads(rapt("info", "--json").stdout)
-    assert told["name"] == "rapt"
-    assert "Q" in [tensor["name"] for tensor in told["model"]["inputs"]]
-    assert told["version"] in rapt("info").stdout
+    assert told["backend"] == "auto"
+    assert [backend["name"] for backend in told["backends"]][-1] == "reference"
+    shown = rapt("info").stdout
+    assert f"rapt-server {told['version']} at " in shown
+    assert "(in use)" in shown
 
 
 def test_health_of_server_and_service(rapt, server):
@@ -394,6 +450,7 @@ WRONG = [
     ("attend --q x.npy -o y.npy --dtype fp8", USAGE, "it takes bf16"),
     ("attend --q x.npy -o y.npy --kv-heads 2", USAGE, "needs --heads"),
     ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "one of them"),
+    ("attend --q x.npy -o y.npy --heads 0 --local", USAGE, "--heads is 0; it must be at least 1"),
     ("attend --q x.npy -o y.npy --timeout 0", USAGE, "--timeout is 0"),
     ("attend --q x.npy --k x.npy -o y.npy --local", USAGE, "a k but no v"),
     ("attend --q none.npy -o y.npy --local", USAGE, "none.npy: No such file"),
@@ -420,6 +477,11 @@ WRONG = [
     ("demo --address 127.0.0.1:1", UNREACHABLE, "can't reach a server at 127.0.0.1:1"),
     ("info --address nonsense", UNREACHABLE, "can't reach a server at nonsense"),
     ("health --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
+    ("diagnose", USAGE, "which query?"),
+    ("diagnose --q x.npy --softcap -1", CALL_FAILED, "softcap"),
+    ("diagnose --q x.npy --softcap -1 --local", CALL_FAILED, "softcap"),
+    ("diagnose --q x.npy --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
+    ("memory --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
     ("demo now", USAGE, "unexpected argument 'now'"),
     ("memory --seq 0", USAGE, "--seq is 0; it must be at least 1"),
     ("memory --batch -1", USAGE, "--batch is -1; it must be at least 1"),

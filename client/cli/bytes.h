@@ -1,0 +1,15 @@
+// Numbers of bytes for people.
+#ifndef RAPT_CLIENT_CLI_BYTES_H_
+#define RAPT_CLIENT_CLI_BYTES_H_
+
+#include <cstdint>
+#include <string>
+
+namespace rapt {
+
+// "256 MiB", "1.5 GiB". At least 0.
+std::string HumanBytes(int64_t bytes);
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_BYTES_H_

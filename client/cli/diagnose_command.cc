@@ -1,0 +1,218 @@
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/cli/attention_caller.h"
+#include "client/cli/call_flags.h"
+#include "client/cli/commands.h"
+#include "client/cli/json.h"
+
+namespace rapt {
+namespace {
+
+using client::Diagnosis;
+using client::Range;
+
+struct Step {
+  const char* name;
+  const char* key;  // in JSON
+  Range Diagnosis::*range;
+};
+
+constexpr Step kSteps[] = {
+    {"raw scores", "raw_scores", &Diagnosis::raw_scores},
+    {"scaled, softcapped", "scaled_scores", &Diagnosis::scaled_scores},
+    {"after the mask", "biased_scores", &Diagnosis::biased_scores},
+    {"weights", "weights", &Diagnosis::weights},
+    {"sums of rows", "row_sums", &Diagnosis::row_sums},
+    {"output", "output", &Diagnosis::output},
+};
+
+// --- For people
+// -----------------------------------------------------------------------------------
+
+std::string Bound(const std::optional<double>& bound) {
+  return bound ? absl::StrFormat("%.5g", *bound) : "-";
+}
+
+// A count that is no cause for concern is a dot.
+std::string Count(int64_t count) { return count == 0 ? "." : absl::StrCat(count); }
+
+std::string Columns(const Range& range, const std::string& mean) {
+  return absl::StrFormat("%11s %11s %11s %8s %8s %8s", Bound(range.min), Bound(range.max), mean,
+                         Count(range.nan_count), Count(range.positive_inf_count),
+                         Count(range.negative_inf_count));
+}
+
+std::string Share(int64_t count, int64_t all) {
+  if (count == 0 || all == 0) return absl::StrCat(count);
+  return absl::StrFormat("%d (%.1f%%)", count, 100.0 * count / all);
+}
+
+void PrintWarnings(const Diagnosis& diagnosis) {
+  if (diagnosis.warnings.empty()) {
+    std::printf("\nNothing looks wrong.\n");
+    return;
+  }
+  std::printf("\nLook at this first:\n");
+  for (const std::string& warning : diagnosis.warnings) absl::PrintF("  * %s\n", warning);
+}
+
+void PrintNumbers(const Diagnosis& diagnosis) {
+  std::vector<std::pair<std::string, std::string>> rows;  // what, and its columns
+  for (const client::TensorReport& input : diagnosis.inputs) {
+    rows.emplace_back(
+        absl::StrCat(input.name, " ", NameOf(input.dtype), " ", client::ToString(input.shape)),
+        Columns(input.range, Bound(input.mean)));
+  }
+  for (const Step& step : kSteps) {
+    rows.emplace_back(step.name, Columns(diagnosis.*step.range, ""));
+  }
+  size_t width = 0;
+  for (const auto& [name, columns] : rows) width = std::max(width, name.size());
+  absl::PrintF("\n  %-*s %11s %11s %11s %8s %8s %8s\n", static_cast<int>(width), "", "min", "max",
+               "mean", "NaN", "+Inf", "-Inf");
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i == diagnosis.inputs.size()) std::puts("");
+    absl::PrintF("  %-*s %s\n", static_cast<int>(width), rows[i].first, rows[i].second);
+  }
+}
+
+void PrintVisibility(const Diagnosis& diagnosis) {
+  absl::PrintF("\n  %d pairs of a query and a key; hidden by position %s, by the mask %s\n",
+               diagnosis.pairs, Share(diagnosis.masked_by_position, diagnosis.pairs),
+               Share(diagnosis.masked_by_mask, diagnosis.pairs));
+  absl::PrintF("  %d query rows see no key; their output is zero\n", diagnosis.empty_rows);
+  for (const client::QueryRow& row : diagnosis.first_empty_rows) {
+    absl::PrintF("    batch %d, head %d, query %d\n", row.batch, row.head, row.query);
+  }
+  const auto shown = static_cast<int64_t>(diagnosis.first_empty_rows.size());
+  if (shown < diagnosis.empty_rows) absl::PrintF("    and %d more\n", diagnosis.empty_rows - shown);
+}
+
+void PrintBackends(const Diagnosis& diagnosis) {
+  std::puts("");
+  for (const client::BackendChoice& choice : diagnosis.backends) {
+    std::string what = choice.chosen ? "runs this" : choice.reason;
+    if (!choice.plan.empty()) {
+      absl::StrAppend(&what, ": ", choice.plan, ", ", choice.workspace_bytes,
+                      " bytes of workspace");
+    }
+    absl::PrintF("  %-10s %s\n", choice.backend, what);
+  }
+}
+
+void Print(const Diagnosis& diagnosis) {
+  absl::PrintF("%s\n", diagnosis.problem);
+  PrintWarnings(diagnosis);
+  PrintNumbers(diagnosis);
+  PrintVisibility(diagnosis);
+  PrintBackends(diagnosis);
+}
+
+// --- For scripts
+// ----------------------------------------------------------------------------------
+
+void WriteBound(const char* key, const std::optional<double>& bound, JsonWriter& json) {
+  if (bound) json.Key(key).Number(*bound);
+}
+
+void WriteRange(const Range& range, JsonWriter& json) {
+  WriteBound("min", range.min, json);
+  WriteBound("max", range.max, json);
+  json.Key("nan_count").Integer(range.nan_count);
+  json.Key("positive_inf_count").Integer(range.positive_inf_count);
+  json.Key("negative_inf_count").Integer(range.negative_inf_count);
+}
+
+void WriteInputs(const Diagnosis& diagnosis, JsonWriter& json) {
+  json.Key("inputs").BeginArray();
+  for (const client::TensorReport& input : diagnosis.inputs) {
+    json.BeginObject().Key("name").String(input.name);
+    json.Key("dtype").String(std::string(NameOf(input.dtype)));
+    json.Key("shape").Integers(input.shape).Key("elements").Integer(input.elements);
+    WriteRange(input.range, json);
+    WriteBound("mean", input.mean, json);
+    json.EndObject();
+  }
+  json.EndArray();
+}
+
+void WriteEmptyRows(const Diagnosis& diagnosis, JsonWriter& json) {
+  json.Key("empty_rows").BeginObject().Key("count").Integer(diagnosis.empty_rows);
+  json.Key("first").BeginArray();
+  for (const client::QueryRow& row : diagnosis.first_empty_rows) {
+    json.BeginObject().Key("batch").Integer(row.batch).Key("head").Integer(row.head);
+    json.Key("query").Integer(row.query).EndObject();
+  }
+  json.EndArray().EndObject();
+}
+
+void WriteBackends(const Diagnosis& diagnosis, JsonWriter& json) {
+  json.Key("backends").BeginArray();
+  for (const client::BackendChoice& choice : diagnosis.backends) {
+    json.BeginObject().Key("backend").String(choice.backend).Key("chosen").Boolean(choice.chosen);
+    json.Key("plan").String(choice.plan);
+    json.Key("workspace_bytes").Integer(choice.workspace_bytes);
+    json.Key("reason").String(choice.reason).EndObject();
+  }
+  json.EndArray();
+}
+
+void PrintJson(const Diagnosis& diagnosis) {
+  JsonWriter json;
+  json.BeginObject().Key("problem").String(diagnosis.problem);
+  json.Key("warnings").Strings(diagnosis.warnings);
+  WriteInputs(diagnosis, json);
+  for (const Step& step : kSteps) {
+    json.Key(step.key).BeginObject();
+    WriteRange(diagnosis.*step.range, json);
+    json.EndObject();
+  }
+  json.Key("pairs").Integer(diagnosis.pairs);
+  json.Key("masked_by_mask").Integer(diagnosis.masked_by_mask);
+  json.Key("masked_by_position").Integer(diagnosis.masked_by_position);
+  WriteEmptyRows(diagnosis, json);
+  WriteBackends(diagnosis, json);
+  std::puts(json.EndObject().Take().c_str());
+}
+
+}  // namespace
+
+ExitCode RunDiagnoseCommand(CommandArguments arguments) {
+  CallFlags flags;
+  bool as_json = false;
+  CommandLine line{
+      .usage = "rapt diagnose [ARCHIVE.npz] [--q FILE ...] [flags]",
+      .summary =
+          "Tells what happens inside a call whose result looks wrong: NaN and infinities in the "
+          "inputs, the range of every step, what is masked and by what, which backend would run "
+          "and why no other. Takes the files and flags of rapt attend.",
+      .flags = flags.InputTable(),
+      .examples = {"rapt diagnose --q q.npy --k k.npy --v v.npy",
+                   "rapt diagnose --q x.npy --causal --local",
+                   "rapt diagnose in.npz --heads 8 --kv-heads 2 --json"},
+      .max_operands = 1};
+  for (const std::vector<Flag>& part : {flags.AttributeTable(), flags.CallerTable()}) {
+    line.flags.insert(line.flags.end(), part.begin(), part.end());
+  }
+  line.flags.push_back({"json", "", "print the report as JSON", &as_json});
+  std::vector<std::string> operands;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  if (!operands.empty()) flags.sources.archive = operands.front();
+
+  const absl::StatusOr<LoadedCall> loaded = LoadCall(flags);
+  if (!loaded.ok()) return FailUsage(loaded.status());
+  const absl::StatusOr<std::unique_ptr<AttentionCaller>> caller = NewCaller(flags);
+  if (!caller.ok()) return FailConnect(caller.status());
+  const absl::StatusOr<Diagnosis> diagnosis = (*caller)->Diagnose(loaded->call());
+  if (!diagnosis.ok()) return FailCall(diagnosis.status());
+  (as_json ? PrintJson : Print)(*diagnosis);
+  return ExitCode::kOk;
+}
+
+}  // namespace rapt
