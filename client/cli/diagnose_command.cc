@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/attention_caller.h"
+#include "client/cli/bytes.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
 #include "client/cli/json.h"
@@ -97,12 +98,14 @@ void PrintVisibility(const Diagnosis& diagnosis) {
 void PrintBackends(const Diagnosis& diagnosis) {
   std::puts("");
   for (const client::BackendChoice& choice : diagnosis.backends) {
-    std::string what = choice.chosen ? "runs this" : choice.reason;
-    if (!choice.plan.empty()) {
-      absl::StrAppend(&what, ": ", choice.plan, ", ", choice.workspace_bytes,
-                      " bytes of workspace");
+    if (choice.plan.empty()) {
+      absl::PrintF("  %-10s can't run this: %s\n", choice.backend, choice.reason);
+      continue;
     }
-    absl::PrintF("  %-10s %s\n", choice.backend, what);
+    absl::PrintF("  %-10s %s: %s, %s of workspace\n", choice.backend,
+                 choice.chosen ? "runs this" : "could run this", choice.plan,
+                 HumanBytes(choice.workspace_bytes));
+    if (!choice.chosen) absl::PrintF("  %-10s %s\n", "", choice.reason);
   }
 }
 
