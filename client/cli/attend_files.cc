@@ -85,8 +85,9 @@ class SourceReader {
   absl::Status Open() {
     if (!sources_.archive) return absl::OkStatus();
     absl::StatusOr<NpzArchive> archive = NpzArchive::Open(*sources_.archive);
-    if (archive.ok()) archive_ = *std::move(archive);
-    return archive.status();
+    if (!archive.ok()) return archive.status();
+    archive_ = *std::move(archive);
+    return absl::OkStatus();
   }
 
   absl::Status Read(const char* name, const std::optional<std::string>& file,
@@ -99,8 +100,9 @@ class SourceReader {
     } else {
       return absl::OkStatus();
     }
-    if (array.ok()) *out = *std::move(array);
-    return array.status();
+    if (!array.ok()) return array.status();
+    *out = *std::move(array);
+    return absl::OkStatus();
   }
 
  private:
@@ -175,8 +177,9 @@ absl::StatusOr<InputArrays> ReadArrays(const CallSources& sources) {
 
 template <typename Tensor>
 absl::Status Store(absl::StatusOr<LoadedTensor> tensor, Tensor* out) {
-  if (tensor.ok()) *out = *std::move(tensor);
-  return tensor.status();
+  if (!tensor.ok()) return tensor.status();
+  *out = *std::move(tensor);
+  return absl::OkStatus();
 }
 
 absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCall* call) {
