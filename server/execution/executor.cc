@@ -35,14 +35,15 @@ Executor::~Executor() {
 
 void Executor::Submit(Job job) {
   auto active = std::make_shared<ActiveJob>(std::move(job), clock_.Now());
+  const bool parallel = active->tasks > 1;
   {
     MutexLock lock(mutex_);
     RAPT_CHECK(!stopping_, "a job came after the executor's end");
     active->virtual_time = virtual_now_;
     active->sequence = submitted_jobs_++;
-    runnable_.insert(active);
+    runnable_.insert(std::move(active));  // the workers' from here on
   }
-  if (active->tasks > 1) {
+  if (parallel) {
     work_posted_.SignalAll();
   } else {
     work_posted_.Signal();
