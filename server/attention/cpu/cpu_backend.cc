@@ -78,14 +78,14 @@ int64_t SplitKeys(const Problem& p, int64_t splits) {
   return RoundUp(CeilDiv(p.total_keys(), splits), kKeyBlock);
 }
 
-// fp32 holds neither a scale nor a softcap beyond its own range; fp64 then carries the whole
-// softmax.
+// fp32 holds neither a scale, a softcap nor a mask beyond its own range, and a finite mask must not
+// turn into -inf; fp64 then carries the whole softmax.
 bool AccumulatesInFp64(const Problem& p) {
   const auto beyond_fp32 = [](double x) {
     return x != 0 && (std::fabs(x) > 1e30 || std::fabs(x) < 1e-30);
   };
   return p.accumulator() == DType::kFloat64 || beyond_fp32(p.effective_scale()) ||
-         beyond_fp32(p.softcap);
+         beyond_fp32(p.softcap) || (p.mask && p.mask->dtype == DType::kFloat64);
 }
 
 // As the kernel lays it out, see Flash's constructor.
