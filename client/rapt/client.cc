@@ -279,8 +279,8 @@ absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOp
   absl::StatusOr<v1::AttendResponse> response = core_->Call<v1::AttendResponse>(
       options, core_->options().retries,
       [&request](const Connection& connection, grpc::ClientContext* context,
-                 v1::AttendResponse* response) {
-        return connection.attention->Attend(context, *request, response);
+                 v1::AttendResponse* answer) {
+        return connection.attention->Attend(context, *request, answer);
       });
   if (!response.ok()) return response.status();
   return Decode(*request, *std::move(response));
@@ -299,8 +299,8 @@ absl::StatusOr<Diagnosis> Client::Diagnose(const AttendCall& call, const CallOpt
   const absl::StatusOr<v1::DiagnoseResponse> response = core_->Call<v1::DiagnoseResponse>(
       options, core_->options().retries,
       [&request](const Connection& connection, grpc::ClientContext* context,
-                 v1::DiagnoseResponse* response) {
-        return connection.attention->Diagnose(context, request, response);
+                 v1::DiagnoseResponse* answer) {
+        return connection.attention->Diagnose(context, request, answer);
       });
   if (!response.ok()) return response.status();
   return Decode(*response);
@@ -313,8 +313,8 @@ absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& que
       core_->Call<v1::EstimateMemoryResponse>(
           options, core_->options().retries,
           [&request](const Connection& connection, grpc::ClientContext* context,
-                     v1::EstimateMemoryResponse* response) {
-            return connection.attention->EstimateMemory(context, request, response);
+                     v1::EstimateMemoryResponse* answer) {
+            return connection.attention->EstimateMemory(context, request, answer);
           });
   if (!response.ok()) return response.status();
   return Decode(*response);
@@ -324,8 +324,8 @@ absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {
   const absl::StatusOr<v1::GetServerInfoResponse> response = core_->Call<v1::GetServerInfoResponse>(
       options, core_->options().retries,
       [](const Connection& connection, grpc::ClientContext* context,
-         v1::GetServerInfoResponse* response) {
-        return connection.attention->GetServerInfo(context, {}, response);
+         v1::GetServerInfoResponse* answer) {
+        return connection.attention->GetServerInfo(context, {}, answer);
       });
   if (!response.ok()) return response.status();
   return Decode(*response);
@@ -339,8 +339,8 @@ absl::StatusOr<HealthStatus> Client::CheckHealth(const std::string& service,
       core_->Call<grpc::health::v1::HealthCheckResponse>(
           options, {.max_attempts = 1},
           [&request](const Connection& connection, grpc::ClientContext* context,
-                     grpc::health::v1::HealthCheckResponse* response) {
-            return connection.health->Check(context, request, response);
+                     grpc::health::v1::HealthCheckResponse* answer) {
+            return connection.health->Check(context, request, answer);
           });
   if (!response.ok()) return response.status();
   switch (response->status()) {
