@@ -475,6 +475,40 @@ TEST(HalfEdgesTest, SubnormalHalvesCountInFull) {
   ExpectConforms(problem, inputs);
 }
 
+// One key has all the weight: every half, subnormals and infinities too, comes back as it was.
+TEST(HalfEdgesTest, ASingleKeyReturnsEveryValueExactly) {
+  constexpr int64_t kRows = 128;
+  constexpr int64_t kColumns = 512;
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    const Problem problem{.dtype = dtype,
+                          .batch = kRows,
+                          .query_heads = 1,
+                          .kv_heads = 1,
+                          .query_length = 1,
+                          .key_length = 1,
+                          .head_size = 1,
+                          .value_head_size = kColumns};
+    Rng rng(kSeed);
+    Inputs inputs = RandomInputs(problem, rng);
+    std::vector<double> want;
+    for (int bits = 0; bits < kRows * kColumns; ++bits) {
+      const auto pattern = static_cast<uint16_t>(bits);
+      double value = dtype == DType::kFloat16 ? DecodeHalf(pattern) : DecodeBFloat16(pattern);
+      // Kernels may flush what is tiny even for fp32.
+      if (std::abs(value) < 1e-30) value = 0;
+      inputs.value.Set(bits / kColumns, 0, 0, bits % kColumns, value);
+      want.push_back(value);
+    }
+    for (const Target& target : Targets()) {
+      SCOPED_TRACE(target.Name());
+      const auto outputs =
+          RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
+      ASSERT_TRUE(outputs.ok()) << outputs.status();
+      EXPECT_TRUE(AllClose("output", outputs->output, want, {}));
+    }
+  }
+}
+
 TEST(LseTest, IsFp64ForFp64InputsAndFp32Otherwise) {
   for (const DType dtype : kFloatTypes) {
     const Problem problem{.dtype = dtype,

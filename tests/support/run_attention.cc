@@ -16,7 +16,9 @@ namespace rapt::test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr size_t kGuardBytes = 256;
+constexpr size_t kOutputGuardBytes = 256;
+// Wide enough that an array that begins beyond the end still begins in the guard.
+constexpr size_t kGuardBytes = 1 << 16;
 constexpr std::byte kNanByte{0xFF};
 
 // Pools live as long as the process, so that tests do not pay for threads. Thread-safe.
@@ -60,7 +62,7 @@ TensorView MaskView(const Tensor& mask) {
 
 Outputs MakeOutputs(const Problem& p, Storage storage) {
   const auto make = [&](DType dtype, const Dims& dims) {
-    return Tensor(dtype, dims, storage, kGuardBytes);
+    return Tensor(dtype, dims, storage, kOutputGuardBytes);
   };
   Outputs outputs;
   outputs.output = make(p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size});
