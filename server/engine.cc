@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "server/attention/attention.h"
 #include "server/attention/backend.h"
@@ -17,8 +18,8 @@ namespace {
 // Below this a problem costs some tens of microseconds, about as much as waking a thread for it.
 constexpr double kInlineFlops = 1e6;
 // Few flops can still mean many bytes: zeros where no key is visible, the past copied to the
-// present.
-constexpr int64_t kInlineOutputBytes = 256 * 1024;
+// present, a mask that is gathered.
+constexpr int64_t kInlineBytes = 256 * 1024;
 
 // One output of a call: how large it is, where it goes, how the kernels see it.
 struct OutputSlot {
@@ -27,227 +28,370 @@ struct OutputSlot {
   OutputBuffer& buffer;
   MutableTensorView& view;
   MutableTensorView (ResolvedCall::*view_of)(std::byte*) const;
-  int64_t bytes = 0;
+
+  int64_t bytes() const { return ByteSize("output", spec).value(); }  // Resolve() has checked it
 };
 
-// What the outputs need altogether; nothing where that overflows.
-std::optional<int64_t> MeasureOutputs(absl::Span<OutputSlot> slots) {
-  std::optional<int64_t> total = 0;
-  for (OutputSlot& slot : slots) {
-    if (!slot.wanted) continue;
-    slot.bytes = ByteSize("output", slot.spec).value();  // Resolve() has checked it
-    if (total) total = CheckedAdd(*total, slot.bytes);
-  }
-  return total;
-}
+// An input that is copied into one piece first.
+struct Gather {
+  const InputBytes& source;
+  TensorView& view;
+  ReservedBuffer copy;
+};
 
-absl::StatusOr<std::shared_ptr<ReservedBuffer>> AllocateShared(
-    MemoryBudget::Reservation reservation) {
-  absl::StatusOr<ReservedBuffer> allocated = Allocate(std::move(reservation));
-  if (!allocated.ok()) return allocated.status();
-  return std::make_shared<ReservedBuffer>(*std::move(allocated));
-}
-
-absl::Status AllocateOutput(const ResolvedCall& call, MemoryBudget::Reservation reservation,
-                            OutputSlot& slot) {
-  absl::StatusOr<std::shared_ptr<ReservedBuffer>> owner = AllocateShared(std::move(reservation));
-  if (!owner.ok()) return owner.status();
-  slot.view = (call.*slot.view_of)((*owner)->buffer.data());
-  slot.buffer.bytes = (*owner)->buffer.span();
-  slot.buffer.owner = *std::move(owner);
-  return absl::OkStatus();
+TensorView ViewInput(const ResolvedCall& call,
+                     TensorView (ResolvedCall::*view_of)(const std::byte*) const,
+                     const InputBytes& bytes) {
+  TensorView view = (call.*view_of)(bytes.data);
+  if (bytes.in_slices()) view.slices = &bytes.slices;
+  return view;
 }
 
 Arguments ViewInputs(const ResolvedCall& call, const Inputs& inputs) {
+  const Problem& p = call.problem;
   Arguments arguments;
-  arguments.query = call.Query(inputs.query);
-  arguments.key = call.Key(inputs.key);
-  arguments.value = call.Value(inputs.value);
-  if (call.problem.mask) arguments.mask = call.Mask(inputs.mask);
-  if (inputs.past_key != nullptr) arguments.past_key = call.PastKey(inputs.past_key);
-  if (inputs.past_value != nullptr) arguments.past_value = call.PastValue(inputs.past_value);
+  arguments.query = ViewInput(call, &ResolvedCall::Query, inputs.query);
+  arguments.key = ViewInput(call, &ResolvedCall::Key, inputs.key);
+  arguments.value = ViewInput(call, &ResolvedCall::Value, inputs.value);
+  if (p.mask) arguments.mask = ViewInput(call, &ResolvedCall::Mask, inputs.mask);
+  if (p.past_length > 0) {
+    arguments.past_key = ViewInput(call, &ResolvedCall::PastKey, inputs.past_key);
+    arguments.past_value = ViewInput(call, &ResolvedCall::PastValue, inputs.past_value);
+  }
   arguments.key_lengths = inputs.key_lengths;
   return arguments;
 }
 
-// A job that ends when its request does; its tasks and its done are still to be said.
-Job JobFor(const Request& request) {
-  Job job;
-  job.deadline = request.deadline;
-  job.cancelled = request.cancelled;
-  return job;
+// Adds what a buffer of `bytes` takes; nothing where that overflows.
+void AddBuffer(std::optional<int64_t>& total, int64_t bytes) {
+  if (total) total = CheckedAdd(*total, BufferPool::SizeOfClass(bytes));
 }
 
-bool IsTiny(const Plan& plan, int64_t output_bytes) {
-  return plan.flops <= kInlineFlops && output_bytes <= kInlineOutputBytes;
+absl::StatusOr<ReservedBuffer> TakePart(BufferPool& pool, int64_t bytes,
+                                        MemoryBudget::Reservation& from) {
+  return Allocate(pool, bytes, from.Split(BufferPool::SizeOfClass(bytes)));
 }
 
 }  // namespace
 
-// A request from Submit() to its done.
-struct Engine::Flight {
-  void Finish(const JobReport& report) {
-    workspace = {};  // back to the budget before the caller has its answer
-    result.status = report.status;
-    result.queue_time = report.queue_time;
-    result.compute_time = report.compute_time;
-    if (!result.status.ok()) {
-      for (OutputBuffer* output :
-           {&result.y, &result.lse, &result.scores, &result.present_key, &result.present_value}) {
-        *output = {};
+// A request on its way from admission to its done.
+class Engine::Passage {
+ public:
+  explicit Passage(Request request) : request_(std::move(request)) {
+    arguments_ = ViewInputs(request_.call, request_.inputs);
+  }
+  virtual ~Passage() = default;
+
+  AdmissionGate::Ask ToAsk() const {
+    return {AdmissionGate::Share::kCompute, needed_bytes_, request_.priority, request_.deadline,
+            request_.cancelled};
+  }
+
+  void SetWaited(std::chrono::nanoseconds waited) { waited_ = waited; }
+
+  // Allocates what was admitted, and validates what the data tells.
+  virtual absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) = 0;
+  virtual void Run(std::unique_ptr<Passage> self, Executor& executor, bool may_run_inline) = 0;
+  virtual void Refuse(absl::Status status) = 0;
+
+ protected:
+  const ResolvedCall& call() const { return request_.call; }
+
+  void PlanGathers(bool backend_reads_slices) {
+    if (request_.write_mask || request_.inputs.mask.in_slices()) {
+      gathers_.push_back({request_.inputs.mask, arguments_.mask, {}});
+    }
+    if (!backend_reads_slices) {
+      const Inputs& inputs = request_.inputs;
+      const std::pair<const InputBytes*, TensorView*> tensors[] = {
+          {&inputs.query, &arguments_.query},
+          {&inputs.key, &arguments_.key},
+          {&inputs.value, &arguments_.value},
+          {&inputs.past_key, &arguments_.past_key},
+          {&inputs.past_value, &arguments_.past_value}};
+      for (const auto& [source, view] : tensors) {
+        if (source->in_slices()) gathers_.push_back({*source, *view, {}});
       }
     }
-    done(std::move(result));
+  }
+
+  void AddGathersTo(std::optional<int64_t>& total) const {
+    for (const Gather& gather : gathers_) AddBuffer(total, gather.source.size);
+  }
+
+  // The copies' places; RunGather() fills them.
+  absl::Status PlaceGathers(BufferPool& pool, MemoryBudget::Reservation& reservation) {
+    for (Gather& gather : gathers_) {
+      absl::StatusOr<ReservedBuffer> copy = TakePart(pool, gather.source.size, reservation);
+      if (!copy.ok()) return copy.status();
+      gather.copy = *std::move(copy);
+      gather.view.data = gather.copy.buffer.data();
+      gather.view.slices = nullptr;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status SetNeeded(std::optional<int64_t> bytes) {
+    if (!bytes) return absl::ResourceExhaustedError("the outputs' size overflows 64 bits");
+    needed_bytes_ = *bytes;
+    return absl::OkStatus();
+  }
+
+  // A job that ends when the request does: the gathers, then `stages` of `run_task`.
+  template <typename Stages, typename RunTask>
+  Job MakeJob(const Stages& stages, RunTask run_task) {
+    Job job;
+    job.deadline = request_.deadline;
+    job.cancelled = request_.cancelled;
+    if (!gathers_.empty()) job.stages.push_back(static_cast<int64_t>(gathers_.size()));
+    const int first = static_cast<int>(job.stages.size());
+    job.stages.insert(job.stages.end(), stages.begin(), stages.end());
+    job.run_task = [this, first, run_task](int stage, int64_t task, int worker) {
+      if (stage < first) return RunGather(gathers_[task]);
+      if (gather_status_.ok()) run_task(stage - first, task, worker);
+    };
+    return job;
+  }
+
+  absl::Status StatusOf(const JobReport& report) const {
+    return report.status.ok() ? gather_status_ : report.status;
+  }
+
+  void GiveBackGathers() { gathers_.clear(); }
+
+  Request request_;
+  Arguments arguments_;
+  int64_t needed_bytes_ = 0;
+  std::chrono::nanoseconds waited_{0};
+
+ private:
+  void RunGather(Gather& gather) {
+    const absl::Span<std::byte> copy = gather.copy.buffer.span();
+    if (&gather.source == &request_.inputs.mask && request_.write_mask) {
+      gather_status_ = request_.write_mask(copy);  // the only gather that can fail
+    } else {
+      gather.source.slices.Copy(0, gather.source.size, copy.data());
+    }
+  }
+
+  std::vector<Gather> gathers_;
+  absl::Status gather_status_;
+};
+
+// A request from Submit() to its done.
+class Engine::Flight final : public Engine::Passage {
+ public:
+  Flight(Request request, Done done) : Passage(std::move(request)), done_(std::move(done)) {}
+
+  absl::Status MakePlan(const PlanOptions& options) {
+    absl::StatusOr<Plan> plan = ::rapt::MakePlan(call().problem, options);
+    if (!plan.ok()) return plan.status();
+    plan_ = *std::move(plan);
+    result_.backend = std::string(plan_.backend->name());
+    result_.plan = plan_.Describe();
+    PlanGathers(plan_.backend->ReadsSlices());
+
+    std::optional<int64_t> needed_bytes = 0;
+    for (const OutputSlot& slot : OutputSlots()) {
+      if (!slot.wanted) continue;
+      AddBuffer(needed_bytes, slot.bytes());
+    }
+    AddBuffer(needed_bytes, plan_.workspace_bytes());
+    AddGathersTo(needed_bytes);
+    return SetNeeded(needed_bytes);
+  }
+
+  absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) override {
+    for (OutputSlot& slot : OutputSlots()) {
+      if (!slot.wanted) continue;
+      absl::StatusOr<ReservedBuffer> taken = TakePart(pool, slot.bytes(), reservation);
+      if (!taken.ok()) return taken.status();
+      auto owner = std::make_shared<ReservedBuffer>(*std::move(taken));
+      slot.view = (call().*slot.view_of)(owner->buffer.data());
+      slot.buffer = {owner->buffer.span(), std::move(owner)};
+    }
+    absl::StatusOr<ReservedBuffer> workspace = TakePart(pool, plan_.workspace_bytes(), reservation);
+    if (!workspace.ok()) return workspace.status();
+    workspace_ = *std::move(workspace);
+    if (absl::Status status = PlaceGathers(pool, reservation); !status.ok()) return status;
+    return Validate(call().problem, arguments_, *call().names);
+  }
+
+  void Run(std::unique_ptr<Passage> self, Executor& executor, bool may_run_inline) override {
+    Job job = MakeJob(plan_.stages, [this](int stage, int64_t task, int worker) {
+      plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task, worker);
+    });
+    job.done = [this, self = std::move(self)](const JobReport& report) { Finish(report); };
+    if (may_run_inline && IsTiny()) {
+      executor.RunInline(std::move(job));
+    } else {
+      executor.Submit(std::move(job));
+    }
+  }
+
+  void Refuse(absl::Status status) override { Finish({.status = std::move(status)}); }
+
+ private:
+  bool IsTiny() const {
+    const int64_t workspace_bytes = BufferPool::SizeOfClass(plan_.workspace_bytes());
+    return plan_.flops <= kInlineFlops && needed_bytes_ - workspace_bytes <= kInlineBytes;
   }
 
   std::array<OutputSlot, 5> OutputSlots() {
-    const ResolvedCall& call = request.call;
-    const Problem& p = call.problem;
+    const Problem& p = call().problem;
     return {{
-        {call.y, true, result.y, arguments.output, &ResolvedCall::Output},
-        {call.lse, p.wants_lse, result.lse, arguments.lse, &ResolvedCall::Lse},
-        {call.scores, p.score_output.has_value(), result.scores, arguments.scores,
+        {call().y, true, result_.y, arguments_.output, &ResolvedCall::Output},
+        {call().lse, p.wants_lse, result_.lse, arguments_.lse, &ResolvedCall::Lse},
+        {call().scores, p.score_output.has_value(), result_.scores, arguments_.scores,
          &ResolvedCall::Scores},
-        {call.present_key, p.wants_present, result.present_key, arguments.present_key,
+        {call().present_key, p.wants_present, result_.present_key, arguments_.present_key,
          &ResolvedCall::PresentKey},
-        {call.present_value, p.wants_present, result.present_value, arguments.present_value,
+        {call().present_value, p.wants_present, result_.present_value, arguments_.present_value,
          &ResolvedCall::PresentValue},
     }};
   }
 
-  Request request;
-  Done done;
-  Result result;
-  Plan plan;
-  Arguments arguments;
-  int64_t output_bytes = 0;
-  ReservedBuffer workspace;
+  void Finish(const JobReport& report) {
+    workspace_ = {};  // back to the budget before the caller has its answer
+    GiveBackGathers();
+    result_.status = StatusOf(report);
+    result_.queue_time = waited_ + report.queue_time;
+    result_.compute_time = report.compute_time;
+    if (!result_.status.ok()) {
+      for (OutputBuffer* output : {&result_.y, &result_.lse, &result_.scores, &result_.present_key,
+                                   &result_.present_value}) {
+        *output = {};
+      }
+    }
+    done_(std::move(result_));
+  }
+
+  Done done_;
+  Result result_;
+  Plan plan_;
+  ReservedBuffer workspace_;
 };
 
 // A request from Diagnose() to its done.
-struct Engine::Examination {
-  std::byte* WorkerWorkspace(int worker) {
-    return workspace.buffer.data() + worker * diagnosis->worker_workspace_bytes();
+class Engine::Examination final : public Engine::Passage {
+ public:
+  Examination(Request request, const PlanOptions& options, int workers, DiagnosisDone done)
+      : Passage(std::move(request)), options_(options), workers_(workers), done_(std::move(done)) {}
+
+  absl::Status Measure() {
+    PlanGathers(/*backend_reads_slices=*/false);
+    std::optional<int64_t> needed_bytes = 0;
+    AddBuffer(needed_bytes, workers_ * WorkerBytes());
+    AddGathersTo(needed_bytes);
+    return SetNeeded(needed_bytes);
   }
 
-  Request request;
-  DiagnosisDone done;
-  Arguments arguments;
-  std::optional<Diagnosis> diagnosis;
-  ReservedBuffer workspace;
+  absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) override {
+    absl::StatusOr<ReservedBuffer> workspace =
+        TakePart(pool, workers_ * WorkerBytes(), reservation);
+    if (!workspace.ok()) return workspace.status();
+    workspace_ = *std::move(workspace);
+    if (absl::Status status = PlaceGathers(pool, reservation); !status.ok()) return status;
+    absl::Status status = ValidateInputs(call().problem, arguments_, *call().names);
+    if (status.ok()) diagnosis_.emplace(call().problem, arguments_, *call().names);
+    return status;
+  }
+
+  void Run(std::unique_ptr<Passage> self, Executor& executor, bool) override {
+    const std::array<int64_t, 1> stages = {diagnosis_->tasks()};
+    Job job = MakeJob(stages, [this](int, int64_t task, int worker) {
+      diagnosis_->RunTask(task, workspace_.buffer.data() + worker * WorkerBytes());
+    });
+    job.done = [this, self = std::move(self)](const JobReport& report) { Finish(report); };
+    executor.Submit(std::move(job));
+  }
+
+  void Refuse(absl::Status status) override { done_(std::move(status)); }
+
+ private:
+  int64_t WorkerBytes() const { return Diagnosis::WorkerWorkspaceBytes(call().problem); }
+
+  void Finish(const JobReport& report) {
+    workspace_ = {};  // back to the budget before the caller has its answer
+    absl::Status status = StatusOf(report);
+    if (!status.ok()) return done_(std::move(status));
+    DiagnosisReport diagnosis = diagnosis_->Finish(options_);
+    GiveBackGathers();
+    done_(std::move(diagnosis));
+  }
+
+  const PlanOptions& options_;
+  const int workers_;
+  DiagnosisDone done_;
+  std::optional<Diagnosis> diagnosis_;
+  ReservedBuffer workspace_;
 };
 
-Engine::Engine(PlanOptions options, MemoryBudget& budget, Executor& executor)
-    : options_(std::move(options)), budget_(budget), executor_(executor) {
+Engine::Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Executor& executor)
+    : options_(std::move(options)), gate_(gate), pool_(pool), executor_(executor) {
   RAPT_CHECK(options_.threads == executor_.threads(), "plans are for the executor's threads");
 }
 
-void Engine::Submit(Request request, Done done) {
-  auto flight = std::make_unique<Flight>();
-  flight->request = std::move(request);
-  flight->done = std::move(done);
-  absl::Status status = Prepare(*flight);
-  if (!status.ok()) return flight->Finish({.status = std::move(status)});
-
-  const bool tiny = IsTiny(flight->plan, flight->output_bytes);
-  Job job = JobFor(flight->request);
-  job.stages = flight->plan.stages;
-  job.run_task = [&flight = *flight](int stage, int64_t task, int worker) {
-    flight.plan.backend->RunTask(flight.plan, flight.arguments, flight.workspace.buffer.data(),
-                                 stage, task, worker);
+void Engine::AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,
+                          MessageAdmitted admitted) {
+  if (absl::Status status = CheckAccepting(); !status.ok()) return admitted(std::move(status));
+  const AdmissionGate::Ask ask = {.share = AdmissionGate::Share::kReceive,
+                                  .bytes = bytes,
+                                  .deadline = deadline,
+                                  .cancelled = &cancelled};
+  auto answer = [admitted = std::move(admitted)](AdmissionGate::Outcome outcome) mutable {
+    if (!outcome.ok()) return admitted(outcome.status());
+    admitted(std::move(outcome->reservation));
   };
-  job.done = [flight = std::move(flight)](const JobReport& report) { flight->Finish(report); };
-  if (tiny) {
-    executor_.RunInline(std::move(job));
-  } else {
-    executor_.Submit(std::move(job));
-  }
+  if (auto outcome = gate_.AdmitNow(ask)) return answer(*std::move(outcome));
+  gate_.Queue(ask, std::move(answer));
+}
+
+void Engine::ShrinkMessage(MessageReservation& reservation, int64_t bytes) {
+  if (bytes < reservation.bytes()) reservation.Split(reservation.bytes() - bytes);
+  gate_.Serve();
+}
+
+void Engine::Submit(Request request, Done done) {
+  auto flight = std::make_unique<Flight>(std::move(request), std::move(done));
+  absl::Status status = CheckAccepting();
+  if (status.ok()) status = flight->MakePlan(options_);
+  if (!status.ok()) return flight->Refuse(std::move(status));
+  Admit(std::move(flight));
 }
 
 void Engine::Diagnose(Request request, DiagnosisDone done) {
-  auto examination = std::make_unique<Examination>();
-  examination->request = std::move(request);
-  examination->done = std::move(done);
-  absl::Status status = Prepare(*examination);
-  if (!status.ok()) return examination->done(std::move(status));
-
-  Job job = JobFor(examination->request);
-  job.stages = {examination->diagnosis->tasks()};
-  job.run_task = [&examination = *examination](int, int64_t task, int worker) {
-    examination.diagnosis->RunTask(task, examination.WorkerWorkspace(worker));
-  };
-  job.done = [this, examination = std::move(examination)](const JobReport& report) {
-    examination->workspace = {};  // back to the budget before the caller has its answer
-    if (!report.status.ok()) return examination->done(report.status);
-    examination->done(examination->diagnosis->Finish(options_));
-  };
-  executor_.Submit(std::move(job));
+  auto examination = std::make_unique<Examination>(std::move(request), options_,
+                                                   executor_.threads(), std::move(done));
+  absl::Status status = CheckAccepting();
+  if (status.ok()) status = examination->Measure();
+  if (!status.ok()) return examination->Refuse(std::move(status));
+  Admit(std::move(examination));
 }
 
-absl::StatusOr<InputBuffer> Engine::AllocateInput(int64_t bytes) {
-  absl::StatusOr<MemoryBudget::Reservation> reservation = budget_.Reserve(bytes);
-  if (!reservation.ok()) return reservation.status();
-  absl::StatusOr<std::shared_ptr<ReservedBuffer>> owner = AllocateShared(*std::move(reservation));
-  if (!owner.ok()) return owner.status();
-  return InputBuffer{(*owner)->buffer.span(), *owner};
+void Engine::Admit(std::unique_ptr<Passage> passage) {
+  const AdmissionGate::Ask ask = passage->ToAsk();
+  if (auto outcome = gate_.AdmitNow(ask)) {
+    return Start(std::move(passage), *std::move(outcome), /*at_once=*/true);
+  }
+  gate_.Queue(ask, [this, passage = std::move(passage)](AdmissionGate::Outcome outcome) mutable {
+    Start(std::move(passage), std::move(outcome), /*at_once=*/false);
+  });
+}
+
+void Engine::Start(std::unique_ptr<Passage> passage, AdmissionGate::Outcome outcome, bool at_once) {
+  if (!outcome.ok()) return passage->Refuse(outcome.status());
+  passage->SetWaited(outcome->waited);
+  absl::Status status = passage->Place(pool_, std::move(outcome->reservation));
+  if (!status.ok()) return passage->Refuse(std::move(status));
+  Passage& started = *passage;
+  // The timer's thread has alarms to ring: it computes nothing.
+  started.Run(std::move(passage), executor_, /*may_run_inline=*/at_once);
 }
 
 absl::Status Engine::CheckAccepting() const {
   if (accepting()) return absl::OkStatus();
   return absl::UnavailableError("the server is draining and takes no new requests");
-}
-
-absl::Status Engine::Prepare(Flight& flight) {
-  if (absl::Status status = CheckAccepting(); !status.ok()) return status;
-  const ResolvedCall& call = flight.request.call;
-  absl::StatusOr<Plan> plan = MakePlan(call.problem, options_);
-  if (!plan.ok()) return plan.status();
-  flight.plan = *std::move(plan);
-  Result& result = flight.result;
-  result.backend = std::string(flight.plan.backend->name());
-  result.plan = flight.plan.Describe();
-
-  flight.arguments = ViewInputs(call, flight.request.inputs);
-  if (absl::Status status = Allocate(flight); !status.ok()) return status;
-  return Validate(call.problem, flight.arguments, *call.names);
-}
-
-absl::Status Engine::Allocate(Flight& flight) {
-  std::array<OutputSlot, 5> slots = flight.OutputSlots();
-  const std::optional<int64_t> output_bytes = MeasureOutputs(absl::MakeSpan(slots));
-  const std::optional<int64_t> needed_bytes =
-      output_bytes ? CheckedAdd(*output_bytes, flight.plan.workspace_bytes()) : std::nullopt;
-  if (!needed_bytes) return absl::ResourceExhaustedError("the outputs' size overflows 64 bits");
-  flight.output_bytes = *output_bytes;
-
-  absl::StatusOr<MemoryBudget::Reservation> reservation = budget_.Reserve(*needed_bytes);
-  if (!reservation.ok()) return reservation.status();
-  for (OutputSlot& slot : slots) {
-    if (!slot.wanted) continue;
-    absl::Status status = AllocateOutput(flight.request.call, reservation->Split(slot.bytes), slot);
-    if (!status.ok()) return status;
-  }
-  absl::StatusOr<ReservedBuffer> workspace = ::rapt::Allocate(*std::move(reservation));
-  if (!workspace.ok()) return workspace.status();
-  flight.workspace = *std::move(workspace);
-  return absl::OkStatus();
-}
-
-absl::Status Engine::Prepare(Examination& examination) {
-  if (absl::Status status = CheckAccepting(); !status.ok()) return status;
-  const ResolvedCall& call = examination.request.call;
-  examination.arguments = ViewInputs(call, examination.request.inputs);
-  absl::Status status = ValidateInputs(call.problem, examination.arguments, *call.names);
-  if (!status.ok()) return status;
-  Diagnosis& diagnosis =
-      examination.diagnosis.emplace(call.problem, examination.arguments, *call.names);
-  absl::StatusOr<MemoryBudget::Reservation> reservation =
-      budget_.Reserve(executor_.threads() * diagnosis.worker_workspace_bytes());
-  if (!reservation.ok()) return reservation.status();
-  absl::StatusOr<ReservedBuffer> workspace = ::rapt::Allocate(*std::move(reservation));
-  if (!workspace.ok()) return workspace.status();
-  examination.workspace = *std::move(workspace);
-  return absl::OkStatus();
 }
 
 }  // namespace rapt

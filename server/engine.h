@@ -4,12 +4,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "server/admission/gate.h"
 #include "server/admission/memory_budget.h"
 #include "server/attention/diagnosis.h"
 #include "server/attention/plan.h"
+#include "server/base/buffer_pool.h"
 #include "server/execution/executor.h"
 #include "server/request.h"
 
@@ -18,19 +21,36 @@ namespace rapt {
 // Runs exactly once for each diagnosis, on any thread.
 using DiagnosisDone = absl::AnyInvocable<void(absl::StatusOr<DiagnosisReport>)>;
 
-// Plan, admission, execution, done: only this class knows the order. Thread-safe. Budget and
-// executor outlive it.
+// What a message holds while it is received and read. Move-only; gives it back on destruction.
+using MessageReservation = MemoryBudget::Reservation;
+using MessageAdmitted = absl::AnyInvocable<void(absl::StatusOr<MessageReservation>)>;
+
+// Plan, admission, execution, done: only this class knows the order. Thread-safe. Everything
+// borrowed outlives it.
 class Engine {
  public:
-  // `options` are valid and for the executor's number of threads.
-  Engine(PlanOptions options, MemoryBudget& budget, Executor& executor);
+  // `options` are valid and for the executor's number of threads; the pool has room for the gate's
+  // compute share.
+  Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Executor& executor);
+
+  // Before a message is received: waits for a place for its bytes. Calls `admitted` exactly once,
+  // on this thread where that is decided at once, with Unavailable, ResourceExhausted,
+  // DeadlineExceeded or Cancelled where there is none.
+  void AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,
+                    MessageAdmitted admitted);
+  // When it is received: gives back all but `bytes`. Requests that waited for them may start on
+  // this thread.
+  void ShrinkMessage(MessageReservation& reservation, int64_t bytes);
+
+  // A request's `cancelled` was set: those that wait for memory look at theirs now.
+  void NoticeCancellation() { gate_.NoticeCancellation(); }
 
   // Calls done exactly once: on this thread where the request is refused or tiny, else on a compute
   // thread. Its status is
   //   Unavailable         after StopAccepting()
   //   InvalidArgument     what only the data tells, such as key lengths
   //   Unimplemented       the configured backend can't compute it
-  //   ResourceExhausted   it does not fit into the memory budget
+  //   ResourceExhausted   it can't fit into the memory budget, or did not within the queue's time
   //   DeadlineExceeded, Cancelled
   void Submit(Request request, Done done);
 
@@ -38,28 +58,24 @@ class Engine {
   // configured backend can't compute is no error, the report says so.
   void Diagnose(Request request, DiagnosisDone done);
 
-  // For an input that has to be converted before its request is submitted. ResourceExhausted where
-  // the memory budget has no room for it.
-  absl::StatusOr<InputBuffer> AllocateInput(int64_t bytes);
-
   // From now on requests are refused; those submitted before run to their end.
   void StopAccepting() { accepting_ = false; }
   bool accepting() const { return accepting_; }
 
   const PlanOptions& plan_options() const { return options_; }
-  const MemoryBudget& memory_budget() const { return budget_; }
+  const AdmissionGate& gate() const { return gate_; }
 
  private:
-  struct Flight;
-  struct Examination;
+  class Passage;
+  class Flight;
+  class Examination;
   absl::Status CheckAccepting() const;
-  absl::Status Prepare(Flight& flight);
-  // Reserves outputs and workspace of a flight that has a plan, then allocates them.
-  absl::Status Allocate(Flight& flight);
-  absl::Status Prepare(Examination& examination);
+  void Admit(std::unique_ptr<Passage> passage);
+  void Start(std::unique_ptr<Passage> passage, AdmissionGate::Outcome outcome, bool at_once);
 
   const PlanOptions options_;
-  MemoryBudget& budget_;
+  AdmissionGate& gate_;
+  BufferPool& pool_;
   Executor& executor_;
   std::atomic<bool> accepting_{true};
 };

@@ -3,6 +3,8 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,11 +20,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/grpc/health/v1/health.pb.h"
-#include "server/admission/memory_budget.h"
+#include "server/admission/gate.h"
 #include "server/attention/attention.h"
+#include "server/base/buffer_pool.h"
 #include "server/base/clock.h"
 #include "server/base/host_limits.h"
 #include "server/base/log.h"
+#include "server/base/timer.h"
 #include "server/base/version.h"
 #include "server/engine.h"
 #include "server/execution/executor.h"
@@ -32,6 +36,8 @@
 #include "server/wire/oip/service.h"
 #include "server/wire/open_calls.h"
 #include "server/wire/rapt/service.h"
+#include "server/wire/tensor_call.h"
+#include "server/wire/tensor_methods.h"
 
 namespace rapt {
 namespace {
@@ -45,6 +51,15 @@ constexpr std::chrono::milliseconds kLameDuckPause{100};
 // For the last refusals to leave. Only health watches, which never end by themselves, use it up.
 // gRPC itself cancels what arrives from here on; routers have had their time to notice.
 constexpr std::chrono::milliseconds kFarewell{500};
+
+// The largest message where none is set, as long as the budget has room for two of them.
+constexpr int64_t kDefaultMaxMessageBytes = int64_t{256} << 20;
+
+// What a call that does not read yet may have sent all the same: its stream's flow-control window.
+constexpr int kStreamWindowBytes = 64 * 1024;
+
+// gRPC's own share of memory beside messages: connections, headers, what is on its way to a socket.
+constexpr int64_t kGrpcOwnBytes = int64_t{64} << 20;
 
 int Complain(const absl::Status& status, int exit_code) {
   std::fprintf(stderr, "rapt-server: %s\n", std::string(status.message()).c_str());
@@ -68,7 +83,15 @@ struct GrpcServer {
   int port = 0;
 };
 
-absl::StatusOr<GrpcServer> StartGrpc(const Options& options,
+// What gRPC may take: above whatever is admitted, so that it never has to choose a stream to kill,
+// unless callers send more than they declared.
+int64_t GrpcBytes(const Options& options, const AdmissionGate& gate) {
+  return gate.LimitOf(AdmissionGate::Share::kReceive) + kGrpcOwnBytes +
+         options.max_open_calls * kStreamWindowBytes;
+}
+
+absl::StatusOr<GrpcServer> StartGrpc(const Options& options, int64_t grpc_bytes,
+                                     TensorMethods& tensor_methods,
                                      std::initializer_list<grpc::Service*> services) {
   // Reflection finds the health service's messages only if they are linked in.
   google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
@@ -79,6 +102,12 @@ absl::StatusOr<GrpcServer> StartGrpc(const Options& options,
   grpc::ServerBuilder builder;
   builder.AddListeningPort(options.grpc_address, grpc::InsecureServerCredentials(), &result.port);
   for (grpc::Service* service : services) builder.RegisterService(service);
+  builder.RegisterCallbackGenericService(&tensor_methods);
+  builder.SetResourceQuota(grpc::ResourceQuota("rapt").Resize(static_cast<size_t>(grpc_bytes)));
+  // The window that a stream has before somebody reads it. It grows with the measured bandwidth
+  // unless the probe is off, and then calls that wait for memory would take it.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   // A second server on the same port is an error, not a silent partner.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(options.max_message_bytes);
@@ -102,13 +131,90 @@ int WaitForStopSignal(const sigset_t& stop_signals) {
   return signal_number;
 }
 
-void ShowGauges(Metrics& metrics, const OpenCalls& open_calls, const MemoryBudget& budget) {
+// What requests' memory belongs to. Never destroyed: gRPC may let go of the last slices, which give
+// their bytes back here, after its server is gone.
+struct Memory {
+  explicit Memory(const Options& options)
+      : timer(clock),
+        gate({.budget_bytes = options.memory_budget_bytes,
+              .max_queued = options.max_queued_requests,
+              .max_queue_delay = options.max_queue_delay},
+             timer, clock),
+        pool(options.memory_budget_bytes / 2, clock) {}
+
+  SteadyClock clock;
+  Timer timer;
+  AdmissionGate gate;
+  BufferPool pool;
+};
+
+Memory& NewMemory(const Options& options) {
+  static Memory* memory;  // where leak checkers find it
+  return *(memory = new Memory(options));
+}
+
+// Gives memory that a burst of requests left behind back to the system.
+class Housekeeper {
+ public:
+  Housekeeper(Memory& memory, const OpenCalls& open_calls)
+      : memory_(memory), open_calls_(open_calls), alarm_(memory.timer, [this] { Look(); }) {
+    alarm_.Set(memory_.clock.Now() + kInterval);
+  }
+
+ private:
+  static constexpr std::chrono::seconds kInterval{1};
+  static constexpr std::chrono::seconds kIdleBuffers{3};
+
+  void Look() {
+    const Instant now = memory_.clock.Now();
+    memory_.pool.Trim(now - kIdleBuffers);
+    // What gRPC received into came from malloc, which keeps what lies below its newest bytes.
+    const int64_t served = open_calls_.served();
+    if (served != trimmed_at_ && open_calls_.count() == 0) {
+      malloc_trim(0);
+      trimmed_at_ = served;
+    }
+    alarm_.Set(now + kInterval);
+  }
+
+  Memory& memory_;
+  const OpenCalls& open_calls_;
+  int64_t trimmed_at_ = 0;  // how many calls had been served
+  Alarm alarm_;
+};
+
+// The options with the largest message filled in. InvalidArgument where it is more than the budget
+// has for messages.
+absl::StatusOr<Options> SetMaxMessage(Options options, const AdmissionGate& gate) {
+  const int64_t limit = gate.LimitOf(AdmissionGate::Share::kReceive);
+  if (options.max_message_bytes == 0) {
+    options.max_message_bytes = static_cast<int>(std::min(kDefaultMaxMessageBytes, limit / 2));
+  }
+  if (options.max_message_bytes <= limit) return options;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--max_message_bytes is ", options.max_message_bytes, "; of --memory_budget_bytes=",
+      options.memory_budget_bytes, ", ", limit, " are for messages"));
+}
+
+CallLimits LimitsOf(const Options& options) {
+  return {.max_message_bytes = options.max_message_bytes,
+          .min_receive_bytes_per_second = options.min_receive_bytes_per_second,
+          .default_deadline = options.default_deadline,
+          .max_deadline = options.max_deadline};
+}
+
+void ShowGauges(Metrics& metrics, const OpenCalls& open_calls, const Memory& memory) {
   metrics.ShowGauge("rapt_open_calls", "Tensor calls that have no answer yet.",
                     [&open_calls] { return static_cast<double>(open_calls.count()); });
+  const AdmissionGate& gate = memory.gate;
   metrics.ShowGauge("rapt_memory_budget_bytes", "What all requests together may take.",
-                    [&budget] { return static_cast<double>(budget.capacity_bytes()); });
+                    [&gate] { return static_cast<double>(gate.capacity_bytes()); });
   metrics.ShowGauge("rapt_memory_reserved_bytes", "What they have taken.",
-                    [&budget] { return static_cast<double>(budget.reserved_bytes()); });
+                    [&gate] { return static_cast<double>(gate.reserved_bytes()); });
+  metrics.ShowGauge("rapt_queued_requests", "Requests that wait for memory.",
+                    [&gate] { return static_cast<double>(gate.queued()); });
+  metrics.ShowGauge("rapt_pool_idle_bytes", "Buffers kept to be used again.",
+                    [&memory] { return static_cast<double>(memory.pool.idle_bytes()); });
 }
 
 void AnnounceReady(const Options& options, const std::string& grpc_address,
@@ -137,7 +243,11 @@ void Drain(const Options& options, Engine& engine, OpenCalls& open_calls, grpc::
   server.Shutdown(std::chrono::system_clock::now() + kFarewell);
 }
 
-int Serve(const Options& options, const sigset_t& stop_signals) {
+int Serve(const Options& asked, const sigset_t& stop_signals) {
+  Memory& memory = NewMemory(asked);
+  const absl::StatusOr<Options> filled = SetMaxMessage(asked, memory.gate);
+  if (!filled.ok()) return Complain(filled.status(), kExitUsage);
+  const Options& options = *filled;
   const PlanOptions plan_options{
       .backend = options.backend, .isa = options.isa, .threads = options.threads};
   if (absl::Status status = Validate(plan_options); !status.ok()) {
@@ -145,13 +255,12 @@ int Serve(const Options& options, const sigset_t& stop_signals) {
   }
   gpr_set_log_function(LogFromGrpc);
 
-  const SteadyClock clock;
   Metrics metrics;
-  MemoryBudget budget(options.memory_budget_bytes);
-  Executor executor(options.threads, clock);
-  Engine engine(plan_options, budget, executor);
-  OpenCalls open_calls;
-  ShowGauges(metrics, open_calls, budget);
+  Executor executor(options.threads, memory.clock);
+  Engine engine(plan_options, memory.gate, memory.pool, executor);
+  OpenCalls open_calls({options.max_open_calls, options.max_calls_per_caller});
+  const Housekeeper housekeeper(memory, open_calls);
+  ShowGauges(metrics, open_calls, memory);
   std::atomic<bool> ready{false};
   const auto is_ready = [&ready] { return ready.load(); };
   const auto observe = [&metrics](absl::string_view method) -> CallObserver {
@@ -159,14 +268,18 @@ int Serve(const Options& options, const sigset_t& stop_signals) {
       instruments.CountCall(code, duration);
     };
   };
+  const CallEnvironment environment{engine, open_calls, memory.timer, memory.clock,
+                                    LimitsOf(options)};
+  TensorMethods tensor_methods;
   const std::unique_ptr<grpc::Service> oip_service =
-      oip::NewService(engine, open_calls, clock, is_ready, observe);
+      oip::NewService(environment, is_ready, observe, tensor_methods);
   const std::unique_ptr<grpc::Service> native_service =
-      native::NewService({engine, open_calls, clock}, options.max_message_bytes, observe);
+      native::NewService(environment, observe, tensor_methods);
 
   const auto http = HttpEndpoint::Start(options.metrics_address, metrics, is_ready);
   if (!http.ok()) return Complain(http.status(), kExitFailure);
-  const auto grpc_server = StartGrpc(options, {oip_service.get(), native_service.get()});
+  const auto grpc_server = StartGrpc(options, GrpcBytes(options, memory.gate), tensor_methods,
+                                     {oip_service.get(), native_service.get()});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);
   grpc::HealthCheckServiceInterface& health = *grpc_server->server->GetHealthCheckService();
   for (const char* service : {oip::kServiceName, native::kServiceName}) {

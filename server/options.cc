@@ -31,8 +31,21 @@ ABSL_FLAG(std::string, isa, "auto",
 ABSL_FLAG(int64_t, threads, 0, "compute threads, 1 to 1024; 0: as many as cores are given");
 ABSL_FLAG(int64_t, memory_budget_bytes, 0,
           "what all requests together may take; 0: 60 % of the memory that is given");
-ABSL_FLAG(int64_t, max_message_bytes, int64_t{256} << 20,
-          "the largest message that is received, 1 to 2147483647");
+ABSL_FLAG(int64_t, max_message_bytes, 0,
+          "the largest message that is received, 1 to 2147483647; 0: 256 MiB, or half of what the "
+          "memory budget has for messages if that is less");
+ABSL_FLAG(int64_t, max_open_calls, 4096, "tensor calls that may be open at once");
+ABSL_FLAG(int64_t, max_calls_per_caller, 1024,
+          "tensor calls that one caller, which is one peer address, may have open at once");
+ABSL_FLAG(int64_t, max_queued_requests, 1024, "requests that may wait for memory; 0: none waits");
+ABSL_FLAG(absl::Duration, max_queue_delay, absl::Seconds(10),
+          "how long a request may wait for memory");
+ABSL_FLAG(int64_t, min_receive_bytes_per_second, 1 << 20,
+          "a message that comes slower, after 2 s of grace, is given up");
+ABSL_FLAG(absl::Duration, default_deadline, absl::Seconds(60),
+          "the deadline of calls that set none");
+ABSL_FLAG(absl::Duration, max_deadline, absl::Hours(1),
+          "the longest deadline that a call may have; later ones count as this");
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(20),
           "how long calls in flight may go on after SIGTERM or SIGINT");
 ABSL_FLAG(bool, insecure, false, "serve in plain text on an address that is not loopback");
@@ -161,6 +174,14 @@ absl::Status CheckRange(absl::string_view flag_name, int64_t value, int64_t leas
       absl::StrCat("--", flag_name, " is ", value, "; it must be from ", least, " to ", most));
 }
 
+absl::Status CheckDuration(absl::string_view flag_name, absl::Duration value,
+                           absl::Duration least) {
+  if (value >= least && value <= absl::Hours(24)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--", flag_name, " is ",
+                                                 absl::FormatDuration(value), "; it must be from ",
+                                                 absl::FormatDuration(least), " to 24h"));
+}
+
 absl::Status CheckFlags() {
   const bool insecure = absl::GetFlag(FLAGS_insecure);
   absl::Status status = CheckAddress("grpc_address", absl::GetFlag(FLAGS_grpc_address), insecure);
@@ -168,13 +189,22 @@ absl::Status CheckFlags() {
   status.Update(CheckRange("threads", absl::GetFlag(FLAGS_threads), 0, kMaxThreads));
   status.Update(CheckRange("memory_budget_bytes", absl::GetFlag(FLAGS_memory_budget_bytes), 0,
                            std::numeric_limits<int64_t>::max()));
-  status.Update(CheckRange("max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), 1,
+  status.Update(CheckRange("max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), 0,
                            std::numeric_limits<int32_t>::max()));
-  const absl::Duration grace_period = absl::GetFlag(FLAGS_grace_period);
-  if (grace_period < absl::ZeroDuration() || grace_period > absl::Hours(24)) {
-    status.Update(absl::InvalidArgumentError(absl::StrCat(
-        "--grace_period is ", absl::FormatDuration(grace_period), "; it must be from 0 to 24h")));
-  }
+  constexpr int64_t kMostCalls = 1 << 20;
+  status.Update(CheckRange("max_open_calls", absl::GetFlag(FLAGS_max_open_calls), 1, kMostCalls));
+  status.Update(
+      CheckRange("max_calls_per_caller", absl::GetFlag(FLAGS_max_calls_per_caller), 1, kMostCalls));
+  status.Update(
+      CheckRange("max_queued_requests", absl::GetFlag(FLAGS_max_queued_requests), 0, kMostCalls));
+  status.Update(CheckRange("min_receive_bytes_per_second",
+                           absl::GetFlag(FLAGS_min_receive_bytes_per_second), 1,
+                           std::numeric_limits<int32_t>::max()));
+  constexpr absl::Duration kTick = absl::Milliseconds(1);
+  status.Update(CheckDuration("grace_period", absl::GetFlag(FLAGS_grace_period), {}));
+  status.Update(CheckDuration("max_queue_delay", absl::GetFlag(FLAGS_max_queue_delay), {}));
+  status.Update(CheckDuration("default_deadline", absl::GetFlag(FLAGS_default_deadline), kTick));
+  status.Update(CheckDuration("max_deadline", absl::GetFlag(FLAGS_max_deadline), kTick));
   return status;
 }
 
@@ -193,6 +223,13 @@ Options OptionsFromFlags(const HostLimits& host) {
               ? memory_budget_bytes
               : static_cast<int64_t>(kMemoryShare * static_cast<double>(host.memory_bytes)),
       .max_message_bytes = static_cast<int>(absl::GetFlag(FLAGS_max_message_bytes)),
+      .max_open_calls = absl::GetFlag(FLAGS_max_open_calls),
+      .max_calls_per_caller = absl::GetFlag(FLAGS_max_calls_per_caller),
+      .max_queued_requests = absl::GetFlag(FLAGS_max_queued_requests),
+      .min_receive_bytes_per_second = absl::GetFlag(FLAGS_min_receive_bytes_per_second),
+      .max_queue_delay = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_max_queue_delay)),
+      .default_deadline = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_default_deadline)),
+      .max_deadline = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_max_deadline)),
       .grace_period = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_grace_period)),
       .text_to_print = "",
   };

@@ -21,7 +21,14 @@ struct Options {
   std::string isa;              // auto, or an instruction set's name; not checked here
   int threads = 1;              // compute threads, 1 to 1024
   int64_t memory_budget_bytes = 0;
-  int max_message_bytes = 0;
+  int max_message_bytes = 0;  // 0: as much as the budget allows, 256 MiB at most
+  int64_t max_open_calls = 0;
+  int64_t max_calls_per_caller = 0;
+  int64_t max_queued_requests = 0;
+  int64_t min_receive_bytes_per_second = 0;
+  std::chrono::milliseconds max_queue_delay{0};
+  std::chrono::milliseconds default_deadline{0};  // of calls that set none
+  std::chrono::milliseconds max_deadline{0};
   std::chrono::milliseconds grace_period{0};  // for calls in flight after SIGTERM
 
   // What --help or --version asks to print, instead of serving.

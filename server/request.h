@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,18 +16,34 @@
 #include "absl/types/span.h"
 #include "server/attention/operator.h"
 #include "server/base/clock.h"
+#include "server/base/sliced_bytes.h"
 
 namespace rapt {
 
-// Row-major bytes of the tensors as the caller laid them out, each of the size that the call
-// states; of any alignment. Null where the call has no such tensor.
+// Where a tensor's row-major bytes lie, as the caller laid them out: in one piece of any alignment,
+// or in slices.
+struct InputBytes {
+  InputBytes() = default;
+  InputBytes(const std::byte* data, int64_t size) : size(size), data(data) {}
+  InputBytes(SlicedBytes slices, int64_t size) : size(size), slices(slices) {}
+
+  int64_t size = 0;
+  const std::byte* data = nullptr;  // null: in slices
+  SlicedBytes slices;
+
+  // Copies bytes [begin, begin + count).
+  void Copy(int64_t begin, int64_t count, std::byte* target) const {
+    if (in_slices()) return slices.Copy(begin, count, target);
+    if (count > 0) std::memcpy(target, data + begin, static_cast<size_t>(count));
+  }
+
+  bool in_slices() const { return data == nullptr && !slices.slices.empty(); }
+  bool present() const { return data != nullptr || in_slices(); }
+};
+
+// The tensors, each of the size that the call states. Absent where the call has none.
 struct Inputs {
-  const std::byte* query = nullptr;
-  const std::byte* key = nullptr;
-  const std::byte* value = nullptr;
-  const std::byte* mask = nullptr;
-  const std::byte* past_key = nullptr;
-  const std::byte* past_value = nullptr;
+  InputBytes query, key, value, mask, past_key, past_value;
   std::vector<int64_t> key_lengths;  // nonpad_kv_seqlen, copied: it has to be aligned
 };
 
@@ -34,6 +51,10 @@ struct Inputs {
 struct Request {
   ResolvedCall call;
   Inputs inputs;
+  // Writes the mask, as the call states it, where it came in a form that nobody can read as it is:
+  // inputs.mask then has no bytes but their number. Called once there is memory for it, on any
+  // thread. Null: inputs.mask says it all.
+  absl::AnyInvocable<absl::Status(absl::Span<std::byte> mask)> write_mask;
   // Keeps the inputs' bytes alive until done has run. Null where the caller sees to that itself.
   std::shared_ptr<const void> owner;
 
@@ -42,13 +63,6 @@ struct Request {
   const std::atomic<bool>* cancelled = nullptr;
   // 0: the default; 1 is the most urgent.
   uint64_t priority = 0;
-};
-
-// Memory for an input that has to be converted before it can be read. Copies share it; the memory
-// and its place in the budget are given back with the last one.
-struct InputBuffer {
-  absl::Span<std::byte> bytes;
-  std::shared_ptr<const void> owner;
 };
 
 // An output's bytes, row-major, aligned to a cache line. Copies share them; the memory and its
@@ -66,7 +80,7 @@ struct Result {
 
   std::string backend;                       // "cpu"; empty where it never came to a plan
   std::string plan;                          // Plan::Describe()
-  std::chrono::nanoseconds queue_time{0};    // from admission to the first task
+  std::chrono::nanoseconds queue_time{0};    // until the first task: for memory, then for a thread
   std::chrono::nanoseconds compute_time{0};  // from the first task to the last
 };
 

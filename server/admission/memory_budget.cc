@@ -24,34 +24,27 @@ MemoryBudget::Reservation MemoryBudget::Reservation::Split(int64_t bytes) {
 }
 
 void MemoryBudget::Reservation::Release() {
-  if (budget_ != nullptr) budget_->reserved_bytes_.fetch_sub(bytes_, std::memory_order_relaxed);
-  budget_ = nullptr;
-  bytes_ = 0;
+  MemoryBudget* const budget = std::exchange(budget_, nullptr);
+  const int64_t bytes = std::exchange(bytes_, 0);
+  if (budget == nullptr || bytes == 0) return;
+  budget->reserved_bytes_.fetch_sub(bytes);
+  budget->on_release_();
 }
 
-absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::Reserve(int64_t bytes) {
+std::optional<MemoryBudget::Reservation> MemoryBudget::Reserve(int64_t bytes) {
   RAPT_CHECK(bytes >= 0, "a reservation can't be negative");
-  if (bytes > capacity_bytes_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the request needs ", bytes, " bytes for its outputs and workspace; at most ",
-                     capacity_bytes_, " are allowed"));
-  }
-  int64_t reserved = reserved_bytes_.load(std::memory_order_relaxed);
+  int64_t reserved = reserved_bytes_.load();
   do {
-    if (bytes > capacity_bytes_ - reserved) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("the request needs ", bytes, " bytes for its outputs and workspace; of the ",
-                       capacity_bytes_, " allowed, ", capacity_bytes_ - reserved, " are free now"));
-    }
-  } while (!reserved_bytes_.compare_exchange_weak(reserved, reserved + bytes,
-                                                  std::memory_order_relaxed));
+    if (bytes > capacity_bytes_ - reserved) return std::nullopt;
+  } while (!reserved_bytes_.compare_exchange_weak(reserved, reserved + bytes));
   return Reservation(this, bytes);
 }
 
-absl::StatusOr<ReservedBuffer> Allocate(MemoryBudget::Reservation reservation) {
-  const int64_t bytes = reservation.bytes();
+absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,
+                                        MemoryBudget::Reservation reservation) {
+  RAPT_CHECK(reservation.bytes() == BufferPool::SizeOfClass(bytes), "not what the buffer takes");
   try {
-    return ReservedBuffer{std::move(reservation), AlignedBuffer(static_cast<size_t>(bytes))};
+    return ReservedBuffer{std::move(reservation), pool.Take(bytes)};
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the system has no ", bytes, " bytes of memory left"));

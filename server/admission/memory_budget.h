@@ -1,13 +1,16 @@
-// The one budget that every byte which grows with a request is charged to, before it is allocated.
+// A number of bytes that everything which grows with a request is charged to before it is
+// allocated.
 #ifndef RAPT_SERVER_ADMISSION_MEMORY_BUDGET_H_
 #define RAPT_SERVER_ADMISSION_MEMORY_BUDGET_H_
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "server/base/aligned_buffer.h"
+#include "server/base/buffer_pool.h"
 
 namespace rapt {
 
@@ -36,29 +39,38 @@ class MemoryBudget {
     int64_t bytes_ = 0;
   };
 
-  explicit MemoryBudget(int64_t capacity_bytes) : capacity_bytes_(capacity_bytes) {}
+  // `on_release` is called whenever bytes have come back, on whatever thread gave them back and
+  // with whatever locks it holds: it must do no more than wake somebody.
+  explicit MemoryBudget(
+      int64_t capacity_bytes, std::function<void()> on_release = [] {})
+      : capacity_bytes_(capacity_bytes), on_release_(std::move(on_release)) {}
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // ResourceExhausted, with the bytes needed and allowed, where they are not free now.
-  absl::StatusOr<Reservation> Reserve(int64_t bytes);
+  // Nothing where they are not free now.
+  std::optional<Reservation> Reserve(int64_t bytes);
 
   int64_t capacity_bytes() const { return capacity_bytes_; }
-  int64_t reserved_bytes() const { return reserved_bytes_.load(std::memory_order_relaxed); }
+  int64_t reserved_bytes() const { return reserved_bytes_.load(); }
 
  private:
   const int64_t capacity_bytes_;
+  const std::function<void()> on_release_;
+  // Sequentially consistent: who gives back and then looks for somebody waiting, and who waits and
+  // then looks for free bytes, must not both find nothing.
   std::atomic<int64_t> reserved_bytes_{0};
 };
 
 // Memory that is charged to a budget as long as it lives.
 struct ReservedBuffer {
   MemoryBudget::Reservation reservation;
-  AlignedBuffer buffer;
+  PooledBuffer buffer;
 };
 
-// As many bytes as are reserved. ResourceExhausted where the system has fewer than the budget says.
-absl::StatusOr<ReservedBuffer> Allocate(MemoryBudget::Reservation reservation);
+// A buffer of so many bytes; `reservation` is of BufferPool::SizeOfClass(bytes). ResourceExhausted
+// where the system has fewer than the budget says.
+absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,
+                                        MemoryBudget::Reservation reservation);
 
 }  // namespace rapt
 

@@ -180,8 +180,8 @@ Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const F
   query_rows_ = problem.batch * problem.query_heads * problem.query_length;
 }
 
-int64_t Diagnosis::worker_workspace_bytes() const {
-  return (problem_.total_keys() + problem_.value_head_size) * static_cast<int64_t>(sizeof(double));
+int64_t Diagnosis::WorkerWorkspaceBytes(const Problem& problem) {
+  return (problem.total_keys() + problem.value_head_size) * static_cast<int64_t>(sizeof(double));
 }
 
 void Diagnosis::RunTask(int64_t task, std::byte* worker_workspace) {
@@ -284,7 +284,7 @@ absl::StatusOr<DiagnosisReport> Diagnose(const Problem& problem, const Arguments
   if (status.ok()) status = ValidateInputs(problem, arguments, names);
   if (!status.ok()) return status;
   Diagnosis diagnosis(problem, arguments, names);
-  const int64_t room = diagnosis.worker_workspace_bytes();
+  const int64_t room = Diagnosis::WorkerWorkspaceBytes(problem);
   AlignedBuffer workspace(room * pool.workers());
   pool.ParallelFor(diagnosis.tasks(), [&](int64_t task, int worker) {
     diagnosis.RunTask(task, workspace.data() + worker * room);

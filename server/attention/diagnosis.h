@@ -89,7 +89,7 @@ class Diagnosis {
 
   int64_t tasks() const { return input_rows_ + query_rows_; }
   // What a worker needs to run a task, aligned to 8.
-  int64_t worker_workspace_bytes() const;
+  static int64_t WorkerWorkspaceBytes(const Problem& problem);
   void RunTask(int64_t task, std::byte* worker_workspace);
 
   // When all tasks are done.

@@ -1,15 +1,31 @@
 #include "server/wire/open_calls.h"
 
+#include "absl/strings/str_cat.h"
+
 namespace rapt {
 
-void OpenCalls::Enter() {
+absl::Status OpenCalls::Enter(const std::string& caller) {
   MutexLock lock(mutex_);
+  if (count_ >= limits_.calls) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the server has ", count_, " open calls; at most ", limits_.calls, " are allowed"));
+  }
+  int64_t& calls = by_caller_[caller];
+  if (calls >= limits_.calls_per_caller) {
+    return absl::ResourceExhaustedError(absl::StrCat("this caller has ", calls,
+                                                     " open calls; at most ",
+                                                     limits_.calls_per_caller, " are allowed"));
+  }
+  ++calls;
   ++count_;
+  return absl::OkStatus();
 }
 
-void OpenCalls::Leave() {
+void OpenCalls::Leave(const std::string& caller) {
   MutexLock lock(mutex_);
   ++served_;
+  const auto calls = by_caller_.find(caller);
+  if (--calls->second == 0) by_caller_.erase(calls);
   if (--count_ == 0) none_.SignalAll();
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "server/attention/attention.h"
+#include "server/base/aligned_buffer.h"
 #include "server/base/thread_pool.h"
 
 namespace rapt {
@@ -51,11 +52,15 @@ struct Call {
   Request ToRequest() const {
     Request request;
     request.call = Resolve(call).value();
-    request.inputs.query = Bytes(q);
-    request.inputs.key = Bytes(k);
-    request.inputs.value = Bytes(v);
+    request.inputs.query = Input(q);
+    request.inputs.key = Input(k);
+    request.inputs.value = Input(v);
     request.inputs.key_lengths = key_lengths;
     return request;
+  }
+
+  static InputBytes Input(const std::vector<float>& values) {
+    return {Bytes(values), static_cast<int64_t>(values.size() * sizeof(float))};
   }
 
   static const std::byte* Bytes(const std::vector<float>& values) {
@@ -97,10 +102,15 @@ class EngineTest : public ::testing::Test {
   }
 
   SteadyClock clock_;
-  MemoryBudget budget_{kBudgetBytes};
+  Timer timer_{clock_};
+  AdmissionGate gate_{
+      {.budget_bytes = kBudgetBytes, .max_queued = 8, .max_queue_delay = std::chrono::hours(1)},
+      timer_,
+      clock_};
+  BufferPool pool_{kBudgetBytes / 2, clock_};
   Executor executor_{kThreads, clock_};
   PlanOptions options_{.backend = "auto", .isa = "auto", .threads = kThreads};
-  Engine engine_{options_, budget_, executor_};
+  Engine engine_{options_, gate_, pool_, executor_};
 };
 
 TEST_F(EngineTest, GivesTheHandComputedExample) {
@@ -175,12 +185,14 @@ TEST_F(EngineTest, AnswersAnEmptyProblemWithAnEmptyOutput) {
 TEST_F(EngineTest, OutputsAreChargedUntilTheyAreDestroyed) {
   std::optional<Result> result = Run(Call({1, 2, 200, 64}, {1, 2, 200, 64}).ToRequest()).result;
   ASSERT_TRUE(result->status.ok()) << result->status;
-  EXPECT_EQ(budget_.reserved_bytes(), 1 * 2 * 200 * 64 * 4) << "Y, and no workspace any more";
+  EXPECT_EQ(gate_.reserved_bytes(), BufferPool::SizeOfClass(1 * 2 * 200 * 64 * 4))
+      << "Y, and no workspace any more";
   OutputBuffer copy = result->y;
   result.reset();
-  EXPECT_EQ(budget_.reserved_bytes(), 1 * 2 * 200 * 64 * 4) << "the copy shares them";
+  EXPECT_EQ(gate_.reserved_bytes(), BufferPool::SizeOfClass(1 * 2 * 200 * 64 * 4))
+      << "the copy shares them";
   copy = {};
-  EXPECT_EQ(budget_.reserved_bytes(), 0);
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
 TEST_F(EngineTest, RefusesAScoreMatrixBeyondTheBudgetBeforeAllocatingIt) {
@@ -192,7 +204,7 @@ TEST_F(EngineTest, RefusesAScoreMatrixBeyondTheBudgetBeforeAllocatingIt) {
   EXPECT_THAT(std::string(result.status.message()),
               AllOf(HasSubstr("4398"), HasSubstr(std::to_string(kBudgetBytes))));
   EXPECT_TRUE(result.y.bytes.empty());
-  EXPECT_EQ(budget_.reserved_bytes(), 0);
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
 TEST_F(EngineTest, RefusesKeyLengthsOutOfRange) {
@@ -202,7 +214,7 @@ TEST_F(EngineTest, RefusesKeyLengthsOutOfRange) {
   const Result result = Run(call.ToRequest()).result;
   EXPECT_EQ(result.status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(result.status.message()), HasSubstr("nonpad_kv_seqlen[0] is 4"));
-  EXPECT_EQ(budget_.reserved_bytes(), 0);
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
 TEST_F(EngineTest, GivesUpACancelledRequest) {
@@ -213,7 +225,7 @@ TEST_F(EngineTest, GivesUpACancelledRequest) {
   const Result result = Run(std::move(request)).result;
   EXPECT_EQ(result.status.code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(result.y.bytes.empty());
-  EXPECT_EQ(budget_.reserved_bytes(), 0);
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
 TEST_F(EngineTest, GivesUpARequestThatIsTooLate) {
@@ -221,7 +233,7 @@ TEST_F(EngineTest, GivesUpARequestThatIsTooLate) {
   Request request = call.ToRequest();
   request.deadline = clock_.Now();
   EXPECT_EQ(Run(std::move(request)).result.status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(budget_.reserved_bytes(), 0);
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
 TEST_F(EngineTest, RefusesNewRequestsAfterStopAccepting) {
@@ -272,24 +284,26 @@ TEST_F(EngineDiagnoseTest, ReportsAndGivesItsMemoryBack) {
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->raw_scores.count(), 9);
   EXPECT_NEAR(report->output.max, .8137, 5e-5);
-  EXPECT_EQ(budget_.reserved_bytes(), 0);
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
 TEST_F(EngineDiagnoseTest, ChargesEachWorkersRowToTheBudget) {
   constexpr int64_t kKeys = 1000, kSize = 4;
-  const int64_t workspace_bytes = kThreads * (kKeys + kSize) * int64_t{sizeof(double)};
-  for (const int64_t capacity_bytes : {workspace_bytes, workspace_bytes - 1}) {
-    MemoryBudget budget(capacity_bytes);
-    Engine engine(options_, budget, executor_);
+  const int64_t workspace_bytes =
+      BufferPool::SizeOfClass(kThreads * (kKeys + kSize) * int64_t{sizeof(double)});
+  // One request may take 7/16 of the budget.
+  const int64_t enough = workspace_bytes * 16 / 7 + 16;
+  for (const int64_t budget_bytes : {enough, enough - 100}) {
+    AdmissionGate gate({.budget_bytes = budget_bytes}, timer_, clock_);
+    Engine engine(options_, gate, pool_, executor_);
     std::promise<absl::Status> promise;
     const Call call({1, 1, 3, kSize}, {1, 1, kKeys, kSize});
     engine.Diagnose(call.ToRequest(), [&promise](const absl::StatusOr<DiagnosisReport>& report) {
       promise.set_value(report.status());
     });
     const absl::Status status = promise.get_future().get();
-    EXPECT_EQ(status.code(), capacity_bytes == workspace_bytes
-                                 ? absl::StatusCode::kOk
-                                 : absl::StatusCode::kResourceExhausted)
+    EXPECT_EQ(status.code(),
+              budget_bytes == enough ? absl::StatusCode::kOk : absl::StatusCode::kResourceExhausted)
         << status;
   }
 }
@@ -317,18 +331,106 @@ TEST_F(EngineDiagnoseTest, EndsWithItsDeadlineItsCancellationAndTheServer) {
   EXPECT_EQ(Diagnose(HandComputed().ToRequest()).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(EngineTest, AnInputIsChargedToTheBudgetUntilItsOwnerGoes) {
-  absl::StatusOr<InputBuffer> input = engine_.AllocateInput(1000);
-  ASSERT_TRUE(input.ok()) << input.status();
-  EXPECT_EQ(input->bytes.size(), 1000u);
-  EXPECT_EQ(budget_.reserved_bytes(), 1000);
-  std::shared_ptr<const void> owner = std::move(input->owner);
-  input = absl::CancelledError();
-  EXPECT_EQ(budget_.reserved_bytes(), 1000);
-  owner.reset();
-  EXPECT_EQ(budget_.reserved_bytes(), 0);
-  EXPECT_EQ(engine_.AllocateInput(kBudgetBytes + 1).status().code(),
-            absl::StatusCode::kResourceExhausted);
+// Bytes in slices of that size.
+class SlicedInput {
+ public:
+  SlicedInput(const InputBytes& input, int64_t slice_bytes) : size_(input.size) {
+    for (int64_t begin = 0; begin < size_; begin += slice_bytes) {
+      const int64_t end = std::min(begin + slice_bytes, size_);
+      slices_.push_back({input.data + begin, begin, end});
+    }
+  }
+  InputBytes input() const { return {SlicedBytes{slices_, 0}, size_}; }
+
+ private:
+  int64_t size_;
+  std::vector<ByteSlice> slices_;
+};
+
+TEST_F(EngineTest, TensorsInSlicesGiveTheSameBitsOnEveryBackend) {
+  Call call({1, 4, 33, 16}, {1, 2, 70, 16});
+  call.call.attn_mask = TensorSpec{DType::kFloat32, {33, 70}};
+  std::mt19937 random(2);
+  const std::vector<float> mask = Call::Fill({33, 70}, random);
+  for (const char* backend : {"cpu", "reference"}) {
+    PlanOptions options = options_;
+    options.backend = backend;
+    Engine engine(options, gate_, pool_, executor_);
+    const auto run = [&engine](Request request) {
+      std::promise<Result> promise;
+      engine.Submit(std::move(request), [&](Result r) { promise.set_value(std::move(r)); });
+      return promise.get_future().get();
+    };
+    Request whole = call.ToRequest();
+    whole.inputs.mask = Call::Input(mask);
+    Request sliced = call.ToRequest();
+    const SlicedInput q(whole.inputs.query, 100), k(whole.inputs.key, 37), v(whole.inputs.value, 5),
+        m(whole.inputs.mask, 11);
+    sliced.inputs.query = q.input();
+    sliced.inputs.key = k.input();
+    sliced.inputs.value = v.input();
+    sliced.inputs.mask = m.input();
+    const Result want = run(std::move(whole));
+    const Result got = run(std::move(sliced));
+    ASSERT_TRUE(want.status.ok() && got.status.ok()) << got.status;
+    EXPECT_EQ(Floats(got.y), Floats(want.y)) << backend;
+  }
+}
+
+TEST_F(EngineTest, HasAMaskWritten) {
+  Call call = HandComputed();
+  call.call.attn_mask = TensorSpec{DType::kBool, {3, 3}};
+  Request request = call.ToRequest();
+  request.inputs.mask = InputBytes(nullptr, 9);
+  request.write_mask = [](absl::Span<std::byte> mask) {
+    for (size_t n = 0; n < mask.size(); ++n) mask[n] = std::byte{n % 4 == 0};  // the diagonal
+    return absl::OkStatus();
+  };
+  const Result result = Run(std::move(request)).result;
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(Floats(result.y), call.v) << "each query sees its own key";
+}
+
+TEST_F(EngineTest, ReportsWhyAMaskCannotBeWritten) {
+  Call call = HandComputed();
+  call.call.attn_mask = TensorSpec{DType::kBool, {3, 3}};
+  Request request = call.ToRequest();
+  request.inputs.mask = InputBytes(nullptr, 9);
+  request.write_mask = [](absl::Span<std::byte>) { return absl::InvalidArgumentError("odd"); };
+  const Result refused = Run(std::move(request)).result;
+  EXPECT_EQ(refused.status, absl::InvalidArgumentError("odd"));
+  EXPECT_TRUE(refused.y.bytes.empty());
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
+}
+
+TEST_F(EngineTest, WaitsForMemoryAndComputesWhenThereIsSome) {
+  auto all = gate_.AdmitNow({.bytes = gate_.LimitOf(AdmissionGate::Share::kCompute)});
+  ASSERT_TRUE(all && all->ok());
+  const Call call({1, 2, 400, 64}, {1, 2, 400, 64});  // too large for the small ones' part
+  Request request = call.ToRequest();
+  std::promise<Result> promise;
+  std::vector<MemoryBudget::Reservation> small;
+  while (auto outcome = gate_.AdmitNow({.bytes = 10'000})) {
+    small.push_back(std::move((*outcome)->reservation));
+  }
+  engine_.Submit(std::move(request), [&](Result r) { promise.set_value(std::move(r)); });
+  EXPECT_EQ(gate_.queued(), 1);
+  all.reset();
+  const Result result = promise.get_future().get();
+  EXPECT_TRUE(result.status.ok()) << result.status;
+  EXPECT_GT(result.queue_time.count(), 0);
+}
+
+TEST_F(EngineTest, AMessageHoldsItsBytesAndGivesBackWhatItDidNotNeed) {
+  MessageReservation held;
+  const std::atomic<bool> cancelled{false};
+  engine_.AdmitMessage(1000, Instant::max(), cancelled,
+                       [&](absl::StatusOr<MessageReservation> r) { held = *std::move(r); });
+  EXPECT_EQ(gate_.reserved_bytes(), 1000);
+  engine_.ShrinkMessage(held, 10);
+  EXPECT_EQ(gate_.reserved_bytes(), 10);
+  held = {};
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
 }  // namespace

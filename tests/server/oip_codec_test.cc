@@ -9,13 +9,17 @@
 #include <utility>
 #include <vector>
 
+#include "proto/inference/grpc_service.pb.h"
 #include "server/wire/oip/codec.h"
+#include "tests/support/wire_message.h"
 
 namespace rapt::oip {
 namespace {
 
 using inference::ModelInferRequest;
 using std::chrono::microseconds;
+using test::Gather;
+using test::WireMessage;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -60,6 +64,11 @@ ModelInferRequest TypedMessage() {
   return message;
 }
 
+// What does not point into the message stays valid.
+absl::StatusOr<DecodedInfer> DecodeInfer(const ModelInferRequest& message, Instant now) {
+  return oip::DecodeInfer(WireMessage(message.SerializeAsString()).bytes(), now);
+}
+
 Problem DecodedProblem(const ModelInferRequest& message) {
   const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
   EXPECT_TRUE(decoded.ok()) << decoded.status();
@@ -70,34 +79,112 @@ inference::InferParameter& Parameter(ModelInferRequest& message, const std::stri
   return (*message.mutable_parameters())[name];
 }
 
-TEST(OipCodecTest, ReadsRawTensorsWhereTheyLie) {
-  const ModelInferRequest message = RawMessage();
-  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  const Inputs& inputs = decoded->request.inputs;
-  EXPECT_EQ(static_cast<const void*>(inputs.query), message.raw_input_contents(0).data());
-  EXPECT_EQ(static_cast<const void*>(inputs.key), message.raw_input_contents(1).data());
-  EXPECT_EQ(static_cast<const void*>(inputs.value), message.raw_input_contents(2).data());
-  EXPECT_EQ(inputs.mask, nullptr);
-  EXPECT_EQ(inputs.past_key, nullptr);
+// Distinct bytes for the inputs.
+ModelInferRequest DistinctMessage() {
+  ModelInferRequest message = RawMessage();
+  for (int n = 0; n < 3; ++n) message.set_raw_input_contents(n, std::string(48, "QKV"[n]));
+  return message;
 }
 
-TEST(OipCodecTest, ReadsTypedTensorsWhereTheyLie) {
+TEST(OipCodecTest, ReadsRawTensorsWhereTheyLie) {
+  const WireMessage message(DistinctMessage().SerializeAsString());
+  const absl::StatusOr<DecodedInfer> decoded = oip::DecodeInfer(message.bytes(), kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const Inputs& inputs = decoded->request.inputs;
+  for (const InputBytes* input : {&inputs.query, &inputs.key, &inputs.value}) {
+    EXPECT_TRUE(message.Contains(input->data));
+  }
+  EXPECT_EQ(Gather(inputs.query), std::string(48, 'Q'));
+  EXPECT_EQ(Gather(inputs.key), std::string(48, 'K'));
+  EXPECT_EQ(Gather(inputs.value), std::string(48, 'V'));
+  EXPECT_FALSE(inputs.mask.present());
+  EXPECT_FALSE(inputs.past_key.present());
+}
+
+TEST(OipCodecTest, LeavesTensorsInTheSlicesTheyCameIn) {
+  const WireMessage message(DistinctMessage().SerializeAsString(), 20);
+  const absl::StatusOr<DecodedInfer> decoded = oip::DecodeInfer(message.bytes(), kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_TRUE(decoded->request.inputs.key.in_slices());
+  EXPECT_EQ(Gather(decoded->request.inputs.key), std::string(48, 'K'));
+  EXPECT_EQ(Gather(decoded->request.inputs.value), std::string(48, 'V'));
+}
+
+TEST(OipCodecTest, ReadsTypedTensors) {
   const ModelInferRequest message = TypedMessage();
   const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(static_cast<const void*>(decoded->request.inputs.value),
-            message.inputs(2).contents().fp32_contents().data());
+  const auto& values = message.inputs(2).contents().fp32_contents();
+  EXPECT_EQ(Gather(decoded->request.inputs.value),
+            std::string(reinterpret_cast<const char*>(values.data()), 48));
+}
+
+// Three tensors of 32 KiB: more than is parsed.
+ModelInferRequest LargeTypedMessage() {
+  ModelInferRequest message;
+  message.set_model_name("attention");
+  for (const char* name : {"Q", "K", "V"}) {
+    auto& input = AddInput(message, name, "FP32", {1, 1, 128, 64});
+    for (int i = 0; i < 128 * 64; ++i) {
+      input.mutable_contents()->add_fp32_contents(static_cast<float>(i) * name[0]);
+    }
+  }
+  return message;
+}
+
+TEST(OipCodecTest, ReadsLargeTypedTensorsWhereTheyLie) {
+  const ModelInferRequest typed = LargeTypedMessage();
+  const WireMessage message(typed.SerializeAsString());
+  const absl::StatusOr<DecodedInfer> decoded = oip::DecodeInfer(message.bytes(), kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_TRUE(message.Contains(decoded->request.inputs.value.data));
+  const auto& values = typed.inputs(2).contents().fp32_contents();
+  EXPECT_EQ(Gather(decoded->request.inputs.value),
+            std::string(reinterpret_cast<const char*>(values.data()), 4 * values.size()));
+}
+
+TEST(OipCodecTest, LargeTypedTensorsAreCheckedAsSmallOnesAre) {
+  ModelInferRequest message = LargeTypedMessage();
+  message.mutable_inputs(1)->mutable_contents()->mutable_fp32_contents()->RemoveLast();
+  EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
+              HasSubstr("input K has 8191 values in fp32_contents"));
+  message = LargeTypedMessage();
+  message.mutable_inputs(1)->set_datatype("FP64");
+  EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
+              HasSubstr("must be in fp64_contents alone"));
+}
+
+TEST(OipCodecTest, TakesSmallTypedTensorsInSeveralPieces) {
+  const std::string whole = TypedMessage().SerializeAsString();
+  ModelInferRequest more;
+  auto& input = AddInput(more, "attn_mask", "BOOL", {3, 3});
+  for (int i = 0; i < 9; ++i) input.mutable_contents()->add_bool_contents(i % 2 == 0);
+  const WireMessage message(whole + more.SerializeAsString(), 7);
+  const absl::StatusOr<DecodedInfer> decoded = oip::DecodeInfer(message.bytes(), kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Gather(decoded->request.inputs.mask), std::string("\1\0\1\0\1\0\1\0\1", 9));
+}
+
+TEST(OipCodecTest, RefusesMoreStructureThanAnyCallHas) {
+  ModelInferRequest message = RawMessage();
+  message.set_id(std::string(70'000, 'x'));
+  EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
+              HasSubstr("more than the 65536 bytes"));
+  message = RawMessage();
+  for (int i = 0; i < 100; ++i) message.add_raw_input_contents();
+  EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
+              HasSubstr("more than the 64 tensors"));
 }
 
 TEST(OipCodecTest, TakesInputsInAnyOrder) {
   ModelInferRequest message;
   message.set_model_name("attention");
   for (const char* name : {"V", "K", "Q"}) AddRaw(message, name, "FP32", {1, 1, 3, 4});
-  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
+  message.set_raw_input_contents(2, std::string(48, 'Q'));
+  const WireMessage bytes(message.SerializeAsString());
+  const absl::StatusOr<DecodedInfer> decoded = oip::DecodeInfer(bytes.bytes(), kNow);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(static_cast<const void*>(decoded->request.inputs.query),
-            message.raw_input_contents(2).data());
+  EXPECT_EQ(Gather(decoded->request.inputs.query), std::string(48, 'Q'));
 }
 
 TEST(OipCodecTest, TakesEveryInput) {
@@ -265,8 +352,8 @@ TEST(OipCodecTest, WithoutOutputsYIsMeant) {
 }
 
 TEST(OipCodecTest, EncodesWhatWasAskedForRaw) {
-  ModelInferRequest asked;
-  asked.set_id("7f");
+  DecodedInfer asked;
+  asked.id = "7f";
   const std::vector<float> y = {1, 2, 3, 4, 5, 6};
   const std::vector<float> lse = {7, 8};
   const auto bytes_of = [](const std::vector<float>& values) {
@@ -276,12 +363,12 @@ TEST(OipCodecTest, EncodesWhatWasAskedForRaw) {
   Result result;
   result.y.bytes = bytes_of(y);
   result.lse.bytes = bytes_of(lse);
-  const std::vector<AskedOutput> outputs = {
+  asked.outputs = {
       {"lse", {DType::kFloat32, {1, 1, 2}}, &Result::lse},
       {"Y", {DType::kFloat32, {1, 1, 2, 3}}, &Result::y},
   };
   inference::ModelInferResponse response;
-  EncodeInfer(asked, outputs, result, response);
+  ASSERT_TRUE(response.ParseFromString(Gather(EncodeInfer(asked, result))));
   EXPECT_EQ(response.model_name(), "attention");
   EXPECT_EQ(response.model_version(), "1");
   EXPECT_EQ(response.id(), "7f");

@@ -43,7 +43,8 @@ TEST_F(OptionsTest, DefaultsComeFromTheHost) {
   EXPECT_EQ(options->isa, "auto");
   EXPECT_EQ(options->threads, 6);
   EXPECT_EQ(options->memory_budget_bytes, 600);
-  EXPECT_EQ(options->max_message_bytes, 256 << 20);
+  EXPECT_EQ(options->max_message_bytes, 0) << "as the budget allows";
+  EXPECT_EQ(options->default_deadline, std::chrono::seconds(60));
   EXPECT_EQ(options->grace_period, std::chrono::seconds(20));
 }
 
@@ -65,6 +66,13 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_MEMORY_BUDGET_BYTES", "4"},
                   {"RAPT_MAX_MESSAGE_BYTES", "5"},
                   {"RAPT_GRACE_PERIOD", "6ms"},
+                  {"RAPT_MAX_OPEN_CALLS", "7"},
+                  {"RAPT_MAX_CALLS_PER_CALLER", "8"},
+                  {"RAPT_MAX_QUEUED_REQUESTS", "9"},
+                  {"RAPT_MIN_RECEIVE_BYTES_PER_SECOND", "10"},
+                  {"RAPT_MAX_QUEUE_DELAY", "11ms"},
+                  {"RAPT_DEFAULT_DEADLINE", "12ms"},
+                  {"RAPT_MAX_DEADLINE", "13ms"},
                   {"RAPT_INSECURE", "true"}};
   const absl::StatusOr<Options> options = Parse({});
   ASSERT_TRUE(options.ok()) << options.status();
@@ -76,6 +84,13 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->memory_budget_bytes, 4);
   EXPECT_EQ(options->max_message_bytes, 5);
   EXPECT_EQ(options->grace_period, std::chrono::milliseconds(6));
+  EXPECT_EQ(options->max_open_calls, 7);
+  EXPECT_EQ(options->max_calls_per_caller, 8);
+  EXPECT_EQ(options->max_queued_requests, 9);
+  EXPECT_EQ(options->min_receive_bytes_per_second, 10);
+  EXPECT_EQ(options->max_queue_delay, std::chrono::milliseconds(11));
+  EXPECT_EQ(options->default_deadline, std::chrono::milliseconds(12));
+  EXPECT_EQ(options->max_deadline, std::chrono::milliseconds(13));
 }
 
 TEST_F(OptionsTest, AnEmptyVariableCountsAsNotSet) {
@@ -135,7 +150,14 @@ const BadLine kBadLines[] = {
     {"ThreadsTooMany", {"--threads=1025"}, {}, {"--threads", "1025", "1024"}},
     {"BudgetNegative", {"--memory_budget_bytes=-1"}, {}, {"--memory_budget_bytes", "-1"}},
     {"MessageTooLarge", {"--max_message_bytes=2147483648"}, {}, {"2147483648", "2147483647"}},
-    {"MessageZero", {"--max_message_bytes=0"}, {}, {"--max_message_bytes", "0"}},
+    {"MessageNegative", {"--max_message_bytes=-1"}, {}, {"--max_message_bytes", "-1"}},
+    {"NoOpenCalls", {"--max_open_calls=0"}, {}, {"--max_open_calls", "0"}},
+    {"NoCallsPerCaller", {"--max_calls_per_caller=0"}, {}, {"--max_calls_per_caller", "0"}},
+    {"QueueNegative", {"--max_queued_requests=-1"}, {}, {"--max_queued_requests", "-1"}},
+    {"RateZero", {"--min_receive_bytes_per_second=0"}, {}, {"--min_receive_bytes", "0"}},
+    {"DelayTooLong", {"--max_queue_delay=25h"}, {}, {"--max_queue_delay", "25h", "24h"}},
+    {"NoDeadline", {"--default_deadline=0"}, {}, {"--default_deadline", "0", "1ms"}},
+    {"NoLongestDeadline", {"--max_deadline=0"}, {}, {"--max_deadline", "0", "1ms"}},
     {"GraceNegative", {"--grace_period=-1s"}, {}, {"--grace_period", "-1s"}},
     {"NoPort", {"--grpc_address=127.0.0.1"}, {}, {"--grpc_address", "'127.0.0.1'", "host:port"}},
     {"PortTooLarge", {"--grpc_address=127.0.0.1:65536"}, {}, {"65536", "65535"}},

@@ -12,10 +12,13 @@
 #include <vector>
 
 #include "server/wire/rapt/codec.h"
+#include "tests/support/wire_message.h"
 
 namespace rapt::native {
 namespace {
 
+using test::Gather;
+using test::WireMessage;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -37,15 +40,11 @@ v1::AttendRequest SomeCall() {
   return message;
 }
 
-absl::StatusOr<InputBuffer> NothingToAllocate(int64_t bytes) {
-  ADD_FAILURE() << "asked for " << bytes << " bytes";
-  return absl::InternalError("unexpected");
-}
-
+// What does not point into the message stays valid.
 Request MustDecode(const v1::AttendRequest& message) {
-  absl::StatusOr<Request> request = DecodeCall(message, NothingToAllocate);
-  EXPECT_TRUE(request.ok()) << request.status();
-  return request.ok() ? *std::move(request) : Request{};
+  absl::StatusOr<DecodedCall> call = DecodeAttend(WireMessage(message.SerializeAsString()).bytes());
+  EXPECT_TRUE(call.ok()) << call.status();
+  return call.ok() ? std::move(call->request) : Request{};
 }
 
 Problem DecodedProblem(const v1::AttendRequest& message) {
@@ -57,16 +56,22 @@ TEST(RaptCodecTest, ReadsTensorsWhereTheyLie) {
   SetTensor(*message.mutable_mask(), v1::FP16, {3, 5}, 2);
   SetTensor(*message.mutable_past_key(), v1::FP32, {2, 2, 1, 8}, 4);
   SetTensor(*message.mutable_past_value(), v1::FP32, {2, 2, 1, 6}, 4);
-  const Inputs inputs = MustDecode(message).inputs;
-  const auto data = [](const v1::Tensor& tensor) {
-    return reinterpret_cast<const std::byte*>(tensor.data().data());
-  };
-  EXPECT_EQ(inputs.query, data(message.q()));
-  EXPECT_EQ(inputs.key, data(message.k()));
-  EXPECT_EQ(inputs.value, data(message.v()));
-  EXPECT_EQ(inputs.mask, data(message.mask()));
-  EXPECT_EQ(inputs.past_key, data(message.past_key()));
-  EXPECT_EQ(inputs.past_value, data(message.past_value()));
+  v1::Tensor* const tensors[] = {message.mutable_q(),        message.mutable_k(),
+                                 message.mutable_v(),        message.mutable_mask(),
+                                 message.mutable_past_key(), message.mutable_past_value()};
+  char letter = 'a';
+  for (v1::Tensor* tensor : tensors) {  // distinct bytes
+    tensor->set_data(std::string(tensor->data().size(), letter++));
+  }
+  const WireMessage bytes(message.SerializeAsString());
+  const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes());
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const Inputs& in = decoded->request.inputs;
+  const InputBytes inputs[] = {in.query, in.key, in.value, in.mask, in.past_key, in.past_value};
+  for (int n = 0; n < 6; ++n) {
+    EXPECT_TRUE(bytes.Contains(inputs[n].data)) << n;
+    EXPECT_EQ(Gather(inputs[n]), tensors[n]->data()) << n;
+  }
 }
 
 TEST(RaptCodecTest, ADefaultCallIsPlainAttention) {
@@ -184,29 +189,30 @@ std::string Bytes(const std::vector<Int>& values) {
   return bytes;
 }
 
-// Decodes a call with that mask [3, 5]; the bools it became are written to `bools`.
+// Decodes a call with that mask [3, 5], and has the bools it becomes written to `bools`.
 template <typename Int>
-absl::StatusOr<Request> DecodeWithMask(v1::DataType dtype, const std::vector<Int>& values,
-                                       std::vector<std::byte>& bools) {
+absl::Status WriteMask(v1::DataType dtype, const std::vector<Int>& values,
+                       std::vector<std::byte>& bools) {
   v1::AttendRequest message = SomeCall();
   SetTensor(*message.mutable_mask(), dtype, {3, 5}, sizeof(Int));
   message.mutable_mask()->set_data(Bytes(values));
-  return DecodeCall(message, [&](int64_t bytes) -> absl::StatusOr<InputBuffer> {
-    bools.assign(bytes, std::byte{9});
-    return InputBuffer{absl::MakeSpan(bools), std::make_shared<int>()};
-  });
+  const WireMessage bytes(message.SerializeAsString(), 11);
+  absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes());
+  if (!decoded.ok()) return decoded.status();
+  Request& request = decoded->request;
+  EXPECT_EQ(request.call.problem.mask->dtype, DType::kBool);
+  EXPECT_FALSE(request.inputs.mask.present());
+  EXPECT_EQ(request.inputs.mask.size, 15) << "a byte an element";
+  bools.assign(request.inputs.mask.size, std::byte{9});
+  return request.write_mask(absl::MakeSpan(bools));
 }
 
 template <typename Int>
 void ExpectBecomesBool(v1::DataType dtype) {
   std::vector<std::byte> bools;
   const std::vector<Int> values = {1, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 1, 0, 1, 0};
-  const absl::StatusOr<Request> request = DecodeWithMask(dtype, values, bools);
-  ASSERT_TRUE(request.ok()) << request.status();
-  EXPECT_EQ(request->call.problem.mask->dtype, DType::kBool);
-  EXPECT_EQ(request->inputs.mask, bools.data());
-  EXPECT_NE(request->owner, nullptr) << "the request keeps the bools alive";
-  ASSERT_EQ(bools.size(), values.size());
+  const absl::Status status = WriteMask(dtype, values, bools);
+  ASSERT_TRUE(status.ok()) << status;
   for (size_t n = 0; n < values.size(); ++n) {
     EXPECT_EQ(bools[n], static_cast<std::byte>(values[n])) << v1::DataType_Name(dtype) << " " << n;
   }
@@ -224,37 +230,44 @@ TEST(RaptCodecTest, IntegerMasksHoldNothingElse) {
   std::vector<std::byte> bools;
   std::vector<int64_t> wide(15, 1);
   wide[7] = int64_t{1} << 32;
-  absl::Status status = DecodeWithMask(v1::INT64, wide, bools).status();
+  absl::Status status = WriteMask(v1::INT64, wide, bools);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("mask[1, 2] is 4294967296; INT64"));
   std::vector<int32_t> narrow(15, 0);
   narrow[14] = 256;
-  status = DecodeWithMask(v1::INT32, narrow, bools).status();
+  status = WriteMask(v1::INT32, narrow, bools);
   EXPECT_THAT(std::string(status.message()), HasSubstr("mask[2, 4] is 256; INT32"));
   std::vector<int8_t> negative(15, 0);
   negative[0] = -1;
-  status = DecodeWithMask(v1::INT8, negative, bools).status();
+  status = WriteMask(v1::INT8, negative, bools);
   EXPECT_THAT(std::string(status.message()), HasSubstr("mask[0, 0] is -1; INT8"));
 }
 
-TEST(RaptCodecTest, AMaskThatHasNoRoomIsRefused) {
+TEST(RaptCodecTest, OtherMasksAreReadAsTheyCame) {
   v1::AttendRequest message = SomeCall();
-  SetTensor(*message.mutable_mask(), v1::INT64, {3, 5}, 8);
-  int64_t asked_bytes = 0;
-  const absl::Status status =
-      DecodeCall(message, [&](int64_t bytes) -> absl::StatusOr<InputBuffer> {
-        asked_bytes = bytes;
-        return absl::ResourceExhaustedError("no room");
-      }).status();
-  EXPECT_EQ(status, absl::ResourceExhaustedError("no room"));
-  EXPECT_EQ(asked_bytes, 15) << "a byte an element";
+  SetTensor(*message.mutable_mask(), v1::BOOL, {3, 5}, 1);
+  EXPECT_FALSE(MustDecode(message).write_mask);
 }
 
-TEST(RaptCodecTest, NothingIsAllocatedForACallThatIsWrongAnyway) {
-  v1::AttendRequest message = SomeCall();
-  SetTensor(*message.mutable_mask(), v1::INT64, {4, 5}, 8);
-  const absl::Status status = DecodeCall(message, NothingToAllocate).status();
-  EXPECT_THAT(std::string(status.message()), HasSubstr("does not broadcast"));
+TEST(RaptCodecTest, ReadsTheCallToDiagnose) {
+  v1::DiagnoseRequest message;
+  *message.mutable_call() = SomeCall();
+  message.mutable_call()->mutable_k()->set_data(std::string(2 * 2 * 5 * 8 * 4, 'k'));
+  const WireMessage bytes(message.SerializeAsString(), 100);
+  const absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(bytes.bytes());
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Gather(decoded->request.inputs.key), message.call().k().data());
+  EXPECT_THAT(decoded->fields.k().shape(), ElementsAre(2, 2, 5, 8));
+  EXPECT_TRUE(decoded->fields.k().data().empty());
+}
+
+TEST(RaptCodecTest, OfATensorThatCameTwiceTheLastDataCount) {
+  v1::AttendRequest again;
+  again.mutable_v()->set_data(std::string(2 * 2 * 5 * 6 * 4, 'v'));
+  const WireMessage bytes(SomeCall().SerializeAsString() + again.SerializeAsString());
+  const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes());
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Gather(decoded->request.inputs.value), again.v().data());
 }
 
 TEST(RaptCodecTest, TheAnswerHoldsWhatWasAskedFor) {
@@ -277,7 +290,7 @@ TEST(RaptCodecTest, TheAnswerHoldsWhatWasAskedFor) {
   result.queue_time = std::chrono::microseconds(12);
   result.compute_time = std::chrono::nanoseconds(34567);
   v1::AttendResponse response;
-  EncodeResult(call, result, response);
+  ASSERT_TRUE(response.ParseFromString(Gather(EncodeResult(call, result))));
   EXPECT_EQ(response.y().dtype(), v1::FP32);
   EXPECT_THAT(response.y().shape(), ElementsAre(2, 4, 3, 6));
   EXPECT_EQ(response.y().data(), Bytes(y));

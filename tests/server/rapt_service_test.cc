@@ -490,8 +490,8 @@ const Refusal kRefusals[] = {
      },
      {"k has head size 4611686018427387904, q has 4"}},
     {"a rank without end",
-     [](auto& r) { SetTensor(r.mutable_q(), std::vector<int64_t>(100000, 1)); },
-     {"q has a shape of rank 100000", "at most 4"}},
+     [](auto& r) { SetTensor(r.mutable_q(), std::vector<int64_t>(60000, 1)); },
+     {"q has a shape of rank 60000", "at most 4"}},
     {"rank 2",
      [](auto& r) {
        SetTensor(r.mutable_q(), {3, 4});
@@ -746,7 +746,9 @@ TEST_F(RaptServiceTest, RefusesAnswersThatNoMessageHolds) {
 }
 
 TEST(RaptServiceBudgetTest, RefusesWhatIsBeyondTheMemoryBudget) {
-  const ServerProcess server({"--memory_budget_bytes=100000", "--threads=1"});
+  // 393750 bytes for messages, as many for answers.
+  const ServerProcess server(
+      {"--memory_budget_bytes=900000", "--max_message_bytes=390000", "--threads=3"});
   const auto stub = Connect(server);
   v1::AttendRequest large = ValidCall();
   for (v1::Tensor* tensor : {large.mutable_q(), large.mutable_k(), large.mutable_v()}) {
@@ -754,28 +756,24 @@ TEST(RaptServiceBudgetTest, RefusesWhatIsBeyondTheMemoryBudget) {
     tensor->mutable_shape()->Set(2, 300);
     tensor->set_data(std::string(300 * 100 * 4, '\0'));
   }
-  v1::AttendRequest masked = ValidCall();
-  for (v1::Tensor* tensor : {masked.mutable_q(), masked.mutable_k(), masked.mutable_v()}) {
-    tensor->mutable_shape()->Set(2, 400);
-    tensor->set_data(std::string(2 * 400 * 4 * 4, '\0'));
-  }
-  v1::Tensor& mask = *masked.mutable_mask();
-  mask.set_dtype(v1::UINT8);
-  for (const int64_t axis : {400, 400}) mask.add_shape(axis);
-  mask.set_data(std::string(400 * 400, '\1'));
-  for (const v1::AttendRequest& request : {large, masked}) {
-    grpc::ClientContext context;
-    v1::AttendResponse response;
-    const grpc::Status status = stub->Attend(&context, request, &response);
-    EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
-    EXPECT_THAT(status.error_message(), HasSubstr("at most 100000 are allowed"));
-  }
+  large.set_score_output(v1::WEIGHTS);
   grpc::ClientContext context;
-  v1::DiagnoseRequest request;
-  *request.mutable_call() = masked;
-  v1::DiagnoseResponse response;
-  EXPECT_EQ(stub->Diagnose(&context, request, &response).error_code(),
-            StatusCode::RESOURCE_EXHAUSTED);
+  v1::AttendResponse response;
+  grpc::Status status = stub->Attend(&context, large, &response);
+  EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("at most 393750 are allowed"));
+
+  v1::DiagnoseRequest wide;  // a row of float64 for each thread
+  *wide.mutable_call() = ValidCall();
+  SetTensor(wide.mutable_call()->mutable_q(), {1, 1, 1, 1});
+  for (v1::Tensor* tensor : {wide.mutable_call()->mutable_k(), wide.mutable_call()->mutable_v()}) {
+    SetTensor(tensor, {1, 1, 20000, 1});
+    tensor->set_data(std::string(20000 * 4, '\0'));
+  }
+  grpc::ClientContext diagnose_context;
+  v1::DiagnoseResponse diagnosis;
+  status = stub->Diagnose(&diagnose_context, wide, &diagnosis);
+  EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
   WaitForCount(server, "Diagnose", "RESOURCE_EXHAUSTED", 1);
   EXPECT_THAT(Metrics(server), HasSubstr("\nrapt_memory_reserved_bytes 0\n"));
 }
@@ -1063,13 +1061,13 @@ TEST_F(RaptServiceTest, TellsWhatItIs) {
 }
 
 TEST(RaptServiceInfoTest, TellsWhichInstructionSetIsInUse) {
-  const ServerProcess server({"--isa=portable", "--threads=3", "--max_message_bytes=1000000",
+  const ServerProcess server({"--isa=portable", "--threads=3", "--max_message_bytes=800000",
                               "--memory_budget_bytes=2000000", "--backend=cpu"});
   const v1::GetServerInfoResponse info = InfoOf(server);
   EXPECT_EQ(info.backend(), "cpu");
   EXPECT_EQ(info.isa(), "portable");
   EXPECT_EQ(info.compute_threads(), 3);
-  EXPECT_EQ(info.max_message_bytes(), 1000000);
+  EXPECT_EQ(info.max_message_bytes(), 800000);
   EXPECT_EQ(info.memory_budget_bytes(), 2000000);
   EXPECT_EQ(info.memory_reserved_bytes(), 0);
   std::vector<std::string> in_use;

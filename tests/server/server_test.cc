@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(All, ServerRefusalTest, ::testing::ValuesIn(kRefusals),
 
 TEST_F(ServerTest, CutsAMessageThatWouldNotFitIntoTheTrailers) {
   ModelInferRequest request = HandComputed();
-  request.mutable_inputs(0)->set_name(std::string(1 << 20, 'q'));
+  request.mutable_inputs(0)->set_name(std::string(60000, 'q'));
   ModelInferResponse response;
   const grpc::Status status = stub_->ModelInfer(&context_, request, &response);
   EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();

@@ -1,6 +1,6 @@
 // The wire format against generated code: what the one accepts, so does the other, and both see the
 // same.
-#include "server/wire/wire_format.h"
+#include "server/base/wire_format.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -9,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "proto/inference/grpc_service.pb.h"
 #include "server/wire/oip/model.h"
 #include "server/wire/oip/parameters.h"
 #include "server/wire/response_size.h"
@@ -19,14 +22,101 @@ namespace {
 using inference::InferTensorContents;
 using inference::ModelInferRequest;
 using InputTensor = ModelInferRequest::InferInputTensor;
-using Bytes = absl::Span<const std::byte>;
+
+// Field numbers of ModelInferRequest, ModelInferResponse, InferInputTensor and InferTensorContents.
+constexpr int kInputsField = 5;
+constexpr int kRawInputField = 7;
+constexpr int kRawOutputField = 6;
+constexpr int kContentsField = 5;
+constexpr int kBoolField = 1;
+constexpr int kInt64Field = 3;
+constexpr int kFp32Field = 6;
+constexpr int kFp64Field = 7;
+
+// Values of these types that come packed, as every generated client sends them.
+constexpr wire::PayloadField kContentsFields[] = {
+    {kBoolField, nullptr}, {kInt64Field, nullptr}, {kFp32Field, nullptr}, {kFp64Field, nullptr}};
+constexpr wire::MessageSchema kContentsSchema = {kContentsFields};
+constexpr wire::PayloadField kInputFields[] = {{kContentsField, &kContentsSchema}};
+constexpr wire::MessageSchema kInputSchema = {kInputFields};
+constexpr wire::PayloadField kInferFields[] = {{kInputsField, &kInputSchema},
+                                               {kRawInputField, nullptr}};
+constexpr wire::MessageSchema kInferSchema = {kInferFields};
+
+// Typed contents up to here are parsed by generated code; larger ones are read where they lie.
+constexpr int64_t kParsedContentsBytes = 64 * 1024;
+
+// nonpad_kv_seqlen is copied, which no budget is charged with.
+constexpr int64_t kMaxKeyLengths = 64 * 1024;
+
+// Typed contents that are read where they lie: an input's, and the field they came in.
+struct LargeContents {
+  int field;
+  InputBytes bytes;
+};
+
+// A message, apart from its payloads, and where those are.
+struct Fields {
+  ModelInferRequest message;
+  std::vector<InputBytes> raw;            // as raw_input_contents
+  std::map<int, LargeContents> contents;  // by input
+};
+
+absl::Status TooManyPieces(const InputTensor& input) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("input ", input.name(), " has contents in several pieces; more than ",
+                   kParsedContentsBytes, " bytes of contents must come packed, as one field"));
+}
+
+// Back to where it came from.
+absl::Status PutBack(const MessageBytes& bytes, const wire::Payload& payload, InputTensor& input) {
+  std::string field;
+  wire::AppendFieldHeader(payload.path.back(), payload.size, field);
+  const size_t header_size = field.size();
+  field.resize(header_size + static_cast<size_t>(payload.size));
+  bytes.bytes.Copy(payload.begin, payload.size,
+                   reinterpret_cast<std::byte*>(field.data() + header_size));
+  if (input.mutable_contents()->MergeFromString(field)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("input ", input.name(), " has contents that are no protocol buffer"));
+}
+
+absl::StatusOr<Fields> ReadFields(const MessageBytes& bytes) {
+  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, kInferSchema);
+  if (!split.ok()) return split.status();
+  Fields fields;
+  if (!fields.message.ParseFromString(split->rest)) {
+    return absl::InvalidArgumentError("the message is no inference.ModelInferRequest");
+  }
+  int64_t contents_bytes = 0;
+  for (const wire::Payload& payload : split->payloads) {
+    if (payload.path[0] == kInputsField) contents_bytes += payload.size;
+  }
+  for (const wire::Payload& payload : split->payloads) {
+    const InputBytes part = bytes.Part(payload.begin, payload.size);
+    if (payload.path[0] == kRawInputField) {
+      fields.raw.push_back(part);
+      continue;
+    }
+    InputTensor& input = *fields.message.mutable_inputs(payload.index);
+    absl::Status status;
+    if (contents_bytes <= kParsedContentsBytes) {
+      status = PutBack(bytes, payload, input);
+    } else if (!fields.contents.emplace(payload.index, LargeContents{payload.path.back(), part})
+                    .second) {
+      status = TooManyPieces(input);
+    }
+    if (!status.ok()) return status;
+  }
+  return fields;
+}
 
 // Where an input belongs, by its ONNX name.
 struct InputSlot {
   absl::string_view name;
   bool required;
   TensorSpec& (*spec)(OperatorCall& call);
-  const std::byte* Inputs::*data;  // null for the key lengths, which are copied
+  InputBytes Inputs::*data;  // null for the key lengths, which are copied
 };
 
 constexpr InputSlot kInputSlots[] = {
@@ -70,28 +160,30 @@ absl::StatusOr<TensorSpec> ReadSpec(const InputTensor& input) {
 }
 
 template <typename Field>
-Bytes BytesOf(const Field& field) {
-  return {reinterpret_cast<const std::byte*>(field.data()), field.size() * sizeof(*field.data())};
+InputBytes BytesOf(const Field& field) {
+  return {reinterpret_cast<const std::byte*>(field.data()),
+          static_cast<int64_t>(field.size() * sizeof(*field.data()))};
 }
 
-// The field of `contents` that fits the type, and its name.
+// The field of `contents` that fits the type: its number, its name, what generated code parsed of
+// it.
 struct TypedField {
+  int number;
   absl::string_view name;
-  Bytes bytes;
-  int count;
+  InputBytes bytes;
 };
 
 absl::StatusOr<TypedField> FieldOf(const InputTensor& input, DType dtype) {
   const InferTensorContents& c = input.contents();
   switch (dtype) {
     case DType::kFloat32:
-      return TypedField{"fp32_contents", BytesOf(c.fp32_contents()), c.fp32_contents_size()};
+      return TypedField{kFp32Field, "fp32_contents", BytesOf(c.fp32_contents())};
     case DType::kFloat64:
-      return TypedField{"fp64_contents", BytesOf(c.fp64_contents()), c.fp64_contents_size()};
+      return TypedField{kFp64Field, "fp64_contents", BytesOf(c.fp64_contents())};
     case DType::kBool:
-      return TypedField{"bool_contents", BytesOf(c.bool_contents()), c.bool_contents_size()};
+      return TypedField{kBoolField, "bool_contents", BytesOf(c.bool_contents())};
     case DType::kInt64:
-      return TypedField{"int64_contents", BytesOf(c.int64_contents()), c.int64_contents_size()};
+      return TypedField{kInt64Field, "int64_contents", BytesOf(c.int64_contents())};
     case DType::kFloat16:
     case DType::kBFloat16:
       break;
@@ -107,67 +199,94 @@ int64_t CountOf(const InferTensorContents& c) {
          c.fp64_contents_size() + c.bytes_contents_size();
 }
 
-absl::StatusOr<Bytes> TypedBytes(const InputTensor& input, const TensorSpec& spec, int64_t bytes) {
+absl::Status WrongCount(const InputTensor& input, const TypedField& field, int64_t count,
+                        const TensorSpec& spec, int64_t wanted) {
+  return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has ", count,
+                                                 " values in ", field.name, "; its shape ",
+                                                 ToString(spec.shape), " needs ", wanted));
+}
+
+// `large` is null where generated code parsed the contents.
+absl::StatusOr<InputBytes> TypedBytes(const InputTensor& input, const LargeContents* large,
+                                      const TensorSpec& spec, int64_t bytes) {
   const absl::StatusOr<TypedField> field = FieldOf(input, spec.dtype);
   if (!field.ok()) return field.status();
-  if (CountOf(input.contents()) != field->count) {
+  const int64_t size = SizeOf(spec.dtype);
+  const int64_t parsed = field->bytes.size / size;
+  if (CountOf(input.contents()) != parsed || (large != nullptr && large->field != field->number)) {
     return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is ",
                                                    NameOf(spec.dtype), "; its contents must be in ",
                                                    field->name, " alone"));
   }
-  const int64_t wanted = bytes / SizeOf(spec.dtype);
-  if (field->count != wanted) {
-    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has ", field->count,
-                                                   " values in ", field->name, "; its shape ",
-                                                   ToString(spec.shape), " needs ", wanted));
+  if (large == nullptr) {
+    if (field->bytes.size != bytes) return WrongCount(input, *field, parsed, spec, bytes / size);
+    return field->bytes;
   }
-  return field->bytes;
+  if (parsed > 0 || spec.dtype == DType::kInt64) return TooManyPieces(input);
+  if (large->bytes.size != bytes) {
+    return WrongCount(input, *field, large->bytes.size / size, spec, bytes / size);
+  }
+  return large->bytes;
 }
 
-absl::StatusOr<Bytes> RawBytes(const InputTensor& input, const std::string& raw,
-                               const TensorSpec& spec, int64_t bytes) {
+absl::StatusOr<InputBytes> RawBytes(const InputTensor& input, const InputBytes& raw,
+                                    const TensorSpec& spec, int64_t bytes) {
   if (input.has_contents()) {
     return absl::InvalidArgumentError(
         absl::StrCat("input ", input.name(), " has contents although raw_input_contents is used"));
   }
-  if (static_cast<int64_t>(raw.size()) != bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has ", raw.size(),
+  if (raw.size != bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has ", raw.size,
                                                    " bytes; its shape ", ToString(spec.shape),
                                                    " of ", NameOf(spec.dtype), " needs ", bytes));
   }
-  return BytesOf(raw);
+  return raw;
 }
 
-// `raw` is null where the message carries no raw contents.
-absl::StatusOr<Bytes> ReadBytes(const InputTensor& input, const std::string* raw,
-                                const TensorSpec& spec) {
+absl::StatusOr<InputBytes> ReadBytes(const Fields& fields, int index, const TensorSpec& spec) {
+  const InputTensor& input = fields.message.inputs(index);
   const absl::StatusOr<int64_t> bytes = ByteSize(absl::StrCat("input ", input.name()), spec);
   if (!bytes.ok()) return bytes.status();
-  return raw != nullptr ? RawBytes(input, *raw, spec, *bytes) : TypedBytes(input, spec, *bytes);
+  if (!fields.raw.empty()) return RawBytes(input, fields.raw[index], spec, *bytes);
+  const auto large = fields.contents.find(index);
+  return TypedBytes(input, large == fields.contents.end() ? nullptr : &large->second, spec, *bytes);
 }
 
-absl::Status ReadInput(const InputTensor& input, const InputSlot& slot, const std::string* raw,
-                       OperatorCall& call, Inputs& inputs) {
+absl::StatusOr<std::vector<int64_t>> ReadKeyLengths(const InputBytes& bytes) {
+  const int64_t count = bytes.size / int64_t{sizeof(int64_t)};
+  if (count > kMaxKeyLengths) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "input nonpad_kv_seqlen has ", count, " values; at most ", kMaxKeyLengths, " are allowed"));
+  }
+  std::vector<int64_t> lengths(count);
+  bytes.Copy(0, bytes.size, reinterpret_cast<std::byte*>(lengths.data()));
+  return lengths;
+}
+
+absl::Status ReadInput(const Fields& fields, int index, const InputSlot& slot, OperatorCall& call,
+                       Inputs& inputs) {
+  const InputTensor& input = fields.message.inputs(index);
   absl::Status status =
       CheckTensorParameters(absl::StrCat("input ", input.name()), input.parameters());
   if (!status.ok()) return status;
   absl::StatusOr<TensorSpec> spec = ReadSpec(input);
   if (!spec.ok()) return spec.status();
-  const absl::StatusOr<Bytes> bytes = ReadBytes(input, raw, *spec);
+  absl::StatusOr<InputBytes> bytes = ReadBytes(fields, index, *spec);
   if (!bytes.ok()) return bytes.status();
   if (slot.data != nullptr) {
-    inputs.*slot.data = bytes->data();
+    inputs.*slot.data = *bytes;
   } else if (spec->dtype == DType::kInt64) {  // else Resolve() will complain
-    inputs.key_lengths.resize(bytes->size() / sizeof(int64_t));
-    std::copy_n(bytes->data(), bytes->size(),
-                reinterpret_cast<std::byte*>(inputs.key_lengths.data()));
+    absl::StatusOr<std::vector<int64_t>> lengths = ReadKeyLengths(*bytes);
+    if (!lengths.ok()) return lengths.status();
+    inputs.key_lengths = *std::move(lengths);
   }
   slot.spec(call) = *std::move(spec);
   return absl::OkStatus();
 }
 
-absl::Status ReadInputs(const ModelInferRequest& message, OperatorCall& call, Inputs& inputs) {
-  const bool is_raw = message.raw_input_contents_size() > 0;
+absl::Status ReadInputs(const Fields& fields, OperatorCall& call, Inputs& inputs) {
+  const ModelInferRequest& message = fields.message;
+  const int raw_count = static_cast<int>(fields.raw.size());
   std::set<const InputSlot*> seen;
   for (int i = 0; i < message.inputs_size(); ++i) {
     const InputTensor& input = message.inputs(i);
@@ -180,15 +299,14 @@ absl::Status ReadInputs(const ModelInferRequest& message, OperatorCall& call, In
     if (!seen.insert(slot).second) {
       return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " came twice"));
     }
-    if (is_raw && i >= message.raw_input_contents_size()) break;  // the counts differ, see below
-    const std::string* raw = is_raw ? &message.raw_input_contents(i) : nullptr;
-    absl::Status status = ReadInput(input, *slot, raw, call, inputs);
+    if (raw_count > 0 && i >= raw_count) break;  // the counts differ, see below
+    absl::Status status = ReadInput(fields, i, *slot, call, inputs);
     if (!status.ok()) return status;
   }
-  if (is_raw && message.raw_input_contents_size() != message.inputs_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("raw_input_contents has ", message.raw_input_contents_size(),
-                     " entries; there are ", message.inputs_size(), " inputs"));
+  if (raw_count > 0 && raw_count != message.inputs_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("raw_input_contents has ", raw_count,
+                                                   " entries; there are ", message.inputs_size(),
+                                                   " inputs"));
   }
   for (const InputSlot& slot : kInputSlots) {
     if (slot.required && seen.count(&slot) == 0) {
@@ -249,7 +367,14 @@ Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
 
 }  // namespace
 
-absl::StatusOr<DecodedInfer> DecodeInfer(const ModelInferRequest& message, Instant now) {
+const wire::MessageSchema& InferSchema() { return kInferSchema; }
+
+absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now) {
+  absl::StatusOr<Fields> read = ReadFields(bytes);
+  if (!read.ok()) return read.status();
+  // The request reads small typed contents in it.
+  const auto fields = std::make_shared<const Fields>(*std::move(read));
+  const ModelInferRequest& message = fields->message;
   absl::Status status = CheckModel(message.model_name(), message.model_version());
   if (!status.ok()) return status;
   OperatorCall call;
@@ -262,7 +387,7 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const ModelInferRequest& message, Insta
   call.wants_present = Contains(*asked, kPresentKey) || Contains(*asked, kPresentValue);
 
   DecodedInfer decoded;
-  status = ReadInputs(message, call, decoded.request.inputs);
+  status = ReadInputs(*fields, call, decoded.request.inputs);
   if (!status.ok()) return status;
   absl::StatusOr<ResolvedCall> resolved = Resolve(call);
   if (!resolved.ok()) return resolved.status();
@@ -275,25 +400,34 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const ModelInferRequest& message, Insta
   status = CheckResponseSize(specs);
   if (!status.ok()) return status;
   decoded.request.call = *std::move(resolved);
+  decoded.request.owner = fields;
   decoded.request.deadline = DeadlineFor(parameters->timeout, now);
   decoded.request.priority = parameters->priority;
+  decoded.id = message.id();
   return decoded;
 }
 
-void EncodeInfer(const ModelInferRequest& asked, absl::Span<const AskedOutput> outputs,
-                 const Result& result, inference::ModelInferResponse& response) {
-  response.set_model_name(kModelName);
-  response.set_model_version(kModelVersion);
-  response.set_id(asked.id());
-  for (const AskedOutput& output : outputs) {
-    auto& tensor = *response.add_outputs();
+AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
+  inference::ModelInferResponse fields;
+  fields.set_model_name(kModelName);
+  fields.set_model_version(kModelVersion);
+  fields.set_id(decoded.id);
+  for (const AskedOutput& output : decoded.outputs) {
+    auto& tensor = *fields.add_outputs();
     tensor.set_name(output.name);
     const absl::string_view datatype = NameOf(output.spec.dtype);
     tensor.set_datatype(datatype.data(), datatype.size());
     tensor.mutable_shape()->Assign(output.spec.shape.begin(), output.spec.shape.end());
-    const absl::Span<const std::byte> bytes = (result.*output.buffer).bytes;
-    response.add_raw_output_contents(bytes.data(), bytes.size());
   }
+  AnswerMessage answer;
+  std::string header = fields.SerializeAsString();
+  for (const AskedOutput& output : decoded.outputs) {
+    const OutputBuffer& payload = result.*output.buffer;
+    wire::AppendFieldHeader(kRawOutputField, static_cast<int64_t>(payload.bytes.size()), header);
+    answer.Append(std::exchange(header, {}));
+    answer.Append(payload);
+  }
+  return answer;
 }
 
 }  // namespace rapt::oip

@@ -2,12 +2,13 @@
 #ifndef RAPT_SERVER_WIRE_OIP_CODEC_H_
 #define RAPT_SERVER_WIRE_OIP_CODEC_H_
 
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
-#include "proto/inference/grpc_service.pb.h"
+#include "server/base/wire_format.h"
 #include "server/request.h"
+#include "server/wire/message_parts.h"
 
 namespace rapt::oip {
 
@@ -21,18 +22,21 @@ struct AskedOutput {
 struct DecodedInfer {
   Request request;
   std::vector<AskedOutput> outputs;  // in the order asked for
+  std::string id;
 };
+
+// The fields of ModelInferRequest that hold tensors' bytes.
+const wire::MessageSchema& InferSchema();
 
 // `now` is when the message arrived: its timeout counts from there. The request reads its tensors
 // where they lie in `message`, which has to stay until the engine is done with it.
 // InvalidArgument names the field, what came and what is allowed; NotFound for another model;
 // Unimplemented for shared memory; ResourceExhausted where the response would exceed what a message
 // can hold.
-absl::StatusOr<DecodedInfer> DecodeInfer(const inference::ModelInferRequest& message, Instant now);
+absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& message, Instant now);
 
-// `result` is OK and answers the request that `outputs` came with.
-void EncodeInfer(const inference::ModelInferRequest& asked, absl::Span<const AskedOutput> outputs,
-                 const Result& result, inference::ModelInferResponse& response);
+// The ModelInferResponse. `result` is OK and answers `decoded`, whose request may be gone.
+AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result);
 
 }  // namespace rapt::oip
 

@@ -10,10 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "server/base/version.h"
-#include "server/wire/engine_call.h"
 #include "server/wire/oip/codec.h"
 #include "server/wire/oip/model.h"
 #include "server/wire/status.h"
+#include "server/wire/unary_answer.h"
 
 namespace rapt::oip {
 namespace {
@@ -73,7 +73,7 @@ absl::Status NotOffered(Method method) {
 
 // What every call needs.
 struct Environment {
-  CallEnvironment call;
+  const CallEnvironment& call;
   std::function<bool()> is_ready;
   std::array<CallObserver, kMethodNames.size()> observers;  // their labels resolved
 
@@ -82,33 +82,28 @@ struct Environment {
   }
 };
 
-class InferCall final : public EngineCall {
+class InferCall final : public TensorCall {
  public:
-  InferCall(const Environment& environment, grpc::CallbackServerContext& context,
-            const inference::ModelInferRequest& request, inference::ModelInferResponse& response)
-      : EngineCall(environment.call, environment.observe(Method::kModelInfer), context),
-        request_(request),
-        response_(response) {}
+  InferCall(const Environment& environment, grpc::GenericCallbackServerContext& context)
+      : TensorCall(environment.call, environment.observe(Method::kModelInfer), context) {}
 
-  void Start() {
-    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(request_, arrived());
+ private:
+  void OnMessage(const MessageBytes& message) override {
+    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, arrived());
     if (!decoded.ok()) return End(decoded.status());
-    outputs_ = std::move(decoded->outputs);
-    Bind(decoded->request);
-    engine().Submit(std::move(decoded->request),
+    decoded_ = *std::move(decoded);
+    Bind(decoded_.request);
+    engine().Submit(std::move(decoded_.request),
                     [this](Result result) { OnResult(std::move(result)); });
   }
 
- private:
   void OnResult(Result result) {
-    NamePlan(result);
-    if (result.status.ok()) EncodeInfer(request_, outputs_, result, response_);
-    End(std::move(result.status));
+    TellOf(result);
+    if (!result.status.ok()) return End(std::move(result.status));
+    Answer(EncodeInfer(decoded_, result));
   }
 
-  const inference::ModelInferRequest& request_;
-  inference::ModelInferResponse& response_;
-  std::vector<AskedOutput> outputs_;
+  DecodedInfer decoded_;
 };
 
 class RefusedStream final : public grpc::ServerBidiReactor<inference::ModelInferRequest,
@@ -118,9 +113,16 @@ class RefusedStream final : public grpc::ServerBidiReactor<inference::ModelInfer
   void OnDone() override { delete this; }
 };
 
-class Service final : public inference::GRPCInferenceService::CallbackService {
+using Rpcs = inference::GRPCInferenceService;
+
+// ModelInfer is one of the tensor methods.
+class Service final : public Rpcs::WithGenericMethod_ModelInfer<Rpcs::CallbackService> {
  public:
   explicit Service(Environment environment) : environment_(std::move(environment)) {}
+
+  TensorCall* NewInferCall(grpc::GenericCallbackServerContext& context) const {
+    return new InferCall(environment_, context);
+  }
 
   grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
                                        const inference::ServerLiveRequest*,
@@ -181,14 +183,6 @@ class Service final : public inference::GRPCInferenceService::CallbackService {
       if (status.ok()) *response->mutable_config() = ConfigureModel();
       return status;
     });
-  }
-
-  grpc::ServerUnaryReactor* ModelInfer(grpc::CallbackServerContext* context,
-                                       const inference::ModelInferRequest* request,
-                                       inference::ModelInferResponse* response) override {
-    auto* call = new InferCall(environment_, *context, *request, *response);
-    call->Start();
-    return call;
   }
 
   grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
@@ -285,14 +279,20 @@ class Service final : public inference::GRPCInferenceService::CallbackService {
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> NewService(Engine& engine, OpenCalls& open_calls, const Clock& clock,
+std::unique_ptr<grpc::Service> NewService(const CallEnvironment& call,
                                           std::function<bool()> is_ready,
-                                          const CallObserverFactory& observe) {
-  Environment environment{{engine, open_calls, clock}, std::move(is_ready), {}};
+                                          const CallObserverFactory& observe,
+                                          TensorMethods& tensor_methods) {
+  Environment environment{call, std::move(is_ready), {}};
   for (size_t i = 0; i < kMethodNames.size(); ++i) {
     environment.observers[i] = observe(absl::StrCat(kServiceName, "/", kMethodNames[i]));
   }
-  return std::make_unique<Service>(std::move(environment));
+  auto service = std::make_unique<Service>(std::move(environment));
+  tensor_methods.Add(absl::StrCat("/", kServiceName, "/ModelInfer"),
+                     [&service = *service](grpc::GenericCallbackServerContext& context) {
+                       return service.NewInferCall(context);
+                     });
+  return service;
 }
 
 }  // namespace rapt::oip

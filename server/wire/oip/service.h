@@ -8,20 +8,20 @@
 #include <functional>
 #include <memory>
 
-#include "server/base/clock.h"
-#include "server/engine.h"
 #include "server/wire/call_observer.h"
-#include "server/wire/open_calls.h"
+#include "server/wire/tensor_call.h"
+#include "server/wire/tensor_methods.h"
 
 namespace rapt::oip {
 
 inline constexpr char kServiceName[] = "inference.GRPCInferenceService";
 
-// The service, to be registered with a server. Thread-safe; everything borrowed outlives it.
-// `is_ready` may be called from any thread.
-std::unique_ptr<grpc::Service> NewService(Engine& engine, OpenCalls& open_calls, const Clock& clock,
+// The service, to be registered with a server beside the tensor methods, to which it adds its own.
+// Thread-safe; everything borrowed outlives it. `is_ready` may be called from any thread.
+std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
                                           std::function<bool()> is_ready,
-                                          const CallObserverFactory& observe);
+                                          const CallObserverFactory& observe,
+                                          TensorMethods& tensor_methods);
 
 }  // namespace rapt::oip
 

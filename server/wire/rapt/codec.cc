@@ -17,6 +17,8 @@
 namespace rapt::native {
 namespace {
 
+using Message = v1::AttendRequest;
+
 constexpr FieldNames kFieldNames = {
     .q = "q",
     .k = "k",
@@ -36,6 +38,21 @@ constexpr FieldNames kFieldNames = {
 };
 
 constexpr size_t kMaxRank = 4;
+
+constexpr int kDataField = 3;  // of Tensor
+constexpr int kCallField = 1;  // of DiagnoseRequest
+
+constexpr wire::PayloadField kTensorFields[] = {{kDataField, nullptr}};
+constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
+constexpr wire::PayloadField kAttendFields[] = {{Message::kQFieldNumber, &kTensorSchema},
+                                                {Message::kKFieldNumber, &kTensorSchema},
+                                                {Message::kVFieldNumber, &kTensorSchema},
+                                                {Message::kMaskFieldNumber, &kTensorSchema},
+                                                {Message::kPastKeyFieldNumber, &kTensorSchema},
+                                                {Message::kPastValueFieldNumber, &kTensorSchema}};
+constexpr wire::MessageSchema kAttendSchema = {kAttendFields};
+constexpr wire::PayloadField kDiagnoseFields[] = {{kCallField, &kAttendSchema}};
+constexpr wire::MessageSchema kDiagnoseSchema = {kDiagnoseFields};
 
 struct ElementType {
   v1::DataType code;
@@ -74,24 +91,29 @@ struct InputSlot {
   bool (v1::AttendRequest::*is_there)() const;
   const v1::Tensor& (v1::AttendRequest::*tensor)() const;
   TensorSpec& (*spec)(OperatorCall& call);
-  const std::byte* Inputs::*data;
+  InputBytes Inputs::*data;
+  int field;
 };
 
-using Message = v1::AttendRequest;
 constexpr InputSlot kInputSlots[] = {
     {kFieldNames.q, true, &Message::has_q, &Message::q,
-     [](OperatorCall& call) -> TensorSpec& { return call.q; }, &Inputs::query},
+     [](OperatorCall& call) -> TensorSpec& { return call.q; }, &Inputs::query,
+     Message::kQFieldNumber},
     {kFieldNames.k, true, &Message::has_k, &Message::k,
-     [](OperatorCall& call) -> TensorSpec& { return call.k; }, &Inputs::key},
+     [](OperatorCall& call) -> TensorSpec& { return call.k; }, &Inputs::key,
+     Message::kKFieldNumber},
     {kFieldNames.v, true, &Message::has_v, &Message::v,
-     [](OperatorCall& call) -> TensorSpec& { return call.v; }, &Inputs::value},
+     [](OperatorCall& call) -> TensorSpec& { return call.v; }, &Inputs::value,
+     Message::kVFieldNumber},
     {kFieldNames.mask, false, &Message::has_mask, &Message::mask,
-     [](OperatorCall& call) -> TensorSpec& { return call.attn_mask.emplace(); }, &Inputs::mask},
+     [](OperatorCall& call) -> TensorSpec& { return call.attn_mask.emplace(); }, &Inputs::mask,
+     Message::kMaskFieldNumber},
     {kFieldNames.past_key, false, &Message::has_past_key, &Message::past_key,
-     [](OperatorCall& call) -> TensorSpec& { return call.past_key.emplace(); }, &Inputs::past_key},
+     [](OperatorCall& call) -> TensorSpec& { return call.past_key.emplace(); }, &Inputs::past_key,
+     Message::kPastKeyFieldNumber},
     {kFieldNames.past_value, false, &Message::has_past_value, &Message::past_value,
      [](OperatorCall& call) -> TensorSpec& { return call.past_value.emplace(); },
-     &Inputs::past_value},
+     &Inputs::past_value, Message::kPastValueFieldNumber},
 };
 
 absl::StatusOr<const ElementType*> ReadType(const InputSlot& slot, v1::DataType code) {
@@ -113,8 +135,9 @@ absl::StatusOr<int64_t> CountBytes(absl::string_view name, const Shape& shape,
       absl::StrCat(name, " has shape ", ToString(shape), "; its size overflows 64 bits"));
 }
 
-absl::Status ReadTensor(const InputSlot& slot, const v1::Tensor& tensor, OperatorCall& call,
-                        Inputs& inputs) {
+// `data` is the tensor's.
+absl::Status ReadTensor(const InputSlot& slot, const v1::Tensor& tensor, const InputBytes& data,
+                        OperatorCall& call) {
   const absl::StatusOr<const ElementType*> type = ReadType(slot, tensor.dtype());
   if (!type.ok()) return type.status();
   // Before it is copied and shown: it may be as long as a message.
@@ -125,23 +148,22 @@ absl::Status ReadTensor(const InputSlot& slot, const v1::Tensor& tensor, Operato
   const Shape shape(tensor.shape().begin(), tensor.shape().end());
   const absl::StatusOr<int64_t> bytes = CountBytes(slot.name, shape, **type);
   if (!bytes.ok()) return bytes.status();
-  if (static_cast<int64_t>(tensor.data().size()) != *bytes) {
+  if (data.size != *bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(slot.name, " has ", tensor.data().size(), " bytes of data; its shape ",
-                     ToString(shape), " of ", NameOf(tensor.dtype()), " needs ", *bytes));
+        absl::StrCat(slot.name, " has ", data.size, " bytes of data; its shape ", ToString(shape),
+                     " of ", NameOf(tensor.dtype()), " needs ", *bytes));
   }
   slot.spec(call) = {(*type)->dtype.value_or(DType::kBool), shape};
-  inputs.*slot.data = reinterpret_cast<const std::byte*>(tensor.data().data());
   return absl::OkStatus();
 }
 
-absl::Status ReadTensors(const Message& message, OperatorCall& call, Inputs& inputs) {
+absl::Status ReadTensors(const Message& message, const Inputs& inputs, OperatorCall& call) {
   for (const InputSlot& slot : kInputSlots) {
     if (!(message.*slot.is_there)()) {
       if (!slot.required) continue;
       return absl::InvalidArgumentError(absl::StrCat(slot.name, " is missing"));
     }
-    absl::Status status = ReadTensor(slot, (message.*slot.tensor)(), call, inputs);
+    absl::Status status = ReadTensor(slot, (message.*slot.tensor)(), inputs.*slot.data, call);
     if (!status.ok()) return status;
   }
   if (message.key_lengths_size() > 0) {
@@ -261,62 +283,111 @@ std::string PlaceOf(int64_t index, const v1::Tensor& tensor) {
   return ToString(place);
 }
 
-template <typename Int>
-absl::Status ConvertToBool(const v1::Tensor& mask, absl::Span<std::byte> bools) {
-  for (size_t n = 0; n < bools.size(); ++n) {
-    Int value;
-    std::memcpy(&value, mask.data().data() + n * sizeof(Int), sizeof(Int));
-    if (value != 0 && value != 1) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          kFieldNames.mask, PlaceOf(static_cast<int64_t>(n), mask), " is ", int64_t{value}, "; ",
-          NameOf(mask.dtype()), " masks hold only 0 (hidden) and 1 (visible)"));
+// A mask of integers, 0 and 1, as it came.
+struct IntegerMask {
+  InputBytes data;
+  v1::Tensor fields;  // without data
+
+  template <typename Int>
+  absl::Status Convert(absl::Span<std::byte> bools) const {
+    constexpr int64_t kAtOnce = 1024;
+    Int values[kAtOnce];
+    for (int64_t begin = 0; begin < static_cast<int64_t>(bools.size()); begin += kAtOnce) {
+      const int64_t count = std::min<int64_t>(kAtOnce, bools.size() - begin);
+      data.Copy(begin * sizeof(Int), count * sizeof(Int), reinterpret_cast<std::byte*>(values));
+      for (int64_t n = 0; n < count; ++n) {
+        if (values[n] != 0 && values[n] != 1) return NeitherNorOne(begin + n, values[n]);
+        bools[begin + n] = static_cast<std::byte>(values[n]);
+      }
     }
-    bools[n] = static_cast<std::byte>(value);
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
-}
 
-absl::Status ConvertMask(const v1::Tensor& mask, absl::Span<std::byte> bools) {
-  switch (mask.dtype()) {
-    case v1::INT8:
-      return ConvertToBool<int8_t>(mask, bools);
-    case v1::UINT8:
-      return ConvertToBool<uint8_t>(mask, bools);
-    case v1::INT32:
-      return ConvertToBool<int32_t>(mask, bools);
-    default:
-      return ConvertToBool<int64_t>(mask, bools);
+  absl::Status NeitherNorOne(int64_t index, int64_t value) const {
+    return absl::InvalidArgumentError(absl::StrCat(kFieldNames.mask, PlaceOf(index, fields), " is ",
+                                                   value, "; ", NameOf(fields.dtype()),
+                                                   " masks hold only 0 (hidden) and 1 (visible)"));
   }
-}
 
-// Points the request to a copy of its mask that the library understands, where it needs one.
-absl::Status ReplaceIntegerMask(const Message& message, AllocateInput allocate, Request& request) {
+  absl::Status WriteTo(absl::Span<std::byte> bools) const {
+    switch (fields.dtype()) {
+      case v1::INT8:
+        return Convert<int8_t>(bools);
+      case v1::UINT8:
+        return Convert<uint8_t>(bools);
+      case v1::INT32:
+        return Convert<int32_t>(bools);
+      default:
+        return Convert<int64_t>(bools);
+    }
+  }
+};
+
+// Has a mask of integers written as one that the library understands.
+void ConvertIntegerMask(const Message& message, Request& request) {
   const ElementType* type = FindElementType(message.mask().dtype());
-  if (!message.has_mask() || type->dtype) return absl::OkStatus();
-  absl::StatusOr<InputBuffer> bools =
-      allocate(static_cast<int64_t>(message.mask().data().size()) / type->bytes);
-  if (!bools.ok()) return bools.status();
-  absl::Status status = ConvertMask(message.mask(), bools->bytes);
+  if (!message.has_mask() || type->dtype) return;
+  InputBytes& mask = request.inputs.mask;
+  request.write_mask = [integers = IntegerMask{mask, message.mask()}](absl::Span<std::byte> bools) {
+    return integers.WriteTo(bools);
+  };
+  mask = InputBytes(nullptr, mask.size / type->bytes);
+}
+
+// A message without its tensors' data, and where those lie.
+struct Parts {
+  std::string rest;
+  Inputs inputs;
+};
+
+absl::StatusOr<Parts> TakeApart(const MessageBytes& bytes, const wire::MessageSchema& schema) {
+  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, schema);
+  if (!split.ok()) return split.status();
+  Parts parts;
+  parts.rest = std::move(split->rest);
+  for (const wire::Payload& payload : split->payloads) {
+    const int field = payload.path[payload.path.size() - 2];
+    const auto slot = std::find_if(std::begin(kInputSlots), std::end(kInputSlots),
+                                   [&](const InputSlot& s) { return s.field == field; });
+    parts.inputs.*slot->data = bytes.Part(payload.begin, payload.size);  // the last one counts
+  }
+  return parts;
+}
+
+absl::StatusOr<DecodedCall> DecodeCall(Message fields, Inputs inputs) {
+  OperatorCall call;
+  absl::Status status = ReadTensors(fields, inputs, call);
+  if (status.ok()) status = ReadAttention(fields.attention(), call);
+  if (status.ok()) status = ReadScoreOutput(fields.score_output(), call.score_output);
   if (!status.ok()) return status;
-  request.inputs.mask = bools->bytes.data();
-  request.owner = std::move(bools->owner);
-  return absl::OkStatus();
+  call.wants_lse = fields.want_lse();
+  call.wants_present = fields.want_present();
+  absl::StatusOr<ResolvedCall> resolved = Resolve(call, kFieldNames);
+  if (!resolved.ok()) return resolved.status();
+  DecodedCall decoded;
+  decoded.request.call = *std::move(resolved);
+  decoded.request.inputs = std::move(inputs);
+  decoded.request.inputs.key_lengths.assign(fields.key_lengths().begin(),
+                                            fields.key_lengths().end());
+  ConvertIntegerMask(fields, decoded.request);
+  decoded.fields = std::move(fields);
+  return decoded;
 }
 
 struct OutputSlot {
   TensorSpec ResolvedCall::*spec;
   OutputBuffer Result::*buffer;
-  v1::Tensor* (v1::AttendResponse::*field)();
+  int field;
 };
 
-constexpr OutputSlot kY = {&ResolvedCall::y, &Result::y, &v1::AttendResponse::mutable_y};
+constexpr OutputSlot kY = {&ResolvedCall::y, &Result::y, v1::AttendResponse::kYFieldNumber};
 constexpr OutputSlot kScores = {&ResolvedCall::scores, &Result::scores,
-                                &v1::AttendResponse::mutable_scores};
-constexpr OutputSlot kLse = {&ResolvedCall::lse, &Result::lse, &v1::AttendResponse::mutable_lse};
+                                v1::AttendResponse::kScoresFieldNumber};
+constexpr OutputSlot kLse = {&ResolvedCall::lse, &Result::lse, v1::AttendResponse::kLseFieldNumber};
 constexpr OutputSlot kPresentKey = {&ResolvedCall::present_key, &Result::present_key,
-                                    &v1::AttendResponse::mutable_present_key};
+                                    v1::AttendResponse::kPresentKeyFieldNumber};
 constexpr OutputSlot kPresentValue = {&ResolvedCall::present_value, &Result::present_value,
-                                      &v1::AttendResponse::mutable_present_value};
+                                      v1::AttendResponse::kPresentValueFieldNumber};
 
 std::vector<const OutputSlot*> WantedOutputs(const Problem& problem) {
   std::vector<const OutputSlot*> wanted = {&kY};
@@ -332,22 +403,26 @@ int64_t Microseconds(std::chrono::nanoseconds time) {
 
 }  // namespace
 
-absl::StatusOr<Request> DecodeCall(const Message& message, AllocateInput allocate) {
-  OperatorCall call;
-  Request request;
-  absl::Status status = ReadTensors(message, call, request.inputs);
-  if (status.ok()) status = ReadAttention(message.attention(), call);
-  if (status.ok()) status = ReadScoreOutput(message.score_output(), call.score_output);
-  if (!status.ok()) return status;
-  call.wants_lse = message.want_lse();
-  call.wants_present = message.want_present();
-  absl::StatusOr<ResolvedCall> resolved = Resolve(call, kFieldNames);
-  if (!resolved.ok()) return resolved.status();
-  request.call = *std::move(resolved);
-  request.inputs.key_lengths.assign(message.key_lengths().begin(), message.key_lengths().end());
-  status = ReplaceIntegerMask(message, allocate, request);
-  if (!status.ok()) return status;
-  return request;
+const wire::MessageSchema& AttendSchema() { return kAttendSchema; }
+
+absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message) {
+  absl::StatusOr<Parts> parts = TakeApart(message, kAttendSchema);
+  if (!parts.ok()) return parts.status();
+  v1::AttendRequest fields;
+  if (!fields.ParseFromString(parts->rest)) {
+    return absl::InvalidArgumentError("the message is no rapt.v1.AttendRequest");
+  }
+  return DecodeCall(std::move(fields), std::move(parts->inputs));
+}
+
+absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message) {
+  absl::StatusOr<Parts> parts = TakeApart(message, kDiagnoseSchema);
+  if (!parts.ok()) return parts.status();
+  v1::DiagnoseRequest fields;
+  if (!fields.ParseFromString(parts->rest)) {
+    return absl::InvalidArgumentError("the message is no rapt.v1.DiagnoseRequest");
+  }
+  return DecodeCall(std::move(*fields.mutable_call()), std::move(parts->inputs));
 }
 
 absl::Status CheckAnswerSize(const ResolvedCall& call) {
@@ -356,19 +431,30 @@ absl::Status CheckAnswerSize(const ResolvedCall& call) {
   return CheckResponseSize(outputs);
 }
 
-void EncodeResult(const ResolvedCall& call, const Result& result, v1::AttendResponse& response) {
+AnswerMessage EncodeResult(const ResolvedCall& call, const Result& result) {
+  AnswerMessage answer;
   for (const OutputSlot* slot : WantedOutputs(call.problem)) {
     const TensorSpec& spec = call.*slot->spec;
-    const absl::Span<const std::byte> bytes = (result.*slot->buffer).bytes;
-    v1::Tensor& tensor = *(response.*slot->field)();
-    tensor.set_dtype(CodeOf(spec.dtype));
-    tensor.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
-    tensor.set_data(bytes.data(), bytes.size());
+    const OutputBuffer& payload = result.*slot->buffer;
+    const auto payload_size = static_cast<int64_t>(payload.bytes.size());
+    v1::Tensor fields;
+    fields.set_dtype(CodeOf(spec.dtype));
+    fields.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
+    std::string tensor = fields.SerializeAsString();
+    wire::AppendFieldHeader(kDataField, payload_size, tensor);
+    std::string header;
+    wire::AppendFieldHeader(slot->field, static_cast<int64_t>(tensor.size()) + payload_size,
+                            header);
+    answer.Append(header + tensor);
+    answer.Append(payload);
   }
-  response.set_backend(result.backend);
-  response.set_plan(result.plan);
-  response.mutable_timing()->set_queue_us(Microseconds(result.queue_time));
-  response.mutable_timing()->set_compute_us(Microseconds(result.compute_time));
+  v1::AttendResponse fields;
+  fields.set_backend(result.backend);
+  fields.set_plan(result.plan);
+  fields.mutable_timing()->set_queue_us(Microseconds(result.queue_time));
+  fields.mutable_timing()->set_compute_us(Microseconds(result.compute_time));
+  answer.Append(fields.SerializeAsString());
+  return answer;
 }
 
 const v1::Tensor& FindTensor(const Message& message, absl::string_view name) {

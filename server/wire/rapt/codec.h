@@ -2,30 +2,38 @@
 #ifndef RAPT_SERVER_WIRE_RAPT_CODEC_H_
 #define RAPT_SERVER_WIRE_RAPT_CODEC_H_
 
-#include <cstdint>
 #include <optional>
 
-#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/rapt/v1/attention.pb.h"
+#include "server/base/wire_format.h"
 #include "server/request.h"
+#include "server/wire/message_parts.h"
 
 namespace rapt::native {
 
-// Gives memory for an input that has to be converted; ResourceExhausted where there is none.
-using AllocateInput = absl::FunctionRef<absl::StatusOr<InputBuffer>(int64_t bytes)>;
+struct DecodedCall {
+  Request request;
+  v1::AttendRequest fields;  // without the tensors' data
+};
 
-// The request reads its tensors where they lie in `message`, which has to stay until the engine is
-// done with it; only a mask of integers is converted. InvalidArgument names the field, what came
-// and what is allowed.
-absl::StatusOr<Request> DecodeCall(const v1::AttendRequest& message, AllocateInput allocate);
+// The fields of AttendRequest that hold tensors' bytes.
+const wire::MessageSchema& AttendSchema();
+
+// An AttendRequest. The request reads its tensors where they lie in `message`, which has to stay
+// until the engine is done with it; only a mask of integers is converted. InvalidArgument names the
+// field, what came and what is allowed.
+absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message);
+
+// The call in a DiagnoseRequest, likewise.
+absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message);
 
 // ResourceExhausted where the answer would exceed what a message can hold.
 absl::Status CheckAnswerSize(const ResolvedCall& call);
 
-// `result` is OK and answers `call`.
-void EncodeResult(const ResolvedCall& call, const Result& result, v1::AttendResponse& response);
+// The AttendResponse. `result` is OK and answers `call`.
+AnswerMessage EncodeResult(const ResolvedCall& call, const Result& result);
 
 // The tensor that came as the field `name` of the request.
 const v1::Tensor& FindTensor(const v1::AttendRequest& message, absl::string_view name);

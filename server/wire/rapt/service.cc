@@ -11,91 +11,83 @@
 #include "proto/rapt/v1/attention.grpc.pb.h"
 #include "server/wire/rapt/codec.h"
 #include "server/wire/rapt/reports.h"
+#include "server/wire/unary_answer.h"
 
 namespace rapt::native {
 namespace {
 
 // What every call needs.
 struct Environment {
-  CallEnvironment call;
-  int64_t max_message_bytes;
+  const CallEnvironment& call;
   CallObserver observe_attend, observe_diagnose, observe_estimate_memory, observe_get_server_info;
 };
 
-absl::StatusOr<Request> Decode(const v1::AttendRequest& message, Engine& engine) {
-  return DecodeCall(message, [&engine](int64_t bytes) { return engine.AllocateInput(bytes); });
-}
-
-class AttendCall final : public EngineCall {
+class AttendCall final : public TensorCall {
  public:
-  AttendCall(const Environment& environment, grpc::CallbackServerContext& context,
-             const v1::AttendRequest& request, v1::AttendResponse& response)
-      : EngineCall(environment.call, environment.observe_attend, context),
-        request_(request),
-        response_(response) {}
-
-  void Start() {
-    absl::StatusOr<Request> request = Decode(request_, engine());
-    if (!request.ok()) return End(request.status());
-    call_ = request->call;
-    if (absl::Status status = CheckAnswerSize(call_); !status.ok()) return End(std::move(status));
-    Bind(*request);
-    engine().Submit(*std::move(request), [this](Result result) { OnResult(std::move(result)); });
-  }
+  AttendCall(const Environment& environment, grpc::GenericCallbackServerContext& context)
+      : TensorCall(environment.call, environment.observe_attend, context) {}
 
  private:
-  void OnResult(Result result) {
-    NamePlan(result);
-    if (result.status.ok()) EncodeResult(call_, result, response_);
-    End(std::move(result.status));
+  void OnMessage(const MessageBytes& message) override {
+    absl::StatusOr<DecodedCall> decoded = DecodeAttend(message);
+    if (!decoded.ok()) return End(decoded.status());
+    Request& request = decoded->request;
+    call_ = request.call;
+    if (absl::Status status = CheckAnswerSize(call_); !status.ok()) return End(std::move(status));
+    Bind(request);
+    engine().Submit(std::move(request), [this](Result result) { OnResult(std::move(result)); });
   }
 
-  const v1::AttendRequest& request_;
-  v1::AttendResponse& response_;
+  void OnResult(Result result) {
+    TellOf(result);
+    if (!result.status.ok()) return End(std::move(result.status));
+    Answer(EncodeResult(call_, result));
+  }
+
   ResolvedCall call_;
 };
 
-class DiagnoseCall final : public EngineCall {
+class DiagnoseCall final : public TensorCall {
  public:
-  DiagnoseCall(const Environment& environment, grpc::CallbackServerContext& context,
-               const v1::DiagnoseRequest& request, v1::DiagnoseResponse& response)
-      : EngineCall(environment.call, environment.observe_diagnose, context),
-        request_(request),
-        response_(response) {}
-
-  void Start() {
-    absl::StatusOr<Request> request = Decode(request_.call(), engine());
-    if (!request.ok()) return End(request.status());
-    Bind(*request);
-    engine().Diagnose(*std::move(request), [this](const absl::StatusOr<DiagnosisReport>& report) {
-      if (report.ok()) EncodeDiagnosis(request_.call(), *report, response_);
-      End(report.status());
-    });
-  }
+  DiagnoseCall(const Environment& environment, grpc::GenericCallbackServerContext& context)
+      : TensorCall(environment.call, environment.observe_diagnose, context) {}
 
  private:
-  const v1::DiagnoseRequest& request_;
-  v1::DiagnoseResponse& response_;
+  void OnMessage(const MessageBytes& message) override {
+    absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(message);
+    if (!decoded.ok()) return End(decoded.status());
+    fields_ = std::move(decoded->fields);
+    Bind(decoded->request);
+    engine().Diagnose(std::move(decoded->request),
+                      [this](const absl::StatusOr<DiagnosisReport>& report) { OnReport(report); });
+  }
+
+  void OnReport(const absl::StatusOr<DiagnosisReport>& report) {
+    if (!report.ok()) return End(report.status());
+    v1::DiagnoseResponse response;
+    EncodeDiagnosis(fields_, *report, response);
+    AnswerMessage answer;
+    answer.Append(response.SerializeAsString());
+    Answer(std::move(answer));
+  }
+
+  v1::AttendRequest fields_;
 };
 
-class Service final : public v1::AttentionService::CallbackService {
+using Rpcs = v1::AttentionService;
+
+// Attend and Diagnose are tensor methods.
+class Service final : public Rpcs::WithGenericMethod_Attend<
+                          Rpcs::WithGenericMethod_Diagnose<Rpcs::CallbackService>> {
  public:
   explicit Service(Environment environment) : environment_(std::move(environment)) {}
 
-  grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* context,
-                                   const v1::AttendRequest* request,
-                                   v1::AttendResponse* response) override {
-    auto* call = new AttendCall(environment_, *context, *request, *response);
-    call->Start();
-    return call;
-  }
-
-  grpc::ServerUnaryReactor* Diagnose(grpc::CallbackServerContext* context,
-                                     const v1::DiagnoseRequest* request,
-                                     v1::DiagnoseResponse* response) override {
-    auto* call = new DiagnoseCall(environment_, *context, *request, *response);
-    call->Start();
-    return call;
+  // Adds its own; this outlives them.
+  void AddTo(TensorMethods& methods) const {
+    methods.Add(absl::StrCat("/", kServiceName, "/Attend"),
+                [this](auto& context) { return new AttendCall(environment_, context); });
+    methods.Add(absl::StrCat("/", kServiceName, "/Diagnose"),
+                [this](auto& context) { return new DiagnoseCall(environment_, context); });
   }
 
   grpc::ServerUnaryReactor* EstimateMemory(grpc::CallbackServerContext* context,
@@ -112,9 +104,9 @@ class Service final : public v1::AttentionService::CallbackService {
     return Answer(context, environment_.observe_get_server_info, [&] {
       const Engine& engine = environment_.call.engine;
       DescribeServer(engine.plan_options(), *response);
-      response->set_memory_budget_bytes(engine.memory_budget().capacity_bytes());
-      response->set_memory_reserved_bytes(engine.memory_budget().reserved_bytes());
-      response->set_max_message_bytes(environment_.max_message_bytes);
+      response->set_memory_budget_bytes(engine.gate().capacity_bytes());
+      response->set_memory_reserved_bytes(engine.gate().reserved_bytes());
+      response->set_max_message_bytes(environment_.call.limits.max_message_bytes);
       return absl::OkStatus();
     });
   }
@@ -132,19 +124,20 @@ class Service final : public v1::AttentionService::CallbackService {
 }  // namespace
 
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
-                                          int64_t max_message_bytes,
-                                          const CallObserverFactory& observe) {
+                                          const CallObserverFactory& observe,
+                                          TensorMethods& tensor_methods) {
   const auto observe_method = [&](absl::string_view method) {
     return observe(absl::StrCat(kServiceName, "/", method));
   };
-  return std::make_unique<Service>(Environment{
+  auto service = std::make_unique<Service>(Environment{
       .call = environment,
-      .max_message_bytes = max_message_bytes,
       .observe_attend = observe_method("Attend"),
       .observe_diagnose = observe_method("Diagnose"),
       .observe_estimate_memory = observe_method("EstimateMemory"),
       .observe_get_server_info = observe_method("GetServerInfo"),
   });
+  service->AddTo(tensor_methods);
+  return service;
 }
 
 }  // namespace rapt::native

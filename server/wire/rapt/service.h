@@ -5,21 +5,21 @@
 
 #include <grpcpp/impl/service_type.h>
 
-#include <cstdint>
 #include <memory>
 
 #include "server/wire/call_observer.h"
-#include "server/wire/engine_call.h"
+#include "server/wire/tensor_call.h"
+#include "server/wire/tensor_methods.h"
 
 namespace rapt::native {
 
 inline constexpr char kServiceName[] = "rapt.v1.AttentionService";
 
-// The service, to be registered with a server that receives messages of `max_message_bytes`.
+// The service, to be registered with a server beside the tensor methods, to which it adds its own.
 // Thread-safe; everything borrowed outlives it.
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
-                                          int64_t max_message_bytes,
-                                          const CallObserverFactory& observe);
+                                          const CallObserverFactory& observe,
+                                          TensorMethods& tensor_methods);
 
 }  // namespace rapt::native
 

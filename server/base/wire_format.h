@@ -2,8 +2,8 @@
 // split into what generated code parses, all but the tensors' bytes, and where those bytes lie.
 // Nothing that is large is copied; everything that generated code would accept or refuse is
 // accepted or refused, unknown fields and any order of fields included.
-#ifndef RAPT_SERVER_WIRE_WIRE_FORMAT_H_
-#define RAPT_SERVER_WIRE_WIRE_FORMAT_H_
+#ifndef RAPT_SERVER_BASE_WIRE_FORMAT_H_
+#define RAPT_SERVER_BASE_WIRE_FORMAT_H_
 
 #include <cstdint>
 #include <string>
@@ -29,6 +29,7 @@ struct MessageSchema {
 // A payload's bytes, counted from the message's first one.
 struct Payload {
   std::vector<int> path;  // field numbers from the message down: {7}, or {1, 3}
+  int index = 0;          // how many fields of the number path[0] came before
   int64_t begin = 0;
   int64_t size = 0;
 };
@@ -39,10 +40,17 @@ struct SplitMessage {
       payloads;  // as they came; of a field that is not repeated, the last one counts
 };
 
-// InvalidArgument, saying at which byte, where the bytes are no message. `message` has `size`
-// bytes.
+// What a message may hold beside the bytes of its payloads. Generated code makes objects of it that
+// are up to a hundred times larger than what came.
+struct SplitLimits {
+  int64_t rest_bytes = 64 * 1024;
+  size_t payloads = 64;
+};
+
+// InvalidArgument, saying at which byte, where the bytes are no message, and where they are beyond
+// the limits. `message` has `size` bytes.
 absl::StatusOr<SplitMessage> Split(const SlicedBytes& message, int64_t size,
-                                   const MessageSchema& schema);
+                                   const MessageSchema& schema, const SplitLimits& limits = {});
 
 // The bytes that announce a field of `size` bytes: its tag and length.
 void AppendFieldHeader(int number, int64_t size, std::string& out);
@@ -51,4 +59,4 @@ int64_t FieldHeaderSize(int number, int64_t size);
 
 }  // namespace rapt::wire
 
-#endif  // RAPT_SERVER_WIRE_WIRE_FORMAT_H_
+#endif  // RAPT_SERVER_BASE_WIRE_FORMAT_H_

@@ -1,9 +1,10 @@
-#include "server/wire/wire_format.h"
+#include "server/base/wire_format.h"
 
 #include <algorithm>
 #include <limits>
 #include <optional>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
@@ -82,15 +83,15 @@ class Reader {
 
 class Splitter {
  public:
-  Splitter(const SlicedBytes& message, int64_t size) : reader_(message), size_(size) {}
+  Splitter(const SlicedBytes& message, int64_t size, const SplitLimits& limits)
+      : reader_(message), size_(size), limits_(limits) {}
 
   absl::StatusOr<SplitMessage> Run(const MessageSchema& schema) {
     SplitMessage result;
-    if (!SplitRange(schema, size_, {}, result.rest, result.payloads)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the message is no protocol buffer of its type: broken near byte ", reader_.position()));
-    }
-    return result;
+    if (SplitRange(schema, size_, {}, 0, result.rest, result.payloads)) return result;
+    if (!beyond_limits_.ok()) return beyond_limits_;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the message is no protocol buffer of its type: broken near byte ", reader_.position()));
   }
 
  private:
@@ -115,33 +116,53 @@ class Splitter {
     return field_end <= end ? std::optional<int64_t>(field_end) : std::nullopt;
   }
 
-  bool SplitRange(const MessageSchema& schema, int64_t end, std::vector<int> path,
+  bool SplitRange(const MessageSchema& schema, int64_t end, std::vector<int> path, int index,
                   std::string& rest, std::vector<Payload>& payloads) {
+    absl::InlinedVector<int, 4> counts(schema.fields.size(), 0);
     while (reader_.position() < end) {
       const int64_t begin = reader_.position();
       const std::optional<Tag> tag = ReadTag(end);
       if (!tag) return false;
       const PayloadField* field = FindField(schema, *tag);
       if (field == nullptr) {
-        if (!SkipField(*tag, end, 0)) return false;
+        if (!SkipField(*tag, end, 0) || !CountRest(reader_.position() - begin)) return false;
         reader_.AppendTo(rest, begin, reader_.position());
         continue;
       }
+      if (path.empty()) index = counts[field - schema.fields.data()]++;
       const std::optional<int64_t> field_end = ReadEnd(end);
       if (!field_end) return false;
       path.push_back(field->number);
       if (field->message == nullptr) {
-        payloads.push_back({path, reader_.position(), *field_end - reader_.position()});
+        if (!CountPayload(payloads.size() + 1)) return false;
+        payloads.push_back({path, index, reader_.position(), *field_end - reader_.position()});
         reader_.Skip(*field_end - reader_.position(), *field_end);
       } else {
         std::string inner;
-        if (!SplitRange(*field->message, *field_end, path, inner, payloads)) return false;
+        if (!CountRest(reader_.position() - begin)) return false;
+        if (!SplitRange(*field->message, *field_end, path, index, inner, payloads)) return false;
         AppendFieldHeader(field->number, static_cast<int64_t>(inner.size()), rest);
         rest += inner;
       }
       path.pop_back();
     }
     return true;
+  }
+
+  bool CountRest(int64_t bytes) {
+    rest_bytes_ += bytes;
+    if (rest_bytes_ <= limits_.rest_bytes) return true;
+    beyond_limits_ = absl::InvalidArgumentError(
+        absl::StrCat("beside its tensors' bytes the message has more than the ", limits_.rest_bytes,
+                     " bytes that are allowed"));
+    return false;
+  }
+
+  bool CountPayload(size_t count) {
+    if (count <= limits_.payloads) return true;
+    beyond_limits_ = absl::InvalidArgumentError(absl::StrCat(
+        "the message has more than the ", limits_.payloads, " tensors that are allowed"));
+    return false;
   }
 
   static const PayloadField* FindField(const MessageSchema& schema, Tag tag) {
@@ -183,6 +204,9 @@ class Splitter {
 
   Reader reader_;
   const int64_t size_;
+  const SplitLimits limits_;
+  int64_t rest_bytes_ = 0;
+  absl::Status beyond_limits_;
 };
 
 void AppendVarint(uint64_t value, std::string& out) {
@@ -193,8 +217,8 @@ void AppendVarint(uint64_t value, std::string& out) {
 }  // namespace
 
 absl::StatusOr<SplitMessage> Split(const SlicedBytes& message, int64_t size,
-                                   const MessageSchema& schema) {
-  return Splitter(message, size).Run(schema);
+                                   const MessageSchema& schema, const SplitLimits& limits) {
+  return Splitter(message, size, limits).Run(schema);
 }
 
 void AppendFieldHeader(int number, int64_t size, std::string& out) {

@@ -1,0 +1,174 @@
+#include "server/admission/gate.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace rapt {
+namespace {
+
+constexpr int64_t kSmallPart = 64;    // of the budget, at most: a small request
+constexpr int64_t kReservedPart = 8;  // of the budget, for them
+constexpr int64_t kShares = 2;
+
+int64_t SmallBytes(int64_t budget) { return budget / kReservedPart / kShares; }
+int64_t GeneralBytes(int64_t budget) { return budget / kShares - SmallBytes(budget); }
+
+absl::string_view NameOf(AdmissionGate::Share share) {
+  return share == AdmissionGate::Share::kReceive ? "message" : "request's outputs and workspace";
+}
+
+}  // namespace
+
+AdmissionGate::AdmissionGate(const Options& options, Timer& timer, const Clock& clock)
+    : options_(options),
+      clock_(clock),
+      receive_(GeneralBytes(options.budget_bytes), SmallBytes(options.budget_bytes),
+               [this] { WakeIfAnybodyWaits(); }),
+      compute_(GeneralBytes(options.budget_bytes), SmallBytes(options.budget_bytes),
+               [this] { WakeIfAnybodyWaits(); }),
+      alarm_(timer, [this] { Serve(); }) {}
+
+int64_t AdmissionGate::reserved_bytes() const {
+  return receive_.general.reserved_bytes() + receive_.small.reserved_bytes() +
+         compute_.general.reserved_bytes() + compute_.small.reserved_bytes();
+}
+
+bool AdmissionGate::IsSmall(int64_t bytes) const {
+  return bytes <= options_.budget_bytes / kSmallPart;
+}
+
+absl::Status AdmissionGate::RefuseWhatNeverFits(const Ask& ask) const {
+  if (ask.bytes <= LimitOf(ask.share)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the ", NameOf(ask.share), " needs ", ask.bytes, " bytes; of the memory budget of ",
+      options_.budget_bytes, ", at most ", LimitOf(ask.share), " are allowed for that"));
+}
+
+absl::Status AdmissionGate::CheckAlive(const Waiter& waiter, Instant now) const {
+  const Ask& ask = waiter.ask;
+  if (ask.cancelled != nullptr && ask.cancelled->load(std::memory_order_relaxed)) {
+    return absl::CancelledError("the caller gave the request up");
+  }
+  if (now >= ask.deadline) {
+    return absl::DeadlineExceededError("the deadline passed while the request waited for memory");
+  }
+  if (now >= waiter.queue_end) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the ", NameOf(ask.share), " needs ", ask.bytes, " bytes, which did not become free in ",
+        std::chrono::duration_cast<std::chrono::milliseconds>(now - waiter.since).count(),
+        " ms in the queue"));
+  }
+  return absl::OkStatus();
+}
+
+std::optional<AdmissionGate::Outcome> AdmissionGate::AdmitNow(const Ask& ask) {
+  if (absl::Status status = RefuseWhatNeverFits(ask); !status.ok()) return status;
+  MutexLock lock(mutex_);
+  if (auto reservation = TryReserve(account(ask.share), ask)) {
+    return Admission{*std::move(reservation)};
+  }
+  return std::nullopt;
+}
+
+std::optional<MemoryBudget::Reservation> AdmissionGate::TryReserve(Account& account,
+                                                                   const Ask& ask) {
+  const Queued& queue = account.queue;
+  std::optional<MemoryBudget::Reservation> reservation;
+  if (queue.empty()) reservation = account.general.Reserve(ask.bytes);
+  if (reservation || !IsSmall(ask.bytes)) return reservation;
+  const bool small_ones_wait = std::any_of(
+      queue.begin(), queue.end(), [this](const auto& w) { return IsSmall(w.second.ask.bytes); });
+  if (!small_ones_wait) reservation = account.small.Reserve(ask.bytes);
+  return reservation;
+}
+
+void AdmissionGate::Queue(const Ask& ask, Grant grant) {
+  const Instant now = clock_.Now();
+  Waiter waiter{ask, std::move(grant), now, now + options_.max_queue_delay};
+  absl::Status status = CheckAlive(waiter, now);
+  if (status.ok()) {
+    MutexLock lock(mutex_);
+    if (waiting_.load() < options_.max_queued) {
+      ++waiting_;  // before Serve() looks for free bytes: see MemoryBudget
+      const uint64_t priority = ask.priority == 0 ? kDefaultPriority : ask.priority;
+      account(ask.share).queue.emplace(priority, std::move(waiter));
+      alarm_.SetNoLaterThan(now);  // they may have become free meanwhile
+      return;
+    }
+    status = absl::ResourceExhaustedError(
+        absl::StrCat("the ", NameOf(ask.share), " needs ", ask.bytes,
+                     " bytes, which are not free now, and the queue is full with ",
+                     options_.max_queued, " requests"));
+  }
+  waiter.grant(std::move(status));
+}
+
+void AdmissionGate::Serve() {
+  if (waiting_.load() == 0) return;
+  std::vector<Decision> decisions;
+  {
+    MutexLock lock(mutex_);
+    Decide(receive_, decisions);
+    Decide(compute_, decisions);
+    Instant next = Instant::max();
+    for (const Queued* queue : {&receive_.queue, &compute_.queue}) {
+      for (const auto& [priority, waiter] : *queue) next = std::min(next, waiter.limit());
+    }
+    alarm_.SetNoLaterThan(next);
+  }
+  for (Decision& decision : decisions) decision.grant(std::move(decision.outcome));
+}
+
+void AdmissionGate::Decide(Account& account, std::vector<Decision>& decisions) {
+  const Instant now = clock_.Now();
+  DismissTheLate(account, now, decisions);
+  Queued& queue = account.queue;
+  while (!queue.empty()) {
+    const Waiter& first = queue.begin()->second;
+    auto reservation = account.general.Reserve(first.ask.bytes);
+    if (!reservation) break;
+    Admission admission{*std::move(reservation), now - first.since};
+    Dismiss(account, queue.begin(), std::move(admission), decisions);
+  }
+  for (auto it = queue.begin(); it != queue.end();) {
+    const Waiter& waiter = it->second;
+    if (!IsSmall(waiter.ask.bytes)) {
+      ++it;
+      continue;
+    }
+    auto reservation = account.small.Reserve(waiter.ask.bytes);
+    if (!reservation) break;
+    Admission admission{*std::move(reservation), now - waiter.since};
+    it = Dismiss(account, it, std::move(admission), decisions);
+  }
+}
+
+void AdmissionGate::DismissTheLate(Account& account, Instant now,
+                                   std::vector<Decision>& decisions) {
+  for (auto it = account.queue.begin(); it != account.queue.end();) {
+    absl::Status status = CheckAlive(it->second, now);
+    if (status.ok()) {
+      ++it;
+    } else {
+      it = Dismiss(account, it, std::move(status), decisions);
+    }
+  }
+}
+
+AdmissionGate::Queued::iterator AdmissionGate::Dismiss(Account& account, Queued::iterator waiter,
+                                                       Outcome outcome,
+                                                       std::vector<Decision>& decisions) {
+  decisions.push_back({std::move(waiter->second.grant), std::move(outcome)});
+  --waiting_;
+  return account.queue.erase(waiter);
+}
+
+void AdmissionGate::WakeIfAnybodyWaits() {
+  if (waiting_.load() > 0) alarm_.SetNoLaterThan(clock_.Now());
+}
+
+}  // namespace rapt

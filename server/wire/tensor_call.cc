@@ -1,0 +1,210 @@
+#include "server/wire/tensor_call.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/wire/deadline.h"
+#include "server/wire/status.h"
+
+namespace rapt {
+namespace {
+
+// A sender is not called slow before this: connections stall for a moment.
+constexpr std::chrono::seconds kReceiveGrace{2};
+
+// The peer's address without its port: "ipv4:127.0.0.1".
+std::string CallerOf(const grpc::ServerContextBase& context) {
+  std::string peer = context.peer();
+  const size_t colon = peer.rfind(':');
+  if (colon > peer.find(':')) peer.resize(colon);
+  return peer;
+}
+
+std::chrono::nanoseconds TimeFor(int64_t bytes, int64_t bytes_per_second) {
+  const double seconds = static_cast<double>(bytes) / static_cast<double>(bytes_per_second);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(std::min(seconds, 1e6)));
+}
+
+int64_t Microseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+}
+
+// A slice that keeps the output, and its place in the budget, until gRPC has sent it.
+grpc::Slice SliceOf(const OutputBuffer& payload) {
+  auto* kept = new OutputBuffer(payload);
+  return grpc::Slice(
+      const_cast<std::byte*>(kept->bytes.data()), kept->bytes.size(),
+      [](void* output) { delete static_cast<OutputBuffer*>(output); }, kept);
+}
+
+grpc::ByteBuffer ToByteBuffer(AnswerMessage answer) {
+  std::vector<grpc::Slice> slices;
+  for (const AnswerMessage::Piece& piece : answer.TakePieces()) {
+    if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
+    if (!piece.payload.bytes.empty()) slices.push_back(SliceOf(piece.payload));
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+}  // namespace
+
+TensorCall::TensorCall(const CallEnvironment& environment, const CallObserver& observe,
+                       grpc::GenericCallbackServerContext& context)
+    : environment_(environment),
+      observe_(observe),
+      context_(context),
+      arrived_(environment.clock.Now()),
+      alarm_(environment.timer, [this] { OnAlarm(); }) {}
+
+void TensorCall::Begin() {
+  const std::string caller = CallerOf(context_);
+  absl::Status status = environment_.open_calls.Enter(caller);
+  if (status.ok()) {
+    caller_ = caller;
+    status = ReadHeaders();
+  }
+  if (!status.ok()) return End(std::move(status));
+  engine().AdmitMessage(declared_bytes_.value_or(environment_.limits.max_message_bytes), deadline_,
+                        cancelled_, [this](absl::StatusOr<MessageReservation> reservation) {
+                          OnAdmitted(std::move(reservation));
+                        });
+}
+
+absl::Status TensorCall::ReadHeaders() {
+  const CallLimits& limits = environment_.limits;
+  deadline_ = DeadlineOf(context_, arrived_);
+  if (deadline_ == Instant::max()) deadline_ = arrived_ + limits.default_deadline;
+  deadline_ = std::min(deadline_, arrived_ + limits.max_deadline);
+  if (deadline_ <= arrived_) {
+    return absl::DeadlineExceededError("the deadline had passed when the call arrived");
+  }
+
+  const auto header = context_.client_metadata().find(kMessageBytesHeader);
+  if (header == context_.client_metadata().end()) return absl::OkStatus();
+  const absl::string_view text(header->second.data(), header->second.size());
+  int64_t bytes;
+  if (!absl::SimpleAtoi(text, &bytes) || bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("header ", kMessageBytesHeader, " is '",
+                                                   text.substr(0, 32),
+                                                   "'; it must be a number of bytes"));
+  }
+  if (bytes > limits.max_message_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("the message has ", bytes, " bytes; at most ",
+                                                     limits.max_message_bytes, " are allowed"));
+  }
+  declared_bytes_ = bytes;
+  return absl::OkStatus();
+}
+
+void TensorCall::OnAdmitted(absl::StatusOr<MessageReservation> reservation) {
+  if (!reservation.ok()) return End(reservation.status());
+  reservation_ = *std::move(reservation);
+  receive_end_ = std::min(deadline_, environment_.clock.Now() + kReceiveGrace +
+                                         TimeFor(reservation_.bytes(),
+                                                 environment_.limits.min_receive_bytes_per_second));
+  alarm_.Set(receive_end_);
+  ++references_;  // the read may be done, and the call over, before StartRead() returns
+  StartRead(&buffer_);
+  Phase phase = Phase::kAdmitting;
+  if (phase_.compare_exchange_strong(phase, Phase::kReading) &&
+      environment_.clock.Now() >= receive_end_) {
+    Evict();  // the alarm may have rung too early to do it
+  }
+  Unreference();
+}
+
+void TensorCall::OnAlarm() {
+  if (phase_.load() == Phase::kAnswering) return context_.TryCancel();
+  Evict();
+}
+
+void TensorCall::Evict() {
+  Phase phase = Phase::kReading;
+  if (!phase_.compare_exchange_strong(phase, Phase::kEvicted)) return;
+  if (receive_end_ == deadline_) {
+    return End(absl::DeadlineExceededError("the deadline passed while the message was received"));
+  }
+  End(absl::ResourceExhaustedError(absl::StrCat("the message came slower than ",
+                                                environment_.limits.min_receive_bytes_per_second,
+                                                " bytes a second")));
+}
+
+void TensorCall::OnReadDone(bool ok) {
+  if (phase_.exchange(Phase::kReceived) == Phase::kEvicted) return;
+  alarm_.Cancel();
+  if (!ok) {
+    message_lost_ = true;
+    return End(absl::InvalidArgumentError("the call ended before its message was there"));
+  }
+  if (absl::Status status = TakeMessage(); !status.ok()) return End(std::move(status));
+  OnMessage(message_.bytes());
+}
+
+absl::Status TensorCall::TakeMessage() {
+  absl::Status status = message_.Take(buffer_);
+  if (!status.ok()) return status;
+  if (message_.size() > declared_bytes_.value_or(message_.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("the message has ", message_.size(),
+                                                   " bytes; its header ", kMessageBytesHeader,
+                                                   " says ", *declared_bytes_));
+  }
+  engine().ShrinkMessage(reservation_, message_.size());
+  return absl::OkStatus();
+}
+
+void TensorCall::Bind(Request& request) {
+  request.deadline = std::min(request.deadline, deadline_);
+  request.cancelled = &cancelled_;
+}
+
+void TensorCall::TellOf(const Result& result) {
+  if (result.backend.empty()) return;
+  context_.AddTrailingMetadata("rapt-backend", result.backend);
+  context_.AddTrailingMetadata("rapt-plan", result.plan);
+  context_.AddTrailingMetadata("rapt-queue-us", absl::StrCat(Microseconds(result.queue_time)));
+  context_.AddTrailingMetadata("rapt-compute-us", absl::StrCat(Microseconds(result.compute_time)));
+}
+
+void TensorCall::Answer(AnswerMessage answer) {
+  message_.Clear();
+  reservation_ = {};
+  buffer_ = ToByteBuffer(std::move(answer));
+  phase_ = Phase::kAnswering;
+  alarm_.Set(deadline_);  // a caller that does not read would keep the outputs
+  StartWriteAndFinish(&buffer_, grpc::WriteOptions(), grpc::Status::OK);
+}
+
+void TensorCall::End(absl::Status status) {
+  status_ = std::move(status);
+  if (phase_.load() == Phase::kReceived) {
+    message_.Clear();
+    reservation_ = {};
+  }
+  Finish(ToGrpcStatus(status_));
+}
+
+void TensorCall::OnCancel() {
+  cancelled_ = true;
+  engine().NoticeCancellation();
+}
+
+void TensorCall::OnDone() {
+  alarm_.Cancel();
+  // A read may fail before it is known that the caller left.
+  if (message_lost_ && cancelled_.load()) status_ = absl::CancelledError("the caller left");
+  observe_(status_.code(), environment_.clock.Now() - arrived_);
+  reservation_ = {};
+  if (!caller_.empty()) environment_.open_calls.Leave(caller_);
+  Unreference();
+}
+
+void TensorCall::Unreference() {
+  if (--references_ == 0) delete this;
+}
+
+}  // namespace rapt

@@ -1,0 +1,117 @@
+// A call that carries tensors, of whatever protocol.
+#ifndef RAPT_SERVER_WIRE_TENSOR_CALL_H_
+#define RAPT_SERVER_WIRE_TENSOR_CALL_H_
+
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/clock.h"
+#include "server/base/timer.h"
+#include "server/engine.h"
+#include "server/request.h"
+#include "server/wire/call_observer.h"
+#include "server/wire/message_parts.h"
+#include "server/wire/open_calls.h"
+#include "server/wire/received_message.h"
+
+namespace rapt {
+
+// A caller that says here how many bytes its message has holds only those while it is sent, and not
+// the most that a message may have.
+inline constexpr char kMessageBytesHeader[] = "rapt-message-bytes";
+
+struct CallLimits {
+  int64_t max_message_bytes = 0;
+  int64_t min_receive_bytes_per_second = 0;
+  std::chrono::nanoseconds default_deadline{0};  // where the caller sets none
+  std::chrono::nanoseconds max_deadline{0};
+};
+
+// What a protocol's calls work with; outlives them.
+struct CallEnvironment {
+  Engine& engine;
+  OpenCalls& open_calls;
+  Timer& timer;
+  const Clock& clock;
+  CallLimits limits;
+};
+
+// One message each way, like a unary call, but it exists when the headers arrive: it is counted and
+// has a place in the memory budget before a byte of the message is asked for. Deletes itself.
+//
+// Who ends a call is decided by its phase: while the message comes, the reader or the alarm,
+// whoever changes the phase first; before, the admission; afterwards, the derived class, once.
+class TensorCall : public grpc::ServerGenericBidiReactor {
+ public:
+  // Right after construction. The call may be gone when this returns.
+  void Begin();
+
+ protected:
+  // `observe` outlives the call.
+  TensorCall(const CallEnvironment& environment, const CallObserver& observe,
+             grpc::GenericCallbackServerContext& context);
+
+  // The message is there: leads to Answer() or End(), on any thread.
+  virtual void OnMessage(const MessageBytes& message) = 0;
+
+  Engine& engine() const { return environment_.engine; }
+  Instant arrived() const { return arrived_; }
+
+  // Gives the request the call's deadline, where that is the earlier one, and its cancellation.
+  void Bind(Request& request);
+
+  // Tells in trailing metadata which backend and plan it was, as far as it came to that, and where
+  // the time went.
+  void TellOf(const Result& result);
+
+  // Each finishes the call, and nothing of this object may be touched afterwards. The message must
+  // not be read any more.
+  void Answer(AnswerMessage answer);
+  void End(absl::Status status);
+
+ private:
+  enum class Phase : uint8_t { kAdmitting, kReading, kReceived, kEvicted, kAnswering };
+
+  absl::Status ReadHeaders();
+  void OnAdmitted(absl::StatusOr<MessageReservation> reservation);
+  absl::Status TakeMessage();
+  void OnAlarm();
+  void Evict();
+  void Unreference();
+
+  void OnReadDone(bool ok) final;
+  void OnCancel() final;
+  void OnDone() final;
+
+  const CallEnvironment& environment_;
+  const CallObserver& observe_;
+  grpc::GenericCallbackServerContext& context_;
+  const Instant arrived_;
+  std::string caller_;  // empty until it is counted
+  Instant deadline_;
+  Instant receive_end_;
+  std::optional<int64_t> declared_bytes_;
+  std::atomic<bool> cancelled_{false};
+  std::atomic<Phase> phase_{Phase::kAdmitting};
+  std::atomic<int> references_{
+      1};  // gRPC's, until OnDone; and that of a thread that starts the read
+  absl::Status status_;
+  bool message_lost_ = false;
+
+  MessageReservation reservation_;
+  grpc::ByteBuffer buffer_;  // what is read, then what is written
+  ReceivedMessage message_;
+  Alarm alarm_;  // the end of receiving, then that of answering
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_TENSOR_CALL_H_

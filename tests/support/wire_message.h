@@ -1,0 +1,60 @@
+// Messages as they travel: serialized, in slices.
+#ifndef RAPT_TESTS_SUPPORT_WIRE_MESSAGE_H_
+#define RAPT_TESTS_SUPPORT_WIRE_MESSAGE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/wire/message_parts.h"
+
+namespace rapt::test {
+
+// A serialized message in slices of that many bytes; 0: in one.
+class WireMessage {
+ public:
+  explicit WireMessage(std::string bytes, int64_t slice_bytes = 0) : bytes_(std::move(bytes)) {
+    const auto size = static_cast<int64_t>(bytes_.size());
+    const int64_t step = slice_bytes > 0 ? slice_bytes : std::max<int64_t>(size, 1);
+    for (int64_t begin = 0; begin < size; begin += step) {
+      slices_.push_back({data() + begin, begin, std::min(begin + step, size)});
+    }
+  }
+  WireMessage(const WireMessage&) = delete;
+  WireMessage& operator=(const WireMessage&) = delete;
+
+  const std::byte* data() const { return reinterpret_cast<const std::byte*>(bytes_.data()); }
+  bool Contains(const std::byte* byte) const {
+    return byte >= data() && byte < data() + bytes_.size();
+  }
+  MessageBytes bytes() const { return {{slices_, 0}, static_cast<int64_t>(bytes_.size())}; }
+
+ private:
+  const std::string bytes_;
+  std::vector<ByteSlice> slices_;
+};
+
+// The bytes of an input, wherever they lie.
+inline std::string Gather(const InputBytes& input) {
+  std::string bytes(static_cast<size_t>(input.size), '\0');
+  input.Copy(0, input.size, reinterpret_cast<std::byte*>(bytes.data()));
+  return bytes;
+}
+
+// The answer as its receiver sees it.
+inline std::string Gather(AnswerMessage answer) {
+  std::string bytes;
+  for (const AnswerMessage::Piece& piece : answer.TakePieces()) {
+    bytes += piece.bytes;
+    bytes.append(reinterpret_cast<const char*>(piece.payload.bytes.data()),
+                 piece.payload.bytes.size());
+  }
+  return bytes;
+}
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SUPPORT_WIRE_MESSAGE_H_
