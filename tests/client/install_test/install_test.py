@@ -33,8 +33,9 @@ def main(build, cmake, compiler, flags):
     # Elsewhere: nothing that was installed may remember where.
     moved = root / "moved"
     prefix.rename(moved)
-    run(cmake, "-S", HERE, "-B", consumer, f"-DCMAKE_PREFIX_PATH={moved}", f"-DEXAMPLES={EXAMPLES}",
-        f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_CXX_FLAGS={flags}")  # fmt: skip
+    run(cmake, "-G", "Ninja", "-S", HERE, "-B", consumer, f"-DCMAKE_PREFIX_PATH={moved}",
+        f"-DEXAMPLES={EXAMPLES}", f"-DCMAKE_CXX_COMPILER={compiler}",
+        f"-DCMAKE_CXX_FLAGS={flags}")  # fmt: skip
     log = run(cmake, "--build", consumer, "--verbose")
     included = re.findall(r"^\.+ (\S+)$", log, re.MULTILINE)
     assert any(path.endswith("/rapt/client.h") for path in included), log
