@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace rapt::test {
-namespace {
 
 int ConnectTo(const std::string& address) {
   const size_t colon = address.rfind(':');
@@ -24,8 +23,6 @@ int ConnectTo(const std::string& address) {
   EXPECT_EQ(connect(connection, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
   return connection;
 }
-
-}  // namespace
 
 std::string Exchange(const std::string& address, const std::string& bytes) {
   const int connection = ConnectTo(address);

@@ -6,6 +6,9 @@
 
 namespace rapt::test {
 
+// A socket that is connected to "127.0.0.1:43211"; the caller closes it.
+int ConnectTo(const std::string& address);
+
 // Sends the bytes to "127.0.0.1:43211" and reads until the other side closes.
 std::string Exchange(const std::string& address, const std::string& bytes);
 

@@ -30,6 +30,8 @@ class ChildProcess {
   // All of its standard error so far.
   std::string Errors() const;
 
+  pid_t pid() const { return pid_; }
+
  private:
   pid_t pid_ = -1;
   int output_ = -1;  // read end of a pipe
@@ -61,6 +63,7 @@ class ServerProcess {
   int Wait();
 
   std::string Log() const { return process_.Errors(); }
+  pid_t pid() const { return process_.pid(); }
 
  private:
   ChildProcess process_;

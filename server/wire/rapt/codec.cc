@@ -404,6 +404,7 @@ int64_t Microseconds(std::chrono::nanoseconds time) {
 }  // namespace
 
 const wire::MessageSchema& AttendSchema() { return kAttendSchema; }
+const wire::MessageSchema& DiagnoseSchema() { return kDiagnoseSchema; }
 
 absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message) {
   absl::StatusOr<Parts> parts = TakeApart(message, kAttendSchema);

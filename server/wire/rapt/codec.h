@@ -18,8 +18,9 @@ struct DecodedCall {
   v1::AttendRequest fields;  // without the tensors' data
 };
 
-// The fields of AttendRequest that hold tensors' bytes.
+// The fields of AttendRequest and DiagnoseRequest that hold tensors' bytes.
 const wire::MessageSchema& AttendSchema();
+const wire::MessageSchema& DiagnoseSchema();
 
 // An AttendRequest. The request reads its tensors where they lie in `message`, which has to stay
 // until the engine is done with it; only a mask of integers is converted. InvalidArgument names the

@@ -1,0 +1,92 @@
+// Any bytes, as a message in slices: the wire format must accept, refuse and see what generated
+// code does, and the codecs must accept nothing that generated code refuses. The first two bytes
+// choose the message and the slices.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "proto/inference/grpc_service.pb.h"
+#include "proto/rapt/v1/attention.pb.h"
+#include "server/base/check.h"
+#include "server/base/wire_format.h"
+#include "server/wire/message_parts.h"
+#include "server/wire/oip/codec.h"
+#include "server/wire/rapt/codec.h"
+#include "tests/support/wire_message.h"
+
+namespace rapt {
+namespace {
+
+using inference::ModelInferRequest;
+using ::rapt::v1::AttendRequest;
+using ::rapt::v1::DiagnoseRequest;
+
+constexpr wire::PayloadField kRawFields[] = {{7, nullptr}};
+constexpr wire::MessageSchema kRawSchema = {kRawFields};
+constexpr wire::SplitLimits kNoLimits = {.rest_bytes = 1 << 30, .payloads = 1 << 30};
+
+void PutBack(const wire::Payload&, std::string bytes, ModelInferRequest& message) {
+  message.add_raw_input_contents(std::move(bytes));
+}
+
+void PutBack(const wire::Payload& payload, std::string bytes, AttendRequest& message) {
+  rapt::v1::Tensor* (AttendRequest::*const tensors[])() = {
+      &AttendRequest::mutable_q,        &AttendRequest::mutable_k,
+      &AttendRequest::mutable_v,        &AttendRequest::mutable_mask,
+      &AttendRequest::mutable_past_key, &AttendRequest::mutable_past_value};
+  (message.*tensors[payload.path[payload.path.size() - 2] - 1])()->set_data(std::move(bytes));
+}
+
+void PutBack(const wire::Payload& payload, std::string bytes, DiagnoseRequest& message) {
+  PutBack(payload, std::move(bytes), *message.mutable_call());
+}
+
+// Whether generated code accepts the bytes.
+template <typename Message>
+bool CheckSplit(const std::string& bytes, const test::WireMessage& sliced,
+                const wire::MessageSchema& schema) {
+  Message generated;
+  const bool accepted = generated.ParseFromString(bytes);
+  const MessageBytes message = sliced.bytes();
+  const auto split = wire::Split(message.bytes, message.size, schema, kNoLimits);
+  Message ours;
+  const bool ours_accepted = split.ok() && ours.ParseFromString(split->rest);
+  RAPT_CHECK(ours_accepted == accepted, "one accepts what the other refuses");
+  if (!accepted) return false;
+  for (const wire::Payload& payload : split->payloads) {
+    PutBack(payload, test::Gather(message.Part(payload.begin, payload.size)), ours);
+  }
+  RAPT_CHECK(ours.SerializeAsString() == generated.SerializeAsString(),
+             "they see different things");
+  return true;
+}
+
+void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
+  const test::WireMessage sliced(bytes, slice_bytes);
+  bool accepted, decoded;
+  switch (kind % 3) {
+    case 0:
+      accepted = CheckSplit<ModelInferRequest>(bytes, sliced, kRawSchema);
+      decoded = oip::DecodeInfer(sliced.bytes(), Instant{}).ok();
+      break;
+    case 1:
+      accepted = CheckSplit<AttendRequest>(bytes, sliced, native::AttendSchema());
+      decoded = native::DecodeAttend(sliced.bytes()).ok();
+      break;
+    default:
+      accepted = CheckSplit<DiagnoseRequest>(bytes, sliced, native::DiagnoseSchema());
+      decoded = native::DecodeDiagnose(sliced.bytes()).ok();
+  }
+  RAPT_CHECK(accepted || !decoded, "a codec took what is no message");
+}
+
+}  // namespace
+}  // namespace rapt
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < 2) return 0;
+  rapt::Check({reinterpret_cast<const char*>(data) + 2, size - 2}, data[0], data[1]);
+  return 0;
+}

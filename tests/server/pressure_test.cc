@@ -1,0 +1,436 @@
+// The built server under more than it can take: it stays within its memory, and every call gets the
+// right answer or one clear refusal.
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
+#include "proto/rapt/v1/attention.grpc.pb.h"
+#include "tests/support/loopback.h"
+#include "tests/support/raw_call.h"
+#include "tests/support/server_process.h"
+
+namespace rapt::test {
+namespace {
+
+using grpc::StatusCode;
+using inference::GRPCInferenceService;
+using inference::ModelInferRequest;
+using inference::ModelInferResponse;
+
+constexpr char kInferPath[] = "/inference.GRPCInferenceService/ModelInfer";
+constexpr int64_t kMiB = 1 << 20;
+constexpr int64_t kBudget = 256 * kMiB;
+
+std::string Floats(int64_t count, float value) {
+  std::vector<float> values(count, value);
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+}
+
+void AddInput(ModelInferRequest& request, const std::string& name,
+              const std::vector<int64_t>& shape, std::string bytes) {
+  auto& input = *request.add_inputs();
+  input.set_name(name);
+  input.set_datatype("FP32");
+  input.mutable_shape()->Assign(shape.begin(), shape.end());
+  request.add_raw_input_contents(std::move(bytes));
+}
+
+// One head; values of 0.5 everywhere, so that Y is 0.5 too.
+ModelInferRequest Call(int64_t queries, int64_t keys, int64_t size) {
+  ModelInferRequest request;
+  request.set_model_name("attention");
+  AddInput(request, "Q", {1, 1, queries, size}, Floats(queries * size, 1));
+  AddInput(request, "K", {1, 1, keys, size}, Floats(keys * size, 1));
+  AddInput(request, "V", {1, 1, keys, size}, Floats(keys * size, 0.5f));
+  return request;
+}
+
+// 24 MiB of keys and values, of which the one query sees a few.
+ModelInferRequest LargeCall() {
+  ModelInferRequest request = Call(1, 48 * 1024, 64);
+  (*request.mutable_parameters())["left_window_size"].set_int64_param(8);
+  (*request.mutable_parameters())["right_window_size"].set_int64_param(8);
+  return request;
+}
+
+// Asks for the weights, 4 * queries^2 bytes.
+ModelInferRequest WeightsCall(int64_t queries) {
+  ModelInferRequest request = Call(queries, queries, 1);
+  request.add_outputs()->set_name("Y");
+  request.add_outputs()->set_name("qk_matmul_output");
+  (*request.mutable_parameters())["qk_matmul_output_mode"].set_int64_param(3);
+  return request;
+}
+
+bool IsHalfEverywhere(const std::string& bytes) {
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return !values.empty() && std::all_of(values.begin(), values.end(),
+                                        [](float v) { return std::abs(v - .5f) < 1e-5; });
+}
+
+std::shared_ptr<grpc::Channel> Connect(const ServerProcess& server) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+  return grpc::CreateCustomChannel(server.grpc_address(), grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+int64_t RssAnonBytes(pid_t pid) {
+  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
+  for (std::string word; status >> word;) {
+    int64_t kib;
+    if (word == "RssAnon:" && status >> kib) return kib * 1024;
+  }
+  return 0;
+}
+
+// Samples the server's memory until it is destroyed.
+class MemoryWatch {
+ public:
+  explicit MemoryWatch(pid_t pid)
+      : thread_([this, pid] {
+          while (!stopping_) {
+            peak_ = std::max(peak_.load(), RssAnonBytes(pid));
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          }
+        }) {}
+  ~MemoryWatch() {
+    stopping_ = true;
+    thread_.join();
+  }
+  int64_t peak() const { return peak_; }
+
+ private:
+  std::atomic<bool> stopping_{false};
+  std::atomic<int64_t> peak_{0};
+  std::thread thread_;
+};
+
+void WaitForMetric(const ServerProcess& server, const std::string& line) {
+  while (HttpGet(server.metrics_address(), "/metrics").find("\n" + line + "\n") ==
+         std::string::npos) {
+  }
+}
+
+// Everything that the calls held is given back.
+void WaitUntilNothingIsHeld(const ServerProcess& server) {
+  WaitForMetric(server, "rapt_open_calls 0");
+  WaitForMetric(server, "rapt_memory_reserved_bytes 0");
+  WaitForMetric(server, "rapt_queued_requests 0");
+}
+
+// What became of a mix's calls.
+struct Tally {
+  std::atomic<int> right{0};
+  std::atomic<int> refused{0};
+
+  // Right, or RESOURCE_EXHAUSTED.
+  void Note(const grpc::Status& status, const ModelInferResponse& response) {
+    if (status.ok()) {
+      EXPECT_TRUE(IsHalfEverywhere(response.raw_output_contents(0)));
+      ++right;
+    } else {
+      EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+      ++refused;
+    }
+  }
+};
+
+// Callers of their own connections, each sending the request again and again.
+void RunCallers(const ServerProcess& server, const ModelInferRequest& request, int callers,
+                int calls_each, bool declare_size, Tally& tally) {
+  std::vector<std::thread> threads;
+  for (int n = 0; n < callers; ++n) {
+    threads.emplace_back([&] {
+      const auto stub = GRPCInferenceService::NewStub(Connect(server));
+      for (int call = 0; call < calls_each; ++call) {
+        grpc::ClientContext context;
+        if (declare_size) {
+          context.AddMetadata("rapt-message-bytes", std::to_string(request.ByteSizeLong()));
+        }
+        ModelInferResponse response;
+        const grpc::Status status = stub->ModelInfer(&context, request, &response);
+        tally.Note(status, response);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(PressureTest, MemoryStaysWithinTheBudgetUnderEveryMix) {
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget), "--threads=2",
+                              "--min_receive_bytes_per_second=67108864"});
+  const ModelInferRequest large = LargeCall();
+  const ModelInferRequest beyond = WeightsCall(22'000);  // 1.9 GB of weights
+  const ModelInferRequest weights = WeightsCall(3'000);  // 36 MB
+  const ModelInferRequest tiny = Call(1, 4, 4);
+  constexpr int kTinyCallers = 200, kLargeCallers = 12, kWeightsCallers = 8, kSlowCallers = 8;
+  constexpr int kOpenCalls = kTinyCallers + 2 * kLargeCallers + 2 * kWeightsCallers + kSlowCallers;
+  Tally large_tally, declared_tally, beyond_tally, weights_tally, tiny_tally;
+  int64_t peak;
+  {
+    const MemoryWatch watch(server.pid());
+    std::vector<std::thread> mixes;
+    mixes.emplace_back([&] { RunCallers(server, large, kLargeCallers, 3, false, large_tally); });
+    mixes.emplace_back([&] { RunCallers(server, large, kLargeCallers, 3, true, declared_tally); });
+    mixes.emplace_back(
+        [&] { RunCallers(server, beyond, kWeightsCallers, 5, false, beyond_tally); });
+    mixes.emplace_back(
+        [&] { RunCallers(server, weights, kWeightsCallers, 2, true, weights_tally); });
+    mixes.emplace_back([&] { RunCallers(server, tiny, kTinyCallers, 5, true, tiny_tally); });
+    for (int n = 0; n < kSlowCallers; ++n) {
+      mixes.emplace_back([&] {
+        RawCall slow(server.grpc_address(), kInferPath);
+        slow.SendPart(24 * kMiB, 60'000);
+        EXPECT_EQ(slow.WaitForStatus(), StatusCode::RESOURCE_EXHAUSTED);
+      });
+    }
+    for (std::thread& mix : mixes) mix.join();
+    peak = watch.peak();
+  }
+  EXPECT_LE(peak, kBudget + 128 * kMiB + kOpenCalls * 64 * 1024);
+  EXPECT_GT(peak, 32 * kMiB) << "nothing was measured";
+  EXPECT_EQ(beyond_tally.right, 0);
+  EXPECT_GT(large_tally.right + declared_tally.right, 0);
+  EXPECT_GT(weights_tally.right, 0);
+  EXPECT_GT(tiny_tally.right, kTinyCallers) << "small requests have a part of their own";
+  WaitUntilNothingIsHeld(server);
+  std::printf("peak RssAnon %ld MiB; right answers: large %d, declared %d, weights %d, tiny %d\n",
+              static_cast<long>(peak / kMiB), large_tally.right.load(), declared_tally.right.load(),
+              weights_tally.right.load(), tiny_tally.right.load());
+
+  // After the burst it falls back.
+  while (RssAnonBytes(server.pid()) > 64 * kMiB) {
+  }
+}
+
+// --- What no honest caller sends -----------------------------------------------------------------
+
+struct Hostile {
+  const char* name;
+  std::function<void(ModelInferRequest&)> spoil;
+};
+
+const Hostile kHostile[] = {
+    {"ProductOverflows",
+     [](auto& r) {
+       for (int n = 0; n < 3; ++n) {
+         for (int axis = 0; axis < 4; ++axis)
+           r.mutable_inputs(n)->set_shape(axis, int64_t{1} << 40);
+       }
+     }},
+    {"ProductWrapsToTheRightSize",
+     [](auto& r) {
+       auto& shape = *r.mutable_inputs(0)->mutable_shape();
+       shape.Set(0, int64_t{1} << 62);
+       shape.Set(1, 4);
+     }},
+    {"LargestAxis",
+     [](auto& r) { r.mutable_inputs(1)->set_shape(2, std::numeric_limits<int64_t>::max()); }},
+    {"NegativeAxis", [](auto& r) { r.mutable_inputs(1)->set_shape(2, -1); }},
+    {"HugeRank",
+     [](auto& r) {
+       for (int n = 0; n < 10'000; ++n) r.mutable_inputs(0)->add_shape(1);
+     }},
+    {"ManyInputs",
+     [](auto& r) {
+       for (int n = 0; n < 10'000; ++n) r.add_inputs();
+     }},
+    {"ManyTensors",
+     [](auto& r) {
+       for (int n = 0; n < 1'000'000; ++n) r.add_raw_input_contents();
+     }},
+    {"ManyKeyLengths",
+     [](auto& r) {
+       AddInput(r, "nonpad_kv_seqlen", {1'000'000}, std::string(8'000'000, '\0'));
+       r.mutable_inputs(3)->set_datatype("INT64");
+     }},
+};
+
+class HostileTest : public ::testing::TestWithParam<Hostile> {};
+
+TEST_P(HostileTest, GetsOneClearRefusal) {
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget), "--threads=1"});
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  ModelInferRequest request = Call(1, 4, 4);
+  GetParam().spoil(request);
+  int64_t peak;
+  {
+    const MemoryWatch watch(server.pid());
+    for (int n = 0; n < 3; ++n) {
+      grpc::ClientContext context;
+      ModelInferResponse response;
+      const grpc::Status status = stub->ModelInfer(&context, request, &response);
+      EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();
+      EXPECT_FALSE(status.error_message().empty());
+    }
+    peak = watch.peak();
+  }
+  EXPECT_LE(peak, 128 * kMiB);
+  grpc::ClientContext context;
+  ModelInferResponse response;
+  EXPECT_TRUE(stub->ModelInfer(&context, Call(1, 4, 4), &response).ok()) << "it still serves";
+  WaitUntilNothingIsHeld(server);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HostileTest, ::testing::ValuesIn(kHostile),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// 20 MB that generated code would make gigabytes of: ten million empty inputs.
+TEST(HostileMessageTest, ManyEmptyStructuresAreRefusedBeforeTheyAreMade) {
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget), "--threads=1"});
+  std::string message;
+  for (int n = 0; n < 10'000'000; ++n) message.append("\x2A\x00", 2);
+  grpc::Slice slice(message);
+  grpc::ByteBuffer bytes(&slice, 1), answer;
+  int64_t peak;
+  {
+    const MemoryWatch watch(server.pid());
+    grpc::ClientContext context;
+    std::promise<grpc::Status> promise;
+    grpc::GenericStub stub(Connect(server));
+    stub.UnaryCall(&context, kInferPath, grpc::StubOptions(), &bytes, &answer,
+                   [&](grpc::Status s) { promise.set_value(std::move(s)); });
+    const grpc::Status status = promise.get_future().get();
+    EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();
+    peak = watch.peak();
+  }
+  EXPECT_LE(peak, 128 * kMiB);
+  WaitUntilNothingIsHeld(server);
+}
+
+// --- Callers that go -----------------------------------------------------------------------------
+
+TEST(BrokenCallTest, AHalfSentMessageThatEndsIsRefusedAndReleased) {
+  const ServerProcess server;
+  RawCall call(server.grpc_address(), kInferPath);
+  call.SendPart(1'000'000, 30'000);
+  call.HalfClose();
+  EXPECT_NE(call.WaitForStatus(), StatusCode::OK);
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(BrokenCallTest, ACallWithoutAMessageIsRefused) {
+  const ServerProcess server;
+  RawCall call(server.grpc_address(), kInferPath);
+  call.HalfClose();
+  EXPECT_EQ(call.WaitForStatus(), StatusCode::INVALID_ARGUMENT);
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(BrokenCallTest, ACallerKilledWhileItSendsHoldsNothing) {
+  const ServerProcess server;
+  {
+    RawCall call(server.grpc_address(), kInferPath);
+    call.SendPart(10'000'000, 60'000);
+    WaitForMetric(server, "rapt_open_calls 1");
+  }
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(BrokenCallTest, ACallerKilledWhileTheServerComputesHoldsNothing) {
+  const ServerProcess server({"--threads=1"});
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  grpc::ClientContext context;
+  ModelInferResponse response;
+  std::thread caller([&] {  // minutes of work
+    EXPECT_EQ(stub->ModelInfer(&context, Call(100'000, 100'000, 16), &response).error_code(),
+              StatusCode::CANCELLED);
+  });
+  WaitForMetric(server, "rapt_open_calls 1");
+  context.TryCancel();
+  caller.join();
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(BrokenCallTest, ASlowSenderIsEvicted) {
+  const ServerProcess server({"--min_receive_bytes_per_second=2000000000"});
+  RawCall call(server.grpc_address(), kInferPath, {{"rapt-message-bytes", "1000000"}});
+  call.SendPart(1'000'000, 30'000);
+  EXPECT_EQ(call.WaitForStatus(), StatusCode::RESOURCE_EXHAUSTED);
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(BrokenCallTest, TheDefaultDeadlineEndsACallThatNeverSends) {
+  const ServerProcess server({"--default_deadline=100ms"});
+  RawCall call(server.grpc_address(), kInferPath);
+  EXPECT_EQ(call.WaitForStatus(), StatusCode::DEADLINE_EXCEEDED);
+  WaitUntilNothingIsHeld(server);
+}
+
+// --- Headers and limits --------------------------------------------------------------------------
+
+grpc::Status CallDeclaring(const ServerProcess& server, const std::string& declared) {
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  grpc::ClientContext context;
+  context.AddMetadata("rapt-message-bytes", declared);
+  ModelInferResponse response;
+  return stub->ModelInfer(&context, Call(1, 4, 4), &response);
+}
+
+TEST(LimitsTest, ADeclaredSizeIsHeldTo) {
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget)});
+  const size_t size = Call(1, 4, 4).ByteSizeLong();
+  EXPECT_TRUE(CallDeclaring(server, std::to_string(size)).ok());
+  EXPECT_TRUE(CallDeclaring(server, std::to_string(size + 1000)).ok());
+  EXPECT_EQ(CallDeclaring(server, std::to_string(size - 1)).error_code(),
+            StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(CallDeclaring(server, "many").error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(CallDeclaring(server, "-5").error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(CallDeclaring(server, "1000000000").error_code(), StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST(LimitsTest, OpenCallsAreBounded) {
+  for (const char* flag : {"--max_open_calls=2", "--max_calls_per_caller=2"}) {
+    const ServerProcess server({flag});
+    {
+      const RawCall first(server.grpc_address(), kInferPath);
+      const RawCall second(server.grpc_address(), kInferPath);
+      WaitForMetric(server, "rapt_open_calls 2");
+      RawCall third(server.grpc_address(), kInferPath);
+      EXPECT_EQ(third.WaitForStatus(), StatusCode::RESOURCE_EXHAUSTED) << flag;
+    }
+    WaitUntilNothingIsHeld(server);
+  }
+}
+
+TEST(LimitsTest, AMessageLimitBeyondTheBudgetsShareIsAnErrorAtStart) {
+  ChildProcess server(
+      ServerCommand({"--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0",
+                     "--memory_budget_bytes=1000000", "--max_message_bytes=500000"}));
+  EXPECT_EQ(server.Wait(), 2);
+  EXPECT_THAT(server.Errors(), ::testing::HasSubstr("--max_message_bytes is 500000"));
+}
+
+TEST(LimitsTest, AnswersTellWhereTheTimeWent) {
+  const ServerProcess server;
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  grpc::ClientContext context;
+  ModelInferResponse response;
+  ASSERT_TRUE(stub->ModelInfer(&context, Call(1, 4, 4), &response).ok());
+  for (const char* name : {"rapt-queue-us", "rapt-compute-us"}) {
+    EXPECT_EQ(context.GetServerTrailingMetadata().count(name), 1u) << name;
+  }
+}
+
+}  // namespace
+}  // namespace rapt::test

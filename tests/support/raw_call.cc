@@ -1,0 +1,103 @@
+#include "tests/support/raw_call.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "tests/support/loopback.h"
+
+namespace rapt::test {
+namespace {
+
+// HTTP/2, RFC 9113.
+enum FrameType : uint8_t { kData = 0, kHeaders = 1, kResetStream = 3, kSettings = 4, kGoAway = 7 };
+constexpr uint8_t kEndStream = 0x1;
+constexpr uint8_t kEndHeaders = 0x4;
+constexpr uint32_t kStream = 1;
+constexpr size_t kFrameHeaderBytes = 9;
+constexpr uint32_t kMaxFrameBytes = 16384;
+
+// HPACK: a literal without indexing and without Huffman's code.
+void AppendHeader(const std::string& name, const std::string& value, std::string& block) {
+  block += '\0';
+  block += static_cast<char>(name.size());
+  block += name;
+  block += static_cast<char>(value.size());
+  block += value;
+}
+
+bool ReadExactly(int connection, size_t count, std::string& bytes) {
+  bytes.resize(count);
+  for (size_t have = 0; have < count;) {
+    const ssize_t n = read(connection, bytes.data() + have, count - have);
+    if (n <= 0) return false;
+    have += static_cast<size_t>(n);
+  }
+  return true;
+}
+
+}  // namespace
+
+RawCall::RawCall(const std::string& address, const std::string& path,
+                 const std::map<std::string, std::string>& headers)
+    : connection_(ConnectTo(address)) {
+  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  send(connection_, preface.data(), preface.size(), MSG_NOSIGNAL);
+  SendFrame(kSettings, 0, 0, "");
+  std::string block;
+  AppendHeader(":method", "POST", block);
+  AppendHeader(":scheme", "http", block);
+  AppendHeader(":path", path, block);
+  AppendHeader(":authority", address, block);
+  AppendHeader("content-type", "application/grpc", block);
+  AppendHeader("te", "trailers", block);
+  for (const auto& [name, value] : headers) AppendHeader(name, value, block);
+  SendFrame(kHeaders, kEndHeaders, kStream, block);
+}
+
+RawCall::~RawCall() { close(connection_); }
+
+void RawCall::SendPart(uint32_t message_bytes, uint32_t sent_bytes) {
+  std::string bytes(1, '\0');  // not compressed
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(message_bytes >> shift);
+  bytes.resize(bytes.size() + sent_bytes);
+  for (size_t begin = 0; begin < bytes.size(); begin += kMaxFrameBytes) {
+    SendFrame(kData, 0, kStream, bytes.substr(begin, kMaxFrameBytes));
+  }
+}
+
+void RawCall::HalfClose() { SendFrame(kData, kEndStream, kStream, ""); }
+
+int RawCall::WaitForStatus() {
+  for (std::string header, payload; ReadExactly(connection_, kFrameHeaderBytes, header);) {
+    const auto byte = [&](int i) { return static_cast<uint32_t>(static_cast<uint8_t>(header[i])); };
+    const uint32_t size = byte(0) << 16 | byte(1) << 8 | byte(2);
+    if (!ReadExactly(connection_, size, payload)) return -1;
+    const uint32_t type = byte(3);
+    if (type == kResetStream || type == kGoAway) return -1;
+    // gRPC writes the name out the first time, then the value's length and the value.
+    const std::string name = "grpc-status";
+    const size_t place = payload.find(name);
+    if (type == kHeaders && place != std::string::npos) {
+      const auto digits = static_cast<size_t>(payload[place + name.size()]);
+      return std::atoi(payload.substr(place + name.size() + 1, digits).c_str());
+    }
+  }
+  return -1;
+}
+
+void RawCall::SendFrame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload) {
+  const auto size = static_cast<uint32_t>(payload.size());
+  std::string frame;
+  for (int shift = 16; shift >= 0; shift -= 8) frame += static_cast<char>(size >> shift);
+  frame += static_cast<char>(type);
+  frame += static_cast<char>(flags);
+  for (int shift = 24; shift >= 0; shift -= 8) frame += static_cast<char>(stream >> shift);
+  frame += payload;
+  send(connection_, frame.data(), frame.size(), MSG_NOSIGNAL);
+}
+
+}  // namespace rapt::test

@@ -1,0 +1,40 @@
+// A gRPC call written by hand, to do what no client library does: stop in the middle.
+#ifndef RAPT_TESTS_SUPPORT_RAW_CALL_H_
+#define RAPT_TESTS_SUPPORT_RAW_CALL_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace rapt::test {
+
+// One call on a connection of its own; the connection is closed on destruction, whatever the call
+// is doing then.
+class RawCall {
+ public:
+  // Sends the headers. `path` is "/inference.GRPCInferenceService/ModelInfer".
+  RawCall(const std::string& address, const std::string& path,
+          const std::map<std::string, std::string>& headers = {});
+  ~RawCall();
+  RawCall(const RawCall&) = delete;
+  RawCall& operator=(const RawCall&) = delete;
+
+  // Announces a message of `message_bytes` and sends that many of them, at most as many as fit into
+  // a fresh stream's window.
+  void SendPart(uint32_t message_bytes, uint32_t sent_bytes);
+  // No more comes.
+  void HalfClose();
+
+  // Blocks until the server has ended the call: its gRPC status code, or -1 where it has reset the
+  // stream or closed the connection without one.
+  int WaitForStatus();
+
+ private:
+  void SendFrame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload);
+
+  int connection_;
+};
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SUPPORT_RAW_CALL_H_
