@@ -36,13 +36,12 @@ Executor::~Executor() {
 void Executor::Submit(Job job) {
   auto active = std::make_shared<ActiveJob>(std::move(job), clock_.Now());
   const bool parallel = active->tasks > 1;
-  {
-    MutexLock lock(mutex_);
-    RAPT_CHECK(!stopping_, "a job came after the executor's end");
-    active->virtual_time = virtual_now_;
-    active->sequence = submitted_jobs_++;
-    runnable_.insert(std::move(active));  // the workers' from here on
-  }
+  MutexLock lock(mutex_);
+  RAPT_CHECK(!stopping_, "a job came after the executor's end");
+  active->virtual_time = virtual_now_;
+  active->sequence = submitted_jobs_++;
+  runnable_.insert(std::move(active));
+  // Under the lock: the job may end, and the executor with it, as soon as that is free.
   if (parallel) {
     work_posted_.SignalAll();
   } else {
