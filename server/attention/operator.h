@@ -37,24 +37,24 @@ enum class Layout : uint8_t {
 
 struct OperatorCall {
   TensorSpec q, k, v;
-  std::optional<TensorSpec> attn_mask;
-  std::optional<TensorSpec> past_key;
-  std::optional<TensorSpec> past_value;
-  std::optional<TensorSpec> nonpad_kv_seqlen;  // INT64 [B]
+  std::optional<TensorSpec> attn_mask = std::nullopt;
+  std::optional<TensorSpec> past_key = std::nullopt;
+  std::optional<TensorSpec> past_value = std::nullopt;
+  std::optional<TensorSpec> nonpad_kv_seqlen = std::nullopt;  // INT64 [B]
 
   Layout layout = Layout::kByRank;
-  std::optional<int64_t> q_num_heads;
-  std::optional<int64_t> kv_num_heads;
-  std::optional<double> scale;
+  std::optional<int64_t> q_num_heads = std::nullopt;
+  std::optional<int64_t> kv_num_heads = std::nullopt;
+  std::optional<double> scale = std::nullopt;
   double softcap = 0;
   bool is_causal = false;
   Alignment alignment = Alignment::kTopLeft;
   int64_t left_window_size = -1;
   int64_t right_window_size = -1;
   bool softmax_in_fp64 = false;
-  std::optional<Dropout> dropout;
+  std::optional<Dropout> dropout = std::nullopt;
 
-  std::optional<ScoreOutput> score_output;
+  std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;
   bool wants_present = false;
 };

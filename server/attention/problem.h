@@ -58,18 +58,18 @@ struct Problem {
   int64_t head_size = 0;        // D, of Q and K
   int64_t value_head_size = 0;  // Dv, of V and O
 
-  std::optional<double> scale;  // 1 / sqrt(D) when absent
+  std::optional<double> scale = std::nullopt;  // 1 / sqrt(D) when absent
   double softcap = 0;           // 0: none
   bool causal = false;
   Alignment alignment = Alignment::kTopLeft;
   int64_t left_window = -1;  // keys before the diagonal that stay visible; -1: all
   int64_t right_window = -1;
-  std::optional<MaskShape> mask;
+  std::optional<MaskShape> mask = std::nullopt;
   bool has_key_lengths = false;  // nonpad_kv_seqlen is given
   bool softmax_in_fp64 = false;  // fp64 inputs always are
-  std::optional<Dropout> dropout;
+  std::optional<Dropout> dropout = std::nullopt;
 
-  std::optional<ScoreOutput> score_output;
+  std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;
   bool wants_present = false;
 
