@@ -66,12 +66,13 @@ class GateTest : public ::testing::Test {
     gate_.Serve();
   }
 
+  std::vector<int> served_;
+  std::vector<absl::Status> statuses_;
   test::FakeClock clock_;
+  // Serves those whom the end of a test lets by, and writes to the above.
   Timer timer_{clock_};
   AdmissionGate gate_{
       {.budget_bytes = kBudget, .max_queued = 4, .max_queue_delay = seconds(10)}, timer_, clock_};
-  std::vector<int> served_;
-  std::vector<absl::Status> statuses_;
 };
 
 TEST_F(GateTest, RefusesWhatCanNeverFitWithNeededAndAllowed) {
