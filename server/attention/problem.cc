@@ -15,10 +15,6 @@
 namespace rapt {
 namespace {
 
-// Far beyond any memory, yet sums of a few axes and windows, and a worker's blocks of 512 rows,
-// stay inside int64.
-constexpr int64_t kMaxAxis = int64_t{1} << 40;
-
 absl::Status CheckAxis(absl::string_view name, int64_t size, int64_t least) {
   if (size >= least && size <= kMaxAxis) return absl::OkStatus();
   return absl::InvalidArgumentError(

@@ -46,6 +46,10 @@ struct Dropout {
   uint64_t seed = 0;
 };
 
+// The largest size of any axis: far beyond any memory, yet sums of a few axes and windows, and a
+// worker's blocks of 512 rows, stay inside int64.
+inline constexpr int64_t kMaxAxis = int64_t{1} << 40;
+
 struct Problem {
   DType dtype = DType::kFloat32;  // of Q, K, V and O; any float type
 
@@ -59,7 +63,7 @@ struct Problem {
   int64_t value_head_size = 0;  // Dv, of V and O
 
   std::optional<double> scale = std::nullopt;  // 1 / sqrt(D) when absent
-  double softcap = 0;           // 0: none
+  double softcap = 0;                          // 0: none
   bool causal = false;
   Alignment alignment = Alignment::kTopLeft;
   int64_t left_window = -1;  // keys before the diagonal that stay visible; -1: all
@@ -85,8 +89,8 @@ struct Problem {
   bool empty() const { return batch == 0 || query_heads == 0 || query_length == 0; }
 };
 
-// InvalidArgument with the field, what came and what is allowed. A valid problem has no size whose
-// bytes overflow int64, so that nobody below has to check again.
+// InvalidArgument with the field, what came and what is allowed. A valid problem has no
+// tensor whose bytes overflow int64, nor do the bytes of a few of them together.
 absl::Status Validate(const Problem& problem, const FieldNames& names = kOnnxNames);
 
 // The data of one problem. Views have the shapes that the problem states, any strides; the last

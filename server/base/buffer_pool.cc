@@ -38,8 +38,6 @@ std::byte* Map(int64_t bytes) {
   return begin + head;
 }
 
-void Unmap(std::byte* data, int64_t bytes) { munmap(data, static_cast<size_t>(bytes)); }
-
 }  // namespace
 
 PooledBuffer& PooledBuffer::operator=(PooledBuffer&& other) noexcept {
@@ -74,6 +72,7 @@ PooledBuffer BufferPool::Take(int64_t bytes) {
     if (data == nullptr) throw std::bad_alloc();
     return {this, static_cast<std::byte*>(data), bytes};
   }
+  std::vector<Mapping> surplus;
   {
     MutexLock lock(mutex_);
     if (auto end = idle_.upper_bound(class_bytes);
@@ -85,9 +84,10 @@ PooledBuffer BufferPool::Take(int64_t bytes) {
       used_bytes_ += class_bytes;
       return {this, data, bytes};
     }
-    MakeRoom(class_bytes);
+    surplus = MakeRoom(class_bytes);
     used_bytes_ += class_bytes;
   }
+  UnmapAll(surplus);
   try {
     return {this, Map(class_bytes), bytes};
   } catch (const std::bad_alloc&) {
@@ -99,32 +99,49 @@ PooledBuffer BufferPool::Take(int64_t bytes) {
 
 void BufferPool::GiveBack(std::byte* data, int64_t bytes) {
   if (!IsMapped(bytes)) return std::free(data);
-  MutexLock lock(mutex_);
-  used_bytes_ -= bytes;
-  idle_bytes_ += bytes;
-  idle_.emplace(bytes, Idle{data, clock_.Now()});
-  MakeRoom(0);
+  std::vector<Mapping> surplus;
+  {
+    MutexLock lock(mutex_);
+    used_bytes_ -= bytes;
+    idle_bytes_ += bytes;
+    idle_.emplace(bytes, Idle{data, clock_.Now()});
+    surplus = MakeRoom(0);
+  }
+  UnmapAll(surplus);
 }
 
-void BufferPool::MakeRoom(int64_t bytes) {
+std::vector<BufferPool::Mapping> BufferPool::MakeRoom(int64_t bytes) {
+  std::vector<Mapping> surplus;
   while (!idle_.empty() && used_bytes_ + idle_bytes_ > capacity_bytes_ - bytes) {
     const auto largest = std::prev(idle_.end());
-    Unmap(largest->second.data, largest->first);
+    surplus.push_back({largest->second.data, largest->first});
     idle_bytes_ -= largest->first;
     idle_.erase(largest);
   }
+  return surplus;
 }
 
 void BufferPool::Trim(Instant then) {
-  MutexLock lock(mutex_);
-  for (auto it = idle_.begin(); it != idle_.end();) {
-    if (it->second.since >= then) {
-      ++it;
-      continue;
+  std::vector<Mapping> old;
+  {
+    MutexLock lock(mutex_);
+    for (auto it = idle_.begin(); it != idle_.end();) {
+      if (it->second.since >= then) {
+        ++it;
+        continue;
+      }
+      old.push_back({it->second.data, it->first});
+      idle_bytes_ -= it->first;
+      it = idle_.erase(it);
     }
-    Unmap(it->second.data, it->first);
-    idle_bytes_ -= it->first;
-    it = idle_.erase(it);
+  }
+  UnmapAll(old);
+}
+
+// Outside of the lock: to give gigabytes back takes a while.
+void BufferPool::UnmapAll(absl::Span<const Mapping> mappings) {
+  for (const Mapping& mapping : mappings) {
+    munmap(mapping.data, static_cast<size_t>(mapping.bytes));
   }
 }
 

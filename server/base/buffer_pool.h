@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/types/span.h"
@@ -75,8 +76,14 @@ class BufferPool {
   };
 
   void GiveBack(std::byte* data, int64_t bytes);
-  // Until so many more bytes can be mapped.
-  void MakeRoom(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives up idle buffers until so many more bytes can be mapped; to be unmapped once the lock is
+  // free.
+  struct Mapping {
+    std::byte* data;
+    int64_t bytes;
+  };
+  std::vector<Mapping> MakeRoom(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void UnmapAll(absl::Span<const Mapping> mappings);
 
   const int64_t capacity_bytes_;
   const Clock& clock_;

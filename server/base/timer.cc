@@ -62,10 +62,12 @@ void Timer::Set(Alarm& alarm, Instant when, bool only_if_earlier) {
 
 void Timer::Cancel(Alarm& alarm) {
   MutexLock lock(mutex_);
-  if (alarm.when_ != Instant::max()) due_.erase({alarm.when_, &alarm});
-  alarm.when_ = Instant::max();
-  if (thread_.get_id() == std::this_thread::get_id()) return;
-  while (ringing_ == &alarm) rang_.Wait(mutex_);
+  for (;;) {
+    if (alarm.when_ != Instant::max()) due_.erase({alarm.when_, &alarm});
+    alarm.when_ = Instant::max();
+    if (ringing_ != &alarm || thread_.get_id() == std::this_thread::get_id()) return;
+    rang_.Wait(mutex_);  // what rings may set itself anew
+  }
 }
 
 }  // namespace rapt

@@ -197,6 +197,12 @@ void TensorCall::OnDone() {
   alarm_.Cancel();
   // A read may fail before it is known that the caller left.
   if (message_lost_ && cancelled_.load()) status_ = absl::CancelledError("the caller left");
+  // The answer was right, but it never left: the caller did, or read too slowly.
+  if (phase_.load() == Phase::kAnswering && cancelled_.load()) {
+    status_ = environment_.clock.Now() >= deadline_
+                  ? absl::DeadlineExceededError("the deadline passed while the answer was sent")
+                  : absl::CancelledError("the caller left");
+  }
   observe_(status_.code(), environment_.clock.Now() - arrived_);
   reservation_ = {};
   if (!caller_.empty()) environment_.open_calls.Leave(caller_);

@@ -212,6 +212,22 @@ TEST(MakePlanTest, FlopsCountVisibleKeysOnly) {
   EXPECT_NEAR(causal->flops / all->flops, 0.5, 0.01);
 }
 
+// The diagonal of causal decoding is at the end of the real keys: one query sees them all.
+TEST(MakePlanTest, CountsTheKeysOfDecodingWithLengths) {
+  Problem problem{.batch = 1,
+                  .query_heads = 32,
+                  .kv_heads = 8,
+                  .query_length = 1,
+                  .key_length = 4096,
+                  .head_size = 64,
+                  .value_head_size = 64,
+                  .causal = true};
+  problem.has_key_lengths = true;
+  const absl::StatusOr<Plan> plan = MakePlan(problem, {.backend = "cpu"});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_DOUBLE_EQ(plan->flops, 2.0 * 32 * 4096 * (64 + 64));
+}
+
 TEST(MakePlanTest, ADeclinedProblemIsUnimplementedWithTheBackendsReason) {
   Problem problem = Small();
   problem.dropout = Dropout{0.5, 1};

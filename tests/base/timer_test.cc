@@ -104,5 +104,24 @@ TEST_F(TimerTest, CancelWaitsForAnAlarmThatRings) {
   canceller.join();
 }
 
+TEST_F(TimerTest, CancelHoldsForAnAlarmThatSetsItselfAgain) {
+  std::promise<void> begun, go_on;
+  std::atomic<int> rung = 0;
+  Alarm alarm(timer_, [&] {
+    if (++rung > 1) return;
+    begun.set_value();
+    go_on.get_future().wait();
+    alarm.Set(clock_.Now() + seconds(1));
+  });
+  alarm.Set(clock_.Now());
+  begun.get_future().wait();
+  std::thread canceller([&] { alarm.Cancel(); });
+  go_on.set_value();
+  canceller.join();
+  Advance(seconds(2));
+  WaitForTheDue();
+  EXPECT_EQ(rung, 1);
+}
+
 }  // namespace
 }  // namespace rapt

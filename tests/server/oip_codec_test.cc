@@ -154,6 +154,32 @@ TEST(OipCodecTest, LargeTypedTensorsAreCheckedAsSmallOnesAre) {
               HasSubstr("must be in fp64_contents alone"));
 }
 
+TEST(OipCodecTest, ReadsKeyLengthsBesideLargeTypedTensors) {
+  ModelInferRequest message = LargeTypedMessage();
+  auto& lengths = AddInput(message, "nonpad_kv_seqlen", "INT64", {1});
+  lengths.mutable_contents()->add_int64_contents(77);
+  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->request.inputs.key_lengths, std::vector<int64_t>{77});
+}
+
+TEST(OipCodecTest, RefusesContentsWhoseOrderIsLost) {
+  // A mask whose first value comes by itself, the others packed.
+  ModelInferRequest more;
+  auto& input = AddInput(more, "attn_mask", "BOOL", {3, 3});
+  for (int i = 0; i < 8; ++i) input.mutable_contents()->add_bool_contents(true);
+  std::string single;
+  wire::AppendFieldHeader(5, 2, single);  // InferInputTensor.contents, of one unpacked bool
+  single += std::string("\x08\x01", 2);
+  std::string tensor = more.inputs(0).SerializeAsString() + single;
+  std::string bytes = TypedMessage().SerializeAsString();
+  wire::AppendFieldHeader(5, static_cast<int64_t>(tensor.size()),
+                          bytes);  // ModelInferRequest.inputs
+  const WireMessage message(bytes + tensor);
+  EXPECT_THAT(std::string(oip::DecodeInfer(message.bytes(), kNow).status().message()),
+              HasSubstr("partly packed"));
+}
+
 TEST(OipCodecTest, TakesSmallTypedTensorsInSeveralPieces) {
   const std::string whole = TypedMessage().SerializeAsString();
   ModelInferRequest more;

@@ -279,10 +279,8 @@ double CountFlops(const Problem& p) {
   // The visible range moves by one key a query: sampling it is exact enough for any use of the
   // figure.
   const int64_t step = std::max<int64_t>(1, p.query_length / 64);
-  Problem full = p;
-  full.has_key_lengths = false;
   for (int64_t i = 0; i < p.query_length; i += step) {
-    const KeyRange range = VisibleKeys(full, {}, 0, i);
+    const KeyRange range = VisibleKeys(p, {&p.key_length, 1}, 0, i);
     pairs += static_cast<double>(range.end - range.begin) *
              static_cast<double>(std::min(step, p.query_length - i));
   }

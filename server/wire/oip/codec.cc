@@ -49,6 +49,9 @@ constexpr int64_t kParsedContentsBytes = 64 * 1024;
 // nonpad_kv_seqlen is copied, which no budget is charged with.
 constexpr int64_t kMaxKeyLengths = 64 * 1024;
 
+// Those many take at most so many bytes.
+constexpr int64_t kMaxIntegerBytes = kMaxKeyLengths * 10;
+
 // Typed contents that are read where they lie: an input's, and the field they came in.
 struct LargeContents {
   int field;
@@ -62,10 +65,42 @@ struct Fields {
   std::map<int, LargeContents> contents;  // by input
 };
 
+// How many values of whatever type are there.
+int64_t CountOf(const InferTensorContents& c) {
+  return int64_t{c.bool_contents_size()} + c.int_contents_size() + c.int64_contents_size() +
+         c.uint_contents_size() + c.uint64_contents_size() + c.fp32_contents_size() +
+         c.fp64_contents_size() + c.bytes_contents_size();
+}
+
+// How many values of one of the fields that can be payloads are there.
+int CountOf(const InferTensorContents& c, int field) {
+  switch (field) {
+    case kBoolField:
+      return c.bool_contents_size();
+    case kInt64Field:
+      return c.int64_contents_size();
+    case kFp32Field:
+      return c.fp32_contents_size();
+    default:
+      return c.fp64_contents_size();
+  }
+}
+
 absl::Status TooManyPieces(const InputTensor& input) {
   return absl::InvalidArgumentError(
       absl::StrCat("input ", input.name(), " has contents in several pieces; more than ",
                    kParsedContentsBytes, " bytes of contents must come packed, as one field"));
+}
+
+absl::Status MixedContents(const InputTensor& input) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("input ", input.name(),
+                   " has contents partly packed and partly not; they must be one or other"));
+}
+
+absl::Status TooManyIntegers(const InputTensor& input) {
+  return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has more than ",
+                                                 kMaxIntegerBytes, " bytes of int64_contents"));
 }
 
 // Back to where it came from.
@@ -88,10 +123,14 @@ absl::StatusOr<Fields> ReadFields(const MessageBytes& bytes) {
   if (!fields.message.ParseFromString(split->rest)) {
     return absl::InvalidArgumentError("the message is no inference.ModelInferRequest");
   }
-  int64_t contents_bytes = 0;
+  // Values of a fixed size can be read where they lie; integers have to be parsed.
+  int64_t fixed_size_bytes = 0;
+  int64_t integer_bytes = 0;
   for (const wire::Payload& payload : split->payloads) {
-    if (payload.path[0] == kInputsField) contents_bytes += payload.size;
+    if (payload.path[0] != kInputsField) continue;
+    (payload.path.back() == kInt64Field ? integer_bytes : fixed_size_bytes) += payload.size;
   }
+  std::set<std::pair<int, int>> refilled;  // inputs and their fields
   for (const wire::Payload& payload : split->payloads) {
     const InputBytes part = bytes.Part(payload.begin, payload.size);
     if (payload.path[0] == kRawInputField) {
@@ -100,8 +139,14 @@ absl::StatusOr<Fields> ReadFields(const MessageBytes& bytes) {
     }
     InputTensor& input = *fields.message.mutable_inputs(payload.index);
     absl::Status status;
-    if (contents_bytes <= kParsedContentsBytes) {
-      status = PutBack(bytes, payload, input);
+    const bool is_integer = payload.path.back() == kInt64Field;
+    if (is_integer ? integer_bytes <= kMaxIntegerBytes : fixed_size_bytes <= kParsedContentsBytes) {
+      // Values that came one by one are in the message already, and may belong behind these.
+      const bool is_mixed = refilled.insert({payload.index, payload.path.back()}).second &&
+                            CountOf(input.contents(), payload.path.back()) > 0;
+      status = is_mixed ? MixedContents(input) : PutBack(bytes, payload, input);
+    } else if (is_integer) {
+      status = TooManyIntegers(input);
     } else if (!fields.contents.emplace(payload.index, LargeContents{payload.path.back(), part})
                     .second) {
       status = TooManyPieces(input);
@@ -190,13 +235,6 @@ absl::StatusOr<TypedField> FieldOf(const InputTensor& input, DType dtype) {
   }
   return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is ", NameOf(dtype),
                                                  ", which travels in raw_input_contents only"));
-}
-
-// How many values of whatever type are there.
-int64_t CountOf(const InferTensorContents& c) {
-  return int64_t{c.bool_contents_size()} + c.int_contents_size() + c.int64_contents_size() +
-         c.uint_contents_size() + c.uint64_contents_size() + c.fp32_contents_size() +
-         c.fp64_contents_size() + c.bytes_contents_size();
 }
 
 absl::Status WrongCount(const InputTensor& input, const TypedField& field, int64_t count,

@@ -18,8 +18,6 @@ namespace {
 constexpr int64_t kDefaultHeadSize = 64;
 // More than any table for people has; each costs a plan.
 constexpr int kMaxLengths = 1024;
-// The library's limit of an axis.
-constexpr int64_t kMaxSize = int64_t{1} << 40;
 
 template <typename Report>
 void EncodeBounds(const NumberSummary& numbers, Report& report) {
@@ -63,7 +61,7 @@ void EncodeChoice(const BackendChoice& choice, v1::BackendChoice& message) {
 int64_t OrDefault(int64_t size, int64_t value) { return size == 0 ? value : size; }
 
 absl::Status CheckSize(absl::string_view name, int64_t size) {
-  if (size >= 1 && size <= kMaxSize) return absl::OkStatus();
+  if (size >= 1 && size <= kMaxAxis) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(name, " is ", size, "; it must be from 1 to 2^40"));
 }
