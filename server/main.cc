@@ -52,6 +52,9 @@ constexpr std::chrono::milliseconds kLameDuckPause{100};
 // gRPC itself cancels what arrives from here on; routers have had their time to notice.
 constexpr std::chrono::milliseconds kFarewell{500};
 
+// A budget that leaves less than this for a message serves nobody.
+constexpr int64_t kLeastMaxMessageBytes = 64 * 1024;
+
 // The largest message where none is set, as long as the budget has room for two of them.
 constexpr int64_t kDefaultMaxMessageBytes = int64_t{256} << 20;
 
@@ -177,26 +180,29 @@ class Housekeeper {
 
  private:
   static constexpr std::chrono::seconds kInterval{1};
-  static constexpr std::chrono::seconds kIdleBuffers{3};
+  static constexpr std::chrono::seconds kIdle{3};
   static constexpr std::chrono::seconds kBusyTrims{30};  // it costs page faults
 
   void Look() {
     const Instant now = memory_.clock.Now();
-    memory_.pool.Trim(now - kIdleBuffers);
+    memory_.pool.Trim(now - kIdle);
     // What gRPC received into came from malloc, which keeps what lies below its newest bytes.
     const int64_t served = open_calls_.served();
-    if (served != served_at_trim_ && (open_calls_.count() == 0 || now >= next_busy_trim_)) {
+    if (served != served_ || open_calls_.count() > 0) last_busy_ = now;
+    served_ = served;
+    const Instant due = std::min(last_busy_ + kIdle, last_trim_ + kBusyTrims);
+    if (last_trim_ <= last_busy_ && now >= due) {
       malloc_trim(0);
-      served_at_trim_ = served;
-      next_busy_trim_ = now + kBusyTrims;
+      last_trim_ = now;
     }
     alarm_.Set(now + kInterval);
   }
 
   Memory& memory_;
   const OpenCalls& open_calls_;
-  int64_t served_at_trim_ = 0;
-  Instant next_busy_trim_ = Instant::min();
+  int64_t served_ = 0;
+  Instant last_busy_ = memory_.clock.Now();
+  Instant last_trim_ = last_busy_;
   Alarm alarm_;
 };
 
@@ -204,6 +210,11 @@ class Housekeeper {
 // has for messages.
 absl::StatusOr<Options> SetMaxMessage(Options options, const AdmissionGate& gate) {
   const int64_t limit = gate.LimitOf(AdmissionGate::Share::kReceive);
+  if (limit / 2 < kLeastMaxMessageBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--memory_budget_bytes is ", options.memory_budget_bytes, "; messages get ",
+                     limit, " of it, and they need at least ", 2 * kLeastMaxMessageBytes));
+  }
   if (options.max_message_bytes == 0) {
     options.max_message_bytes = static_cast<int>(std::min(kDefaultMaxMessageBytes, limit / 2));
   }
