@@ -25,7 +25,8 @@ ABSL_FLAG(std::string, grpc_address, "127.0.0.1:8001",
 ABSL_FLAG(std::string, metrics_address, "127.0.0.1:8002",
           "where to serve /metrics, /healthz and /readyz over HTTP; port 0 takes a free one");
 ABSL_FLAG(std::string, backend, "auto",
-          "who computes: auto, cpu, reference or cudnn; auto takes the first that can");
+          "who computes: auto, cpu or reference, and cudnn in builds that have it; auto takes the "
+          "first that can");
 ABSL_FLAG(std::string, isa, "auto",
           "the instruction set that the cpu backend uses; auto takes the best one here");
 ABSL_FLAG(int64_t, threads, 0, "compute threads, 1 to 1024; 0: as many as cores are given");

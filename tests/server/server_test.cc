@@ -383,6 +383,7 @@ TEST(ServerCommandLineTest, ABadLineGivesOneLineAndExitCodeTwo) {
       {{"--backend=abacus"}, "'abacus'"},
       {{"--isa=mmx"}, "'mmx'"},
       {{"--grpc_address=0.0.0.0:0"}, "--insecure"},
+      {{"--memory_budget_bytes=1"}, "--memory_budget_bytes is 1"},
   };
   for (const auto& [flags, named] : cases) {
     ChildProcess server(ServerCommand(flags));
