@@ -1,33 +1,21 @@
-#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "client/cli/attention_caller.h"
 #include "client/cli/library_types.h"
 #include "server/attention/attention.h"
 #include "server/attention/diagnosis.h"
+#include "server/attention/native_field_names.h"
 #include "server/attention/operator.h"
 #include "server/base/aligned_buffer.h"
 #include "server/base/check.h"
+#include "server/base/host_limits.h"
 #include "server/base/thread_pool.h"
 
 namespace rapt {
 namespace {
-
-// As the server calls them.
-constexpr FieldNames kFieldNames = {.q = "q",
-                                    .k = "k",
-                                    .v = "v",
-                                    .y = "y",
-                                    .mask = "mask",
-                                    .key_lengths = "key_lengths",
-                                    .query_heads = "query_heads",
-                                    .kv_heads = "kv_heads",
-                                    .left_window = "window.left",
-                                    .right_window = "window.right"};
 
 // --- The call
 // -------------------------------------------------------------------------------------
@@ -143,12 +131,12 @@ client::Range RangeOf(const NumberSummary& numbers) {
 
 // As it was given, not as the library sees it.
 const client::TensorView& FindTensor(const client::AttendCall& call, absl::string_view name) {
-  if (name == kFieldNames.q) return call.q;
-  if (name == kFieldNames.k) return call.k;
-  if (name == kFieldNames.v) return call.v;
-  if (name == kFieldNames.mask) return *call.mask;
-  if (name == kFieldNames.past_key) return *call.past_key;
-  RAPT_CHECK(name == kFieldNames.past_value, "a diagnosis names the tensors of its call");
+  if (name == kNativeNames.q) return call.q;
+  if (name == kNativeNames.k) return call.k;
+  if (name == kNativeNames.v) return call.v;
+  if (name == kNativeNames.mask) return *call.mask;
+  if (name == kNativeNames.past_key) return *call.past_key;
+  RAPT_CHECK(name == kNativeNames.past_value, "a diagnosis names the tensors of its call");
   return *call.past_value;
 }
 
@@ -190,10 +178,10 @@ client::Diagnosis ToDiagnosis(const client::AttendCall& call, const DiagnosisRep
 
 class LocalCaller : public AttentionCaller {
  public:
-  LocalCaller() : pool_(static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))) {}
+  LocalCaller() : pool_(ReadHostLimits().cores) {}
 
   absl::StatusOr<client::AttendResult> Attend(const client::AttendCall& call) override {
-    const absl::StatusOr<ResolvedCall> resolved = Resolve(ToLibrary(call), kFieldNames);
+    const absl::StatusOr<ResolvedCall> resolved = Resolve(ToLibrary(call), kNativeNames);
     if (!resolved.ok()) return resolved.status();
     const absl::StatusOr<Plan> plan = MakePlan(resolved->problem, options());
     if (!plan.ok()) return plan.status();
@@ -237,10 +225,10 @@ class LocalCaller : public AttentionCaller {
   }
 
   absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {
-    const absl::StatusOr<ResolvedCall> resolved = Resolve(ToLibrary(call), kFieldNames);
+    const absl::StatusOr<ResolvedCall> resolved = Resolve(ToLibrary(call), kNativeNames);
     if (!resolved.ok()) return resolved.status();
-    const absl::StatusOr<DiagnosisReport> report =
-        rapt::Diagnose(resolved->problem, InputsOf(call, *resolved), options(), pool_, kFieldNames);
+    const absl::StatusOr<DiagnosisReport> report = rapt::Diagnose(
+        resolved->problem, InputsOf(call, *resolved), options(), pool_, kNativeNames);
     if (!report.ok()) return report.status();
     return ToDiagnosis(call, *report);
   }

@@ -1,6 +1,4 @@
-#include <algorithm>
 #include <cstdio>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -10,6 +8,7 @@
 #include "client/cli/library_types.h"
 #include "client/cli/server_connection.h"
 #include "server/attention/memory_estimate.h"
+#include "server/base/host_limits.h"
 
 namespace rapt {
 namespace {
@@ -56,8 +55,7 @@ absl::StatusOr<client::MemoryQuestion> QuestionOf(const MemoryFlags& flags) {
 
 // By this machine's plans.
 absl::StatusOr<client::MemoryEstimates> EstimateHere(const client::MemoryQuestion& question) {
-  const PlanOptions options{
-      .threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))};
+  const PlanOptions options{.threads = ReadHostLimits().cores};
   client::MemoryEstimates estimates{.estimates = {}, .chunk = kEstimateChunk};
   for (const int64_t length : question.lengths) {
     Problem problem;

@@ -37,6 +37,11 @@ absl::Status Validate(const std::string& address, const Options& options) {
   return Validate(options.retries);
 }
 
+// So that the server holds room for just this message while it comes, and not for the largest.
+void DeclareSize(const google::protobuf::Message& request, grpc::ClientContext& context) {
+  context.AddMetadata("rapt-message-bytes", absl::StrCat(request.ByteSizeLong()));
+}
+
 absl::Status Stopped() { return absl::CancelledError("a stop was requested"); }
 
 // False when a stop was requested first.
@@ -73,11 +78,12 @@ class Client::Core {
     return client::DelayBeforeRetry(policy, status.code(), attempts, deadline.left(), random);
   }
 
-  // Attempts until one succeeds or its error stands. `method` is a blocking method of a stub:
+  // Attempts until one succeeds or its error stands. `deadline` is that of `options`, taken when
+  // the call began. `method` is a blocking method of a stub:
   // grpc::Status(const Connection&, grpc::ClientContext*, Response*).
   template <typename Response, typename Method>
-  absl::StatusOr<Response> Call(const CallOptions& options, const RetryPolicy& policy,
-                                const Method& method);
+  absl::StatusOr<Response> Call(const CallOptions& options, const Deadline& deadline,
+                                const RetryPolicy& policy, const Method& method);
 
   void EnterAsync() {
     MutexLock lock(mutex_);
@@ -111,9 +117,8 @@ class Client::Core {
 };
 
 template <typename Response, typename Method>
-absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const RetryPolicy& policy,
-                                            const Method& method) {
-  const Deadline deadline = DeadlineOf(options);
+absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const Deadline& deadline,
+                                            const RetryPolicy& policy, const Method& method) {
   for (int attempts = 1;; ++attempts) {
     Response response;
     grpc::ClientContext context;
@@ -164,6 +169,7 @@ class Client::AsyncAttend {
   void Attempt() {
     auto context = std::make_shared<grpc::ClientContext>();
     context->set_deadline(deadline_.ToGrpc());
+    DeclareSize(*request_, *context);
     {
       MutexLock lock(mutex_);
       context_ = context;
@@ -273,13 +279,15 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
 }
 
 absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOptions& options) {
+  const Deadline deadline = core_->DeadlineOf(options);  // the time that encoding takes counts
   const absl::StatusOr<v1::AttendRequest> request =
       Encode(call, core_->options().max_message_bytes);
   if (!request.ok()) return request.status();
   absl::StatusOr<v1::AttendResponse> response = core_->Call<v1::AttendResponse>(
-      options, core_->options().retries,
+      options, deadline, core_->options().retries,
       [&request](const Connection& connection, grpc::ClientContext* context,
                  v1::AttendResponse* answer) {
+        DeclareSize(*request, *context);
         return connection.attention->Attend(context, *request, answer);
       });
   if (!response.ok()) return response.status();
@@ -292,14 +300,16 @@ void Client::AttendAsync(const AttendCall& call, const CallOptions& options,
 }
 
 absl::StatusOr<Diagnosis> Client::Diagnose(const AttendCall& call, const CallOptions& options) {
+  const Deadline deadline = core_->DeadlineOf(options);
   absl::StatusOr<v1::AttendRequest> encoded = Encode(call, core_->options().max_message_bytes);
   if (!encoded.ok()) return encoded.status();
   v1::DiagnoseRequest request;
   *request.mutable_call() = *std::move(encoded);
   const absl::StatusOr<v1::DiagnoseResponse> response = core_->Call<v1::DiagnoseResponse>(
-      options, core_->options().retries,
+      options, deadline, core_->options().retries,
       [&request](const Connection& connection, grpc::ClientContext* context,
                  v1::DiagnoseResponse* answer) {
+        DeclareSize(request, *context);
         return connection.attention->Diagnose(context, request, answer);
       });
   if (!response.ok()) return response.status();
@@ -311,7 +321,7 @@ absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& que
   const v1::EstimateMemoryRequest request = Encode(question);
   const absl::StatusOr<v1::EstimateMemoryResponse> response =
       core_->Call<v1::EstimateMemoryResponse>(
-          options, core_->options().retries,
+          options, core_->DeadlineOf(options), core_->options().retries,
           [&request](const Connection& connection, grpc::ClientContext* context,
                      v1::EstimateMemoryResponse* answer) {
             return connection.attention->EstimateMemory(context, request, answer);
@@ -322,7 +332,7 @@ absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& que
 
 absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {
   const absl::StatusOr<v1::GetServerInfoResponse> response = core_->Call<v1::GetServerInfoResponse>(
-      options, core_->options().retries,
+      options, core_->DeadlineOf(options), core_->options().retries,
       [](const Connection& connection, grpc::ClientContext* context,
          v1::GetServerInfoResponse* answer) {
         return connection.attention->GetServerInfo(context, {}, answer);
@@ -337,7 +347,7 @@ absl::StatusOr<HealthStatus> Client::CheckHealth(const std::string& service,
   request.set_service(service);
   const absl::StatusOr<grpc::health::v1::HealthCheckResponse> response =
       core_->Call<grpc::health::v1::HealthCheckResponse>(
-          options, {.max_attempts = 1},
+          options, core_->DeadlineOf(options), {.max_attempts = 1},
           [&request](const Connection& connection, grpc::ClientContext* context,
                      grpc::health::v1::HealthCheckResponse* answer) {
             return connection.health->Check(context, request, answer);

@@ -66,8 +66,8 @@ struct Options {
 };
 
 struct CallOptions {
-  // From the start of the call to its end, retries and waits included; the server gets what is left
-  // as its deadline. Absent: Options::default_timeout.
+  // From the start of the call to its end, encoding, retries and waits included; the server gets
+  // what is left as its deadline. Absent: Options::default_timeout.
   std::optional<std::chrono::nanoseconds> timeout = {};
 
   // Where a stop is requested, the call ends soon with CANCELLED, and the server stops computing.
@@ -103,10 +103,11 @@ class Client {
   // Blocks until done.
   absl::StatusOr<AttendResult> Attend(const AttendCall& call, const CallOptions& options = {});
 
-  // Returns at once, having copied `call` but not what its views point at: those bytes have to stay
-  // as they are until the callback runs. It runs exactly once, on a thread of gRPC's, never inside
-  // AttendAsync; while it runs, that thread serves no other call, so it has to be short. It may
-  // call AttendAsync; while the client is being destroyed that ends with Cancelled.
+  // Copies `call` and the bytes that its views point at, on the caller's thread, and returns
+  // without waiting for the server: those bytes need not stay. The callback runs exactly once, on a
+  // thread of gRPC's, never inside AttendAsync; while it runs, that thread serves no other call, so
+  // it has to be short. It may call AttendAsync; while the client is being destroyed that ends with
+  // Cancelled.
   using AttendCallback = absl::AnyInvocable<void(absl::StatusOr<AttendResult>)>;
   void AttendAsync(const AttendCall& call, const CallOptions& options, AttendCallback callback);
 

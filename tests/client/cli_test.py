@@ -399,6 +399,13 @@ def test_memory_as_a_server_plans_it(rapt, server):
     assert told["lengths"][0]["standard_bytes"] == 2**28
 
 
+def test_memory_here_is_what_a_server_here_plans(rapt, server):
+    """Both take the cores that this process was given, and not those of the machine."""
+    flags = ["--batch=32", "--heads=8", "--seq=512,16384", "--json"]
+    here = json.loads(rapt("memory", *flags).stdout)
+    assert here == json.loads(rapt("memory", *flags, "--address", server.grpc_address).stdout)
+
+
 def test_info_names_the_server_and_its_backends(rapt):
     told = json.loads(rapt("info", "--json").stdout)
     assert told["backend"] == "auto"
@@ -501,6 +508,19 @@ WRONG = [
     ("plot w.npy --query dog -o w.svg", USAGE, "--query is 'dog'"),
     ("plot w.npy -o none/w.svg", USAGE, "can't write none/w.svg"),
 ]
+
+
+@pytest.mark.parametrize("flags, field", [
+    ("--q x.npy --heads 3", "attention.query_heads"),
+    ("--q x.npy --softcap -1", "attention.softcap"),
+    ("--q x.npy --dropout 2", "attention.dropout.probability"),
+])
+@pytest.mark.parametrize("command", ["attend -o y.npy", "diagnose"])
+def test_local_errors_are_the_servers(rapt, files, command, flags, field):
+    there = rapt(*command.split(), *flags.split(), code=CALL_FAILED)
+    here = rapt(*command.split(), *flags.split(), "--local", code=CALL_FAILED)
+    assert here.stderr == there.stderr
+    assert field in here.stderr
 
 
 @pytest.mark.parametrize("command, code, message", WRONG, ids=[row[0] for row in WRONG])

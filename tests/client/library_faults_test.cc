@@ -2,8 +2,12 @@
 // or so long that only a stop ends them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <memory>
 #include <string>
@@ -60,6 +64,42 @@ ScriptedServer::Script FailFirst(int times, grpc::Status status) {
     return left->fetch_sub(1) > 0 ? std::optional(status) : Echo(request, response);
   };
 }
+
+// Four floats that cannot be read before a point in time: who tries waits for it. One at a time.
+class LateFloats {
+ public:
+  explicit LateFloats(std::chrono::steady_clock::time_point readable)
+      : data_(mmap(nullptr, PageSize(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    readable_ = readable;
+    page_ = data_;
+    struct sigaction wait {};
+    wait.sa_handler = [](int) {
+      while (std::chrono::steady_clock::now() < readable_) {
+      }
+      mprotect(page_, PageSize(), PROT_READ);
+    };
+    wait.sa_flags = SA_RESETHAND;  // any other fault is one
+    sigaction(SIGSEGV, &wait, &before_);
+  }
+  ~LateFloats() {
+    sigaction(SIGSEGV, &before_, nullptr);
+    munmap(data_, PageSize());
+  }
+  LateFloats(const LateFloats&) = delete;
+  LateFloats& operator=(const LateFloats&) = delete;
+
+  absl::Span<const float> values() const { return {static_cast<const float*>(data_), 4}; }
+
+ private:
+  static size_t PageSize() { return sysconf(_SC_PAGESIZE); }
+
+  // For the handler.
+  static inline std::chrono::steady_clock::time_point readable_;
+  static inline void* page_;
+
+  void* const data_;
+  struct sigaction before_;
+};
 
 // Attend() and AttendAsync() keep the same promises: each test runs through both.
 class AttendFaultsTest : public testing::TestWithParam<bool> {
@@ -166,6 +206,33 @@ TEST_P(AttendFaultsTest, ATimeoutThatIsOverEndsTheCallAtOnce) {
   for (const auto timeout : {std::chrono::nanoseconds(0), std::chrono::nanoseconds::min()}) {
     EXPECT_EQ(Attend(*client, call, {.timeout = timeout}).status().code(),
               absl::StatusCode::kDeadlineExceeded);
+  }
+}
+
+TEST_P(AttendFaultsTest, TheTimeThatEncodingTakesCounts) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const milliseconds timeout(300);
+  const LateFloats late(std::chrono::steady_clock::now() + 2 * timeout);
+  const TensorView tensor = View<float>({1, 1, 1, 4}, late.values());
+  AttendCall call = Call();
+  call.q = tensor;
+  EXPECT_EQ(Attend(*client, call, {.timeout = timeout}).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(server.calls(), 0);
+}
+
+TEST_P(AttendFaultsTest, EveryAttemptDeclaresTheSizeOfItsMessage) {
+  ScriptedServer server(FailFirst(1, {grpc::UNAVAILABLE, "draining"}));
+  const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
+  const std::vector<float> values(1000);
+  const TensorView tensor = View<float>({1, 1, 1000, 1}, values);
+  ASSERT_TRUE(Attend(*client, {.q = tensor, .k = tensor, .v = tensor}).ok());
+  const std::vector<ScriptedServer::Message> messages = server.messages();
+  ASSERT_EQ(messages.size(), 2u);
+  for (const ScriptedServer::Message& message : messages) {
+    EXPECT_GT(message.bytes, 12'000u);
+    EXPECT_EQ(message.declared, std::to_string(message.bytes));
   }
 }
 
@@ -330,6 +397,20 @@ TEST(AttendAsyncTest, TheCallbackNeverRunsInsideTheCall) {
   EXPECT_NE(thread.get_future().get(), std::this_thread::get_id());
 }
 
+TEST(AttendAsyncTest, TheCallersBytesNeedNotStay) {
+  ScriptedServer server(FailFirst(1, {grpc::UNAVAILABLE, "draining"}));
+  const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
+  std::promise<float> value;
+  {
+    Call call(6);
+    client->AttendAsync(call, {}, [&value](const absl::StatusOr<AttendResult>& result) {
+      value.set_value(ValueOf(result));
+    });
+    call = Call(7);
+  }
+  EXPECT_EQ(value.get_future().get(), 6);
+}
+
 TEST(AttendAsyncTest, ACallbackMayCallAgain) {
   ScriptedServer server(Echo);
   const auto client = ConnectTo(server.address());
@@ -400,6 +481,16 @@ TEST(ClientTest, ManyThreadsShareOneClient) {
       }
     });
   }
+}
+
+TEST(ClientTest, DiagnoseDeclaresTheSizeOfItsMessage) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const Call call;
+  EXPECT_FALSE(client->Diagnose(call).ok());
+  const std::vector<ScriptedServer::Message> messages = server.messages();
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_EQ(messages[0].declared, std::to_string(messages[0].bytes));
 }
 
 TEST(ClientTest, AMethodThatTheServerLacksIsUnimplemented) {

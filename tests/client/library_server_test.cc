@@ -9,9 +9,13 @@
 #include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "rapt/client.h"
+#include "tests/support/loopback.h"
+#include "tests/support/raw_call.h"
 #include "tests/support/server_process.h"
 
 namespace rapt::client {
@@ -357,6 +361,31 @@ TEST(ServerFaultsTest, ACallOverTheServersLimitIsRefused) {
   EXPECT_EQ((*client)->Attend({.q = x, .k = x, .v = x}).status().code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE((*client)->Attend(OneToken()).ok());
+}
+
+// Of the budget, 28 MiB are for messages that are not small. Another caller, who declares nothing
+// and never sends, holds 20 of them.
+TEST(ServerFaultsTest, ACallHoldsNoMoreThanItsOwnMessageWhileItIsSent) {
+  ServerProcess server({"--memory_budget_bytes=67108864", "--max_message_bytes=20971520",
+                        "--min_receive_bytes_per_second=1", "--max_queue_delay=100ms"});
+  const auto client = Client::Connect(server.grpc_address());
+  ASSERT_TRUE(client.ok()) << client.status();
+  const test::RawCall silent(server.grpc_address(), "/rapt.v1.AttentionService/Attend");
+  while (!absl::StrContains(test::HttpGet(server.metrics_address(), "/metrics"),
+                            "\nrapt_memory_reserved_bytes 20971520")) {
+    std::this_thread::yield();
+  }
+  const absl::Status attend = (*client)->Attend(OneToken()).status();
+  EXPECT_TRUE(attend.ok()) << attend;
+  std::promise<absl::Status> attend_async;
+  (*client)->AttendAsync(OneToken(), {},
+                         [&attend_async](const absl::StatusOr<AttendResult>& result) {
+                           attend_async.set_value(result.status());
+                         });
+  const absl::Status async_status = attend_async.get_future().get();
+  EXPECT_TRUE(async_status.ok()) << async_status;
+  const absl::Status diagnose = (*client)->Diagnose(OneToken()).status();
+  EXPECT_TRUE(diagnose.ok()) << diagnose;
 }
 
 TEST(ServerFaultsTest, AServerKilledInACallIsUnavailable) {

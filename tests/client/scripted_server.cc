@@ -19,6 +19,7 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
       MutexLock lock(mutex_);
       ++calls_;
       peers_.insert(context->peer());
+      messages_.push_back(MessageOf(*context, request->ByteSizeLong()));
       changed_.SignalAll();
     }
     const std::optional<grpc::Status> status = script_(*request, *response);
@@ -28,9 +29,26 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* Diagnose(grpc::CallbackServerContext* context,
+                                     const v1::DiagnoseRequest* request,
+                                     v1::DiagnoseResponse*) override {
+    {
+      MutexLock lock(mutex_);
+      messages_.push_back(MessageOf(*context, request->ByteSizeLong()));
+    }
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish({grpc::UNIMPLEMENTED, "the script has no Diagnose"});
+    return reactor;
+  }
+
   int calls() const {
     MutexLock lock(mutex_);
     return calls_;
+  }
+
+  std::vector<Message> messages() const {
+    MutexLock lock(mutex_);
+    return messages_;
   }
 
   std::set<std::string> peers() const {
@@ -66,11 +84,18 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
     Service& service_;
   };
 
+  static Message MessageOf(const grpc::CallbackServerContext& context, size_t bytes) {
+    const auto header = context.client_metadata().find("rapt-message-bytes");
+    if (header == context.client_metadata().end()) return {"", bytes};
+    return {std::string(header->second.data(), header->second.size()), bytes};
+  }
+
   const Script script_;
   mutable Mutex mutex_;
   mutable CondVar changed_;
   int calls_ ABSL_GUARDED_BY(mutex_) = 0;
   int leavers_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<Message> messages_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> peers_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -90,6 +115,9 @@ ScriptedServer::ScriptedServer(Script script)
 ScriptedServer::~ScriptedServer() { server_->Shutdown(std::chrono::system_clock::now()); }
 
 int ScriptedServer::calls() const { return service_->calls(); }
+std::vector<ScriptedServer::Message> ScriptedServer::messages() const {
+  return service_->messages();
+}
 std::set<std::string> ScriptedServer::peers() const { return service_->peers(); }
 void ScriptedServer::WaitForCalls(int count) const { service_->WaitForCalls(count); }
 void ScriptedServer::WaitForLeavers(int count) const { service_->WaitForLeavers(count); }

@@ -1,5 +1,6 @@
-// A gRPC server that answers Attend as a test says: for the faults that the real server does not
-// have on demand. Real sockets on the loopback, on a free port.
+// A gRPC server that answers Attend as a test says, and has no other method that succeeds: for the
+// faults that the real server does not have on demand. Real sockets on the loopback, on a free
+// port.
 #ifndef RAPT_TESTS_CLIENT_SCRIPTED_SERVER_H_
 #define RAPT_TESTS_CLIENT_SCRIPTED_SERVER_H_
 
@@ -10,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "proto/rapt/v1/attention.grpc.pb.h"
 #include "server/base/mutex.h"
@@ -29,7 +31,15 @@ class ScriptedServer {
 
   const std::string& address() const { return address_; }
 
+  // A message as it arrived.
+  struct Message {
+    std::string declared;  // what its call's header rapt-message-bytes said; empty: no such header
+    size_t bytes = 0;
+  };
+
   int calls() const;
+  // Those of Attend and Diagnose, in their order.
+  std::vector<Message> messages() const;
   // The connections that calls came over.
   std::set<std::string> peers() const;
 

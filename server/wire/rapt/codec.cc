@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "server/attention/native_field_names.h"
 #include "server/base/check.h"
 #include "server/base/checked_math.h"
 #include "server/wire/response_size.h"
@@ -18,24 +19,6 @@ namespace rapt::native {
 namespace {
 
 using Message = v1::AttendRequest;
-
-constexpr FieldNames kFieldNames = {
-    .q = "q",
-    .k = "k",
-    .v = "v",
-    .y = "y",
-    .mask = "mask",
-    .past_key = "past_key",
-    .past_value = "past_value",
-    .key_lengths = "key_lengths",
-    .query_heads = "attention.query_heads",
-    .kv_heads = "attention.kv_heads",
-    .scale = "attention.scale",
-    .softcap = "attention.softcap",
-    .left_window = "attention.window.left",
-    .right_window = "attention.window.right",
-    .dropout_probability = "attention.dropout.probability",
-};
 
 constexpr size_t kMaxRank = 4;
 
@@ -96,28 +79,28 @@ struct InputSlot {
 };
 
 constexpr InputSlot kInputSlots[] = {
-    {kFieldNames.q, true, &Message::has_q, &Message::q,
+    {kNativeNames.q, true, &Message::has_q, &Message::q,
      [](OperatorCall& call) -> TensorSpec& { return call.q; }, &Inputs::query,
      Message::kQFieldNumber},
-    {kFieldNames.k, true, &Message::has_k, &Message::k,
+    {kNativeNames.k, true, &Message::has_k, &Message::k,
      [](OperatorCall& call) -> TensorSpec& { return call.k; }, &Inputs::key,
      Message::kKFieldNumber},
-    {kFieldNames.v, true, &Message::has_v, &Message::v,
+    {kNativeNames.v, true, &Message::has_v, &Message::v,
      [](OperatorCall& call) -> TensorSpec& { return call.v; }, &Inputs::value,
      Message::kVFieldNumber},
-    {kFieldNames.mask, false, &Message::has_mask, &Message::mask,
+    {kNativeNames.mask, false, &Message::has_mask, &Message::mask,
      [](OperatorCall& call) -> TensorSpec& { return call.attn_mask.emplace(); }, &Inputs::mask,
      Message::kMaskFieldNumber},
-    {kFieldNames.past_key, false, &Message::has_past_key, &Message::past_key,
+    {kNativeNames.past_key, false, &Message::has_past_key, &Message::past_key,
      [](OperatorCall& call) -> TensorSpec& { return call.past_key.emplace(); }, &Inputs::past_key,
      Message::kPastKeyFieldNumber},
-    {kFieldNames.past_value, false, &Message::has_past_value, &Message::past_value,
+    {kNativeNames.past_value, false, &Message::has_past_value, &Message::past_value,
      [](OperatorCall& call) -> TensorSpec& { return call.past_value.emplace(); },
      &Inputs::past_value, Message::kPastValueFieldNumber},
 };
 
 absl::StatusOr<const ElementType*> ReadType(const InputSlot& slot, v1::DataType code) {
-  const bool is_mask = slot.name == kFieldNames.mask;
+  const bool is_mask = slot.name == kNativeNames.mask;
   const ElementType* type = FindElementType(code);
   if (type != nullptr && (type->dtype || is_mask)) return type;
   return absl::InvalidArgumentError(
@@ -253,11 +236,11 @@ absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {
   if (status.ok()) status = ReadAlignment(attention.alignment(), call.alignment);
   const v1::Window& window = attention.window();
   if (status.ok()) {
-    status = ReadWindowSide(kFieldNames.left_window, window.has_left(), window.left(),
+    status = ReadWindowSide(kNativeNames.left_window, window.has_left(), window.left(),
                             call.left_window_size);
   }
   if (status.ok()) {
-    status = ReadWindowSide(kFieldNames.right_window, window.has_right(), window.right(),
+    status = ReadWindowSide(kNativeNames.right_window, window.has_right(), window.right(),
                             call.right_window_size);
   }
   if (!status.ok()) return status;
@@ -304,8 +287,8 @@ struct IntegerMask {
   }
 
   absl::Status NeitherNorOne(int64_t index, int64_t value) const {
-    return absl::InvalidArgumentError(absl::StrCat(kFieldNames.mask, PlaceOf(index, fields), " is ",
-                                                   value, "; ", NameOf(fields.dtype()),
+    return absl::InvalidArgumentError(absl::StrCat(kNativeNames.mask, PlaceOf(index, fields),
+                                                   " is ", value, "; ", NameOf(fields.dtype()),
                                                    " masks hold only 0 (hidden) and 1 (visible)"));
   }
 
@@ -362,7 +345,7 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, Inputs inputs) {
   if (!status.ok()) return status;
   call.wants_lse = fields.want_lse();
   call.wants_present = fields.want_present();
-  absl::StatusOr<ResolvedCall> resolved = Resolve(call, kFieldNames);
+  absl::StatusOr<ResolvedCall> resolved = Resolve(call, kNativeNames);
   if (!resolved.ok()) return resolved.status();
   DecodedCall decoded;
   decoded.request.call = *std::move(resolved);
