@@ -1,8 +1,13 @@
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attention_caller.h"
@@ -29,6 +34,23 @@ struct AttendFlags {
             {"lse", "FILE", "where the rows' log-sum-exp goes", &lse}};
   }
 };
+
+// The same file by two names is one file; only an archive holds several arrays.
+absl::Status CheckFiles(AttendFlags& flags) {
+  flags.y = std::filesystem::path(flags.y).lexically_normal().string();
+  std::map<std::string, const char*> names = {{flags.y, "output"}};
+  for (const auto& [name, path] :
+       {std::pair{"weights", &flags.weights}, {"scores", &flags.scores}, {"lse", &flags.lse}}) {
+    if (!*path) continue;
+    **path = std::filesystem::path(**path).lexically_normal().string();
+    const auto [other, is_new] = names.emplace(**path, name);
+    if (is_new || absl::EndsWith(**path, ".npz")) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--", other->second, " and --", name,
+                                                   " both name ", **path,
+                                                   "; only an .npz holds several arrays"));
+  }
+  return absl::OkStatus();
+}
 
 absl::Status AskForOutputs(const AttendFlags& flags, client::AttendCall& call) {
   if (flags.weights && flags.scores) {
@@ -94,7 +116,8 @@ void PrintJson(const std::vector<Output>& outputs, const client::AttendResult& r
   std::puts(json.Take().c_str());
 }
 
-ExitCode Attend(const AttendFlags& flags) {
+ExitCode Attend(AttendFlags flags) {
+  if (absl::Status status = CheckFiles(flags); !status.ok()) return FailUsage(status);
   absl::StatusOr<LoadedCall> loaded = LoadCall(flags.call);
   if (!loaded.ok()) return FailUsage(loaded.status());
   absl::Status asked = AskForOutputs(flags, loaded->attributes);

@@ -457,6 +457,7 @@ WRONG = [
     ("attend --q x.npy -o y.npy --dtype fp8", USAGE, "it takes bf16"),
     ("attend --q x.npy -o y.npy --kv-heads 2", USAGE, "needs --heads"),
     ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "one of them"),
+    ("attend --q x.npy -o y.npy --weights ./y.npy", USAGE, "--output and --weights both name y.npy"),
     ("attend --q x.npy -o y.npy --heads 0 --local", USAGE, "--heads is 0; it must be at least 1"),
     ("attend --q x.npy -o y.npy --timeout 0", USAGE, "--timeout is 0"),
     ("attend --q x.npy --k x.npy -o y.npy --local", USAGE, "a k but no v"),
