@@ -38,6 +38,14 @@ constexpr char kInferPath[] = "/inference.GRPCInferenceService/ModelInfer";
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kBudget = 256 * kMiB;
 
+// Sanitizers keep shadows and what was freed, in the server as here.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kMemoryTells = false;
+#else
+constexpr bool kMemoryTells = true;
+#endif
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
 std::string Floats(int64_t count, float value) {
   std::vector<float> values(count, value);
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
@@ -207,7 +215,7 @@ TEST(PressureTest, MemoryStaysWithinTheBudgetUnderEveryMix) {
     for (std::thread& mix : mixes) mix.join();
     peak = watch.peak();
   }
-  EXPECT_LE(peak, kBudget + 128 * kMiB + kOpenCalls * 64 * 1024);
+  EXPECT_LE(peak, kMemoryTells ? kBudget + 128 * kMiB + kOpenCalls * 64 * 1024 : kNoLimit);
   EXPECT_GT(peak, 32 * kMiB) << "nothing was measured";
   EXPECT_EQ(beyond_tally.right, 0);
   EXPECT_GT(large_tally.right + declared_tally.right, 0);
@@ -219,7 +227,7 @@ TEST(PressureTest, MemoryStaysWithinTheBudgetUnderEveryMix) {
               weights_tally.right.load(), tiny_tally.right.load());
 
   // After the burst it falls back.
-  while (RssAnonBytes(server.pid()) > 64 * kMiB) {
+  while (kMemoryTells && RssAnonBytes(server.pid()) > 64 * kMiB) {
   }
 }
 
@@ -285,7 +293,7 @@ TEST_P(HostileTest, GetsOneClearRefusal) {
     }
     peak = watch.peak();
   }
-  EXPECT_LE(peak, 128 * kMiB);
+  EXPECT_LE(peak, kMemoryTells ? 128 * kMiB : kNoLimit);
   grpc::ClientContext context;
   ModelInferResponse response;
   EXPECT_TRUE(stub->ModelInfer(&context, Call(1, 4, 4), &response).ok()) << "it still serves";
@@ -314,7 +322,7 @@ TEST(HostileMessageTest, ManyEmptyStructuresAreRefusedBeforeTheyAreMade) {
     EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();
     peak = watch.peak();
   }
-  EXPECT_LE(peak, 128 * kMiB);
+  EXPECT_LE(peak, kMemoryTells ? 128 * kMiB : kNoLimit);
   WaitUntilNothingIsHeld(server);
 }
 
