@@ -215,7 +215,8 @@ TEST_P(AttendFaultsTest, TheTimeThatEncodingTakesCounts) {
   const milliseconds timeout(300);
   const LateFloats late(std::chrono::steady_clock::now() + 2 * timeout);
   const TensorView tensor = View<float>({1, 1, 1, 4}, late.values());
-  AttendCall call = Call();
+  const Call owner;  // of what the other views point at
+  AttendCall call = owner;
   call.q = tensor;
   EXPECT_EQ(Attend(*client, call, {.timeout = timeout}).status().code(),
             absl::StatusCode::kDeadlineExceeded);
