@@ -71,10 +71,14 @@ ModelInferRequest HandComputed() {
   return SelfAttention({1, 0, 1, 0, 0, 1, 0, 1, 1, 1, 0, 0}, 1, 3, 4);
 }
 
-// Takes the reference backend more than a second on one thread, in many tasks.
-ModelInferRequest LongRequest() {
-  constexpr int64_t kHeads = 2, kLength = 1024, kSize = 64;
-  return SelfAttention(std::vector<float>(kHeads * kLength * kSize, 0.5f), kHeads, kLength, kSize);
+// Takes the reference backend about a second on one thread, in many tasks, or, where the test does
+// not wait for its answer, far longer than any test.
+constexpr int64_t kLong = 1024;
+constexpr int64_t kEndless = 16384;
+
+ModelInferRequest LongRequest(int64_t length) {
+  constexpr int64_t kHeads = 2, kSize = 64;
+  return SelfAttention(std::vector<float>(kHeads * length * kSize, 0.5f), kHeads, length, kSize);
 }
 
 std::vector<float> Floats(const std::string& raw) {
@@ -255,7 +259,7 @@ const Refusal kRefusals[] = {
      {"1073", "67108864"}},
     {"Timeout",
      [](auto& r) {
-       r = LongRequest();
+       r = LongRequest(kLong);
        (*r.mutable_parameters())["timeout"].set_int64_param(1);
      },
      StatusCode::DEADLINE_EXCEEDED,
@@ -459,10 +463,10 @@ TEST(ServerMetricsTest, CountsCallsByMethodAndCode) {
 // A long call that the server has taken, its answer to come.
 class CallInFlight {
  public:
-  explicit CallInFlight(const ServerProcess& server)
+  CallInFlight(const ServerProcess& server, int64_t length)
       : stub_(GRPCInferenceService::NewStub(Connect(server))),
-        status_(std::async(std::launch::async, [this] {
-          return stub_->ModelInfer(&context_, LongRequest(), &response_);
+        status_(std::async(std::launch::async, [this, length] {
+          return stub_->ModelInfer(&context_, LongRequest(length), &response_);
         })) {
     while (HttpGet(server.metrics_address(), "/metrics").find("\nrapt_open_calls 1\n") ==
            std::string::npos) {
@@ -482,7 +486,7 @@ class CallInFlight {
 
 TEST(ServerCancellationTest, ACallThatIsCancelledEndsOnTheServerToo) {
   const ServerProcess server({"--backend=reference", "--threads=1"});
-  CallInFlight in_flight(server);
+  CallInFlight in_flight(server, kEndless);
   in_flight.Cancel();
   EXPECT_EQ(in_flight.Wait().error_code(), StatusCode::CANCELLED);
   while (
@@ -543,7 +547,7 @@ TEST(ServerShutdownTest, ACallInFlightIsAnsweredAndANewOneIsNot) {
   ServerProcess server({"--backend=reference", "--threads=1", "--grace_period=1h"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   HealthWatch watch(server);
-  CallInFlight in_flight(server);
+  CallInFlight in_flight(server, kLong);
   server.Terminate();
   EXPECT_EQ(watch.Next(), HealthCheckResponse::NOT_SERVING);
   EXPECT_THAT(HttpGet(server.metrics_address(), "/readyz"), HasSubstr(" 503 "));
@@ -594,7 +598,7 @@ TEST(ServerShutdownTest, UnderLoadEveryCallThatWasTakenIsAnswered) {
 
 TEST(ServerShutdownTest, ACallBeyondTheGracePeriodIsGivenUp) {
   ServerProcess server({"--backend=reference", "--threads=1", "--grace_period=1ms"});
-  CallInFlight in_flight(server);
+  CallInFlight in_flight(server, kEndless);
   server.Terminate();
   EXPECT_FALSE(in_flight.Wait().ok());
   EXPECT_EQ(server.Wait(), 0) << server.Log();
@@ -604,7 +608,7 @@ TEST(ServerShutdownTest, ACallBeyondTheGracePeriodIsGivenUp) {
 TEST(ServerShutdownTest, ASecondSignalEndsItAtOnce) {
   ServerProcess server({"--backend=reference", "--threads=1"});
   HealthWatch watch(server);
-  CallInFlight in_flight(server);
+  CallInFlight in_flight(server, kEndless);
   server.Terminate();
   EXPECT_EQ(watch.Next(), HealthCheckResponse::NOT_SERVING) << "the first signal has been taken";
   server.Terminate();
