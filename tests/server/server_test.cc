@@ -503,7 +503,7 @@ TEST(ServerCancellationTest, AGrpcDeadlineEndsTheCall) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
   ModelInferResponse response;
-  EXPECT_EQ(stub->ModelInfer(&context, LongRequest(), &response).error_code(),
+  EXPECT_EQ(stub->ModelInfer(&context, LongRequest(kEndless), &response).error_code(),
             StatusCode::DEADLINE_EXCEEDED);
 }
 
