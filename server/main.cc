@@ -1,9 +1,6 @@
 // rapt-server: reads the options, wires the parts, serves until a signal, drains.
-#include <grpc/support/log.h>
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/resource_quota.h>
 #include <malloc.h>
 
 #include <algorithm>
@@ -12,14 +9,12 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "proto/grpc/health/v1/health.pb.h"
 #include "server/admission/gate.h"
 #include "server/attention/attention.h"
 #include "server/base/buffer_pool.h"
@@ -33,6 +28,7 @@
 #include "server/metrics/http_endpoint.h"
 #include "server/metrics/metrics.h"
 #include "server/options.h"
+#include "server/wire/grpc_server.h"
 #include "server/wire/oip/service.h"
 #include "server/wire/open_calls.h"
 #include "server/wire/rapt/service.h"
@@ -58,76 +54,13 @@ constexpr int64_t kLeastMaxMessageBytes = 64 * 1024;
 // The largest message where none is set, as long as the budget has room for two of them.
 constexpr int64_t kDefaultMaxMessageBytes = int64_t{256} << 20;
 
-// What a call that does not read yet may have sent all the same: its stream's flow-control window.
-constexpr int kStreamWindowBytes = 64 * 1024;
-
-// Fewer and larger slices to read from. Measured, as everything in docs/tuning.md.
-constexpr int kFrameBytes = 1 << 20;
-
-// gRPC's own share of memory beside messages: connections, headers, what is on its way to a socket.
-constexpr int64_t kGrpcOwnBytes = int64_t{64} << 20;
-
 int Complain(const absl::Status& status, int exit_code) {
   std::fprintf(stderr, "rapt-server: %s\n", std::string(status.message()).c_str());
   return exit_code;
 }
 
-// gRPC's own errors become lines of our log, but for those of start-up, which Serve() tells better.
-std::atomic<bool> log_grpc_errors{false};
-
-void LogFromGrpc(gpr_log_func_args* args) {
-  if (!log_grpc_errors || args->severity < GPR_LOG_SEVERITY_ERROR) return;
-  Log(LogLevel::kError, "grpc", {{"message", args->message}});
-}
-
 std::string WithPort(const std::string& address, int port) {
   return absl::StrCat(address.substr(0, address.rfind(':') + 1), port);
-}
-
-struct GrpcServer {
-  std::unique_ptr<grpc::Server> server;
-  int port = 0;
-};
-
-// What gRPC may take: above whatever is admitted, so that it never has to choose a stream to kill,
-// unless callers send more than they declared.
-int64_t GrpcBytes(const Options& options, const AdmissionGate& gate) {
-  return gate.LimitOf(AdmissionGate::Share::kReceive) + kGrpcOwnBytes +
-         options.max_open_calls * kStreamWindowBytes;
-}
-
-absl::StatusOr<GrpcServer> StartGrpc(const Options& options, int64_t grpc_bytes,
-                                     TensorMethods& tensor_methods,
-                                     std::initializer_list<grpc::Service*> services) {
-  // Reflection finds the health service's messages only if they are linked in.
-  google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-
-  GrpcServer result;
-  grpc::ServerBuilder builder;
-  builder.AddListeningPort(options.grpc_address, grpc::InsecureServerCredentials(), &result.port);
-  for (grpc::Service* service : services) builder.RegisterService(service);
-  builder.RegisterCallbackGenericService(&tensor_methods);
-  builder.SetResourceQuota(grpc::ResourceQuota("rapt").Resize(static_cast<size_t>(grpc_bytes)));
-  // The window that a stream has before somebody reads it. It grows with the measured bandwidth
-  // unless the probe is off, and then calls that wait for memory would take it.
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
-  // A second server on the same port is an error, not a silent partner.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.SetMaxReceiveMessageSize(options.max_message_bytes);
-  builder.SetMaxSendMessageSize(-1);
-  // Identity only: a small compressed message can be a huge one.
-  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  result.server = builder.BuildAndStart();
-  if (result.server == nullptr || result.port == 0) {
-    return absl::UnavailableError(absl::StrCat("can't listen on ", options.grpc_address,
-                                               "; is the port in use, is the address ours?"));
-  }
-  return result;
 }
 
 // Blocks until SIGTERM or SIGINT; the next one ends the process at once.
@@ -231,6 +164,13 @@ CallLimits LimitsOf(const Options& options) {
           .max_deadline = options.max_deadline};
 }
 
+GrpcSettings GrpcSettingsOf(const Options& options, const AdmissionGate& gate) {
+  return {.address = options.grpc_address,
+          .max_message_bytes = options.max_message_bytes,
+          .max_open_calls = options.max_open_calls,
+          .message_memory_bytes = gate.LimitOf(AdmissionGate::Share::kReceive)};
+}
+
 void ShowGauges(Metrics& metrics, const OpenCalls& open_calls, const Memory& memory) {
   metrics.ShowGauge("rapt_open_calls", "Tensor calls that have no answer yet.",
                     [&open_calls] { return static_cast<double>(open_calls.count()); });
@@ -281,7 +221,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   if (absl::Status status = Validate(plan_options); !status.ok()) {
     return Complain(status, kExitUsage);
   }
-  gpr_set_log_function(LogFromGrpc);
+  TakeOverGrpcLog();
   TuneMalloc();
 
   Metrics metrics;
@@ -307,15 +247,11 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
 
   const auto http = HttpEndpoint::Start(options.metrics_address, metrics, is_ready);
   if (!http.ok()) return Complain(http.status(), kExitFailure);
-  const auto grpc_server = StartGrpc(options, GrpcBytes(options, memory.gate), tensor_methods,
-                                     {oip_service.get(), native_service.get()});
+  const auto grpc_server = StartGrpc(GrpcSettingsOf(options, memory.gate), tensor_methods,
+                                     {oip_service.get(), native_service.get()},
+                                     {oip::kServiceName, native::kServiceName});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);
-  grpc::HealthCheckServiceInterface& health = *grpc_server->server->GetHealthCheckService();
-  for (const char* service : {oip::kServiceName, native::kServiceName}) {
-    health.SetServingStatus(service, true);
-  }
   ready = true;
-  log_grpc_errors = true;
 
   AnnounceReady(options, WithPort(options.grpc_address, grpc_server->port),
                 WithPort(options.metrics_address, (*http)->port()));
@@ -325,7 +261,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
       {{"signal", signal_number == SIGTERM ? "SIGTERM" : "SIGINT"},
        {"open_calls", open_calls.count()}});
   ready = false;
-  health.SetServingStatus(false);
+  grpc_server->server->GetHealthCheckService()->SetServingStatus(false);
   Drain(options, engine, open_calls, *grpc_server->server);
   Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls.served()}});
   return EXIT_SUCCESS;

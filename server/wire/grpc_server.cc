@@ -1,0 +1,87 @@
+#include "server/wire/grpc_server.h"
+
+#include <grpc/support/log.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+
+#include <atomic>
+
+#include "absl/strings/str_cat.h"
+#include "proto/grpc/health/v1/health.pb.h"
+#include "server/base/log.h"
+
+namespace rapt {
+namespace {
+
+// What a call that does not read yet may have sent all the same: its stream's flow-control window.
+constexpr int kStreamWindowBytes = 64 * 1024;
+
+// Fewer and larger slices to read from. Measured, as everything in docs/tuning.md.
+constexpr int kFrameBytes = 1 << 20;
+
+// gRPC's own share of memory beside messages: connections, headers, what is on its way to a socket.
+constexpr int64_t kGrpcOwnBytes = int64_t{64} << 20;
+
+std::atomic<bool> log_grpc_errors{false};
+
+void LogFromGrpc(gpr_log_func_args* args) {
+  if (!log_grpc_errors || args->severity < GPR_LOG_SEVERITY_ERROR) return;
+  Log(LogLevel::kError, "grpc", {{"message", args->message}});
+}
+
+// What gRPC may take: above whatever is admitted, so that it never has to choose a stream to kill,
+// unless callers send more than they declared.
+size_t QuotaBytes(const GrpcSettings& settings) {
+  return static_cast<size_t>(settings.message_memory_bytes + kGrpcOwnBytes +
+                             settings.max_open_calls * kStreamWindowBytes);
+}
+
+void LimitMemory(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
+  builder.SetResourceQuota(grpc::ResourceQuota("rapt").Resize(QuotaBytes(settings)));
+  // The window that a stream has before somebody reads it. It grows with the measured bandwidth
+  // unless the probe is off, and then calls that wait for memory would take it.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
+  builder.SetMaxReceiveMessageSize(settings.max_message_bytes);
+  builder.SetMaxSendMessageSize(-1);
+  // Identity only: a small compressed message can be a huge one.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+}
+
+}  // namespace
+
+void TakeOverGrpcLog() { gpr_set_log_function(LogFromGrpc); }
+
+absl::StatusOr<GrpcServer> StartGrpc(const GrpcSettings& settings, TensorMethods& tensor_methods,
+                                     std::initializer_list<grpc::Service*> services,
+                                     std::initializer_list<const char*> service_names) {
+  // Reflection finds the health service's messages only if they are linked in.
+  google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+
+  GrpcServer result;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(settings.address, grpc::InsecureServerCredentials(), &result.port);
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  builder.RegisterCallbackGenericService(&tensor_methods);
+  LimitMemory(settings, builder);
+  // A second server on the same port is an error, not a silent partner.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  result.server = builder.BuildAndStart();
+  if (result.server == nullptr || result.port == 0) {
+    return absl::UnavailableError(absl::StrCat("can't listen on ", settings.address,
+                                               "; is the port in use, is the address ours?"));
+  }
+  for (const char* name : service_names) {
+    result.server->GetHealthCheckService()->SetServingStatus(name, true);
+  }
+  log_grpc_errors = true;
+  return result;
+}
+
+}  // namespace rapt

@@ -1,0 +1,42 @@
+// The gRPC server: which services, on which address, within which limits.
+#ifndef RAPT_SERVER_WIRE_GRPC_SERVER_H_
+#define RAPT_SERVER_WIRE_GRPC_SERVER_H_
+
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/server.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/wire/tensor_methods.h"
+
+namespace rapt {
+
+struct GrpcSettings {
+  std::string address;  // "host:port"; port 0 takes a free one
+  int max_message_bytes = 0;
+  int64_t max_open_calls = 0;
+  int64_t message_memory_bytes = 0;  // what calls may hold of messages, as they are admitted
+};
+
+struct GrpcServer {
+  std::unique_ptr<grpc::Server> server;
+  int port = 0;  // the one that was taken
+};
+
+// gRPC's own errors become lines of our log, from the first server that listens on; those of
+// start-up are told by StartGrpc() in better words. Call it before.
+void TakeOverGrpcLog();
+
+// Serves the services, gRPC's health, which says of `service_names` that they serve, and
+// reflection. Everything borrowed outlives the server. Unavailable where the address can't be had.
+absl::StatusOr<GrpcServer> StartGrpc(const GrpcSettings& settings, TensorMethods& tensor_methods,
+                                     std::initializer_list<grpc::Service*> services,
+                                     std::initializer_list<const char*> service_names);
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_GRPC_SERVER_H_
