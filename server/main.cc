@@ -44,6 +44,10 @@ constexpr int kExitUsage = 2;
 // After readiness is withdrawn, new calls are still taken for a moment: routers need it to notice.
 constexpr std::chrono::milliseconds kLameDuckPause{100};
 
+// New calls are refused for so long at least: callers that hear UNAVAILABLE go elsewhere, while the
+// CANCELLED with which gRPC itself meets those that come later is retried by few.
+constexpr std::chrono::milliseconds kRefusals{200};
+
 // For the last refusals to leave. Only health watches, which never end by themselves, use it up.
 // gRPC itself cancels what arrives from here on; routers have had their time to notice.
 constexpr std::chrono::milliseconds kFarewell{500};
@@ -205,9 +209,11 @@ void AnnounceReady(const Options& options, const std::string& grpc_address,
 void Drain(const Options& options, Engine& engine, OpenCalls& open_calls, grpc::Server& server) {
   std::this_thread::sleep_for(kLameDuckPause);
   engine.StopAccepting();
+  const auto refused_until = std::chrono::steady_clock::now() + kRefusals;
   if (!open_calls.WaitUntilNone(options.grace_period)) {
     Log(LogLevel::kWarning, "grace period over", {{"open_calls", open_calls.count()}});
   }
+  std::this_thread::sleep_until(refused_until);
   server.Shutdown(std::chrono::system_clock::now() + kFarewell);
 }
 
