@@ -63,6 +63,30 @@ double BFloat16ToDouble(uint16_t bits) {
 uint16_t DoubleToHalf(double value) { return RoundTo16(value, 10, 15); }
 uint16_t DoubleToBFloat16(double value) { return RoundTo16(value, 7, 127); }
 
+uint16_t FloatToHalf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const uint16_t sign = (bits >> 16) & 0x8000;
+  const uint32_t magnitude = bits & 0x7FFFFFFF;
+  if (magnitude > 0x7F800000) return sign | 0x7E00;
+  if (magnitude >= 0x477FF000) return sign | 0x7C00;  // rounds to 65536 or more
+  if (magnitude < 0x38800000) {                       // subnormal: an addition rounds it
+    const float rounded = std::fabs(value) + 0.5f;
+    uint32_t half_bits;
+    std::memcpy(&half_bits, &rounded, sizeof(half_bits));
+    return sign | static_cast<uint16_t>(half_bits - 0x3F000000);  // 0.5's
+  }
+  const uint32_t rounded = magnitude + 0xFFF + ((magnitude >> 13) & 1);
+  return sign | static_cast<uint16_t>((rounded - (uint32_t{112} << 23)) >> 13);
+}
+
+uint16_t FloatToBFloat16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  if ((bits & 0x7FFFFFFF) > 0x7F800000) return (bits >> 16 & 0x8000) | 0x7FC0;
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
 double LoadElement(const std::byte* data, DType dtype, int64_t index) {
   switch (dtype) {
     case DType::kFloat64:

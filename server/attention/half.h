@@ -15,6 +15,10 @@ double BFloat16ToDouble(uint16_t bits);
 uint16_t DoubleToHalf(double value);
 uint16_t DoubleToBFloat16(double value);
 
+// Of numbers that are floats already, many times faster; the same bits.
+uint16_t FloatToHalf(float value);
+uint16_t FloatToBFloat16(float value);
+
 // Element `index` of unaligned storage of a float type.
 double LoadElement(const std::byte* data, DType dtype, int64_t index);
 void StoreElement(std::byte* data, DType dtype, int64_t index, double value);

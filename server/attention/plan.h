@@ -46,6 +46,9 @@ struct Plan {
     return shared_workspace_bytes + threads * worker_workspace_bytes;
   }
 
+  // The type of Arguments::State where the problem folds.
+  DType state_dtype = DType::kFloat32;
+
   // Multiply-adds count as two. Keys that causality or window hide are not counted.
   double flops = 0;
 

@@ -102,6 +102,12 @@ absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
           absl::StrCat(name, " is ", size, "; it must be -1 (unbounded) or at least 0"));
     }
   }
+  if (p.section && (p.past_length > 0 || p.wants_present)) {
+    return absl::InvalidArgumentError("a section of a problem has no past or present of its own");
+  }
+  if (p.folds && p.score_output == ScoreOutput::kWeights) {
+    return absl::InvalidArgumentError("weights need all keys at once; a part of them has none");
+  }
   if (p.dropout && !(p.dropout->probability >= 0 && p.dropout->probability < 1)) {
     return absl::InvalidArgumentError(absl::StrCat(names.dropout_probability, " is ",
                                                    p.dropout->probability,
@@ -180,19 +186,42 @@ absl::Status CheckKeyLengths(const Problem& p, absl::Span<const int64_t> lengths
                                                    p.batch, " batch rows"));
   }
   for (size_t b = 0; b < lengths.size(); ++b) {
-    if (lengths[b] < 0 || lengths[b] > p.key_length) {
+    const int64_t key_length = p.section ? p.section->key_length : p.key_length;
+    if (lengths[b] < 0 || lengths[b] > key_length) {
       return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, "[", b, "] is ", lengths[b],
                                                      "; it must be from 0 to the key length ",
-                                                     p.key_length));
+                                                     key_length));
     }
   }
   return absl::OkStatus();
 }
 
-int64_t DiagonalOffset(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b) {
-  if (p.alignment == Alignment::kBottomRight) return p.total_keys() - p.query_length;
-  if (p.past_length > 0) return p.past_length;
-  return p.has_key_lengths ? key_lengths[b] - p.query_length : 0;
+// The problem that positions are counted in.
+Section WholeOf(const Problem& p) {
+  return p.section.value_or(Section{
+      .query_length = p.query_length, .key_length = p.key_length, .past_length = p.past_length});
+}
+
+int64_t DiagonalOffset(const Problem& p, const Section& whole,
+                       absl::Span<const int64_t> key_lengths, int64_t b) {
+  if (p.alignment == Alignment::kBottomRight) {
+    return whole.past_length + whole.key_length - whole.query_length;
+  }
+  if (whole.past_length > 0) return whole.past_length;
+  return p.has_key_lengths ? key_lengths[b] - whole.query_length : 0;
+}
+
+absl::Status CheckState(const Problem& p, const Arguments::State& state) {
+  const DType dtype = state.output.dtype;  // the plan's to say
+  const std::array<int64_t, 4> rows = {p.batch, p.query_heads, p.query_length, 1};
+  return CheckTensors({
+      {"state.output",
+       AsConst(state.output),
+       dtype,
+       {p.batch, p.query_heads, p.query_length, p.value_head_size}},
+      {"state.max", AsConst(state.max), dtype, rows},
+      {"state.sum", AsConst(state.sum), dtype, rows},
+  });
 }
 
 }  // namespace
@@ -235,17 +264,19 @@ absl::Status ValidateInputs(const Problem& p, const Arguments& a, const FieldNam
 absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& names) {
   const int64_t t = p.total_keys();
   absl::Status status = ValidateInputs(p, a, names);
+  if (status.ok() && p.folds) status = CheckState(p, a.state);
   if (!status.ok()) return status;
   return CheckTensors({
       {names.y,
        AsConst(a.output),
        p.dtype,
-       {p.batch, p.query_heads, p.query_length, p.value_head_size}},
+       {p.batch, p.query_heads, p.query_length, p.value_head_size},
+       !p.folds},
       {"lse",
        AsConst(a.lse),
        p.lse_dtype(),
        {p.batch, p.query_heads, p.query_length, 1},
-       p.wants_lse},
+       p.wants_lse && !p.folds},
       {"qk_matmul_output",
        AsConst(a.scores),
        p.dtype,
@@ -266,9 +297,10 @@ absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& na
 
 KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b,
                      int64_t i) {
-  const int64_t diagonal = i + DiagonalOffset(p, key_lengths, b);
-  KeyRange range{0, p.total_keys()};
-  if (p.has_key_lengths) range.end = p.past_length + key_lengths[b];
+  const Section whole = WholeOf(p);
+  const int64_t diagonal = whole.first_query + i + DiagonalOffset(p, whole, key_lengths, b);
+  KeyRange range{whole.first_key, whole.first_key + p.total_keys()};
+  if (p.has_key_lengths) range.end = std::min(range.end, whole.past_length + key_lengths[b]);
   if (p.causal) range.end = std::min(range.end, diagonal + 1);
   // A window wider than any axis is no window; clamping it keeps the sums in range.
   if (p.left_window >= 0) {
@@ -278,7 +310,7 @@ KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, in
     range.end = std::min(range.end, diagonal + std::min(p.right_window, kMaxAxis) + 1);
   }
   if (range.begin >= range.end) return {0, 0};
-  return range;
+  return {range.begin - whole.first_key, range.end - whole.first_key};
 }
 
 }  // namespace rapt

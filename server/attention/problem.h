@@ -50,6 +50,17 @@ struct Dropout {
 // worker's blocks of 512 rows, stay inside int64.
 inline constexpr int64_t kMaxAxis = int64_t{1} << 40;
 
+// A problem that is a part of a larger one: a run of its queries against a run of its keys.
+// Causality, window, key lengths and dropout go by the positions that these have in the whole.
+struct Section {
+  int64_t first_query = 0;
+  int64_t first_key = 0;  // counted from the whole's first key, a past one where it has any
+  // The whole's.
+  int64_t query_length = 0;
+  int64_t key_length = 0;
+  int64_t past_length = 0;
+};
+
 struct Problem {
   DType dtype = DType::kFloat32;  // of Q, K, V and O; any float type
 
@@ -77,6 +88,12 @@ struct Problem {
   bool wants_lse = false;
   bool wants_present = false;
 
+  // Part of a larger problem; it then has no past of its own and no present.
+  std::optional<Section> section = std::nullopt;
+  // The result is folded into Arguments::state, beside those of other sections of the same queries,
+  // instead of being written to output and lse. There are no weights then: they need all keys.
+  bool folds = false;
+
   int64_t total_keys() const { return past_length + key_length; }  // T
   int64_t group_size() const { return query_heads / kv_heads; }
   double effective_scale() const;
@@ -103,7 +120,15 @@ struct Arguments {
   TensorView mask;        // MaskShape::dims, with stride 0 on every axis that broadcasts
   TensorView past_key;    // [B, Hkv, P, D]
   TensorView past_value;  // [B, Hkv, P, Dv]
-  absl::Span<const int64_t> key_lengths;  // [B], each in [0, Sk]; empty when not given
+  absl::Span<const int64_t> key_lengths;  // [B], each in [0, the whole's Sk]; empty when not given
+
+  // Where a problem folds, instead of output and lse, in Plan::state_dtype. A row whose max is -inf
+  // has seen no key; what its output holds then does not matter.
+  struct State {
+    MutableTensorView output;  // [B, Hq, Sq, Dv], not yet divided by sum
+    MutableTensorView max;     // [B, Hq, Sq, 1], that the exponentials are relative to
+    MutableTensorView sum;     // [B, Hq, Sq, 1], of exponentials
+  } state;
 
   MutableTensorView output;         // [B, Hq, Sq, Dv]
   MutableTensorView lse;            // [B, Hq, Sq, 1] in lse_dtype(), natural logarithm
@@ -122,7 +147,8 @@ absl::Status ValidateInputs(const Problem& problem, const Arguments& arguments,
                             const FieldNames& names = kOnnxNames);
 
 // The keys that causality, window and lengths leave visible to query i of batch row b: [begin, end)
-// within [0, T), always one interval. The mask comes on top.
+// within [0, T), always one interval. The mask comes on top. i, and the keys of a section, count
+// from its own first ones.
 struct KeyRange {
   int64_t begin = 0;
   int64_t end = 0;

@@ -103,9 +103,11 @@ double QueryRow::Softmax(absl::Span<double> s) const {
 
 void QueryRow::DropOut(absl::Span<double> weights) const {
   const double p = p_.dropout->probability;
+  const Section place = p_.section.value_or(Section{});
   for (int64_t j = 0; j < static_cast<int64_t>(weights.size()); ++j) {
     bool keep;
-    DropoutKeeps(p, p_.dropout->seed, b_, h_, i_, j, 1, &keep);
+    DropoutKeeps(p, p_.dropout->seed, b_, h_, place.first_query + i_, place.first_key + j, 1,
+                 &keep);
     weights[j] = keep ? weights[j] / (1 - p) : 0;
   }
 }

@@ -50,6 +50,28 @@ void MergeInto(absl::Span<Real> o_a, Real& lse_a, absl::Span<const Real> o_b, Re
   lse_a = a_empty ? lse_b : w.lse;
 }
 
+// Folds the partial result (o_b, lse_b) into the running (o, max, sum) of one query row, where o /
+// sum is the output so far and max + log(sum) its lse. Unlike MergeInto() it divides nothing, so
+// that thousands of parts cost no precision. An empty part leaves all as it is; a row that is empty
+// yet, max = -inf, takes the part over to the bit.
+template <typename Real>
+void FoldInto(absl::Span<Real> o, Real& max, Real& sum, absl::Span<const Real> o_b, Real lse_b) {
+  constexpr Real kEmpty = -std::numeric_limits<Real>::infinity();
+  if (lse_b == kEmpty) return;
+  if (max == kEmpty) {
+    for (size_t d = 0; d < o.size(); ++d) o[d] = o_b[d];
+    max = lse_b;
+    sum = 1;
+    return;
+  }
+  const Real m = lse_b > max ? lse_b : max;
+  const Real a = std::exp(max - m);
+  const Real b = std::exp(lse_b - m);
+  for (size_t d = 0; d < o.size(); ++d) o[d] = a * o[d] + b * o_b[d];
+  sum = a * sum + b;
+  max = m;
+}
+
 }  // namespace rapt
 
 #endif  // RAPT_SERVER_ATTENTION_SOFTMAX_STATE_H_

@@ -204,6 +204,16 @@ int64_t RowIndex(const Problem& p, int64_t b, int64_t h, int64_t i) {
 }
 
 template <typename Real>
+void FoldRow(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i,
+             const Real* output, Real lse) {
+  const auto state = [&](const MutableTensorView& view) {
+    return reinterpret_cast<Real*>(view.Row(b, h, i));
+  };
+  FoldInto(absl::Span<Real>(state(a.state.output), p.value_head_size), *state(a.state.max),
+           *state(a.state.sum), absl::Span<const Real>(output, p.value_head_size), lse);
+}
+
+template <typename Real>
 void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task) {
   const Problem& p = plan.problem;
   const Parts<Real> parts(p, plan.tiles.key_splits, workspace);
@@ -212,6 +222,10 @@ void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64
   for (int64_t i = 0; i < p.query_length; ++i) {
     const int64_t row = RowIndex(p, b, h, i);
     parts.Merge(row);
+    if (p.folds) {
+      FoldRow<Real>(p, a, b, h, i, parts.Output(row, 0), *parts.Lse(row, 0));
+      continue;
+    }
     for (int64_t d = 0; d < p.value_head_size; ++d) {
       StoreElement(a.output.Row(b, h, i), p.dtype, d, parts.Output(row, 0)[d]);
     }
@@ -219,18 +233,56 @@ void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64
   }
 }
 
+// The results of a task's rows, in the worker's workspace, until they are folded into the state.
+template <typename Real>
+class Unfolded {
+ public:
+  Unfolded(const Problem& p, int64_t rows, std::byte* room)
+      : value_head_size_(p.value_head_size),
+        lse_(reinterpret_cast<Real*>(room)),
+        output_(lse_ + rows) {}
+
+  static int64_t Bytes(const Problem& p, int64_t rows) {
+    return RoundUp(rows * (1 + p.value_head_size) * int64_t{sizeof(Real)}, kVectorBytes);
+  }
+
+  void Redirect(FlashRow& row, int64_t index) const {
+    row.output = reinterpret_cast<std::byte*>(Output(index));
+    row.lse = reinterpret_cast<std::byte*>(lse_ + index);
+  }
+
+  // `rows` as they were redirected, in that order.
+  void Fold(const Problem& p, const Arguments& a, int64_t b, absl::Span<const FlashRow> rows,
+            int64_t first_query) const {
+    for (size_t n = 0; n < rows.size(); ++n) {
+      FoldRow<Real>(p, a, b, rows[n].head, rows[n].index - first_query, Output(n), lse_[n]);
+    }
+  }
+
+ private:
+  Real* Output(int64_t index) const { return output_ + index * value_head_size_; }
+
+  int64_t value_head_size_;
+  Real* lse_;
+  Real* output_;
+};
+
+int64_t UnfoldedBytes(const Problem& p, int64_t rows) {
+  return AccumulatesInFp64(p) ? Unfolded<double>::Bytes(p, rows) : Unfolded<float>::Bytes(p, rows);
+}
+
 FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   return {
       .query = a.query.RowOffset(b, h, i),
-      .output = a.output.Row(b, h, i),
-      .lse = p.wants_lse ? a.lse.Row(b, h, i) : nullptr,
+      .output = p.folds ? nullptr : a.output.Row(b, h, i),
+      .lse = p.wants_lse && !p.folds ? a.lse.Row(b, h, i) : nullptr,
       .scores = p.score_output ? a.scores.Row(b, h, i) : nullptr,
       .mask = p.mask ? a.mask.Row(b, h, i) : nullptr,
       .begin = visible.begin,
       .end = visible.end,
       .head = h,
-      .index = i,
+      .index = i + (p.section ? p.section->first_query : 0),
   };
 }
 
@@ -269,18 +321,20 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
     task.seed = p.dropout->seed;
   }
   task.batch = b;
+  task.first_key = p.section ? p.section->first_key : 0;
   return task;
 }
 
 // Multiply-adds of all visible pairs; batch rows are taken to see all the keys that lengths might
 // hide.
 double CountFlops(const Problem& p) {
+  const int64_t key_length = p.section ? p.section->key_length : p.key_length;
   double pairs = 0;
   // The visible range moves by one key a query: sampling it is exact enough for any use of the
   // figure.
   const int64_t step = std::max<int64_t>(1, p.query_length / 64);
   for (int64_t i = 0; i < p.query_length; i += step) {
-    const KeyRange range = VisibleKeys(p, {&p.key_length, 1}, 0, i);
+    const KeyRange range = VisibleKeys(p, {&key_length, 1}, 0, i);
     pairs += static_cast<double>(range.end - range.begin) *
              static_cast<double>(std::min(step, p.query_length - i));
   }
@@ -330,18 +384,29 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   flash.scratch = room + RowTableBytes(split.rows_per_task());
   flash.begin = flash.part_end;
   flash.end = flash.part_begin;
-  if (splits > 1) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
+  const Unfolded<Real> unfolded(p, split.rows_per_task(),
+                                flash.scratch + FlashScratchBytes(p, split.rows_per_task()));
+  const bool folds_here = p.folds && splits == 1;
+  if (splits > 1 || p.folds) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
   for (int64_t h = place.first_head; h < place.end_head; ++h) {
     for (int64_t i = place.first_query; i < place.end_query; ++i) {
-      FlashRow& row = rows[flash.row_count++] = RowOf(p, a, place.b, h, i);
+      FlashRow& row = rows[flash.row_count] = RowOf(p, a, place.b, h, i);
+      if (folds_here) unfolded.Redirect(row, flash.row_count);
+      ++flash.row_count;
       if (splits > 1) Narrow(row, flash, parts, RowIndex(p, place.b, h, i), place.part);
       if (row.begin == row.end) continue;
       flash.begin = std::min(flash.begin, row.begin);
       flash.end = std::max(flash.end, row.end);
     }
   }
+  // Nothing to fold: the chunk is out of these rows' sight.
+  if (folds_here && !p.score_output && flash.begin >= flash.end) return;
   const KernelTable& kernels = Kernels(plan.isa);
   (sizeof(Real) == 8 ? kernels.flash_fp64 : kernels.flash_fp32)(flash);
+  if (folds_here) {
+    unfolded.Fold(p, a, place.b, {rows, static_cast<size_t>(flash.row_count)},
+                  p.section ? p.section->first_query : 0);
+  }
 }
 
 class Cpu final : public Backend {
@@ -371,6 +436,10 @@ class Cpu final : public Backend {
     }
     plan.worker_workspace_bytes =
         RowTableBytes(split.rows_per_task()) + FlashScratchBytes(p, split.rows_per_task());
+    if (p.folds && splits == 1) {
+      plan.worker_workspace_bytes += UnfoldedBytes(p, split.rows_per_task());
+    }
+    plan.state_dtype = AccumulatesInFp64(p) ? DType::kFloat64 : DType::kFloat32;
     plan.flops = CountFlops(p);
   }
 

@@ -34,7 +34,7 @@ struct FlashRow {
   const std::byte* mask;  // its mask row, or null
   int64_t begin;          // visible keys, before the mask
   int64_t end;
-  int64_t head;  // h and i name the row to dropout
+  int64_t head;  // h and i, counted in the whole problem, name the row to dropout
   int64_t index;
 };
 
@@ -81,6 +81,7 @@ struct FlashTask {
   double dropout;  // 0: none
   uint64_t seed;
   int64_t batch;
+  int64_t first_key;  // where the keys begin in the whole problem
 
   std::byte* scratch;  // FlashScratchBytes(), aligned to 64
 };

@@ -3,6 +3,7 @@
 #include "server/attention/half.h"
 #include "server/attention/present.h"
 #include "server/attention/query_row.h"
+#include "server/attention/softmax_state.h"
 
 namespace rapt {
 namespace {
@@ -42,6 +43,7 @@ class Reference final : public Backend {
     const Problem& p = plan.problem;
     plan.stages = {Rows(p) + PresentTasks(p)};
     plan.worker_workspace_bytes = (p.total_keys() + p.value_head_size) * kDouble;
+    plan.state_dtype = DType::kFloat64;
     plan.flops = 2.0 * static_cast<double>(Rows(p)) * static_cast<double>(p.total_keys()) *
                  static_cast<double>(p.head_size + p.value_head_size);
   }
@@ -63,11 +65,21 @@ class Reference final : public Backend {
       if (stage && stage == p.score_output) StoreRow(arguments.scores, b, h, i, s);
     });
     row.Output(scores, lse, output);
+    if (p.folds) return Fold(arguments.state, b, h, i, output, lse);
     StoreRow(arguments.output, b, h, i, output);
     if (p.wants_lse) StoreRow(arguments.lse, b, h, i, {lse});
   }
 
  private:
+  static void Fold(const Arguments::State& state, int64_t b, int64_t h, int64_t i,
+                   absl::Span<const double> output, double lse) {
+    const auto row = [&](const MutableTensorView& view) {
+      return reinterpret_cast<double*>(view.Row(b, h, i));
+    };
+    FoldInto(absl::Span<double>(row(state.output), output.size()), *row(state.max), *row(state.sum),
+             output, lse);
+  }
+
   static int64_t Rows(const Problem& p) { return p.batch * p.query_heads * p.query_length; }
 };
 
