@@ -11,6 +11,7 @@
 #include "server/attention/backend.h"
 #include "server/base/check.h"
 #include "server/base/checked_math.h"
+#include "server/base/rejection.h"
 
 namespace rapt {
 namespace {
@@ -187,8 +188,10 @@ class Engine::Flight final : public Engine::Passage {
     absl::StatusOr<Plan> plan = ::rapt::MakePlan(call().problem, options);
     if (!plan.ok()) return plan.status();
     plan_ = *std::move(plan);
-    result_.backend = std::string(plan_.backend->name());
+    result_.backend = plan_.backend;
+    result_.declined = plan_.declined;
     result_.plan = plan_.Describe();
+    result_.flops = plan_.flops;
     PlanGathers(plan_.backend->ReadsSlices());
 
     std::optional<int64_t> needed_bytes = 0;
@@ -221,7 +224,10 @@ class Engine::Flight final : public Engine::Passage {
     Job job = MakeJob(plan_.stages, [this](int stage, int64_t task, int worker) {
       plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task, worker);
     });
-    job.done = [this, self = std::move(self)](const JobReport& report) { Finish(report); };
+    job.done = [this, self = std::move(self)](const JobReport& report) {
+      result_.ended_in = Stage::kCompute;
+      Finish(report);
+    };
     if (may_run_inline && IsTiny()) {
       executor.RunInline(std::move(job));
     } else {
@@ -391,7 +397,8 @@ void Engine::Start(std::unique_ptr<Passage> passage, AdmissionGate::Outcome outc
 
 absl::Status Engine::CheckAccepting() const {
   if (accepting()) return absl::OkStatus();
-  return absl::UnavailableError("the server is draining and takes no new requests");
+  return Reject(Rejection::kDraining, absl::StatusCode::kUnavailable,
+                "the server is draining and takes no new requests");
 }
 
 }  // namespace rapt

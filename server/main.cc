@@ -9,18 +9,22 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/admission/gate.h"
 #include "server/attention/attention.h"
+#include "server/attention/backend.h"
 #include "server/base/buffer_pool.h"
 #include "server/base/clock.h"
 #include "server/base/host_limits.h"
 #include "server/base/log.h"
+#include "server/base/queue_state.h"
 #include "server/base/timer.h"
 #include "server/base/version.h"
 #include "server/engine.h"
@@ -32,6 +36,7 @@
 #include "server/wire/oip/service.h"
 #include "server/wire/open_calls.h"
 #include "server/wire/rapt/service.h"
+#include "server/wire/stream_counts.h"
 #include "server/wire/tensor_call.h"
 #include "server/wire/tensor_methods.h"
 
@@ -175,18 +180,63 @@ GrpcSettings GrpcSettingsOf(const Options& options, const AdmissionGate& gate) {
           .message_memory_bytes = gate.LimitOf(AdmissionGate::Share::kReceive)};
 }
 
-void ShowGauges(Metrics& metrics, const OpenCalls& open_calls, const Memory& memory) {
-  metrics.ShowGauge("rapt_open_calls", "Tensor calls that have no answer yet.",
-                    [&open_calls] { return static_cast<double>(open_calls.count()); });
+// What the parts know of themselves, read at every scrape.
+void ShowMemory(Metrics& metrics, const Memory& memory) {
   const AdmissionGate& gate = memory.gate;
-  metrics.ShowGauge("rapt_memory_budget_bytes", "What all requests together may take.",
+  metrics.ShowGauge("rapt_memory_budget_bytes", "What all requests together may take.", {},
                     [&gate] { return static_cast<double>(gate.capacity_bytes()); });
-  metrics.ShowGauge("rapt_memory_reserved_bytes", "What they have taken.",
-                    [&gate] { return static_cast<double>(gate.reserved_bytes()); });
-  metrics.ShowGauge("rapt_queued_requests", "Requests that wait for memory.",
-                    [&gate] { return static_cast<double>(gate.queued()); });
-  metrics.ShowGauge("rapt_pool_idle_bytes", "Buffers kept to be used again.",
+  using Share = AdmissionGate::Share;
+  for (const auto& [kind, share] :
+       {std::pair("receive", Share::kReceive), std::pair("compute", Share::kCompute)}) {
+    metrics.ShowGauge(
+        "rapt_memory_reserved_bytes",
+        "What they have taken: for messages that are received, for outputs and workspace.",
+        {{"kind", kind}},
+        [&gate, share = share] { return static_cast<double>(gate.reserved_bytes(share)); });
+  }
+  metrics.ShowGauge("rapt_pool_idle_bytes", "Buffers kept to be used again.", {},
                     [&memory] { return static_cast<double>(memory.pool.idle_bytes()); });
+}
+
+void ShowQueues(Metrics& metrics, const AdmissionGate& gate, const Executor& executor) {
+  const std::pair<const char*, std::function<QueueState()>> queues[] = {
+      {"memory", [&gate] { return gate.waiting(); }},
+      {"threads", [&executor] { return executor.waiting(); }}};
+  for (const auto& [name, read] : queues) {
+    metrics.ShowGauge("rapt_queue_depth", "Requests that wait, for memory or for a thread.",
+                      {{"queue", name}},
+                      [read = read] { return static_cast<double>(read().depth); });
+    metrics.ShowGauge("rapt_queue_oldest_age_seconds", "How long the oldest of them has waited.",
+                      {{"queue", name}}, [read = read] {
+                        return std::chrono::duration<double>(read().oldest_age).count();
+                      });
+  }
+  metrics.ShowGauge("rapt_compute_threads", "Compute threads.", {},
+                    [&executor] { return static_cast<double>(executor.threads()); });
+  metrics.ShowGauge("rapt_compute_threads_busy", "Compute threads that run tasks now.", {},
+                    [&executor] { return static_cast<double>(executor.busy_threads()); });
+}
+
+void ShowCalls(Metrics& metrics, const OpenCalls& open_calls, const StreamCounts& streams) {
+  metrics.ShowGauge("rapt_open_calls", "Tensor calls that have no answer yet.", {},
+                    [&open_calls] { return static_cast<double>(open_calls.count()); });
+  metrics.ShowGauge("rapt_open_streams", "Calls of several messages that are open.", {},
+                    [&streams] { return static_cast<double>(streams.open.load()); });
+  metrics.ShowCounter("rapt_chunks_total", "Chunks that came in calls of several messages.", {},
+                      [&streams] { return static_cast<double>(streams.chunks.load()); });
+}
+
+// Which build on which machine: always 1.
+void ShowBuild(Metrics& metrics, const PlanOptions& options) {
+  std::string isa;
+  std::string cudnn = "no";
+  for (const Backend* backend : Backends()) {
+    if (isa.empty()) isa = ChooseIsa(*backend, options.isa);
+    if (backend->name() == "cudnn") cudnn = backend->Available().ok() ? "yes" : "unavailable";
+  }
+  metrics.ShowGauge("rapt_build_info", "Version, instruction set of the CPU backend, cuDNN.",
+                    {{"version", std::string(Version())}, {"isa", isa}, {"cudnn", cudnn}},
+                    [] { return 1.0; });
 }
 
 void AnnounceReady(const Options& options, const std::string& grpc_address,
@@ -235,16 +285,19 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   Engine engine(plan_options, memory.gate, memory.pool, executor);
   OpenCalls open_calls({options.max_open_calls, options.max_calls_per_caller});
   const Housekeeper housekeeper(memory, open_calls);
-  ShowGauges(metrics, open_calls, memory);
+  StreamCounts streams;
   std::atomic<bool> ready{false};
   const auto is_ready = [&ready] { return ready.load(); };
-  const auto observe = [&metrics](absl::string_view method) -> CallObserver {
-    return [instruments = metrics.ForMethod(method)](absl::StatusCode code, auto duration) {
-      instruments.CountCall(code, duration);
-    };
-  };
-  const CallEnvironment environment{engine, open_calls, memory.timer, memory.clock,
-                                    LimitsOf(options)};
+  ShowCalls(metrics, open_calls, streams);
+  ShowQueues(metrics, memory.gate, executor);
+  ShowMemory(metrics, memory);
+  ShowBuild(metrics, plan_options);
+  metrics.ShowGauge("rapt_ready", "1 while new calls are welcome.", {},
+                    [is_ready] { return is_ready() ? 1.0 : 0.0; });
+  ShowProcess(metrics);
+  const auto observe = [&metrics](absl::string_view method) { return metrics.ForMethod(method); };
+  const CallEnvironment environment{engine,       open_calls,   streams,
+                                    memory.timer, memory.clock, LimitsOf(options)};
   TensorMethods tensor_methods;
   const std::unique_ptr<grpc::Service> oip_service =
       oip::NewService(environment, is_ready, observe, tensor_methods);

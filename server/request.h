@@ -14,11 +14,21 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "server/attention/backend.h"
 #include "server/attention/operator.h"
 #include "server/base/clock.h"
 #include "server/base/sliced_bytes.h"
 
 namespace rapt {
+
+// Where a call's time goes, and where it may end.
+enum class Stage : uint8_t {
+  kReceive,  // its message comes
+  kQueue,    // it waits, for memory or for a thread
+  kCompute,
+  kSend,  // its answer leaves
+};
+inline constexpr int kStages = 4;
 
 // Where a tensor's row-major bytes lie, as the caller laid them out: in one piece of any alignment,
 // or in slices.
@@ -78,8 +88,11 @@ struct Result {
   // Empty unless the status is OK and the call wants them; Y is always there.
   OutputBuffer y, lse, scores, present_key, present_value;
 
-  std::string backend;                       // "cpu"; empty where it never came to a plan
+  Stage ended_in = Stage::kQueue;            // or kCompute
+  const Backend* backend = nullptr;          // null where it never came to a plan
+  const Backend* declined = nullptr;         // Plan::declined
   std::string plan;                          // Plan::Describe()
+  double flops = 0;                          // Plan::flops
   std::chrono::nanoseconds queue_time{0};    // until the first task: for memory, then for a thread
   std::chrono::nanoseconds compute_time{0};  // from the first task to the last
 };

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/rejection.h"
 
 namespace rapt {
 namespace {
@@ -32,9 +33,25 @@ AdmissionGate::AdmissionGate(const Options& options, Timer& timer, const Clock& 
                [this] { WakeIfAnybodyWaits(); }),
       alarm_(timer, [this] { Serve(); }) {}
 
+int64_t AdmissionGate::reserved_bytes(Share share) const {
+  return account(share).general.reserved_bytes() + account(share).small.reserved_bytes();
+}
+
 int64_t AdmissionGate::reserved_bytes() const {
-  return receive_.general.reserved_bytes() + receive_.small.reserved_bytes() +
-         compute_.general.reserved_bytes() + compute_.small.reserved_bytes();
+  return reserved_bytes(Share::kReceive) + reserved_bytes(Share::kCompute);
+}
+
+QueueState AdmissionGate::waiting() const {
+  const Instant now = clock_.Now();
+  QueueState state;
+  MutexLock lock(mutex_);
+  for (const Queued* queue : {&receive_.queue, &compute_.queue}) {
+    for (const auto& [priority, waiter] : *queue) {
+      ++state.depth;
+      state.oldest_age = std::max(state.oldest_age, now - waiter.since);
+    }
+  }
+  return state;
 }
 
 bool AdmissionGate::IsSmall(int64_t bytes) const {
@@ -43,9 +60,10 @@ bool AdmissionGate::IsSmall(int64_t bytes) const {
 
 absl::Status AdmissionGate::RefuseWhatNeverFits(const Ask& ask) const {
   if (ask.bytes <= LimitOf(ask.share)) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the ", NameOf(ask.share), " needs ", ask.bytes, " bytes; of the memory budget of ",
-      options_.budget_bytes, ", at most ", LimitOf(ask.share), " are allowed for that"));
+  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the ", NameOf(ask.share), " needs ", ask.bytes,
+                             " bytes; of the memory budget of ", options_.budget_bytes,
+                             ", at most ", LimitOf(ask.share), " are allowed for that"));
 }
 
 absl::Status AdmissionGate::CheckAlive(const Waiter& waiter, Instant now) const {
@@ -57,10 +75,13 @@ absl::Status AdmissionGate::CheckAlive(const Waiter& waiter, Instant now) const 
     return absl::DeadlineExceededError("the deadline passed while the request waited for memory");
   }
   if (now >= waiter.queue_end) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the ", NameOf(ask.share), " needs ", ask.bytes, " bytes, which did not become free in ",
-        std::chrono::duration_cast<std::chrono::milliseconds>(now - waiter.since).count(),
-        " ms in the queue"));
+    return Reject(
+        Rejection::kQueueTime, absl::StatusCode::kResourceExhausted,
+        absl::StrCat(
+            "the ", NameOf(ask.share), " needs ", ask.bytes,
+            " bytes, which did not become free in ",
+            std::chrono::duration_cast<std::chrono::milliseconds>(now - waiter.since).count(),
+            " ms in the queue"));
   }
   return absl::OkStatus();
 }
@@ -99,10 +120,10 @@ void AdmissionGate::Queue(const Ask& ask, Grant grant) {
       alarm_.SetNoLaterThan(now);  // they may have become free meanwhile
       return;
     }
-    status = absl::ResourceExhaustedError(
-        absl::StrCat("the ", NameOf(ask.share), " needs ", ask.bytes,
-                     " bytes, which are not free now, and the queue is full with ",
-                     options_.max_queued, " requests"));
+    status = Reject(Rejection::kQueueFull, absl::StatusCode::kResourceExhausted,
+                    absl::StrCat("the ", NameOf(ask.share), " needs ", ask.bytes,
+                                 " bytes, which are not free now, and the queue is full with ",
+                                 options_.max_queued, " requests"));
   }
   waiter.grant(std::move(status));
 }

@@ -15,6 +15,7 @@
 #include "server/admission/memory_budget.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
+#include "server/base/queue_state.h"
 #include "server/base/timer.h"
 
 namespace rapt {
@@ -82,7 +83,8 @@ class AdmissionGate {
   int64_t LimitOf(Share share) const { return account(share).general.capacity_bytes(); }
   int64_t capacity_bytes() const { return options_.budget_bytes; }
   int64_t reserved_bytes() const;
-  int64_t queued() const { return waiting_.load(); }
+  int64_t reserved_bytes(Share share) const;
+  QueueState waiting() const;
 
  private:
   struct Waiter {
@@ -127,7 +129,7 @@ class AdmissionGate {
 
   const Options options_;
   const Clock& clock_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   Account receive_;
   Account compute_;
   std::atomic<int64_t> waiting_{0};

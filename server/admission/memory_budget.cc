@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/check.h"
+#include "server/base/rejection.h"
 
 namespace rapt {
 
@@ -46,8 +47,8 @@ absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,
   try {
     return ReservedBuffer{std::move(reservation), pool.Take(bytes)};
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the system has no ", bytes, " bytes of memory left"));
+    return Reject(Rejection::kOutOfMemory, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("the system has no ", bytes, " bytes of memory left"));
   }
 }
 

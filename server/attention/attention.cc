@@ -29,7 +29,12 @@ absl::StatusOr<const Backend*> FindBackend(absl::string_view name) {
       absl::StrCat("backend is '", std::string(name), "'; this build has auto, ", BackendNames()));
 }
 
-absl::StatusOr<const Backend*> ChooseBackend(const Problem& problem, absl::string_view name) {
+struct Choice {
+  const Backend* backend = nullptr;
+  const Backend* declined = nullptr;
+};
+
+absl::StatusOr<Choice> ChooseBackend(const Problem& problem, absl::string_view name) {
   if (name != "auto") {
     const absl::StatusOr<const Backend*> backend = FindBackend(name);
     if (!backend.ok()) return backend.status();
@@ -37,10 +42,16 @@ absl::StatusOr<const Backend*> ChooseBackend(const Problem& problem, absl::strin
       return absl::UnimplementedError(absl::StrCat(
           "backend '", std::string(name), "' can't compute this: ", std::string(reason.message())));
     }
-    return *backend;
+    return Choice{*backend};
   }
+  Choice choice;
   for (const Backend* backend : Backends()) {
-    if (backend->Available().ok() && backend->Supports(problem).ok()) return backend;
+    if (!backend->Available().ok()) continue;
+    if (backend->Supports(problem).ok()) {
+      choice.backend = backend;
+      return choice;
+    }
+    if (choice.declined == nullptr) choice.declined = backend;
   }
   return absl::UnimplementedError("no backend can compute this");
 }
@@ -87,14 +98,15 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
   absl::Status status = Validate(options);
   if (status.ok()) status = Validate(problem);
   if (!status.ok()) return status;
-  const absl::StatusOr<const Backend*> backend = ChooseBackend(problem, options.backend);
-  if (!backend.ok()) return backend.status();
+  const absl::StatusOr<Choice> choice = ChooseBackend(problem, options.backend);
+  if (!choice.ok()) return choice.status();
   Plan plan;
   plan.problem = problem;
-  plan.backend = *backend;
-  plan.isa = ChooseIsa(**backend, options.isa);
+  plan.backend = choice->backend;
+  plan.declined = choice->declined;
+  plan.isa = ChooseIsa(*plan.backend, options.isa);
   plan.threads = options.threads;
-  if (!problem.empty() || problem.wants_present) (*backend)->PlanTasks(plan);
+  if (!problem.empty() || problem.wants_present) plan.backend->PlanTasks(plan);
   return plan;
 }
 

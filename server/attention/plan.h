@@ -31,6 +31,9 @@ struct Tiles {
 struct Plan {
   Problem problem;
   const Backend* backend = nullptr;
+  // The first of the list that could run here, where that does not support the problem and the
+  // choice was left to us; else null.
+  const Backend* declined = nullptr;
   std::string isa;  // empty where the backend has none
   int threads = 1;
   Tiles tiles;

@@ -73,7 +73,9 @@ void Executor::WorkerLoop(int worker) {
       active = Join();
     }
     const Instant begin = clock_.Now();
+    ++busy_threads_;
     absl::Status status = RunQuantum(*active, worker, begin);
+    --busy_threads_;
     const std::chrono::nanoseconds used = clock_.Now() - begin;
     bool finished;
     {
@@ -131,6 +133,18 @@ void Executor::Finish(ActiveJob& active) const {
   active.job.done({.status = active.status,
                    .queue_time = active.started - active.submitted,
                    .compute_time = clock_.Now() - active.started});
+}
+
+QueueState Executor::waiting() const {
+  const Instant now = clock_.Now();
+  QueueState state;
+  MutexLock lock(mutex_);
+  for (const ActiveJobPtr& active : runnable_) {
+    if (active->started != Instant::max()) continue;
+    ++state.depth;
+    state.oldest_age = std::max(state.oldest_age, now - active->submitted);
+  }
+  return state;
 }
 
 absl::Status Executor::CheckAlive(const Job& job) const {

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
+#include "server/base/queue_state.h"
 
 namespace rapt {
 
@@ -57,6 +58,10 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   int threads() const { return static_cast<int>(threads_.size()); }
+  // Threads that run tasks now.
+  int busy_threads() const { return busy_threads_.load(std::memory_order_relaxed); }
+  // Jobs that no thread has taken up yet.
+  QueueState waiting() const;
 
   // Returns at once; done runs on a compute thread.
   void Submit(Job job);
@@ -99,8 +104,9 @@ class Executor {
 
   const Clock& clock_;
   std::atomic<bool> stopping_{false};
+  std::atomic<int> busy_threads_{0};
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar work_posted_;
   // Jobs with tasks to hand out.
   std::set<ActiveJobPtr, LeastVirtualTime> runnable_ ABSL_GUARDED_BY(mutex_);

@@ -2,58 +2,268 @@
 
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
+
+#include "server/attention/backend.h"
+#include "server/base/check.h"
+#include "server/metrics/process.h"
 
 namespace rapt {
 namespace {
 
-// 50 us to 30 s: from a tiny request answered on the spot to one that fills the machine.
-const prometheus::Histogram::BucketBoundaries& DurationBuckets() {
-  static const auto& buckets = *new prometheus::Histogram::BucketBoundaries{
-      50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3,
-      50e-3, 100e-3, 250e-3, 500e-3, 1,    2.5,    5,    10,    30};
-  return buckets;
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+
+// Nanoseconds, 50 us to 30 s: from a tiny request answered on the spot to one that fills the
+// machine.
+constexpr int64_t kMicrosecond = 1'000;
+constexpr int64_t kMillisecond = 1'000'000;
+constexpr int64_t kSecond = 1'000'000'000;
+constexpr int64_t kDurationBounds[] = {50 * kMicrosecond,  100 * kMicrosecond, 250 * kMicrosecond,
+                                       500 * kMicrosecond, 1 * kMillisecond,   2'500 * kMicrosecond,
+                                       5 * kMillisecond,   10 * kMillisecond,  25 * kMillisecond,
+                                       50 * kMillisecond,  100 * kMillisecond, 250 * kMillisecond,
+                                       500 * kMillisecond, 1 * kSecond,        2'500 * kMillisecond,
+                                       5 * kSecond,        10 * kSecond,       30 * kSecond};
+constexpr double kNanosecond = 1e-9;
+
+constexpr int64_t kBatchBounds[] = {1, 2, 4, 8, 16, 32, 64, 128, 256};
+
+constexpr absl::string_view kNone = "none";
+constexpr absl::string_view kStageNames[kStages] = {"receive", "queue", "compute", "send"};
+// In the order of DType, after "none".
+constexpr absl::string_view kTypeNames[] = {kNone, "FP32", "FP16", "BF16", "FP64"};
+static_assert(static_cast<int>(DType::kFloat32) == 0 && static_cast<int>(DType::kFloat64) == 3);
+
+// A backend's place in the list of all of them.
+size_t IndexOf(const Backend* backend) {
+  const auto all = Backends();
+  return static_cast<size_t>(std::find(all.begin(), all.end(), backend) - all.begin());
+}
+
+absl::string_view BackendLabel(size_t label) {
+  return label == 0 ? kNone : Backends()[label - 1]->name();
+}
+
+MetricFamily Family(MetricType type, std::string name, std::string help) {
+  return {std::move(name), std::move(help), type, {}};
+}
+
+ClientMetric CounterOf(Metrics::Labels labels, double value) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  metric.counter.value = value;
+  return metric;
+}
+
+ClientMetric HistogramOf(Metrics::Labels labels, const Histogram& histogram) {
+  ClientMetric metric = histogram.Collect();
+  metric.label = std::move(labels);
+  return metric;
+}
+
+template <typename Counters, typename Name>
+MetricFamily CountersOf(std::string name, std::string help, const char* label,
+                        const Counters& counters, Name name_of) {
+  MetricFamily family = Family(MetricType::Counter, std::move(name), std::move(help));
+  for (size_t i = 0; i < counters.size(); ++i) {
+    family.metric.push_back(
+        CounterOf({{label, std::string(name_of(i))}}, static_cast<double>(counters[i].value())));
+  }
+  return family;
 }
 
 }  // namespace
 
-void MethodMetrics::CountCall(absl::StatusCode code, std::chrono::nanoseconds duration) const {
-  calls_[static_cast<int>(code)]->Increment();
-  duration_seconds_->Observe(std::chrono::duration<double>(duration).count());
-}
+Metrics::Method::Method(absl::string_view name_in)
+    : name(name_in), duration(kDurationBounds, kNanosecond) {}
 
 Metrics::Metrics()
-    : requests_total_(prometheus::BuildCounter()
-                          .Name("rapt_requests_total")
-                          .Help("Calls that have ended, by method and status code.")
-                          .Register(registry_)),
-      request_duration_seconds_(prometheus::BuildHistogram()
-                                    .Name("rapt_request_duration_seconds")
-                                    .Help("Time from a call's arrival to its answer, by method.")
-                                    .Register(registry_)) {}
-
-MethodMetrics Metrics::ForMethod(absl::string_view method) {
-  MethodMetrics metrics;
-  const std::string name(method);
-  for (int code = 0; code < MethodMetrics::kCodes; ++code) {
-    metrics.calls_[code] = &requests_total_.Add(
-        {{"method", name},
-         {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
-  }
-  metrics.duration_seconds_ = &request_duration_seconds_.Add({{"method", name}}, DurationBuckets());
-  return metrics;
+    : stage_durations_{{{kDurationBounds, kNanosecond},
+                        {kDurationBounds, kNanosecond},
+                        {kDurationBounds, kNanosecond},
+                        {kDurationBounds, kNanosecond}}},
+      batch_size_(kBatchBounds, 1) {
+  RAPT_CHECK(Backends().size() <= kMaxBackends, "there are more backends than labels for them");
 }
 
-void Metrics::ShowGauge(const std::string& name, const std::string& help,
+std::function<void(const CallReport&)> Metrics::ForMethod(absl::string_view name) {
+  Method& method = methods_.emplace_back(name);
+  return [this, &method](const CallReport& report) { Count(method, report); };
+}
+
+void Metrics::Count(Method& method, const CallReport& report) {
+  const size_t backend = report.backend == nullptr ? 0 : IndexOf(report.backend) + 1;
+  const size_t type =
+      report.problem == nullptr ? 0 : static_cast<size_t>(report.problem->dtype) + 1;
+  const auto code = static_cast<size_t>(report.status.code());
+  method.calls[backend][type][code].Add();
+  method.duration.Observe(report.total.count());
+  CountStages(report);
+  received_bytes_.Add(report.received_bytes);
+  sent_bytes_.Add(report.sent_bytes);
+  if (report.problem != nullptr) batch_size_.Observe(report.problem->batch);
+  if (report.flops > 0) flops_.Add(report.flops);
+  if (report.declined != nullptr && report.backend != nullptr) {
+    fallbacks_[IndexOf(report.declined)][IndexOf(report.backend)].Add();
+  }
+}
+
+void Metrics::CountStages(const CallReport& report) {
+  for (size_t stage = 0; stage < kStages; ++stage) {
+    const std::chrono::nanoseconds time = report.stage_times[stage];
+    if (time != CallReport::kNever) stage_durations_[stage].Observe(time.count());
+  }
+  if (report.status.ok()) return;
+  const auto ended_in = static_cast<size_t>(report.ended_in);
+  if (absl::IsCancelled(report.status)) cancelled_[ended_in].Add();
+  if (absl::IsDeadlineExceeded(report.status)) deadline_exceeded_[ended_in].Add();
+  rejected_[static_cast<size_t>(RejectionOf(report.status))].Add();
+}
+
+void Metrics::ShowGauge(const std::string& name, const std::string& help, Labels labels,
                         std::function<double()> read) {
-  prometheus::Gauge& gauge =
-      prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Add({});
-  shown_gauges_.push_back({gauge, std::move(read)});
+  Show(MetricType::Gauge, name, help, std::move(labels), std::move(read));
+}
+
+void Metrics::ShowCounter(const std::string& name, const std::string& help, Labels labels,
+                          std::function<double()> read) {
+  Show(MetricType::Counter, name, help, std::move(labels), std::move(read));
+}
+
+void Metrics::Show(MetricType type, const std::string& name, const std::string& help, Labels labels,
+                   std::function<double()> read) {
+  auto family = std::find_if(shown_.begin(), shown_.end(),
+                             [&name](const ShownFamily& f) { return f.name == name; });
+  if (family == shown_.end()) family = shown_.insert(family, {name, help, type, {}});
+  family->shown.push_back({std::move(labels), std::move(read)});
+}
+
+void Metrics::CollectMethods(Families& families) const {
+  MetricFamily calls =
+      Family(MetricType::Counter, "rapt_requests_total",
+             "Calls that have ended, by method, backend, type of the tensors and status code.");
+  MetricFamily durations = Family(MetricType::Histogram, "rapt_request_duration_seconds",
+                                  "From a call's arrival until its answer has left.");
+  for (const Method& method : methods_) {
+    for (size_t backend = 0; backend < kBackendLabels; ++backend) {
+      for (size_t type = 0; type < kTypeLabels; ++type) {
+        for (size_t code = 0; code < kCodes; ++code) {
+          // A rate over errors is never missing its zero; the rest is there once it is counted.
+          const bool always = backend == 0 && type == 0;
+          const int64_t count = method.calls[backend][type][code].value();
+          if (count == 0 && !always) continue;
+          calls.metric.push_back(
+              CounterOf({{"method", method.name},
+                         {"backend", std::string(BackendLabel(backend))},
+                         {"dtype", std::string(kTypeNames[type])},
+                         {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}},
+                        static_cast<double>(count)));
+        }
+      }
+    }
+    durations.metric.push_back(HistogramOf({{"method", method.name}}, method.duration));
+  }
+  families.push_back(std::move(calls));
+  families.push_back(std::move(durations));
+}
+
+void Metrics::CollectStages(Families& families) const {
+  MetricFamily stages = Family(MetricType::Histogram, "rapt_stage_duration_seconds",
+                               "How long calls were in each stage that they came to.");
+  for (size_t stage = 0; stage < kStages; ++stage) {
+    stages.metric.push_back(
+        HistogramOf({{"stage", std::string(kStageNames[stage])}}, stage_durations_[stage]));
+  }
+  families.push_back(std::move(stages));
+
+  const auto stage_name = [](size_t stage) { return kStageNames[stage]; };
+  families.push_back(CountersOf("rapt_cancelled_total", "Calls given up by their caller.", "phase",
+                                cancelled_, stage_name));
+  families.push_back(CountersOf("rapt_deadline_exceeded_total", "Calls whose deadline passed.",
+                                "phase", deadline_exceeded_, stage_name));
+}
+
+void Metrics::CollectRefusals(Families& families) const {
+  MetricFamily rejected = CountersOf(
+      "rapt_rejected_total", "Calls turned away although nothing is wrong with their request.",
+      "reason", rejected_, [](size_t i) { return NameOf(static_cast<Rejection>(i)); });
+  rejected.metric.erase(rejected.metric.begin());  // what failed for another reason
+  families.push_back(std::move(rejected));
+
+  MetricFamily fallbacks = Family(MetricType::Counter, "rapt_backend_fallback_total",
+                                  "Calls that a preferred backend could not compute.");
+  for (size_t from = 0; from < Backends().size(); ++from) {
+    for (size_t to = from + 1; to < Backends().size(); ++to) {
+      fallbacks.metric.push_back(CounterOf({{"from", std::string(BackendLabel(from + 1))},
+                                            {"to", std::string(BackendLabel(to + 1))},
+                                            {"reason", "unsupported"}},
+                                           static_cast<double>(fallbacks_[from][to].value())));
+    }
+  }
+  families.push_back(std::move(fallbacks));
+}
+
+void Metrics::CollectWork(Families& families) const {
+  MetricFamily batch =
+      Family(MetricType::Histogram, "rapt_batch_size", "The batch axis of the requests.");
+  batch.metric.push_back(HistogramOf({}, batch_size_));
+  families.push_back(std::move(batch));
+
+  MetricFamily payload = Family(MetricType::Counter, "rapt_payload_bytes_total",
+                                "Bytes of the messages that carry tensors.");
+  payload.metric.push_back(
+      CounterOf({{"direction", "received"}}, static_cast<double>(received_bytes_.value())));
+  payload.metric.push_back(
+      CounterOf({{"direction", "sent"}}, static_cast<double>(sent_bytes_.value())));
+  families.push_back(std::move(payload));
+
+  MetricFamily flops = Family(MetricType::Counter, "rapt_flops_total",
+                              "Floating-point operations of the plans that were computed.");
+  flops.metric.push_back(CounterOf({}, flops_.value()));
+  families.push_back(std::move(flops));
+}
+
+void Metrics::CollectShown(Families& families) const {
+  for (const ShownFamily& shown : shown_) {
+    MetricFamily family = Family(shown.type, shown.name, shown.help);
+    for (const Shown& one : shown.shown) {
+      ClientMetric metric;
+      metric.label = one.labels;
+      (shown.type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = one.read();
+      family.metric.push_back(std::move(metric));
+    }
+    families.push_back(std::move(family));
+  }
 }
 
 std::string Metrics::Serialize() const {
-  for (const ShownGauge& shown : shown_gauges_) shown.gauge.Set(shown.read());
-  return prometheus::TextSerializer().Serialize(registry_.Collect());
+  Families families;
+  CollectMethods(families);
+  CollectStages(families);
+  CollectRefusals(families);
+  CollectWork(families);
+  CollectShown(families);
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+void ShowProcess(Metrics& metrics) {
+  const auto gauge = [&metrics](const char* name, const char* help, auto member) {
+    metrics.ShowGauge(name, help, {},
+                      [member] { return static_cast<double>(ReadProcessState().*member); });
+  };
+  metrics.ShowCounter("process_cpu_seconds_total", "User and system CPU time spent, in seconds.",
+                      {}, [] { return ReadProcessState().cpu_seconds; });
+  gauge("process_start_time_seconds", "When the process started, since the epoch.",
+        &ProcessState::start_time_seconds);
+  gauge("process_resident_memory_bytes", "Resident memory.", &ProcessState::resident_bytes);
+  gauge("process_virtual_memory_bytes", "Virtual memory.", &ProcessState::virtual_bytes);
+  gauge("process_threads", "Threads.", &ProcessState::threads);
+  gauge("process_open_fds", "Open file descriptors.", &ProcessState::open_fds);
+  gauge("process_max_fds", "How many file descriptors may be open.", &ProcessState::max_fds);
 }
 
 }  // namespace rapt

@@ -1,64 +1,103 @@
-// Every instrument of the server, in one place.
+// Every instrument of the server, in one place; docs/metrics.md is their reference.
 #ifndef RAPT_SERVER_METRICS_METRICS_H_
 #define RAPT_SERVER_METRICS_METRICS_H_
 
-#include <prometheus/counter.h>
-#include <prometheus/family.h>
-#include <prometheus/gauge.h>
-#include <prometheus/histogram.h>
-#include <prometheus/registry.h>
+#include <prometheus/client_metric.h>
+#include <prometheus/metric_family.h>
+#include <prometheus/metric_type.h>
 
 #include <array>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "server/base/rejection.h"
+#include "server/call_report.h"
+#include "server/metrics/instruments.h"
 
 namespace rapt {
 
-// The instruments of one method, their labels resolved. Thread-safe.
-class MethodMetrics {
- public:
-  void CountCall(absl::StatusCode code, std::chrono::nanoseconds duration) const;
-
- private:
-  friend class Metrics;
-  static constexpr int kCodes = static_cast<int>(absl::StatusCode::kUnauthenticated) + 1;
-
-  std::array<prometheus::Counter*, kCodes> calls_;
-  prometheus::Histogram* duration_seconds_;
-};
-
-// Thread-safe, once every method and gauge is known.
+// Every label has a few values that are known at start-up, so that the series are bounded and a
+// call counts with atomics alone. Thread-safe, once every method and everything shown is known.
 class Metrics {
  public:
+  using Labels = std::vector<prometheus::ClientMetric::Label>;
+
   Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
 
-  // rapt_requests_total{method,code} and rapt_request_duration_seconds{method}. Every code's series
-  // is there from the start, so that a rate over it is never missing its zero. Valid as long as
-  // this.
-  MethodMetrics ForMethod(absl::string_view method);
+  // What counts the calls of a method. Start-up only; the result is thread-safe and valid as long
+  // as this.
+  std::function<void(const CallReport&)> ForMethod(absl::string_view method);
 
-  // A gauge that is read at every scrape. Start-up only; `read` is called from any thread.
-  void ShowGauge(const std::string& name, const std::string& help, std::function<double()> read);
+  // A number that somebody else keeps, read at every scrape; once for each set of labels. Start-up
+  // only; `read` is called from any thread.
+  void ShowGauge(const std::string& name, const std::string& help, Labels labels,
+                 std::function<double()> read);
+  void ShowCounter(const std::string& name, const std::string& help, Labels labels,
+                   std::function<double()> read);
 
   // Everything in Prometheus' text format.
   std::string Serialize() const;
 
  private:
-  struct ShownGauge {
-    prometheus::Gauge& gauge;
-    std::function<double()> read;
+  using Families = std::vector<prometheus::MetricFamily>;
+
+  static constexpr size_t kMaxBackends = 4;
+  static constexpr size_t kCodes = 17;  // of gRPC
+  // The first of each is "none": of calls that never came to a plan.
+  static constexpr size_t kBackendLabels = kMaxBackends + 1;
+  static constexpr size_t kTypeLabels = 5;
+  using CountsByCode = std::array<Counter, kCodes>;
+
+  struct Method {
+    explicit Method(absl::string_view name);
+
+    std::string name;
+    std::array<std::array<CountsByCode, kTypeLabels>, kBackendLabels> calls;
+    Histogram duration;
   };
 
-  prometheus::Registry registry_;
-  prometheus::Family<prometheus::Counter>& requests_total_;
-  prometheus::Family<prometheus::Histogram>& request_duration_seconds_;
-  std::vector<ShownGauge> shown_gauges_;
+  struct Shown {
+    Labels labels;
+    std::function<double()> read;
+  };
+  struct ShownFamily {
+    std::string name;
+    std::string help;
+    prometheus::MetricType type;
+    std::vector<Shown> shown;
+  };
+
+  void Count(Method& method, const CallReport& report);
+  void CountStages(const CallReport& report);
+  void Show(prometheus::MetricType type, const std::string& name, const std::string& help,
+            Labels labels, std::function<double()> read);
+  void CollectMethods(Families& families) const;
+  void CollectStages(Families& families) const;
+  void CollectRefusals(Families& families) const;
+  void CollectWork(Families& families) const;
+  void CollectShown(Families& families) const;
+
+  std::deque<Method> methods_;  // stay where they are
+  std::array<Histogram, kStages> stage_durations_;
+  Histogram batch_size_;
+  std::array<Counter, kStages> cancelled_;
+  std::array<Counter, kStages> deadline_exceeded_;
+  std::array<Counter, kRejections> rejected_;
+  std::array<std::array<Counter, kMaxBackends>, kMaxBackends> fallbacks_;  // from, to
+  Counter received_bytes_;
+  Counter sent_bytes_;
+  RealCounter flops_;
+  std::vector<ShownFamily> shown_;
 };
+
+// process_*, as Prometheus' client libraries name them.
+void ShowProcess(Metrics& metrics);
 
 }  // namespace rapt
 

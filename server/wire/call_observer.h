@@ -2,16 +2,15 @@
 #ifndef RAPT_SERVER_WIRE_CALL_OBSERVER_H_
 #define RAPT_SERVER_WIRE_CALL_OBSERVER_H_
 
-#include <chrono>
 #include <functional>
 
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "server/call_report.h"
 
 namespace rapt {
 
 // Called once at each call's end; thread-safe.
-using CallObserver = std::function<void(absl::StatusCode code, std::chrono::nanoseconds duration)>;
+using CallObserver = std::function<void(const CallReport& report)>;
 
 // Gives the observer of a method, "inference.GRPCInferenceService/ModelInfer". Called at start-up
 // only, so that the observer resolves its labels once.

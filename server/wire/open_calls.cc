@@ -1,20 +1,22 @@
 #include "server/wire/open_calls.h"
 
 #include "absl/strings/str_cat.h"
+#include "server/base/rejection.h"
 
 namespace rapt {
 
 absl::Status OpenCalls::Enter(const std::string& caller) {
   MutexLock lock(mutex_);
   if (count_ >= limits_.calls) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the server has ", count_, " open calls; at most ", limits_.calls, " are allowed"));
+    return Reject(Rejection::kOpenCalls, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("the server has ", count_, " open calls; at most ", limits_.calls,
+                               " are allowed"));
   }
   int64_t& calls = by_caller_[caller];
   if (calls >= limits_.calls_per_caller) {
-    return absl::ResourceExhaustedError(absl::StrCat("this caller has ", calls,
-                                                     " open calls; at most ",
-                                                     limits_.calls_per_caller, " are allowed"));
+    return Reject(Rejection::kCallerCalls, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("this caller has ", calls, " open calls; at most ",
+                               limits_.calls_per_caller, " are allowed"));
   }
   ++calls;
   ++count_;

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/base/rejection.h"
 #include "server/wire/deadline.h"
 #include "server/wire/status.h"
 
@@ -59,6 +60,7 @@ TensorCall::TensorCall(const CallEnvironment& environment, const CallObserver& o
       observe_(observe),
       context_(context),
       arrived_(environment.clock.Now()),
+      stage_began_(arrived_),
       alarm_(environment.timer, [this] { OnAlarm(); }) {}
 
 void TensorCall::Begin() {
@@ -94,17 +96,26 @@ absl::Status TensorCall::ReadHeaders() {
                                                    "'; it must be a number of bytes"));
   }
   if (bytes > limits.max_message_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("the message has ", bytes, " bytes; at most ",
-                                                     limits.max_message_bytes, " are allowed"));
+    return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("the message has ", bytes, " bytes; at most ",
+                               limits.max_message_bytes, " are allowed"));
   }
   declared_bytes_ = bytes;
   return absl::OkStatus();
 }
 
+void TensorCall::Count(Stage stage, std::chrono::nanoseconds time) {
+  std::chrono::nanoseconds& sum = report_.time_of(stage);
+  sum = std::max(sum, sum.zero()) + time;
+}
+
 void TensorCall::OnAdmitted(absl::StatusOr<MessageReservation> reservation) {
+  stage_began_ = environment_.clock.Now();
+  Count(Stage::kQueue, stage_began_ - arrived_);
   if (!reservation.ok()) return End(reservation.status());
+  report_.ended_in = Stage::kReceive;
   reservation_ = *std::move(reservation);
-  receive_end_ = std::min(deadline_, environment_.clock.Now() + kReceiveGrace +
+  receive_end_ = std::min(deadline_, stage_began_ + kReceiveGrace +
                                          TimeFor(reservation_.bytes(),
                                                  environment_.limits.min_receive_bytes_per_second));
   alarm_.Set(receive_end_);
@@ -129,9 +140,9 @@ void TensorCall::Evict() {
   if (receive_end_ == deadline_) {
     return End(absl::DeadlineExceededError("the deadline passed while the message was received"));
   }
-  End(absl::ResourceExhaustedError(absl::StrCat("the message came slower than ",
-                                                environment_.limits.min_receive_bytes_per_second,
-                                                " bytes a second")));
+  End(Reject(Rejection::kSlowSender, absl::StatusCode::kResourceExhausted,
+             absl::StrCat("the message came slower than ",
+                          environment_.limits.min_receive_bytes_per_second, " bytes a second")));
 }
 
 void TensorCall::OnReadDone(bool ok) {
@@ -141,6 +152,8 @@ void TensorCall::OnReadDone(bool ok) {
     message_lost_ = true;
     return End(absl::InvalidArgumentError("the call ended before its message was there"));
   }
+  Count(Stage::kReceive, environment_.clock.Now() - stage_began_);
+  report_.ended_in = Stage::kCompute;  // TellOf() may know better
   if (absl::Status status = TakeMessage(); !status.ok()) return End(std::move(status));
   OnMessage(message_.bytes());
 }
@@ -148,6 +161,7 @@ void TensorCall::OnReadDone(bool ok) {
 absl::Status TensorCall::TakeMessage() {
   absl::Status status = message_.Take(buffer_);
   if (!status.ok()) return status;
+  report_.received_bytes = message_.size();
   if (message_.size() > declared_bytes_.value_or(message_.size())) {
     return absl::InvalidArgumentError(absl::StrCat("the message has ", message_.size(),
                                                    " bytes; its header ", kMessageBytesHeader,
@@ -160,32 +174,49 @@ absl::Status TensorCall::TakeMessage() {
 void TensorCall::Bind(Request& request) {
   request.deadline = std::min(request.deadline, deadline_);
   request.cancelled = &cancelled_;
+  problem_ = request.call.problem;
+  report_.problem = &problem_;
 }
 
 void TensorCall::TellOf(const Result& result) {
-  if (result.backend.empty()) return;
-  context_.AddTrailingMetadata("rapt-backend", result.backend);
+  report_.ended_in = result.ended_in;
+  Count(Stage::kQueue, result.queue_time);
+  if (result.ended_in == Stage::kCompute) Count(Stage::kCompute, result.compute_time);
+  if (result.backend == nullptr) return;
+  report_.backend = result.backend;
+  report_.declined = result.declined;
+  report_.plan = result.plan;
+  if (result.status.ok()) report_.flops = result.flops;
+
+  const auto add_time = [this](const char* name, std::chrono::nanoseconds time) {
+    context_.AddTrailingMetadata(name, absl::StrCat(Microseconds(time)));
+  };
+  context_.AddTrailingMetadata("rapt-backend", std::string(result.backend->name()));
   context_.AddTrailingMetadata("rapt-plan", result.plan);
-  context_.AddTrailingMetadata("rapt-queue-us", absl::StrCat(Microseconds(result.queue_time)));
-  context_.AddTrailingMetadata("rapt-compute-us", absl::StrCat(Microseconds(result.compute_time)));
+  add_time("rapt-queue-us", report_.time_of(Stage::kQueue));
+  add_time("rapt-compute-us", result.compute_time);
+  add_time("rapt-total-us", environment_.clock.Now() - arrived_);
 }
 
 void TensorCall::Answer(AnswerMessage answer) {
   message_.Clear();
   reservation_ = {};
   buffer_ = ToByteBuffer(std::move(answer));
+  report_.sent_bytes = static_cast<int64_t>(buffer_.Length());
+  report_.ended_in = Stage::kSend;
+  stage_began_ = environment_.clock.Now();
   phase_ = Phase::kAnswering;
   alarm_.Set(deadline_);  // a caller that does not read would keep the outputs
   StartWriteAndFinish(&buffer_, grpc::WriteOptions(), grpc::Status::OK);
 }
 
 void TensorCall::End(absl::Status status) {
-  status_ = std::move(status);
+  report_.status = std::move(status);
   if (phase_.load() == Phase::kReceived) {
     message_.Clear();
     reservation_ = {};
   }
-  Finish(ToGrpcStatus(status_));
+  Finish(ToGrpcStatus(report_.status));
 }
 
 void TensorCall::OnCancel() {
@@ -195,15 +226,21 @@ void TensorCall::OnCancel() {
 
 void TensorCall::OnDone() {
   alarm_.Cancel();
+  const Instant now = environment_.clock.Now();
   // A read may fail before it is known that the caller left.
-  if (message_lost_ && cancelled_.load()) status_ = absl::CancelledError("the caller left");
+  if (message_lost_ && cancelled_.load()) report_.status = absl::CancelledError("the caller left");
   // The answer was right, but it never left: the caller did, or read too slowly.
   if (phase_.load() == Phase::kAnswering && cancelled_.load()) {
-    status_ = environment_.clock.Now() >= deadline_
-                  ? absl::DeadlineExceededError("the deadline passed while the answer was sent")
-                  : absl::CancelledError("the caller left");
+    report_.status =
+        now >= deadline_
+            ? absl::DeadlineExceededError("the deadline passed while the answer was sent")
+            : absl::CancelledError("the caller left");
   }
-  observe_(status_.code(), environment_.clock.Now() - arrived_);
+  if (report_.ended_in == Stage::kReceive || report_.ended_in == Stage::kSend) {
+    Count(report_.ended_in, now - stage_began_);
+  }
+  report_.total = now - arrived_;
+  observe_(report_);
   reservation_ = {};
   if (!caller_.empty()) environment_.open_calls.Leave(caller_);
   Unreference();

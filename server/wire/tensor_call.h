@@ -21,6 +21,7 @@
 #include "server/wire/message_parts.h"
 #include "server/wire/open_calls.h"
 #include "server/wire/received_message.h"
+#include "server/wire/stream_counts.h"
 
 namespace rapt {
 
@@ -39,6 +40,7 @@ struct CallLimits {
 struct CallEnvironment {
   Engine& engine;
   OpenCalls& open_calls;
+  StreamCounts& streams;
   Timer& timer;
   const Clock& clock;
   CallLimits limits;
@@ -68,8 +70,8 @@ class TensorCall : public grpc::ServerGenericBidiReactor {
   // Gives the request the call's deadline, where that is the earlier one, and its cancellation.
   void Bind(Request& request);
 
-  // Tells in trailing metadata which backend and plan it was, as far as it came to that, and where
-  // the time went.
+  // Tells in trailing metadata, and whoever observes, which backend and plan it was, as far as it
+  // came to that, and where the time went.
   void TellOf(const Result& result);
 
   // Each finishes the call, and nothing of this object may be touched afterwards. The message must
@@ -81,6 +83,7 @@ class TensorCall : public grpc::ServerGenericBidiReactor {
   enum class Phase : uint8_t { kAdmitting, kReading, kReceived, kEvicted, kAnswering };
 
   absl::Status ReadHeaders();
+  void Count(Stage stage, std::chrono::nanoseconds time);
   void OnAdmitted(absl::StatusOr<MessageReservation> reservation);
   absl::Status TakeMessage();
   void OnAlarm();
@@ -101,9 +104,11 @@ class TensorCall : public grpc::ServerGenericBidiReactor {
   std::optional<int64_t> declared_bytes_;
   std::atomic<bool> cancelled_{false};
   std::atomic<Phase> phase_{Phase::kAdmitting};
+  Instant stage_began_;
   std::atomic<int> references_{
       1};  // gRPC's, until OnDone; and that of a thread that starts the read
-  absl::Status status_;
+  CallReport report_;
+  Problem problem_;  // of report_
   bool message_lost_ = false;
 
   MessageReservation reservation_;

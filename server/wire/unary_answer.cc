@@ -8,10 +8,12 @@ grpc::ServerUnaryReactor* AnswerAtOnce(grpc::CallbackServerContext& context, con
                                        const CallObserver& observe,
                                        absl::FunctionRef<absl::Status()> fill) {
   const Instant arrived = clock.Now();
-  const absl::Status status = fill();
-  observe(status.code(), clock.Now() - arrived);
+  CallReport report;
+  report.status = fill();
+  report.total = clock.Now() - arrived;
+  observe(report);
   grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
-  reactor->Finish(ToGrpcStatus(status));
+  reactor->Finish(ToGrpcStatus(report.status));
   return reactor;
 }
 

@@ -14,7 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "rapt/client.h"
-#include "tests/support/loopback.h"
+#include "tests/support/metrics_page.h"
 #include "tests/support/raw_call.h"
 #include "tests/support/server_process.h"
 
@@ -371,10 +371,7 @@ TEST(ServerFaultsTest, ACallHoldsNoMoreThanItsOwnMessageWhileItIsSent) {
   const auto client = Client::Connect(server.grpc_address());
   ASSERT_TRUE(client.ok()) << client.status();
   const test::RawCall silent(server.grpc_address(), "/rapt.v1.AttentionService/Attend");
-  while (!absl::StrContains(test::HttpGet(server.metrics_address(), "/metrics"),
-                            "\nrapt_memory_reserved_bytes 20971520")) {
-    std::this_thread::yield();
-  }
+  test::WaitForMetric(server, "rapt_memory_reserved_bytes", 20971520);
   const absl::Status attend = (*client)->Attend(OneToken()).status();
   EXPECT_TRUE(attend.ok()) << attend;
   std::promise<absl::Status> attend_async;

@@ -123,7 +123,9 @@ TEST_F(EngineTest, GivesTheHandComputedExample) {
 
 TEST_F(EngineTest, NamesBackendAndPlan) {
   const Result result = Run(HandComputed().ToRequest()).result;
-  EXPECT_EQ(result.backend, "cpu");
+  ASSERT_NE(result.backend, nullptr);
+  EXPECT_EQ(result.backend->name(), "cpu");
+  EXPECT_EQ(result.declined, nullptr);
   EXPECT_THAT(result.plan, StartsWith("cpu/"));
 }
 
@@ -414,7 +416,7 @@ TEST_F(EngineTest, WaitsForMemoryAndComputesWhenThereIsSome) {
     small.push_back(std::move((*outcome)->reservation));
   }
   engine_.Submit(std::move(request), [&](Result r) { promise.set_value(std::move(r)); });
-  EXPECT_EQ(gate_.queued(), 1);
+  EXPECT_EQ(gate_.waiting().depth, 1);
   all.reset();
   const Result result = promise.get_future().get();
   EXPECT_TRUE(result.status.ok()) << result.status;

@@ -95,7 +95,7 @@ TEST_F(GateTest, WhatCouldFitWaitsUntilItDoes) {
   EXPECT_THAT(served_, ElementsAre(1));
   EXPECT_TRUE(statuses_[0].ok()) << statuses_[0];
   EXPECT_EQ(gate_.reserved_bytes(), 0);
-  EXPECT_EQ(gate_.queued(), 0);
+  EXPECT_EQ(gate_.waiting().depth, 0);
 }
 
 TEST_F(GateTest, WhoWasAdmittedLearnsHowLongItWaited) {
@@ -233,7 +233,7 @@ TEST(GateThreadsTest, NobodyIsForgotten) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(gate.reserved_bytes(), 0);
-  EXPECT_EQ(gate.queued(), 0);
+  EXPECT_EQ(gate.waiting().depth, 0);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
-#include "tests/support/loopback.h"
+#include "tests/support/metrics_page.h"
 #include "tests/support/raw_call.h"
 #include "tests/support/server_process.h"
 
@@ -133,17 +133,11 @@ class MemoryWatch {
   std::thread thread_;
 };
 
-void WaitForMetric(const ServerProcess& server, const std::string& line) {
-  while (HttpGet(server.metrics_address(), "/metrics").find("\n" + line + "\n") ==
-         std::string::npos) {
-  }
-}
-
 // Everything that the calls held is given back.
 void WaitUntilNothingIsHeld(const ServerProcess& server) {
-  WaitForMetric(server, "rapt_open_calls 0");
-  WaitForMetric(server, "rapt_memory_reserved_bytes 0");
-  WaitForMetric(server, "rapt_queued_requests 0");
+  WaitForMetric(server, "rapt_open_calls", 0);
+  WaitForMetric(server, "rapt_memory_reserved_bytes", 0);
+  WaitForMetric(server, "rapt_queue_depth", 0);
 }
 
 // What became of a mix's calls.
@@ -350,7 +344,7 @@ TEST(BrokenCallTest, ACallerKilledWhileItSendsHoldsNothing) {
   {
     RawCall call(server.grpc_address(), kInferPath);
     call.SendPart(10'000'000, 60'000);
-    WaitForMetric(server, "rapt_open_calls 1");
+    WaitForMetric(server, "rapt_open_calls", 1);
   }
   WaitUntilNothingIsHeld(server);
 }
@@ -364,7 +358,7 @@ TEST(BrokenCallTest, ACallerKilledWhileTheServerComputesHoldsNothing) {
     EXPECT_EQ(stub->ModelInfer(&context, Call(100'000, 100'000, 16), &response).error_code(),
               StatusCode::CANCELLED);
   });
-  WaitForMetric(server, "rapt_open_calls 1");
+  WaitForMetric(server, "rapt_open_calls", 1);
   context.TryCancel();
   caller.join();
   WaitUntilNothingIsHeld(server);
@@ -413,7 +407,7 @@ TEST(LimitsTest, OpenCallsAreBounded) {
     {
       const RawCall first(server.grpc_address(), kInferPath);
       const RawCall second(server.grpc_address(), kInferPath);
-      WaitForMetric(server, "rapt_open_calls 2");
+      WaitForMetric(server, "rapt_open_calls", 2);
       RawCall third(server.grpc_address(), kInferPath);
       EXPECT_EQ(third.WaitForStatus(), StatusCode::RESOURCE_EXHAUSTED) << flag;
     }

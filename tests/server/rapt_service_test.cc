@@ -21,7 +21,7 @@
 #include "server/attention/memory_estimate.h"
 #include "server/base/version.h"
 #include "tests/server/rapt_messages.h"
-#include "tests/support/loopback.h"
+#include "tests/support/metrics_page.h"
 #include "tests/support/server_process.h"
 
 namespace rapt::test {
@@ -48,16 +48,10 @@ std::unique_ptr<v1::AttentionService::Stub> Connect(const ServerProcess& server)
       server.grpc_address(), grpc::InsecureChannelCredentials(), arguments));
 }
 
-std::string Metrics(const ServerProcess& server) {
-  return HttpGet(server.metrics_address(), "/metrics");
-}
-
 // A call is counted when its answer has left, which its caller may see a moment earlier.
 void WaitForCount(const ServerProcess& server, const char* method, const char* code, int count) {
-  const std::string line = absl::StrCat("rapt_requests_total{code=\"", code, "\",method=\"",
-                                        kServiceName, "/", method, "\"} ", count, "\n");
-  while (Metrics(server).find(line) == std::string::npos) {
-  }
+  test::WaitForMetric(server, "rapt_requests_total", count,
+                      {{"code", code}, {"method", absl::StrCat(kServiceName, "/", method)}});
 }
 
 // One server for all tests that leave it as it was.
@@ -775,7 +769,7 @@ TEST(RaptServiceBudgetTest, RefusesWhatIsBeyondTheMemoryBudget) {
   status = stub->Diagnose(&diagnose_context, wide, &diagnosis);
   EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
   WaitForCount(server, "Diagnose", "RESOURCE_EXHAUSTED", 1);
-  EXPECT_THAT(Metrics(server), HasSubstr("\nrapt_memory_reserved_bytes 0\n"));
+  EXPECT_EQ(test::ReadMetric(server, "rapt_memory_reserved_bytes"), 0);
 }
 
 // --- Diagnose ------------------------------------------------------------------------------------
@@ -924,12 +918,11 @@ TEST(RaptServiceDiagnoseTest, ACancelledDiagnosisEndsOnTheServerToo) {
   v1::DiagnoseResponse response;
   std::future<grpc::Status> status = std::async(
       std::launch::async, [&] { return stub->Diagnose(&context, LongDiagnosis(), &response); });
-  while (Metrics(server).find("\nrapt_open_calls 1\n") == std::string::npos) {
-  }
+  test::WaitForMetric(server, "rapt_open_calls", 1);
   context.TryCancel();
   EXPECT_EQ(status.get().error_code(), StatusCode::CANCELLED);
   WaitForCount(server, "Diagnose", "CANCELLED", 1);
-  EXPECT_THAT(Metrics(server), HasSubstr("\nrapt_memory_reserved_bytes 0\n"));
+  EXPECT_EQ(test::ReadMetric(server, "rapt_memory_reserved_bytes"), 0);
 }
 
 TEST(RaptServiceDiagnoseTest, ADeadlineEndsADiagnosis) {
@@ -941,8 +934,7 @@ TEST(RaptServiceDiagnoseTest, ADeadlineEndsADiagnosis) {
   EXPECT_EQ(stub->Diagnose(&context, LongDiagnosis(), &response).error_code(),
             StatusCode::DEADLINE_EXCEEDED);
   // gRPC also cancels a call whose deadline passed; either may reach the executor first.
-  while (Metrics(server).find("\nrapt_open_calls 0\n") == std::string::npos) {
-  }
+  test::WaitForMetric(server, "rapt_open_calls", 0);
 }
 
 // --- EstimateMemory ------------------------------------------------------------------------------

@@ -20,6 +20,7 @@
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "tests/support/loopback.h"
+#include "tests/support/metrics_page.h"
 #include "tests/support/server_process.h"
 
 namespace rapt {
@@ -34,8 +35,10 @@ using inference::ModelInferResponse;
 using test::ChildProcess;
 using test::Exchange;
 using test::HttpGet;
+using test::ReadMetric;
 using test::ServerCommand;
 using test::ServerProcess;
+using test::WaitForMetric;
 using ::testing::FloatNear;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -87,9 +90,9 @@ std::vector<float> Floats(const std::string& raw) {
   return values;
 }
 
-std::string CountLine(const char* method, const char* code, int count) {
-  return absl::StrCat("rapt_requests_total{code=\"", code, "\",method=\"", kServiceName, "/",
-                      method, "\"} ", count, "\n");
+void WaitForCount(const ServerProcess& server, const char* method, const char* code, int count) {
+  WaitForMetric(server, "rapt_requests_total", count,
+                {{"code", code}, {"method", absl::StrCat(kServiceName, "/", method)}});
 }
 
 // --- One server for all tests that leave it as it was --------------------------------------------
@@ -438,28 +441,6 @@ TEST(ServerLimitsTest, RefusesAMessageBeyondTheLimit) {
             StatusCode::RESOURCE_EXHAUSTED);
 }
 
-TEST(ServerMetricsTest, CountsCallsByMethodAndCode) {
-  const ServerProcess server;
-  const auto stub = GRPCInferenceService::NewStub(Connect(server));
-  for (int i = 0; i < 3; ++i) {
-    grpc::ClientContext context;
-    ModelInferResponse response;
-    ASSERT_TRUE(stub->ModelInfer(&context, HandComputed(), &response).ok());
-  }
-  grpc::ClientContext context;
-  ModelInferResponse response;
-  EXPECT_FALSE(stub->ModelInfer(&context, ModelInferRequest(), &response).ok());
-  // A call is counted when its answer has left, which its caller may see a moment earlier.
-  std::string metrics;
-  do {
-    metrics = HttpGet(server.metrics_address(), "/metrics");
-  } while (metrics.find(CountLine("ModelInfer", "OK", 3)) == std::string::npos ||
-           metrics.find(CountLine("ModelInfer", "NOT_FOUND", 1)) == std::string::npos);
-  EXPECT_THAT(metrics, HasSubstr(CountLine("ModelInfer", "INTERNAL", 0)));
-  EXPECT_THAT(metrics, HasSubstr(absl::StrCat("rapt_request_duration_seconds_count{method=\"",
-                                              kServiceName, "/ModelInfer\"} 4\n")));
-}
-
 // A long call that the server has taken, its answer to come.
 class CallInFlight {
  public:
@@ -468,9 +449,7 @@ class CallInFlight {
         status_(std::async(std::launch::async, [this, length] {
           return stub_->ModelInfer(&context_, LongRequest(length), &response_);
         })) {
-    while (HttpGet(server.metrics_address(), "/metrics").find("\nrapt_open_calls 1\n") ==
-           std::string::npos) {
-    }
+    WaitForMetric(server, "rapt_open_calls", 1);
   }
 
   void Cancel() { context_.TryCancel(); }
@@ -489,12 +468,8 @@ TEST(ServerCancellationTest, ACallThatIsCancelledEndsOnTheServerToo) {
   CallInFlight in_flight(server, kEndless);
   in_flight.Cancel();
   EXPECT_EQ(in_flight.Wait().error_code(), StatusCode::CANCELLED);
-  while (
-      HttpGet(server.metrics_address(), "/metrics").find(CountLine("ModelInfer", "CANCELLED", 1)) ==
-      std::string::npos) {
-  }
-  EXPECT_THAT(HttpGet(server.metrics_address(), "/metrics"),
-              HasSubstr("\nrapt_memory_reserved_bytes 0\n"));
+  WaitForCount(server, "ModelInfer", "CANCELLED", 1);
+  EXPECT_EQ(ReadMetric(server, "rapt_memory_reserved_bytes"), 0);
 }
 
 TEST(ServerCancellationTest, AGrpcDeadlineEndsTheCall) {

@@ -188,7 +188,9 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<Rpcs::CallbackSe
   grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
   ModelStreamInfer(grpc::CallbackServerContext*) override {
     const absl::Status status = NotOffered(Method::kModelStreamInfer);
-    environment_.observe(Method::kModelStreamInfer)(status.code(), {});
+    CallReport report;
+    report.status = status;
+    environment_.observe(Method::kModelStreamInfer)(report);
     return new RefusedStream(status);
   }
 

@@ -433,7 +433,7 @@ AnswerMessage EncodeResult(const ResolvedCall& call, const Result& result) {
     answer.Append(payload);
   }
   v1::AttendResponse fields;
-  fields.set_backend(result.backend);
+  fields.set_backend(std::string(result.backend->name()));
   fields.set_plan(result.plan);
   fields.mutable_timing()->set_queue_us(Microseconds(result.queue_time));
   fields.mutable_timing()->set_compute_us(Microseconds(result.compute_time));

@@ -1,0 +1,23 @@
+#ifndef RAPT_SERVER_METRICS_PROCESS_H_
+#define RAPT_SERVER_METRICS_PROCESS_H_
+
+#include <cstdint>
+
+namespace rapt {
+
+// What /proc tells of this process; 0 where it can't be read.
+struct ProcessState {
+  double cpu_seconds = 0;
+  double start_time_seconds = 0;  // since the epoch
+  int64_t resident_bytes = 0;
+  int64_t virtual_bytes = 0;
+  int64_t threads = 0;
+  int64_t open_fds = 0;
+  int64_t max_fds = 0;
+};
+
+ProcessState ReadProcessState();
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_METRICS_PROCESS_H_

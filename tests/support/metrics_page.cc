@@ -1,0 +1,50 @@
+#include "tests/support/metrics_page.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "tests/support/loopback.h"
+
+namespace rapt::test {
+
+std::string ReadMetricsPage(const ServerProcess& server) {
+  return HttpGet(server.metrics_address(), "/metrics");
+}
+
+double SumOnPage(const std::string& page, const std::string& name,
+                 const std::map<std::string, std::string>& labels) {
+  double sum = 0;
+  bool found = false;
+  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+    if (!absl::StartsWith(line, absl::StrCat(name, "{")) &&
+        !absl::StartsWith(line, absl::StrCat(name, " "))) {
+      continue;
+    }
+    const bool matches = std::all_of(labels.begin(), labels.end(), [line](const auto& label) {
+      const std::string pair = absl::StrCat(label.first, "=\"", label.second, "\"");
+      return absl::StrContains(line, "{" + pair) || absl::StrContains(line, "," + pair);
+    });
+    if (!matches) continue;
+    found = true;
+    sum += std::atof(std::string(line.substr(line.rfind(' ') + 1)).c_str());
+  }
+  return found ? sum : -1;
+}
+
+double ReadMetric(const ServerProcess& server, const std::string& name,
+                  const std::map<std::string, std::string>& labels) {
+  return SumOnPage(ReadMetricsPage(server), name, labels);
+}
+
+void WaitForMetric(const ServerProcess& server, const std::string& name, double value,
+                   const std::map<std::string, std::string>& labels) {
+  while (ReadMetric(server, name, labels) != value) {
+  }
+}
+
+}  // namespace rapt::test

@@ -1,0 +1,28 @@
+// What a server under test tells at /metrics.
+#ifndef RAPT_TESTS_SUPPORT_METRICS_PAGE_H_
+#define RAPT_TESTS_SUPPORT_METRICS_PAGE_H_
+
+#include <map>
+#include <string>
+
+#include "tests/support/server_process.h"
+
+namespace rapt::test {
+
+std::string ReadMetricsPage(const ServerProcess& server);
+
+// The sum over all series of `name` that have these labels, of a counter, a gauge, or a histogram's
+// name_count and name_sum; -1 where there is none. The page is text as the server sends it.
+double SumOnPage(const std::string& page, const std::string& name,
+                 const std::map<std::string, std::string>& labels = {});
+
+double ReadMetric(const ServerProcess& server, const std::string& name,
+                  const std::map<std::string, std::string>& labels = {});
+
+// Blocks until it is `value`.
+void WaitForMetric(const ServerProcess& server, const std::string& name, double value,
+                   const std::map<std::string, std::string>& labels = {});
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SUPPORT_METRICS_PAGE_H_
