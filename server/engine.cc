@@ -26,10 +26,12 @@ constexpr int64_t kInlineBytes = 256 * 1024;
 struct OutputSlot {
   const TensorSpec& spec;
   bool wanted;
+  absl::Span<std::byte> place;  // the caller's; without data: a buffer of ours
   OutputBuffer& buffer;
   MutableTensorView& view;
   MutableTensorView (ResolvedCall::*view_of)(std::byte*) const;
 
+  bool is_placed() const { return place.data() != nullptr; }
   int64_t bytes() const { return ByteSize("output", spec).value(); }  // Resolve() has checked it
 };
 
@@ -99,7 +101,8 @@ class Engine::Passage {
   const ResolvedCall& call() const { return request_.call; }
 
   void PlanGathers(bool backend_reads_slices) {
-    if (request_.write_mask || request_.inputs.mask.in_slices()) {
+    const InputBytes& mask = request_.inputs.mask;
+    if (request_.write_mask || mask.in_slices() || mask.is_lent) {
       gathers_.push_back({request_.inputs.mask, arguments_.mask, {}});
     }
     if (!backend_reads_slices) {
@@ -149,13 +152,16 @@ class Engine::Passage {
     job.stages.insert(job.stages.end(), stages.begin(), stages.end());
     job.run_task = [this, first, run_task](int stage, int64_t task, int worker) {
       if (stage < first) return RunGather(gathers_[task]);
-      if (gather_status_.ok()) run_task(stage - first, task, worker);
+      if (gather_status_.ok() && CheckLentMemory().ok()) run_task(stage - first, task, worker);
     };
     return job;
   }
 
   absl::Status StatusOf(const JobReport& report) const {
-    return report.status.ok() ? gather_status_ : report.status;
+    absl::Status status = report.status;
+    status.Update(CheckLentMemory());
+    status.Update(gather_status_);
+    return status;
   }
 
   void GiveBackGathers() { gathers_.clear(); }
@@ -166,12 +172,16 @@ class Engine::Passage {
   std::chrono::nanoseconds waited_{0};
 
  private:
+  absl::Status CheckLentMemory() const {
+    return request_.check_lent_memory ? request_.check_lent_memory() : absl::OkStatus();
+  }
+
   void RunGather(Gather& gather) {
     const absl::Span<std::byte> copy = gather.copy.buffer.span();
     if (&gather.source == &request_.inputs.mask && request_.write_mask) {
       gather_status_ = request_.write_mask(copy);  // the only gather that can fail
     } else {
-      gather.source.slices.Copy(0, gather.source.size, copy.data());
+      gather.source.Copy(0, gather.source.size, copy.data());
     }
   }
 
@@ -197,7 +207,11 @@ class Engine::Flight final : public Engine::Passage {
     std::optional<int64_t> needed_bytes = 0;
     for (const OutputSlot& slot : OutputSlots()) {
       if (!slot.wanted) continue;
-      AddBuffer(needed_bytes, slot.bytes());
+      if (slot.is_placed()) {
+        placed_bytes_ += slot.bytes();  // of memory that exists: no overflow
+      } else {
+        AddBuffer(needed_bytes, slot.bytes());
+      }
     }
     AddBuffer(needed_bytes, plan_.workspace_bytes());
     AddGathersTo(needed_bytes);
@@ -207,6 +221,11 @@ class Engine::Flight final : public Engine::Passage {
   absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) override {
     for (OutputSlot& slot : OutputSlots()) {
       if (!slot.wanted) continue;
+      if (slot.is_placed()) {
+        slot.view = (call().*slot.view_of)(slot.place.data());
+        slot.buffer = {slot.place, nullptr};
+        continue;
+      }
       absl::StatusOr<ReservedBuffer> taken = TakePart(pool, slot.bytes(), reservation);
       if (!taken.ok()) return taken.status();
       auto owner = std::make_shared<ReservedBuffer>(*std::move(taken));
@@ -240,20 +259,22 @@ class Engine::Flight final : public Engine::Passage {
  private:
   bool IsTiny() const {
     const int64_t workspace_bytes = BufferPool::SizeOfClass(plan_.workspace_bytes());
-    return plan_.flops <= kInlineFlops && needed_bytes_ - workspace_bytes <= kInlineBytes;
+    return plan_.flops <= kInlineFlops &&
+           needed_bytes_ - workspace_bytes + placed_bytes_ <= kInlineBytes;
   }
 
   std::array<OutputSlot, 5> OutputSlots() {
     const Problem& p = call().problem;
+    const OutputPlaces& places = request_.places;
     return {{
-        {call().y, true, result_.y, arguments_.output, &ResolvedCall::Output},
-        {call().lse, p.wants_lse, result_.lse, arguments_.lse, &ResolvedCall::Lse},
-        {call().scores, p.score_output.has_value(), result_.scores, arguments_.scores,
-         &ResolvedCall::Scores},
-        {call().present_key, p.wants_present, result_.present_key, arguments_.present_key,
-         &ResolvedCall::PresentKey},
-        {call().present_value, p.wants_present, result_.present_value, arguments_.present_value,
-         &ResolvedCall::PresentValue},
+        {call().y, true, places.y, result_.y, arguments_.output, &ResolvedCall::Output},
+        {call().lse, p.wants_lse, places.lse, result_.lse, arguments_.lse, &ResolvedCall::Lse},
+        {call().scores, p.score_output.has_value(), places.scores, result_.scores,
+         arguments_.scores, &ResolvedCall::Scores},
+        {call().present_key, p.wants_present, places.present_key, result_.present_key,
+         arguments_.present_key, &ResolvedCall::PresentKey},
+        {call().present_value, p.wants_present, places.present_value, result_.present_value,
+         arguments_.present_value, &ResolvedCall::PresentValue},
     }};
   }
 
@@ -276,6 +297,7 @@ class Engine::Flight final : public Engine::Passage {
   Result result_;
   Plan plan_;
   ReservedBuffer workspace_;
+  int64_t placed_bytes_ = 0;  // outputs in places of the caller's
 };
 
 // A request from Diagnose() to its done.

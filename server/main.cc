@@ -32,6 +32,7 @@
 #include "server/metrics/http_endpoint.h"
 #include "server/metrics/metrics.h"
 #include "server/options.h"
+#include "server/shared_memory/shared_memory.h"
 #include "server/wire/grpc_server.h"
 #include "server/wire/oip/service.h"
 #include "server/wire/open_calls.h"
@@ -298,9 +299,12 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   const auto observe = [&metrics](absl::string_view method) { return metrics.ForMethod(method); };
   const CallEnvironment environment{engine,       open_calls,   streams,
                                     memory.timer, memory.clock, LimitsOf(options)};
+  SharedMemory shared_memory({.allowed = options.allow_shared_memory,
+                              .key_prefix = options.shared_memory_prefix,
+                              .open_cuda = nullptr});
   TensorMethods tensor_methods;
   const std::unique_ptr<grpc::Service> oip_service =
-      oip::NewService(environment, is_ready, observe, tensor_methods);
+      oip::NewService(environment, shared_memory, is_ready, observe, tensor_methods);
   const std::unique_ptr<grpc::Service> native_service =
       native::NewService(environment, observe, tensor_methods);
 

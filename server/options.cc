@@ -49,6 +49,10 @@ ABSL_FLAG(absl::Duration, max_deadline, absl::Hours(1),
           "the longest deadline that a call may have; later ones count as this");
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(20),
           "how long calls in flight may go on after SIGTERM or SIGINT");
+ABSL_FLAG(bool, allow_shared_memory, false,
+          "let callers on this machine keep tensors in POSIX shared memory that they register");
+ABSL_FLAG(std::string, shared_memory_prefix, "rapt",
+          "what the name of a shared memory object has to begin with; empty: any");
 ABSL_FLAG(bool, insecure, false, "serve in plain text on an address that is not loopback");
 
 namespace rapt {
@@ -232,6 +236,8 @@ Options OptionsFromFlags(const HostLimits& host) {
       .default_deadline = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_default_deadline)),
       .max_deadline = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_max_deadline)),
       .grace_period = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_grace_period)),
+      .allow_shared_memory = absl::GetFlag(FLAGS_allow_shared_memory),
+      .shared_memory_prefix = absl::GetFlag(FLAGS_shared_memory_prefix),
       .text_to_print = "",
   };
 }

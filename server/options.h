@@ -30,6 +30,8 @@ struct Options {
   std::chrono::milliseconds default_deadline{0};  // of calls that set none
   std::chrono::milliseconds max_deadline{0};
   std::chrono::milliseconds grace_period{0};  // for calls in flight after SIGTERM
+  bool allow_shared_memory = false;
+  std::string shared_memory_prefix;  // of the objects' names; empty: any
 
   // What --help or --version asks to print, instead of serving.
   std::string text_to_print;

@@ -40,6 +40,8 @@ struct InputBytes {
   int64_t size = 0;
   const std::byte* data = nullptr;  // null: in slices
   SlicedBytes slices;
+  // In memory that the caller may write at any time: what decides something is copied first.
+  bool is_lent = false;
 
   // Copies bytes [begin, begin + count).
   void Copy(int64_t begin, int64_t count, std::byte* target) const {
@@ -57,6 +59,12 @@ struct Inputs {
   std::vector<int64_t> key_lengths;  // nonpad_kv_seqlen, copied: it has to be aligned
 };
 
+// Memory of the caller's that outputs are written to, each of the output's size and aligned to its
+// elements. Null data: into a buffer of ours.
+struct OutputPlaces {
+  absl::Span<std::byte> y, lse, scores, present_key, present_value;
+};
+
 // One attention call, checked as far as its shapes go.
 struct Request {
   ResolvedCall call;
@@ -65,8 +73,13 @@ struct Request {
   // inputs.mask then has no bytes but their number. Called once there is memory for it, on any
   // thread. Null: inputs.mask says it all.
   absl::AnyInvocable<absl::Status(absl::Span<std::byte> mask)> write_mask;
-  // Keeps the inputs' bytes alive until done has run. Null where the caller sees to that itself.
+  OutputPlaces places;
+  // Keeps the inputs' bytes and the outputs' places alive until done has run. Null where the caller
+  // sees to that itself.
   std::shared_ptr<const void> owner;
+  // Whether memory that the caller lends is still all there; where it is not, that is the request's
+  // status. Called from several threads at once. Null: it lends none.
+  absl::AnyInvocable<absl::Status() const> check_lent_memory;
 
   Instant deadline = Instant::max();
   // Set by the caller at any time to give the request up; outlives done. Null: never.
@@ -75,8 +88,8 @@ struct Request {
   uint64_t priority = 0;
 };
 
-// An output's bytes, row-major, aligned to a cache line. Copies share them; the memory and its
-// place in the budget are given back with the last one.
+// An output's bytes, row-major, aligned to a cache line unless they are in a place of the caller's.
+// Copies share them; the memory and its place in the budget are given back with the last one.
 struct OutputBuffer {
   absl::Span<const std::byte> bytes;
   std::shared_ptr<const void> owner;

@@ -71,13 +71,7 @@ def test_server_metadata_announces_what_works(client):
     metadata = client.get_server_metadata()
     assert metadata.name
     assert metadata.version
-    assert set(metadata.extensions) <= {
-        "statistics",
-        "parameters",
-        "model_configuration",
-        "system_shared_memory",
-        "cuda_shared_memory",
-    }
+    assert set(metadata.extensions) == {"statistics", "parameters", "model_configuration"}
 
 
 def test_model_metadata_names_every_tensor(client):
@@ -271,9 +265,66 @@ def test_compressed_requests_are_refused(client):
     )
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["get_trace_settings", "get_log_settings", "get_model_repository_index"],
-)
-def test_what_is_not_offered_is_unimplemented(client, method):
-    refusal(grpc.StatusCode.UNIMPLEMENTED, getattr(client, method))
+NOT_OFFERED = {
+    "load": lambda client: client.load_model("attention"),
+    "unload": lambda client: client.unload_model("attention"),
+    "status of shared memory": lambda client: client.get_system_shared_memory_status(),
+    "register shared memory": lambda client: client.register_system_shared_memory("r", "/rapt", 1),
+    "unregister shared memory": lambda client: client.unregister_system_shared_memory(),
+    "register CUDA memory": lambda client: client.register_cuda_shared_memory("r", b"aGFuZGxl", 0, 1),
+}
+
+
+@pytest.mark.parametrize("call", NOT_OFFERED.values(), ids=NOT_OFFERED)
+def test_what_is_not_offered_is_unimplemented(client, call):
+    refusal(grpc.StatusCode.UNIMPLEMENTED, call, client)
+
+
+# --- Statistics and settings ----------------------------------------------------------------------
+
+
+def test_statistics_count_what_was_answered_and_what_was_not(client):
+    def statistics():
+        (model,) = client.get_inference_statistics("attention").model_stats
+        assert (model.name, model.version) == ("attention", "1")
+        return model
+
+    before = statistics()
+    for _ in range(3):
+        attend(client, qkv(), ["Y"])
+    refusal(grpc.StatusCode.INVALID_ARGUMENT, attend, client, {**qkv(), "K": WIDE}, ["Y"])
+    # A call counts once its answer has left, which is a moment after it was read.
+    while (after := statistics()).inference_count + after.inference_stats.fail.count < (
+        before.inference_count + before.inference_stats.fail.count + 4
+    ):
+        pass
+    assert after.inference_count - before.inference_count == 3
+    assert after.execution_count == after.inference_count
+    assert after.last_inference >= before.last_inference > 1_700_000_000_000
+    now, then = after.inference_stats, before.inference_stats
+    for part in ("success", "queue", "compute_input", "compute_infer", "compute_output"):
+        assert getattr(now, part).count == after.inference_count, part
+        assert getattr(now, part).ns - getattr(then, part).ns >= 0, part
+    assert now.success.ns > now.compute_infer.ns > 0
+    assert now.fail.count - then.fail.count == 1
+
+
+def test_statistics_of_all_models_are_those_of_the_only_one(client):
+    (model,) = client.get_inference_statistics().model_stats
+    assert model.name == "attention"
+    refusal(grpc.StatusCode.NOT_FOUND, client.get_inference_statistics, "transformer")
+
+
+def test_the_repository_has_one_model(client):
+    (model,) = client.get_model_repository_index().models
+    assert (model.name, model.version, model.state) == ("attention", "1", "READY")
+
+
+def test_there_are_no_settings_to_change(client):
+    assert not client.get_trace_settings().settings
+    assert not client.get_trace_settings("attention").settings
+    assert not client.get_log_settings().settings
+    refused = grpc.StatusCode.INVALID_ARGUMENT
+    assert "trace_rate" in refusal(refused, client.update_trace_settings, settings={"trace_rate": "1"})
+    assert "log_info" in refusal(refused, client.update_log_settings, {"log_info": True})
+    refusal(grpc.StatusCode.NOT_FOUND, client.get_trace_settings, "transformer")

@@ -81,7 +81,7 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
   switch (kind % 3) {
     case 0:
       accepted = CheckSplit<ModelInferRequest>(bytes, sliced, kRawSchema);
-      decoded = oip::DecodeInfer(sliced.bytes(), Instant{}).ok();
+      decoded = oip::DecodeInfer(sliced.bytes(), Instant{}, SharedMemory({})).ok();
       break;
     case 1:
       accepted = CheckSplit<AttendRequest>(bytes, sliced, native::AttendSchema());

@@ -25,7 +25,16 @@ RULES = {
     ),
     "server/call_report.*": ("server/request.h", ATTENTION, "server/base/"),
     # A request is made of the library's values, so that a codec names them.
-    "server/wire/": ("server/engine.h", "server/request.h", "server/call_report.h", ATTENTION, "server/base/", "proto/"),
+    "server/wire/": (
+        "server/engine.h",
+        "server/request.h",
+        "server/call_report.h",
+        "server/shared_memory/",
+        ATTENTION,
+        "server/base/",
+        "proto/",
+    ),
+    "server/shared_memory/": ("server/base/",),
     "server/admission/": ("server/request.h", ATTENTION, "server/base/"),
     "server/execution/": ("server/request.h", ATTENTION, "server/base/"),
     "server/metrics/": ("server/call_report.h", ATTENTION, "server/base/"),

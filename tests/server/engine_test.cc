@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -195,6 +196,49 @@ TEST_F(EngineTest, OutputsAreChargedUntilTheyAreDestroyed) {
       << "the copy shares them";
   copy = {};
   EXPECT_EQ(gate_.reserved_bytes(), 0);
+}
+
+TEST_F(EngineTest, WritesOutputsWhereTheCallerWantsThemAtNoCharge) {
+  const Call call({1, 2, 200, 64}, {1, 2, 200, 64});
+  const std::vector<float> want = Floats(Run(call.ToRequest()).result.y);
+  std::vector<float> y(want.size());
+  Request request = call.ToRequest();
+  request.places.y = {reinterpret_cast<std::byte*>(y.data()), y.size() * sizeof(float)};
+  const Result result = Run(std::move(request)).result;
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(y, want);
+  EXPECT_EQ(result.y.bytes.data(), reinterpret_cast<const std::byte*>(y.data()));
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
+}
+
+TEST_F(EngineTest, AMaskThatItsOwnerMayWriteIsCopiedOnce) {
+  Call call = HandComputed();
+  call.call.attn_mask = TensorSpec{DType::kBool, {3, 3}};
+  const bool mask[9] = {true, false, false, false, true, false, false, false, true};
+  Request request = call.ToRequest();
+  request.inputs.mask = InputBytes(reinterpret_cast<const std::byte*>(mask), 9);
+  request.inputs.mask.is_lent = true;
+  const int64_t own_bytes = BufferPool::SizeOfClass(4 * 3 * 4) + BufferPool::SizeOfClass(9);
+  int64_t most_charged = 0;
+  request.check_lent_memory = [&]() -> absl::Status {
+    most_charged = std::max(most_charged, gate_.reserved_bytes());
+    return absl::OkStatus();
+  };
+  const Result result = Run(std::move(request)).result;
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(Floats(result.y), call.v) << "each query sees its own key";
+  EXPECT_GE(most_charged, own_bytes);
+}
+
+TEST_F(EngineTest, FailsWhenLentMemoryIsTakenAway) {
+  for (const int64_t length : {3, 200}) {  // on this thread, and on a compute thread
+    Request request = Call({1, 2, length, 64}, {1, 2, length, 64}).ToRequest();
+    request.check_lent_memory = [] { return absl::InvalidArgumentError("gone"); };
+    const Result result = Run(std::move(request)).result;
+    EXPECT_EQ(result.status, absl::InvalidArgumentError("gone"));
+    EXPECT_TRUE(result.y.bytes.empty());
+    EXPECT_EQ(gate_.reserved_bytes(), 0);
+  }
 }
 
 TEST_F(EngineTest, RefusesAScoreMatrixBeyondTheBudgetBeforeAllocatingIt) {

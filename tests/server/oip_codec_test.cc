@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -11,6 +12,7 @@
 
 #include "proto/inference/grpc_service.pb.h"
 #include "server/wire/oip/codec.h"
+#include "tests/support/shared_object.h"
 #include "tests/support/wire_message.h"
 
 namespace rapt::oip {
@@ -24,6 +26,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr Instant kNow{std::chrono::hours(1)};
+
+// Not allowed.
+const SharedMemory kNoSharedMemory({});
 
 int64_t SizeOf(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
@@ -66,7 +71,7 @@ ModelInferRequest TypedMessage() {
 
 // What does not point into the message stays valid.
 absl::StatusOr<DecodedInfer> DecodeInfer(const ModelInferRequest& message, Instant now) {
-  return oip::DecodeInfer(WireMessage(message.SerializeAsString()).bytes(), now);
+  return oip::DecodeInfer(WireMessage(message.SerializeAsString()).bytes(), now, kNoSharedMemory);
 }
 
 Problem DecodedProblem(const ModelInferRequest& message) {
@@ -86,9 +91,19 @@ ModelInferRequest DistinctMessage() {
   return message;
 }
 
+// Puts a tensor into shared memory, or asks for it there.
+template <typename Tensor>
+void Share(Tensor& tensor, const std::string& region, int64_t offset, int64_t byte_size) {
+  auto& parameters = *tensor.mutable_parameters();
+  parameters["shared_memory_region"].set_string_param(region);
+  parameters["shared_memory_offset"].set_int64_param(offset);
+  parameters["shared_memory_byte_size"].set_int64_param(byte_size);
+}
+
 TEST(OipCodecTest, ReadsRawTensorsWhereTheyLie) {
   const WireMessage message(DistinctMessage().SerializeAsString());
-  const absl::StatusOr<DecodedInfer> decoded = oip::DecodeInfer(message.bytes(), kNow);
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   const Inputs& inputs = decoded->request.inputs;
   for (const InputBytes* input : {&inputs.query, &inputs.key, &inputs.value}) {
@@ -103,7 +118,8 @@ TEST(OipCodecTest, ReadsRawTensorsWhereTheyLie) {
 
 TEST(OipCodecTest, LeavesTensorsInTheSlicesTheyCameIn) {
   const WireMessage message(DistinctMessage().SerializeAsString(), 20);
-  const absl::StatusOr<DecodedInfer> decoded = oip::DecodeInfer(message.bytes(), kNow);
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_TRUE(decoded->request.inputs.key.in_slices());
   EXPECT_EQ(Gather(decoded->request.inputs.key), std::string(48, 'K'));
@@ -135,7 +151,8 @@ ModelInferRequest LargeTypedMessage() {
 TEST(OipCodecTest, ReadsLargeTypedTensorsWhereTheyLie) {
   const ModelInferRequest typed = LargeTypedMessage();
   const WireMessage message(typed.SerializeAsString());
-  const absl::StatusOr<DecodedInfer> decoded = oip::DecodeInfer(message.bytes(), kNow);
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_TRUE(message.Contains(decoded->request.inputs.value.data));
   const auto& values = typed.inputs(2).contents().fp32_contents();
@@ -176,8 +193,9 @@ TEST(OipCodecTest, RefusesContentsWhoseOrderIsLost) {
   wire::AppendFieldHeader(5, static_cast<int64_t>(tensor.size()),
                           bytes);  // ModelInferRequest.inputs
   const WireMessage message(bytes + tensor);
-  EXPECT_THAT(std::string(oip::DecodeInfer(message.bytes(), kNow).status().message()),
-              HasSubstr("partly packed"));
+  EXPECT_THAT(
+      std::string(oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory).status().message()),
+      HasSubstr("partly packed"));
 }
 
 TEST(OipCodecTest, TakesSmallTypedTensorsInSeveralPieces) {
@@ -186,7 +204,8 @@ TEST(OipCodecTest, TakesSmallTypedTensorsInSeveralPieces) {
   auto& input = AddInput(more, "attn_mask", "BOOL", {3, 3});
   for (int i = 0; i < 9; ++i) input.mutable_contents()->add_bool_contents(i % 2 == 0);
   const WireMessage message(whole + more.SerializeAsString(), 7);
-  const absl::StatusOr<DecodedInfer> decoded = oip::DecodeInfer(message.bytes(), kNow);
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(Gather(decoded->request.inputs.mask), std::string("\1\0\1\0\1\0\1\0\1", 9));
 }
@@ -208,7 +227,8 @@ TEST(OipCodecTest, TakesInputsInAnyOrder) {
   for (const char* name : {"V", "K", "Q"}) AddRaw(message, name, "FP32", {1, 1, 3, 4});
   message.set_raw_input_contents(2, std::string(48, 'Q'));
   const WireMessage bytes(message.SerializeAsString());
-  const absl::StatusOr<DecodedInfer> decoded = oip::DecodeInfer(bytes.bytes(), kNow);
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(bytes.bytes(), kNow, kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(Gather(decoded->request.inputs.query), std::string(48, 'Q'));
 }
@@ -408,6 +428,146 @@ TEST(OipCodecTest, EncodesWhatWasAskedForRaw) {
   EXPECT_EQ(std::memcmp(response.raw_output_contents(1).data(), y.data(), 24), 0);
 }
 
+// --- Shared memory -------------------------------------------------------------------------------
+
+class OipSharedMemoryTest : public ::testing::Test {
+ protected:
+  OipSharedMemoryTest() {
+    EXPECT_TRUE(memory_.RegisterSystem("r", object_.key(), 0, object_.size()).ok());
+  }
+
+  absl::StatusOr<DecodedInfer> Decode(const ModelInferRequest& message) {
+    return oip::DecodeInfer(WireMessage(message.SerializeAsString()).bytes(), kNow, memory_);
+  }
+
+  // K in shared memory at 64, Q and V in the message.
+  static ModelInferRequest MixedMessage() {
+    ModelInferRequest message = DistinctMessage();
+    Share(*message.mutable_inputs(1), "r", 64, 48);
+    message.mutable_raw_input_contents()->DeleteSubrange(1, 1);
+    return message;
+  }
+
+  const test::SharedObject object_{4096};
+  SharedMemory memory_{{.allowed = true, .key_prefix = "rapt", .open_cuda = {}}};
+};
+
+TEST_F(OipSharedMemoryTest, AnInputThereTakesNoRawSlot) {
+  std::fill_n(object_.data() + 64, 48, std::byte{'S'});
+  const absl::StatusOr<DecodedInfer> decoded = Decode(MixedMessage());
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const Inputs& inputs = decoded->request.inputs;
+  EXPECT_FALSE(inputs.query.is_lent);
+  EXPECT_TRUE(inputs.key.is_lent);
+  EXPECT_EQ(Gather(inputs.key), std::string(48, 'S'));
+  object_.data()[64] = std::byte{'T'};
+  EXPECT_EQ(Gather(inputs.key)[0], 'T') << "read where it lies";
+  EXPECT_EQ(inputs.value.size, 48);
+}
+
+TEST_F(OipSharedMemoryTest, RawSlotsAreCountedWithoutTheInputsThere) {
+  ModelInferRequest message = MixedMessage();
+  message.add_raw_input_contents(std::string(48, 'K'));
+  const std::string text(Decode(message).status().message());
+  EXPECT_THAT(text, HasSubstr("3"));
+  EXPECT_THAT(text, HasSubstr("2 inputs"));
+}
+
+TEST_F(OipSharedMemoryTest, ContentsAndSharedMemoryDoNotMix) {
+  ModelInferRequest message = TypedMessage();
+  Share(*message.mutable_inputs(0), "r", 0, 48);
+  const absl::Status status = Decode(message).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("Q has contents"));
+}
+
+TEST_F(OipSharedMemoryTest, KeyLengthsAreCopied) {
+  ModelInferRequest message = RawMessage();
+  Share(AddInput(message, "nonpad_kv_seqlen", "INT64", {1}), "r", 3, 8);  // of any alignment
+  const int64_t length = 2;
+  std::memcpy(object_.data() + 3, &length, sizeof(length));
+  const absl::StatusOr<DecodedInfer> decoded = Decode(message);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  object_.data()[3] = std::byte{99};
+  EXPECT_THAT(decoded->request.inputs.key_lengths, ElementsAre(2));
+}
+
+TEST_F(OipSharedMemoryTest, AnOutputGoesThereAndLeavesAnEmptyEntry) {
+  ModelInferRequest message = RawMessage();
+  auto& y = *message.add_outputs();
+  y.set_name("Y");
+  Share(y, "r", 128, 1000);  // more than it takes
+  message.add_outputs()->set_name("lse");
+  const absl::StatusOr<DecodedInfer> decoded = Decode(message);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const absl::Span<std::byte> place = decoded->request.places.y;
+  ASSERT_EQ(place.size(), 48u);
+  place[0] = std::byte{5};
+  EXPECT_EQ(object_.data()[128], std::byte{5});
+  EXPECT_EQ(decoded->request.places.lse.data(), nullptr);
+
+  const std::vector<float> lse = {7, 8, 9};
+  Result result;
+  result.y.bytes = place;
+  result.lse.bytes = {reinterpret_cast<const std::byte*>(lse.data()), 12};
+  inference::ModelInferResponse response;
+  ASSERT_TRUE(response.ParseFromString(Gather(EncodeInfer(*decoded, result))));
+  const auto& parameters = response.outputs(0).parameters();
+  EXPECT_EQ(parameters.at("shared_memory_region").string_param(), "r");
+  EXPECT_EQ(parameters.at("shared_memory_offset").int64_param(), 128);
+  EXPECT_EQ(parameters.at("shared_memory_byte_size").int64_param(), 48);
+  ASSERT_EQ(response.raw_output_contents_size(), 2);
+  EXPECT_EQ(response.raw_output_contents(0), "");
+  EXPECT_EQ(response.raw_output_contents(1).size(), 12u);
+}
+
+TEST_F(OipSharedMemoryTest, RefusesWhatDoesNotFit) {
+  const auto input = [](const std::string& region, int64_t offset, int64_t byte_size) {
+    ModelInferRequest message = MixedMessage();
+    Share(*message.mutable_inputs(1), region, offset, byte_size);
+    return message;
+  };
+  const auto output = [](int64_t offset, int64_t byte_size) {
+    ModelInferRequest message = RawMessage();
+    message.add_outputs()->set_name("Y");
+    Share(*message.mutable_outputs(0), "r", offset, byte_size);
+    return message;
+  };
+  const struct {
+    ModelInferRequest message;
+    absl::StatusCode code;
+    std::vector<const char*> fragments;
+  } cases[] = {
+      {input("nowhere", 0, 48), absl::StatusCode::kNotFound, {"input K", "nowhere"}},
+      {input("r", 4090, 48), absl::StatusCode::kInvalidArgument, {"input K", "4090", "4096"}},
+      {input("r", 0, 40), absl::StatusCode::kInvalidArgument, {"input K", "40", "48"}},
+      {output(0, 40), absl::StatusCode::kInvalidArgument, {"output Y", "40", "48"}},
+      {output(2, 48), absl::StatusCode::kInvalidArgument, {"output Y", "2", "aligned", "4"}},
+      {output(-4, 48), absl::StatusCode::kInvalidArgument, {"output Y", "-4"}},
+  };
+  for (const auto& c : cases) {
+    const absl::Status status = Decode(c.message).status();
+    EXPECT_EQ(status.code(), c.code) << status;
+    for (const char* fragment : c.fragments) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(fragment));
+    }
+  }
+}
+
+TEST_F(OipSharedMemoryTest, TheRequestKeepsItsRegionsAndWatchesThem) {
+  test::SharedObject short_lived(4096);
+  ASSERT_TRUE(memory_.RegisterSystem("s", short_lived.key(), 0, 4096).ok());
+  ModelInferRequest message = MixedMessage();
+  Share(*message.mutable_inputs(1), "s", 0, 48);
+  const absl::StatusOr<DecodedInfer> decoded = Decode(message);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ASSERT_TRUE(memory_.Unregister(SharedMemory::Kind::kSystem, "").ok());
+  EXPECT_TRUE(decoded->request.check_lent_memory().ok());
+  short_lived.CutTo(0);
+  EXPECT_EQ(Gather(decoded->request.inputs.key), std::string(48, '\0'));
+  EXPECT_THAT(std::string(decoded->request.check_lent_memory().message()), HasSubstr("cut short"));
+}
+
 // --- Refusals ------------------------------------------------------------------------------------
 
 struct Refusal {
@@ -544,7 +704,8 @@ const Refusal kRefusals[] = {
      {"nonpad_kv_seqlen", "2", "1"}},
     {"SharedMemory",
      [](auto& m) {
-       (*m.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_string_param("r");
+       Share(*m.mutable_inputs(0), "r", 0, 48);
+       m.mutable_raw_input_contents()->RemoveLast();
      },
      absl::StatusCode::kUnimplemented,
      {"Q", "shared memory"}},
@@ -552,10 +713,22 @@ const Refusal kRefusals[] = {
      [](auto& m) {
        auto& output = *m.add_outputs();
        output.set_name("Y");
-       (*output.mutable_parameters())["shared_memory_region"].set_string_param("r");
+       Share(output, "r", 0, 48);
      },
      absl::StatusCode::kUnimplemented,
      {"Y", "shared memory"}},
+    {"SharedMemoryWithoutSize",
+     [](auto& m) {
+       (*m.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_string_param("r");
+     },
+     kInvalid,
+     {"Q", "shared_memory_byte_size"}},
+    {"SharedMemoryRegionThatIsNoName",
+     [](auto& m) {
+       (*m.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_int64_param(7);
+     },
+     kInvalid,
+     {"Q", "shared_memory_region", "7"}},
     {"UnknownTensorParameter",
      [](auto& m) { (*m.mutable_inputs(0)->mutable_parameters())["binary"].set_bool_param(true); },
      kInvalid,

@@ -73,6 +73,8 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_MAX_QUEUE_DELAY", "11ms"},
                   {"RAPT_DEFAULT_DEADLINE", "12ms"},
                   {"RAPT_MAX_DEADLINE", "13ms"},
+                  {"RAPT_ALLOW_SHARED_MEMORY", "true"},
+                  {"RAPT_SHARED_MEMORY_PREFIX", "mine"},
                   {"RAPT_INSECURE", "true"}};
   const absl::StatusOr<Options> options = Parse({});
   ASSERT_TRUE(options.ok()) << options.status();
@@ -91,6 +93,8 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->max_queue_delay, std::chrono::milliseconds(11));
   EXPECT_EQ(options->default_deadline, std::chrono::milliseconds(12));
   EXPECT_EQ(options->max_deadline, std::chrono::milliseconds(13));
+  EXPECT_TRUE(options->allow_shared_memory);
+  EXPECT_EQ(options->shared_memory_prefix, "mine");
 }
 
 TEST_F(OptionsTest, AnEmptyVariableCountsAsNotSet) {

@@ -168,7 +168,8 @@ TEST_F(ServerTest, AnnouncesTheExtensionsThatWork) {
   ASSERT_TRUE(stub_->ServerMetadata(&context_, {}, &metadata).ok());
   EXPECT_EQ(metadata.name(), "rapt");
   EXPECT_FALSE(metadata.version().empty());
-  EXPECT_THAT(metadata.extensions(), UnorderedElementsAre("parameters", "model_configuration"));
+  EXPECT_THAT(metadata.extensions(),
+              UnorderedElementsAre("statistics", "parameters", "model_configuration"));
 }
 
 TEST_F(ServerTest, TheModelsConfigurationAgreesWithItsMetadata) {
@@ -239,6 +240,7 @@ const Refusal kRefusals[] = {
     {"SharedMemory",
      [](auto& r) {
        (*r.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_string_param("r");
+       (*r.mutable_inputs(0)->mutable_parameters())["shared_memory_byte_size"].set_int64_param(48);
      },
      StatusCode::UNIMPLEMENTED,
      {"shared memory"}},
@@ -305,24 +307,21 @@ grpc::Status Call(GRPCInferenceService::Stub& stub,
 
 TEST_F(ServerTest, SaysOfEveryOtherMethodThatItIsNotOffered) {
   using Stub = GRPCInferenceService::Stub;
+  // What the message has to say it is about.
   const std::pair<const char*, grpc::Status> answers[] = {
-      {"ModelStatistics", Call(*stub_, &Stub::ModelStatistics)},
-      {"RepositoryIndex", Call(*stub_, &Stub::RepositoryIndex)},
       {"RepositoryModelLoad", Call(*stub_, &Stub::RepositoryModelLoad)},
       {"RepositoryModelUnload", Call(*stub_, &Stub::RepositoryModelUnload)},
-      {"SystemSharedMemoryStatus", Call(*stub_, &Stub::SystemSharedMemoryStatus)},
-      {"SystemSharedMemoryRegister", Call(*stub_, &Stub::SystemSharedMemoryRegister)},
-      {"SystemSharedMemoryUnregister", Call(*stub_, &Stub::SystemSharedMemoryUnregister)},
-      {"CudaSharedMemoryStatus", Call(*stub_, &Stub::CudaSharedMemoryStatus)},
-      {"CudaSharedMemoryRegister", Call(*stub_, &Stub::CudaSharedMemoryRegister)},
-      {"CudaSharedMemoryUnregister", Call(*stub_, &Stub::CudaSharedMemoryUnregister)},
-      {"TraceSetting", Call(*stub_, &Stub::TraceSetting)},
-      {"LogSettings", Call(*stub_, &Stub::LogSettings)},
+      {"shared memory", Call(*stub_, &Stub::SystemSharedMemoryStatus)},
+      {"shared memory", Call(*stub_, &Stub::SystemSharedMemoryRegister)},
+      {"shared memory", Call(*stub_, &Stub::SystemSharedMemoryUnregister)},
+      {"shared memory", Call(*stub_, &Stub::CudaSharedMemoryStatus)},
+      {"shared memory", Call(*stub_, &Stub::CudaSharedMemoryRegister)},
+      {"shared memory", Call(*stub_, &Stub::CudaSharedMemoryUnregister)},
       {"ModelStreamInfer", stub_->ModelStreamInfer(&context_)->Finish()},
   };
-  for (const auto& [method, status] : answers) {
-    EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED) << method;
-    EXPECT_THAT(status.error_message(), HasSubstr(method));
+  for (const auto& [topic, status] : answers) {
+    EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED) << topic;
+    EXPECT_THAT(status.error_message(), HasSubstr(topic));
   }
 }
 

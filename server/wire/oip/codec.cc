@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "server/wire/lent_memory.h"
 #include "server/wire/oip/model.h"
 #include "server/wire/oip/parameters.h"
 #include "server/wire/response_size.h"
@@ -63,6 +64,10 @@ struct Fields {
   ModelInferRequest message;
   std::vector<InputBytes> raw;            // as raw_input_contents
   std::map<int, LargeContents> contents;  // by input
+
+  bool HasContents(int input) const {
+    return message.inputs(input).has_contents() || contents.count(input) > 0;
+  }
 };
 
 // How many values of whatever type are there.
@@ -281,11 +286,33 @@ absl::StatusOr<InputBytes> RawBytes(const InputTensor& input, const InputBytes& 
   return raw;
 }
 
-absl::StatusOr<InputBytes> ReadBytes(const Fields& fields, int index, const TensorSpec& spec) {
+// How the inputs of one message are read, one after the other.
+struct InputReading {
+  const Fields& fields;
+  LentMemory& lent_memory;
+  size_t raw_used = 0;  // entries of raw_input_contents
+};
+
+// What there are fewer of than inputs that need one; nothing is left over either.
+absl::Status WrongRawCount(const Fields& fields, size_t needed) {
+  return absl::InvalidArgumentError(absl::StrCat("raw_input_contents has ", fields.raw.size(),
+                                                 " entries; there are ", needed,
+                                                 " inputs that are not in shared memory"));
+}
+
+absl::StatusOr<InputBytes> ReadBytes(InputReading& reading, int index, const TensorSpec& spec,
+                                     const std::optional<SharedReference>& shared) {
+  const Fields& fields = reading.fields;
   const InputTensor& input = fields.message.inputs(index);
-  const absl::StatusOr<int64_t> bytes = ByteSize(absl::StrCat("input ", input.name()), spec);
+  const std::string name = absl::StrCat("input ", input.name());
+  const absl::StatusOr<int64_t> bytes = ByteSize(name, spec);
   if (!bytes.ok()) return bytes.status();
-  if (!fields.raw.empty()) return RawBytes(input, fields.raw[index], spec, *bytes);
+  if (shared && fields.HasContents(index)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has contents although it is in shared memory"));
+  }
+  if (shared) return reading.lent_memory.FindInput(name, *shared, *bytes);
+  if (!fields.raw.empty()) return RawBytes(input, fields.raw[reading.raw_used++], spec, *bytes);
   const auto large = fields.contents.find(index);
   return TypedBytes(input, large == fields.contents.end() ? nullptr : &large->second, spec, *bytes);
 }
@@ -301,15 +328,12 @@ absl::StatusOr<std::vector<int64_t>> ReadKeyLengths(const InputBytes& bytes) {
   return lengths;
 }
 
-absl::Status ReadInput(const Fields& fields, int index, const InputSlot& slot, OperatorCall& call,
+absl::Status ReadInput(InputReading& reading, int index, const InputSlot& slot,
+                       const std::optional<SharedReference>& shared, OperatorCall& call,
                        Inputs& inputs) {
-  const InputTensor& input = fields.message.inputs(index);
-  absl::Status status =
-      CheckTensorParameters(absl::StrCat("input ", input.name()), input.parameters());
-  if (!status.ok()) return status;
-  absl::StatusOr<TensorSpec> spec = ReadSpec(input);
+  absl::StatusOr<TensorSpec> spec = ReadSpec(reading.fields.message.inputs(index));
   if (!spec.ok()) return spec.status();
-  absl::StatusOr<InputBytes> bytes = ReadBytes(fields, index, *spec);
+  absl::StatusOr<InputBytes> bytes = ReadBytes(reading, index, *spec, shared);
   if (!bytes.ok()) return bytes.status();
   if (slot.data != nullptr) {
     inputs.*slot.data = *bytes;
@@ -322,30 +346,55 @@ absl::Status ReadInput(const Fields& fields, int index, const InputSlot& slot, O
   return absl::OkStatus();
 }
 
-absl::Status ReadInputs(const Fields& fields, OperatorCall& call, Inputs& inputs) {
+absl::StatusOr<const InputSlot*> SlotOf(const InputTensor& input,
+                                        std::set<const InputSlot*>& seen) {
+  const InputSlot* slot = FindInput(input.name());
+  if (slot == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("there is no input ", input.name(),
+                                                   "; the inputs are Q, K, V, attn_mask, ",
+                                                   "past_key, past_value and nonpad_kv_seqlen"));
+  }
+  if (!seen.insert(slot).second) {
+    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " came twice"));
+  }
+  return slot;
+}
+
+// By input.
+absl::StatusOr<std::vector<std::optional<SharedReference>>> ReadReferences(
+    const ModelInferRequest& message) {
+  std::vector<std::optional<SharedReference>> references;
+  for (const InputTensor& input : message.inputs()) {
+    auto reference = ReadTensorParameters(absl::StrCat("input ", input.name()), input.parameters());
+    if (!reference.ok()) return reference.status();
+    references.push_back(*std::move(reference));
+  }
+  return references;
+}
+
+absl::Status ReadInputs(const Fields& fields, LentMemory& lent_memory, OperatorCall& call,
+                        Inputs& inputs) {
   const ModelInferRequest& message = fields.message;
-  const int raw_count = static_cast<int>(fields.raw.size());
   std::set<const InputSlot*> seen;
+  std::vector<const InputSlot*> slots;
+  for (const InputTensor& input : message.inputs()) {
+    const absl::StatusOr<const InputSlot*> slot = SlotOf(input, seen);
+    if (!slot.ok()) return slot.status();
+    slots.push_back(*slot);
+  }
+  const auto references = ReadReferences(message);
+  if (!references.ok()) return references.status();
+  const auto in_message =
+      static_cast<size_t>(std::count(references->begin(), references->end(), std::nullopt));
+  InputReading reading{fields, lent_memory};
   for (int i = 0; i < message.inputs_size(); ++i) {
-    const InputTensor& input = message.inputs(i);
-    const InputSlot* slot = FindInput(input.name());
-    if (slot == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat("there is no input ", input.name(),
-                                                     "; the inputs are Q, K, V, attn_mask, ",
-                                                     "past_key, past_value and nonpad_kv_seqlen"));
+    if (!fields.raw.empty() && reading.raw_used == fields.raw.size() && !(*references)[i]) {
+      return WrongRawCount(fields, in_message);
     }
-    if (!seen.insert(slot).second) {
-      return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " came twice"));
-    }
-    if (raw_count > 0 && i >= raw_count) break;  // the counts differ, see below
-    absl::Status status = ReadInput(fields, i, *slot, call, inputs);
+    absl::Status status = ReadInput(reading, i, *slots[i], (*references)[i], call, inputs);
     if (!status.ok()) return status;
   }
-  if (raw_count > 0 && raw_count != message.inputs_size()) {
-    return absl::InvalidArgumentError(absl::StrCat("raw_input_contents has ", raw_count,
-                                                   " entries; there are ", message.inputs_size(),
-                                                   " inputs"));
-  }
+  if (reading.raw_used != fields.raw.size()) return WrongRawCount(fields, in_message);
   for (const InputSlot& slot : kInputSlots) {
     if (slot.required && seen.count(&slot) == 0) {
       return absl::InvalidArgumentError(absl::StrCat("input ", slot.name, " is missing"));
@@ -358,20 +407,33 @@ struct OutputSlot {
   const char* name;
   TensorSpec ResolvedCall::*spec;
   OutputBuffer Result::*buffer;
+  absl::Span<std::byte> OutputPlaces::*place;
 };
 
-constexpr OutputSlot kY = {"Y", &ResolvedCall::y, &Result::y};
-constexpr OutputSlot kPresentKey = {"present_key", &ResolvedCall::present_key,
-                                    &Result::present_key};
+constexpr OutputSlot kY = {"Y", &ResolvedCall::y, &Result::y, &OutputPlaces::y};
+constexpr OutputSlot kPresentKey = {"present_key", &ResolvedCall::present_key, &Result::present_key,
+                                    &OutputPlaces::present_key};
 constexpr OutputSlot kPresentValue = {"present_value", &ResolvedCall::present_value,
-                                      &Result::present_value};
-constexpr OutputSlot kScores = {"qk_matmul_output", &ResolvedCall::scores, &Result::scores};
-constexpr OutputSlot kLse = {"lse", &ResolvedCall::lse, &Result::lse};
+                                      &Result::present_value, &OutputPlaces::present_value};
+constexpr OutputSlot kScores = {"qk_matmul_output", &ResolvedCall::scores, &Result::scores,
+                                &OutputPlaces::scores};
+constexpr OutputSlot kLse = {"lse", &ResolvedCall::lse, &Result::lse, &OutputPlaces::lse};
 constexpr const OutputSlot* kOutputSlots[] = {&kY, &kPresentKey, &kPresentValue, &kScores, &kLse};
 
-absl::StatusOr<std::vector<const OutputSlot*>> ReadOutputs(const ModelInferRequest& message) {
-  if (message.outputs_size() == 0) return std::vector<const OutputSlot*>{&kY};
-  std::vector<const OutputSlot*> asked;
+// What the message asks for.
+struct Asked {
+  const OutputSlot* slot;
+  std::optional<SharedReference> shared;
+};
+
+bool Contains(const std::vector<Asked>& all, const OutputSlot& slot) {
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Asked& asked) { return asked.slot == &slot; });
+}
+
+absl::StatusOr<std::vector<Asked>> ReadOutputs(const ModelInferRequest& message) {
+  std::vector<Asked> all;
+  if (message.outputs_size() == 0) all.push_back({&kY, std::nullopt});
   for (const auto& output : message.outputs()) {
     const auto slot = std::find_if(std::begin(kOutputSlots), std::end(kOutputSlots),
                                    [&](const OutputSlot* s) { return s->name == output.name(); });
@@ -380,20 +442,34 @@ absl::StatusOr<std::vector<const OutputSlot*>> ReadOutputs(const ModelInferReque
                                                      "; the outputs are Y, present_key, ",
                                                      "present_value, qk_matmul_output and lse"));
     }
-    if (std::find(asked.begin(), asked.end(), *slot) != asked.end()) {
+    if (Contains(all, **slot)) {
       return absl::InvalidArgumentError(
           absl::StrCat("output ", output.name(), " was asked for twice"));
     }
-    absl::Status status =
-        CheckTensorParameters(absl::StrCat("output ", output.name()), output.parameters());
-    if (!status.ok()) return status;
-    asked.push_back(*slot);
+    auto shared = ReadTensorParameters(absl::StrCat("output ", output.name()), output.parameters());
+    if (!shared.ok()) return shared.status();
+    all.push_back({*slot, *std::move(shared)});
   }
-  return asked;
+  return all;
 }
 
-bool Contains(const std::vector<const OutputSlot*>& asked, const OutputSlot& slot) {
-  return std::find(asked.begin(), asked.end(), &slot) != asked.end();
+// Where the outputs go, of a request that has been resolved.
+absl::Status PlaceOutputs(const std::vector<Asked>& all, LentMemory& lent_memory,
+                          DecodedInfer& decoded) {
+  std::vector<const TensorSpec*> in_message;
+  for (const Asked& asked : all) {
+    const TensorSpec& spec = decoded.request.call.*asked.slot->spec;
+    decoded.outputs.push_back({asked.slot->name, spec, asked.slot->buffer, asked.shared});
+    if (!asked.shared) {
+      in_message.push_back(&spec);
+      continue;
+    }
+    const absl::StatusOr<absl::Span<std::byte>> place =
+        lent_memory.FindOutput(absl::StrCat("output ", asked.slot->name), *asked.shared, spec);
+    if (!place.ok()) return place.status();
+    decoded.request.places.*asked.slot->place = *place;
+  }
+  return CheckResponseSize(in_message);
 }
 
 Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
@@ -407,7 +483,8 @@ Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
 
 const wire::MessageSchema& InferSchema() { return kInferSchema; }
 
-absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now) {
+absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
+                                         const SharedMemory& shared_memory) {
   absl::StatusOr<Fields> read = ReadFields(bytes);
   if (!read.ok()) return read.status();
   // The request reads small typed contents in it.
@@ -418,27 +495,23 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now)
   OperatorCall call;
   const absl::StatusOr<Parameters> parameters = ReadParameters(message.parameters(), call);
   if (!parameters.ok()) return parameters.status();
-  const absl::StatusOr<std::vector<const OutputSlot*>> asked = ReadOutputs(message);
+  const absl::StatusOr<std::vector<Asked>> asked = ReadOutputs(message);
   if (!asked.ok()) return asked.status();
   if (Contains(*asked, kScores)) call.score_output = parameters->score_output;
   call.wants_lse = Contains(*asked, kLse);
   call.wants_present = Contains(*asked, kPresentKey) || Contains(*asked, kPresentValue);
 
   DecodedInfer decoded;
-  status = ReadInputs(*fields, call, decoded.request.inputs);
+  LentMemory lent_memory(shared_memory);
+  status = ReadInputs(*fields, lent_memory, call, decoded.request.inputs);
   if (!status.ok()) return status;
   absl::StatusOr<ResolvedCall> resolved = Resolve(call);
   if (!resolved.ok()) return resolved.status();
-  std::vector<const TensorSpec*> specs;
-  for (const OutputSlot* slot : *asked) {
-    const TensorSpec& spec = *resolved.*slot->spec;
-    specs.push_back(&spec);
-    decoded.outputs.push_back({slot->name, spec, slot->buffer});
-  }
-  status = CheckResponseSize(specs);
-  if (!status.ok()) return status;
   decoded.request.call = *std::move(resolved);
+  status = PlaceOutputs(*asked, lent_memory, decoded);
+  if (!status.ok()) return status;
   decoded.request.owner = fields;
+  std::move(lent_memory).LendTo(decoded.request);
   decoded.request.deadline = DeadlineFor(parameters->timeout, now);
   decoded.request.priority = parameters->priority;
   decoded.id = message.id();
@@ -456,11 +529,18 @@ AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
     const absl::string_view datatype = NameOf(output.spec.dtype);
     tensor.set_datatype(datatype.data(), datatype.size());
     tensor.mutable_shape()->Assign(output.spec.shape.begin(), output.spec.shape.end());
+    if (!output.shared) continue;
+    ParameterMap& parameters = *tensor.mutable_parameters();
+    parameters[kRegionParameter].set_string_param(output.shared->region);
+    parameters[kRegionOffsetParameter].set_int64_param(output.shared->offset);
+    parameters[kRegionBytesParameter].set_int64_param(
+        static_cast<int64_t>((result.*output.buffer).bytes.size()));
   }
   AnswerMessage answer;
   std::string header = fields.SerializeAsString();
   for (const AskedOutput& output : decoded.outputs) {
-    const OutputBuffer& payload = result.*output.buffer;
+    // Clients count on one entry an output: it is empty for those in shared memory.
+    const OutputBuffer payload = output.shared ? OutputBuffer{} : result.*output.buffer;
     wire::AppendFieldHeader(kRawOutputField, static_cast<int64_t>(payload.bytes.size()), header);
     answer.Append(std::exchange(header, {}));
     answer.Append(payload);

@@ -2,12 +2,14 @@
 #ifndef RAPT_SERVER_WIRE_OIP_CODEC_H_
 #define RAPT_SERVER_WIRE_OIP_CODEC_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/base/wire_format.h"
 #include "server/request.h"
+#include "server/shared_memory/shared_memory.h"
 #include "server/wire/message_parts.h"
 
 namespace rapt::oip {
@@ -17,6 +19,7 @@ struct AskedOutput {
   const char* name;
   TensorSpec spec;
   OutputBuffer Result::*buffer;
+  std::optional<SharedReference> shared = {};  // where it goes, instead of into the response
 };
 
 struct DecodedInfer {
@@ -29,11 +32,12 @@ struct DecodedInfer {
 const wire::MessageSchema& InferSchema();
 
 // `now` is when the message arrived: its timeout counts from there. The request reads its tensors
-// where they lie in `message`, which has to stay until the engine is done with it.
-// InvalidArgument names the field, what came and what is allowed; NotFound for another model;
-// Unimplemented for shared memory; ResourceExhausted where the response would exceed what a message
-// can hold.
-absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& message, Instant now);
+// where they lie, in `message`, which has to stay until the engine is done with it, or in
+// `shared_memory`. InvalidArgument names the field, what came and what is allowed; NotFound for
+// another model and for a region; Unimplemented for shared memory where it is not allowed;
+// ResourceExhausted where the response would exceed what a message can hold.
+absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& message, Instant now,
+                                         const SharedMemory& shared_memory);
 
 // The ModelInferResponse. `result` is OK and answers `decoded`, whose request may be gone.
 AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result);

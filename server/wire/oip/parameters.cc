@@ -176,15 +176,32 @@ absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, OperatorCall&
   return parameters;
 }
 
-absl::Status CheckTensorParameters(const std::string& tensor, const ParameterMap& map) {
+absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::string& tensor,
+                                                                    const ParameterMap& map) {
+  if (map.empty()) return std::nullopt;
+  SharedReference reference;
+  bool has_size = false;
   for (const auto& [name, value] : map) {
-    if (absl::StartsWith(name, "shared_memory_")) {
-      return absl::UnimplementedError(
-          absl::StrCat(tensor, " is in shared memory, which this server does not offer"));
+    absl::Status status;
+    if (name == kRegionParameter && value.has_string_param()) {
+      reference.region = value.string_param();
+    } else if (name == kRegionParameter) {
+      status = WrongValue(name, value, "a string");
+    } else if (name == kRegionOffsetParameter) {
+      status = Read(name, value, reference.offset);
+    } else if (name == kRegionBytesParameter) {
+      status = Read(name, value, reference.byte_size);
+      has_size = true;
+    } else {
+      status = absl::InvalidArgumentError(absl::StrCat("there is no tensor parameter ", name));
     }
-    return absl::InvalidArgumentError(absl::StrCat(tensor, " has an unknown parameter ", name));
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat(tensor, ": ", status.message()));
+    }
   }
-  return absl::OkStatus();
+  if (!reference.region.empty() && has_size) return reference;
+  return absl::InvalidArgumentError(absl::StrCat(tensor, " is in shared memory; it needs both ",
+                                                 kRegionParameter, " and ", kRegionBytesParameter));
 }
 
 }  // namespace rapt::oip

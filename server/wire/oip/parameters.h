@@ -5,14 +5,21 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "google/protobuf/map.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/request.h"
+#include "server/shared_memory/shared_memory.h"
 
 namespace rapt::oip {
+
+// A tensor's parameters, where it is in shared memory.
+inline constexpr char kRegionParameter[] = "shared_memory_region";
+inline constexpr char kRegionOffsetParameter[] = "shared_memory_offset";
+inline constexpr char kRegionBytesParameter[] = "shared_memory_byte_size";
 
 using ParameterMap = google::protobuf::Map<std::string, inference::InferParameter>;
 
@@ -28,8 +35,10 @@ struct Parameters {
 // bool, 0 or 1.
 absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, OperatorCall& call);
 
-// Those of a tensor: none is known so far. `tensor` says whose they are: "input Q".
-absl::Status CheckTensorParameters(const std::string& tensor, const ParameterMap& map);
+// Those of a tensor, which say in which shared memory it is; nothing where there are none. `tensor`
+// says whose they are: "input Q". InvalidArgument as above.
+absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::string& tensor,
+                                                                    const ParameterMap& map);
 
 }  // namespace rapt::oip
 

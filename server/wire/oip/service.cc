@@ -12,6 +12,7 @@
 #include "server/base/version.h"
 #include "server/wire/oip/codec.h"
 #include "server/wire/oip/model.h"
+#include "server/wire/oip/statistics.h"
 #include "server/wire/status.h"
 #include "server/wire/unary_answer.h"
 
@@ -66,6 +67,19 @@ constexpr std::array kMethodNames = {
 };
 static_assert(kMethodNames.size() == static_cast<size_t>(Method::kLogSettings) + 1);
 
+// Settings of tracing and logging: there are none, so that only asking for all of them is right.
+template <typename Settings>
+absl::Status CheckNoSettings(const Settings& settings, absl::string_view kind) {
+  if (settings.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("there is no ", kind, " setting ", settings.begin()->first));
+}
+
+// An empty name is every model, which is this one.
+absl::Status CheckModelOrAll(const std::string& name, const std::string& version) {
+  return name.empty() ? absl::OkStatus() : CheckModel(name, version);
+}
+
 absl::Status NotOffered(Method method) {
   return absl::UnimplementedError(
       absl::StrCat("this server does not offer ", kMethodNames[static_cast<size_t>(method)]));
@@ -74,7 +88,9 @@ absl::Status NotOffered(Method method) {
 // What every call needs.
 struct Environment {
   const CallEnvironment& call;
+  SharedMemory& shared_memory;
   std::function<bool()> is_ready;
+  std::shared_ptr<Statistics> statistics;  // that the observer of ModelInfer counts into
   std::array<CallObserver, kMethodNames.size()> observers;  // their labels resolved
 
   const CallObserver& observe(Method method) const {
@@ -85,11 +101,12 @@ struct Environment {
 class InferCall final : public TensorCall {
  public:
   InferCall(const Environment& environment, grpc::GenericCallbackServerContext& context)
-      : TensorCall(environment.call, environment.observe(Method::kModelInfer), context) {}
+      : TensorCall(environment.call, environment.observe(Method::kModelInfer), context),
+        shared_memory_(environment.shared_memory) {}
 
  private:
   void OnMessage(const MessageBytes& message) override {
-    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, arrived());
+    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, arrived(), shared_memory_);
     if (!decoded.ok()) return End(decoded.status());
     decoded_ = *std::move(decoded);
     Bind(decoded_.request);
@@ -103,6 +120,7 @@ class InferCall final : public TensorCall {
     Answer(EncodeInfer(decoded_, result));
   }
 
+  const SharedMemory& shared_memory_;
   DecodedInfer decoded_;
 };
 
@@ -159,8 +177,10 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<Rpcs::CallbackSe
     return Answer(context, Method::kServerMetadata, [&] {
       response->set_name("rapt");
       response->set_version(std::string(Version()));
-      response->add_extensions("parameters");
-      response->add_extensions("model_configuration");
+      for (const char* extension : {"statistics", "parameters", "model_configuration"}) {
+        response->add_extensions(extension);
+      }
+      if (environment_.shared_memory.allowed()) response->add_extensions("system_shared_memory");
       return absl::OkStatus();
     });
   }
@@ -195,15 +215,34 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<Rpcs::CallbackSe
   }
 
   grpc::ServerUnaryReactor* ModelStatistics(grpc::CallbackServerContext* context,
-                                            const inference::ModelStatisticsRequest*,
-                                            inference::ModelStatisticsResponse*) override {
-    return Refuse(context, Method::kModelStatistics);
+                                            const inference::ModelStatisticsRequest* request,
+                                            inference::ModelStatisticsResponse* response) override {
+    return Answer(context, Method::kModelStatistics, [&] {
+      absl::Status status = CheckModelOrAll(request->name(), request->version());
+      if (!status.ok()) return status;
+      inference::ModelStatistics& model = *response->add_model_stats();
+      model.set_name(kModelName);
+      model.set_version(kModelVersion);
+      environment_.statistics->Describe(model);
+      return status;
+    });
   }
 
   grpc::ServerUnaryReactor* RepositoryIndex(grpc::CallbackServerContext* context,
-                                            const inference::RepositoryIndexRequest*,
-                                            inference::RepositoryIndexResponse*) override {
-    return Refuse(context, Method::kRepositoryIndex);
+                                            const inference::RepositoryIndexRequest* request,
+                                            inference::RepositoryIndexResponse* response) override {
+    return Answer(context, Method::kRepositoryIndex, [&] {
+      if (!request->repository_name().empty()) {
+        return absl::UnimplementedError("the only repository has no name; leave it empty");
+      }
+      const bool is_ready = environment_.is_ready();
+      if (request->ready() && !is_ready) return absl::OkStatus();
+      auto& model = *response->add_models();
+      model.set_name(kModelName);
+      model.set_version(kModelVersion);
+      model.set_state(is_ready ? "READY" : "UNAVAILABLE");
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* RepositoryModelLoad(grpc::CallbackServerContext* context,
@@ -219,51 +258,93 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<Rpcs::CallbackSe
   }
 
   grpc::ServerUnaryReactor* SystemSharedMemoryStatus(
-      grpc::CallbackServerContext* context, const inference::SystemSharedMemoryStatusRequest*,
-      inference::SystemSharedMemoryStatusResponse*) override {
-    return Refuse(context, Method::kSystemSharedMemoryStatus);
+      grpc::CallbackServerContext* context,
+      const inference::SystemSharedMemoryStatusRequest* request,
+      inference::SystemSharedMemoryStatusResponse* response) override {
+    return Answer(context, Method::kSystemSharedMemoryStatus, [&] {
+      const auto regions =
+          environment_.shared_memory.Describe(SharedMemory::Kind::kSystem, request->name());
+      if (!regions.ok()) return regions.status();
+      for (const SharedMemory::Description& region : *regions) {
+        auto& message = (*response->mutable_regions())[region.name];
+        message.set_name(region.name);
+        message.set_offset(static_cast<uint64_t>(region.offset));
+        message.set_byte_size(static_cast<uint64_t>(region.byte_size));
+      }
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* SystemSharedMemoryRegister(
-      grpc::CallbackServerContext* context, const inference::SystemSharedMemoryRegisterRequest*,
+      grpc::CallbackServerContext* context,
+      const inference::SystemSharedMemoryRegisterRequest* request,
       inference::SystemSharedMemoryRegisterResponse*) override {
-    return Refuse(context, Method::kSystemSharedMemoryRegister);
+    return Answer(context, Method::kSystemSharedMemoryRegister, [&] {
+      return environment_.shared_memory.RegisterSystem(request->name(), request->key(),
+                                                       request->offset(), request->byte_size());
+    });
   }
 
   grpc::ServerUnaryReactor* SystemSharedMemoryUnregister(
-      grpc::CallbackServerContext* context, const inference::SystemSharedMemoryUnregisterRequest*,
+      grpc::CallbackServerContext* context,
+      const inference::SystemSharedMemoryUnregisterRequest* request,
       inference::SystemSharedMemoryUnregisterResponse*) override {
-    return Refuse(context, Method::kSystemSharedMemoryUnregister);
+    return Answer(context, Method::kSystemSharedMemoryUnregister, [&] {
+      return environment_.shared_memory.Unregister(SharedMemory::Kind::kSystem, request->name());
+    });
   }
 
   grpc::ServerUnaryReactor* CudaSharedMemoryStatus(
-      grpc::CallbackServerContext* context, const inference::CudaSharedMemoryStatusRequest*,
-      inference::CudaSharedMemoryStatusResponse*) override {
-    return Refuse(context, Method::kCudaSharedMemoryStatus);
+      grpc::CallbackServerContext* context, const inference::CudaSharedMemoryStatusRequest* request,
+      inference::CudaSharedMemoryStatusResponse* response) override {
+    return Answer(context, Method::kCudaSharedMemoryStatus, [&] {
+      const auto regions =
+          environment_.shared_memory.Describe(SharedMemory::Kind::kCuda, request->name());
+      if (!regions.ok()) return regions.status();
+      for (const SharedMemory::Description& region : *regions) {
+        auto& message = (*response->mutable_regions())[region.name];
+        message.set_name(region.name);
+        message.set_device_id(static_cast<uint64_t>(region.device_id));
+        message.set_byte_size(static_cast<uint64_t>(region.byte_size));
+      }
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* CudaSharedMemoryRegister(
-      grpc::CallbackServerContext* context, const inference::CudaSharedMemoryRegisterRequest*,
+      grpc::CallbackServerContext* context,
+      const inference::CudaSharedMemoryRegisterRequest* request,
       inference::CudaSharedMemoryRegisterResponse*) override {
-    return Refuse(context, Method::kCudaSharedMemoryRegister);
+    return Answer(context, Method::kCudaSharedMemoryRegister, [&] {
+      return environment_.shared_memory.RegisterCuda(request->name(), request->raw_handle(),
+                                                     request->device_id(), request->byte_size());
+    });
   }
 
   grpc::ServerUnaryReactor* CudaSharedMemoryUnregister(
-      grpc::CallbackServerContext* context, const inference::CudaSharedMemoryUnregisterRequest*,
+      grpc::CallbackServerContext* context,
+      const inference::CudaSharedMemoryUnregisterRequest* request,
       inference::CudaSharedMemoryUnregisterResponse*) override {
-    return Refuse(context, Method::kCudaSharedMemoryUnregister);
+    return Answer(context, Method::kCudaSharedMemoryUnregister, [&] {
+      return environment_.shared_memory.Unregister(SharedMemory::Kind::kCuda, request->name());
+    });
   }
 
   grpc::ServerUnaryReactor* TraceSetting(grpc::CallbackServerContext* context,
-                                         const inference::TraceSettingRequest*,
+                                         const inference::TraceSettingRequest* request,
                                          inference::TraceSettingResponse*) override {
-    return Refuse(context, Method::kTraceSetting);
+    return Answer(context, Method::kTraceSetting, [&] {
+      absl::Status status = CheckModelOrAll(request->model_name(), "");
+      status.Update(CheckNoSettings(request->settings(), "trace"));
+      return status;
+    });
   }
 
   grpc::ServerUnaryReactor* LogSettings(grpc::CallbackServerContext* context,
-                                        const inference::LogSettingsRequest*,
+                                        const inference::LogSettingsRequest* request,
                                         inference::LogSettingsResponse*) override {
-    return Refuse(context, Method::kLogSettings);
+    return Answer(context, Method::kLogSettings,
+                  [&] { return CheckNoSettings(request->settings(), "log"); });
   }
 
  private:
@@ -281,14 +362,20 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<Rpcs::CallbackSe
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> NewService(const CallEnvironment& call,
+std::unique_ptr<grpc::Service> NewService(const CallEnvironment& call, SharedMemory& shared_memory,
                                           std::function<bool()> is_ready,
                                           const CallObserverFactory& observe,
                                           TensorMethods& tensor_methods) {
-  Environment environment{call, std::move(is_ready), {}};
+  auto statistics = std::make_shared<Statistics>();
+  Environment environment{call, shared_memory, std::move(is_ready), statistics, {}};
   for (size_t i = 0; i < kMethodNames.size(); ++i) {
     environment.observers[i] = observe(absl::StrCat(kServiceName, "/", kMethodNames[i]));
   }
+  CallObserver& observe_infer = environment.observers[static_cast<size_t>(Method::kModelInfer)];
+  observe_infer = [statistics, observe = std::move(observe_infer)](const CallReport& report) {
+    statistics->Count(report);
+    observe(report);
+  };
   auto service = std::make_unique<Service>(std::move(environment));
   tensor_methods.Add(absl::StrCat("/", kServiceName, "/ModelInfer"),
                      [&service = *service](grpc::GenericCallbackServerContext& context) {

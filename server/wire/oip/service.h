@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 
+#include "server/shared_memory/shared_memory.h"
 #include "server/wire/call_observer.h"
 #include "server/wire/tensor_call.h"
 #include "server/wire/tensor_methods.h"
@@ -19,6 +20,7 @@ inline constexpr char kServiceName[] = "inference.GRPCInferenceService";
 // The service, to be registered with a server beside the tensor methods, to which it adds its own.
 // Thread-safe; everything borrowed outlives it. `is_ready` may be called from any thread.
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
+                                          SharedMemory& shared_memory,
                                           std::function<bool()> is_ready,
                                           const CallObserverFactory& observe,
                                           TensorMethods& tensor_methods);

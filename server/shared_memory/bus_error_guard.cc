@@ -1,0 +1,101 @@
+#include "server/shared_memory/bus_error_guard.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+
+#include "server/base/check.h"
+
+namespace rapt {
+namespace {
+
+// A guarded range. Its version is odd while the others change, so that the handler never takes the
+// begin of one range and the end of another for a range. Everything is sequentially consistent:
+// nothing here is hot.
+struct Slot {
+  std::atomic<bool> taken{false};
+  std::atomic<uint64_t> version{0};
+  std::atomic<uintptr_t> begin{0};
+  std::atomic<uintptr_t> end{0};
+  std::atomic<bool> broken{false};
+
+  void Set(uintptr_t new_begin, uintptr_t new_end) {
+    ++version;
+    begin = new_begin;
+    end = new_end;
+    ++version;
+  }
+};
+static_assert(std::atomic<uintptr_t>::is_always_lock_free &&
+              std::atomic<uint64_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+Slot slots[BusErrorGuard::kMaxGuards];
+struct sigaction previous_action;
+
+// Async-signal-safe. Whoever touches a range keeps its guard: a slot that changes is another's.
+bool PutZerosInPlaceOf(uintptr_t address) {
+  for (Slot& slot : slots) {
+    const uint64_t version = slot.version;
+    const uintptr_t begin = slot.begin, end = slot.end;
+    if (version % 2 == 1 || slot.version != version) continue;
+    if (address < begin || address >= end) continue;
+    slot.broken = true;
+    // The system call itself: a sanitizer's mmap() is not made for handlers. Where several threads
+    // come here at once, the last one's zeros stand.
+    const long mapped = syscall(SYS_mmap, begin, end - begin, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0L);
+    return mapped == static_cast<long>(begin);
+  }
+  return false;
+}
+
+void OnBusError(int, siginfo_t* info, void*) {
+  const int saved_errno = errno;
+  const bool is_fault = info->si_code > 0;  // and not sent by kill()
+  if (!is_fault || !PutZerosInPlaceOf(reinterpret_cast<uintptr_t>(info->si_addr))) {
+    // As before: the fault comes again when this returns; what was sent is sent again.
+    sigaction(SIGBUS, &previous_action, nullptr);
+    if (!is_fault) raise(SIGBUS);
+  }
+  errno = saved_errno;
+}
+
+void InstallHandler() {
+  struct sigaction action = {};
+  action.sa_sigaction = OnBusError;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  // Read by the handler, which may run as soon as it is installed.
+  RAPT_CHECK(sigaction(SIGBUS, nullptr, &previous_action) == 0, "no action for SIGBUS");
+  RAPT_CHECK(sigaction(SIGBUS, &action, nullptr) == 0, "no handler for SIGBUS");
+}
+
+}  // namespace
+
+std::optional<BusErrorGuard> BusErrorGuard::Protect(std::byte* begin, int64_t bytes) {
+  static std::once_flag installed;
+  std::call_once(installed, InstallHandler);
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  for (int n = 0; n < kMaxGuards; ++n) {
+    if (slots[n].taken.exchange(true)) continue;
+    slots[n].broken = false;
+    slots[n].Set(address, address + static_cast<uintptr_t>(bytes));
+    return BusErrorGuard(n);
+  }
+  return std::nullopt;
+}
+
+BusErrorGuard::~BusErrorGuard() {
+  if (slot_ == kNone) return;
+  slots[slot_].Set(0, 0);
+  slots[slot_].taken = false;
+}
+
+bool BusErrorGuard::broken() const { return slots[slot_].broken; }
+
+}  // namespace rapt

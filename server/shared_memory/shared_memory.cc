@@ -1,0 +1,177 @@
+#include "server/shared_memory/shared_memory.h"
+
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/base/checked_math.h"
+#include "server/shared_memory/system_region.h"
+
+namespace rapt {
+namespace {
+
+constexpr size_t kMaxNameBytes = 256;  // names come back in errors
+
+absl::Status CheckName(const std::string& name) {
+  if (!name.empty() && name.size() <= kMaxNameBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the region's name has ", name.size(),
+                                                 " bytes; it must have 1 to ", kMaxNameBytes));
+}
+
+absl::StatusOr<int64_t> ToSigned(absl::string_view field, uint64_t value) {
+  if (value <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    return static_cast<int64_t>(value);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; it must fit 63 bits"));
+}
+
+absl::Status ForRegion(const std::string& name, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat("region '", name, "': ", status.message()));
+}
+
+absl::Status UnknownRegion(const std::string& name) {
+  return absl::NotFoundError(absl::StrCat("there is no shared memory region '",
+                                          absl::string_view(name).substr(0, kMaxNameBytes), "'"));
+}
+
+// As shm_open() reads it.
+absl::string_view WithoutLeadingSlashes(absl::string_view key) {
+  while (absl::StartsWith(key, "/")) key.remove_prefix(1);
+  return key;
+}
+
+}  // namespace
+
+absl::Status BrokenRegion() {
+  return absl::InvalidArgumentError(
+      "the shared memory was cut short by its owner while it was registered; unregister it and "
+      "register it again");
+}
+
+absl::Status SharedMemory::CheckAllowed() const {
+  if (options_.allowed) return absl::OkStatus();
+  return absl::UnimplementedError(
+      "this server does not offer shared memory; it is started without --allow_shared_memory");
+}
+
+absl::Status SharedMemory::CheckKey(const std::string& key) const {
+  const absl::string_view object = WithoutLeadingSlashes(key);
+  if (object.empty() || object.find_first_of(absl::string_view("/\0", 2)) != object.npos) {
+    return absl::InvalidArgumentError("the key must be a name without a slash inside");
+  }
+  if (absl::StartsWith(object, options_.key_prefix)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the key must begin with '", options_.key_prefix,
+                                                 "', this server's --shared_memory_prefix"));
+}
+
+absl::Status SharedMemory::CheckNameIsFree(const std::string& name) const {
+  MutexLock lock(mutex_);
+  if (entries_.count(name) == 0) return absl::OkStatus();
+  return absl::AlreadyExistsError("it is registered already");
+}
+
+absl::Status SharedMemory::Add(Kind kind, Description description,
+                               std::shared_ptr<const Region> region) {
+  MutexLock lock(mutex_);
+  const std::string name = description.name;
+  const bool is_new =
+      entries_.emplace(name, Entry{kind, std::move(description), std::move(region)}).second;
+  return is_new ? absl::OkStatus() : absl::AlreadyExistsError("it is registered already");
+}
+
+absl::Status SharedMemory::RegisterSystem(const std::string& name, const std::string& key,
+                                          uint64_t offset, uint64_t byte_size) {
+  absl::Status status = CheckAllowed();
+  if (status.ok()) status = CheckName(name);
+  if (!status.ok()) return status;
+  const absl::StatusOr<int64_t> begin = ToSigned("offset", offset);
+  const absl::StatusOr<int64_t> size = ToSigned("byte_size", byte_size);
+  status.Update(begin.status());
+  status.Update(size.status());
+  if (status.ok()) status = CheckKey(key);
+  if (status.ok()) status = CheckNameIsFree(name);
+  if (!status.ok()) return ForRegion(name, status);
+  absl::StatusOr<std::shared_ptr<const Region>> region = OpenSystemRegion(key, *begin, *size);
+  if (!region.ok()) return ForRegion(name, region.status());
+  status =
+      Add(Kind::kSystem, {.name = name, .offset = *begin, .byte_size = *size}, *std::move(region));
+  return status.ok() ? status : ForRegion(name, status);
+}
+
+absl::Status SharedMemory::RegisterCuda(const std::string& name, const std::string& raw_handle,
+                                        int64_t device_id, uint64_t byte_size) {
+  absl::Status status = CheckAllowed();
+  if (status.ok()) status = CheckName(name);
+  if (!status.ok()) return status;
+  if (!options_.open_cuda) {
+    return absl::UnimplementedError("no backend of this server can use memory of a CUDA device");
+  }
+  const absl::StatusOr<int64_t> size = ToSigned("byte_size", byte_size);
+  status.Update(size.status());
+  if (status.ok()) status = CheckNameIsFree(name);
+  if (!status.ok()) return ForRegion(name, status);
+  absl::StatusOr<std::shared_ptr<const Region>> region =
+      options_.open_cuda(raw_handle, device_id, *size);
+  if (!region.ok()) return ForRegion(name, region.status());
+  status = Add(Kind::kCuda, {.name = name, .device_id = device_id, .byte_size = *size},
+               *std::move(region));
+  return status.ok() ? status : ForRegion(name, status);
+}
+
+absl::Status SharedMemory::Unregister(Kind kind, const std::string& name) {
+  if (absl::Status status = CheckAllowed(); !status.ok()) return status;
+  std::map<std::string, Entry> gone;  // unmapped once the lock is free
+  MutexLock lock(mutex_);
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    const auto next = std::next(entry);
+    const bool is_meant = entry->second.kind == kind && (name.empty() || entry->first == name);
+    if (is_meant) gone.insert(entries_.extract(entry));
+    entry = next;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<SharedMemory::Description>> SharedMemory::Describe(
+    Kind kind, const std::string& name) const {
+  if (absl::Status status = CheckAllowed(); !status.ok()) return status;
+  std::vector<Description> found;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [entry_name, entry] : entries_) {
+      const bool is_meant = entry.kind == kind && (name.empty() || entry_name == name);
+      if (is_meant) found.push_back(entry.description);
+    }
+  }
+  if (found.empty() && !name.empty()) return UnknownRegion(name);
+  return found;
+}
+
+absl::StatusOr<SharedBytes> SharedMemory::Find(const SharedReference& reference) const {
+  if (absl::Status status = CheckAllowed(); !status.ok()) return status;
+  std::shared_ptr<const Region> region;
+  {
+    MutexLock lock(mutex_);
+    const auto entry = entries_.find(reference.region);
+    if (entry != entries_.end()) region = entry->second.region;
+  }
+  if (region == nullptr) return UnknownRegion(reference.region);
+  if (!region->intact()) return ForRegion(reference.region, BrokenRegion());
+  const absl::Span<std::byte> bytes = region->bytes();
+  const std::optional<int64_t> end = CheckedAdd(reference.offset, reference.byte_size);
+  const bool fits = reference.offset >= 0 && reference.byte_size >= 0 && end &&
+                    *end <= static_cast<int64_t>(bytes.size());
+  if (!fits) {
+    return ForRegion(reference.region,
+                     absl::InvalidArgumentError(absl::StrCat(
+                         "offset ", reference.offset, " and byte_size ", reference.byte_size,
+                         " are not within its ", bytes.size(), " bytes")));
+  }
+  return SharedBytes{bytes.subspan(static_cast<size_t>(reference.offset),
+                                   static_cast<size_t>(reference.byte_size)),
+                     std::move(region)};
+}
+
+}  // namespace rapt

@@ -1,0 +1,110 @@
+#include "server/shared_memory/system_region.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "server/base/checked_math.h"
+#include "server/shared_memory/bus_error_guard.h"
+
+namespace rapt {
+namespace {
+
+class File {
+ public:
+  explicit File(int descriptor) : descriptor_(descriptor) {}
+  ~File() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  int descriptor() const { return descriptor_; }
+
+ private:
+  const int descriptor_;
+};
+
+// Whole pages of a file, mapped.
+class Mapping {
+ public:
+  Mapping(std::byte* begin, int64_t bytes) : begin_(begin), bytes_(bytes) {}
+  ~Mapping() { munmap(begin_, static_cast<size_t>(bytes_)); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  std::byte* begin() const { return begin_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* const begin_;
+  const int64_t bytes_;
+};
+
+class SystemRegion final : public Region {
+ public:
+  SystemRegion(std::unique_ptr<Mapping> mapping, BusErrorGuard guard, absl::Span<std::byte> bytes)
+      : mapping_(std::move(mapping)), guard_(std::move(guard)), bytes_(bytes) {}
+
+  absl::Span<std::byte> bytes() const override { return bytes_; }
+  bool intact() const override { return !guard_.broken(); }
+
+ private:
+  const std::unique_ptr<Mapping> mapping_;  // outlives its guard
+  const BusErrorGuard guard_;
+  const absl::Span<std::byte> bytes_;
+};
+
+// The end of the bytes in the file.
+absl::StatusOr<int64_t> CheckRange(const File& file, int64_t offset, int64_t byte_size) {
+  if (byte_size <= 0 || offset < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("byte_size is ", byte_size, " and offset ",
+                                                   offset, "; they must be at least 1 and 0"));
+  }
+  struct stat status;
+  if (fstat(file.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    return absl::NotFoundError("there is no such shared memory object");
+  }
+  const std::optional<int64_t> end = CheckedAdd(offset, byte_size);
+  if (end && *end <= int64_t{status.st_size}) return *end;
+  return absl::InvalidArgumentError(
+      absl::StrCat("offset ", offset, " and byte_size ", byte_size,
+                   " reach beyond the end of the shared memory object, which has ",
+                   int64_t{status.st_size}, " bytes"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const Region>> OpenSystemRegion(const std::string& key,
+                                                               int64_t offset, int64_t byte_size) {
+  const File file(shm_open(key.c_str(), O_RDWR, 0));
+  if (file.descriptor() < 0) {
+    return absl::NotFoundError("there is no such shared memory object that the server may open");
+  }
+  const absl::StatusOr<int64_t> end = CheckRange(file, offset, byte_size);
+  if (!end.ok()) return end.status();
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  const int64_t before = offset % page;  // mappings begin at a page
+  const int64_t mapped_bytes = (before + byte_size + page - 1) / page * page;
+  void* const begin = mmap(nullptr, static_cast<size_t>(mapped_bytes), PROT_READ | PROT_WRITE,
+                           MAP_SHARED, file.descriptor(), offset - before);
+  if (begin == MAP_FAILED) {
+    return absl::ResourceExhaustedError("the system refuses to map the shared memory object");
+  }
+  auto mapping = std::make_unique<Mapping>(static_cast<std::byte*>(begin), mapped_bytes);
+  std::optional<BusErrorGuard> guard = BusErrorGuard::Protect(mapping->begin(), mapping->bytes());
+  if (!guard) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("at most ", BusErrorGuard::kMaxGuards, " regions can be mapped at once"));
+  }
+  const absl::Span<std::byte> bytes(mapping->begin() + before, static_cast<size_t>(byte_size));
+  return std::make_shared<SystemRegion>(std::move(mapping), *std::move(guard), bytes);
+}
+
+}  // namespace rapt

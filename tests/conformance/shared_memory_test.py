@@ -1,0 +1,133 @@
+"""Triton's shared memory utilities, sync and aio, against a server that allows it."""
+
+import asyncio
+import contextlib
+import os
+
+import grpc
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+import tritonclient.utils.shared_memory as shm
+from attention_client import DATATYPES, attend
+from rapt_server import RaptServer
+from tritonclient.utils import InferenceServerException
+
+RNG = np.random.default_rng(8)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with RaptServer("--allow_shared_memory") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with triton.InferenceServerClient(server.grpc_address) as connected:
+        yield connected
+        connected.unregister_system_shared_memory()
+
+
+@contextlib.contextmanager
+def region(name, byte_size):
+    """A region of our own; the object goes with it."""
+    handle = shm.create_shared_memory_region(name, f"rapt-{os.getpid()}-{name}", byte_size, create_only=True)
+    try:
+        yield handle
+    finally:
+        shm.destroy_shared_memory_region(handle)
+
+
+def key_of(name):
+    return f"/rapt-{os.getpid()}-{name}"
+
+
+def tensors(dtype=np.float32):
+    return {
+        "Q": RNG.standard_normal((1, 4, 65, 32), np.float32).astype(dtype),
+        "K": RNG.standard_normal((1, 2, 33, 32), np.float32).astype(dtype),
+        "V": RNG.standard_normal((1, 2, 33, 32), np.float32).astype(dtype),
+        "attn_mask": RNG.random((65, 33)) < 0.7,
+    }
+
+
+def shared_inputs(arrays, name):
+    """The arrays one behind the other in the region."""
+    inputs, offset = [], 0
+    for tensor, array in arrays.items():
+        inputs.append(triton.InferInput(tensor, list(array.shape), DATATYPES[array.dtype]))
+        inputs[-1].set_shared_memory(name, array.nbytes, offset)
+        offset += array.nbytes
+    return inputs
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
+def test_in_and_out_of_shared_memory_gives_the_same_bits(client, dtype):
+    arrays = tensors(dtype)
+    want = attend(client, arrays, ["Y", "lse"])
+    with region("in", sum(a.nbytes for a in arrays.values())) as source, region("out", 1 << 20) as sink:
+        shm.set_shared_memory_region(source, list(arrays.values()))
+        client.register_system_shared_memory("in", key_of("in"), sum(a.nbytes for a in arrays.values()))
+        client.register_system_shared_memory("out", key_of("out"), 1 << 20)
+        y = triton.InferRequestedOutput("Y")
+        y.set_shared_memory("out", 1 << 19, 64)
+        result = client.infer("attention", shared_inputs(arrays, "in"), outputs=[y, triton.InferRequestedOutput("lse")])
+        got = shm.get_contents_as_numpy(sink, want["Y"].dtype, want["Y"].shape, 64)
+        np.testing.assert_array_equal(got, want["Y"])
+        np.testing.assert_array_equal(result.as_numpy("lse"), want["lse"])
+        del got
+        output = result.get_output("Y")
+        assert output.parameters["shared_memory_region"].string_param == "out"
+        assert output.parameters["shared_memory_byte_size"].int64_param == want["Y"].nbytes
+
+
+def test_aio_client(server):
+    arrays = tensors()
+
+    async def ask(bytes_in):
+        async with triton_aio.InferenceServerClient(server.grpc_address) as client:
+            await client.register_system_shared_memory("aio", key_of("aio"), bytes_in)
+            status = await client.get_system_shared_memory_status("aio")
+            result = await client.infer("attention", shared_inputs(arrays, "aio"))
+            await client.unregister_system_shared_memory("aio")
+            return status.regions["aio"].byte_size, result.as_numpy("Y")
+
+    bytes_in = sum(a.nbytes for a in arrays.values())
+    with region("aio", bytes_in) as source:
+        shm.set_shared_memory_region(source, list(arrays.values()))
+        registered, got = asyncio.run(ask(bytes_in))
+    assert registered == bytes_in
+    with triton.InferenceServerClient(server.grpc_address) as client:
+        np.testing.assert_array_equal(got, attend(client, arrays, ["Y"])["Y"])
+
+
+def test_announces_what_it_offers(client):
+    assert "system_shared_memory" in client.get_server_metadata().extensions
+    assert "cuda_shared_memory" not in client.get_server_metadata().extensions
+
+
+def test_everything_can_be_unregistered_and_nothing_of_cuda_registered(client):
+    client.unregister_system_shared_memory()
+    client.unregister_cuda_shared_memory()
+    assert not client.get_cuda_shared_memory_status().regions
+    with pytest.raises(InferenceServerException) as caught:
+        client.register_cuda_shared_memory("r", b"aGFuZGxl", 0, 1)
+    assert caught.value.status() == f"StatusCode.{grpc.StatusCode.UNIMPLEMENTED.name}"
+
+
+def test_an_unknown_region_is_not_found(client):
+    arrays = tensors()
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("attention", shared_inputs(arrays, "nowhere"))
+    assert caught.value.status() == f"StatusCode.{grpc.StatusCode.NOT_FOUND.name}"
+    assert "nowhere" in caught.value.message()
+
+
+def test_objects_of_others_are_refused_and_their_keys_not_told(client):
+    with pytest.raises(InferenceServerException) as caught:
+        client.register_system_shared_memory("mine", "/somebody_elses", 4096)
+    assert caught.value.status() == f"StatusCode.{grpc.StatusCode.INVALID_ARGUMENT.name}"
+    assert "somebody" not in caught.value.message()

@@ -1,0 +1,42 @@
+// A POSIX shared memory object of a test's own.
+#ifndef RAPT_TESTS_SUPPORT_SHARED_OBJECT_H_
+#define RAPT_TESTS_SUPPORT_SHARED_OBJECT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/types/span.h"
+
+namespace rapt::test {
+
+// Mapped as long as it lives, unlinked with it.
+class SharedObject {
+ public:
+  // Called "/PREFIX-" and something that no other object is called.
+  explicit SharedObject(int64_t bytes, const std::string& prefix = "rapt");
+  ~SharedObject();
+  SharedObject(const SharedObject&) = delete;
+  SharedObject& operator=(const SharedObject&) = delete;
+
+  const std::string& key() const { return key_; }
+  int64_t size() const { return bytes_; }
+  std::byte* data() const { return data_; }
+  template <typename T>
+  absl::Span<T> Values(int64_t offset, int64_t count) const {
+    return {reinterpret_cast<T*>(data_ + offset), static_cast<size_t>(count)};
+  }
+
+  // Takes the memory away from everybody who has mapped it. Ours must not be touched either then.
+  void CutTo(int64_t bytes);
+
+ private:
+  const std::string key_;
+  const int64_t bytes_;
+  int descriptor_;
+  std::byte* data_;
+};
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SUPPORT_SHARED_OBJECT_H_
