@@ -20,9 +20,7 @@ void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_
 
 namespace {
 
-// The most query rows that share one packing of K and V: 8 row blocks, O of D 64 fills 96 KiB of
-// L2.
-constexpr int64_t kMostQueryRows = 8 * kRowBlock;
+constexpr int64_t kMostQueryRows = kMostRowBlocks * kRowBlock;
 // Tasks a thread should have at least, so that the last ones to finish do not leave others idle.
 constexpr int64_t kTasksPerThread = 4;
 
@@ -92,13 +90,21 @@ bool AccumulatesInFp64(const Problem& p) {
 int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
   const int64_t real = AccumulatesInFp64(p) ? 8 : 4;
   const int64_t lanes_dv = RoundUp(p.value_head_size, kVectorBytes / real);
-  const int64_t arrays[] = {
-      rows * p.head_size,   rows * lanes_dv,       rows,      rows,        p.head_size * kKeyBlock,
-      kKeyBlock * lanes_dv, kRowBlock * kKeyBlock, kRowBlock, p.head_size, kFewRows * lanes_dv};
+  const int64_t arrays[] = {rows * p.head_size,
+                            rows * lanes_dv,
+                            rows,
+                            rows,
+                            p.head_size * kKeyBlock,
+                            kKeyBlock * lanes_dv,
+                            kRowBlock * kKeyBlock,
+                            kRowBlock,
+                            kFewRows * lanes_dv};
   int64_t bytes = 0;
   for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
-  // A row that straddles slices, as it came: of 8 bytes an element at most.
-  return bytes + RoundUp(std::max(p.head_size, p.value_head_size) * 8, kVectorBytes);
+  // Rows that slices part, as they came, are joined there.
+  return bytes +
+         RoundUp((1 + kJoinedRows) * std::max(p.head_size, p.value_head_size) * SizeOf(p.dtype),
+                 kVectorBytes);
 }
 
 int64_t RowTableBytes(int64_t rows) {

@@ -20,8 +20,14 @@ enum class ScoreStage : uint8_t { kNone, kScores, kSoftcapped, kBiased, kWeights
 inline constexpr int64_t kKeyBlock = 64;
 // Query rows that share one block of scores; a multiple of every kernel's register block.
 inline constexpr int64_t kRowBlock = 48;
+// The most query rows of a task, in row blocks: they share one packing of K and V. O of D 64 fills
+// 96 KiB of L2.
+inline constexpr int64_t kMostRowBlocks = 8;
 // Up to so many rows of a task K and V are read in place rather than packed.
 inline constexpr int64_t kFewRows = 8;
+// Rows of K or V that are joined at a time, where slices part them; as many as the widest vector
+// has lanes.
+inline constexpr int64_t kJoinedRows = 16;
 // O and V rows are padded to a whole number of the widest vector, 64 bytes.
 inline constexpr int64_t kVectorBytes = 64;
 
