@@ -89,8 +89,9 @@ struct CallOptions {
 class Client {
  public:
   // `address` is a gRPC target: "127.0.0.1:8001", "dns:///rapt.example:8001",
-  // "unix:/run/rapt.sock". InvalidArgument for options that make no sense; Unavailable when no
-  // server answers there.
+  // "unix:/run/rapt.sock". Where it stands for several servers, as a DNS name or
+  // "ipv4:10.0.0.1:8001,10.0.0.2:8001" may, calls go round among those that answer. InvalidArgument
+  // for options that make no sense; Unavailable when no server answers there.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
                                                          const Options& options = {});
 

@@ -18,6 +18,9 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& address, const Opti
   // A server that comes back is found within a retry or two; gRPC's own first pause is a second.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  // An address that names several servers, as a headless service of Kubernetes does, means all of
+  // them.
+  arguments.SetLoadBalancingPolicyName("round_robin");
   // A proxy meant for web pages is no way to a server on loopback or in the same cluster.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);

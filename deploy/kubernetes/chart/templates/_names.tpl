@@ -1,0 +1,21 @@
+{{- define "rapt.name" -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "rapt.selector" -}}
+app.kubernetes.io/name: rapt
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "rapt.labels" -}}
+{{ include "rapt.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end -}}
+
+{{/* What the server promises to stay under, in MiB. */}}
+{{- define "rapt.memoryMiB" -}}
+{{- $calls := div (mul .Values.server.maxOpenCalls 64) 1024 -}}
+{{- add .Values.server.memoryBudgetMiB 128 $calls 128 -}}
+{{- end -}}

@@ -1,0 +1,97 @@
+// One client, several servers: calls go round among them, and one that dies takes no call with it.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <csignal>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "rapt/client.h"
+#include "tests/support/server_process.h"
+
+namespace rapt::client {
+namespace {
+
+using test::ServerProcess;
+
+constexpr int kServers = 3;
+constexpr int kCallers = 4;
+
+class BalanceTest : public testing::Test {
+ protected:
+  BalanceTest() {
+    std::string address = "ipv4:";
+    for (int i = 0; i < kServers; ++i) {
+      servers_.push_back(std::make_unique<ServerProcess>());
+      absl::StrAppend(&address, i == 0 ? "" : ",", servers_.back()->grpc_address());
+    }
+    auto connected = Client::Connect(address);
+    EXPECT_TRUE(connected.ok()) << connected.status();
+    if (connected.ok()) client_ = *std::move(connected);
+  }
+
+  absl::Status Attend() {
+    const std::vector<float> x(2 * 8 * 4, 0.5f);
+    const auto tokens = View<float>({1, 2, 8, 4}, x);
+    const auto result = client_->Attend({.q = tokens, .k = tokens, .v = tokens});
+    if (!result.ok()) return result.status();
+    for (float y : result->y.values<float>()) {
+      if (y != 0.5f) return absl::InternalError(absl::StrCat("a mean of 0.5 came as ", y));
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<std::unique_ptr<ServerProcess>> servers_;
+  std::unique_ptr<Client> client_;
+};
+
+// How many calls a server has had, by its own account when it leaves.
+int64_t ServedCalls(ServerProcess& server) {
+  server.Terminate();
+  EXPECT_EQ(server.Wait(), 0) << server.Log();
+  const std::string log = server.Log();
+  const size_t at = log.find("served_calls=");
+  EXPECT_NE(at, std::string::npos) << log;
+  return at == std::string::npos ? -1 : std::stoll(log.substr(at + 13));
+}
+
+TEST_F(BalanceTest, EveryServerGetsCalls) {
+  // More calls than the connections of the client times its servers: each comes to its turn once
+  // all connections stand.
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(Attend().ok());
+  for (int i = 0; i < kServers; ++i) EXPECT_GT(ServedCalls(*servers_[i]), 0) << "server " << i;
+}
+
+TEST_F(BalanceTest, AServerThatIsKilledTakesNoCallWithIt) {
+  std::atomic<int64_t> answered{0};
+  std::atomic<bool> stop{false};
+  std::vector<absl::Status> errors(kCallers);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&, caller] {
+      while (!stop) {
+        errors[caller].Update(Attend());
+        ++answered;
+        answered.notify_all();
+      }
+    });
+  }
+  const auto wait_for = [&answered](int64_t count) {
+    for (int64_t now = answered; now < count; now = answered) answered.wait(now);
+  };
+  wait_for(100);
+  servers_[0]->Signal(SIGKILL);
+  EXPECT_EQ(servers_[0]->Wait(), -SIGKILL);
+  wait_for(answered + 500);
+  stop = true;
+  for (std::thread& caller : callers) caller.join();
+  for (int caller = 0; caller < kCallers; ++caller) {
+    EXPECT_TRUE(errors[caller].ok()) << "caller " << caller << ": " << errors[caller];
+  }
+}
+
+}  // namespace
+}  // namespace rapt::client
