@@ -41,6 +41,8 @@ RULES = {
     "server/base/": (),
     "server/attention/*": (ATTENTION, "server/base/"),
     "server/attention/backends.cc": (ATTENTION, *BACKENDS, "server/base/"),
+    # The C interface: a caller of the library, like those outside.
+    "server/attention/c/": (ATTENTION, "server/base/"),
     "server/attention/cpu/": (ATTENTION, "server/base/"),
     "server/attention/cudnn/": (ATTENTION, "server/base/"),
     "server/attention/reference/": (ATTENTION, "server/base/"),
@@ -119,6 +121,7 @@ class LayeringTest(unittest.TestCase):
             "server/attention/problem.h": "#include <grpcpp/grpcpp.h>",
             "server/attention/attention.h": '#include "server/engine.h"',
             "server/attention/cpu/cpu_backend.cc": '#include "server/attention/reference/reference_backend.h"',
+            "server/attention/c/c_interface.cc": '#include "server/attention/cpu/kernels.h"',
             "server/base/mutex.h": '#  include "server/request.h"',
             "server/admission/queue.h": '#include "server/engine.h"',
             "server/execution/scheduler.cc": '#include "server/wire/oip/codec.h"',

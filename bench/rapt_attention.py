@@ -1,0 +1,160 @@
+"""librapt_attention.so in Python, by ctypes: rapt/attention.h says what everything means."""
+
+import ctypes
+
+FP32, FP16, BF16, FP64, BOOL = 1, 2, 3, 4, 5
+MESSAGE_BYTES = 1024
+
+_i32, _i64, _size, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
+
+
+class Sized(ctypes.Structure):
+    """A struct that begins with its size; fields by name."""
+
+    def __init__(self, **fields):
+        super().__init__(struct_size=ctypes.sizeof(type(self)))
+        for name, value in fields.items():
+            if not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} has no field {name}")
+            setattr(self, name, value)
+
+
+class ContextOptions(Sized):
+    _fields_ = [
+        ("struct_size", _size),
+        ("threads", _i64),
+        ("backend", ctypes.c_char_p),
+        ("isa", ctypes.c_char_p),
+    ]
+
+
+class Problem(Sized):
+    _fields_ = [
+        ("struct_size", _size),
+        ("dtype", _i32),
+        ("causal", _i32),
+        ("batch", _i64),
+        ("query_heads", _i64),
+        ("kv_heads", _i64),
+        ("query_length", _i64),
+        ("key_length", _i64),
+        ("past_length", _i64),
+        ("head_size", _i64),
+        ("value_head_size", _i64),
+        ("scale", ctypes.c_double),
+        ("has_scale", _i32),
+        ("alignment", _i32),
+        ("softcap", ctypes.c_double),
+        ("has_left_window", _i32),
+        ("has_right_window", _i32),
+        ("left_window", _i64),
+        ("right_window", _i64),
+        ("mask_dtype", _i32),
+        ("has_key_lengths", _i32),
+        ("mask_shape", _i64 * 4),
+        ("dropout_probability", ctypes.c_double),
+        ("dropout_seed", ctypes.c_uint64),
+        ("softmax_in_fp64", _i32),
+        ("score_output", _i32),
+        ("wants_lse", _i32),
+        ("wants_present", _i32),
+    ]
+
+
+class Tensor(ctypes.Structure):
+    """rapt_input and rapt_output."""
+
+    _fields_ = [("data", _pointer), ("strides", _i64 * 4)]
+
+
+class Arguments(Sized):
+    _fields_ = [
+        ("struct_size", _size),
+        ("query", Tensor),
+        ("key", Tensor),
+        ("value", Tensor),
+        ("mask", Tensor),
+        ("past_key", Tensor),
+        ("past_value", Tensor),
+        ("key_lengths", _pointer),
+        ("output", Tensor),
+        ("lse", Tensor),
+        ("scores", Tensor),
+        ("present_key", Tensor),
+        ("present_value", Tensor),
+    ]
+
+
+class RaptError(RuntimeError):
+    pass
+
+
+class Library:
+    """The loaded library. Fails with the library's message."""
+
+    def __init__(self, path):
+        self._c = ctypes.CDLL(path)
+        text, pointer_to = [ctypes.c_char_p, _size], ctypes.POINTER
+        signatures = {
+            "rapt_context_create": (ctypes.c_int, [pointer_to(ContextOptions), pointer_to(_pointer), *text]),
+            "rapt_context_destroy": (None, [_pointer]),
+            "rapt_plan_create": (ctypes.c_int, [_pointer, pointer_to(Problem), pointer_to(_pointer), *text]),
+            "rapt_plan_destroy": (None, [_pointer]),
+            "rapt_plan_workspace_bytes": (_size, [_pointer]),
+            "rapt_plan_description": (ctypes.c_char_p, [_pointer]),
+            "rapt_run": (ctypes.c_int, [_pointer, _pointer, pointer_to(Arguments), _pointer, _size, *text]),
+            "rapt_version": (ctypes.c_char_p, []),
+        }
+        for name, (result, arguments) in signatures.items():
+            function = getattr(self._c, name)
+            function.restype, function.argtypes = result, arguments
+
+    def version(self):
+        return self._c.rapt_version().decode()
+
+    def context(self, threads, isa=None):
+        options = ContextOptions(threads=threads, isa=isa.encode() if isa else None)
+        return Context(self._c, self._create("rapt_context_create", ctypes.byref(options)))
+
+    def plan(self, context, problem):
+        return Plan(self._c, self._create("rapt_plan_create", context.handle, ctypes.byref(problem)))
+
+    def _create(self, name, *arguments):
+        handle, message = _pointer(), ctypes.create_string_buffer(MESSAGE_BYTES)
+        if getattr(self._c, name)(*arguments, ctypes.byref(handle), message, MESSAGE_BYTES) != 0:
+            raise RaptError(message.value.decode())
+        return handle
+
+    def runner(self, context, plan, arguments):
+        """What computes the plan when it is called; `arguments` may change between calls."""
+        message = ctypes.create_string_buffer(MESSAGE_BYTES)
+        run, given = self._c.rapt_run, ctypes.byref(arguments)
+
+        def call(context=context.handle, plan=plan.handle):
+            if run(context, plan, given, None, 0, message, MESSAGE_BYTES) != 0:
+                raise RaptError(message.value.decode())
+
+        return call
+
+
+class _Owned:
+    """Something of the library's, destroyed with its last reference."""
+
+    def __init__(self, c, handle):
+        self._c, self.handle = c, handle
+
+
+class Context(_Owned):
+    def __del__(self):
+        self._c.rapt_context_destroy(self.handle)
+
+
+class Plan(_Owned):
+    def __del__(self):
+        self._c.rapt_plan_destroy(self.handle)
+
+    def workspace_bytes(self):
+        return self._c.rapt_plan_workspace_bytes(self.handle)
+
+    def description(self):
+        return self._c.rapt_plan_description(self.handle).decode()

@@ -1,0 +1,206 @@
+/* Exact attention in process: the C interface of librapt_attention.so.
+ *
+ *     S = scale * Q K^T
+ *     S = softcap * tanh(S / softcap)       only when softcap > 0
+ *     S = S + mask; then causality, window
+ *         and lengths give -inf
+ *     P = softmax(S over keys)
+ *     O = P V
+ *
+ * The meaning is that of the ONNX operator Attention (opsets 23 to 25). Letters in shapes: B batch,
+ * Hq query heads, Hkv key/value heads (Hq is a multiple; head h reads key/value head h / (Hq /
+ * Hkv)), Sq queries, Sk keys, P past keys, T = P + Sk, D head size of Q and K, Dv of V and O.
+ *
+ *     rapt_context_options options = {.struct_size = sizeof(options), .threads = 8};
+ *     rapt_problem problem = {.struct_size = sizeof(problem), .dtype = RAPT_FP32, .batch = 1, ...};
+ *     rapt_arguments arguments = {.struct_size = sizeof(arguments), .query = {q}, .key = {k},
+ *                                 .value = {v}, .output = {o}};
+ *     rapt_context* context;
+ *     rapt_plan* plan;
+ *     char message[RAPT_MESSAGE_BYTES];
+ *     if (rapt_context_create(&options, &context, message, sizeof(message)) != RAPT_OK) ...
+ *     if (rapt_plan_create(context, &problem, &plan, message, sizeof(message)) != RAPT_OK) ...
+ *     if (rapt_run(context, plan, &arguments, NULL, 0, message, sizeof(message)) != RAPT_OK) ...
+ *
+ * Errors: a call that can fail returns a rapt_code. Where that is not RAPT_OK, `message` (which may
+ * be null) gets a text that names the field, what came and what is allowed, cut to `message_bytes`.
+ * Where a call fails, it changes nothing else.
+ *
+ * Threads: every function may be called from any thread. A context serves one rapt_run at a time,
+ * further ones wait; several contexts run at once. Plans are immutable and may be shared by threads
+ * and by contexts. Nothing may be in use while it is destroyed.
+ *
+ * Versions: a struct begins with its size as the caller's compiler knew it; set the rest to 0 and
+ * what you need, 0 is the default of every field. Structs grow at the end only. A library that is
+ * older than its caller refuses fields that it does not know, unless they are 0.
+ */
+#ifndef RAPT_ATTENTION_H_
+#define RAPT_ATTENTION_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* As gRPC numbers them. */
+typedef enum rapt_code {
+  RAPT_OK = 0,
+  RAPT_INVALID_ARGUMENT = 3,
+  RAPT_RESOURCE_EXHAUSTED = 8,  /* the system gives no memory or no thread */
+  RAPT_FAILED_PRECONDITION = 9, /* this machine lacks the backend or instruction set named */
+  RAPT_UNIMPLEMENTED = 12       /* the backend named can't compute this; this library is too old */
+} rapt_code;
+
+/* Room for any message. */
+#define RAPT_MESSAGE_BYTES 1024
+
+typedef enum rapt_dtype {
+  RAPT_FP32 = 1,
+  RAPT_FP16 = 2, /* IEEE 754 binary16 */
+  RAPT_BF16 = 3, /* the upper half of an FP32 */
+  RAPT_FP64 = 4,
+  RAPT_BOOL = 5 /* a byte, 0 or not; masks only */
+} rapt_dtype;
+
+/* Wanted beside O: one of the steps above, [B, Hq, Sq, T] in Q's type. */
+typedef enum rapt_score_output {
+  RAPT_NO_SCORES = 0,
+  RAPT_SCORES = 1,     /* scale * Q K^T */
+  RAPT_SOFTCAPPED = 2, /* after softcap */
+  RAPT_BIASED = 3,     /* after mask, causality, window and lengths: holds -inf */
+  RAPT_WEIGHTS = 4     /* after softmax and dropout */
+} rapt_score_output;
+
+/* Key j is visible to query i of batch row b when j <= i + offset. */
+typedef enum rapt_alignment {
+  RAPT_TOP_LEFT = 0,    /* offset = P with a past, key_lengths[b] - Sq with lengths, else 0 */
+  RAPT_BOTTOM_RIGHT = 1 /* offset = T - Sq: the last query sees the last key */
+} rapt_alignment;
+
+/* --- Threads --------------------------------------------------------------------------------- */
+
+typedef struct rapt_context_options {
+  size_t struct_size;
+  int64_t threads;     /* 1 to 1024; the thread that calls rapt_run is one of them */
+  const char* backend; /* null or "auto", or "cpu", "reference" */
+  const char* isa;     /* null or "auto", or an instruction set: "avx512", "avx2", "portable" */
+} rapt_context_options;
+
+/* Threads that compute, and a workspace. */
+typedef struct rapt_context rapt_context;
+
+/* Starts options->threads - 1 threads, which sleep until there is work. */
+rapt_code rapt_context_create(const rapt_context_options* options, rapt_context** context,
+                              char* message, size_t message_bytes);
+
+/* Joins the threads. Null is let pass. */
+void rapt_context_destroy(rapt_context* context);
+
+/* --- What to compute ------------------------------------------------------------------------- */
+
+typedef struct rapt_problem {
+  size_t struct_size;
+
+  int32_t dtype; /* a rapt_dtype: of Q, K, V, O, the past and the scores */
+  int32_t causal;
+  int64_t batch;
+  int64_t query_heads;
+  int64_t kv_heads;
+  int64_t query_length;
+  int64_t key_length;
+  int64_t past_length; /* keys that come before the Sk */
+  int64_t head_size;
+  int64_t value_head_size;
+
+  double scale; /* read when has_scale; else it is 1 / sqrt(D) */
+  int32_t has_scale;
+  int32_t alignment; /* a rapt_alignment, of causality and window */
+  double softcap;    /* 0: none */
+
+  /* With a window, i + offset - left_window <= j <= i + offset + right_window. */
+  int32_t has_left_window; /* 0: unbounded on that side */
+  int32_t has_right_window;
+  int64_t left_window;
+  int64_t right_window;
+
+  int32_t mask_dtype; /* 0: no mask; RAPT_BOOL: true = attend; a float type: added to the scores */
+  int32_t has_key_lengths; /* only the first key_lengths[b] of the Sk keys are real */
+  int64_t mask_shape[4]; /* [1 or B, 1 or Hq, 1 or Sq, 1 or at most T]; keys beyond it are masked */
+
+  double dropout_probability; /* 0: none; less than 1 */
+  uint64_t dropout_seed;
+
+  int32_t softmax_in_fp64; /* FP64 inputs always are */
+  int32_t score_output;    /* a rapt_score_output */
+  int32_t wants_lse;
+  int32_t wants_present;
+} rapt_problem;
+
+/* How a problem will be computed. A function of the problem and the context's options alone: the
+ * same plan on the same machine gives the same bits. */
+typedef struct rapt_plan rapt_plan;
+
+rapt_code rapt_plan_create(const rapt_context* context, const rapt_problem* problem,
+                           rapt_plan** plan, char* message, size_t message_bytes);
+void rapt_plan_destroy(rapt_plan* plan); /* Null is let pass. */
+
+/* The bytes that rapt_run needs beside the arguments, exactly; it allocates nothing. */
+size_t rapt_plan_workspace_bytes(const rapt_plan* plan);
+
+/* "cpu/avx512 q96 k64 s1": backend, instruction set, tiles. Lives as long as the plan. */
+const char* rapt_plan_description(const rapt_plan* plan);
+
+/* --- Computing it ---------------------------------------------------------------------------- */
+
+/* A tensor of rank 4, [batch, head, position, element]. Strides count elements; the last one is 1,
+ * but in masks. On an axis of size 1 they don't matter; 0 broadcasts an input's axis. All four 0:
+ * row-major. The data need not be aligned. */
+typedef struct rapt_input {
+  const void* data;
+  int64_t strides[4];
+} rapt_input;
+
+typedef struct rapt_output {
+  void* data;
+  int64_t strides[4];
+} rapt_output;
+
+/* Those that the problem does not ask for are ignored. Outputs overlap nothing. */
+typedef struct rapt_arguments {
+  size_t struct_size;
+
+  rapt_input query;           /* [B, Hq, Sq, D] */
+  rapt_input key;             /* [B, Hkv, Sk, D] */
+  rapt_input value;           /* [B, Hkv, Sk, Dv] */
+  rapt_input mask;            /* mask_shape */
+  rapt_input past_key;        /* [B, Hkv, P, D] */
+  rapt_input past_value;      /* [B, Hkv, P, Dv] */
+  const int64_t* key_lengths; /* [B], each from 0 to Sk */
+
+  rapt_output output;        /* [B, Hq, Sq, Dv] */
+  rapt_output lse;           /* [B, Hq, Sq, 1], FP32, or FP64 for FP64: log of the sum of exp(S) */
+  rapt_output scores;        /* [B, Hq, Sq, T] */
+  rapt_output present_key;   /* [B, Hkv, T, D]: the past, then K */
+  rapt_output present_value; /* [B, Hkv, T, Dv] */
+} rapt_arguments;
+
+#define RAPT_WORKSPACE_ALIGNMENT 64
+
+/* Computes the plan; blocks until done. The context has at most as many threads as the one that the
+ * plan was made with. `workspace` has workspace_bytes, at least those of the plan, from an address
+ * that is a multiple of RAPT_WORKSPACE_ALIGNMENT; no other run uses it meanwhile. Null: the
+ * context's own, which grows to the largest plan that was run and stays until rapt_context_destroy.
+ */
+rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_arguments* arguments,
+                   void* workspace, size_t workspace_bytes, char* message, size_t message_bytes);
+
+/* "0.1.0" */
+const char* rapt_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* RAPT_ATTENTION_H_ */

@@ -1,0 +1,34 @@
+// absl::StatusOr as far as attention uses it; see status.h.
+#ifndef RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUSOR_H_
+#define RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUSOR_H_
+
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+
+namespace absl {
+
+template <typename T>
+class [[nodiscard]] StatusOr {
+ public:
+  StatusOr(Status error) : status_(std::move(error)) {}
+  StatusOr(T value) : value_(std::move(value)) {}
+
+  bool ok() const { return value_.has_value(); }
+  const Status& status() const { return status_; }
+
+  const T& operator*() const& { return *value_; }
+  T& operator*() & { return *value_; }
+  T&& operator*() && { return *std::move(value_); }
+  const T* operator->() const { return &*value_; }
+  T* operator->() { return &*value_; }
+
+ private:
+  Status status_;
+  std::optional<T> value_;
+};
+
+}  // namespace absl
+
+#endif  // RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUSOR_H_

@@ -1,0 +1,56 @@
+// absl::StrCat and StrAppend as far as attention uses them; see ../status/status.h.
+#ifndef RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STRINGS_STR_CAT_H_
+#define RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STRINGS_STR_CAT_H_
+
+#include <charconv>
+#include <cstddef>
+#include <string>
+#include <type_traits>
+
+#include "absl/strings/string_view.h"
+
+namespace absl {
+
+// A text, or a number as text: floating-point ones with six digits, as "%g" writes them.
+class AlphaNum {
+ public:
+  AlphaNum(const char* text) : text_(text) {}
+  AlphaNum(absl::string_view text) : text_(text) {}
+  AlphaNum(const std::string& text) : text_(text) {}
+  template <typename Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
+  AlphaNum(Integer value)
+      : digit_count_(std::to_chars(digits_, std::end(digits_), value).ptr - digits_) {}
+  AlphaNum(double value)
+      : digit_count_(
+            std::to_chars(digits_, std::end(digits_), value, std::chars_format::general, 6).ptr -
+            digits_) {}
+
+  absl::string_view Piece() const {
+    return digit_count_ > 0 ? absl::string_view(digits_, digit_count_) : text_;
+  }
+
+ private:
+  absl::string_view text_;
+  char digits_[32];
+  size_t digit_count_ = 0;
+};
+
+inline void AppendPiece(std::string* out, const AlphaNum& part) {
+  out->append(part.Piece().data(), part.Piece().size());
+}
+
+template <typename... Parts>
+void StrAppend(std::string* out, const Parts&... parts) {
+  (AppendPiece(out, parts), ...);
+}
+
+template <typename... Parts>
+std::string StrCat(const Parts&... parts) {
+  std::string text;
+  StrAppend(&text, parts...);
+  return text;
+}
+
+}  // namespace absl
+
+#endif  // RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STRINGS_STR_CAT_H_

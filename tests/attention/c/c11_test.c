@@ -1,0 +1,88 @@
+/* The C interface from C11: the header compiles, the structs lie where they did in the first
+ * version, and a worked example comes out. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "rapt/attention.h"
+
+/* What a program was compiled with stays where it is; new fields go to the end. */
+_Static_assert(offsetof(rapt_context_options, isa) == 24, "rapt_context_options has changed");
+_Static_assert(offsetof(rapt_problem, value_head_size) == 72, "rapt_problem has changed");
+_Static_assert(offsetof(rapt_problem, softcap) == 96, "rapt_problem has changed");
+_Static_assert(offsetof(rapt_problem, mask_shape) == 136, "rapt_problem has changed");
+_Static_assert(offsetof(rapt_problem, wants_present) == 196, "rapt_problem has changed");
+_Static_assert(sizeof(rapt_input) == 40, "rapt_input has changed");
+_Static_assert(sizeof(rapt_output) == 40, "rapt_output has changed");
+_Static_assert(offsetof(rapt_arguments, key_lengths) == 248, "rapt_arguments has changed");
+_Static_assert(offsetof(rapt_arguments, present_value) == 416, "rapt_arguments has changed");
+
+static int failures = 0;
+
+static void expect(int condition, const char* what, const char* message) {
+  if (condition) return;
+  fprintf(stderr, "failed: %s (%s)\n", what, message);
+  ++failures;
+}
+
+static void expect_close(const float* got, const float* want, int size, const char* what) {
+  for (int n = 0; n < size; ++n) {
+    if (fabsf(got[n] - want[n]) <= 1e-4f) continue;
+    fprintf(stderr, "failed: %s[%d] is %f, expected %f\n", what, n, got[n], want[n]);
+    ++failures;
+  }
+}
+
+/* Q = K = V = X, one head. */
+static void run_example(rapt_context* context) {
+  const float x[] = {1, 0, 1, 0, 0, 1, 0, 1, 1, 1, 0, 0};
+  const float want_weights[] = {.5065f, .1863f, .3072f, .1863f, .5065f,
+                                .3072f, .2741f, .2741f, .4518f};
+  const float want_output[] = {.8137f, .4935f, .5065f, .1863f, .4935f, .8137f,
+                               .1863f, .5065f, .7259f, .7259f, .2741f, .2741f};
+  float output[12], weights[9], lse[3];
+  char message[RAPT_MESSAGE_BYTES] = "";
+
+  rapt_problem problem = {.struct_size = sizeof(problem),
+                          .dtype = RAPT_FP32,
+                          .batch = 1,
+                          .query_heads = 1,
+                          .kv_heads = 1,
+                          .query_length = 3,
+                          .key_length = 3,
+                          .head_size = 4,
+                          .value_head_size = 4,
+                          .score_output = RAPT_WEIGHTS,
+                          .wants_lse = 1};
+  rapt_plan* plan = NULL;
+  rapt_code code = rapt_plan_create(context, &problem, &plan, message, sizeof(message));
+  expect(code == RAPT_OK, "rapt_plan_create", message);
+  if (code != RAPT_OK) return;
+
+  rapt_arguments arguments = {.struct_size = sizeof(arguments),
+                              .query = {.data = x},
+                              .key = {.data = x},
+                              .value = {.data = x},
+                              .output = {.data = output},
+                              .lse = {.data = lse},
+                              .scores = {.data = weights}};
+  code = rapt_run(context, plan, &arguments, NULL, 0, message, sizeof(message));
+  expect(code == RAPT_OK, "rapt_run", message);
+  expect_close(output, want_output, 12, "output");
+  expect_close(weights, want_weights, 9, "weights");
+  printf("%s, %zu bytes of workspace\n", rapt_plan_description(plan),
+         rapt_plan_workspace_bytes(plan));
+  rapt_plan_destroy(plan);
+}
+
+int main(void) {
+  char message[RAPT_MESSAGE_BYTES] = "";
+  rapt_context_options options = {.struct_size = sizeof(options), .threads = 2};
+  rapt_context* context = NULL;
+  expect(rapt_context_create(&options, &context, message, sizeof(message)) == RAPT_OK,
+         "rapt_context_create", message);
+  if (context != NULL) run_example(context);
+  rapt_context_destroy(context);
+  expect(strcmp(rapt_version(), RAPT_TEST_VERSION) == 0, "rapt_version", rapt_version());
+  return failures == 0 ? 0 : 1;
+}

@@ -1,0 +1,472 @@
+// The C interface against the oracle, from C++.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "rapt/attention.h"
+#include "server/base/aligned_buffer.h"
+#include "tests/support/oracle.h"
+#include "tests/support/run_attention.h"
+#include "tests/support/tensor.h"
+
+namespace rapt::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct ContextDeleter {
+  void operator()(rapt_context* context) const { rapt_context_destroy(context); }
+};
+struct PlanDeleter {
+  void operator()(rapt_plan* plan) const { rapt_plan_destroy(plan); }
+};
+using ContextPtr = std::unique_ptr<rapt_context, ContextDeleter>;
+using PlanPtr = std::unique_ptr<rapt_plan, PlanDeleter>;
+
+// A code and its message.
+struct Answer {
+  rapt_code code = RAPT_OK;
+  std::string message;
+};
+
+template <typename Function, typename... Arguments>
+Answer Call(Function function, Arguments... arguments) {
+  char message[RAPT_MESSAGE_BYTES] = "";
+  const rapt_code code = function(arguments..., message, sizeof(message));
+  return {code, message};
+}
+
+std::pair<ContextPtr, Answer> MakeContext(const Target& target, int threads) {
+  const rapt_context_options options = {.struct_size = sizeof(options),
+                                        .threads = threads,
+                                        .backend = target.backend.c_str(),
+                                        .isa = target.isa.c_str()};
+  rapt_context* context = nullptr;
+  Answer answer = Call(rapt_context_create, &options, &context);
+  return {ContextPtr(context), answer};
+}
+
+ContextPtr MakeContext(int threads = 1) { return MakeContext({"auto", "auto"}, threads).first; }
+
+PlanPtr MakePlan(const rapt_context* context, const rapt_problem& problem) {
+  rapt_plan* plan = nullptr;
+  const Answer answer = Call(rapt_plan_create, context, &problem, &plan);
+  EXPECT_EQ(answer.code, RAPT_OK) << answer.message;
+  return PlanPtr(plan);
+}
+
+int32_t CTypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return RAPT_FP32;
+    case DType::kFloat16:
+      return RAPT_FP16;
+    case DType::kBFloat16:
+      return RAPT_BF16;
+    case DType::kFloat64:
+      return RAPT_FP64;
+    case DType::kBool:
+      return RAPT_BOOL;
+    case DType::kInt64:
+      break;
+  }
+  ADD_FAILURE() << "C has no " << NameOf(dtype);
+  return 0;
+}
+
+rapt_problem ToC(const Problem& p) {
+  rapt_problem c = {.struct_size = sizeof(rapt_problem)};
+  c.dtype = CTypeOf(p.dtype);
+  c.causal = p.causal;
+  c.batch = p.batch;
+  c.query_heads = p.query_heads;
+  c.kv_heads = p.kv_heads;
+  c.query_length = p.query_length;
+  c.key_length = p.key_length;
+  c.past_length = p.past_length;
+  c.head_size = p.head_size;
+  c.value_head_size = p.value_head_size;
+  c.has_scale = p.scale.has_value();
+  c.scale = p.scale.value_or(std::numeric_limits<double>::quiet_NaN());  // not to be read
+  c.alignment = p.alignment == Alignment::kBottomRight ? RAPT_BOTTOM_RIGHT : RAPT_TOP_LEFT;
+  c.softcap = p.softcap;
+  c.has_left_window = p.left_window >= 0;
+  c.has_right_window = p.right_window >= 0;
+  c.left_window = p.left_window;
+  c.right_window = p.right_window;
+  if (p.mask) {
+    c.mask_dtype = CTypeOf(p.mask->dtype);
+    std::copy(p.mask->dims.begin(), p.mask->dims.end(), c.mask_shape);
+  }
+  c.has_key_lengths = p.has_key_lengths;
+  if (p.dropout) {
+    c.dropout_probability = p.dropout->probability;
+    c.dropout_seed = p.dropout->seed;
+  }
+  c.softmax_in_fp64 = p.softmax_in_fp64;
+  if (p.score_output) c.score_output = RAPT_SCORES + static_cast<int>(*p.score_output);
+  c.wants_lse = p.wants_lse;
+  c.wants_present = p.wants_present;
+  return c;
+}
+
+template <typename CTensor, typename View>
+CTensor ToC(const View& view) {
+  CTensor c = {};
+  c.data = view.data;
+  std::copy(view.strides.begin(), view.strides.end(), c.strides);
+  return c;
+}
+
+rapt_input ToC(const std::optional<Tensor>& tensor) {
+  return tensor ? ToC<rapt_input>(tensor->View()) : rapt_input{};
+}
+
+rapt_output ToC(std::optional<Tensor>& tensor) {
+  return tensor ? ToC<rapt_output>(tensor->MutableView()) : rapt_output{};
+}
+
+rapt_arguments ToC(const Inputs& inputs, Outputs& outputs) {
+  rapt_arguments c = {.struct_size = sizeof(rapt_arguments)};
+  c.query = ToC<rapt_input>(inputs.query.View());
+  c.key = ToC<rapt_input>(inputs.key.View());
+  c.value = ToC<rapt_input>(inputs.value.View());
+  c.mask = ToC(inputs.mask);
+  c.past_key = ToC(inputs.past_key);
+  c.past_value = ToC(inputs.past_value);
+  c.key_lengths = inputs.key_lengths.data();
+  c.output = ToC<rapt_output>(outputs.output.MutableView());
+  c.lse = ToC(outputs.lse);
+  c.scores = ToC(outputs.scores);
+  c.present_key = ToC(outputs.present_key);
+  c.present_value = ToC(outputs.present_value);
+  return c;
+}
+
+// Runs with a workspace of exactly the planned size, or the context's own.
+Answer PlanAndRun(rapt_context* context, const rapt_problem& problem,
+                  const rapt_arguments& arguments, bool own_workspace, std::string* plan_text) {
+  rapt_plan* made = nullptr;
+  Answer answer = Call(rapt_plan_create, context, &problem, &made);
+  if (answer.code != RAPT_OK) return answer;
+  const PlanPtr plan(made);
+  *plan_text = rapt_plan_description(plan.get());
+  if (!own_workspace) return Call(rapt_run, context, plan.get(), &arguments, nullptr, size_t{0});
+  const size_t bytes = rapt_plan_workspace_bytes(plan.get());
+  AlignedBuffer workspace(bytes + RAPT_WORKSPACE_ALIGNMENT);  // never null
+  return Call(rapt_run, context, plan.get(), &arguments, static_cast<void*>(workspace.data()),
+              bytes);
+}
+
+const Problem kSmall{.batch = 2,
+                     .query_heads = 4,
+                     .kv_heads = 2,
+                     .query_length = 5,
+                     .key_length = 7,
+                     .head_size = 8,
+                     .value_head_size = 6};
+
+Problem With(void (*change)(Problem&)) {
+  Problem problem = kSmall;
+  change(problem);
+  return problem;
+}
+
+// Every field of rapt_problem away from its default at least once.
+std::vector<Problem> Problems() {
+  std::vector<Problem> problems = {
+      kSmall,
+      With([](Problem& p) { p.causal = true; }),
+      With([](Problem& p) {
+        p.causal = true;
+        p.alignment = Alignment::kBottomRight;
+      }),
+      With([](Problem& p) { p.scale = 0; }),
+      With([](Problem& p) { p.softcap = 1.5; }),
+      With([](Problem& p) { p.left_window = 0; }),
+      With([](Problem& p) { p.right_window = 2; }),
+      With([](Problem& p) {
+        p.mask = MaskShape{DType::kBool, {1, 4, 5, 7}};
+      }),
+      With([](Problem& p) {
+        p.mask = MaskShape{DType::kFloat32, {2, 1, 1, 6}};
+      }),
+      With([](Problem& p) { p.has_key_lengths = true; }),
+      With([](Problem& p) { p.past_length = 3; }),
+      With([](Problem& p) { p.softmax_in_fp64 = true; }),
+      With([](Problem& p) {
+        p.dropout = Dropout{0.3, 0x123456789abcdef0};
+      }),
+      With([](Problem& p) {
+        p.past_length = 3;
+        p.wants_present = true;
+        p.wants_lse = true;
+      }),
+  };
+  for (int mode = 0; mode < 4; ++mode) {
+    Problem problem = kSmall;
+    problem.causal = true;
+    problem.softcap = 2;
+    problem.score_output = static_cast<ScoreOutput>(mode);
+    problems.push_back(problem);
+  }
+  for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    Problem problem = kSmall;
+    problem.dtype = dtype;
+    problem.wants_lse = true;
+    problems.push_back(problem);
+  }
+  return problems;
+}
+
+Outputs MakeOutputs(const Problem& p, Storage storage) {
+  Outputs o;
+  o.output = Tensor(p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size}, storage);
+  if (p.wants_lse) o.lse = Tensor(p.lse_dtype(), {p.batch, p.query_heads, p.query_length, 1});
+  if (p.score_output) {
+    o.scores = Tensor(p.dtype, {p.batch, p.query_heads, p.query_length, p.total_keys()}, storage);
+  }
+  if (p.wants_present) {
+    o.present_key = Tensor(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.head_size}, storage);
+    o.present_value =
+        Tensor(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.value_head_size}, storage);
+  }
+  return o;
+}
+
+TEST(CInterfaceTest, ComputesWhatTheOracleDoesOnEveryInstructionSet) {
+  constexpr uint64_t kSeed = 20221205;
+  Rng rng(kSeed);
+  for (const Problem& problem : Problems()) {
+    for (Storage storage : {Storage::kRowMajor, Storage::kBshd, Storage::kMisaligned}) {
+      const Inputs inputs = RandomInputs(problem, rng, {storage, storage, storage});
+      const Expected expected = Attend(problem, inputs);
+      for (const Target& target : Targets()) {
+        SCOPED_TRACE("seed " + std::to_string(kSeed) + " " + target.Name() + " " + ToText(problem));
+        const auto [context, made] = MakeContext(target, 2);
+        ASSERT_EQ(made.code, RAPT_OK) << made.message;
+        Outputs outputs = MakeOutputs(problem, storage);
+        const Answer answer = PlanAndRun(context.get(), ToC(problem), ToC(inputs, outputs),
+                                         storage == Storage::kRowMajor, &outputs.plan);
+        ASSERT_EQ(answer.code, RAPT_OK) << answer.message;
+        EXPECT_THAT(outputs.plan, HasSubstr(target.Name()));
+        EXPECT_TRUE(Matches(problem, outputs, expected));
+      }
+    }
+  }
+}
+
+// --- A small call to break ----------------------------------------------------------------------
+
+struct SmallCall {
+  rapt_problem problem = ToC(kSmall);
+  Inputs inputs;
+  Outputs outputs = MakeOutputs(kSmall, Storage::kRowMajor);
+  rapt_arguments arguments;
+
+  SmallCall() {
+    Rng rng(1);
+    inputs = RandomInputs(kSmall, rng);
+    arguments = ToC(inputs, outputs);
+  }
+};
+
+TEST(CInterfaceTest, TakesStridesOfZeroForRowMajor) {
+  SmallCall call;
+  for (rapt_input* input : {&call.arguments.query, &call.arguments.key, &call.arguments.value}) {
+    std::fill_n(input->strides, 4, 0);
+  }
+  std::fill_n(call.arguments.output.strides, 4, 0);
+  const ContextPtr context = MakeContext();
+  const Answer answer =
+      PlanAndRun(context.get(), call.problem, call.arguments, false, &call.outputs.plan);
+  ASSERT_EQ(answer.code, RAPT_OK) << answer.message;
+  EXPECT_TRUE(Matches(kSmall, call.outputs, Attend(kSmall, call.inputs)));
+}
+
+TEST(CInterfaceTest, NamesTheFieldThatIsWrong) {
+  struct {
+    const char* message;
+    void (*break_it)(rapt_problem&);
+  } const kCases[] = {
+      {"dtype is 9", [](rapt_problem& p) { p.dtype = 9; }},
+      {"dtype is 5", [](rapt_problem& p) { p.dtype = RAPT_BOOL; }},
+      {"alignment is -1", [](rapt_problem& p) { p.alignment = -1; }},
+      {"score_output is 5", [](rapt_problem& p) { p.score_output = 5; }},
+      {"mask_dtype is 6", [](rapt_problem& p) { p.mask_dtype = 6; }},
+      {"left_window is -2",
+       [](rapt_problem& p) {
+         p.has_left_window = 1;
+         p.left_window = -2;
+       }},
+      {"head size of query and key is 0", [](rapt_problem& p) { p.head_size = 0; }},
+      {"batch is -1", [](rapt_problem& p) { p.batch = -1; }},
+      {"query has 3 heads", [](rapt_problem& p) { p.query_heads = 3; }},
+      {"softcap is -1", [](rapt_problem& p) { p.softcap = -1; }},
+      {"dropout_probability is 1", [](rapt_problem& p) { p.dropout_probability = 1; }},
+      {"mask [0, 0, 0, 0]", [](rapt_problem& p) { p.mask_dtype = RAPT_BOOL; }},
+      {"struct_size is 0", [](rapt_problem& p) { p.struct_size = 0; }},
+  };
+  const ContextPtr context = MakeContext();
+  for (const auto& wrong : kCases) {
+    rapt_problem problem = ToC(kSmall);
+    wrong.break_it(problem);
+    rapt_plan* plan = nullptr;
+    const Answer answer = Call(rapt_plan_create, context.get(), &problem, &plan);
+    EXPECT_EQ(answer.code, RAPT_INVALID_ARGUMENT) << wrong.message;
+    EXPECT_THAT(answer.message, HasSubstr(wrong.message));
+    EXPECT_EQ(plan, nullptr) << wrong.message;
+  }
+}
+
+TEST(CInterfaceTest, NamesTheArgumentThatIsWrong) {
+  struct {
+    const char* message;
+    void (*break_it)(rapt_arguments&);
+  } const kCases[] = {
+      {"query has no data", [](rapt_arguments& a) { a.query.data = nullptr; }},
+      {"key has stride 2", [](rapt_arguments& a) { a.key.strides[3] = 2; }},
+      {"output has no data", [](rapt_arguments& a) { a.output.data = nullptr; }},
+      {"key_lengths is null", [](rapt_arguments& a) { a.key_lengths = nullptr; }},
+      {"struct_size is 7", [](rapt_arguments& a) { a.struct_size = 7; }},
+  };
+  const ContextPtr context = MakeContext();
+  for (const auto& wrong : kCases) {
+    SmallCall call;
+    call.problem.has_key_lengths = 1;
+    const int64_t lengths[] = {7, 3};
+    call.arguments.key_lengths = lengths;
+    wrong.break_it(call.arguments);
+    std::string plan;
+    const Answer answer = PlanAndRun(context.get(), call.problem, call.arguments, false, &plan);
+    EXPECT_EQ(answer.code, RAPT_INVALID_ARGUMENT) << wrong.message;
+    EXPECT_THAT(answer.message, HasSubstr(wrong.message));
+  }
+}
+
+TEST(CInterfaceTest, RefusesAKeyLengthBeyondTheKeys) {
+  SmallCall call;
+  call.problem.has_key_lengths = 1;
+  const int64_t lengths[] = {7, 8};
+  call.arguments.key_lengths = lengths;
+  const ContextPtr context = MakeContext();
+  const Answer answer =
+      PlanAndRun(context.get(), call.problem, call.arguments, false, &call.outputs.plan);
+  EXPECT_EQ(answer.code, RAPT_INVALID_ARGUMENT);
+  EXPECT_THAT(answer.message, HasSubstr("key_lengths[1] is 8"));
+}
+
+TEST(CInterfaceTest, RefusesAWorkspaceThatIsTooSmallOrUnaligned) {
+  SmallCall call;
+  const ContextPtr context = MakeContext();
+  const PlanPtr plan = MakePlan(context.get(), call.problem);
+  const size_t bytes = rapt_plan_workspace_bytes(plan.get());
+  ASSERT_GT(bytes, 0u);
+  AlignedBuffer workspace(bytes + 1);
+  const auto run = [&](void* at, size_t size) {
+    return Call(rapt_run, context.get(), plan.get(), &call.arguments, at, size);
+  };
+  EXPECT_THAT(run(workspace.data(), bytes - 1).message, HasSubstr("the plan needs"));
+  EXPECT_THAT(run(workspace.data() + 1, bytes).message, HasSubstr("aligned to 64"));
+  EXPECT_EQ(run(workspace.data(), bytes).code, RAPT_OK);
+}
+
+TEST(CInterfaceTest, RefusesContextsThatCantBe) {
+  const auto create = [](int64_t threads, const char* backend, const char* isa) {
+    const rapt_context_options options = {sizeof(options), threads, backend, isa};
+    rapt_context* context = nullptr;
+    const Answer answer = Call(rapt_context_create, &options, &context);
+    EXPECT_EQ(context, nullptr);
+    return answer;
+  };
+  EXPECT_THAT(create(0, nullptr, nullptr).message, HasSubstr("threads is 0"));
+  EXPECT_THAT(create(int64_t{1} << 32 | 1, nullptr, nullptr).message, HasSubstr("from 1 to 1024"));
+  EXPECT_THAT(create(1, "gpu", nullptr).message, HasSubstr("backend is 'gpu'"));
+  EXPECT_THAT(create(1, nullptr, "mmx").message, HasSubstr("isa is 'mmx'"));
+  EXPECT_EQ(create(1, nullptr, "mmx").code, RAPT_INVALID_ARGUMENT);
+}
+
+TEST(CInterfaceTest, RefusesAPlanForFewerThreads) {
+  SmallCall call;
+  const ContextPtr one = MakeContext(1), two = MakeContext(2);
+  const PlanPtr plan = MakePlan(one.get(), call.problem);
+  const Answer answer = Call(rapt_run, two.get(), plan.get(), &call.arguments, nullptr, size_t{0});
+  EXPECT_EQ(answer.code, RAPT_INVALID_ARGUMENT);
+  EXPECT_THAT(answer.message, HasSubstr("the plan is for 1"));
+}
+
+// --- Messages and versions ----------------------------------------------------------------------
+
+TEST(CInterfaceTest, CutsTheMessageToItsBuffer) {
+  rapt_problem problem = ToC(kSmall);
+  problem.batch = -1;
+  const ContextPtr context = MakeContext();
+  rapt_plan* plan = nullptr;
+  char message[9] = "????????";
+  EXPECT_EQ(rapt_plan_create(context.get(), &problem, &plan, message, 6), RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message, "batch");
+  EXPECT_EQ(message[6], '?');
+  EXPECT_EQ(rapt_plan_create(context.get(), &problem, &plan, nullptr, 6), RAPT_INVALID_ARGUMENT);
+}
+
+TEST(CInterfaceTest, TakesTheStructOfAnOlderCaller) {
+  rapt_problem problem = ToC(kSmall);
+  problem.struct_size = offsetof(rapt_problem, scale);
+  problem.softcap = -1;  // Beyond what the caller says it knows.
+  const ContextPtr context = MakeContext();
+  EXPECT_NE(MakePlan(context.get(), problem), nullptr);
+}
+
+TEST(CInterfaceTest, RefusesFieldsOfANewerCallerUnlessTheyAreZero) {
+  struct {
+    rapt_problem known;
+    int64_t unknown;
+  } newer = {ToC(kSmall), 0};
+  newer.known.struct_size = sizeof(newer);
+  const ContextPtr context = MakeContext();
+  EXPECT_NE(MakePlan(context.get(), newer.known), nullptr);
+  newer.unknown = 1;
+  rapt_plan* plan = nullptr;
+  const Answer answer = Call(rapt_plan_create, context.get(), &newer.known, &plan);
+  EXPECT_EQ(answer.code, RAPT_UNIMPLEMENTED);
+  EXPECT_THAT(answer.message, HasSubstr("does not know"));
+}
+
+// --- Threads ------------------------------------------------------------------------------------
+
+TEST(CInterfaceTest, ServesManyThreadsWithOneContextAndOnePlan) {
+  const ContextPtr context = MakeContext(2);
+  SmallCall first;
+  const PlanPtr plan = MakePlan(context.get(), first.problem);
+  const Expected expected = Attend(kSmall, first.inputs);
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 4; ++n) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) {
+        SmallCall call;
+        const Answer answer =
+            Call(rapt_run, context.get(), plan.get(), &call.arguments, nullptr, size_t{0});
+        EXPECT_EQ(answer.code, RAPT_OK) << answer.message;
+        EXPECT_TRUE(Matches(kSmall, call.outputs, expected));
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+}
+
+TEST(CInterfaceTest, LetsNullBeDestroyed) {
+  rapt_context_destroy(nullptr);
+  rapt_plan_destroy(nullptr);
+}
+
+}  // namespace
+}  // namespace rapt::test
