@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/admission/gate.h"
 #include "server/attention/attention.h"
 #include "server/attention/backend.h"
@@ -174,8 +175,18 @@ CallLimits LimitsOf(const Options& options) {
           .max_deadline = options.max_deadline};
 }
 
+// Where clients find the server: "127.0.0.1:8001,unix:/run/rapt.sock".
+std::string AddressesOf(const Options& options, int port) {
+  std::vector<std::string> addresses;
+  if (!options.grpc_address.empty()) addresses.push_back(WithPort(options.grpc_address, port));
+  if (!options.unix_socket.empty()) addresses.push_back(absl::StrCat("unix:", options.unix_socket));
+  return absl::StrJoin(addresses, ",");
+}
+
 GrpcSettings GrpcSettingsOf(const Options& options, const AdmissionGate& gate) {
   return {.address = options.grpc_address,
+          .unix_socket = options.unix_socket,
+          .unix_socket_mode = options.unix_socket_mode,
           .max_message_bytes = options.max_message_bytes,
           .max_open_calls = options.max_open_calls,
           .message_memory_bytes = gate.LimitOf(AdmissionGate::Share::kReceive)};
@@ -316,7 +327,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);
   ready = true;
 
-  AnnounceReady(options, WithPort(options.grpc_address, grpc_server->port),
+  AnnounceReady(options, AddressesOf(options, grpc_server->port),
                 WithPort(options.metrics_address, (*http)->port()));
 
   const int signal_number = WaitForStopSignal(stop_signals);

@@ -21,7 +21,13 @@
 #include "server/base/version.h"
 
 ABSL_FLAG(std::string, grpc_address, "127.0.0.1:8001",
-          "where to serve gRPC; port 0 takes a free one");
+          "where to serve gRPC; port 0 takes a free one; empty: on --unix_socket alone");
+ABSL_FLAG(
+    std::string, unix_socket, "",
+    "the path of a Unix domain socket to serve gRPC on as well, for clients at unix:PATH; with "
+    "--grpc_address= there alone");
+ABSL_FLAG(std::string, unix_socket_mode, "0600",
+          "who may connect to it: the file's mode, in octal digits");
 ABSL_FLAG(std::string, metrics_address, "127.0.0.1:8002",
           "where to serve /metrics, /healthz and /readyz over HTTP; port 0 takes a free one");
 ABSL_FLAG(std::string, backend, "auto",
@@ -133,10 +139,10 @@ std::string HelpText() {
   for (const auto& [name, flag] : FlagsByName()) {
     absl::StrAppend(&text, "  --", name, "=", flag->DefaultValue(), "\n      ", flag->Help(), "\n");
   }
-  absl::StrAppend(
-      &text, "\nThe environment sets the same, --grpc_address as RAPT_GRPC_ADDRESS; ",
-      "a flag wins over it.\n",
-      "When it serves, it prints: rapt-server ready grpc=HOST:PORT metrics=HOST:PORT\n");
+  absl::StrAppend(&text, "\nThe environment sets the same, --grpc_address as RAPT_GRPC_ADDRESS; ",
+                  "a flag wins over it.\n",
+                  "When it serves, it prints: rapt-server ready grpc=HOST:PORT metrics=HOST:PORT\n",
+                  "(grpc=HOST:PORT,unix:PATH with a socket)\n");
   return text;
 }
 
@@ -187,9 +193,36 @@ absl::Status CheckDuration(absl::string_view flag_name, absl::Duration value,
                                                  absl::FormatDuration(least), " to 24h"));
 }
 
+// "0600": who may use a file.
+std::optional<int> ParseMode(const std::string& text) {
+  int mode = 0;
+  for (const char digit : text) {
+    if (digit < '0' || digit > '7') return std::nullopt;
+    mode = mode * 8 + (digit - '0');
+    if (mode > 0777) return std::nullopt;
+  }
+  if (text.empty()) return std::nullopt;
+  return mode;
+}
+
+absl::Status CheckUnixSocketMode() {
+  const std::string mode = absl::GetFlag(FLAGS_unix_socket_mode);
+  if (ParseMode(mode)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--unix_socket_mode is '", mode, "'; it must be octal digits from 0 to 0777, such as 0660"));
+}
+
+absl::Status CheckGrpcAddress(bool insecure) {
+  const std::string address = absl::GetFlag(FLAGS_grpc_address);
+  const bool has_socket = !absl::GetFlag(FLAGS_unix_socket).empty();
+  if (address.empty() && has_socket) return absl::OkStatus();
+  return CheckAddress("grpc_address", address, insecure);
+}
+
 absl::Status CheckFlags() {
   const bool insecure = absl::GetFlag(FLAGS_insecure);
-  absl::Status status = CheckAddress("grpc_address", absl::GetFlag(FLAGS_grpc_address), insecure);
+  absl::Status status = CheckGrpcAddress(insecure);
+  status.Update(CheckUnixSocketMode());
   status.Update(CheckAddress("metrics_address", absl::GetFlag(FLAGS_metrics_address), insecure));
   status.Update(CheckRange("threads", absl::GetFlag(FLAGS_threads), 0, kMaxThreads));
   status.Update(CheckRange("memory_budget_bytes", absl::GetFlag(FLAGS_memory_budget_bytes), 0,
@@ -218,6 +251,8 @@ Options OptionsFromFlags(const HostLimits& host) {
   const int64_t memory_budget_bytes = absl::GetFlag(FLAGS_memory_budget_bytes);
   return {
       .grpc_address = absl::GetFlag(FLAGS_grpc_address),
+      .unix_socket = absl::GetFlag(FLAGS_unix_socket),
+      .unix_socket_mode = *ParseMode(absl::GetFlag(FLAGS_unix_socket_mode)),
       .metrics_address = absl::GetFlag(FLAGS_metrics_address),
       .backend = absl::GetFlag(FLAGS_backend),
       .isa = absl::GetFlag(FLAGS_isa),

@@ -15,7 +15,9 @@
 namespace rapt {
 
 struct Options {
-  std::string grpc_address;     // "host:port"; port 0 takes a free one
+  std::string grpc_address;     // "host:port"; port 0 takes a free one; empty: unix_socket alone
+  std::string unix_socket;      // a path; empty: none
+  int unix_socket_mode = 0;     // of the file there
   std::string metrics_address;  // likewise
   std::string backend;          // auto, or a backend's name; not checked here
   std::string isa;              // auto, or an instruction set's name; not checked here

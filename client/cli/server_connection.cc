@@ -22,9 +22,9 @@ std::string DefaultAddress() {
 ServerFlags::ServerFlags() : address(DefaultAddress()) {}
 
 std::vector<Flag> ServerFlags::Table() {
-  return {
-      {"address", "HOST:PORT", "the server (default: RAPT_ADDRESS, else 127.0.0.1:8001)", &address},
-      {"timeout", "SECONDS", "for each call (default: 60)", &timeout_s}};
+  return {{"address", "HOST:PORT",
+           "the server, or unix:PATH (default: RAPT_ADDRESS, else 127.0.0.1:8001)", &address},
+          {"timeout", "SECONDS", "for each call (default: 60)", &timeout_s}};
 }
 
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags) {

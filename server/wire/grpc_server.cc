@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/grpc/health/v1/health.pb.h"
 #include "server/base/log.h"
+#include "server/wire/unix_socket.h"
 
 namespace rapt {
 namespace {
@@ -52,6 +53,34 @@ void LimitMemory(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
 }
 
+// Builds the server with its listeners. InvalidArgument, Unavailable.
+absl::StatusOr<GrpcServer> Listen(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
+  GrpcServer result;
+  int socket = 0;  // not 0 once it is bound, as gRPC has it
+  if (!settings.address.empty()) {
+    builder.AddListeningPort(settings.address, grpc::InsecureServerCredentials(), &result.port);
+  }
+  if (!settings.unix_socket.empty()) {
+    if (absl::Status status = MakeRoomForSocket(settings.unix_socket); !status.ok()) return status;
+    builder.AddListeningPort(absl::StrCat("unix:", settings.unix_socket),
+                             grpc::InsecureServerCredentials(), &socket);
+  }
+  // A second server on the same port is an error, not a silent partner.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  {
+    const ScopedFileMode mode(settings.unix_socket_mode);
+    result.server = builder.BuildAndStart();
+  }
+  const bool no_address = !settings.address.empty() && result.port == 0;
+  if (result.server != nullptr && !no_address) return result;
+  if (no_address || settings.unix_socket.empty()) {
+    return absl::UnavailableError(absl::StrCat("can't listen on ", settings.address,
+                                               "; is the port in use, is the address ours?"));
+  }
+  return absl::UnavailableError(absl::StrCat("can't listen on ", settings.unix_socket,
+                                             "; is there such a folder, may we write there?"));
+}
+
 }  // namespace
 
 void TakeOverGrpcLog() { gpr_set_log_function(LogFromGrpc); }
@@ -64,21 +93,14 @@ absl::StatusOr<GrpcServer> StartGrpc(const GrpcSettings& settings, TensorMethods
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
-  GrpcServer result;
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(settings.address, grpc::InsecureServerCredentials(), &result.port);
   for (grpc::Service* service : services) builder.RegisterService(service);
   builder.RegisterCallbackGenericService(&tensor_methods);
   LimitMemory(settings, builder);
-  // A second server on the same port is an error, not a silent partner.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  result.server = builder.BuildAndStart();
-  if (result.server == nullptr || result.port == 0) {
-    return absl::UnavailableError(absl::StrCat("can't listen on ", settings.address,
-                                               "; is the port in use, is the address ours?"));
-  }
+  absl::StatusOr<GrpcServer> result = Listen(settings, builder);
+  if (!result.ok()) return result;
   for (const char* name : service_names) {
-    result.server->GetHealthCheckService()->SetServingStatus(name, true);
+    result->server->GetHealthCheckService()->SetServingStatus(name, true);
   }
   log_grpc_errors = true;
   return result;

@@ -16,7 +16,9 @@
 namespace rapt {
 
 struct GrpcSettings {
-  std::string address;  // "host:port"; port 0 takes a free one
+  std::string address;      // "host:port"; port 0 takes a free one; empty: none
+  std::string unix_socket;  // the path of one beside it; empty: none
+  int unix_socket_mode = 0600;
   int max_message_bytes = 0;
   int64_t max_open_calls = 0;
   int64_t message_memory_bytes = 0;  // what calls may hold of messages, as they are admitted
@@ -24,7 +26,7 @@ struct GrpcSettings {
 
 struct GrpcServer {
   std::unique_ptr<grpc::Server> server;
-  int port = 0;  // the one that was taken
+  int port = 0;  // the one that was taken, of an address
 };
 
 // gRPC's own errors become lines of our log, from the first server that listens on; those of

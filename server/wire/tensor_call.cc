@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -17,9 +18,11 @@ namespace {
 // A sender is not called slow before this: connections stall for a moment.
 constexpr std::chrono::seconds kReceiveGrace{2};
 
-// The peer's address without its port: "ipv4:127.0.0.1".
+// The peer's address without its port: "ipv4:127.0.0.1". All who may use the Unix domain socket are
+// one caller: gRPC does not tell them apart, and what names their ends have is up to them.
 std::string CallerOf(const grpc::ServerContextBase& context) {
   std::string peer = context.peer();
+  if (absl::StartsWith(peer, "unix")) return "unix";
   const size_t colon = peer.rfind(':');
   if (colon > peer.find(':')) peer.resize(colon);
   return peer;

@@ -73,6 +73,8 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_MAX_QUEUE_DELAY", "11ms"},
                   {"RAPT_DEFAULT_DEADLINE", "12ms"},
                   {"RAPT_MAX_DEADLINE", "13ms"},
+                  {"RAPT_UNIX_SOCKET", "/run/rapt.sock"},
+                  {"RAPT_UNIX_SOCKET_MODE", "0660"},
                   {"RAPT_ALLOW_SHARED_MEMORY", "true"},
                   {"RAPT_SHARED_MEMORY_PREFIX", "mine"},
                   {"RAPT_INSECURE", "true"}};
@@ -93,6 +95,8 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->max_queue_delay, std::chrono::milliseconds(11));
   EXPECT_EQ(options->default_deadline, std::chrono::milliseconds(12));
   EXPECT_EQ(options->max_deadline, std::chrono::milliseconds(13));
+  EXPECT_EQ(options->unix_socket, "/run/rapt.sock");
+  EXPECT_EQ(options->unix_socket_mode, 0660);
   EXPECT_TRUE(options->allow_shared_memory);
   EXPECT_EQ(options->shared_memory_prefix, "mine");
 }
@@ -147,6 +151,9 @@ const BadLine kBadLines[] = {
     {"DoubleDashAlone", {"--"}, {}, {"'--'"}},
     {"NoValue", {"--threads"}, {}, {"--threads", "value"}},
     {"NotANumber", {"--threads=many"}, {}, {"--threads", "'many'", "whole number"}},
+    {"NoAddress", {"--grpc_address="}, {}, {"--grpc_address", "host:port"}},
+    {"ModeOfNine", {"--unix_socket_mode=0690"}, {}, {"--unix_socket_mode", "'0690'", "0777"}},
+    {"ModeTooLong", {"--unix_socket_mode=1600"}, {}, {"--unix_socket_mode", "'1600'", "0777"}},
     {"NotABool", {"--insecure=perhaps"}, {}, {"--insecure", "'perhaps'", "true or false"}},
     {"NotADuration", {"--grace_period=20"}, {}, {"--grace_period", "'20'", "20s"}},
     {"Variable", {}, {{"RAPT_THREADS", "many"}}, {"RAPT_THREADS", "'many'"}},

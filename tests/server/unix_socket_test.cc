@@ -1,0 +1,120 @@
+// The real rapt-server on a Unix domain socket.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "rapt/client.h"
+#include "tests/support/server_process.h"
+
+namespace rapt {
+namespace {
+
+using client::Client;
+using client::View;
+using test::ChildProcess;
+using test::ServerCommand;
+using test::ServerProcess;
+using ::testing::HasSubstr;
+
+class UnixSocketTest : public ::testing::Test {
+ protected:
+  UnixSocketTest() {
+    std::string pattern = std::filesystem::temp_directory_path() / "rapt-XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    path_ = folder_ / "socket";
+  }
+  ~UnixSocketTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Flag() const { return absl::StrCat("--unix_socket=", path_.string()); }
+  std::string Address() const { return absl::StrCat("unix:", path_.string()); }
+
+  int ModeOfSocket() const {
+    struct stat status = {};
+    EXPECT_EQ(stat(path_.c_str(), &status), 0);
+    EXPECT_TRUE(S_ISSOCK(status.st_mode));
+    return static_cast<int>(status.st_mode & 0777);
+  }
+
+  static absl::StatusOr<client::AttendResult> Attend(const std::string& address) {
+    auto client = Client::Connect(address);
+    if (!client.ok()) return client.status();
+    const std::vector<float> x(2 * 3 * 4, 0.5f);
+    const client::TensorView tokens = View<float>({1, 2, 3, 4}, x);
+    return (*client)->Attend({.q = tokens, .k = tokens, .v = tokens});
+  }
+
+  // Of a server that has to refuse to start.
+  static void ExpectRefusal(const std::vector<std::string>& flags, int code,
+                            const std::string& fragment) {
+    std::vector<std::string> all = {"--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    ChildProcess server(ServerCommand(all));
+    EXPECT_EQ(server.Wait(), code);
+    EXPECT_THAT(server.Errors(), HasSubstr(fragment));
+  }
+
+  std::filesystem::path folder_, path_;
+};
+
+TEST_F(UnixSocketTest, IsServedBesideTheAddressForItsOwnerAlone) {
+  {
+    const ServerProcess server({Flag()});
+    EXPECT_EQ(ModeOfSocket(), 0600);
+    for (const std::string& address : {Address(), server.grpc_address()}) {
+      const auto result = Attend(address);
+      EXPECT_TRUE(result.ok()) << address << ": " << result.status();
+    }
+  }
+  EXPECT_FALSE(std::filesystem::exists(path_)) << "removed when the server leaves";
+}
+
+TEST_F(UnixSocketTest, MayBeForAGroup) {
+  const ServerProcess server({Flag(), "--unix_socket_mode=0660"});
+  EXPECT_EQ(ModeOfSocket(), 0660);
+}
+
+TEST_F(UnixSocketTest, CanBeAllThereIs) {
+  ChildProcess server(ServerCommand({"--grpc_address=", "--metrics_address=127.0.0.1:0", Flag()}));
+  EXPECT_THAT(server.ReadLine(), HasSubstr(absl::StrCat("grpc=", Address(), " ")));
+  EXPECT_TRUE(Attend(Address()).ok());
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0);
+}
+
+TEST_F(UnixSocketTest, OneThatADeadServerLeftBehindIsReplaced) {
+  ServerProcess killed({Flag()});
+  killed.Signal(SIGKILL);
+  killed.Wait();
+  ASSERT_TRUE(std::filesystem::exists(path_));
+  const ServerProcess server({Flag()});
+  EXPECT_TRUE(Attend(Address()).ok());
+}
+
+TEST_F(UnixSocketTest, OneThatALivingServerHasIsLeftToIt) {
+  const ServerProcess server({Flag()});
+  ExpectRefusal({Flag()}, 1, "another server");
+  EXPECT_TRUE(Attend(Address()).ok());
+}
+
+TEST_F(UnixSocketTest, AnotherFileIsNotReplaced) {
+  std::ofstream(path_) << "mine";
+  ExpectRefusal({Flag()}, 1, "no socket");
+  EXPECT_EQ(std::filesystem::file_size(path_), 4u);
+}
+
+TEST_F(UnixSocketTest, APathHasToBeOneThatASocketCanHave) {
+  ExpectRefusal({absl::StrCat("--unix_socket=/", std::string(120, 'x'))}, 1, "107");
+  ExpectRefusal({absl::StrCat("--unix_socket=", folder_.string(), "/none/socket")}, 1, "folder");
+}
+
+}  // namespace
+}  // namespace rapt
