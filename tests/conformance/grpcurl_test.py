@@ -21,7 +21,7 @@ SERVICES = {
 @pytest.fixture(scope="module")
 def grpcurl(server):
     def call(*words, options=()):
-        command = [os.environ["RAPT_GRPCURL"], "-plaintext", *options, server.grpc_address, *words]
+        command = [os.environ["RAPT_TOOLS"] + "/grpcurl", "-plaintext", *options, server.grpc_address, *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     return call

@@ -97,7 +97,8 @@ ServerProcess::ServerProcess(const std::vector<std::string>& flags,
                              const std::vector<std::string>& environment)
     : process_(ServerCommand(OnFreePorts(flags)), environment) {
   const std::string line = process_.ReadLine();
-  const std::regex ready(R"(rapt-server ready grpc=(127\.0\.0\.1:\d+)(?:,unix:\S+)? metrics=(127\.0\.0\.1:\d+))");
+  const std::regex ready(
+      R"(rapt-server ready grpc=(127\.0\.0\.1:\d+)(?:,unix:\S+)? metrics=(127\.0\.0\.1:\d+))");
   std::smatch match;
   if (!std::regex_match(line, match, ready)) {
     ADD_FAILURE() << "rapt-server did not start; it printed '" << line << "'; its log:\n" << Log();
