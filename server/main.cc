@@ -317,7 +317,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   const std::unique_ptr<grpc::Service> oip_service =
       oip::NewService(environment, shared_memory, is_ready, observe, tensor_methods);
   const std::unique_ptr<grpc::Service> native_service =
-      native::NewService(environment, observe, tensor_methods);
+      native::NewService(environment, shared_memory, observe, tensor_methods);
 
   const auto http = HttpEndpoint::Start(options.metrics_address, metrics, is_ready);
   if (!http.ok()) return Complain(http.status(), kExitFailure);

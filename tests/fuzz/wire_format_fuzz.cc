@@ -85,11 +85,11 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
       break;
     case 1:
       accepted = CheckSplit<AttendRequest>(bytes, sliced, native::AttendSchema());
-      decoded = native::DecodeAttend(sliced.bytes()).ok();
+      decoded = native::DecodeAttend(sliced.bytes(), SharedMemory({})).ok();
       break;
     default:
       accepted = CheckSplit<DiagnoseRequest>(bytes, sliced, native::DiagnoseSchema());
-      decoded = native::DecodeDiagnose(sliced.bytes()).ok();
+      decoded = native::DecodeDiagnose(sliced.bytes(), SharedMemory({})).ok();
   }
   RAPT_CHECK(accepted || !decoded, "a codec took what is no message");
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/wire/rapt/codec.h"
+#include "tests/support/shared_object.h"
 #include "tests/support/wire_message.h"
 
 namespace rapt::native {
@@ -32,6 +33,9 @@ void SetTensor(v1::Tensor& tensor, v1::DataType dtype, const std::vector<int64_t
 }
 
 // Two batch rows, four query heads over two, three queries, five keys, sizes 8 and 6.
+// Not allowed.
+const SharedMemory kNoSharedMemory({});
+
 v1::AttendRequest SomeCall() {
   v1::AttendRequest message;
   SetTensor(*message.mutable_q(), v1::FP32, {2, 4, 3, 8}, 4);
@@ -41,8 +45,13 @@ v1::AttendRequest SomeCall() {
 }
 
 // What does not point into the message stays valid.
+absl::StatusOr<DecodedCall> Decode(const v1::AttendRequest& message,
+                                   const SharedMemory& shared_memory = kNoSharedMemory) {
+  return DecodeAttend(WireMessage(message.SerializeAsString()).bytes(), shared_memory);
+}
+
 Request MustDecode(const v1::AttendRequest& message) {
-  absl::StatusOr<DecodedCall> call = DecodeAttend(WireMessage(message.SerializeAsString()).bytes());
+  absl::StatusOr<DecodedCall> call = Decode(message);
   EXPECT_TRUE(call.ok()) << call.status();
   return call.ok() ? std::move(call->request) : Request{};
 }
@@ -64,7 +73,7 @@ TEST(RaptCodecTest, ReadsTensorsWhereTheyLie) {
     tensor->set_data(std::string(tensor->data().size(), letter++));
   }
   const WireMessage bytes(message.SerializeAsString());
-  const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes());
+  const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes(), kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   const Inputs& in = decoded->request.inputs;
   const InputBytes inputs[] = {in.query, in.key, in.value, in.mask, in.past_key, in.past_value};
@@ -197,7 +206,7 @@ absl::Status WriteMask(v1::DataType dtype, const std::vector<Int>& values,
   SetTensor(*message.mutable_mask(), dtype, {3, 5}, sizeof(Int));
   message.mutable_mask()->set_data(Bytes(values));
   const WireMessage bytes(message.SerializeAsString(), 11);
-  absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes());
+  absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes(), kNoSharedMemory);
   if (!decoded.ok()) return decoded.status();
   Request& request = decoded->request;
   EXPECT_EQ(request.call.problem.mask->dtype, DType::kBool);
@@ -254,7 +263,7 @@ TEST(RaptCodecTest, ReadsTheCallToDiagnose) {
   *message.mutable_call() = SomeCall();
   message.mutable_call()->mutable_k()->set_data(std::string(2 * 2 * 5 * 8 * 4, 'k'));
   const WireMessage bytes(message.SerializeAsString(), 100);
-  const absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(bytes.bytes());
+  const absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(bytes.bytes(), kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(Gather(decoded->request.inputs.key), message.call().k().data());
   EXPECT_THAT(decoded->fields.k().shape(), ElementsAre(2, 2, 5, 8));
@@ -265,7 +274,7 @@ TEST(RaptCodecTest, OfATensorThatCameTwiceTheLastDataCount) {
   v1::AttendRequest again;
   again.mutable_v()->set_data(std::string(2 * 2 * 5 * 6 * 4, 'v'));
   const WireMessage bytes(SomeCall().SerializeAsString() + again.SerializeAsString());
-  const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes());
+  const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes(), kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(Gather(decoded->request.inputs.value), again.v().data());
 }
@@ -290,7 +299,7 @@ TEST(RaptCodecTest, TheAnswerHoldsWhatWasAskedFor) {
   result.queue_time = std::chrono::microseconds(12);
   result.compute_time = std::chrono::nanoseconds(34567);
   v1::AttendResponse response;
-  ASSERT_TRUE(response.ParseFromString(Gather(EncodeResult(call, result))));
+  ASSERT_TRUE(response.ParseFromString(Gather(EncodeResult(call, {}, result))));
   EXPECT_EQ(response.y().dtype(), v1::FP32);
   EXPECT_THAT(response.y().shape(), ElementsAre(2, 4, 3, 6));
   EXPECT_EQ(response.y().data(), Bytes(y));
@@ -310,11 +319,106 @@ TEST(RaptCodecTest, AnAnswerBeyondAMessagesLimitIsRefused) {
   for (v1::Tensor* tensor : {message.mutable_q(), message.mutable_k(), message.mutable_v()}) {
     SetTensor(*tensor, v1::FP32, {1, 1, 1 << 15, 1}, 4);
   }
-  EXPECT_TRUE(CheckAnswerSize(MustDecode(message).call).ok());
+  EXPECT_TRUE(CheckAnswerSize(*Decode(message)).ok());
   message.set_score_output(v1::SCORES);  // 4 GiB
-  const absl::Status status = CheckAnswerSize(MustDecode(message).call);
+  const absl::Status status = CheckAnswerSize(*Decode(message));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("4295098368"));
+}
+
+// --- Shared memory -------------------------------------------------------------------------------
+
+void Share(v1::SharedMemory& part, const std::string& region, int64_t offset, int64_t byte_size) {
+  part.set_region(region);
+  part.set_offset(offset);
+  part.set_byte_size(byte_size);
+}
+
+class RaptSharedMemoryTest : public ::testing::Test {
+ protected:
+  RaptSharedMemoryTest() {
+    EXPECT_TRUE(memory_.RegisterSystem("r", object_.key(), 0, object_.size()).ok());
+    message_.mutable_k()->clear_data();
+    Share(*message_.mutable_k()->mutable_shared_memory(), "r", 64, kKeyBytes);
+  }
+
+  static constexpr int64_t kKeyBytes = 2 * 2 * 5 * 8 * 4;
+  static constexpr int64_t kYBytes = 2 * 4 * 3 * 6 * 4;
+  const test::SharedObject object_{4096};
+  SharedMemory memory_{{.allowed = true, .key_prefix = "rapt", .open_cuda = {}}};
+  v1::AttendRequest message_ = SomeCall();  // with K there
+};
+
+TEST_F(RaptSharedMemoryTest, ReadsATensorThere) {
+  const absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  object_.data()[64] = std::byte{'T'};
+  EXPECT_EQ(Gather(decoded->request.inputs.key)[0], 'T');
+  EXPECT_TRUE(decoded->request.inputs.key.is_lent);
+  EXPECT_FALSE(decoded->request.inputs.value.is_lent);
+}
+
+TEST_F(RaptSharedMemoryTest, ConvertsAMaskOfIntegersThere) {
+  const int32_t mask[] = {1, 0, 1, 1, 0};
+  std::memcpy(object_.data(), mask, sizeof(mask));
+  v1::Tensor& tensor = *message_.mutable_mask();
+  tensor.set_dtype(v1::INT32);
+  tensor.add_shape(5);
+  Share(*tensor.mutable_shared_memory(), "r", 0, sizeof(mask));
+  absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  std::vector<std::byte> bools(5);
+  ASSERT_TRUE(decoded->request.write_mask(absl::MakeSpan(bools)).ok());
+  EXPECT_THAT(bools,
+              ElementsAre(std::byte{1}, std::byte{0}, std::byte{1}, std::byte{1}, std::byte{0}));
+}
+
+TEST_F(RaptSharedMemoryTest, AnOutputGoesThereAndTheAnswerSaysSo) {
+  Share(*message_.mutable_places()->mutable_y(), "r", 1024, kYBytes + 100);
+  const absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const absl::Span<std::byte> place = decoded->request.places.y;
+  EXPECT_EQ(static_cast<int64_t>(place.size()), kYBytes);
+  Result result;
+  result.y.bytes = place;
+  result.backend = Backends().front();
+  v1::AttendResponse response;
+  ASSERT_TRUE(response.ParseFromString(
+      Gather(EncodeResult(decoded->request.call, decoded->fields.places(), result))));
+  EXPECT_THAT(response.y().shape(), ElementsAre(2, 4, 3, 6));
+  EXPECT_EQ(response.y().data(), "");
+  EXPECT_EQ(response.y().shared_memory().region(), "r");
+  EXPECT_EQ(response.y().shared_memory().byte_size(), kYBytes);
+}
+
+TEST_F(RaptSharedMemoryTest, RefusesWhatDoesNotFit) {
+  const auto key_at = [&](const std::string& region, int64_t offset, int64_t byte_size) {
+    v1::AttendRequest message = message_;
+    Share(*message.mutable_k()->mutable_shared_memory(), region, offset, byte_size);
+    return message;
+  };
+  v1::AttendRequest both = message_;
+  both.mutable_k()->set_data(std::string(kKeyBytes, '\0'));
+  v1::AttendRequest small = message_;
+  Share(*small.mutable_places()->mutable_y(), "r", 0, kYBytes - 1);
+  const struct {
+    v1::AttendRequest message;
+    absl::StatusCode code;
+    std::vector<const char*> fragments;
+  } cases[] = {
+      {key_at("nowhere", 0, kKeyBytes), absl::StatusCode::kNotFound, {"k", "nowhere"}},
+      {key_at("r", 4000, kKeyBytes), absl::StatusCode::kInvalidArgument, {"k", "4000", "4096"}},
+      {key_at("r", 0, 7), absl::StatusCode::kInvalidArgument, {"k", "7", "640"}},
+      {both, absl::StatusCode::kInvalidArgument, {"k has data"}},
+      {small, absl::StatusCode::kInvalidArgument, {"y", "575", "576"}},
+  };
+  for (const auto& c : cases) {
+    const absl::Status status = Decode(c.message, memory_).status();
+    EXPECT_EQ(status.code(), c.code) << status;
+    for (const char* fragment : c.fragments) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(fragment));
+    }
+  }
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "server/attention/native_field_names.h"
 #include "server/base/check.h"
 #include "server/base/checked_math.h"
+#include "server/wire/lent_memory.h"
 #include "server/wire/response_size.h"
 
 namespace rapt::native {
@@ -118,9 +119,27 @@ absl::StatusOr<int64_t> CountBytes(absl::string_view name, const Shape& shape,
       absl::StrCat(name, " has shape ", ToString(shape), "; its size overflows 64 bits"));
 }
 
-// `data` is the tensor's.
-absl::Status ReadTensor(const InputSlot& slot, const v1::Tensor& tensor, const InputBytes& data,
-                        OperatorCall& call) {
+SharedReference ReferenceOf(const v1::SharedMemory& part) {
+  return {part.region(), part.offset(), part.byte_size()};
+}
+
+// Makes `data` what the tensor has in shared memory.
+absl::Status FindShared(const InputSlot& slot, const v1::SharedMemory& part, int64_t bytes,
+                        LentMemory& lent_memory, InputBytes& data) {
+  if (data.size > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(slot.name, " has data although it is in shared memory"));
+  }
+  absl::StatusOr<InputBytes> found =
+      lent_memory.FindInput(std::string(slot.name), ReferenceOf(part), bytes);
+  if (!found.ok()) return found.status();
+  data = *found;
+  return absl::OkStatus();
+}
+
+// `data` is the tensor's, as it came.
+absl::Status ReadTensor(const InputSlot& slot, const v1::Tensor& tensor, LentMemory& lent_memory,
+                        InputBytes& data, OperatorCall& call) {
   const absl::StatusOr<const ElementType*> type = ReadType(slot, tensor.dtype());
   if (!type.ok()) return type.status();
   // Before it is copied and shown: it may be as long as a message.
@@ -131,6 +150,10 @@ absl::Status ReadTensor(const InputSlot& slot, const v1::Tensor& tensor, const I
   const Shape shape(tensor.shape().begin(), tensor.shape().end());
   const absl::StatusOr<int64_t> bytes = CountBytes(slot.name, shape, **type);
   if (!bytes.ok()) return bytes.status();
+  if (tensor.has_shared_memory()) {
+    absl::Status status = FindShared(slot, tensor.shared_memory(), *bytes, lent_memory, data);
+    if (!status.ok()) return status;
+  }
   if (data.size != *bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(slot.name, " has ", data.size, " bytes of data; its shape ", ToString(shape),
@@ -140,13 +163,15 @@ absl::Status ReadTensor(const InputSlot& slot, const v1::Tensor& tensor, const I
   return absl::OkStatus();
 }
 
-absl::Status ReadTensors(const Message& message, const Inputs& inputs, OperatorCall& call) {
+absl::Status ReadTensors(const Message& message, LentMemory& lent_memory, Inputs& inputs,
+                         OperatorCall& call) {
   for (const InputSlot& slot : kInputSlots) {
     if (!(message.*slot.is_there)()) {
       if (!slot.required) continue;
       return absl::InvalidArgumentError(absl::StrCat(slot.name, " is missing"));
     }
-    absl::Status status = ReadTensor(slot, (message.*slot.tensor)(), inputs.*slot.data, call);
+    absl::Status status =
+        ReadTensor(slot, (message.*slot.tensor)(), lent_memory, inputs.*slot.data, call);
     if (!status.ok()) return status;
   }
   if (message.key_lengths_size() > 0) {
@@ -337,9 +362,82 @@ absl::StatusOr<Parts> TakeApart(const MessageBytes& bytes, const wire::MessageSc
   return parts;
 }
 
-absl::StatusOr<DecodedCall> DecodeCall(Message fields, Inputs inputs) {
+struct OutputSlot {
+  absl::string_view name;
+  TensorSpec ResolvedCall::*spec;
+  OutputBuffer Result::*buffer;
+  absl::Span<std::byte> OutputPlaces::*place;
+  int field;
+  bool (v1::OutputPlaces::*is_placed)() const;
+  const v1::SharedMemory& (v1::OutputPlaces::*part)() const;
+
+  // Where the call wants it; null: in the response.
+  const v1::SharedMemory* PartOf(const v1::OutputPlaces& places) const {
+    return (places.*is_placed)() ? &(places.*part)() : nullptr;
+  }
+};
+
+constexpr OutputSlot kY = {"y",
+                           &ResolvedCall::y,
+                           &Result::y,
+                           &OutputPlaces::y,
+                           v1::AttendResponse::kYFieldNumber,
+                           &v1::OutputPlaces::has_y,
+                           &v1::OutputPlaces::y};
+constexpr OutputSlot kScores = {"scores",
+                                &ResolvedCall::scores,
+                                &Result::scores,
+                                &OutputPlaces::scores,
+                                v1::AttendResponse::kScoresFieldNumber,
+                                &v1::OutputPlaces::has_scores,
+                                &v1::OutputPlaces::scores};
+constexpr OutputSlot kLse = {"lse",
+                             &ResolvedCall::lse,
+                             &Result::lse,
+                             &OutputPlaces::lse,
+                             v1::AttendResponse::kLseFieldNumber,
+                             &v1::OutputPlaces::has_lse,
+                             &v1::OutputPlaces::lse};
+constexpr OutputSlot kPresentKey = {"present_key",
+                                    &ResolvedCall::present_key,
+                                    &Result::present_key,
+                                    &OutputPlaces::present_key,
+                                    v1::AttendResponse::kPresentKeyFieldNumber,
+                                    &v1::OutputPlaces::has_present_key,
+                                    &v1::OutputPlaces::present_key};
+constexpr OutputSlot kPresentValue = {"present_value",
+                                      &ResolvedCall::present_value,
+                                      &Result::present_value,
+                                      &OutputPlaces::present_value,
+                                      v1::AttendResponse::kPresentValueFieldNumber,
+                                      &v1::OutputPlaces::has_present_value,
+                                      &v1::OutputPlaces::present_value};
+
+std::vector<const OutputSlot*> WantedOutputs(const Problem& problem) {
+  std::vector<const OutputSlot*> wanted = {&kY};
+  if (problem.score_output) wanted.push_back(&kScores);
+  if (problem.wants_lse) wanted.push_back(&kLse);
+  if (problem.wants_present) wanted.insert(wanted.end(), {&kPresentKey, &kPresentValue});
+  return wanted;
+}
+
+absl::Status PlaceOutputs(const Message& message, LentMemory& lent_memory, Request& request) {
+  for (const OutputSlot* slot : WantedOutputs(request.call.problem)) {
+    const v1::SharedMemory* part = slot->PartOf(message.places());
+    if (part == nullptr) continue;
+    const absl::StatusOr<absl::Span<std::byte>> place = lent_memory.FindOutput(
+        std::string(slot->name), ReferenceOf(*part), request.call.*slot->spec);
+    if (!place.ok()) return place.status();
+    request.places.*slot->place = *place;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DecodedCall> DecodeCall(Message fields, Inputs inputs,
+                                       const SharedMemory& shared_memory) {
   OperatorCall call;
-  absl::Status status = ReadTensors(fields, inputs, call);
+  LentMemory lent_memory(shared_memory);
+  absl::Status status = ReadTensors(fields, lent_memory, inputs, call);
   if (status.ok()) status = ReadAttention(fields.attention(), call);
   if (status.ok()) status = ReadScoreOutput(fields.score_output(), call.score_output);
   if (!status.ok()) return status;
@@ -353,31 +451,11 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, Inputs inputs) {
   decoded.request.inputs.key_lengths.assign(fields.key_lengths().begin(),
                                             fields.key_lengths().end());
   ConvertIntegerMask(fields, decoded.request);
+  status = PlaceOutputs(fields, lent_memory, decoded.request);
+  if (!status.ok()) return status;
+  std::move(lent_memory).LendTo(decoded.request);
   decoded.fields = std::move(fields);
   return decoded;
-}
-
-struct OutputSlot {
-  TensorSpec ResolvedCall::*spec;
-  OutputBuffer Result::*buffer;
-  int field;
-};
-
-constexpr OutputSlot kY = {&ResolvedCall::y, &Result::y, v1::AttendResponse::kYFieldNumber};
-constexpr OutputSlot kScores = {&ResolvedCall::scores, &Result::scores,
-                                v1::AttendResponse::kScoresFieldNumber};
-constexpr OutputSlot kLse = {&ResolvedCall::lse, &Result::lse, v1::AttendResponse::kLseFieldNumber};
-constexpr OutputSlot kPresentKey = {&ResolvedCall::present_key, &Result::present_key,
-                                    v1::AttendResponse::kPresentKeyFieldNumber};
-constexpr OutputSlot kPresentValue = {&ResolvedCall::present_value, &Result::present_value,
-                                      v1::AttendResponse::kPresentValueFieldNumber};
-
-std::vector<const OutputSlot*> WantedOutputs(const Problem& problem) {
-  std::vector<const OutputSlot*> wanted = {&kY};
-  if (problem.score_output) wanted.push_back(&kScores);
-  if (problem.wants_lse) wanted.push_back(&kLse);
-  if (problem.wants_present) wanted.insert(wanted.end(), {&kPresentKey, &kPresentValue});
-  return wanted;
 }
 
 int64_t Microseconds(std::chrono::nanoseconds time) {
@@ -389,41 +467,52 @@ int64_t Microseconds(std::chrono::nanoseconds time) {
 const wire::MessageSchema& AttendSchema() { return kAttendSchema; }
 const wire::MessageSchema& DiagnoseSchema() { return kDiagnoseSchema; }
 
-absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message) {
+absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
+                                         const SharedMemory& shared_memory) {
   absl::StatusOr<Parts> parts = TakeApart(message, kAttendSchema);
   if (!parts.ok()) return parts.status();
   v1::AttendRequest fields;
   if (!fields.ParseFromString(parts->rest)) {
     return absl::InvalidArgumentError("the message is no rapt.v1.AttendRequest");
   }
-  return DecodeCall(std::move(fields), std::move(parts->inputs));
+  return DecodeCall(std::move(fields), std::move(parts->inputs), shared_memory);
 }
 
-absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message) {
+absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
+                                           const SharedMemory& shared_memory) {
   absl::StatusOr<Parts> parts = TakeApart(message, kDiagnoseSchema);
   if (!parts.ok()) return parts.status();
   v1::DiagnoseRequest fields;
   if (!fields.ParseFromString(parts->rest)) {
     return absl::InvalidArgumentError("the message is no rapt.v1.DiagnoseRequest");
   }
-  return DecodeCall(std::move(*fields.mutable_call()), std::move(parts->inputs));
+  return DecodeCall(std::move(*fields.mutable_call()), std::move(parts->inputs), shared_memory);
 }
 
-absl::Status CheckAnswerSize(const ResolvedCall& call) {
+absl::Status CheckAnswerSize(const DecodedCall& decoded) {
+  const ResolvedCall& call = decoded.request.call;
   std::vector<const TensorSpec*> outputs;
-  for (const OutputSlot* slot : WantedOutputs(call.problem)) outputs.push_back(&(call.*slot->spec));
+  for (const OutputSlot* slot : WantedOutputs(call.problem)) {
+    if (slot->PartOf(decoded.fields.places()) == nullptr) outputs.push_back(&(call.*slot->spec));
+  }
   return CheckResponseSize(outputs);
 }
 
-AnswerMessage EncodeResult(const ResolvedCall& call, const Result& result) {
+AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
+                           const Result& result) {
   AnswerMessage answer;
   for (const OutputSlot* slot : WantedOutputs(call.problem)) {
     const TensorSpec& spec = call.*slot->spec;
-    const OutputBuffer& payload = result.*slot->buffer;
-    const auto payload_size = static_cast<int64_t>(payload.bytes.size());
+    OutputBuffer payload = result.*slot->buffer;
     v1::Tensor fields;
     fields.set_dtype(CodeOf(spec.dtype));
     fields.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
+    if (const v1::SharedMemory* part = slot->PartOf(places)) {
+      *fields.mutable_shared_memory() = *part;
+      fields.mutable_shared_memory()->set_byte_size(static_cast<int64_t>(payload.bytes.size()));
+      payload = {};  // it is there already
+    }
+    const auto payload_size = static_cast<int64_t>(payload.bytes.size());
     std::string tensor = fields.SerializeAsString();
     wire::AppendFieldHeader(kDataField, payload_size, tensor);
     std::string header;

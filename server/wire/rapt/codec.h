@@ -9,6 +9,7 @@
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/base/wire_format.h"
 #include "server/request.h"
+#include "server/shared_memory/shared_memory.h"
 #include "server/wire/message_parts.h"
 
 namespace rapt::native {
@@ -22,19 +23,23 @@ struct DecodedCall {
 const wire::MessageSchema& AttendSchema();
 const wire::MessageSchema& DiagnoseSchema();
 
-// An AttendRequest. The request reads its tensors where they lie in `message`, which has to stay
-// until the engine is done with it; only a mask of integers is converted. InvalidArgument names the
-// field, what came and what is allowed.
-absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message);
+// An AttendRequest. The request reads its tensors where they lie, in `message`, which has to stay
+// until the engine is done with it, or in `shared_memory`; only a mask of integers is converted.
+// InvalidArgument names the field, what came and what is allowed; NotFound and Unimplemented of
+// shared memory.
+absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
+                                         const SharedMemory& shared_memory);
 
 // The call in a DiagnoseRequest, likewise.
-absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message);
+absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
+                                           const SharedMemory& shared_memory);
 
 // ResourceExhausted where the answer would exceed what a message can hold.
-absl::Status CheckAnswerSize(const ResolvedCall& call);
+absl::Status CheckAnswerSize(const DecodedCall& decoded);
 
-// The AttendResponse. `result` is OK and answers `call`.
-AnswerMessage EncodeResult(const ResolvedCall& call, const Result& result);
+// The AttendResponse. `result` is OK and answers `call`, whose outputs are in `places`.
+AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
+                           const Result& result);
 
 // The tensor that came as the field `name` of the request.
 const v1::Tensor& FindTensor(const v1::AttendRequest& message, absl::string_view name);

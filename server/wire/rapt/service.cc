@@ -19,21 +19,25 @@ namespace {
 // What every call needs.
 struct Environment {
   const CallEnvironment& call;
+  const SharedMemory& shared_memory;
   CallObserver observe_attend, observe_diagnose, observe_estimate_memory, observe_get_server_info;
 };
 
 class AttendCall final : public TensorCall {
  public:
   AttendCall(const Environment& environment, grpc::GenericCallbackServerContext& context)
-      : TensorCall(environment.call, environment.observe_attend, context) {}
+      : TensorCall(environment.call, environment.observe_attend, context),
+        shared_memory_(environment.shared_memory) {}
 
  private:
   void OnMessage(const MessageBytes& message) override {
-    absl::StatusOr<DecodedCall> decoded = DecodeAttend(message);
+    absl::StatusOr<DecodedCall> decoded = DecodeAttend(message, shared_memory_);
     if (!decoded.ok()) return End(decoded.status());
+    if (absl::Status status = CheckAnswerSize(*decoded); !status.ok())
+      return End(std::move(status));
     Request& request = decoded->request;
     call_ = request.call;
-    if (absl::Status status = CheckAnswerSize(call_); !status.ok()) return End(std::move(status));
+    places_ = decoded->fields.places();
     Bind(request);
     engine().Submit(std::move(request), [this](Result result) { OnResult(std::move(result)); });
   }
@@ -41,20 +45,23 @@ class AttendCall final : public TensorCall {
   void OnResult(Result result) {
     TellOf(result);
     if (!result.status.ok()) return End(std::move(result.status));
-    Answer(EncodeResult(call_, result));
+    Answer(EncodeResult(call_, places_, result));
   }
 
+  const SharedMemory& shared_memory_;
   ResolvedCall call_;
+  v1::OutputPlaces places_;
 };
 
 class DiagnoseCall final : public TensorCall {
  public:
   DiagnoseCall(const Environment& environment, grpc::GenericCallbackServerContext& context)
-      : TensorCall(environment.call, environment.observe_diagnose, context) {}
+      : TensorCall(environment.call, environment.observe_diagnose, context),
+        shared_memory_(environment.shared_memory) {}
 
  private:
   void OnMessage(const MessageBytes& message) override {
-    absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(message);
+    absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(message, shared_memory_);
     if (!decoded.ok()) return End(decoded.status());
     fields_ = std::move(decoded->fields);
     Bind(decoded->request);
@@ -71,6 +78,7 @@ class DiagnoseCall final : public TensorCall {
     Answer(std::move(answer));
   }
 
+  const SharedMemory& shared_memory_;
   v1::AttendRequest fields_;
 };
 
@@ -124,6 +132,7 @@ class Service final : public Rpcs::WithGenericMethod_Attend<
 }  // namespace
 
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
+                                          const SharedMemory& shared_memory,
                                           const CallObserverFactory& observe,
                                           TensorMethods& tensor_methods) {
   const auto observe_method = [&](absl::string_view method) {
@@ -131,6 +140,7 @@ std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
   };
   auto service = std::make_unique<Service>(Environment{
       .call = environment,
+      .shared_memory = shared_memory,
       .observe_attend = observe_method("Attend"),
       .observe_diagnose = observe_method("Diagnose"),
       .observe_estimate_memory = observe_method("EstimateMemory"),

@@ -7,6 +7,7 @@
 
 #include <memory>
 
+#include "server/shared_memory/shared_memory.h"
 #include "server/wire/call_observer.h"
 #include "server/wire/tensor_call.h"
 #include "server/wire/tensor_methods.h"
@@ -18,6 +19,7 @@ inline constexpr char kServiceName[] = "rapt.v1.AttentionService";
 // The service, to be registered with a server beside the tensor methods, to which it adds its own.
 // Thread-safe; everything borrowed outlives it.
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
+                                          const SharedMemory& shared_memory,
                                           const CallObserverFactory& observe,
                                           TensorMethods& tensor_methods);
 
