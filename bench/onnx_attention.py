@@ -31,7 +31,8 @@ class OnnxAttention:
         """None where ONNX Runtime has no kernel on CPUs."""
         named = {"Q": tensors.q, "K": tensors.k, "V": tensors.v}
         if tensors.mask is not None:
-            named["attn_mask"] = tensors.mask
+            mask = tensors.mask  # ONNX Runtime broadcasts the first two axes only.
+            named["attn_mask"] = mask.expand(-1, -1, case.query_length, -1).contiguous()
         if any(tensor.dtype not in TYPES for tensor in named.values()):
             return None
         return cls(named, case.causal, threads)
@@ -39,6 +40,8 @@ class OnnxAttention:
     def __init__(self, tensors, causal, threads):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
+        # Its threads may spin while it runs, not while the next side does.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         model = _model(tensors, causal)
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self._binding = self._session.io_binding()

@@ -37,8 +37,8 @@
 #ifndef RAPT_ATTENTION_H_
 #define RAPT_ATTENTION_H_
 
-#include <stddef.h>
-#include <stdint.h>
+#include <stddef.h> /* NOLINT(modernize-deprecated-headers): this is C */
+#include <stdint.h> /* NOLINT(modernize-deprecated-headers) */
 
 #ifdef __cplusplus
 extern "C" {

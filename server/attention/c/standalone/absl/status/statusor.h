@@ -12,8 +12,10 @@ namespace absl {
 template <typename T>
 class [[nodiscard]] StatusOr {
  public:
+  // NOLINTBEGIN(google-explicit-constructor): as Abseil's.
   StatusOr(Status error) : status_(std::move(error)) {}
   StatusOr(T value) : value_(std::move(value)) {}
+  // NOLINTEND(google-explicit-constructor)
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }

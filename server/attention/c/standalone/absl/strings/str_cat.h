@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <type_traits>
 
@@ -14,6 +15,7 @@ namespace absl {
 // A text, or a number as text: floating-point ones with six digits, as "%g" writes them.
 class AlphaNum {
  public:
+  // NOLINTBEGIN(google-explicit-constructor): as Abseil's.
   AlphaNum(const char* text) : text_(text) {}
   AlphaNum(absl::string_view text) : text_(text) {}
   AlphaNum(const std::string& text) : text_(text) {}
@@ -24,6 +26,7 @@ class AlphaNum {
       : digit_count_(
             std::to_chars(digits_, std::end(digits_), value, std::chars_format::general, 6).ptr -
             digits_) {}
+  // NOLINTEND(google-explicit-constructor)
 
   absl::string_view Piece() const {
     return digit_count_ > 0 ? absl::string_view(digits_, digit_count_) : text_;
