@@ -33,8 +33,10 @@ ABSL_FLAG(std::string, metrics_address, "127.0.0.1:8002",
 ABSL_FLAG(std::string, backend, "auto",
           "who computes: auto, cpu or reference, and cudnn in builds that have it; auto takes the "
           "first that can");
-ABSL_FLAG(std::string, isa, "auto",
-          "the instruction set that the cpu backend uses; auto takes the best one here");
+ABSL_FLAG(
+    std::string, isa, "auto",
+    "the instruction set that the cpu backend uses: auto, amx, avx512, avx2 or portable; auto "
+    "takes the first of these that the machine has");
 ABSL_FLAG(int64_t, threads, 0, "compute threads, 1 to 1024; 0: as many as cores are given");
 ABSL_FLAG(int64_t, memory_budget_bytes, 0,
           "what all requests together may take; 0: 60 % of the memory that is given");

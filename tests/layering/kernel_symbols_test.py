@@ -1,12 +1,15 @@
-"""A kernel file exports its table and nothing else.
+"""A kernel file exports its table and nothing else; only AMX's has tile instructions.
 
 Files compiled for different instruction sets must not share an inline function: the linker keeps one
 copy for every machine, and that may be the AVX-512 one. The object files are the arguments.
 """
 
 import pathlib
+import re
 import subprocess
 import sys
+
+TILES = re.compile(r"%tmm|ldtilecfg|tilerelease")
 
 # nm's letters for data that exactly one object defines: initialised, read-only.
 STRONG_DATA = "DR"
@@ -21,8 +24,15 @@ def exported(object_file):
         yield letter, name
 
 
+def has_tiles(object_file):
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", object_file]
+    return bool(TILES.search(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
 def main(objects):
     wrong = []
+    tiled = [pathlib.Path(path).name for path in objects if has_tiles(path)]
+    assert tiled == ["kernels_amx.cc.o"], f"tile instructions are in {tiled}"
     for path in objects:
         symbols = list(exported(path))
         for letter, name in symbols:
@@ -30,7 +40,7 @@ def main(objects):
         tables = [name for letter, name in symbols if letter in STRONG_DATA and name.endswith("Kernels")]
         if len(tables) != 1 or len(symbols) != 1:
             wrong.append(pathlib.Path(path).name)
-    assert len(objects) >= 3, f"expected an object for each instruction set, got {objects}"
+    assert len(objects) >= 4, f"expected an object for each instruction set, got {objects}"
     if wrong:
         sys.exit(f"these export more or less than their one table: {', '.join(wrong)}")
     print(f"{len(objects)} kernel objects, each exports its table alone")

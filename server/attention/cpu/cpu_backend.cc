@@ -302,12 +302,9 @@ void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int6
   row.lse = reinterpret_cast<std::byte*>(parts.Lse(index, part));
 }
 
-// The part of the task that is the same for every block of rows.
-FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_head) {
+// The part of the task that the problem alone says.
+FlashTask ShapeOf(const Problem& p) {
   FlashTask task = {};
-  task.queries = BytesOf(a.query, 0);
-  task.keys = KeysOf(a.past_key, p.past_length, a.key, b, kv_head);
-  task.values = KeysOf(a.past_value, p.past_length, a.value, b, kv_head);
   task.key_count = p.total_keys();
   task.head_size = p.head_size;
   task.value_head_size = p.value_head_size;
@@ -316,19 +313,51 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
   task.lse_element = ElementOf(p.lse_dtype());
   task.scale = p.effective_scale();
   task.softcap = p.softcap;
-  if (p.mask) {
-    task.mask_element = ElementOf(p.mask->dtype);
-    task.mask_step = p.mask->dims[3] == 1 ? 0 : a.mask.strides[3];
-    task.mask_count = p.mask->dims[3] == 1 ? p.total_keys() : p.mask->dims[3];
-  }
   task.score_stage = StageOf(p.score_output);
   if (p.dropout) {
     task.dropout = p.dropout->probability;
     task.seed = p.dropout->seed;
   }
+  return task;
+}
+
+// The part of the task that is the same for every block of rows.
+FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_head) {
+  FlashTask task = ShapeOf(p);
+  task.queries = BytesOf(a.query, 0);
+  task.keys = KeysOf(a.past_key, p.past_length, a.key, b, kv_head);
+  task.values = KeysOf(a.past_value, p.past_length, a.value, b, kv_head);
+  if (p.mask) {
+    task.mask_element = ElementOf(p.mask->dtype);
+    task.mask_step = p.mask->dims[3] == 1 ? 0 : a.mask.strides[3];
+    task.mask_count = p.mask->dims[3] == 1 ? p.total_keys() : p.mask->dims[3];
+  }
   task.batch = b;
   task.first_key = p.section ? p.section->first_key : 0;
   return task;
+}
+
+int64_t TileScratchBytes(const Plan& plan, int64_t rows) {
+  const KernelTable& kernels = Kernels(plan.isa);
+  if (kernels.tile_scratch_bytes == nullptr || AccumulatesInFp64(plan.problem)) return 0;
+  FlashTask task = ShapeOf(plan.problem);
+  task.row_count = rows;
+  return kernels.tile_scratch_bytes(task);
+}
+
+// A worker's part of the workspace: so many bytes for each of these, one after the other.
+struct WorkerRoom {
+  int64_t rows, scratch, tile_scratch, unfolded;
+
+  int64_t bytes() const { return rows + scratch + tile_scratch + unfolded; }
+};
+
+WorkerRoom RoomOf(const Plan& plan, int64_t rows) {
+  const Problem& p = plan.problem;
+  return {.rows = RowTableBytes(rows),
+          .scratch = FlashScratchBytes(p, rows),
+          .tile_scratch = TileScratchBytes(plan, rows),
+          .unfolded = p.folds && plan.tiles.key_splits == 1 ? UnfoldedBytes(p, rows) : 0};
 }
 
 // Multiply-adds of all visible pairs; batch rows are taken to see all the keys that lengths might
@@ -380,18 +409,19 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   const Split split = SplitRows(p, plan.tiles.query_block);
   const TaskPlace place = PlaceOf(p, split, splits, task);
   const Parts<Real> parts(p, splits, workspace);
-  std::byte* room = workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
-  auto* rows = reinterpret_cast<FlashRow*>(room);
+  const WorkerRoom room = RoomOf(plan, split.rows_per_task());
+  std::byte* begin = workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
+  auto* rows = reinterpret_cast<FlashRow*>(begin);
 
   FlashTask flash = TaskOf(p, a, place.b, place.kv_head);
   flash.part_begin = std::min(place.part * SplitKeys(p, splits), p.total_keys());
   flash.part_end = std::min(flash.part_begin + SplitKeys(p, splits), p.total_keys());
   flash.rows = rows;
-  flash.scratch = room + RowTableBytes(split.rows_per_task());
+  flash.scratch = begin + room.rows;
+  flash.tile_scratch = flash.scratch + room.scratch;
   flash.begin = flash.part_end;
   flash.end = flash.part_begin;
-  const Unfolded<Real> unfolded(p, split.rows_per_task(),
-                                flash.scratch + FlashScratchBytes(p, split.rows_per_task()));
+  const Unfolded<Real> unfolded(p, split.rows_per_task(), flash.tile_scratch + room.tile_scratch);
   const bool folds_here = p.folds && splits == 1;
   if (splits > 1 || p.folds) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
   for (int64_t h = place.first_head; h < place.end_head; ++h) {
@@ -440,11 +470,9 @@ class Cpu final : public Backend {
       plan.shared_workspace_bytes =
           AccumulatesInFp64(p) ? Parts<double>::Bytes(p, splits) : Parts<float>::Bytes(p, splits);
     }
-    plan.worker_workspace_bytes =
-        RowTableBytes(split.rows_per_task()) + FlashScratchBytes(p, split.rows_per_task());
-    if (p.folds && splits == 1) {
-      plan.worker_workspace_bytes += UnfoldedBytes(p, split.rows_per_task());
-    }
+    const WorkerRoom room = RoomOf(plan, split.rows_per_task());
+    if (room.tile_scratch > 0) plan.tiles.key_block = kTileKeyBlock;
+    plan.worker_workspace_bytes = room.bytes();
     plan.state_dtype = AccumulatesInFp64(p) ? DType::kFloat64 : DType::kFloat32;
     plan.flops = CountFlops(p);
   }

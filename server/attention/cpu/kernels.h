@@ -1,7 +1,7 @@
 // What the kernels of every instruction set take and give. Each set is one file, compiled with its
-// own flags from the one source flash.inc, in a namespace of its own; it shares nothing with the
-// others but these plain structs (an inline function of a header, compiled for AVX-512, could be
-// the copy that the linker keeps for every machine).
+// own flags from the one source flash.inc, in a namespace of its own; AMX's adds a loop over tiles.
+// They share nothing but these plain structs (an inline function of a header, compiled for AVX-512,
+// could be the copy that the linker keeps for every machine).
 #ifndef RAPT_SERVER_ATTENTION_CPU_KERNELS_H_
 #define RAPT_SERVER_ATTENTION_CPU_KERNELS_H_
 
@@ -18,6 +18,8 @@ enum class ScoreStage : uint8_t { kNone, kScores, kSoftcapped, kBiased, kWeights
 // Keys that a step folds in: K transposed, V and a block of scores stay in the first two cache
 // levels.
 inline constexpr int64_t kKeyBlock = 64;
+// The same with tiles, whose sums wander between registers and memory once a step.
+inline constexpr int64_t kTileKeyBlock = 128;
 // Query rows that share one block of scores; a multiple of every kernel's register block.
 inline constexpr int64_t kRowBlock = 48;
 // The most query rows of a task, in row blocks: they share one packing of K and V. O of D 64 fills
@@ -89,18 +91,23 @@ struct FlashTask {
   int64_t batch;
   int64_t first_key;  // where the keys begin in the whole problem
 
-  std::byte* scratch;  // FlashScratchBytes(), aligned to 64
+  std::byte* scratch;       // FlashScratchBytes(), aligned to 64
+  std::byte* tile_scratch;  // tile_scratch_bytes(), aligned to 64
 };
 
 // The one thing that a kernel file exports.
 struct KernelTable {
   void (*flash_fp32)(const FlashTask& task);  // accumulates in fp32
   void (*flash_fp64)(const FlashTask& task);
+  // What the first needs for tiles, of a task that is a problem's with so many rows; null where the
+  // set has no tiles.
+  int64_t (*tile_scratch_bytes)(const FlashTask& task);
 };
 
 extern const KernelTable kPortableKernels;
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAmxKernels;
 
 // philox.h's DropoutKeeps, out of line.
 void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_t i, int64_t begin,
