@@ -9,11 +9,7 @@
 #include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,10 +26,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "bench/server_process.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
+#include "proto/rapt/v1/attention.grpc.pb.h"
+#include "rapt/client.h"
 #include "server/base/check.h"
 
-namespace rapt {
+namespace rapt::bench {
 namespace {
 
 using Seconds = std::chrono::duration<double>;
@@ -42,35 +41,9 @@ using inference::ModelInferRequest;
 using inference::ModelInferResponse;
 
 constexpr char kPath[] = "/inference.GRPCInferenceService/ModelInfer";
-constexpr int64_t kKiB = 1024;
-constexpr int64_t kMiB = 1024 * kKiB;
 constexpr int kAnswerBytes = 256;
 
-// --- Servers, each a process of its own ----------------------------------------------------------
-
-struct Server {
-  pid_t pid;
-  int port;
-};
-
-// `serve` listens, writes its port to the pipe and never returns.
-Server Fork(const std::function<void(int pipe)>& serve) {
-  int ends[2];
-  RAPT_CHECK(pipe(ends) == 0, "no pipe");
-  const pid_t pid = fork();
-  if (pid == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    close(ends[0]);
-    serve(ends[1]);
-    std::_Exit(1);
-  }
-  close(ends[1]);
-  std::string line;
-  for (char c; read(ends[0], &c, 1) == 1 && c != '\n';) line += c;
-  const size_t place = line.find("grpc=127.0.0.1:");
-  if (place != std::string::npos) line = line.substr(place + std::strlen("grpc=127.0.0.1:"));
-  return {pid, std::atoi(line.c_str())};
-}
+// --- Peers ---------------------------------------------------------------------------------------
 
 void TellPort(int pipe, int port) {
   const std::string line = absl::StrCat(port, "\n");
@@ -141,31 +114,6 @@ class GeneratedEcho final : public GRPCInferenceService::Service {
   TellPort(pipe, port);
   server->Wait();
   std::_Exit(0);
-}
-
-[[noreturn]] void ServeRapt(int pipe) {
-  dup2(pipe, STDOUT_FILENO);
-  RAPT_CHECK(freopen("/dev/null", "w", stderr) != nullptr, "no /dev/null");
-  execl(RAPT_SERVER_BINARY, "rapt-server", "--grpc_address=127.0.0.1:0",
-        "--metrics_address=127.0.0.1:0", nullptr);
-  std::_Exit(1);
-}
-
-double CpuSeconds(pid_t pid) {
-  clockid_t clock;
-  timespec time;
-  RAPT_CHECK(clock_getcpuclockid(pid, &clock) == 0 && clock_gettime(clock, &time) == 0,
-             "the server is gone");
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-int64_t RssAnonBytes(pid_t pid) {
-  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
-  for (std::string word; status >> word;) {
-    int64_t kib;
-    if (word == "RssAnon:" && status >> kib) return kib * kKiB;
-  }
-  return 0;
 }
 
 // --- Clients -------------------------------------------------------------------------------------
@@ -276,11 +224,6 @@ class RawCaller {
 
 // --- Measuring -----------------------------------------------------------------------------------
 
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
-
 // One of those compared: its call, its server's process, what was measured.
 struct Peer {
   const char* name;
@@ -378,6 +321,90 @@ double CallsPerSecond(const Server& server, bool declares_size, int in_flight, i
   return calls / seconds;
 }
 
+// One attention call of K and V of so many bytes together, by our client library and by generated
+// code, which a client without it would use.
+class AttendCaller {
+ public:
+  AttendCaller(const Server& server, int64_t payload_bytes, bool wants_present)
+      : keys_(payload_bytes / 2 / kSize / 4),
+        wants_present_(wants_present),
+        row_(kSize),
+        kv_(keys_ * kSize),
+        stub_(v1::AttentionService::NewStub(Connect(server))) {
+    auto client = client::Client::Connect(absl::StrCat("127.0.0.1:", server.port));
+    RAPT_CHECK(client.ok(), "no connection");
+    client_ = *std::move(client);
+  }
+
+  void CallByLibrary() {
+    const auto kv = client::View<float>({1, 1, keys_, kSize}, kv_);
+    const auto result = client_->Attend({.q = client::View<float>({1, 1, 1, kSize}, row_),
+                                         .k = kv,
+                                         .v = kv,
+                                         .window = {.left = 4, .right = 4},
+                                         .wants_present = wants_present_});
+    RAPT_CHECK(result.ok(), "a call failed");
+  }
+
+  void CallByGeneratedCode() {
+    v1::AttendRequest request;
+    Fill({1, 1, 1, kSize}, row_, *request.mutable_q());
+    Fill({1, 1, keys_, kSize}, kv_, *request.mutable_k());
+    Fill({1, 1, keys_, kSize}, kv_, *request.mutable_v());
+    request.mutable_attention()->mutable_window()->set_left(4);
+    request.mutable_attention()->mutable_window()->set_right(4);
+    request.set_want_present(wants_present_);
+    grpc::ClientContext context;
+    context.AddMetadata("rapt-message-bytes", std::to_string(request.ByteSizeLong()));
+    v1::AttendResponse response;
+    RAPT_CHECK(stub_->Attend(&context, request, &response).ok(), "a call failed");
+  }
+
+ private:
+  static constexpr int64_t kSize = 64;
+
+  static void Fill(std::initializer_list<int64_t> shape, const std::vector<float>& values,
+                   v1::Tensor& tensor) {
+    tensor.set_dtype(v1::FP32);
+    tensor.mutable_shape()->Add(shape.begin(), shape.end());
+    tensor.set_data(values.data(), values.size() * sizeof(float));
+  }
+
+  const int64_t keys_;
+  const bool wants_present_;
+  const std::vector<float> row_, kv_;
+  const std::unique_ptr<v1::AttentionService::Stub> stub_;
+  std::unique_ptr<client::Client> client_;
+};
+
+void CompareClients(const Server& rapt) {
+  std::printf(
+      "\n| request | answer | client | p50 ms | client CPU ns/byte | of generated |\n"
+      "| --- | --- | --- | --- | --- | --- |\n");
+  for (const int64_t bytes : {64 * kKiB, 1 * kMiB, 6 * kMiB, 48 * kMiB}) {
+    for (const bool wants_present : {false, true}) {
+      AttendCaller caller(rapt, bytes, wants_present);
+      Peer peers[] = {
+          {"generated code", getpid(), [&] { caller.CallByGeneratedCode(); }},
+          {"rapt::client", getpid(), [&] { caller.CallByLibrary(); }},
+      };
+      for (Peer& peer : peers) peer.call();
+      for (int round = RoundsFor(4 * bytes); round > 0; --round) {
+        for (Peer& peer : peers) peer.Measure();
+      }
+      const double size = static_cast<double>(bytes);
+      const double generated_cpu = Median(peers[0].cpu_seconds);
+      for (const Peer& peer : peers) {
+        const double cpu = Median(peer.cpu_seconds);
+        std::printf("| %ld KiB | %s | %s | %.3f | %.3f | %.2f |\n", static_cast<long>(bytes / kKiB),
+                    wants_present ? "as large" : "a row", peer.name, Median(peer.seconds) * 1e3,
+                    cpu / size * 1e9, cpu / generated_cpu);
+      }
+      std::fflush(stdout);
+    }
+  }
+}
+
 void CompareSmallCalls(const Server& generated, const Server& rapt) {
   std::vector<double> echo, undeclared, declared;
   for (int round = 0; round < 5; ++round) {
@@ -392,29 +419,25 @@ void CompareSmallCalls(const Server& generated, const Server& rapt) {
       Median(echo), Median(undeclared), Median(declared));
 }
 
-void StopServer(const Server& server) {
-  kill(server.pid, SIGKILL);
-  waitpid(server.pid, nullptr, 0);
-}
-
 int Main() {
   // Before this process has gRPC threads, which fork() would lose.
   const Server raw = Fork(ServeRawTcp);
   const Server generated = Fork(ServeGenerated);
-  const Server rapt = Fork(ServeRapt);
+  const Server rapt = StartRapt({});
   std::string congestion;
   std::ifstream("/proc/sys/net/ipv4/tcp_congestion_control") >> congestion;
   std::printf("TCP congestion control: %s, for every peer\n\n", congestion.c_str());
   CompareSizes(raw, generated, rapt);
+  CompareClients(rapt);
   CompareSmallCalls(generated, rapt);
   std::printf(
       "\nPeak anonymous memory per payload, 48 MiB, 4 in flight: rapt %.2f, generated %.2f\n",
       PeakPerPayload(rapt, 48 * kMiB, 4, 5), PeakPerPayload(generated, 48 * kMiB, 4, 5));
-  for (const Server& server : {raw, generated, rapt}) StopServer(server);
+  for (const Server& server : {raw, generated, rapt}) Stop(server);
   return 0;
 }
 
 }  // namespace
-}  // namespace rapt
+}  // namespace rapt::bench
 
-int main() { return rapt::Main(); }
+int main() { return rapt::bench::Main(); }

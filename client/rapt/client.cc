@@ -1,6 +1,7 @@
 #include "rapt/client.h"
 
 #include <grpcpp/alarm.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
 #include <condition_variable>
@@ -8,12 +9,14 @@
 #include <mutex>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "client/rapt/codec.h"
 #include "client/rapt/connections.h"
 #include "client/rapt/deadline.h"
+#include "client/rapt/loan.h"
 #include "client/rapt/retry.h"
 #include "server/base/mutex.h"
 
@@ -37,9 +40,36 @@ absl::Status Validate(const std::string& address, const Options& options) {
   return Validate(options.retries);
 }
 
+// The methods that carry tensors.
+constexpr char kAttend[] = "/rapt.v1.AttentionService/Attend";
+constexpr char kDiagnose[] = "/rapt.v1.AttentionService/Diagnose";
+
 // So that the server holds room for just this message while it comes, and not for the largest.
-void DeclareSize(const google::protobuf::Message& request, grpc::ClientContext& context) {
-  context.AddMetadata("rapt-message-bytes", absl::StrCat(request.ByteSizeLong()));
+void DeclareSize(const RequestMessage& request, grpc::ClientContext& context) {
+  context.AddMetadata("rapt-message-bytes", absl::StrCat(request.size()));
+}
+
+// A call whose request is serialized already. Blocks until it is over.
+template <typename Response>
+grpc::Status SendAndWait(const Connection& connection, const char* method,
+                         grpc::ClientContext& context, const grpc::ByteBuffer& request,
+                         Response& response) {
+  grpc::CompletionQueue queue;
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, Response> stub(connection.channel);
+  const auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(&response, &status, nullptr);
+  void* tag;
+  bool ok;
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+absl::StatusOr<AttendResult> Read(const WantedOutputs& wanted, const grpc::ByteBuffer& answer) {
+  std::vector<grpc::Slice> slices;
+  if (!answer.Dump(&slices).ok()) return absl::InternalError("the server's answer can't be read");
+  return DecodeAttend(wanted, {PlacesOf(slices)}, static_cast<int64_t>(answer.Length()));
 }
 
 absl::Status Stopped() { return absl::CancelledError("a stop was requested"); }
@@ -84,6 +114,12 @@ class Client::Core {
   template <typename Response, typename Method>
   absl::StatusOr<Response> Call(const CallOptions& options, const Deadline& deadline,
                                 const RetryPolicy& policy, const Method& method);
+
+  // The same for `method`, which takes a serialized request and is retried as options() say. When
+  // it returns, nobody refers to the request's payloads any more.
+  template <typename Response>
+  absl::StatusOr<Response> Send(const char* method, const RequestMessage& request,
+                                const CallOptions& options, const Deadline& deadline);
 
   void EnterAsync() {
     MutexLock lock(mutex_);
@@ -136,6 +172,20 @@ absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const De
   }
 }
 
+template <typename Response>
+absl::StatusOr<Response> Client::Core::Send(const char* method, const RequestMessage& request,
+                                            const CallOptions& options, const Deadline& deadline) {
+  Loan loan;
+  absl::StatusOr<Response> response = Call<Response>(
+      options, deadline, options_.retries,
+      [&](const Connection& connection, grpc::ClientContext* context, Response* answer) {
+        DeclareSize(request, *context);
+        return SendAndWait(connection, method, *context, loan.Lend(request), *answer);
+      });
+  loan.WaitUntilReturned();
+  return response;
+}
+
 // One AttendAsync: attempts until one is final, then the callback, then it deletes itself. Its
 // steps follow one another, the first on the caller's thread, the others on gRPC's; only Stop() may
 // come at any time from anywhere.
@@ -146,7 +196,8 @@ class Client::AsyncAttend {
         options_(std::move(options)),
         deadline_(core.DeadlineOf(options_)),
         callback_(std::move(callback)),
-        request_(Encode(call, core.options().max_message_bytes)) {
+        wanted_(WantedBy(call)),
+        request_(EncodeAttend(call, core.options().max_message_bytes)) {
     core_.EnterAsync();
   }
 
@@ -177,20 +228,21 @@ class Client::AsyncAttend {
     }
     ++attempts_;
     connection_.emplace(core_.connections().LeastBusy());
-    (*connection_)
-        ->attention->async()
-        ->Attend(context.get(), &*request_, &response_,
-                 [this](const grpc::Status& status) { OnAttempt(status); });
+    sent_ = loan_.Lend(*request_);
+    grpc::GenericStub((*connection_)->channel)
+        .UnaryCall(context.get(), kAttend, {}, &sent_, &received_,
+                   [this](const grpc::Status& status) { OnAttempt(status); });
     // Another thread may have come to the end by now: nothing of this object may be touched.
   }
 
   void OnAttempt(const grpc::Status& grpc_status) {
     connection_.reset();
+    sent_.Clear();
     const absl::Status status = core_.connections().FromGrpc(grpc_status);
-    if (status.ok()) return End(Decode(*request_, std::move(response_)));
+    if (status.ok()) return EndWith(Read(wanted_, received_));
     const auto delay =
         core_.DelayBeforeRetry(core_.options().retries, status, attempts_, deadline_);
-    if (!delay) return End(status);
+    if (!delay) return EndWith(status);
     ContinueAfter(*delay);
   }
 
@@ -213,8 +265,9 @@ class Client::AsyncAttend {
       MutexLock lock(mutex_);
       stopped = stopped_;
     }
-    if (!request_.ok()) return End(request_.status());
-    if (stopped) return End(Stopped());
+    if (result_) return End();
+    if (!request_.ok()) return EndWith(request_.status());
+    if (stopped) return EndWith(Stopped());
     Attempt();
   }
 
@@ -232,12 +285,25 @@ class Client::AsyncAttend {
     if (context != nullptr) context->TryCancel();
   }
 
-  void End(absl::StatusOr<AttendResult> result) {
+  // Once nobody refers to the caller's bytes any more.
+  void EndWith(absl::StatusOr<AttendResult> result) {
+    result_.emplace(std::move(result));
+    std::shared_ptr<grpc::ClientContext> context;  // a call that failed early keeps its message
+    {
+      MutexLock lock(mutex_);
+      context.swap(context_);
+    }
+    context.reset();
+    if (loan_.IsReturned([this] { ContinueAfter({}); })) End();
+  }
+
+  void End() {
     stop_of_caller_.reset();  // waits for a Stop() on another thread
     stop_of_client_.reset();
     Core& core = core_;
     {
       AttendCallback callback = std::move(callback_);
+      absl::StatusOr<AttendResult> result = *std::move(result_);
       delete this;
       callback(std::move(result));
     }
@@ -248,8 +314,12 @@ class Client::AsyncAttend {
   const CallOptions options_;
   const Deadline deadline_;
   AttendCallback callback_;
-  const absl::StatusOr<v1::AttendRequest> request_;
-  v1::AttendResponse response_;
+  const WantedOutputs wanted_;
+  const absl::StatusOr<RequestMessage> request_;
+  Loan loan_;
+  grpc::ByteBuffer sent_;
+  grpc::ByteBuffer received_;
+  std::optional<absl::StatusOr<AttendResult>> result_;  // once it stands
   std::optional<ConnectionLease> connection_;
   int attempts_ = 0;
 
@@ -280,18 +350,13 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
 
 absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOptions& options) {
   const Deadline deadline = core_->DeadlineOf(options);  // the time that encoding takes counts
-  const absl::StatusOr<v1::AttendRequest> request =
-      Encode(call, core_->options().max_message_bytes);
+  const absl::StatusOr<RequestMessage> request =
+      EncodeAttend(call, core_->options().max_message_bytes);
   if (!request.ok()) return request.status();
-  absl::StatusOr<v1::AttendResponse> response = core_->Call<v1::AttendResponse>(
-      options, deadline, core_->options().retries,
-      [&request](const Connection& connection, grpc::ClientContext* context,
-                 v1::AttendResponse* answer) {
-        DeclareSize(*request, *context);
-        return connection.attention->Attend(context, *request, answer);
-      });
-  if (!response.ok()) return response.status();
-  return Decode(*request, *std::move(response));
+  const absl::StatusOr<grpc::ByteBuffer> answer =
+      core_->Send<grpc::ByteBuffer>(kAttend, *request, options, deadline);
+  if (!answer.ok()) return answer.status();
+  return Read(WantedBy(call), *answer);
 }
 
 void Client::AttendAsync(const AttendCall& call, const CallOptions& options,
@@ -301,17 +366,11 @@ void Client::AttendAsync(const AttendCall& call, const CallOptions& options,
 
 absl::StatusOr<Diagnosis> Client::Diagnose(const AttendCall& call, const CallOptions& options) {
   const Deadline deadline = core_->DeadlineOf(options);
-  absl::StatusOr<v1::AttendRequest> encoded = Encode(call, core_->options().max_message_bytes);
-  if (!encoded.ok()) return encoded.status();
-  v1::DiagnoseRequest request;
-  *request.mutable_call() = *std::move(encoded);
-  const absl::StatusOr<v1::DiagnoseResponse> response = core_->Call<v1::DiagnoseResponse>(
-      options, deadline, core_->options().retries,
-      [&request](const Connection& connection, grpc::ClientContext* context,
-                 v1::DiagnoseResponse* answer) {
-        DeclareSize(request, *context);
-        return connection.attention->Diagnose(context, request, answer);
-      });
+  const absl::StatusOr<RequestMessage> request =
+      EncodeDiagnose(call, core_->options().max_message_bytes);
+  if (!request.ok()) return request.status();
+  const absl::StatusOr<v1::DiagnoseResponse> response =
+      core_->Send<v1::DiagnoseResponse>(kDiagnose, *request, options, deadline);
   if (!response.ok()) return response.status();
   return Decode(*response);
 }

@@ -67,7 +67,9 @@ struct Options {
 
 struct CallOptions {
   // From the start of the call to its end, encoding, retries and waits included; the server gets
-  // what is left as its deadline. Absent: Options::default_timeout.
+  // what is left as its deadline. Absent: Options::default_timeout. Where a machine on the way
+  // falls silent in the midst of a large request, the end may come up to 20 s late: the call's
+  // bytes are still being written, until the connection is given up.
   std::optional<std::chrono::nanoseconds> timeout = {};
 
   // Where a stop is requested, the call ends soon with CANCELLED, and the server stops computing.
@@ -101,14 +103,14 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  // Blocks until done.
+  // Blocks until done. The bytes that the call's views point at are sent from where they are.
   absl::StatusOr<AttendResult> Attend(const AttendCall& call, const CallOptions& options = {});
 
-  // Copies `call` and the bytes that its views point at, on the caller's thread, and returns
-  // without waiting for the server: those bytes need not stay. The callback runs exactly once, on a
-  // thread of gRPC's, never inside AttendAsync; while it runs, that thread serves no other call, so
-  // it has to be short. It may call AttendAsync; while the client is being destroyed that ends with
-  // Cancelled.
+  // Returns without waiting for the server. `call` need not stay, but the bytes that its views
+  // point at have to, unchanged, until the callback begins: they are sent from where they are. The
+  // callback runs exactly once, on a thread of gRPC's, never inside AttendAsync; while it runs,
+  // that thread serves no other call, so it has to be short. It may call AttendAsync; while the
+  // client is being destroyed that ends with Cancelled.
   using AttendCallback = absl::AnyInvocable<void(absl::StatusOr<AttendResult>)>;
   void AttendAsync(const AttendCall& call, const CallOptions& options, AttendCallback callback);
 

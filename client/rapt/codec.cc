@@ -1,5 +1,8 @@
 #include "client/rapt/codec.h"
 
+#include <algorithm>
+#include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -8,12 +11,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/rapt/byte_size.h"
+#include "server/base/aligned_buffer.h"
+#include "server/base/wire_format.h"
 
 namespace rapt::client {
 namespace {
 
-// --- Enumerations
-// ---------------------------------------------------------------------------------
+// --- Enumerations --------------------------------------------------------------------------------
 
 v1::DataType ToProto(DType dtype) {
   switch (dtype) {
@@ -92,25 +96,26 @@ v1::ScoreOutput ToProto(ScoreOutput output) {
   return v1::SCORE_OUTPUT_NONE;
 }
 
-// --- A call
-// ---------------------------------------------------------------------------------------
+// --- A call --------------------------------------------------------------------------------------
 
 struct NamedTensor {
   const char* name;
+  int field;               // of AttendRequest
   const TensorView* view;  // null: absent
-  v1::Tensor* (v1::AttendRequest::*field)();
 };
 
-std::vector<NamedTensor> TensorsOf(const AttendCall& call) {
+// In the order of their fields.
+std::array<NamedTensor, 6> TensorsOf(const AttendCall& call) {
+  using Message = v1::AttendRequest;
   const auto optional = [](const std::optional<TensorView>& view) {
     return view ? &*view : nullptr;
   };
-  return {{"q", &call.q, &v1::AttendRequest::mutable_q},
-          {"k", &call.k, &v1::AttendRequest::mutable_k},
-          {"v", &call.v, &v1::AttendRequest::mutable_v},
-          {"mask", optional(call.mask), &v1::AttendRequest::mutable_mask},
-          {"past_key", optional(call.past_key), &v1::AttendRequest::mutable_past_key},
-          {"past_value", optional(call.past_value), &v1::AttendRequest::mutable_past_value}};
+  return {{{"q", Message::kQFieldNumber, &call.q},
+           {"k", Message::kKFieldNumber, &call.k},
+           {"v", Message::kVFieldNumber, &call.v},
+           {"mask", Message::kMaskFieldNumber, optional(call.mask)},
+           {"past_key", Message::kPastKeyFieldNumber, optional(call.past_key)},
+           {"past_value", Message::kPastValueFieldNumber, optional(call.past_value)}}};
 }
 
 absl::Status CheckData(const char* name, const TensorView& view) {
@@ -128,26 +133,24 @@ absl::Status CheckData(const char* name, const TensorView& view) {
   return absl::OkStatus();
 }
 
-absl::Status TooLarge(uint64_t bytes, int64_t max_bytes) {
+absl::Status CheckSize(int64_t bytes, int64_t max_bytes) {
+  if (bytes <= max_bytes) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrFormat("the request takes %d bytes; max_message_bytes is %d", bytes, max_bytes));
 }
 
-// What does not fit is refused before anything is copied.
-absl::Status CheckTensors(const std::vector<NamedTensor>& tensors, int64_t max_bytes) {
-  uint64_t bytes = 0;  // of memory that exists: no overflow
-  for (const NamedTensor& tensor : tensors) {
-    if (tensor.view == nullptr) continue;
-    if (absl::Status status = CheckData(tensor.name, *tensor.view); !status.ok()) return status;
-    bytes += tensor.view->data.size();
-  }
-  return bytes <= static_cast<uint64_t>(max_bytes) ? absl::OkStatus() : TooLarge(bytes, max_bytes);
-}
-
-void Write(const TensorView& view, v1::Tensor& tensor) {
-  tensor.set_dtype(ToProto(view.dtype));
-  tensor.mutable_shape()->Add(view.shape.begin(), view.shape.end());
-  tensor.set_data(view.data.data(), view.data.size());
+void Append(const NamedTensor& tensor, RequestMessage& message) {
+  const TensorView& view = *tensor.view;
+  v1::Tensor fields;
+  fields.set_dtype(ToProto(view.dtype));
+  fields.mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  std::string bytes = fields.SerializeAsString();
+  const auto data_bytes = static_cast<int64_t>(view.data.size());
+  if (data_bytes > 0) wire::AppendFieldHeader(v1::Tensor::kDataFieldNumber, data_bytes, bytes);
+  std::string header;
+  wire::AppendFieldHeader(tensor.field, static_cast<int64_t>(bytes.size()) + data_bytes, header);
+  message.Append(header + bytes);
+  message.AppendPayload(view.data);
 }
 
 void WriteAttention(const AttendCall& call, v1::Attention& attention) {
@@ -167,8 +170,7 @@ void WriteAttention(const AttendCall& call, v1::Attention& attention) {
   }
 }
 
-// --- Its result
-// -----------------------------------------------------------------------------------
+// --- Its result ----------------------------------------------------------------------------------
 
 absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
   return absl::InternalError(absl::StrFormat(
@@ -176,38 +178,74 @@ absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
       static_cast<int>(dtype)));
 }
 
-absl::StatusOr<Tensor> Read(const char* name, v1::Tensor& tensor) {
-  const std::optional<DType> dtype = FromProto(tensor.dtype());
-  if (!dtype) return UnknownType(name, tensor.dtype());
-  Shape shape(tensor.shape().begin(), tensor.shape().end());
-  if (ByteSize(*dtype, shape) != static_cast<int64_t>(tensor.data().size())) {
-    return absl::InternalError(
-        absl::StrFormat("the server answered with %s of shape %s of %s in %d bytes", name,
-                        ToString(shape), NameOf(*dtype), tensor.data().size()));
+constexpr wire::PayloadField kTensorFields[] = {{v1::Tensor::kDataFieldNumber, nullptr}};
+constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
+constexpr wire::PayloadField kAnswerFields[] = {
+    {v1::AttendResponse::kYFieldNumber, &kTensorSchema},
+    {v1::AttendResponse::kScoresFieldNumber, &kTensorSchema},
+    {v1::AttendResponse::kLseFieldNumber, &kTensorSchema},
+    {v1::AttendResponse::kPresentKeyFieldNumber, &kTensorSchema},
+    {v1::AttendResponse::kPresentValueFieldNumber, &kTensorSchema}};
+constexpr wire::MessageSchema kAnswerSchema = {kAnswerFields};
+
+// An answer whose tensors' data is still where it was received.
+struct Answer {
+  SlicedBytes bytes;
+  std::vector<wire::Payload> payloads;
+  v1::AttendResponse fields;  // without that data
+
+  // The data of the tensor in `field`; the last one counts. Null: empty.
+  const wire::Payload* DataOf(int field) const {
+    const auto data = std::find_if(payloads.rbegin(), payloads.rend(),
+                                   [field](const auto& p) { return p.path.front() == field; });
+    return data == payloads.rend() ? nullptr : &*data;
   }
-  return Tensor(*dtype, std::move(shape), std::move(*tensor.mutable_data()));
-}
+};
 
 struct Output {
   const char* name;
+  int field;
   bool wanted;
-  v1::Tensor* message;  // null: did not come
-  std::optional<Tensor>& field;
+  bool came;
+  const v1::Tensor& message;  // without data
+  std::optional<Tensor>& tensor;
 };
 
-absl::Status Read(const Output& output) {
+// Gathers the data, for which it takes no more memory than came.
+absl::Status Read(const Answer& answer, const Output& output) {
   if (!output.wanted) return absl::OkStatus();
-  if (output.message == nullptr) {
+  if (!output.came) {
     return absl::InternalError(absl::StrCat("the server answered without ", output.name));
   }
-  absl::StatusOr<Tensor> tensor = Read(output.name, *output.message);
-  if (!tensor.ok()) return tensor.status();
-  output.field = *std::move(tensor);
+  const std::optional<DType> dtype = FromProto(output.message.dtype());
+  if (!dtype) return UnknownType(output.name, output.message.dtype());
+  Shape shape(output.message.shape().begin(), output.message.shape().end());
+  const wire::Payload* data = answer.DataOf(output.field);
+  const int64_t bytes = data == nullptr ? 0 : data->size;
+  if (ByteSize(*dtype, shape) != bytes) {
+    return absl::InternalError(
+        absl::StrFormat("the server answered with %s of shape %s of %s in %d bytes", output.name,
+                        ToString(shape), NameOf(*dtype), bytes));
+  }
+  const auto buffer = std::make_shared<AlignedBuffer>(bytes);
+  if (bytes > 0) answer.bytes.Copy(data->begin, bytes, buffer->data());
+  output.tensor.emplace(*dtype, std::move(shape), buffer, buffer->span());
   return absl::OkStatus();
 }
 
-// --- Reports
-// --------------------------------------------------------------------------------------
+absl::Status NoAnswer(absl::string_view why) {
+  return absl::InternalError(absl::StrCat("the server answered with what is no answer: ", why));
+}
+
+absl::StatusOr<Answer> TakeApart(const SlicedBytes& bytes, int64_t size) {
+  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, kAnswerSchema);
+  if (!split.ok()) return NoAnswer(split.status().message());
+  Answer answer{bytes, std::move(split->payloads), {}};
+  if (!answer.fields.ParseFromString(split->rest)) return NoAnswer("its fields can't be read");
+  return answer;
+}
+
+// --- Reports -------------------------------------------------------------------------------------
 
 template <typename Message>
 Range ReadRange(const Message& message) {
@@ -230,22 +268,32 @@ BackendInfo Read(const v1::BackendInfo& message) {
 
 }  // namespace
 
-absl::StatusOr<v1::AttendRequest> Encode(const AttendCall& call, int64_t max_bytes) {
-  const std::vector<NamedTensor> tensors = TensorsOf(call);
-  if (absl::Status status = CheckTensors(tensors, max_bytes); !status.ok()) return status;
-  v1::AttendRequest request;
-  for (const NamedTensor& tensor : tensors) {
-    if (tensor.view != nullptr) Write(*tensor.view, *(request.*tensor.field)());
+absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes) {
+  RequestMessage message;
+  for (const NamedTensor& tensor : TensorsOf(call)) {
+    if (tensor.view == nullptr) continue;
+    if (absl::Status status = CheckData(tensor.name, *tensor.view); !status.ok()) return status;
+    Append(tensor, message);
   }
-  request.mutable_key_lengths()->Add(call.key_lengths.begin(), call.key_lengths.end());
-  WriteAttention(call, *request.mutable_attention());
-  if (call.score_output) request.set_score_output(ToProto(*call.score_output));
-  request.set_want_lse(call.wants_lse);
-  request.set_want_present(call.wants_present);
-  if (const size_t bytes = request.ByteSizeLong(); bytes > static_cast<uint64_t>(max_bytes)) {
-    return TooLarge(bytes, max_bytes);
-  }
-  return request;
+  v1::AttendRequest rest;
+  rest.mutable_key_lengths()->Add(call.key_lengths.begin(), call.key_lengths.end());
+  WriteAttention(call, *rest.mutable_attention());
+  if (call.score_output) rest.set_score_output(ToProto(*call.score_output));
+  rest.set_want_lse(call.wants_lse);
+  rest.set_want_present(call.wants_present);
+  message.Append(rest.SerializeAsString());
+  if (absl::Status status = CheckSize(message.size(), max_bytes); !status.ok()) return status;
+  return message;
+}
+
+absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes) {
+  absl::StatusOr<RequestMessage> message = EncodeAttend(call, max_bytes);
+  if (!message.ok()) return message;
+  std::string header;
+  wire::AppendFieldHeader(v1::DiagnoseRequest::kCallFieldNumber, message->size(), header);
+  message->Prepend(header);
+  if (absl::Status status = CheckSize(message->size(), max_bytes); !status.ok()) return status;
+  return message;
 }
 
 v1::EstimateMemoryRequest Encode(const MemoryQuestion& question) {
@@ -260,30 +308,35 @@ v1::EstimateMemoryRequest Encode(const MemoryQuestion& question) {
   return request;
 }
 
-absl::StatusOr<AttendResult> Decode(const v1::AttendRequest& request,
-                                    v1::AttendResponse&& response) {
-  if (!response.has_y()) return absl::InternalError("the server answered without y");
-  absl::StatusOr<Tensor> y = Read("y", *response.mutable_y());
-  if (!y.ok()) return y.status();
+WantedOutputs WantedBy(const AttendCall& call) {
+  return {call.score_output.has_value(), call.wants_lse, call.wants_present};
+}
+
+absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
+                                          int64_t size) {
+  using Message = v1::AttendResponse;
+  const absl::StatusOr<Answer> answer = TakeApart(bytes, size);
+  if (!answer.ok()) return answer.status();
+  const Message& fields = answer->fields;
   AttendResult result;
-  result.y = *std::move(y);
+  std::optional<Tensor> y;
   const Output outputs[] = {
-      {"scores", request.score_output() != v1::SCORE_OUTPUT_NONE,
-       response.has_scores() ? response.mutable_scores() : nullptr, result.scores},
-      {"lse", request.want_lse(), response.has_lse() ? response.mutable_lse() : nullptr,
-       result.lse},
-      {"present_key", request.want_present(),
-       response.has_present_key() ? response.mutable_present_key() : nullptr, result.present_key},
-      {"present_value", request.want_present(),
-       response.has_present_value() ? response.mutable_present_value() : nullptr,
-       result.present_value}};
+      {"y", Message::kYFieldNumber, true, fields.has_y(), fields.y(), y},
+      {"scores", Message::kScoresFieldNumber, wanted.scores, fields.has_scores(), fields.scores(),
+       result.scores},
+      {"lse", Message::kLseFieldNumber, wanted.lse, fields.has_lse(), fields.lse(), result.lse},
+      {"present_key", Message::kPresentKeyFieldNumber, wanted.present, fields.has_present_key(),
+       fields.present_key(), result.present_key},
+      {"present_value", Message::kPresentValueFieldNumber, wanted.present,
+       fields.has_present_value(), fields.present_value(), result.present_value}};
   for (const Output& output : outputs) {
-    if (absl::Status status = Read(output); !status.ok()) return status;
+    if (absl::Status status = Read(*answer, output); !status.ok()) return status;
   }
-  result.backend = response.backend();
-  result.plan = response.plan();
-  result.queue_time = std::chrono::microseconds(response.timing().queue_us());
-  result.compute_time = std::chrono::microseconds(response.timing().compute_us());
+  result.y = *std::move(y);
+  result.backend = fields.backend();
+  result.plan = fields.plan();
+  result.queue_time = std::chrono::microseconds(fields.timing().queue_us());
+  result.compute_time = std::chrono::microseconds(fields.timing().compute_us());
   return result;
 }
 

@@ -1,25 +1,38 @@
-// The public values to protocol messages and back.
+// The public values to protocol messages and back. Tensors' bytes are not copied into a request,
+// and once out of an answer.
 #ifndef RAPT_CLIENT_RAPT_CODEC_H_
 #define RAPT_CLIENT_RAPT_CODEC_H_
 
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "client/rapt/request_message.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "rapt/attend.h"
 #include "rapt/reports.h"
+#include "server/base/sliced_bytes.h"
 
 namespace rapt::client {
 
-// InvalidArgument, naming the field, for a tensor whose data is not as long as its shape says;
-// ResourceExhausted for a message of more than `max_bytes`. What the call means is the server's to
-// judge.
-absl::StatusOr<v1::AttendRequest> Encode(const AttendCall& call, int64_t max_bytes);
+// An AttendRequest, a DiagnoseRequest, byte for byte as generated code serializes it; refers to the
+// call's tensors. InvalidArgument, naming the field, for a tensor whose data is not as long as its
+// shape says; ResourceExhausted for a message of more than `max_bytes`. What the call means is the
+// server's to judge.
+absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes);
+absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes);
 v1::EstimateMemoryRequest Encode(const MemoryQuestion& question);
 
-// Takes the bytes out of the response. Internal where it is not an answer to `request`.
-absl::StatusOr<AttendResult> Decode(const v1::AttendRequest& request,
-                                    v1::AttendResponse&& response);
+// What a call asks for beside Y.
+struct WantedOutputs {
+  bool scores = false;
+  bool lse = false;
+  bool present = false;
+};
+WantedOutputs WantedBy(const AttendCall& call);
+
+// Reads an AttendResponse of `size` bytes. Internal where it is none, or no answer to such a call.
+absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
+                                          int64_t size);
 
 // Internal for a data type that we do not know.
 absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response);

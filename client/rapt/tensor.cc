@@ -54,14 +54,19 @@ std::optional<int64_t> ByteSize(DType dtype, const Shape& shape) {
   return bytes;
 }
 
-Tensor::Tensor(DType dtype, Shape shape, std::string bytes)
-    : dtype_(dtype), shape_(std::move(shape)) {
-  RAPT_CHECK(ByteSize(dtype_, shape_) == static_cast<int64_t>(bytes.size()),
+Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<const void> owner,
+               absl::Span<const std::byte> bytes)
+    : dtype_(dtype), shape_(std::move(shape)), owner_(std::move(owner)), bytes_(bytes) {
+  RAPT_CHECK(ByteSize(dtype_, shape_) == static_cast<int64_t>(bytes_.size()),
              "a tensor's bytes are as many as its shape and type say");
-  auto owner = std::make_shared<const std::string>(std::move(bytes));
-  bytes_ = {reinterpret_cast<const std::byte*>(owner->data()), owner->size()};
-  owner_ = std::move(owner);
 }
+
+Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<const std::string> bytes)
+    : Tensor(dtype, std::move(shape), bytes,
+             {reinterpret_cast<const std::byte*>(bytes->data()), bytes->size()}) {}
+
+Tensor::Tensor(DType dtype, Shape shape, std::string bytes)
+    : Tensor(dtype, std::move(shape), std::make_shared<const std::string>(std::move(bytes))) {}
 
 void Tensor::CheckDType(DType wanted) const {
   RAPT_CHECK(wanted == dtype_, "values<T>() takes the T of the tensor's dtype()");

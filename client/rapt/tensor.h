@@ -101,6 +101,9 @@ class Tensor {
   Tensor() = default;
   // Aborts unless `bytes` is as long as shape and type say.
   Tensor(DType dtype, Shape shape, std::string bytes);
+  // Of bytes that `owner` keeps, aligned to 8; the same holds for their number.
+  Tensor(DType dtype, Shape shape, std::shared_ptr<const void> owner,
+         absl::Span<const std::byte> bytes);
 
   DType dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
@@ -117,11 +120,12 @@ class Tensor {
   TensorView view() const { return {dtype_, shape_, bytes_}; }
 
  private:
+  Tensor(DType dtype, Shape shape, std::shared_ptr<const std::string> bytes);
   void CheckDType(DType wanted) const;
 
   DType dtype_ = DType::kFloat32;
   Shape shape_;
-  // Shared by copies. What it points to is nobody's business but the allocator's.
+  // Shared by copies.
   std::shared_ptr<const void> owner_;
   absl::Span<const std::byte> bytes_;
 };

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "server/base/byte_slice.h"
@@ -18,6 +19,22 @@ struct SlicedBytes {
   // Copies bytes [begin, begin + size) of the part, which lie within the slices.
   void Copy(int64_t begin, int64_t size, std::byte* target) const;
 };
+
+// Where pieces lie that follow each other; the empty ones are left out. A piece has begin() and
+// size(), as a transport's slices do.
+template <typename Pieces>
+std::vector<ByteSlice> PlacesOf(const Pieces& pieces) {
+  std::vector<ByteSlice> places;
+  places.reserve(pieces.size());
+  int64_t position = 0;
+  for (const auto& piece : pieces) {
+    const int64_t end = position + static_cast<int64_t>(piece.size());
+    if (end == position) continue;
+    places.push_back({reinterpret_cast<const std::byte*>(piece.begin()), position, end});
+    position = end;
+  }
+  return places;
+}
 
 }  // namespace rapt
 

@@ -1,9 +1,12 @@
 #include <gmock/gmock.h>
+#include <google/protobuf/stubs/logging.h>
 #include <google/protobuf/text_format.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -37,15 +40,60 @@ AttendCall SmallCall() {
           .v = {DType::kFloat16, {1, 1, 1, 1}, Bytes("vv")}};
 }
 
+std::string Flatten(const RequestMessage& message) {
+  std::string bytes;
+  for (const RequestMessage::Piece& piece : message.pieces()) {
+    bytes += piece.bytes;
+    bytes.append(reinterpret_cast<const char*>(piece.payload.data()), piece.payload.size());
+  }
+  EXPECT_EQ(message.size(), static_cast<int64_t>(bytes.size()));
+  return bytes;
+}
+
+// What generated code reads, which has to write it as we did.
+template <typename Message>
+Message Parsed(const absl::StatusOr<RequestMessage>& encoded) {
+  Message message;
+  EXPECT_TRUE(encoded.ok()) << encoded.status();
+  if (!encoded.ok()) return message;
+  const std::string bytes = Flatten(*encoded);
+  EXPECT_TRUE(message.ParseFromString(bytes));
+  EXPECT_EQ(message.SerializeAsString(), bytes) << message.ShortDebugString();
+  return message;
+}
+
+v1::AttendRequest Encoded(const AttendCall& call) {
+  return Parsed<v1::AttendRequest>(EncodeAttend(call, kNoLimit));
+}
+
+// In slices that break every `slice_bytes` bytes.
+absl::StatusOr<AttendResult> DecodeSliced(const WantedOutputs& wanted, const std::string& bytes,
+                                          size_t slice_bytes) {
+  std::vector<std::string> pieces;
+  for (size_t begin = 0; begin < bytes.size(); begin += slice_bytes) {
+    pieces.push_back(bytes.substr(begin, slice_bytes));
+    if (begin % 3 == 0) pieces.emplace_back();
+  }
+  std::vector<absl::Span<const char>> slices(pieces.begin(), pieces.end());
+  return DecodeAttend(wanted, {PlacesOf(slices)}, static_cast<int64_t>(bytes.size()));
+}
+
+absl::StatusOr<AttendResult> DecodeWhole(const WantedOutputs& wanted, const std::string& bytes) {
+  return DecodeSliced(wanted, bytes, std::max<size_t>(bytes.size(), 1));
+}
+
+absl::StatusOr<AttendResult> DecodeText(const WantedOutputs& wanted, const std::string& text) {
+  return DecodeWhole(wanted, Parse<v1::AttendResponse>(text).SerializeAsString());
+}
+
 TEST(CodecTest, AShortCallSetsWhatItHas) {
-  const absl::StatusOr<v1::AttendRequest> request = Encode(SmallCall(), kNoLimit);
-  ASSERT_TRUE(request.ok()) << request.status();
+  const v1::AttendRequest request = Encoded(SmallCall());
   const auto expected = Parse<v1::AttendRequest>(R"(
       q { dtype: FP16 shape: [1, 1, 1, 1] data: "qq" }
       k { dtype: FP16 shape: [1, 1, 1, 1] data: "kk" }
       v { dtype: FP16 shape: [1, 1, 1, 1] data: "vv" }
       attention {})");
-  EXPECT_TRUE(MessageDifferencer::Equals(*request, expected)) << request->DebugString();
+  EXPECT_TRUE(MessageDifferencer::Equals(request, expected)) << request.DebugString();
 }
 
 TEST(CodecTest, EveryFieldTravels) {
@@ -68,8 +116,7 @@ TEST(CodecTest, EveryFieldTravels) {
   call.score_output = ScoreOutput::kWeights;
   call.wants_lse = true;
   call.wants_present = true;
-  const absl::StatusOr<v1::AttendRequest> request = Encode(call, kNoLimit);
-  ASSERT_TRUE(request.ok()) << request.status();
+  const v1::AttendRequest request = Encoded(call);
   const auto expected = Parse<v1::AttendRequest>(R"(
       q { dtype: FP16 shape: [1, 1, 1, 1] data: "qq" }
       k { dtype: FP16 shape: [1, 1, 1, 1] data: "kk" }
@@ -84,7 +131,7 @@ TEST(CodecTest, EveryFieldTravels) {
         dropout { probability: 0.5 seed: 9223372036854775808 }
       }
       score_output: WEIGHTS want_lse: true want_present: true)");
-  EXPECT_TRUE(MessageDifferencer::Equals(*request, expected)) << request->DebugString();
+  EXPECT_TRUE(MessageDifferencer::Equals(request, expected)) << request.DebugString();
 }
 
 TEST(CodecTest, OurNumbersMeanTheProtocols) {
@@ -95,7 +142,7 @@ TEST(CodecTest, OurNumbersMeanTheProtocols) {
   for (const auto& [ours, theirs] : dtypes) {
     AttendCall call = SmallCall();
     call.mask = TensorView{ours, {0}, {}};
-    EXPECT_EQ(Encode(call, kNoLimit)->mask().dtype(), theirs) << NameOf(ours);
+    EXPECT_EQ(Encoded(call).mask().dtype(), theirs) << NameOf(ours);
     EXPECT_EQ(NameOf(ours), v1::DataType_Name(theirs));
   }
   const std::pair<Layout, v1::Layout> layouts[] = {{Layout::kByRank, v1::LAYOUT_UNSPECIFIED},
@@ -105,7 +152,7 @@ TEST(CodecTest, OurNumbersMeanTheProtocols) {
   for (const auto& [ours, theirs] : layouts) {
     AttendCall call = SmallCall();
     call.layout = ours;
-    EXPECT_EQ(Encode(call, kNoLimit)->attention().layout(), theirs);
+    EXPECT_EQ(Encoded(call).attention().layout(), theirs);
   }
   const std::pair<ScoreOutput, v1::ScoreOutput> outputs[] = {
       {ScoreOutput::kScores, v1::SCORES},
@@ -115,19 +162,19 @@ TEST(CodecTest, OurNumbersMeanTheProtocols) {
   for (const auto& [ours, theirs] : outputs) {
     AttendCall call = SmallCall();
     call.score_output = ours;
-    EXPECT_EQ(Encode(call, kNoLimit)->score_output(), theirs);
+    EXPECT_EQ(Encoded(call).score_output(), theirs);
   }
 }
 
 TEST(CodecTest, DataHasToBeAsLongAsItsShapeSays) {
   AttendCall call = SmallCall();
   call.k.shape = {1, 1, 2, 1};
-  EXPECT_EQ(Encode(call, kNoLimit).status(),
+  EXPECT_EQ(EncodeAttend(call, kNoLimit).status(),
             absl::InvalidArgumentError("k has shape [1, 1, 2, 1] of FP16, which is 4 bytes, but "
                                        "its data has 2"));
   call = SmallCall();
   call.q = {};
-  EXPECT_THAT(Encode(call, kNoLimit).status().message(), HasSubstr("q has shape []"));
+  EXPECT_THAT(EncodeAttend(call, kNoLimit).status().message(), HasSubstr("q has shape []"));
 }
 
 TEST(CodecTest, ShapesThatNoMemoryHoldsAreRefused) {
@@ -136,45 +183,150 @@ TEST(CodecTest, ShapesThatNoMemoryHoldsAreRefused) {
         Shape{INT64_MAX, 2, 2, 2}}) {
     AttendCall call = SmallCall();
     call.mask = TensorView{DType::kFloat64, shape, {}};
-    const absl::Status status = Encode(call, kNoLimit).status();
+    const absl::Status status = EncodeAttend(call, kNoLimit).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << ToString(shape);
     EXPECT_THAT(status.message(), HasSubstr("mask has shape " + ToString(shape)));
   }
 }
 
 TEST(CodecTest, AMessageOverItsLimitIsNotMade) {
-  const int64_t bytes = Encode(SmallCall(), kNoLimit)->ByteSizeLong();
-  EXPECT_TRUE(Encode(SmallCall(), bytes).ok());
-  for (const int64_t limit : {bytes - 1, int64_t{5}, int64_t{1}}) {
-    const absl::Status status = Encode(SmallCall(), limit).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << limit;
-    EXPECT_THAT(status.message(), HasSubstr("max_message_bytes is"));
+  for (const auto encode : {EncodeAttend, EncodeDiagnose}) {
+    const int64_t bytes = encode(SmallCall(), kNoLimit)->size();
+    EXPECT_TRUE(encode(SmallCall(), bytes).ok());
+    for (const int64_t limit : {bytes - 1, int64_t{5}, int64_t{1}}) {
+      const absl::Status status = encode(SmallCall(), limit).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << limit;
+      EXPECT_THAT(status.message(), HasSubstr("max_message_bytes is"));
+    }
+  }
+}
+
+TEST(CodecTest, LargeTensorsTravelFromWhereTheyAre) {
+  const std::string q(100'000, 'q'), k(50'000, 'k'), v(10, 'v');
+  const AttendCall call{.q = {DType::kUint8, {100'000}, Bytes(q)},
+                        .k = {DType::kUint8, {50'000}, Bytes(k)},
+                        .v = {DType::kUint8, {10}, Bytes(v)}};
+  const absl::StatusOr<RequestMessage> message = EncodeAttend(call, kNoLimit);
+  ASSERT_TRUE(message.ok()) << message.status();
+  std::vector<const std::byte*> payloads;
+  for (const RequestMessage::Piece& piece : message->pieces()) {
+    if (!piece.payload.empty()) payloads.push_back(piece.payload.data());
+  }
+  EXPECT_THAT(payloads, ElementsAre(Bytes(q).data(), Bytes(k).data()));
+}
+
+TEST(CodecTest, EncodesAsGeneratedCodeDoes) {
+  std::mt19937 random(1);
+  const auto draw = [&random](int64_t most) {
+    return std::uniform_int_distribution<int64_t>(0, most)(random);
+  };
+  // Around the sizes where lengths take another byte, and where payloads are no longer copied.
+  const int64_t sizes[] = {0, 1, 100, 127, 128, 129, 4095, 4096, 4097, 16'383, 16'384, 40'000};
+  const std::string bytes(40'000, 'x');
+  const auto draw_tensor = [&] {
+    const int64_t size = sizes[draw(std::size(sizes) - 1)];
+    return TensorView{DType::kInt8, {1, size}, Bytes(bytes).first(size)};
+  };
+  for (int n = 0; n < 300; ++n) {
+    SCOPED_TRACE(n);
+    std::vector<int64_t> lengths(draw(3));
+    for (int64_t& length : lengths) length = draw(1000);
+    AttendCall call{.q = draw_tensor(), .k = draw_tensor(), .v = draw_tensor()};
+    if (draw(1)) call.mask = draw_tensor();
+    if (draw(1)) call.past_key = draw_tensor();
+    if (draw(1)) call.past_value = draw_tensor();
+    call.key_lengths = lengths;
+    call.query_heads = draw(300);
+    call.causal = draw(1) != 0;
+    call.wants_lse = draw(1) != 0;
+    const v1::AttendRequest request = Encoded(call);
+    EXPECT_EQ(request.q().data().size(), call.q.data.size());
+    EXPECT_EQ(request.has_past_value(), call.past_value.has_value());
+    const auto diagnose = Parsed<v1::DiagnoseRequest>(EncodeDiagnose(call, kNoLimit));
+    EXPECT_TRUE(MessageDifferencer::Equals(diagnose.call(), request));
   }
 }
 
 TEST(CodecTest, ReadsAWholeResult) {
-  auto response = Parse<v1::AttendResponse>(R"(
+  const auto response = Parse<v1::AttendResponse>(R"(
       y { dtype: FP16 shape: [1, 1] data: "yy" }
       scores { dtype: FP16 shape: [1] data: "ss" }
       lse { dtype: FP32 shape: [1] data: "\000\000\200\077" }
       present_key { dtype: FP16 shape: [1] data: "pk" }
       present_value { dtype: FP16 shape: [1] data: "pv" }
       backend: "cpu" plan: "cpu/avx2 q1" timing { queue_us: 3 compute_us: 4 })");
-  const auto request =
-      Parse<v1::AttendRequest>("score_output: WEIGHTS want_lse: true want_present: true");
-  const absl::StatusOr<AttendResult> result = Decode(request, std::move(response));
+  const std::string bytes = response.SerializeAsString();
+  for (size_t slice_bytes = 1; slice_bytes <= bytes.size(); ++slice_bytes) {
+    SCOPED_TRACE(slice_bytes);
+    const absl::StatusOr<AttendResult> result =
+        DecodeSliced({.scores = true, .lse = true, .present = true}, bytes, slice_bytes);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->y.dtype(), DType::kFloat16);
+    EXPECT_EQ(result->y.shape(), (Shape{1, 1}));
+    EXPECT_EQ(result->y.bytes(), Bytes("yy"));
+    EXPECT_EQ(result->scores->bytes(), Bytes("ss"));
+    EXPECT_THAT(result->lse->values<float>(), ElementsAre(1.0f));
+    EXPECT_EQ(result->present_key->bytes(), Bytes("pk"));
+    EXPECT_EQ(result->present_value->bytes(), Bytes("pv"));
+    EXPECT_EQ(result->backend, "cpu");
+    EXPECT_EQ(result->plan, "cpu/avx2 q1");
+    EXPECT_EQ(result->queue_time, std::chrono::microseconds(3));
+    EXPECT_EQ(result->compute_time, std::chrono::microseconds(4));
+  }
+}
+
+TEST(CodecTest, ATensorThatCameTwiceIsMergedAsGeneratedCodeDoes) {
+  const std::string twice =
+      Parse<v1::AttendResponse>("y { dtype: FP16 shape: 2 data: 'abcd' }").SerializeAsString() +
+      Parse<v1::AttendResponse>("y { dtype: INT8 shape: 3 data: 'uvwxyz' }").SerializeAsString();
+  const absl::StatusOr<AttendResult> result = DecodeWhole({}, twice);
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->y.dtype(), DType::kFloat16);
-  EXPECT_EQ(result->y.shape(), (Shape{1, 1}));
-  EXPECT_EQ(result->y.bytes(), Bytes("yy"));
-  EXPECT_EQ(result->scores->bytes(), Bytes("ss"));
-  EXPECT_THAT(result->lse->values<float>(), ElementsAre(1.0f));
-  EXPECT_EQ(result->present_key->bytes(), Bytes("pk"));
-  EXPECT_EQ(result->present_value->bytes(), Bytes("pv"));
-  EXPECT_EQ(result->backend, "cpu");
-  EXPECT_EQ(result->plan, "cpu/avx2 q1");
-  EXPECT_EQ(result->queue_time, std::chrono::microseconds(3));
-  EXPECT_EQ(result->compute_time, std::chrono::microseconds(4));
+  v1::AttendResponse merged;
+  ASSERT_TRUE(merged.ParseFromString(twice));
+  EXPECT_EQ(result->y.bytes(), Bytes(merged.y().data()));
+  EXPECT_THAT(result->y.shape(), testing::ElementsAreArray(merged.y().shape()));
+}
+
+// Every answer that is cut off, and every one with a byte changed, is read or refused: nothing is
+// read that did not come.
+TEST(CodecTest, BrokenAnswersAreInternalOrRead) {
+  const google::protobuf::LogSilencer silencer;  // of texts that are not UTF-8
+  const std::string bytes = Parse<v1::AttendResponse>(R"(
+      y { dtype: FP16 shape: [2, 1] data: "yyyy" } lse { dtype: FP32 shape: 1 data: "abcd" }
+      backend: "cpu" timing { queue_us: 300 })")
+                                .SerializeAsString();
+  const auto check = [](const std::string& broken) {
+    const absl::StatusOr<AttendResult> result = DecodeWhole({.lse = true}, broken);
+    v1::AttendResponse generated;
+    if (!generated.ParseFromString(broken)) {
+      EXPECT_FALSE(result.ok());
+    }
+    if (!result.ok()) {
+      EXPECT_EQ(result.status().code(), absl::StatusCode::kInternal) << result.status();
+    } else {
+      EXPECT_EQ(result->y.bytes(), Bytes(generated.y().data()));
+      EXPECT_EQ(result->lse->bytes(), Bytes(generated.lse().data()));
+      EXPECT_EQ(result->backend, generated.backend());
+    }
+  };
+  for (size_t length = 0; length < bytes.size(); ++length) check(bytes.substr(0, length));
+  for (size_t place = 0; place < bytes.size(); ++place) {
+    SCOPED_TRACE(place);
+    for (int value = 0; value < 256; ++value) {
+      std::string broken = bytes;
+      broken[place] = static_cast<char>(value);
+      check(broken);
+    }
+  }
+}
+
+// Generated code would make a gigabyte of objects of it.
+TEST(CodecTest, AnAnswerOfManySmallThingsIsRefused) {
+  std::string bytes;
+  for (int n = 0; n < 1'000'000; ++n) bytes.append("\x0A\x00", 2);
+  const absl::Status status = DecodeWhole({}, bytes).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  EXPECT_THAT(status.message(), HasSubstr("the server answered with what is no answer"));
 }
 
 TEST(CodecTest, AnAnswerThatContradictsItselfIsInternal) {
@@ -186,18 +338,16 @@ TEST(CodecTest, AnAnswerThatContradictsItselfIsInternal) {
       {"y { dtype: FP32 shape: 1 data: 'abcd' }", "the server answered without lse"},
       {"y { dtype: FP32 shape: 1 data: 'abcd' } lse { dtype: FP32 shape: 1 data: '' }",
        "lse of shape [1] of FP32 in 0 bytes"}};
-  v1::AttendRequest request;
-  request.set_want_lse(true);
   for (const auto& [text, message] : cases) {
-    const absl::Status status = Decode(request, Parse<v1::AttendResponse>(text)).status();
+    const absl::Status status = DecodeText({.lse = true}, text).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << text;
     EXPECT_THAT(status.message(), HasSubstr(message)) << text;
   }
 }
 
 TEST(CodecTest, OutputsThatNobodyAskedForAreLeft) {
-  const absl::StatusOr<AttendResult> result = Decode(
-      {}, Parse<v1::AttendResponse>("y { dtype: FP32 shape: 0 } scores { dtype: FP32 shape: 0 }"));
+  const absl::StatusOr<AttendResult> result =
+      DecodeText({}, "y { dtype: FP32 shape: 0 } scores { dtype: FP32 shape: 0 }");
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_FALSE(result->scores.has_value());
 }
