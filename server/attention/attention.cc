@@ -112,6 +112,9 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
 
 namespace {
 
+// Less work than handing out work costs: the calling thread does all of it.
+constexpr double kFlopsAlone = 5e5;
+
 absl::Status ValidateSlices(const Backend& backend, const Arguments& a) {
   if (a.mask.slices != nullptr) return absl::InvalidArgumentError("attn_mask is in slices");
   for (const TensorView* view : {&a.query, &a.key, &a.value, &a.past_key, &a.past_value}) {
@@ -140,11 +143,17 @@ absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::b
     return absl::InvalidArgumentError(
         absl::StrCat("the pool has ", pool.workers(), " workers; the plan is for ", plan.threads));
   }
+  const bool alone = plan.flops < kFlopsAlone;
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
-    pool.ParallelFor(plan.stages[stage], [&](int64_t task, int worker) {
+    const auto run_task = [&](int64_t task, int worker) {
       plan.backend->RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task,
                             worker);
-    });
+    };
+    if (alone) {
+      for (int64_t task = 0; task < plan.stages[stage]; ++task) run_task(task, 0);
+    } else {
+      pool.ParallelFor(plan.stages[stage], run_task);
+    }
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,8 @@ void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_
 
 namespace {
 
+// What a task's rows are a multiple of, as every kernel's register block divides it.
+constexpr int64_t kRowStep = 12;
 constexpr int64_t kMostQueryRows = kMostRowBlocks * kRowBlock;
 // Tasks a thread should have at least, so that the last ones to finish do not leave others idle.
 constexpr int64_t kTasksPerThread = 4;
@@ -43,7 +45,10 @@ struct Split {
 
 Split SplitRows(const Problem& p, int64_t query_rows) {
   Split split;
-  split.queries_per_task = std::min(p.query_length, query_rows);
+  // Tasks of about one size.
+  const int64_t blocks = CeilDiv(p.query_length, query_rows);
+  split.queries_per_task =
+      std::min(p.query_length, RoundUp(CeilDiv(p.query_length, blocks), kRowStep));
   split.heads_per_task =
       std::clamp<int64_t>(query_rows / split.queries_per_task, 1, p.group_size());
   split.query_tasks = CeilDiv(p.query_length, split.queries_per_task);
