@@ -277,6 +277,7 @@ def check(case, tensors, ours, theirs):
 
 # --- Measuring ------------------------------------------------------------------------------------
 
+LONG_SECONDS = 0.1  # Calls this long vary little.
 ONNX_RUNTIME_ROUNDS = 2  # It is there for orientation, no target refers to it.
 SETTLE_SECONDS = 0.015  # until OpenMP's threads have stopped to spin, which would cost the next side
 
@@ -295,13 +296,34 @@ def timed_block(call, calls):
 
 def measure(sides, rounds, block_seconds):
     """sides: name -> call. Gives name -> the seconds of each round."""
-    calls = {name: max(1, round(block_seconds / timed_block(call, 1))) for name, call in sides.items()}
+    once = {name: timed_block(call, 1) for name, call in sides.items()}
+    calls = {name: max(1, round(block_seconds / seconds)) for name, seconds in once.items()}
+    if max(once.values()) > LONG_SECONDS:
+        rounds = min(rounds, 3)
     seconds = {name: [] for name in sides}
     for n in range(rounds):
         for name, call in sides.items():
             if name != "onnxruntime" or n < ONNX_RUNTIME_ROUNDS:
                 seconds[name].append(timed_block(call, calls[name]))
     return seconds
+
+
+class Disturbance:
+    """The share of the machine's cores that others took since the start."""
+
+    def __init__(self):
+        self._begin = self._now()
+
+    def share(self):
+        wall, busy, own = (now - begin for now, begin in zip(self._now(), self._begin))
+        return max(0.0, (busy - own) / (wall * os.cpu_count()))
+
+    @staticmethod
+    def _now():
+        # user, nice, system, idle, iowait, irq, softirq, steal
+        jiffies = [int(n) for n in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        busy = (sum(jiffies) - jiffies[3] - jiffies[4]) / os.sysconf("SC_CLK_TCK")
+        return time.perf_counter(), busy, time.process_time()
 
 
 class Probes:
@@ -342,9 +364,11 @@ class Bench:
         if not self.quick and (onnx := OnnxAttention.make(case, tensors, self.threads)):
             sides["onnxruntime"] = onnx
         ceiling = [self.probes.ceiling(case)]
+        disturbance = Disturbance()
         seconds = measure(sides, self.rounds, self.block_seconds)
+        others = disturbance.share()
         ceiling.append(self.probes.ceiling(case))
-        return self._summary(case, rapt.plan, seconds, max(ceiling))
+        return {**self._summary(case, rapt.plan, seconds, max(ceiling)), "others_share": others}
 
     def _summary(self, case, plan, seconds, ceiling):
         ours, theirs = statistics.median(seconds["rapt"]), statistics.median(seconds["torch"])
@@ -417,6 +441,7 @@ def peak_bytes(call):
         text = pathlib.Path("/proc/self/status").read_text()
         return int(re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)[1]) * 1024
 
+    ctypes.CDLL(None).malloc_trim(0)  # What was freed is not held any more.
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # The peak is from now on.
     before = status("VmRSS")
     call()
@@ -489,7 +514,9 @@ def main():
         rows.append(bench.row(case))
         print(markdown(rows[-1]), flush=True)
     below = sum(row["ratio"] < row["floor"] for row in rows)
-    print(f"\n{below} of {len(rows)} below the floor.")
+    others = sorted(row["others_share"] for row in rows)
+    print(f"\n{below} of {len(rows)} below the floor. Other processes took {others[len(others) // 2]:.0%} of the cores")
+    print(f"in the median of the cases, {others[-1]:.0%} at most.")
     memory = print_memory(bench) if not options.quick and not options.filter else []
     if options.json:
         report = {
