@@ -95,7 +95,8 @@ bool AccumulatesInFp64(const Problem& p) {
 int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
   const int64_t real = AccumulatesInFp64(p) ? 8 : 4;
   const int64_t lanes_dv = RoundUp(p.value_head_size, kVectorBytes / real);
-  const int64_t arrays[] = {rows * p.head_size,
+  const int64_t lanes_d = RoundUp(p.head_size, kVectorBytes / real);
+  const int64_t arrays[] = {rows * lanes_d,
                             rows * lanes_dv,
                             rows,
                             rows,
