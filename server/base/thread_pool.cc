@@ -15,12 +15,19 @@ void SpinUntil(Condition condition) {
 }  // namespace
 
 ThreadPool::ThreadPool(int workers) {
-  for (int worker = 1; worker < workers; ++worker) {
-    threads_.emplace_back([this, worker] { WorkerLoop(worker); });
+  try {
+    for (int worker = 1; worker < workers; ++worker) {
+      threads_.emplace_back([this, worker] { WorkerLoop(worker); });
+    }
+  } catch (...) {
+    JoinAll();
+    throw;
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { JoinAll(); }
+
+void ThreadPool::JoinAll() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;

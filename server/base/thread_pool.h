@@ -19,6 +19,7 @@ namespace rapt {
 // than waking a thread.
 class ThreadPool {
  public:
+  // Throws std::system_error where the system refuses a thread.
   explicit ThreadPool(int workers);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -37,6 +38,7 @@ class ThreadPool {
     std::atomic<int64_t> next{0};
   };
 
+  void JoinAll();
   void WorkerLoop(int worker);
   static void Drain(Job& job, int worker);
 

@@ -2,6 +2,7 @@
 // large part of it unused, and it allocates nothing. Every allocation of the process, the shared
 // library's included, goes through the functions below.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -162,6 +163,22 @@ TEST_P(WorkspaceTest, IsAllThatARunTakes) {
   }
   std::printf("%s: %zu bytes planned, written up to %zu\n", rapt_plan_description(plan_), planned,
               use.written_end);
+}
+
+// Address space for a few of the threads' stacks, not for all: those that run are joined again.
+TEST(ContextDeathTest, IsRefusedWhereTheSystemRefusesThreads) {
+  const auto create = [] {
+    constexpr rlim_t kBytes = rlim_t{1} << 30;
+    const rlimit limit = {kBytes, kBytes};
+    setrlimit(RLIMIT_AS, &limit);
+    const rapt_context_options options = {sizeof(options), 1024, nullptr, nullptr};
+    rapt_context* context = nullptr;
+    char message[RAPT_MESSAGE_BYTES] = "";
+    const rapt_code code = rapt_context_create(&options, &context, message, sizeof(message));
+    std::fprintf(stderr, "%s\n", message);
+    std::_Exit(code == RAPT_RESOURCE_EXHAUSTED && context == nullptr ? 0 : 1);
+  };
+  EXPECT_EXIT(create(), testing::ExitedWithCode(0), "unavailable");
 }
 
 INSTANTIATE_TEST_SUITE_P(
