@@ -101,6 +101,7 @@ void Print(const std::vector<Output>& outputs, const client::AttendResult& resul
                  output.path);
   }
   absl::PrintF("plan     %s, %.1f ms\n", result.plan, elapsed_ms);
+  if (result.path == client::Path::kSharedMemory) absl::PrintF("path     shared memory\n");
 }
 
 void PrintJson(const std::vector<Output>& outputs, const client::AttendResult& result,
@@ -112,6 +113,7 @@ void PrintJson(const std::vector<Output>& outputs, const client::AttendResult& r
     json.Key("dtype").String(ToString(output.type)).Key("shape").Integers(output.shape).EndObject();
   }
   json.EndArray().Key("backend").String(result.backend).Key("plan").String(result.plan);
+  json.Key("path").String(result.path == client::Path::kSharedMemory ? "shared_memory" : "message");
   json.Key("elapsed_ms").Number(elapsed_ms).EndObject();
   std::puts(json.Take().c_str());
 }

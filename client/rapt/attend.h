@@ -92,12 +92,20 @@ struct AttendCall {
   bool wants_present = false;
 };
 
+// How a call's tensors travelled.
+enum class Path : uint8_t {
+  kMessage,
+  kSharedMemory,  // all inputs and Y; other outputs came by message
+};
+
 struct AttendResult {
   Tensor y;                           // Q's type, layout and rank, with Dv for D
   std::optional<Tensor> scores;       // [B, Hq, Sq, T], what score_output asked for
   std::optional<Tensor> lse;          // [B, Hq, Sq], natural logarithm; float, double for kFloat64
   std::optional<Tensor> present_key;  // [B, Hkv, T, D]
   std::optional<Tensor> present_value;  // [B, Hkv, T, Dv]
+
+  Path path = Path::kMessage;
 
   std::string backend;  // which backend ran, "cpu"
   std::string plan;     // and how, "cpu/avx512 q384 k64 s1"; both the same: the same bits

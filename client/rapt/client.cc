@@ -18,6 +18,7 @@
 #include "client/rapt/deadline.h"
 #include "client/rapt/loan.h"
 #include "client/rapt/retry.h"
+#include "client/rapt/shared_regions.h"
 #include "server/base/mutex.h"
 
 namespace rapt::client {
@@ -39,6 +40,9 @@ absl::Status Validate(const std::string& address, const Options& options) {
   }
   return Validate(options.retries);
 }
+
+// Below it a copy into shared memory and its page faults cost as much as the socket does.
+constexpr int64_t kLeastSharedBytes = 64 * 1024;
 
 // The methods that carry tensors.
 constexpr char kAttend[] = "/rapt.v1.AttentionService/Attend";
@@ -66,10 +70,11 @@ grpc::Status SendAndWait(const Connection& connection, const char* method,
   return status;
 }
 
-absl::StatusOr<AttendResult> Read(const WantedOutputs& wanted, const grpc::ByteBuffer& answer) {
+absl::StatusOr<AttendResult> Read(const WantedOutputs& wanted, const grpc::ByteBuffer& answer,
+                                  absl::Span<const std::byte> region = {}) {
   std::vector<grpc::Slice> slices;
   if (!answer.Dump(&slices).ok()) return absl::InternalError("the server's answer can't be read");
-  return DecodeAttend(wanted, {PlacesOf(slices)}, static_cast<int64_t>(answer.Length()));
+  return DecodeAttend(wanted, {PlacesOf(slices)}, static_cast<int64_t>(answer.Length()), region);
 }
 
 absl::Status Stopped() { return absl::CancelledError("a stop was requested"); }
@@ -89,7 +94,10 @@ bool SleepFor(std::chrono::nanoseconds duration, const std::stop_token& stop) {
 class Client::Core {
  public:
   Core(const std::string& address, const Options& options)
-      : options_(options), connections_(address, options), random_(std::random_device()()) {}
+      : options_(options),
+        connections_(address, options),
+        random_(std::random_device()()),
+        shared_regions_(address, connections_) {}
 
   const Options& options() const { return options_; }
   Connections& connections() { return connections_; }
@@ -115,11 +123,17 @@ class Client::Core {
   absl::StatusOr<Response> Call(const CallOptions& options, const Deadline& deadline,
                                 const RetryPolicy& policy, const Method& method);
 
-  // The same for `method`, which takes a serialized request and is retried as options() say. When
-  // it returns, nobody refers to the request's payloads any more.
+  // The same for `method`, which takes a serialized request. When it returns, nobody refers to the
+  // request's payloads any more.
   template <typename Response>
   absl::StatusOr<Response> Send(const char* method, const RequestMessage& request,
-                                const CallOptions& options, const Deadline& deadline);
+                                const CallOptions& options, const Deadline& deadline,
+                                const RetryPolicy& policy);
+
+  // The call by way of shared memory; nothing where that is not possible or not worth it.
+  std::optional<absl::StatusOr<AttendResult>> AttendShared(const AttendCall& call,
+                                                           const CallOptions& options,
+                                                           const Deadline& deadline);
 
   void EnterAsync() {
     MutexLock lock(mutex_);
@@ -150,6 +164,8 @@ class Client::Core {
   CondVar no_async_calls_;
   int async_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   std::minstd_rand random_ ABSL_GUARDED_BY(mutex_);
+
+  SharedRegions shared_regions_;
 };
 
 template <typename Response, typename Method>
@@ -174,16 +190,46 @@ absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const De
 
 template <typename Response>
 absl::StatusOr<Response> Client::Core::Send(const char* method, const RequestMessage& request,
-                                            const CallOptions& options, const Deadline& deadline) {
+                                            const CallOptions& options, const Deadline& deadline,
+                                            const RetryPolicy& policy) {
   Loan loan;
   absl::StatusOr<Response> response = Call<Response>(
-      options, deadline, options_.retries,
+      options, deadline, policy,
       [&](const Connection& connection, grpc::ClientContext* context, Response* answer) {
         DeclareSize(request, *context);
         return SendAndWait(connection, method, *context, loan.Lend(request), *answer);
       });
   loan.WaitUntilReturned();
   return response;
+}
+
+std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const AttendCall& call,
+                                                                       const CallOptions& options,
+                                                                       const Deadline& deadline) {
+  if (!options_.shared_memory) return std::nullopt;
+  const std::optional<int64_t> bytes = BytesInRegion(call);
+  if (!bytes || *bytes < kLeastSharedBytes) return std::nullopt;
+  std::unique_ptr<SharedRegion> region = shared_regions_.Take(*bytes, deadline);
+  if (region == nullptr) return std::nullopt;
+
+  const RequestMessage request = EncodeAttendIn(*region, call);
+  const absl::StatusOr<grpc::ByteBuffer> answer =
+      Send<grpc::ByteBuffer>(kAttend, request, options, deadline, {.max_attempts = 1});
+  if (!answer.ok()) {
+    // The server may still write there.
+    shared_regions_.Discard(std::move(region));
+    // A server that was started anew knows no regions. Retries go by message.
+    const absl::Status& status = answer.status();
+    const bool goes_on =
+        absl::IsNotFound(status) || absl::IsUnavailable(status) ||
+        (absl::IsResourceExhausted(status) && options_.retries.retries_resource_exhausted);
+    if (goes_on) return std::nullopt;
+    return status;
+  }
+  absl::StatusOr<AttendResult> result = Read(WantedBy(call), *answer, region->bytes());
+  if (result.ok()) result->path = Path::kSharedMemory;
+  shared_regions_.GiveBack(std::move(region));
+  return result;
 }
 
 // One AttendAsync: attempts until one is final, then the callback, then it deletes itself. Its
@@ -350,11 +396,12 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
 
 absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOptions& options) {
   const Deadline deadline = core_->DeadlineOf(options);  // the time that encoding takes counts
+  if (auto result = core_->AttendShared(call, options, deadline)) return *std::move(result);
   const absl::StatusOr<RequestMessage> request =
       EncodeAttend(call, core_->options().max_message_bytes);
   if (!request.ok()) return request.status();
   const absl::StatusOr<grpc::ByteBuffer> answer =
-      core_->Send<grpc::ByteBuffer>(kAttend, *request, options, deadline);
+      core_->Send<grpc::ByteBuffer>(kAttend, *request, options, deadline, core_->options().retries);
   if (!answer.ok()) return answer.status();
   return Read(WantedBy(call), *answer);
 }
@@ -369,8 +416,8 @@ absl::StatusOr<Diagnosis> Client::Diagnose(const AttendCall& call, const CallOpt
   const absl::StatusOr<RequestMessage> request =
       EncodeDiagnose(call, core_->options().max_message_bytes);
   if (!request.ok()) return request.status();
-  const absl::StatusOr<v1::DiagnoseResponse> response =
-      core_->Send<v1::DiagnoseResponse>(kDiagnose, *request, options, deadline);
+  const absl::StatusOr<v1::DiagnoseResponse> response = core_->Send<v1::DiagnoseResponse>(
+      kDiagnose, *request, options, deadline, core_->options().retries);
   if (!response.ok()) return response.status();
   return Decode(*response);
 }

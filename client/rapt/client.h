@@ -63,6 +63,12 @@ struct Options {
   int connections = 4;
 
   RetryPolicy retries = {};
+
+  // Whether Attend() may put the tensors of large calls into memory that it shares with the server,
+  // where that is on the same machine (a loopback address, or a Unix domain socket) and allows it.
+  // AttendResult::path says whether it did. Takes as much memory again as the largest calls, and
+  // keeps it for those to come.
+  bool shared_memory = true;
 };
 
 struct CallOptions {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "client/rapt/byte_size.h"
 #include "server/base/aligned_buffer.h"
+#include "server/base/checked_math.h"
 #include "server/base/wire_format.h"
 
 namespace rapt::client {
@@ -153,6 +155,51 @@ void Append(const NamedTensor& tensor, RequestMessage& message) {
   message.AppendPayload(view.data);
 }
 
+// Bytes of Y, as far as the call makes sense.
+std::optional<int64_t> BytesOfY(const AttendCall& call) {
+  const Shape &q = call.q.shape, &v = call.v.shape;
+  if (q.size() != v.size() || q.size() < 3 || q.size() > 4) return std::nullopt;
+  const bool has_heads = q.size() == 3 && call.query_heads > 0 && call.kv_heads > 0;
+  std::optional<int64_t> bytes = SizeOf(call.q.dtype);
+  for (size_t axis = 0; axis + 1 < q.size() && bytes; ++axis) bytes = CheckedMul(*bytes, q[axis]);
+  if (bytes) bytes = CheckedMul(*bytes, has_heads ? v.back() / call.kv_heads : v.back());
+  return bytes && has_heads ? CheckedMul(*bytes, call.query_heads) : bytes;
+}
+
+constexpr int64_t kSharedAlignment = 64;
+
+std::optional<int64_t> AddAligned(int64_t offset, int64_t bytes) {
+  const std::optional<int64_t> sum = CheckedAdd(offset, bytes);
+  if (!sum) return std::nullopt;
+  const std::optional<int64_t> end = CheckedAdd(*sum, kSharedAlignment - 1);
+  if (!end) return std::nullopt;
+  return *end / kSharedAlignment * kSharedAlignment;
+}
+
+void SetPart(const std::string& region, int64_t offset, int64_t bytes, v1::SharedMemory& part) {
+  part.set_region(region);
+  part.set_offset(offset);
+  part.set_byte_size(bytes);
+}
+
+// Moves the tensor into the region at `offset`, and says so.
+void AppendShared(const NamedTensor& tensor, const SharedRegion& region, int64_t offset,
+                  RequestMessage& message) {
+  const TensorView& view = *tensor.view;
+  v1::Tensor fields;
+  fields.set_dtype(ToProto(view.dtype));
+  fields.mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  if (!view.data.empty()) {
+    std::memcpy(region.bytes().data() + offset, view.data.data(), view.data.size());
+    SetPart(region.name(), offset, static_cast<int64_t>(view.data.size()),
+            *fields.mutable_shared_memory());
+  }
+  const std::string bytes = fields.SerializeAsString();
+  std::string header;
+  wire::AppendFieldHeader(tensor.field, static_cast<int64_t>(bytes.size()), header);
+  message.Append(header + bytes);
+}
+
 void WriteAttention(const AttendCall& call, v1::Attention& attention) {
   attention.set_layout(ToProto(call.layout));
   attention.set_query_heads(call.query_heads);
@@ -168,6 +215,17 @@ void WriteAttention(const AttendCall& call, v1::Attention& attention) {
     attention.mutable_dropout()->set_probability(call.dropout->probability);
     attention.mutable_dropout()->set_seed(call.dropout->seed);
   }
+}
+
+// All but its tensors.
+v1::AttendRequest WithoutTensors(const AttendCall& call) {
+  v1::AttendRequest rest;
+  rest.mutable_key_lengths()->Add(call.key_lengths.begin(), call.key_lengths.end());
+  WriteAttention(call, *rest.mutable_attention());
+  if (call.score_output) rest.set_score_output(ToProto(*call.score_output));
+  rest.set_want_lse(call.wants_lse);
+  rest.set_want_present(call.wants_present);
+  return rest;
 }
 
 // --- Its result ----------------------------------------------------------------------------------
@@ -192,7 +250,8 @@ constexpr wire::MessageSchema kAnswerSchema = {kAnswerFields};
 struct Answer {
   SlicedBytes bytes;
   std::vector<wire::Payload> payloads;
-  v1::AttendResponse fields;  // without that data
+  v1::AttendResponse fields;           // without that data
+  absl::Span<const std::byte> region;  // where outputs may be instead
 
   // The data of the tensor in `field`; the last one counts. Null: empty.
   const wire::Payload* DataOf(int field) const {
@@ -212,6 +271,12 @@ struct Output {
 };
 
 // Gathers the data, for which it takes no more memory than came.
+bool IsWithin(const v1::SharedMemory& part, absl::Span<const std::byte> region) {
+  const auto size = static_cast<int64_t>(region.size());
+  return part.offset() >= 0 && part.byte_size() >= 0 && part.offset() <= size &&
+         part.byte_size() <= size - part.offset();
+}
+
 absl::Status Read(const Answer& answer, const Output& output) {
   if (!output.wanted) return absl::OkStatus();
   if (!output.came) {
@@ -220,15 +285,25 @@ absl::Status Read(const Answer& answer, const Output& output) {
   const std::optional<DType> dtype = FromProto(output.message.dtype());
   if (!dtype) return UnknownType(output.name, output.message.dtype());
   Shape shape(output.message.shape().begin(), output.message.shape().end());
+  const v1::SharedMemory& part = output.message.shared_memory();
   const wire::Payload* data = answer.DataOf(output.field);
-  const int64_t bytes = data == nullptr ? 0 : data->size;
+  const bool is_shared = output.message.has_shared_memory() && (data == nullptr || data->size == 0);
+  const int64_t bytes = is_shared ? part.byte_size() : data == nullptr ? 0 : data->size;
+  if (is_shared && !IsWithin(part, answer.region)) {
+    return absl::InternalError(
+        absl::StrCat("the server answered with ", output.name, " outside the shared memory"));
+  }
   if (ByteSize(*dtype, shape) != bytes) {
     return absl::InternalError(
         absl::StrFormat("the server answered with %s of shape %s of %s in %d bytes", output.name,
                         ToString(shape), NameOf(*dtype), bytes));
   }
   const auto buffer = std::make_shared<AlignedBuffer>(bytes);
-  if (bytes > 0) answer.bytes.Copy(data->begin, bytes, buffer->data());
+  if (is_shared) {
+    std::memcpy(buffer->data(), answer.region.data() + part.offset(), static_cast<size_t>(bytes));
+  } else if (bytes > 0) {
+    answer.bytes.Copy(data->begin, bytes, buffer->data());
+  }
   output.tensor.emplace(*dtype, std::move(shape), buffer, buffer->span());
   return absl::OkStatus();
 }
@@ -237,10 +312,11 @@ absl::Status NoAnswer(absl::string_view why) {
   return absl::InternalError(absl::StrCat("the server answered with what is no answer: ", why));
 }
 
-absl::StatusOr<Answer> TakeApart(const SlicedBytes& bytes, int64_t size) {
+absl::StatusOr<Answer> TakeApart(const SlicedBytes& bytes, int64_t size,
+                                 absl::Span<const std::byte> region) {
   absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, kAnswerSchema);
   if (!split.ok()) return NoAnswer(split.status().message());
-  Answer answer{bytes, std::move(split->payloads), {}};
+  Answer answer{bytes, std::move(split->payloads), {}, region};
   if (!answer.fields.ParseFromString(split->rest)) return NoAnswer("its fields can't be read");
   return answer;
 }
@@ -268,6 +344,32 @@ BackendInfo Read(const v1::BackendInfo& message) {
 
 }  // namespace
 
+std::optional<int64_t> BytesInRegion(const AttendCall& call) {
+  std::optional<int64_t> end = 0;
+  for (const NamedTensor& tensor : TensorsOf(call)) {
+    if (tensor.view == nullptr) continue;
+    if (!CheckData(tensor.name, *tensor.view).ok()) return std::nullopt;
+    if (end) end = AddAligned(*end, static_cast<int64_t>(tensor.view->data.size()));
+  }
+  const std::optional<int64_t> y_bytes = BytesOfY(call);
+  if (!end || !y_bytes) return std::nullopt;
+  return AddAligned(*end, *y_bytes);
+}
+
+RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call) {
+  RequestMessage message;
+  int64_t offset = 0;
+  for (const NamedTensor& tensor : TensorsOf(call)) {
+    if (tensor.view == nullptr) continue;
+    AppendShared(tensor, region, offset, message);
+    offset = *AddAligned(offset, static_cast<int64_t>(tensor.view->data.size()));
+  }
+  v1::AttendRequest rest = WithoutTensors(call);
+  SetPart(region.name(), offset, *BytesOfY(call), *rest.mutable_places()->mutable_y());
+  message.Append(rest.SerializeAsString());
+  return message;
+}
+
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes) {
   RequestMessage message;
   for (const NamedTensor& tensor : TensorsOf(call)) {
@@ -275,13 +377,7 @@ absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_
     if (absl::Status status = CheckData(tensor.name, *tensor.view); !status.ok()) return status;
     Append(tensor, message);
   }
-  v1::AttendRequest rest;
-  rest.mutable_key_lengths()->Add(call.key_lengths.begin(), call.key_lengths.end());
-  WriteAttention(call, *rest.mutable_attention());
-  if (call.score_output) rest.set_score_output(ToProto(*call.score_output));
-  rest.set_want_lse(call.wants_lse);
-  rest.set_want_present(call.wants_present);
-  message.Append(rest.SerializeAsString());
+  message.Append(WithoutTensors(call).SerializeAsString());
   if (absl::Status status = CheckSize(message.size(), max_bytes); !status.ok()) return status;
   return message;
 }
@@ -313,9 +409,9 @@ WantedOutputs WantedBy(const AttendCall& call) {
 }
 
 absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
-                                          int64_t size) {
+                                          int64_t size, absl::Span<const std::byte> region) {
   using Message = v1::AttendResponse;
-  const absl::StatusOr<Answer> answer = TakeApart(bytes, size);
+  const absl::StatusOr<Answer> answer = TakeApart(bytes, size, region);
   if (!answer.ok()) return answer.status();
   const Message& fields = answer->fields;
   AttendResult result;

@@ -3,10 +3,13 @@
 #ifndef RAPT_CLIENT_RAPT_CODEC_H_
 #define RAPT_CLIENT_RAPT_CODEC_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "client/rapt/request_message.h"
+#include "client/rapt/shared_regions.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "rapt/attend.h"
 #include "rapt/reports.h"
@@ -22,6 +25,12 @@ absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_
 absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes);
 v1::EstimateMemoryRequest Encode(const MemoryQuestion& question);
 
+// How large a region has to be that the call's tensors and its Y are put into. Nothing where the
+// call makes no sense; EncodeAttend() or the server will say why.
+std::optional<int64_t> BytesInRegion(const AttendCall& call);
+// Copies the call's tensors into such a region, and wants Y there.
+RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call);
+
 // What a call asks for beside Y.
 struct WantedOutputs {
   bool scores = false;
@@ -30,9 +39,10 @@ struct WantedOutputs {
 };
 WantedOutputs WantedBy(const AttendCall& call);
 
-// Reads an AttendResponse of `size` bytes. Internal where it is none, or no answer to such a call.
+// Reads an AttendResponse of `size` bytes, whose outputs may be in `region`. Internal where it is
+// none, or no answer to such a call.
 absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
-                                          int64_t size);
+                                          int64_t size, absl::Span<const std::byte> region = {});
 
 // Internal for a data type that we do not know.
 absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response);

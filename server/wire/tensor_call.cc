@@ -4,55 +4,17 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/base/rejection.h"
-#include "server/wire/deadline.h"
 #include "server/wire/status.h"
 
 namespace rapt {
 namespace {
 
-// A sender is not called slow before this: connections stall for a moment.
-constexpr std::chrono::seconds kReceiveGrace{2};
-
-// The peer's address without its port: "ipv4:127.0.0.1". All who may use the Unix domain socket are
-// one caller: gRPC does not tell them apart, and what names their ends have is up to them.
-std::string CallerOf(const grpc::ServerContextBase& context) {
-  std::string peer = context.peer();
-  if (absl::StartsWith(peer, "unix")) return "unix";
-  const size_t colon = peer.rfind(':');
-  if (colon > peer.find(':')) peer.resize(colon);
-  return peer;
-}
-
-std::chrono::nanoseconds TimeFor(int64_t bytes, int64_t bytes_per_second) {
-  const double seconds = static_cast<double>(bytes) / static_cast<double>(bytes_per_second);
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-      std::chrono::duration<double>(std::min(seconds, 1e6)));
-}
-
 int64_t Microseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
-}
-
-// A slice that keeps the output, and its place in the budget, until gRPC has sent it.
-grpc::Slice SliceOf(const OutputBuffer& payload) {
-  auto* kept = new OutputBuffer(payload);
-  return grpc::Slice(
-      const_cast<std::byte*>(kept->bytes.data()), kept->bytes.size(),
-      [](void* output) { delete static_cast<OutputBuffer*>(output); }, kept);
-}
-
-grpc::ByteBuffer ToByteBuffer(AnswerMessage answer) {
-  std::vector<grpc::Slice> slices;
-  for (const AnswerMessage::Piece& piece : answer.TakePieces()) {
-    if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
-    if (!piece.payload.bytes.empty()) slices.push_back(SliceOf(piece.payload));
-  }
-  return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
 }  // namespace
@@ -82,12 +44,9 @@ void TensorCall::Begin() {
 
 absl::Status TensorCall::ReadHeaders() {
   const CallLimits& limits = environment_.limits;
-  deadline_ = DeadlineOf(context_, arrived_);
-  if (deadline_ == Instant::max()) deadline_ = arrived_ + limits.default_deadline;
-  deadline_ = std::min(deadline_, arrived_ + limits.max_deadline);
-  if (deadline_ <= arrived_) {
-    return absl::DeadlineExceededError("the deadline had passed when the call arrived");
-  }
+  const absl::StatusOr<Instant> deadline = DeadlineOf(context_, arrived_, limits);
+  if (!deadline.ok()) return deadline.status();
+  deadline_ = *deadline;
 
   const auto header = context_.client_metadata().find(kMessageBytesHeader);
   if (header == context_.client_metadata().end()) return absl::OkStatus();
@@ -118,9 +77,8 @@ void TensorCall::OnAdmitted(absl::StatusOr<MessageReservation> reservation) {
   if (!reservation.ok()) return End(reservation.status());
   report_.ended_in = Stage::kReceive;
   reservation_ = *std::move(reservation);
-  receive_end_ = std::min(deadline_, stage_began_ + kReceiveGrace +
-                                         TimeFor(reservation_.bytes(),
-                                                 environment_.limits.min_receive_bytes_per_second));
+  receive_end_ =
+      std::min(deadline_, ReceiveEnd(stage_began_, reservation_.bytes(), environment_.limits));
   alarm_.Set(receive_end_);
   ++references_;  // the read may be done, and the call over, before StartRead() returns
   StartRead(&buffer_);

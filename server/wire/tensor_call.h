@@ -2,7 +2,6 @@
 #ifndef RAPT_SERVER_WIRE_TENSOR_CALL_H_
 #define RAPT_SERVER_WIRE_TENSOR_CALL_H_
 
-#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include <atomic>
@@ -15,13 +14,11 @@
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
 #include "server/base/timer.h"
-#include "server/engine.h"
 #include "server/request.h"
 #include "server/wire/call_observer.h"
+#include "server/wire/generic_call.h"
 #include "server/wire/message_parts.h"
-#include "server/wire/open_calls.h"
 #include "server/wire/received_message.h"
-#include "server/wire/stream_counts.h"
 
 namespace rapt {
 
@@ -29,32 +26,14 @@ namespace rapt {
 // the most that a message may have.
 inline constexpr char kMessageBytesHeader[] = "rapt-message-bytes";
 
-struct CallLimits {
-  int64_t max_message_bytes = 0;
-  int64_t min_receive_bytes_per_second = 0;
-  std::chrono::nanoseconds default_deadline{0};  // where the caller sets none
-  std::chrono::nanoseconds max_deadline{0};
-};
-
-// What a protocol's calls work with; outlives them.
-struct CallEnvironment {
-  Engine& engine;
-  OpenCalls& open_calls;
-  StreamCounts& streams;
-  Timer& timer;
-  const Clock& clock;
-  CallLimits limits;
-};
-
 // One message each way, like a unary call, but it exists when the headers arrive: it is counted and
 // has a place in the memory budget before a byte of the message is asked for. Deletes itself.
 //
 // Who ends a call is decided by its phase: while the message comes, the reader or the alarm,
 // whoever changes the phase first; before, the admission; afterwards, the derived class, once.
-class TensorCall : public grpc::ServerGenericBidiReactor {
+class TensorCall : public GenericCall {
  public:
-  // Right after construction. The call may be gone when this returns.
-  void Begin();
+  void Begin() final;
 
  protected:
   // `observe` outlives the call.

@@ -8,15 +8,15 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "server/wire/tensor_call.h"
+#include "server/wire/generic_call.h"
 
 namespace rapt {
 
-// The methods of all protocols whose calls are TensorCalls, as one service: gRPC gives it whatever
+// The methods of all protocols whose calls are GenericCalls, as one service: gRPC gives it whatever
 // method no other service has. Thread-safe once every method is known.
 class TensorMethods final : public grpc::CallbackGenericService {
  public:
-  using NewCall = std::function<TensorCall*(grpc::GenericCallbackServerContext& context)>;
+  using NewCall = std::function<GenericCall*(grpc::GenericCallbackServerContext& context)>;
 
   // `path` is "/inference.GRPCInferenceService/ModelInfer".
   void Add(const std::string& path, NewCall new_call) { calls_[path] = std::move(new_call); }
@@ -26,7 +26,7 @@ class TensorMethods final : public grpc::CallbackGenericService {
       grpc::GenericCallbackServerContext* context) override {
     const auto new_call = calls_.find(context->method());
     if (new_call == calls_.end()) return CallbackGenericService::CreateReactor(context);
-    TensorCall* const call = new_call->second(*context);
+    GenericCall* const call = new_call->second(*context);
     call->Begin();
     return call;
   }

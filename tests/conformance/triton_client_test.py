@@ -188,6 +188,68 @@ def test_aio_client(server):
     assert status == "StatusCode.NOT_FOUND"
 
 
+# --- Streams --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stream(client):
+    """Sends requests on a stream; gives what came back, in order, as (result, error)."""
+    answers = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+
+    def send(*calls):
+        for inputs, options in calls:
+            tensors = [to_input(name, x) for name, x in inputs.items()]
+            client.async_stream_infer("attention", tensors, **options)
+        return [answers.get(timeout=60) for _ in calls]
+
+    yield send
+    client.stop_stream()
+
+
+def test_a_stream_answers_in_order(client, stream):
+    scales = [x / 10 for x in range(1, 31)]
+    answers = stream(*((qkv(), {"request_id": str(s), "parameters": {"scale": s}}) for s in scales))
+    assert [result.get_response().id for result, _ in answers] == [str(s) for s in scales]
+    for scale, (result, error) in zip(scales, answers):
+        assert error is None
+        np.testing.assert_array_equal(result.as_numpy("Y"), attend(client, qkv(), ["Y"], {"scale": scale})["Y"])
+
+
+def test_an_error_takes_its_place_in_the_stream(stream):
+    wrong = ({**qkv(), "K": WIDE}, {"request_id": "wrong"})
+    right = (qkv(), {"request_id": "right"})
+    first, second, third, last = stream(right, wrong, right, wrong)
+    for result, error in (second, last):
+        assert error is not None
+        assert "INVALID_ARGUMENT" in error.message() and "K has head size 6" in error.message()
+    for result, error in (first, third):
+        assert error is None
+        np.testing.assert_allclose(result.as_numpy("Y"), Y, rtol=0, atol=FOUR_DECIMALS)
+
+
+def test_a_stream_takes_messages_beyond_what_it_holds_while_it_waits(client, stream):
+    large = np.random.default_rng(8).standard_normal((1, 8, 512, 64), np.float32)  # 3 MiB of inputs
+    (small, _), (result, error) = stream((qkv(), {}), (qkv(large), {}))
+    assert error is None
+    np.testing.assert_array_equal(result.as_numpy("Y"), attend(client, qkv(large), ["Y"])["Y"])
+
+
+def test_aio_streams(server):
+    async def ask():
+        async def requests():
+            for n in range(5):
+                inputs = [to_input(name, x) for name, x in qkv().items()]
+                yield {"model_name": "attention", "inputs": inputs, "request_id": str(n)}
+
+        async with triton_aio.InferenceServerClient(server.grpc_address) as client:
+            return [answer async for answer in client.stream_infer(requests())]
+
+    answers = asyncio.run(ask())
+    assert [result.get_response().id for result, _ in answers] == list("01234")
+    assert all(error is None for _, error in answers)
+
+
 # --- Refusals -------------------------------------------------------------------------------------
 
 

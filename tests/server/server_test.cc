@@ -317,7 +317,6 @@ TEST_F(ServerTest, SaysOfEveryOtherMethodThatItIsNotOffered) {
       {"shared memory", Call(*stub_, &Stub::CudaSharedMemoryStatus)},
       {"shared memory", Call(*stub_, &Stub::CudaSharedMemoryRegister)},
       {"shared memory", Call(*stub_, &Stub::CudaSharedMemoryUnregister)},
-      {"ModelStreamInfer", stub_->ModelStreamInfer(&context_)->Finish()},
   };
   for (const auto& [topic, status] : answers) {
     EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED) << topic;

@@ -548,4 +548,33 @@ AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
   return answer;
 }
 
+AnswerMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result) {
+  const std::vector<AnswerMessage::Piece> pieces = EncodeInfer(decoded, result).TakePieces();
+  size_t size = 0;
+  for (const AnswerMessage::Piece& piece : pieces) {
+    size += piece.bytes.size() + piece.payload.bytes.size();
+  }
+  std::string header;
+  wire::AppendFieldHeader(inference::ModelStreamInferResponse::kInferResponseFieldNumber,
+                          static_cast<int64_t>(size), header);
+  AnswerMessage answer;
+  answer.Append(header);
+  for (const AnswerMessage::Piece& piece : pieces) {
+    answer.Append(piece.bytes);
+    answer.Append(piece.payload);
+  }
+  return answer;
+}
+
+AnswerMessage EncodeStreamError(const std::string& id, const absl::Status& status) {
+  inference::ModelStreamInferResponse fields;
+  // A stream has no other place for the code.
+  fields.set_error_message(
+      absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message()));
+  fields.mutable_infer_response()->set_id(id);
+  AnswerMessage answer;
+  answer.Append(fields.SerializeAsString());
+  return answer;
+}
+
 }  // namespace rapt::oip

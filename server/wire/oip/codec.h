@@ -42,6 +42,11 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& message, Instant no
 // The ModelInferResponse. `result` is OK and answers `decoded`, whose request may be gone.
 AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result);
 
+// The same as a ModelStreamInferResponse.
+AnswerMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result);
+// One that says what was wrong with the request called `id`.
+AnswerMessage EncodeStreamError(const std::string& id, const absl::Status& status);
+
 }  // namespace rapt::oip
 
 #endif  // RAPT_SERVER_WIRE_OIP_CODEC_H_

@@ -13,6 +13,7 @@
 #include "server/wire/oip/codec.h"
 #include "server/wire/oip/model.h"
 #include "server/wire/oip/statistics.h"
+#include "server/wire/oip/stream_infer_call.h"
 #include "server/wire/status.h"
 #include "server/wire/unary_answer.h"
 
@@ -90,7 +91,7 @@ struct Environment {
   const CallEnvironment& call;
   SharedMemory& shared_memory;
   std::function<bool()> is_ready;
-  std::shared_ptr<Statistics> statistics;  // that the observer of ModelInfer counts into
+  std::shared_ptr<Statistics> statistics;  // that the observers of both Infers count into
   std::array<CallObserver, kMethodNames.size()> observers;  // their labels resolved
 
   const CallObserver& observe(Method method) const {
@@ -124,22 +125,22 @@ class InferCall final : public TensorCall {
   DecodedInfer decoded_;
 };
 
-class RefusedStream final : public grpc::ServerBidiReactor<inference::ModelInferRequest,
-                                                           inference::ModelStreamInferResponse> {
- public:
-  explicit RefusedStream(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
-  void OnDone() override { delete this; }
-};
-
 using Rpcs = inference::GRPCInferenceService;
 
-// ModelInfer is one of the tensor methods.
-class Service final : public Rpcs::WithGenericMethod_ModelInfer<Rpcs::CallbackService> {
+// Those that carry tensors are tensor methods.
+class Service final : public Rpcs::WithGenericMethod_ModelInfer<
+                          Rpcs::WithGenericMethod_ModelStreamInfer<Rpcs::CallbackService>> {
  public:
   explicit Service(Environment environment) : environment_(std::move(environment)) {}
 
-  TensorCall* NewInferCall(grpc::GenericCallbackServerContext& context) const {
-    return new InferCall(environment_, context);
+  // Adds its own; this outlives them.
+  void AddTo(TensorMethods& methods) const {
+    methods.Add(absl::StrCat("/", kServiceName, "/ModelInfer"),
+                [this](auto& context) { return new InferCall(environment_, context); });
+    methods.Add(absl::StrCat("/", kServiceName, "/ModelStreamInfer"), [this](auto& context) {
+      return new StreamInferCall(environment_.call, environment_.shared_memory,
+                                 environment_.observe(Method::kModelStreamInfer), context);
+    });
   }
 
   grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
@@ -203,15 +204,6 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<Rpcs::CallbackSe
       if (status.ok()) *response->mutable_config() = ConfigureModel();
       return status;
     });
-  }
-
-  grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
-  ModelStreamInfer(grpc::CallbackServerContext*) override {
-    const absl::Status status = NotOffered(Method::kModelStreamInfer);
-    CallReport report;
-    report.status = status;
-    environment_.observe(Method::kModelStreamInfer)(report);
-    return new RefusedStream(status);
   }
 
   grpc::ServerUnaryReactor* ModelStatistics(grpc::CallbackServerContext* context,
@@ -371,16 +363,15 @@ std::unique_ptr<grpc::Service> NewService(const CallEnvironment& call, SharedMem
   for (size_t i = 0; i < kMethodNames.size(); ++i) {
     environment.observers[i] = observe(absl::StrCat(kServiceName, "/", kMethodNames[i]));
   }
-  CallObserver& observe_infer = environment.observers[static_cast<size_t>(Method::kModelInfer)];
-  observe_infer = [statistics, observe = std::move(observe_infer)](const CallReport& report) {
-    statistics->Count(report);
-    observe(report);
-  };
+  for (const Method method : {Method::kModelInfer, Method::kModelStreamInfer}) {
+    CallObserver& observer = environment.observers[static_cast<size_t>(method)];
+    observer = [statistics, observe = std::move(observer)](const CallReport& report) {
+      statistics->Count(report);
+      observe(report);
+    };
+  }
   auto service = std::make_unique<Service>(std::move(environment));
-  tensor_methods.Add(absl::StrCat("/", kServiceName, "/ModelInfer"),
-                     [&service = *service](grpc::GenericCallbackServerContext& context) {
-                       return service.NewInferCall(context);
-                     });
+  service->AddTo(tensor_methods);
   return service;
 }
 

@@ -1,0 +1,60 @@
+#include "server/wire/generic_call.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "server/wire/deadline.h"
+
+namespace rapt {
+namespace {
+
+// A sender is not called slow before this: connections stall for a moment.
+constexpr std::chrono::seconds kReceiveGrace{2};
+
+// A slice that keeps the output, and its place in the budget, until gRPC has sent it.
+grpc::Slice SliceOf(const OutputBuffer& payload) {
+  auto* kept = new OutputBuffer(payload);
+  return grpc::Slice(
+      const_cast<std::byte*>(kept->bytes.data()), kept->bytes.size(),
+      [](void* output) { delete static_cast<OutputBuffer*>(output); }, kept);
+}
+
+}  // namespace
+
+std::string CallerOf(const grpc::ServerContextBase& context) {
+  std::string peer = context.peer();
+  if (absl::StartsWith(peer, "unix")) return "unix";
+  const size_t colon = peer.rfind(':');
+  if (colon > peer.find(':')) peer.resize(colon);
+  return peer;
+}
+
+absl::StatusOr<Instant> DeadlineOf(const grpc::ServerContextBase& context, Instant arrived,
+                                   const CallLimits& limits) {
+  Instant deadline = DeadlineOf(context, arrived);
+  if (deadline == Instant::max()) deadline = arrived + limits.default_deadline;
+  deadline = std::min(deadline, arrived + limits.max_deadline);
+  if (deadline > arrived) return deadline;
+  return absl::DeadlineExceededError("the deadline had passed when the call arrived");
+}
+
+Instant ReceiveEnd(Instant now, int64_t bytes, const CallLimits& limits) {
+  const double seconds =
+      static_cast<double>(bytes) / static_cast<double>(limits.min_receive_bytes_per_second);
+  return now + kReceiveGrace +
+         std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::duration<double>(std::min(seconds, 1e6)));
+}
+
+grpc::ByteBuffer ToByteBuffer(AnswerMessage answer) {
+  std::vector<grpc::Slice> slices;
+  for (const AnswerMessage::Piece& piece : answer.TakePieces()) {
+    if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
+    if (!piece.payload.bytes.empty()) slices.push_back(SliceOf(piece.payload));
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+}  // namespace rapt
