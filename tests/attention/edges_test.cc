@@ -387,6 +387,46 @@ TEST_P(EdgesTest, LargeScoresDoNotOverflow) {
   }
 }
 
+// Every 64 keys the scores rise by 100: a weight relative to an older maximum would overflow, and
+// what was summed before has to shrink to nothing.
+TEST_P(EdgesTest, ScoresThatRiseAlongTheKeysDoNotOverflow) {
+  const Problem problem = Make([](Problem& p) {
+    p.key_length = 300;
+    p.scale = 1;
+  });
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t h = 0; h < 4; ++h) {
+      for (int64_t i = 0; i < queries(); ++i) inputs.query.Set(b, h, i, 0, 4);
+    }
+    for (int64_t kv = 0; kv < 2; ++kv) {
+      for (int64_t j = 0; j < 300; ++j) inputs.key.Set(b, kv, j, 0, 25.0 * (j / 64));
+    }
+  }
+  ExpectConforms(problem, inputs);
+}
+
+// The product of Q and K is beyond fp32, their score is not.
+TEST_P(EdgesTest, ASmallScaleBringsLargeProductsBack) {
+  const double large = dtype() == DType::kFloat16 ? 0x1p15 : 0x1p70;
+  const Problem problem = Make([](Problem& p) {
+    p.scale = 0x1p-99;
+    p.score_output = std::nullopt;
+  });
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  inputs.query.Fill(0);
+  inputs.key.Fill(0);
+  for (int64_t b = 0; b < 2; ++b) {
+    for (int64_t h = 0; h < 4; ++h) {
+      for (int64_t i = 0; i < queries(); ++i) inputs.query.Set(b, h, i, 3, large);
+    }
+    for (int64_t kv = 0; kv < 2; ++kv) inputs.key.Set(b, kv, 77, 3, large);
+  }
+  ExpectConforms(problem, inputs);
+}
+
 // Q and K near the largest half: their products overflow a half type, not fp32.
 TEST_P(EdgesTest, ProductsBeyondTheTypeDoNotOverflowInside) {
   const Problem problem = Make([](Problem& p) {
