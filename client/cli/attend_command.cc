@@ -13,9 +13,9 @@
 #include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
-#include "client/cli/json.h"
 #include "client/cli/library_types.h"
 #include "client/cli/tensor_file.h"
+#include "client/console/json.h"
 
 namespace rapt {
 namespace {

@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/attention_caller.h"
-#include "client/cli/bytes.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
-#include "client/cli/json.h"
+#include "client/console/bytes.h"
+#include "client/console/json.h"
 
 namespace rapt {
 namespace {

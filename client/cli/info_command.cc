@@ -5,10 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "client/cli/bytes.h"
 #include "client/cli/commands.h"
-#include "client/cli/json.h"
 #include "client/cli/server_connection.h"
+#include "client/console/bytes.h"
+#include "client/console/json.h"
 
 namespace rapt {
 namespace {

@@ -2,11 +2,11 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "client/cli/bytes.h"
 #include "client/cli/commands.h"
-#include "client/cli/json.h"
 #include "client/cli/library_types.h"
 #include "client/cli/server_connection.h"
+#include "client/console/bytes.h"
+#include "client/console/json.h"
 #include "server/attention/memory_estimate.h"
 #include "server/base/host_limits.h"
 

@@ -5,8 +5,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "client/cli/json.h"
 #include "client/cli/picture.h"
+#include "client/console/json.h"
 
 namespace rapt {
 namespace {

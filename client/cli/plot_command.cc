@@ -7,9 +7,9 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/commands.h"
 #include "client/cli/heat_map.h"
-#include "client/cli/json.h"
 #include "client/cli/labels.h"
 #include "client/cli/tensor_file.h"
+#include "client/console/json.h"
 #include "server/attention/half.h"
 
 namespace rapt {

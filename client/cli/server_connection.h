@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/cli/command_line.h"
+#include "client/console/command_line.h"
 #include "rapt/client.h"
 
 namespace rapt {

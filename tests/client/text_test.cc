@@ -4,9 +4,9 @@
 
 #include <limits>
 
-#include "client/cli/json.h"
 #include "client/cli/labels.h"
 #include "client/cli/terminal_heat_map.h"
+#include "client/console/json.h"
 
 namespace rapt {
 namespace {

@@ -49,7 +49,8 @@ RULES = {
     "client/": ("proto/", "server/base/"),
     "client/rapt/": ("proto/", "server/base/"),
     # The command line speaks through the library; `--local` computes in process.
-    "client/cli/": ("client/rapt/", ATTENTION, "server/base/"),
+    "client/cli/": ("client/console/", "client/rapt/", ATTENTION, "server/base/"),
+    "client/console/": (),
 }
 
 # Who may know what travels or is scraped; everybody else is free of these libraries.

@@ -1,4 +1,4 @@
-#include "client/cli/bytes.h"
+#include "client/console/bytes.h"
 
 #include <cstddef>
 

@@ -1,6 +1,6 @@
 // Writes JSON, compact, in the order of the calls.
-#ifndef RAPT_CLIENT_CLI_JSON_H_
-#define RAPT_CLIENT_CLI_JSON_H_
+#ifndef RAPT_CLIENT_CONSOLE_JSON_H_
+#define RAPT_CLIENT_CONSOLE_JSON_H_
 
 #include <cstdint>
 #include <string>
@@ -41,4 +41,4 @@ class JsonWriter {
 
 }  // namespace rapt
 
-#endif  // RAPT_CLIENT_CLI_JSON_H_
+#endif  // RAPT_CLIENT_CONSOLE_JSON_H_

@@ -8,8 +8,8 @@
 //         .flags = {{"output", "FILE", "where the picture goes", &output, 'o'}, ...},
 //         .examples = {"rapt plot w.npy -o w.svg"}};
 //     absl::Status status = line.Parse(arguments, &files);
-#ifndef RAPT_CLIENT_CLI_COMMAND_LINE_H_
-#define RAPT_CLIENT_CLI_COMMAND_LINE_H_
+#ifndef RAPT_CLIENT_CONSOLE_COMMAND_LINE_H_
+#define RAPT_CLIENT_CONSOLE_COMMAND_LINE_H_
 
 #include <cstdint>
 #include <optional>
@@ -67,4 +67,4 @@ std::string_view Nearest(std::string_view word, absl::Span<const std::string_vie
 
 }  // namespace rapt
 
-#endif  // RAPT_CLIENT_CLI_COMMAND_LINE_H_
+#endif  // RAPT_CLIENT_CONSOLE_COMMAND_LINE_H_

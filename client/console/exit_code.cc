@@ -1,4 +1,6 @@
-#include "client/cli/exit_code.h"
+#include "client/console/exit_code.h"
+
+#include <errno.h>
 
 #include <cstdio>
 #include <string>
@@ -10,7 +12,7 @@ namespace rapt {
 
 ExitCode Fail(ExitCode code, std::string_view message) {
   const std::string line = absl::StrReplaceAll(std::string(message), {{"\n", " "}});
-  std::fprintf(stderr, "rapt: %s\n", line.c_str());
+  std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, line.c_str());
   return code;
 }
 
@@ -26,6 +28,19 @@ ExitCode FailConnect(const absl::Status& status) {
 ExitCode FailCall(const absl::Status& status) {
   return Fail(ExitCode::kCallFailed,
               absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message()));
+}
+
+std::optional<ExitCode> ParseOrExit(const CommandLine& line,
+                                    absl::Span<const std::string> arguments,
+                                    std::vector<std::string>* operands) {
+  if (AsksForHelp(arguments)) {
+    std::fputs(line.Help().c_str(), stdout);
+    return ExitCode::kOk;
+  }
+  if (const absl::Status parsed = line.Parse(arguments, operands); !parsed.ok()) {
+    return FailUsage(parsed);
+  }
+  return std::nullopt;
 }
 
 }  // namespace rapt

@@ -1,4 +1,4 @@
-#include "client/cli/json.h"
+#include "client/console/json.h"
 
 #include <cmath>
 

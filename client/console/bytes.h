@@ -1,6 +1,6 @@
 // Numbers of bytes for people.
-#ifndef RAPT_CLIENT_CLI_BYTES_H_
-#define RAPT_CLIENT_CLI_BYTES_H_
+#ifndef RAPT_CLIENT_CONSOLE_BYTES_H_
+#define RAPT_CLIENT_CONSOLE_BYTES_H_
 
 #include <cstdint>
 #include <string>
@@ -12,4 +12,4 @@ std::string HumanBytes(int64_t bytes);
 
 }  // namespace rapt
 
-#endif  // RAPT_CLIENT_CLI_BYTES_H_
+#endif  // RAPT_CLIENT_CONSOLE_BYTES_H_

@@ -1,0 +1,43 @@
+// What `rapt` and `rapt-load` exit with. Scripts rely on these numbers.
+#ifndef RAPT_CLIENT_CONSOLE_EXIT_CODE_H_
+#define RAPT_CLIENT_CONSOLE_EXIT_CODE_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "client/console/command_line.h"
+
+namespace rapt {
+
+enum class ExitCode : int {
+  kOk = 0,
+  kCallFailed = 1,   // the call was refused or failed; the message has the status code
+  kUsage = 2,        // wrong flags, or a file that can't be read, used or written
+  kUnreachable = 3,  // no server at the address
+};
+
+// Prints one line, "rapt: message" where the program is rapt, on stderr and returns `code`.
+ExitCode Fail(ExitCode code, std::string_view message);
+
+// Wrong flags or files: the status's message alone.
+ExitCode FailUsage(const absl::Status& status);
+
+// Connect()'s status: no server at the address, or a flag that is wrong.
+ExitCode FailConnect(const absl::Status& status);
+
+// A failed call: the code's name too, "rapt: INVALID_ARGUMENT: K has head size 64, ...".
+ExitCode FailCall(const absl::Status& status);
+
+// Parses into the flags' targets and `operands`. A value where the command ends here: it was asked
+// for help, which is printed, or can't be understood.
+std::optional<ExitCode> ParseOrExit(const CommandLine& line,
+                                    absl::Span<const std::string> arguments,
+                                    std::vector<std::string>* operands);
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CONSOLE_EXIT_CODE_H_
