@@ -4,7 +4,6 @@
 #include <malloc.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -33,6 +32,7 @@
 #include "server/metrics/http_endpoint.h"
 #include "server/metrics/metrics.h"
 #include "server/options.h"
+#include "server/readiness.h"
 #include "server/shared_memory/shared_memory.h"
 #include "server/wire/grpc_server.h"
 #include "server/wire/oip/service.h"
@@ -286,9 +286,8 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   const Options& options = *filled;
   const PlanOptions plan_options{
       .backend = options.backend, .isa = options.isa, .threads = options.threads};
-  if (absl::Status status = Validate(plan_options); !status.ok()) {
-    return Complain(status, kExitUsage);
-  }
+  absl::StatusOr<Plan> canary = PlanCanary(plan_options);
+  if (!canary.ok()) return Complain(canary.status(), kExitUsage);
   TakeOverGrpcLog();
   TuneMalloc();
 
@@ -298,13 +297,14 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   OpenCalls open_calls({options.max_open_calls, options.max_calls_per_caller});
   const Housekeeper housekeeper(memory, open_calls);
   StreamCounts streams;
-  std::atomic<bool> ready{false};
-  const auto is_ready = [&ready] { return ready.load(); };
+  Readiness readiness(*std::move(canary), options.stall_timeout, executor, memory.timer,
+                      memory.clock);
+  const auto is_ready = [&readiness] { return readiness.is_ready(); };
   ShowCalls(metrics, open_calls, streams);
   ShowQueues(metrics, memory.gate, executor);
   ShowMemory(metrics, memory);
   ShowBuild(metrics, plan_options);
-  metrics.ShowGauge("rapt_ready", "1 while new calls are welcome.", {},
+  metrics.ShowGauge("rapt_ready", "1 while it computes and new calls are welcome.", {},
                     [is_ready] { return is_ready() ? 1.0 : 0.0; });
   ShowProcess(metrics);
   const auto observe = [&metrics](absl::string_view method) { return metrics.ForMethod(method); };
@@ -325,7 +325,10 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
                                      {oip_service.get(), native_service.get()},
                                      {oip::kServiceName, native::kServiceName});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);
-  ready = true;
+  grpc::HealthCheckServiceInterface& health = *grpc_server->server->GetHealthCheckService();
+  const absl::Status started =
+      readiness.Start([&health](bool ready) { health.SetServingStatus(ready); });
+  if (!started.ok()) return Complain(started, kExitFailure);
 
   AnnounceReady(options, AddressesOf(options, grpc_server->port),
                 WithPort(options.metrics_address, (*http)->port()));
@@ -334,8 +337,8 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   Log(LogLevel::kInfo, "draining",
       {{"signal", signal_number == SIGTERM ? "SIGTERM" : "SIGINT"},
        {"open_calls", open_calls.count()}});
-  ready = false;
-  grpc_server->server->GetHealthCheckService()->SetServingStatus(false);
+  readiness.Withdraw();
+  health.SetServingStatus(false);
   Drain(options, engine, open_calls, *grpc_server->server);
   Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls.served()}});
   return EXIT_SUCCESS;

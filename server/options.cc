@@ -55,6 +55,8 @@ ABSL_FLAG(absl::Duration, default_deadline, absl::Seconds(60),
           "the deadline of calls that set none");
 ABSL_FLAG(absl::Duration, max_deadline, absl::Hours(1),
           "the longest deadline that a call may have; later ones count as this");
+ABSL_FLAG(absl::Duration, stall_timeout, absl::Seconds(10),
+          "how long the compute threads may be without progress before the server is not ready");
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(20),
           "how long calls in flight may go on after SIGTERM or SIGINT");
 ABSL_FLAG(bool, allow_shared_memory, false,
@@ -241,6 +243,8 @@ absl::Status CheckFlags() {
                            absl::GetFlag(FLAGS_min_receive_bytes_per_second), 1,
                            std::numeric_limits<int32_t>::max()));
   constexpr absl::Duration kTick = absl::Milliseconds(1);
+  status.Update(
+      CheckDuration("stall_timeout", absl::GetFlag(FLAGS_stall_timeout), absl::Milliseconds(100)));
   status.Update(CheckDuration("grace_period", absl::GetFlag(FLAGS_grace_period), {}));
   status.Update(CheckDuration("max_queue_delay", absl::GetFlag(FLAGS_max_queue_delay), {}));
   status.Update(CheckDuration("default_deadline", absl::GetFlag(FLAGS_default_deadline), kTick));
@@ -272,6 +276,7 @@ Options OptionsFromFlags(const HostLimits& host) {
       .max_queue_delay = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_max_queue_delay)),
       .default_deadline = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_default_deadline)),
       .max_deadline = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_max_deadline)),
+      .stall_timeout = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_stall_timeout)),
       .grace_period = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_grace_period)),
       .allow_shared_memory = absl::GetFlag(FLAGS_allow_shared_memory),
       .shared_memory_prefix = absl::GetFlag(FLAGS_shared_memory_prefix),

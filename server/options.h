@@ -31,7 +31,8 @@ struct Options {
   std::chrono::milliseconds max_queue_delay{0};
   std::chrono::milliseconds default_deadline{0};  // of calls that set none
   std::chrono::milliseconds max_deadline{0};
-  std::chrono::milliseconds grace_period{0};  // for calls in flight after SIGTERM
+  std::chrono::milliseconds stall_timeout{0};  // without progress, then it is not ready
+  std::chrono::milliseconds grace_period{0};   // for calls in flight after SIGTERM
   bool allow_shared_memory = false;
   std::string shared_memory_prefix;  // of the objects' names; empty: any
 

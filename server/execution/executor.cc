@@ -1,5 +1,7 @@
 #include "server/execution/executor.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -7,6 +9,12 @@
 #include "server/base/check.h"
 
 namespace rapt {
+namespace {
+
+// For top, gdb and perf.
+constexpr char kThreadName[] = "rapt-compute";
+
+}  // namespace
 
 Executor::ActiveJob::ActiveJob(Job job_in, Instant submitted_in)
     : job(std::move(job_in)), submitted(submitted_in) {
@@ -64,6 +72,7 @@ void Executor::RunInline(Job job) {
 }
 
 void Executor::WorkerLoop(int worker) {
+  pthread_setname_np(pthread_self(), kThreadName);
   for (;;) {
     ActiveJobPtr active;
     {
@@ -94,7 +103,7 @@ Executor::ActiveJobPtr Executor::Join() {
   return active;
 }
 
-absl::Status Executor::RunQuantum(ActiveJob& active, int worker, Instant begin) const {
+absl::Status Executor::RunQuantum(ActiveJob& active, int worker, Instant begin) {
   const Job& job = active.job;
   do {
     if (absl::Status status = CheckAlive(job); !status.ok()) {
@@ -104,6 +113,7 @@ absl::Status Executor::RunQuantum(ActiveJob& active, int worker, Instant begin) 
     const int64_t task = active.next_task.fetch_add(1, std::memory_order_relaxed);
     if (task >= active.tasks) break;
     job.run_task(active.stage, task, worker);
+    ended_tasks_.fetch_add(1, std::memory_order_relaxed);
   } while (clock_.Now() - begin < kQuantum);
   return absl::OkStatus();
 }

@@ -60,6 +60,8 @@ class Executor {
   int threads() const { return static_cast<int>(threads_.size()); }
   // Threads that run tasks now.
   int busy_threads() const { return busy_threads_.load(std::memory_order_relaxed); }
+  // Tasks that compute threads have brought to their end, of all jobs since the start.
+  int64_t ended_tasks() const { return ended_tasks_.load(std::memory_order_relaxed); }
   // Jobs that no thread has taken up yet.
   QueueState waiting() const;
 
@@ -95,7 +97,7 @@ class Executor {
 
   void WorkerLoop(int worker);
   ActiveJobPtr Join() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status RunQuantum(ActiveJob& active, int worker, Instant begin) const;
+  absl::Status RunQuantum(ActiveJob& active, int worker, Instant begin);
   // True when this was the last of the job.
   bool Leave(const ActiveJobPtr& active, absl::Status status, std::chrono::nanoseconds used)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -105,6 +107,7 @@ class Executor {
   const Clock& clock_;
   std::atomic<bool> stopping_{false};
   std::atomic<int> busy_threads_{0};
+  std::atomic<int64_t> ended_tasks_{0};
 
   mutable Mutex mutex_;
   CondVar work_posted_;

@@ -99,9 +99,9 @@ absl::StatusOr<GrpcServer> StartGrpc(const GrpcSettings& settings, TensorMethods
   LimitMemory(settings, builder);
   absl::StatusOr<GrpcServer> result = Listen(settings, builder);
   if (!result.ok()) return result;
-  for (const char* name : service_names) {
-    result->server->GetHealthCheckService()->SetServingStatus(name, true);
-  }
+  grpc::HealthCheckServiceInterface& health = *result->server->GetHealthCheckService();
+  for (const char* name : service_names) health.SetServingStatus(name, false);
+  health.SetServingStatus(false);
   log_grpc_errors = true;
   return result;
 }

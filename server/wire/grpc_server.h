@@ -33,8 +33,9 @@ struct GrpcServer {
 // start-up are told by StartGrpc() in better words. Call it before.
 void TakeOverGrpcLog();
 
-// Serves the services, gRPC's health, which says of `service_names` that they serve, and
-// reflection. Everything borrowed outlives the server. Unavailable where the address can't be had.
+// Serves the services, reflection, and gRPC's health, which says of `service_names` and the server
+// that they do not serve until it is told otherwise. Everything borrowed outlives the server.
+// Unavailable where the address can't be had.
 absl::StatusOr<GrpcServer> StartGrpc(const GrpcSettings& settings, TensorMethods& tensor_methods,
                                      std::initializer_list<grpc::Service*> services,
                                      std::initializer_list<const char*> service_names);

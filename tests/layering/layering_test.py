@@ -23,6 +23,7 @@ RULES = {
         ATTENTION,
         "server/base/",
     ),
+    "server/readiness.*": ("server/execution/", ATTENTION, "server/base/"),
     "server/call_report.*": ("server/request.h", ATTENTION, "server/base/"),
     # A request is made of the library's values, so that a codec names them.
     "server/wire/": (

@@ -45,6 +45,7 @@ TEST_F(OptionsTest, DefaultsComeFromTheHost) {
   EXPECT_EQ(options->memory_budget_bytes, 600);
   EXPECT_EQ(options->max_message_bytes, 0) << "as the budget allows";
   EXPECT_EQ(options->default_deadline, std::chrono::seconds(60));
+  EXPECT_EQ(options->stall_timeout, std::chrono::seconds(10));
   EXPECT_EQ(options->grace_period, std::chrono::seconds(20));
 }
 
@@ -66,6 +67,7 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_MEMORY_BUDGET_BYTES", "4"},
                   {"RAPT_MAX_MESSAGE_BYTES", "5"},
                   {"RAPT_GRACE_PERIOD", "6ms"},
+                  {"RAPT_STALL_TIMEOUT", "14s"},
                   {"RAPT_MAX_OPEN_CALLS", "7"},
                   {"RAPT_MAX_CALLS_PER_CALLER", "8"},
                   {"RAPT_MAX_QUEUED_REQUESTS", "9"},
@@ -88,6 +90,7 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->memory_budget_bytes, 4);
   EXPECT_EQ(options->max_message_bytes, 5);
   EXPECT_EQ(options->grace_period, std::chrono::milliseconds(6));
+  EXPECT_EQ(options->stall_timeout, std::chrono::seconds(14));
   EXPECT_EQ(options->max_open_calls, 7);
   EXPECT_EQ(options->max_calls_per_caller, 8);
   EXPECT_EQ(options->max_queued_requests, 9);

@@ -1,0 +1,180 @@
+#include "server/readiness.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/attention/attention.h"
+#include "server/attention/backend.h"
+#include "server/attention/half.h"
+#include "server/base/log.h"
+
+namespace rapt {
+namespace {
+
+constexpr int64_t kHeads = 2, kLength = 64, kSize = 64;
+constexpr int64_t kElements = kHeads * kLength * kSize;
+
+// Element d of every row of V. Weights add up to 1 whatever Q and K say, so that it is also that of
+// every row of the answer. Exact in all types.
+double ValueOf(int64_t d) { return static_cast<double>(d) / kSize; }
+
+// What nobody computes is wrong.
+constexpr double kNotComputed = -1;
+
+template <typename Byte>
+BasicTensorView<Byte> ViewOf(Byte* data, DType dtype) {
+  constexpr std::array<int64_t, 4> kDims = {1, kHeads, kLength, kSize};
+  return {data, dtype, kDims, RowMajorStrides(kDims)};
+}
+
+}  // namespace
+
+absl::StatusOr<Plan> PlanCanary(const PlanOptions& options) {
+  absl::StatusOr<Plan> plan;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    plan = MakePlan({.dtype = dtype,
+                     .batch = 1,
+                     .query_heads = kHeads,
+                     .kv_heads = kHeads,
+                     .query_length = kLength,
+                     .key_length = kLength,
+                     .head_size = kSize,
+                     .value_head_size = kSize},
+                    options);
+    if (plan.ok()) break;
+  }
+  return plan;
+}
+
+Readiness::Readiness(Plan canary, std::chrono::nanoseconds stall_timeout, Executor& executor,
+                     Timer& timer, const Clock& clock)
+    : plan_(std::move(canary)),
+      stall_timeout_(stall_timeout),
+      interval_(std::min<std::chrono::nanoseconds>(stall_timeout / 4, kLongestInterval)),
+      executor_(executor),
+      clock_(clock),
+      workspace_(static_cast<size_t>(plan_.workspace_bytes())),
+      alarm_(timer, [this] { Look(); }) {
+  const DType dtype = plan_.problem.dtype;
+  const int64_t bytes = kElements * SizeOf(dtype);
+  inputs_ = AlignedBuffer(static_cast<size_t>(3 * bytes));
+  output_ = AlignedBuffer(static_cast<size_t>(bytes));
+  std::byte* const query = inputs_.data();
+  std::byte* const key = query + bytes;
+  std::byte* const value = key + bytes;
+  for (int64_t i = 0; i < kElements; ++i) {
+    StoreElement(query, dtype, i, static_cast<double>(i % 3 - 1));
+    StoreElement(key, dtype, i, static_cast<double>(i / kSize % 5));
+    StoreElement(value, dtype, i, ValueOf(i % kSize));
+  }
+  arguments_.query = ViewOf<const std::byte>(query, dtype);
+  arguments_.key = ViewOf<const std::byte>(key, dtype);
+  arguments_.value = ViewOf<const std::byte>(value, dtype);
+  arguments_.output = ViewOf<std::byte>(output_.data(), dtype);
+}
+
+Readiness::~Readiness() {
+  alarm_.Cancel();
+  WaitForCanary();
+}
+
+absl::Status Readiness::Start(std::function<void(bool)> on_change) {
+  on_change_ = std::move(on_change);
+  SendCanary();
+  if (WaitForCanary() == Canary::kWrong) {
+    return absl::InternalError(
+        absl::StrCat("plan '", plan_.Describe(), "' comes out wrong on this machine"));
+  }
+  computes_ = true;
+  on_change_(true);
+  last_look_ = clock_.Now();
+  alarm_.Set(last_look_ + interval_);
+  return absl::OkStatus();
+}
+
+void Readiness::Withdraw() {
+  withdrawn_ = true;
+  alarm_.Cancel();
+}
+
+void Readiness::SendCanary() {
+  for (int64_t i = 0; i < kElements; ++i) {
+    StoreElement(output_.data(), plan_.problem.dtype, i, kNotComputed);
+  }
+  {
+    MutexLock lock(mutex_);
+    canary_ = Canary::kOut;
+  }
+  Job job;
+  job.stages = plan_.stages;
+  job.run_task = [this](int stage, int64_t task, int worker) {
+    plan_.backend->RunTask(plan_, arguments_, workspace_.data(), stage, task, worker);
+  };
+  job.done = [this](const JobReport&) { OnCanaryBack(); };
+  executor_.Submit(std::move(job));
+}
+
+void Readiness::OnCanaryBack() {
+  const Canary canary = IsRight() ? Canary::kRight : Canary::kWrong;
+  MutexLock lock(mutex_);
+  canary_ = canary;
+  back_.SignalAll();  // under the lock: who waits may be about to destroy this
+}
+
+bool Readiness::IsRight() const {
+  constexpr double kTolerance = 0.5 / kSize;  // half way to the next column
+  for (int64_t i = 0; i < kElements; ++i) {
+    const double y = LoadElement(output_.data(), plan_.problem.dtype, i);
+    const bool is_near = std::abs(y - ValueOf(i % kSize)) < kTolerance;  // a NaN is not
+    if (!is_near) return false;
+  }
+  return true;
+}
+
+Readiness::Canary Readiness::WhereIsCanary() const {
+  MutexLock lock(mutex_);
+  return canary_;
+}
+
+Readiness::Canary Readiness::WaitForCanary() const {
+  MutexLock lock(mutex_);
+  while (canary_ == Canary::kOut) back_.Wait(mutex_);
+  return canary_;
+}
+
+void Readiness::Look() {
+  const Instant now = clock_.Now();
+  const Canary canary = WhereIsCanary();
+  const int64_t ended_tasks = executor_.ended_tasks();
+  if (canary != Canary::kOut || ended_tasks != ended_tasks_) {
+    without_progress_ = {};
+  } else {
+    // A look that comes late says that this process was stopped, not that its threads hang.
+    without_progress_ += std::min<std::chrono::nanoseconds>(now - last_look_, 2 * interval_);
+  }
+  ended_tasks_ = ended_tasks;
+  last_look_ = now;
+
+  if (canary != Canary::kOut) {
+    Tell(canary == Canary::kRight, "a computation came out wrong");
+    SendCanary();
+  } else if (without_progress_ >= stall_timeout_) {
+    Tell(false, "the compute threads make no progress");
+  }
+  alarm_.Set(now + interval_);
+}
+
+void Readiness::Tell(bool computes, absl::string_view why_not) {
+  if (computes_.exchange(computes) == computes) return;
+  if (computes) {
+    Log(LogLevel::kInfo, "ready again");
+  } else {
+    Log(LogLevel::kError, "not ready", {{"reason", why_not}});
+  }
+  on_change_(computes);
+}
+
+}  // namespace rapt

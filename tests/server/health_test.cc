@@ -1,0 +1,169 @@
+// Everything that tells of a server's health tells the same, whatever happens to its threads.
+#include <dirent.h>
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "proto/grpc/health/v1/health.grpc.pb.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
+#include "tests/support/loopback.h"
+#include "tests/support/metrics_page.h"
+#include "tests/support/server_process.h"
+
+namespace rapt::test {
+namespace {
+
+using grpc::health::v1::Health;
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+using inference::GRPCInferenceService;
+
+std::vector<pid_t> ThreadsNamed(pid_t process, const std::string& name) {
+  std::vector<pid_t> threads;
+  const std::string folder = absl::StrCat("/proc/", process, "/task/");
+  DIR* const tasks = opendir(folder.c_str());
+  EXPECT_NE(tasks, nullptr);
+  while (const dirent* task = readdir(tasks)) {
+    std::string comm;
+    std::ifstream(absl::StrCat(folder, task->d_name, "/comm")) >> comm;
+    if (comm == name) threads.push_back(static_cast<pid_t>(std::stol(task->d_name)));
+  }
+  closedir(tasks);
+  return threads;
+}
+
+// The server's compute threads, standing still from construction to destruction. Both on one thread
+// of ours, which alone may let them go.
+class HungThreads {
+ public:
+  explicit HungThreads(const ServerProcess& server)
+      : threads_(ThreadsNamed(server.pid(), "rapt-compute")) {
+    for (const pid_t thread : threads_) {
+      EXPECT_EQ(ptrace(PTRACE_SEIZE, thread, nullptr, nullptr), 0) << strerror(errno);
+      EXPECT_EQ(ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr), 0) << strerror(errno);
+      int status = 0;
+      EXPECT_EQ(waitpid(thread, &status, __WALL), thread);
+      EXPECT_TRUE(WIFSTOPPED(status));
+    }
+  }
+  ~HungThreads() {
+    for (const pid_t thread : threads_) {
+      EXPECT_EQ(ptrace(PTRACE_DETACH, thread, nullptr, nullptr), 0) << strerror(errno);
+    }
+  }
+  HungThreads(const HungThreads&) = delete;
+  HungThreads& operator=(const HungThreads&) = delete;
+
+  size_t count() const { return threads_.size(); }
+
+ private:
+  const std::vector<pid_t> threads_;
+};
+
+// One who asks a server for its health in every way there is.
+class Prober {
+ public:
+  explicit Prober(const ServerProcess& server)
+      : server_(server),
+        channel_(grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials())),
+        health_(Health::NewStub(channel_)),
+        oip_(GRPCInferenceService::NewStub(channel_)) {}
+
+  bool HttpReady() const {
+    return absl::StartsWith(HttpGet(server_.metrics_address(), "/readyz"), "HTTP/1.1 200 ");
+  }
+
+  // What each way says, by its name.
+  std::vector<std::pair<std::string, bool>> Ready() const {
+    std::vector<std::pair<std::string, bool>> answers = {
+        {"/readyz", HttpReady()}, {"rapt_ready", ReadMetric(server_, "rapt_ready") == 1}};
+    for (const char* service : {"", "inference.GRPCInferenceService", "rapt.v1.AttentionService"}) {
+      HealthCheckRequest request;
+      request.set_service(service);
+      HealthCheckResponse response;
+      grpc::ClientContext context;
+      EXPECT_TRUE(health_->Check(&context, request, &response).ok()) << service;
+      answers.emplace_back(absl::StrCat("Check '", service, "'"),
+                           response.status() == HealthCheckResponse::SERVING);
+    }
+    {
+      inference::ServerReadyResponse response;
+      grpc::ClientContext context;
+      EXPECT_TRUE(oip_->ServerReady(&context, {}, &response).ok());
+      answers.emplace_back("ServerReady", response.ready());
+    }
+    inference::ModelReadyRequest request;
+    request.set_name("attention");
+    inference::ModelReadyResponse response;
+    grpc::ClientContext context;
+    EXPECT_TRUE(oip_->ModelReady(&context, request, &response).ok());
+    answers.emplace_back("ModelReady", response.ready());
+    return answers;
+  }
+
+  void ExpectReady(bool ready) const {
+    for (const auto& [way, answer] : Ready()) EXPECT_EQ(answer, ready) << way;
+  }
+
+  void ExpectLive() const {
+    EXPECT_TRUE(absl::StartsWith(HttpGet(server_.metrics_address(), "/healthz"), "HTTP/1.1 200 "));
+    inference::ServerLiveResponse response;
+    grpc::ClientContext context;
+    EXPECT_TRUE(oip_->ServerLive(&context, {}, &response).ok());
+    EXPECT_TRUE(response.live());
+  }
+
+  // Calls until the watch's end are told of every change.
+  std::unique_ptr<grpc::ClientReader<HealthCheckResponse>> Watch(
+      grpc::ClientContext& context) const {
+    return health_->Watch(&context, {});
+  }
+
+ private:
+  const ServerProcess& server_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<Health::Stub> health_;
+  const std::unique_ptr<GRPCInferenceService::Stub> oip_;
+};
+
+HealthCheckResponse::ServingStatus Next(grpc::ClientReader<HealthCheckResponse>& watch) {
+  HealthCheckResponse response;
+  EXPECT_TRUE(watch.Read(&response)) << "the watch ended";
+  return response.status();
+}
+
+TEST(HealthTest, ThreadsThatHangAreToldEverywhereUntilTheyGoOn) {
+  const ServerProcess server({"--threads=2", "--stall_timeout=2s"});
+  const Prober prober(server);
+  prober.ExpectReady(true);
+  grpc::ClientContext context;
+  const auto watch = prober.Watch(context);
+  EXPECT_EQ(Next(*watch), HealthCheckResponse::SERVING);
+  {
+    const HungThreads hung(server);
+    EXPECT_EQ(hung.count(), 2u);
+    EXPECT_EQ(Next(*watch), HealthCheckResponse::NOT_SERVING);
+    prober.ExpectReady(false);
+    prober.ExpectLive();
+    EXPECT_THAT(server.Log(), ::testing::HasSubstr("not ready reason=\"the compute threads"));
+  }
+  EXPECT_EQ(Next(*watch), HealthCheckResponse::SERVING);
+  prober.ExpectReady(true);
+  context.TryCancel();
+  watch->Finish();
+}
+
+}  // namespace
+}  // namespace rapt::test

@@ -1,0 +1,209 @@
+// What makes a server ready or not, on a clock that the test moves.
+#include "server/readiness.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "server/attention/backend.h"
+#include "tests/support/fake_clock.h"
+
+namespace rapt {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr int kThreads = 2;
+constexpr seconds kStallTimeout{10};
+constexpr seconds kInterval{1};
+
+// Computes as the one it stands for, until it is told to hang or to forget its answers.
+class FaultyBackend final : public Backend {
+ public:
+  explicit FaultyBackend(const Backend& real) : real_(real) {}
+
+  absl::string_view name() const override { return "faulty"; }
+  absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
+  void PlanTasks(Plan&) const override {}
+  void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
+               int64_t task, int worker) const override {
+    hangs_.wait(true);
+    if (!forgets_) real_.RunTask(plan, arguments, workspace, stage, task, worker);
+  }
+
+  void Hang() { hangs_ = true; }
+  void GoOn() {
+    hangs_ = false;
+    hangs_.notify_all();
+  }
+  void Forget(bool forgets) { forgets_ = forgets; }
+
+ private:
+  const Backend& real_;
+  std::atomic<bool> hangs_{false};
+  std::atomic<bool> forgets_{false};
+};
+
+class ReadinessTest : public ::testing::Test {
+ protected:
+  ReadinessTest() {
+    plan_ = PlanCanary({.threads = kThreads}).value();
+    backend_ = std::make_unique<FaultyBackend>(*plan_.backend);
+    plan_.backend = backend_.get();
+    readiness_ = std::make_unique<Readiness>(plan_, kStallTimeout, executor_, timer_, clock_);
+  }
+
+  absl::Status Start() {
+    return readiness_->Start([this](bool ready) { heard_.push_back(ready); });
+  }
+
+  void Advance(std::chrono::nanoseconds by) {
+    clock_.Advance(by);
+    timer_.Wake();
+    // What is due has rung when a later alarm has.
+    std::promise<void> rang;
+    Alarm last(timer_, [&rang] { rang.set_value(); });
+    clock_.Advance(std::chrono::nanoseconds(1));
+    last.Set(clock_.Now());
+    rang.get_future().wait();
+  }
+
+  // Goes on until it is (not) ready; how long that took.
+  seconds AdvanceUntil(bool ready) {
+    seconds passed{0};
+    while (readiness_->is_ready() != ready) {
+      Advance(kInterval);
+      passed += kInterval;
+    }
+    return passed;
+  }
+
+  test::FakeClock clock_;
+  Timer timer_{clock_};
+  // On a clock that stands still, a thread stays with a job to its end.
+  test::FakeClock frozen_clock_;
+  Executor executor_{kThreads, frozen_clock_};
+  Plan plan_;
+  std::unique_ptr<FaultyBackend> backend_;
+  std::vector<bool> heard_;  // written in Start() and on the timer's thread
+  std::unique_ptr<Readiness> readiness_;
+};
+
+TEST_F(ReadinessTest, BeginsWithItsFirstCanary) {
+  EXPECT_FALSE(readiness_->is_ready());
+  ASSERT_TRUE(Start().ok());
+  EXPECT_TRUE(readiness_->is_ready());
+  for (int n = 0; n < 100; ++n) {
+    Advance(kInterval);
+    EXPECT_TRUE(readiness_->is_ready());
+  }
+  EXPECT_EQ(heard_, std::vector<bool>({true}));
+  EXPECT_GE(executor_.ended_tasks(), 2) << "it is not the first canary that counts for ever";
+}
+
+TEST_F(ReadinessTest, EndsWhenTheThreadsHangAndComesBackWithThem) {
+  ASSERT_TRUE(Start().ok());
+  backend_->Hang();
+  const seconds noticed = AdvanceUntil(false);
+  EXPECT_GE(noticed, kStallTimeout);
+  EXPECT_LE(noticed, kStallTimeout + 3 * kInterval);
+  EXPECT_EQ(heard_, std::vector<bool>({true, false}));
+  Advance(seconds(3600));
+  EXPECT_FALSE(readiness_->is_ready());
+  backend_->GoOn();
+  AdvanceUntil(true);
+  EXPECT_EQ(heard_, std::vector<bool>({true, false, true}));
+}
+
+TEST_F(ReadinessTest, StaysWhileOthersMakeProgressAndTheCanaryWaits) {
+  ASSERT_TRUE(Start().ok());
+  std::atomic<int64_t> allowed{0};
+  std::promise<void> done;
+  Job job;
+  job.stages = {1'000'000};
+  job.run_task = [&allowed](int, int64_t task, int) {
+    for (int64_t now = allowed; now <= task; now = allowed) allowed.wait(now);
+  };
+  job.done = [&done](const JobReport&) { done.set_value(); };
+  executor_.Submit(std::move(job));  // and both threads are in it
+  while (executor_.busy_threads() < kThreads) std::this_thread::yield();
+  for (int n = 0; n < 100; ++n) {
+    const int64_t ended = executor_.ended_tasks();
+    ++allowed;
+    allowed.notify_all();
+    while (executor_.ended_tasks() == ended) std::this_thread::yield();
+    Advance(kInterval);
+    EXPECT_TRUE(readiness_->is_ready()) << n;
+  }
+  EXPECT_EQ(executor_.waiting().depth, 1) << "the canary waited all the time";
+  AdvanceUntil(false);  // and now nothing goes on
+  allowed = 1'000'000;
+  allowed.notify_all();
+  done.get_future().wait();
+  AdvanceUntil(true);
+}
+
+TEST_F(ReadinessTest, EndsWhenTheCanaryComesOutWrong) {
+  ASSERT_TRUE(Start().ok());
+  backend_->Forget(true);
+  AdvanceUntil(false);
+  backend_->Forget(false);
+  AdvanceUntil(true);
+  EXPECT_EQ(heard_, std::vector<bool>({true, false, true}));
+}
+
+TEST_F(ReadinessTest, NeverBeginsWhereTheFirstCanaryIsWrong) {
+  backend_->Forget(true);
+  EXPECT_EQ(Start().code(), absl::StatusCode::kInternal);
+  EXPECT_FALSE(readiness_->is_ready());
+  EXPECT_TRUE(heard_.empty());
+}
+
+TEST_F(ReadinessTest, AProcessThatWasStoppedHasNotHung) {
+  ASSERT_TRUE(Start().ok());
+  backend_->Hang();
+  Advance(kInterval);
+  while (executor_.busy_threads() == 0) std::this_thread::yield();
+  Advance(seconds(3600));
+  EXPECT_TRUE(readiness_->is_ready());
+  backend_->GoOn();
+}
+
+TEST_F(ReadinessTest, WithdrawnItStaysAway) {
+  ASSERT_TRUE(Start().ok());
+  readiness_->Withdraw();
+  EXPECT_FALSE(readiness_->is_ready());
+  for (int n = 0; n < 20; ++n) Advance(kInterval);
+  EXPECT_FALSE(readiness_->is_ready());
+  EXPECT_EQ(heard_, std::vector<bool>({true})) << "who withdraws it knows";
+}
+
+TEST(CanaryTest, EveryBackendAndInstructionSetComputesIt) {
+  test::FakeClock clock;
+  Timer timer(clock);
+  Executor executor(kThreads, clock);
+  for (const Backend* backend : Backends()) {
+    if (!backend->Available().ok()) continue;
+    std::vector<std::string> sets = {"auto"};
+    for (const InstructionSet& set : backend->instruction_sets()) {
+      if (set.available) sets.emplace_back(set.name);
+    }
+    for (const std::string& isa : sets) {
+      const absl::StatusOr<Plan> plan =
+          PlanCanary({.backend = std::string(backend->name()), .isa = isa, .threads = kThreads});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      Readiness readiness(*plan, kStallTimeout, executor, timer, clock);
+      EXPECT_TRUE(readiness.Start([](bool) {}).ok()) << plan->Describe();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rapt
