@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -5,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "client/cli/commands.h"
 #include "client/cli/server_connection.h"
 #include "client/console/bytes.h"
@@ -22,6 +24,11 @@ std::string NameSets(const client::BackendInfo& backend) {
   return absl::StrJoin(names, ", ");
 }
 
+// "1m30s".
+std::string HumanTime(std::chrono::milliseconds time) {
+  return absl::FormatDuration(absl::FromChrono(time));
+}
+
 void Print(const client::ServerInfo& info, const std::string& address) {
   absl::PrintF("server    rapt-server %s at %s\n", info.version, address);
   for (const client::BackendInfo& backend : info.backends) {
@@ -34,7 +41,17 @@ void Print(const client::ServerInfo& info, const std::string& address) {
   absl::PrintF("threads   %d\n", info.compute_threads);
   absl::PrintF("memory    %s of %s reserved\n", HumanBytes(info.memory_reserved_bytes),
                HumanBytes(info.memory_budget_bytes));
-  absl::PrintF("messages  up to %s\n", HumanBytes(info.max_message_bytes));
+  const client::AdmissionLimits& limits = info.admission;
+  absl::PrintF("messages  up to %s, at %s/s at least\n", HumanBytes(info.max_message_bytes),
+               HumanBytes(limits.min_receive_bytes_per_second));
+  absl::PrintF("requests  up to %s of outputs and workspace\n",
+               HumanBytes(limits.max_compute_bytes));
+  absl::PrintF("calls     %d at once, %d of one caller\n", limits.max_open_calls,
+               limits.max_calls_per_caller);
+  absl::PrintF("queue     %d requests, %s each\n", limits.max_queued_requests,
+               HumanTime(limits.max_queue_delay));
+  absl::PrintF("deadline  %s by default, %s at most\n", HumanTime(limits.default_deadline),
+               HumanTime(limits.max_deadline));
 }
 
 void WriteBackend(const client::BackendInfo& backend, JsonWriter& json) {
@@ -48,6 +65,17 @@ void WriteBackend(const client::BackendInfo& backend, JsonWriter& json) {
   json.EndArray().EndObject();
 }
 
+void WriteAdmission(const client::AdmissionLimits& limits, JsonWriter& json) {
+  json.BeginObject().Key("max_open_calls").Integer(limits.max_open_calls);
+  json.Key("max_calls_per_caller").Integer(limits.max_calls_per_caller);
+  json.Key("max_compute_bytes").Integer(limits.max_compute_bytes);
+  json.Key("max_queued_requests").Integer(limits.max_queued_requests);
+  json.Key("max_queue_delay_ms").Integer(limits.max_queue_delay.count());
+  json.Key("min_receive_bytes_per_second").Integer(limits.min_receive_bytes_per_second);
+  json.Key("default_deadline_ms").Integer(limits.default_deadline.count());
+  json.Key("max_deadline_ms").Integer(limits.max_deadline.count()).EndObject();
+}
+
 void PrintJson(const client::ServerInfo& info, const std::string& address) {
   JsonWriter json;
   json.BeginObject().Key("address").String(address).Key("version").String(info.version);
@@ -57,7 +85,10 @@ void PrintJson(const client::ServerInfo& info, const std::string& address) {
   json.Key("compute_threads").Integer(info.compute_threads);
   json.Key("memory_budget_bytes").Integer(info.memory_budget_bytes);
   json.Key("memory_reserved_bytes").Integer(info.memory_reserved_bytes);
-  json.Key("max_message_bytes").Integer(info.max_message_bytes).EndObject();
+  json.Key("max_message_bytes").Integer(info.max_message_bytes);
+  json.Key("admission");
+  WriteAdmission(info.admission, json);
+  json.EndObject();
   std::puts(json.Take().c_str());
 }
 

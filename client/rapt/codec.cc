@@ -342,6 +342,18 @@ BackendInfo Read(const v1::BackendInfo& message) {
   return info;
 }
 
+AdmissionLimits Read(const v1::AdmissionLimits& limits) {
+  using Milliseconds = std::chrono::milliseconds;
+  return {.max_open_calls = limits.max_open_calls(),
+          .max_calls_per_caller = limits.max_calls_per_caller(),
+          .max_compute_bytes = limits.max_compute_bytes(),
+          .max_queued_requests = limits.max_queued_requests(),
+          .max_queue_delay = Milliseconds(limits.max_queue_delay_ms()),
+          .min_receive_bytes_per_second = limits.min_receive_bytes_per_second(),
+          .default_deadline = Milliseconds(limits.default_deadline_ms()),
+          .max_deadline = Milliseconds(limits.max_deadline_ms())};
+}
+
 }  // namespace
 
 std::optional<int64_t> BytesInRegion(const AttendCall& call) {
@@ -489,6 +501,7 @@ ServerInfo Decode(const v1::GetServerInfoResponse& response) {
   info.memory_budget_bytes = response.memory_budget_bytes();
   info.memory_reserved_bytes = response.memory_reserved_bytes();
   info.max_message_bytes = response.max_message_bytes();
+  info.admission = Read(response.admission());
   return info;
 }
 

@@ -3,6 +3,7 @@
 #ifndef RAPT_CLIENT_RAPT_REPORTS_H_
 #define RAPT_CLIENT_RAPT_REPORTS_H_
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -102,6 +103,18 @@ struct BackendInfo {
   std::vector<InstructionSetInfo> instruction_sets;  // best first
 };
 
+// What is admitted. A call beyond a number or a rate is refused with ResourceExhausted.
+struct AdmissionLimits {
+  int64_t max_open_calls = 0;        // calls with tensors, from arrival until the answer has left
+  int64_t max_calls_per_caller = 0;  // of them, of one peer address
+  int64_t max_compute_bytes = 0;     // outputs and workspace of one request
+  int64_t max_queued_requests = 0;   // that wait for memory; 0: none waits
+  std::chrono::milliseconds max_queue_delay{0};  // how long each of them may
+  int64_t min_receive_bytes_per_second = 0;
+  std::chrono::milliseconds default_deadline{0};  // of calls that set none
+  std::chrono::milliseconds max_deadline{0};      // later ones count as this
+};
+
 struct ServerInfo {
   std::string version;
   std::vector<BackendInfo> backends;  // in the order in which auto tries them
@@ -111,6 +124,7 @@ struct ServerInfo {
   int64_t memory_budget_bytes = 0;
   int64_t memory_reserved_bytes = 0;
   int64_t max_message_bytes = 0;
+  AdmissionLimits admission;
 };
 
 enum class HealthStatus : uint8_t { kUnknown, kServing, kNotServing };

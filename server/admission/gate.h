@@ -82,6 +82,7 @@ class AdmissionGate {
   // What one request may take of a share.
   int64_t LimitOf(Share share) const { return account(share).general.capacity_bytes(); }
   int64_t capacity_bytes() const { return options_.budget_bytes; }
+  const Options& options() const { return options_; }
   int64_t reserved_bytes() const;
   int64_t reserved_bytes(Share share) const;
   QueueState waiting() const;

@@ -28,6 +28,7 @@ class OpenCalls {
   // there is nothing to leave.
   absl::Status Enter(const std::string& caller);
   void Leave(const std::string& caller);
+  const Limits& limits() const { return limits_; }
   int64_t count() const;
   // How many have left.
   int64_t served() const;

@@ -415,6 +415,16 @@ def test_info_names_the_server_and_its_backends(rapt):
     assert "(in use)" in shown
 
 
+def test_info_tells_the_limits(rapt):
+    limits = json.loads(rapt("info", "--json").stdout)["admission"]
+    assert limits["max_open_calls"] == 4096
+    assert limits["max_queue_delay_ms"] == 10_000
+    shown = rapt("info").stdout
+    assert "calls     4096 at once, 1024 of one caller\n" in shown
+    assert "queue     1024 requests, 10s each\n" in shown
+    assert "deadline  1m by default, 1h at most\n" in shown
+
+
 def test_health_of_server_and_service(rapt, server):
     assert rapt("health").stdout == "SERVING\n"
     told = json.loads(rapt("health", "--json").stdout)

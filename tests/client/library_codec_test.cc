@@ -427,7 +427,20 @@ TEST(CodecTest, MemoryAndInfoTravel) {
       version: "1" backend: "auto" isa: "avx2" compute_threads: 3 memory_budget_bytes: 4
       memory_reserved_bytes: 5 max_message_bytes: 6
       backends { name: "cpu" available: true instruction_sets { name: "avx2" in_use: true } }
-      backends { name: "cudnn" reason: "no driver" })"));
+      backends { name: "cudnn" reason: "no driver" }
+      admission {
+        max_open_calls: 1 max_calls_per_caller: 2 max_compute_bytes: 3 max_queued_requests: 4
+        max_queue_delay_ms: 5 min_receive_bytes_per_second: 6 default_deadline_ms: 7
+        max_deadline_ms: 8
+      })"));
+  EXPECT_EQ(info.admission.max_open_calls, 1);
+  EXPECT_EQ(info.admission.max_calls_per_caller, 2);
+  EXPECT_EQ(info.admission.max_compute_bytes, 3);
+  EXPECT_EQ(info.admission.max_queued_requests, 4);
+  EXPECT_EQ(info.admission.max_queue_delay.count(), 5);
+  EXPECT_EQ(info.admission.min_receive_bytes_per_second, 6);
+  EXPECT_EQ(info.admission.default_deadline.count(), 7);
+  EXPECT_EQ(info.admission.max_deadline.count(), 8);
   EXPECT_EQ(info.version, "1");
   EXPECT_EQ(info.compute_threads, 3);
   EXPECT_EQ(info.max_message_bytes, 6);

@@ -325,6 +325,8 @@ TEST_F(ServedClientTest, TellsWhoAnswers) {
   EXPECT_FALSE(info->version.empty());
   EXPECT_EQ(info->compute_threads, 2);
   EXPECT_GT(info->max_message_bytes, 0);
+  EXPECT_EQ(info->admission.max_open_calls, 4096);
+  EXPECT_EQ(info->admission.default_deadline, std::chrono::minutes(1));
   ASSERT_FALSE(info->backends.empty());
   EXPECT_EQ(info->backends.back().name, "reference");
   EXPECT_TRUE(info->backends.back().available);

@@ -1052,6 +1052,22 @@ TEST_F(RaptServiceTest, TellsWhatItIs) {
   }
 }
 
+TEST(RaptServiceInfoTest, TellsWhatItAdmits) {
+  const ServerProcess server({"--memory_budget_bytes=16777216", "--max_open_calls=11",
+                              "--max_calls_per_caller=12", "--max_queued_requests=13",
+                              "--max_queue_delay=14ms", "--min_receive_bytes_per_second=15",
+                              "--default_deadline=16s", "--max_deadline=17s"});
+  const v1::AdmissionLimits limits = InfoOf(server).admission();
+  EXPECT_EQ(limits.max_open_calls(), 11);
+  EXPECT_EQ(limits.max_calls_per_caller(), 12);
+  EXPECT_EQ(limits.max_compute_bytes(), 7 << 20) << "7/16 of the budget";
+  EXPECT_EQ(limits.max_queued_requests(), 13);
+  EXPECT_EQ(limits.max_queue_delay_ms(), 14);
+  EXPECT_EQ(limits.min_receive_bytes_per_second(), 15);
+  EXPECT_EQ(limits.default_deadline_ms(), 16'000);
+  EXPECT_EQ(limits.max_deadline_ms(), 17'000);
+}
+
 TEST(RaptServiceInfoTest, TellsWhichInstructionSetIsInUse) {
   const ServerProcess server({"--isa=portable", "--threads=3", "--max_message_bytes=800000",
                               "--memory_budget_bytes=2000000", "--backend=cpu"});

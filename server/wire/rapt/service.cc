@@ -1,5 +1,6 @@
 #include "server/wire/rapt/service.h"
 
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -82,6 +83,22 @@ class DiagnoseCall final : public TensorCall {
   v1::AttendRequest fields_;
 };
 
+int64_t Milliseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+}
+
+void DescribeAdmission(const CallEnvironment& call, v1::AdmissionLimits& limits) {
+  const AdmissionGate& gate = call.engine.gate();
+  limits.set_max_open_calls(call.open_calls.limits().calls);
+  limits.set_max_calls_per_caller(call.open_calls.limits().calls_per_caller);
+  limits.set_max_compute_bytes(gate.LimitOf(AdmissionGate::Share::kCompute));
+  limits.set_max_queued_requests(gate.options().max_queued);
+  limits.set_max_queue_delay_ms(Milliseconds(gate.options().max_queue_delay));
+  limits.set_min_receive_bytes_per_second(call.limits.min_receive_bytes_per_second);
+  limits.set_default_deadline_ms(Milliseconds(call.limits.default_deadline));
+  limits.set_max_deadline_ms(Milliseconds(call.limits.max_deadline));
+}
+
 using Rpcs = v1::AttentionService;
 
 // Attend and Diagnose are tensor methods.
@@ -115,6 +132,7 @@ class Service final : public Rpcs::WithGenericMethod_Attend<
       response->set_memory_budget_bytes(engine.gate().capacity_bytes());
       response->set_memory_reserved_bytes(engine.gate().reserved_bytes());
       response->set_max_message_bytes(environment_.call.limits.max_message_bytes);
+      DescribeAdmission(environment_.call, *response->mutable_admission());
       return absl::OkStatus();
     });
   }
