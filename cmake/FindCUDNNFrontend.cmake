@@ -1,0 +1,33 @@
+# The headers that the cuDNN backend is compiled with: cuDNN 9, the CUDA 13 runtime and its run-time compiler, and
+# NVIDIA's C++ frontend of cuDNN. No library is looked for, as none is linked. CMake's own FindCUDAToolkit wants a
+# compiler, nvcc, which NVIDIA's Python packages lack.
+#
+# They come from `./dev build --cudnn`, which puts the packages into build/cudnn, or from the system's and CUDA's
+# folders. Defines CUDNNFrontend_FOUND, CUDNNFrontend_LIBRARY_DIRS where the packages bring libraries as well, and
+# the target CUDNNFrontend::headers.
+file(GLOB _packages ${PROJECT_SOURCE_DIR}/build/cudnn/lib/python3*/site-packages)
+set(_hints ${_packages}/include ${_packages}/nvidia/cudnn/include ${_packages}/nvidia/cu13/include
+  /usr/local/cuda/include)
+set(_variables "")
+foreach(_header cudnn_version.h cuda_runtime_api.h crt/host_defines.h nvrtc.h cudnn_frontend.h)
+  string(MAKE_C_IDENTIFIER ${_header} _name)
+  find_path(CUDNNFrontend_${_name}_DIR ${_header} HINTS ${_hints})
+  mark_as_advanced(CUDNNFrontend_${_name}_DIR)
+  list(APPEND _variables CUDNNFrontend_${_name}_DIR)
+endforeach()
+
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(CUDNNFrontend REQUIRED_VARS ${_variables})
+
+if(CUDNNFrontend_FOUND AND NOT TARGET CUDNNFrontend::headers)
+  add_library(CUDNNFrontend::headers INTERFACE IMPORTED)
+  foreach(_variable ${_variables})
+    target_include_directories(CUDNNFrontend::headers SYSTEM INTERFACE ${${_variable}})
+  endforeach()
+endif()
+set(CUDNNFrontend_LIBRARY_DIRS "")
+foreach(_folder nvidia/cudnn/lib nvidia/cu13/lib)
+  if(_packages AND EXISTS ${_packages}/${_folder})
+    list(APPEND CUDNNFrontend_LIBRARY_DIRS ${_packages}/${_folder})
+  endif()
+endforeach()

@@ -1,0 +1,215 @@
+// Real cuDNN compiles real kernels here for a GPU that is only described: what Supports() takes it
+// takes too, and what Supports() declines for its sake it declines.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "server/attention/cudnn/graph.h"
+#include "server/attention/cudnn/library.h"
+#include "tests/support/run_attention.h"
+
+namespace rapt::cudnn {
+namespace {
+
+using ::testing::HasSubstr;
+
+const Library& Cudnn() {
+  static const absl::StatusOr<const Library*> library = Library::Load(RAPT_CUDNN_LIBRARIES);
+  if (!library.ok()) {
+    ADD_FAILURE() << library.status();
+    std::abort();
+  }
+  return **library;
+}
+
+std::string Properties() {
+  std::ifstream file(RAPT_DEVICE_PROPERTIES);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+struct Case {
+  const char* name;
+  Problem problem;
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+// Llama's heads where a case does not say otherwise.
+Problem Of(int64_t queries, int64_t keys) {
+  return {.dtype = DType::kBFloat16,
+          .batch = 2,
+          .query_heads = 32,
+          .kv_heads = 8,
+          .query_length = queries,
+          .key_length = keys,
+          .head_size = 128,
+          .value_head_size = 128};
+}
+
+Problem With(Problem problem, void (*change)(Problem&)) {
+  change(problem);
+  return problem;
+}
+
+std::vector<Case> Cases() {
+  const Problem square = Of(1024, 1024);
+  const Problem mask = With(square, [](Problem& p) {
+    p.mask = MaskShape{DType::kBool, {1, 1, 1024, 1024}};
+  });
+  return {
+      {"Bf16", square},
+      {"Fp16", With(square, [](Problem& p) { p.dtype = DType::kFloat16; })},
+      {"Fp32", With(square, [](Problem& p) { p.dtype = DType::kFloat32; })},
+      {"Fp32Causal", With(square, [](Problem& p) { p.dtype = DType::kFloat32, p.causal = true; })},
+      {"Fp32Lengths",
+       With(square, [](Problem& p) { p.dtype = DType::kFloat32, p.has_key_lengths = true; })},
+      {"Fp32Head256",
+       With(square,
+            [](Problem& p) { p.dtype = DType::kFloat32, p.head_size = p.value_head_size = 256; })},
+      {"Fp32Mask", With(mask, [](Problem& p) { p.dtype = DType::kFloat32; })},
+      {"Fp32Decode", With(Of(1, 4096), [](Problem& p) { p.dtype = DType::kFloat32; })},
+      {"OddLengths", Of(1000, 777)},
+      {"Causal", With(square, [](Problem& p) { p.causal = true; })},
+      {"CausalWithPast",
+       With(Of(512, 512), [](Problem& p) { p.causal = true, p.past_length = 1536; })},
+      {"CausalMoreQueriesThanKeys", With(Of(1024, 512), [](Problem& p) { p.causal = true; })},
+      {"CausalBottomRight",
+       With(Of(1024, 512),
+            [](Problem& p) { p.causal = true, p.alignment = Alignment::kBottomRight; })},
+      {"CausalOfLengths",
+       With(square, [](Problem& p) { p.causal = true, p.has_key_lengths = true; })},
+      {"WindowOfLengths",
+       With(square,
+            [](Problem& p) { p.causal = true, p.left_window = 128, p.has_key_lengths = true; })},
+      {"WindowLeft", With(square, [](Problem& p) { p.left_window = 128; })},
+      {"WindowRight", With(square, [](Problem& p) { p.right_window = 128; })},
+      {"WindowBoth", With(square, [](Problem& p) { p.left_window = 128, p.right_window = 64; })},
+      {"WindowMoreQueriesThanKeys", With(Of(1024, 512), [](Problem& p) { p.left_window = 128; })},
+      {"CausalWindow", With(square, [](Problem& p) { p.causal = true, p.left_window = 128; })},
+      {"Lengths", With(square, [](Problem& p) { p.has_key_lengths = true; })},
+      {"HeadsAlike", With(square, [](Problem& p) { p.kv_heads = 32; })},
+      {"OneKvHead", With(square, [](Problem& p) { p.kv_heads = 1; })},
+      {"Head64", With(square, [](Problem& p) { p.head_size = p.value_head_size = 64; })},
+      {"Head80And40", With(square, [](Problem& p) { p.head_size = 80, p.value_head_size = 40; })},
+      {"Head1", With(square, [](Problem& p) { p.head_size = p.value_head_size = 1; })},
+      {"Head192And128", With(square, [](Problem& p) { p.head_size = 192; })},
+      {"Head256", With(square, [](Problem& p) { p.head_size = p.value_head_size = 256; })},
+      {"BoolMask", mask},
+      {"BoolMaskCausal", With(mask, [](Problem& p) { p.causal = true; })},
+      {"BoolMaskWindow", With(mask, [](Problem& p) { p.left_window = 100; })},
+      {"BoolMaskLengths", With(mask, [](Problem& p) { p.has_key_lengths = true; })},
+      {"MaskOfEachHead", With(mask,
+                              [](Problem& p) {
+                                p.mask->dims = {2, 32, 1024, 1024};
+                              })},
+      {"MaskOfKeys", With(mask,
+                          [](Problem& p) {
+                            p.mask->dims = {2, 1, 1, 1024};
+                          })},
+      {"MaskOfKeysOfEachHead", With(mask,
+                                    [](Problem& p) {
+                                      p.mask->dims = {1, 32, 1, 1024};
+                                    })},
+      {"MaskOfFloat32", With(mask, [](Problem& p) { p.mask->dtype = DType::kFloat32; })},
+      {"MaskOddLengths", With(Of(1001, 1001),
+                              [](Problem& p) {
+                                p.mask = MaskShape{DType::kBool, {1, 1, 1001, 1001}};
+                              })},
+      {"Softcap", With(square, [](Problem& p) { p.softcap = 30; })},
+      {"SoftcapCausal", With(square, [](Problem& p) { p.softcap = 30, p.causal = true; })},
+      {"SoftcapCausalWindow",
+       With(square, [](Problem& p) { p.softcap = 30, p.causal = true, p.left_window = 128; })},
+      {"SoftcapLengths",
+       With(square, [](Problem& p) { p.softcap = 30, p.has_key_lengths = true; })},
+      {"SoftcapCausalOfLengths",
+       With(square, [](Problem& p) { p.softcap = 30, p.causal = true, p.has_key_lengths = true; })},
+      {"SoftcapMask", With(mask, [](Problem& p) { p.softcap = 30; })},
+      {"Decode", Of(1, 4096)},
+      {"DecodeOneKey", Of(1, 1)},
+      {"DecodeLengths", With(Of(1, 4096), [](Problem& p) { p.has_key_lengths = true; })},
+      {"DecodeWindow",
+       With(Of(1, 4096),
+            [](Problem& p) { p.causal = true, p.left_window = 100, p.has_key_lengths = true; })},
+      {"DecodeMask", With(Of(1, 4096),
+                          [](Problem& p) {
+                            p.mask = MaskShape{DType::kBool, {2, 32, 1, 4096}};
+                          })},
+      {"DecodeSoftcap", With(Of(1, 4096), [](Problem& p) { p.softcap = 30; })},
+      {"FewQueries",
+       With(Of(3, 4096),
+            [](Problem& p) { p.causal = true, p.alignment = Alignment::kBottomRight; })},
+      {"LongPrefill", With(Of(32768, 32768), [](Problem& p) { p.batch = 1, p.causal = true; })},
+  };
+}
+
+class CudnnTakesTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(CudnnTakesTest, WhatIsSupported) {
+  const Problem& p = GetParam().problem;
+  ASSERT_TRUE(Validate(p).ok());
+  ASSERT_TRUE(Supports(p).ok()) << Supports(p);
+  const SdpaGraph graph = GraphOf(p);
+  const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(graph, Properties());
+  ASSERT_TRUE(plan.ok()) << graph.Key() << "\n" << plan.status();
+  EXPECT_GT(plan->bytes.size(), 10'000u) << "kernels are in it";
+  // No score matrix: a little for tasks to be handed out, or for the parts of keys that are split.
+  EXPECT_LE(plan->workspace_bytes, 1 << 20) << graph.Key();
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudnnTakesTest, ::testing::ValuesIn(Cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// Graphs that GraphOf() never makes, and the words with which cuDNN says why.
+struct Refusal {
+  const char* name;
+  void (*change)(SdpaGraph&);
+  const char* words;
+};
+
+void PrintTo(const Refusal& r, std::ostream* out) { *out << r.name; }
+
+class CudnnDeclinesTest : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(CudnnDeclinesTest, WhatGraphsKeepClearOf) {
+  SdpaGraph graph = GraphOf(Of(1024, 512));
+  GetParam().change(graph);
+  const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(graph, Properties());
+  ASSERT_FALSE(plan.ok()) << graph.Key();
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr(GetParam().words)) << graph.Key();
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , CudnnDeclinesTest,
+    ::testing::Values(Refusal{"HeadSizesThatAreNoMultipleOfEight",
+                              [](SdpaGraph& g) { g.head_size = 100; }, "multiple of 8"},
+                      Refusal{"BottomRightWithMoreQueriesThanKeys",
+                              [](SdpaGraph& g) { g.bottom_right = true, g.right_bound = 0; },
+                              "does not support max_s_q > max_s_kv"},
+                      Refusal{"BottomRightWithABias",
+                              [](SdpaGraph& g) {
+                                g.bottom_right = true, g.right_bound = 0, g.has_lengths = true;
+                                g.bias = MaskShape{DType::kBFloat16, {1, 1, 1024, 512}};
+                              },
+                              "is_bias=False"},
+                      Refusal{"ANegativeRightBound", [](SdpaGraph& g) { g.right_bound = -1; },
+                              "larger than or equal to zero"},
+                      Refusal{"AWindowOverFewerKeysThanQueries",
+                              [](SdpaGraph& g) { g.left_bound = 100; }, "max_s_q <= max_s_kv"},
+                      Refusal{"HeadsThatDoNotDivide", [](SdpaGraph& g) { g.kv_heads = 5; },
+                              "group-query"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(CudnnLibraryTest, NamesItsVersion) { EXPECT_GE(Cudnn().version(), 91900); }
+
+TEST(CudnnLibraryTest, SaysWhatIsWrongWithADescription) {
+  const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(GraphOf(Of(128, 128)), "{}");
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("maxGridSize"));
+}
+
+}  // namespace
+}  // namespace rapt::cudnn
