@@ -271,6 +271,29 @@ TEST_P(PropertiesTest, WeightsAreADistributionAndGiveTheOutput) {
   }
 }
 
+// The scores are computed once for the sum and once for the weights: to the bit the same, for few
+// query rows as for many.
+TEST_P(PropertiesTest, TheOnlyVisibleKeyHasAllTheWeight) {
+  for (const int64_t length : {1, 3, 19, 64}) {
+    const Problem problem = Make([length](Problem& p) {
+      p.query_length = length;
+      p.left_window = p.right_window = 0;
+      p.score_output = ScoreOutput::kWeights;
+    });
+    const Inputs inputs = Random(problem);
+    for (const Target& target : Targets()) {
+      SCOPED_TRACE(target.Name() + " queries " + std::to_string(length));
+      const auto got = RunAttention(problem, inputs, On(target));
+      ASSERT_TRUE(got.ok()) << got.status();
+      for (int64_t b = 0; b < 2; ++b) {
+        for (int64_t h = 0; h < 4; ++h) {
+          for (int64_t i = 0; i < length; ++i) EXPECT_EQ(got->scores->At(b, h, i, i), 1);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(PropertiesTest, DroppedWeightsGiveTheOutput) {
   const Problem problem = Make([](Problem& p) {
     p.dropout = Dropout{0.3, 17};

@@ -95,6 +95,8 @@ class Prometheus:
             with urllib.request.urlopen(f"http://{self._address}/api/v1/query?{query}") as answer:
                 return json.load(answer)["data"]["result"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:  # it is starting
+                return None
             raise AssertionError(f"{expression}: {error.read().decode()}") from error
         except OSError:
             assert self._process.poll() is None, (self._directory / "log").read_text()

@@ -961,8 +961,7 @@ TEST_F(RaptServiceTest, EstimatesMemory) {
     EXPECT_EQ(estimate.standard_bytes(), 256 * kMiB << (2 * n));
     EXPECT_EQ(estimate.tensor_bytes(), 128 * kMiB << n);
     EXPECT_EQ(estimate.chunked_bytes(), 32 * 8 * length * (kEstimateChunk + 2 + 64) * 4);
-    EXPECT_EQ(estimate.fused_bytes(), response.estimates(0).fused_bytes())
-        << "does not grow with the length";
+    EXPECT_LE(estimate.fused_bytes(), kMiB) << "hardly grows with the length";
     EXPECT_THAT(estimate.plan(), HasSubstr("cpu/"));
   }
 }

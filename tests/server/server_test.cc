@@ -261,7 +261,7 @@ const Refusal kRefusals[] = {
        r.add_outputs()->set_name("qk_matmul_output");
      },
      StatusCode::RESOURCE_EXHAUSTED,
-     {"1073", "67108864"}},
+     {"needs 107", "67108864"}},
     {"Timeout",
      [](auto& r) {
        r = LongRequest(kLong);
