@@ -34,6 +34,7 @@
 #include "server/options.h"
 #include "server/readiness.h"
 #include "server/shared_memory/shared_memory.h"
+#include "server/slow_calls.h"
 #include "server/wire/grpc_server.h"
 #include "server/wire/oip/service.h"
 #include "server/wire/open_calls.h"
@@ -288,6 +289,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
       .backend = options.backend, .isa = options.isa, .threads = options.threads};
   absl::StatusOr<Plan> canary = PlanCanary(plan_options);
   if (!canary.ok()) return Complain(canary.status(), kExitUsage);
+  SetLogFormat(options.log_format);
   TakeOverGrpcLog();
   TuneMalloc();
 
@@ -307,7 +309,14 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   metrics.ShowGauge("rapt_ready", "1 while it computes and new calls are welcome.", {},
                     [is_ready] { return is_ready() ? 1.0 : 0.0; });
   ShowProcess(metrics);
-  const auto observe = [&metrics](absl::string_view method) { return metrics.ForMethod(method); };
+  SlowCalls slow_calls(options.slow_call, memory.clock);
+  const auto observe = [&metrics, &slow_calls](absl::string_view method) -> CallObserver {
+    return [&slow_calls, method = std::string(method),
+            count = metrics.ForMethod(method)](const CallReport& report) {
+      count(report);
+      slow_calls.Note(method, report);
+    };
+  };
   const CallEnvironment environment{engine,       open_calls,   streams,
                                     memory.timer, memory.clock, LimitsOf(options)};
   SharedMemory shared_memory({.allowed = options.allow_shared_memory,

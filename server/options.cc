@@ -59,6 +59,9 @@ ABSL_FLAG(absl::Duration, stall_timeout, absl::Seconds(10),
           "how long the compute threads may be without progress before the server is not ready");
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(20),
           "how long calls in flight may go on after SIGTERM or SIGINT");
+ABSL_FLAG(std::string, log_format, "text", "how lines of the log are written: text or json");
+ABSL_FLAG(absl::Duration, slow_call, absl::ZeroDuration(),
+          "calls that take so long are logged, with shape, stages and plan; 0: none is");
 ABSL_FLAG(bool, allow_shared_memory, false,
           "let callers on this machine keep tensors in POSIX shared memory that they register");
 ABSL_FLAG(std::string, shared_memory_prefix, "rapt",
@@ -216,6 +219,19 @@ absl::Status CheckUnixSocketMode() {
       "--unix_socket_mode is '", mode, "'; it must be octal digits from 0 to 0777, such as 0660"));
 }
 
+std::optional<LogFormat> ParseLogFormat(const std::string& name) {
+  if (name == "text") return LogFormat::kText;
+  if (name == "json") return LogFormat::kJson;
+  return std::nullopt;
+}
+
+absl::Status CheckLogFormat() {
+  const std::string format = absl::GetFlag(FLAGS_log_format);
+  if (ParseLogFormat(format)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--log_format is '", format, "'; it must be text or json"));
+}
+
 absl::Status CheckGrpcAddress(bool insecure) {
   const std::string address = absl::GetFlag(FLAGS_grpc_address);
   const bool has_socket = !absl::GetFlag(FLAGS_unix_socket).empty();
@@ -227,6 +243,7 @@ absl::Status CheckFlags() {
   const bool insecure = absl::GetFlag(FLAGS_insecure);
   absl::Status status = CheckGrpcAddress(insecure);
   status.Update(CheckUnixSocketMode());
+  status.Update(CheckLogFormat());
   status.Update(CheckAddress("metrics_address", absl::GetFlag(FLAGS_metrics_address), insecure));
   status.Update(CheckRange("threads", absl::GetFlag(FLAGS_threads), 0, kMaxThreads));
   status.Update(CheckRange("memory_budget_bytes", absl::GetFlag(FLAGS_memory_budget_bytes), 0,
@@ -246,6 +263,7 @@ absl::Status CheckFlags() {
   status.Update(
       CheckDuration("stall_timeout", absl::GetFlag(FLAGS_stall_timeout), absl::Milliseconds(100)));
   status.Update(CheckDuration("grace_period", absl::GetFlag(FLAGS_grace_period), {}));
+  status.Update(CheckDuration("slow_call", absl::GetFlag(FLAGS_slow_call), {}));
   status.Update(CheckDuration("max_queue_delay", absl::GetFlag(FLAGS_max_queue_delay), {}));
   status.Update(CheckDuration("default_deadline", absl::GetFlag(FLAGS_default_deadline), kTick));
   status.Update(CheckDuration("max_deadline", absl::GetFlag(FLAGS_max_deadline), kTick));
@@ -278,6 +296,8 @@ Options OptionsFromFlags(const HostLimits& host) {
       .max_deadline = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_max_deadline)),
       .stall_timeout = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_stall_timeout)),
       .grace_period = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_grace_period)),
+      .log_format = *ParseLogFormat(absl::GetFlag(FLAGS_log_format)),
+      .slow_call = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_slow_call)),
       .allow_shared_memory = absl::GetFlag(FLAGS_allow_shared_memory),
       .shared_memory_prefix = absl::GetFlag(FLAGS_shared_memory_prefix),
       .text_to_print = "",

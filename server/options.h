@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "server/base/host_limits.h"
+#include "server/base/log.h"
 
 namespace rapt {
 
@@ -33,6 +34,8 @@ struct Options {
   std::chrono::milliseconds max_deadline{0};
   std::chrono::milliseconds stall_timeout{0};  // without progress, then it is not ready
   std::chrono::milliseconds grace_period{0};   // for calls in flight after SIGTERM
+  LogFormat log_format = LogFormat::kText;
+  std::chrono::milliseconds slow_call{0};  // calls that take so long are logged; 0: none is
   bool allow_shared_memory = false;
   std::string shared_memory_prefix;  // of the objects' names; empty: any
 

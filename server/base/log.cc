@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -31,13 +32,13 @@ bool IsPlain(absl::string_view value) {
   });
 }
 
-}  // namespace
+std::string Timestamp(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", time, absl::UTCTimeZone());
+}
 
-std::string FormatLogLine(absl::Time time, LogLevel level, absl::string_view event,
-                          std::initializer_list<LogField> fields) {
-  std::string line =
-      absl::StrCat(absl::FormatTime("%Y-%m-%d%ET%H:%M:%E3SZ", time, absl::UTCTimeZone()), " ",
-                   NameOf(level), " ", event);
+std::string FormatText(absl::Time time, LogLevel level, absl::string_view event,
+                       absl::Span<const LogField> fields) {
+  std::string line = absl::StrCat(Timestamp(time), " ", NameOf(level), " ", event);
   for (const LogField& field : fields) {
     absl::StrAppend(&line, " ", field.key, "=");
     if (IsPlain(field.value)) {
@@ -46,12 +47,49 @@ std::string FormatLogLine(absl::Time time, LogLevel level, absl::string_view eve
       absl::StrAppend(&line, "\"", absl::CEscape(field.value), "\"");
     }
   }
-  line += '\n';
-  return line;
+  return line + '\n';
 }
 
-void Log(LogLevel level, absl::string_view event, std::initializer_list<LogField> fields) {
-  const std::string line = FormatLogLine(absl::Now(), level, event, fields);
+std::string Quote(absl::string_view text) {
+  std::string quoted = "\"";
+  for (const unsigned char c : text) {
+    if (c == '"' || c == '\\') {
+      quoted += '\\';
+      quoted += static_cast<char>(c);
+    } else if (absl::ascii_isprint(c)) {
+      quoted += static_cast<char>(c);
+    } else {
+      absl::StrAppend(&quoted, "\\u00", absl::Hex(c, absl::kZeroPad2));
+    }
+  }
+  return quoted + '"';
+}
+
+std::string FormatJson(absl::Time time, LogLevel level, absl::string_view event,
+                       absl::Span<const LogField> fields) {
+  std::string line = absl::StrCat("{\"time\":", Quote(Timestamp(time)),
+                                  ",\"level\":", Quote(NameOf(level)), ",\"event\":", Quote(event));
+  for (const LogField& field : fields) {
+    absl::StrAppend(&line, ",", Quote(field.key), ":",
+                    field.is_number ? field.value : Quote(field.value));
+  }
+  return line + "}\n";
+}
+
+std::atomic<LogFormat> log_format{LogFormat::kText};
+
+}  // namespace
+
+std::string FormatLogLine(LogFormat format, absl::Time time, LogLevel level,
+                          absl::string_view event, absl::Span<const LogField> fields) {
+  return format == LogFormat::kJson ? FormatJson(time, level, event, fields)
+                                    : FormatText(time, level, event, fields);
+}
+
+void SetLogFormat(LogFormat format) { log_format = format; }
+
+void Log(LogLevel level, absl::string_view event, absl::Span<const LogField> fields) {
+  const std::string line = FormatLogLine(log_format, absl::Now(), level, event, fields);
   // A log that can't be written is no reason to stop serving.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }

@@ -16,18 +16,32 @@ namespace {
 constexpr absl::Time kTime = absl::FromUnixMillis(1767225600123);
 
 TEST(LogTest, ALineIsTimeLevelEventAndFields) {
-  EXPECT_EQ(FormatLogLine(kTime, LogLevel::kInfo, "ready",
+  EXPECT_EQ(FormatLogLine(LogFormat::kText, kTime, LogLevel::kInfo, "ready",
                           {{"grpc", "127.0.0.1:80"}, {"threads", 4}, {"bytes", int64_t{-1}}}),
             "2026-01-01T00:00:00.123Z INFO ready grpc=127.0.0.1:80 threads=4 bytes=-1\n");
-  EXPECT_EQ(FormatLogLine(kTime, LogLevel::kError, "stopped", {}),
+  EXPECT_EQ(FormatLogLine(LogFormat::kText, kTime, LogLevel::kError, "stopped", {}),
             "2026-01-01T00:00:00.123Z ERROR stopped\n");
 }
 
 TEST(LogTest, AValueThatIsNoWordIsQuotedAndEscaped) {
-  EXPECT_EQ(FormatLogLine(kTime, LogLevel::kWarning, "e",
+  EXPECT_EQ(FormatLogLine(LogFormat::kText, kTime, LogLevel::kWarning, "e",
                           {{"a", "two words"}, {"b", "x=\"y\""}, {"c", "line\nbreak"}, {"d", ""}}),
             "2026-01-01T00:00:00.123Z WARNING e a=\"two words\" b=\"x=\\\"y\\\"\" "
             "c=\"line\\nbreak\" d=\"\"\n");
+}
+
+TEST(LogTest, AsJsonALineIsAnObject) {
+  EXPECT_EQ(FormatLogLine(LogFormat::kJson, kTime, LogLevel::kInfo, "ready",
+                          {{"grpc", "127.0.0.1:80"}, {"threads", 4}, {"bytes", int64_t{-1}}}),
+            "{\"time\":\"2026-01-01T00:00:00.123Z\",\"level\":\"INFO\",\"event\":\"ready\","
+            "\"grpc\":\"127.0.0.1:80\",\"threads\":4,\"bytes\":-1}\n");
+}
+
+TEST(LogTest, AJsonStringHoldsAnyBytes) {
+  EXPECT_EQ(FormatLogLine(LogFormat::kJson, kTime, LogLevel::kError, "e",
+                          {{"a", "x=\"y\"\\"}, {"b", "\n\x01\x7F\xFF"}, {"c", ""}}),
+            "{\"time\":\"2026-01-01T00:00:00.123Z\",\"level\":\"ERROR\",\"event\":\"e\","
+            "\"a\":\"x=\\\"y\\\"\\\\\",\"b\":\"\\u000a\\u0001\\u007f\\u00ff\",\"c\":\"\"}\n");
 }
 
 TEST(LogTest, LinesOfManyThreadsStayWhole) {

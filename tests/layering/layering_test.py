@@ -24,6 +24,7 @@ RULES = {
         "server/base/",
     ),
     "server/readiness.*": ("server/execution/", ATTENTION, "server/base/"),
+    "server/slow_calls.*": ("server/call_report.h", ATTENTION, "server/base/"),
     "server/call_report.*": ("server/request.h", ATTENTION, "server/base/"),
     # A request is made of the library's values, so that a codec names them.
     "server/wire/": (

@@ -46,6 +46,8 @@ TEST_F(OptionsTest, DefaultsComeFromTheHost) {
   EXPECT_EQ(options->max_message_bytes, 0) << "as the budget allows";
   EXPECT_EQ(options->default_deadline, std::chrono::seconds(60));
   EXPECT_EQ(options->stall_timeout, std::chrono::seconds(10));
+  EXPECT_EQ(options->log_format, LogFormat::kText);
+  EXPECT_EQ(options->slow_call, std::chrono::seconds(0)) << "none is logged";
   EXPECT_EQ(options->grace_period, std::chrono::seconds(20));
 }
 
@@ -68,6 +70,8 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_MAX_MESSAGE_BYTES", "5"},
                   {"RAPT_GRACE_PERIOD", "6ms"},
                   {"RAPT_STALL_TIMEOUT", "14s"},
+                  {"RAPT_LOG_FORMAT", "json"},
+                  {"RAPT_SLOW_CALL", "15ms"},
                   {"RAPT_MAX_OPEN_CALLS", "7"},
                   {"RAPT_MAX_CALLS_PER_CALLER", "8"},
                   {"RAPT_MAX_QUEUED_REQUESTS", "9"},
@@ -91,6 +95,8 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->max_message_bytes, 5);
   EXPECT_EQ(options->grace_period, std::chrono::milliseconds(6));
   EXPECT_EQ(options->stall_timeout, std::chrono::seconds(14));
+  EXPECT_EQ(options->log_format, LogFormat::kJson);
+  EXPECT_EQ(options->slow_call, std::chrono::milliseconds(15));
   EXPECT_EQ(options->max_open_calls, 7);
   EXPECT_EQ(options->max_calls_per_caller, 8);
   EXPECT_EQ(options->max_queued_requests, 9);
@@ -172,6 +178,9 @@ const BadLine kBadLines[] = {
     {"DelayTooLong", {"--max_queue_delay=25h"}, {}, {"--max_queue_delay", "25h", "24h"}},
     {"NoDeadline", {"--default_deadline=0"}, {}, {"--default_deadline", "0", "1ms"}},
     {"NoLongestDeadline", {"--max_deadline=0"}, {}, {"--max_deadline", "0", "1ms"}},
+    {"StallTimeoutTooShort", {"--stall_timeout=99ms"}, {}, {"--stall_timeout", "99ms", "100ms"}},
+    {"SlowCallNegative", {"--slow_call=-1s"}, {}, {"--slow_call", "-1s"}},
+    {"LogFormat", {"--log_format=xml"}, {}, {"--log_format", "'xml'", "json"}},
     {"GraceNegative", {"--grace_period=-1s"}, {}, {"--grace_period", "-1s"}},
     {"NoPort", {"--grpc_address=127.0.0.1"}, {}, {"--grpc_address", "'127.0.0.1'", "host:port"}},
     {"PortTooLarge", {"--grpc_address=127.0.0.1:65536"}, {}, {"65536", "65535"}},

@@ -1,5 +1,7 @@
 // The real rapt-server, started as a child process and called as any client would call it.
 #include <gmock/gmock.h>
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -17,6 +19,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "tests/support/loopback.h"
@@ -478,6 +481,35 @@ TEST(ServerCancellationTest, AGrpcDeadlineEndsTheCall) {
   ModelInferResponse response;
   EXPECT_EQ(stub->ModelInfer(&context, LongRequest(kEndless), &response).error_code(),
             StatusCode::DEADLINE_EXCEEDED);
+}
+
+TEST(ServerLogTest, AsJsonEveryLineIsAnObjectAndASlowCallHasOne) {
+  ServerProcess server(
+      {"--backend=reference", "--threads=1", "--log_format=json", "--slow_call=1ms"});
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  grpc::ClientContext context;
+  ModelInferResponse response;
+  ASSERT_TRUE(stub->ModelInfer(&context, LongRequest(256), &response).ok());
+  WaitForCount(server, "ModelInfer", "OK", 1);
+  server.Terminate();
+  EXPECT_EQ(server.Wait(), 0);
+  std::map<std::string, google::protobuf::Struct> lines;  // by their event
+  for (const absl::string_view line : absl::StrSplit(server.Log(), '\n', absl::SkipEmpty())) {
+    google::protobuf::Struct object;
+    const auto status =
+        google::protobuf::util::JsonStringToMessage({line.data(), line.size()}, &object);
+    EXPECT_TRUE(status.ok()) << line;
+    lines[object.fields().at("event").string_value()] = object;
+  }
+  ASSERT_EQ(lines.count("ready"), 1u) << server.Log();
+  EXPECT_EQ(lines["ready"].fields().at("threads").number_value(), 1);
+  ASSERT_EQ(lines.count("slow call"), 1u) << server.Log();
+  const auto& slow = lines["slow call"].fields();
+  EXPECT_EQ(slow.at("method").string_value(), absl::StrCat(kServiceName, "/ModelInfer"));
+  EXPECT_EQ(slow.at("code").string_value(), "OK");
+  EXPECT_GE(slow.at("total_us").number_value(), slow.at("compute_us").number_value());
+  EXPECT_THAT(slow.at("call").string_value(), StartsWith("B=1 Hq=2 Hkv=2 Sq=256 Sk=256 "));
+  EXPECT_THAT(slow.at("plan").string_value(), StartsWith("reference"));
 }
 
 // A watch on the server's health that has seen it serving.
