@@ -6,7 +6,7 @@
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 
-#include <chrono>
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -163,6 +163,49 @@ TEST(HealthTest, ThreadsThatHangAreToldEverywhereUntilTheyGoOn) {
   prober.ExpectReady(true);
   context.TryCancel();
   watch->Finish();
+}
+
+// Self-attention of one head.
+inference::ModelInferRequest Call(int64_t length) {
+  inference::ModelInferRequest request;
+  request.set_model_name("attention");
+  const std::vector<float> values(static_cast<size_t>(length * 64), 0.5f);
+  for (const char* name : {"Q", "K", "V"}) {
+    auto& input = *request.add_inputs();
+    input.set_name(name);
+    input.set_datatype("FP32");
+    for (const int64_t axis : {int64_t{1}, int64_t{1}, length, int64_t{64}}) input.add_shape(axis);
+    request.add_raw_input_contents(values.data(), values.size() * sizeof(float));
+  }
+  return request;
+}
+
+TEST(HealthTest, OverloadChangesNothing) {
+  constexpr int kCallers = 16, kRefusals = 100;
+  const ServerProcess server({"--backend=reference", "--threads=1", "--max_queued_requests=2",
+                              "--memory_budget_bytes=16777216"});
+  const Prober prober(server);
+  const inference::ModelInferRequest request = Call(1024);  // some 100 ms of work
+  std::atomic<int> refused{0};
+  std::vector<std::thread> callers;
+  for (int n = 0; n < kCallers; ++n) {
+    callers.emplace_back([&] {
+      const auto stub = GRPCInferenceService::NewStub(
+          grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()));
+      while (refused < kRefusals) {
+        grpc::ClientContext context;
+        inference::ModelInferResponse response;
+        const grpc::Status status = stub->ModelInfer(&context, request, &response);
+        if (status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED) ++refused;
+      }
+    });
+  }
+  while (refused < kRefusals) {
+    prober.ExpectReady(true);
+    prober.ExpectLive();
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_THAT(server.Log(), ::testing::Not(::testing::HasSubstr("not ready")));
 }
 
 }  // namespace

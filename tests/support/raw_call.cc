@@ -29,6 +29,28 @@ void AppendHeader(const std::string& name, const std::string& value, std::string
   block += value;
 }
 
+std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload) {
+  const auto size = static_cast<uint32_t>(payload.size());
+  std::string frame;
+  for (int shift = 16; shift >= 0; shift -= 8) frame += static_cast<char>(size >> shift);
+  frame += static_cast<char>(type);
+  frame += static_cast<char>(flags);
+  for (int shift = 24; shift >= 0; shift -= 8) frame += static_cast<char>(stream >> shift);
+  return frame + payload;
+}
+
+// A message of `message_bytes` that begins with `bytes`.
+std::string DataFrames(uint32_t message_bytes, const std::string& bytes) {
+  std::string data(1, '\0');  // not compressed
+  for (int shift = 24; shift >= 0; shift -= 8) data += static_cast<char>(message_bytes >> shift);
+  data += bytes;
+  std::string frames;
+  for (size_t begin = 0; begin < data.size(); begin += kMaxFrameBytes) {
+    frames += Frame(kData, 0, kStream, data.substr(begin, kMaxFrameBytes));
+  }
+  return frames;
+}
+
 bool ReadExactly(int connection, size_t count, std::string& bytes) {
   bytes.resize(count);
   for (size_t have = 0; have < count;) {
@@ -41,12 +63,8 @@ bool ReadExactly(int connection, size_t count, std::string& bytes) {
 
 }  // namespace
 
-RawCall::RawCall(const std::string& address, const std::string& path,
-                 const std::map<std::string, std::string>& headers)
-    : connection_(ConnectTo(address)) {
-  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-  send(connection_, preface.data(), preface.size(), MSG_NOSIGNAL);
-  SendFrame(kSettings, 0, 0, "");
+std::string OpeningBytes(const std::string& address, const std::string& path,
+                         const std::map<std::string, std::string>& headers) {
   std::string block;
   AppendHeader(":method", "POST", block);
   AppendHeader(":scheme", "http", block);
@@ -55,21 +73,30 @@ RawCall::RawCall(const std::string& address, const std::string& path,
   AppendHeader("content-type", "application/grpc", block);
   AppendHeader("te", "trailers", block);
   for (const auto& [name, value] : headers) AppendHeader(name, value, block);
-  SendFrame(kHeaders, kEndHeaders, kStream, block);
+  return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(kSettings, 0, 0, "") +
+         Frame(kHeaders, kEndHeaders, kStream, block);
+}
+
+std::string MessageBytes(const std::string& message) {
+  return DataFrames(static_cast<uint32_t>(message.size()), message) +
+         Frame(kData, kEndStream, kStream, "");
+}
+
+RawCall::RawCall(const std::string& address, const std::string& path,
+                 const std::map<std::string, std::string>& headers)
+    : connection_(ConnectTo(address)) {
+  Send(OpeningBytes(address, path, headers));
 }
 
 RawCall::~RawCall() { close(connection_); }
 
 void RawCall::SendPart(uint32_t message_bytes, uint32_t sent_bytes) {
-  std::string bytes(1, '\0');  // not compressed
-  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(message_bytes >> shift);
-  bytes.resize(bytes.size() + sent_bytes);
-  for (size_t begin = 0; begin < bytes.size(); begin += kMaxFrameBytes) {
-    SendFrame(kData, 0, kStream, bytes.substr(begin, kMaxFrameBytes));
-  }
+  Send(DataFrames(message_bytes, std::string(sent_bytes, '\0')));
 }
 
-void RawCall::HalfClose() { SendFrame(kData, kEndStream, kStream, ""); }
+void RawCall::SendMessage(const std::string& message) { Send(MessageBytes(message)); }
+
+void RawCall::HalfClose() { Send(Frame(kData, kEndStream, kStream, "")); }
 
 int RawCall::WaitForStatus() {
   for (std::string header, payload; ReadExactly(connection_, kFrameHeaderBytes, header);) {
@@ -89,15 +116,8 @@ int RawCall::WaitForStatus() {
   return -1;
 }
 
-void RawCall::SendFrame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload) {
-  const auto size = static_cast<uint32_t>(payload.size());
-  std::string frame;
-  for (int shift = 16; shift >= 0; shift -= 8) frame += static_cast<char>(size >> shift);
-  frame += static_cast<char>(type);
-  frame += static_cast<char>(flags);
-  for (int shift = 24; shift >= 0; shift -= 8) frame += static_cast<char>(stream >> shift);
-  frame += payload;
-  send(connection_, frame.data(), frame.size(), MSG_NOSIGNAL);
+void RawCall::Send(const std::string& bytes) {
+  send(connection_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
 }  // namespace rapt::test

@@ -8,11 +8,17 @@
 
 namespace rapt::test {
 
+// What opens a connection and a call on it, and what sends its only message: together all that a
+// client ever says. `path` is "/inference.GRPCInferenceService/ModelInfer".
+std::string OpeningBytes(const std::string& address, const std::string& path,
+                         const std::map<std::string, std::string>& headers = {});
+std::string MessageBytes(const std::string& message);
+
 // One call on a connection of its own; the connection is closed on destruction, whatever the call
 // is doing then.
 class RawCall {
  public:
-  // Sends the headers. `path` is "/inference.GRPCInferenceService/ModelInfer".
+  // Sends the headers.
   RawCall(const std::string& address, const std::string& path,
           const std::map<std::string, std::string>& headers = {});
   ~RawCall();
@@ -22,6 +28,8 @@ class RawCall {
   // Announces a message of `message_bytes` and sends that many of them, at most as many as fit into
   // a fresh stream's window.
   void SendPart(uint32_t message_bytes, uint32_t sent_bytes);
+  // All of a message that fits into such a window, and no more comes.
+  void SendMessage(const std::string& message);
   // No more comes.
   void HalfClose();
 
@@ -30,7 +38,7 @@ class RawCall {
   int WaitForStatus();
 
  private:
-  void SendFrame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload);
+  void Send(const std::string& bytes);
 
   int connection_;
 };

@@ -1,0 +1,256 @@
+// Faults that a server meets in its life, as docs/operations.md lists them: it gives each its clear
+// answer, holds nothing afterwards, and serves everybody else meanwhile.
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/inference/grpc_service.pb.h"
+#include "proto/rapt/v1/attention.pb.h"
+#include "rapt/client.h"
+#include "tests/support/loopback.h"
+#include "tests/support/metrics_page.h"
+#include "tests/support/raw_call.h"
+#include "tests/support/server_process.h"
+
+namespace rapt::test {
+namespace {
+
+using client::AttendResult;
+using client::Client;
+using client::DType;
+using client::TensorView;
+using grpc::StatusCode;
+
+constexpr char kInferPath[] = "/inference.GRPCInferenceService/ModelInfer";
+constexpr char kAttendPath[] = "/rapt.v1.AttentionService/Attend";
+constexpr int64_t kMiB = 1 << 20;
+
+std::unique_ptr<Client> ConnectClient(const ServerProcess& server,
+                                      const client::Options& options = {}) {
+  auto client = Client::Connect(server.grpc_address(), options);
+  EXPECT_TRUE(client.ok()) << client.status();
+  return client.ok() ? *std::move(client) : nullptr;
+}
+
+// Self-attention over 0.5 everywhere, which is 0.5 everywhere.
+absl::Status AttendRightly(Client& client, const client::CallOptions& options = {}) {
+  const std::vector<float> x(2 * 8 * 4, 0.5f);
+  const TensorView tokens = client::View<float>({1, 2, 8, 4}, x);
+  const absl::StatusOr<AttendResult> result =
+      client.Attend({.q = tokens, .k = tokens, .v = tokens}, options);
+  if (!result.ok()) return result.status();
+  for (const float y : result->y.values<float>()) {
+    if (y != 0.5f) return absl::InternalError(absl::StrCat("a mean of 0.5 came as ", y));
+  }
+  return absl::OkStatus();
+}
+
+void ExpectRightAnswers(const ServerProcess& server, int calls) {
+  const std::unique_ptr<Client> client = ConnectClient(server);
+  ASSERT_NE(client, nullptr);
+  for (int n = 0; n < calls; ++n) EXPECT_EQ(AttendRightly(*client), absl::OkStatus());
+}
+
+void WaitUntilNothingIsHeld(const ServerProcess& server) {
+  WaitForMetric(server, "rapt_open_calls", 0);
+  WaitForMetric(server, "rapt_memory_reserved_bytes", 0);
+  WaitForMetric(server, "rapt_queue_depth", 0);
+}
+
+// `length` queries and keys of one element, and all their weights asked for.
+inference::ModelInferRequest WeightsRequest(int64_t length) {
+  inference::ModelInferRequest request;
+  request.set_model_name("attention");
+  const std::vector<float> values(length, 1);
+  for (const char* name : {"Q", "K", "V"}) {
+    auto& input = *request.add_inputs();
+    input.set_name(name);
+    input.set_datatype("FP32");
+    for (const int64_t axis : {int64_t{1}, int64_t{1}, length, int64_t{1}}) input.add_shape(axis);
+    request.add_raw_input_contents(values.data(), values.size() * sizeof(float));
+  }
+  request.add_outputs()->set_name("qk_matmul_output");
+  return request;
+}
+
+// --- Slow callers --------------------------------------------------------------------------------
+
+TEST(FaultsTest, SlowReadersLoseTheirAnswersAtTheDeadlineAndNobodyElseWaits) {
+  constexpr int kReaders = 8;
+  const ServerProcess server({"--default_deadline=3s", "--threads=1"});
+  const std::string request = WeightsRequest(1000).SerializeAsString();  // 4 MB of weights
+  std::vector<std::unique_ptr<RawCall>> readers;
+  for (int n = 0; n < kReaders; ++n) {
+    readers.push_back(std::make_unique<RawCall>(server.grpc_address(), kInferPath));
+    readers.back()->SendMessage(request);  // and nothing is read: 64 KiB of the answer can leave
+  }
+  WaitForMetric(server, "rapt_open_calls", kReaders);
+  ExpectRightAnswers(server, 20);
+  WaitUntilNothingIsHeld(server);
+  EXPECT_EQ(ReadMetric(server, "rapt_deadline_exceeded_total"), kReaders);
+  EXPECT_GT(ReadMetric(server, "rapt_deadline_exceeded_total", {{"phase", "send"}}), 0);
+}
+
+TEST(FaultsTest, SlowWritersAreEvictedAndSmallCallsPassThemMeanwhile) {
+  constexpr int kWriters = 6;  // of which the budget has room for some
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", 256 * kMiB),
+                              "--min_receive_bytes_per_second=67108864"});
+  std::vector<std::unique_ptr<RawCall>> writers;
+  for (int n = 0; n < kWriters; ++n) {
+    writers.push_back(std::make_unique<RawCall>(server.grpc_address(), kInferPath));
+    writers.back()->SendPart(24 * kMiB, 60'000);
+  }
+  WaitForMetric(server, "rapt_open_calls", kWriters);
+  ExpectRightAnswers(server, 20);
+  for (const auto& writer : writers) {
+    EXPECT_EQ(writer->WaitForStatus(), StatusCode::RESOURCE_EXHAUSTED);
+  }
+  EXPECT_GT(ReadMetric(server, "rapt_rejected_total", {{"reason", "slow_sender"}}), 0);
+  WaitUntilNothingIsHeld(server);
+}
+
+// --- Garbage -------------------------------------------------------------------------------------
+
+// Spoils some bytes, as lines and attackers do: other ones, fewer, or some of them twice.
+std::string Spoil(std::string bytes, std::mt19937& random) {
+  const auto below = [&random](size_t n) { return n == 0 ? 0 : random() % n; };
+  for (size_t faults = 1 + below(4); faults > 0 && !bytes.empty(); --faults) {
+    const size_t at = below(bytes.size());
+    switch (below(4)) {
+      case 0:
+        bytes[at] = static_cast<char>(random());
+        break;
+      case 1:
+        bytes[at] = static_cast<char>(bytes[at] ^ 1 << below(8));
+        break;
+      case 2:
+        bytes.erase(at, below(16));
+        break;
+      default:
+        bytes.insert(at, bytes.substr(below(bytes.size()), below(32)));
+    }
+  }
+  return bytes;
+}
+
+TEST(FaultsTest, SpoiledConversationsLeaveNothingBehind) {
+  const ServerProcess server({"--default_deadline=2s"});
+  const std::string conversation = OpeningBytes(server.grpc_address(), kInferPath) +
+                                   MessageBytes(WeightsRequest(8).SerializeAsString());
+  std::mt19937 random(7);
+  for (int n = 0; n < 300; ++n) Exchange(server.grpc_address(), Spoil(conversation, random));
+  for (int n = 0; n < 30; ++n) {
+    std::string noise(random() % 4096, '\0');
+    for (char& byte : noise) byte = static_cast<char>(random());
+    Exchange(server.grpc_address(), noise);
+    Exchange(server.metrics_address(), noise);
+  }
+  WaitUntilNothingIsHeld(server);
+  ExpectRightAnswers(server, 5);
+}
+
+// The status of one call whose message are these bytes.
+grpc::Status SendBytes(grpc::GenericStub& stub, const char* path, const std::string& message) {
+  grpc::Slice slice(message);
+  grpc::ByteBuffer bytes(&slice, 1), answer;
+  grpc::ClientContext context;
+  std::promise<grpc::Status> status;
+  stub.UnaryCall(&context, path, grpc::StubOptions(), &bytes, &answer,
+                 [&status](grpc::Status s) { status.set_value(std::move(s)); });
+  return status.get_future().get();
+}
+
+TEST(FaultsTest, SpoiledMessagesGetAClearAnswer) {
+  const ServerProcess server;
+  rapt::v1::AttendRequest attend;
+  for (rapt::v1::Tensor* tensor : {attend.mutable_q(), attend.mutable_k(), attend.mutable_v()}) {
+    tensor->set_dtype(rapt::v1::FP32);
+    for (const int64_t axis : {1, 1, 4, 4}) tensor->add_shape(axis);
+    tensor->set_data(std::string(64, '\0'));
+  }
+  const std::pair<const char*, std::string> messages[] = {
+      {kInferPath, WeightsRequest(8).SerializeAsString()},
+      {kAttendPath, attend.SerializeAsString()}};
+  grpc::GenericStub stub(
+      grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()));
+  std::mt19937 random(11);
+  for (const auto& [path, message] : messages) {
+    EXPECT_TRUE(SendBytes(stub, path, message).ok());
+    for (int n = 0; n < 500; ++n) {
+      const std::string spoiled = Spoil(message, random);
+      const grpc::Status status = SendBytes(stub, path, spoiled);
+      EXPECT_THAT(
+          status.error_code(),
+          ::testing::AnyOf(StatusCode::OK, StatusCode::INVALID_ARGUMENT, StatusCode::NOT_FOUND,
+                           StatusCode::UNIMPLEMENTED, StatusCode::RESOURCE_EXHAUSTED))
+          << path << " " << n << ": " << status.error_message();
+      EXPECT_EQ(status.ok(), status.error_message().empty());
+    }
+  }
+  WaitUntilNothingIsHeld(server);
+}
+
+// --- NaN -----------------------------------------------------------------------------------------
+
+// A type's element without its sign, and the one of infinity: what is above that is NaN.
+bool AreAllNan(const client::Tensor& tensor) {
+  const auto all_above = [&tensor](auto infinity, auto sign) {
+    decltype(infinity) bits;
+    for (size_t at = 0; at < tensor.bytes().size(); at += sizeof(bits)) {
+      std::memcpy(&bits, tensor.bytes().data() + at, sizeof(bits));
+      if ((bits & ~sign) <= infinity) return false;
+    }
+    return !tensor.bytes().empty();
+  };
+  switch (tensor.dtype()) {
+    case DType::kFloat16:
+      return all_above(uint16_t{0x7C00}, uint16_t{0x8000});
+    case DType::kBFloat16:
+      return all_above(uint16_t{0x7F80}, uint16_t{0x8000});
+    case DType::kFloat64:
+      return all_above(uint64_t{0x7FF0000000000000}, uint64_t{0x8000000000000000});
+    default:
+      return all_above(uint32_t{0x7F800000}, uint32_t{0x80000000});
+  }
+}
+
+TEST(FaultsTest, NanEverywhereIsAnsweredAndLeavesNothingBehind) {
+  const ServerProcess server({"--threads=2"});
+  const std::unique_ptr<Client> client = ConnectClient(server);
+  ASSERT_NE(client, nullptr);
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    for (const int64_t length : {3, 300}) {  // on the calling thread, and on all of them
+      const client::Shape shape = {1, 2, length, 64};
+      const auto size = static_cast<size_t>(2 * length * 64 * client::SizeOf(dtype));
+      const std::vector<std::byte> clean(size, std::byte{0x38});  // some number of every type
+      const std::vector<std::byte> nan(size, std::byte{0xFF});
+      const auto attend = [&](const std::vector<std::byte>& bytes) {
+        const TensorView x = {dtype, shape, bytes};
+        const absl::StatusOr<AttendResult> result =
+            client->Attend({.q = x, .k = x, .v = x, .wants_lse = true});
+        EXPECT_TRUE(result.ok()) << result.status();
+        return result.ok() ? *result : AttendResult();
+      };
+      const AttendResult before = attend(clean);
+      EXPECT_FALSE(AreAllNan(before.y));
+      const AttendResult poisoned = attend(nan);
+      EXPECT_TRUE(AreAllNan(poisoned.y)) << client::NameOf(dtype) << " " << length;
+      EXPECT_TRUE(AreAllNan(*poisoned.lse)) << client::NameOf(dtype) << " " << length;
+      EXPECT_EQ(attend(clean).y.bytes(), before.y.bytes()) << client::NameOf(dtype);
+    }
+  }
+  WaitUntilNothingIsHeld(server);
+}
+
+}  // namespace
+}  // namespace rapt::test
