@@ -39,6 +39,7 @@
 #include "server/wire/oip/service.h"
 #include "server/wire/open_calls.h"
 #include "server/wire/rapt/service.h"
+#include "server/wire/receive_quota.h"
 #include "server/wire/stream_counts.h"
 #include "server/wire/tensor_call.h"
 #include "server/wire/tensor_methods.h"
@@ -184,13 +185,12 @@ std::string AddressesOf(const Options& options, int port) {
   return absl::StrJoin(addresses, ",");
 }
 
-GrpcSettings GrpcSettingsOf(const Options& options, const AdmissionGate& gate) {
+GrpcSettings GrpcSettingsOf(const Options& options, const ReceiveQuota& quota) {
   return {.address = options.grpc_address,
           .unix_socket = options.unix_socket,
           .unix_socket_mode = options.unix_socket_mode,
           .max_message_bytes = options.max_message_bytes,
-          .max_open_calls = options.max_open_calls,
-          .message_memory_bytes = gate.LimitOf(AdmissionGate::Share::kReceive)};
+          .quota = quota};
 }
 
 // What the parts know of themselves, read at every scrape.
@@ -296,7 +296,9 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   Metrics metrics;
   Executor executor(options.threads, memory.clock);
   Engine engine(plan_options, memory.gate, memory.pool, executor);
-  OpenCalls open_calls({options.max_open_calls, options.max_calls_per_caller});
+  ReceiveQuota quota(memory.gate.LimitOf(AdmissionGate::Share::kReceive));
+  OpenCalls open_calls({options.max_open_calls, options.max_calls_per_caller},
+                       [&] { quota.Follow(open_calls); });
   const Housekeeper housekeeper(memory, open_calls);
   StreamCounts streams;
   Readiness readiness(*std::move(canary), options.stall_timeout, executor, memory.timer,
@@ -330,7 +332,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
 
   const auto http = HttpEndpoint::Start(options.metrics_address, metrics, is_ready);
   if (!http.ok()) return Complain(http.status(), kExitFailure);
-  const auto grpc_server = StartGrpc(GrpcSettingsOf(options, memory.gate), tensor_methods,
+  const auto grpc_server = StartGrpc(GrpcSettingsOf(options, quota), tensor_methods,
                                      {oip_service.get(), native_service.get()},
                                      {oip::kServiceName, native::kServiceName});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);

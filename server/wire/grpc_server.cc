@@ -4,7 +4,6 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/resource_quota.h>
 
 #include <atomic>
 
@@ -16,14 +15,8 @@
 namespace rapt {
 namespace {
 
-// What a call that does not read yet may have sent all the same: its stream's flow-control window.
-constexpr int kStreamWindowBytes = 64 * 1024;
-
 // Fewer and larger slices to read from. Measured, as everything in docs/tuning.md.
 constexpr int kFrameBytes = 1 << 20;
-
-// gRPC's own share of memory beside messages: connections, headers, what is on its way to a socket.
-constexpr int64_t kGrpcOwnBytes = int64_t{64} << 20;
 
 std::atomic<bool> log_grpc_errors{false};
 
@@ -32,15 +25,8 @@ void LogFromGrpc(gpr_log_func_args* args) {
   Log(LogLevel::kError, "grpc", {{"message", args->message}});
 }
 
-// What gRPC may take: above whatever is admitted, so that it never has to choose a stream to kill,
-// unless callers send more than they declared.
-size_t QuotaBytes(const GrpcSettings& settings) {
-  return static_cast<size_t>(settings.message_memory_bytes + kGrpcOwnBytes +
-                             settings.max_open_calls * kStreamWindowBytes);
-}
-
 void LimitMemory(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
-  builder.SetResourceQuota(grpc::ResourceQuota("rapt").Resize(QuotaBytes(settings)));
+  builder.SetResourceQuota(settings.quota.quota());
   // The window that a stream has before somebody reads it. It grows with the measured bandwidth
   // unless the probe is off, and then calls that wait for memory would take it.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/wire/receive_quota.h"
 #include "server/wire/tensor_methods.h"
 
 namespace rapt {
@@ -20,8 +21,7 @@ struct GrpcSettings {
   std::string unix_socket;  // the path of one beside it; empty: none
   int unix_socket_mode = 0600;
   int max_message_bytes = 0;
-  int64_t max_open_calls = 0;
-  int64_t message_memory_bytes = 0;  // what calls may hold of messages, as they are admitted
+  const ReceiveQuota& quota;
 };
 
 struct GrpcServer {

@@ -6,6 +6,12 @@
 namespace rapt {
 
 absl::Status OpenCalls::Enter(const std::string& caller) {
+  absl::Status status = Count(caller);
+  if (status.ok()) on_change_();
+  return status;
+}
+
+absl::Status OpenCalls::Count(const std::string& caller) {
   MutexLock lock(mutex_);
   if (count_ >= limits_.calls) {
     return Reject(Rejection::kOpenCalls, absl::StatusCode::kResourceExhausted,
@@ -24,11 +30,14 @@ absl::Status OpenCalls::Enter(const std::string& caller) {
 }
 
 void OpenCalls::Leave(const std::string& caller) {
-  MutexLock lock(mutex_);
-  ++served_;
-  const auto calls = by_caller_.find(caller);
-  if (--calls->second == 0) by_caller_.erase(calls);
-  if (--count_ == 0) none_.SignalAll();
+  {
+    MutexLock lock(mutex_);
+    ++served_;
+    const auto calls = by_caller_.find(caller);
+    if (--calls->second == 0) by_caller_.erase(calls);
+    if (--count_ == 0) none_.SignalAll();
+  }
+  on_change_();
 }
 
 int64_t OpenCalls::served() const {

@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -22,7 +24,10 @@ class OpenCalls {
     int64_t calls_per_caller = 0;
   };
 
-  explicit OpenCalls(Limits limits) : limits_(limits) {}
+  // `on_change` is called, on any thread and outside the lock, whenever count() has changed.
+  explicit OpenCalls(
+      Limits limits, std::function<void()> on_change = [] {})
+      : limits_(limits), on_change_(std::move(on_change)) {}
 
   // ResourceExhausted, with the limit, where the server or this caller has too many open; then
   // there is nothing to leave.
@@ -37,7 +42,10 @@ class OpenCalls {
   bool WaitUntilNone(std::chrono::nanoseconds timeout);
 
  private:
+  absl::Status Count(const std::string& caller);
+
   const Limits limits_;
+  const std::function<void()> on_change_;
   mutable Mutex mutex_;
   CondVar none_;
   int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;

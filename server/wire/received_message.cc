@@ -3,8 +3,9 @@
 namespace rapt {
 
 absl::Status ReceivedMessage::Take(grpc::ByteBuffer& buffer) {
-  const grpc::Status status = buffer.Dump(&slices_);
-  buffer.Clear();
+  Clear();
+  buffer_.Swap(&buffer);
+  const grpc::Status status = buffer_.Dump(&slices_);
   if (!status.ok()) return absl::InvalidArgumentError("the message can't be read");
   places_ = PlacesOf(slices_);
   return absl::OkStatus();
@@ -13,6 +14,7 @@ absl::Status ReceivedMessage::Take(grpc::ByteBuffer& buffer) {
 void ReceivedMessage::Clear() {
   places_ = {};
   slices_ = {};
+  buffer_.Clear();
 }
 
 }  // namespace rapt

@@ -24,6 +24,9 @@ class ReceivedMessage {
   MessageBytes bytes() const { return {{places_, 0}, size()}; }
 
  private:
+  // Lets go of the slices after slices_: releasing a last reference to a slice may make gRPC take
+  // memory back from others, which crashes (1.51) unless it is a ByteBuffer that releases it.
+  grpc::ByteBuffer buffer_;
   std::vector<grpc::Slice> slices_;
   std::vector<ByteSlice> places_;  // of those that are not empty
 };

@@ -33,6 +33,7 @@ using grpc::StatusCode;
 using inference::GRPCInferenceService;
 using inference::ModelInferRequest;
 using inference::ModelInferResponse;
+using ::testing::AnyOf;
 
 constexpr char kInferPath[] = "/inference.GRPCInferenceService/ModelInfer";
 constexpr int64_t kMiB = 1 << 20;
@@ -157,25 +158,28 @@ struct Tally {
   }
 };
 
+// On so many threads at once, each to its end.
+void OnThreads(int count, const std::function<void()>& run) {
+  std::vector<std::thread> threads(count);
+  for (std::thread& thread : threads) thread = std::thread(run);
+  for (std::thread& thread : threads) thread.join();
+}
+
 // Callers of their own connections, each sending the request again and again.
 void RunCallers(const ServerProcess& server, const ModelInferRequest& request, int callers,
                 int calls_each, bool declare_size, Tally& tally) {
-  std::vector<std::thread> threads;
-  for (int n = 0; n < callers; ++n) {
-    threads.emplace_back([&] {
-      const auto stub = GRPCInferenceService::NewStub(Connect(server));
-      for (int call = 0; call < calls_each; ++call) {
-        grpc::ClientContext context;
-        if (declare_size) {
-          context.AddMetadata("rapt-message-bytes", std::to_string(request.ByteSizeLong()));
-        }
-        ModelInferResponse response;
-        const grpc::Status status = stub->ModelInfer(&context, request, &response);
-        tally.Note(status, response);
+  OnThreads(callers, [&] {
+    const auto stub = GRPCInferenceService::NewStub(Connect(server));
+    for (int call = 0; call < calls_each; ++call) {
+      grpc::ClientContext context;
+      if (declare_size) {
+        context.AddMetadata("rapt-message-bytes", std::to_string(request.ByteSizeLong()));
       }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+      ModelInferResponse response;
+      const grpc::Status status = stub->ModelInfer(&context, request, &response);
+      tally.Note(status, response);
+    }
+  });
 }
 
 TEST(PressureTest, MemoryStaysWithinTheBudgetUnderEveryMix) {
@@ -223,6 +227,61 @@ TEST(PressureTest, MemoryStaysWithinTheBudgetUnderEveryMix) {
   // After the burst it falls back.
   while (kMemoryTells && RssAnonBytes(server.pid()) > 64 * kMiB) {
   }
+}
+
+// One call whose message is serialized already, on a connection of its own; what came of it.
+grpc::Status CallRaw(const ServerProcess& server, const std::string& message, int64_t declared) {
+  const grpc::Slice slice(message.data(), message.size(), grpc::Slice::STATIC_SLICE);
+  const grpc::ByteBuffer bytes(&slice, 1);
+  grpc::GenericStub stub(Connect(server));
+  grpc::ClientContext context;
+  context.AddMetadata("rapt-message-bytes", std::to_string(declared));
+  grpc::ByteBuffer answer;
+  std::promise<grpc::Status> promise;
+  stub.UnaryCall(&context, kInferPath, grpc::StubOptions(), &bytes, &answer,
+                 [&](grpc::Status s) { promise.set_value(std::move(s)); });
+  return promise.get_future().get();
+}
+
+// Nothing but gRPC's own quota is in the way of their messages. It closes connections, whose
+// soever, so that an honest caller may have to try again.
+TEST(PressureTest, MemoryStaysWithinTheBudgetWhenManySendMoreThanTheyDeclare) {
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget), "--threads=2"});
+  constexpr int kLiars = 40, kHonest = 16, kCallsEach = 3;
+  const std::string lie = Call(1, 96 * 1024, 64).SerializeAsString();  // 48 MiB
+  const std::string truth = Call(1, 4, 4).SerializeAsString();
+  std::atomic<int> lies_in_words{0}, right{0};
+  int64_t peak;
+  {
+    const MemoryWatch watch(server.pid());
+    std::thread liars([&] {
+      OnThreads(kLiars, [&] {
+        for (int call = 0; call < kCallsEach; ++call) {
+          const StatusCode code = CallRaw(server, lie, kMiB).error_code();
+          EXPECT_THAT(code, AnyOf(StatusCode::INVALID_ARGUMENT, StatusCode::RESOURCE_EXHAUSTED,
+                                  StatusCode::UNAVAILABLE));
+          if (code == StatusCode::INVALID_ARGUMENT) ++lies_in_words;
+        }
+      });
+    });
+    OnThreads(kHonest, [&] {
+      for (int call = 0; call < 20; ++call) {
+        const StatusCode code =
+            CallRaw(server, truth, static_cast<int64_t>(truth.size())).error_code();
+        EXPECT_THAT(code,
+                    AnyOf(StatusCode::OK, StatusCode::RESOURCE_EXHAUSTED, StatusCode::UNAVAILABLE));
+        if (code == StatusCode::OK) ++right;
+      }
+    });
+    liars.join();
+    peak = watch.peak();
+  }
+  std::printf("peak RssAnon %ld MiB; lies received whole %d, right answers %d\n",
+              static_cast<long>(peak / kMiB), lies_in_words.load(), right.load());
+  EXPECT_LE(peak, kMemoryTells ? kBudget + 128 * kMiB + (kLiars + kHonest) * 64 * 1024 : kNoLimit);
+  EXPECT_GT(right, 0);
+  WaitUntilNothingIsHeld(server);
+  EXPECT_TRUE(CallRaw(server, truth, static_cast<int64_t>(truth.size())).ok()) << "it still serves";
 }
 
 // --- What no honest caller sends -----------------------------------------------------------------
@@ -302,17 +361,10 @@ TEST(HostileMessageTest, ManyEmptyStructuresAreRefusedBeforeTheyAreMade) {
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget), "--threads=1"});
   std::string message;
   for (int n = 0; n < 10'000'000; ++n) message.append("\x2A\x00", 2);
-  grpc::Slice slice(message);
-  grpc::ByteBuffer bytes(&slice, 1), answer;
   int64_t peak;
   {
     const MemoryWatch watch(server.pid());
-    grpc::ClientContext context;
-    std::promise<grpc::Status> promise;
-    grpc::GenericStub stub(Connect(server));
-    stub.UnaryCall(&context, kInferPath, grpc::StubOptions(), &bytes, &answer,
-                   [&](grpc::Status s) { promise.set_value(std::move(s)); });
-    const grpc::Status status = promise.get_future().get();
+    const grpc::Status status = CallRaw(server, message, static_cast<int64_t>(message.size()));
     EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();
     peak = watch.peak();
   }
