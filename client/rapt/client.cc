@@ -4,9 +4,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
-#include <condition_variable>
 #include <limits>
-#include <mutex>
 #include <random>
 #include <utility>
 #include <vector>
@@ -79,12 +77,17 @@ absl::StatusOr<AttendResult> Read(const WantedOutputs& wanted, const grpc::ByteB
 
 absl::Status Stopped() { return absl::CancelledError("a stop was requested"); }
 
-// False when a stop was requested first.
-bool SleepFor(std::chrono::nanoseconds duration, const std::stop_token& stop) {
-  std::mutex mutex;
-  std::condition_variable_any never;
-  std::unique_lock<std::mutex> lock(mutex);
-  never.wait_for(lock, stop, duration, [] { return false; });
+// False when a stop was requested first. Somebody has to wait on a channel for it to connect again:
+// gRPC itself looks every 5 s, long after the last retry.
+bool WaitBeforeRetry(std::chrono::nanoseconds delay, grpc::Channel& channel,
+                     const std::stop_token& stop) {
+  constexpr std::chrono::milliseconds kStopIsNoticedWithin{20};
+  const Deadline end = Deadline::After(delay);
+  while (!stop.stop_requested() && end.left() > end.left().zero()) {
+    const auto turn = std::min<std::chrono::nanoseconds>(end.left(), kStopIsNoticedWithin);
+    channel.WaitForStateChange(channel.GetState(/*try_to_connect=*/true),
+                               Deadline::After(turn).ToGrpc());
+  }
   return !stop.stop_requested();
 }
 
@@ -176,15 +179,18 @@ absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const De
     grpc::ClientContext context;
     context.set_deadline(deadline.ToGrpc());
     absl::Status status;
+    grpc::Channel* channel;  // of connections_, which stay
     {
       const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
       const ConnectionLease connection = connections_.LeastBusy();
-      status = connections_.FromGrpc(method(*connection, &context, &response));
+      channel = connection->channel.get();
+      const grpc::Status answer = method(*connection, &context, &response);
+      status = connections_.FromGrpc(answer, options.stop.stop_requested());
     }
     if (status.ok()) return response;
     const auto delay = DelayBeforeRetry(policy, status, attempts, deadline);
     if (!delay) return status;
-    if (!SleepFor(*delay, options.stop)) return Stopped();
+    if (!WaitBeforeRetry(*delay, *channel, options.stop)) return Stopped();
   }
 }
 
@@ -284,7 +290,7 @@ class Client::AsyncAttend {
   void OnAttempt(const grpc::Status& grpc_status) {
     connection_.reset();
     sent_.Clear();
-    const absl::Status status = core_.connections().FromGrpc(grpc_status);
+    const absl::Status status = core_.connections().FromGrpc(grpc_status, WasStopped());
     if (status.ok()) return EndWith(Read(wanted_, received_));
     const auto delay =
         core_.DelayBeforeRetry(core_.options().retries, status, attempts_, deadline_);
@@ -305,12 +311,13 @@ class Client::AsyncAttend {
     if (stopped) alarm->Cancel();
   }
 
+  bool WasStopped() {
+    MutexLock lock(mutex_);
+    return stopped_;
+  }
+
   void OnAlarm() {
-    bool stopped;
-    {
-      MutexLock lock(mutex_);
-      stopped = stopped_;
-    }
+    const bool stopped = WasStopped();
     if (result_) return End();
     if (!request_.ok()) return EndWith(request_.status());
     if (stopped) return EndWith(Stopped());

@@ -32,7 +32,8 @@ namespace rapt::client {
 
 // When a failed attempt is made again. Every method is stateless, so that repeating one is safe
 // whatever became of the first attempt. UNAVAILABLE is retried: the server drains, restarts or went
-// away. Nothing else is, but for RESOURCE_EXHAUSTED where the caller says so.
+// away; so is CANCELLED where nobody stopped the call, which is how gRPC meets those that come last
+// to a server that leaves. Nothing else is, but for RESOURCE_EXHAUSTED where the caller says so.
 struct RetryPolicy {
   int max_attempts = 4;  // the first one counts; 1: no retries
 

@@ -78,8 +78,10 @@ ConnectionLease Connections::LeastBusy() {
                          [&busy](const auto& a, const auto& b) { return busy(a) < busy(b); }));
 }
 
-absl::Status Connections::FromGrpc(const grpc::Status& status) const {
-  const auto code = static_cast<absl::StatusCode>(status.error_code());
+absl::Status Connections::FromGrpc(const grpc::Status& status, bool was_stopped) const {
+  auto code = static_cast<absl::StatusCode>(status.error_code());
+  // What gRPC tells callers that come while a server leaves.
+  if (code == absl::StatusCode::kCancelled && !was_stopped) code = absl::StatusCode::kUnavailable;
   if (code != absl::StatusCode::kUnavailable) return absl::Status(code, status.error_message());
   return absl::UnavailableError(absl::StrCat(address_, ": ", status.error_message()));
 }

@@ -55,8 +55,9 @@ class Connections {
   // one call after the other stays on one warm connection.
   ConnectionLease LeastBusy();
 
-  // The same code and message; Unavailable with the address before it.
-  absl::Status FromGrpc(const grpc::Status& status) const;
+  // The same code and message; Unavailable with the address before it, which is also what Cancelled
+  // means unless the caller stopped the call.
+  absl::Status FromGrpc(const grpc::Status& status, bool was_stopped) const;
 
  private:
   const std::string address_;

@@ -193,6 +193,14 @@ TEST_P(AttendFaultsTest, UnavailableIsRetried) {
   EXPECT_EQ(server.calls(), 3);
 }
 
+TEST_P(AttendFaultsTest, ACancellationThatNobodyAskedForIsRetried) {
+  ScriptedServer server(FailFirst(1, {grpc::CANCELLED, "CANCELLED"}));
+  const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
+  const Call call(7);
+  EXPECT_EQ(ValueOf(Attend(*client, call)), 7);
+  EXPECT_EQ(server.calls(), 2);
+}
+
 TEST_P(AttendFaultsTest, RetriesEnd) {
   ScriptedServer server(FailFirst(100, {grpc::UNAVAILABLE, "draining"}));
   const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
@@ -204,7 +212,7 @@ TEST_P(AttendFaultsTest, RetriesEnd) {
 
 TEST_P(AttendFaultsTest, OtherErrorsStandAtOnceWithCodeAndMessage) {
   for (const grpc::StatusCode code :
-       {grpc::INVALID_ARGUMENT, grpc::RESOURCE_EXHAUSTED, grpc::DEADLINE_EXCEEDED, grpc::CANCELLED,
+       {grpc::INVALID_ARGUMENT, grpc::RESOURCE_EXHAUSTED, grpc::DEADLINE_EXCEEDED,
         grpc::UNIMPLEMENTED, grpc::INTERNAL, grpc::UNKNOWN, grpc::NOT_FOUND, grpc::ABORTED}) {
     ScriptedServer server(FailFirst(100, {code, "k has head size 64"}));
     const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});

@@ -5,12 +5,16 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <future>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -30,6 +34,7 @@ using client::Client;
 using client::DType;
 using client::TensorView;
 using grpc::StatusCode;
+using std::chrono::milliseconds;
 
 constexpr char kInferPath[] = "/inference.GRPCInferenceService/ModelInfer";
 constexpr char kAttendPath[] = "/rapt.v1.AttentionService/Attend";
@@ -251,6 +256,53 @@ TEST(FaultsTest, NanEverywhereIsAnsweredAndLeavesNothingBehind) {
   }
   WaitUntilNothingIsHeld(server);
 }
+
+// --- Servers that go and come back ---------------------------------------------------------------
+
+class RestartTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(RestartTest, ClientsThatRetryMissNothing) {
+  constexpr int kCallers = 4, kRestarts = 3;
+  auto server = std::make_unique<ServerProcess>();
+  const std::string address = server->grpc_address();
+  const std::unique_ptr<Client> client = ConnectClient(
+      *server, {.retries = {.max_attempts = 1'000'000, .max_backoff = milliseconds(100)}});
+  ASSERT_NE(client, nullptr);
+  std::atomic<int64_t> answered{0};
+  std::atomic<bool> stop{false};
+  std::vector<absl::Status> errors(kCallers);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&, caller] {
+      while (!stop) {
+        errors[caller].Update(AttendRightly(*client, {.timeout = std::chrono::hours(1)}));
+        ++answered;
+        answered.notify_all();
+      }
+    });
+  }
+  const auto wait_for_more = [&answered](int64_t more) {
+    const int64_t count = answered + more;
+    for (int64_t now = answered; now < count; now = answered) answered.wait(now);
+  };
+  for (int n = 0; n < kRestarts; ++n) {
+    wait_for_more(50);
+    server->Signal(GetParam());
+    EXPECT_EQ(server->Wait(), GetParam() == SIGKILL ? -SIGKILL : 0);
+    server = std::make_unique<ServerProcess>(
+        std::vector<std::string>{absl::StrCat("--grpc_address=", address)});
+  }
+  wait_for_more(50);
+  stop = true;
+  for (std::thread& caller : callers) caller.join();
+  for (int caller = 0; caller < kCallers; ++caller) {
+    EXPECT_EQ(errors[caller], absl::OkStatus()) << "caller " << caller;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, RestartTest, ::testing::Values(SIGKILL, SIGTERM), [](const auto& info) {
+  return std::string(info.param == SIGKILL ? "Killed" : "Terminated");
+});
 
 }  // namespace
 }  // namespace rapt::test
