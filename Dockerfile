@@ -20,7 +20,7 @@ COPY server server
 COPY client client
 COPY deploy/packaging deploy/packaging
 RUN cmake --preset release -DRAPT_BUILD_TESTS=OFF && \
-    cmake --build build/release --target rapt-server rapt --parallel "$(nproc)" && \
+    cmake --build build/release --target rapt-server rapt rapt-load --parallel "$(nproc)" && \
     cd build/release && cpack && mv rapt-server_*.deb /rapt-server.deb
 
 FROM debian:bookworm-slim AS cpu

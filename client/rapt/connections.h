@@ -55,6 +55,11 @@ class Connections {
   // one call after the other stays on one warm connection.
   ConnectionLease LeastBusy();
 
+  // For who spreads calls himself; `i` counts on from the last one at the first again.
+  const Connection& at(int i) const {
+    return *connections_[static_cast<size_t>(i) % connections_.size()];
+  }
+
   // The same code and message; Unavailable with the address before it, which is also what Cancelled
   // means unless the caller stopped the call.
   absl::Status FromGrpc(const grpc::Status& status, bool was_stopped) const;

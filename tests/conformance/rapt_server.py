@@ -46,6 +46,9 @@ class RaptServer:
         self._process.stdout.close()
         assert status == 0, f"rapt-server ended with {status}; the log:\n{log}"
 
+    def signal(self, number):
+        self._process.send_signal(number)
+
     def _read_log(self):
         self._log.seek(0)
         return self._log.read()

@@ -53,11 +53,13 @@ RULES = {
     # The command line speaks through the library; `--local` computes in process.
     "client/cli/": ("client/console/", "client/rapt/", ATTENTION, "server/base/"),
     "client/console/": (),
+    # The load tester sends what the library has encoded, and checks answers against the definition.
+    "client/load/": ("client/console/", "client/rapt/", "proto/", ATTENTION, "server/base/"),
 }
 
 # Who may know what travels or is scraped; everybody else is free of these libraries.
 WIRE_LIBRARIES = ("grpc", "google/protobuf/", "prometheus/", "civetweb", "CivetServer")
-KNOWS_WIRE_LIBRARIES = ("server/main.cc", "server/wire/", "server/metrics/", "client/rapt/")
+KNOWS_WIRE_LIBRARIES = ("server/main.cc", "server/wire/", "server/metrics/", "client/rapt/", "client/load/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 OURS = ("server/", "client/", "proto/", "tests/", "bench/")

@@ -1,0 +1,125 @@
+#include "client/load/compare.h"
+
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/load/random.h"
+
+namespace rapt::load {
+namespace {
+
+using google::protobuf::Struct;
+using google::protobuf::Value;
+
+constexpr const char* kFigures[] = {"rate", "p50 ms", "p99 ms"};
+
+// What follows the names from the top; an empty value where there is none.
+const Value& At(const Struct& json, const std::vector<const char*>& names) {
+  static const Value* const none = new Value();
+  const Struct* object = &json;
+  const Value* value = none;
+  for (const char* name : names) {
+    const auto found = object->fields().find(name);
+    if (found == object->fields().end()) return *none;
+    value = &found->second;
+    object = &value->struct_value();
+  }
+  return *value;
+}
+
+double Mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
+double MeanOfResample(const std::vector<double>& values, uint64_t seed) {
+  std::vector<double> drawn;
+  for (size_t i = 0; i < values.size(); ++i) {
+    drawn.push_back(values[Draw(seed, i) % values.size()]);
+  }
+  return Mean(drawn);
+}
+
+double Ratio(double after, double before) { return before > 0 ? after / before : 0; }
+
+Comparison CompareFigure(const std::string& figure, const Recorded& before, const Recorded& after) {
+  constexpr uint64_t kResamples = 2000;
+  Comparison comparison{figure, before.figures.at(figure), after.figures.at(figure)};
+  comparison.ratio = Ratio(comparison.after, comparison.before);
+  comparison.low = comparison.high = comparison.ratio;
+  const std::vector<double>& first = before.stretches.at(figure);
+  const std::vector<double>& second = after.stretches.at(figure);
+  const double whole = Ratio(Mean(second), Mean(first));
+  if (first.size() < 2 || second.size() < 2 || !(whole > 0)) return comparison;
+  std::vector<double> ratios;
+  for (uint64_t n = 0; n < kResamples; ++n) {
+    ratios.push_back(Ratio(MeanOfResample(second, 2 * n), MeanOfResample(first, 2 * n + 1)));
+  }
+  std::sort(ratios.begin(), ratios.end());
+  // The stretches' mean is not quite the whole run's figure: what they tell is the spread about it.
+  comparison.low *= ratios[kResamples * 25 / 1000] / whole;
+  comparison.high *= ratios[kResamples * 975 / 1000] / whole;
+  return comparison;
+}
+
+}  // namespace
+
+absl::StatusOr<Recorded> ReadReport(std::string_view text) {
+  Struct json;
+  if (!google::protobuf::util::JsonStringToMessage(std::string(text), &json).ok() ||
+      At(json, {"format"}).string_value() != "rapt-load/1") {
+    return absl::InvalidArgumentError("it is no JSON report of rapt-load");
+  }
+  Recorded recorded;
+  recorded.label = At(json, {"label"}).string_value();
+  for (const auto& [name, value] : At(json, {"settings"}).struct_value().fields()) {
+    recorded.settings[name] = value.string_value();
+  }
+  recorded.figures = {{"rate", At(json, {"summary", "rate"}).number_value()},
+                      {"p50 ms", At(json, {"milliseconds", "latency", "p50"}).number_value()},
+                      {"p99 ms", At(json, {"milliseconds", "latency", "p99"}).number_value()}};
+  for (const char* figure : kFigures) recorded.stretches[figure];
+  for (const Value& stretch : At(json, {"series"}).list_value().values()) {
+    const Struct& fields = stretch.struct_value();
+    const double rate = At(fields, {"rate"}).number_value();
+    recorded.stretches["rate"].push_back(rate);
+    if (rate == 0) continue;  // nothing came back, so there is no latency
+    recorded.stretches["p50 ms"].push_back(At(fields, {"p50_ms"}).number_value());
+    recorded.stretches["p99 ms"].push_back(At(fields, {"p99_ms"}).number_value());
+  }
+  return recorded;
+}
+
+std::vector<Comparison> Compare(const Recorded& before, const Recorded& after) {
+  std::vector<Comparison> comparisons;
+  for (const char* figure : kFigures) {
+    comparisons.push_back(CompareFigure(figure, before, after));
+  }
+  return comparisons;
+}
+
+std::string Table(const Recorded& before, const Recorded& after) {
+  const auto name = [](const Recorded& recorded, const char* otherwise) {
+    return recorded.label.empty() ? std::string(otherwise) : recorded.label;
+  };
+  std::string out = absl::StrFormat("  %-10s%16s%16s%10s   95 of 100\n", "", name(before, "before"),
+                                    name(after, "after"), "ratio");
+  for (const Comparison& one : Compare(before, after)) {
+    absl::StrAppendFormat(&out, "  %-10s%16.4g%16.4g%10.3f   %.3f to %.3f\n", one.figure,
+                          one.before, one.after, one.ratio, one.low, one.high);
+  }
+  for (const auto& [setting, value] : before.settings) {
+    const auto other = after.settings.find(setting);
+    if (other == after.settings.end() || other->second == value) continue;
+    absl::StrAppendFormat(&out, "  %s differs: %s, %s\n", setting, value, other->second);
+  }
+  return out;
+}
+
+}  // namespace rapt::load

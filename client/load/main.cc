@@ -1,0 +1,273 @@
+// rapt-load: a load on a server, and what came of it.
+#include <grpcpp/grpcpp.h>
+#include <signal.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <new>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "client/console/command_line.h"
+#include "client/console/exit_code.h"
+#include "client/load/compare.h"
+#include "client/load/live_view.h"
+#include "client/load/result.h"
+#include "client/load/run.h"
+#include "client/load/search.h"
+#include "client/load/settings.h"
+#include "client/rapt/codec.h"
+#include "client/rapt/deadline.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
+#include "server/base/version.h"
+
+namespace rapt::load {
+namespace {
+
+using std::chrono::nanoseconds;
+
+std::atomic<bool> interrupted{false};
+
+constexpr std::chrono::seconds kConnectTime{5};
+
+std::string NowUtc() {
+  const time_t now = time(nullptr);
+  tm utc;
+  gmtime_r(&now, &utc);
+  char text[32];
+  strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+// Empty fields where the server does not say.
+ServerIdentity AskIdentity(Protocol protocol, const client::Connection& connection) {
+  grpc::ClientContext context;
+  context.set_deadline(client::Deadline::After(kConnectTime).ToGrpc());
+  if (protocol == Protocol::kRapt) {
+    v1::GetServerInfoResponse response;
+    if (!connection.attention->GetServerInfo(&context, {}, &response).ok()) return {};
+    const client::ServerInfo info = client::Decode(response);
+    return {"rapt-server", info.version, info.isa, info.compute_threads};
+  }
+  inference::ServerMetadataResponse response;
+  const auto stub = inference::GRPCInferenceService::NewStub(connection.channel);
+  if (!stub->ServerMetadata(&context, {}, &response).ok()) return {};
+  return {response.name(), response.version(), "", 0};
+}
+
+// One server, and the calls that it gets.
+class Session {
+ public:
+  Session(const Settings& settings, bool is_quiet)
+      : settings_(settings),
+        is_quiet_(is_quiet),
+        connections_(settings.address, {.max_message_bytes = std::numeric_limits<int32_t>::max(),
+                                        .connections = settings.connections}) {}
+
+  absl::Status Connect() {
+    if (absl::Status ready = connections_.WaitUntilReady(kConnectTime); !ready.ok()) return ready;
+    for (size_t i = 0; i < settings_.shapes.size(); ++i) {
+      calls_.emplace_back(settings_.shapes[i], settings_.load.seed + i);
+    }
+    return absl::OkStatus();
+  }
+
+  ServerIdentity identity() const {
+    return AskIdentity(settings_.load.interface.protocol, connections_.at(0));
+  }
+
+  absl::StatusOr<Run> RunOnce(const Load& load) {
+    const bool has_end = load.duration < std::chrono::hours(24 * 365);
+    LiveView view(!is_quiet_, has_end ? std::optional(load.duration) : std::nullopt);
+    return RunLoad(
+        load, calls_, connections_, [&view](const TimedStretch& stretch) { view.Show(stretch); },
+        interrupted);
+  }
+
+  // The run at the rate that was found, and in `result` how.
+  absl::StatusOr<Run> Search(Result& result) {
+    constexpr double kPrecision = 0.05;
+    Load closed = settings_.load;
+    closed.duration = settings_.load.duration / 4;
+    const absl::StatusOr<Run> flat_out = RunOnce(closed);
+    if (!flat_out.ok()) return flat_out.status();
+    result.run = *flat_out;
+    const double capacity = Summarize(result).rate;
+    if (!(capacity > 0)) return flat_out;  // its errors say why
+    result.is_open_loop = true;
+    absl::StatusOr<std::vector<Trial>> trials =
+        SearchRate(capacity, kPrecision, [&](double rate) { return Try(rate, closed, result); });
+    if (!trials.ok()) return trials.status();
+    result.trials = *std::move(trials);
+    const Trial* best = BestOf(result.trials);
+    return RunOnce(AtRate(best == nullptr ? capacity * 0.01 : best->offered, settings_.load));
+  }
+
+ private:
+  static Load AtRate(double rate, Load load) {
+    load.arrivals = Arrivals::AtRandom({{load.warmup + load.duration, rate, rate}}, load.seed);
+    return load;
+  }
+
+  absl::StatusOr<Trial> Try(double rate, const Load& load, Result& result) {
+    absl::StatusOr<Run> run = RunOnce(AtRate(rate, load));
+    if (!run.ok()) return run.status();
+    result.run = *std::move(run);
+    const Summary summary = Summarize(result);
+    // Where fewer come back than were sent, a queue grows and the percentile has only begun to.
+    const bool keeps_up = summary.rate >= 0.9 * summary.offered_rate;
+    return Trial{rate, summary.rate, Milliseconds(result.run.totals.latency.ValueAt(0.99)),
+                 summary.error_share, summary.meets_objective && keeps_up && !interrupted.load()};
+  }
+
+  const Settings& settings_;
+  const bool is_quiet_;
+  client::Connections connections_;
+  std::vector<CallData> calls_;
+};
+
+// --- Reports ---
+
+bool WriteFile(const std::string& path, const std::string& text, std::ios::openmode mode) {
+  if (path == "-") return std::fputs(text.c_str(), stdout) >= 0;
+  std::ofstream file(path, std::ios::binary | mode);
+  file << text;
+  return static_cast<bool>(file.flush());
+}
+
+std::optional<ExitCode> WriteReports(const LoadFlags& flags, const Result& result) {
+  const auto failed = [](const std::string& path) {
+    return Fail(ExitCode::kUsage, absl::StrFormat("can't write %s", path));
+  };
+  if (flags.json && !WriteFile(*flags.json, Json(result), std::ios::trunc)) {
+    return failed(*flags.json);
+  }
+  if (flags.csv) {
+    std::ifstream before(*flags.csv);
+    const bool is_new = before.peek() == std::ifstream::traits_type::eof();
+    if (!WriteFile(*flags.csv, Csv(result, is_new), std::ios::app)) return failed(*flags.csv);
+  }
+  if (flags.html && !WriteFile(*flags.html, Html(result), std::ios::trunc)) {
+    return failed(*flags.html);
+  }
+  return std::nullopt;
+}
+
+ExitCode Judge(const Result& result) {
+  const Summary summary = Summarize(result);
+  if (summary.ok == 0 && !result.run.totals.failures.empty()) {
+    const auto& [code, failures] = *result.run.totals.failures.begin();
+    return FailCall(absl::Status(code, failures.example));
+  }
+  if (!result.run.wrong.empty()) return FailCall(result.run.wrong.front());
+  if (!summary.meets_objective) return ExitCode::kCallFailed;
+  return ExitCode::kOk;
+}
+
+ExitCode RunLoadCommand(absl::Span<const std::string> arguments) {
+  LoadFlags flags;
+  const CommandLine line{
+      .usage = "rapt-load [flags] | rapt-load compare BEFORE.json AFTER.json",
+      .summary =
+          "Sends attention calls to a server and measures how fast it answers: in a closed loop, "
+          "where every answer lets the next call go, or in an open one, where calls are due at "
+          "their times and latency counts from then. The table's `between` is service time that "
+          "the server does not know of: network, gRPC, this program.",
+      .flags = flags.Table(),
+      .examples = {
+          "rapt-load -c 4 -d 3", "rapt-load --rate 20 --slo 200 -d 3",
+          "rapt-load --shape prefill-decode --dtype bf16 --rate 2..10/5 -d 3",
+          "rapt-load --shape '1x8x~256x64 causal, 8x8x1:512x64 weight=4' --html load.html"}};
+  std::vector<std::string> operands;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  const absl::StatusOr<Settings> settings = MakeSettings(flags);
+  if (!settings.ok()) return FailUsage(settings.status());
+
+  Session session(*settings, flags.quiet);
+  if (absl::Status connected = session.Connect(); !connected.ok()) return FailConnect(connected);
+  Result result{.started = NowUtc(),
+                .label = flags.label,
+                .scenario = settings->scenario,
+                .settings = settings->for_people,
+                .machine = ReadMachine(),
+                .server = session.identity(),
+                .is_open_loop = settings->load.arrivals.has_value(),
+                .shapes = settings->shapes,
+                .objective = settings->objective,
+                .streams = settings->load.streams};
+  absl::StatusOr<Run> run =
+      settings->searches ? session.Search(result) : session.RunOnce(settings->load);
+  if (!run.ok()) return FailCall(run.status());
+  result.run = *std::move(run);
+  if (flags.json != "-") std::fputs(Table(result).c_str(), stdout);
+  if (const std::optional<ExitCode> failed = WriteReports(flags, result)) return *failed;
+  return Judge(result);
+}
+
+absl::StatusOr<Recorded> ReadReportFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::NotFoundError(absl::StrFormat("can't read %s", path));
+  const absl::StatusOr<Recorded> report =
+      ReadReport(std::string(std::istreambuf_iterator<char>(file), {}));
+  if (report.ok()) return report;
+  return absl::InvalidArgumentError(absl::StrFormat("%s: %s", path, report.status().message()));
+}
+
+ExitCode RunCompareCommand(absl::Span<const std::string> arguments) {
+  const CommandLine line{
+      .usage = "rapt-load compare BEFORE.json AFTER.json",
+      .summary =
+          "Compares two results that --json wrote: the ratio of their figures, and where it would "
+          "lie in 95 of 100 runs as far as their stretches of time tell.",
+      .flags = {},
+      .examples = {"rapt-load compare before.json after.json"},
+      .max_operands = 2};
+  std::vector<std::string> files;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &files)) return *done;
+  if (files.size() != 2) return Fail(ExitCode::kUsage, "compare takes two files");
+  const absl::StatusOr<Recorded> before = ReadReportFile(files[0]);
+  if (!before.ok()) return FailUsage(before.status());
+  const absl::StatusOr<Recorded> after = ReadReportFile(files[1]);
+  if (!after.ok()) return FailUsage(after.status());
+  std::fputs(Table(*before, *after).c_str(), stdout);
+  return ExitCode::kOk;
+}
+
+ExitCode Main(absl::Span<const std::string> arguments) {
+  if (!arguments.empty() && arguments.front() == "--version") {
+    absl::PrintF("rapt-load %s\n", Version());
+    return ExitCode::kOk;
+  }
+  // The first ends the load, with a report; the second ends the program.
+  struct sigaction interrupt {};
+  interrupt.sa_handler = [](int) { interrupted = true; };
+  interrupt.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &interrupt, nullptr);
+  try {
+    if (!arguments.empty() && arguments.front() == "compare") {
+      return RunCompareCommand(arguments.subspan(1));
+    }
+    return RunLoadCommand(arguments);
+  } catch (const std::bad_alloc&) {
+    return Fail(ExitCode::kCallFailed, "this machine has too little memory for that");
+  }
+}
+
+}  // namespace
+}  // namespace rapt::load
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  rapt::ExitCode code = rapt::load::Main(arguments);
+  // What was printed may not have arrived: a full disk, say.
+  if (std::fflush(stdout) != 0 && code == rapt::ExitCode::kOk) {
+    code = rapt::Fail(rapt::ExitCode::kUsage, "can't write to standard output");
+  }
+  return static_cast<int>(code);
+}

@@ -1,0 +1,255 @@
+#include "client/load/requests.h"
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/support/slice.h>
+
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "client/rapt/codec.h"
+#include "client/rapt/deadline.h"
+#include "client/rapt/request_message.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
+#include "server/base/wire_format.h"
+
+namespace rapt::load {
+namespace {
+
+using inference::GRPCInferenceService;
+using inference::ModelInferRequest;
+using inference::ModelInferResponse;
+
+constexpr int64_t kMaxMessageBytes = std::numeric_limits<int32_t>::max();
+constexpr std::chrono::seconds kRegistrationTime{10};
+constexpr int64_t kSharedAlignment = 64;
+
+struct NamedInput {
+  const char* name;  // of the ONNX operator
+  client::TensorView view;
+};
+
+std::vector<NamedInput> InputsOf(const client::AttendCall& call) {
+  std::vector<NamedInput> inputs = {{"Q", call.q}, {"K", call.k}, {"V", call.v}};
+  if (call.mask) inputs.push_back({"attn_mask", *call.mask});
+  if (!call.key_lengths.empty()) {
+    const auto batch = static_cast<int64_t>(call.key_lengths.size());
+    inputs.push_back({"nonpad_kv_seqlen", client::View<int64_t>({batch}, call.key_lengths)});
+  }
+  return inputs;
+}
+
+int64_t Aligned(int64_t offset) {
+  return (offset + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
+}
+
+// All that a ModelInferRequest says without its tensors' bytes.
+ModelInferRequest DescribeOip(const Interface& interface, const client::AttendCall& call) {
+  ModelInferRequest request;
+  request.set_model_name(interface.model);
+  if (call.causal) (*request.mutable_parameters())["is_causal"].set_int64_param(1);
+  for (const NamedInput& input : InputsOf(call)) {
+    ModelInferRequest::InferInputTensor& tensor = *request.add_inputs();
+    tensor.set_name(input.name);
+    const absl::string_view datatype = client::NameOf(input.view.dtype);
+    tensor.set_datatype(datatype.data(), datatype.size());
+    tensor.mutable_shape()->Add(input.view.shape.begin(), input.view.shape.end());
+  }
+  request.add_outputs()->set_name("Y");
+  return request;
+}
+
+client::RequestMessage EncodeOip(const Interface& interface, const client::AttendCall& call) {
+  client::RequestMessage message;
+  message.Append(DescribeOip(interface, call).SerializeAsString());
+  for (const NamedInput& input : InputsOf(call)) {
+    std::string header;
+    wire::AppendFieldHeader(ModelInferRequest::kRawInputContentsFieldNumber,
+                            static_cast<int64_t>(input.view.data.size()), header);
+    message.Append(header);
+    message.AppendPayload(input.view.data);
+  }
+  return message;
+}
+
+template <typename Tensor>
+void SetPart(const client::SharedRegion& region, int64_t offset, int64_t bytes, Tensor& tensor) {
+  auto& parameters = *tensor.mutable_parameters();
+  parameters["shared_memory_region"].set_string_param(region.name());
+  parameters["shared_memory_offset"].set_int64_param(offset);
+  parameters["shared_memory_byte_size"].set_int64_param(bytes);
+}
+
+// Where Y is in a region: behind the inputs.
+int64_t PlaceOfY(const client::AttendCall& call) {
+  int64_t offset = 0;
+  for (const NamedInput& input : InputsOf(call)) {
+    offset = Aligned(offset + static_cast<int64_t>(input.view.data.size()));
+  }
+  return offset;
+}
+
+client::RequestMessage EncodeOipIn(const client::SharedRegion& region, const Interface& interface,
+                                   const CallData& data) {
+  ModelInferRequest request = DescribeOip(interface, data.call());
+  int64_t offset = 0;
+  int index = 0;
+  for (const NamedInput& input : InputsOf(data.call())) {
+    const auto bytes = static_cast<int64_t>(input.view.data.size());
+    std::memcpy(region.bytes().data() + offset, input.view.data.data(), input.view.data.size());
+    SetPart(region, offset, bytes, *request.mutable_inputs(index++));
+    offset = Aligned(offset + bytes);
+  }
+  SetPart(region, offset, data.y_bytes(), *request.mutable_outputs(0));
+  client::RequestMessage message;
+  message.Append(request.SerializeAsString());
+  return message;
+}
+
+// Payloads by reference; they outlive every call.
+grpc::ByteBuffer ToByteBuffer(const client::RequestMessage& message) {
+  std::vector<grpc::Slice> slices;
+  for (const client::RequestMessage::Piece& piece : message.pieces()) {
+    if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
+    if (piece.payload.empty()) continue;
+    slices.emplace_back(const_cast<std::byte*>(piece.payload.data()), piece.payload.size(),
+                        [](void*) {});
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+template <typename Message>
+absl::StatusOr<Message> Parse(const grpc::ByteBuffer& bytes) {
+  grpc::ByteBuffer copy = bytes;  // what is deserialized is emptied
+  Message message;
+  if (!grpc::SerializationTraits<Message>::Deserialize(&copy, &message).ok()) {
+    return absl::InternalError("the server answered with what is no answer");
+  }
+  return message;
+}
+
+absl::StatusOr<std::shared_ptr<client::SharedRegion>> NewRegion(
+    int64_t bytes, const client::Connection& connection) {
+  std::shared_ptr<client::SharedRegion> region = client::SharedRegion::Make(bytes);
+  if (region == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "this machine has no %d bytes of shared memory; --concurrency times the shapes' bytes must "
+        "fit",
+        bytes));
+  }
+  inference::SystemSharedMemoryRegisterRequest request;
+  request.set_name(region->name());
+  request.set_key("/" + region->name());
+  request.set_byte_size(region->bytes().size());
+  inference::SystemSharedMemoryRegisterResponse response;
+  grpc::ClientContext context;
+  context.set_deadline(client::Deadline::After(kRegistrationTime).ToGrpc());
+  const grpc::Status status = GRPCInferenceService::NewStub(connection.channel)
+                                  ->SystemSharedMemoryRegister(&context, request, &response);
+  region->Unlink();
+  if (status.ok()) return region;
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+absl::StatusOr<EncodedCall> EncodeShared(const Interface& interface, const CallData& data,
+                                         const client::Connection& connection) {
+  const int64_t bytes = PlaceOfY(data.call()) + data.y_bytes();
+  auto region = NewRegion(bytes, connection);
+  if (!region.ok()) return region.status();
+  const client::RequestMessage message = interface.protocol == Protocol::kRapt
+                                             ? client::EncodeAttendIn(**region, data.call())
+                                             : EncodeOipIn(**region, interface, data);
+  return EncodedCall{{ToByteBuffer(message)}, message.size(), *std::move(region)};
+}
+
+}  // namespace
+
+std::string MethodOf(const Interface& interface) {
+  if (interface.protocol == Protocol::kRapt) return "/rapt.v1.AttentionService/Attend";
+  return interface.transport == Transport::kStream
+             ? "/inference.GRPCInferenceService/ModelStreamInfer"
+             : "/inference.GRPCInferenceService/ModelInfer";
+}
+
+absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& data,
+                                   const client::Connection& connection) {
+  if (interface.transport == Transport::kSharedMemory) {
+    return EncodeShared(interface, data, connection);
+  }
+  const absl::StatusOr<client::RequestMessage> message =
+      interface.protocol == Protocol::kRapt ? client::EncodeAttend(data.call(), kMaxMessageBytes)
+                                            : EncodeOip(interface, data.call());
+  if (!message.ok()) return message.status();
+  if (message->size() > kMaxMessageBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("a request of %s takes %d bytes; a message has at most %d",
+                        Describe(data.shape()), message->size(), kMaxMessageBytes));
+  }
+  return EncodedCall{{ToByteBuffer(*message)}, message->size(), nullptr};
+}
+
+void Release(const EncodedCall& call, const client::Connection& connection) {
+  if (call.region == nullptr) return;
+  inference::SystemSharedMemoryUnregisterRequest request;
+  request.set_name(call.region->name());
+  inference::SystemSharedMemoryUnregisterResponse response;
+  grpc::ClientContext context;
+  context.set_deadline(client::Deadline::After(kRegistrationTime).ToGrpc());
+  // Where that fails, the server is gone, and its mapping with it.
+  GRPCInferenceService::NewStub(connection.channel)
+      ->SystemSharedMemoryUnregister(&context, request, &response);
+}
+
+absl::Status StatusInAnswer(const Interface& interface, const grpc::ByteBuffer& answer) {
+  if (interface.protocol != Protocol::kOip || interface.transport != Transport::kStream) {
+    return absl::OkStatus();
+  }
+  // An error is a message of that one field; all else is not parsed, it may be large.
+  constexpr int64_t kLongestError = 64 * 1024;
+  if (static_cast<int64_t>(answer.Length()) > kLongestError) return absl::OkStatus();
+  const auto message = Parse<inference::ModelStreamInferResponse>(answer);
+  if (!message.ok()) return message.status();
+  if (message->error_message().empty()) return absl::OkStatus();
+  return absl::UnknownError(message->error_message());
+}
+
+absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& data,
+                                  const EncodedCall& call,
+                                  const std::vector<grpc::ByteBuffer>& answers) {
+  if (answers.empty()) return absl::InternalError("the server ended a stream without an answer");
+  const grpc::ByteBuffer& answer = answers.back();
+  if (interface.protocol == Protocol::kRapt) {
+    std::vector<grpc::Slice> slices;
+    if (!answer.Dump(&slices).ok()) return absl::InternalError("an answer can't be read");
+    const absl::Span<const std::byte> region =
+        call.region == nullptr ? absl::Span<const std::byte>() : call.region->bytes();
+    const absl::StatusOr<client::AttendResult> result =
+        client::DecodeAttend({}, {PlacesOf(slices)}, static_cast<int64_t>(answer.Length()), region);
+    if (!result.ok()) return result.status();
+    const absl::Span<const std::byte> y = result->y.bytes();
+    return std::string(reinterpret_cast<const char*>(y.data()), y.size());
+  }
+  if (call.region != nullptr) {
+    const absl::Span<const std::byte> y = call.region->bytes().subspan(
+        static_cast<size_t>(PlaceOfY(data.call())), static_cast<size_t>(data.y_bytes()));
+    return std::string(reinterpret_cast<const char*>(y.data()), y.size());
+  }
+  absl::StatusOr<ModelInferResponse> response;
+  if (interface.transport == Transport::kStream) {
+    const auto streamed = Parse<inference::ModelStreamInferResponse>(answer);
+    if (!streamed.ok()) return streamed.status();
+    response = streamed->infer_response();
+  } else {
+    response = Parse<ModelInferResponse>(answer);
+  }
+  if (!response.ok()) return response.status();
+  if (response->raw_output_contents_size() != 1) {
+    return absl::InternalError(absl::StrFormat("an answer has %d raw outputs, not 1",
+                                               response->raw_output_contents_size()));
+  }
+  return response->raw_output_contents(0);
+}
+
+}  // namespace rapt::load

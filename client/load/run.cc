@@ -1,0 +1,572 @@
+#include "client/load/run.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include <algorithm>
+#include <charconv>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/load/mix.h"
+#include "client/rapt/deadline.h"
+#include "server/base/check.h"
+#include "server/base/mutex.h"
+
+namespace rapt::load {
+namespace {
+
+using std::chrono::nanoseconds;
+using Clock = std::chrono::steady_clock;
+
+double Seconds(const timespec& time) {
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+double ProcessCpuSeconds() {
+  timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return Seconds(time);
+}
+
+double CpuSeconds(std::thread& thread) {
+  clockid_t clock;
+  timespec time{};
+  if (pthread_getcpuclockid(thread.native_handle(), &clock) == 0) clock_gettime(clock, &time);
+  return Seconds(time);
+}
+
+// Microseconds in trailing metadata.
+std::optional<std::chrono::microseconds> ReadTime(
+    const std::multimap<grpc::string_ref, grpc::string_ref>& metadata, const char* key) {
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) return std::nullopt;
+  int64_t us = 0;
+  const grpc::string_ref& text = found->second;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), us);
+  if (read.ec != std::errc() || us < 0) return std::nullopt;
+  return std::chrono::microseconds(us);
+}
+
+std::optional<ServerTimes> ReadServerTimes(const grpc::ClientContext& context) {
+  const auto& metadata = context.GetServerTrailingMetadata();
+  const auto total = ReadTime(metadata, "rapt-total-us");
+  if (!total) return std::nullopt;
+  const std::chrono::microseconds none{0};
+  return ServerTimes{ReadTime(metadata, "rapt-queue-us").value_or(none),
+                     ReadTime(metadata, "rapt-compute-us").value_or(none), *total};
+}
+
+// What all streams of a load share.
+struct Shared {
+  const Load& load;
+  const std::string method;
+  const std::vector<CallData>& calls;
+  Clock::time_point start;
+
+  nanoseconds Now() const { return Clock::now() - start; }
+};
+
+class Group;
+
+// Carries one call at a time; what happens to it arrives as events in its completion queue.
+// Thread-compatible: who has started a call leaves it to the queue's thread.
+class Stream {
+ public:
+  enum class Event : uint8_t { kStarted, kWrote, kRead, kFinished };
+  struct Tag {
+    Stream* stream;
+    Event event;
+  };
+
+  Stream(const Shared& shared, const client::Connection& connection, grpc::CompletionQueue& queue)
+      : shared_(shared), connection_(connection), stub_(connection.channel), queue_(queue) {}
+
+  // One for each shape.
+  absl::Status Encode() {
+    for (const CallData& data : shared_.calls) {
+      absl::StatusOr<EncodedCall> encoded = load::Encode(shared_.load.interface, data, connection_);
+      if (!encoded.ok()) return encoded.status();
+      encoded_.push_back(*std::move(encoded));
+    }
+    return absl::OkStatus();
+  }
+
+  void Release() const {
+    for (const EncodedCall& call : encoded_) load::Release(call, connection_);
+  }
+
+  void Start(size_t shape, nanoseconds due) {
+    outcome_ = {.shape = shape, .due = due};
+    const EncodedCall& call = encoded_[shape];
+    outcome_.request_bytes = call.message_bytes;
+    context_.emplace();
+    answers_.clear();
+    outcome_.sent = shared_.Now();
+    context_->set_deadline(
+        client::Deadline::After(due + shared_.load.deadline - outcome_.sent).ToGrpc());
+    if (call.messages.size() == 1) {
+      context_->AddMetadata("rapt-message-bytes", absl::StrCat(call.message_bytes));
+    }
+    if (shared_.load.interface.transport != Transport::kStream) {
+      unary_ = stub_.PrepareUnaryCall(&*context_, shared_.method, call.messages.front(), &queue_);
+      unary_->StartCall();
+      unary_->Finish(&answer_, &status_, &tags_[3]);
+      return;
+    }
+    pending_ = 0;
+    next_message_ = 0;
+    streaming_ = stub_.PrepareCall(&*context_, shared_.method, &queue_);
+    streaming_->StartCall(&tags_[0]);
+  }
+
+  // Whether the call is over.
+  bool On(Event event, bool ok) {
+    switch (event) {
+      case Event::kStarted:
+        if (!ok) return FinishStream();
+        Write();
+        Read();
+        return false;
+      case Event::kWrote:
+        --pending_;
+        if (ok && next_message_ < encoded_[outcome_.shape].messages.size()) {
+          Write();
+          return false;
+        }
+        return FinishStream();
+      case Event::kRead:
+        --pending_;
+        if (!ok) return FinishStream();
+        if (outcome_.status.ok()) {
+          outcome_.status = StatusInAnswer(shared_.load.interface, answer_);
+        }
+        outcome_.answer_bytes += static_cast<int64_t>(answer_.Length());
+        answers_.push_back(answer_);
+        Read();
+        return false;
+      case Event::kFinished:
+        Finish();
+        return true;
+    }
+    return false;
+  }
+
+  const Outcome& outcome() const { return outcome_; }
+
+  // What the last call was answered with, as long as it succeeded.
+  absl::Status Check() const {
+    if (last_ok_shape_ < 0) return absl::NotFoundError("no answer");
+    const auto shape = static_cast<size_t>(last_ok_shape_);
+    const CallData& data = shared_.calls[shape];
+    const absl::StatusOr<std::string> y =
+        ReadY(shared_.load.interface, data, encoded_[shape], last_answers_);
+    if (!y.ok()) return y.status();
+    return data.CheckY({reinterpret_cast<const std::byte*>(y->data()), y->size()});
+  }
+
+  Group* group = nullptr;
+
+ private:
+  void Write() {
+    const std::vector<grpc::ByteBuffer>& messages = encoded_[outcome_.shape].messages;
+    grpc::WriteOptions options;
+    const bool is_last = next_message_ + 1 == messages.size();
+    if (is_last) options.set_last_message();
+    ++pending_;
+    streaming_->Write(messages[next_message_++], options, &tags_[1]);
+  }
+
+  void Read() {
+    ++pending_;
+    streaming_->Read(&answer_, &tags_[2]);
+  }
+
+  bool FinishStream() {
+    if (pending_ == 0) streaming_->Finish(&status_, &tags_[3]);
+    return false;
+  }
+
+  void Finish() {
+    outcome_.done = shared_.Now();
+    if (shared_.load.interface.transport != Transport::kStream) {
+      outcome_.answer_bytes = static_cast<int64_t>(answer_.Length());
+      answers_.push_back(answer_);
+    }
+    if (!status_.ok()) {
+      outcome_.status = absl::Status(static_cast<absl::StatusCode>(status_.error_code()),
+                                     status_.error_message());
+    }
+    if (outcome_.status.ok()) {
+      outcome_.server = ReadServerTimes(*context_);
+      last_ok_shape_ = static_cast<int64_t>(outcome_.shape);
+      last_answers_.swap(answers_);
+    }
+    answers_.clear();
+    answer_.Clear();
+    unary_.reset();
+    streaming_.reset();
+  }
+
+  const Shared& shared_;
+  const client::Connection& connection_;
+  grpc::GenericStub stub_;
+  grpc::CompletionQueue& queue_;
+  std::vector<EncodedCall> encoded_;
+  Tag tags_[4] = {{this, Event::kStarted},
+                  {this, Event::kWrote},
+                  {this, Event::kRead},
+                  {this, Event::kFinished}};
+
+  // Of the call.
+  Outcome outcome_;
+  std::optional<grpc::ClientContext> context_;
+  std::unique_ptr<grpc::GenericClientAsyncResponseReader> unary_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> streaming_;
+  grpc::ByteBuffer answer_;
+  grpc::Status status_;
+  std::vector<grpc::ByteBuffer> answers_;
+  size_t next_message_ = 0;
+  int pending_ = 0;  // a write, a read
+
+  int64_t last_ok_shape_ = -1;
+  std::vector<grpc::ByteBuffer> last_answers_;
+};
+
+// Streams of a closed loop that send together. All of them belong to one thread.
+class Group {
+ public:
+  std::vector<Stream*> streams;
+  int in_flight = 0;
+  nanoseconds due{0};
+};
+
+// Streams of an open loop that have nothing to do. Thread-safe.
+class FreeStreams {
+ public:
+  void Put(Stream* stream) {
+    MutexLock lock(mutex_);
+    streams_.push_back(stream);
+    one_came_.Signal();
+  }
+
+  // The one that has been free longest, so that all connections are used. Null when the time is
+  // over.
+  Stream* Take(nanoseconds timeout, bool* had_to_wait) {
+    const Clock::time_point end = Clock::now() + timeout;
+    MutexLock lock(mutex_);
+    *had_to_wait = streams_.empty();
+    while (streams_.empty()) {
+      const nanoseconds left = end - Clock::now();
+      if (left.count() <= 0) return nullptr;
+      one_came_.WaitFor(mutex_, left);
+    }
+    Stream* const stream = streams_.front();
+    streams_.pop_front();
+    return stream;
+  }
+
+  size_t size() const {
+    MutexLock lock(mutex_);
+    return streams_.size();
+  }
+
+ private:
+  mutable Mutex mutex_;
+  CondVar one_came_;
+  std::deque<Stream*> streams_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Takes the answers of its streams.
+struct Receiver {
+  Receiver(size_t shapes, const Load& load) : recorder(shapes, load.warmup, load.slo) {}
+
+  grpc::CompletionQueue queue;
+  Recorder recorder;
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::unique_ptr<Group>> groups;
+  Histogram group_latency;  // of its thread, until that has ended
+  std::thread thread;
+};
+
+class Driver {
+ public:
+  Driver(const Load& load, const std::vector<CallData>& calls, client::Connections& connections,
+         const std::atomic<bool>& stop)
+      : load_(load),
+        shared_{load, MethodOf(load.interface), calls, Clock::now()},
+        choice_(ShapesOf(calls), load.seed),
+        connections_(connections),
+        interrupted_(stop) {}
+
+  absl::StatusOr<Run> operator()(absl::FunctionRef<void(const TimedStretch&)> observe) {
+    absl::Status made = MakeStreams();
+    if (made.ok()) Measure(observe);
+    for (const auto& receiver : receivers_) {
+      for (const auto& stream : receiver->streams) stream->Release();
+    }
+    if (!made.ok()) return made;
+    return std::move(run_);
+  }
+
+ private:
+  static std::vector<CallShape> ShapesOf(const std::vector<CallData>& calls) {
+    std::vector<CallShape> shapes;
+    for (const CallData& call : calls) shapes.push_back(call.shape());
+    return shapes;
+  }
+
+  absl::Status MakeStreams() {
+    const int threads = std::min(load_.threads, load_.streams / load_.group);
+    for (int i = 0; i < threads; ++i) {
+      receivers_.push_back(std::make_unique<Receiver>(shared_.calls.size(), load_));
+    }
+    for (int i = 0; i < load_.streams; ++i) {
+      Receiver& receiver = *receivers_[static_cast<size_t>(i / load_.group % threads)];
+      Stream& stream = *receiver.streams.emplace_back(
+          std::make_unique<Stream>(shared_, connections_.at(i), receiver.queue));
+      if (absl::Status encoded = stream.Encode(); !encoded.ok()) return encoded;
+      if (i % load_.group == 0) receiver.groups.push_back(std::make_unique<Group>());
+      stream.group = receiver.groups.back().get();
+      stream.group->streams.push_back(&stream);
+    }
+    return absl::OkStatus();
+  }
+
+  void Measure(absl::FunctionRef<void(const TimedStretch&)> observe) {
+    shared_.start = Clock::now();  // encoding took its time
+    for (const auto& receiver : receivers_) {
+      if (load_.arrivals) {
+        for (const auto& stream : receiver->streams) free_.Put(stream.get());
+      } else {
+        for (const auto& group : receiver->groups) StartGroup(*group);
+      }
+      receiver->thread = std::thread([this, &receiver] { Receive(*receiver); });
+    }
+    if (load_.arrivals) {
+      sender_ = std::thread([this] { SendArrivals(); });
+    }
+    Watch(observe);
+    if (sender_.joinable()) sender_.join();
+    WaitForAnswers();
+    for (const auto& receiver : receivers_) receiver->queue.Shutdown();
+    for (const auto& receiver : receivers_) {
+      receiver->thread.join();
+      run_.totals.Add(receiver->recorder.totals());
+      run_.groups.Add(receiver->group_latency);
+      for (const auto& stream : receiver->streams) Check(*stream);
+    }
+    run_.dropped = dropped_;
+    run_.due = due_;
+    run_.tester.held_up = held_up_;
+  }
+
+  // --- Sending ---
+
+  void Start(Stream& stream, size_t shape, nanoseconds due) {
+    in_flight_.fetch_add(1, std::memory_order_relaxed);
+    stream.Start(shape, due);
+  }
+
+  void StartGroup(Group& group) {
+    group.due = shared_.Now();
+    group.in_flight = static_cast<int>(group.streams.size());
+    for (Stream* stream : group.streams) {
+      Start(*stream, choice_(sent_.fetch_add(1, std::memory_order_relaxed)), group.due);
+    }
+  }
+
+  // False where the load is over before then. What was due before its end is sent even after it:
+  // those are the calls that waited longest.
+  bool SleepUntil(nanoseconds due) const {
+    constexpr std::chrono::milliseconds kLookAround{50};
+    for (;;) {
+      if (is_over_ && due >= over_at_.load()) return false;
+      const nanoseconds left = due - shared_.Now();
+      if (left.count() <= 0) return true;
+      std::this_thread::sleep_for(std::min<nanoseconds>(left, kLookAround));
+    }
+  }
+
+  void SendArrivals() {
+    prctl(PR_SET_TIMERSLACK, 1000);  // ns; 50 µs by default
+    Arrivals arrivals = *load_.arrivals;
+    for (uint64_t n = 0;; ++n) {
+      const std::optional<nanoseconds> due = arrivals.Next();
+      if (!due || !SleepUntil(*due)) break;
+      const bool is_measured = *due >= load_.warmup;
+      if (is_measured) due_.fetch_add(1, std::memory_order_relaxed);
+      Stream* const stream = TakeStream(*due);
+      if (stream == nullptr) {
+        if (is_measured) dropped_.fetch_add(1, std::memory_order_relaxed);
+        continue;
+      }
+      Start(*stream, load_.shape_of.empty() ? choice_(n) : load_.shape_of[n], *due);
+    }
+    no_more_ = true;
+  }
+
+  // A free stream for a call that is due; null where there is none before its deadline, or we are
+  // interrupted.
+  Stream* TakeStream(nanoseconds due) {
+    constexpr nanoseconds kLookAround = std::chrono::milliseconds(50);
+    bool had_to_wait = false;
+    for (;;) {
+      const nanoseconds now = shared_.Now();
+      const nanoseconds left = due + load_.deadline - now;
+      if (left.count() <= 0 || interrupted_.load(std::memory_order_relaxed)) return nullptr;
+      bool waits = false;
+      Stream* const stream = free_.Take(std::min(left, kLookAround), &waits);
+      had_to_wait = had_to_wait || waits;
+      if (stream == nullptr) continue;
+      // Those due while others wait are late for the same reason.
+      was_held_up_ = had_to_wait || (was_held_up_ && now - due > kLate);
+      if (was_held_up_ && now - due > kLate && due >= load_.warmup) ++held_up_;
+      return stream;
+    }
+  }
+
+  // --- Receiving ---
+
+  void Receive(Receiver& receiver) {
+    void* tag;
+    bool ok;
+    while (receiver.queue.Next(&tag, &ok)) {
+      const auto [stream, event] = *static_cast<Stream::Tag*>(tag);
+      if (!stream->On(event, ok)) continue;
+      const Outcome& outcome = stream->outcome();
+      receiver.recorder.Record(outcome);
+      GoOn(receiver, *stream, outcome.done);
+    }
+  }
+
+  void GoOn(Receiver& receiver, Stream& stream, nanoseconds done) {
+    if (load_.arrivals) {
+      free_.Put(&stream);
+    } else if (Group& group = *stream.group; --group.in_flight == 0) {
+      if (load_.group > 1 && group.due >= load_.warmup) {
+        receiver.group_latency.Record((done - group.due).count());
+      }
+      if (!is_over_.load(std::memory_order_relaxed)) StartGroup(group);
+    }
+    // The last: who waits for no calls in flight finds none started after it.
+    in_flight_.fetch_sub(1, std::memory_order_release);
+  }
+
+  // --- Watching ---
+
+  bool IsOver(nanoseconds measured) const {
+    if (interrupted_.load(std::memory_order_relaxed)) return true;
+    if (no_more_.load() && in_flight_.load() == 0) return true;
+    if (measured < load_.duration) return false;
+    if (load_.min_requests == 0) return true;
+    int64_t finished = 0;
+    for (const auto& receiver : receivers_) finished += receiver->recorder.finished();
+    return finished >= load_.min_requests;
+  }
+
+  void Watch(absl::FunctionRef<void(const TimedStretch&)> observe) {
+    std::vector<double> cpu_at_begin;
+    double process_at_begin = 0;
+    nanoseconds begin = -load_.warmup;  // of the stretch
+    int64_t due_before = 0;
+    const auto is_measured = [&] { return begin.count() >= 0; };
+    const auto note_begin = [&] {
+      cpu_at_begin.clear();
+      for (const auto& receiver : receivers_) cpu_at_begin.push_back(CpuSeconds(receiver->thread));
+      if (sender_.joinable()) cpu_at_begin.push_back(CpuSeconds(sender_));
+      process_at_begin = ProcessCpuSeconds();
+    };
+    if (is_measured()) note_begin();
+    for (;;) {
+      nanoseconds end = begin + load_.stretch;
+      if (!is_measured()) end = std::min(end, nanoseconds(0));
+      while (shared_.Now() - load_.warmup < end && !IsOver(shared_.Now() - load_.warmup)) {
+        constexpr std::chrono::milliseconds kLookAround{20};
+        std::this_thread::sleep_for(
+            std::min<nanoseconds>(end - (shared_.Now() - load_.warmup), kLookAround));
+      }
+      const nanoseconds now = shared_.Now() - load_.warmup;
+      const int64_t due = due_.load(std::memory_order_relaxed);
+      TimedStretch stretch{.begin = begin,
+                           .length = now - begin,
+                           .due = due - due_before,
+                           .in_flight = in_flight_.load(std::memory_order_relaxed)};
+      for (const auto& receiver : receivers_) {
+        stretch.calls.Add(receiver->recorder.TakeStretch());
+      }
+      observe(stretch);
+      due_before = due;
+      if (is_measured()) run_.stretches.push_back(std::move(stretch));
+      const bool was_measured = is_measured();
+      begin = now;
+      if (!was_measured && is_measured()) note_begin();
+      if (IsOver(now)) break;
+    }
+    over_at_ = load_.warmup + begin;
+    is_over_ = true;
+    run_.measured = std::max(begin, nanoseconds(0));
+    if (!is_measured()) return;
+    run_.tester.cpu_seconds = ProcessCpuSeconds() - process_at_begin;
+    const double wall = std::chrono::duration<double>(run_.measured).count();
+    size_t thread = 0;
+    const auto note_end = [&](std::thread& one) {
+      const double busy = (CpuSeconds(one) - cpu_at_begin[thread++]) / wall;
+      run_.tester.busiest_thread = std::max(run_.tester.busiest_thread, busy);
+    };
+    for (const auto& receiver : receivers_) note_end(receiver->thread);
+    if (sender_.joinable()) note_end(sender_);
+  }
+
+  void WaitForAnswers() const {
+    // Their deadlines end it.
+    while (in_flight_.load(std::memory_order_acquire) > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  void Check(const Stream& stream) {
+    const absl::Status status = stream.Check();
+    if (absl::IsNotFound(status)) return;
+    ++run_.checked;
+    if (!status.ok()) run_.wrong.push_back(status);
+  }
+
+  const Load& load_;
+  Shared shared_;
+  const ShapeChoice choice_;
+  client::Connections& connections_;
+  const std::atomic<bool>& interrupted_;
+
+  std::atomic<nanoseconds> over_at_{};
+  std::atomic<bool> is_over_{false};  // nothing more is sent
+  std::atomic<bool> no_more_{false};  // all arrivals have been sent
+  std::atomic<int> in_flight_{0};
+  std::atomic<uint64_t> sent_{0};
+  std::atomic<int64_t> due_{0};
+  std::atomic<int64_t> dropped_{0};
+  std::atomic<int64_t> held_up_{0};
+  bool was_held_up_ = false;  // the sender's
+
+  Run run_;
+  FreeStreams free_;
+  std::vector<std::unique_ptr<Receiver>> receivers_;
+  std::thread sender_;
+};
+
+}  // namespace
+
+absl::StatusOr<Run> RunLoad(const Load& load, const std::vector<CallData>& calls,
+                            client::Connections& connections,
+                            absl::FunctionRef<void(const TimedStretch&)> observe,
+                            const std::atomic<bool>& stop) {
+  return Driver(load, calls, connections, stop)(observe);
+}
+
+}  // namespace rapt::load

@@ -1,0 +1,335 @@
+#include "client/load/settings.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace rapt::load {
+namespace {
+
+using std::chrono::nanoseconds;
+
+constexpr int64_t kMaxStreams = 100'000;
+constexpr int64_t kMaxConnections = 4096;
+
+// What MLPerf's load generator calls its scenarios, and what it judges them by.
+struct Scenario {
+  const char* name;
+  int64_t concurrency;
+  int group;
+  bool needs_rate;
+};
+constexpr Scenario kScenarios[] = {
+    {"single-stream", 1, 1, false},  // the 90th percentile of latency
+    {"multi-stream", 8, 8, false},   // the 99th of queries of eight
+    {"server", 64, 1, true},         // the rate at which the 99th percentile is met
+    {"offline", 64, 1, false},       // throughput
+};
+
+nanoseconds ToNanoseconds(double seconds) {
+  return std::chrono::duration_cast<nanoseconds>(std::chrono::duration<double>(seconds));
+}
+
+absl::Status CheckRange(std::string_view flag, double value, double least, double most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--%s is %g; it takes %g to %g", flag, value, least, most));
+}
+
+absl::StatusOr<std::string> ReadFile(std::string_view flag, const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return absl::NotFoundError(absl::StrFormat("--%s: can't read %s", flag, path));
+  }
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+absl::Status CheckNumbers(const LoadFlags& flags) {
+  constexpr double kDay = 86400;
+  for (const absl::Status& status :
+       {CheckRange("duration", flags.duration_s, 0.01, kDay),
+        CheckRange("warmup", flags.warmup_s, 0, kDay),
+        CheckRange("requests", static_cast<double>(flags.requests), 0, 1e12),
+        CheckRange("deadline", flags.deadline_ms, 0.1, kDay * 1000),
+        CheckRange("threads", static_cast<double>(flags.threads), 1, 1024),
+        CheckRange("variants", static_cast<double>(flags.variants), 1, 1024),
+        CheckRange("concurrency", static_cast<double>(flags.concurrency.value_or(1)), 1,
+                   kMaxStreams),
+        CheckRange("connections", static_cast<double>(flags.connections.value_or(1)), 1,
+                   kMaxConnections),
+        CheckRange("slo", flags.slo_ms.value_or(1), 0.001, kDay * 1000),
+        CheckRange("max-errors", flags.max_errors, 0, 100)}) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Interface> ReadInterface(const LoadFlags& flags) {
+  Interface interface;
+  if (flags.protocol != "rapt" && flags.protocol != "oip") {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--protocol is '%s'; it takes rapt or oip", flags.protocol));
+  }
+  interface.protocol = flags.protocol == "rapt" ? Protocol::kRapt : Protocol::kOip;
+  interface.model = flags.model;
+  if (flags.shared_memory && flags.stream) {
+    return absl::InvalidArgumentError("--shared-memory and --stream exclude each other");
+  }
+  if (flags.shared_memory) {
+    if (!client::IsSameMachine(flags.address)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "--shared-memory needs a server on this machine; %s is none", flags.address));
+    }
+    interface.transport = Transport::kSharedMemory;
+  }
+  if (flags.stream) {
+    if (interface.protocol == Protocol::kRapt) {
+      return absl::InvalidArgumentError("--stream needs --protocol oip");
+    }
+    interface.transport = Transport::kStream;
+  }
+  return interface;
+}
+
+absl::StatusOr<const Scenario*> FindScenario(const LoadFlags& flags) {
+  if (flags.scenario.empty()) return nullptr;
+  for (const Scenario& scenario : kScenarios) {
+    if (flags.scenario != scenario.name) continue;
+    if (flags.concurrency && scenario.group > 1) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--concurrency is fixed by --scenario %s", scenario.name));
+    }
+    if (scenario.needs_rate && !flags.rate && !flags.search) {
+      return absl::InvalidArgumentError("--scenario server needs --rate, or --search with --slo");
+    }
+    if (!scenario.needs_rate && (flags.rate || flags.trace || flags.search)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--scenario %s is a closed loop; it takes no --rate, --trace or --search",
+                          scenario.name));
+    }
+    return &scenario;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--scenario is '%s'; it takes single-stream, multi-stream, server or offline",
+                      flags.scenario));
+}
+
+absl::Status Prefix(std::string_view flag, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrFormat("--%s: %s", flag, status.message()));
+}
+
+absl::StatusOr<std::vector<CallShape>> ReadShapes(const LoadFlags& flags, const std::string& text) {
+  const absl::StatusOr<client::DType> dtype = ParseDType(flags.dtype);
+  if (!dtype.ok()) return Prefix("dtype", dtype.status());
+  const absl::StatusOr<MaskKind> mask = ParseMask(flags.mask);
+  if (!mask.ok()) return Prefix("mask", mask.status());
+  auto shapes = ParseMix(text, flags.variants, {*dtype, flags.causal, flags.ragged, *mask});
+  if (!shapes.ok()) return Prefix("shape", shapes.status());
+  return shapes;
+}
+
+// The shapes' text: the flag's, or that of the file it names as @FILE.
+absl::StatusOr<std::string> ShapesText(const std::string& flag) {
+  if (!absl::StartsWith(flag, "@")) return flag;
+  return ReadFile("shape", flag.substr(1));
+}
+
+absl::Status SetRate(const LoadFlags& flags, Load& load) {
+  auto segments = ParseRate(*flags.rate, load.duration);
+  if (!segments.ok()) return segments.status();
+  if (load.warmup.count() > 0) {
+    const double first = segments->front().from;
+    segments->insert(segments->begin(), {load.warmup, first, first});
+  }
+  if (flags.arrivals == "poisson") {
+    load.arrivals = Arrivals::AtRandom(*std::move(segments), flags.seed);
+  } else if (flags.arrivals == "constant") {
+    load.arrivals = Arrivals::Evenly(*std::move(segments));
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--arrivals is '%s'; it takes poisson or constant", flags.arrivals));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetTrace(const LoadFlags& flags, Settings& settings) {
+  const absl::StatusOr<std::string> text = ReadFile("trace", *flags.trace);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<Trace> trace = ParseTrace(*text);
+  if (!trace.ok()) return Prefix("trace", trace.status());
+  if (!trace->shapes.empty()) {
+    std::vector<CallShape> shapes;
+    for (const std::string& shape : trace->shapes) {
+      auto one = ReadShapes(flags, shape);
+      if (!one.ok()) return one.status();
+      if (one->size() != 1) {
+        return absl::InvalidArgumentError(
+            absl::StrFormat("--trace: '%s' is more than one shape", shape));
+      }
+      shapes.push_back(one->front());
+    }
+    settings.shapes = std::move(shapes);
+    settings.load.shape_of = std::move(trace->shape_of);
+  }
+  // It is over when its last call is, and all of it counts.
+  settings.load.warmup = nanoseconds(0);
+  settings.load.duration = std::chrono::hours(24 * 365);
+  settings.load.arrivals = Arrivals::Replay(std::move(trace->times));
+  return absl::OkStatus();
+}
+
+absl::Status SetLoop(const LoadFlags& flags, const Scenario* scenario, Settings& settings) {
+  Load& load = settings.load;
+  if (flags.rate && flags.trace) {
+    return absl::InvalidArgumentError("--rate and --trace exclude each other");
+  }
+  if (flags.search && (flags.rate || flags.trace)) {
+    return absl::InvalidArgumentError("--search finds the rate; it takes no --rate or --trace");
+  }
+  if (flags.search && !flags.slo_ms) {
+    return absl::InvalidArgumentError("--search needs --slo MS");
+  }
+  const bool is_open = flags.rate || flags.trace || flags.search;
+  const int64_t default_streams = scenario != nullptr ? scenario->concurrency : is_open ? 64 : 1;
+  load.streams = static_cast<int>(flags.concurrency.value_or(default_streams));
+  load.group = scenario != nullptr ? scenario->group : 1;
+  // More hardly help on loopback, and each costs the server a thread's attention.
+  settings.connections =
+      static_cast<int>(flags.connections.value_or(std::min<int64_t>(load.streams, 4)));
+  if (flags.rate) return SetRate(flags, load);
+  if (flags.trace) return SetTrace(flags, settings);
+  return absl::OkStatus();
+}
+
+void DescribeForPeople(const LoadFlags& flags, Settings& settings) {
+  const auto add = [&settings](const char* name, const auto& value) {
+    settings.for_people.emplace_back(name, absl::StrCat(value));
+  };
+  add("address", flags.address);
+  add("protocol", flags.protocol);
+  add("transport", flags.shared_memory ? "shared memory" : flags.stream ? "stream" : "unary");
+  add("loop", flags.search  ? "search"
+              : flags.trace ? "open, trace"
+              : flags.rate  ? absl::StrCat("open, ", flags.arrivals)
+                            : std::string("closed"));
+  add("offered", flags.trace.value_or(flags.rate.value_or("")));
+  add("concurrency", settings.load.streams);
+  add("connections", settings.connections);
+  add("threads", flags.threads);
+  add("shapes", flags.trace && !settings.load.shape_of.empty() ? "the trace's" : flags.shapes);
+  add("dtype", flags.dtype);
+  add("causal", flags.causal ? "yes" : "no");
+  add("ragged", flags.ragged ? "yes" : "no");
+  add("mask", flags.mask);
+  add("warmup_s", flags.warmup_s);
+  add("duration_s", flags.duration_s);
+  add("deadline_ms", flags.deadline_ms);
+  add("seed", flags.seed);
+}
+
+}  // namespace
+
+LoadFlags::LoadFlags() {
+  const char* from_environment = std::getenv("RAPT_ADDRESS");
+  address = from_environment == nullptr || *from_environment == '\0' ? "127.0.0.1:8001"
+                                                                     : from_environment;
+}
+
+std::vector<Flag> LoadFlags::Table() {
+  return {
+      {"address", "HOST:PORT",
+       "the server, or unix:PATH (default: RAPT_ADDRESS, else 127.0.0.1:8001)", &address},
+      {"protocol", "NAME", "rapt, or oip: the Open Inference Protocol, Triton's (default: rapt)",
+       &protocol},
+      {"model", "NAME", "of --protocol oip (default: attention)", &model},
+      {"shared-memory", "", "tensors in shared memory; the server is on this machine",
+       &shared_memory},
+      {"stream", "", "a stream for every call, with --protocol oip", &stream},
+
+      {"shape", "SHAPES",
+       "BxHxSxD, Hq/Hkv for H, Sq:Sk for S; 128..2048 or ~512 for a length that varies; then fp16, "
+       "causal, ragged, mask=bool, weight=3; several by commas; tutorial, prefill-decode, tiny, "
+       "short; @FILE (default: 1x8x1024x64)",
+       &shapes, 's'},
+      {"dtype", "TYPE", "fp32, fp16, bf16 or fp64, for shapes that name none (default: fp32)",
+       &dtype},
+      {"mask", "KIND", "none, bool, float or padding, likewise", &mask},
+      {"causal", "", "likewise", &causal},
+      {"ragged", "", "key lengths that differ from row to row, likewise", &ragged},
+      {"variants", "N", "how many lengths stand for one that varies (default: 8)", &variants},
+
+      {"scenario", "NAME", "MLPerf's: single-stream, multi-stream, server or offline", &scenario},
+      {"concurrency", "N",
+       "calls in flight: of a closed loop always (default: 1), of an open one at most "
+       "(default: 64)",
+       &concurrency, 'c'},
+      {"rate", "R", "open loop: requests/s; 10..500 for a ramp, 10..500/5 in 5 steps", &rate, 'r'},
+      {"arrivals", "KIND", "of --rate: poisson or constant (default: poisson)", &arrivals},
+      {"trace", "FILE", "open loop: lines of seconds from the start, and a shape or nothing",
+       &trace},
+      {"connections", "N", "that the calls are spread over (default: 4, or the concurrency)",
+       &connections},
+      {"threads", "N", "that take answers (default: 1)", &threads},
+
+      {"duration", "SECONDS", "measured (default: 10)", &duration_s, 'd'},
+      {"warmup", "SECONDS", "before, not measured (default: 1)", &warmup_s},
+      {"requests", "N", "go on until so many have been measured", &requests},
+      {"deadline", "MS", "of every call, from when it is due (default: 60000)", &deadline_ms},
+      {"seed", "N", "of arrivals, shapes and numbers (default: 0)", &seed},
+
+      {"slo", "MS",
+       "what the 99th percentile of latency has to keep; exit code 1 where it is missed", &slo_ms},
+      {"max-errors", "PERCENT", "of calls that may fail, with --slo (default: 0)", &max_errors},
+      {"search", "", "find the highest rate that meets --slo", &search},
+
+      {"label", "TEXT", "for the reports", &label},
+      {"json", "FILE", "write the result there; - is standard output", &json},
+      {"csv", "FILE", "append a line to it", &csv},
+      {"html", "FILE", "write a page with charts", &html},
+      {"quiet", "", "nothing while it runs", &quiet, 'q'}};
+}
+
+absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
+  if (absl::Status numbers = CheckNumbers(flags); !numbers.ok()) return numbers;
+  const absl::StatusOr<const Scenario*> scenario = FindScenario(flags);
+  if (!scenario.ok()) return scenario.status();
+  const absl::StatusOr<Interface> interface = ReadInterface(flags);
+  if (!interface.ok()) return interface.status();
+  const absl::StatusOr<std::string> text = ShapesText(flags.shapes);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<std::vector<CallShape>> shapes = ReadShapes(flags, *text);
+  if (!shapes.ok()) return shapes.status();
+
+  Settings settings{.address = flags.address,
+                    .shapes = *std::move(shapes),
+                    .searches = flags.search,
+                    .scenario = flags.scenario};
+  Load& load = settings.load;
+  load.interface = *interface;
+  load.threads = static_cast<int>(flags.threads);
+  load.warmup = ToNanoseconds(flags.warmup_s);
+  load.duration = ToNanoseconds(flags.duration_s);
+  load.min_requests = flags.requests;
+  load.deadline = ToNanoseconds(flags.deadline_ms * 1e-3);
+  // About sixty points for a chart.
+  load.stretch = ToNanoseconds(std::clamp(flags.duration_s / 60, 0.1, 10.0));
+  load.seed = flags.seed;
+  if (flags.slo_ms) {
+    settings.objective = Objective{*flags.slo_ms, flags.max_errors / 100};
+    load.slo = ToNanoseconds(*flags.slo_ms * 1e-3);
+  }
+  if (absl::Status loop = SetLoop(flags, *scenario, settings); !loop.ok()) return loop;
+  DescribeForPeople(flags, settings);
+  return settings;
+}
+
+}  // namespace rapt::load

@@ -1,0 +1,79 @@
+// What a load is to be, as flags say it.
+#ifndef RAPT_CLIENT_LOAD_SETTINGS_H_
+#define RAPT_CLIENT_LOAD_SETTINGS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/console/command_line.h"
+#include "client/load/mix.h"
+#include "client/load/result.h"
+#include "client/load/run.h"
+
+namespace rapt::load {
+
+// As given; what is absent depends on the scenario.
+struct LoadFlags {
+  LoadFlags();  // the address from RAPT_ADDRESS, where that is set
+
+  std::string address;
+  std::string protocol = "rapt";
+  std::string model = "attention";
+  bool shared_memory = false;
+  bool stream = false;
+
+  std::string shapes = "1x8x1024x64";
+  std::string dtype = "fp32";
+  std::string mask = "none";
+  bool causal = false;
+  bool ragged = false;
+  int64_t variants = 8;
+
+  std::string scenario;
+  std::optional<int64_t> concurrency;
+  std::optional<std::string> rate;
+  std::string arrivals = "poisson";
+  std::optional<std::string> trace;
+  std::optional<int64_t> connections;
+  int64_t threads = 1;
+
+  double duration_s = 10;
+  double warmup_s = 1;
+  int64_t requests = 0;
+  double deadline_ms = 60'000;
+  uint64_t seed = 0;
+
+  std::optional<double> slo_ms;
+  double max_errors = 0;
+  bool search = false;
+
+  std::string label;
+  std::optional<std::string> json, csv, html;
+  bool quiet = false;
+
+  std::vector<Flag> Table();
+};
+
+// Ready to run.
+struct Settings {
+  std::string address;
+  Load load = {};
+  int connections = 1;
+  std::vector<CallShape> shapes;
+  std::optional<Objective> objective = {};
+  bool searches = false;
+  std::string scenario;  // MLPerf's name
+  std::vector<std::pair<std::string, std::string>> for_people = {};
+};
+
+// Reads the files that flags name. InvalidArgument or NotFound names the flag.
+absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags);
+
+}  // namespace rapt::load
+
+#endif  // RAPT_CLIENT_LOAD_SETTINGS_H_

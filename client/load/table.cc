@@ -1,0 +1,104 @@
+// The result of a load for a terminal.
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/load/result.h"
+
+namespace rapt::load {
+namespace {
+
+constexpr size_t kMostShapes = 12;
+
+std::string Row(const std::string& name, const Histogram& histogram) {
+  std::string row = absl::StrFormat("  %-14s", name);
+  for (const Percentile& percentile : Percentiles()) {
+    absl::StrAppendFormat(&row, "%10.4g", Milliseconds(histogram.ValueAt(percentile.share)));
+  }
+  absl::StrAppendFormat(&row, "%10.4g%10.4g\n", Milliseconds(histogram.max()),
+                        histogram.mean() * 1e-6);
+  return row;
+}
+
+std::string Percentages(const Run& run) {
+  std::string out = absl::StrFormat("\n  %-14s", "ms");
+  for (const Percentile& percentile : Percentiles()) {
+    absl::StrAppendFormat(&out, "%10s", percentile.name);
+  }
+  absl::StrAppendFormat(&out, "%10s%10s\n", "max", "mean");
+  absl::StrAppend(&out, Row("latency", run.totals.latency),
+                  Row("service time", run.totals.service));
+  if (run.groups.count() > 0) absl::StrAppend(&out, Row("whole query", run.groups));
+  if (run.totals.server.count() > 0) {
+    absl::StrAppend(&out, Row("  in queue", run.totals.queue),
+                    Row("  computing", run.totals.compute), Row("  at server", run.totals.server),
+                    Row("  between", run.totals.between));
+  }
+  return out;
+}
+
+std::string Shapes(const Result& result) {
+  if (result.shapes.size() < 2) return "";
+  std::string out =
+      absl::StrFormat("\n  %-44s%10s%10s%10s\n", "by shape", "calls", "p50 ms", "p99 ms");
+  for (size_t i = 0; i < result.shapes.size() && i < kMostShapes; ++i) {
+    const Histogram& latency = result.run.totals.shapes[i];
+    absl::StrAppendFormat(&out, "  %-44s%10d%10.4g%10.4g\n", Describe(result.shapes[i]),
+                          latency.count(), Milliseconds(latency.ValueAt(0.5)),
+                          Milliseconds(latency.ValueAt(0.99)));
+  }
+  if (result.shapes.size() > kMostShapes) {
+    absl::StrAppendFormat(&out, "  and %d more in --json\n", result.shapes.size() - kMostShapes);
+  }
+  return out;
+}
+
+std::string Trials(const Result& result) {
+  if (result.trials.empty()) return "";
+  std::string out =
+      absl::StrFormat("\n  %-14s%10s%10s%10s\n", "offered/s", "done/s", "p99 ms", "errors");
+  for (const Trial& trial : result.trials) {
+    absl::StrAppendFormat(&out, "  %-14.5g%10.5g%10.4g%9.2f%%  %s\n", trial.offered, trial.achieved,
+                          trial.p99_ms, trial.error_share * 100,
+                          trial.passed ? "meets it" : "misses");
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string Table(const Result& result) {
+  const Run& run = result.run;
+  const Summary summary = Summarize(result);
+  std::string out = Trials(result);
+  absl::StrAppendFormat(&out, "\n  %d calls succeeded in %.1f s, %d failed", summary.ok,
+                        summary.seconds, summary.failed);
+  if (result.is_open_loop) absl::StrAppendFormat(&out, ", %d were never sent", summary.dropped);
+  absl::StrAppendFormat(&out, "\n  %.5g requests/s", summary.rate);
+  if (result.is_open_loop) absl::StrAppendFormat(&out, " of %.5g offered", summary.offered_rate);
+  absl::StrAppendFormat(&out, ", %.3g GB/s", summary.gigabytes_per_s);
+  if (result.objective) {
+    absl::StrAppendFormat(&out, "; goodput %.5g/s\n  p99 <= %g ms and errors <= %g%%: %s",
+                          summary.goodput, result.objective->p99_ms,
+                          result.objective->error_share * 100,
+                          summary.meets_objective ? "met" : "MISSED");
+  }
+  absl::StrAppend(&out, "\n", Percentages(run), Shapes(result));
+  for (const auto& [code, failures] : run.totals.failures) {
+    absl::StrAppendFormat(&out, "\n  %d x %s, p50 %.4g ms: %s", failures.count,
+                          absl::StatusCodeToString(code),
+                          Milliseconds(failures.latency.ValueAt(0.5)), failures.example);
+  }
+  absl::StrAppendFormat(&out, "\n  %d answers checked against the definition, %d wrong\n",
+                        run.checked, run.wrong.size());
+  absl::StrAppendFormat(&out,
+                        "  the load tester used %.2f cores, its busiest thread %.0f%% of one\n",
+                        summary.seconds > 0 ? run.tester.cpu_seconds / summary.seconds : 0,
+                        run.tester.busiest_thread * 100);
+  for (const std::string& warning : summary.warnings) {
+    absl::StrAppend(&out, "  warning: ", warning, "\n");
+  }
+  return out;
+}
+
+}  // namespace rapt::load

@@ -1,0 +1,85 @@
+#include "client/load/compare.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client/load/result.h"
+
+namespace rapt::load {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Ten seconds, in each of which `calls` calls and up to `more` take `latency`.
+Result Steady(int calls, int more, milliseconds latency) {
+  Result result{.started = "",
+                .label = "",
+                .scenario = "",
+                .settings = {{"seed", "0"}, {"dtype", calls > 15 ? "bf16" : "fp32"}},
+                .machine = {},
+                .server = {},
+                .is_open_loop = false,
+                .shapes = {},
+                .objective = {},
+                .streams = 1};
+  result.run.measured = seconds(10);
+  for (int i = 0; i < 10; ++i) {
+    TimedStretch stretch{.begin = seconds(i), .length = seconds(1)};
+    stretch.calls.ok = calls + i % 2 * more;
+    for (int64_t n = 0; n < stretch.calls.ok; ++n) {
+      stretch.calls.latency.Record(std::chrono::nanoseconds(latency).count());
+    }
+    result.run.totals.latency.Add(stretch.calls.latency);
+    result.run.stretches.push_back(stretch);
+  }
+  return result;
+}
+
+Recorded Read(const Result& result) {
+  const auto recorded = ReadReport(Json(result));
+  EXPECT_TRUE(recorded.ok()) << recorded.status();
+  return recorded.value_or(Recorded());
+}
+
+TEST(CompareTest, GivesRatiosOfWhatReportsSay) {
+  const auto all =
+      Compare(Read(Steady(10, 0, milliseconds(40))), Read(Steady(20, 0, milliseconds(10))));
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(all[0].figure, "rate");
+  EXPECT_DOUBLE_EQ(all[0].before, 10);
+  EXPECT_DOUBLE_EQ(all[0].after, 20);
+  EXPECT_DOUBLE_EQ(all[0].ratio, 2);
+  EXPECT_DOUBLE_EQ(all[0].low, 2);  // every second was the same
+  EXPECT_DOUBLE_EQ(all[0].high, 2);
+  EXPECT_NEAR(all[1].ratio, 0.25, 0.001);
+  EXPECT_NEAR(all[2].ratio, 0.25, 0.001);
+}
+
+TEST(CompareTest, SpreadsAsTheSecondsDo) {
+  const auto all =
+      Compare(Read(Steady(10, 10, milliseconds(1))), Read(Steady(10, 10, milliseconds(1))));
+  EXPECT_DOUBLE_EQ(all[0].ratio, 1);
+  EXPECT_LT(all[0].low, 0.9);
+  EXPECT_GT(all[0].low, 0.5);
+  EXPECT_GT(all[0].high, 1.1);
+  EXPECT_LT(all[0].high, 2);
+}
+
+TEST(CompareTest, NamesWhatWasSetDifferently) {
+  const std::string table =
+      Table(Read(Steady(10, 0, milliseconds(1))), Read(Steady(20, 0, milliseconds(1))));
+  EXPECT_THAT(table, HasSubstr("dtype differs: fp32, bf16"));
+  EXPECT_THAT(table, Not(HasSubstr("seed differs")));
+}
+
+TEST(ReadReportTest, RefusesOtherFiles) {
+  for (const char* text : {"", "x", "[]", "{}", "{\"format\": \"rapt-load/2\"}"}) {
+    EXPECT_EQ(ReadReport(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
+}
+
+}  // namespace
+}  // namespace rapt::load

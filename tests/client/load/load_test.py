@@ -1,0 +1,332 @@
+"""The `rapt-load` binary as its users meet it: against a real server, and against one that is wrong."""
+
+import concurrent.futures
+import csv
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import time
+import urllib.request
+
+import grpc
+import pytest
+from rapt_server import RaptServer
+from tritonclient.grpc import service_pb2
+
+RAPT_LOAD = os.environ["RAPT_LOAD"]
+OK, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
+TINY = ("--shape", "1x2x16x8")
+BRIEF = ("--duration", "0.3", "--warmup", "0.1")
+
+
+@pytest.fixture(scope="session")
+def server():
+    with RaptServer("--allow_shared_memory") as running:
+        yield running
+
+
+def run(address, cwd, *arguments, code=OK):
+    ran = subprocess.run(
+        [RAPT_LOAD, *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "RAPT_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == code, ran
+    return ran
+
+
+@pytest.fixture
+def load(tmp_path, server):
+    """load(*flags): runs it and gives its JSON."""
+
+    def run_json(*flags, code=OK, address=server.grpc_address):
+        return json.loads(run(address, tmp_path, *flags, "--json", "-", code=code).stdout)
+
+    return run_json
+
+
+def calls_above(result, kind, milliseconds):
+    return sum(count for value, count in result["histograms_ns"][kind] if value > milliseconds * 1e6)
+
+
+def calls_of(server):
+    page = urllib.request.urlopen(f"http://{server.metrics_address}/metrics").read().decode()
+    return sum(float(n) for n in re.findall(r"^rapt_requests_total\{[^}]*\} (\S+)$", page, re.MULTILINE))
+
+
+def wait_for_a_call(server, before=0):
+    deadline = time.monotonic() + 60
+    while calls_of(server) == before:
+        assert time.monotonic() < deadline, "no call came"
+        time.sleep(0.01)
+
+
+# --- What is sent ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "interface",
+    [
+        (),
+        ("--shared-memory",),
+        ("--protocol", "oip"),
+        ("--protocol", "oip", "--stream"),
+        ("--protocol", "oip", "--shared-memory"),
+    ],
+    ids=lambda flags: " ".join(flags) or "rapt",
+)
+def test_answers_are_right_over_every_interface(load, interface):
+    result = load(*TINY, *BRIEF, "-c", 4, "--connections", 2, *interface)
+    assert result["summary"]["ok"] > 0 and result["summary"]["failed"] == 0
+    assert result["checked"] == {"answers": 4, "wrong": 0, "examples": []}
+    assert sum(count for _, count in result["histograms_ns"]["latency"]) == result["summary"]["ok"]
+    # What the server says of its time came along; a stream's trailing metadata has none.
+    assert ("server" in result["milliseconds"]) == ("--stream" not in interface)
+
+
+@pytest.mark.parametrize("protocol", ["rapt", "oip"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp64"])
+def test_answers_are_right_whatever_the_attributes(load, tmp_path, protocol, dtype):
+    shapes = [
+        f"2x4/2x{lengths}x8 {words}"
+        for lengths in ("8", "3:16")
+        for words in ("", "causal", "ragged", "mask=bool", "mask=float", "mask=padding")
+    ]
+    # A trace brings every shape in turn, and each of the streams' last answers is checked.
+    (tmp_path / "trace").write_text("\n".join(f"0 {shape}" for shape in shapes))
+    result = load("--trace", "trace", "--dtype", dtype, "--protocol", protocol, "-c", len(shapes))
+    assert result["summary"]["ok"] == len(shapes) and result["summary"]["failed"] == 0
+    assert result["checked"]["answers"] > 0 and result["checked"]["wrong"] == 0
+    assert all(shape["latency_ms"]["count"] == 1 for shape in result["shapes"])
+
+
+def test_a_wrong_answer_is_noticed(load):
+    def infer(request, _):
+        y = service_pb2.ModelInferResponse.InferOutputTensor(
+            name="Y", datatype="FP32", shape=request.inputs[0].shape
+        )
+        return service_pb2.ModelInferResponse(
+            outputs=[y], raw_output_contents=[bytes(len(request.raw_input_contents[0]))]
+        )
+
+    handlers = {
+        "ModelInfer": grpc.unary_unary_rpc_method_handler(
+            infer,
+            service_pb2.ModelInferRequest.FromString,
+            service_pb2.ModelInferResponse.SerializeToString,
+        )
+    }
+    liar = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
+    liar.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),)
+    )
+    port = liar.add_insecure_port("127.0.0.1:0")
+    liar.start()
+    result = load(*TINY, *BRIEF, "--protocol", "oip", code=FAILED, address=f"127.0.0.1:{port}")
+    liar.stop(None)
+    assert result["checked"]["wrong"] == 1
+    assert "1x2x16x8 FP32 is wrong: Y[0, 0, 0, 0] is 0" in result["checked"]["examples"][0]
+
+
+# --- When it is sent ------------------------------------------------------------------------------
+
+
+def test_an_open_loop_offers_its_rate(load):
+    result = load(*TINY, "--rate", 200, "--arrivals", "constant", "-d", 1, "--warmup", 0.2)
+    assert result["summary"]["offered_rate"] == pytest.approx(200, rel=0.05)
+    assert result["summary"]["dropped"] == 0
+    assert len(result["series"]) >= 5
+
+
+def test_a_stalled_server_shows_in_latency_but_not_in_service_time(tmp_path):
+    """Coordinated omission: with few streams most calls of a stall can't even be sent."""
+    stall_ms = 1000
+    with RaptServer() as server:
+        command = [RAPT_LOAD, "--address", server.grpc_address, *TINY, "-c", "4", "--json", "-"]
+        command += ["--rate", "100", "--arrivals", "constant", "-d", "3", "--warmup", "0"]
+        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as running:
+            wait_for_a_call(server)
+            server.signal(signal.SIGSTOP)
+            time.sleep(stall_ms / 1000)  # the stall itself
+            server.signal(signal.SIGCONT)
+            result = json.loads(running.communicate(timeout=120)[0])
+    assert result["summary"]["failed"] == result["summary"]["dropped"] == 0
+    # Of the 100 that were due in that second, those of its first half waited half a second or more;
+    # four of them at the server.
+    slow = stall_ms / 2
+    assert calls_above(result, "latency", slow) >= 40
+    assert calls_above(result, "service", slow) <= 8
+    assert result["milliseconds"]["latency"]["max"] >= stall_ms * 0.9
+    assert any("waited because all 4 streams were busy" in w for w in result["warnings"])
+
+
+def test_calls_that_could_not_be_sent_in_time_are_dropped(load):
+    # One stream, whose calls take far longer than the gaps between them.
+    flags = ("--warmup", 0, "--deadline", 1000)
+    result = load("--shape", "1x8x512x64", "-c", 1, "--rate", 3000, "-d", 2, *flags)
+    summary = result["summary"]
+    assert summary["dropped"] > 0
+    assert summary["rate"] < summary["offered_rate"]
+    assert any("more than the server can do" in warning for warning in result["warnings"])
+
+
+def test_a_trace_is_replayed_to_its_end(load, tmp_path):
+    (tmp_path / "trace").write_text("".join(f"{i / 100} 1x1x{1 + i % 3}x8\n" for i in range(30)))
+    result = load("--trace", "trace")
+    assert result["summary"]["ok"] == 30
+    assert [shape["latency_ms"]["count"] for shape in result["shapes"]] == [10, 10, 10]
+
+
+def test_a_mix_goes_by_weight(load):
+    result = load("--shape", "1x1x1x8, 1x1x2x8 weight=9", "-c", 2, "--requests", 400, *BRIEF)
+    few, many = (shape["latency_ms"]["count"] for shape in result["shapes"])
+    assert few + many >= 400 and 5 < many / few < 20
+
+
+# --- Scenarios and objectives ---------------------------------------------------------------------
+
+
+def test_multi_stream_measures_whole_queries(load):
+    result = load(*TINY, *BRIEF, "--scenario", "multi-stream")
+    calls, queries = result["summary"]["ok"], result["milliseconds"]["query"]["count"]
+    assert abs(calls - 8 * queries) <= 8
+    assert result["milliseconds"]["query"]["p50"] >= result["milliseconds"]["service"]["min"]
+
+
+@pytest.mark.parametrize("scenario", ["single-stream", "offline"])
+def test_scenarios_of_closed_loops(load, scenario):
+    result = load(*TINY, *BRIEF, "--scenario", scenario, "--requests", 50)
+    assert result["scenario"] == scenario and result["summary"]["ok"] >= 50
+
+
+def test_a_search_finds_a_rate(load):
+    result = load(*TINY, "--scenario", "server", "--search", "--slo", 10000, "-d", 0.8, "--warmup", 0)
+    passed = [trial["offered"] for trial in result["search"] if trial["passed"]]
+    assert passed and result["summary"]["meets_objective"]
+    assert result["summary"]["offered_rate"] == pytest.approx(max(passed), rel=0.5)
+
+
+def test_a_missed_objective_is_an_exit_code(load):
+    result = load(*TINY, *BRIEF, "--slo", 0.001, code=FAILED)
+    assert not result["summary"]["meets_objective"] and result["summary"]["goodput"] == 0
+
+
+# --- Failures -------------------------------------------------------------------------------------
+
+
+def test_failures_are_counted_by_code_and_apart(load):
+    result = load(*TINY, *BRIEF, "--protocol", "oip", "--model", "other", code=FAILED)
+    (failure,) = result["failures"]
+    assert failure["code"] == "NOT_FOUND" and "other" in failure["example"]
+    assert failure["count"] == result["summary"]["failed"] > 0
+    assert result["summary"]["error_share"] == 1 and "latency" not in result["milliseconds"]
+
+
+def test_errors_within_a_stream_are_failures(load):
+    flags = ("--protocol", "oip", "--stream", "--model", "other")
+    result = load(*TINY, *BRIEF, *flags, code=FAILED)
+    assert result["summary"]["ok"] == 0 and "other" in result["failures"][0]["example"]
+
+
+def test_a_deadline_is_kept(load):
+    result = load("--shape", "1x8x2048x64", *BRIEF, "--deadline", 0.5, code=FAILED)
+    assert {failure["code"] for failure in result["failures"]} == {"DEADLINE_EXCEEDED"}
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--shape", "1x2x3"), "--shape: the shape '1x2x3' has 3 axes"),
+        (("--shape", "@none"), "--shape: can't read none"),
+        (("--dtype", "int8"), "--dtype: has a type 'int8'"),
+        (("--rate", "fast"), "--rate is 'fast'"),
+        (("--rate", "5", "--trace", "t"), "--rate and --trace exclude"),
+        (("--rate", "5", "--arrivals", "x"), "--arrivals is 'x'"),
+        (("--protocol", "http"), "--protocol is 'http'"),
+        (("--stream",), "--stream needs --protocol oip"),
+        (("--shared-memory", "--address", "example.com:1"), "on this machine"),
+        (("--scenario", "x"), "--scenario is 'x'"),
+        (("--scenario", "server"), "needs --rate"),
+        (("--scenario", "offline", "--rate", "5"), "closed loop"),
+        (("--search",), "--search needs --slo"),
+        (("--duration", "0"), "--duration is 0"),
+        (("--concurrency", "0"), "--concurrency is 0"),
+        (("--durations", "1"), "did you mean --duration?"),
+        (("more",), "unexpected argument 'more'"),
+    ],
+)
+def test_wrong_flags_are_named(tmp_path, flags, message):
+    ran = run("127.0.0.1:1", tmp_path, *flags, code=USAGE)
+    assert ran.stderr.startswith("rapt-load: ") and message in ran.stderr
+
+
+def test_no_server_is_an_exit_code(tmp_path):
+    assert "127.0.0.1:1" in run("127.0.0.1:1", tmp_path, code=UNREACHABLE).stderr
+
+
+# --- What a person gets ---------------------------------------------------------------------------
+
+
+def test_the_examples_of_help_run(server, tmp_path):
+    examples = re.findall(r"^  (rapt-load .*)$", run("", tmp_path, "--help").stdout, re.MULTILINE)
+    assert len(examples) >= 4
+    for example in examples:
+        # The last flag of several stands; the machine that tests may miss an objective.
+        flags = [*shlex.split(example)[1:], "-d", "0.5", "--warmup", "0", "--slo", "60000"]
+        assert "requests/s" in run(server.grpc_address, tmp_path, *flags).stdout, example
+
+
+def test_reports_are_written(server, tmp_path):
+    for label in ("one, two", "three"):
+        flags = ("--csv", "l.csv", "--html", "l.html", "--json", "l.json", "--label", label)
+        table = run(server.grpc_address, tmp_path, *TINY, *BRIEF, *flags).stdout
+        assert "latency" in table and "checked against the definition, 0 wrong" in table
+    rows = list(csv.DictReader((tmp_path / "l.csv").open()))
+    assert [row["label"] for row in rows] == ["one, two", "three"]
+    assert all(float(row["latency_p99.99_ms"]) > 0 for row in rows)
+    result = json.loads((tmp_path / "l.json").read_text())
+    assert result["format"] == "rapt-load/1" and result["build"]["version"]
+    assert result["server"]["name"] == "rapt-server" and result["machine"]["cores"] >= 1
+    page = (tmp_path / "l.html").read_text()
+    assert page.count("<svg") == 3 and "three" in page
+    assert not re.search(r"(src|href)=|@import|<script", page)
+
+
+def test_two_results_are_compared(server, tmp_path):
+    for name, shape in (("a", "1x1x1x8"), ("b", "1x8x256x64")):
+        run(server.grpc_address, tmp_path, *BRIEF, "--shape", shape, "--json", f"{name}.json")
+    table = run("", tmp_path, "compare", "a.json", "b.json").stdout
+    (ratio,) = re.findall(r"^  p50 ms .* (\S+)   \S+ to \S+$", table, re.MULTILINE)
+    assert float(ratio) > 1 and "shapes differs: 1x1x1x8, 1x8x256x64" in table
+    (tmp_path / "c.json").write_text("{}")
+    assert "c.json: it is no JSON report" in run("", tmp_path, "compare", "a.json", "c.json", code=USAGE).stderr
+    assert "takes two files" in run("", tmp_path, "compare", "a.json", code=USAGE).stderr
+
+
+def test_it_shows_how_it_goes_on_a_terminal(server, tmp_path):
+    ours, theirs = pty.openpty()
+    command = [RAPT_LOAD, "--address", server.grpc_address, *TINY, "-d", "0.5", "--warmup", "0"]
+    ran = subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs, timeout=120)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert ran.returncode == OK
+    assert re.search(r"\[=* *>? *\] +\d+%  [\d.e+]+/s  p50 [\d.e+]+ ms  p99 ", shown), shown
+
+
+def test_an_interrupt_ends_it_with_a_report(server, tmp_path):
+    command = [RAPT_LOAD, "--address", server.grpc_address, *TINY, "-d", "600", "--csv", "l.csv"]
+    before = calls_of(server)
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
+        wait_for_a_call(server, before)
+        running.send_signal(signal.SIGINT)
+        table = running.communicate(timeout=120)[0]
+    assert running.returncode == OK or "0 calls succeeded" in table
+    assert (tmp_path / "l.csv").exists()

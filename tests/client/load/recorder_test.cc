@@ -1,0 +1,109 @@
+#include "client/load/recorder.h"
+
+#include <gtest/gtest.h>
+
+namespace rapt::load {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr seconds kWarmup{1};
+
+// A call that was due at 1 s + `due`, sent `wait` later and done `service` after that.
+Outcome Call(milliseconds due, milliseconds wait, milliseconds service) {
+  return {
+      .due = kWarmup + due, .sent = kWarmup + due + wait, .done = kWarmup + due + wait + service};
+}
+
+Outcome Failed(milliseconds service, const absl::Status& status) {
+  Outcome outcome = Call(milliseconds(0), milliseconds(0), service);
+  outcome.status = status;
+  return outcome;
+}
+
+TEST(RecorderTest, CountsLatencyFromWhenACallWasDue) {
+  Recorder recorder(1, kWarmup, {});
+  recorder.Record(Call(milliseconds(0), milliseconds(30), milliseconds(2)));
+  const Totals totals = recorder.totals();
+  EXPECT_EQ(totals.latency.max(), 32'000'000);
+  EXPECT_EQ(totals.service.max(), 2'000'000);
+  EXPECT_EQ(totals.late_sends, 1);
+}
+
+TEST(RecorderTest, LeavesTheWarmupOut) {
+  Recorder recorder(1, kWarmup, {});
+  recorder.Record(Call(-milliseconds(1), milliseconds(0), milliseconds(2)));
+  EXPECT_EQ(recorder.finished(), 0);
+  EXPECT_EQ(recorder.TakeStretch().ok, 1);
+  recorder.Record(Call(milliseconds(0), milliseconds(0), milliseconds(2)));
+  EXPECT_EQ(recorder.finished(), 1);
+}
+
+TEST(RecorderTest, KeepsFailuresApartByCode) {
+  Recorder recorder(1, kWarmup, {});
+  for (int i = 0; i < 2; ++i) {
+    recorder.Record(Failed(milliseconds(1), absl::ResourceExhaustedError("full")));
+  }
+  recorder.Record(Failed(milliseconds(500), absl::DeadlineExceededError("late")));
+  recorder.Record(Call(milliseconds(0), milliseconds(0), milliseconds(3)));
+
+  const Totals totals = recorder.totals();
+  EXPECT_EQ(totals.latency.count(), 1);
+  EXPECT_EQ(totals.latency.max(), 3'000'000);
+  EXPECT_EQ(totals.failed(), 3);
+  EXPECT_EQ(totals.failures.at(absl::StatusCode::kResourceExhausted).count, 2);
+  EXPECT_EQ(totals.failures.at(absl::StatusCode::kResourceExhausted).example, "full");
+  EXPECT_EQ(totals.failures.at(absl::StatusCode::kDeadlineExceeded).latency.max(), 500'000'000);
+}
+
+TEST(RecorderTest, CountsWhatKeepsTheObjective) {
+  Recorder recorder(1, kWarmup, milliseconds(10));
+  recorder.Record(Call(milliseconds(0), milliseconds(0), milliseconds(10)));
+  recorder.Record(Call(milliseconds(0), milliseconds(5), milliseconds(6)));
+  recorder.Record(Failed(milliseconds(1), absl::InternalError("no")));
+  EXPECT_EQ(recorder.totals().within_slo, 1);
+  EXPECT_EQ(recorder.TakeStretch().within_slo, 1);
+}
+
+TEST(RecorderTest, SplitsServiceTimeByWhatTheServerSays) {
+  Recorder recorder(1, kWarmup, {});
+  Outcome outcome = Call(milliseconds(0), milliseconds(0), milliseconds(10));
+  outcome.server = ServerTimes{microseconds(1000), microseconds(4000), microseconds(6000)};
+  recorder.Record(outcome);
+  const Totals totals = recorder.totals();
+  EXPECT_EQ(totals.queue.max(), 1'000'000);
+  EXPECT_EQ(totals.compute.max(), 4'000'000);
+  EXPECT_EQ(totals.server.max(), 6'000'000);
+  EXPECT_EQ(totals.between.max(), 4'000'000);
+}
+
+TEST(RecorderTest, TakesAStretchOnce) {
+  Recorder recorder(2, kWarmup, {});
+  Outcome outcome = Call(milliseconds(0), milliseconds(0), milliseconds(1));
+  outcome.shape = 1;
+  outcome.request_bytes = 10;
+  outcome.answer_bytes = 5;
+  recorder.Record(outcome);
+  EXPECT_EQ(recorder.TakeStretch().bytes, 15);
+  EXPECT_EQ(recorder.TakeStretch().ok, 0);
+  EXPECT_EQ(recorder.totals().shapes[0].count(), 0);
+  EXPECT_EQ(recorder.totals().shapes[1].count(), 1);
+}
+
+TEST(TotalsTest, AddUpByCode) {
+  Recorder one(1, kWarmup, {}), other(1, kWarmup, {});
+  one.Record(Failed(milliseconds(1), absl::InternalError("first")));
+  other.Record(Failed(milliseconds(1), absl::InternalError("second")));
+  other.Record(Call(milliseconds(0), milliseconds(0), milliseconds(1)));
+  Totals totals;
+  totals.Add(one.totals());
+  totals.Add(other.totals());
+  EXPECT_EQ(totals.failures.at(absl::StatusCode::kInternal).count, 2);
+  EXPECT_EQ(totals.failures.at(absl::StatusCode::kInternal).example, "first");
+  EXPECT_EQ(totals.finished(), 3);
+}
+
+}  // namespace
+}  // namespace rapt::load
