@@ -1,5 +1,6 @@
 // The result of a load as a page for people: one file, its charts in it, no scripts.
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,21 +93,24 @@ std::string Figures(const Result& result, const Summary& summary) {
 
 // --- Charts ---
 
+// `value` gives nothing where there is none.
 template <typename Value>
 Line OverTime(const std::string& name, const Run& run, const Value& value) {
   Line line{name, {}};
   for (const TimedStretch& stretch : run.stretches) {
     const std::chrono::duration<double> middle = stretch.begin + stretch.length / 2;
     const std::chrono::duration<double> length = stretch.length;
-    if (length.count() > 0)
-      line.points.emplace_back(middle.count(), value(stretch, length.count()));
+    if (!(length.count() > 0)) continue;
+    const std::optional<double> y = value(stretch, length.count());
+    if (y) line.points.emplace_back(middle.count(), *y);
   }
   return line;
 }
 
 std::string LatencyOverTime(const Run& run) {
   const auto quantile = [](double share) {
-    return [share](const TimedStretch& stretch, double) {
+    return [share](const TimedStretch& stretch, double) -> std::optional<double> {
+      if (stretch.calls.latency.count() == 0) return std::nullopt;
       return Milliseconds(stretch.calls.latency.ValueAt(share));
     };
   };
