@@ -70,11 +70,6 @@ void AddBuffer(std::optional<int64_t>& total, int64_t bytes) {
   if (total) total = CheckedAdd(*total, BufferPool::SizeOfClass(bytes));
 }
 
-absl::StatusOr<ReservedBuffer> TakePart(BufferPool& pool, int64_t bytes,
-                                        MemoryBudget::Reservation& from) {
-  return Allocate(pool, bytes, from.Split(BufferPool::SizeOfClass(bytes)));
-}
-
 }  // namespace
 
 // A request on its way from admission to its done.
@@ -126,7 +121,7 @@ class Engine::Passage {
   // The copies' places; RunGather() fills them.
   absl::Status PlaceGathers(BufferPool& pool, MemoryBudget::Reservation& reservation) {
     for (Gather& gather : gathers_) {
-      absl::StatusOr<ReservedBuffer> copy = TakePart(pool, gather.source.size, reservation);
+      absl::StatusOr<ReservedBuffer> copy = AllocatePart(pool, gather.source.size, reservation);
       if (!copy.ok()) return copy.status();
       gather.copy = *std::move(copy);
       gather.view.data = gather.copy.buffer.data();
@@ -226,13 +221,14 @@ class Engine::Flight final : public Engine::Passage {
         slot.buffer = {slot.place, nullptr};
         continue;
       }
-      absl::StatusOr<ReservedBuffer> taken = TakePart(pool, slot.bytes(), reservation);
+      absl::StatusOr<ReservedBuffer> taken = AllocatePart(pool, slot.bytes(), reservation);
       if (!taken.ok()) return taken.status();
       auto owner = std::make_shared<ReservedBuffer>(*std::move(taken));
       slot.view = (call().*slot.view_of)(owner->buffer.data());
       slot.buffer = {owner->buffer.span(), std::move(owner)};
     }
-    absl::StatusOr<ReservedBuffer> workspace = TakePart(pool, plan_.workspace_bytes(), reservation);
+    absl::StatusOr<ReservedBuffer> workspace =
+        AllocatePart(pool, plan_.workspace_bytes(), reservation);
     if (!workspace.ok()) return workspace.status();
     workspace_ = *std::move(workspace);
     if (absl::Status status = PlaceGathers(pool, reservation); !status.ok()) return status;
@@ -316,7 +312,7 @@ class Engine::Examination final : public Engine::Passage {
 
   absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) override {
     absl::StatusOr<ReservedBuffer> workspace =
-        TakePart(pool, workers_ * WorkerBytes(), reservation);
+        AllocatePart(pool, workers_ * WorkerBytes(), reservation);
     if (!workspace.ok()) return workspace.status();
     workspace_ = *std::move(workspace);
     if (absl::Status status = PlaceGathers(pool, reservation); !status.ok()) return status;
@@ -371,8 +367,12 @@ void Engine::AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<boo
     if (!outcome.ok()) return admitted(outcome.status());
     admitted(std::move(outcome->reservation));
   };
-  if (auto outcome = gate_.AdmitNow(ask)) return answer(*std::move(outcome));
-  gate_.Queue(ask, std::move(answer));
+  Ask(ask, std::move(answer));
+}
+
+void Engine::Ask(const AdmissionGate::Ask& ask, AdmissionGate::Grant grant) {
+  if (auto outcome = gate_.AdmitNow(ask)) return grant(*std::move(outcome));
+  gate_.Queue(ask, std::move(grant));
 }
 
 void Engine::ShrinkMessage(MessageReservation& reservation, int64_t bytes) {
@@ -415,6 +415,39 @@ void Engine::Start(std::unique_ptr<Passage> passage, AdmissionGate::Outcome outc
   Passage& started = *passage;
   // The timer's thread has alarms to ring: it computes nothing.
   started.Run(std::move(passage), executor_, /*may_run_inline=*/at_once);
+}
+
+absl::StatusOr<std::shared_ptr<AttentionStream>> Engine::PlanStream(StreamRequest request) {
+  if (absl::Status status = CheckAccepting(); !status.ok()) return status;
+  const FieldNames& names = *request.names;
+  absl::StatusOr<ChunkedPlan> plan =
+      MakeChunkedPlan(request.problem, request.chunking, options_, names);
+  if (!plan.ok()) return plan.status();
+  absl::Status status = ValidateKeyLengths(request.problem, request.key_lengths, names);
+  if (!status.ok()) return status;
+  return std::make_shared<AttentionStream>(std::move(request), *std::move(plan), executor_);
+}
+
+void Engine::AdmitStream(std::shared_ptr<AttentionStream> stream, int64_t message_bytes,
+                         StreamAdmitted admitted) {
+  const absl::StatusOr<int64_t> needed_bytes = stream->NeededBytes();
+  if (!needed_bytes.ok()) return admitted(needed_bytes.status());
+  const StreamRequest& request = stream->request();
+  const AdmissionGate::Ask ask = {.share = AdmissionGate::Share::kCompute,
+                                  .bytes = *needed_bytes,
+                                  .deadline = request.deadline,
+                                  .cancelled = request.cancelled};
+  AdmitMessage(
+      message_bytes, request.deadline, *request.cancelled,
+      [this, ask, stream = std::move(stream),
+       admitted = std::move(admitted)](absl::StatusOr<MessageReservation> messages) mutable {
+        if (!messages.ok()) return admitted(messages.status());
+        Ask(ask, [this, stream = std::move(stream), messages = *std::move(messages),
+                  admitted = std::move(admitted)](AdmissionGate::Outcome outcome) mutable {
+          if (!outcome.ok()) return admitted(outcome.status());
+          admitted(stream->Place(pool_, std::move(messages), std::move(outcome->reservation)));
+        });
+      });
 }
 
 absl::Status Engine::CheckAccepting() const {

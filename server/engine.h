@@ -12,6 +12,7 @@
 #include "server/admission/memory_budget.h"
 #include "server/attention/diagnosis.h"
 #include "server/attention/plan.h"
+#include "server/attention_stream.h"
 #include "server/base/buffer_pool.h"
 #include "server/execution/executor.h"
 #include "server/request.h"
@@ -58,6 +59,17 @@ class Engine {
   // configured backend can't compute is no error, the report says so.
   void Diagnose(Request request, DiagnosisDone done);
 
+  // An attention whose tensors come in chunks, not yet admitted. Unavailable, InvalidArgument and
+  // Unimplemented as with Submit(), and InvalidArgument for chunks that make no sense.
+  absl::StatusOr<std::shared_ptr<AttentionStream>> PlanStream(StreamRequest request);
+
+  // Takes the stream's memory: first `message_bytes` for its chunks, then everything else, as a
+  // request does. Calls `admitted` exactly once, on this thread where that is decided at once; the
+  // stream may be used when its status is OK, and else ends as AdmitMessage() and Submit() say.
+  using StreamAdmitted = absl::AnyInvocable<void(absl::Status)>;
+  void AdmitStream(std::shared_ptr<AttentionStream> stream, int64_t message_bytes,
+                   StreamAdmitted admitted);
+
   // From now on requests are refused; those submitted before run to their end.
   void StopAccepting() { accepting_ = false; }
   bool accepting() const { return accepting_; }
@@ -70,6 +82,7 @@ class Engine {
   class Flight;
   class Examination;
   absl::Status CheckAccepting() const;
+  void Ask(const AdmissionGate::Ask& ask, AdmissionGate::Grant grant);
   void Admit(std::unique_ptr<Passage> passage);
   void Start(std::unique_ptr<Passage> passage, AdmissionGate::Outcome outcome, bool at_once);
 

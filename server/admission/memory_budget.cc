@@ -52,4 +52,9 @@ absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,
   }
 }
 
+absl::StatusOr<ReservedBuffer> AllocatePart(BufferPool& pool, int64_t bytes,
+                                            MemoryBudget::Reservation& from) {
+  return Allocate(pool, bytes, from.Split(BufferPool::SizeOfClass(bytes)));
+}
+
 }  // namespace rapt

@@ -72,6 +72,10 @@ struct ReservedBuffer {
 absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,
                                         MemoryBudget::Reservation reservation);
 
+// The same, charged to a part of what `from` has.
+absl::StatusOr<ReservedBuffer> AllocatePart(BufferPool& pool, int64_t bytes,
+                                            MemoryBudget::Reservation& from);
+
 }  // namespace rapt
 
 #endif  // RAPT_SERVER_ADMISSION_MEMORY_BUDGET_H_

@@ -177,25 +177,6 @@ TensorView AsConst(const MutableTensorView& view) {
   return {view.data, view.dtype, view.dims, view.strides, view.slices};
 }
 
-absl::Status CheckKeyLengths(const Problem& p, absl::Span<const int64_t> lengths,
-                             const FieldNames& names) {
-  if (!p.has_key_lengths) return absl::OkStatus();
-  if (static_cast<int64_t>(lengths.size()) != p.batch) {
-    return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, " has ", lengths.size(),
-                                                   " elements; it must have one for each of the ",
-                                                   p.batch, " batch rows"));
-  }
-  for (size_t b = 0; b < lengths.size(); ++b) {
-    const int64_t key_length = p.section ? p.section->key_length : p.key_length;
-    if (lengths[b] < 0 || lengths[b] > key_length) {
-      return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, "[", b, "] is ", lengths[b],
-                                                     "; it must be from 0 to the key length ",
-                                                     key_length));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // The problem that positions are counted in.
 Section WholeOf(const Problem& p) {
   return p.section.value_or(Section{
@@ -257,7 +238,7 @@ absl::Status ValidateInputs(const Problem& p, const Arguments& a, const FieldNam
   if (status.ok() && p.mask) {
     status = CheckView(names.mask, a.mask, p.mask->dtype, p.mask->dims, /*contiguous_rows=*/false);
   }
-  if (status.ok()) status = CheckKeyLengths(p, a.key_lengths, names);
+  if (status.ok()) status = ValidateKeyLengths(p, a.key_lengths, names);
   return status;
 }
 
@@ -293,6 +274,25 @@ absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& na
        {p.batch, p.kv_heads, t, p.value_head_size},
        p.wants_present},
   });
+}
+
+absl::Status ValidateKeyLengths(const Problem& p, absl::Span<const int64_t> lengths,
+                                const FieldNames& names) {
+  if (!p.has_key_lengths) return absl::OkStatus();
+  if (static_cast<int64_t>(lengths.size()) != p.batch) {
+    return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, " has ", lengths.size(),
+                                                   " elements; it must have one for each of the ",
+                                                   p.batch, " batch rows"));
+  }
+  for (size_t b = 0; b < lengths.size(); ++b) {
+    const int64_t key_length = p.section ? p.section->key_length : p.key_length;
+    if (lengths[b] < 0 || lengths[b] > key_length) {
+      return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, "[", b, "] is ", lengths[b],
+                                                     "; it must be from 0 to the key length ",
+                                                     key_length));
+    }
+  }
+  return absl::OkStatus();
 }
 
 KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b,

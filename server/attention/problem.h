@@ -146,6 +146,10 @@ absl::Status Validate(const Problem& problem, const Arguments& arguments,
 absl::Status ValidateInputs(const Problem& problem, const Arguments& arguments,
                             const FieldNames& names = kOnnxNames);
 
+// The part of it that concerns the key lengths alone.
+absl::Status ValidateKeyLengths(const Problem& problem, absl::Span<const int64_t> key_lengths,
+                                const FieldNames& names = kOnnxNames);
+
 // The keys that causality, window and lengths leave visible to query i of batch row b: [begin, end)
 // within [0, T), always one interval. The mask comes on top. i, and the keys of a section, count
 // from its own first ones.

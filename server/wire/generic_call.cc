@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "server/wire/deadline.h"
 
 namespace rapt {
@@ -12,6 +13,11 @@ namespace {
 
 // A sender is not called slow before this: connections stall for a moment.
 constexpr std::chrono::seconds kReceiveGrace{2};
+
+// None where it never came to the stage.
+int64_t Microseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(std::max(time, time.zero())).count();
+}
 
 // A slice that keeps the output, and its place in the budget, until gRPC has sent it.
 grpc::Slice SliceOf(const OutputBuffer& payload) {
@@ -46,6 +52,24 @@ Instant ReceiveEnd(Instant now, int64_t bytes, const CallLimits& limits) {
   return now + kReceiveGrace +
          std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::duration<double>(std::min(seconds, 1e6)));
+}
+
+void AddTime(Stage stage, std::chrono::nanoseconds time, CallReport& report) {
+  std::chrono::nanoseconds& sum = report.time_of(stage);
+  sum = std::max(sum, sum.zero()) + time;
+}
+
+void AddTrailers(const CallReport& report, std::chrono::nanoseconds total,
+                 grpc::GenericCallbackServerContext& context) {
+  if (report.backend == nullptr) return;
+  const auto add_time = [&context](const char* name, std::chrono::nanoseconds time) {
+    context.AddTrailingMetadata(name, absl::StrCat(Microseconds(time)));
+  };
+  context.AddTrailingMetadata("rapt-backend", std::string(report.backend->name()));
+  context.AddTrailingMetadata("rapt-plan", report.plan);
+  add_time("rapt-queue-us", report.time_of(Stage::kQueue));
+  add_time("rapt-compute-us", report.time_of(Stage::kCompute));
+  add_time("rapt-total-us", total);
 }
 
 grpc::ByteBuffer ToByteBuffer(AnswerMessage answer) {

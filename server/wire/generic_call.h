@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
 #include "server/base/timer.h"
+#include "server/call_report.h"
 #include "server/engine.h"
 #include "server/wire/message_parts.h"
 #include "server/wire/open_calls.h"
@@ -54,6 +55,14 @@ absl::StatusOr<Instant> DeadlineOf(const grpc::ServerContextBase& context, Insta
 
 // When a message of so many bytes, whose reading begins now, comes too slowly.
 Instant ReceiveEnd(Instant now, int64_t bytes, const CallLimits& limits);
+
+// Adds to the time that the call was in a stage.
+void AddTime(Stage stage, std::chrono::nanoseconds time, CallReport& report);
+
+// Tells the caller which backend and plan it was, and where the time went: nothing where it never
+// came to a plan. `total` is since the call arrived.
+void AddTrailers(const CallReport& report, std::chrono::nanoseconds total,
+                 grpc::GenericCallbackServerContext& context);
 
 // Refers to the outputs, and keeps them and their place in the budget until gRPC has sent them.
 grpc::ByteBuffer ToByteBuffer(AnswerMessage answer);

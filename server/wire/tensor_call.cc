@@ -11,14 +11,6 @@
 #include "server/wire/status.h"
 
 namespace rapt {
-namespace {
-
-int64_t Microseconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
-}
-
-}  // namespace
-
 TensorCall::TensorCall(const CallEnvironment& environment, const CallObserver& observe,
                        grpc::GenericCallbackServerContext& context)
     : environment_(environment),
@@ -66,14 +58,9 @@ absl::Status TensorCall::ReadHeaders() {
   return absl::OkStatus();
 }
 
-void TensorCall::Count(Stage stage, std::chrono::nanoseconds time) {
-  std::chrono::nanoseconds& sum = report_.time_of(stage);
-  sum = std::max(sum, sum.zero()) + time;
-}
-
 void TensorCall::OnAdmitted(absl::StatusOr<MessageReservation> reservation) {
   stage_began_ = environment_.clock.Now();
-  Count(Stage::kQueue, stage_began_ - arrived_);
+  AddTime(Stage::kQueue, stage_began_ - arrived_, report_);
   if (!reservation.ok()) return End(reservation.status());
   report_.ended_in = Stage::kReceive;
   reservation_ = *std::move(reservation);
@@ -113,7 +100,7 @@ void TensorCall::OnReadDone(bool ok) {
     message_lost_ = true;
     return End(absl::InvalidArgumentError("the call ended before its message was there"));
   }
-  Count(Stage::kReceive, environment_.clock.Now() - stage_began_);
+  AddTime(Stage::kReceive, environment_.clock.Now() - stage_began_, report_);
   report_.ended_in = Stage::kCompute;  // TellOf() may know better
   if (absl::Status status = TakeMessage(); !status.ok()) return End(std::move(status));
   OnMessage(message_.bytes());
@@ -141,22 +128,15 @@ void TensorCall::Bind(Request& request) {
 
 void TensorCall::TellOf(const Result& result) {
   report_.ended_in = result.ended_in;
-  Count(Stage::kQueue, result.queue_time);
-  if (result.ended_in == Stage::kCompute) Count(Stage::kCompute, result.compute_time);
+  AddTime(Stage::kQueue, result.queue_time, report_);
+  if (result.ended_in == Stage::kCompute) AddTime(Stage::kCompute, result.compute_time, report_);
   if (result.backend == nullptr) return;
   report_.backend = result.backend;
   report_.declined = result.declined;
   report_.plan = result.plan;
   if (result.status.ok()) report_.flops = result.flops;
 
-  const auto add_time = [this](const char* name, std::chrono::nanoseconds time) {
-    context_.AddTrailingMetadata(name, absl::StrCat(Microseconds(time)));
-  };
-  context_.AddTrailingMetadata("rapt-backend", std::string(result.backend->name()));
-  context_.AddTrailingMetadata("rapt-plan", result.plan);
-  add_time("rapt-queue-us", report_.time_of(Stage::kQueue));
-  add_time("rapt-compute-us", result.compute_time);
-  add_time("rapt-total-us", environment_.clock.Now() - arrived_);
+  AddTrailers(report_, environment_.clock.Now() - arrived_, context_);
 }
 
 void TensorCall::Answer(AnswerMessage answer) {
@@ -198,7 +178,7 @@ void TensorCall::OnDone() {
             : absl::CancelledError("the caller left");
   }
   if (report_.ended_in == Stage::kReceive || report_.ended_in == Stage::kSend) {
-    Count(report_.ended_in, now - stage_began_);
+    AddTime(report_.ended_in, now - stage_began_, report_);
   }
   report_.total = now - arrived_;
   observe_(report_);

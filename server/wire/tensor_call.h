@@ -62,7 +62,6 @@ class TensorCall : public GenericCall {
   enum class Phase : uint8_t { kAdmitting, kReading, kReceived, kEvicted, kAnswering };
 
   absl::Status ReadHeaders();
-  void Count(Stage stage, std::chrono::nanoseconds time);
   void OnAdmitted(absl::StatusOr<MessageReservation> reservation);
   absl::Status TakeMessage();
   void OnAlarm();

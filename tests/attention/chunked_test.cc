@@ -42,25 +42,6 @@ TensorView MaskView(const Tensor& mask) {
   return view;
 }
 
-// The past's rows followed by the new ones.
-Tensor Join(const std::optional<Tensor>& past, const Tensor& now) {
-  const int64_t past_rows = past ? past->dims()[2] : 0;
-  Dims dims = now.dims();
-  dims[2] += past_rows;
-  Tensor joined(now.dtype(), dims);
-  for (int64_t b = 0; b < dims[0]; ++b) {
-    for (int64_t h = 0; h < dims[1]; ++h) {
-      for (int64_t s = 0; s < dims[2]; ++s) {
-        for (int64_t e = 0; e < dims[3]; ++e) {
-          joined.Set(b, h, s, e,
-                     s < past_rows ? past->At(b, h, s, e) : now.At(b, h, s - past_rows, e));
-        }
-      }
-    }
-  }
-  return joined;
-}
-
 // Exactly as many bytes as asked for, of a content that reads as NaN.
 AlignedBuffer Soiled(int64_t bytes) {
   AlignedBuffer buffer(bytes);
@@ -74,8 +55,8 @@ class ChunkedRun {
       : plan_(plan),
         problem_(plan.whole),
         inputs_(inputs),
-        key_(Join(inputs.past_key, inputs.key)),
-        value_(Join(inputs.past_value, inputs.value)),
+        key_(JoinRows(inputs.past_key, inputs.key)),
+        value_(JoinRows(inputs.past_value, inputs.value)),
         workspace_(Soiled(plan.workspace_bytes)),
         pool_(threads) {
     const Problem& p = problem_;

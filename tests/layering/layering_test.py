@@ -16,6 +16,7 @@ RULES = {
     "server/options.*": ("server/base/",),
     "server/request.*": (ATTENTION, "server/base/"),
     "server/engine.*": (
+        "server/attention_stream.h",
         "server/request.h",
         "server/admission/",
         "server/execution/",
@@ -25,10 +26,18 @@ RULES = {
     ),
     "server/readiness.*": ("server/execution/", ATTENTION, "server/base/"),
     "server/slow_calls.*": ("server/call_report.h", ATTENTION, "server/base/"),
+    "server/attention_stream.*": (
+        "server/request.h",
+        "server/admission/",
+        "server/execution/",
+        ATTENTION,
+        "server/base/",
+    ),
     "server/call_report.*": ("server/request.h", ATTENTION, "server/base/"),
     # A request is made of the library's values, so that a codec names them.
     "server/wire/": (
         "server/engine.h",
+        "server/attention_stream.h",
         "server/request.h",
         "server/call_report.h",
         "server/shared_memory/",

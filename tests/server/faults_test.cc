@@ -66,12 +66,6 @@ void ExpectRightAnswers(const ServerProcess& server, int calls) {
   for (int n = 0; n < calls; ++n) EXPECT_EQ(AttendRightly(*client), absl::OkStatus());
 }
 
-void WaitUntilNothingIsHeld(const ServerProcess& server) {
-  WaitForMetric(server, "rapt_open_calls", 0);
-  WaitForMetric(server, "rapt_memory_reserved_bytes", 0);
-  WaitForMetric(server, "rapt_queue_depth", 0);
-}
-
 // `length` queries and keys of one element, and all their weights asked for.
 inference::ModelInferRequest WeightsRequest(int64_t length) {
   inference::ModelInferRequest request;

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <future>
 #include <limits>
@@ -22,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
+#include "tests/support/memory_watch.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/raw_call.h"
 #include "tests/support/server_process.h"
@@ -39,12 +39,6 @@ constexpr char kInferPath[] = "/inference.GRPCInferenceService/ModelInfer";
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kBudget = 256 * kMiB;
 
-// Sanitizers keep shadows and what was freed, in the server as here.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kMemoryTells = false;
-#else
-constexpr bool kMemoryTells = true;
-#endif
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 std::string Floats(int64_t count, float value) {
@@ -101,44 +95,6 @@ std::shared_ptr<grpc::Channel> Connect(const ServerProcess& server) {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
   return grpc::CreateCustomChannel(server.grpc_address(), grpc::InsecureChannelCredentials(),
                                    arguments);
-}
-
-int64_t RssAnonBytes(pid_t pid) {
-  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
-  for (std::string word; status >> word;) {
-    int64_t kib;
-    if (word == "RssAnon:" && status >> kib) return kib * 1024;
-  }
-  return 0;
-}
-
-// Samples the server's memory until it is destroyed.
-class MemoryWatch {
- public:
-  explicit MemoryWatch(pid_t pid)
-      : thread_([this, pid] {
-          while (!stopping_) {
-            peak_ = std::max(peak_.load(), RssAnonBytes(pid));
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
-          }
-        }) {}
-  ~MemoryWatch() {
-    stopping_ = true;
-    thread_.join();
-  }
-  int64_t peak() const { return peak_; }
-
- private:
-  std::atomic<bool> stopping_{false};
-  std::atomic<int64_t> peak_{0};
-  std::thread thread_;
-};
-
-// Everything that the calls held is given back.
-void WaitUntilNothingIsHeld(const ServerProcess& server) {
-  WaitForMetric(server, "rapt_open_calls", 0);
-  WaitForMetric(server, "rapt_memory_reserved_bytes", 0);
-  WaitForMetric(server, "rapt_queue_depth", 0);
 }
 
 // What became of a mix's calls.

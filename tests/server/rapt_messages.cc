@@ -37,17 +37,9 @@ std::vector<int64_t> ShapeOf(const Dims& d, v1::Layout layout) {
 
 Tensor ReadTensor(const std::string& name, const v1::Tensor& message, DType dtype, const Dims& dims,
                   const std::vector<int64_t>& shape, v1::Layout layout = v1::BHSD) {
-  Tensor tensor(dtype, dims);
   EXPECT_EQ(message.dtype(), CodeOf(dtype)) << name;
   EXPECT_EQ(std::vector<int64_t>(message.shape().begin(), message.shape().end()), shape) << name;
-  EXPECT_EQ(static_cast<int64_t>(message.data().size()), tensor.size() * SizeOf(dtype)) << name;
-  if (::testing::Test::HasFailure()) return tensor;
-  const auto* data = reinterpret_cast<const std::byte*>(message.data().data());
-  int64_t index = 0;
-  ForEach(dims, layout, [&](int64_t b, int64_t h, int64_t s, int64_t e) {
-    tensor.Set(b, h, s, e, LoadElement(data, dtype, index++));
-  });
-  return tensor;
+  return FromBytes(name, message.data(), dtype, dims, layout);
 }
 
 v1::ScoreOutput CodeOf(ScoreOutput output) {
@@ -79,6 +71,19 @@ v1::DataType CodeOf(DType dtype) {
   v1::DataType code = v1::DATA_TYPE_UNSPECIFIED;
   EXPECT_TRUE(v1::DataType_Parse(std::string(NameOf(dtype)), &code)) << NameOf(dtype);
   return code;
+}
+
+Tensor FromBytes(const std::string& name, const std::string& bytes, DType dtype, const Dims& dims,
+                 v1::Layout layout) {
+  Tensor tensor(dtype, dims);
+  EXPECT_EQ(static_cast<int64_t>(bytes.size()), tensor.size() * SizeOf(dtype)) << name;
+  if (::testing::Test::HasFailure()) return tensor;
+  const auto* data = reinterpret_cast<const std::byte*>(bytes.data());
+  int64_t index = 0;
+  ForEach(dims, layout, [&](int64_t b, int64_t h, int64_t s, int64_t e) {
+    tensor.Set(b, h, s, e, LoadElement(data, dtype, index++));
+  });
+  return tensor;
 }
 
 v1::Tensor ToMessage(const Tensor& tensor, v1::Layout layout) {

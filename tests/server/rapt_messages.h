@@ -2,6 +2,8 @@
 #ifndef RAPT_TESTS_SERVER_RAPT_MESSAGES_H_
 #define RAPT_TESTS_SERVER_RAPT_MESSAGES_H_
 
+#include <string>
+
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/attention/problem.h"
 #include "tests/support/oracle.h"
@@ -14,6 +16,11 @@ v1::DataType CodeOf(DType dtype);
 
 // Row-major in that layout.
 v1::Tensor ToMessage(const Tensor& tensor, v1::Layout layout = v1::BHSD);
+
+// The tensor that these are the bytes of, row-major in that layout. Another number of them is a
+// test failure.
+Tensor FromBytes(const std::string& name, const std::string& bytes, DType dtype, const Dims& dims,
+                 v1::Layout layout = v1::BHSD);
 
 // All that the problem says, its Q, K and V in that layout.
 v1::AttendRequest ToMessage(const Problem& problem, const Inputs& inputs,

@@ -47,4 +47,11 @@ void WaitForMetric(const ServerProcess& server, const std::string& name, double 
   }
 }
 
+void WaitUntilNothingIsHeld(const ServerProcess& server) {
+  WaitForMetric(server, "rapt_open_calls", 0);
+  WaitForMetric(server, "rapt_open_streams", 0);
+  WaitForMetric(server, "rapt_memory_reserved_bytes", 0);
+  WaitForMetric(server, "rapt_queue_depth", 0);
+}
+
 }  // namespace rapt::test

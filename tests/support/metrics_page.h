@@ -23,6 +23,9 @@ double ReadMetric(const ServerProcess& server, const std::string& name,
 void WaitForMetric(const ServerProcess& server, const std::string& name, double value,
                    const std::map<std::string, std::string>& labels = {});
 
+// Blocks until everything that calls held is given back.
+void WaitUntilNothingIsHeld(const ServerProcess& server);
+
 }  // namespace rapt::test
 
 #endif  // RAPT_TESTS_SUPPORT_METRICS_PAGE_H_

@@ -267,6 +267,50 @@ bool Tensor::GapsIntact() const {
   return true;
 }
 
+void PasteAxis(Tensor& whole, int axis, int64_t begin, const Tensor& part) {
+  const Dims& dims = part.dims();
+  for (int64_t b = 0; b < dims[0]; ++b) {
+    for (int64_t h = 0; h < dims[1]; ++h) {
+      for (int64_t s = 0; s < dims[2]; ++s) {
+        for (int64_t e = 0; e < dims[3]; ++e) {
+          Dims place = {b, h, s, e};
+          place[axis] += begin;
+          whole.Set(place[0], place[1], place[2], place[3], part.At(b, h, s, e));
+        }
+      }
+    }
+  }
+}
+
+Tensor JoinRows(const std::optional<Tensor>& first, const Tensor& second) {
+  const int64_t first_rows = first ? first->dims()[2] : 0;
+  Dims dims = second.dims();
+  dims[2] += first_rows;
+  Tensor joined(second.dtype(), dims);
+  if (first) PasteAxis(joined, 2, 0, *first);
+  PasteAxis(joined, 2, first_rows, second);
+  return joined;
+}
+
+Tensor CutAxis(const Tensor& tensor, int axis, int64_t begin, int64_t count) {
+  Dims dims = tensor.dims();
+  if (dims[axis] == 1) begin = 0, count = 1;
+  dims[axis] = count;
+  Tensor part(tensor.dtype(), dims);
+  for (int64_t b = 0; b < dims[0]; ++b) {
+    for (int64_t h = 0; h < dims[1]; ++h) {
+      for (int64_t s = 0; s < dims[2]; ++s) {
+        for (int64_t e = 0; e < dims[3]; ++e) {
+          Dims place = {b, h, s, e};
+          place[axis] += begin;
+          part.Set(b, h, s, e, tensor.At(place[0], place[1], place[2], place[3]));
+        }
+      }
+    }
+  }
+  return part;
+}
+
 double ToleranceOf(DType dtype) {
   switch (dtype) {
     case DType::kFloat64:

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -87,6 +88,16 @@ class Tensor {
   size_t first_byte_ = 0;
   std::vector<std::byte> bytes_;
 };
+
+// The rows of axis 2 of both, in this order; of `first` where there is one. Row-major.
+Tensor JoinRows(const std::optional<Tensor>& first, const Tensor& second);
+
+// Positions [begin, begin + count) of the axis; of an axis of 1, which broadcasts, itself.
+// Row-major.
+Tensor CutAxis(const Tensor& tensor, int axis, int64_t begin, int64_t count);
+
+// Writes `part` to positions [begin, ...) of the axis.
+void PasteAxis(Tensor& whole, int axis, int64_t begin, const Tensor& part);
 
 // |got - want| <= relative * (1 + |want|) against float64.
 double ToleranceOf(DType dtype);

@@ -38,6 +38,10 @@ constexpr wire::MessageSchema kAttendSchema = {kAttendFields};
 constexpr wire::PayloadField kDiagnoseFields[] = {{kCallField, &kAttendSchema}};
 constexpr wire::MessageSchema kDiagnoseSchema = {kDiagnoseFields};
 
+int64_t Microseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+}
+
 struct ElementType {
   v1::DataType code;
   int64_t bytes;
@@ -61,12 +65,6 @@ v1::DataType CodeOf(DType dtype) {
                                  [&](const ElementType& t) { return t.dtype == dtype; });
   RAPT_CHECK(type != std::end(kElementTypes), "the protocol has no such type");
   return type->code;
-}
-
-// "INT32", or the number of an enum value that this server does not know.
-std::string NameOf(v1::DataType code) {
-  const std::string& name = v1::DataType_Name(code);
-  return name.empty() ? absl::StrCat(static_cast<int>(code)) : name;
 }
 
 struct InputSlot {
@@ -180,10 +178,6 @@ absl::Status ReadTensors(const Message& message, LentMemory& lent_memory, Inputs
   return absl::OkStatus();
 }
 
-absl::Status UnknownValue(absl::string_view field, int value, absl::string_view allowed) {
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; it must be ", allowed));
-}
-
 absl::Status ReadLayout(v1::Layout layout, Layout& out) {
   switch (layout) {
     case v1::LAYOUT_UNSPECIFIED:
@@ -217,29 +211,6 @@ absl::Status ReadAlignment(v1::Alignment alignment, Alignment& out) {
   }
 }
 
-absl::Status ReadScoreOutput(v1::ScoreOutput output, std::optional<ScoreOutput>& out) {
-  switch (output) {
-    case v1::SCORE_OUTPUT_NONE:
-      return absl::OkStatus();
-    case v1::SCORES:
-      out = ScoreOutput::kScores;
-      return absl::OkStatus();
-    case v1::SOFTCAPPED:
-      out = ScoreOutput::kSoftcapped;
-      return absl::OkStatus();
-    case v1::BIASED:
-      out = ScoreOutput::kBiased;
-      return absl::OkStatus();
-    case v1::WEIGHTS:
-      out = ScoreOutput::kWeights;
-      return absl::OkStatus();
-    default:
-      return UnknownValue(
-          "score_output", output,
-          "SCORE_OUTPUT_NONE (0), SCORES (1), SOFTCAPPED (2), BIASED (3) or WEIGHTS (4)");
-  }
-}
-
 // The library's -1 is an absent side here, so it must not pass as a size.
 absl::Status ReadWindowSide(absl::string_view field, bool is_there, int64_t size, int64_t& out) {
   if (!is_there) return absl::OkStatus();
@@ -254,31 +225,6 @@ absl::Status ReadWindowSide(absl::string_view field, bool is_there, int64_t size
 std::optional<int64_t> UnlessZero(int64_t heads) {
   if (heads == 0) return std::nullopt;
   return heads;
-}
-
-absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {
-  absl::Status status = ReadLayout(attention.layout(), call.layout);
-  if (status.ok()) status = ReadAlignment(attention.alignment(), call.alignment);
-  const v1::Window& window = attention.window();
-  if (status.ok()) {
-    status = ReadWindowSide(kNativeNames.left_window, window.has_left(), window.left(),
-                            call.left_window_size);
-  }
-  if (status.ok()) {
-    status = ReadWindowSide(kNativeNames.right_window, window.has_right(), window.right(),
-                            call.right_window_size);
-  }
-  if (!status.ok()) return status;
-  call.q_num_heads = UnlessZero(attention.query_heads());
-  call.kv_num_heads = UnlessZero(attention.kv_heads());
-  if (attention.has_scale()) call.scale = attention.scale();
-  call.softcap = attention.softcap();
-  call.is_causal = attention.causal();
-  call.softmax_in_fp64 = attention.softmax_in_fp64();
-  if (attention.has_dropout()) {
-    call.dropout = {attention.dropout().probability(), attention.dropout().seed()};
-  }
-  return absl::OkStatus();
 }
 
 // "[0, 2, 1]": where the element at `index` is.
@@ -458,10 +404,6 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, Inputs inputs,
   return decoded;
 }
 
-int64_t Microseconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
-}
-
 }  // namespace
 
 const wire::MessageSchema& AttendSchema() { return kAttendSchema; }
@@ -524,10 +466,72 @@ AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& pla
   v1::AttendResponse fields;
   fields.set_backend(std::string(result.backend->name()));
   fields.set_plan(result.plan);
-  fields.mutable_timing()->set_queue_us(Microseconds(result.queue_time));
-  fields.mutable_timing()->set_compute_us(Microseconds(result.compute_time));
+  WriteTiming(result.queue_time, result.compute_time, *fields.mutable_timing());
   answer.Append(fields.SerializeAsString());
   return answer;
+}
+
+absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {
+  absl::Status status = ReadLayout(attention.layout(), call.layout);
+  if (status.ok()) status = ReadAlignment(attention.alignment(), call.alignment);
+  const v1::Window& window = attention.window();
+  if (status.ok()) {
+    status = ReadWindowSide(kNativeNames.left_window, window.has_left(), window.left(),
+                            call.left_window_size);
+  }
+  if (status.ok()) {
+    status = ReadWindowSide(kNativeNames.right_window, window.has_right(), window.right(),
+                            call.right_window_size);
+  }
+  if (!status.ok()) return status;
+  call.q_num_heads = UnlessZero(attention.query_heads());
+  call.kv_num_heads = UnlessZero(attention.kv_heads());
+  if (attention.has_scale()) call.scale = attention.scale();
+  call.softcap = attention.softcap();
+  call.is_causal = attention.causal();
+  call.softmax_in_fp64 = attention.softmax_in_fp64();
+  if (attention.has_dropout()) {
+    call.dropout = {attention.dropout().probability(), attention.dropout().seed()};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadScoreOutput(v1::ScoreOutput output, std::optional<ScoreOutput>& out) {
+  switch (output) {
+    case v1::SCORE_OUTPUT_NONE:
+      return absl::OkStatus();
+    case v1::SCORES:
+      out = ScoreOutput::kScores;
+      return absl::OkStatus();
+    case v1::SOFTCAPPED:
+      out = ScoreOutput::kSoftcapped;
+      return absl::OkStatus();
+    case v1::BIASED:
+      out = ScoreOutput::kBiased;
+      return absl::OkStatus();
+    case v1::WEIGHTS:
+      out = ScoreOutput::kWeights;
+      return absl::OkStatus();
+    default:
+      return UnknownValue(
+          "score_output", output,
+          "SCORE_OUTPUT_NONE (0), SCORES (1), SOFTCAPPED (2), BIASED (3) or WEIGHTS (4)");
+  }
+}
+
+absl::Status UnknownValue(absl::string_view field, int value, absl::string_view allowed) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; it must be ", allowed));
+}
+
+std::string NameOf(v1::DataType code) {
+  const std::string& name = v1::DataType_Name(code);
+  return name.empty() ? absl::StrCat(static_cast<int>(code)) : name;
+}
+
+void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds compute_time,
+                 v1::Timing& timing) {
+  timing.set_queue_us(Microseconds(queue_time));
+  timing.set_compute_us(Microseconds(compute_time));
 }
 
 const v1::Tensor& FindTensor(const Message& message, absl::string_view name) {

@@ -2,7 +2,9 @@
 #ifndef RAPT_SERVER_WIRE_RAPT_CODEC_H_
 #define RAPT_SERVER_WIRE_RAPT_CODEC_H_
 
+#include <chrono>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -43,6 +45,19 @@ AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& pla
 
 // The tensor that came as the field `name` of the request.
 const v1::Tensor& FindTensor(const v1::AttendRequest& message, absl::string_view name);
+
+// What is to be computed beside the data; of `call` everything that it says.
+absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call);
+absl::Status ReadScoreOutput(v1::ScoreOutput output, std::optional<ScoreOutput>& out);
+
+// "direction is 7; it must be KEYS_STREAM (1) or QUERIES_STREAM (2)"
+absl::Status UnknownValue(absl::string_view field, int value, absl::string_view allowed);
+
+// "INT32", or the number of an enum value that this server does not know.
+std::string NameOf(v1::DataType code);
+
+void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds compute_time,
+                 v1::Timing& timing);
 
 // The library's type of that code; nothing for integers, unknown codes and the unspecified one.
 std::optional<DType> ToDType(v1::DataType type);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
+#include "server/wire/rapt/attend_stream_call.h"
 #include "server/wire/rapt/codec.h"
 #include "server/wire/rapt/reports.h"
 #include "server/wire/unary_answer.h"
@@ -21,7 +22,8 @@ namespace {
 struct Environment {
   const CallEnvironment& call;
   const SharedMemory& shared_memory;
-  CallObserver observe_attend, observe_diagnose, observe_estimate_memory, observe_get_server_info;
+  CallObserver observe_attend, observe_attend_stream, observe_diagnose, observe_estimate_memory,
+      observe_get_server_info;
 };
 
 class AttendCall final : public TensorCall {
@@ -101,9 +103,9 @@ void DescribeAdmission(const CallEnvironment& call, v1::AdmissionLimits& limits)
 
 using Rpcs = v1::AttentionService;
 
-// Attend and Diagnose are tensor methods.
-class Service final : public Rpcs::WithGenericMethod_Attend<
-                          Rpcs::WithGenericMethod_Diagnose<Rpcs::CallbackService>> {
+// Attend, AttendStream and Diagnose are tensor methods.
+class Service final : public Rpcs::WithGenericMethod_Attend<Rpcs::WithGenericMethod_AttendStream<
+                          Rpcs::WithGenericMethod_Diagnose<Rpcs::CallbackService>>> {
  public:
   explicit Service(Environment environment) : environment_(std::move(environment)) {}
 
@@ -111,6 +113,9 @@ class Service final : public Rpcs::WithGenericMethod_Attend<
   void AddTo(TensorMethods& methods) const {
     methods.Add(absl::StrCat("/", kServiceName, "/Attend"),
                 [this](auto& context) { return new AttendCall(environment_, context); });
+    methods.Add(absl::StrCat("/", kServiceName, "/AttendStream"), [this](auto& context) {
+      return new AttendStreamCall(environment_.call, environment_.observe_attend_stream, context);
+    });
     methods.Add(absl::StrCat("/", kServiceName, "/Diagnose"),
                 [this](auto& context) { return new DiagnoseCall(environment_, context); });
   }
@@ -160,6 +165,7 @@ std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
       .call = environment,
       .shared_memory = shared_memory,
       .observe_attend = observe_method("Attend"),
+      .observe_attend_stream = observe_method("AttendStream"),
       .observe_diagnose = observe_method("Diagnose"),
       .observe_estimate_memory = observe_method("EstimateMemory"),
       .observe_get_server_info = observe_method("GetServerInfo"),

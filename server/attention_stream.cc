@@ -1,0 +1,318 @@
+#include "server/attention_stream.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "server/attention/backend.h"
+#include "server/base/checked_math.h"
+
+namespace rapt {
+namespace {
+
+constexpr int64_t kAlignment = PooledBuffer::kAlignment;
+
+int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// The bytes of rows are a product of the problem's axes, which Validate() has checked.
+int64_t QueryBytes(const Problem& p, int64_t rows) {
+  return p.batch * p.query_heads * rows * p.head_size * SizeOf(p.dtype);
+}
+int64_t KeyBytes(const Problem& p, int64_t rows) {
+  return p.batch * p.kv_heads * rows * p.head_size * SizeOf(p.dtype);
+}
+int64_t ValueBytes(const Problem& p, int64_t rows) {
+  return p.batch * p.kv_heads * rows * p.value_head_size * SizeOf(p.dtype);
+}
+int64_t MaskBytes(const MaskShape& mask) {
+  return mask.dims[0] * mask.dims[1] * mask.dims[2] * mask.dims[3] * SizeOf(mask.dtype);
+}
+
+// What computing a problem gives, one behind the other.
+struct OutputSizes {
+  int64_t y = 0, lse = 0, scores = 0;
+
+  int64_t lse_begin() const { return Aligned(y); }
+  int64_t scores_begin() const { return lse_begin() + Aligned(lse); }
+  int64_t total() const { return scores_begin() + scores; }
+};
+
+OutputSizes SizesOf(const Problem& p) {
+  const int64_t rows = p.batch * p.query_heads * p.query_length;
+  OutputSizes sizes;
+  if (!p.folds) {
+    sizes.y = rows * p.value_head_size * SizeOf(p.dtype);
+    if (p.wants_lse) sizes.lse = rows * SizeOf(p.lse_dtype());
+  }
+  if (p.score_output) sizes.scores = rows * p.total_keys() * SizeOf(p.dtype);
+  return sizes;
+}
+
+// Rows that are finished where keys stream: their scores have left before.
+Problem FinishedRows(const Problem& whole, int64_t count) {
+  Problem rows = whole;
+  rows.query_length = count;
+  rows.score_output.reset();
+  return rows;
+}
+
+void SetOutputs(const Problem& p, const std::byte* place, std::shared_ptr<const void> owner,
+                StepResult& result) {
+  const OutputSizes sizes = SizesOf(p);
+  const auto output = [&](int64_t begin, int64_t bytes) {
+    return OutputBuffer{{place + begin, static_cast<size_t>(bytes)}, owner};
+  };
+  result.gives = p.folds ? StepResult::Gives::kScores : StepResult::Gives::kRows;
+  result.y = output(0, sizes.y);
+  result.lse = output(sizes.lse_begin(), sizes.lse);
+  result.scores = output(sizes.scores_begin(), sizes.scores);
+}
+
+// Copies a chunk's rows to where they stay: a run for each head, or for all heads of a batch row
+// where the layout has them side by side.
+struct RowsToKeep {
+  const InputBytes* source;
+  std::byte* target;
+  int64_t runs;
+  int64_t row_bytes;
+  int64_t length;  // rows in all
+
+  void CopyRun(int64_t run, RowRange rows) const {
+    source->Copy(run * rows.count * row_bytes, rows.count * row_bytes,
+                 target + (run * length + rows.begin) * row_bytes);
+  }
+};
+
+}  // namespace
+
+AttentionStream::AttentionStream(StreamRequest request, ChunkedPlan plan, Executor& executor)
+    : request_(std::move(request)), plan_(std::move(plan)), executor_(executor) {
+  const Problem& p = plan_.whole;
+  if (plan_.keys_stream()) {
+    query_.bytes = QueryBytes(p, p.query_length);
+  } else {
+    key_.bytes = KeyBytes(p, p.total_keys());
+    value_.bytes = ValueBytes(p, p.total_keys());
+  }
+  state_.bytes = plan_.state_bytes;
+  workspace_.bytes = plan_.workspace_bytes;
+  gathered_.bytes = GatheredBytes();
+  place_bytes_ = SizesOf(plan_.full.problem).total();
+  if (plan_.keys_stream()) {
+    const Problem finished = FinishedRows(p, plan_.chunking.query_chunk);
+    place_bytes_ = std::max(place_bytes_, SizesOf(finished).total());
+  }
+}
+
+// A mask is read in one piece, and so is everything by a backend that does not read slices.
+int64_t AttentionStream::GatheredBytes() const {
+  const Problem& chunk = plan_.full.problem;
+  int64_t bytes = 0;
+  if (chunk.mask) bytes += Aligned(MaskBytes(*chunk.mask));
+  if (plan_.full.backend->ReadsSlices()) return bytes;
+  if (!plan_.keys_stream()) return bytes + Aligned(QueryBytes(chunk, chunk.query_length));
+  return bytes + Aligned(KeyBytes(chunk, chunk.key_length)) +
+         Aligned(ValueBytes(chunk, chunk.key_length));
+}
+
+absl::StatusOr<int64_t> AttentionStream::NeededBytes() const {
+  std::optional<int64_t> total = 0;
+  for (const int64_t bytes : {query_.bytes, key_.bytes, value_.bytes, state_.bytes,
+                              workspace_.bytes, gathered_.bytes, place_bytes_, place_bytes_}) {
+    if (total) total = CheckedAdd(*total, BufferPool::SizeOfClass(bytes));
+  }
+  if (total) return *total;
+  return absl::ResourceExhaustedError("the stream's memory overflows 64 bits");
+}
+
+absl::Status AttentionStream::Place(BufferPool& pool, MemoryBudget::Reservation messages,
+                                    MemoryBudget::Reservation reservation) {
+  messages_ = std::move(messages);
+  for (Part* part : {&query_, &key_, &value_, &state_, &workspace_, &gathered_}) {
+    absl::StatusOr<ReservedBuffer> buffer = AllocatePart(pool, part->bytes, reservation);
+    if (!buffer.ok()) return buffer.status();
+    part->buffer = *std::move(buffer);
+  }
+  MutexLock lock(mutex_);
+  for (int place = 0; place < kPlaces; ++place) {
+    absl::StatusOr<ReservedBuffer> buffer = AllocatePart(pool, place_bytes_, reservation);
+    if (!buffer.ok()) return buffer.status();
+    places_[place] = std::make_shared<ReservedBuffer>(*std::move(buffer));
+    free_places_.push_back(place);
+  }
+  if (plan_.keys_stream()) {
+    arguments_.state = StateIn(plan_, state_.data());
+    ClearState(plan_, arguments_.state);
+  }
+  return absl::OkStatus();
+}
+
+void AttentionStream::Keep(StreamChunk chunk, StepDone done) {
+  chunk_ = std::move(chunk);
+  const Problem& p = plan_.whole;
+  const auto rows_of = [&](const InputBytes& source, const Part& part, int64_t heads,
+                           int64_t length, int64_t size) {
+    const int64_t row_bytes = size * SizeOf(p.dtype);
+    return request_.layout == Layout::kBhsd
+               ? RowsToKeep{&source, part.data(), p.batch * heads, row_bytes, length}
+               : RowsToKeep{&source, part.data(), p.batch, heads * row_bytes, length};
+  };
+  std::vector<RowsToKeep> tensors;
+  if (plan_.keys_stream()) {
+    tensors = {rows_of(chunk_.query, query_, p.query_heads, p.query_length, p.head_size)};
+  } else {
+    tensors = {rows_of(chunk_.key, key_, p.kv_heads, p.total_keys(), p.head_size),
+               rows_of(chunk_.value, value_, p.kv_heads, p.total_keys(), p.value_head_size)};
+  }
+  Job job;
+  const int64_t runs = tensors[0].runs;
+  job.stages = {static_cast<int64_t>(tensors.size()) * runs};
+  job.run_task = [this, runs, tensors = std::move(tensors)](int, int64_t task, int) {
+    tensors[task / runs].CopyRun(task % runs, chunk_.rows);
+  };
+  Submit(std::move(job), {.rows = chunk_.rows}, std::move(done));
+}
+
+void AttentionStream::Fold(StreamChunk chunk, StepDone done) {
+  chunk_ = std::move(chunk);
+  const int64_t step = plan_.keys_stream() ? plan_.chunking.key_chunk : plan_.chunking.query_chunk;
+  chunk_plan_ = plan_.PlanOf(chunk_.rows.begin / step);
+  const Problem& p = chunk_plan_.problem;
+  if (p.folds && !p.score_output) return RunFold(/*place=*/-1, std::move(done));
+  WhenPlaceIsFree(
+      [this, done = std::move(done)](int place) mutable { RunFold(place, std::move(done)); });
+}
+
+// The view of a chunk's tensor, to be gathered at `gathered` where it is in slices that are not
+// read.
+TensorView AttentionStream::ViewInput(TensorView view, const InputBytes& bytes, bool reads_slices,
+                                      std::byte*& gathered) {
+  if (!bytes.in_slices()) return view;
+  if (reads_slices) {
+    view.slices = &bytes.slices;
+    return view;
+  }
+  gathers_.push_back({&bytes, gathered});
+  view.data = gathered;
+  gathered += Aligned(bytes.size);
+  return view;
+}
+
+void AttentionStream::ViewChunk(const ResolvedCall& call) {
+  const bool reads_slices = chunk_plan_.backend->ReadsSlices();
+  std::byte* gathered = gathered_.data();
+  const auto view = [&](TensorView (ResolvedCall::*view_of)(const std::byte*) const,
+                        const InputBytes& bytes, const Part& kept, bool stays) {
+    if (stays) return (call.*view_of)(kept.data());
+    return ViewInput((call.*view_of)(bytes.data), bytes, reads_slices, gathered);
+  };
+  const bool keys_stream = plan_.keys_stream();
+  gathers_.clear();
+  arguments_.query = view(&ResolvedCall::Query, chunk_.query, query_, keys_stream);
+  arguments_.key = view(&ResolvedCall::Key, chunk_.key, key_, !keys_stream);
+  arguments_.value = view(&ResolvedCall::Value, chunk_.value, value_, !keys_stream);
+  if (call.problem.mask) {
+    arguments_.mask = ViewInput(call.Mask(chunk_.mask.data), chunk_.mask, false, gathered);
+  }
+  arguments_.key_lengths = request_.key_lengths;
+}
+
+void AttentionStream::RunFold(int place, StepDone done) {
+  const Problem& p = chunk_plan_.problem;
+  ResolvedCall call;
+  call.problem = p;
+  call.layout = request_.layout;
+  ViewChunk(call);
+  StepResult result{.rows = chunk_.rows, .flops = chunk_plan_.flops};
+  if (place >= 0) {
+    const OutputSizes sizes = SizesOf(p);
+    std::byte* const data = places_[place]->buffer.data();
+    arguments_.output = call.Output(data);
+    arguments_.lse = call.Lse(data + sizes.lse_begin());
+    arguments_.scores = call.Scores(data + sizes.scores_begin());
+    SetOutputs(p, data, Lend(place), result);
+  }
+  Job job;
+  if (!gathers_.empty()) job.stages.push_back(static_cast<int64_t>(gathers_.size()));
+  const int first = static_cast<int>(job.stages.size());
+  job.stages.insert(job.stages.end(), chunk_plan_.stages.begin(), chunk_plan_.stages.end());
+  job.run_task = [this, first](int stage, int64_t task, int worker) {
+    if (stage < first) {
+      const Gather& gather = gathers_[task];
+      return gather.source->Copy(0, gather.source->size, gather.target);
+    }
+    chunk_plan_.backend->RunTask(chunk_plan_, arguments_, workspace_.data(), stage - first, task,
+                                 worker);
+  };
+  Submit(std::move(job), std::move(result), std::move(done));
+}
+
+void AttentionStream::Finish(RowRange rows, StepDone done) {
+  WhenPlaceIsFree([this, rows, done = std::move(done)](int place) mutable {
+    RunFinish(rows, place, std::move(done));
+  });
+}
+
+void AttentionStream::RunFinish(RowRange rows, int place, StepDone done) {
+  ResolvedCall call;
+  call.problem = FinishedRows(plan_.whole, rows.count);
+  call.layout = request_.layout;
+  std::byte* const data = places_[place]->buffer.data();
+  const MutableTensorView output = call.Output(data);
+  const MutableTensorView lse = call.Lse(data + SizesOf(call.problem).lse_begin());
+  StepResult result{.rows = rows};
+  SetOutputs(call.problem, data, Lend(place), result);
+  Job job;
+  job.stages = {call.problem.batch * call.problem.query_heads};
+  job.run_task = [this, rows, output, lse](int, int64_t task, int) {
+    FinishRows(plan_, arguments_.state, rows.begin, output, lse, task);
+  };
+  Submit(std::move(job), std::move(result), std::move(done));
+}
+
+void AttentionStream::Submit(Job job, StepResult result, StepDone done) {
+  job.deadline = request_.deadline;
+  job.cancelled = request_.cancelled;
+  job.done = [result = std::move(result), done = std::move(done)](const JobReport& report) mutable {
+    result.status = report.status;
+    result.queue_time = report.queue_time;
+    result.compute_time = report.compute_time;
+    done(std::move(result));
+  };
+  executor_.Submit(std::move(job));
+}
+
+void AttentionStream::WhenPlaceIsFree(WithPlace run) {
+  int place;
+  {
+    MutexLock lock(mutex_);
+    if (free_places_.empty()) {
+      waiting_ = std::move(run);
+      return;
+    }
+    place = free_places_.back();
+    free_places_.pop_back();
+  }
+  run(place);
+}
+
+// On whatever thread of gRPC's let go of the last slice: submits a job at most.
+void AttentionStream::ReturnPlace(int place) {
+  WithPlace run;
+  {
+    MutexLock lock(mutex_);
+    if (waiting_ == nullptr) return free_places_.push_back(place);
+    run = std::exchange(waiting_, nullptr);
+  }
+  run(place);
+}
+
+std::shared_ptr<const void> AttentionStream::Lend(int place) {
+  // The results may outlive the stream, and then have nothing to return to.
+  return {places_[place].get(),
+          [buffer = places_[place], stream = weak_from_this(), place](const void*) {
+            if (const auto alive = stream.lock()) alive->ReturnPlace(place);
+          }};
+}
+
+}  // namespace rapt

@@ -1,0 +1,142 @@
+// An attention whose tensors come in chunks.
+#ifndef RAPT_SERVER_ATTENTION_STREAM_H_
+#define RAPT_SERVER_ATTENTION_STREAM_H_
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "server/admission/memory_budget.h"
+#include "server/attention/chunked.h"
+#include "server/attention/operator.h"
+#include "server/base/buffer_pool.h"
+#include "server/base/clock.h"
+#include "server/base/mutex.h"
+#include "server/execution/executor.h"
+#include "server/request.h"
+
+namespace rapt {
+
+struct StreamRequest {
+  Problem problem;  // the whole
+  Chunking chunking;
+  Layout layout = Layout::kBhsd;  // of the chunks and of Y; or kBshd
+  std::vector<int64_t> key_lengths;
+  const FieldNames* names = &kOnnxNames;  // outlives the stream
+  Instant deadline = Instant::max();
+  const std::atomic<bool>* cancelled = nullptr;  // as in Request
+};
+
+// Rows of Q, or of K and V, and the mask's part that comes with those that stream. Row-major in the
+// stream's layout, of the sizes that the problem states for so many rows.
+struct StreamChunk {
+  RowRange rows = {};
+  InputBytes query = {}, key = {}, value = {}, mask = {};
+};
+
+// What a step has come to, and what it gives.
+struct StepResult {
+  enum class Gives : uint8_t {
+    kNothing,
+    kScores,  // of keys `rows`
+    kRows,    // of Y, and lse and scores where they are wanted
+  };
+
+  absl::Status status = absl::OkStatus();
+  Gives gives = Gives::kNothing;
+  RowRange rows = {};
+  OutputBuffer y = {}, lse = {}, scores = {};
+  double flops = 0;
+  std::chrono::nanoseconds queue_time{0};
+  std::chrono::nanoseconds compute_time{0};
+};
+
+// What stays of an attention, and the steps that use it up to its results: those rows that stay
+// come first, in chunks; then the chunks that stream are folded in, one by one and in order; and
+// where keys stream, rows of the output are finished at last.
+//
+// Its memory is taken once, by Engine::AdmitStream(): what stays, the running softmax, workspace,
+// and two places for results, one of which is filled while the other is sent. A step that has
+// results waits until one of them is free. All is given back on destruction, but for results that
+// somebody still holds.
+//
+// One step at a time: the next may begin when the one before has called its done, on a compute
+// thread. Outlived by everything borrowed; the caller keeps it, and the chunk's bytes, until then.
+class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
+ public:
+  using StepDone = absl::AnyInvocable<void(StepResult)>;
+
+  AttentionStream(StreamRequest request, ChunkedPlan plan, Executor& executor);
+
+  const ChunkedPlan& plan() const { return plan_; }
+  const StreamRequest& request() const { return request_; }
+
+  // What Place() takes. ResourceExhausted where that overflows.
+  absl::StatusOr<int64_t> NeededBytes() const;
+  // Before the first step. `messages` are the chunks' that are held at a time.
+  absl::Status Place(BufferPool& pool, MemoryBudget::Reservation messages,
+                     MemoryBudget::Reservation reservation);
+
+  void Keep(StreamChunk chunk, StepDone done);
+  void Fold(StreamChunk chunk, StepDone done);
+  void Finish(RowRange rows, StepDone done);
+
+ private:
+  static constexpr int kPlaces = 2;
+  using WithPlace = absl::AnyInvocable<void(int place)>;
+
+  // A buffer of the stream's: how large, and where.
+  struct Part {
+    int64_t bytes = 0;
+    ReservedBuffer buffer;
+    std::byte* data() const { return buffer.buffer.data(); }
+  };
+  // An input of a chunk that is copied into one piece first.
+  struct Gather {
+    const InputBytes* source;
+    std::byte* target;
+  };
+
+  int64_t GatheredBytes() const;
+  void ViewChunk(const ResolvedCall& call);
+  TensorView ViewInput(TensorView view, const InputBytes& bytes, bool reads_slices,
+                       std::byte*& gathered);
+  void RunFold(int place, StepDone done);
+  void RunFinish(RowRange rows, int place, StepDone done);
+  void Submit(Job job, StepResult result, StepDone done);
+
+  void WhenPlaceIsFree(WithPlace run);
+  void ReturnPlace(int place);
+  std::shared_ptr<const void> Lend(int place);
+
+  const StreamRequest request_;
+  const ChunkedPlan plan_;
+  Executor& executor_;
+
+  MemoryBudget::Reservation messages_;
+  Part query_, key_, value_;  // what stays
+  Part state_, workspace_, gathered_;
+  int64_t place_bytes_ = 0;
+  std::array<std::shared_ptr<ReservedBuffer>, kPlaces> places_;  // shared with who sends from them
+
+  // Of the step.
+  StreamChunk chunk_;
+  Plan chunk_plan_;
+  Arguments arguments_;
+  std::vector<Gather> gathers_;
+
+  Mutex mutex_;
+  std::vector<int> free_places_ ABSL_GUARDED_BY(mutex_);
+  WithPlace waiting_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_ATTENTION_STREAM_H_
