@@ -1,0 +1,122 @@
+// Any bytes, as a message of one of the protocols, on the whole way: codec, validation, plan,
+// admission, execution, and the answer, which generated code has to understand. The first two bytes
+// choose the message and the slices.
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "proto/inference/grpc_service.pb.h"
+#include "proto/rapt/v1/attention.pb.h"
+#include "server/admission/gate.h"
+#include "server/base/buffer_pool.h"
+#include "server/base/check.h"
+#include "server/base/clock.h"
+#include "server/base/timer.h"
+#include "server/engine.h"
+#include "server/execution/executor.h"
+#include "server/wire/message_parts.h"
+#include "server/wire/oip/codec.h"
+#include "server/wire/rapt/codec.h"
+#include "tests/support/wire_message.h"
+
+namespace rapt {
+namespace {
+
+// A few megabytes, so that no input takes long.
+constexpr int64_t kBudgetBytes = 4 << 20;
+constexpr int kThreads = 2;
+
+// What a request passes through.
+struct Server {
+  SteadyClock clock;
+  Timer timer{clock};
+  AdmissionGate gate{
+      {.budget_bytes = kBudgetBytes, .max_queued = 0, .max_queue_delay = {}}, timer, clock};
+  BufferPool pool{kBudgetBytes, clock};
+  Executor executor{kThreads, clock};
+  Engine engine{{.threads = kThreads}, gate, pool, executor};
+};
+
+Server& TheServer() {
+  static auto* const server = new Server;
+  return *server;
+}
+
+Result Compute(Request request) {
+  std::promise<Result> result;
+  TheServer().engine.Submit(std::move(request),
+                            [&result](Result r) { result.set_value(std::move(r)); });
+  return result.get_future().get();
+}
+
+// A refusal says what is wrong.
+void CheckRefusal(const absl::Status& status) {
+  RAPT_CHECK(!status.message().empty(), "an error has no message");
+  RAPT_CHECK(!absl::IsInternal(status) && !absl::IsUnknown(status), "an input is our bug");
+}
+
+template <typename Message>
+void CheckAnswer(AnswerMessage answer) {
+  Message message;
+  RAPT_CHECK(message.ParseFromString(test::Gather(std::move(answer))), "the answer is no message");
+}
+
+void Infer(const MessageBytes& message, const SharedMemory& shared_memory) {
+  auto decoded = oip::DecodeInfer(message, TheServer().clock.Now(), shared_memory);
+  if (!decoded.ok()) return CheckRefusal(decoded.status());
+  const Result result = Compute(std::move(decoded->request));
+  if (!result.status.ok()) return CheckRefusal(result.status);
+  CheckAnswer<inference::ModelInferResponse>(oip::EncodeInfer(*decoded, result));
+}
+
+void Attend(const MessageBytes& message, const SharedMemory& shared_memory) {
+  auto decoded = native::DecodeAttend(message, shared_memory);
+  if (!decoded.ok()) return CheckRefusal(decoded.status());
+  if (absl::Status status = native::CheckAnswerSize(*decoded); !status.ok()) {
+    return CheckRefusal(status);
+  }
+  const ResolvedCall call = decoded->request.call;
+  const Result result = Compute(std::move(decoded->request));
+  if (!result.status.ok()) return CheckRefusal(result.status);
+  CheckAnswer<rapt::v1::AttendResponse>(
+      native::EncodeResult(call, decoded->fields.places(), result));
+}
+
+void Diagnose(const MessageBytes& message, const SharedMemory& shared_memory) {
+  auto decoded = native::DecodeDiagnose(message, shared_memory);
+  if (!decoded.ok()) return CheckRefusal(decoded.status());
+  std::promise<absl::Status> done;
+  TheServer().engine.Diagnose(
+      std::move(decoded->request),
+      [&done](const absl::StatusOr<DiagnosisReport>& report) { done.set_value(report.status()); });
+  const absl::Status status = done.get_future().get();
+  if (!status.ok()) CheckRefusal(status);
+}
+
+void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
+  const test::WireMessage message(bytes, slice_bytes);
+  const SharedMemory shared_memory({});
+  switch (kind % 3) {
+    case 0:
+      Infer(message.bytes(), shared_memory);
+      break;
+    case 1:
+      Attend(message.bytes(), shared_memory);
+      break;
+    default:
+      Diagnose(message.bytes(), shared_memory);
+  }
+  RAPT_CHECK(TheServer().gate.reserved_bytes() == 0, "a request that is over holds memory");
+}
+
+}  // namespace
+}  // namespace rapt
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < 2) return 0;
+  rapt::Check({reinterpret_cast<const char*>(data) + 2, size - 2}, data[0], data[1]);
+  return 0;
+}
