@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/slice.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -164,10 +165,131 @@ absl::StatusOr<EncodedCall> EncodeShared(const Interface& interface, const CallD
   return EncodedCall{{ToByteBuffer(message)}, message.size(), *std::move(region)};
 }
 
+// --- A stream of rapt.v1: a header, then chunks ---
+
+// Rows in a chunk: about a megabyte of keys and values, as a caller with gigabytes would send them.
+constexpr int64_t kChunkRows = 256;
+
+// Rows [offset, offset + count) of every head, one head after the other.
+std::string RowsOf(const client::TensorView& tensor, int64_t offset, int64_t count) {
+  const int64_t heads = tensor.shape[0] * tensor.shape[1], rows = tensor.shape[2];
+  const int64_t row_bytes = tensor.shape[3] * client::SizeOf(tensor.dtype);
+  std::string bytes;
+  bytes.reserve(static_cast<size_t>(heads * count * row_bytes));
+  for (int64_t head = 0; head < heads; ++head) {
+    const std::byte* begin = tensor.data.data() + (head * rows + offset) * row_bytes;
+    bytes.append(reinterpret_cast<const char*>(begin), static_cast<size_t>(count * row_bytes));
+  }
+  return bytes;
+}
+
+// The interface's types have the protocol's names.
+v1::DataType TypeOf(client::DType dtype) {
+  v1::DataType type = v1::DATA_TYPE_UNSPECIFIED;
+  v1::DataType_Parse(std::string(client::NameOf(dtype)), &type);
+  return type;
+}
+
+v1::AttendStreamRequest HeaderOf(const CallData& data, v1::StreamDirection direction) {
+  const CallShape& shape = data.shape();
+  v1::AttendStreamRequest message;
+  v1::AttendStreamHeader& header = *message.mutable_header();
+  header.set_direction(direction);
+  header.set_dtype(TypeOf(shape.dtype));
+  header.set_batch(shape.batch);
+  header.set_query_heads(shape.query_heads);
+  header.set_kv_heads(shape.kv_heads);
+  header.set_query_length(shape.queries);
+  header.set_key_length(shape.keys);
+  header.set_head_size(shape.head_size);
+  header.set_value_head_size(shape.head_size);
+  header.set_query_chunk(kChunkRows);
+  header.set_key_chunk(kChunkRows);
+  header.mutable_attention()->set_causal(shape.causal);
+  const absl::Span<const int64_t> lengths = data.call().key_lengths;
+  header.mutable_key_lengths()->Add(lengths.begin(), lengths.end());
+  return message;
+}
+
+void AddMessage(const v1::AttendStreamRequest& message, EncodedCall& call) {
+  const grpc::Slice slice(message.SerializeAsString());
+  call.messages.emplace_back(&slice, 1);
+  call.message_bytes += static_cast<int64_t>(slice.size());
+}
+
+void AddQueries(const CallData& data, EncodedCall& call) {
+  const int64_t rows = data.shape().queries;
+  for (int64_t offset = 0; offset < rows; offset += kChunkRows) {
+    v1::AttendStreamRequest message;
+    v1::QueryChunk& chunk = *message.mutable_queries();
+    chunk.set_offset(offset);
+    chunk.set_count(std::min(kChunkRows, rows - offset));
+    chunk.set_q(RowsOf(data.call().q, offset, chunk.count()));
+    AddMessage(message, call);
+  }
+}
+
+void AddKeys(const CallData& data, EncodedCall& call) {
+  const int64_t rows = data.shape().keys;
+  for (int64_t offset = 0; offset < rows; offset += kChunkRows) {
+    v1::AttendStreamRequest message;
+    v1::KeyChunk& chunk = *message.mutable_keys();
+    chunk.set_offset(offset);
+    chunk.set_count(std::min(kChunkRows, rows - offset));
+    chunk.set_k(RowsOf(data.call().k, offset, chunk.count()));
+    chunk.set_v(RowsOf(data.call().v, offset, chunk.count()));
+    AddMessage(message, call);
+  }
+}
+
+// The longer side streams past the other.
+EncodedCall EncodeStream(const CallData& data) {
+  EncodedCall call;
+  if (data.shape().keys > data.shape().queries) {
+    AddMessage(HeaderOf(data, v1::KEYS_STREAM), call);
+    AddQueries(data, call);
+    AddKeys(data, call);
+  } else {
+    AddMessage(HeaderOf(data, v1::QUERIES_STREAM), call);
+    AddKeys(data, call);
+    AddQueries(data, call);
+  }
+  return call;
+}
+
+// Y out of the chunks that came.
+absl::StatusOr<std::string> GatherY(const CallData& data,
+                                    const std::vector<grpc::ByteBuffer>& answers) {
+  const CallShape& shape = data.shape();
+  const int64_t row_bytes = shape.head_size * client::SizeOf(shape.dtype);
+  const int64_t heads = shape.batch * shape.query_heads;
+  std::string y(static_cast<size_t>(data.y_bytes()), '\0');
+  for (const grpc::ByteBuffer& answer : answers) {
+    const auto message = Parse<v1::AttendStreamResponse>(answer);
+    if (!message.ok()) return message.status();
+    if (!message->has_output()) continue;
+    const v1::OutputChunk& chunk = message->output();
+    const int64_t bytes = chunk.count() * row_bytes;
+    if (chunk.offset() < 0 || chunk.count() < 0 || chunk.count() > shape.queries ||
+        chunk.offset() > shape.queries - chunk.count() ||
+        static_cast<int64_t>(chunk.y().size()) != heads * bytes) {
+      return absl::InternalError("the server sent a chunk that is none of its call's");
+    }
+    for (int64_t head = 0; head < heads; ++head) {
+      std::memcpy(y.data() + (head * shape.queries + chunk.offset()) * row_bytes,
+                  chunk.y().data() + head * bytes, static_cast<size_t>(bytes));
+    }
+  }
+  return y;
+}
+
 }  // namespace
 
 std::string MethodOf(const Interface& interface) {
-  if (interface.protocol == Protocol::kRapt) return "/rapt.v1.AttentionService/Attend";
+  if (interface.protocol == Protocol::kRapt) {
+    return interface.transport == Transport::kStream ? "/rapt.v1.AttentionService/AttendStream"
+                                                     : "/rapt.v1.AttentionService/Attend";
+  }
   return interface.transport == Transport::kStream
              ? "/inference.GRPCInferenceService/ModelStreamInfer"
              : "/inference.GRPCInferenceService/ModelInfer";
@@ -177,6 +299,9 @@ absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& d
                                    const client::Connection& connection) {
   if (interface.transport == Transport::kSharedMemory) {
     return EncodeShared(interface, data, connection);
+  }
+  if (interface.protocol == Protocol::kRapt && interface.transport == Transport::kStream) {
+    return EncodeStream(data);
   }
   const absl::StatusOr<client::RequestMessage> message =
       interface.protocol == Protocol::kRapt ? client::EncodeAttend(data.call(), kMaxMessageBytes)
@@ -220,6 +345,9 @@ absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& da
                                   const std::vector<grpc::ByteBuffer>& answers) {
   if (answers.empty()) return absl::InternalError("the server ended a stream without an answer");
   const grpc::ByteBuffer& answer = answers.back();
+  if (interface.protocol == Protocol::kRapt && interface.transport == Transport::kStream) {
+    return GatherY(data, answers);
+  }
   if (interface.protocol == Protocol::kRapt) {
     std::vector<grpc::Slice> slices;
     if (!answer.Dump(&slices).ok()) return absl::InternalError("an answer can't be read");

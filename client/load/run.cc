@@ -88,8 +88,12 @@ class Stream {
   Stream(const Shared& shared, const client::Connection& connection, grpc::CompletionQueue& queue)
       : shared_(shared), connection_(connection), stub_(connection.channel), queue_(queue) {}
 
-  // One for each shape.
-  absl::Status Encode() {
+  // One for each shape; those of `other`, where it is not null and they can be shared.
+  absl::Status Encode(const Stream* other) {
+    if (other != nullptr && shared_.load.interface.transport != Transport::kSharedMemory) {
+      encoded_ = other->encoded_;
+      return absl::OkStatus();
+    }
     for (const CallData& data : shared_.calls) {
       absl::StatusOr<EncodedCall> encoded = load::Encode(shared_.load.interface, data, connection_);
       if (!encoded.ok()) return encoded.status();
@@ -327,11 +331,13 @@ class Driver {
     for (int i = 0; i < threads; ++i) {
       receivers_.push_back(std::make_unique<Receiver>(shared_.calls.size(), load_));
     }
+    const Stream* first = nullptr;
     for (int i = 0; i < load_.streams; ++i) {
       Receiver& receiver = *receivers_[static_cast<size_t>(i / load_.group % threads)];
       Stream& stream = *receiver.streams.emplace_back(
           std::make_unique<Stream>(shared_, connections_.at(i), receiver.queue));
-      if (absl::Status encoded = stream.Encode(); !encoded.ok()) return encoded;
+      if (absl::Status encoded = stream.Encode(first); !encoded.ok()) return encoded;
+      if (first == nullptr) first = &stream;
       if (i % load_.group == 0) receiver.groups.push_back(std::make_unique<Group>());
       stream.group = receiver.groups.back().get();
       stream.group->streams.push_back(&stream);

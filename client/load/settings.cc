@@ -91,9 +91,6 @@ absl::StatusOr<Interface> ReadInterface(const LoadFlags& flags) {
     interface.transport = Transport::kSharedMemory;
   }
   if (flags.stream) {
-    if (interface.protocol == Protocol::kRapt) {
-      return absl::InvalidArgumentError("--stream needs --protocol oip");
-    }
     interface.transport = Transport::kStream;
   }
   return interface;
@@ -253,7 +250,7 @@ std::vector<Flag> LoadFlags::Table() {
       {"model", "NAME", "of --protocol oip (default: attention)", &model},
       {"shared-memory", "", "tensors in shared memory; the server is on this machine",
        &shared_memory},
-      {"stream", "", "a stream for every call, with --protocol oip", &stream},
+      {"stream", "", "a stream for every call; tensors in chunks with --protocol rapt", &stream},
 
       {"shape", "SHAPES",
        "BxHxSxD, Hq/Hkv for H, Sq:Sk for S; 128..2048 or ~512 for a length that varies; then fp16, "
@@ -309,6 +306,11 @@ absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
   absl::StatusOr<std::vector<CallShape>> shapes = ReadShapes(flags, *text);
   if (!shapes.ok()) return shapes.status();
 
+  for (const CallShape& shape : *shapes) {
+    if (flags.stream && flags.protocol == "rapt" && shape.mask != MaskKind::kNone) {
+      return absl::InvalidArgumentError("--stream of --protocol rapt takes no masks");
+    }
+  }
   Settings settings{.address = flags.address,
                     .shapes = *std::move(shapes),
                     .searches = flags.search,

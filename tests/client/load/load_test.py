@@ -75,6 +75,7 @@ def wait_for_a_call(server, before=0):
     "interface",
     [
         (),
+        ("--stream",),
         ("--shared-memory",),
         ("--protocol", "oip"),
         ("--protocol", "oip", "--stream"),
@@ -87,8 +88,15 @@ def test_answers_are_right_over_every_interface(load, interface):
     assert result["summary"]["ok"] > 0 and result["summary"]["failed"] == 0
     assert result["checked"] == {"answers": 4, "wrong": 0, "examples": []}
     assert sum(count for _, count in result["histograms_ns"]["latency"]) == result["summary"]["ok"]
-    # What the server says of its time came along; a stream's trailing metadata has none.
-    assert ("server" in result["milliseconds"]) == ("--stream" not in interface)
+    # What the server says of its time came along; ModelStreamInfer's trailing metadata has none.
+    assert ("server" in result["milliseconds"]) == (interface != ("--protocol", "oip", "--stream"))
+
+
+@pytest.mark.parametrize("shape", ["1x2x600x8 causal", "2x4/2x3:700x8 bf16", "2x2x300:600x8 ragged"])
+def test_streams_of_many_chunks_are_answered_right(load, shape):
+    result = load(*BRIEF, "--stream", "--shape", shape, "-c", 2)
+    assert result["summary"]["failed"] == 0
+    assert result["checked"]["answers"] == 2 and result["checked"]["wrong"] == 0
 
 
 @pytest.mark.parametrize("protocol", ["rapt", "oip"])
@@ -250,7 +258,7 @@ def test_a_deadline_is_kept(load):
         (("--rate", "5", "--trace", "t"), "--rate and --trace exclude"),
         (("--rate", "5", "--arrivals", "x"), "--arrivals is 'x'"),
         (("--protocol", "http"), "--protocol is 'http'"),
-        (("--stream",), "--stream needs --protocol oip"),
+        (("--stream", "--mask", "bool"), "takes no masks"),
         (("--shared-memory", "--address", "example.com:1"), "on this machine"),
         (("--scenario", "x"), "--scenario is 'x'"),
         (("--scenario", "server"), "needs --rate"),
