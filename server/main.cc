@@ -35,6 +35,7 @@
 #include "server/readiness.h"
 #include "server/shared_memory/shared_memory.h"
 #include "server/slow_calls.h"
+#include "server/wire/access.h"
 #include "server/wire/grpc_server.h"
 #include "server/wire/oip/service.h"
 #include "server/wire/open_calls.h"
@@ -43,6 +44,7 @@
 #include "server/wire/stream_counts.h"
 #include "server/wire/tensor_call.h"
 #include "server/wire/tensor_methods.h"
+#include "server/wire/tls.h"
 
 namespace rapt {
 namespace {
@@ -185,8 +187,27 @@ std::string AddressesOf(const Options& options, int port) {
   return absl::StrJoin(addresses, ",");
 }
 
-GrpcSettings GrpcSettingsOf(const Options& options, const ReceiveQuota& quota) {
+// Those of the gRPC address. InvalidArgument where the files can't be used.
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> CredentialsOf(const Options& options,
+                                                                       const Clock& clock) {
+  if (options.tls_cert.empty()) return grpc::InsecureServerCredentials();
+  return TlsCredentials({options.tls_cert, options.tls_key, options.tls_client_ca}, clock);
+}
+
+// How calls to gRPC's address are secured: "plaintext", "tls", "mtls+tokens".
+std::string SecurityOf(const Options& options) {
+  std::string security = options.grpc_address.empty()    ? "unix"
+                         : options.tls_cert.empty()      ? "plaintext"
+                         : options.tls_client_ca.empty() ? "tls"
+                                                         : "mtls";
+  return options.token_file.empty() ? security : absl::StrCat(security, "+tokens");
+}
+
+GrpcSettings GrpcSettingsOf(const Options& options,
+                            std::shared_ptr<grpc::ServerCredentials> credentials,
+                            const ReceiveQuota& quota) {
   return {.address = options.grpc_address,
+          .credentials = std::move(credentials),
           .unix_socket = options.unix_socket,
           .unix_socket_mode = options.unix_socket_mode,
           .max_message_bytes = options.max_message_bytes,
@@ -258,13 +279,15 @@ void AnnounceReady(const Options& options, const std::string& grpc_address,
       {{"version", Version()},
        {"grpc", grpc_address},
        {"metrics", metrics_address},
+       {"grpc_security", SecurityOf(options)},
+       {"metrics_security", "plaintext"},
        {"backend", options.backend},
        {"isa", options.isa},
        {"threads", options.threads},
        {"memory_budget_bytes", options.memory_budget_bytes},
        {"max_message_bytes", options.max_message_bytes}});
-  std::printf("rapt-server ready grpc=%s metrics=%s\n", grpc_address.c_str(),
-              metrics_address.c_str());
+  std::printf("rapt-server ready grpc=%s metrics=%s grpc_security=%s metrics_security=plaintext\n",
+              grpc_address.c_str(), metrics_address.c_str(), SecurityOf(options).c_str());
   std::fflush(stdout);
 }
 
@@ -289,6 +312,10 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
       .backend = options.backend, .isa = options.isa, .threads = options.threads};
   absl::StatusOr<Plan> canary = PlanCanary(plan_options);
   if (!canary.ok()) return Complain(canary.status(), kExitUsage);
+  const auto credentials = CredentialsOf(options, memory.clock);
+  if (!credentials.ok()) return Complain(credentials.status(), kExitUsage);
+  const auto access = Access::Open(options.token_file, memory.clock);
+  if (!access.ok()) return Complain(access.status(), kExitUsage);
   SetLogFormat(options.log_format);
   TakeOverGrpcLog();
   TuneMalloc();
@@ -319,7 +346,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
       slow_calls.Note(method, report);
     };
   };
-  const CallEnvironment environment{engine,       open_calls,   streams,
+  const CallEnvironment environment{**access,     engine,       open_calls,       streams,
                                     memory.timer, memory.clock, LimitsOf(options)};
   SharedMemory shared_memory({.allowed = options.allow_shared_memory,
                               .key_prefix = options.shared_memory_prefix,
@@ -332,7 +359,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
 
   const auto http = HttpEndpoint::Start(options.metrics_address, metrics, is_ready);
   if (!http.ok()) return Complain(http.status(), kExitFailure);
-  const auto grpc_server = StartGrpc(GrpcSettingsOf(options, quota), tensor_methods,
+  const auto grpc_server = StartGrpc(GrpcSettingsOf(options, *credentials, quota), tensor_methods,
                                      {oip_service.get(), native_service.get()},
                                      {oip::kServiceName, native::kServiceName});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);

@@ -3,10 +3,12 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
 #include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/flag.h"
@@ -17,6 +19,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "server/base/version.h"
 
@@ -30,6 +33,16 @@ ABSL_FLAG(std::string, unix_socket_mode, "0600",
           "who may connect to it: the file's mode, in octal digits");
 ABSL_FLAG(std::string, metrics_address, "127.0.0.1:8002",
           "where to serve /metrics, /healthz and /readyz over HTTP; port 0 takes a free one");
+ABSL_FLAG(std::string, tls_cert, "",
+          "the file of the certificate, and of those between it and the root, in PEM, with which "
+          "--grpc_address speaks TLS; read again when it is replaced, as are the next three");
+ABSL_FLAG(std::string, tls_key, "", "the file of its private key, in PEM without a passphrase");
+ABSL_FLAG(std::string, tls_client_ca, "",
+          "a file of authorities in PEM: callers have to show a certificate that one of them "
+          "signed; empty: they need none");
+ABSL_FLAG(std::string, token_file, "",
+          "a file with a line NAME SHA256 for each bearer token, its hash in hexadecimal digits: "
+          "callers have to send one of them, by TLS or --unix_socket; empty: they need none");
 ABSL_FLAG(std::string, backend, "auto",
           "who computes: auto, cpu or reference, and cudnn in builds that have it; auto takes the "
           "first that can");
@@ -66,7 +79,9 @@ ABSL_FLAG(bool, allow_shared_memory, false,
           "let callers on this machine keep tensors in POSIX shared memory that they register");
 ABSL_FLAG(std::string, shared_memory_prefix, "rapt",
           "what the name of a shared memory object has to begin with; empty: any");
-ABSL_FLAG(bool, insecure, false, "serve in plain text on an address that is not loopback");
+ABSL_FLAG(bool, insecure, false,
+          "serve in plain text on addresses that are not loopback: metrics, and gRPC without "
+          "--tls_cert");
 
 namespace rapt {
 namespace {
@@ -114,7 +129,7 @@ absl::Status SetFlagsFromEnvironment(ReadEnvironment environment) {
 }
 
 // Sets the flag that arguments[index] names; moves `index` past it and past its value.
-absl::Status SetFlagFromArgument(absl::Span<const char* const> arguments, size_t& index) {
+absl::Status SetFlagFromArgument(absl::Span<const std::string> arguments, size_t& index) {
   absl::string_view argument = arguments[index++];
   if (!absl::StartsWith(argument, "--") || argument.size() == 2) {
     return absl::InvalidArgumentError(
@@ -137,6 +152,46 @@ absl::Status SetFlagFromArgument(absl::Span<const char* const> arguments, size_t
   return SetFlag(*flag, source, arguments[index++]);
 }
 
+// The file's flags where --flagfile names one. Lines that are empty or begin with # say nothing.
+absl::StatusOr<std::vector<std::string>> ReadFlagFile(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> flags;
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    const absl::string_view flag = absl::StripAsciiWhitespace(line);
+    if (flag.empty() || flag.front() == '#') continue;
+    if (!absl::StartsWith(flag, "--") || absl::StartsWith(flag, "--flagfile")) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "line ", number, " of --flagfile is no flag for it; a line is --flag=value"));
+    }
+    flags.emplace_back(flag);
+  }
+  if (file.eof()) return flags;
+  return absl::InvalidArgumentError("the file of --flagfile can't be read");
+}
+
+// The arguments with the flags of files in the place of each --flagfile.
+absl::StatusOr<std::vector<std::string>> WithFlagFiles(absl::Span<const char* const> arguments) {
+  constexpr absl::string_view kFlag = "--flagfile";
+  std::vector<std::string> all;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    absl::string_view argument = arguments[i];
+    if (!absl::ConsumePrefix(&argument, kFlag) || (!argument.empty() && argument[0] != '=')) {
+      all.emplace_back(arguments[i]);
+      continue;
+    }
+    const bool has_value = absl::ConsumePrefix(&argument, "=");
+    if (!has_value && ++i == arguments.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(kFlag, " needs a value"));
+    }
+    const auto flags = ReadFlagFile(has_value ? std::string(argument) : arguments[i]);
+    if (!flags.ok()) return flags.status();
+    all.insert(all.end(), flags->begin(), flags->end());
+  }
+  return all;
+}
+
 std::string HelpText() {
   std::string text =
       "Usage: rapt-server [--flag=value]...\n"
@@ -148,8 +203,9 @@ std::string HelpText() {
   }
   absl::StrAppend(&text, "\nThe environment sets the same, --grpc_address as RAPT_GRPC_ADDRESS; ",
                   "a flag wins over it.\n",
+                  "--flagfile=FILE stands for the flags that are in the file, one a line.\n",
                   "When it serves, it prints: rapt-server ready grpc=HOST:PORT metrics=HOST:PORT\n",
-                  "(grpc=HOST:PORT,unix:PATH with a socket)\n");
+                  "and how each is secured (grpc=HOST:PORT,unix:PATH with a socket)\n");
   return text;
 }
 
@@ -174,13 +230,15 @@ bool IsLoopback(const std::string& host) {
   return inet_pton(AF_INET, host.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127;
 }
 
-absl::Status CheckAddress(absl::string_view flag_name, const std::string& address, bool insecure) {
+// `may_be_public`: what goes there is encrypted, or need not be.
+absl::Status CheckAddress(absl::string_view flag_name, const std::string& address,
+                          bool may_be_public) {
   const std::optional<HostAndPort> parts = SplitAddress(address);
   if (!parts) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--", flag_name, " is '", address, "'; it must be host:port, the port from 0 to 65535"));
   }
-  if (insecure || IsLoopback(parts->host)) return absl::OkStatus();
+  if (may_be_public || IsLoopback(parts->host)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--", flag_name, " is '", address,
                    "', which is not loopback; plain text there needs --insecure"));
@@ -236,12 +294,35 @@ absl::Status CheckGrpcAddress(bool insecure) {
   const std::string address = absl::GetFlag(FLAGS_grpc_address);
   const bool has_socket = !absl::GetFlag(FLAGS_unix_socket).empty();
   if (address.empty() && has_socket) return absl::OkStatus();
-  return CheckAddress("grpc_address", address, insecure);
+  return CheckAddress("grpc_address", address, insecure || !absl::GetFlag(FLAGS_tls_cert).empty());
+}
+
+// Which of the flags about certificates and tokens go together; what is in their files is not
+// looked at.
+absl::Status CheckSecurity() {
+  const bool has_cert = !absl::GetFlag(FLAGS_tls_cert).empty();
+  const bool has_address = !absl::GetFlag(FLAGS_grpc_address).empty();
+  if (has_cert != !absl::GetFlag(FLAGS_tls_key).empty()) {
+    return absl::InvalidArgumentError("--tls_cert and --tls_key need each other");
+  }
+  if (!has_cert && !absl::GetFlag(FLAGS_tls_client_ca).empty()) {
+    return absl::InvalidArgumentError("--tls_client_ca needs --tls_cert and --tls_key");
+  }
+  if (has_cert && !has_address) {
+    return absl::InvalidArgumentError("--tls_cert is for --grpc_address, which is empty");
+  }
+  if (has_address && !has_cert && !absl::GetFlag(FLAGS_token_file).empty()) {
+    return absl::InvalidArgumentError(
+        "--token_file needs --tls_cert, or --unix_socket with an empty --grpc_address: tokens "
+        "never travel in plain text");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckFlags() {
   const bool insecure = absl::GetFlag(FLAGS_insecure);
   absl::Status status = CheckGrpcAddress(insecure);
+  status.Update(CheckSecurity());
   status.Update(CheckUnixSocketMode());
   status.Update(CheckLogFormat());
   status.Update(CheckAddress("metrics_address", absl::GetFlag(FLAGS_metrics_address), insecure));
@@ -278,6 +359,10 @@ Options OptionsFromFlags(const HostLimits& host) {
       .unix_socket = absl::GetFlag(FLAGS_unix_socket),
       .unix_socket_mode = *ParseMode(absl::GetFlag(FLAGS_unix_socket_mode)),
       .metrics_address = absl::GetFlag(FLAGS_metrics_address),
+      .tls_cert = absl::GetFlag(FLAGS_tls_cert),
+      .tls_key = absl::GetFlag(FLAGS_tls_key),
+      .tls_client_ca = absl::GetFlag(FLAGS_tls_client_ca),
+      .token_file = absl::GetFlag(FLAGS_token_file),
       .backend = absl::GetFlag(FLAGS_backend),
       .isa = absl::GetFlag(FLAGS_isa),
       .threads =
@@ -320,8 +405,10 @@ absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
   }
   absl::Status status = SetFlagsFromEnvironment(environment);
   if (!status.ok()) return status;
-  for (size_t index = 0; index < arguments.size();) {
-    status = SetFlagFromArgument(arguments, index);
+  const absl::StatusOr<std::vector<std::string>> all = WithFlagFiles(arguments);
+  if (!all.ok()) return all.status();
+  for (size_t index = 0; index < all->size();) {
+    status = SetFlagFromArgument(*all, index);
     if (!status.ok()) return status;
   }
   status = CheckFlags();

@@ -1,5 +1,5 @@
-// Every knob of rapt-server. A knob is set by a flag, --grpc_address=..., or by the environment,
-// RAPT_GRPC_ADDRESS=...; the flag wins.
+// Every knob of rapt-server. A knob is set by a flag, --grpc_address=..., on the command line or in
+// a file that --flagfile names, or by the environment, RAPT_GRPC_ADDRESS=...; the flag wins.
 #ifndef RAPT_SERVER_OPTIONS_H_
 #define RAPT_SERVER_OPTIONS_H_
 
@@ -20,9 +20,13 @@ struct Options {
   std::string unix_socket;      // a path; empty: none
   int unix_socket_mode = 0;     // of the file there
   std::string metrics_address;  // likewise
-  std::string backend;          // auto, or a backend's name; not checked here
-  std::string isa;              // auto, or an instruction set's name; not checked here
-  int threads = 1;              // compute threads, 1 to 1024
+  std::string tls_cert;         // paths, of PEM; empty: gRPC in plain text
+  std::string tls_key;
+  std::string tls_client_ca;  // empty: callers need no certificate
+  std::string token_file;     // a path; empty: callers need no token
+  std::string backend;        // auto, or a backend's name; not checked here
+  std::string isa;            // auto, or an instruction set's name; not checked here
+  int threads = 1;            // compute threads, 1 to 1024
   int64_t memory_budget_bytes = 0;
   int max_message_bytes = 0;  // 0: as much as the budget allows, 256 MiB at most
   int64_t max_open_calls = 0;
@@ -48,7 +52,8 @@ using ReadEnvironment = absl::FunctionRef<const char*(const char* name)>;
 
 // `arguments` are main's, without the program's name. InvalidArgument, in one line that names the
 // flag or the variable, for an unknown flag, a bad value, a stray argument, or flags that don't go
-// together. Call it once: flags keep their values.
+// together. Everything is checked here that can be without touching anything but a flag file. Call
+// it once: flags keep their values.
 absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
                                      ReadEnvironment environment, const HostLimits& host);
 

@@ -2,8 +2,13 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <limits>
+#include <optional>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 
 namespace rapt {
@@ -12,19 +17,53 @@ namespace {
 constexpr const char* kDefaultAddress = "127.0.0.1:8001";
 constexpr double kMaxTimeoutS = 86400;
 
-std::string DefaultAddress() {
-  const char* address = std::getenv("RAPT_ADDRESS");
-  return address == nullptr || *address == '\0' ? kDefaultAddress : address;
+std::string Environment(const char* name, const char* otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? otherwise : value;
+}
+
+std::optional<client::TlsOptions> TlsOf(const ServerFlags& flags) {
+  const client::TlsOptions tls{.ca_file = flags.tls_ca,
+                               .cert_file = flags.tls_cert,
+                               .key_file = flags.tls_key,
+                               .server_name = flags.tls_name};
+  const bool is_meant = flags.tls || !(tls.ca_file + tls.cert_file + tls.key_file).empty() ||
+                        !tls.server_name.empty();
+  // RAPT_TLS_CA stands for the servers that have TLS; a socket has none.
+  if (!is_meant || absl::StartsWith(flags.address, "unix:")) return std::nullopt;
+  return tls;
+}
+
+// What the file holds but for the space around it; InvalidArgument where that is nothing.
+absl::StatusOr<std::string> ReadToken(const std::string& path) {
+  if (path.empty()) return path;
+  std::ifstream file(path);
+  std::string token(std::istreambuf_iterator<char>(file), {});
+  absl::StripAsciiWhitespace(&token);
+  if (!token.empty()) return token;
+  return absl::InvalidArgumentError(absl::StrFormat("there is no token to read in %s", path));
 }
 
 }  // namespace
 
-ServerFlags::ServerFlags() : address(DefaultAddress()) {}
+ServerFlags::ServerFlags()
+    : address(Environment("RAPT_ADDRESS", kDefaultAddress)),
+      tls_ca(Environment("RAPT_TLS_CA", "")) {}
 
 std::vector<Flag> ServerFlags::Table() {
   return {{"address", "HOST:PORT",
            "the server, or unix:PATH (default: RAPT_ADDRESS, else 127.0.0.1:8001)", &address},
-          {"timeout", "SECONDS", "for each call (default: 60)", &timeout_s}};
+          {"timeout", "SECONDS", "for each call (default: 60)", &timeout_s},
+          {"tls", "", "by TLS, and so with any flag that begins like this", &tls},
+          {"tls-ca", "FILE",
+           "who signs servers' certificates (default: RAPT_TLS_CA, else the "
+           "system's)",
+           &tls_ca},
+          {"tls-cert", "FILE", "our certificate, for servers that ask for one", &tls_cert},
+          {"tls-key", "FILE", "its private key", &tls_key},
+          {"tls-name", "HOST", "the server's name in its certificate (default: that of --address)",
+           &tls_name},
+          {"token-file", "FILE", "holds our token, for servers that ask for one", &token_file}};
 }
 
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags) {
@@ -33,15 +72,20 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags
         absl::StrFormat("--timeout is %g; it takes seconds, more than 0 and at most %g",
                         flags.timeout_s, kMaxTimeoutS));
   }
+  absl::StatusOr<std::string> token = ReadToken(flags.token_file);
+  if (!token.ok()) return token.status();
+  const std::optional<client::TlsOptions> tls = TlsOf(flags);
   absl::StatusOr<std::unique_ptr<client::Client>> server = client::Client::Connect(
-      flags.address, {.default_timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      flags.address, {.tls = tls,
+                      .token = *std::move(token),
+                      .default_timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
                           std::chrono::duration<double>(flags.timeout_s)),
                       .max_message_bytes = std::numeric_limits<int32_t>::max(),
                       .connections = 1});
   if (absl::IsUnavailable(server.status())) {
     return absl::UnavailableError(absl::StrFormat(
-        "can't reach a server at %s; start rapt-server there, or name another with --address",
-        flags.address));
+        "can't reach a server at %s%s; start rapt-server there, or name another with --address",
+        flags.address, tls ? " by TLS, with certificates that both sides trust" : ""));
   }
   return server;
 }

@@ -13,17 +13,20 @@
 namespace rapt {
 
 struct ServerFlags {
-  ServerFlags();  // from RAPT_ADDRESS, where that is set
+  ServerFlags();  // from RAPT_ADDRESS and RAPT_TLS_CA, where those are set
 
   std::string address;
   double timeout_s = 60;
+  bool tls = false;  // any of the next four means it too
+  std::string tls_ca, tls_cert, tls_key, tls_name;
+  std::string token_file;
 
   // Their rows in a command's table.
   std::vector<Flag> Table();
 };
 
 // A client whose calls take at most the timeout. Unavailable, in words for a person, when nobody
-// answers at the address; InvalidArgument for a timeout that is none.
+// answers at the address; InvalidArgument for a timeout that is none, or a file that can't be read.
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags);
 
 }  // namespace rapt

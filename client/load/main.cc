@@ -67,8 +67,10 @@ class Session {
   Session(const Settings& settings, bool is_quiet)
       : settings_(settings),
         is_quiet_(is_quiet),
-        connections_(settings.address, {.max_message_bytes = std::numeric_limits<int32_t>::max(),
-                                        .connections = settings.connections}) {}
+        connections_(settings.address,
+                     {.max_message_bytes = std::numeric_limits<int32_t>::max(),
+                      .connections = settings.connections},
+                     grpc::InsecureChannelCredentials()) {}
 
   absl::Status Connect() {
     if (absl::Status ready = connections_.WaitUntilReady(kConnectTime); !ready.ok()) return ready;

@@ -96,9 +96,10 @@ bool WaitBeforeRetry(std::chrono::nanoseconds delay, grpc::Channel& channel,
 // What all calls of a client share. Thread-safe.
 class Client::Core {
  public:
-  Core(const std::string& address, const Options& options)
+  Core(const std::string& address, const Options& options,
+       const std::shared_ptr<grpc::ChannelCredentials>& credentials)
       : options_(options),
-        connections_(address, options),
+        connections_(address, options, credentials),
         random_(std::random_device()()),
         shared_regions_(address, connections_) {}
 
@@ -393,7 +394,9 @@ Client::~Client() { core_->StopAsyncCalls(); }
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& address,
                                                         const Options& options) {
   if (absl::Status valid = Validate(address, options); !valid.ok()) return valid;
-  auto core = std::make_unique<Core>(address, options);
+  const auto credentials = CredentialsFor(address, options);
+  if (!credentials.ok()) return credentials.status();
+  auto core = std::make_unique<Core>(address, options, *credentials);
   if (options.connect_timeout.count() > 0) {
     absl::Status ready = core->connections().WaitUntilReady(options.connect_timeout);
     if (!ready.ok()) return ready;

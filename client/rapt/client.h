@@ -48,7 +48,22 @@ struct RetryPolicy {
   bool retries_resource_exhausted = false;
 };
 
+// Files in PEM, read once, by Connect().
+struct TlsOptions {
+  std::string ca_file = {};  // the authorities that a server's certificate counts by; empty: gRPC's
+  std::string cert_file = {};  // shown to a server that asks for one, with its key; empty: none
+  std::string key_file = {};
+  std::string server_name = {};  // that the server's certificate is for; empty: the address's host
+};
+
 struct Options {
+  // Absent: in plain text.
+  std::optional<TlsOptions> tls = {};
+
+  // Sent with every call for a server that asks for one; empty: none. Only by TLS or a Unix domain
+  // socket: it never travels in plain text.
+  std::string token = {};
+
   // How long Connect() waits for the server; 0: it does not, the first call finds out.
   std::chrono::nanoseconds connect_timeout = std::chrono::seconds(5);
 
@@ -90,17 +105,20 @@ struct CallOptions {
 //   allowed ResourceExhausted  over the server's memory budget, or a message over the limit of its
 //   size DeadlineExceeded   the timeout passed Cancelled          a stop was requested
 //   Unimplemented      the server, or its backend, can't do this
-//   Unavailable        no server at the address, or it is not ready; the message names the address
+//   Unauthenticated    the server asks for a token, or for another one
+//   Unavailable        no server at the address, or it is not ready, or TLS is not agreed on; the
+//                      message names the address
 //   Internal           a bug of the server, or an answer that contradicts itself
 // A status that the server sent keeps its code and message; Unavailable puts the address before it.
 //
-// Thread-safe. Connections are plaintext.
+// Thread-safe.
 class Client {
  public:
   // `address` is a gRPC target: "127.0.0.1:8001", "dns:///rapt.example:8001",
   // "unix:/run/rapt.sock". Where it stands for several servers, as a DNS name or
   // "ipv4:10.0.0.1:8001,10.0.0.2:8001" may, calls go round among those that answer. InvalidArgument
-  // for options that make no sense; Unavailable when no server answers there.
+  // for options that make no sense or name files that can't be read; Unavailable when no server
+  // answers there.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
                                                          const Options& options = {});
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
 #include "rapt/client.h"
@@ -42,10 +43,17 @@ class ConnectionLease {
   std::unique_ptr<Connection, Return> connection_;
 };
 
+// What the connections are secured with, and the token that calls carry. InvalidArgument where the
+// options contradict each other, or a file can't be read.
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> CredentialsFor(const std::string& address,
+                                                                         const Options& options);
+
 // Thread-safe.
 class Connections {
  public:
-  Connections(const std::string& address, const Options& options);
+  // With those that CredentialsFor() gives.
+  Connections(const std::string& address, const Options& options,
+              const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
   // Blocks until the first connection stands. Unavailable, with the address, when it is refused or
   // the time is over.
@@ -66,6 +74,7 @@ class Connections {
 
  private:
   const std::string address_;
+  const bool uses_tls_;
   std::vector<std::unique_ptr<Connection>> connections_;
 };
 

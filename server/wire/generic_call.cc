@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/wire/deadline.h"
 
@@ -29,12 +28,12 @@ grpc::Slice SliceOf(const OutputBuffer& payload) {
 
 }  // namespace
 
-std::string CallerOf(const grpc::ServerContextBase& context) {
-  std::string peer = context.peer();
-  if (absl::StartsWith(peer, "unix")) return "unix";
-  const size_t colon = peer.rfind(':');
-  if (colon > peer.find(':')) peer.resize(colon);
-  return peer;
+absl::StatusOr<std::string> EnterOpenCalls(const CallEnvironment& environment,
+                                           const grpc::ServerContextBase& context) {
+  absl::StatusOr<std::string> caller = environment.access.Identify(context);
+  if (!caller.ok()) return caller;
+  if (absl::Status status = environment.open_calls.Enter(*caller); !status.ok()) return status;
+  return caller;
 }
 
 absl::StatusOr<Instant> DeadlineOf(const grpc::ServerContextBase& context, Instant arrived,

@@ -14,6 +14,7 @@
 #include "server/base/timer.h"
 #include "server/call_report.h"
 #include "server/engine.h"
+#include "server/wire/access.h"
 #include "server/wire/message_parts.h"
 #include "server/wire/open_calls.h"
 #include "server/wire/stream_counts.h"
@@ -29,6 +30,7 @@ struct CallLimits {
 
 // What a protocol's calls work with; outlives them.
 struct CallEnvironment {
+  const Access& access;
   Engine& engine;
   OpenCalls& open_calls;
   StreamCounts& streams;
@@ -45,9 +47,10 @@ class GenericCall : public grpc::ServerGenericBidiReactor {
   virtual void Begin() = 0;
 };
 
-// The peer's address without its port: "ipv4:127.0.0.1". All who may use the Unix domain socket are
-// one caller: gRPC does not tell them apart, and what names their ends have is up to them.
-std::string CallerOf(const grpc::ServerContextBase& context);
+// Counts the call among the open ones of its caller, by whose name it leaves them. Unauthenticated,
+// ResourceExhausted.
+absl::StatusOr<std::string> EnterOpenCalls(const CallEnvironment& environment,
+                                           const grpc::ServerContextBase& context);
 
 // The caller's deadline, or the default, within the limits. DeadlineExceeded where it has passed.
 absl::StatusOr<Instant> DeadlineOf(const grpc::ServerContextBase& context, Instant arrived,

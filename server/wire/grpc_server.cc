@@ -44,7 +44,7 @@ absl::StatusOr<GrpcServer> Listen(const GrpcSettings& settings, grpc::ServerBuil
   GrpcServer result;
   int socket = 0;  // not 0 once it is bound, as gRPC has it
   if (!settings.address.empty()) {
-    builder.AddListeningPort(settings.address, grpc::InsecureServerCredentials(), &result.port);
+    builder.AddListeningPort(settings.address, settings.credentials, &result.port);
   }
   if (!settings.unix_socket.empty()) {
     if (absl::Status status = MakeRoomForSocket(settings.unix_socket); !status.ok()) return status;

@@ -3,6 +3,7 @@
 #define RAPT_SERVER_WIRE_GRPC_SERVER_H_
 
 #include <grpcpp/impl/service_type.h>
+#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server.h>
 
 #include <cstdint>
@@ -17,8 +18,9 @@
 namespace rapt {
 
 struct GrpcSettings {
-  std::string address;      // "host:port"; port 0 takes a free one; empty: none
-  std::string unix_socket;  // the path of one beside it; empty: none
+  std::string address;  // "host:port"; port 0 takes a free one; empty: none
+  std::shared_ptr<grpc::ServerCredentials> credentials;  // there
+  std::string unix_socket;  // the path of one beside it, in plain text; empty: none
   int unix_socket_mode = 0600;
   int max_message_bytes = 0;
   const ReceiveQuota& quota;

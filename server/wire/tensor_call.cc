@@ -21,10 +21,10 @@ TensorCall::TensorCall(const CallEnvironment& environment, const CallObserver& o
       alarm_(environment.timer, [this] { OnAlarm(); }) {}
 
 void TensorCall::Begin() {
-  const std::string caller = CallerOf(context_);
-  absl::Status status = environment_.open_calls.Enter(caller);
+  absl::StatusOr<std::string> caller = EnterOpenCalls(environment_, context_);
+  absl::Status status = caller.status();
   if (status.ok()) {
-    caller_ = caller;
+    caller_ = *std::move(caller);
     status = ReadHeaders();
   }
   if (!status.ok()) return End(std::move(status));

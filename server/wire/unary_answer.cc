@@ -4,13 +4,15 @@
 
 namespace rapt {
 
-grpc::ServerUnaryReactor* AnswerAtOnce(grpc::CallbackServerContext& context, const Clock& clock,
+grpc::ServerUnaryReactor* AnswerAtOnce(grpc::CallbackServerContext& context,
+                                       const CallEnvironment& environment,
                                        const CallObserver& observe,
                                        absl::FunctionRef<absl::Status()> fill) {
-  const Instant arrived = clock.Now();
+  const Instant arrived = environment.clock.Now();
   CallReport report;
-  report.status = fill();
-  report.total = clock.Now() - arrived;
+  report.status = environment.access.Identify(context).status();
+  if (report.status.ok()) report.status = fill();
+  report.total = environment.clock.Now() - arrived;
   observe(report);
   grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
   reactor->Finish(ToGrpcStatus(report.status));

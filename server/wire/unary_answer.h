@@ -6,13 +6,15 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "server/base/clock.h"
 #include "server/wire/call_observer.h"
+#include "server/wire/generic_call.h"
 
 namespace rapt {
 
-// A call that is answered on the spot: `fill` writes the response and says how it went.
-grpc::ServerUnaryReactor* AnswerAtOnce(grpc::CallbackServerContext& context, const Clock& clock,
+// A call that is answered on the spot, where its caller may call: `fill` writes the response and
+// says how it went.
+grpc::ServerUnaryReactor* AnswerAtOnce(grpc::CallbackServerContext& context,
+                                       const CallEnvironment& environment,
                                        const CallObserver& observe,
                                        absl::FunctionRef<absl::Status()> fill);
 

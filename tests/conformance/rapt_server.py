@@ -26,11 +26,11 @@ class RaptServer:
             self._command, stdout=subprocess.PIPE, stderr=self._log, text=True
         )
         line = self._process.stdout.readline()
-        ready = re.fullmatch(r"rapt-server ready grpc=(\S+) metrics=(\S+)\n", line)
+        ready = re.fullmatch(r"rapt-server ready grpc=(\S+) metrics=(\S+)( \S+)*\n", line)
         if not ready:
             self._process.kill()
             raise AssertionError(f"no ready line but {line!r}; the log:\n{self._read_log()}")
-        self.grpc_address, self.metrics_address = ready.groups()
+        self.grpc_address, self.metrics_address = ready.group(1, 2)
         return self
 
     def __exit__(self, *_):

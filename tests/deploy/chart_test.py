@@ -95,9 +95,9 @@ def test_resources_follow_what_the_server_is_given():
     assert container["resources"]["limits"] == container["resources"]["requests"]
 
 
-def test_says_insecure_only_when_told():
-    assert "--insecure" in container_of(render(PLAIN))["args"]
-    assert "--insecure" not in container_of(render(TLS))["args"]
+def test_grpc_is_in_plain_text_only_when_told():
+    assert "--tls_cert=/etc/rapt/tls/tls.crt" not in container_of(render(PLAIN))["args"]
+    assert "--tls_cert=/etc/rapt/tls/tls.crt" in container_of(render(TLS))["args"]
 
 
 def test_pods_have_no_privileges():

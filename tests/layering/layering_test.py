@@ -67,7 +67,7 @@ RULES = {
 }
 
 # Who may know what travels or is scraped; everybody else is free of these libraries.
-WIRE_LIBRARIES = ("grpc", "google/protobuf/", "prometheus/", "civetweb", "CivetServer")
+WIRE_LIBRARIES = ("grpc", "google/protobuf/", "prometheus/", "civetweb", "CivetServer", "openssl/")
 KNOWS_WIRE_LIBRARIES = ("server/main.cc", "server/wire/", "server/metrics/", "client/rapt/", "client/load/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)

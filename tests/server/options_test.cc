@@ -2,7 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <map>
 #include <string>
 #include <utility>
@@ -83,6 +87,10 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_UNIX_SOCKET_MODE", "0660"},
                   {"RAPT_ALLOW_SHARED_MEMORY", "true"},
                   {"RAPT_SHARED_MEMORY_PREFIX", "mine"},
+                  {"RAPT_TLS_CERT", "cert"},
+                  {"RAPT_TLS_KEY", "key"},
+                  {"RAPT_TLS_CLIENT_CA", "ca"},
+                  {"RAPT_TOKEN_FILE", "tokens"},
                   {"RAPT_INSECURE", "true"}};
   const absl::StatusOr<Options> options = Parse({});
   ASSERT_TRUE(options.ok()) << options.status();
@@ -108,6 +116,10 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->unix_socket_mode, 0660);
   EXPECT_TRUE(options->allow_shared_memory);
   EXPECT_EQ(options->shared_memory_prefix, "mine");
+  EXPECT_EQ(options->tls_cert, "cert");
+  EXPECT_EQ(options->tls_key, "key");
+  EXPECT_EQ(options->tls_client_ca, "ca");
+  EXPECT_EQ(options->token_file, "tokens");
 }
 
 TEST_F(OptionsTest, AnEmptyVariableCountsAsNotSet) {
@@ -128,6 +140,59 @@ TEST_F(OptionsTest, AValueMayFollowItsFlagAndTheLastOneCounts) {
 TEST_F(OptionsTest, LoopbackNeedsNoPermission) {
   for (const char* address : {"127.0.0.1:0", "127.8.9.10:1", "localhost:2", "[::1]:3"}) {
     EXPECT_TRUE(Parse({"--grpc_address", address}).ok()) << address;
+  }
+}
+
+TEST_F(OptionsTest, TlsNeedsNoPermissionAnywhereButMetricsDo) {
+  EXPECT_TRUE(Parse({"--grpc_address=0.0.0.0:1", "--tls_cert=c", "--tls_key=k"}).ok());
+  EXPECT_FALSE(Parse({"--metrics_address=0.0.0.0:2"}).ok());
+}
+
+// A file of flags that is gone when the test ends.
+class FlagFile {
+ public:
+  explicit FlagFile(const std::string& text) {
+    const int descriptor = mkstemp(path_.data());
+    close(descriptor);
+    std::ofstream(path_) << text;
+  }
+  ~FlagFile() { std::remove(path_.c_str()); }
+  std::string flag() const { return "--flagfile=" + path_; }
+  const char* path() const { return path_.c_str(); }
+
+ private:
+  std::string path_ = testing::TempDir() + "/flags-XXXXXX";
+};
+
+TEST_F(OptionsTest, AFlagFileStandsForItsFlags) {
+  environment_ = {{"RAPT_ISA", "avx2"}, {"RAPT_THREADS", "2"}};
+  const FlagFile file("# Two of them:\n\n  --threads=3\r\n--backend=cpu");
+  for (const auto& [arguments, threads] : std::vector<std::pair<std::vector<const char*>, int>>{
+           {{"--flagfile", file.path()}, 3},
+           {{"--threads=4", "--flagfile", file.path()}, 3},
+           {{"--flagfile", file.path(), "--threads=4"}, 4}}) {
+    const absl::FlagSaver saver;
+    const absl::StatusOr<Options> options = Parse(arguments);
+    ASSERT_TRUE(options.ok()) << options.status();
+    EXPECT_EQ(options->threads, threads);
+    EXPECT_EQ(options->backend, "cpu");
+    EXPECT_EQ(options->isa, "avx2");
+  }
+}
+
+TEST_F(OptionsTest, WhatIsWrongInAFlagFileIsSaid) {
+  for (const auto& [text, fragment] : std::vector<std::pair<std::string, std::string>>{
+           {"--threads=3\nthreads=4", "line 2 of --flagfile"},
+           {"--flagfile=again", "line 1 of --flagfile"},
+           {"--threds=3", "--threds"},
+           {"--threads=many", "'many'"},
+           {"--grpc_address=0.0.0.0:1", "--insecure"}}) {
+    const FlagFile file(text);
+    const absl::FlagSaver saver;
+    const absl::Status status = Parse({file.flag().c_str()}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(fragment));
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr(file.path())));
   }
 }
 
@@ -187,6 +252,20 @@ const BadLine kBadLines[] = {
     {"NoHost", {"--metrics_address=:80"}, {}, {"--metrics_address", "':80'"}},
     {"NotLoopback", {"--grpc_address=0.0.0.0:1"}, {}, {"--grpc_address", "--insecure"}},
     {"MetricsNotLoopback", {"--metrics_address=[::]:1"}, {}, {"--metrics_address", "--insecure"}},
+    {"CertWithoutKey", {"--tls_cert=c"}, {}, {"--tls_cert", "--tls_key"}},
+    {"KeyWithoutCert", {"--tls_key=k"}, {}, {"--tls_cert", "--tls_key"}},
+    {"ClientCaWithoutCert", {"--tls_client_ca=c"}, {}, {"--tls_client_ca", "--tls_cert"}},
+    {"CertForNoAddress",
+     {"--tls_cert=c", "--tls_key=k", "--grpc_address=", "--unix_socket=s"},
+     {},
+     {"--tls_cert", "--grpc_address"}},
+    {"TokensInPlainText", {"--token_file=t"}, {}, {"--token_file", "--tls_cert"}},
+    {"TokensInPlainTextDespitePermission",
+     {"--token_file=t", "--insecure", "--unix_socket=s"},
+     {},
+     {"--token_file", "--tls_cert"}},
+    {"NoFlagFile", {"--flagfile=/nonexistent/flags"}, {}, {"--flagfile", "can't be read"}},
+    {"FlagFileWithoutAName", {"--flagfile"}, {}, {"--flagfile", "value"}},
     {"AlmostLoopback", {"--grpc_address=127.0.0.1.example.org:1"}, {}, {"--insecure"}},
 };
 

@@ -342,7 +342,7 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
  private:
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, Method method,
                                    absl::FunctionRef<absl::Status()> fill) {
-    return AnswerAtOnce(*context, environment_.call.clock, environment_.observe(method), fill);
+    return AnswerAtOnce(*context, environment_.call, environment_.observe(method), fill);
   }
 
   grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext* context, Method method) {

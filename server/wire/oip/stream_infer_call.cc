@@ -15,13 +15,15 @@ StreamInferCall::StreamInferCall(const CallEnvironment& environment,
       shared_memory_(shared_memory),
       observe_(observe),
       context_(context),
-      caller_(CallerOf(context)),
       began_(environment.clock.Now()),
       alarm_(environment.timer, [this] { context_.TryCancel(); }) {
   ++environment_.streams.open;
 }
 
 void StreamInferCall::Begin() {
+  absl::StatusOr<std::string> caller = environment_.access.Identify(context_);
+  if (!caller.ok()) return Refuse(caller.status());
+  caller_ = *std::move(caller);
   deadline_ =
       std::min(rapt::DeadlineOf(context_, began_), began_ + environment_.limits.max_deadline);
   alarm_.Set(deadline_);

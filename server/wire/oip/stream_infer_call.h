@@ -68,7 +68,7 @@ class StreamInferCall final : public GenericCall {
   const SharedMemory& shared_memory_;
   const CallObserver& observe_;
   grpc::GenericCallbackServerContext& context_;
-  const std::string caller_;
+  std::string caller_;
   const Instant began_;
   Instant deadline_;
   std::atomic<bool> cancelled_{false};

@@ -29,10 +29,10 @@ AttendStreamCall::AttendStreamCall(const CallEnvironment& environment, const Cal
 }
 
 void AttendStreamCall::Begin() {
-  const std::string caller = CallerOf(context_);
-  absl::Status status = environment_.open_calls.Enter(caller);
+  absl::StatusOr<std::string> caller = EnterOpenCalls(environment_, context_);
+  absl::Status status = caller.status();
   if (status.ok()) {
-    caller_ = caller;
+    caller_ = *std::move(caller);
     const absl::StatusOr<Instant> deadline = DeadlineOf(context_, arrived_, environment_.limits);
     status = deadline.status();
     if (deadline.ok()) deadline_ = *deadline;

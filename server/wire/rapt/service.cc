@@ -146,7 +146,7 @@ class Service final : public Rpcs::WithGenericMethod_Attend<Rpcs::WithGenericMet
   grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
                                    const CallObserver& observe,
                                    absl::FunctionRef<absl::Status()> fill) {
-    return AnswerAtOnce(*context, environment_.call.clock, observe, fill);
+    return AnswerAtOnce(*context, environment_.call, observe, fill);
   }
 
   const Environment environment_;

@@ -1,0 +1,91 @@
+"""Triton's client and `rapt` by TLS and with tokens, the files made as docs/security.md says."""
+
+import hashlib
+import os
+import subprocess
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from rapt_server import RaptServer
+
+CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
+TOKEN = "a-token-that-is-known"
+
+
+def openssl(folder, *arguments):
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    openssl(folder, "req", "-x509", *CURVE, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt")
+    for name in ("server", "alice"):
+        openssl(folder, "req", *CURVE, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        (folder / "names").write_text(f"subjectAltName=DNS:{name},IP:127.0.0.1")
+        openssl(
+            folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+            "-extfile", "names", "-out", f"{name}.crt",
+        )  # fmt: skip
+    (folder / "tokens").write_text(f"alice {hashlib.sha256(TOKEN.encode()).hexdigest()}\n")
+    (folder / "alice.token").write_text(f"{TOKEN}\n")
+    (folder / "wrong.token").write_text("a-token-that-nobody-has\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(files):
+    flags = ("cert=server.crt", "key=server.key", "client_ca=ca.crt")
+    with RaptServer(*(f"--tls_{f.replace('=', f'={files}/')}" for f in flags), f"--token_file={files}/tokens") as running:
+        yield running
+
+
+def infer(server, files, token):
+    with triton.InferenceServerClient(
+        server.grpc_address,
+        ssl=True,
+        root_certificates=str(files / "ca.crt"),
+        certificate_chain=str(files / "alice.crt"),
+        private_key=str(files / "alice.key"),
+    ) as client:
+        inputs = [triton.InferInput(name, [1, 1, 2, 4], "FP32") for name in "QKV"]
+        for tensor in inputs:
+            tensor.set_data_from_numpy(np.ones((1, 1, 2, 4), "f4"))
+        return client.infer("attention", inputs, headers={"authorization": f"Bearer {token}"}).as_numpy("Y")
+
+
+def test_tritons_client_shows_its_certificate_and_token(server, files):
+    np.testing.assert_allclose(infer(server, files, TOKEN), np.ones((1, 1, 2, 4)), atol=1e-6)
+    with pytest.raises(triton.InferenceServerException, match="UNAUTHENTICATED"):
+        infer(server, files, "wrong")
+
+
+TLS = ("--tls-ca=ca.crt", "--tls-cert=alice.crt", "--tls-key=alice.key")
+
+
+@pytest.mark.parametrize(
+    "arguments, code, said",
+    [
+        (("demo", *TLS, "--token-file=alice.token"), 0, "cat"),
+        (("info", *TLS, "--token-file=alice.token", "--tls-name=alice"), 3, "certificates that both sides trust"),
+        (("info", *TLS, "--token-file=alice.token", "--tls-name=server"), 0, "rapt-server"),
+        (("info", *TLS, "--token-file=wrong.token"), 1, "UNAUTHENTICATED"),
+        (("info", *TLS), 1, "UNAUTHENTICATED"),
+        (("health", *TLS), 0, "SERVING"),
+        (("health", "--tls-ca=ca.crt"), 3, "certificates that both sides trust"),
+        (("health",), 3, "can't reach"),
+        (("info", "--token-file=alice.token"), 2, "never travels in plain text"),
+        (("info", *TLS, "--token-file=none"), 2, "none"),
+        (("info", "--tls-ca=none"), 2, "none"),
+        (("info", *TLS[:2]), 2, "need each other"),
+    ],
+)
+def test_the_command_line_says_how_it_went(server, files, arguments, code, said):
+    ran = subprocess.run(
+        [os.environ["RAPT"], *arguments, f"--address={server.grpc_address}"],
+        cwd=files, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == code, ran
+    assert said in ran.stdout + ran.stderr, ran
+    assert TOKEN not in ran.stdout + ran.stderr

@@ -1,0 +1,491 @@
+// The real rapt-server with certificates and tokens: who gets in, and what others are told.
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "proto/grpc/health/v1/health.grpc.pb.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
+#include "proto/rapt/v1/attention.grpc.pb.h"
+#include "rapt/client.h"
+#include "tests/support/certificates.h"
+#include "tests/support/loopback.h"
+#include "tests/support/metrics_page.h"
+#include "tests/support/server_process.h"
+
+namespace rapt {
+namespace {
+
+using client::Client;
+using client::TlsOptions;
+using client::View;
+using std::chrono::hours;
+using test::Authority;
+using test::Certificate;
+using test::ChildProcess;
+using test::Encrypt;
+using test::ServerCommand;
+using test::ServerProcess;
+using test::Sha256;
+using test::WaitForMetric;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kServer[] = "rapt.test";
+constexpr char kToken[] = "a-token-that-is-known";
+constexpr char kWrongToken[] = "a-token-that-nobody-has";
+
+absl::Status Attend(Client& client) {
+  static const std::vector<float> x(2 * 3 * 4, 0.5f);
+  const client::TensorView tokens = View<float>({1, 2, 3, 4}, x);
+  return client.Attend({.q = tokens, .k = tokens, .v = tokens}).status();
+}
+
+// With one connection, and without another attempt.
+absl::Status AttendOnce(const std::string& address, const std::optional<TlsOptions>& tls,
+                        const std::string& token = "") {
+  auto client = Client::Connect(
+      address, {.tls = tls, .token = token, .connections = 1, .retries = {.max_attempts = 1}});
+  return client.ok() ? Attend(**client) : client.status();
+}
+
+// Blocks until it is true: what it asks about happens, but at no known time.
+void WaitUntil(const std::function<bool()>& is_true) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!is_true()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), end) << "it never came true";
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+// A folder for files, and an authority whose certificate is among them.
+class SecurityTest : public ::testing::Test {
+ protected:
+  SecurityTest() {
+    std::string pattern = std::filesystem::temp_directory_path() / "rapt-XXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    Write("ca", ca_.cert());
+    Save("server", ca_.Issue({kServer}));
+  }
+  ~SecurityTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Path(const std::string& name) const { return folder_ / name; }
+
+  // In one step, as who replaces files of a running server should.
+  void Write(const std::string& name, const std::string& text) const {
+    std::ofstream(Path("new")) << text;
+    std::filesystem::rename(Path("new"), Path(name));
+  }
+
+  void Save(const std::string& name, const Certificate& certificate) const {
+    Write(name + ".key", certificate.key);
+    Write(name + ".crt", certificate.cert);
+  }
+
+  std::string Flag(const std::string& flag, const std::string& file) const {
+    return absl::StrCat("--", flag, "=", Path(file));
+  }
+
+  std::vector<std::string> TlsFlags(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> flags = {Flag("tls_cert", "server.crt"),
+                                      Flag("tls_key", "server.key")};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return flags;
+  }
+
+  std::vector<std::string> MutualTlsFlags(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> flags = TlsFlags(more);
+    flags.push_back(Flag("tls_client_ca", "ca"));
+    return flags;
+  }
+
+  std::vector<std::string> TokenFlags(const std::vector<std::string>& more = {}) const {
+    Write("tokens", absl::StrCat("alice ", Sha256(kToken), "\n"));
+    std::vector<std::string> flags = TlsFlags(more);
+    flags.push_back(Flag("token_file", "tokens"));
+    return flags;
+  }
+
+  // As a client that trusts ca_, and shows the certificate of that name.
+  TlsOptions Tls(const std::string& certificate = "") const {
+    TlsOptions tls{.ca_file = Path("ca")};
+    if (certificate.empty()) return tls;
+    tls.cert_file = Path(certificate + ".crt");
+    tls.key_file = Path(certificate + ".key");
+    return tls;
+  }
+
+  static std::shared_ptr<grpc::Channel> Channel(const ServerProcess& server,
+                                                const Authority& authority) {
+    grpc::SslCredentialsOptions options;
+    options.pem_root_certs = authority.cert();
+    return grpc::CreateChannel(server.grpc_address(), grpc::SslCredentials(options));
+  }
+
+  const Authority ca_;
+  const Authority stranger_;
+  std::filesystem::path folder_;
+};
+
+// --- TLS -----------------------------------------------------------------------------------------
+
+TEST_F(SecurityTest, TlsServesWhoTrustsTheServersAuthority) {
+  const ServerProcess server(TlsFlags());
+  EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok());
+  TlsOptions by_name = Tls();
+  by_name.server_name = kServer;
+  EXPECT_TRUE(AttendOnce(server.grpc_address(), by_name).ok());
+  EXPECT_THAT(server.Log(), HasSubstr(" grpc_security=tls metrics_security=plaintext "));
+}
+
+TEST_F(SecurityTest, OthersGetNoConnection) {
+  const ServerProcess server(TlsFlags());
+  Write("stranger", stranger_.cert());
+  TlsOptions other_name = Tls();
+  other_name.server_name = "elsewhere.test";
+  TlsOptions other_authority = Tls();
+  other_authority.ca_file = Path("stranger");
+  for (const std::optional<TlsOptions>& tls :
+       {std::optional<TlsOptions>(), std::optional(other_name), std::optional(other_authority)}) {
+    const absl::Status status = AttendOnce(server.grpc_address(), tls);
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  }
+  EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok()) << "the server serves on";
+}
+
+TEST_F(SecurityTest, MutualTlsServesWhoHasACertificate) {
+  const ServerProcess server(MutualTlsFlags());
+  Save("alice", ca_.Issue({"alice"}));
+  const absl::Status status = AttendOnce(server.grpc_address(), Tls("alice"));
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(server.Log(), HasSubstr(" grpc_security=mtls "));
+}
+
+TEST_F(SecurityTest, MutualTlsRefusesCertificatesThatDoNotCount) {
+  const ServerProcess server(MutualTlsFlags());
+  Save("expired", ca_.Issue({"alice"}, {.from = hours(-2), .until = hours(-1)}));
+  Save("not-yet", ca_.Issue({"alice"}, {.from = hours(1), .until = hours(2)}));
+  Save("strangers", stranger_.Issue({"alice"}));
+  for (const char* certificate : {"", "expired", "not-yet", "strangers"}) {
+    const absl::Status status = AttendOnce(server.grpc_address(), Tls(certificate));
+    EXPECT_TRUE(absl::IsUnavailable(status)) << certificate << ": " << status;
+  }
+}
+
+TEST_F(SecurityTest, GarbageOnThePortOfTlsChangesNothing) {
+  const ServerProcess server(TlsFlags());
+  for (const std::string& garbage :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100000, 'x'), std::string(7, '\0'),
+        std::string("\x16\x03\x01\xff\xff\x01", 6)}) {
+    test::Exchange(server.grpc_address(), garbage);
+  }
+  EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok());
+}
+
+// --- New files for a running server --------------------------------------------------------------
+
+// Calls without a pause on a connection that stands, and others each on a new one, until it is
+// destroyed; none may fail.
+class Load {
+ public:
+  Load(std::string address, TlsOptions tls) : address_(std::move(address)), tls_(std::move(tls)) {
+    standing_ = std::thread([this] {
+      auto client = Client::Connect(address_, {.tls = tls_, .connections = 1});
+      ASSERT_TRUE(client.ok()) << client.status();
+      while (!stop_ && Count(Attend(**client))) {
+      }
+    });
+    changing_ = std::thread([this] {
+      while (!stop_ && Count(AttendOnce(address_, tls_))) {
+      }
+    });
+  }
+  ~Load() {
+    stop_ = true;
+    standing_.join();
+    changing_.join();
+    EXPECT_GT(calls_, 0);
+  }
+
+ private:
+  bool Count(const absl::Status& status) {
+    ++calls_;
+    EXPECT_TRUE(status.ok()) << status;
+    return status.ok();
+  }
+
+  const std::string address_;
+  const TlsOptions tls_;
+  std::atomic<bool> stop_{false};
+  std::atomic<int> calls_{0};
+  std::thread standing_, changing_;
+};
+
+TEST_F(SecurityTest, ANewCertificateIsServedUnderLoadAndNoCallFails) {
+  const ServerProcess server(TlsFlags());
+  TlsOptions always = Tls(), afterwards = Tls();
+  always.server_name = kServer;
+  afterwards.server_name = "new.test";
+  const auto is_new = [&] { return AttendOnce(server.grpc_address(), afterwards).ok(); };
+  EXPECT_FALSE(is_new());
+  const Load load(server.grpc_address(), always);
+  Save("server", ca_.Issue({kServer, "new.test"}));  // for a moment with the old one's key
+  WaitUntil(is_new);
+}
+
+TEST_F(SecurityTest, NewFilesThatMakeNoSenseChangeNothing) {
+  const ServerProcess server(TlsFlags());
+  Write("server.crt", "no certificate");
+  WaitUntil([&] {
+    EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok());
+    return absl::StrContains(server.Log(), "not reloaded");
+  });
+  EXPECT_THAT(server.Log(), HasSubstr("holds no certificate"));
+  EXPECT_THAT(server.Log(), Not(HasSubstr(folder_.string())));
+  std::filesystem::remove(Path("server.crt"));
+  WaitUntil([&] {
+    EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok());
+    return absl::StrContains(server.Log(), "be read: No such file");
+  });
+}
+
+TEST_F(SecurityTest, AnAuthorityOfCallersIsReplacedToo) {
+  const ServerProcess server(MutualTlsFlags());
+  Save("alice", stranger_.Issue({"alice"}));
+  Write("servers-ca", ca_.cert());
+  TlsOptions alice = Tls("alice");
+  alice.ca_file = Path("servers-ca");
+  EXPECT_FALSE(AttendOnce(server.grpc_address(), alice).ok());
+  Write("ca", stranger_.cert());
+  WaitUntil([&] { return AttendOnce(server.grpc_address(), alice).ok(); });
+}
+
+// --- Files that the server does not start with ---------------------------------------------------
+
+class BadFilesTest : public SecurityTest {
+ protected:
+  // The server leaves with a line that says what is wrong with which flag, and nothing that is
+  // nobody's business.
+  void ExpectRefusal(std::vector<std::string> flags, const std::string& fragment) const {
+    flags.insert(flags.end(), {"--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0"});
+    ChildProcess server(ServerCommand(flags));
+    EXPECT_EQ(server.Wait(), 2);
+    EXPECT_THAT(server.Errors(), HasSubstr(fragment));
+    EXPECT_THAT(server.Errors(), Not(HasSubstr(folder_.string())));
+    EXPECT_THAT(server.Errors(), Not(HasSubstr("PRIVATE KEY")));
+    EXPECT_THAT(server.Errors(), Not(HasSubstr(kToken)));
+  }
+};
+
+TEST_F(BadFilesTest, MissingOnes) {
+  ExpectRefusal({Flag("tls_cert", "none"), Flag("tls_key", "server.key")},
+                "--tls_cert can't be read: No such file");
+  ExpectRefusal(TlsFlags({Flag("tls_client_ca", "none")}), "--tls_client_ca can't be read");
+  ExpectRefusal(TlsFlags({Flag("token_file", "none")}), "--token_file can't be read");
+}
+
+TEST_F(BadFilesTest, OnesThatHoldSomethingElse) {
+  ExpectRefusal({Flag("tls_cert", "server.key"), Flag("tls_key", "server.key")},
+                "--tls_cert holds no certificate");
+  ExpectRefusal({Flag("tls_cert", "server.crt"), Flag("tls_key", "server.crt")},
+                "--tls_key holds no private key");
+  ExpectRefusal(TlsFlags({Flag("tls_client_ca", "server.key")}),
+                "--tls_client_ca holds no certificate");
+  Write("empty", "");
+  ExpectRefusal(TlsFlags({Flag("tls_client_ca", "empty")}), "--tls_client_ca is empty");
+}
+
+TEST_F(BadFilesTest, KeysOfOthersOrWithAPassphrase) {
+  Write("other.key", ca_.Issue({kServer}).key);
+  ExpectRefusal({Flag("tls_cert", "server.crt"), Flag("tls_key", "other.key")},
+                "--tls_key does not belong to --tls_cert");
+  const Certificate certificate = ca_.Issue({kServer});
+  Save("locked", {certificate.cert, Encrypt(certificate.key)});
+  ExpectRefusal({Flag("tls_cert", "locked.crt"), Flag("tls_key", "locked.key")}, "passphrase");
+}
+
+TEST_F(BadFilesTest, AnExpiredCertificate) {
+  Save("expired", ca_.Issue({kServer}, {.from = hours(-2), .until = hours(-1)}));
+  ExpectRefusal({Flag("tls_cert", "expired.crt"), Flag("tls_key", "expired.key")}, "has expired");
+}
+
+TEST_F(BadFilesTest, TokensThatAreNotHashed) {
+  Write("tokens", absl::StrCat("# holders\n\nalice ", Sha256(kToken), "\nbob ", kToken, "\n"));
+  ExpectRefusal(TlsFlags({Flag("token_file", "tokens")}), "line 4 of --token_file");
+  Write("tokens", absl::StrCat("a/b ", Sha256(kToken)));
+  ExpectRefusal(TlsFlags({Flag("token_file", "tokens")}), "line 1 of --token_file");
+  Write("tokens", "# nobody yet\n");
+  ExpectRefusal(TlsFlags({Flag("token_file", "tokens")}), "no token");
+}
+
+// --- Tokens --------------------------------------------------------------------------------------
+
+void ExpectUnauthenticated(const absl::Status& status) {
+  EXPECT_TRUE(absl::IsUnauthenticated(status)) << status;
+  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("a-token")));
+}
+
+TEST_F(SecurityTest, OnlyCallersWithATokenAreServed) {
+  const ServerProcess server(TokenFlags());
+  const absl::Status known = AttendOnce(server.grpc_address(), Tls(), kToken);
+  EXPECT_TRUE(known.ok()) << known;
+  ExpectUnauthenticated(AttendOnce(server.grpc_address(), Tls()));
+  ExpectUnauthenticated(AttendOnce(server.grpc_address(), Tls(), kWrongToken));
+  ExpectUnauthenticated(AttendOnce(server.grpc_address(), Tls(), Sha256(kToken)));
+  EXPECT_THAT(server.Log(), HasSubstr(" grpc_security=tls+tokens "));
+  EXPECT_THAT(server.Log(), Not(HasSubstr("a-token")));
+  WaitForMetric(server, "rapt_requests_total", 3, {{"code", "UNAUTHENTICATED"}});
+}
+
+// Whatever methods the services have or will have.
+TEST_F(SecurityTest, NoMethodOfOursIsServedWithoutAToken) {
+  const ServerProcess server(TokenFlags());
+  grpc::GenericStub stub(Channel(server, ca_));
+  const grpc::Slice nothing;
+  const grpc::ByteBuffer no_fields(&nothing, 1);
+  for (const google::protobuf::ServiceDescriptor* service :
+       {inference::ServerLiveRequest::descriptor()->file()->service(0),
+        v1::AttendRequest::descriptor()->file()->service(0)}) {
+    for (int i = 0; i < service->method_count(); ++i) {
+      for (const char* header : {"", "Bearer", "Bearer ", "Basic YTpi", "Bearer wrong"}) {
+        const std::string method =
+            absl::StrCat("/", service->full_name(), "/", service->method(i)->name());
+        grpc::ClientContext context;
+        if (*header != '\0') context.AddMetadata("authorization", header);
+        grpc::CompletionQueue queue;
+        const auto call = stub.PrepareUnaryCall(&context, method, no_fields, &queue);
+        call->StartCall();
+        grpc::ByteBuffer answer;
+        grpc::Status status;
+        call->Finish(&answer, &status, nullptr);
+        void* tag;
+        bool ok;
+        queue.Next(&tag, &ok);
+        // gRPC's own word for what no server has; ours has more to say.
+        if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
+            status.error_message().empty()) {
+          continue;
+        }
+        EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED)
+            << method << " with '" << header << "': " << status.error_message();
+      }
+    }
+  }
+}
+
+TEST_F(SecurityTest, HealthNeedsNoToken) {
+  const ServerProcess server(TokenFlags());
+  auto client = Client::Connect(server.grpc_address(), {.tls = Tls()});
+  ASSERT_TRUE(client.ok()) << client.status();
+  const auto health = (*client)->CheckHealth("rapt.v1.AttentionService");
+  ASSERT_TRUE(health.ok()) << health.status();
+  EXPECT_EQ(*health, client::HealthStatus::kServing);
+}
+
+TEST_F(SecurityTest, TokensComeAndGoWithTheirFile) {
+  const ServerProcess server(TokenFlags());
+  auto client = Client::Connect(server.grpc_address(), {.tls = Tls(), .token = kToken});
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_TRUE(Attend(**client).ok());
+  Write("tokens", absl::StrCat("alice ", Sha256("another"), "\nalice ", Sha256("third"), "\n"));
+  WaitUntil([&] { return absl::IsUnauthenticated(Attend(**client)); });
+  for (const char* token : {"another", "third"}) {
+    EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls(), token).ok());
+  }
+}
+
+TEST_F(SecurityTest, TokensAreServedOnASocketOfThisMachineToo) {
+  Write("tokens", absl::StrCat("alice ", Sha256(kToken), "\n"));
+  ChildProcess server(ServerCommand({"--grpc_address=", "--metrics_address=127.0.0.1:0",
+                                     Flag("unix_socket", "socket"), Flag("token_file", "tokens")}));
+  EXPECT_THAT(server.ReadLine(), HasSubstr(" grpc_security=unix+tokens "));
+  const std::string address = absl::StrCat("unix:", Path("socket"));
+  const absl::Status known = AttendOnce(address, std::nullopt, kToken);
+  EXPECT_TRUE(known.ok()) << known;
+  ExpectUnauthenticated(AttendOnce(address, std::nullopt));
+  ExpectUnauthenticated(AttendOnce(address, std::nullopt, kWrongToken));
+}
+
+TEST_F(SecurityTest, AClientKeepsItsTokenFromPlainText) {
+  const ServerProcess server;
+  const absl::Status status = AttendOnce(server.grpc_address(), std::nullopt, kToken);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+}
+
+// --- Who counts as one caller --------------------------------------------------------------------
+
+// A call that has begun and sends no message, so that it stays open.
+class OpenCall {
+ public:
+  OpenCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& token)
+      : stub_(channel) {
+    context_.AddMetadata("authorization", "Bearer " + token);
+    call_ = stub_.PrepareCall(&context_, "/rapt.v1.AttentionService/Attend", &queue_);
+    call_->StartCall(nullptr);
+    void* tag;
+    bool ok;
+    queue_.Next(&tag, &ok);
+    EXPECT_TRUE(ok);
+  }
+  ~OpenCall() {
+    context_.TryCancel();
+    grpc::Status status;
+    call_->Finish(&status, nullptr);
+    void* tag;
+    bool ok;
+    queue_.Next(&tag, &ok);
+  }
+
+ private:
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+};
+
+TEST_F(SecurityTest, AHolderOfATokenIsOneCaller) {
+  const ServerProcess server(TokenFlags({"--max_calls_per_caller=1"}));
+  Write("tokens", absl::StrCat("alice ", Sha256(kToken), "\nalice ", Sha256("her second"), "\nbob ",
+                               Sha256("bobs"), "\n"));
+  WaitUntil([&] { return AttendOnce(server.grpc_address(), Tls(), "bobs").ok(); });
+  const OpenCall call(Channel(server, ca_), kToken);
+  WaitForMetric(server, "rapt_open_calls", 1);
+  const absl::Status again = AttendOnce(server.grpc_address(), Tls(), "her second");
+  EXPECT_TRUE(absl::IsResourceExhausted(again)) << again;
+  const absl::Status other = AttendOnce(server.grpc_address(), Tls(), "bobs");
+  EXPECT_TRUE(other.ok()) << other;
+}
+
+TEST_F(SecurityTest, ACertificateIsOneCaller) {
+  const ServerProcess server(MutualTlsFlags({"--max_calls_per_caller=1"}));
+  const Certificate alice = ca_.Issue({"alice"});
+  Save("alice", alice);
+  Save("bob", ca_.Issue({"bob"}));
+  const auto channel = grpc::CreateChannel(
+      server.grpc_address(), grpc::SslCredentials({ca_.cert(), alice.key, alice.cert}));
+  const OpenCall call(channel, "");
+  WaitForMetric(server, "rapt_open_calls", 1);
+  const absl::Status again = AttendOnce(server.grpc_address(), Tls("alice"));
+  EXPECT_TRUE(absl::IsResourceExhausted(again)) << again;
+  const absl::Status other = AttendOnce(server.grpc_address(), Tls("bob"));
+  EXPECT_TRUE(other.ok()) << other;
+}
+
+}  // namespace
+}  // namespace rapt

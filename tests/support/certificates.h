@@ -1,0 +1,48 @@
+// Certificates for tests, made while they run.
+#ifndef RAPT_TESTS_SUPPORT_CERTIFICATES_H_
+#define RAPT_TESTS_SUPPORT_CERTIFICATES_H_
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace rapt::test {
+
+// In PEM.
+struct Certificate {
+  std::string cert, key;
+};
+
+struct Validity {
+  std::chrono::seconds from = std::chrono::hours(-1);  // from now
+  std::chrono::seconds until = std::chrono::hours(1);
+};
+
+class Authority {
+ public:
+  Authority();
+  ~Authority();
+  Authority(const Authority&) = delete;
+  Authority& operator=(const Authority&) = delete;
+
+  // Its own certificate.
+  const std::string& cert() const;
+
+  // For these DNS names and 127.0.0.1.
+  Certificate Issue(const std::vector<std::string>& names, Validity validity = {}) const;
+
+ private:
+  struct Identity;
+  const std::unique_ptr<Identity> identity_;
+};
+
+// The key with a passphrase.
+std::string Encrypt(const std::string& key);
+
+// The SHA-256 of the text in hexadecimal digits.
+std::string Sha256(const std::string& text);
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SUPPORT_CERTIFICATES_H_
