@@ -4,7 +4,7 @@
 #     docker run --read-only -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 rapt --insecure
 #
 # Inside, the server listens on every address, and in plain text only because --insecure says so;
-# docs/operations.md shows TLS by mounted files.
+# docs/security.md tells of TLS, by mounted files.
 FROM debian:bookworm-slim AS build
 ENV DEBIAN_FRONTEND=noninteractive
 WORKDIR /rapt

@@ -26,6 +26,7 @@ struct CallReport {
   std::array<std::chrono::nanoseconds, kStages> stage_times = {kNever, kNever, kNever, kNever};
   int64_t received_bytes = 0;
   int64_t sent_bytes = 0;
+  std::string traceparent;  // of W3C Trace Context, as its caller says
 
   // What was asked; lives as long as the observer's call.
   const Problem* problem = nullptr;

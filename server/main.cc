@@ -2,6 +2,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <malloc.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -37,6 +38,7 @@
 #include "server/slow_calls.h"
 #include "server/wire/access.h"
 #include "server/wire/grpc_server.h"
+#include "server/wire/listener.h"
 #include "server/wire/oip/service.h"
 #include "server/wire/open_calls.h"
 #include "server/wire/rapt/service.h"
@@ -205,13 +207,18 @@ std::string SecurityOf(const Options& options) {
 
 GrpcSettings GrpcSettingsOf(const Options& options,
                             std::shared_ptr<grpc::ServerCredentials> credentials,
-                            const ReceiveQuota& quota) {
-  return {.address = options.grpc_address,
+                            Listener* listener, const ReceiveQuota& quota) {
+  return {.listener = listener,
           .credentials = std::move(credentials),
           .unix_socket = options.unix_socket,
           .unix_socket_mode = options.unix_socket_mode,
           .max_message_bytes = options.max_message_bytes,
-          .quota = quota};
+          .quota = quota,
+          .max_streams_per_connection = options.max_streams_per_connection,
+          .max_connection_idle = options.max_connection_idle,
+          .max_connection_age = options.max_connection_age,
+          .max_call_time = options.max_deadline,
+          .reflection = options.reflection};
 }
 
 // What the parts know of themselves, read at every scrape.
@@ -260,6 +267,27 @@ void ShowCalls(Metrics& metrics, const OpenCalls& open_calls, const StreamCounts
                       [&streams] { return static_cast<double>(streams.chunks.load()); });
 }
 
+void ShowConnections(Metrics& metrics, const Listener& listener) {
+  metrics.ShowGauge("rapt_open_connections", "Connections to gRPC's address.", {},
+                    [&listener] { return static_cast<double>(listener.count()); });
+  metrics.ShowCounter("rapt_refused_connections_total", "Those for which there was no place.", {},
+                      [&listener] { return static_cast<double>(listener.refused()); });
+}
+
+// Where the limit of descriptors is a soft one, connections count on the hard one.
+void TakeAllDescriptors() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// Null where only the Unix domain socket is asked for. Unavailable.
+absl::StatusOr<std::unique_ptr<Listener>> ListenerFor(const Options& options) {
+  if (options.grpc_address.empty()) return nullptr;
+  return Listener::Bind(options.grpc_address, options.max_connections);
+}
+
 // Which build on which machine: always 1.
 void ShowBuild(Metrics& metrics, const PlanOptions& options) {
   std::string isa;
@@ -292,7 +320,8 @@ void AnnounceReady(const Options& options, const std::string& grpc_address,
 }
 
 // No new work, the work in flight to its end, then no server. Readiness has been withdrawn.
-void Drain(const Options& options, Engine& engine, OpenCalls& open_calls, grpc::Server& server) {
+void Drain(const Options& options, Engine& engine, OpenCalls& open_calls, Listener* listener,
+           grpc::Server& server) {
   std::this_thread::sleep_for(kLameDuckPause);
   engine.StopAccepting();
   const auto refused_until = std::chrono::steady_clock::now() + kRefusals;
@@ -300,6 +329,7 @@ void Drain(const Options& options, Engine& engine, OpenCalls& open_calls, grpc::
     Log(LogLevel::kWarning, "grace period over", {{"open_calls", open_calls.count()}});
   }
   std::this_thread::sleep_until(refused_until);
+  if (listener != nullptr) listener->Stop();
   server.Shutdown(std::chrono::system_clock::now() + kFarewell);
 }
 
@@ -319,6 +349,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   SetLogFormat(options.log_format);
   TakeOverGrpcLog();
   TuneMalloc();
+  TakeAllDescriptors();
 
   Metrics metrics;
   Executor executor(options.threads, memory.clock);
@@ -357,18 +388,21 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   const std::unique_ptr<grpc::Service> native_service =
       native::NewService(environment, shared_memory, observe, tensor_methods);
 
+  const auto listener = ListenerFor(options);
+  if (!listener.ok()) return Complain(listener.status(), kExitFailure);
+  if (*listener != nullptr) ShowConnections(metrics, **listener);
   const auto http = HttpEndpoint::Start(options.metrics_address, metrics, is_ready);
   if (!http.ok()) return Complain(http.status(), kExitFailure);
-  const auto grpc_server = StartGrpc(GrpcSettingsOf(options, *credentials, quota), tensor_methods,
-                                     {oip_service.get(), native_service.get()},
+  const auto grpc_server = StartGrpc(GrpcSettingsOf(options, *credentials, listener->get(), quota),
+                                     tensor_methods, {oip_service.get(), native_service.get()},
                                      {oip::kServiceName, native::kServiceName});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);
-  grpc::HealthCheckServiceInterface& health = *grpc_server->server->GetHealthCheckService();
+  grpc::HealthCheckServiceInterface& health = *(*grpc_server)->GetHealthCheckService();
   const absl::Status started =
       readiness.Start([&health](bool ready) { health.SetServingStatus(ready); });
   if (!started.ok()) return Complain(started, kExitFailure);
 
-  AnnounceReady(options, AddressesOf(options, grpc_server->port),
+  AnnounceReady(options, AddressesOf(options, *listener == nullptr ? 0 : (*listener)->port()),
                 WithPort(options.metrics_address, (*http)->port()));
 
   const int signal_number = WaitForStopSignal(stop_signals);
@@ -377,7 +411,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
        {"open_calls", open_calls.count()}});
   readiness.Withdraw();
   health.SetServingStatus(false);
-  Drain(options, engine, open_calls, *grpc_server->server);
+  Drain(options, engine, open_calls, listener->get(), **grpc_server);
   Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls.served()}});
   return EXIT_SUCCESS;
 }

@@ -59,6 +59,15 @@ ABSL_FLAG(int64_t, max_message_bytes, 0,
 ABSL_FLAG(int64_t, max_open_calls, 4096, "tensor calls that may be open at once");
 ABSL_FLAG(int64_t, max_calls_per_caller, 1024,
           "tensor calls that one caller, which is one peer address, may have open at once");
+ABSL_FLAG(int64_t, max_connections, 4096,
+          "connections to --grpc_address that may be open at once; more are closed as they come");
+ABSL_FLAG(int64_t, max_streams_per_connection, 1024,
+          "calls that may be open on one connection; more wait at their caller");
+ABSL_FLAG(absl::Duration, max_connection_idle, absl::Minutes(30),
+          "connections that have had no call for so long are closed");
+ABSL_FLAG(absl::Duration, max_connection_age, absl::ZeroDuration(),
+          "older connections are closed once their calls are over; 0: none is");
+ABSL_FLAG(bool, reflection, true, "tell callers by gRPC's reflection which services there are");
 ABSL_FLAG(int64_t, max_queued_requests, 1024, "requests that may wait for memory; 0: none waits");
 ABSL_FLAG(absl::Duration, max_queue_delay, absl::Seconds(10),
           "how long a request may wait for memory");
@@ -335,6 +344,9 @@ absl::Status CheckFlags() {
   status.Update(CheckRange("max_open_calls", absl::GetFlag(FLAGS_max_open_calls), 1, kMostCalls));
   status.Update(
       CheckRange("max_calls_per_caller", absl::GetFlag(FLAGS_max_calls_per_caller), 1, kMostCalls));
+  status.Update(CheckRange("max_connections", absl::GetFlag(FLAGS_max_connections), 1, kMostCalls));
+  status.Update(CheckRange("max_streams_per_connection",
+                           absl::GetFlag(FLAGS_max_streams_per_connection), 1, kMostCalls));
   status.Update(
       CheckRange("max_queued_requests", absl::GetFlag(FLAGS_max_queued_requests), 0, kMostCalls));
   status.Update(CheckRange("min_receive_bytes_per_second",
@@ -346,6 +358,9 @@ absl::Status CheckFlags() {
   status.Update(CheckDuration("grace_period", absl::GetFlag(FLAGS_grace_period), {}));
   status.Update(CheckDuration("slow_call", absl::GetFlag(FLAGS_slow_call), {}));
   status.Update(CheckDuration("max_queue_delay", absl::GetFlag(FLAGS_max_queue_delay), {}));
+  status.Update(
+      CheckDuration("max_connection_idle", absl::GetFlag(FLAGS_max_connection_idle), kTick));
+  status.Update(CheckDuration("max_connection_age", absl::GetFlag(FLAGS_max_connection_age), {}));
   status.Update(CheckDuration("default_deadline", absl::GetFlag(FLAGS_default_deadline), kTick));
   status.Update(CheckDuration("max_deadline", absl::GetFlag(FLAGS_max_deadline), kTick));
   return status;
@@ -374,6 +389,12 @@ Options OptionsFromFlags(const HostLimits& host) {
       .max_message_bytes = static_cast<int>(absl::GetFlag(FLAGS_max_message_bytes)),
       .max_open_calls = absl::GetFlag(FLAGS_max_open_calls),
       .max_calls_per_caller = absl::GetFlag(FLAGS_max_calls_per_caller),
+      .max_connections = absl::GetFlag(FLAGS_max_connections),
+      .max_streams_per_connection =
+          static_cast<int>(absl::GetFlag(FLAGS_max_streams_per_connection)),
+      .max_connection_idle = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_max_connection_idle)),
+      .max_connection_age = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_max_connection_age)),
+      .reflection = absl::GetFlag(FLAGS_reflection),
       .max_queued_requests = absl::GetFlag(FLAGS_max_queued_requests),
       .min_receive_bytes_per_second = absl::GetFlag(FLAGS_min_receive_bytes_per_second),
       .max_queue_delay = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_max_queue_delay)),

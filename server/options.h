@@ -31,6 +31,11 @@ struct Options {
   int max_message_bytes = 0;  // 0: as much as the budget allows, 256 MiB at most
   int64_t max_open_calls = 0;
   int64_t max_calls_per_caller = 0;
+  int64_t max_connections = 0;  // by TCP
+  int max_streams_per_connection = 0;
+  std::chrono::milliseconds max_connection_idle{0};
+  std::chrono::milliseconds max_connection_age{0};  // 0: any
+  bool reflection = true;
   int64_t max_queued_requests = 0;
   int64_t min_receive_bytes_per_second = 0;
   std::chrono::milliseconds max_queue_delay{0};

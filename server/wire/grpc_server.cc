@@ -4,8 +4,13 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
 
 #include <atomic>
+#include <chrono>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "proto/grpc/health/v1/health.pb.h"
@@ -17,6 +22,16 @@ namespace {
 
 // Fewer and larger slices to read from. Measured, as everything in docs/tuning.md.
 constexpr int kFrameBytes = 1 << 20;
+
+// Names, a token, a trace: far more than any caller of ours has to say.
+constexpr int kMetadataBytes = 16 * 1024;
+
+// TLS and HTTP/2 are agreed on within that.
+constexpr std::chrono::seconds kHandshakeTime{20};
+
+constexpr std::chrono::minutes kLeastPingInterval{5};  // of callers, without data
+constexpr std::chrono::minutes kOurPingInterval{2};
+constexpr std::chrono::seconds kPingTimeout{20};
 
 std::atomic<bool> log_grpc_errors{false};
 
@@ -39,30 +54,56 @@ void LimitMemory(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
 }
 
-// Builds the server with its listeners. InvalidArgument, Unavailable.
-absl::StatusOr<GrpcServer> Listen(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
-  GrpcServer result;
-  int socket = 0;  // not 0 once it is bound, as gRPC has it
-  if (!settings.address.empty()) {
-    builder.AddListeningPort(settings.address, settings.credentials, &result.port);
+int Milliseconds(std::chrono::milliseconds time) { return static_cast<int>(time.count()); }
+
+void LimitConnections(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, settings.max_streams_per_connection);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                             Milliseconds(settings.max_connection_idle));
+  if (settings.max_connection_age.count() > 0) {
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                               Milliseconds(settings.max_connection_age));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                               Milliseconds(settings.max_call_time));
   }
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshakeTime));
+  // Who pings oftener than that, three times, is sent away.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             Milliseconds(kLeastPingInterval));
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
+  // Callers that are gone without a word give their place back.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(kOurPingInterval));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(kPingTimeout));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // as many as it takes
+}
+
+// Reflection is there as soon as its library is linked.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+ private:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    std::erase_if(*plugins,
+                  [](const auto& plugin) { return plugin->name() == "proto_server_reflection"; });
+  }
+};
+
+// Builds the server with its socket. InvalidArgument, Unavailable.
+absl::StatusOr<std::unique_ptr<grpc::Server>> Build(const GrpcSettings& settings,
+                                                    grpc::ServerBuilder& builder) {
+  int socket = 0;  // not 0 once it is bound, as gRPC has it
   if (!settings.unix_socket.empty()) {
     if (absl::Status status = MakeRoomForSocket(settings.unix_socket); !status.ok()) return status;
     builder.AddListeningPort(absl::StrCat("unix:", settings.unix_socket),
                              grpc::InsecureServerCredentials(), &socket);
   }
-  // A second server on the same port is an error, not a silent partner.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  std::unique_ptr<grpc::Server> server;
   {
     const ScopedFileMode mode(settings.unix_socket_mode);
-    result.server = builder.BuildAndStart();
+    server = builder.BuildAndStart();
   }
-  const bool no_address = !settings.address.empty() && result.port == 0;
-  if (result.server != nullptr && !no_address) return result;
-  if (no_address || settings.unix_socket.empty()) {
-    return absl::UnavailableError(absl::StrCat("can't listen on ", settings.address,
-                                               "; is the port in use, is the address ours?"));
-  }
+  if (server != nullptr) return server;
   return absl::UnavailableError(absl::StrCat("can't listen on ", settings.unix_socket,
                                              "; is there such a folder, may we write there?"));
 }
@@ -71,9 +112,10 @@ absl::StatusOr<GrpcServer> Listen(const GrpcSettings& settings, grpc::ServerBuil
 
 void TakeOverGrpcLog() { gpr_set_log_function(LogFromGrpc); }
 
-absl::StatusOr<GrpcServer> StartGrpc(const GrpcSettings& settings, TensorMethods& tensor_methods,
-                                     std::initializer_list<grpc::Service*> services,
-                                     std::initializer_list<const char*> service_names) {
+absl::StatusOr<std::unique_ptr<grpc::Server>> StartGrpc(
+    const GrpcSettings& settings, TensorMethods& tensor_methods,
+    std::initializer_list<grpc::Service*> services,
+    std::initializer_list<const char*> service_names) {
   // Reflection finds the health service's messages only if they are linked in.
   google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
   grpc::EnableDefaultHealthCheckService(true);
@@ -83,13 +125,22 @@ absl::StatusOr<GrpcServer> StartGrpc(const GrpcSettings& settings, TensorMethods
   for (grpc::Service* service : services) builder.RegisterService(service);
   builder.RegisterCallbackGenericService(&tensor_methods);
   LimitMemory(settings, builder);
-  absl::StatusOr<GrpcServer> result = Listen(settings, builder);
-  if (!result.ok()) return result;
-  grpc::HealthCheckServiceInterface& health = *result->server->GetHealthCheckService();
+  LimitConnections(settings, builder);
+  if (!settings.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
+  std::unique_ptr<Listener::Acceptor> acceptor;
+  if (settings.listener != nullptr) {
+    using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+    acceptor =
+        builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD, settings.credentials);
+  }
+  absl::StatusOr<std::unique_ptr<grpc::Server>> server = Build(settings, builder);
+  if (!server.ok()) return server;
+  grpc::HealthCheckServiceInterface& health = *(*server)->GetHealthCheckService();
   for (const char* name : service_names) health.SetServingStatus(name, false);
   health.SetServingStatus(false);
   log_grpc_errors = true;
-  return result;
+  if (settings.listener != nullptr) settings.listener->Start(std::move(acceptor));
+  return server;
 }
 
 }  // namespace rapt

@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "server/base/rejection.h"
 #include "server/wire/status.h"
+#include "server/wire/traceparent.h"
 
 namespace rapt {
 TensorCall::TensorCall(const CallEnvironment& environment, const CallObserver& observe,
@@ -21,6 +22,7 @@ TensorCall::TensorCall(const CallEnvironment& environment, const CallObserver& o
       alarm_(environment.timer, [this] { OnAlarm(); }) {}
 
 void TensorCall::Begin() {
+  report_.traceparent = ReturnTraceparent(context_);
   absl::StatusOr<std::string> caller = EnterOpenCalls(environment_, context_);
   absl::Status status = caller.status();
   if (status.ok()) {

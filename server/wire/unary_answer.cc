@@ -1,6 +1,7 @@
 #include "server/wire/unary_answer.h"
 
 #include "server/wire/status.h"
+#include "server/wire/traceparent.h"
 
 namespace rapt {
 
@@ -10,6 +11,7 @@ grpc::ServerUnaryReactor* AnswerAtOnce(grpc::CallbackServerContext& context,
                                        absl::FunctionRef<absl::Status()> fill) {
   const Instant arrived = environment.clock.Now();
   CallReport report;
+  report.traceparent = ReturnTraceparent(context);
   report.status = environment.access.Identify(context).status();
   if (report.status.ok()) report.status = fill();
   report.total = environment.clock.Now() - arrived;

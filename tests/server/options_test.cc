@@ -87,6 +87,11 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_UNIX_SOCKET_MODE", "0660"},
                   {"RAPT_ALLOW_SHARED_MEMORY", "true"},
                   {"RAPT_SHARED_MEMORY_PREFIX", "mine"},
+                  {"RAPT_MAX_CONNECTIONS", "14"},
+                  {"RAPT_MAX_STREAMS_PER_CONNECTION", "15"},
+                  {"RAPT_MAX_CONNECTION_IDLE", "16ms"},
+                  {"RAPT_MAX_CONNECTION_AGE", "17ms"},
+                  {"RAPT_REFLECTION", "false"},
                   {"RAPT_TLS_CERT", "cert"},
                   {"RAPT_TLS_KEY", "key"},
                   {"RAPT_TLS_CLIENT_CA", "ca"},
@@ -116,6 +121,11 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->unix_socket_mode, 0660);
   EXPECT_TRUE(options->allow_shared_memory);
   EXPECT_EQ(options->shared_memory_prefix, "mine");
+  EXPECT_EQ(options->max_connections, 14);
+  EXPECT_EQ(options->max_streams_per_connection, 15);
+  EXPECT_EQ(options->max_connection_idle, std::chrono::milliseconds(16));
+  EXPECT_EQ(options->max_connection_age, std::chrono::milliseconds(17));
+  EXPECT_FALSE(options->reflection);
   EXPECT_EQ(options->tls_cert, "cert");
   EXPECT_EQ(options->tls_key, "key");
   EXPECT_EQ(options->tls_client_ca, "ca");
@@ -238,6 +248,10 @@ const BadLine kBadLines[] = {
     {"MessageNegative", {"--max_message_bytes=-1"}, {}, {"--max_message_bytes", "-1"}},
     {"NoOpenCalls", {"--max_open_calls=0"}, {}, {"--max_open_calls", "0"}},
     {"NoCallsPerCaller", {"--max_calls_per_caller=0"}, {}, {"--max_calls_per_caller", "0"}},
+    {"NoConnections", {"--max_connections=0"}, {}, {"--max_connections", "0"}},
+    {"NoStreams", {"--max_streams_per_connection=0"}, {}, {"--max_streams_per_connection", "0"}},
+    {"NoIdleTime", {"--max_connection_idle=0"}, {}, {"--max_connection_idle", "0", "1ms"}},
+    {"AgeNegative", {"--max_connection_age=-1s"}, {}, {"--max_connection_age", "-1s"}},
     {"QueueNegative", {"--max_queued_requests=-1"}, {}, {"--max_queued_requests", "-1"}},
     {"RateZero", {"--min_receive_bytes_per_second=0"}, {}, {"--min_receive_bytes", "0"}},
     {"DelayTooLong", {"--max_queue_delay=25h"}, {}, {"--max_queue_delay", "25h", "24h"}},

@@ -4,6 +4,9 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -44,7 +47,9 @@ using test::ServerCommand;
 using test::ServerProcess;
 using test::Sha256;
 using test::WaitForMetric;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr char kServer[] = "rapt.test";
@@ -485,6 +490,238 @@ TEST_F(SecurityTest, ACertificateIsOneCaller) {
   EXPECT_TRUE(absl::IsResourceExhausted(again)) << again;
   const absl::Status other = AttendOnce(server.grpc_address(), Tls("bob"));
   EXPECT_TRUE(other.ok()) << other;
+}
+
+// --- How many may connect, and for how long
+// -------------------------------------------------------
+
+constexpr char kSettings[] = {0, 0, 0, 4, 0, 0, 0, 0, 0};
+constexpr char kPing[] = {0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8};
+
+template <size_t n>
+std::string Frame(const char (&bytes)[n]) {
+  return std::string(bytes, n);
+}
+
+// What begins a connection of HTTP/2.
+std::string Preface() { return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(kSettings); }
+
+// A connection that says nothing but what a test sends.
+class RawConnection {
+ public:
+  explicit RawConnection(const ServerProcess& server)
+      : descriptor_(test::ConnectTo(server.grpc_address())) {}
+  ~RawConnection() { close(descriptor_); }
+  RawConnection(RawConnection&& other) noexcept
+      : descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+  void Send(const std::string& bytes) const {
+    send(descriptor_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+
+  // Blocks until the server has said that.
+  void ReadUntil(const std::string& what) const {
+    std::string all;
+    while (!absl::StrContains(all, what)) {
+      char byte;
+      ASSERT_EQ(read(descriptor_, &byte, 1), 1) << "it said something else";
+      all += byte;
+    }
+  }
+
+  // Blocks until the server closes it: all that it said.
+  std::string ReadToEnd() const {
+    std::string all;
+    char buffer[4096];
+    for (ssize_t n; (n = read(descriptor_, buffer, sizeof(buffer))) > 0;) {
+      all.append(buffer, static_cast<size_t>(n));
+    }
+    return all;
+  }
+
+ private:
+  int descriptor_;
+};
+
+// For as many sockets as the system lets this process have.
+void TakeAllDescriptors() {
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  limit.rlim_cur = limit.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+TEST(ConnectionsTest, ThousandConnectionsFindTheirLimitAndTheServerServesOn) {
+  TakeAllDescriptors();
+  constexpr int kLimit = 900, kTried = 1000;
+  const ServerProcess server({absl::StrCat("--max_connections=", kLimit)});
+  auto client = Client::Connect(server.grpc_address(), {.connections = 1});
+  ASSERT_TRUE(client.ok()) << client.status();
+  {
+    std::vector<RawConnection> connections;
+    for (int i = 0; i < kTried; ++i) {
+      connections.emplace_back(server);
+      connections.back().Send(Preface());
+    }
+    WaitForMetric(server, "rapt_refused_connections_total", kTried + 1 - kLimit);
+    WaitForMetric(server, "rapt_open_connections", kLimit);
+    EXPECT_EQ(connections.back().ReadToEnd(), "");
+    EXPECT_TRUE(Attend(**client).ok()) << "who is connected is served";
+    EXPECT_FALSE(AttendOnce(server.grpc_address(), std::nullopt).ok());
+  }
+  WaitUntil([&] { return AttendOnce(server.grpc_address(), std::nullopt).ok(); });
+}
+
+TEST(ConnectionsTest, WhoPingsTooOftenIsSentAway) {
+  const ServerProcess server;
+  const RawConnection connection(server);
+  connection.Send(Preface());
+  for (int i = 0; i < 10; ++i) connection.Send(Frame(kPing));
+  EXPECT_THAT(connection.ReadToEnd(), HasSubstr("too_many_pings"));
+}
+
+TEST(ConnectionsTest, IdleOnesAreClosedAndClientsComeBack) {
+  const ServerProcess server({"--max_connection_idle=100ms"});
+  const RawConnection idle(server);
+  idle.Send(Preface());
+  EXPECT_THAT(idle.ReadToEnd(), HasSubstr("enter idle"));
+  auto client = Client::Connect(server.grpc_address(), {.connections = 1});
+  ASSERT_TRUE(client.ok()) << client.status();
+  EXPECT_TRUE(Attend(**client).ok());
+  WaitForMetric(server, "rapt_open_connections", 0);
+  EXPECT_TRUE(Attend(**client).ok());
+}
+
+TEST(ConnectionsTest, OldOnesAreClosedAndNoCallFails) {
+  const ServerProcess server({"--max_connection_age=100ms"});
+  const RawConnection old(server);
+  old.Send(Preface());
+  auto client = Client::Connect(server.grpc_address(), {.connections = 1});
+  ASSERT_TRUE(client.ok()) << client.status();
+  std::atomic<bool> is_closed{false};
+  std::thread reader([&] {
+    old.ReadUntil("\x7F\xFF\xFF\xFF");  // GOAWAY, whatever stream was the last
+    is_closed = true;
+  });
+  while (!is_closed) {
+    const absl::Status status = Attend(**client);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  reader.join();
+}
+
+TEST(ConnectionsTest, ACallHasOnlySoMuchMetadata) {
+  const ServerProcess server;
+  const auto stub = grpc::health::v1::Health::NewStub(
+      grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()));
+  for (const auto& [bytes, code] : {std::pair(4 * 1024, grpc::StatusCode::OK),
+                                    std::pair(64 * 1024, grpc::StatusCode::RESOURCE_EXHAUSTED)}) {
+    grpc::ClientContext context;
+    context.AddMetadata("padding", std::string(static_cast<size_t>(bytes), 'x'));
+    grpc::health::v1::HealthCheckResponse response;
+    const grpc::Status status = stub->Check(&context, {}, &response);
+    EXPECT_EQ(status.error_code(), code) << bytes << ": " << status.error_message();
+  }
+}
+
+TEST(ConnectionsTest, ACallWaitsWhereAConnectionHasAsManyAsItMay) {
+  const ServerProcess server({"--max_streams_per_connection=1"});
+  const auto channel =
+      grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials());
+  const auto check = [&] {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+    grpc::health::v1::HealthCheckResponse response;
+    const auto stub = grpc::health::v1::Health::NewStub(channel);
+    return stub->Check(&context, {}, &response).error_code();
+  };
+  {
+    const OpenCall open(channel, "");
+    WaitForMetric(server, "rapt_open_calls", 1);
+    EXPECT_EQ(check(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  }
+  WaitUntil([&] { return check() == grpc::StatusCode::OK; });
+}
+
+// --- What is hidden ------------------------------------------------------------------------------
+
+TEST(ReflectionTest, CanBeTurnedOff) {
+  for (const bool is_on : {true, false}) {
+    const ServerProcess server({is_on ? "--reflection" : "--reflection=false"});
+    grpc::GenericStub stub(
+        grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareCall(
+        &context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+    void* tag;
+    bool ok;
+    call->StartCall(nullptr);
+    queue.Next(&tag, &ok);
+    call->WritesDone(nullptr);
+    queue.Next(&tag, &ok);
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    queue.Next(&tag, &ok);
+    EXPECT_EQ(status.error_code(), is_on ? grpc::StatusCode::OK : grpc::StatusCode::UNIMPLEMENTED);
+  }
+}
+
+// --- Traces --------------------------------------------------------------------------------------
+
+constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+// Takes the reference far longer than a millisecond.
+inference::ModelInferRequest LongRequest() {
+  const std::vector<float> x(512 * 64, 0.5f);
+  inference::ModelInferRequest request;
+  request.set_model_name("attention");
+  for (const char* name : {"Q", "K", "V"}) {
+    auto& input = *request.add_inputs();
+    input.set_name(name);
+    input.set_datatype("FP32");
+    for (const int64_t axis : {1, 1, 512, 64}) input.add_shape(axis);
+    request.add_raw_input_contents(x.data(), x.size() * sizeof(float));
+  }
+  return request;
+}
+
+// What the answers of two calls say that carried these.
+std::vector<std::string> ReturnedTraceparents(const ServerProcess& server,
+                                              const std::vector<std::string>& sent) {
+  const auto stub = inference::GRPCInferenceService::NewStub(
+      grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext plain, tensors;
+  for (const std::string& traceparent : sent) {
+    plain.AddMetadata("traceparent", traceparent);
+    tensors.AddMetadata("traceparent", traceparent);
+  }
+  inference::ServerLiveResponse live;
+  EXPECT_TRUE(stub->ServerLive(&plain, {}, &live).ok());
+  inference::ModelInferResponse response;
+  EXPECT_TRUE(stub->ModelInfer(&tensors, LongRequest(), &response).ok());
+  std::vector<std::string> returned;
+  for (const grpc::ClientContext* context : {&plain, &tensors}) {
+    const auto [first, last] = context->GetServerTrailingMetadata().equal_range("traceparent");
+    for (auto entry = first; entry != last; ++entry) {
+      returned.emplace_back(entry->second.data(), entry->second.size());
+    }
+  }
+  return returned;
+}
+
+TEST(TraceTest, TraceparentsAreLoggedAndReturned) {
+  const ServerProcess server({"--slow_call=1ms", "--backend=reference"});
+  EXPECT_THAT(ReturnedTraceparents(server, {kTraceparent}),
+              ElementsAre(kTraceparent, kTraceparent));
+  WaitUntil([&] { return absl::StrContains(server.Log(), kTraceparent); });
+}
+
+TEST(TraceTest, OnesThatAreNoneOrSeveralAreIgnored) {
+  const ServerProcess server;
+  EXPECT_THAT(ReturnedTraceparents(server, {}), IsEmpty());
+  EXPECT_THAT(ReturnedTraceparents(server, {"00-nothing"}), IsEmpty());
+  EXPECT_THAT(ReturnedTraceparents(server, {kTraceparent, kTraceparent}), IsEmpty());
 }
 
 }  // namespace

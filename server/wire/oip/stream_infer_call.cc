@@ -5,6 +5,7 @@
 
 #include "server/wire/deadline.h"
 #include "server/wire/status.h"
+#include "server/wire/traceparent.h"
 
 namespace rapt::oip {
 
@@ -21,6 +22,7 @@ StreamInferCall::StreamInferCall(const CallEnvironment& environment,
 }
 
 void StreamInferCall::Begin() {
+  traceparent_ = ReturnTraceparent(context_);
   absl::StatusOr<std::string> caller = environment_.access.Identify(context_);
   if (!caller.ok()) return Refuse(caller.status());
   caller_ = *std::move(caller);
@@ -47,6 +49,7 @@ void StreamInferCall::Refuse(const absl::Status& status) {
   report_ = {};
   report_.status = status;
   report_.total = Now() - began_;
+  report_.traceparent = traceparent_;
   observe_(report_);
   Finish(ToGrpcStatus(status));
 }
@@ -138,6 +141,7 @@ void StreamInferCall::Report() {
   const Instant now = Now();
   report_.time_of(Stage::kSend) = now - stage_began_;
   report_.total = now - arrived_;
+  report_.traceparent = traceparent_;
   observe_(report_);
   if (std::exchange(is_open_, false)) environment_.open_calls.Leave(caller_);
 }

@@ -69,6 +69,7 @@ class StreamInferCall final : public GenericCall {
   const CallObserver& observe_;
   grpc::GenericCallbackServerContext& context_;
   std::string caller_;
+  std::string traceparent_;
   const Instant began_;
   Instant deadline_;
   std::atomic<bool> cancelled_{false};

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/base/rejection.h"
 #include "server/wire/status.h"
+#include "server/wire/traceparent.h"
 
 namespace rapt::native {
 namespace {
@@ -29,6 +30,7 @@ AttendStreamCall::AttendStreamCall(const CallEnvironment& environment, const Cal
 }
 
 void AttendStreamCall::Begin() {
+  report_.traceparent = ReturnTraceparent(context_);
   absl::StatusOr<std::string> caller = EnterOpenCalls(environment_, context_);
   absl::Status status = caller.status();
   if (status.ok()) {
