@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attention_caller.h"
-#include "client/cli/server_connection.h"
 #include "client/console/command_line.h"
+#include "client/console/server_connection.h"
 
 namespace rapt {
 

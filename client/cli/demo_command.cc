@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/cli/commands.h"
-#include "client/cli/server_connection.h"
 #include "client/cli/terminal_heat_map.h"
 #include "client/console/json.h"
+#include "client/console/server_connection.h"
 
 namespace rapt {
 namespace {

@@ -2,8 +2,8 @@
 
 #include "absl/strings/str_format.h"
 #include "client/cli/commands.h"
-#include "client/cli/server_connection.h"
 #include "client/console/json.h"
+#include "client/console/server_connection.h"
 
 namespace rapt {
 namespace {

@@ -4,9 +4,9 @@
 #include "absl/strings/str_format.h"
 #include "client/cli/commands.h"
 #include "client/cli/library_types.h"
-#include "client/cli/server_connection.h"
 #include "client/console/bytes.h"
 #include "client/console/json.h"
+#include "client/console/server_connection.h"
 #include "server/attention/memory_estimate.h"
 #include "server/base/host_limits.h"
 

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
-#include <limits>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -64,16 +64,14 @@ ServerIdentity AskIdentity(Protocol protocol, const client::Connection& connecti
 // One server, and the calls that it gets.
 class Session {
  public:
-  Session(const Settings& settings, bool is_quiet)
-      : settings_(settings),
-        is_quiet_(is_quiet),
-        connections_(settings.address,
-                     {.max_message_bytes = std::numeric_limits<int32_t>::max(),
-                      .connections = settings.connections},
-                     grpc::InsecureChannelCredentials()) {}
+  Session(const Settings& settings, bool is_quiet) : settings_(settings), is_quiet_(is_quiet) {}
 
   absl::Status Connect() {
-    if (absl::Status ready = connections_.WaitUntilReady(kConnectTime); !ready.ok()) return ready;
+    const auto credentials = client::CredentialsFor(settings_.address, settings_.options);
+    if (!credentials.ok()) return credentials.status();
+    connections_ =
+        std::make_unique<client::Connections>(settings_.address, settings_.options, *credentials);
+    if (absl::Status ready = connections_->WaitUntilReady(kConnectTime); !ready.ok()) return ready;
     for (size_t i = 0; i < settings_.shapes.size(); ++i) {
       calls_.emplace_back(settings_.shapes[i], settings_.load.seed + i);
     }
@@ -81,14 +79,14 @@ class Session {
   }
 
   ServerIdentity identity() const {
-    return AskIdentity(settings_.load.interface.protocol, connections_.at(0));
+    return AskIdentity(settings_.load.interface.protocol, connections_->at(0));
   }
 
   absl::StatusOr<Run> RunOnce(const Load& load) {
     const bool has_end = load.duration < std::chrono::hours(24 * 365);
     LiveView view(!is_quiet_, has_end ? std::optional(load.duration) : std::nullopt);
     return RunLoad(
-        load, calls_, connections_, [&view](const TimedStretch& stretch) { view.Show(stretch); },
+        load, calls_, *connections_, [&view](const TimedStretch& stretch) { view.Show(stretch); },
         interrupted);
   }
 
@@ -130,7 +128,7 @@ class Session {
 
   const Settings& settings_;
   const bool is_quiet_;
-  client::Connections connections_;
+  std::unique_ptr<client::Connections> connections_;
   std::vector<CallData> calls_;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <thread>
@@ -84,9 +83,9 @@ absl::StatusOr<Interface> ReadInterface(const LoadFlags& flags) {
     return absl::InvalidArgumentError("--shared-memory and --stream exclude each other");
   }
   if (flags.shared_memory) {
-    if (!client::IsSameMachine(flags.address)) {
+    if (!client::IsSameMachine(flags.server.address)) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "--shared-memory needs a server on this machine; %s is none", flags.address));
+          "--shared-memory needs a server on this machine; %s is none", flags.server.address));
     }
     interface.transport = Transport::kSharedMemory;
   }
@@ -200,7 +199,7 @@ absl::Status SetLoop(const LoadFlags& flags, const Scenario* scenario, Settings&
   load.streams = static_cast<int>(flags.concurrency.value_or(default_streams));
   load.group = scenario != nullptr ? scenario->group : 1;
   // More hardly help on loopback, and each costs the server a thread's attention.
-  settings.connections =
+  settings.options.connections =
       static_cast<int>(flags.connections.value_or(std::min<int64_t>(load.streams, 4)));
   if (flags.rate) return SetRate(flags, load);
   if (flags.trace) return SetTrace(flags, settings);
@@ -211,7 +210,7 @@ void DescribeForPeople(const LoadFlags& flags, Settings& settings) {
   const auto add = [&settings](const char* name, const auto& value) {
     settings.for_people.emplace_back(name, absl::StrCat(value));
   };
-  add("address", flags.address);
+  add("address", flags.server.address);
   add("protocol", flags.protocol);
   add("transport", flags.shared_memory ? "shared memory" : flags.stream ? "stream" : "unary");
   add("loop", flags.search  ? "search"
@@ -220,7 +219,7 @@ void DescribeForPeople(const LoadFlags& flags, Settings& settings) {
                             : std::string("closed"));
   add("offered", flags.trace.value_or(flags.rate.value_or("")));
   add("concurrency", settings.load.streams);
-  add("connections", settings.connections);
+  add("connections", settings.options.connections);
   add("threads", flags.threads);
   add("shapes", flags.trace && !settings.load.shape_of.empty() ? "the trace's" : flags.shapes);
   add("dtype", flags.dtype);
@@ -235,16 +234,10 @@ void DescribeForPeople(const LoadFlags& flags, Settings& settings) {
 
 }  // namespace
 
-LoadFlags::LoadFlags() {
-  const char* from_environment = std::getenv("RAPT_ADDRESS");
-  address = from_environment == nullptr || *from_environment == '\0' ? "127.0.0.1:8001"
-                                                                     : from_environment;
-}
-
 std::vector<Flag> LoadFlags::Table() {
-  return {
-      {"address", "HOST:PORT",
-       "the server, or unix:PATH (default: RAPT_ADDRESS, else 127.0.0.1:8001)", &address},
+  std::vector<Flag> table = server.Table();
+  std::erase_if(table, [](const Flag& flag) { return flag.name == "timeout"; });  // --deadline
+  const Flag ours[] = {
       {"protocol", "NAME", "rapt, or oip: the Open Inference Protocol, Triton's (default: rapt)",
        &protocol},
       {"model", "NAME", "of --protocol oip (default: attention)", &model},
@@ -293,6 +286,8 @@ std::vector<Flag> LoadFlags::Table() {
       {"csv", "FILE", "append a line to it", &csv},
       {"html", "FILE", "write a page with charts", &html},
       {"quiet", "", "nothing while it runs", &quiet, 'q'}};
+  table.insert(table.end(), std::begin(ours), std::end(ours));
+  return table;
 }
 
 absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
@@ -311,7 +306,10 @@ absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
       return absl::InvalidArgumentError("--stream of --protocol rapt takes no masks");
     }
   }
-  Settings settings{.address = flags.address,
+  absl::StatusOr<client::Options> options = OptionsOf(flags.server);
+  if (!options.ok()) return options.status();
+  Settings settings{.address = flags.server.address,
+                    .options = *std::move(options),
                     .shapes = *std::move(shapes),
                     .searches = flags.search,
                     .scenario = flags.scenario};

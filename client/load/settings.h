@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/console/command_line.h"
+#include "client/console/server_connection.h"
 #include "client/load/mix.h"
 #include "client/load/result.h"
 #include "client/load/run.h"
@@ -19,9 +20,7 @@ namespace rapt::load {
 
 // As given; what is absent depends on the scenario.
 struct LoadFlags {
-  LoadFlags();  // the address from RAPT_ADDRESS, where that is set
-
-  std::string address;
+  ServerFlags server;
   std::string protocol = "rapt";
   std::string model = "attention";
   bool shared_memory = false;
@@ -62,8 +61,8 @@ struct LoadFlags {
 // Ready to run.
 struct Settings {
   std::string address;
+  client::Options options = {};
   Load load = {};
-  int connections = 1;
   std::vector<CallShape> shapes;
   std::optional<Objective> objective = {};
   bool searches = false;

@@ -89,3 +89,24 @@ def test_the_command_line_says_how_it_went(server, files, arguments, code, said)
     assert ran.returncode == code, ran
     assert said in ran.stdout + ran.stderr, ran
     assert TOKEN not in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, code, said",
+    [
+        (("--token-file=alice.token",), 0, "0 wrong"),
+        (("--token-file=alice.token", "--protocol=oip"), 0, "0 wrong"),
+        (("--token-file=wrong.token",), 1, "UNAUTHENTICATED"),
+        (("--token-file=none",), 2, "none"),
+        (("--token-file=alice.token", "--tls-name=alice"), 3, "by TLS"),
+    ],
+)
+def test_the_load_tester_says_how_it_went(server, files, arguments, code, said):
+    ran = subprocess.run(
+        [os.environ["RAPT_LOAD"], *TLS, *arguments, f"--address={server.grpc_address}"]
+        + ["--shape=1x1x4x8", "--connections=2", "-c", "2", "-d", "0.2", "--warmup", "0"],
+        cwd=files, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == code, ran
+    assert said in ran.stdout + ran.stderr, ran
+    assert TOKEN not in ran.stdout + ran.stderr

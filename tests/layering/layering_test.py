@@ -61,7 +61,7 @@ RULES = {
     "client/rapt/": ("proto/", "server/base/"),
     # The command line speaks through the library; `--local` computes in process.
     "client/cli/": ("client/console/", "client/rapt/", ATTENTION, "server/base/"),
-    "client/console/": (),
+    "client/console/": ("client/rapt/",),
     # The load tester sends what the library has encoded, and checks answers against the definition.
     "client/load/": ("client/console/", "client/rapt/", "proto/", ATTENTION, "server/base/"),
 }

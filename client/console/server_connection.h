@@ -1,6 +1,6 @@
 // The way to a server: which one, how long to wait, what to say when there is none.
-#ifndef RAPT_CLIENT_CLI_SERVER_CONNECTION_H_
-#define RAPT_CLIENT_CLI_SERVER_CONNECTION_H_
+#ifndef RAPT_CLIENT_CONSOLE_SERVER_CONNECTION_H_
+#define RAPT_CLIENT_CONSOLE_SERVER_CONNECTION_H_
 
 #include <memory>
 #include <string>
@@ -25,10 +25,13 @@ struct ServerFlags {
   std::vector<Flag> Table();
 };
 
+// For one connection. InvalidArgument for a timeout that is none, or a file that can't be read.
+absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags);
+
 // A client whose calls take at most the timeout. Unavailable, in words for a person, when nobody
 // answers at the address; InvalidArgument for a timeout that is none, or a file that can't be read.
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags);
 
 }  // namespace rapt
 
-#endif  // RAPT_CLIENT_CLI_SERVER_CONNECTION_H_
+#endif  // RAPT_CLIENT_CONSOLE_SERVER_CONNECTION_H_

@@ -1,4 +1,4 @@
-#include "client/cli/server_connection.h"
+#include "client/console/server_connection.h"
 
 #include <chrono>
 #include <cstdlib>
@@ -66,7 +66,7 @@ std::vector<Flag> ServerFlags::Table() {
           {"token-file", "FILE", "holds our token, for servers that ask for one", &token_file}};
 }
 
-absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags) {
+absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags) {
   if (!(flags.timeout_s > 0 && flags.timeout_s <= kMaxTimeoutS)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("--timeout is %g; it takes seconds, more than 0 and at most %g",
@@ -74,18 +74,23 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags
   }
   absl::StatusOr<std::string> token = ReadToken(flags.token_file);
   if (!token.ok()) return token.status();
-  const std::optional<client::TlsOptions> tls = TlsOf(flags);
-  absl::StatusOr<std::unique_ptr<client::Client>> server = client::Client::Connect(
-      flags.address, {.tls = tls,
-                      .token = *std::move(token),
-                      .default_timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                          std::chrono::duration<double>(flags.timeout_s)),
-                      .max_message_bytes = std::numeric_limits<int32_t>::max(),
-                      .connections = 1});
+  return client::Options{.tls = TlsOf(flags),
+                         .token = *std::move(token),
+                         .default_timeout = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                             std::chrono::duration<double>(flags.timeout_s)),
+                         .max_message_bytes = std::numeric_limits<int32_t>::max(),
+                         .connections = 1};
+}
+
+absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags) {
+  const absl::StatusOr<client::Options> options = OptionsOf(flags);
+  if (!options.ok()) return options.status();
+  absl::StatusOr<std::unique_ptr<client::Client>> server =
+      client::Client::Connect(flags.address, *options);
   if (absl::IsUnavailable(server.status())) {
     return absl::UnavailableError(absl::StrFormat(
         "can't reach a server at %s%s; start rapt-server there, or name another with --address",
-        flags.address, tls ? " by TLS, with certificates that both sides trust" : ""));
+        flags.address, options->tls ? " by TLS, with certificates that both sides trust" : ""));
   }
   return server;
 }
