@@ -4,7 +4,6 @@
 #include <grpcpp/grpcpp.h>
 #include <pthread.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <time.h>
 
 #include <algorithm>
