@@ -39,7 +39,8 @@ struct OutputSlot {
 struct Gather {
   const InputBytes& source;
   TensorView& view;
-  ReservedBuffer copy;
+  bool is_written = false;  // by Request::write_mask, not copied
+  ReservedBuffer copy = {};
 };
 
 TensorView ViewInput(const ResolvedCall& call,
@@ -98,7 +99,7 @@ class Engine::Passage {
   void PlanGathers(bool backend_reads_slices) {
     const InputBytes& mask = request_.inputs.mask;
     if (request_.write_mask || mask.in_slices() || mask.is_lent) {
-      gathers_.push_back({request_.inputs.mask, arguments_.mask, {}});
+      gathers_.push_back({mask, arguments_.mask, static_cast<bool>(request_.write_mask)});
     }
     if (!backend_reads_slices) {
       const Inputs& inputs = request_.inputs;
@@ -109,7 +110,7 @@ class Engine::Passage {
           {&inputs.past_key, &arguments_.past_key},
           {&inputs.past_value, &arguments_.past_value}};
       for (const auto& [source, view] : tensors) {
-        if (source->in_slices()) gathers_.push_back({*source, *view, {}});
+        if (source->in_slices()) gathers_.push_back({*source, *view});
       }
     }
   }
@@ -173,7 +174,7 @@ class Engine::Passage {
 
   void RunGather(Gather& gather) {
     const absl::Span<std::byte> copy = gather.copy.buffer.span();
-    if (&gather.source == &request_.inputs.mask && request_.write_mask) {
+    if (gather.is_written) {
       gather_status_ = request_.write_mask(copy);  // the only gather that can fail
     } else {
       gather.source.Copy(0, gather.source.size, copy.data());

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/admission/gate.h"
@@ -25,6 +26,7 @@
 #include "server/base/clock.h"
 #include "server/base/host_limits.h"
 #include "server/base/log.h"
+#include "server/base/mutex.h"
 #include "server/base/queue_state.h"
 #include "server/base/timer.h"
 #include "server/base/version.h"
@@ -120,18 +122,32 @@ Memory& NewMemory(const Options& options) {
   return *(memory = new Memory(options));
 }
 
-// Gives memory that a burst of requests left behind back to the system.
+// Gives memory that a burst of requests left behind back to the system. On a thread of its own:
+// malloc_trim() may take long, and the timer's thread ends the calls whose time is over.
 class Housekeeper {
  public:
   Housekeeper(Memory& memory, const OpenCalls& open_calls)
-      : memory_(memory), open_calls_(open_calls), alarm_(memory.timer, [this] { Look(); }) {
-    alarm_.Set(memory_.clock.Now() + kInterval);
+      : memory_(memory), open_calls_(open_calls), thread_([this] { Run(); }) {}
+  ~Housekeeper() {
+    {
+      MutexLock lock(mutex_);
+      stopping_ = true;
+    }
+    stop_.Signal();
+    thread_.join();
   }
 
  private:
   static constexpr std::chrono::seconds kInterval{1};
   static constexpr std::chrono::seconds kIdle{3};
   static constexpr std::chrono::seconds kBusyTrims{30};  // it costs page faults
+
+  void Run() {
+    MutexLock lock(mutex_);
+    while (!stopping_) {
+      if (!stop_.WaitFor(mutex_, kInterval)) Look();
+    }
+  }
 
   void Look() {
     const Instant now = memory_.clock.Now();
@@ -145,7 +161,6 @@ class Housekeeper {
       malloc_trim(0);
       last_trim_ = now;
     }
-    alarm_.Set(now + kInterval);
   }
 
   Memory& memory_;
@@ -153,7 +168,11 @@ class Housekeeper {
   int64_t served_ = 0;
   Instant last_busy_ = memory_.clock.Now();
   Instant last_trim_ = last_busy_;
-  Alarm alarm_;
+
+  Mutex mutex_;
+  CondVar stop_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
 };
 
 // The options with the largest message filled in. InvalidArgument where it is more than the budget

@@ -5,14 +5,11 @@
 #include <vector>
 
 #include "server/attention/diagnosis.h"
+#include "server/base/clock.h"
 #include "server/base/log.h"
 
 namespace rapt {
 namespace {
-
-int64_t Microseconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
-}
 
 std::vector<LogField> FieldsOf(absl::string_view method, const CallReport& report) {
   std::vector<LogField> fields = {{"method", method},

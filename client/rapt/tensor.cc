@@ -1,5 +1,6 @@
 #include "rapt/tensor.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -39,19 +40,11 @@ std::string ToString(const Shape& shape) {
 }
 
 std::optional<int64_t> ByteSize(DType dtype, const Shape& shape) {
-  // A zero axis makes the tensor empty, whatever the others are; but none may be negative.
-  bool empty = false;
-  for (const int64_t size : shape) {
-    if (size < 0) return std::nullopt;
-    empty |= size == 0;
+  if (std::any_of(shape.begin(), shape.end(), [](int64_t axis) { return axis < 0; })) {
+    return std::nullopt;
   }
-  if (empty) return 0;
-  std::optional<int64_t> bytes = SizeOf(dtype);
-  for (const int64_t size : shape) {
-    bytes = CheckedMul(*bytes, size);
-    if (!bytes) return std::nullopt;
-  }
-  return bytes;
+  const std::optional<int64_t> elements = CheckedProduct(shape);
+  return elements ? CheckedMul(*elements, SizeOf(dtype)) : std::nullopt;
 }
 
 Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<const void> owner,

@@ -75,13 +75,10 @@ absl::Status AdmissionGate::CheckAlive(const Waiter& waiter, Instant now) const 
     return absl::DeadlineExceededError("the deadline passed while the request waited for memory");
   }
   if (now >= waiter.queue_end) {
-    return Reject(
-        Rejection::kQueueTime, absl::StatusCode::kResourceExhausted,
-        absl::StrCat(
-            "the ", NameOf(ask.share), " needs ", ask.bytes,
-            " bytes, which did not become free in ",
-            std::chrono::duration_cast<std::chrono::milliseconds>(now - waiter.since).count(),
-            " ms in the queue"));
+    return Reject(Rejection::kQueueTime, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("the ", NameOf(ask.share), " needs ", ask.bytes,
+                               " bytes, which did not become free in ",
+                               Milliseconds(now - waiter.since), " ms in the queue"));
   }
   return absl::OkStatus();
 }

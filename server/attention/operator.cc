@@ -240,23 +240,16 @@ std::string ToString(const Shape& shape) {
 }
 
 absl::StatusOr<int64_t> ByteSize(absl::string_view name, const TensorSpec& spec) {
-  int64_t bytes = SizeOf(spec.dtype);
-  bool has_zero = false;
-  std::optional<int64_t> product = bytes;
   for (int64_t axis : spec.shape) {
-    if (axis < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, " has shape ", ToString(spec.shape), "; no axis may be negative"));
-    }
-    has_zero = has_zero || axis == 0;
-    if (product) product = CheckedMul(*product, axis);
-  }
-  if (has_zero) return 0;
-  if (!product) {
+    if (axis >= 0) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat(name, " has shape ", ToString(spec.shape), "; its size overflows 64 bits"));
+        absl::StrCat(name, " has shape ", ToString(spec.shape), "; no axis may be negative"));
   }
-  return *product;
+  std::optional<int64_t> bytes = CheckedProduct(spec.shape);
+  if (bytes) bytes = CheckedMul(*bytes, SizeOf(spec.dtype));
+  if (bytes) return *bytes;
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " has shape ", ToString(spec.shape), "; its size overflows 64 bits"));
 }
 
 absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames& names) {

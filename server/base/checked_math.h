@@ -3,8 +3,8 @@
 #define RAPT_SERVER_BASE_CHECKED_MATH_H_
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
+#include <span>
 
 namespace rapt {
 
@@ -21,7 +21,7 @@ inline std::optional<int64_t> CheckedAdd(int64_t a, int64_t b) {
 }
 
 // The product of sizes, each at least 0. A zero anywhere gives 0, whatever the others are.
-inline std::optional<int64_t> CheckedProduct(std::initializer_list<int64_t> factors) {
+inline std::optional<int64_t> CheckedProduct(std::span<const int64_t> factors) {
   for (int64_t factor : factors) {
     if (factor == 0) return 0;
   }

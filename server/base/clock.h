@@ -3,6 +3,7 @@
 #define RAPT_SERVER_BASE_CLOCK_H_
 
 #include <chrono>
+#include <cstdint>
 
 namespace rapt {
 
@@ -20,6 +21,14 @@ class SteadyClock : public Clock {
  public:
   Instant Now() const override { return std::chrono::steady_clock::now(); }
 };
+
+// In whole ones, for whom it is told.
+inline int64_t Microseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+}
+inline int64_t Milliseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+}
 
 }  // namespace rapt
 

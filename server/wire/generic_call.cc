@@ -14,8 +14,8 @@ namespace {
 constexpr std::chrono::seconds kReceiveGrace{2};
 
 // None where it never came to the stage.
-int64_t Microseconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::max(time, time.zero())).count();
+int64_t TimeSpent(std::chrono::nanoseconds time) {
+  return Microseconds(std::max(time, time.zero()));
 }
 
 // A slice that keeps the output, and its place in the budget, until gRPC has sent it.
@@ -62,7 +62,7 @@ void AddTrailers(const CallReport& report, std::chrono::nanoseconds total,
                  grpc::GenericCallbackServerContext& context) {
   if (report.backend == nullptr) return;
   const auto add_time = [&context](const char* name, std::chrono::nanoseconds time) {
-    context.AddTrailingMetadata(name, absl::StrCat(Microseconds(time)));
+    context.AddTrailingMetadata(name, absl::StrCat(TimeSpent(time)));
   };
   context.AddTrailingMetadata("rapt-backend", std::string(report.backend->name()));
   context.AddTrailingMetadata("rapt-plan", report.plan);

@@ -12,6 +12,7 @@
 #include "server/wire/traceparent.h"
 
 namespace rapt {
+
 TensorCall::TensorCall(const CallEnvironment& environment, const CallObserver& observe,
                        grpc::GenericCallbackServerContext& context)
     : environment_(environment),

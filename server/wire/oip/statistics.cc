@@ -1,5 +1,7 @@
 #include "server/wire/oip/statistics.h"
 
+#include "server/base/clock.h"
+
 namespace rapt::oip {
 
 void Statistics::Count(const CallReport& report) {
@@ -22,8 +24,7 @@ void Statistics::Write(const Sum& sum, inference::StatisticDuration& message) {
 void Statistics::Describe(inference::ModelStatistics& message) const {
   MutexLock lock(mutex_);
   const auto last = last_inference_.time_since_epoch();
-  message.set_last_inference(
-      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(last).count()));
+  message.set_last_inference(static_cast<uint64_t>(Milliseconds(last)));
   message.set_inference_count(success_.count);
   message.set_execution_count(success_.count);
   inference::InferStatistics& stats = *message.mutable_inference_stats();

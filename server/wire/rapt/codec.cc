@@ -13,6 +13,7 @@
 #include "server/attention/native_field_names.h"
 #include "server/base/check.h"
 #include "server/base/checked_math.h"
+#include "server/base/clock.h"
 #include "server/wire/lent_memory.h"
 #include "server/wire/response_size.h"
 
@@ -37,10 +38,6 @@ constexpr wire::PayloadField kAttendFields[] = {{Message::kQFieldNumber, &kTenso
 constexpr wire::MessageSchema kAttendSchema = {kAttendFields};
 constexpr wire::PayloadField kDiagnoseFields[] = {{kCallField, &kAttendSchema}};
 constexpr wire::MessageSchema kDiagnoseSchema = {kDiagnoseFields};
-
-int64_t Microseconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
-}
 
 struct ElementType {
   v1::DataType code;

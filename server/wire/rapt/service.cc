@@ -1,6 +1,5 @@
 #include "server/wire/rapt/service.h"
 
-#include <chrono>
 #include <string>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
+#include "server/base/clock.h"
 #include "server/wire/rapt/attend_stream_call.h"
 #include "server/wire/rapt/codec.h"
 #include "server/wire/rapt/reports.h"
@@ -84,10 +84,6 @@ class DiagnoseCall final : public TensorCall {
   const SharedMemory& shared_memory_;
   v1::AttendRequest fields_;
 };
-
-int64_t Milliseconds(std::chrono::nanoseconds time) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
-}
 
 void DescribeAdmission(const CallEnvironment& call, v1::AdmissionLimits& limits) {
   const AdmissionGate& gate = call.engine.gate();
