@@ -1,5 +1,6 @@
 #include "server/wire/grpc_server.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
@@ -110,7 +111,10 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Build(const GrpcSettings& settings
 
 }  // namespace
 
-void TakeOverGrpcLog() { gpr_set_log_function(LogFromGrpc); }
+void TakeOverGrpcLog() {
+  gpr_set_log_function(LogFromGrpc);
+  google::protobuf::SetLogHandler(nullptr);  // it has a line for every message that is none
+}
 
 absl::StatusOr<std::unique_ptr<grpc::Server>> StartGrpc(
     const GrpcSettings& settings, TensorMethods& tensor_methods,

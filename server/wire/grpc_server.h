@@ -34,7 +34,7 @@ struct GrpcSettings {
 };
 
 // gRPC's own errors become lines of our log, from the first server that listens on; those of
-// start-up are told by StartGrpc() in better words. Call it before.
+// start-up are told by StartGrpc() in better words. Protocol Buffers log nothing. Call it before.
 void TakeOverGrpcLog();
 
 // Serves the services, reflection, and gRPC's health, which says of `service_names` and the server

@@ -5,6 +5,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -196,6 +197,13 @@ TEST(FaultsTest, SpoiledMessagesGetAClearAnswer) {
       EXPECT_EQ(status.ok(), status.error_message().empty());
     }
   }
+  inference::ModelInferRequest no_text = WeightsRequest(8);
+  no_text.set_id(std::string(1, '\xFF'));  // no UTF-8
+  EXPECT_EQ(SendBytes(stub, kInferPath, no_text.SerializePartialAsString()).error_code(),
+            StatusCode::INVALID_ARGUMENT);
+  const std::string log = server.Log();
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1)
+      << "who sends garbage fills no log: " << log;
   WaitUntilNothingIsHeld(server);
 }
 
