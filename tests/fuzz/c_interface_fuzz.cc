@@ -1,0 +1,122 @@
+// Any bytes, as the problem that a C caller hands over: refused with a message that ends, or
+// planned, and computed where it is small.
+#include <rapt/attention.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "server/base/check.h"
+
+namespace {
+
+using Message = std::array<char, RAPT_MESSAGE_BYTES>;
+
+rapt_context& TheContext() {
+  static rapt_context* const context = [] {
+    rapt_context_options options = {};
+    options.struct_size = sizeof(options);
+    options.threads = 2;
+    rapt_context* created = nullptr;
+    RAPT_CHECK(rapt_context_create(&options, &created, nullptr, 0) == RAPT_OK, "no context");
+    return created;
+  }();
+  return *context;
+}
+
+void CheckRefusal(rapt_code code, const Message& message) {
+  RAPT_CHECK(code != RAPT_OK, "no refusal");
+  const void* const end = std::memchr(message.data(), '\0', message.size());
+  RAPT_CHECK(end != nullptr && end != message.data(), "a refusal has no message");
+}
+
+size_t SizeOf(int32_t dtype) {
+  switch (dtype) {
+    case RAPT_FP64:
+      return 8;
+    case RAPT_FP32:
+      return 4;
+    case RAPT_BOOL:
+      return 1;
+    default:
+      return 2;
+  }
+}
+
+// Exactly as many bytes as a tensor has, in an allocation of their own.
+class Tensors {
+ public:
+  void* Make(int32_t dtype, std::array<int64_t, 4> shape) {
+    size_t bytes = SizeOf(dtype);
+    for (const int64_t axis : shape) bytes *= static_cast<size_t>(axis);
+    return tensors_.emplace_back(bytes, '\x3C').data();
+  }
+
+ private:
+  std::vector<std::vector<char>> tensors_;
+};
+
+// Whether every tensor and the work on them are small. The problem is valid.
+bool IsSmall(const rapt_problem& p) {
+  double product = 1;
+  for (const int64_t axis : {p.batch, p.query_heads, p.kv_heads, p.query_length,
+                             p.key_length + p.past_length, p.head_size + p.value_head_size}) {
+    product *= static_cast<double>(axis + 1);
+  }
+  return product < 1e6;
+}
+
+void Run(const rapt_problem& p, const rapt_plan& plan) {
+  Tensors tensors;
+  const int64_t b = p.batch, hq = p.query_heads, hkv = p.kv_heads, sq = p.query_length,
+                sk = p.key_length, past = p.past_length, d = p.head_size, dv = p.value_head_size;
+  const std::vector<int64_t> key_lengths(static_cast<size_t>(b), sk);
+  rapt_arguments a = {};
+  a.struct_size = sizeof(a);
+  a.query.data = tensors.Make(p.dtype, {b, hq, sq, d});
+  a.key.data = tensors.Make(p.dtype, {b, hkv, sk, d});
+  a.value.data = tensors.Make(p.dtype, {b, hkv, sk, dv});
+  a.mask.data = tensors.Make(p.mask_dtype,
+                             {p.mask_shape[0], p.mask_shape[1], p.mask_shape[2], p.mask_shape[3]});
+  a.past_key.data = tensors.Make(p.dtype, {b, hkv, past, d});
+  a.past_value.data = tensors.Make(p.dtype, {b, hkv, past, dv});
+  a.key_lengths = key_lengths.data();
+  a.output.data = tensors.Make(p.dtype, {b, hq, sq, dv});
+  a.lse.data = tensors.Make(p.dtype == RAPT_FP64 ? RAPT_FP64 : RAPT_FP32, {b, hq, sq, 1});
+  a.scores.data = tensors.Make(p.dtype, {b, hq, sq, past + sk});
+  a.present_key.data = tensors.Make(p.dtype, {b, hkv, past + sk, d});
+  a.present_value.data = tensors.Make(p.dtype, {b, hkv, past + sk, dv});
+  Message message = {};
+  const rapt_code code =
+      rapt_run(&TheContext(), &plan, &a, nullptr, 0, message.data(), message.size());
+  // A tensor without an element has no address, which is refused.
+  if (code != RAPT_OK) CheckRefusal(code, message);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < sizeof(size_t)) return 0;
+  // A caller's struct is as large as it says: also one of another version.
+  std::vector<uint8_t> bytes(data, data + size);
+  std::memcpy(bytes.data(), &size, sizeof(size));
+  Message message = {};
+  rapt_plan* plan = nullptr;
+  const rapt_code code =
+      rapt_plan_create(&TheContext(), reinterpret_cast<const rapt_problem*>(bytes.data()), &plan,
+                       message.data(), message.size());
+  if (code != RAPT_OK) {
+    CheckRefusal(code, message);
+    return 0;
+  }
+  rapt_problem problem = {};
+  std::memcpy(&problem, bytes.data(), std::min(size, sizeof(problem)));
+  if (problem.mask_dtype == 0) std::memset(problem.mask_shape, 0, sizeof(problem.mask_shape));
+  if (IsSmall(problem)) Run(problem, *plan);
+  rapt_plan_destroy(plan);
+  return 0;
+}
