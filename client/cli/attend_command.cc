@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
@@ -94,6 +95,17 @@ absl::Status WriteOutputs(const std::vector<Output>& outputs) {
   return writer.Write();
 }
 
+absl::string_view NameOf(client::Path path) {
+  switch (path) {
+    case client::Path::kSharedMemory:
+      return "shared memory";
+    case client::Path::kStream:
+      return "stream";
+    default:
+      return "message";
+  }
+}
+
 void Print(const std::vector<Output>& outputs, const client::AttendResult& result,
            double elapsed_ms) {
   for (const Output& output : outputs) {
@@ -101,7 +113,7 @@ void Print(const std::vector<Output>& outputs, const client::AttendResult& resul
                  output.path);
   }
   absl::PrintF("plan     %s, %.1f ms\n", result.plan, elapsed_ms);
-  if (result.path == client::Path::kSharedMemory) absl::PrintF("path     shared memory\n");
+  if (result.path != client::Path::kMessage) absl::PrintF("path     %s\n", NameOf(result.path));
 }
 
 void PrintJson(const std::vector<Output>& outputs, const client::AttendResult& result,
@@ -113,7 +125,7 @@ void PrintJson(const std::vector<Output>& outputs, const client::AttendResult& r
     json.Key("dtype").String(ToString(output.type)).Key("shape").Integers(output.shape).EndObject();
   }
   json.EndArray().Key("backend").String(result.backend).Key("plan").String(result.plan);
-  json.Key("path").String(result.path == client::Path::kSharedMemory ? "shared_memory" : "message");
+  json.Key("path").String(absl::StrReplaceAll(NameOf(result.path), {{" ", "_"}}));
   json.Key("elapsed_ms").Number(elapsed_ms).EndObject();
   std::puts(json.Take().c_str());
 }
@@ -141,8 +153,8 @@ ExitCode Attend(AttendFlags flags) {
 
 std::vector<Flag> Table(AttendFlags& flags) {
   std::vector<Flag> table = flags.call.InputTable();
-  for (const std::vector<Flag>& part :
-       {flags.OutputTable(), flags.call.AttributeTable(), flags.call.CallerTable()}) {
+  for (const std::vector<Flag>& part : {flags.OutputTable(), flags.call.AttributeTable(),
+                                        flags.call.StreamTable(), flags.call.CallerTable()}) {
     table.insert(table.end(), part.begin(), part.end());
   }
   table.push_back({"json", "", "print what was written as JSON", &flags.json});
@@ -163,6 +175,7 @@ ExitCode RunAttendCommand(CommandArguments arguments) {
       .flags = Table(flags),
       .examples = {"rapt attend --q q.npy --k k.npy --v v.npy -o y.npy",
                    "rapt attend --q x.npy --causal -o y.npy --weights w.npy --local",
+                   "rapt attend --q q.npy --k k.npy --v v.npy -o y.npy --stream --chunk 1024",
                    "rapt attend --q q.npy --k k.npy --v v.npy --heads 8 --kv-heads 2 -o y.npy",
                    "rapt attend in.npz --window 128,0 -o out.npz --weights out.npz --lse out.npz"},
       .max_operands = 1};

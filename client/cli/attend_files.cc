@@ -60,7 +60,7 @@ absl::Status MakeBoolean(NpyArray& mask) {
     }
     flags[at] = static_cast<char>(value);
   }
-  mask = NpyArray{{'b', 1}, mask.shape, std::move(flags), 0};
+  mask = NpyArray{{'b', 1}, mask.shape, std::move(flags)};
   return absl::OkStatus();
 }
 

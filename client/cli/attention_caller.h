@@ -2,6 +2,7 @@
 #ifndef RAPT_CLIENT_CLI_ATTENTION_CALLER_H_
 #define RAPT_CLIENT_CLI_ATTENTION_CALLER_H_
 
+#include <cstdint>
 #include <memory>
 
 #include "absl/status/statusor.h"
@@ -25,6 +26,11 @@ std::unique_ptr<AttentionCaller> NewLocalCaller();
 
 // Asks the server at the other end.
 std::unique_ptr<AttentionCaller> NewRemoteCaller(std::unique_ptr<client::Client> server);
+
+// The same, but sends calls in chunks of so many rows, 0: as the library chooses, and shows on the
+// terminal how far it is.
+std::unique_ptr<AttentionCaller> NewStreamCaller(std::unique_ptr<client::Client> server,
+                                                 int64_t chunk);
 
 }  // namespace rapt
 

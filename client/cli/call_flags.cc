@@ -59,6 +59,16 @@ absl::Status SetAttributes(const CallFlags& flags, LoadedCall& loaded) {
   return status;
 }
 
+absl::Status CheckStream(const CallFlags& flags) {
+  if (flags.chunk && !flags.stream) {
+    return absl::InvalidArgumentError("--chunk is about --stream, which is not there");
+  }
+  if (flags.stream && flags.local) {
+    return absl::InvalidArgumentError("--stream sends to a server; --local has none");
+  }
+  return CheckAtLeastOne("chunk", flags.chunk.value_or(1));
+}
+
 }  // namespace
 
 std::vector<Flag> CallFlags::InputTable() {
@@ -88,6 +98,11 @@ std::vector<Flag> CallFlags::AttributeTable() {
           {"seed", "N", "of the dropout (default: 0)", &seed}};
 }
 
+std::vector<Flag> CallFlags::StreamTable() {
+  return {{"stream", "", "send it in chunks, in bounded memory of the server's", &stream},
+          {"chunk", "N", "rows in a chunk (default: about 8 MiB of them)", &chunk}};
+}
+
 std::vector<Flag> CallFlags::CallerTable() {
   std::vector<Flag> table = {{"local", "", "compute in this process, without a server", &local}};
   for (const Flag& flag : server.Table()) table.push_back(flag);
@@ -103,9 +118,11 @@ absl::StatusOr<LoadedCall> LoadCall(const CallFlags& flags) {
 }
 
 absl::StatusOr<std::unique_ptr<AttentionCaller>> NewCaller(const CallFlags& flags) {
+  if (absl::Status checked = CheckStream(flags); !checked.ok()) return checked;
   if (flags.local) return NewLocalCaller();
   absl::StatusOr<std::unique_ptr<client::Client>> server = Connect(flags.server);
   if (!server.ok()) return server.status();
+  if (flags.stream) return NewStreamCaller(*std::move(server), flags.chunk.value_or(0));
   return NewRemoteCaller(*std::move(server));
 }
 

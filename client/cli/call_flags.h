@@ -26,19 +26,22 @@ struct CallFlags {
   double softcap = 0;
   std::optional<double> scale, dropout;
   uint64_t seed = 0;
+  bool stream = false;
+  std::optional<int64_t> chunk;
   bool local = false;
   ServerFlags server;
 
   // Their rows in a command's table, in the order that --help shows: inputs, attributes, who.
   std::vector<Flag> InputTable();
   std::vector<Flag> AttributeTable();
+  std::vector<Flag> StreamTable();
   std::vector<Flag> CallerTable();
 };
 
 // Reads the files. InvalidArgument or NotFound names the flag or file.
 absl::StatusOr<LoadedCall> LoadCall(const CallFlags& flags);
 
-// As Connect(), unless the call is computed here.
+// As Connect(), unless the call is computed here. InvalidArgument for --stream where it is.
 absl::StatusOr<std::unique_ptr<AttentionCaller>> NewCaller(const CallFlags& flags);
 
 }  // namespace rapt

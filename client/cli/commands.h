@@ -13,6 +13,7 @@ namespace rapt {
 using CommandArguments = absl::Span<const std::string>;
 
 ExitCode RunAttendCommand(CommandArguments arguments);
+ExitCode RunCompareMemoryCommand(CommandArguments arguments);
 ExitCode RunDemoCommand(CommandArguments arguments);
 ExitCode RunDiagnoseCommand(CommandArguments arguments);
 ExitCode RunHealthCommand(CommandArguments arguments);

@@ -24,6 +24,8 @@ constexpr Command kCommands[] = {
     {"plot", "heat maps of attention weights as .svg, .html or .png", RunPlotCommand},
     {"diagnose", "what happens inside a call whose result looks wrong", RunDiagnoseCommand},
     {"memory", "how many bytes attention needs at which length", RunMemoryCommand},
+    {"compare-memory", "attention with all scores against attention in chunks, measured",
+     RunCompareMemoryCommand},
     {"info", "what a server is and offers", RunInfoCommand},
     {"health", "whether a server is ready", RunHealthCommand},
 };
@@ -31,7 +33,7 @@ constexpr Command kCommands[] = {
 void PrintHelp() {
   std::printf("usage: rapt COMMAND [flags]\n\nAttention as a service, on the command line.\n\n");
   for (const Command& command : kCommands) {
-    absl::PrintF("  %-8s %s\n", command.name, command.summary);
+    absl::PrintF("  %-14s %s\n", command.name, command.summary);
   }
   std::printf(
       "\n`rapt COMMAND --help` explains its flags, with examples.\n\n"

@@ -175,27 +175,13 @@ std::optional<int64_t> ElementBytes(const Shape& shape, int item_bytes) {
   return bytes;
 }
 
-}  // namespace
+struct ParsedHeader {
+  NpyArray array;  // without its content
+  bool fortran_order = false;
+};
 
-std::string ToString(NpyType type) {
-  switch (type.kind) {
-    case 'f':
-      return absl::StrCat("float", type.bytes * 8);
-    case 'i':
-      return absl::StrCat("int", type.bytes * 8);
-    case 'u':
-      return absl::StrCat("uint", type.bytes * 8);
-    case 'b':
-      return "bool";
-    default:
-      return absl::StrCat("V", type.bytes);
-  }
-}
-
-int64_t NpyArray::size() const { return static_cast<int64_t>(bytes().size()) / type.bytes; }
-
-absl::StatusOr<NpyArray> ParseNpy(std::string file) {
-  const std::string_view text = file;
+// What the header says, without the elements.
+absl::StatusOr<ParsedHeader> ReadHeader(std::string_view text) {
   if (text.substr(0, kMagic.size()) != kMagic) return Invalid("it does not start with \\x93NUMPY");
   const auto byte = [text](size_t i) -> size_t { return static_cast<unsigned char>(text[i]); };
   if (text.size() < 10) return Invalid("it ends within its header");
@@ -223,14 +209,51 @@ absl::StatusOr<NpyArray> ParseNpy(std::string file) {
         absl::StrFormat("%s of shape %s does not match the %d bytes that follow the header",
                         ToString(*type), ToString(header->shape), actual));
   }
-  NpyArray array{*type, header->shape, {}, first_byte};
-  const bool fortran_order = header->fortran_order;
-  array.storage = std::move(file);  // The header's views end here.
-  if (fortran_order && array.shape.size() > 1) {
+  return ParsedHeader{{*type, header->shape, {}, first_byte}, header->fortran_order};
+}
+
+// The array whose content is in place.
+NpyArray InCOrder(ParsedHeader header) {
+  NpyArray& array = header.array;
+  if (header.fortran_order && array.shape.size() > 1) {
     array.storage = ToCOrder(array.bytes(), array.shape, array.type.bytes);
     array.first_byte = 0;
+    array.file = nullptr;
   }
-  return array;
+  return std::move(array);
+}
+
+}  // namespace
+
+std::string ToString(NpyType type) {
+  switch (type.kind) {
+    case 'f':
+      return absl::StrCat("float", type.bytes * 8);
+    case 'i':
+      return absl::StrCat("int", type.bytes * 8);
+    case 'u':
+      return absl::StrCat("uint", type.bytes * 8);
+    case 'b':
+      return "bool";
+    default:
+      return absl::StrCat("V", type.bytes);
+  }
+}
+
+int64_t NpyArray::size() const { return static_cast<int64_t>(bytes().size()) / type.bytes; }
+
+absl::StatusOr<NpyArray> ParseNpy(std::string file) {
+  absl::StatusOr<ParsedHeader> header = ReadHeader(file);
+  if (!header.ok()) return header.status();
+  header->array.storage = std::move(file);
+  return InCOrder(*std::move(header));
+}
+
+absl::StatusOr<NpyArray> ParseNpy(std::shared_ptr<const MappedFile> file) {
+  absl::StatusOr<ParsedHeader> header = ReadHeader(file->content());
+  if (!header.ok()) return header.status();
+  header->array.file = std::move(file);
+  return InCOrder(*std::move(header));
 }
 
 std::string FormatNpy(NpyType type, const Shape& shape, absl::Span<const std::byte> elements) {

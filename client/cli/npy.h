@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/cli/mapped_file.h"
 #include "server/attention/operator.h"
 
 namespace rapt {
@@ -25,23 +27,28 @@ struct NpyType {
 // "float32", as NumPy prints it.
 std::string ToString(NpyType type);
 
-// An array in C order, owned. Thread-compatible.
+// An array in C order, owned or in a file that is mapped. Thread-compatible.
 struct NpyArray {
   NpyType type;
   Shape shape;
   std::string storage;
-  size_t first_byte = 0;  // of the elements in storage; what precedes them is the file's header
+  size_t first_byte = 0;  // of the elements in content(); what precedes them is the file's header
+  std::shared_ptr<const MappedFile> file = nullptr;  // instead of storage
 
   int64_t size() const;  // elements
+  std::string_view content() const { return file ? file->content() : std::string_view(storage); }
   absl::Span<const std::byte> bytes() const {
-    return {reinterpret_cast<const std::byte*>(storage.data()) + first_byte,
-            storage.size() - first_byte};
+    return {reinterpret_cast<const std::byte*>(content().data()) + first_byte,
+            content().size() - first_byte};
   }
 };
 
 // Reads a whole file's content. Fortran order is turned into C order. InvalidArgument says what is
 // wrong with the file; nothing in it is trusted.
 absl::StatusOr<NpyArray> ParseNpy(std::string file);
+
+// The same of a file whose elements stay where they are, as far as they are in C order.
+absl::StatusOr<NpyArray> ParseNpy(std::shared_ptr<const MappedFile> file);
 
 // A file of version 1.0 in C order.
 std::string FormatNpy(NpyType type, const Shape& shape, absl::Span<const std::byte> elements);

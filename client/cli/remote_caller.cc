@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "client/cli/attention_caller.h"
+#include "client/cli/progress_bar.h"
 
 namespace rapt {
 namespace {
@@ -21,10 +22,39 @@ class RemoteCaller : public AttentionCaller {
   const std::unique_ptr<client::Client> server_;
 };
 
+class StreamCaller : public AttentionCaller {
+ public:
+  StreamCaller(std::unique_ptr<client::Client> server, int64_t chunk)
+      : server_(std::move(server)), chunk_(chunk) {}
+
+  absl::StatusOr<client::AttendResult> Attend(const client::AttendCall& call) override {
+    ProgressBar bar;
+    client::StreamOptions stream;
+    stream.query_chunk = stream.key_chunk = chunk_;
+    stream.progress = [&bar](const client::StreamProgress& now) {
+      bar.Show(now.sent_bytes, now.bytes);
+    };
+    return server_->AttendStream(call, stream);
+  }
+
+  absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {
+    return server_->Diagnose(call);
+  }
+
+ private:
+  const std::unique_ptr<client::Client> server_;
+  const int64_t chunk_;
+};
+
 }  // namespace
 
 std::unique_ptr<AttentionCaller> NewRemoteCaller(std::unique_ptr<client::Client> server) {
   return std::make_unique<RemoteCaller>(std::move(server));
+}
+
+std::unique_ptr<AttentionCaller> NewStreamCaller(std::unique_ptr<client::Client> server,
+                                                 int64_t chunk) {
+  return std::make_unique<StreamCaller>(std::move(server), chunk);
 }
 
 }  // namespace rapt

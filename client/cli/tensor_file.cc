@@ -154,9 +154,14 @@ absl::StatusOr<NpyArray> NpzArchive::Read(std::string_view name) const {
 absl::StatusOr<NpyArray> LoadArray(const std::string& reference, std::string_view usual_name) {
   const size_t colon = reference.rfind(".npz:");
   if (colon == std::string::npos && !IsNpz(reference)) {
-    absl::StatusOr<std::string> content = ReadFile(reference);
-    if (!content.ok()) return content.status();
-    absl::StatusOr<NpyArray> array = ParseNpy(*std::move(content));
+    absl::StatusOr<NpyArray> array;
+    if (auto file = MappedFile::Open(reference)) {
+      array = ParseNpy(std::move(file));
+    } else {
+      absl::StatusOr<std::string> content = ReadFile(reference);
+      if (!content.ok()) return content.status();
+      array = ParseNpy(*std::move(content));
+    }
     if (!array.ok()) return Annotate(reference, array.status());
     return array;
   }

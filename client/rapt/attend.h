@@ -96,6 +96,7 @@ struct AttendCall {
 enum class Path : uint8_t {
   kMessage,
   kSharedMemory,  // all inputs and Y; other outputs came by message
+  kStream,        // in chunks; see rapt/stream.h
 };
 
 struct AttendResult {

@@ -4,6 +4,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <limits>
 #include <random>
 #include <utility>
@@ -17,6 +18,8 @@
 #include "client/rapt/loan.h"
 #include "client/rapt/retry.h"
 #include "client/rapt/shared_regions.h"
+#include "client/rapt/stream_call.h"
+#include "client/rapt/stream_codec.h"
 #include "server/base/mutex.h"
 
 namespace rapt::client {
@@ -41,6 +44,9 @@ absl::Status Validate(const std::string& address, const Options& options) {
 
 // Below it a copy into shared memory and its page faults cost as much as the socket does.
 constexpr int64_t kLeastSharedBytes = 64 * 1024;
+
+// Where messages must be smaller than this, chunks would be a few rows.
+constexpr int64_t kLeastStreamedBytes = 64 * 1024;
 
 // The methods that carry tensors.
 constexpr char kAttend[] = "/rapt.v1.AttentionService/Attend";
@@ -138,6 +144,16 @@ class Client::Core {
   std::optional<absl::StatusOr<AttendResult>> AttendShared(const AttendCall& call,
                                                            const CallOptions& options,
                                                            const Deadline& deadline);
+
+  // The call in chunks, whose messages have at most `max_bytes`.
+  absl::StatusOr<AttendResult> AttendStream(const AttendCall& call, const StreamOptions& stream,
+                                            const CallOptions& options, const Deadline& deadline,
+                                            int64_t max_bytes);
+
+  // A call that one message can't carry, for which `refusal` stands, in chunks if it may.
+  absl::StatusOr<AttendResult> AttendInstead(const AttendCall& call, const CallOptions& options,
+                                             const Deadline& deadline, int64_t max_bytes,
+                                             absl::Status refusal);
 
   void EnterAsync() {
     MutexLock lock(mutex_);
@@ -237,6 +253,40 @@ std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const Att
   if (result.ok()) result->path = Path::kSharedMemory;
   shared_regions_.GiveBack(std::move(region));
   return result;
+}
+
+absl::StatusOr<AttendResult> Client::Core::AttendStream(const AttendCall& call,
+                                                        const StreamOptions& stream,
+                                                        const CallOptions& options,
+                                                        const Deadline& deadline,
+                                                        int64_t max_bytes) {
+  const absl::StatusOr<StreamCut> cut = StreamCut::Make(call, stream, max_bytes);
+  if (!cut.ok()) return cut.status();
+  StreamResult result(*cut);
+  Loan loan;
+  absl::Status own_error;
+  absl::Status status;
+  {
+    grpc::ClientContext context;
+    context.set_deadline(deadline.ToGrpc());
+    const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
+    const ConnectionLease connection = connections_.LeastBusy();
+    StreamCall stream_call(*connection, context, *cut, stream, loan, result);
+    const grpc::Status answer = stream_call.Run(own_error);
+    status = connections_.FromGrpc(answer, options.stop.stop_requested());
+  }
+  loan.WaitUntilReturned();
+  if (!own_error.ok()) return own_error;
+  if (!status.ok()) return status;
+  return result.Finish();
+}
+
+absl::StatusOr<AttendResult> Client::Core::AttendInstead(const AttendCall& call,
+                                                         const CallOptions& options,
+                                                         const Deadline& deadline,
+                                                         int64_t max_bytes, absl::Status refusal) {
+  if (max_bytes < kLeastStreamedBytes || !StreamCut::Make(call, {}, max_bytes).ok()) return refusal;
+  return AttendStream(call, {}, options, deadline, max_bytes);
 }
 
 // One AttendAsync: attempts until one is final, then the callback, then it deletes itself. Its
@@ -407,13 +457,28 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
 absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOptions& options) {
   const Deadline deadline = core_->DeadlineOf(options);  // the time that encoding takes counts
   if (auto result = core_->AttendShared(call, options, deadline)) return *std::move(result);
-  const absl::StatusOr<RequestMessage> request =
-      EncodeAttend(call, core_->options().max_message_bytes);
+  const int64_t max_bytes = core_->options().max_message_bytes;
+  const absl::StatusOr<RequestMessage> request = EncodeAttend(call, max_bytes);
+  if (absl::IsResourceExhausted(request.status())) {
+    return core_->AttendInstead(call, options, deadline, max_bytes, request.status());
+  }
   if (!request.ok()) return request.status();
   const absl::StatusOr<grpc::ByteBuffer> answer =
       core_->Send<grpc::ByteBuffer>(kAttend, *request, options, deadline, core_->options().retries);
-  if (!answer.ok()) return answer.status();
-  return Read(WantedBy(call), *answer);
+  if (answer.ok()) return Read(WantedBy(call), *answer);
+  if (!absl::IsResourceExhausted(answer.status())) return answer.status();
+  const absl::StatusOr<ServerInfo> server =
+      GetServerInfo({.timeout = deadline.left(), .stop = options.stop});
+  if (!server.ok() || request->size() <= server->max_message_bytes) return answer.status();
+  return core_->AttendInstead(call, options, deadline,
+                              std::min(max_bytes, server->max_message_bytes), answer.status());
+}
+
+absl::StatusOr<AttendResult> Client::AttendStream(const AttendCall& call,
+                                                  const StreamOptions& stream,
+                                                  const CallOptions& options) {
+  return core_->AttendStream(call, stream, options, core_->DeadlineOf(options),
+                             core_->options().max_message_bytes);
 }
 
 void Client::AttendAsync(const AttendCall& call, const CallOptions& options,

@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "rapt/attend.h"
 #include "rapt/reports.h"
+#include "rapt/stream.h"
 #include "rapt/tensor.h"
 
 namespace rapt::client {
@@ -128,8 +129,17 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  // Blocks until done. The bytes that the call's views point at are sent from where they are.
+  // Blocks until done. The bytes that the call's views point at are sent from where they are. A
+  // call that is too large for one message, by max_message_bytes or by the server's limit, goes as
+  // a stream where it can.
   absl::StatusOr<AttendResult> Attend(const AttendCall& call, const CallOptions& options = {});
+
+  // The same in chunks, at any size: the server's memory does not grow with the lengths. Present
+  // outputs, masks of integers and masks of fewer than T keys are InvalidArgument, and so are
+  // weights where keys stream. Never made again after a failure. Blocks until done.
+  absl::StatusOr<AttendResult> AttendStream(const AttendCall& call,
+                                            const StreamOptions& stream = {},
+                                            const CallOptions& options = {});
 
   // Returns without waiting for the server. `call` need not stay, but the bytes that its views
   // point at have to, unchanged, until the callback begins: they are sent from where they are. The

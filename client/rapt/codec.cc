@@ -21,30 +21,6 @@ namespace {
 
 // --- Enumerations --------------------------------------------------------------------------------
 
-v1::DataType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return v1::FP32;
-    case DType::kFloat16:
-      return v1::FP16;
-    case DType::kBFloat16:
-      return v1::BF16;
-    case DType::kFloat64:
-      return v1::FP64;
-    case DType::kBool:
-      return v1::BOOL;
-    case DType::kInt8:
-      return v1::INT8;
-    case DType::kUint8:
-      return v1::UINT8;
-    case DType::kInt32:
-      return v1::INT32;
-    case DType::kInt64:
-      return v1::INT64;
-  }
-  return v1::DATA_TYPE_UNSPECIFIED;
-}
-
 std::optional<DType> FromProto(v1::DataType dtype) {
   switch (dtype) {
     case v1::FP32:
@@ -217,17 +193,6 @@ void WriteAttention(const AttendCall& call, v1::Attention& attention) {
   }
 }
 
-// All but its tensors.
-v1::AttendRequest WithoutTensors(const AttendCall& call) {
-  v1::AttendRequest rest;
-  rest.mutable_key_lengths()->Add(call.key_lengths.begin(), call.key_lengths.end());
-  WriteAttention(call, *rest.mutable_attention());
-  if (call.score_output) rest.set_score_output(ToProto(*call.score_output));
-  rest.set_want_lse(call.wants_lse);
-  rest.set_want_present(call.wants_present);
-  return rest;
-}
-
 // --- Its result ----------------------------------------------------------------------------------
 
 absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
@@ -355,6 +320,40 @@ AdmissionLimits Read(const v1::AdmissionLimits& limits) {
 }
 
 }  // namespace
+
+v1::DataType ToProto(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return v1::FP32;
+    case DType::kFloat16:
+      return v1::FP16;
+    case DType::kBFloat16:
+      return v1::BF16;
+    case DType::kFloat64:
+      return v1::FP64;
+    case DType::kBool:
+      return v1::BOOL;
+    case DType::kInt8:
+      return v1::INT8;
+    case DType::kUint8:
+      return v1::UINT8;
+    case DType::kInt32:
+      return v1::INT32;
+    case DType::kInt64:
+      return v1::INT64;
+  }
+  return v1::DATA_TYPE_UNSPECIFIED;
+}
+
+v1::AttendRequest WithoutTensors(const AttendCall& call) {
+  v1::AttendRequest rest;
+  rest.mutable_key_lengths()->Add(call.key_lengths.begin(), call.key_lengths.end());
+  WriteAttention(call, *rest.mutable_attention());
+  if (call.score_output) rest.set_score_output(ToProto(*call.score_output));
+  rest.set_want_lse(call.wants_lse);
+  rest.set_want_present(call.wants_present);
+  return rest;
+}
 
 std::optional<int64_t> BytesInRegion(const AttendCall& call) {
   std::optional<int64_t> end = 0;

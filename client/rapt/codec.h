@@ -31,6 +31,10 @@ std::optional<int64_t> BytesInRegion(const AttendCall& call);
 // Copies the call's tensors into such a region, and wants Y there.
 RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call);
 
+// All of a call but its tensors.
+v1::AttendRequest WithoutTensors(const AttendCall& call);
+v1::DataType ToProto(DType dtype);
+
 // What a call asks for beside Y.
 struct WantedOutputs {
   bool scores = false;

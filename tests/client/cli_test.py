@@ -20,7 +20,7 @@ import pytest
 from rapt_server import RaptServer
 
 RAPT = os.environ["RAPT"]
-COMMANDS = ("demo", "attend", "plot", "diagnose", "memory", "info", "health")
+COMMANDS = ("demo", "attend", "plot", "diagnose", "memory", "compare-memory", "info", "health")
 OK, CALL_FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 
@@ -561,6 +561,77 @@ def test_something_else_at_the_address_is_no_server(rapt):
         ran = rapt("demo", "--address", address, code=UNREACHABLE)
         assert f"can't reach a server at {address}" in ran.stderr
         listener.shutdown(socket.SHUT_RDWR)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [[], ["--chunk", "1"], ["--chunk", "4"], ["--chunk=1000"]], ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_stream_gives_what_a_call_gives(rapt, save, load, case, chunk):
+    q, k, v = draw(1, 2, 4, 7, 8), draw(2, 2, 2, 9, 8), draw(3, 2, 2, 9, 6)
+    save(q=q, k=k, v=v)
+    if case.mask is not None:
+        save(mask=case.mask)
+    flags = ["--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "-o", "y.npy", "--lse", "lse.npy", "--scores", "s.npy"]
+    shown = json.loads(rapt("attend", *flags, *case.flags, "--stream", *chunk, "--json").stdout)
+    assert shown["path"] == "stream"
+    y, lse, scores = load("y.npy"), load("lse.npy"), load("s.npy")
+    close(y, oracle(q, k, v, **case.oracle)[0], 1e-5)
+    rapt("attend", *flags, *case.flags)
+    close(lse, load("lse.npy"), 1e-5)
+    close(scores, load("s.npy"), 1e-5)
+
+
+def test_weights_stream_too(rapt, save, load):
+    save(x=draw(1, 9, 8))
+    rapt("attend", "--q", "x.npy", "-o", "y.npy", "--weights", "w.npy", "--stream", "--chunk", "2")
+    np.testing.assert_allclose(load("w.npy").sum(-1), np.ones(9), rtol=1e-5)
+
+
+def test_a_terminal_sees_how_far_a_stream_is(tmp_path, save, server):
+    save(x=draw(1, 1, 1, 64, 8))
+    words = ["attend", "--q", "x.npy", "-o", "y.npy", "--stream", "--chunk", "4", "--address", server.grpc_address]
+    master, terminal = pty.openpty()
+    with os.fdopen(master, "rb", buffering=0) as screen:
+        try:
+            ran = subprocess.run([RAPT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=terminal, timeout=60)
+        finally:
+            os.close(terminal)
+        shown = b""
+        try:
+            while part := screen.read(4096):
+                shown += part
+        except OSError:  # the terminal is closed
+            pass
+    assert ran.returncode == OK
+    assert b" 100 % of 6 KiB" in shown
+    assert shown.endswith(b"\r\x1b[K")  # and is gone
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--chunk", "4"], "--chunk is about --stream"),
+        (["--stream", "--local"], "--local has none"),
+        (["--stream", "--chunk", "0"], "--chunk is 0; it must be at least 1"),
+    ],
+)
+def test_flags_of_streams_that_make_no_sense(rapt, save, flags, message):
+    save(x=draw(1, 3, 4))
+    ran = rapt("attend", "--q", "x.npy", "-o", "y.npy", *flags, code=USAGE)
+    assert message in ran.stderr
+
+
+def test_compare_memory_finds_equal_outputs_and_less_memory(rapt):
+    shown = json.loads(rapt("compare-memory", "--seq", "512,2048", "--heads", "2", "--json").stdout)
+    short, long = shown["lengths"]
+    assert short["match"] and long["match"]
+    assert long["standard"]["peak_bytes"] >= 4 * 2 * 2048 * 2048
+    assert long["chunked"]["peak_bytes"] < long["standard"]["peak_bytes"] / 4
+    table = rapt("compare-memory", "--seq", "64").stdout
+    assert re.search(r"^ +64 .* match \(", table, re.MULTILINE)
+    assert "--seq is 0" in rapt("compare-memory", "--seq", "0", code=USAGE).stderr
 
 
 # --- help -----------------------------------------------------------------------------------------

@@ -354,13 +354,13 @@ class OneToken {
   const std::vector<float> x_ = {1, 2, 3, 4};
 };
 
-TEST(ServerFaultsTest, ACallOverTheServersLimitIsRefused) {
+TEST(ServerFaultsTest, ACallOverTheServersLimitThatCannotBeStreamedIsRefused) {
   ServerProcess server({"--max_message_bytes=65536"});
   const auto client = Client::Connect(server.grpc_address());
   ASSERT_TRUE(client.ok()) << client.status();
   const std::vector<float> values(1 << 16);
   const TensorView x = View<float>({1, 1, 1 << 10, 1 << 6}, values);
-  EXPECT_EQ((*client)->Attend({.q = x, .k = x, .v = x}).status().code(),
+  EXPECT_EQ((*client)->Attend({.q = x, .k = x, .v = x, .wants_present = true}).status().code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE((*client)->Attend(OneToken()).ok());
 }

@@ -731,6 +731,45 @@ TEST(AttendStreamEndTest, ACallerThatDoesNotReadIsHeldBackAndEndsAtItsDeadline) 
   WaitUntilNothingIsHeld(server);
 }
 
+// So small that they are copied, so many that they fill every window.
+TEST(AttendStreamEndTest, ACallerThatReadsLateMissesNothing) {
+  const ServerProcess server;
+  Problem problem = SmallProblem();
+  problem.batch = 1;
+  problem.query_heads = problem.kv_heads = 1;
+  problem.query_length = 125 * 300;
+  problem.value_head_size = 8;
+  Rng rng(19);
+  const Inputs inputs = RandomInputs(problem, rng);
+  const Cut cut = {v1::QUERIES_STREAM, 125, 23};
+  const std::vector<Message> messages = MessagesOf(problem, inputs, cut);
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // else windows grow to megabytes
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 * 1024);
+  const auto stub = v1::AttentionService::NewStub(grpc::CreateCustomChannel(
+      server.grpc_address(), grpc::InsecureChannelCredentials(), arguments));
+  grpc::ClientContext context;
+  const auto stream = stub->AttendStream(&context);
+  std::thread sender([&] {
+    for (const Message& message : messages) stream->Write(message);
+    stream->WritesDone();
+  });
+  double taken = -1;  // until the server takes no more
+  for (int same = 0; same < 50;) {
+    const double now = ReadMetric(server, "rapt_chunks_total");
+    same = now > 1 && now == taken ? same + 1 : 0;
+    taken = now;
+  }
+  EXPECT_LT(taken, static_cast<double>(messages.size()) - 1);
+  Answers answers;
+  for (Answer answer; stream->Read(&answer);) answers.messages.push_back(answer);
+  sender.join();
+  const grpc::Status status = stream->Finish();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  const Outputs outputs = Collector(problem, cut).Collect(answers.messages);
+  EXPECT_TRUE(Matches(problem, outputs, rapt::test::Attend(problem, inputs)));
+}
+
 TEST(AttendStreamEndTest, ADrainingServerEndsStreamsAndTakesNone) {
   ServerProcess server;
   const auto stub = Connect(server);

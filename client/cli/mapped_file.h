@@ -1,0 +1,30 @@
+// A file's bytes as memory: those that are looked at are read, when they are, and none is copied.
+#ifndef RAPT_CLIENT_CLI_MAPPED_FILE_H_
+#define RAPT_CLIENT_CLI_MAPPED_FILE_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace rapt {
+
+class MappedFile {
+ public:
+  // Null for what can't be mapped: a pipe, an empty file, one that can't be opened.
+  static std::shared_ptr<const MappedFile> Open(const std::string& path);
+
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::string_view content() const { return content_; }
+
+ private:
+  explicit MappedFile(std::string_view content) : content_(content) {}
+
+  const std::string_view content_;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_MAPPED_FILE_H_
