@@ -32,6 +32,7 @@ struct CallReport {
   const Problem* problem = nullptr;
   const Backend* backend = nullptr;   // that computed it
   const Backend* declined = nullptr;  // that would have been preferred
+  bool declined_for_now = false;      // Plan::declined_for_now
   std::string plan;                   // Plan::Describe()
   double flops = 0;                   // of the plan, once it is computed
 

@@ -92,6 +92,7 @@ class Engine::Passage {
   virtual absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) = 0;
   virtual void Run(std::unique_ptr<Passage> self, Executor& executor, bool may_run_inline) = 0;
   virtual void Refuse(absl::Status status) = 0;
+  virtual bool WaitsForDevice() const { return false; }
 
  protected:
   const ResolvedCall& call() const { return request_.call; }
@@ -196,6 +197,7 @@ class Engine::Flight final : public Engine::Passage {
     plan_ = *std::move(plan);
     result_.backend = plan_.backend;
     result_.declined = plan_.declined;
+    result_.declined_for_now = plan_.declined_for_now;
     result_.plan = plan_.Describe();
     result_.flops = plan_.flops;
     PlanGathers(plan_.backend->ReadsSlices());
@@ -252,6 +254,7 @@ class Engine::Flight final : public Engine::Passage {
   }
 
   void Refuse(absl::Status status) override { Finish({.status = std::move(status)}); }
+  bool WaitsForDevice() const override { return plan_.backend->lanes() > 0; }
 
  private:
   bool IsTiny() const {
@@ -352,8 +355,22 @@ class Engine::Examination final : public Engine::Passage {
   ReservedBuffer workspace_;
 };
 
-Engine::Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Executor& executor)
-    : options_(std::move(options)), gate_(gate), pool_(pool), executor_(executor) {
+namespace {
+
+PlanOptions WithLanes(PlanOptions options, bool has_lanes) {
+  options.has_lanes = has_lanes;
+  return options;
+}
+
+}  // namespace
+
+Engine::Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Executor& executor,
+               Executor* lanes)
+    : options_(WithLanes(std::move(options), lanes != nullptr)),
+      gate_(gate),
+      pool_(pool),
+      executor_(executor),
+      lanes_(lanes) {
   RAPT_CHECK(options_.threads == executor_.threads(), "plans are for the executor's threads");
 }
 
@@ -414,6 +431,8 @@ void Engine::Start(std::unique_ptr<Passage> passage, AdmissionGate::Outcome outc
   absl::Status status = passage->Place(pool_, std::move(outcome->reservation));
   if (!status.ok()) return passage->Refuse(std::move(status));
   Passage& started = *passage;
+  // What waits for a device does so on a thread of a lane, however small it is.
+  if (started.WaitsForDevice()) return started.Run(std::move(passage), *lanes_, false);
   // The timer's thread has alarms to ring: it computes nothing.
   started.Run(std::move(passage), executor_, /*may_run_inline=*/at_once);
 }
@@ -421,8 +440,9 @@ void Engine::Start(std::unique_ptr<Passage> passage, AdmissionGate::Outcome outc
 absl::StatusOr<std::shared_ptr<AttentionStream>> Engine::PlanStream(StreamRequest request) {
   if (absl::Status status = CheckAccepting(); !status.ok()) return status;
   const FieldNames& names = *request.names;
+  // A stream's chunks all run on the threads that compute.
   absl::StatusOr<ChunkedPlan> plan =
-      MakeChunkedPlan(request.problem, request.chunking, options_, names);
+      MakeChunkedPlan(request.problem, request.chunking, WithLanes(options_, false), names);
   if (!plan.ok()) return plan.status();
   absl::Status status = ValidateKeyLengths(request.problem, request.key_lengths, names);
   if (!status.ok()) return status;

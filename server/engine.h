@@ -31,8 +31,10 @@ using MessageAdmitted = absl::AnyInvocable<void(absl::StatusOr<MessageReservatio
 class Engine {
  public:
   // `options` are valid and for the executor's number of threads; the pool has room for the gate's
-  // compute share.
-  Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Executor& executor);
+  // compute share. With `lanes`, which has a thread for each lane of the device, backends that wait
+  // for one are taken as well.
+  Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Executor& executor,
+         Executor* lanes = nullptr);
 
   // Before a message is received: waits for a place for its bytes. Calls `admitted` exactly once,
   // on this thread where that is decided at once, with Unavailable, ResourceExhausted,
@@ -90,6 +92,7 @@ class Engine {
   AdmissionGate& gate_;
   BufferPool& pool_;
   Executor& executor_;
+  Executor* const lanes_;
   std::atomic<bool> accepting_{true};
 };
 

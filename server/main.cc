@@ -22,6 +22,9 @@
 #include "server/admission/gate.h"
 #include "server/attention/attention.h"
 #include "server/attention/backend.h"
+#include "server/attention/cpu/cpu_backend.h"
+#include "server/attention/cudnn/cuda_device.h"
+#include "server/attention/cudnn/cudnn_backend.h"
 #include "server/base/buffer_pool.h"
 #include "server/base/clock.h"
 #include "server/base/host_limits.h"
@@ -310,14 +313,14 @@ absl::StatusOr<std::unique_ptr<Listener>> ListenerFor(const Options& options) {
 // Which build on which machine: always 1.
 void ShowBuild(Metrics& metrics, const PlanOptions& options) {
   std::string isa;
-  std::string cudnn = "no";
   for (const Backend* backend : Backends()) {
     if (isa.empty()) isa = ChooseIsa(*backend, options.isa);
-    if (backend->name() == "cudnn") cudnn = backend->Available().ok() ? "yes" : "unavailable";
   }
-  metrics.ShowGauge("rapt_build_info", "Version, instruction set of the CPU backend, cuDNN.",
-                    {{"version", std::string(Version())}, {"isa", isa}, {"cudnn", cudnn}},
-                    [] { return 1.0; });
+  const bool cudnn = cudnn::ProcessBackend().Available().ok();
+  metrics.ShowGauge(
+      "rapt_build_info", "Version, instruction set of the CPU backend, cuDNN.",
+      {{"version", std::string(Version())}, {"isa", isa}, {"cudnn", cudnn ? "yes" : "unavailable"}},
+      [] { return 1.0; });
 }
 
 void AnnounceReady(const Options& options, const std::string& grpc_address,
@@ -359,20 +362,29 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   const Options& options = *filled;
   const PlanOptions plan_options{
       .backend = options.backend, .isa = options.isa, .threads = options.threads};
-  absl::StatusOr<Plan> canary = PlanCanary(plan_options);
+  if (absl::Status status = Validate(plan_options); !status.ok()) {
+    return Complain(status, kExitUsage);
+  }
+  // It watches the threads that compute; a device tells of itself.
+  PlanOptions canary_options = plan_options;
+  if (options.backend == cudnn::ProcessBackend().name()) canary_options.backend = "auto";
+  absl::StatusOr<Plan> canary = PlanCanary(canary_options);
   if (!canary.ok()) return Complain(canary.status(), kExitUsage);
   const auto credentials = CredentialsOf(options, memory.clock);
   if (!credentials.ok()) return Complain(credentials.status(), kExitUsage);
   const auto access = Access::Open(options.token_file, memory.clock);
   if (!access.ok()) return Complain(access.status(), kExitUsage);
-  SetLogFormat(options.log_format);
   TakeOverGrpcLog();
   TuneMalloc();
   TakeAllDescriptors();
 
   Metrics metrics;
   Executor executor(options.threads, memory.clock);
-  Engine engine(plan_options, memory.gate, memory.pool, executor);
+  std::unique_ptr<Executor> lanes;
+  if (const int count = cudnn::ProcessBackend().lanes(); count > 0) {
+    lanes = std::make_unique<Executor>(count, memory.clock);
+  }
+  Engine engine(plan_options, memory.gate, memory.pool, executor, lanes.get());
   ReceiveQuota quota(memory.gate.LimitOf(AdmissionGate::Share::kReceive));
   OpenCalls open_calls({options.max_open_calls, options.max_calls_per_caller},
                        [&] { quota.Follow(open_calls); });
@@ -435,6 +447,19 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   return EXIT_SUCCESS;
 }
 
+// Before any other thread comes: what opening a GPU may do to a process is tried in a child.
+void StartCudnn(const Options& options, const Clock& clock) {
+  if (options.cudnn_memory_bytes == 0) return;
+  absl::StatusOr<std::unique_ptr<cudnn::Device>> device = cudnn::OpenCudaDevice(
+      {.libraries = options.cudnn_libraries, .memory_bytes = options.cudnn_memory_bytes});
+  if (!device.ok() && options.backend == "auto") {
+    Log(LogLevel::kWarning, "without a GPU", {{"reason", device.status().message()}});
+  }
+  cudnn::ProcessBackend().Start(std::move(device), CpuBackend(), clock,
+                                {.least_flops = static_cast<double>(options.cudnn_min_flops),
+                                 .plan_directory = options.cudnn_plan_cache});
+}
+
 int Main(int argc, char** argv) {
   // Blocked before any thread starts, so that sigwait alone sees them.
   sigset_t stop_signals;
@@ -454,7 +479,12 @@ int Main(int argc, char** argv) {
     std::fputs(options->text_to_print.c_str(), stdout);
     return EXIT_SUCCESS;
   }
-  return Serve(*options, stop_signals);
+  SetLogFormat(options->log_format);
+  const SteadyClock clock;
+  StartCudnn(*options, clock);
+  const int exit_code = Serve(*options, stop_signals);
+  cudnn::ProcessBackend().Stop();
+  return exit_code;
 }
 
 }  // namespace

@@ -46,6 +46,17 @@ ABSL_FLAG(std::string, token_file, "",
 ABSL_FLAG(std::string, backend, "auto",
           "who computes: auto, cpu or reference, and cudnn in builds that have it; auto takes the "
           "first that can");
+ABSL_FLAG(std::string, cudnn_libraries, "",
+          "directories with the libraries of CUDA 13 and cuDNN 9, with ':' between them; empty: "
+          "where the system looks");
+ABSL_FLAG(
+    int64_t, cudnn_memory_bytes, 0,
+    "memory that cudnn takes of the GPU, and as much pinned on the host beside the budget; 0: "
+    "4 GiB with --backend=cudnn, else none, and auto leaves the GPU alone");
+ABSL_FLAG(int64_t, cudnn_min_flops, 10'000'000'000,
+          "auto leaves problems of fewer operations than this to the cpu");
+ABSL_FLAG(std::string, cudnn_plan_cache, "",
+          "a directory where compiled kernels are kept for the next start; empty: none are");
 ABSL_FLAG(
     std::string, isa, "auto",
     "the instruction set that the cpu backend uses: auto, amx, avx512, avx2 or portable; auto "
@@ -96,6 +107,8 @@ namespace rapt {
 namespace {
 
 constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kDefaultCudnnMemoryBytes = int64_t{4} << 30;
+constexpr int64_t kLeastCudnnMemoryBytes = int64_t{64} << 20;
 constexpr double kMemoryShare = 0.6;
 
 // "grpc_address" is RAPT_GRPC_ADDRESS in the environment.
@@ -328,6 +341,18 @@ absl::Status CheckSecurity() {
   return absl::OkStatus();
 }
 
+absl::Status CheckCudnnMemory() {
+  const int64_t bytes = absl::GetFlag(FLAGS_cudnn_memory_bytes);
+  if (bytes == 0) return absl::OkStatus();
+  return CheckRange("cudnn_memory_bytes", bytes, kLeastCudnnMemoryBytes,
+                    std::numeric_limits<int64_t>::max());
+}
+
+int64_t CudnnMemoryBytes() {
+  const int64_t bytes = absl::GetFlag(FLAGS_cudnn_memory_bytes);
+  return bytes == 0 && absl::GetFlag(FLAGS_backend) == "cudnn" ? kDefaultCudnnMemoryBytes : bytes;
+}
+
 absl::Status CheckFlags() {
   const bool insecure = absl::GetFlag(FLAGS_insecure);
   absl::Status status = CheckGrpcAddress(insecure);
@@ -340,6 +365,9 @@ absl::Status CheckFlags() {
                            std::numeric_limits<int64_t>::max()));
   status.Update(CheckRange("max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), 0,
                            std::numeric_limits<int32_t>::max()));
+  status.Update(CheckCudnnMemory());
+  status.Update(CheckRange("cudnn_min_flops", absl::GetFlag(FLAGS_cudnn_min_flops), 0,
+                           std::numeric_limits<int64_t>::max()));
   constexpr int64_t kMostCalls = 1 << 20;
   status.Update(CheckRange("max_open_calls", absl::GetFlag(FLAGS_max_open_calls), 1, kMostCalls));
   status.Update(
@@ -406,6 +434,10 @@ Options OptionsFromFlags(const HostLimits& host) {
       .slow_call = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_slow_call)),
       .allow_shared_memory = absl::GetFlag(FLAGS_allow_shared_memory),
       .shared_memory_prefix = absl::GetFlag(FLAGS_shared_memory_prefix),
+      .cudnn_libraries = absl::GetFlag(FLAGS_cudnn_libraries),
+      .cudnn_memory_bytes = CudnnMemoryBytes(),
+      .cudnn_min_flops = absl::GetFlag(FLAGS_cudnn_min_flops),
+      .cudnn_plan_cache = absl::GetFlag(FLAGS_cudnn_plan_cache),
       .text_to_print = "",
   };
 }

@@ -47,6 +47,10 @@ struct Options {
   std::chrono::milliseconds slow_call{0};  // calls that take so long are logged; 0: none is
   bool allow_shared_memory = false;
   std::string shared_memory_prefix;  // of the objects' names; empty: any
+  std::string cudnn_libraries;       // directories that ':' parts; empty: where the system looks
+  int64_t cudnn_memory_bytes = 0;    // of the device; 0: none is opened
+  int64_t cudnn_min_flops = 0;       // smaller problems are the CPU's under auto
+  std::string cudnn_plan_cache;      // a directory; empty: none
 
   // What --help or --version asks to print, instead of serving.
   std::string text_to_print;

@@ -104,6 +104,7 @@ struct Result {
   Stage ended_in = Stage::kQueue;            // or kCompute
   const Backend* backend = nullptr;          // null where it never came to a plan
   const Backend* declined = nullptr;         // Plan::declined
+  bool declined_for_now = false;             // likewise
   std::string plan;                          // Plan::Describe()
   double flops = 0;                          // Plan::flops
   std::chrono::nanoseconds queue_time{0};    // until the first task: for memory, then for a thread

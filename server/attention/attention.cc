@@ -32,26 +32,43 @@ absl::StatusOr<const Backend*> FindBackend(absl::string_view name) {
 struct Choice {
   const Backend* backend = nullptr;
   const Backend* declined = nullptr;
+  bool declined_for_now = false;
 };
 
-absl::StatusOr<Choice> ChooseBackend(const Problem& problem, absl::string_view name) {
+// OK, or why the backend can't compute the problem under these options.
+absl::Status CheckSupport(const Backend& backend, const Problem& problem,
+                          const PlanOptions& options) {
+  if (backend.lanes() > 0 && !options.has_lanes) {
+    return absl::UnimplementedError("it waits for a device, which there are no threads for here");
+  }
+  return backend.Supports(problem);
+}
+
+absl::StatusOr<Choice> ChooseBackend(const Problem& problem, const PlanOptions& options) {
+  const std::string& name = options.backend;
   if (name != "auto") {
     const absl::StatusOr<const Backend*> backend = FindBackend(name);
     if (!backend.ok()) return backend.status();
-    if (absl::Status reason = (*backend)->Supports(problem); !reason.ok()) {
-      return absl::UnimplementedError(absl::StrCat(
-          "backend '", std::string(name), "' can't compute this: ", std::string(reason.message())));
+    if (absl::Status reason = CheckSupport(**backend, problem, options); !reason.ok()) {
+      return absl::UnimplementedError(
+          absl::StrCat("backend '", name, "' can't compute this: ", std::string(reason.message())));
     }
     return Choice{*backend};
   }
   Choice choice;
   for (const Backend* backend : Backends()) {
     if (!backend->Available().ok()) continue;
-    if (backend->Supports(problem).ok()) {
+    const bool supported = CheckSupport(*backend, problem, options).ok();
+    const absl::Status preference = supported ? backend->Prefers(problem) : absl::OkStatus();
+    if (supported && preference.ok()) {
       choice.backend = backend;
       return choice;
     }
-    if (choice.declined == nullptr) choice.declined = backend;
+    const bool for_now = preference.code() == absl::StatusCode::kUnavailable;
+    if (choice.declined == nullptr && (!supported || for_now)) {
+      choice.declined = backend;
+      choice.declined_for_now = for_now;
+    }
   }
   return absl::UnimplementedError("no backend can compute this");
 }
@@ -98,14 +115,15 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
   absl::Status status = Validate(options);
   if (status.ok()) status = Validate(problem);
   if (!status.ok()) return status;
-  const absl::StatusOr<Choice> choice = ChooseBackend(problem, options.backend);
+  const absl::StatusOr<Choice> choice = ChooseBackend(problem, options);
   if (!choice.ok()) return choice.status();
   Plan plan;
   plan.problem = problem;
   plan.backend = choice->backend;
   plan.declined = choice->declined;
+  plan.declined_for_now = choice->declined_for_now;
   plan.isa = ChooseIsa(*plan.backend, options.isa);
-  plan.threads = options.threads;
+  plan.threads = plan.backend->lanes() > 0 ? plan.backend->lanes() : options.threads;
   if (!problem.empty() || problem.wants_present) plan.backend->PlanTasks(plan);
   return plan;
 }
@@ -143,7 +161,7 @@ absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::b
     return absl::InvalidArgumentError(
         absl::StrCat("the pool has ", pool.workers(), " workers; the plan is for ", plan.threads));
   }
-  const bool alone = plan.flops < kFlopsAlone;
+  const bool alone = plan.flops < kFlopsAlone && plan.backend->lanes() == 0;
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     const auto run_task = [&](int64_t task, int worker) {
       plan.backend->RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task,

@@ -36,8 +36,16 @@ class Backend {
   // them first.
   virtual bool ReadsSlices() const { return false; }
 
+  // So many tasks at once wait for a device, rather than compute: they run on threads of their own,
+  // each worker has a lane to itself, and plans are for that many threads. 0: tasks compute.
+  virtual int lanes() const { return 0; }
+
   // OK, or the reason why not. `problem` is valid.
   virtual absl::Status Supports(const Problem& problem) const = 0;
+
+  // Of a supported problem: OK, or why "auto" does better with the next backend. Unavailable where
+  // that is for now only; such calls count as fallbacks.
+  virtual absl::Status Prefers(const Problem&) const { return absl::OkStatus(); }
 
   // Fills tiles, stages and workspace of a plan whose problem, isa and threads are set. The problem
   // is valid and supported; it may be empty() and still want its present keys and values.

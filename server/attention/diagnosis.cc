@@ -136,6 +136,18 @@ std::string Describe(const Problem& p) {
   return text;
 }
 
+namespace {
+
+std::string WhyNotTaken(const Backend& backend, const Problem& problem, const PlanOptions& options,
+                        const Plan& taken) {
+  if (options.backend != "auto") return absl::StrCat("the backend is set to ", options.backend);
+  const absl::Status preference = backend.Prefers(problem);
+  if (!preference.ok()) return std::string(preference.message());
+  return absl::StrCat("auto takes ", taken.Describe(), ", which comes first");
+}
+
+}  // namespace
+
 std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptions& options) {
   const absl::StatusOr<Plan> chosen = MakePlan(problem, options);
   std::vector<BackendChoice> choices;
@@ -151,11 +163,7 @@ std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptio
     } else {
       choice.plan = plan->Describe();
       choice.workspace_bytes = plan->workspace_bytes();
-      if (!choice.chosen) {
-        choice.reason = options.backend == "auto"
-                            ? absl::StrCat("auto takes ", chosen->Describe(), ", which comes first")
-                            : absl::StrCat("the backend is set to ", options.backend);
-      }
+      if (!choice.chosen) choice.reason = WhyNotTaken(*backend, problem, options, *chosen);
     }
     choices.push_back(std::move(choice));
   }

@@ -17,6 +17,9 @@ struct PlanOptions {
       "auto";  // auto, or a backend's name: the first of the list that supports the problem
   std::string isa = "auto";  // auto, or an instruction set's name: the best one this machine has
   int threads = 1;           // that will run the tasks; tiles and key splits may depend on it
+  // Whether tasks that wait for a device get threads of their own, see Backend::lanes(). Where not,
+  // backends with such tasks are not taken.
+  bool has_lanes = false;
 };
 
 // The steps between queries and keys that a backend works in. What they mean is the backend's own.
@@ -26,14 +29,16 @@ struct Tiles {
   int64_t key_splits = 1;   // parts of the keys that run at once and are merged by LSE
 };
 
-// A function of problem and options alone, never of load: the same plan gives the same bits.
+// A function of problem and options alone, never of load, but for what Backend::Prefers() says of a
+// device: the same plan gives the same bits.
 // Immutable after MakePlan; may be shared by threads.
 struct Plan {
   Problem problem;
   const Backend* backend = nullptr;
-  // The first of the list that could run here, where that does not support the problem and the
-  // choice was left to us; else null.
+  // The first of the list that could run here, where that does not support the problem, or can't
+  // take it now, and the choice was left to us; else null.
   const Backend* declined = nullptr;
+  bool declined_for_now = false;
   std::string isa;  // empty where the backend has none
   int threads = 1;
   Tiles tiles;

@@ -108,7 +108,7 @@ void Metrics::Count(Method& method, const CallReport& report) {
   if (report.problem != nullptr) batch_size_.Observe(report.problem->batch);
   if (report.flops > 0) flops_.Add(report.flops);
   if (report.declined != nullptr && report.backend != nullptr) {
-    fallbacks_[IndexOf(report.declined)][IndexOf(report.backend)].Add();
+    fallbacks_[IndexOf(report.declined)][IndexOf(report.backend)][report.declined_for_now].Add();
   }
 }
 
@@ -198,10 +198,13 @@ void Metrics::CollectRefusals(Families& families) const {
                                   "Calls that a preferred backend could not compute.");
   for (size_t from = 0; from < Backends().size(); ++from) {
     for (size_t to = from + 1; to < Backends().size(); ++to) {
-      fallbacks.metric.push_back(CounterOf({{"from", std::string(BackendLabel(from + 1))},
-                                            {"to", std::string(BackendLabel(to + 1))},
-                                            {"reason", "unsupported"}},
-                                           static_cast<double>(fallbacks_[from][to].value())));
+      for (const bool for_now : {false, true}) {
+        const Counter& counter = fallbacks_[from][to][for_now];
+        fallbacks.metric.push_back(CounterOf({{"from", std::string(BackendLabel(from + 1))},
+                                              {"to", std::string(BackendLabel(to + 1))},
+                                              {"reason", for_now ? "not_now" : "unsupported"}},
+                                             static_cast<double>(counter.value())));
+      }
     }
   }
   families.push_back(std::move(fallbacks));

@@ -89,7 +89,8 @@ class Metrics {
   std::array<Counter, kStages> cancelled_;
   std::array<Counter, kStages> deadline_exceeded_;
   std::array<Counter, kRejections> rejected_;
-  std::array<std::array<Counter, kMaxBackends>, kMaxBackends> fallbacks_;  // from, to
+  // from, to, for now
+  std::array<std::array<std::array<Counter, 2>, kMaxBackends>, kMaxBackends> fallbacks_;
   Counter received_bytes_;
   Counter sent_bytes_;
   RealCounter flops_;

@@ -136,6 +136,7 @@ void TensorCall::TellOf(const Result& result) {
   if (result.backend == nullptr) return;
   report_.backend = result.backend;
   report_.declined = result.declined;
+  report_.declined_for_now = result.declined_for_now;
   report_.plan = result.plan;
   if (result.status.ok()) report_.flops = result.flops;
 

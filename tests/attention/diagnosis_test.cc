@@ -355,23 +355,30 @@ TEST(DiagnosisTest, TakesProblemsWithNothingInThem) {
   EXPECT_THAT(report.warnings, IsEmpty());
 }
 
+const BackendChoice& ChoiceOf(const std::vector<BackendChoice>& choices, const std::string& name) {
+  return *std::find_if(choices.begin(), choices.end(),
+                       [&](const BackendChoice& choice) { return choice.backend == name; });
+}
+
 TEST(DiagnosisTest, SaysWhichBackendRunsAndWhyTheOthersDoNot) {
   const Problem problem = Square(3);
   const std::vector<BackendChoice> by_auto =
       MustDiagnose(problem, SomeInputs(problem), {.threads = 2}).backends;
   ASSERT_EQ(by_auto.size(), Backends().size());
-  EXPECT_TRUE(by_auto[0].chosen);
-  EXPECT_EQ(by_auto[0].reason, "");
+  EXPECT_TRUE(ChoiceOf(by_auto, "cpu").chosen);
+  EXPECT_EQ(ChoiceOf(by_auto, "cpu").reason, "");
+  EXPECT_FALSE(ChoiceOf(by_auto, "cudnn").chosen);
+  EXPECT_THAT(ChoiceOf(by_auto, "cudnn").reason, HasSubstr("no device has been opened"));
   EXPECT_EQ(by_auto.back().backend, "reference");
   EXPECT_FALSE(by_auto.back().chosen);
   EXPECT_EQ(by_auto.back().plan, "reference");
   EXPECT_EQ(by_auto.back().workspace_bytes, 2 * (3 + 4) * 8);
-  EXPECT_THAT(by_auto.back().reason, HasSubstr("auto takes " + by_auto[0].plan));
+  EXPECT_THAT(by_auto.back().reason, HasSubstr("auto takes " + ChoiceOf(by_auto, "cpu").plan));
 
   const std::vector<BackendChoice> by_name =
       MustDiagnose(problem, SomeInputs(problem), {.backend = "reference"}).backends;
-  EXPECT_FALSE(by_name[0].chosen);
-  EXPECT_EQ(by_name[0].reason, "the backend is set to reference");
+  EXPECT_FALSE(ChoiceOf(by_name, "cpu").chosen);
+  EXPECT_EQ(ChoiceOf(by_name, "cpu").reason, "the backend is set to reference");
   EXPECT_TRUE(by_name.back().chosen);
 }
 

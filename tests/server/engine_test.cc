@@ -17,8 +17,11 @@
 #include <vector>
 
 #include "server/attention/attention.h"
+#include "server/attention/cpu/cpu_backend.h"
+#include "server/attention/cudnn/cudnn_backend.h"
 #include "server/base/aligned_buffer.h"
 #include "server/base/thread_pool.h"
+#include "tests/support/fake_device.h"
 
 namespace rapt {
 namespace {
@@ -128,6 +131,31 @@ TEST_F(EngineTest, NamesBackendAndPlan) {
   EXPECT_EQ(result.backend->name(), "cpu");
   EXPECT_EQ(result.declined, nullptr);
   EXPECT_THAT(result.plan, StartsWith("cpu/"));
+}
+
+TEST_F(EngineTest, RunsWhatWaitsForADeviceOnItsLanes) {
+  test::FakeDevice::Controls controls;
+  std::thread::id ran_on;
+  controls.on_run = [&] { ran_on = std::this_thread::get_id(); };
+  cudnn::ProcessBackend().Start(std::make_unique<test::FakeDevice>(controls, 2, 1 << 20),
+                                CpuBackend(), clock_, {});
+  {
+    Executor lanes(2, clock_);
+    Engine engine({.backend = "cudnn", .threads = kThreads}, gate_, pool_, executor_, &lanes);
+    const Call call = HandComputed();
+    std::promise<Outcome> promise;
+    engine.Submit(call.ToRequest(), [&promise](Result result) {
+      promise.set_value({std::move(result), std::this_thread::get_id()});
+    });
+    const Outcome outcome = promise.get_future().get();
+    ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;
+    EXPECT_EQ(outcome.result.backend->name(), "cudnn");
+    EXPECT_NEAR(Floats(outcome.result.y)[0], .8137, 5e-5);
+    EXPECT_EQ(outcome.thread, ran_on);
+    EXPECT_NE(ran_on, std::this_thread::get_id()) << "tiny as it is";
+    EXPECT_EQ(controls.runs, 1);
+  }
+  cudnn::ProcessBackend().Stop();
 }
 
 TEST_F(EngineTest, RunsATinyRequestOnTheCallersThreadAndALargeOneElsewhere) {

@@ -69,6 +69,10 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_METRICS_ADDRESS", "[::1]:2"},
                   {"RAPT_BACKEND", "cpu"},
                   {"RAPT_ISA", "avx2"},
+                  {"RAPT_CUDNN_LIBRARIES", "/opt/cuda:/opt/cudnn"},
+                  {"RAPT_CUDNN_MEMORY_BYTES", "123456789"},
+                  {"RAPT_CUDNN_MIN_FLOPS", "17"},
+                  {"RAPT_CUDNN_PLAN_CACHE", "/var/cache/rapt"},
                   {"RAPT_THREADS", "3"},
                   {"RAPT_MEMORY_BUDGET_BYTES", "4"},
                   {"RAPT_MAX_MESSAGE_BYTES", "5"},
@@ -103,6 +107,10 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->metrics_address, "[::1]:2");
   EXPECT_EQ(options->backend, "cpu");
   EXPECT_EQ(options->isa, "avx2");
+  EXPECT_EQ(options->cudnn_libraries, "/opt/cuda:/opt/cudnn");
+  EXPECT_EQ(options->cudnn_memory_bytes, 123456789);
+  EXPECT_EQ(options->cudnn_min_flops, 17);
+  EXPECT_EQ(options->cudnn_plan_cache, "/var/cache/rapt");
   EXPECT_EQ(options->threads, 3);
   EXPECT_EQ(options->memory_budget_bytes, 4);
   EXPECT_EQ(options->max_message_bytes, 5);
@@ -130,6 +138,12 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->tls_key, "key");
   EXPECT_EQ(options->tls_client_ca, "ca");
   EXPECT_EQ(options->token_file, "tokens");
+}
+
+TEST_F(OptionsTest, TheGpuIsLeftAloneUnlessItIsAskedFor) {
+  EXPECT_EQ(Parse({})->cudnn_memory_bytes, 0);
+  EXPECT_EQ(Parse({"--backend=cudnn"})->cudnn_memory_bytes, int64_t{4} << 30);
+  EXPECT_EQ(Parse({"--cudnn_memory_bytes=1"}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(OptionsTest, AnEmptyVariableCountsAsNotSet) {

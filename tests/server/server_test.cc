@@ -389,6 +389,7 @@ TEST(ServerCommandLineTest, ABadLineGivesOneLineAndExitCodeTwo) {
       {{"--threads=many"}, "'many'"},
       {{"serve"}, "'serve'"},
       {{"--backend=abacus"}, "'abacus'"},
+      {{"--backend=cudnn", "--cudnn_libraries=/nowhere"}, "backend 'cudnn' can't run here: "},
       {{"--isa=mmx"}, "'mmx'"},
       {{"--grpc_address=0.0.0.0:0"}, "--insecure"},
       {{"--memory_budget_bytes=1"}, "--memory_budget_bytes is 1"},

@@ -202,15 +202,28 @@ Inputs RandomInputs(const Problem& p, Rng& rng, const Arrangement& arrangement, 
   return inputs;
 }
 
+namespace {
+
+// What a device declines, the next backend computes, as under "auto". The pool's threads may wait.
+absl::StatusOr<Plan> PlanOrNext(const Problem& problem, PlanOptions options) {
+  options.has_lanes = true;
+  absl::StatusOr<Plan> plan = MakePlan(problem, options);
+  if (!absl::IsUnimplemented(plan.status()) || options.backend != "cudnn") return plan;
+  options.backend = "cpu";
+  return MakePlan(problem, options);
+}
+
+}  // namespace
+
 absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& inputs,
                                      const PlanOptions& options, Storage output_storage,
                                      std::optional<int> workers) {
-  const absl::StatusOr<Plan> plan = MakePlan(problem, options);
+  const absl::StatusOr<Plan> plan = PlanOrNext(problem, options);
   if (!plan.ok()) return plan.status();
   Outputs outputs = MakeOutputs(problem, output_storage);
   GuardedWorkspace workspace(plan->workspace_bytes());
   const absl::Status status = Run(*plan, MakeArguments(inputs, outputs), workspace.span(),
-                                  PoolOf(workers.value_or(options.threads)));
+                                  PoolOf(workers.value_or(plan->threads)));
   if (!status.ok()) return status;
   EXPECT_TRUE(workspace.GuardsIntact()) << plan->Describe() << " wrote outside of its workspace of "
                                         << plan->workspace_bytes() << " bytes";

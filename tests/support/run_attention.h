@@ -56,8 +56,9 @@ struct Outputs {
   std::string plan;
 };
 
-// The status of MakePlan or Run. A guard or a gap that was written to is a test failure. The pool
-// has as many workers as the plan has threads where `workers` does not say otherwise.
+// The status of MakePlan or Run. What the backend of a device declines, the CPU computes. A guard
+// or a gap that was written to is a test failure. The pool has as many workers as the plan has
+// threads where `workers` does not say otherwise.
 absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& inputs,
                                      const PlanOptions& options,
                                      Storage output_storage = Storage::kRowMajor,

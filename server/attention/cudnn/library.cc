@@ -8,8 +8,12 @@
 #include <exception>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <memory>
+#include <string>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -28,8 +32,7 @@ namespace fe = cudnn_frontend;
 using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
 using fe::graph::Tensor_attributes;
 
-// --- Loading
-// --------------------------------------------------------------------------------------
+// --- Loading -------------------------------------------------------------------------------------
 
 // The first directory's that has it; its path goes to `path`.
 void* OpenLibrary(const char* name, absl::string_view directories, std::string& path) {
@@ -42,7 +45,7 @@ void* OpenLibrary(const char* name, absl::string_view directories, std::string& 
 
 // Each library finds those before it among what is open already. Nothing asks for the compiler's
 // builtins by name, and without them it fails when it is used.
-absl::Status OpenAll(absl::string_view directories) {
+absl::Status OpenAll(absl::string_view directories, void*& runtime) {
   std::string path;
   void* handle = nullptr;
   for (const char* name :
@@ -53,6 +56,7 @@ absl::Status OpenAll(absl::string_view directories) {
     }
     // Else the frontend takes CUDA 12's where that is installed as well.
     if (absl::StartsWith(name, "libcudart")) {
+      runtime = handle;
       setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", path.c_str(), /*replace=*/1);
     }
   }
@@ -60,8 +64,7 @@ absl::Status OpenAll(absl::string_view directories) {
   return absl::OkStatus();
 }
 
-// --- Graphs
-// ---------------------------------------------------------------------------------------
+// --- Graphs --------------------------------------------------------------------------------------
 
 fe::DataType_t TypeOf(DType dtype) {
   switch (dtype) {
@@ -197,12 +200,74 @@ absl::StatusOr<CompiledPlan> CompileGraph(const SdpaGraph& g, absl::string_view 
   return plan;
 }
 
+// The frontend throws where one of the libraries lacks a function.
+template <typename Result, typename Call>
+Result Caught(const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("cuDNN: ", error.what()));
+  }
+}
+
+class FrontendStream final : public Stream {
+ public:
+  explicit FrontendStream(cudnnHandle_t handle) : handle_(handle) {}
+  ~FrontendStream() override {
+    loaded_.clear();
+    fe::detail::destroy_handle(handle_);
+  }
+
+  absl::Status Run(const SdpaGraph& g, const CompiledPlan& plan, const ArenaLayout& layout,
+                   std::byte* arena, std::byte* workspace) override {
+    return Caught<absl::Status>([&] {
+      absl::StatusOr<fe::graph::Graph*> graph = Load(g, plan);
+      if (!graph.ok()) return graph.status();
+      const std::pair<TensorId, int64_t> places[] = {
+          {TensorId::kQuery, layout.query},
+          {TensorId::kKey, layout.key},
+          {TensorId::kValue, layout.value},
+          {TensorId::kBias, layout.bias},
+          {TensorId::kQueryLengths, layout.query_lengths},
+          {TensorId::kKeyLengths, layout.key_lengths},
+          {TensorId::kOutput, layout.output},
+          {TensorId::kLse, layout.lse}};
+      std::unordered_map<int64_t, void*> tensors;
+      for (const auto& [id, place] : places) {
+        const bool absent =
+            (id == TensorId::kBias && !g.bias) ||
+            (!g.has_lengths && (id == TensorId::kQueryLengths || id == TensorId::kKeyLengths));
+        if (!absent) tensors[static_cast<int64_t>(id)] = arena + place;
+      }
+      return ToStatus((*graph)->execute(handle_, tensors, workspace));
+    });
+  }
+
+ private:
+  // Loaded plans hold device memory: a service with more shapes than this loads some again.
+  static constexpr size_t kMostLoaded = 256;
+
+  absl::StatusOr<fe::graph::Graph*> Load(const SdpaGraph& g, const CompiledPlan& plan) {
+    const std::string key = g.Key();
+    if (const auto found = loaded_.find(key); found != loaded_.end()) return found->second.get();
+    if (loaded_.size() == kMostLoaded) loaded_.clear();
+    auto graph = std::make_unique<fe::graph::Graph>();
+    absl::Status status = ToStatus(graph->deserialize(handle_, plan.bytes));
+    if (!status.ok()) return status;
+    return (loaded_[key] = std::move(graph)).get();
+  }
+
+  cudnnHandle_t handle_;
+  std::map<std::string, std::unique_ptr<fe::graph::Graph>> loaded_;
+};
+
 }  // namespace
 
 absl::StatusOr<const Library*> Library::Load(absl::string_view directories) {
   static const absl::StatusOr<const Library*> library = [&]() -> absl::StatusOr<const Library*> {
-    if (absl::Status status = OpenAll(directories); !status.ok()) return status;
-    static const Library loaded(static_cast<int64_t>(fe::detail::get_backend_version()));
+    void* runtime = nullptr;
+    if (absl::Status status = OpenAll(directories, runtime); !status.ok()) return status;
+    static const Library loaded(static_cast<int64_t>(fe::detail::get_backend_version()), runtime);
     return &loaded;
   }();
   return library;
@@ -210,12 +275,36 @@ absl::StatusOr<const Library*> Library::Load(absl::string_view directories) {
 
 absl::StatusOr<CompiledPlan> Library::Compile(const SdpaGraph& graph,
                                               absl::string_view properties) const {
-  // The frontend throws where one of the libraries lacks a function.
-  try {
-    return CompileGraph(graph, properties);
-  } catch (const std::exception& error) {
-    return absl::InternalError(absl::StrCat("cuDNN: ", error.what()));
-  }
+  return Caught<absl::StatusOr<CompiledPlan>>([&] { return CompileGraph(graph, properties); });
 }
+
+absl::StatusOr<std::string> Library::Describe(int device) const {
+  return Caught<absl::StatusOr<std::string>>([&]() -> absl::StatusOr<std::string> {
+    fe::DeviceProperties properties;
+    absl::Status status = ToStatus(properties.set_device_id(device).build());
+    std::vector<uint8_t> json;
+    if (status.ok()) status = ToStatus(properties.serialize(json));
+    if (!status.ok()) return status;
+    return std::string(json.begin(), json.end());
+  });
+}
+
+absl::StatusOr<std::unique_ptr<Stream>> Library::OpenStream(void* stream) const {
+  return Caught<absl::StatusOr<std::unique_ptr<Stream>>>(
+      [&]() -> absl::StatusOr<std::unique_ptr<Stream>> {
+        cudnnHandle_t handle = nullptr;
+        cudnnStatus_t status = fe::detail::create_handle(&handle);
+        if (status != CUDNN_STATUS_SUCCESS) {
+          return absl::FailedPreconditionError(
+              absl::StrCat("cuDNN opens no handle: error ", status));
+        }
+        auto opened = std::make_unique<FrontendStream>(handle);
+        status = fe::detail::set_stream(handle, static_cast<cudaStream_t>(stream));
+        if (status == CUDNN_STATUS_SUCCESS) return opened;
+        return absl::InternalError(absl::StrCat("cuDNN takes no stream: error ", status));
+      });
+}
+
+void* Library::RuntimeFunction(const char* name) const { return dlsym(runtime_, name); }
 
 }  // namespace rapt::cudnn

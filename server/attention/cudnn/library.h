@@ -2,12 +2,14 @@
 #ifndef RAPT_SERVER_ATTENTION_CUDNN_LIBRARY_H_
 #define RAPT_SERVER_ATTENTION_CUDNN_LIBRARY_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/attention/cudnn/device.h"
 #include "server/attention/cudnn/graph.h"
 
 namespace rapt::cudnn {
@@ -24,10 +26,16 @@ enum class TensorId : int64_t {
   kLse,
 };
 
-// A graph's kernels. The bytes serve the same version of cuDNN on the same kind of device.
-struct CompiledPlan {
-  std::vector<uint8_t> bytes;
-  int64_t workspace_bytes = 0;  // of device memory, beside the tensors
+// A cuDNN handle on a stream of the device that was current when it was opened. One thread at a
+// time.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // Puts the plan's kernels on the stream. The tensors lie at `arena`, the workspace, aligned to
+  // 256, at `workspace`; both in device memory.
+  virtual absl::Status Run(const SdpaGraph& graph, const CompiledPlan& plan,
+                           const ArenaLayout& layout, std::byte* arena, std::byte* workspace) = 0;
 };
 
 // Thread-safe once loaded. What was opened stays open until the process ends: cuDNN can't be
@@ -47,10 +55,20 @@ class Library {
   // Internal where it fails.
   absl::StatusOr<CompiledPlan> Compile(const SdpaGraph& graph, absl::string_view properties) const;
 
+  // The device of that number, as Compile() takes it.
+  absl::StatusOr<std::string> Describe(int device) const;
+
+  // `stream` is a cudaStream_t.
+  absl::StatusOr<std::unique_ptr<Stream>> OpenStream(void* stream) const;
+
+  // A function of the CUDA runtime; null where it has none of that name.
+  void* RuntimeFunction(const char* name) const;
+
  private:
-  explicit Library(int64_t version) : version_(version) {}
+  Library(int64_t version, void* runtime) : version_(version), runtime_(runtime) {}
 
   int64_t version_;
+  void* runtime_;
 };
 
 }  // namespace rapt::cudnn

@@ -108,6 +108,7 @@ void StreamInferCall::OnResult(Result result) {
   if (result.ended_in == Stage::kCompute) report_.time_of(Stage::kCompute) = result.compute_time;
   report_.backend = result.backend;
   report_.declined = result.declined;
+  report_.declined_for_now = result.declined_for_now;
   report_.plan = result.plan;
   if (!result.status.ok()) return AnswerError(std::move(result.status));
   report_.flops = result.flops;

@@ -17,6 +17,7 @@ enum class StatusCode : int {
   kFailedPrecondition = 9,
   kUnimplemented = 12,
   kInternal = 13,
+  kUnavailable = 14,
 };
 
 class [[nodiscard]] Status {

@@ -1,0 +1,110 @@
+// Attention on an NVIDIA GPU by cuDNN.
+#ifndef RAPT_SERVER_ATTENTION_CUDNN_CUDNN_BACKEND_H_
+#define RAPT_SERVER_ATTENTION_CUDNN_CUDNN_BACKEND_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "server/attention/backend.h"
+#include "server/attention/cudnn/device.h"
+#include "server/attention/cudnn/plan_cache.h"
+#include "server/base/clock.h"
+#include "server/base/mutex.h"
+
+namespace rapt::cudnn {
+
+struct BackendOptions {
+  double least_flops = 0;      // smaller problems are left to the next backend by "auto"
+  std::string plan_directory;  // where plans are kept; empty: nowhere
+};
+
+// Whether the device can be relied on: not for a while after an error, a longer one after each that
+// follows. Thread-safe.
+class DeviceHealth {
+ public:
+  static constexpr std::chrono::seconds kFirstPause{1};
+  static constexpr std::chrono::seconds kLongestPause{60};
+
+  DeviceHealth(Device& device, const Clock& clock) : device_(device), clock_(clock) {}
+
+  // Whether it is worth sending something there now.
+  bool promising() const;
+
+  // Before a lane is used. False while the device pauses; when the pause is over the first to come
+  // restarts the device, others wait for it.
+  bool Enter();
+  // After it, with what its run said.
+  void Leave(const absl::Status& status);
+
+ private:
+  void RestartDevice() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Pause() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Device& device_;
+  const Clock& clock_;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool failed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool restarting_ ABSL_GUARDED_BY(mutex_) = false;
+  int running_ ABSL_GUARDED_BY(mutex_) = 0;  // lanes
+  std::chrono::nanoseconds pause_ ABSL_GUARDED_BY(mutex_){0};
+  Instant paused_until_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Attention on a device. Tasks run on as many threads as the device has lanes, worker n on lane n:
+// each packs a piece of the request into the lane's memory, has the lane compute it, and takes the
+// outputs out. A piece that the device fails on, or whose numbers are none for it, is computed by
+// `fallback`, on that worker alone. Thread-safe as every backend; a lane has one worker at a time
+// as long as plans run under one executor.
+class CudnnBackend final : public Backend {
+ public:
+  // Available from Start() on.
+  CudnnBackend() = default;
+
+  // Before other threads use it; with a device, or why there is none. What is borrowed lives until
+  // Stop().
+  void Start(absl::StatusOr<std::unique_ptr<Device>> device, const Backend& fallback,
+             const Clock& clock, BackendOptions options);
+  // When none does any more: waits for what is being compiled and lets go of the device.
+  void Stop();
+
+  absl::string_view name() const override { return "cudnn"; }
+  absl::Status Available() const override { return available_; }
+  int lanes() const override { return device_ == nullptr ? 0 : device_->lanes(); }
+  bool ReadsSlices() const override { return true; }
+  absl::Status Supports(const Problem& problem) const override;
+  absl::Status Prefers(const Problem& problem) const override;
+  void PlanTasks(Plan& plan) const override;
+  void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
+               int64_t task, int worker) const override;
+
+ private:
+  static absl::Status NotStarted() {
+    return absl::FailedPreconditionError("no device has been opened");
+  }
+
+  bool RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const;
+  // For one worker.
+  Plan FallbackPlan(const Problem& problem) const;
+  void RunFallback(const Problem& problem, const Arguments& arguments, std::byte* workspace) const;
+
+  absl::Status available_ = NotStarted();
+  BackendOptions options_;
+  const Backend* fallback_ = nullptr;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<DeviceHealth> health_;
+  std::unique_ptr<PlanCache> plans_;
+};
+
+// The one of Backends().
+CudnnBackend& ProcessBackend();
+
+}  // namespace rapt::cudnn
+
+#endif  // RAPT_SERVER_ATTENTION_CUDNN_CUDNN_BACKEND_H_

@@ -1,0 +1,77 @@
+// The seam between the backend and a device that runs SDPA graphs; tests put one of their own here.
+#ifndef RAPT_SERVER_ATTENTION_CUDNN_DEVICE_H_
+#define RAPT_SERVER_ATTENTION_CUDNN_DEVICE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/attention/cudnn/graph.h"
+
+namespace rapt::cudnn {
+
+// A graph's kernels. The bytes serve the same version of cuDNN on the same kind of device.
+struct CompiledPlan {
+  std::vector<uint8_t> bytes;
+  int64_t workspace_bytes = 0;  // of device memory, beside the tensors
+};
+
+// Where a graph's tensors lie in a lane's memory, in bytes from its beginning; the same on host and
+// device. What is read comes first, so that one copy takes it there, and one brings the results.
+struct ArenaLayout {
+  int64_t query = 0;
+  int64_t key = 0;
+  int64_t value = 0;
+  int64_t bias = 0;
+  int64_t query_lengths = 0;
+  int64_t key_lengths = 0;
+  int64_t output = 0;  // from here on it is written
+  int64_t lse = 0;
+  int64_t end = 0;
+};
+
+// Tensors are aligned to 256 bytes. The graph's tensors fit into int64, all together.
+ArenaLayout LayOut(const SdpaGraph& graph);
+
+// A stream of a device with memory of its own. One caller at a time.
+class Lane {
+ public:
+  virtual ~Lane() = default;
+
+  // The host's side of the arena, aligned to 256.
+  virtual absl::Span<std::byte> host() = 0;
+
+  // Copies what is read to the device, runs the graph, copies what is written back; blocks until it
+  // is there. The layout's end and the plan's workspace fit into Device::arena_bytes(). Any error
+  // means that the device can't be relied on before Device::Restart().
+  virtual absl::Status Run(const SdpaGraph& graph, const CompiledPlan& plan,
+                           const ArenaLayout& layout) = 0;
+};
+
+// Thread-safe but for what it says; lanes live as long as it does.
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  // What plans depend on, for the names of files: "sm90-91900".
+  virtual std::string kind() const = 0;
+
+  virtual int lanes() const = 0;
+  virtual Lane& lane(int n) = 0;
+  // Of each lane.
+  virtual int64_t arena_bytes() const = 0;
+
+  // Takes seconds.
+  virtual absl::StatusOr<CompiledPlan> Compile(const SdpaGraph& graph) = 0;
+
+  // After an error, while no lane runs: OK where the device can be relied on again.
+  virtual absl::Status Restart() = 0;
+};
+
+}  // namespace rapt::cudnn
+
+#endif  // RAPT_SERVER_ATTENTION_CUDNN_DEVICE_H_

@@ -1,0 +1,127 @@
+#include "server/attention/cudnn/plan_cache.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace rapt::cudnn {
+namespace {
+
+absl::Status BeingCompiled() {
+  return absl::UnavailableError("cuDNN is compiling the kernels for it");
+}
+
+// FNV-1a: the name of a file only has to be unlikely to be another key's.
+uint64_t HashOf(const std::string& text) {
+  uint64_t hash = 14695981039346656037u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return hash;
+}
+
+// The key, workspace and size of the plan, each on a line, then the plan.
+std::optional<CompiledPlan> ReadPlan(const std::string& path, const std::string& key) {
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  if (!std::getline(file, line) || line != key) return std::nullopt;
+  CompiledPlan plan;
+  size_t size = 0;
+  if (!(file >> plan.workspace_bytes >> size) || file.get() != '\n') return std::nullopt;
+  plan.bytes.assign(std::istreambuf_iterator<char>(file), {});
+  if (plan.bytes.size() != size) return std::nullopt;
+  return plan;
+}
+
+// Whole or not at all, also where two servers share the directory.
+void WritePlan(const std::string& path, const std::string& key, const CompiledPlan& plan) {
+  const std::string part = absl::StrCat(path, ".", getpid());
+  std::ofstream file(part, std::ios::binary);
+  file << key << '\n' << plan.workspace_bytes << '\n' << plan.bytes.size() << '\n';
+  file.write(reinterpret_cast<const char*>(plan.bytes.data()),
+             static_cast<std::streamsize>(plan.bytes.size()));
+  file.close();
+  if (!file || std::rename(part.c_str(), path.c_str()) != 0) std::remove(part.c_str());
+}
+
+}  // namespace
+
+PlanCache::PlanCache(Device& device, std::string directory)
+    : device_(device), directory_(std::move(directory)), compiler_([this] { CompileLoop(); }) {}
+
+PlanCache::~PlanCache() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.SignalAll();
+  compiler_.join();
+}
+
+absl::StatusOr<CompiledPlanPtr> PlanCache::Find(const SdpaGraph& graph) {
+  MutexLock lock(mutex_);
+  return Ask(graph);
+}
+
+absl::StatusOr<CompiledPlanPtr> PlanCache::Get(const SdpaGraph& graph) {
+  MutexLock lock(mutex_);
+  const absl::StatusOr<CompiledPlanPtr>& entry = Ask(graph);
+  while (absl::IsUnavailable(entry.status()) && !stopping_) changed_.Wait(mutex_);
+  return entry;
+}
+
+const absl::StatusOr<CompiledPlanPtr>& PlanCache::Ask(const SdpaGraph& graph) {
+  const auto [entry, added] = entries_.try_emplace(graph.Key(), BeingCompiled());
+  if (added) {
+    wanted_.push_back(graph);
+    changed_.SignalAll();
+  }
+  return entry->second;
+}
+
+void PlanCache::CompileLoop() {
+  for (;;) {
+    SdpaGraph graph;
+    {
+      MutexLock lock(mutex_);
+      while (wanted_.empty() && !stopping_) changed_.Wait(mutex_);
+      if (stopping_) return;
+      graph = wanted_.front();
+      wanted_.pop_front();
+    }
+    absl::StatusOr<CompiledPlanPtr> made = Make(graph);
+    // Only what is on its way is Unavailable.
+    if (absl::IsUnavailable(made.status())) {
+      made = absl::InternalError(std::string(made.status().message()));
+    }
+    MutexLock lock(mutex_);
+    entries_.at(graph.Key()) = std::move(made);
+    changed_.SignalAll();
+  }
+}
+
+absl::StatusOr<CompiledPlanPtr> PlanCache::Make(const SdpaGraph& graph) const {
+  const std::string key = absl::StrCat(device_.kind(), " ", graph.Key());
+  const std::string path = directory_.empty() ? "" : PathOf(key);
+  if (!path.empty()) {
+    if (std::optional<CompiledPlan> kept = ReadPlan(path, key)) {
+      return std::make_shared<const CompiledPlan>(*std::move(kept));
+    }
+  }
+  absl::StatusOr<CompiledPlan> compiled = device_.Compile(graph);
+  if (!compiled.ok()) return compiled.status();
+  if (!path.empty()) WritePlan(path, key, *compiled);
+  return std::make_shared<const CompiledPlan>(*std::move(compiled));
+}
+
+std::string PlanCache::PathOf(const std::string& key) const {
+  return absl::StrFormat("%s/%016x.plan", directory_, HashOf(key));
+}
+
+}  // namespace rapt::cudnn

@@ -1,0 +1,269 @@
+// What the backend does when the device is slow, fails, comes back, or is not worth it. That its
+// results are right is attention_cudnn_conformance_test's.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <latch>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/attention/attention.h"
+#include "server/attention/cpu/cpu_backend.h"
+#include "server/attention/cudnn/cudnn_backend.h"
+#include "server/attention/cudnn/pieces.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/fake_device.h"
+#include "tests/support/run_attention.h"
+
+namespace rapt::cudnn {
+namespace {
+
+using test::FakeDevice;
+using ::testing::HasSubstr;
+
+constexpr int kLanes = 2;
+
+Problem Small() {
+  return {.dtype = DType::kFloat32,
+          .batch = 4,
+          .query_heads = 4,
+          .kv_heads = 2,
+          .query_length = 9,
+          .key_length = 17,
+          .head_size = 8,
+          .value_head_size = 8,
+          .causal = true,
+          .wants_lse = true};
+}
+
+// The backend of the process, on a device that the test controls.
+class CudnnBackendTest : public ::testing::Test {
+ protected:
+  void Start(int64_t arena_bytes = 1 << 20, BackendOptions options = {}) {
+    ProcessBackend().Start(std::make_unique<FakeDevice>(controls_, kLanes, arena_bytes),
+                           CpuBackend(), clock_, std::move(options));
+  }
+  ~CudnnBackendTest() override { ProcessBackend().Stop(); }
+
+  void ExpectRightAnswer(const Problem& problem, const std::string& backend = "cudnn") {
+    test::Rng rng(5);
+    const test::Inputs inputs = test::RandomInputs(problem, rng);
+    const auto outputs = test::RunAttention(problem, inputs, {.backend = backend});
+    ASSERT_TRUE(outputs.ok()) << outputs.status();
+    EXPECT_TRUE(test::Matches(problem, *outputs, test::Attend(problem, inputs)));
+  }
+
+  absl::StatusOr<Plan> Auto(const Problem& problem) {
+    return MakePlan(problem, {.threads = 3, .has_lanes = true});
+  }
+
+  // Until its kernels are compiled, "auto" takes the next backend.
+  void WaitForPlans(const Problem& problem) { ExpectRightAnswer(problem); }
+
+  FakeDevice::Controls controls_;
+  test::FakeClock clock_;
+};
+
+TEST_F(CudnnBackendTest, CannotBeChosenBeforeThereIsADevice) {
+  const auto plan = MakePlan(Small(), {.backend = "cudnn", .has_lanes = true});
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ((*Auto(Small())).backend->name(), "cpu");
+  EXPECT_EQ((*Auto(Small())).declined, nullptr) << "what is not there is not missed";
+  ProcessBackend().Start(absl::FailedPreconditionError("there is no libcudnn.so.9"), CpuBackend(),
+                         clock_, {});
+  EXPECT_THAT(std::string(MakePlan(Small(), {.backend = "cudnn"}).status().message()),
+              HasSubstr("there is no libcudnn.so.9"));
+}
+
+TEST_F(CudnnBackendTest, IsNotTakenWithoutThreadsThatMayWait) {
+  Start();
+  const absl::StatusOr<Plan> plan = MakePlan(Small(), {.backend = "cudnn"});
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("waits for a device"));
+}
+
+TEST_F(CudnnBackendTest, PlansForItsLanes) {
+  Start();
+  const absl::StatusOr<Plan> plan =
+      MakePlan(Small(), {.backend = "cudnn", .threads = 7, .has_lanes = true});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->threads, kLanes);
+  EXPECT_GT(plan->flops, 0);
+}
+
+TEST_F(CudnnBackendTest, AnswersFromTheCpuWhileItCompiles) {
+  Start();
+  const absl::StatusOr<Plan> before = Auto(Small());
+  ASSERT_TRUE(before.ok());
+  EXPECT_EQ(before->backend->name(), "cpu");
+  ASSERT_NE(before->declined, nullptr);
+  EXPECT_EQ(before->declined->name(), "cudnn");
+  EXPECT_TRUE(before->declined_for_now);
+  WaitForPlans(Small());
+  const absl::StatusOr<Plan> after = Auto(Small());
+  EXPECT_EQ(after->backend->name(), "cudnn");
+  EXPECT_EQ(after->declined, nullptr);
+}
+
+TEST_F(CudnnBackendTest, LeavesWhatIsNotWorthTheWayToTheCpu) {
+  Start(1 << 20, {.least_flops = 1e9});
+  WaitForPlans(Small());
+  const absl::StatusOr<Plan> plan = Auto(Small());
+  EXPECT_EQ(plan->backend->name(), "cpu");
+  EXPECT_EQ(plan->declined, nullptr) << "that is no fallback";
+}
+
+TEST_F(CudnnBackendTest, DeclinesWhatDoesNotFitIntoALane) {
+  Start(/*arena_bytes=*/4096);
+  const absl::Status status = ProcessBackend().Supports(Small());
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("3584 bytes that a lane"));
+  EXPECT_EQ(Auto(Small())->backend->name(), "cpu");
+}
+
+TEST_F(CudnnBackendTest, CutsARequestIntoWhatALaneHolds) {
+  Start(/*arena_bytes=*/24 << 10);
+  ExpectRightAnswer(Small());
+  EXPECT_GT(controls_.runs, 1);
+}
+
+TEST_F(CudnnBackendTest, RunsPiecesOnItsLanesAtOnce) {
+  Start(/*arena_bytes=*/24 << 10);
+  // Neither passes before the other has come: one lane alone would hang.
+  std::latch both(kLanes);
+  std::atomic<int> first{kLanes};
+  controls_.on_run = [&] {
+    if (first-- > 0) both.arrive_and_wait();
+  };
+  ExpectRightAnswer(Small());
+}
+
+TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatTheDeviceFailsOn) {
+  Start();
+  controls_.failures = 1;
+  ExpectRightAnswer(Small());
+  EXPECT_EQ(controls_.runs, 1);
+  ExpectRightAnswer(Small());
+  EXPECT_EQ(controls_.runs, 1) << "the device rests";
+  const absl::StatusOr<Plan> plan = Auto(Small());
+  EXPECT_EQ(plan->backend->name(), "cpu");
+  EXPECT_TRUE(plan->declined_for_now);
+}
+
+TEST_F(CudnnBackendTest, TriesTheDeviceAgainAfterAPause) {
+  Start();
+  controls_.failures = 1;
+  ExpectRightAnswer(Small());
+  clock_.Advance(DeviceHealth::kFirstPause);
+  EXPECT_EQ(Auto(Small())->backend->name(), "cudnn");
+  ExpectRightAnswer(Small());
+  EXPECT_EQ(controls_.restarts, 1);
+  EXPECT_EQ(controls_.runs, 2);
+}
+
+TEST_F(CudnnBackendTest, PausesLongerEachTimeThatItFailsAgain) {
+  Start();
+  controls_.failures = 1;
+  controls_.failing_restarts = 100;
+  ExpectRightAnswer(Small());
+  std::chrono::nanoseconds pause = DeviceHealth::kFirstPause;
+  for (int restarts = 1; restarts < 10; ++restarts) {
+    clock_.Advance(pause - std::chrono::milliseconds(1));
+    ExpectRightAnswer(Small());
+    EXPECT_EQ(controls_.restarts, restarts - 1) << "too early";
+    clock_.Advance(std::chrono::milliseconds(1));
+    ExpectRightAnswer(Small());
+    EXPECT_EQ(controls_.restarts, restarts);
+    pause = std::min<std::chrono::nanoseconds>(2 * pause, DeviceHealth::kLongestPause);
+  }
+  EXPECT_EQ(controls_.runs, 1);
+}
+
+TEST_F(CudnnBackendTest, ForgetsItsFailuresOnceItWorks) {
+  Start();
+  for (int n = 0; n < 3; ++n) {
+    controls_.failures = 1;
+    ExpectRightAnswer(Small());
+    clock_.Advance(DeviceHealth::kFirstPause);
+    ExpectRightAnswer(Small());
+    EXPECT_EQ(controls_.restarts, n + 1);
+  }
+}
+
+TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatCudnnDeclines) {
+  Start();
+  controls_.declines = true;
+  ExpectRightAnswer(Small());
+  EXPECT_EQ(controls_.runs, 0);
+  const absl::StatusOr<Plan> plan = Auto(Small());
+  EXPECT_EQ(plan->backend->name(), "cpu");
+}
+
+TEST_F(CudnnBackendTest, SendsNoNumbersThatTheDeviceWouldSpread) {
+  Start();
+  const Problem problem = Small();
+  test::Rng rng(5);
+  test::Inputs inputs = test::RandomInputs(problem, rng);
+  // Only the last query sees this key.
+  inputs.value.Set(0, 0, problem.query_length - 1, 0, std::numeric_limits<double>::quiet_NaN());
+  const auto outputs = test::RunAttention(problem, inputs, {.backend = "cudnn"});
+  ASSERT_TRUE(outputs.ok()) << outputs.status();
+  EXPECT_TRUE(test::Matches(problem, *outputs, test::Attend(problem, inputs)));
+  EXPECT_EQ(controls_.runs, 0);
+}
+
+TEST_F(CudnnBackendTest, SendsMasksOfTheLowestFloat) {
+  Start();
+  Problem problem = Small();
+  problem.mask = MaskShape{DType::kFloat32, {1, 1, 9, 17}};
+  test::Rng rng(5);
+  test::Inputs inputs = test::RandomInputs(problem, rng);
+  const double lowest = -test::MaxOf(DType::kFloat32);
+  for (int64_t i = 0; i < 9; ++i) {
+    for (int64_t j = 1; j < 17; ++j) inputs.mask->Set(0, 0, i, j, lowest);
+    inputs.mask->Set(0, 0, i, 0, 0.5);
+  }
+  const auto check = [&](int runs) {
+    const auto outputs = test::RunAttention(problem, inputs, {.backend = "cudnn"});
+    ASSERT_TRUE(outputs.ok()) << outputs.status();
+    EXPECT_TRUE(test::Matches(problem, *outputs, test::Attend(problem, inputs)));
+    EXPECT_EQ(controls_.runs, runs);
+  };
+  check(1);
+  // Now row 3 sees nothing but the lowest: equal weights, which the device would not find.
+  inputs.mask->Set(0, 0, 3, 0, lowest);
+  check(1);
+}
+
+TEST(CudnnPiecesTest, CoverTheProblemOnce) {
+  for (int64_t batch : {1, 2, 5}) {
+    for (int64_t kv_heads : {1, 3, 8}) {
+      for (int64_t arena : {8 << 10, 40 << 10, 1 << 20}) {
+        Problem p = Small();
+        p.batch = batch;
+        p.kv_heads = kv_heads;
+        p.query_heads = 2 * kv_heads;
+        const Cut cut = CutFor(p, arena, kLanes);
+        ASSERT_GT(cut.batch, 0);
+        std::vector<int> covered(batch * kv_heads);
+        for (int64_t n = 0; n < cut.pieces(p); ++n) {
+          const Piece piece = cut.piece(p, n);
+          EXPECT_LE(LayOut(GraphOf(ProblemOf(p, piece))).end, arena);
+          EXPECT_GT(piece.batch * piece.kv_heads, 0);
+          for (int64_t b = 0; b < piece.batch; ++b) {
+            for (int64_t h = 0; h < piece.kv_heads; ++h) {
+              ++covered[(piece.first_batch + b) * kv_heads + piece.first_kv_head + h];
+            }
+          }
+        }
+        EXPECT_THAT(covered, ::testing::Each(1));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rapt::cudnn

@@ -1,0 +1,55 @@
+#include "server/attention/cudnn/probe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <string>
+
+namespace rapt::cudnn {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::chrono::seconds kLimit{60};
+
+std::string Message(absl::Status (*attempt)(), std::chrono::seconds limit = kLimit) {
+  const absl::Status status = TryInChild(attempt, limit);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  return std::string(status.message());
+}
+
+TEST(TryInChildTest, TellsWhatTheAttemptSays) {
+  EXPECT_TRUE(TryInChild([] { return absl::OkStatus(); }, kLimit).ok());
+  EXPECT_EQ(Message([] { return absl::InternalError("there is no such device"); }),
+            "there is no such device");
+}
+
+TEST(TryInChildTest, OutlivesAnAttemptThatEndsTheProcess) {
+  EXPECT_THAT(Message([]() -> absl::Status { std::abort(); }), HasSubstr("signal 6"));
+  EXPECT_THAT(Message([]() -> absl::Status {
+                std::raise(SIGFPE);
+                return absl::OkStatus();
+              }),
+              HasSubstr("signal 8"));
+}
+
+TEST(TryInChildTest, DoesNotWaitForever) {
+  EXPECT_THAT(Message(
+                  []() -> absl::Status {
+                    for (;;) pause();
+                  },
+                  std::chrono::seconds(1)),
+              HasSubstr("more than 1 s"));
+}
+
+TEST(TryInChildTest, LeavesTheParentAsItWas) {
+  static int changed = 0;
+  EXPECT_TRUE(TryInChild([] { return changed = 1, absl::OkStatus(); }, kLimit).ok());
+  EXPECT_EQ(changed, 0);
+}
+
+}  // namespace
+}  // namespace rapt::cudnn

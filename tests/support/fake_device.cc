@@ -1,0 +1,183 @@
+#include "tests/support/fake_device.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "server/attention/half.h"
+
+namespace rapt::test {
+namespace {
+
+using cudnn::ArenaLayout;
+using cudnn::CompiledPlan;
+using cudnn::SdpaGraph;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+
+// Attention as the graph states it, over packed tensors in `arena`.
+class Kernel {
+ public:
+  Kernel(const SdpaGraph& graph, const ArenaLayout& layout, std::byte* arena)
+      : g_(graph), layout_(layout), arena_(arena) {}
+
+  void Run() {
+    for (int64_t b = 0; b < g_.batch; ++b) {
+      for (int64_t h = 0; h < g_.query_heads; ++h) {
+        for (int64_t i = 0; i < g_.query_length; ++i) RunRow(b, h, i);
+      }
+    }
+  }
+
+ private:
+  double Load(int64_t place, int64_t index) const {
+    return LoadElement(arena_ + place, g_.dtype, index);
+  }
+
+  int64_t LengthAt(int64_t place, int64_t b, int64_t whole) const {
+    if (!g_.has_lengths) return whole;
+    int32_t length;
+    std::memcpy(&length, arena_ + place + b * sizeof(length), sizeof(length));
+    return length;
+  }
+
+  double BiasAt(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    if (!g_.bias) return 0;
+    const auto& d = g_.bias->dims;
+    const int64_t row =
+        ((d[0] == 1 ? 0 : b) * d[1] + (d[1] == 1 ? 0 : h)) * d[2] + (d[2] == 1 ? 0 : i);
+    return LoadElement(arena_ + layout_.bias, g_.bias->dtype, row * d[3] + j);
+  }
+
+  bool Sees(int64_t b, int64_t i, int64_t j) const {
+    const int64_t queries = LengthAt(layout_.query_lengths, b, g_.query_length);
+    const int64_t keys = LengthAt(layout_.key_lengths, b, g_.key_length);
+    const int64_t diagonal = i + (g_.bottom_right ? keys - queries : 0);
+    if (i >= queries || j >= keys) return false;
+    if (g_.left_bound && j <= diagonal - *g_.left_bound) return false;
+    return !g_.right_bound || j <= diagonal + *g_.right_bound;
+  }
+
+  double ScoreAt(int64_t b, int64_t h, int64_t i, int64_t j) const {
+    const int64_t q = ((b * g_.query_heads + h) * g_.query_length + i) * g_.head_size;
+    const int64_t k = KeyRow(b, h, j) * g_.head_size;
+    double score = 0;
+    for (int64_t d = 0; d < g_.head_size; ++d) {
+      score += Load(layout_.query, q + d) * Load(layout_.key, k + d);
+    }
+    score *= g_.scale;
+    if (g_.softcap > 0) score = g_.softcap * std::tanh(score / g_.softcap);
+    return score + BiasAt(b, h, i, j);
+  }
+
+  int64_t KeyRow(int64_t b, int64_t h, int64_t j) const {
+    return (b * g_.kv_heads + h / (g_.query_heads / g_.kv_heads)) * g_.key_length + j;
+  }
+
+  // A row that sees no key is 0 / 0, as on the device. Hidden values are multiplied with weights of
+  // 0, as there.
+  void RunRow(int64_t b, int64_t h, int64_t i) {
+    std::vector<double> weights(g_.key_length, kMinusInfinity);
+    for (int64_t j = 0; j < g_.key_length; ++j) {
+      if (Sees(b, i, j)) weights[j] = ScoreAt(b, h, i, j);
+    }
+    const double max = *std::max_element(weights.begin(), weights.end());
+    double sum = 0;
+    for (double& weight : weights) sum += weight = std::exp(weight - max);
+    const int64_t row = (b * g_.query_heads + h) * g_.query_length + i;
+    for (int64_t d = 0; d < g_.value_head_size; ++d) {
+      double output = 0;
+      for (int64_t j = 0; j < g_.key_length; ++j) {
+        output += weights[j] / sum * Load(layout_.value, KeyRow(b, h, j) * g_.value_head_size + d);
+      }
+      StoreElement(arena_ + layout_.output, g_.dtype, row * g_.value_head_size + d,
+                   max == kMinusInfinity ? kNaN : output);
+    }
+    StoreElement(arena_ + layout_.lse, DType::kFloat32, row,
+                 max == kMinusInfinity ? kNaN : max + std::log(sum));
+  }
+
+  const SdpaGraph& g_;
+  const ArenaLayout& layout_;
+  std::byte* arena_;
+};
+
+// Takes one from a count, if there is one left.
+bool Take(std::atomic<int>& count) {
+  int left = count;
+  while (left > 0 && !count.compare_exchange_weak(left, left - 1)) {
+  }
+  return left > 0;
+}
+
+}  // namespace
+
+class FakeDevice::FakeLane final : public cudnn::Lane {
+ public:
+  FakeLane(Controls& controls, int64_t arena_bytes)
+      : controls_(controls), host_(arena_bytes), device_(arena_bytes) {
+    // What is not written is NaN in every type.
+    std::memset(host_.data(), 0xff, arena_bytes);
+    std::memset(device_.data(), 0xff, arena_bytes);
+  }
+
+  absl::Span<std::byte> host() override { return host_.span(); }
+
+  absl::Status Run(const SdpaGraph& graph, const CompiledPlan& plan,
+                   const ArenaLayout& layout) override {
+    ++controls_.runs;
+    controls_.on_run();
+    if (busy_.exchange(true)) return absl::InternalError("two workers are on one lane");
+    const absl::Status status = Compute(graph, plan, layout);
+    busy_ = false;
+    return status;
+  }
+
+ private:
+  absl::Status Compute(const SdpaGraph& graph, const CompiledPlan& plan,
+                       const ArenaLayout& layout) {
+    const std::string key = graph.Key();
+    if (plan.bytes != std::vector<uint8_t>(key.begin(), key.end())) {
+      return absl::InternalError("the plan is another graph's");
+    }
+    if (Take(controls_.failures)) return absl::UnavailableError("the device was told to fail");
+    std::memcpy(device_.data(), host_.data(), layout.output);
+    Kernel(graph, layout, device_.data()).Run();
+    std::memcpy(host_.data() + layout.output, device_.data() + layout.output,
+                layout.end - layout.output);
+    return absl::OkStatus();
+  }
+
+  Controls& controls_;
+  AlignedBuffer host_;
+  AlignedBuffer device_;
+  std::atomic<bool> busy_{false};
+};
+
+FakeDevice::FakeDevice(Controls& controls, int lanes, int64_t arena_bytes)
+    : controls_(controls), arena_bytes_(arena_bytes) {
+  for (int n = 0; n < lanes; ++n)
+    lanes_.push_back(std::make_unique<FakeLane>(controls, arena_bytes));
+}
+
+FakeDevice::~FakeDevice() = default;
+
+cudnn::Lane& FakeDevice::lane(int n) { return *lanes_.at(n); }
+
+absl::StatusOr<CompiledPlan> FakeDevice::Compile(const SdpaGraph& graph) {
+  ++controls_.compilations;
+  controls_.on_compile();
+  if (controls_.declines) return absl::UnimplementedError("the device was told to decline");
+  const std::string key = graph.Key();
+  return CompiledPlan{{key.begin(), key.end()}, 0};
+}
+
+absl::Status FakeDevice::Restart() {
+  ++controls_.restarts;
+  if (Take(controls_.failing_restarts)) return absl::UnavailableError("told to stay down");
+  return absl::OkStatus();
+}
+
+}  // namespace rapt::test

@@ -1,0 +1,20 @@
+// Starts the cuDNN backend of the process on a device of the tests' own, so that every test that
+// runs on all targets runs on it, too.
+#include "server/attention/cpu/cpu_backend.h"
+#include "server/attention/cudnn/cudnn_backend.h"
+#include "tests/support/fake_device.h"
+
+namespace rapt::test {
+namespace {
+
+const bool started = [] {
+  static FakeDevice::Controls controls;
+  static const SteadyClock clock;
+  // Little memory, so that requests fall into pieces.
+  cudnn::ProcessBackend().Start(std::make_unique<FakeDevice>(controls, /*lanes=*/2, 64 << 10),
+                                CpuBackend(), clock, {});
+  return true;
+}();
+
+}  // namespace
+}  // namespace rapt::test
