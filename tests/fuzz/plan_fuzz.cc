@@ -1,0 +1,119 @@
+// Any problem: validation and plan answer it, and what they accept every backend and instruction
+// set computes as the tests' oracle does, within its workspace and its outputs to the byte.
+#include <fuzzer/FuzzedDataProvider.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "server/attention/attention.h"
+#include "server/base/check.h"
+#include "tests/support/run_attention.h"
+
+namespace rapt::test {
+namespace {
+
+constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
+                                 DType::kFloat64};
+constexpr DType kMaskTypes[] = {DType::kBool,     DType::kFloat32, DType::kFloat16,
+                                DType::kBFloat16, DType::kFloat64, DType::kInt64};
+
+constexpr ScoreOutput kScoreOutputs[] = {ScoreOutput::kScores, ScoreOutput::kSoftcapped,
+                                         ScoreOutput::kBiased, ScoreOutput::kWeights};
+
+// A problem that is valid more often than not, and small: the oracle is slow.
+Problem SmallProblem(FuzzedDataProvider& data) {
+  Problem p;
+  p.dtype = data.PickValueInArray(kFloatTypes);
+  p.batch = data.ConsumeIntegralInRange(0, 2);
+  p.kv_heads = data.ConsumeIntegralInRange(1, 2);
+  p.query_heads = p.kv_heads * data.ConsumeIntegralInRange(1, 3);
+  p.query_length = data.ConsumeIntegralInRange(0, 70);
+  p.key_length = data.ConsumeIntegralInRange(0, 140);
+  p.past_length = data.ConsumeBool() ? data.ConsumeIntegralInRange(0, 30) : 0;
+  p.head_size = data.ConsumeIntegralInRange(1, 40);
+  p.value_head_size = data.ConsumeIntegralInRange(1, 40);
+  if (data.ConsumeBool()) p.scale = data.ConsumeFloatingPointInRange(-2.0, 2.0);
+  if (data.ConsumeBool()) p.softcap = data.ConsumeFloatingPointInRange(0.5, 50.0);
+  p.causal = data.ConsumeBool();
+  p.alignment = data.ConsumeBool() ? Alignment::kTopLeft : Alignment::kBottomRight;
+  p.left_window = data.ConsumeIntegralInRange(-1, 80);
+  p.right_window = data.ConsumeIntegralInRange(-1, 80);
+  if (data.ConsumeBool()) {
+    const auto axis = [&data](int64_t full) { return data.ConsumeBool() ? full : 1; };
+    MaskShape mask;
+    mask.dtype = data.PickValueInArray(kMaskTypes);
+    mask.dims = {axis(p.batch), axis(p.query_heads), axis(p.query_length),
+                 data.ConsumeIntegralInRange<int64_t>(0, p.total_keys() + 1)};
+    p.mask = mask;
+  }
+  p.has_key_lengths = data.ConsumeBool();
+  p.softmax_in_fp64 = data.ConsumeBool();
+  if (data.ConsumeBool()) {
+    p.dropout =
+        Dropout{data.ConsumeFloatingPointInRange(0.0, 0.9), data.ConsumeIntegral<uint64_t>()};
+  }
+  if (data.ConsumeBool()) p.score_output = data.PickValueInArray(kScoreOutputs);
+  p.wants_lse = data.ConsumeBool();
+  p.wants_present = data.ConsumeBool();
+  return p;
+}
+
+// Anything at all in some of the fields.
+void Spoil(Problem& p, FuzzedDataProvider& data) {
+  int64_t* const axes[] = {&p.batch,       &p.query_heads, &p.kv_heads,  &p.query_length,
+                           &p.key_length,  &p.past_length, &p.head_size, &p.value_head_size,
+                           &p.left_window, &p.right_window};
+  for (int64_t* axis : axes) {
+    if (data.ConsumeBool()) *axis = data.ConsumeIntegral<int64_t>();
+  }
+  if (data.ConsumeBool()) p.scale = data.ConsumeFloatingPoint<double>();
+  if (data.ConsumeBool()) p.softcap = data.ConsumeFloatingPoint<double>();
+  if (data.ConsumeBool() && p.mask) {
+    for (int64_t& axis : p.mask->dims) axis = data.ConsumeIntegral<int64_t>();
+  }
+  if (data.ConsumeBool() && p.dropout) {
+    p.dropout->probability = data.ConsumeFloatingPoint<double>();
+  }
+}
+
+// Validation and plan agree, and a plan is nothing absurd.
+bool CheckPlan(const Problem& problem, int threads) {
+  const absl::Status valid = Validate(problem);
+  const absl::StatusOr<Plan> plan = MakePlan(problem, {.threads = threads});
+  RAPT_CHECK(valid.ok() == plan.ok(), "what is valid has a plan, and nothing else has");
+  if (!valid.ok()) {
+    RAPT_CHECK(absl::IsInvalidArgument(valid) && !valid.message().empty(), "an unclear refusal");
+    return false;
+  }
+  RAPT_CHECK(plan->workspace_bytes() >= 0 && plan->flops >= 0, "a plan overflows");
+  RAPT_CHECK(!plan->Describe().empty(), "a plan has no description");
+  for (const int64_t tasks : plan->stages) RAPT_CHECK(tasks >= 0, "a stage has negative tasks");
+  return true;
+}
+
+void Check(FuzzedDataProvider data) {
+  const int threads = data.ConsumeIntegralInRange(1, 3);
+  const bool spoiled = data.ConsumeBool();
+  const uint64_t seed = data.ConsumeIntegral<uint64_t>();
+  Problem problem = SmallProblem(data);
+  if (spoiled) Spoil(problem, data);
+  if (!CheckPlan(problem, threads) || spoiled) return;
+  Rng rng(seed);
+  ExpectConforms(problem, RandomInputs(problem, rng), threads);
+}
+
+}  // namespace
+}  // namespace rapt::test
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  ::testing::GTEST_FLAG(break_on_failure) = true;
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  rapt::test::Check(FuzzedDataProvider(data, size));
+  return 0;
+}
