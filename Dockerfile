@@ -43,3 +43,30 @@ EXPOSE 8001 8002
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["rapt", "health"]
 ENTRYPOINT ["rapt-server"]
+
+FROM build AS build-cudnn
+RUN apt-get update -qq && \
+    apt-get install -y -qq --no-install-recommends python3-venv && \
+    rm -rf /var/lib/apt/lists/*
+COPY deploy/cudnn-requirements.txt deploy/
+# Where `./dev build --cudnn` puts them, without cuDNN's kernels of other operations.
+RUN python3 -m venv build/cudnn && \
+    build/cudnn/bin/pip install --quiet --no-cache-dir --no-deps -r deploy/cudnn-requirements.txt && \
+    rm build/cudnn/lib/python3*/site-packages/nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9
+RUN cmake --preset release -DRAPT_BUILD_TESTS=OFF -DRAPT_CUDNN=ON && \
+    cmake --build build/release --target rapt-server --parallel "$(nproc)" && \
+    cmake --install build/release --component server --prefix /server --strip && \
+    mkdir /nvidia /nvidia/licences && cd build/cudnn/lib/python3*/site-packages && \
+    cp nvidia/cudnn/lib/*.so* nvidia/cu13/lib/libcudart.so* nvidia/cu13/lib/libnvrtc*.so* /nvidia/ && \
+    for licence in $(find nvidia_*.dist-info -iname 'licen*.txt'); do \
+      cp "$licence" "/nvidia/licences/${licence%%.dist-info*}.txt"; done
+
+# cuDNN's and CUDA's licences, beside their libraries in the image, say who may pass it on, and how.
+FROM cpu AS cudnn
+COPY --from=build-cudnn /server/bin/rapt-server /usr/bin/
+COPY --from=build-cudnn /nvidia /usr/lib/rapt/nvidia
+ENV RAPT_CUDNN_LIBRARIES=/usr/lib/rapt/nvidia \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+# The last is what `docker build` takes where no target is named.
+FROM cpu

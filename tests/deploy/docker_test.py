@@ -116,6 +116,13 @@ def test_refuses_plain_text_that_was_not_asked_for():
         assert "--insecure" in refused.logs()
 
 
+def test_says_why_it_does_not_compute_on_a_gpu():
+    """Here is none, and the image of target cpu has no cuDNN either."""
+    with Container("--insecure", "--backend=cudnn") as refused:
+        assert docker("wait", refused.id) == "2"
+        assert "cudnn" in refused.logs()
+
+
 def test_stops_under_load_and_loses_nothing(container):
     """Every call that the server took is answered; later ones are refused, not dropped."""
     answered = [0] * LOAD_CALLERS
