@@ -25,6 +25,9 @@ constexpr int64_t kRowStep = 12;
 constexpr int64_t kMostQueryRows = kMostRowBlocks * kRowBlock;
 // Tasks a thread should have at least, so that the last ones to finish do not leave others idle.
 constexpr int64_t kTasksPerThread = 4;
+// A task is not interrupted: other requests and a caller who has left wait for its end, some ten
+// milliseconds at this many.
+constexpr double kMostTaskFlops = 1e9;
 
 // A part of the keys must be worth its merge.
 constexpr int64_t kLeastSplitKeys = 1024;
@@ -60,12 +63,16 @@ int64_t AttentionTasks(const Problem& p, const Split& split) {
   return p.empty() ? 0 : p.batch * p.kv_heads * split.query_tasks * split.head_tasks;
 }
 
-// Large blocks pack K and V less often, small ones share the work out better.
+// Large blocks pack K and V less often, small ones share the work out better and end sooner.
 int64_t ChooseQueryRows(const Problem& p, int threads) {
+  const double row_flops = 2.0 * static_cast<double>(p.total_keys()) *
+                           static_cast<double>(p.head_size + p.value_head_size);
+  const auto too_large = [&](int64_t rows) {
+    return AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread ||
+           static_cast<double>(rows) * row_flops > kMostTaskFlops;
+  };
   int64_t rows = kMostQueryRows;
-  while (rows > kRowBlock && AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread) {
-    rows /= 2;
-  }
+  while (rows > kRowBlock && too_large(rows)) rows /= 2;
   return rows;
 }
 
