@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -69,6 +70,19 @@ int64_t RssAnonBytes(pid_t pid) {
     if (word == "RssAnon:" && status >> kib) return kib * kKiB;
   }
   return 0;
+}
+
+PeakMemory::PeakMemory(pid_t pid)
+    : thread_([this, pid] {
+        while (!stopping_) {
+          bytes_ = std::max(bytes_.load(), RssAnonBytes(pid));
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        }
+      }) {}
+
+PeakMemory::~PeakMemory() {
+  stopping_ = true;
+  thread_.join();
 }
 
 double Quantile(std::vector<double> values, double share) {

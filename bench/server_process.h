@@ -4,9 +4,11 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace rapt::bench {
@@ -17,6 +19,8 @@ inline constexpr int64_t kMiB = 1024 * kKiB;
 struct Server {
   pid_t pid;
   int port;
+
+  std::string address() const { return "127.0.0.1:" + std::to_string(port); }
 };
 
 // `serve` listens on the loopback, writes its port to the pipe and never returns. Before this
@@ -32,6 +36,22 @@ void Stop(const Server& server);
 double CpuSeconds(pid_t pid);
 
 int64_t RssAnonBytes(pid_t pid);
+
+// The most anonymous memory that a process has, sampled every 2 ms while this lives.
+class PeakMemory {
+ public:
+  explicit PeakMemory(pid_t pid);
+  ~PeakMemory();
+  PeakMemory(const PeakMemory&) = delete;
+  PeakMemory& operator=(const PeakMemory&) = delete;
+
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::atomic<bool> stopping_{false};
+  std::atomic<int64_t> bytes_{0};
+  std::thread thread_;
+};
 
 // Of at least one value; `share` is 0.5 for the median.
 double Quantile(std::vector<double> values, double share);

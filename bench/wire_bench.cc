@@ -1,31 +1,38 @@
-// What the wire costs: the server against raw TCP, memcpy and generated gRPC code, in one run, call
-// by call in turn, medians. Prints Markdown for RESULTS.md.
+// What the wire costs: the server against raw TCP, memcpy, generated gRPC code and Python's grpcio,
+// its ways past TCP against TCP, in one run, call by call in turn, medians. Takes about two
+// minutes. Prints Markdown for RESULTS.md.
 //
-// The request is Q of one row, K and V of the stated payload, and a window of a few keys, so that
-// next to nothing is computed; the answer is a row. The client sends prepared bytes: it costs every
-// peer the same.
+// The request is Q of one row, K and V of the stated payload; where only the transport is measured,
+// a window of a few keys, so that next to nothing is computed. The answer is a row. The client
+// sends prepared bytes: it costs every peer the same.
 #include <arpa/inet.h>
-#include <grpcpp/generic/generic_stub.h>
+#include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/types/span.h"
+#include "bench/infer_call.h"
 #include "bench/server_process.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
@@ -35,13 +42,12 @@
 namespace rapt::bench {
 namespace {
 
-using Seconds = std::chrono::duration<double>;
 using inference::GRPCInferenceService;
 using inference::ModelInferRequest;
 using inference::ModelInferResponse;
 
-constexpr char kPath[] = "/inference.GRPCInferenceService/ModelInfer";
 constexpr int kAnswerBytes = 256;
+constexpr char kPythonVariable[] = "RAPT_BENCH_PYTHON";
 
 // --- Peers ---------------------------------------------------------------------------------------
 
@@ -116,85 +122,29 @@ class GeneratedEcho final : public GRPCInferenceService::Service {
   std::_Exit(0);
 }
 
+// A handler that returns constant bytes, in the Python that RAPT_BENCH_PYTHON names.
+[[noreturn]] void ServePython(int pipe) {
+  dup2(pipe, STDOUT_FILENO);
+  const std::string answer_bytes = absl::StrCat(kAnswerBytes);
+  const char* python = std::getenv(kPythonVariable);
+  execl(python, python, RAPT_BENCH_DIRECTORY "/grpcio_echo.py", answer_bytes.c_str(), nullptr);
+  std::_Exit(1);
+}
+
 // --- Clients -------------------------------------------------------------------------------------
 
-std::string SerializedRequest(int64_t payload_bytes) {
+// K and V of so many bytes together.
+InferShape ShapeOf(int64_t payload_bytes) {
   constexpr int64_t kSize = 64;
-  const int64_t keys = std::max<int64_t>(1, payload_bytes / 2 / kSize / 4);
-  ModelInferRequest request;
-  request.set_model_name("attention");
-  const auto add = [&request](const char* name, int64_t rows) {
-    auto& input = *request.add_inputs();
-    input.set_name(name);
-    input.set_datatype("FP32");
-    for (int64_t axis : {int64_t{1}, int64_t{1}, rows, kSize}) input.add_shape(axis);
-    request.add_raw_input_contents(std::string(rows * kSize * 4, '\0'));
-  };
-  add("Q", 1);
-  add("K", keys);
-  add("V", keys);
-  (*request.mutable_parameters())["left_window_size"].set_int64_param(4);
-  (*request.mutable_parameters())["right_window_size"].set_int64_param(4);
-  return request.SerializeAsString();
+  return {.keys = std::max<int64_t>(1, payload_bytes / 2 / kSize / 4), .size = kSize};
 }
 
-std::shared_ptr<grpc::Channel> Connect(const Server& server) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server.port),
-                                   grpc::InsecureChannelCredentials(), arguments);
+// Computes next to nothing.
+std::string SerializedRequest(int64_t payload_bytes) {
+  InferShape shape = ShapeOf(payload_bytes);
+  shape.window = 4;
+  return SerializedInfer(shape);
 }
-
-// Calls that may overlap, from one thread.
-class Caller {
- public:
-  explicit Caller(const Server& server, bool declares_size)
-      : stub_(Connect(server)), declares_size_(declares_size) {}
-  ~Caller() {
-    queue_.Shutdown();
-    void* tag;
-    bool ok;
-    while (queue_.Next(&tag, &ok)) {
-    }
-  }
-
-  void Start(const grpc::ByteBuffer& request) {
-    auto* call = new Call;
-    if (declares_size_) {
-      call->context.AddMetadata("rapt-message-bytes", std::to_string(request.Length()));
-    }
-    call->reader = stub_.PrepareUnaryCall(&call->context, kPath, request, &queue_);
-    call->reader->StartCall();
-    call->reader->Finish(&call->response, &call->status, call);
-  }
-
-  void WaitForOne() {
-    void* tag;
-    bool ok;
-    RAPT_CHECK(queue_.Next(&tag, &ok), "the queue is shut down");
-    const std::unique_ptr<Call> call(static_cast<Call*>(tag));
-    if (!call->status.ok()) std::fprintf(stderr, "%s\n", call->status.error_message().c_str());
-    RAPT_CHECK(call->status.ok(), "a call failed");
-  }
-
-  void CallOnce(const grpc::ByteBuffer& request) {
-    Start(request);
-    WaitForOne();
-  }
-
- private:
-  struct Call {
-    grpc::ClientContext context;
-    grpc::ByteBuffer response;
-    grpc::Status status;
-    std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
-  };
-
-  grpc::CompletionQueue queue_;
-  grpc::GenericStub stub_;
-  const bool declares_size_;
-};
 
 class RawCaller {
  public:
@@ -209,6 +159,8 @@ class RawCaller {
     setsockopt(connection_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   }
   ~RawCaller() { close(connection_); }
+  RawCaller(const RawCaller&) = delete;
+  RawCaller& operator=(const RawCaller&) = delete;
 
   void CallOnce(const std::string& bytes) {
     const auto size = static_cast<int64_t>(bytes.size());
@@ -221,6 +173,31 @@ class RawCaller {
  private:
   const int connection_;
 };
+
+// --- Goals ---------------------------------------------------------------------------------------
+
+// A ratio that was set out to be reached: at least `floor`, or at most where the aim is below it.
+struct Goal {
+  std::string what;
+  double reached;
+  double floor;
+  double aim;
+};
+using Goals = std::vector<Goal>;
+
+const char* VerdictOn(const Goal& goal) {
+  const double sign = goal.aim < goal.floor ? -1 : 1;
+  if (sign * goal.reached >= sign * goal.aim) return "aim";
+  return sign * goal.reached >= sign * goal.floor ? "floor" : "missed";
+}
+
+void Print(const Goals& goals) {
+  std::printf("\n| ratio | reached | floor | aim | |\n| --- | --- | --- | --- | --- |\n");
+  for (const Goal& goal : goals) {
+    std::printf("| %s | %.2f | %.2f | %.2f | %s |\n", goal.what.c_str(), goal.reached, goal.floor,
+                goal.aim, VerdictOn(goal));
+  }
+}
 
 // --- Measuring -----------------------------------------------------------------------------------
 
@@ -236,37 +213,72 @@ struct Peer {
     const double cpu = CpuSeconds(server);
     const auto begin = std::chrono::steady_clock::now();
     call();
-    seconds.push_back(Seconds(std::chrono::steady_clock::now() - begin).count());
+    seconds.push_back(Since(begin).count());
     cpu_seconds.push_back(CpuSeconds(server) - cpu);
   }
 };
 
-int RoundsFor(int64_t bytes) {
-  return static_cast<int>(std::clamp<int64_t>(2048 * kMiB / bytes, 9, 400));
+// By turns.
+void Measure(absl::Span<Peer> peers, int rounds) {
+  for (; rounds > 0; --rounds) {
+    for (Peer& peer : peers) peer.Measure();
+  }
 }
 
-void CompareSizes(const Server& raw, const Server& generated, const Server& rapt) {
+int RoundsFor(int64_t bytes) {
+  return static_cast<int>(std::clamp<int64_t>(1536 * kMiB / bytes, 9, 400));
+}
+
+// Of all TCP connections of this process, which sends the large messages. False where the system
+// does not let it.
+bool UseCongestionControl(const std::string& name) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int descriptor = std::atoi(entry.path().filename().c_str());
+    char old[16];
+    socklen_t size = sizeof(old);
+    if (getsockopt(descriptor, IPPROTO_TCP, TCP_CONGESTION, old, &size) != 0) continue;
+    if (setsockopt(descriptor, IPPROTO_TCP, TCP_CONGESTION, name.c_str(),
+                   static_cast<socklen_t>(name.size())) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string DefaultCongestionControl() {
+  std::string name;
+  std::ifstream("/proc/sys/net/ipv4/tcp_congestion_control") >> name;
+  return name;
+}
+
+void CompareSizes(const Server& raw, const Server& generated, const Server& rapt,
+                  const std::string& congestion_control, Goals& goals) {
   std::printf(
+      "\nTCP congestion control: %s, for every peer.\n\n"
       "| payload | peer | p50 ms | GB/s | of raw TCP | server CPU ns/byte | of generated |\n"
-      "| --- | --- | --- | --- | --- | --- | --- |\n");
+      "| --- | --- | --- | --- | --- | --- | --- |\n",
+      congestion_control.c_str());
+  std::map<int64_t, double> raw_per_byte, rapt_per_byte;
   for (const int64_t bytes : {64 * kKiB, 1 * kMiB, 6 * kMiB, 48 * kMiB, 192 * kMiB}) {
     const std::string request = SerializedRequest(bytes);
-    const grpc::Slice slice(request.data(), request.size(), grpc::Slice::STATIC_SLICE);
-    const grpc::ByteBuffer buffer(&slice, 1);
+    const grpc::ByteBuffer buffer = BufferOf(request);
     std::string copy(request.size(), '\0');
     RawCaller raw_caller(raw);
-    Caller generated_caller(generated, false), rapt_caller(rapt, false), declaring(rapt, true);
+    InferCaller generated_caller(generated.address(), false), rapt_caller(rapt.address(), false),
+        declaring(rapt.address(), true);
     Peer peers[] = {
         {"raw TCP", raw.pid, [&] { raw_caller.CallOnce(request); }},
         {"generated gRPC (sync)", generated.pid, [&] { generated_caller.CallOnce(buffer); }},
-        {"rapt", rapt.pid, [&] { rapt_caller.CallOnce(buffer); }},
         {"rapt, size declared", rapt.pid, [&] { declaring.CallOnce(buffer); }},
+        {"rapt, size not declared", rapt.pid, [&] { rapt_caller.CallOnce(buffer); }},
         {"memcpy", getpid(), [&] { std::memcpy(copy.data(), request.data(), copy.size()); }},
     };
-    for (Peer& peer : peers) peer.call();
-    for (int round = RoundsFor(bytes); round > 0; --round) {
-      for (Peer& peer : peers) peer.Measure();
+    for (Peer& peer : peers) peer.call();  // also connects
+    if (!UseCongestionControl(congestion_control)) {
+      std::printf("\nThe system does not let this process use it.\n");
+      return;
     }
+    Measure(absl::MakeSpan(peers), RoundsFor(bytes));
     const double size = static_cast<double>(request.size());
     const double raw_seconds = Median(peers[0].seconds);
     const double generated_cpu = Median(peers[1].cpu_seconds);
@@ -277,72 +289,82 @@ void CompareSizes(const Server& raw, const Server& generated, const Server& rapt
                   raw_seconds / seconds, cpu / size * 1e9, cpu / generated_cpu);
     }
     std::fflush(stdout);
+    raw_per_byte[bytes] = raw_seconds / size;
+    rapt_per_byte[bytes] = Median(peers[2].seconds) / size;
+    const auto note = [&](const char* what, double reached, double floor, double aim) {
+      goals.push_back({absl::StrCat(bytes / kMiB, " MiB, ", what, ", ", congestion_control),
+                       reached, floor, aim});
+    };
+    if (bytes == 6 * kMiB || bytes == 48 * kMiB) {
+      note("speed of raw TCP", raw_seconds / Median(peers[2].seconds), 0.45, 0.6);
+    }
+    if (bytes == 6 * kMiB) {
+      note("server CPU of generated code", Median(peers[2].cpu_seconds) / generated_cpu, 0.45,
+           0.35);
+    }
   }
+  const auto growth = [](std::map<int64_t, double>& per_byte) {
+    return per_byte[192 * kMiB] / per_byte[48 * kMiB];
+  };
+  goals.push_back({absl::StrCat("192 MiB, time per byte against 48 MiB, ", congestion_control,
+                                absl::StrFormat(" (raw TCP: %.2f)", growth(raw_per_byte))),
+                   growth(rapt_per_byte), 1.1, 1.0});
 }
 
-// Calls in flight: the most anonymous memory the server has, beyond what it had before.
+// The most anonymous memory that the server has, a byte of payload in flight.
 double PeakPerPayload(const Server& server, int64_t bytes, int in_flight, int rounds) {
   const std::string request = SerializedRequest(bytes);
-  const grpc::Slice slice(request.data(), request.size(), grpc::Slice::STATIC_SLICE);
-  const grpc::ByteBuffer buffer(&slice, 1);
-  Caller caller(server, true);
-  std::atomic<bool> stopping{false};
-  std::atomic<int64_t> peak{0};
-  std::thread watch([&] {
-    while (!stopping) {
-      peak = std::max(peak.load(), RssAnonBytes(server.pid));
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    }
-  });
+  const grpc::ByteBuffer buffer = BufferOf(request);
+  InferCaller caller(server.address(), true);
+  const PeakMemory peak(server.pid);
   for (int n = 0; n < in_flight; ++n) caller.Start(buffer);
   for (int n = 0; n < in_flight * rounds; ++n) {
-    caller.WaitForOne();
+    caller.ExpectOne();
     caller.Start(buffer);
   }
-  for (int n = 0; n < in_flight; ++n) caller.WaitForOne();
-  stopping = true;
-  watch.join();
-  return static_cast<double>(peak) / static_cast<double>(bytes * in_flight);
+  for (int n = 0; n < in_flight; ++n) caller.ExpectOne();
+  return static_cast<double>(peak.bytes()) / static_cast<double>(bytes * in_flight);
 }
 
-double CallsPerSecond(const Server& server, bool declares_size, int in_flight, int calls) {
-  const std::string request = SerializedRequest(kKiB);
-  const grpc::Slice slice(request);
-  const grpc::ByteBuffer buffer(&slice, 1);
-  Caller caller(server, declares_size);
-  for (int n = 0; n < in_flight; ++n) caller.Start(buffer);
-  const auto begin = std::chrono::steady_clock::now();
-  for (int n = 0; n < calls; ++n) {
-    caller.WaitForOne();
-    caller.Start(buffer);
-  }
-  const double seconds = Seconds(std::chrono::steady_clock::now() - begin).count();
-  for (int n = 0; n < in_flight; ++n) caller.WaitForOne();
-  return calls / seconds;
+void ComparePeaks(const Server& generated, const Server& rapt, Goals& goals) {
+  const double ours = PeakPerPayload(rapt, 48 * kMiB, 4, 5);
+  std::printf(
+      "\nPeak anonymous memory per payload, 48 MiB, 4 in flight: rapt %.2f, generated %.2f\n", ours,
+      PeakPerPayload(generated, 48 * kMiB, 4, 5));
+  goals.push_back({"48 MiB, 4 in flight, peak memory per payload", ours, 1.6, 1.4});
 }
 
 // One attention call of K and V of so many bytes together, by our client library and by generated
 // code, which a client without it would use.
 class AttendCaller {
  public:
-  AttendCaller(const Server& server, int64_t payload_bytes, bool wants_present)
+  // `window`: computes next to nothing; `wants_present`: the answer is as large as the request.
+  struct Options {
+    bool shared_memory = false;
+    std::optional<int64_t> window = {};
+    bool wants_present = false;
+  };
+
+  AttendCaller(const Server& server, int64_t payload_bytes, const Options& options)
       : keys_(payload_bytes / 2 / kSize / 4),
-        wants_present_(wants_present),
+        options_(options),
         row_(kSize),
         kv_(keys_ * kSize),
-        stub_(v1::AttentionService::NewStub(Connect(server))) {
-    auto client = client::Client::Connect(absl::StrCat("127.0.0.1:", server.port));
+        stub_(v1::AttentionService::NewStub(Connect(server.address()))) {
+    auto client =
+        client::Client::Connect(server.address(), {.shared_memory = options.shared_memory});
     RAPT_CHECK(client.ok(), "no connection");
     client_ = *std::move(client);
   }
 
   void CallByLibrary() {
     const auto kv = client::View<float>({1, 1, keys_, kSize}, kv_);
-    const auto result = client_->Attend({.q = client::View<float>({1, 1, 1, kSize}, row_),
-                                         .k = kv,
-                                         .v = kv,
-                                         .window = {.left = 4, .right = 4},
-                                         .wants_present = wants_present_});
+    const auto result =
+        client_->Attend({.q = client::View<float>({1, 1, 1, kSize}, row_),
+                         .k = kv,
+                         .v = kv,
+                         .window = {.left = options_.window, .right = options_.window},
+                         .wants_present = options_.wants_present});
     RAPT_CHECK(result.ok(), "a call failed");
   }
 
@@ -351,9 +373,11 @@ class AttendCaller {
     Fill({1, 1, 1, kSize}, row_, *request.mutable_q());
     Fill({1, 1, keys_, kSize}, kv_, *request.mutable_k());
     Fill({1, 1, keys_, kSize}, kv_, *request.mutable_v());
-    request.mutable_attention()->mutable_window()->set_left(4);
-    request.mutable_attention()->mutable_window()->set_right(4);
-    request.set_want_present(wants_present_);
+    if (options_.window) {
+      request.mutable_attention()->mutable_window()->set_left(*options_.window);
+      request.mutable_attention()->mutable_window()->set_right(*options_.window);
+    }
+    request.set_want_present(options_.wants_present);
     grpc::ClientContext context;
     context.AddMetadata("rapt-message-bytes", std::to_string(request.ByteSizeLong()));
     v1::AttendResponse response;
@@ -371,7 +395,7 @@ class AttendCaller {
   }
 
   const int64_t keys_;
-  const bool wants_present_;
+  const Options options_;
   const std::vector<float> row_, kv_;
   const std::unique_ptr<v1::AttentionService::Stub> stub_;
   std::unique_ptr<client::Client> client_;
@@ -383,15 +407,13 @@ void CompareClients(const Server& rapt) {
       "| --- | --- | --- | --- | --- | --- |\n");
   for (const int64_t bytes : {64 * kKiB, 1 * kMiB, 6 * kMiB, 48 * kMiB}) {
     for (const bool wants_present : {false, true}) {
-      AttendCaller caller(rapt, bytes, wants_present);
+      AttendCaller caller(rapt, bytes, {.window = 4, .wants_present = wants_present});
       Peer peers[] = {
           {"generated code", getpid(), [&] { caller.CallByGeneratedCode(); }},
           {"rapt::client", getpid(), [&] { caller.CallByLibrary(); }},
       };
       for (Peer& peer : peers) peer.call();
-      for (int round = RoundsFor(4 * bytes); round > 0; --round) {
-        for (Peer& peer : peers) peer.Measure();
-      }
+      Measure(absl::MakeSpan(peers), RoundsFor(8 * bytes));
       const double size = static_cast<double>(bytes);
       const double generated_cpu = Median(peers[0].cpu_seconds);
       for (const Peer& peer : peers) {
@@ -405,35 +427,143 @@ void CompareClients(const Server& rapt) {
   }
 }
 
-void CompareSmallCalls(const Server& generated, const Server& rapt) {
-  std::vector<double> echo, undeclared, declared;
-  for (int round = 0; round < 5; ++round) {
-    echo.push_back(CallsPerSecond(generated, false, 64, 10'000));
-    undeclared.push_back(CallsPerSecond(rapt, false, 64, 10'000));
-    declared.push_back(CallsPerSecond(rapt, true, 64, 10'000));
+// Calls of 1 KiB for half a second.
+double SmallCallsPerSecond(const Server& server, int in_flight) {
+  const std::string request = SerializedRequest(kKiB);
+  const grpc::ByteBuffer buffer = BufferOf(request);
+  InferCaller caller(server.address(), true);
+  for (int n = 0; n < in_flight; ++n) caller.Start(buffer);
+  int calls = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  for (; Since(begin) < Seconds(0.5); ++calls) {
+    caller.ExpectOne();
+    caller.Start(buffer);
   }
+  const double seconds = Since(begin).count();
+  for (int n = 0; n < in_flight; ++n) caller.ExpectOne();
+  return calls / seconds;
+}
+
+void CompareSmallCalls(const Server& generated, const Server& rapt,
+                       const std::optional<Server>& python, Goals& goals) {
   std::printf(
-      "\n1 KiB calls/s, 64 in flight: generated gRPC (sync) %.0f, rapt %.0f, rapt with declared "
-      "size "
-      "%.0f\n",
-      Median(echo), Median(undeclared), Median(declared));
+      "\n| 1 KiB calls/s, in flight | generated gRPC (sync) | Python grpcio | rapt |\n"
+      "| --- | --- | --- | --- |\n");
+  for (const int in_flight : {1, 64}) {
+    std::vector<double> by_generated, by_python, by_rapt;
+    for (int round = 0; round < 5; ++round) {
+      by_generated.push_back(SmallCallsPerSecond(generated, in_flight));
+      if (python) by_python.push_back(SmallCallsPerSecond(*python, in_flight));
+      by_rapt.push_back(SmallCallsPerSecond(rapt, in_flight));
+    }
+    std::printf("| %d | %.0f | %s | %.0f |\n", in_flight, Median(by_generated),
+                python ? absl::StrFormat("%.0f", Median(by_python)).c_str() : "-", Median(by_rapt));
+    if (python && in_flight == 64) {
+      goals.push_back({"1 KiB calls/s, 64 in flight, of Python grpcio's",
+                       Median(by_rapt) / Median(by_python), 12, 20});
+    }
+  }
+}
+
+// --- Past TCP ------------------------------------------------------------------------------------
+
+// Shared memory of so many zero bytes that `server` has registered.
+class Region {
+ public:
+  Region(const Server& server, int64_t bytes)
+      : stub_(GRPCInferenceService::NewStub(Connect(server.address()))) {
+    const std::string key = absl::StrCat("/", kName);
+    const int descriptor = shm_open(key.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+    RAPT_CHECK(descriptor >= 0 && posix_fallocate(descriptor, 0, bytes) == 0, "no shared memory");
+    close(descriptor);
+    inference::SystemSharedMemoryRegisterRequest request;
+    request.set_name(kName);
+    request.set_key(key);
+    request.set_byte_size(static_cast<uint64_t>(bytes));
+    inference::SystemSharedMemoryRegisterResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status = stub_->SystemSharedMemoryRegister(&context, request, &response);
+    shm_unlink(key.c_str());
+    RAPT_CHECK(status.ok(), "the region is not registered");
+  }
+  ~Region() {
+    inference::SystemSharedMemoryUnregisterRequest request;
+    request.set_name(kName);
+    inference::SystemSharedMemoryUnregisterResponse response;
+    grpc::ClientContext context;
+    stub_->SystemSharedMemoryUnregister(&context, request, &response);
+  }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+
+  static constexpr char kName[] = "rapt-wire-bench";
+
+ private:
+  const std::unique_ptr<GRPCInferenceService::Stub> stub_;
+};
+
+// All of K and V is read, as a decoding step does.
+void ComparePaths(const Server& rapt, const std::string& unix_address, Goals& goals) {
+  std::printf(
+      "\nK and V computed over, one query:\n\n"
+      "| payload | path | p50 ms | times as fast as TCP | server CPU ns/byte |\n"
+      "| --- | --- | --- | --- | --- |\n");
+  for (const int64_t bytes : {1 * kMiB, 6 * kMiB, 48 * kMiB, 192 * kMiB}) {
+    InferShape shape = ShapeOf(bytes);
+    const std::string message = SerializedInfer(shape);
+    shape.region = Region::kName;
+    const std::string reference = SerializedInfer(shape);
+    const Region region(rapt, bytes + kMiB);
+    InferCaller tcp(rapt.address(), true), unix_socket(unix_address, true);
+    AttendCaller library(rapt, bytes, {.shared_memory = false});
+    AttendCaller sharing_library(rapt, bytes, {.shared_memory = true});
+    const grpc::ByteBuffer message_buffer = BufferOf(message), small_buffer = BufferOf(reference);
+    Peer peers[] = {
+        {"TCP", rapt.pid, [&] { tcp.CallOnce(message_buffer); }},
+        {"Unix socket", rapt.pid, [&] { unix_socket.CallOnce(message_buffer); }},
+        {"shared memory, tensors there", rapt.pid, [&] { tcp.CallOnce(small_buffer); }},
+        {"rapt::client, TCP", rapt.pid, [&] { library.CallByLibrary(); }},
+        {"rapt::client, copies to shared memory", rapt.pid,
+         [&] { sharing_library.CallByLibrary(); }},
+    };
+    for (Peer& peer : peers) peer.call();
+    Measure(absl::MakeSpan(peers), RoundsFor(2 * bytes));
+    const double tcp_seconds = Median(peers[0].seconds);
+    for (const Peer& peer : peers) {
+      std::printf("| %ld KiB | %s | %.3f | %.2f | %.3f |\n", static_cast<long>(bytes / kKiB),
+                  peer.name, 1e3 * Median(peer.seconds), tcp_seconds / Median(peer.seconds),
+                  1e9 * Median(peer.cpu_seconds) / static_cast<double>(bytes));
+    }
+    std::fflush(stdout);
+    if (bytes < 6 * kMiB) continue;
+    goals.push_back({absl::StrCat(bytes / kMiB, " MiB, shared memory against TCP"),
+                     tcp_seconds / Median(peers[2].seconds), 3.5, 5});
+  }
 }
 
 int Main() {
   // Before this process has gRPC threads, which fork() would lose.
   const Server raw = Fork(ServeRawTcp);
   const Server generated = Fork(ServeGenerated);
-  const Server rapt = StartRapt({});
-  std::string congestion;
-  std::ifstream("/proc/sys/net/ipv4/tcp_congestion_control") >> congestion;
-  std::printf("TCP congestion control: %s, for every peer\n\n", congestion.c_str());
-  CompareSizes(raw, generated, rapt);
+  std::optional<Server> python;
+  if (std::getenv(kPythonVariable) != nullptr) python = Fork(ServePython);
+  std::string folder = "/tmp/rapt-bench-XXXXXX";
+  RAPT_CHECK(mkdtemp(folder.data()) != nullptr, "no folder for a socket");
+  const std::string socket = folder + "/socket";
+  const Server rapt = StartRapt({"--allow_shared_memory", absl::StrCat("--unix_socket=", socket)});
+
+  Goals goals;
+  const std::string usual = DefaultCongestionControl();
+  CompareSizes(raw, generated, rapt, usual, goals);
+  if (usual != "cubic") CompareSizes(raw, generated, rapt, "cubic", goals);
+  ComparePaths(rapt, absl::StrCat("unix:", socket), goals);
   CompareClients(rapt);
-  CompareSmallCalls(generated, rapt);
-  std::printf(
-      "\nPeak anonymous memory per payload, 48 MiB, 4 in flight: rapt %.2f, generated %.2f\n",
-      PeakPerPayload(rapt, 48 * kMiB, 4, 5), PeakPerPayload(generated, 48 * kMiB, 4, 5));
+  CompareSmallCalls(generated, rapt, python, goals);
+  ComparePeaks(generated, rapt, goals);
+  Print(goals);
   for (const Server& server : {raw, generated, rapt}) Stop(server);
+  if (python) Stop(*python);
+  std::filesystem::remove_all(folder);
   return 0;
 }
 

@@ -1,0 +1,83 @@
+// Calls of ModelInfer for benchmarks: requests serialized beforehand, so that sending one costs
+// every peer the same.
+#ifndef RAPT_BENCH_INFER_CALL_H_
+#define RAPT_BENCH_INFER_CALL_H_
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "bench/server_process.h"
+#include "server/base/mutex.h"
+
+namespace rapt::bench {
+
+using Seconds = std::chrono::duration<double>;
+
+inline Seconds Since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::steady_clock::now() - begin;
+}
+
+// FP32 attention over zeros.
+struct InferShape {
+  int64_t heads = 1;
+  int64_t queries = 1;
+  int64_t keys = 1;
+  int64_t size = 64;
+  std::optional<int64_t> window = {};  // keys that a query sees at either side; absent: all
+  std::string region = "";  // registered shared memory with Q, K and V, one after the other
+};
+std::string SerializedInfer(const InferShape& shape);
+
+// Refers to `message`, which outlives it.
+grpc::ByteBuffer BufferOf(const std::string& message);
+
+// A connection of its own.
+std::shared_ptr<grpc::Channel> Connect(const std::string& address);
+
+// Calls that may overlap, from one thread. Each has a deadline of 20 s, so that every wait ends.
+class InferCaller {
+ public:
+  // `address` as "127.0.0.1:8001" or "unix:PATH". A connection of its own.
+  InferCaller(const std::string& address, bool declares_size);
+  // Cancels what is in flight.
+  ~InferCaller();
+  InferCaller(const InferCaller&) = delete;
+  InferCaller& operator=(const InferCaller&) = delete;
+
+  // A large request leaves while somebody waits.
+  void Start(const grpc::ByteBuffer& request);
+  // May run on another thread, while one waits.
+  void CancelAll();
+
+  struct Ended {
+    grpc::Status status;
+    Seconds took;
+  };
+  // One that was started.
+  Ended WaitForOne();
+
+  // The same, but it aborts where the call failed.
+  Seconds ExpectOne();
+  Seconds CallOnce(const grpc::ByteBuffer& request);
+
+ private:
+  struct Call;
+
+  grpc::CompletionQueue queue_;
+  grpc::GenericStub stub_;
+  const bool declares_size_;
+  Mutex mutex_;
+  std::map<Call*, std::unique_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace rapt::bench
+
+#endif  // RAPT_BENCH_INFER_CALL_H_
