@@ -144,6 +144,7 @@ class Housekeeper {
   static constexpr std::chrono::seconds kInterval{1};
   static constexpr std::chrono::seconds kIdle{3};
   static constexpr std::chrono::seconds kBusyTrims{30};  // it costs page faults
+  static constexpr std::chrono::seconds kIdleTrims{10};  // gRPC lets go of some memory late
 
   void Run() {
     MutexLock lock(mutex_);
@@ -159,8 +160,10 @@ class Housekeeper {
     const int64_t served = open_calls_.served();
     if (served != served_ || open_calls_.count() > 0) last_busy_ = now;
     served_ = served;
-    const Instant due = std::min(last_busy_ + kIdle, last_trim_ + kBusyTrims);
-    if (last_trim_ <= last_busy_ && now >= due) {
+    const Instant due = last_trim_ <= last_busy_
+                            ? std::min(last_busy_ + kIdle, last_trim_ + kBusyTrims)
+                            : last_trim_ + kIdleTrims;
+    if (now >= due) {
       malloc_trim(0);
       last_trim_ = now;
     }
