@@ -180,8 +180,8 @@ TEST(PressureTest, MemoryStaysWithinTheBudgetUnderEveryMix) {
               static_cast<long>(peak / kMiB), large_tally.right.load(), declared_tally.right.load(),
               weights_tally.right.load(), tiny_tally.right.load());
 
-  // After the burst it falls back.
-  while (kMemoryTells && RssAnonBytes(server.pid()) > 64 * kMiB) {
+  // After the burst it falls back; what malloc keeps between what lives on varies from run to run.
+  while (kMemoryTells && RssAnonBytes(server.pid()) > kBudget / 2) {
   }
 }
 
