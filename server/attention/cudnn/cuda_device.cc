@@ -1,16 +1,14 @@
 #include "server/attention/cudnn/cuda_device.h"
 
-#include <cuda_runtime_api.h>
-
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "server/attention/cudnn/cuda_runtime.h"
 #include "server/attention/cudnn/library.h"
 #include "server/attention/cudnn/probe.h"
 #include "server/attention/cudnn/staging.h"
@@ -21,54 +19,9 @@ namespace {
 constexpr std::chrono::seconds kTrialLimit{120};
 constexpr int64_t kTrialBytes = int64_t{16} << 20;
 
-// What is used of the CUDA runtime, found in the library that was opened.
-struct Runtime {
-  decltype(&::cudaGetDeviceCount) GetDeviceCount;
-  decltype(&::cudaSetDevice) SetDevice;
-  decltype(&::cudaDeviceReset) DeviceReset;
-  decltype(&::cudaGetErrorString) GetErrorString;
-  cudaError_t (*Malloc)(void**, size_t);
-  decltype(&::cudaFree) Free;
-  decltype(&::cudaFreeHost) FreeHost;
-  cudaError_t (*HostAlloc)(void**, size_t, unsigned int);
-  decltype(&::cudaStreamCreateWithFlags) StreamCreateWithFlags;
-  decltype(&::cudaStreamDestroy) StreamDestroy;
-  decltype(&::cudaStreamSynchronize) StreamSynchronize;
-  decltype(&::cudaMemcpyAsync) MemcpyAsync;
-
-  absl::Status Check(const char* what, cudaError_t error) const {
-    if (error == cudaSuccess) return absl::OkStatus();
-    return absl::UnavailableError(absl::StrCat(what, ": ", GetErrorString(error)));
-  }
-};
-
-absl::StatusOr<Runtime> FindRuntime(const Library& library) {
-  Runtime runtime{};
-  const char* missing = nullptr;
-  const auto find = [&](const char* name, auto& function) {
-    void* found = library.RuntimeFunction(name);
-    if (found == nullptr) missing = name;
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
-  };
-  find("cudaGetDeviceCount", runtime.GetDeviceCount);
-  find("cudaSetDevice", runtime.SetDevice);
-  find("cudaDeviceReset", runtime.DeviceReset);
-  find("cudaGetErrorString", runtime.GetErrorString);
-  find("cudaMalloc", runtime.Malloc);
-  find("cudaFree", runtime.Free);
-  find("cudaFreeHost", runtime.FreeHost);
-  find("cudaHostAlloc", runtime.HostAlloc);
-  find("cudaStreamCreateWithFlags", runtime.StreamCreateWithFlags);
-  find("cudaStreamDestroy", runtime.StreamDestroy);
-  find("cudaStreamSynchronize", runtime.StreamSynchronize);
-  find("cudaMemcpyAsync", runtime.MemcpyAsync);
-  if (missing == nullptr) return runtime;
-  return absl::FailedPreconditionError(absl::StrCat("the CUDA runtime has no ", missing));
-}
-
 class CudaLane final : public Lane {
  public:
-  CudaLane(const Library& library, const Runtime& runtime, int64_t bytes)
+  CudaLane(const Library& library, const CudaRuntime& runtime, int64_t bytes)
       : library_(library), runtime_(runtime), bytes_(bytes) {}
   ~CudaLane() override { Close(); }
 
@@ -127,7 +80,7 @@ class CudaLane final : public Lane {
   }
 
   const Library& library_;
-  const Runtime& runtime_;
+  const CudaRuntime& runtime_;
   const int64_t bytes_;
   std::byte* host_ = nullptr;
   std::byte* device_ = nullptr;
@@ -140,7 +93,7 @@ class CudaDevice final : public Device {
   static absl::StatusOr<std::unique_ptr<Device>> Open(const CudaOptions& options) {
     const absl::StatusOr<const Library*> library = Library::Load(options.libraries);
     if (!library.ok()) return library.status();
-    const absl::StatusOr<Runtime> runtime = FindRuntime(**library);
+    const absl::StatusOr<CudaRuntime> runtime = FindCudaRuntime(**library);
     if (!runtime.ok()) return runtime.status();
     int devices = 0;
     absl::Status status = runtime->Check("no GPU", runtime->GetDeviceCount(&devices));
@@ -170,7 +123,7 @@ class CudaDevice final : public Device {
   }
 
  private:
-  CudaDevice(const Library& library, const Runtime& runtime, const CudaOptions& options)
+  CudaDevice(const Library& library, const CudaRuntime& runtime, const CudaOptions& options)
       : library_(library),
         runtime_(runtime),
         arena_bytes_(options.memory_bytes / options.lanes / kAlignment * kAlignment) {
@@ -197,7 +150,7 @@ class CudaDevice final : public Device {
   static constexpr int64_t kAlignment = 256;
 
   const Library& library_;
-  const Runtime runtime_;
+  const CudaRuntime runtime_;
   const int64_t arena_bytes_;
   std::string properties_;
   std::string kind_;
