@@ -96,11 +96,12 @@ int WaitForStopSignal(const sigset_t& stop_signals) {
 // gRPC receives into memory from malloc, in pieces of up to some megabytes. By default those come
 // from the system and go back to it each time, and touching fresh pages costs more than receiving
 // into them: twice as fast like this, see docs/tuning.md. What is kept is bounded by the budget's
-// receive share; the housekeeper gives it back.
+// receive share; the housekeeper gives it back. Before any thread: one that allocated earlier has
+// an arena of its own, which later threads share and malloc_trim() does not give back.
 void TuneMalloc() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
   mallopt(M_TRIM_THRESHOLD, 512 << 20);
-  mallopt(M_ARENA_MAX, 1);  // malloc_trim() leaves up to 64 MiB in each of the others
+  mallopt(M_ARENA_MAX, 1);
 }
 
 // What requests' memory belongs to. Never destroyed: gRPC may let go of the last slices, which give
@@ -144,7 +145,7 @@ class Housekeeper {
   static constexpr std::chrono::seconds kInterval{1};
   static constexpr std::chrono::seconds kIdle{3};
   static constexpr std::chrono::seconds kBusyTrims{30};  // it costs page faults
-  static constexpr std::chrono::seconds kIdleTrims{10};  // gRPC lets go of some memory late
+  static constexpr std::chrono::seconds kIdleTrims{10};  // connections end after their last call
 
   void Run() {
     MutexLock lock(mutex_);
@@ -378,7 +379,6 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   const auto access = Access::Open(options.token_file, memory.clock);
   if (!access.ok()) return Complain(access.status(), kExitUsage);
   TakeOverGrpcLog();
-  TuneMalloc();
   TakeAllDescriptors();
 
   Metrics metrics;
@@ -473,6 +473,7 @@ int Main(int argc, char** argv) {
   }
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  TuneMalloc();
 
   const absl::StatusOr<Options> options = ParseOptions(
       std::vector<const char*>(argv + std::min(argc, 1), argv + argc),
