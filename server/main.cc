@@ -81,6 +81,13 @@ int Complain(const absl::Status& status, int exit_code) {
   return exit_code;
 }
 
+// Whether SIGTERM or SIGINT has come, which are blocked.
+bool HasStopSignal() {
+  sigset_t pending;
+  sigpending(&pending);
+  return sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1;
+}
+
 std::string WithPort(const std::string& address, int port) {
   return absl::StrCat(address.substr(0, address.rfind(':') + 1), port);
 }
@@ -91,6 +98,24 @@ int WaitForStopSignal(const sigset_t& stop_signals) {
   sigwait(&stop_signals, &signal_number);
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
   return signal_number;
+}
+
+// Blocks until the kernels of --cudnn_warm_plans are there, or a stop signal has come, which is
+// still to be waited for: false.
+bool WaitUntilWarm(const Clock& clock) {
+  constexpr std::chrono::milliseconds kInterval{50};
+  const Instant begin = clock.Now();
+  cudnn::CudnnBackend::Warmth warmth = cudnn::ProcessBackend().warmth();
+  if (warmth.ready + warmth.compiling + warmth.declined == 0) return true;
+  for (; warmth.compiling > 0; warmth = cudnn::ProcessBackend().warmth()) {
+    if (HasStopSignal()) return false;
+    std::this_thread::sleep_for(kInterval);
+  }
+  Log(LogLevel::kInfo, "kernels warm",
+      {{"ready", warmth.ready},
+       {"declined", warmth.declined},
+       {"ms", std::chrono::duration_cast<std::chrono::milliseconds>(clock.Now() - begin).count()}});
+  return true;
 }
 
 // gRPC receives into memory from malloc, in pieces of up to some megabytes. By default those come
@@ -432,13 +457,13 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
                                      {oip::kServiceName, native::kServiceName});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);
   grpc::HealthCheckServiceInterface& health = *(*grpc_server)->GetHealthCheckService();
-  const absl::Status started =
-      readiness.Start([&health](bool ready) { health.SetServingStatus(ready); });
-  if (!started.ok()) return Complain(started, kExitFailure);
-
-  AnnounceReady(options, AddressesOf(options, *listener == nullptr ? 0 : (*listener)->port()),
-                WithPort(options.metrics_address, (*http)->port()));
-
+  if (WaitUntilWarm(memory.clock)) {
+    const absl::Status started =
+        readiness.Start([&health](bool ready) { health.SetServingStatus(ready); });
+    if (!started.ok()) return Complain(started, kExitFailure);
+    AnnounceReady(options, AddressesOf(options, *listener == nullptr ? 0 : (*listener)->port()),
+                  WithPort(options.metrics_address, (*http)->port()));
+  }
   const int signal_number = WaitForStopSignal(stop_signals);
   Log(LogLevel::kInfo, "draining",
       {{"signal", signal_number == SIGTERM ? "SIGTERM" : "SIGINT"},
@@ -451,16 +476,21 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
 }
 
 // Before any other thread comes: what opening a GPU may do to a process is tried in a child.
-void StartCudnn(const Options& options, const Clock& clock) {
-  if (options.cudnn_memory_bytes == 0) return;
+absl::Status StartCudnn(const Options& options, const Clock& clock) {
+  if (options.cudnn_memory_bytes == 0) return absl::OkStatus();
   absl::StatusOr<std::unique_ptr<cudnn::Device>> device = cudnn::OpenCudaDevice(
       {.libraries = options.cudnn_libraries, .memory_bytes = options.cudnn_memory_bytes});
   if (!device.ok() && options.backend == "auto") {
     Log(LogLevel::kWarning, "without a GPU", {{"reason", device.status().message()}});
   }
-  cudnn::ProcessBackend().Start(std::move(device), CpuBackend(), clock,
-                                {.least_flops = static_cast<double>(options.cudnn_min_flops),
-                                 .plan_directory = options.cudnn_plan_cache});
+  cudnn::CudnnBackend& backend = cudnn::ProcessBackend();
+  backend.Start(std::move(device), CpuBackend(), clock,
+                {.least_flops = static_cast<double>(options.cudnn_min_flops),
+                 .plan_directory = options.cudnn_plan_cache});
+  // Where there is no device, Serve() says so or does without.
+  if (!backend.Available().ok()) return absl::OkStatus();
+  const absl::Status warm = backend.Warm(options.cudnn_warm_plans);
+  return absl::Status(warm.code(), absl::StrCat("--cudnn_warm_plans: ", warm.message()));
 }
 
 int Main(int argc, char** argv) {
@@ -485,8 +515,9 @@ int Main(int argc, char** argv) {
   }
   SetLogFormat(options->log_format);
   const SteadyClock clock;
-  StartCudnn(*options, clock);
-  const int exit_code = Serve(*options, stop_signals);
+  const absl::Status started = StartCudnn(*options, clock);
+  const int exit_code =
+      started.ok() ? Serve(*options, stop_signals) : Complain(started, kExitUsage);
   cudnn::ProcessBackend().Stop();
   return exit_code;
 }

@@ -21,6 +21,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "server/attention/problem_text.h"
 #include "server/base/version.h"
 
 ABSL_FLAG(std::string, grpc_address, "127.0.0.1:8001",
@@ -57,6 +58,9 @@ ABSL_FLAG(int64_t, cudnn_min_flops, 10'000'000'000,
           "auto leaves problems of fewer operations than this to the cpu");
 ABSL_FLAG(std::string, cudnn_plan_cache, "",
           "a directory where compiled kernels are kept for the next start; empty: none are");
+ABSL_FLAG(std::string, cudnn_warm_plans, "",
+          "shapes whose kernels are compiled before the server is ready, apart by commas, as "
+          "'1x32/8x4096x128 bf16 causal, 8x32/8x1:4096x128 bf16'");
 ABSL_FLAG(
     std::string, isa, "auto",
     "the instruction set that the cpu backend uses: auto, amx, avx512, avx2 or portable; auto "
@@ -353,6 +357,24 @@ int64_t CudnnMemoryBytes() {
   return bytes == 0 && absl::GetFlag(FLAGS_backend) == "cudnn" ? kDefaultCudnnMemoryBytes : bytes;
 }
 
+// Those of the flag, none where it is empty.
+absl::StatusOr<std::vector<Problem>> CudnnWarmPlans() {
+  const std::string text = absl::GetFlag(FLAGS_cudnn_warm_plans);
+  if (text.empty()) return std::vector<Problem>();
+  absl::StatusOr<std::vector<Problem>> problems = ParseProblems(text);
+  if (problems.ok()) return problems;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--cudnn_warm_plans: ", std::string(problems.status().message())));
+}
+
+absl::Status CheckCudnnWarmPlans() {
+  const absl::StatusOr<std::vector<Problem>> problems = CudnnWarmPlans();
+  if (!problems.ok()) return problems.status();
+  if (problems->empty() || CudnnMemoryBytes() > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--cudnn_warm_plans needs --cudnn_memory_bytes or --backend=cudnn");
+}
+
 absl::Status CheckFlags() {
   const bool insecure = absl::GetFlag(FLAGS_insecure);
   absl::Status status = CheckGrpcAddress(insecure);
@@ -366,6 +388,7 @@ absl::Status CheckFlags() {
   status.Update(CheckRange("max_message_bytes", absl::GetFlag(FLAGS_max_message_bytes), 0,
                            std::numeric_limits<int32_t>::max()));
   status.Update(CheckCudnnMemory());
+  status.Update(CheckCudnnWarmPlans());
   status.Update(CheckRange("cudnn_min_flops", absl::GetFlag(FLAGS_cudnn_min_flops), 0,
                            std::numeric_limits<int64_t>::max()));
   constexpr int64_t kMostCalls = 1 << 20;
@@ -438,6 +461,7 @@ Options OptionsFromFlags(const HostLimits& host) {
       .cudnn_memory_bytes = CudnnMemoryBytes(),
       .cudnn_min_flops = absl::GetFlag(FLAGS_cudnn_min_flops),
       .cudnn_plan_cache = absl::GetFlag(FLAGS_cudnn_plan_cache),
+      .cudnn_warm_plans = *CudnnWarmPlans(),
       .text_to_print = "",
   };
 }

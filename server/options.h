@@ -6,10 +6,12 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "server/attention/problem.h"
 #include "server/base/host_limits.h"
 #include "server/base/log.h"
 
@@ -51,6 +53,7 @@ struct Options {
   int64_t cudnn_memory_bytes = 0;    // of the device; 0: none is opened
   int64_t cudnn_min_flops = 0;       // smaller problems are the CPU's under auto
   std::string cudnn_plan_cache;      // a directory; empty: none
+  std::vector<Problem> cudnn_warm_plans;  // whose kernels are there before it is ready
 
   // What --help or --version asks to print, instead of serving.
   std::string text_to_print;

@@ -13,7 +13,7 @@ ATTENTION = "server/attention/*.h"
 BACKENDS = ("server/attention/cpu/", "server/attention/cudnn/", "server/attention/reference/")
 RULES = {
     "server/main.cc": ("server/", "proto/"),
-    "server/options.*": ("server/base/",),
+    "server/options.*": (ATTENTION, "server/base/"),
     "server/request.*": (ATTENTION, "server/base/"),
     "server/engine.*": (
         "server/attention_stream.h",

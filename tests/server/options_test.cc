@@ -73,6 +73,7 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_CUDNN_MEMORY_BYTES", "123456789"},
                   {"RAPT_CUDNN_MIN_FLOPS", "17"},
                   {"RAPT_CUDNN_PLAN_CACHE", "/var/cache/rapt"},
+                  {"RAPT_CUDNN_WARM_PLANS", "1x8x64x64, 1x8x128x64 bf16"},
                   {"RAPT_THREADS", "3"},
                   {"RAPT_MEMORY_BUDGET_BYTES", "4"},
                   {"RAPT_MAX_MESSAGE_BYTES", "5"},
@@ -111,6 +112,9 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->cudnn_memory_bytes, 123456789);
   EXPECT_EQ(options->cudnn_min_flops, 17);
   EXPECT_EQ(options->cudnn_plan_cache, "/var/cache/rapt");
+  ASSERT_EQ(options->cudnn_warm_plans.size(), 2);
+  EXPECT_EQ(options->cudnn_warm_plans[1].dtype, DType::kBFloat16);
+  EXPECT_EQ(options->cudnn_warm_plans[1].query_length, 128);
   EXPECT_EQ(options->threads, 3);
   EXPECT_EQ(options->memory_budget_bytes, 4);
   EXPECT_EQ(options->max_message_bytes, 5);
@@ -144,6 +148,17 @@ TEST_F(OptionsTest, TheGpuIsLeftAloneUnlessItIsAskedFor) {
   EXPECT_EQ(Parse({})->cudnn_memory_bytes, 0);
   EXPECT_EQ(Parse({"--backend=cudnn"})->cudnn_memory_bytes, int64_t{4} << 30);
   EXPECT_EQ(Parse({"--cudnn_memory_bytes=1"}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(OptionsTest, OnlyAGpuIsWarmedAndOnlyForShapes) {
+  const auto error = [&](const std::vector<const char*>& flags) {
+    return std::string(Parse(flags).status().message());
+  };
+  EXPECT_TRUE(Parse({})->cudnn_warm_plans.empty());
+  EXPECT_THAT(error({"--backend=cudnn", "--cudnn_warm_plans=1x8x64"}),
+              HasSubstr("--cudnn_warm_plans: '1x8x64' has 3 axes"));
+  EXPECT_THAT(error({"--backend=cpu", "--cudnn_warm_plans=1x8x64x64"}),
+              HasSubstr("--cudnn_warm_plans needs"));
 }
 
 TEST_F(OptionsTest, AnEmptyVariableCountsAsNotSet) {

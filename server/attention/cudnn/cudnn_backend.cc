@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -104,8 +105,36 @@ void CudnnBackend::Start(absl::StatusOr<std::unique_ptr<Device>> device, const B
   plans_ = std::make_unique<PlanCache>(*device_, options_.plan_directory);
 }
 
+absl::Status CudnnBackend::Warm(absl::Span<const Problem> problems) {
+  std::set<std::string> keys;
+  for (size_t n = 0; n < problems.size(); ++n) {
+    if (absl::Status status = Supports(problems[n]); !status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("shape ", n + 1, ": ", status.message()));
+    }
+    for (SdpaGraph graph : GraphsOf(problems[n])) {
+      if (keys.insert(graph.Key()).second) warm_.push_back(graph);
+      graph.has_lengths = true;  // of those shorter ones that round up to it
+      if (keys.insert(graph.Key()).second) warm_.push_back(graph);
+    }
+  }
+  for (const SdpaGraph& graph : warm_) plans_->Find(graph).IgnoreError();
+  return absl::OkStatus();
+}
+
+CudnnBackend::Warmth CudnnBackend::warmth() const {
+  Warmth warmth;
+  for (const SdpaGraph& graph : warm_) {
+    const absl::Status status = plans_->Find(graph).status();
+    ++(status.ok()                   ? warmth.ready
+       : absl::IsUnavailable(status) ? warmth.compiling
+                                     : warmth.declined);
+  }
+  return warmth;
+}
+
 void CudnnBackend::Stop() {
   available_ = NotStarted();
+  warm_.clear();
   plans_.reset();
   health_.reset();
   device_.reset();
@@ -129,12 +158,20 @@ absl::Status CudnnBackend::Prefers(const Problem& problem) const {
   }
   if (problem.empty()) return absl::OutOfRangeError("there is nothing to compute");
   if (!health_->promising()) return absl::UnavailableError("the device has failed and rests");
-  for (const Problem& piece : KindsOfPieces(problem, CutOn(*device_, problem))) {
-    if (CropOf(piece).empty()) continue;
-    const absl::StatusOr<CompiledPlanPtr> plan = plans_->Find(GraphOf(piece));
+  for (const SdpaGraph& graph : GraphsOf(problem)) {
+    const absl::StatusOr<CompiledPlanPtr> plan = plans_->Find(graph);
     if (!plan.ok()) return plan.status();
   }
   return absl::OkStatus();
+}
+
+std::vector<SdpaGraph> CudnnBackend::GraphsOf(const Problem& problem) const {
+  std::vector<SdpaGraph> graphs;
+  if (problem.empty()) return graphs;
+  for (const Problem& piece : KindsOfPieces(problem, CutOn(*device_, problem))) {
+    if (!CropOf(piece).empty()) graphs.push_back(GraphOf(piece));
+  }
+  return graphs;
 }
 
 void CudnnBackend::PlanTasks(Plan& plan) const {

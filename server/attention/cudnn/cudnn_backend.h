@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "server/attention/backend.h"
 #include "server/attention/cudnn/device.h"
 #include "server/attention/cudnn/plan_cache.h"
@@ -71,8 +73,20 @@ class CudnnBackend final : public Backend {
   // Stop().
   void Start(absl::StatusOr<std::unique_ptr<Device>> device, const Backend& fallback,
              const Clock& clock, BackendOptions options);
+  // Has the kernels of such problems compiled, in that order, and of those whose lengths round up
+  // to theirs; returns at once. Unimplemented, with the problem's number and the reason, where one
+  // of them can't be computed; none is compiled then. Call it once, after a Start() with a device.
+  absl::Status Warm(absl::Span<const Problem> problems);
   // When none does any more: waits for what is being compiled and lets go of the device.
   void Stop();
+
+  // How many of Warm()'s kernels are on their way, there, and declined. Thread-safe after Warm().
+  struct Warmth {
+    int64_t compiling = 0;
+    int64_t ready = 0;
+    int64_t declined = 0;
+  };
+  Warmth warmth() const;
 
   absl::string_view name() const override { return "cudnn"; }
   absl::Status Available() const override { return available_; }
@@ -89,6 +103,8 @@ class CudnnBackend final : public Backend {
     return absl::FailedPreconditionError("no device has been opened");
   }
 
+  // What its pieces are computed by; some may be the same.
+  std::vector<SdpaGraph> GraphsOf(const Problem& problem) const;
   bool RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const;
   // For one worker.
   Plan FallbackPlan(const Problem& problem) const;
@@ -100,6 +116,7 @@ class CudnnBackend final : public Backend {
   std::unique_ptr<Device> device_;
   std::unique_ptr<DeviceHealth> health_;
   std::unique_ptr<PlanCache> plans_;
+  std::vector<SdpaGraph> warm_;  // not the same twice
 };
 
 // The one of Backends().

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/base/log.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -100,6 +101,10 @@ void PlanCache::CompileLoop() {
     if (absl::IsUnavailable(made.status())) {
       made = absl::InternalError(std::string(made.status().message()));
     }
+    if (!made.ok()) {
+      Log(LogLevel::kWarning, "no kernels",
+          {{"graph", graph.Key()}, {"error", made.status().message()}});
+    }
     MutexLock lock(mutex_);
     entries_.at(graph.Key()) = std::move(made);
     changed_.SignalAll();
@@ -116,6 +121,7 @@ absl::StatusOr<CompiledPlanPtr> PlanCache::Make(const SdpaGraph& graph) const {
   }
   absl::StatusOr<CompiledPlan> compiled = device_.Compile(graph);
   if (!compiled.ok()) return compiled.status();
+  Log(LogLevel::kInfo, "kernels compiled", {{"graph", graph.Key()}});
   if (!path.empty()) WritePlan(path, key, *compiled);
   return std::make_shared<const CompiledPlan>(*std::move(compiled));
 }

@@ -108,6 +108,64 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhileItCompiles) {
   EXPECT_EQ(after->declined, nullptr);
 }
 
+TEST_F(CudnnBackendTest, CompilesWhatItIsToldToBeforeAnyoneAsks) {
+  std::latch may_compile(1);
+  controls_.on_compile = [&] { may_compile.wait(); };
+  Start();
+  Problem decode = Small();
+  decode.query_length = 1;
+  ASSERT_TRUE(ProcessBackend().Warm({Small(), decode, Small()}).ok());
+  EXPECT_EQ(ProcessBackend().warmth().compiling, 2) << "one of them twice";
+  EXPECT_EQ(Auto(Small())->backend->name(), "cpu");
+  may_compile.count_down();
+  WaitForPlans(Small());
+  WaitForPlans(decode);
+  EXPECT_EQ(ProcessBackend().warmth().compiling, 0);
+  EXPECT_EQ(ProcessBackend().warmth().ready, 2);
+  EXPECT_EQ(controls_.compilations, 2);
+  EXPECT_EQ(Auto(decode)->backend->name(), "cudnn");
+}
+
+TEST_F(CudnnBackendTest, WarmsAllLengthsThatRoundUpToOne) {
+  Start();
+  Problem problem = Small();
+  problem.query_length = problem.key_length = 24;
+  ASSERT_TRUE(ProcessBackend().Warm({problem}).ok());
+  for (int64_t length = 17; length <= 24; ++length) {
+    problem.query_length = problem.key_length = length;
+    ExpectRightAnswer(problem);
+  }
+  EXPECT_EQ(controls_.compilations, 2) << "of full and of shorter lengths";
+}
+
+TEST_F(CudnnBackendTest, WarmsThePiecesThatARequestFallsInto) {
+  Start(/*arena_bytes=*/24 << 10);
+  Problem problem = Small();
+  problem.batch = 5;  // the last piece is a smaller one
+  ASSERT_TRUE(ProcessBackend().Warm({problem}).ok());
+  const int64_t kinds = ProcessBackend().warmth().compiling + ProcessBackend().warmth().ready;
+  EXPECT_GT(kinds, 1);
+  ExpectRightAnswer(problem);
+  EXPECT_EQ(controls_.compilations, kinds) << "the request needed others";
+}
+
+TEST_F(CudnnBackendTest, WarmsNothingWhereOneShapeCannotBeComputed) {
+  Start();
+  Problem problem = Small();
+  problem.dtype = DType::kFloat64;
+  const absl::Status status = ProcessBackend().Warm({Small(), problem});
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(status.message(), "shape 2: cuDNN takes no FP64");
+}
+
+TEST_F(CudnnBackendTest, TellsWhichWarmShapesTheDeviceDeclines) {
+  Start();
+  controls_.declines = true;
+  ASSERT_TRUE(ProcessBackend().Warm({Small()}).ok());
+  ExpectRightAnswer(Small());
+  EXPECT_EQ(ProcessBackend().warmth().declined, 1);
+}
+
 TEST_F(CudnnBackendTest, LeavesWhatIsNotWorthTheWayToTheCpu) {
   Start(1 << 20, {.least_flops = 1e9});
   WaitForPlans(Small());
