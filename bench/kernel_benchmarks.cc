@@ -7,13 +7,9 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,13 +19,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "bench/probes.h"
+#include "bench/random_tensor.h"
 #include "server/attention/attention.h"
-#include "server/attention/half.h"
 #include "server/base/aligned_buffer.h"
 #include "server/base/thread_pool.h"
 
 namespace rapt {
 namespace {
+
+using bench::RandomTensor;
 
 struct Case {
   std::string regime;
@@ -109,43 +107,6 @@ std::vector<Case> AllCases() {
   cases.push_back({"prefill", Square(DType::kFloat64, 1, 8, 1024, 64)});
   return cases;
 }
-
-// Row-major, owned, full of random numbers; a mask lets two thirds attend.
-class RandomTensor {
- public:
-  RandomTensor(DType dtype, const std::array<int64_t, 4>& dims)
-      : dtype_(dtype),
-        dims_(dims),
-        bytes_(static_cast<size_t>(dims[0] * dims[1] * dims[2] * dims[3] * SizeOf(dtype))) {
-    // One block of numbers over and over: drawing each would take longer than the benchmark.
-    std::byte block[kBlockElements * sizeof(double)];
-    std::mt19937 random(1);
-    std::normal_distribution<float> normal;
-    for (int64_t n = 0; n < kBlockElements; ++n) {
-      const float value = normal(random);
-      if (dtype == DType::kBool) {
-        block[n] = std::byte{value > kTwoThirdsQuantile};
-      } else {
-        StoreElement(block, dtype, n, value);
-      }
-    }
-    const auto block_bytes = static_cast<size_t>(kBlockElements * SizeOf(dtype));
-    for (size_t at = 0; at < bytes_.size(); at += block_bytes) {
-      std::memcpy(bytes_.data() + at, block, std::min(block_bytes, bytes_.size() - at));
-    }
-  }
-
-  TensorView View() const { return {bytes_.data(), dtype_, dims_, RowMajorStrides(dims_)}; }
-  MutableTensorView MutableView() { return {bytes_.data(), dtype_, dims_, RowMajorStrides(dims_)}; }
-
- private:
-  static constexpr int64_t kBlockElements = 4099;      // Prime: rows differ.
-  static constexpr float kTwoThirdsQuantile = -0.43F;  // Of the normal distribution, from above.
-
-  DType dtype_;
-  std::array<int64_t, 4> dims_;
-  AlignedBuffer bytes_;
-};
 
 // The ceiling that a case is held against, in its units a second.
 double Ceiling(const Case& c, int threads) {

@@ -12,25 +12,21 @@ import json
 import os
 import pathlib
 import re
-import signal
 import socket
 import statistics
-import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench/peers"))
+from served import WARMUP_SECONDS, Server, load  # noqa: E402
 from torch_attention import DTYPES, attend  # noqa: E402
 
 BIN = ROOT / "build/release/bin"
 PYTRITON_PYTHON = ROOT / "build/python-pytriton/bin/python"
-READY_SECONDS = 120
-WARMUP_SECONDS = 0.2
 LARGEST_LOAD_BYTES = 2 << 30  # requests in flight; Python's server holds each several times
 
 
@@ -77,84 +73,6 @@ def all_cases():
 
 
 # --- Servers --------------------------------------------------------------------------------------
-
-
-def descendants(pid):
-    children = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
-    found = [int(child) for path in children for child in path.read_text().split()]
-    return found + [d for child in found for d in descendants(child)]
-
-
-class Server:
-    """A process, with its children, that says `ready grpc=ADDRESS`; context manager."""
-
-    def __init__(self, name, command, environment=None):
-        self.name, self._command = name, [str(word) for word in command]
-        self._environment = {**os.environ, **(environment or {})}
-
-    def __enter__(self):
-        self._log = tempfile.TemporaryFile(mode="w+")
-        self._process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=self._log, env=self._environment, text=True
-        )
-        with Alarm(READY_SECONDS, self._process):
-            for line in self._process.stdout:
-                if ready := re.search(r"ready.* ?grpc=(\S+)", line):
-                    self.address = ready[1]
-                    return self
-        error = self._error()
-        self.__exit__()
-        raise RuntimeError(f"{self.name} does not start: {error}")
-
-    def __exit__(self, *_):
-        processes = descendants(self._process.pid)
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for pid in processes:  # PyTriton leaves its tritonserver behind
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.stdout.close()
-
-    def _error(self):
-        self._log.seek(0)
-        lines = [line.strip() for line in self._log if line.strip()]
-        return lines[-1] if lines else f"exit status {self._process.poll()}"
-
-    def _processes(self):
-        return [self._process.pid, *descendants(self._process.pid)]
-
-    def cpu_seconds(self):
-        ticks = 0
-        for pid in self._processes():
-            fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
-
-    def forget_peak(self):
-        for pid in self._processes():
-            pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-    def peak_mib(self):
-        pages = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in self._processes()]
-        return sum(int(re.search(r"^VmHWM:\s+(\d+)", page, re.MULTILINE)[1]) for page in pages) / 1024
-
-
-class Alarm:
-    """Ends a process that is not done with its start in time."""
-
-    def __init__(self, seconds, process):
-        self._seconds, self._process = seconds, process
-
-    def __enter__(self):
-        signal.signal(signal.SIGALRM, lambda *_: self._process.kill())
-        signal.alarm(self._seconds)
-
-    def __exit__(self, *_):
-        signal.alarm(0)
 
 
 def free_ports():
@@ -214,15 +132,9 @@ class Point:
 def measure(server, case, concurrency, seconds):
     """One round; RuntimeError where the server fails the calls."""
     server.forget_peak()
-    command = [BIN / "rapt-load", "--address", server.address, "--protocol", "oip", "--json", "-"]
-    command += ["--shape", case.shape, "--dtype", case.dtype.lower(), "-c", concurrency]
-    command += ["-d", seconds, "--warmup", WARMUP_SECONDS, "--requests", 2 * concurrency]
     cpu = server.cpu_seconds()
-    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    result = load(BIN / "rapt-load", server.address, case.shape, case.dtype, concurrency, seconds, "--protocol", "oip")
     cpu = server.cpu_seconds() - cpu
-    if ran.returncode != 0:
-        raise RuntimeError(ran.stderr.strip().removeprefix("rapt-load: "))
-    result = json.loads(ran.stdout)
     times, summary = result["milliseconds"], result["summary"]
     calls = summary["rate"] * (summary["seconds"] + WARMUP_SECONDS)  # CPU time is of all of them
     return {

@@ -20,7 +20,7 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(CUDNNFrontend REQUIRED_VARS ${_variables})
 
 if(CUDNNFrontend_FOUND AND NOT TARGET CUDNNFrontend::headers)
-  add_library(CUDNNFrontend::headers INTERFACE IMPORTED)
+  add_library(CUDNNFrontend::headers INTERFACE IMPORTED GLOBAL)
   foreach(_variable ${_variables})
     target_include_directories(CUDNNFrontend::headers SYSTEM INTERFACE ${${_variable}})
   endforeach()

@@ -31,6 +31,9 @@ absl::StatusOr<CudaRuntime> FindCudaRuntime(const Library& library) {
   find("cudaStreamDestroy", runtime.StreamDestroy);
   find("cudaStreamSynchronize", runtime.StreamSynchronize);
   find("cudaMemcpyAsync", runtime.MemcpyAsync);
+  find("cudaEventCreate", runtime.EventCreate);
+  find("cudaEventRecord", runtime.EventRecord);
+  find("cudaEventElapsedTime", runtime.EventElapsedTime);
   if (missing == nullptr) return runtime;
   return absl::FailedPreconditionError(absl::StrCat("the CUDA runtime has no ", missing));
 }

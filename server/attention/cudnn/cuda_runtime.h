@@ -24,6 +24,9 @@ struct CudaRuntime {
   decltype(&::cudaStreamDestroy) StreamDestroy;
   decltype(&::cudaStreamSynchronize) StreamSynchronize;
   decltype(&::cudaMemcpyAsync) MemcpyAsync;
+  cudaError_t (*EventCreate)(cudaEvent_t*);
+  cudaError_t (*EventRecord)(cudaEvent_t, cudaStream_t);
+  decltype(&::cudaEventElapsedTime) EventElapsedTime;
 
   // Unavailable, with `what` and CUDA's words.
   absl::Status Check(const char* what, cudaError_t error) const;

@@ -1,0 +1,25 @@
+"""Where the libraries of CUDA 13 and cuDNN 9 are on this machine, as --cudnn_libraries takes it.
+
+RAPT_CUDNN_LIBRARIES, or the packages of this Python, or those of `./dev build --cudnn`; nothing: where the
+system looks. Prints it.
+"""
+
+import os
+import pathlib
+import sysconfig
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = ("nvidia/cudnn/lib", "nvidia/cu13/lib")
+
+
+def directories():
+    if named := os.environ.get("RAPT_CUDNN_LIBRARIES"):
+        return named
+    for packages in (pathlib.Path(sysconfig.get_path("purelib")), *ROOT.glob("build/cudnn/lib/python3*/site-packages")):
+        if all((packages / folder).is_dir() for folder in FOLDERS):
+            return ":".join(str(packages / folder) for folder in FOLDERS)
+    return ""
+
+
+if __name__ == "__main__":
+    print(directories())

@@ -1,0 +1,101 @@
+"""Servers in processes of their own, and rapt-load against them; what benchmarks of the service share."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import tempfile
+
+READY_SECONDS = 120
+WARMUP_SECONDS = 0.2
+
+
+def descendants(pid):
+    children = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
+    found = [int(child) for path in children for child in path.read_text().split()]
+    return found + [d for child in found for d in descendants(child)]
+
+
+class Server:
+    """A process, with its children, that says `ready grpc=ADDRESS`; context manager."""
+
+    def __init__(self, name, command, environment=None):
+        self.name, self._command = name, [str(word) for word in command]
+        self._environment = {**os.environ, **(environment or {})}
+
+    def __enter__(self):
+        self._log = tempfile.TemporaryFile(mode="w+")
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=self._log, env=self._environment, text=True
+        )
+        with Alarm(READY_SECONDS, self._process):
+            for line in self._process.stdout:
+                if ready := re.search(r"ready.* ?grpc=(\S+)", line):
+                    self.address = ready[1]
+                    return self
+        error = self._error()
+        self.__exit__()
+        raise RuntimeError(f"{self.name} does not start: {error}")
+
+    def __exit__(self, *_):
+        processes = descendants(self._process.pid)
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pid in processes:  # PyTriton leaves its tritonserver behind
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.stdout.close()
+
+    def _error(self):
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log if line.strip()]
+        return lines[-1] if lines else f"exit status {self._process.poll()}"
+
+    def _processes(self):
+        return [self._process.pid, *descendants(self._process.pid)]
+
+    def cpu_seconds(self):
+        ticks = 0
+        for pid in self._processes():
+            fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def forget_peak(self):
+        for pid in self._processes():
+            pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+    def peak_mib(self):
+        pages = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in self._processes()]
+        return sum(int(re.search(r"^VmHWM:\s+(\d+)", page, re.MULTILINE)[1]) for page in pages) / 1024
+
+
+class Alarm:
+    """Ends a process that is not done with its start in time."""
+
+    def __init__(self, seconds, process):
+        self._seconds, self._process = seconds, process
+
+    def __enter__(self):
+        signal.signal(signal.SIGALRM, lambda *_: self._process.kill())
+        signal.alarm(self._seconds)
+
+    def __exit__(self, *_):
+        signal.alarm(0)
+
+
+def load(program, address, shape, dtype, concurrency, seconds, *more):
+    """rapt-load's result, as it writes it; RuntimeError where calls fail."""
+    command = [program, "--address", address, "--json", "-", "--shape", shape, "--dtype", dtype.lower()]
+    command += ["-c", concurrency, "-d", seconds, "--warmup", WARMUP_SECONDS, "--requests", 2 * concurrency, *more]
+    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if ran.returncode != 0:
+        raise RuntimeError(ran.stderr.strip().removeprefix("rapt-load: "))
+    return json.loads(ran.stdout)

@@ -1,0 +1,83 @@
+// Starts the cuDNN backend of the process on the GPU of this machine, so that every test that runs
+// on all targets runs there, too. Ends the process where there is none.
+//
+//   RAPT_CUDNN_LIBRARIES     as --cudnn_libraries
+//   RAPT_DEVICE_PROPERTIES   a file: how cuDNN describes the GPU is written there
+//   RAPT_DESCRIBED_DEVICE    such a file: kernels are compiled for what it describes, as elsewhere
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "server/attention/cpu/cpu_backend.h"
+#include "server/attention/cudnn/cuda_device.h"
+#include "server/attention/cudnn/cudnn_backend.h"
+#include "server/attention/cudnn/library.h"
+
+namespace rapt::test {
+namespace {
+
+using cudnn::CompiledPlan;
+using cudnn::Device;
+using cudnn::Library;
+
+// The GPU, with kernels that were compiled for a description of one.
+class DescribedDevice final : public Device {
+ public:
+  DescribedDevice(std::unique_ptr<Device> device, const Library& library, std::string properties)
+      : device_(std::move(device)), library_(library), properties_(std::move(properties)) {}
+
+  std::string kind() const override { return device_->kind(); }
+  int lanes() const override { return device_->lanes(); }
+  cudnn::Lane& lane(int n) override { return device_->lane(n); }
+  int64_t arena_bytes() const override { return device_->arena_bytes(); }
+  absl::StatusOr<CompiledPlan> Compile(const cudnn::SdpaGraph& graph) override {
+    return library_.Compile(graph, properties_);
+  }
+  absl::Status Restart() override { return device_->Restart(); }
+
+ private:
+  const std::unique_ptr<Device> device_;
+  const Library& library_;
+  const std::string properties_;
+};
+
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> Open() {
+  const std::string libraries = Variable("RAPT_CUDNN_LIBRARIES");
+  absl::StatusOr<std::unique_ptr<Device>> device =
+      cudnn::OpenCudaDevice({.libraries = libraries, .memory_bytes = int64_t{1} << 30});
+  if (!device.ok()) return device;
+  const absl::StatusOr<const Library*> library = Library::Load(libraries);
+  if (!library.ok()) return library.status();
+  if (const std::string file = Variable("RAPT_DEVICE_PROPERTIES"); !file.empty()) {
+    const absl::StatusOr<std::string> properties = (*library)->Describe(0);
+    if (!properties.ok()) return properties.status();
+    std::ofstream(file) << *properties << '\n';
+  }
+  if (const std::string file = Variable("RAPT_DESCRIBED_DEVICE"); !file.empty()) {
+    std::ifstream text(file);
+    std::string properties(std::istreambuf_iterator<char>(text), {});
+    return std::make_unique<DescribedDevice>(*std::move(device), **library, std::move(properties));
+  }
+  return device;
+}
+
+const bool started = [] {
+  static const SteadyClock clock;
+  cudnn::ProcessBackend().Start(Open(), CpuBackend(), clock, {});
+  const absl::Status status = cudnn::ProcessBackend().Available();
+  if (status.ok()) return true;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  std::exit(1);
+}();
+
+}  // namespace
+}  // namespace rapt::test

@@ -1,0 +1,94 @@
+// A device for gpu_bench.py's test: it takes the time that a GPU of round numbers would take, and
+// computes nothing. What is measured of it is known before.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "bench/gpu/device_meter.h"
+#include "server/base/aligned_buffer.h"
+
+namespace rapt::bench {
+namespace {
+
+using cudnn::ArenaLayout;
+using cudnn::CompiledPlan;
+using cudnn::SdpaGraph;
+
+constexpr double kPinnedBytesPerSecond = 50e9;
+constexpr double kPageableBytesPerSecond = 10e9;
+constexpr double kFlopsPerSecond = 500e12;
+constexpr double kLaunchSeconds = 5e-6;
+constexpr int kLanes = 4;
+
+double KernelSecondsOf(const SdpaGraph& g) {
+  const double pairs = static_cast<double>(g.batch * g.query_heads) *
+                       static_cast<double>(g.query_length * g.key_length);
+  const double flops = 2 * pairs * static_cast<double>(g.head_size + g.value_head_size);
+  return kLaunchSeconds + (g.right_bound ? flops / 2 : flops) / kFlopsPerSecond;
+}
+
+class ModelledLane final : public cudnn::Lane {
+ public:
+  explicit ModelledLane(int64_t bytes) : host_(static_cast<size_t>(bytes)) {}
+
+  absl::Span<std::byte> host() override { return host_.span(); }
+
+  absl::Status Run(const SdpaGraph& graph, const CompiledPlan&,
+                   const ArenaLayout& layout) override {
+    std::this_thread::sleep_for(
+        std::chrono::duration<double>(KernelSecondsOf(graph) + layout.end / kPinnedBytesPerSecond));
+    std::fill(host_.data() + layout.output, host_.data() + layout.end, std::byte{0});
+    return absl::OkStatus();
+  }
+
+ private:
+  AlignedBuffer host_;
+};
+
+class ModelledDevice final : public cudnn::Device {
+ public:
+  explicit ModelledDevice(int64_t memory_bytes) : arena_bytes_(memory_bytes / kLanes) {
+    for (int n = 0; n < kLanes; ++n) lanes_.push_back(std::make_unique<ModelledLane>(arena_bytes_));
+  }
+
+  std::string kind() const override { return "modelled"; }
+  int lanes() const override { return kLanes; }
+  cudnn::Lane& lane(int n) override { return *lanes_.at(static_cast<size_t>(n)); }
+  int64_t arena_bytes() const override { return arena_bytes_; }
+  absl::StatusOr<CompiledPlan> Compile(const SdpaGraph& graph) override {
+    if (graph.head_size == 64) return absl::UnimplementedError("not this head size");
+    return CompiledPlan{std::vector<uint8_t>(1 << 16), 1 << 14};
+  }
+  absl::Status Restart() override { return absl::OkStatus(); }
+
+ private:
+  const int64_t arena_bytes_;
+  std::vector<std::unique_ptr<ModelledLane>> lanes_;
+};
+
+class ModelledMeter final : public DeviceMeter {
+ public:
+  std::string properties() const override {
+    return R"({"deviceName": "a model of a GPU", "deviceVer": 900, "driverVer": 13000})";
+  }
+  absl::StatusOr<double> CopySeconds(Direction, bool pinned, int64_t bytes) override {
+    return static_cast<double>(bytes) / (pinned ? kPinnedBytesPerSecond : kPageableBytesPerSecond);
+  }
+  absl::StatusOr<double> KernelSeconds(const SdpaGraph& graph, const CompiledPlan&) override {
+    return KernelSecondsOf(graph);
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<MeteredDevice> OpenMeteredDevice(const std::string& libraries,
+                                                int64_t memory_bytes) {
+  if (libraries == "nowhere") return absl::FailedPreconditionError("there is no libcudart.so.13");
+  return MeteredDevice{std::make_unique<ModelledDevice>(memory_bytes),
+                       std::make_unique<ModelledMeter>()};
+}
+
+}  // namespace rapt::bench
