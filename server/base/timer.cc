@@ -31,14 +31,17 @@ void Timer::Loop() {
   MutexLock lock(mutex_);
   while (!stopping_) {
     if (due_.empty()) {
+      wakes_at_ = Instant::max();
       changed_.Wait(mutex_);
       continue;
     }
     const auto [when, alarm] = *due_.begin();
     if (const Instant now = clock_.Now(); when > now) {
+      wakes_at_ = when;
       changed_.WaitFor(mutex_, std::min<std::chrono::nanoseconds>(when - now, kLongestWait));
       continue;
     }
+    wakes_at_ = Instant::min();
     due_.erase(due_.begin());
     alarm->when_ = Instant::max();
     ringing_ = alarm;
@@ -56,8 +59,10 @@ void Timer::Set(Alarm& alarm, Instant when, bool only_if_earlier) {
   if (alarm.when_ != Instant::max()) due_.erase({alarm.when_, &alarm});
   alarm.when_ = when;
   if (when == Instant::max()) return;
-  const auto place = due_.insert({when, &alarm}).first;
-  if (place == due_.begin()) changed_.Signal();
+  due_.insert({when, &alarm});
+  // Waking it costs more than all else here, and of most alarms, which are cancelled long before
+  // their time, it need not know: it wakes for the earliest of those that there were.
+  if (when < wakes_at_) changed_.Signal();
 }
 
 void Timer::Cancel(Alarm& alarm) {

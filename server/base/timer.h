@@ -38,6 +38,7 @@ class Timer {
   CondVar changed_;
   CondVar rang_;
   std::set<std::pair<Instant, Alarm*>> due_ ABSL_GUARDED_BY(mutex_);
+  Instant wakes_at_ ABSL_GUARDED_BY(mutex_) = Instant::min();  // by itself; min: it is awake
   Alarm* ringing_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
