@@ -1,6 +1,5 @@
 // rapt-server: reads the options, wires the parts, serves until a signal, drains.
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <malloc.h>
 #include <sys/resource.h>
 
@@ -19,6 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "server/admission/gate.h"
 #include "server/attention/attention.h"
 #include "server/attention/backend.h"
@@ -43,6 +43,7 @@
 #include "server/slow_calls.h"
 #include "server/wire/access.h"
 #include "server/wire/grpc_server.h"
+#include "server/wire/health.h"
 #include "server/wire/listener.h"
 #include "server/wire/oip/service.h"
 #include "server/wire/open_calls.h"
@@ -69,6 +70,10 @@ constexpr std::chrono::milliseconds kRefusals{200};
 // For the last refusals to leave. Only health watches, which never end by themselves, use it up.
 // gRPC itself cancels what arrives from here on; routers have had their time to notice.
 constexpr std::chrono::milliseconds kFarewell{500};
+
+// The wire gets a thread for so many that compute. One can do it without waking others, and takes
+// more small calls than two do on two cores: docs/tuning.md.
+constexpr int kCoresOfWireThread = 4;
 
 // A budget that leaves less than this for a message serves nobody.
 constexpr int64_t kLeastMaxMessageBytes = 64 * 1024;
@@ -128,6 +133,10 @@ void TuneMalloc() {
   mallopt(M_TRIM_THRESHOLD, 512 << 20);
   mallopt(M_ARENA_MAX, 1);
 }
+
+// gRPC's locks are Abseil's. In Debian's build they look for deadlocks: each lock that is taken
+// goes into a graph of all of them, under one lock.
+void TuneLocks() { absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore); }
 
 // What requests' memory belongs to. Never destroyed: gRPC may let go of the last slices, which give
 // their bytes back here, after its server is gone.
@@ -269,7 +278,8 @@ GrpcSettings GrpcSettingsOf(const Options& options,
           .max_connection_idle = options.max_connection_idle,
           .max_connection_age = options.max_connection_age,
           .max_call_time = options.max_deadline,
-          .reflection = options.reflection};
+          .reflection = options.reflection,
+          .threads = std::max(1, options.threads / kCoresOfWireThread)};
 }
 
 // What the parts know of themselves, read at every scrape.
@@ -372,7 +382,7 @@ void AnnounceReady(const Options& options, const std::string& grpc_address,
 
 // No new work, the work in flight to its end, then no server. Readiness has been withdrawn.
 void Drain(const Options& options, Engine& engine, OpenCalls& open_calls, Listener* listener,
-           grpc::Server& server) {
+           GrpcServer& server) {
   std::this_thread::sleep_for(kLameDuckPause);
   engine.StopAccepting();
   const auto refused_until = std::chrono::steady_clock::now() + kRefusals;
@@ -446,20 +456,20 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
       oip::NewService(environment, shared_memory, is_ready, observe, tensor_methods);
   const std::unique_ptr<grpc::Service> native_service =
       native::NewService(environment, shared_memory, observe, tensor_methods);
+  Health health({oip::kServiceName, native::kServiceName}, tensor_methods);
 
   const auto listener = ListenerFor(options);
   if (!listener.ok()) return Complain(listener.status(), kExitFailure);
   if (*listener != nullptr) ShowConnections(metrics, **listener);
   const auto http = HttpEndpoint::Start(options.metrics_address, metrics, is_ready);
   if (!http.ok()) return Complain(http.status(), kExitFailure);
-  const auto grpc_server = StartGrpc(GrpcSettingsOf(options, *credentials, listener->get(), quota),
-                                     tensor_methods, {oip_service.get(), native_service.get()},
-                                     {oip::kServiceName, native::kServiceName});
+  const auto grpc_server =
+      StartGrpc(GrpcSettingsOf(options, *credentials, listener->get(), quota), tensor_methods,
+                {&health, oip_service.get(), native_service.get()});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);
-  grpc::HealthCheckServiceInterface& health = *(*grpc_server)->GetHealthCheckService();
   if (WaitUntilWarm(memory.clock)) {
     const absl::Status started =
-        readiness.Start([&health](bool ready) { health.SetServingStatus(ready); });
+        readiness.Start([&health](bool ready) { health.SetServing(ready); });
     if (!started.ok()) return Complain(started, kExitFailure);
     AnnounceReady(options, AddressesOf(options, *listener == nullptr ? 0 : (*listener)->port()),
                   WithPort(options.metrics_address, (*http)->port()));
@@ -469,7 +479,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
       {{"signal", signal_number == SIGTERM ? "SIGTERM" : "SIGINT"},
        {"open_calls", open_calls.count()}});
   readiness.Withdraw();
-  health.SetServingStatus(false);
+  health.SetServing(false);
   Drain(options, engine, open_calls, listener->get(), **grpc_server);
   Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls.served()}});
   return EXIT_SUCCESS;
@@ -504,6 +514,7 @@ int Main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   TuneMalloc();
+  TuneLocks();
 
   const absl::StatusOr<Options> options = ParseOptions(
       std::vector<const char*>(argv + std::min(argc, 1), argv + argc),

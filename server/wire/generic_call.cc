@@ -1,6 +1,7 @@
 #include "server/wire/generic_call.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,6 +28,43 @@ grpc::Slice SliceOf(const OutputBuffer& payload) {
 }
 
 }  // namespace
+
+GenericCall::GenericCall(std::unique_ptr<GrpcCall> call)
+    : call_(std::move(call)),
+      read_([this](bool ok) {
+        OnReadDone(ok);
+        LetGo();
+      }),
+      written_([this](bool ok) {
+        OnWriteDone(ok);
+        LetGo();
+      }),
+      finished_([this](bool) { LetGo(); }) {}
+
+void GenericCall::OnEnded() {
+  if (context().IsCancelled()) OnCancel();
+  LetGo();
+}
+
+void GenericCall::LetGo() {
+  if (--pending_ == 0) OnDone();
+}
+
+void GenericCall::StartRead(grpc::ByteBuffer* message) {
+  ++pending_;
+  call_->stream.Read(message, &read_);
+}
+
+void GenericCall::StartWrite(const grpc::ByteBuffer* message) {
+  ++pending_;
+  call_->stream.Write(*message, &written_);
+}
+
+void GenericCall::StartWriteAndFinish(const grpc::ByteBuffer* message, const grpc::Status& status) {
+  call_->stream.WriteAndFinish(*message, grpc::WriteOptions(), status, &finished_);
+}
+
+void GenericCall::Finish(const grpc::Status& status) { call_->stream.Finish(status, &finished_); }
 
 absl::StatusOr<std::string> EnterOpenCalls(const CallEnvironment& environment,
                                            const grpc::ServerContextBase& context) {
@@ -59,7 +97,7 @@ void AddTime(Stage stage, std::chrono::nanoseconds time, CallReport& report) {
 }
 
 void AddTrailers(const CallReport& report, std::chrono::nanoseconds total,
-                 grpc::GenericCallbackServerContext& context) {
+                 grpc::ServerContext& context) {
   if (report.backend == nullptr) return;
   const auto add_time = [&context](const char* name, std::chrono::nanoseconds time) {
     context.AddTrailingMetadata(name, absl::StrCat(TimeSpent(time)));

@@ -5,10 +5,13 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/support/byte_buffer.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
 #include "server/base/timer.h"
@@ -39,12 +42,57 @@ struct CallEnvironment {
   CallLimits limits;
 };
 
-// A call that exists when its headers arrive, before a byte of a message is asked for. Deletes
-// itself.
-class GenericCall : public grpc::ServerGenericBidiReactor {
+// A call as gRPC has it: it is asked for one before one comes.
+struct GrpcCall {
+  virtual ~GrpcCall() = default;
+  grpc::GenericServerContext context;
+  grpc::GenericServerAsyncReaderWriter stream{&context};
+};
+
+// What the end of something leads to, on a thread of the completion queue. Its address is the tag.
+using Completion = absl::AnyInvocable<void(bool ok)>;
+
+// A call that exists when its headers arrive, before a byte of a message is asked for. Its messages
+// are read and written from any thread, one of each at a time; what becomes of them it hears on
+// threads of the completion queue, on several at once where there are several. OnDone comes last,
+// once, when it is finished and nothing that was begun is under way, and deletes it.
+class GenericCall {
  public:
-  // Right after construction. The call may be gone when this returns.
+  GenericCall(const GenericCall&) = delete;
+  GenericCall& operator=(const GenericCall&) = delete;
+
+  // Right after construction.
   virtual void Begin() = 0;
+
+  // The caller has the answer, or has left. After Begin().
+  void OnEnded();
+
+ protected:
+  explicit GenericCall(std::unique_ptr<GrpcCall> call);
+  virtual ~GenericCall() = default;
+
+  grpc::GenericServerContext& context() const { return call_->context; }
+
+  // `message` stays until OnReadDone, OnWriteDone or OnDone.
+  void StartRead(grpc::ByteBuffer* message);
+  void StartWrite(const grpc::ByteBuffer* message);
+  // Either of them, once, when nothing is being written.
+  void StartWriteAndFinish(const grpc::ByteBuffer* message, const grpc::Status& status);
+  void Finish(const grpc::Status& status);
+
+  // OnDone does not come in between, whatever ends meanwhile.
+  void Hold() { ++pending_; }
+  void LetGo();
+
+  virtual void OnReadDone(bool /*ok*/) {}
+  virtual void OnWriteDone(bool /*ok*/) {}
+  virtual void OnCancel() {}
+  virtual void OnDone() = 0;
+
+ private:
+  const std::unique_ptr<GrpcCall> call_;
+  std::atomic<int> pending_{2};  // what OnDone waits for: at first OnEnded() and the finish
+  Completion read_, written_, finished_;
 };
 
 // Counts the call among the open ones of its caller, by whose name it leaves them. Unauthenticated,
@@ -65,7 +113,7 @@ void AddTime(Stage stage, std::chrono::nanoseconds time, CallReport& report);
 // Tells the caller which backend and plan it was, and where the time went: nothing where it never
 // came to a plan. `total` is since the call arrived.
 void AddTrailers(const CallReport& report, std::chrono::nanoseconds total,
-                 grpc::GenericCallbackServerContext& context);
+                 grpc::ServerContext& context);
 
 // Refers to the outputs, and keeps them and their place in the budget until gRPC has sent them.
 grpc::ByteBuffer ToByteBuffer(AnswerMessage answer);

@@ -4,7 +4,6 @@
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/server_builder_option.h>
 #include <grpcpp/impl/server_builder_plugin.h>
 
@@ -14,7 +13,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "proto/grpc/health/v1/health.pb.h"
 #include "server/base/log.h"
 #include "server/wire/unix_socket.h"
 
@@ -116,18 +114,16 @@ void TakeOverGrpcLog() {
   google::protobuf::SetLogHandler(nullptr);  // it has a line for every message that is none
 }
 
-absl::StatusOr<std::unique_ptr<grpc::Server>> StartGrpc(
+absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
     const GrpcSettings& settings, TensorMethods& tensor_methods,
-    std::initializer_list<grpc::Service*> services,
-    std::initializer_list<const char*> service_names) {
-  // Reflection finds the health service's messages only if they are linked in.
-  google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
-  grpc::EnableDefaultHealthCheckService(true);
+    std::initializer_list<grpc::Service*> services) {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
   grpc::ServerBuilder builder;
   for (grpc::Service* service : services) builder.RegisterService(service);
-  builder.RegisterCallbackGenericService(&tensor_methods);
+  builder.RegisterAsyncGenericService(&tensor_methods.service());
+  // The other methods are gRPC's synchronous ones: beside this queue, their threads poll nothing.
+  std::unique_ptr<grpc::ServerCompletionQueue> queue = builder.AddCompletionQueue();
   LimitMemory(settings, builder);
   LimitConnections(settings, builder);
   if (!settings.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
@@ -138,13 +134,11 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> StartGrpc(
         builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD, settings.credentials);
   }
   absl::StatusOr<std::unique_ptr<grpc::Server>> server = Build(settings, builder);
-  if (!server.ok()) return server;
-  grpc::HealthCheckServiceInterface& health = *(*server)->GetHealthCheckService();
-  for (const char* name : service_names) health.SetServingStatus(name, false);
-  health.SetServingStatus(false);
+  if (!server.ok()) return server.status();
+  tensor_methods.Start(std::move(queue), settings.threads);
   log_grpc_errors = true;
   if (settings.listener != nullptr) settings.listener->Start(std::move(acceptor));
-  return server;
+  return std::make_unique<GrpcServer>(*std::move(server), tensor_methods);
 }
 
 }  // namespace rapt

@@ -11,6 +11,7 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "server/wire/listener.h"
@@ -31,20 +32,38 @@ struct GrpcSettings {
   std::chrono::milliseconds max_connection_age{0};   // 0: any
   std::chrono::milliseconds max_call_time{0};        // on a connection that has come to that age
   bool reflection = false;
+  int threads = 1;  // of the wire: docs/tuning.md
 };
 
 // gRPC's own errors become lines of our log, from the first server that listens on; those of
 // start-up are told by StartGrpc() in better words. Protocol Buffers log nothing. Call it before.
 void TakeOverGrpcLog();
 
-// Serves the services, reflection, and gRPC's health, which says of `service_names` and the server
-// that they do not serve until it is told otherwise. Everything borrowed outlives the server.
-// Unavailable where the socket can't be had. The listener has to be stopped before the server is
-// shut down.
-absl::StatusOr<std::unique_ptr<grpc::Server>> StartGrpc(
+// A server that listens. Everything borrowed outlives it.
+class GrpcServer {
+ public:
+  GrpcServer(std::unique_ptr<grpc::Server> server, TensorMethods& tensor_methods)
+      : server_(std::move(server)), tensor_methods_(tensor_methods) {}
+  ~GrpcServer() { Shutdown(std::chrono::system_clock::now()); }
+  GrpcServer(const GrpcServer&) = delete;
+  GrpcServer& operator=(const GrpcServer&) = delete;
+
+  // Takes no more calls, cancels those that have not ended at the deadline, and returns when the
+  // last one has. The listener has to be stopped before.
+  void Shutdown(std::chrono::system_clock::time_point deadline) {
+    server_->Shutdown(deadline);
+    tensor_methods_.Stop();
+  }
+
+ private:
+  const std::unique_ptr<grpc::Server> server_;
+  TensorMethods& tensor_methods_;
+};
+
+// Serves the services, and reflection. Unavailable where the socket can't be had.
+absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
     const GrpcSettings& settings, TensorMethods& tensor_methods,
-    std::initializer_list<grpc::Service*> services,
-    std::initializer_list<const char*> service_names);
+    std::initializer_list<grpc::Service*> services);
 
 }  // namespace rapt
 

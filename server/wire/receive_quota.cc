@@ -9,9 +9,14 @@ constexpr int64_t kGrpcOwnBytes = int64_t{64} << 20;
 // Calls by which the limit grows: few changes, each of 4 MiB.
 constexpr int64_t kStep = 64;
 
+// For methods without tensors. Each call has one until its answer is out, which a caller that does
+// not read can delay; more calls at once are told RESOURCE_EXHAUSTED.
+constexpr int kMaxSynchronousThreads = 256;
+
 }  // namespace
 
 ReceiveQuota::ReceiveQuota(int64_t message_bytes) : message_bytes_(message_bytes), quota_("rapt") {
+  quota_.SetMaxThreads(kMaxSynchronousThreads);
   quota_.Resize(static_cast<size_t>(message_bytes_ + kGrpcOwnBytes));
 }
 

@@ -1,4 +1,4 @@
-// How much gRPC may take by itself.
+// How much memory, and how many threads, gRPC may take by itself.
 #ifndef RAPT_SERVER_WIRE_RECEIVE_QUOTA_H_
 #define RAPT_SERVER_WIRE_RECEIVE_QUOTA_H_
 

@@ -14,17 +14,17 @@
 namespace rapt {
 
 TensorCall::TensorCall(const CallEnvironment& environment, const CallObserver& observe,
-                       grpc::GenericCallbackServerContext& context)
-    : environment_(environment),
+                       std::unique_ptr<GrpcCall> call)
+    : GenericCall(std::move(call)),
+      environment_(environment),
       observe_(observe),
-      context_(context),
       arrived_(environment.clock.Now()),
       stage_began_(arrived_),
       alarm_(environment.timer, [this] { OnAlarm(); }) {}
 
 void TensorCall::Begin() {
-  report_.traceparent = ReturnTraceparent(context_);
-  absl::StatusOr<std::string> caller = EnterOpenCalls(environment_, context_);
+  report_.traceparent = ReturnTraceparent(context());
+  absl::StatusOr<std::string> caller = EnterOpenCalls(environment_, context());
   absl::Status status = caller.status();
   if (status.ok()) {
     caller_ = *std::move(caller);
@@ -39,12 +39,12 @@ void TensorCall::Begin() {
 
 absl::Status TensorCall::ReadHeaders() {
   const CallLimits& limits = environment_.limits;
-  const absl::StatusOr<Instant> deadline = DeadlineOf(context_, arrived_, limits);
+  const absl::StatusOr<Instant> deadline = DeadlineOf(context(), arrived_, limits);
   if (!deadline.ok()) return deadline.status();
   deadline_ = *deadline;
 
-  const auto header = context_.client_metadata().find(kMessageBytesHeader);
-  if (header == context_.client_metadata().end()) return absl::OkStatus();
+  const auto header = context().client_metadata().find(kMessageBytesHeader);
+  if (header == context().client_metadata().end()) return absl::OkStatus();
   const absl::string_view text(header->second.data(), header->second.size());
   int64_t bytes;
   if (!absl::SimpleAtoi(text, &bytes) || bytes < 0) {
@@ -70,18 +70,18 @@ void TensorCall::OnAdmitted(absl::StatusOr<MessageReservation> reservation) {
   receive_end_ =
       std::min(deadline_, ReceiveEnd(stage_began_, reservation_.bytes(), environment_.limits));
   alarm_.Set(receive_end_);
-  ++references_;  // the read may be done, and the call over, before StartRead() returns
+  Hold();  // the read may be done, and the call over, before StartRead() returns
   StartRead(&buffer_);
   Phase phase = Phase::kAdmitting;
   if (phase_.compare_exchange_strong(phase, Phase::kReading) &&
       environment_.clock.Now() >= receive_end_) {
     Evict();  // the alarm may have rung too early to do it
   }
-  Unreference();
+  LetGo();
 }
 
 void TensorCall::OnAlarm() {
-  if (phase_.load() == Phase::kAnswering) return context_.TryCancel();
+  if (phase_.load() == Phase::kAnswering) return context().TryCancel();
   Evict();
 }
 
@@ -140,7 +140,7 @@ void TensorCall::TellOf(const Result& result) {
   report_.plan = result.plan;
   if (result.status.ok()) report_.flops = result.flops;
 
-  AddTrailers(report_, environment_.clock.Now() - arrived_, context_);
+  AddTrailers(report_, environment_.clock.Now() - arrived_, context());
 }
 
 void TensorCall::Answer(AnswerMessage answer) {
@@ -152,7 +152,7 @@ void TensorCall::Answer(AnswerMessage answer) {
   stage_began_ = environment_.clock.Now();
   phase_ = Phase::kAnswering;
   alarm_.Set(deadline_);  // a caller that does not read would keep the outputs
-  StartWriteAndFinish(&buffer_, grpc::WriteOptions(), grpc::Status::OK);
+  StartWriteAndFinish(&buffer_, grpc::Status::OK);
 }
 
 void TensorCall::End(absl::Status status) {
@@ -188,11 +188,7 @@ void TensorCall::OnDone() {
   observe_(report_);
   reservation_ = {};
   if (!caller_.empty()) environment_.open_calls.Leave(caller_);
-  Unreference();
-}
-
-void TensorCall::Unreference() {
-  if (--references_ == 0) delete this;
+  delete this;
 }
 
 }  // namespace rapt

@@ -38,7 +38,7 @@ class TensorCall : public GenericCall {
  protected:
   // `observe` outlives the call.
   TensorCall(const CallEnvironment& environment, const CallObserver& observe,
-             grpc::GenericCallbackServerContext& context);
+             std::unique_ptr<GrpcCall> call);
 
   // The message is there: leads to Answer() or End(), on any thread.
   virtual void OnMessage(const MessageBytes& message) = 0;
@@ -66,7 +66,6 @@ class TensorCall : public GenericCall {
   absl::Status TakeMessage();
   void OnAlarm();
   void Evict();
-  void Unreference();
 
   void OnReadDone(bool ok) final;
   void OnCancel() final;
@@ -74,7 +73,6 @@ class TensorCall : public GenericCall {
 
   const CallEnvironment& environment_;
   const CallObserver& observe_;
-  grpc::GenericCallbackServerContext& context_;
   const Instant arrived_;
   std::string caller_;  // empty until it is counted
   Instant deadline_;
@@ -83,8 +81,6 @@ class TensorCall : public GenericCall {
   std::atomic<bool> cancelled_{false};
   std::atomic<Phase> phase_{Phase::kAdmitting};
   Instant stage_began_;
-  std::atomic<int> references_{
-      1};  // gRPC's, until OnDone; and that of a thread that starts the read
   CallReport report_;
   Problem problem_;  // of report_
   bool message_lost_ = false;

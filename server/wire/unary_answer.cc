@@ -5,10 +5,8 @@
 
 namespace rapt {
 
-grpc::ServerUnaryReactor* AnswerAtOnce(grpc::CallbackServerContext& context,
-                                       const CallEnvironment& environment,
-                                       const CallObserver& observe,
-                                       absl::FunctionRef<absl::Status()> fill) {
+grpc::Status AnswerAtOnce(grpc::ServerContext& context, const CallEnvironment& environment,
+                          const CallObserver& observe, absl::FunctionRef<absl::Status()> fill) {
   const Instant arrived = environment.clock.Now();
   CallReport report;
   report.traceparent = ReturnTraceparent(context);
@@ -16,9 +14,7 @@ grpc::ServerUnaryReactor* AnswerAtOnce(grpc::CallbackServerContext& context,
   if (report.status.ok()) report.status = fill();
   report.total = environment.clock.Now() - arrived;
   observe(report);
-  grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
-  reactor->Finish(ToGrpcStatus(report.status));
-  return reactor;
+  return ToGrpcStatus(report.status);
 }
 
 }  // namespace rapt

@@ -2,7 +2,7 @@
 #define RAPT_SERVER_WIRE_UNARY_ANSWER_H_
 
 #include <grpcpp/server_context.h>
-#include <grpcpp/support/server_callback.h>
+#include <grpcpp/support/status.h>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -13,10 +13,8 @@ namespace rapt {
 
 // A call that is answered on the spot, where its caller may call: `fill` writes the response and
 // says how it went.
-grpc::ServerUnaryReactor* AnswerAtOnce(grpc::CallbackServerContext& context,
-                                       const CallEnvironment& environment,
-                                       const CallObserver& observe,
-                                       absl::FunctionRef<absl::Status()> fill);
+grpc::Status AnswerAtOnce(grpc::ServerContext& context, const CallEnvironment& environment,
+                          const CallObserver& observe, absl::FunctionRef<absl::Status()> fill);
 
 }  // namespace rapt
 

@@ -101,8 +101,8 @@ struct Environment {
 
 class InferCall final : public TensorCall {
  public:
-  InferCall(const Environment& environment, grpc::GenericCallbackServerContext& context)
-      : TensorCall(environment.call, environment.observe(Method::kModelInfer), context),
+  InferCall(const Environment& environment, std::unique_ptr<GrpcCall> call)
+      : TensorCall(environment.call, environment.observe(Method::kModelInfer), std::move(call)),
         shared_memory_(environment.shared_memory) {}
 
  private:
@@ -129,32 +129,30 @@ using Rpcs = inference::GRPCInferenceService;
 
 // Those that carry tensors are tensor methods.
 class Service final : public Rpcs::WithGenericMethod_ModelInfer<
-                          Rpcs::WithGenericMethod_ModelStreamInfer<Rpcs::CallbackService>> {
+                          Rpcs::WithGenericMethod_ModelStreamInfer<Rpcs::Service>> {
  public:
   explicit Service(Environment environment) : environment_(std::move(environment)) {}
 
   // Adds its own; this outlives them.
   void AddTo(TensorMethods& methods) const {
     methods.Add(absl::StrCat("/", kServiceName, "/ModelInfer"),
-                [this](auto& context) { return new InferCall(environment_, context); });
-    methods.Add(absl::StrCat("/", kServiceName, "/ModelStreamInfer"), [this](auto& context) {
+                [this](auto call) { return new InferCall(environment_, std::move(call)); });
+    methods.Add(absl::StrCat("/", kServiceName, "/ModelStreamInfer"), [this](auto call) {
       return new StreamInferCall(environment_.call, environment_.shared_memory,
-                                 environment_.observe(Method::kModelStreamInfer), context);
+                                 environment_.observe(Method::kModelStreamInfer), std::move(call));
     });
   }
 
-  grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
-                                       const inference::ServerLiveRequest*,
-                                       inference::ServerLiveResponse* response) override {
+  grpc::Status ServerLive(grpc::ServerContext* context, const inference::ServerLiveRequest*,
+                          inference::ServerLiveResponse* response) override {
     return Answer(context, Method::kServerLive, [&] {
       response->set_live(true);
       return absl::OkStatus();
     });
   }
 
-  grpc::ServerUnaryReactor* ServerReady(grpc::CallbackServerContext* context,
-                                        const inference::ServerReadyRequest*,
-                                        inference::ServerReadyResponse* response) override {
+  grpc::Status ServerReady(grpc::ServerContext* context, const inference::ServerReadyRequest*,
+                           inference::ServerReadyResponse* response) override {
     return Answer(context, Method::kServerReady, [&] {
       response->set_ready(environment_.is_ready());
       return absl::OkStatus();
@@ -162,9 +160,8 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
   }
 
   // As Triton does: a model that is not there is not ready, and asking is no error.
-  grpc::ServerUnaryReactor* ModelReady(grpc::CallbackServerContext* context,
-                                       const inference::ModelReadyRequest* request,
-                                       inference::ModelReadyResponse* response) override {
+  grpc::Status ModelReady(grpc::ServerContext* context, const inference::ModelReadyRequest* request,
+                          inference::ModelReadyResponse* response) override {
     return Answer(context, Method::kModelReady, [&] {
       response->set_ready(CheckModel(request->name(), request->version()).ok() &&
                           environment_.is_ready());
@@ -172,9 +169,8 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  grpc::ServerUnaryReactor* ServerMetadata(grpc::CallbackServerContext* context,
-                                           const inference::ServerMetadataRequest*,
-                                           inference::ServerMetadataResponse* response) override {
+  grpc::Status ServerMetadata(grpc::ServerContext* context, const inference::ServerMetadataRequest*,
+                              inference::ServerMetadataResponse* response) override {
     return Answer(context, Method::kServerMetadata, [&] {
       response->set_name("rapt");
       response->set_version(std::string(Version()));
@@ -186,9 +182,9 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  grpc::ServerUnaryReactor* ModelMetadata(grpc::CallbackServerContext* context,
-                                          const inference::ModelMetadataRequest* request,
-                                          inference::ModelMetadataResponse* response) override {
+  grpc::Status ModelMetadata(grpc::ServerContext* context,
+                             const inference::ModelMetadataRequest* request,
+                             inference::ModelMetadataResponse* response) override {
     return Answer(context, Method::kModelMetadata, [&] {
       absl::Status status = CheckModel(request->name(), request->version());
       if (status.ok()) *response = DescribeModel();
@@ -196,9 +192,9 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  grpc::ServerUnaryReactor* ModelConfig(grpc::CallbackServerContext* context,
-                                        const inference::ModelConfigRequest* request,
-                                        inference::ModelConfigResponse* response) override {
+  grpc::Status ModelConfig(grpc::ServerContext* context,
+                           const inference::ModelConfigRequest* request,
+                           inference::ModelConfigResponse* response) override {
     return Answer(context, Method::kModelConfig, [&] {
       absl::Status status = CheckModel(request->name(), request->version());
       if (status.ok()) *response->mutable_config() = ConfigureModel();
@@ -206,9 +202,9 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  grpc::ServerUnaryReactor* ModelStatistics(grpc::CallbackServerContext* context,
-                                            const inference::ModelStatisticsRequest* request,
-                                            inference::ModelStatisticsResponse* response) override {
+  grpc::Status ModelStatistics(grpc::ServerContext* context,
+                               const inference::ModelStatisticsRequest* request,
+                               inference::ModelStatisticsResponse* response) override {
     return Answer(context, Method::kModelStatistics, [&] {
       absl::Status status = CheckModelOrAll(request->name(), request->version());
       if (!status.ok()) return status;
@@ -220,9 +216,9 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  grpc::ServerUnaryReactor* RepositoryIndex(grpc::CallbackServerContext* context,
-                                            const inference::RepositoryIndexRequest* request,
-                                            inference::RepositoryIndexResponse* response) override {
+  grpc::Status RepositoryIndex(grpc::ServerContext* context,
+                               const inference::RepositoryIndexRequest* request,
+                               inference::RepositoryIndexResponse* response) override {
     return Answer(context, Method::kRepositoryIndex, [&] {
       if (!request->repository_name().empty()) {
         return absl::UnimplementedError("the only repository has no name; leave it empty");
@@ -237,21 +233,20 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  grpc::ServerUnaryReactor* RepositoryModelLoad(grpc::CallbackServerContext* context,
-                                                const inference::RepositoryModelLoadRequest*,
-                                                inference::RepositoryModelLoadResponse*) override {
+  grpc::Status RepositoryModelLoad(grpc::ServerContext* context,
+                                   const inference::RepositoryModelLoadRequest*,
+                                   inference::RepositoryModelLoadResponse*) override {
     return Refuse(context, Method::kRepositoryModelLoad);
   }
 
-  grpc::ServerUnaryReactor* RepositoryModelUnload(
-      grpc::CallbackServerContext* context, const inference::RepositoryModelUnloadRequest*,
-      inference::RepositoryModelUnloadResponse*) override {
+  grpc::Status RepositoryModelUnload(grpc::ServerContext* context,
+                                     const inference::RepositoryModelUnloadRequest*,
+                                     inference::RepositoryModelUnloadResponse*) override {
     return Refuse(context, Method::kRepositoryModelUnload);
   }
 
-  grpc::ServerUnaryReactor* SystemSharedMemoryStatus(
-      grpc::CallbackServerContext* context,
-      const inference::SystemSharedMemoryStatusRequest* request,
+  grpc::Status SystemSharedMemoryStatus(
+      grpc::ServerContext* context, const inference::SystemSharedMemoryStatusRequest* request,
       inference::SystemSharedMemoryStatusResponse* response) override {
     return Answer(context, Method::kSystemSharedMemoryStatus, [&] {
       const auto regions =
@@ -267,9 +262,8 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  grpc::ServerUnaryReactor* SystemSharedMemoryRegister(
-      grpc::CallbackServerContext* context,
-      const inference::SystemSharedMemoryRegisterRequest* request,
+  grpc::Status SystemSharedMemoryRegister(
+      grpc::ServerContext* context, const inference::SystemSharedMemoryRegisterRequest* request,
       inference::SystemSharedMemoryRegisterResponse*) override {
     return Answer(context, Method::kSystemSharedMemoryRegister, [&] {
       return environment_.shared_memory.RegisterSystem(request->name(), request->key(),
@@ -277,17 +271,16 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  grpc::ServerUnaryReactor* SystemSharedMemoryUnregister(
-      grpc::CallbackServerContext* context,
-      const inference::SystemSharedMemoryUnregisterRequest* request,
+  grpc::Status SystemSharedMemoryUnregister(
+      grpc::ServerContext* context, const inference::SystemSharedMemoryUnregisterRequest* request,
       inference::SystemSharedMemoryUnregisterResponse*) override {
     return Answer(context, Method::kSystemSharedMemoryUnregister, [&] {
       return environment_.shared_memory.Unregister(SharedMemory::Kind::kSystem, request->name());
     });
   }
 
-  grpc::ServerUnaryReactor* CudaSharedMemoryStatus(
-      grpc::CallbackServerContext* context, const inference::CudaSharedMemoryStatusRequest* request,
+  grpc::Status CudaSharedMemoryStatus(
+      grpc::ServerContext* context, const inference::CudaSharedMemoryStatusRequest* request,
       inference::CudaSharedMemoryStatusResponse* response) override {
     return Answer(context, Method::kCudaSharedMemoryStatus, [&] {
       const auto regions =
@@ -303,28 +296,26 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  grpc::ServerUnaryReactor* CudaSharedMemoryRegister(
-      grpc::CallbackServerContext* context,
-      const inference::CudaSharedMemoryRegisterRequest* request,
-      inference::CudaSharedMemoryRegisterResponse*) override {
+  grpc::Status CudaSharedMemoryRegister(grpc::ServerContext* context,
+                                        const inference::CudaSharedMemoryRegisterRequest* request,
+                                        inference::CudaSharedMemoryRegisterResponse*) override {
     return Answer(context, Method::kCudaSharedMemoryRegister, [&] {
       return environment_.shared_memory.RegisterCuda(request->name(), request->raw_handle(),
                                                      request->device_id(), request->byte_size());
     });
   }
 
-  grpc::ServerUnaryReactor* CudaSharedMemoryUnregister(
-      grpc::CallbackServerContext* context,
-      const inference::CudaSharedMemoryUnregisterRequest* request,
+  grpc::Status CudaSharedMemoryUnregister(
+      grpc::ServerContext* context, const inference::CudaSharedMemoryUnregisterRequest* request,
       inference::CudaSharedMemoryUnregisterResponse*) override {
     return Answer(context, Method::kCudaSharedMemoryUnregister, [&] {
       return environment_.shared_memory.Unregister(SharedMemory::Kind::kCuda, request->name());
     });
   }
 
-  grpc::ServerUnaryReactor* TraceSetting(grpc::CallbackServerContext* context,
-                                         const inference::TraceSettingRequest* request,
-                                         inference::TraceSettingResponse*) override {
+  grpc::Status TraceSetting(grpc::ServerContext* context,
+                            const inference::TraceSettingRequest* request,
+                            inference::TraceSettingResponse*) override {
     return Answer(context, Method::kTraceSetting, [&] {
       absl::Status status = CheckModelOrAll(request->model_name(), "");
       status.Update(CheckNoSettings(request->settings(), "trace"));
@@ -332,20 +323,20 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  grpc::ServerUnaryReactor* LogSettings(grpc::CallbackServerContext* context,
-                                        const inference::LogSettingsRequest* request,
-                                        inference::LogSettingsResponse*) override {
+  grpc::Status LogSettings(grpc::ServerContext* context,
+                           const inference::LogSettingsRequest* request,
+                           inference::LogSettingsResponse*) override {
     return Answer(context, Method::kLogSettings,
                   [&] { return CheckNoSettings(request->settings(), "log"); });
   }
 
  private:
-  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, Method method,
-                                   absl::FunctionRef<absl::Status()> fill) {
+  grpc::Status Answer(grpc::ServerContext* context, Method method,
+                      absl::FunctionRef<absl::Status()> fill) {
     return AnswerAtOnce(*context, environment_.call, environment_.observe(method), fill);
   }
 
-  grpc::ServerUnaryReactor* Refuse(grpc::CallbackServerContext* context, Method method) {
+  grpc::Status Refuse(grpc::ServerContext* context, Method method) {
     return Answer(context, method, [method] { return NotOffered(method); });
   }
 

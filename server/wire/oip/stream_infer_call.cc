@@ -11,23 +11,23 @@ namespace rapt::oip {
 
 StreamInferCall::StreamInferCall(const CallEnvironment& environment,
                                  const SharedMemory& shared_memory, const CallObserver& observe,
-                                 grpc::GenericCallbackServerContext& context)
-    : environment_(environment),
+                                 std::unique_ptr<GrpcCall> call)
+    : GenericCall(std::move(call)),
+      environment_(environment),
       shared_memory_(shared_memory),
       observe_(observe),
-      context_(context),
       began_(environment.clock.Now()),
-      alarm_(environment.timer, [this] { context_.TryCancel(); }) {
+      alarm_(environment.timer, [this] { context().TryCancel(); }) {
   ++environment_.streams.open;
 }
 
 void StreamInferCall::Begin() {
-  traceparent_ = ReturnTraceparent(context_);
-  absl::StatusOr<std::string> caller = environment_.access.Identify(context_);
+  traceparent_ = ReturnTraceparent(context());
+  absl::StatusOr<std::string> caller = environment_.access.Identify(context());
   if (!caller.ok()) return Refuse(caller.status());
   caller_ = *std::move(caller);
   deadline_ =
-      std::min(rapt::DeadlineOf(context_, began_), began_ + environment_.limits.max_deadline);
+      std::min(rapt::DeadlineOf(context(), began_), began_ + environment_.limits.max_deadline);
   alarm_.Set(deadline_);
   Wait();
 }

@@ -39,7 +39,7 @@ class StreamInferCall final : public GenericCall {
 
   // `observe` and `shared_memory` outlive the call.
   StreamInferCall(const CallEnvironment& environment, const SharedMemory& shared_memory,
-                  const CallObserver& observe, grpc::GenericCallbackServerContext& context);
+                  const CallObserver& observe, std::unique_ptr<GrpcCall> call);
 
   void Begin() override;
 
@@ -67,7 +67,6 @@ class StreamInferCall final : public GenericCall {
   const CallEnvironment& environment_;
   const SharedMemory& shared_memory_;
   const CallObserver& observe_;
-  grpc::GenericCallbackServerContext& context_;
   std::string caller_;
   std::string traceparent_;
   const Instant began_;

@@ -20,22 +20,22 @@ constexpr size_t kHeldAnswers = 2;
 }  // namespace
 
 AttendStreamCall::AttendStreamCall(const CallEnvironment& environment, const CallObserver& observe,
-                                   grpc::GenericCallbackServerContext& context)
-    : environment_(environment),
+                                   std::unique_ptr<GrpcCall> call)
+    : GenericCall(std::move(call)),
+      environment_(environment),
       observe_(observe),
-      context_(context),
       arrived_(environment.clock.Now()),
       alarm_(environment.timer, [this] { OnAlarm(); }) {
   ++environment_.streams.open;
 }
 
 void AttendStreamCall::Begin() {
-  report_.traceparent = ReturnTraceparent(context_);
-  absl::StatusOr<std::string> caller = EnterOpenCalls(environment_, context_);
+  report_.traceparent = ReturnTraceparent(context());
+  absl::StatusOr<std::string> caller = EnterOpenCalls(environment_, context());
   absl::Status status = caller.status();
   if (status.ok()) {
     caller_ = *std::move(caller);
-    const absl::StatusOr<Instant> deadline = DeadlineOf(context_, arrived_, environment_.limits);
+    const absl::StatusOr<Instant> deadline = DeadlineOf(context(), arrived_, environment_.limits);
     status = deadline.status();
     if (deadline.ok()) deadline_ = *deadline;
   }
@@ -246,7 +246,7 @@ void AttendStreamCall::OnWritten(bool ok) {
 }
 
 void AttendStreamCall::OnAlarm() {
-  if (is_answered_) return context_.TryCancel();  // the caller does not read the end
+  if (is_answered_) return context().TryCancel();  // the caller does not read the end
   Tell([](Events& events) { events.rang = true; });
 }
 
@@ -254,7 +254,7 @@ void AttendStreamCall::OnTimeOver() {
   const Instant now = Now();
   if (now >= deadline_) {
     Fail(GivenUp(), StageNow());
-    if (is_writing_) context_.TryCancel();  // to a caller that does not read
+    if (is_writing_) context().TryCancel();  // to a caller that does not read
     return;
   }
   alarm_.Set(deadline_);
@@ -299,14 +299,14 @@ void AttendStreamCall::FinishWell() {
   outgoing_ = ToByteBuffer(EncodeEnd(stream_->plan(), queue_time, compute_time));
   report_.sent_bytes += static_cast<int64_t>(outgoing_.Length());
   Release();
-  AddTrailers(report_, Now() - arrived_, context_);
+  AddTrailers(report_, Now() - arrived_, context());
   is_answered_ = true;
-  StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), grpc::Status::OK);
+  StartWriteAndFinish(&outgoing_, grpc::Status::OK);
 }
 
 void AttendStreamCall::FinishBadly() {
   Release();
-  AddTrailers(report_, Now() - arrived_, context_);
+  AddTrailers(report_, Now() - arrived_, context());
   Finish(ToGrpcStatus(status_));
 }
 

@@ -40,7 +40,7 @@ class AttendStreamCall final : public GenericCall {
  public:
   // `observe` outlives the call.
   AttendStreamCall(const CallEnvironment& environment, const CallObserver& observe,
-                   grpc::GenericCallbackServerContext& context);
+                   std::unique_ptr<GrpcCall> call);
 
   void Begin() override;
 
@@ -102,7 +102,6 @@ class AttendStreamCall final : public GenericCall {
 
   const CallEnvironment& environment_;
   const CallObserver& observe_;
-  grpc::GenericCallbackServerContext& context_;
   const Instant arrived_;
   std::string caller_;  // empty until it is counted
   Instant deadline_;

@@ -28,8 +28,8 @@ struct Environment {
 
 class AttendCall final : public TensorCall {
  public:
-  AttendCall(const Environment& environment, grpc::GenericCallbackServerContext& context)
-      : TensorCall(environment.call, environment.observe_attend, context),
+  AttendCall(const Environment& environment, std::unique_ptr<GrpcCall> call)
+      : TensorCall(environment.call, environment.observe_attend, std::move(call)),
         shared_memory_(environment.shared_memory) {}
 
  private:
@@ -58,8 +58,8 @@ class AttendCall final : public TensorCall {
 
 class DiagnoseCall final : public TensorCall {
  public:
-  DiagnoseCall(const Environment& environment, grpc::GenericCallbackServerContext& context)
-      : TensorCall(environment.call, environment.observe_diagnose, context),
+  DiagnoseCall(const Environment& environment, std::unique_ptr<GrpcCall> call)
+      : TensorCall(environment.call, environment.observe_diagnose, std::move(call)),
         shared_memory_(environment.shared_memory) {}
 
  private:
@@ -100,33 +100,34 @@ void DescribeAdmission(const CallEnvironment& call, v1::AdmissionLimits& limits)
 using Rpcs = v1::AttentionService;
 
 // Attend, AttendStream and Diagnose are tensor methods.
-class Service final : public Rpcs::WithGenericMethod_Attend<Rpcs::WithGenericMethod_AttendStream<
-                          Rpcs::WithGenericMethod_Diagnose<Rpcs::CallbackService>>> {
+class Service final
+    : public Rpcs::WithGenericMethod_Attend<
+          Rpcs::WithGenericMethod_AttendStream<Rpcs::WithGenericMethod_Diagnose<Rpcs::Service>>> {
  public:
   explicit Service(Environment environment) : environment_(std::move(environment)) {}
 
   // Adds its own; this outlives them.
   void AddTo(TensorMethods& methods) const {
     methods.Add(absl::StrCat("/", kServiceName, "/Attend"),
-                [this](auto& context) { return new AttendCall(environment_, context); });
-    methods.Add(absl::StrCat("/", kServiceName, "/AttendStream"), [this](auto& context) {
-      return new AttendStreamCall(environment_.call, environment_.observe_attend_stream, context);
+                [this](auto call) { return new AttendCall(environment_, std::move(call)); });
+    methods.Add(absl::StrCat("/", kServiceName, "/AttendStream"), [this](auto call) {
+      return new AttendStreamCall(environment_.call, environment_.observe_attend_stream,
+                                  std::move(call));
     });
     methods.Add(absl::StrCat("/", kServiceName, "/Diagnose"),
-                [this](auto& context) { return new DiagnoseCall(environment_, context); });
+                [this](auto call) { return new DiagnoseCall(environment_, std::move(call)); });
   }
 
-  grpc::ServerUnaryReactor* EstimateMemory(grpc::CallbackServerContext* context,
-                                           const v1::EstimateMemoryRequest* request,
-                                           v1::EstimateMemoryResponse* response) override {
+  grpc::Status EstimateMemory(grpc::ServerContext* context,
+                              const v1::EstimateMemoryRequest* request,
+                              v1::EstimateMemoryResponse* response) override {
     return Answer(context, environment_.observe_estimate_memory, [&] {
       return native::EstimateMemory(*request, environment_.call.engine.plan_options(), *response);
     });
   }
 
-  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
-                                          const v1::GetServerInfoRequest*,
-                                          v1::GetServerInfoResponse* response) override {
+  grpc::Status GetServerInfo(grpc::ServerContext* context, const v1::GetServerInfoRequest*,
+                             v1::GetServerInfoResponse* response) override {
     return Answer(context, environment_.observe_get_server_info, [&] {
       const Engine& engine = environment_.call.engine;
       DescribeServer(engine.plan_options(), *response);
@@ -139,9 +140,8 @@ class Service final : public Rpcs::WithGenericMethod_Attend<Rpcs::WithGenericMet
   }
 
  private:
-  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                   const CallObserver& observe,
-                                   absl::FunctionRef<absl::Status()> fill) {
+  grpc::Status Answer(grpc::ServerContext* context, const CallObserver& observe,
+                      absl::FunctionRef<absl::Status()> fill) {
     return AnswerAtOnce(*context, environment_.call, observe, fill);
   }
 
