@@ -167,7 +167,8 @@ void AttentionStream::Keep(StreamChunk chunk, StepDone done) {
   Job job;
   const int64_t runs = tensors[0].runs;
   job.stages = {static_cast<int64_t>(tensors.size()) * runs};
-  job.run_task = [this, runs, tensors = std::move(tensors)](int, int64_t task, int) {
+  job.run_task = [this, runs, tensors = std::move(tensors)](int, int64_t task, int,
+                                                            const Checkpoint&) {
     tensors[task / runs].CopyRun(task % runs, chunk_.rows);
   };
   Submit(std::move(job), {.rows = chunk_.rows}, std::move(done));
@@ -236,14 +237,15 @@ void AttentionStream::RunFold(int place, StepDone done) {
   if (!gathers_.empty()) job.stages.push_back(static_cast<int64_t>(gathers_.size()));
   const int first = static_cast<int>(job.stages.size());
   job.stages.insert(job.stages.end(), chunk_plan_.stages.begin(), chunk_plan_.stages.end());
-  job.run_task = [this, first](int stage, int64_t task, int worker) {
+  job.run_task = [this, first](int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
     if (stage < first) {
       const Gather& gather = gathers_[task];
       return gather.source->Copy(0, gather.source->size, gather.target);
     }
     chunk_plan_.backend->RunTask(chunk_plan_, arguments_, workspace_.data(), stage - first, task,
-                                 worker);
+                                 worker, checkpoint);
   };
+  job.task_cost = chunk_plan_.task_flops();
   Submit(std::move(job), std::move(result), std::move(done));
 }
 
@@ -264,7 +266,7 @@ void AttentionStream::RunFinish(RowRange rows, int place, StepDone done) {
   SetOutputs(call.problem, data, Lend(place), result);
   Job job;
   job.stages = {call.problem.batch * call.problem.query_heads};
-  job.run_task = [this, rows, output, lse](int, int64_t task, int) {
+  job.run_task = [this, rows, output, lse](int, int64_t task, int, const Checkpoint&) {
     FinishRows(plan_, arguments_.state, rows.begin, output, lse, task);
   };
   Submit(std::move(job), std::move(result), std::move(done));

@@ -147,9 +147,12 @@ class Engine::Passage {
     if (!gathers_.empty()) job.stages.push_back(static_cast<int64_t>(gathers_.size()));
     const int first = static_cast<int>(job.stages.size());
     job.stages.insert(job.stages.end(), stages.begin(), stages.end());
-    job.run_task = [this, first, run_task](int stage, int64_t task, int worker) {
+    job.run_task = [this, first, run_task](int stage, int64_t task, int worker,
+                                           const Checkpoint& checkpoint) {
       if (stage < first) return RunGather(gathers_[task]);
-      if (gather_status_.ok() && CheckLentMemory().ok()) run_task(stage - first, task, worker);
+      if (gather_status_.ok() && CheckLentMemory().ok()) {
+        run_task(stage - first, task, worker, checkpoint);
+      }
     };
     return job;
   }
@@ -239,9 +242,12 @@ class Engine::Flight final : public Engine::Passage {
   }
 
   void Run(std::unique_ptr<Passage> self, Executor& executor, bool may_run_inline) override {
-    Job job = MakeJob(plan_.stages, [this](int stage, int64_t task, int worker) {
-      plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task, worker);
-    });
+    Job job = MakeJob(plan_.stages,
+                      [this](int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
+                        plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage,
+                                               task, worker, checkpoint);
+                      });
+    job.task_cost = plan_.task_flops();
     job.done = [this, self = std::move(self)](const JobReport& report) {
       result_.ended_in = Stage::kCompute;
       Finish(report);
@@ -327,7 +333,7 @@ class Engine::Examination final : public Engine::Passage {
 
   void Run(std::unique_ptr<Passage> self, Executor& executor, bool) override {
     const std::array<int64_t, 1> stages = {diagnosis_->tasks()};
-    Job job = MakeJob(stages, [this](int, int64_t task, int worker) {
+    Job job = MakeJob(stages, [this](int, int64_t task, int worker, const Checkpoint&) {
       diagnosis_->RunTask(task, workspace_.buffer.data() + worker * WorkerBytes());
     });
     job.done = [this, self = std::move(self)](const JobReport& report) { Finish(report); };

@@ -110,9 +110,10 @@ void Readiness::SendCanary() {
   }
   Job job;
   job.stages = plan_.stages;
-  job.run_task = [this](int stage, int64_t task, int worker) {
-    plan_.backend->RunTask(plan_, arguments_, workspace_.data(), stage, task, worker);
+  job.run_task = [this](int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
+    plan_.backend->RunTask(plan_, arguments_, workspace_.data(), stage, task, worker, checkpoint);
   };
+  job.task_cost = plan_.task_flops();
   job.done = [this](const JobReport&) { OnCanaryBack(); };
   executor_.Submit(std::move(job));
 }

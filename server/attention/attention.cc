@@ -165,7 +165,7 @@ absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::b
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     const auto run_task = [&](int64_t task, int worker) {
       plan.backend->RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task,
-                            worker);
+                            worker, /*checkpoint=*/{});
     };
     if (alone) {
       for (int64_t task = 0; task < plan.stages[stage]; ++task) run_task(task, 0);

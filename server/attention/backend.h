@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 #include "server/attention/plan.h"
 #include "server/attention/problem.h"
+#include "server/base/checkpoint.h"
 
 namespace rapt {
 
@@ -53,9 +54,10 @@ class Backend {
 
   // Runs one task of a stage. `workspace` has plan.workspace_bytes() bytes, aligned to 64 and of
   // any content before the first stage; `worker` in [0, plan.threads) names the calling worker's
-  // part of it, no two at once use the same.
+  // part of it, no two at once use the same. A task of more than some milliseconds passes the
+  // checkpoint every fraction of one.
   virtual void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
-                       int stage, int64_t task, int worker) const = 0;
+                       int stage, int64_t task, int worker, const Checkpoint& checkpoint) const = 0;
 };
 
 // Every backend of this build, in the order in which "auto" tries them; the reference is last.

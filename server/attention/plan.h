@@ -2,6 +2,7 @@
 #ifndef RAPT_SERVER_ATTENTION_PLAN_H_
 #define RAPT_SERVER_ATTENTION_PLAN_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -59,6 +60,10 @@ struct Plan {
 
   // Multiply-adds count as two. Keys that causality or window hide are not counted.
   double flops = 0;
+  // Of a task of the first stage, about.
+  double task_flops() const {
+    return stages.empty() ? 0 : flops / static_cast<double>(std::max<int64_t>(stages[0], 1));
+  }
 
   // "cpu/avx512 q96 k64 s1", for logs, metadata and people.
   std::string Describe() const;

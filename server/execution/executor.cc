@@ -46,8 +46,9 @@ void Executor::Submit(Job job) {
   const bool parallel = active->tasks > 1;
   MutexLock lock(mutex_);
   RAPT_CHECK(!stopping_, "a job came after the executor's end");
+  ++jobs_;
   active->virtual_time = virtual_now_;
-  active->sequence = submitted_jobs_++;
+  active->sequence = submitted_jobs_.fetch_add(1, std::memory_order_relaxed);
   runnable_.insert(std::move(active));
   // Under the lock: the job may end, and the executor with it, as soon as that is free.
   if (parallel) {
@@ -64,7 +65,7 @@ void Executor::RunInline(Job job) {
     for (int64_t task = 0; task < job.stages[stage]; ++task) {
       report.status = CheckAlive(job);
       if (!report.status.ok()) break;
-      job.run_task(static_cast<int>(stage), task, /*worker=*/0);
+      job.run_task(static_cast<int>(stage), task, /*worker=*/0, /*checkpoint=*/{});
     }
   }
   report.compute_time = clock_.Now() - begin;
@@ -79,58 +80,115 @@ void Executor::WorkerLoop(int worker) {
       MutexLock lock(mutex_);
       while (runnable_.empty() && !stopping_) work_posted_.Wait(mutex_);
       if (runnable_.empty()) return;
-      active = Join();
+      active = *runnable_.begin();
+      Join(*active);
     }
-    const Instant begin = clock_.Now();
     ++busy_threads_;
-    absl::Status status = RunQuantum(*active, worker, begin);
+    RunTurn(std::move(active), worker);
     --busy_threads_;
-    const std::chrono::nanoseconds used = clock_.Now() - begin;
-    bool finished;
-    {
-      MutexLock lock(mutex_);
-      finished = Leave(active, std::move(status), used);
-    }
-    if (finished) Finish(*active);
   }
 }
 
-Executor::ActiveJobPtr Executor::Join() {
-  ActiveJobPtr active = *runnable_.begin();
-  virtual_now_ = std::max(virtual_now_, active->virtual_time);
-  if (active->started == Instant::max()) active->started = clock_.Now();
-  ++active->workers;
-  return active;
+void Executor::Join(ActiveJob& active) {
+  virtual_now_ = std::max(virtual_now_, active.virtual_time);
+  if (active.started == Instant::max()) active.started = clock_.Now();
+  ++active.workers;
 }
 
-absl::Status Executor::RunQuantum(ActiveJob& active, int worker, Instant begin) {
-  const Job& job = active.job;
+void Executor::RunTurn(ActiveJobPtr active, int worker) {
+  Turn turn{.executor = this, .active = std::move(active), .worker = worker};
+  Begin(turn);
+  RunTasks(turn);
+  bool finished;
+  {
+    MutexLock lock(mutex_);
+    finished = Leave(turn);
+  }
+  if (finished) Finish(*turn.active);
+}
+
+void Executor::RunTasks(Turn& turn) {
+  ActiveJob& active = *turn.active;
+  const Checkpoint checkpoint{[](void* context) {
+                                Turn& turn = *static_cast<Turn*>(context);
+                                return turn.executor->PassCheckpoint(turn);
+                              },
+                              &turn};
   do {
-    if (absl::Status status = CheckAlive(job); !status.ok()) {
+    turn.status.Update(CheckAlive(active.job));
+    if (!turn.status.ok()) {
       active.next_task.store(active.tasks, std::memory_order_relaxed);
-      return status;
+      return;
     }
     const int64_t task = active.next_task.fetch_add(1, std::memory_order_relaxed);
-    if (task >= active.tasks) break;
-    job.run_task(active.stage, task, worker);
+    if (task >= active.tasks) return;
+    active.job.run_task(active.stage, task, turn.worker, checkpoint);
     ended_tasks_.fetch_add(1, std::memory_order_relaxed);
-  } while (clock_.Now() - begin < kQuantum);
-  return absl::OkStatus();
+  } while (!turn.status.ok() || clock_.Now() - turn.begin < kQuantum);
 }
 
-bool Executor::Leave(const ActiveJobPtr& active, absl::Status status,
-                     std::chrono::nanoseconds used) {
-  runnable_.erase(active);  // its place in the order changes with its virtual time
-  active->virtual_time += used;
-  active->status.Update(status);
-  --active->workers;
-  if (active->next_task.load(std::memory_order_relaxed) < active->tasks) {
-    runnable_.insert(active);
-    return false;
+void Executor::Begin(Turn& turn) const {
+  turn.begin = clock_.Now();
+  turn.submitted_jobs = submitted_jobs_.load(std::memory_order_relaxed);
+}
+
+bool Executor::PassCheckpoint(Turn& turn) {
+  turn.status.Update(CheckAlive(turn.active->job));
+  if (turn.status.ok() && IsOver(turn)) LetOthersIn(turn);
+  return turn.status.ok();
+}
+
+// A job that comes anew need not wait for a quantum: it has been given the least time so far.
+bool Executor::IsOver(const Turn& turn) const {
+  return submitted_jobs_.load(std::memory_order_relaxed) != turn.submitted_jobs ||
+         clock_.Now() - turn.begin >= kQuantum;
+}
+
+void Executor::LetOthersIn(Turn& turn) {
+  for (;;) {
+    ActiveJobPtr next;
+    {
+      MutexLock lock(mutex_);
+      Charge(turn);
+      next = NextBefore(*turn.active);
+      if (next != nullptr) Join(*next);
+    }
+    if (next != nullptr) RunTurn(next, turn.worker);
+    Begin(turn);
+    if (next == nullptr) return;
   }
+}
+
+Executor::ActiveJobPtr Executor::NextBefore(const ActiveJob& active) const {
+  for (const ActiveJobPtr& next : runnable_) {
+    if (next->virtual_time >= active.virtual_time) break;
+    if (next->job.task_cost * kMuchLonger <= active.job.task_cost) return next;
+  }
+  return nullptr;
+}
+
+void Executor::Charge(const Turn& turn) {
+  const std::chrono::nanoseconds used = clock_.Now() - turn.begin;
+  const bool was_runnable = runnable_.erase(turn.active) > 0;  // its place in the order changes
+  turn.active->virtual_time += used;
+  if (was_runnable) runnable_.insert(turn.active);
+  // What each job would have had of it: new ones that keep coming are soon level with old ones.
+  virtual_now_ += used / jobs_;
+}
+
+bool Executor::Leave(const Turn& turn) {
+  const ActiveJobPtr& active = turn.active;
+  Charge(turn);
+  active->status.Update(turn.status);
+  --active->workers;
+  if (active->next_task.load(std::memory_order_relaxed) < active->tasks) return false;
+  runnable_.erase(active);
   if (active->workers > 0) return false;
   const int stages = static_cast<int>(active->job.stages.size());
-  if (!active->status.ok() || active->stage + 1 >= stages) return true;
+  if (!active->status.ok() || active->stage + 1 >= stages) {
+    --jobs_;
+    return true;
+  }
   ++active->stage;
   active->tasks = active->job.stages[active->stage];
   active->next_task.store(0, std::memory_order_relaxed);

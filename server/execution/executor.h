@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <set>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "server/base/checkpoint.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/base/queue_state.h"
@@ -21,8 +23,8 @@
 namespace rapt {
 
 struct JobReport {
-  // DeadlineExceeded or Cancelled where a job was given up between two tasks, Unavailable where the
-  // executor went first.
+  // DeadlineExceeded or Cancelled where a job was given up between two tasks or at a checkpoint,
+  // Unavailable where the executor went first.
   absl::Status status;
   std::chrono::nanoseconds queue_time{0};    // until a thread took it up
   std::chrono::nanoseconds compute_time{0};  // from then on
@@ -35,7 +37,11 @@ struct Job {
   absl::InlinedVector<int64_t, 3> stages;
   // Called from several threads at once, never after done. `worker` is in [0, threads()); no two
   // calls at once have the same.
-  absl::AnyInvocable<void(int stage, int64_t task, int worker) const> run_task;
+  absl::AnyInvocable<void(int stage, int64_t task, int worker, const Checkpoint& checkpoint) const>
+      run_task;
+  // About how much work its longest task is, in a unit that all jobs share. A job interrupts, at
+  // their checkpoints, only tasks that are much longer than its own.
+  double task_cost = std::numeric_limits<double>::infinity();
   Instant deadline = Instant::max();
   const std::atomic<bool>* cancelled = nullptr;  // null: never
   absl::AnyInvocable<void(const JobReport&)> done;
@@ -43,8 +49,10 @@ struct Job {
 
 // Runs the tasks of many jobs on a fixed number of threads. The job that had the least compute time
 // comes next ("virtual time"; a new job starts level with those that run), for at most kQuantum
-// before the choice is made anew, so that a short job overtakes a long one. Tasks never depend on
-// the load, only their order in time does. Deadline and cancellation are looked at between tasks.
+// before the choice is made anew, so that a short job overtakes a long one. At a checkpoint of a
+// task the thread first works on jobs of much shorter tasks that come before its own. Tasks never
+// depend on the load, only their order in time does. Deadline and cancellation are looked at
+// between tasks and at checkpoints.
 //
 // Thread-safe. A job's done runs exactly once, after its last task and outside any lock.
 // Destruction gives up the jobs in flight and returns when their dones have run.
@@ -95,12 +103,33 @@ class Executor {
     bool operator()(const ActiveJobPtr& a, const ActiveJobPtr& b) const;
   };
 
+  // A worker's time with a job: a quantum, and what its last task takes beyond it.
+  struct Turn {
+    Executor* executor;
+    ActiveJobPtr active;
+    int worker;
+    Instant begin{};              // of what has not been charged to the job yet
+    uint64_t submitted_jobs = 0;  // then
+    absl::Status status{};
+  };
+  // How much longer a task is than those that interrupt it, so that they do not hold it up for
+  // long, nor pile up on the stack, nor are ever of its own job.
+  static constexpr double kMuchLonger = 4;
+
   void WorkerLoop(int worker);
-  ActiveJobPtr Join() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status RunQuantum(ActiveJob& active, int worker, Instant begin);
+  // The first job that may interrupt a task of `active`; null where there is none.
+  ActiveJobPtr NextBefore(const ActiveJob& active) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Join(ActiveJob& active) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RunTurn(ActiveJobPtr active, int worker);
+  void RunTasks(Turn& turn);
+  void Begin(Turn& turn) const;
+  bool IsOver(const Turn& turn) const;
+  bool PassCheckpoint(Turn& turn);
+  void LetOthersIn(Turn& turn);
+  // For the time since the turn's begin.
+  void Charge(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // True when this was the last of the job.
-  bool Leave(const ActiveJobPtr& active, absl::Status status, std::chrono::nanoseconds used)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Leave(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish(ActiveJob& active) const;
   absl::Status CheckAlive(const Job& job) const;
 
@@ -113,8 +142,9 @@ class Executor {
   CondVar work_posted_;
   // Jobs with tasks to hand out.
   std::set<ActiveJobPtr, LeastVirtualTime> runnable_ ABSL_GUARDED_BY(mutex_);
+  int64_t jobs_ ABSL_GUARDED_BY(mutex_) = 0;  // on their way
   std::chrono::nanoseconds virtual_now_ ABSL_GUARDED_BY(mutex_){0};
-  uint64_t submitted_jobs_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<uint64_t> submitted_jobs_{0};  // counted under the lock
   std::vector<std::thread> threads_;
 };
 

@@ -51,27 +51,6 @@ TEST(BackendsTest, TheReferenceSupportsEverything) {
   EXPECT_TRUE(Backends().back()->Supports(problem).ok());
 }
 
-// Deadline, cancellation and other requests' turns are looked at between tasks.
-TEST(MakePlanTest, ATaskIsNoLongerThanItHasToBeWhereThereAreManyKeys) {
-  for (const Target& target : Targets()) {
-    if (target.backend != "cpu") continue;
-    SCOPED_TRACE(target.Name());
-    const PlanOptions options{.backend = target.backend, .isa = target.isa, .threads = 2};
-    Problem problem = Small();
-    for (const int64_t length : {20'000, 80'000}) {
-      problem.query_length = problem.key_length = length;
-      const auto plan = MakePlan(problem, options);
-      ASSERT_TRUE(plan.ok()) << plan.status();
-      EXPECT_LE(plan->flops / static_cast<double>(plan->stages[0]), 1e9) << plan->Describe();
-    }
-    // As few rows as are computed together are one task whatever the keys.
-    problem.key_length = 1'000'000;
-    const auto plan = MakePlan(problem, options);
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    EXPECT_EQ(plan->tiles.query_block, 48) << plan->Describe();
-  }
-}
-
 TEST(MakePlanTest, AnUnknownBackendIsInvalidAndTheOnesThatExistAreNamed) {
   const absl::Status status = MakePlan(Small(), {.backend = "gpu"}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);

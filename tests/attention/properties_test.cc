@@ -73,6 +73,84 @@ class PropertiesTest : public ::testing::TestWithParam<DType> {
 INSTANTIATE_TEST_SUITE_P(Types, PropertiesTest, ::testing::ValuesIn(kFloatTypes),
                          [](const auto& info) { return std::string(NameOf(info.param)); });
 
+// A plan whose tasks run one after the other, each with a checkpoint.
+class TaskByTask {
+ public:
+  TaskByTask(const Problem& problem, const Inputs& inputs, const PlanOptions& options)
+      : plan_(MakePlan(problem, options).value()),
+        output_(problem.dtype, {problem.batch, problem.query_heads, problem.query_length,
+                                problem.value_head_size}),
+        workspace_(static_cast<size_t>(plan_.workspace_bytes())) {
+    arguments_.query = inputs.query.View();
+    arguments_.key = inputs.key.View();
+    arguments_.value = inputs.value.View();
+    arguments_.output = output_.MutableView();
+  }
+
+  const Plan& plan() const { return plan_; }
+  void RunTask(int stage, int64_t task, const Checkpoint& checkpoint) {
+    plan_.backend->RunTask(plan_, arguments_, workspace_.data(), stage, task, 0, checkpoint);
+  }
+  std::vector<double> Run(const Checkpoint& checkpoint) {
+    for (size_t stage = 0; stage < plan_.stages.size(); ++stage) {
+      for (int64_t task = 0; task < plan_.stages[stage]; ++task) {
+        RunTask(static_cast<int>(stage), task, checkpoint);
+      }
+    }
+    return output_.ToVector();
+  }
+
+ private:
+  const Plan plan_;
+  Tensor output_;
+  AlignedBuffer workspace_;
+  Arguments arguments_;
+};
+
+// Some checkpoints a task.
+void ManyKeys(Problem& p) {
+  p.query_length = 60;
+  p.key_length = 3000;
+}
+
+TEST_P(PropertiesTest, WhatRunsAtACheckpointDoesNotMatter) {
+  const Problem problem = Make(ManyKeys), other = Make();
+  const Inputs inputs = Random(problem), of_other = Random(other);
+  for (const Target& target : Targets()) {
+    SCOPED_TRACE(target.Name());
+    struct Interruption {
+      TaskByTask task;
+      int count = 0;
+    } interruption{TaskByTask(other, of_other, On(target))};
+    const Checkpoint checkpoint{[](void* context) {
+                                  auto& interruption = *static_cast<Interruption*>(context);
+                                  interruption.task.Run({});
+                                  ++interruption.count;
+                                  return true;
+                                },
+                                &interruption};
+    const std::vector<double> alone = TaskByTask(problem, inputs, On(target)).Run({});
+    EXPECT_EQ(TaskByTask(problem, inputs, On(target)).Run(checkpoint), alone);
+    if (target.backend == "cpu") {
+      EXPECT_GT(interruption.count, 4);
+    }
+  }
+}
+
+TEST_P(PropertiesTest, ATaskIsGivenUpAtACheckpoint) {
+  const Problem problem = Make(ManyKeys);
+  const Inputs inputs = Random(problem);
+  for (const Target& target : Targets()) {
+    if (target.backend != "cpu") continue;
+    SCOPED_TRACE(target.Name());
+    int passed = 0;
+    const Checkpoint checkpoint{[](void* passed) { return ++*static_cast<int*>(passed) < 2; },
+                                &passed};
+    TaskByTask(problem, inputs, On(target)).RunTask(0, 0, checkpoint);
+    EXPECT_EQ(passed, 2);
+  }
+}
+
 TEST_P(PropertiesTest, ConstantValuesComeBack) {
   const Problem problem = Make([](Problem& p) {
     p.causal = true;

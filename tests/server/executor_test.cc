@@ -23,6 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 
 using Task = std::function<void(int stage, int64_t task, int worker)>;
+using LongTask = std::function<void(const Checkpoint& checkpoint)>;
 
 // A latch of our own: absl's is not instrumented for ThreadSanitizer.
 class Event {
@@ -47,10 +48,25 @@ Job MakeJob(Task task, absl::InlinedVector<int64_t, 3> stages,
             absl::AnyInvocable<void(const JobReport&)> done) {
   Job job;
   job.stages = std::move(stages);
-  job.run_task = std::move(task);
+  job.run_task = [task = std::move(task)](int stage, int64_t number, int worker,
+                                          const Checkpoint&) { task(stage, number, worker); };
   job.done = std::move(done);
   return job;
 }
+
+Job MakeLongJob(LongTask task, double task_cost, absl::InlinedVector<int64_t, 3> stages,
+                absl::AnyInvocable<void(const JobReport&)> done) {
+  Job job;
+  job.stages = std::move(stages);
+  job.run_task = [task = std::move(task)](int, int64_t, int, const Checkpoint& checkpoint) {
+    task(checkpoint);
+  };
+  job.task_cost = task_cost;
+  job.done = std::move(done);
+  return job;
+}
+
+bool Pass(const Checkpoint& checkpoint) { return checkpoint.go_on(checkpoint.context); }
 
 // The report of a job, waited for.
 class Outcome {
@@ -275,6 +291,131 @@ TEST(ExecutorTest, KeepsAJobForAQuantumBeforeItChoosesAnew) {
   first.Wait();
   second.Wait();
   EXPECT_EQ(order, (std::vector<int64_t>{1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 2, 2}));
+}
+
+// One thread is in a task of cost 100 while another job comes, and then at a checkpoint.
+class CheckpointTest : public ::testing::Test {
+ protected:
+  // Whether the other job, of so many tasks of that cost, was through when the long task went on.
+  bool Overtakes(double cost, int64_t tasks) {
+    Executor executor(1, clock_);
+    Event started, submitted;
+    Outcome long_outcome, other_outcome;
+    bool overtaken = false;
+    executor.Submit(MakeLongJob(
+        [&](const Checkpoint& checkpoint) {
+          started.Set();
+          submitted.Wait();
+          clock_.Advance(Executor::kQuantum);
+          EXPECT_TRUE(Pass(checkpoint));
+          overtaken = other_outcome.calls() == 1;
+        },
+        100, {1}, long_outcome.Callback()));
+    started.Wait();
+    executor.Submit(
+        MakeLongJob([](const Checkpoint&) {}, cost, {tasks, 1}, other_outcome.Callback()));
+    submitted.Set();
+    EXPECT_TRUE(long_outcome.Wait().status.ok());
+    EXPECT_TRUE(other_outcome.Wait().status.ok());
+    return overtaken;
+  }
+
+  test::FakeClock clock_;
+};
+
+TEST_F(CheckpointTest, AJobOfMuchShorterTasksInterruptsALongOne) {
+  EXPECT_TRUE(Overtakes(25, 1));
+  EXPECT_TRUE(Overtakes(0, 50));
+}
+
+TEST_F(CheckpointTest, AJobOfLongTasksInterruptsNobody) {
+  EXPECT_FALSE(Overtakes(26, 1));
+  EXPECT_FALSE(Overtakes(1e9, 1));
+}
+
+TEST_F(CheckpointTest, AJobThatHadLessTimeGoesOn) {
+  Executor executor(1, clock_);
+  Event started, submitted;
+  Outcome long_outcome, short_outcome;
+  int short_tasks = 0;
+  std::vector<int> seen;
+  executor.Submit(MakeLongJob(
+      [&](const Checkpoint& checkpoint) {
+        started.Set();
+        submitted.Wait();
+        for (int n = 0; n < 3; ++n) {
+          clock_.Advance(2 * Executor::kQuantum);
+          EXPECT_TRUE(Pass(checkpoint));
+          seen.push_back(short_tasks);
+        }
+      },
+      100, {1}, long_outcome.Callback()));
+  started.Wait();
+  executor.Submit(MakeLongJob(
+      [&](const Checkpoint&) {
+        ++short_tasks;
+        clock_.Advance(Executor::kQuantum);
+      },
+      1, {100}, short_outcome.Callback()));
+  submitted.Set();
+  long_outcome.Wait();
+  short_outcome.Wait();
+  EXPECT_EQ(seen, (std::vector<int>{2, 4, 6})) << "both have half of the time";
+}
+
+TEST_F(CheckpointTest, ATaskThatNobodyWaitsForIsGivenUp) {
+  Executor executor(1, clock_);
+  std::atomic<bool> cancelled{false};
+  Outcome cancelled_outcome, late_outcome;
+  Job job = MakeLongJob(
+      [&](const Checkpoint& checkpoint) {
+        EXPECT_TRUE(Pass(checkpoint));
+        cancelled = true;
+        EXPECT_FALSE(Pass(checkpoint));
+      },
+      100, {1}, cancelled_outcome.Callback());
+  job.cancelled = &cancelled;
+  executor.Submit(std::move(job));
+  EXPECT_EQ(cancelled_outcome.Wait().status.code(), absl::StatusCode::kCancelled);
+
+  job = MakeLongJob(
+      [&](const Checkpoint& checkpoint) {
+        EXPECT_TRUE(Pass(checkpoint));
+        clock_.Advance(milliseconds(10));
+        EXPECT_FALSE(Pass(checkpoint));
+      },
+      100, {1}, late_outcome.Callback());
+  job.deadline = clock_.Now() + milliseconds(10);
+  executor.Submit(std::move(job));
+  EXPECT_EQ(late_outcome.Wait().status.code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(ExecutorTest, ALongJobGoesOnWhileShortOnesKeepComing) {
+  test::FakeClock clock;
+  Outcome long_outcome;
+  std::atomic<bool> over{false};
+  {
+    Executor executor(1, clock);
+    const Task task = [&](int, int64_t, int) { clock.Advance(Executor::kQuantum); };
+    std::function<void()> submit_another = [&] {
+      executor.Submit(MakeJob(task, {1}, [&](const JobReport&) {
+        if (!over) submit_another();
+      }));
+    };
+    Event started, submitted;
+    executor.Submit(MakeJob(
+        [&](int stage, int64_t number, int worker) {
+          started.Set();
+          submitted.Wait();
+          task(stage, number, worker);
+        },
+        {10}, long_outcome.Callback()));
+    started.Wait();
+    submit_another();
+    submitted.Set();
+    EXPECT_TRUE(long_outcome.Wait().status.ok());
+    over = true;
+  }
 }
 
 TEST(ExecutorTest, ReportsQueueAndComputeTime) {

@@ -34,9 +34,9 @@ class FaultyBackend final : public Backend {
   absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
   void PlanTasks(Plan&) const override {}
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
-               int64_t task, int worker) const override {
+               int64_t task, int worker, const Checkpoint& checkpoint) const override {
     hangs_.wait(true);
-    if (!forgets_) real_.RunTask(plan, arguments, workspace, stage, task, worker);
+    if (!forgets_) real_.RunTask(plan, arguments, workspace, stage, task, worker, checkpoint);
     ++ran_;
   }
 
@@ -85,7 +85,7 @@ class ReadinessTest : public ::testing::Test {
     std::promise<void> done;
     Job job;
     job.stages = {kThreads};
-    job.run_task = [&meeting](int, int64_t, int) { meeting.arrive_and_wait(); };
+    job.run_task = [&meeting](int, int64_t, int, const Checkpoint&) { meeting.arrive_and_wait(); };
     job.done = [&done](const JobReport&) { done.set_value(); };
     executor_.Submit(std::move(job));
     done.get_future().wait();
@@ -145,7 +145,7 @@ TEST_F(ReadinessTest, StaysWhileOthersMakeProgressAndTheCanaryWaits) {
   std::promise<void> done;
   Job job;
   job.stages = {1'000'000};
-  job.run_task = [&allowed](int, int64_t task, int) {
+  job.run_task = [&allowed](int, int64_t task, int, const Checkpoint&) {
     for (int64_t now = allowed; now <= task; now = allowed) allowed.wait(now);
   };
   job.done = [&done](const JobReport&) { done.set_value(); };

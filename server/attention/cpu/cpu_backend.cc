@@ -25,9 +25,6 @@ constexpr int64_t kRowStep = 12;
 constexpr int64_t kMostQueryRows = kMostRowBlocks * kRowBlock;
 // Tasks a thread should have at least, so that the last ones to finish do not leave others idle.
 constexpr int64_t kTasksPerThread = 4;
-// A task is not interrupted: other requests and a caller who has left wait for its end, some ten
-// milliseconds at this many.
-constexpr double kMostTaskFlops = 1e9;
 
 // A part of the keys must be worth its merge.
 constexpr int64_t kLeastSplitKeys = 1024;
@@ -63,16 +60,12 @@ int64_t AttentionTasks(const Problem& p, const Split& split) {
   return p.empty() ? 0 : p.batch * p.kv_heads * split.query_tasks * split.head_tasks;
 }
 
-// Large blocks pack K and V less often, small ones share the work out better and end sooner.
+// Large blocks pack K and V less often, small ones share the work out better.
 int64_t ChooseQueryRows(const Problem& p, int threads) {
-  const double row_flops = 2.0 * static_cast<double>(p.total_keys()) *
-                           static_cast<double>(p.head_size + p.value_head_size);
-  const auto too_large = [&](int64_t rows) {
-    return AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread ||
-           static_cast<double>(rows) * row_flops > kMostTaskFlops;
-  };
   int64_t rows = kMostQueryRows;
-  while (rows > kRowBlock && too_large(rows)) rows /= 2;
+  while (rows > kRowBlock && AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread) {
+    rows /= 2;
+  }
   return rows;
 }
 
@@ -415,8 +408,8 @@ TaskPlace PlaceOf(const Problem& p, const Split& split, int64_t key_splits, int6
 }
 
 template <typename Real>
-void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task,
-              int worker) {
+void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task, int worker,
+              const Checkpoint& checkpoint) {
   const Problem& p = plan.problem;
   const int64_t splits = plan.tiles.key_splits;
   const Split split = SplitRows(p, plan.tiles.query_block);
@@ -430,6 +423,7 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   flash.part_begin = std::min(place.part * SplitKeys(p, splits), p.total_keys());
   flash.part_end = std::min(flash.part_begin + SplitKeys(p, splits), p.total_keys());
   flash.rows = rows;
+  flash.checkpoint = checkpoint;
   flash.scratch = begin + room.rows;
   flash.tile_scratch = flash.scratch + room.scratch;
   flash.begin = flash.part_end;
@@ -451,8 +445,8 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   // Nothing to fold: the chunk is out of these rows' sight.
   if (folds_here && !p.score_output && flash.begin >= flash.end) return;
   const KernelTable& kernels = Kernels(plan.isa);
-  (sizeof(Real) == 8 ? kernels.flash_fp64 : kernels.flash_fp32)(flash);
-  if (folds_here) {
+  const bool done = (sizeof(Real) == 8 ? kernels.flash_fp64 : kernels.flash_fp32)(flash);
+  if (done && folds_here) {
     unfolded.Fold(p, a, place.b, {rows, static_cast<size_t>(flash.row_count)},
                   p.section ? p.section->first_query : 0);
   }
@@ -491,7 +485,7 @@ class Cpu final : public Backend {
   }
 
   void RunTask(const Plan& plan, const Arguments& a, std::byte* workspace, int stage, int64_t task,
-               int worker) const override {
+               int worker, const Checkpoint& checkpoint) const override {
     const Problem& p = plan.problem;
     const bool fp64 = AccumulatesInFp64(p);
     if (stage == 1) {
@@ -500,8 +494,8 @@ class Cpu final : public Backend {
     }
     const int64_t present_tasks = PresentTasks(p);
     if (task < present_tasks) return RunPresentTask(p, a, task);
-    fp64 ? RunFlash<double>(plan, a, workspace, task - present_tasks, worker)
-         : RunFlash<float>(plan, a, workspace, task - present_tasks, worker);
+    fp64 ? RunFlash<double>(plan, a, workspace, task - present_tasks, worker, checkpoint)
+         : RunFlash<float>(plan, a, workspace, task - present_tasks, worker, checkpoint);
   }
 };
 

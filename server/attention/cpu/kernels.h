@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "server/base/byte_slice.h"
+#include "server/base/checkpoint.h"
 
 namespace rapt::cpu {
 
@@ -91,14 +92,21 @@ struct FlashTask {
   int64_t batch;
   int64_t first_key;  // where the keys begin in the whole problem
 
+  Checkpoint checkpoint;
+
   std::byte* scratch;       // FlashScratchBytes(), aligned to 64
   std::byte* tile_scratch;  // tile_scratch_bytes(), aligned to 64
 };
 
+// Row and key pairs that a task works on from one checkpoint to the next: some tens of
+// microseconds.
+inline constexpr int64_t kCheckpointPairs = 24 * 1024;
+
 // The one thing that a kernel file exports.
 struct KernelTable {
-  void (*flash_fp32)(const FlashTask& task);  // accumulates in fp32
-  void (*flash_fp64)(const FlashTask& task);
+  // False where the checkpoint had the task given up.
+  bool (*flash_fp32)(const FlashTask& task);  // accumulates in fp32
+  bool (*flash_fp64)(const FlashTask& task);
   // What the first needs for tiles, of a task that is a problem's with so many rows; null where the
   // set has no tiles.
   int64_t (*tile_scratch_bytes)(const FlashTask& task);

@@ -314,6 +314,9 @@ RAPT_INLINE __m512 Exp2(__m512 x) {
 // ---- The task
 // --------------------------------------------------------------------------------------
 
+// But for kDone, nothing of the result holds.
+enum class TileOutcome : uint8_t { kDone, kGivenUp, kNotForTiles };
+
 template <Element kElement>
 class TileFlash : Flash<float> {
  public:
@@ -341,19 +344,20 @@ class TileFlash : Flash<float> {
   // Of FlashTask::tile_scratch.
   static int64_t ScratchBytes(const FlashTask& task) { return Size(task).total(); }
 
-  // False where some number is not for tiles: then nothing of the result holds.
-  bool Run() {
-    if (!PackQueries()) return false;
+  TileOutcome Run() {
+    if (!PackQueries()) return TileOutcome::kNotForTiles;
     Clear();
     FormTileRowBlocks();
-    const TileConfiguration configuration;
     for (int64_t j = t_.begin; j < t_.end; j += kTileKeyBlock) {
       const int64_t count = Min(kTileKeyBlock, t_.end - j);
-      if (!PackBlock(j, count)) return false;
+      if (!PassCheckpoint(count)) return TileOutcome::kGivenUp;
+      if (!PackBlock(j, count)) return TileOutcome::kNotForTiles;
+      // No longer than for this block: what runs at a checkpoint makes its own.
+      const TileConfiguration configuration;
       for (int64_t n = 0; n < block_count_; ++n) FoldRows(blocks_[n], j, count);
     }
     FinishRows();
-    return true;
+    return TileOutcome::kDone;
   }
 
  private:
@@ -645,14 +649,16 @@ RAPT_INLINE void WithTiles(const FlashTask& task, Body body) {
   });
 }
 
-void FlashFp32(const FlashTask& task) {
-  bool done = false;
-  WithTiles(task, [&](auto tag)
-                      RAPT_LAMBDA_INLINE { done = TileFlash<decltype(tag)::value>(task).Run(); });
-  if (!done) kAvx512Kernels.flash_fp32(task);
+bool FlashFp32(const FlashTask& task) {
+  TileOutcome outcome = TileOutcome::kNotForTiles;
+  WithTiles(task, [&](auto tag) RAPT_LAMBDA_INLINE {
+    outcome = TileFlash<decltype(tag)::value>(task).Run();
+  });
+  if (outcome == TileOutcome::kNotForTiles) return kAvx512Kernels.flash_fp32(task);
+  return outcome == TileOutcome::kDone;
 }
 
-void FlashFp64(const FlashTask& task) { kAvx512Kernels.flash_fp64(task); }
+bool FlashFp64(const FlashTask& task) { return kAvx512Kernels.flash_fp64(task); }
 
 int64_t TileScratchBytes(const FlashTask& task) {
   int64_t bytes = 0;

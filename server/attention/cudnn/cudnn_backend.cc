@@ -189,14 +189,16 @@ void CudnnBackend::PlanTasks(Plan& plan) const {
 }
 
 void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
-                           int /*stage*/, int64_t task, int worker) const {
+                           int /*stage*/, int64_t task, int worker,
+                           const Checkpoint& checkpoint) const {
   const Problem& whole = plan.problem;
   if (task < PresentTasks(whole)) return RunPresentTask(whole, arguments, task);
   const Piece piece = CutOn(*device_, whole).piece(whole, task - PresentTasks(whole));
   const Problem problem = ProblemOf(whole, piece);
   const PieceArguments part(arguments, whole, piece);
   if (RunOnLane(problem, part.arguments(), device_->lane(worker))) return;
-  RunFallback(problem, part.arguments(), workspace + worker * plan.worker_workspace_bytes);
+  RunFallback(problem, part.arguments(), workspace + worker * plan.worker_workspace_bytes,
+              checkpoint);
 }
 
 bool CudnnBackend::RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const {
@@ -228,11 +230,13 @@ Plan CudnnBackend::FallbackPlan(const Problem& problem) const {
 }
 
 void CudnnBackend::RunFallback(const Problem& problem, const Arguments& arguments,
-                               std::byte* workspace) const {
+                               std::byte* workspace, const Checkpoint& checkpoint) const {
   const Plan plan = FallbackPlan(problem);
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     for (int64_t task = 0; task < plan.stages[stage]; ++task) {
-      fallback_->RunTask(plan, arguments, workspace, static_cast<int>(stage), task, /*worker=*/0);
+      if (checkpoint.go_on != nullptr && !checkpoint.go_on(checkpoint.context)) return;
+      fallback_->RunTask(plan, arguments, workspace, static_cast<int>(stage), task, /*worker=*/0,
+                         checkpoint);
     }
   }
 }

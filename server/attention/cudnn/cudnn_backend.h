@@ -96,7 +96,7 @@ class CudnnBackend final : public Backend {
   absl::Status Prefers(const Problem& problem) const override;
   void PlanTasks(Plan& plan) const override;
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
-               int64_t task, int worker) const override;
+               int64_t task, int worker, const Checkpoint& checkpoint) const override;
 
  private:
   static absl::Status NotStarted() {
@@ -108,7 +108,8 @@ class CudnnBackend final : public Backend {
   bool RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const;
   // For one worker.
   Plan FallbackPlan(const Problem& problem) const;
-  void RunFallback(const Problem& problem, const Arguments& arguments, std::byte* workspace) const;
+  void RunFallback(const Problem& problem, const Arguments& arguments, std::byte* workspace,
+                   const Checkpoint& checkpoint) const;
 
   absl::Status available_ = NotStarted();
   BackendOptions options_;

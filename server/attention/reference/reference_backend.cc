@@ -49,7 +49,7 @@ class Reference final : public Backend {
   }
 
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int /*stage*/,
-               int64_t task, int worker) const override {
+               int64_t task, int worker, const Checkpoint&) const override {
     const Problem& p = plan.problem;
     if (task >= Rows(p)) return RunPresentTask(p, arguments, task - Rows(p));
     auto* room = reinterpret_cast<double*>(workspace + worker * plan.worker_workspace_bytes);
