@@ -102,14 +102,16 @@ struct CallOptions {
 // The connections to one server.
 //
 // Errors, of every method:
-//   InvalidArgument    the call is wrong; the message names the field, what came and what is
-//   allowed ResourceExhausted  over the server's memory budget, or a message over the limit of its
-//   size DeadlineExceeded   the timeout passed Cancelled          a stop was requested
-//   Unimplemented      the server, or its backend, can't do this
-//   Unauthenticated    the server asks for a token, or for another one
-//   Unavailable        no server at the address, or it is not ready, or TLS is not agreed on; the
-//                      message names the address
-//   Internal           a bug of the server, or an answer that contradicts itself
+// - InvalidArgument: the call is wrong; the message names the field, what came and what is allowed.
+// - ResourceExhausted: over the server's memory budget, or a message over the limit of its size.
+// - DeadlineExceeded: the timeout passed.
+// - Cancelled: a stop was requested.
+// - Unimplemented: the server, or its backend, can't do this.
+// - Unauthenticated: the server asks for a token, or for another one.
+// - Unavailable: no server at the address, or it is not ready, or TLS is not agreed on; the message
+//   names the address.
+// - Internal: a bug of the server, or an answer that contradicts itself.
+//
 // A status that the server sent keeps its code and message; Unavailable puts the address before it.
 //
 // Thread-safe.

@@ -52,8 +52,8 @@ std::shared_ptr<grpc::Channel> NewChannel(
   // An address that names several servers, as a headless service of Kubernetes does, means all of
   // them.
   arguments.SetLoadBalancingPolicyName("round_robin");
-  // A write that nobody takes, a call that nobody answers any more: noticed within 20 s. Servers
-  // do not stand pings that come oftener than every 5 minutes.
+  // What nobody acknowledges is noticed within 20 s; that a server is gone to which nothing is
+  // sent, within 6 minutes more: servers do not stand pings that come oftener than every 5.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 6 * 60 * 1000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20 * 1000);
   // A proxy meant for web pages is no way to a server on loopback or in the same cluster.
