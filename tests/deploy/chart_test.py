@@ -23,6 +23,7 @@ VALUE_SETS = {
     "tls": TLS,
     "mtls and tokens": (*TLS, "tls.clientAuth=true", "tokens.secret=rapt-tokens"),
     "gpu": (*TLS, "gpu.enabled=true", "gpu.runtimeClassName=nvidia"),
+    "gpu with kept plans": (*PLAIN, "gpu.enabled=true", "gpu.planCacheClaim=plans"),
     "autoscaled": (*PLAIN, "autoscaler.enabled=true", "serviceMonitor.enabled=true"),
     "bare": (*PLAIN, "podDisruptionBudget.enabled=false", "networkPolicy.enabled=false", "service.headless=false"),
     "placed": (
@@ -93,6 +94,32 @@ def test_resources_follow_what_the_server_is_given():
     promised = 4096 + 128 + 1024 * 64 // 1024 + 128
     assert container["resources"]["requests"] == {"cpu": "6", "memory": f"{promised}Mi"}
     assert container["resources"]["limits"] == container["resources"]["requests"]
+
+
+def test_a_gpu_is_used_where_there_is_one():
+    resources = render((*PLAIN, "gpu.enabled=true", "gpu.memoryMiB=8192", r"gpu.warmPlans=1x32/8x4096x128 bf16 causal"))
+    container = container_of(resources)
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert f"--cudnn_memory_bytes={8192 << 20}" in container["args"]
+    assert "--cudnn_warm_plans=1x32/8x4096x128 bf16 causal" in container["args"]
+    assert "--cudnn_plan_cache=/var/cache/rapt" in container["args"]
+    assert {"name": "plans", "mountPath": "/var/cache/rapt"} in container["volumeMounts"], "the root is read-only"
+    volumes = resources["Deployment"]["spec"]["template"]["spec"]["volumes"]
+    assert [volume["name"] for volume in volumes] == ["plans"]
+    assert container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"] >= 600
+
+
+def test_memory_of_the_host_that_a_gpu_pins_is_promised_too():
+    def promised(*values):
+        return int(container_of(render((*PLAIN, *values)))["resources"]["limits"]["memory"].removesuffix("Mi"))
+
+    assert promised("gpu.enabled=true", "gpu.memoryMiB=8192") >= promised() + 8192
+
+
+def test_no_gpu_is_asked_for_otherwise():
+    container = container_of(render(PLAIN))
+    assert not [argument for argument in container["args"] if "cudnn" in argument]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
 
 
 def test_grpc_is_in_plain_text_only_when_told():

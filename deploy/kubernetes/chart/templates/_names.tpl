@@ -17,5 +17,6 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{/* What the server promises to stay under, in MiB. */}}
 {{- define "rapt.memoryMiB" -}}
 {{- $calls := div (mul .Values.server.maxOpenCalls 64) 1024 -}}
-{{- add .Values.server.memoryBudgetMiB 128 $calls 128 -}}
+{{- $gpu := ternary (add .Values.gpu.memoryMiB .Values.gpu.hostMiB) 0 .Values.gpu.enabled -}}
+{{- add .Values.server.memoryBudgetMiB 128 $calls 128 $gpu -}}
 {{- end -}}
