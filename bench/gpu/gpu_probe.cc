@@ -122,7 +122,7 @@ class Request {
     return SecondsOf([&] {
       pool.ParallelFor(requests * tasks, [&](int64_t task, int worker) {
         plan_.backend->RunTask(plan_, ArgumentsOf(worker), workspace_.data(), /*stage=*/0,
-                               task % tasks, worker);
+                               task % tasks, worker, Checkpoint{});
       });
     });
   }
