@@ -83,6 +83,15 @@ inference::ModelInferRequest WeightsRequest(int64_t length) {
   return request;
 }
 
+// Blocks until so many calls have come, some of which may be over.
+void WaitForCalls(const ServerProcess& server, int count) {
+  WaitForPage(server, absl::StrCat(count, " calls"), [count](const std::string& page) {
+    return SumOnPage(page, "rapt_open_calls") +
+               std::max(SumOnPage(page, "rapt_requests_total", {{"method", kInferPath + 1}}), 0.) >=
+           count;
+  });
+}
+
 // --- Slow callers --------------------------------------------------------------------------------
 
 TEST(FaultsTest, SlowReadersLoseTheirAnswersAtTheDeadlineAndNobodyElseWaits) {
@@ -94,7 +103,7 @@ TEST(FaultsTest, SlowReadersLoseTheirAnswersAtTheDeadlineAndNobodyElseWaits) {
     readers.push_back(std::make_unique<RawCall>(server.grpc_address(), kInferPath));
     readers.back()->SendMessage(request);  // and nothing is read: 64 KiB of the answer can leave
   }
-  WaitForMetric(server, "rapt_open_calls", kReaders);
+  WaitForCalls(server, kReaders);
   ExpectRightAnswers(server, 20);
   WaitUntilNothingIsHeld(server);
   EXPECT_EQ(ReadMetric(server, "rapt_deadline_exceeded_total"), kReaders);
@@ -110,7 +119,7 @@ TEST(FaultsTest, SlowWritersAreEvictedAndSmallCallsPassThemMeanwhile) {
     writers.push_back(std::make_unique<RawCall>(server.grpc_address(), kInferPath));
     writers.back()->SendPart(24 * kMiB, 60'000);
   }
-  WaitForMetric(server, "rapt_open_calls", kWriters);
+  WaitForCalls(server, kWriters);
   ExpectRightAnswers(server, 20);
   for (const auto& writer : writers) {
     EXPECT_EQ(writer->WaitForStatus(), StatusCode::RESOURCE_EXHAUSTED);

@@ -370,7 +370,7 @@ TEST(BrokenCallTest, ACallerKilledWhileTheServerComputesHoldsNothing) {
     EXPECT_EQ(stub->ModelInfer(&context, Call(100'000, 100'000, 16), &response).error_code(),
               StatusCode::CANCELLED);
   });
-  WaitForMetric(server, "rapt_open_calls", 1);
+  WaitUntilComputing(server);
   context.TryCancel();
   caller.join();
   WaitUntilNothingIsHeld(server);

@@ -443,7 +443,7 @@ TEST(ServerLimitsTest, RefusesAMessageBeyondTheLimit) {
             StatusCode::RESOURCE_EXHAUSTED);
 }
 
-// A long call that the server has taken, its answer to come.
+// A long call that the server computes.
 class CallInFlight {
  public:
   CallInFlight(const ServerProcess& server, int64_t length)
@@ -451,7 +451,7 @@ class CallInFlight {
         status_(std::async(std::launch::async, [this, length] {
           return stub_->ModelInfer(&context_, LongRequest(length), &response_);
         })) {
-    WaitForMetric(server, "rapt_open_calls", 1);
+    WaitUntilComputing(server);
   }
 
   void Cancel() { context_.TryCancel(); }

@@ -1,7 +1,11 @@
 #include "tests/support/metrics_page.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -41,10 +45,33 @@ double ReadMetric(const ServerProcess& server, const std::string& name,
   return SumOnPage(ReadMetricsPage(server), name, labels);
 }
 
+void WaitForPage(const ServerProcess& server, const std::string& what,
+                 absl::FunctionRef<bool(const std::string& page)> is_as_it_should_be) {
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  for (;;) {
+    const std::string page = ReadMetricsPage(server);
+    if (is_as_it_should_be(page)) return;
+    if (std::chrono::steady_clock::now() > patience) {
+      ADD_FAILURE() << what << " never came:\n" << page;
+      return;
+    }
+    // The server may share the machine's few cores with us.
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
 void WaitForMetric(const ServerProcess& server, const std::string& name, double value,
                    const std::map<std::string, std::string>& labels) {
-  while (ReadMetric(server, name, labels) != value) {
-  }
+  WaitForPage(server, absl::StrCat(name, " == ", value),
+              [&](const std::string& page) { return SumOnPage(page, name, labels) == value; });
+}
+
+void WaitUntilComputing(const ServerProcess& server) {
+  // What the server asks of itself keeps a thread busy too, but takes no memory of the budget.
+  WaitForPage(server, "a request that is computed", [](const std::string& page) {
+    return SumOnPage(page, "rapt_memory_reserved_bytes", {{"kind", "compute"}}) > 0 &&
+           SumOnPage(page, "rapt_compute_threads_busy") > 0;
+  });
 }
 
 void WaitUntilNothingIsHeld(const ServerProcess& server) {

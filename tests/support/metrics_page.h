@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "tests/support/server_process.h"
 
 namespace rapt::test {
@@ -19,9 +20,17 @@ double SumOnPage(const std::string& page, const std::string& name,
 double ReadMetric(const ServerProcess& server, const std::string& name,
                   const std::map<std::string, std::string>& labels = {});
 
+// Blocks until the page is as it should be. The test fails, with `what` and the page, where it is
+// not after two minutes.
+void WaitForPage(const ServerProcess& server, const std::string& what,
+                 absl::FunctionRef<bool(const std::string& page)> is_as_it_should_be);
+
 // Blocks until it is `value`.
 void WaitForMetric(const ServerProcess& server, const std::string& name, double value,
                    const std::map<std::string, std::string>& labels = {});
+
+// Blocks until the server computes a request: its message is there, and a thread is at it.
+void WaitUntilComputing(const ServerProcess& server);
 
 // Blocks until everything that calls held is given back.
 void WaitUntilNothingIsHeld(const ServerProcess& server);
