@@ -295,6 +295,9 @@ void ShowMemory(Metrics& metrics, const Memory& memory) {
         "What they have taken: for messages that are received, for outputs and workspace.",
         {{"kind", kind}},
         [&gate, share = share] { return static_cast<double>(gate.reserved_bytes(share)); });
+    metrics.ShowGauge("rapt_memory_limit_bytes", "How many of them large requests may take.",
+                      {{"kind", kind}},
+                      [&gate, share = share] { return static_cast<double>(gate.LimitOf(share)); });
   }
   metrics.ShowGauge("rapt_pool_idle_bytes", "Buffers kept to be used again.", {},
                     [&memory] { return static_cast<double>(memory.pool.idle_bytes()); });
