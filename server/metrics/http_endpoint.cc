@@ -44,9 +44,10 @@ absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const std::str
   mg_init_library(0);
   std::unique_ptr<HttpEndpoint> endpoint(
       new HttpEndpoint(HostOf(address), metrics, std::move(is_ready)));
-  // Two threads: one slow reader does not keep the probes waiting.
-  const char* options[] = {"listening_ports",    address.c_str(), "num_threads", "2",
-                           "request_timeout_ms", "10000",         nullptr};
+  // A connection has a thread until it is over: some may be silent, and probes get through all the
+  // same, within the patience that Kubernetes has by default even where all threads wait.
+  const char* options[] = {"listening_ports",    address.c_str(), "num_threads", "16",
+                           "request_timeout_ms", "2000",          nullptr};
   const mg_callbacks callbacks = {};
   endpoint->context_ = mg_start(&callbacks, nullptr, options);
   if (endpoint->context_ == nullptr) {
