@@ -40,6 +40,8 @@ std::string NewName() {
 }  // namespace
 
 bool IsSameMachine(const std::string& address) {
+  // Of several servers, the one that registers a region is not the one that computes in it.
+  if (absl::StrContains(address, ',')) return false;
   absl::string_view host = address;
   for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"}) {
     if (absl::StartsWith(host, scheme)) {

@@ -16,7 +16,7 @@
 
 namespace rapt::client {
 
-// A loopback address or a Unix domain socket.
+// Whether it is a loopback address or a Unix domain socket, of one server.
 bool IsSameMachine(const std::string& address);
 
 // A mapped object of POSIX shared memory. Has a name in the file system until Unlink().

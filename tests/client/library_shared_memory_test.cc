@@ -192,13 +192,34 @@ TEST(LibrarySharedMemoryRestartTest, AServerStartedAnewIsFoundToKnowNothing) {
   std::filesystem::remove_all(folder);
 }
 
+// The one that registers a region would not be the one that is asked to compute in it.
+TEST(SharedRegionsTest, SeveralServersAreSentMessages) {
+  constexpr int kServers = 3;
+  std::vector<std::unique_ptr<ServerProcess>> servers;
+  std::string address = "ipv4:";
+  for (int n = 0; n < kServers; ++n) {
+    servers.push_back(
+        std::make_unique<ServerProcess>(std::vector<std::string>{"--allow_shared_memory"}));
+    absl::StrAppend(&address, n == 0 ? "" : ",", servers.back()->grpc_address());
+  }
+  const auto client = MustConnect(address);
+  const LargeCall large;
+  for (int n = 0; n < 2 * kServers; ++n) {
+    const auto result = client->Attend(large.call());
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->path, Path::kMessage);
+  }
+  for (const auto& server : servers) EXPECT_EQ(RegionsAt(server->grpc_address()), 0);
+}
+
 TEST(SharedRegionsTest, OnlyServersOnThisMachineCount) {
   for (const char* ours : {"127.0.0.1:1", "localhost:8001", "[::1]:2", "unix:/run/rapt.sock",
                            "unix:///run/rapt.sock", "dns:///localhost:1", "ipv4:127.0.0.1:5"}) {
     EXPECT_TRUE(IsSameMachine(ours)) << ours;
   }
-  for (const char* others : {"10.0.0.1:1", "rapt.example:8001", "localhost.example:1",
-                             "dns:///rapt.example:1", "ipv4:10.0.0.1:127", "[2001:db8::1]:2"}) {
+  for (const char* others :
+       {"10.0.0.1:1", "rapt.example:8001", "localhost.example:1", "dns:///rapt.example:1",
+        "ipv4:10.0.0.1:127", "[2001:db8::1]:2", "ipv4:127.0.0.1:5,127.0.0.1:6"}) {
     EXPECT_FALSE(IsSameMachine(others)) << others;
   }
 }
