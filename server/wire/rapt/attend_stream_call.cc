@@ -257,8 +257,10 @@ void AttendStreamCall::OnTimeOver() {
     if (is_writing_) context().TryCancel();  // to a caller that does not read
     return;
   }
+  // It may have rung for a read that was done meanwhile.
+  if (is_reading_ && now < receive_end_) return alarm_.Set(receive_end_);
   alarm_.Set(deadline_);
-  if (is_reading_ && now >= receive_end_) {
+  if (is_reading_) {
     Fail(Reject(Rejection::kSlowSender, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the stream came slower than ",
                              environment_.limits.min_receive_bytes_per_second, " bytes a second")),
