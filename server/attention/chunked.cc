@@ -168,6 +168,10 @@ RowRange ChunkedPlan::Chunk(int64_t n) const {
 Plan ChunkedPlan::PlanOf(int64_t n) const {
   Plan plan = n + 1 == chunks() ? last : full;
   plan.problem = ChunkProblem(whole, chunking.streaming, Chunk(n));
+  if (plan.problem.empty()) return plan;
+  Plan alone = plan;  // the tasks are the same ones; what there is to compute depends on the place
+  plan.backend->PlanTasks(alone);
+  plan.flops = alone.flops;
   return plan;
 }
 

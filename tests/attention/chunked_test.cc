@@ -370,6 +370,22 @@ TEST(ChunkedPlanTest, IsTheSameAtEveryChunk) {
   EXPECT_EQ(plan->Chunk(2).count, 8);
 }
 
+TEST(ChunkedPlanTest, ChunksHaveTheOperationsOfTheirPlaceInTheWhole) {
+  Problem problem = Small();
+  problem.query_length = problem.key_length = 8192;
+  problem.causal = true;
+  const absl::StatusOr<Plan> whole = MakePlan(problem, {.backend = "cpu", .threads = 2});
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  for (const Streaming streaming : {Streaming::kKeys, Streaming::kQueries}) {
+    const auto plan =
+        MakeChunkedPlan(problem, {streaming, 512, 512}, {.backend = "cpu", .threads = 2});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    double flops = 0;
+    for (int64_t n = 0; n < plan->chunks(); ++n) flops += plan->PlanOf(n).flops;
+    EXPECT_NEAR(flops / whole->flops, 1, 0.02) << static_cast<int>(streaming);
+  }
+}
+
 TEST(ChunkedPlanTest, RefusesWeightsWhileKeysStream) {
   Problem problem = Small();
   problem.score_output = ScoreOutput::kWeights;
