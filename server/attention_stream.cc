@@ -142,7 +142,6 @@ absl::Status AttentionStream::Place(BufferPool& pool, MemoryBudget::Reservation 
   }
   if (plan_.keys_stream()) {
     arguments_.state = StateIn(plan_, state_.data());
-    ClearState(plan_, arguments_.state);
   }
   return absl::OkStatus();
 }
@@ -166,9 +165,14 @@ void AttentionStream::Keep(StreamChunk chunk, StepDone done) {
   }
   Job job;
   const int64_t runs = tensors[0].runs;
-  job.stages = {static_cast<int64_t>(tensors.size()) * runs};
-  job.run_task = [this, runs, tensors = std::move(tensors)](int, int64_t task, int,
-                                                            const Checkpoint&) {
+  const auto copies = static_cast<int64_t>(tensors.size()) * runs;
+  // The running softmax of these rows begins; here, where it may be given up and keeps no thread
+  // busy that has something else to do.
+  const int64_t heads = plan_.keys_stream() ? p.batch * p.query_heads : 0;
+  job.stages = {copies + heads};
+  job.run_task = [this, runs, copies, tensors = std::move(tensors)](int, int64_t task, int,
+                                                                    const Checkpoint&) {
+    if (task >= copies) return ClearRows(plan_, arguments_.state, chunk_.rows, task - copies);
     tensors[task / runs].CopyRun(task % runs, chunk_.rows);
   };
   Submit(std::move(job), {.rows = chunk_.rows}, std::move(done));

@@ -86,10 +86,12 @@ Real* RowOf(const MutableTensorView& view, int64_t b, int64_t h, int64_t i) {
 }
 
 template <typename Real>
-void Clear(const ChunkedPlan& plan, const Arguments::State& state) {
-  const int64_t rows = StateRows(plan.whole);
-  std::fill_n(RowOf<Real>(state.max, 0, 0, 0), rows, -std::numeric_limits<Real>::infinity());
-  std::fill_n(RowOf<Real>(state.sum, 0, 0, 0), rows, Real{0});
+void Clear(const ChunkedPlan& plan, const Arguments::State& state, RowRange rows, int64_t task) {
+  const int64_t b = task / plan.whole.query_heads;
+  const int64_t h = task % plan.whole.query_heads;
+  std::fill_n(RowOf<Real>(state.max, b, h, rows.begin), rows.count,
+              -std::numeric_limits<Real>::infinity());
+  std::fill_n(RowOf<Real>(state.sum, b, h, rows.begin), rows.count, Real{0});
 }
 
 void Store16(uint16_t bits, std::byte* row, int64_t n) {
@@ -210,8 +212,17 @@ Arguments::State StateIn(const ChunkedPlan& plan, std::byte* memory) {
           .sum = view(places[1], 1)};
 }
 
+void ClearRows(const ChunkedPlan& plan, const Arguments::State& state, RowRange rows,
+               int64_t task) {
+  plan.full.state_dtype == DType::kFloat64 ? Clear<double>(plan, state, rows, task)
+                                           : Clear<float>(plan, state, rows, task);
+}
+
 void ClearState(const ChunkedPlan& plan, const Arguments::State& state) {
-  plan.full.state_dtype == DType::kFloat64 ? Clear<double>(plan, state) : Clear<float>(plan, state);
+  const Problem& p = plan.whole;
+  for (int64_t head = 0; head < p.batch * p.query_heads; ++head) {
+    ClearRows(plan, state, {0, p.query_length}, head);
+  }
 }
 
 void FinishRows(const ChunkedPlan& plan, const Arguments::State& state, int64_t first,

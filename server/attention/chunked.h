@@ -68,7 +68,9 @@ absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& whole, const Chunking
 
 // The running softmax in plan.state_bytes of memory, aligned to 64.
 Arguments::State StateIn(const ChunkedPlan& plan, std::byte* memory);
-// Before the first chunk.
+// Before the first chunk. A task for each of the B * Hq heads, of whose query rows it clears these;
+// or all at once.
+void ClearRows(const ChunkedPlan& plan, const Arguments::State& state, RowRange rows, int64_t task);
 void ClearState(const ChunkedPlan& plan, const Arguments::State& state);
 
 // Writes what the state has come to for query rows [first, first + count): `output` is
