@@ -383,6 +383,7 @@ Engine::Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Execu
 void Engine::AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,
                           MessageAdmitted admitted) {
   if (absl::Status status = CheckAccepting(); !status.ok()) return admitted(std::move(status));
+  if (bytes == 0) return admitted(MessageReservation());
   const AdmissionGate::Ask ask = {.share = AdmissionGate::Share::kReceive,
                                   .bytes = bytes,
                                   .deadline = deadline,

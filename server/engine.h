@@ -36,11 +36,15 @@ class Engine {
   Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Executor& executor,
          Executor* lanes = nullptr);
 
-  // Before a message is received: waits for a place for its bytes. Calls `admitted` exactly once,
-  // on this thread where that is decided at once, with Unavailable, ResourceExhausted,
-  // DeadlineExceeded or Cancelled where there is none.
+  // Before a message is received: waits for a place for its bytes, where there are any. Calls
+  // `admitted` exactly once, on this thread where that is decided at once, with Unavailable,
+  // ResourceExhausted, DeadlineExceeded or Cancelled where there is none.
   void AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,
                     MessageAdmitted admitted);
+  // For a message that has come without a place: it is held all the same, so that others wait.
+  MessageReservation ChargeMessage(int64_t bytes) {
+    return gate_.Charge(AdmissionGate::Share::kReceive, bytes);
+  }
   // When it is received: gives back all but `bytes`. Requests that waited for them may start on
   // this thread.
   void ShrinkMessage(MessageReservation& reservation, int64_t bytes);

@@ -72,6 +72,11 @@ class AdmissionGate {
   // Waits until it can be said. Calls `grant` exactly once, later, or now where it is refused.
   void Queue(const Ask& ask, Grant grant);
 
+  // For bytes that have come unasked: beyond the share's limit if need be, so that others wait.
+  MemoryBudget::Reservation Charge(Share share, int64_t bytes) {
+    return account(share).general.Charge(bytes);
+  }
+
   // Serves those who wait, for one who gave bytes back and may run their grants. Others need not:
   // the timer's thread serves too.
   void Serve();

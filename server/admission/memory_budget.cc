@@ -41,6 +41,12 @@ std::optional<MemoryBudget::Reservation> MemoryBudget::Reserve(int64_t bytes) {
   return Reservation(this, bytes);
 }
 
+MemoryBudget::Reservation MemoryBudget::Charge(int64_t bytes) {
+  RAPT_CHECK(bytes >= 0, "a reservation can't be negative");
+  reserved_bytes_.fetch_add(bytes);
+  return Reservation(this, bytes);
+}
+
 absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,
                                         MemoryBudget::Reservation reservation) {
   RAPT_CHECK(reservation.bytes() == BufferPool::SizeOfClass(bytes), "not what the buffer takes");

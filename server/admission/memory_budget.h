@@ -49,6 +49,9 @@ class MemoryBudget {
 
   // Nothing where they are not free now.
   std::optional<Reservation> Reserve(int64_t bytes);
+  // Whether they are free or not, for bytes that exist already: until as many have come back,
+  // nothing is.
+  Reservation Charge(int64_t bytes);
 
   int64_t capacity_bytes() const { return capacity_bytes_; }
   int64_t reserved_bytes() const { return reserved_bytes_.load(); }

@@ -5,7 +5,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/base/rejection.h"
 #include "server/wire/deadline.h"
 
 namespace rapt {
@@ -81,6 +84,32 @@ absl::StatusOr<Instant> DeadlineOf(const grpc::ServerContextBase& context, Insta
   deadline = std::min(deadline, arrived + limits.max_deadline);
   if (deadline > arrived) return deadline;
   return absl::DeadlineExceededError("the deadline had passed when the call arrived");
+}
+
+absl::StatusOr<std::optional<int64_t>> DeclaredBytes(const grpc::ServerContextBase& context,
+                                                     const CallLimits& limits) {
+  const auto header = context.client_metadata().find(kMessageBytesHeader);
+  if (header == context.client_metadata().end()) return std::nullopt;
+  const absl::string_view text(header->second.data(), header->second.size());
+  int64_t bytes;
+  if (!absl::SimpleAtoi(text, &bytes) || bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("header ", kMessageBytesHeader, " is '",
+                                                   text.substr(0, 32),
+                                                   "'; it must be a number of bytes"));
+  }
+  if (bytes > limits.max_message_bytes) {
+    return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("the message has ", bytes, " bytes; at most ",
+                               limits.max_message_bytes, " are allowed"));
+  }
+  return bytes;
+}
+
+absl::Status CheckDeclared(int64_t message_bytes, std::optional<int64_t> declared_bytes) {
+  if (message_bytes <= declared_bytes.value_or(message_bytes)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the message has ", message_bytes,
+                                                 " bytes; its header ", kMessageBytesHeader,
+                                                 " says ", *declared_bytes));
 }
 
 Instant ReceiveEnd(Instant now, int64_t bytes, const CallLimits& limits) {

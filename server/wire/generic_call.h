@@ -9,9 +9,11 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
 #include "server/base/timer.h"
@@ -23,6 +25,10 @@
 #include "server/wire/stream_counts.h"
 
 namespace rapt {
+
+// A caller that says here how many bytes its message has holds only those while it is sent, and not
+// the most that a message may have.
+inline constexpr char kMessageBytesHeader[] = "rapt-message-bytes";
 
 struct CallLimits {
   int64_t max_message_bytes = 0;
@@ -103,6 +109,13 @@ absl::StatusOr<std::string> EnterOpenCalls(const CallEnvironment& environment,
 // The caller's deadline, or the default, within the limits. DeadlineExceeded where it has passed.
 absl::StatusOr<Instant> DeadlineOf(const grpc::ServerContextBase& context, Instant arrived,
                                    const CallLimits& limits);
+
+// What the header rapt-message-bytes says that a message has at most. InvalidArgument where that is
+// no number of bytes, ResourceExhausted where it is more than a message may have.
+absl::StatusOr<std::optional<int64_t>> DeclaredBytes(const grpc::ServerContextBase& context,
+                                                     const CallLimits& limits);
+// InvalidArgument where a message has more.
+absl::Status CheckDeclared(int64_t message_bytes, std::optional<int64_t> declared_bytes);
 
 // When a message of so many bytes, whose reading begins now, comes too slowly.
 Instant ReceiveEnd(Instant now, int64_t bytes, const CallLimits& limits);

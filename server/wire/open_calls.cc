@@ -13,9 +13,9 @@ absl::Status OpenCalls::Enter(const std::string& caller) {
 
 absl::Status OpenCalls::Count(const std::string& caller) {
   MutexLock lock(mutex_);
-  if (count_ >= limits_.calls) {
+  if (const int64_t places = count_ + resting_; places >= limits_.calls) {
     return Reject(Rejection::kOpenCalls, absl::StatusCode::kResourceExhausted,
-                  absl::StrCat("the server has ", count_, " open calls; at most ", limits_.calls,
+                  absl::StrCat("the server has ", places, " open calls; at most ", limits_.calls,
                                " are allowed"));
   }
   int64_t& calls = by_caller_[caller];
@@ -33,11 +33,41 @@ void OpenCalls::Leave(const std::string& caller) {
   {
     MutexLock lock(mutex_);
     ++served_;
-    const auto calls = by_caller_.find(caller);
-    if (--calls->second == 0) by_caller_.erase(calls);
-    if (--count_ == 0) none_.SignalAll();
+    Forget(caller);
+    Close();
   }
   on_change_();
+}
+
+void OpenCalls::LeaveResting(const std::string& caller) {
+  {
+    MutexLock lock(mutex_);
+    --resting_;
+    Forget(caller);
+  }
+  on_change_();
+}
+
+void OpenCalls::Rest() {
+  MutexLock lock(mutex_);
+  ++resting_;
+  Close();
+}
+
+void OpenCalls::Wake() {
+  MutexLock lock(mutex_);
+  --resting_;
+  ++count_;
+  ++served_;
+}
+
+void OpenCalls::Close() {
+  if (--count_ == 0) none_.SignalAll();
+}
+
+void OpenCalls::Forget(const std::string& caller) {
+  const auto calls = by_caller_.find(caller);
+  if (--calls->second == 0) by_caller_.erase(calls);
 }
 
 int64_t OpenCalls::served() const {
@@ -48,6 +78,11 @@ int64_t OpenCalls::served() const {
 int64_t OpenCalls::count() const {
   MutexLock lock(mutex_);
   return count_;
+}
+
+int64_t OpenCalls::places() const {
+  MutexLock lock(mutex_);
+  return count_ + resting_;
 }
 
 bool OpenCalls::WaitUntilNone(std::chrono::nanoseconds timeout) {

@@ -23,7 +23,7 @@ ReceiveQuota::ReceiveQuota(int64_t message_bytes) : message_bytes_(message_bytes
 void ReceiveQuota::Follow(const OpenCalls& open_calls) {
   // Again where another thread has set an older count meanwhile.
   for (;;) {
-    const int64_t steps = open_calls.count() / kStep + 1;
+    const int64_t steps = open_calls.places() / kStep + 1;
     const int64_t set = steps_;
     // One step too many is kept, lest a single call that comes and goes changes it each time.
     if (steps == set || steps == set - 1) return;

@@ -15,8 +15,9 @@ namespace rapt {
 inline constexpr int kStreamWindowBytes = 64 * 1024;
 
 // A limit just above what is admitted, so that gRPC meets it where callers send more than they
-// declared, and nowhere else: it then closes idle connections and ends streams, anybody's. It
-// grows with the calls that are open, for each may fill its window before it is admitted.
+// declared, or where many streams send large messages at once that they had not declared: it then
+// closes idle connections and ends streams, anybody's. It grows with the calls that have entered,
+// for each may fill its window before it is admitted.
 // Thread-safe.
 class ReceiveQuota {
  public:

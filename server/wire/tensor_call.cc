@@ -4,9 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "server/base/rejection.h"
 #include "server/wire/status.h"
 #include "server/wire/traceparent.h"
@@ -43,21 +41,9 @@ absl::Status TensorCall::ReadHeaders() {
   if (!deadline.ok()) return deadline.status();
   deadline_ = *deadline;
 
-  const auto header = context().client_metadata().find(kMessageBytesHeader);
-  if (header == context().client_metadata().end()) return absl::OkStatus();
-  const absl::string_view text(header->second.data(), header->second.size());
-  int64_t bytes;
-  if (!absl::SimpleAtoi(text, &bytes) || bytes < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("header ", kMessageBytesHeader, " is '",
-                                                   text.substr(0, 32),
-                                                   "'; it must be a number of bytes"));
-  }
-  if (bytes > limits.max_message_bytes) {
-    return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-                  absl::StrCat("the message has ", bytes, " bytes; at most ",
-                               limits.max_message_bytes, " are allowed"));
-  }
-  declared_bytes_ = bytes;
+  const absl::StatusOr<std::optional<int64_t>> declared = DeclaredBytes(context(), limits);
+  if (!declared.ok()) return declared.status();
+  declared_bytes_ = *declared;
   return absl::OkStatus();
 }
 
@@ -113,13 +99,8 @@ absl::Status TensorCall::TakeMessage() {
   absl::Status status = message_.Take(buffer_);
   if (!status.ok()) return status;
   report_.received_bytes = message_.size();
-  if (message_.size() > declared_bytes_.value_or(message_.size())) {
-    return absl::InvalidArgumentError(absl::StrCat("the message has ", message_.size(),
-                                                   " bytes; its header ", kMessageBytesHeader,
-                                                   " says ", *declared_bytes_));
-  }
   engine().ShrinkMessage(reservation_, message_.size());
-  return absl::OkStatus();
+  return CheckDeclared(message_.size(), declared_bytes_);
 }
 
 void TensorCall::Bind(Request& request) {

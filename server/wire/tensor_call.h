@@ -22,10 +22,6 @@
 
 namespace rapt {
 
-// A caller that says here how many bytes its message has holds only those while it is sent, and not
-// the most that a message may have.
-inline constexpr char kMessageBytesHeader[] = "rapt-message-bytes";
-
 // One message each way, like a unary call, but it exists when the headers arrive: it is counted and
 // has a place in the memory budget before a byte of the message is asked for. Deletes itself.
 //

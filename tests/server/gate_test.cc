@@ -84,6 +84,15 @@ TEST_F(GateTest, RefusesWhatCanNeverFitWithNeededAndAllowed) {
               AllOf(HasSubstr("needs 4481"), HasSubstr("of 10240"), HasSubstr("at most 4480")));
 }
 
+TEST_F(GateTest, WhatHasComeIsHeldAllTheSameAndOthersWait) {
+  std::optional<MemoryBudget::Reservation> held = Take(4000, kReceive);
+  const MemoryBudget::Reservation charged = gate_.Charge(kReceive, 1000);
+  EXPECT_EQ(gate_.reserved_bytes(kReceive), 5000);
+  EXPECT_FALSE(gate_.AdmitNow({.share = kReceive, .bytes = kSmall + 1}).has_value());
+  held.reset();
+  EXPECT_EQ(Take(kGeneral - 1000, kReceive).bytes(), kGeneral - 1000);
+}
+
 TEST_F(GateTest, WhatCouldFitWaitsUntilItDoes) {
   std::optional<MemoryBudget::Reservation> held = Take(4000);
   EXPECT_FALSE(gate_.AdmitNow({.bytes = 1000}).has_value());

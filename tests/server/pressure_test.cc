@@ -33,6 +33,7 @@ using grpc::StatusCode;
 using inference::GRPCInferenceService;
 using inference::ModelInferRequest;
 using inference::ModelInferResponse;
+using inference::ModelStreamInferResponse;
 using ::testing::AnyOf;
 
 constexpr char kInferPath[] = "/inference.GRPCInferenceService/ModelInfer";
@@ -242,6 +243,222 @@ TEST(PressureTest, MemoryStaysWithinTheBudgetWhenManySendMoreThanTheyDeclare) {
   EXPECT_GT(right, 0);
   WaitUntilNothingIsHeld(server);
   EXPECT_TRUE(CallRaw(server, truth, static_cast<int64_t>(truth.size())).ok()) << "it still serves";
+}
+
+// --- Streams of requests -------------------------------------------------------------------------
+
+constexpr char kStreamPath[] = "/inference.GRPCInferenceService/ModelStreamInfer";
+
+// A ModelStreamInfer that is open until its destruction.
+class Stream {
+ public:
+  explicit Stream(GRPCInferenceService::Stub& stub, int64_t declared_bytes = -1) {
+    if (declared_bytes >= 0) {
+      context_.AddMetadata("rapt-message-bytes", std::to_string(declared_bytes));
+    }
+    stream_ = stub.ModelStreamInfer(&context_);
+  }
+  ~Stream() {
+    if (is_finished_) return;
+    context_.TryCancel();
+    stream_->Finish();
+  }
+
+  void Send(const ModelInferRequest& request) { EXPECT_TRUE(stream_->Write(request)); }
+  ModelStreamInferResponse Receive() {
+    ModelStreamInferResponse response;
+    EXPECT_TRUE(stream_->Read(&response)) << "the stream ended";
+    return response;
+  }
+  ModelStreamInferResponse Infer(const ModelInferRequest& request) {
+    Send(request);
+    return Receive();
+  }
+  // For one that the server ends.
+  StatusCode WaitForStatus() {
+    ModelStreamInferResponse response;
+    EXPECT_FALSE(stream_->Read(&response));
+    is_finished_ = true;
+    return stream_->Finish().error_code();
+  }
+
+ private:
+  grpc::ClientContext context_;
+  bool is_finished_ = false;
+  std::unique_ptr<grpc::ClientReaderWriter<ModelInferRequest, ModelStreamInferResponse>> stream_;
+};
+
+void ExpectRight(const ModelStreamInferResponse& response) {
+  EXPECT_EQ(response.error_message(), "");
+  ASSERT_EQ(response.infer_response().raw_output_contents_size(), 1);
+  EXPECT_TRUE(IsHalfEverywhere(response.infer_response().raw_output_contents(0)));
+}
+
+grpc::Status InferOnce(GRPCInferenceService::Stub& stub, const ModelInferRequest& request) {
+  grpc::ClientContext context;
+  ModelInferResponse response;
+  return stub.ModelInfer(&context, request, &response);
+}
+
+TEST(StreamPressureTest, SilentStreamsHoldNothingAndKeepNobodyWaiting) {
+  constexpr int kStreams = 200;
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget)});
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (int n = 0; n < kStreams; ++n) streams.push_back(std::make_unique<Stream>(*stub));
+  WaitForMetric(server, "rapt_open_streams", kStreams);
+  EXPECT_EQ(ReadMetric(server, "rapt_memory_reserved_bytes"), 0);
+  WaitForMetric(server, "rapt_open_calls", 0);  // none of them asks for anything
+  EXPECT_TRUE(InferOnce(*stub, LargeCall()).ok());
+  ExpectRight(streams.back()->Infer(LargeCall()));
+  streams.clear();
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(StreamPressureTest, StreamsHaveTheirPlacesAmongTheirCallersCalls) {
+  for (const char* flag : {"--max_open_calls=2", "--max_calls_per_caller=2"}) {
+    const ServerProcess server({flag});
+    const auto stub = GRPCInferenceService::NewStub(Connect(server));
+    {
+      Stream first(*stub), second(*stub);
+      WaitForMetric(server, "rapt_open_streams", 2);
+      EXPECT_EQ(InferOnce(*stub, Call(1, 4, 4)).error_code(), StatusCode::RESOURCE_EXHAUSTED);
+      Stream third(*stub);
+      EXPECT_EQ(third.WaitForStatus(), StatusCode::RESOURCE_EXHAUSTED) << flag;
+      ExpectRight(second.Infer(Call(1, 4, 4)));
+    }
+    WaitUntilNothingIsHeld(server);
+  }
+}
+
+TEST(StreamPressureTest, WhatIsDeclaredIsHeldAwhileBeforeItComes) {
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget)});
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  {
+    Stream stream(*stub, kMiB);
+    WaitForMetric(server, "rapt_memory_reserved_bytes", kMiB, {{"kind", "receive"}});
+    WaitForMetric(server, "rapt_memory_reserved_bytes", 0);  // it is silent
+    ExpectRight(stream.Infer(Call(1, 4, 4)));
+    const std::string error = stream.Infer(LargeCall()).error_message();
+    EXPECT_THAT(error, ::testing::HasSubstr("rapt-message-bytes")) << "it sent more";
+    ExpectRight(stream.Infer(Call(1, 4, 4)));
+  }
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(StreamPressureTest, TheNextMessageHasAPlaceLikeTheOneBefore) {
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget)});
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  const ModelInferRequest request = LargeCall();
+  {
+    Stream stream(*stub);
+    ExpectRight(stream.Infer(request));
+    WaitForMetric(server, "rapt_memory_reserved_bytes", static_cast<double>(request.ByteSizeLong()),
+                  {{"kind", "receive"}});
+    WaitForMetric(server, "rapt_memory_reserved_bytes", 0);  // it is silent
+    ExpectRight(stream.Infer(request));
+  }
+  WaitUntilNothingIsHeld(server);
+}
+
+// Beyond its share if need be: refusing what is there already would free nothing sooner.
+TEST(StreamPressureTest, AMessageThatCameUnannouncedDoesNotWaitForAPlace) {
+  const ServerProcess server(
+      {"--memory_budget_bytes=16777216", "--min_receive_bytes_per_second=1"});
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  {
+    const RawCall first(server.grpc_address(), kInferPath);  // each holds half of the share
+    const RawCall second(server.grpc_address(), kInferPath);
+    WaitForMetric(server, "rapt_open_calls", 2);
+    Stream stream(*stub);
+    ModelInferRequest request = Call(1, 4 * 1024, 64);  // 2 MiB
+    ExpectRight(stream.Infer(request));
+    WaitForMetric(server, "rapt_open_calls", 2);  // they hold it still
+  }
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(StreamPressureTest, MemoryStaysWithinTheBudgetUnderManyStreams) {
+  constexpr int kStreams = 16, kCallsEach = 4, kTinyCallers = 50;
+  const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget), "--threads=2"});
+  ModelInferRequest request = Call(1, 16 * 1024, 64);  // 8 MiB
+  const ModelInferRequest tiny = Call(1, 4, 4);
+  Tally tiny_tally;
+  int64_t peak;
+  {
+    const MemoryWatch watch(server.pid());
+    std::thread tiny_callers([&] { RunCallers(server, tiny, kTinyCallers, 5, true, tiny_tally); });
+    OnThreads(kStreams, [&] {
+      const auto stub = GRPCInferenceService::NewStub(Connect(server));
+      Stream stream(*stub);
+      for (int call = 0; call < kCallsEach; ++call) ExpectRight(stream.Infer(request));
+    });
+    tiny_callers.join();
+    peak = watch.peak();
+  }
+  std::printf("peak RssAnon %ld MiB; right tiny answers %d\n", static_cast<long>(peak / kMiB),
+              tiny_tally.right.load());
+  EXPECT_LE(peak,
+            kMemoryTells ? kBudget + 128 * kMiB + (kStreams + kTinyCallers) * 64 * 1024 : kNoLimit);
+  EXPECT_GT(peak, 8 * kMiB) << "nothing was measured";
+  EXPECT_GT(tiny_tally.right, 0);
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(BrokenStreamTest, ACallerKilledWhileItSendsHoldsNothing) {
+  const ServerProcess server;
+  {
+    RawCall call(server.grpc_address(), kStreamPath, {{"rapt-message-bytes", "10000000"}});
+    call.SendPart(10'000'000, 60'000);
+    WaitForMetric(server, "rapt_memory_reserved_bytes", 10'000'000, {{"kind", "receive"}});
+  }
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(BrokenStreamTest, ACallerKilledWhileTheServerComputesHoldsNothing) {
+  const ServerProcess server({"--threads=1"});
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  {
+    Stream stream(*stub);
+    stream.Send(Call(100'000, 100'000, 16));  // minutes of work
+    WaitUntilComputing(server);
+  }
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(BrokenStreamTest, ACallerThatDoesNotReadLosesItsStream) {
+  const ServerProcess server({"--default_deadline=2s"});
+  RawCall call(server.grpc_address(), kStreamPath);
+  call.SendMessage(WeightsCall(1000).SerializeAsString());  // 4 MB of weights come back
+  WaitForMetric(server, "rapt_deadline_exceeded_total", 1, {{"phase", "send"}});
+  WaitUntilNothingIsHeld(server);
+}
+
+TEST(StreamShutdownTest, ASilentStreamHoldsNoServerUp) {
+  ServerProcess server({"--grace_period=1h"});
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  Stream stream(*stub);
+  ExpectRight(stream.Infer(Call(1, 4, 4)));
+  server.Terminate();
+  EXPECT_EQ(server.Wait(), 0);
+}
+
+TEST(StreamShutdownTest, ARequestThatIsComputedIsAnsweredAndANewStreamRefused) {
+  ServerProcess server({"--threads=1", "--grace_period=1h"});
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  Stream stream(*stub);
+  stream.Send(Call(30'000, 30'000, 16));
+  WaitUntilComputing(server);
+  server.Terminate();
+  StatusCode refused = StatusCode::OK;
+  while (refused == StatusCode::OK) {  // some calls are still taken until routers noticed
+    refused = InferOnce(*stub, Call(1, 4, 4)).error_code();
+  }
+  EXPECT_EQ(refused, StatusCode::UNAVAILABLE);
+  Stream late(*stub);
+  EXPECT_EQ(late.WaitForStatus(), StatusCode::UNAVAILABLE);
+  ExpectRight(stream.Receive());
+  EXPECT_EQ(server.Wait(), 0);
 }
 
 // --- What no honest caller sends -----------------------------------------------------------------

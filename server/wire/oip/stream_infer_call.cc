@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/wire/deadline.h"
+#include "server/wire/receive_quota.h"
 #include "server/wire/status.h"
 #include "server/wire/traceparent.h"
 
@@ -17,32 +18,54 @@ StreamInferCall::StreamInferCall(const CallEnvironment& environment,
       shared_memory_(shared_memory),
       observe_(observe),
       began_(environment.clock.Now()),
-      alarm_(environment.timer, [this] { context().TryCancel(); }) {
+      alarm_(environment.timer, [this] { OnAlarm(); }) {
   ++environment_.streams.open;
 }
 
 void StreamInferCall::Begin() {
   traceparent_ = ReturnTraceparent(context());
-  absl::StatusOr<std::string> caller = environment_.access.Identify(context());
+  absl::StatusOr<std::string> caller = EnterOpenCalls(environment_, context());
   if (!caller.ok()) return Refuse(caller.status());
   caller_ = *std::move(caller);
-  deadline_ =
-      std::min(rapt::DeadlineOf(context(), began_), began_ + environment_.limits.max_deadline);
-  alarm_.Set(deadline_);
+  environment_.open_calls.Rest();
+  if (absl::Status status = ReadHeaders(); !status.ok()) return Refuse(status);
   Wait();
 }
 
+absl::Status StreamInferCall::ReadHeaders() {
+  deadline_ =
+      std::min(rapt::DeadlineOf(context(), began_), began_ + environment_.limits.max_deadline);
+  const absl::StatusOr<std::optional<int64_t>> declared =
+      DeclaredBytes(context(), environment_.limits);
+  if (!declared.ok()) return declared.status();
+  declared_bytes_ = *declared;
+  expected_bytes_ = declared_bytes_.value_or(0);
+  return absl::OkStatus();
+}
+
+// What fits into the stream's window comes without a read, and needs no place.
 void StreamInferCall::Wait() {
-  const int64_t bytes = std::min<int64_t>(kWaitingBytes, environment_.limits.max_message_bytes);
+  const int64_t bytes = expected_bytes_ > kStreamWindowBytes ? expected_bytes_ : 0;
   engine().AdmitMessage(
       bytes, deadline_, cancelled_,
       [this](absl::StatusOr<MessageReservation> place) { Read(std::move(place)); });
 }
 
 void StreamInferCall::Read(absl::StatusOr<MessageReservation> place) {
-  if (!place.ok()) return Refuse(place.status());
-  reservation_ = *std::move(place);
+  if (place.ok()) {
+    reservation_ = *std::move(place);
+  } else if (!absl::IsResourceExhausted(place.status())) {
+    return Refuse(place.status());
+  }  // else nobody has asked for anything yet that could be refused
+  is_reading_ = true;
+  alarm_.Set(reservation_.bytes() > 0 ? std::min(deadline_, Now() + kPlaceTime) : deadline_);
   StartRead(&buffer_);
+}
+
+void StreamInferCall::OnAlarm() {
+  if (!is_reading_ || Now() >= deadline_) return context().TryCancel();
+  reservation_ = {};
+  alarm_.Set(deadline_);
 }
 
 void StreamInferCall::Refuse(const absl::Status& status) {
@@ -55,6 +78,8 @@ void StreamInferCall::Refuse(const absl::Status& status) {
 }
 
 void StreamInferCall::OnReadDone(bool ok) {
+  alarm_.Cancel();
+  is_reading_ = false;
   if (!ok) {
     reservation_ = {};
     return Finish(grpc::Status::OK);  // half-closed; where the caller left, nobody reads this
@@ -62,31 +87,25 @@ void StreamInferCall::OnReadDone(bool ok) {
   arrived_ = stage_began_ = Now();
   report_ = {};
   decoded_ = {};
-  absl::Status status = message_.Take(buffer_);
-  report_.received_bytes = message_.size();
-  if (status.ok()) status = environment_.open_calls.Enter(caller_);
+  environment_.open_calls.Wake();
+  absl::Status status = TakeMessage();
+  if (status.ok()) status = Decode();
   if (!status.ok()) return AnswerError(std::move(status));
-  is_open_ = true;
-  Admit();
-}
-
-void StreamInferCall::Admit() {
-  if (message_.size() <= reservation_.bytes()) {
-    engine().ShrinkMessage(reservation_, message_.size());
-    return Infer(std::move(reservation_));
-  }
-  reservation_ = {};  // who waits holds nothing
-  engine().AdmitMessage(
-      message_.size(), deadline_, cancelled_,
-      [this](absl::StatusOr<MessageReservation> place) { Infer(std::move(place)); });
-}
-
-void StreamInferCall::Infer(absl::StatusOr<MessageReservation> place) {
-  if (!place.ok()) return AnswerError(place.status());
-  reservation_ = *std::move(place);
-  if (absl::Status status = Decode(); !status.ok()) return AnswerError(std::move(status));
   engine().Submit(std::move(decoded_.request),
                   [this](Result result) { OnResult(std::move(result)); });
+}
+
+absl::Status StreamInferCall::TakeMessage() {
+  absl::Status status = message_.Take(buffer_);
+  if (!status.ok()) return status;
+  report_.received_bytes = message_.size();
+  if (!declared_bytes_) expected_bytes_ = message_.size();
+  if (message_.size() > reservation_.bytes()) {
+    reservation_ = engine().ChargeMessage(message_.size());
+  } else {
+    engine().ShrinkMessage(reservation_, message_.size());
+  }
+  return CheckDeclared(message_.size(), declared_bytes_);
 }
 
 absl::Status StreamInferCall::Decode() {
@@ -127,13 +146,23 @@ void StreamInferCall::Answer(AnswerMessage answer) {
   report_.sent_bytes = static_cast<int64_t>(buffer_.Length());
   if (report_.status.ok()) report_.ended_in = Stage::kSend;
   stage_began_ = Now();
+  // A caller that does not read would keep the outputs.
+  write_end_ = std::min(deadline_, stage_began_ + environment_.limits.default_deadline);
+  alarm_.Set(write_end_);
   StartWrite(&buffer_);
 }
 
 void StreamInferCall::OnWriteDone(bool ok) {
-  if (!ok && report_.status.ok()) report_.status = absl::CancelledError("the caller left");
+  alarm_.Cancel();
+  if (!ok && report_.status.ok()) {
+    report_.status =
+        Now() >= write_end_
+            ? absl::DeadlineExceededError("the deadline passed while the answer was sent")
+            : absl::CancelledError("the caller left");
+  }
   buffer_.Clear();
   Report();
+  environment_.open_calls.Rest();
   if (!ok) return Finish(grpc::Status::OK);  // that nobody reads
   Wait();
 }
@@ -144,7 +173,6 @@ void StreamInferCall::Report() {
   report_.total = now - arrived_;
   report_.traceparent = traceparent_;
   observe_(report_);
-  if (std::exchange(is_open_, false)) environment_.open_calls.Leave(caller_);
 }
 
 void StreamInferCall::OnCancel() {
@@ -154,6 +182,7 @@ void StreamInferCall::OnCancel() {
 
 void StreamInferCall::OnDone() {
   alarm_.Cancel();
+  if (!caller_.empty()) environment_.open_calls.LeaveResting(caller_);
   --environment_.streams.open;
   delete this;
 }

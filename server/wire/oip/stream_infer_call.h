@@ -5,7 +5,9 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -28,14 +30,21 @@ namespace rapt::oip {
 // error_message in its place; the stream goes on. It ends when the caller has half-closed it and
 // has all answers.
 //
-// A stream may be silent for long, so that it can't hold a place for the largest message meanwhile:
-// it holds kWaitingBytes. A larger message is admitted once it is there, before it is looked at.
+// A stream may be silent for hours and holds nothing then. What its next message may have is known
+// where the caller declared it, and else guessed from the message before: a place for so much is
+// taken before the read begins, and kept for kPlaceTime. What comes later than that, or is larger,
+// has come whole before anybody could ask; it is charged to the budget as it is, lest others come
+// beside it.
 //
-// Each request is counted as an open call while it is worked on, and reported on its own; a silent
-// stream is neither open nor held against a server that drains. Deletes itself.
+// A caller that does not read an answer within the default deadline loses the stream.
+//
+// The stream has its caller's place among the calls from its arrival, and rests between requests:
+// a silent one is not held against a server that drains. Each request is reported on its own.
+// Deletes itself.
 class StreamInferCall final : public GenericCall {
  public:
-  static constexpr int64_t kWaitingBytes = 1 << 20;
+  // Enough for a caller that sends on when it has its answer.
+  static constexpr std::chrono::seconds kPlaceTime{2};
 
   // `observe` and `shared_memory` outlive the call.
   StreamInferCall(const CallEnvironment& environment, const SharedMemory& shared_memory,
@@ -47,19 +56,21 @@ class StreamInferCall final : public GenericCall {
   Engine& engine() const { return environment_.engine; }
   Instant Now() const { return environment_.clock.Now(); }
 
+  absl::Status ReadHeaders();
+
   // The steps, each leading to the next on whatever thread; none after Finish().
   void Wait();
   void Read(absl::StatusOr<MessageReservation> place);
   void Refuse(const absl::Status& status);
   void OnReadDone(bool ok) override;
-  void Admit();
-  void Infer(absl::StatusOr<MessageReservation> place);
+  absl::Status TakeMessage();
   absl::Status Decode();
   void OnResult(Result result);
   void Answer(AnswerMessage answer);
   void AnswerError(absl::Status status);
   void OnWriteDone(bool ok) override;
 
+  void OnAlarm();
   void Report();
   void OnCancel() override;
   void OnDone() override;
@@ -67,16 +78,19 @@ class StreamInferCall final : public GenericCall {
   const CallEnvironment& environment_;
   const SharedMemory& shared_memory_;
   const CallObserver& observe_;
-  std::string caller_;
+  std::string caller_;  // empty until it is counted
   std::string traceparent_;
   const Instant began_;
-  Instant deadline_;
+  Instant deadline_;  // of the stream
+  std::optional<int64_t> declared_bytes_;
+  int64_t expected_bytes_ = 0;  // of the next message
   std::atomic<bool> cancelled_{false};
+  bool is_reading_ = false;  // changed while the alarm is not set
 
   // Of the request that is worked on.
   Instant arrived_;
   Instant stage_began_;
-  bool is_open_ = false;  // counted as an open call
+  Instant write_end_;
   MessageReservation reservation_;
   ReceivedMessage message_;
   DecodedInfer decoded_;
@@ -84,7 +98,7 @@ class StreamInferCall final : public GenericCall {
   Problem problem_;  // of report_
 
   grpc::ByteBuffer buffer_;  // what is read, then what is written
-  Alarm alarm_;              // the deadline of the stream
+  Alarm alarm_;              // the end of the place, then of the stream; write_end_ while it writes
 };
 
 }  // namespace rapt::oip
