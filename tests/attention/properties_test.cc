@@ -117,6 +117,7 @@ TEST_P(PropertiesTest, WhatRunsAtACheckpointDoesNotMatter) {
   const Problem problem = Make(ManyKeys), other = Make();
   const Inputs inputs = Random(problem), of_other = Random(other);
   for (const Target& target : Targets()) {
+    if (target.backend != "cpu") continue;  // the one that has checkpoints
     SCOPED_TRACE(target.Name());
     struct Interruption {
       TaskByTask task;
@@ -131,9 +132,7 @@ TEST_P(PropertiesTest, WhatRunsAtACheckpointDoesNotMatter) {
                                 &interruption};
     const std::vector<double> alone = TaskByTask(problem, inputs, On(target)).Run({});
     EXPECT_EQ(TaskByTask(problem, inputs, On(target)).Run(checkpoint), alone);
-    if (target.backend == "cpu") {
-      EXPECT_GT(interruption.count, 4);
-    }
+    EXPECT_GT(interruption.count, 4);
   }
 }
 
