@@ -141,7 +141,7 @@ absl::Status AttentionStream::Place(BufferPool& pool, MemoryBudget::Reservation 
     free_places_.push_back(place);
   }
   if (plan_.keys_stream()) {
-    arguments_.state = StateIn(plan_, state_.data());
+    arguments_.state = StateIn(plan_.whole, plan_.full.state_dtype, state_.data());
   }
   return absl::OkStatus();
 }
@@ -172,7 +172,7 @@ void AttentionStream::Keep(StreamChunk chunk, StepDone done) {
   job.stages = {copies + heads};
   job.run_task = [this, runs, copies, tensors = std::move(tensors)](int, int64_t task, int,
                                                                     const Checkpoint&) {
-    if (task >= copies) return ClearRows(plan_, arguments_.state, chunk_.rows, task - copies);
+    if (task >= copies) return ClearRows(arguments_.state, chunk_.rows, task - copies);
     tensors[task / runs].CopyRun(task % runs, chunk_.rows);
   };
   Submit(std::move(job), {.rows = chunk_.rows}, std::move(done));
@@ -271,7 +271,7 @@ void AttentionStream::RunFinish(RowRange rows, int place, StepDone done) {
   Job job;
   job.stages = {call.problem.batch * call.problem.query_heads};
   job.run_task = [this, rows, output, lse](int, int64_t task, int, const Checkpoint&) {
-    FinishRows(plan_, arguments_.state, rows.begin, output, lse, task);
+    FinishRows(plan_.whole, arguments_.state, rows.begin, output, lse, task);
   };
   Submit(std::move(job), std::move(result), std::move(done));
 }

@@ -110,7 +110,7 @@ int WaitForStopSignal(const sigset_t& stop_signals) {
 bool WaitUntilWarm(const Clock& clock) {
   constexpr std::chrono::milliseconds kInterval{50};
   const Instant begin = clock.Now();
-  cudnn::CudnnBackend::Warmth warmth = cudnn::ProcessBackend().warmth();
+  cudnn::PlanCache::Counts warmth = cudnn::ProcessBackend().warmth();
   if (warmth.ready + warmth.compiling + warmth.declined == 0) return true;
   for (; warmth.compiling > 0; warmth = cudnn::ProcessBackend().warmth()) {
     if (HasStopSignal()) return false;

@@ -147,8 +147,8 @@ void AttendChunked(const Task& t, float* y, ThreadPool& pool) {
   AlignedBuffer workspace(static_cast<size_t>(plan->workspace_bytes));
   Arguments arguments;
   arguments.query = RowsOf(t, t.q.data(), {0, t.length});
-  arguments.state = StateIn(*plan, state_memory.data());
-  ClearState(*plan, arguments.state);
+  arguments.state = StateIn(problem, plan->full.state_dtype, state_memory.data());
+  ClearState(arguments.state);
   for (int64_t n = 0; n < plan->chunks(); ++n) {
     arguments.key = RowsOf(t, t.k.data(), plan->Chunk(n));
     arguments.value = RowsOf(t, t.v.data(), plan->Chunk(n));
@@ -158,8 +158,9 @@ void AttendChunked(const Task& t, float* y, ThreadPool& pool) {
   const std::array<int64_t, 4> dims = {1, t.heads, t.length, t.size};
   const MutableTensorView output = {reinterpret_cast<std::byte*>(y), DType::kFloat32, dims,
                                     RowMajorStrides(dims)};
-  pool.ParallelFor(
-      t.heads, [&](int64_t head, int) { FinishRows(*plan, arguments.state, 0, output, {}, head); });
+  pool.ParallelFor(t.heads, [&](int64_t head, int) {
+    FinishRows(problem, arguments.state, 0, output, {}, head);
+  });
 }
 
 // Of this process, in bytes: "VmHWM", the most that was resident, or "VmRSS", what is now.

@@ -21,26 +21,6 @@ constexpr int64_t kAlignment = AlignedBuffer::kAlignment;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// The part of the whole that those queries and keys are.
-Problem SectionOf(const Problem& whole, RowRange queries, RowRange keys, bool folds) {
-  Problem section = whole;
-  section.section = Section{.first_query = queries.begin,
-                            .first_key = keys.begin,
-                            .query_length = whole.query_length,
-                            .key_length = whole.key_length,
-                            .past_length = whole.past_length};
-  section.query_length = queries.count;
-  section.key_length = keys.count;
-  section.past_length = 0;
-  section.folds = folds;
-  if (section.mask) {
-    std::array<int64_t, 4>& dims = section.mask->dims;
-    if (dims[2] != 1) dims[2] = queries.count;
-    if (dims[3] != 1) dims[3] = keys.count;
-  }
-  return section;
-}
-
 Problem ChunkProblem(const Problem& whole, Streaming streaming, RowRange chunk) {
   return streaming == Streaming::kKeys
              ? SectionOf(whole, {0, whole.query_length}, chunk, /*folds=*/true)
@@ -72,12 +52,11 @@ absl::Status Check(const Problem& whole, const Chunking& chunking, const FieldNa
 
 int64_t StateRows(const Problem& p) { return p.batch * p.query_heads * p.query_length; }
 
-// Where the state's arrays begin: max, sum, output.
-std::array<int64_t, 4> StatePlaces(const ChunkedPlan& plan) {
-  const int64_t real = SizeOf(plan.full.state_dtype);
-  const int64_t column = Aligned(StateRows(plan.whole) * real);
+// Where the state's arrays begin: max, sum, output; and where they end.
+std::array<int64_t, 4> StatePlaces(const Problem& p, DType type) {
+  const int64_t column = Aligned(StateRows(p) * SizeOf(type));
   return {0, column, 2 * column,
-          2 * column + Aligned(StateRows(plan.whole) * plan.whole.value_head_size * real)};
+          2 * column + Aligned(StateRows(p) * p.value_head_size * SizeOf(type))};
 }
 
 template <typename Real>
@@ -86,9 +65,9 @@ Real* RowOf(const MutableTensorView& view, int64_t b, int64_t h, int64_t i) {
 }
 
 template <typename Real>
-void Clear(const ChunkedPlan& plan, const Arguments::State& state, RowRange rows, int64_t task) {
-  const int64_t b = task / plan.whole.query_heads;
-  const int64_t h = task % plan.whole.query_heads;
+void Clear(const Arguments::State& state, RowRange rows, int64_t task) {
+  const int64_t b = task / state.max.dims[1];
+  const int64_t h = task % state.max.dims[1];
   std::fill_n(RowOf<Real>(state.max, b, h, rows.begin), rows.count,
               -std::numeric_limits<Real>::infinity());
   std::fill_n(RowOf<Real>(state.sum, b, h, rows.begin), rows.count, Real{0});
@@ -126,9 +105,8 @@ void StoreScaled(absl::Span<const Real> values, Real factor, DType dtype, std::b
 }
 
 template <typename Real>
-void Finish(const ChunkedPlan& plan, const Arguments::State& state, int64_t first,
+void Finish(const Problem& p, const Arguments::State& state, int64_t first,
             const MutableTensorView& output, const MutableTensorView& lse, int64_t task) {
-  const Problem& p = plan.whole;
   const int64_t b = task / p.query_heads;
   const int64_t h = task % p.query_heads;
   const int64_t row_bytes = p.value_head_size * SizeOf(p.dtype);
@@ -153,6 +131,23 @@ void Finish(const ChunkedPlan& plan, const Arguments::State& state, int64_t firs
 
 RowRange ChunkOf(int64_t length, int64_t chunk, int64_t n) {
   return {n * chunk, std::min(chunk, length - n * chunk)};
+}
+
+Problem SectionOf(const Problem& whole, RowRange queries, RowRange keys, bool folds) {
+  Problem section = whole;
+  section.section = WholeOf(whole);
+  section.section->first_query += queries.begin;
+  section.section->first_key += keys.begin;
+  section.query_length = queries.count;
+  section.key_length = keys.count;
+  section.past_length = 0;
+  section.folds = folds;
+  if (section.mask) {
+    std::array<int64_t, 4>& dims = section.mask->dims;
+    if (dims[2] != 1) dims[2] = queries.count;
+    if (dims[3] != 1) dims[3] = keys.count;
+  }
+  return section;
 }
 
 int64_t CountChunks(int64_t length, int64_t chunk) { return (length + chunk - 1) / chunk; }
@@ -196,39 +191,39 @@ absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& whole, const Chunking
     *plan = *std::move(made);
     chunked.workspace_bytes = std::max(chunked.workspace_bytes, plan->workspace_bytes());
   }
-  if (chunked.keys_stream()) chunked.state_bytes = StatePlaces(chunked)[3];
+  if (chunked.keys_stream()) {
+    chunked.state_bytes = StateBytes(whole, chunked.full.state_dtype);
+  }
   return chunked;
 }
 
-Arguments::State StateIn(const ChunkedPlan& plan, std::byte* memory) {
-  const Problem& p = plan.whole;
-  const std::array<int64_t, 4> places = StatePlaces(plan);
+int64_t StateBytes(const Problem& p, DType type) { return StatePlaces(p, type)[3]; }
+
+Arguments::State StateIn(const Problem& p, DType type, std::byte* memory) {
+  const std::array<int64_t, 4> places = StatePlaces(p, type);
   const auto view = [&](int64_t place, int64_t size) {
     const std::array<int64_t, 4> dims = {p.batch, p.query_heads, p.query_length, size};
-    return MutableTensorView{memory + place, plan.full.state_dtype, dims, RowMajorStrides(dims)};
+    return MutableTensorView{memory + place, type, dims, RowMajorStrides(dims)};
   };
   return {.output = view(places[2], p.value_head_size),
           .max = view(places[0], 1),
           .sum = view(places[1], 1)};
 }
 
-void ClearRows(const ChunkedPlan& plan, const Arguments::State& state, RowRange rows,
-               int64_t task) {
-  plan.full.state_dtype == DType::kFloat64 ? Clear<double>(plan, state, rows, task)
-                                           : Clear<float>(plan, state, rows, task);
+void ClearRows(const Arguments::State& state, RowRange rows, int64_t task) {
+  state.max.dtype == DType::kFloat64 ? Clear<double>(state, rows, task)
+                                     : Clear<float>(state, rows, task);
 }
 
-void ClearState(const ChunkedPlan& plan, const Arguments::State& state) {
-  const Problem& p = plan.whole;
-  for (int64_t head = 0; head < p.batch * p.query_heads; ++head) {
-    ClearRows(plan, state, {0, p.query_length}, head);
-  }
+void ClearState(const Arguments::State& state) {
+  const std::array<int64_t, 4>& dims = state.max.dims;
+  for (int64_t head = 0; head < dims[0] * dims[1]; ++head) ClearRows(state, {0, dims[2]}, head);
 }
 
-void FinishRows(const ChunkedPlan& plan, const Arguments::State& state, int64_t first,
+void FinishRows(const Problem& problem, const Arguments::State& state, int64_t first,
                 const MutableTensorView& output, const MutableTensorView& lse, int64_t task) {
-  plan.full.state_dtype == DType::kFloat64 ? Finish<double>(plan, state, first, output, lse, task)
-                                           : Finish<float>(plan, state, first, output, lse, task);
+  state.max.dtype == DType::kFloat64 ? Finish<double>(problem, state, first, output, lse, task)
+                                     : Finish<float>(problem, state, first, output, lse, task);
 }
 
 }  // namespace rapt

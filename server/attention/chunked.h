@@ -2,9 +2,9 @@
 // size, not of how many there are.
 //
 //     absl::StatusOr<ChunkedPlan> plan = MakeChunkedPlan(problem, chunking, options);
-//     ClearState(*plan, state);
+//     ClearState(state);
 //     for (int64_t n = 0; n < plan->chunks(); ++n) Run(plan->PlanOf(n), ...);
-//     for (...) FinishRows(*plan, state, first, output, lse, task);
+//     for (...) FinishRows(problem, state, first, output, lse, task);
 //
 // Where keys stream, each chunk is folded into the running softmax of every query row, and rows are
 // finished after the last one. Where queries stream, a chunk's results are final, and there is no
@@ -42,6 +42,10 @@ struct RowRange {
 RowRange ChunkOf(int64_t length, int64_t chunk, int64_t n);
 int64_t CountChunks(int64_t length, int64_t chunk);
 
+// Those queries against those keys, the past's counted first, as a problem with no past of its own.
+// `whole` may be such a part itself.
+Problem SectionOf(const Problem& whole, RowRange queries, RowRange keys, bool folds);
+
 // A function of problem, chunking and options alone. Immutable; may be shared by threads.
 struct ChunkedPlan {
   Problem whole;
@@ -66,17 +70,19 @@ absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& whole, const Chunking
                                             const PlanOptions& options,
                                             const FieldNames& names = kOnnxNames);
 
-// The running softmax in plan.state_bytes of memory, aligned to 64.
-Arguments::State StateIn(const ChunkedPlan& plan, std::byte* memory);
-// Before the first chunk. A task for each of the B * Hq heads, of whose query rows it clears these;
-// or all at once.
-void ClearRows(const ChunkedPlan& plan, const Arguments::State& state, RowRange rows, int64_t task);
-void ClearState(const ChunkedPlan& plan, const Arguments::State& state);
+// The running softmax of a problem's query rows in a type, Plan::state_dtype, and in so many bytes
+// of memory, aligned to 64.
+int64_t StateBytes(const Problem& problem, DType type);
+Arguments::State StateIn(const Problem& problem, DType type, std::byte* memory);
+// StateIn()'s, before the first chunk. A task for each of the B * Hq heads, of whose query rows it
+// clears these; or all at once.
+void ClearRows(const Arguments::State& state, RowRange rows, int64_t task);
+void ClearState(const Arguments::State& state);
 
 // Writes what the state has come to for query rows [first, first + count): `output` is
 // [B, Hq, count, Dv] in the problem's type, `lse` [B, Hq, count, 1] where it is wanted. A task for
 // each of the B * Hq heads; they may run at once.
-void FinishRows(const ChunkedPlan& plan, const Arguments::State& state, int64_t first,
+void FinishRows(const Problem& problem, const Arguments::State& state, int64_t first,
                 const MutableTensorView& output, const MutableTensorView& lse, int64_t task);
 
 }  // namespace rapt

@@ -178,11 +178,6 @@ TensorView AsConst(const MutableTensorView& view) {
 }
 
 // The problem that positions are counted in.
-Section WholeOf(const Problem& p) {
-  return p.section.value_or(Section{
-      .query_length = p.query_length, .key_length = p.key_length, .past_length = p.past_length});
-}
-
 int64_t DiagonalOffset(const Problem& p, const Section& whole,
                        absl::Span<const int64_t> key_lengths, int64_t b) {
   if (p.alignment == Alignment::kBottomRight) {
@@ -209,6 +204,11 @@ absl::Status CheckState(const Problem& p, const Arguments::State& state) {
 
 double Problem::effective_scale() const {
   return scale.value_or(1.0 / std::sqrt(static_cast<double>(head_size)));
+}
+
+Section WholeOf(const Problem& p) {
+  return p.section.value_or(Section{
+      .query_length = p.query_length, .key_length = p.key_length, .past_length = p.past_length});
 }
 
 absl::Status Validate(const Problem& problem, const FieldNames& names) {

@@ -106,6 +106,9 @@ struct Problem {
   bool empty() const { return batch == 0 || query_heads == 0 || query_length == 0; }
 };
 
+// What positions are counted in: the problem's section, or itself as one.
+Section WholeOf(const Problem& problem);
+
 // InvalidArgument with the field, what came and what is allowed. A valid problem has no
 // tensor whose bytes overflow int64, nor do the bytes of a few of them together.
 absl::Status Validate(const Problem& problem, const FieldNames& names = kOnnxNames);

@@ -83,8 +83,8 @@ class ChunkedRun {
 
   void StreamKeys() {
     AlignedBuffer memory = Soiled(plan_.state_bytes);
-    const Arguments::State state = StateIn(plan_, memory.data());
-    ClearState(plan_, state);
+    const Arguments::State state = StateIn(problem_, plan_.full.state_dtype, memory.data());
+    ClearState(state);
     for (int64_t n = 0; n < plan_.chunks(); ++n) {
       const RowRange keys = plan_.Chunk(n);
       Arguments arguments;
@@ -104,7 +104,7 @@ class ChunkedRun {
       const MutableTensorView lse =
           outputs_.lse ? Cut(outputs_.lse->MutableView(), 2, rows) : MutableTensorView();
       for (int64_t task = 0; task < problem_.batch * problem_.query_heads; ++task) {
-        FinishRows(plan_, state, rows.begin, output, lse, task);
+        FinishRows(problem_, state, rows.begin, output, lse, task);
       }
     }
   }

@@ -142,6 +142,13 @@ class FakeDevice::FakeLane final : public cudnn::Lane {
     if (plan.bytes != std::vector<uint8_t>(key.begin(), key.end())) {
       return absl::InternalError("the plan is another graph's");
     }
+    const int64_t bytes = layout.end + plan.workspace_bytes;
+    int64_t most = controls_.most_bytes;
+    while (most < bytes && !controls_.most_bytes.compare_exchange_weak(most, bytes)) {
+    }
+    if (bytes > static_cast<int64_t>(device_.size())) {
+      return absl::InternalError("the lane's memory is smaller");
+    }
     if (Take(controls_.failures)) return absl::UnavailableError("the device was told to fail");
     std::memcpy(device_.data(), host_.data(), layout.output);
     Kernel(graph, layout, device_.data()).Run();

@@ -1,14 +1,14 @@
 #include "server/attention/cudnn/cudnn_backend.h"
 
 #include <algorithm>
-#include <array>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/attention/attention.h"
+#include "server/attention/chunked.h"
 #include "server/attention/cudnn/graph.h"
-#include "server/attention/cudnn/pieces.h"
 #include "server/attention/cudnn/staging.h"
 #include "server/attention/present.h"
 #include "server/base/aligned_buffer.h"
@@ -19,6 +19,8 @@ namespace {
 
 // Of a lane's memory, what kernels may take as their workspace.
 constexpr int64_t kWorkspaceShare = 8;
+// What can't be folded in FP32 is not supported.
+constexpr DType kStateType = DType::kFloat32;
 
 int64_t TensorBytes(const Device& device) {
   return device.arena_bytes() - device.arena_bytes() / kWorkspaceShare;
@@ -30,10 +32,43 @@ Cut CutOn(const Device& device, const Problem& problem) {
 
 int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// All but the last piece are as large as the first.
-std::array<Problem, 2> KindsOfPieces(const Problem& problem, const Cut& cut) {
-  return {ProblemOf(problem, cut.piece(problem, 0)),
-          ProblemOf(problem, cut.piece(problem, cut.pieces(problem) - 1))};
+// Pieces such that every other one is like one of them: all but the last are as large as the first,
+// and heads that are parted all alike.
+std::vector<Problem> KindsOfPieces(const Problem& problem, const Cut& cut) {
+  std::vector<int64_t> runs = {0, cut.runs(problem) - 1};
+  if (cut.parts_heads()) {
+    runs.resize(static_cast<size_t>(CountChunks(problem.query_length, cut.rows)));
+    std::iota(runs.begin(), runs.end(), 0);
+  }
+  std::vector<Problem> kinds;
+  for (const int64_t run : runs) {
+    for (int64_t key_run = 0; key_run < cut.key_runs(problem); ++key_run) {
+      kinds.push_back(ProblemOf(problem, cut.piece(problem, run, key_run)));
+    }
+  }
+  return kinds;
+}
+
+// What the kinds differ in by size alone: where the diagonal lies does not matter.
+std::vector<Problem> SizesOfPieces(const Problem& problem, const Cut& cut) {
+  std::vector<Problem> sizes;
+  std::set<std::pair<int64_t, int64_t>> known;
+  for (Problem& kind : KindsOfPieces(problem, cut)) {
+    const bool is_new = known.emplace(kind.query_length, kind.key_length).second;
+    if (is_new || !cut.parts_heads()) sizes.push_back(std::move(kind));
+  }
+  return sizes;
+}
+
+bool MayGoOn(const Checkpoint& checkpoint) {
+  return checkpoint.go_on == nullptr || checkpoint.go_on(checkpoint.context);
+}
+
+// The running softmax of a run's queries, while its pieces are folded into it.
+int64_t FoldedBytes(const Problem& problem, const Cut& cut) {
+  if (!cut.parts_heads() || problem.folds) return 0;
+  const Problem first = ProblemOf(problem, cut.piece(problem, 0, 0));
+  return RoundUp(StateBytes(first, kStateType), AlignedBuffer::kAlignment);
 }
 
 }  // namespace
@@ -43,6 +78,11 @@ std::array<Problem, 2> KindsOfPieces(const Problem& problem, const Cut& cut) {
 bool DeviceHealth::promising() const {
   MutexLock lock(mutex_);
   return !failed_ || (!restarting_ && clock_.Now() >= paused_until_);
+}
+
+int DeviceHealth::running() const {
+  MutexLock lock(mutex_);
+  return running_;
 }
 
 bool DeviceHealth::Enter() {
@@ -121,15 +161,20 @@ absl::Status CudnnBackend::Warm(absl::Span<const Problem> problems) {
   return absl::OkStatus();
 }
 
-CudnnBackend::Warmth CudnnBackend::warmth() const {
-  Warmth warmth;
-  for (const SdpaGraph& graph : warm_) {
-    const absl::Status status = plans_->Find(graph).status();
-    ++(status.ok()                   ? warmth.ready
-       : absl::IsUnavailable(status) ? warmth.compiling
-                                     : warmth.declined);
-  }
+PlanCache::Counts CudnnBackend::warmth() const {
+  PlanCache::Counts warmth;
+  for (const SdpaGraph& graph : warm_) warmth.Add(plans_->Find(graph).status());
   return warmth;
+}
+
+CudnnBackend::State CudnnBackend::state() const {
+  if (device_ == nullptr) return {};
+  return {.healthy = health_->promising(),
+          .lanes = device_->lanes(),
+          .busy_lanes = health_->running(),
+          .memory_bytes = device_->lanes() * device_->arena_bytes(),
+          .used_memory_bytes = used_bytes_,
+          .plans = plans_->Count()};
 }
 
 void CudnnBackend::Stop() {
@@ -143,12 +188,21 @@ void CudnnBackend::Stop() {
 absl::Status CudnnBackend::Supports(const Problem& problem) const {
   absl::Status status = cudnn::Supports(problem);
   if (!status.ok() || problem.empty()) return status;
-  if (CutOn(*device_, problem).batch == 0) {
-    return absl::UnimplementedError(absl::StrCat("a single head takes more than the ",
+  const Cut cut = CutOn(*device_, problem);
+  if (cut.batch == 0) {
+    return absl::UnimplementedError(absl::StrCat("some rows of a single head take more than the ",
                                                  TensorBytes(*device_),
                                                  " bytes that a lane of the device has"));
   }
-  return absl::OkStatus();
+  if (!cut.parts_heads()) return absl::OkStatus();
+  // Beside scores of -1e38 an lse has no digits left for how many keys there are.
+  if (problem.mask && problem.mask->dtype != DType::kBool &&
+      problem.mask->dtype != DType::kFloat16) {
+    return absl::UnimplementedError(
+        absl::StrCat("results are not merged under a mask of ", NameOf(problem.mask->dtype),
+                     ", and a single head takes more than a lane of the device has"));
+  }
+  return cudnn::Supports(ProblemOf(problem, cut.piece(problem, 0, 0)));
 }
 
 absl::Status CudnnBackend::Prefers(const Problem& problem) const {
@@ -168,8 +222,11 @@ absl::Status CudnnBackend::Prefers(const Problem& problem) const {
 std::vector<SdpaGraph> CudnnBackend::GraphsOf(const Problem& problem) const {
   std::vector<SdpaGraph> graphs;
   if (problem.empty()) return graphs;
+  std::set<std::string> keys;
   for (const Problem& piece : KindsOfPieces(problem, CutOn(*device_, problem))) {
-    if (!CropOf(piece).empty()) graphs.push_back(GraphOf(piece));
+    if (CropOf(piece).empty()) continue;
+    SdpaGraph graph = GraphOf(piece);
+    if (keys.insert(graph.Key()).second) graphs.push_back(std::move(graph));
   }
   return graphs;
 }
@@ -179,12 +236,13 @@ void CudnnBackend::PlanTasks(Plan& plan) const {
   plan.stages = {PresentTasks(p)};
   if (p.empty()) return;
   const Cut cut = CutOn(*device_, p);
-  plan.stages[0] += cut.pieces(p);
-  for (const Problem& piece : KindsOfPieces(p, cut)) {
+  plan.stages[0] += cut.runs(p);
+  for (const Problem& piece : SizesOfPieces(p, cut)) {
     plan.worker_workspace_bytes =
         std::max(plan.worker_workspace_bytes, FallbackPlan(piece).workspace_bytes());
   }
   plan.worker_workspace_bytes = RoundUp(plan.worker_workspace_bytes, AlignedBuffer::kAlignment);
+  plan.worker_workspace_bytes += FoldedBytes(p, cut);
   plan.flops = FallbackPlan(p).flops;
 }
 
@@ -193,12 +251,47 @@ void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::by
                            const Checkpoint& checkpoint) const {
   const Problem& whole = plan.problem;
   if (task < PresentTasks(whole)) return RunPresentTask(whole, arguments, task);
-  const Piece piece = CutOn(*device_, whole).piece(whole, task - PresentTasks(whole));
-  const Problem problem = ProblemOf(whole, piece);
+  const Cut cut = CutOn(*device_, whole);
+  const int64_t run = task - PresentTasks(whole);
+  std::byte* const own_workspace = workspace + worker * plan.worker_workspace_bytes;
+  if (cut.parts_heads()) {
+    return RunParted(whole, cut, run, arguments, own_workspace, worker, checkpoint);
+  }
+  const Piece piece = cut.piece(whole, run, 0);
   const PieceArguments part(arguments, whole, piece);
-  if (RunOnLane(problem, part.arguments(), device_->lane(worker))) return;
-  RunFallback(problem, part.arguments(), workspace + worker * plan.worker_workspace_bytes,
-              checkpoint);
+  RunPiece(ProblemOf(whole, piece), part.arguments(), own_workspace, worker, checkpoint);
+}
+
+void CudnnBackend::RunParted(const Problem& whole, const Cut& cut, int64_t run,
+                             const Arguments& arguments, std::byte* workspace, int worker,
+                             const Checkpoint& checkpoint) const {
+  const Piece first = cut.piece(whole, run, 0);
+  const Problem rows = ProblemOf(whole, first);
+  const PieceArguments first_part(arguments, whole, first);
+  const Arguments& of_rows = first_part.arguments();
+  Arguments::State state = of_rows.state;
+  if (!whole.folds) {
+    state = StateIn(rows, kStateType, workspace);
+    ClearState(state);
+  }
+  std::byte* const piece_workspace = workspace + FoldedBytes(whole, cut);
+  for (int64_t n = 0; n < cut.key_runs(whole); ++n) {
+    if (!MayGoOn(checkpoint)) return;
+    const Piece piece = cut.piece(whole, run, n);
+    const PieceArguments part(arguments, whole, piece);
+    RunPiece(ProblemOf(whole, piece), part.FoldingInto(state), piece_workspace, worker, checkpoint);
+  }
+  if (whole.folds) return;
+  for (int64_t head = 0; head < rows.query_heads; ++head) {
+    FinishRows(rows, state, 0, of_rows.output, of_rows.lse, head);
+  }
+}
+
+void CudnnBackend::RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace,
+                            int worker, const Checkpoint& checkpoint) const {
+  if (!RunOnLane(piece, arguments, device_->lane(worker))) {
+    RunFallback(piece, arguments, workspace, checkpoint);
+  }
 }
 
 bool CudnnBackend::RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const {
@@ -210,12 +303,15 @@ bool CudnnBackend::RunOnLane(const Problem& problem, const Arguments& arguments,
   const absl::StatusOr<CompiledPlanPtr> plan = plans_->Get(graph);
   if (!plan.ok()) return false;
   const ArenaLayout layout = LayOut(graph);
-  if (layout.end + (*plan)->workspace_bytes > device_->arena_bytes()) return false;
+  const int64_t bytes = layout.end + (*plan)->workspace_bytes;
+  if (bytes > device_->arena_bytes()) return false;
   if (!health_->Enter()) return false;  // from here on the lane's memory is its own
+  used_bytes_ += bytes;
   const bool staged = StageInputs(problem, graph, layout, arguments, lane.host().data());
   const absl::Status status = staged ? lane.Run(graph, **plan, layout) : absl::OkStatus();
   const bool done = staged && status.ok();
   if (done) TakeOutputs(problem, graph, layout, arguments, lane.host().data());
+  used_bytes_ -= bytes;
   health_->Leave(status);
   return done;
 }
@@ -234,7 +330,7 @@ void CudnnBackend::RunFallback(const Problem& problem, const Arguments& argument
   const Plan plan = FallbackPlan(problem);
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     for (int64_t task = 0; task < plan.stages[stage]; ++task) {
-      if (checkpoint.go_on != nullptr && !checkpoint.go_on(checkpoint.context)) return;
+      if (!MayGoOn(checkpoint)) return;
       fallback_->RunTask(plan, arguments, workspace, static_cast<int>(stage), task, /*worker=*/0,
                          checkpoint);
     }

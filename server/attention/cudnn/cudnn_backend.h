@@ -2,6 +2,7 @@
 #ifndef RAPT_SERVER_ATTENTION_CUDNN_CUDNN_BACKEND_H_
 #define RAPT_SERVER_ATTENTION_CUDNN_CUDNN_BACKEND_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "absl/types/span.h"
 #include "server/attention/backend.h"
 #include "server/attention/cudnn/device.h"
+#include "server/attention/cudnn/pieces.h"
 #include "server/attention/cudnn/plan_cache.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
@@ -37,6 +39,9 @@ class DeviceHealth {
 
   // Whether it is worth sending something there now.
   bool promising() const;
+
+  // Lanes between Enter() and Leave().
+  int running() const;
 
   // Before a lane is used. False while the device pauses; when the pause is over the first to come
   // restarts the device, others wait for it.
@@ -61,9 +66,10 @@ class DeviceHealth {
 
 // Attention on a device. Tasks run on as many threads as the device has lanes, worker n on lane n:
 // each packs a piece of the request into the lane's memory, has the lane compute it, and takes the
-// outputs out. A piece that the device fails on, or whose numbers are none for it, is computed by
-// `fallback`, on that worker alone. Thread-safe as every backend; a lane has one worker at a time
-// as long as plans run under one executor.
+// outputs out; where a head is more than a lane's memory, it streams the keys there piece by piece
+// and folds the results. A piece that the device fails on, or whose numbers are none for it, is
+// computed by `fallback`, on that worker alone. Thread-safe as every backend; a lane has one worker
+// at a time as long as plans run under one executor.
 class CudnnBackend final : public Backend {
  public:
   // Available from Start() on.
@@ -80,13 +86,19 @@ class CudnnBackend final : public Backend {
   // When none does any more: waits for what is being compiled and lets go of the device.
   void Stop();
 
-  // How many of Warm()'s kernels are on their way, there, and declined. Thread-safe after Warm().
-  struct Warmth {
-    int64_t compiling = 0;
-    int64_t ready = 0;
-    int64_t declined = 0;
+  // How far Warm()'s kernels are. Thread-safe after Warm().
+  PlanCache::Counts warmth() const;
+
+  // For metrics: all is 0 without a device. Thread-safe between Start() and Stop().
+  struct State {
+    bool healthy = false;  // it can be relied on, as far as is known
+    int64_t lanes = 0;
+    int64_t busy_lanes = 0;  // that have a piece
+    int64_t memory_bytes = 0;
+    int64_t used_memory_bytes = 0;  // of pieces that lanes have, and their kernels' workspace
+    PlanCache::Counts plans;
   };
-  Warmth warmth() const;
+  State state() const;
 
   absl::string_view name() const override { return "cudnn"; }
   absl::Status Available() const override { return available_; }
@@ -103,8 +115,12 @@ class CudnnBackend final : public Backend {
     return absl::FailedPreconditionError("no device has been opened");
   }
 
-  // What its pieces are computed by; some may be the same.
+  // What its pieces are computed by.
   std::vector<SdpaGraph> GraphsOf(const Problem& problem) const;
+  void RunParted(const Problem& whole, const Cut& cut, int64_t run, const Arguments& arguments,
+                 std::byte* workspace, int worker, const Checkpoint& checkpoint) const;
+  void RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace, int worker,
+                const Checkpoint& checkpoint) const;
   bool RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const;
   // For one worker.
   Plan FallbackPlan(const Problem& problem) const;
@@ -118,6 +134,7 @@ class CudnnBackend final : public Backend {
   std::unique_ptr<DeviceHealth> health_;
   std::unique_ptr<PlanCache> plans_;
   std::vector<SdpaGraph> warm_;  // not the same twice
+  mutable std::atomic<int64_t> used_bytes_{0};
 };
 
 // The one of Backends().

@@ -43,12 +43,6 @@ Band BandOf(const Problem& p) {
   return band;
 }
 
-// The problem that positions are counted in.
-Section WholeOf(const Problem& p) {
-  return p.section.value_or(Section{
-      .query_length = p.query_length, .key_length = p.key_length, .past_length = p.past_length});
-}
-
 // Whether the diagonal lies elsewhere in each batch row.
 bool DiagonalVaries(const Problem& p) {
   return BandOf(p).limits() && p.has_key_lengths && p.alignment == Alignment::kTopLeft &&

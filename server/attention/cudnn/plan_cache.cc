@@ -77,6 +77,17 @@ absl::StatusOr<CompiledPlanPtr> PlanCache::Get(const SdpaGraph& graph) {
   return entry;
 }
 
+void PlanCache::Counts::Add(const absl::Status& plan) {
+  ++(plan.ok() ? ready : absl::IsUnavailable(plan) ? compiling : declined);
+}
+
+PlanCache::Counts PlanCache::Count() const {
+  Counts counts;
+  MutexLock lock(mutex_);
+  for (const auto& [key, plan] : entries_) counts.Add(plan.status());
+  return counts;
+}
+
 const absl::StatusOr<CompiledPlanPtr>& PlanCache::Ask(const SdpaGraph& graph) {
   const auto [entry, added] = entries_.try_emplace(graph.Key(), BeingCompiled());
   if (added) {

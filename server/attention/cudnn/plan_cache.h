@@ -35,6 +35,16 @@ class PlanCache {
   // The same, but waits for it. Unavailable only when the cache is on its end.
   absl::StatusOr<CompiledPlanPtr> Get(const SdpaGraph& graph);
 
+  struct Counts {
+    int64_t ready = 0;
+    int64_t compiling = 0;  // or waiting for it
+    int64_t declined = 0;
+
+    void Add(const absl::Status& plan);  // with Find()'s status
+  };
+  // Of all graphs that were asked for.
+  Counts Count() const;
+
  private:
   using Entries = std::map<std::string, absl::StatusOr<CompiledPlanPtr>>;
 
@@ -47,7 +57,7 @@ class PlanCache {
   Device& device_;
   const std::string directory_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Entries entries_ ABSL_GUARDED_BY(mutex_);  // never taken out again: references stay

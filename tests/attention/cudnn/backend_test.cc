@@ -188,6 +188,136 @@ TEST_F(CudnnBackendTest, CutsARequestIntoWhatALaneHolds) {
   EXPECT_GT(controls_.runs, 1);
 }
 
+// A head of it is more than kSmallArena.
+Problem Long() {
+  Problem problem = Small();
+  problem.batch = 2;
+  problem.query_length = 150;
+  problem.key_length = 170;
+  return problem;
+}
+constexpr int64_t kSmallArena = 16 << 10;
+
+TEST_F(CudnnBackendTest, StreamsTheKeysOfAHeadThatALaneCannotHold) {
+  const std::pair<const char*, void (*)(Problem&)> cases[] = {
+      {"causal", [](Problem&) {}},
+      {"all keys", [](Problem& p) { p.causal = false; }},
+      {"bottom right", [](Problem& p) { p.alignment = Alignment::kBottomRight; }},
+      {"a window",
+       [](Problem& p) {
+         p.left_window = 40;
+         p.causal = false;
+         p.right_window = 7;
+       }},
+      {"a past", [](Problem& p) { p.past_length = 45; }},
+      {"a past and present",
+       [](Problem& p) {
+         p.past_length = 100;
+         p.wants_present = true;
+       }},
+      {"key lengths",
+       [](Problem& p) {
+         p.has_key_lengths = true;
+         p.causal = false;
+       }},
+      {"one query",
+       [](Problem& p) {
+         p.query_length = 1;
+         p.key_length = 900;
+         p.causal = false;
+       }},
+      {"a key length and a window for one query",
+       [](Problem& p) {
+         p.query_length = 1;
+         p.key_length = 900;
+         p.has_key_lengths = true;
+         p.left_window = 600;
+       }},
+      {"few keys",
+       [](Problem& p) {
+         p.key_length = 3;
+         p.query_length = 400;
+       }},
+      {"a softcap", [](Problem& p) { p.softcap = 3; }},
+      {"FP16 without lse",
+       [](Problem& p) {
+         p.dtype = DType::kFloat16;
+         p.query_length = 300;
+         p.wants_lse = false;
+       }},
+      {"a mask",
+       [](Problem& p) {
+         p.mask = MaskShape{DType::kFloat16, {2, 4, 150, 170}};
+       }},
+      {"one bool mask",
+       [](Problem& p) {
+         p.mask = MaskShape{DType::kBool, {1, 1, 150, 170}};
+       }},
+      {"a mask of columns",
+       [](Problem& p) {
+         p.mask = MaskShape{DType::kBool, {2, 1, 1, 170}};
+       }},
+      {"a mask of rows",
+       [](Problem& p) {
+         p.mask = MaskShape{DType::kFloat16, {1, 4, 150, 1}};
+       }},
+      {"a mask of fewer keys, past ones too",
+       [](Problem& p) {
+         p.past_length = 60;
+         p.mask = MaskShape{DType::kFloat16, {1, 1, 150, 145}};
+       }},
+  };
+  for (const auto& [name, change] : cases) {
+    SCOPED_TRACE(name);
+    controls_.runs = 0;
+    controls_.most_bytes = 0;
+    Start(kSmallArena);
+    Problem problem = Long();
+    change(problem);
+    ASSERT_TRUE(ProcessBackend().Supports(problem).ok()) << ProcessBackend().Supports(problem);
+    ExpectRightAnswer(problem);
+    EXPECT_GT(controls_.runs, problem.batch * problem.kv_heads) << "no head was parted";
+    EXPECT_LE(controls_.most_bytes, kSmallArena);
+    ProcessBackend().Stop();
+  }
+}
+
+TEST_F(CudnnBackendTest, FoldsWhatTheCpuComputesAfterTheDeviceHasFailed) {
+  constexpr int kBefore = 9;
+  Start(kSmallArena);
+  controls_.on_run = [&] {
+    if (controls_.runs == kBefore) controls_.failures = 1;
+  };
+  ExpectRightAnswer(Long());
+  EXPECT_GE(controls_.runs, kBefore);
+  EXPECT_LT(controls_.runs, kBefore + kLanes) << "the device rests";
+  EXPECT_EQ(controls_.failures, 0);
+}
+
+TEST_F(CudnnBackendTest, PartsACausalHeadIntoFewKindsOfPieces) {
+  Start(kSmallArena);
+  Problem problem = Long();
+  problem.query_length = problem.key_length = 512;
+  ExpectRightAnswer(problem);
+  EXPECT_GT(controls_.runs, 100);
+  EXPECT_EQ(controls_.compilations, 2) << "on the diagonal and below it";
+}
+
+TEST_F(CudnnBackendTest, DeclinesToPartWhatItCouldNotMerge) {
+  Start(kSmallArena);
+  const auto reason = [](const Problem& problem) {
+    const absl::Status status = ProcessBackend().Supports(problem);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    return std::string(status.message());
+  };
+  Problem problem = Long();
+  problem.has_key_lengths = true;
+  EXPECT_THAT(reason(problem), HasSubstr("part of a problem whose diagonal"));
+  problem = Long();
+  problem.mask = MaskShape{DType::kFloat32, {1, 1, 150, 170}};
+  EXPECT_THAT(reason(problem), HasSubstr("mask of FP32"));
+}
+
 TEST_F(CudnnBackendTest, RunsPiecesOnItsLanesAtOnce) {
   Start(/*arena_bytes=*/24 << 10);
   // Neither passes before the other has come: one lane alone would hang.
@@ -197,6 +327,38 @@ TEST_F(CudnnBackendTest, RunsPiecesOnItsLanesAtOnce) {
     if (first-- > 0) both.arrive_and_wait();
   };
   ExpectRightAnswer(Small());
+}
+
+TEST_F(CudnnBackendTest, TellsOfLanesMemoryPlansAndHealth) {
+  EXPECT_EQ(ProcessBackend().state().lanes, 0) << "there is none";
+  EXPECT_FALSE(ProcessBackend().state().healthy);
+  Start(/*arena_bytes=*/24 << 10);
+  CudnnBackend::State at_once;
+  std::latch both(kLanes);
+  std::atomic<int> first{kLanes};
+  controls_.on_run = [&] {
+    const int left = first--;
+    if (left <= 0) return;
+    both.arrive_and_wait();  // both lanes have a piece
+    if (left == 1) at_once = ProcessBackend().state();
+  };
+  ExpectRightAnswer(Small());
+  EXPECT_GE(at_once.busy_lanes, 1) << "the other may have gone on";
+  EXPECT_GT(at_once.used_memory_bytes, 0);
+  EXPECT_LE(at_once.used_memory_bytes, at_once.memory_bytes);
+  const CudnnBackend::State after = ProcessBackend().state();
+  EXPECT_TRUE(after.healthy);
+  EXPECT_EQ(after.lanes, kLanes);
+  EXPECT_EQ(after.busy_lanes, 0);
+  EXPECT_EQ(after.memory_bytes, kLanes * (24 << 10));
+  EXPECT_EQ(after.used_memory_bytes, 0);
+  EXPECT_EQ(after.plans.ready, controls_.compilations);
+  EXPECT_EQ(after.plans.compiling, 0);
+  controls_.failures = 1;
+  ExpectRightAnswer(Small());
+  EXPECT_FALSE(ProcessBackend().state().healthy);
+  EXPECT_EQ(ProcessBackend().state().busy_lanes, 0);
+  EXPECT_EQ(ProcessBackend().state().used_memory_bytes, 0);
 }
 
 TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatTheDeviceFailsOn) {
@@ -307,8 +469,9 @@ TEST(CudnnPiecesTest, CoverTheProblemOnce) {
         const Cut cut = CutFor(p, arena, kLanes);
         ASSERT_GT(cut.batch, 0);
         std::vector<int> covered(batch * kv_heads);
-        for (int64_t n = 0; n < cut.pieces(p); ++n) {
-          const Piece piece = cut.piece(p, n);
+        ASSERT_FALSE(cut.parts_heads());
+        for (int64_t n = 0; n < cut.runs(p); ++n) {
+          const Piece piece = cut.piece(p, n, 0);
           EXPECT_LE(LayOut(GraphOf(ProblemOf(p, piece))).end, arena);
           EXPECT_GT(piece.batch * piece.kv_heads, 0);
           for (int64_t b = 0; b < piece.batch; ++b) {
@@ -320,6 +483,33 @@ TEST(CudnnPiecesTest, CoverTheProblemOnce) {
         EXPECT_THAT(covered, ::testing::Each(1));
       }
     }
+  }
+}
+
+TEST(CudnnPiecesTest, CoverEveryPairOfAHeadOnce) {
+  for (int64_t past : {0, 50}) {
+    Problem p = Long();
+    p.past_length = past;
+    const Cut cut = CutFor(p, kSmallArena, kLanes);
+    ASSERT_TRUE(cut.parts_heads());
+    const int64_t keys = p.total_keys();
+    std::vector<int> covered(p.batch * p.kv_heads * p.query_length * keys);
+    for (int64_t run = 0; run < cut.runs(p); ++run) {
+      for (int64_t n = 0; n < cut.key_runs(p); ++n) {
+        const Piece piece = cut.piece(p, run, n);
+        const Problem part = ProblemOf(p, piece);
+        EXPECT_LE(CropOf(part).empty() ? 0 : LayOut(GraphOf(part)).end, kSmallArena);
+        EXPECT_EQ(piece.batch * piece.kv_heads, 1);
+        EXPECT_TRUE(piece.keys.begin >= past || piece.keys.begin + piece.keys.count <= past);
+        const int64_t head = piece.first_batch * p.kv_heads + piece.first_kv_head;
+        for (int64_t i = 0; i < piece.queries.count; ++i) {
+          const int64_t row = head * p.query_length + piece.queries.begin + i;
+          for (int64_t j = 0; j < piece.keys.count; ++j)
+            ++covered[row * keys + piece.keys.begin + j];
+        }
+      }
+    }
+    EXPECT_THAT(covered, ::testing::Each(1));
   }
 }
 
