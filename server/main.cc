@@ -322,6 +322,34 @@ void ShowQueues(Metrics& metrics, const AdmissionGate& gate, const Executor& exe
                     [&executor] { return static_cast<double>(executor.busy_threads()); });
 }
 
+// Zeros without a GPU.
+void ShowDevice(Metrics& metrics) {
+  using State = cudnn::CudnnBackend::State;
+  const auto gauge = [&metrics](const char* name, const char* help, auto read,
+                                Metrics::Labels labels = {}) {
+    metrics.ShowGauge(name, help, std::move(labels), [read] {
+      return static_cast<double>(read(cudnn::ProcessBackend().state()));
+    });
+  };
+  gauge("rapt_device_healthy", "1 while a GPU is there and has not just failed.",
+        [](const State& s) { return s.healthy; });
+  gauge("rapt_device_lanes", "Pieces of requests that the GPU may have at once.",
+        [](const State& s) { return s.lanes; });
+  gauge("rapt_device_lanes_busy", "Pieces of requests that it has.",
+        [](const State& s) { return s.busy_lanes; });
+  gauge("rapt_device_memory_bytes", "What was taken of its memory at the start.",
+        [](const State& s) { return s.memory_bytes; });
+  gauge("rapt_device_memory_used_bytes", "What the pieces need of it.",
+        [](const State& s) { return s.used_memory_bytes; });
+  const char* const plans_help = "Kernels that requests have asked for.";
+  gauge("rapt_device_plans", plans_help, [](const State& s) { return s.plans.ready; },
+        {{"state", "ready"}});
+  gauge("rapt_device_plans", plans_help, [](const State& s) { return s.plans.compiling; },
+        {{"state", "compiling"}});
+  gauge("rapt_device_plans", plans_help, [](const State& s) { return s.plans.declined; },
+        {{"state", "declined"}});
+}
+
 void ShowCalls(Metrics& metrics, const OpenCalls& open_calls, const StreamCounts& streams) {
   metrics.ShowGauge("rapt_open_calls", "Tensor calls that have no answer yet.", {},
                     [&open_calls] { return static_cast<double>(open_calls.count()); });
@@ -437,6 +465,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   ShowCalls(metrics, open_calls, streams);
   ShowQueues(metrics, memory.gate, executor);
   ShowMemory(metrics, memory);
+  ShowDevice(metrics);
   ShowBuild(metrics, plan_options);
   metrics.ShowGauge("rapt_ready", "1 while it computes and new calls are welcome.", {},
                     [is_ready] { return is_ready() ? 1.0 : 0.0; });
