@@ -131,6 +131,7 @@ def prometheus(tmp_path_factory):
         load.start()
         try:
             with Prometheus(server.metrics_address, tmp_path_factory.mktemp("prometheus")) as running:
+                assert running.data_of("vector(1)"), "Prometheus does not answer"
                 yield running
         finally:
             stop.set()
