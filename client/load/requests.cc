@@ -13,13 +13,12 @@
 #include "client/rapt/codec.h"
 #include "client/rapt/deadline.h"
 #include "client/rapt/request_message.h"
-#include "proto/inference/grpc_service.grpc.pb.h"
+#include "proto/inference/grpc_service.pb.h"
 #include "server/base/wire_format.h"
 
 namespace rapt::load {
 namespace {
 
-using inference::GRPCInferenceService;
 using inference::ModelInferRequest;
 using inference::ModelInferResponse;
 
@@ -140,16 +139,8 @@ absl::StatusOr<std::shared_ptr<client::SharedRegion>> NewRegion(
         "fit",
         bytes));
   }
-  inference::SystemSharedMemoryRegisterRequest request;
-  request.set_name(region->name());
-  request.set_key("/" + region->name());
-  request.set_byte_size(region->bytes().size());
-  inference::SystemSharedMemoryRegisterResponse response;
-  grpc::ClientContext context;
-  context.set_deadline(client::Deadline::After(kRegistrationTime).ToGrpc());
-  const grpc::Status status = GRPCInferenceService::NewStub(connection.channel)
-                                  ->SystemSharedMemoryRegister(&context, request, &response);
-  region->Unlink();
+  const grpc::Status status =
+      client::Register(*region, connection, client::Deadline::After(kRegistrationTime));
   if (status.ok()) return region;
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
@@ -317,14 +308,7 @@ absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& d
 
 void Release(const EncodedCall& call, const client::Connection& connection) {
   if (call.region == nullptr) return;
-  inference::SystemSharedMemoryUnregisterRequest request;
-  request.set_name(call.region->name());
-  inference::SystemSharedMemoryUnregisterResponse response;
-  grpc::ClientContext context;
-  context.set_deadline(client::Deadline::After(kRegistrationTime).ToGrpc());
-  // Where that fails, the server is gone, and its mapping with it.
-  GRPCInferenceService::NewStub(connection.channel)
-      ->SystemSharedMemoryUnregister(&context, request, &response);
+  client::Unregister(*call.region, connection, client::Deadline::After(kRegistrationTime));
 }
 
 absl::Status StatusInAnswer(const Interface& interface, const grpc::ByteBuffer& answer) {

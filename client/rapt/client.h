@@ -133,7 +133,7 @@ class Client {
 
   // Blocks until done. The bytes that the call's views point at are sent from where they are. A
   // call that is too large for one message, by max_message_bytes or by the server's limit, goes as
-  // a stream where it can.
+  // a stream where it can, and then is not retried.
   absl::StatusOr<AttendResult> Attend(const AttendCall& call, const CallOptions& options = {});
 
   // The same in chunks, at any size: the server's memory does not grow with the lengths. Present

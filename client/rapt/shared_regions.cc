@@ -84,12 +84,38 @@ void SharedRegion::Unlink() {
   if (std::exchange(is_linked_, false)) shm_unlink(name_.c_str());
 }
 
+grpc::Status Register(SharedRegion& region, const Connection& connection,
+                      const Deadline& deadline) {
+  inference::SystemSharedMemoryRegisterRequest request;
+  request.set_name(region.name());
+  request.set_key("/" + region.name());
+  request.set_byte_size(region.bytes().size());
+  inference::SystemSharedMemoryRegisterResponse response;
+  grpc::ClientContext context;
+  context.set_deadline(deadline.ToGrpc());
+  const grpc::Status status = GRPCInferenceService::NewStub(connection.channel)
+                                  ->SystemSharedMemoryRegister(&context, request, &response);
+  region.Unlink();
+  return status;
+}
+
+void Unregister(const SharedRegion& region, const Connection& connection,
+                const Deadline& deadline) {
+  inference::SystemSharedMemoryUnregisterRequest request;
+  request.set_name(region.name());
+  inference::SystemSharedMemoryUnregisterResponse response;
+  grpc::ClientContext context;
+  context.set_deadline(deadline.ToGrpc());
+  GRPCInferenceService::NewStub(connection.channel)
+      ->SystemSharedMemoryUnregister(&context, request, &response);
+}
+
 SharedRegions::SharedRegions(const std::string& address, Connections& connections)
     : connections_(connections), is_offered_(IsSameMachine(address)) {}
 
 SharedRegions::~SharedRegions() {
   MutexLock lock(mutex_);
-  for (const auto& region : idle_) Unregister(*region);
+  for (const auto& region : idle_) UnregisterNow(*region);
 }
 
 std::unique_ptr<SharedRegion> SharedRegions::Take(int64_t bytes, const Deadline& deadline) {
@@ -106,9 +132,9 @@ std::unique_ptr<SharedRegion> SharedRegions::Take(int64_t bytes, const Deadline&
       ++regions_;
     }
   }
-  if (too_small != nullptr) Unregister(*too_small);
+  if (too_small != nullptr) UnregisterNow(*too_small);
   std::unique_ptr<SharedRegion> region = SharedRegion::Make(RegionBytes(bytes));
-  if (region != nullptr && Register(*region, deadline)) return region;
+  if (region != nullptr && RegisterNow(*region, deadline)) return region;
   MutexLock lock(mutex_);
   --regions_;
   return nullptr;
@@ -128,20 +154,11 @@ std::unique_ptr<SharedRegion> SharedRegions::TakeIdle(int64_t bytes) {
   return region;
 }
 
-bool SharedRegions::Register(SharedRegion& region, const Deadline& deadline) {
-  inference::SystemSharedMemoryRegisterRequest request;
-  request.set_name(region.name());
-  request.set_key("/" + region.name());
-  request.set_byte_size(region.bytes().size());
-  inference::SystemSharedMemoryRegisterResponse response;
-  grpc::ClientContext context;
+bool SharedRegions::RegisterNow(SharedRegion& region, const Deadline& deadline) {
   const Deadline soon =
       Deadline::After(std::min<std::chrono::nanoseconds>(kRegistrationTime, deadline.left()));
-  context.set_deadline(soon.ToGrpc());
   const ConnectionLease connection = connections_.LeastBusy();
-  const grpc::Status status = GRPCInferenceService::NewStub(connection->channel)
-                                  ->SystemSharedMemoryRegister(&context, request, &response);
-  region.Unlink();
+  const grpc::Status status = Register(region, *connection, soon);
   if (status.ok()) return true;
   const bool may_change = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
@@ -151,16 +168,9 @@ bool SharedRegions::Register(SharedRegion& region, const Deadline& deadline) {
   return false;
 }
 
-void SharedRegions::Unregister(const SharedRegion& region) {
-  inference::SystemSharedMemoryUnregisterRequest request;
-  request.set_name(region.name());
-  inference::SystemSharedMemoryUnregisterResponse response;
-  grpc::ClientContext context;
-  context.set_deadline(Deadline::After(kRegistrationTime).ToGrpc());
+void SharedRegions::UnregisterNow(const SharedRegion& region) {
   const ConnectionLease connection = connections_.LeastBusy();
-  // Where that fails, the server is gone, and its mapping with it.
-  GRPCInferenceService::NewStub(connection->channel)
-      ->SystemSharedMemoryUnregister(&context, request, &response);
+  Unregister(region, *connection, Deadline::After(kRegistrationTime));
 }
 
 void SharedRegions::GiveBack(std::unique_ptr<SharedRegion> region) {
@@ -169,7 +179,7 @@ void SharedRegions::GiveBack(std::unique_ptr<SharedRegion> region) {
 }
 
 void SharedRegions::Discard(std::unique_ptr<SharedRegion> region) {
-  Unregister(*region);
+  UnregisterNow(*region);
   MutexLock lock(mutex_);
   --regions_;
 }

@@ -2,6 +2,8 @@
 #ifndef RAPT_CLIENT_RAPT_SHARED_REGIONS_H_
 #define RAPT_CLIENT_RAPT_SHARED_REGIONS_H_
 
+#include <grpcpp/support/status.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,6 +45,11 @@ class SharedRegion {
   bool is_linked_ = true;
 };
 
+// At the server that the connection leads to; afterwards the object has no name any more.
+grpc::Status Register(SharedRegion& region, const Connection& connection, const Deadline& deadline);
+// Where that fails, the server is gone, and its mapping with it.
+void Unregister(const SharedRegion& region, const Connection& connection, const Deadline& deadline);
+
 // Regions that the server has registered, used again from call to call. Their objects lose their
 // names as soon as the server has mapped them, so that nothing stays behind, whatever becomes of
 // this process.
@@ -71,8 +78,8 @@ class SharedRegions {
   static constexpr int kMaxRegions = 8;
 
   std::unique_ptr<SharedRegion> TakeIdle(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Register(SharedRegion& region, const Deadline& deadline);
-  void Unregister(const SharedRegion& region);
+  bool RegisterNow(SharedRegion& region, const Deadline& deadline);
+  void UnregisterNow(const SharedRegion& region);
 
   Connections& connections_;
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/base/descriptor.h"
 #include "server/base/log.h"
 
 namespace rapt {
@@ -20,18 +21,16 @@ absl::Status Unreadable(const NamedFile& file, absl::string_view reason) {
 }
 
 absl::StatusOr<std::string> ReadFile(const NamedFile& file) {
-  const int descriptor = open(file.path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) return Unreadable(file, std::strerror(errno));
+  const Descriptor descriptor(open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (descriptor.get() < 0) return Unreadable(file, std::strerror(errno));
   std::string bytes;
   char buffer[4096];
   ssize_t count;
-  while ((count = read(descriptor, buffer, sizeof(buffer))) > 0 &&
+  while ((count = read(descriptor.get(), buffer, sizeof(buffer))) > 0 &&
          static_cast<int64_t>(bytes.size()) <= FileWatch::kMaxBytes) {
     bytes.append(buffer, static_cast<size_t>(count));
   }
-  const int error = errno;
-  close(descriptor);
-  if (count < 0) return Unreadable(file, std::strerror(error));
+  if (count < 0) return Unreadable(file, std::strerror(errno));
   if (static_cast<int64_t>(bytes.size()) <= FileWatch::kMaxBytes) return bytes;
   return Unreadable(file, absl::StrCat("it has more than ", FileWatch::kMaxBytes, " bytes"));
 }

@@ -11,25 +11,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "server/base/checked_math.h"
+#include "server/base/descriptor.h"
 #include "server/shared_memory/bus_error_guard.h"
 
 namespace rapt {
 namespace {
-
-class File {
- public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  ~File() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  int descriptor() const { return descriptor_; }
-
- private:
-  const int descriptor_;
-};
 
 // Whole pages of a file, mapped.
 class Mapping {
@@ -61,18 +47,18 @@ class SystemRegion final : public Region {
   const absl::Span<std::byte> bytes_;
 };
 
-// The end of the bytes in the file.
-absl::StatusOr<int64_t> CheckRange(const File& file, int64_t offset, int64_t byte_size) {
+// That the bytes are in the file.
+absl::Status CheckRange(const Descriptor& file, int64_t offset, int64_t byte_size) {
   if (byte_size <= 0 || offset < 0) {
     return absl::InvalidArgumentError(absl::StrCat("byte_size is ", byte_size, " and offset ",
                                                    offset, "; they must be at least 1 and 0"));
   }
   struct stat status;
-  if (fstat(file.descriptor(), &status) != 0 || !S_ISREG(status.st_mode)) {
+  if (fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
     return absl::NotFoundError("there is no such shared memory object");
   }
   const std::optional<int64_t> end = CheckedAdd(offset, byte_size);
-  if (end && *end <= int64_t{status.st_size}) return *end;
+  if (end && *end <= int64_t{status.st_size}) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("offset ", offset, " and byte_size ", byte_size,
                    " reach beyond the end of the shared memory object, which has ",
@@ -83,17 +69,16 @@ absl::StatusOr<int64_t> CheckRange(const File& file, int64_t offset, int64_t byt
 
 absl::StatusOr<std::shared_ptr<const Region>> OpenSystemRegion(const std::string& key,
                                                                int64_t offset, int64_t byte_size) {
-  const File file(shm_open(key.c_str(), O_RDWR, 0));
-  if (file.descriptor() < 0) {
+  const Descriptor file(shm_open(key.c_str(), O_RDWR, 0));
+  if (file.get() < 0) {
     return absl::NotFoundError("there is no such shared memory object that the server may open");
   }
-  const absl::StatusOr<int64_t> end = CheckRange(file, offset, byte_size);
-  if (!end.ok()) return end.status();
+  if (absl::Status status = CheckRange(file, offset, byte_size); !status.ok()) return status;
   const int64_t page = sysconf(_SC_PAGESIZE);
   const int64_t before = offset % page;  // mappings begin at a page
   const int64_t mapped_bytes = (before + byte_size + page - 1) / page * page;
   void* const begin = mmap(nullptr, static_cast<size_t>(mapped_bytes), PROT_READ | PROT_WRITE,
-                           MAP_SHARED, file.descriptor(), offset - before);
+                           MAP_SHARED, file.get(), offset - before);
   if (begin == MAP_FAILED) {
     return absl::ResourceExhaustedError("the system refuses to map the shared memory object");
   }

@@ -88,10 +88,6 @@ std::optional<ino_t> InodeOf(int descriptor) {
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-  if (number_ >= 0) close(number_);
-}
-
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const std::string& address,
                                                          int64_t max_connections) {
   auto listener = absl::WrapUnique(new Listener(max_connections));

@@ -8,18 +8,17 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "server/base/descriptor.h"
 
 namespace rapt {
 namespace {
 
 // What connecting to the socket says: 0, or the number of the error.
 int TryToConnect(const sockaddr_un& name) {
-  const int descriptor = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (descriptor < 0) return errno;
-  const int result =
-      connect(descriptor, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0 ? 0 : errno;
-  close(descriptor);
-  return result;
+  const Descriptor descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (descriptor.get() < 0) return errno;
+  const auto* const address = reinterpret_cast<const sockaddr*>(&name);
+  return connect(descriptor.get(), address, sizeof(name)) == 0 ? 0 : errno;
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -24,6 +23,7 @@
 #include "rapt/client.h"
 #include "server/base/mutex.h"
 #include "tests/support/loopback.h"
+#include "tests/support/memory_watch.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/server_process.h"
 
@@ -153,15 +153,6 @@ class Load {
   Clock::time_point begun_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int64_t> most_open_{0};
 };
-
-int64_t RssAnonBytes(pid_t pid) {
-  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
-  for (std::string word; status >> word;) {
-    int64_t kib;
-    if (word == "RssAnon:" && status >> kib) return kib * 1024;
-  }
-  return 0;
-}
 
 // Looks at memory and health until it is destroyed.
 class Watch {
