@@ -1,6 +1,8 @@
 #include "server/engine.h"
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -26,12 +28,12 @@ constexpr int64_t kInlineBytes = 256 * 1024;
 struct OutputSlot {
   const TensorSpec& spec;
   bool wanted;
-  absl::Span<std::byte> place;  // the caller's; without data: a buffer of ours
+  OutputPlace place;  // the caller's, if any
   OutputBuffer& buffer;
   MutableTensorView& view;
   MutableTensorView (ResolvedCall::*view_of)(std::byte*) const;
 
-  bool is_placed() const { return place.data() != nullptr; }
+  bool is_placed() const { return place.bytes.data() != nullptr; }
   int64_t bytes() const { return ByteSize("output", spec).value(); }  // Resolve() has checked it
 };
 
@@ -41,6 +43,14 @@ struct Gather {
   TensorView& view;
   bool is_written = false;  // by Request::write_mask, not copied
   ReservedBuffer copy = {};
+  absl::Status status = absl::OkStatus();
+};
+
+// An output that is copied to a device when all of them are computed.
+struct Delivery {
+  absl::Span<const std::byte> bytes;
+  DevicePart target;
+  absl::Status status = absl::OkStatus();
 };
 
 TensorView ViewInput(const ResolvedCall& call,
@@ -99,21 +109,25 @@ class Engine::Passage {
 
   void PlanGathers(bool backend_reads_slices) {
     const InputBytes& mask = request_.inputs.mask;
-    if (request_.write_mask || mask.in_slices() || mask.is_lent) {
+    if (request_.write_mask || mask.in_slices() || mask.on_device() || mask.is_lent) {
       gathers_.push_back({mask, arguments_.mask, static_cast<bool>(request_.write_mask)});
     }
-    if (!backend_reads_slices) {
-      const Inputs& inputs = request_.inputs;
-      const std::pair<const InputBytes*, TensorView*> tensors[] = {
-          {&inputs.query, &arguments_.query},
-          {&inputs.key, &arguments_.key},
-          {&inputs.value, &arguments_.value},
-          {&inputs.past_key, &arguments_.past_key},
-          {&inputs.past_value, &arguments_.past_value}};
-      for (const auto& [source, view] : tensors) {
-        if (source->in_slices()) gathers_.push_back({*source, *view});
-      }
+    const Inputs& inputs = request_.inputs;
+    const std::pair<const InputBytes*, TensorView*> tensors[] = {
+        {&inputs.query, &arguments_.query},
+        {&inputs.key, &arguments_.key},
+        {&inputs.value, &arguments_.value},
+        {&inputs.past_key, &arguments_.past_key},
+        {&inputs.past_value, &arguments_.past_value}};
+    for (const auto& [source, view] : tensors) {
+      const bool is_read = !source->on_device() && (backend_reads_slices || !source->in_slices());
+      if (!is_read) gathers_.push_back({*source, *view});
     }
+  }
+
+  bool GathersFromDevice() const {
+    return std::any_of(gathers_.begin(), gathers_.end(),
+                       [](const Gather& gather) { return gather.source.on_device(); });
   }
 
   void AddGathersTo(std::optional<int64_t>& total) const {
@@ -150,7 +164,7 @@ class Engine::Passage {
     job.run_task = [this, first, run_task](int stage, int64_t task, int worker,
                                            const Checkpoint& checkpoint) {
       if (stage < first) return RunGather(gathers_[task]);
-      if (gather_status_.ok() && CheckLentMemory().ok()) {
+      if (!gather_failed_ && CheckLentMemory().ok()) {
         run_task(stage - first, task, worker, checkpoint);
       }
     };
@@ -160,7 +174,7 @@ class Engine::Passage {
   absl::Status StatusOf(const JobReport& report) const {
     absl::Status status = report.status;
     status.Update(CheckLentMemory());
-    status.Update(gather_status_);
+    for (const Gather& gather : gathers_) status.Update(gather.status);
     return status;
   }
 
@@ -178,15 +192,13 @@ class Engine::Passage {
 
   void RunGather(Gather& gather) {
     const absl::Span<std::byte> copy = gather.copy.buffer.span();
-    if (gather.is_written) {
-      gather_status_ = request_.write_mask(copy);  // the only gather that can fail
-    } else {
-      gather.source.Copy(0, gather.source.size, copy.data());
-    }
+    gather.status = gather.is_written ? request_.write_mask(copy)
+                                      : gather.source.Fetch(0, gather.source.size, copy.data());
+    if (!gather.status.ok()) gather_failed_ = true;
   }
 
   std::vector<Gather> gathers_;
-  absl::Status gather_status_;
+  std::atomic<bool> gather_failed_{false};
 };
 
 // A request from Submit() to its done.
@@ -223,14 +235,17 @@ class Engine::Flight final : public Engine::Passage {
     for (OutputSlot& slot : OutputSlots()) {
       if (!slot.wanted) continue;
       if (slot.is_placed()) {
-        slot.view = (call().*slot.view_of)(slot.place.data());
-        slot.buffer = {slot.place, nullptr};
+        slot.view = (call().*slot.view_of)(slot.place.bytes.data());
+        slot.buffer = {slot.place.bytes, nullptr};
         continue;
       }
       absl::StatusOr<ReservedBuffer> taken = AllocatePart(pool, slot.bytes(), reservation);
       if (!taken.ok()) return taken.status();
       auto owner = std::make_shared<ReservedBuffer>(*std::move(taken));
       slot.view = (call().*slot.view_of)(owner->buffer.data());
+      if (slot.place.device.memory != nullptr) {
+        deliveries_.push_back({owner->buffer.span(), slot.place.device});
+      }
       slot.buffer = {owner->buffer.span(), std::move(owner)};
     }
     absl::StatusOr<ReservedBuffer> workspace =
@@ -242,11 +257,14 @@ class Engine::Flight final : public Engine::Passage {
   }
 
   void Run(std::unique_ptr<Passage> self, Executor& executor, bool may_run_inline) override {
-    Job job = MakeJob(plan_.stages,
-                      [this](int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
-                        plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage,
-                                               task, worker, checkpoint);
-                      });
+    auto stages = plan_.stages;
+    if (!deliveries_.empty()) stages.push_back(static_cast<int64_t>(deliveries_.size()));
+    Job job =
+        MakeJob(stages, [this](int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
+          if (stage == static_cast<int>(plan_.stages.size())) return Deliver(deliveries_[task]);
+          plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task, worker,
+                                 checkpoint);
+        });
     job.task_cost = plan_.task_flops();
     job.done = [this, self = std::move(self)](const JobReport& report) {
       result_.ended_in = Stage::kCompute;
@@ -263,7 +281,13 @@ class Engine::Flight final : public Engine::Passage {
   bool WaitsForDevice() const override { return plan_.backend->lanes() > 0; }
 
  private:
+  static void Deliver(Delivery& delivery) {
+    delivery.status = delivery.target.memory->Write(delivery.target.offset, delivery.bytes);
+  }
+
+  // Who copies waits for the device: nothing for the thread that brought the request.
   bool IsTiny() const {
+    if (GathersFromDevice() || !deliveries_.empty()) return false;
     const int64_t workspace_bytes = BufferPool::SizeOfClass(plan_.workspace_bytes());
     return plan_.flops <= kInlineFlops &&
            needed_bytes_ - workspace_bytes + placed_bytes_ <= kInlineBytes;
@@ -286,8 +310,9 @@ class Engine::Flight final : public Engine::Passage {
 
   void Finish(const JobReport& report) {
     workspace_ = {};  // back to the budget before the caller has its answer
-    GiveBackGathers();
     result_.status = StatusOf(report);
+    GiveBackGathers();
+    for (const Delivery& delivery : deliveries_) result_.status.Update(delivery.status);
     result_.queue_time = waited_ + report.queue_time;
     result_.compute_time = report.compute_time;
     if (!result_.status.ok()) {
@@ -303,6 +328,7 @@ class Engine::Flight final : public Engine::Passage {
   Result result_;
   Plan plan_;
   ReservedBuffer workspace_;
+  std::vector<Delivery> deliveries_;
   int64_t placed_bytes_ = 0;  // outputs in places of the caller's
 };
 

@@ -425,6 +425,14 @@ void Drain(const Options& options, Engine& engine, OpenCalls& open_calls, Listen
   server.Shutdown(std::chrono::system_clock::now() + kFarewell);
 }
 
+// Null where there is no device.
+OpenCudaMemory OpenCudaMemoryOf(cudnn::Device* device) {
+  if (device == nullptr) return nullptr;
+  return [device](absl::string_view raw_handle, int64_t device_id, int64_t byte_size) {
+    return device->OpenShared(raw_handle, device_id, byte_size);
+  };
+}
+
 int Serve(const Options& asked, const sigset_t& stop_signals) {
   Memory& memory = NewMemory(asked);
   const absl::StatusOr<Options> filled = SetMaxMessage(asked, memory.gate);
@@ -482,7 +490,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
                                     memory.timer, memory.clock, LimitsOf(options)};
   SharedMemory shared_memory({.allowed = options.allow_shared_memory,
                               .key_prefix = options.shared_memory_prefix,
-                              .open_cuda = nullptr});
+                              .open_cuda = OpenCudaMemoryOf(cudnn::ProcessBackend().device())});
   TensorMethods tensor_methods;
   const std::unique_ptr<grpc::Service> oip_service =
       oip::NewService(environment, shared_memory, is_ready, observe, tensor_methods);

@@ -17,6 +17,7 @@
 #include "server/attention/backend.h"
 #include "server/attention/operator.h"
 #include "server/base/clock.h"
+#include "server/base/device_memory.h"
 #include "server/base/sliced_bytes.h"
 
 namespace rapt {
@@ -31,26 +32,38 @@ enum class Stage : uint8_t {
 inline constexpr int kStages = 4;
 
 // Where a tensor's row-major bytes lie, as the caller laid them out: in one piece of any alignment,
-// or in slices.
+// in slices, or on a device.
 struct InputBytes {
   InputBytes() = default;
   InputBytes(const std::byte* data, int64_t size) : size(size), data(data) {}
   InputBytes(SlicedBytes slices, int64_t size) : size(size), slices(slices) {}
+  InputBytes(DevicePart device, int64_t size) : size(size), device(device) {}
 
   int64_t size = 0;
-  const std::byte* data = nullptr;  // null: in slices
+  const std::byte* data = nullptr;  // null: in slices or on the device
   SlicedBytes slices;
+  DevicePart device;
   // In memory that the caller may write at any time: what decides something is copied first.
   bool is_lent = false;
 
-  // Copies bytes [begin, begin + count).
+  // Copies bytes [begin, begin + count), which are on the host.
   void Copy(int64_t begin, int64_t count, std::byte* target) const {
     if (in_slices()) return slices.Copy(begin, count, target);
     if (count > 0) std::memcpy(target, data + begin, static_cast<size_t>(count));
   }
 
+  // The same from wherever they are. OK unless a device fails.
+  absl::Status Fetch(int64_t begin, int64_t count, std::byte* target) const {
+    if (on_device()) {
+      return device.memory->Read(device.offset + begin, {target, static_cast<size_t>(count)});
+    }
+    Copy(begin, count, target);
+    return absl::OkStatus();
+  }
+
   bool in_slices() const { return data == nullptr && !slices.slices.empty(); }
-  bool present() const { return data != nullptr || in_slices(); }
+  bool on_device() const { return device.memory != nullptr; }
+  bool present() const { return data != nullptr || in_slices() || on_device(); }
 };
 
 // The tensors, each of the size that the call states. Absent where the call has none.
@@ -59,10 +72,15 @@ struct Inputs {
   std::vector<int64_t> key_lengths;  // nonpad_kv_seqlen, copied: it has to be aligned
 };
 
-// Memory of the caller's that outputs are written to, each of the output's size and aligned to its
-// elements. Null data: into a buffer of ours.
+// Memory of the caller's that an output is written to: of its size and aligned to its elements, or
+// on a device. Neither: it goes into a buffer of ours.
+struct OutputPlace {
+  absl::Span<std::byte> bytes;
+  DevicePart device;
+};
+
 struct OutputPlaces {
-  absl::Span<std::byte> y, lse, scores, present_key, present_value;
+  OutputPlace y, lse, scores, present_key, present_value;
 };
 
 // One attention call, checked as far as its shapes go.

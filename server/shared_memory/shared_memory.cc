@@ -43,6 +43,18 @@ absl::string_view WithoutLeadingSlashes(absl::string_view key) {
   return key;
 }
 
+class CudaRegion final : public Region {
+ public:
+  explicit CudaRegion(std::shared_ptr<const DeviceMemory> memory) : memory_(std::move(memory)) {}
+
+  absl::Span<std::byte> bytes() const override { return {}; }
+  const DeviceMemory* device() const override { return memory_.get(); }
+  bool intact() const override { return true; }  // who copies from it hears when it is not
+
+ private:
+  const std::shared_ptr<const DeviceMemory> memory_;
+};
+
 }  // namespace
 
 absl::Status BrokenRegion() {
@@ -107,17 +119,19 @@ absl::Status SharedMemory::RegisterCuda(const std::string& name, const std::stri
   if (status.ok()) status = CheckName(name);
   if (!status.ok()) return status;
   if (!options_.open_cuda) {
-    return absl::UnimplementedError("no backend of this server can use memory of a CUDA device");
+    return absl::UnimplementedError(
+        "this server uses no GPU: CUDA shared memory needs --backend=cudnn, or "
+        "--cudnn_memory_bytes, on a machine that has one");
   }
   const absl::StatusOr<int64_t> size = ToSigned("byte_size", byte_size);
   status.Update(size.status());
   if (status.ok()) status = CheckNameIsFree(name);
   if (!status.ok()) return ForRegion(name, status);
-  absl::StatusOr<std::shared_ptr<const Region>> region =
+  absl::StatusOr<std::shared_ptr<const DeviceMemory>> memory =
       options_.open_cuda(raw_handle, device_id, *size);
-  if (!region.ok()) return ForRegion(name, region.status());
+  if (!memory.ok()) return ForRegion(name, memory.status());
   status = Add(Kind::kCuda, {.name = name, .device_id = device_id, .byte_size = *size},
-               *std::move(region));
+               std::make_shared<const CudaRegion>(*std::move(memory)));
   return status.ok() ? status : ForRegion(name, status);
 }
 
@@ -160,17 +174,20 @@ absl::StatusOr<SharedBytes> SharedMemory::Find(const SharedReference& reference)
   if (region == nullptr) return UnknownRegion(reference.region);
   if (!region->intact()) return ForRegion(reference.region, BrokenRegion());
   const absl::Span<std::byte> bytes = region->bytes();
+  const DeviceMemory* const device = region->device();
+  const int64_t size = device == nullptr ? static_cast<int64_t>(bytes.size()) : device->size();
   const std::optional<int64_t> end = CheckedAdd(reference.offset, reference.byte_size);
-  const bool fits = reference.offset >= 0 && reference.byte_size >= 0 && end &&
-                    *end <= static_cast<int64_t>(bytes.size());
+  const bool fits = reference.offset >= 0 && reference.byte_size >= 0 && end && *end <= size;
   if (!fits) {
     return ForRegion(reference.region,
                      absl::InvalidArgumentError(absl::StrCat(
                          "offset ", reference.offset, " and byte_size ", reference.byte_size,
-                         " are not within its ", bytes.size(), " bytes")));
+                         " are not within its ", size, " bytes")));
   }
+  if (device != nullptr) return SharedBytes{{}, {device, reference.offset}, std::move(region)};
   return SharedBytes{bytes.subspan(static_cast<size_t>(reference.offset),
                                    static_cast<size_t>(reference.byte_size)),
+                     {},
                      std::move(region)};
 }
 

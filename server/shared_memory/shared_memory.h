@@ -25,10 +25,11 @@ struct SharedReference {
   int64_t byte_size = 0;
 };
 
-// The bytes that a reference stands for. They stay mapped as long as the region is held, whoever
-// unregisters it meanwhile.
+// The bytes that a reference stands for, on the host or on a device. They stay there as long as the
+// region is held, whoever unregisters it meanwhile.
 struct SharedBytes {
   absl::Span<std::byte> bytes;
+  DevicePart device;
   std::shared_ptr<const Region> region;
 };
 
@@ -39,7 +40,7 @@ class SharedMemory {
   struct Options {
     bool allowed = false;
     std::string key_prefix;    // of the objects that may be mapped; empty: any
-    OpenCudaRegion open_cuda;  // null: nobody here can
+    OpenCudaMemory open_cuda;  // null: nobody here can
   };
 
   enum class Kind : uint8_t { kSystem, kCuda };
@@ -55,6 +56,7 @@ class SharedMemory {
   explicit SharedMemory(Options options) : options_(std::move(options)) {}
 
   bool allowed() const { return options_.allowed; }
+  bool takes_cuda() const { return options_.allowed && options_.open_cuda != nullptr; }
 
   // Unimplemented where it is not allowed; InvalidArgument, NotFound or ResourceExhausted where
   // there is no such memory; AlreadyExists for a name in use.

@@ -8,17 +8,17 @@
 
 namespace rapt {
 
-absl::StatusOr<absl::Span<std::byte>> LentMemory::Find(const std::string& field,
-                                                       const SharedReference& reference) {
+absl::StatusOr<OutputPlace> LentMemory::Find(const std::string& field,
+                                             const SharedReference& reference) {
   absl::StatusOr<SharedBytes> found = shared_memory_.Find(reference);
   if (!found.ok()) {
     return absl::Status(found.status().code(), absl::StrCat(field, ": ", found.status().message()));
   }
-  const absl::Span<std::byte> bytes = found->bytes;
+  const OutputPlace place{found->bytes, found->device};
   if (std::find(regions_.begin(), regions_.end(), found->region) == regions_.end()) {
     regions_.push_back(std::move(found->region));
   }
-  return bytes;
+  return place;
 }
 
 absl::StatusOr<InputBytes> LentMemory::FindInput(const std::string& field,
@@ -27,32 +27,35 @@ absl::StatusOr<InputBytes> LentMemory::FindInput(const std::string& field,
     return absl::InvalidArgumentError(absl::StrCat(
         field, " has ", reference.byte_size, " bytes of shared memory; its shape needs ", bytes));
   }
-  const absl::StatusOr<absl::Span<std::byte>> found = Find(field, reference);
+  const absl::StatusOr<OutputPlace> found = Find(field, reference);
   if (!found.ok()) return found.status();
-  InputBytes input(found->data(), bytes);
+  if (found->device.memory != nullptr) return InputBytes(found->device, bytes);
+  InputBytes input(found->bytes.data(), bytes);
   input.is_lent = true;
   return input;
 }
 
-absl::StatusOr<absl::Span<std::byte>> LentMemory::FindOutput(const std::string& field,
-                                                             const SharedReference& reference,
-                                                             const TensorSpec& spec) {
+absl::StatusOr<OutputPlace> LentMemory::FindOutput(const std::string& field,
+                                                   const SharedReference& reference,
+                                                   const TensorSpec& spec) {
   const absl::StatusOr<int64_t> bytes = ByteSize(field, spec);
   if (!bytes.ok()) return bytes.status();
   if (reference.byte_size < *bytes) {
     return absl::InvalidArgumentError(absl::StrCat(field, " has ", reference.byte_size,
                                                    " bytes of shared memory; it takes ", *bytes));
   }
-  const absl::StatusOr<absl::Span<std::byte>> found = Find(field, reference);
-  if (!found.ok()) return found.status();
-  if (reinterpret_cast<uintptr_t>(found->data()) % static_cast<uintptr_t>(SizeOf(spec.dtype)) !=
+  absl::StatusOr<OutputPlace> found = Find(field, reference);
+  if (!found.ok() || found->device.memory != nullptr) return found;
+  if (reinterpret_cast<uintptr_t>(found->bytes.data()) %
+          static_cast<uintptr_t>(SizeOf(spec.dtype)) !=
       0) {
     return absl::InvalidArgumentError(absl::StrCat(field, " begins at offset ", reference.offset,
                                                    " of its region, which is not aligned to the ",
                                                    SizeOf(spec.dtype), " bytes of ",
                                                    NameOf(spec.dtype)));
   }
-  return found->subspan(0, static_cast<size_t>(*bytes));
+  found->bytes = found->bytes.subspan(0, static_cast<size_t>(*bytes));
+  return found;
 }
 
 void LentMemory::LendTo(Request& request) && {

@@ -26,16 +26,14 @@ class LentMemory {
                                        int64_t bytes);
 
   // The place of an output. InvalidArgument where it is too small or not aligned to its elements.
-  absl::StatusOr<absl::Span<std::byte>> FindOutput(const std::string& field,
-                                                   const SharedReference& reference,
-                                                   const TensorSpec& spec);
+  absl::StatusOr<OutputPlace> FindOutput(const std::string& field, const SharedReference& reference,
+                                         const TensorSpec& spec);
 
   // Lets the request hold the memory, beside what it holds already, and watch it.
   void LendTo(Request& request) &&;
 
  private:
-  absl::StatusOr<absl::Span<std::byte>> Find(const std::string& field,
-                                             const SharedReference& reference);
+  absl::StatusOr<OutputPlace> Find(const std::string& field, const SharedReference& reference);
 
   const SharedMemory& shared_memory_;
   std::vector<std::shared_ptr<const Region>> regions_;  // distinct ones

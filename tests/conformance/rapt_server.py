@@ -12,9 +12,9 @@ STOP_SECONDS = 60  # longer than any grace period a test configures
 class RaptServer:
     """Context manager: ready on entry; on exit it has to leave cleanly on SIGTERM."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, program="RAPT_SERVER"):
         self._command = [
-            os.environ["RAPT_SERVER"],
+            os.environ[program],
             "--grpc_address=127.0.0.1:0",
             "--metrics_address=127.0.0.1:0",
             *flags,

@@ -38,6 +38,11 @@ class DescribedDevice final : public Device {
     return library_.Compile(graph, properties_);
   }
   absl::Status Restart() override { return device_->Restart(); }
+  absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(absl::string_view handle,
+                                                                 int64_t device,
+                                                                 int64_t bytes) override {
+    return device_->OpenShared(handle, device, bytes);
+  }
 
  private:
   const std::unique_ptr<Device> device_;

@@ -63,6 +63,10 @@ class ModelledDevice final : public cudnn::Device {
     return CompiledPlan{std::vector<uint8_t>(1 << 16), 1 << 14};
   }
   absl::Status Restart() override { return absl::OkStatus(); }
+  absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(absl::string_view, int64_t,
+                                                                 int64_t) override {
+    return absl::UnimplementedError("there is no memory to share");
+  }
 
  private:
   const int64_t arena_bytes_;

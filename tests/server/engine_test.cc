@@ -22,6 +22,7 @@
 #include "server/base/aligned_buffer.h"
 #include "server/base/thread_pool.h"
 #include "tests/support/fake_device.h"
+#include "tests/support/fake_device_memory.h"
 
 namespace rapt {
 namespace {
@@ -231,11 +232,76 @@ TEST_F(EngineTest, WritesOutputsWhereTheCallerWantsThemAtNoCharge) {
   const std::vector<float> want = Floats(Run(call.ToRequest()).result.y);
   std::vector<float> y(want.size());
   Request request = call.ToRequest();
-  request.places.y = {reinterpret_cast<std::byte*>(y.data()), y.size() * sizeof(float)};
+  request.places.y.bytes = {reinterpret_cast<std::byte*>(y.data()), y.size() * sizeof(float)};
   const Result result = Run(std::move(request)).result;
   ASSERT_TRUE(result.status.ok()) << result.status;
   EXPECT_EQ(y, want);
   EXPECT_EQ(result.y.bytes.data(), reinterpret_cast<const std::byte*>(y.data()));
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
+}
+
+// Q, K, V and a place for Y, one behind the other in memory of a device.
+struct CallOnDevice {
+  explicit CallOnDevice(const Call& call)
+      : bytes(static_cast<int64_t>(call.q.size() * sizeof(float))),
+        memory(static_cast<size_t>(4 * bytes)) {
+    for (const auto& values : {std::pair(0, &call.q), {1, &call.k}, {2, &call.v}}) {
+      std::memcpy(memory.bytes.data() + values.first * bytes, Call::Bytes(*values.second), bytes);
+    }
+  }
+
+  Request Move(Request request) const {
+    request.inputs.query = InputBytes(DevicePart{&memory, 0}, bytes);
+    request.inputs.key = InputBytes(DevicePart{&memory, bytes}, bytes);
+    request.inputs.value = InputBytes(DevicePart{&memory, 2 * bytes}, bytes);
+    request.places.y.device = {&memory, 3 * bytes};
+    return request;
+  }
+
+  std::vector<float> y() const {
+    return Floats({absl::MakeConstSpan(memory.bytes).subspan(3 * bytes), nullptr});
+  }
+
+  const int64_t bytes;
+  test::FakeDeviceMemory memory;
+};
+
+TEST_F(EngineTest, CopiesTensorsOfADeviceFromThereAndTo) {
+  // One would be computed on the thread that brings it, the other would not.
+  for (const Call& call : {HandComputed(), Call({1, 2, 200, 64}, {1, 2, 200, 64})}) {
+    const std::vector<float> want = Floats(Run(call.ToRequest()).result.y);
+    const CallOnDevice on_device(call);
+    const Outcome outcome = Run(on_device.Move(call.ToRequest()));
+    ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;
+    EXPECT_EQ(on_device.y(), want);
+    EXPECT_NE(outcome.thread, std::this_thread::get_id()) << "copying waits for the device";
+  }
+  EXPECT_EQ(gate_.reserved_bytes(), 0);
+}
+
+TEST_F(EngineTest, AMaskOfADeviceIsCopied) {
+  Call call = HandComputed();
+  call.call.attn_mask = TensorSpec{DType::kBool, {3, 3}};
+  test::FakeDeviceMemory memory(16);
+  for (const int diagonal : {0, 4, 8}) memory.bytes[7 + diagonal] = std::byte{1};
+  Request request = call.ToRequest();
+  request.inputs.mask = InputBytes(DevicePart{&memory, 7}, 9);
+  const Result result = Run(std::move(request)).result;
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(Floats(result.y), call.v) << "each query sees its own key";
+}
+
+TEST_F(EngineTest, ADeviceThatFailsFailsTheRequest) {
+  const Call call({1, 2, 200, 64}, {1, 2, 200, 64});
+  CallOnDevice on_device(call);
+  on_device.memory.fails_to_read = true;
+  Result result = Run(on_device.Move(call.ToRequest())).result;
+  EXPECT_EQ(result.status, absl::UnavailableError("told to fail reading"));
+  on_device.memory.fails_to_read = false;
+  on_device.memory.fails_to_write = true;
+  result = Run(on_device.Move(call.ToRequest())).result;
+  EXPECT_EQ(result.status, absl::UnavailableError("told to fail writing"));
+  EXPECT_EQ(result.y.bytes.data(), nullptr);
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 

@@ -500,11 +500,11 @@ TEST_F(OipSharedMemoryTest, AnOutputGoesThereAndLeavesAnEmptyEntry) {
   message.add_outputs()->set_name("lse");
   const absl::StatusOr<DecodedInfer> decoded = Decode(message);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  const absl::Span<std::byte> place = decoded->request.places.y;
+  const absl::Span<std::byte> place = decoded->request.places.y.bytes;
   ASSERT_EQ(place.size(), 48u);
   place[0] = std::byte{5};
   EXPECT_EQ(object_.data()[128], std::byte{5});
-  EXPECT_EQ(decoded->request.places.lse.data(), nullptr);
+  EXPECT_EQ(decoded->request.places.lse.bytes.data(), nullptr);
 
   const std::vector<float> lse = {7, 8, 9};
   Result result;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/wire/rapt/codec.h"
+#include "tests/support/fake_device_memory.h"
 #include "tests/support/shared_object.h"
 #include "tests/support/wire_message.h"
 
@@ -373,11 +374,44 @@ TEST_F(RaptSharedMemoryTest, ConvertsAMaskOfIntegersThere) {
               ElementsAre(std::byte{1}, std::byte{0}, std::byte{1}, std::byte{1}, std::byte{0}));
 }
 
+TEST(RaptCudaSharedMemoryTest, TensorsAreReadFromThereAndWrittenThere) {
+  const auto device = std::make_shared<test::FakeDeviceMemory>(4096);
+  SharedMemory memory(
+      {.allowed = true, .key_prefix = "", .open_cuda = [&](auto, auto, auto) { return device; }});
+  ASSERT_TRUE(memory.RegisterCuda("d", "handle", 0, 4096).ok());
+  v1::AttendRequest message = SomeCall();
+  const int64_t key_bytes = static_cast<int64_t>(message.k().data().size());
+  message.mutable_k()->clear_data();
+  Share(*message.mutable_k()->mutable_shared_memory(), "d", 65, key_bytes);
+  v1::Tensor& mask = *message.mutable_mask();
+  mask.set_dtype(v1::INT64);
+  mask.add_shape(5);
+  Share(*mask.mutable_shared_memory(), "d", 2048, 5 * 8);
+  Share(*message.mutable_places()->mutable_y(), "d", 3001, 1000);
+  absl::StatusOr<DecodedCall> decoded = Decode(message, memory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+
+  const InputBytes& key = decoded->request.inputs.key;
+  EXPECT_EQ(key.device.memory, device.get());
+  EXPECT_EQ(key.device.offset, 65);
+  EXPECT_EQ(key.size, key_bytes);
+  EXPECT_EQ(decoded->request.places.y.device.memory, device.get());
+  EXPECT_EQ(decoded->request.places.y.device.offset, 3001) << "aligned to nothing";
+  device->bytes[2048 + 8] = std::byte{1};
+  std::vector<std::byte> bools(5);
+  ASSERT_TRUE(decoded->request.write_mask(absl::MakeSpan(bools)).ok());
+  EXPECT_THAT(bools,
+              ElementsAre(std::byte{0}, std::byte{1}, std::byte{0}, std::byte{0}, std::byte{0}));
+  device->fails_to_read = true;
+  EXPECT_EQ(decoded->request.write_mask(absl::MakeSpan(bools)).code(),
+            absl::StatusCode::kUnavailable);
+}
+
 TEST_F(RaptSharedMemoryTest, AnOutputGoesThereAndTheAnswerSaysSo) {
   Share(*message_.mutable_places()->mutable_y(), "r", 1024, kYBytes + 100);
   const absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  const absl::Span<std::byte> place = decoded->request.places.y;
+  const absl::Span<std::byte> place = decoded->request.places.y.bytes;
   EXPECT_EQ(static_cast<int64_t>(place.size()), kYBytes);
   Result result;
   result.y.bytes = place;

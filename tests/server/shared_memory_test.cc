@@ -19,6 +19,7 @@
 #include "server/base/thread_pool.h"
 #include "server/shared_memory/bus_error_guard.h"
 #include "server/shared_memory/system_region.h"
+#include "tests/support/fake_device_memory.h"
 #include "tests/support/shared_object.h"
 
 namespace rapt {
@@ -185,38 +186,37 @@ TEST(SharedMemoryTest, ThereAreOnlySoManyRegions) {
 
 // --- Devices -------------------------------------------------------------------------------------
 
-class DeviceRegion final : public Region {
- public:
-  explicit DeviceRegion(absl::Span<std::byte> bytes) : bytes_(bytes) {}
-  absl::Span<std::byte> bytes() const override { return bytes_; }
-  bool intact() const override { return true; }
-
- private:
-  const absl::Span<std::byte> bytes_;
-};
-
-TEST(SharedMemoryTest, ABackendMayOpenCudaRegions) {
-  std::byte device[64];
+TEST(SharedMemoryTest, ABackendMayOpenCudaMemory) {
+  const auto device = std::make_shared<test::FakeDeviceMemory>(64);
   SharedMemory::Options options = Allowed();
-  options.open_cuda = [&](absl::string_view raw_handle, int64_t device_id,
-                          int64_t byte_size) -> absl::StatusOr<std::shared_ptr<const Region>> {
+  options.open_cuda =
+      [&](absl::string_view raw_handle, int64_t device_id,
+          int64_t byte_size) -> absl::StatusOr<std::shared_ptr<const DeviceMemory>> {
     EXPECT_EQ(raw_handle, "handle");
-    EXPECT_EQ(device_id, 3);
-    return std::make_shared<DeviceRegion>(
-        absl::MakeSpan(device).subspan(0, static_cast<size_t>(byte_size)));
+    EXPECT_EQ(byte_size, 64);
+    if (device_id != 3) return absl::InvalidArgumentError("not this device");
+    return device;
   };
   SharedMemory memory(options);
+  EXPECT_TRUE(memory.takes_cuda());
   ASSERT_TRUE(memory.RegisterCuda("d", "handle", 3, 64).ok());
   EXPECT_EQ(memory.Describe(Kind::kCuda, "d")->at(0).device_id, 3);
   EXPECT_EQ(memory.Describe(Kind::kSystem, "d").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(memory.Find({"d", 16, 4})->bytes.data(), device + 16);
+  const absl::StatusOr<SharedBytes> found = memory.Find({"d", 16, 48});
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->device.memory, device.get());
+  EXPECT_EQ(found->device.offset, 16);
+  EXPECT_EQ(memory.Find({"d", 16, 49}).status().code(), kInvalid);
   EXPECT_EQ(memory.RegisterSystem("d", "rapt", 0, 1).code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(memory.RegisterCuda("e", "handle", 0, 64),
+            absl::InvalidArgumentError("region 'e': not this device"));
   EXPECT_TRUE(memory.Unregister(Kind::kCuda, "").ok());
   EXPECT_EQ(memory.Find({"d", 0, 1}).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST(SharedMemoryTest, WithoutSuchABackendCudaRegionsAreUnimplementedButCanBeCleared) {
   SharedMemory memory(Allowed());
+  EXPECT_FALSE(memory.takes_cuda());
   EXPECT_EQ(memory.RegisterCuda("d", "handle", 0, 64).code(), absl::StatusCode::kUnimplemented);
   EXPECT_TRUE(memory.Unregister(Kind::kCuda, "").ok());
   EXPECT_THAT(*memory.Describe(Kind::kCuda, ""), IsEmpty());

@@ -1,5 +1,10 @@
 #include "tests/support/fake_device.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -112,6 +117,27 @@ bool Take(std::atomic<int>& count) {
   return left > 0;
 }
 
+// Reached by copies alone, although it is memory of the host.
+class ObjectMemory final : public DeviceMemory {
+ public:
+  ObjectMemory(std::byte* begin, int64_t size) : begin_(begin), size_(size) {}
+  ~ObjectMemory() override { munmap(begin_, static_cast<size_t>(size_)); }
+
+  int64_t size() const override { return size_; }
+  absl::Status Read(int64_t offset, absl::Span<std::byte> target) const override {
+    std::memcpy(target.data(), begin_ + offset, target.size());
+    return absl::OkStatus();
+  }
+  absl::Status Write(int64_t offset, absl::Span<const std::byte> source) const override {
+    std::memcpy(begin_ + offset, source.data(), source.size());
+    return absl::OkStatus();
+  }
+
+ private:
+  std::byte* const begin_;
+  const int64_t size_;
+};
+
 }  // namespace
 
 class FakeDevice::FakeLane final : public cudnn::Lane {
@@ -185,6 +211,22 @@ absl::Status FakeDevice::Restart() {
   ++controls_.restarts;
   if (Take(controls_.failing_restarts)) return absl::UnavailableError("told to stay down");
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const DeviceMemory>> FakeDevice::OpenShared(
+    absl::string_view raw_handle, int64_t device_id, int64_t byte_size) {
+  if (device_id != 0) return absl::InvalidArgumentError("there is device 0 alone");
+  const std::string name(raw_handle.substr(0, raw_handle.find('\0')));
+  const int object = shm_open(name.c_str(), O_RDWR, 0);
+  if (object < 0) return absl::InvalidArgumentError("this is no handle");
+  struct stat status;
+  const bool fits = fstat(object, &status) == 0 && byte_size <= status.st_size;
+  void* const begin = fits ? mmap(nullptr, static_cast<size_t>(byte_size), PROT_READ | PROT_WRITE,
+                                  MAP_SHARED, object, 0)
+                           : MAP_FAILED;
+  close(object);
+  if (begin == MAP_FAILED) return absl::InvalidArgumentError("it is not that large");
+  return std::make_shared<ObjectMemory>(static_cast<std::byte*>(begin), byte_size);
 }
 
 }  // namespace rapt::test

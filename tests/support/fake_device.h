@@ -40,6 +40,11 @@ class FakeDevice final : public cudnn::Device {
   int64_t arena_bytes() const override { return arena_bytes_; }
   absl::StatusOr<cudnn::CompiledPlan> Compile(const cudnn::SdpaGraph& graph) override;
   absl::Status Restart() override;
+  // The handle is the name of an object of POSIX shared memory, filled up with zeros; the device is
+  // number 0.
+  absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(absl::string_view raw_handle,
+                                                                 int64_t device_id,
+                                                                 int64_t byte_size) override;
 
  private:
   class FakeLane;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "server/attention/cudnn/cuda_runtime.h"
+#include "server/attention/cudnn/cuda_shared_memory.h"
 #include "server/attention/cudnn/library.h"
 #include "server/attention/cudnn/probe.h"
 #include "server/attention/cudnn/staging.h"
@@ -115,11 +116,18 @@ class CudaDevice final : public Device {
 
   absl::Status Restart() override {
     for (const auto& lane : lanes_) lane->Close();
+    shared_memory_.Invalidate();
     absl::Status status = runtime_.Check("resetting", runtime_.DeviceReset());
     for (const auto& lane : lanes_) {
       if (status.ok()) status = lane->Open();
     }
     return status;
+  }
+
+  absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(absl::string_view raw_handle,
+                                                                 int64_t device_id,
+                                                                 int64_t byte_size) override {
+    return shared_memory_.Open(raw_handle, device_id, byte_size);
   }
 
  private:
@@ -152,6 +160,7 @@ class CudaDevice final : public Device {
   const Library& library_;
   const CudaRuntime runtime_;
   const int64_t arena_bytes_;
+  CudaSharedMemory shared_memory_{runtime_};
   std::string properties_;
   std::string kind_;
   std::vector<std::unique_ptr<CudaLane>> lanes_;

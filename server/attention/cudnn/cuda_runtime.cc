@@ -31,6 +31,9 @@ absl::StatusOr<CudaRuntime> FindCudaRuntime(const Library& library) {
   find("cudaStreamDestroy", runtime.StreamDestroy);
   find("cudaStreamSynchronize", runtime.StreamSynchronize);
   find("cudaMemcpyAsync", runtime.MemcpyAsync);
+  find("cudaIpcOpenMemHandle", runtime.IpcOpenMemHandle);
+  find("cudaIpcCloseMemHandle", runtime.IpcCloseMemHandle);
+  find("cudaGetDriverEntryPointByVersion", runtime.GetDriverEntryPointByVersion);
   find("cudaEventCreate", runtime.EventCreate);
   find("cudaEventRecord", runtime.EventRecord);
   find("cudaEventElapsedTime", runtime.EventElapsedTime);

@@ -24,6 +24,10 @@ struct CudaRuntime {
   decltype(&::cudaStreamDestroy) StreamDestroy;
   decltype(&::cudaStreamSynchronize) StreamSynchronize;
   decltype(&::cudaMemcpyAsync) MemcpyAsync;
+  decltype(&::cudaIpcOpenMemHandle) IpcOpenMemHandle;
+  decltype(&::cudaIpcCloseMemHandle) IpcCloseMemHandle;
+  cudaError_t (*GetDriverEntryPointByVersion)(const char*, void**, unsigned int, unsigned long long,
+                                              cudaDriverEntryPointQueryResult*);
   cudaError_t (*EventCreate)(cudaEvent_t*);
   cudaError_t (*EventRecord)(cudaEvent_t, cudaStream_t);
   decltype(&::cudaEventElapsedTime) EventElapsedTime;

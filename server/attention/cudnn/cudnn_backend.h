@@ -100,6 +100,9 @@ class CudnnBackend final : public Backend {
   };
   State state() const;
 
+  // Null where there is none.
+  Device* device() const { return device_.get(); }
+
   absl::string_view name() const override { return "cudnn"; }
   absl::Status Available() const override { return available_; }
   int lanes() const override { return device_ == nullptr ? 0 : device_->lanes(); }

@@ -4,13 +4,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "server/attention/cudnn/graph.h"
+#include "server/base/device_memory.h"
 
 namespace rapt::cudnn {
 
@@ -70,6 +73,11 @@ class Device {
 
   // After an error, while no lane runs: OK where the device can be relied on again.
   virtual absl::Status Restart() = 0;
+
+  // Opens `byte_size` bytes that another process shares by a cudaIpcMemHandle_t. InvalidArgument
+  // where the handle opens no memory of that size on this device. A Restart() makes it Unavailable.
+  virtual absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(
+      absl::string_view raw_handle, int64_t device_id, int64_t byte_size) = 0;
 };
 
 }  // namespace rapt::cudnn

@@ -324,7 +324,8 @@ absl::StatusOr<std::vector<int64_t>> ReadKeyLengths(const InputBytes& bytes) {
         "input nonpad_kv_seqlen has ", count, " values; at most ", kMaxKeyLengths, " are allowed"));
   }
   std::vector<int64_t> lengths(count);
-  bytes.Copy(0, bytes.size, reinterpret_cast<std::byte*>(lengths.data()));
+  absl::Status status = bytes.Fetch(0, bytes.size, reinterpret_cast<std::byte*>(lengths.data()));
+  if (!status.ok()) return status;
   return lengths;
 }
 
@@ -407,7 +408,7 @@ struct OutputSlot {
   const char* name;
   TensorSpec ResolvedCall::*spec;
   OutputBuffer Result::*buffer;
-  absl::Span<std::byte> OutputPlaces::*place;
+  OutputPlace OutputPlaces::*place;
 };
 
 constexpr OutputSlot kY = {"Y", &ResolvedCall::y, &Result::y, &OutputPlaces::y};
@@ -464,7 +465,7 @@ absl::Status PlaceOutputs(const std::vector<Asked>& all, LentMemory& lent_memory
       in_message.push_back(&spec);
       continue;
     }
-    const absl::StatusOr<absl::Span<std::byte>> place =
+    const absl::StatusOr<OutputPlace> place =
         lent_memory.FindOutput(absl::StrCat("output ", asked.slot->name), *asked.shared, spec);
     if (!place.ok()) return place.status();
     decoded.request.places.*asked.slot->place = *place;

@@ -178,6 +178,7 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
         response->add_extensions(extension);
       }
       if (environment_.shared_memory.allowed()) response->add_extensions("system_shared_memory");
+      if (environment_.shared_memory.takes_cuda()) response->add_extensions("cuda_shared_memory");
       return absl::OkStatus();
     });
   }

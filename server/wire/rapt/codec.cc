@@ -245,7 +245,9 @@ struct IntegerMask {
     Int values[kAtOnce];
     for (int64_t begin = 0; begin < static_cast<int64_t>(bools.size()); begin += kAtOnce) {
       const int64_t count = std::min<int64_t>(kAtOnce, bools.size() - begin);
-      data.Copy(begin * sizeof(Int), count * sizeof(Int), reinterpret_cast<std::byte*>(values));
+      absl::Status status = data.Fetch(begin * sizeof(Int), count * sizeof(Int),
+                                       reinterpret_cast<std::byte*>(values));
+      if (!status.ok()) return status;
       for (int64_t n = 0; n < count; ++n) {
         if (values[n] != 0 && values[n] != 1) return NeitherNorOne(begin + n, values[n]);
         bools[begin + n] = static_cast<std::byte>(values[n]);
@@ -309,7 +311,7 @@ struct OutputSlot {
   absl::string_view name;
   TensorSpec ResolvedCall::*spec;
   OutputBuffer Result::*buffer;
-  absl::Span<std::byte> OutputPlaces::*place;
+  OutputPlace OutputPlaces::*place;
   int field;
   bool (v1::OutputPlaces::*is_placed)() const;
   const v1::SharedMemory& (v1::OutputPlaces::*part)() const;
@@ -368,7 +370,7 @@ absl::Status PlaceOutputs(const Message& message, LentMemory& lent_memory, Reque
   for (const OutputSlot* slot : WantedOutputs(request.call.problem)) {
     const v1::SharedMemory* part = slot->PartOf(message.places());
     if (part == nullptr) continue;
-    const absl::StatusOr<absl::Span<std::byte>> place = lent_memory.FindOutput(
+    const absl::StatusOr<OutputPlace> place = lent_memory.FindOutput(
         std::string(slot->name), ReferenceOf(*part), request.call.*slot->spec);
     if (!place.ok()) return place.status();
     request.places.*slot->place = *place;

@@ -1,0 +1,136 @@
+"""CUDA shared memory by tritonclient's calls, on a server whose GPU is one of the tests' own.
+
+That one's handles are names of objects of POSIX shared memory, which stand for the GPU's memory and which the
+server reaches by copies alone. tritonclient.utils.cuda_shared_memory itself needs a GPU.
+"""
+
+import base64
+import contextlib
+import os
+
+import grpc
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as shm
+from attention_client import DATATYPES, attend
+from rapt_server import RaptServer
+from tritonclient.utils import InferenceServerException
+
+RNG = np.random.default_rng(8)
+HANDLE_BYTES = 64  # of a cudaIpcMemHandle_t
+
+
+@pytest.fixture(scope="module")
+def server():
+    with RaptServer(
+        "--allow_shared_memory", "--cudnn_memory_bytes=67108864", program="RAPT_SERVER_WITH_FAKE_GPU"
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    with triton.InferenceServerClient(server.grpc_address) as connected:
+        yield connected
+        connected.unregister_cuda_shared_memory()
+
+
+def handle_of(name):
+    """As tritonclient.utils.cuda_shared_memory.get_raw_handle() gives it."""
+    return base64.b64encode(f"/gpu-{os.getpid()}-{name}".encode().ljust(HANDLE_BYTES, b"\0"))
+
+
+@contextlib.contextmanager
+def memory(client, name, byte_size):
+    """Memory of the GPU, registered under its name."""
+    region = shm.create_shared_memory_region(name, f"gpu-{os.getpid()}-{name}", byte_size, create_only=True)
+    try:
+        client.register_cuda_shared_memory(name, handle_of(name), 0, byte_size)
+        yield region
+    finally:
+        client.unregister_cuda_shared_memory(name)
+        shm.destroy_shared_memory_region(region)
+
+
+def tensors(dtype):
+    return {
+        "Q": RNG.standard_normal((2, 4, 65, 32), np.float32).astype(dtype),
+        "K": RNG.standard_normal((2, 2, 33, 32), np.float32).astype(dtype),
+        "V": RNG.standard_normal((2, 2, 33, 32), np.float32).astype(dtype),
+        "attn_mask": RNG.random((65, 33)) < 0.7,
+        "nonpad_kv_seqlen": np.array([33, 20]),
+    }
+
+
+def inputs_in(name, arrays):
+    inputs, offset = [], 0
+    for tensor, array in arrays.items():
+        inputs.append(triton.InferInput(tensor, list(array.shape), DATATYPES[array.dtype]))
+        inputs[-1].set_shared_memory(name, array.nbytes, offset)
+        offset += array.nbytes
+    return inputs
+
+
+def refused(code, call, *arguments, **named):
+    with pytest.raises(InferenceServerException) as caught:
+        call(*arguments, **named)
+    assert caught.value.status() == f"StatusCode.{code.name}"
+    return caught.value.message()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_in_and_out_of_the_gpus_memory_gives_the_same_bits(client, dtype):
+    arrays = tensors(dtype)
+    want = attend(client, arrays, ["Y", "lse"])
+    total = sum(array.nbytes for array in arrays.values())
+    with memory(client, "in", total) as source, memory(client, "out", 1 << 20) as sink:
+        shm.set_shared_memory_region(source, list(arrays.values()))
+        y, lse = triton.InferRequestedOutput("Y"), triton.InferRequestedOutput("lse")
+        y.set_shared_memory("out", 1 << 19, 4096)
+        result = client.infer("attention", inputs_in("in", arrays), outputs=[y, lse])
+        got = shm.get_contents_as_numpy(sink, want["Y"].dtype, want["Y"].shape, 4096)
+        np.testing.assert_array_equal(got, want["Y"])
+        np.testing.assert_array_equal(result.as_numpy("lse"), want["lse"])
+        del got
+        output = result.get_output("Y")
+        assert output.parameters["shared_memory_region"].string_param == "out"
+        assert output.parameters["shared_memory_byte_size"].int64_param == want["Y"].nbytes
+
+
+def test_regions_are_listed_and_unregistered(client):
+    assert "cuda_shared_memory" in client.get_server_metadata().extensions
+    with memory(client, "a", 4096), memory(client, "b", 8192):
+        regions = client.get_cuda_shared_memory_status().regions
+        assert {name: (region.device_id, region.byte_size) for name, region in regions.items()} == {
+            "a": (0, 4096),
+            "b": (0, 8192),
+        }
+        assert not client.get_system_shared_memory_status().regions
+        client.unregister_system_shared_memory()
+        client.unregister_cuda_shared_memory("a")
+        assert list(client.get_cuda_shared_memory_status().regions) == ["b"]
+        refused(grpc.StatusCode.NOT_FOUND, client.get_cuda_shared_memory_status, "a")
+        client.unregister_cuda_shared_memory()
+        assert not client.get_cuda_shared_memory_status().regions
+
+
+def test_what_can_not_be_registered_is_refused(client):
+    with memory(client, "mine", 4096):
+        register = client.register_cuda_shared_memory
+        invalid = grpc.StatusCode.INVALID_ARGUMENT
+        assert "'other'" in refused(invalid, register, "other", handle_of("nowhere"), 0, 4096)
+        refused(invalid, register, "other", handle_of("mine"), 1, 4096)
+        refused(invalid, register, "other", handle_of("mine"), 0, 4097)
+        refused(grpc.StatusCode.ALREADY_EXISTS, register, "mine", handle_of("mine"), 0, 4096)
+
+
+def test_a_part_has_to_lie_within_its_region(client):
+    arrays = tensors(np.float32)
+    with memory(client, "small", 4096):
+        message = refused(
+            grpc.StatusCode.INVALID_ARGUMENT, client.infer, "attention", inputs_in("small", arrays)
+        )
+        assert "input Q: region 'small'" in message and "4096" in message
+    refused(grpc.StatusCode.NOT_FOUND, client.infer, "attention", inputs_in("small", arrays))
