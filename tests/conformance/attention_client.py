@@ -28,6 +28,16 @@ def to_input(name, array):
     return tensor
 
 
+def shared_inputs(arrays, name):
+    """The arrays, one behind the other in the shared memory region of that name."""
+    inputs, offset = [], 0
+    for tensor, array in arrays.items():
+        inputs.append(triton.InferInput(tensor, list(array.shape), DATATYPES[array.dtype]))
+        inputs[-1].set_shared_memory(name, array.nbytes, offset)
+        offset += array.nbytes
+    return inputs
+
+
 def attend(client, inputs, outputs, parameters=None):
     """Arrays by ONNX name in, arrays by ONNX name out. An input that is None is not sent."""
     result = client.infer(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
-from attention_client import DATATYPES, attend
+from attention_client import attend, shared_inputs
 from rapt_server import RaptServer
 from tritonclient.utils import InferenceServerException
 
@@ -64,15 +64,6 @@ def tensors(dtype):
     }
 
 
-def inputs_in(name, arrays):
-    inputs, offset = [], 0
-    for tensor, array in arrays.items():
-        inputs.append(triton.InferInput(tensor, list(array.shape), DATATYPES[array.dtype]))
-        inputs[-1].set_shared_memory(name, array.nbytes, offset)
-        offset += array.nbytes
-    return inputs
-
-
 def refused(code, call, *arguments, **named):
     with pytest.raises(InferenceServerException) as caught:
         call(*arguments, **named)
@@ -89,7 +80,7 @@ def test_in_and_out_of_the_gpus_memory_gives_the_same_bits(client, dtype):
         shm.set_shared_memory_region(source, list(arrays.values()))
         y, lse = triton.InferRequestedOutput("Y"), triton.InferRequestedOutput("lse")
         y.set_shared_memory("out", 1 << 19, 4096)
-        result = client.infer("attention", inputs_in("in", arrays), outputs=[y, lse])
+        result = client.infer("attention", shared_inputs(arrays, "in"), outputs=[y, lse])
         got = shm.get_contents_as_numpy(sink, want["Y"].dtype, want["Y"].shape, 4096)
         np.testing.assert_array_equal(got, want["Y"])
         np.testing.assert_array_equal(result.as_numpy("lse"), want["lse"])
@@ -130,7 +121,7 @@ def test_a_part_has_to_lie_within_its_region(client):
     arrays = tensors(np.float32)
     with memory(client, "small", 4096):
         message = refused(
-            grpc.StatusCode.INVALID_ARGUMENT, client.infer, "attention", inputs_in("small", arrays)
+            grpc.StatusCode.INVALID_ARGUMENT, client.infer, "attention", shared_inputs(arrays, "small")
         )
         assert "input Q: region 'small'" in message and "4096" in message
-    refused(grpc.StatusCode.NOT_FOUND, client.infer, "attention", inputs_in("small", arrays))
+    refused(grpc.StatusCode.NOT_FOUND, client.infer, "attention", shared_inputs(arrays, "small"))

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 import tritonclient.utils.shared_memory as shm
-from attention_client import DATATYPES, attend
+from attention_client import attend, shared_inputs
 from rapt_server import RaptServer
 from tritonclient.utils import InferenceServerException
 
@@ -52,16 +52,6 @@ def tensors(dtype=np.float32):
         "V": RNG.standard_normal((1, 2, 33, 32), np.float32).astype(dtype),
         "attn_mask": RNG.random((65, 33)) < 0.7,
     }
-
-
-def shared_inputs(arrays, name):
-    """The arrays one behind the other in the region."""
-    inputs, offset = [], 0
-    for tensor, array in arrays.items():
-        inputs.append(triton.InferInput(tensor, list(array.shape), DATATYPES[array.dtype]))
-        inputs[-1].set_shared_memory(name, array.nbytes, offset)
-        offset += array.nbytes
-    return inputs
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
