@@ -72,6 +72,15 @@ absl::Status CheckDiagonal(const Problem& p) {
   return absl::OkStatus();
 }
 
+// Whether the last query sees up to the last key and no other one does, as where new queries follow
+// a past: then the graph need not say how long that is, and every step of a prefill has the same.
+// cuDNN takes no bias there.
+bool EndsAtLastKey(const Problem& p, const Crop& crop, int64_t offset) {
+  const Band band = BandOf(p);
+  if (!band.right || p.mask || p.has_key_lengths || crop.keys == crop.queries) return false;
+  return offset + *band.right == crop.keys - crop.queries;
+}
+
 MaskShape BiasOf(const SdpaGraph& graph, const MaskShape& mask) {
   MaskShape bias = mask;
   if (bias.dtype == DType::kBool) bias.dtype = graph.dtype;
@@ -163,6 +172,12 @@ SdpaGraph GraphOf(const Problem& p) {
     return graph;
   }
   const int64_t offset = band.limits() ? DiagonalOffset(p) + crop.first_query - crop.first_key : 0;
+  if (EndsAtLastKey(p, crop, offset)) {
+    graph.bottom_right = true;
+    graph.right_bound = 0;
+    if (band.left) graph.left_bound = *band.left + *band.right + 1;
+    return graph;
+  }
   // A bound that hides nothing is none.
   if (band.right && offset + *band.right < crop.keys - 1) graph.right_bound = offset + *band.right;
   if (band.left && offset + crop.queries - 1 > *band.left) {
@@ -175,8 +190,8 @@ SdpaGraph GraphOf(const Problem& p) {
 
 std::string SdpaGraph::Key() const {
   std::string key =
-      absl::StrFormat("%s b%d h%d/%d s%d/%d d%d/%d scale%a", NameOf(dtype), batch, query_heads,
-                      kv_heads, query_length, key_length, head_size, value_head_size, scale);
+      absl::StrFormat("%s b%d h%d/%d s%d/%d d%d/%d", NameOf(dtype), batch, query_heads, kv_heads,
+                      query_length, key_length, head_size, value_head_size);
   if (softcap > 0) absl::StrAppendFormat(&key, " softcap%a", softcap);
   if (bottom_right) absl::StrAppend(&key, " bottom-right");
   if (left_bound) absl::StrAppend(&key, " left", *left_bound);

@@ -26,7 +26,7 @@ struct SdpaGraph {
   int64_t head_size = 0;  // this and the next: multiples of 8
   int64_t value_head_size = 0;
 
-  double scale = 1;
+  double scale = 1;    // given when it runs, not compiled in
   double softcap = 0;  // 0: none
 
   // Where the diagonal lies: key i + offset is query i's. The offset is 0, or with bottom_right, of

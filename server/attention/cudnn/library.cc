@@ -140,7 +140,7 @@ void Define(const SdpaGraph& g, fe::graph::Graph& graph) {
       tensor(TensorId::kValue, g.dtype, {g.batch, g.kv_heads, g.key_length, g.value_head_size});
 
   auto sdpa = fe::graph::SDPA_attributes().set_name("sdpa").set_generate_stats(true).set_attn_scale(
-      static_cast<float>(g.scale));
+      graph.tensor(Packed(TensorId::kScale, DType::kFloat32, {1, 1, 1, 1}).set_is_pass_by_value(true)));
   Lengths lengths;
   if (g.has_lengths) {
     const std::array<int64_t, 4> dims = {g.batch, 1, 1, 1};
@@ -239,6 +239,8 @@ class FrontendStream final : public Stream {
             (!g.has_lengths && (id == TensorId::kQueryLengths || id == TensorId::kKeyLengths));
         if (!absent) tensors[static_cast<int64_t>(id)] = arena + place;
       }
+      auto scale = static_cast<float>(g.scale);  // on the host: it is read before execute() returns
+      tensors[static_cast<int64_t>(TensorId::kScale)] = &scale;
       return ToStatus((*graph)->execute(handle_, tensors, workspace));
     });
   }

@@ -19,6 +19,7 @@ enum class TensorId : int64_t {
   kQuery = 1,
   kKey,
   kValue,
+  kScale,
   kBias,
   kQueryLengths,
   kKeyLengths,

@@ -138,7 +138,7 @@ TEST(CudnnGraphTest, KeepsToWhatCudnnTakes) {
     EXPECT_GE(g.right_bound.value_or(0), 0) << g.Key();
     EXPECT_GE(g.left_bound.value_or(1), 1) << g.Key();
     EXPECT_FALSE(g.bottom_right && g.bias) << g.Key();
-    EXPECT_FALSE(g.bottom_right && !g.has_lengths) << g.Key();
+    EXPECT_TRUE(!g.bottom_right || g.has_lengths || g.query_length <= g.key_length) << g.Key();
     EXPECT_TRUE(!g.left_bound || g.has_lengths || g.query_length <= g.key_length) << g.Key();
   }
 }
@@ -226,7 +226,7 @@ TEST(CudnnGraphTest, GivesDifferentGraphsDifferentKeys) {
            [](Problem& q) { q.query_heads = 8; }, [](Problem& q) { q.kv_heads = 4; },
            [](Problem& q) { q.query_length = 80; }, [](Problem& q) { q.key_length = 80; },
            [](Problem& q) { q.head_size = 72; }, [](Problem& q) { q.value_head_size = 56; },
-           [](Problem& q) { q.scale = 0.125000001; }, [](Problem& q) { q.softcap = 30; },
+           [](Problem& q) { q.softcap = 30; },
            [](Problem& q) { q.causal = true; }, [](Problem& q) { q.left_window = 3; },
            [](Problem& q) { q.right_window = 3; }, [](Problem& q) { q.has_key_lengths = true; },
            [](Problem& q) {
@@ -241,6 +241,29 @@ TEST(CudnnGraphTest, GivesDifferentGraphsDifferentKeys) {
     Problem other = p;
     change(other);
     EXPECT_TRUE(keys.insert(GraphOf(other).Key()).second) << GraphOf(other).Key();
+  }
+}
+
+TEST(CudnnGraphTest, NeedsNoOtherKernelsForAnotherScale) {
+  Problem p = Small();
+  const std::string key = GraphOf(p).Key();
+  p.scale = 0.7;
+  EXPECT_EQ(GraphOf(p).Key(), key);
+}
+
+// 300 new tokens at a time behind a past that grows.
+TEST(CudnnGraphTest, NeedsFewKernelsForAPrefillInSteps) {
+  for (const int64_t left_window : {-1, 500}) {
+    std::set<std::string> keys;
+    for (int64_t past = 300; past < 30'000; past += 300) {
+      Problem p = Small();
+      p.query_length = p.key_length = 300;
+      p.past_length = past;
+      p.causal = true;
+      p.left_window = left_window;
+      keys.insert(GraphOf(p).Key());
+    }
+    EXPECT_LE(keys.size(), left_window < 0 ? 8u * 8u : 2u);
   }
 }
 
