@@ -210,6 +210,7 @@ class Engine::Flight final : public Engine::Passage {
     absl::StatusOr<Plan> plan = ::rapt::MakePlan(call().problem, options);
     if (!plan.ok()) return plan.status();
     plan_ = *std::move(plan);
+    if (plan_.declined_for_now) plan_.declined->Prepare(plan_.problem);
     result_.backend = plan_.backend;
     result_.declined = plan_.declined;
     result_.declined_for_now = plan_.declined_for_now;

@@ -48,6 +48,10 @@ class Backend {
   // that is for now only; such calls count as fallbacks.
   virtual absl::Status Prefers(const Problem&) const { return absl::OkStatus(); }
 
+  // A call went to the next backend for now: the next one like it should not have to. Returns at
+  // once.
+  virtual void Prepare(const Problem&) const {}
+
   // Fills tiles, stages and workspace of a plan whose problem, isa and threads are set. The problem
   // is valid and supported; it may be empty() and still want its present keys and values.
   virtual void PlanTasks(Plan& plan) const = 0;

@@ -159,6 +159,28 @@ TEST_F(EngineTest, RunsWhatWaitsForADeviceOnItsLanes) {
   cudnn::ProcessBackend().Stop();
 }
 
+TEST_F(EngineTest, HasTheDeviceGetReadyForCallsLikeThatWhichTheCpuTook) {
+  test::FakeDevice::Controls controls;
+  cudnn::CudnnBackend& device = cudnn::ProcessBackend();
+  device.Start(std::make_unique<test::FakeDevice>(controls, 1, 1 << 20), CpuBackend(), clock_, {});
+  {
+    Executor lanes(1, clock_);
+    Engine engine({.backend = "auto", .threads = kThreads}, gate_, pool_, executor_, &lanes);
+    const Call call = HandComputed();
+    const auto run = [&] {
+      std::promise<Result> promise;
+      engine.Submit(call.ToRequest(), [&](Result result) { promise.set_value(std::move(result)); });
+      return promise.get_future().get();
+    };
+    const Result first = run();
+    EXPECT_EQ(first.backend->name(), "cpu");
+    EXPECT_TRUE(first.declined_for_now);
+    while (device.state().plans.ready == 0) std::this_thread::yield();
+    EXPECT_EQ(run().backend->name(), "cudnn");
+  }
+  device.Stop();
+}
+
 TEST_F(EngineTest, RunsATinyRequestOnTheCallersThreadAndALargeOneElsewhere) {
   EXPECT_EQ(Run(HandComputed().ToRequest()).thread, std::this_thread::get_id());
   EXPECT_NE(Run(Call({1, 2, 200, 64}, {1, 2, 200, 64}).ToRequest()).thread,

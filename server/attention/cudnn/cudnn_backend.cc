@@ -157,13 +157,13 @@ absl::Status CudnnBackend::Warm(absl::Span<const Problem> problems) {
       if (keys.insert(graph.Key()).second) warm_.push_back(graph);
     }
   }
-  for (const SdpaGraph& graph : warm_) plans_->Find(graph).IgnoreError();
+  for (const SdpaGraph& graph : warm_) plans_->Keep(graph);
   return absl::OkStatus();
 }
 
 PlanCache::Counts CudnnBackend::warmth() const {
   PlanCache::Counts warmth;
-  for (const SdpaGraph& graph : warm_) warmth.Add(plans_->Find(graph).status());
+  for (const SdpaGraph& graph : warm_) warmth.Add(plans_->Look(graph).status());
   return warmth;
 }
 
@@ -213,10 +213,14 @@ absl::Status CudnnBackend::Prefers(const Problem& problem) const {
   if (problem.empty()) return absl::OutOfRangeError("there is nothing to compute");
   if (!health_->promising()) return absl::UnavailableError("the device has failed and rests");
   for (const SdpaGraph& graph : GraphsOf(problem)) {
-    const absl::StatusOr<CompiledPlanPtr> plan = plans_->Find(graph);
+    const absl::StatusOr<CompiledPlanPtr> plan = plans_->Look(graph);
     if (!plan.ok()) return plan.status();
   }
   return absl::OkStatus();
+}
+
+void CudnnBackend::Prepare(const Problem& problem) const {
+  for (const SdpaGraph& graph : GraphsOf(problem)) plans_->Find(graph).IgnoreError();
 }
 
 std::vector<SdpaGraph> CudnnBackend::GraphsOf(const Problem& problem) const {

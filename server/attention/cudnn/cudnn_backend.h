@@ -109,6 +109,7 @@ class CudnnBackend final : public Backend {
   bool ReadsSlices() const override { return true; }
   absl::Status Supports(const Problem& problem) const override;
   absl::Status Prefers(const Problem& problem) const override;
+  void Prepare(const Problem& problem) const override;
   void PlanTasks(Plan& plan) const override;
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
                int64_t task, int worker, const Checkpoint& checkpoint) const override;

@@ -140,7 +140,8 @@ void Define(const SdpaGraph& g, fe::graph::Graph& graph) {
       tensor(TensorId::kValue, g.dtype, {g.batch, g.kv_heads, g.key_length, g.value_head_size});
 
   auto sdpa = fe::graph::SDPA_attributes().set_name("sdpa").set_generate_stats(true).set_attn_scale(
-      graph.tensor(Packed(TensorId::kScale, DType::kFloat32, {1, 1, 1, 1}).set_is_pass_by_value(true)));
+      graph.tensor(
+          Packed(TensorId::kScale, DType::kFloat32, {1, 1, 1, 1}).set_is_pass_by_value(true)));
   Lengths lengths;
   if (g.has_lengths) {
     const std::array<int64_t, 4> dims = {g.batch, 1, 1, 1};

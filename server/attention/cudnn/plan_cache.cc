@@ -53,8 +53,11 @@ void WritePlan(const std::string& path, const std::string& key, const CompiledPl
 
 }  // namespace
 
-PlanCache::PlanCache(Device& device, std::string directory)
-    : device_(device), directory_(std::move(directory)), compiler_([this] { CompileLoop(); }) {}
+PlanCache::PlanCache(Device& device, std::string directory, Limits limits)
+    : device_(device),
+      directory_(std::move(directory)),
+      limits_(limits),
+      compiler_([this] { CompileLoop(); }) {}
 
 PlanCache::~PlanCache() {
   {
@@ -65,6 +68,13 @@ PlanCache::~PlanCache() {
   compiler_.join();
 }
 
+absl::StatusOr<CompiledPlanPtr> PlanCache::Look(const SdpaGraph& graph) {
+  MutexLock lock(mutex_);
+  const auto entry = entries_.find(graph.Key());
+  if (entry == entries_.end()) return absl::UnavailableError("its kernels are not compiled yet");
+  return Use(entry->second);
+}
+
 absl::StatusOr<CompiledPlanPtr> PlanCache::Find(const SdpaGraph& graph) {
   MutexLock lock(mutex_);
   return Ask(graph);
@@ -72,9 +82,17 @@ absl::StatusOr<CompiledPlanPtr> PlanCache::Find(const SdpaGraph& graph) {
 
 absl::StatusOr<CompiledPlanPtr> PlanCache::Get(const SdpaGraph& graph) {
   MutexLock lock(mutex_);
-  const absl::StatusOr<CompiledPlanPtr>& entry = Ask(graph);
-  while (absl::IsUnavailable(entry.status()) && !stopping_) changed_.Wait(mutex_);
-  return entry;
+  for (;;) {
+    absl::StatusOr<CompiledPlanPtr> plan = Ask(graph);
+    if (!absl::IsUnavailable(plan.status()) || stopping_) return plan;
+    changed_.Wait(mutex_);
+  }
+}
+
+void PlanCache::Keep(const SdpaGraph& graph) {
+  MutexLock lock(mutex_);
+  const auto entry = entries_.find(graph.Key());
+  (entry == entries_.end() ? Want(graph) : entry->second).kept = true;
 }
 
 void PlanCache::Counts::Add(const absl::Status& plan) {
@@ -84,17 +102,41 @@ void PlanCache::Counts::Add(const absl::Status& plan) {
 PlanCache::Counts PlanCache::Count() const {
   Counts counts;
   MutexLock lock(mutex_);
-  for (const auto& [key, plan] : entries_) counts.Add(plan.status());
+  for (const auto& [key, entry] : entries_) counts.Add(entry.plan.status());
   return counts;
 }
 
-const absl::StatusOr<CompiledPlanPtr>& PlanCache::Ask(const SdpaGraph& graph) {
-  const auto [entry, added] = entries_.try_emplace(graph.Key(), BeingCompiled());
-  if (added) {
-    wanted_.push_back(graph);
-    changed_.SignalAll();
+absl::StatusOr<CompiledPlanPtr> PlanCache::Ask(const SdpaGraph& graph) {
+  const auto entry = entries_.find(graph.Key());
+  if (entry != entries_.end()) return Use(entry->second);
+  if (wanted_.size() >= limits_.waiting) return absl::UnavailableError("cuDNN compiles others");
+  MakeRoom();
+  return Use(Want(graph));
+}
+
+absl::StatusOr<CompiledPlanPtr> PlanCache::Use(Entry& entry) {
+  entry.last_use = ++uses_;
+  return entry.plan;
+}
+
+PlanCache::Entry& PlanCache::Want(const SdpaGraph& graph) {
+  wanted_.push_back(graph);
+  changed_.SignalAll();
+  return entries_.try_emplace(graph.Key(), Entry{BeingCompiled()}).first->second;
+}
+
+// What is compiled is rare and takes a second: looking at all of them does not matter.
+void PlanCache::MakeRoom() {
+  if (entries_.size() < limits_.plans) return;
+  auto oldest = entries_.end();
+  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+    const bool may_go = !entry->second.kept && !absl::IsUnavailable(entry->second.plan.status());
+    if (!may_go) continue;
+    if (oldest == entries_.end() || entry->second.last_use < oldest->second.last_use) {
+      oldest = entry;
+    }
   }
-  return entry->second;
+  if (oldest != entries_.end()) entries_.erase(oldest);
 }
 
 void PlanCache::CompileLoop() {
@@ -117,7 +159,7 @@ void PlanCache::CompileLoop() {
           {{"graph", graph.Key()}, {"error", made.status().message()}});
     }
     MutexLock lock(mutex_);
-    entries_.at(graph.Key()) = std::move(made);
+    entries_.at(graph.Key()).plan = std::move(made);
     changed_.SignalAll();
   }
 }

@@ -102,6 +102,9 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhileItCompiles) {
   ASSERT_NE(before->declined, nullptr);
   EXPECT_EQ(before->declined->name(), "cudnn");
   EXPECT_TRUE(before->declined_for_now);
+  EXPECT_EQ(ProcessBackend().state().plans.compiling, 0) << "a plan may be made to be looked at";
+  before->declined->Prepare(Small());
+  EXPECT_GT(ProcessBackend().state().plans.compiling + ProcessBackend().state().plans.ready, 0);
   WaitForPlans(Small());
   const absl::StatusOr<Plan> after = Auto(Small());
   EXPECT_EQ(after->backend->name(), "cudnn");

@@ -226,9 +226,9 @@ TEST(CudnnGraphTest, GivesDifferentGraphsDifferentKeys) {
            [](Problem& q) { q.query_heads = 8; }, [](Problem& q) { q.kv_heads = 4; },
            [](Problem& q) { q.query_length = 80; }, [](Problem& q) { q.key_length = 80; },
            [](Problem& q) { q.head_size = 72; }, [](Problem& q) { q.value_head_size = 56; },
-           [](Problem& q) { q.softcap = 30; },
-           [](Problem& q) { q.causal = true; }, [](Problem& q) { q.left_window = 3; },
-           [](Problem& q) { q.right_window = 3; }, [](Problem& q) { q.has_key_lengths = true; },
+           [](Problem& q) { q.softcap = 30; }, [](Problem& q) { q.causal = true; },
+           [](Problem& q) { q.left_window = 3; }, [](Problem& q) { q.right_window = 3; },
+           [](Problem& q) { q.has_key_lengths = true; },
            [](Problem& q) {
              q.mask = MaskShape{DType::kBool, {1, 1, 40, 72}};
            },

@@ -90,6 +90,56 @@ TEST_F(PlanCacheTest, KeepsNothingWhereThereIsNoSuchDirectory) {
   EXPECT_TRUE(cache.Get(GraphOfLength(64)).ok());
 }
 
+TEST_F(PlanCacheTest, LooksWithoutCompiling) {
+  PlanCache cache(device_, "");
+  EXPECT_TRUE(absl::IsUnavailable(cache.Look(GraphOfLength(64)).status()));
+  EXPECT_EQ(cache.Count().compiling, 0);
+  EXPECT_TRUE(cache.Get(GraphOfLength(64)).ok());
+  EXPECT_TRUE(cache.Look(GraphOfLength(64)).ok());
+  EXPECT_EQ(controls_.compilations, 1);
+}
+
+TEST_F(PlanCacheTest, LetsThoseGoThatNobodyHasAskedForTheLongest) {
+  PlanCache cache(device_, "", {.plans = 2, .waiting = 2});
+  for (const int64_t length : {64, 128, 64, 192})
+    EXPECT_TRUE(cache.Get(GraphOfLength(length)).ok());
+  EXPECT_EQ(controls_.compilations, 3);
+  EXPECT_EQ(cache.Count().ready, 2);
+  EXPECT_TRUE(cache.Look(GraphOfLength(64)).ok());
+  EXPECT_TRUE(cache.Look(GraphOfLength(192)).ok());
+  EXPECT_TRUE(cache.Get(GraphOfLength(128)).ok());
+  EXPECT_EQ(controls_.compilations, 4);
+}
+
+TEST_F(PlanCacheTest, LetsNoneGoThatIsToBeKept) {
+  PlanCache cache(device_, "", {.plans = 2, .waiting = 2});
+  for (const int64_t length : {64, 128, 192}) cache.Keep(GraphOfLength(length));
+  for (const int64_t length : {256, 320, 64, 128, 192}) {
+    EXPECT_TRUE(cache.Get(GraphOfLength(length)).ok());
+  }
+  EXPECT_EQ(controls_.compilations, 5);
+}
+
+TEST_F(PlanCacheTest, LetsFewWaitForTheCompiler) {
+  std::latch compiling(1), may_compile(1);
+  controls_.on_compile = [&] {
+    if (controls_.compilations == 1) compiling.count_down();
+    may_compile.wait();
+  };
+  PlanCache cache(device_, "", {.plans = 8, .waiting = 1});
+  const auto find = [&](int64_t length) {
+    EXPECT_TRUE(absl::IsUnavailable(cache.Find(GraphOfLength(length)).status()));
+    return cache.Count().compiling;
+  };
+  EXPECT_EQ(find(64), 1);
+  compiling.wait();
+  EXPECT_EQ(find(128), 2) << "one is compiled and one waits";
+  EXPECT_EQ(find(192), 2);
+  may_compile.count_down();
+  EXPECT_TRUE(cache.Get(GraphOfLength(192)).ok());
+  EXPECT_EQ(controls_.compilations, 3);
+}
+
 TEST_F(PlanCacheTest, EndsWhileSomebodyWaits) {
   std::latch compiling(1), may_compile(1);
   controls_.on_compile = [&] {
