@@ -1,6 +1,5 @@
 // rapt-server: reads the options, wires the parts, serves until a signal, drains.
 #include <grpcpp/grpcpp.h>
-#include <malloc.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -15,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
@@ -28,8 +26,8 @@
 #include "server/base/buffer_pool.h"
 #include "server/base/clock.h"
 #include "server/base/host_limits.h"
+#include "server/base/housekeeper.h"
 #include "server/base/log.h"
-#include "server/base/mutex.h"
 #include "server/base/queue_state.h"
 #include "server/base/timer.h"
 #include "server/base/version.h"
@@ -123,17 +121,6 @@ bool WaitUntilWarm(const Clock& clock) {
   return true;
 }
 
-// gRPC receives into memory from malloc, in pieces of up to some megabytes. By default those come
-// from the system and go back to it each time, and touching fresh pages costs more than receiving
-// into them: twice as fast like this, see docs/tuning.md. What is kept is bounded by the budget's
-// receive share; the housekeeper gives it back. Before any thread: one that allocated earlier has
-// an arena of its own, which later threads share and malloc_trim() does not give back.
-void TuneMalloc() {
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
-  mallopt(M_TRIM_THRESHOLD, 512 << 20);
-  mallopt(M_ARENA_MAX, 1);
-}
-
 // gRPC's locks are Abseil's. In Debian's build they look for deadlocks: each lock that is taken
 // goes into a graph of all of them, under one lock.
 void TuneLocks() { absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore); }
@@ -160,61 +147,13 @@ Memory& NewMemory(const Options& options) {
   return *(memory = new Memory(options));
 }
 
-// Gives memory that a burst of requests left behind back to the system. On a thread of its own:
-// malloc_trim() may take long, and the timer's thread ends the calls whose time is over.
-class Housekeeper {
- public:
-  Housekeeper(Memory& memory, const OpenCalls& open_calls)
-      : memory_(memory), open_calls_(open_calls), thread_([this] { Run(); }) {}
-  ~Housekeeper() {
-    {
-      MutexLock lock(mutex_);
-      stopping_ = true;
-    }
-    stop_.Signal();
-    thread_.join();
-  }
-
- private:
-  static constexpr std::chrono::seconds kInterval{1};
-  static constexpr std::chrono::seconds kIdle{3};
-  static constexpr std::chrono::seconds kBusyTrims{30};  // it costs page faults
-  static constexpr std::chrono::seconds kIdleTrims{10};  // connections end after their last call
-
-  void Run() {
-    MutexLock lock(mutex_);
-    while (!stopping_) {
-      if (!stop_.WaitFor(mutex_, kInterval)) Look();
-    }
-  }
-
-  void Look() {
-    const Instant now = memory_.clock.Now();
-    memory_.pool.Trim(now - kIdle);
-    // What gRPC received into came from malloc, which keeps what lies below its newest bytes.
-    const int64_t served = open_calls_.served();
-    if (served != served_ || open_calls_.count() > 0) last_busy_ = now;
-    served_ = served;
-    const Instant due = last_trim_ <= last_busy_
-                            ? std::min(last_busy_ + kIdle, last_trim_ + kBusyTrims)
-                            : last_trim_ + kIdleTrims;
-    if (now >= due) {
-      malloc_trim(0);
-      last_trim_ = now;
-    }
-  }
-
-  Memory& memory_;
-  const OpenCalls& open_calls_;
-  int64_t served_ = 0;
-  Instant last_busy_ = memory_.clock.Now();
-  Instant last_trim_ = last_busy_;
-
-  Mutex mutex_;
-  CondVar stop_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
-};
+// Whether calls were open or served since it was asked last.
+std::function<bool()> HasBeenBusy(const OpenCalls& open_calls) {
+  return [&open_calls, served_before = int64_t{0}]() mutable {
+    const int64_t served = open_calls.served();
+    return std::exchange(served_before, served) != served || open_calls.count() > 0;
+  };
+}
 
 // The options with the largest message filled in. InvalidArgument where it is more than the budget
 // has for messages.
@@ -465,7 +404,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   ReceiveQuota quota(memory.gate.LimitOf(AdmissionGate::Share::kReceive));
   OpenCalls open_calls({options.max_open_calls, options.max_calls_per_caller},
                        [&] { quota.Follow(open_calls); });
-  const Housekeeper housekeeper(memory, open_calls);
+  const Housekeeper housekeeper(memory.pool, memory.clock, HasBeenBusy(open_calls));
   StreamCounts streams;
   Readiness readiness(*std::move(canary), options.stall_timeout, executor, memory.timer,
                       memory.clock);
