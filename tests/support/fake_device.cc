@@ -17,6 +17,7 @@ namespace {
 
 using cudnn::ArenaLayout;
 using cudnn::CompiledPlan;
+using cudnn::kTileKeys;
 using cudnn::SdpaGraph;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -31,7 +32,14 @@ class Kernel {
   void Run() {
     for (int64_t b = 0; b < g_.batch; ++b) {
       for (int64_t h = 0; h < g_.query_heads; ++h) {
-        for (int64_t i = 0; i < g_.query_length; ++i) RunRow(b, h, i);
+        for (int64_t i = 0; i < g_.query_length; ++i) {
+          const bool absent = g_.ragged && i >= LengthAt(layout_.query_lengths, b, 0);
+          if (absent) {
+            StoreLse(b, h, i, kNaN);
+          } else {
+            RunRow(b, h, i);
+          }
+        }
       }
     }
   }
@@ -41,11 +49,34 @@ class Kernel {
     return LoadElement(arena_ + place, g_.dtype, index);
   }
 
+  template <typename T>
+  T IntegerAt(int64_t place, int64_t index) const {
+    T integer;
+    std::memcpy(&integer, arena_ + place + index * sizeof(integer), sizeof(integer));
+    return integer;
+  }
+
   int64_t LengthAt(int64_t place, int64_t b, int64_t whole) const {
-    if (!g_.has_lengths) return whole;
-    int32_t length;
-    std::memcpy(&length, arena_ + place + b * sizeof(length), sizeof(length));
-    return length;
+    return g_.has_lengths ? IntegerAt<int32_t>(place, b) : whole;
+  }
+
+  // The first element of row i of a head.
+  int64_t QueryRow(int64_t offsets, int64_t b, int64_t h, int64_t i, int64_t size) const {
+    if (g_.ragged) return IntegerAt<int64_t>(offsets, b) + (i * g_.query_heads + h) * size;
+    return ((b * g_.query_heads + h) * g_.query_length + i) * size;
+  }
+
+  int64_t KeyRow(int64_t offsets, int64_t b, int64_t h, int64_t j, int64_t size) const {
+    h /= g_.query_heads / g_.kv_heads;
+    if (g_.ragged) return IntegerAt<int64_t>(offsets, b) + (j * g_.kv_heads + h) * size;
+    return ((b * g_.kv_heads + h) * g_.key_length + j) * size;
+  }
+
+  // Of ragged ones whole tiles are read.
+  int64_t KeysRead(int64_t b) const {
+    if (!g_.ragged) return g_.key_length;
+    const int64_t keys = LengthAt(layout_.key_lengths, b, 0);
+    return (keys + kTileKeys - 1) / kTileKeys * kTileKeys;
   }
 
   double BiasAt(int64_t b, int64_t h, int64_t i, int64_t j) const {
@@ -66,8 +97,8 @@ class Kernel {
   }
 
   double ScoreAt(int64_t b, int64_t h, int64_t i, int64_t j) const {
-    const int64_t q = ((b * g_.query_heads + h) * g_.query_length + i) * g_.head_size;
-    const int64_t k = KeyRow(b, h, j) * g_.head_size;
+    const int64_t q = QueryRow(layout_.query_offsets, b, h, i, g_.head_size);
+    const int64_t k = KeyRow(layout_.key_offsets, b, h, j, g_.head_size);
     double score = 0;
     for (int64_t d = 0; d < g_.head_size; ++d) {
       score += Load(layout_.query, q + d) * Load(layout_.key, k + d);
@@ -77,31 +108,33 @@ class Kernel {
     return score + BiasAt(b, h, i, j);
   }
 
-  int64_t KeyRow(int64_t b, int64_t h, int64_t j) const {
-    return (b * g_.kv_heads + h / (g_.query_heads / g_.kv_heads)) * g_.key_length + j;
+  void StoreLse(int64_t b, int64_t h, int64_t i, double lse) {
+    const int64_t row = (b * g_.query_heads + h) * g_.query_length + i;
+    StoreElement(arena_ + layout_.lse, DType::kFloat32, row, lse);
   }
 
   // A row that sees no key is 0 / 0, as on the device. Hidden values are multiplied with weights of
   // 0, as there.
   void RunRow(int64_t b, int64_t h, int64_t i) {
-    std::vector<double> weights(g_.key_length, kMinusInfinity);
+    std::vector<double> weights(KeysRead(b), kMinusInfinity);
     for (int64_t j = 0; j < g_.key_length; ++j) {
-      if (Sees(b, i, j)) weights[j] = ScoreAt(b, h, i, j);
+      if (Sees(b, i, j)) weights.at(j) = ScoreAt(b, h, i, j);
     }
     const double max = *std::max_element(weights.begin(), weights.end());
     double sum = 0;
     for (double& weight : weights) sum += weight = std::exp(weight - max);
-    const int64_t row = (b * g_.query_heads + h) * g_.query_length + i;
-    for (int64_t d = 0; d < g_.value_head_size; ++d) {
+    const int64_t size = g_.value_head_size;
+    const int64_t row = QueryRow(layout_.output_offsets, b, h, i, size);
+    for (int64_t d = 0; d < size; ++d) {
       double output = 0;
-      for (int64_t j = 0; j < g_.key_length; ++j) {
-        output += weights[j] / sum * Load(layout_.value, KeyRow(b, h, j) * g_.value_head_size + d);
+      for (size_t j = 0; j < weights.size(); ++j) {
+        const int64_t v = KeyRow(layout_.value_offsets, b, h, j, size) + d;
+        output += weights[j] / sum * Load(layout_.value, v);
       }
-      StoreElement(arena_ + layout_.output, g_.dtype, row * g_.value_head_size + d,
+      StoreElement(arena_ + layout_.output, g_.dtype, row + d,
                    max == kMinusInfinity ? kNaN : output);
     }
-    StoreElement(arena_ + layout_.lse, DType::kFloat32, row,
-                 max == kMinusInfinity ? kNaN : max + std::log(sum));
+    StoreLse(b, h, i, max == kMinusInfinity ? kNaN : max + std::log(sum));
   }
 
   const SdpaGraph& g_;

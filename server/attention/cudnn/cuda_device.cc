@@ -181,7 +181,6 @@ absl::Status Try(CudaOptions options) {
                         .head_size = 64,
                         .value_head_size = 64};
   const SdpaGraph graph = GraphOf(problem);
-  const ArenaLayout layout = LayOut(graph);
   const absl::StatusOr<CompiledPlan> plan = (*device)->Compile(graph);
   if (!plan.ok()) return plan.status();
   constexpr uint16_t kOne = 0x3f80;
@@ -195,9 +194,12 @@ absl::Status Try(CudaOptions options) {
   arguments.query = view(8);
   arguments.key = arguments.value = view(1);
   Lane& lane = (*device)->lane(0);
-  StageInputs(problem, graph, layout, arguments, lane.host().data());
-  if (absl::Status status = lane.Run(graph, *plan, layout); !status.ok()) return status;
-  if (std::memcmp(lane.host().data() + layout.output, ones.data(), 8 * 64 * sizeof(kOne)) == 0) {
+  const Part part{&problem, &arguments};
+  const Staging staging(graph, {&part, 1});
+  staging.StageInputs(lane.host().data());
+  if (absl::Status status = lane.Run(graph, *plan, staging.layout()); !status.ok()) return status;
+  if (std::memcmp(lane.host().data() + staging.layout().output, ones.data(),
+                  8 * 64 * sizeof(kOne)) == 0) {
     return absl::OkStatus();
   }
   return absl::InternalError("the GPU computes something else");

@@ -9,7 +9,6 @@
 #include "server/attention/attention.h"
 #include "server/attention/chunked.h"
 #include "server/attention/cudnn/graph.h"
-#include "server/attention/cudnn/staging.h"
 #include "server/attention/present.h"
 #include "server/base/aligned_buffer.h"
 #include "server/base/log.h"
@@ -19,6 +18,8 @@ namespace {
 
 // Of a lane's memory, what kernels may take as their workspace.
 constexpr int64_t kWorkspaceShare = 8;
+// Ragged tensors are sent where they are no more than so much of padded ones.
+constexpr double kMostOfPadded = 0.75;
 // What can't be folded in FP32 is not supported.
 constexpr DType kStateType = DType::kFloat32;
 
@@ -58,6 +59,22 @@ std::vector<Problem> SizesOfPieces(const Problem& problem, const Cut& cut) {
     if (is_new || !cut.parts_heads()) sizes.push_back(std::move(kind));
   }
   return sizes;
+}
+
+// The graph that computes them in one run, over ragged tensors. They differ in sizes alone.
+SdpaGraph RaggedGraphOf(absl::Span<const Part> parts) {
+  int64_t batch = 0;
+  int64_t queries = 1;
+  int64_t keys = 1;
+  for (const Part& part : parts) {
+    const Problem& p = *part.problem;
+    batch += p.batch;
+    queries = std::max(queries, CropOf(p).queries);
+    for (int64_t b = 0; b < p.batch; ++b) {
+      keys = std::max(keys, KeysOf(p, part.arguments->key_lengths, b).count);
+    }
+  }
+  return RaggedOf(GraphOf(*parts[0].problem), batch, queries, keys);
 }
 
 bool MayGoOn(const Checkpoint& checkpoint) {
@@ -300,21 +317,40 @@ void CudnnBackend::RunPiece(const Problem& piece, const Arguments& arguments, st
 
 bool CudnnBackend::RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const {
   if (CropOf(problem).empty()) {
-    TakeOutputs(problem, {}, {}, arguments, nullptr);  // no row sees a key
+    WriteNothingSeen(problem, arguments);
     return true;
   }
-  const SdpaGraph graph = GraphOf(problem);
+  const Part part{&problem, &arguments};
+  const SdpaGraph graph = GraphFor(part);
   const absl::StatusOr<CompiledPlanPtr> plan = plans_->Get(graph);
-  if (!plan.ok()) return false;
-  const ArenaLayout layout = LayOut(graph);
-  const int64_t bytes = layout.end + (*plan)->workspace_bytes;
-  if (bytes > device_->arena_bytes()) return false;
-  if (!health_->Enter()) return false;  // from here on the lane's memory is its own
+  return plan.ok() && RunGraph(graph, **plan, {&part, 1}, lane)[0];
+}
+
+SdpaGraph CudnnBackend::GraphFor(const Part& part) const {
+  SdpaGraph padded = GraphOf(*part.problem);
+  if (!part.problem->has_key_lengths || !MayBeRagged(padded)) return padded;
+  SdpaGraph ragged = RaggedGraphOf({&part, 1});
+  const int64_t bytes = Staging(ragged, {&part, 1}).layout().end;
+  if (bytes > LayOut(padded).end * kMostOfPadded) return padded;
+  return plans_->Find(ragged).ok() ? ragged : padded;
+}
+
+std::vector<bool> CudnnBackend::RunGraph(const SdpaGraph& graph, const CompiledPlan& plan,
+                                         absl::Span<const Part> parts, Lane& lane) const {
+  const Staging staging(graph, parts);
+  const int64_t bytes = staging.layout().end + plan.workspace_bytes;
+  std::vector<bool> done(parts.size(), false);
+  if (bytes > device_->arena_bytes()) return done;
+  if (!health_->Enter()) return done;  // from here on the lane's memory is its own
   used_bytes_ += bytes;
-  const bool staged = StageInputs(problem, graph, layout, arguments, lane.host().data());
-  const absl::Status status = staged ? lane.Run(graph, **plan, layout) : absl::OkStatus();
-  const bool done = staged && status.ok();
-  if (done) TakeOutputs(problem, graph, layout, arguments, lane.host().data());
+  std::byte* const arena = lane.host().data();
+  const std::vector<bool> staged = staging.StageInputs(arena);
+  const bool any = std::find(staged.begin(), staged.end(), true) != staged.end();
+  const absl::Status status = any ? lane.Run(graph, plan, staging.layout()) : absl::OkStatus();
+  if (status.ok()) done = staged;
+  for (size_t n = 0; n < parts.size(); ++n) {
+    if (done[n]) staging.TakeOutputs(n, arena);
+  }
   used_bytes_ -= bytes;
   health_->Leave(status);
   return done;

@@ -18,6 +18,7 @@
 #include "server/attention/cudnn/device.h"
 #include "server/attention/cudnn/pieces.h"
 #include "server/attention/cudnn/plan_cache.h"
+#include "server/attention/cudnn/staging.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 
@@ -126,6 +127,11 @@ class CudnnBackend final : public Backend {
   void RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace, int worker,
                 const Checkpoint& checkpoint) const;
   bool RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const;
+  // Over padded tensors, or where that sends much less and the kernels are there, ragged ones.
+  SdpaGraph GraphFor(const Part& part) const;
+  // Of each part whether its outputs are there.
+  std::vector<bool> RunGraph(const SdpaGraph& graph, const CompiledPlan& plan,
+                             absl::Span<const Part> parts, Lane& lane) const;
   // For one worker.
   Plan FallbackPlan(const Problem& problem) const;
   void RunFallback(const Problem& problem, const Arguments& arguments, std::byte* workspace,

@@ -32,12 +32,28 @@ struct ArenaLayout {
   int64_t bias = 0;
   int64_t query_lengths = 0;
   int64_t key_lengths = 0;
+  int64_t query_offsets = 0;
+  int64_t key_offsets = 0;
+  int64_t value_offsets = 0;
+  int64_t output_offsets = 0;
   int64_t output = 0;  // from here on it is written
   int64_t lse = 0;
   int64_t end = 0;
 };
 
-// Tensors are aligned to 256 bytes. The graph's tensors fit into int64, all together.
+// Of all batch rows of a graph together, each of which has one of either at least.
+struct TokenCounts {
+  int64_t queries = 0;
+  int64_t keys = 0;
+};
+
+// So many keys a kernel reads at once, and so many less one beyond a ragged row's last.
+inline constexpr int64_t kTileKeys = 128;
+
+// Tensors are aligned to 256 bytes. The graph's tensors fit into int64, all together. Ragged ones
+// have room for so many tokens, and behind the last value for what a kernel reads beyond it.
+ArenaLayout LayOut(const SdpaGraph& graph, const TokenCounts& tokens);
+// With every batch row as long as it may be.
 ArenaLayout LayOut(const SdpaGraph& graph);
 
 // A stream of a device with memory of its own. One caller at a time.

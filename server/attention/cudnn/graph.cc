@@ -17,6 +17,9 @@ constexpr int64_t kHeadSizeStep = 8;
 constexpr int64_t kLargestHeadSize = 256;
 constexpr int64_t kLeastOctave = 128;
 constexpr int64_t kLengthsPerOctave = 8;
+// Of ragged graphs: 4, 16, 64, ...
+constexpr int64_t kLeastRaggedBatch = 4;
+constexpr int64_t kRaggedBatchStep = 4;
 
 absl::Status No(absl::string_view why) {
   return absl::UnimplementedError(absl::StrCat("cuDNN takes no ", why));
@@ -92,9 +95,14 @@ MaskShape BiasOf(const SdpaGraph& graph, const MaskShape& mask) {
 
 }  // namespace
 
+int64_t PowerOfTwoFrom(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
 int64_t RoundUpLength(int64_t length) {
-  int64_t octave = kLeastOctave;
-  while (octave < length) octave *= 2;
+  const int64_t octave = PowerOfTwoFrom(std::max(length, kLeastOctave));
   return RoundUp(length, octave / 2 / kLengthsPerOctave);
 }
 
@@ -188,6 +196,19 @@ SdpaGraph GraphOf(const Problem& p) {
   return graph;
 }
 
+// With a softcap the lengths are a matter of its scores alone: kernels would read on beyond them.
+bool MayBeRagged(const SdpaGraph& graph) { return !graph.bias && graph.softcap == 0; }
+
+SdpaGraph RaggedOf(SdpaGraph graph, int64_t batch, int64_t queries, int64_t keys) {
+  graph.has_lengths = graph.ragged = true;
+  graph.batch = kLeastRaggedBatch;
+  while (graph.batch < batch) graph.batch *= kRaggedBatchStep;
+  // A single query has kernels of its own.
+  graph.query_length = queries == 1 ? 1 : PowerOfTwoFrom(std::max(queries, kLeastOctave));
+  graph.key_length = PowerOfTwoFrom(std::max(keys, kLeastOctave));
+  return graph;
+}
+
 std::string SdpaGraph::Key() const {
   std::string key =
       absl::StrFormat("%s b%d h%d/%d s%d/%d d%d/%d", NameOf(dtype), batch, query_heads, kv_heads,
@@ -196,7 +217,7 @@ std::string SdpaGraph::Key() const {
   if (bottom_right) absl::StrAppend(&key, " bottom-right");
   if (left_bound) absl::StrAppend(&key, " left", *left_bound);
   if (right_bound) absl::StrAppend(&key, " right", *right_bound);
-  if (has_lengths) absl::StrAppend(&key, " lengths");
+  if (has_lengths) absl::StrAppend(&key, ragged ? " ragged" : " lengths");
   if (bias) {
     absl::StrAppend(&key, " bias-", NameOf(bias->dtype), "[", absl::StrJoin(bias->dims, ","), "]");
   }

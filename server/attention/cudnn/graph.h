@@ -15,7 +15,8 @@
 namespace rapt::cudnn {
 
 // One scaled dot product attention over packed row-major tensors Q [B, Hq, Sq, D], K [B, Hkv, Sk,
-// D], V [B, Hkv, Sk, Dv] and O [B, Hq, Sq, Dv], beside it an LSE in FP32 [B, Hq, Sq, 1].
+// D], V [B, Hkv, Sk, Dv] and O [B, Hq, Sq, Dv], beside it an LSE in FP32 [B, Hq, Sq, 1]. The first
+// four may be ragged.
 struct SdpaGraph {
   DType dtype = DType::kFloat32;
   int64_t batch = 0;
@@ -40,6 +41,10 @@ struct SdpaGraph {
   // Query and key lengths are given, INT32 [B, 1, 1, 1] each, at least 1; what lies beyond is not
   // looked at, rows of the outputs beyond hold anything.
   bool has_lengths = false;
+  // With lengths and no bias: Q, K, V and O hold nothing beyond the lengths, but the tokens of one
+  // batch row behind those of the row before it, [tokens, H, D]. Where each row begins, and the
+  // last one ends, is given for each of the four in elements, INT64 [B + 1, 1, 1, 1].
+  bool ragged = false;
   // A tensor of a float type that is added to the scores after the softcap; axes of 1 broadcast.
   std::optional<MaskShape> bias = std::nullopt;
 
@@ -76,8 +81,19 @@ KeyRun KeysOf(const Problem& problem, absl::Span<const int64_t> key_lengths, int
 // graphs of a service that sees every length are few.
 SdpaGraph GraphOf(const Problem& problem);
 
+// Whether cuDNN computes such a graph over ragged tensors, too.
+bool MayBeRagged(const SdpaGraph& graph);
+
+// The graph over ragged tensors with at least so many batch rows, of lengths up to these at least.
+// All are rounded up a long way: what is not there is neither sent nor computed, and the graphs of
+// requests in any company are few.
+SdpaGraph RaggedOf(SdpaGraph graph, int64_t batch, int64_t queries, int64_t keys);
+
 // `length` or a little more, a multiple of 8: lengths up to twice as large share eight values.
 int64_t RoundUpLength(int64_t length);
+
+// `n` or the next power of two.
+int64_t PowerOfTwoFrom(int64_t n);
 
 }  // namespace rapt::cudnn
 

@@ -81,12 +81,23 @@ fe::DataType_t TypeOf(DType dtype) {
 
 std::vector<int64_t> Dims(const std::array<int64_t, 4>& dims) { return {dims.begin(), dims.end()}; }
 
-Tensor_attributes Packed(TensorId id, DType dtype, const std::array<int64_t, 4>& dims) {
+Tensor_attributes Packed(TensorId id, fe::DataType_t type, const std::array<int64_t, 4>& dims) {
   return Tensor_attributes()
       .set_uid(static_cast<int64_t>(id))
       .set_dim(Dims(dims))
       .set_stride(Dims(RowMajorStrides(dims)))
-      .set_data_type(TypeOf(dtype));
+      .set_data_type(type);
+}
+
+// Q, K, V or O. Where the graph is ragged, a token's heads lie side by side.
+Tensor_attributes Rows(const SdpaGraph& g, fe::graph::Graph& graph, TensorId id, TensorId offsets,
+                       const std::array<int64_t, 4>& dims) {
+  Tensor_attributes rows = Packed(id, TypeOf(g.dtype), dims);
+  if (!g.ragged) return rows;
+  const auto [batch, heads, length, size] = dims;
+  return rows.set_stride({length * heads * size, size, heads * size, 1})
+      .set_ragged_offset(
+          graph.tensor(Packed(offsets, fe::DataType_t::INT64, {batch + 1, 1, 1, 1})));
 }
 
 using ScoreModifier = std::function<TensorPtr(std::shared_ptr<fe::graph::Graph>, TensorPtr)>;
@@ -129,28 +140,28 @@ void Define(const SdpaGraph& g, fe::graph::Graph& graph) {
   graph.set_io_data_type(TypeOf(g.dtype))
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
-  const auto tensor = [&](TensorId id, DType dtype, const std::array<int64_t, 4>& dims) {
-    return graph.tensor(Packed(id, dtype, dims));
+  const auto rows = [&](TensorId id, TensorId offsets, const std::array<int64_t, 4>& dims) {
+    return Rows(g, graph, id, offsets, dims);
   };
-  const TensorPtr q =
-      tensor(TensorId::kQuery, g.dtype, {g.batch, g.query_heads, g.query_length, g.head_size});
-  const TensorPtr k =
-      tensor(TensorId::kKey, g.dtype, {g.batch, g.kv_heads, g.key_length, g.head_size});
-  const TensorPtr v =
-      tensor(TensorId::kValue, g.dtype, {g.batch, g.kv_heads, g.key_length, g.value_head_size});
+  const TensorPtr q = graph.tensor(rows(TensorId::kQuery, TensorId::kQueryOffsets,
+                                        {g.batch, g.query_heads, g.query_length, g.head_size}));
+  const TensorPtr k = graph.tensor(rows(TensorId::kKey, TensorId::kKeyOffsets,
+                                        {g.batch, g.kv_heads, g.key_length, g.head_size}));
+  const TensorPtr v = graph.tensor(rows(TensorId::kValue, TensorId::kValueOffsets,
+                                        {g.batch, g.kv_heads, g.key_length, g.value_head_size}));
 
   auto sdpa = fe::graph::SDPA_attributes().set_name("sdpa").set_generate_stats(true).set_attn_scale(
-      graph.tensor(
-          Packed(TensorId::kScale, DType::kFloat32, {1, 1, 1, 1}).set_is_pass_by_value(true)));
+      graph.tensor(Packed(TensorId::kScale, fe::DataType_t::FLOAT, {1, 1, 1, 1})
+                       .set_is_pass_by_value(true)));
   Lengths lengths;
   if (g.has_lengths) {
     const std::array<int64_t, 4> dims = {g.batch, 1, 1, 1};
-    lengths.queries = graph.tensor(Packed(TensorId::kQueryLengths, DType::kFloat32, dims)
-                                       .set_data_type(fe::DataType_t::INT32));
-    lengths.keys = graph.tensor(
-        Packed(TensorId::kKeyLengths, DType::kFloat32, dims).set_data_type(fe::DataType_t::INT32));
+    lengths.queries = graph.tensor(Packed(TensorId::kQueryLengths, fe::DataType_t::INT32, dims));
+    lengths.keys = graph.tensor(Packed(TensorId::kKeyLengths, fe::DataType_t::INT32, dims));
   }
-  if (g.bias) sdpa.set_bias(tensor(TensorId::kBias, g.bias->dtype, g.bias->dims));
+  if (g.bias) {
+    sdpa.set_bias(graph.tensor(Packed(TensorId::kBias, TypeOf(g.bias->dtype), g.bias->dims)));
+  }
   if (g.softcap > 0) {
     sdpa.set_score_mod(SoftcapAndBounds(g, lengths));
   } else {
@@ -158,16 +169,37 @@ void Define(const SdpaGraph& g, fe::graph::Graph& graph) {
   }
 
   auto [output, lse] = graph.sdpa(q, k, v, std::move(sdpa));
-  const auto write = [](const TensorPtr& to, const Tensor_attributes& packed) {
+  const auto write = [](const TensorPtr& to, Tensor_attributes packed) {
     to->set_output(true)
         .set_uid(packed.get_uid())
         .set_dim(packed.get_dim())
         .set_stride(packed.get_stride())
-        .set_data_type(packed.get_data_type());
+        .set_data_type(packed.get_data_type())
+        .set_ragged_offset(packed.get_ragged_offset());
   };
-  write(output, Packed(TensorId::kOutput, g.dtype,
-                       {g.batch, g.query_heads, g.query_length, g.value_head_size}));
-  write(lse, Packed(TensorId::kLse, DType::kFloat32, {g.batch, g.query_heads, g.query_length, 1}));
+  write(output, rows(TensorId::kOutput, TensorId::kOutputOffsets,
+                     {g.batch, g.query_heads, g.query_length, g.value_head_size}));
+  // Never ragged: of a single query in each row, cuDNN 9.26 writes a ragged one for the first head
+  // of each group alone.
+  write(lse,
+        Packed(TensorId::kLse, fe::DataType_t::FLOAT, {g.batch, g.query_heads, g.query_length, 1}));
+}
+
+bool Has(const SdpaGraph& g, TensorId id) {
+  switch (id) {
+    case TensorId::kBias:
+      return g.bias.has_value();
+    case TensorId::kQueryLengths:
+    case TensorId::kKeyLengths:
+      return g.has_lengths;
+    case TensorId::kQueryOffsets:
+    case TensorId::kKeyOffsets:
+    case TensorId::kValueOffsets:
+    case TensorId::kOutputOffsets:
+      return g.ragged;
+    default:
+      return true;
+  }
 }
 
 absl::Status ToStatus(fe::error_t error) {
@@ -231,14 +263,15 @@ class FrontendStream final : public Stream {
           {TensorId::kBias, layout.bias},
           {TensorId::kQueryLengths, layout.query_lengths},
           {TensorId::kKeyLengths, layout.key_lengths},
+          {TensorId::kQueryOffsets, layout.query_offsets},
+          {TensorId::kKeyOffsets, layout.key_offsets},
+          {TensorId::kValueOffsets, layout.value_offsets},
+          {TensorId::kOutputOffsets, layout.output_offsets},
           {TensorId::kOutput, layout.output},
           {TensorId::kLse, layout.lse}};
       std::unordered_map<int64_t, void*> tensors;
       for (const auto& [id, place] : places) {
-        const bool absent =
-            (id == TensorId::kBias && !g.bias) ||
-            (!g.has_lengths && (id == TensorId::kQueryLengths || id == TensorId::kKeyLengths));
-        if (!absent) tensors[static_cast<int64_t>(id)] = arena + place;
+        if (Has(g, id)) tensors[static_cast<int64_t>(id)] = arena + place;
       }
       auto scale = static_cast<float>(g.scale);  // on the host: it is read before execute() returns
       tensors[static_cast<int64_t>(TensorId::kScale)] = &scale;

@@ -23,6 +23,10 @@ enum class TensorId : int64_t {
   kBias,
   kQueryLengths,
   kKeyLengths,
+  kQueryOffsets,
+  kKeyOffsets,
+  kValueOffsets,
+  kOutputOffsets,
   kOutput,
   kLse,
 };

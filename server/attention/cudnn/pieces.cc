@@ -43,12 +43,6 @@ int64_t BytesOf(const Problem& problem, const Cut& cut) {
   return CropOf(piece).empty() ? 0 : LayOut(GraphOf(piece)).end;
 }
 
-int64_t PowerOfTwoFrom(int64_t n) {
-  int64_t power = 1;
-  while (power < n) power *= 2;
-  return power;
-}
-
 // As few of `total` in a run as make the number of runs the same.
 int64_t Even(int64_t total, int64_t run) { return CeilDiv(total, CeilDiv(total, run)); }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "server/attention/half.h"
 #include "server/attention/softmax_state.h"
@@ -43,35 +44,9 @@ bool AllFinite(const std::byte* data, DType dtype, int64_t count) {
   }
 }
 
-// Rows [first, first + count) of head (b, h) into packed rows of `padded` elements at `target`.
-// False where a number is not finite.
-bool PackRows(const TensorView& view, int64_t b, int64_t h, int64_t first, int64_t count,
-              int64_t padded, std::byte* target) {
-  const int64_t row_bytes = view.dims[3] * SizeOf(view.dtype);
-  const int64_t padded_bytes = padded * SizeOf(view.dtype);
-  if (view.slices == nullptr && row_bytes == padded_bytes && view.strides[2] == padded) {
-    if (count > 0) std::memcpy(target, view.Row(b, h, first), count * row_bytes);
-  } else {
-    for (int64_t s = 0; s < count; ++s) {
-      std::byte* row = target + s * padded_bytes;
-      view.CopyRow(b, h, first + s, row);
-      std::memset(row + row_bytes, 0, padded_bytes - row_bytes);
-    }
-  }
-  return AllFinite(target, view.dtype, count * padded);
-}
-
-// Keys or values of the run, which may begin in the past, and zeros up to the graph's length.
-bool PackRun(const TensorView& past, const TensorView& now, int64_t past_length, KeyRun run,
-             int64_t b, int64_t h, int64_t length, int64_t padded, std::byte* target) {
-  const int64_t row_bytes = padded * SizeOf(now.dtype);
-  const int64_t old = std::clamp<int64_t>(past_length - run.first, 0, run.count);
-  bool finite = true;
-  if (old > 0) finite = PackRows(past, b, h, run.first, old, padded, target);
-  const int64_t first_new = run.first + old - past_length;
-  finite &= PackRows(now, b, h, first_new, run.count - old, padded, target + old * row_bytes);
-  std::memset(target + run.count * row_bytes, 0, (length - run.count) * row_bytes);
-  return finite;
+template <typename T>
+void PutAt(std::byte* place, int64_t index, T value) {
+  std::memcpy(place + index * static_cast<int64_t>(sizeof(value)), &value, sizeof(value));
 }
 
 // What the mask adds to the score of key j in its row; -inf hides it.
@@ -137,18 +112,6 @@ bool PackBias(const Problem& p, const SdpaGraph& g, const Arguments& a, std::byt
   return true;
 }
 
-void PackLengths(const Problem& p, const SdpaGraph& g, const Arguments& a,
-                 const ArenaLayout& layout, std::byte* arena) {
-  const Crop crop = CropOf(p);
-  for (int64_t b = 0; b < g.batch; ++b) {
-    const auto queries = static_cast<int32_t>(crop.queries);
-    // cuDNN makes NaN of no keys at all: it gets one, which is zeros.
-    const auto keys = static_cast<int32_t>(std::max<int64_t>(1, KeysOf(p, a.key_lengths, b).count));
-    std::memcpy(arena + layout.query_lengths + b * sizeof(queries), &queries, sizeof(queries));
-    std::memcpy(arena + layout.key_lengths + b * sizeof(keys), &keys, sizeof(keys));
-  }
-}
-
 // Whether query row i sees a key, by position and by mask.
 bool SeesAKey(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
@@ -171,9 +134,15 @@ void FoldRow(const SdpaGraph& g, const Arguments::State& state, int64_t b, int64
            absl::Span<const float>(part.data(), size), lse);
 }
 
+void WriteNothing(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
+  if (p.folds) return;
+  std::memset(a.output.Row(b, h, i), 0, p.value_head_size * SizeOf(p.dtype));
+  if (p.wants_lse) StoreElement(a.lse.Row(b, h, i), a.lse.dtype, 0, kMinusInfinity);
+}
+
 }  // namespace
 
-ArenaLayout LayOut(const SdpaGraph& g) {
+ArenaLayout LayOut(const SdpaGraph& g, const TokenCounts& tokens) {
   ArenaLayout layout;
   int64_t end = 0;
   const auto place = [&end](int64_t& begin, int64_t bytes) {
@@ -181,11 +150,14 @@ ArenaLayout LayOut(const SdpaGraph& g) {
     end = Aligned(end + bytes);
   };
   const int64_t element = SizeOf(g.dtype);
-  const int64_t query_rows = g.batch * g.query_heads * g.query_length;
-  const int64_t key_rows = g.batch * g.kv_heads * g.key_length;
+  const int64_t query_rows = g.query_heads * tokens.queries;
+  const int64_t key_rows = g.kv_heads * tokens.keys;
   place(layout.query, query_rows * g.head_size * element);
   place(layout.key, key_rows * g.head_size * element);
-  place(layout.value, key_rows * g.value_head_size * element);
+  // What is read beyond the last key are values, and then this.
+  const int64_t beyond =
+      g.ragged ? kTileKeys * g.kv_heads * std::max(g.head_size, g.value_head_size) * element : 0;
+  place(layout.value, key_rows * g.value_head_size * element + beyond);
   if (g.bias) {
     const std::array<int64_t, 4>& dims = g.bias->dims;
     place(layout.bias, dims[0] * dims[1] * dims[2] * dims[3] * SizeOf(g.bias->dtype));
@@ -194,64 +166,237 @@ ArenaLayout LayOut(const SdpaGraph& g) {
     place(layout.query_lengths, g.batch * static_cast<int64_t>(sizeof(int32_t)));
     place(layout.key_lengths, g.batch * static_cast<int64_t>(sizeof(int32_t)));
   }
+  if (g.ragged) {
+    for (int64_t* offsets : {&layout.query_offsets, &layout.key_offsets, &layout.value_offsets,
+                             &layout.output_offsets}) {
+      place(*offsets, (g.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
+    }
+  }
   place(layout.output, query_rows * g.value_head_size * element);
-  place(layout.lse, query_rows * static_cast<int64_t>(sizeof(float)));
+  place(layout.lse, g.batch * g.query_heads * g.query_length * static_cast<int64_t>(sizeof(float)));
   layout.end = end;
   return layout;
 }
 
-bool StageInputs(const Problem& p, const SdpaGraph& g, const ArenaLayout& layout,
-                 const Arguments& a, std::byte* arena) {
-  const Crop crop = CropOf(p);
-  const int64_t element = SizeOf(g.dtype);
-  bool finite = true;
-  for (int64_t b = 0; b < g.batch && finite; ++b) {
-    for (int64_t h = 0; h < g.query_heads; ++h) {
-      std::byte* rows =
-          arena + layout.query + (b * g.query_heads + h) * g.query_length * g.head_size * element;
-      finite &= PackRows(a.query, b, h, crop.first_query, crop.queries, g.head_size, rows);
-      std::memset(rows + crop.queries * g.head_size * element, 0,
-                  (g.query_length - crop.queries) * g.head_size * element);
-    }
-    const KeyRun run = KeysOf(p, a.key_lengths, b);
-    for (int64_t h = 0; h < g.kv_heads; ++h) {
-      const int64_t row = (b * g.kv_heads + h) * g.key_length * element;
-      finite &= PackRun(a.past_key, a.key, p.past_length, run, b, h, g.key_length, g.head_size,
-                        arena + layout.key + row * g.head_size);
-      finite &= PackRun(a.past_value, a.value, p.past_length, run, b, h, g.key_length,
-                        g.value_head_size, arena + layout.value + row * g.value_head_size);
-    }
-  }
-  if (g.has_lengths) PackLengths(p, g, a, layout, arena);
-  if (!finite || !g.bias) return finite;
-  return PackBias(p, g, a, arena + layout.bias) && !HasFaintRow(p, a);
+ArenaLayout LayOut(const SdpaGraph& g) {
+  return LayOut(g, {g.batch * g.query_length, g.batch * g.key_length});
 }
 
-void TakeOutputs(const Problem& p, const SdpaGraph& g, const ArenaLayout& layout,
-                 const Arguments& a, const std::byte* arena) {
+// --- Staging -------------------------------------------------------------------------------------
+
+struct Staging::HeadRows {
+  int64_t begin;
+  int64_t step;   // from a row to the next
+  int64_t bytes;  // of a row
+  int64_t count;
+
+  int64_t Row(int64_t n) const { return begin + n * step; }
+
+  // Rows [first, first + rows) of head (b, h), behind the first `after`. False where a number is
+  // not finite.
+  bool Pack(const TensorView& view, int64_t b, int64_t h, int64_t first, int64_t rows,
+            int64_t after, std::byte* arena) const {
+    const int64_t row_bytes = view.dims[3] * SizeOf(view.dtype);
+    std::byte* const target = arena + Row(after);
+    if (view.slices == nullptr && row_bytes == bytes && row_bytes == step &&
+        view.strides[2] == view.dims[3]) {
+      if (rows > 0) std::memcpy(target, view.Row(b, h, first), rows * bytes);
+      return AllFinite(target, view.dtype, rows * view.dims[3]);
+    }
+    bool finite = true;
+    for (int64_t n = 0; n < rows; ++n) {
+      std::byte* const row = target + n * step;
+      view.CopyRow(b, h, first + n, row);
+      std::memset(row + row_bytes, 0, bytes - row_bytes);
+      finite &= AllFinite(row, view.dtype, view.dims[3]);
+    }
+    return finite;
+  }
+
+  // Keys or values of a run, which may begin in the past, and zeros behind them.
+  bool PackRun(const TensorView& past, const TensorView& now, int64_t past_length, KeyRun run,
+               int64_t b, int64_t h, std::byte* arena) const {
+    const int64_t old = std::clamp<int64_t>(past_length - run.first, 0, run.count);
+    bool finite = old == 0 || Pack(past, b, h, run.first, old, 0, arena);
+    finite &= Pack(now, b, h, run.first + old - past_length, run.count - old, old, arena);
+    Clear(run.count, arena);
+    return finite;
+  }
+
+  void Clear(int64_t from, std::byte* arena) const {
+    if (step == bytes) {
+      std::memset(arena + Row(from), 0, (count - from) * bytes);
+      return;
+    }
+    for (int64_t n = from; n < count; ++n) std::memset(arena + Row(n), 0, bytes);
+  }
+};
+
+struct Staging::RowTensor {
+  int64_t place;
+  int64_t heads;
+  int64_t length;  // of a head, where the graph is not ragged
+  int64_t row_bytes;
+  TokenRun BatchRow::*tokens;
+};
+
+Staging::Staging(const SdpaGraph& graph, absl::Span<const Part> parts)
+    : graph_(graph), parts_(parts), rows_(static_cast<size_t>(graph.batch)) {
+  size_t n = 0;
+  for (const Part& part : parts_) {
+    const Problem& p = *part.problem;
+    const int64_t queries = CropOf(p).queries;
+    first_rows_.push_back(n);
+    for (int64_t b = 0; b < p.batch; ++b, ++n) {
+      rows_[n].queries.count = queries;
+      // cuDNN makes NaN of no keys at all: it gets one, which is zeros.
+      rows_[n].keys.count = std::max<int64_t>(1, KeysOf(p, part.arguments->key_lengths, b).count);
+    }
+  }
+  TokenCounts tokens;
+  for (BatchRow& row : rows_) {
+    row.queries.first = tokens.queries;
+    row.keys.first = tokens.keys;
+    tokens.queries += graph_.ragged ? row.queries.count : graph_.query_length;
+    tokens.keys += graph_.ragged ? row.keys.count : graph_.key_length;
+  }
+  layout_ = LayOut(graph_, tokens);
+}
+
+Staging::RowTensor Staging::QueryTensor() const {
+  return {layout_.query, graph_.query_heads, graph_.query_length,
+          graph_.head_size * SizeOf(graph_.dtype), &BatchRow::queries};
+}
+
+Staging::RowTensor Staging::KeyTensor() const {
+  return {layout_.key, graph_.kv_heads, graph_.key_length, graph_.head_size * SizeOf(graph_.dtype),
+          &BatchRow::keys};
+}
+
+Staging::RowTensor Staging::ValueTensor() const {
+  return {layout_.value, graph_.kv_heads, graph_.key_length,
+          graph_.value_head_size * SizeOf(graph_.dtype), &BatchRow::keys};
+}
+
+Staging::RowTensor Staging::OutputTensor() const {
+  return {layout_.output, graph_.query_heads, graph_.query_length,
+          graph_.value_head_size * SizeOf(graph_.dtype), &BatchRow::queries};
+}
+
+Staging::HeadRows Staging::RowsOf(const RowTensor& t, const BatchRow& row, int64_t h) const {
+  const TokenRun& tokens = row.*t.tokens;
+  const int64_t before = tokens.first * t.heads;
+  if (!graph_.ragged) {
+    return {t.place + (before + h * t.length) * t.row_bytes, t.row_bytes, t.row_bytes, t.length};
+  }
+  return {t.place + (before + h) * t.row_bytes, t.heads * t.row_bytes, t.row_bytes, tokens.count};
+}
+
+std::vector<bool> Staging::StageInputs(std::byte* arena) const {
+  std::vector<bool> staged;
+  for (size_t n = 0; n < parts_.size(); ++n) staged.push_back(StagePart(n, arena));
+  if (graph_.ragged) {
+    const auto last = first_rows_.back() + static_cast<size_t>(parts_.back().problem->batch);
+    for (size_t n = last; n < rows_.size(); ++n) ClearRow(rows_[n], arena);
+    // A kernel reads whole tiles, and multiplies what is beyond the last token with 0.
+    const auto clear = [&](const RowTensor& t, int64_t until) {
+      const int64_t begin = t.place + rows_.back().keys.end() * t.heads * t.row_bytes;
+      std::memset(arena + begin, 0, until - begin);
+    };
+    clear(KeyTensor(), layout_.value);
+    clear(ValueTensor(), layout_.query_lengths);
+  }
+  if (graph_.has_lengths) StageLengths(arena);
+  return staged;
+}
+
+bool Staging::StagePart(size_t part, std::byte* arena) const {
+  const Problem& p = *parts_[part].problem;
+  const Arguments& a = *parts_[part].arguments;
+  const absl::Span<const BatchRow> rows(&rows_[first_rows_[part]], static_cast<size_t>(p.batch));
+  const Crop crop = CropOf(p);
+  bool finite = true;
+  for (int64_t b = 0; b < p.batch && finite; ++b) {
+    for (int64_t h = 0; h < p.query_heads; ++h) {
+      const HeadRows to = RowsOf(QueryTensor(), rows[b], h);
+      finite &= to.Pack(a.query, b, h, crop.first_query, crop.queries, 0, arena);
+      to.Clear(crop.queries, arena);
+    }
+    const KeyRun run = KeysOf(p, a.key_lengths, b);
+    for (int64_t h = 0; h < p.kv_heads; ++h) {
+      finite &= RowsOf(KeyTensor(), rows[b], h)
+                    .PackRun(a.past_key, a.key, p.past_length, run, b, h, arena);
+      finite &= RowsOf(ValueTensor(), rows[b], h)
+                    .PackRun(a.past_value, a.value, p.past_length, run, b, h, arena);
+    }
+  }
+  if (finite && graph_.bias) {
+    finite = PackBias(p, graph_, a, arena + layout_.bias) && !HasFaintRow(p, a);
+  }
+  if (finite) return true;
+  for (const BatchRow& row : rows) ClearRow(row, arena);
+  return false;
+}
+
+void Staging::ClearRow(const BatchRow& row, std::byte* arena) const {
+  for (const RowTensor& tensor : {QueryTensor(), KeyTensor(), ValueTensor()}) {
+    for (int64_t h = 0; h < tensor.heads; ++h) RowsOf(tensor, row, h).Clear(0, arena);
+  }
+}
+
+void Staging::StageLengths(std::byte* arena) const {
+  for (size_t n = 0; n < rows_.size(); ++n) {
+    PutAt(arena + layout_.query_lengths, n, static_cast<int32_t>(rows_[n].queries.count));
+    PutAt(arena + layout_.key_lengths, n, static_cast<int32_t>(rows_[n].keys.count));
+  }
+  if (!graph_.ragged) return;
+  const std::pair<RowTensor, int64_t> offsets[] = {{QueryTensor(), layout_.query_offsets},
+                                                   {KeyTensor(), layout_.key_offsets},
+                                                   {ValueTensor(), layout_.value_offsets},
+                                                   {OutputTensor(), layout_.output_offsets}};
+  for (const auto& [tensor, place] : offsets) {
+    const int64_t token = tensor.heads * tensor.row_bytes / SizeOf(graph_.dtype);
+    for (size_t n = 0; n < rows_.size(); ++n) {
+      PutAt(arena + place, n, (rows_[n].*tensor.tokens).first * token);
+    }
+    PutAt(arena + place, rows_.size(), (rows_.back().*tensor.tokens).end() * token);
+  }
+}
+
+void Staging::TakeOutputs(size_t part, const std::byte* arena) const {
+  const Problem& p = *parts_[part].problem;
+  const Arguments& a = *parts_[part].arguments;
   const Crop crop = CropOf(p);
   const int64_t row_bytes = p.value_head_size * SizeOf(p.dtype);
-  const int64_t packed_bytes = g.value_head_size * SizeOf(g.dtype);
   for (int64_t b = 0; b < p.batch; ++b) {
+    const auto n = static_cast<int64_t>(first_rows_[part]) + b;
     for (int64_t h = 0; h < p.query_heads; ++h) {
+      const HeadRows rows = RowsOf(OutputTensor(), rows_[n], h);
       for (int64_t i = 0; i < p.query_length; ++i) {
-        const int64_t index = (b * g.query_heads + h) * g.query_length + i - crop.first_query;
         if (!SeesAKey(p, a, b, h, i)) {
-          if (p.folds) continue;
-          std::memset(a.output.Row(b, h, i), 0, row_bytes);
-          if (p.wants_lse) StoreElement(a.lse.Row(b, h, i), a.lse.dtype, 0, kMinusInfinity);
+          WriteNothing(p, a, b, h, i);
           continue;
         }
-        const std::byte* row = arena + layout.output + index * packed_bytes;
+        const int64_t query = i - crop.first_query;
+        const std::byte* row = arena + rows.Row(query);
+        const int64_t index = (n * graph_.query_heads + h) * graph_.query_length + query;
         float lse;
-        std::memcpy(&lse, arena + layout.lse + index * sizeof(lse), sizeof(lse));
+        std::memcpy(&lse, arena + layout_.lse + index * sizeof(lse), sizeof(lse));
         if (p.folds) {
-          FoldRow(g, a.state, b, h, i, row, lse);
+          FoldRow(graph_, a.state, b, h, i, row, lse);
           continue;
         }
         std::memcpy(a.output.Row(b, h, i), row, row_bytes);
         if (p.wants_lse) StoreElement(a.lse.Row(b, h, i), a.lse.dtype, 0, lse);
       }
+    }
+  }
+}
+
+void WriteNothingSeen(const Problem& p, const Arguments& a) {
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.query_heads; ++h) {
+      for (int64_t i = 0; i < p.query_length; ++i) WriteNothing(p, a, b, h, i);
     }
   }
 }

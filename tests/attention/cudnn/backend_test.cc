@@ -425,6 +425,83 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatCudnnDeclines) {
   EXPECT_EQ(plan->backend->name(), "cpu");
 }
 
+// Of 300 keys in each batch row few are there.
+Problem Unequal() {
+  Problem problem = Small();
+  problem.batch = 6;
+  problem.key_length = 300;
+  problem.has_key_lengths = true;
+  return problem;
+}
+
+test::Inputs UnequalInputs(const Problem& problem) {
+  test::Rng rng(5);
+  test::Inputs inputs = test::RandomInputs(problem, rng);
+  inputs.key_lengths = {3, 0, 290, 17, 1, 90};
+  return inputs;
+}
+
+TEST_F(CudnnBackendTest, SendsTheTokensOfUnequalBatchRowsAlone) {
+  const std::pair<const char*, void (*)(Problem&)> cases[] = {
+      {"all keys", [](Problem& p) { p.causal = false; }},
+      {"causal", [](Problem&) {}},
+      {"more queries", [](Problem& p) { p.query_length = 100; }},
+      {"bottom right", [](Problem& p) { p.alignment = Alignment::kBottomRight; }},
+      {"a window",
+       [](Problem& p) {
+         p.left_window = 20;
+         p.causal = false;
+         p.right_window = 7;
+       }},
+      {"a past",
+       [](Problem& p) {
+         p.causal = false;
+         p.past_length = 2;
+         p.wants_present = true;
+       }},
+      {"one query", [](Problem& p) { p.query_length = 1; }},
+      {"one query with a window",
+       [](Problem& p) {
+         p.query_length = 1;
+         p.left_window = 6;
+       }},
+      {"head sizes that are padded",
+       [](Problem& p) {
+         p.head_size = 7;
+         p.value_head_size = 20;
+       }},
+      {"BF16", [](Problem& p) { p.dtype = DType::kBFloat16; }},
+  };
+  for (const auto& [name, change] : cases) {
+    SCOPED_TRACE(name);
+    Start();
+    Problem problem = Unequal();
+    change(problem);
+    const test::Inputs inputs = UnequalInputs(problem);
+    const auto expected = test::Attend(problem, inputs);
+    const auto bytes_sent = [&] {
+      controls_.most_bytes = 0;
+      const auto outputs = test::RunAttention(problem, inputs, {.backend = "cudnn"});
+      EXPECT_TRUE(outputs.ok()) << outputs.status();
+      EXPECT_TRUE(test::Matches(problem, *outputs, expected));
+      return controls_.most_bytes.load();
+    };
+    const int64_t padded = bytes_sent();
+    WaitForPlans(Small());  // is compiled after what the first run asked for
+    EXPECT_LT(bytes_sent(), padded * 3 / 4);
+    ProcessBackend().Stop();
+  }
+}
+
+TEST_F(CudnnBackendTest, SendsPaddingWhereThereIsLittleOfIt) {
+  Start();
+  Problem problem = Unequal();
+  test::Inputs inputs = UnequalInputs(problem);
+  inputs.key_lengths = {300, 290, 300, 250, 300, 300};
+  ASSERT_TRUE(test::RunAttention(problem, inputs, {.backend = "cudnn"}).ok());
+  EXPECT_EQ(controls_.compilations, 1);
+}
+
 TEST_F(CudnnBackendTest, SendsNoNumbersThatTheDeviceWouldSpread) {
   Start();
   const Problem problem = Small();

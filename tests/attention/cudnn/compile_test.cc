@@ -5,9 +5,11 @@
 
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <string>
 #include <vector>
 
+#include "server/attention/cudnn/device.h"
 #include "server/attention/cudnn/graph.h"
 #include "server/attention/cudnn/library.h"
 #include "tests/support/run_attention.h"
@@ -174,6 +176,57 @@ TEST_P(CudnnTakesTest, WhatIsSupported) {
 INSTANTIATE_TEST_SUITE_P(, CudnnTakesTest, ::testing::ValuesIn(Cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
+// Batch rows of any lengths, without padding.
+std::vector<Case> RaggedCases() {
+  const Problem square = Of(1024, 1024);
+  return {
+      {"Bf16", square},
+      {"Fp16", With(square, [](Problem& p) { p.dtype = DType::kFloat16; })},
+      {"Fp32", With(square, [](Problem& p) { p.dtype = DType::kFloat32; })},
+      {"Causal", With(square, [](Problem& p) { p.causal = true; })},
+      {"Fp32Causal", With(square, [](Problem& p) { p.dtype = DType::kFloat32, p.causal = true; })},
+      {"CausalWithPast",
+       With(Of(512, 512), [](Problem& p) { p.causal = true, p.past_length = 1536; })},
+      {"CausalOfLengths",
+       With(square, [](Problem& p) { p.causal = true, p.has_key_lengths = true; })},
+      {"CausalBottomRightMoreQueriesThanKeys",
+       With(Of(1024, 512),
+            [](Problem& p) { p.causal = true, p.alignment = Alignment::kBottomRight; })},
+      {"WindowBoth", With(square, [](Problem& p) { p.left_window = 128, p.right_window = 64; })},
+      {"WindowMoreQueriesThanKeys", With(Of(1024, 512), [](Problem& p) { p.left_window = 128; })},
+      {"HeadsAlike", With(square, [](Problem& p) { p.kv_heads = 32; })},
+      {"Head64", With(square, [](Problem& p) { p.head_size = p.value_head_size = 64; })},
+      {"Head80And40", With(square, [](Problem& p) { p.head_size = 80, p.value_head_size = 40; })},
+      {"Head256", With(square, [](Problem& p) { p.head_size = p.value_head_size = 256; })},
+      {"Decode", Of(1, 4096)},
+      {"Fp32Decode", With(Of(1, 4096), [](Problem& p) { p.dtype = DType::kFloat32; })},
+      {"DecodeHead256",
+       With(Of(1, 4096), [](Problem& p) { p.head_size = p.value_head_size = 256; })},
+  };
+}
+
+class CudnnTakesRaggedTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(CudnnTakesRaggedTest, WhatMayBe) {
+  const Problem& p = GetParam().problem;
+  ASSERT_TRUE(Validate(p).ok());
+  ASSERT_TRUE(MayBeRagged(GraphOf(p)));
+  const SdpaGraph graph = RaggedOf(GraphOf(p), 16, p.query_length, p.total_keys());
+  const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(graph, Properties());
+  ASSERT_TRUE(plan.ok()) << graph.Key() << "\n" << plan.status();
+  EXPECT_LE(plan->workspace_bytes, 1 << 20) << graph.Key();
+  // Queries, keys and head size of a tile are in the kernel's name: what it reads beyond the last
+  // key is there.
+  const std::string text(plan->bytes.begin(), plan->bytes.end());
+  std::smatch tile;
+  ASSERT_TRUE(std::regex_search(text, tile, std::regex("_sdpa_sm\\d+_\\w+_knob_\\d+_\\d+x(\\d+)x")))
+      << graph.Key();
+  EXPECT_LE(std::stoi(tile[1]), kTileKeys) << tile[0];
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudnnTakesRaggedTest, ::testing::ValuesIn(RaggedCases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
 // Graphs that GraphOf() never makes, and the words with which cuDNN says why.
 struct Refusal {
   const char* name;
@@ -210,6 +263,9 @@ INSTANTIATE_TEST_SUITE_P(
                               "larger than or equal to zero"},
                       Refusal{"AWindowOverFewerKeysThanQueries",
                               [](SdpaGraph& g) { g.left_bound = 100; }, "max_s_q <= max_s_kv"},
+                      Refusal{"RaggedTensorsWithoutLengths",
+                              [](SdpaGraph& g) { g.ragged = true, g.has_lengths = false; },
+                              "only supported with padding mask"},
                       Refusal{"HeadsThatDoNotDivide", [](SdpaGraph& g) { g.kv_heads = 5; },
                               "group-query"}),
     [](const auto& info) { return std::string(info.param.name); });

@@ -267,5 +267,35 @@ TEST(CudnnGraphTest, NeedsFewKernelsForAPrefillInSteps) {
   }
 }
 
+TEST(CudnnGraphTest, HasFewRaggedGraphsForAnyLengths) {
+  const SdpaGraph padded = GraphOf(Small());
+  std::set<std::string> keys;
+  for (const int64_t batch : {1, 2, 4, 5, 16, 33, 64}) {
+    for (int64_t length = 1; length <= 8192; length += 37) {
+      for (const int64_t queries : {int64_t{1}, length}) {
+        const SdpaGraph ragged = RaggedOf(padded, batch, queries, length);
+        EXPECT_TRUE(ragged.ragged && ragged.has_lengths);
+        EXPECT_GE(ragged.batch, batch);
+        EXPECT_GE(ragged.query_length, queries);
+        EXPECT_GE(ragged.key_length, length);
+        EXPECT_EQ(ragged.query_length == 1, queries == 1);
+        keys.insert(ragged.Key());
+      }
+    }
+  }
+  EXPECT_EQ(keys.size(), 3u * 2u * 7u);
+  EXPECT_EQ(keys.count(GraphOf(Small()).Key()), 0u);
+}
+
+TEST(CudnnGraphTest, HasNoRaggedGraphBesideABiasOrASoftcap) {
+  EXPECT_TRUE(MayBeRagged(GraphOf(Small())));
+  Problem softcap = Small();
+  softcap.softcap = 30;
+  EXPECT_FALSE(MayBeRagged(GraphOf(softcap)));
+  Problem mask = Small();
+  mask.mask = MaskShape{DType::kBool, {1, 1, 1, 1}};
+  EXPECT_FALSE(MayBeRagged(GraphOf(mask)));
+}
+
 }  // namespace
 }  // namespace rapt::cudnn
