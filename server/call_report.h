@@ -35,6 +35,7 @@ struct CallReport {
   bool declined_for_now = false;      // Plan::declined_for_now
   std::string plan;                   // Plan::Describe()
   double flops = 0;                   // of the plan, once it is computed
+  int64_t together = 0;               // Result::together
 
   std::chrono::nanoseconds& time_of(Stage stage) { return stage_times[static_cast<size_t>(stage)]; }
   std::chrono::nanoseconds time_of(Stage stage) const {

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "server/attention/attention.h"
 #include "server/attention/backend.h"
 #include "server/base/check.h"
@@ -178,6 +180,10 @@ class Engine::Passage {
     return status;
   }
 
+  absl::Status CheckLentMemory() const {
+    return request_.check_lent_memory ? request_.check_lent_memory() : absl::OkStatus();
+  }
+
   void GiveBackGathers() { gathers_.clear(); }
 
   Request request_;
@@ -186,10 +192,6 @@ class Engine::Passage {
   std::chrono::nanoseconds waited_{0};
 
  private:
-  absl::Status CheckLentMemory() const {
-    return request_.check_lent_memory ? request_.check_lent_memory() : absl::OkStatus();
-  }
-
   void RunGather(Gather& gather) {
     const absl::Span<std::byte> copy = gather.copy.buffer.span();
     gather.status = gather.is_written ? request_.write_mask(copy)
@@ -263,10 +265,10 @@ class Engine::Flight final : public Engine::Passage {
     Job job =
         MakeJob(stages, [this](int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
           if (stage == static_cast<int>(plan_.stages.size())) return Deliver(deliveries_[task]);
-          plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task, worker,
-                                 checkpoint);
+          RunTask(stage, task, worker, checkpoint);
         });
     job.task_cost = plan_.task_flops();
+    if (!plan_.company.empty() && IsSingleTask(job)) job.company = MakeCompany();
     job.done = [this, self = std::move(self)](const JobReport& report) {
       result_.ended_in = Stage::kCompute;
       Finish(report);
@@ -282,6 +284,40 @@ class Engine::Flight final : public Engine::Passage {
   bool WaitsForDevice() const override { return plan_.backend->lanes() > 0; }
 
  private:
+  void RunTask(int stage, int64_t task, int worker, const Checkpoint& checkpoint) const {
+    plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task, worker,
+                           checkpoint);
+  }
+
+  // What is copied first, or in the end, is copied by tasks.
+  static bool IsSingleTask(const Job& job) {
+    return job.stages.size() == 1 && job.stages.front() == 1;
+  }
+
+  Company MakeCompany() {
+    return {.name = absl::StrCat(plan_.backend->name(), " ", plan_.company),
+            .share = plan_.company_share,
+            .run_together = RunTogether,
+            .member = this};
+  }
+
+  static void RunTogether(absl::Span<void* const> flights, int worker,
+                          const Checkpoint& checkpoint) {
+    std::vector<const Flight*> sound;
+    std::vector<Backend::Member> members;
+    for (void* const member : flights) {
+      const Flight& flight = *static_cast<const Flight*>(member);
+      if (!flight.CheckLentMemory().ok()) continue;  // as its status will say
+      sound.push_back(&flight);
+      members.push_back({&flight.plan_, &flight.arguments_, flight.workspace_.buffer.data()});
+    }
+    if (members.size() > 1) {
+      members.front().plan->backend->RunTogether(members, worker, checkpoint);
+    } else if (!sound.empty()) {
+      sound.front()->RunTask(0, 0, worker, checkpoint);
+    }
+  }
+
   static void Deliver(Delivery& delivery) {
     delivery.status = delivery.target.memory->Write(delivery.target.offset, delivery.bytes);
   }
@@ -316,6 +352,7 @@ class Engine::Flight final : public Engine::Passage {
     for (const Delivery& delivery : deliveries_) result_.status.Update(delivery.status);
     result_.queue_time = waited_ + report.queue_time;
     result_.compute_time = report.compute_time;
+    if (result_.status.ok()) result_.together = report.together;
     if (!result_.status.ok()) {
       for (OutputBuffer* output : {&result_.y, &result_.lse, &result_.scores, &result_.present_key,
                                    &result_.present_value}) {

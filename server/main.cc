@@ -242,14 +242,17 @@ void ShowMemory(Metrics& metrics, const Memory& memory) {
                     [&memory] { return static_cast<double>(memory.pool.idle_bytes()); });
 }
 
-void ShowQueues(Metrics& metrics, const AdmissionGate& gate, const Executor& executor) {
+// Without a device, `lanes` is null: nothing waits for it.
+void ShowQueues(Metrics& metrics, const AdmissionGate& gate, const Executor& executor,
+                const Executor* lanes) {
   const std::pair<const char*, std::function<QueueState()>> queues[] = {
       {"memory", [&gate] { return gate.waiting(); }},
-      {"threads", [&executor] { return executor.waiting(); }}};
+      {"threads", [&executor] { return executor.waiting(); }},
+      {"lanes", [lanes] { return lanes == nullptr ? QueueState{} : lanes->waiting(); }}};
   for (const auto& [name, read] : queues) {
-    metrics.ShowGauge("rapt_queue_depth", "Requests that wait, for memory or for a thread.",
-                      {{"queue", name}},
-                      [read = read] { return static_cast<double>(read().depth); });
+    metrics.ShowGauge(
+        "rapt_queue_depth", "Requests that wait, for memory, a thread, or a lane of the GPU.",
+        {{"queue", name}}, [read = read] { return static_cast<double>(read().depth); });
     metrics.ShowGauge("rapt_queue_oldest_age_seconds", "How long the oldest of them has waited.",
                       {{"queue", name}}, [read = read] {
                         return std::chrono::duration<double>(read().oldest_age).count();
@@ -410,7 +413,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
                       memory.clock);
   const auto is_ready = [&readiness] { return readiness.is_ready(); };
   ShowCalls(metrics, open_calls, streams);
-  ShowQueues(metrics, memory.gate, executor);
+  ShowQueues(metrics, memory.gate, executor, lanes.get());
   ShowMemory(metrics, memory);
   ShowDevice(metrics);
   ShowBuild(metrics, plan_options);

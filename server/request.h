@@ -127,6 +127,7 @@ struct Result {
   double flops = 0;                          // Plan::flops
   std::chrono::nanoseconds queue_time{0};    // until the first task: for memory, then for a thread
   std::chrono::nanoseconds compute_time{0};  // from the first task to the last
+  int64_t together = 0;  // requests that one run computed, this one among them; or 0
 };
 
 // Runs exactly once for each request, on any thread.

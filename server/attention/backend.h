@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 #include "server/attention/plan.h"
 #include "server/attention/problem.h"
+#include "server/base/check.h"
 #include "server/base/checkpoint.h"
 
 namespace rapt {
@@ -62,6 +63,20 @@ class Backend {
   // checkpoint every fraction of one.
   virtual void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
                        int stage, int64_t task, int worker, const Checkpoint& checkpoint) const = 0;
+
+  // One plan of several that are computed by one run.
+  struct Member {
+    const Plan* plan;
+    const Arguments* arguments;
+    std::byte* workspace;  // of this plan
+  };
+  // The tasks of at least two plans of one company, whose shares are at most 1 in all, as RunTask()
+  // for each of them with that worker. No member's data reaches another's answer; but for rounding
+  // that is the one it has alone. Only where PlanTasks() sets a company.
+  virtual void RunTogether(absl::Span<const Member> /*members*/, int /*worker*/,
+                           const Checkpoint& /*checkpoint*/) const {
+    RAPT_CHECK(false, "this backend's plans have no company");
+  }
 };
 
 // Every backend of this build, in the order in which "auto" tries them; the reference is last.

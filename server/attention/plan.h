@@ -31,7 +31,7 @@ struct Tiles {
 };
 
 // A function of problem and options alone, never of load, but for what Backend::Prefers() says of a
-// device: the same plan gives the same bits.
+// device: the same plan gives the same bits, and in company the same numbers up to rounding.
 // Immutable after MakePlan; may be shared by threads.
 struct Plan {
   Problem problem;
@@ -54,6 +54,12 @@ struct Plan {
   int64_t workspace_bytes() const {
     return shared_workspace_bytes + threads * worker_workspace_bytes;
   }
+
+  // Plans of one backend and one company, each of a single task, may be computed by one run, see
+  // Backend::RunTogether(). Empty: this one runs alone.
+  std::string company;
+  // Of what a run has room for. Those that run together have at most 1 in all.
+  double company_share = 1;
 
   // The type of Arguments::State where the problem folds.
   DType state_dtype = DType::kFloat32;

@@ -42,6 +42,8 @@ Executor::~Executor() {
 }
 
 void Executor::Submit(Job job) {
+  RAPT_CHECK(job.company.name.empty() || (job.stages.size() == 1 && job.stages[0] == 1),
+             "only a job of a single task has company");
   auto active = std::make_shared<ActiveJob>(std::move(job), clock_.Now());
   const bool parallel = active->tasks > 1;
   MutexLock lock(mutex_);
@@ -49,6 +51,8 @@ void Executor::Submit(Job job) {
   ++jobs_;
   active->virtual_time = virtual_now_;
   active->sequence = submitted_jobs_.fetch_add(1, std::memory_order_relaxed);
+  const std::string& company = active->job.company.name;
+  if (!company.empty()) companies_[company].insert(active);
   runnable_.insert(std::move(active));
   // Under the lock: the job may end, and the executor with it, as soon as that is free.
   if (parallel) {
@@ -75,24 +79,99 @@ void Executor::RunInline(Job job) {
 void Executor::WorkerLoop(int worker) {
   pthread_setname_np(pthread_self(), kThreadName);
   for (;;) {
-    ActiveJobPtr active;
+    Jobs jobs;
     {
       MutexLock lock(mutex_);
       while (runnable_.empty() && !stopping_) work_posted_.Wait(mutex_);
       if (runnable_.empty()) return;
-      active = *runnable_.begin();
-      Join(*active);
+      jobs = TakeUpNext();
     }
     ++busy_threads_;
-    RunTurn(std::move(active), worker);
+    if (jobs.size() > 1) {
+      RunTogether(std::move(jobs), worker);
+    } else {
+      RunTurn(std::move(jobs.front()), worker);
+    }
     --busy_threads_;
   }
 }
 
-void Executor::Join(ActiveJob& active) {
-  virtual_now_ = std::max(virtual_now_, active.virtual_time);
-  if (active.started == Instant::max()) active.started = clock_.Now();
-  ++active.workers;
+Executor::Jobs Executor::TakeUpNext() {
+  Jobs jobs = ChooseCompany(*runnable_.begin());
+  for (const ActiveJobPtr& job : jobs) {
+    Join(job);
+    if (jobs.size() > 1) runnable_.erase(job);  // its only task is handed out
+  }
+  return jobs;
+}
+
+Executor::Jobs Executor::ChooseCompany(const ActiveJobPtr& first) const {
+  Jobs jobs = {first};
+  const Company& company = first->job.company;
+  const auto waiting = companies_.find(company.name);
+  if (waiting == companies_.end() || waiting->second.count(first) == 0) return jobs;
+  if (!CheckAlive(first->job).ok()) return jobs;
+  double room = 1 - company.share;
+  int left_behind = 0;
+  for (const ActiveJobPtr& job : waiting->second) {
+    if (job == first) continue;
+    // Who is too late finds that out in a turn of its own.
+    if (job->job.company.share <= room && CheckAlive(job->job).ok()) {
+      room -= job->job.company.share;
+      jobs.push_back(job);
+    } else if (++left_behind == kMostLeftBehind) {
+      break;
+    }
+  }
+  return jobs;
+}
+
+void Executor::Join(const ActiveJobPtr& active) {
+  virtual_now_ = std::max(virtual_now_, active->virtual_time);
+  ++active->workers;
+  if (active->started != Instant::max()) return;
+  active->started = clock_.Now();
+  const auto company = companies_.find(active->job.company.name);
+  if (company == companies_.end()) return;
+  company->second.erase(active);
+  if (company->second.empty()) companies_.erase(company);
+}
+
+void Executor::RunTogether(Jobs jobs, int worker) {
+  struct Context {
+    const Executor& executor;
+    const Jobs& jobs;
+  } context{*this, jobs};
+  const Checkpoint checkpoint{[](void* context) {
+                                const auto& [executor, jobs] = *static_cast<Context*>(context);
+                                return executor.PassCheckpoint(jobs);
+                              },
+                              &context};
+  std::vector<void*> members;
+  for (const ActiveJobPtr& job : jobs) members.push_back(job->job.company.member);
+  const Instant begin = clock_.Now();
+  jobs.front()->job.company.run_together(members, worker, checkpoint);
+  const Instant end = clock_.Now();
+  const auto count = static_cast<int64_t>(jobs.size());
+  ended_tasks_.fetch_add(count, std::memory_order_relaxed);
+  {
+    MutexLock lock(mutex_);
+    MoveVirtualTime(end - begin);
+    jobs_ -= count;
+  }
+  for (ActiveJobPtr& job : jobs) {
+    Finish(*job, end, count);
+    job.reset();  // what it holds is not kept while others answer
+  }
+}
+
+bool Executor::PassCheckpoint(const Jobs& jobs) const {
+  bool go_on = false;
+  for (const ActiveJobPtr& job : jobs) {
+    job->status.Update(CheckAlive(job->job));
+    go_on = go_on || job->status.ok();
+  }
+  return go_on;
 }
 
 void Executor::RunTurn(ActiveJobPtr active, int worker) {
@@ -104,7 +183,7 @@ void Executor::RunTurn(ActiveJobPtr active, int worker) {
     MutexLock lock(mutex_);
     finished = Leave(turn);
   }
-  if (finished) Finish(*turn.active);
+  if (finished) Finish(*turn.active, clock_.Now());
 }
 
 void Executor::RunTasks(Turn& turn) {
@@ -151,7 +230,7 @@ void Executor::LetOthersIn(Turn& turn) {
       MutexLock lock(mutex_);
       Charge(turn);
       next = NextBefore(*turn.active);
-      if (next != nullptr) Join(*next);
+      if (next != nullptr) Join(next);
     }
     if (next != nullptr) RunTurn(next, turn.worker);
     Begin(turn);
@@ -172,6 +251,10 @@ void Executor::Charge(const Turn& turn) {
   const bool was_runnable = runnable_.erase(turn.active) > 0;  // its place in the order changes
   turn.active->virtual_time += used;
   if (was_runnable) runnable_.insert(turn.active);
+  MoveVirtualTime(used);
+}
+
+void Executor::MoveVirtualTime(std::chrono::nanoseconds used) {
   // What each job would have had of it: new ones that keep coming are soon level with old ones.
   virtual_now_ += used / jobs_;
 }
@@ -197,10 +280,11 @@ bool Executor::Leave(const Turn& turn) {
   return false;
 }
 
-void Executor::Finish(ActiveJob& active) const {
+void Executor::Finish(ActiveJob& active, Instant ended, int64_t together) {
   active.job.done({.status = active.status,
                    .queue_time = active.started - active.submitted,
-                   .compute_time = clock_.Now() - active.started});
+                   .compute_time = ended - active.started,
+                   .together = together});
 }
 
 QueueState Executor::waiting() const {

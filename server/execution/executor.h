@@ -6,8 +6,10 @@
 #include <chrono>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "server/base/checkpoint.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
@@ -28,6 +31,20 @@ struct JobReport {
   absl::Status status;
   std::chrono::nanoseconds queue_time{0};    // until a thread took it up
   std::chrono::nanoseconds compute_time{0};  // from then on
+  int64_t together = 1;                      // jobs that its run computed, this one among them
+};
+
+// Whom a job of a single task may run together with.
+struct Company {
+  std::string name;  // jobs of the same one may; empty: this one runs alone
+  // Of what a run has room for. Those that run together have at most 1 in all.
+  double share = 1;
+  // Runs the tasks of at least two jobs, in the place of their run_task. Any of them is asked: it
+  // is the same function for all of a company. The checkpoint says to give up when nobody waits for
+  // any of them.
+  void (*run_together)(absl::Span<void* const> members, int worker,
+                       const Checkpoint& checkpoint) = nullptr;
+  void* member = nullptr;  // what it knows this job by
 };
 
 // Work cut into tasks, as a plan cuts attention.
@@ -42,6 +59,7 @@ struct Job {
   // About how much work its longest task is, in a unit that all jobs share. A job interrupts, at
   // their checkpoints, only tasks that are much longer than its own.
   double task_cost = std::numeric_limits<double>::infinity();
+  Company company;
   Instant deadline = Instant::max();
   const std::atomic<bool>* cancelled = nullptr;  // null: never
   absl::AnyInvocable<void(const JobReport&)> done;
@@ -53,6 +71,10 @@ struct Job {
 // task the thread first works on jobs of much shorter tasks that come before its own. Tasks never
 // depend on the load, only their order in time does. Deadline and cancellation are looked at
 // between tasks and at checkpoints.
+//
+// The thread that takes up a job takes along as many others of its company as there is room for, of
+// those that no thread has taken up, first come first served. Nobody waits for company: jobs have
+// some when they come faster than threads become free. Their one run is not interrupted by others.
 //
 // Thread-safe. A job's done runs exactly once, after its last task and outside any lock.
 // Destruction gives up the jobs in flight and returns when their dones have run.
@@ -102,6 +124,8 @@ class Executor {
   struct LeastVirtualTime {
     bool operator()(const ActiveJobPtr& a, const ActiveJobPtr& b) const;
   };
+  using JobQueue = std::set<ActiveJobPtr, LeastVirtualTime>;
+  using Jobs = absl::InlinedVector<ActiveJobPtr, 4>;
 
   // A worker's time with a job: a quantum, and what its last task takes beyond it.
   struct Turn {
@@ -115,11 +139,21 @@ class Executor {
   // How much longer a task is than those that interrupt it, so that they do not hold it up for
   // long, nor pile up on the stack, nor are ever of its own job.
   static constexpr double kMuchLonger = 4;
+  // A job looks at so many that it can't take along before it goes without more: a choice costs as
+  // much as it takes along, however many wait.
+  static constexpr int kMostLeftBehind = 16;
 
   void WorkerLoop(int worker);
   // The first job that may interrupt a task of `active`; null where there is none.
   ActiveJobPtr NextBefore(const ActiveJob& active) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Join(ActiveJob& active) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The job that comes next, and those that it takes along.
+  Jobs TakeUpNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The first, and others of its company.
+  Jobs ChooseCompany(const ActiveJobPtr& first) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Join(const ActiveJobPtr& active) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RunTogether(Jobs jobs, int worker);
+  // Whether somebody waits for one of them.
+  bool PassCheckpoint(const Jobs& jobs) const;
   void RunTurn(ActiveJobPtr active, int worker);
   void RunTasks(Turn& turn);
   void Begin(Turn& turn) const;
@@ -128,9 +162,10 @@ class Executor {
   void LetOthersIn(Turn& turn);
   // For the time since the turn's begin.
   void Charge(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MoveVirtualTime(std::chrono::nanoseconds used) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // True when this was the last of the job.
   bool Leave(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Finish(ActiveJob& active) const;
+  static void Finish(ActiveJob& active, Instant ended, int64_t together = 1);
   absl::Status CheckAlive(const Job& job) const;
 
   const Clock& clock_;
@@ -141,7 +176,9 @@ class Executor {
   mutable Mutex mutex_;
   CondVar work_posted_;
   // Jobs with tasks to hand out.
-  std::set<ActiveJobPtr, LeastVirtualTime> runnable_ ABSL_GUARDED_BY(mutex_);
+  JobQueue runnable_ ABSL_GUARDED_BY(mutex_);
+  // Of these, by their company's name, those that have one and that no thread has taken up.
+  std::map<std::string, JobQueue> companies_ ABSL_GUARDED_BY(mutex_);
   int64_t jobs_ ABSL_GUARDED_BY(mutex_) = 0;  // on their way
   std::chrono::nanoseconds virtual_now_ ABSL_GUARDED_BY(mutex_){0};
   std::atomic<uint64_t> submitted_jobs_{0};  // counted under the lock

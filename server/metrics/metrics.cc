@@ -30,6 +30,7 @@ constexpr int64_t kDurationBounds[] = {50 * kMicrosecond,  100 * kMicrosecond, 2
                                        5 * kSecond,        10 * kSecond,       30 * kSecond};
 constexpr double kNanosecond = 1e-9;
 
+// Of batches, and of requests that are computed together.
 constexpr int64_t kBatchBounds[] = {1, 2, 4, 8, 16, 32, 64, 128, 256};
 
 constexpr absl::string_view kNone = "none";
@@ -86,7 +87,8 @@ Metrics::Metrics()
                         {kDurationBounds, kNanosecond},
                         {kDurationBounds, kNanosecond},
                         {kDurationBounds, kNanosecond}}},
-      batch_size_(kBatchBounds, 1) {
+      batch_size_(kBatchBounds, 1),
+      run_requests_(kBatchBounds, 1) {
   RAPT_CHECK(Backends().size() <= kMaxBackends, "there are more backends than labels for them");
 }
 
@@ -106,6 +108,7 @@ void Metrics::Count(Method& method, const CallReport& report) {
   received_bytes_.Add(report.received_bytes);
   sent_bytes_.Add(report.sent_bytes);
   if (report.problem != nullptr) batch_size_.Observe(report.problem->batch);
+  if (report.together > 0) run_requests_.Observe(report.together);
   if (report.flops > 0) flops_.Add(report.flops);
   if (report.declined != nullptr && report.backend != nullptr) {
     fallbacks_[IndexOf(report.declined)][IndexOf(report.backend)][report.declined_for_now].Add();
@@ -215,6 +218,11 @@ void Metrics::CollectWork(Families& families) const {
       Family(MetricType::Histogram, "rapt_batch_size", "The batch axis of the requests.");
   batch.metric.push_back(HistogramOf({}, batch_size_));
   families.push_back(std::move(batch));
+
+  MetricFamily run = Family(MetricType::Histogram, "rapt_run_requests",
+                            "Of each request, how many were computed by the same run.");
+  run.metric.push_back(HistogramOf({}, run_requests_));
+  families.push_back(std::move(run));
 
   MetricFamily payload = Family(MetricType::Counter, "rapt_payload_bytes_total",
                                 "Bytes of the messages that carry tensors.");

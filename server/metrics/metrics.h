@@ -86,6 +86,7 @@ class Metrics {
   std::deque<Method> methods_;  // stay where they are
   std::array<Histogram, kStages> stage_durations_;
   Histogram batch_size_;
+  Histogram run_requests_;
   std::array<Counter, kStages> cancelled_;
   std::array<Counter, kStages> deadline_exceeded_;
   std::array<Counter, kRejections> rejected_;

@@ -119,6 +119,7 @@ void TensorCall::TellOf(const Result& result) {
   report_.declined = result.declined;
   report_.declined_for_now = result.declined_for_now;
   report_.plan = result.plan;
+  report_.together = result.together;
   if (result.status.ok()) report_.flops = result.flops;
 
   AddTrailers(report_, environment_.clock.Now() - arrived_, context());

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <set>
@@ -415,6 +416,299 @@ TEST(ExecutorTest, ALongJobGoesOnWhileShortOnesKeepComing) {
     submitted.Set();
     EXPECT_TRUE(long_outcome.Wait().status.ok());
     over = true;
+  }
+}
+
+// One thread, held while jobs with company come. Each run notes whom it computes, and takes 5 ms.
+class CompanyTest : public ::testing::Test {
+ protected:
+  struct Guest {
+    CompanyTest& test;
+    int name;
+  };
+
+  // Runs nothing else until Release().
+  void Hold(Executor& executor) {
+    executor.Submit(MakeLongJob(
+        [this](const Checkpoint& checkpoint) {
+          held_.Set();
+          released_.Wait();
+          EXPECT_TRUE(Pass(checkpoint));
+        },
+        100, {1}, holder_.Callback()));
+    held_.Wait();
+  }
+  void Release() { released_.Set(); }
+
+  Job NewGuest(int name, std::string company, double share, Outcome& outcome) {
+    Guest& guest = guests_.emplace_back(Guest{*this, name});
+    Job job = MakeJob([&guest](int, int64_t, int) { guest.test.Note({&guest}); }, {1},
+                      outcome.Callback());
+    job.company = {.name = std::move(company),
+                   .share = share,
+                   .run_together =
+                       [](absl::Span<void* const> members, int, const Checkpoint& checkpoint) {
+                         std::vector<const Guest*> guests;
+                         for (void* const member : members) {
+                           guests.push_back(static_cast<const Guest*>(member));
+                         }
+                         CompanyTest& test = guests.front()->test;
+                         test.Note(guests);
+                         if (test.during_run_) test.during_run_(checkpoint);
+                       },
+                   .member = &guest};
+    return job;
+  }
+
+  void Note(const std::vector<const Guest*>& guests) {
+    std::vector<int>& run = runs_.emplace_back();
+    for (const Guest* guest : guests) run.push_back(guest->name);
+    clock_.Advance(milliseconds(5));
+  }
+
+  using Runs = std::vector<std::vector<int>>;
+
+  test::FakeClock clock_;
+  Event held_, released_;
+  Outcome holder_;
+  std::deque<Guest> guests_;  // stay where they are
+  LongTask during_run_;
+  Runs runs_;  // touched by the one thread, read after the jobs' ends
+};
+
+TEST_F(CompanyTest, JobsThatWaitForAThreadRunAsOne) {
+  std::vector<Outcome> outcomes(3);
+  Executor executor(1, clock_);
+  Hold(executor);
+  for (int n = 0; n < 3; ++n) {
+    executor.Submit(NewGuest(n, "a", .25, outcomes[n]));
+    clock_.Advance(milliseconds(1));
+  }
+  EXPECT_EQ(executor.waiting().depth, 3);
+  Release();
+  for (int n = 0; n < 3; ++n) {
+    const JobReport& report = outcomes[n].Wait();
+    EXPECT_TRUE(report.status.ok());
+    EXPECT_EQ(report.together, 3);
+    EXPECT_EQ(report.queue_time, milliseconds(3 - n)) << "its own";
+    EXPECT_EQ(report.compute_time, milliseconds(5));
+    EXPECT_EQ(outcomes[n].calls(), 1);
+  }
+  EXPECT_EQ(runs_, (Runs{{0, 1, 2}}));
+  EXPECT_EQ(holder_.Wait().together, 1);
+  EXPECT_EQ(executor.ended_tasks(), 4);
+  EXPECT_EQ(executor.waiting().depth, 0);
+}
+
+TEST_F(CompanyTest, NobodyWaitsForCompany) {
+  Executor executor(1, clock_);
+  for (int n = 0; n < 2; ++n) {
+    Outcome outcome;
+    executor.Submit(NewGuest(n, "a", .25, outcome));
+    EXPECT_EQ(outcome.Wait().together, 1);
+  }
+  EXPECT_EQ(runs_, (Runs{{0}, {1}}));
+}
+
+TEST_F(CompanyTest, ARunTakesNoMoreThanItHasRoomFor) {
+  const double shares[] = {.5, .25, .5, .25, .5, 1, .125};
+  std::vector<Outcome> outcomes(std::size(shares));
+  Executor executor(1, clock_);
+  Hold(executor);
+  for (size_t n = 0; n < outcomes.size(); ++n) {
+    executor.Submit(NewGuest(static_cast<int>(n), "a", shares[n], outcomes[n]));
+  }
+  Release();
+  for (Outcome& outcome : outcomes) EXPECT_TRUE(outcome.Wait().status.ok());
+  EXPECT_EQ(runs_, (Runs{{0, 1, 3}, {2, 4}, {5}, {6}}));
+}
+
+TEST_F(CompanyTest, OnlyJobsOfOneCompanyMix) {
+  const char* const companies[] = {"a", "b", "", "a", "b", "", "a"};
+  std::vector<Outcome> outcomes(std::size(companies));
+  Executor executor(1, clock_);
+  Hold(executor);
+  for (size_t n = 0; n < outcomes.size(); ++n) {
+    executor.Submit(NewGuest(static_cast<int>(n), companies[n], .25, outcomes[n]));
+  }
+  Release();
+  for (Outcome& outcome : outcomes) EXPECT_TRUE(outcome.Wait().status.ok());
+  EXPECT_EQ(runs_, (Runs{{0, 3, 6}, {1, 4}, {2}, {5}}));
+}
+
+TEST_F(CompanyTest, WhoIsGivenUpOrTooLateIsNotTakenAlong) {
+  const std::atomic<bool> cancelled{true};
+  std::vector<Outcome> outcomes(6);
+  Executor executor(1, clock_);
+  Hold(executor);
+  for (int n = 0; n < 6; ++n) {
+    Job job = NewGuest(n, "a", .125, outcomes[n]);
+    if (n == 0 || n == 2) job.cancelled = &cancelled;
+    if (n == 4) job.deadline = clock_.Now() + milliseconds(1);
+    executor.Submit(std::move(job));
+  }
+  clock_.Advance(milliseconds(1));
+  Release();
+  for (const int n : {0, 2}) {
+    EXPECT_EQ(outcomes[n].Wait().status.code(), absl::StatusCode::kCancelled) << n;
+  }
+  EXPECT_EQ(outcomes[4].Wait().status.code(), absl::StatusCode::kDeadlineExceeded);
+  for (const int n : {1, 3, 5}) EXPECT_TRUE(outcomes[n].Wait().status.ok()) << n;
+  EXPECT_EQ(runs_, (Runs{{1, 3, 5}}));
+}
+
+TEST_F(CompanyTest, ARunGoesOnWhileSomebodyWaitsForIt) {
+  std::atomic<bool> first{false}, second{false};
+  during_run_ = [&](const Checkpoint& checkpoint) {
+    EXPECT_TRUE(Pass(checkpoint));
+    first = true;
+    EXPECT_TRUE(Pass(checkpoint)) << "for the second's sake";
+  };
+  for (const bool both : {false, true}) {
+    if (both) {
+      during_run_ = [&](const Checkpoint& checkpoint) {
+        first = true;
+        second = true;
+        EXPECT_FALSE(Pass(checkpoint));
+      };
+    }
+    first = second = false;
+    Outcome outcomes[2];
+    Event held, released;
+    Executor executor(1, clock_);
+    executor.Submit(MakeJob(
+        [&](int, int64_t, int) {
+          held.Set();
+          released.Wait();
+        },
+        {1}, holder_.Callback()));
+    held.Wait();
+    for (int n = 0; n < 2; ++n) {
+      Job job = NewGuest(n, "a", .25, outcomes[n]);
+      job.cancelled = n == 0 ? &first : &second;
+      executor.Submit(std::move(job));
+    }
+    released.Set();
+    EXPECT_EQ(outcomes[0].Wait().status.code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(outcomes[1].Wait().status.code(),
+              both ? absl::StatusCode::kCancelled : absl::StatusCode::kOk);
+  }
+}
+
+TEST_F(CompanyTest, WhoInterruptsALongTaskComesAlone) {
+  Outcome outcomes[2];
+  Executor executor(1, clock_);
+  Hold(executor);
+  for (int n = 0; n < 2; ++n) {
+    Job job = NewGuest(n, "a", .25, outcomes[n]);
+    job.task_cost = 1;
+    executor.Submit(std::move(job));
+  }
+  clock_.Advance(Executor::kQuantum);
+  Release();
+  for (Outcome& outcome : outcomes) EXPECT_EQ(outcome.Wait().together, 1);
+  EXPECT_EQ(runs_, (Runs{{0}, {1}})) << "once each";
+}
+
+TEST_F(CompanyTest, ALongJobGoesOnWhileCompaniesKeepComing) {
+  bool over = false;  // touched by the one thread alone
+  std::deque<Outcome> unused;
+  Executor executor(1, clock_);
+  std::function<void()> submit_another = [&] {
+    Job job = NewGuest(0, "a", .5, unused.emplace_back());
+    job.done = [&](const JobReport&) {
+      if (!over) submit_another();
+    };
+    executor.Submit(std::move(job));
+  };
+  Event started, submitted, ended;
+  executor.Submit(MakeJob(
+      [&](int, int64_t, int) {
+        started.Set();
+        submitted.Wait();
+        clock_.Advance(Executor::kQuantum);
+      },
+      {10},
+      [&](const JobReport& report) {
+        EXPECT_TRUE(report.status.ok());
+        over = true;
+        ended.Set();
+      }));
+  started.Wait();
+  for (int n = 0; n < 2; ++n) submit_another();
+  submitted.Set();
+  ended.Wait();
+}
+
+TEST_F(CompanyTest, DestructionGivesUpThoseThatWait) {
+  Event started;
+  Outcome outcomes[3];
+  {
+    Executor executor(1, clock_);
+    executor.Submit(MakeLongJob(
+        [&](const Checkpoint& checkpoint) {
+          started.Set();
+          while (Pass(checkpoint)) std::this_thread::yield();
+        },
+        100, {1}, holder_.Callback()));
+    started.Wait();
+    for (int n = 0; n < 3; ++n) executor.Submit(NewGuest(n, "a", .25, outcomes[n]));
+  }
+  for (Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.calls(), 1);
+    EXPECT_EQ(outcome.Wait().status.code(), absl::StatusCode::kUnavailable);
+  }
+  EXPECT_EQ(runs_, Runs{});
+}
+
+TEST(ExecutorTest, ComputesThousandsInCompanyOnceEach) {
+  struct Guest {
+    int company;
+    double share;
+    std::atomic<int> runs{0};
+    Outcome outcome;
+  };
+  constexpr int kCallers = 3;
+  constexpr int kGuests = 1500;  // a caller
+  std::deque<Guest> guests(kCallers * kGuests);
+  const SteadyClock clock;
+  {
+    Executor executor(3, clock);
+    const auto submit = [&](int n) {
+      Guest& guest = guests[n];
+      guest.company = n % 5;
+      guest.share = 1.0 / (1 + n % 7);
+      Job job =
+          MakeJob([&guest](int, int64_t, int) { ++guest.runs; }, {1}, guest.outcome.Callback());
+      job.company = {.name = std::to_string(guest.company),
+                     .share = guest.share,
+                     .run_together =
+                         [](absl::Span<void* const> members, int, const Checkpoint&) {
+                           EXPECT_GE(members.size(), 2u);
+                           double sum = 0;
+                           for (void* const member : members) {
+                             Guest& guest = *static_cast<Guest*>(member);
+                             EXPECT_EQ(guest.company, static_cast<Guest*>(members[0])->company);
+                             sum += guest.share;
+                             ++guest.runs;
+                           }
+                           EXPECT_LE(sum, 1 + 1e-9);
+                         },
+                     .member = &guest};
+      executor.Submit(std::move(job));
+    };
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < kCallers; ++caller) {
+      callers.emplace_back([&, caller] {
+        for (int n = caller; n < kCallers * kGuests; n += kCallers) submit(n);
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    for (Guest& guest : guests) EXPECT_TRUE(guest.outcome.Wait().status.ok());
+  }
+  for (const Guest& guest : guests) {
+    EXPECT_EQ(guest.runs, 1);
+    EXPECT_EQ(guest.outcome.calls(), 1);
   }
 }
 

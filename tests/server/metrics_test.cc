@@ -120,6 +120,22 @@ TEST(MetricsTest, CountsWhoComputedInWhosePlace) {
   EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total", labels), 1);
 }
 
+TEST(MetricsTest, ObservesHowManyARunComputed) {
+  Metrics metrics;
+  const Problem problem{.batch = 1};
+  const auto count = metrics.ForMethod("service/Method");
+  CallReport report = Answered(problem);
+  count(report);  // it never came to a run
+  report.together = 1;
+  count(report);
+  report.together = 3;
+  for (int n = 0; n < 3; ++n) count(report);
+  const std::string page = metrics.Serialize();
+  EXPECT_EQ(SumOnPage(page, "rapt_run_requests_bucket", {{"le", "1"}}), 1);
+  EXPECT_EQ(SumOnPage(page, "rapt_run_requests_bucket", {{"le", "4"}}), 4);
+  EXPECT_EQ(SumOnPage(page, "rapt_run_requests_sum"), 10);
+}
+
 TEST(RejectionTest, AStatusRemembersWhyItRejects) {
   const absl::Status status =
       Reject(Rejection::kQueueFull, absl::StatusCode::kResourceExhausted, "full");
@@ -173,6 +189,11 @@ TEST(MetricsPageTest, TellsOfACallEverythingThatIsKnown) {
   EXPECT_GT(SumOnPage(page, "rapt_payload_bytes_total", {{"direction", "sent"}}), 2 * 8 * 64 * 4);
   EXPECT_EQ(SumOnPage(page, "rapt_flops_total"), 2 * 8 * 8 * 64 * 4.0);
   EXPECT_EQ(SumOnPage(page, "rapt_batch_size_sum"), 2);
+  EXPECT_EQ(SumOnPage(page, "rapt_run_requests_bucket", {{"le", "1"}}), 1) << "alone";
+  for (const char* queue : {"memory", "threads", "lanes"}) {
+    EXPECT_EQ(SumOnPage(page, "rapt_queue_depth", {{"queue", queue}}), 0) << queue;
+    EXPECT_EQ(SumOnPage(page, "rapt_queue_oldest_age_seconds", {{"queue", queue}}), 0) << queue;
+  }
   EXPECT_EQ(SumOnPage(page, "rapt_ready"), 1);
   EXPECT_EQ(SumOnPage(page, "rapt_compute_threads"), 1);
   EXPECT_EQ(SumOnPage(page, "rapt_build_info", {{"version", RAPT_VERSION}}), 1);

@@ -131,6 +131,7 @@ void StreamInferCall::OnResult(Result result) {
   report_.plan = result.plan;
   if (!result.status.ok()) return AnswerError(std::move(result.status));
   report_.flops = result.flops;
+  report_.together = result.together;
   Answer(EncodeStreamInfer(decoded_, result));
 }
 

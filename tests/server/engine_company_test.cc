@@ -1,0 +1,244 @@
+// Requests that one run computes, of a backend that stands in the place of all others.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/attention/backend.h"
+#include "server/engine.h"
+#include "tests/support/fake_device_memory.h"
+
+namespace rapt {
+namespace {
+
+// Computes attention over a single key: its value is the answer. Holds its first run until told.
+class OneKeyBackend final : public Backend {
+ public:
+  absl::string_view name() const override { return "one_key"; }
+  int lanes() const override { return 1; }
+  absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
+
+  void PlanTasks(Plan& plan) const override {
+    plan.stages = {1};
+    plan.shared_workspace_bytes = 64;
+    plan.company = absl::StrCat("D ", plan.problem.value_head_size);
+    plan.company_share = .25;
+  }
+
+  void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int, int64_t,
+               int, const Checkpoint&) const override {
+    const Member member = {&plan, &arguments, workspace};
+    Note(absl::MakeConstSpan(&member, 1));
+  }
+
+  void RunTogether(absl::Span<const Member> members, int, const Checkpoint&) const override {
+    Note(members);
+  }
+
+  // From now on a run waits for Release().
+  void Hold() {
+    running_ = {};
+    released_ = {};
+    holds_ = true;
+  }
+  void WaitUntilRunning() { running_.get_future().wait(); }
+  void Release() { released_.set_value(); }
+
+  // How many each run computed, in order.
+  std::vector<size_t> TakeRuns() { return std::exchange(runs_, {}); }
+
+ private:
+  void Note(absl::Span<const Member> members) const {
+    if (holds_.exchange(false)) {
+      running_.set_value();
+      released_.get_future().wait();
+    }
+    runs_.push_back(members.size());
+    std::set<std::byte*> workspaces;
+    for (const Member& member : members) {
+      EXPECT_EQ(member.plan->company, members.front().plan->company);
+      workspaces.insert(member.workspace);
+      std::memcpy(member.arguments->output.data, member.arguments->value.data,
+                  static_cast<size_t>(member.plan->problem.value_head_size) * sizeof(float));
+    }
+    EXPECT_EQ(workspaces.size(), members.size()) << "each has its own";
+  }
+
+  mutable std::atomic<bool> holds_{false};
+  mutable std::promise<void> running_;
+  mutable std::promise<void> released_;
+  mutable std::vector<size_t> runs_;  // touched by the one lane, read when it has nothing to do
+};
+
+OneKeyBackend& TheBackend() {
+  static OneKeyBackend backend;
+  return backend;
+}
+
+}  // namespace
+
+// The linker takes this one and leaves backends.cc in the library.
+absl::Span<const Backend* const> Backends() {
+  static const Backend* const kBackends[] = {&TheBackend()};
+  return kBackends;
+}
+
+namespace {
+
+// A query, a key and its value, all of one number.
+struct OneKeyCall {
+  OneKeyCall(int64_t head_size, float number)
+      : values(static_cast<size_t>(head_size), number), shape({1, 1, 1, head_size}) {}
+
+  Request ToRequest() const {
+    OperatorCall call;
+    call.q.shape = call.k.shape = call.v.shape = shape;
+    Request request;
+    request.call = Resolve(call).value();
+    request.inputs.query = request.inputs.key =
+        request.inputs.value = {reinterpret_cast<const std::byte*>(values.data()),
+                                static_cast<int64_t>(values.size() * sizeof(float))};
+    return request;
+  }
+
+  std::vector<float> values;
+  Shape shape;
+};
+
+class EngineCompanyTest : public ::testing::Test {
+ protected:
+  EngineCompanyTest() {
+    TheBackend().TakeRuns();
+    TheBackend().Hold();
+    Submit(OneKeyCall(4, 0).ToRequest());
+    TheBackend().WaitUntilRunning();
+  }
+
+  // All that are submitted wait until Results() for the only lane.
+  void Submit(Request request) {
+    std::promise<Result>& promise = promises_.emplace_back();
+    engine_.Submit(std::move(request),
+                   [&promise](Result result) { promise.set_value(std::move(result)); });
+  }
+
+  // Of what was submitted, in that order.
+  std::vector<Result> Results() {
+    TheBackend().Release();
+    std::vector<Result> results;
+    for (std::promise<Result>& promise : promises_) {
+      results.push_back(promise.get_future().get());
+    }
+    EXPECT_TRUE(results.front().status.ok());
+    EXPECT_EQ(results.front().together, 1) << "the one that held the lane";
+    results.erase(results.begin());
+    return results;
+  }
+
+  static float FirstOf(const OutputBuffer& output) {
+    float first;
+    std::memcpy(&first, output.bytes.data(), sizeof(first));
+    return first;
+  }
+
+  std::deque<std::promise<Result>> promises_;
+  std::deque<OneKeyCall> calls_;  // stay where they are
+  SteadyClock clock_;
+  Timer timer_{clock_};
+  AdmissionGate gate_{{.budget_bytes = 64 << 20}, timer_, clock_};
+  BufferPool pool_{32 << 20, clock_};
+  Executor executor_{1, clock_};
+  Executor lanes_{1, clock_};
+  Engine engine_{{.backend = "one_key", .threads = 1}, gate_, pool_, executor_, &lanes_};
+};
+
+using Runs = std::vector<size_t>;
+
+TEST_F(EngineCompanyTest, RequestsThatWaitAreComputedByOneRun) {
+  for (const float number : {1, 2, 3}) {
+    Submit(calls_.emplace_back(4, number).ToRequest());
+    Submit(calls_.emplace_back(8, -number).ToRequest());
+  }
+  const std::vector<Result> results = Results();
+  for (size_t n = 0; n < results.size(); ++n) {
+    ASSERT_TRUE(results[n].status.ok()) << results[n].status;
+    EXPECT_EQ(results[n].together, 3);
+    EXPECT_EQ(FirstOf(results[n].y), calls_[n].values[0]) << "its own answer";
+  }
+  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 3, 3})) << "by head size";
+}
+
+TEST_F(EngineCompanyTest, ARunHasRoomForAsManyAsTheirSharesSay) {
+  for (int n = 0; n < 5; ++n) Submit(calls_.emplace_back(4, n).ToRequest());
+  for (const Result& result : Results()) EXPECT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 4, 1}));
+}
+
+TEST_F(EngineCompanyTest, WhatIsCopiedFirstOrLastIsComputedAlone) {
+  constexpr int64_t kBytes = 4 * sizeof(float);
+  const test::FakeDeviceMemory device(2 * kBytes);
+  Request gathers = calls_.emplace_back(4, 1).ToRequest();
+  gathers.inputs.value = InputBytes(DevicePart{&device, 0}, kBytes);
+  Submit(std::move(gathers));
+  Request delivers = calls_.emplace_back(4, 2).ToRequest();
+  delivers.places.y.device = {&device, kBytes};
+  Submit(std::move(delivers));
+  Submit(calls_.emplace_back(4, 3).ToRequest());
+  for (const Result& result : Results()) {
+    EXPECT_TRUE(result.status.ok()) << result.status;
+    EXPECT_EQ(result.together, 1);
+  }
+  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 1, 1, 1}));
+}
+
+TEST_F(EngineCompanyTest, WhoseLentMemoryIsGoneIsLeftOut) {
+  for (int n = 0; n < 3; ++n) {
+    Request request = calls_.emplace_back(4, n).ToRequest();
+    if (n == 1) request.check_lent_memory = [] { return absl::InvalidArgumentError("gone"); };
+    Submit(std::move(request));
+  }
+  const std::vector<Result> results = Results();
+  EXPECT_TRUE(results[0].status.ok());
+  EXPECT_EQ(results[1].status, absl::InvalidArgumentError("gone"));
+  EXPECT_EQ(results[1].together, 0);
+  EXPECT_TRUE(results[2].status.ok());
+  EXPECT_EQ(FirstOf(results[2].y), 2);
+  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 2}));
+}
+
+TEST_F(EngineCompanyTest, TheOnlyOneWhoseMemoryIsThereRunsAlone) {
+  for (int n = 0; n < 2; ++n) {
+    Request request = calls_.emplace_back(4, n).ToRequest();
+    if (n == 0) request.check_lent_memory = [] { return absl::InvalidArgumentError("gone"); };
+    Submit(std::move(request));
+  }
+  const std::vector<Result> results = Results();
+  EXPECT_EQ(results[0].status, absl::InvalidArgumentError("gone"));
+  EXPECT_EQ(FirstOf(results[1].y), 1);
+  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 1}));
+}
+
+TEST_F(EngineCompanyTest, WhoIsGivenUpWhileItWaitsLeavesTheOthersAlone) {
+  std::atomic<bool> cancelled{false};
+  for (int n = 0; n < 3; ++n) {
+    Request request = calls_.emplace_back(4, n).ToRequest();
+    if (n == 1) request.cancelled = &cancelled;
+    Submit(std::move(request));
+  }
+  cancelled = true;
+  const std::vector<Result> results = Results();
+  EXPECT_EQ(results[1].status.code(), absl::StatusCode::kCancelled);
+  for (const int n : {0, 2}) EXPECT_EQ(results[n].together, 2);
+  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 2}));
+}
+
+}  // namespace
+}  // namespace rapt
