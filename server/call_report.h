@@ -31,6 +31,7 @@ struct CallReport {
   // What was asked; lives as long as the observer's call.
   const Problem* problem = nullptr;
   const Backend* backend = nullptr;   // that computed it
+  const Backend* stand_in = nullptr;  // that computed a part of it in that one's place
   const Backend* declined = nullptr;  // that would have been preferred
   bool declined_for_now = false;      // Plan::declined_for_now
   std::string plan;                   // Plan::Describe()

@@ -213,6 +213,7 @@ class Engine::Flight final : public Engine::Passage {
     if (!plan.ok()) return plan.status();
     plan_ = *std::move(plan);
     if (plan_.declined_for_now) plan_.declined->Prepare(plan_.problem);
+    arguments_.stand_in = &stand_in_;
     result_.backend = plan_.backend;
     result_.declined = plan_.declined;
     result_.declined_for_now = plan_.declined_for_now;
@@ -352,6 +353,7 @@ class Engine::Flight final : public Engine::Passage {
     for (const Delivery& delivery : deliveries_) result_.status.Update(delivery.status);
     result_.queue_time = waited_ + report.queue_time;
     result_.compute_time = report.compute_time;
+    result_.stand_in = stand_in_;
     if (result_.status.ok()) result_.together = report.together;
     if (!result_.status.ok()) {
       for (OutputBuffer* output : {&result_.y, &result_.lse, &result_.scores, &result_.present_key,
@@ -365,6 +367,7 @@ class Engine::Flight final : public Engine::Passage {
   Done done_;
   Result result_;
   Plan plan_;
+  std::atomic<const Backend*> stand_in_{nullptr};
   ReservedBuffer workspace_;
   std::vector<Delivery> deliveries_;
   int64_t placed_bytes_ = 0;  // outputs in places of the caller's

@@ -290,6 +290,12 @@ void ShowDevice(Metrics& metrics) {
         {{"state", "compiling"}});
   gauge("rapt_device_plans", plans_help, [](const State& s) { return s.plans.declined; },
         {{"state", "declined"}});
+  for (size_t n = 0; n < cudnn::kStandInReasons; ++n) {
+    metrics.ShowCounter(
+        "rapt_device_stand_in_pieces_total", "Pieces that the CPU computed in the GPU's place.",
+        {{"reason", std::string(NameOf(static_cast<cudnn::StandInReason>(n)))}},
+        [n] { return static_cast<double>(cudnn::ProcessBackend().state().stand_ins[n]); });
+  }
 }
 
 void ShowCalls(Metrics& metrics, const OpenCalls& open_calls, const StreamCounts& streams) {

@@ -121,6 +121,7 @@ struct Result {
 
   Stage ended_in = Stage::kQueue;            // or kCompute
   const Backend* backend = nullptr;          // null where it never came to a plan
+  const Backend* stand_in = nullptr;         // Arguments::stand_in
   const Backend* declined = nullptr;         // Plan::declined
   bool declined_for_now = false;             // likewise
   std::string plan;                          // Plan::Describe()

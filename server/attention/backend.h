@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -78,6 +79,9 @@ class Backend {
     RAPT_CHECK(false, "this backend's plans have no company");
   }
 };
+
+// Who computed: "cudnn", or "cudnn+cpu" where the second stood in for a part of it; may be null.
+std::string NamesOf(const Backend& backend, const Backend* stand_in);
 
 // Every backend of this build, in the order in which "auto" tries them; the reference is last.
 absl::Span<const Backend* const> Backends();

@@ -1,3 +1,4 @@
+#include "absl/strings/str_cat.h"
 #include "server/attention/backend.h"
 #include "server/attention/cpu/cpu_backend.h"
 #include "server/attention/reference/reference_backend.h"
@@ -6,6 +7,11 @@
 #endif
 
 namespace rapt {
+
+std::string NamesOf(const Backend& backend, const Backend* stand_in) {
+  if (stand_in == nullptr) return std::string(backend.name());
+  return absl::StrCat(backend.name(), "+", stand_in->name());
+}
 
 absl::Span<const Backend* const> Backends() {
   static const Backend* const kBackends[] = {

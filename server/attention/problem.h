@@ -12,6 +12,7 @@
 #define RAPT_SERVER_ATTENTION_PROBLEM_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <optional>
 
@@ -21,6 +22,8 @@
 #include "server/attention/tensor_view.h"
 
 namespace rapt {
+
+class Backend;
 
 // Which intermediate a caller wants beside O, [B, Hq, Sq, T] in Q's type. The values are those of
 // ONNX qk_matmul_output_mode.
@@ -138,6 +141,10 @@ struct Arguments {
   MutableTensorView scores;         // [B, Hq, Sq, T]
   MutableTensorView present_key;    // [B, Hkv, T, D]
   MutableTensorView present_value;  // [B, Hkv, T, Dv]
+
+  // A backend that has a part of it computed by another says here by which, before the part's task
+  // ends. Null: nobody asks.
+  std::atomic<const Backend*>* stand_in = nullptr;
 };
 
 // Checks what only the data can tell: key lengths in range, every wanted tensor there with the

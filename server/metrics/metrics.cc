@@ -39,6 +39,9 @@ constexpr absl::string_view kStageNames[kStages] = {"receive", "queue", "compute
 constexpr absl::string_view kTypeNames[] = {kNone, "FP32", "FP16", "BF16", "FP64"};
 static_assert(static_cast<int>(DType::kFloat32) == 0 && static_cast<int>(DType::kFloat64) == 3);
 
+// In the order of Metrics::FallbackReason.
+constexpr const char* kFallbackReasonNames[] = {"unsupported", "not_now", "stand_in"};
+
 // A backend's place in the list of all of them.
 size_t IndexOf(const Backend* backend) {
   const auto all = Backends();
@@ -111,7 +114,11 @@ void Metrics::Count(Method& method, const CallReport& report) {
   if (report.together > 0) run_requests_.Observe(report.together);
   if (report.flops > 0) flops_.Add(report.flops);
   if (report.declined != nullptr && report.backend != nullptr) {
-    fallbacks_[IndexOf(report.declined)][IndexOf(report.backend)][report.declined_for_now].Add();
+    const FallbackReason reason = report.declined_for_now ? kNotNow : kUnsupported;
+    fallbacks_[IndexOf(report.declined)][IndexOf(report.backend)][reason].Add();
+  }
+  if (report.stand_in != nullptr) {
+    fallbacks_[IndexOf(report.backend)][IndexOf(report.stand_in)][kStandIn].Add();
   }
 }
 
@@ -201,11 +208,11 @@ void Metrics::CollectRefusals(Families& families) const {
                                   "Calls that a preferred backend could not compute.");
   for (size_t from = 0; from < Backends().size(); ++from) {
     for (size_t to = from + 1; to < Backends().size(); ++to) {
-      for (const bool for_now : {false, true}) {
-        const Counter& counter = fallbacks_[from][to][for_now];
+      for (const FallbackReason reason : {kUnsupported, kNotNow, kStandIn}) {
+        const Counter& counter = fallbacks_[from][to][reason];
         fallbacks.metric.push_back(CounterOf({{"from", std::string(BackendLabel(from + 1))},
                                               {"to", std::string(BackendLabel(to + 1))},
-                                              {"reason", for_now ? "not_now" : "unsupported"}},
+                                              {"reason", kFallbackReasonNames[reason]}},
                                              static_cast<double>(counter.value())));
       }
     }

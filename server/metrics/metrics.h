@@ -90,8 +90,10 @@ class Metrics {
   std::array<Counter, kStages> cancelled_;
   std::array<Counter, kStages> deadline_exceeded_;
   std::array<Counter, kRejections> rejected_;
-  // from, to, for now
-  std::array<std::array<std::array<Counter, 2>, kMaxBackends>, kMaxBackends> fallbacks_;
+  enum FallbackReason : uint8_t { kUnsupported, kNotNow, kStandIn, kFallbackReasons };
+  // from, to, reason
+  std::array<std::array<std::array<Counter, kFallbackReasons>, kMaxBackends>, kMaxBackends>
+      fallbacks_;
   Counter received_bytes_;
   Counter sent_bytes_;
   RealCounter flops_;

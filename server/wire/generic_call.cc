@@ -131,7 +131,7 @@ void AddTrailers(const CallReport& report, std::chrono::nanoseconds total,
   const auto add_time = [&context](const char* name, std::chrono::nanoseconds time) {
     context.AddTrailingMetadata(name, absl::StrCat(TimeSpent(time)));
   };
-  context.AddTrailingMetadata("rapt-backend", std::string(report.backend->name()));
+  context.AddTrailingMetadata("rapt-backend", NamesOf(*report.backend, report.stand_in));
   context.AddTrailingMetadata("rapt-plan", report.plan);
   add_time("rapt-queue-us", report.time_of(Stage::kQueue));
   add_time("rapt-compute-us", report.time_of(Stage::kCompute));

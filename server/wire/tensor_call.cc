@@ -116,6 +116,7 @@ void TensorCall::TellOf(const Result& result) {
   if (result.ended_in == Stage::kCompute) AddTime(Stage::kCompute, result.compute_time, report_);
   if (result.backend == nullptr) return;
   report_.backend = result.backend;
+  report_.stand_in = result.stand_in;
   report_.declined = result.declined;
   report_.declined_for_now = result.declined_for_now;
   report_.plan = result.plan;

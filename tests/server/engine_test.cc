@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <random>
@@ -179,6 +180,34 @@ TEST_F(EngineTest, HasTheDeviceGetReadyForCallsLikeThatWhichTheCpuTook) {
     EXPECT_EQ(run().backend->name(), "cudnn");
   }
   device.Stop();
+}
+
+TEST_F(EngineTest, NamesWhoStoodInForTheDevice) {
+  test::FakeDevice::Controls controls;
+  cudnn::ProcessBackend().Start(std::make_unique<test::FakeDevice>(controls, 2, 1 << 20),
+                                CpuBackend(), clock_, {});
+  {
+    Executor lanes(2, clock_);
+    Engine engine({.backend = "cudnn", .threads = kThreads}, gate_, pool_, executor_, &lanes);
+    const auto names = [&engine](const Call& call) {
+      std::promise<Result> promise;
+      engine.Submit(call.ToRequest(),
+                    [&promise](Result result) { promise.set_value(std::move(result)); });
+      const Result result = promise.get_future().get();
+      EXPECT_TRUE(result.status.ok()) << result.status;
+      EXPECT_THAT(result.plan, StartsWith("cudnn"));
+      return NamesOf(*result.backend, result.stand_in);
+    };
+    EXPECT_EQ(names(HandComputed()), "cudnn");
+    Call with_nan = HandComputed();
+    with_nan.v[0] = std::numeric_limits<float>::quiet_NaN();
+    EXPECT_EQ(names(with_nan), "cudnn+cpu");
+    EXPECT_EQ(names(HandComputed()), "cudnn") << "the next one has nothing of it";
+    controls.failures = 1;
+    EXPECT_EQ(names(HandComputed()), "cudnn+cpu");
+    EXPECT_EQ(controls.failures, 0);
+  }
+  cudnn::ProcessBackend().Stop();
 }
 
 TEST_F(EngineTest, RunsATinyRequestOnTheCallersThreadAndALargeOneElsewhere) {

@@ -136,6 +136,21 @@ TEST(MetricsTest, ObservesHowManyARunComputed) {
   EXPECT_EQ(SumOnPage(page, "rapt_run_requests_sum"), 10);
 }
 
+TEST(MetricsTest, CountsWhoStoodInForAPart) {
+  Metrics metrics;
+  const Problem problem{.batch = 1};
+  CallReport report = Answered(problem);
+  report.backend = Backends().front();
+  report.stand_in = Backends().back();
+  metrics.ForMethod("service/Method")(report);
+  const std::map<std::string, std::string> labels = {
+      {"from", std::string(Backends().front()->name())},
+      {"to", std::string(Backends().back()->name())},
+      {"reason", "stand_in"}};
+  EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total", labels), 1);
+  EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total"), 1);
+}
+
 TEST(RejectionTest, AStatusRemembersWhyItRejects) {
   const absl::Status status =
       Reject(Rejection::kQueueFull, absl::StatusCode::kResourceExhausted, "full");

@@ -237,7 +237,7 @@ absl::StatusOr<CompiledPlan> FakeDevice::Compile(const SdpaGraph& graph) {
   controls_.on_compile();
   if (controls_.declines) return absl::UnimplementedError("the device was told to decline");
   const std::string key = graph.Key();
-  return CompiledPlan{{key.begin(), key.end()}, 0};
+  return CompiledPlan{{key.begin(), key.end()}, controls_.workspace_bytes};
 }
 
 absl::Status FakeDevice::Restart() {

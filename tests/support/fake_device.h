@@ -24,8 +24,9 @@ class FakeDevice final : public cudnn::Device {
     std::atomic<int> runs{0};              // that were asked for
     std::atomic<int> restarts{0};
     std::atomic<int> compilations{0};
-    std::atomic<int64_t> most_bytes{0};  // of a lane's memory that a run asked for
-    std::atomic<bool> declines{false};   // no graph compiles
+    std::atomic<int64_t> most_bytes{0};       // of a lane's memory that a run asked for
+    std::atomic<bool> declines{false};        // no graph compiles
+    std::atomic<int64_t> workspace_bytes{0};  // that kernels take
     // Called by every run, before it computes, and by every compilation; may block.
     std::function<void()> on_run = [] {};
     std::function<void()> on_compile = [] {};

@@ -90,6 +90,11 @@ int64_t FoldedBytes(const Problem& problem, const Cut& cut) {
 
 }  // namespace
 
+absl::string_view NameOf(StandInReason reason) {
+  constexpr absl::string_view kNames[kStandInReasons] = {"device", "numbers", "kernels", "memory"};
+  return kNames[static_cast<size_t>(reason)];
+}
+
 // --- DeviceHealth --------------------------------------------------------------------------------
 
 bool DeviceHealth::promising() const {
@@ -116,16 +121,16 @@ bool DeviceHealth::Enter() {
   return true;
 }
 
-void DeviceHealth::Leave(const absl::Status& status) {
+void DeviceHealth::Leave(const std::optional<absl::Status>& run) {
   MutexLock lock(mutex_);
   --running_;
-  if (status.ok()) {
+  if (run && run->ok()) {
     if (!failed_) pause_ = std::chrono::nanoseconds(0);
-  } else if (!failed_) {
+  } else if (run && !failed_) {
     failed_ = true;
     Pause();
     Log(LogLevel::kWarning, "the device failed",
-        {{"error", status.message()},
+        {{"error", run->message()},
          {"pause_ms", std::chrono::duration_cast<std::chrono::milliseconds>(pause_).count()}});
   }
   changed_.SignalAll();
@@ -191,12 +196,14 @@ CudnnBackend::State CudnnBackend::state() const {
           .busy_lanes = health_->running(),
           .memory_bytes = device_->lanes() * device_->arena_bytes(),
           .used_memory_bytes = used_bytes_,
-          .plans = plans_->Count()};
+          .plans = plans_->Count(),
+          .stand_ins = {stand_ins_[0], stand_ins_[1], stand_ins_[2], stand_ins_[3]}};
 }
 
 void CudnnBackend::Stop() {
   available_ = NotStarted();
   warm_.clear();
+  for (std::atomic<int64_t>& pieces : stand_ins_) pieces = 0;
   plans_.reset();
   health_.reset();
   device_.reset();
@@ -310,20 +317,24 @@ void CudnnBackend::RunParted(const Problem& whole, const Cut& cut, int64_t run,
 
 void CudnnBackend::RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace,
                             int worker, const Checkpoint& checkpoint) const {
-  if (!RunOnLane(piece, arguments, device_->lane(worker))) {
-    RunFallback(piece, arguments, workspace, checkpoint);
-  }
+  const NotDone reason = RunOnLane(piece, arguments, device_->lane(worker));
+  if (!reason) return;
+  ++stand_ins_[static_cast<size_t>(*reason)];
+  if (arguments.stand_in != nullptr) *arguments.stand_in = fallback_;
+  RunFallback(piece, arguments, workspace, checkpoint);
 }
 
-bool CudnnBackend::RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const {
+CudnnBackend::NotDone CudnnBackend::RunOnLane(const Problem& problem, const Arguments& arguments,
+                                              Lane& lane) const {
   if (CropOf(problem).empty()) {
     WriteNothingSeen(problem, arguments);
-    return true;
+    return std::nullopt;
   }
   const Part part{&problem, &arguments};
   const SdpaGraph graph = GraphFor(part);
   const absl::StatusOr<CompiledPlanPtr> plan = plans_->Get(graph);
-  return plan.ok() && RunGraph(graph, **plan, {&part, 1}, lane)[0];
+  if (!plan.ok()) return StandInReason::kKernels;
+  return RunGraph(graph, **plan, {&part, 1}, lane)[0];
 }
 
 SdpaGraph CudnnBackend::GraphFor(const Part& part) const {
@@ -335,25 +346,34 @@ SdpaGraph CudnnBackend::GraphFor(const Part& part) const {
   return plans_->Find(ragged).ok() ? ragged : padded;
 }
 
-std::vector<bool> CudnnBackend::RunGraph(const SdpaGraph& graph, const CompiledPlan& plan,
-                                         absl::Span<const Part> parts, Lane& lane) const {
+std::vector<CudnnBackend::NotDone> CudnnBackend::RunGraph(const SdpaGraph& graph,
+                                                          const CompiledPlan& plan,
+                                                          absl::Span<const Part> parts,
+                                                          Lane& lane) const {
   const Staging staging(graph, parts);
   const int64_t bytes = staging.layout().end + plan.workspace_bytes;
-  std::vector<bool> done(parts.size(), false);
-  if (bytes > device_->arena_bytes()) return done;
-  if (!health_->Enter()) return done;  // from here on the lane's memory is its own
+  std::vector<NotDone> reasons(parts.size(), StandInReason::kMemory);
+  if (bytes > device_->arena_bytes()) return reasons;
+  reasons.assign(parts.size(), StandInReason::kDevice);
+  if (!health_->Enter()) return reasons;  // from here on the lane's memory is its own
   used_bytes_ += bytes;
   std::byte* const arena = lane.host().data();
   const std::vector<bool> staged = staging.StageInputs(arena);
-  const bool any = std::find(staged.begin(), staged.end(), true) != staged.end();
-  const absl::Status status = any ? lane.Run(graph, plan, staging.layout()) : absl::OkStatus();
-  if (status.ok()) done = staged;
+  std::optional<absl::Status> run;
+  if (std::find(staged.begin(), staged.end(), true) != staged.end()) {
+    run = lane.Run(graph, plan, staging.layout());
+  }
   for (size_t n = 0; n < parts.size(); ++n) {
-    if (done[n]) staging.TakeOutputs(n, arena);
+    if (!staged[n]) {
+      reasons[n] = StandInReason::kNumbers;
+    } else if (run->ok()) {
+      staging.TakeOutputs(n, arena);
+      reasons[n] = std::nullopt;
+    }
   }
   used_bytes_ -= bytes;
-  health_->Leave(status);
-  return done;
+  health_->Leave(run);
+  return reasons;
 }
 
 Plan CudnnBackend::FallbackPlan(const Problem& problem) const {

@@ -2,11 +2,13 @@
 #ifndef RAPT_SERVER_ATTENTION_CUDNN_CUDNN_BACKEND_H_
 #define RAPT_SERVER_ATTENTION_CUDNN_CUDNN_BACKEND_H_
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +31,16 @@ struct BackendOptions {
   std::string plan_directory;  // where plans are kept; empty: nowhere
 };
 
+// Why another backend computes a piece in the device's place.
+enum class StandInReason : uint8_t {
+  kDevice,   // it has failed, on this piece or before
+  kNumbers,  // such as it can't be trusted with, see StageInputs()
+  kKernels,  // cuDNN has none
+  kMemory,   // they take more than the lane has left
+};
+inline constexpr size_t kStandInReasons = 4;
+absl::string_view NameOf(StandInReason reason);
+
 // Whether the device can be relied on: not for a while after an error, a longer one after each that
 // follows. Thread-safe.
 class DeviceHealth {
@@ -47,8 +59,8 @@ class DeviceHealth {
   // Before a lane is used. False while the device pauses; when the pause is over the first to come
   // restarts the device, others wait for it.
   bool Enter();
-  // After it, with what its run said.
-  void Leave(const absl::Status& status);
+  // After it, with what its run said; nothing where the device was not asked after all.
+  void Leave(const std::optional<absl::Status>& run);
 
  private:
   void RestartDevice() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -98,6 +110,7 @@ class CudnnBackend final : public Backend {
     int64_t memory_bytes = 0;
     int64_t used_memory_bytes = 0;  // of pieces that lanes have, and their kernels' workspace
     PlanCache::Counts plans;
+    std::array<int64_t, kStandInReasons> stand_ins{};  // pieces that another backend computed
   };
   State state() const;
 
@@ -126,12 +139,14 @@ class CudnnBackend final : public Backend {
                  std::byte* workspace, int worker, const Checkpoint& checkpoint) const;
   void RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace, int worker,
                 const Checkpoint& checkpoint) const;
-  bool RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const;
+  // Why it did not, if it did not.
+  using NotDone = std::optional<StandInReason>;
+  NotDone RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const;
   // Over padded tensors, or where that sends much less and the kernels are there, ragged ones.
   SdpaGraph GraphFor(const Part& part) const;
-  // Of each part whether its outputs are there.
-  std::vector<bool> RunGraph(const SdpaGraph& graph, const CompiledPlan& plan,
-                             absl::Span<const Part> parts, Lane& lane) const;
+  // Of each part why its outputs are not there, if they are not.
+  std::vector<NotDone> RunGraph(const SdpaGraph& graph, const CompiledPlan& plan,
+                                absl::Span<const Part> parts, Lane& lane) const;
   // For one worker.
   Plan FallbackPlan(const Problem& problem) const;
   void RunFallback(const Problem& problem, const Arguments& arguments, std::byte* workspace,
@@ -145,6 +160,7 @@ class CudnnBackend final : public Backend {
   std::unique_ptr<PlanCache> plans_;
   std::vector<SdpaGraph> warm_;  // not the same twice
   mutable std::atomic<int64_t> used_bytes_{0};
+  mutable std::array<std::atomic<int64_t>, kStandInReasons> stand_ins_{};
 };
 
 // The one of Backends().

@@ -56,6 +56,15 @@ class CudnnBackendTest : public ::testing::Test {
     EXPECT_TRUE(test::Matches(problem, *outputs, test::Attend(problem, inputs)));
   }
 
+  // With that number in V.
+  void RunWith(const Problem& problem, double number) {
+    test::Rng rng(5);
+    test::Inputs inputs = test::RandomInputs(problem, rng);
+    inputs.value.Set(0, 0, 0, 0, number);
+    const auto outputs = test::RunAttention(problem, inputs, {.backend = "cudnn"});
+    ASSERT_TRUE(outputs.ok()) << outputs.status();
+  }
+
   absl::StatusOr<Plan> Auto(const Problem& problem) {
     return MakePlan(problem, {.threads = 3, .has_lanes = true});
   }
@@ -416,6 +425,25 @@ TEST_F(CudnnBackendTest, ForgetsItsFailuresOnceItWorks) {
   }
 }
 
+TEST_F(CudnnBackendTest, ForgetsNoFailureForWhatTheDeviceNeverSaw) {
+  Start();
+  controls_.failures = 1;
+  ExpectRightAnswer(Small());
+  clock_.Advance(DeviceHealth::kFirstPause);
+  RunWith(Small(), std::numeric_limits<double>::quiet_NaN());
+  EXPECT_EQ(controls_.restarts, 1);
+  EXPECT_EQ(controls_.runs, 1) << "a NaN stays on the host";
+  controls_.failures = 1;
+  ExpectRightAnswer(Small());
+  EXPECT_EQ(controls_.runs, 2);
+  clock_.Advance(DeviceHealth::kFirstPause);
+  ExpectRightAnswer(Small());
+  EXPECT_EQ(controls_.runs, 2) << "it rests twice as long as the first time";
+  clock_.Advance(DeviceHealth::kFirstPause);
+  ExpectRightAnswer(Small());
+  EXPECT_EQ(controls_.runs, 3);
+}
+
 TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatCudnnDeclines) {
   Start();
   controls_.declines = true;
@@ -513,6 +541,38 @@ TEST_F(CudnnBackendTest, SendsNoNumbersThatTheDeviceWouldSpread) {
   ASSERT_TRUE(outputs.ok()) << outputs.status();
   EXPECT_TRUE(test::Matches(problem, *outputs, test::Attend(problem, inputs)));
   EXPECT_EQ(controls_.runs, 0);
+}
+
+TEST_F(CudnnBackendTest, CountsThePiecesThatTheCpuComputedAndWhy) {
+  Start(/*arena_bytes=*/24 << 10);
+  const auto stand_ins = [] { return ProcessBackend().state().stand_ins; };
+  const auto of_reason = [&](StandInReason reason) {
+    return stand_ins()[static_cast<size_t>(reason)];
+  };
+  ExpectRightAnswer(Small());
+  const int pieces = controls_.runs;
+  ASSERT_GT(pieces, 1);
+  EXPECT_THAT(stand_ins(), ::testing::Each(0));
+
+  RunWith(Small(), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(of_reason(StandInReason::kNumbers), 1) << "the other pieces have no such number";
+
+  controls_.failures = 1;
+  ExpectRightAnswer(Small());
+  EXPECT_GE(of_reason(StandInReason::kDevice), 1);
+  ExpectRightAnswer(Small());
+  EXPECT_GE(of_reason(StandInReason::kDevice), 1 + pieces) << "the device rests";
+
+  clock_.Advance(DeviceHealth::kFirstPause);
+  controls_.workspace_bytes = 24 << 10;
+  Problem problem = Small();
+  problem.softcap = 3;  // kernels of its own
+  ExpectRightAnswer(problem);
+  EXPECT_EQ(of_reason(StandInReason::kMemory), pieces);
+  controls_.declines = true;
+  problem.softcap = 4;
+  ExpectRightAnswer(problem);
+  EXPECT_EQ(of_reason(StandInReason::kKernels), pieces);
 }
 
 TEST_F(CudnnBackendTest, SendsMasksOfTheLowestFloat) {

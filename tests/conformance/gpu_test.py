@@ -1,0 +1,55 @@
+"""What a server tells of the calls that its GPU, which is one of the tests' own, did not compute alone."""
+
+import re
+import urllib.request
+
+import grpc
+import numpy as np
+import pytest
+from attention_client import to_input
+from rapt_server import RaptServer
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+
+@pytest.fixture(scope="module")
+def server():
+    with RaptServer(
+        "--backend=cudnn", "--cudnn_memory_bytes=67108864", program="RAPT_SERVER_WITH_FAKE_GPU"
+    ) as running:
+        yield running
+
+
+def backend_of(server, value):
+    """The backend that a call names in its trailing metadata."""
+    inputs = dict.fromkeys("QK", np.ones((1, 2, 9, 8), np.float32))
+    inputs["V"] = np.full((1, 2, 9, 8), value, np.float32)
+    tensors = [to_input(name, array) for name, array in inputs.items()]
+    request = service_pb2.ModelInferRequest(
+        model_name="attention",
+        inputs=[tensor._get_tensor() for tensor in tensors],
+        raw_input_contents=[tensor._get_content() for tensor in tensors],
+    )
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        response, call = stub.ModelInfer.with_call(request)
+    assert np.frombuffer(response.raw_output_contents[0], np.float32)[0] == pytest.approx(value, nan_ok=True)
+    return dict(call.trailing_metadata())["rapt-backend"]
+
+
+def metric(server, name, **labels):
+    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    series = [line for line in lines if line.startswith(f"{name}{{") and all(w in line for w in wanted)]
+    assert len(series) == 1, series
+    return float(re.search(r" (\S+)$", series[0]).group(1))
+
+
+def test_a_call_tells_that_the_cpu_stood_in(server):
+    fallbacks = {"from": "cudnn", "to": "cpu", "reason": "stand_in"}
+    assert backend_of(server, 2.5) == "cudnn"
+    assert metric(server, "rapt_device_stand_in_pieces_total", reason="numbers") == 0
+    assert backend_of(server, np.nan) == "cudnn+cpu"
+    assert metric(server, "rapt_device_stand_in_pieces_total", reason="numbers") == 1
+    assert metric(server, "rapt_backend_fallback_total", **fallbacks) == 1
+    assert metric(server, "rapt_device_stand_in_pieces_total", reason="device") == 0
