@@ -474,10 +474,12 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
 }
 
 // Before any other thread comes: what opening a GPU may do to a process is tried in a child.
+// Cancelled where a stop signal came meanwhile.
 absl::Status StartCudnn(const Options& options, const Clock& clock) {
   if (options.cudnn_memory_bytes == 0) return absl::OkStatus();
   absl::StatusOr<std::unique_ptr<cudnn::Device>> device = cudnn::OpenCudaDevice(
       {.libraries = options.cudnn_libraries, .memory_bytes = options.cudnn_memory_bytes});
+  if (absl::IsCancelled(device.status())) return device.status();
   if (!device.ok() && options.backend == "auto") {
     Log(LogLevel::kWarning, "without a GPU", {{"reason", device.status().message()}});
   }
@@ -515,6 +517,10 @@ int Main(int argc, char** argv) {
   SetLogFormat(options->log_format);
   const SteadyClock clock;
   const absl::Status started = StartCudnn(*options, clock);
+  if (absl::IsCancelled(started)) {
+    Log(LogLevel::kInfo, "stopped", {{"reason", started.message()}});
+    return EXIT_SUCCESS;
+  }
   const int exit_code =
       started.ok() ? Serve(*options, stop_signals) : Complain(started, kExitUsage);
   cudnn::ProcessBackend().Stop();

@@ -1,13 +1,16 @@
 """What a server tells of the calls that its GPU, which is one of the tests' own, did not compute alone."""
 
+import os
 import re
+import signal
+import subprocess
 import urllib.request
 
 import grpc
 import numpy as np
 import pytest
 from attention_client import to_input
-from rapt_server import RaptServer
+from rapt_server import STOP_SECONDS, RaptServer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 
@@ -53,3 +56,18 @@ def test_a_call_tells_that_the_cpu_stood_in(server):
     assert metric(server, "rapt_device_stand_in_pieces_total", reason="numbers") == 1
     assert metric(server, "rapt_backend_fallback_total", **fallbacks) == 1
     assert metric(server, "rapt_device_stand_in_pieces_total", reason="device") == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_server_that_still_tries_its_gpu(number):
+    program = os.environ["RAPT_SERVER_WITH_FAKE_GPU"]
+    server = subprocess.Popen(
+        [program, "--backend=cudnn", "--cudnn_libraries=stuck"], stderr=subprocess.PIPE, text=True
+    )
+    child = int(re.fullmatch(r"trial in process (\d+)\n", server.stderr.readline()).group(1))
+    server.send_signal(number)
+    _, log = server.communicate(timeout=STOP_SECONDS)
+    assert server.returncode == 0
+    assert "a signal ended the trial" in log
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)

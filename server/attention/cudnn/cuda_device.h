@@ -18,7 +18,8 @@ struct CudaOptions {
 };
 
 // FailedPrecondition with the reason where there is no GPU to use, or no cuDNN in this build. What
-// may end the process is tried in a child before, so the process has no other thread yet.
+// may end the process is tried in a child before, so the process has no other thread yet; Cancelled
+// as TryInChild() says.
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(const CudaOptions& options);
 
 }  // namespace rapt::cudnn

@@ -1,11 +1,14 @@
 #include "server/attention/cudnn/probe.h"
 
+#include <poll.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -23,10 +26,23 @@ namespace {
   _exit(status.ok() && told ? 0 : 1);
 }
 
-std::string ReadAll(int from) {
+// Readable while a stop signal is pending; nothing is taken from it, so that one stays so.
+int OpenStopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signalfd(-1, &signals, SFD_CLOEXEC);
+}
+
+// What the child says until it ends; nothing where a stop signal comes first.
+std::optional<std::string> ReadAll(int from, int stop_signals) {
   std::string text;
   std::array<char, 512> part;
+  std::array<pollfd, 2> sources = {{{from, POLLIN, 0}, {stop_signals, POLLIN, 0}}};
   for (;;) {
+    if (poll(sources.data(), sources.size(), /*timeout=*/-1) < 0) continue;  // EINTR
+    if (sources[1].revents != 0) return std::nullopt;
     const ssize_t n = read(from, part.data(), part.size());
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return text;
@@ -50,11 +66,15 @@ absl::Status TryInChild(absl::FunctionRef<absl::Status()> attempt, std::chrono::
   if (child < 0) return absl::FailedPreconditionError("there is no process for the trial");
   if (child == 0) Attempt(attempt, limit, answer[1]);
   close(answer[1]);
-  const std::string text = ReadAll(answer[0]);
+  const int stop_signals = OpenStopSignals();
+  const std::optional<std::string> text = ReadAll(answer[0], stop_signals);
+  close(stop_signals);
   close(answer[0]);
+  if (!text) kill(child, SIGKILL);
   const int status = WaitFor(child);
+  if (!text) return absl::CancelledError("a signal ended the trial");
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return absl::OkStatus();
-  if (WIFEXITED(status)) return absl::FailedPreconditionError(text);
+  if (WIFEXITED(status)) return absl::FailedPreconditionError(*text);
   if (WTERMSIG(status) == SIGALRM) {
     return absl::FailedPreconditionError(
         absl::StrCat("the trial took more than ", limit.count(), " s"));

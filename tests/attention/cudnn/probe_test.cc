@@ -2,8 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <string>
@@ -43,6 +45,26 @@ TEST(TryInChildTest, DoesNotWaitForever) {
                   },
                   std::chrono::seconds(1)),
               HasSubstr("more than 1 s"));
+}
+
+TEST(TryInChildTest, EndsWithASignalThatEndsTheServer) {
+  for (const int stop : {SIGTERM, SIGINT}) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, stop);
+    ASSERT_EQ(pthread_sigmask(SIG_BLOCK, &signals, nullptr), 0);
+    const auto attempt = [stop]() -> absl::Status {
+      kill(getppid(), stop);
+      for (;;) pause();
+    };
+    EXPECT_EQ(TryInChild(attempt, kLimit).code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(waitpid(-1, nullptr, 0), -1) << "the child is still there";
+    EXPECT_EQ(errno, ECHILD);
+    int pending = 0;
+    EXPECT_EQ(sigwait(&signals, &pending), 0) << "who waits for the signal still finds it";
+    EXPECT_EQ(pending, stop);
+    ASSERT_EQ(pthread_sigmask(SIG_UNBLOCK, &signals, nullptr), 0);
+  }
 }
 
 TEST(TryInChildTest, LeavesTheParentAsItWas) {
