@@ -393,30 +393,31 @@ TEST_F(CheckpointTest, ATaskThatNobodyWaitsForIsGivenUp) {
 
 TEST(ExecutorTest, ALongJobGoesOnWhileShortOnesKeepComing) {
   test::FakeClock clock;
-  Outcome long_outcome;
-  std::atomic<bool> over{false};
-  {
-    Executor executor(1, clock);
-    const Task task = [&](int, int64_t, int) { clock.Advance(Executor::kQuantum); };
-    std::function<void()> submit_another = [&] {
-      executor.Submit(MakeJob(task, {1}, [&](const JobReport&) {
-        if (!over) submit_another();
+  bool over = false;  // touched by the one thread alone
+  Executor executor(1, clock);
+  const Task task = [&](int, int64_t, int) { clock.Advance(Executor::kQuantum); };
+  std::function<void()> submit_another = [&] {
+    executor.Submit(MakeJob(task, {1}, [&](const JobReport&) {
+      if (!over) submit_another();
+    }));
+  };
+  Event started, submitted, ended;
+  executor.Submit(MakeJob(
+      [&](int stage, int64_t number, int worker) {
+        started.Set();
+        submitted.Wait();
+        task(stage, number, worker);
+      },
+      {10},
+      [&](const JobReport& report) {
+        EXPECT_TRUE(report.status.ok());
+        over = true;
+        ended.Set();
       }));
-    };
-    Event started, submitted;
-    executor.Submit(MakeJob(
-        [&](int stage, int64_t number, int worker) {
-          started.Set();
-          submitted.Wait();
-          task(stage, number, worker);
-        },
-        {10}, long_outcome.Callback()));
-    started.Wait();
-    submit_another();
-    submitted.Set();
-    EXPECT_TRUE(long_outcome.Wait().status.ok());
-    over = true;
-  }
+  started.Wait();
+  submit_another();
+  submitted.Set();
+  ended.Wait();
 }
 
 // One thread, held while jobs with company come. Each run notes whom it computes, and takes 5 ms.
