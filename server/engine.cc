@@ -88,7 +88,7 @@ void AddBuffer(std::optional<int64_t>& total, int64_t bytes) {
 // A request on its way from admission to its done.
 class Engine::Passage {
  public:
-  explicit Passage(Request request) : request_(std::move(request)) {
+  explicit Passage(Request&& request) : request_(std::move(request)) {
     arguments_ = ViewInputs(request_.call, request_.inputs);
   }
   virtual ~Passage() = default;
@@ -206,7 +206,7 @@ class Engine::Passage {
 // A request from Submit() to its done.
 class Engine::Flight final : public Engine::Passage {
  public:
-  Flight(Request request, Done done) : Passage(std::move(request)), done_(std::move(done)) {}
+  Flight(Request&& request, Done done) : Passage(std::move(request)), done_(std::move(done)) {}
 
   absl::Status MakePlan(const PlanOptions& options) {
     absl::StatusOr<Plan> plan = ::rapt::MakePlan(call().problem, options);
@@ -376,7 +376,7 @@ class Engine::Flight final : public Engine::Passage {
 // A request from Diagnose() to its done.
 class Engine::Examination final : public Engine::Passage {
  public:
-  Examination(Request request, const PlanOptions& options, int workers, DiagnosisDone done)
+  Examination(Request&& request, const PlanOptions& options, int workers, DiagnosisDone done)
       : Passage(std::move(request)), options_(options), workers_(workers), done_(std::move(done)) {}
 
   absl::Status Measure() {
@@ -462,7 +462,8 @@ void Engine::AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<boo
   Ask(ask, std::move(answer));
 }
 
-void Engine::Ask(const AdmissionGate::Ask& ask, AdmissionGate::Grant grant) {
+template <typename Grant>
+void Engine::Ask(const AdmissionGate::Ask& ask, Grant grant) {
   if (auto outcome = gate_.AdmitNow(ask)) return grant(*std::move(outcome));
   gate_.Queue(ask, std::move(grant));
 }

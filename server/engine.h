@@ -88,7 +88,9 @@ class Engine {
   class Flight;
   class Examination;
   absl::Status CheckAccepting() const;
-  void Ask(const AdmissionGate::Ask& ask, AdmissionGate::Grant grant);
+  // `grant` is called as AdmissionGate::Grant is.
+  template <typename Grant>
+  void Ask(const AdmissionGate::Ask& ask, Grant grant);
   void Admit(std::unique_ptr<Passage> passage);
   void Start(std::unique_ptr<Passage> passage, AdmissionGate::Outcome outcome, bool at_once);
 

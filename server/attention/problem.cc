@@ -15,33 +15,25 @@
 namespace rapt {
 namespace {
 
-absl::Status CheckAxis(absl::string_view name, int64_t size, int64_t least) {
-  if (size >= least && size <= kMaxAxis) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", size, "; it must be from ", least, " to 2^40"));
-}
-
 absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
-  const std::string head_size = absl::StrCat("head size of ", names.q, " and ", names.k);
-  const std::string value_head_size = absl::StrCat("head size of ", names.v);
   const struct {
-    absl::string_view name;
+    std::array<absl::string_view, 4> name;  // in parts
     int64_t size;
     int64_t least;
   } axes[] = {
-      {"batch", p.batch, 0},
-      {"number of query heads", p.query_heads, 0},
-      {"number of key/value heads", p.kv_heads, p.query_heads == 0 ? 0 : 1},
-      {"query length", p.query_length, 0},
-      {"key length", p.key_length, 0},
-      {"past length", p.past_length, 0},
-      {head_size, p.head_size, 1},
-      {value_head_size, p.value_head_size, 1},
+      {{"batch"}, p.batch, 0},
+      {{"number of query heads"}, p.query_heads, 0},
+      {{"number of key/value heads"}, p.kv_heads, p.query_heads == 0 ? 0 : 1},
+      {{"query length"}, p.query_length, 0},
+      {{"key length"}, p.key_length, 0},
+      {{"past length"}, p.past_length, 0},
+      {{"head size of ", names.q, " and ", names.k}, p.head_size, 1},
+      {{"head size of ", names.v}, p.value_head_size, 1},
   };
-  for (const auto& axis : axes) {
-    if (absl::Status status = CheckAxis(axis.name, axis.size, axis.least); !status.ok()) {
-      return status;
-    }
+  for (const auto& [name, size, least] : axes) {
+    if (size >= least && size <= kMaxAxis) continue;
+    return absl::InvalidArgumentError(absl::StrCat(absl::StrJoin(name, ""), " is ", size,
+                                                   "; it must be from ", least, " to 2^40"));
   }
   if (p.query_heads != 0 && p.query_heads % p.kv_heads != 0) {
     return absl::InvalidArgumentError(

@@ -88,7 +88,11 @@ class Splitter {
 
   absl::StatusOr<SplitMessage> Run(const MessageSchema& schema) {
     SplitMessage result;
-    if (SplitRange(schema, size_, {}, 0, result.rest, result.payloads)) return result;
+    FieldPath path;
+    if (SplitRange(schema, size_, path, 0, result.rest, result.payloads)) {
+      if (result.payloads.empty()) reader_.AppendTo(result.rest, 0, size_);
+      return result;
+    }
     if (!beyond_limits_.ok()) return beyond_limits_;
     return absl::InvalidArgumentError(absl::StrCat(
         "the message is no protocol buffer of its type: broken near byte ", reader_.position()));
@@ -116,9 +120,14 @@ class Splitter {
     return field_end <= end ? std::optional<int64_t>(field_end) : std::nullopt;
   }
 
-  bool SplitRange(const MessageSchema& schema, int64_t end, std::vector<int> path, int index,
+  // Reads a message that ends at `end`. `path` leads to it, and does so again afterwards. What it
+  // has beside its payloads comes to `rest`, in runs as long as they are; nothing where it has
+  // none.
+  bool SplitRange(const MessageSchema& schema, int64_t end, FieldPath& path, int index,
                   std::string& rest, std::vector<Payload>& payloads) {
     absl::InlinedVector<int, 4> counts(schema.fields.size(), 0);
+    const size_t payloads_before = payloads.size();
+    int64_t run = reader_.position();  // begins what comes to `rest` next
     while (reader_.position() < end) {
       const int64_t begin = reader_.position();
       const std::optional<Tag> tag = ReadTag(end);
@@ -126,7 +135,6 @@ class Splitter {
       const PayloadField* field = FindField(schema, *tag);
       if (field == nullptr) {
         if (!SkipField(*tag, end, 0) || !CountRest(reader_.position() - begin)) return false;
-        reader_.AppendTo(rest, begin, reader_.position());
         continue;
       }
       if (path.empty()) index = counts[field - schema.fields.data()]++;
@@ -137,15 +145,23 @@ class Splitter {
         if (!CountPayload(payloads.size() + 1)) return false;
         payloads.push_back({path, index, reader_.position(), *field_end - reader_.position()});
         reader_.Skip(*field_end - reader_.position(), *field_end);
+        reader_.AppendTo(rest, run, begin);
+        run = *field_end;
       } else {
+        const size_t payloads_outside = payloads.size();
         std::string inner;
         if (!CountRest(reader_.position() - begin)) return false;
         if (!SplitRange(*field->message, *field_end, path, index, inner, payloads)) return false;
-        AppendFieldHeader(field->number, static_cast<int64_t>(inner.size()), rest);
-        rest += inner;
+        if (payloads.size() > payloads_outside) {
+          reader_.AppendTo(rest, run, begin);
+          AppendFieldHeader(field->number, static_cast<int64_t>(inner.size()), rest);
+          rest += inner;
+          run = *field_end;
+        }
       }
       path.pop_back();
     }
+    if (payloads.size() > payloads_before) reader_.AppendTo(rest, run, end);
     return true;
   }
 

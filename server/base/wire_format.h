@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "server/base/sliced_bytes.h"
@@ -26,10 +27,12 @@ struct MessageSchema {
   absl::Span<const PayloadField> fields;
 };
 
+using FieldPath = absl::InlinedVector<int, 4>;
+
 // A payload's bytes, counted from the message's first one.
 struct Payload {
-  std::vector<int> path;  // field numbers from the message down: {7}, or {1, 3}
-  int index = 0;          // how many fields of the number path[0] came before
+  FieldPath path;  // field numbers from the message down: {7}, or {1, 3}
+  int index = 0;   // how many fields of the number path[0] came before
   int64_t begin = 0;
   int64_t size = 0;
 };

@@ -51,6 +51,10 @@ void LimitMemory(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
   // Identity only: a small compressed message can be a huge one.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  // Calls then need not pass by who would do it, nor by a record that nobody can ask for.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
 }
 
 int Milliseconds(std::chrono::milliseconds time) { return static_cast<int>(time.count()); }

@@ -129,7 +129,7 @@ void TensorCall::TellOf(const Result& result) {
 void TensorCall::Answer(AnswerMessage answer) {
   message_.Clear();
   reservation_ = {};
-  buffer_ = ToByteBuffer(std::move(answer));
+  ToByteBuffer(std::move(answer)).Swap(&buffer_);
   report_.sent_bytes = static_cast<int64_t>(buffer_.Length());
   report_.ended_in = Stage::kSend;
   stage_began_ = environment_.clock.Now();

@@ -1,5 +1,7 @@
 #include "server/wire/oip/codec.h"
 
+#include <google/protobuf/arena.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -9,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "proto/inference/grpc_service.pb.h"
@@ -59,9 +62,17 @@ struct LargeContents {
   InputBytes bytes;
 };
 
+// What a message has beside its payloads, parsed, is one or two KiB.
+google::protobuf::ArenaOptions OneBlock() {
+  google::protobuf::ArenaOptions options;
+  options.start_block_size = 2048;
+  return options;
+}
+
 // A message, apart from its payloads, and where those are.
 struct Fields {
-  ModelInferRequest message;
+  google::protobuf::Arena arena{OneBlock()};
+  ModelInferRequest& message = *google::protobuf::Arena::CreateMessage<ModelInferRequest>(&arena);
   std::vector<InputBytes> raw;            // as raw_input_contents
   std::map<int, LargeContents> contents;  // by input
 
@@ -121,10 +132,9 @@ absl::Status PutBack(const MessageBytes& bytes, const wire::Payload& payload, In
       absl::StrCat("input ", input.name(), " has contents that are no protocol buffer"));
 }
 
-absl::StatusOr<Fields> ReadFields(const MessageBytes& bytes) {
+absl::Status ReadFields(const MessageBytes& bytes, Fields& fields) {
   absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, kInferSchema);
   if (!split.ok()) return split.status();
-  Fields fields;
   if (!fields.message.ParseFromString(split->rest)) {
     return absl::InvalidArgumentError("the message is no inference.ModelInferRequest");
   }
@@ -158,7 +168,7 @@ absl::StatusOr<Fields> ReadFields(const MessageBytes& bytes) {
     }
     if (!status.ok()) return status;
   }
-  return fields;
+  return absl::OkStatus();
 }
 
 // Where an input belongs, by its ONNX name.
@@ -347,24 +357,31 @@ absl::Status ReadInput(InputReading& reading, int index, const InputSlot& slot,
   return absl::OkStatus();
 }
 
-absl::StatusOr<const InputSlot*> SlotOf(const InputTensor& input,
-                                        std::set<const InputSlot*>& seen) {
+using InputSlots = absl::InlinedVector<const InputSlot*, 4>;
+
+bool Contains(const InputSlots& slots, const InputSlot* slot) {
+  return std::find(slots.begin(), slots.end(), slot) != slots.end();
+}
+
+// `seen` are those of the inputs before.
+absl::StatusOr<const InputSlot*> SlotOf(const InputTensor& input, const InputSlots& seen) {
   const InputSlot* slot = FindInput(input.name());
   if (slot == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat("there is no input ", input.name(),
                                                    "; the inputs are Q, K, V, attn_mask, ",
                                                    "past_key, past_value and nonpad_kv_seqlen"));
   }
-  if (!seen.insert(slot).second) {
+  if (Contains(seen, slot)) {
     return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " came twice"));
   }
   return slot;
 }
 
 // By input.
-absl::StatusOr<std::vector<std::optional<SharedReference>>> ReadReferences(
-    const ModelInferRequest& message) {
-  std::vector<std::optional<SharedReference>> references;
+using References = absl::InlinedVector<std::optional<SharedReference>, 4>;
+
+absl::StatusOr<References> ReadReferences(const ModelInferRequest& message) {
+  References references;
   for (const InputTensor& input : message.inputs()) {
     auto reference = ReadTensorParameters(absl::StrCat("input ", input.name()), input.parameters());
     if (!reference.ok()) return reference.status();
@@ -376,10 +393,9 @@ absl::StatusOr<std::vector<std::optional<SharedReference>>> ReadReferences(
 absl::Status ReadInputs(const Fields& fields, LentMemory& lent_memory, OperatorCall& call,
                         Inputs& inputs) {
   const ModelInferRequest& message = fields.message;
-  std::set<const InputSlot*> seen;
-  std::vector<const InputSlot*> slots;
+  InputSlots slots;
   for (const InputTensor& input : message.inputs()) {
-    const absl::StatusOr<const InputSlot*> slot = SlotOf(input, seen);
+    const absl::StatusOr<const InputSlot*> slot = SlotOf(input, slots);
     if (!slot.ok()) return slot.status();
     slots.push_back(*slot);
   }
@@ -397,7 +413,7 @@ absl::Status ReadInputs(const Fields& fields, LentMemory& lent_memory, OperatorC
   }
   if (reading.raw_used != fields.raw.size()) return WrongRawCount(fields, in_message);
   for (const InputSlot& slot : kInputSlots) {
-    if (slot.required && seen.count(&slot) == 0) {
+    if (slot.required && !Contains(slots, &slot)) {
       return absl::InvalidArgumentError(absl::StrCat("input ", slot.name, " is missing"));
     }
   }
@@ -486,12 +502,11 @@ const wire::MessageSchema& InferSchema() { return kInferSchema; }
 
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory) {
-  absl::StatusOr<Fields> read = ReadFields(bytes);
-  if (!read.ok()) return read.status();
-  // The request reads small typed contents in it.
-  const auto fields = std::make_shared<const Fields>(*std::move(read));
+  const auto fields = std::make_shared<Fields>();  // the request reads small typed contents in it
+  absl::Status status = ReadFields(bytes, *fields);
+  if (!status.ok()) return status;
   const ModelInferRequest& message = fields->message;
-  absl::Status status = CheckModel(message.model_name(), message.model_version());
+  status = CheckModel(message.model_name(), message.model_version());
   if (!status.ok()) return status;
   OperatorCall call;
   const absl::StatusOr<Parameters> parameters = ReadParameters(message.parameters(), call);
@@ -520,7 +535,9 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
 }
 
 AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
-  inference::ModelInferResponse fields;
+  alignas(8) char block[1024];  // few answers need more
+  google::protobuf::Arena arena(block, sizeof(block));
+  auto& fields = *google::protobuf::Arena::CreateMessage<inference::ModelInferResponse>(&arena);
   fields.set_model_name(kModelName);
   fields.set_model_version(kModelVersion);
   fields.set_id(decoded.id);

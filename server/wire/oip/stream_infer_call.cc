@@ -144,7 +144,7 @@ void StreamInferCall::AnswerError(absl::Status status) {
 void StreamInferCall::Answer(AnswerMessage answer) {
   message_.Clear();
   reservation_ = {};
-  buffer_ = ToByteBuffer(std::move(answer));
+  ToByteBuffer(std::move(answer)).Swap(&buffer_);
   report_.sent_bytes = static_cast<int64_t>(buffer_.Length());
   if (report_.status.ok()) report_.ended_in = Stage::kSend;
   stage_began_ = Now();

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
@@ -358,8 +359,8 @@ constexpr OutputSlot kPresentValue = {"present_value",
                                       &v1::OutputPlaces::has_present_value,
                                       &v1::OutputPlaces::present_value};
 
-std::vector<const OutputSlot*> WantedOutputs(const Problem& problem) {
-  std::vector<const OutputSlot*> wanted = {&kY};
+absl::InlinedVector<const OutputSlot*, 5> WantedOutputs(const Problem& problem) {
+  absl::InlinedVector<const OutputSlot*, 5> wanted = {&kY};
   if (problem.score_output) wanted.push_back(&kScores);
   if (problem.wants_lse) wanted.push_back(&kLse);
   if (problem.wants_present) wanted.insert(wanted.end(), {&kPresentKey, &kPresentValue});
