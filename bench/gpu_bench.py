@@ -25,7 +25,6 @@ import libraries  # noqa: E402
 from served import Server, load  # noqa: E402
 
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
-DEFAULT_MIN_FLOPS = 1e10
 LARGEST_COPY = 256 << 20
 LARGEST_LOAD_BYTES = 8 << 30  # requests in flight
 KERNEL_AIM = 0.95  # of the best of PyTorch's
@@ -332,18 +331,38 @@ def pipeline(probe, cases, bytes_per_second, notes):
 
 def crossover(probe, cases, notes):
     print("\n### CPU or GPU, one request in process, ms\n")
-    table("case", "GFLOP", "CPU", "GPU", "faster")
-    points = []
+    table("case", "GFLOP", "CPU", "GPU", "faster", "auto expects CPU", "GPU", "and takes")
+    points, picks = [], []
     for case in cases:
         try:
             cpu, flops = probe.ask("attend", "cpu", case.words)
             gpu, _ = probe.ask("attend", "cudnn", case.words)
+            expected_gpu, expected_cpu = probe.ask("estimate", case.words)
         except Declined as error:
             notes.append(f"{case.name}: {error}")
             continue
         points.append((flops, cpu, gpu))
-        row(case.name, flops / 1e9, cpu * 1e3, gpu * 1e3, "GPU" if gpu < cpu else "CPU")
-    print(f"\n{advice(points)}")
+        picks.append(gpu if expected_gpu < expected_cpu else cpu)
+        row(case.name, flops / 1e9, cpu * 1e3, gpu * 1e3, "GPU" if gpu < cpu else "CPU",
+            expected_cpu * 1e3, expected_gpu * 1e3, "GPU" if picks[-1] == gpu else "CPU")  # fmt: skip
+    print(f"\n{verdict(points, picks)}{advice(points)}")
+
+
+def losses(chosen, points):
+    """Of the times that were chosen to the faster ones, as logarithms."""
+    return [math.log(time / min(cpu, gpu)) for time, (_, cpu, gpu) in zip(chosen, points)]
+
+
+def verdict(points, picks):
+    """What it costs to go by what the server measures at the start."""
+    if not points:
+        return ""
+    lost = losses(picks, points)
+    longer = math.expm1(statistics.mean(lost))
+    return (
+        f"By what is measured at the start `auto` takes the faster one in {lost.count(0)} of {len(points)}, "
+        f"and {longer:.0%} longer than the faster ones in the mean. "
+    )
 
 
 def best_min_flops(points):
@@ -355,7 +374,7 @@ def best_min_flops(points):
 
     def loss(on_cpu):
         chosen = [cpu for _, cpu, _ in points[:on_cpu]] + [gpu for _, _, gpu in points[on_cpu:]]
-        return sum(math.log(time / min(cpu, gpu)) for time, (_, cpu, gpu) in zip(chosen, points))
+        return sum(losses(chosen, points))
 
     on_cpu = min(range(len(points) + 1), key=loss)
     if on_cpu == len(points):
@@ -370,9 +389,9 @@ def advice(points):
         return "Nothing was measured."
     best = best_min_flops(points)
     if best == math.inf:
-        return "The CPU is faster at all of these: `auto` does best without the GPU."
+        return "The CPU is faster at all of these."
     digits = 10 ** max(math.floor(math.log10(max(best, 1))) - 1, 0)
-    return f"`--cudnn_min_flops={round(best / digits) * digits:.0f}` loses the least; the default is {DEFAULT_MIN_FLOPS:.0f}."
+    return f"Of numbers alone, `--cudnn_min_flops={round(best / digits) * digits:.0f}` loses the least."
 
 
 def service(options, directories, cases, notes):

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -118,6 +119,19 @@ bool WaitUntilWarm(const Clock& clock) {
       {{"ready", warmth.ready},
        {"declined", warmth.declined},
        {"ms", std::chrono::duration_cast<std::chrono::milliseconds>(clock.Now() - begin).count()}});
+  return true;
+}
+
+// Measures what decides between GPU and CPU under "auto", unless an option does. False where a stop
+// signal has come, which is still to be waited for.
+bool MeasureSpeeds(int threads) {
+  cudnn::CudnnBackend& backend = cudnn::ProcessBackend();
+  if (!backend.measures()) return true;
+  const absl::Status status = backend.Measure(threads, [] { return !HasStopSignal(); });
+  if (absl::IsCancelled(status)) return false;
+  if (!status.ok()) {
+    Log(LogLevel::kWarning, "the GPU's speed is not known", {{"reason", status.message()}});
+  }
   return true;
 }
 
@@ -455,7 +469,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
       StartGrpc(GrpcSettingsOf(options, *credentials, listener->get(), quota), tensor_methods,
                 {&health, oip_service.get(), native_service.get()});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);
-  if (WaitUntilWarm(memory.clock)) {
+  if (WaitUntilWarm(memory.clock) && MeasureSpeeds(options.threads)) {
     const absl::Status started =
         readiness.Start([&health](bool ready) { health.SetServing(ready); });
     if (!started.ok()) return Complain(started, kExitFailure);
@@ -473,6 +487,12 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   return EXIT_SUCCESS;
 }
 
+// Who is told to use the GPU does not ask whether it is worth the way.
+std::optional<double> LeastFlops(const Options& options) {
+  if (options.backend != "auto") return 0;
+  return options.cudnn_min_flops;
+}
+
 // Before any other thread comes: what opening a GPU may do to a process is tried in a child.
 // Cancelled where a stop signal came meanwhile.
 absl::Status StartCudnn(const Options& options, const Clock& clock) {
@@ -485,8 +505,7 @@ absl::Status StartCudnn(const Options& options, const Clock& clock) {
   }
   cudnn::CudnnBackend& backend = cudnn::ProcessBackend();
   backend.Start(std::move(device), CpuBackend(), clock,
-                {.least_flops = static_cast<double>(options.cudnn_min_flops),
-                 .plan_directory = options.cudnn_plan_cache});
+                {.least_flops = LeastFlops(options), .plan_directory = options.cudnn_plan_cache});
   // Where there is no device, Serve() says so or does without.
   if (!backend.Available().ok()) return absl::OkStatus();
   const absl::Status warm = backend.Warm(options.cudnn_warm_plans);

@@ -54,8 +54,10 @@ ABSL_FLAG(
     int64_t, cudnn_memory_bytes, 0,
     "memory that cudnn takes of the GPU, and as much pinned on the host beside the budget; 0: "
     "4 GiB with --backend=cudnn, else none, and auto leaves the GPU alone");
-ABSL_FLAG(int64_t, cudnn_min_flops, 10'000'000'000,
-          "auto leaves problems of fewer operations than this to the cpu");
+ABSL_FLAG(
+    std::optional<int64_t>, cudnn_min_flops, std::nullopt,
+    "auto leaves problems of fewer operations than this to the cpu; empty: those that by what "
+    "is measured at the start the cpu computes faster");
 ABSL_FLAG(std::string, cudnn_plan_cache, "",
           "a directory where compiled kernels are kept for the next start; empty: none are");
 ABSL_FLAG(std::string, cudnn_warm_plans, "",
@@ -389,7 +391,7 @@ absl::Status CheckFlags() {
                            std::numeric_limits<int32_t>::max()));
   status.Update(CheckCudnnMemory());
   status.Update(CheckCudnnWarmPlans());
-  status.Update(CheckRange("cudnn_min_flops", absl::GetFlag(FLAGS_cudnn_min_flops), 0,
+  status.Update(CheckRange("cudnn_min_flops", absl::GetFlag(FLAGS_cudnn_min_flops).value_or(0), 0,
                            std::numeric_limits<int64_t>::max()));
   constexpr int64_t kMostCalls = 1 << 20;
   status.Update(CheckRange("max_open_calls", absl::GetFlag(FLAGS_max_open_calls), 1, kMostCalls));

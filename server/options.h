@@ -51,9 +51,9 @@ struct Options {
   std::string shared_memory_prefix;  // of the objects' names; empty: any
   std::string cudnn_libraries;       // directories that ':' parts; empty: where the system looks
   int64_t cudnn_memory_bytes = 0;    // of the device; 0: none is opened
-  int64_t cudnn_min_flops = 0;       // smaller problems are the CPU's under auto
-  std::string cudnn_plan_cache;      // a directory; empty: none
-  std::vector<Problem> cudnn_warm_plans;  // whose kernels are there before it is ready
+  std::optional<int64_t> cudnn_min_flops;  // fewer are the CPU's under auto; absent: measured
+  std::string cudnn_plan_cache;            // a directory; empty: none
+  std::vector<Problem> cudnn_warm_plans;   // whose kernels are there before it is ready
 
   // What --help or --version asks to print, instead of serving.
   std::string text_to_print;

@@ -5,6 +5,7 @@
 //     compile PROBLEM                      seconds, bytes of the plan, bytes of its workspace
 //     kernel PROBLEM                       seconds of the kernels alone, compiled before
 //     attend cpu|cudnn PROBLEM             seconds of one request, floating-point operations
+//     estimate PROBLEM                     seconds on the GPU and on the CPU, as auto expects them
 //     pipeline PROBLEM                     seconds a request where every lane always has work
 //
 // PROBLEM is TYPE B Hq Hkv Sq Sk D CAUSAL. An answer is "ok" and numbers, or "error" and why. The
@@ -12,6 +13,7 @@
 //
 //     gpu_probe [--libraries=DIRECTORIES] [--memory_bytes=N] [--threads=N]
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
@@ -129,6 +131,12 @@ class Request {
 
   const Plan& plan() const { return plan_; }
 
+  // OK unless the CPU computed a part in the device's place.
+  absl::Status CheckBackend() const {
+    if (stand_in_ == nullptr) return absl::OkStatus();
+    return absl::UnavailableError("the CPU computed a part of it");
+  }
+
  private:
   // Every worker writes to an output of its own.
   Arguments ArgumentsOf(int worker) {
@@ -137,6 +145,7 @@ class Request {
     arguments.key = key_.View();
     arguments.value = value_.View();
     arguments.output = outputs_[static_cast<size_t>(worker)].MutableView();
+    arguments.stand_in = &stand_in_;
     return arguments;
   }
 
@@ -146,6 +155,7 @@ class Request {
   const RandomTensor value_;
   std::vector<RandomTensor> outputs_;
   AlignedBuffer workspace_;
+  std::atomic<const Backend*> stand_in_{nullptr};
 };
 
 class Probe {
@@ -170,6 +180,7 @@ class Probe {
     if (words[0] == "compile") return Compile(words);
     if (words[0] == "kernel") return Kernel(words);
     if (words[0] == "attend") return Attend(words);
+    if (words[0] == "estimate") return Estimate(words);
     if (words[0] == "pipeline") return Pipeline(words);
     return Misunderstood(words);
   }
@@ -227,8 +238,21 @@ class Probe {
     const int runs = RunsFor(*seconds);
     double sum = 0;
     for (int n = 0; n < runs; ++n) sum += request.Attend(pool).value();
-    if (absl::Status status = RanOnDevice(*problem); on_device && !status.ok()) return status;
+    if (absl::Status status = request.CheckBackend(); !status.ok()) return status;
     return {{sum / runs, request.plan().flops}};
+  }
+
+  Numbers Estimate(const Words& words) {
+    const absl::StatusOr<Problem> problem = ParseProblem(words, 1);
+    if (!problem.ok()) return problem.status();
+    cudnn::CudnnBackend& backend = cudnn::ProcessBackend();
+    if (!is_measured_) {
+      const absl::Status status = backend.Measure(threads_, [] { return true; });
+      if (!status.ok()) return status;
+      is_measured_ = true;
+    }
+    const auto seconds = backend.EstimateOf(*problem).value();
+    return {{seconds.device, seconds.fallback}};
   }
 
   Numbers Pipeline(const Words& words) {
@@ -242,19 +266,15 @@ class Probe {
     const double once = request.AttendAll(lanes, waiting_);
     const int64_t requests = lanes * (RunsFor(once) + 2);  // filling and emptying is part of it
     const double seconds = request.AttendAll(requests, waiting_);
-    if (absl::Status status = RanOnDevice(*problem); !status.ok()) return status;
+    if (absl::Status status = request.CheckBackend(); !status.ok()) return status;
     return {{seconds / static_cast<double>(requests)}};
-  }
-
-  // The backend computes on the CPU what the device fails on, and tells nobody but the log.
-  static absl::Status RanOnDevice(const Problem& problem) {
-    return cudnn::ProcessBackend().Prefers(problem);
   }
 
   const SteadyClock clock_;
   cudnn::Device& device_;  // the backend's
   const std::unique_ptr<DeviceMeter> meter_;
   const int threads_;
+  bool is_measured_ = false;
   ThreadPool computing_;
   ThreadPool waiting_;  // a worker a lane
   std::map<std::string, cudnn::CompiledPlan> compiled_;

@@ -25,7 +25,10 @@ HANDLE_BYTES = 64  # of a cudaIpcMemHandle_t
 @pytest.fixture(scope="module")
 def server():
     with RaptServer(
-        "--allow_shared_memory", "--cudnn_memory_bytes=67108864", program="RAPT_SERVER_WITH_FAKE_GPU"
+        "--allow_shared_memory",
+        "--cudnn_memory_bytes=67108864",
+        "--cudnn_min_flops=10000000000",
+        program="RAPT_SERVER_WITH_FAKE_GPU",
     ) as running:
         yield running
 

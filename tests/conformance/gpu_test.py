@@ -22,10 +22,8 @@ def server():
         yield running
 
 
-def backend_of(server, value):
-    """The backend that a call names in its trailing metadata."""
-    inputs = dict.fromkeys("QK", np.ones((1, 2, 9, 8), np.float32))
-    inputs["V"] = np.full((1, 2, 9, 8), value, np.float32)
+def infer(server, inputs):
+    """The response, and the backend that the call names in its trailing metadata."""
     tensors = [to_input(name, array) for name, array in inputs.items()]
     request = service_pb2.ModelInferRequest(
         model_name="attention",
@@ -35,8 +33,15 @@ def backend_of(server, value):
     with grpc.insecure_channel(server.grpc_address) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         response, call = stub.ModelInfer.with_call(request)
+    return response, dict(call.trailing_metadata())["rapt-backend"]
+
+
+def backend_of(server, value):
+    """Of a call whose result is that value everywhere."""
+    inputs = dict.fromkeys("QK", np.ones((1, 2, 9, 8), np.float32))
+    response, backend = infer(server, inputs | {"V": np.full((1, 2, 9, 8), value, np.float32)})
     assert np.frombuffer(response.raw_output_contents[0], np.float32)[0] == pytest.approx(value, nan_ok=True)
-    return dict(call.trailing_metadata())["rapt-backend"]
+    return backend
 
 
 def metric(server, name, **labels):
@@ -71,3 +76,19 @@ def test_a_signal_ends_a_server_that_still_tries_its_gpu(number):
     assert "a signal ended the trial" in log
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+def test_auto_sends_what_the_gpu_is_faster_at_by_what_it_measures():
+    def backend(server, length):
+        inputs = dict.fromkeys("QKV", np.ones((1, 1, length, 128), np.float32))
+        return infer(server, inputs)[1]
+
+    # This GPU computes in no time, so that copies are all that there is to it.
+    idle = ["--cudnn_memory_bytes=67108864", "--cudnn_libraries=idle", "--cudnn_warm_plans=1x1x4096x128 fp32"]
+    with RaptServer(*idle, program="RAPT_SERVER_WITH_FAKE_GPU") as server:
+        assert "device and cpu measured" in server.read_log()
+        assert backend(server, 4) == "cpu"
+        assert backend(server, 4096) == "cudnn"
+    with RaptServer(*idle, "--cudnn_min_flops=1000000000000", program="RAPT_SERVER_WITH_FAKE_GPU") as server:
+        assert "measured" not in server.read_log(), "a number decides alone"
+        assert backend(server, 4096) == "cpu"

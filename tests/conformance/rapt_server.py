@@ -29,7 +29,7 @@ class RaptServer:
         ready = re.fullmatch(r"rapt-server ready grpc=(\S+) metrics=(\S+)( \S+)*\n", line)
         if not ready:
             self._process.kill()
-            raise AssertionError(f"no ready line but {line!r}; the log:\n{self._read_log()}")
+            raise AssertionError(f"no ready line but {line!r}; the log:\n{self.read_log()}")
         self.grpc_address, self.metrics_address = ready.group(1, 2)
         return self
 
@@ -41,7 +41,7 @@ class RaptServer:
             self._process.kill()
             self._process.wait()
             status = "still running"
-        log = self._read_log()
+        log = self.read_log()
         self._log.close()
         self._process.stdout.close()
         assert status == 0, f"rapt-server ended with {status}; the log:\n{log}"
@@ -49,6 +49,6 @@ class RaptServer:
     def signal(self, number):
         self._process.send_signal(number)
 
-    def _read_log(self):
-        self._log.seek(0)
-        return self._log.read()
+    def read_log(self):
+        with open(f"/proc/self/fd/{self._log.fileno()}") as log:  # the server writes at the place of the first
+            return log.read()

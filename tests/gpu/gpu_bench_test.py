@@ -58,7 +58,8 @@ def test_everything_is_measured_and_written_as_tables(programs):
 
     crossover = rows(text, "CPU or GPU")
     assert len(crossover) == 6 and {row[-1] for row in crossover} <= {"CPU", "GPU"}
-    assert "--cudnn_min_flops" in text
+    assert "--cudnn_min_flops" in text or "The CPU is faster at all of these" in text
+    assert "By what is measured at the start `auto` takes the faster one in" in text
 
     served = rows(text, "The service")
     assert [row[1:3] for row in served] == [
@@ -90,6 +91,12 @@ def test_questions_that_make_no_sense_are_answered():
             probe.ask("kernel bf16 1 1 1 8 8 128 0")
         with pytest.raises(gpu_bench.Declined, match="Hq|heads"):
             probe.ask("compile bf16 1 3 2 8 8 128 0")
+
+
+def test_what_auto_loses_is_told():
+    points = [(1e6, 1, 2), (1e8, 4, 1), (1e9, 3, 1)]
+    assert "in 3 of 3, and 0% longer" in gpu_bench.verdict(points, [1, 1, 1])
+    assert "in 2 of 3, and 26% longer" in gpu_bench.verdict(points, [2, 1, 1])
 
 
 @pytest.mark.parametrize(

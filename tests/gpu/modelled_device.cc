@@ -24,10 +24,15 @@ constexpr double kLaunchSeconds = 5e-6;
 constexpr int kLanes = 4;
 
 double KernelSecondsOf(const SdpaGraph& g) {
-  const double pairs = static_cast<double>(g.batch * g.query_heads) *
-                       static_cast<double>(g.query_length * g.key_length);
-  const double flops = 2 * pairs * static_cast<double>(g.head_size + g.value_head_size);
-  return kLaunchSeconds + (g.right_bound ? flops / 2 : flops) / kFlopsPerSecond;
+  double keys = static_cast<double>(g.key_length);  // that a query sees
+  if (g.left_bound && g.right_bound) {
+    keys = std::min(keys, static_cast<double>(*g.left_bound + *g.right_bound));
+  } else if (g.right_bound) {
+    keys /= 2;
+  }
+  const double pairs = static_cast<double>(g.batch * g.query_heads * g.query_length) * keys;
+  return kLaunchSeconds +
+         2 * pairs * static_cast<double>(g.head_size + g.value_head_size) / kFlopsPerSecond;
 }
 
 class ModelledLane final : public cudnn::Lane {

@@ -150,6 +150,12 @@ TEST_F(OptionsTest, TheGpuIsLeftAloneUnlessItIsAskedFor) {
   EXPECT_EQ(Parse({"--cudnn_memory_bytes=1"}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(OptionsTest, WhatIsWorthTheGpuIsMeasuredUnlessANumberSaysIt) {
+  EXPECT_EQ(Parse({})->cudnn_min_flops, std::nullopt);
+  EXPECT_EQ(Parse({"--cudnn_min_flops=0"})->cudnn_min_flops, 0);
+  EXPECT_EQ(Parse({"--cudnn_min_flops=-1"}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(OptionsTest, OnlyAGpuIsWarmedAndOnlyForShapes) {
   const auto error = [&](const std::vector<const char*>& flags) {
     return std::string(Parse(flags).status().message());

@@ -188,6 +188,7 @@ class FakeDevice::FakeLane final : public cudnn::Lane {
                    const ArenaLayout& layout) override {
     ++controls_.runs;
     controls_.on_run();
+    controls_.on_graph(graph, layout);
     if (busy_.exchange(true)) return absl::InternalError("two workers are on one lane");
     const absl::Status status = Compute(graph, plan, layout);
     busy_ = false;
@@ -210,7 +211,7 @@ class FakeDevice::FakeLane final : public cudnn::Lane {
     }
     if (Take(controls_.failures)) return absl::UnavailableError("the device was told to fail");
     std::memcpy(device_.data(), host_.data(), layout.output);
-    Kernel(graph, layout, device_.data()).Run();
+    if (controls_.computes) Kernel(graph, layout, device_.data()).Run();
     std::memcpy(host_.data() + layout.output, device_.data() + layout.output,
                 layout.end - layout.output);
     return absl::OkStatus();

@@ -25,10 +25,14 @@ class FakeDevice final : public cudnn::Device {
     std::atomic<int> restarts{0};
     std::atomic<int> compilations{0};
     std::atomic<int64_t> most_bytes{0};       // of a lane's memory that a run asked for
+    std::atomic<bool> computes{true};         // or leaves the results as they are
     std::atomic<bool> declines{false};        // no graph compiles
     std::atomic<int64_t> workspace_bytes{0};  // that kernels take
     // Called by every run, before it computes, and by every compilation; may block.
     std::function<void()> on_run = [] {};
+    // What is to be computed; likewise.
+    std::function<void(const cudnn::SdpaGraph&, const cudnn::ArenaLayout&)> on_graph =
+        [](const cudnn::SdpaGraph&, const cudnn::ArenaLayout&) {};
     std::function<void()> on_compile = [] {};
   };
 

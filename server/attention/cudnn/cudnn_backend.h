@@ -13,10 +13,12 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "server/attention/backend.h"
+#include "server/attention/cudnn/cost_model.h"
 #include "server/attention/cudnn/device.h"
 #include "server/attention/cudnn/pieces.h"
 #include "server/attention/cudnn/plan_cache.h"
@@ -27,7 +29,8 @@
 namespace rapt::cudnn {
 
 struct BackendOptions {
-  double least_flops = 0;      // smaller problems are left to the next backend by "auto"
+  // Smaller problems are left to the next backend by "auto"; absent: what Measure() finds decides.
+  std::optional<double> least_flops = 0;
   std::string plan_directory;  // where plans are kept; empty: nowhere
 };
 
@@ -93,9 +96,25 @@ class CudnnBackend final : public Backend {
   void Start(absl::StatusOr<std::unique_ptr<Device>> device, const Backend& fallback,
              const Clock& clock, BackendOptions options);
   // Has the kernels of such problems compiled, in that order, and of those whose lengths round up
-  // to theirs; returns at once. Unimplemented, with the problem's number and the reason, where one
-  // of them can't be computed; none is compiled then. Call it once, after a Start() with a device.
+  // to theirs, and of what Measure() runs; returns at once. Unimplemented, with the problem's
+  // number and the reason, where one of them can't be computed; none is compiled then. Call it
+  // once, after a Start() with a device.
   absl::Status Warm(absl::Span<const Problem> problems);
+  // Whether it is left to Measure() what "auto" sends to the device.
+  bool measures() const { return available_.ok() && !options_.least_flops; }
+  // Measures device and fallback, which runs on `threads`, for a second or two in which the machine
+  // has nothing else to do, and logs what it finds. Until then, and where it fails, what has 1e10
+  // operations goes to the device. Cancelled once `go_on` says no; Unavailable where the device
+  // fails or has no kernels. Call it once.
+  absl::Status Measure(int threads, absl::FunctionRef<bool()> go_on);
+
+  // What a supported problem that is not empty takes, in seconds; absent before Measure().
+  struct Estimate {
+    double device = 0;
+    double fallback = 0;
+  };
+  std::optional<Estimate> EstimateOf(const Problem& problem) const;
+
   // When none does any more: waits for what is being compiled and lets go of the device.
   void Stop();
 
@@ -133,6 +152,10 @@ class CudnnBackend final : public Backend {
     return absl::FailedPreconditionError("no device has been opened");
   }
 
+  absl::Status IsWorthTheWay(const Problem& problem) const;
+  DeviceSamples SamplesForTheLanes() const;
+  Work WorkOnHost(const Problem& problem) const;
+  Work WorkOnDevice(const Problem& problem) const;
   // What its pieces are computed by.
   std::vector<SdpaGraph> GraphsOf(const Problem& problem) const;
   void RunParted(const Problem& whole, const Cut& cut, int64_t run, const Arguments& arguments,
@@ -155,10 +178,13 @@ class CudnnBackend final : public Backend {
   absl::Status available_ = NotStarted();
   BackendOptions options_;
   const Backend* fallback_ = nullptr;
+  const Clock* clock_ = nullptr;
   std::unique_ptr<Device> device_;
   std::unique_ptr<DeviceHealth> health_;
   std::unique_ptr<PlanCache> plans_;
   std::vector<SdpaGraph> warm_;  // not the same twice
+  std::unique_ptr<const CostModel> measured_;
+  std::atomic<const CostModel*> costs_{nullptr};  // once it is measured
   mutable std::atomic<int64_t> used_bytes_{0};
   mutable std::array<std::atomic<int64_t>, kStandInReasons> stand_ins_{};
 };
