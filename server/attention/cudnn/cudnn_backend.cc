@@ -240,9 +240,8 @@ Work CudnnBackend::WorkOnHost(const Problem& problem) const {
       .dtype = problem.dtype, .flops = FallbackPlan(problem).flops, .bytes = MovedBytes(problem)};
 }
 
-Work CudnnBackend::WorkOnDevice(const Problem& problem) const {
+Work CudnnBackend::WorkOnDevice(const Problem& problem, Work work) const {
   const Cut cut = CutOn(*device_, problem);
-  Work work = WorkOnHost(problem);
   work.pieces = cut.runs(problem) * cut.key_runs(problem);
   work.lanes = std::min<int64_t>(cut.runs(problem), device_->lanes());
   if (cut.parts_heads()) {  // its queries go there once for each run of keys, and the keys likewise
@@ -260,7 +259,7 @@ absl::Status CudnnBackend::Measure(int threads, absl::FunctionRef<bool()> go_on)
       [&](const Problem& sample) {
         return SecondsOf(PlanOn(*this, sample, lanes.workers()), lanes, *clock_, go_on);
       },
-      [this](const Problem& sample) { return WorkOnDevice(sample); });
+      [this](const Problem& sample) { return WorkOnDevice(sample, WorkOnHost(sample)); });
   if (!device.ok()) return device.status();
   ThreadPool cores(threads);
   const auto cpu = MeasureCpu(
@@ -279,8 +278,9 @@ absl::Status CudnnBackend::Measure(int threads, absl::FunctionRef<bool()> go_on)
 std::optional<CudnnBackend::Estimate> CudnnBackend::EstimateOf(const Problem& problem) const {
   const CostModel* const costs = costs_;
   if (costs == nullptr) return std::nullopt;
-  return Estimate{.device = costs->device.Seconds(WorkOnDevice(problem)),
-                  .fallback = costs->cpu.Seconds(WorkOnHost(problem))};
+  const Work work = WorkOnHost(problem);
+  return Estimate{.device = costs->device.Seconds(WorkOnDevice(problem, work)),
+                  .fallback = costs->cpu.Seconds(work)};
 }
 
 PlanCache::Counts CudnnBackend::warmth() const {

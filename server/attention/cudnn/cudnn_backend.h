@@ -155,7 +155,8 @@ class CudnnBackend final : public Backend {
   absl::Status IsWorthTheWay(const Problem& problem) const;
   DeviceSamples SamplesForTheLanes() const;
   Work WorkOnHost(const Problem& problem) const;
-  Work WorkOnDevice(const Problem& problem) const;
+  // What is `work` on the host.
+  Work WorkOnDevice(const Problem& problem, Work work) const;
   // What its pieces are computed by.
   std::vector<SdpaGraph> GraphsOf(const Problem& problem) const;
   void RunParted(const Problem& whole, const Cut& cut, int64_t run, const Arguments& arguments,
