@@ -25,7 +25,7 @@ bool Executor::LeastVirtualTime::operator()(const ActiveJobPtr& a, const ActiveJ
   return std::tie(a->virtual_time, a->sequence) < std::tie(b->virtual_time, b->sequence);
 }
 
-Executor::Executor(int threads, const Clock& clock) : clock_(clock) {
+Executor::Executor(int threads, const Clock& clock) : clock_(clock), thread_count_(threads) {
   RAPT_CHECK(threads >= 1, "an executor needs a thread");
   for (int worker = 0; worker < threads; ++worker) {
     threads_.emplace_back([this, worker] { WorkerLoop(worker); });
@@ -85,8 +85,8 @@ void Executor::WorkerLoop(int worker) {
       while (runnable_.empty() && !stopping_) work_posted_.Wait(mutex_);
       if (runnable_.empty()) return;
       jobs = TakeUpNext();
+      ++busy_threads_;
     }
-    ++busy_threads_;
     if (jobs.size() > 1) {
       RunTogether(std::move(jobs), worker);
     } else {
@@ -110,7 +110,8 @@ Executor::Jobs Executor::ChooseCompany(const ActiveJobPtr& first) const {
   const Company& company = first->job.company;
   const auto waiting = companies_.find(company.name);
   if (waiting == companies_.end() || waiting->second.count(first) == 0) return jobs;
-  if (!CheckAlive(first->job).ok()) return jobs;
+  const bool is_last_free_thread = busy_threads() + 1 == threads();
+  if (!is_last_free_thread || !CheckAlive(first->job).ok()) return jobs;
   double room = 1 - company.share;
   int left_behind = 0;
   for (const ActiveJobPtr& job : waiting->second) {

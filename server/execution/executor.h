@@ -72,9 +72,9 @@ struct Job {
 // depend on the load, only their order in time does. Deadline and cancellation are looked at
 // between tasks and at checkpoints.
 //
-// The thread that takes up a job takes along as many others of its company as there is room for, of
-// those that no thread has taken up, first come first served. Nobody waits for company: jobs have
-// some when they come faster than threads become free. Their one run is not interrupted by others.
+// The thread that takes up a job while no other is free takes along as many of its company as there
+// is room for, of those that no thread has taken up, first come first served. So nobody waits for
+// company, nor shares a thread where there is another. Their one run is not interrupted by others.
 //
 // Thread-safe. A job's done runs exactly once, after its last task and outside any lock.
 // Destruction gives up the jobs in flight and returns when their dones have run.
@@ -87,7 +87,7 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  int threads() const { return static_cast<int>(threads_.size()); }
+  int threads() const { return thread_count_; }
   // Threads that run tasks now.
   int busy_threads() const { return busy_threads_.load(std::memory_order_relaxed); }
   // Tasks that compute threads have brought to their end, of all jobs since the start.
@@ -169,8 +169,9 @@ class Executor {
   absl::Status CheckAlive(const Job& job) const;
 
   const Clock& clock_;
+  const int thread_count_;
   std::atomic<bool> stopping_{false};
-  std::atomic<int> busy_threads_{0};
+  std::atomic<int> busy_threads_{0};  // counted up under the lock
   std::atomic<int64_t> ended_tasks_{0};
 
   mutable Mutex mutex_;

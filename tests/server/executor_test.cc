@@ -391,35 +391,6 @@ TEST_F(CheckpointTest, ATaskThatNobodyWaitsForIsGivenUp) {
   EXPECT_EQ(late_outcome.Wait().status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-TEST(ExecutorTest, ALongJobGoesOnWhileShortOnesKeepComing) {
-  test::FakeClock clock;
-  bool over = false;  // touched by the one thread alone
-  Executor executor(1, clock);
-  const Task task = [&](int, int64_t, int) { clock.Advance(Executor::kQuantum); };
-  std::function<void()> submit_another = [&] {
-    executor.Submit(MakeJob(task, {1}, [&](const JobReport&) {
-      if (!over) submit_another();
-    }));
-  };
-  Event started, submitted, ended;
-  executor.Submit(MakeJob(
-      [&](int stage, int64_t number, int worker) {
-        started.Set();
-        submitted.Wait();
-        task(stage, number, worker);
-      },
-      {10},
-      [&](const JobReport& report) {
-        EXPECT_TRUE(report.status.ok());
-        over = true;
-        ended.Set();
-      }));
-  started.Wait();
-  submit_another();
-  submitted.Set();
-  ended.Wait();
-}
-
 // One thread, held while jobs with company come. Each run notes whom it computes, and takes 5 ms.
 class CompanyTest : public ::testing::Test {
  protected:
@@ -509,6 +480,39 @@ TEST_F(CompanyTest, NobodyWaitsForCompany) {
     EXPECT_EQ(outcome.Wait().together, 1);
   }
   EXPECT_EQ(runs_, (Runs{{0}, {1}}));
+}
+
+TEST(ExecutorTest, JobsForWhomThereAreThreadsShareNone) {
+  // Each job of one company goes on when the other has started.
+  struct Guest {
+    Event started;
+    Event* other_started = nullptr;
+    Outcome outcome;
+  };
+  const SteadyClock clock;
+  for (int round = 0; round < 100; ++round) {
+    Guest guests[2];
+    Executor executor(2, clock);
+    for (int n = 0; n < 2; ++n) {
+      Guest& guest = guests[n];
+      guest.other_started = &guests[1 - n].started;
+      Job job = MakeJob(
+          [&guest](int, int64_t, int) {
+            guest.started.Set();
+            guest.other_started->Wait();
+          },
+          {1}, guest.outcome.Callback());
+      job.company = {.name = "a",
+                     .share = .25,
+                     .run_together =
+                         [](absl::Span<void* const>, int, const Checkpoint&) {
+                           ADD_FAILURE() << "the other thread has nothing to do";
+                         },
+                     .member = &guest};
+      executor.Submit(std::move(job));
+    }
+    for (Guest& guest : guests) EXPECT_EQ(guest.outcome.Wait().together, 1);
+  }
 }
 
 TEST_F(CompanyTest, ARunTakesNoMoreThanItHasRoomFor) {
@@ -611,34 +615,37 @@ TEST_F(CompanyTest, WhoInterruptsALongTaskComesAlone) {
   EXPECT_EQ(runs_, (Runs{{0}, {1}})) << "once each";
 }
 
-TEST_F(CompanyTest, ALongJobGoesOnWhileCompaniesKeepComing) {
-  bool over = false;  // touched by the one thread alone
-  std::deque<Outcome> unused;
-  Executor executor(1, clock_);
-  std::function<void()> submit_another = [&] {
-    Job job = NewGuest(0, "a", .5, unused.emplace_back());
-    job.done = [&](const JobReport&) {
-      if (!over) submit_another();
+TEST_F(CompanyTest, ALongJobGoesOnWhileShortOnesKeepComing) {
+  for (const char* const company : {"", "a"}) {
+    bool over = false;  // touched by the one thread alone
+    Outcome unused;
+    std::function<void()> submit_another;
+    Event started, submitted, ended;
+    Executor executor(1, clock_);
+    submit_another = [&] {
+      Job job = NewGuest(0, company, .5, unused);
+      job.done = [&](const JobReport&) {
+        if (!over) submit_another();
+      };
+      executor.Submit(std::move(job));
     };
-    executor.Submit(std::move(job));
-  };
-  Event started, submitted, ended;
-  executor.Submit(MakeJob(
-      [&](int, int64_t, int) {
-        started.Set();
-        submitted.Wait();
-        clock_.Advance(Executor::kQuantum);
-      },
-      {10},
-      [&](const JobReport& report) {
-        EXPECT_TRUE(report.status.ok());
-        over = true;
-        ended.Set();
-      }));
-  started.Wait();
-  for (int n = 0; n < 2; ++n) submit_another();
-  submitted.Set();
-  ended.Wait();
+    executor.Submit(MakeJob(
+        [&](int, int64_t, int) {
+          started.Set();
+          submitted.Wait();
+          clock_.Advance(Executor::kQuantum);
+        },
+        {10},
+        [&](const JobReport& report) {
+          EXPECT_TRUE(report.status.ok());
+          over = true;
+          ended.Set();
+        }));
+    started.Wait();
+    for (int n = 0; n < 2; ++n) submit_another();
+    submitted.Set();
+    ended.Wait();
+  }
 }
 
 TEST_F(CompanyTest, DestructionGivesUpThoseThatWait) {

@@ -1,5 +1,8 @@
 #include "server/wire/oip/statistics.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "server/base/clock.h"
 
 namespace rapt::oip {
@@ -9,6 +12,7 @@ void Statistics::Count(const CallReport& report) {
   MutexLock lock(mutex_);
   if (!report.status.ok()) return fail_.Add(report.total);
   success_.Add(report.total);
+  executions_ += 1.0 / static_cast<double>(std::max<int64_t>(report.together, 1));
   queue_.Add(report.time_of(Stage::kQueue));
   input_.Add(report.time_of(Stage::kReceive));
   infer_.Add(report.time_of(Stage::kCompute));
@@ -26,7 +30,7 @@ void Statistics::Describe(inference::ModelStatistics& message) const {
   const auto last = last_inference_.time_since_epoch();
   message.set_last_inference(static_cast<uint64_t>(Milliseconds(last)));
   message.set_inference_count(success_.count);
-  message.set_execution_count(success_.count);
+  message.set_execution_count(static_cast<uint64_t>(std::llround(executions_)));
   inference::InferStatistics& stats = *message.mutable_inference_stats();
   Write(success_, *stats.mutable_success());
   Write(fail_, *stats.mutable_fail());

@@ -12,8 +12,8 @@
 namespace rapt::oip {
 
 // What the model did so far, as ModelStatistics tells it: what Triton calls input, inference and
-// output is receiving, computing and sending. Thread-safe; a reader sees all of a request or
-// nothing of it.
+// output is receiving, computing and sending, and an execution is a run. Thread-safe; a reader sees
+// all of a request or nothing of it.
 class Statistics {
  public:
   void Count(const CallReport& report);
@@ -35,6 +35,7 @@ class Statistics {
 
   mutable Mutex mutex_;
   Sum success_ ABSL_GUARDED_BY(mutex_);
+  double executions_ ABSL_GUARDED_BY(mutex_) = 0;  // each request's part of its run
   Sum fail_ ABSL_GUARDED_BY(mutex_);
   Sum input_ ABSL_GUARDED_BY(mutex_);
   Sum queue_ ABSL_GUARDED_BY(mutex_);
