@@ -1,8 +1,8 @@
 """The GPU and cuDNN's backend on it; `./dev bench gpu` runs it.
 
-Copies, compilations, kernels beside PyTorch's in turns, requests in process one by one and all lanes at
-once, where the CPU is faster, and the service from end to end. gpu_probe measures, and PyTorch where this
-Python has one that sees the GPU. Prints Markdown for RESULTS.md.
+Copies, compilations, kernels beside PyTorch's in turns, requests in process one by one, all lanes at
+once and several by one run, where the CPU is faster, and the service from end to end. gpu_probe
+measures, and PyTorch where this Python has one that sees the GPU. Prints Markdown for RESULTS.md.
 """
 
 import argparse
@@ -120,6 +120,12 @@ def crossover_cases(quick):
         cases += [prefill(dtype, length, 64, (8, 8), 8, causal=False) for length in lengths[:5]]
         cases += [decode(dtype, 16 * length) for length in lengths[:6:2]]
     return cases
+
+
+def together_cases(quick):
+    cases = [decode("bf16", length, 1) for length in (256, 512, 1024, 2048)]
+    cases += [prefill("bf16", length) for length in (32, 128, 256)]
+    return cases[:1] if quick else cases
 
 
 def service_cases(quick):
@@ -329,6 +335,18 @@ def pipeline(probe, cases, bytes_per_second, notes):
             "reached" if share >= PIPELINE_AIM else "BELOW", moved)  # fmt: skip
 
 
+def together(probe, cases, notes):
+    print("\n### Requests that wait for one lane, in process, ms\n")
+    table("case", "requests", "one by one", "by one run", "times as fast")
+    for case in cases:
+        try:
+            requests, alone, one_run = probe.ask("together", case.words)
+        except Declined as error:
+            notes.append(f"{case.name}, together: {error}")
+            continue
+        row(case.name, f"{requests:.0f}", alone * 1e3, one_run * 1e3, alone / one_run)
+
+
 def crossover(probe, cases, notes):
     print("\n### CPU or GPU, one request in process, ms\n")
     table("case", "GFLOP", "CPU", "GPU", "faster", "auto expects CPU", "GPU", "and takes")
@@ -457,6 +475,7 @@ def main():
             small = [case for case in kernel_cases() if not options.quick or case.flops() < 1e12]
             kernels(probe, peers, chosen(small), 1 if options.quick else 5, notes)
             pipeline(probe, chosen(pipeline_cases()[: 1 if options.quick else None]), bytes_per_second, notes)
+            together(probe, chosen(together_cases(options.quick)), notes)
             crossover(probe, chosen(crossover_cases(options.quick)), notes)
     except Declined as error:
         sys.exit(f"dev bench gpu: {error}")

@@ -61,7 +61,8 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, cudnn_plan_cache, "",
           "a directory where compiled kernels are kept for the next start; empty: none are");
 ABSL_FLAG(std::string, cudnn_warm_plans, "",
-          "shapes whose kernels are compiled before the server is ready, apart by commas, as "
+          "shapes whose kernels, alone and in company, are compiled before the server is ready, "
+          "apart by commas, as "
           "'1x32/8x4096x128 bf16 causal, 8x32/8x1:4096x128 bf16'");
 ABSL_FLAG(
     std::string, isa, "auto",

@@ -7,6 +7,8 @@
 //     attend cpu|cudnn PROBLEM             seconds of one request, floating-point operations
 //     estimate PROBLEM                     seconds on the GPU and on the CPU, as auto expects them
 //     pipeline PROBLEM                     seconds a request where every lane always has work
+//     together PROBLEM                     how many of it one run computes; seconds of these on one
+//                                          lane, one by one and by one run
 //
 // PROBLEM is TYPE B Hq Hkv Sq Sk D CAUSAL. An answer is "ok" and numbers, or "error" and why. The
 // first line, unasked, is "ok", the device's kind and how cuDNN describes it, in JSON.
@@ -16,6 +18,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <iostream>
 #include <map>
 #include <string>
@@ -33,6 +36,7 @@
 #include "bench/gpu/device_meter.h"
 #include "bench/random_tensor.h"
 #include "server/attention/attention.h"
+#include "server/attention/backend.h"
 #include "server/attention/cpu/cpu_backend.h"
 #include "server/attention/cudnn/cudnn_backend.h"
 #include "server/base/aligned_buffer.h"
@@ -137,6 +141,12 @@ class Request {
     return absl::UnavailableError("the CPU computed a part of it");
   }
 
+  // As one of several in a run; `arguments` are its own.
+  Backend::Member ToMember(Arguments& arguments) {
+    arguments = ArgumentsOf(0);
+    return {&plan_, &arguments, workspace_.data()};
+  }
+
  private:
   // Every worker writes to an output of its own.
   Arguments ArgumentsOf(int worker) {
@@ -182,6 +192,7 @@ class Probe {
     if (words[0] == "attend") return Attend(words);
     if (words[0] == "estimate") return Estimate(words);
     if (words[0] == "pipeline") return Pipeline(words);
+    if (words[0] == "together") return Together(words);
     return Misunderstood(words);
   }
 
@@ -268,6 +279,50 @@ class Probe {
     const double seconds = request.AttendAll(requests, waiting_);
     if (absl::Status status = request.CheckBackend(); !status.ok()) return status;
     return {{seconds / static_cast<double>(requests)}};
+  }
+
+  Numbers Together(const Words& words) {
+    const absl::StatusOr<Problem> problem = ParseProblem(words, 1);
+    if (!problem.ok()) return problem.status();
+    const absl::StatusOr<Plan> plan =
+        MakePlan(*problem, {.backend = "cudnn", .threads = threads_, .has_lanes = true});
+    if (!plan.ok()) return plan.status();
+    if (plan->company.empty()) return absl::FailedPreconditionError("it runs alone");
+    const auto count = static_cast<size_t>(1 / plan->company_share);
+    std::deque<Request> requests;
+    std::vector<Arguments> arguments(count);
+    std::vector<Backend::Member> members;
+    for (size_t n = 0; n < count; ++n) {
+      members.push_back(requests.emplace_back(*problem, *plan).ToMember(arguments[n]));
+    }
+    const auto one_by_one = [&] {
+      for (const Backend::Member& member : members) {
+        plan->backend->RunTask(*member.plan, *member.arguments, member.workspace, /*stage=*/0,
+                               /*task=*/0, /*worker=*/0, Checkpoint{});
+      }
+    };
+    const auto by_one_run = [&] {
+      plan->backend->RunTogether(members, /*worker=*/0, Checkpoint{});
+    };
+    const double alone = MeanSeconds(one_by_one);
+    by_one_run();
+    while (cudnn::ProcessBackend().state().plans.compiling > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    const double together = MeanSeconds(by_one_run);
+    for (const Request& request : requests) {
+      if (absl::Status status = request.CheckBackend(); !status.ok()) return status;
+    }
+    return {{static_cast<double>(count), alone, together}};
+  }
+
+  // After two runs that do not count.
+  static double MeanSeconds(absl::FunctionRef<void()> work) {
+    work();
+    const int runs = RunsFor(SecondsOf(work));
+    double sum = 0;
+    for (int n = 0; n < runs; ++n) sum += SecondsOf(work);
+    return sum / runs;
   }
 
   const SteadyClock clock_;

@@ -2,6 +2,7 @@
 // computes nothing. What is measured of it is known before.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -23,7 +24,7 @@ constexpr double kFlopsPerSecond = 500e12;
 constexpr double kLaunchSeconds = 5e-6;
 constexpr int kLanes = 4;
 
-double KernelSecondsOf(const SdpaGraph& g) {
+double ComputeSecondsOf(const SdpaGraph& g) {
   double keys = static_cast<double>(g.key_length);  // that a query sees
   if (g.left_bound && g.right_bound) {
     keys = std::min(keys, static_cast<double>(*g.left_bound + *g.right_bound));
@@ -31,8 +32,7 @@ double KernelSecondsOf(const SdpaGraph& g) {
     keys /= 2;
   }
   const double pairs = static_cast<double>(g.batch * g.query_heads * g.query_length) * keys;
-  return kLaunchSeconds +
-         2 * pairs * static_cast<double>(g.head_size + g.value_head_size) / kFlopsPerSecond;
+  return 2 * pairs * static_cast<double>(g.head_size + g.value_head_size) / kFlopsPerSecond;
 }
 
 class ModelledLane final : public cudnn::Lane {
@@ -43,13 +43,33 @@ class ModelledLane final : public cudnn::Lane {
 
   absl::Status Run(const SdpaGraph& graph, const CompiledPlan&,
                    const ArenaLayout& layout) override {
+    const double kernel_seconds =
+        kLaunchSeconds + (graph.ragged ? RaggedSeconds(graph, layout) : ComputeSecondsOf(graph));
     std::this_thread::sleep_for(
-        std::chrono::duration<double>(KernelSecondsOf(graph) + layout.end / kPinnedBytesPerSecond));
+        std::chrono::duration<double>(kernel_seconds + layout.end / kPinnedBytesPerSecond));
     std::fill(host_.data() + layout.output, host_.data() + layout.end, std::byte{0});
     return absl::OkStatus();
   }
 
  private:
+  // Row by row, as long as each is.
+  double RaggedSeconds(const SdpaGraph& graph, const ArenaLayout& layout) const {
+    const auto length = [&](int64_t place, int64_t b) {
+      int32_t length;
+      std::memcpy(&length, host_.data() + place + b * sizeof(length), sizeof(length));
+      return length;
+    };
+    SdpaGraph row = graph;
+    row.batch = 1;
+    double seconds = 0;
+    for (int64_t b = 0; b < graph.batch; ++b) {
+      row.query_length = length(layout.query_lengths, b);
+      row.key_length = length(layout.key_lengths, b);
+      seconds += ComputeSecondsOf(row);
+    }
+    return seconds;
+  }
+
   AlignedBuffer host_;
 };
 
@@ -87,7 +107,7 @@ class ModelledMeter final : public DeviceMeter {
     return static_cast<double>(bytes) / (pinned ? kPinnedBytesPerSecond : kPageableBytesPerSecond);
   }
   absl::StatusOr<double> KernelSeconds(const SdpaGraph& graph, const CompiledPlan&) override {
-    return KernelSecondsOf(graph);
+    return kLaunchSeconds + ComputeSecondsOf(graph);
   }
 };
 

@@ -160,6 +160,45 @@ TEST_F(EngineTest, RunsWhatWaitsForADeviceOnItsLanes) {
   cudnn::ProcessBackend().Stop();
 }
 
+TEST_F(EngineTest, HasOneRunOfTheDeviceComputeWhatWaitsForALane) {
+  test::FakeDevice::Controls controls;
+  std::promise<void> running;
+  std::promise<void> may_go_on;
+  controls.on_run = [&] {
+    if (controls.runs > 1) return;
+    running.set_value();
+    may_go_on.get_future().wait();
+  };
+  const Call calls[] = {HandComputed(), Call({1, 1, 5, 4}, {1, 1, 9, 4}),
+                        Call({2, 1, 3, 4}, {2, 1, 70, 4}), Call({1, 1, 2, 4}, {1, 1, 1, 4})};
+  cudnn::CudnnBackend& device = cudnn::ProcessBackend();
+  device.Start(std::make_unique<test::FakeDevice>(controls, 1, 1 << 20), CpuBackend(), clock_, {});
+  ASSERT_TRUE(device.Warm({Resolve(calls[0].call)->problem}).ok());
+  while (device.warmth().compiling > 0) std::this_thread::yield();
+  {
+    Executor lanes(1, clock_);
+    Engine engine({.backend = "cudnn", .threads = kThreads}, gate_, pool_, executor_, &lanes);
+    std::promise<Result> results[std::size(calls)];
+    for (size_t n = 0; n < std::size(calls); ++n) {
+      engine.Submit(calls[n].ToRequest(),
+                    [&, n](Result result) { results[n].set_value(std::move(result)); });
+      if (n == 0) running.get_future().wait();
+    }
+    may_go_on.set_value();
+    for (size_t n = 0; n < std::size(calls); ++n) {
+      const Result result = results[n].get_future().get();
+      ASSERT_TRUE(result.status.ok()) << result.status;
+      EXPECT_EQ(result.together, n == 0 ? 1 : 3);
+      const Result alone = Run(calls[n].ToRequest()).result;
+      EXPECT_EQ(alone.backend->name(), "cpu");
+      EXPECT_THAT(Floats(result.y),
+                  ::testing::Pointwise(::testing::FloatNear(1e-5f), Floats(alone.y)));
+    }
+    EXPECT_EQ(controls.runs, 2);
+  }
+  device.Stop();
+}
+
 TEST_F(EngineTest, HasTheDeviceGetReadyForCallsLikeThatWhichTheCpuTook) {
   test::FakeDevice::Controls controls;
   cudnn::CudnnBackend& device = cudnn::ProcessBackend();

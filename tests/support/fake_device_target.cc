@@ -10,8 +10,8 @@ namespace {
 const bool started = [] {
   static FakeDevice::Controls controls;
   static const SteadyClock clock;
-  // Little memory, so that requests fall into pieces.
-  cudnn::ProcessBackend().Start(std::make_unique<FakeDevice>(controls, /*lanes=*/2, 64 << 10),
+  // So little memory that requests fall into pieces, yet small ones find company.
+  cudnn::ProcessBackend().Start(std::make_unique<FakeDevice>(controls, /*lanes=*/2, 128 << 10),
                                 CpuBackend(), clock, {});
   return true;
 }();

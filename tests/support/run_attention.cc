@@ -1,6 +1,7 @@
 #include "tests/support/run_attention.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <map>
 #include <memory>
@@ -229,6 +230,48 @@ absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& input
                                         << plan->workspace_bytes() << " bytes";
   ExpectGapsIntact(outputs);
   outputs.plan = plan->Describe();
+  return outputs;
+}
+
+std::vector<Outputs> RunTogether(absl::Span<const Problem> problems,
+                                 absl::Span<const Inputs> inputs, const PlanOptions& options) {
+  std::vector<Plan> plans;
+  std::vector<Outputs> outputs;
+  std::vector<Arguments> arguments;
+  std::deque<GuardedWorkspace> workspaces;
+  for (size_t n = 0; n < problems.size(); ++n) {
+    plans.push_back(PlanOrNext(problems[n], options).value());
+    outputs.push_back(MakeOutputs(problems[n], Storage::kRowMajor));
+    outputs.back().plan = plans.back().Describe();
+    workspaces.emplace_back(plans.back().workspace_bytes());
+  }
+  for (size_t n = 0; n < problems.size(); ++n) {
+    arguments.push_back(MakeArguments(inputs[n], outputs[n]));
+  }
+  std::vector<bool> taken(problems.size(), false);
+  for (size_t first = 0; first < problems.size(); ++first) {
+    if (taken[first]) continue;
+    std::vector<Backend::Member> members;
+    double room = 1;
+    for (size_t n = first; n < problems.size(); ++n) {
+      const bool alike = !plans[n].company.empty() && plans[n].company == plans[first].company;
+      if (taken[n] || (n != first && (!alike || plans[n].company_share > room))) continue;
+      taken[n] = true;
+      room -= plans[n].company_share;
+      members.push_back({&plans[n], &arguments[n], workspaces[n].span().data()});
+    }
+    if (members.size() > 1) {
+      plans[first].backend->RunTogether(members, /*worker=*/0, Checkpoint{});
+    } else {
+      EXPECT_TRUE(Run(plans[first], arguments[first], workspaces[first].span(),
+                      PoolOf(plans[first].threads))
+                      .ok());
+    }
+  }
+  for (size_t n = 0; n < problems.size(); ++n) {
+    EXPECT_TRUE(workspaces[n].GuardsIntact()) << outputs[n].plan;
+    ExpectGapsIntact(outputs[n]);
+  }
   return outputs;
 }
 

@@ -64,6 +64,11 @@ absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& input
                                      Storage output_storage = Storage::kRowMajor,
                                      std::optional<int> workers = std::nullopt);
 
+// The outputs of each, in that order. Those that the plans have in one company are run together, as
+// many as there is room for, on worker 0; the others alone.
+std::vector<Outputs> RunTogether(absl::Span<const Problem> problems,
+                                 absl::Span<const Inputs> inputs, const PlanOptions& options);
+
 // The outputs against the oracle, within the tolerances of the problem's type.
 ::testing::AssertionResult Matches(const Problem& problem, const Outputs& outputs,
                                    const Expected& expected);

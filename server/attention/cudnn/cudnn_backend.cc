@@ -22,6 +22,10 @@ namespace {
 constexpr int64_t kWorkspaceShare = 8;
 // Ragged tensors are sent where they are no more than so much of padded ones.
 constexpr double kMostOfPadded = 0.75;
+// Problems that one run computes together are no more than this in all, which takes some hundreds
+// of microseconds on the bus: what a launch costs beside it does not matter any more.
+constexpr int64_t kTogetherBytes = int64_t{16} << 20;
+constexpr int64_t kTogetherBatch = 64;
 // What can't be folded in FP32 is not supported.
 constexpr DType kStateType = DType::kFloat32;
 
@@ -112,6 +116,13 @@ SdpaGraph RaggedGraphOf(absl::Span<const Part> parts) {
     }
   }
   return RaggedOf(GraphOf(*parts[0].problem), batch, queries, keys);
+}
+
+// Of the room that a run has for problems together, what one of that graph takes.
+double ShareOf(const SdpaGraph& padded, const Device& device) {
+  const int64_t room = std::min(kTogetherBytes, TensorBytes(device) / 2);
+  return std::max(static_cast<double>(LayOut(padded).end) / static_cast<double>(room),
+                  static_cast<double>(padded.batch) / kTogetherBatch);
 }
 
 bool MayGoOn(const Checkpoint& checkpoint) {
@@ -214,6 +225,11 @@ absl::Status CudnnBackend::Warm(absl::Span<const Problem> problems) {
     for (SdpaGraph graph : GraphsOf(problems[n])) {
       if (keys.insert(graph.Key()).second) warm_.push_back(graph);
       graph.has_lengths = true;  // of those shorter ones that round up to it
+      if (keys.insert(graph.Key()).second) warm_.push_back(graph);
+    }
+  }
+  for (const Problem& problem : problems) {
+    for (const SdpaGraph& graph : RaggedGraphsOf(problem)) {
       if (keys.insert(graph.Key()).second) warm_.push_back(graph);
     }
   }
@@ -371,6 +387,20 @@ std::vector<SdpaGraph> CudnnBackend::GraphsOf(const Problem& problem) const {
   return graphs;
 }
 
+std::vector<SdpaGraph> CudnnBackend::RaggedGraphsOf(const Problem& problem) const {
+  std::vector<SdpaGraph> graphs;
+  for (const SdpaGraph& padded : GraphsOf(problem)) {
+    if (!MayBeRagged(padded)) continue;
+    const auto together = static_cast<int64_t>(1 / ShareOf(padded, *device_));
+    const int64_t most = padded.batch * std::max<int64_t>(1, together);
+    int64_t batch = problem.has_key_lengths ? padded.batch : 2 * padded.batch;
+    for (; batch <= most; batch = graphs.back().batch + 1) {
+      graphs.push_back(RaggedOf(padded, batch, padded.query_length, padded.key_length));
+    }
+  }
+  return graphs;
+}
+
 void CudnnBackend::PlanTasks(Plan& plan) const {
   const Problem& p = plan.problem;
   plan.stages = {PresentTasks(p)};
@@ -384,6 +414,7 @@ void CudnnBackend::PlanTasks(Plan& plan) const {
   plan.worker_workspace_bytes = RoundUp(plan.worker_workspace_bytes, AlignedBuffer::kAlignment);
   plan.worker_workspace_bytes += FoldedBytes(p, cut);
   plan.flops = FallbackPlan(p).flops;
+  SetCompany(plan);
 }
 
 void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
@@ -400,6 +431,37 @@ void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::by
   const Piece piece = cut.piece(whole, run, 0);
   const PieceArguments part(arguments, whole, piece);
   RunPiece(ProblemOf(whole, piece), part.arguments(), own_workspace, worker, checkpoint);
+}
+
+void CudnnBackend::SetCompany(Plan& plan) const {
+  const Problem& p = plan.problem;
+  if (plan.stages[0] != 1 || CropOf(p).empty()) return;
+  const SdpaGraph padded = GraphOf(p);
+  const double share = ShareOf(padded, *device_);
+  if (!MayBeRagged(padded) || share > 0.5) return;
+  // All that those in one graph have in common.
+  const SdpaGraph alike = RaggedOf(padded, 1, std::min<int64_t>(padded.query_length, 2), 1);
+  plan.company = absl::StrFormat("%s scale%a", alike.Key(), alike.scale);
+  plan.company_share = share;
+}
+
+void CudnnBackend::RunTogether(absl::Span<const Member> members, int worker,
+                               const Checkpoint& checkpoint) const {
+  std::vector<Part> parts;
+  for (const Member& member : members) {
+    parts.push_back({&member.plan->problem, member.arguments});
+  }
+  const SdpaGraph graph = RaggedGraphOf(parts);
+  const absl::StatusOr<CompiledPlanPtr> plan = plans_->Find(graph);
+  std::vector<NotDone> reasons(parts.size(), StandInReason::kKernels);
+  if (plan.ok()) reasons = RunGraph(graph, **plan, parts, device_->lane(worker));
+  for (size_t n = 0; n < members.size(); ++n) {
+    const Member& member = members[n];
+    if (!reasons[n]) continue;  // it is done
+    if (!MayGoOn(checkpoint)) return;
+    RunTask(*member.plan, *member.arguments, member.workspace, /*stage=*/0, /*task=*/0, worker,
+            checkpoint);
+  }
 }
 
 void CudnnBackend::RunParted(const Problem& whole, const Cut& cut, int64_t run,

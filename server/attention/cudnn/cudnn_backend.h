@@ -146,6 +146,9 @@ class CudnnBackend final : public Backend {
   void PlanTasks(Plan& plan) const override;
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
                int64_t task, int worker, const Checkpoint& checkpoint) const override;
+  // In one run over ragged tensors, where its kernels are there.
+  void RunTogether(absl::Span<const Member> members, int worker,
+                   const Checkpoint& checkpoint) const override;
 
  private:
   static absl::Status NotStarted() {
@@ -157,8 +160,12 @@ class CudnnBackend final : public Backend {
   Work WorkOnHost(const Problem& problem) const;
   // What is `work` on the host.
   Work WorkOnDevice(const Problem& problem, Work work) const;
+  // With whom it may share a run, if it is small enough for it.
+  void SetCompany(Plan& plan) const;
   // What its pieces are computed by.
   std::vector<SdpaGraph> GraphsOf(const Problem& problem) const;
+  // The same over ragged tensors: by its own lengths, and with all the company that it may have.
+  std::vector<SdpaGraph> RaggedGraphsOf(const Problem& problem) const;
   void RunParted(const Problem& whole, const Cut& cut, int64_t run, const Arguments& arguments,
                  std::byte* workspace, int worker, const Checkpoint& checkpoint) const;
   void RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace, int worker,

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <initializer_list>
 #include <latch>
 #include <limits>
 #include <memory>
@@ -127,14 +128,16 @@ TEST_F(CudnnBackendTest, CompilesWhatItIsToldToBeforeAnyoneAsks) {
   Problem decode = Small();
   decode.query_length = 1;
   ASSERT_TRUE(ProcessBackend().Warm({Small(), decode, Small()}).ok());
-  EXPECT_EQ(ProcessBackend().warmth().compiling, 2) << "one of them twice";
+  EXPECT_EQ(ProcessBackend().warmth().compiling, 2 * 3) << "alone, and in company of two sizes";
   EXPECT_EQ(Auto(Small())->backend->name(), "cpu");
   may_compile.count_down();
   WaitForPlans(Small());
   WaitForPlans(decode);
+  Problem last = Small();
+  last.batch = 1;
+  WaitForPlans(last);
   EXPECT_EQ(ProcessBackend().warmth().compiling, 0);
-  EXPECT_EQ(ProcessBackend().warmth().ready, 2);
-  EXPECT_EQ(controls_.compilations, 2);
+  EXPECT_EQ(ProcessBackend().warmth().ready, 2 * 3);
   EXPECT_EQ(Auto(decode)->backend->name(), "cudnn");
 }
 
@@ -142,6 +145,7 @@ TEST_F(CudnnBackendTest, WarmsAllLengthsThatRoundUpToOne) {
   Start();
   Problem problem = Small();
   problem.query_length = problem.key_length = 24;
+  problem.softcap = 3;  // has no company
   ASSERT_TRUE(ProcessBackend().Warm({problem}).ok());
   for (int64_t length = 17; length <= 24; ++length) {
     problem.query_length = problem.key_length = length;
@@ -173,8 +177,10 @@ TEST_F(CudnnBackendTest, WarmsNothingWhereOneShapeCannotBeComputed) {
 TEST_F(CudnnBackendTest, TellsWhichWarmShapesTheDeviceDeclines) {
   Start();
   controls_.declines = true;
-  ASSERT_TRUE(ProcessBackend().Warm({Small()}).ok());
-  ExpectRightAnswer(Small());
+  Problem problem = Small();
+  problem.softcap = 3;  // has no company
+  ASSERT_TRUE(ProcessBackend().Warm({problem}).ok());
+  ExpectRightAnswer(problem);
   EXPECT_EQ(ProcessBackend().warmth().declined, 1);
 }
 
@@ -528,6 +534,172 @@ TEST_F(CudnnBackendTest, SendsPaddingWhereThereIsLittleOfIt) {
   inputs.key_lengths = {300, 290, 300, 250, 300, 300};
   ASSERT_TRUE(test::RunAttention(problem, inputs, {.backend = "cudnn"}).ok());
   EXPECT_EQ(controls_.compilations, 1);
+}
+
+// A decode step of so many sequences.
+Problem Decode(int64_t batch, int64_t keys) {
+  Problem problem = Small();
+  problem.batch = batch;
+  problem.query_length = 1;
+  problem.key_length = keys;
+  problem.causal = false;
+  return problem;
+}
+
+// Requests that wait for the same lane.
+class TogetherTest : public CudnnBackendTest {
+ protected:
+  void Wait(const Problem& problem) {
+    test::Rng rng(inputs_.size());
+    problems_.push_back(problem);
+    inputs_.push_back(test::RandomInputs(problem, rng));
+  }
+
+  // Each gets its answer; so many runs of the device.
+  int RunsOfAll() {
+    const int before = controls_.runs;
+    const std::vector<test::Outputs> outputs =
+        test::RunTogether(problems_, inputs_, {.backend = "cudnn"});
+    for (size_t n = 0; n < problems_.size(); ++n) {
+      EXPECT_TRUE(test::Matches(problems_[n], outputs[n], test::Attend(problems_[n], inputs_[n])))
+          << n << " " << test::ToText(problems_[n]);
+    }
+    return controls_.runs - before;
+  }
+
+  // Until the kernels of their company are there, each runs alone.
+  void WaitForCompany() {
+    EXPECT_EQ(RunsOfAll(), static_cast<int>(problems_.size()));
+    WaitForPlans(Small());
+  }
+
+  std::vector<Problem> problems_;
+  std::vector<test::Inputs> inputs_;
+};
+
+TEST_F(TogetherTest, AreOneRunOnceItsKernelsAreThere) {
+  Start();
+  Wait(Decode(1, 100));
+  Wait(Decode(2, 7));
+  Wait(Decode(1, 300));
+  WaitForCompany();
+  EXPECT_EQ(RunsOfAll(), 1);
+  EXPECT_LE(controls_.most_bytes, 1 << 20);
+}
+
+TEST_F(TogetherTest, MayBeOfAnyLengthsAndWithoutAnyKey) {
+  Start();
+  Problem lengths = Small();
+  lengths.causal = false;
+  lengths.has_key_lengths = true;
+  for (int n = 0; n < 4; ++n) {
+    lengths.query_length = 2 + 3 * n;
+    lengths.key_length = 30 - 7 * n;
+    Wait(lengths);
+    inputs_.back().key_lengths = {0, n, 9, 1};
+  }
+  WaitForCompany();
+  EXPECT_EQ(RunsOfAll(), 1);
+}
+
+TEST_F(TogetherTest, DoNotReachEachOther) {
+  Start();
+  for (int n = 0; n < 3; ++n) Wait(Decode(2, 10 + n));
+  WaitForCompany();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  inputs_[1].value.Set(0, 0, 3, 2, nan);
+  inputs_[1].key.Set(1, 1, 0, 5, infinity);
+  EXPECT_EQ(RunsOfAll(), 1);
+  EXPECT_THAT(ProcessBackend().state().stand_ins, ::testing::ElementsAre(0, 1, 0, 0))
+      << "the one with the NaN is the CPU's, and no other";
+  for (test::Inputs& inputs : inputs_) inputs.query.Set(0, 0, 0, 0, nan);
+  EXPECT_EQ(RunsOfAll(), 0);
+}
+
+TEST_F(TogetherTest, AreAnsweredByTheCpuWhereTheDeviceFails) {
+  Start();
+  for (int n = 0; n < 3; ++n) Wait(Decode(2, 10 + n));
+  WaitForCompany();
+  controls_.failures = 1;
+  EXPECT_EQ(RunsOfAll(), 1);
+  EXPECT_EQ(RunsOfAll(), 0) << "the device rests";
+  EXPECT_EQ(ProcessBackend().state().used_memory_bytes, 0);
+  clock_.Advance(DeviceHealth::kFirstPause);
+  EXPECT_EQ(RunsOfAll(), 1);
+}
+
+TEST_F(TogetherTest, AreOneByOneWhereTheirRunWouldTakeMoreThanALane) {
+  constexpr int64_t kArena = 24 << 10;
+  Start(kArena);
+  // Small ones, but for the lse of a run of several: it is padded.
+  Problem problem = Small();
+  problem.dtype = DType::kFloat16;
+  problem.batch = 1;
+  problem.query_heads = 12;
+  problem.query_length = 2;
+  problem.key_length = 2;
+  problem.causal = false;
+  for (int n = 0; n < 4; ++n) Wait(problem);
+  EXPECT_LE(MakePlan(problem, {.backend = "cudnn", .has_lanes = true})->company_share, 0.5);
+  WaitForCompany();
+  EXPECT_EQ(RunsOfAll(), 4);
+  EXPECT_LE(controls_.most_bytes, kArena);
+}
+
+TEST_F(TogetherTest, NeedNoOtherKernelsThanWarmOnes) {
+  Start();
+  Problem causal = Small();
+  causal.key_length = causal.query_length;
+  const Problem shapes[] = {Decode(1, 200), causal};
+  ASSERT_TRUE(ProcessBackend().Warm(shapes).ok());
+  WaitForPlans(Small());
+  const int compiled = controls_.compilations;
+  for (const Problem& shape : shapes) {
+    for (const int count : {2, 3, 5, 9}) {
+      problems_.clear();
+      inputs_.clear();
+      for (int n = 0; n < count; ++n) Wait(shape);
+      EXPECT_EQ(RunsOfAll(), 1) << count;
+    }
+  }
+  EXPECT_EQ(controls_.compilations, compiled);
+}
+
+TEST_F(TogetherTest, HaveAllInCommonButTheirLengths) {
+  Start();
+  const auto company = [](const Problem& problem) {
+    return MakePlan(problem, {.backend = "cudnn", .has_lanes = true})->company;
+  };
+  const Problem problem = Decode(2, 100);
+  EXPECT_NE(company(problem), "");
+  for (auto change : std::initializer_list<void (*)(Problem&)>{
+           [](Problem& p) { p.batch = 5; }, [](Problem& p) { p.key_length = 5; },
+           [](Problem& p) { p.past_length = 50; }, [](Problem& p) { p.has_key_lengths = true; },
+           [](Problem& p) { p.left_window = 3; }, [](Problem& p) { p.wants_lse = false; }}) {
+    Problem other = problem;
+    change(other);
+    EXPECT_EQ(company(other), company(problem)) << test::ToText(other);
+  }
+  for (auto change : std::initializer_list<void (*)(Problem&)>{
+           [](Problem& p) { p.dtype = DType::kFloat16; }, [](Problem& p) { p.query_heads = 8; },
+           [](Problem& p) { p.kv_heads = 4; }, [](Problem& p) { p.head_size = 16; },
+           [](Problem& p) { p.value_head_size = 16; }, [](Problem& p) { p.scale = 2; },
+           [](Problem& p) { p.query_length = 9; }}) {
+    Problem other = problem;
+    change(other);
+    EXPECT_NE(company(other), company(problem)) << test::ToText(other);
+  }
+  for (auto change : std::initializer_list<void (*)(Problem&)>{
+           [](Problem& p) { p.softcap = 3; }, [](Problem& p) { p.wants_present = true; },
+           [](Problem& p) { p.batch = 33; }, [](Problem& p) { p.key_length = 3000; },
+           [](Problem& p) {
+             p.mask = MaskShape{DType::kBool, {1, 1, 1, 100}};
+           }}) {
+    Problem other = problem;
+    change(other);
+    EXPECT_EQ(company(other), "") << test::ToText(other);
+  }
 }
 
 TEST_F(CudnnBackendTest, SendsNoNumbersThatTheDeviceWouldSpread) {
