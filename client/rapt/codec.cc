@@ -214,7 +214,7 @@ constexpr wire::MessageSchema kAnswerSchema = {kAnswerFields};
 // An answer whose tensors' data is still where it was received.
 struct Answer {
   SlicedBytes bytes;
-  std::vector<wire::Payload> payloads;
+  wire::Payloads payloads;
   v1::AttendResponse fields;           // without that data
   absl::Span<const std::byte> region;  // where outputs may be instead
 

@@ -124,7 +124,7 @@ class Splitter {
   // has beside its payloads comes to `rest`, in runs as long as they are; nothing where it has
   // none.
   bool SplitRange(const MessageSchema& schema, int64_t end, FieldPath& path, int index,
-                  std::string& rest, std::vector<Payload>& payloads) {
+                  std::string& rest, Payloads& payloads) {
     absl::InlinedVector<int, 4> counts(schema.fields.size(), 0);
     const size_t payloads_before = payloads.size();
     int64_t run = reader_.position();  // begins what comes to `rest` next

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
@@ -37,10 +36,11 @@ struct Payload {
   int64_t size = 0;
 };
 
+using Payloads = absl::InlinedVector<Payload, 4>;  // of few messages are there more
+
 struct SplitMessage {
-  std::string rest;  // the message without its payloads
-  std::vector<Payload>
-      payloads;  // as they came; of a field that is not repeated, the last one counts
+  std::string rest;   // the message without its payloads
+  Payloads payloads;  // as they came; of a field that is not repeated, the last one counts
 };
 
 // What a message may hold beside the bytes of its payloads. Generated code makes objects of it that

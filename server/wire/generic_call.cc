@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -139,7 +139,7 @@ void AddTrailers(const CallReport& report, std::chrono::nanoseconds total,
 }
 
 grpc::ByteBuffer ToByteBuffer(AnswerMessage answer) {
-  std::vector<grpc::Slice> slices;
+  absl::InlinedVector<grpc::Slice, 4> slices;
   for (const AnswerMessage::Piece& piece : answer.TakePieces()) {
     if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
     if (!piece.payload.bytes.empty()) slices.push_back(SliceOf(piece.payload));

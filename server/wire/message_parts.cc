@@ -32,7 +32,7 @@ void AnswerMessage::Append(const OutputBuffer& payload) {
   pieces_.push_back({std::exchange(open_, {}), payload});
 }
 
-std::vector<AnswerMessage::Piece> AnswerMessage::TakePieces() {
+AnswerMessage::Pieces AnswerMessage::TakePieces() {
   if (!open_.empty()) pieces_.push_back({std::exchange(open_, {}), {}});
   return std::exchange(pieces_, {});
 }

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "server/base/sliced_bytes.h"
 #include "server/request.h"
 
@@ -29,16 +29,17 @@ class AnswerMessage {
     std::string bytes;
     OutputBuffer payload;  // comes after them
   };
+  using Pieces = absl::InlinedVector<Piece, 2>;  // a tensor and what comes behind it
 
   void Append(const std::string& bytes) { open_ += bytes; }
   // Shares the payload until the message is destroyed.
   void Append(const OutputBuffer& payload);
 
   // Everything, in order.
-  std::vector<Piece> TakePieces();
+  Pieces TakePieces();
 
  private:
-  std::vector<Piece> pieces_;
+  Pieces pieces_;
   std::string open_;
 };
 

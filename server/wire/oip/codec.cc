@@ -73,8 +73,8 @@ google::protobuf::ArenaOptions OneBlock() {
 struct Fields {
   google::protobuf::Arena arena{OneBlock()};
   ModelInferRequest& message = *google::protobuf::Arena::CreateMessage<ModelInferRequest>(&arena);
-  std::vector<InputBytes> raw;            // as raw_input_contents
-  std::map<int, LargeContents> contents;  // by input
+  absl::InlinedVector<InputBytes, 4> raw;  // as raw_input_contents
+  std::map<int, LargeContents> contents;   // by input
 
   bool HasContents(int input) const {
     return message.inputs(input).has_contents() || contents.count(input) > 0;
@@ -443,13 +443,15 @@ struct Asked {
   std::optional<SharedReference> shared;
 };
 
-bool Contains(const std::vector<Asked>& all, const OutputSlot& slot) {
+using AskedOutputs = absl::InlinedVector<Asked, 1>;
+
+bool Contains(const AskedOutputs& all, const OutputSlot& slot) {
   return std::any_of(all.begin(), all.end(),
                      [&](const Asked& asked) { return asked.slot == &slot; });
 }
 
-absl::StatusOr<std::vector<Asked>> ReadOutputs(const ModelInferRequest& message) {
-  std::vector<Asked> all;
+absl::StatusOr<AskedOutputs> ReadOutputs(const ModelInferRequest& message) {
+  AskedOutputs all;
   if (message.outputs_size() == 0) all.push_back({&kY, std::nullopt});
   for (const auto& output : message.outputs()) {
     const auto slot = std::find_if(std::begin(kOutputSlots), std::end(kOutputSlots),
@@ -471,9 +473,8 @@ absl::StatusOr<std::vector<Asked>> ReadOutputs(const ModelInferRequest& message)
 }
 
 // Where the outputs go, of a request that has been resolved.
-absl::Status PlaceOutputs(const std::vector<Asked>& all, LentMemory& lent_memory,
-                          DecodedInfer& decoded) {
-  std::vector<const TensorSpec*> in_message;
+absl::Status PlaceOutputs(const AskedOutputs& all, LentMemory& lent_memory, DecodedInfer& decoded) {
+  absl::InlinedVector<const TensorSpec*, 5> in_message;
   for (const Asked& asked : all) {
     const TensorSpec& spec = decoded.request.call.*asked.slot->spec;
     decoded.outputs.push_back({asked.slot->name, spec, asked.slot->buffer, asked.shared});
@@ -511,7 +512,7 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
   OperatorCall call;
   const absl::StatusOr<Parameters> parameters = ReadParameters(message.parameters(), call);
   if (!parameters.ok()) return parameters.status();
-  const absl::StatusOr<std::vector<Asked>> asked = ReadOutputs(message);
+  const absl::StatusOr<AskedOutputs> asked = ReadOutputs(message);
   if (!asked.ok()) return asked.status();
   if (Contains(*asked, kScores)) call.score_output = parameters->score_output;
   call.wants_lse = Contains(*asked, kLse);
@@ -567,7 +568,7 @@ AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
 }
 
 AnswerMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result) {
-  const std::vector<AnswerMessage::Piece> pieces = EncodeInfer(decoded, result).TakePieces();
+  const AnswerMessage::Pieces pieces = EncodeInfer(decoded, result).TakePieces();
   size_t size = 0;
   for (const AnswerMessage::Piece& piece : pieces) {
     size += piece.bytes.size() + piece.payload.bytes.size();

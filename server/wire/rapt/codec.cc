@@ -5,7 +5,6 @@
 #include <iterator>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
@@ -433,7 +432,7 @@ absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
 
 absl::Status CheckAnswerSize(const DecodedCall& decoded) {
   const ResolvedCall& call = decoded.request.call;
-  std::vector<const TensorSpec*> outputs;
+  absl::InlinedVector<const TensorSpec*, 5> outputs;
   for (const OutputSlot* slot : WantedOutputs(call.problem)) {
     if (slot->PartOf(decoded.fields.places()) == nullptr) outputs.push_back(&(call.*slot->spec));
   }

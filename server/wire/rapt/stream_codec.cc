@@ -206,7 +206,7 @@ constexpr ChunkField kFields[] = {
 };
 
 // What the last field of that number holds.
-void FindPayloads(const MessageBytes& message, const std::vector<wire::Payload>& payloads,
+void FindPayloads(const MessageBytes& message, const wire::Payloads& payloads,
                   Message::PartCase part, StreamChunk& chunk) {
   for (const wire::Payload& payload : payloads) {
     for (const ChunkField& field : kFields) {
