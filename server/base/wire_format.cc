@@ -134,7 +134,7 @@ class Splitter {
       if (!tag) return false;
       const PayloadField* field = FindField(schema, *tag);
       if (field == nullptr) {
-        if (!SkipField(*tag, end, 0) || !CountRest(reader_.position() - begin)) return false;
+        if (!SkipField(*tag, begin, end, 0)) return false;
         continue;
       }
       if (path.empty()) index = counts[field - schema.fields.data()]++;
@@ -189,7 +189,15 @@ class Splitter {
     return field == schema.fields.end() ? nullptr : &*field;
   }
 
-  bool SkipField(Tag tag, int64_t end, int depth) {
+  // `begin` is where its tag lies. Counted at each field, also of those inside a group: a group has
+  // no length to skip it by, so that it is walked over, but no further than a message may have.
+  bool SkipField(Tag tag, int64_t begin, int64_t end, int depth) {
+    if (!SkipValue(tag, end) || !CountRest(reader_.position() - begin)) return false;
+    return tag.type != kStartGroup || SkipGroup(tag.number, end, depth + 1);
+  }
+
+  // Nothing of a group.
+  bool SkipValue(Tag tag, int64_t end) {
     switch (tag.type) {
       case kVarint:
         return reader_.Varint(end, 10).has_value();
@@ -202,7 +210,7 @@ class Splitter {
         return field_end && reader_.Skip(*field_end - reader_.position(), end);
       }
       case kStartGroup:
-        return SkipGroup(tag.number, end, depth + 1);
+        return true;
       default:
         return false;
     }
@@ -211,10 +219,13 @@ class Splitter {
   bool SkipGroup(uint32_t number, int64_t end, int depth) {
     if (depth > kMaxDepth) return false;
     for (;;) {
+      const int64_t begin = reader_.position();
       const std::optional<Tag> tag = ReadTag(end);
       if (!tag) return false;
-      if (tag->type == kEndGroup) return tag->number == number;
-      if (!SkipField(*tag, end, depth)) return false;
+      if (tag->type == kEndGroup) {
+        return tag->number == number && CountRest(reader_.position() - begin);
+      }
+      if (!SkipField(*tag, begin, end, depth)) return false;
     }
   }
 

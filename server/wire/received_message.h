@@ -2,9 +2,9 @@
 #define RAPT_SERVER_WIRE_RECEIVED_MESSAGE_H_
 
 #include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/slice.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,10 +12,16 @@
 
 namespace rapt {
 
-// The slices of a message that gRPC received, kept alive.
+// A message that gRPC received, in the slices that it came in.
 class ReceivedMessage {
  public:
-  // Takes them over from `buffer`, which is empty afterwards.
+  ReceivedMessage() = default;
+  ReceivedMessage(ReceivedMessage&& other) noexcept { *this = std::move(other); }
+  ReceivedMessage& operator=(ReceivedMessage&& other) noexcept;
+
+  // Takes them over from `buffer`, which is empty afterwards. InvalidArgument, and nothing is
+  // taken, where the sender cut the message into so many frames that they weigh more than the
+  // bytes.
   absl::Status Take(grpc::ByteBuffer& buffer);
   void Clear();
 
@@ -24,11 +30,9 @@ class ReceivedMessage {
   MessageBytes bytes() const { return {{places_, 0}, size()}; }
 
  private:
-  // Lets go of the slices after slices_: releasing a last reference to a slice may make gRPC take
-  // memory back from others, which crashes (1.51) unless it is a ByteBuffer that releases it.
+  // Never copied: the bytes of a short slice lie in the buffer itself.
   grpc::ByteBuffer buffer_;
-  std::vector<grpc::Slice> slices_;
-  std::vector<ByteSlice> places_;  // of those that are not empty
+  std::vector<ByteSlice> places_;  // of the slices in buffer_ that are not empty
 };
 
 }  // namespace rapt

@@ -568,6 +568,20 @@ TEST(BrokenCallTest, ACallWithoutAMessageIsRefused) {
   WaitUntilNothingIsHeld(server);
 }
 
+// Each would cost as much again as it holds, and nobody has a place for that.
+TEST(BrokenCallTest, AMessageInTinyFramesIsRefused) {
+  const ServerProcess server;
+  const std::string message = Call(1, 96, 64).SerializeAsString();  // 48 KiB
+  const auto status_in_frames = [&](uint32_t bytes) {
+    RawCall call(server.grpc_address(), kInferPath);
+    call.SendMessage(message, bytes);
+    return call.WaitForStatus();
+  };
+  EXPECT_EQ(status_in_frames(24), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status_in_frames(512), StatusCode::OK);
+  WaitUntilNothingIsHeld(server);
+}
+
 TEST(BrokenCallTest, ACallerKilledWhileItSendsHoldsNothing) {
   const ServerProcess server;
   {

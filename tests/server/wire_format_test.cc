@@ -20,6 +20,7 @@ namespace {
 using ::inference::ModelInferRequest;
 using ::rapt::v1::AttendRequest;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr PayloadField kInferFields[] = {{7, nullptr}};
 constexpr MessageSchema kInferSchema = {kInferFields};
@@ -193,6 +194,24 @@ TEST(WireFormatTest, AgreesWithGeneratedCodeOnBrokenMessages) {
 TEST(WireFormatTest, RefusesGroupsWithoutEnd) {
   std::mt19937 rng(3);
   EXPECT_FALSE(ExpectAgreement<ModelInferRequest>(std::string(500, '\x0B'), kInferSchema, rng));
+}
+
+// What comes after the limit is not looked at, or a message of groups would take seconds.
+TEST(WireFormatTest, WalksGroupsNoFurtherThanTheLimit) {
+  std::mt19937 rng(4);
+  const std::string start = "\x7B", end = "\x7C";  // of field 15, which nobody knows
+  std::string fields;
+  while (fields.size() < 60'000) fields += std::string("\x08\x00", 2);
+  const auto refusal = [&rng](const std::string& bytes) {
+    const auto status = Sliced(bytes, rng, 1000).SplitBy(kAttendSchema).status();
+    return std::string(status.message());
+  };
+  EXPECT_EQ(refusal(start + fields + end), "");
+  EXPECT_EQ(refusal(start + start + fields + end + end), "");
+  const std::string broken = "\x0F";
+  EXPECT_THAT(refusal(start + fields + broken), HasSubstr("broken near byte 60002"));
+  EXPECT_THAT(refusal(start + fields + fields + broken), HasSubstr("65536 bytes that are allowed"));
+  EXPECT_THAT(refusal(start + start + fields + fields + broken), HasSubstr("65536 bytes"));
 }
 
 TEST(WireFormatTest, WritesHeadersAsGeneratedCodeDoes) {

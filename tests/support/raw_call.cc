@@ -18,7 +18,6 @@ constexpr uint8_t kEndStream = 0x1;
 constexpr uint8_t kEndHeaders = 0x4;
 constexpr uint32_t kStream = 1;
 constexpr size_t kFrameHeaderBytes = 9;
-constexpr uint32_t kMaxFrameBytes = 16384;
 
 // HPACK: a literal without indexing and without Huffman's code.
 void AppendHeader(const std::string& name, const std::string& value, std::string& block) {
@@ -40,13 +39,13 @@ std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, const std::strin
 }
 
 // A message of `message_bytes` that begins with `bytes`.
-std::string DataFrames(uint32_t message_bytes, const std::string& bytes) {
+std::string DataFrames(uint32_t message_bytes, const std::string& bytes, uint32_t frame_bytes) {
   std::string data(1, '\0');  // not compressed
   for (int shift = 24; shift >= 0; shift -= 8) data += static_cast<char>(message_bytes >> shift);
   data += bytes;
   std::string frames;
-  for (size_t begin = 0; begin < data.size(); begin += kMaxFrameBytes) {
-    frames += Frame(kData, 0, kStream, data.substr(begin, kMaxFrameBytes));
+  for (size_t begin = 0; begin < data.size(); begin += frame_bytes) {
+    frames += Frame(kData, 0, kStream, data.substr(begin, frame_bytes));
   }
   return frames;
 }
@@ -77,8 +76,8 @@ std::string OpeningBytes(const std::string& address, const std::string& path,
          Frame(kHeaders, kEndHeaders, kStream, block);
 }
 
-std::string MessageBytes(const std::string& message) {
-  return DataFrames(static_cast<uint32_t>(message.size()), message) +
+std::string MessageBytes(const std::string& message, uint32_t frame_bytes) {
+  return DataFrames(static_cast<uint32_t>(message.size()), message, frame_bytes) +
          Frame(kData, kEndStream, kStream, "");
 }
 
@@ -91,10 +90,12 @@ RawCall::RawCall(const std::string& address, const std::string& path,
 RawCall::~RawCall() { close(connection_); }
 
 void RawCall::SendPart(uint32_t message_bytes, uint32_t sent_bytes) {
-  Send(DataFrames(message_bytes, std::string(sent_bytes, '\0')));
+  Send(DataFrames(message_bytes, std::string(sent_bytes, '\0'), kMaxFrameBytes));
 }
 
-void RawCall::SendMessage(const std::string& message) { Send(MessageBytes(message)); }
+void RawCall::SendMessage(const std::string& message, uint32_t frame_bytes) {
+  Send(MessageBytes(message, frame_bytes));
+}
 
 void RawCall::HalfClose() { Send(Frame(kData, kEndStream, kStream, "")); }
 
