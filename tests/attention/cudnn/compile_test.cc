@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "server/attention/cudnn/cost_model.h"
 #include "server/attention/cudnn/device.h"
 #include "server/attention/cudnn/graph.h"
 #include "server/attention/cudnn/library.h"
@@ -59,6 +60,7 @@ Problem With(Problem problem, void (*change)(Problem&)) {
 
 std::vector<Case> Cases() {
   const Problem square = Of(1024, 1024);
+  const DeviceSamples samples(32768, /*lanes=*/1);
   const Problem mask = With(square, [](Problem& p) {
     p.mask = MaskShape{DType::kBool, {1, 1, 1024, 1024}};
   });
@@ -155,6 +157,10 @@ std::vector<Case> Cases() {
       {"FewQueries",
        With(Of(3, 4096),
             [](Problem& p) { p.causal = true, p.alignment = Alignment::kBottomRight; })},
+      {"SampleTiny", samples.tiny},
+      {"SampleWindowed", samples.windowed},
+      {"SampleFull", samples.full},
+      {"SampleFullFp32", samples.full_fp32},
       {"LongPrefill", With(Of(32768, 32768), [](Problem& p) { p.batch = 1, p.causal = true; })},
   };
 }
