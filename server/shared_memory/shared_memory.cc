@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/base/checked_math.h"
+#include "server/base/utf8.h"
 #include "server/shared_memory/system_region.h"
 
 namespace rapt {
@@ -33,8 +34,8 @@ absl::Status ForRegion(const std::string& name, const absl::Status& status) {
 }
 
 absl::Status UnknownRegion(const std::string& name) {
-  return absl::NotFoundError(absl::StrCat("there is no shared memory region '",
-                                          absl::string_view(name).substr(0, kMaxNameBytes), "'"));
+  return absl::NotFoundError(
+      absl::StrCat("there is no shared memory region '", BeginningOf(name, kMaxNameBytes), "'"));
 }
 
 // As shm_open() reads it.

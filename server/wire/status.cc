@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/base/utf8.h"
 
 namespace rapt {
 namespace {
@@ -18,7 +19,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   absl::string_view message = status.message();
   const auto code = static_cast<grpc::StatusCode>(status.code());
   if (message.size() <= kMaxMessageBytes) return {code, std::string(message)};
-  return {code, absl::StrCat(message.substr(0, kMaxMessageBytes), "...")};
+  return {code, absl::StrCat(BeginningOf(message, kMaxMessageBytes), "...")};
 }
 
 }  // namespace rapt

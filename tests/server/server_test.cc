@@ -299,6 +299,20 @@ TEST_F(ServerTest, CutsAMessageThatWouldNotFitIntoTheTrailers) {
   EXPECT_THAT(status.error_message(), HasSubstr("qqq..."));
 }
 
+TEST_F(ServerTest, CutsAMessageBetweenCharacters) {
+  for (const char* before : {"", "q"}) {
+    ModelInferRequest request = HandComputed();
+    std::string name = before;
+    for (int n = 0; n < 2000; ++n) name += "é";
+    request.mutable_inputs(0)->set_name(name);
+    grpc::ClientContext context;
+    ModelInferResponse response;
+    const grpc::Status status = stub_->ModelInfer(&context, request, &response);
+    EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr("éé..."));
+  }
+}
+
 template <typename Request, typename Response>
 grpc::Status Call(GRPCInferenceService::Stub& stub,
                   grpc::Status (GRPCInferenceService::Stub::*method)(grpc::ClientContext*,

@@ -163,6 +163,28 @@ INSTANTIATE_TEST_SUITE_P(All, CutMemoryTest,
                                            Cut{"OutputOnComputeThreads", true, kLong}),
                          [](const auto& info) { return info.param.name; });
 
+TEST_F(SharedMemoryServerTest, AStreamOutlivesANameThatIsCutInItsError) {
+  ModelInferRequest request;
+  request.set_model_name("attention");
+  for (const char* name : {"Q", "K", "V"}) {
+    auto& input = *request.add_inputs();
+    input.set_name(name);
+    input.set_datatype("FP32");
+    for (const int64_t axis : {1, 1, 1, 2}) input.add_shape(axis);
+    Share(input, std::string(255, 'a') + "é", 0, 8);
+  }
+  grpc::ClientContext context;
+  const auto stream = stub_->ModelStreamInfer(&context);
+  inference::ModelStreamInferResponse response;
+  for (int n = 0; n < 2; ++n) {
+    EXPECT_TRUE(stream->Write(request));
+    EXPECT_TRUE(stream->Read(&response)) << "the error can't be read";
+    EXPECT_THAT(response.error_message(), HasSubstr("aaa'"));
+  }
+  stream->WritesDone();
+  EXPECT_TRUE(stream->Finish().ok());
+}
+
 TEST_F(SharedMemoryServerTest, StatusTellsRegionsButNoKeys) {
   const SharedObject object(4096);
   ASSERT_TRUE(Register("mine", object).ok());
