@@ -22,9 +22,9 @@ namespace {
 constexpr int64_t kWorkspaceShare = 8;
 // Ragged tensors are sent where they are no more than so much of padded ones.
 constexpr double kMostOfPadded = 0.75;
-// Problems that one run computes together are no more than this in all, which takes some hundreds
-// of microseconds on the bus: what a launch costs beside it does not matter any more.
-constexpr int64_t kTogetherBytes = int64_t{16} << 20;
+// Problems that one run computes together are no more than this in all: beyond, packing them, out
+// of the caches, costs more than the launches that are saved.
+constexpr int64_t kTogetherBytes = int64_t{4} << 20;
 constexpr int64_t kTogetherBatch = 64;
 // What can't be folded in FP32 is not supported.
 constexpr DType kStateType = DType::kFloat32;

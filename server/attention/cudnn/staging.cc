@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "server/attention/half.h"
 #include "server/attention/softmax_state.h"
 
@@ -18,6 +19,9 @@ constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 // Beyond this the device's products with log2(e) leave FP32.
 constexpr double kLargestBias = 1e30;
 constexpr int64_t kLargestHeadSize = 256;
+
+// Of ragged rows, one head after the other.
+constexpr int64_t kTokensAtOnce = 16;
 
 int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -192,12 +196,12 @@ struct Staging::HeadRows {
 
   int64_t Row(int64_t n) const { return begin + n * step; }
 
-  // Rows [first, first + rows) of head (b, h), behind the first `after`. False where a number is
+  // Rows [first, first + rows) of head (b, h) become those from `at` on. False where a number is
   // not finite.
-  bool Pack(const TensorView& view, int64_t b, int64_t h, int64_t first, int64_t rows,
-            int64_t after, std::byte* arena) const {
+  bool Pack(const TensorView& view, int64_t b, int64_t h, int64_t first, int64_t rows, int64_t at,
+            std::byte* arena) const {
     const int64_t row_bytes = view.dims[3] * SizeOf(view.dtype);
-    std::byte* const target = arena + Row(after);
+    std::byte* const target = arena + Row(at);
     if (view.slices == nullptr && row_bytes == bytes && row_bytes == step &&
         view.strides[2] == view.dims[3]) {
       if (rows > 0) std::memcpy(target, view.Row(b, h, first), rows * bytes);
@@ -213,13 +217,12 @@ struct Staging::HeadRows {
     return finite;
   }
 
-  // Keys or values of a run, which may begin in the past, and zeros behind them.
+  // Likewise keys or values of a run, which may begin in the past.
   bool PackRun(const TensorView& past, const TensorView& now, int64_t past_length, KeyRun run,
-               int64_t b, int64_t h, std::byte* arena) const {
+               int64_t b, int64_t h, int64_t at, std::byte* arena) const {
     const int64_t old = std::clamp<int64_t>(past_length - run.first, 0, run.count);
-    bool finite = old == 0 || Pack(past, b, h, run.first, old, 0, arena);
-    finite &= Pack(now, b, h, run.first + old - past_length, run.count - old, old, arena);
-    Clear(run.count, arena);
+    bool finite = old == 0 || Pack(past, b, h, run.first, old, at, arena);
+    finite &= Pack(now, b, h, run.first + old - past_length, run.count - old, at + old, arena);
     return finite;
   }
 
@@ -315,20 +318,35 @@ bool Staging::StagePart(size_t part, std::byte* arena) const {
   const Arguments& a = *parts_[part].arguments;
   const absl::Span<const BatchRow> rows(&rows_[first_rows_[part]], static_cast<size_t>(p.batch));
   const Crop crop = CropOf(p);
+  // Rows of a head that is ragged lie far apart: a few of each head at a time keep to few pages.
+  const int64_t at_once = graph_.ragged ? kTokensAtOnce : kMaxAxis;
   bool finite = true;
+  const auto pack =
+      [&](const RowTensor& tensor, const BatchRow& row, int64_t count,
+          absl::FunctionRef<bool(const HeadRows&, int64_t h, int64_t at, int64_t)> from) {
+        for (int64_t at = 0; at < count; at += at_once) {
+          for (int64_t h = 0; h < tensor.heads; ++h) {
+            finite &= from(RowsOf(tensor, row, h), h, at, std::min(at_once, count - at));
+          }
+        }
+        for (int64_t h = 0; h < tensor.heads; ++h) RowsOf(tensor, row, h).Clear(count, arena);
+      };
   for (int64_t b = 0; b < p.batch && finite; ++b) {
-    for (int64_t h = 0; h < p.query_heads; ++h) {
-      const HeadRows to = RowsOf(QueryTensor(), rows[b], h);
-      finite &= to.Pack(a.query, b, h, crop.first_query, crop.queries, 0, arena);
-      to.Clear(crop.queries, arena);
-    }
+    pack(QueryTensor(), rows[b], crop.queries,
+         [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
+           return to.Pack(a.query, b, h, crop.first_query + at, count, at, arena);
+         });
     const KeyRun run = KeysOf(p, a.key_lengths, b);
-    for (int64_t h = 0; h < p.kv_heads; ++h) {
-      finite &= RowsOf(KeyTensor(), rows[b], h)
-                    .PackRun(a.past_key, a.key, p.past_length, run, b, h, arena);
-      finite &= RowsOf(ValueTensor(), rows[b], h)
-                    .PackRun(a.past_value, a.value, p.past_length, run, b, h, arena);
-    }
+    pack(KeyTensor(), rows[b], run.count,
+         [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
+           return to.PackRun(a.past_key, a.key, p.past_length, {run.first + at, count}, b, h, at,
+                             arena);
+         });
+    pack(ValueTensor(), rows[b], run.count,
+         [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
+           return to.PackRun(a.past_value, a.value, p.past_length, {run.first + at, count}, b, h,
+                             at, arena);
+         });
   }
   if (finite && graph_.bias) {
     finite = PackBias(p, graph_, a, arena + layout_.bias) && !HasFaintRow(p, a);
