@@ -126,24 +126,26 @@ class Client::Core {
     return client::DelayBeforeRetry(policy, status.code(), attempts, deadline.left(), random);
   }
 
-  // Attempts until one succeeds or its error stands. `deadline` is that of `options`, taken when
-  // the call began. `method` is a blocking method of a stub:
+  // Attempts until one succeeds or its error stands; `attempts` were made before. `deadline` is
+  // that of `options`, taken when the call began. `method` is a blocking method of a stub:
   // grpc::Status(const Connection&, grpc::ClientContext*, Response*).
   template <typename Response, typename Method>
   absl::StatusOr<Response> Call(const CallOptions& options, const Deadline& deadline,
-                                const RetryPolicy& policy, const Method& method);
+                                const RetryPolicy& policy, const Method& method, int attempts = 0);
 
   // The same for `method`, which takes a serialized request. When it returns, nobody refers to the
   // request's payloads any more.
   template <typename Response>
   absl::StatusOr<Response> Send(const char* method, const RequestMessage& request,
                                 const CallOptions& options, const Deadline& deadline,
-                                const RetryPolicy& policy);
+                                const RetryPolicy& policy, int attempts = 0);
 
-  // The call by way of shared memory; nothing where that is not possible or not worth it.
+  // The call by way of shared memory, in one attempt; nothing where that is not possible or not
+  // worth it, or where the next attempt is due: by message. `attempts` then says how many were
+  // made.
   std::optional<absl::StatusOr<AttendResult>> AttendShared(const AttendCall& call,
                                                            const CallOptions& options,
-                                                           const Deadline& deadline);
+                                                           const Deadline& deadline, int& attempts);
 
   // The call in chunks, whose messages have at most `max_bytes`.
   absl::StatusOr<AttendResult> AttendStream(const AttendCall& call, const StreamOptions& stream,
@@ -190,8 +192,9 @@ class Client::Core {
 
 template <typename Response, typename Method>
 absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const Deadline& deadline,
-                                            const RetryPolicy& policy, const Method& method) {
-  for (int attempts = 1;; ++attempts) {
+                                            const RetryPolicy& policy, const Method& method,
+                                            int attempts) {
+  for (++attempts;; ++attempts) {
     Response response;
     grpc::ClientContext context;
     context.set_deadline(deadline.ToGrpc());
@@ -214,25 +217,27 @@ absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const De
 template <typename Response>
 absl::StatusOr<Response> Client::Core::Send(const char* method, const RequestMessage& request,
                                             const CallOptions& options, const Deadline& deadline,
-                                            const RetryPolicy& policy) {
+                                            const RetryPolicy& policy, int attempts) {
   Loan loan;
   absl::StatusOr<Response> response = Call<Response>(
       options, deadline, policy,
       [&](const Connection& connection, grpc::ClientContext* context, Response* answer) {
         DeclareSize(request, *context);
         return SendAndWait(connection, method, *context, loan.Lend(request), *answer);
-      });
+      },
+      attempts);
   loan.WaitUntilReturned();
   return response;
 }
 
 std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const AttendCall& call,
                                                                        const CallOptions& options,
-                                                                       const Deadline& deadline) {
+                                                                       const Deadline& deadline,
+                                                                       int& attempts) {
   if (!options_.shared_memory) return std::nullopt;
   const std::optional<int64_t> bytes = BytesInRegion(call);
   if (!bytes || *bytes < kLeastSharedBytes) return std::nullopt;
-  std::unique_ptr<SharedRegion> region = shared_regions_.Take(*bytes, deadline);
+  std::unique_ptr<SharedRegion> region = shared_regions_.Take(*bytes, deadline, options.stop);
   if (region == nullptr) return std::nullopt;
 
   const RequestMessage request = EncodeAttendIn(*region, call);
@@ -241,13 +246,14 @@ std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const Att
   if (!answer.ok()) {
     // The server may still write there.
     shared_regions_.Discard(std::move(region));
-    // A server that was started anew knows no regions. Retries go by message.
-    const absl::Status& status = answer.status();
-    const bool goes_on =
-        absl::IsNotFound(status) || absl::IsUnavailable(status) ||
-        (absl::IsResourceExhausted(status) && options_.retries.retries_resource_exhausted);
-    if (goes_on) return std::nullopt;
-    return status;
+    // A server that was started anew knows no regions: that is no failure of the call.
+    if (absl::IsNotFound(answer.status())) return std::nullopt;
+    attempts = 1;
+    const auto delay = DelayBeforeRetry(options_.retries, answer.status(), attempts, deadline);
+    if (!delay) return answer.status();
+    const ConnectionLease connection = connections_.LeastBusy();
+    if (!WaitBeforeRetry(*delay, *connection->channel, options.stop)) return Stopped();
+    return std::nullopt;
   }
   absl::StatusOr<AttendResult> result = Read(WantedBy(call), *answer, region->bytes());
   if (result.ok()) result->path = Path::kSharedMemory;
@@ -456,15 +462,18 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
 
 absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOptions& options) {
   const Deadline deadline = core_->DeadlineOf(options);  // the time that encoding takes counts
-  if (auto result = core_->AttendShared(call, options, deadline)) return *std::move(result);
+  int attempts = 0;
+  if (auto result = core_->AttendShared(call, options, deadline, attempts)) {
+    return *std::move(result);
+  }
   const int64_t max_bytes = core_->options().max_message_bytes;
   const absl::StatusOr<RequestMessage> request = EncodeAttend(call, max_bytes);
   if (absl::IsResourceExhausted(request.status())) {
     return core_->AttendInstead(call, options, deadline, max_bytes, request.status());
   }
   if (!request.ok()) return request.status();
-  const absl::StatusOr<grpc::ByteBuffer> answer =
-      core_->Send<grpc::ByteBuffer>(kAttend, *request, options, deadline, core_->options().retries);
+  const absl::StatusOr<grpc::ByteBuffer> answer = core_->Send<grpc::ByteBuffer>(
+      kAttend, *request, options, deadline, core_->options().retries, attempts);
   if (answer.ok()) return Read(WantedBy(call), *answer);
   if (!absl::IsResourceExhausted(answer.status())) return answer.status();
   const absl::StatusOr<ServerInfo> server =

@@ -125,8 +125,9 @@ class Client {
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
                                                          const Options& options = {});
 
-  // Cancels the AttendAsync calls that are in flight and waits until their callbacks have run. Must
-  // run neither in a callback nor while another method runs.
+  // Cancels the AttendAsync calls that are in flight and waits until their callbacks have run;
+  // then, a second at most, until the server lets go of the memory that it shares with this client.
+  // Must run neither in a callback nor while another method runs.
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;

@@ -84,8 +84,8 @@ void SharedRegion::Unlink() {
   if (std::exchange(is_linked_, false)) shm_unlink(name_.c_str());
 }
 
-grpc::Status Register(SharedRegion& region, const Connection& connection,
-                      const Deadline& deadline) {
+grpc::Status Register(SharedRegion& region, const Connection& connection, const Deadline& deadline,
+                      const std::stop_token& stop) {
   inference::SystemSharedMemoryRegisterRequest request;
   request.set_name(region.name());
   request.set_key("/" + region.name());
@@ -93,6 +93,7 @@ grpc::Status Register(SharedRegion& region, const Connection& connection,
   inference::SystemSharedMemoryRegisterResponse response;
   grpc::ClientContext context;
   context.set_deadline(deadline.ToGrpc());
+  const std::stop_callback cancel(stop, [&context] { context.TryCancel(); });
   const grpc::Status status = GRPCInferenceService::NewStub(connection.channel)
                                   ->SystemSharedMemoryRegister(&context, request, &response);
   region.Unlink();
@@ -110,33 +111,80 @@ void Unregister(const SharedRegion& region, const Connection& connection,
       ->SystemSharedMemoryUnregister(&context, request, &response);
 }
 
+// Unregisters a region in the background, then lets go of it and deletes itself.
+class SharedRegions::Unregistration {
+ public:
+  Unregistration(SharedRegions& regions, std::unique_ptr<SharedRegion> region)
+      : regions_(regions),
+        region_(std::move(region)),
+        connection_(regions.connections_.LeastBusy()),
+        stub_(GRPCInferenceService::NewStub(connection_->channel)) {
+    request_.set_name(region_->name());
+    context_.set_deadline(Deadline::After(kRegistrationTime).ToGrpc());
+  }
+
+  void Start() {
+    stub_->async()->SystemSharedMemoryUnregister(&context_, &request_, &response_,
+                                                 [this](const grpc::Status&) { End(); });
+  }
+
+ private:
+  void End() {
+    SharedRegions& regions = regions_;
+    delete this;
+    regions.FreePlace();
+  }
+
+  SharedRegions& regions_;
+  const std::unique_ptr<SharedRegion> region_;
+  const ConnectionLease connection_;
+  const std::unique_ptr<GRPCInferenceService::Stub> stub_;
+  inference::SystemSharedMemoryUnregisterRequest request_;
+  inference::SystemSharedMemoryUnregisterResponse response_;
+  grpc::ClientContext context_;
+};
+
 SharedRegions::SharedRegions(const std::string& address, Connections& connections)
     : connections_(connections), is_offered_(IsSameMachine(address)) {}
 
 SharedRegions::~SharedRegions() {
+  std::vector<std::unique_ptr<SharedRegion>> idle;
+  {
+    MutexLock lock(mutex_);
+    idle.swap(idle_);
+  }
+  for (auto& region : idle) Discard(std::move(region));
   MutexLock lock(mutex_);
-  for (const auto& region : idle_) UnregisterNow(*region);
+  while (regions_ > 0) no_regions_.Wait(mutex_);
 }
 
-std::unique_ptr<SharedRegion> SharedRegions::Take(int64_t bytes, const Deadline& deadline) {
-  std::unique_ptr<SharedRegion> too_small;  // makes room for a larger one
+std::unique_ptr<SharedRegion> SharedRegions::Take(int64_t bytes, const Deadline& deadline,
+                                                  const std::stop_token& stop) {
+  std::unique_ptr<SharedRegion> too_small;
   {
     MutexLock lock(mutex_);
     if (!is_offered_) return nullptr;
     if (std::unique_ptr<SharedRegion> region = TakeIdle(bytes)) return region;
-    if (regions_ == kMaxRegions) {
-      if (idle_.empty()) return nullptr;
+    if (regions_ < kMaxRegions) {
+      ++regions_;
+    } else if (idle_.empty()) {
+      return nullptr;
+    } else {
       too_small = std::move(idle_.front());
       idle_.erase(idle_.begin());
-    } else {
-      ++regions_;
     }
   }
-  if (too_small != nullptr) UnregisterNow(*too_small);
+  if (too_small != nullptr) {
+    Discard(std::move(too_small));
+    return nullptr;
+  }
   std::unique_ptr<SharedRegion> region = SharedRegion::Make(RegionBytes(bytes));
-  if (region != nullptr && RegisterNow(*region, deadline)) return region;
-  MutexLock lock(mutex_);
-  --regions_;
+  if (region == nullptr) {
+    FreePlace();
+    return nullptr;
+  }
+  if (RegisterNow(*region, deadline, stop)) return region;
+  Discard(std::move(region));  // the server may have it all the same
   return nullptr;
 }
 
@@ -154,23 +202,20 @@ std::unique_ptr<SharedRegion> SharedRegions::TakeIdle(int64_t bytes) {
   return region;
 }
 
-bool SharedRegions::RegisterNow(SharedRegion& region, const Deadline& deadline) {
+bool SharedRegions::RegisterNow(SharedRegion& region, const Deadline& deadline,
+                                const std::stop_token& stop) {
   const Deadline soon =
       Deadline::After(std::min<std::chrono::nanoseconds>(kRegistrationTime, deadline.left()));
   const ConnectionLease connection = connections_.LeastBusy();
-  const grpc::Status status = Register(region, *connection, soon);
+  const grpc::Status status = Register(region, *connection, soon, stop);
   if (status.ok()) return true;
   const bool may_change = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
                           status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
+                          status.error_code() == grpc::StatusCode::CANCELLED ||
                           status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
   MutexLock lock(mutex_);
   is_offered_ = is_offered_ && may_change;
   return false;
-}
-
-void SharedRegions::UnregisterNow(const SharedRegion& region) {
-  const ConnectionLease connection = connections_.LeastBusy();
-  Unregister(region, *connection, Deadline::After(kRegistrationTime));
 }
 
 void SharedRegions::GiveBack(std::unique_ptr<SharedRegion> region) {
@@ -179,9 +224,12 @@ void SharedRegions::GiveBack(std::unique_ptr<SharedRegion> region) {
 }
 
 void SharedRegions::Discard(std::unique_ptr<SharedRegion> region) {
-  UnregisterNow(*region);
+  (new Unregistration(*this, std::move(region)))->Start();
+}
+
+void SharedRegions::FreePlace() {
   MutexLock lock(mutex_);
-  --regions_;
+  if (--regions_ == 0) no_regions_.SignalAll();
 }
 
 }  // namespace rapt::client

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -45,8 +46,10 @@ class SharedRegion {
   bool is_linked_ = true;
 };
 
-// At the server that the connection leads to; afterwards the object has no name any more.
-grpc::Status Register(SharedRegion& region, const Connection& connection, const Deadline& deadline);
+// At the server that the connection leads to; afterwards the object has no name any more. A stop
+// ends it.
+grpc::Status Register(SharedRegion& region, const Connection& connection, const Deadline& deadline,
+                      const std::stop_token& stop = {});
 // Where that fails, the server is gone, and its mapping with it.
 void Unregister(const SharedRegion& region, const Connection& connection, const Deadline& deadline);
 
@@ -54,7 +57,7 @@ void Unregister(const SharedRegion& region, const Connection& connection, const 
 // names as soon as the server has mapped them, so that nothing stays behind, whatever becomes of
 // this process.
 //
-// Thread-safe. Unregisters what it has on destruction.
+// Thread-safe. Unregisters what it has on destruction, for which it waits a second at most.
 class SharedRegions {
  public:
   // `connections` outlive it.
@@ -64,28 +67,32 @@ class SharedRegions {
   SharedRegions& operator=(const SharedRegions&) = delete;
 
   // One of at least `bytes`, for one call. Null where there is none to be had: the server is
-  // elsewhere, does not allow it, or does not answer; so many calls use some already. Once a server
-  // has refused, it is not asked again.
-  std::unique_ptr<SharedRegion> Take(int64_t bytes, const Deadline& deadline);
+  // elsewhere, does not allow it, or does not answer before the deadline, a stop or soon; so many
+  // calls use some already, or a smaller one makes room for the calls to come. Once a server has
+  // refused, it is not asked again.
+  std::unique_ptr<SharedRegion> Take(int64_t bytes, const Deadline& deadline,
+                                     const std::stop_token& stop);
 
   // After its call is over, at the server as well.
   void GiveBack(std::unique_ptr<SharedRegion> region);
   // After a call that may not be over at the server, or of which it does not know the region any
-  // more.
+  // more. Does not wait for the server: unregisters it in the background.
   void Discard(std::unique_ptr<SharedRegion> region);
 
  private:
+  class Unregistration;
   static constexpr int kMaxRegions = 8;
 
   std::unique_ptr<SharedRegion> TakeIdle(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool RegisterNow(SharedRegion& region, const Deadline& deadline);
-  void UnregisterNow(const SharedRegion& region);
+  bool RegisterNow(SharedRegion& region, const Deadline& deadline, const std::stop_token& stop);
+  void FreePlace();
 
   Connections& connections_;
 
   Mutex mutex_;
+  CondVar no_regions_;
   bool is_offered_ ABSL_GUARDED_BY(mutex_);
-  int regions_ ABSL_GUARDED_BY(mutex_) = 0;  // in use and idle
+  int regions_ ABSL_GUARDED_BY(mutex_) = 0;  // in use, idle and being unregistered
   std::vector<std::unique_ptr<SharedRegion>> idle_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -538,6 +538,37 @@ TEST(AttendAsyncTest, TheDestructorEndsABackoff) {
   EXPECT_EQ(code, absl::StatusCode::kCancelled);
 }
 
+// A call of 256 KiB, which goes by shared memory where it can, to a server that is never there.
+int AttemptsBySharedMemory(const RetryPolicy& policy) {
+  const auto unavailable = [](const v1::AttendRequest&, v1::AttendResponse&) {
+    return std::optional(grpc::Status(grpc::StatusCode::UNAVAILABLE, "try later"));
+  };
+  const ScriptedServer server(unavailable, ScriptedServer::SharedMemory::kRegistered);
+  const auto client = ConnectTo(server.address(), {.retries = policy});
+  const std::vector<float> x(64 * 1024);
+  const TensorView tensor = View<float>({1, 1, 1024, 64}, x);
+  const auto result = client->Attend({.q = tensor, .k = tensor, .v = tensor}, kPatient);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  const std::vector<ScriptedServer::Message> messages = server.messages();
+  EXPECT_LT(messages.at(0).bytes, 1024u) << "the first attempt is not by shared memory";
+  for (size_t n = 1; n < messages.size(); ++n) EXPECT_GT(messages[n].bytes, 3 * 256 * 1024u) << n;
+  return server.calls();
+}
+
+TEST(SharedMemoryRetryTest, AnAttemptBySharedMemoryCountsAsOne) {
+  for (const int max_attempts : {1, 2, 4}) {
+    RetryPolicy policy = kNoBackoff;
+    policy.max_attempts = max_attempts;
+    EXPECT_EQ(AttemptsBySharedMemory(policy), max_attempts);
+  }
+}
+
+TEST(SharedMemoryRetryTest, ABackoffFollowsAnAttemptBySharedMemory) {
+  RetryPolicy policy;  // whose backoff is past the deadline, and so is not waited for
+  policy.initial_backoff = policy.max_backoff = hours(100);
+  EXPECT_EQ(AttemptsBySharedMemory(policy), 1);
+}
+
 TEST(ClientTest, ManyThreadsShareOneClient) {
   ScriptedServer server(Echo);
   const auto client = ConnectTo(server.address());

@@ -3,15 +3,20 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/rapt/connections.h"
+#include "client/rapt/deadline.h"
 #include "client/rapt/shared_regions.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "rapt/client.h"
@@ -164,6 +169,85 @@ TEST(LibrarySharedMemoryOffTest, AServerThatDoesNotAllowItGetsMessages) {
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->path, Path::kMessage);
   }
+}
+
+// A server that stands still until the end of the test.
+class Frozen {
+ public:
+  explicit Frozen(ServerProcess& server) : server_(server) { server_.Signal(SIGSTOP); }
+  ~Frozen() { server_.Signal(SIGCONT); }
+
+ private:
+  ServerProcess& server_;
+};
+
+// A call that the server does not answer, by a client of its own.
+class UnansweredCall {
+ public:
+  UnansweredCall(const ServerProcess& server, std::chrono::milliseconds timeout)
+      : client_(MustConnect(server.grpc_address(), {.connect_timeout = {}})) {
+    const TensorView view = View<float>({1, 1, 1, 1}, x_);
+    client_->AttendAsync({.q = view, .k = view, .v = view}, {.timeout = timeout},
+                         [this](const auto&) { has_ended_ = true; });
+  }
+
+  bool has_ended() const { return has_ended_; }
+
+ private:
+  const std::vector<float> x_ = {1};
+  std::atomic<bool> has_ended_ = false;
+  const std::unique_ptr<Client> client_;  // waits for the callback
+};
+
+// Taking a region away from a frozen server fails after a second. No call waits for that, which is
+// told by another call with less time.
+constexpr std::chrono::milliseconds kLessThanARegionTakes{900};
+
+TEST(LibrarySharedMemoryFrozenTest, ADeadlineEndsTheCall) {
+  ServerProcess server({"--allow_shared_memory"});
+  const auto client = MustConnect(server.grpc_address());
+  const LargeCall large;
+  EXPECT_EQ(client->Attend(large.call()).value().path, Path::kSharedMemory);
+  const Frozen frozen(server);
+  const UnansweredCall other(server, kLessThanARegionTakes);
+  const auto result = client->Attend(large.call(), {.timeout = std::chrono::milliseconds(100)});
+  EXPECT_FALSE(other.has_ended());
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(LibrarySharedMemoryFrozenTest, AStopEndsTheCall) {
+  ServerProcess server({"--allow_shared_memory"});
+  const LargeCall large;
+  for (const bool has_region : {true, false}) {
+    const auto client = MustConnect(server.grpc_address());
+    if (has_region) {
+      EXPECT_EQ(client->Attend(large.call()).value().path, Path::kSharedMemory);
+    }
+    const Frozen frozen(server);
+    const UnansweredCall other(server, kLessThanARegionTakes);
+    std::stop_source stop;
+    stop.request_stop();
+    const auto result = client->Attend(large.call(), {.stop = stop.get_token()});
+    EXPECT_FALSE(other.has_ended()) << has_region;
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kCancelled) << has_region;
+  }
+}
+
+TEST(LibrarySharedMemoryFrozenTest, TheEndTakesAllRegionsAwayAtOnce) {
+  constexpr int kRegions = 8;
+  ServerProcess server({"--allow_shared_memory"});
+  Connections connections(server.grpc_address(), {}, grpc::InsecureChannelCredentials());
+  auto regions = std::make_unique<SharedRegions>(server.grpc_address(), connections);
+  std::vector<std::unique_ptr<SharedRegion>> taken;
+  for (int n = 0; n < kRegions; ++n) {
+    taken.push_back(regions->Take(1, Deadline::After(std::chrono::minutes(1)), {}));
+    ASSERT_NE(taken.back(), nullptr);
+  }
+  for (auto& region : taken) regions->GiveBack(std::move(region));
+  const Frozen frozen(server);
+  const UnansweredCall other(server, kRegions * std::chrono::milliseconds(900));
+  regions.reset();
+  EXPECT_FALSE(other.has_ended());
 }
 
 TEST(LibrarySharedMemoryRestartTest, AServerStartedAnewIsFoundToKnowNothing) {

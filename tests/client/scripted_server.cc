@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
 #include "server/base/check.h"
 
 namespace rapt::test {
@@ -99,12 +100,30 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
   std::set<std::string> peers_ ABSL_GUARDED_BY(mutex_);
 };
 
-ScriptedServer::ScriptedServer(Script script)
+class ScriptedServer::Regions : public inference::GRPCInferenceService::Service {
+ public:
+  grpc::Status SystemSharedMemoryRegister(grpc::ServerContext*,
+                                          const inference::SystemSharedMemoryRegisterRequest*,
+                                          inference::SystemSharedMemoryRegisterResponse*) override {
+    return grpc::Status::OK;
+  }
+  grpc::Status SystemSharedMemoryUnregister(
+      grpc::ServerContext*, const inference::SystemSharedMemoryUnregisterRequest*,
+      inference::SystemSharedMemoryUnregisterResponse*) override {
+    return grpc::Status::OK;
+  }
+};
+
+ScriptedServer::ScriptedServer(Script script, SharedMemory shared_memory)
     : service_(std::make_unique<Service>(std::move(script))) {
   int port = 0;
   grpc::ServerBuilder builder;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(service_.get());
+  if (shared_memory == SharedMemory::kRegistered) {
+    regions_ = std::make_unique<Regions>();
+    builder.RegisterService(regions_.get());
+  }
   builder.SetMaxReceiveMessageSize(-1);
   server_ = builder.BuildAndStart();
   RAPT_CHECK(server_ != nullptr && port != 0, "no free port on the loopback");

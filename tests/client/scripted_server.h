@@ -26,7 +26,10 @@ class ScriptedServer {
   using Script =
       std::function<std::optional<grpc::Status>(const v1::AttendRequest&, v1::AttendResponse&)>;
 
-  explicit ScriptedServer(Script script);
+  // kRegistered: callers may register shared memory, which nobody looks into.
+  enum class SharedMemory { kNone, kRegistered };
+
+  explicit ScriptedServer(Script script, SharedMemory shared_memory = SharedMemory::kNone);
   ~ScriptedServer();
 
   const std::string& address() const { return address_; }
@@ -49,8 +52,10 @@ class ScriptedServer {
 
  private:
   class Service;
+  class Regions;
 
   std::unique_ptr<Service> service_;
+  std::unique_ptr<Regions> regions_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };
