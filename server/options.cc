@@ -90,7 +90,8 @@ ABSL_FLAG(int64_t, max_queued_requests, 1024, "requests that may wait for memory
 ABSL_FLAG(absl::Duration, max_queue_delay, absl::Seconds(10),
           "how long a request may wait for memory");
 ABSL_FLAG(int64_t, min_receive_bytes_per_second, 1 << 20,
-          "a message that comes slower, after 2 s of grace, is given up");
+          "how fast messages have to be received, or they are given up: requests by the server, "
+          "after 2 s of grace, and answers by their caller, after 20 s");
 ABSL_FLAG(absl::Duration, default_deadline, absl::Seconds(60),
           "the deadline of calls that set none");
 ABSL_FLAG(absl::Duration, max_deadline, absl::Hours(1),

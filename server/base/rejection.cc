@@ -28,6 +28,8 @@ absl::string_view NameOf(Rejection rejection) {
       return "caller_calls";
     case Rejection::kSlowSender:
       return "slow_sender";
+    case Rejection::kSlowReader:
+      return "slow_reader";
     case Rejection::kDraining:
       return "draining";
     case Rejection::kOutOfMemory:

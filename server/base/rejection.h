@@ -18,10 +18,11 @@ enum class Rejection : uint8_t {
   kOpenCalls,    // of the server
   kCallerCalls,  // of one caller
   kSlowSender,   // the message came too slowly
+  kSlowReader,   // the answer was read too slowly
   kDraining,     // the server takes no new requests
   kOutOfMemory,  // the system has less than the budget says
 };
-inline constexpr int kRejections = 9;
+inline constexpr int kRejections = 10;
 
 // "queue_full", as metrics label it.
 absl::string_view NameOf(Rejection rejection);

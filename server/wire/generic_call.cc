@@ -17,6 +17,16 @@ namespace {
 // A sender is not called slow before this: connections stall for a moment.
 constexpr std::chrono::seconds kReceiveGrace{2};
 
+// Nor a reader before this: it may compute between two answers of a stream.
+constexpr std::chrono::seconds kSendGrace{20};
+
+std::chrono::nanoseconds SlowestTransfer(int64_t bytes, const CallLimits& limits) {
+  const double seconds =
+      static_cast<double>(bytes) / static_cast<double>(limits.min_receive_bytes_per_second);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(std::min(seconds, 1e6)));
+}
+
 // None where it never came to the stage.
 int64_t TimeSpent(std::chrono::nanoseconds time) {
   return Microseconds(std::max(time, time.zero()));
@@ -113,11 +123,21 @@ absl::Status CheckDeclared(int64_t message_bytes, std::optional<int64_t> declare
 }
 
 Instant ReceiveEnd(Instant now, int64_t bytes, const CallLimits& limits) {
-  const double seconds =
-      static_cast<double>(bytes) / static_cast<double>(limits.min_receive_bytes_per_second);
-  return now + kReceiveGrace +
-         std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::duration<double>(std::min(seconds, 1e6)));
+  return now + kReceiveGrace + SlowestTransfer(bytes, limits);
+}
+
+Instant SendEnd(Instant now, int64_t bytes, Instant deadline, const CallLimits& limits) {
+  return std::min(deadline, now + kSendGrace + SlowestTransfer(bytes, limits));
+}
+
+absl::Status NotSent(Instant now, Instant send_end, Instant deadline, const CallLimits& limits) {
+  if (now < send_end) return absl::CancelledError("the caller left");
+  if (send_end == deadline) {
+    return absl::DeadlineExceededError("the deadline passed while the answer was sent");
+  }
+  return Reject(Rejection::kSlowReader, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the answer was read slower than ",
+                             limits.min_receive_bytes_per_second, " bytes a second"));
 }
 
 void AddTime(Stage stage, std::chrono::nanoseconds time, CallReport& report) {

@@ -32,7 +32,7 @@ inline constexpr char kMessageBytesHeader[] = "rapt-message-bytes";
 
 struct CallLimits {
   int64_t max_message_bytes = 0;
-  int64_t min_receive_bytes_per_second = 0;
+  int64_t min_receive_bytes_per_second = 0;      // by us of messages, by callers of answers
   std::chrono::nanoseconds default_deadline{0};  // where the caller sets none
   std::chrono::nanoseconds max_deadline{0};
 };
@@ -119,6 +119,12 @@ absl::Status CheckDeclared(int64_t message_bytes, std::optional<int64_t> declare
 
 // When a message of so many bytes, whose reading begins now, comes too slowly.
 Instant ReceiveEnd(Instant now, int64_t bytes, const CallLimits& limits);
+// When an answer of so many bytes, which is sent from now on, is read too slowly; at the deadline
+// at the latest.
+Instant SendEnd(Instant now, int64_t bytes, Instant deadline, const CallLimits& limits);
+// Of an answer that was not sent: ResourceExhausted where that took until `send_end`,
+// DeadlineExceeded where that is the deadline, else Cancelled.
+absl::Status NotSent(Instant now, Instant send_end, Instant deadline, const CallLimits& limits);
 
 // Adds to the time that the call was in a stage.
 void AddTime(Stage stage, std::chrono::nanoseconds time, CallReport& report);

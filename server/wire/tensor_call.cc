@@ -133,8 +133,10 @@ void TensorCall::Answer(AnswerMessage answer) {
   report_.sent_bytes = static_cast<int64_t>(buffer_.Length());
   report_.ended_in = Stage::kSend;
   stage_began_ = environment_.clock.Now();
+  // A caller that does not read would keep the outputs.
+  send_end_ = SendEnd(stage_began_, report_.sent_bytes, deadline_, environment_.limits);
   phase_ = Phase::kAnswering;
-  alarm_.Set(deadline_);  // a caller that does not read would keep the outputs
+  alarm_.Set(send_end_);
   StartWriteAndFinish(&buffer_, grpc::Status::OK);
 }
 
@@ -159,10 +161,7 @@ void TensorCall::OnDone() {
   if (message_lost_ && cancelled_.load()) report_.status = absl::CancelledError("the caller left");
   // The answer was right, but it never left: the caller did, or read too slowly.
   if (phase_.load() == Phase::kAnswering && cancelled_.load()) {
-    report_.status =
-        now >= deadline_
-            ? absl::DeadlineExceededError("the deadline passed while the answer was sent")
-            : absl::CancelledError("the caller left");
+    report_.status = NotSent(now, send_end_, deadline_, environment_.limits);
   }
   if (report_.ended_in == Stage::kReceive || report_.ended_in == Stage::kSend) {
     AddTime(report_.ended_in, now - stage_began_, report_);

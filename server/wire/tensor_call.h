@@ -73,6 +73,7 @@ class TensorCall : public GenericCall {
   std::string caller_;  // empty until it is counted
   Instant deadline_;
   Instant receive_end_;
+  Instant send_end_;
   std::optional<int64_t> declared_bytes_;
   std::atomic<bool> cancelled_{false};
   std::atomic<Phase> phase_{Phase::kAdmitting};

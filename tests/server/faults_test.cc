@@ -38,6 +38,7 @@ using grpc::StatusCode;
 using std::chrono::milliseconds;
 
 constexpr char kInferPath[] = "/inference.GRPCInferenceService/ModelInfer";
+constexpr char kStreamPath[] = "/inference.GRPCInferenceService/ModelStreamInfer";
 constexpr char kAttendPath[] = "/rapt.v1.AttentionService/Attend";
 constexpr int64_t kMiB = 1 << 20;
 
@@ -108,6 +109,24 @@ TEST(FaultsTest, SlowReadersLoseTheirAnswersAtTheDeadlineAndNobodyElseWaits) {
   WaitUntilNothingIsHeld(server);
   EXPECT_EQ(ReadMetric(server, "rapt_deadline_exceeded_total"), kReaders);
   EXPECT_GT(ReadMetric(server, "rapt_deadline_exceeded_total", {{"phase", "send"}}), 0);
+}
+
+// They may keep nothing for as long as they please to say.
+TEST(FaultsTest, SlowReadersLoseTheirAnswersHoursBeforeTheirDeadline) {
+  const ServerProcess server({"--min_receive_bytes_per_second=10000000"});
+  const std::string request = WeightsRequest(1000).SerializeAsString();  // 4 MB of weights
+  RawCall alone(server.grpc_address(), kInferPath, {{"grpc-timeout", "1H"}});
+  alone.SendMessage(request);
+  RawCall stream(server.grpc_address(), kStreamPath, {{"grpc-timeout", "1H"}});
+  stream.SendMessage(request);
+  WaitForMetric(server, "rapt_rejected_total", 2, {{"reason", "slow_reader"}});
+  WaitUntilNothingIsHeld(server);
+  for (const char* path : {kInferPath, kStreamPath}) {
+    EXPECT_EQ(ReadMetric(server, "rapt_requests_total",
+                         {{"method", path + 1}, {"code", "RESOURCE_EXHAUSTED"}}),
+              1)
+        << path;
+  }
 }
 
 TEST(FaultsTest, SlowWritersAreEvictedAndSmallCallsPassThemMeanwhile) {

@@ -149,18 +149,16 @@ void StreamInferCall::Answer(AnswerMessage answer) {
   if (report_.status.ok()) report_.ended_in = Stage::kSend;
   stage_began_ = Now();
   // A caller that does not read would keep the outputs.
-  write_end_ = std::min(deadline_, stage_began_ + environment_.limits.default_deadline);
-  alarm_.Set(write_end_);
+  answer_deadline_ = std::min(deadline_, stage_began_ + environment_.limits.default_deadline);
+  send_end_ = SendEnd(stage_began_, report_.sent_bytes, answer_deadline_, environment_.limits);
+  alarm_.Set(send_end_);
   StartWrite(&buffer_);
 }
 
 void StreamInferCall::OnWriteDone(bool ok) {
   alarm_.Cancel();
   if (!ok && report_.status.ok()) {
-    report_.status =
-        Now() >= write_end_
-            ? absl::DeadlineExceededError("the deadline passed while the answer was sent")
-            : absl::CancelledError("the caller left");
+    report_.status = NotSent(Now(), send_end_, answer_deadline_, environment_.limits);
   }
   buffer_.Clear();
   Report();

@@ -36,7 +36,7 @@ namespace rapt::oip {
 // has come whole before anybody could ask; it is charged to the budget as it is, lest others come
 // beside it.
 //
-// A caller that does not read an answer within the default deadline loses the stream.
+// A caller that reads an answer too slowly, or not within the default deadline, loses the stream.
 //
 // The stream has its caller's place among the calls from its arrival, and rests between requests:
 // a silent one is not held against a server that drains. Each request is reported on its own.
@@ -90,7 +90,8 @@ class StreamInferCall final : public GenericCall {
   // Of the request that is worked on.
   Instant arrived_;
   Instant stage_began_;
-  Instant write_end_;
+  Instant answer_deadline_;
+  Instant send_end_;
   MessageReservation reservation_;
   ReceivedMessage message_;
   DecodedInfer decoded_;
@@ -98,7 +99,7 @@ class StreamInferCall final : public GenericCall {
   Problem problem_;  // of report_
 
   grpc::ByteBuffer buffer_;  // what is read, then what is written
-  Alarm alarm_;              // the end of the place, then of the stream; write_end_ while it writes
+  Alarm alarm_;              // the end of the place, then of the stream; send_end_ while it writes
 };
 
 }  // namespace rapt::oip

@@ -111,13 +111,13 @@ void AttendStreamCall::Read() {
   read_began_ = Now();
   const int64_t bytes = order_ ? MaxChunkMessageBytes(stream_->plan()) : kMaxHeaderBytes;
   receive_end_ = std::min(deadline_, ReceiveEnd(read_began_, bytes, environment_.limits));
-  alarm_.Set(receive_end_);
+  SetAlarm();
   StartRead(&incoming_);
 }
 
 void AttendStreamCall::OnRead(bool ok) {
   is_reading_ = false;
-  alarm_.Set(deadline_);
+  SetAlarm();
   AddTime(Stage::kReceive, Now() - read_began_, report_);
   if (!status_.ok()) return;
   absl::Status status;
@@ -232,21 +232,33 @@ void AttendStreamCall::OnComputed(StepResult result) {
 void AttendStreamCall::WriteNext() {
   outgoing_ = ToByteBuffer(std::move(answers_.front()));
   answers_.pop_front();
-  report_.sent_bytes += static_cast<int64_t>(outgoing_.Length());
   is_writing_ = true;
-  write_began_ = Now();
+  BeginSending();
+  SetAlarm();
   StartWrite(&outgoing_);
+}
+
+// A caller that does not read would keep what is outgoing, and all that waits for its place.
+void AttendStreamCall::BeginSending() {
+  const auto bytes = static_cast<int64_t>(outgoing_.Length());
+  report_.sent_bytes += bytes;
+  write_began_ = Now();
+  send_end_ = SendEnd(write_began_, bytes, deadline_, environment_.limits);
 }
 
 void AttendStreamCall::OnWritten(bool ok) {
   is_writing_ = false;
+  SetAlarm();
   outgoing_.Clear();  // its place is free once gRPC has let go of it too
   AddTime(Stage::kSend, Now() - write_began_, report_);
   if (!ok) Fail(GivenUp(), Stage::kSend);
 }
 
 void AttendStreamCall::OnAlarm() {
-  if (is_answered_) return context().TryCancel();  // the caller does not read the end
+  if (is_answered_) {  // and the caller does not read the end, if it did not ring for another
+    if (Now() >= send_end_) context().TryCancel();
+    return;
+  }
   Tell([](Events& events) { events.rang = true; });
 }
 
@@ -257,15 +269,24 @@ void AttendStreamCall::OnTimeOver() {
     if (is_writing_) context().TryCancel();  // to a caller that does not read
     return;
   }
-  // It may have rung for a read that was done meanwhile.
-  if (is_reading_ && now < receive_end_) return alarm_.Set(receive_end_);
-  alarm_.Set(deadline_);
-  if (is_reading_) {
+  if (is_writing_ && now >= send_end_) {
+    Fail(NotSent(now, send_end_, deadline_, environment_.limits), Stage::kSend);
+    return context().TryCancel();
+  }
+  if (is_reading_ && now >= receive_end_) {
     Fail(Reject(Rejection::kSlowSender, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the stream came slower than ",
                              environment_.limits.min_receive_bytes_per_second, " bytes a second")),
          Stage::kReceive);
   }
+  SetAlarm();  // it may have rung for what was done meanwhile
+}
+
+void AttendStreamCall::SetAlarm() {
+  Instant end = deadline_;
+  if (is_reading_ && status_.ok()) end = std::min(end, receive_end_);
+  if (is_writing_) end = std::min(end, send_end_);
+  alarm_.Set(end);
 }
 
 Stage AttendStreamCall::StageNow() const {
@@ -299,10 +320,11 @@ void AttendStreamCall::FinishWell() {
   const auto queue_time = report_.time_of(Stage::kQueue);
   const auto compute_time = std::max(report_.time_of(Stage::kCompute), Instant::duration::zero());
   outgoing_ = ToByteBuffer(EncodeEnd(stream_->plan(), queue_time, compute_time));
-  report_.sent_bytes += static_cast<int64_t>(outgoing_.Length());
+  BeginSending();
   Release();
   AddTrailers(report_, Now() - arrived_, context());
   is_answered_ = true;
+  alarm_.Set(send_end_);
   StartWriteAndFinish(&outgoing_, grpc::Status::OK);
 }
 
@@ -338,8 +360,9 @@ void AttendStreamCall::OnCancel() {
 void AttendStreamCall::OnDone() {
   alarm_.Cancel();
   // A read may fail before it is known that the caller left; and the last answer may not have left.
-  if (caller_left_ && (was_cut_ || status_.ok())) {
-    status_ = GivenUp();
+  if (caller_left_ && was_cut_) status_ = GivenUp();
+  if (caller_left_ && status_.ok()) {
+    status_ = NotSent(Now(), send_end_, deadline_, environment_.limits);
   }
   report_.status = status_;
   report_.total = Now() - arrived_;

@@ -78,6 +78,7 @@ class AttendStreamCall final : public GenericCall {
   void OnWritten(bool ok);
   void OnAlarm();
   void OnTimeOver();
+  void SetAlarm();
   void OnStreamAdmitted(absl::Status status);
 
   bool MayRead() const;
@@ -87,6 +88,7 @@ class AttendStreamCall final : public GenericCall {
   void FinishRows();
   void TellOf(StepResult result);
   void WriteNext();
+  void BeginSending();
   bool IsComplete() const;
   void FinishWell();
   void FinishBadly();
@@ -127,7 +129,7 @@ class AttendStreamCall final : public GenericCall {
   bool has_all_ = false;  // the caller has half-closed
   bool was_cut_ = false;  // a read failed before everything had come
   Instant admission_began_, read_began_, write_began_;
-  Instant receive_end_;
+  Instant receive_end_, send_end_;
 
   absl::Status status_;
   CallReport report_;
@@ -135,7 +137,7 @@ class AttendStreamCall final : public GenericCall {
 
   grpc::ByteBuffer incoming_;
   grpc::ByteBuffer outgoing_;
-  Alarm alarm_;  // the end of a read, else the deadline
+  Alarm alarm_;  // the end of a read, or of a write, or the deadline
 };
 
 }  // namespace rapt::native
