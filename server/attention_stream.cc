@@ -6,6 +6,7 @@
 
 #include "server/attention/backend.h"
 #include "server/base/checked_math.h"
+#include "server/base/rejection.h"
 
 namespace rapt {
 namespace {
@@ -122,7 +123,8 @@ absl::StatusOr<int64_t> AttentionStream::NeededBytes() const {
     if (total) total = CheckedAdd(*total, BufferPool::SizeOfClass(bytes));
   }
   if (total) return *total;
-  return absl::ResourceExhaustedError("the stream's memory overflows 64 bits");
+  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                "the stream's memory overflows 64 bits");
 }
 
 absl::Status AttentionStream::Place(BufferPool& pool, MemoryBudget::Reservation messages,

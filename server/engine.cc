@@ -149,7 +149,10 @@ class Engine::Passage {
   }
 
   absl::Status SetNeeded(std::optional<int64_t> bytes) {
-    if (!bytes) return absl::ResourceExhaustedError("the outputs' size overflows 64 bits");
+    if (!bytes) {
+      return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                    "the outputs' size overflows 64 bits");
+    }
     needed_bytes_ = *bytes;
     return absl::OkStatus();
   }

@@ -27,6 +27,12 @@ std::chrono::nanoseconds SlowestTransfer(int64_t bytes, const CallLimits& limits
       std::chrono::duration<double>(std::min(seconds, 1e6)));
 }
 
+absl::Status TooLarge(int64_t message_bytes, const CallLimits& limits) {
+  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the message has ", message_bytes, " bytes; at most ",
+                             limits.max_message_bytes, " are allowed"));
+}
+
 // None where it never came to the stage.
 int64_t TimeSpent(std::chrono::nanoseconds time) {
   return Microseconds(std::max(time, time.zero()));
@@ -107,15 +113,13 @@ absl::StatusOr<std::optional<int64_t>> DeclaredBytes(const grpc::ServerContextBa
                                                    text.substr(0, 32),
                                                    "'; it must be a number of bytes"));
   }
-  if (bytes > limits.max_message_bytes) {
-    return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-                  absl::StrCat("the message has ", bytes, " bytes; at most ",
-                               limits.max_message_bytes, " are allowed"));
-  }
+  if (bytes > limits.max_message_bytes) return TooLarge(bytes, limits);
   return bytes;
 }
 
-absl::Status CheckDeclared(int64_t message_bytes, std::optional<int64_t> declared_bytes) {
+absl::Status CheckSize(int64_t message_bytes, std::optional<int64_t> declared_bytes,
+                       const CallLimits& limits) {
+  if (message_bytes > limits.max_message_bytes) return TooLarge(message_bytes, limits);
   if (message_bytes <= declared_bytes.value_or(message_bytes)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("the message has ", message_bytes,
                                                  " bytes; its header ", kMessageBytesHeader,

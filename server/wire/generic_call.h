@@ -114,8 +114,10 @@ absl::StatusOr<Instant> DeadlineOf(const grpc::ServerContextBase& context, Insta
 // no number of bytes, ResourceExhausted where it is more than a message may have.
 absl::StatusOr<std::optional<int64_t>> DeclaredBytes(const grpc::ServerContextBase& context,
                                                      const CallLimits& limits);
-// InvalidArgument where a message has more.
-absl::Status CheckDeclared(int64_t message_bytes, std::optional<int64_t> declared_bytes);
+// What a message that has come must not exceed: InvalidArgument where that is what it was declared
+// to have, ResourceExhausted where it is what any may have.
+absl::Status CheckSize(int64_t message_bytes, std::optional<int64_t> declared_bytes,
+                       const CallLimits& limits);
 
 // When a message of so many bytes, whose reading begins now, comes too slowly.
 Instant ReceiveEnd(Instant now, int64_t bytes, const CallLimits& limits);

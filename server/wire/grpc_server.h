@@ -25,7 +25,6 @@ struct GrpcSettings {
   std::shared_ptr<grpc::ServerCredentials> credentials;  // theirs
   std::string unix_socket;  // the path of one beside it, in plain text; empty: none
   int unix_socket_mode = 0600;
-  int max_message_bytes = 0;
   const ReceiveQuota& quota;
   int max_streams_per_connection = 0;
   std::chrono::milliseconds max_connection_idle{0};  // without a call

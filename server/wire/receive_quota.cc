@@ -13,6 +13,8 @@ constexpr int64_t kStep = 64;
 // not read can delay; more calls at once are told RESOURCE_EXHAUSTED.
 constexpr int kMaxSynchronousThreads = 256;
 
+int64_t StepsFor(const OpenCalls& open_calls) { return open_calls.places() / kStep + 1; }
+
 }  // namespace
 
 ReceiveQuota::ReceiveQuota(int64_t message_bytes) : message_bytes_(message_bytes), quota_("rapt") {
@@ -21,15 +23,16 @@ ReceiveQuota::ReceiveQuota(int64_t message_bytes) : message_bytes_(message_bytes
 }
 
 void ReceiveQuota::Follow(const OpenCalls& open_calls) {
-  // Again where another thread has set an older count meanwhile.
   for (;;) {
-    const int64_t steps = open_calls.places() / kStep + 1;
-    const int64_t set = steps_;
     // One step too many is kept, lest a single call that comes and goes changes it each time.
-    if (steps == set || steps == set - 1) return;
-    steps_ = steps;
+    const int64_t missing = StepsFor(open_calls) - steps_;
+    if (missing == 0 || missing == -1) return;
+    // In one go, or an older count could be what gRPC hears last. Looked at again afterwards, for
+    // who came meanwhile may have seen the older one.
+    MutexLock lock(resizing_);
+    steps_ = StepsFor(open_calls);
     quota_.Resize(
-        static_cast<size_t>(message_bytes_ + kGrpcOwnBytes + steps * kStep * kStreamWindowBytes));
+        static_cast<size_t>(message_bytes_ + kGrpcOwnBytes + steps_ * kStep * kStreamWindowBytes));
   }
 }
 

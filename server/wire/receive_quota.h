@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "server/base/mutex.h"
 #include "server/wire/open_calls.h"
 
 namespace rapt {
@@ -32,7 +33,8 @@ class ReceiveQuota {
  private:
   const int64_t message_bytes_;
   grpc::ResourceQuota quota_;
-  std::atomic<int64_t> steps_{0};
+  Mutex resizing_;
+  std::atomic<int64_t> steps_{0};  // changed with resizing_ held
 };
 
 }  // namespace rapt

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/base/checked_math.h"
+#include "server/base/rejection.h"
 
 namespace rapt {
 namespace {
@@ -23,9 +24,9 @@ absl::Status CheckResponseSize(absl::Span<const TensorSpec* const> outputs) {
     if (total) total = CheckedAdd(*total, *bytes);
   }
   if (total && *total <= kMaxResponseBytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the outputs need ", total ? absl::StrCat(*total) : "more than 2^63",
-                   " bytes; a response holds at most ", kMaxResponseBytes));
+  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the outputs need ", total ? absl::StrCat(*total) : "more than 2^63",
+                             " bytes; a response holds at most ", kMaxResponseBytes));
 }
 
 }  // namespace rapt

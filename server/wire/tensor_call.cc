@@ -100,7 +100,7 @@ absl::Status TensorCall::TakeMessage() {
   if (!status.ok()) return status;
   report_.received_bytes = message_.size();
   engine().ShrinkMessage(reservation_, message_.size());
-  return CheckDeclared(message_.size(), declared_bytes_);
+  return CheckSize(message_.size(), declared_bytes_, environment_.limits);
 }
 
 void TensorCall::Bind(Request& request) {

@@ -261,6 +261,16 @@ TEST(MetricsPageTest, ARejectionIsCountedByItsReason) {
   WaitForMetric(server, "rapt_open_calls", 0);
 }
 
+// Though it is whole only then, and gRPC could refuse it as well.
+TEST(MetricsPageTest, AMessageThatComesTooLargeIsARejection) {
+  const ServerProcess server({"--max_message_bytes=100000"});
+  const grpc::Status status = Infer(server, Call(1, 1024));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), ::testing::HasSubstr("at most 100000 are allowed"));
+  WaitForMetric(server, "rapt_rejected_total", 1, {{"reason", "too_large"}});
+  EXPECT_EQ(ReadMetric(server, "rapt_cancelled_total"), 0);
+}
+
 TEST(MetricsPageTest, PromtoolFindsNothingToSay) {
   const ServerProcess server;
   ASSERT_TRUE(Infer(server, Call(1, 8)).ok());

@@ -734,9 +734,12 @@ TEST_F(RaptServiceTest, RefusesAnswersThatNoMessageHolds) {
   }
   request.set_score_output(v1::SCORES);
   v1::AttendResponse response;
+  const std::map<std::string, std::string> too_large = {{"reason", "too_large"}};
+  const double before = ReadMetric(*server_, "rapt_rejected_total", too_large);
   const grpc::Status status = TryAttend(request, response);
   EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
   EXPECT_THAT(status.error_message(), HasSubstr("4295098368 bytes; a response holds at most"));
+  WaitForMetric(*server_, "rapt_rejected_total", before + 1, too_large);
 }
 
 TEST(RaptServiceBudgetTest, RefusesWhatIsBeyondTheMemoryBudget) {

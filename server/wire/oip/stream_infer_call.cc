@@ -105,7 +105,7 @@ absl::Status StreamInferCall::TakeMessage() {
   } else {
     engine().ShrinkMessage(reservation_, message_.size());
   }
-  return CheckDeclared(message_.size(), declared_bytes_);
+  return CheckSize(message_.size(), declared_bytes_, environment_.limits);
 }
 
 absl::Status StreamInferCall::Decode() {
