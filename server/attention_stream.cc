@@ -7,13 +7,12 @@
 #include "server/attention/backend.h"
 #include "server/base/checked_math.h"
 #include "server/base/rejection.h"
+#include "server/base/round_up.h"
 
 namespace rapt {
 namespace {
 
-constexpr int64_t kAlignment = PooledBuffer::kAlignment;
-
-int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t Aligned(int64_t bytes) { return RoundUp(bytes, PooledBuffer::kAlignment); }
 
 // The bytes of rows are a product of the problem's axes, which Validate() has checked.
 int64_t QueryBytes(const Problem& p, int64_t rows) {

@@ -32,8 +32,10 @@ ABSL_FLAG(
     "--grpc_address= there alone");
 ABSL_FLAG(std::string, unix_socket_mode, "0600",
           "who may connect to it: the file's mode, in octal digits");
-ABSL_FLAG(std::string, metrics_address, "127.0.0.1:8002",
-          "where to serve /metrics, /healthz and /readyz over HTTP; port 0 takes a free one");
+ABSL_FLAG(
+    std::string, metrics_address, "127.0.0.1:8002",
+    "where to serve /metrics, /healthz and /readyz over HTTP, an address of IPv4; port 0 takes "
+    "a free one");
 ABSL_FLAG(std::string, tls_cert, "",
           "the file of the certificate, and of those between it and the root, in PEM, with which "
           "--grpc_address speaks TLS; read again when it is replaced, as are the next three");
@@ -76,7 +78,8 @@ ABSL_FLAG(int64_t, max_message_bytes, 0,
           "memory budget has for messages if that is less");
 ABSL_FLAG(int64_t, max_open_calls, 4096, "tensor calls that may be open at once");
 ABSL_FLAG(int64_t, max_calls_per_caller, 1024,
-          "tensor calls that one caller, which is one peer address, may have open at once");
+          "tensor calls that one caller may have open at once: a token's holder, else who a "
+          "certificate names, else an address");
 ABSL_FLAG(int64_t, max_connections, 4096,
           "connections to --grpc_address that may be open at once; more are closed as they come");
 ABSL_FLAG(int64_t, max_streams_per_connection, 1024,

@@ -106,7 +106,7 @@ struct BackendInfo {
 // What is admitted. A call beyond a number or a rate is refused with ResourceExhausted.
 struct AdmissionLimits {
   int64_t max_open_calls = 0;        // calls with tensors, from arrival until the answer has left
-  int64_t max_calls_per_caller = 0;  // of them, of one peer address
+  int64_t max_calls_per_caller = 0;  // of them, by token, certificate or address
   int64_t max_compute_bytes = 0;     // outputs and workspace of one request
   int64_t max_queued_requests = 0;   // that wait for memory; 0: none waits
   std::chrono::milliseconds max_queue_delay{0};  // how long each of them may

@@ -13,13 +13,12 @@
 #include "server/attention/attention.h"
 #include "server/attention/half.h"
 #include "server/base/aligned_buffer.h"
+#include "server/base/round_up.h"
 
 namespace rapt {
 namespace {
 
-constexpr int64_t kAlignment = AlignedBuffer::kAlignment;
-
-int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t Aligned(int64_t bytes) { return RoundUp(bytes, AlignedBuffer::kAlignment); }
 
 Problem ChunkProblem(const Problem& whole, Streaming streaming, RowRange chunk) {
   return streaming == Streaming::kKeys

@@ -9,6 +9,8 @@
 #include <limits>
 #include <new>
 
+#include "server/base/round_up.h"
+
 namespace rapt {
 namespace {
 
@@ -17,8 +19,6 @@ constexpr int64_t kLeastMapped = 64 * 1024;
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int kClassesPerDoubling = 8;
-
-int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 bool IsMapped(int64_t class_bytes) { return class_bytes >= kLeastMapped; }
 

@@ -9,6 +9,7 @@
 #include "server/attention/philox.h"
 #include "server/attention/present.h"
 #include "server/attention/softmax_state.h"
+#include "server/base/round_up.h"
 
 namespace rapt {
 namespace cpu {
@@ -30,7 +31,6 @@ constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kLeastSplitKeys = 1024;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t RoundUp(int64_t n, int64_t step) { return CeilDiv(n, step) * step; }
 
 // How a key/value head's g * Sq query rows fall into tasks: blocks of queries, of one head each,
 // or, where Sq is short, whole heads together, so that K and V are read once for all of them.

@@ -72,10 +72,8 @@ absl::StatusOr<Problem> ReadSizes(const v1::EstimateMemoryRequest& request) {
       request.dtype() == v1::DATA_TYPE_UNSPECIFIED ? v1::FP32 : request.dtype();
   const std::optional<DType> dtype = ToDType(code);
   if (!dtype || !IsFloat(*dtype)) {
-    const std::string& name = v1::DataType_Name(code);
     return absl::InvalidArgumentError(
-        absl::StrCat("dtype is ", name.empty() ? absl::StrCat(static_cast<int>(code)) : name,
-                     "; it must be FP32, FP16, BF16 or FP64"));
+        absl::StrCat("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64"));
   }
   Problem problem;
   problem.dtype = *dtype;
