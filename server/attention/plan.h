@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/container/inlined_vector.h"
+#include "server/attention/present.h"
 #include "server/attention/problem.h"
 
 namespace rapt {
@@ -66,9 +67,10 @@ struct Plan {
 
   // Multiply-adds count as two. Keys that causality or window hide are not counted.
   double flops = 0;
-  // Of a task of the first stage, about.
+  // Of a task of the first stage that does not copy alone, about.
   double task_flops() const {
-    return stages.empty() ? 0 : flops / static_cast<double>(std::max<int64_t>(stages[0], 1));
+    if (stages.empty()) return 0;
+    return flops / static_cast<double>(std::max<int64_t>(stages[0] - PresentTasks(problem), 1));
   }
 
   // "cpu/avx512 q96 k64 s1", for logs, metadata and people.

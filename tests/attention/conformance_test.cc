@@ -421,6 +421,14 @@ std::vector<Case> Others() {
          p.wants_present = true;
        })},
       {"present_without_past", With([](Problem& p) { p.wants_present = true; })},
+      {"present_in_several_tasks", With([](Problem& p) {
+         p.query_length = 2;
+         p.past_length = 300;
+         p.key_length = 211;
+         p.head_size = 500;
+         p.value_head_size = 700;
+         p.wants_present = true;
+       })},
       {"only_past", With([](Problem& p) {
          p.past_length = 70;
          p.key_length = 0;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -49,6 +50,26 @@ TEST(BackendsTest, TheReferenceSupportsEverything) {
   problem.score_output = ScoreOutput::kBiased;
   problem.wants_lse = problem.wants_present = true;
   EXPECT_TRUE(Backends().back()->Supports(problem).ok());
+}
+
+TEST(MakePlanTest, ALongHeadIsPresentedByManyTasks) {
+  Problem problem = Small();
+  problem.key_length = 1 << 20;
+  const int64_t bytes = problem.batch * problem.kv_heads * problem.key_length *
+                        (problem.head_size + problem.value_head_size) * SizeOf(problem.dtype);
+  for (const char* backend : {"cpu", "reference"}) {
+    int64_t tasks[2];
+    double task_flops[2];
+    for (const bool wants_present : {false, true}) {
+      problem.wants_present = wants_present;
+      const auto plan = MakePlan(problem, {.backend = backend});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      tasks[wants_present] = std::accumulate(plan->stages.begin(), plan->stages.end(), int64_t{0});
+      task_flops[wants_present] = plan->task_flops();
+    }
+    EXPECT_GE(tasks[true] - tasks[false], bytes >> 20) << backend;
+    EXPECT_EQ(task_flops[true], task_flops[false]) << backend;
+  }
 }
 
 TEST(MakePlanTest, AnUnknownBackendIsInvalidAndTheOnesThatExistAreNamed) {
