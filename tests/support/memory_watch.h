@@ -17,7 +17,7 @@
 namespace rapt::test {
 
 // Sanitizers keep shadows and what was freed, in the server as here.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef RAPT_SANITIZED
 inline constexpr bool kMemoryTells = false;
 #else
 inline constexpr bool kMemoryTells = true;
