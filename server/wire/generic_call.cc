@@ -58,7 +58,10 @@ GenericCall::GenericCall(std::unique_ptr<GrpcCall> call)
         OnWriteDone(ok);
         LetGo();
       }),
-      finished_([this](bool) { LetGo(); }) {}
+      finished_([this](bool) {
+        LetGo();  // of what Hold() held
+        LetGo();
+      }) {}
 
 void GenericCall::OnEnded() {
   if (context().IsCancelled()) OnCancel();
@@ -80,10 +83,14 @@ void GenericCall::StartWrite(const grpc::ByteBuffer* message) {
 }
 
 void GenericCall::StartWriteAndFinish(const grpc::ByteBuffer* message, const grpc::Status& status) {
+  Hold();
   call_->stream.WriteAndFinish(*message, grpc::WriteOptions(), status, &finished_);
 }
 
-void GenericCall::Finish(const grpc::Status& status) { call_->stream.Finish(status, &finished_); }
+void GenericCall::Finish(const grpc::Status& status) {
+  Hold();
+  call_->stream.Finish(status, &finished_);
+}
 
 absl::StatusOr<std::string> EnterOpenCalls(const CallEnvironment& environment,
                                            const grpc::ServerContextBase& context) {

@@ -97,7 +97,9 @@ class GenericCall {
 
  private:
   const std::unique_ptr<GrpcCall> call_;
-  std::atomic<int> pending_{2};  // what OnDone waits for: at first OnEnded() and the finish
+  // What OnDone waits for: at first OnEnded() and the finish; what is begun counts on top, so that
+  // the thread that hears of its end sees what the one that began it has written.
+  std::atomic<int> pending_{2};
   Completion read_, written_, finished_;
 };
 
