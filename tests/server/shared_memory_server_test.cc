@@ -39,6 +39,20 @@ void Share(Tensor& tensor, const std::string& region, int64_t offset, int64_t by
   parameters["shared_memory_byte_size"].set_int64_param(byte_size);
 }
 
+// Over the region's first tensor.
+ModelInferRequest SelfAttention(const std::string& region, int64_t length) {
+  ModelInferRequest request;
+  request.set_model_name("attention");
+  for (const char* name : {"Q", "K", "V"}) {
+    auto& input = *request.add_inputs();
+    input.set_name(name);
+    input.set_datatype("FP32");
+    for (const int64_t axis : {int64_t{1}, int64_t{1}, length, kSize}) input.add_shape(axis);
+    Share(input, region, 0, TensorBytes(length));
+  }
+  return request;
+}
+
 // One server with a budget that is far smaller than what it is made to compute.
 class SharedMemoryServerTest : public ::testing::Test {
  protected:
@@ -69,15 +83,7 @@ class SharedMemoryServerTest : public ::testing::Test {
   // Self-attention over the first tensor of the region "in", into the beginning of the region
   // "out".
   grpc::Status Attend(int64_t length) {
-    ModelInferRequest request;
-    request.set_model_name("attention");
-    for (const char* name : {"Q", "K", "V"}) {
-      auto& input = *request.add_inputs();
-      input.set_name(name);
-      input.set_datatype("FP32");
-      for (const int64_t axis : {int64_t{1}, int64_t{1}, length, kSize}) input.add_shape(axis);
-      Share(input, "in", 0, TensorBytes(length));
-    }
+    ModelInferRequest request = SelfAttention("in", length);
     auto& output = *request.add_outputs();
     output.set_name("Y");
     Share(output, "out", 0, TensorBytes(length));
@@ -101,15 +107,7 @@ TEST_F(SharedMemoryServerTest, ComputesMoreThanItsBudgetCouldHold) {
   ASSERT_TRUE(Register("out", out).ok());
   const absl::Span<float> values = in.Values<float>(0, kTensorLength * kSize);
   std::fill(values.begin(), values.end(), 0.25f);  // equal values: any mean of them is the same
-  ModelInferRequest request;
-  request.set_model_name("attention");
-  for (const char* name : {"Q", "K", "V"}) {
-    auto& input = *request.add_inputs();
-    input.set_name(name);
-    input.set_datatype("FP32");
-    for (const int64_t axis : {int64_t{1}, int64_t{1}, kTensorLength, kSize}) input.add_shape(axis);
-    Share(input, "in", 0, TensorBytes(kTensorLength));
-  }
+  ModelInferRequest request = SelfAttention("in", kTensorLength);
   (*request.mutable_parameters())["left_window_size"].set_int64_param(4);
   (*request.mutable_parameters())["right_window_size"].set_int64_param(4);
   auto& output = *request.add_outputs();
@@ -164,15 +162,7 @@ INSTANTIATE_TEST_SUITE_P(All, CutMemoryTest,
                          [](const auto& info) { return info.param.name; });
 
 TEST_F(SharedMemoryServerTest, AStreamOutlivesANameThatIsCutInItsError) {
-  ModelInferRequest request;
-  request.set_model_name("attention");
-  for (const char* name : {"Q", "K", "V"}) {
-    auto& input = *request.add_inputs();
-    input.set_name(name);
-    input.set_datatype("FP32");
-    for (const int64_t axis : {1, 1, 1, 2}) input.add_shape(axis);
-    Share(input, std::string(255, 'a') + "é", 0, 8);
-  }
+  const ModelInferRequest request = SelfAttention(std::string(255, 'a') + "é", 1);
   grpc::ClientContext context;
   const auto stream = stub_->ModelStreamInfer(&context);
   inference::ModelStreamInferResponse response;
