@@ -32,7 +32,7 @@ absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
   };
   for (const auto& [name, size, least] : axes) {
     if (size >= least && size <= kMaxAxis) continue;
-    return absl::InvalidArgumentError(absl::StrCat(absl::StrJoin(name, ""), " is ", size,
+    return absl::InvalidArgumentError(absl::StrCat(name[0], name[1], name[2], name[3], " is ", size,
                                                    "; it must be from ", least, " to 2^40"));
   }
   if (p.query_heads != 0 && p.query_heads % p.kv_heads != 0) {
