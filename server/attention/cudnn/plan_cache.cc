@@ -92,7 +92,8 @@ absl::StatusOr<CompiledPlanPtr> PlanCache::Get(const SdpaGraph& graph) {
 void PlanCache::Keep(const SdpaGraph& graph) {
   MutexLock lock(mutex_);
   const auto entry = entries_.find(graph.Key());
-  (entry == entries_.end() ? Want(graph) : entry->second).kept = true;
+  Entry& to_keep = entry == entries_.end() ? Want(graph) : entry->second;
+  if (!std::exchange(to_keep.kept, true)) ++kept_;
 }
 
 void PlanCache::Counts::Add(const absl::Status& plan) {
@@ -127,7 +128,7 @@ PlanCache::Entry& PlanCache::Want(const SdpaGraph& graph) {
 
 // What is compiled is rare and takes a second: looking at all of them does not matter.
 void PlanCache::MakeRoom() {
-  if (entries_.size() < limits_.plans) return;
+  if (entries_.size() - kept_ < limits_.plans) return;
   auto oldest = entries_.end();
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
     const bool may_go = !entry->second.kept && !absl::IsUnavailable(entry->second.plan.status());

@@ -83,6 +83,7 @@ class PlanCache {
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Entries entries_ ABSL_GUARDED_BY(mutex_);
+  size_t kept_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t uses_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<SdpaGraph> wanted_ ABSL_GUARDED_BY(mutex_);
   std::thread compiler_;
