@@ -269,7 +269,8 @@ class Engine::Flight final : public Engine::Passage {
     Job job =
         MakeJob(stages, [this](int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
           if (stage == static_cast<int>(plan_.stages.size())) return Deliver(deliveries_[task]);
-          RunTask(stage, task, worker, checkpoint);
+          plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task, worker,
+                                 checkpoint);
         });
     job.task_cost = plan_.task_flops();
     if (!plan_.company.empty() && IsSingleTask(job)) job.company = MakeCompany();
@@ -288,11 +289,6 @@ class Engine::Flight final : public Engine::Passage {
   bool WaitsForDevice() const override { return plan_.backend->lanes() > 0; }
 
  private:
-  void RunTask(int stage, int64_t task, int worker, const Checkpoint& checkpoint) const {
-    plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task, worker,
-                           checkpoint);
-  }
-
   // What is copied first, or in the end, is copied by tasks.
   static bool IsSingleTask(const Job& job) {
     return job.stages.size() == 1 && job.stages.front() == 1;
@@ -305,21 +301,19 @@ class Engine::Flight final : public Engine::Passage {
             .member = this};
   }
 
-  static void RunTogether(absl::Span<void* const> flights, int worker,
-                          const Checkpoint& checkpoint) {
-    std::vector<const Flight*> sound;
+  // Whose lent memory is gone is left: its own turn tells.
+  static void RunTogether(absl::Span<CompanyMember> flights, int worker) {
+    std::vector<CompanyMember*> sound;
     std::vector<Backend::Member> members;
-    for (void* const member : flights) {
-      const Flight& flight = *static_cast<const Flight*>(member);
-      if (!flight.CheckLentMemory().ok()) continue;  // as its status will say
-      sound.push_back(&flight);
-      members.push_back({&flight.plan_, &flight.arguments_, flight.workspace_.buffer.data()});
+    for (CompanyMember& member : flights) {
+      const Flight& flight = *static_cast<const Flight*>(member.job);
+      if (!flight.CheckLentMemory().ok()) continue;
+      sound.push_back(&member);
+      members.push_back({&flight.plan_, &flight.arguments_});
     }
-    if (members.size() > 1) {
-      members.front().plan->backend->RunTogether(members, worker, checkpoint);
-    } else if (!sound.empty()) {
-      sound.front()->RunTask(0, 0, worker, checkpoint);
-    }
+    if (members.size() < 2) return;
+    members.front().plan->backend->RunTogether(absl::MakeSpan(members), worker);
+    for (size_t n = 0; n < members.size(); ++n) sound[n]->done = members[n].done;
   }
 
   static void Deliver(Delivery& delivery) {

@@ -144,7 +144,11 @@ class Request {
   // As one of several in a run; `arguments` are its own.
   Backend::Member ToMember(Arguments& arguments) {
     arguments = ArgumentsOf(0);
-    return {&plan_, &arguments, workspace_.data()};
+    return {&plan_, &arguments};
+  }
+  void RunAlone(const Backend::Member& member) {
+    plan_.backend->RunTask(plan_, *member.arguments, workspace_.data(), /*stage=*/0, /*task=*/0,
+                           /*worker=*/0, Checkpoint{});
   }
 
  private:
@@ -296,13 +300,10 @@ class Probe {
       members.push_back(requests.emplace_back(*problem, *plan).ToMember(arguments[n]));
     }
     const auto one_by_one = [&] {
-      for (const Backend::Member& member : members) {
-        plan->backend->RunTask(*member.plan, *member.arguments, member.workspace, /*stage=*/0,
-                               /*task=*/0, /*worker=*/0, Checkpoint{});
-      }
+      for (size_t n = 0; n < count; ++n) requests[n].RunAlone(members[n]);
     };
     const auto by_one_run = [&] {
-      plan->backend->RunTogether(members, /*worker=*/0, Checkpoint{});
+      plan->backend->RunTogether(absl::MakeSpan(members), /*worker=*/0);
     };
     const double alone = MeanSeconds(one_by_one);
     by_one_run();
@@ -310,6 +311,9 @@ class Probe {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     const double together = MeanSeconds(by_one_run);
+    for (const Backend::Member& member : members) {
+      if (!member.done) return absl::UnavailableError("one run did not compute all of them");
+    }
     for (const Request& request : requests) {
       if (absl::Status status = request.CheckBackend(); !status.ok()) return status;
     }

@@ -69,13 +69,12 @@ class Backend {
   struct Member {
     const Plan* plan;
     const Arguments* arguments;
-    std::byte* workspace;  // of this plan
+    bool done = false;  // it is computed; one that is not gets a RunTask() of its own
   };
-  // The tasks of at least two plans of one company, whose shares are at most 1 in all, as RunTask()
-  // for each of them with that worker. No member's data reaches another's answer; but for rounding
-  // that is the one it has alone. Only where PlanTasks() sets a company.
-  virtual void RunTogether(absl::Span<const Member> /*members*/, int /*worker*/,
-                           const Checkpoint& /*checkpoint*/) const {
+  // Computes the tasks of at least two plans of one company, whose shares are at most 1 in all, by
+  // one run of that worker's; what that can't do is left. No member's data reaches another's
+  // answer; but for rounding that is the one it has alone. Only where PlanTasks() sets a company.
+  virtual void RunTogether(absl::Span<Member> /*members*/, int /*worker*/) const {
     RAPT_CHECK(false, "this backend's plans have no company");
   }
 };

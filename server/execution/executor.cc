@@ -139,40 +139,34 @@ void Executor::Join(const ActiveJobPtr& active) {
 }
 
 void Executor::RunTogether(Jobs jobs, int worker) {
-  struct Context {
-    const Executor& executor;
-    const Jobs& jobs;
-  } context{*this, jobs};
-  const Checkpoint checkpoint{[](void* context) {
-                                const auto& [executor, jobs] = *static_cast<Context*>(context);
-                                return executor.PassCheckpoint(jobs);
-                              },
-                              &context};
-  std::vector<void*> members;
-  for (const ActiveJobPtr& job : jobs) members.push_back(job->job.company.member);
+  std::vector<CompanyMember> members;
+  for (const ActiveJobPtr& job : jobs) members.push_back({job->job.company.member});
   const Instant begin = clock_.Now();
-  jobs.front()->job.company.run_together(members, worker, checkpoint);
+  jobs.front()->job.company.run_together(absl::MakeSpan(members), worker);
   const Instant end = clock_.Now();
-  const auto count = static_cast<int64_t>(jobs.size());
-  ended_tasks_.fetch_add(count, std::memory_order_relaxed);
+  const int64_t done = std::count_if(members.begin(), members.end(),
+                                     [](const CompanyMember& member) { return member.done; });
+  ended_tasks_.fetch_add(done, std::memory_order_relaxed);
   {
     MutexLock lock(mutex_);
     MoveVirtualTime(end - begin);
-    jobs_ -= count;
+    jobs_ -= done;
+    for (size_t n = 0; n < jobs.size(); ++n) {
+      if (!members[n].done) LetRunAlone(jobs[n]);
+    }
   }
-  for (ActiveJobPtr& job : jobs) {
-    Finish(*job, end, count);
-    job.reset();  // what it holds is not kept while others answer
+  for (size_t n = 0; n < jobs.size(); ++n) {
+    if (members[n].done) Finish(*jobs[n], end, done);
+    jobs[n].reset();  // what it holds is not kept while others answer
   }
 }
 
-bool Executor::PassCheckpoint(const Jobs& jobs) const {
-  bool go_on = false;
-  for (const ActiveJobPtr& job : jobs) {
-    job->status.Update(CheckAlive(job->job));
-    go_on = go_on || job->status.ok();
-  }
-  return go_on;
+void Executor::LetRunAlone(const ActiveJobPtr& active) {
+  --active->workers;
+  active->job.company = {};
+  active->next_task.store(0, std::memory_order_relaxed);
+  runnable_.insert(active);
+  work_posted_.Signal();
 }
 
 void Executor::RunTurn(ActiveJobPtr active, int worker) {

@@ -34,16 +34,20 @@ struct JobReport {
   int64_t together = 1;                      // jobs that its run computed, this one among them
 };
 
+// A job that runs together with others.
+struct CompanyMember {
+  void* job = nullptr;  // Company::member
+  bool done = false;    // its task is; one that is not runs alone, later
+};
+
 // Whom a job of a single task may run together with.
 struct Company {
   std::string name;  // jobs of the same one may; empty: this one runs alone
   // Of what a run has room for. Those that run together have at most 1 in all.
   double share = 1;
-  // Runs the tasks of at least two jobs, in the place of their run_task. Any of them is asked: it
-  // is the same function for all of a company. The checkpoint says to give up when nobody waits for
-  // any of them.
-  void (*run_together)(absl::Span<void* const> members, int worker,
-                       const Checkpoint& checkpoint) = nullptr;
+  // Runs the tasks of at least two jobs, in the place of their run_task, or of some of them. Any is
+  // asked: it is the same function for all of a company.
+  void (*run_together)(absl::Span<CompanyMember> members, int worker) = nullptr;
   void* member = nullptr;  // what it knows this job by
 };
 
@@ -152,8 +156,8 @@ class Executor {
   Jobs ChooseCompany(const ActiveJobPtr& first) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Join(const ActiveJobPtr& active) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunTogether(Jobs jobs, int worker);
-  // Whether somebody waits for one of them.
-  bool PassCheckpoint(const Jobs& jobs) const;
+  // Of a job whose task a run did not do.
+  void LetRunAlone(const ActiveJobPtr& active) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunTurn(ActiveJobPtr active, int worker);
   void RunTasks(Turn& turn);
   void Begin(Turn& turn) const;

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <deque>
 #include <future>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -29,19 +28,19 @@ class OneKeyBackend final : public Backend {
 
   void PlanTasks(Plan& plan) const override {
     plan.stages = {1};
-    plan.shared_workspace_bytes = 64;
     plan.company = absl::StrCat("D ", plan.problem.value_head_size);
     plan.company_share = .25;
   }
 
-  void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int, int64_t,
-               int, const Checkpoint&) const override {
-    const Member member = {&plan, &arguments, workspace};
-    Note(absl::MakeConstSpan(&member, 1));
+  void RunTask(const Plan& plan, const Arguments& arguments, std::byte*, int, int64_t, int,
+               const Checkpoint&) const override {
+    Member member = {&plan, &arguments};
+    RunTogether(absl::MakeSpan(&member, 1), 0);
   }
 
-  void RunTogether(absl::Span<const Member> members, int, const Checkpoint&) const override {
+  void RunTogether(absl::Span<Member> members, int) const override {
     Note(members);
+    for (Member& member : members) member.done = true;
   }
 
   // From now on a run waits for Release().
@@ -63,14 +62,11 @@ class OneKeyBackend final : public Backend {
       released_.get_future().wait();
     }
     runs_.push_back(members.size());
-    std::set<std::byte*> workspaces;
     for (const Member& member : members) {
       EXPECT_EQ(member.plan->company, members.front().plan->company);
-      workspaces.insert(member.workspace);
       std::memcpy(member.arguments->output.data, member.arguments->value.data,
                   static_cast<size_t>(member.plan->problem.value_head_size) * sizeof(float));
     }
-    EXPECT_EQ(workspaces.size(), members.size()) << "each has its own";
   }
 
   mutable std::atomic<bool> holds_{false};
@@ -119,7 +115,7 @@ class EngineCompanyTest : public ::testing::Test {
   EngineCompanyTest() {
     TheBackend().TakeRuns();
     TheBackend().Hold();
-    Submit(OneKeyCall(4, 0).ToRequest());
+    Submit(holder_.ToRequest());
     TheBackend().WaitUntilRunning();
   }
 
@@ -150,7 +146,8 @@ class EngineCompanyTest : public ::testing::Test {
   }
 
   std::deque<std::promise<Result>> promises_;
-  std::deque<OneKeyCall> calls_;  // stay where they are
+  const OneKeyCall holder_{4, 0};  // of the lane
+  std::deque<OneKeyCall> calls_;   // stay where they are
   SteadyClock clock_;
   Timer timer_{clock_};
   AdmissionGate gate_{{.budget_bytes = 64 << 20}, timer_, clock_};

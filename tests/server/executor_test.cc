@@ -419,14 +419,14 @@ class CompanyTest : public ::testing::Test {
     job.company = {.name = std::move(company),
                    .share = share,
                    .run_together =
-                       [](absl::Span<void* const> members, int, const Checkpoint& checkpoint) {
+                       [](absl::Span<CompanyMember> members, int) {
                          std::vector<const Guest*> guests;
-                         for (void* const member : members) {
-                           guests.push_back(static_cast<const Guest*>(member));
+                         for (CompanyMember& member : members) {
+                           const auto& guest = *static_cast<const Guest*>(member.job);
+                           member.done = guest.test.left_.count(guest.name) == 0;
+                           guests.push_back(&guest);
                          }
-                         CompanyTest& test = guests.front()->test;
-                         test.Note(guests);
-                         if (test.during_run_) test.during_run_(checkpoint);
+                         guests.front()->test.Note(guests);
                        },
                    .member = &guest};
     return job;
@@ -444,8 +444,8 @@ class CompanyTest : public ::testing::Test {
   Event held_, released_;
   Outcome holder_;
   std::deque<Guest> guests_;  // stay where they are
-  LongTask during_run_;
-  Runs runs_;  // touched by the one thread, read after the jobs' ends
+  std::set<int> left_;        // whom no run does
+  Runs runs_;                 // touched by the one thread, read after the jobs' ends
 };
 
 TEST_F(CompanyTest, JobsThatWaitForAThreadRunAsOne) {
@@ -502,13 +502,12 @@ TEST(ExecutorTest, JobsForWhomThereAreThreadsShareNone) {
             guest.other_started->Wait();
           },
           {1}, guest.outcome.Callback());
-      job.company = {.name = "a",
-                     .share = .25,
-                     .run_together =
-                         [](absl::Span<void* const>, int, const Checkpoint&) {
-                           ADD_FAILURE() << "the other thread has nothing to do";
-                         },
-                     .member = &guest};
+      job.company = {
+          .name = "a",
+          .share = .25,
+          .run_together = [](absl::Span<CompanyMember>,
+                             int) { ADD_FAILURE() << "the other thread has nothing to do"; },
+          .member = &guest};
       executor.Submit(std::move(job));
     }
     for (Guest& guest : guests) EXPECT_EQ(guest.outcome.Wait().together, 1);
@@ -562,42 +561,37 @@ TEST_F(CompanyTest, WhoIsGivenUpOrTooLateIsNotTakenAlong) {
   EXPECT_EQ(runs_, (Runs{{1, 3, 5}}));
 }
 
-TEST_F(CompanyTest, ARunGoesOnWhileSomebodyWaitsForIt) {
-  std::atomic<bool> first{false}, second{false};
-  during_run_ = [&](const Checkpoint& checkpoint) {
-    EXPECT_TRUE(Pass(checkpoint));
-    first = true;
-    EXPECT_TRUE(Pass(checkpoint)) << "for the second's sake";
-  };
-  for (const bool both : {false, true}) {
-    if (both) {
-      during_run_ = [&](const Checkpoint& checkpoint) {
-        first = true;
-        second = true;
-        EXPECT_FALSE(Pass(checkpoint));
-      };
-    }
-    first = second = false;
-    Outcome outcomes[2];
-    Event held, released;
-    Executor executor(1, clock_);
-    executor.Submit(MakeJob(
-        [&](int, int64_t, int) {
-          held.Set();
-          released.Wait();
-        },
-        {1}, holder_.Callback()));
-    held.Wait();
-    for (int n = 0; n < 2; ++n) {
-      Job job = NewGuest(n, "a", .25, outcomes[n]);
-      job.cancelled = n == 0 ? &first : &second;
-      executor.Submit(std::move(job));
-    }
-    released.Set();
-    EXPECT_EQ(outcomes[0].Wait().status.code(), absl::StatusCode::kCancelled);
-    EXPECT_EQ(outcomes[1].Wait().status.code(),
-              both ? absl::StatusCode::kCancelled : absl::StatusCode::kOk);
+TEST_F(CompanyTest, WhomTheRunLeavesRunsAlone) {
+  left_ = {1, 2};
+  Outcome outcomes[4];
+  Executor executor(1, clock_);
+  Hold(executor);
+  for (int n = 0; n < 4; ++n) executor.Submit(NewGuest(n, "a", .25, outcomes[n]));
+  Release();
+  for (const int n : {0, 3}) EXPECT_EQ(outcomes[n].Wait().together, 2) << n;
+  for (const int n : {1, 2}) {
+    EXPECT_TRUE(outcomes[n].Wait().status.ok()) << n;
+    EXPECT_EQ(outcomes[n].Wait().together, 1) << n;
+    EXPECT_EQ(outcomes[n].calls(), 1) << n;
   }
+  EXPECT_EQ(runs_, (Runs{{0, 1, 2, 3}, {1}, {2}}));
+  EXPECT_EQ(executor.ended_tasks(), 5);
+}
+
+TEST_F(CompanyTest, WhoComesTooLateForItsOwnTurnSpoilsNobodysAnswer) {
+  left_ = {1};
+  Outcome outcomes[2];
+  Executor executor(1, clock_);
+  Hold(executor);
+  for (int n = 0; n < 2; ++n) {
+    Job job = NewGuest(n, "a", .25, outcomes[n]);
+    job.deadline = clock_.Now() + milliseconds(1);  // the run takes longer
+    executor.Submit(std::move(job));
+  }
+  Release();
+  EXPECT_TRUE(outcomes[0].Wait().status.ok());
+  EXPECT_EQ(outcomes[1].Wait().status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(runs_, (Runs{{0, 1}}));
 }
 
 TEST_F(CompanyTest, WhoInterruptsALongTaskComesAlone) {
@@ -691,14 +685,15 @@ TEST(ExecutorTest, ComputesThousandsInCompanyOnceEach) {
       job.company = {.name = std::to_string(guest.company),
                      .share = guest.share,
                      .run_together =
-                         [](absl::Span<void* const> members, int, const Checkpoint&) {
+                         [](absl::Span<CompanyMember> members, int) {
                            EXPECT_GE(members.size(), 2u);
                            double sum = 0;
-                           for (void* const member : members) {
-                             Guest& guest = *static_cast<Guest*>(member);
-                             EXPECT_EQ(guest.company, static_cast<Guest*>(members[0])->company);
+                           for (CompanyMember& member : members) {
+                             Guest& guest = *static_cast<Guest*>(member.job);
+                             EXPECT_EQ(guest.company, static_cast<Guest*>(members[0].job)->company);
                              sum += guest.share;
-                             ++guest.runs;
+                             member.done = guest.share < .5;
+                             if (member.done) ++guest.runs;
                            }
                            EXPECT_LE(sum, 1 + 1e-9);
                          },

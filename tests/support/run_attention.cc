@@ -258,14 +258,15 @@ std::vector<Outputs> RunTogether(absl::Span<const Problem> problems,
       if (taken[n] || (n != first && (!alike || plans[n].company_share > room))) continue;
       taken[n] = true;
       room -= plans[n].company_share;
-      members.push_back({&plans[n], &arguments[n], workspaces[n].span().data()});
+      members.push_back({&plans[n], &arguments[n]});
     }
     if (members.size() > 1) {
-      plans[first].backend->RunTogether(members, /*worker=*/0, Checkpoint{});
-    } else {
-      EXPECT_TRUE(Run(plans[first], arguments[first], workspaces[first].span(),
-                      PoolOf(plans[first].threads))
-                      .ok());
+      plans[first].backend->RunTogether(absl::MakeSpan(members), /*worker=*/0);
+    }
+    for (const Backend::Member& member : members) {
+      const size_t n = member.plan - plans.data();
+      if (member.done) continue;
+      EXPECT_TRUE(Run(plans[n], arguments[n], workspaces[n].span(), PoolOf(plans[n].threads)).ok());
     }
   }
   for (size_t n = 0; n < problems.size(); ++n) {

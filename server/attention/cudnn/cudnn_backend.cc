@@ -213,6 +213,7 @@ void CudnnBackend::Start(absl::StatusOr<std::unique_ptr<Device>> device, const B
   options_ = std::move(options);
   device_ = *std::move(device);
   health_ = std::make_unique<DeviceHealth>(*device_, clock);
+  lane_mutexes_ = std::make_unique<Mutex[]>(static_cast<size_t>(device_->lanes()));
   plans_ = std::make_unique<PlanCache>(*device_, options_.plan_directory);
 }
 
@@ -268,6 +269,13 @@ Work CudnnBackend::WorkOnDevice(const Problem& problem, Work work) const {
 }
 
 absl::Status CudnnBackend::Measure(int threads, absl::FunctionRef<bool()> go_on) {
+  measuring_ = true;
+  absl::Status status = MeasureCosts(threads, go_on);
+  measuring_ = false;
+  return status;
+}
+
+absl::Status CudnnBackend::MeasureCosts(int threads, absl::FunctionRef<bool()> go_on) {
   const Instant begin = clock_->Now();
   ThreadPool lanes(device_->lanes());
   const auto device = MeasureDevice(
@@ -348,6 +356,7 @@ absl::Status CudnnBackend::Supports(const Problem& problem) const {
 
 absl::Status CudnnBackend::Prefers(const Problem& problem) const {
   if (problem.empty()) return absl::OutOfRangeError("there is nothing to compute");
+  if (measuring_) return absl::UnavailableError("the device is being measured");
   if (absl::Status worth = IsWorthTheWay(problem); !worth.ok()) return worth;
   if (!health_->promising()) return absl::UnavailableError("the device has failed and rests");
   for (const SdpaGraph& graph : GraphsOf(problem)) {
@@ -445,23 +454,16 @@ void CudnnBackend::SetCompany(Plan& plan) const {
   plan.company_share = share;
 }
 
-void CudnnBackend::RunTogether(absl::Span<const Member> members, int worker,
-                               const Checkpoint& checkpoint) const {
+void CudnnBackend::RunTogether(absl::Span<Member> members, int worker) const {
   std::vector<Part> parts;
   for (const Member& member : members) {
     parts.push_back({&member.plan->problem, member.arguments});
   }
   const SdpaGraph graph = RaggedGraphOf(parts);
   const absl::StatusOr<CompiledPlanPtr> plan = plans_->Find(graph);
-  std::vector<NotDone> reasons(parts.size(), StandInReason::kKernels);
-  if (plan.ok()) reasons = RunGraph(graph, **plan, parts, device_->lane(worker));
-  for (size_t n = 0; n < members.size(); ++n) {
-    const Member& member = members[n];
-    if (!reasons[n]) continue;  // it is done
-    if (!MayGoOn(checkpoint)) return;
-    RunTask(*member.plan, *member.arguments, member.workspace, /*stage=*/0, /*task=*/0, worker,
-            checkpoint);
-  }
+  if (!plan.ok()) return;
+  const std::vector<NotDone> reasons = RunGraph(graph, **plan, parts, worker);
+  for (size_t n = 0; n < members.size(); ++n) members[n].done = !reasons[n];
 }
 
 void CudnnBackend::RunParted(const Problem& whole, const Cut& cut, int64_t run,
@@ -491,7 +493,7 @@ void CudnnBackend::RunParted(const Problem& whole, const Cut& cut, int64_t run,
 
 void CudnnBackend::RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace,
                             int worker, const Checkpoint& checkpoint) const {
-  const NotDone reason = RunOnLane(piece, arguments, device_->lane(worker));
+  const NotDone reason = RunOnLane(piece, arguments, worker);
   if (!reason) return;
   ++stand_ins_[static_cast<size_t>(*reason)];
   if (arguments.stand_in != nullptr) *arguments.stand_in = fallback_;
@@ -499,7 +501,7 @@ void CudnnBackend::RunPiece(const Problem& piece, const Arguments& arguments, st
 }
 
 CudnnBackend::NotDone CudnnBackend::RunOnLane(const Problem& problem, const Arguments& arguments,
-                                              Lane& lane) const {
+                                              int worker) const {
   if (CropOf(problem).empty()) {
     WriteNothingSeen(problem, arguments);
     return std::nullopt;
@@ -508,7 +510,7 @@ CudnnBackend::NotDone CudnnBackend::RunOnLane(const Problem& problem, const Argu
   const SdpaGraph graph = GraphFor(part);
   const absl::StatusOr<CompiledPlanPtr> plan = plans_->Get(graph);
   if (!plan.ok()) return StandInReason::kKernels;
-  return RunGraph(graph, **plan, {&part, 1}, lane)[0];
+  return RunGraph(graph, **plan, {&part, 1}, worker)[0];
 }
 
 SdpaGraph CudnnBackend::GraphFor(const Part& part) const {
@@ -523,13 +525,16 @@ SdpaGraph CudnnBackend::GraphFor(const Part& part) const {
 std::vector<CudnnBackend::NotDone> CudnnBackend::RunGraph(const SdpaGraph& graph,
                                                           const CompiledPlan& plan,
                                                           absl::Span<const Part> parts,
-                                                          Lane& lane) const {
+                                                          int worker) const {
   const Staging staging(graph, parts);
   const int64_t bytes = staging.layout().end + plan.workspace_bytes;
   std::vector<NotDone> reasons(parts.size(), StandInReason::kMemory);
   if (bytes > device_->arena_bytes()) return reasons;
   reasons.assign(parts.size(), StandInReason::kDevice);
+  // While Measure() has the lanes, requests that were planned before have them, too.
+  MutexLock lock(lane_mutexes_[worker]);
   if (!health_->Enter()) return reasons;  // from here on the lane's memory is its own
+  Lane& lane = device_->lane(worker);
   used_bytes_ += bytes;
   std::byte* const arena = lane.host().data();
   const std::vector<bool> staged = staging.StageInputs(arena);

@@ -147,8 +147,7 @@ class CudnnBackend final : public Backend {
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
                int64_t task, int worker, const Checkpoint& checkpoint) const override;
   // In one run over ragged tensors, where its kernels are there.
-  void RunTogether(absl::Span<const Member> members, int worker,
-                   const Checkpoint& checkpoint) const override;
+  void RunTogether(absl::Span<Member> members, int worker) const override;
 
  private:
   static absl::Status NotStarted() {
@@ -172,12 +171,13 @@ class CudnnBackend final : public Backend {
                 const Checkpoint& checkpoint) const;
   // Why it did not, if it did not.
   using NotDone = std::optional<StandInReason>;
-  NotDone RunOnLane(const Problem& problem, const Arguments& arguments, Lane& lane) const;
+  absl::Status MeasureCosts(int threads, absl::FunctionRef<bool()> go_on);
+  NotDone RunOnLane(const Problem& problem, const Arguments& arguments, int worker) const;
   // Over padded tensors, or where that sends much less and the kernels are there, ragged ones.
   SdpaGraph GraphFor(const Part& part) const;
   // Of each part why its outputs are not there, if they are not.
   std::vector<NotDone> RunGraph(const SdpaGraph& graph, const CompiledPlan& plan,
-                                absl::Span<const Part> parts, Lane& lane) const;
+                                absl::Span<const Part> parts, int worker) const;
   // For one worker.
   Plan FallbackPlan(const Problem& problem) const;
   void RunFallback(const Problem& problem, const Arguments& arguments, std::byte* workspace,
@@ -193,6 +193,8 @@ class CudnnBackend final : public Backend {
   std::vector<SdpaGraph> warm_;  // not the same twice
   std::unique_ptr<const CostModel> measured_;
   std::atomic<const CostModel*> costs_{nullptr};  // once it is measured
+  std::atomic<bool> measuring_{false};
+  std::unique_ptr<Mutex[]> lane_mutexes_;
   mutable std::atomic<int64_t> used_bytes_{0};
   mutable std::array<std::atomic<int64_t>, kStandInReasons> stand_ins_{};
 };
