@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/attention/attention.h"
@@ -394,6 +395,19 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatTheDeviceFailsOn) {
   const absl::StatusOr<Plan> plan = Auto(Small());
   EXPECT_EQ(plan->backend->name(), "cpu");
   EXPECT_TRUE(plan->declined_for_now);
+}
+
+TEST_F(CudnnBackendTest, SharesNoLaneWithThoseWhoAreStillThereWhenItIsMeasured) {
+  Start(64 << 10);
+  ASSERT_TRUE(ProcessBackend().Warm({}).ok());
+  std::atomic<bool> measured{false};
+  std::thread measuring([&] {
+    EXPECT_TRUE(ProcessBackend().Measure(1, [] { return true; }).ok());
+    measured = true;
+  });
+  while (!measured) ExpectRightAnswer(Small());
+  measuring.join();
+  for (const int64_t pieces : ProcessBackend().state().stand_ins) EXPECT_EQ(pieces, 0);
 }
 
 TEST_F(CudnnBackendTest, TriesTheDeviceAgainAfterAPause) {
