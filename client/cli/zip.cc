@@ -19,8 +19,6 @@ constexpr uint32_t kZip64End = 0x06064b50;
 constexpr uint32_t kZip64Locator = 0x07064b50;
 constexpr uint16_t kZip64Extra = 0x0001;
 
-constexpr size_t kLocalHeaderBytes = 30;
-constexpr size_t kCentralHeaderBytes = 46;
 constexpr size_t kEndBytes = 22;
 constexpr size_t kZip64LocatorBytes = 20;
 constexpr size_t kMaxCommentBytes = 0xffff;

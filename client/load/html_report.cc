@@ -144,7 +144,7 @@ std::string ThroughputOverTime(const Result& result) {
 // The axis is as long from 90 to 99 % as from 99 to 99.9.
 std::string PercentileChart(const Totals& totals) {
   const auto place = [](double share) { return -std::log10(1 - share); };
-  const auto line = [&place](const char* name, const Histogram& histogram) {
+  const auto line = [](const char* name, const Histogram& histogram) {
     Line line{name, {}};
     for (double x = 0; x <= 4.001; x += 0.1) {
       line.points.emplace_back(x, Milliseconds(histogram.ValueAt(1 - std::pow(10, -x))));

@@ -175,6 +175,7 @@ Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const F
   const auto add = [this](absl::string_view name, const TensorView& view) {
     inputs_.push_back({name, view, view.dims[0] * view.dims[1] * view.dims[2]});
     input_rows_ += inputs_.back().rows;
+    MutexLock lock(mutex_);  // for the analysis: nobody else knows of it yet
     report_.inputs.push_back({std::string(name), view.dtype, view.dims, {}, true});
   };
   add(names.q, arguments.query);

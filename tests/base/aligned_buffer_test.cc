@@ -26,7 +26,7 @@ TEST(AlignedBufferTest, OfNoSizeHoldsNothing) {
 }
 
 TEST(AlignedBufferTest, ASizeThatCannotBeRoundedUpIsBadAlloc) {
-  EXPECT_THROW(AlignedBuffer(std::numeric_limits<size_t>::max()), std::bad_alloc);
+  EXPECT_THROW(AlignedBuffer{std::numeric_limits<size_t>::max()}, std::bad_alloc);
 }
 
 TEST(AlignedBufferTest, MovesItsBytes) {
