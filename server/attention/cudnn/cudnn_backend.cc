@@ -13,6 +13,7 @@
 #include "server/attention/present.h"
 #include "server/base/aligned_buffer.h"
 #include "server/base/log.h"
+#include "server/base/round_up.h"
 #include "server/base/thread_pool.h"
 
 namespace rapt::cudnn {
@@ -42,8 +43,6 @@ int64_t TensorBytes(const Device& device) {
 Cut CutOn(const Device& device, const Problem& problem) {
   return CutFor(problem, TensorBytes(device), device.lanes());
 }
-
-int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 Plan PlanOn(const Backend& backend, const Problem& problem, int threads) {
   Plan plan;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "server/base/round_up.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -24,8 +25,6 @@ constexpr int64_t kRaggedBatchStep = 4;
 absl::Status No(absl::string_view why) {
   return absl::UnimplementedError(absl::StrCat("cuDNN takes no ", why));
 }
-
-int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 bool IsBeyondFp32(double x) { return x != 0 && (std::fabs(x) > 1e30 || std::fabs(x) < 1e-30); }
 

@@ -10,6 +10,7 @@
 #include "absl/functional/function_ref.h"
 #include "server/attention/half.h"
 #include "server/attention/softmax_state.h"
+#include "server/base/round_up.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -23,7 +24,7 @@ constexpr int64_t kLargestHeadSize = 256;
 // Of ragged rows, one head after the other.
 constexpr int64_t kTokensAtOnce = 16;
 
-int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t Aligned(int64_t bytes) { return RoundUp(bytes, kAlignment); }
 
 // Whether none of the numbers is NaN or infinite: no exponent is all ones.
 template <typename Bits>
