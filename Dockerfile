@@ -16,6 +16,8 @@ RUN apt-get update -qq && \
     rm -rf /var/lib/apt/lists/*
 COPY CMakeLists.txt CMakePresets.json LICENSE ./
 COPY proto proto
+COPY base base
+COPY attention attention
 COPY server server
 COPY client client
 COPY deploy/packaging deploy/packaging

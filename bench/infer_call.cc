@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "proto/inference/grpc_service.pb.h"
-#include "server/base/check.h"
 
 namespace rapt::bench {
 namespace {

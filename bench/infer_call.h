@@ -14,8 +14,8 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
 #include "bench/server_process.h"
-#include "server/base/mutex.h"
 
 namespace rapt::bench {
 

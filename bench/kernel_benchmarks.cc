@@ -18,11 +18,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "attention/attention.h"
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
 #include "bench/probes.h"
 #include "bench/random_tensor.h"
-#include "server/attention/attention.h"
-#include "server/base/aligned_buffer.h"
-#include "server/base/thread_pool.h"
 
 namespace rapt {
 namespace {

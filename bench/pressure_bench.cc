@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "bench/infer_call.h"
 #include "bench/server_process.h"
-#include "server/base/check.h"
 
 namespace rapt::bench {
 namespace {

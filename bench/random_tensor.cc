@@ -4,7 +4,7 @@
 #include <cstring>
 #include <random>
 
-#include "server/attention/half.h"
+#include "attention/half.h"
 
 namespace rapt::bench {
 namespace {

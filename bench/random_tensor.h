@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "server/attention/tensor_view.h"
-#include "server/base/aligned_buffer.h"
+#include "attention/tensor_view.h"
+#include "base/aligned_buffer.h"
 
 namespace rapt::bench {
 

@@ -14,7 +14,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
+#include "base/check.h"
 
 namespace rapt::bench {
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
 #include "bench/server_process.h"
 #include "rapt/client.h"
-#include "server/base/check.h"
 
 namespace rapt::bench {
 namespace {

@@ -33,12 +33,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "base/check.h"
 #include "bench/infer_call.h"
 #include "bench/server_process.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
 #include "rapt/client.h"
-#include "server/base/check.h"
 
 namespace rapt::bench {
 namespace {

@@ -4,10 +4,10 @@
 #include <optional>
 #include <utility>
 
-#include "server/attention/backend.h"
-#include "server/base/checked_math.h"
-#include "server/base/rejection.h"
-#include "server/base/round_up.h"
+#include "attention/backend.h"
+#include "base/checked_math.h"
+#include "base/rejection.h"
+#include "base/round_up.h"
 
 namespace rapt {
 namespace {

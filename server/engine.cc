@@ -11,11 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "server/attention/attention.h"
-#include "server/attention/backend.h"
-#include "server/base/check.h"
-#include "server/base/checked_math.h"
-#include "server/base/rejection.h"
+#include "attention/attention.h"
+#include "attention/backend.h"
+#include "base/check.h"
+#include "base/checked_math.h"
+#include "base/rejection.h"
 
 namespace rapt {
 namespace {

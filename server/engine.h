@@ -8,12 +8,12 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "attention/diagnosis.h"
+#include "attention/plan.h"
+#include "base/buffer_pool.h"
 #include "server/admission/gate.h"
 #include "server/admission/memory_budget.h"
-#include "server/attention/diagnosis.h"
-#include "server/attention/plan.h"
 #include "server/attention_stream.h"
-#include "server/base/buffer_pool.h"
 #include "server/execution/executor.h"
 #include "server/request.h"
 

@@ -21,8 +21,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
-#include "server/attention/problem_text.h"
-#include "server/base/version.h"
+#include "attention/problem_text.h"
+#include "base/version.h"
 
 ABSL_FLAG(std::string, grpc_address, "127.0.0.1:8001",
           "where to serve gRPC; port 0 takes a free one; empty: on --unix_socket alone");

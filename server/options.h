@@ -11,9 +11,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/attention/problem.h"
-#include "server/base/host_limits.h"
-#include "server/base/log.h"
+#include "attention/problem.h"
+#include "base/host_limits.h"
+#include "base/log.h"
 
 namespace rapt {
 

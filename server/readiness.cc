@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/attention/attention.h"
-#include "server/attention/backend.h"
-#include "server/attention/half.h"
-#include "server/base/log.h"
+#include "attention/attention.h"
+#include "attention/backend.h"
+#include "attention/half.h"
+#include "base/log.h"
 
 namespace rapt {
 namespace {

@@ -11,12 +11,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "server/attention/plan.h"
-#include "server/attention/problem.h"
-#include "server/base/aligned_buffer.h"
-#include "server/base/clock.h"
-#include "server/base/mutex.h"
-#include "server/base/timer.h"
+#include "attention/plan.h"
+#include "attention/problem.h"
+#include "base/aligned_buffer.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/timer.h"
 #include "server/execution/executor.h"
 
 namespace rapt {

@@ -14,11 +14,11 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "server/attention/backend.h"
-#include "server/attention/operator.h"
-#include "server/base/clock.h"
-#include "server/base/device_memory.h"
-#include "server/base/sliced_bytes.h"
+#include "attention/backend.h"
+#include "attention/operator.h"
+#include "base/clock.h"
+#include "base/device_memory.h"
+#include "base/sliced_bytes.h"
 
 namespace rapt {
 

@@ -2,11 +2,11 @@
 #include <utility>
 
 #include "absl/functional/function_ref.h"
+#include "attention/cudnn/cuda_device.h"
+#include "attention/cudnn/cuda_runtime.h"
+#include "base/aligned_buffer.h"
 #include "bench/gpu/device_meter.h"
 #include "bench/random_tensor.h"
-#include "server/attention/cudnn/cuda_device.h"
-#include "server/attention/cudnn/cuda_runtime.h"
-#include "server/base/aligned_buffer.h"
 
 namespace rapt::bench {
 namespace {

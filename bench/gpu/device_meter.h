@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/attention/cudnn/device.h"
+#include "attention/cudnn/device.h"
 
 namespace rapt::bench {
 

@@ -33,14 +33,14 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "attention/attention.h"
+#include "attention/backend.h"
+#include "attention/cpu/cpu_backend.h"
+#include "attention/cudnn/cudnn_backend.h"
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
 #include "bench/gpu/device_meter.h"
 #include "bench/random_tensor.h"
-#include "server/attention/attention.h"
-#include "server/attention/backend.h"
-#include "server/attention/cpu/cpu_backend.h"
-#include "server/attention/cudnn/cudnn_backend.h"
-#include "server/base/aligned_buffer.h"
-#include "server/base/thread_pool.h"
 
 namespace rapt::bench {
 namespace {

@@ -15,15 +15,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
+#include "attention/attention.h"
+#include "attention/chunked.h"
+#include "base/aligned_buffer.h"
+#include "base/check.h"
+#include "base/host_limits.h"
+#include "base/thread_pool.h"
 #include "client/cli/commands.h"
 #include "client/console/bytes.h"
 #include "client/console/json.h"
-#include "server/attention/attention.h"
-#include "server/attention/chunked.h"
-#include "server/base/aligned_buffer.h"
-#include "server/base/check.h"
-#include "server/base/host_limits.h"
-#include "server/base/thread_pool.h"
 
 namespace rapt {
 namespace {

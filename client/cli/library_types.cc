@@ -1,6 +1,6 @@
 #include "client/cli/library_types.h"
 
-#include "server/base/check.h"
+#include "base/check.h"
 
 namespace rapt {
 

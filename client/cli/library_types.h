@@ -2,8 +2,8 @@
 #ifndef RAPT_CLIENT_CLI_LIBRARY_TYPES_H_
 #define RAPT_CLIENT_CLI_LIBRARY_TYPES_H_
 
+#include "attention/tensor_view.h"
 #include "rapt/tensor.h"
-#include "server/attention/tensor_view.h"
 
 namespace rapt {
 

@@ -3,16 +3,16 @@
 #include <string>
 #include <utility>
 
+#include "attention/attention.h"
+#include "attention/diagnosis.h"
+#include "attention/native_field_names.h"
+#include "attention/operator.h"
+#include "base/aligned_buffer.h"
+#include "base/check.h"
+#include "base/host_limits.h"
+#include "base/thread_pool.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/library_types.h"
-#include "server/attention/attention.h"
-#include "server/attention/diagnosis.h"
-#include "server/attention/native_field_names.h"
-#include "server/attention/operator.h"
-#include "server/base/aligned_buffer.h"
-#include "server/base/check.h"
-#include "server/base/host_limits.h"
-#include "server/base/thread_pool.h"
 
 namespace rapt {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/version.h"
 #include "client/cli/commands.h"
-#include "server/base/version.h"
 
 namespace rapt {
 namespace {

@@ -2,13 +2,13 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "attention/memory_estimate.h"
+#include "base/host_limits.h"
 #include "client/cli/commands.h"
 #include "client/cli/library_types.h"
 #include "client/console/bytes.h"
 #include "client/console/json.h"
 #include "client/console/server_connection.h"
-#include "server/attention/memory_estimate.h"
-#include "server/base/host_limits.h"
 
 namespace rapt {
 namespace {

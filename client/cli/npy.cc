@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "server/base/checked_math.h"
+#include "base/checked_math.h"
 
 namespace rapt {
 namespace {

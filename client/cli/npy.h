@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "attention/operator.h"
 #include "client/cli/mapped_file.h"
-#include "server/attention/operator.h"
 
 namespace rapt {
 

@@ -5,12 +5,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "attention/half.h"
 #include "client/cli/commands.h"
 #include "client/cli/heat_map.h"
 #include "client/cli/labels.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/json.h"
-#include "server/attention/half.h"
 
 namespace rapt {
 namespace {

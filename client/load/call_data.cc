@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "attention/half.h"
+#include "attention/problem.h"
+#include "attention/query_row.h"
+#include "base/check.h"
 #include "client/load/random.h"
-#include "server/attention/half.h"
-#include "server/attention/problem.h"
-#include "server/attention/query_row.h"
-#include "server/base/check.h"
 
 namespace rapt::load {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "base/aligned_buffer.h"
 #include "client/load/mix.h"
 #include "rapt/attend.h"
-#include "server/base/aligned_buffer.h"
 
 namespace rapt::load {
 

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/version.h"
 #include "client/load/chart.h"
 #include "client/load/result.h"
-#include "server/base/version.h"
 
 namespace rapt::load {
 namespace {

@@ -10,9 +10,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "base/version.h"
 #include "client/console/json.h"
 #include "client/load/result.h"
-#include "server/base/version.h"
 
 namespace rapt::load {
 namespace {

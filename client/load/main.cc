@@ -15,18 +15,18 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
+#include "base/version.h"
 #include "client/console/command_line.h"
 #include "client/console/exit_code.h"
+#include "client/cpp/codec.h"
+#include "client/cpp/deadline.h"
 #include "client/load/compare.h"
 #include "client/load/live_view.h"
 #include "client/load/result.h"
 #include "client/load/run.h"
 #include "client/load/search.h"
 #include "client/load/settings.h"
-#include "client/rapt/codec.h"
-#include "client/rapt/deadline.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
-#include "server/base/version.h"
 
 namespace rapt::load {
 namespace {

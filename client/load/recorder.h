@@ -12,8 +12,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "base/mutex.h"
 #include "client/load/histogram.h"
-#include "server/base/mutex.h"
 
 namespace rapt::load {
 

@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "client/rapt/codec.h"
-#include "client/rapt/deadline.h"
-#include "client/rapt/request_message.h"
+#include "base/wire_format.h"
+#include "client/cpp/codec.h"
+#include "client/cpp/deadline.h"
+#include "client/cpp/request_message.h"
 #include "proto/inference/grpc_service.pb.h"
-#include "server/base/wire_format.h"
 
 namespace rapt::load {
 namespace {

@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/cpp/connections.h"
+#include "client/cpp/shared_regions.h"
 #include "client/load/call_data.h"
-#include "client/rapt/connections.h"
-#include "client/rapt/shared_regions.h"
 
 namespace rapt::load {
 

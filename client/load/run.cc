@@ -13,10 +13,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/mutex.h"
+#include "client/cpp/deadline.h"
 #include "client/load/mix.h"
-#include "client/rapt/deadline.h"
-#include "server/base/check.h"
-#include "server/base/mutex.h"
 
 namespace rapt::load {
 namespace {

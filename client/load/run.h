@@ -11,11 +11,11 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "client/cpp/connections.h"
 #include "client/load/arrivals.h"
 #include "client/load/call_data.h"
 #include "client/load/recorder.h"
 #include "client/load/requests.h"
-#include "client/rapt/connections.h"
 
 namespace rapt::load {
 

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "server/base/rejection.h"
+#include "base/rejection.h"
 
 namespace rapt {
 namespace {

@@ -12,11 +12,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/queue_state.h"
+#include "base/timer.h"
 #include "server/admission/memory_budget.h"
-#include "server/base/clock.h"
-#include "server/base/mutex.h"
-#include "server/base/queue_state.h"
-#include "server/base/timer.h"
 
 namespace rapt {
 

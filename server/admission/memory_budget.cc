@@ -5,8 +5,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
-#include "server/base/rejection.h"
+#include "base/check.h"
+#include "base/rejection.h"
 
 namespace rapt {
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "server/base/buffer_pool.h"
+#include "base/buffer_pool.h"
 
 namespace rapt {
 

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "server/base/check.h"
+#include "base/check.h"
 
 namespace rapt {
 namespace {

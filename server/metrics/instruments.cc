@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "server/base/check.h"
+#include "base/check.h"
 
 namespace rapt {
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "server/attention/backend.h"
-#include "server/base/check.h"
+#include "attention/backend.h"
+#include "base/check.h"
 #include "server/metrics/process.h"
 
 namespace rapt {

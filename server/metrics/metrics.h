@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "server/base/rejection.h"
-#include "server/call_report.h"
+#include "base/rejection.h"
+#include "server/calls/call_report.h"
 #include "server/metrics/instruments.h"
 
 namespace rapt {

@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <mutex>
 
-#include "server/base/check.h"
+#include "base/check.h"
 
 namespace rapt {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "server/base/device_memory.h"
+#include "base/device_memory.h"
 
 namespace rapt {
 

@@ -7,8 +7,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "server/base/checked_math.h"
-#include "server/base/utf8.h"
+#include "base/checked_math.h"
+#include "base/utf8.h"
 #include "server/shared_memory/system_region.h"
 
 namespace rapt {

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/base/mutex.h"
+#include "base/mutex.h"
 #include "server/shared_memory/region.h"
 
 namespace rapt {

@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "server/base/checked_math.h"
-#include "server/base/descriptor.h"
+#include "base/checked_math.h"
+#include "base/descriptor.h"
 #include "server/shared_memory/bus_error_guard.h"
 
 namespace rapt {

@@ -1,5 +1,5 @@
 // Attention in chunks equals attention in one piece, wherever the chunks end.
-#include "server/attention/chunked.h"
+#include "attention/chunked.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "server/attention/half.h"
-#include "server/attention/softmax_state.h"
-#include "server/base/aligned_buffer.h"
-#include "server/base/thread_pool.h"
+#include "attention/half.h"
+#include "attention/softmax_state.h"
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::test {

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "server/attention/backend.h"
+#include "attention/backend.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::test {

@@ -1,4 +1,4 @@
-#include "server/attention/diagnosis.h"
+#include "attention/diagnosis.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "server/attention/backend.h"
-#include "server/base/thread_pool.h"
+#include "attention/backend.h"
+#include "base/thread_pool.h"
 #include "tests/support/oracle.h"
 #include "tests/support/run_attention.h"
 

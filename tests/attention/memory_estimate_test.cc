@@ -1,4 +1,4 @@
-#include "server/attention/memory_estimate.h"
+#include "attention/memory_estimate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "server/attention/attention.h"
+#include "attention/attention.h"
 
 namespace rapt {
 namespace {

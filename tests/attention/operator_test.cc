@@ -1,6 +1,6 @@
 // What callers may send: every accepted form with the problem that it means, every refusal with its
 // words.
-#include "server/attention/operator.h"
+#include "attention/operator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "server/attention/attention.h"
-#include "server/base/aligned_buffer.h"
+#include "attention/attention.h"
+#include "base/aligned_buffer.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::test {

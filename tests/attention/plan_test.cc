@@ -1,4 +1,4 @@
-#include "server/attention/plan.h"
+#include "attention/plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "server/attention/attention.h"
-#include "server/attention/backend.h"
+#include "attention/attention.h"
+#include "attention/backend.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::test {

@@ -1,4 +1,4 @@
-#include "server/attention/problem.h"
+#include "attention/problem.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

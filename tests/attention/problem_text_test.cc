@@ -1,4 +1,4 @@
-#include "server/attention/problem_text.h"
+#include "attention/problem_text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "server/attention/softmax_state.h"
-#include "server/base/aligned_buffer.h"
+#include "attention/softmax_state.h"
+#include "base/aligned_buffer.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::test {

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "server/attention/attention.h"
-#include "server/base/aligned_buffer.h"
-#include "server/base/sliced_bytes.h"
-#include "server/base/thread_pool.h"
+#include "attention/attention.h"
+#include "base/aligned_buffer.h"
+#include "base/sliced_bytes.h"
+#include "base/thread_pool.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::test {

@@ -1,4 +1,4 @@
-#include "server/base/aligned_buffer.h"
+#include "base/aligned_buffer.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "server/base/buffer_pool.h"
+#include "base/buffer_pool.h"
 
 #include <gtest/gtest.h>
 

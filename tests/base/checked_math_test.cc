@@ -1,4 +1,4 @@
-#include "server/base/checked_math.h"
+#include "base/checked_math.h"
 
 #include <gtest/gtest.h>
 

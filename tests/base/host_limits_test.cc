@@ -1,4 +1,4 @@
-#include "server/base/host_limits.h"
+#include "base/host_limits.h"
 
 #include <gtest/gtest.h>
 

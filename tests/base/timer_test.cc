@@ -1,4 +1,4 @@
-#include "server/base/timer.h"
+#include "base/timer.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "server/base/check.h"
+#include "base/check.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "server/attention/attention.h"
-#include "server/base/check.h"
+#include "attention/attention.h"
+#include "base/check.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::test {

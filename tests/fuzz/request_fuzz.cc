@@ -8,18 +8,18 @@
 #include <string>
 #include <utility>
 
+#include "base/buffer_pool.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/timer.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/admission/gate.h"
-#include "server/base/buffer_pool.h"
-#include "server/base/check.h"
-#include "server/base/clock.h"
-#include "server/base/timer.h"
 #include "server/engine.h"
 #include "server/execution/executor.h"
-#include "server/wire/message_parts.h"
-#include "server/wire/oip/codec.h"
-#include "server/wire/rapt/codec.h"
+#include "server/protocols/message_parts.h"
+#include "server/protocols/oip/codec.h"
+#include "server/protocols/rapt/codec.h"
 #include "tests/support/wire_message.h"
 
 namespace rapt {

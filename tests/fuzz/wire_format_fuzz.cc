@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <string>
 
+#include "base/check.h"
+#include "base/wire_format.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "proto/rapt/v1/attention.pb.h"
-#include "server/base/check.h"
-#include "server/base/wire_format.h"
-#include "server/wire/message_parts.h"
-#include "server/wire/oip/codec.h"
-#include "server/wire/rapt/codec.h"
+#include "server/protocols/message_parts.h"
+#include "server/protocols/oip/codec.h"
+#include "server/protocols/rapt/codec.h"
 #include "tests/support/wire_message.h"
 
 namespace rapt {

@@ -12,10 +12,10 @@
 #include <string>
 #include <utility>
 
-#include "server/attention/cpu/cpu_backend.h"
-#include "server/attention/cudnn/cuda_device.h"
-#include "server/attention/cudnn/cudnn_backend.h"
-#include "server/attention/cudnn/library.h"
+#include "attention/cpu/cpu_backend.h"
+#include "attention/cudnn/cuda_device.h"
+#include "attention/cudnn/cudnn_backend.h"
+#include "attention/cudnn/library.h"
 
 namespace rapt::test {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "bench/gpu/device_meter.h"
-#include "server/base/aligned_buffer.h"
 
 namespace rapt::bench {
 namespace {

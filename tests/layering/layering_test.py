@@ -9,12 +9,20 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Part of the tree -> what its files may include beside themselves. The most specific part that a
 # file belongs to decides alone. "x/" is everything below x; "x/*.h" is the headers right in x.
-ATTENTION = "server/attention/*.h"
-BACKENDS = ("server/attention/cpu/", "server/attention/cudnn/", "server/attention/reference/")
+ATTENTION = "attention/*.h"
+BACKENDS = ("attention/cpu/", "attention/cudnn/", "attention/reference/")
 RULES = {
-    "server/main.cc": ("server/", "proto/"),
-    "server/options.*": (ATTENTION, "server/base/"),
-    "server/request.*": (ATTENTION, "server/base/"),
+    "base/": (),
+    "attention/*": (ATTENTION, "base/"),
+    "attention/backends.cc": (ATTENTION, *BACKENDS, "base/"),
+    # The C interface: a caller of the library, like those outside.
+    "attention/c/": (ATTENTION, "base/"),
+    "attention/cpu/": (ATTENTION, "base/"),
+    "attention/cudnn/": (ATTENTION, "base/"),
+    "attention/reference/": (ATTENTION, "base/"),
+    "server/main.cc": ("server/", "proto/", "attention/", "base/"),
+    "server/options.*": (ATTENTION, "base/"),
+    "server/request.*": (ATTENTION, "base/"),
     "server/engine.*": (
         "server/attention_stream.h",
         "server/request.h",
@@ -22,56 +30,57 @@ RULES = {
         "server/execution/",
         "server/metrics/",
         ATTENTION,
-        "server/base/",
+        "base/",
     ),
-    "server/readiness.*": ("server/execution/", ATTENTION, "server/base/"),
-    "server/slow_calls.*": ("server/call_report.h", ATTENTION, "server/base/"),
+    "server/readiness.*": ("server/execution/", ATTENTION, "base/"),
     "server/attention_stream.*": (
         "server/request.h",
         "server/admission/",
         "server/execution/",
         ATTENTION,
-        "server/base/",
+        "base/",
     ),
-    "server/call_report.*": ("server/request.h", ATTENTION, "server/base/"),
+    "server/calls/": ("server/request.h", ATTENTION, "base/"),
     # A request is made of the library's values, so that a codec names them.
+    "server/protocols/": ("server/request.h", "server/attention_stream.h", "server/calls/", "server/shared_memory/", ATTENTION, "base/", "proto/"),
     "server/wire/": (
         "server/engine.h",
         "server/attention_stream.h",
         "server/request.h",
-        "server/call_report.h",
+        "server/calls/",
+        "server/protocols/",
         "server/shared_memory/",
         ATTENTION,
-        "server/base/",
+        "base/",
         "proto/",
     ),
-    "server/shared_memory/": ("server/base/",),
-    "server/admission/": ("server/request.h", ATTENTION, "server/base/"),
-    "server/execution/": ("server/request.h", ATTENTION, "server/base/"),
-    "server/metrics/": ("server/call_report.h", ATTENTION, "server/base/"),
-    "server/base/": (),
-    "server/attention/*": (ATTENTION, "server/base/"),
-    "server/attention/backends.cc": (ATTENTION, *BACKENDS, "server/base/"),
-    # The C interface: a caller of the library, like those outside.
-    "server/attention/c/": (ATTENTION, "server/base/"),
-    "server/attention/cpu/": (ATTENTION, "server/base/"),
-    "server/attention/cudnn/": (ATTENTION, "server/base/"),
-    "server/attention/reference/": (ATTENTION, "server/base/"),
-    "client/": ("proto/", "server/base/"),
-    "client/rapt/": ("proto/", "server/base/"),
+    "server/shared_memory/": ("base/",),
+    "server/admission/": ("server/request.h", ATTENTION, "base/"),
+    "server/execution/": ("server/request.h", ATTENTION, "base/"),
+    "server/metrics/": ("server/calls/", ATTENTION, "base/"),
+    "client/": ("proto/", "base/"),
+    "client/cpp/": ("proto/", "base/"),
     # The command line speaks through the library; `--local` computes in process.
-    "client/cli/": ("client/console/", "client/rapt/", ATTENTION, "server/base/"),
-    "client/console/": ("client/rapt/",),
+    "client/cli/": ("client/console/", "client/cpp/", ATTENTION, "base/"),
+    "client/console/": ("client/cpp/",),
     # The load tester sends what the library has encoded, and checks answers against the definition.
-    "client/load/": ("client/console/", "client/rapt/", "proto/", ATTENTION, "server/base/"),
+    "client/load/": ("client/console/", "client/cpp/", "proto/", ATTENTION, "base/"),
 }
 
 # Who may know what travels or is scraped; everybody else is free of these libraries.
 WIRE_LIBRARIES = ("grpc", "google/protobuf/", "prometheus/", "civetweb", "CivetServer", "openssl/")
-KNOWS_WIRE_LIBRARIES = ("server/main.cc", "server/wire/", "server/metrics/", "client/rapt/", "client/load/")
+KNOWS_WIRE_LIBRARIES = (
+    "server/main.cc",
+    "server/wire/",
+    "server/protocols/",
+    "server/calls/tokens.cc",
+    "server/metrics/",
+    "client/cpp/",
+    "client/load/",
+)
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
-OURS = ("server/", "client/", "proto/", "tests/", "bench/")
+OURS = ("attention/", "base/", "server/", "client/", "proto/", "tests/", "bench/")
 
 
 def matches(path, pattern):
@@ -92,11 +101,9 @@ def violation(path, included):
         if not any(matches(path, part) for part in KNOWS_WIRE_LIBRARIES):
             return f"{path}: only {', '.join(KNOWS_WIRE_LIBRARIES)} may include {included}"
         return None
+    # The public headers of the client library, as its users name them.
     if included.startswith("rapt/"):
-        included = "client/" + included  # as users of the installed library write it
-    # The client library's public headers, as its users name them.
-    if included.startswith("rapt/"):
-        included = "client/" + included
+        included = "client/cpp/include/" + included
     if not included.startswith(OURS):
         return None  # the standard library, Abseil
     part = part_of(path)
@@ -118,7 +125,7 @@ def violations(sources):
 
 
 def our_sources():
-    files = [f for top in ("server", "client") for f in (ROOT / top).rglob("*") if f.suffix in (".h", ".cc", ".inc")]
+    files = [f for top in ("attention", "base", "server", "client") for f in (ROOT / top).rglob("*") if f.suffix in (".h", ".cc", ".inc")]
     return {f.relative_to(ROOT).as_posix(): f.read_text(encoding="utf-8") for f in files}
 
 
@@ -131,32 +138,32 @@ class LayeringTest(unittest.TestCase):
 
     def test_planted_includes_are_caught(self):
         planted = {
-            "server/attention/plan.cc": '#include "server/attention/cpu/kernels.h"',
-            "server/attention/problem.h": "#include <grpcpp/grpcpp.h>",
-            "server/attention/attention.h": '#include "server/engine.h"',
-            "server/attention/cpu/cpu_backend.cc": '#include "server/attention/reference/reference_backend.h"',
-            "server/attention/c/c_interface.cc": '#include "server/attention/cpu/kernels.h"',
-            "server/base/mutex.h": '#  include "server/request.h"',
+            "attention/plan.cc": '#include "attention/cpu/kernels.h"',
+            "attention/problem.h": "#include <grpcpp/grpcpp.h>",
+            "attention/attention.h": '#include "server/engine.h"',
+            "attention/cpu/cpu_backend.cc": '#include "attention/reference/reference_backend.h"',
+            "attention/c/c_interface.cc": '#include "attention/cpu/kernels.h"',
+            "base/mutex.h": '#  include "server/request.h"',
             "server/admission/queue.h": '#include "server/engine.h"',
-            "server/execution/scheduler.cc": '#include "server/wire/oip/codec.h"',
+            "server/execution/scheduler.cc": '#include "server/protocols/oip/codec.h"',
             "server/engine.cc": '#include "google/protobuf/message.h"',
-            "server/wire/oip/codec.cc": '#include "server/admission/memory_budget.h"',
-            "server/wire/rapt/codec.cc": '#include "server/attention/cpu/kernels.h"',
+            "server/protocols/oip/codec.cc": '#include "server/admission/memory_budget.h"',
+            "server/protocols/rapt/codec.cc": '#include "attention/cpu/kernels.h"',
             "server/request.cc": '#include "rapt/client.h"',
-            "client/rapt/client.cc": '#include "server/attention/attention.h"',
-            "server/novelty/novelty.cc": '#include "server/base/mutex.h"',
+            "client/cpp/client.cc": '#include "attention/attention.h"',
+            "server/novelty/novelty.cc": '#include "base/mutex.h"',
         }
         caught = violations(planted)
         self.assertEqual([message.split(":")[0] for message in caught], sorted(planted))
 
     def test_allowed_includes_pass(self):
         allowed = {
-            "server/attention/backends.cc": '#include "server/attention/cpu/cpu_backend.h"',
-            "server/attention/cpu/cpu_backend.cc": '#include "server/attention/backend.h"\n#include <vector>',
-            "server/wire/oip/service.cc": '#include "proto/inference/service.grpc.pb.h"',
-            "server/main.cc": '#include "server/wire/oip/service.h"',
-            "client/cli/attend.cc": '#include "server/attention/attention.h"\n#include "rapt/client.h"',
-            "client/rapt/client.cc": '#include "rapt/client.h"\n#include <grpcpp/grpcpp.h>',
+            "attention/backends.cc": '#include "attention/cpu/cpu_backend.h"',
+            "attention/cpu/cpu_backend.cc": '#include "attention/backend.h"\n#include <vector>',
+            "server/wire/grpc/oip/service.cc": '#include "proto/inference/service.grpc.pb.h"',
+            "server/main.cc": '#include "server/wire/grpc/oip/service.h"',
+            "client/cli/attend.cc": '#include "attention/attention.h"\n#include "rapt/client.h"',
+            "client/cpp/client.cc": '#include "rapt/client.h"\n#include <grpcpp/grpcpp.h>',
         }
         self.assertEqual(violations(allowed), [])
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/attention/backend.h"
+#include "attention/backend.h"
 #include "server/engine.h"
 #include "tests/support/fake_device_memory.h"
 

@@ -17,11 +17,11 @@
 #include <utility>
 #include <vector>
 
-#include "server/attention/attention.h"
-#include "server/attention/cpu/cpu_backend.h"
-#include "server/attention/cudnn/cudnn_backend.h"
-#include "server/base/aligned_buffer.h"
-#include "server/base/thread_pool.h"
+#include "attention/attention.h"
+#include "attention/cpu/cpu_backend.h"
+#include "attention/cudnn/cudnn_backend.h"
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/fake_device_memory.h"
 

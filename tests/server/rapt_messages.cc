@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "server/attention/half.h"
+#include "attention/half.h"
 
 namespace rapt::test {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "attention/problem.h"
 #include "proto/rapt/v1/attention.pb.h"
-#include "server/attention/problem.h"
 #include "tests/support/oracle.h"
 #include "tests/support/run_attention.h"
 #include "tests/support/tensor.h"

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/attention.h"
+#include "attention/memory_estimate.h"
+#include "base/version.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
-#include "server/attention/attention.h"
-#include "server/attention/memory_estimate.h"
-#include "server/base/version.h"
 #include "tests/server/rapt_messages.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/server_process.h"

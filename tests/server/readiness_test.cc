@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/attention/backend.h"
+#include "attention/backend.h"
 #include "tests/support/fake_clock.h"
 
 namespace rapt {

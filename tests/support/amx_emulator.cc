@@ -19,7 +19,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "server/attention/cpu/machine.h"
+#include "attention/cpu/machine.h"
 
 namespace rapt::test {
 namespace {

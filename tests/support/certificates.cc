@@ -13,7 +13,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "server/base/check.h"
+#include "base/check.h"
 
 namespace rapt::test {
 namespace {

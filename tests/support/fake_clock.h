@@ -5,7 +5,7 @@
 #include <atomic>
 #include <chrono>
 
-#include "server/base/clock.h"
+#include "base/clock.h"
 
 namespace rapt::test {
 

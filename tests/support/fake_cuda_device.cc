@@ -6,8 +6,8 @@
 
 #include <cstdio>
 
-#include "server/attention/cudnn/cuda_device.h"
-#include "server/attention/cudnn/probe.h"
+#include "attention/cudnn/cuda_device.h"
+#include "attention/cudnn/probe.h"
 #include "tests/support/fake_device.h"
 
 namespace rapt::cudnn {

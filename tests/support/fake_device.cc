@@ -10,7 +10,7 @@
 #include <cstring>
 #include <limits>
 
-#include "server/attention/half.h"
+#include "attention/half.h"
 
 namespace rapt::test {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "server/attention/cudnn/device.h"
-#include "server/base/aligned_buffer.h"
+#include "attention/cudnn/device.h"
+#include "base/aligned_buffer.h"
 
 namespace rapt::test {
 

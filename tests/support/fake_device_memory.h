@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "server/base/device_memory.h"
+#include "base/device_memory.h"
 
 namespace rapt::test {
 

@@ -1,7 +1,7 @@
 // Starts the cuDNN backend of the process on a device of the tests' own, so that every test that
 // runs on all targets runs on it, too.
-#include "server/attention/cpu/cpu_backend.h"
-#include "server/attention/cudnn/cudnn_backend.h"
+#include "attention/cpu/cpu_backend.h"
+#include "attention/cudnn/cudnn_backend.h"
 #include "tests/support/fake_device.h"
 
 namespace rapt::test {

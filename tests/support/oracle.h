@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "server/attention/problem.h"
+#include "attention/problem.h"
 #include "tests/support/tensor.h"
 
 namespace rapt::test {

@@ -8,10 +8,10 @@
 #include <sstream>
 #include <utility>
 
-#include "server/attention/backend.h"
-#include "server/base/aligned_buffer.h"
-#include "server/base/mutex.h"
-#include "server/base/thread_pool.h"
+#include "attention/backend.h"
+#include "base/aligned_buffer.h"
+#include "base/mutex.h"
+#include "base/thread_pool.h"
 
 namespace rapt::test {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/attention/attention.h"
+#include "attention/attention.h"
 #include "tests/support/oracle.h"
 #include "tests/support/tensor.h"
 

@@ -10,7 +10,7 @@
 #include <csignal>
 #include <regex>
 
-#include "server/base/check.h"
+#include "base/check.h"
 
 namespace rapt::test {
 namespace {

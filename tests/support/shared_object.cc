@@ -7,7 +7,7 @@
 #include <atomic>
 
 #include "absl/strings/str_cat.h"
-#include "server/base/check.h"
+#include "base/check.h"
 
 namespace rapt::test {
 namespace {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "server/attention/tensor_view.h"
+#include "attention/tensor_view.h"
 
 namespace rapt::test {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/wire/message_parts.h"
+#include "server/protocols/message_parts.h"
 
 namespace rapt::test {
 

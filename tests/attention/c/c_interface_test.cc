@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/aligned_buffer.h"
 #include "rapt/attention.h"
-#include "server/base/aligned_buffer.h"
 #include "tests/support/oracle.h"
 #include "tests/support/run_attention.h"
 #include "tests/support/tensor.h"

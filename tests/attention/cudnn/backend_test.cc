@@ -12,10 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include "server/attention/attention.h"
-#include "server/attention/cpu/cpu_backend.h"
-#include "server/attention/cudnn/cudnn_backend.h"
-#include "server/attention/cudnn/pieces.h"
+#include "attention/attention.h"
+#include "attention/cpu/cpu_backend.h"
+#include "attention/cudnn/cudnn_backend.h"
+#include "attention/cudnn/pieces.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/run_attention.h"

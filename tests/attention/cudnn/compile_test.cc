@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "server/attention/cudnn/cost_model.h"
-#include "server/attention/cudnn/device.h"
-#include "server/attention/cudnn/graph.h"
-#include "server/attention/cudnn/library.h"
+#include "attention/cudnn/cost_model.h"
+#include "attention/cudnn/device.h"
+#include "attention/cudnn/graph.h"
+#include "attention/cudnn/library.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::cudnn {

@@ -1,6 +1,6 @@
 // Which problems are worth the way to a device, on one, and beside a CPU, whose speeds are known: a
 // clock moves on by what each of their runs takes.
-#include "server/attention/cudnn/cost_model.h"
+#include "attention/cudnn/cost_model.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "server/attention/cpu/cpu_backend.h"
-#include "server/attention/cudnn/cudnn_backend.h"
+#include "attention/cpu/cpu_backend.h"
+#include "attention/cudnn/cudnn_backend.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_device.h"
 

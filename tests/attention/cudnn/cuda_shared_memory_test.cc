@@ -1,5 +1,5 @@
 // Memory that other processes share, over a CUDA runtime and driver of the test's own.
-#include "server/attention/cudnn/cuda_shared_memory.h"
+#include "attention/cudnn/cuda_shared_memory.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "server/attention/cudnn/graph.h"
+#include "attention/cudnn/graph.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

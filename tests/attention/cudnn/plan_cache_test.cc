@@ -1,4 +1,4 @@
-#include "server/attention/cudnn/plan_cache.h"
+#include "attention/cudnn/plan_cache.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

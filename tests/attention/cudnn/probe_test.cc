@@ -1,4 +1,4 @@
-#include "server/attention/cudnn/probe.h"
+#include "attention/cudnn/probe.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-EXAMPLES = HERE.parents[3] / "server" / "attention" / "c" / "examples"
+EXAMPLES = HERE.parents[3] / "attention" / "c" / "examples"
 
 
 def run(*command):

@@ -1,0 +1,179 @@
+#include "attention/attention.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "base/aligned_buffer.h"
+
+namespace rapt {
+namespace {
+
+std::string BackendNames() {
+  return absl::StrJoin(Backends(), ", ", [](std::string* out, const Backend* backend) {
+    absl::StrAppend(out, std::string(backend->name()));
+  });
+}
+
+absl::StatusOr<const Backend*> FindBackend(absl::string_view name) {
+  for (const Backend* backend : Backends()) {
+    if (backend->name() != name) continue;
+    if (absl::Status status = backend->Available(); !status.ok()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "backend '", std::string(name), "' can't run here: ", std::string(status.message())));
+    }
+    return backend;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("backend is '", std::string(name), "'; this build has auto, ", BackendNames()));
+}
+
+struct Choice {
+  const Backend* backend = nullptr;
+  const Backend* declined = nullptr;
+  bool declined_for_now = false;
+};
+
+// OK, or why the backend can't compute the problem under these options.
+absl::Status CheckSupport(const Backend& backend, const Problem& problem,
+                          const PlanOptions& options) {
+  if (backend.lanes() > 0 && !options.has_lanes) {
+    return absl::UnimplementedError("it waits for a device, which there are no threads for here");
+  }
+  return backend.Supports(problem);
+}
+
+absl::StatusOr<Choice> ChooseBackend(const Problem& problem, const PlanOptions& options) {
+  const std::string& name = options.backend;
+  if (name != "auto") {
+    const absl::StatusOr<const Backend*> backend = FindBackend(name);
+    if (!backend.ok()) return backend.status();
+    if (absl::Status reason = CheckSupport(**backend, problem, options); !reason.ok()) {
+      return absl::UnimplementedError(
+          absl::StrCat("backend '", name, "' can't compute this: ", std::string(reason.message())));
+    }
+    return Choice{*backend};
+  }
+  Choice choice;
+  for (const Backend* backend : Backends()) {
+    if (!backend->Available().ok()) continue;
+    const bool supported = CheckSupport(*backend, problem, options).ok();
+    const absl::Status preference = supported ? backend->Prefers(problem) : absl::OkStatus();
+    if (supported && preference.ok()) {
+      choice.backend = backend;
+      return choice;
+    }
+    const bool for_now = preference.code() == absl::StatusCode::kUnavailable;
+    if (choice.declined == nullptr && (!supported || for_now)) {
+      choice.declined = backend;
+      choice.declined_for_now = for_now;
+    }
+  }
+  return absl::UnimplementedError("no backend can compute this");
+}
+
+// OK, or why the instruction set can't be used: some backend must know it and have it here.
+absl::Status ValidateIsa(absl::string_view isa) {
+  if (isa == "auto") return absl::OkStatus();
+  std::string known = "auto";
+  for (const Backend* backend : Backends()) {
+    for (const InstructionSet& set : backend->instruction_sets()) {
+      if (set.name == isa) {
+        if (set.available) return absl::OkStatus();
+        return absl::FailedPreconditionError(
+            absl::StrCat("this machine lacks the instruction set '", std::string(isa), "'"));
+      }
+      absl::StrAppend(&known, ", ", std::string(set.name));
+    }
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("isa is '", std::string(isa), "'; it must be one of ", known));
+}
+
+}  // namespace
+
+std::string ChooseIsa(const Backend& backend, absl::string_view wanted) {
+  for (const InstructionSet& set : backend.instruction_sets()) {
+    if (wanted == "auto" ? set.available : set.name == wanted) return std::string(set.name);
+  }
+  return "";
+}
+
+absl::Status Validate(const PlanOptions& options) {
+  if (options.threads < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("threads is ", options.threads, "; it must be at least 1"));
+  }
+  if (options.backend != "auto") {
+    if (auto backend = FindBackend(options.backend); !backend.ok()) return backend.status();
+  }
+  return ValidateIsa(options.isa);
+}
+
+absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options) {
+  absl::Status status = Validate(options);
+  if (status.ok()) status = Validate(problem);
+  if (!status.ok()) return status;
+  const absl::StatusOr<Choice> choice = ChooseBackend(problem, options);
+  if (!choice.ok()) return choice.status();
+  Plan plan;
+  plan.problem = problem;
+  plan.backend = choice->backend;
+  plan.declined = choice->declined;
+  plan.declined_for_now = choice->declined_for_now;
+  plan.isa = ChooseIsa(*plan.backend, options.isa);
+  plan.threads = plan.backend->lanes() > 0 ? plan.backend->lanes() : options.threads;
+  if (!problem.empty() || problem.wants_present) plan.backend->PlanTasks(plan);
+  return plan;
+}
+
+namespace {
+
+// Less work than handing out work costs: the calling thread does all of it.
+constexpr double kFlopsAlone = 5e5;
+
+absl::Status ValidateSlices(const Backend& backend, const Arguments& a) {
+  if (a.mask.slices != nullptr) return absl::InvalidArgumentError("attn_mask is in slices");
+  for (const TensorView* view : {&a.query, &a.key, &a.value, &a.past_key, &a.past_value}) {
+    if (view->slices != nullptr && !backend.ReadsSlices()) {
+      return absl::InvalidArgumentError(absl::StrCat("the tensors are in slices, which backend '",
+                                                     backend.name(), "' does not read"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
+                 ThreadPool& pool) {
+  if (absl::Status status = Validate(plan.problem, arguments); !status.ok()) return status;
+  if (absl::Status status = ValidateSlices(*plan.backend, arguments); !status.ok()) return status;
+  if (static_cast<int64_t>(workspace.size()) < plan.workspace_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "workspace has ", workspace.size(), " bytes; the plan needs ", plan.workspace_bytes()));
+  }
+  if (reinterpret_cast<uintptr_t>(workspace.data()) % AlignedBuffer::kAlignment != 0) {
+    return absl::InvalidArgumentError("workspace is not aligned to 64 bytes");
+  }
+  if (pool.workers() > plan.threads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the pool has ", pool.workers(), " workers; the plan is for ", plan.threads));
+  }
+  const bool alone = plan.flops < kFlopsAlone && plan.backend->lanes() == 0;
+  for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
+    const auto run_task = [&](int64_t task, int worker) {
+      plan.backend->RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task,
+                            worker, /*checkpoint=*/{});
+    };
+    if (alone) {
+      for (int64_t task = 0; task < plan.stages[stage]; ++task) run_task(task, 0);
+    } else {
+      pool.ParallelFor(plan.stages[stage], run_task);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace rapt

@@ -1,0 +1,44 @@
+// rapt_attention: exact attention, with no gRPC, protobuf or metrics in it.
+//
+//     Problem problem{.batch = 2, .query_heads = 32, .kv_heads = 8, ...};
+//     absl::StatusOr<Plan> plan = MakePlan(problem, {.threads = 8});
+//     AlignedBuffer workspace(plan->workspace_bytes());
+//     absl::Status status = Run(*plan, arguments, workspace.span(), pool);
+#ifndef RAPT_ATTENTION_ATTENTION_H_
+#define RAPT_ATTENTION_ATTENTION_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "attention/backend.h"
+#include "attention/plan.h"
+#include "attention/problem.h"
+#include "base/thread_pool.h"
+
+namespace rapt {
+
+// InvalidArgument for an invalid problem or an unknown backend or instruction set;
+// FailedPrecondition where the named one is not available here; Unimplemented, with the reason,
+// where the named backend does not support the problem. Allocates little and computes nothing.
+absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options);
+
+// InvalidArgument or FailedPrecondition as MakePlan would give it for any problem. For start-up.
+absl::Status Validate(const PlanOptions& options);
+
+// The name of the instruction set that plans of this backend use under --isa=`wanted`, which is
+// valid; empty where the backend has no choice of them.
+std::string ChooseIsa(const Backend& backend, absl::string_view wanted);
+
+// Computes the plan. Blocks until done. `workspace` has at least plan.workspace_bytes() bytes,
+// aligned to 64; Run allocates no memory that grows with the problem. `pool` has at most
+// plan.threads workers. Safe to call from several threads with different workspaces and outputs.
+absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
+                 ThreadPool& pool);
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_ATTENTION_H_

@@ -1,0 +1,90 @@
+// What a backend is. To add one: a folder beside this file and a line in backends.cc.
+#ifndef RAPT_ATTENTION_BACKEND_H_
+#define RAPT_ATTENTION_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "attention/plan.h"
+#include "attention/problem.h"
+#include "base/check.h"
+#include "base/checkpoint.h"
+
+namespace rapt {
+
+struct InstructionSet {
+  absl::string_view name;  // as --isa takes it
+  bool available = false;  // on this machine
+};
+
+// Thread-safe: backends are stateless or guard their state; one instance serves the process.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual absl::string_view name() const = 0;
+
+  // OK, or why this backend can't run on this machine.
+  virtual absl::Status Available() const { return absl::OkStatus(); }
+
+  // Best first. Empty where the backend has no choice of them.
+  virtual absl::Span<const InstructionSet> instruction_sets() const { return {}; }
+
+  // Whether Q, K, V, past_key and past_value may be views of slices. Where not, the caller gathers
+  // them first.
+  virtual bool ReadsSlices() const { return false; }
+
+  // So many tasks at once wait for a device, rather than compute: they run on threads of their own,
+  // each worker has a lane to itself, and plans are for that many threads. 0: tasks compute.
+  virtual int lanes() const { return 0; }
+
+  // OK, or the reason why not. `problem` is valid.
+  virtual absl::Status Supports(const Problem& problem) const = 0;
+
+  // Of a supported problem: OK, or why "auto" does better with the next backend. Unavailable where
+  // that is for now only; such calls count as fallbacks.
+  virtual absl::Status Prefers(const Problem&) const { return absl::OkStatus(); }
+
+  // A call went to the next backend for now: the next one like it should not have to. Returns at
+  // once.
+  virtual void Prepare(const Problem&) const {}
+
+  // Fills tiles, stages and workspace of a plan whose problem, isa and threads are set. The problem
+  // is valid and supported; it may be empty() and still want its present keys and values.
+  virtual void PlanTasks(Plan& plan) const = 0;
+
+  // Runs one task of a stage. `workspace` has plan.workspace_bytes() bytes, aligned to 64 and of
+  // any content before the first stage; `worker` in [0, plan.threads) names the calling worker's
+  // part of it, no two at once use the same. A task of more than some milliseconds passes the
+  // checkpoint every fraction of one.
+  virtual void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
+                       int stage, int64_t task, int worker, const Checkpoint& checkpoint) const = 0;
+
+  // One plan of several that are computed by one run.
+  struct Member {
+    const Plan* plan;
+    const Arguments* arguments;
+    bool done = false;  // it is computed; one that is not gets a RunTask() of its own
+  };
+  // Computes the tasks of at least two plans of one company, whose shares are at most 1 in all, by
+  // one run of that worker's; what that can't do is left. No member's data reaches another's
+  // answer; but for rounding that is the one it has alone. Only where PlanTasks() sets a company.
+  virtual void RunTogether(absl::Span<Member> /*members*/, int /*worker*/) const {
+    RAPT_CHECK(false, "this backend's plans have no company");
+  }
+};
+
+// Who computed: "cudnn", or "cudnn+cpu" where the second stood in for a part of it; may be null.
+std::string NamesOf(const Backend& backend, const Backend* stand_in);
+
+// Every backend of this build, in the order in which "auto" tries them; the reference is last.
+absl::Span<const Backend* const> Backends();
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_BACKEND_H_

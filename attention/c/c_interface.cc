@@ -1,0 +1,341 @@
+// The C interface: rapt/attention.h over attention.h.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "attention/attention.h"
+#include "attention/c/include/rapt/attention.h"
+#include "base/aligned_buffer.h"
+#include "base/mutex.h"
+#include "base/thread_pool.h"
+#include "base/version.h"
+
+struct rapt_context {
+  explicit rapt_context(rapt::PlanOptions plan_options)
+      : options(std::move(plan_options)), pool(options.threads) {}
+
+  const rapt::PlanOptions options;
+  rapt::Mutex running;                                          // held by the run that computes
+  rapt::AlignedBuffer workspace ABSL_GUARDED_BY(running) = {};  // the largest yet
+  rapt::ThreadPool pool;
+};
+
+struct rapt_plan {
+  rapt::Plan plan;
+  std::string description;
+};
+
+namespace {
+
+using rapt::DType;
+
+static_assert(RAPT_WORKSPACE_ALIGNMENT == rapt::AlignedBuffer::kAlignment);
+
+// As in rapt_problem and rapt_arguments.
+constexpr rapt::FieldNames kCNames = {
+    .q = "query",
+    .k = "key",
+    .v = "value",
+    .y = "output",
+    .mask = "mask",
+    .key_lengths = "key_lengths",
+    .left_window = "left_window",
+    .right_window = "right_window",
+    .dropout_probability = "dropout_probability",
+};
+
+constexpr int kMaxThreads = 1024;
+
+rapt_code CodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return RAPT_OK;
+    case absl::StatusCode::kResourceExhausted:
+      return RAPT_RESOURCE_EXHAUSTED;
+    case absl::StatusCode::kFailedPrecondition:
+      return RAPT_FAILED_PRECONDITION;
+    case absl::StatusCode::kUnimplemented:
+      return RAPT_UNIMPLEMENTED;
+    default:
+      return RAPT_INVALID_ARGUMENT;
+  }
+}
+
+struct MessageBuffer {
+  char* text;
+  size_t bytes;
+
+  void Write(absl::string_view message) const {
+    if (text == nullptr || bytes == 0) return;
+    const size_t length = std::min(message.size(), bytes - 1);
+    std::memcpy(text, message.data(), length);
+    text[length] = '\0';
+  }
+};
+
+// Runs the body of a C function. Nothing may be thrown through C.
+template <typename Body>
+rapt_code Guarded(MessageBuffer message, Body body) {
+  absl::Status status;
+  try {
+    status = body();
+  } catch (const std::bad_alloc&) {
+    message.Write("out of memory");
+    return RAPT_RESOURCE_EXHAUSTED;
+  } catch (const std::system_error& error) {
+    message.Write(error.what());
+    return RAPT_RESOURCE_EXHAUSTED;
+  }
+  if (!status.ok()) message.Write(status.message());
+  return CodeOf(status);
+}
+
+absl::Status CheckNotNull(
+    std::initializer_list<std::pair<absl::string_view, const void*>> pointers) {
+  for (const auto& [name, pointer] : pointers) {
+    if (pointer == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, " is null"));
+  }
+  return absl::OkStatus();
+}
+
+// The caller's struct as this library knows it. A smaller one comes from an older caller: the rest
+// is 0. What a larger one has beyond has to be 0, for it asks for something unknown here.
+template <typename Struct>
+absl::Status Adopt(absl::string_view name, const Struct* theirs, Struct& ours) {
+  if (absl::Status status = CheckNotNull({{name, theirs}}); !status.ok()) return status;
+  const size_t size = theirs->struct_size;
+  constexpr size_t kLargest = 1 << 16;
+  if (size < sizeof(size) || size > kLargest) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, "->struct_size is ", size, "; it must be ", sizeof(Struct)));
+  }
+  const char* bytes = reinterpret_cast<const char*>(theirs);
+  const size_t known = std::min(size, sizeof(Struct));
+  if (std::any_of(bytes + known, bytes + size, [](char byte) { return byte != 0; })) {
+    return absl::UnimplementedError(absl::StrCat(name, " has fields that librapt_attention ",
+                                                 rapt::Version(), " does not know"));
+  }
+  std::memcpy(&ours, bytes, known);
+  return absl::OkStatus();
+}
+
+absl::Status CheckEnum(absl::string_view name, int32_t value, int32_t least, int32_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", value, "; it must be from ", least, " to ", most));
+}
+
+absl::Status CheckEnums(const rapt_problem& p) {
+  absl::Status status = CheckEnum("dtype", p.dtype, RAPT_FP32, RAPT_FP64);
+  if (status.ok()) status = CheckEnum("alignment", p.alignment, RAPT_TOP_LEFT, RAPT_BOTTOM_RIGHT);
+  if (status.ok()) status = CheckEnum("mask_dtype", p.mask_dtype, 0, RAPT_BOOL);
+  if (status.ok()) status = CheckEnum("score_output", p.score_output, RAPT_NO_SCORES, RAPT_WEIGHTS);
+  return status;
+}
+
+DType TypeOf(int32_t dtype) {
+  constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
+                              DType::kBool};
+  return kTypes[dtype - RAPT_FP32];
+}
+
+absl::Status CheckWindow(absl::string_view name, int32_t given, int64_t size) {
+  if (!given || size >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " is ", size, "; it must be at least 0"));
+}
+
+rapt::Problem ProblemOf(const rapt_problem& c) {
+  rapt::Problem p;
+  p.dtype = TypeOf(c.dtype);
+  p.batch = c.batch;
+  p.query_heads = c.query_heads;
+  p.kv_heads = c.kv_heads;
+  p.query_length = c.query_length;
+  p.key_length = c.key_length;
+  p.past_length = c.past_length;
+  p.head_size = c.head_size;
+  p.value_head_size = c.value_head_size;
+  if (c.has_scale) p.scale = c.scale;
+  p.softcap = c.softcap;
+  p.causal = c.causal != 0;
+  if (c.alignment == RAPT_BOTTOM_RIGHT) p.alignment = rapt::Alignment::kBottomRight;
+  if (c.has_left_window) p.left_window = c.left_window;
+  if (c.has_right_window) p.right_window = c.right_window;
+  if (c.mask_dtype != 0) {
+    p.mask = rapt::MaskShape{.dtype = TypeOf(c.mask_dtype)};
+    std::copy(c.mask_shape, c.mask_shape + 4, p.mask->dims.begin());
+  }
+  p.has_key_lengths = c.has_key_lengths != 0;
+  p.softmax_in_fp64 = c.softmax_in_fp64 != 0;
+  if (c.dropout_probability != 0) {
+    p.dropout = rapt::Dropout{.probability = c.dropout_probability, .seed = c.dropout_seed};
+  }
+  if (c.score_output != RAPT_NO_SCORES) {
+    p.score_output = static_cast<rapt::ScoreOutput>(c.score_output - RAPT_SCORES);
+  }
+  p.wants_lse = c.wants_lse != 0;
+  p.wants_present = c.wants_present != 0;
+  return p;
+}
+
+absl::StatusOr<rapt::Problem> ValidProblem(const rapt_problem& c) {
+  absl::Status status = CheckEnums(c);
+  if (status.ok()) status = CheckWindow("left_window", c.has_left_window, c.left_window);
+  if (status.ok()) status = CheckWindow("right_window", c.has_right_window, c.right_window);
+  if (!status.ok()) return status;
+  rapt::Problem problem = ProblemOf(c);
+  if (status = Validate(problem, kCNames); !status.ok()) return status;
+  return problem;
+}
+
+using Dims = std::array<int64_t, 4>;
+
+template <typename View, typename CTensor>
+View ViewOf(const CTensor& tensor, DType dtype, const Dims& dims) {
+  View view;
+  view.data = static_cast<decltype(view.data)>(tensor.data);
+  view.dtype = dtype;
+  view.dims = dims;
+  std::copy(tensor.strides, tensor.strides + 4, view.strides.begin());
+  if (view.strides == Dims{}) view.strides = rapt::RowMajorStrides(dims);
+  return view;
+}
+
+rapt::Arguments ArgumentsOf(const rapt::Problem& p, const rapt_arguments& c) {
+  const auto input = [](const rapt_input& tensor, DType dtype, const Dims& dims) {
+    return ViewOf<rapt::TensorView>(tensor, dtype, dims);
+  };
+  const auto output = [](const rapt_output& tensor, DType dtype, const Dims& dims) {
+    return ViewOf<rapt::MutableTensorView>(tensor, dtype, dims);
+  };
+  const int64_t t = p.total_keys();
+  rapt::Arguments a;
+  a.query = input(c.query, p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size});
+  a.key = input(c.key, p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size});
+  a.value = input(c.value, p.dtype, {p.batch, p.kv_heads, p.key_length, p.value_head_size});
+  if (p.mask) {
+    a.mask = input(c.mask, p.mask->dtype, p.mask->dims);
+    for (int axis = 0; axis < 4; ++axis) {
+      if (a.mask.dims[axis] == 1) a.mask.strides[axis] = 0;
+    }
+  }
+  a.past_key = input(c.past_key, p.dtype, {p.batch, p.kv_heads, p.past_length, p.head_size});
+  a.past_value =
+      input(c.past_value, p.dtype, {p.batch, p.kv_heads, p.past_length, p.value_head_size});
+  if (p.has_key_lengths) a.key_lengths = {c.key_lengths, static_cast<size_t>(p.batch)};
+  a.output = output(c.output, p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size});
+  a.lse = output(c.lse, p.lse_dtype(), {p.batch, p.query_heads, p.query_length, 1});
+  a.scores = output(c.scores, p.dtype, {p.batch, p.query_heads, p.query_length, t});
+  a.present_key = output(c.present_key, p.dtype, {p.batch, p.kv_heads, t, p.head_size});
+  a.present_value = output(c.present_value, p.dtype, {p.batch, p.kv_heads, t, p.value_head_size});
+  return a;
+}
+
+absl::StatusOr<rapt::PlanOptions> ValidOptions(const rapt_context_options& c) {
+  if (c.threads < 1 || c.threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("threads is ", c.threads, "; it must be from 1 to ", kMaxThreads));
+  }
+  rapt::PlanOptions options;
+  options.threads = static_cast<int>(c.threads);
+  if (c.backend != nullptr) options.backend = c.backend;
+  if (c.isa != nullptr) options.isa = c.isa;
+  if (absl::Status status = Validate(options); !status.ok()) return status;
+  return options;
+}
+
+absl::Status CreateContext(const rapt_context_options* theirs, rapt_context** context) {
+  rapt_context_options c = {};
+  absl::Status status = Adopt("options", theirs, c);
+  if (status.ok()) status = CheckNotNull({{"context", context}});
+  if (!status.ok()) return status;
+  absl::StatusOr<rapt::PlanOptions> options = ValidOptions(c);
+  if (!options.ok()) return options.status();
+  *context = new rapt_context(*std::move(options));
+  return absl::OkStatus();
+}
+
+absl::Status CreatePlan(const rapt_context* context, const rapt_problem* theirs, rapt_plan** plan) {
+  rapt_problem c = {};
+  absl::Status status = Adopt("problem", theirs, c);
+  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
+  if (!status.ok()) return status;
+  const absl::StatusOr<rapt::Problem> problem = ValidProblem(c);
+  if (!problem.ok()) return problem.status();
+  absl::StatusOr<rapt::Plan> made = MakePlan(*problem, context->options);
+  if (!made.ok()) return made.status();
+  std::string description = made->Describe();
+  *plan = new rapt_plan{*std::move(made), std::move(description)};
+  return absl::OkStatus();
+}
+
+absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_arguments* theirs,
+                     void* workspace, size_t workspace_bytes) {
+  rapt_arguments c = {};
+  absl::Status status = Adopt("arguments", theirs, c);
+  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
+  if (!status.ok()) return status;
+  const rapt::Problem& problem = plan->plan.problem;
+  if (problem.has_key_lengths && problem.batch > 0) {
+    status = CheckNotNull({{"key_lengths", c.key_lengths}});
+    if (!status.ok()) return status;
+  }
+  const rapt::Arguments arguments = ArgumentsOf(problem, c);
+  // Run checks them as well, but knows the operator's names only.
+  if (status = Validate(problem, arguments, kCNames); !status.ok()) return status;
+  rapt::MutexLock lock(context->running);
+  absl::Span<std::byte> span(static_cast<std::byte*>(workspace), workspace_bytes);
+  if (workspace == nullptr) {
+    const auto needed = static_cast<size_t>(plan->plan.workspace_bytes());
+    if (context->workspace.size() < needed) context->workspace = rapt::AlignedBuffer(needed);
+    span = context->workspace.span();
+  }
+  return Run(plan->plan, arguments, span, context->pool);
+}
+
+}  // namespace
+
+extern "C" {
+
+rapt_code rapt_context_create(const rapt_context_options* options, rapt_context** context,
+                              char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes}, [&] { return CreateContext(options, context); });
+}
+
+void rapt_context_destroy(rapt_context* context) { delete context; }
+
+rapt_code rapt_plan_create(const rapt_context* context, const rapt_problem* problem,
+                           rapt_plan** plan, char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes}, [&] { return CreatePlan(context, problem, plan); });
+}
+
+void rapt_plan_destroy(rapt_plan* plan) { delete plan; }
+
+size_t rapt_plan_workspace_bytes(const rapt_plan* plan) {
+  return static_cast<size_t>(plan->plan.workspace_bytes());
+}
+
+const char* rapt_plan_description(const rapt_plan* plan) { return plan->description.c_str(); }
+
+rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_arguments* arguments,
+                   void* workspace, size_t workspace_bytes, char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes},
+                 [&] { return RunPlan(context, plan, arguments, workspace, workspace_bytes); });
+}
+
+const char* rapt_version(void) {
+  static const std::string version(rapt::Version());
+  return version.c_str();
+}
+
+}  // extern "C"

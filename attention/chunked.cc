@@ -1,0 +1,228 @@
+#include "attention/chunked.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "attention/attention.h"
+#include "attention/half.h"
+#include "base/aligned_buffer.h"
+#include "base/round_up.h"
+
+namespace rapt {
+namespace {
+
+int64_t Aligned(int64_t bytes) { return RoundUp(bytes, AlignedBuffer::kAlignment); }
+
+Problem ChunkProblem(const Problem& whole, Streaming streaming, RowRange chunk) {
+  return streaming == Streaming::kKeys
+             ? SectionOf(whole, {0, whole.query_length}, chunk, /*folds=*/true)
+             : SectionOf(whole, chunk, {0, whole.total_keys()}, /*folds=*/false);
+}
+
+absl::Status CheckChunk(absl::string_view name, int64_t rows) {
+  if (rows >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " is ", rows, "; it must be at least 1"));
+}
+
+absl::Status Check(const Problem& whole, const Chunking& chunking, const FieldNames& names) {
+  absl::Status status = Validate(whole, names);
+  if (status.ok()) status = CheckChunk("query_chunk", chunking.query_chunk);
+  if (status.ok()) status = CheckChunk("key_chunk", chunking.key_chunk);
+  if (!status.ok()) return status;
+  if (chunking.streaming == Streaming::kKeys && whole.score_output == ScoreOutput::kWeights) {
+    return absl::InvalidArgumentError(
+        "weights are wanted while keys stream, where none is known before the last key; let the "
+        "queries stream");
+  }
+  if (whole.mask && whole.mask->dims[3] != 1 && whole.mask->dims[3] != whole.total_keys()) {
+    return absl::InvalidArgumentError(absl::StrCat(names.mask, " has ", whole.mask->dims[3],
+                                                   " keys; in chunks it must have 1 or all ",
+                                                   whole.total_keys()));
+  }
+  return absl::OkStatus();
+}
+
+int64_t StateRows(const Problem& p) { return p.batch * p.query_heads * p.query_length; }
+
+// Where the state's arrays begin: max, sum, output; and where they end.
+std::array<int64_t, 4> StatePlaces(const Problem& p, DType type) {
+  const int64_t column = Aligned(StateRows(p) * SizeOf(type));
+  return {0, column, 2 * column,
+          2 * column + Aligned(StateRows(p) * p.value_head_size * SizeOf(type))};
+}
+
+template <typename Real>
+Real* RowOf(const MutableTensorView& view, int64_t b, int64_t h, int64_t i) {
+  return reinterpret_cast<Real*>(view.Row(b, h, i));
+}
+
+template <typename Real>
+void Clear(const Arguments::State& state, RowRange rows, int64_t task) {
+  const int64_t b = task / state.max.dims[1];
+  const int64_t h = task % state.max.dims[1];
+  std::fill_n(RowOf<Real>(state.max, b, h, rows.begin), rows.count,
+              -std::numeric_limits<Real>::infinity());
+  std::fill_n(RowOf<Real>(state.sum, b, h, rows.begin), rows.count, Real{0});
+}
+
+void Store16(uint16_t bits, std::byte* row, int64_t n) {
+  std::memcpy(row + n * 2, &bits, sizeof(bits));
+}
+
+void Store(float value, DType dtype, std::byte* row, int64_t n) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return Store16(FloatToHalf(value), row, n);
+    case DType::kBFloat16:
+      return Store16(FloatToBFloat16(value), row, n);
+    default:
+      return StoreElement(row, dtype, n, value);
+  }
+}
+
+void Store(double value, DType dtype, std::byte* row, int64_t n) {
+  StoreElement(row, dtype, n, value);
+}
+
+template <typename Real>
+void StoreScaled(absl::Span<const Real> values, Real factor, DType dtype, std::byte* row) {
+  if (sizeof(Real) == 4 && dtype == DType::kFloat32) {
+    for (size_t n = 0; n < values.size(); ++n) {
+      const Real value = values[n] * factor;
+      std::memcpy(row + n * sizeof(Real), &value, sizeof(Real));
+    }
+    return;
+  }
+  for (size_t n = 0; n < values.size(); ++n) Store(values[n] * factor, dtype, row, n);
+}
+
+template <typename Real>
+void Finish(const Problem& p, const Arguments::State& state, int64_t first,
+            const MutableTensorView& output, const MutableTensorView& lse, int64_t task) {
+  const int64_t b = task / p.query_heads;
+  const int64_t h = task % p.query_heads;
+  const int64_t row_bytes = p.value_head_size * SizeOf(p.dtype);
+  for (int64_t i = 0; i < output.dims[2]; ++i) {
+    const Real max = *RowOf<Real>(state.max, b, h, first + i);
+    const Real sum = *RowOf<Real>(state.sum, b, h, first + i);
+    const bool empty = max == -std::numeric_limits<Real>::infinity();
+    if (empty) {
+      std::memset(output.Row(b, h, i), 0, static_cast<size_t>(row_bytes));
+    } else {
+      const absl::Span<const Real> values(RowOf<Real>(state.output, b, h, first + i),
+                                          p.value_head_size);
+      StoreScaled(values, 1 / sum, p.dtype, output.Row(b, h, i));
+    }
+    if (p.wants_lse) {
+      StoreElement(lse.Row(b, h, i), p.lse_dtype(), 0, empty ? max : max + std::log(sum));
+    }
+  }
+}
+
+}  // namespace
+
+RowRange ChunkOf(int64_t length, int64_t chunk, int64_t n) {
+  return {n * chunk, std::min(chunk, length - n * chunk)};
+}
+
+Problem SectionOf(const Problem& whole, RowRange queries, RowRange keys, bool folds) {
+  Problem section = whole;
+  section.section = WholeOf(whole);
+  section.section->first_query += queries.begin;
+  section.section->first_key += keys.begin;
+  section.query_length = queries.count;
+  section.key_length = keys.count;
+  section.past_length = 0;
+  section.folds = folds;
+  if (section.mask) {
+    std::array<int64_t, 4>& dims = section.mask->dims;
+    if (dims[2] != 1) dims[2] = queries.count;
+    if (dims[3] != 1) dims[3] = keys.count;
+  }
+  return section;
+}
+
+int64_t CountChunks(int64_t length, int64_t chunk) { return (length + chunk - 1) / chunk; }
+
+int64_t ChunkedPlan::chunks() const {
+  return keys_stream() ? CountChunks(whole.total_keys(), chunking.key_chunk)
+                       : CountChunks(whole.query_length, chunking.query_chunk);
+}
+
+RowRange ChunkedPlan::Chunk(int64_t n) const {
+  return keys_stream() ? ChunkOf(whole.total_keys(), chunking.key_chunk, n)
+                       : ChunkOf(whole.query_length, chunking.query_chunk, n);
+}
+
+Plan ChunkedPlan::PlanOf(int64_t n) const {
+  Plan plan = n + 1 == chunks() ? last : full;
+  plan.problem = ChunkProblem(whole, chunking.streaming, Chunk(n));
+  if (plan.problem.empty()) return plan;
+  Plan alone = plan;  // the tasks are the same ones; what there is to compute depends on the place
+  plan.backend->PlanTasks(alone);
+  plan.flops = alone.flops;
+  return plan;
+}
+
+absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& whole, const Chunking& chunking,
+                                            const PlanOptions& options, const FieldNames& names) {
+  if (absl::Status status = Check(whole, chunking, names); !status.ok()) return status;
+  ChunkedPlan chunked;
+  chunked.whole = whole;
+  chunked.chunking = chunking;
+  chunked.chunking.query_chunk =
+      std::min(chunking.query_chunk, std::max<int64_t>(whole.query_length, 1));
+  chunked.chunking.key_chunk =
+      std::min(chunking.key_chunk, std::max<int64_t>(whole.total_keys(), 1));
+  const int64_t chunks = chunked.chunks();
+  for (const auto& [n, plan] : {std::pair<int64_t, Plan*>{0, &chunked.full},
+                                {std::max<int64_t>(chunks - 1, 0), &chunked.last}}) {
+    const RowRange chunk = chunks == 0 ? RowRange{} : chunked.Chunk(n);
+    absl::StatusOr<Plan> made = MakePlan(ChunkProblem(whole, chunking.streaming, chunk), options);
+    if (!made.ok()) return made.status();
+    *plan = *std::move(made);
+    chunked.workspace_bytes = std::max(chunked.workspace_bytes, plan->workspace_bytes());
+  }
+  if (chunked.keys_stream()) {
+    chunked.state_bytes = StateBytes(whole, chunked.full.state_dtype);
+  }
+  return chunked;
+}
+
+int64_t StateBytes(const Problem& p, DType type) { return StatePlaces(p, type)[3]; }
+
+Arguments::State StateIn(const Problem& p, DType type, std::byte* memory) {
+  const std::array<int64_t, 4> places = StatePlaces(p, type);
+  const auto view = [&](int64_t place, int64_t size) {
+    const std::array<int64_t, 4> dims = {p.batch, p.query_heads, p.query_length, size};
+    return MutableTensorView{memory + place, type, dims, RowMajorStrides(dims)};
+  };
+  return {.output = view(places[2], p.value_head_size),
+          .max = view(places[0], 1),
+          .sum = view(places[1], 1)};
+}
+
+void ClearRows(const Arguments::State& state, RowRange rows, int64_t task) {
+  state.max.dtype == DType::kFloat64 ? Clear<double>(state, rows, task)
+                                     : Clear<float>(state, rows, task);
+}
+
+void ClearState(const Arguments::State& state) {
+  const std::array<int64_t, 4>& dims = state.max.dims;
+  for (int64_t head = 0; head < dims[0] * dims[1]; ++head) ClearRows(state, {0, dims[2]}, head);
+}
+
+void FinishRows(const Problem& problem, const Arguments::State& state, int64_t first,
+                const MutableTensorView& output, const MutableTensorView& lse, int64_t task) {
+  state.max.dtype == DType::kFloat64 ? Finish<double>(problem, state, first, output, lse, task)
+                                     : Finish<float>(problem, state, first, output, lse, task);
+}
+
+}  // namespace rapt

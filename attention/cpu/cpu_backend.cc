@@ -1,0 +1,510 @@
+#include "attention/cpu/cpu_backend.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/cpu/instruction_sets.h"
+#include "attention/cpu/kernels.h"
+#include "attention/half.h"
+#include "attention/philox.h"
+#include "attention/present.h"
+#include "attention/softmax_state.h"
+#include "base/round_up.h"
+
+namespace rapt {
+namespace cpu {
+
+void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_t i, int64_t begin,
+                           int64_t count, bool* keep) {
+  DropoutKeeps(p, seed, b, h, i, begin, count, keep);
+}
+
+namespace {
+
+// What a task's rows are a multiple of, as every kernel's register block divides it.
+constexpr int64_t kRowStep = 12;
+constexpr int64_t kMostQueryRows = kMostRowBlocks * kRowBlock;
+// Tasks a thread should have at least, so that the last ones to finish do not leave others idle.
+constexpr int64_t kTasksPerThread = 4;
+
+// A part of the keys must be worth its merge.
+constexpr int64_t kLeastSplitKeys = 1024;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How a key/value head's g * Sq query rows fall into tasks: blocks of queries, of one head each,
+// or, where Sq is short, whole heads together, so that K and V are read once for all of them.
+struct Split {
+  int64_t queries_per_task = 0;
+  int64_t heads_per_task = 0;
+  int64_t query_tasks = 0;
+  int64_t head_tasks = 0;
+
+  int64_t rows_per_task() const { return queries_per_task * heads_per_task; }
+};
+
+Split SplitRows(const Problem& p, int64_t query_rows) {
+  Split split;
+  // Tasks of about one size.
+  const int64_t blocks = CeilDiv(p.query_length, query_rows);
+  split.queries_per_task =
+      std::min(p.query_length, RoundUp(CeilDiv(p.query_length, blocks), kRowStep));
+  split.heads_per_task =
+      std::clamp<int64_t>(query_rows / split.queries_per_task, 1, p.group_size());
+  split.query_tasks = CeilDiv(p.query_length, split.queries_per_task);
+  split.head_tasks = CeilDiv(p.group_size(), split.heads_per_task);
+  return split;
+}
+
+int64_t AttentionTasks(const Problem& p, const Split& split) {
+  return p.empty() ? 0 : p.batch * p.kv_heads * split.query_tasks * split.head_tasks;
+}
+
+// Large blocks pack K and V less often, small ones share the work out better.
+int64_t ChooseQueryRows(const Problem& p, int threads) {
+  int64_t rows = kMostQueryRows;
+  while (rows > kRowBlock && AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread) {
+    rows /= 2;
+  }
+  return rows;
+}
+
+// Fewer tasks than threads, as in decoding with few heads: the keys are split, each part is
+// computed as if it were all, and the parts are merged by their lse. Weights need the final lse
+// before the first of them can be written, so they are not split.
+int64_t ChooseKeySplits(const Problem& p, int64_t tasks, int threads) {
+  if (tasks >= threads || p.score_output == ScoreOutput::kWeights) return 1;
+  return std::clamp<int64_t>(p.total_keys() / kLeastSplitKeys, 1, CeilDiv(2 * threads, tasks));
+}
+
+int64_t SplitKeys(const Problem& p, int64_t splits) {
+  return RoundUp(CeilDiv(p.total_keys(), splits), kKeyBlock);
+}
+
+// fp32 holds neither a scale, a softcap nor a mask beyond its own range, and a finite mask must not
+// turn into -inf; fp64 then carries the whole softmax.
+bool AccumulatesInFp64(const Problem& p) {
+  const auto beyond_fp32 = [](double x) {
+    return x != 0 && (std::fabs(x) > 1e30 || std::fabs(x) < 1e-30);
+  };
+  return p.accumulator() == DType::kFloat64 || beyond_fp32(p.effective_scale()) ||
+         beyond_fp32(p.softcap) || (p.mask && p.mask->dtype == DType::kFloat64);
+}
+
+// As the kernel lays it out, see Flash's constructor.
+int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
+  const int64_t real = AccumulatesInFp64(p) ? 8 : 4;
+  const int64_t lanes_dv = RoundUp(p.value_head_size, kVectorBytes / real);
+  const int64_t lanes_d = RoundUp(p.head_size, kVectorBytes / real);
+  const int64_t arrays[] = {rows * lanes_d,
+                            rows * lanes_dv,
+                            rows,
+                            rows,
+                            p.head_size * kKeyBlock,
+                            kKeyBlock * lanes_dv,
+                            kRowBlock * kKeyBlock,
+                            kRowBlock,
+                            kFewRows * lanes_dv};
+  int64_t bytes = 0;
+  for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
+  // Rows that slices part, as they came, are joined there.
+  return bytes +
+         RoundUp((1 + kJoinedRows) * std::max(p.head_size, p.value_head_size) * SizeOf(p.dtype),
+                 kVectorBytes);
+}
+
+int64_t RowTableBytes(int64_t rows) {
+  return RoundUp(rows * static_cast<int64_t>(sizeof(FlashRow)), kVectorBytes);
+}
+
+template <typename Real>
+constexpr DType RealType() {
+  return sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32;
+}
+
+Element ElementOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return Element::kFloat16;
+    case DType::kBFloat16:
+      return Element::kBFloat16;
+    case DType::kFloat64:
+      return Element::kFloat64;
+    case DType::kBool:
+      return Element::kBool;
+    default:
+      return Element::kFloat32;
+  }
+}
+
+ScoreStage StageOf(std::optional<ScoreOutput> output) {
+  if (!output) return ScoreStage::kNone;
+  switch (*output) {
+    case ScoreOutput::kScores:
+      return ScoreStage::kScores;
+    case ScoreOutput::kSoftcapped:
+      return ScoreStage::kSoftcapped;
+    case ScoreOutput::kBiased:
+      return ScoreStage::kBiased;
+    default:
+      return ScoreStage::kWeights;
+  }
+}
+
+// What lies `offset` bytes into the tensor.
+FlashBytes BytesOf(const TensorView& view, int64_t offset) {
+  if (view.slices == nullptr) return {view.data + offset, nullptr, 0, 0};
+  const SlicedBytes& sliced = *view.slices;
+  return {nullptr, sliced.slices.data(), static_cast<int64_t>(sliced.slices.size()),
+          sliced.offset + offset};
+}
+
+FlashKeys KeysOf(const TensorView& past, int64_t past_count, const TensorView& now, int64_t b,
+                 int64_t h) {
+  FlashKeys keys = {};
+  keys.past_count = past_count;
+  if (past_count > 0) {
+    keys.past = BytesOf(past, past.RowOffset(b, h, 0));
+    keys.past_stride = past.strides[2] * SizeOf(past.dtype);
+  }
+  keys.now = BytesOf(now, now.RowOffset(b, h, 0));
+  keys.now_stride = now.strides[2] * SizeOf(now.dtype);
+  return keys;
+}
+
+// The partial results of split keys, in the shared workspace: for each query row, O and lse of each
+// part.
+template <typename Real>
+class Parts {
+ public:
+  Parts(const Problem& p, int64_t splits, std::byte* workspace)
+      : splits_(splits),
+        value_head_size_(p.value_head_size),
+        lse_(reinterpret_cast<Real*>(workspace)),
+        output_(lse_ + Rows(p) * splits) {}
+
+  static int64_t Bytes(const Problem& p, int64_t splits) {
+    return RoundUp(Rows(p) * splits * (1 + p.value_head_size) * int64_t{sizeof(Real)},
+                   kVectorBytes);
+  }
+
+  Real* Lse(int64_t row, int64_t part) const { return lse_ + row * splits_ + part; }
+  Real* Output(int64_t row, int64_t part) const {
+    return output_ + (row * splits_ + part) * value_head_size_;
+  }
+
+  // Merges the parts of a row into the first.
+  void Merge(int64_t row) const {
+    const absl::Span<Real> first(Output(row, 0), value_head_size_);
+    for (int64_t part = 1; part < splits_; ++part) {
+      MergeInto(first, *Lse(row, 0), absl::Span<const Real>(Output(row, part), value_head_size_),
+                *Lse(row, part));
+    }
+  }
+
+ private:
+  static int64_t Rows(const Problem& p) { return p.batch * p.query_heads * p.query_length; }
+
+  int64_t splits_;
+  int64_t value_head_size_;
+  Real* lse_;
+  Real* output_;
+};
+
+int64_t RowIndex(const Problem& p, int64_t b, int64_t h, int64_t i) {
+  return (b * p.query_heads + h) * p.query_length + i;
+}
+
+template <typename Real>
+void FoldRow(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i,
+             const Real* output, Real lse) {
+  const auto state = [&](const MutableTensorView& view) {
+    return reinterpret_cast<Real*>(view.Row(b, h, i));
+  };
+  FoldInto(absl::Span<Real>(state(a.state.output), p.value_head_size), *state(a.state.max),
+           *state(a.state.sum), absl::Span<const Real>(output, p.value_head_size), lse);
+}
+
+template <typename Real>
+void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task) {
+  const Problem& p = plan.problem;
+  const Parts<Real> parts(p, plan.tiles.key_splits, workspace);
+  const int64_t b = task / p.query_heads;
+  const int64_t h = task % p.query_heads;
+  for (int64_t i = 0; i < p.query_length; ++i) {
+    const int64_t row = RowIndex(p, b, h, i);
+    parts.Merge(row);
+    if (p.folds) {
+      FoldRow<Real>(p, a, b, h, i, parts.Output(row, 0), *parts.Lse(row, 0));
+      continue;
+    }
+    for (int64_t d = 0; d < p.value_head_size; ++d) {
+      StoreElement(a.output.Row(b, h, i), p.dtype, d, parts.Output(row, 0)[d]);
+    }
+    if (p.wants_lse) StoreElement(a.lse.Row(b, h, i), p.lse_dtype(), 0, *parts.Lse(row, 0));
+  }
+}
+
+// The results of a task's rows, in the worker's workspace, until they are folded into the state.
+template <typename Real>
+class Unfolded {
+ public:
+  Unfolded(const Problem& p, int64_t rows, std::byte* room)
+      : value_head_size_(p.value_head_size),
+        lse_(reinterpret_cast<Real*>(room)),
+        output_(lse_ + rows) {}
+
+  static int64_t Bytes(const Problem& p, int64_t rows) {
+    return RoundUp(rows * (1 + p.value_head_size) * int64_t{sizeof(Real)}, kVectorBytes);
+  }
+
+  void Redirect(FlashRow& row, int64_t index) const {
+    row.output = reinterpret_cast<std::byte*>(Output(index));
+    row.lse = reinterpret_cast<std::byte*>(lse_ + index);
+  }
+
+  // `rows` as they were redirected, in that order.
+  void Fold(const Problem& p, const Arguments& a, int64_t b, absl::Span<const FlashRow> rows,
+            int64_t first_query) const {
+    for (size_t n = 0; n < rows.size(); ++n) {
+      FoldRow<Real>(p, a, b, rows[n].head, rows[n].index - first_query, Output(n), lse_[n]);
+    }
+  }
+
+ private:
+  Real* Output(int64_t index) const { return output_ + index * value_head_size_; }
+
+  int64_t value_head_size_;
+  Real* lse_;
+  Real* output_;
+};
+
+int64_t UnfoldedBytes(const Problem& p, int64_t rows) {
+  return AccumulatesInFp64(p) ? Unfolded<double>::Bytes(p, rows) : Unfolded<float>::Bytes(p, rows);
+}
+
+FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
+  const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
+  return {
+      .query = a.query.RowOffset(b, h, i),
+      .output = p.folds ? nullptr : a.output.Row(b, h, i),
+      .lse = p.wants_lse && !p.folds ? a.lse.Row(b, h, i) : nullptr,
+      .scores = p.score_output ? a.scores.Row(b, h, i) : nullptr,
+      .mask = p.mask ? a.mask.Row(b, h, i) : nullptr,
+      .begin = visible.begin,
+      .end = visible.end,
+      .head = h,
+      .index = i + (p.section ? p.section->first_query : 0),
+  };
+}
+
+// Narrows a row to the task's part of the keys, its output to that part's place.
+template <typename Real>
+void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int64_t index,
+            int64_t part) {
+  row.begin = std::clamp(row.begin, task.part_begin, task.part_end);
+  row.end = std::clamp(row.end, row.begin, task.part_end);
+  row.output = reinterpret_cast<std::byte*>(parts.Output(index, part));
+  row.lse = reinterpret_cast<std::byte*>(parts.Lse(index, part));
+}
+
+// The part of the task that the problem alone says.
+FlashTask ShapeOf(const Problem& p) {
+  FlashTask task = {};
+  task.key_count = p.total_keys();
+  task.head_size = p.head_size;
+  task.value_head_size = p.value_head_size;
+  task.element = ElementOf(p.dtype);
+  task.output_element = task.element;
+  task.lse_element = ElementOf(p.lse_dtype());
+  task.scale = p.effective_scale();
+  task.softcap = p.softcap;
+  task.score_stage = StageOf(p.score_output);
+  if (p.dropout) {
+    task.dropout = p.dropout->probability;
+    task.seed = p.dropout->seed;
+  }
+  return task;
+}
+
+// The part of the task that is the same for every block of rows.
+FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_head) {
+  FlashTask task = ShapeOf(p);
+  task.queries = BytesOf(a.query, 0);
+  task.keys = KeysOf(a.past_key, p.past_length, a.key, b, kv_head);
+  task.values = KeysOf(a.past_value, p.past_length, a.value, b, kv_head);
+  if (p.mask) {
+    task.mask_element = ElementOf(p.mask->dtype);
+    task.mask_step = p.mask->dims[3] == 1 ? 0 : a.mask.strides[3];
+    task.mask_count = p.mask->dims[3] == 1 ? p.total_keys() : p.mask->dims[3];
+  }
+  task.batch = b;
+  task.first_key = p.section ? p.section->first_key : 0;
+  return task;
+}
+
+int64_t TileScratchBytes(const Plan& plan, int64_t rows) {
+  const KernelTable& kernels = Kernels(plan.isa);
+  if (kernels.tile_scratch_bytes == nullptr || AccumulatesInFp64(plan.problem)) return 0;
+  FlashTask task = ShapeOf(plan.problem);
+  task.row_count = rows;
+  return kernels.tile_scratch_bytes(task);
+}
+
+// A worker's part of the workspace: so many bytes for each of these, one after the other.
+struct WorkerRoom {
+  int64_t rows, scratch, tile_scratch, unfolded;
+
+  int64_t bytes() const { return rows + scratch + tile_scratch + unfolded; }
+};
+
+WorkerRoom RoomOf(const Plan& plan, int64_t rows) {
+  const Problem& p = plan.problem;
+  return {.rows = RowTableBytes(rows),
+          .scratch = FlashScratchBytes(p, rows),
+          .tile_scratch = TileScratchBytes(plan, rows),
+          .unfolded = p.folds && plan.tiles.key_splits == 1 ? UnfoldedBytes(p, rows) : 0};
+}
+
+// Multiply-adds of all visible pairs; batch rows are taken to see all the keys that lengths might
+// hide.
+double CountFlops(const Problem& p) {
+  const int64_t key_length = p.section ? p.section->key_length : p.key_length;
+  double pairs = 0;
+  // The visible range moves by one key a query: sampling it is exact enough for any use of the
+  // figure.
+  const int64_t step = std::max<int64_t>(1, p.query_length / 64);
+  for (int64_t i = 0; i < p.query_length; i += step) {
+    const KeyRange range = VisibleKeys(p, {&key_length, 1}, 0, i);
+    pairs += static_cast<double>(range.end - range.begin) *
+             static_cast<double>(std::min(step, p.query_length - i));
+  }
+  return 2.0 * static_cast<double>(p.batch) * static_cast<double>(p.query_heads) * pairs *
+         static_cast<double>(p.head_size + p.value_head_size);
+}
+
+// Which rows and keys a task of the first stage has.
+struct TaskPlace {
+  int64_t b, kv_head, first_head, end_head, first_query, end_query, part;
+};
+
+TaskPlace PlaceOf(const Problem& p, const Split& split, int64_t key_splits, int64_t task) {
+  TaskPlace place;
+  place.part = task % key_splits;
+  task /= key_splits;
+  // The last queries come first: under a causal mask they see the most keys and take the longest.
+  const int64_t query_task = split.query_tasks - 1 - task % split.query_tasks;
+  task /= split.query_tasks;
+  const int64_t head_task = task % split.head_tasks;
+  task /= split.head_tasks;
+  place.kv_head = task % p.kv_heads;
+  place.b = task / p.kv_heads;
+  const int64_t group_begin = place.kv_head * p.group_size();
+  place.first_head = group_begin + head_task * split.heads_per_task;
+  place.end_head = std::min(place.first_head + split.heads_per_task, group_begin + p.group_size());
+  place.first_query = query_task * split.queries_per_task;
+  place.end_query = std::min(place.first_query + split.queries_per_task, p.query_length);
+  return place;
+}
+
+template <typename Real>
+void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task, int worker,
+              const Checkpoint& checkpoint) {
+  const Problem& p = plan.problem;
+  const int64_t splits = plan.tiles.key_splits;
+  const Split split = SplitRows(p, plan.tiles.query_block);
+  const TaskPlace place = PlaceOf(p, split, splits, task);
+  const Parts<Real> parts(p, splits, workspace);
+  const WorkerRoom room = RoomOf(plan, split.rows_per_task());
+  std::byte* begin = workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
+  auto* rows = reinterpret_cast<FlashRow*>(begin);
+
+  FlashTask flash = TaskOf(p, a, place.b, place.kv_head);
+  flash.part_begin = std::min(place.part * SplitKeys(p, splits), p.total_keys());
+  flash.part_end = std::min(flash.part_begin + SplitKeys(p, splits), p.total_keys());
+  flash.rows = rows;
+  flash.checkpoint = checkpoint;
+  flash.scratch = begin + room.rows;
+  flash.tile_scratch = flash.scratch + room.scratch;
+  flash.begin = flash.part_end;
+  flash.end = flash.part_begin;
+  const Unfolded<Real> unfolded(p, split.rows_per_task(), flash.tile_scratch + room.tile_scratch);
+  const bool folds_here = p.folds && splits == 1;
+  if (splits > 1 || p.folds) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
+  for (int64_t h = place.first_head; h < place.end_head; ++h) {
+    for (int64_t i = place.first_query; i < place.end_query; ++i) {
+      FlashRow& row = rows[flash.row_count] = RowOf(p, a, place.b, h, i);
+      if (folds_here) unfolded.Redirect(row, flash.row_count);
+      ++flash.row_count;
+      if (splits > 1) Narrow(row, flash, parts, RowIndex(p, place.b, h, i), place.part);
+      if (row.begin == row.end) continue;
+      flash.begin = std::min(flash.begin, row.begin);
+      flash.end = std::max(flash.end, row.end);
+    }
+  }
+  // Nothing to fold: the chunk is out of these rows' sight.
+  if (folds_here && !p.score_output && flash.begin >= flash.end) return;
+  const KernelTable& kernels = Kernels(plan.isa);
+  const bool done = (sizeof(Real) == 8 ? kernels.flash_fp64 : kernels.flash_fp32)(flash);
+  if (done && folds_here) {
+    unfolded.Fold(p, a, place.b, {rows, static_cast<size_t>(flash.row_count)},
+                  p.section ? p.section->first_query : 0);
+  }
+}
+
+class Cpu final : public Backend {
+ public:
+  absl::string_view name() const override { return "cpu"; }
+  absl::Span<const InstructionSet> instruction_sets() const override { return InstructionSets(); }
+  bool ReadsSlices() const override { return true; }
+  absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
+
+  void PlanTasks(Plan& plan) const override {
+    const Problem& p = plan.problem;
+    if (p.empty()) {
+      plan.stages = {PresentTasks(p)};
+      return;
+    }
+    plan.tiles.query_block = ChooseQueryRows(p, plan.threads);
+    plan.tiles.key_block = kKeyBlock;
+    const Split split = SplitRows(p, plan.tiles.query_block);
+    const int64_t tasks = AttentionTasks(p, split);
+    const int64_t splits = ChooseKeySplits(p, tasks, plan.threads);
+    plan.tiles.key_splits = splits;
+    plan.stages = {tasks * splits + PresentTasks(p)};
+    if (splits > 1) {
+      plan.stages.push_back(p.batch * p.query_heads);
+      plan.shared_workspace_bytes =
+          AccumulatesInFp64(p) ? Parts<double>::Bytes(p, splits) : Parts<float>::Bytes(p, splits);
+    }
+    const WorkerRoom room = RoomOf(plan, split.rows_per_task());
+    if (room.tile_scratch > 0) plan.tiles.key_block = kTileKeyBlock;
+    plan.worker_workspace_bytes = room.bytes();
+    plan.state_dtype = AccumulatesInFp64(p) ? DType::kFloat64 : DType::kFloat32;
+    plan.flops = CountFlops(p);
+  }
+
+  void RunTask(const Plan& plan, const Arguments& a, std::byte* workspace, int stage, int64_t task,
+               int worker, const Checkpoint& checkpoint) const override {
+    const Problem& p = plan.problem;
+    const bool fp64 = AccumulatesInFp64(p);
+    if (stage == 1) {
+      return fp64 ? MergeHead<double>(plan, a, workspace, task)
+                  : MergeHead<float>(plan, a, workspace, task);
+    }
+    const int64_t present_tasks = PresentTasks(p);
+    if (task < present_tasks) return RunPresentTask(p, a, task);
+    fp64 ? RunFlash<double>(plan, a, workspace, task - present_tasks, worker, checkpoint)
+         : RunFlash<float>(plan, a, workspace, task - present_tasks, worker, checkpoint);
+  }
+};
+
+}  // namespace
+}  // namespace cpu
+
+const Backend& CpuBackend() {
+  static const cpu::Cpu backend;
+  return backend;
+}
+
+}  // namespace rapt

@@ -1,0 +1,14 @@
+#ifndef RAPT_ATTENTION_CPU_CPU_BACKEND_H_
+#define RAPT_ATTENTION_CPU_CPU_BACKEND_H_
+
+#include "attention/backend.h"
+
+namespace rapt {
+
+// Fused attention on the CPU: everything that rapt offers, for every type. Never holds Sq x T
+// numbers.
+const Backend& CpuBackend();
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_CPU_CPU_BACKEND_H_

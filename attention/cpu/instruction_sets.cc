@@ -1,0 +1,42 @@
+#include "attention/cpu/instruction_sets.h"
+
+#include <array>
+
+#include "attention/cpu/machine.h"
+#include "base/check.h"
+
+namespace rapt::cpu {
+namespace {
+
+struct Entry {
+  absl::string_view name;
+  bool (*available)();
+  const KernelTable* kernels;
+};
+
+constexpr Entry kEntries[] = {
+    {"amx", HasAmxBf16, &kAmxKernels},
+    {"avx512", HasX8664V4, &kAvx512Kernels},
+    {"avx2", HasX8664V3, &kAvx2Kernels},
+    {"portable", [] { return true; }, &kPortableKernels},
+};
+
+}  // namespace
+
+absl::Span<const InstructionSet> InstructionSets() {
+  static const auto kSets = [] {
+    std::array<InstructionSet, std::size(kEntries)> sets;
+    for (size_t n = 0; n < sets.size(); ++n) sets[n] = {kEntries[n].name, kEntries[n].available()};
+    return sets;
+  }();
+  return kSets;
+}
+
+const KernelTable& Kernels(absl::string_view isa) {
+  for (size_t n = 0; n < std::size(kEntries); ++n) {
+    if (kEntries[n].name == isa && InstructionSets()[n].available) return *kEntries[n].kernels;
+  }
+  CheckFailed(__FILE__, __LINE__, "isa is available", "a plan names one that is not");
+}
+
+}  // namespace rapt::cpu

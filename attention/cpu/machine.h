@@ -1,0 +1,17 @@
+// What this machine can execute: its processor can, and its operating system keeps the registers.
+#ifndef RAPT_ATTENTION_CPU_MACHINE_H_
+#define RAPT_ATTENTION_CPU_MACHINE_H_
+
+namespace rapt::cpu {
+
+// What -march=x86-64-v3 and -march=x86-64-v4 let the compiler use.
+bool HasX8664V3();
+bool HasX8664V4();
+
+// x86-64-v4 and the tiles of AMX-BF16. Asks the kernel, for the whole process, to let its threads
+// use them.
+bool HasAmxBf16();
+
+}  // namespace rapt::cpu
+
+#endif  // RAPT_ATTENTION_CPU_MACHINE_H_

@@ -1,0 +1,73 @@
+// The tile registers of AMX, for kernels_amx.cc alone. By inline assembly, because the intrinsics
+// of g++ 12 do not say which memory they read: it then drops the stores to a configuration, or
+// moves those to a tile behind the instruction that loads it.
+#ifndef RAPT_ATTENTION_CPU_TILE_UNIT_H_
+#define RAPT_ATTENTION_CPU_TILE_UNIT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rapt::cpu {
+namespace {
+
+// Every tile is as large as they get.
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileRowBytes = 64;
+constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
+
+// The thread that makes one may use tiles while it lives.
+class TileConfiguration {
+ public:
+  TileConfiguration() {
+    Layout layout = {};
+    layout.palette = 1;
+    for (int tile = 0; tile < 8; ++tile) {
+      layout.row_bytes[tile] = kTileRowBytes;
+      layout.rows[tile] = kTileRows;
+    }
+    asm volatile("ldtilecfg %0" : : "m"(layout));
+  }
+  // A thread without live tiles is cheaper to switch away from.
+  ~TileConfiguration() { asm volatile("tilerelease"); }
+
+  TileConfiguration(const TileConfiguration&) = delete;
+  TileConfiguration& operator=(const TileConfiguration&) = delete;
+
+ private:
+  struct alignas(64) Layout {
+    uint8_t palette;
+    uint8_t start_row;
+    uint8_t reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  };
+  static_assert(sizeof(Layout) == 64);
+};
+
+template <int kTile>
+inline __attribute__((always_inline)) void ZeroTile() {
+  asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+}
+
+// Rows are `stride` bytes apart.
+template <int kTile>
+inline __attribute__((always_inline)) void LoadTile(const void* rows, int64_t stride) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(stride), "i"(kTile) : "memory");
+}
+
+template <int kTile>
+inline __attribute__((always_inline)) void StoreTile(void* rows, int64_t stride) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(rows), "r"(stride), "i"(kTile) : "memory");
+}
+
+// C += A B: fp32 sums of products of bf16. A's rows and B's columns hold pairs of neighbours in
+// depth; B's row k has pair k of each column.
+template <int kC, int kA, int kB>
+inline __attribute__((always_inline)) void MultiplyTiles() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+}
+
+}  // namespace
+}  // namespace rapt::cpu
+
+#endif  // RAPT_ATTENTION_CPU_TILE_UNIT_H_

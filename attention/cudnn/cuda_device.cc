@@ -1,0 +1,216 @@
+#include "attention/cudnn/cuda_device.h"
+
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "attention/cudnn/cuda_runtime.h"
+#include "attention/cudnn/cuda_shared_memory.h"
+#include "attention/cudnn/library.h"
+#include "attention/cudnn/probe.h"
+#include "attention/cudnn/staging.h"
+
+namespace rapt::cudnn {
+namespace {
+
+constexpr std::chrono::seconds kTrialLimit{120};
+constexpr int64_t kTrialBytes = int64_t{16} << 20;
+
+class CudaLane final : public Lane {
+ public:
+  CudaLane(const Library& library, const CudaRuntime& runtime, int64_t bytes)
+      : library_(library), runtime_(runtime), bytes_(bytes) {}
+  ~CudaLane() override { Close(); }
+
+  absl::Status Open() {
+    void* host = nullptr;
+    void* device = nullptr;
+    absl::Status status = runtime_.Check(
+        "pinned memory",
+        runtime_.HostAlloc(&host, static_cast<size_t>(bytes_), cudaHostAllocDefault));
+    host_ = static_cast<std::byte*>(host);
+    if (status.ok()) {
+      status =
+          runtime_.Check("device memory", runtime_.Malloc(&device, static_cast<size_t>(bytes_)));
+    }
+    device_ = static_cast<std::byte*>(device);
+    if (status.ok()) {
+      status = runtime_.Check("a stream",
+                              runtime_.StreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    }
+    if (!status.ok()) return status;
+    absl::StatusOr<std::unique_ptr<Stream>> cudnn = library_.OpenStream(stream_);
+    if (!cudnn.ok()) return cudnn.status();
+    cudnn_ = *std::move(cudnn);
+    return absl::OkStatus();
+  }
+
+  // What fails here does so because the context is lost, and its memory with it.
+  void Close() {
+    cudnn_.reset();
+    if (stream_ != nullptr) runtime_.StreamDestroy(std::exchange(stream_, nullptr));
+    if (device_ != nullptr) runtime_.Free(std::exchange(device_, nullptr));
+    if (host_ != nullptr) runtime_.FreeHost(std::exchange(host_, nullptr));
+  }
+
+  absl::Span<std::byte> host() override { return {host_, static_cast<size_t>(bytes_)}; }
+
+  absl::Status Run(const SdpaGraph& graph, const CompiledPlan& plan,
+                   const ArenaLayout& layout) override {
+    absl::Status status =
+        runtime_.Check("copying in", Copy(0, layout.output, cudaMemcpyHostToDevice));
+    if (status.ok()) status = cudnn_->Run(graph, plan, layout, device_, device_ + layout.end);
+    if (status.ok()) {
+      status =
+          runtime_.Check("copying out", Copy(layout.output, layout.end, cudaMemcpyDeviceToHost));
+    }
+    // Also after an error: nothing of this request may be on its way when the next one comes.
+    status.Update(runtime_.Check("running", runtime_.StreamSynchronize(stream_)));
+    return status;
+  }
+
+ private:
+  cudaError_t Copy(int64_t begin, int64_t end, cudaMemcpyKind kind) {
+    const bool in = kind == cudaMemcpyHostToDevice;
+    return runtime_.MemcpyAsync((in ? device_ : host_) + begin, (in ? host_ : device_) + begin,
+                                static_cast<size_t>(end - begin), kind, stream_);
+  }
+
+  const Library& library_;
+  const CudaRuntime& runtime_;
+  const int64_t bytes_;
+  std::byte* host_ = nullptr;
+  std::byte* device_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<Stream> cudnn_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  static absl::StatusOr<std::unique_ptr<Device>> Open(const CudaOptions& options) {
+    const absl::StatusOr<const Library*> library = Library::Load(options.libraries);
+    if (!library.ok()) return library.status();
+    const absl::StatusOr<CudaRuntime> runtime = FindCudaRuntime(**library);
+    if (!runtime.ok()) return runtime.status();
+    int devices = 0;
+    absl::Status status = runtime->Check("no GPU", runtime->GetDeviceCount(&devices));
+    if (status.ok() && devices == 0) status = absl::UnavailableError("no GPU");
+    if (!status.ok()) return absl::FailedPreconditionError(status.message());
+    auto device = std::unique_ptr<CudaDevice>(new CudaDevice(**library, *runtime, options));
+    if (status = device->Start(); !status.ok()) return status;
+    return device;
+  }
+
+  std::string kind() const override { return kind_; }
+  int lanes() const override { return static_cast<int>(lanes_.size()); }
+  Lane& lane(int n) override { return *lanes_[static_cast<size_t>(n)]; }
+  int64_t arena_bytes() const override { return arena_bytes_; }
+
+  absl::StatusOr<CompiledPlan> Compile(const SdpaGraph& graph) override {
+    return library_.Compile(graph, properties_);
+  }
+
+  absl::Status Restart() override {
+    for (const auto& lane : lanes_) lane->Close();
+    shared_memory_.Invalidate();
+    absl::Status status = runtime_.Check("resetting", runtime_.DeviceReset());
+    for (const auto& lane : lanes_) {
+      if (status.ok()) status = lane->Open();
+    }
+    return status;
+  }
+
+  absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(absl::string_view raw_handle,
+                                                                 int64_t device_id,
+                                                                 int64_t byte_size) override {
+    return shared_memory_.Open(raw_handle, device_id, byte_size);
+  }
+
+ private:
+  CudaDevice(const Library& library, const CudaRuntime& runtime, const CudaOptions& options)
+      : library_(library),
+        runtime_(runtime),
+        arena_bytes_(options.memory_bytes / options.lanes / kAlignment * kAlignment) {
+    for (int n = 0; n < options.lanes; ++n) {
+      lanes_.push_back(std::make_unique<CudaLane>(library_, runtime_, arena_bytes_));
+    }
+  }
+
+  absl::Status Start() {
+    absl::Status status = runtime_.Check("the GPU", runtime_.SetDevice(0));
+    if (!status.ok()) return status;
+    absl::StatusOr<std::string> properties = library_.Describe(0);
+    if (!properties.ok()) return properties.status();
+    properties_ = *std::move(properties);
+    kind_ =
+        absl::StrCat(library_.version(), " ",
+                     absl::StrReplaceAll(properties_, {{"\n", ""}}));  // a line of a plan's file
+    for (const auto& lane : lanes_) {
+      if (status = lane->Open(); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  static constexpr int64_t kAlignment = 256;
+
+  const Library& library_;
+  const CudaRuntime runtime_;
+  const int64_t arena_bytes_;
+  CudaSharedMemory shared_memory_{runtime_};
+  std::string properties_;
+  std::string kind_;
+  std::vector<std::unique_ptr<CudaLane>> lanes_;
+};
+
+// Whether the device computes: one key has all the weight, so that the answer is its value.
+absl::Status Try(CudaOptions options) {
+  options.lanes = 1;
+  options.memory_bytes = kTrialBytes;
+  absl::StatusOr<std::unique_ptr<Device>> device = CudaDevice::Open(options);
+  if (!device.ok()) return device.status();
+  const Problem problem{.dtype = DType::kBFloat16,
+                        .batch = 1,
+                        .query_heads = 1,
+                        .kv_heads = 1,
+                        .query_length = 8,
+                        .key_length = 1,
+                        .head_size = 64,
+                        .value_head_size = 64};
+  const SdpaGraph graph = GraphOf(problem);
+  const absl::StatusOr<CompiledPlan> plan = (*device)->Compile(graph);
+  if (!plan.ok()) return plan.status();
+  constexpr uint16_t kOne = 0x3f80;
+  const std::vector<uint16_t> ones(8 * 64, kOne);
+  const auto view = [&](int64_t rows) {
+    const std::array<int64_t, 4> dims = {1, 1, rows, 64};
+    return TensorView{reinterpret_cast<const std::byte*>(ones.data()), DType::kBFloat16, dims,
+                      RowMajorStrides(dims)};
+  };
+  Arguments arguments;
+  arguments.query = view(8);
+  arguments.key = arguments.value = view(1);
+  Lane& lane = (*device)->lane(0);
+  const Part part{&problem, &arguments};
+  const Staging staging(graph, {&part, 1});
+  staging.StageInputs(lane.host().data());
+  if (absl::Status status = lane.Run(graph, *plan, staging.layout()); !status.ok()) return status;
+  if (std::memcmp(lane.host().data() + staging.layout().output, ones.data(),
+                  8 * 64 * sizeof(kOne)) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError("the GPU computes something else");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(const CudaOptions& options) {
+  absl::Status trial = TryInChild([&] { return Try(options); }, kTrialLimit);
+  if (!trial.ok()) return trial;
+  return CudaDevice::Open(options);
+}
+
+}  // namespace rapt::cudnn

@@ -1,0 +1,129 @@
+#include "attention/cudnn/cuda_shared_memory.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+
+namespace rapt::cudnn {
+namespace {
+
+constexpr int kDevice = 0;  // the one of CudaDevice
+
+// The driver's cuMemGetAddressRange(): how long an allocation is, whatever its owner says. What
+// lies beyond must not be touched: that would cost everybody the device's context.
+absl::StatusOr<int64_t> AllocatedBytes(const CudaRuntime& runtime, void* base) {
+  using GetAddressRange = int (*)(uintptr_t*, size_t*, uintptr_t);
+  constexpr unsigned kVersion = 12000;
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  absl::Status status = runtime.Check(
+      "the driver", runtime.GetDriverEntryPointByVersion("cuMemGetAddressRange", &function,
+                                                         kVersion, cudaEnableDefault, &found));
+  if (!status.ok()) return status;
+  uintptr_t begin = 0;
+  size_t bytes = 0;
+  if (function == nullptr || reinterpret_cast<GetAddressRange>(function)(
+                                 &begin, &bytes, reinterpret_cast<uintptr_t>(base)) != 0) {
+    return absl::UnavailableError("the driver does not tell the size of the memory");
+  }
+  return static_cast<int64_t>(bytes - (reinterpret_cast<uintptr_t>(base) - begin));
+}
+
+}  // namespace
+
+// One copy at a time, and none while the device is reset.
+struct CudaSharedMemory::State {
+  explicit State(const CudaRuntime& runtime) : runtime(runtime) {}
+
+  class Memory;
+
+  const CudaRuntime runtime;
+  Mutex mutex;
+  int64_t resets ABSL_GUARDED_BY(mutex) = 0;
+};
+
+class CudaSharedMemory::State::Memory final : public DeviceMemory {
+ public:
+  Memory(std::shared_ptr<State> state, std::byte* base, int64_t size, int64_t resets)
+      : state_(std::move(state)), base_(base), size_(size), resets_(resets) {}
+
+  ~Memory() override {
+    MutexLock lock(state_->mutex);
+    if (state_->resets == resets_) state_->runtime.IpcCloseMemHandle(base_);
+  }
+
+  int64_t size() const override { return size_; }
+
+  absl::Status Read(int64_t offset, absl::Span<std::byte> target) const override {
+    return Copy(target.data(), base_ + offset, target.size(), cudaMemcpyDeviceToHost);
+  }
+  absl::Status Write(int64_t offset, absl::Span<const std::byte> source) const override {
+    return Copy(base_ + offset, source.data(), source.size(), cudaMemcpyHostToDevice);
+  }
+
+ private:
+  absl::Status Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) const {
+    MutexLock lock(state_->mutex);
+    if (state_->resets != resets_) {
+      return absl::UnavailableError(
+          "the device was reset; unregister the memory and register it again");
+    }
+    const CudaRuntime& runtime = state_->runtime;
+    absl::Status status =
+        runtime.Check("copying", runtime.MemcpyAsync(to, from, bytes, kind, nullptr));
+    // Also from pageable memory, which a copy may only have staged.
+    status.Update(runtime.Check("copying", runtime.StreamSynchronize(nullptr)));
+    return status;
+  }
+
+  const std::shared_ptr<State> state_;
+  std::byte* const base_;
+  const int64_t size_;
+  const int64_t resets_;
+};
+
+CudaSharedMemory::CudaSharedMemory(const CudaRuntime& runtime)
+    : state_(std::make_shared<State>(runtime)) {}
+
+absl::StatusOr<std::shared_ptr<const DeviceMemory>> CudaSharedMemory::Open(
+    absl::string_view raw_handle, int64_t device_id, int64_t byte_size) {
+  cudaIpcMemHandle_t handle;
+  if (raw_handle.size() != sizeof(handle)) {
+    return absl::InvalidArgumentError(absl::StrCat("raw_handle has ", raw_handle.size(),
+                                                   " bytes; it must have ", sizeof(handle)));
+  }
+  if (device_id != kDevice) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device_id is ", device_id, "; this server uses device ", kDevice));
+  }
+  std::memcpy(&handle, raw_handle.data(), sizeof(handle));
+  const CudaRuntime& runtime = state_->runtime;
+  MutexLock lock(state_->mutex);
+  void* base = nullptr;
+  const cudaError_t error = runtime.IpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess);
+  if (error != cudaSuccess) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("CUDA opens no memory by this handle: ", runtime.GetErrorString(error)));
+  }
+  absl::StatusOr<int64_t> allocated = AllocatedBytes(runtime, base);
+  if (allocated.ok() && (byte_size < 1 || byte_size > *allocated)) {
+    allocated = absl::InvalidArgumentError(absl::StrCat(
+        "byte_size is ", byte_size, "; it must be 1 to the ", *allocated, " of the allocation"));
+  }
+  if (!allocated.ok()) {
+    runtime.IpcCloseMemHandle(base);
+    return allocated.status();
+  }
+  return std::make_shared<State::Memory>(state_, static_cast<std::byte*>(base), byte_size,
+                                         state_->resets);
+}
+
+void CudaSharedMemory::Invalidate() {
+  MutexLock lock(state_->mutex);
+  ++state_->resets;
+}
+
+}  // namespace rapt::cudnn

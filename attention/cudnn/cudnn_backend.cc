@@ -1,0 +1,578 @@
+#include "attention/cudnn/cudnn_backend.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "attention/attention.h"
+#include "attention/chunked.h"
+#include "attention/cudnn/graph.h"
+#include "attention/present.h"
+#include "base/aligned_buffer.h"
+#include "base/log.h"
+#include "base/round_up.h"
+#include "base/thread_pool.h"
+
+namespace rapt::cudnn {
+namespace {
+
+// Of a lane's memory, what kernels may take as their workspace.
+constexpr int64_t kWorkspaceShare = 8;
+// Ragged tensors are sent where they are no more than so much of padded ones.
+constexpr double kMostOfPadded = 0.75;
+// Problems that one run computes together are no more than this in all: beyond, packing them, out
+// of the caches, costs more than the launches that are saved.
+constexpr int64_t kTogetherBytes = int64_t{4} << 20;
+constexpr int64_t kTogetherBatch = 64;
+// What can't be folded in FP32 is not supported.
+constexpr DType kStateType = DType::kFloat32;
+
+// Stateless decoding spends 99 % of its time on the bus, a prefill of 8192 tokens 75 %.
+constexpr double kUnmeasuredLeastFlops = 1e10;
+
+// A millisecond of a fast GPU, 100 of a slow one; 32 MiB as BF16.
+constexpr int64_t kSampleLength = 32 << 10;
+
+int64_t TensorBytes(const Device& device) {
+  return device.arena_bytes() - device.arena_bytes() / kWorkspaceShare;
+}
+
+Cut CutOn(const Device& device, const Problem& problem) {
+  return CutFor(problem, TensorBytes(device), device.lanes());
+}
+
+Plan PlanOn(const Backend& backend, const Problem& problem, int threads) {
+  Plan plan;
+  plan.problem = problem;
+  plan.backend = &backend;
+  plan.isa = ChooseIsa(backend, "auto");
+  plan.threads = threads;
+  if (!problem.empty()) backend.PlanTasks(plan);
+  return plan;
+}
+
+void LogCosts(const CostModel& costs, std::chrono::nanoseconds time) {
+  const auto giga = [](double rate) { return absl::StrFormat("%.3g", rate / 1e9); };
+  const auto of = [&giga](const CostModel::PerType& rates, DType dtype) {
+    return giga(rates[static_cast<size_t>(dtype)]);
+  };
+  const auto& [device, cpu] = costs;
+  Log(LogLevel::kInfo, "device and cpu measured",
+      {{"device_run_us", absl::StrFormat("%.3g", device.run_seconds * 1e6)},
+       {"device_lane_gb_per_s", giga(device.lane_bytes_per_second)},
+       {"device_gb_per_s", giga(device.bytes_per_second)},
+       {"device_half_gflops", of(device.flops_per_second, DType::kBFloat16)},
+       {"device_fp32_gflops", of(device.flops_per_second, DType::kFloat32)},
+       {"cpu_gb_per_s", giga(cpu.bytes_per_second)},
+       {"cpu_bf16_gflops", of(cpu.flops_per_second, DType::kBFloat16)},
+       {"cpu_fp16_gflops", of(cpu.flops_per_second, DType::kFloat16)},
+       {"cpu_fp32_gflops", of(cpu.flops_per_second, DType::kFloat32)},
+       {"ms", std::chrono::duration_cast<std::chrono::milliseconds>(time).count()}});
+}
+
+// Pieces such that every other one is like one of them: all but the last are as large as the first,
+// and heads that are parted all alike.
+std::vector<Problem> KindsOfPieces(const Problem& problem, const Cut& cut) {
+  std::vector<int64_t> runs = {0, cut.runs(problem) - 1};
+  if (cut.parts_heads()) {
+    runs.resize(static_cast<size_t>(CountChunks(problem.query_length, cut.rows)));
+    std::iota(runs.begin(), runs.end(), 0);
+  }
+  std::vector<Problem> kinds;
+  for (const int64_t run : runs) {
+    for (int64_t key_run = 0; key_run < cut.key_runs(problem); ++key_run) {
+      kinds.push_back(ProblemOf(problem, cut.piece(problem, run, key_run)));
+    }
+  }
+  return kinds;
+}
+
+// What the kinds differ in by size alone: where the diagonal lies does not matter.
+std::vector<Problem> SizesOfPieces(const Problem& problem, const Cut& cut) {
+  std::vector<Problem> sizes;
+  std::set<std::pair<int64_t, int64_t>> known;
+  for (Problem& kind : KindsOfPieces(problem, cut)) {
+    const bool is_new = known.emplace(kind.query_length, kind.key_length).second;
+    if (is_new || !cut.parts_heads()) sizes.push_back(std::move(kind));
+  }
+  return sizes;
+}
+
+// The graph that computes them in one run, over ragged tensors. They differ in sizes alone.
+SdpaGraph RaggedGraphOf(absl::Span<const Part> parts) {
+  int64_t batch = 0;
+  int64_t queries = 1;
+  int64_t keys = 1;
+  for (const Part& part : parts) {
+    const Problem& p = *part.problem;
+    batch += p.batch;
+    queries = std::max(queries, CropOf(p).queries);
+    for (int64_t b = 0; b < p.batch; ++b) {
+      keys = std::max(keys, KeysOf(p, part.arguments->key_lengths, b).count);
+    }
+  }
+  return RaggedOf(GraphOf(*parts[0].problem), batch, queries, keys);
+}
+
+// Of the room that a run has for problems together, what one of that graph takes.
+double ShareOf(const SdpaGraph& padded, const Device& device) {
+  const int64_t room = std::min(kTogetherBytes, TensorBytes(device) / 2);
+  return std::max(static_cast<double>(LayOut(padded).end) / static_cast<double>(room),
+                  static_cast<double>(padded.batch) / kTogetherBatch);
+}
+
+bool MayGoOn(const Checkpoint& checkpoint) {
+  return checkpoint.go_on == nullptr || checkpoint.go_on(checkpoint.context);
+}
+
+// The running softmax of a run's queries, while its pieces are folded into it.
+int64_t FoldedBytes(const Problem& problem, const Cut& cut) {
+  if (!cut.parts_heads() || problem.folds) return 0;
+  const Problem first = ProblemOf(problem, cut.piece(problem, 0, 0));
+  return RoundUp(StateBytes(first, kStateType), AlignedBuffer::kAlignment);
+}
+
+}  // namespace
+
+absl::string_view NameOf(StandInReason reason) {
+  constexpr absl::string_view kNames[kStandInReasons] = {"device", "numbers", "kernels", "memory"};
+  return kNames[static_cast<size_t>(reason)];
+}
+
+// --- DeviceHealth --------------------------------------------------------------------------------
+
+bool DeviceHealth::promising() const {
+  MutexLock lock(mutex_);
+  return !failed_ || (!restarting_ && clock_.Now() >= paused_until_);
+}
+
+int DeviceHealth::running() const {
+  MutexLock lock(mutex_);
+  return running_;
+}
+
+bool DeviceHealth::Enter() {
+  MutexLock lock(mutex_);
+  while (failed_) {
+    if (clock_.Now() < paused_until_) return false;
+    if (running_ > 0 || restarting_) {
+      changed_.Wait(mutex_);
+    } else {
+      RestartDevice();
+    }
+  }
+  ++running_;
+  return true;
+}
+
+void DeviceHealth::Leave(const std::optional<absl::Status>& run) {
+  MutexLock lock(mutex_);
+  --running_;
+  if (run && run->ok()) {
+    if (!failed_) pause_ = std::chrono::nanoseconds(0);
+  } else if (run && !failed_) {
+    failed_ = true;
+    Pause();
+    Log(LogLevel::kWarning, "the device failed",
+        {{"error", run->message()},
+         {"pause_ms", std::chrono::duration_cast<std::chrono::milliseconds>(pause_).count()}});
+  }
+  changed_.SignalAll();
+}
+
+void DeviceHealth::RestartDevice() {
+  restarting_ = true;
+  mutex_.Unlock();  // it takes a while, and requests that are planned look at the health
+  const absl::Status status = device_.Restart();
+  mutex_.Lock();
+  restarting_ = false;
+  failed_ = !status.ok();
+  if (failed_) Pause();
+  Log(failed_ ? LogLevel::kWarning : LogLevel::kInfo, "the device was restarted",
+      {{"error", status.message()}});
+  changed_.SignalAll();
+}
+
+void DeviceHealth::Pause() {
+  pause_ = std::clamp<std::chrono::nanoseconds>(2 * pause_, kFirstPause, kLongestPause);
+  paused_until_ = clock_.Now() + pause_;
+}
+
+// --- CudnnBackend --------------------------------------------------------------------------------
+
+void CudnnBackend::Start(absl::StatusOr<std::unique_ptr<Device>> device, const Backend& fallback,
+                         const Clock& clock, BackendOptions options) {
+  available_ = device.status();
+  if (!device.ok()) return;
+  fallback_ = &fallback;
+  clock_ = &clock;
+  options_ = std::move(options);
+  device_ = *std::move(device);
+  health_ = std::make_unique<DeviceHealth>(*device_, clock);
+  lane_mutexes_ = std::make_unique<Mutex[]>(static_cast<size_t>(device_->lanes()));
+  plans_ = std::make_unique<PlanCache>(*device_, options_.plan_directory);
+}
+
+absl::Status CudnnBackend::Warm(absl::Span<const Problem> problems) {
+  std::set<std::string> keys;
+  for (size_t n = 0; n < problems.size(); ++n) {
+    if (absl::Status status = Supports(problems[n]); !status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("shape ", n + 1, ": ", status.message()));
+    }
+    for (SdpaGraph graph : GraphsOf(problems[n])) {
+      if (keys.insert(graph.Key()).second) warm_.push_back(graph);
+      graph.has_lengths = true;  // of those shorter ones that round up to it
+      if (keys.insert(graph.Key()).second) warm_.push_back(graph);
+    }
+  }
+  for (const Problem& problem : problems) {
+    for (const SdpaGraph& graph : RaggedGraphsOf(problem)) {
+      if (keys.insert(graph.Key()).second) warm_.push_back(graph);
+    }
+  }
+  if (measures()) {
+    for (const Problem& sample : SamplesForTheLanes().all()) {
+      for (SdpaGraph& graph : GraphsOf(sample)) {
+        if (keys.insert(graph.Key()).second) warm_.push_back(std::move(graph));
+      }
+    }
+  }
+  for (const SdpaGraph& graph : warm_) plans_->Keep(graph);
+  return absl::OkStatus();
+}
+
+DeviceSamples CudnnBackend::SamplesForTheLanes() const {
+  const auto samples = [this](int64_t length) { return DeviceSamples(length, device_->lanes()); };
+  int64_t length = kSampleLength;
+  while (CutOn(*device_, samples(length).full_fp32).parts_heads()) length /= 2;
+  return samples(length);
+}
+
+Work CudnnBackend::WorkOnHost(const Problem& problem) const {
+  return {
+      .dtype = problem.dtype, .flops = FallbackPlan(problem).flops, .bytes = MovedBytes(problem)};
+}
+
+Work CudnnBackend::WorkOnDevice(const Problem& problem, Work work) const {
+  const Cut cut = CutOn(*device_, problem);
+  work.pieces = cut.runs(problem) * cut.key_runs(problem);
+  work.lanes = std::min<int64_t>(cut.runs(problem), device_->lanes());
+  if (cut.parts_heads()) {  // its queries go there once for each run of keys, and the keys likewise
+    work.bytes =
+        static_cast<double>(work.pieces) * MovedBytes(ProblemOf(problem, cut.piece(problem, 0, 0)));
+  }
+  return work;
+}
+
+absl::Status CudnnBackend::Measure(int threads, absl::FunctionRef<bool()> go_on) {
+  measuring_ = true;
+  absl::Status status = MeasureCosts(threads, go_on);
+  measuring_ = false;
+  return status;
+}
+
+absl::Status CudnnBackend::MeasureCosts(int threads, absl::FunctionRef<bool()> go_on) {
+  const Instant begin = clock_->Now();
+  ThreadPool lanes(device_->lanes());
+  const auto device = MeasureDevice(
+      SamplesForTheLanes(),
+      [&](const Problem& sample) {
+        return SecondsOf(PlanOn(*this, sample, lanes.workers()), lanes, *clock_, go_on);
+      },
+      [this](const Problem& sample) { return WorkOnDevice(sample, WorkOnHost(sample)); });
+  if (!device.ok()) return device.status();
+  ThreadPool cores(threads);
+  const auto cpu = MeasureCpu(
+      threads,
+      [&](const Problem& sample) {
+        return SecondsOf(PlanOn(*fallback_, sample, threads), cores, *clock_, go_on);
+      },
+      [this](const Problem& sample) { return WorkOnHost(sample); });
+  if (!cpu.ok()) return cpu.status();
+  measured_ = std::make_unique<const CostModel>(CostModel{*device, *cpu});
+  LogCosts(*measured_, clock_->Now() - begin);
+  costs_ = measured_.get();
+  return absl::OkStatus();
+}
+
+std::optional<CudnnBackend::Estimate> CudnnBackend::EstimateOf(const Problem& problem) const {
+  const CostModel* const costs = costs_;
+  if (costs == nullptr) return std::nullopt;
+  const Work work = WorkOnHost(problem);
+  return Estimate{.device = costs->device.Seconds(WorkOnDevice(problem, work)),
+                  .fallback = costs->cpu.Seconds(work)};
+}
+
+PlanCache::Counts CudnnBackend::warmth() const {
+  PlanCache::Counts warmth;
+  for (const SdpaGraph& graph : warm_) warmth.Add(plans_->Look(graph).status());
+  return warmth;
+}
+
+CudnnBackend::State CudnnBackend::state() const {
+  if (device_ == nullptr) return {};
+  return {.healthy = health_->promising(),
+          .lanes = device_->lanes(),
+          .busy_lanes = health_->running(),
+          .memory_bytes = device_->lanes() * device_->arena_bytes(),
+          .used_memory_bytes = used_bytes_,
+          .plans = plans_->Count(),
+          .stand_ins = {stand_ins_[0], stand_ins_[1], stand_ins_[2], stand_ins_[3]}};
+}
+
+void CudnnBackend::Stop() {
+  available_ = NotStarted();
+  warm_.clear();
+  costs_ = nullptr;
+  for (std::atomic<int64_t>& pieces : stand_ins_) pieces = 0;
+  plans_.reset();
+  health_.reset();
+  device_.reset();
+}
+
+absl::Status CudnnBackend::Supports(const Problem& problem) const {
+  absl::Status status = cudnn::Supports(problem);
+  if (!status.ok() || problem.empty()) return status;
+  const Cut cut = CutOn(*device_, problem);
+  if (cut.batch == 0) {
+    return absl::UnimplementedError(absl::StrCat("some rows of a single head take more than the ",
+                                                 TensorBytes(*device_),
+                                                 " bytes that a lane of the device has"));
+  }
+  if (!cut.parts_heads()) return absl::OkStatus();
+  // Beside scores of -1e38 an lse has no digits left for how many keys there are.
+  if (problem.mask && problem.mask->dtype != DType::kBool &&
+      problem.mask->dtype != DType::kFloat16) {
+    return absl::UnimplementedError(
+        absl::StrCat("results are not merged under a mask of ", NameOf(problem.mask->dtype),
+                     ", and a single head takes more than a lane of the device has"));
+  }
+  return cudnn::Supports(ProblemOf(problem, cut.piece(problem, 0, 0)));
+}
+
+absl::Status CudnnBackend::Prefers(const Problem& problem) const {
+  if (problem.empty()) return absl::OutOfRangeError("there is nothing to compute");
+  if (measuring_) return absl::UnavailableError("the device is being measured");
+  if (absl::Status worth = IsWorthTheWay(problem); !worth.ok()) return worth;
+  if (!health_->promising()) return absl::UnavailableError("the device has failed and rests");
+  for (const SdpaGraph& graph : GraphsOf(problem)) {
+    const absl::StatusOr<CompiledPlanPtr> plan = plans_->Look(graph);
+    if (!plan.ok()) return plan.status();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudnnBackend::IsWorthTheWay(const Problem& problem) const {
+  if (const std::optional<Estimate> seconds = EstimateOf(problem)) {
+    if (seconds->device < seconds->fallback) return absl::OkStatus();
+    return absl::OutOfRangeError(absl::StrFormat(
+        "by what was measured it takes %.3g ms there, and %.3g ms on the next backend",
+        seconds->device * 1e3, seconds->fallback * 1e3));
+  }
+  const double least_flops = options_.least_flops.value_or(kUnmeasuredLeastFlops);
+  const double flops = FallbackPlan(problem).flops;
+  if (flops >= least_flops) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrCat("its ", flops, " operations are less than the ",
+                                            least_flops, " that are worth the way"));
+}
+
+void CudnnBackend::Prepare(const Problem& problem) const {
+  for (const SdpaGraph& graph : GraphsOf(problem)) plans_->Find(graph).IgnoreError();
+}
+
+std::vector<SdpaGraph> CudnnBackend::GraphsOf(const Problem& problem) const {
+  std::vector<SdpaGraph> graphs;
+  if (problem.empty()) return graphs;
+  std::set<std::string> keys;
+  for (const Problem& piece : KindsOfPieces(problem, CutOn(*device_, problem))) {
+    if (CropOf(piece).empty()) continue;
+    SdpaGraph graph = GraphOf(piece);
+    if (keys.insert(graph.Key()).second) graphs.push_back(std::move(graph));
+  }
+  return graphs;
+}
+
+std::vector<SdpaGraph> CudnnBackend::RaggedGraphsOf(const Problem& problem) const {
+  std::vector<SdpaGraph> graphs;
+  for (const SdpaGraph& padded : GraphsOf(problem)) {
+    if (!MayBeRagged(padded)) continue;
+    const auto together = static_cast<int64_t>(1 / ShareOf(padded, *device_));
+    const int64_t most = padded.batch * std::max<int64_t>(1, together);
+    int64_t batch = problem.has_key_lengths ? padded.batch : 2 * padded.batch;
+    for (; batch <= most; batch = graphs.back().batch + 1) {
+      graphs.push_back(RaggedOf(padded, batch, padded.query_length, padded.key_length));
+    }
+  }
+  return graphs;
+}
+
+void CudnnBackend::PlanTasks(Plan& plan) const {
+  const Problem& p = plan.problem;
+  plan.stages = {PresentTasks(p)};
+  if (p.empty()) return;
+  const Cut cut = CutOn(*device_, p);
+  plan.stages[0] += cut.runs(p);
+  for (const Problem& piece : SizesOfPieces(p, cut)) {
+    plan.worker_workspace_bytes =
+        std::max(plan.worker_workspace_bytes, FallbackPlan(piece).workspace_bytes());
+  }
+  plan.worker_workspace_bytes = RoundUp(plan.worker_workspace_bytes, AlignedBuffer::kAlignment);
+  plan.worker_workspace_bytes += FoldedBytes(p, cut);
+  plan.flops = FallbackPlan(p).flops;
+  SetCompany(plan);
+}
+
+void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
+                           int /*stage*/, int64_t task, int worker,
+                           const Checkpoint& checkpoint) const {
+  const Problem& whole = plan.problem;
+  if (task < PresentTasks(whole)) return RunPresentTask(whole, arguments, task);
+  const Cut cut = CutOn(*device_, whole);
+  const int64_t run = task - PresentTasks(whole);
+  std::byte* const own_workspace = workspace + worker * plan.worker_workspace_bytes;
+  if (cut.parts_heads()) {
+    return RunParted(whole, cut, run, arguments, own_workspace, worker, checkpoint);
+  }
+  const Piece piece = cut.piece(whole, run, 0);
+  const PieceArguments part(arguments, whole, piece);
+  RunPiece(ProblemOf(whole, piece), part.arguments(), own_workspace, worker, checkpoint);
+}
+
+void CudnnBackend::SetCompany(Plan& plan) const {
+  const Problem& p = plan.problem;
+  if (plan.stages[0] != 1 || CropOf(p).empty()) return;
+  const SdpaGraph padded = GraphOf(p);
+  const double share = ShareOf(padded, *device_);
+  if (!MayBeRagged(padded) || share > 0.5) return;
+  // All that those in one graph have in common.
+  const SdpaGraph alike = RaggedOf(padded, 1, std::min<int64_t>(padded.query_length, 2), 1);
+  plan.company = absl::StrFormat("%s scale%a", alike.Key(), alike.scale);
+  plan.company_share = share;
+}
+
+void CudnnBackend::RunTogether(absl::Span<Member> members, int worker) const {
+  std::vector<Part> parts;
+  for (const Member& member : members) {
+    parts.push_back({&member.plan->problem, member.arguments});
+  }
+  const SdpaGraph graph = RaggedGraphOf(parts);
+  const absl::StatusOr<CompiledPlanPtr> plan = plans_->Find(graph);
+  if (!plan.ok()) return;
+  const std::vector<NotDone> reasons = RunGraph(graph, **plan, parts, worker);
+  for (size_t n = 0; n < members.size(); ++n) members[n].done = !reasons[n];
+}
+
+void CudnnBackend::RunParted(const Problem& whole, const Cut& cut, int64_t run,
+                             const Arguments& arguments, std::byte* workspace, int worker,
+                             const Checkpoint& checkpoint) const {
+  const Piece first = cut.piece(whole, run, 0);
+  const Problem rows = ProblemOf(whole, first);
+  const PieceArguments first_part(arguments, whole, first);
+  const Arguments& of_rows = first_part.arguments();
+  Arguments::State state = of_rows.state;
+  if (!whole.folds) {
+    state = StateIn(rows, kStateType, workspace);
+    ClearState(state);
+  }
+  std::byte* const piece_workspace = workspace + FoldedBytes(whole, cut);
+  for (int64_t n = 0; n < cut.key_runs(whole); ++n) {
+    if (!MayGoOn(checkpoint)) return;
+    const Piece piece = cut.piece(whole, run, n);
+    const PieceArguments part(arguments, whole, piece);
+    RunPiece(ProblemOf(whole, piece), part.FoldingInto(state), piece_workspace, worker, checkpoint);
+  }
+  if (whole.folds) return;
+  for (int64_t head = 0; head < rows.query_heads; ++head) {
+    FinishRows(rows, state, 0, of_rows.output, of_rows.lse, head);
+  }
+}
+
+void CudnnBackend::RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace,
+                            int worker, const Checkpoint& checkpoint) const {
+  const NotDone reason = RunOnLane(piece, arguments, worker);
+  if (!reason) return;
+  ++stand_ins_[static_cast<size_t>(*reason)];
+  if (arguments.stand_in != nullptr) *arguments.stand_in = fallback_;
+  RunFallback(piece, arguments, workspace, checkpoint);
+}
+
+CudnnBackend::NotDone CudnnBackend::RunOnLane(const Problem& problem, const Arguments& arguments,
+                                              int worker) const {
+  if (CropOf(problem).empty()) {
+    WriteNothingSeen(problem, arguments);
+    return std::nullopt;
+  }
+  const Part part{&problem, &arguments};
+  const SdpaGraph graph = GraphFor(part);
+  const absl::StatusOr<CompiledPlanPtr> plan = plans_->Get(graph);
+  if (!plan.ok()) return StandInReason::kKernels;
+  return RunGraph(graph, **plan, {&part, 1}, worker)[0];
+}
+
+SdpaGraph CudnnBackend::GraphFor(const Part& part) const {
+  SdpaGraph padded = GraphOf(*part.problem);
+  if (!part.problem->has_key_lengths || !MayBeRagged(padded)) return padded;
+  SdpaGraph ragged = RaggedGraphOf({&part, 1});
+  const int64_t bytes = Staging(ragged, {&part, 1}).layout().end;
+  if (bytes > LayOut(padded).end * kMostOfPadded) return padded;
+  return plans_->Find(ragged).ok() ? ragged : padded;
+}
+
+std::vector<CudnnBackend::NotDone> CudnnBackend::RunGraph(const SdpaGraph& graph,
+                                                          const CompiledPlan& plan,
+                                                          absl::Span<const Part> parts,
+                                                          int worker) const {
+  const Staging staging(graph, parts);
+  const int64_t bytes = staging.layout().end + plan.workspace_bytes;
+  std::vector<NotDone> reasons(parts.size(), StandInReason::kMemory);
+  if (bytes > device_->arena_bytes()) return reasons;
+  reasons.assign(parts.size(), StandInReason::kDevice);
+  // While Measure() has the lanes, requests that were planned before have them, too.
+  MutexLock lock(lane_mutexes_[worker]);
+  if (!health_->Enter()) return reasons;  // from here on the lane's memory is its own
+  Lane& lane = device_->lane(worker);
+  used_bytes_ += bytes;
+  std::byte* const arena = lane.host().data();
+  const std::vector<bool> staged = staging.StageInputs(arena);
+  std::optional<absl::Status> run;
+  if (std::find(staged.begin(), staged.end(), true) != staged.end()) {
+    run = lane.Run(graph, plan, staging.layout());
+  }
+  for (size_t n = 0; n < parts.size(); ++n) {
+    if (!staged[n]) {
+      reasons[n] = StandInReason::kNumbers;
+    } else if (run->ok()) {
+      staging.TakeOutputs(n, arena);
+      reasons[n] = std::nullopt;
+    }
+  }
+  used_bytes_ -= bytes;
+  health_->Leave(run);
+  return reasons;
+}
+
+Plan CudnnBackend::FallbackPlan(const Problem& problem) const {
+  return PlanOn(*fallback_, problem, 1);
+}
+
+void CudnnBackend::RunFallback(const Problem& problem, const Arguments& arguments,
+                               std::byte* workspace, const Checkpoint& checkpoint) const {
+  const Plan plan = FallbackPlan(problem);
+  for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
+    for (int64_t task = 0; task < plan.stages[stage]; ++task) {
+      if (!MayGoOn(checkpoint)) return;
+      fallback_->RunTask(plan, arguments, workspace, static_cast<int>(stage), task, /*worker=*/0,
+                         checkpoint);
+    }
+  }
+}
+
+CudnnBackend& ProcessBackend() {
+  static CudnnBackend& backend = *new CudnnBackend;  // outlives every static that asks for it
+  return backend;
+}
+
+}  // namespace rapt::cudnn

@@ -1,0 +1,226 @@
+#include "attention/cudnn/graph.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "base/round_up.h"
+
+namespace rapt::cudnn {
+namespace {
+
+// cuDNN compares positions as FP32, which counts to here.
+constexpr int64_t kMostRows = int64_t{1} << 24;
+constexpr int64_t kHeadSizeStep = 8;
+constexpr int64_t kLargestHeadSize = 256;
+constexpr int64_t kLeastOctave = 128;
+constexpr int64_t kLengthsPerOctave = 8;
+// Of ragged graphs: 4, 16, 64, ...
+constexpr int64_t kLeastRaggedBatch = 4;
+constexpr int64_t kRaggedBatchStep = 4;
+
+absl::Status No(absl::string_view why) {
+  return absl::UnimplementedError(absl::StrCat("cuDNN takes no ", why));
+}
+
+bool IsBeyondFp32(double x) { return x != 0 && (std::fabs(x) > 1e30 || std::fabs(x) < 1e-30); }
+
+// Which keys a query sees by position: [i + offset - left, i + offset + right].
+struct Band {
+  std::optional<int64_t> left;
+  std::optional<int64_t> right;
+
+  bool limits() const { return left || right; }
+};
+
+// Windows wider than any length hide nothing.
+Band BandOf(const Problem& p) {
+  Band band;
+  if (p.left_window >= 0 && p.left_window < kMaxAxis) band.left = p.left_window;
+  if (p.right_window >= 0 && p.right_window < kMaxAxis) band.right = p.right_window;
+  if (p.causal) band.right = 0;
+  return band;
+}
+
+// Whether the diagonal lies elsewhere in each batch row.
+bool DiagonalVaries(const Problem& p) {
+  return BandOf(p).limits() && p.has_key_lengths && p.alignment == Alignment::kTopLeft &&
+         WholeOf(p).past_length == 0;
+}
+
+// Where it does not: query i's diagonal is key i + offset, both counted from the problem's first.
+int64_t DiagonalOffset(const Problem& p) {
+  const Section whole = WholeOf(p);
+  const int64_t place = whole.first_query - whole.first_key;
+  if (p.alignment == Alignment::kTopLeft) return place + whole.past_length;
+  return place + whole.past_length + whole.key_length - whole.query_length;
+}
+
+// A single query's keys are one run, which the host cuts out: no diagonal is left then.
+bool IsDecode(const Problem& p) { return p.query_length == 1; }
+
+absl::Status CheckDiagonal(const Problem& p) {
+  if (!DiagonalVaries(p)) return absl::OkStatus();
+  if (IsDecode(p)) {
+    // The keys that are cut out begin elsewhere in each batch row; a mask's may be one row for all.
+    if (p.mask && BandOf(p).left) return No("mask with a window that depends on nonpad_kv_seqlen");
+    return absl::OkStatus();
+  }
+  if (p.section) return No("part of a problem whose diagonal depends on nonpad_kv_seqlen");
+  if (p.mask) return No("mask with a diagonal that depends on nonpad_kv_seqlen");
+  return absl::OkStatus();
+}
+
+// Whether the last query sees up to the last key and no other one does, as where new queries follow
+// a past: then the graph need not say how long that is, and every step of a prefill has the same.
+// cuDNN takes no bias there.
+bool EndsAtLastKey(const Problem& p, const Crop& crop, int64_t offset) {
+  const Band band = BandOf(p);
+  if (!band.right || p.mask || p.has_key_lengths || crop.keys == crop.queries) return false;
+  return offset + *band.right == crop.keys - crop.queries;
+}
+
+MaskShape BiasOf(const SdpaGraph& graph, const MaskShape& mask) {
+  MaskShape bias = mask;
+  if (bias.dtype == DType::kBool) bias.dtype = graph.dtype;
+  // One row for all queries is taken where it is one for all heads, too.
+  if (mask.dims[2] != 1 || mask.dims[1] != 1) bias.dims[2] = graph.query_length;
+  bias.dims[3] = graph.key_length;
+  return bias;
+}
+
+}  // namespace
+
+int64_t PowerOfTwoFrom(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+int64_t RoundUpLength(int64_t length) {
+  const int64_t octave = PowerOfTwoFrom(std::max(length, kLeastOctave));
+  return RoundUp(length, octave / 2 / kLengthsPerOctave);
+}
+
+absl::Status Supports(const Problem& p) {
+  if (p.dtype == DType::kFloat64 || p.softmax_in_fp64) return No("FP64");
+  if (p.mask && p.mask->dtype == DType::kFloat64) return No("mask of FP64");
+  if (p.dropout) return No("random numbers but its own for dropout");
+  if (p.score_output) return No("place to write scores to");
+  if (std::max(p.head_size, p.value_head_size) > kLargestHeadSize) {
+    return No(absl::StrCat("head size of more than ", kLargestHeadSize));
+  }
+  if (p.head_size == 0 || p.value_head_size == 0) return No("head size of 0");
+  if (IsBeyondFp32(p.effective_scale()) || IsBeyondFp32(p.softcap)) {
+    return No("scale or softcap of more than 1e30 or less than 1e-30");
+  }
+  if (std::max(p.query_length, p.total_keys()) > kMostRows) {
+    return No(absl::StrCat("more than ", kMostRows, " queries or keys"));
+  }
+  return CheckDiagonal(p);
+}
+
+Crop CropOf(const Problem& p) {
+  Crop crop{0, p.query_length, 0, p.total_keys()};
+  if (p.empty() || crop.keys == 0) return {};
+  const Band band = BandOf(p);
+  if (!band.limits() || DiagonalVaries(p)) return crop;
+  const int64_t offset = DiagonalOffset(p);
+  // Queries before the first that sees key 0, and after the last that sees the last key.
+  if (band.right) crop.first_query = std::max<int64_t>(0, -offset - *band.right);
+  if (band.left) crop.queries = std::min(crop.queries, crop.keys + *band.left - offset);
+  crop.queries -= crop.first_query;
+  if (crop.queries <= 0) return {};
+  const int64_t first_diagonal = crop.first_query + offset;
+  const int64_t last_diagonal = first_diagonal + crop.queries - 1;
+  if (band.left) crop.first_key = std::max<int64_t>(0, first_diagonal - *band.left);
+  if (band.right) crop.keys = std::min(crop.keys, last_diagonal + *band.right + 1);
+  crop.keys -= crop.first_key;
+  return crop;
+}
+
+KeyRun KeysOf(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b) {
+  if (IsDecode(p)) {
+    const KeyRange visible = VisibleKeys(p, key_lengths, b, 0);
+    return {visible.begin, visible.end - visible.begin};
+  }
+  const Crop crop = CropOf(p);
+  if (!p.has_key_lengths) return {crop.first_key, crop.keys};
+  const Section whole = WholeOf(p);
+  const int64_t length = whole.past_length + key_lengths[b] - whole.first_key;
+  const int64_t end = std::min(crop.first_key + crop.keys, length);
+  return {crop.first_key, std::max<int64_t>(0, end - crop.first_key)};
+}
+
+SdpaGraph GraphOf(const Problem& p) {
+  const Crop crop = CropOf(p);
+  const Band band = BandOf(p);
+  SdpaGraph graph{.dtype = p.dtype,
+                  .batch = p.batch,
+                  .query_heads = p.query_heads,
+                  .kv_heads = p.kv_heads,
+                  .query_length = crop.queries == 1 ? 1 : RoundUpLength(crop.queries),
+                  .key_length = RoundUpLength(crop.keys),
+                  .head_size = RoundUp(p.head_size, kHeadSizeStep),
+                  .value_head_size = RoundUp(p.value_head_size, kHeadSizeStep),
+                  .scale = p.effective_scale(),
+                  .softcap = p.softcap};
+  graph.has_lengths =
+      p.has_key_lengths || graph.query_length != crop.queries || graph.key_length != crop.keys;
+  if (p.mask) graph.bias = BiasOf(graph, *p.mask);
+  if (IsDecode(p)) return graph;
+  if (DiagonalVaries(p)) {
+    graph.bottom_right = true;
+    graph.right_bound = band.right;
+    if (band.left) graph.left_bound = *band.left + 1;
+    return graph;
+  }
+  const int64_t offset = band.limits() ? DiagonalOffset(p) + crop.first_query - crop.first_key : 0;
+  if (EndsAtLastKey(p, crop, offset)) {
+    graph.bottom_right = true;
+    graph.right_bound = 0;
+    if (band.left) graph.left_bound = *band.left + *band.right + 1;
+    return graph;
+  }
+  // A bound that hides nothing is none.
+  if (band.right && offset + *band.right < crop.keys - 1) graph.right_bound = offset + *band.right;
+  if (band.left && offset + crop.queries - 1 > *band.left) {
+    graph.left_bound = *band.left + 1 - offset;
+    // cuDNN takes fewer keys than queries there only beside lengths.
+    graph.has_lengths |= graph.query_length > graph.key_length;
+  }
+  return graph;
+}
+
+// With a softcap the lengths are a matter of its scores alone: kernels would read on beyond them.
+bool MayBeRagged(const SdpaGraph& graph) { return !graph.bias && graph.softcap == 0; }
+
+SdpaGraph RaggedOf(SdpaGraph graph, int64_t batch, int64_t queries, int64_t keys) {
+  graph.has_lengths = graph.ragged = true;
+  graph.batch = kLeastRaggedBatch;
+  while (graph.batch < batch) graph.batch *= kRaggedBatchStep;
+  // A single query has kernels of its own.
+  graph.query_length = queries == 1 ? 1 : PowerOfTwoFrom(std::max(queries, kLeastOctave));
+  graph.key_length = PowerOfTwoFrom(std::max(keys, kLeastOctave));
+  return graph;
+}
+
+std::string SdpaGraph::Key() const {
+  std::string key =
+      absl::StrFormat("%s b%d h%d/%d s%d/%d d%d/%d", NameOf(dtype), batch, query_heads, kv_heads,
+                      query_length, key_length, head_size, value_head_size);
+  if (softcap > 0) absl::StrAppendFormat(&key, " softcap%a", softcap);
+  if (bottom_right) absl::StrAppend(&key, " bottom-right");
+  if (left_bound) absl::StrAppend(&key, " left", *left_bound);
+  if (right_bound) absl::StrAppend(&key, " right", *right_bound);
+  if (has_lengths) absl::StrAppend(&key, ragged ? " ragged" : " lengths");
+  if (bias) {
+    absl::StrAppend(&key, " bias-", NameOf(bias->dtype), "[", absl::StrJoin(bias->dims, ","), "]");
+  }
+  return key;
+}
+
+}  // namespace rapt::cudnn

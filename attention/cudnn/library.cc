@@ -1,0 +1,346 @@
+// The one file that sees cuDNN's headers: its C++ frontend takes most of a minute to compile.
+#include "attention/cudnn/library.h"
+
+#include <cudnn_frontend.h>
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/check.h"
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;  // where the frontend looks cuDNN's functions up
+}
+
+namespace rapt::cudnn {
+namespace {
+
+namespace fe = cudnn_frontend;
+using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
+using fe::graph::Tensor_attributes;
+
+// --- Loading -------------------------------------------------------------------------------------
+
+// The first directory's that has it; its path goes to `path`.
+void* OpenLibrary(const char* name, absl::string_view directories, std::string& path) {
+  for (absl::string_view directory : absl::StrSplit(directories, ':')) {
+    path = directory.empty() ? name : absl::StrCat(directory, "/", name);
+    if (void* handle = dlopen(path.c_str(), RTLD_NOW)) return handle;
+  }
+  return nullptr;
+}
+
+// Each library finds those before it among what is open already. Nothing asks for the compiler's
+// builtins by name, and without them it fails when it is used.
+absl::Status OpenAll(absl::string_view directories, void*& runtime) {
+  std::string path;
+  void* handle = nullptr;
+  for (const char* name :
+       {"libcudart.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc.so.13", "libcudnn.so.9"}) {
+    handle = OpenLibrary(name, directories, path);
+    if (handle == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat("there is no ", name));
+    }
+    // Else the frontend takes CUDA 12's where that is installed as well.
+    if (absl::StartsWith(name, "libcudart")) {
+      runtime = handle;
+      setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", path.c_str(), /*replace=*/1);
+    }
+  }
+  fe::cudnn_dlhandle = handle;
+  return absl::OkStatus();
+}
+
+// --- Graphs --------------------------------------------------------------------------------------
+
+fe::DataType_t TypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return fe::DataType_t::HALF;
+    case DType::kBFloat16:
+      return fe::DataType_t::BFLOAT16;
+    case DType::kFloat32:
+      return fe::DataType_t::FLOAT;
+    default:
+      RAPT_CHECK(false, "cuDNN was asked for a type that Supports() declines");
+  }
+}
+
+std::vector<int64_t> Dims(const std::array<int64_t, 4>& dims) { return {dims.begin(), dims.end()}; }
+
+Tensor_attributes Packed(TensorId id, fe::DataType_t type, const std::array<int64_t, 4>& dims) {
+  return Tensor_attributes()
+      .set_uid(static_cast<int64_t>(id))
+      .set_dim(Dims(dims))
+      .set_stride(Dims(RowMajorStrides(dims)))
+      .set_data_type(type);
+}
+
+// Q, K, V or O. Where the graph is ragged, a token's heads lie side by side.
+Tensor_attributes Rows(const SdpaGraph& g, fe::graph::Graph& graph, TensorId id, TensorId offsets,
+                       const std::array<int64_t, 4>& dims) {
+  Tensor_attributes rows = Packed(id, TypeOf(g.dtype), dims);
+  if (!g.ragged) return rows;
+  const auto [batch, heads, length, size] = dims;
+  return rows.set_stride({length * heads * size, size, heads * size, 1})
+      .set_ragged_offset(
+          graph.tensor(Packed(offsets, fe::DataType_t::INT64, {batch + 1, 1, 1, 1})));
+}
+
+using ScoreModifier = std::function<TensorPtr(std::shared_ptr<fe::graph::Graph>, TensorPtr)>;
+
+struct Lengths {
+  TensorPtr queries;
+  TensorPtr keys;
+};
+
+// The softcap goes where cuDNN lets callers in, and what hides keys has to go there with it.
+ScoreModifier SoftcapAndBounds(const SdpaGraph& g, const Lengths& lengths) {
+  namespace modifiers = fe::graph::attn::score_modifiers;
+  return [g, lengths](std::shared_ptr<fe::graph::Graph> graph, TensorPtr scores) {
+    modifiers::Softcap softcap;
+    scores = softcap.forward(graph, scores,
+                             std::make_shared<Tensor_attributes>(static_cast<float>(g.softcap)));
+    if (g.has_lengths) {
+      scores = modifiers::padding_mask(graph, scores, lengths.keys, lengths.queries);
+    }
+    if (!g.left_bound && !g.right_bound) return scores;
+    return modifiers::sliding_window_mask(
+        graph, scores,
+        g.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT : fe::DiagonalAlignment_t::TOP_LEFT,
+        g.left_bound, g.right_bound, g.query_length, g.key_length, lengths.queries, lengths.keys);
+  };
+}
+
+void SetBounds(const SdpaGraph& g, const Lengths& lengths, fe::graph::SDPA_attributes& sdpa) {
+  sdpa.set_diagonal_alignment(g.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
+                                             : fe::DiagonalAlignment_t::TOP_LEFT);
+  if (g.left_bound) sdpa.set_diagonal_band_left_bound(static_cast<int>(*g.left_bound));
+  if (g.right_bound) sdpa.set_diagonal_band_right_bound(static_cast<int>(*g.right_bound));
+  if (g.has_lengths) {
+    sdpa.set_padding_mask(true).set_seq_len_q(lengths.queries).set_seq_len_kv(lengths.keys);
+  }
+}
+
+// FP32 is FP32: cuDNN's engines of that type for attention use no TF32.
+void Define(const SdpaGraph& g, fe::graph::Graph& graph) {
+  graph.set_io_data_type(TypeOf(g.dtype))
+      .set_intermediate_data_type(fe::DataType_t::FLOAT)
+      .set_compute_data_type(fe::DataType_t::FLOAT);
+  const auto rows = [&](TensorId id, TensorId offsets, const std::array<int64_t, 4>& dims) {
+    return Rows(g, graph, id, offsets, dims);
+  };
+  const TensorPtr q = graph.tensor(rows(TensorId::kQuery, TensorId::kQueryOffsets,
+                                        {g.batch, g.query_heads, g.query_length, g.head_size}));
+  const TensorPtr k = graph.tensor(rows(TensorId::kKey, TensorId::kKeyOffsets,
+                                        {g.batch, g.kv_heads, g.key_length, g.head_size}));
+  const TensorPtr v = graph.tensor(rows(TensorId::kValue, TensorId::kValueOffsets,
+                                        {g.batch, g.kv_heads, g.key_length, g.value_head_size}));
+
+  auto sdpa = fe::graph::SDPA_attributes().set_name("sdpa").set_generate_stats(true).set_attn_scale(
+      graph.tensor(Packed(TensorId::kScale, fe::DataType_t::FLOAT, {1, 1, 1, 1})
+                       .set_is_pass_by_value(true)));
+  Lengths lengths;
+  if (g.has_lengths) {
+    const std::array<int64_t, 4> dims = {g.batch, 1, 1, 1};
+    lengths.queries = graph.tensor(Packed(TensorId::kQueryLengths, fe::DataType_t::INT32, dims));
+    lengths.keys = graph.tensor(Packed(TensorId::kKeyLengths, fe::DataType_t::INT32, dims));
+  }
+  if (g.bias) {
+    sdpa.set_bias(graph.tensor(Packed(TensorId::kBias, TypeOf(g.bias->dtype), g.bias->dims)));
+  }
+  if (g.softcap > 0) {
+    sdpa.set_score_mod(SoftcapAndBounds(g, lengths));
+  } else {
+    SetBounds(g, lengths, sdpa);
+  }
+
+  auto [output, lse] = graph.sdpa(q, k, v, std::move(sdpa));
+  const auto write = [](const TensorPtr& to, Tensor_attributes packed) {
+    to->set_output(true)
+        .set_uid(packed.get_uid())
+        .set_dim(packed.get_dim())
+        .set_stride(packed.get_stride())
+        .set_data_type(packed.get_data_type())
+        .set_ragged_offset(packed.get_ragged_offset());
+  };
+  write(output, rows(TensorId::kOutput, TensorId::kOutputOffsets,
+                     {g.batch, g.query_heads, g.query_length, g.value_head_size}));
+  // Never ragged: of a single query in each row, cuDNN 9.26 writes a ragged one for the first head
+  // of each group alone.
+  write(lse,
+        Packed(TensorId::kLse, fe::DataType_t::FLOAT, {g.batch, g.query_heads, g.query_length, 1}));
+}
+
+bool Has(const SdpaGraph& g, TensorId id) {
+  switch (id) {
+    case TensorId::kBias:
+      return g.bias.has_value();
+    case TensorId::kQueryLengths:
+    case TensorId::kKeyLengths:
+      return g.has_lengths;
+    case TensorId::kQueryOffsets:
+    case TensorId::kKeyOffsets:
+    case TensorId::kValueOffsets:
+    case TensorId::kOutputOffsets:
+      return g.ragged;
+    default:
+      return true;
+  }
+}
+
+absl::Status ToStatus(fe::error_t error) {
+  if (error.is_good()) return absl::OkStatus();
+  const absl::StatusCode code = error.get_code() == fe::error_code_t::GRAPH_NOT_SUPPORTED
+                                    ? absl::StatusCode::kUnimplemented
+                                    : absl::StatusCode::kInternal;
+  return absl::Status(code, absl::StrCat("cuDNN: ", error.get_message()));
+}
+
+absl::StatusOr<CompiledPlan> CompileGraph(const SdpaGraph& g, absl::string_view properties) {
+  auto device = std::make_shared<fe::DeviceProperties>();
+  absl::Status status =
+      ToStatus(device->deserialize(std::vector<uint8_t>(properties.begin(), properties.end())));
+  if (!status.ok()) return status;
+  const auto described = nlohmann::json::parse(properties.begin(), properties.end());
+  fe::graph::Graph graph;
+  // Before the graph has nodes, which else ask for the device that is here.
+  graph.set_device_properties(device).set_sm_version(described.at("deviceVer").get<int>() / 10);
+  Define(g, graph);
+  CompiledPlan plan;
+  for (const auto& step : std::initializer_list<std::function<fe::error_t()>>{
+           [&] { return graph.validate(); }, [&] { return graph.build_operation_graph(); },
+           [&] { return graph.create_execution_plans({fe::HeurMode_t::A}); },
+           [&] { return graph.check_support(); }, [&] { return graph.build_plans(); },
+           [&] { return graph.get_workspace_size(plan.workspace_bytes); },
+           [&] { return graph.serialize(plan.bytes, /*serialize_structure=*/false); }}) {
+    status = ToStatus(step());
+    if (!status.ok()) return status;
+  }
+  return plan;
+}
+
+// The frontend throws where one of the libraries lacks a function.
+template <typename Result, typename Call>
+Result Caught(const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("cuDNN: ", error.what()));
+  }
+}
+
+class FrontendStream final : public Stream {
+ public:
+  explicit FrontendStream(cudnnHandle_t handle) : handle_(handle) {}
+  ~FrontendStream() override {
+    loaded_.clear();
+    fe::detail::destroy_handle(handle_);
+  }
+
+  absl::Status Run(const SdpaGraph& g, const CompiledPlan& plan, const ArenaLayout& layout,
+                   std::byte* arena, std::byte* workspace) override {
+    return Caught<absl::Status>([&] {
+      absl::StatusOr<fe::graph::Graph*> graph = Load(g, plan);
+      if (!graph.ok()) return graph.status();
+      const std::pair<TensorId, int64_t> places[] = {
+          {TensorId::kQuery, layout.query},
+          {TensorId::kKey, layout.key},
+          {TensorId::kValue, layout.value},
+          {TensorId::kBias, layout.bias},
+          {TensorId::kQueryLengths, layout.query_lengths},
+          {TensorId::kKeyLengths, layout.key_lengths},
+          {TensorId::kQueryOffsets, layout.query_offsets},
+          {TensorId::kKeyOffsets, layout.key_offsets},
+          {TensorId::kValueOffsets, layout.value_offsets},
+          {TensorId::kOutputOffsets, layout.output_offsets},
+          {TensorId::kOutput, layout.output},
+          {TensorId::kLse, layout.lse}};
+      std::unordered_map<int64_t, void*> tensors;
+      for (const auto& [id, place] : places) {
+        if (Has(g, id)) tensors[static_cast<int64_t>(id)] = arena + place;
+      }
+      auto scale = static_cast<float>(g.scale);  // on the host: it is read before execute() returns
+      tensors[static_cast<int64_t>(TensorId::kScale)] = &scale;
+      return ToStatus((*graph)->execute(handle_, tensors, workspace));
+    });
+  }
+
+ private:
+  // Loaded plans hold device memory: a service with more shapes than this loads some again.
+  static constexpr size_t kMostLoaded = 256;
+
+  absl::StatusOr<fe::graph::Graph*> Load(const SdpaGraph& g, const CompiledPlan& plan) {
+    const std::string key = g.Key();
+    if (const auto found = loaded_.find(key); found != loaded_.end()) return found->second.get();
+    if (loaded_.size() == kMostLoaded) loaded_.clear();
+    auto graph = std::make_unique<fe::graph::Graph>();
+    absl::Status status = ToStatus(graph->deserialize(handle_, plan.bytes));
+    if (!status.ok()) return status;
+    return (loaded_[key] = std::move(graph)).get();
+  }
+
+  cudnnHandle_t handle_;
+  std::map<std::string, std::unique_ptr<fe::graph::Graph>> loaded_;
+};
+
+}  // namespace
+
+absl::StatusOr<const Library*> Library::Load(absl::string_view directories) {
+  static const absl::StatusOr<const Library*> library = [&]() -> absl::StatusOr<const Library*> {
+    void* runtime = nullptr;
+    if (absl::Status status = OpenAll(directories, runtime); !status.ok()) return status;
+    static const Library loaded(static_cast<int64_t>(fe::detail::get_backend_version()), runtime);
+    return &loaded;
+  }();
+  return library;
+}
+
+absl::StatusOr<CompiledPlan> Library::Compile(const SdpaGraph& graph,
+                                              absl::string_view properties) const {
+  return Caught<absl::StatusOr<CompiledPlan>>([&] { return CompileGraph(graph, properties); });
+}
+
+absl::StatusOr<std::string> Library::Describe(int device) const {
+  return Caught<absl::StatusOr<std::string>>([&]() -> absl::StatusOr<std::string> {
+    fe::DeviceProperties properties;
+    absl::Status status = ToStatus(properties.set_device_id(device).build());
+    std::vector<uint8_t> json;
+    if (status.ok()) status = ToStatus(properties.serialize(json));
+    if (!status.ok()) return status;
+    return std::string(json.begin(), json.end());
+  });
+}
+
+absl::StatusOr<std::unique_ptr<Stream>> Library::OpenStream(void* stream) const {
+  return Caught<absl::StatusOr<std::unique_ptr<Stream>>>(
+      [&]() -> absl::StatusOr<std::unique_ptr<Stream>> {
+        cudnnHandle_t handle = nullptr;
+        cudnnStatus_t status = fe::detail::create_handle(&handle);
+        if (status != CUDNN_STATUS_SUCCESS) {
+          return absl::FailedPreconditionError(
+              absl::StrCat("cuDNN opens no handle: error ", status));
+        }
+        auto opened = std::make_unique<FrontendStream>(handle);
+        status = fe::detail::set_stream(handle, static_cast<cudaStream_t>(stream));
+        if (status == CUDNN_STATUS_SUCCESS) return opened;
+        return absl::InternalError(absl::StrCat("cuDNN takes no stream: error ", status));
+      });
+}
+
+void* Library::RuntimeFunction(const char* name) const { return dlsym(runtime_, name); }
+
+}  // namespace rapt::cudnn

@@ -1,0 +1,185 @@
+#include "attention/cudnn/pieces.h"
+
+#include <algorithm>
+
+#include "attention/cudnn/device.h"
+#include "attention/cudnn/graph.h"
+
+namespace rapt::cudnn {
+namespace {
+
+// Less than this is sent in one piece: some hundreds of microseconds of copying.
+constexpr int64_t kLeastPieceBytes = int64_t{8} << 20;
+
+// A head is parted into no fewer rows: the launches would cost more than they compute.
+constexpr int64_t kLeastRows = 16;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Keys beyond those of a mask that has fewer are hidden from all.
+int64_t KeysToSend(const Problem& p) {
+  return p.mask && p.mask->dims[3] != 1 ? p.mask->dims[3] : p.total_keys();
+}
+
+int64_t PastToSend(const Problem& p) { return std::min(p.past_length, KeysToSend(p)); }
+
+// A problem whose pieces are as large as any of that cut.
+Problem LargestPiece(const Problem& p, const Cut& cut) {
+  Piece piece{0, cut.batch, 0, cut.kv_heads};
+  if (!cut.parts_heads()) return ProblemOf(p, piece);
+  piece.parts_head = true;
+  piece.queries.count = std::min(cut.rows, p.query_length);
+  piece.keys.count = std::min(cut.rows, KeysToSend(p));
+  Problem largest = ProblemOf(p, piece);
+  // Wherever a diagonal lies, it hides rows and needs lengths at most.
+  largest.causal = false;
+  largest.left_window = largest.right_window = -1;
+  largest.has_key_lengths = true;
+  return largest;
+}
+
+int64_t BytesOf(const Problem& problem, const Cut& cut) {
+  const Problem piece = LargestPiece(problem, cut);
+  return CropOf(piece).empty() ? 0 : LayOut(GraphOf(piece)).end;
+}
+
+// As few of `total` in a run as make the number of runs the same.
+int64_t Even(int64_t total, int64_t run) { return CeilDiv(total, CeilDiv(total, run)); }
+
+// The part of a view; an axis that broadcasts has stride 0 and is in every part.
+template <typename View>
+View PartOf(View view, const Piece& piece, int64_t heads_per_kv_head) {
+  if (view.data != nullptr) {
+    view.data += view.RowOffset(piece.first_batch, piece.first_kv_head * heads_per_kv_head, 0);
+  }
+  if (view.dims[0] != 1) view.dims[0] = piece.batch;
+  if (view.dims[1] != 1) view.dims[1] = piece.kv_heads * heads_per_kv_head;
+  return view;
+}
+
+template <typename View>
+View RowsOf(View view, RowRange rows) {
+  if (view.data != nullptr) view.data += view.RowOffset(0, 0, rows.begin);
+  if (view.dims[2] != 1) view.dims[2] = rows.count;
+  return view;
+}
+
+TensorView ColumnsOf(TensorView mask, RowRange columns) {
+  if (mask.data == nullptr || mask.dims[3] == 1) return mask;
+  mask.data += columns.begin * mask.strides[3] * SizeOf(mask.dtype);
+  mask.dims[3] = columns.count;
+  return mask;
+}
+
+}  // namespace
+
+int64_t Cut::runs(const Problem& p) const {
+  const int64_t query_runs = parts_heads() ? CountChunks(p.query_length, rows) : 1;
+  return CeilDiv(p.batch, batch) * CeilDiv(p.kv_heads, kv_heads) * query_runs;
+}
+
+int64_t Cut::key_runs(const Problem& p) const {
+  if (!parts_heads()) return 1;
+  const int64_t past = PastToSend(p);
+  return CountChunks(past, rows) + CountChunks(KeysToSend(p) - past, rows);
+}
+
+Piece Cut::piece(const Problem& p, int64_t run, int64_t key_run) const {
+  Piece piece;
+  if (parts_heads()) {
+    const int64_t query_runs = CountChunks(p.query_length, rows);
+    piece.parts_head = true;
+    piece.queries = ChunkOf(p.query_length, rows, run % query_runs);
+    run /= query_runs;
+    const int64_t past = PastToSend(p);
+    const int64_t past_runs = CountChunks(past, rows);
+    piece.keys = key_run < past_runs ? ChunkOf(past, rows, key_run)
+                                     : ChunkOf(KeysToSend(p) - past, rows, key_run - past_runs);
+    if (key_run >= past_runs) piece.keys.begin += past;
+  }
+  const int64_t head_runs = CeilDiv(p.kv_heads, kv_heads);
+  piece.first_batch = run / head_runs * batch;
+  piece.batch = std::min(batch, p.batch - piece.first_batch);
+  piece.first_kv_head = run % head_runs * kv_heads;
+  piece.kv_heads = std::min(kv_heads, p.kv_heads - piece.first_kv_head);
+  return piece;
+}
+
+Cut CutFor(const Problem& p, int64_t arena_bytes, int lanes) {
+  const int64_t whole = BytesOf(p, {p.batch, p.kv_heads});
+  const int64_t wanted = std::max(kLeastPieceBytes, CeilDiv(whole, lanes));
+  const int64_t room = std::min(arena_bytes, wanted);
+  Cut cut{p.batch, p.kv_heads};
+  while (cut.batch > 1 && BytesOf(p, cut) > room) cut.batch = CeilDiv(cut.batch, 2);
+  while (cut.kv_heads > 1 && BytesOf(p, cut) > room) cut.kv_heads = CeilDiv(cut.kv_heads, 2);
+  if (BytesOf(p, cut) > arena_bytes) {
+    cut.rows = PowerOfTwoFrom(std::max(p.query_length, p.total_keys()));
+    while (cut.rows > kLeastRows && BytesOf(p, cut) > room) cut.rows /= 2;
+    if (BytesOf(p, cut) > arena_bytes) return {};
+  }
+  return {Even(p.batch, cut.batch), Even(p.kv_heads, cut.kv_heads), cut.rows};
+}
+
+Problem ProblemOf(const Problem& p, const Piece& piece) {
+  Problem part = p;
+  part.batch = piece.batch;
+  part.kv_heads = piece.kv_heads;
+  part.query_heads = piece.kv_heads * p.group_size();
+  part.wants_present = false;  // that is a copy, and the host's
+  if (part.mask && part.mask->dims[0] != 1) part.mask->dims[0] = part.batch;
+  if (part.mask && part.mask->dims[1] != 1) part.mask->dims[1] = part.query_heads;
+  return piece.parts_head ? SectionOf(part, piece.queries, piece.keys, /*folds=*/true) : part;
+}
+
+PieceArguments::PieceArguments(const Arguments& whole, const Problem& p, const Piece& piece)
+    : arguments_(whole) {
+  const int64_t group = p.group_size();
+  RowRange keys = piece.keys;
+  if (piece.parts_head) {
+    if (keys.begin < p.past_length) {
+      arguments_.key = whole.past_key;
+      arguments_.value = whole.past_value;
+    } else {
+      keys.begin -= p.past_length;
+    }
+    arguments_.past_key = arguments_.past_value = {};
+    arguments_.mask = ColumnsOf(arguments_.mask, piece.keys);
+  }
+  const auto of_queries = [&](auto& view) {
+    view = PartOf(view, piece, group);
+    if (piece.parts_head) view = RowsOf(view, piece.queries);
+  };
+  size_t used = 0;
+  const auto read = [&](TensorView& view, int64_t heads_per_kv_head, RowRange rows) {
+    if (!view.present()) return;
+    if (view.slices != nullptr) {
+      slices_[used] = *view.slices;
+      slices_[used].offset +=
+          view.RowOffset(piece.first_batch, piece.first_kv_head * heads_per_kv_head, rows.begin);
+      view.slices = &slices_[used++];
+    }
+    view = PartOf(view, piece, heads_per_kv_head);
+    if (piece.parts_head) view = RowsOf(view, rows);
+  };
+  read(arguments_.query, group, piece.queries);
+  read(arguments_.key, 1, keys);
+  read(arguments_.value, 1, keys);
+  read(arguments_.past_key, 1, {});
+  read(arguments_.past_value, 1, {});
+  of_queries(arguments_.mask);
+  for (MutableTensorView* view : {&arguments_.output, &arguments_.lse, &arguments_.state.output,
+                                  &arguments_.state.max, &arguments_.state.sum}) {
+    of_queries(*view);
+  }
+  if (!whole.key_lengths.empty()) {
+    arguments_.key_lengths = whole.key_lengths.subspan(piece.first_batch, piece.batch);
+  }
+}
+
+Arguments PieceArguments::FoldingInto(const Arguments::State& state) const {
+  Arguments arguments = arguments_;
+  arguments.state = state;
+  return arguments;
+}
+
+}  // namespace rapt::cudnn

@@ -1,0 +1,423 @@
+#include "attention/cudnn/staging.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "attention/half.h"
+#include "attention/softmax_state.h"
+#include "base/round_up.h"
+
+namespace rapt::cudnn {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+// Beyond this the device's products with log2(e) leave FP32.
+constexpr double kLargestBias = 1e30;
+constexpr int64_t kLargestHeadSize = 256;
+
+// Of ragged rows, one head after the other.
+constexpr int64_t kTokensAtOnce = 16;
+
+int64_t Aligned(int64_t bytes) { return RoundUp(bytes, kAlignment); }
+
+// Whether none of the numbers is NaN or infinite: no exponent is all ones.
+template <typename Bits>
+bool AllFinite(const std::byte* data, int64_t count, Bits exponent) {
+  Bits found = 0;
+  for (int64_t n = 0; n < count; ++n) {
+    Bits bits;
+    std::memcpy(&bits, data + n * static_cast<int64_t>(sizeof(bits)), sizeof(bits));
+    found |= static_cast<Bits>((bits & exponent) == exponent);
+  }
+  return found == 0;
+}
+
+bool AllFinite(const std::byte* data, DType dtype, int64_t count) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return AllFinite<uint16_t>(data, count, 0x7c00);
+    case DType::kBFloat16:
+      return AllFinite<uint16_t>(data, count, 0x7f80);
+    default:
+      return AllFinite<uint32_t>(data, count, 0x7f800000);
+  }
+}
+
+template <typename T>
+void PutAt(std::byte* place, int64_t index, T value) {
+  std::memcpy(place + index * static_cast<int64_t>(sizeof(value)), &value, sizeof(value));
+}
+
+// What the mask adds to the score of key j in its row; -inf hides it.
+double BiasAt(const Problem& p, const TensorView& mask, int64_t b, int64_t h, int64_t i,
+              int64_t j) {
+  if (p.mask->dims[3] != 1 && j >= p.mask->dims[3]) return kMinusInfinity;
+  const std::byte* row = mask.Row(b, h, i);
+  if (p.mask->dtype != DType::kBool) {
+    return LoadElement(row, p.mask->dtype, j * mask.strides[3]);
+  }
+  return row[j * mask.strides[3]] == std::byte{0} ? kMinusInfinity : 0;
+}
+
+// Whether the row has a weight at all by what it sees, and yet none that the device would find.
+bool IsFaint(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
+  const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
+  bool sees = false;
+  for (int64_t j = visible.begin; j < visible.end; ++j) {
+    const double bias = BiasAt(p, a.mask, b, h, i, j);
+    if (bias > -kLargestBias) return false;
+    sees |= bias != kMinusInfinity;
+  }
+  return sees;
+}
+
+bool HasFaintRow(const Problem& p, const Arguments& a) {
+  if (p.mask->dtype == DType::kBool) return false;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.mask->dims[1]; ++h) {
+      for (int64_t i = 0; i < p.query_length; ++i) {
+        if (IsFaint(p, a, b, h, i)) return true;
+      }
+    }
+  }
+  return false;
+}
+
+// The mask as a bias. Keys beyond the run are not looked at. False for a NaN, +inf or more than the
+// device computes with.
+bool PackBias(const Problem& p, const SdpaGraph& g, const Arguments& a, std::byte* target) {
+  const std::array<int64_t, 4>& dims = g.bias->dims;
+  const Crop crop = CropOf(p);
+  const int64_t row_bytes = dims[3] * SizeOf(g.bias->dtype);
+  std::memset(target, 0, dims[0] * dims[1] * dims[2] * row_bytes);
+  const int64_t rows = dims[2] == 1 && p.mask->dims[2] == 1 ? 1 : crop.queries;
+  for (int64_t b = 0; b < dims[0]; ++b) {
+    // One row for the whole batch has one run: that is as long as the longest.
+    const KeyRun run =
+        dims[0] == 1 ? KeyRun{crop.first_key, crop.keys} : KeysOf(p, a.key_lengths, b);
+    for (int64_t h = 0; h < dims[1]; ++h) {
+      for (int64_t row = 0; row < rows; ++row) {
+        std::byte* out = target + ((b * dims[1] + h) * dims[2] + row) * row_bytes;
+        for (int64_t n = 0; n < run.count; ++n) {
+          const double bias = BiasAt(p, a.mask, b, h, crop.first_query + row, run.first + n);
+          if (!(bias <= kLargestBias)) return false;
+          // A weight of 0 beside any other key.
+          const bool masked = bias == kMinusInfinity;
+          StoreElement(out, g.bias->dtype, n, masked ? bias : std::max(bias, -kLargestBias));
+        }
+      }
+    }
+  }
+  return true;
+}
+
+// Whether query row i sees a key, by position and by mask.
+bool SeesAKey(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
+  const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
+  if (!p.mask) return visible.begin < visible.end;
+  for (int64_t j = visible.begin; j < visible.end; ++j) {
+    if (BiasAt(p, a.mask, b, h, i, j) != kMinusInfinity) return true;
+  }
+  return false;
+}
+
+void FoldRow(const SdpaGraph& g, const Arguments::State& state, int64_t b, int64_t h, int64_t i,
+             const std::byte* row, float lse) {
+  std::array<float, kLargestHeadSize> part;
+  const int64_t size = state.output.dims[3];
+  for (int64_t d = 0; d < size; ++d) part[d] = static_cast<float>(LoadElement(row, g.dtype, d));
+  const auto at = [&](const MutableTensorView& view) {
+    return reinterpret_cast<float*>(view.Row(b, h, i));
+  };
+  FoldInto(absl::Span<float>(at(state.output), size), *at(state.max), *at(state.sum),
+           absl::Span<const float>(part.data(), size), lse);
+}
+
+void WriteNothing(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
+  if (p.folds) return;
+  std::memset(a.output.Row(b, h, i), 0, p.value_head_size * SizeOf(p.dtype));
+  if (p.wants_lse) StoreElement(a.lse.Row(b, h, i), a.lse.dtype, 0, kMinusInfinity);
+}
+
+}  // namespace
+
+ArenaLayout LayOut(const SdpaGraph& g, const TokenCounts& tokens) {
+  ArenaLayout layout;
+  int64_t end = 0;
+  const auto place = [&end](int64_t& begin, int64_t bytes) {
+    begin = end;
+    end = Aligned(end + bytes);
+  };
+  const int64_t element = SizeOf(g.dtype);
+  const int64_t query_rows = g.query_heads * tokens.queries;
+  const int64_t key_rows = g.kv_heads * tokens.keys;
+  place(layout.query, query_rows * g.head_size * element);
+  place(layout.key, key_rows * g.head_size * element);
+  // What is read beyond the last key are values, and then this.
+  const int64_t beyond =
+      g.ragged ? kTileKeys * g.kv_heads * std::max(g.head_size, g.value_head_size) * element : 0;
+  place(layout.value, key_rows * g.value_head_size * element + beyond);
+  if (g.bias) {
+    const std::array<int64_t, 4>& dims = g.bias->dims;
+    place(layout.bias, dims[0] * dims[1] * dims[2] * dims[3] * SizeOf(g.bias->dtype));
+  }
+  if (g.has_lengths) {
+    place(layout.query_lengths, g.batch * static_cast<int64_t>(sizeof(int32_t)));
+    place(layout.key_lengths, g.batch * static_cast<int64_t>(sizeof(int32_t)));
+  }
+  if (g.ragged) {
+    for (int64_t* offsets : {&layout.query_offsets, &layout.key_offsets, &layout.value_offsets,
+                             &layout.output_offsets}) {
+      place(*offsets, (g.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
+    }
+  }
+  place(layout.output, query_rows * g.value_head_size * element);
+  place(layout.lse, g.batch * g.query_heads * g.query_length * static_cast<int64_t>(sizeof(float)));
+  layout.end = end;
+  return layout;
+}
+
+ArenaLayout LayOut(const SdpaGraph& g) {
+  return LayOut(g, {g.batch * g.query_length, g.batch * g.key_length});
+}
+
+// --- Staging -------------------------------------------------------------------------------------
+
+struct Staging::HeadRows {
+  int64_t begin;
+  int64_t step;   // from a row to the next
+  int64_t bytes;  // of a row
+  int64_t count;
+
+  int64_t Row(int64_t n) const { return begin + n * step; }
+
+  // Rows [first, first + rows) of head (b, h) become those from `at` on. False where a number is
+  // not finite.
+  bool Pack(const TensorView& view, int64_t b, int64_t h, int64_t first, int64_t rows, int64_t at,
+            std::byte* arena) const {
+    const int64_t row_bytes = view.dims[3] * SizeOf(view.dtype);
+    std::byte* const target = arena + Row(at);
+    if (view.slices == nullptr && row_bytes == bytes && row_bytes == step &&
+        view.strides[2] == view.dims[3]) {
+      if (rows > 0) std::memcpy(target, view.Row(b, h, first), rows * bytes);
+      return AllFinite(target, view.dtype, rows * view.dims[3]);
+    }
+    bool finite = true;
+    for (int64_t n = 0; n < rows; ++n) {
+      std::byte* const row = target + n * step;
+      view.CopyRow(b, h, first + n, row);
+      std::memset(row + row_bytes, 0, bytes - row_bytes);
+      finite &= AllFinite(row, view.dtype, view.dims[3]);
+    }
+    return finite;
+  }
+
+  // Likewise keys or values of a run, which may begin in the past.
+  bool PackRun(const TensorView& past, const TensorView& now, int64_t past_length, KeyRun run,
+               int64_t b, int64_t h, int64_t at, std::byte* arena) const {
+    const int64_t old = std::clamp<int64_t>(past_length - run.first, 0, run.count);
+    bool finite = old == 0 || Pack(past, b, h, run.first, old, at, arena);
+    finite &= Pack(now, b, h, run.first + old - past_length, run.count - old, at + old, arena);
+    return finite;
+  }
+
+  void Clear(int64_t from, std::byte* arena) const {
+    if (step == bytes) {
+      std::memset(arena + Row(from), 0, (count - from) * bytes);
+      return;
+    }
+    for (int64_t n = from; n < count; ++n) std::memset(arena + Row(n), 0, bytes);
+  }
+};
+
+struct Staging::RowTensor {
+  int64_t place;
+  int64_t heads;
+  int64_t length;  // of a head, where the graph is not ragged
+  int64_t row_bytes;
+  TokenRun BatchRow::*tokens;
+};
+
+Staging::Staging(const SdpaGraph& graph, absl::Span<const Part> parts)
+    : graph_(graph), parts_(parts), rows_(static_cast<size_t>(graph.batch)) {
+  size_t n = 0;
+  for (const Part& part : parts_) {
+    const Problem& p = *part.problem;
+    const int64_t queries = CropOf(p).queries;
+    first_rows_.push_back(n);
+    for (int64_t b = 0; b < p.batch; ++b, ++n) {
+      rows_[n].queries.count = queries;
+      // cuDNN makes NaN of no keys at all: it gets one, which is zeros.
+      rows_[n].keys.count = std::max<int64_t>(1, KeysOf(p, part.arguments->key_lengths, b).count);
+    }
+  }
+  TokenCounts tokens;
+  for (BatchRow& row : rows_) {
+    row.queries.first = tokens.queries;
+    row.keys.first = tokens.keys;
+    tokens.queries += graph_.ragged ? row.queries.count : graph_.query_length;
+    tokens.keys += graph_.ragged ? row.keys.count : graph_.key_length;
+  }
+  layout_ = LayOut(graph_, tokens);
+}
+
+Staging::RowTensor Staging::QueryTensor() const {
+  return {layout_.query, graph_.query_heads, graph_.query_length,
+          graph_.head_size * SizeOf(graph_.dtype), &BatchRow::queries};
+}
+
+Staging::RowTensor Staging::KeyTensor() const {
+  return {layout_.key, graph_.kv_heads, graph_.key_length, graph_.head_size * SizeOf(graph_.dtype),
+          &BatchRow::keys};
+}
+
+Staging::RowTensor Staging::ValueTensor() const {
+  return {layout_.value, graph_.kv_heads, graph_.key_length,
+          graph_.value_head_size * SizeOf(graph_.dtype), &BatchRow::keys};
+}
+
+Staging::RowTensor Staging::OutputTensor() const {
+  return {layout_.output, graph_.query_heads, graph_.query_length,
+          graph_.value_head_size * SizeOf(graph_.dtype), &BatchRow::queries};
+}
+
+Staging::HeadRows Staging::RowsOf(const RowTensor& t, const BatchRow& row, int64_t h) const {
+  const TokenRun& tokens = row.*t.tokens;
+  const int64_t before = tokens.first * t.heads;
+  if (!graph_.ragged) {
+    return {t.place + (before + h * t.length) * t.row_bytes, t.row_bytes, t.row_bytes, t.length};
+  }
+  return {t.place + (before + h) * t.row_bytes, t.heads * t.row_bytes, t.row_bytes, tokens.count};
+}
+
+std::vector<bool> Staging::StageInputs(std::byte* arena) const {
+  std::vector<bool> staged;
+  for (size_t n = 0; n < parts_.size(); ++n) staged.push_back(StagePart(n, arena));
+  if (graph_.ragged) {
+    const auto last = first_rows_.back() + static_cast<size_t>(parts_.back().problem->batch);
+    for (size_t n = last; n < rows_.size(); ++n) ClearRow(rows_[n], arena);
+    // A kernel reads whole tiles, and multiplies what is beyond the last token with 0.
+    const auto clear = [&](const RowTensor& t, int64_t until) {
+      const int64_t begin = t.place + rows_.back().keys.end() * t.heads * t.row_bytes;
+      std::memset(arena + begin, 0, until - begin);
+    };
+    clear(KeyTensor(), layout_.value);
+    clear(ValueTensor(), layout_.query_lengths);
+  }
+  if (graph_.has_lengths) StageLengths(arena);
+  return staged;
+}
+
+bool Staging::StagePart(size_t part, std::byte* arena) const {
+  const Problem& p = *parts_[part].problem;
+  const Arguments& a = *parts_[part].arguments;
+  const absl::Span<const BatchRow> rows(&rows_[first_rows_[part]], static_cast<size_t>(p.batch));
+  const Crop crop = CropOf(p);
+  // Rows of a head that is ragged lie far apart: a few of each head at a time keep to few pages.
+  const int64_t at_once = graph_.ragged ? kTokensAtOnce : kMaxAxis;
+  bool finite = true;
+  const auto pack =
+      [&](const RowTensor& tensor, const BatchRow& row, int64_t count,
+          absl::FunctionRef<bool(const HeadRows&, int64_t h, int64_t at, int64_t)> from) {
+        for (int64_t at = 0; at < count; at += at_once) {
+          for (int64_t h = 0; h < tensor.heads; ++h) {
+            finite &= from(RowsOf(tensor, row, h), h, at, std::min(at_once, count - at));
+          }
+        }
+        for (int64_t h = 0; h < tensor.heads; ++h) RowsOf(tensor, row, h).Clear(count, arena);
+      };
+  for (int64_t b = 0; b < p.batch && finite; ++b) {
+    pack(QueryTensor(), rows[b], crop.queries,
+         [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
+           return to.Pack(a.query, b, h, crop.first_query + at, count, at, arena);
+         });
+    const KeyRun run = KeysOf(p, a.key_lengths, b);
+    pack(KeyTensor(), rows[b], run.count,
+         [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
+           return to.PackRun(a.past_key, a.key, p.past_length, {run.first + at, count}, b, h, at,
+                             arena);
+         });
+    pack(ValueTensor(), rows[b], run.count,
+         [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
+           return to.PackRun(a.past_value, a.value, p.past_length, {run.first + at, count}, b, h,
+                             at, arena);
+         });
+  }
+  if (finite && graph_.bias) {
+    finite = PackBias(p, graph_, a, arena + layout_.bias) && !HasFaintRow(p, a);
+  }
+  if (finite) return true;
+  for (const BatchRow& row : rows) ClearRow(row, arena);
+  return false;
+}
+
+void Staging::ClearRow(const BatchRow& row, std::byte* arena) const {
+  for (const RowTensor& tensor : {QueryTensor(), KeyTensor(), ValueTensor()}) {
+    for (int64_t h = 0; h < tensor.heads; ++h) RowsOf(tensor, row, h).Clear(0, arena);
+  }
+}
+
+void Staging::StageLengths(std::byte* arena) const {
+  for (size_t n = 0; n < rows_.size(); ++n) {
+    PutAt(arena + layout_.query_lengths, n, static_cast<int32_t>(rows_[n].queries.count));
+    PutAt(arena + layout_.key_lengths, n, static_cast<int32_t>(rows_[n].keys.count));
+  }
+  if (!graph_.ragged) return;
+  const std::pair<RowTensor, int64_t> offsets[] = {{QueryTensor(), layout_.query_offsets},
+                                                   {KeyTensor(), layout_.key_offsets},
+                                                   {ValueTensor(), layout_.value_offsets},
+                                                   {OutputTensor(), layout_.output_offsets}};
+  for (const auto& [tensor, place] : offsets) {
+    const int64_t token = tensor.heads * tensor.row_bytes / SizeOf(graph_.dtype);
+    for (size_t n = 0; n < rows_.size(); ++n) {
+      PutAt(arena + place, n, (rows_[n].*tensor.tokens).first * token);
+    }
+    PutAt(arena + place, rows_.size(), (rows_.back().*tensor.tokens).end() * token);
+  }
+}
+
+void Staging::TakeOutputs(size_t part, const std::byte* arena) const {
+  const Problem& p = *parts_[part].problem;
+  const Arguments& a = *parts_[part].arguments;
+  const Crop crop = CropOf(p);
+  const int64_t row_bytes = p.value_head_size * SizeOf(p.dtype);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const auto n = static_cast<int64_t>(first_rows_[part]) + b;
+    for (int64_t h = 0; h < p.query_heads; ++h) {
+      const HeadRows rows = RowsOf(OutputTensor(), rows_[n], h);
+      for (int64_t i = 0; i < p.query_length; ++i) {
+        if (!SeesAKey(p, a, b, h, i)) {
+          WriteNothing(p, a, b, h, i);
+          continue;
+        }
+        const int64_t query = i - crop.first_query;
+        const std::byte* row = arena + rows.Row(query);
+        const int64_t index = (n * graph_.query_heads + h) * graph_.query_length + query;
+        float lse;
+        std::memcpy(&lse, arena + layout_.lse + index * sizeof(lse), sizeof(lse));
+        if (p.folds) {
+          FoldRow(graph_, a.state, b, h, i, row, lse);
+          continue;
+        }
+        std::memcpy(a.output.Row(b, h, i), row, row_bytes);
+        if (p.wants_lse) StoreElement(a.lse.Row(b, h, i), a.lse.dtype, 0, lse);
+      }
+    }
+  }
+}
+
+void WriteNothingSeen(const Problem& p, const Arguments& a) {
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.query_heads; ++h) {
+      for (int64_t i = 0; i < p.query_length; ++i) WriteNothing(p, a, b, h, i);
+    }
+  }
+}
+
+}  // namespace rapt::cudnn

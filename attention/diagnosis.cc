@@ -1,0 +1,304 @@
+#include "attention/diagnosis.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "attention/attention.h"
+#include "attention/half.h"
+#include "attention/query_row.h"
+#include "base/aligned_buffer.h"
+
+namespace rapt {
+namespace {
+
+constexpr size_t kFirstEmptyRows = 8;
+// e^-88 is about the least normal fp32 number.
+constexpr double kWideScores = 88;
+
+double LoadAny(const std::byte* data, DType dtype, int64_t index) {
+  if (dtype == DType::kBool) return data[index] != std::byte{0} ? 1 : 0;
+  return LoadElement(data, dtype, index);
+}
+
+NumberSummary Summarise(absl::Span<const double> values) {
+  NumberSummary summary;
+  for (double value : values) summary.Add(value);
+  return summary;
+}
+
+std::string WindowText(const Problem& p) {
+  if (p.left_window < 0 && p.right_window < 0) return "";
+  return absl::StrCat(" window=[", p.left_window, ",", p.right_window, "]");
+}
+
+void WarnOfTensor(const TensorSummary& tensor, std::vector<std::string>& warnings) {
+  const NumberSummary& n = tensor.numbers;
+  const int64_t infinite = n.positive_inf + n.negative_inf;
+  if (infinite > 0) {
+    warnings.push_back(
+        absl::StrCat(tensor.name, " holds ", infinite, " infinite numbers of ", n.count()));
+  }
+  if (n.finite == n.count() && n.count() > 1 && n.min == n.max) {
+    warnings.push_back(absl::StrCat(tensor.name, " is ", n.min, " everywhere"));
+  }
+}
+
+// -inf is what a mask may well hold.
+void WarnOfMask(const TensorSummary& mask, std::vector<std::string>& warnings) {
+  const NumberSummary& n = mask.numbers;
+  if (n.positive_inf > 0) {
+    warnings.push_back(absl::StrCat(mask.name, " holds ", n.positive_inf, " times +inf of ",
+                                    n.count(), " numbers; a row that sees one comes out as NaN"));
+  }
+  // All zeros are an honest mask that hides nothing.
+  if (mask.dtype != DType::kBool && mask.only_zero_and_one && n.count() > 0 && n.max == 1) {
+    warnings.push_back(absl::StrCat(
+        mask.name, " has type ", NameOf(mask.dtype), " and holds only 0 and 1: it is added to the ",
+        "scores and hides nothing; a mask of 0 and 1 that should hide keys must be BOOL"));
+  }
+}
+
+void WarnOfInputs(const FieldNames& names, DiagnosisReport& report) {
+  for (const TensorSummary& input : report.inputs) {
+    if (input.numbers.nan > 0) {
+      report.warnings.push_back(
+          absl::StrCat(input.name, " holds ", input.numbers.nan, " NaN of ", input.numbers.count(),
+                       " numbers; each one that is visible reaches the output"));
+    }
+    (input.name == names.mask ? WarnOfMask : WarnOfTensor)(input, report.warnings);
+  }
+}
+
+void WarnOfResults(DiagnosisReport& report) {
+  if (report.widest_row > kWideScores) {
+    report.warnings.push_back(
+        absl::StrCat("scaled scores of one row lie up to ", report.widest_row,
+                     " apart: such a softmax is all but one-hot; is the scale right?"));
+  }
+  if (report.empty_rows > 0) {
+    report.warnings.push_back(absl::StrCat("query rows that see no key: ", report.empty_rows,
+                                           "; their output is 0 and their lse -inf"));
+  }
+  const NumberSummary& output = report.output;
+  if (output.finite < output.count()) {
+    report.warnings.push_back(absl::StrCat("the output holds ", output.nan, " NaN and ",
+                                           output.positive_inf + output.negative_inf,
+                                           " infinite numbers of ", output.count()));
+  }
+}
+
+}  // namespace
+
+void NumberSummary::Add(double value) {
+  if (std::isnan(value)) {
+    ++nan;
+  } else if (std::isinf(value)) {
+    ++(value > 0 ? positive_inf : negative_inf);
+  } else {
+    min = finite == 0 ? value : std::min(min, value);
+    max = finite == 0 ? value : std::max(max, value);
+    sum += value;
+    ++finite;
+  }
+}
+
+void NumberSummary::Merge(const NumberSummary& other) {
+  nan += other.nan;
+  positive_inf += other.positive_inf;
+  negative_inf += other.negative_inf;
+  if (other.finite == 0) return;
+  min = finite == 0 ? other.min : std::min(min, other.min);
+  max = finite == 0 ? other.max : std::max(max, other.max);
+  sum += other.sum;
+  finite += other.finite;
+}
+
+std::string Describe(const Problem& p) {
+  std::string text = absl::StrCat("B=", p.batch, " Hq=", p.query_heads, " Hkv=", p.kv_heads,
+                                  " Sq=", p.query_length, " Sk=", p.key_length,
+                                  " P=", p.past_length, " D=", p.head_size);
+  absl::StrAppend(&text, " Dv=", p.value_head_size, " ", std::string(NameOf(p.dtype)),
+                  " scale=", p.effective_scale());
+  if (p.softcap > 0) absl::StrAppend(&text, " softcap=", p.softcap);
+  if (p.causal) absl::StrAppend(&text, " causal");
+  absl::StrAppend(&text, WindowText(p));
+  if (p.alignment == Alignment::kBottomRight) absl::StrAppend(&text, " bottom-right");
+  if (p.mask) {
+    absl::StrAppend(&text, " mask=", std::string(NameOf(p.mask->dtype)), "[",
+                    absl::StrJoin(p.mask->dims, ","), "]");
+  }
+  if (p.has_key_lengths) absl::StrAppend(&text, " key-lengths");
+  if (p.dropout) absl::StrAppend(&text, " dropout=", p.dropout->probability);
+  return text;
+}
+
+namespace {
+
+std::string WhyNotTaken(const Backend& backend, const Problem& problem, const PlanOptions& options,
+                        const Plan& taken) {
+  if (options.backend != "auto") return absl::StrCat("the backend is set to ", options.backend);
+  const absl::Status preference = backend.Prefers(problem);
+  if (!preference.ok()) return std::string(preference.message());
+  return absl::StrCat("auto takes ", taken.Describe(), ", which comes first");
+}
+
+}  // namespace
+
+std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptions& options) {
+  const absl::StatusOr<Plan> chosen = MakePlan(problem, options);
+  std::vector<BackendChoice> choices;
+  for (const Backend* backend : Backends()) {
+    BackendChoice choice;
+    choice.backend = std::string(backend->name());
+    PlanOptions alone = options;
+    alone.backend = choice.backend;
+    const absl::StatusOr<Plan> plan = MakePlan(problem, alone);
+    choice.chosen = chosen.ok() && chosen->backend == backend;
+    if (!plan.ok()) {
+      choice.reason = std::string(plan.status().message());
+    } else {
+      choice.plan = plan->Describe();
+      choice.workspace_bytes = plan->workspace_bytes();
+      if (!choice.chosen) choice.reason = WhyNotTaken(*backend, problem, options, *chosen);
+    }
+    choices.push_back(std::move(choice));
+  }
+  return choices;
+}
+
+Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const FieldNames& names)
+    : problem_(problem), arguments_(arguments), names_(names) {
+  const auto add = [this](absl::string_view name, const TensorView& view) {
+    inputs_.push_back({name, view, view.dims[0] * view.dims[1] * view.dims[2]});
+    input_rows_ += inputs_.back().rows;
+    MutexLock lock(mutex_);  // for the analysis: nobody else knows of it yet
+    report_.inputs.push_back({std::string(name), view.dtype, view.dims, {}, true});
+  };
+  add(names.q, arguments.query);
+  add(names.k, arguments.key);
+  add(names.v, arguments.value);
+  if (problem.mask) add(names.mask, arguments.mask);
+  if (problem.past_length > 0) {
+    add(names.past_key, arguments.past_key);
+    add(names.past_value, arguments.past_value);
+  }
+  query_rows_ = problem.batch * problem.query_heads * problem.query_length;
+}
+
+int64_t Diagnosis::WorkerWorkspaceBytes(const Problem& problem) {
+  return (problem.total_keys() + problem.value_head_size) * static_cast<int64_t>(sizeof(double));
+}
+
+void Diagnosis::RunTask(int64_t task, std::byte* worker_workspace) {
+  if (task < input_rows_) {
+    SummariseInputRow(task);
+  } else {
+    SummariseQueryRow(task - input_rows_, worker_workspace);
+  }
+}
+
+void Diagnosis::SummariseInputRow(int64_t row) {
+  size_t input = 0;
+  while (row >= inputs_[input].rows) row -= inputs_[input++].rows;
+  const TensorView& view = inputs_[input].view;
+  const int64_t s = row % view.dims[2];
+  const int64_t h = row / view.dims[2] % view.dims[1];
+  const int64_t b = row / view.dims[2] / view.dims[1];
+
+  NumberSummary numbers;
+  bool only_zero_and_one = true;
+  for (int64_t n = 0; n < view.dims[3]; ++n) {
+    const double value = LoadAny(view.Row(b, h, s), view.dtype, n * view.strides[3]);
+    numbers.Add(value);
+    only_zero_and_one = only_zero_and_one && (value == 0 || value == 1);
+  }
+  MutexLock lock(mutex_);
+  report_.inputs[input].numbers.Merge(numbers);
+  report_.inputs[input].only_zero_and_one &= only_zero_and_one;
+}
+
+void Diagnosis::SummariseQueryRow(int64_t index, std::byte* workspace) {
+  const Problem& p = problem_;
+  const int64_t i = index % p.query_length;
+  const int64_t h = index / p.query_length % p.query_heads;
+  const int64_t b = index / p.query_length / p.query_heads;
+  const QueryRow row(p, arguments_, b, h, i);
+  auto* room = reinterpret_cast<double*>(workspace);
+  const absl::Span<double> scores(room, p.total_keys());
+  const absl::Span<double> output(room + p.total_keys(), p.value_head_size);
+
+  NumberSummary raw, scaled, biased, weights;
+  double row_sum = 0;
+  const double lse = row.Weigh(scores, [&](Step step, absl::Span<const double> s) {
+    if (step == Step::kRaw) raw = Summarise(s);
+    if (step == Step::kSoftcapped) scaled = Summarise(s);
+    if (step == Step::kBiased) biased = Summarise(s);
+    if (step != Step::kSoftmax) return;
+    weights = Summarise(s);
+    for (double weight : s) row_sum += weight;
+  });
+  row.Output(scores, lse, output);
+  const NumberSummary output_numbers = Summarise(output);
+  int64_t by_position = 0;
+  int64_t by_mask = 0;
+  for (int64_t j = 0; j < p.total_keys(); ++j) {
+    if (row.HiddenByPosition(j)) {
+      ++by_position;
+    } else if (row.HiddenByMask(j)) {
+      ++by_mask;
+    }
+  }
+
+  MutexLock lock(mutex_);
+  report_.raw_scores.Merge(raw);
+  report_.scaled_scores.Merge(scaled);
+  if (scaled.finite > 0) {
+    report_.widest_row = std::max(report_.widest_row, scaled.max - scaled.min);
+  }
+  report_.biased_scores.Merge(biased);
+  report_.weights.Merge(weights);
+  report_.output.Merge(output_numbers);
+  report_.hidden_by_position += by_position;
+  report_.hidden_by_mask += by_mask;
+  if (lse != -std::numeric_limits<double>::infinity()) {
+    report_.row_sums.Add(row_sum);
+    return;
+  }
+  ++report_.empty_rows;
+  // Kept sorted and short, so that the order of the tasks leaves no trace.
+  auto& first = report_.first_empty_rows;
+  const std::array<int64_t, 3> place = {b, h, i};
+  first.insert(std::lower_bound(first.begin(), first.end(), place), place);
+  if (first.size() > kFirstEmptyRows) first.pop_back();
+}
+
+DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
+  MutexLock lock(mutex_);
+  report_.problem = Describe(problem_);
+  report_.backends = ExplainChoice(problem_, options);
+  WarnOfInputs(names_, report_);
+  WarnOfResults(report_);
+  return std::move(report_);
+}
+
+absl::StatusOr<DiagnosisReport> Diagnose(const Problem& problem, const Arguments& arguments,
+                                         const PlanOptions& options, ThreadPool& pool,
+                                         const FieldNames& names) {
+  absl::Status status = Validate(problem, names);
+  if (status.ok()) status = Validate(options);
+  if (status.ok()) status = ValidateInputs(problem, arguments, names);
+  if (!status.ok()) return status;
+  Diagnosis diagnosis(problem, arguments, names);
+  const int64_t room = Diagnosis::WorkerWorkspaceBytes(problem);
+  AlignedBuffer workspace(room * pool.workers());
+  pool.ParallelFor(diagnosis.tasks(), [&](int64_t task, int worker) {
+    diagnosis.RunTask(task, workspace.data() + worker * room);
+  });
+  return diagnosis.Finish(options);
+}
+
+}  // namespace rapt

@@ -1,0 +1,28 @@
+// Scalar conversions between the storage types and double, round to nearest even. For code where
+// clarity counts; the kernels have their own.
+#ifndef RAPT_ATTENTION_HALF_H_
+#define RAPT_ATTENTION_HALF_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention/tensor_view.h"
+
+namespace rapt {
+
+double HalfToDouble(uint16_t bits);
+double BFloat16ToDouble(uint16_t bits);
+uint16_t DoubleToHalf(double value);
+uint16_t DoubleToBFloat16(double value);
+
+// Of numbers that are floats already, many times faster; the same bits.
+uint16_t FloatToHalf(float value);
+uint16_t FloatToBFloat16(float value);
+
+// Element `index` of unaligned storage of a float type.
+double LoadElement(const std::byte* data, DType dtype, int64_t index);
+void StoreElement(std::byte* data, DType dtype, int64_t index, double value);
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_HALF_H_

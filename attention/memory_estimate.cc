@@ -1,0 +1,47 @@
+#include "attention/memory_estimate.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "attention/attention.h"
+#include "base/checked_math.h"
+
+namespace rapt {
+namespace {
+
+// Checked: with head sizes that no memory could hold, many threads' parts are too much for int64.
+absl::StatusOr<int64_t> WorkspaceBytes(const Plan& plan) {
+  std::optional<int64_t> bytes = CheckedMul(plan.threads, plan.worker_workspace_bytes);
+  if (bytes) bytes = CheckedAdd(*bytes, plan.shared_workspace_bytes);
+  if (bytes) return *bytes;
+  return absl::InvalidArgumentError(absl::StrCat("the workspace of ", plan.threads, " threads, ",
+                                                 plan.worker_workspace_bytes,
+                                                 " bytes each, overflows 64 bits"));
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOptions& options) {
+  const absl::StatusOr<Plan> plan = MakePlan(p, options);
+  if (!plan.ok()) return plan.status();
+  const absl::StatusOr<int64_t> workspace_bytes = WorkspaceBytes(*plan);
+  if (!workspace_bytes.ok()) return workspace_bytes.status();
+  // A valid problem's sizes do not overflow, each in eight bytes an element; their sums are taken
+  // of at most four such.
+  const int64_t element = SizeOf(p.dtype);
+  const int64_t real = SizeOf(p.accumulator());
+  const int64_t query_rows = p.batch * p.query_heads * p.query_length;
+  const int64_t key_rows = p.batch * p.kv_heads * p.total_keys();
+  MemoryEstimate estimate;
+  estimate.tensor_bytes = element * (query_rows + key_rows) * (p.head_size + p.value_head_size);
+  estimate.standard_bytes = query_rows * p.total_keys() * real;
+  estimate.chunked_bytes =
+      query_rows * (std::min(p.total_keys(), kEstimateChunk) + 2 + p.value_head_size) * real;
+  estimate.fused_bytes = *workspace_bytes;
+  estimate.plan = plan->Describe();
+  return estimate;
+}
+
+}  // namespace rapt

@@ -1,0 +1,96 @@
+// The attention operator as its callers state it: named tensors of rank 3 or 4, ONNX attributes.
+// Resolve() turns that into a Problem and says how each tensor is laid out. Every protocol and the
+// command line come through here, so that all of them accept and refuse the same things.
+#ifndef RAPT_ATTENTION_OPERATOR_H_
+#define RAPT_ATTENTION_OPERATOR_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "attention/field_names.h"
+#include "attention/problem.h"
+#include "attention/tensor_view.h"
+
+namespace rapt {
+
+using Shape = absl::InlinedVector<int64_t, 4>;
+
+// "[2, 8, 128, 64]"
+std::string ToString(const Shape& shape);
+
+struct TensorSpec {
+  DType dtype = DType::kFloat32;
+  Shape shape;
+};
+
+// The meaning of the axes of Q, K, V and Y. The mask, past and present never depend on it.
+enum class Layout : uint8_t {
+  kByRank,  // rank 4: kBhsd, rank 3: kBse
+  kBhsd,    // [B, H, S, D]
+  kBshd,    // [B, S, H, D]
+  kBse,     // [B, S, H * D] with q_num_heads and kv_num_heads, both absent: one head
+};
+
+struct OperatorCall {
+  TensorSpec q, k, v;
+  std::optional<TensorSpec> attn_mask = std::nullopt;
+  std::optional<TensorSpec> past_key = std::nullopt;
+  std::optional<TensorSpec> past_value = std::nullopt;
+  std::optional<TensorSpec> nonpad_kv_seqlen = std::nullopt;  // INT64 [B]
+
+  Layout layout = Layout::kByRank;
+  std::optional<int64_t> q_num_heads = std::nullopt;
+  std::optional<int64_t> kv_num_heads = std::nullopt;
+  std::optional<double> scale = std::nullopt;
+  double softcap = 0;
+  bool is_causal = false;
+  Alignment alignment = Alignment::kTopLeft;
+  int64_t left_window_size = -1;
+  int64_t right_window_size = -1;
+  bool softmax_in_fp64 = false;
+  std::optional<Dropout> dropout = std::nullopt;
+
+  std::optional<ScoreOutput> score_output = std::nullopt;
+  bool wants_lse = false;
+  bool wants_present = false;
+};
+
+// A call whose shapes are known to fit together. Thread-compatible value type.
+struct ResolvedCall {
+  Problem problem;
+  Layout layout = Layout::kBhsd;          // never kByRank
+  const FieldNames* names = &kOnnxNames;  // that errors about the data should use too
+
+  // Outputs as the caller sees them: Y has Q's layout and rank.
+  TensorSpec y, lse, scores, present_key, present_value;
+
+  // Views over row-major bytes in the caller's layout.
+  TensorView Query(const std::byte* data) const;
+  TensorView Key(const std::byte* data) const;
+  TensorView Value(const std::byte* data) const;
+  TensorView Mask(const std::byte* data) const;
+  TensorView PastKey(const std::byte* data) const;
+  TensorView PastValue(const std::byte* data) const;
+  MutableTensorView Output(std::byte* data) const;
+  MutableTensorView Lse(std::byte* data) const;
+  MutableTensorView Scores(std::byte* data) const;
+  MutableTensorView PresentKey(std::byte* data) const;
+  MutableTensorView PresentValue(std::byte* data) const;
+};
+
+// InvalidArgument names the tensor or attribute, what came and what is allowed. `names` outlives
+// the result.
+absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call,
+                                     const FieldNames& names = kOnnxNames);
+
+// Bytes of a row-major tensor. InvalidArgument, naming `name`, for a negative axis or a product
+// that overflows.
+absl::StatusOr<int64_t> ByteSize(absl::string_view name, const TensorSpec& spec);
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_OPERATOR_H_

@@ -1,0 +1,21 @@
+// The random draws of dropout: Philox4x32-10, a counter-based generator, so that any backend can
+// make the draw of any weight without an order. Salmon et al. 2011, "Parallel random numbers: as
+// easy as 1, 2, 3".
+#ifndef RAPT_ATTENTION_PHILOX_H_
+#define RAPT_ATTENTION_PHILOX_H_
+
+#include <array>
+#include <cstdint>
+
+namespace rapt {
+
+std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+
+// Sets keep[n] for n in [0, count) to whether the weight of key begin + n survives dropout with
+// probability p in [0, 1): draw >= p * 2^32.
+void DropoutKeeps(double p, uint64_t seed, int64_t b, int64_t h, int64_t i, int64_t begin,
+                  int64_t count, bool* keep);
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_PHILOX_H_

@@ -1,0 +1,50 @@
+#include "attention/present.h"
+
+#include <algorithm>
+
+namespace rapt {
+namespace {
+
+// About what a task copies: others need not wait for long, however many keys a head has.
+constexpr int64_t kTaskBytes = 1 << 20;
+
+int64_t RowsPerTask(const Problem& p) {
+  const int64_t row_bytes = (p.head_size + p.value_head_size) * SizeOf(p.dtype);
+  return kTaskBytes / std::clamp<int64_t>(row_bytes, 1, kTaskBytes);  // heads may be of size 0
+}
+
+int64_t TasksPerHead(const Problem& p) {
+  return (p.total_keys() + RowsPerTask(p) - 1) / RowsPerTask(p);
+}
+
+// Copies rows [begin, end) of head (b, h), of which the past has the first `past_length`.
+void CopyRows(const TensorView& past, const TensorView& latest, const MutableTensorView& present,
+              int64_t b, int64_t h, int64_t past_length, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const bool is_past = row < past_length;
+    const TensorView& source = is_past ? past : latest;
+    source.CopyRow(b, h, is_past ? row : row - past_length, present.Row(b, h, row));
+  }
+}
+
+}  // namespace
+
+int64_t PresentTasks(const Problem& problem) {
+  // Without keys nothing bounds the number of heads, and there is nothing to copy.
+  if (!problem.wants_present || problem.total_keys() == 0) return 0;
+  return problem.batch * problem.kv_heads * TasksPerHead(problem);
+}
+
+void RunPresentTask(const Problem& p, const Arguments& arguments, int64_t task) {
+  const int64_t head = task / TasksPerHead(p);
+  const int64_t b = head / p.kv_heads;
+  const int64_t h = head % p.kv_heads;
+  const int64_t begin = task % TasksPerHead(p) * RowsPerTask(p);
+  const int64_t end = std::min(begin + RowsPerTask(p), p.total_keys());
+  CopyRows(arguments.past_key, arguments.key, arguments.present_key, b, h, p.past_length, begin,
+           end);
+  CopyRows(arguments.past_value, arguments.value, arguments.present_value, b, h, p.past_length,
+           begin, end);
+}
+
+}  // namespace rapt

@@ -1,0 +1,175 @@
+// What is to be computed: shapes, types, mask, scale, window. No data.
+//
+//     S = scale * Q K^T                    kScores
+//     S = softcap * tanh(S / softcap)      kSoftcapped   (only when softcap > 0)
+//     S = S + mask; then causal, window
+//         and length limits give -inf      kBiased
+//     P = softmax(S over keys)             kWeights
+//     O = P V
+//
+// The names follow the ONNX operator Attention (opsets 23 to 25), which also gives the meaning.
+#ifndef RAPT_ATTENTION_PROBLEM_H_
+#define RAPT_ATTENTION_PROBLEM_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "attention/field_names.h"
+#include "attention/tensor_view.h"
+
+namespace rapt {
+
+class Backend;
+
+// Which intermediate a caller wants beside O, [B, Hq, Sq, T] in Q's type. The values are those of
+// ONNX qk_matmul_output_mode.
+enum class ScoreOutput : uint8_t { kScores = 0, kSoftcapped = 1, kBiased = 2, kWeights = 3 };
+
+// Where the causal diagonal and the window sit when the lengths of queries and keys differ.
+enum class Alignment : uint8_t {
+  kTopLeft,      // ONNX: offset = P with a past, nonpad - Sq with key lengths, else 0
+  kBottomRight,  // offset = T - Sq: the last query sees the last key
+};
+
+// A mask broadcast to [B, Hq, Sq, T]: each of the first three axes is 1 or full. The last one is 1
+// (broadcast), or at most T; keys beyond it are masked.
+struct MaskShape {
+  DType dtype = DType::kBool;  // kBool: true = attend. A float type: added to the scores.
+  std::array<int64_t, 4> dims = {1, 1, 1, 1};
+};
+
+// Dropout on the weights: keep when draw >= p * 2^32, scale by 1 / (1 - p). The draw is
+// Philox4x32-10 with key = seed and counter = (j / 4, i, h, b), lane j % 4.
+struct Dropout {
+  double probability = 0;  // [0, 1)
+  uint64_t seed = 0;
+};
+
+// The largest size of any axis: far beyond any memory, yet sums of a few axes and windows, and a
+// worker's blocks of 512 rows, stay inside int64.
+inline constexpr int64_t kMaxAxis = int64_t{1} << 40;
+
+// A problem that is a part of a larger one: a run of its queries against a run of its keys.
+// Causality, window, key lengths and dropout go by the positions that these have in the whole.
+struct Section {
+  int64_t first_query = 0;
+  int64_t first_key = 0;  // counted from the whole's first key, a past one where it has any
+  // The whole's.
+  int64_t query_length = 0;
+  int64_t key_length = 0;
+  int64_t past_length = 0;
+};
+
+struct Problem {
+  DType dtype = DType::kFloat32;  // of Q, K, V and O; any float type
+
+  int64_t batch = 0;            // B
+  int64_t query_heads = 0;      // Hq, a multiple of Hkv; head h reads key/value head h / (Hq / Hkv)
+  int64_t kv_heads = 0;         // Hkv
+  int64_t query_length = 0;     // Sq
+  int64_t key_length = 0;       // Sk
+  int64_t past_length = 0;      // P, keys that come before the Sk
+  int64_t head_size = 0;        // D, of Q and K
+  int64_t value_head_size = 0;  // Dv, of V and O
+
+  std::optional<double> scale = std::nullopt;  // 1 / sqrt(D) when absent
+  double softcap = 0;                          // 0: none
+  bool causal = false;
+  Alignment alignment = Alignment::kTopLeft;
+  int64_t left_window = -1;  // keys before the diagonal that stay visible; -1: all
+  int64_t right_window = -1;
+  std::optional<MaskShape> mask = std::nullopt;
+  bool has_key_lengths = false;  // nonpad_kv_seqlen is given
+  bool softmax_in_fp64 = false;  // fp64 inputs always are
+  std::optional<Dropout> dropout = std::nullopt;
+
+  std::optional<ScoreOutput> score_output = std::nullopt;
+  bool wants_lse = false;
+  bool wants_present = false;
+
+  // Part of a larger problem; it then has no past of its own and no present.
+  std::optional<Section> section = std::nullopt;
+  // The result is folded into Arguments::state, beside those of other sections of the same queries,
+  // instead of being written to output and lse. There are no weights then: they need all keys.
+  bool folds = false;
+
+  int64_t total_keys() const { return past_length + key_length; }  // T
+  int64_t group_size() const { return query_heads / kv_heads; }
+  double effective_scale() const;
+  // The type that scores, weights and sums are computed in: kFloat32 or kFloat64.
+  DType accumulator() const {
+    return dtype == DType::kFloat64 || softmax_in_fp64 ? DType::kFloat64 : DType::kFloat32;
+  }
+  DType lse_dtype() const { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+  // Nothing to compute: B, Hq or Sq is 0. T = 0 is not empty, its outputs are zeros.
+  bool empty() const { return batch == 0 || query_heads == 0 || query_length == 0; }
+};
+
+// What positions are counted in: the problem's section, or itself as one.
+Section WholeOf(const Problem& problem);
+
+// InvalidArgument with the field, what came and what is allowed. A valid problem has no
+// tensor whose bytes overflow int64, nor do the bytes of a few of them together.
+absl::Status Validate(const Problem& problem, const FieldNames& names = kOnnxNames);
+
+// The data of one problem. Views have the shapes that the problem states, any strides; the last
+// stride of every one but the mask is 1. Q, K, V and the past may be views of slices where the
+// backend reads them.
+struct Arguments {
+  TensorView query;       // [B, Hq, Sq, D]
+  TensorView key;         // [B, Hkv, Sk, D]
+  TensorView value;       // [B, Hkv, Sk, Dv]
+  TensorView mask;        // MaskShape::dims, with stride 0 on every axis that broadcasts
+  TensorView past_key;    // [B, Hkv, P, D]
+  TensorView past_value;  // [B, Hkv, P, Dv]
+  absl::Span<const int64_t> key_lengths;  // [B], each in [0, the whole's Sk]; empty when not given
+
+  // Where a problem folds, instead of output and lse, in Plan::state_dtype. A row whose max is -inf
+  // has seen no key; what its output holds then does not matter.
+  struct State {
+    MutableTensorView output;  // [B, Hq, Sq, Dv], not yet divided by sum
+    MutableTensorView max;     // [B, Hq, Sq, 1], that the exponentials are relative to
+    MutableTensorView sum;     // [B, Hq, Sq, 1], of exponentials
+  } state;
+
+  MutableTensorView output;         // [B, Hq, Sq, Dv]
+  MutableTensorView lse;            // [B, Hq, Sq, 1] in lse_dtype(), natural logarithm
+  MutableTensorView scores;         // [B, Hq, Sq, T]
+  MutableTensorView present_key;    // [B, Hkv, T, D]
+  MutableTensorView present_value;  // [B, Hkv, T, Dv]
+
+  // A backend that has a part of it computed by another says here by which, before the part's task
+  // ends. Null: nobody asks.
+  std::atomic<const Backend*>* stand_in = nullptr;
+};
+
+// Checks what only the data can tell: key lengths in range, every wanted tensor there with the
+// type and dims the problem states.
+absl::Status Validate(const Problem& problem, const Arguments& arguments,
+                      const FieldNames& names = kOnnxNames);
+
+// The part of it that concerns what is read, for who computes no outputs.
+absl::Status ValidateInputs(const Problem& problem, const Arguments& arguments,
+                            const FieldNames& names = kOnnxNames);
+
+// The part of it that concerns the key lengths alone.
+absl::Status ValidateKeyLengths(const Problem& problem, absl::Span<const int64_t> key_lengths,
+                                const FieldNames& names = kOnnxNames);
+
+// The keys that causality, window and lengths leave visible to query i of batch row b: [begin, end)
+// within [0, T), always one interval. The mask comes on top. i, and the keys of a section, count
+// from its own first ones.
+struct KeyRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+KeyRange VisibleKeys(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b,
+                     int64_t i);
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_PROBLEM_H_

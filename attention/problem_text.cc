@@ -1,0 +1,126 @@
+#include "attention/problem_text.h"
+
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace rapt {
+namespace {
+
+// Why not, to follow the quoted text.
+using WhyNot = std::optional<std::string>;
+
+// "32/8" is two numbers, "32" twice the same.
+bool ParsePair(absl::string_view text, char separator, int64_t& first, int64_t& second) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(text, separator);
+  return parts.size() <= 2 && absl::SimpleAtoi(parts.front(), &first) &&
+         absl::SimpleAtoi(parts.back(), &second);
+}
+
+WhyNot ReadAxes(absl::string_view text, Problem& p) {
+  const std::vector<absl::string_view> axes = absl::StrSplit(text, 'x');
+  if (axes.size() != 4) return absl::StrCat("has ", axes.size(), " axes; it must have 4, BxHxSxD");
+  if (!absl::SimpleAtoi(axes[0], &p.batch) || !ParsePair(axes[1], '/', p.query_heads, p.kv_heads) ||
+      !ParsePair(axes[2], ':', p.query_length, p.key_length) ||
+      !ParsePair(axes[3], '/', p.head_size, p.value_head_size)) {
+    return "has an axis that is no number";
+  }
+  return std::nullopt;
+}
+
+bool ReadDType(absl::string_view word, Problem& p) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    if (!absl::EqualsIgnoreCase(word, NameOf(dtype))) continue;
+    p.dtype = dtype;
+    return true;
+  }
+  return false;
+}
+
+bool ReadSwitch(absl::string_view word, Problem& p) {
+  if (word == "causal") return p.causal = true;
+  if (word == "ragged") return p.has_key_lengths = true;
+  if (word != "bottom_right") return false;
+  p.alignment = Alignment::kBottomRight;
+  return true;
+}
+
+// "past=512". Whether a number may be so large is the problem's Validate() to say.
+bool ReadNumber(absl::string_view name, absl::string_view value, Problem& p) {
+  double real = 0;
+  if (name == "past") return absl::SimpleAtoi(value, &p.past_length);
+  if (name == "left_window") return absl::SimpleAtoi(value, &p.left_window);
+  if (name == "right_window") return absl::SimpleAtoi(value, &p.right_window);
+  if (name == "softcap") return absl::SimpleAtod(value, &p.softcap);
+  if (name != "scale" || !absl::SimpleAtod(value, &real)) return false;
+  p.scale = real;
+  return true;
+}
+
+// When everything else of the problem is known.
+bool SetMask(absl::string_view kind, Problem& p) {
+  if (kind == "padding") {
+    p.mask = MaskShape{DType::kBool, {p.batch, 1, 1, p.total_keys()}};
+  } else if (kind == "bool" || kind == "float") {
+    const DType dtype = kind == "bool" ? DType::kBool : p.dtype;
+    p.mask = MaskShape{dtype, {1, 1, p.query_length, p.total_keys()}};
+  }
+  return p.mask.has_value();
+}
+
+WhyNot ReadWords(absl::Span<const absl::string_view> words, Problem& p) {
+  std::string mask;
+  for (const absl::string_view any_case : words) {
+    const std::string word = absl::AsciiStrToLower(any_case);
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(word, absl::MaxSplits('=', 1));
+    if (parts.first == "mask") {
+      mask = std::string(parts.second);
+    } else if (!ReadDType(word, p) && !ReadSwitch(word, p) &&
+               !ReadNumber(parts.first, parts.second, p)) {
+      return absl::StrCat("has '", any_case, "' in it");
+    }
+  }
+  if (!mask.empty() && !SetMask(mask, p)) {
+    return absl::StrCat("has a mask '", mask, "'; it must be bool, float or padding");
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<Problem> ParseProblem(absl::string_view text) {
+  const std::vector<absl::string_view> words =
+      absl::StrSplit(text, absl::ByAnyChar(" \t"), absl::SkipEmpty());
+  Problem problem;
+  WhyNot why = words.empty() ? "is empty" : ReadAxes(words.front(), problem);
+  if (!why) why = ReadWords(absl::MakeConstSpan(words).subspan(1), problem);
+  if (!why) {
+    if (absl::Status status = Validate(problem); !status.ok()) {
+      why = absl::StrCat("is none: ", std::string(status.message()));
+    }
+  }
+  if (!why) return problem;
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", absl::StripAsciiWhitespace(text), "' ", *why));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Problem>> ParseProblems(absl::string_view text) {
+  std::vector<Problem> problems;
+  for (const absl::string_view one : absl::StrSplit(text, ',')) {
+    absl::StatusOr<Problem> problem = ParseProblem(one);
+    if (!problem.ok()) return problem.status();
+    problems.push_back(*std::move(problem));
+  }
+  return problems;
+}
+
+}  // namespace rapt

@@ -1,0 +1,14 @@
+#ifndef RAPT_ATTENTION_REFERENCE_REFERENCE_BACKEND_H_
+#define RAPT_ATTENTION_REFERENCE_REFERENCE_BACKEND_H_
+
+#include "attention/backend.h"
+
+namespace rapt {
+
+// The oracle: everything in float64, one query row at a time, each step as the definition says it.
+// Slow, and meant to be read.
+const Backend& ReferenceBackend();
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_REFERENCE_REFERENCE_BACKEND_H_

@@ -1,0 +1,19 @@
+#ifndef RAPT_BASE_BYTE_SLICE_H_
+#define RAPT_BASE_BYTE_SLICE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rapt {
+
+// A piece of a sequence of bytes: those at [begin, end). A plain struct, without a function, so
+// that kernels can share it.
+struct ByteSlice {
+  const std::byte* data;
+  int64_t begin;
+  int64_t end;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_BASE_BYTE_SLICE_H_

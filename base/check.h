@@ -1,0 +1,22 @@
+// RAPT_CHECK(condition, message): a programmer's error aborts with a message. Never for what came
+// from outside, that is an absl::Status.
+#ifndef RAPT_BASE_CHECK_H_
+#define RAPT_BASE_CHECK_H_
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace rapt {
+
+[[noreturn]] inline void CheckFailed(const char* file, int line, const char* condition,
+                                     const char* message) {
+  std::fprintf(stderr, "%s:%d: check failed: %s: %s\n", file, line, condition, message);
+  std::abort();
+}
+
+}  // namespace rapt
+
+#define RAPT_CHECK(condition, message) \
+  ((condition) ? (void)0 : ::rapt::CheckFailed(__FILE__, __LINE__, #condition, message))
+
+#endif  // RAPT_BASE_CHECK_H_

@@ -1,0 +1,35 @@
+// Where the time comes from. Injected, so that tests decide what time it is.
+#ifndef RAPT_BASE_CLOCK_H_
+#define RAPT_BASE_CLOCK_H_
+
+#include <chrono>
+#include <cstdint>
+
+namespace rapt {
+
+// A point of monotonic time, without meaning outside this process. Instant::max() is never.
+using Instant = std::chrono::steady_clock::time_point;
+
+// Thread-safe.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual Instant Now() const = 0;
+};
+
+class SteadyClock : public Clock {
+ public:
+  Instant Now() const override { return std::chrono::steady_clock::now(); }
+};
+
+// In whole ones, for whom it is told.
+inline int64_t Microseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+}
+inline int64_t Milliseconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+}
+
+}  // namespace rapt
+
+#endif  // RAPT_BASE_CLOCK_H_

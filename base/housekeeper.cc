@@ -1,0 +1,57 @@
+#include "base/housekeeper.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace rapt {
+namespace {
+
+constexpr std::chrono::seconds kInterval{1};
+constexpr std::chrono::seconds kIdle{3};
+constexpr std::chrono::seconds kBusyTrims{30};  // it costs page faults
+constexpr std::chrono::seconds kIdleTrims{10};  // connections end after their last call
+
+}  // namespace
+
+void TuneMalloc() {
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+  mallopt(M_TRIM_THRESHOLD, 512 << 20);
+  mallopt(M_ARENA_MAX, 1);
+}
+
+Housekeeper::Housekeeper(BufferPool& pool, const Clock& clock, std::function<bool()> was_busy)
+    : pool_(pool), clock_(clock), was_busy_(std::move(was_busy)), thread_([this] { Run(); }) {}
+
+Housekeeper::~Housekeeper() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.Signal();
+  thread_.join();
+}
+
+void Housekeeper::Run() {
+  MutexLock lock(mutex_);
+  while (!stopping_) {
+    if (!stop_.WaitFor(mutex_, kInterval)) Look();
+  }
+}
+
+void Housekeeper::Look() {
+  const Instant now = clock_.Now();
+  pool_.Trim(now - kIdle);
+  if (was_busy_()) last_busy_ = now;
+  // What gRPC received into came from malloc, which keeps what lies below its newest bytes.
+  const Instant due = last_trim_ <= last_busy_
+                          ? std::min(last_busy_ + kIdle, last_trim_ + kBusyTrims)
+                          : last_trim_ + kIdleTrims;
+  if (now >= due) {
+    malloc_trim(0);
+    last_trim_ = now;
+  }
+}
+
+}  // namespace rapt

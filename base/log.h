@@ -1,0 +1,49 @@
+// One structured line an event, on stderr, as text
+//
+//     2026-01-31T12:00:00.123Z INFO draining signal=SIGTERM open_calls=3
+//
+// where values with a space, a quote, an equals sign or a control character are quoted and escaped,
+// or as a JSON object
+//
+//     {"time":"2026-01-31T12:00:00.123Z","level":"INFO","event":"draining","signal":"SIGTERM","open_calls":3}
+//
+// where bytes beyond ASCII are the characters of their number.
+#ifndef RAPT_BASE_LOG_H_
+#define RAPT_BASE_LOG_H_
+
+#include <concepts>
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+namespace rapt {
+
+enum class LogLevel : uint8_t { kInfo, kWarning, kError };
+enum class LogFormat : uint8_t { kText, kJson };
+
+struct LogField {
+  LogField(absl::string_view key, absl::string_view value) : key(key), value(value) {}
+  LogField(absl::string_view key, std::integral auto value)
+      : key(key), value(std::to_string(value)), is_number(true) {}
+
+  absl::string_view key;
+  std::string value;
+  bool is_number = false;
+};
+
+// Of all lines from now on; text unless it is called. Thread-safe.
+void SetLogFormat(LogFormat format);
+
+// Thread-safe: a line is written whole, with one system call.
+void Log(LogLevel level, absl::string_view event, absl::Span<const LogField> fields = {});
+
+// The line that Log writes, its newline included.
+std::string FormatLogLine(LogFormat format, absl::Time time, LogLevel level,
+                          absl::string_view event, absl::Span<const LogField> fields);
+
+}  // namespace rapt
+
+#endif  // RAPT_BASE_LOG_H_

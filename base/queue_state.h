@@ -1,0 +1,17 @@
+#ifndef RAPT_BASE_QUEUE_STATE_H_
+#define RAPT_BASE_QUEUE_STATE_H_
+
+#include <chrono>
+#include <cstdint>
+
+namespace rapt {
+
+// What waits somewhere at this moment.
+struct QueueState {
+  int64_t depth = 0;
+  std::chrono::nanoseconds oldest_age{0};  // 0 where nothing waits
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_BASE_QUEUE_STATE_H_

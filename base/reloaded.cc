@@ -1,0 +1,72 @@
+#include "base/reloaded.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/descriptor.h"
+#include "base/log.h"
+
+namespace rapt {
+namespace {
+
+absl::Status Unreadable(const NamedFile& file, absl::string_view reason) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("the file of ", file.flag, " can't be read: ", reason));
+}
+
+absl::StatusOr<std::string> ReadFile(const NamedFile& file) {
+  const Descriptor descriptor(open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (descriptor.get() < 0) return Unreadable(file, std::strerror(errno));
+  std::string bytes;
+  char buffer[4096];
+  ssize_t count;
+  while ((count = read(descriptor.get(), buffer, sizeof(buffer))) > 0 &&
+         static_cast<int64_t>(bytes.size()) <= FileWatch::kMaxBytes) {
+    bytes.append(buffer, static_cast<size_t>(count));
+  }
+  if (count < 0) return Unreadable(file, std::strerror(errno));
+  if (static_cast<int64_t>(bytes.size()) <= FileWatch::kMaxBytes) return bytes;
+  return Unreadable(file, absl::StrCat("it has more than ", FileWatch::kMaxBytes, " bytes"));
+}
+
+absl::StatusOr<std::vector<std::string>> ReadFiles(const std::vector<NamedFile>& files) {
+  std::vector<std::string> contents;
+  for (const NamedFile& file : files) {
+    absl::StatusOr<std::string> bytes = ReadFile(file);
+    if (!bytes.ok()) return bytes.status();
+    contents.push_back(*std::move(bytes));
+  }
+  return contents;
+}
+
+}  // namespace
+
+bool FileWatch::HasChanged() {
+  absl::StatusOr<std::vector<std::string>> contents = ReadFiles(files_);
+  if (contents == contents_) return false;
+  contents_ = std::move(contents);
+  return true;
+}
+
+std::string FileWatch::Flags() const {
+  return absl::StrJoin(files_, " ", [](std::string* out, const NamedFile& file) {
+    absl::StrAppend(out, file.flag);
+  });
+}
+
+void LogReload(const FileWatch& files, const absl::Status& status) {
+  if (status.ok()) {
+    Log(LogLevel::kInfo, "reloaded", {{"flags", files.Flags()}});
+  } else {
+    Log(LogLevel::kWarning, "not reloaded",
+        {{"flags", files.Flags()}, {"reason", status.message()}});
+  }
+}
+
+}  // namespace rapt

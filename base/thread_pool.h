@@ -1,0 +1,59 @@
+// A fixed set of workers that run the tasks of one job at a time.
+#ifndef RAPT_BASE_THREAD_POOL_H_
+#define RAPT_BASE_THREAD_POOL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "base/mutex.h"
+
+namespace rapt {
+
+// Thread-safe; jobs from several threads run one after the other. The calling thread is worker 0,
+// so a pool of one starts no thread. Who waits, for a job or for its end, spins for some
+// microseconds before it sleeps: jobs often follow each other closely, and a small one costs less
+// than waking a thread.
+class ThreadPool {
+ public:
+  // Throws std::system_error where the system refuses a thread.
+  explicit ThreadPool(int workers);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int workers() const { return static_cast<int>(threads_.size()) + 1; }
+
+  // Calls body(task, worker) for every task in [0, tasks), handed out in order; blocks until all
+  // are done. No two calls at once have the same worker.
+  void ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t task, int worker)> body);
+
+ private:
+  struct Job {
+    absl::FunctionRef<void(int64_t, int)> body;
+    int64_t tasks;
+    std::atomic<int64_t> next{0};
+  };
+
+  void JoinAll();
+  void WorkerLoop(int worker);
+  static void Drain(Job& job, int worker);
+
+  Mutex caller_mutex_;  // held by the caller whose job runs
+  Mutex mutex_;
+  CondVar job_posted_;
+  CondVar job_left_;
+  Job* job_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  // Written under mutex_, so that who sleeps misses no change; read without it while spinning.
+  std::atomic<uint64_t> generation_{0};
+  std::atomic<int> busy_{0};
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_BASE_THREAD_POOL_H_

@@ -1,0 +1,13 @@
+#ifndef RAPT_BASE_VERSION_H_
+#define RAPT_BASE_VERSION_H_
+
+#include "absl/strings/string_view.h"
+
+namespace rapt {
+
+// "0.1.0", as the build states it.
+absl::string_view Version();
+
+}  // namespace rapt
+
+#endif  // RAPT_BASE_VERSION_H_

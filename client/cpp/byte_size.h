@@ -1,0 +1,17 @@
+// How long a tensor's data is.
+#ifndef RAPT_CLIENT_CPP_BYTE_SIZE_H_
+#define RAPT_CLIENT_CPP_BYTE_SIZE_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "rapt/tensor.h"
+
+namespace rapt::client {
+
+// Nothing for a negative axis, or where the product overflows.
+std::optional<int64_t> ByteSize(DType dtype, const Shape& shape);
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_CPP_BYTE_SIZE_H_

@@ -1,0 +1,556 @@
+#include "rapt/client.h"
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "base/mutex.h"
+#include "client/cpp/codec.h"
+#include "client/cpp/connections.h"
+#include "client/cpp/deadline.h"
+#include "client/cpp/loan.h"
+#include "client/cpp/retry.h"
+#include "client/cpp/shared_regions.h"
+#include "client/cpp/stream_call.h"
+#include "client/cpp/stream_codec.h"
+
+namespace rapt::client {
+namespace {
+
+absl::Status Validate(const std::string& address, const Options& options) {
+  if (address.empty()) return absl::InvalidArgumentError("the server's address is empty");
+  if (options.connect_timeout.count() < 0) {
+    return absl::InvalidArgumentError("connect_timeout is negative");
+  }
+  if (options.max_message_bytes < 1 ||
+      options.max_message_bytes > std::numeric_limits<int32_t>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "max_message_bytes is ", options.max_message_bytes, "; it must be 1 to 2147483647"));
+  }
+  if (options.connections < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("connections is ", options.connections, "; it must be at least 1"));
+  }
+  return Validate(options.retries);
+}
+
+// Below it a copy into shared memory and its page faults cost as much as the socket does.
+constexpr int64_t kLeastSharedBytes = 64 * 1024;
+
+// Where messages must be smaller than this, chunks would be a few rows.
+constexpr int64_t kLeastStreamedBytes = 64 * 1024;
+
+// The methods that carry tensors.
+constexpr char kAttend[] = "/rapt.v1.AttentionService/Attend";
+constexpr char kDiagnose[] = "/rapt.v1.AttentionService/Diagnose";
+
+// So that the server holds room for just this message while it comes, and not for the largest.
+void DeclareSize(const RequestMessage& request, grpc::ClientContext& context) {
+  context.AddMetadata("rapt-message-bytes", absl::StrCat(request.size()));
+}
+
+// A call whose request is serialized already. Blocks until it is over.
+template <typename Response>
+grpc::Status SendAndWait(const Connection& connection, const char* method,
+                         grpc::ClientContext& context, const grpc::ByteBuffer& request,
+                         Response& response) {
+  grpc::CompletionQueue queue;
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, Response> stub(connection.channel);
+  const auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(&response, &status, nullptr);
+  void* tag;
+  bool ok;
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+absl::StatusOr<AttendResult> Read(const WantedOutputs& wanted, const grpc::ByteBuffer& answer,
+                                  absl::Span<const std::byte> region = {}) {
+  std::vector<grpc::Slice> slices;
+  if (!answer.Dump(&slices).ok()) return absl::InternalError("the server's answer can't be read");
+  return DecodeAttend(wanted, {PlacesOf(slices)}, static_cast<int64_t>(answer.Length()), region);
+}
+
+absl::Status Stopped() { return absl::CancelledError("a stop was requested"); }
+
+// False when a stop was requested first. Somebody has to wait on a channel for it to connect again:
+// gRPC itself looks every 5 s, long after the last retry.
+bool WaitBeforeRetry(std::chrono::nanoseconds delay, grpc::Channel& channel,
+                     const std::stop_token& stop) {
+  constexpr std::chrono::milliseconds kStopIsNoticedWithin{20};
+  const Deadline end = Deadline::After(delay);
+  while (!stop.stop_requested() && end.left() > end.left().zero()) {
+    const auto turn = std::min<std::chrono::nanoseconds>(end.left(), kStopIsNoticedWithin);
+    channel.WaitForStateChange(channel.GetState(/*try_to_connect=*/true),
+                               Deadline::After(turn).ToGrpc());
+  }
+  return !stop.stop_requested();
+}
+
+}  // namespace
+
+// What all calls of a client share. Thread-safe.
+class Client::Core {
+ public:
+  Core(const std::string& address, const Options& options,
+       const std::shared_ptr<grpc::ChannelCredentials>& credentials)
+      : options_(options),
+        connections_(address, options, credentials),
+        random_(std::random_device()()),
+        shared_regions_(address, connections_) {}
+
+  const Options& options() const { return options_; }
+  Connections& connections() { return connections_; }
+
+  Deadline DeadlineOf(const CallOptions& options) const {
+    return Deadline::After(options.timeout.value_or(options_.default_timeout));
+  }
+
+  std::optional<std::chrono::nanoseconds> DelayBeforeRetry(const RetryPolicy& policy,
+                                                           const absl::Status& status, int attempts,
+                                                           const Deadline& deadline) {
+    const double random = [this] {
+      MutexLock lock(mutex_);
+      return std::uniform_real_distribution<double>()(random_);
+    }();
+    return client::DelayBeforeRetry(policy, status.code(), attempts, deadline.left(), random);
+  }
+
+  // Attempts until one succeeds or its error stands; `attempts` were made before. `deadline` is
+  // that of `options`, taken when the call began. `method` is a blocking method of a stub:
+  // grpc::Status(const Connection&, grpc::ClientContext*, Response*).
+  template <typename Response, typename Method>
+  absl::StatusOr<Response> Call(const CallOptions& options, const Deadline& deadline,
+                                const RetryPolicy& policy, const Method& method, int attempts = 0);
+
+  // The same for `method`, which takes a serialized request. When it returns, nobody refers to the
+  // request's payloads any more.
+  template <typename Response>
+  absl::StatusOr<Response> Send(const char* method, const RequestMessage& request,
+                                const CallOptions& options, const Deadline& deadline,
+                                const RetryPolicy& policy, int attempts = 0);
+
+  // The call by way of shared memory, in one attempt; nothing where that is not possible or not
+  // worth it, or where the next attempt is due: by message. `attempts` then says how many were
+  // made.
+  std::optional<absl::StatusOr<AttendResult>> AttendShared(const AttendCall& call,
+                                                           const CallOptions& options,
+                                                           const Deadline& deadline, int& attempts);
+
+  // The call in chunks, whose messages have at most `max_bytes`.
+  absl::StatusOr<AttendResult> AttendStream(const AttendCall& call, const StreamOptions& stream,
+                                            const CallOptions& options, const Deadline& deadline,
+                                            int64_t max_bytes);
+
+  // A call that one message can't carry, for which `refusal` stands, in chunks if it may.
+  absl::StatusOr<AttendResult> AttendInstead(const AttendCall& call, const CallOptions& options,
+                                             const Deadline& deadline, int64_t max_bytes,
+                                             absl::Status refusal);
+
+  void EnterAsync() {
+    MutexLock lock(mutex_);
+    ++async_calls_;
+  }
+
+  // The last thing that an asynchronous call does with the client.
+  void LeaveAsync() {
+    MutexLock lock(mutex_);
+    if (--async_calls_ == 0) no_async_calls_.SignalAll();
+  }
+
+  // Requested when the client is being destroyed.
+  std::stop_token stop_of_client() const { return stop_.get_token(); }
+
+  void StopAsyncCalls() {
+    stop_.request_stop();
+    MutexLock lock(mutex_);
+    while (async_calls_ > 0) no_async_calls_.Wait(mutex_);
+  }
+
+ private:
+  const Options options_;
+  Connections connections_;
+  std::stop_source stop_;
+
+  Mutex mutex_;
+  CondVar no_async_calls_;
+  int async_calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::minstd_rand random_ ABSL_GUARDED_BY(mutex_);
+
+  SharedRegions shared_regions_;
+};
+
+template <typename Response, typename Method>
+absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const Deadline& deadline,
+                                            const RetryPolicy& policy, const Method& method,
+                                            int attempts) {
+  for (++attempts;; ++attempts) {
+    Response response;
+    grpc::ClientContext context;
+    context.set_deadline(deadline.ToGrpc());
+    absl::Status status;
+    grpc::Channel* channel;  // of connections_, which stay
+    {
+      const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
+      const ConnectionLease connection = connections_.LeastBusy();
+      channel = connection->channel.get();
+      const grpc::Status answer = method(*connection, &context, &response);
+      status = connections_.FromGrpc(answer, options.stop.stop_requested());
+    }
+    if (status.ok()) return response;
+    const auto delay = DelayBeforeRetry(policy, status, attempts, deadline);
+    if (!delay) return status;
+    if (!WaitBeforeRetry(*delay, *channel, options.stop)) return Stopped();
+  }
+}
+
+template <typename Response>
+absl::StatusOr<Response> Client::Core::Send(const char* method, const RequestMessage& request,
+                                            const CallOptions& options, const Deadline& deadline,
+                                            const RetryPolicy& policy, int attempts) {
+  Loan loan;
+  absl::StatusOr<Response> response = Call<Response>(
+      options, deadline, policy,
+      [&](const Connection& connection, grpc::ClientContext* context, Response* answer) {
+        DeclareSize(request, *context);
+        return SendAndWait(connection, method, *context, loan.Lend(request), *answer);
+      },
+      attempts);
+  loan.WaitUntilReturned();
+  return response;
+}
+
+std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const AttendCall& call,
+                                                                       const CallOptions& options,
+                                                                       const Deadline& deadline,
+                                                                       int& attempts) {
+  if (!options_.shared_memory) return std::nullopt;
+  const std::optional<int64_t> bytes = BytesInRegion(call);
+  if (!bytes || *bytes < kLeastSharedBytes) return std::nullopt;
+  std::unique_ptr<SharedRegion> region = shared_regions_.Take(*bytes, deadline, options.stop);
+  if (region == nullptr) return std::nullopt;
+
+  const RequestMessage request = EncodeAttendIn(*region, call);
+  const absl::StatusOr<grpc::ByteBuffer> answer =
+      Send<grpc::ByteBuffer>(kAttend, request, options, deadline, {.max_attempts = 1});
+  if (!answer.ok()) {
+    // The server may still write there.
+    shared_regions_.Discard(std::move(region));
+    // A server that was started anew knows no regions: that is no failure of the call.
+    if (absl::IsNotFound(answer.status())) return std::nullopt;
+    attempts = 1;
+    const auto delay = DelayBeforeRetry(options_.retries, answer.status(), attempts, deadline);
+    if (!delay) return answer.status();
+    const ConnectionLease connection = connections_.LeastBusy();
+    if (!WaitBeforeRetry(*delay, *connection->channel, options.stop)) return Stopped();
+    return std::nullopt;
+  }
+  absl::StatusOr<AttendResult> result = Read(WantedBy(call), *answer, region->bytes());
+  if (result.ok()) result->path = Path::kSharedMemory;
+  shared_regions_.GiveBack(std::move(region));
+  return result;
+}
+
+absl::StatusOr<AttendResult> Client::Core::AttendStream(const AttendCall& call,
+                                                        const StreamOptions& stream,
+                                                        const CallOptions& options,
+                                                        const Deadline& deadline,
+                                                        int64_t max_bytes) {
+  const absl::StatusOr<StreamCut> cut = StreamCut::Make(call, stream, max_bytes);
+  if (!cut.ok()) return cut.status();
+  StreamResult result(*cut);
+  Loan loan;
+  absl::Status own_error;
+  absl::Status status;
+  {
+    grpc::ClientContext context;
+    context.set_deadline(deadline.ToGrpc());
+    const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
+    const ConnectionLease connection = connections_.LeastBusy();
+    StreamCall stream_call(*connection, context, *cut, stream, loan, result);
+    const grpc::Status answer = stream_call.Run(own_error);
+    status = connections_.FromGrpc(answer, options.stop.stop_requested());
+  }
+  loan.WaitUntilReturned();
+  if (!own_error.ok()) return own_error;
+  if (!status.ok()) return status;
+  return result.Finish();
+}
+
+absl::StatusOr<AttendResult> Client::Core::AttendInstead(const AttendCall& call,
+                                                         const CallOptions& options,
+                                                         const Deadline& deadline,
+                                                         int64_t max_bytes, absl::Status refusal) {
+  if (max_bytes < kLeastStreamedBytes || !StreamCut::Make(call, {}, max_bytes).ok()) return refusal;
+  return AttendStream(call, {}, options, deadline, max_bytes);
+}
+
+// One AttendAsync: attempts until one is final, then the callback, then it deletes itself. Its
+// steps follow one another, the first on the caller's thread, the others on gRPC's; only Stop() may
+// come at any time from anywhere.
+class Client::AsyncAttend {
+ public:
+  AsyncAttend(Core& core, const AttendCall& call, CallOptions options, AttendCallback callback)
+      : core_(core),
+        options_(std::move(options)),
+        deadline_(core.DeadlineOf(options_)),
+        callback_(std::move(callback)),
+        wanted_(WantedBy(call)),
+        request_(EncodeAttend(call, core.options().max_message_bytes)) {
+    core_.EnterAsync();
+  }
+
+  void Start() {
+    stop_of_caller_.emplace(options_.stop, CallStop{this});
+    stop_of_client_.emplace(core_.stop_of_client(), CallStop{this});
+    if (request_.ok()) {
+      Attempt();
+    } else {
+      ContinueAfter({});  // the callback never runs inside AttendAsync
+    }
+  }
+
+ private:
+  struct CallStop {
+    AsyncAttend* call;
+    void operator()() const { call->Stop(); }
+  };
+
+  void Attempt() {
+    auto context = std::make_shared<grpc::ClientContext>();
+    context->set_deadline(deadline_.ToGrpc());
+    DeclareSize(*request_, *context);
+    {
+      MutexLock lock(mutex_);
+      context_ = context;
+      if (stopped_) context->TryCancel();  // then gRPC finishes it as soon as it starts
+    }
+    ++attempts_;
+    connection_.emplace(core_.connections().LeastBusy());
+    sent_ = loan_.Lend(*request_);
+    grpc::GenericStub((*connection_)->channel)
+        .UnaryCall(context.get(), kAttend, {}, &sent_, &received_,
+                   [this](const grpc::Status& status) { OnAttempt(status); });
+    // Another thread may have come to the end by now: nothing of this object may be touched.
+  }
+
+  void OnAttempt(const grpc::Status& grpc_status) {
+    connection_.reset();
+    sent_.Clear();
+    const absl::Status status = core_.connections().FromGrpc(grpc_status, WasStopped());
+    if (status.ok()) return EndWith(Read(wanted_, received_));
+    const auto delay =
+        core_.DelayBeforeRetry(core_.options().retries, status, attempts_, deadline_);
+    if (!delay) return EndWith(status);
+    ContinueAfter(*delay);
+  }
+
+  void ContinueAfter(std::chrono::nanoseconds delay) {
+    const auto alarm = std::make_shared<grpc::Alarm>();
+    bool stopped;
+    {
+      // OnAlarm() takes the lock too, so that this object lives until it is free.
+      MutexLock lock(mutex_);
+      alarm_ = alarm;
+      alarm->Set(Deadline::After(delay).ToGrpc(), [this](bool) { OnAlarm(); });
+      stopped = stopped_;
+    }
+    if (stopped) alarm->Cancel();
+  }
+
+  bool WasStopped() {
+    MutexLock lock(mutex_);
+    return stopped_;
+  }
+
+  void OnAlarm() {
+    const bool stopped = WasStopped();
+    if (result_) return End();
+    if (!request_.ok()) return EndWith(request_.status());
+    if (stopped) return EndWith(Stopped());
+    Attempt();
+  }
+
+  // gRPC may finish the call right here: after TryCancel() nothing of this object may be touched.
+  void Stop() {
+    std::shared_ptr<grpc::ClientContext> context;
+    std::shared_ptr<grpc::Alarm> alarm;
+    {
+      MutexLock lock(mutex_);
+      stopped_ = true;
+      context = context_;
+      alarm = alarm_;
+    }
+    if (alarm != nullptr) alarm->Cancel();
+    if (context != nullptr) context->TryCancel();
+  }
+
+  // Once nobody refers to the caller's bytes any more.
+  void EndWith(absl::StatusOr<AttendResult> result) {
+    result_.emplace(std::move(result));
+    std::shared_ptr<grpc::ClientContext> context;  // a call that failed early keeps its message
+    {
+      MutexLock lock(mutex_);
+      context.swap(context_);
+    }
+    context.reset();
+    if (loan_.IsReturned([this] { ContinueAfter({}); })) End();
+  }
+
+  void End() {
+    stop_of_caller_.reset();  // waits for a Stop() on another thread
+    stop_of_client_.reset();
+    Core& core = core_;
+    {
+      AttendCallback callback = std::move(callback_);
+      absl::StatusOr<AttendResult> result = *std::move(result_);
+      delete this;
+      callback(std::move(result));
+    }
+    core.LeaveAsync();
+  }
+
+  Core& core_;
+  const CallOptions options_;
+  const Deadline deadline_;
+  AttendCallback callback_;
+  const WantedOutputs wanted_;
+  const absl::StatusOr<RequestMessage> request_;
+  Loan loan_;
+  grpc::ByteBuffer sent_;
+  grpc::ByteBuffer received_;
+  std::optional<absl::StatusOr<AttendResult>> result_;  // once it stands
+  std::optional<ConnectionLease> connection_;
+  int attempts_ = 0;
+
+  Mutex mutex_;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  // Shared with Stop(), which uses them outside the lock.
+  std::shared_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
+
+  std::optional<std::stop_callback<CallStop>> stop_of_caller_;
+  std::optional<std::stop_callback<CallStop>> stop_of_client_;
+};
+
+Client::Client(std::unique_ptr<Core> core) : core_(std::move(core)) {}
+
+Client::~Client() { core_->StopAsyncCalls(); }
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& address,
+                                                        const Options& options) {
+  if (absl::Status valid = Validate(address, options); !valid.ok()) return valid;
+  const auto credentials = CredentialsFor(address, options);
+  if (!credentials.ok()) return credentials.status();
+  auto core = std::make_unique<Core>(address, options, *credentials);
+  if (options.connect_timeout.count() > 0) {
+    absl::Status ready = core->connections().WaitUntilReady(options.connect_timeout);
+    if (!ready.ok()) return ready;
+  }
+  return absl::WrapUnique(new Client(std::move(core)));
+}
+
+absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOptions& options) {
+  const Deadline deadline = core_->DeadlineOf(options);  // the time that encoding takes counts
+  int attempts = 0;
+  if (auto result = core_->AttendShared(call, options, deadline, attempts)) {
+    return *std::move(result);
+  }
+  const int64_t max_bytes = core_->options().max_message_bytes;
+  const absl::StatusOr<RequestMessage> request = EncodeAttend(call, max_bytes);
+  if (absl::IsResourceExhausted(request.status())) {
+    return core_->AttendInstead(call, options, deadline, max_bytes, request.status());
+  }
+  if (!request.ok()) return request.status();
+  const absl::StatusOr<grpc::ByteBuffer> answer = core_->Send<grpc::ByteBuffer>(
+      kAttend, *request, options, deadline, core_->options().retries, attempts);
+  if (answer.ok()) return Read(WantedBy(call), *answer);
+  if (!absl::IsResourceExhausted(answer.status())) return answer.status();
+  const absl::StatusOr<ServerInfo> server =
+      GetServerInfo({.timeout = deadline.left(), .stop = options.stop});
+  if (!server.ok() || request->size() <= server->max_message_bytes) return answer.status();
+  return core_->AttendInstead(call, options, deadline,
+                              std::min(max_bytes, server->max_message_bytes), answer.status());
+}
+
+absl::StatusOr<AttendResult> Client::AttendStream(const AttendCall& call,
+                                                  const StreamOptions& stream,
+                                                  const CallOptions& options) {
+  return core_->AttendStream(call, stream, options, core_->DeadlineOf(options),
+                             core_->options().max_message_bytes);
+}
+
+void Client::AttendAsync(const AttendCall& call, const CallOptions& options,
+                         AttendCallback callback) {
+  (new AsyncAttend(*core_, call, options, std::move(callback)))->Start();
+}
+
+absl::StatusOr<Diagnosis> Client::Diagnose(const AttendCall& call, const CallOptions& options) {
+  const Deadline deadline = core_->DeadlineOf(options);
+  const absl::StatusOr<RequestMessage> request =
+      EncodeDiagnose(call, core_->options().max_message_bytes);
+  if (!request.ok()) return request.status();
+  const absl::StatusOr<v1::DiagnoseResponse> response = core_->Send<v1::DiagnoseResponse>(
+      kDiagnose, *request, options, deadline, core_->options().retries);
+  if (!response.ok()) return response.status();
+  return Decode(*response);
+}
+
+absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& question,
+                                                       const CallOptions& options) {
+  const v1::EstimateMemoryRequest request = Encode(question);
+  const absl::StatusOr<v1::EstimateMemoryResponse> response =
+      core_->Call<v1::EstimateMemoryResponse>(
+          options, core_->DeadlineOf(options), core_->options().retries,
+          [&request](const Connection& connection, grpc::ClientContext* context,
+                     v1::EstimateMemoryResponse* answer) {
+            return connection.attention->EstimateMemory(context, request, answer);
+          });
+  if (!response.ok()) return response.status();
+  return Decode(*response);
+}
+
+absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {
+  const absl::StatusOr<v1::GetServerInfoResponse> response = core_->Call<v1::GetServerInfoResponse>(
+      options, core_->DeadlineOf(options), core_->options().retries,
+      [](const Connection& connection, grpc::ClientContext* context,
+         v1::GetServerInfoResponse* answer) {
+        return connection.attention->GetServerInfo(context, {}, answer);
+      });
+  if (!response.ok()) return response.status();
+  return Decode(*response);
+}
+
+absl::StatusOr<HealthStatus> Client::CheckHealth(const std::string& service,
+                                                 const CallOptions& options) {
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service(service);
+  const absl::StatusOr<grpc::health::v1::HealthCheckResponse> response =
+      core_->Call<grpc::health::v1::HealthCheckResponse>(
+          options, core_->DeadlineOf(options), {.max_attempts = 1},
+          [&request](const Connection& connection, grpc::ClientContext* context,
+                     grpc::health::v1::HealthCheckResponse* answer) {
+            return connection.health->Check(context, request, answer);
+          });
+  if (!response.ok()) return response.status();
+  switch (response->status()) {
+    case grpc::health::v1::HealthCheckResponse::SERVING:
+      return HealthStatus::kServing;
+    case grpc::health::v1::HealthCheckResponse::NOT_SERVING:
+      return HealthStatus::kNotServing;
+    default:
+      return HealthStatus::kUnknown;
+  }
+}
+
+}  // namespace rapt::client

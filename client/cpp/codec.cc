@@ -1,0 +1,507 @@
+#include "client/cpp/codec.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/aligned_buffer.h"
+#include "base/checked_math.h"
+#include "base/wire_format.h"
+#include "client/cpp/byte_size.h"
+
+namespace rapt::client {
+namespace {
+
+// --- Enumerations --------------------------------------------------------------------------------
+
+std::optional<DType> FromProto(v1::DataType dtype) {
+  switch (dtype) {
+    case v1::FP32:
+      return DType::kFloat32;
+    case v1::FP16:
+      return DType::kFloat16;
+    case v1::BF16:
+      return DType::kBFloat16;
+    case v1::FP64:
+      return DType::kFloat64;
+    case v1::BOOL:
+      return DType::kBool;
+    case v1::INT8:
+      return DType::kInt8;
+    case v1::UINT8:
+      return DType::kUint8;
+    case v1::INT32:
+      return DType::kInt32;
+    case v1::INT64:
+      return DType::kInt64;
+    default:  // of a newer server
+      return std::nullopt;
+  }
+}
+
+v1::Layout ToProto(Layout layout) {
+  switch (layout) {
+    case Layout::kByRank:
+      return v1::LAYOUT_UNSPECIFIED;
+    case Layout::kBhsd:
+      return v1::BHSD;
+    case Layout::kBshd:
+      return v1::BSHD;
+    case Layout::kBse:
+      return v1::BSE;
+  }
+  return v1::LAYOUT_UNSPECIFIED;
+}
+
+v1::ScoreOutput ToProto(ScoreOutput output) {
+  switch (output) {
+    case ScoreOutput::kScores:
+      return v1::SCORES;
+    case ScoreOutput::kSoftcapped:
+      return v1::SOFTCAPPED;
+    case ScoreOutput::kBiased:
+      return v1::BIASED;
+    case ScoreOutput::kWeights:
+      return v1::WEIGHTS;
+  }
+  return v1::SCORE_OUTPUT_NONE;
+}
+
+// --- A call --------------------------------------------------------------------------------------
+
+struct NamedTensor {
+  const char* name;
+  int field;               // of AttendRequest
+  const TensorView* view;  // null: absent
+};
+
+// In the order of their fields.
+std::array<NamedTensor, 6> TensorsOf(const AttendCall& call) {
+  using Message = v1::AttendRequest;
+  const auto optional = [](const std::optional<TensorView>& view) {
+    return view ? &*view : nullptr;
+  };
+  return {{{"q", Message::kQFieldNumber, &call.q},
+           {"k", Message::kKFieldNumber, &call.k},
+           {"v", Message::kVFieldNumber, &call.v},
+           {"mask", Message::kMaskFieldNumber, optional(call.mask)},
+           {"past_key", Message::kPastKeyFieldNumber, optional(call.past_key)},
+           {"past_value", Message::kPastValueFieldNumber, optional(call.past_value)}}};
+}
+
+absl::Status CheckData(const char* name, const TensorView& view) {
+  const std::optional<int64_t> bytes = ByteSize(view.dtype, view.shape);
+  if (!bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s has shape %s; its axes must not be negative and its bytes must fit 63 bits", name,
+        ToString(view.shape)));
+  }
+  if (*bytes != static_cast<int64_t>(view.data.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has shape %s of %s, which is %d bytes, but its data has %d", name,
+                        ToString(view.shape), NameOf(view.dtype), *bytes, view.data.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSize(int64_t bytes, int64_t max_bytes) {
+  if (bytes <= max_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("the request takes %d bytes; max_message_bytes is %d", bytes, max_bytes));
+}
+
+void Append(const NamedTensor& tensor, RequestMessage& message) {
+  const TensorView& view = *tensor.view;
+  v1::Tensor fields;
+  fields.set_dtype(ToProto(view.dtype));
+  fields.mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  std::string bytes = fields.SerializeAsString();
+  const auto data_bytes = static_cast<int64_t>(view.data.size());
+  if (data_bytes > 0) wire::AppendFieldHeader(v1::Tensor::kDataFieldNumber, data_bytes, bytes);
+  std::string header;
+  wire::AppendFieldHeader(tensor.field, static_cast<int64_t>(bytes.size()) + data_bytes, header);
+  message.Append(header + bytes);
+  message.AppendPayload(view.data);
+}
+
+// Bytes of Y, as far as the call makes sense.
+std::optional<int64_t> BytesOfY(const AttendCall& call) {
+  const Shape &q = call.q.shape, &v = call.v.shape;
+  if (q.size() != v.size() || q.size() < 3 || q.size() > 4) return std::nullopt;
+  const bool has_heads = q.size() == 3 && call.query_heads > 0 && call.kv_heads > 0;
+  std::optional<int64_t> bytes = SizeOf(call.q.dtype);
+  for (size_t axis = 0; axis + 1 < q.size() && bytes; ++axis) bytes = CheckedMul(*bytes, q[axis]);
+  if (bytes) bytes = CheckedMul(*bytes, has_heads ? v.back() / call.kv_heads : v.back());
+  return bytes && has_heads ? CheckedMul(*bytes, call.query_heads) : bytes;
+}
+
+constexpr int64_t kSharedAlignment = 64;
+
+std::optional<int64_t> AddAligned(int64_t offset, int64_t bytes) {
+  const std::optional<int64_t> sum = CheckedAdd(offset, bytes);
+  if (!sum) return std::nullopt;
+  const std::optional<int64_t> end = CheckedAdd(*sum, kSharedAlignment - 1);
+  if (!end) return std::nullopt;
+  return *end / kSharedAlignment * kSharedAlignment;
+}
+
+void SetPart(const std::string& region, int64_t offset, int64_t bytes, v1::SharedMemory& part) {
+  part.set_region(region);
+  part.set_offset(offset);
+  part.set_byte_size(bytes);
+}
+
+// Moves the tensor into the region at `offset`, and says so.
+void AppendShared(const NamedTensor& tensor, const SharedRegion& region, int64_t offset,
+                  RequestMessage& message) {
+  const TensorView& view = *tensor.view;
+  v1::Tensor fields;
+  fields.set_dtype(ToProto(view.dtype));
+  fields.mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  if (!view.data.empty()) {
+    std::memcpy(region.bytes().data() + offset, view.data.data(), view.data.size());
+    SetPart(region.name(), offset, static_cast<int64_t>(view.data.size()),
+            *fields.mutable_shared_memory());
+  }
+  const std::string bytes = fields.SerializeAsString();
+  std::string header;
+  wire::AppendFieldHeader(tensor.field, static_cast<int64_t>(bytes.size()), header);
+  message.Append(header + bytes);
+}
+
+void WriteAttention(const AttendCall& call, v1::Attention& attention) {
+  attention.set_layout(ToProto(call.layout));
+  attention.set_query_heads(call.query_heads);
+  attention.set_kv_heads(call.kv_heads);
+  if (call.scale) attention.set_scale(*call.scale);
+  attention.set_softcap(call.softcap);
+  attention.set_causal(call.causal);
+  attention.set_alignment(call.alignment == Alignment::kTopLeft ? v1::TOP_LEFT : v1::BOTTOM_RIGHT);
+  if (call.window.left) attention.mutable_window()->set_left(*call.window.left);
+  if (call.window.right) attention.mutable_window()->set_right(*call.window.right);
+  attention.set_softmax_in_fp64(call.softmax_in_fp64);
+  if (call.dropout) {
+    attention.mutable_dropout()->set_probability(call.dropout->probability);
+    attention.mutable_dropout()->set_seed(call.dropout->seed);
+  }
+}
+
+// --- Its result ----------------------------------------------------------------------------------
+
+absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
+  return absl::InternalError(absl::StrFormat(
+      "the server answered with %s of a type that this client does not know, number %d", name,
+      static_cast<int>(dtype)));
+}
+
+constexpr wire::PayloadField kTensorFields[] = {{v1::Tensor::kDataFieldNumber, nullptr}};
+constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
+constexpr wire::PayloadField kAnswerFields[] = {
+    {v1::AttendResponse::kYFieldNumber, &kTensorSchema},
+    {v1::AttendResponse::kScoresFieldNumber, &kTensorSchema},
+    {v1::AttendResponse::kLseFieldNumber, &kTensorSchema},
+    {v1::AttendResponse::kPresentKeyFieldNumber, &kTensorSchema},
+    {v1::AttendResponse::kPresentValueFieldNumber, &kTensorSchema}};
+constexpr wire::MessageSchema kAnswerSchema = {kAnswerFields};
+
+// An answer whose tensors' data is still where it was received.
+struct Answer {
+  SlicedBytes bytes;
+  wire::Payloads payloads;
+  v1::AttendResponse fields;           // without that data
+  absl::Span<const std::byte> region;  // where outputs may be instead
+
+  // The data of the tensor in `field`; the last one counts. Null: empty.
+  const wire::Payload* DataOf(int field) const {
+    const auto data = std::find_if(payloads.rbegin(), payloads.rend(),
+                                   [field](const auto& p) { return p.path.front() == field; });
+    return data == payloads.rend() ? nullptr : &*data;
+  }
+};
+
+struct Output {
+  const char* name;
+  int field;
+  bool wanted;
+  bool came;
+  const v1::Tensor& message;  // without data
+  std::optional<Tensor>& tensor;
+};
+
+// Gathers the data, for which it takes no more memory than came.
+bool IsWithin(const v1::SharedMemory& part, absl::Span<const std::byte> region) {
+  const auto size = static_cast<int64_t>(region.size());
+  return part.offset() >= 0 && part.byte_size() >= 0 && part.offset() <= size &&
+         part.byte_size() <= size - part.offset();
+}
+
+absl::Status Read(const Answer& answer, const Output& output) {
+  if (!output.wanted) return absl::OkStatus();
+  if (!output.came) {
+    return absl::InternalError(absl::StrCat("the server answered without ", output.name));
+  }
+  const std::optional<DType> dtype = FromProto(output.message.dtype());
+  if (!dtype) return UnknownType(output.name, output.message.dtype());
+  Shape shape(output.message.shape().begin(), output.message.shape().end());
+  const v1::SharedMemory& part = output.message.shared_memory();
+  const wire::Payload* data = answer.DataOf(output.field);
+  const bool is_shared = output.message.has_shared_memory() && (data == nullptr || data->size == 0);
+  const int64_t bytes = is_shared ? part.byte_size() : data == nullptr ? 0 : data->size;
+  if (is_shared && !IsWithin(part, answer.region)) {
+    return absl::InternalError(
+        absl::StrCat("the server answered with ", output.name, " outside the shared memory"));
+  }
+  if (ByteSize(*dtype, shape) != bytes) {
+    return absl::InternalError(
+        absl::StrFormat("the server answered with %s of shape %s of %s in %d bytes", output.name,
+                        ToString(shape), NameOf(*dtype), bytes));
+  }
+  const auto buffer = std::make_shared<AlignedBuffer>(bytes);
+  if (is_shared) {
+    std::memcpy(buffer->data(), answer.region.data() + part.offset(), static_cast<size_t>(bytes));
+  } else if (bytes > 0) {
+    answer.bytes.Copy(data->begin, bytes, buffer->data());
+  }
+  output.tensor.emplace(*dtype, std::move(shape), buffer, buffer->span());
+  return absl::OkStatus();
+}
+
+absl::Status NoAnswer(absl::string_view why) {
+  return absl::InternalError(absl::StrCat("the server answered with what is no answer: ", why));
+}
+
+absl::StatusOr<Answer> TakeApart(const SlicedBytes& bytes, int64_t size,
+                                 absl::Span<const std::byte> region) {
+  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, kAnswerSchema);
+  if (!split.ok()) return NoAnswer(split.status().message());
+  Answer answer{bytes, std::move(split->payloads), {}, region};
+  if (!answer.fields.ParseFromString(split->rest)) return NoAnswer("its fields can't be read");
+  return answer;
+}
+
+// --- Reports -------------------------------------------------------------------------------------
+
+template <typename Message>
+Range ReadRange(const Message& message) {
+  Range range;
+  if (message.has_min()) range.min = message.min();
+  if (message.has_max()) range.max = message.max();
+  range.nan_count = message.nan_count();
+  range.positive_inf_count = message.positive_inf_count();
+  range.negative_inf_count = message.negative_inf_count();
+  return range;
+}
+
+BackendInfo Read(const v1::BackendInfo& message) {
+  BackendInfo info{message.name(), message.available(), message.reason(), {}};
+  for (const v1::InstructionSetInfo& set : message.instruction_sets()) {
+    info.instruction_sets.push_back({set.name(), set.available(), set.in_use()});
+  }
+  return info;
+}
+
+AdmissionLimits Read(const v1::AdmissionLimits& limits) {
+  using Milliseconds = std::chrono::milliseconds;
+  return {.max_open_calls = limits.max_open_calls(),
+          .max_calls_per_caller = limits.max_calls_per_caller(),
+          .max_compute_bytes = limits.max_compute_bytes(),
+          .max_queued_requests = limits.max_queued_requests(),
+          .max_queue_delay = Milliseconds(limits.max_queue_delay_ms()),
+          .min_receive_bytes_per_second = limits.min_receive_bytes_per_second(),
+          .default_deadline = Milliseconds(limits.default_deadline_ms()),
+          .max_deadline = Milliseconds(limits.max_deadline_ms())};
+}
+
+}  // namespace
+
+v1::DataType ToProto(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return v1::FP32;
+    case DType::kFloat16:
+      return v1::FP16;
+    case DType::kBFloat16:
+      return v1::BF16;
+    case DType::kFloat64:
+      return v1::FP64;
+    case DType::kBool:
+      return v1::BOOL;
+    case DType::kInt8:
+      return v1::INT8;
+    case DType::kUint8:
+      return v1::UINT8;
+    case DType::kInt32:
+      return v1::INT32;
+    case DType::kInt64:
+      return v1::INT64;
+  }
+  return v1::DATA_TYPE_UNSPECIFIED;
+}
+
+v1::AttendRequest WithoutTensors(const AttendCall& call) {
+  v1::AttendRequest rest;
+  rest.mutable_key_lengths()->Add(call.key_lengths.begin(), call.key_lengths.end());
+  WriteAttention(call, *rest.mutable_attention());
+  if (call.score_output) rest.set_score_output(ToProto(*call.score_output));
+  rest.set_want_lse(call.wants_lse);
+  rest.set_want_present(call.wants_present);
+  return rest;
+}
+
+std::optional<int64_t> BytesInRegion(const AttendCall& call) {
+  std::optional<int64_t> end = 0;
+  for (const NamedTensor& tensor : TensorsOf(call)) {
+    if (tensor.view == nullptr) continue;
+    if (!CheckData(tensor.name, *tensor.view).ok()) return std::nullopt;
+    if (end) end = AddAligned(*end, static_cast<int64_t>(tensor.view->data.size()));
+  }
+  const std::optional<int64_t> y_bytes = BytesOfY(call);
+  if (!end || !y_bytes) return std::nullopt;
+  return AddAligned(*end, *y_bytes);
+}
+
+RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call) {
+  RequestMessage message;
+  int64_t offset = 0;
+  for (const NamedTensor& tensor : TensorsOf(call)) {
+    if (tensor.view == nullptr) continue;
+    AppendShared(tensor, region, offset, message);
+    offset = *AddAligned(offset, static_cast<int64_t>(tensor.view->data.size()));
+  }
+  v1::AttendRequest rest = WithoutTensors(call);
+  SetPart(region.name(), offset, *BytesOfY(call), *rest.mutable_places()->mutable_y());
+  message.Append(rest.SerializeAsString());
+  return message;
+}
+
+absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes) {
+  RequestMessage message;
+  for (const NamedTensor& tensor : TensorsOf(call)) {
+    if (tensor.view == nullptr) continue;
+    if (absl::Status status = CheckData(tensor.name, *tensor.view); !status.ok()) return status;
+    Append(tensor, message);
+  }
+  message.Append(WithoutTensors(call).SerializeAsString());
+  if (absl::Status status = CheckSize(message.size(), max_bytes); !status.ok()) return status;
+  return message;
+}
+
+absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes) {
+  absl::StatusOr<RequestMessage> message = EncodeAttend(call, max_bytes);
+  if (!message.ok()) return message;
+  std::string header;
+  wire::AppendFieldHeader(v1::DiagnoseRequest::kCallFieldNumber, message->size(), header);
+  message->Prepend(header);
+  if (absl::Status status = CheckSize(message->size(), max_bytes); !status.ok()) return status;
+  return message;
+}
+
+v1::EstimateMemoryRequest Encode(const MemoryQuestion& question) {
+  v1::EstimateMemoryRequest request;
+  request.set_batch(question.batch);
+  request.set_query_heads(question.query_heads);
+  request.set_kv_heads(question.kv_heads);
+  request.mutable_lengths()->Add(question.lengths.begin(), question.lengths.end());
+  request.set_head_size(question.head_size);
+  request.set_value_head_size(question.value_head_size);
+  request.set_dtype(ToProto(question.dtype));
+  return request;
+}
+
+WantedOutputs WantedBy(const AttendCall& call) {
+  return {call.score_output.has_value(), call.wants_lse, call.wants_present};
+}
+
+absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
+                                          int64_t size, absl::Span<const std::byte> region) {
+  using Message = v1::AttendResponse;
+  const absl::StatusOr<Answer> answer = TakeApart(bytes, size, region);
+  if (!answer.ok()) return answer.status();
+  const Message& fields = answer->fields;
+  AttendResult result;
+  std::optional<Tensor> y;
+  const Output outputs[] = {
+      {"y", Message::kYFieldNumber, true, fields.has_y(), fields.y(), y},
+      {"scores", Message::kScoresFieldNumber, wanted.scores, fields.has_scores(), fields.scores(),
+       result.scores},
+      {"lse", Message::kLseFieldNumber, wanted.lse, fields.has_lse(), fields.lse(), result.lse},
+      {"present_key", Message::kPresentKeyFieldNumber, wanted.present, fields.has_present_key(),
+       fields.present_key(), result.present_key},
+      {"present_value", Message::kPresentValueFieldNumber, wanted.present,
+       fields.has_present_value(), fields.present_value(), result.present_value}};
+  for (const Output& output : outputs) {
+    if (absl::Status status = Read(*answer, output); !status.ok()) return status;
+  }
+  result.y = *std::move(y);
+  result.backend = fields.backend();
+  result.plan = fields.plan();
+  result.queue_time = std::chrono::microseconds(fields.timing().queue_us());
+  result.compute_time = std::chrono::microseconds(fields.timing().compute_us());
+  return result;
+}
+
+absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response) {
+  Diagnosis diagnosis;
+  diagnosis.problem = response.problem();
+  for (const v1::TensorReport& input : response.inputs()) {
+    const std::optional<DType> dtype = FromProto(input.dtype());
+    if (!dtype) return UnknownType(input.name(), input.dtype());
+    diagnosis.inputs.push_back({input.name(), *dtype,
+                                Shape(input.shape().begin(), input.shape().end()), input.elements(),
+                                ReadRange(input), std::nullopt});
+    if (input.has_mean()) diagnosis.inputs.back().mean = input.mean();
+  }
+  diagnosis.raw_scores = ReadRange(response.raw_scores());
+  diagnosis.scaled_scores = ReadRange(response.scaled_scores());
+  diagnosis.biased_scores = ReadRange(response.biased_scores());
+  diagnosis.pairs = response.pairs();
+  diagnosis.masked_by_mask = response.masked_by_mask();
+  diagnosis.masked_by_position = response.masked_by_position();
+  diagnosis.weights = ReadRange(response.weights());
+  diagnosis.row_sums = ReadRange(response.row_sums());
+  diagnosis.empty_rows = response.empty_rows().count();
+  for (const v1::EmptyRows::Row& row : response.empty_rows().first()) {
+    diagnosis.first_empty_rows.push_back({row.batch(), row.head(), row.query()});
+  }
+  diagnosis.output = ReadRange(response.output());
+  for (const v1::BackendChoice& choice : response.backends()) {
+    diagnosis.backends.push_back({choice.backend(), choice.chosen(), choice.plan(),
+                                  choice.workspace_bytes(), choice.reason()});
+  }
+  diagnosis.warnings.assign(response.warnings().begin(), response.warnings().end());
+  return diagnosis;
+}
+
+MemoryEstimates Decode(const v1::EstimateMemoryResponse& response) {
+  MemoryEstimates estimates;
+  estimates.chunk = response.chunk();
+  for (const v1::MemoryEstimate& estimate : response.estimates()) {
+    estimates.estimates.push_back({estimate.length(), estimate.tensor_bytes(),
+                                   estimate.standard_bytes(), estimate.chunked_bytes(),
+                                   estimate.fused_bytes(), estimate.plan()});
+  }
+  return estimates;
+}
+
+ServerInfo Decode(const v1::GetServerInfoResponse& response) {
+  ServerInfo info;
+  info.version = response.version();
+  for (const v1::BackendInfo& backend : response.backends()) info.backends.push_back(Read(backend));
+  info.backend = response.backend();
+  info.isa = response.isa();
+  info.compute_threads = response.compute_threads();
+  info.memory_budget_bytes = response.memory_budget_bytes();
+  info.memory_reserved_bytes = response.memory_reserved_bytes();
+  info.max_message_bytes = response.max_message_bytes();
+  info.admission = Read(response.admission());
+  return info;
+}
+
+}  // namespace rapt::client

@@ -1,0 +1,142 @@
+#include "client/cpp/connections.h"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/cpp/deadline.h"
+
+namespace rapt::client {
+namespace {
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(file), {});
+  if (file.good() && !bytes.empty()) return bytes;
+  return absl::InvalidArgumentError(absl::StrCat("can't read ", path));
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsCredentials(const TlsOptions& tls) {
+  if (tls.cert_file.empty() != tls.key_file.empty()) {
+    return absl::InvalidArgumentError("a certificate and its key need each other");
+  }
+  grpc::SslCredentialsOptions options;
+  for (const auto& [path, pem] : {std::pair(&tls.ca_file, &options.pem_root_certs),
+                                  std::pair(&tls.cert_file, &options.pem_cert_chain),
+                                  std::pair(&tls.key_file, &options.pem_private_key)}) {
+    if (path->empty()) continue;
+    absl::StatusOr<std::string> bytes = ReadFile(*path);
+    if (!bytes.ok()) return bytes.status();
+    *pem = *std::move(bytes);
+  }
+  return grpc::SslCredentials(options);
+}
+
+std::shared_ptr<grpc::Channel> NewChannel(
+    const std::string& address, const Options& options,
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+  grpc::ChannelArguments arguments;
+  if (options.tls && !options.tls->server_name.empty()) {
+    arguments.SetSslTargetNameOverride(options.tls->server_name);
+  }
+  arguments.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  // Otherwise equal channels share one connection.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // A server that comes back is found within a retry or two; gRPC's own first pause is a second.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  // An address that names several servers, as a headless service of Kubernetes does, means all of
+  // them.
+  arguments.SetLoadBalancingPolicyName("round_robin");
+  // What nobody acknowledges is noticed within 20 s; that a server is gone to which nothing is
+  // sent, within 6 minutes more: servers do not stand pings that come oftener than every 5.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 6 * 60 * 1000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20 * 1000);
+  // A proxy meant for web pages is no way to a server on loopback or in the same cluster.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(address, credentials, arguments);
+}
+
+}  // namespace
+
+Connection::Connection(std::shared_ptr<grpc::Channel> to_server)
+    : channel(std::move(to_server)),
+      attention(v1::AttentionService::NewStub(channel)),
+      health(grpc::health::v1::Health::NewStub(channel)) {}
+
+ConnectionLease::ConnectionLease(Connection& connection) : connection_(&connection) {
+  connection.calls_in_flight.fetch_add(1, std::memory_order_relaxed);
+}
+
+void ConnectionLease::Return::operator()(Connection* connection) const {
+  connection->calls_in_flight.fetch_sub(1, std::memory_order_relaxed);
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> CredentialsFor(const std::string& address,
+                                                                         const Options& options) {
+  const bool is_socket = absl::StartsWith(address, "unix:");
+  if (options.tls && is_socket) {
+    return absl::InvalidArgumentError("a Unix domain socket has no TLS");
+  }
+  if (!options.tls && options.token.empty()) return grpc::InsecureChannelCredentials();
+  if (!options.tls && !is_socket) {
+    return absl::InvalidArgumentError(
+        "a token needs TLS or a Unix domain socket; it never travels in plain text");
+  }
+  // A socket of this machine counts as secure, and needs nothing of its server for that.
+  absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> channel =
+      options.tls ? TlsCredentials(*options.tls) : grpc::experimental::LocalCredentials(UDS);
+  if (!channel.ok() || options.token.empty()) return channel;
+  return grpc::CompositeChannelCredentials(*channel, grpc::AccessTokenCredentials(options.token));
+}
+
+Connections::Connections(const std::string& address, const Options& options,
+                         const std::shared_ptr<grpc::ChannelCredentials>& credentials)
+    : address_(address), uses_tls_(options.tls.has_value()) {
+  for (int i = 0; i < options.connections; ++i) {
+    connections_.push_back(std::make_unique<Connection>(NewChannel(address, options, credentials)));
+  }
+}
+
+absl::Status Connections::WaitUntilReady(std::chrono::nanoseconds timeout) {
+  grpc::Channel& channel = *connections_.front()->channel;
+  const gpr_timespec deadline = Deadline::After(timeout).ToGrpc();
+  for (grpc_connectivity_state state = channel.GetState(true); state != GRPC_CHANNEL_READY;
+       state = channel.GetState(true)) {
+    // Refused once is final here; gRPC would go on trying.
+    if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) {
+      return absl::UnavailableError(absl::StrCat(
+          "no server answers at ", address_,
+          uses_tls_ ? " by TLS with a certificate that counts, or ours does not count there" : ""));
+    }
+    if (!channel.WaitForStateChange(state, deadline)) {
+      return absl::UnavailableError(absl::StrCat("no server answered at ", address_, " within ",
+                                                 std::chrono::duration<double>(timeout).count(),
+                                                 " s"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+ConnectionLease Connections::LeastBusy() {
+  const auto busy = [](const std::unique_ptr<Connection>& connection) {
+    return connection->calls_in_flight.load(std::memory_order_relaxed);
+  };
+  return ConnectionLease(
+      **std::min_element(connections_.begin(), connections_.end(),
+                         [&busy](const auto& a, const auto& b) { return busy(a) < busy(b); }));
+}
+
+absl::Status Connections::FromGrpc(const grpc::Status& status, bool was_stopped) const {
+  auto code = static_cast<absl::StatusCode>(status.error_code());
+  // What gRPC tells callers that come while a server leaves.
+  if (code == absl::StatusCode::kCancelled && !was_stopped) code = absl::StatusCode::kUnavailable;
+  if (code != absl::StatusCode::kUnavailable) return absl::Status(code, status.error_message());
+  return absl::UnavailableError(absl::StrCat(address_, ": ", status.error_message()));
+}
+
+}  // namespace rapt::client

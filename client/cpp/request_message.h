@@ -1,0 +1,41 @@
+// A serialized request that refers to the caller's tensors.
+#ifndef RAPT_CLIENT_CPP_REQUEST_MESSAGE_H_
+#define RAPT_CLIENT_CPP_REQUEST_MESSAGE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace rapt::client {
+
+// Thread-compatible.
+class RequestMessage {
+ public:
+  // What is not a payload, payloads too small to travel by reference included; then a payload,
+  // which may be empty.
+  struct Piece {
+    std::string bytes;
+    absl::Span<const std::byte> payload;
+  };
+
+  void Append(absl::string_view bytes);
+  // The payload outlives the message.
+  void AppendPayload(absl::Span<const std::byte> payload);
+  void Prepend(absl::string_view bytes);
+
+  int64_t size() const { return size_; }
+  // In their order.
+  const std::vector<Piece>& pieces() const { return pieces_; }
+
+ private:
+  std::vector<Piece> pieces_ = {{}};
+  int64_t size_ = 0;
+};
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_CPP_REQUEST_MESSAGE_H_

@@ -1,0 +1,142 @@
+#include "client/cpp/stream_call.h"
+
+#include <utility>
+#include <vector>
+
+namespace rapt::client {
+namespace {
+
+constexpr char kAttendStream[] = "/rapt.v1.AttentionService/AttendStream";
+
+// What a completion is about.
+enum Event : intptr_t { kStarted = 1, kWritten, kReadDone, kFinished };
+
+void* TagOf(Event event) { return reinterpret_cast<void*>(event); }
+
+// The message; its payloads, which `bytes` holds, by reference.
+grpc::ByteBuffer Keeping(const RequestMessage& message, const std::shared_ptr<std::string>& bytes) {
+  using Owner = std::shared_ptr<std::string>;
+  std::vector<grpc::Slice> slices;
+  for (const RequestMessage::Piece& piece : message.pieces()) {
+    if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
+    if (piece.payload.empty()) continue;
+    slices.emplace_back(
+        const_cast<std::byte*>(piece.payload.data()), piece.payload.size(),
+        [](void* owner) { delete static_cast<Owner*>(owner); }, new Owner(bytes));
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+}  // namespace
+
+StreamCall::StreamCall(const Connection& connection, grpc::ClientContext& context,
+                       const StreamCut& cut, const StreamOptions& options, Loan& loan,
+                       StreamResult& result)
+    : context_(context),
+      cut_(cut),
+      options_(options),
+      loan_(loan),
+      result_(result),
+      call_(grpc::GenericStub(connection.channel).PrepareCall(&context, kAttendStream, &queue_)) {
+  progress_.bytes = cut.bytes();
+}
+
+grpc::Status StreamCall::Run(absl::Status& own_error) {
+  call_->StartCall(TagOf(kStarted));
+  grpc::Status status;
+  void* tag;
+  bool ok;
+  while (queue_.Next(&tag, &ok)) {
+    switch (static_cast<Event>(reinterpret_cast<intptr_t>(tag))) {
+      case kStarted:
+        OnStarted(ok);
+        break;
+      case kWritten:
+        OnWritten(ok);
+        break;
+      case kReadDone:
+        OnRead(ok);
+        break;
+      case kFinished:
+        queue_.Shutdown();
+        continue;
+    }
+    if (!is_read_ || is_writing_) continue;
+    call_->Finish(&status, TagOf(kFinished));
+    is_read_ = false;  // once
+  }
+  own_error = std::move(own_error_);
+  return status;
+}
+
+void StreamCall::OnStarted(bool ok) {
+  if (!ok) {
+    is_closed_ = is_read_ = true;
+    return;
+  }
+  Read();
+  sent_ = loan_.Lend(cut_.Header());
+  is_writing_ = true;
+  call_->Write(sent_, TagOf(kWritten));
+}
+
+void StreamCall::OnWritten(bool ok) {
+  is_writing_ = false;
+  sent_.Clear();
+  if (!ok) is_closed_ = true;  // the status will say why
+  if (is_closed_) return;
+  if (next_chunk_ > 0) {
+    progress_.sent_bytes += cut_.BytesOf(cut_.chunks()[next_chunk_ - 1]);
+    if (options_.progress) options_.progress(progress_);
+  }
+  WriteNext();
+}
+
+void StreamCall::WriteNext() {
+  if (next_chunk_ == cut_.chunks().size()) {
+    is_closed_ = is_writing_ = true;
+    return call_->WritesDone(TagOf(kWritten));
+  }
+  absl::StatusOr<grpc::ByteBuffer> chunk = NextChunk();
+  if (!chunk.ok()) return GiveUp(chunk.status());
+  sent_ = *std::move(chunk);
+  is_writing_ = true;
+  call_->Write(sent_, TagOf(kWritten));
+}
+
+absl::StatusOr<grpc::ByteBuffer> StreamCall::NextChunk() {
+  const StreamChunk& chunk = cut_.chunks()[next_chunk_++];
+  if (!cut_.IsMade(chunk)) return loan_.Lend(cut_.Chunk(chunk));
+  std::shared_ptr<std::string> bytes;
+  const absl::StatusOr<RequestMessage> message = cut_.MakeChunk(chunk, bytes);
+  if (!message.ok()) return message.status();
+  return Keeping(*message, bytes);
+}
+
+void StreamCall::Read() { call_->Read(&received_, TagOf(kReadDone)); }
+
+void StreamCall::OnRead(bool ok) {
+  if (!ok) {
+    is_read_ = true;
+    return;
+  }
+  if (absl::Status status = TakeAnswer(); !status.ok()) GiveUp(std::move(status));
+  Read();  // to the end, which follows at once where the call was given up
+}
+
+absl::Status StreamCall::TakeAnswer() {
+  if (!own_error_.ok()) return absl::OkStatus();
+  std::vector<grpc::Slice> slices;
+  if (!received_.Dump(&slices).ok()) {
+    return absl::InternalError("the server's answer can't be read");
+  }
+  return result_.Take({PlacesOf(slices)}, static_cast<int64_t>(received_.Length()));
+}
+
+void StreamCall::GiveUp(absl::Status why) {
+  own_error_.Update(why);
+  is_closed_ = true;
+  context_.TryCancel();
+}
+
+}  // namespace rapt::client

@@ -1,0 +1,61 @@
+// One AttendStream on a connection.
+#ifndef RAPT_CLIENT_CPP_STREAM_CALL_H_
+#define RAPT_CLIENT_CPP_STREAM_CALL_H_
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/cpp/connections.h"
+#include "client/cpp/loan.h"
+#include "client/cpp/stream_codec.h"
+
+namespace rapt::client {
+
+// Sends the chunks of a call, one write at a time, and takes whatever comes meanwhile, all on the
+// thread that runs it. Used once.
+class StreamCall {
+ public:
+  // Everything outlives it. `loan` is not waited for.
+  StreamCall(const Connection& connection, grpc::ClientContext& context, const StreamCut& cut,
+             const StreamOptions& options, Loan& loan, StreamResult& result);
+
+  // Blocks until the call is over. An error of ours, or of the function that makes chunks, is in
+  // `own_error`.
+  grpc::Status Run(absl::Status& own_error);
+
+ private:
+  void OnStarted(bool ok);
+  void OnWritten(bool ok);
+  void OnRead(bool ok);
+  void WriteNext();
+  void Read();
+  absl::StatusOr<grpc::ByteBuffer> NextChunk();
+  absl::Status TakeAnswer();
+  void GiveUp(absl::Status why);
+
+  grpc::ClientContext& context_;
+  const StreamCut& cut_;
+  const StreamOptions& options_;
+  Loan& loan_;
+  StreamResult& result_;
+  grpc::CompletionQueue queue_;
+  const std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+
+  size_t next_chunk_ = 0;
+  StreamProgress progress_;
+  bool is_writing_ = false;
+  bool is_closed_ = false;  // no more is written
+  bool is_read_ = false;    // nothing more comes
+  absl::Status own_error_;
+  grpc::ByteBuffer sent_;
+  grpc::ByteBuffer received_;
+};
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_CPP_STREAM_CALL_H_

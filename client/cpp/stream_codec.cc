@@ -1,0 +1,586 @@
+#include "client/cpp/stream_codec.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/wire_format.h"
+#include "client/cpp/byte_size.h"
+#include "client/cpp/codec.h"
+
+namespace rapt::client {
+namespace {
+
+using Request = v1::AttendStreamRequest;
+using Response = v1::AttendStreamResponse;
+
+constexpr int64_t kChunkBytes = 8 << 20;  // a server that folds it spends longer than on the state
+constexpr int64_t kFieldBytes = 1024;     // what a chunk's message may have beside its tensors
+
+constexpr wire::PayloadField kOutputFields[] = {{v1::OutputChunk::kYFieldNumber, nullptr},
+                                                {v1::OutputChunk::kLseFieldNumber, nullptr},
+                                                {v1::OutputChunk::kScoresFieldNumber, nullptr}};
+constexpr wire::MessageSchema kOutputSchema = {kOutputFields};
+constexpr wire::PayloadField kScoreFields[] = {{v1::ScoreChunk::kScoresFieldNumber, nullptr}};
+constexpr wire::MessageSchema kScoreSchema = {kScoreFields};
+constexpr wire::PayloadField kResponseFields[] = {{Response::kOutputFieldNumber, &kOutputSchema},
+                                                  {Response::kScoresFieldNumber, &kScoreSchema}};
+constexpr wire::MessageSchema kResponseSchema = {kResponseFields};
+
+absl::Status NoAnswer(absl::string_view why) {
+  return absl::InternalError(absl::StrCat("the server answered with what is no answer: ", why));
+}
+
+absl::Status CheckShape(const char* name, const TensorView& view, const Shape& expected) {
+  if (view.shape == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s has shape %s; beside the others it must be %s", name,
+                      ToString(view.shape), ToString(expected)));
+}
+
+absl::Status NotStreamed(const char* what) {
+  return absl::InvalidArgumentError(absl::StrCat(what, " can't be had from a stream"));
+}
+
+struct NamedBytes {
+  int field;
+  int64_t bytes;
+};
+
+}  // namespace
+
+absl::StatusOr<StreamCut> StreamCut::Make(const AttendCall& call, const StreamOptions& options,
+                                          int64_t max_bytes) {
+  StreamCut cut(call, options);
+  absl::Status status = cut.ReadShapes();
+  if (status.ok() && call.mask) status = cut.ReadMask();
+  if (status.ok()) cut.ChooseSide();
+  if (status.ok()) status = cut.CheckData();
+  if (status.ok()) status = cut.ChooseChunks(max_bytes);
+  if (!status.ok()) return status;
+  const bool keys_stream = cut.keys_stream();
+  cut.AddChunks(/*is_keys=*/!keys_stream, /*streams=*/false);
+  cut.AddChunks(/*is_keys=*/keys_stream, /*streams=*/true);
+  return cut;
+}
+
+absl::Status StreamCut::ReadShapes() {
+  if (call_.wants_present) return NotStreamed("present keys and values");
+  const Shape& q = call_.q.shape;
+  const Shape& k = call_.k.shape;
+  const Shape& v = call_.v.shape;
+  const bool is_3d =
+      call_.layout == Layout::kBse || (call_.layout == Layout::kByRank && q.size() == 3);
+  const size_t rank = is_3d ? 3 : 4;
+  for (const auto& [name, shape] : {std::pair("q", &q), {"k", &k}, {"v", &v}}) {
+    if (shape->size() == rank && std::find_if(shape->begin(), shape->end(), [](int64_t size) {
+                                   return size < 0;
+                                 }) == shape->end()) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has shape %s; it must be of rank %d, without a negative axis", name,
+                        ToString(*shape), rank));
+  }
+  Axes& a = axes_;
+  heads_outside_ = !is_3d && call_.layout != Layout::kBshd;
+  if (is_3d) {
+    const bool has_heads = call_.query_heads > 0 && call_.kv_heads > 0;
+    if (!has_heads && (call_.query_heads != 0 || call_.kv_heads != 0)) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "query_heads is %d and kv_heads %d; both must be positive, or both 0 for one head",
+          call_.query_heads, call_.kv_heads));
+    }
+    a.query_heads = std::max<int64_t>(call_.query_heads, 1);
+    a.kv_heads = std::max<int64_t>(call_.kv_heads, 1);
+    a.query_length = q[1];
+    a.key_length = k[1];
+    if (q[2] % a.query_heads != 0 || v[2] % a.kv_heads != 0) {
+      return absl::InvalidArgumentError("the last axes of q and v must be multiples of the heads");
+    }
+    a.head_size = q[2] / a.query_heads;
+    a.value_head_size = v[2] / a.kv_heads;
+  } else {
+    const int heads = heads_outside_ ? 1 : 2;
+    a.query_heads = q[heads];
+    a.kv_heads = k[heads];
+    a.query_length = q[3 - heads];
+    a.key_length = k[3 - heads];
+    a.head_size = q[3];
+    a.value_head_size = v[3];
+  }
+  a.batch = q[0];
+  const auto shape_of = [&](int64_t size) {
+    if (is_3d) return Shape{a.batch, a.key_length, a.kv_heads * size};
+    return heads_outside_ ? Shape{a.batch, a.kv_heads, a.key_length, size}
+                          : Shape{a.batch, a.key_length, a.kv_heads, size};
+  };
+  absl::Status status = CheckShape("k", call_.k, shape_of(a.head_size));
+  if (status.ok()) status = CheckShape("v", call_.v, shape_of(a.value_head_size));
+  if (!status.ok() || !call_.past_key || !call_.past_value) {
+    if (status.ok() && call_.past_key.has_value() != call_.past_value.has_value()) {
+      return absl::InvalidArgumentError("past_key and past_value must come together");
+    }
+    return status;
+  }
+  if (call_.past_key->shape.size() == 4) a.past_length = call_.past_key->shape[2];
+  const Shape past = {a.batch, a.kv_heads, a.past_length, a.head_size};
+  const Shape past_value = {a.batch, a.kv_heads, a.past_length, a.value_head_size};
+  status = CheckShape("past_key", *call_.past_key, past);
+  if (status.ok()) status = CheckShape("past_value", *call_.past_value, past_value);
+  a.key_length += a.past_length;
+  return status;
+}
+
+absl::Status StreamCut::ReadMask() {
+  const TensorView& mask = *call_.mask;
+  const bool is_float = mask.dtype == DType::kFloat32 || mask.dtype == DType::kFloat16 ||
+                        mask.dtype == DType::kBFloat16 || mask.dtype == DType::kFloat64;
+  if (!is_float && mask.dtype != DType::kBool) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "mask has type %s; in a stream it must be BOOL or a float type", NameOf(mask.dtype)));
+  }
+  mask_shape_ = mask.shape;
+  const bool is_batched = !heads_outside_ && call_.q.shape.size() == 3 && call_.query_heads == 0;
+  if (mask_shape_.size() == 3 && is_batched) mask_shape_.insert(mask_shape_.begin() + 1, 1);
+  while (mask_shape_.size() < 4) mask_shape_.insert(mask_shape_.begin(), 1);
+  const Axes& a = axes_;
+  const Shape whole = {a.batch, a.query_heads, a.query_length, a.key_length};
+  bool fits = mask_shape_.size() == 4;
+  for (int axis = 0; axis < 4 && fits; ++axis) {
+    fits = mask_shape_[axis] == 1 || mask_shape_[axis] == whole[axis];
+  }
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("mask has shape %s; in a stream it must broadcast to %s",
+                      ToString(mask.shape), ToString(whole)));
+}
+
+void StreamCut::ChooseSide() {
+  const auto bytes = [&](int64_t heads, int64_t length, int64_t elements, int64_t element_bytes) {
+    return static_cast<double>(heads) * static_cast<double>(length) *
+           static_cast<double>(elements) * static_cast<double>(element_bytes);
+  };
+  const Axes& a = axes_;
+  const int64_t element = SizeOf(call_.q.dtype);
+  // While keys stream the server keeps Q and the sums of Y in float, else K and V.
+  const double kept_queries = bytes(a.query_heads, a.query_length, a.head_size, element) +
+                              bytes(a.query_heads, a.query_length, a.value_head_size, 4);
+  const double kept_keys = bytes(a.kv_heads, a.key_length, a.head_size, element) +
+                           bytes(a.kv_heads, a.key_length, a.value_head_size, element);
+  const bool needs_queries = call_.score_output == ScoreOutput::kWeights;
+  streaming_ = options_.streaming.value_or(
+      needs_queries || kept_keys < kept_queries ? Streaming::kQueries : Streaming::kKeys);
+}
+
+absl::Status StreamCut::CheckData() const {
+  const bool keys_made = options_.read && keys_stream();
+  const bool queries_made = options_.read && !keys_stream();
+  const auto optional = [](const std::optional<TensorView>& view) {
+    return view ? &*view : nullptr;
+  };
+  const struct {
+    const char* name;
+    const TensorView* view;
+    bool is_made;
+  } tensors[] = {{"q", &call_.q, queries_made},
+                 {"k", &call_.k, keys_made},
+                 {"v", &call_.v, keys_made},
+                 {"past_key", optional(call_.past_key), keys_made},
+                 {"past_value", optional(call_.past_value), keys_made},
+                 {"mask", optional(call_.mask), bool{options_.read}}};
+  for (const auto& [name, view, is_made] : tensors) {
+    if (view == nullptr) continue;
+    if (view->dtype != call_.q.dtype && view != optional(call_.mask)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s has type %s; it must be %s, the type of q", name, NameOf(view->dtype),
+                          NameOf(call_.q.dtype)));
+    }
+    const auto has = static_cast<int64_t>(view->data.size());
+    const std::optional<int64_t> bytes = ByteSize(view->dtype, view->shape);
+    if (bytes && has == (is_made ? 0 : *bytes)) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s has shape %s of %s%s, but its data has %d bytes", name, ToString(view->shape),
+        NameOf(view->dtype), is_made ? " and is made by a function" : "", has));
+  }
+  const Axes& a = axes_;
+  if (ByteSize(DType::kFloat64, {a.batch, a.query_heads, a.query_length, a.key_length})) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("the size of the score matrix overflows 64 bits");
+}
+
+absl::Status StreamCut::ChooseChunks(int64_t max_bytes) {
+  const auto choose = [&](bool is_keys, int64_t length, int64_t asked, int64_t& chunk) {
+    const StreamChunk row = {is_keys, is_keys == keys_stream(), 0, 1};
+    const int64_t row_bytes = std::max<int64_t>({SizesOf(row).total(), ResultBytes(row), 1});
+    if (row_bytes > max_bytes - kFieldBytes) {
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "a row of %s, or of its results, takes %d bytes; a message has at most %d",
+          is_keys ? "k and v" : "q", row_bytes, max_bytes));
+    }
+    const int64_t most = std::min(kChunkBytes, max_bytes - kFieldBytes) / row_bytes;
+    chunk = std::max<int64_t>(1, std::min(asked == 0 ? most : asked, length));
+    return absl::OkStatus();
+  };
+  if (options_.query_chunk < 0 || options_.key_chunk < 0) {
+    return absl::InvalidArgumentError("a chunk has at least 1 row");
+  }
+  absl::Status status = choose(false, axes_.query_length, options_.query_chunk, query_chunk_);
+  if (status.ok()) status = choose(true, axes_.key_length, options_.key_chunk, key_chunk_);
+  return status;
+}
+
+// What comes back for a chunk.
+int64_t StreamCut::ResultBytes(const StreamChunk& chunk) const {
+  const Axes& a = axes_;
+  const int64_t element = a.batch * a.query_heads * chunk.count * SizeOf(call_.q.dtype);
+  const bool has_scores = call_.score_output.has_value() && chunk.streams;
+  if (chunk.is_keys) return has_scores ? a.query_length * element : 0;
+  return (a.value_head_size + (has_scores ? a.key_length : 0)) * element;
+}
+
+void StreamCut::AddChunks(bool is_keys, bool streams) {
+  const int64_t length = is_keys ? axes_.key_length : axes_.query_length;
+  const int64_t chunk = is_keys ? key_chunk_ : query_chunk_;
+  for (int64_t begin = 0; begin < length; begin += chunk) {
+    chunks_.push_back({is_keys, streams, begin, std::min(chunk, length - begin)});
+  }
+}
+
+StreamCut::Sizes StreamCut::SizesOf(const StreamChunk& chunk) const {
+  const Axes& a = axes_;
+  const int64_t element = SizeOf(call_.q.dtype);
+  Sizes sizes;
+  if (chunk.is_keys) {
+    const int64_t rows = a.batch * a.kv_heads * chunk.count * element;
+    sizes.k = rows * a.head_size;
+    sizes.v = rows * a.value_head_size;
+  } else {
+    sizes.q = a.batch * a.query_heads * chunk.count * a.head_size * element;
+  }
+  if (call_.mask && chunk.streams) {
+    sizes.mask = SizeOf(call_.mask->dtype);
+    const int streaming_axis = chunk.is_keys ? 3 : 2;
+    for (int axis = 0; axis < 4; ++axis) {
+      const int64_t size = mask_shape_[axis];
+      sizes.mask *= axis == streaming_axis && size != 1 ? chunk.count : size;
+    }
+  }
+  return sizes;
+}
+
+int64_t StreamCut::BytesOf(const StreamChunk& chunk) const { return SizesOf(chunk).total(); }
+
+int64_t StreamCut::bytes() const {
+  int64_t bytes = 0;
+  for (const StreamChunk& chunk : chunks_) bytes += BytesOf(chunk);
+  return bytes;
+}
+
+RequestMessage StreamCut::Header() const {
+  const v1::AttendRequest whole = WithoutTensors(call_);
+  Request request;
+  v1::AttendStreamHeader& header = *request.mutable_header();
+  header.set_direction(keys_stream() ? v1::KEYS_STREAM : v1::QUERIES_STREAM);
+  header.set_dtype(ToProto(call_.q.dtype));
+  const Axes& a = axes_;
+  header.set_batch(a.batch);
+  header.set_query_heads(a.query_heads);
+  header.set_kv_heads(a.kv_heads);
+  header.set_query_length(a.query_length);
+  header.set_key_length(a.key_length);
+  header.set_past_length(a.past_length);
+  header.set_head_size(a.head_size);
+  header.set_value_head_size(a.value_head_size);
+  header.set_query_chunk(query_chunk_);
+  header.set_key_chunk(key_chunk_);
+  *header.mutable_attention() = whole.attention();
+  header.mutable_attention()->set_layout(heads_outside_ ? v1::BHSD : v1::BSHD);
+  *header.mutable_key_lengths() = whole.key_lengths();
+  if (call_.mask) {
+    header.mutable_mask()->set_dtype(ToProto(call_.mask->dtype));
+    header.mutable_mask()->mutable_shape()->Add(mask_shape_.begin(), mask_shape_.end());
+  }
+  header.set_score_output(whole.score_output());
+  header.set_want_lse(whole.want_lse());
+  RequestMessage message;
+  message.Append(request.SerializeAsString());
+  return message;
+}
+
+// Rows of `view`, whose heads of `size` elements lie as the call's do.
+void StreamCut::AppendRows(const TensorView& view, int64_t heads, int64_t size, int64_t begin,
+                           int64_t count, RequestMessage& message) const {
+  const int64_t runs = heads_outside_ ? axes_.batch * heads : axes_.batch;
+  const int64_t row = (heads_outside_ ? size : heads * size) * SizeOf(view.dtype);
+  if (runs == 0) return;
+  const int64_t stride = static_cast<int64_t>(view.data.size()) / runs;
+  for (int64_t run = 0; run < runs; ++run) {
+    message.AppendPayload(view.data.subspan(run * stride + begin * row, count * row));
+  }
+}
+
+// Of K or V, whose first rows are the past's: [B, H, P, D] in every layout.
+void StreamCut::AppendKeyRows(const std::optional<TensorView>& past, const TensorView& view,
+                              int64_t size, const StreamChunk& chunk,
+                              RequestMessage& message) const {
+  const int64_t past_length = axes_.past_length;
+  const int64_t end = chunk.begin + chunk.count;
+  if (!past || chunk.begin >= past_length) {
+    return AppendRows(view, axes_.kv_heads, size, chunk.begin - past_length, chunk.count, message);
+  }
+  const int64_t past_rows = std::min(end, past_length) - chunk.begin;
+  const int64_t new_rows = chunk.count - past_rows;
+  const int64_t head_row = size * SizeOf(view.dtype);
+  const auto past_run = [&](int64_t b, int64_t h, int64_t begin, int64_t count) {
+    const int64_t first = (b * axes_.kv_heads + h) * past_length + begin;
+    message.AppendPayload(past->data.subspan(first * head_row, count * head_row));
+  };
+  const int64_t length = axes_.key_length - past_length;
+  for (int64_t b = 0; b < axes_.batch; ++b) {
+    if (!heads_outside_) {
+      for (int64_t s = 0; s < past_rows; ++s) {
+        for (int64_t h = 0; h < axes_.kv_heads; ++h) past_run(b, h, chunk.begin + s, 1);
+      }
+      const int64_t row = axes_.kv_heads * head_row;
+      message.AppendPayload(view.data.subspan(b * length * row, new_rows * row));
+      continue;
+    }
+    for (int64_t h = 0; h < axes_.kv_heads; ++h) {
+      past_run(b, h, chunk.begin, past_rows);
+      const int64_t first = (b * axes_.kv_heads + h) * length;
+      message.AppendPayload(view.data.subspan(first * head_row, new_rows * head_row));
+    }
+  }
+}
+
+void StreamCut::AppendMask(const StreamChunk& chunk, RequestMessage& message) const {
+  const TensorView& mask = *call_.mask;
+  const int axis = chunk.is_keys ? 3 : 2;
+  if (mask_shape_[axis] == 1) return message.AppendPayload(mask.data);
+  int64_t runs = 1;
+  for (int before = 0; before < axis; ++before) runs *= mask_shape_[before];
+  const int64_t row = SizeOf(mask.dtype) * (axis == 2 ? mask_shape_[3] : 1);
+  const int64_t stride = mask_shape_[axis] * row;
+  for (int64_t run = 0; run < runs; ++run) {
+    message.AppendPayload(mask.data.subspan(run * stride + chunk.begin * row, chunk.count * row));
+  }
+}
+
+namespace {
+
+// Announces `parts` and lets `append` add the bytes of each.
+template <typename AppendPart>
+RequestMessage ChunkMessage(const StreamChunk& chunk, absl::Span<const NamedBytes> parts,
+                            const AppendPart& append) {
+  v1::KeyChunk fields;  // QueryChunk begins with the same fields
+  fields.set_offset(chunk.begin);
+  fields.set_count(chunk.count);
+  const std::string rows = fields.SerializeAsString();
+  auto size = static_cast<int64_t>(rows.size());
+  for (const NamedBytes& part : parts) {
+    if (part.bytes > 0) size += wire::FieldHeaderSize(part.field, part.bytes) + part.bytes;
+  }
+  std::string header;
+  wire::AppendFieldHeader(chunk.is_keys ? Request::kKeysFieldNumber : Request::kQueriesFieldNumber,
+                          size, header);
+  RequestMessage message;
+  message.Append(header + rows);
+  for (const NamedBytes& part : parts) {
+    if (part.bytes == 0) continue;
+    std::string announcement;
+    wire::AppendFieldHeader(part.field, part.bytes, announcement);
+    message.Append(announcement);
+    append(part.field, message);
+  }
+  return message;
+}
+
+}  // namespace
+
+RequestMessage StreamCut::Chunk(const StreamChunk& chunk) const {
+  const Sizes sizes = SizesOf(chunk);
+  const Axes& a = axes_;
+  if (!chunk.is_keys) {
+    return ChunkMessage(
+        chunk,
+        {{v1::QueryChunk::kQFieldNumber, sizes.q}, {v1::QueryChunk::kMaskFieldNumber, sizes.mask}},
+        [&](int field, RequestMessage& message) {
+          if (field == v1::QueryChunk::kMaskFieldNumber) {
+            return AppendMask(chunk, message);
+          }
+          AppendRows(call_.q, a.query_heads, a.head_size, chunk.begin, chunk.count, message);
+        });
+  }
+  return ChunkMessage(chunk,
+                      {{v1::KeyChunk::kKFieldNumber, sizes.k},
+                       {v1::KeyChunk::kVFieldNumber, sizes.v},
+                       {v1::KeyChunk::kMaskFieldNumber, sizes.mask}},
+                      [&](int field, RequestMessage& message) {
+                        if (field == v1::KeyChunk::kMaskFieldNumber)
+                          return AppendMask(chunk, message);
+                        const bool is_k = field == v1::KeyChunk::kKFieldNumber;
+                        AppendKeyRows(is_k ? call_.past_key : call_.past_value,
+                                      is_k ? call_.k : call_.v,
+                                      is_k ? a.head_size : a.value_head_size, chunk, message);
+                      });
+}
+
+absl::StatusOr<RequestMessage> StreamCut::MakeChunk(const StreamChunk& chunk,
+                                                    std::shared_ptr<std::string>& made) const {
+  const Sizes sizes = SizesOf(chunk);
+  made = std::make_shared<std::string>(static_cast<size_t>(sizes.total()), '\0');
+  const absl::Span<std::byte> bytes(reinterpret_cast<std::byte*>(made->data()), made->size());
+  StreamRows rows;
+  rows.begin = chunk.begin;
+  rows.count = chunk.count;
+  rows.q = bytes.subspan(0, sizes.q);
+  rows.k = bytes.subspan(sizes.q, sizes.k);
+  rows.v = bytes.subspan(sizes.q + sizes.k, sizes.v);
+  rows.mask = bytes.subspan(sizes.q + sizes.k + sizes.v, sizes.mask);
+  if (absl::Status status = options_.read(rows); !status.ok()) return status;
+  if (!chunk.is_keys) {
+    return ChunkMessage(
+        chunk,
+        {{v1::QueryChunk::kQFieldNumber, sizes.q}, {v1::QueryChunk::kMaskFieldNumber, sizes.mask}},
+        [&](int field, RequestMessage& message) {
+          message.AppendPayload(field == v1::QueryChunk::kQFieldNumber ? rows.q : rows.mask);
+        });
+  }
+  return ChunkMessage(chunk,
+                      {{v1::KeyChunk::kKFieldNumber, sizes.k},
+                       {v1::KeyChunk::kVFieldNumber, sizes.v},
+                       {v1::KeyChunk::kMaskFieldNumber, sizes.mask}},
+                      [&](int field, RequestMessage& message) {
+                        message.AppendPayload(field == v1::KeyChunk::kKFieldNumber   ? rows.k
+                                              : field == v1::KeyChunk::kVFieldNumber ? rows.v
+                                                                                     : rows.mask);
+                      });
+}
+
+// --- The result ----------------------------------------------------------------------------------
+
+StreamResult::StreamResult(const StreamCut& cut) : cut_(cut) {
+  const StreamCut::Axes& a = cut.axes_;
+  const AttendCall& call = cut.call_;
+  Shape y = call.q.shape;
+  y.back() = y.size() == 3 ? a.query_heads * a.value_head_size : a.value_head_size;
+  y_ = Allocate(call.q.dtype, y);
+  if (call.wants_lse) {
+    const DType dtype = call.q.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    lse_ = Allocate(dtype, {a.batch, a.query_heads, a.query_length});
+  }
+  if (call.score_output) {
+    scores_ = Allocate(call.q.dtype, {a.batch, a.query_heads, a.query_length, a.key_length});
+  }
+}
+
+StreamResult::Output StreamResult::Allocate(DType dtype, Shape shape) const {
+  const int64_t bytes = ByteSize(dtype, shape).value();
+  return {std::make_shared<AlignedBuffer>(static_cast<size_t>(bytes)), dtype, std::move(shape)};
+}
+
+absl::Status StreamResult::Put(const char* name, int field, const Output& output,
+                               const Place& place) {
+  const auto payload = std::find_if(payloads_.rbegin(), payloads_.rend(),
+                                    [field](const Payload& p) { return p.field == field; });
+  const int64_t size = payload == payloads_.rend() ? 0 : payload->size;
+  if (size != place.runs * place.run) {
+    return NoAnswer(absl::StrFormat("%s has %d bytes of %d", name, size, place.runs * place.run));
+  }
+  for (int64_t run = 0; run < place.runs && size > 0; ++run) {
+    bytes_.Copy(payload->begin + run * place.run, place.run,
+                output.bytes->data() + run * place.stride + place.offset);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StreamResult::TakeRows(const v1::OutputChunk& fields) {
+  using Message = v1::OutputChunk;
+  const StreamCut::Axes& a = cut_.axes_;
+  const int64_t count = fields.count();
+  if (fields.offset() != rows_ || count < 1 || count > a.query_length - rows_) {
+    return NoAnswer("rows of y are out of order");
+  }
+  // Runs of `row` bytes for each row of each of `heads`.
+  const auto rows = [&](int64_t heads, int64_t row) {
+    return Place{heads, count * row, a.query_length * row, rows_ * row};
+  };
+  const int64_t heads = a.batch * a.query_heads;
+  const int64_t head_row = a.value_head_size * SizeOf(y_.dtype);
+  absl::Status status =
+      Put("y", Message::kYFieldNumber, y_,
+          cut_.heads_outside_ ? rows(heads, head_row) : rows(a.batch, a.query_heads * head_row));
+  if (status.ok() && lse_) {
+    status = Put("lse", Message::kLseFieldNumber, *lse_, rows(heads, SizeOf(lse_->dtype)));
+  }
+  if (status.ok() && scores_ && !cut_.keys_stream()) {
+    status = Put("scores", Message::kScoresFieldNumber, *scores_,
+                 rows(heads, a.key_length * SizeOf(scores_->dtype)));
+  }
+  rows_ += count;
+  return status;
+}
+
+absl::Status StreamResult::TakeScores(const v1::ScoreChunk& fields) {
+  const StreamCut::Axes& a = cut_.axes_;
+  const int64_t count = fields.count();
+  if (!scores_ || !cut_.keys_stream() || fields.offset() != keys_ || count < 1 ||
+      count > a.key_length - keys_) {
+    return NoAnswer("scores are out of order");
+  }
+  const int64_t element = SizeOf(scores_->dtype);
+  const Place place = {a.batch * a.query_heads * a.query_length, count * element,
+                       a.key_length * element, keys_ * element};
+  keys_ += count;
+  return Put("scores", v1::ScoreChunk::kScoresFieldNumber, *scores_, place);
+}
+
+absl::Status StreamResult::Take(const SlicedBytes& bytes, int64_t size) {
+  const absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, kResponseSchema);
+  if (!split.ok()) return NoAnswer(split.status().message());
+  Response response;
+  if (!response.ParseFromString(split->rest)) return NoAnswer("its fields can't be read");
+  bytes_ = bytes;
+  payloads_.clear();
+  for (const wire::Payload& payload : split->payloads) {
+    if (payload.path[0] != response.part_case()) continue;
+    payloads_.push_back({payload.path[1], payload.begin, payload.size});
+  }
+  if (end_) return NoAnswer("something came after the end");
+  switch (response.part_case()) {
+    case Response::kOutput:
+      return TakeRows(response.output());
+    case Response::kScores:
+      return TakeScores(response.scores());
+    case Response::kEnd:
+      end_ = response.end();
+      return absl::OkStatus();
+    default:
+      return NoAnswer("a message holds nothing");
+  }
+}
+
+absl::StatusOr<AttendResult> StreamResult::Finish() {
+  const StreamCut::Axes& a = cut_.axes_;
+  const int64_t keys = scores_ && cut_.keys_stream() ? a.key_length : 0;
+  if (!end_ || rows_ != a.query_length || keys_ != keys) return NoAnswer("its end is missing");
+  const auto tensor = [](const Output& output) {
+    return Tensor(output.dtype, output.shape, output.bytes, output.bytes->span());
+  };
+  AttendResult result;
+  result.y = tensor(y_);
+  if (scores_) result.scores = tensor(*scores_);
+  if (lse_) result.lse = tensor(*lse_);
+  result.path = Path::kStream;
+  result.backend = end_->backend();
+  result.plan = end_->plan();
+  result.queue_time = std::chrono::microseconds(end_->timing().queue_us());
+  result.compute_time = std::chrono::microseconds(end_->timing().compute_us());
+  return result;
+}
+
+}  // namespace rapt::client

@@ -1,0 +1,139 @@
+// A call in chunks: its messages, and its result put together from the server's.
+#ifndef RAPT_CLIENT_CPP_STREAM_CODEC_H_
+#define RAPT_CLIENT_CPP_STREAM_CODEC_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/aligned_buffer.h"
+#include "base/sliced_bytes.h"
+#include "client/cpp/request_message.h"
+#include "proto/rapt/v1/attention.pb.h"
+#include "rapt/stream.h"
+
+namespace rapt::client {
+
+// A chunk, and whether it is of K and V.
+struct StreamChunk {
+  bool is_keys = false;
+  bool streams = false;  // else it stays with the server
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+// How a call is cut. Thread-compatible value; refers to the call's tensors.
+class StreamCut {
+ public:
+  // InvalidArgument, naming the field, where shapes don't fit together, where data is not as long
+  // as its shape says, and for what can't be streamed: present outputs, masks of integers.
+  // ResourceExhausted where a row is more than a message of `max_bytes` holds.
+  static absl::StatusOr<StreamCut> Make(const AttendCall& call, const StreamOptions& options,
+                                        int64_t max_bytes);
+
+  // The first message.
+  RequestMessage Header() const;
+  // Those that follow, in their order.
+  const std::vector<StreamChunk>& chunks() const { return chunks_; }
+  RequestMessage Chunk(const StreamChunk& chunk) const;
+  // The same, of bytes that `read` makes, which `made` keeps.
+  absl::StatusOr<RequestMessage> MakeChunk(const StreamChunk& chunk,
+                                           std::shared_ptr<std::string>& made) const;
+  // Whether `read` makes that chunk.
+  bool IsMade(const StreamChunk& chunk) const { return chunk.streams && options_.read; }
+
+  int64_t BytesOf(const StreamChunk& chunk) const;
+  int64_t bytes() const;  // of all chunks
+
+ private:
+  friend class StreamResult;
+  struct Axes {
+    int64_t batch = 0, query_heads = 0, kv_heads = 0;
+    int64_t query_length = 0, key_length = 0, past_length = 0;  // the past's are among the keys
+    int64_t head_size = 0, value_head_size = 0;
+  };
+  // Bytes of a chunk's tensors.
+  struct Sizes {
+    int64_t q = 0, k = 0, v = 0, mask = 0;
+    int64_t total() const { return q + k + v + mask; }
+  };
+
+  StreamCut(const AttendCall& call, const StreamOptions& options)
+      : call_(call), options_(options) {}
+  absl::Status ReadShapes();
+  absl::Status CheckData() const;
+  absl::Status ReadMask();
+  void ChooseSide();
+  absl::Status ChooseChunks(int64_t max_bytes);
+  void AddChunks(bool is_keys, bool streams);
+  bool keys_stream() const { return streaming_ == Streaming::kKeys; }
+  Sizes SizesOf(const StreamChunk& chunk) const;
+  int64_t ResultBytes(const StreamChunk& chunk) const;
+  void AppendRows(const TensorView& view, int64_t heads, int64_t size, int64_t begin, int64_t count,
+                  RequestMessage& message) const;
+  void AppendKeyRows(const std::optional<TensorView>& past, const TensorView& view, int64_t size,
+                     const StreamChunk& chunk, RequestMessage& message) const;
+  void AppendMask(const StreamChunk& chunk, RequestMessage& message) const;
+
+  AttendCall call_;
+  StreamOptions options_;
+  Axes axes_;
+  bool heads_outside_ = true;  // [B, H, S, D]; else [B, S, H, D]
+  Streaming streaming_ = Streaming::kKeys;
+  int64_t query_chunk_ = 0, key_chunk_ = 0;
+  Shape mask_shape_;  // of rank 4, where there is a mask
+  std::vector<StreamChunk> chunks_;
+};
+
+// Takes the server's messages. Thread-compatible. `cut` outlives it.
+class StreamResult {
+ public:
+  // Allocates the outputs.
+  explicit StreamResult(const StreamCut& cut);
+
+  // The next message, of `size` bytes. Internal where it is no part of the answer to such a call.
+  absl::Status Take(const SlicedBytes& bytes, int64_t size);
+
+  // After the last message. Internal where something is missing.
+  absl::StatusOr<AttendResult> Finish();
+
+ private:
+  struct Output {
+    std::shared_ptr<AlignedBuffer> bytes;
+    DType dtype = DType::kFloat32;
+    Shape shape;
+  };
+  // Where a piece of an output goes: `runs` of `run` bytes, `stride` apart from `offset` on.
+  struct Place {
+    int64_t runs, run, stride, offset;
+  };
+
+  Output Allocate(DType dtype, Shape shape) const;
+  absl::Status TakeRows(const v1::OutputChunk& fields);
+  absl::Status TakeScores(const v1::ScoreChunk& fields);
+  absl::Status Put(const char* name, int field, const Output& output, const Place& place);
+
+  const StreamCut& cut_;
+  Output y_;
+  std::optional<Output> lse_, scores_;
+  int64_t rows_ = 0;  // of Y that came
+  int64_t keys_ = 0;  // whose scores came, where keys stream
+  std::optional<v1::StreamEnd> end_;
+
+  // Of the message that is taken.
+  SlicedBytes bytes_;
+  struct Payload {
+    int field;
+    int64_t begin, size;
+  };
+  std::vector<Payload> payloads_;
+};
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_CPP_STREAM_CODEC_H_

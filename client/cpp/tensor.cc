@@ -1,0 +1,68 @@
+#include "rapt/tensor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/checked_math.h"
+#include "client/cpp/byte_size.h"
+
+namespace rapt::client {
+
+absl::string_view NameOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "FP32";
+    case DType::kFloat16:
+      return "FP16";
+    case DType::kBFloat16:
+      return "BF16";
+    case DType::kFloat64:
+      return "FP64";
+    case DType::kBool:
+      return "BOOL";
+    case DType::kInt8:
+      return "INT8";
+    case DType::kUint8:
+      return "UINT8";
+    case DType::kInt32:
+      return "INT32";
+    case DType::kInt64:
+      return "INT64";
+  }
+  return "?";
+}
+
+std::string ToString(const Shape& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+std::optional<int64_t> ByteSize(DType dtype, const Shape& shape) {
+  if (std::any_of(shape.begin(), shape.end(), [](int64_t axis) { return axis < 0; })) {
+    return std::nullopt;
+  }
+  const std::optional<int64_t> elements = CheckedProduct(shape);
+  return elements ? CheckedMul(*elements, SizeOf(dtype)) : std::nullopt;
+}
+
+Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<const void> owner,
+               absl::Span<const std::byte> bytes)
+    : dtype_(dtype), shape_(std::move(shape)), owner_(std::move(owner)), bytes_(bytes) {
+  RAPT_CHECK(ByteSize(dtype_, shape_) == static_cast<int64_t>(bytes_.size()),
+             "a tensor's bytes are as many as its shape and type say");
+}
+
+Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<const std::string> bytes)
+    : Tensor(dtype, std::move(shape), bytes,
+             {reinterpret_cast<const std::byte*>(bytes->data()), bytes->size()}) {}
+
+Tensor::Tensor(DType dtype, Shape shape, std::string bytes)
+    : Tensor(dtype, std::move(shape), std::make_shared<const std::string>(std::move(bytes))) {}
+
+void Tensor::CheckDType(DType wanted) const {
+  RAPT_CHECK(wanted == dtype_, "values<T>() takes the T of the tensor's dtype()");
+}
+
+}  // namespace rapt::client

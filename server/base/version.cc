@@ -1,7 +1,0 @@
-#include "server/base/version.h"
-
-namespace rapt {
-
-absl::string_view Version() { return RAPT_VERSION; }
-
-}  // namespace rapt

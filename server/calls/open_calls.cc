@@ -1,0 +1,99 @@
+#include "server/calls/open_calls.h"
+
+#include "absl/strings/str_cat.h"
+#include "base/rejection.h"
+
+namespace rapt {
+
+absl::Status OpenCalls::Enter(const std::string& caller) {
+  absl::Status status = Count(caller);
+  if (status.ok()) on_change_();
+  return status;
+}
+
+absl::Status OpenCalls::Count(const std::string& caller) {
+  MutexLock lock(mutex_);
+  if (const int64_t places = count_ + resting_; places >= limits_.calls) {
+    return Reject(Rejection::kOpenCalls, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("the server has ", places, " open calls; at most ", limits_.calls,
+                               " are allowed"));
+  }
+  int64_t& calls = by_caller_[caller];
+  if (calls >= limits_.calls_per_caller) {
+    return Reject(Rejection::kCallerCalls, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("this caller has ", calls, " open calls; at most ",
+                               limits_.calls_per_caller, " are allowed"));
+  }
+  ++calls;
+  ++count_;
+  return absl::OkStatus();
+}
+
+void OpenCalls::Leave(const std::string& caller) {
+  {
+    MutexLock lock(mutex_);
+    ++served_;
+    Forget(caller);
+    Close();
+  }
+  on_change_();
+}
+
+void OpenCalls::LeaveResting(const std::string& caller) {
+  {
+    MutexLock lock(mutex_);
+    --resting_;
+    Forget(caller);
+  }
+  on_change_();
+}
+
+void OpenCalls::Rest() {
+  MutexLock lock(mutex_);
+  ++resting_;
+  Close();
+}
+
+void OpenCalls::Wake() {
+  MutexLock lock(mutex_);
+  --resting_;
+  ++count_;
+  ++served_;
+}
+
+void OpenCalls::Close() {
+  if (--count_ == 0) none_.SignalAll();
+}
+
+void OpenCalls::Forget(const std::string& caller) {
+  const auto calls = by_caller_.find(caller);
+  if (--calls->second == 0) by_caller_.erase(calls);
+}
+
+int64_t OpenCalls::served() const {
+  MutexLock lock(mutex_);
+  return served_;
+}
+
+int64_t OpenCalls::count() const {
+  MutexLock lock(mutex_);
+  return count_;
+}
+
+int64_t OpenCalls::places() const {
+  MutexLock lock(mutex_);
+  return count_ + resting_;
+}
+
+bool OpenCalls::WaitUntilNone(std::chrono::nanoseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  MutexLock lock(mutex_);
+  while (count_ > 0) {
+    const auto left = end - std::chrono::steady_clock::now();
+    if (left <= left.zero()) return false;
+    none_.WaitFor(mutex_, left);
+  }
+  return true;
+}
+
+}  // namespace rapt

@@ -1,0 +1,61 @@
+#include "server/calls/slow_calls.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/diagnosis.h"
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace rapt {
+namespace {
+
+std::vector<LogField> FieldsOf(absl::string_view method, const CallReport& report) {
+  std::vector<LogField> fields = {{"method", method},
+                                  {"code", absl::StatusCodeToString(report.status.code())},
+                                  {"total_us", Microseconds(report.total)}};
+  const std::pair<const char*, Stage> stages[] = {{"receive_us", Stage::kReceive},
+                                                  {"queue_us", Stage::kQueue},
+                                                  {"compute_us", Stage::kCompute},
+                                                  {"send_us", Stage::kSend}};
+  for (const auto& [key, stage] : stages) {
+    const std::chrono::nanoseconds time = report.time_of(stage);
+    if (time != CallReport::kNever) fields.emplace_back(key, Microseconds(time));
+  }
+  if (report.problem != nullptr) fields.emplace_back("call", Describe(*report.problem));
+  if (report.backend != nullptr) fields.emplace_back("plan", report.plan);
+  if (report.stand_in != nullptr) fields.emplace_back("stand_in", report.stand_in->name());
+  if (!report.traceparent.empty()) fields.emplace_back("traceparent", report.traceparent);
+  fields.emplace_back("received_bytes", report.received_bytes);
+  fields.emplace_back("sent_bytes", report.sent_bytes);
+  return fields;
+}
+
+}  // namespace
+
+void SlowCalls::Note(absl::string_view method, const CallReport& report) {
+  if (limit_ == limit_.zero() || report.total < limit_) return;
+  const std::optional<int64_t> left_out = TakeTurn();
+  if (!left_out) return;
+  std::vector<LogField> fields = FieldsOf(method, report);
+  if (*left_out > 0) fields.emplace_back("left_out", *left_out);
+  Log(LogLevel::kWarning, "slow call", fields);
+}
+
+std::optional<int64_t> SlowCalls::TakeTurn() {
+  const Instant now = clock_.Now();
+  MutexLock lock(mutex_);
+  if (now - second_began_ >= std::chrono::seconds(1)) {
+    second_began_ = now;
+    lines_ = 0;
+  }
+  if (lines_ == kLinesPerSecond) {
+    ++left_out_;
+    return std::nullopt;
+  }
+  ++lines_;
+  return std::exchange(left_out_, 0);
+}
+
+}  // namespace rapt

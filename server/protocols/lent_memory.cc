@@ -1,0 +1,79 @@
+#include "server/protocols/lent_memory.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace rapt {
+
+absl::StatusOr<OutputPlace> LentMemory::Find(const std::string& field,
+                                             const SharedReference& reference) {
+  absl::StatusOr<SharedBytes> found = shared_memory_.Find(reference);
+  if (!found.ok()) {
+    return absl::Status(found.status().code(), absl::StrCat(field, ": ", found.status().message()));
+  }
+  const OutputPlace place{found->bytes, found->device};
+  if (std::find(regions_.begin(), regions_.end(), found->region) == regions_.end()) {
+    regions_.push_back(std::move(found->region));
+  }
+  return place;
+}
+
+absl::StatusOr<InputBytes> LentMemory::FindInput(const std::string& field,
+                                                 const SharedReference& reference, int64_t bytes) {
+  if (reference.byte_size != bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, " has ", reference.byte_size, " bytes of shared memory; its shape needs ", bytes));
+  }
+  const absl::StatusOr<OutputPlace> found = Find(field, reference);
+  if (!found.ok()) return found.status();
+  if (found->device.memory != nullptr) return InputBytes(found->device, bytes);
+  InputBytes input(found->bytes.data(), bytes);
+  input.is_lent = true;
+  return input;
+}
+
+absl::StatusOr<OutputPlace> LentMemory::FindOutput(const std::string& field,
+                                                   const SharedReference& reference,
+                                                   const TensorSpec& spec) {
+  const absl::StatusOr<int64_t> bytes = ByteSize(field, spec);
+  if (!bytes.ok()) return bytes.status();
+  if (reference.byte_size < *bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(field, " has ", reference.byte_size,
+                                                   " bytes of shared memory; it takes ", *bytes));
+  }
+  absl::StatusOr<OutputPlace> found = Find(field, reference);
+  if (!found.ok() || found->device.memory != nullptr) return found;
+  if (reinterpret_cast<uintptr_t>(found->bytes.data()) %
+          static_cast<uintptr_t>(SizeOf(spec.dtype)) !=
+      0) {
+    return absl::InvalidArgumentError(absl::StrCat(field, " begins at offset ", reference.offset,
+                                                   " of its region, which is not aligned to the ",
+                                                   SizeOf(spec.dtype), " bytes of ",
+                                                   NameOf(spec.dtype)));
+  }
+  found->bytes = found->bytes.subspan(0, static_cast<size_t>(*bytes));
+  return found;
+}
+
+void LentMemory::LendTo(Request& request) && {
+  if (regions_.empty()) return;
+  using Regions = std::vector<std::shared_ptr<const Region>>;
+  // The owners of a request are one pointer: this one holds the other.
+  struct Owners {
+    Regions regions;
+    std::shared_ptr<const void> other;
+  };
+  auto owners =
+      std::make_shared<const Owners>(Owners{std::move(regions_), std::move(request.owner)});
+  request.check_lent_memory = [&regions = owners->regions] {
+    const bool intact = std::all_of(regions.begin(), regions.end(),
+                                    [](const auto& region) { return region->intact(); });
+    return intact ? absl::OkStatus() : BrokenRegion();
+  };
+  request.owner = std::move(owners);
+}
+
+}  // namespace rapt

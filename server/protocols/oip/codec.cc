@@ -1,0 +1,599 @@
+#include "server/protocols/oip/codec.h"
+
+#include <google/protobuf/arena.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "proto/inference/grpc_service.pb.h"
+#include "server/protocols/lent_memory.h"
+#include "server/protocols/oip/model.h"
+#include "server/protocols/oip/parameters.h"
+#include "server/protocols/response_size.h"
+
+namespace rapt::oip {
+namespace {
+
+using inference::InferTensorContents;
+using inference::ModelInferRequest;
+using InputTensor = ModelInferRequest::InferInputTensor;
+
+// Field numbers of ModelInferRequest, ModelInferResponse, InferInputTensor and InferTensorContents.
+constexpr int kInputsField = 5;
+constexpr int kRawInputField = 7;
+constexpr int kRawOutputField = 6;
+constexpr int kContentsField = 5;
+constexpr int kBoolField = 1;
+constexpr int kInt64Field = 3;
+constexpr int kFp32Field = 6;
+constexpr int kFp64Field = 7;
+
+// Values of these types that come packed, as every generated client sends them.
+constexpr wire::PayloadField kContentsFields[] = {
+    {kBoolField, nullptr}, {kInt64Field, nullptr}, {kFp32Field, nullptr}, {kFp64Field, nullptr}};
+constexpr wire::MessageSchema kContentsSchema = {kContentsFields};
+constexpr wire::PayloadField kInputFields[] = {{kContentsField, &kContentsSchema}};
+constexpr wire::MessageSchema kInputSchema = {kInputFields};
+constexpr wire::PayloadField kInferFields[] = {{kInputsField, &kInputSchema},
+                                               {kRawInputField, nullptr}};
+constexpr wire::MessageSchema kInferSchema = {kInferFields};
+
+// Typed contents up to here are parsed by generated code; larger ones are read where they lie.
+constexpr int64_t kParsedContentsBytes = 64 * 1024;
+
+// nonpad_kv_seqlen is copied, which no budget is charged with.
+constexpr int64_t kMaxKeyLengths = 64 * 1024;
+
+// Those many take at most so many bytes.
+constexpr int64_t kMaxIntegerBytes = kMaxKeyLengths * 10;
+
+// Typed contents that are read where they lie: an input's, and the field they came in.
+struct LargeContents {
+  int field;
+  InputBytes bytes;
+};
+
+// What a message has beside its payloads, parsed, is one or two KiB.
+google::protobuf::ArenaOptions OneBlock() {
+  google::protobuf::ArenaOptions options;
+  options.start_block_size = 2048;
+  return options;
+}
+
+// A message, apart from its payloads, and where those are.
+struct Fields {
+  google::protobuf::Arena arena{OneBlock()};
+  ModelInferRequest& message = *google::protobuf::Arena::CreateMessage<ModelInferRequest>(&arena);
+  absl::InlinedVector<InputBytes, 4> raw;  // as raw_input_contents
+  std::map<int, LargeContents> contents;   // by input
+
+  bool HasContents(int input) const {
+    return message.inputs(input).has_contents() || contents.count(input) > 0;
+  }
+};
+
+// How many values of whatever type are there.
+int64_t CountOf(const InferTensorContents& c) {
+  return int64_t{c.bool_contents_size()} + c.int_contents_size() + c.int64_contents_size() +
+         c.uint_contents_size() + c.uint64_contents_size() + c.fp32_contents_size() +
+         c.fp64_contents_size() + c.bytes_contents_size();
+}
+
+// How many values of one of the fields that can be payloads are there.
+int CountOf(const InferTensorContents& c, int field) {
+  switch (field) {
+    case kBoolField:
+      return c.bool_contents_size();
+    case kInt64Field:
+      return c.int64_contents_size();
+    case kFp32Field:
+      return c.fp32_contents_size();
+    default:
+      return c.fp64_contents_size();
+  }
+}
+
+absl::Status TooManyPieces(const InputTensor& input) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("input ", input.name(), " has contents in several pieces; more than ",
+                   kParsedContentsBytes, " bytes of contents must come packed, as one field"));
+}
+
+absl::Status MixedContents(const InputTensor& input) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("input ", input.name(),
+                   " has contents partly packed and partly not; they must be one or other"));
+}
+
+absl::Status TooManyIntegers(const InputTensor& input) {
+  return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has more than ",
+                                                 kMaxIntegerBytes, " bytes of int64_contents"));
+}
+
+// Back to where it came from.
+absl::Status PutBack(const MessageBytes& bytes, const wire::Payload& payload, InputTensor& input) {
+  std::string field;
+  wire::AppendFieldHeader(payload.path.back(), payload.size, field);
+  const size_t header_size = field.size();
+  field.resize(header_size + static_cast<size_t>(payload.size));
+  bytes.bytes.Copy(payload.begin, payload.size,
+                   reinterpret_cast<std::byte*>(field.data() + header_size));
+  if (input.mutable_contents()->MergeFromString(field)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("input ", input.name(), " has contents that are no protocol buffer"));
+}
+
+absl::Status ReadFields(const MessageBytes& bytes, Fields& fields) {
+  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, kInferSchema);
+  if (!split.ok()) return split.status();
+  if (!fields.message.ParseFromString(split->rest)) {
+    return absl::InvalidArgumentError("the message is no inference.ModelInferRequest");
+  }
+  // Values of a fixed size can be read where they lie; integers have to be parsed.
+  int64_t fixed_size_bytes = 0;
+  int64_t integer_bytes = 0;
+  for (const wire::Payload& payload : split->payloads) {
+    if (payload.path[0] != kInputsField) continue;
+    (payload.path.back() == kInt64Field ? integer_bytes : fixed_size_bytes) += payload.size;
+  }
+  std::set<std::pair<int, int>> refilled;  // inputs and their fields
+  for (const wire::Payload& payload : split->payloads) {
+    const InputBytes part = bytes.Part(payload.begin, payload.size);
+    if (payload.path[0] == kRawInputField) {
+      fields.raw.push_back(part);
+      continue;
+    }
+    InputTensor& input = *fields.message.mutable_inputs(payload.index);
+    absl::Status status;
+    const bool is_integer = payload.path.back() == kInt64Field;
+    if (is_integer ? integer_bytes <= kMaxIntegerBytes : fixed_size_bytes <= kParsedContentsBytes) {
+      // Values that came one by one are in the message already, and may belong behind these.
+      const bool is_mixed = refilled.insert({payload.index, payload.path.back()}).second &&
+                            CountOf(input.contents(), payload.path.back()) > 0;
+      status = is_mixed ? MixedContents(input) : PutBack(bytes, payload, input);
+    } else if (is_integer) {
+      status = TooManyIntegers(input);
+    } else if (!fields.contents.emplace(payload.index, LargeContents{payload.path.back(), part})
+                    .second) {
+      status = TooManyPieces(input);
+    }
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Where an input belongs, by its ONNX name.
+struct InputSlot {
+  absl::string_view name;
+  bool required;
+  TensorSpec& (*spec)(OperatorCall& call);
+  InputBytes Inputs::*data;  // null for the key lengths, which are copied
+};
+
+constexpr InputSlot kInputSlots[] = {
+    {"Q", true, [](OperatorCall& call) -> TensorSpec& { return call.q; }, &Inputs::query},
+    {"K", true, [](OperatorCall& call) -> TensorSpec& { return call.k; }, &Inputs::key},
+    {"V", true, [](OperatorCall& call) -> TensorSpec& { return call.v; }, &Inputs::value},
+    {"attn_mask", false, [](OperatorCall& call) -> TensorSpec& { return call.attn_mask.emplace(); },
+     &Inputs::mask},
+    {"past_key", false, [](OperatorCall& call) -> TensorSpec& { return call.past_key.emplace(); },
+     &Inputs::past_key},
+    {"past_value", false,
+     [](OperatorCall& call) -> TensorSpec& { return call.past_value.emplace(); },
+     &Inputs::past_value},
+    {"nonpad_kv_seqlen", false,
+     [](OperatorCall& call) -> TensorSpec& { return call.nonpad_kv_seqlen.emplace(); }, nullptr},
+};
+
+const InputSlot* FindInput(absl::string_view name) {
+  const auto slot = std::find_if(std::begin(kInputSlots), std::end(kInputSlots),
+                                 [&](const InputSlot& slot) { return slot.name == name; });
+  return slot == std::end(kInputSlots) ? nullptr : slot;
+}
+
+std::optional<DType> ParseDatatype(absl::string_view name) {
+  for (DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
+                     DType::kBool, DType::kInt64}) {
+    if (name == NameOf(type)) return type;
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<TensorSpec> ReadSpec(const InputTensor& input) {
+  const std::optional<DType> dtype = ParseDatatype(input.datatype());
+  if (!dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("input ", input.name(), " has datatype '", input.datatype(),
+                     "'; it must be FP32, FP16, BF16 or FP64, for a mask also BOOL, for ",
+                     "nonpad_kv_seqlen INT64"));
+  }
+  return TensorSpec{*dtype, Shape(input.shape().begin(), input.shape().end())};
+}
+
+template <typename Field>
+InputBytes BytesOf(const Field& field) {
+  return {reinterpret_cast<const std::byte*>(field.data()),
+          static_cast<int64_t>(field.size() * sizeof(*field.data()))};
+}
+
+// The field of `contents` that fits the type: its number, its name, what generated code parsed of
+// it.
+struct TypedField {
+  int number;
+  absl::string_view name;
+  InputBytes bytes;
+};
+
+absl::StatusOr<TypedField> FieldOf(const InputTensor& input, DType dtype) {
+  const InferTensorContents& c = input.contents();
+  switch (dtype) {
+    case DType::kFloat32:
+      return TypedField{kFp32Field, "fp32_contents", BytesOf(c.fp32_contents())};
+    case DType::kFloat64:
+      return TypedField{kFp64Field, "fp64_contents", BytesOf(c.fp64_contents())};
+    case DType::kBool:
+      return TypedField{kBoolField, "bool_contents", BytesOf(c.bool_contents())};
+    case DType::kInt64:
+      return TypedField{kInt64Field, "int64_contents", BytesOf(c.int64_contents())};
+    case DType::kFloat16:
+    case DType::kBFloat16:
+      break;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is ", NameOf(dtype),
+                                                 ", which travels in raw_input_contents only"));
+}
+
+absl::Status WrongCount(const InputTensor& input, const TypedField& field, int64_t count,
+                        const TensorSpec& spec, int64_t wanted) {
+  return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has ", count,
+                                                 " values in ", field.name, "; its shape ",
+                                                 ToString(spec.shape), " needs ", wanted));
+}
+
+// `large` is null where generated code parsed the contents.
+absl::StatusOr<InputBytes> TypedBytes(const InputTensor& input, const LargeContents* large,
+                                      const TensorSpec& spec, int64_t bytes) {
+  const absl::StatusOr<TypedField> field = FieldOf(input, spec.dtype);
+  if (!field.ok()) return field.status();
+  const int64_t size = SizeOf(spec.dtype);
+  const int64_t parsed = field->bytes.size / size;
+  if (CountOf(input.contents()) != parsed || (large != nullptr && large->field != field->number)) {
+    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is ",
+                                                   NameOf(spec.dtype), "; its contents must be in ",
+                                                   field->name, " alone"));
+  }
+  if (large == nullptr) {
+    if (field->bytes.size != bytes) return WrongCount(input, *field, parsed, spec, bytes / size);
+    return field->bytes;
+  }
+  if (parsed > 0 || spec.dtype == DType::kInt64) return TooManyPieces(input);
+  if (large->bytes.size != bytes) {
+    return WrongCount(input, *field, large->bytes.size / size, spec, bytes / size);
+  }
+  return large->bytes;
+}
+
+absl::StatusOr<InputBytes> RawBytes(const InputTensor& input, const InputBytes& raw,
+                                    const TensorSpec& spec, int64_t bytes) {
+  if (input.has_contents()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("input ", input.name(), " has contents although raw_input_contents is used"));
+  }
+  if (raw.size != bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " has ", raw.size,
+                                                   " bytes; its shape ", ToString(spec.shape),
+                                                   " of ", NameOf(spec.dtype), " needs ", bytes));
+  }
+  return raw;
+}
+
+// How the inputs of one message are read, one after the other.
+struct InputReading {
+  const Fields& fields;
+  LentMemory& lent_memory;
+  size_t raw_used = 0;  // entries of raw_input_contents
+};
+
+// What there are fewer of than inputs that need one; nothing is left over either.
+absl::Status WrongRawCount(const Fields& fields, size_t needed) {
+  return absl::InvalidArgumentError(absl::StrCat("raw_input_contents has ", fields.raw.size(),
+                                                 " entries; there are ", needed,
+                                                 " inputs that are not in shared memory"));
+}
+
+absl::StatusOr<InputBytes> ReadBytes(InputReading& reading, int index, const TensorSpec& spec,
+                                     const std::optional<SharedReference>& shared) {
+  const Fields& fields = reading.fields;
+  const InputTensor& input = fields.message.inputs(index);
+  const std::string name = absl::StrCat("input ", input.name());
+  const absl::StatusOr<int64_t> bytes = ByteSize(name, spec);
+  if (!bytes.ok()) return bytes.status();
+  if (shared && fields.HasContents(index)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has contents although it is in shared memory"));
+  }
+  if (shared) return reading.lent_memory.FindInput(name, *shared, *bytes);
+  if (!fields.raw.empty()) return RawBytes(input, fields.raw[reading.raw_used++], spec, *bytes);
+  const auto large = fields.contents.find(index);
+  return TypedBytes(input, large == fields.contents.end() ? nullptr : &large->second, spec, *bytes);
+}
+
+absl::StatusOr<std::vector<int64_t>> ReadKeyLengths(const InputBytes& bytes) {
+  const int64_t count = bytes.size / int64_t{sizeof(int64_t)};
+  if (count > kMaxKeyLengths) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "input nonpad_kv_seqlen has ", count, " values; at most ", kMaxKeyLengths, " are allowed"));
+  }
+  std::vector<int64_t> lengths(count);
+  absl::Status status = bytes.Fetch(0, bytes.size, reinterpret_cast<std::byte*>(lengths.data()));
+  if (!status.ok()) return status;
+  return lengths;
+}
+
+absl::Status ReadInput(InputReading& reading, int index, const InputSlot& slot,
+                       const std::optional<SharedReference>& shared, OperatorCall& call,
+                       Inputs& inputs) {
+  absl::StatusOr<TensorSpec> spec = ReadSpec(reading.fields.message.inputs(index));
+  if (!spec.ok()) return spec.status();
+  absl::StatusOr<InputBytes> bytes = ReadBytes(reading, index, *spec, shared);
+  if (!bytes.ok()) return bytes.status();
+  if (slot.data != nullptr) {
+    inputs.*slot.data = *bytes;
+  } else if (spec->dtype == DType::kInt64) {  // else Resolve() will complain
+    absl::StatusOr<std::vector<int64_t>> lengths = ReadKeyLengths(*bytes);
+    if (!lengths.ok()) return lengths.status();
+    inputs.key_lengths = *std::move(lengths);
+  }
+  slot.spec(call) = *std::move(spec);
+  return absl::OkStatus();
+}
+
+using InputSlots = absl::InlinedVector<const InputSlot*, 4>;
+
+bool Contains(const InputSlots& slots, const InputSlot* slot) {
+  return std::find(slots.begin(), slots.end(), slot) != slots.end();
+}
+
+// `seen` are those of the inputs before.
+absl::StatusOr<const InputSlot*> SlotOf(const InputTensor& input, const InputSlots& seen) {
+  const InputSlot* slot = FindInput(input.name());
+  if (slot == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("there is no input ", input.name(),
+                                                   "; the inputs are Q, K, V, attn_mask, ",
+                                                   "past_key, past_value and nonpad_kv_seqlen"));
+  }
+  if (Contains(seen, slot)) {
+    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " came twice"));
+  }
+  return slot;
+}
+
+// By input.
+using References = absl::InlinedVector<std::optional<SharedReference>, 4>;
+
+absl::StatusOr<References> ReadReferences(const ModelInferRequest& message) {
+  References references;
+  for (const InputTensor& input : message.inputs()) {
+    auto reference = ReadTensorParameters(absl::StrCat("input ", input.name()), input.parameters());
+    if (!reference.ok()) return reference.status();
+    references.push_back(*std::move(reference));
+  }
+  return references;
+}
+
+absl::Status ReadInputs(const Fields& fields, LentMemory& lent_memory, OperatorCall& call,
+                        Inputs& inputs) {
+  const ModelInferRequest& message = fields.message;
+  InputSlots slots;
+  for (const InputTensor& input : message.inputs()) {
+    const absl::StatusOr<const InputSlot*> slot = SlotOf(input, slots);
+    if (!slot.ok()) return slot.status();
+    slots.push_back(*slot);
+  }
+  const auto references = ReadReferences(message);
+  if (!references.ok()) return references.status();
+  const auto in_message =
+      static_cast<size_t>(std::count(references->begin(), references->end(), std::nullopt));
+  InputReading reading{fields, lent_memory};
+  for (int i = 0; i < message.inputs_size(); ++i) {
+    if (!fields.raw.empty() && reading.raw_used == fields.raw.size() && !(*references)[i]) {
+      return WrongRawCount(fields, in_message);
+    }
+    absl::Status status = ReadInput(reading, i, *slots[i], (*references)[i], call, inputs);
+    if (!status.ok()) return status;
+  }
+  if (reading.raw_used != fields.raw.size()) return WrongRawCount(fields, in_message);
+  for (const InputSlot& slot : kInputSlots) {
+    if (slot.required && !Contains(slots, &slot)) {
+      return absl::InvalidArgumentError(absl::StrCat("input ", slot.name, " is missing"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+struct OutputSlot {
+  const char* name;
+  TensorSpec ResolvedCall::*spec;
+  OutputBuffer Result::*buffer;
+  OutputPlace OutputPlaces::*place;
+};
+
+constexpr OutputSlot kY = {"Y", &ResolvedCall::y, &Result::y, &OutputPlaces::y};
+constexpr OutputSlot kPresentKey = {"present_key", &ResolvedCall::present_key, &Result::present_key,
+                                    &OutputPlaces::present_key};
+constexpr OutputSlot kPresentValue = {"present_value", &ResolvedCall::present_value,
+                                      &Result::present_value, &OutputPlaces::present_value};
+constexpr OutputSlot kScores = {"qk_matmul_output", &ResolvedCall::scores, &Result::scores,
+                                &OutputPlaces::scores};
+constexpr OutputSlot kLse = {"lse", &ResolvedCall::lse, &Result::lse, &OutputPlaces::lse};
+constexpr const OutputSlot* kOutputSlots[] = {&kY, &kPresentKey, &kPresentValue, &kScores, &kLse};
+
+// What the message asks for.
+struct Asked {
+  const OutputSlot* slot;
+  std::optional<SharedReference> shared;
+};
+
+using AskedOutputs = absl::InlinedVector<Asked, 1>;
+
+bool Contains(const AskedOutputs& all, const OutputSlot& slot) {
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Asked& asked) { return asked.slot == &slot; });
+}
+
+absl::StatusOr<AskedOutputs> ReadOutputs(const ModelInferRequest& message) {
+  AskedOutputs all;
+  if (message.outputs_size() == 0) all.push_back({&kY, std::nullopt});
+  for (const auto& output : message.outputs()) {
+    const auto slot = std::find_if(std::begin(kOutputSlots), std::end(kOutputSlots),
+                                   [&](const OutputSlot* s) { return s->name == output.name(); });
+    if (slot == std::end(kOutputSlots)) {
+      return absl::InvalidArgumentError(absl::StrCat("there is no output ", output.name(),
+                                                     "; the outputs are Y, present_key, ",
+                                                     "present_value, qk_matmul_output and lse"));
+    }
+    if (Contains(all, **slot)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("output ", output.name(), " was asked for twice"));
+    }
+    auto shared = ReadTensorParameters(absl::StrCat("output ", output.name()), output.parameters());
+    if (!shared.ok()) return shared.status();
+    all.push_back({*slot, *std::move(shared)});
+  }
+  return all;
+}
+
+// Where the outputs go, of a request that has been resolved.
+absl::Status PlaceOutputs(const AskedOutputs& all, LentMemory& lent_memory, DecodedInfer& decoded) {
+  absl::InlinedVector<const TensorSpec*, 5> in_message;
+  for (const Asked& asked : all) {
+    const TensorSpec& spec = decoded.request.call.*asked.slot->spec;
+    decoded.outputs.push_back({asked.slot->name, spec, asked.slot->buffer, asked.shared});
+    if (!asked.shared) {
+      in_message.push_back(&spec);
+      continue;
+    }
+    const absl::StatusOr<OutputPlace> place =
+        lent_memory.FindOutput(absl::StrCat("output ", asked.slot->name), *asked.shared, spec);
+    if (!place.ok()) return place.status();
+    decoded.request.places.*asked.slot->place = *place;
+  }
+  return CheckResponseSize(in_message);
+}
+
+Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
+  // In whole microseconds: the sum of any timeout with `now` need not fit into nanoseconds.
+  const auto longest = std::chrono::duration_cast<std::chrono::microseconds>(Instant::max() - now);
+  if (timeout.count() == 0 || timeout >= longest) return Instant::max();
+  return now + timeout;
+}
+
+}  // namespace
+
+const wire::MessageSchema& InferSchema() { return kInferSchema; }
+
+absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
+                                         const SharedMemory& shared_memory) {
+  const auto fields = std::make_shared<Fields>();  // the request reads small typed contents in it
+  absl::Status status = ReadFields(bytes, *fields);
+  if (!status.ok()) return status;
+  const ModelInferRequest& message = fields->message;
+  status = CheckModel(message.model_name(), message.model_version());
+  if (!status.ok()) return status;
+  OperatorCall call;
+  const absl::StatusOr<Parameters> parameters = ReadParameters(message.parameters(), call);
+  if (!parameters.ok()) return parameters.status();
+  const absl::StatusOr<AskedOutputs> asked = ReadOutputs(message);
+  if (!asked.ok()) return asked.status();
+  if (Contains(*asked, kScores)) call.score_output = parameters->score_output;
+  call.wants_lse = Contains(*asked, kLse);
+  call.wants_present = Contains(*asked, kPresentKey) || Contains(*asked, kPresentValue);
+
+  DecodedInfer decoded;
+  LentMemory lent_memory(shared_memory);
+  status = ReadInputs(*fields, lent_memory, call, decoded.request.inputs);
+  if (!status.ok()) return status;
+  absl::StatusOr<ResolvedCall> resolved = Resolve(call);
+  if (!resolved.ok()) return resolved.status();
+  decoded.request.call = *std::move(resolved);
+  status = PlaceOutputs(*asked, lent_memory, decoded);
+  if (!status.ok()) return status;
+  decoded.request.owner = fields;
+  std::move(lent_memory).LendTo(decoded.request);
+  decoded.request.deadline = DeadlineFor(parameters->timeout, now);
+  decoded.request.priority = parameters->priority;
+  decoded.id = message.id();
+  return decoded;
+}
+
+AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
+  alignas(8) char block[1024];  // few answers need more
+  google::protobuf::Arena arena(block, sizeof(block));
+  auto& fields = *google::protobuf::Arena::CreateMessage<inference::ModelInferResponse>(&arena);
+  fields.set_model_name(kModelName);
+  fields.set_model_version(kModelVersion);
+  fields.set_id(decoded.id);
+  for (const AskedOutput& output : decoded.outputs) {
+    auto& tensor = *fields.add_outputs();
+    tensor.set_name(output.name);
+    const absl::string_view datatype = NameOf(output.spec.dtype);
+    tensor.set_datatype(datatype.data(), datatype.size());
+    tensor.mutable_shape()->Assign(output.spec.shape.begin(), output.spec.shape.end());
+    if (!output.shared) continue;
+    ParameterMap& parameters = *tensor.mutable_parameters();
+    parameters[kRegionParameter].set_string_param(output.shared->region);
+    parameters[kRegionOffsetParameter].set_int64_param(output.shared->offset);
+    parameters[kRegionBytesParameter].set_int64_param(
+        static_cast<int64_t>((result.*output.buffer).bytes.size()));
+  }
+  AnswerMessage answer;
+  std::string header = fields.SerializeAsString();
+  for (const AskedOutput& output : decoded.outputs) {
+    // Clients count on one entry an output: it is empty for those in shared memory.
+    const OutputBuffer payload = output.shared ? OutputBuffer{} : result.*output.buffer;
+    wire::AppendFieldHeader(kRawOutputField, static_cast<int64_t>(payload.bytes.size()), header);
+    answer.Append(std::exchange(header, {}));
+    answer.Append(payload);
+  }
+  return answer;
+}
+
+AnswerMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result) {
+  const AnswerMessage::Pieces pieces = EncodeInfer(decoded, result).TakePieces();
+  size_t size = 0;
+  for (const AnswerMessage::Piece& piece : pieces) {
+    size += piece.bytes.size() + piece.payload.bytes.size();
+  }
+  std::string header;
+  wire::AppendFieldHeader(inference::ModelStreamInferResponse::kInferResponseFieldNumber,
+                          static_cast<int64_t>(size), header);
+  AnswerMessage answer;
+  answer.Append(header);
+  for (const AnswerMessage::Piece& piece : pieces) {
+    answer.Append(piece.bytes);
+    answer.Append(piece.payload);
+  }
+  return answer;
+}
+
+AnswerMessage EncodeStreamError(const std::string& id, const absl::Status& status) {
+  inference::ModelStreamInferResponse fields;
+  // A stream has no other place for the code.
+  fields.set_error_message(
+      absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message()));
+  fields.mutable_infer_response()->set_id(id);
+  AnswerMessage answer;
+  answer.Append(fields.SerializeAsString());
+  return answer;
+}
+
+}  // namespace rapt::oip

@@ -1,0 +1,207 @@
+#include "server/protocols/oip/parameters.h"
+
+#include <limits>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace rapt::oip {
+namespace {
+
+using inference::InferParameter;
+
+// The codes of ONNX's TensorProto for the float types.
+constexpr int64_t kOnnxFloat = 1;
+constexpr int64_t kOnnxFloat16 = 10;
+constexpr int64_t kOnnxDouble = 11;
+constexpr int64_t kOnnxBFloat16 = 16;
+
+std::string ValueText(const InferParameter& value) {
+  switch (value.parameter_choice_case()) {
+    case InferParameter::kBoolParam:
+      return value.bool_param() ? "true" : "false";
+    case InferParameter::kInt64Param:
+      return absl::StrCat(value.int64_param());
+    case InferParameter::kStringParam:
+      return absl::StrCat("'", value.string_param(), "'");
+    case InferParameter::kDoubleParam:
+      return absl::StrCat(value.double_param());
+    case InferParameter::kUint64Param:
+      return absl::StrCat(value.uint64_param());
+    case InferParameter::PARAMETER_CHOICE_NOT_SET:
+      return "not set";
+  }
+  return "of an unknown kind";
+}
+
+absl::Status WrongValue(absl::string_view name, const InferParameter& value,
+                        absl::string_view allowed) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter ", name, " is ", ValueText(value), "; it must be ", allowed));
+}
+
+absl::Status Read(absl::string_view name, const InferParameter& value, int64_t& out) {
+  switch (value.parameter_choice_case()) {
+    case InferParameter::kInt64Param:
+      out = value.int64_param();
+      return absl::OkStatus();
+    case InferParameter::kUint64Param:
+      if (value.uint64_param() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) break;
+      out = static_cast<int64_t>(value.uint64_param());
+      return absl::OkStatus();
+    case InferParameter::kStringParam:
+      if (absl::SimpleAtoi(value.string_param(), &out)) return absl::OkStatus();
+      break;
+    default:
+      break;
+  }
+  return WrongValue(name, value, "a 64-bit integer");
+}
+
+absl::Status Read(absl::string_view name, const InferParameter& value, double& out) {
+  switch (value.parameter_choice_case()) {
+    case InferParameter::kDoubleParam:
+      out = value.double_param();
+      return absl::OkStatus();
+    case InferParameter::kInt64Param:
+      out = static_cast<double>(value.int64_param());
+      return absl::OkStatus();
+    case InferParameter::kUint64Param:
+      out = static_cast<double>(value.uint64_param());
+      return absl::OkStatus();
+    case InferParameter::kStringParam:
+      if (absl::SimpleAtod(value.string_param(), &out)) return absl::OkStatus();
+      break;
+    default:
+      break;
+  }
+  return WrongValue(name, value, "a number");
+}
+
+absl::Status Read(absl::string_view name, const InferParameter& value, bool& out) {
+  if (value.parameter_choice_case() == InferParameter::kBoolParam) {
+    out = value.bool_param();
+    return absl::OkStatus();
+  }
+  int64_t number;
+  if (!Read(name, value, number).ok() || number < 0 || number > 1) {
+    return WrongValue(name, value, "a bool, 0 or 1");
+  }
+  out = number == 1;
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Read(absl::string_view name, const InferParameter& value, std::optional<T>& out) {
+  return Read(name, value, out.emplace());
+}
+
+absl::Status ReadScoreOutput(absl::string_view name, const InferParameter& value,
+                             ScoreOutput& out) {
+  int64_t mode;
+  if (!Read(name, value, mode).ok() || mode < 0 || mode > 3) {
+    return WrongValue(name, value, "0 (scores), 1 (after softcap), 2 (after bias) or 3 (weights)");
+  }
+  out = static_cast<ScoreOutput>(mode);
+  return absl::OkStatus();
+}
+
+// Narrower types than FP32 are taken and computed in FP32.
+absl::Status ReadSoftmaxPrecision(absl::string_view name, const InferParameter& value,
+                                  bool& in_fp64) {
+  int64_t code = 0;
+  if (absl::Status status = Read(name, value, code); !status.ok()) return status;
+  if (code != kOnnxFloat && code != kOnnxFloat16 && code != kOnnxDouble && code != kOnnxBFloat16) {
+    return WrongValue(name, value, "1 (FLOAT), 10 (FLOAT16), 11 (DOUBLE) or 16 (BFLOAT16)");
+  }
+  in_fp64 = code == kOnnxDouble;
+  return absl::OkStatus();
+}
+
+absl::Status ReadTimeout(absl::string_view name, const InferParameter& value,
+                         std::chrono::microseconds& out) {
+  int64_t timeout_us = 0;
+  if (!Read(name, value, timeout_us).ok() || timeout_us < 0) {
+    return WrongValue(name, value, "a number of microseconds, at least 0");
+  }
+  out = std::chrono::microseconds(timeout_us);
+  return absl::OkStatus();
+}
+
+absl::Status ReadPriority(absl::string_view name, const InferParameter& value, uint64_t& out) {
+  int64_t priority = 0;
+  if (!Read(name, value, priority).ok() || priority < 0) {
+    return WrongValue(name, value, "0 (default), 1 (most urgent) or a larger integer");
+  }
+  out = static_cast<uint64_t>(priority);
+  return absl::OkStatus();
+}
+
+// What Triton's clients may send beside, which means nothing to a single stateless computation.
+bool IsIgnored(absl::string_view name) {
+  return name == "sequence_id" || name == "sequence_start" || name == "sequence_end" ||
+         name == "headers" || absl::StartsWith(name, "triton_");
+}
+
+absl::Status ReadParameter(absl::string_view name, const InferParameter& value, OperatorCall& call,
+                           Parameters& parameters) {
+  if (name == "is_causal") return Read(name, value, call.is_causal);
+  if (name == "scale") return Read(name, value, call.scale);
+  if (name == "softcap") return Read(name, value, call.softcap);
+  if (name == "q_num_heads") return Read(name, value, call.q_num_heads);
+  if (name == "kv_num_heads") return Read(name, value, call.kv_num_heads);
+  if (name == "left_window_size") return Read(name, value, call.left_window_size);
+  if (name == "right_window_size") return Read(name, value, call.right_window_size);
+  if (name == "qk_matmul_output_mode") {
+    return ReadScoreOutput(name, value, parameters.score_output);
+  }
+  if (name == "softmax_precision") return ReadSoftmaxPrecision(name, value, call.softmax_in_fp64);
+  if (name == "timeout") return ReadTimeout(name, value, parameters.timeout);
+  if (name == "priority") return ReadPriority(name, value, parameters.priority);
+  if (IsIgnored(name)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("there is no request parameter ", name));
+}
+
+}  // namespace
+
+absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, OperatorCall& call) {
+  Parameters parameters;
+  for (const auto& [name, value] : map) {
+    absl::Status status = ReadParameter(name, value, call, parameters);
+    if (!status.ok()) return status;
+  }
+  return parameters;
+}
+
+absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::string& tensor,
+                                                                    const ParameterMap& map) {
+  if (map.empty()) return std::nullopt;
+  SharedReference reference;
+  bool has_size = false;
+  for (const auto& [name, value] : map) {
+    absl::Status status;
+    if (name == kRegionParameter && value.has_string_param()) {
+      reference.region = value.string_param();
+    } else if (name == kRegionParameter) {
+      status = WrongValue(name, value, "a string");
+    } else if (name == kRegionOffsetParameter) {
+      status = Read(name, value, reference.offset);
+    } else if (name == kRegionBytesParameter) {
+      status = Read(name, value, reference.byte_size);
+      has_size = true;
+    } else {
+      status = absl::InvalidArgumentError(absl::StrCat("there is no tensor parameter ", name));
+    }
+    if (!status.ok()) {
+      return absl::Status(status.code(), absl::StrCat(tensor, ": ", status.message()));
+    }
+  }
+  if (!reference.region.empty() && has_size) return reference;
+  return absl::InvalidArgumentError(absl::StrCat(tensor, " is in shared memory; it needs both ",
+                                                 kRegionParameter, " and ", kRegionBytesParameter));
+}
+
+}  // namespace rapt::oip

@@ -1,0 +1,45 @@
+// Request parameters: ONNX attributes under their ONNX names, and the names that the Open Inference
+// Protocol reserves.
+#ifndef RAPT_SERVER_PROTOCOLS_OIP_PARAMETERS_H_
+#define RAPT_SERVER_PROTOCOLS_OIP_PARAMETERS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "google/protobuf/map.h"
+#include "proto/inference/grpc_service.pb.h"
+#include "server/request.h"
+#include "server/shared_memory/shared_memory.h"
+
+namespace rapt::oip {
+
+// A tensor's parameters, where it is in shared memory.
+inline constexpr char kRegionParameter[] = "shared_memory_region";
+inline constexpr char kRegionOffsetParameter[] = "shared_memory_offset";
+inline constexpr char kRegionBytesParameter[] = "shared_memory_byte_size";
+
+using ParameterMap = google::protobuf::Map<std::string, inference::InferParameter>;
+
+struct Parameters {
+  ScoreOutput score_output = ScoreOutput::kScores;  // qk_matmul_output_mode
+  std::chrono::microseconds timeout{0};             // 0: none
+  uint64_t priority = 0;
+};
+
+// Sets the attributes of `call`; returns what is not an attribute of it. InvalidArgument for an
+// unknown parameter and for a value of the wrong kind, naming the parameter. Integers may come as
+// int64, uint64 or a decimal string; real numbers as double, integer or decimal string; bools as
+// bool, 0 or 1.
+absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, OperatorCall& call);
+
+// Those of a tensor, which say in which shared memory it is; nothing where there are none. `tensor`
+// says whose they are: "input Q". InvalidArgument as above.
+absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::string& tensor,
+                                                                    const ParameterMap& map);
+
+}  // namespace rapt::oip
+
+#endif  // RAPT_SERVER_PROTOCOLS_OIP_PARAMETERS_H_

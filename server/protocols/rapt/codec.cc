@@ -1,0 +1,548 @@
+#include "server/protocols/rapt/codec.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "attention/native_field_names.h"
+#include "base/check.h"
+#include "base/checked_math.h"
+#include "base/clock.h"
+#include "server/protocols/lent_memory.h"
+#include "server/protocols/response_size.h"
+
+namespace rapt::native {
+namespace {
+
+using Message = v1::AttendRequest;
+
+constexpr size_t kMaxRank = 4;
+
+constexpr int kDataField = 3;  // of Tensor
+constexpr int kCallField = 1;  // of DiagnoseRequest
+
+constexpr wire::PayloadField kTensorFields[] = {{kDataField, nullptr}};
+constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
+constexpr wire::PayloadField kAttendFields[] = {{Message::kQFieldNumber, &kTensorSchema},
+                                                {Message::kKFieldNumber, &kTensorSchema},
+                                                {Message::kVFieldNumber, &kTensorSchema},
+                                                {Message::kMaskFieldNumber, &kTensorSchema},
+                                                {Message::kPastKeyFieldNumber, &kTensorSchema},
+                                                {Message::kPastValueFieldNumber, &kTensorSchema}};
+constexpr wire::MessageSchema kAttendSchema = {kAttendFields};
+constexpr wire::PayloadField kDiagnoseFields[] = {{kCallField, &kAttendSchema}};
+constexpr wire::MessageSchema kDiagnoseSchema = {kDiagnoseFields};
+
+struct ElementType {
+  v1::DataType code;
+  int64_t bytes;
+  std::optional<DType> dtype;  // none: integers, which the library reads as bool
+};
+
+constexpr ElementType kElementTypes[] = {
+    {v1::FP32, 4, DType::kFloat32}, {v1::FP16, 2, DType::kFloat16}, {v1::BF16, 2, DType::kBFloat16},
+    {v1::FP64, 8, DType::kFloat64}, {v1::BOOL, 1, DType::kBool},    {v1::INT8, 1, std::nullopt},
+    {v1::UINT8, 1, std::nullopt},   {v1::INT32, 4, std::nullopt},   {v1::INT64, 8, std::nullopt},
+};
+
+const ElementType* FindElementType(v1::DataType code) {
+  const auto type = std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
+                                 [&](const ElementType& t) { return t.code == code; });
+  return type == std::end(kElementTypes) ? nullptr : type;
+}
+
+v1::DataType CodeOf(DType dtype) {
+  const auto type = std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
+                                 [&](const ElementType& t) { return t.dtype == dtype; });
+  RAPT_CHECK(type != std::end(kElementTypes), "the protocol has no such type");
+  return type->code;
+}
+
+struct InputSlot {
+  absl::string_view name;
+  bool required;
+  bool (v1::AttendRequest::*is_there)() const;
+  const v1::Tensor& (v1::AttendRequest::*tensor)() const;
+  TensorSpec& (*spec)(OperatorCall& call);
+  InputBytes Inputs::*data;
+  int field;
+};
+
+constexpr InputSlot kInputSlots[] = {
+    {kNativeNames.q, true, &Message::has_q, &Message::q,
+     [](OperatorCall& call) -> TensorSpec& { return call.q; }, &Inputs::query,
+     Message::kQFieldNumber},
+    {kNativeNames.k, true, &Message::has_k, &Message::k,
+     [](OperatorCall& call) -> TensorSpec& { return call.k; }, &Inputs::key,
+     Message::kKFieldNumber},
+    {kNativeNames.v, true, &Message::has_v, &Message::v,
+     [](OperatorCall& call) -> TensorSpec& { return call.v; }, &Inputs::value,
+     Message::kVFieldNumber},
+    {kNativeNames.mask, false, &Message::has_mask, &Message::mask,
+     [](OperatorCall& call) -> TensorSpec& { return call.attn_mask.emplace(); }, &Inputs::mask,
+     Message::kMaskFieldNumber},
+    {kNativeNames.past_key, false, &Message::has_past_key, &Message::past_key,
+     [](OperatorCall& call) -> TensorSpec& { return call.past_key.emplace(); }, &Inputs::past_key,
+     Message::kPastKeyFieldNumber},
+    {kNativeNames.past_value, false, &Message::has_past_value, &Message::past_value,
+     [](OperatorCall& call) -> TensorSpec& { return call.past_value.emplace(); },
+     &Inputs::past_value, Message::kPastValueFieldNumber},
+};
+
+absl::StatusOr<const ElementType*> ReadType(const InputSlot& slot, v1::DataType code) {
+  const bool is_mask = slot.name == kNativeNames.mask;
+  const ElementType* type = FindElementType(code);
+  if (type != nullptr && (type->dtype || is_mask)) return type;
+  return absl::InvalidArgumentError(
+      absl::StrCat(slot.name, " has dtype ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64",
+                   is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : ""));
+}
+
+absl::StatusOr<int64_t> CountBytes(absl::string_view name, const Shape& shape,
+                                   const ElementType& type) {
+  const absl::StatusOr<int64_t> count = ByteSize(name, {DType::kBool, shape});
+  if (!count.ok()) return count.status();
+  const std::optional<int64_t> bytes = CheckedMul(*count, type.bytes);
+  if (bytes) return *bytes;
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " has shape ", ToString(shape), "; its size overflows 64 bits"));
+}
+
+SharedReference ReferenceOf(const v1::SharedMemory& part) {
+  return {part.region(), part.offset(), part.byte_size()};
+}
+
+// Makes `data` what the tensor has in shared memory.
+absl::Status FindShared(const InputSlot& slot, const v1::SharedMemory& part, int64_t bytes,
+                        LentMemory& lent_memory, InputBytes& data) {
+  if (data.size > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(slot.name, " has data although it is in shared memory"));
+  }
+  absl::StatusOr<InputBytes> found =
+      lent_memory.FindInput(std::string(slot.name), ReferenceOf(part), bytes);
+  if (!found.ok()) return found.status();
+  data = *found;
+  return absl::OkStatus();
+}
+
+// `data` is the tensor's, as it came.
+absl::Status ReadTensor(const InputSlot& slot, const v1::Tensor& tensor, LentMemory& lent_memory,
+                        InputBytes& data, OperatorCall& call) {
+  const absl::StatusOr<const ElementType*> type = ReadType(slot, tensor.dtype());
+  if (!type.ok()) return type.status();
+  // Before it is copied and shown: it may be as long as a message.
+  if (static_cast<size_t>(tensor.shape_size()) > kMaxRank) {
+    return absl::InvalidArgumentError(absl::StrCat(slot.name, " has a shape of rank ",
+                                                   tensor.shape_size(), "; it must be at most 4"));
+  }
+  const Shape shape(tensor.shape().begin(), tensor.shape().end());
+  const absl::StatusOr<int64_t> bytes = CountBytes(slot.name, shape, **type);
+  if (!bytes.ok()) return bytes.status();
+  if (tensor.has_shared_memory()) {
+    absl::Status status = FindShared(slot, tensor.shared_memory(), *bytes, lent_memory, data);
+    if (!status.ok()) return status;
+  }
+  if (data.size != *bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(slot.name, " has ", data.size, " bytes of data; its shape ", ToString(shape),
+                     " of ", NameOf(tensor.dtype()), " needs ", *bytes));
+  }
+  slot.spec(call) = {(*type)->dtype.value_or(DType::kBool), shape};
+  return absl::OkStatus();
+}
+
+absl::Status ReadTensors(const Message& message, LentMemory& lent_memory, Inputs& inputs,
+                         OperatorCall& call) {
+  for (const InputSlot& slot : kInputSlots) {
+    if (!(message.*slot.is_there)()) {
+      if (!slot.required) continue;
+      return absl::InvalidArgumentError(absl::StrCat(slot.name, " is missing"));
+    }
+    absl::Status status =
+        ReadTensor(slot, (message.*slot.tensor)(), lent_memory, inputs.*slot.data, call);
+    if (!status.ok()) return status;
+  }
+  if (message.key_lengths_size() > 0) {
+    call.nonpad_kv_seqlen = {DType::kInt64, {message.key_lengths_size()}};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadLayout(v1::Layout layout, Layout& out) {
+  switch (layout) {
+    case v1::LAYOUT_UNSPECIFIED:
+      out = Layout::kByRank;
+      return absl::OkStatus();
+    case v1::BHSD:
+      out = Layout::kBhsd;
+      return absl::OkStatus();
+    case v1::BSHD:
+      out = Layout::kBshd;
+      return absl::OkStatus();
+    case v1::BSE:
+      out = Layout::kBse;
+      return absl::OkStatus();
+    default:
+      return UnknownValue("attention.layout", layout,
+                          "LAYOUT_UNSPECIFIED (0), BHSD (1), BSHD (2) or BSE (3)");
+  }
+}
+
+absl::Status ReadAlignment(v1::Alignment alignment, Alignment& out) {
+  switch (alignment) {
+    case v1::TOP_LEFT:
+      out = Alignment::kTopLeft;
+      return absl::OkStatus();
+    case v1::BOTTOM_RIGHT:
+      out = Alignment::kBottomRight;
+      return absl::OkStatus();
+    default:
+      return UnknownValue("attention.alignment", alignment, "TOP_LEFT (0) or BOTTOM_RIGHT (1)");
+  }
+}
+
+// The library's -1 is an absent side here, so it must not pass as a size.
+absl::Status ReadWindowSide(absl::string_view field, bool is_there, int64_t size, int64_t& out) {
+  if (!is_there) return absl::OkStatus();
+  if (size < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        field, " is ", size, "; it must be at least 0, or absent for no bound on that side"));
+  }
+  out = size;
+  return absl::OkStatus();
+}
+
+std::optional<int64_t> UnlessZero(int64_t heads) {
+  if (heads == 0) return std::nullopt;
+  return heads;
+}
+
+// "[0, 2, 1]": where the element at `index` is.
+std::string PlaceOf(int64_t index, const v1::Tensor& tensor) {
+  Shape place(tensor.shape_size());
+  for (int axis = tensor.shape_size() - 1; axis >= 0; --axis) {
+    place[axis] = index % tensor.shape(axis);
+    index /= tensor.shape(axis);
+  }
+  return ToString(place);
+}
+
+// A mask of integers, 0 and 1, as it came.
+struct IntegerMask {
+  InputBytes data;
+  v1::Tensor fields;  // without data
+
+  template <typename Int>
+  absl::Status Convert(absl::Span<std::byte> bools) const {
+    constexpr int64_t kAtOnce = 1024;
+    Int values[kAtOnce];
+    for (int64_t begin = 0; begin < static_cast<int64_t>(bools.size()); begin += kAtOnce) {
+      const int64_t count = std::min<int64_t>(kAtOnce, bools.size() - begin);
+      absl::Status status = data.Fetch(begin * sizeof(Int), count * sizeof(Int),
+                                       reinterpret_cast<std::byte*>(values));
+      if (!status.ok()) return status;
+      for (int64_t n = 0; n < count; ++n) {
+        if (values[n] != 0 && values[n] != 1) return NeitherNorOne(begin + n, values[n]);
+        bools[begin + n] = static_cast<std::byte>(values[n]);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status NeitherNorOne(int64_t index, int64_t value) const {
+    return absl::InvalidArgumentError(absl::StrCat(kNativeNames.mask, PlaceOf(index, fields),
+                                                   " is ", value, "; ", NameOf(fields.dtype()),
+                                                   " masks hold only 0 (hidden) and 1 (visible)"));
+  }
+
+  absl::Status WriteTo(absl::Span<std::byte> bools) const {
+    switch (fields.dtype()) {
+      case v1::INT8:
+        return Convert<int8_t>(bools);
+      case v1::UINT8:
+        return Convert<uint8_t>(bools);
+      case v1::INT32:
+        return Convert<int32_t>(bools);
+      default:
+        return Convert<int64_t>(bools);
+    }
+  }
+};
+
+// Has a mask of integers written as one that the library understands.
+void ConvertIntegerMask(const Message& message, Request& request) {
+  const ElementType* type = FindElementType(message.mask().dtype());
+  if (!message.has_mask() || type->dtype) return;
+  InputBytes& mask = request.inputs.mask;
+  request.write_mask = [integers = IntegerMask{mask, message.mask()}](absl::Span<std::byte> bools) {
+    return integers.WriteTo(bools);
+  };
+  mask = InputBytes(nullptr, mask.size / type->bytes);
+}
+
+// A message without its tensors' data, and where those lie.
+struct Parts {
+  std::string rest;
+  Inputs inputs;
+};
+
+absl::StatusOr<Parts> TakeApart(const MessageBytes& bytes, const wire::MessageSchema& schema) {
+  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, schema);
+  if (!split.ok()) return split.status();
+  Parts parts;
+  parts.rest = std::move(split->rest);
+  for (const wire::Payload& payload : split->payloads) {
+    const int field = payload.path[payload.path.size() - 2];
+    const auto slot = std::find_if(std::begin(kInputSlots), std::end(kInputSlots),
+                                   [&](const InputSlot& s) { return s.field == field; });
+    parts.inputs.*slot->data = bytes.Part(payload.begin, payload.size);  // the last one counts
+  }
+  return parts;
+}
+
+struct OutputSlot {
+  absl::string_view name;
+  TensorSpec ResolvedCall::*spec;
+  OutputBuffer Result::*buffer;
+  OutputPlace OutputPlaces::*place;
+  int field;
+  bool (v1::OutputPlaces::*is_placed)() const;
+  const v1::SharedMemory& (v1::OutputPlaces::*part)() const;
+
+  // Where the call wants it; null: in the response.
+  const v1::SharedMemory* PartOf(const v1::OutputPlaces& places) const {
+    return (places.*is_placed)() ? &(places.*part)() : nullptr;
+  }
+};
+
+constexpr OutputSlot kY = {"y",
+                           &ResolvedCall::y,
+                           &Result::y,
+                           &OutputPlaces::y,
+                           v1::AttendResponse::kYFieldNumber,
+                           &v1::OutputPlaces::has_y,
+                           &v1::OutputPlaces::y};
+constexpr OutputSlot kScores = {"scores",
+                                &ResolvedCall::scores,
+                                &Result::scores,
+                                &OutputPlaces::scores,
+                                v1::AttendResponse::kScoresFieldNumber,
+                                &v1::OutputPlaces::has_scores,
+                                &v1::OutputPlaces::scores};
+constexpr OutputSlot kLse = {"lse",
+                             &ResolvedCall::lse,
+                             &Result::lse,
+                             &OutputPlaces::lse,
+                             v1::AttendResponse::kLseFieldNumber,
+                             &v1::OutputPlaces::has_lse,
+                             &v1::OutputPlaces::lse};
+constexpr OutputSlot kPresentKey = {"present_key",
+                                    &ResolvedCall::present_key,
+                                    &Result::present_key,
+                                    &OutputPlaces::present_key,
+                                    v1::AttendResponse::kPresentKeyFieldNumber,
+                                    &v1::OutputPlaces::has_present_key,
+                                    &v1::OutputPlaces::present_key};
+constexpr OutputSlot kPresentValue = {"present_value",
+                                      &ResolvedCall::present_value,
+                                      &Result::present_value,
+                                      &OutputPlaces::present_value,
+                                      v1::AttendResponse::kPresentValueFieldNumber,
+                                      &v1::OutputPlaces::has_present_value,
+                                      &v1::OutputPlaces::present_value};
+
+absl::InlinedVector<const OutputSlot*, 5> WantedOutputs(const Problem& problem) {
+  absl::InlinedVector<const OutputSlot*, 5> wanted = {&kY};
+  if (problem.score_output) wanted.push_back(&kScores);
+  if (problem.wants_lse) wanted.push_back(&kLse);
+  if (problem.wants_present) wanted.insert(wanted.end(), {&kPresentKey, &kPresentValue});
+  return wanted;
+}
+
+absl::Status PlaceOutputs(const Message& message, LentMemory& lent_memory, Request& request) {
+  for (const OutputSlot* slot : WantedOutputs(request.call.problem)) {
+    const v1::SharedMemory* part = slot->PartOf(message.places());
+    if (part == nullptr) continue;
+    const absl::StatusOr<OutputPlace> place = lent_memory.FindOutput(
+        std::string(slot->name), ReferenceOf(*part), request.call.*slot->spec);
+    if (!place.ok()) return place.status();
+    request.places.*slot->place = *place;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DecodedCall> DecodeCall(Message fields, Inputs inputs,
+                                       const SharedMemory& shared_memory) {
+  OperatorCall call;
+  LentMemory lent_memory(shared_memory);
+  absl::Status status = ReadTensors(fields, lent_memory, inputs, call);
+  if (status.ok()) status = ReadAttention(fields.attention(), call);
+  if (status.ok()) status = ReadScoreOutput(fields.score_output(), call.score_output);
+  if (!status.ok()) return status;
+  call.wants_lse = fields.want_lse();
+  call.wants_present = fields.want_present();
+  absl::StatusOr<ResolvedCall> resolved = Resolve(call, kNativeNames);
+  if (!resolved.ok()) return resolved.status();
+  DecodedCall decoded;
+  decoded.request.call = *std::move(resolved);
+  decoded.request.inputs = std::move(inputs);
+  decoded.request.inputs.key_lengths.assign(fields.key_lengths().begin(),
+                                            fields.key_lengths().end());
+  ConvertIntegerMask(fields, decoded.request);
+  status = PlaceOutputs(fields, lent_memory, decoded.request);
+  if (!status.ok()) return status;
+  std::move(lent_memory).LendTo(decoded.request);
+  decoded.fields = std::move(fields);
+  return decoded;
+}
+
+}  // namespace
+
+const wire::MessageSchema& AttendSchema() { return kAttendSchema; }
+const wire::MessageSchema& DiagnoseSchema() { return kDiagnoseSchema; }
+
+absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
+                                         const SharedMemory& shared_memory) {
+  absl::StatusOr<Parts> parts = TakeApart(message, kAttendSchema);
+  if (!parts.ok()) return parts.status();
+  v1::AttendRequest fields;
+  if (!fields.ParseFromString(parts->rest)) {
+    return absl::InvalidArgumentError("the message is no rapt.v1.AttendRequest");
+  }
+  return DecodeCall(std::move(fields), std::move(parts->inputs), shared_memory);
+}
+
+absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
+                                           const SharedMemory& shared_memory) {
+  absl::StatusOr<Parts> parts = TakeApart(message, kDiagnoseSchema);
+  if (!parts.ok()) return parts.status();
+  v1::DiagnoseRequest fields;
+  if (!fields.ParseFromString(parts->rest)) {
+    return absl::InvalidArgumentError("the message is no rapt.v1.DiagnoseRequest");
+  }
+  return DecodeCall(std::move(*fields.mutable_call()), std::move(parts->inputs), shared_memory);
+}
+
+absl::Status CheckAnswerSize(const DecodedCall& decoded) {
+  const ResolvedCall& call = decoded.request.call;
+  absl::InlinedVector<const TensorSpec*, 5> outputs;
+  for (const OutputSlot* slot : WantedOutputs(call.problem)) {
+    if (slot->PartOf(decoded.fields.places()) == nullptr) outputs.push_back(&(call.*slot->spec));
+  }
+  return CheckResponseSize(outputs);
+}
+
+AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
+                           const Result& result) {
+  AnswerMessage answer;
+  for (const OutputSlot* slot : WantedOutputs(call.problem)) {
+    const TensorSpec& spec = call.*slot->spec;
+    OutputBuffer payload = result.*slot->buffer;
+    v1::Tensor fields;
+    fields.set_dtype(CodeOf(spec.dtype));
+    fields.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
+    if (const v1::SharedMemory* part = slot->PartOf(places)) {
+      *fields.mutable_shared_memory() = *part;
+      fields.mutable_shared_memory()->set_byte_size(static_cast<int64_t>(payload.bytes.size()));
+      payload = {};  // it is there already
+    }
+    const auto payload_size = static_cast<int64_t>(payload.bytes.size());
+    std::string tensor = fields.SerializeAsString();
+    wire::AppendFieldHeader(kDataField, payload_size, tensor);
+    std::string header;
+    wire::AppendFieldHeader(slot->field, static_cast<int64_t>(tensor.size()) + payload_size,
+                            header);
+    answer.Append(header + tensor);
+    answer.Append(payload);
+  }
+  v1::AttendResponse fields;
+  fields.set_backend(NamesOf(*result.backend, result.stand_in));
+  fields.set_plan(result.plan);
+  WriteTiming(result.queue_time, result.compute_time, *fields.mutable_timing());
+  answer.Append(fields.SerializeAsString());
+  return answer;
+}
+
+absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {
+  absl::Status status = ReadLayout(attention.layout(), call.layout);
+  if (status.ok()) status = ReadAlignment(attention.alignment(), call.alignment);
+  const v1::Window& window = attention.window();
+  if (status.ok()) {
+    status = ReadWindowSide(kNativeNames.left_window, window.has_left(), window.left(),
+                            call.left_window_size);
+  }
+  if (status.ok()) {
+    status = ReadWindowSide(kNativeNames.right_window, window.has_right(), window.right(),
+                            call.right_window_size);
+  }
+  if (!status.ok()) return status;
+  call.q_num_heads = UnlessZero(attention.query_heads());
+  call.kv_num_heads = UnlessZero(attention.kv_heads());
+  if (attention.has_scale()) call.scale = attention.scale();
+  call.softcap = attention.softcap();
+  call.is_causal = attention.causal();
+  call.softmax_in_fp64 = attention.softmax_in_fp64();
+  if (attention.has_dropout()) {
+    call.dropout = {attention.dropout().probability(), attention.dropout().seed()};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadScoreOutput(v1::ScoreOutput output, std::optional<ScoreOutput>& out) {
+  switch (output) {
+    case v1::SCORE_OUTPUT_NONE:
+      return absl::OkStatus();
+    case v1::SCORES:
+      out = ScoreOutput::kScores;
+      return absl::OkStatus();
+    case v1::SOFTCAPPED:
+      out = ScoreOutput::kSoftcapped;
+      return absl::OkStatus();
+    case v1::BIASED:
+      out = ScoreOutput::kBiased;
+      return absl::OkStatus();
+    case v1::WEIGHTS:
+      out = ScoreOutput::kWeights;
+      return absl::OkStatus();
+    default:
+      return UnknownValue(
+          "score_output", output,
+          "SCORE_OUTPUT_NONE (0), SCORES (1), SOFTCAPPED (2), BIASED (3) or WEIGHTS (4)");
+  }
+}
+
+absl::Status UnknownValue(absl::string_view field, int value, absl::string_view allowed) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; it must be ", allowed));
+}
+
+std::string NameOf(v1::DataType code) {
+  const std::string& name = v1::DataType_Name(code);
+  return name.empty() ? absl::StrCat(static_cast<int>(code)) : name;
+}
+
+void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds compute_time,
+                 v1::Timing& timing) {
+  timing.set_queue_us(Microseconds(queue_time));
+  timing.set_compute_us(Microseconds(compute_time));
+}
+
+const v1::Tensor& FindTensor(const Message& message, absl::string_view name) {
+  const auto slot = std::find_if(std::begin(kInputSlots), std::end(kInputSlots),
+                                 [&](const InputSlot& s) { return s.name == name; });
+  RAPT_CHECK(slot != std::end(kInputSlots), "the request has no such tensor");
+  return (message.*slot->tensor)();
+}
+
+std::optional<DType> ToDType(v1::DataType code) {
+  const ElementType* type = FindElementType(code);
+  return type == nullptr ? std::nullopt : type->dtype;
+}
+
+}  // namespace rapt::native

@@ -1,0 +1,181 @@
+#include "server/protocols/rapt/reports.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "attention/attention.h"
+#include "attention/backend.h"
+#include "attention/memory_estimate.h"
+#include "base/version.h"
+#include "server/protocols/rapt/codec.h"
+
+namespace rapt::native {
+namespace {
+
+constexpr int64_t kDefaultHeadSize = 64;
+// More than any table for people has; each costs a plan.
+constexpr int kMaxLengths = 1024;
+
+template <typename Report>
+void EncodeBounds(const NumberSummary& numbers, Report& report) {
+  report.set_nan_count(numbers.nan);
+  report.set_positive_inf_count(numbers.positive_inf);
+  report.set_negative_inf_count(numbers.negative_inf);
+  if (numbers.finite == 0) return;
+  report.set_min(numbers.min);
+  report.set_max(numbers.max);
+}
+
+void EncodeTensor(const v1::Tensor& sent, const TensorSummary& summary, v1::TensorReport& report) {
+  report.set_name(summary.name);
+  report.set_dtype(sent.dtype());
+  *report.mutable_shape() = sent.shape();
+  report.set_elements(summary.numbers.count());
+  EncodeBounds(summary.numbers, report);
+  if (summary.numbers.finite > 0) {
+    report.set_mean(summary.numbers.sum / static_cast<double>(summary.numbers.finite));
+  }
+}
+
+void EncodeEmptyRows(const DiagnosisReport& report, v1::EmptyRows& rows) {
+  rows.set_count(report.empty_rows);
+  for (const auto& [batch, head, query] : report.first_empty_rows) {
+    v1::EmptyRows::Row& row = *rows.add_first();
+    row.set_batch(batch);
+    row.set_head(head);
+    row.set_query(query);
+  }
+}
+
+void EncodeChoice(const BackendChoice& choice, v1::BackendChoice& message) {
+  message.set_backend(choice.backend);
+  message.set_chosen(choice.chosen);
+  message.set_plan(choice.plan);
+  message.set_workspace_bytes(choice.workspace_bytes);
+  message.set_reason(choice.reason);
+}
+
+int64_t OrDefault(int64_t size, int64_t value) { return size == 0 ? value : size; }
+
+absl::Status CheckSize(absl::string_view name, int64_t size) {
+  if (size >= 1 && size <= kMaxAxis) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", size, "; it must be from 1 to 2^40"));
+}
+
+// All of the problem but its length.
+absl::StatusOr<Problem> ReadSizes(const v1::EstimateMemoryRequest& request) {
+  const v1::DataType code =
+      request.dtype() == v1::DATA_TYPE_UNSPECIFIED ? v1::FP32 : request.dtype();
+  const std::optional<DType> dtype = ToDType(code);
+  if (!dtype || !IsFloat(*dtype)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64"));
+  }
+  Problem problem;
+  problem.dtype = *dtype;
+  problem.batch = request.batch();
+  problem.query_heads = request.query_heads();
+  problem.kv_heads = OrDefault(request.kv_heads(), problem.query_heads);
+  problem.head_size = OrDefault(request.head_size(), kDefaultHeadSize);
+  problem.value_head_size = OrDefault(request.value_head_size(), problem.head_size);
+  absl::Status status = CheckSize("batch", problem.batch);
+  if (status.ok()) status = CheckSize("query_heads", problem.query_heads);
+  if (status.ok()) status = CheckSize("kv_heads", problem.kv_heads);
+  if (status.ok()) status = CheckSize("head_size", problem.head_size);
+  if (status.ok()) status = CheckSize("value_head_size", problem.value_head_size);
+  if (!status.ok()) return status;
+  if (problem.query_heads % problem.kv_heads != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("query_heads is ", problem.query_heads,
+                                                   ", kv_heads is ", problem.kv_heads,
+                                                   "; query_heads must be a multiple of it"));
+  }
+  return problem;
+}
+
+absl::Status CheckLengths(const v1::EstimateMemoryRequest& request) {
+  const int count = request.lengths_size();
+  if (count < 1 || count > kMaxLengths) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("lengths has ", count, " entries; it must have 1 to ", kMaxLengths));
+  }
+  for (int n = 0; n < count; ++n) {
+    absl::Status status = CheckSize(absl::StrCat("lengths[", n, "]"), request.lengths(n));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+void DescribeBackend(const Backend& backend, const PlanOptions& options, v1::BackendInfo& info) {
+  const absl::Status available = backend.Available();
+  info.set_name(std::string(backend.name()));
+  info.set_available(available.ok());
+  info.set_reason(std::string(available.message()));
+  const std::string isa = available.ok() ? ChooseIsa(backend, options.isa) : "";
+  for (const InstructionSet& set : backend.instruction_sets()) {
+    v1::InstructionSetInfo& set_info = *info.add_instruction_sets();
+    set_info.set_name(std::string(set.name));
+    set_info.set_available(set.available);
+    set_info.set_in_use(set.name == isa);
+  }
+}
+
+}  // namespace
+
+void EncodeDiagnosis(const v1::AttendRequest& call, const DiagnosisReport& report,
+                     v1::DiagnoseResponse& response) {
+  response.set_problem(report.problem);
+  for (const TensorSummary& input : report.inputs) {
+    EncodeTensor(FindTensor(call, input.name), input, *response.add_inputs());
+  }
+  EncodeBounds(report.raw_scores, *response.mutable_raw_scores());
+  EncodeBounds(report.scaled_scores, *response.mutable_scaled_scores());
+  EncodeBounds(report.biased_scores, *response.mutable_biased_scores());
+  response.set_pairs(report.raw_scores.count());
+  response.set_masked_by_mask(report.hidden_by_mask);
+  response.set_masked_by_position(report.hidden_by_position);
+  EncodeBounds(report.weights, *response.mutable_weights());
+  EncodeBounds(report.row_sums, *response.mutable_row_sums());
+  EncodeEmptyRows(report, *response.mutable_empty_rows());
+  EncodeBounds(report.output, *response.mutable_output());
+  for (const BackendChoice& choice : report.backends) {
+    EncodeChoice(choice, *response.add_backends());
+  }
+  for (const std::string& warning : report.warnings) response.add_warnings(warning);
+}
+
+absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const PlanOptions& options,
+                            v1::EstimateMemoryResponse& response) {
+  absl::StatusOr<Problem> problem = ReadSizes(request);
+  if (!problem.ok()) return problem.status();
+  if (absl::Status status = CheckLengths(request); !status.ok()) return status;
+  for (const int64_t length : request.lengths()) {
+    problem->query_length = problem->key_length = length;
+    const absl::StatusOr<MemoryEstimate> estimate = rapt::EstimateMemory(*problem, options);
+    if (!estimate.ok()) return estimate.status();
+    v1::MemoryEstimate& message = *response.add_estimates();
+    message.set_length(length);
+    message.set_tensor_bytes(estimate->tensor_bytes);
+    message.set_standard_bytes(estimate->standard_bytes);
+    message.set_chunked_bytes(estimate->chunked_bytes);
+    message.set_fused_bytes(estimate->fused_bytes);
+    message.set_plan(estimate->plan);
+  }
+  response.set_chunk(kEstimateChunk);
+  return absl::OkStatus();
+}
+
+void DescribeServer(const PlanOptions& options, v1::GetServerInfoResponse& response) {
+  response.set_version(std::string(Version()));
+  for (const Backend* backend : Backends()) {
+    DescribeBackend(*backend, options, *response.add_backends());
+  }
+  response.set_backend(options.backend);
+  response.set_isa(options.isa);
+  response.set_compute_threads(options.threads);
+}
+
+}  // namespace rapt::native

@@ -1,0 +1,25 @@
+// What Diagnose, EstimateMemory and GetServerInfo say, as messages. Pure functions.
+#ifndef RAPT_SERVER_PROTOCOLS_RAPT_REPORTS_H_
+#define RAPT_SERVER_PROTOCOLS_RAPT_REPORTS_H_
+
+#include "absl/status/status.h"
+#include "attention/diagnosis.h"
+#include "attention/plan.h"
+#include "proto/rapt/v1/attention.pb.h"
+
+namespace rapt::native {
+
+// `report` is of `call`, whose tensors it shows as they were sent.
+void EncodeDiagnosis(const v1::AttendRequest& call, const DiagnosisReport& report,
+                     v1::DiagnoseResponse& response);
+
+// InvalidArgument names the field, what came and what is allowed; otherwise as MakePlan.
+absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const PlanOptions& options,
+                            v1::EstimateMemoryResponse& response);
+
+// Version, options, and every backend of this build.
+void DescribeServer(const PlanOptions& options, v1::GetServerInfoResponse& response);
+
+}  // namespace rapt::native
+
+#endif  // RAPT_SERVER_PROTOCOLS_RAPT_REPORTS_H_

@@ -1,0 +1,413 @@
+#include "server/protocols/rapt/stream_codec.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "attention/native_field_names.h"
+#include "base/rejection.h"
+#include "base/wire_format.h"
+#include "server/protocols/rapt/codec.h"
+#include "server/protocols/response_size.h"
+
+namespace rapt::native {
+namespace {
+
+using Message = v1::AttendStreamRequest;
+using v1::KeyChunk;
+using v1::OutputChunk;
+using v1::QueryChunk;
+
+// As in an AttendStreamHeader.
+constexpr FieldNames kStreamNames = [] {
+  FieldNames names = kNativeNames;
+  names.query_heads = "query_heads";
+  names.kv_heads = "kv_heads";
+  return names;
+}();
+
+constexpr wire::PayloadField kQueryFields[] = {{QueryChunk::kQFieldNumber, nullptr},
+                                               {QueryChunk::kMaskFieldNumber, nullptr}};
+constexpr wire::MessageSchema kQuerySchema = {kQueryFields};
+constexpr wire::PayloadField kKeyFields[] = {{KeyChunk::kKFieldNumber, nullptr},
+                                             {KeyChunk::kVFieldNumber, nullptr},
+                                             {KeyChunk::kMaskFieldNumber, nullptr}};
+constexpr wire::MessageSchema kKeySchema = {kKeyFields};
+constexpr wire::PayloadField kChunkFields[] = {{Message::kQueriesFieldNumber, &kQuerySchema},
+                                               {Message::kKeysFieldNumber, &kKeySchema}};
+constexpr wire::MessageSchema kChunkSchema = {kChunkFields};
+
+absl::Status NoSuchMessage() {
+  return absl::InvalidArgumentError("the message is no rapt.v1.AttendStreamRequest");
+}
+
+absl::Status ReadDirection(v1::StreamDirection direction, Streaming& out) {
+  switch (direction) {
+    case v1::KEYS_STREAM:
+      out = Streaming::kKeys;
+      return absl::OkStatus();
+    case v1::QUERIES_STREAM:
+      out = Streaming::kQueries;
+      return absl::OkStatus();
+    default:
+      return UnknownValue("direction", direction, "KEYS_STREAM (1) or QUERIES_STREAM (2)");
+  }
+}
+
+absl::Status ReadType(absl::string_view field, v1::DataType code, bool may_be_bool, DType& out) {
+  const std::optional<DType> dtype = ToDType(code);
+  if (dtype && (IsFloat(*dtype) || may_be_bool)) {
+    out = *dtype;
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", NameOf(code), "; it must be ",
+                                                 may_be_bool ? "BOOL, " : "",
+                                                 "FP32, FP16, BF16 or FP64"));
+}
+
+absl::Status ReadMask(const v1::StreamMask& mask, TensorSpec& out) {
+  absl::Status status = ReadType("mask.dtype", mask.dtype(), /*may_be_bool=*/true, out.dtype);
+  if (!status.ok()) return status;
+  if (mask.shape_size() != 4) {
+    return absl::InvalidArgumentError(absl::StrCat("mask.shape has rank ", mask.shape_size(),
+                                                   "; it must be [B, Hq, Sq, T], rank 4"));
+  }
+  out.shape.assign(mask.shape().begin(), mask.shape().end());
+  return absl::OkStatus();
+}
+
+absl::Status CheckPast(const v1::AttendStreamHeader& header) {
+  if (header.key_length() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("key_length is ", header.key_length(), "; it must be at least 0"));
+  }
+  if (header.past_length() >= 0 && header.past_length() <= header.key_length()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("past_length is ", header.past_length(),
+                   "; it must be from 0 to key_length = ", header.key_length()));
+}
+
+// The header as a call of the operator, so that it means what it would there.
+absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call) {
+  DType dtype;
+  absl::Status status = ReadType("dtype", header.dtype(), /*may_be_bool=*/false, dtype);
+  if (status.ok()) status = CheckPast(header);
+  if (status.ok()) status = ReadAttention(header.attention(), call);
+  if (status.ok()) status = ReadScoreOutput(header.score_output(), call.score_output);
+  if (status.ok() && header.has_mask()) status = ReadMask(header.mask(), call.attn_mask.emplace());
+  if (!status.ok()) return status;
+  const auto tensor = [&](int64_t heads, int64_t length, int64_t size) {
+    return TensorSpec{dtype, {header.batch(), heads, length, size}};
+  };
+  const int64_t past = header.past_length();
+  const int64_t length = header.key_length() - past;
+  call.q = tensor(header.query_heads(), header.query_length(), header.head_size());
+  call.k = tensor(header.kv_heads(), length, header.head_size());
+  call.v = tensor(header.kv_heads(), length, header.value_head_size());
+  if (past > 0) {
+    call.past_key = tensor(header.kv_heads(), past, header.head_size());
+    call.past_value = tensor(header.kv_heads(), past, header.value_head_size());
+  }
+  if (header.key_lengths_size() > 0) {
+    call.nonpad_kv_seqlen = {DType::kInt64, {header.key_lengths_size()}};
+  }
+  call.layout = Layout::kBhsd;  // of these shapes
+  call.q_num_heads = call.kv_num_heads = std::nullopt;
+  call.wants_lse = header.want_lse();
+  return absl::OkStatus();
+}
+
+// What a chunk has to have: bytes of Q, or of K and V, and of the mask's part.
+struct ChunkSizes {
+  int64_t query = 0, key = 0, value = 0, mask = 0;
+  int64_t total() const { return query + key + value + mask; }
+};
+
+ChunkSizes SizesOf(const ChunkedPlan& plan, const ChunkOrder::Expected& expected) {
+  const Problem& p = plan.whole;
+  const int64_t count = expected.rows.count;
+  ChunkSizes sizes;
+  if (expected.is_keys) {
+    const int64_t rows = p.batch * p.kv_heads * count * SizeOf(p.dtype);
+    sizes.key = rows * p.head_size;
+    sizes.value = rows * p.value_head_size;
+  } else {
+    sizes.query = p.batch * p.query_heads * count * p.head_size * SizeOf(p.dtype);
+  }
+  if (expected.streams && p.mask) {
+    sizes.mask = SizeOf(p.mask->dtype);
+    const int streaming_axis = expected.is_keys ? 3 : 2;
+    for (int axis = 0; axis < 4; ++axis) {
+      const int64_t size = p.mask->dims[axis];
+      sizes.mask *= axis == streaming_axis && size != 1 ? count : size;
+    }
+  }
+  return sizes;
+}
+
+absl::Status CheckRow(absl::string_view field, int64_t came, int64_t expected) {
+  if (came == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", came, "; it must be ", expected));
+}
+
+absl::Status CheckBytes(absl::string_view field, const InputBytes& bytes, int64_t expected,
+                        int64_t rows) {
+  if (bytes.size == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " has ", bytes.size, " bytes; ", rows, " rows of it have ", expected));
+}
+
+absl::string_view NameOf(Message::PartCase part) {
+  switch (part) {
+    case Message::kHeader:
+      return "a header";
+    case Message::kQueries:
+      return "a chunk of queries";
+    case Message::kKeys:
+      return "a chunk of keys";
+    default:
+      return "a message of nothing";
+  }
+}
+
+absl::Status CheckPart(Message::PartCase part,
+                       const std::optional<ChunkOrder::Expected>& expected) {
+  if (!expected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(NameOf(part), " came after the last chunk that the header declares"));
+  }
+  if (part == (expected->is_keys ? Message::kKeys : Message::kQueries)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(NameOf(part), " came where ", ToText(*expected), " are expected"));
+}
+
+struct ChunkField {
+  Message::PartCase part;
+  int number;
+  InputBytes StreamChunk::*bytes;
+  int64_t ChunkSizes::*size;
+  absl::string_view name;
+};
+
+constexpr ChunkField kFields[] = {
+    {Message::kQueries, QueryChunk::kQFieldNumber, &StreamChunk::query, &ChunkSizes::query,
+     "queries.q"},
+    {Message::kQueries, QueryChunk::kMaskFieldNumber, &StreamChunk::mask, &ChunkSizes::mask,
+     "queries.mask"},
+    {Message::kKeys, KeyChunk::kKFieldNumber, &StreamChunk::key, &ChunkSizes::key, "keys.k"},
+    {Message::kKeys, KeyChunk::kVFieldNumber, &StreamChunk::value, &ChunkSizes::value, "keys.v"},
+    {Message::kKeys, KeyChunk::kMaskFieldNumber, &StreamChunk::mask, &ChunkSizes::mask,
+     "keys.mask"},
+};
+
+// What the last field of that number holds.
+void FindPayloads(const MessageBytes& message, const wire::Payloads& payloads,
+                  Message::PartCase part, StreamChunk& chunk) {
+  for (const wire::Payload& payload : payloads) {
+    for (const ChunkField& field : kFields) {
+      if (field.part == part && payload.path[0] == part && payload.path[1] == field.number) {
+        chunk.*field.bytes = message.Part(payload.begin, payload.size);
+      }
+    }
+  }
+}
+
+absl::Status CheckSizes(const StreamChunk& chunk, Message::PartCase part, const ChunkSizes& sizes) {
+  for (const ChunkField& field : kFields) {
+    if (field.part != part) continue;
+    absl::Status status =
+        CheckBytes(field.name, chunk.*field.bytes, sizes.*field.size, chunk.rows.count);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<StreamRequest> DecodeStreamHeader(const MessageBytes& message) {
+  if (message.size > kMaxHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the header has ", message.size, " bytes; at most ", kMaxHeaderBytes, " are allowed"));
+  }
+  absl::StatusOr<wire::SplitMessage> split =
+      wire::Split(message.bytes, message.size, kChunkSchema, {.rest_bytes = kMaxHeaderBytes});
+  if (!split.ok()) return split.status();
+  Message fields;
+  if (!fields.ParseFromString(split->rest)) return NoSuchMessage();
+  if (!fields.has_header()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(NameOf(fields.part_case()), " came where a header is expected"));
+  }
+  const v1::AttendStreamHeader& header = fields.header();
+  StreamRequest request;
+  OperatorCall call;
+  absl::Status status = ReadDirection(header.direction(), request.chunking.streaming);
+  if (status.ok()) status = ReadHeader(header, call);
+  if (!status.ok()) return status;
+  const absl::StatusOr<ResolvedCall> resolved = Resolve(call, kStreamNames);
+  if (!resolved.ok()) return resolved.status();
+  request.problem = resolved->problem;
+  request.names = &kStreamNames;
+  request.chunking.query_chunk = header.query_chunk();
+  request.chunking.key_chunk = header.key_chunk();
+  const v1::Layout layout = header.attention().layout();
+  request.layout = layout == v1::BSHD || layout == v1::BSE ? Layout::kBshd : Layout::kBhsd;
+  request.key_lengths.assign(header.key_lengths().begin(), header.key_lengths().end());
+  return request;
+}
+
+int64_t MaxChunkMessageBytes(const ChunkedPlan& plan) {
+  const bool keys_stream = plan.keys_stream();
+  const auto bytes_of = [&](bool is_keys, int64_t rows) {
+    const ChunkOrder::Expected chunk = {is_keys, is_keys == keys_stream, {0, rows}};
+    return SizesOf(plan, chunk).total();
+  };
+  const Problem& p = plan.whole;
+  const int64_t queries = std::min(p.query_length, plan.chunking.query_chunk);
+  const int64_t keys = std::min(p.total_keys(), plan.chunking.key_chunk);
+  return std::max(bytes_of(false, queries), bytes_of(true, keys)) + kMaxChunkFieldBytes;
+}
+
+absl::Status CheckMessageSizes(const ChunkedPlan& plan, int64_t max_message_bytes) {
+  const int64_t bytes = MaxChunkMessageBytes(plan);
+  if (bytes > max_message_bytes) {
+    return Reject(
+        Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+        absl::StrCat("a chunk may have ", bytes, " bytes, of a message at most ", max_message_bytes,
+                     " are allowed; query_chunk or key_chunk must be smaller"));
+  }
+  const Problem& p = plan.whole;
+  const int64_t heads = p.query_heads;
+  const int64_t rows = plan.chunking.query_chunk;
+  const TensorSpec y = {p.dtype, {p.batch, heads, rows, p.value_head_size}};
+  const TensorSpec lse = {p.lse_dtype(), {p.batch, heads, rows}};
+  std::vector<const TensorSpec*> output = {&y, &lse};
+  if (!p.score_output) return CheckResponseSize(output);
+  const TensorSpec scores = {
+      p.dtype, plan.keys_stream() ? Shape{p.batch, heads, p.query_length, plan.chunking.key_chunk}
+                                  : Shape{p.batch, heads, rows, p.total_keys()}};
+  output.push_back(&scores);
+  return CheckResponseSize(output);
+}
+
+std::optional<ChunkOrder::Expected> ChunkOrder::next() const {
+  if (begin_ == Length()) return std::nullopt;
+  const int64_t count = std::min(ChunkLength(), Length() - begin_);
+  return Expected{IsKeys(), streams_, {begin_, count}};
+}
+
+void ChunkOrder::Advance() {
+  begin_ += next()->rows.count;
+  SkipWhatIsOver();
+}
+
+int64_t ChunkOrder::Length() const {
+  return IsKeys() ? plan_.whole.total_keys() : plan_.whole.query_length;
+}
+
+int64_t ChunkOrder::ChunkLength() const {
+  return IsKeys() ? plan_.chunking.key_chunk : plan_.chunking.query_chunk;
+}
+
+void ChunkOrder::SkipWhatIsOver() {
+  if (streams_ || begin_ < Length()) return;
+  streams_ = true;
+  begin_ = 0;
+}
+
+std::string ToText(const ChunkOrder::Expected& expected) {
+  return absl::StrCat(expected.is_keys ? "keys" : "queries", " [", expected.rows.begin, ", ",
+                      expected.rows.begin + expected.rows.count, ")");
+}
+
+absl::StatusOr<StreamChunk> DecodeChunk(const MessageBytes& message, const ChunkedPlan& plan,
+                                        const std::optional<ChunkOrder::Expected>& expected) {
+  if (expected && message.size > MaxChunkMessageBytes(plan)) {
+    return absl::InvalidArgumentError(absl::StrCat("the message has ", message.size,
+                                                   " bytes; a chunk of the header's size has ",
+                                                   "at most ", MaxChunkMessageBytes(plan)));
+  }
+  absl::StatusOr<wire::SplitMessage> split =
+      wire::Split(message.bytes, message.size, kChunkSchema, {.rest_bytes = kMaxHeaderBytes});
+  if (!split.ok()) return split.status();
+  Message fields;
+  if (!fields.ParseFromString(split->rest)) return NoSuchMessage();
+  const Message::PartCase part = fields.part_case();
+  absl::Status status = CheckPart(part, expected);
+  if (!status.ok()) return status;
+
+  const bool is_keys = expected->is_keys;
+  const absl::string_view name = is_keys ? "keys" : "queries";
+  const int64_t offset = is_keys ? fields.keys().offset() : fields.queries().offset();
+  const int64_t count = is_keys ? fields.keys().count() : fields.queries().count();
+  status = CheckRow(absl::StrCat(name, ".offset"), offset, expected->rows.begin);
+  if (status.ok()) {
+    status = CheckRow(absl::StrCat(name, ".count"), count, expected->rows.count);
+  }
+  if (!status.ok()) return status;
+  StreamChunk chunk{.rows = expected->rows};
+  FindPayloads(message, split->payloads, part, chunk);
+  status = CheckSizes(chunk, part, SizesOf(plan, *expected));
+  if (!status.ok()) return status;
+  return chunk;
+}
+
+AnswerMessage EncodeOutput(const StepResult& result) {
+  const bool has_rows = result.gives == StepResult::Gives::kRows;
+  v1::OutputChunk fields;  // ScoreChunk begins with the same fields
+  fields.set_offset(result.rows.begin);
+  fields.set_count(result.rows.count);
+  std::string head = fields.SerializeAsString();
+
+  struct Payload {
+    int number;
+    const OutputBuffer* bytes;
+  };
+  std::vector<Payload> payloads;
+  if (has_rows) {
+    payloads = {{OutputChunk::kYFieldNumber, &result.y},
+                {OutputChunk::kLseFieldNumber, &result.lse},
+                {OutputChunk::kScoresFieldNumber, &result.scores}};
+  } else {
+    payloads = {{v1::ScoreChunk::kScoresFieldNumber, &result.scores}};
+  }
+  auto size = static_cast<int64_t>(head.size());
+  for (const Payload& payload : payloads) {
+    const auto bytes = static_cast<int64_t>(payload.bytes->bytes.size());
+    if (bytes > 0) size += wire::FieldHeaderSize(payload.number, bytes) + bytes;
+  }
+  std::string header;
+  wire::AppendFieldHeader(has_rows ? v1::AttendStreamResponse::kOutputFieldNumber
+                                   : v1::AttendStreamResponse::kScoresFieldNumber,
+                          size, header);
+  AnswerMessage answer;
+  answer.Append(header + head);
+  for (const Payload& payload : payloads) {
+    if (payload.bytes->bytes.empty()) continue;
+    std::string announcement;
+    wire::AppendFieldHeader(payload.number, static_cast<int64_t>(payload.bytes->bytes.size()),
+                            announcement);
+    answer.Append(announcement);
+    answer.Append(*payload.bytes);
+  }
+  return answer;
+}
+
+AnswerMessage EncodeEnd(const ChunkedPlan& plan, std::chrono::nanoseconds queue_time,
+                        std::chrono::nanoseconds compute_time) {
+  v1::AttendStreamResponse response;
+  v1::StreamEnd& end = *response.mutable_end();
+  end.set_backend(std::string(plan.full.backend->name()));
+  end.set_plan(plan.full.Describe());
+  WriteTiming(queue_time, compute_time, *end.mutable_timing());
+  AnswerMessage answer;
+  answer.Append(response.SerializeAsString());
+  return answer;
+}
+
+}  // namespace rapt::native

@@ -1,0 +1,32 @@
+#include "server/protocols/response_size.h"
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
+#include "base/rejection.h"
+
+namespace rapt {
+namespace {
+
+// A protobuf message ends at 2 GiB; the rest is for names and shapes.
+constexpr int64_t kMaxResponseBytes = std::numeric_limits<int32_t>::max() - 64 * 1024;
+
+}  // namespace
+
+absl::Status CheckResponseSize(absl::Span<const TensorSpec* const> outputs) {
+  std::optional<int64_t> total = 0;
+  for (const TensorSpec* output : outputs) {
+    const absl::StatusOr<int64_t> bytes = ByteSize("an output", *output);
+    if (!bytes.ok()) return bytes.status();
+    if (total) total = CheckedAdd(*total, *bytes);
+  }
+  if (total && *total <= kMaxResponseBytes) return absl::OkStatus();
+  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the outputs need ", total ? absl::StrCat(*total) : "more than 2^63",
+                             " bytes; a response holds at most ", kMaxResponseBytes));
+}
+
+}  // namespace rapt

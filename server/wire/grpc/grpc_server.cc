@@ -1,0 +1,150 @@
+#include "server/wire/grpc/grpc_server.h"
+
+#include <google/protobuf/stubs/logging.h>
+#include <grpc/support/log.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
+
+#include <atomic>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "server/wire/grpc/unix_socket.h"
+
+namespace rapt {
+namespace {
+
+// Fewer and larger slices to read from. Measured, as everything in docs/tuning.md.
+constexpr int kFrameBytes = 1 << 20;
+
+// Names, a token, a trace: far more than any caller of ours has to say.
+constexpr int kMetadataBytes = 16 * 1024;
+
+// TLS and HTTP/2 are agreed on within that.
+constexpr std::chrono::seconds kHandshakeTime{20};
+
+constexpr std::chrono::minutes kLeastPingInterval{5};  // of callers, without data
+constexpr std::chrono::minutes kOurPingInterval{2};
+constexpr std::chrono::seconds kPingTimeout{20};
+
+std::atomic<bool> log_grpc_errors{false};
+
+void LogFromGrpc(gpr_log_func_args* args) {
+  if (!log_grpc_errors || args->severity < GPR_LOG_SEVERITY_ERROR) return;
+  Log(LogLevel::kError, "grpc", {{"message", args->message}});
+}
+
+void LimitMemory(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
+  builder.SetResourceQuota(settings.quota.quota());
+  // The window that a stream has before somebody reads it. It grows with the measured bandwidth
+  // unless the probe is off, and then calls that wait for memory would take it.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
+  // gRPC looks at a message's size when it is whole (1.51), and nobody hears of those that it
+  // refuses. So do we, who count them: CheckSize(). What comes before is the quota's to bound.
+  builder.SetMaxReceiveMessageSize(-1);
+  builder.SetMaxSendMessageSize(-1);
+  // Identity only: a small compressed message can be a huge one.
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  // Calls then need not pass by who would do it, nor by a record that nobody can ask for.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
+}
+
+int Milliseconds(std::chrono::milliseconds time) { return static_cast<int>(time.count()); }
+
+void LimitConnections(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, settings.max_streams_per_connection);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                             Milliseconds(settings.max_connection_idle));
+  if (settings.max_connection_age.count() > 0) {
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                               Milliseconds(settings.max_connection_age));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                               Milliseconds(settings.max_call_time));
+  }
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshakeTime));
+  // Who pings oftener than that, three times, is sent away.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             Milliseconds(kLeastPingInterval));
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
+  // Callers that are gone without a word give their place back.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(kOurPingInterval));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(kPingTimeout));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // as many as it takes
+}
+
+// Reflection is there as soon as its library is linked.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+ private:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    std::erase_if(*plugins,
+                  [](const auto& plugin) { return plugin->name() == "proto_server_reflection"; });
+  }
+};
+
+// Builds the server with its socket. InvalidArgument, Unavailable.
+absl::StatusOr<std::unique_ptr<grpc::Server>> Build(const GrpcSettings& settings,
+                                                    grpc::ServerBuilder& builder) {
+  int socket = 0;  // not 0 once it is bound, as gRPC has it
+  if (!settings.unix_socket.empty()) {
+    if (absl::Status status = MakeRoomForSocket(settings.unix_socket); !status.ok()) return status;
+    builder.AddListeningPort(absl::StrCat("unix:", settings.unix_socket),
+                             grpc::InsecureServerCredentials(), &socket);
+  }
+  std::unique_ptr<grpc::Server> server;
+  {
+    const ScopedFileMode mode(settings.unix_socket_mode);
+    server = builder.BuildAndStart();
+  }
+  if (server != nullptr) return server;
+  return absl::UnavailableError(absl::StrCat("can't listen on ", settings.unix_socket,
+                                             "; is there such a folder, may we write there?"));
+}
+
+}  // namespace
+
+void TakeOverGrpcLog() {
+  gpr_set_log_function(LogFromGrpc);
+  google::protobuf::SetLogHandler(nullptr);  // it has a line for every message that is none
+}
+
+absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
+    const GrpcSettings& settings, TensorMethods& tensor_methods,
+    std::initializer_list<grpc::Service*> services) {
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+
+  grpc::ServerBuilder builder;
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  builder.RegisterAsyncGenericService(&tensor_methods.service());
+  // The other methods are gRPC's synchronous ones: beside this queue, their threads poll nothing.
+  std::unique_ptr<grpc::ServerCompletionQueue> queue = builder.AddCompletionQueue();
+  LimitMemory(settings, builder);
+  LimitConnections(settings, builder);
+  if (!settings.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
+  std::unique_ptr<Listener::Acceptor> acceptor;
+  if (settings.listener != nullptr) {
+    using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+    acceptor =
+        builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD, settings.credentials);
+  }
+  absl::StatusOr<std::unique_ptr<grpc::Server>> server = Build(settings, builder);
+  if (!server.ok()) return server.status();
+  tensor_methods.Start(std::move(queue), settings.threads);
+  log_grpc_errors = true;
+  if (settings.listener != nullptr) settings.listener->Start(std::move(acceptor));
+  return std::make_unique<GrpcServer>(*std::move(server), tensor_methods);
+}
+
+}  // namespace rapt

@@ -1,0 +1,78 @@
+// Takes TCP connections for the gRPC server, so that there is a limit to them: gRPC has none.
+#ifndef RAPT_SERVER_WIRE_GRPC_LISTENER_H_
+#define RAPT_SERVER_WIRE_GRPC_LISTENER_H_
+
+#include <grpcpp/server_builder.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "base/mutex.h"
+
+namespace rapt {
+
+// Thread-safe, but for Start() and Stop().
+class Listener {
+ public:
+  using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+
+  // Connections wait from here on. `address` is "host:port"; port 0 takes a free one. Unavailable
+  // where it can't be had.
+  static absl::StatusOr<std::unique_ptr<Listener>> Bind(const std::string& address,
+                                                        int64_t max_connections);
+  ~Listener() { Stop(); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  int port() const { return port_; }
+
+  // Passes connections on until Stop(); those beyond the limit are closed as they come. To be
+  // called once the acceptor's server runs.
+  void Start(std::unique_ptr<Acceptor> acceptor);
+  // Takes no more. Those that were passed on stay.
+  void Stop();
+
+  // Those that are open.
+  int64_t count() const;
+  // How many found no place.
+  int64_t refused() const { return refused_; }
+
+ private:
+  explicit Listener(int64_t max_connections) : max_connections_(max_connections) {}
+
+  absl::Status Listen(const std::string& address);
+  void ListenOnAll(const std::string& host, const std::string& port);
+  void Run();
+  bool TakeFrom(int listening);
+  bool Enter(int connection);
+  void Forget() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const int64_t max_connections_;
+  std::vector<Descriptor> listening_;
+  int port_ = 0;
+  Descriptor stop_;
+  std::unique_ptr<Acceptor> acceptor_;
+  std::atomic<int64_t> refused_{0};
+
+  // gRPC closes connections without a word: one is over when its descriptor means another file, by
+  // its inode, or none.
+  mutable Mutex mutex_;
+  mutable absl::flat_hash_map<int, ino_t> open_ ABSL_GUARDED_BY(mutex_);
+  Instant next_forget_ ABSL_GUARDED_BY(mutex_) = Instant::min();
+
+  std::thread thread_;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_GRPC_LISTENER_H_

@@ -1,0 +1,101 @@
+#include "server/wire/grpc/tensor_methods.h"
+
+#include <pthread.h>
+
+namespace rapt {
+namespace {
+
+// For top, gdb and perf.
+constexpr char kThreadName[] = "rapt-wire";
+
+// As many as may come at once; each that has come asks for another one.
+constexpr int kExpectedCalls = 32;
+
+class UnknownMethod final : public GenericCall {
+ public:
+  explicit UnknownMethod(std::unique_ptr<GrpcCall> call) : GenericCall(std::move(call)) {}
+  void Begin() override { Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "")); }
+
+ private:
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+// A call from when gRPC is asked for one. Belongs to its GenericCall once it has come.
+class TensorMethods::Expected final : public GrpcCall {
+ public:
+  // It deletes itself where none comes because the server is shut down.
+  static void Ask(TensorMethods& methods) {
+    auto* const call = new Expected(methods);
+    call->context.AsyncNotifyWhenDone(&call->ended_);
+    grpc::ServerCompletionQueue* const queue = methods.queue_.get();
+    methods.service_.RequestCall(&call->context, &call->stream, queue, queue, &call->arrived_);
+  }
+
+  ~Expected() override {
+    if (--methods_.count_ > 0) return;
+    MutexLock lock(methods_.mutex_);
+    methods_.none_.SignalAll();
+  }
+
+ private:
+  explicit Expected(TensorMethods& methods)
+      : methods_(methods),
+        arrived_([this](bool ok) { OnArrived(ok); }),
+        ended_([this](bool) { OnStep(); }) {
+    ++methods_.count_;
+  }
+
+  void OnArrived(bool ok) {
+    std::unique_ptr<GrpcCall> self(this);
+    if (!ok) return;
+    Ask(methods_);
+    call_ = methods_.NewCallOf(std::move(self));
+    call_->Begin();
+    OnStep();
+  }
+
+  // The call has begun, or ended, whichever comes last.
+  void OnStep() {
+    if (--steps_ == 0) call_->OnEnded();
+  }
+
+  TensorMethods& methods_;
+  GenericCall* call_ = nullptr;
+  std::atomic<int> steps_{2};
+  Completion arrived_, ended_;
+};
+
+GenericCall* TensorMethods::NewCallOf(std::unique_ptr<GrpcCall> call) const {
+  const auto new_call = calls_.find(call->context.method());
+  if (new_call == calls_.end()) return new UnknownMethod(std::move(call));
+  return new_call->second(std::move(call));
+}
+
+void TensorMethods::Start(std::unique_ptr<grpc::ServerCompletionQueue> queue, int threads) {
+  queue_ = std::move(queue);
+  for (int n = 0; n < kExpectedCalls; ++n) Expected::Ask(*this);
+  for (int n = 0; n < threads; ++n) threads_.emplace_back([this] { Serve(); });
+}
+
+void TensorMethods::Serve() {
+  pthread_setname_np(pthread_self(), kThreadName);
+  void* tag;
+  bool ok;
+  while (queue_->Next(&tag, &ok)) (*static_cast<Completion*>(tag))(ok);
+}
+
+void TensorMethods::Stop() {
+  if (queue_ == nullptr) return;
+  {
+    MutexLock lock(mutex_);
+    while (count_ > 0) none_.Wait(mutex_);
+  }
+  queue_->Shutdown();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  queue_.reset();
+}
+
+}  // namespace rapt

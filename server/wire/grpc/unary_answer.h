@@ -1,0 +1,21 @@
+#ifndef RAPT_SERVER_WIRE_GRPC_UNARY_ANSWER_H_
+#define RAPT_SERVER_WIRE_GRPC_UNARY_ANSWER_H_
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/status.h>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "server/calls/call_observer.h"
+#include "server/wire/grpc/generic_call.h"
+
+namespace rapt {
+
+// A call that is answered on the spot, where its caller may call: `fill` writes the response and
+// says how it went.
+grpc::Status AnswerAtOnce(grpc::ServerContext& context, const CallEnvironment& environment,
+                          const CallObserver& observe, absl::FunctionRef<absl::Status()> fill);
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_GRPC_UNARY_ANSWER_H_

@@ -1,0 +1,467 @@
+#include "client/cpp/codec.h"
+
+#include <gmock/gmock.h>
+#include <google/protobuf/stubs/logging.h>
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace rapt::client {
+namespace {
+
+using google::protobuf::TextFormat;
+using google::protobuf::util::MessageDifferencer;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr int64_t kNoLimit = int64_t{1} << 30;
+
+template <typename Message>
+Message Parse(const std::string& text) {
+  Message message;
+  EXPECT_TRUE(TextFormat::ParseFromString(text, &message)) << text;
+  return message;
+}
+
+absl::Span<const std::byte> Bytes(absl::string_view text) {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+
+// A call of one query and one key, head size 1, in bytes that text can show.
+AttendCall SmallCall() {
+  return {.q = {DType::kFloat16, {1, 1, 1, 1}, Bytes("qq")},
+          .k = {DType::kFloat16, {1, 1, 1, 1}, Bytes("kk")},
+          .v = {DType::kFloat16, {1, 1, 1, 1}, Bytes("vv")}};
+}
+
+std::string Flatten(const RequestMessage& message) {
+  std::string bytes;
+  for (const RequestMessage::Piece& piece : message.pieces()) {
+    bytes += piece.bytes;
+    bytes.append(reinterpret_cast<const char*>(piece.payload.data()), piece.payload.size());
+  }
+  EXPECT_EQ(message.size(), static_cast<int64_t>(bytes.size()));
+  return bytes;
+}
+
+// What generated code reads, which has to write it as we did.
+template <typename Message>
+Message Parsed(const absl::StatusOr<RequestMessage>& encoded) {
+  Message message;
+  EXPECT_TRUE(encoded.ok()) << encoded.status();
+  if (!encoded.ok()) return message;
+  const std::string bytes = Flatten(*encoded);
+  EXPECT_TRUE(message.ParseFromString(bytes));
+  EXPECT_EQ(message.SerializeAsString(), bytes) << message.ShortDebugString();
+  return message;
+}
+
+v1::AttendRequest Encoded(const AttendCall& call) {
+  return Parsed<v1::AttendRequest>(EncodeAttend(call, kNoLimit));
+}
+
+// In slices that break every `slice_bytes` bytes.
+absl::StatusOr<AttendResult> DecodeSliced(const WantedOutputs& wanted, const std::string& bytes,
+                                          size_t slice_bytes) {
+  std::vector<std::string> pieces;
+  for (size_t begin = 0; begin < bytes.size(); begin += slice_bytes) {
+    pieces.push_back(bytes.substr(begin, slice_bytes));
+    if (begin % 3 == 0) pieces.emplace_back();
+  }
+  std::vector<absl::Span<const char>> slices(pieces.begin(), pieces.end());
+  return DecodeAttend(wanted, {PlacesOf(slices)}, static_cast<int64_t>(bytes.size()));
+}
+
+absl::StatusOr<AttendResult> DecodeWhole(const WantedOutputs& wanted, const std::string& bytes) {
+  return DecodeSliced(wanted, bytes, std::max<size_t>(bytes.size(), 1));
+}
+
+absl::StatusOr<AttendResult> DecodeText(const WantedOutputs& wanted, const std::string& text) {
+  return DecodeWhole(wanted, Parse<v1::AttendResponse>(text).SerializeAsString());
+}
+
+TEST(CodecTest, AShortCallSetsWhatItHas) {
+  const v1::AttendRequest request = Encoded(SmallCall());
+  const auto expected = Parse<v1::AttendRequest>(R"(
+      q { dtype: FP16 shape: [1, 1, 1, 1] data: "qq" }
+      k { dtype: FP16 shape: [1, 1, 1, 1] data: "kk" }
+      v { dtype: FP16 shape: [1, 1, 1, 1] data: "vv" }
+      attention {})");
+  EXPECT_TRUE(MessageDifferencer::Equals(request, expected)) << request.DebugString();
+}
+
+TEST(CodecTest, EveryFieldTravels) {
+  const int64_t lengths[] = {1, 0};
+  AttendCall call = SmallCall();
+  call.mask = TensorView{DType::kBool, {1, 2}, Bytes("mm")};
+  call.past_key = TensorView{DType::kFloat16, {1, 1, 1, 1}, Bytes("pk")};
+  call.past_value = TensorView{DType::kFloat16, {1, 1, 1, 1}, Bytes("pv")};
+  call.key_lengths = lengths;
+  call.layout = Layout::kBse;
+  call.query_heads = 8;
+  call.kv_heads = 2;
+  call.scale = 0;
+  call.softcap = 30;
+  call.causal = true;
+  call.alignment = Alignment::kBottomRight;
+  call.window = {.left = 0, .right = 5};
+  call.softmax_in_fp64 = true;
+  call.dropout = Dropout{0.5, 1ull << 63};
+  call.score_output = ScoreOutput::kWeights;
+  call.wants_lse = true;
+  call.wants_present = true;
+  const v1::AttendRequest request = Encoded(call);
+  const auto expected = Parse<v1::AttendRequest>(R"(
+      q { dtype: FP16 shape: [1, 1, 1, 1] data: "qq" }
+      k { dtype: FP16 shape: [1, 1, 1, 1] data: "kk" }
+      v { dtype: FP16 shape: [1, 1, 1, 1] data: "vv" }
+      mask { dtype: BOOL shape: [1, 2] data: "mm" }
+      past_key { dtype: FP16 shape: [1, 1, 1, 1] data: "pk" }
+      past_value { dtype: FP16 shape: [1, 1, 1, 1] data: "pv" }
+      key_lengths: [1, 0]
+      attention {
+        layout: BSE query_heads: 8 kv_heads: 2 scale: 0 softcap: 30 causal: true
+        alignment: BOTTOM_RIGHT window { left: 0 right: 5 } softmax_in_fp64: true
+        dropout { probability: 0.5 seed: 9223372036854775808 }
+      }
+      score_output: WEIGHTS want_lse: true want_present: true)");
+  EXPECT_TRUE(MessageDifferencer::Equals(request, expected)) << request.DebugString();
+}
+
+TEST(CodecTest, OurNumbersMeanTheProtocols) {
+  const std::pair<DType, v1::DataType> dtypes[] = {
+      {DType::kFloat32, v1::FP32}, {DType::kFloat16, v1::FP16}, {DType::kBFloat16, v1::BF16},
+      {DType::kFloat64, v1::FP64}, {DType::kBool, v1::BOOL},    {DType::kInt8, v1::INT8},
+      {DType::kUint8, v1::UINT8},  {DType::kInt32, v1::INT32},  {DType::kInt64, v1::INT64}};
+  for (const auto& [ours, theirs] : dtypes) {
+    AttendCall call = SmallCall();
+    call.mask = TensorView{ours, {0}, {}};
+    EXPECT_EQ(Encoded(call).mask().dtype(), theirs) << NameOf(ours);
+    EXPECT_EQ(NameOf(ours), v1::DataType_Name(theirs));
+  }
+  const std::pair<Layout, v1::Layout> layouts[] = {{Layout::kByRank, v1::LAYOUT_UNSPECIFIED},
+                                                   {Layout::kBhsd, v1::BHSD},
+                                                   {Layout::kBshd, v1::BSHD},
+                                                   {Layout::kBse, v1::BSE}};
+  for (const auto& [ours, theirs] : layouts) {
+    AttendCall call = SmallCall();
+    call.layout = ours;
+    EXPECT_EQ(Encoded(call).attention().layout(), theirs);
+  }
+  const std::pair<ScoreOutput, v1::ScoreOutput> outputs[] = {
+      {ScoreOutput::kScores, v1::SCORES},
+      {ScoreOutput::kSoftcapped, v1::SOFTCAPPED},
+      {ScoreOutput::kBiased, v1::BIASED},
+      {ScoreOutput::kWeights, v1::WEIGHTS}};
+  for (const auto& [ours, theirs] : outputs) {
+    AttendCall call = SmallCall();
+    call.score_output = ours;
+    EXPECT_EQ(Encoded(call).score_output(), theirs);
+  }
+}
+
+TEST(CodecTest, DataHasToBeAsLongAsItsShapeSays) {
+  AttendCall call = SmallCall();
+  call.k.shape = {1, 1, 2, 1};
+  EXPECT_EQ(EncodeAttend(call, kNoLimit).status(),
+            absl::InvalidArgumentError("k has shape [1, 1, 2, 1] of FP16, which is 4 bytes, but "
+                                       "its data has 2"));
+  call = SmallCall();
+  call.q = {};
+  EXPECT_THAT(EncodeAttend(call, kNoLimit).status().message(), HasSubstr("q has shape []"));
+}
+
+TEST(CodecTest, ShapesThatNoMemoryHoldsAreRefused) {
+  for (const Shape& shape :
+       {Shape{1, 1, -1, 1}, Shape{0, -1, 1, 1}, Shape{int64_t{1} << 40, int64_t{1} << 40, 1, 1},
+        Shape{INT64_MAX, 2, 2, 2}}) {
+    AttendCall call = SmallCall();
+    call.mask = TensorView{DType::kFloat64, shape, {}};
+    const absl::Status status = EncodeAttend(call, kNoLimit).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << ToString(shape);
+    EXPECT_THAT(status.message(), HasSubstr("mask has shape " + ToString(shape)));
+  }
+}
+
+TEST(CodecTest, AMessageOverItsLimitIsNotMade) {
+  for (const auto encode : {EncodeAttend, EncodeDiagnose}) {
+    const int64_t bytes = encode(SmallCall(), kNoLimit)->size();
+    EXPECT_TRUE(encode(SmallCall(), bytes).ok());
+    for (const int64_t limit : {bytes - 1, int64_t{5}, int64_t{1}}) {
+      const absl::Status status = encode(SmallCall(), limit).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << limit;
+      EXPECT_THAT(status.message(), HasSubstr("max_message_bytes is"));
+    }
+  }
+}
+
+TEST(CodecTest, LargeTensorsTravelFromWhereTheyAre) {
+  const std::string q(100'000, 'q'), k(50'000, 'k'), v(10, 'v');
+  const AttendCall call{.q = {DType::kUint8, {100'000}, Bytes(q)},
+                        .k = {DType::kUint8, {50'000}, Bytes(k)},
+                        .v = {DType::kUint8, {10}, Bytes(v)}};
+  const absl::StatusOr<RequestMessage> message = EncodeAttend(call, kNoLimit);
+  ASSERT_TRUE(message.ok()) << message.status();
+  std::vector<const std::byte*> payloads;
+  for (const RequestMessage::Piece& piece : message->pieces()) {
+    if (!piece.payload.empty()) payloads.push_back(piece.payload.data());
+  }
+  EXPECT_THAT(payloads, ElementsAre(Bytes(q).data(), Bytes(k).data()));
+}
+
+TEST(CodecTest, EncodesAsGeneratedCodeDoes) {
+  std::mt19937 random(1);
+  const auto draw = [&random](int64_t most) {
+    return std::uniform_int_distribution<int64_t>(0, most)(random);
+  };
+  // Around the sizes where lengths take another byte, and where payloads are no longer copied.
+  const int64_t sizes[] = {0, 1, 100, 127, 128, 129, 4095, 4096, 4097, 16'383, 16'384, 40'000};
+  const std::string bytes(40'000, 'x');
+  const auto draw_tensor = [&] {
+    const int64_t size = sizes[draw(std::size(sizes) - 1)];
+    return TensorView{DType::kInt8, {1, size}, Bytes(bytes).first(size)};
+  };
+  for (int n = 0; n < 300; ++n) {
+    SCOPED_TRACE(n);
+    std::vector<int64_t> lengths(draw(3));
+    for (int64_t& length : lengths) length = draw(1000);
+    AttendCall call{.q = draw_tensor(), .k = draw_tensor(), .v = draw_tensor()};
+    if (draw(1)) call.mask = draw_tensor();
+    if (draw(1)) call.past_key = draw_tensor();
+    if (draw(1)) call.past_value = draw_tensor();
+    call.key_lengths = lengths;
+    call.query_heads = draw(300);
+    call.causal = draw(1) != 0;
+    call.wants_lse = draw(1) != 0;
+    const v1::AttendRequest request = Encoded(call);
+    EXPECT_EQ(request.q().data().size(), call.q.data.size());
+    EXPECT_EQ(request.has_past_value(), call.past_value.has_value());
+    const auto diagnose = Parsed<v1::DiagnoseRequest>(EncodeDiagnose(call, kNoLimit));
+    EXPECT_TRUE(MessageDifferencer::Equals(diagnose.call(), request));
+  }
+}
+
+TEST(CodecTest, ReadsAWholeResult) {
+  const auto response = Parse<v1::AttendResponse>(R"(
+      y { dtype: FP16 shape: [1, 1] data: "yy" }
+      scores { dtype: FP16 shape: [1] data: "ss" }
+      lse { dtype: FP32 shape: [1] data: "\000\000\200\077" }
+      present_key { dtype: FP16 shape: [1] data: "pk" }
+      present_value { dtype: FP16 shape: [1] data: "pv" }
+      backend: "cpu" plan: "cpu/avx2 q1" timing { queue_us: 3 compute_us: 4 })");
+  const std::string bytes = response.SerializeAsString();
+  for (size_t slice_bytes = 1; slice_bytes <= bytes.size(); ++slice_bytes) {
+    SCOPED_TRACE(slice_bytes);
+    const absl::StatusOr<AttendResult> result =
+        DecodeSliced({.scores = true, .lse = true, .present = true}, bytes, slice_bytes);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->y.dtype(), DType::kFloat16);
+    EXPECT_EQ(result->y.shape(), (Shape{1, 1}));
+    EXPECT_EQ(result->y.bytes(), Bytes("yy"));
+    EXPECT_EQ(result->scores->bytes(), Bytes("ss"));
+    EXPECT_THAT(result->lse->values<float>(), ElementsAre(1.0f));
+    EXPECT_EQ(result->present_key->bytes(), Bytes("pk"));
+    EXPECT_EQ(result->present_value->bytes(), Bytes("pv"));
+    EXPECT_EQ(result->backend, "cpu");
+    EXPECT_EQ(result->plan, "cpu/avx2 q1");
+    EXPECT_EQ(result->queue_time, std::chrono::microseconds(3));
+    EXPECT_EQ(result->compute_time, std::chrono::microseconds(4));
+  }
+}
+
+TEST(CodecTest, ATensorThatCameTwiceIsMergedAsGeneratedCodeDoes) {
+  const std::string twice =
+      Parse<v1::AttendResponse>("y { dtype: FP16 shape: 2 data: 'abcd' }").SerializeAsString() +
+      Parse<v1::AttendResponse>("y { dtype: INT8 shape: 3 data: 'uvwxyz' }").SerializeAsString();
+  const absl::StatusOr<AttendResult> result = DecodeWhole({}, twice);
+  ASSERT_TRUE(result.ok()) << result.status();
+  v1::AttendResponse merged;
+  ASSERT_TRUE(merged.ParseFromString(twice));
+  EXPECT_EQ(result->y.bytes(), Bytes(merged.y().data()));
+  EXPECT_THAT(result->y.shape(), testing::ElementsAreArray(merged.y().shape()));
+}
+
+// Every answer that is cut off, and every one with a byte changed, is read or refused: nothing is
+// read that did not come.
+TEST(CodecTest, BrokenAnswersAreInternalOrRead) {
+  const google::protobuf::LogSilencer silencer;  // of texts that are not UTF-8
+  const std::string bytes = Parse<v1::AttendResponse>(R"(
+      y { dtype: FP16 shape: [2, 1] data: "yyyy" } lse { dtype: FP32 shape: 1 data: "abcd" }
+      backend: "cpu" timing { queue_us: 300 })")
+                                .SerializeAsString();
+  const auto check = [](const std::string& broken) {
+    const absl::StatusOr<AttendResult> result = DecodeWhole({.lse = true}, broken);
+    v1::AttendResponse generated;
+    if (!generated.ParseFromString(broken)) {
+      EXPECT_FALSE(result.ok());
+    }
+    if (!result.ok()) {
+      EXPECT_EQ(result.status().code(), absl::StatusCode::kInternal) << result.status();
+    } else {
+      EXPECT_EQ(result->y.bytes(), Bytes(generated.y().data()));
+      EXPECT_EQ(result->lse->bytes(), Bytes(generated.lse().data()));
+      EXPECT_EQ(result->backend, generated.backend());
+    }
+  };
+  for (size_t length = 0; length < bytes.size(); ++length) check(bytes.substr(0, length));
+  for (size_t place = 0; place < bytes.size(); ++place) {
+    SCOPED_TRACE(place);
+    for (int value = 0; value < 256; ++value) {
+      std::string broken = bytes;
+      broken[place] = static_cast<char>(value);
+      check(broken);
+    }
+  }
+}
+
+// Generated code would make a gigabyte of objects of it.
+TEST(CodecTest, AnAnswerOfManySmallThingsIsRefused) {
+  std::string bytes;
+  for (int n = 0; n < 1'000'000; ++n) bytes.append("\x0A\x00", 2);
+  const absl::Status status = DecodeWhole({}, bytes).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+  EXPECT_THAT(status.message(), HasSubstr("the server answered with what is no answer"));
+}
+
+TEST(CodecTest, AnAnswerThatContradictsItselfIsInternal) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"", "the server answered without y"},
+      {"y { dtype: FP32 shape: 2 data: 'abcd' }", "y of shape [2] of FP32 in 4 bytes"},
+      {"y { dtype: FP32 shape: -1 data: '' }", "y of shape [-1] of FP32 in 0 bytes"},
+      {"y { shape: 1 data: 'abcd' }", "y of a type that this client does not know, number 0"},
+      {"y { dtype: FP32 shape: 1 data: 'abcd' }", "the server answered without lse"},
+      {"y { dtype: FP32 shape: 1 data: 'abcd' } lse { dtype: FP32 shape: 1 data: '' }",
+       "lse of shape [1] of FP32 in 0 bytes"}};
+  for (const auto& [text, message] : cases) {
+    const absl::Status status = DecodeText({.lse = true}, text).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << text;
+    EXPECT_THAT(status.message(), HasSubstr(message)) << text;
+  }
+}
+
+TEST(CodecTest, OutputsThatNobodyAskedForAreLeft) {
+  const absl::StatusOr<AttendResult> result =
+      DecodeText({}, "y { dtype: FP32 shape: 0 } scores { dtype: FP32 shape: 0 }");
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_FALSE(result->scores.has_value());
+}
+
+TEST(CodecTest, ReadsADiagnosis) {
+  const absl::StatusOr<Diagnosis> diagnosis = Decode(Parse<v1::DiagnoseResponse>(R"(
+      problem: "B=1"
+      inputs { name: "q" dtype: BF16 shape: [1, 2] elements: 2 nan_count: 1 positive_inf_count: 2
+               negative_inf_count: 3 min: -1 max: 4 mean: 0.5 }
+      inputs { name: "k" dtype: BF16 }
+      raw_scores { max: 1 } scaled_scores { max: 2 } biased_scores { max: 3 negative_inf_count: 7 }
+      pairs: 10 masked_by_mask: 11 masked_by_position: 12
+      weights { min: 0 max: 4 } row_sums { max: 5 }
+      empty_rows { count: 20 first { batch: 1 head: 2 query: 3 } } output { max: 6 }
+      backends { backend: "cpu" chosen: true plan: "p" workspace_bytes: 64 }
+      backends { backend: "reference" reason: "slower" }
+      warnings: "first" warnings: "second")"));
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  EXPECT_EQ(diagnosis->problem, "B=1");
+  ASSERT_EQ(diagnosis->inputs.size(), 2u);
+  const TensorReport& q = diagnosis->inputs[0];
+  EXPECT_EQ(q.name, "q");
+  EXPECT_EQ(q.dtype, DType::kBFloat16);
+  EXPECT_EQ(q.shape, (Shape{1, 2}));
+  EXPECT_EQ(q.elements, 2);
+  EXPECT_EQ(q.range.nan_count, 1);
+  EXPECT_EQ(q.range.positive_inf_count, 2);
+  EXPECT_EQ(q.range.negative_inf_count, 3);
+  EXPECT_EQ(q.range.min, -1);
+  EXPECT_EQ(q.range.max, 4);
+  EXPECT_EQ(q.mean, 0.5);
+  EXPECT_EQ(diagnosis->inputs[1].range.min, std::nullopt);
+  EXPECT_EQ(diagnosis->inputs[1].mean, std::nullopt);
+  EXPECT_EQ(diagnosis->raw_scores.max, 1);
+  EXPECT_EQ(diagnosis->scaled_scores.max, 2);
+  EXPECT_EQ(diagnosis->biased_scores.max, 3);
+  EXPECT_EQ(diagnosis->biased_scores.negative_inf_count, 7);
+  EXPECT_EQ(diagnosis->pairs, 10);
+  EXPECT_EQ(diagnosis->masked_by_mask, 11);
+  EXPECT_EQ(diagnosis->masked_by_position, 12);
+  EXPECT_EQ(diagnosis->weights.min, 0);
+  EXPECT_EQ(diagnosis->weights.max, 4);
+  EXPECT_EQ(diagnosis->row_sums.max, 5);
+  EXPECT_EQ(diagnosis->empty_rows, 20);
+  ASSERT_EQ(diagnosis->first_empty_rows.size(), 1u);
+  EXPECT_EQ(diagnosis->first_empty_rows[0].query, 3);
+  EXPECT_EQ(diagnosis->output.max, 6);
+  ASSERT_EQ(diagnosis->backends.size(), 2u);
+  EXPECT_TRUE(diagnosis->backends[0].chosen);
+  EXPECT_EQ(diagnosis->backends[0].workspace_bytes, 64);
+  EXPECT_EQ(diagnosis->backends[1].reason, "slower");
+  EXPECT_THAT(diagnosis->warnings, ElementsAre("first", "second"));
+}
+
+TEST(CodecTest, MemoryAndInfoTravel) {
+  const v1::EstimateMemoryRequest request = Encode(MemoryQuestion{.batch = 32,
+                                                                  .query_heads = 8,
+                                                                  .kv_heads = 2,
+                                                                  .lengths = {512, 1024},
+                                                                  .head_size = 64,
+                                                                  .value_head_size = 32,
+                                                                  .dtype = DType::kBFloat16});
+  EXPECT_TRUE(MessageDifferencer::Equals(request, Parse<v1::EstimateMemoryRequest>(R"(
+      batch: 32 query_heads: 8 kv_heads: 2 lengths: [512, 1024] head_size: 64 value_head_size: 32
+      dtype: BF16)")));
+
+  const MemoryEstimates estimates = Decode(Parse<v1::EstimateMemoryResponse>(R"(
+      estimates { length: 1 tensor_bytes: 2 standard_bytes: 3 chunked_bytes: 4 fused_bytes: 5
+                  plan: "p" }
+      chunk: 512)"));
+  ASSERT_EQ(estimates.estimates.size(), 1u);
+  EXPECT_EQ(estimates.estimates[0].fused_bytes, 5);
+  EXPECT_EQ(estimates.estimates[0].plan, "p");
+  EXPECT_EQ(estimates.chunk, 512);
+
+  const ServerInfo info = Decode(Parse<v1::GetServerInfoResponse>(R"(
+      version: "1" backend: "auto" isa: "avx2" compute_threads: 3 memory_budget_bytes: 4
+      memory_reserved_bytes: 5 max_message_bytes: 6
+      backends { name: "cpu" available: true instruction_sets { name: "avx2" in_use: true } }
+      backends { name: "cudnn" reason: "no driver" }
+      admission {
+        max_open_calls: 1 max_calls_per_caller: 2 max_compute_bytes: 3 max_queued_requests: 4
+        max_queue_delay_ms: 5 min_receive_bytes_per_second: 6 default_deadline_ms: 7
+        max_deadline_ms: 8
+      })"));
+  EXPECT_EQ(info.admission.max_open_calls, 1);
+  EXPECT_EQ(info.admission.max_calls_per_caller, 2);
+  EXPECT_EQ(info.admission.max_compute_bytes, 3);
+  EXPECT_EQ(info.admission.max_queued_requests, 4);
+  EXPECT_EQ(info.admission.max_queue_delay.count(), 5);
+  EXPECT_EQ(info.admission.min_receive_bytes_per_second, 6);
+  EXPECT_EQ(info.admission.default_deadline.count(), 7);
+  EXPECT_EQ(info.admission.max_deadline.count(), 8);
+  EXPECT_EQ(info.version, "1");
+  EXPECT_EQ(info.compute_threads, 3);
+  EXPECT_EQ(info.max_message_bytes, 6);
+  ASSERT_EQ(info.backends.size(), 2u);
+  EXPECT_TRUE(info.backends[0].instruction_sets[0].in_use);
+  EXPECT_EQ(info.backends[1].reason, "no driver");
+}
+
+TEST(TensorDeathTest, ValuesAreOfTheTensorsType) {
+  const Tensor tensor(DType::kFloat32, {2}, std::string(8, '\0'));
+  EXPECT_THAT(tensor.values<float>(), ElementsAre(0.0f, 0.0f));
+  EXPECT_DEATH(tensor.values<double>(), "dtype");
+  EXPECT_DEATH(Tensor(DType::kFloat32, {2}, "short"), "bytes");
+}
+
+TEST(TensorTest, CopiesShareTheBytes) {
+  const Tensor tensor(DType::kInt64, {1}, std::string(8, 'x'));
+  const Tensor copy = tensor;
+  EXPECT_EQ(copy.bytes().data(), tensor.bytes().data());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(copy.bytes().data()) % 8, 0u);
+}
+
+}  // namespace
+}  // namespace rapt::client

@@ -1,0 +1,608 @@
+// The client library against a server whose faults are scripted. No test sleeps: backoffs are zero,
+// or so long that only a stop ends them.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <grpc/grpc.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "rapt/client.h"
+#include "tests/client/cpp/scripted_server.h"
+
+namespace rapt::client {
+namespace {
+
+using std::chrono::hours;
+using std::chrono::milliseconds;
+using test::DeadAddress;
+using test::Echo;
+using test::Hang;
+using test::ScriptedServer;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr RetryPolicy kNoBackoff{.initial_backoff = {}, .max_backoff = {}};
+constexpr RetryPolicy kLongBackoff{.initial_backoff = hours(1), .max_backoff = hours(1)};
+const CallOptions kPatient{.timeout = hours(10)};
+
+// A call of one query and one key whose Q is `value`.
+class Call {
+ public:
+  explicit Call(float value = 1) : value_(value) {}
+  operator AttendCall() const {
+    const TensorView tensor = View<float>({1, 1, 1, 1}, absl::MakeConstSpan(&value_, 1));
+    return {.q = tensor, .k = tensor, .v = tensor};
+  }
+
+ private:
+  float value_;
+};
+
+float ValueOf(const absl::StatusOr<AttendResult>& result) {
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? result->y.values<float>()[0] : 0;
+}
+
+std::unique_ptr<Client> ConnectTo(const std::string& address, const Options& options = {}) {
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(address, options);
+  EXPECT_TRUE(client.ok()) << client.status();
+  return client.ok() ? *std::move(client) : nullptr;
+}
+
+// Fails `times` times, then echoes.
+ScriptedServer::Script FailFirst(int times, grpc::Status status) {
+  auto left = std::make_shared<std::atomic<int>>(times);
+  return [left, status](const v1::AttendRequest& request, v1::AttendResponse& response) {
+    return left->fetch_sub(1) > 0 ? std::optional(status) : Echo(request, response);
+  };
+}
+
+// Four floats that cannot be read before a point in time: who tries waits for it. One at a time.
+class LateFloats {
+ public:
+  explicit LateFloats(std::chrono::steady_clock::time_point readable)
+      : data_(mmap(nullptr, PageSize(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    readable_ = readable;
+    page_ = data_;
+    struct sigaction wait {};
+    wait.sa_handler = [](int) {
+      while (std::chrono::steady_clock::now() < readable_) {
+      }
+      mprotect(page_, PageSize(), PROT_READ);
+    };
+    wait.sa_flags = SA_RESETHAND;  // any other fault is one
+    sigaction(SIGSEGV, &wait, &before_);
+  }
+  ~LateFloats() {
+    sigaction(SIGSEGV, &before_, nullptr);
+    munmap(data_, PageSize());
+  }
+  LateFloats(const LateFloats&) = delete;
+  LateFloats& operator=(const LateFloats&) = delete;
+
+  absl::Span<const float> values() const { return {static_cast<const float*>(data_), 4}; }
+
+ private:
+  static size_t PageSize() { return sysconf(_SC_PAGESIZE); }
+
+  // For the handler.
+  static inline std::chrono::steady_clock::time_point readable_;
+  static inline void* page_;
+
+  void* const data_;
+  struct sigaction before_;
+};
+
+// Takes one connection, grants it the widest windows of HTTP/2, and then never reads again.
+class StalledServer {
+ public:
+  StalledServer() : listener_(socket(AF_INET, SOCK_STREAM, 0)) {
+    // For good: gRPC's end would wait 10 s for a poller that waited for the write.
+    grpc_init();
+    sockaddr_in name = {};
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(name);
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&name), size), 0);
+    EXPECT_EQ(listen(listener_, 1), 0);
+    getsockname(listener_, reinterpret_cast<sockaddr*>(&name), &size);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(name.sin_port));
+    thread_ = std::thread([this] {
+      connection_ = accept(listener_, nullptr, nullptr);
+      // SETTINGS with INITIAL_WINDOW_SIZE, and WINDOW_UPDATE of the connection.
+      constexpr char kFrames[] =
+          "\0\0\6\4\0\0\0\0\0\0\4\x7F\xFF\xFF\xFF"
+          "\0\0\4\x8\0\0\0\0\0\x7F\xFF\0\0";
+      EXPECT_GT(write(connection_, kFrames, sizeof(kFrames) - 1), 0);
+    });
+  }
+  ~StalledServer() { HangUp(); }
+
+  const std::string& address() const { return address_; }
+
+  void HangUp() {
+    if (!thread_.joinable()) return;
+    thread_.join();
+    close(connection_);
+    close(listener_);
+  }
+
+ private:
+  const int listener_;
+  int connection_ = -1;
+  std::string address_;
+  std::thread thread_;
+};
+
+// Attend() and AttendAsync() keep the same promises: each test runs through both.
+class AttendFaultsTest : public testing::TestWithParam<bool> {
+ protected:
+  // Starts a call whose result comes later.
+  std::future<absl::StatusOr<AttendResult>> Start(Client& client, const AttendCall& call,
+                                                  const CallOptions& options = {}) {
+    if (GetParam()) return StartAsync(client, call, options);
+    return std::async(std::launch::async,
+                      [&client, call, options] { return client.Attend(call, options); });
+  }
+
+  absl::StatusOr<AttendResult> Attend(Client& client, const AttendCall& call,
+                                      const CallOptions& options = {}) {
+    return Start(client, call, options).get();
+  }
+
+  static std::future<absl::StatusOr<AttendResult>> StartAsync(Client& client,
+                                                              const AttendCall& call,
+                                                              const CallOptions& options) {
+    std::promise<absl::StatusOr<AttendResult>> promise;
+    std::future<absl::StatusOr<AttendResult>> future = promise.get_future();
+    client.AttendAsync(call, options,
+                       [promise = std::move(promise)](absl::StatusOr<AttendResult> result) mutable {
+                         promise.set_value(std::move(result));
+                       });
+    return future;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(, AttendFaultsTest, testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "Async" : "Sync");
+});
+
+TEST_P(AttendFaultsTest, AnswersCome) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const Call call(42);
+  EXPECT_EQ(ValueOf(Attend(*client, call)), 42);
+}
+
+TEST_P(AttendFaultsTest, UnavailableIsRetried) {
+  ScriptedServer server(FailFirst(2, {grpc::UNAVAILABLE, "draining"}));
+  const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
+  const Call call(7);
+  EXPECT_EQ(ValueOf(Attend(*client, call)), 7);
+  EXPECT_EQ(server.calls(), 3);
+}
+
+TEST_P(AttendFaultsTest, ACancellationThatNobodyAskedForIsRetried) {
+  ScriptedServer server(FailFirst(1, {grpc::CANCELLED, "CANCELLED"}));
+  const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
+  const Call call(7);
+  EXPECT_EQ(ValueOf(Attend(*client, call)), 7);
+  EXPECT_EQ(server.calls(), 2);
+}
+
+TEST_P(AttendFaultsTest, RetriesEnd) {
+  ScriptedServer server(FailFirst(100, {grpc::UNAVAILABLE, "draining"}));
+  const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
+  const Call call;
+  EXPECT_EQ(Attend(*client, call).status(),
+            absl::UnavailableError(server.address() + ": draining"));
+  EXPECT_EQ(server.calls(), 4);
+}
+
+TEST_P(AttendFaultsTest, OtherErrorsStandAtOnceWithCodeAndMessage) {
+  for (const grpc::StatusCode code :
+       {grpc::INVALID_ARGUMENT, grpc::RESOURCE_EXHAUSTED, grpc::DEADLINE_EXCEEDED,
+        grpc::UNIMPLEMENTED, grpc::INTERNAL, grpc::UNKNOWN, grpc::NOT_FOUND, grpc::ABORTED}) {
+    ScriptedServer server(FailFirst(100, {code, "k has head size 64"}));
+    const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
+    const Call call;
+    EXPECT_EQ(Attend(*client, call).status(),
+              absl::Status(static_cast<absl::StatusCode>(code), "k has head size 64"));
+    EXPECT_EQ(server.calls(), 1) << code;
+  }
+}
+
+TEST_P(AttendFaultsTest, ResourceExhaustedIsRetriedWhereTheCallerSaysSo) {
+  ScriptedServer server(FailFirst(1, {grpc::RESOURCE_EXHAUSTED, "over the budget"}));
+  RetryPolicy retries = kNoBackoff;
+  retries.retries_resource_exhausted = true;
+  const auto client = ConnectTo(server.address(), {.retries = retries});
+  const Call call(3);
+  EXPECT_EQ(ValueOf(Attend(*client, call)), 3);
+  EXPECT_EQ(server.calls(), 2);
+}
+
+TEST_P(AttendFaultsTest, ABackoffPastTheDeadlineIsNotWaitedFor) {
+  ScriptedServer server(FailFirst(100, {grpc::UNAVAILABLE, "draining"}));
+  const auto client = ConnectTo(server.address(), {.retries = kLongBackoff});
+  const Call call;
+  EXPECT_EQ(Attend(*client, call, {.timeout = std::chrono::minutes(10)}).status().code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(server.calls(), 1);
+}
+
+TEST_P(AttendFaultsTest, TheDeadlineEndsACallThatIsNotAnswered) {
+  ScriptedServer server(Hang);
+  const auto client = ConnectTo(server.address());
+  const Call call;
+  EXPECT_EQ(Attend(*client, call, {.timeout = milliseconds(50)}).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  server.WaitForLeavers(server.calls());  // the server is told
+}
+
+TEST_P(AttendFaultsTest, ATimeoutThatIsOverEndsTheCallAtOnce) {
+  ScriptedServer server(Hang);
+  const auto client = ConnectTo(server.address());
+  const Call call;
+  for (const auto timeout : {std::chrono::nanoseconds(0), std::chrono::nanoseconds::min()}) {
+    EXPECT_EQ(Attend(*client, call, {.timeout = timeout}).status().code(),
+              absl::StatusCode::kDeadlineExceeded);
+  }
+}
+
+TEST_P(AttendFaultsTest, TheTimeThatEncodingTakesCounts) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const milliseconds timeout(300);
+  const LateFloats late(std::chrono::steady_clock::now() + 2 * timeout);
+  const TensorView tensor = View<float>({1, 1, 1, 4}, late.values());
+  const Call owner;  // of what the other views point at
+  AttendCall call = owner;
+  call.q = tensor;
+  EXPECT_EQ(Attend(*client, call, {.timeout = timeout}).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(server.calls(), 0);
+}
+
+TEST_P(AttendFaultsTest, EveryAttemptDeclaresTheSizeOfItsMessage) {
+  ScriptedServer server(FailFirst(1, {grpc::UNAVAILABLE, "draining"}));
+  const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
+  const std::vector<float> values(1000);
+  const TensorView tensor = View<float>({1, 1, 1000, 1}, values);
+  ASSERT_TRUE(Attend(*client, {.q = tensor, .k = tensor, .v = tensor}).ok());
+  const std::vector<ScriptedServer::Message> messages = server.messages();
+  ASSERT_EQ(messages.size(), 2u);
+  for (const ScriptedServer::Message& message : messages) {
+    EXPECT_GT(message.bytes, 12'000u);
+    EXPECT_EQ(message.declared, std::to_string(message.bytes));
+  }
+}
+
+TEST_P(AttendFaultsTest, LargeTensorsArriveWholeAndAgain) {
+  ScriptedServer server(FailFirst(1, {grpc::UNAVAILABLE, "draining"}));
+  const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
+  std::vector<float> values(2'000'000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  const TensorView tensor = View<float>({1, 2'000'000}, values);
+  const absl::StatusOr<AttendResult> result =
+      Attend(*client, {.q = tensor, .k = tensor, .v = tensor});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->y.shape(), tensor.shape);
+  EXPECT_EQ(result->y.bytes(), tensor.data);
+  EXPECT_EQ(server.calls(), 2);
+}
+
+TEST_P(AttendFaultsTest, ACallEndsWhenNobodyReadsItsBytesAnyMore) {
+  StalledServer server;
+  const auto client = ConnectTo(server.address(), {.retries = {.max_attempts = 1}});
+  auto values = std::make_unique<std::vector<float>>(16 << 20);
+  const TensorView tensor = View<float>({16, 1 << 20}, *values);
+  auto result =
+      Start(*client, {.q = tensor, .k = tensor, .v = tensor}, {.timeout = milliseconds(50)});
+  // The deadline is over, but the socket still has to be written to: the call can't end.
+  EXPECT_EQ(result.wait_for(milliseconds(300)), std::future_status::timeout);
+  server.HangUp();
+  EXPECT_EQ(result.get().status().code(), absl::StatusCode::kDeadlineExceeded);
+  values.reset();
+}
+
+TEST_P(AttendFaultsTest, TheLongestTimeoutIsNoError) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const Call call(5);
+  EXPECT_EQ(ValueOf(Attend(*client, call, {.timeout = std::chrono::nanoseconds::max()})), 5);
+}
+
+TEST_P(AttendFaultsTest, AStopEndsACallInFlight) {
+  ScriptedServer server(Hang);
+  const auto client = ConnectTo(server.address());
+  const Call call;
+  std::stop_source stop;
+  auto result = Start(*client, call, {.timeout = hours(1), .stop = stop.get_token()});
+  server.WaitForCalls(1);
+  stop.request_stop();
+  EXPECT_EQ(result.get().status().code(), absl::StatusCode::kCancelled);
+  server.WaitForLeavers(1);
+}
+
+TEST_P(AttendFaultsTest, AStopEndsABackoff) {
+  ScriptedServer server(FailFirst(100, {grpc::UNAVAILABLE, "draining"}));
+  const auto client = ConnectTo(server.address(), {.retries = kLongBackoff});
+  const Call call;
+  std::stop_source stop;
+  auto result = Start(*client, call, {.timeout = kPatient.timeout, .stop = stop.get_token()});
+  server.WaitForCalls(1);
+  stop.request_stop();
+  EXPECT_EQ(result.get().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(server.calls(), 1);
+}
+
+TEST_P(AttendFaultsTest, AStopBeforeTheStartEndsTheCall) {
+  ScriptedServer server(Hang);
+  const auto client = ConnectTo(server.address());
+  const Call call;
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_EQ(Attend(*client, call, {.stop = stop.get_token()}).status().code(),
+            absl::StatusCode::kCancelled);
+}
+
+TEST_P(AttendFaultsTest, StopsThatRaceWithAnswersEndEveryCallOnce) {
+  ScriptedServer server(FailFirst(100, {grpc::UNAVAILABLE, "draining"}));
+  const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
+  const Call call(9);
+  for (int i = 0; i < 200; ++i) {
+    std::stop_source stop;
+    auto result = Start(*client, call, {.stop = stop.get_token()});
+    if (i % 2 == 0) server.WaitForCalls(server.calls() > 0 ? 1 : 0);
+    stop.request_stop();
+    const absl::StatusCode code = result.get().status().code();
+    EXPECT_TRUE(code == absl::StatusCode::kCancelled || code == absl::StatusCode::kOk ||
+                code == absl::StatusCode::kUnavailable)
+        << absl::StatusCodeToString(code) << " in call " << i;
+  }
+}
+
+TEST_P(AttendFaultsTest, AHugeAnswerIsRefused) {
+  ScriptedServer server([](const v1::AttendRequest&, v1::AttendResponse& response) {
+    response.mutable_y()->set_dtype(v1::UINT8);
+    response.mutable_y()->add_shape(5 << 20);
+    response.mutable_y()->mutable_data()->resize(5 << 20);
+    return std::optional(grpc::Status::OK);
+  });
+  const auto client = ConnectTo(server.address(), {.max_message_bytes = 1 << 20});
+  const Call call;
+  EXPECT_EQ(Attend(*client, call).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(server.calls(), 1);
+}
+
+TEST_P(AttendFaultsTest, AHugeCallIsNotSent) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address(), {.max_message_bytes = 100});
+  const std::vector<float> q(100);
+  const TensorView tensor = View<float>({1, 1, 100, 1}, q);
+  EXPECT_EQ(Attend(*client, {.q = tensor, .k = tensor, .v = tensor}).status(),
+            absl::ResourceExhaustedError("the request takes 1244 bytes; max_message_bytes is 100"));
+  EXPECT_EQ(server.calls(), 0);
+}
+
+TEST_P(AttendFaultsTest, ACallThatMakesNoSenseIsNotSent) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const Call owner;  // of what the views point at
+  AttendCall call = owner;
+  call.v.shape = {1, 1, 1, 2};
+  const absl::Status status = Attend(*client, call).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("v has shape [1, 1, 1, 2] of FP32, which is 8 bytes"));
+  EXPECT_EQ(server.calls(), 0);
+}
+
+TEST_P(AttendFaultsTest, AnAnswerThatContradictsItselfIsInternal) {
+  ScriptedServer server([](const v1::AttendRequest&, v1::AttendResponse&) {
+    return std::optional(grpc::Status::OK);
+  });
+  const auto client = ConnectTo(server.address());
+  const Call call;
+  EXPECT_EQ(Attend(*client, call).status(), absl::InternalError("the server answered without y"));
+}
+
+TEST_P(AttendFaultsTest, ANobodyAtTheAddressIsUnavailable) {
+  const std::string address = DeadAddress();
+  const auto client = ConnectTo(address, {.connect_timeout = {}, .retries = {.max_attempts = 1}});
+  const Call call;
+  const absl::Status status = Attend(*client, call).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr(address));
+}
+
+TEST(ConnectTest, SaysWhereNobodyAnswers) {
+  const std::string address = DeadAddress();
+  EXPECT_EQ(Client::Connect(address).status(),
+            absl::UnavailableError("no server answers at " + address));
+}
+
+TEST(ConnectTest, RefusesAddressesAndOptionsThatMakeNoSense) {
+  EXPECT_EQ(Client::Connect("").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Client::Connect("no such host:port").status().code(), absl::StatusCode::kUnavailable);
+  const Options wrong[] = {{.connect_timeout = milliseconds(-1)},
+                           {.max_message_bytes = 0},
+                           {.max_message_bytes = int64_t{1} << 31},
+                           {.connections = 0},
+                           {.retries = {.max_attempts = 0}}};
+  for (const Options& options : wrong) {
+    const absl::Status status = Client::Connect("127.0.0.1:1", options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  }
+}
+
+TEST(ConnectionsTest, CallsOneAfterTheOtherStayOnOneConnection) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address(), {.connections = 4});
+  const Call call;
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(client->Attend(call).ok());
+  EXPECT_EQ(server.peers().size(), 1u);
+}
+
+TEST(ConnectionsTest, CallsAtOnceSpreadOverAllConnections) {
+  ScriptedServer server(Hang);
+  auto client = ConnectTo(server.address(), {.connections = 4});
+  const Call call;
+  for (int i = 0; i < 8; ++i) {
+    client->AttendAsync(call, kPatient, [](const absl::StatusOr<AttendResult>&) {});
+  }
+  server.WaitForCalls(8);
+  EXPECT_EQ(server.peers().size(), 4u);
+}
+
+TEST(AttendAsyncTest, TheCallbackNeverRunsInsideTheCall) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const Call owner;
+  AttendCall wrong = owner;
+  wrong.q.shape = {1, 1, 1, 2};
+  std::promise<std::thread::id> thread;
+  client->AttendAsync(wrong, {}, [&thread](const absl::StatusOr<AttendResult>& result) {
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+    thread.set_value(std::this_thread::get_id());
+  });
+  EXPECT_NE(thread.get_future().get(), std::this_thread::get_id());
+}
+
+TEST(AttendAsyncTest, ACallbackMayCallAgain) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const Call first(1), second(2);
+  std::promise<float> last;
+  client->AttendAsync(first, {}, [&](const absl::StatusOr<AttendResult>& result) {
+    EXPECT_EQ(ValueOf(result), 1);
+    client->AttendAsync(second, {}, [&](const absl::StatusOr<AttendResult>& again) {
+      last.set_value(ValueOf(again));
+    });
+  });
+  EXPECT_EQ(last.get_future().get(), 2);
+}
+
+TEST(AttendAsyncTest, ACallbackMayRequestItsOwnStop) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const Call call;
+  std::stop_source stop;
+  std::promise<bool> ok;
+  client->AttendAsync(call, {.stop = stop.get_token()},
+                      [&](const absl::StatusOr<AttendResult>& result) {
+                        stop.request_stop();
+                        ok.set_value(result.ok());
+                      });
+  EXPECT_TRUE(ok.get_future().get());
+}
+
+TEST(AttendAsyncTest, TheDestructorCancelsAndWaits) {
+  ScriptedServer server(Hang);
+  auto client = ConnectTo(server.address());
+  const Call call;
+  std::vector<absl::StatusCode> codes;  // the destructor is the only thing that orders this
+  std::mutex mutex;
+  for (int i = 0; i < 3; ++i) {
+    client->AttendAsync(call, kPatient, [&](const absl::StatusOr<AttendResult>& result) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      codes.push_back(result.status().code());
+    });
+  }
+  client.reset();
+  EXPECT_THAT(codes, ElementsAre(absl::StatusCode::kCancelled, absl::StatusCode::kCancelled,
+                                 absl::StatusCode::kCancelled));
+}
+
+TEST(AttendAsyncTest, TheDestructorEndsABackoff) {
+  ScriptedServer server(FailFirst(100, {grpc::UNAVAILABLE, "draining"}));
+  auto client = ConnectTo(server.address(), {.retries = kLongBackoff});
+  const Call call;
+  absl::StatusCode code = absl::StatusCode::kOk;
+  client->AttendAsync(call, kPatient, [&](const absl::StatusOr<AttendResult>& result) {
+    code = result.status().code();
+  });
+  server.WaitForCalls(1);
+  client.reset();
+  EXPECT_EQ(code, absl::StatusCode::kCancelled);
+}
+
+// A call of 256 KiB, which goes by shared memory where it can, to a server that is never there.
+int AttemptsBySharedMemory(const RetryPolicy& policy) {
+  const auto unavailable = [](const v1::AttendRequest&, v1::AttendResponse&) {
+    return std::optional(grpc::Status(grpc::StatusCode::UNAVAILABLE, "try later"));
+  };
+  const ScriptedServer server(unavailable, ScriptedServer::SharedMemory::kRegistered);
+  const auto client = ConnectTo(server.address(), {.retries = policy});
+  const std::vector<float> x(64 * 1024);
+  const TensorView tensor = View<float>({1, 1, 1024, 64}, x);
+  const auto result = client->Attend({.q = tensor, .k = tensor, .v = tensor}, kPatient);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  const std::vector<ScriptedServer::Message> messages = server.messages();
+  EXPECT_LT(messages.at(0).bytes, 1024u) << "the first attempt is not by shared memory";
+  for (size_t n = 1; n < messages.size(); ++n) EXPECT_GT(messages[n].bytes, 3 * 256 * 1024u) << n;
+  return server.calls();
+}
+
+TEST(SharedMemoryRetryTest, AnAttemptBySharedMemoryCountsAsOne) {
+  for (const int max_attempts : {1, 2, 4}) {
+    RetryPolicy policy = kNoBackoff;
+    policy.max_attempts = max_attempts;
+    EXPECT_EQ(AttemptsBySharedMemory(policy), max_attempts);
+  }
+}
+
+TEST(SharedMemoryRetryTest, ABackoffFollowsAnAttemptBySharedMemory) {
+  RetryPolicy policy;  // whose backoff is past the deadline, and so is not waited for
+  policy.initial_backoff = policy.max_backoff = hours(100);
+  EXPECT_EQ(AttemptsBySharedMemory(policy), 1);
+}
+
+TEST(ClientTest, ManyThreadsShareOneClient) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  std::vector<std::jthread> threads;
+  for (int thread = 0; thread < 8; ++thread) {
+    threads.emplace_back([&client, thread] {
+      for (int i = 0; i < 50; ++i) {
+        const Call call(static_cast<float>(1000 * thread + i));
+        EXPECT_EQ(ValueOf(client->Attend(call)), 1000 * thread + i);
+      }
+    });
+  }
+}
+
+TEST(ClientTest, DiagnoseDeclaresTheSizeOfItsMessage) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const Call call;
+  EXPECT_FALSE(client->Diagnose(call).ok());
+  const std::vector<ScriptedServer::Message> messages = server.messages();
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_EQ(messages[0].declared, std::to_string(messages[0].bytes));
+}
+
+TEST(ClientTest, AMethodThatTheServerLacksIsUnimplemented) {
+  ScriptedServer server(Echo);
+  const auto client = ConnectTo(server.address());
+  const Call call;
+  EXPECT_EQ(client->Diagnose(call).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(client->EstimateMemory({.lengths = {1}}).status().code(),
+            absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(client->GetServerInfo().status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(client->CheckHealth().status().code(), absl::StatusCode::kUnimplemented);
+}
+
+}  // namespace
+}  // namespace rapt::client

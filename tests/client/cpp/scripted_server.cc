@@ -1,0 +1,158 @@
+#include "tests/client/cpp/scripted_server.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
+
+namespace rapt::test {
+
+class ScriptedServer::Service : public v1::AttentionService::CallbackService {
+ public:
+  explicit Service(Script script) : script_(std::move(script)) {}
+
+  grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* context,
+                                   const v1::AttendRequest* request,
+                                   v1::AttendResponse* response) override {
+    {
+      MutexLock lock(mutex_);
+      ++calls_;
+      peers_.insert(context->peer());
+      messages_.push_back(MessageOf(*context, request->ByteSizeLong()));
+      changed_.SignalAll();
+    }
+    const std::optional<grpc::Status> status = script_(*request, *response);
+    if (!status) return new Unanswered(*this);
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(*status);
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* Diagnose(grpc::CallbackServerContext* context,
+                                     const v1::DiagnoseRequest* request,
+                                     v1::DiagnoseResponse*) override {
+    {
+      MutexLock lock(mutex_);
+      messages_.push_back(MessageOf(*context, request->ByteSizeLong()));
+    }
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish({grpc::UNIMPLEMENTED, "the script has no Diagnose"});
+    return reactor;
+  }
+
+  int calls() const {
+    MutexLock lock(mutex_);
+    return calls_;
+  }
+
+  std::vector<Message> messages() const {
+    MutexLock lock(mutex_);
+    return messages_;
+  }
+
+  std::set<std::string> peers() const {
+    MutexLock lock(mutex_);
+    return peers_;
+  }
+
+  void WaitForCalls(int count) const {
+    MutexLock lock(mutex_);
+    while (calls_ < count) changed_.Wait(mutex_);
+  }
+
+  void WaitForLeavers(int count) const {
+    MutexLock lock(mutex_);
+    while (leavers_ < count) changed_.Wait(mutex_);
+  }
+
+ private:
+  class Unanswered : public grpc::ServerUnaryReactor {
+   public:
+    explicit Unanswered(Service& service) : service_(service) {}
+    void OnCancel() override { Finish(grpc::Status::CANCELLED); }
+    void OnDone() override {
+      {
+        MutexLock lock(service_.mutex_);
+        ++service_.leavers_;
+        service_.changed_.SignalAll();
+      }
+      delete this;
+    }
+
+   private:
+    Service& service_;
+  };
+
+  static Message MessageOf(const grpc::CallbackServerContext& context, size_t bytes) {
+    const auto header = context.client_metadata().find("rapt-message-bytes");
+    if (header == context.client_metadata().end()) return {"", bytes};
+    return {std::string(header->second.data(), header->second.size()), bytes};
+  }
+
+  const Script script_;
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  int calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  int leavers_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<Message> messages_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> peers_ ABSL_GUARDED_BY(mutex_);
+};
+
+class ScriptedServer::Regions : public inference::GRPCInferenceService::Service {
+ public:
+  grpc::Status SystemSharedMemoryRegister(grpc::ServerContext*,
+                                          const inference::SystemSharedMemoryRegisterRequest*,
+                                          inference::SystemSharedMemoryRegisterResponse*) override {
+    return grpc::Status::OK;
+  }
+  grpc::Status SystemSharedMemoryUnregister(
+      grpc::ServerContext*, const inference::SystemSharedMemoryUnregisterRequest*,
+      inference::SystemSharedMemoryUnregisterResponse*) override {
+    return grpc::Status::OK;
+  }
+};
+
+ScriptedServer::ScriptedServer(Script script, SharedMemory shared_memory)
+    : service_(std::make_unique<Service>(std::move(script))) {
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(service_.get());
+  if (shared_memory == SharedMemory::kRegistered) {
+    regions_ = std::make_unique<Regions>();
+    builder.RegisterService(regions_.get());
+  }
+  builder.SetMaxReceiveMessageSize(-1);
+  server_ = builder.BuildAndStart();
+  RAPT_CHECK(server_ != nullptr && port != 0, "no free port on the loopback");
+  address_ = absl::StrCat("127.0.0.1:", port);
+}
+
+// Cancels what is unanswered.
+ScriptedServer::~ScriptedServer() { server_->Shutdown(std::chrono::system_clock::now()); }
+
+int ScriptedServer::calls() const { return service_->calls(); }
+std::vector<ScriptedServer::Message> ScriptedServer::messages() const {
+  return service_->messages();
+}
+std::set<std::string> ScriptedServer::peers() const { return service_->peers(); }
+void ScriptedServer::WaitForCalls(int count) const { service_->WaitForCalls(count); }
+void ScriptedServer::WaitForLeavers(int count) const { service_->WaitForLeavers(count); }
+
+std::optional<grpc::Status> Echo(const v1::AttendRequest& request, v1::AttendResponse& response) {
+  *response.mutable_y() = request.q();
+  return grpc::Status::OK;
+}
+
+std::optional<grpc::Status> Hang(const v1::AttendRequest&, v1::AttendResponse&) {
+  return std::nullopt;
+}
+
+std::string DeadAddress() {
+  const ScriptedServer gone(Echo);
+  return gone.address();
+}
+
+}  // namespace rapt::test

@@ -1,0 +1,74 @@
+// A gRPC server that answers Attend as a test says, and has no other method that succeeds: for the
+// faults that the real server does not have on demand. Real sockets on the loopback, on a free
+// port.
+#ifndef RAPT_TESTS_CLIENT_CPP_SCRIPTED_SERVER_H_
+#define RAPT_TESTS_CLIENT_CPP_SCRIPTED_SERVER_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "proto/rapt/v1/attention.grpc.pb.h"
+
+namespace rapt::test {
+
+// Thread-safe.
+class ScriptedServer {
+ public:
+  // Answers one call; nothing: it never answers, and the call ends when its caller leaves. Runs on
+  // gRPC's threads, several at a time.
+  using Script =
+      std::function<std::optional<grpc::Status>(const v1::AttendRequest&, v1::AttendResponse&)>;
+
+  // kRegistered: callers may register shared memory, which nobody looks into.
+  enum class SharedMemory { kNone, kRegistered };
+
+  explicit ScriptedServer(Script script, SharedMemory shared_memory = SharedMemory::kNone);
+  ~ScriptedServer();
+
+  const std::string& address() const { return address_; }
+
+  // A message as it arrived.
+  struct Message {
+    std::string declared;  // what its call's header rapt-message-bytes said; empty: no such header
+    size_t bytes = 0;
+  };
+
+  int calls() const;
+  // Those of Attend and Diagnose, in their order.
+  std::vector<Message> messages() const;
+  // The connections that calls came over.
+  std::set<std::string> peers() const;
+
+  // Block until so many calls have arrived; until so many callers left unanswered calls.
+  void WaitForCalls(int count) const;
+  void WaitForLeavers(int count) const;
+
+ private:
+  class Service;
+  class Regions;
+
+  std::unique_ptr<Service> service_;
+  std::unique_ptr<Regions> regions_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+// Answers with Q as Y.
+std::optional<grpc::Status> Echo(const v1::AttendRequest& request, v1::AttendResponse& response);
+
+// Never answers.
+std::optional<grpc::Status> Hang(const v1::AttendRequest& request, v1::AttendResponse& response);
+
+// An address of the loopback that nobody listens on.
+std::string DeadAddress();
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_CLIENT_CPP_SCRIPTED_SERVER_H_

@@ -1,0 +1,315 @@
+// What /metrics tells of calls, and that Prometheus, and docs/metrics.md, agree with it.
+#include "server/metrics/metrics.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "attention/backend.h"
+#include "base/rejection.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
+#include "tests/support/metrics_page.h"
+#include "tests/support/raw_call.h"
+#include "tests/support/server_process.h"
+
+namespace rapt {
+namespace {
+
+using inference::GRPCInferenceService;
+using inference::ModelInferRequest;
+using inference::ModelInferResponse;
+using test::ReadMetric;
+using test::ReadMetricsPage;
+using test::ServerProcess;
+using test::SumOnPage;
+using test::WaitForMetric;
+
+constexpr char kMethod[] = "inference.GRPCInferenceService/ModelInfer";
+constexpr char kPath[] = "/inference.GRPCInferenceService/ModelInfer";
+
+// --- The instruments alone -----------------------------------------------------------------------
+
+CallReport Answered(const Problem& problem) {
+  CallReport report;
+  report.ended_in = Stage::kSend;
+  report.total = std::chrono::microseconds(70);
+  report.problem = &problem;
+  report.backend = Backends().front();
+  return report;
+}
+
+TEST(MetricsTest, CountsACallByAllItsLabels) {
+  Metrics metrics;
+  const Problem problem{.dtype = DType::kBFloat16, .batch = 3};
+  const auto count = metrics.ForMethod("service/Method");
+  count(Answered(problem));
+  count(Answered(problem));
+  CallReport failed;
+  failed.status = absl::InvalidArgumentError("no");
+  count(failed);
+  const std::string page = metrics.Serialize();
+  EXPECT_EQ(SumOnPage(page, "rapt_requests_total",
+                      {{"method", "service/Method"},
+                       {"backend", std::string(Backends().front()->name())},
+                       {"dtype", "BF16"},
+                       {"code", "OK"}}),
+            2);
+  EXPECT_EQ(SumOnPage(page, "rapt_requests_total",
+                      {{"backend", "none"}, {"dtype", "none"}, {"code", "INVALID_ARGUMENT"}}),
+            1);
+  EXPECT_EQ(SumOnPage(page, "rapt_requests_total", {{"code", "INTERNAL"}}), 0) << "but there";
+  EXPECT_EQ(SumOnPage(page, "rapt_batch_size_sum"), 6);
+  EXPECT_EQ(SumOnPage(page, "rapt_rejected_total"), 0) << "an error is no rejection";
+}
+
+TEST(MetricsTest, ADurationIsInEveryBucketThatHoldsIt) {
+  Metrics metrics;
+  const Problem problem{.batch = 1};
+  metrics.ForMethod("service/Method")(Answered(problem));  // 70 us
+  const std::string page = metrics.Serialize();
+  const char* bucket = "rapt_request_duration_seconds_bucket";
+  EXPECT_EQ(SumOnPage(page, bucket, {{"le", "5e-05"}}), 0) << page;
+  EXPECT_EQ(SumOnPage(page, bucket, {{"le", "0.0001"}}), 1);
+  EXPECT_EQ(SumOnPage(page, bucket, {{"le", "30"}}), 1);
+  EXPECT_EQ(SumOnPage(page, bucket, {{"le", "+Inf"}}), 1);
+  EXPECT_DOUBLE_EQ(SumOnPage(page, "rapt_request_duration_seconds_sum"), 70e-6);
+}
+
+TEST(MetricsTest, StagesThatACallNeverCameToAreNotCounted) {
+  Metrics metrics;
+  CallReport report;
+  report.status = absl::DeadlineExceededError("late");
+  report.ended_in = Stage::kReceive;
+  report.time_of(Stage::kQueue) = std::chrono::milliseconds(2);
+  report.time_of(Stage::kReceive) = std::chrono::seconds(3);
+  metrics.ForMethod("service/Method")(report);
+  const std::string page = metrics.Serialize();
+  const char* name = "rapt_stage_duration_seconds_count";
+  EXPECT_EQ(SumOnPage(page, name, {{"stage", "queue"}}), 1);
+  EXPECT_EQ(SumOnPage(page, name, {{"stage", "receive"}}), 1);
+  EXPECT_EQ(SumOnPage(page, name, {{"stage", "compute"}}), 0);
+  EXPECT_EQ(SumOnPage(page, name, {{"stage", "send"}}), 0);
+  EXPECT_EQ(SumOnPage(page, "rapt_deadline_exceeded_total", {{"phase", "receive"}}), 1);
+  EXPECT_EQ(SumOnPage(page, "rapt_deadline_exceeded_total"), 1);
+}
+
+TEST(MetricsTest, CountsWhoComputedInWhosePlace) {
+  Metrics metrics;
+  const Problem problem{.batch = 1};
+  CallReport report = Answered(problem);
+  report.declined = Backends().front();
+  report.backend = Backends().back();
+  metrics.ForMethod("service/Method")(report);
+  const std::map<std::string, std::string> labels = {
+      {"from", std::string(Backends().front()->name())},
+      {"to", std::string(Backends().back()->name())},
+      {"reason", "unsupported"}};
+  EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total", labels), 1);
+}
+
+TEST(MetricsTest, ObservesHowManyARunComputed) {
+  Metrics metrics;
+  const Problem problem{.batch = 1};
+  const auto count = metrics.ForMethod("service/Method");
+  CallReport report = Answered(problem);
+  count(report);  // it never came to a run
+  report.together = 1;
+  count(report);
+  report.together = 3;
+  for (int n = 0; n < 3; ++n) count(report);
+  const std::string page = metrics.Serialize();
+  EXPECT_EQ(SumOnPage(page, "rapt_run_requests_bucket", {{"le", "1"}}), 1);
+  EXPECT_EQ(SumOnPage(page, "rapt_run_requests_bucket", {{"le", "4"}}), 4);
+  EXPECT_EQ(SumOnPage(page, "rapt_run_requests_sum"), 10);
+}
+
+TEST(MetricsTest, CountsWhoStoodInForAPart) {
+  Metrics metrics;
+  const Problem problem{.batch = 1};
+  CallReport report = Answered(problem);
+  report.backend = Backends().front();
+  report.stand_in = Backends().back();
+  metrics.ForMethod("service/Method")(report);
+  const std::map<std::string, std::string> labels = {
+      {"from", std::string(Backends().front()->name())},
+      {"to", std::string(Backends().back()->name())},
+      {"reason", "stand_in"}};
+  EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total", labels), 1);
+  EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total"), 1);
+}
+
+TEST(RejectionTest, AStatusRemembersWhyItRejects) {
+  const absl::Status status =
+      Reject(Rejection::kQueueFull, absl::StatusCode::kResourceExhausted, "full");
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.message(), "full");
+  EXPECT_EQ(RejectionOf(status), Rejection::kQueueFull);
+  EXPECT_EQ(RejectionOf(absl::ResourceExhaustedError("full")), Rejection::kNone);
+  EXPECT_EQ(RejectionOf(absl::OkStatus()), Rejection::kNone);
+}
+
+// --- A server's page -----------------------------------------------------------------------------
+
+// Self-attention over ones, one head.
+ModelInferRequest Call(int64_t batch, int64_t length) {
+  ModelInferRequest request;
+  request.set_model_name("attention");
+  for (const char* name : {"Q", "K", "V"}) {
+    auto& input = *request.add_inputs();
+    input.set_name(name);
+    input.set_datatype("FP32");
+    for (const int64_t axis : {batch, int64_t{1}, length, int64_t{64}}) input.add_shape(axis);
+    const std::vector<float> ones(static_cast<size_t>(batch * length * 64), 1);
+    request.add_raw_input_contents(ones.data(), ones.size() * sizeof(float));
+  }
+  return request;
+}
+
+grpc::Status Infer(const ServerProcess& server, const ModelInferRequest& request,
+                   std::chrono::milliseconds timeout = std::chrono::hours(1)) {
+  const auto stub = GRPCInferenceService::NewStub(
+      grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + timeout);
+  ModelInferResponse response;
+  return stub->ModelInfer(&context, request, &response);
+}
+
+TEST(MetricsPageTest, TellsOfACallEverythingThatIsKnown) {
+  const ServerProcess server({"--threads=1"});
+  const ModelInferRequest request = Call(2, 8);
+  ASSERT_TRUE(Infer(server, request).ok());
+  WaitForMetric(server, "rapt_requests_total", 1,
+                {{"method", kMethod}, {"backend", "cpu"}, {"dtype", "FP32"}, {"code", "OK"}});
+  const std::string page = ReadMetricsPage(server);
+  for (const char* stage : {"receive", "queue", "compute", "send"}) {
+    EXPECT_EQ(SumOnPage(page, "rapt_stage_duration_seconds_count", {{"stage", stage}}), 1);
+  }
+  EXPECT_EQ(SumOnPage(page, "rapt_request_duration_seconds_count", {{"method", kMethod}}), 1);
+  EXPECT_EQ(SumOnPage(page, "rapt_payload_bytes_total", {{"direction", "received"}}),
+            static_cast<double>(request.ByteSizeLong()));
+  EXPECT_GT(SumOnPage(page, "rapt_payload_bytes_total", {{"direction", "sent"}}), 2 * 8 * 64 * 4);
+  EXPECT_EQ(SumOnPage(page, "rapt_flops_total"), 2 * 8 * 8 * 64 * 4.0);
+  EXPECT_EQ(SumOnPage(page, "rapt_batch_size_sum"), 2);
+  EXPECT_EQ(SumOnPage(page, "rapt_run_requests_bucket", {{"le", "1"}}), 1) << "alone";
+  for (const char* queue : {"memory", "threads", "lanes"}) {
+    EXPECT_EQ(SumOnPage(page, "rapt_queue_depth", {{"queue", queue}}), 0) << queue;
+    EXPECT_EQ(SumOnPage(page, "rapt_queue_oldest_age_seconds", {{"queue", queue}}), 0) << queue;
+  }
+  EXPECT_EQ(SumOnPage(page, "rapt_ready"), 1);
+  EXPECT_EQ(SumOnPage(page, "rapt_compute_threads"), 1);
+  EXPECT_EQ(SumOnPage(page, "rapt_build_info", {{"version", RAPT_VERSION}}), 1);
+  EXPECT_GT(SumOnPage(page, "process_resident_memory_bytes"), 1e6);
+  EXPECT_GT(SumOnPage(page, "process_open_fds"), 3);
+  EXPECT_GT(SumOnPage(page, "process_start_time_seconds"), 1.6e9);
+}
+
+TEST(MetricsPageTest, TellsWhatIsHeldWhileItComputes) {
+  ServerProcess server({"--threads=1", "--backend=reference"});
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 3; ++n) {
+    callers.emplace_back([&] { EXPECT_FALSE(Infer(server, Call(1, 8192)).ok()); });
+  }
+  WaitForMetric(server, "rapt_open_calls", 3);
+  WaitForMetric(server, "rapt_compute_threads_busy", 1);
+  EXPECT_GT(ReadMetric(server, "rapt_memory_reserved_bytes", {{"kind", "receive"}}), 0);
+  EXPECT_GT(ReadMetric(server, "rapt_memory_reserved_bytes", {{"kind", "compute"}}), 0);
+  server.Signal(SIGKILL);  // it would compute for long
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(server.Wait(), -SIGKILL);
+}
+
+TEST(MetricsPageTest, ADeadlineIsCountedWhereItPassed) {
+  const ServerProcess server({"--threads=1", "--backend=reference"});
+  EXPECT_EQ(Infer(server, Call(1, 16384), std::chrono::milliseconds(500)).error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  WaitForMetric(server, "rapt_open_calls", 0);
+  // gRPC also cancels a call whose deadline passed; either may reach the executor first.
+  const std::string page = ReadMetricsPage(server);
+  EXPECT_EQ(SumOnPage(page, "rapt_deadline_exceeded_total", {{"phase", "compute"}}) +
+                SumOnPage(page, "rapt_cancelled_total", {{"phase", "compute"}}),
+            1)
+      << page;
+}
+
+TEST(MetricsPageTest, ARejectionIsCountedByItsReason) {
+  const ServerProcess server(
+      {"--memory_budget_bytes=67108864", "--max_open_calls=1", "--max_message_bytes=8388608"});
+  {
+    test::RawCall declared(server.grpc_address(), kPath, {{"rapt-message-bytes", "99999999"}});
+    EXPECT_EQ(declared.WaitForStatus(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    WaitForMetric(server, "rapt_rejected_total", 1, {{"reason", "too_large"}});
+    const test::RawCall first(server.grpc_address(), kPath);
+    WaitForMetric(server, "rapt_open_calls", 1);
+    test::RawCall second(server.grpc_address(), kPath);
+    EXPECT_EQ(second.WaitForStatus(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    WaitForMetric(server, "rapt_rejected_total", 1, {{"reason", "open_calls"}});
+  }
+  WaitForMetric(server, "rapt_open_calls", 0);
+}
+
+// Though it is whole only then, and gRPC could refuse it as well.
+TEST(MetricsPageTest, AMessageThatComesTooLargeIsARejection) {
+  const ServerProcess server({"--max_message_bytes=100000"});
+  const grpc::Status status = Infer(server, Call(1, 1024));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), ::testing::HasSubstr("at most 100000 are allowed"));
+  WaitForMetric(server, "rapt_rejected_total", 1, {{"reason", "too_large"}});
+  EXPECT_EQ(ReadMetric(server, "rapt_cancelled_total"), 0);
+}
+
+TEST(MetricsPageTest, PromtoolFindsNothingToSay) {
+  const ServerProcess server;
+  ASSERT_TRUE(Infer(server, Call(1, 8)).ok());
+  const std::string response = ReadMetricsPage(server);
+  const std::string page = response.substr(response.find("\r\n\r\n") + 4);
+  FILE* const promtool = popen("promtool check metrics", "w");
+  ASSERT_NE(promtool, nullptr);
+  EXPECT_EQ(fwrite(page.data(), 1, page.size(), promtool), page.size());
+  EXPECT_EQ(pclose(promtool), 0);  // 3 where it would have it otherwise
+}
+
+// The names of the families that the page has.
+std::set<std::string> NamesOnPage(const std::string& page) {
+  std::set<std::string> names;
+  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    if (words.size() > 2 && words[0] == "#" && words[1] == "TYPE") names.insert(words[2]);
+  }
+  return names;
+}
+
+// "| `rapt_ready` | gauge | ..." is a row of the reference.
+std::set<std::string> NamesInReference() {
+  std::ifstream file(RAPT_SOURCE_DIR "/docs/metrics.md");
+  std::set<std::string> names;
+  for (std::string line; std::getline(file, line);) {
+    if (!absl::StartsWith(line, "| `rapt_") && !absl::StartsWith(line, "| `process_")) continue;
+    const size_t begin = line.find('`') + 1;
+    names.insert(line.substr(begin, line.find('`', begin) - begin));
+  }
+  return names;
+}
+
+TEST(MetricsPageTest, TheReferenceNamesExactlyWhatIsThere) {
+  const ServerProcess server;
+  const std::set<std::string> names = NamesOnPage(ReadMetricsPage(server));
+  EXPECT_GT(names.size(), 20u);
+  EXPECT_EQ(names, NamesInReference());
+}
+
+}  // namespace
+}  // namespace rapt

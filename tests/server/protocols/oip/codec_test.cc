@@ -1,0 +1,875 @@
+#include "server/protocols/oip/codec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "proto/inference/grpc_service.pb.h"
+#include "tests/support/shared_object.h"
+#include "tests/support/wire_message.h"
+
+namespace rapt::oip {
+namespace {
+
+using inference::ModelInferRequest;
+using std::chrono::microseconds;
+using test::Gather;
+using test::WireMessage;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr Instant kNow{std::chrono::hours(1)};
+
+// Not allowed.
+const SharedMemory kNoSharedMemory({});
+
+int64_t SizeOf(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+ModelInferRequest::InferInputTensor& AddInput(ModelInferRequest& message, const std::string& name,
+                                              const std::string& datatype,
+                                              const std::vector<int64_t>& shape) {
+  auto& input = *message.add_inputs();
+  input.set_name(name);
+  input.set_datatype(datatype);
+  input.mutable_shape()->Assign(shape.begin(), shape.end());
+  return input;
+}
+
+void AddRaw(ModelInferRequest& message, const std::string& name, const std::string& datatype,
+            const std::vector<int64_t>& shape, size_t element_bytes = 4) {
+  AddInput(message, name, datatype, shape);
+  message.add_raw_input_contents(std::string(SizeOf(shape) * element_bytes, '\0'));
+}
+
+// Q, K and V of one head, three positions, four elements.
+ModelInferRequest RawMessage() {
+  ModelInferRequest message;
+  message.set_model_name("attention");
+  for (const char* name : {"Q", "K", "V"}) AddRaw(message, name, "FP32", {1, 1, 3, 4});
+  return message;
+}
+
+ModelInferRequest TypedMessage() {
+  ModelInferRequest message;
+  message.set_model_name("attention");
+  float value = 0;
+  for (const char* name : {"Q", "K", "V"}) {
+    auto& input = AddInput(message, name, "FP32", {1, 1, 3, 4});
+    for (int i = 0; i < 12; ++i) input.mutable_contents()->add_fp32_contents(value++);
+  }
+  return message;
+}
+
+// What does not point into the message stays valid.
+absl::StatusOr<DecodedInfer> DecodeInfer(const ModelInferRequest& message, Instant now) {
+  return oip::DecodeInfer(WireMessage(message.SerializeAsString()).bytes(), now, kNoSharedMemory);
+}
+
+Problem DecodedProblem(const ModelInferRequest& message) {
+  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
+  EXPECT_TRUE(decoded.ok()) << decoded.status();
+  return decoded.ok() ? decoded->request.call.problem : Problem{};
+}
+
+inference::InferParameter& Parameter(ModelInferRequest& message, const std::string& name) {
+  return (*message.mutable_parameters())[name];
+}
+
+// Distinct bytes for the inputs.
+ModelInferRequest DistinctMessage() {
+  ModelInferRequest message = RawMessage();
+  for (int n = 0; n < 3; ++n) message.set_raw_input_contents(n, std::string(48, "QKV"[n]));
+  return message;
+}
+
+// Puts a tensor into shared memory, or asks for it there.
+template <typename Tensor>
+void Share(Tensor& tensor, const std::string& region, int64_t offset, int64_t byte_size) {
+  auto& parameters = *tensor.mutable_parameters();
+  parameters["shared_memory_region"].set_string_param(region);
+  parameters["shared_memory_offset"].set_int64_param(offset);
+  parameters["shared_memory_byte_size"].set_int64_param(byte_size);
+}
+
+TEST(OipCodecTest, ReadsRawTensorsWhereTheyLie) {
+  const WireMessage message(DistinctMessage().SerializeAsString());
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const Inputs& inputs = decoded->request.inputs;
+  for (const InputBytes* input : {&inputs.query, &inputs.key, &inputs.value}) {
+    EXPECT_TRUE(message.Contains(input->data));
+  }
+  EXPECT_EQ(Gather(inputs.query), std::string(48, 'Q'));
+  EXPECT_EQ(Gather(inputs.key), std::string(48, 'K'));
+  EXPECT_EQ(Gather(inputs.value), std::string(48, 'V'));
+  EXPECT_FALSE(inputs.mask.present());
+  EXPECT_FALSE(inputs.past_key.present());
+}
+
+TEST(OipCodecTest, LeavesTensorsInTheSlicesTheyCameIn) {
+  const WireMessage message(DistinctMessage().SerializeAsString(), 20);
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_TRUE(decoded->request.inputs.key.in_slices());
+  EXPECT_EQ(Gather(decoded->request.inputs.key), std::string(48, 'K'));
+  EXPECT_EQ(Gather(decoded->request.inputs.value), std::string(48, 'V'));
+}
+
+TEST(OipCodecTest, ReadsTypedTensors) {
+  const ModelInferRequest message = TypedMessage();
+  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const auto& values = message.inputs(2).contents().fp32_contents();
+  EXPECT_EQ(Gather(decoded->request.inputs.value),
+            std::string(reinterpret_cast<const char*>(values.data()), 48));
+}
+
+// Three tensors of 32 KiB: more than is parsed.
+ModelInferRequest LargeTypedMessage() {
+  ModelInferRequest message;
+  message.set_model_name("attention");
+  for (const char* name : {"Q", "K", "V"}) {
+    auto& input = AddInput(message, name, "FP32", {1, 1, 128, 64});
+    for (int i = 0; i < 128 * 64; ++i) {
+      input.mutable_contents()->add_fp32_contents(static_cast<float>(i) * name[0]);
+    }
+  }
+  return message;
+}
+
+TEST(OipCodecTest, ReadsLargeTypedTensorsWhereTheyLie) {
+  const ModelInferRequest typed = LargeTypedMessage();
+  const WireMessage message(typed.SerializeAsString());
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_TRUE(message.Contains(decoded->request.inputs.value.data));
+  const auto& values = typed.inputs(2).contents().fp32_contents();
+  EXPECT_EQ(Gather(decoded->request.inputs.value),
+            std::string(reinterpret_cast<const char*>(values.data()), 4 * values.size()));
+}
+
+TEST(OipCodecTest, LargeTypedTensorsAreCheckedAsSmallOnesAre) {
+  ModelInferRequest message = LargeTypedMessage();
+  message.mutable_inputs(1)->mutable_contents()->mutable_fp32_contents()->RemoveLast();
+  EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
+              HasSubstr("input K has 8191 values in fp32_contents"));
+  message = LargeTypedMessage();
+  message.mutable_inputs(1)->set_datatype("FP64");
+  EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
+              HasSubstr("must be in fp64_contents alone"));
+}
+
+TEST(OipCodecTest, ReadsKeyLengthsBesideLargeTypedTensors) {
+  ModelInferRequest message = LargeTypedMessage();
+  auto& lengths = AddInput(message, "nonpad_kv_seqlen", "INT64", {1});
+  lengths.mutable_contents()->add_int64_contents(77);
+  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->request.inputs.key_lengths, std::vector<int64_t>{77});
+}
+
+TEST(OipCodecTest, RefusesContentsWhoseOrderIsLost) {
+  // A mask whose first value comes by itself, the others packed.
+  ModelInferRequest more;
+  auto& input = AddInput(more, "attn_mask", "BOOL", {3, 3});
+  for (int i = 0; i < 8; ++i) input.mutable_contents()->add_bool_contents(true);
+  std::string single;
+  wire::AppendFieldHeader(5, 2, single);  // InferInputTensor.contents, of one unpacked bool
+  single += std::string("\x08\x01", 2);
+  std::string tensor = more.inputs(0).SerializeAsString() + single;
+  std::string bytes = TypedMessage().SerializeAsString();
+  wire::AppendFieldHeader(5, static_cast<int64_t>(tensor.size()),
+                          bytes);  // ModelInferRequest.inputs
+  const WireMessage message(bytes + tensor);
+  EXPECT_THAT(
+      std::string(oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory).status().message()),
+      HasSubstr("partly packed"));
+}
+
+TEST(OipCodecTest, TakesSmallTypedTensorsInSeveralPieces) {
+  const std::string whole = TypedMessage().SerializeAsString();
+  ModelInferRequest more;
+  auto& input = AddInput(more, "attn_mask", "BOOL", {3, 3});
+  for (int i = 0; i < 9; ++i) input.mutable_contents()->add_bool_contents(i % 2 == 0);
+  const WireMessage message(whole + more.SerializeAsString(), 7);
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Gather(decoded->request.inputs.mask), std::string("\1\0\1\0\1\0\1\0\1", 9));
+}
+
+TEST(OipCodecTest, RefusesMoreStructureThanAnyCallHas) {
+  ModelInferRequest message = RawMessage();
+  message.set_id(std::string(70'000, 'x'));
+  EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
+              HasSubstr("more than the 65536 bytes"));
+  message = RawMessage();
+  for (int i = 0; i < 100; ++i) message.add_raw_input_contents();
+  EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
+              HasSubstr("more than the 64 tensors"));
+}
+
+TEST(OipCodecTest, TakesInputsInAnyOrder) {
+  ModelInferRequest message;
+  message.set_model_name("attention");
+  for (const char* name : {"V", "K", "Q"}) AddRaw(message, name, "FP32", {1, 1, 3, 4});
+  message.set_raw_input_contents(2, std::string(48, 'Q'));
+  const WireMessage bytes(message.SerializeAsString());
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(bytes.bytes(), kNow, kNoSharedMemory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Gather(decoded->request.inputs.query), std::string(48, 'Q'));
+}
+
+TEST(OipCodecTest, TakesEveryInput) {
+  ModelInferRequest message = RawMessage();
+  AddRaw(message, "attn_mask", "BOOL", {3, 5}, 1);
+  AddRaw(message, "past_key", "FP32", {1, 1, 2, 4});
+  AddRaw(message, "past_value", "FP32", {1, 1, 2, 4});
+  const Problem problem = DecodedProblem(message);
+  EXPECT_EQ(problem.past_length, 2);
+  ASSERT_TRUE(problem.mask.has_value());
+  EXPECT_EQ(problem.mask->dtype, DType::kBool);
+  EXPECT_THAT(problem.mask->dims, ElementsAre(1, 1, 3, 5));
+}
+
+TEST(OipCodecTest, CopiesKeyLengthsRawAndTyped) {
+  const std::vector<int64_t> lengths = {2};
+  ModelInferRequest raw = RawMessage();
+  AddInput(raw, "nonpad_kv_seqlen", "INT64", {1});
+  raw.add_raw_input_contents(lengths.data(), sizeof(int64_t));
+  ModelInferRequest typed = TypedMessage();
+  AddInput(typed, "nonpad_kv_seqlen", "INT64", {1}).mutable_contents()->add_int64_contents(2);
+  for (const ModelInferRequest& message : {raw, typed}) {
+    const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(decoded->request.inputs.key_lengths, lengths);
+    EXPECT_TRUE(decoded->request.call.problem.has_key_lengths);
+  }
+}
+
+struct TypeCase {
+  const char* datatype;
+  size_t element_bytes;
+  DType dtype;
+};
+
+TEST(OipCodecTest, TakesEveryFloatType) {
+  for (const TypeCase& type : {TypeCase{"FP32", 4, DType::kFloat32},
+                               {"FP16", 2, DType::kFloat16},
+                               {"BF16", 2, DType::kBFloat16},
+                               {"FP64", 8, DType::kFloat64}}) {
+    ModelInferRequest message;
+    message.set_model_name("attention");
+    for (const char* name : {"Q", "K", "V"}) {
+      AddRaw(message, name, type.datatype, {1, 1, 3, 4}, type.element_bytes);
+    }
+    AddRaw(message, "attn_mask", type.datatype, {3, 3}, type.element_bytes);
+    EXPECT_EQ(DecodedProblem(message).dtype, type.dtype) << type.datatype;
+  }
+}
+
+TEST(OipCodecTest, TakesTypedDoublesAndBools) {
+  ModelInferRequest message;
+  message.set_model_name("attention");
+  for (const char* name : {"Q", "K", "V"}) {
+    auto& input = AddInput(message, name, "FP64", {1, 1, 1, 2});
+    input.mutable_contents()->add_fp64_contents(1);
+    input.mutable_contents()->add_fp64_contents(2);
+  }
+  AddInput(message, "attn_mask", "BOOL", {1}).mutable_contents()->add_bool_contents(true);
+  EXPECT_EQ(DecodedProblem(message).dtype, DType::kFloat64);
+}
+
+TEST(OipCodecTest, TakesEmptyTensorsWithoutContents) {
+  ModelInferRequest message;
+  message.set_model_name("attention");
+  for (const char* name : {"Q", "K", "V"}) AddInput(message, name, "FP32", {0, 1, 3, 4});
+  EXPECT_TRUE(DecodedProblem(message).empty());
+}
+
+TEST(OipCodecTest, ReadsEveryAttribute) {
+  ModelInferRequest message;
+  message.set_model_name("attention");
+  AddRaw(message, "Q", "FP32", {1, 3, 8});
+  AddRaw(message, "K", "FP32", {1, 3, 4});
+  AddRaw(message, "V", "FP32", {1, 3, 4});
+  Parameter(message, "is_causal").set_bool_param(true);
+  Parameter(message, "scale").set_double_param(0.25);
+  Parameter(message, "softcap").set_double_param(30);
+  Parameter(message, "q_num_heads").set_int64_param(4);
+  Parameter(message, "kv_num_heads").set_int64_param(2);
+  Parameter(message, "left_window_size").set_int64_param(5);
+  Parameter(message, "right_window_size").set_int64_param(6);
+  Parameter(message, "softmax_precision").set_int64_param(11);
+  Parameter(message, "qk_matmul_output_mode").set_int64_param(2);
+  message.add_outputs()->set_name("qk_matmul_output");
+  const Problem problem = DecodedProblem(message);
+  EXPECT_TRUE(problem.causal);
+  EXPECT_EQ(problem.scale, 0.25);
+  EXPECT_EQ(problem.softcap, 30);
+  EXPECT_EQ(problem.query_heads, 4);
+  EXPECT_EQ(problem.kv_heads, 2);
+  EXPECT_EQ(problem.left_window, 5);
+  EXPECT_EQ(problem.right_window, 6);
+  EXPECT_TRUE(problem.softmax_in_fp64);
+  EXPECT_EQ(problem.score_output, ScoreOutput::kBiased);
+}
+
+TEST(OipCodecTest, ReadsNumbersFromStringsAndOtherIntegers) {
+  ModelInferRequest message = RawMessage();
+  Parameter(message, "scale").set_string_param("0.25");
+  Parameter(message, "softcap").set_int64_param(30);
+  Parameter(message, "left_window_size").set_string_param("5");
+  Parameter(message, "right_window_size").set_uint64_param(6);
+  Parameter(message, "is_causal").set_int64_param(1);
+  const Problem problem = DecodedProblem(message);
+  EXPECT_EQ(problem.scale, 0.25);
+  EXPECT_EQ(problem.softcap, 30);
+  EXPECT_EQ(problem.left_window, 5);
+  EXPECT_EQ(problem.right_window, 6);
+  EXPECT_TRUE(problem.causal);
+}
+
+TEST(OipCodecTest, ComputesNarrowSoftmaxPrecisionsInFp32) {
+  for (const int64_t code : {1, 10, 16}) {
+    ModelInferRequest message = RawMessage();
+    Parameter(message, "softmax_precision").set_int64_param(code);
+    EXPECT_FALSE(DecodedProblem(message).softmax_in_fp64) << code;
+  }
+}
+
+TEST(OipCodecTest, IgnoresReservedParameters) {
+  ModelInferRequest message = RawMessage();
+  Parameter(message, "sequence_id").set_string_param("a");
+  Parameter(message, "sequence_start").set_bool_param(true);
+  Parameter(message, "sequence_end").set_bool_param(true);
+  Parameter(message, "headers").set_string_param("x");
+  Parameter(message, "triton_enable_empty_final_response").set_bool_param(true);
+  EXPECT_TRUE(DecodeInfer(message, kNow).ok());
+}
+
+TEST(OipCodecTest, TheTimeoutCountsFromTheArrival) {
+  ModelInferRequest message = RawMessage();
+  EXPECT_EQ(DecodeInfer(message, kNow)->request.deadline, Instant::max());
+  Parameter(message, "timeout").set_int64_param(1500);
+  EXPECT_EQ(DecodeInfer(message, kNow)->request.deadline, kNow + microseconds(1500));
+  Parameter(message, "timeout").set_int64_param(std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(DecodeInfer(message, kNow)->request.deadline, Instant::max());
+}
+
+TEST(OipCodecTest, ReadsThePriority) {
+  ModelInferRequest message = RawMessage();
+  Parameter(message, "priority").set_uint64_param(1);
+  EXPECT_EQ(DecodeInfer(message, kNow)->request.priority, 1u);
+}
+
+TEST(OipCodecTest, TheOutputsAreThoseAskedForInThatOrder) {
+  ModelInferRequest message = RawMessage();
+  for (const char* name : {"lse", "present_value", "Y"}) message.add_outputs()->set_name(name);
+  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ASSERT_EQ(decoded->outputs.size(), 3u);
+  EXPECT_STREQ(decoded->outputs[0].name, "lse");
+  EXPECT_STREQ(decoded->outputs[1].name, "present_value");
+  EXPECT_STREQ(decoded->outputs[2].name, "Y");
+  EXPECT_TRUE(decoded->request.call.problem.wants_lse);
+  EXPECT_TRUE(decoded->request.call.problem.wants_present);
+  EXPECT_FALSE(decoded->request.call.problem.score_output.has_value());
+}
+
+TEST(OipCodecTest, WithoutOutputsYIsMeant) {
+  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(RawMessage(), kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ASSERT_EQ(decoded->outputs.size(), 1u);
+  EXPECT_STREQ(decoded->outputs[0].name, "Y");
+}
+
+TEST(OipCodecTest, EncodesWhatWasAskedForRaw) {
+  DecodedInfer asked;
+  asked.id = "7f";
+  const std::vector<float> y = {1, 2, 3, 4, 5, 6};
+  const std::vector<float> lse = {7, 8};
+  const auto bytes_of = [](const std::vector<float>& values) {
+    return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                               values.size() * sizeof(float));
+  };
+  Result result;
+  result.y.bytes = bytes_of(y);
+  result.lse.bytes = bytes_of(lse);
+  asked.outputs = {
+      {"lse", {DType::kFloat32, {1, 1, 2}}, &Result::lse},
+      {"Y", {DType::kFloat32, {1, 1, 2, 3}}, &Result::y},
+  };
+  inference::ModelInferResponse response;
+  ASSERT_TRUE(response.ParseFromString(Gather(EncodeInfer(asked, result))));
+  EXPECT_EQ(response.model_name(), "attention");
+  EXPECT_EQ(response.model_version(), "1");
+  EXPECT_EQ(response.id(), "7f");
+  ASSERT_EQ(response.outputs_size(), 2);
+  EXPECT_EQ(response.outputs(0).name(), "lse");
+  EXPECT_THAT(response.outputs(0).shape(), ElementsAre(1, 1, 2));
+  EXPECT_EQ(response.outputs(1).datatype(), "FP32");
+  EXPECT_FALSE(response.outputs(1).has_contents());
+  ASSERT_EQ(response.raw_output_contents_size(), 2);
+  EXPECT_EQ(response.raw_output_contents(0).size(), 8u);
+  EXPECT_EQ(std::memcmp(response.raw_output_contents(1).data(), y.data(), 24), 0);
+}
+
+// --- Shared memory -------------------------------------------------------------------------------
+
+class OipSharedMemoryTest : public ::testing::Test {
+ protected:
+  OipSharedMemoryTest() {
+    EXPECT_TRUE(memory_.RegisterSystem("r", object_.key(), 0, object_.size()).ok());
+  }
+
+  absl::StatusOr<DecodedInfer> Decode(const ModelInferRequest& message) {
+    return oip::DecodeInfer(WireMessage(message.SerializeAsString()).bytes(), kNow, memory_);
+  }
+
+  // K in shared memory at 64, Q and V in the message.
+  static ModelInferRequest MixedMessage() {
+    ModelInferRequest message = DistinctMessage();
+    Share(*message.mutable_inputs(1), "r", 64, 48);
+    message.mutable_raw_input_contents()->DeleteSubrange(1, 1);
+    return message;
+  }
+
+  const test::SharedObject object_{4096};
+  SharedMemory memory_{{.allowed = true, .key_prefix = "rapt", .open_cuda = {}}};
+};
+
+TEST_F(OipSharedMemoryTest, AnInputThereTakesNoRawSlot) {
+  std::fill_n(object_.data() + 64, 48, std::byte{'S'});
+  const absl::StatusOr<DecodedInfer> decoded = Decode(MixedMessage());
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const Inputs& inputs = decoded->request.inputs;
+  EXPECT_FALSE(inputs.query.is_lent);
+  EXPECT_TRUE(inputs.key.is_lent);
+  EXPECT_EQ(Gather(inputs.key), std::string(48, 'S'));
+  object_.data()[64] = std::byte{'T'};
+  EXPECT_EQ(Gather(inputs.key)[0], 'T') << "read where it lies";
+  EXPECT_EQ(inputs.value.size, 48);
+}
+
+TEST_F(OipSharedMemoryTest, RawSlotsAreCountedWithoutTheInputsThere) {
+  ModelInferRequest message = MixedMessage();
+  message.add_raw_input_contents(std::string(48, 'K'));
+  const std::string text(Decode(message).status().message());
+  EXPECT_THAT(text, HasSubstr("3"));
+  EXPECT_THAT(text, HasSubstr("2 inputs"));
+}
+
+TEST_F(OipSharedMemoryTest, ContentsAndSharedMemoryDoNotMix) {
+  ModelInferRequest message = TypedMessage();
+  Share(*message.mutable_inputs(0), "r", 0, 48);
+  const absl::Status status = Decode(message).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("Q has contents"));
+}
+
+TEST_F(OipSharedMemoryTest, KeyLengthsAreCopied) {
+  ModelInferRequest message = RawMessage();
+  Share(AddInput(message, "nonpad_kv_seqlen", "INT64", {1}), "r", 3, 8);  // of any alignment
+  const int64_t length = 2;
+  std::memcpy(object_.data() + 3, &length, sizeof(length));
+  const absl::StatusOr<DecodedInfer> decoded = Decode(message);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  object_.data()[3] = std::byte{99};
+  EXPECT_THAT(decoded->request.inputs.key_lengths, ElementsAre(2));
+}
+
+TEST_F(OipSharedMemoryTest, AnOutputGoesThereAndLeavesAnEmptyEntry) {
+  ModelInferRequest message = RawMessage();
+  auto& y = *message.add_outputs();
+  y.set_name("Y");
+  Share(y, "r", 128, 1000);  // more than it takes
+  message.add_outputs()->set_name("lse");
+  const absl::StatusOr<DecodedInfer> decoded = Decode(message);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const absl::Span<std::byte> place = decoded->request.places.y.bytes;
+  ASSERT_EQ(place.size(), 48u);
+  place[0] = std::byte{5};
+  EXPECT_EQ(object_.data()[128], std::byte{5});
+  EXPECT_EQ(decoded->request.places.lse.bytes.data(), nullptr);
+
+  const std::vector<float> lse = {7, 8, 9};
+  Result result;
+  result.y.bytes = place;
+  result.lse.bytes = {reinterpret_cast<const std::byte*>(lse.data()), 12};
+  inference::ModelInferResponse response;
+  ASSERT_TRUE(response.ParseFromString(Gather(EncodeInfer(*decoded, result))));
+  const auto& parameters = response.outputs(0).parameters();
+  EXPECT_EQ(parameters.at("shared_memory_region").string_param(), "r");
+  EXPECT_EQ(parameters.at("shared_memory_offset").int64_param(), 128);
+  EXPECT_EQ(parameters.at("shared_memory_byte_size").int64_param(), 48);
+  ASSERT_EQ(response.raw_output_contents_size(), 2);
+  EXPECT_EQ(response.raw_output_contents(0), "");
+  EXPECT_EQ(response.raw_output_contents(1).size(), 12u);
+}
+
+TEST_F(OipSharedMemoryTest, RefusesWhatDoesNotFit) {
+  const auto input = [](const std::string& region, int64_t offset, int64_t byte_size) {
+    ModelInferRequest message = MixedMessage();
+    Share(*message.mutable_inputs(1), region, offset, byte_size);
+    return message;
+  };
+  const auto output = [](int64_t offset, int64_t byte_size) {
+    ModelInferRequest message = RawMessage();
+    message.add_outputs()->set_name("Y");
+    Share(*message.mutable_outputs(0), "r", offset, byte_size);
+    return message;
+  };
+  const struct {
+    ModelInferRequest message;
+    absl::StatusCode code;
+    std::vector<const char*> fragments;
+  } cases[] = {
+      {input("nowhere", 0, 48), absl::StatusCode::kNotFound, {"input K", "nowhere"}},
+      {input("r", 4090, 48), absl::StatusCode::kInvalidArgument, {"input K", "4090", "4096"}},
+      {input("r", 0, 40), absl::StatusCode::kInvalidArgument, {"input K", "40", "48"}},
+      {output(0, 40), absl::StatusCode::kInvalidArgument, {"output Y", "40", "48"}},
+      {output(2, 48), absl::StatusCode::kInvalidArgument, {"output Y", "2", "aligned", "4"}},
+      {output(-4, 48), absl::StatusCode::kInvalidArgument, {"output Y", "-4"}},
+  };
+  for (const auto& c : cases) {
+    const absl::Status status = Decode(c.message).status();
+    EXPECT_EQ(status.code(), c.code) << status;
+    for (const char* fragment : c.fragments) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(fragment));
+    }
+  }
+}
+
+TEST_F(OipSharedMemoryTest, TheRequestKeepsItsRegionsAndWatchesThem) {
+  test::SharedObject short_lived(4096);
+  ASSERT_TRUE(memory_.RegisterSystem("s", short_lived.key(), 0, 4096).ok());
+  ModelInferRequest message = MixedMessage();
+  Share(*message.mutable_inputs(1), "s", 0, 48);
+  const absl::StatusOr<DecodedInfer> decoded = Decode(message);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ASSERT_TRUE(memory_.Unregister(SharedMemory::Kind::kSystem, "").ok());
+  EXPECT_TRUE(decoded->request.check_lent_memory().ok());
+  short_lived.CutTo(0);
+  EXPECT_EQ(Gather(decoded->request.inputs.key), std::string(48, '\0'));
+  EXPECT_THAT(std::string(decoded->request.check_lent_memory().message()), HasSubstr("cut short"));
+}
+
+// --- Refusals ------------------------------------------------------------------------------------
+
+struct Refusal {
+  const char* name;
+  std::function<void(ModelInferRequest&)> spoil;  // a message of raw tensors that is fine
+  absl::StatusCode code;
+  std::vector<const char*> fragments;  // that the message has to hold
+};
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+void Rename(ModelInferRequest& m, int input, const char* name) {
+  m.mutable_inputs(input)->set_name(name);
+}
+
+void SetShape(ModelInferRequest& m, int input, const std::vector<int64_t>& shape) {
+  m.mutable_inputs(input)->mutable_shape()->Assign(shape.begin(), shape.end());
+}
+
+const Refusal kRefusals[] = {
+    {"NoSuchModel",
+     [](auto& m) { m.set_model_name("gpt"); },
+     absl::StatusCode::kNotFound,
+     {"gpt", "attention"}},
+    {"NoModel", [](auto& m) { m.clear_model_name(); }, absl::StatusCode::kNotFound, {"attention"}},
+    {"NoSuchVersion",
+     [](auto& m) { m.set_model_version("2"); },
+     absl::StatusCode::kNotFound,
+     {"'2'", "'1'"}},
+    {"NoInputs",
+     [](auto& m) {
+       m.clear_inputs();
+       m.clear_raw_input_contents();
+     },
+     kInvalid,
+     {"Q is missing"}},
+    {"NoValues",
+     [](auto& m) {
+       m.mutable_inputs()->RemoveLast();
+       m.mutable_raw_input_contents()->RemoveLast();
+     },
+     kInvalid,
+     {"V is missing"}},
+    {"UnknownInput", [](auto& m) { Rename(m, 0, "W"); }, kInvalid, {"input W", "Q, K, V"}},
+    {"InputTwice", [](auto& m) { Rename(m, 1, "Q"); }, kInvalid, {"Q came twice"}},
+    {"UnknownDatatype",
+     [](auto& m) { m.mutable_inputs(0)->set_datatype("INT8"); },
+     kInvalid,
+     {"Q", "INT8", "FP32"}},
+    {"NoDatatype", [](auto& m) { m.mutable_inputs(0)->clear_datatype(); }, kInvalid, {"Q", "FP32"}},
+    {"TypesDiffer",
+     [](auto& m) {
+       m.mutable_inputs(2)->set_datatype("FP64");
+       m.mutable_raw_input_contents(2)->resize(96);
+     },
+     kInvalid,
+     {"V", "FP64", "FP32"}},
+    {"RawTooShort",
+     [](auto& m) { m.mutable_raw_input_contents(1)->resize(47); },
+     kInvalid,
+     {"K", "47", "48"}},
+    {"RawTooLong",
+     [](auto& m) { m.mutable_raw_input_contents(1)->resize(49); },
+     kInvalid,
+     {"K", "49", "48"}},
+    {"RawMissing",
+     [](auto& m) { m.mutable_raw_input_contents()->RemoveLast(); },
+     kInvalid,
+     {"raw_input_contents", "2", "3"}},
+    {"RawTooMany",
+     [](auto& m) { m.add_raw_input_contents("x"); },
+     kInvalid,
+     {"raw_input_contents", "4", "3"}},
+    {"RawAndTyped",
+     [](auto& m) { m.mutable_inputs(0)->mutable_contents()->add_fp32_contents(1); },
+     kInvalid,
+     {"Q", "raw_input_contents"}},
+    {"NegativeAxis",
+     [](auto& m) {
+       SetShape(m, 0, {1, 1, -3, 4});
+     },
+     kInvalid,
+     {"Q", "-3", "negative"}},
+    {"SizeOverflows",
+     [](auto& m) {
+       SetShape(m, 0, {1LL << 40, 1LL << 40, 3, 4});
+     },
+     kInvalid,
+     {"Q", "overflow"}},
+    {"RankTooLow",
+     [](auto& m) {
+       SetShape(m, 0, {3, 4});
+     },
+     kInvalid,
+     {"Q", "[3, 4]"}},
+    {"RankTooHigh",
+     [](auto& m) {
+       SetShape(m, 0, {1, 1, 1, 3, 4});
+     },
+     kInvalid,
+     {"Q"}},
+    {"NoShape", [](auto& m) { SetShape(m, 0, {}); }, kInvalid, {"Q"}},
+    {"HeadSizesDiffer",
+     [](auto& m) {
+       SetShape(m, 1, {1, 1, 4, 3});
+     },
+     kInvalid,
+     {"K", "3", "4"}},
+    {"PastKeyAlone",
+     [](auto& m) {
+       AddRaw(m, "past_key", "FP32", {1, 1, 2, 4});
+     },
+     kInvalid,
+     {"past_key", "past_value"}},
+    {"MaskTooWide",
+     [](auto& m) {
+       AddRaw(m, "attn_mask", "BOOL", {3, 5}, 1);
+     },
+     kInvalid,
+     {"attn_mask", "5", "3"}},
+    {"MaskOfIntegers",
+     [](auto& m) {
+       AddRaw(m, "attn_mask", "INT64", {3, 3}, 8);
+     },
+     kInvalid,
+     {"attn_mask", "INT64"}},
+    {"LengthsOfFloats",
+     [](auto& m) { AddRaw(m, "nonpad_kv_seqlen", "FP32", {1}); },
+     kInvalid,
+     {"nonpad_kv_seqlen", "FP32", "INT64"}},
+    {"TooManyLengths",
+     [](auto& m) { AddRaw(m, "nonpad_kv_seqlen", "INT64", {2}, 8); },
+     kInvalid,
+     {"nonpad_kv_seqlen", "2", "1"}},
+    {"SharedMemory",
+     [](auto& m) {
+       Share(*m.mutable_inputs(0), "r", 0, 48);
+       m.mutable_raw_input_contents()->RemoveLast();
+     },
+     absl::StatusCode::kUnimplemented,
+     {"Q", "shared memory"}},
+    {"SharedMemoryOutput",
+     [](auto& m) {
+       auto& output = *m.add_outputs();
+       output.set_name("Y");
+       Share(output, "r", 0, 48);
+     },
+     absl::StatusCode::kUnimplemented,
+     {"Y", "shared memory"}},
+    {"SharedMemoryWithoutSize",
+     [](auto& m) {
+       (*m.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_string_param("r");
+     },
+     kInvalid,
+     {"Q", "shared_memory_byte_size"}},
+    {"SharedMemoryRegionThatIsNoName",
+     [](auto& m) {
+       (*m.mutable_inputs(0)->mutable_parameters())["shared_memory_region"].set_int64_param(7);
+     },
+     kInvalid,
+     {"Q", "shared_memory_region", "7"}},
+    {"UnknownTensorParameter",
+     [](auto& m) { (*m.mutable_inputs(0)->mutable_parameters())["binary"].set_bool_param(true); },
+     kInvalid,
+     {"Q", "binary"}},
+    {"UnknownOutput",
+     [](auto& m) { m.add_outputs()->set_name("Z"); },
+     kInvalid,
+     {"output Z", "lse"}},
+    {"OutputTwice",
+     [](auto& m) {
+       m.add_outputs()->set_name("Y");
+       m.add_outputs()->set_name("Y");
+     },
+     kInvalid,
+     {"Y", "twice"}},
+    {"UnknownParameter",
+     [](auto& m) { Parameter(m, "is_casual").set_bool_param(true); },
+     kInvalid,
+     {"is_casual"}},
+    {"ParameterNotSet", [](auto& m) { Parameter(m, "scale"); }, kInvalid, {"scale", "not set"}},
+    {"ScaleOfWords",
+     [](auto& m) { Parameter(m, "scale").set_string_param("large"); },
+     kInvalid,
+     {"scale", "large", "number"}},
+    {"ScaleNotFinite",
+     [](auto& m) { Parameter(m, "scale").set_string_param("nan"); },
+     kInvalid,
+     {"scale", "nan"}},
+    {"ScaleOfBool",
+     [](auto& m) { Parameter(m, "scale").set_bool_param(true); },
+     kInvalid,
+     {"scale", "true"}},
+    {"SoftcapNegative",
+     [](auto& m) { Parameter(m, "softcap").set_double_param(-1); },
+     kInvalid,
+     {"softcap", "-1"}},
+    {"CausalTwo",
+     [](auto& m) { Parameter(m, "is_causal").set_int64_param(2); },
+     kInvalid,
+     {"is_causal", "2"}},
+    {"HeadsOfDouble",
+     [](auto& m) { Parameter(m, "q_num_heads").set_double_param(2); },
+     kInvalid,
+     {"q_num_heads", "2", "integer"}},
+    {"HeadsBeyondInt64",
+     [](auto& m) { Parameter(m, "q_num_heads").set_uint64_param(~uint64_t{0}); },
+     kInvalid,
+     {"q_num_heads", "18446744073709551615"}},
+    {"ModeFour",
+     [](auto& m) { Parameter(m, "qk_matmul_output_mode").set_int64_param(4); },
+     kInvalid,
+     {"qk_matmul_output_mode", "4", "3 (weights)"}},
+    {"PrecisionInt8",
+     [](auto& m) { Parameter(m, "softmax_precision").set_int64_param(3); },
+     kInvalid,
+     {"softmax_precision", "3", "11 (DOUBLE)"}},
+    {"WindowTooSmall",
+     [](auto& m) { Parameter(m, "left_window_size").set_int64_param(-2); },
+     kInvalid,
+     {"left", "-2"}},
+    {"TimeoutNegative",
+     [](auto& m) { Parameter(m, "timeout").set_int64_param(-1); },
+     kInvalid,
+     {"timeout", "-1"}},
+    {"PriorityNegative",
+     [](auto& m) { Parameter(m, "priority").set_int64_param(-1); },
+     kInvalid,
+     {"priority", "-1"}},
+    {"ResponseBeyondAMessage",
+     [](auto& m) {
+       m.clear_inputs();
+       m.clear_raw_input_contents();
+       for (const char* name : {"Q", "K", "V"}) AddRaw(m, name, "FP32", {1, 1, 1 << 15, 1});
+       m.add_outputs()->set_name("qk_matmul_output");
+     },
+     absl::StatusCode::kResourceExhausted,
+     {"4294967296", "2147418111"}},
+};
+
+class OipRefusalTest : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(OipRefusalTest, NamesWhatIsWrong) {
+  ModelInferRequest message = RawMessage();
+  GetParam().spoil(message);
+  const absl::Status status = DecodeInfer(message, kNow).status();
+  EXPECT_EQ(status.code(), GetParam().code) << status;
+  for (const char* fragment : GetParam().fragments) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(fragment));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OipRefusalTest, ::testing::ValuesIn(kRefusals),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+const Refusal kTypedRefusals[] = {
+    {"TooFewValues",
+     [](auto& m) {
+       m.mutable_inputs(1)->mutable_contents()->mutable_fp32_contents()->RemoveLast();
+     },
+     kInvalid,
+     {"K", "11", "12", "fp32_contents"}},
+    {"NoContents",
+     [](auto& m) { m.mutable_inputs(1)->clear_contents(); },
+     kInvalid,
+     {"K", "0", "12"}},
+    {"WrongField",
+     [](auto& m) {
+       m.mutable_inputs(1)->mutable_contents()->clear_fp32_contents();
+       for (int i = 0; i < 12; ++i) m.mutable_inputs(1)->mutable_contents()->add_fp64_contents(i);
+     },
+     kInvalid,
+     {"K", "FP32", "fp32_contents"}},
+    {"TwoFields",
+     [](auto& m) { m.mutable_inputs(1)->mutable_contents()->add_bytes_contents("x"); },
+     kInvalid,
+     {"K", "fp32_contents alone"}},
+    {"TypedFp16",
+     [](auto& m) { m.mutable_inputs(0)->set_datatype("FP16"); },
+     kInvalid,
+     {"Q", "FP16", "raw_input_contents"}},
+    {"TypedBf16",
+     [](auto& m) { m.mutable_inputs(0)->set_datatype("BF16"); },
+     kInvalid,
+     {"Q", "BF16", "raw_input_contents"}},
+};
+
+class OipTypedRefusalTest : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(OipTypedRefusalTest, NamesWhatIsWrong) {
+  ModelInferRequest message = TypedMessage();
+  GetParam().spoil(message);
+  const absl::Status status = DecodeInfer(message, kNow).status();
+  EXPECT_EQ(status.code(), GetParam().code) << status;
+  for (const char* fragment : GetParam().fragments) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(fragment));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OipTypedRefusalTest, ::testing::ValuesIn(kTypedRefusals),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace rapt::oip

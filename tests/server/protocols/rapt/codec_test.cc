@@ -1,0 +1,460 @@
+// What rapt.v1's codec makes of a message. Refusals are in rapt_service_test, through the server.
+#include "server/protocols/rapt/codec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/support/fake_device_memory.h"
+#include "tests/support/shared_object.h"
+#include "tests/support/wire_message.h"
+
+namespace rapt::native {
+namespace {
+
+using test::Gather;
+using test::WireMessage;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+void SetTensor(v1::Tensor& tensor, v1::DataType dtype, const std::vector<int64_t>& shape,
+               int64_t element_bytes) {
+  tensor.set_dtype(dtype);
+  tensor.mutable_shape()->Assign(shape.begin(), shape.end());
+  const int64_t count =
+      std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  tensor.set_data(std::string(count * element_bytes, '\0'));
+}
+
+// Two batch rows, four query heads over two, three queries, five keys, sizes 8 and 6.
+// Not allowed.
+const SharedMemory kNoSharedMemory({});
+
+v1::AttendRequest SomeCall() {
+  v1::AttendRequest message;
+  SetTensor(*message.mutable_q(), v1::FP32, {2, 4, 3, 8}, 4);
+  SetTensor(*message.mutable_k(), v1::FP32, {2, 2, 5, 8}, 4);
+  SetTensor(*message.mutable_v(), v1::FP32, {2, 2, 5, 6}, 4);
+  return message;
+}
+
+// What does not point into the message stays valid.
+absl::StatusOr<DecodedCall> Decode(const v1::AttendRequest& message,
+                                   const SharedMemory& shared_memory = kNoSharedMemory) {
+  return DecodeAttend(WireMessage(message.SerializeAsString()).bytes(), shared_memory);
+}
+
+Request MustDecode(const v1::AttendRequest& message) {
+  absl::StatusOr<DecodedCall> call = Decode(message);
+  EXPECT_TRUE(call.ok()) << call.status();
+  return call.ok() ? std::move(call->request) : Request{};
+}
+
+Problem DecodedProblem(const v1::AttendRequest& message) {
+  return MustDecode(message).call.problem;
+}
+
+TEST(RaptCodecTest, ReadsTensorsWhereTheyLie) {
+  v1::AttendRequest message = SomeCall();
+  SetTensor(*message.mutable_mask(), v1::FP16, {3, 5}, 2);
+  SetTensor(*message.mutable_past_key(), v1::FP32, {2, 2, 1, 8}, 4);
+  SetTensor(*message.mutable_past_value(), v1::FP32, {2, 2, 1, 6}, 4);
+  v1::Tensor* const tensors[] = {message.mutable_q(),        message.mutable_k(),
+                                 message.mutable_v(),        message.mutable_mask(),
+                                 message.mutable_past_key(), message.mutable_past_value()};
+  char letter = 'a';
+  for (v1::Tensor* tensor : tensors) {  // distinct bytes
+    tensor->set_data(std::string(tensor->data().size(), letter++));
+  }
+  const WireMessage bytes(message.SerializeAsString());
+  const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes(), kNoSharedMemory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const Inputs& in = decoded->request.inputs;
+  const InputBytes inputs[] = {in.query, in.key, in.value, in.mask, in.past_key, in.past_value};
+  for (int n = 0; n < 6; ++n) {
+    EXPECT_TRUE(bytes.Contains(inputs[n].data)) << n;
+    EXPECT_EQ(Gather(inputs[n]), tensors[n]->data()) << n;
+  }
+}
+
+TEST(RaptCodecTest, ADefaultCallIsPlainAttention) {
+  const Problem p = DecodedProblem(SomeCall());
+  EXPECT_EQ(p.dtype, DType::kFloat32);
+  EXPECT_EQ(p.batch, 2);
+  EXPECT_EQ(p.query_heads, 4);
+  EXPECT_EQ(p.kv_heads, 2);
+  EXPECT_EQ(p.query_length, 3);
+  EXPECT_EQ(p.key_length, 5);
+  EXPECT_EQ(p.past_length, 0);
+  EXPECT_EQ(p.head_size, 8);
+  EXPECT_EQ(p.value_head_size, 6);
+  EXPECT_FALSE(p.scale || p.mask || p.dropout || p.score_output);
+  EXPECT_FALSE(p.causal || p.has_key_lengths || p.softmax_in_fp64 || p.wants_lse ||
+               p.wants_present);
+  EXPECT_EQ(p.softcap, 0);
+  EXPECT_EQ(p.left_window, -1);
+  EXPECT_EQ(p.right_window, -1);
+  EXPECT_EQ(p.alignment, Alignment::kTopLeft);
+}
+
+TEST(RaptCodecTest, ReadsEveryFieldOfTheAttention) {
+  v1::AttendRequest message = SomeCall();
+  v1::Attention& attention = *message.mutable_attention();
+  attention.set_query_heads(4);
+  attention.set_kv_heads(2);
+  attention.set_scale(0);
+  attention.set_softcap(30);
+  attention.set_causal(true);
+  attention.set_alignment(v1::BOTTOM_RIGHT);
+  attention.mutable_window()->set_left(0);
+  attention.set_softmax_in_fp64(true);
+  attention.mutable_dropout()->set_probability(0.25);
+  attention.mutable_dropout()->set_seed(0xFFFFFFFFFFFFFFFF);
+  message.add_key_lengths(5);
+  message.add_key_lengths(0);
+  message.set_want_lse(true);
+  message.set_want_present(true);
+  const Request request = MustDecode(message);
+  const Problem& p = request.call.problem;
+  EXPECT_EQ(p.scale, 0.0) << "0 is a scale like any other";
+  EXPECT_EQ(p.softcap, 30);
+  EXPECT_TRUE(p.causal);
+  EXPECT_EQ(p.alignment, Alignment::kBottomRight);
+  EXPECT_EQ(p.left_window, 0);
+  EXPECT_EQ(p.right_window, -1);
+  EXPECT_TRUE(p.softmax_in_fp64);
+  ASSERT_TRUE(p.dropout.has_value());
+  EXPECT_EQ(p.dropout->probability, 0.25);
+  EXPECT_EQ(p.dropout->seed, 0xFFFFFFFFFFFFFFFF);
+  EXPECT_TRUE(p.has_key_lengths);
+  EXPECT_THAT(request.inputs.key_lengths, ElementsAre(5, 0));
+  EXPECT_TRUE(p.wants_lse);
+  EXPECT_TRUE(p.wants_present);
+}
+
+TEST(RaptCodecTest, ReadsEveryScoreOutput) {
+  const std::pair<v1::ScoreOutput, ScoreOutput> outputs[] = {
+      {v1::SCORES, ScoreOutput::kScores},
+      {v1::SOFTCAPPED, ScoreOutput::kSoftcapped},
+      {v1::BIASED, ScoreOutput::kBiased},
+      {v1::WEIGHTS, ScoreOutput::kWeights},
+  };
+  for (const auto& [code, output] : outputs) {
+    v1::AttendRequest message = SomeCall();
+    message.set_score_output(code);
+    EXPECT_EQ(DecodedProblem(message).score_output, output) << v1::ScoreOutput_Name(code);
+  }
+}
+
+TEST(RaptCodecTest, ReadsEveryLayout) {
+  v1::AttendRequest message = SomeCall();
+  message.mutable_attention()->set_layout(v1::BSHD);
+  SetTensor(*message.mutable_q(), v1::FP32, {2, 3, 4, 8}, 4);
+  SetTensor(*message.mutable_k(), v1::FP32, {2, 5, 2, 8}, 4);
+  SetTensor(*message.mutable_v(), v1::FP32, {2, 5, 2, 6}, 4);
+  Request request = MustDecode(message);
+  EXPECT_EQ(request.call.problem.query_heads, 4);
+  EXPECT_EQ(request.call.layout, Layout::kBshd);
+  EXPECT_THAT(request.call.y.shape, ElementsAre(2, 3, 4, 6));
+
+  SetTensor(*message.mutable_q(), v1::FP32, {2, 3, 32}, 4);
+  SetTensor(*message.mutable_k(), v1::FP32, {2, 5, 16}, 4);
+  SetTensor(*message.mutable_v(), v1::FP32, {2, 5, 12}, 4);
+  message.mutable_attention()->set_query_heads(4);
+  message.mutable_attention()->set_kv_heads(2);
+  for (const v1::Layout layout : {v1::BSE, v1::LAYOUT_UNSPECIFIED}) {
+    message.mutable_attention()->set_layout(layout);
+    request = MustDecode(message);
+    EXPECT_EQ(request.call.problem.query_heads, 4);
+    EXPECT_EQ(request.call.problem.value_head_size, 6);
+    EXPECT_EQ(request.call.layout, Layout::kBse);
+    EXPECT_THAT(request.call.y.shape, ElementsAre(2, 3, 24));
+  }
+}
+
+TEST(RaptCodecTest, ThreeDimensionsWithoutHeadCountsAreOneHead) {
+  v1::AttendRequest message;
+  SetTensor(*message.mutable_q(), v1::BF16, {2, 3, 8}, 2);
+  SetTensor(*message.mutable_k(), v1::BF16, {2, 5, 8}, 2);
+  SetTensor(*message.mutable_v(), v1::BF16, {2, 5, 6}, 2);
+  SetTensor(*message.mutable_mask(), v1::BOOL, {2, 1, 5}, 1);
+  const Problem p = DecodedProblem(message);
+  EXPECT_EQ(p.dtype, DType::kBFloat16);
+  EXPECT_EQ(p.query_heads, 1);
+  EXPECT_EQ(p.head_size, 8);
+  EXPECT_THAT(p.mask->dims, ElementsAre(2, 1, 1, 5)) << "rank 3 is [B, S, T] here";
+}
+
+template <typename Int>
+std::string Bytes(const std::vector<Int>& values) {
+  std::string bytes(values.size() * sizeof(Int), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+// Decodes a call with that mask [3, 5], and has the bools it becomes written to `bools`.
+template <typename Int>
+absl::Status WriteMask(v1::DataType dtype, const std::vector<Int>& values,
+                       std::vector<std::byte>& bools) {
+  v1::AttendRequest message = SomeCall();
+  SetTensor(*message.mutable_mask(), dtype, {3, 5}, sizeof(Int));
+  message.mutable_mask()->set_data(Bytes(values));
+  const WireMessage bytes(message.SerializeAsString(), 11);
+  absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes(), kNoSharedMemory);
+  if (!decoded.ok()) return decoded.status();
+  Request& request = decoded->request;
+  EXPECT_EQ(request.call.problem.mask->dtype, DType::kBool);
+  EXPECT_FALSE(request.inputs.mask.present());
+  EXPECT_EQ(request.inputs.mask.size, 15) << "a byte an element";
+  bools.assign(request.inputs.mask.size, std::byte{9});
+  return request.write_mask(absl::MakeSpan(bools));
+}
+
+template <typename Int>
+void ExpectBecomesBool(v1::DataType dtype) {
+  std::vector<std::byte> bools;
+  const std::vector<Int> values = {1, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 1, 0, 1, 0};
+  const absl::Status status = WriteMask(dtype, values, bools);
+  ASSERT_TRUE(status.ok()) << status;
+  for (size_t n = 0; n < values.size(); ++n) {
+    EXPECT_EQ(bools[n], static_cast<std::byte>(values[n])) << v1::DataType_Name(dtype) << " " << n;
+  }
+}
+
+TEST(RaptCodecTest, IntegerMasksBecomeBool) {
+  ExpectBecomesBool<int8_t>(v1::INT8);
+  ExpectBecomesBool<uint8_t>(v1::UINT8);
+  ExpectBecomesBool<int32_t>(v1::INT32);
+  ExpectBecomesBool<int64_t>(v1::INT64);
+}
+
+// Values that are a bit when cut to fewer bytes.
+TEST(RaptCodecTest, IntegerMasksHoldNothingElse) {
+  std::vector<std::byte> bools;
+  std::vector<int64_t> wide(15, 1);
+  wide[7] = int64_t{1} << 32;
+  absl::Status status = WriteMask(v1::INT64, wide, bools);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("mask[1, 2] is 4294967296; INT64"));
+  std::vector<int32_t> narrow(15, 0);
+  narrow[14] = 256;
+  status = WriteMask(v1::INT32, narrow, bools);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("mask[2, 4] is 256; INT32"));
+  std::vector<int8_t> negative(15, 0);
+  negative[0] = -1;
+  status = WriteMask(v1::INT8, negative, bools);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("mask[0, 0] is -1; INT8"));
+}
+
+TEST(RaptCodecTest, OtherMasksAreReadAsTheyCame) {
+  v1::AttendRequest message = SomeCall();
+  SetTensor(*message.mutable_mask(), v1::BOOL, {3, 5}, 1);
+  EXPECT_FALSE(MustDecode(message).write_mask);
+}
+
+TEST(RaptCodecTest, ReadsTheCallToDiagnose) {
+  v1::DiagnoseRequest message;
+  *message.mutable_call() = SomeCall();
+  message.mutable_call()->mutable_k()->set_data(std::string(2 * 2 * 5 * 8 * 4, 'k'));
+  const WireMessage bytes(message.SerializeAsString(), 100);
+  const absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(bytes.bytes(), kNoSharedMemory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Gather(decoded->request.inputs.key), message.call().k().data());
+  EXPECT_THAT(decoded->fields.k().shape(), ElementsAre(2, 2, 5, 8));
+  EXPECT_TRUE(decoded->fields.k().data().empty());
+}
+
+TEST(RaptCodecTest, OfATensorThatCameTwiceTheLastDataCount) {
+  v1::AttendRequest again;
+  again.mutable_v()->set_data(std::string(2 * 2 * 5 * 6 * 4, 'v'));
+  const WireMessage bytes(SomeCall().SerializeAsString() + again.SerializeAsString());
+  const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes(), kNoSharedMemory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(Gather(decoded->request.inputs.value), again.v().data());
+}
+
+TEST(RaptCodecTest, TheAnswerHoldsWhatWasAskedFor) {
+  v1::AttendRequest message = SomeCall();
+  message.set_want_lse(true);
+  message.set_score_output(v1::WEIGHTS);
+  const ResolvedCall call = MustDecode(message).call;
+  const std::vector<float> y(2 * 4 * 3 * 6, 1.5f);
+  const std::vector<float> lse(2 * 4 * 3, 2.5f);
+  const std::vector<float> scores(2 * 4 * 3 * 5, 0.2f);
+  const auto buffer = [](const std::vector<float>& values) {
+    return OutputBuffer{{reinterpret_cast<const std::byte*>(values.data()), values.size() * 4}, {}};
+  };
+  Result result;
+  result.y = buffer(y);
+  result.lse = buffer(lse);
+  result.scores = buffer(scores);
+  result.backend = Backends().front();
+  result.plan = "cpu/avx2 q48 k64 s1";
+  result.queue_time = std::chrono::microseconds(12);
+  result.compute_time = std::chrono::nanoseconds(34567);
+  v1::AttendResponse response;
+  ASSERT_TRUE(response.ParseFromString(Gather(EncodeResult(call, {}, result))));
+  EXPECT_EQ(response.y().dtype(), v1::FP32);
+  EXPECT_THAT(response.y().shape(), ElementsAre(2, 4, 3, 6));
+  EXPECT_EQ(response.y().data(), Bytes(y));
+  EXPECT_THAT(response.lse().shape(), ElementsAre(2, 4, 3));
+  EXPECT_EQ(response.lse().data(), Bytes(lse));
+  EXPECT_THAT(response.scores().shape(), ElementsAre(2, 4, 3, 5));
+  EXPECT_EQ(response.scores().data(), Bytes(scores));
+  EXPECT_FALSE(response.has_present_key() || response.has_present_value());
+  EXPECT_EQ(response.backend(), std::string(Backends().front()->name()));
+  EXPECT_EQ(response.plan(), "cpu/avx2 q48 k64 s1");
+  EXPECT_EQ(response.timing().queue_us(), 12);
+  EXPECT_EQ(response.timing().compute_us(), 34);
+}
+
+TEST(RaptCodecTest, AnAnswerBeyondAMessagesLimitIsRefused) {
+  v1::AttendRequest message;
+  for (v1::Tensor* tensor : {message.mutable_q(), message.mutable_k(), message.mutable_v()}) {
+    SetTensor(*tensor, v1::FP32, {1, 1, 1 << 15, 1}, 4);
+  }
+  EXPECT_TRUE(CheckAnswerSize(*Decode(message)).ok());
+  message.set_score_output(v1::SCORES);  // 4 GiB
+  const absl::Status status = CheckAnswerSize(*Decode(message));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("4295098368"));
+}
+
+// --- Shared memory -------------------------------------------------------------------------------
+
+void Share(v1::SharedMemory& part, const std::string& region, int64_t offset, int64_t byte_size) {
+  part.set_region(region);
+  part.set_offset(offset);
+  part.set_byte_size(byte_size);
+}
+
+class RaptSharedMemoryTest : public ::testing::Test {
+ protected:
+  RaptSharedMemoryTest() {
+    EXPECT_TRUE(memory_.RegisterSystem("r", object_.key(), 0, object_.size()).ok());
+    message_.mutable_k()->clear_data();
+    Share(*message_.mutable_k()->mutable_shared_memory(), "r", 64, kKeyBytes);
+  }
+
+  static constexpr int64_t kKeyBytes = 2 * 2 * 5 * 8 * 4;
+  static constexpr int64_t kYBytes = 2 * 4 * 3 * 6 * 4;
+  const test::SharedObject object_{4096};
+  SharedMemory memory_{{.allowed = true, .key_prefix = "rapt", .open_cuda = {}}};
+  v1::AttendRequest message_ = SomeCall();  // with K there
+};
+
+TEST_F(RaptSharedMemoryTest, ReadsATensorThere) {
+  const absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  object_.data()[64] = std::byte{'T'};
+  EXPECT_EQ(Gather(decoded->request.inputs.key)[0], 'T');
+  EXPECT_TRUE(decoded->request.inputs.key.is_lent);
+  EXPECT_FALSE(decoded->request.inputs.value.is_lent);
+}
+
+TEST_F(RaptSharedMemoryTest, ConvertsAMaskOfIntegersThere) {
+  const int32_t mask[] = {1, 0, 1, 1, 0};
+  std::memcpy(object_.data(), mask, sizeof(mask));
+  v1::Tensor& tensor = *message_.mutable_mask();
+  tensor.set_dtype(v1::INT32);
+  tensor.add_shape(5);
+  Share(*tensor.mutable_shared_memory(), "r", 0, sizeof(mask));
+  absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  std::vector<std::byte> bools(5);
+  ASSERT_TRUE(decoded->request.write_mask(absl::MakeSpan(bools)).ok());
+  EXPECT_THAT(bools,
+              ElementsAre(std::byte{1}, std::byte{0}, std::byte{1}, std::byte{1}, std::byte{0}));
+}
+
+TEST(RaptCudaSharedMemoryTest, TensorsAreReadFromThereAndWrittenThere) {
+  const auto device = std::make_shared<test::FakeDeviceMemory>(4096);
+  SharedMemory memory(
+      {.allowed = true, .key_prefix = "", .open_cuda = [&](auto, auto, auto) { return device; }});
+  ASSERT_TRUE(memory.RegisterCuda("d", "handle", 0, 4096).ok());
+  v1::AttendRequest message = SomeCall();
+  const int64_t key_bytes = static_cast<int64_t>(message.k().data().size());
+  message.mutable_k()->clear_data();
+  Share(*message.mutable_k()->mutable_shared_memory(), "d", 65, key_bytes);
+  v1::Tensor& mask = *message.mutable_mask();
+  mask.set_dtype(v1::INT64);
+  mask.add_shape(5);
+  Share(*mask.mutable_shared_memory(), "d", 2048, 5 * 8);
+  Share(*message.mutable_places()->mutable_y(), "d", 3001, 1000);
+  absl::StatusOr<DecodedCall> decoded = Decode(message, memory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+
+  const InputBytes& key = decoded->request.inputs.key;
+  EXPECT_EQ(key.device.memory, device.get());
+  EXPECT_EQ(key.device.offset, 65);
+  EXPECT_EQ(key.size, key_bytes);
+  EXPECT_EQ(decoded->request.places.y.device.memory, device.get());
+  EXPECT_EQ(decoded->request.places.y.device.offset, 3001) << "aligned to nothing";
+  device->bytes[2048 + 8] = std::byte{1};
+  std::vector<std::byte> bools(5);
+  ASSERT_TRUE(decoded->request.write_mask(absl::MakeSpan(bools)).ok());
+  EXPECT_THAT(bools,
+              ElementsAre(std::byte{0}, std::byte{1}, std::byte{0}, std::byte{0}, std::byte{0}));
+  device->fails_to_read = true;
+  EXPECT_EQ(decoded->request.write_mask(absl::MakeSpan(bools)).code(),
+            absl::StatusCode::kUnavailable);
+}
+
+TEST_F(RaptSharedMemoryTest, AnOutputGoesThereAndTheAnswerSaysSo) {
+  Share(*message_.mutable_places()->mutable_y(), "r", 1024, kYBytes + 100);
+  const absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const absl::Span<std::byte> place = decoded->request.places.y.bytes;
+  EXPECT_EQ(static_cast<int64_t>(place.size()), kYBytes);
+  Result result;
+  result.y.bytes = place;
+  result.backend = Backends().front();
+  v1::AttendResponse response;
+  ASSERT_TRUE(response.ParseFromString(
+      Gather(EncodeResult(decoded->request.call, decoded->fields.places(), result))));
+  EXPECT_THAT(response.y().shape(), ElementsAre(2, 4, 3, 6));
+  EXPECT_EQ(response.y().data(), "");
+  EXPECT_EQ(response.y().shared_memory().region(), "r");
+  EXPECT_EQ(response.y().shared_memory().byte_size(), kYBytes);
+}
+
+TEST_F(RaptSharedMemoryTest, RefusesWhatDoesNotFit) {
+  const auto key_at = [&](const std::string& region, int64_t offset, int64_t byte_size) {
+    v1::AttendRequest message = message_;
+    Share(*message.mutable_k()->mutable_shared_memory(), region, offset, byte_size);
+    return message;
+  };
+  v1::AttendRequest both = message_;
+  both.mutable_k()->set_data(std::string(kKeyBytes, '\0'));
+  v1::AttendRequest small = message_;
+  Share(*small.mutable_places()->mutable_y(), "r", 0, kYBytes - 1);
+  const struct {
+    v1::AttendRequest message;
+    absl::StatusCode code;
+    std::vector<const char*> fragments;
+  } cases[] = {
+      {key_at("nowhere", 0, kKeyBytes), absl::StatusCode::kNotFound, {"k", "nowhere"}},
+      {key_at("r", 4000, kKeyBytes), absl::StatusCode::kInvalidArgument, {"k", "4000", "4096"}},
+      {key_at("r", 0, 7), absl::StatusCode::kInvalidArgument, {"k", "7", "640"}},
+      {both, absl::StatusCode::kInvalidArgument, {"k has data"}},
+      {small, absl::StatusCode::kInvalidArgument, {"y", "575", "576"}},
+  };
+  for (const auto& c : cases) {
+    const absl::Status status = Decode(c.message, memory_).status();
+    EXPECT_EQ(status.code(), c.code) << status;
+    for (const char* fragment : c.fragments) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(fragment));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rapt::native

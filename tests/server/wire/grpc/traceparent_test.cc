@@ -1,0 +1,47 @@
+#include "server/wire/grpc/traceparent.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace rapt {
+namespace {
+
+constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+// The one above with `text` at `place`.
+std::string With(size_t place, const std::string& text) {
+  return std::string(kTraceparent).replace(place, text.size(), text);
+}
+
+TEST(TraceparentTest, TakesWhatTheSpecificationShows) {
+  EXPECT_TRUE(IsTraceparent(kTraceparent));
+  EXPECT_TRUE(IsTraceparent(With(53, "00")));
+}
+
+TEST(TraceparentTest, TakesWhatItKnowsOfLaterVersions) {
+  EXPECT_TRUE(IsTraceparent(With(0, "cc")));
+  EXPECT_TRUE(IsTraceparent(With(0, "cc") + "-what-comes-then"));
+  EXPECT_FALSE(IsTraceparent(With(0, "cc") + ".what-comes-then"));
+  EXPECT_FALSE(IsTraceparent(std::string(kTraceparent) + "-more"))
+      << "version 00 is as long as it is";
+}
+
+TEST(TraceparentTest, IgnoresWhatIsNone) {
+  EXPECT_FALSE(IsTraceparent(""));
+  EXPECT_FALSE(IsTraceparent(std::string(kTraceparent).substr(0, 54)));
+  EXPECT_FALSE(IsTraceparent(With(0, "ff"))) << "the version that never is";
+  EXPECT_FALSE(IsTraceparent(With(3, std::string(32, '0')))) << "no trace";
+  EXPECT_FALSE(IsTraceparent(With(36, std::string(16, '0')))) << "no parent";
+  for (const size_t place : {0, 3, 36, 53}) {
+    EXPECT_FALSE(IsTraceparent(With(place, "A"))) << "upper case at " << place;
+    EXPECT_FALSE(IsTraceparent(With(place, "g"))) << "no digit at " << place;
+    EXPECT_FALSE(IsTraceparent(With(place, " "))) << "a space at " << place;
+  }
+  for (const size_t place : {2, 35, 52}) {
+    EXPECT_FALSE(IsTraceparent(With(place, "_"))) << "no dash at " << place;
+  }
+}
+
+}  // namespace
+}  // namespace rapt
