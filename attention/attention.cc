@@ -134,8 +134,10 @@ namespace {
 constexpr double kFlopsAlone = 5e5;
 
 absl::Status ValidateSlices(const Backend& backend, const Arguments& a) {
-  if (a.mask.slices != nullptr) return absl::InvalidArgumentError("attn_mask is in slices");
-  for (const TensorView* view : {&a.query, &a.key, &a.value, &a.past_key, &a.past_value}) {
+  if (a.inputs[Role::kMask].slices != nullptr)
+    return absl::InvalidArgumentError("attn_mask is in slices");
+  for (const TensorView* view : {&a.inputs[Role::kQ], &a.inputs[Role::kK], &a.inputs[Role::kV],
+                                 &a.inputs[Role::kPastKey], &a.inputs[Role::kPastValue]}) {
     if (view->slices != nullptr && !backend.ReadsSlices()) {
       return absl::InvalidArgumentError(absl::StrCat("the tensors are in slices, which backend '",
                                                      backend.name(), "' does not read"));

@@ -178,13 +178,13 @@ Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const F
     MutexLock lock(mutex_);  // for the analysis: nobody else knows of it yet
     report_.inputs.push_back({std::string(name), view.dtype, view.dims, {}, true});
   };
-  add(names.q, arguments.query);
-  add(names.k, arguments.key);
-  add(names.v, arguments.value);
-  if (problem.mask) add(names.mask, arguments.mask);
+  add(names.q, arguments.inputs[Role::kQ]);
+  add(names.k, arguments.inputs[Role::kK]);
+  add(names.v, arguments.inputs[Role::kV]);
+  if (problem.mask) add(names.mask, arguments.inputs[Role::kMask]);
   if (problem.past_length > 0) {
-    add(names.past_key, arguments.past_key);
-    add(names.past_value, arguments.past_value);
+    add(names.past_key, arguments.inputs[Role::kPastKey]);
+    add(names.past_value, arguments.inputs[Role::kPastValue]);
   }
   query_rows_ = problem.batch * problem.query_heads * problem.query_length;
 }

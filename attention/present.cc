@@ -41,10 +41,10 @@ void RunPresentTask(const Problem& p, const Arguments& arguments, int64_t task) 
   const int64_t h = head % p.kv_heads;
   const int64_t begin = task % TasksPerHead(p) * RowsPerTask(p);
   const int64_t end = std::min(begin + RowsPerTask(p), p.total_keys());
-  CopyRows(arguments.past_key, arguments.key, arguments.present_key, b, h, p.past_length, begin,
-           end);
-  CopyRows(arguments.past_value, arguments.value, arguments.present_value, b, h, p.past_length,
-           begin, end);
+  CopyRows(arguments.inputs[Role::kPastKey], arguments.inputs[Role::kK],
+           arguments.outputs[Role::kPresentKey], b, h, p.past_length, begin, end);
+  CopyRows(arguments.inputs[Role::kPastValue], arguments.inputs[Role::kV],
+           arguments.outputs[Role::kPresentValue], b, h, p.past_length, begin, end);
 }
 
 }  // namespace rapt

@@ -213,22 +213,26 @@ absl::Status Validate(const Problem& problem, const FieldNames& names) {
 
 absl::Status ValidateInputs(const Problem& p, const Arguments& a, const FieldNames& names) {
   absl::Status status = CheckTensors({
-      {names.q, a.query, p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size}},
-      {names.k, a.key, p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size}},
-      {names.v, a.value, p.dtype, {p.batch, p.kv_heads, p.key_length, p.value_head_size}},
+      {names.q, a.inputs[Role::kQ], p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size}},
+      {names.k, a.inputs[Role::kK], p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size}},
+      {names.v,
+       a.inputs[Role::kV],
+       p.dtype,
+       {p.batch, p.kv_heads, p.key_length, p.value_head_size}},
       {names.past_key,
-       a.past_key,
+       a.inputs[Role::kPastKey],
        p.dtype,
        {p.batch, p.kv_heads, p.past_length, p.head_size},
        p.past_length > 0},
       {names.past_value,
-       a.past_value,
+       a.inputs[Role::kPastValue],
        p.dtype,
        {p.batch, p.kv_heads, p.past_length, p.value_head_size},
        p.past_length > 0},
   });
   if (status.ok() && p.mask) {
-    status = CheckView(names.mask, a.mask, p.mask->dtype, p.mask->dims, /*contiguous_rows=*/false);
+    status = CheckView(names.mask, a.inputs[Role::kMask], p.mask->dtype, p.mask->dims,
+                       /*contiguous_rows=*/false);
   }
   if (status.ok()) status = ValidateKeyLengths(p, a.key_lengths, names);
   return status;
@@ -241,27 +245,27 @@ absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& na
   if (!status.ok()) return status;
   return CheckTensors({
       {names.y,
-       AsConst(a.output),
+       AsConst(a.outputs[Role::kY]),
        p.dtype,
        {p.batch, p.query_heads, p.query_length, p.value_head_size},
        !p.folds},
       {"lse",
-       AsConst(a.lse),
+       AsConst(a.outputs[Role::kLse]),
        p.lse_dtype(),
        {p.batch, p.query_heads, p.query_length, 1},
        p.wants_lse && !p.folds},
       {"qk_matmul_output",
-       AsConst(a.scores),
+       AsConst(a.outputs[Role::kScores]),
        p.dtype,
        {p.batch, p.query_heads, p.query_length, t},
        p.score_output.has_value()},
       {"present_key",
-       AsConst(a.present_key),
+       AsConst(a.outputs[Role::kPresentKey]),
        p.dtype,
        {p.batch, p.kv_heads, t, p.head_size},
        p.wants_present},
       {"present_value",
-       AsConst(a.present_value),
+       AsConst(a.outputs[Role::kPresentValue]),
        p.dtype,
        {p.batch, p.kv_heads, t, p.value_head_size},
        p.wants_present},

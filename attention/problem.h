@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "attention/field_names.h"
+#include "attention/roles.h"
 #include "attention/tensor_view.h"
 
 namespace rapt {
@@ -116,34 +117,25 @@ Section WholeOf(const Problem& problem);
 // tensor whose bytes overflow int64, nor do the bytes of a few of them together.
 absl::Status Validate(const Problem& problem, const FieldNames& names = kOnnxNames);
 
-// The data of one problem. Views have the shapes that the problem states, any strides; the last
-// stride of every one but the mask is 1. Q, K, V and the past may be views of slices where the
-// backend reads them.
+// The data of one problem. Views have the shapes that the problem states, with any strides; the
+// last stride of every one but the mask is 1. All inputs but the mask may be views of slices where
+// the backend reads them. The mask has stride 0 on every axis that broadcasts.
 struct Arguments {
-  TensorView query;       // [B, Hq, Sq, D]
-  TensorView key;         // [B, Hkv, Sk, D]
-  TensorView value;       // [B, Hkv, Sk, Dv]
-  TensorView mask;        // MaskShape::dims, with stride 0 on every axis that broadcasts
-  TensorView past_key;    // [B, Hkv, P, D]
-  TensorView past_value;  // [B, Hkv, P, Dv]
+  InputMap<TensorView> inputs;            // without kKeyLengths
   absl::Span<const int64_t> key_lengths;  // [B], each in [0, the whole's Sk]; empty when not given
 
-  // Where a problem folds, instead of output and lse, in Plan::state_dtype. A row whose max is -inf
-  // has seen no key; what its output holds then does not matter.
+  // Where a problem folds, instead of Y and lse, in Plan::state_dtype. A row whose max is -inf has
+  // seen no key; its output is then undefined.
   struct State {
     MutableTensorView output;  // [B, Hq, Sq, Dv], not yet divided by sum
     MutableTensorView max;     // [B, Hq, Sq, 1], that the exponentials are relative to
     MutableTensorView sum;     // [B, Hq, Sq, 1], of exponentials
   } state;
 
-  MutableTensorView output;         // [B, Hq, Sq, Dv]
-  MutableTensorView lse;            // [B, Hq, Sq, 1] in lse_dtype(), natural logarithm
-  MutableTensorView scores;         // [B, Hq, Sq, T]
-  MutableTensorView present_key;    // [B, Hkv, T, D]
-  MutableTensorView present_value;  // [B, Hkv, T, Dv]
+  OutputMap<MutableTensorView> outputs;
 
-  // A backend that has a part of it computed by another says here by which, before the part's task
-  // ends. Null: nobody asks.
+  // A backend that has another one compute a part stores that backend here before the part's task
+  // ends. Null: not recorded.
   std::atomic<const Backend*>* stand_in = nullptr;
 };
 

@@ -56,7 +56,7 @@ void QueryRow::Output(absl::Span<const double> weights, double lse,
   if (lse == kMinusInfinity) return;
   for (int64_t j = visible_.begin; j < visible_.end; ++j) {
     if (HiddenByMask(j)) continue;  // A NaN in its V must not matter.
-    const std::byte* v = KeyRow(a_.past_value, a_.value, j);
+    const std::byte* v = KeyRow(a_.inputs[Role::kPastValue], a_.inputs[Role::kV], j);
     for (int64_t d = 0; d < p_.value_head_size; ++d) {
       output[d] += weights[j] * LoadElement(v, p_.dtype, d);
     }
@@ -69,17 +69,19 @@ bool QueryRow::HiddenByMask(int64_t j) const {
   if (!p_.mask) return false;
   if (p_.mask->dims[3] != 1 && j >= p_.mask->dims[3]) return true;
   if (p_.mask->dtype != DType::kBool) return Bias(j) == kMinusInfinity;
-  return a_.mask.Row(b_, h_, i_)[j * a_.mask.strides[3]] == std::byte{0};
+  return a_.inputs[Role::kMask].Row(b_, h_, i_)[j * a_.inputs[Role::kMask].strides[3]] ==
+         std::byte{0};
 }
 
 double QueryRow::Bias(int64_t j) const {
   if (!p_.mask || p_.mask->dtype == DType::kBool) return 0;
-  return LoadElement(a_.mask.Row(b_, h_, i_), p_.mask->dtype, j * a_.mask.strides[3]);
+  return LoadElement(a_.inputs[Role::kMask].Row(b_, h_, i_), p_.mask->dtype,
+                     j * a_.inputs[Role::kMask].strides[3]);
 }
 
 double QueryRow::Dot(int64_t j) const {
-  const std::byte* q = a_.query.Row(b_, h_, i_);
-  const std::byte* k = KeyRow(a_.past_key, a_.key, j);
+  const std::byte* q = a_.inputs[Role::kQ].Row(b_, h_, i_);
+  const std::byte* k = KeyRow(a_.inputs[Role::kPastKey], a_.inputs[Role::kK], j);
   double sum = 0;
   for (int64_t d = 0; d < p_.head_size; ++d) {
     sum += LoadElement(q, p_.dtype, d) * LoadElement(k, p_.dtype, d);

@@ -126,19 +126,19 @@ void RunCase(benchmark::State& state, const Case& c, const PlanOptions& options)
   const RandomTensor value(p.dtype, {p.batch, p.kv_heads, p.key_length, p.value_head_size});
   RandomTensor output(p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size});
   Arguments arguments;
-  arguments.query = query.View();
-  arguments.key = key.View();
-  arguments.value = value.View();
-  arguments.output = output.MutableView();
+  arguments.inputs[Role::kQ] = query.View();
+  arguments.inputs[Role::kK] = key.View();
+  arguments.inputs[Role::kV] = value.View();
+  arguments.outputs[Role::kY] = output.MutableView();
   const MaskShape shape = p.mask.value_or(MaskShape{});
   const RandomTensor mask(shape.dtype, shape.dims);
   if (p.mask) {
-    arguments.mask = mask.View();
-    for (int axis = 0; axis < 2; ++axis) arguments.mask.strides[axis] = 0;
+    arguments.inputs[Role::kMask] = mask.View();
+    for (int axis = 0; axis < 2; ++axis) arguments.inputs[Role::kMask].strides[axis] = 0;
   }
   const int64_t score_keys = p.score_output ? p.key_length : 0;
   RandomTensor scores(p.dtype, {p.batch, p.query_heads, p.query_length, score_keys});
-  arguments.scores = scores.MutableView();
+  arguments.outputs[Role::kScores] = scores.MutableView();
   AlignedBuffer workspace(static_cast<size_t>(plan->workspace_bytes()));
   ThreadPool pool(options.threads);
 

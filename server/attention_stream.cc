@@ -214,11 +214,12 @@ void AttentionStream::ViewChunk(const ResolvedCall& call) {
   };
   const bool keys_stream = plan_.keys_stream();
   gathers_.clear();
-  arguments_.query = view(&ResolvedCall::Query, chunk_.query, query_, keys_stream);
-  arguments_.key = view(&ResolvedCall::Key, chunk_.key, key_, !keys_stream);
-  arguments_.value = view(&ResolvedCall::Value, chunk_.value, value_, !keys_stream);
+  arguments_.inputs[Role::kQ] = view(&ResolvedCall::Query, chunk_.query, query_, keys_stream);
+  arguments_.inputs[Role::kK] = view(&ResolvedCall::Key, chunk_.key, key_, !keys_stream);
+  arguments_.inputs[Role::kV] = view(&ResolvedCall::Value, chunk_.value, value_, !keys_stream);
   if (call.problem.mask) {
-    arguments_.mask = ViewInput(call.Mask(chunk_.mask.data), chunk_.mask, false, gathered);
+    arguments_.inputs[Role::kMask] =
+        ViewInput(call.Mask(chunk_.mask.data), chunk_.mask, false, gathered);
   }
   arguments_.key_lengths = request_.key_lengths;
 }
@@ -233,9 +234,9 @@ void AttentionStream::RunFold(int place, StepDone done) {
   if (place >= 0) {
     const OutputSizes sizes = SizesOf(p);
     std::byte* const data = places_[place]->buffer.data();
-    arguments_.output = call.Output(data);
-    arguments_.lse = call.Lse(data + sizes.lse_begin());
-    arguments_.scores = call.Scores(data + sizes.scores_begin());
+    arguments_.outputs[Role::kY] = call.Output(data);
+    arguments_.outputs[Role::kLse] = call.Lse(data + sizes.lse_begin());
+    arguments_.outputs[Role::kScores] = call.Scores(data + sizes.scores_begin());
     SetOutputs(p, data, Lend(place), result);
   }
   Job job;

@@ -66,13 +66,14 @@ TensorView ViewInput(const ResolvedCall& call,
 Arguments ViewInputs(const ResolvedCall& call, const Inputs& inputs) {
   const Problem& p = call.problem;
   Arguments arguments;
-  arguments.query = ViewInput(call, &ResolvedCall::Query, inputs.query);
-  arguments.key = ViewInput(call, &ResolvedCall::Key, inputs.key);
-  arguments.value = ViewInput(call, &ResolvedCall::Value, inputs.value);
-  if (p.mask) arguments.mask = ViewInput(call, &ResolvedCall::Mask, inputs.mask);
+  arguments.inputs[Role::kQ] = ViewInput(call, &ResolvedCall::Query, inputs.query);
+  arguments.inputs[Role::kK] = ViewInput(call, &ResolvedCall::Key, inputs.key);
+  arguments.inputs[Role::kV] = ViewInput(call, &ResolvedCall::Value, inputs.value);
+  if (p.mask) arguments.inputs[Role::kMask] = ViewInput(call, &ResolvedCall::Mask, inputs.mask);
   if (p.past_length > 0) {
-    arguments.past_key = ViewInput(call, &ResolvedCall::PastKey, inputs.past_key);
-    arguments.past_value = ViewInput(call, &ResolvedCall::PastValue, inputs.past_value);
+    arguments.inputs[Role::kPastKey] = ViewInput(call, &ResolvedCall::PastKey, inputs.past_key);
+    arguments.inputs[Role::kPastValue] =
+        ViewInput(call, &ResolvedCall::PastValue, inputs.past_value);
   }
   arguments.key_lengths = inputs.key_lengths;
   return arguments;
@@ -112,15 +113,16 @@ class Engine::Passage {
   void PlanGathers(bool backend_reads_slices) {
     const InputBytes& mask = request_.inputs.mask;
     if (request_.write_mask || mask.in_slices() || mask.on_device() || mask.is_lent) {
-      gathers_.push_back({mask, arguments_.mask, static_cast<bool>(request_.write_mask)});
+      gathers_.push_back(
+          {mask, arguments_.inputs[Role::kMask], static_cast<bool>(request_.write_mask)});
     }
     const Inputs& inputs = request_.inputs;
     const std::pair<const InputBytes*, TensorView*> tensors[] = {
-        {&inputs.query, &arguments_.query},
-        {&inputs.key, &arguments_.key},
-        {&inputs.value, &arguments_.value},
-        {&inputs.past_key, &arguments_.past_key},
-        {&inputs.past_value, &arguments_.past_value}};
+        {&inputs.query, &arguments_.inputs[Role::kQ]},
+        {&inputs.key, &arguments_.inputs[Role::kK]},
+        {&inputs.value, &arguments_.inputs[Role::kV]},
+        {&inputs.past_key, &arguments_.inputs[Role::kPastKey]},
+        {&inputs.past_value, &arguments_.inputs[Role::kPastValue]}};
     for (const auto& [source, view] : tensors) {
       const bool is_read = !source->on_device() && (backend_reads_slices || !source->in_slices());
       if (!is_read) gathers_.push_back({*source, *view});
@@ -332,14 +334,15 @@ class Engine::Flight final : public Engine::Passage {
     const Problem& p = call().problem;
     const OutputPlaces& places = request_.places;
     return {{
-        {call().y, true, places.y, result_.y, arguments_.output, &ResolvedCall::Output},
-        {call().lse, p.wants_lse, places.lse, result_.lse, arguments_.lse, &ResolvedCall::Lse},
+        {call().y, true, places.y, result_.y, arguments_.outputs[Role::kY], &ResolvedCall::Output},
+        {call().lse, p.wants_lse, places.lse, result_.lse, arguments_.outputs[Role::kLse],
+         &ResolvedCall::Lse},
         {call().scores, p.score_output.has_value(), places.scores, result_.scores,
-         arguments_.scores, &ResolvedCall::Scores},
+         arguments_.outputs[Role::kScores], &ResolvedCall::Scores},
         {call().present_key, p.wants_present, places.present_key, result_.present_key,
-         arguments_.present_key, &ResolvedCall::PresentKey},
+         arguments_.outputs[Role::kPresentKey], &ResolvedCall::PresentKey},
         {call().present_value, p.wants_present, places.present_value, result_.present_value,
-         arguments_.present_value, &ResolvedCall::PresentValue},
+         arguments_.outputs[Role::kPresentValue], &ResolvedCall::PresentValue},
     }};
   }
 

@@ -70,10 +70,10 @@ Readiness::Readiness(Plan canary, std::chrono::nanoseconds stall_timeout, Execut
     StoreElement(key, dtype, i, static_cast<double>(i / kSize % 5));
     StoreElement(value, dtype, i, ValueOf(i % kSize));
   }
-  arguments_.query = ViewOf<const std::byte>(query, dtype);
-  arguments_.key = ViewOf<const std::byte>(key, dtype);
-  arguments_.value = ViewOf<const std::byte>(value, dtype);
-  arguments_.output = ViewOf<std::byte>(output_.data(), dtype);
+  arguments_.inputs[Role::kQ] = ViewOf<const std::byte>(query, dtype);
+  arguments_.inputs[Role::kK] = ViewOf<const std::byte>(key, dtype);
+  arguments_.inputs[Role::kV] = ViewOf<const std::byte>(value, dtype);
+  arguments_.outputs[Role::kY] = ViewOf<std::byte>(output_.data(), dtype);
 }
 
 Readiness::~Readiness() {

@@ -220,24 +220,34 @@ rapt::Arguments ArgumentsOf(const rapt::Problem& p, const rapt_arguments& c) {
   };
   const int64_t t = p.total_keys();
   rapt::Arguments a;
-  a.query = input(c.query, p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size});
-  a.key = input(c.key, p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size});
-  a.value = input(c.value, p.dtype, {p.batch, p.kv_heads, p.key_length, p.value_head_size});
+  a.inputs[rapt::Role::kQ] =
+      input(c.query, p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size});
+  a.inputs[rapt::Role::kK] =
+      input(c.key, p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size});
+  a.inputs[rapt::Role::kV] =
+      input(c.value, p.dtype, {p.batch, p.kv_heads, p.key_length, p.value_head_size});
   if (p.mask) {
-    a.mask = input(c.mask, p.mask->dtype, p.mask->dims);
+    a.inputs[rapt::Role::kMask] = input(c.mask, p.mask->dtype, p.mask->dims);
     for (int axis = 0; axis < 4; ++axis) {
-      if (a.mask.dims[axis] == 1) a.mask.strides[axis] = 0;
+      if (a.inputs[rapt::Role::kMask].dims[axis] == 1)
+        a.inputs[rapt::Role::kMask].strides[axis] = 0;
     }
   }
-  a.past_key = input(c.past_key, p.dtype, {p.batch, p.kv_heads, p.past_length, p.head_size});
-  a.past_value =
+  a.inputs[rapt::Role::kPastKey] =
+      input(c.past_key, p.dtype, {p.batch, p.kv_heads, p.past_length, p.head_size});
+  a.inputs[rapt::Role::kPastValue] =
       input(c.past_value, p.dtype, {p.batch, p.kv_heads, p.past_length, p.value_head_size});
   if (p.has_key_lengths) a.key_lengths = {c.key_lengths, static_cast<size_t>(p.batch)};
-  a.output = output(c.output, p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size});
-  a.lse = output(c.lse, p.lse_dtype(), {p.batch, p.query_heads, p.query_length, 1});
-  a.scores = output(c.scores, p.dtype, {p.batch, p.query_heads, p.query_length, t});
-  a.present_key = output(c.present_key, p.dtype, {p.batch, p.kv_heads, t, p.head_size});
-  a.present_value = output(c.present_value, p.dtype, {p.batch, p.kv_heads, t, p.value_head_size});
+  a.outputs[rapt::Role::kY] =
+      output(c.output, p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size});
+  a.outputs[rapt::Role::kLse] =
+      output(c.lse, p.lse_dtype(), {p.batch, p.query_heads, p.query_length, 1});
+  a.outputs[rapt::Role::kScores] =
+      output(c.scores, p.dtype, {p.batch, p.query_heads, p.query_length, t});
+  a.outputs[rapt::Role::kPresentKey] =
+      output(c.present_key, p.dtype, {p.batch, p.kv_heads, t, p.head_size});
+  a.outputs[rapt::Role::kPresentValue] =
+      output(c.present_value, p.dtype, {p.batch, p.kv_heads, t, p.value_head_size});
   return a;
 }
 

@@ -239,9 +239,11 @@ void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64
       continue;
     }
     for (int64_t d = 0; d < p.value_head_size; ++d) {
-      StoreElement(a.output.Row(b, h, i), p.dtype, d, parts.Output(row, 0)[d]);
+      StoreElement(a.outputs[Role::kY].Row(b, h, i), p.dtype, d, parts.Output(row, 0)[d]);
     }
-    if (p.wants_lse) StoreElement(a.lse.Row(b, h, i), p.lse_dtype(), 0, *parts.Lse(row, 0));
+    if (p.wants_lse) {
+      StoreElement(a.outputs[Role::kLse].Row(b, h, i), p.lse_dtype(), 0, *parts.Lse(row, 0));
+    }
   }
 }
 
@@ -286,11 +288,11 @@ int64_t UnfoldedBytes(const Problem& p, int64_t rows) {
 FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   return {
-      .query = a.query.RowOffset(b, h, i),
-      .output = p.folds ? nullptr : a.output.Row(b, h, i),
-      .lse = p.wants_lse && !p.folds ? a.lse.Row(b, h, i) : nullptr,
-      .scores = p.score_output ? a.scores.Row(b, h, i) : nullptr,
-      .mask = p.mask ? a.mask.Row(b, h, i) : nullptr,
+      .query = a.inputs[Role::kQ].RowOffset(b, h, i),
+      .output = p.folds ? nullptr : a.outputs[Role::kY].Row(b, h, i),
+      .lse = p.wants_lse && !p.folds ? a.outputs[Role::kLse].Row(b, h, i) : nullptr,
+      .scores = p.score_output ? a.outputs[Role::kScores].Row(b, h, i) : nullptr,
+      .mask = p.mask ? a.inputs[Role::kMask].Row(b, h, i) : nullptr,
       .begin = visible.begin,
       .end = visible.end,
       .head = h,
@@ -330,12 +332,12 @@ FlashTask ShapeOf(const Problem& p) {
 // The part of the task that is the same for every block of rows.
 FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_head) {
   FlashTask task = ShapeOf(p);
-  task.queries = BytesOf(a.query, 0);
-  task.keys = KeysOf(a.past_key, p.past_length, a.key, b, kv_head);
-  task.values = KeysOf(a.past_value, p.past_length, a.value, b, kv_head);
+  task.queries = BytesOf(a.inputs[Role::kQ], 0);
+  task.keys = KeysOf(a.inputs[Role::kPastKey], p.past_length, a.inputs[Role::kK], b, kv_head);
+  task.values = KeysOf(a.inputs[Role::kPastValue], p.past_length, a.inputs[Role::kV], b, kv_head);
   if (p.mask) {
     task.mask_element = ElementOf(p.mask->dtype);
-    task.mask_step = p.mask->dims[3] == 1 ? 0 : a.mask.strides[3];
+    task.mask_step = p.mask->dims[3] == 1 ? 0 : a.inputs[Role::kMask].strides[3];
     task.mask_count = p.mask->dims[3] == 1 ? p.total_keys() : p.mask->dims[3];
   }
   task.batch = b;

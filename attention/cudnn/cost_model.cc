@@ -167,10 +167,10 @@ absl::StatusOr<double> SecondsOf(const Plan& plan, ThreadPool& pool, const Clock
   AlignedBuffer workspace(static_cast<size_t>(plan.workspace_bytes()));
   std::atomic<const Backend*> stand_in{nullptr};
   Arguments arguments;
-  arguments.query = query.View();
-  arguments.key = key.View();
-  arguments.value = value.View();
-  arguments.output = output.MutableView();
+  arguments.inputs[Role::kQ] = query.View();
+  arguments.inputs[Role::kK] = key.View();
+  arguments.inputs[Role::kV] = value.View();
+  arguments.outputs[Role::kY] = output.MutableView();
   arguments.stand_in = &stand_in;
 
   auto best = std::chrono::nanoseconds::max();

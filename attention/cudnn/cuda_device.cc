@@ -191,8 +191,8 @@ absl::Status Try(CudaOptions options) {
                       RowMajorStrides(dims)};
   };
   Arguments arguments;
-  arguments.query = view(8);
-  arguments.key = arguments.value = view(1);
+  arguments.inputs[Role::kQ] = view(8);
+  arguments.inputs[Role::kK] = arguments.inputs[Role::kV] = view(1);
   Lane& lane = (*device)->lane(0);
   const Part part{&problem, &arguments};
   const Staging staging(graph, {&part, 1});

@@ -486,7 +486,7 @@ void CudnnBackend::RunParted(const Problem& whole, const Cut& cut, int64_t run,
   }
   if (whole.folds) return;
   for (int64_t head = 0; head < rows.query_heads; ++head) {
-    FinishRows(rows, state, 0, of_rows.output, of_rows.lse, head);
+    FinishRows(rows, state, 0, of_rows.outputs[Role::kY], of_rows.outputs[Role::kLse], head);
   }
 }
 

@@ -137,13 +137,13 @@ PieceArguments::PieceArguments(const Arguments& whole, const Problem& p, const P
   RowRange keys = piece.keys;
   if (piece.parts_head) {
     if (keys.begin < p.past_length) {
-      arguments_.key = whole.past_key;
-      arguments_.value = whole.past_value;
+      arguments_.inputs[Role::kK] = whole.inputs[Role::kPastKey];
+      arguments_.inputs[Role::kV] = whole.inputs[Role::kPastValue];
     } else {
       keys.begin -= p.past_length;
     }
-    arguments_.past_key = arguments_.past_value = {};
-    arguments_.mask = ColumnsOf(arguments_.mask, piece.keys);
+    arguments_.inputs[Role::kPastKey] = arguments_.inputs[Role::kPastValue] = {};
+    arguments_.inputs[Role::kMask] = ColumnsOf(arguments_.inputs[Role::kMask], piece.keys);
   }
   const auto of_queries = [&](auto& view) {
     view = PartOf(view, piece, group);
@@ -161,14 +161,15 @@ PieceArguments::PieceArguments(const Arguments& whole, const Problem& p, const P
     view = PartOf(view, piece, heads_per_kv_head);
     if (piece.parts_head) view = RowsOf(view, rows);
   };
-  read(arguments_.query, group, piece.queries);
-  read(arguments_.key, 1, keys);
-  read(arguments_.value, 1, keys);
-  read(arguments_.past_key, 1, {});
-  read(arguments_.past_value, 1, {});
-  of_queries(arguments_.mask);
-  for (MutableTensorView* view : {&arguments_.output, &arguments_.lse, &arguments_.state.output,
-                                  &arguments_.state.max, &arguments_.state.sum}) {
+  read(arguments_.inputs[Role::kQ], group, piece.queries);
+  read(arguments_.inputs[Role::kK], 1, keys);
+  read(arguments_.inputs[Role::kV], 1, keys);
+  read(arguments_.inputs[Role::kPastKey], 1, {});
+  read(arguments_.inputs[Role::kPastValue], 1, {});
+  of_queries(arguments_.inputs[Role::kMask]);
+  for (MutableTensorView* view :
+       {&arguments_.outputs[Role::kY], &arguments_.outputs[Role::kLse], &arguments_.state.output,
+        &arguments_.state.max, &arguments_.state.sum}) {
     of_queries(*view);
   }
   if (!whole.key_lengths.empty()) {

@@ -70,7 +70,7 @@ bool IsFaint(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   bool sees = false;
   for (int64_t j = visible.begin; j < visible.end; ++j) {
-    const double bias = BiasAt(p, a.mask, b, h, i, j);
+    const double bias = BiasAt(p, a.inputs[Role::kMask], b, h, i, j);
     if (bias > -kLargestBias) return false;
     sees |= bias != kMinusInfinity;
   }
@@ -105,7 +105,8 @@ bool PackBias(const Problem& p, const SdpaGraph& g, const Arguments& a, std::byt
       for (int64_t row = 0; row < rows; ++row) {
         std::byte* out = target + ((b * dims[1] + h) * dims[2] + row) * row_bytes;
         for (int64_t n = 0; n < run.count; ++n) {
-          const double bias = BiasAt(p, a.mask, b, h, crop.first_query + row, run.first + n);
+          const double bias =
+              BiasAt(p, a.inputs[Role::kMask], b, h, crop.first_query + row, run.first + n);
           if (!(bias <= kLargestBias)) return false;
           // A weight of 0 beside any other key.
           const bool masked = bias == kMinusInfinity;
@@ -122,7 +123,7 @@ bool SeesAKey(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   if (!p.mask) return visible.begin < visible.end;
   for (int64_t j = visible.begin; j < visible.end; ++j) {
-    if (BiasAt(p, a.mask, b, h, i, j) != kMinusInfinity) return true;
+    if (BiasAt(p, a.inputs[Role::kMask], b, h, i, j) != kMinusInfinity) return true;
   }
   return false;
 }
@@ -141,8 +142,11 @@ void FoldRow(const SdpaGraph& g, const Arguments::State& state, int64_t b, int64
 
 void WriteNothing(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   if (p.folds) return;
-  std::memset(a.output.Row(b, h, i), 0, p.value_head_size * SizeOf(p.dtype));
-  if (p.wants_lse) StoreElement(a.lse.Row(b, h, i), a.lse.dtype, 0, kMinusInfinity);
+  std::memset(a.outputs[Role::kY].Row(b, h, i), 0, p.value_head_size * SizeOf(p.dtype));
+  if (p.wants_lse) {
+    StoreElement(a.outputs[Role::kLse].Row(b, h, i), a.outputs[Role::kLse].dtype, 0,
+                 kMinusInfinity);
+  }
 }
 
 }  // namespace
@@ -335,18 +339,18 @@ bool Staging::StagePart(size_t part, std::byte* arena) const {
   for (int64_t b = 0; b < p.batch && finite; ++b) {
     pack(QueryTensor(), rows[b], crop.queries,
          [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
-           return to.Pack(a.query, b, h, crop.first_query + at, count, at, arena);
+           return to.Pack(a.inputs[Role::kQ], b, h, crop.first_query + at, count, at, arena);
          });
     const KeyRun run = KeysOf(p, a.key_lengths, b);
     pack(KeyTensor(), rows[b], run.count,
          [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
-           return to.PackRun(a.past_key, a.key, p.past_length, {run.first + at, count}, b, h, at,
-                             arena);
+           return to.PackRun(a.inputs[Role::kPastKey], a.inputs[Role::kK], p.past_length,
+                             {run.first + at, count}, b, h, at, arena);
          });
     pack(ValueTensor(), rows[b], run.count,
          [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
-           return to.PackRun(a.past_value, a.value, p.past_length, {run.first + at, count}, b, h,
-                             at, arena);
+           return to.PackRun(a.inputs[Role::kPastValue], a.inputs[Role::kV], p.past_length,
+                             {run.first + at, count}, b, h, at, arena);
          });
   }
   if (finite && graph_.bias) {
@@ -405,8 +409,10 @@ void Staging::TakeOutputs(size_t part, const std::byte* arena) const {
           FoldRow(graph_, a.state, b, h, i, row, lse);
           continue;
         }
-        std::memcpy(a.output.Row(b, h, i), row, row_bytes);
-        if (p.wants_lse) StoreElement(a.lse.Row(b, h, i), a.lse.dtype, 0, lse);
+        std::memcpy(a.outputs[Role::kY].Row(b, h, i), row, row_bytes);
+        if (p.wants_lse) {
+          StoreElement(a.outputs[Role::kLse].Row(b, h, i), a.outputs[Role::kLse].dtype, 0, lse);
+        }
       }
     }
   }

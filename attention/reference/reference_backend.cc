@@ -62,12 +62,12 @@ class Reference final : public Backend {
     const QueryRow row(p, arguments, b, h, i);
     const double lse = row.Weigh(scores, [&](Step step, absl::Span<const double> s) {
       const std::optional<ScoreOutput> stage = OutputOf(step);
-      if (stage && stage == p.score_output) StoreRow(arguments.scores, b, h, i, s);
+      if (stage && stage == p.score_output) StoreRow(arguments.outputs[Role::kScores], b, h, i, s);
     });
     row.Output(scores, lse, output);
     if (p.folds) return Fold(arguments.state, b, h, i, output, lse);
-    StoreRow(arguments.output, b, h, i, output);
-    if (p.wants_lse) StoreRow(arguments.lse, b, h, i, {lse});
+    StoreRow(arguments.outputs[Role::kY], b, h, i, output);
+    if (p.wants_lse) StoreRow(arguments.outputs[Role::kLse], b, h, i, {lse});
   }
 
  private:

@@ -155,10 +155,10 @@ class Request {
   // Every worker writes to an output of its own.
   Arguments ArgumentsOf(int worker) {
     Arguments arguments;
-    arguments.query = query_.View();
-    arguments.key = key_.View();
-    arguments.value = value_.View();
-    arguments.output = outputs_[static_cast<size_t>(worker)].MutableView();
+    arguments.inputs[Role::kQ] = query_.View();
+    arguments.inputs[Role::kK] = key_.View();
+    arguments.inputs[Role::kV] = value_.View();
+    arguments.outputs[Role::kY] = outputs_[static_cast<size_t>(worker)].MutableView();
     arguments.stand_in = &stand_in_;
     return arguments;
   }

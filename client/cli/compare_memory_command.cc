@@ -146,12 +146,12 @@ void AttendChunked(const Task& t, float* y, ThreadPool& pool) {
   AlignedBuffer state_memory(static_cast<size_t>(plan->state_bytes));
   AlignedBuffer workspace(static_cast<size_t>(plan->workspace_bytes));
   Arguments arguments;
-  arguments.query = RowsOf(t, t.q.data(), {0, t.length});
+  arguments.inputs[Role::kQ] = RowsOf(t, t.q.data(), {0, t.length});
   arguments.state = StateIn(problem, plan->full.state_dtype, state_memory.data());
   ClearState(arguments.state);
   for (int64_t n = 0; n < plan->chunks(); ++n) {
-    arguments.key = RowsOf(t, t.k.data(), plan->Chunk(n));
-    arguments.value = RowsOf(t, t.v.data(), plan->Chunk(n));
+    arguments.inputs[Role::kK] = RowsOf(t, t.k.data(), plan->Chunk(n));
+    arguments.inputs[Role::kV] = RowsOf(t, t.v.data(), plan->Chunk(n));
     const absl::Status status = Run(plan->PlanOf(n), arguments, workspace.span(), pool);
     RAPT_CHECK(status.ok(), std::string(status.message()).c_str());
   }

@@ -86,13 +86,13 @@ OperatorCall ToLibrary(const client::AttendCall& call) {
 
 Arguments InputsOf(const client::AttendCall& call, const ResolvedCall& resolved) {
   Arguments arguments;
-  arguments.query = resolved.Query(call.q.data.data());
-  arguments.key = resolved.Key(call.k.data.data());
-  arguments.value = resolved.Value(call.v.data.data());
-  if (call.mask) arguments.mask = resolved.Mask(call.mask->data.data());
+  arguments.inputs[Role::kQ] = resolved.Query(call.q.data.data());
+  arguments.inputs[Role::kK] = resolved.Key(call.k.data.data());
+  arguments.inputs[Role::kV] = resolved.Value(call.v.data.data());
+  if (call.mask) arguments.inputs[Role::kMask] = resolved.Mask(call.mask->data.data());
   if (call.past_key) {
-    arguments.past_key = resolved.PastKey(call.past_key->data.data());
-    arguments.past_value = resolved.PastValue(call.past_value->data.data());
+    arguments.inputs[Role::kPastKey] = resolved.PastKey(call.past_key->data.data());
+    arguments.inputs[Role::kPastValue] = resolved.PastValue(call.past_value->data.data());
   }
   arguments.key_lengths = call.key_lengths;
   return arguments;
@@ -190,20 +190,20 @@ class LocalCaller : public AttentionCaller {
     Arguments arguments = InputsOf(call, *resolved);
     std::string y = RoomFor(resolved->y);
     std::string scores, lse, present_key, present_value;
-    arguments.output = resolved->Output(DataOf(y));
+    arguments.outputs[Role::kY] = resolved->Output(DataOf(y));
     if (problem.score_output) {
       scores = RoomFor(resolved->scores);
-      arguments.scores = resolved->Scores(DataOf(scores));
+      arguments.outputs[Role::kScores] = resolved->Scores(DataOf(scores));
     }
     if (problem.wants_lse) {
       lse = RoomFor(resolved->lse);
-      arguments.lse = resolved->Lse(DataOf(lse));
+      arguments.outputs[Role::kLse] = resolved->Lse(DataOf(lse));
     }
     if (problem.wants_present) {
       present_key = RoomFor(resolved->present_key);
       present_value = RoomFor(resolved->present_value);
-      arguments.present_key = resolved->PresentKey(DataOf(present_key));
-      arguments.present_value = resolved->PresentValue(DataOf(present_value));
+      arguments.outputs[Role::kPresentKey] = resolved->PresentKey(DataOf(present_key));
+      arguments.outputs[Role::kPresentValue] = resolved->PresentValue(DataOf(present_value));
     }
 
     AlignedBuffer workspace(plan->workspace_bytes());

@@ -149,15 +149,16 @@ absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
                   .causal = s.causal,
                   .has_key_lengths = s.ragged};
   Arguments arguments;
-  arguments.query = ViewOf(call_.q);
-  arguments.key = ViewOf(call_.k);
-  arguments.value = ViewOf(call_.v);
+  arguments.inputs[Role::kQ] = ViewOf(call_.q);
+  arguments.inputs[Role::kK] = ViewOf(call_.k);
+  arguments.inputs[Role::kV] = ViewOf(call_.v);
   arguments.key_lengths = call_.key_lengths;
   if (call_.mask) {
     problem.mask = MaskShape{ToLibrary(call_.mask->dtype), DimsOf(*call_.mask)};
-    arguments.mask = ViewOf(*call_.mask);
+    arguments.inputs[Role::kMask] = ViewOf(*call_.mask);
     for (size_t axis = 0; axis < 3; ++axis) {
-      if (arguments.mask.dims[axis] == 1) arguments.mask.strides[axis] = 0;
+      if (arguments.inputs[Role::kMask].dims[axis] == 1)
+        arguments.inputs[Role::kMask].strides[axis] = 0;
     }
   }
   const std::array<int64_t, 4> dims = DimsOf(call_.q);

@@ -88,13 +88,14 @@ class ChunkedRun {
     for (int64_t n = 0; n < plan_.chunks(); ++n) {
       const RowRange keys = plan_.Chunk(n);
       Arguments arguments;
-      arguments.query = inputs_.query.View();
-      arguments.key = Cut(key_.View(), 2, keys);
-      arguments.value = Cut(value_.View(), 2, keys);
-      if (problem_.mask) arguments.mask = Cut(MaskView(*inputs_.mask), 3, keys);
+      arguments.inputs[Role::kQ] = inputs_.query.View();
+      arguments.inputs[Role::kK] = Cut(key_.View(), 2, keys);
+      arguments.inputs[Role::kV] = Cut(value_.View(), 2, keys);
+      if (problem_.mask) arguments.inputs[Role::kMask] = Cut(MaskView(*inputs_.mask), 3, keys);
       arguments.key_lengths = inputs_.key_lengths;
       arguments.state = state;
-      if (outputs_.scores) arguments.scores = Cut(outputs_.scores->MutableView(), 3, keys);
+      if (outputs_.scores)
+        arguments.outputs[Role::kScores] = Cut(outputs_.scores->MutableView(), 3, keys);
       RunChunk(n, arguments);
     }
     const int64_t piece = plan_.chunking.query_chunk;
@@ -113,14 +114,16 @@ class ChunkedRun {
     for (int64_t n = 0; n < plan_.chunks(); ++n) {
       const RowRange queries = plan_.Chunk(n);
       Arguments arguments;
-      arguments.query = Cut(inputs_.query.View(), 2, queries);
-      arguments.key = key_.View();
-      arguments.value = value_.View();
-      if (problem_.mask) arguments.mask = Cut(MaskView(*inputs_.mask), 2, queries);
+      arguments.inputs[Role::kQ] = Cut(inputs_.query.View(), 2, queries);
+      arguments.inputs[Role::kK] = key_.View();
+      arguments.inputs[Role::kV] = value_.View();
+      if (problem_.mask) arguments.inputs[Role::kMask] = Cut(MaskView(*inputs_.mask), 2, queries);
       arguments.key_lengths = inputs_.key_lengths;
-      arguments.output = Cut(outputs_.output.MutableView(), 2, queries);
-      if (outputs_.lse) arguments.lse = Cut(outputs_.lse->MutableView(), 2, queries);
-      if (outputs_.scores) arguments.scores = Cut(outputs_.scores->MutableView(), 2, queries);
+      arguments.outputs[Role::kY] = Cut(outputs_.output.MutableView(), 2, queries);
+      if (outputs_.lse)
+        arguments.outputs[Role::kLse] = Cut(outputs_.lse->MutableView(), 2, queries);
+      if (outputs_.scores)
+        arguments.outputs[Role::kScores] = Cut(outputs_.scores->MutableView(), 2, queries);
       RunChunk(n, arguments);
     }
   }

@@ -46,17 +46,18 @@ Inputs SomeInputs(const Problem& problem) {
 // No outputs: a diagnosis reads none.
 Arguments ViewsOf(const Inputs& inputs) {
   Arguments arguments;
-  arguments.query = inputs.query.View();
-  arguments.key = inputs.key.View();
-  arguments.value = inputs.value.View();
+  arguments.inputs[Role::kQ] = inputs.query.View();
+  arguments.inputs[Role::kK] = inputs.key.View();
+  arguments.inputs[Role::kV] = inputs.value.View();
   if (inputs.mask) {
-    arguments.mask = inputs.mask->View();
+    arguments.inputs[Role::kMask] = inputs.mask->View();
     for (int axis = 0; axis < 4; ++axis) {
-      if (arguments.mask.dims[axis] == 1) arguments.mask.strides[axis] = 0;
+      if (arguments.inputs[Role::kMask].dims[axis] == 1)
+        arguments.inputs[Role::kMask].strides[axis] = 0;
     }
   }
-  if (inputs.past_key) arguments.past_key = inputs.past_key->View();
-  if (inputs.past_value) arguments.past_value = inputs.past_value->View();
+  if (inputs.past_key) arguments.inputs[Role::kPastKey] = inputs.past_key->View();
+  if (inputs.past_value) arguments.inputs[Role::kPastValue] = inputs.past_value->View();
   arguments.key_lengths = inputs.key_lengths;
   return arguments;
 }

@@ -738,17 +738,17 @@ TEST(ResolvedCallTest, ViewsReadAndWriteEveryLayout) {
         scores(expected.scores.size()), present_key(expected.present_key.size()),
         present_value(expected.present_value.size());
     Arguments arguments;
-    arguments.query = resolved.Query(AsBytes(q));
-    arguments.key = resolved.Key(AsBytes(k));
-    arguments.value = resolved.Value(AsBytes(v));
-    arguments.mask = resolved.Mask(AsBytes(mask));
-    arguments.past_key = resolved.PastKey(AsBytes(past_key));
-    arguments.past_value = resolved.PastValue(AsBytes(past_value));
-    arguments.output = resolved.Output(AsBytes(y));
-    arguments.lse = resolved.Lse(AsBytes(lse));
-    arguments.scores = resolved.Scores(AsBytes(scores));
-    arguments.present_key = resolved.PresentKey(AsBytes(present_key));
-    arguments.present_value = resolved.PresentValue(AsBytes(present_value));
+    arguments.inputs[Role::kQ] = resolved.Query(AsBytes(q));
+    arguments.inputs[Role::kK] = resolved.Key(AsBytes(k));
+    arguments.inputs[Role::kV] = resolved.Value(AsBytes(v));
+    arguments.inputs[Role::kMask] = resolved.Mask(AsBytes(mask));
+    arguments.inputs[Role::kPastKey] = resolved.PastKey(AsBytes(past_key));
+    arguments.inputs[Role::kPastValue] = resolved.PastValue(AsBytes(past_value));
+    arguments.outputs[Role::kY] = resolved.Output(AsBytes(y));
+    arguments.outputs[Role::kLse] = resolved.Lse(AsBytes(lse));
+    arguments.outputs[Role::kScores] = resolved.Scores(AsBytes(scores));
+    arguments.outputs[Role::kPresentKey] = resolved.PresentKey(AsBytes(present_key));
+    arguments.outputs[Role::kPresentValue] = resolved.PresentValue(AsBytes(present_value));
 
     const absl::StatusOr<Plan> plan = MakePlan(resolved.problem, {});
     ASSERT_TRUE(plan.ok()) << plan.status();

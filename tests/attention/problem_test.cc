@@ -193,18 +193,18 @@ class ArgumentsTest : public ::testing::Test {
     problem_.mask = MaskShape{DType::kBool, {2, 1, 5, 10}};
     problem_.has_key_lengths = problem_.wants_lse = problem_.wants_present = true;
     problem_.score_output = ScoreOutput::kWeights;
-    arguments_.query = query_.View();
-    arguments_.key = key_.View();
-    arguments_.value = value_.View();
-    arguments_.mask = mask_.View();
-    arguments_.past_key = past_key_.View();
-    arguments_.past_value = past_value_.View();
+    arguments_.inputs[Role::kQ] = query_.View();
+    arguments_.inputs[Role::kK] = key_.View();
+    arguments_.inputs[Role::kV] = value_.View();
+    arguments_.inputs[Role::kMask] = mask_.View();
+    arguments_.inputs[Role::kPastKey] = past_key_.View();
+    arguments_.inputs[Role::kPastValue] = past_value_.View();
     arguments_.key_lengths = key_lengths_;
-    arguments_.output = output_.MutableView();
-    arguments_.lse = lse_.MutableView();
-    arguments_.scores = scores_.MutableView();
-    arguments_.present_key = present_key_.MutableView();
-    arguments_.present_value = present_value_.MutableView();
+    arguments_.outputs[Role::kY] = output_.MutableView();
+    arguments_.outputs[Role::kLse] = lse_.MutableView();
+    arguments_.outputs[Role::kScores] = scores_.MutableView();
+    arguments_.outputs[Role::kPresentKey] = present_key_.MutableView();
+    arguments_.outputs[Role::kPresentValue] = present_value_.MutableView();
   }
 
   void ExpectRefused(const std::vector<std::string>& words) {
@@ -262,49 +262,49 @@ TEST_F(ArgumentsTest, EveryWantedTensorHasToBeThere) {
     ExpectRefused({name});
     view = kept;
   };
-  without(arguments_.query, "Q");
-  without(arguments_.key, "K");
-  without(arguments_.value, "V");
-  without(arguments_.mask, "attn_mask");
-  without(arguments_.past_key, "past_key");
-  without(arguments_.past_value, "past_value");
-  without(arguments_.output, "Y");
-  without(arguments_.lse, "lse");
-  without(arguments_.scores, "qk_matmul_output");
-  without(arguments_.present_key, "present_key");
-  without(arguments_.present_value, "present_value");
+  without(arguments_.inputs[Role::kQ], "Q");
+  without(arguments_.inputs[Role::kK], "K");
+  without(arguments_.inputs[Role::kV], "V");
+  without(arguments_.inputs[Role::kMask], "attn_mask");
+  without(arguments_.inputs[Role::kPastKey], "past_key");
+  without(arguments_.inputs[Role::kPastValue], "past_value");
+  without(arguments_.outputs[Role::kY], "Y");
+  without(arguments_.outputs[Role::kLse], "lse");
+  without(arguments_.outputs[Role::kScores], "qk_matmul_output");
+  without(arguments_.outputs[Role::kPresentKey], "present_key");
+  without(arguments_.outputs[Role::kPresentValue], "present_value");
   EXPECT_TRUE(Validate(problem_, arguments_).ok());
 }
 
 TEST_F(ArgumentsTest, TensorsHaveTheDimsAndTheTypeOfTheProblem) {
-  arguments_.key.dims[2] = 6;
+  arguments_.inputs[Role::kK].dims[2] = 6;
   ExpectRefused({"K", "6", "7"});
-  arguments_.key.dims[2] = 7;
-  arguments_.scores.dims[3] = 11;
+  arguments_.inputs[Role::kK].dims[2] = 7;
+  arguments_.outputs[Role::kScores].dims[3] = 11;
   ExpectRefused({"11", "10"});
-  arguments_.scores.dims[3] = 10;
-  arguments_.value.dtype = DType::kFloat16;
+  arguments_.outputs[Role::kScores].dims[3] = 10;
+  arguments_.inputs[Role::kV].dtype = DType::kFloat16;
   ExpectRefused({"V", "FP16", "FP32"});
-  arguments_.value.dtype = DType::kFloat32;
-  arguments_.lse.dtype = DType::kFloat64;
+  arguments_.inputs[Role::kV].dtype = DType::kFloat32;
+  arguments_.outputs[Role::kLse].dtype = DType::kFloat64;
   ExpectRefused({"lse", "FP64", "FP32"});
 }
 
 TEST_F(ArgumentsTest, RowsAreContiguousExceptTheMasks) {
-  arguments_.query.strides[3] = 2;
+  arguments_.inputs[Role::kQ].strides[3] = 2;
   ExpectRefused({"Q", "2", "1"});
-  arguments_.query.strides[3] = 1;
-  arguments_.mask.strides[3] = 5;
+  arguments_.inputs[Role::kQ].strides[3] = 1;
+  arguments_.inputs[Role::kMask].strides[3] = 5;
   EXPECT_TRUE(Validate(problem_, arguments_).ok());
 }
 
 TEST_F(ArgumentsTest, WhatNobodyWantsMayBeAbsent) {
   problem_ = Valid();
   Arguments least;
-  least.query = arguments_.query;
-  least.key = arguments_.key;
-  least.value = arguments_.value;
-  least.output = arguments_.output;
+  least.inputs[Role::kQ] = arguments_.inputs[Role::kQ];
+  least.inputs[Role::kK] = arguments_.inputs[Role::kK];
+  least.inputs[Role::kV] = arguments_.inputs[Role::kV];
+  least.outputs[Role::kY] = arguments_.outputs[Role::kY];
   EXPECT_TRUE(Validate(problem_, least).ok()) << Validate(problem_, least);
 }
 

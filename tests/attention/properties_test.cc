@@ -81,10 +81,10 @@ class TaskByTask {
         output_(problem.dtype, {problem.batch, problem.query_heads, problem.query_length,
                                 problem.value_head_size}),
         workspace_(static_cast<size_t>(plan_.workspace_bytes())) {
-    arguments_.query = inputs.query.View();
-    arguments_.key = inputs.key.View();
-    arguments_.value = inputs.value.View();
-    arguments_.output = output_.MutableView();
+    arguments_.inputs[Role::kQ] = inputs.query.View();
+    arguments_.inputs[Role::kK] = inputs.key.View();
+    arguments_.inputs[Role::kV] = inputs.value.View();
+    arguments_.outputs[Role::kY] = output_.MutableView();
   }
 
   const Plan& plan() const { return plan_; }

@@ -64,7 +64,7 @@ class OneKeyBackend final : public Backend {
     runs_.push_back(members.size());
     for (const Member& member : members) {
       EXPECT_EQ(member.plan->company, members.front().plan->company);
-      std::memcpy(member.arguments->output.data, member.arguments->value.data,
+      std::memcpy(member.arguments->outputs[Role::kY].data, member.arguments->inputs[Role::kV].data,
                   static_cast<size_t>(member.plan->problem.value_head_size) * sizeof(float));
     }
   }

@@ -263,11 +263,11 @@ TEST_F(EngineTest, GivesTheBitsOfTheLibraryItself) {
   const ResolvedCall resolved = Resolve(call.call).value();
   const Plan plan = MakePlan(resolved.problem, options_).value();
   Arguments arguments;
-  arguments.query = resolved.Query(Call::Bytes(call.q));
-  arguments.key = resolved.Key(Call::Bytes(call.k));
-  arguments.value = resolved.Value(Call::Bytes(call.v));
+  arguments.inputs[Role::kQ] = resolved.Query(Call::Bytes(call.q));
+  arguments.inputs[Role::kK] = resolved.Key(Call::Bytes(call.k));
+  arguments.inputs[Role::kV] = resolved.Value(Call::Bytes(call.v));
   std::vector<float> want(call.q.size());
-  arguments.output = resolved.Output(reinterpret_cast<std::byte*>(want.data()));
+  arguments.outputs[Role::kY] = resolved.Output(reinterpret_cast<std::byte*>(want.data()));
   AlignedBuffer workspace(plan.workspace_bytes());
   ThreadPool pool(kThreads);
   ASSERT_TRUE(::rapt::Run(plan, arguments, workspace.span(), pool).ok());

@@ -80,18 +80,20 @@ Outputs MakeOutputs(const Problem& p, Storage storage) {
 
 Arguments MakeArguments(const Inputs& inputs, Outputs& outputs) {
   Arguments arguments;
-  arguments.query = inputs.query.View();
-  arguments.key = inputs.key.View();
-  arguments.value = inputs.value.View();
-  if (inputs.mask) arguments.mask = MaskView(*inputs.mask);
-  if (inputs.past_key) arguments.past_key = inputs.past_key->View();
-  if (inputs.past_value) arguments.past_value = inputs.past_value->View();
+  arguments.inputs[Role::kQ] = inputs.query.View();
+  arguments.inputs[Role::kK] = inputs.key.View();
+  arguments.inputs[Role::kV] = inputs.value.View();
+  if (inputs.mask) arguments.inputs[Role::kMask] = MaskView(*inputs.mask);
+  if (inputs.past_key) arguments.inputs[Role::kPastKey] = inputs.past_key->View();
+  if (inputs.past_value) arguments.inputs[Role::kPastValue] = inputs.past_value->View();
   arguments.key_lengths = inputs.key_lengths;
-  arguments.output = outputs.output.MutableView();
-  if (outputs.lse) arguments.lse = outputs.lse->MutableView();
-  if (outputs.scores) arguments.scores = outputs.scores->MutableView();
-  if (outputs.present_key) arguments.present_key = outputs.present_key->MutableView();
-  if (outputs.present_value) arguments.present_value = outputs.present_value->MutableView();
+  arguments.outputs[Role::kY] = outputs.output.MutableView();
+  if (outputs.lse) arguments.outputs[Role::kLse] = outputs.lse->MutableView();
+  if (outputs.scores) arguments.outputs[Role::kScores] = outputs.scores->MutableView();
+  if (outputs.present_key)
+    arguments.outputs[Role::kPresentKey] = outputs.present_key->MutableView();
+  if (outputs.present_value)
+    arguments.outputs[Role::kPresentValue] = outputs.present_value->MutableView();
   return arguments;
 }
 
