@@ -59,15 +59,8 @@ namespace {
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 
-// After readiness is withdrawn, new calls are still taken for a moment: routers need it to notice.
-constexpr std::chrono::milliseconds kLameDuckPause{100};
-
-// New calls are refused for so long at least: callers that hear UNAVAILABLE go elsewhere, while the
-// CANCELLED with which gRPC itself meets those that come later is retried by few.
-constexpr std::chrono::milliseconds kRefusals{200};
-
-// For the last refusals to leave. Only health watches, which never end by themselves, use it up.
-// gRPC itself cancels what arrives from here on; routers have had their time to notice.
+// The deadline of gRPC's own shutdown, which sends the last responses. Only open health watches,
+// which never end on their own, make it wait that long.
 constexpr std::chrono::milliseconds kFarewell{500};
 
 // The wire gets a thread for so many that compute. One can do it without waking others, and takes
@@ -372,12 +365,15 @@ void AnnounceReady(const Options& options, const std::string& grpc_address,
   std::fflush(stdout);
 }
 
-// No new work, the work in flight to its end, then no server. Readiness has been withdrawn.
+// Stops accepting calls, waits for those in flight, then shuts the server down.
+// REQUIRES: readiness has been withdrawn.
 void Drain(const Options& options, Engine& engine, OpenCalls& open_calls, Listener* listener,
            GrpcServer& server) {
-  std::this_thread::sleep_for(kLameDuckPause);
+  std::this_thread::sleep_for(options.drain_pause);
   engine.StopAccepting();
-  const auto refused_until = std::chrono::steady_clock::now() + kRefusals;
+  // Callers that get UNAVAILABLE retry elsewhere; few retry the CANCELLED that gRPC itself sends
+  // once it shuts down.
+  const auto refused_until = std::chrono::steady_clock::now() + options.drain_refusal_time;
   if (!open_calls.WaitUntilNone(options.grace_period)) {
     Log(LogLevel::kWarning, "grace period over", {{"open_calls", open_calls.count()}});
   }

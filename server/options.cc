@@ -103,6 +103,12 @@ ABSL_FLAG(absl::Duration, stall_timeout, absl::Seconds(10),
           "how long the compute threads may be without progress before the server is not ready");
 ABSL_FLAG(absl::Duration, grace_period, absl::Seconds(20),
           "how long calls in flight may go on after SIGTERM or SIGINT");
+ABSL_FLAG(absl::Duration, drain_pause, absl::Milliseconds(100),
+          "how long new calls are still accepted after a stop signal, while readiness is already "
+          "withdrawn, so that load balancers can react; 0: not at all");
+ABSL_FLAG(absl::Duration, drain_refusal_time, absl::Milliseconds(200),
+          "the minimum time after --drain_pause for which new calls are refused with UNAVAILABLE "
+          "before the server stops listening");
 ABSL_FLAG(std::string, log_format, "text", "how lines of the log are written: text or json");
 ABSL_FLAG(absl::Duration, slow_call, absl::ZeroDuration(),
           "calls that take so long are logged, with shape, stages and plan; 0: none is");
@@ -414,6 +420,8 @@ absl::Status CheckFlags() {
   status.Update(
       CheckDuration("stall_timeout", absl::GetFlag(FLAGS_stall_timeout), absl::Milliseconds(100)));
   status.Update(CheckDuration("grace_period", absl::GetFlag(FLAGS_grace_period), {}));
+  status.Update(CheckDuration("drain_pause", absl::GetFlag(FLAGS_drain_pause), {}));
+  status.Update(CheckDuration("drain_refusal_time", absl::GetFlag(FLAGS_drain_refusal_time), {}));
   status.Update(CheckDuration("slow_call", absl::GetFlag(FLAGS_slow_call), {}));
   status.Update(CheckDuration("max_queue_delay", absl::GetFlag(FLAGS_max_queue_delay), {}));
   status.Update(
@@ -460,6 +468,8 @@ Options OptionsFromFlags(const HostLimits& host) {
       .max_deadline = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_max_deadline)),
       .stall_timeout = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_stall_timeout)),
       .grace_period = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_grace_period)),
+      .drain_pause = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_drain_pause)),
+      .drain_refusal_time = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_drain_refusal_time)),
       .log_format = *ParseLogFormat(absl::GetFlag(FLAGS_log_format)),
       .slow_call = absl::ToChronoMilliseconds(absl::GetFlag(FLAGS_slow_call)),
       .allow_shared_memory = absl::GetFlag(FLAGS_allow_shared_memory),

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,8 +44,10 @@ struct Options {
   std::chrono::milliseconds max_queue_delay{0};
   std::chrono::milliseconds default_deadline{0};  // of calls that set none
   std::chrono::milliseconds max_deadline{0};
-  std::chrono::milliseconds stall_timeout{0};  // without progress, then it is not ready
-  std::chrono::milliseconds grace_period{0};   // for calls in flight after SIGTERM
+  std::chrono::milliseconds stall_timeout{0};       // without progress, then it is not ready
+  std::chrono::milliseconds grace_period{0};        // for calls in flight after SIGTERM
+  std::chrono::milliseconds drain_pause{0};         // from "not ready" until new calls are refused
+  std::chrono::milliseconds drain_refusal_time{0};  // how long new calls are refused at least
   LogFormat log_format = LogFormat::kText;
   std::chrono::milliseconds slow_call{0};  // calls that take so long are logged; 0: none is
   bool allow_shared_memory = false;

@@ -53,6 +53,8 @@ TEST_F(OptionsTest, DefaultsComeFromTheHost) {
   EXPECT_EQ(options->log_format, LogFormat::kText);
   EXPECT_EQ(options->slow_call, std::chrono::seconds(0)) << "none is logged";
   EXPECT_EQ(options->grace_period, std::chrono::seconds(20));
+  EXPECT_EQ(options->drain_pause, std::chrono::milliseconds(100));
+  EXPECT_EQ(options->drain_refusal_time, std::chrono::milliseconds(200));
 }
 
 TEST_F(OptionsTest, AFlagWinsOverTheEnvironmentAndThatOverTheDefault) {
@@ -78,6 +80,8 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_MEMORY_BUDGET_BYTES", "4"},
                   {"RAPT_MAX_MESSAGE_BYTES", "5"},
                   {"RAPT_GRACE_PERIOD", "6ms"},
+                  {"RAPT_DRAIN_PAUSE", "0"},
+                  {"RAPT_DRAIN_REFUSAL_TIME", "18ms"},
                   {"RAPT_STALL_TIMEOUT", "14s"},
                   {"RAPT_LOG_FORMAT", "json"},
                   {"RAPT_SLOW_CALL", "15ms"},
@@ -119,6 +123,8 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->memory_budget_bytes, 4);
   EXPECT_EQ(options->max_message_bytes, 5);
   EXPECT_EQ(options->grace_period, std::chrono::milliseconds(6));
+  EXPECT_EQ(options->drain_pause, std::chrono::milliseconds(0));
+  EXPECT_EQ(options->drain_refusal_time, std::chrono::milliseconds(18));
   EXPECT_EQ(options->stall_timeout, std::chrono::seconds(14));
   EXPECT_EQ(options->log_format, LogFormat::kJson);
   EXPECT_EQ(options->slow_call, std::chrono::milliseconds(15));
@@ -296,6 +302,8 @@ const BadLine kBadLines[] = {
     {"SlowCallNegative", {"--slow_call=-1s"}, {}, {"--slow_call", "-1s"}},
     {"LogFormat", {"--log_format=xml"}, {}, {"--log_format", "'xml'", "json"}},
     {"GraceNegative", {"--grace_period=-1s"}, {}, {"--grace_period", "-1s"}},
+    {"DrainPauseNegative", {"--drain_pause=-1s"}, {}, {"--drain_pause", "-1s"}},
+    {"RefusalTooLong", {"--drain_refusal_time=25h"}, {}, {"--drain_refusal_time", "25h", "24h"}},
     {"NoPort", {"--grpc_address=127.0.0.1"}, {}, {"--grpc_address", "'127.0.0.1'", "host:port"}},
     {"PortTooLarge", {"--grpc_address=127.0.0.1:65536"}, {}, {"65536", "65535"}},
     {"NoHost", {"--metrics_address=:80"}, {}, {"--metrics_address", "':80'"}},
