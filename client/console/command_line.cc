@@ -1,21 +1,22 @@
 #include "client/console/command_line.h"
 
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
 #include <algorithm>
-#include <set>
-#include <type_traits>
+#include <memory>
+#include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 namespace rapt {
 namespace {
 
-// Debian's Abseil has a string_view of its own.
+// Debian builds Abseil with its own string_view type.
 absl::string_view Absl(std::string_view text) { return {text.data(), text.size()}; }
 
 bool ParseValue(std::string_view text, bool* value) { return absl::SimpleAtob(Absl(text), value); }
@@ -44,29 +45,32 @@ bool ParseValue(std::string_view text, std::optional<T>* value) {
   return ParseValue(text, &value->emplace());
 }
 
-std::string_view Expected(const FlagTarget& target) {
-  struct Names {
-    std::string_view operator()(bool*) const { return "true or false"; }
-    std::string_view operator()(int64_t*) const { return "a whole number"; }
-    std::string_view operator()(uint64_t*) const { return "a whole number of at least 0"; }
-    std::string_view operator()(double*) const { return "a number"; }
-    std::string_view operator()(std::string*) const { return "text"; }
-    std::string_view operator()(std::optional<int64_t>*) const { return "a whole number"; }
-    std::string_view operator()(std::optional<double>*) const { return "a number"; }
-    std::string_view operator()(std::optional<std::string>*) const { return "text"; }
-    std::string_view operator()(std::vector<int64_t>*) const { return "whole numbers like 1,2,3"; }
-  };
-  return std::visit(Names{}, target);
+const char* Expected(const bool*) { return "true or false"; }
+const char* Expected(const int64_t*) { return "a whole number"; }
+const char* Expected(const uint64_t*) { return "a whole number of at least 0"; }
+const char* Expected(const double*) { return "a number"; }
+const char* Expected(const std::string*) { return "text"; }
+const char* Expected(const std::vector<int64_t>*) { return "whole numbers like 1,2,3"; }
+template <typename T>
+const char* Expected(const std::optional<T>*) {
+  return Expected(static_cast<const T*>(nullptr));
 }
 
 bool IsSwitch(const Flag& flag) { return std::holds_alternative<bool*>(flag.target); }
 
 absl::Status Assign(const Flag& flag, std::string_view text) {
-  const bool parsed =
-      std::visit([text](auto* target) { return ParseValue(text, target); }, flag.target);
-  if (parsed) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrFormat("--%s is '%s'; it takes %s", flag.name, text, Expected(flag.target)));
+  // CLI11 would take the flag of "--output --causal" for a file name.
+  if (text.starts_with("--")) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--%s needs a value: --%s %s", flag.name, flag.name, flag.placeholder));
+  }
+  return std::visit(
+      [&](auto* target) {
+        if (ParseValue(text, target)) return absl::OkStatus();
+        return absl::InvalidArgumentError(
+            absl::StrFormat("--%s is '%s'; it takes %s", flag.name, text, Expected(target)));
+      },
+      flag.target);
 }
 
 // Levenshtein distance, with two rows.
@@ -84,26 +88,113 @@ size_t EditDistance(std::string_view a, std::string_view b) {
   return previous[b.size()];
 }
 
-// Text in lines of at most `width` columns, each after the first led by `indent` spaces.
-std::string Wrap(std::string_view text, size_t width, size_t indent) {
+// Breaks text into lines of at most `width` columns.
+std::string Wrap(std::string_view text, size_t width) {
   std::string out;
   size_t column = 0;
   for (absl::string_view word : absl::StrSplit(Absl(text), ' ')) {
-    if (column > 0 && column + 1 + word.size() > width) {
-      absl::StrAppend(&out, "\n", std::string(indent, ' '));
-      column = 0;
-    }
-    absl::StrAppend(&out, column > 0 ? " " : "", word);
-    column += word.size() + (column > 0 ? 1 : 0);
+    const bool breaks = column > 0 && column + 1 + word.size() > width;
+    if (column > 0) out.push_back(breaks ? '\n' : ' ');
+    column = (breaks || column == 0 ? 0 : column + 1) + word.size();
+    absl::StrAppend(&out, word);
   }
   return out;
+}
+
+constexpr size_t kHelpWidth = 80;
+constexpr size_t kHelpColumn = 28;
+
+// The usage line comes first, as part of the description.
+struct HelpFormatter : CLI::Formatter {
+  std::string make_usage(const CLI::App*, std::string) const override { return ""; }
+};
+
+// A command line as CLI11 sees it.
+struct Application {
+  explicit Application(const CommandLine& line) {
+    app.description(absl::StrCat("usage: ", Wrap(line.usage, kHelpWidth - 7), "\n\n",
+                                 Wrap(line.summary, kHelpWidth)));
+    const auto formatter = std::make_shared<HelpFormatter>();
+    formatter->column_width(kHelpColumn);
+    app.formatter(formatter);
+    app.set_help_flag("-h,--help", "show this help");
+    app.allow_extras();  // OperandsIn() looks at them
+    for (const Flag& flag : line.flags) Add(flag);
+    std::string examples;
+    for (std::string_view example : line.examples)
+      absl::StrAppend(&examples, "\n  ", Absl(example));
+    if (!examples.empty()) app.footer("examples:" + examples);
+  }
+
+  void Add(const Flag& flag) {
+    std::string names = absl::StrCat("--", Absl(flag.name));
+    if (flag.letter != '\0') names = absl::StrFormat("-%c,%s", flag.letter, names);
+    CLI::Option* const option = IsSwitch(flag) ? app.add_flag(names) : app.add_option(names);
+    if (!IsSwitch(flag)) option->type_name(std::string(flag.placeholder));
+    option->description(Wrap(flag.help, kHelpWidth - kHelpColumn));
+    option->required(flag.required)->take_last();
+    options.push_back(option);
+  }
+
+  CLI::App app;
+  std::vector<CLI::Option*> options;  // one per flag, in order
+};
+
+// Makes two arguments of "--title=" and "-o=FILE". CLI11 would take the argument after "--title="
+// for the title and "=FILE" for the file. The result is in reverse, as CLI11 expects it.
+std::vector<std::string> ForCli11(absl::Span<const std::string> arguments) {
+  std::vector<std::string> out;
+  bool only_operands = false;
+  for (const std::string& argument : arguments) {
+    only_operands |= argument == "--";
+    const size_t equals = argument.find('=');
+    const bool is_short = equals == 2 && argument[1] != '-';
+    const bool is_empty = absl::StartsWith(argument, "--") && equals + 1 == argument.size();
+    if (!only_operands && argument[0] == '-' && (is_short || is_empty)) {
+      out.push_back(argument.substr(0, equals));
+      out.push_back(argument.substr(equals + 1));
+    } else {
+      out.push_back(argument);
+    }
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
+}
+
+absl::Status UnknownFlag(const CommandLine& line, std::string_view argument) {
+  std::vector<std::string_view> names = {"help"};
+  for (const Flag& flag : line.flags) names.push_back(flag.name);
+  const std::string_view shown = argument.substr(0, argument.find('='));
+  const std::string_view nearest = Nearest(shown.substr(shown[1] == '-' ? 2 : 1), names);
+  return absl::InvalidArgumentError(
+      nearest.empty() ? absl::StrFormat("unknown flag %s; --help lists the flags", shown)
+                      : absl::StrFormat("unknown flag %s; did you mean --%s?", shown, nearest));
+}
+
+// `extras` is what CLI11 assigned to no flag.
+absl::StatusOr<std::vector<std::string>> OperandsIn(const CommandLine& line,
+                                                    const std::vector<std::string>& extras) {
+  std::vector<std::string> operands;
+  bool only_operands = false;
+  for (const std::string& extra : extras) {
+    if (!only_operands && extra == "--") {
+      only_operands = true;
+      continue;
+    }
+    // A lone "-" is an operand by convention.
+    if (!only_operands && extra.size() > 1 && extra[0] == '-') return UnknownFlag(line, extra);
+    operands.push_back(extra);
+  }
+  if (operands.size() <= static_cast<size_t>(line.max_operands)) return operands;
+  return absl::InvalidArgumentError(absl::StrFormat("unexpected argument '%s'; usage: %s",
+                                                    operands[line.max_operands], line.usage));
 }
 
 }  // namespace
 
 std::string_view Nearest(std::string_view word, absl::Span<const std::string_view> known) {
   std::string_view nearest;
-  size_t nearest_distance = 3;  // More than two slips are another word.
+  size_t nearest_distance = 3;  // At most two edits.
   for (std::string_view candidate : known) {
     const size_t distance = EditDistance(word, candidate);
     if (distance < nearest_distance && distance < candidate.size()) {
@@ -120,106 +211,29 @@ absl::Status CheckAtLeastOne(std::string_view flag, int64_t value) {
       absl::StrFormat("--%s is %d; it must be at least 1", flag, value));
 }
 
-bool AsksForHelp(absl::Span<const std::string> arguments) {
-  for (const std::string& argument : arguments) {
-    if (argument == "--") return false;
-    if (argument == "--help" || argument == "-h") return true;
+absl::StatusOr<ParsedArguments> CommandLine::Parse(absl::Span<const std::string> arguments) const {
+  Application application(*this);
+  absl::Status parsed;
+  try {
+    application.app.parse(ForCli11(arguments));
+  } catch (const CLI::CallForHelp&) {
+    return ParsedArguments{.wants_help = true, .operands = {}};
+  } catch (const CLI::ParseError& error) {
+    parsed = absl::InvalidArgumentError(error.what());
   }
-  return false;
+  // These errors come first: a misspelt flag may be the cause of the other one.
+  absl::StatusOr<std::vector<std::string>> operands =
+      OperandsIn(*this, application.app.remaining());
+  absl::Status status = operands.status();
+  status.Update(parsed);
+  for (size_t i = 0; i < flags.size() && status.ok(); ++i) {
+    const CLI::Option& option = *application.options[i];
+    if (option.count() > 0) status = Assign(flags[i], option.results().back());
+  }
+  if (!status.ok()) return status;
+  return ParsedArguments{.operands = *std::move(operands)};
 }
 
-const Flag* CommandLine::Find(std::string_view name) const {
-  for (const Flag& flag : flags) {
-    if (flag.name == name) return &flag;
-    if (name.size() == 1 && name[0] == flag.letter) return &flag;
-  }
-  return nullptr;
-}
-
-absl::Status CommandLine::UnknownFlag(std::string_view argument, std::string_view name) const {
-  std::vector<std::string_view> names = {"help"};
-  for (const Flag& flag : flags) names.push_back(flag.name);
-  const std::string_view nearest = Nearest(name, names);
-  if (nearest.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("unknown flag %s; --help lists what there is", argument));
-  }
-  return absl::InvalidArgumentError(
-      absl::StrFormat("unknown flag %s; did you mean --%s?", argument, nearest));
-}
-
-absl::Status CommandLine::Parse(absl::Span<const std::string> arguments,
-                                std::vector<std::string>* operands) const {
-  std::set<std::string_view> given;
-  bool only_operands = false;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const std::string_view argument = arguments[i];
-    // A lone "-" is an operand by custom.
-    if (only_operands || argument.size() < 2 || argument[0] != '-') {
-      operands->emplace_back(argument);
-      continue;
-    }
-    if (argument == "--") {
-      only_operands = true;
-      continue;
-    }
-    const std::string_view written = argument.substr(argument[1] == '-' ? 2 : 1);
-    const size_t equals = written.find('=');
-    const std::string_view name = written.substr(0, equals);
-    const std::string_view shown = argument.substr(0, argument.find('='));
-    const Flag* flag = Find(name);
-    // "-output" is not "--output".
-    if (flag == nullptr || (argument[1] != '-' && name.size() != 1)) {
-      return UnknownFlag(shown, name);
-    }
-    std::string_view value = "true";
-    if (equals != std::string_view::npos) {
-      value = written.substr(equals + 1);
-    } else if (!IsSwitch(*flag)) {
-      if (i + 1 == arguments.size() || absl::StartsWith(arguments[i + 1], "--")) {
-        return absl::InvalidArgumentError(
-            absl::StrFormat("%s needs a value: %s %s", shown, shown, flag->placeholder));
-      }
-      value = arguments[++i];
-    }
-    if (absl::Status assigned = Assign(*flag, value); !assigned.ok()) return assigned;
-    given.insert(flag->name);
-  }
-  for (const Flag& flag : flags) {
-    if (flag.required && given.count(flag.name) == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("--%s %s is required: %s", flag.name, flag.placeholder, flag.help));
-    }
-  }
-  if (operands->size() > static_cast<size_t>(max_operands)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("unexpected argument '%s'; usage: %s", (*operands)[max_operands], usage));
-  }
-  return absl::OkStatus();
-}
-
-std::string CommandLine::Help() const {
-  constexpr size_t kWidth = 80;
-  std::vector<std::string> spellings;
-  size_t widest = 0;
-  for (const Flag& flag : flags) {
-    std::string spelling = flag.letter == '\0' ? "    " : absl::StrFormat("-%c, ", flag.letter);
-    absl::StrAppend(&spelling, "--", Absl(flag.name), flag.placeholder.empty() ? "" : " ",
-                    Absl(flag.placeholder));
-    widest = std::max(widest, spelling.size());
-    spellings.push_back(std::move(spelling));
-  }
-  const size_t help_column = widest + 4;
-  std::string out =
-      absl::StrCat("usage: ", Wrap(usage, kWidth - 7, 11), "\n\n", Wrap(summary, kWidth, 0), "\n");
-  if (!flags.empty()) absl::StrAppend(&out, "\nflags:\n");
-  for (size_t i = 0; i < flags.size(); ++i) {
-    absl::StrAppend(&out, "  ", spellings[i], std::string(widest + 2 - spellings[i].size(), ' '),
-                    Wrap(flags[i].help, kWidth - help_column, help_column), "\n");
-  }
-  if (!examples.empty()) absl::StrAppend(&out, "\nexamples:\n");
-  for (std::string_view example : examples) absl::StrAppend(&out, "  ", Absl(example), "\n");
-  return out;
-}
+std::string CommandLine::Help() const { return Application(*this).app.help(); }
 
 }  // namespace rapt

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -33,13 +34,13 @@ ExitCode FailCall(const absl::Status& status) {
 std::optional<ExitCode> ParseOrExit(const CommandLine& line,
                                     absl::Span<const std::string> arguments,
                                     std::vector<std::string>* operands) {
-  if (AsksForHelp(arguments)) {
+  absl::StatusOr<ParsedArguments> parsed = line.Parse(arguments);
+  if (!parsed.ok()) return FailUsage(parsed.status());
+  if (parsed->wants_help) {
     std::fputs(line.Help().c_str(), stdout);
     return ExitCode::kOk;
   }
-  if (const absl::Status parsed = line.Parse(arguments, operands); !parsed.ok()) {
-    return FailUsage(parsed);
-  }
+  *operands = std::move(parsed->operands);
   return std::nullopt;
 }
 

@@ -32,8 +32,8 @@ ExitCode FailConnect(const absl::Status& status);
 // A failed call: the code's name too, "rapt: INVALID_ARGUMENT: K has head size 64, ...".
 ExitCode FailCall(const absl::Status& status);
 
-// Parses into the flags' targets and `operands`. A value where the command ends here: it was asked
-// for help, which is printed, or can't be understood.
+// Sets the flags' targets and `operands`. Returns an exit code if the command ends here: --help was
+// given, which prints the help, or the arguments are wrong.
 std::optional<ExitCode> ParseOrExit(const CommandLine& line,
                                     absl::Span<const std::string> arguments,
                                     std::vector<std::string>* operands);

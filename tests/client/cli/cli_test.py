@@ -457,7 +457,7 @@ WRONG = [
     ("", USAGE, "which command"),
     ("atend", USAGE, "did you mean attend?"),
     ("frobnicate", USAGE, "unknown command 'frobnicate'"),
-    ("attend --q x.npy", USAGE, "--output FILE is required"),
+    ("attend --q x.npy", USAGE, "--output is required"),
     ("attend -o y.npy --local", USAGE, "which query?"),
     ("attend --q x.npy -o y.npy --cuasal", USAGE, "did you mean --causal?"),
     ("attend --q x.npy -o y.npy --heads two", USAGE, "--heads is 'two'; it takes a whole number"),

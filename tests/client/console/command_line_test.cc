@@ -9,6 +9,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 struct Values {
   std::string output;
@@ -24,7 +25,9 @@ struct Values {
 class CommandLineTest : public ::testing::Test {
  protected:
   absl::Status Parse(std::vector<std::string> arguments) {
-    return line_.Parse(arguments, &operands_);
+    const absl::StatusOr<ParsedArguments> parsed = line_.Parse(arguments);
+    if (parsed.ok()) operands_ = parsed->operands;
+    return parsed.status();
   }
 
   Values values_;
@@ -102,34 +105,55 @@ TEST_P(CommandLineRefusalTest, SaysWhatIsWrong) {
 INSTANTIATE_TEST_SUITE_P(
     All, CommandLineRefusalTest,
     ::testing::Values(
-        Refusal{"Unknown", {"--wat"}, "unknown flag --wat; --help lists what there is"},
+        Refusal{"Unknown", {"--wat"}, "unknown flag --wat; --help lists the flags"},
         Refusal{"Misspelt", {"--cuasal"}, "unknown flag --cuasal; did you mean --causal?"},
         Refusal{"MisspeltWithValue", {"--cout=3"}, "unknown flag --cout; did you mean --count?"},
-        Refusal{"OneDash", {"-output", "y"}, "unknown flag -output; did you mean --output?"},
-        Refusal{"NoValue", {"--count"}, "--count needs a value: --count N"},
-        Refusal{"FlagAsValue", {"-o", "--causal"}, "-o needs a value: -o FILE"},
-        Refusal{"NotANumber", {"--count", "7x"}, "--count is '7x'; it takes a whole number"},
-        Refusal{"TooLarge",
-                {"--count=9223372036854775808"},
-                "--count is '9223372036854775808'; it takes a whole number"},
-        Refusal{"Negative", {"--seed=-1"}, "--seed is '-1'; it takes a whole number of at least 0"},
-        Refusal{"NotADouble", {"--dropout="}, "--dropout is ''; it takes a number"},
-        Refusal{"NotABool", {"--causal=maybe"}, "--causal is 'maybe'; it takes true or false"},
+        Refusal{"OneDash", {"-causal"}, "unknown flag -causal; did you mean --causal?"},
+        Refusal{"NoValue", {"--count"}, "--count: 1 required N missing"},
+        Refusal{"FlagAsValue", {"-o", "--causal"}, "--output needs a value: --output FILE"},
         Refusal{
-            "NotAList", {"--window=1,,2"}, "--window is '1,,2'; it takes whole numbers like 1,2,3"},
-        Refusal{"Missing", {"x.npy"}, "--output FILE is required: where to"},
+            "NotANumber", {"-o", "y", "--count", "7x"}, "--count is '7x'; it takes a whole number"},
+        Refusal{"TooLarge",
+                {"-o", "y", "--count=9223372036854775808"},
+                "--count is '9223372036854775808'; it takes a whole number"},
+        Refusal{"Negative",
+                {"-o", "y", "--seed=-1"},
+                "--seed is '-1'; it takes a whole number of at least 0"},
+        Refusal{"NotADouble", {"-o", "y", "--dropout="}, "--dropout is ''; it takes a number"},
+        Refusal{"NotABool",
+                {"-o", "y", "--causal=maybe"},
+                "--causal is 'maybe'; it takes true or false"},
+        Refusal{"NotAList",
+                {"-o", "y", "--window=1,,2"},
+                "--window is '1,,2'; it takes whole numbers like 1,2,3"},
+        Refusal{"Missing", {"x.npy"}, "--output is required"},
         Refusal{"TooManyOperands",
                 {"-o", "y", "a", "b"},
                 "unexpected argument 'b'; usage: rapt try FILE -o FILE"}),
     [](const auto& info) { return info.param.name; });
 
+TEST_F(CommandLineTest, TakesEmptyValuesAndLetters) {
+  ASSERT_TRUE(Parse({"-oy", "--mask=", "x.npy"}).ok());
+  EXPECT_EQ(values_.output, "y");
+  EXPECT_EQ(values_.mask, "");
+  ASSERT_TRUE(Parse({"-o=z", "x.npy"}).ok());
+  EXPECT_EQ(values_.output, "z");
+  EXPECT_THAT(operands_, ElementsAre("x.npy"));
+}
+
+TEST_F(CommandLineTest, ALoneDashIsAnOperand) {
+  ASSERT_TRUE(Parse({"-", "-o", "y"}).ok());
+  EXPECT_THAT(operands_, ElementsAre("-"));
+}
+
 TEST_F(CommandLineTest, HelpNamesEveryFlagAndExampleWithinEightyColumns) {
   const std::string help = line_.Help();
+  EXPECT_THAT(help, StartsWith("usage: rapt try FILE -o FILE\n\nTries.\n"));
   for (const Flag& flag : line_.flags) {
     EXPECT_THAT(help, HasSubstr("--" + std::string(flag.name)));
     EXPECT_THAT(help, HasSubstr(std::string(flag.help)));
   }
-  EXPECT_THAT(help, HasSubstr("  rapt try x.npy -o y.npy\n"));
+  EXPECT_THAT(help, HasSubstr("\nexamples:\n  rapt try x.npy -o y.npy\n"));
   size_t start = 0;
   for (size_t end = help.find('\n'); end != std::string::npos; end = help.find('\n', start)) {
     EXPECT_LE(end - start, 80) << help.substr(start, end - start);
@@ -137,10 +161,10 @@ TEST_F(CommandLineTest, HelpNamesEveryFlagAndExampleWithinEightyColumns) {
   }
 }
 
-TEST(AsksForHelpTest, OnlyBeforeTwoDashes) {
-  EXPECT_TRUE(AsksForHelp(std::vector<std::string>{"x", "--help"}));
-  EXPECT_TRUE(AsksForHelp(std::vector<std::string>{"-h"}));
-  EXPECT_FALSE(AsksForHelp(std::vector<std::string>{"--", "--help"}));
+TEST_F(CommandLineTest, HelpIsAskedForOnlyBeforeTwoDashes) {
+  EXPECT_TRUE(line_.Parse(std::vector<std::string>{"x", "--help"})->wants_help);
+  EXPECT_TRUE(line_.Parse(std::vector<std::string>{"-h", "--wat"})->wants_help);
+  EXPECT_FALSE(line_.Parse(std::vector<std::string>{"-oy", "--", "--help"})->wants_help);
 }
 
 TEST(NearestTest, FindsSlipsAndLeavesStrangersAlone) {
