@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "attention/attention.h"
 #include "attention/half.h"
-#include "attention/query_row.h"
+#include "attention/mechanism/softmax/query_row.h"
 #include "base/aligned_buffer.h"
 
 namespace rapt {

@@ -13,7 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "attention/chunked.h"
+#include "attention/mechanism/softmax/chunked.h"
 #include "attention/operator.h"
 #include "base/buffer_pool.h"
 #include "base/clock.h"

@@ -6,9 +6,9 @@
 #include "attention/cpu/instruction_sets.h"
 #include "attention/cpu/kernels.h"
 #include "attention/half.h"
+#include "attention/mechanism/softmax/softmax_state.h"
 #include "attention/philox.h"
 #include "attention/present.h"
-#include "attention/softmax_state.h"
 #include "base/round_up.h"
 
 namespace rapt {

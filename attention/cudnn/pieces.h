@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include "attention/chunked.h"
+#include "attention/mechanism/softmax/chunked.h"
 #include "attention/problem.h"
 
 namespace rapt::cudnn {

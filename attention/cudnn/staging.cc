@@ -9,7 +9,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "attention/half.h"
-#include "attention/softmax_state.h"
+#include "attention/mechanism/softmax/softmax_state.h"
 #include "base/round_up.h"
 
 namespace rapt::cudnn {

@@ -1,9 +1,9 @@
 #include "attention/reference/reference_backend.h"
 
 #include "attention/half.h"
+#include "attention/mechanism/softmax/query_row.h"
+#include "attention/mechanism/softmax/softmax_state.h"
 #include "attention/present.h"
-#include "attention/query_row.h"
-#include "attention/softmax_state.h"
 
 namespace rapt {
 namespace {

@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
 #include "attention/attention.h"
-#include "attention/chunked.h"
+#include "attention/mechanism/softmax/chunked.h"
 #include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "base/host_limits.h"

@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_format.h"
 #include "attention/half.h"
+#include "attention/mechanism/softmax/query_row.h"
 #include "attention/problem.h"
-#include "attention/query_row.h"
 #include "base/check.h"
 #include "client/load/random.h"
 

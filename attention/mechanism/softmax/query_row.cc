@@ -1,4 +1,4 @@
-#include "attention/query_row.h"
+#include "attention/mechanism/softmax/query_row.h"
 
 #include <algorithm>
 #include <cmath>

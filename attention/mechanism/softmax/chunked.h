@@ -9,8 +9,8 @@
 // Where keys stream, each chunk is folded into the running softmax of every query row, and rows are
 // finished after the last one. Where queries stream, a chunk's results are final, and there is no
 // state.
-#ifndef RAPT_ATTENTION_CHUNKED_H_
-#define RAPT_ATTENTION_CHUNKED_H_
+#ifndef RAPT_ATTENTION_MECHANISM_SOFTMAX_CHUNKED_H_
+#define RAPT_ATTENTION_MECHANISM_SOFTMAX_CHUNKED_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -87,4 +87,4 @@ void FinishRows(const Problem& problem, const Arguments::State& state, int64_t f
 
 }  // namespace rapt
 
-#endif  // RAPT_ATTENTION_CHUNKED_H_
+#endif  // RAPT_ATTENTION_MECHANISM_SOFTMAX_CHUNKED_H_

@@ -7,8 +7,8 @@
 //
 // Milakov and Gimelshein 2018 (online normalizer); Dao et al. 2022 (FlashAttention); Ye et al. 2025
 // (FlashInfer's state merge).
-#ifndef RAPT_ATTENTION_SOFTMAX_STATE_H_
-#define RAPT_ATTENTION_SOFTMAX_STATE_H_
+#ifndef RAPT_ATTENTION_MECHANISM_SOFTMAX_SOFTMAX_STATE_H_
+#define RAPT_ATTENTION_MECHANISM_SOFTMAX_SOFTMAX_STATE_H_
 
 #include <cmath>
 #include <cstddef>
@@ -74,4 +74,4 @@ void FoldInto(absl::Span<Real> o, Real& max, Real& sum, absl::Span<const Real> o
 
 }  // namespace rapt
 
-#endif  // RAPT_ATTENTION_SOFTMAX_STATE_H_
+#endif  // RAPT_ATTENTION_MECHANISM_SOFTMAX_SOFTMAX_STATE_H_

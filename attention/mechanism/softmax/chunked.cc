@@ -1,4 +1,4 @@
-#include "attention/chunked.h"
+#include "attention/mechanism/softmax/chunked.h"
 
 #include <algorithm>
 #include <array>

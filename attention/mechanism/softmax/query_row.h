@@ -1,7 +1,7 @@
 // The definition of attention, one query row at a time, in float64, each step as problem.h states
 // it. The reference backend and Diagnose stand on it. Slow, and meant to be read.
-#ifndef RAPT_ATTENTION_QUERY_ROW_H_
-#define RAPT_ATTENTION_QUERY_ROW_H_
+#ifndef RAPT_ATTENTION_MECHANISM_SOFTMAX_QUERY_ROW_H_
+#define RAPT_ATTENTION_MECHANISM_SOFTMAX_QUERY_ROW_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -54,4 +54,4 @@ class QueryRow {
 
 }  // namespace rapt
 
-#endif  // RAPT_ATTENTION_QUERY_ROW_H_
+#endif  // RAPT_ATTENTION_MECHANISM_SOFTMAX_QUERY_ROW_H_

@@ -1,5 +1,5 @@
 // Attention in chunks equals attention in one piece, wherever the chunks end.
-#include "attention/chunked.h"
+#include "attention/mechanism/softmax/chunked.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "attention/half.h"
-#include "attention/softmax_state.h"
+#include "attention/mechanism/softmax/softmax_state.h"
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "tests/support/run_attention.h"
