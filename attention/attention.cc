@@ -29,12 +29,6 @@ absl::StatusOr<const Backend*> FindBackend(absl::string_view name) {
       absl::StrCat("backend is '", std::string(name), "'; this build has auto, ", BackendNames()));
 }
 
-struct Choice {
-  const Backend* backend = nullptr;
-  const Backend* declined = nullptr;
-  bool declined_for_now = false;
-};
-
 // OK, or why the backend can't compute the problem under these options.
 absl::Status CheckSupport(const Backend& backend, const Problem& problem,
                           const PlanOptions& options) {
@@ -44,7 +38,7 @@ absl::Status CheckSupport(const Backend& backend, const Problem& problem,
   return backend.Supports(problem);
 }
 
-absl::StatusOr<Choice> ChooseBackend(const Problem& problem, const PlanOptions& options) {
+absl::StatusOr<Routing> ChooseBackend(const Problem& problem, const PlanOptions& options) {
   const std::string& name = options.backend;
   if (name != "auto") {
     const absl::StatusOr<const Backend*> backend = FindBackend(name);
@@ -53,21 +47,21 @@ absl::StatusOr<Choice> ChooseBackend(const Problem& problem, const PlanOptions& 
       return absl::UnimplementedError(
           absl::StrCat("backend '", name, "' can't compute this: ", std::string(reason.message())));
     }
-    return Choice{*backend};
+    return Routing{.backend = *backend};
   }
-  Choice choice;
+  Routing routing;
   for (const Backend* backend : Backends()) {
     if (!backend->Available().ok()) continue;
     const bool supported = CheckSupport(*backend, problem, options).ok();
     const absl::Status preference = supported ? backend->Prefers(problem) : absl::OkStatus();
     if (supported && preference.ok()) {
-      choice.backend = backend;
-      return choice;
+      routing.backend = backend;
+      return routing;
     }
     const bool for_now = preference.code() == absl::StatusCode::kUnavailable;
-    if (choice.declined == nullptr && (!supported || for_now)) {
-      choice.declined = backend;
-      choice.declined_for_now = for_now;
+    if (routing.declined == nullptr && (!supported || for_now)) {
+      routing.declined = backend;
+      routing.declined_for_now = for_now;
     }
   }
   return absl::UnimplementedError("no backend can compute this");
@@ -115,16 +109,15 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
   absl::Status status = Validate(options);
   if (status.ok()) status = Validate(problem);
   if (!status.ok()) return status;
-  const absl::StatusOr<Choice> choice = ChooseBackend(problem, options);
-  if (!choice.ok()) return choice.status();
+  const absl::StatusOr<Routing> routing = ChooseBackend(problem, options);
+  if (!routing.ok()) return routing.status();
+  const Backend& backend = *routing->backend;
   Plan plan;
   plan.problem = problem;
-  plan.backend = choice->backend;
-  plan.declined = choice->declined;
-  plan.declined_for_now = choice->declined_for_now;
-  plan.isa = ChooseIsa(*plan.backend, options.isa);
-  plan.threads = plan.backend->lanes() > 0 ? plan.backend->lanes() : options.threads;
-  if (!problem.empty() || problem.wants_present) plan.backend->PlanTasks(plan);
+  plan.routing = *routing;
+  plan.isa = ChooseIsa(backend, options.isa);
+  plan.threads = backend.lanes() > 0 ? backend.lanes() : options.threads;
+  if (!problem.empty() || problem.wants_present) backend.PlanTasks(plan);
   return plan;
 }
 
@@ -151,7 +144,8 @@ absl::Status ValidateSlices(const Backend& backend, const Arguments& a) {
 absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
                  ThreadPool& pool) {
   if (absl::Status status = Validate(plan.problem, arguments); !status.ok()) return status;
-  if (absl::Status status = ValidateSlices(*plan.backend, arguments); !status.ok()) return status;
+  const Backend& backend = *plan.routing.backend;
+  if (absl::Status status = ValidateSlices(backend, arguments); !status.ok()) return status;
   if (static_cast<int64_t>(workspace.size()) < plan.workspace_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "workspace has ", workspace.size(), " bytes; the plan needs ", plan.workspace_bytes()));
@@ -163,11 +157,11 @@ absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::b
     return absl::InvalidArgumentError(
         absl::StrCat("the pool has ", pool.workers(), " workers; the plan is for ", plan.threads));
   }
-  const bool alone = plan.flops < kFlopsAlone && plan.backend->lanes() == 0;
+  const bool alone = plan.flops < kFlopsAlone && backend.lanes() == 0;
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     const auto run_task = [&](int64_t task, int worker) {
-      plan.backend->RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task,
-                            worker, /*checkpoint=*/{});
+      backend.RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task, worker,
+                      /*checkpoint=*/{});
     };
     if (alone) {
       for (int64_t task = 0; task < plan.stages[stage]; ++task) run_task(task, 0);

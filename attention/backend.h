@@ -79,9 +79,6 @@ class Backend {
   }
 };
 
-// Who computed: "cudnn", or "cudnn+cpu" where the second stood in for a part of it; may be null.
-std::string NamesOf(const Backend& backend, const Backend* stand_in);
-
 // Every backend of this build, in the order in which "auto" tries them; the reference is last.
 absl::Span<const Backend* const> Backends();
 

@@ -8,9 +8,9 @@
 
 namespace rapt {
 
-std::string NamesOf(const Backend& backend, const Backend* stand_in) {
-  if (stand_in == nullptr) return std::string(backend.name());
-  return absl::StrCat(backend.name(), "+", stand_in->name());
+std::string NamesOf(const Routing& routing) {
+  if (routing.stand_in == nullptr) return std::string(routing.backend->name());
+  return absl::StrCat(routing.backend->name(), "+", routing.stand_in->name());
 }
 
 absl::Span<const Backend* const> Backends() {

@@ -157,7 +157,7 @@ std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptio
     PlanOptions alone = options;
     alone.backend = choice.backend;
     const absl::StatusOr<Plan> plan = MakePlan(problem, alone);
-    choice.chosen = chosen.ok() && chosen->backend == backend;
+    choice.chosen = chosen.ok() && chosen->routing.backend == backend;
     if (!plan.ok()) {
       choice.reason = std::string(plan.status().message());
     } else {

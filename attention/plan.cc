@@ -6,7 +6,7 @@
 namespace rapt {
 
 std::string Plan::Describe() const {
-  std::string text(backend->name());
+  std::string text(routing.backend->name());
   if (!isa.empty()) absl::StrAppend(&text, "/", isa);
   if (stages.empty()) return absl::StrCat(text, " empty");
   if (tiles.query_block > 0) absl::StrAppend(&text, " q", tiles.query_block);

@@ -9,10 +9,9 @@
 #include "absl/container/inlined_vector.h"
 #include "attention/present.h"
 #include "attention/problem.h"
+#include "attention/routing.h"
 
 namespace rapt {
-
-class Backend;
 
 struct PlanOptions {
   std::string backend =
@@ -36,11 +35,7 @@ struct Tiles {
 // Immutable after MakePlan; may be shared by threads.
 struct Plan {
   Problem problem;
-  const Backend* backend = nullptr;
-  // The first of the list that could run here, where that does not support the problem, or can't
-  // take it now, and the choice was left to us; else null.
-  const Backend* declined = nullptr;
-  bool declined_for_now = false;
+  Routing routing;
   std::string isa;  // empty where the backend has none
   int threads = 1;
   Tiles tiles;

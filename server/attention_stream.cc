@@ -109,7 +109,7 @@ int64_t AttentionStream::GatheredBytes() const {
   const Problem& chunk = plan_.full.problem;
   int64_t bytes = 0;
   if (chunk.mask) bytes += Aligned(MaskBytes(*chunk.mask));
-  if (plan_.full.backend->ReadsSlices()) return bytes;
+  if (plan_.full.routing.backend->ReadsSlices()) return bytes;
   if (!plan_.keys_stream()) return bytes + Aligned(QueryBytes(chunk, chunk.query_length));
   return bytes + Aligned(KeyBytes(chunk, chunk.key_length)) +
          Aligned(ValueBytes(chunk, chunk.key_length));
@@ -205,7 +205,7 @@ TensorView AttentionStream::ViewInput(TensorView view, const InputBytes& bytes, 
 }
 
 void AttentionStream::ViewChunk(const ResolvedCall& call) {
-  const bool reads_slices = chunk_plan_.backend->ReadsSlices();
+  const bool reads_slices = chunk_plan_.routing.backend->ReadsSlices();
   std::byte* gathered = gathered_.data();
   const auto view = [&](TensorView (ResolvedCall::*view_of)(const std::byte*) const,
                         const InputBytes& bytes, const Part& kept, bool stays) {
@@ -248,8 +248,8 @@ void AttentionStream::RunFold(int place, StepDone done) {
       const Gather& gather = gathers_[task];
       return gather.source->Copy(0, gather.source->size, gather.target);
     }
-    chunk_plan_.backend->RunTask(chunk_plan_, arguments_, workspace_.data(), stage - first, task,
-                                 worker, checkpoint);
+    chunk_plan_.routing.backend->RunTask(chunk_plan_, arguments_, workspace_.data(), stage - first,
+                                         task, worker, checkpoint);
   };
   job.task_cost = chunk_plan_.task_flops();
   Submit(std::move(job), std::move(result), std::move(done));

@@ -217,14 +217,13 @@ class Engine::Flight final : public Engine::Passage {
     absl::StatusOr<Plan> plan = ::rapt::MakePlan(call().problem, options);
     if (!plan.ok()) return plan.status();
     plan_ = *std::move(plan);
-    if (plan_.declined_for_now) plan_.declined->Prepare(plan_.problem);
+    const Routing& routing = plan_.routing;
+    if (routing.declined_for_now) routing.declined->Prepare(plan_.problem);
     arguments_.stand_in = &stand_in_;
-    result_.backend = plan_.backend;
-    result_.declined = plan_.declined;
-    result_.declined_for_now = plan_.declined_for_now;
+    result_.routing = routing;
     result_.plan = plan_.Describe();
     result_.flops = plan_.flops;
-    PlanGathers(plan_.backend->ReadsSlices());
+    PlanGathers(routing.backend->ReadsSlices());
 
     std::optional<int64_t> needed_bytes = 0;
     for (const OutputSlot& slot : OutputSlots()) {
@@ -271,8 +270,8 @@ class Engine::Flight final : public Engine::Passage {
     Job job =
         MakeJob(stages, [this](int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
           if (stage == static_cast<int>(plan_.stages.size())) return Deliver(deliveries_[task]);
-          plan_.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task, worker,
-                                 checkpoint);
+          plan_.routing.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task,
+                                         worker, checkpoint);
         });
     job.task_cost = plan_.task_flops();
     if (!plan_.company.empty() && IsSingleTask(job)) job.company = MakeCompany();
@@ -288,7 +287,7 @@ class Engine::Flight final : public Engine::Passage {
   }
 
   void Refuse(absl::Status status) override { Finish({.status = std::move(status)}); }
-  bool WaitsForDevice() const override { return plan_.backend->lanes() > 0; }
+  bool WaitsForDevice() const override { return plan_.routing.backend->lanes() > 0; }
 
  private:
   // What is copied first, or in the end, is copied by tasks.
@@ -297,7 +296,7 @@ class Engine::Flight final : public Engine::Passage {
   }
 
   Company MakeCompany() {
-    return {.name = absl::StrCat(plan_.backend->name(), " ", plan_.company),
+    return {.name = absl::StrCat(plan_.routing.backend->name(), " ", plan_.company),
             .share = plan_.company_share,
             .run_together = RunTogether,
             .member = this};
@@ -314,7 +313,7 @@ class Engine::Flight final : public Engine::Passage {
       members.push_back({&flight.plan_, &flight.arguments_});
     }
     if (members.size() < 2) return;
-    members.front().plan->backend->RunTogether(absl::MakeSpan(members), worker);
+    members.front().plan->routing.backend->RunTogether(absl::MakeSpan(members), worker);
     for (size_t n = 0; n < members.size(); ++n) sound[n]->done = members[n].done;
   }
 
@@ -353,7 +352,7 @@ class Engine::Flight final : public Engine::Passage {
     for (const Delivery& delivery : deliveries_) result_.status.Update(delivery.status);
     result_.queue_time = waited_ + report.queue_time;
     result_.compute_time = report.compute_time;
-    result_.stand_in = stand_in_;
+    result_.routing.stand_in = stand_in_;
     if (result_.status.ok()) result_.together = report.together;
     if (!result_.status.ok()) {
       for (OutputBuffer* output : {&result_.y, &result_.lse, &result_.scores, &result_.present_key,

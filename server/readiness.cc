@@ -111,7 +111,8 @@ void Readiness::SendCanary() {
   Job job;
   job.stages = plan_.stages;
   job.run_task = [this](int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
-    plan_.backend->RunTask(plan_, arguments_, workspace_.data(), stage, task, worker, checkpoint);
+    plan_.routing.backend->RunTask(plan_, arguments_, workspace_.data(), stage, task, worker,
+                                   checkpoint);
   };
   job.task_cost = plan_.task_flops();
   job.done = [this](const JobReport&) { OnCanaryBack(); };

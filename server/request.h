@@ -120,10 +120,7 @@ struct Result {
   OutputBuffer y, lse, scores, present_key, present_value;
 
   Stage ended_in = Stage::kQueue;            // or kCompute
-  const Backend* backend = nullptr;          // null where it never came to a plan
-  const Backend* stand_in = nullptr;         // Arguments::stand_in
-  const Backend* declined = nullptr;         // Plan::declined
-  bool declined_for_now = false;             // likewise
+  Routing routing;                           // its backend is null without a plan
   std::string plan;                          // Plan::Describe()
   double flops = 0;                          // Plan::flops
   std::chrono::nanoseconds queue_time{0};    // until the first task: for memory, then for a thread

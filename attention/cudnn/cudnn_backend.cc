@@ -47,7 +47,7 @@ Cut CutOn(const Device& device, const Problem& problem) {
 Plan PlanOn(const Backend& backend, const Problem& problem, int threads) {
   Plan plan;
   plan.problem = problem;
-  plan.backend = &backend;
+  plan.routing.backend = &backend;
   plan.isa = ChooseIsa(backend, "auto");
   plan.threads = threads;
   if (!problem.empty()) backend.PlanTasks(plan);

@@ -127,8 +127,8 @@ class Request {
     const int64_t tasks = plan_.stages[0];
     return SecondsOf([&] {
       pool.ParallelFor(requests * tasks, [&](int64_t task, int worker) {
-        plan_.backend->RunTask(plan_, ArgumentsOf(worker), workspace_.data(), /*stage=*/0,
-                               task % tasks, worker, Checkpoint{});
+        plan_.routing.backend->RunTask(plan_, ArgumentsOf(worker), workspace_.data(), /*stage=*/0,
+                                       task % tasks, worker, Checkpoint{});
       });
     });
   }
@@ -147,8 +147,9 @@ class Request {
     return {&plan_, &arguments};
   }
   void RunAlone(const Backend::Member& member) {
-    plan_.backend->RunTask(plan_, *member.arguments, workspace_.data(), /*stage=*/0, /*task=*/0,
-                           /*worker=*/0, Checkpoint{});
+    plan_.routing.backend->RunTask(plan_, *member.arguments, workspace_.data(), /*stage=*/0,
+                                   /*task=*/0,
+                                   /*worker=*/0, Checkpoint{});
   }
 
  private:
@@ -303,7 +304,7 @@ class Probe {
       for (size_t n = 0; n < count; ++n) requests[n].RunAlone(members[n]);
     };
     const auto by_one_run = [&] {
-      plan->backend->RunTogether(absl::MakeSpan(members), /*worker=*/0);
+      plan->routing.backend->RunTogether(absl::MakeSpan(members), /*worker=*/0);
     };
     const double alone = MeanSeconds(one_by_one);
     by_one_run();

@@ -219,7 +219,8 @@ class LocalCaller : public AttentionCaller {
       result.present_key = ToTensor(resolved->present_key, std::move(present_key));
       result.present_value = ToTensor(resolved->present_value, std::move(present_value));
     }
-    result.backend = plan->backend == nullptr ? "" : std::string(plan->backend->name());
+    result.backend =
+        plan->routing.backend == nullptr ? "" : std::string(plan->routing.backend->name());
     result.plan = plan->Describe();
     return result;
   }

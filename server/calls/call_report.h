@@ -30,13 +30,10 @@ struct CallReport {
 
   // What was asked; lives as long as the observer's call.
   const Problem* problem = nullptr;
-  const Backend* backend = nullptr;   // that computed it
-  const Backend* stand_in = nullptr;  // that computed a part of it in that one's place
-  const Backend* declined = nullptr;  // that would have been preferred
-  bool declined_for_now = false;      // Plan::declined_for_now
-  std::string plan;                   // Plan::Describe()
-  double flops = 0;                   // of the plan, once it is computed
-  int64_t together = 0;               // Result::together
+  Routing routing;
+  std::string plan;      // Plan::Describe()
+  double flops = 0;      // of the plan, once it is computed
+  int64_t together = 0;  // Result::together
 
   std::chrono::nanoseconds& time_of(Stage stage) { return stage_times[static_cast<size_t>(stage)]; }
   std::chrono::nanoseconds time_of(Stage stage) const {

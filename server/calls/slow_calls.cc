@@ -24,8 +24,10 @@ std::vector<LogField> FieldsOf(absl::string_view method, const CallReport& repor
     if (time != CallReport::kNever) fields.emplace_back(key, Microseconds(time));
   }
   if (report.problem != nullptr) fields.emplace_back("call", Describe(*report.problem));
-  if (report.backend != nullptr) fields.emplace_back("plan", report.plan);
-  if (report.stand_in != nullptr) fields.emplace_back("stand_in", report.stand_in->name());
+  if (report.routing.backend != nullptr) fields.emplace_back("plan", report.plan);
+  if (const Backend* stand_in = report.routing.stand_in; stand_in != nullptr) {
+    fields.emplace_back("stand_in", stand_in->name());
+  }
   if (!report.traceparent.empty()) fields.emplace_back("traceparent", report.traceparent);
   fields.emplace_back("received_bytes", report.received_bytes);
   fields.emplace_back("sent_bytes", report.sent_bytes);

@@ -101,7 +101,8 @@ std::function<void(const CallReport&)> Metrics::ForMethod(absl::string_view name
 }
 
 void Metrics::Count(Method& method, const CallReport& report) {
-  const size_t backend = report.backend == nullptr ? 0 : IndexOf(report.backend) + 1;
+  const Routing& routing = report.routing;
+  const size_t backend = routing.backend == nullptr ? 0 : IndexOf(routing.backend) + 1;
   const size_t type =
       report.problem == nullptr ? 0 : static_cast<size_t>(report.problem->dtype) + 1;
   const auto code = static_cast<size_t>(report.status.code());
@@ -113,12 +114,12 @@ void Metrics::Count(Method& method, const CallReport& report) {
   if (report.problem != nullptr) batch_size_.Observe(report.problem->batch);
   if (report.together > 0) run_requests_.Observe(report.together);
   if (report.flops > 0) flops_.Add(report.flops);
-  if (report.declined != nullptr && report.backend != nullptr) {
-    const FallbackReason reason = report.declined_for_now ? kNotNow : kUnsupported;
-    fallbacks_[IndexOf(report.declined)][IndexOf(report.backend)][reason].Add();
+  if (routing.declined != nullptr && routing.backend != nullptr) {
+    const FallbackReason reason = routing.declined_for_now ? kNotNow : kUnsupported;
+    fallbacks_[IndexOf(routing.declined)][IndexOf(routing.backend)][reason].Add();
   }
-  if (report.stand_in != nullptr) {
-    fallbacks_[IndexOf(report.backend)][IndexOf(report.stand_in)][kStandIn].Add();
+  if (routing.stand_in != nullptr) {
+    fallbacks_[IndexOf(routing.backend)][IndexOf(routing.stand_in)][kStandIn].Add();
   }
 }
 

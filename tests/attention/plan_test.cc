@@ -131,7 +131,7 @@ TEST(MakePlanTest, AutoTakesTheFirstAvailableBackendThatSupportsTheProblem) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   for (const Backend* backend : Backends()) {
     if (!backend->Available().ok() || !backend->Supports(Small()).ok()) continue;
-    EXPECT_EQ(plan->backend, backend);
+    EXPECT_EQ(plan->routing.backend, backend);
     break;
   }
 }
@@ -155,7 +155,7 @@ TEST(MakePlanTest, TheForcedTargetIsTheOneThatRuns) {
     const absl::StatusOr<Plan> plan =
         MakePlan(Small(), {.backend = target.backend, .isa = target.isa});
     ASSERT_TRUE(plan.ok()) << plan.status();
-    EXPECT_EQ(plan->backend->name(), target.backend);
+    EXPECT_EQ(plan->routing.backend->name(), target.backend);
     EXPECT_THAT(plan->Describe(), StartsWith(target.Name()));
   }
 }

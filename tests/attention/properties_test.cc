@@ -89,7 +89,8 @@ class TaskByTask {
 
   const Plan& plan() const { return plan_; }
   void RunTask(int stage, int64_t task, const Checkpoint& checkpoint) {
-    plan_.backend->RunTask(plan_, arguments_, workspace_.data(), stage, task, 0, checkpoint);
+    plan_.routing.backend->RunTask(plan_, arguments_, workspace_.data(), stage, task, 0,
+                                   checkpoint);
   }
   std::vector<double> Run(const Checkpoint& checkpoint) {
     for (size_t stage = 0; stage < plan_.stages.size(); ++stage) {

@@ -129,9 +129,9 @@ TEST_F(EngineTest, GivesTheHandComputedExample) {
 
 TEST_F(EngineTest, NamesBackendAndPlan) {
   const Result result = Run(HandComputed().ToRequest()).result;
-  ASSERT_NE(result.backend, nullptr);
-  EXPECT_EQ(result.backend->name(), "cpu");
-  EXPECT_EQ(result.declined, nullptr);
+  ASSERT_NE(result.routing.backend, nullptr);
+  EXPECT_EQ(result.routing.backend->name(), "cpu");
+  EXPECT_EQ(result.routing.declined, nullptr);
   EXPECT_THAT(result.plan, StartsWith("cpu/"));
 }
 
@@ -151,7 +151,7 @@ TEST_F(EngineTest, RunsWhatWaitsForADeviceOnItsLanes) {
     });
     const Outcome outcome = promise.get_future().get();
     ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;
-    EXPECT_EQ(outcome.result.backend->name(), "cudnn");
+    EXPECT_EQ(outcome.result.routing.backend->name(), "cudnn");
     EXPECT_NEAR(Floats(outcome.result.y)[0], .8137, 5e-5);
     EXPECT_EQ(outcome.thread, ran_on);
     EXPECT_NE(ran_on, std::this_thread::get_id()) << "tiny as it is";
@@ -190,7 +190,7 @@ TEST_F(EngineTest, HasOneRunOfTheDeviceComputeWhatWaitsForALane) {
       ASSERT_TRUE(result.status.ok()) << result.status;
       EXPECT_EQ(result.together, n == 0 ? 1 : 3);
       const Result alone = Run(calls[n].ToRequest()).result;
-      EXPECT_EQ(alone.backend->name(), "cpu");
+      EXPECT_EQ(alone.routing.backend->name(), "cpu");
       EXPECT_THAT(Floats(result.y),
                   ::testing::Pointwise(::testing::FloatNear(1e-5f), Floats(alone.y)));
     }
@@ -213,10 +213,10 @@ TEST_F(EngineTest, HasTheDeviceGetReadyForCallsLikeThatWhichTheCpuTook) {
       return promise.get_future().get();
     };
     const Result first = run();
-    EXPECT_EQ(first.backend->name(), "cpu");
-    EXPECT_TRUE(first.declined_for_now);
+    EXPECT_EQ(first.routing.backend->name(), "cpu");
+    EXPECT_TRUE(first.routing.declined_for_now);
     while (device.state().plans.ready == 0) std::this_thread::yield();
-    EXPECT_EQ(run().backend->name(), "cudnn");
+    EXPECT_EQ(run().routing.backend->name(), "cudnn");
   }
   device.Stop();
 }
@@ -235,7 +235,7 @@ TEST_F(EngineTest, NamesWhoStoodInForTheDevice) {
       const Result result = promise.get_future().get();
       EXPECT_TRUE(result.status.ok()) << result.status;
       EXPECT_THAT(result.plan, StartsWith("cudnn"));
-      return NamesOf(*result.backend, result.stand_in);
+      return NamesOf(result.routing);
     };
     EXPECT_EQ(names(HandComputed()), "cudnn");
     Call with_nan = HandComputed();

@@ -59,8 +59,8 @@ class ReadinessTest : public ::testing::Test {
  protected:
   ReadinessTest() {
     plan_ = PlanCanary({.threads = kThreads}).value();
-    backend_ = std::make_unique<FaultyBackend>(*plan_.backend);
-    plan_.backend = backend_.get();
+    backend_ = std::make_unique<FaultyBackend>(*plan_.routing.backend);
+    plan_.routing.backend = backend_.get();
     readiness_ = std::make_unique<Readiness>(plan_, kStallTimeout, executor_, timer_, clock_);
   }
 

@@ -263,7 +263,7 @@ std::vector<Outputs> RunTogether(absl::Span<const Problem> problems,
       members.push_back({&plans[n], &arguments[n]});
     }
     if (members.size() > 1) {
-      plans[first].backend->RunTogether(absl::MakeSpan(members), /*worker=*/0);
+      plans[first].routing.backend->RunTogether(absl::MakeSpan(members), /*worker=*/0);
     }
     for (const Backend::Member& member : members) {
       const size_t n = member.plan - plans.data();

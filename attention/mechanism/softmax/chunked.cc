@@ -166,7 +166,7 @@ Plan ChunkedPlan::PlanOf(int64_t n) const {
   plan.problem = ChunkProblem(whole, chunking.streaming, Chunk(n));
   if (plan.problem.empty()) return plan;
   Plan alone = plan;  // the tasks are the same ones; what there is to compute depends on the place
-  plan.backend->PlanTasks(alone);
+  plan.routing.backend->PlanTasks(alone);
   plan.flops = alone.flops;
   return plan;
 }

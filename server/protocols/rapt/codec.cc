@@ -463,7 +463,7 @@ AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& pla
     answer.Append(payload);
   }
   v1::AttendResponse fields;
-  fields.set_backend(NamesOf(*result.backend, result.stand_in));
+  fields.set_backend(NamesOf(result.routing));
   fields.set_plan(result.plan);
   WriteTiming(result.queue_time, result.compute_time, *fields.mutable_timing());
   answer.Append(fields.SerializeAsString());

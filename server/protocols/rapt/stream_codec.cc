@@ -402,7 +402,7 @@ AnswerMessage EncodeEnd(const ChunkedPlan& plan, std::chrono::nanoseconds queue_
                         std::chrono::nanoseconds compute_time) {
   v1::AttendStreamResponse response;
   v1::StreamEnd& end = *response.mutable_end();
-  end.set_backend(std::string(plan.full.backend->name()));
+  end.set_backend(std::string(plan.full.routing.backend->name()));
   end.set_plan(plan.full.Describe());
   WriteTiming(queue_time, compute_time, *end.mutable_timing());
   AnswerMessage answer;

@@ -158,11 +158,11 @@ void AddTime(Stage stage, std::chrono::nanoseconds time, CallReport& report) {
 
 void AddTrailers(const CallReport& report, std::chrono::nanoseconds total,
                  grpc::ServerContext& context) {
-  if (report.backend == nullptr) return;
+  if (report.routing.backend == nullptr) return;
   const auto add_time = [&context](const char* name, std::chrono::nanoseconds time) {
     context.AddTrailingMetadata(name, absl::StrCat(TimeSpent(time)));
   };
-  context.AddTrailingMetadata("rapt-backend", NamesOf(*report.backend, report.stand_in));
+  context.AddTrailingMetadata("rapt-backend", NamesOf(report.routing));
   context.AddTrailingMetadata("rapt-plan", report.plan);
   add_time("rapt-queue-us", report.time_of(Stage::kQueue));
   add_time("rapt-compute-us", report.time_of(Stage::kCompute));

@@ -114,11 +114,8 @@ void TensorCall::TellOf(const Result& result) {
   report_.ended_in = result.ended_in;
   AddTime(Stage::kQueue, result.queue_time, report_);
   if (result.ended_in == Stage::kCompute) AddTime(Stage::kCompute, result.compute_time, report_);
-  if (result.backend == nullptr) return;
-  report_.backend = result.backend;
-  report_.stand_in = result.stand_in;
-  report_.declined = result.declined;
-  report_.declined_for_now = result.declined_for_now;
+  if (result.routing.backend == nullptr) return;
+  report_.routing = result.routing;
   report_.plan = result.plan;
   report_.together = result.together;
   if (result.status.ok()) report_.flops = result.flops;

@@ -88,8 +88,8 @@ class CudnnBackendTest : public ::testing::Test {
 TEST_F(CudnnBackendTest, CannotBeChosenBeforeThereIsADevice) {
   const auto plan = MakePlan(Small(), {.backend = "cudnn", .has_lanes = true});
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ((*Auto(Small())).backend->name(), "cpu");
-  EXPECT_EQ((*Auto(Small())).declined, nullptr) << "what is not there is not missed";
+  EXPECT_EQ((*Auto(Small())).routing.backend->name(), "cpu");
+  EXPECT_EQ((*Auto(Small())).routing.declined, nullptr) << "what is not there is not missed";
   ProcessBackend().Start(absl::FailedPreconditionError("there is no libcudnn.so.9"), CpuBackend(),
                          clock_, {});
   EXPECT_THAT(std::string(MakePlan(Small(), {.backend = "cudnn"}).status().message()),
@@ -116,17 +116,17 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhileItCompiles) {
   Start();
   const absl::StatusOr<Plan> before = Auto(Small());
   ASSERT_TRUE(before.ok());
-  EXPECT_EQ(before->backend->name(), "cpu");
-  ASSERT_NE(before->declined, nullptr);
-  EXPECT_EQ(before->declined->name(), "cudnn");
-  EXPECT_TRUE(before->declined_for_now);
+  EXPECT_EQ(before->routing.backend->name(), "cpu");
+  ASSERT_NE(before->routing.declined, nullptr);
+  EXPECT_EQ(before->routing.declined->name(), "cudnn");
+  EXPECT_TRUE(before->routing.declined_for_now);
   EXPECT_EQ(ProcessBackend().state().plans.compiling, 0) << "a plan may be made to be looked at";
-  before->declined->Prepare(Small());
+  before->routing.declined->Prepare(Small());
   EXPECT_GT(ProcessBackend().state().plans.compiling + ProcessBackend().state().plans.ready, 0);
   WaitForPlans(Small());
   const absl::StatusOr<Plan> after = Auto(Small());
-  EXPECT_EQ(after->backend->name(), "cudnn");
-  EXPECT_EQ(after->declined, nullptr);
+  EXPECT_EQ(after->routing.backend->name(), "cudnn");
+  EXPECT_EQ(after->routing.declined, nullptr);
 }
 
 TEST_F(CudnnBackendTest, CompilesWhatItIsToldToBeforeAnyoneAsks) {
@@ -137,14 +137,14 @@ TEST_F(CudnnBackendTest, CompilesWhatItIsToldToBeforeAnyoneAsks) {
   decode.query_length = 1;
   ASSERT_TRUE(ProcessBackend().Warm({Small(), decode, Small()}).ok());
   EXPECT_EQ(ProcessBackend().warmth().compiling, 2 * 3) << "alone, and in company of two sizes";
-  EXPECT_EQ(Auto(Small())->backend->name(), "cpu");
+  EXPECT_EQ(Auto(Small())->routing.backend->name(), "cpu");
   may_compile.count_down();
   WaitForPlans(Small());
   WaitForPlans(decode);
   WaitForAllPlans();
   EXPECT_EQ(ProcessBackend().warmth().compiling, 0);
   EXPECT_EQ(ProcessBackend().warmth().ready, 2 * 3);
-  EXPECT_EQ(Auto(decode)->backend->name(), "cudnn");
+  EXPECT_EQ(Auto(decode)->routing.backend->name(), "cudnn");
 }
 
 TEST_F(CudnnBackendTest, WarmsAllLengthsThatRoundUpToOne) {
@@ -194,8 +194,8 @@ TEST_F(CudnnBackendTest, LeavesWhatIsNotWorthTheWayToTheCpu) {
   Start(1 << 20, {.least_flops = 1e9});
   WaitForPlans(Small());
   const absl::StatusOr<Plan> plan = Auto(Small());
-  EXPECT_EQ(plan->backend->name(), "cpu");
-  EXPECT_EQ(plan->declined, nullptr) << "that is no fallback";
+  EXPECT_EQ(plan->routing.backend->name(), "cpu");
+  EXPECT_EQ(plan->routing.declined, nullptr) << "that is no fallback";
 }
 
 TEST_F(CudnnBackendTest, DeclinesWhatDoesNotFitIntoALane) {
@@ -203,7 +203,7 @@ TEST_F(CudnnBackendTest, DeclinesWhatDoesNotFitIntoALane) {
   const absl::Status status = ProcessBackend().Supports(Small());
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(status.message()), HasSubstr("3584 bytes that a lane"));
-  EXPECT_EQ(Auto(Small())->backend->name(), "cpu");
+  EXPECT_EQ(Auto(Small())->routing.backend->name(), "cpu");
 }
 
 TEST_F(CudnnBackendTest, CutsARequestIntoWhatALaneHolds) {
@@ -393,8 +393,8 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatTheDeviceFailsOn) {
   ExpectRightAnswer(Small());
   EXPECT_EQ(controls_.runs, 1) << "the device rests";
   const absl::StatusOr<Plan> plan = Auto(Small());
-  EXPECT_EQ(plan->backend->name(), "cpu");
-  EXPECT_TRUE(plan->declined_for_now);
+  EXPECT_EQ(plan->routing.backend->name(), "cpu");
+  EXPECT_TRUE(plan->routing.declined_for_now);
 }
 
 TEST_F(CudnnBackendTest, SharesNoLaneWithThoseWhoAreStillThereWhenItIsMeasured) {
@@ -415,7 +415,7 @@ TEST_F(CudnnBackendTest, TriesTheDeviceAgainAfterAPause) {
   controls_.failures = 1;
   ExpectRightAnswer(Small());
   clock_.Advance(DeviceHealth::kFirstPause);
-  EXPECT_EQ(Auto(Small())->backend->name(), "cudnn");
+  EXPECT_EQ(Auto(Small())->routing.backend->name(), "cudnn");
   ExpectRightAnswer(Small());
   EXPECT_EQ(controls_.restarts, 1);
   EXPECT_EQ(controls_.runs, 2);
@@ -475,7 +475,7 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatCudnnDeclines) {
   ExpectRightAnswer(Small());
   EXPECT_EQ(controls_.runs, 0);
   const absl::StatusOr<Plan> plan = Auto(Small());
-  EXPECT_EQ(plan->backend->name(), "cpu");
+  EXPECT_EQ(plan->routing.backend->name(), "cpu");
 }
 
 // Of 300 keys in each batch row few are there.

@@ -114,7 +114,7 @@ class MeasuredBackendTest : public ::testing::Test {
   double SecondsOn(const Backend& backend, const Problem& problem, ThreadPool& pool) {
     Plan plan;
     plan.problem = problem;
-    plan.backend = &backend;
+    plan.routing.backend = &backend;
     plan.threads = pool.workers();
     backend.PlanTasks(plan);
     return SecondsOf(plan, pool, clock_, [] { return true; }).value();

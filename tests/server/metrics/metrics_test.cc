@@ -47,7 +47,7 @@ CallReport Answered(const Problem& problem) {
   report.ended_in = Stage::kSend;
   report.total = std::chrono::microseconds(70);
   report.problem = &problem;
-  report.backend = Backends().front();
+  report.routing.backend = Backends().front();
   return report;
 }
 
@@ -110,8 +110,8 @@ TEST(MetricsTest, CountsWhoComputedInWhosePlace) {
   Metrics metrics;
   const Problem problem{.batch = 1};
   CallReport report = Answered(problem);
-  report.declined = Backends().front();
-  report.backend = Backends().back();
+  report.routing.declined = Backends().front();
+  report.routing.backend = Backends().back();
   metrics.ForMethod("service/Method")(report);
   const std::map<std::string, std::string> labels = {
       {"from", std::string(Backends().front()->name())},
@@ -140,8 +140,8 @@ TEST(MetricsTest, CountsWhoStoodInForAPart) {
   Metrics metrics;
   const Problem problem{.batch = 1};
   CallReport report = Answered(problem);
-  report.backend = Backends().front();
-  report.stand_in = Backends().back();
+  report.routing.backend = Backends().front();
+  report.routing.stand_in = Backends().back();
   metrics.ForMethod("service/Method")(report);
   const std::map<std::string, std::string> labels = {
       {"from", std::string(Backends().front()->name())},

@@ -125,10 +125,7 @@ void StreamInferCall::OnResult(Result result) {
   report_.ended_in = result.ended_in;
   report_.time_of(Stage::kQueue) = result.queue_time;
   if (result.ended_in == Stage::kCompute) report_.time_of(Stage::kCompute) = result.compute_time;
-  report_.backend = result.backend;
-  report_.stand_in = result.stand_in;
-  report_.declined = result.declined;
-  report_.declined_for_now = result.declined_for_now;
+  report_.routing = result.routing;
   report_.plan = result.plan;
   if (!result.status.ok()) return AnswerError(std::move(result.status));
   report_.flops = result.flops;

@@ -150,8 +150,7 @@ absl::Status AttendStreamCall::OpenStream() {
   const ChunkedPlan& plan = stream_->plan();
   problem_ = plan.whole;
   report_.problem = &problem_;
-  report_.backend = plan.full.backend;
-  report_.declined = plan.full.declined;
+  report_.routing = plan.full.routing;
   report_.plan = plan.full.Describe();
   absl::Status status = CheckMessageSizes(plan, environment_.limits.max_message_bytes);
   if (!status.ok()) return status;

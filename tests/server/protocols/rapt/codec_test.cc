@@ -296,7 +296,7 @@ TEST(RaptCodecTest, TheAnswerHoldsWhatWasAskedFor) {
   result.y = buffer(y);
   result.lse = buffer(lse);
   result.scores = buffer(scores);
-  result.backend = Backends().front();
+  result.routing.backend = Backends().front();
   result.plan = "cpu/avx2 q48 k64 s1";
   result.queue_time = std::chrono::microseconds(12);
   result.compute_time = std::chrono::nanoseconds(34567);
@@ -416,7 +416,7 @@ TEST_F(RaptSharedMemoryTest, AnOutputGoesThereAndTheAnswerSaysSo) {
   EXPECT_EQ(static_cast<int64_t>(place.size()), kYBytes);
   Result result;
   result.y.bytes = place;
-  result.backend = Backends().front();
+  result.routing.backend = Backends().front();
   v1::AttendResponse response;
   ASSERT_TRUE(response.ParseFromString(
       Gather(EncodeResult(decoded->request.call, decoded->fields.places(), result))));
