@@ -108,8 +108,11 @@ struct AttendResult {
 
   Path path = Path::kMessage;
 
-  std::string backend;  // which backend ran, "cpu"
-  std::string plan;     // and how, "cpu/avx512 q384 k64 s1"; both the same: the same bits
+  std::string backend;  // the backend, "cpu"; "cudnn+cpu" if the CPU computed a part as fallback
+  // Its plan, "cpu/avx512 q384 k64 s1". Equal backends and plans give equal bits, except on a GPU:
+  // in a run joined with other requests, and with a fallback, results are equal within rounding
+  // only.
+  std::string plan;
 
   // Where the server's time went.
   std::chrono::microseconds queue_time{0};
