@@ -3,12 +3,12 @@
 #     docker build --tag rapt .
 #     docker run --read-only -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 rapt --insecure
 #
-# Inside, the server listens on every address, and in plain text only because --insecure says so;
-# docs/security.md tells of TLS, by mounted files.
+# In the container the server listens on all addresses. --insecure permits plain text; for TLS with mounted files see
+# docs/security.md.
 FROM debian:bookworm-slim AS build
 ENV DEBIAN_FRONTEND=noninteractive
 WORKDIR /rapt
-# The packages change rarely and so stand in a layer before the sources.
+# Packages change rarely: install them in a layer before the sources.
 COPY deploy/debian-packages.txt deploy/
 RUN apt-get update -qq && \
     sed -n '/^# Build/,/^# Test/p' deploy/debian-packages.txt | grep -v '^#' | \
@@ -37,11 +37,11 @@ COPY --from=build /rapt-server.deb /tmp/
 RUN apt-get update -qq && \
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends /tmp/rapt-server.deb && \
     rm -rf /tmp/* /var/lib/apt/lists/* /var/cache/* /var/log/*
-# Nobody of this number exists in the image: the server needs no home, no shell and no file to write.
+# An unnamed user: the server needs no home directory, no shell and no writable file.
 USER 65532:65532
 ENV RAPT_GRPC_ADDRESS=0.0.0.0:8001 RAPT_METRICS_ADDRESS=0.0.0.0:8002
 EXPOSE 8001 8002
-# The server is process 1: it takes SIGTERM, drains and leaves with 0.
+# The server is process 1: on SIGTERM it drains and exits with 0.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["rapt", "health"]
 ENTRYPOINT ["rapt-server"]
@@ -51,7 +51,7 @@ RUN apt-get update -qq && \
     apt-get install -y -qq --no-install-recommends python3-venv && \
     rm -rf /var/lib/apt/lists/*
 COPY deploy/cudnn-requirements.txt deploy/
-# Where `./dev build --cudnn` puts them, without cuDNN's kernels of other operations.
+# The same place as `./dev build --cudnn`; without cuDNN's precompiled kernels, which attention does not use.
 RUN python3 -m venv build/cudnn && \
     build/cudnn/bin/pip install --quiet --no-cache-dir --no-deps -r deploy/cudnn-requirements.txt && \
     rm build/cudnn/lib/python3*/site-packages/nvidia/cudnn/lib/libcudnn_engines_precompiled.so.9
@@ -63,12 +63,12 @@ RUN cmake --preset release -DRAPT_BUILD_TESTS=OFF -DRAPT_CUDNN=ON && \
     for licence in $(find nvidia_*.dist-info -iname 'licen*.txt'); do \
       cp "$licence" "/nvidia/licences/${licence%%.dist-info*}.txt"; done
 
-# cuDNN's and CUDA's licences, beside their libraries in the image, say who may pass it on, and how.
+# The licences of cuDNN and CUDA are in the image, beside their libraries. They restrict redistribution.
 FROM cpu AS cudnn
 COPY --from=build-cudnn /server/bin/rapt-server /usr/bin/
 COPY --from=build-cudnn /nvidia /usr/lib/rapt/nvidia
 ENV RAPT_CUDNN_LIBRARIES=/usr/lib/rapt/nvidia \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
-# The last is what `docker build` takes where no target is named.
+# The default target of `docker build`.
 FROM cpu

@@ -1,12 +1,12 @@
-# For programs that run where Debian's packages are not: what CMake's packages import as shared libraries is
-# linked from the static ones beside them. Debian has none of prometheus-cpp and civetweb, which are put beside
-# the programs. C and C++ libraries stay shared: CUDA and cuDNN are loaded at run time and use them as well.
+# For programs that run on machines without Debian's packages: links the static variant of every library that CMake's
+# packages import as a shared one. Debian has no static prometheus-cpp and civetweb, so these are copied beside the
+# programs. The C and C++ libraries stay shared, because CUDA and cuDNN are loaded at run time and use them, too.
 find_package(gRPC CONFIG REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED COMPONENTS core)
 find_package(civetweb CONFIG REQUIRED)
 get_property(_imported DIRECTORY PROPERTY IMPORTED_TARGETS)
 
-# The static library of the same name, or nothing.
+# Sets `result` to the static library of the same name, or to an empty string.
 function(rapt_static_twin shared result)
   string(REGEX REPLACE "\\.so[.0-9]*$" ".a" static "${shared}")
   if(NOT static STREQUAL shared AND EXISTS "${static}")
@@ -19,7 +19,7 @@ endfunction()
 file(MAKE_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
 foreach(_target ${_imported})
   set_target_properties(${_target} PROPERTIES IMPORTED_GLOBAL TRUE)
-  # What is found by pkg-config has paths in the place of targets.
+  # Packages found by pkg-config link paths instead of targets.
   get_target_property(_links ${_target} INTERFACE_LINK_LIBRARIES)
   if(_links)
     set(_static_links "")

@@ -14,7 +14,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end -}}
 
-{{/* What the server promises to stay under, in MiB. */}}
+{{/* The memory bound of the server, in MiB. */}}
 {{- define "rapt.memoryMiB" -}}
 {{- $calls := div (mul .Values.server.maxOpenCalls 64) 1024 -}}
 {{- $gpu := ternary (add .Values.gpu.memoryMiB .Values.gpu.hostMiB) 0 .Values.gpu.enabled -}}
