@@ -116,38 +116,34 @@ absl::Status WriteFile(const std::string& path, std::string_view content) {
 absl::StatusOr<NpzArchive> NpzArchive::Open(const std::string& path) {
   absl::StatusOr<std::string> bytes = ReadFile(path);
   if (!bytes.ok()) return bytes.status();
-  absl::StatusOr<std::vector<ZipMember>> members = ListZip(*bytes);
-  if (!members.ok()) return Annotate(path, members.status());
-  NpzArchive archive;
-  archive.path_ = path;
-  archive.bytes_ = *std::move(bytes);
-  archive.members_ = *std::move(members);
-  return archive;
+  absl::StatusOr<ZipReader> zip = ZipReader::Open(*std::move(bytes));
+  if (!zip.ok()) return Annotate(path, zip.status());
+  return NpzArchive(path, *std::move(zip));
 }
 
 std::vector<std::string> NpzArchive::names() const {
   std::vector<std::string> names;
-  for (const ZipMember& member : members_) names.push_back(WithoutSuffix(member.name));
+  for (const std::string& name : zip_.names()) names.push_back(WithoutSuffix(name));
   return names;
 }
 
-const ZipMember* NpzArchive::Find(std::string_view name) const {
-  for (const ZipMember& member : members_) {
-    if (WithoutSuffix(member.name) == name) return &member;
-  }
-  return nullptr;
+std::optional<size_t> NpzArchive::Find(std::string_view name) const {
+  const std::vector<std::string> all = names();
+  const auto found = std::find(all.begin(), all.end(), name);
+  return found == all.end() ? std::nullopt : std::optional<size_t>(found - all.begin());
 }
 
 absl::StatusOr<NpyArray> NpzArchive::Read(std::string_view name) const {
-  const ZipMember* member = Find(name);
-  if (member == nullptr) {
+  const std::optional<size_t> index = Find(name);
+  if (!index) {
     return absl::NotFoundError(
         absl::StrFormat("%s has no member '%s'; it holds %s", path_, name, MemberList(*this)));
   }
-  absl::StatusOr<std::string> content = ReadZipMember(bytes_, *member);
-  if (!content.ok()) return Annotate(absl::StrCat(path_, ":", member->name), content.status());
+  const std::string where = absl::StrCat(path_, ":", zip_.names()[*index]);
+  absl::StatusOr<std::string> content = zip_.Read(*index);
+  if (!content.ok()) return Annotate(where, content.status());
   absl::StatusOr<NpyArray> array = ParseNpy(*std::move(content));
-  if (!array.ok()) return Annotate(absl::StrCat(path_, ":", member->name), array.status());
+  if (!array.ok()) return Annotate(where, array.status());
   return array;
 }
 
@@ -192,8 +188,9 @@ void ArrayWriter::Add(const std::string& path, std::string_view member, NpyType 
 
 absl::Status ArrayWriter::Write() const {
   for (const File& file : files_) {
-    const absl::Status written = WriteFile(
-        file.path, IsNpz(file.path) ? WriteZip(file.arrays) : file.arrays.front().content);
+    const absl::Status written = IsNpz(file.path)
+                                     ? WriteZip(file.path, file.arrays)
+                                     : WriteFile(file.path, file.arrays.front().content);
     if (!written.ok()) return written;
   }
   return absl::OkStatus();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,18 +34,19 @@ class NpzArchive {
  public:
   static absl::StatusOr<NpzArchive> Open(const std::string& path);
 
-  bool Has(std::string_view name) const { return Find(name) != nullptr; }
+  bool Has(std::string_view name) const { return Find(name).has_value(); }
   std::vector<std::string> names() const;  // as numpy.load lists them, without ".npy"
 
   // Errors name the file and the member.
   absl::StatusOr<NpyArray> Read(std::string_view name) const;
 
  private:
-  const ZipMember* Find(std::string_view name) const;
+  NpzArchive(std::string path, ZipReader zip) : path_(std::move(path)), zip_(std::move(zip)) {}
+
+  std::optional<size_t> Find(std::string_view name) const;
 
   std::string path_;
-  std::string bytes_;
-  std::vector<ZipMember> members_;
+  ZipReader zip_;
 };
 
 // Reads what `reference` names. Of an archive without ":member", the member `usual_name` or the

@@ -1,8 +1,9 @@
-// As much of the ZIP format as NumPy's .npz needs: members stored or deflated, sizes over 4 GiB.
+// ZIP archives for NumPy's .npz, by libzip.
 #ifndef RAPT_CLIENT_CLI_ZIP_H_
 #define RAPT_CLIENT_CLI_ZIP_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,30 +12,40 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
+struct zip;
+
 namespace rapt {
 
-struct ZipMember {
-  std::string name;
-  uint64_t offset = 0;  // of the local header
-  uint64_t stored_bytes = 0;
-  uint64_t bytes = 0;
-  uint32_t crc32 = 0;
-  uint16_t method = 0;
+// An archive in memory. Members may be stored or deflated. Thread-compatible.
+class ZipReader {
+ public:
+  // The archive may be hostile. InvalidArgument says what is wrong with it.
+  static absl::StatusOr<ZipReader> Open(std::string archive);
+
+  const std::vector<std::string>& names() const { return names_; }
+
+  // Returns the content of names()[index]. Checks the sizes that the archive states before it
+  // allocates memory, and the checksum.
+  absl::StatusOr<std::string> Read(size_t index) const;
+
+ private:
+  struct Discard {
+    void operator()(zip* archive) const;
+  };
+
+  std::unique_ptr<const std::string> bytes_;
+  std::unique_ptr<zip, Discard> archive_;
+  std::vector<std::string> names_;
 };
-
-// Nothing in `archive` is trusted: every offset and size is checked against its length.
-absl::StatusOr<std::vector<ZipMember>> ListZip(std::string_view archive);
-
-// The member's content, its checksum compared.
-absl::StatusOr<std::string> ReadZipMember(std::string_view archive, const ZipMember& member);
 
 struct ZipContent {
   std::string name;
   std::string content;
 };
 
-// An archive of stored members, as numpy.savez writes it.
-std::string WriteZip(absl::Span<const ZipContent> members);
+// Writes an archive of stored members, as numpy.savez does. Replaces the file at `path` only once
+// the archive is complete. The same members give the same bytes.
+absl::Status WriteZip(const std::string& path, absl::Span<const ZipContent> members);
 
 }  // namespace rapt
 
