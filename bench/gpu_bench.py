@@ -1,8 +1,8 @@
-"""The GPU and cuDNN's backend on it; `./dev bench gpu` runs it.
+"""Benchmarks a GPU and the cuDNN backend on it; run by `./dev bench gpu`.
 
-Copies, compilations, kernels beside PyTorch's in turns, requests in process one by one, all lanes at
-once and several by one run, where the CPU is faster, and the service from end to end. gpu_probe
-measures, and PyTorch where this Python has one that sees the GPU. Prints Markdown for RESULTS.md.
+Measures copies, compilation, kernels interleaved with PyTorch's, requests in process one by one, on all
+lanes and in joined runs, the crossover between CPU and GPU, and the service end to end. Uses gpu_probe, and
+PyTorch if this Python has it with CUDA. Prints Markdown for RESULTS.md.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from served import Server, load  # noqa: E402
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 LARGEST_COPY = 256 << 20
 LARGEST_LOAD_BYTES = 8 << 30  # requests in flight
-KERNEL_AIM = 0.95  # of the best of PyTorch's
-PIPELINE_AIM = 0.9  # of what copies or kernels alone allow
+KERNEL_AIM = 0.95  # of PyTorch's best
+PIPELINE_AIM = 0.9  # of the rate that copies or kernels alone allow
 
 
 # --- Cases ----------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ class Case:
 
     @property
     def shape(self):
-        """As rapt-load takes it."""
+        """In the syntax of rapt-load."""
         heads = f"{self.query_heads}/{self.kv_heads}" if self.kv_heads != self.query_heads else f"{self.query_heads}"
         lengths = f"{self.queries}:{self.keys}" if self.keys != self.queries else f"{self.queries}"
         return f"{self.batch}x{heads}x{lengths}x{self.head_size}" + (" causal" if self.causal else "")
@@ -58,12 +58,12 @@ class Case:
 
     @property
     def words(self):
-        """As gpu_probe takes it."""
+        """In the syntax of gpu_probe."""
         sizes = (self.batch, self.query_heads, self.kv_heads, self.queries, self.keys, self.head_size)
         return f"{self.dtype} {' '.join(map(str, sizes))} {int(self.causal)}"
 
     def flops(self):
-        """Multiply-adds count as two; what causality hides is not counted."""
+        """Multiply-adds count as two; pairs hidden by causality are not counted."""
         pairs = self.queries * self.keys
         if self.causal:
             hidden_from = min(self.queries, self.keys)
@@ -78,7 +78,7 @@ class Case:
         return self.batch * self.query_heads * self.queries * self.head_size * ELEMENT_BYTES[self.dtype]
 
     def streams(self):
-        """Whether reading K and V is what takes the time."""
+        """Whether the case is bound by reading K and V."""
         return self.queries == 1
 
 
@@ -132,11 +132,11 @@ def service_cases(quick):
     return [prefill("bf16", 512)] if quick else [prefill("bf16", 8192), prefill("bf16", 2048), decode("bf16", 4096)]
 
 
-# --- Those who measure ----------------------------------------------------------------------------
+# --- Measuring processes ----------------------------------------------------------------------------
 
 
 class Declined(Exception):
-    """What was asked for is not to be had, and why."""
+    """The request is not supported; the message states why."""
 
 
 class Probe:
@@ -161,7 +161,7 @@ class Probe:
         self._process.wait()
 
     def ask(self, *words):
-        """The numbers that gpu_probe.cc says; Declined."""
+        """Returns the numbers documented in gpu_probe.cc. Raises Declined."""
         self._process.stdin.write(" ".join(map(str, words)) + "\n")
         self._process.stdin.flush()
         return [float(number) for number in self._answer().split()]
@@ -179,9 +179,9 @@ class Probe:
 
 
 class Torch:
-    """PyTorch's scaled_dot_product_attention by one of its backends."""
+    """PyTorch's scaled_dot_product_attention with one of its backends."""
 
-    ROUND_SECONDS = 0.1  # as gpu_probe
+    ROUND_SECONDS = 0.1  # the same as in gpu_probe
 
     def __init__(self, torch, name, backend):
         self._torch, self.name, self._backend = torch, name, backend
@@ -193,7 +193,7 @@ class Torch:
         from torch.nn.attention import sdpa_kernel
 
         with sdpa_kernel([self._backend]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of why it declines; the error says that it does
+            warnings.simplefilter("ignore")  # they explain why it declines; the error suffices
             try:
                 self._seconds(1)
                 runs = min(max(int(self.ROUND_SECONDS / max(self._seconds(1), 1e-9)), 3), 2000)
@@ -232,7 +232,7 @@ def torch_peers(notes):
         if not torch.cuda.is_available():
             raise ImportError("it sees no GPU")
     except ImportError as error:
-        notes.append(f"Without PyTorch beside it: {error}.")
+        notes.append(f"No comparison with PyTorch: {error}.")
         return []
     torch.set_grad_enabled(False)
     notes.append(f"PyTorch {torch.__version__} with cuDNN {torch.backends.cudnn.version()}.")
@@ -260,7 +260,7 @@ def row(*cells):
 
 
 def copies(probe):
-    """The table; pinned bytes a second in and out, of large copies."""
+    """Prints the table. Returns the pinned bytes per second in and out, of large copies."""
     print("\n### Copies, GB/s\n")
     table("size", "pinned, in", "pinned, out", "pageable, in", "pageable, out")
     for size in (64 << 10, 1 << 20, 16 << 20, LARGEST_COPY):
@@ -292,7 +292,7 @@ def kernels(probe, peers, cases, rounds, notes):
 
 
 def in_turns(those, case, rounds, notes):
-    """The median seconds of each, None for who declines; turn by turn, so that a change of clocks is everybody's."""
+    """The median seconds of each, None if it declines; interleaved, so that clock changes affect all of them."""
     times = [[] for _ in those]
     declined = set()
     for _ in range(rounds):
@@ -316,7 +316,7 @@ def rate(case, seconds):
 
 
 def pipeline(probe, cases, bytes_per_second, notes):
-    print("\n### Requests in process, from memory that is not pinned, ms\n")
+    print("\n### Requests in process, from pageable memory, ms\n")
     table("case", "copy in", "kernel", "copy out", "one request", "all lanes busy, a request",
           "of the longest of the three", f"aim {PIPELINE_AIM}", "GB/s in and out")  # fmt: skip
     into, out_of = bytes_per_second
@@ -367,26 +367,26 @@ def crossover(probe, cases, notes):
 
 
 def losses(chosen, points):
-    """Of the times that were chosen to the faster ones, as logarithms."""
+    """The logarithms of the ratios of chosen times to faster times."""
     return [math.log(time / min(cpu, gpu)) for time, (_, cpu, gpu) in zip(chosen, points)]
 
 
 def verdict(points, picks):
-    """What it costs to go by what the server measures at the start."""
+    """The loss of choosing by the server's startup measurements."""
     if not points:
         return ""
     lost = losses(picks, points)
     longer = math.expm1(statistics.mean(lost))
     return (
-        f"By what is measured at the start `auto` takes the faster one in {lost.count(0)} of {len(points)}, "
-        f"and {longer:.0%} longer than the faster ones in the mean. "
+        f"By its startup measurements `auto` chooses the faster one in {lost.count(0)} of {len(points)} cases, "
+        f"and takes {longer:.0%} longer than the faster one on average. "
     )
 
 
 def best_min_flops(points):
-    """The least operations that are worth the way there; inf: none of these (flops, cpu s, gpu s) is.
+    """The offload threshold with which `auto` loses the least; inf if the CPU is always faster.
 
-    The limit with which `auto` loses the least, as ratios to the faster one, summed as logarithms.
+    A point is (flops, cpu seconds, gpu seconds). The loss is the sum of the logarithms of the ratios to the faster one.
     """
     points = sorted(points)
 
@@ -407,13 +407,13 @@ def advice(points):
         return "Nothing was measured."
     best = best_min_flops(points)
     if best == math.inf:
-        return "The CPU is faster at all of these."
+        return "The CPU is faster in all cases."
     digits = 10 ** max(math.floor(math.log10(max(best, 1))) - 1, 0)
-    return f"Of numbers alone, `--cudnn_min_flops={round(best / digits) * digits:.0f}` loses the least."
+    return f"Among fixed thresholds, `--cudnn_min_flops={round(best / digits) * digits:.0f}` loses the least."
 
 
 def service(options, directories, cases, notes):
-    print("\n### The service, from end to end\n")
+    print("\n### The service, end to end\n")
     seconds, in_flight = (0.5, (1, 4)) if options.quick else (1, (1, 4, 16))
     with contextlib.ExitStack() as stack:
         socket = f"{stack.enter_context(tempfile.TemporaryDirectory())}/rapt.sock"
@@ -450,11 +450,11 @@ def service(options, directories, cases, notes):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(prog="dev bench gpu", description=__doc__.split("\n")[0])
-    parser.add_argument("--filter", default="", help="only cases with `SHAPE TYPE` that this finds")
+    parser.add_argument("--filter", default="", help="regular expression: run only cases whose `SHAPE TYPE` matches")
     parser.add_argument("--quick", action="store_true", help="one round, small cases")
-    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin", help="where the programs are")
-    parser.add_argument("--backend", default="cudnn", help="the server's")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="that compute, on the CPU")
+    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin", help="directory of the programs")
+    parser.add_argument("--backend", default="cudnn", help="backend of the server")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="compute threads on the CPU")
     return parser.parse_args()
 
 
@@ -479,7 +479,7 @@ def main():
             crossover(probe, chosen(crossover_cases(options.quick)), notes)
     except Declined as error:
         sys.exit(f"dev bench gpu: {error}")
-    # After the probe has let go of the device.
+    # After the probe has released the device.
     service(options, directories, chosen(service_cases(options.quick)), notes)
     print()
     for note in dict.fromkeys(notes):

@@ -1,4 +1,4 @@
-"""What a Python service costs before it computes anything: grpcio, bytes in, a few bytes out.
+"""A grpcio echo server, the baseline cost of a Python service: receives bytes, returns a few bytes.
 
 Prints its port, then serves until it is killed.
 """

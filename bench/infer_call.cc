@@ -72,7 +72,7 @@ InferCaller::InferCaller(const std::string& address, bool declares_size)
 
 InferCaller::~InferCaller() {
   CancelAll();
-  queue_.Shutdown();  // once those in flight have ended
+  queue_.Shutdown();  // after the calls in flight have ended
   void* tag;
   bool ok;
   while (queue_.Next(&tag, &ok)) {
@@ -88,7 +88,7 @@ void InferCaller::Start(const grpc::ByteBuffer& request) {
   call->reader = stub_.PrepareUnaryCall(&call->context, kPath, request, &queue_);
   call->reader->StartCall();
   Call* const key = call.get();
-  MutexLock lock(mutex_);  // nobody may find it ended before it is there
+  MutexLock lock(mutex_);  // a call must not complete before it is registered
   call->reader->Finish(&call->response, &call->status, key);
   calls_.emplace(key, std::move(call));
 }

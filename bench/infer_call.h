@@ -1,5 +1,5 @@
-// Calls of ModelInfer for benchmarks: requests serialized beforehand, so that sending one costs
-// every peer the same.
+// ModelInfer calls for benchmarks. Requests are serialized in advance, so that sending one costs
+// the same for every peer.
 #ifndef RAPT_BENCH_INFER_CALL_H_
 #define RAPT_BENCH_INFER_CALL_H_
 
@@ -31,30 +31,30 @@ struct InferShape {
   int64_t queries = 1;
   int64_t keys = 1;
   int64_t size = 64;
-  std::optional<int64_t> window = {};  // keys that a query sees at either side; absent: all
+  std::optional<int64_t> window = {};  // visible keys on either side of a query; absent: all
   std::string region = "";  // registered shared memory with Q, K and V, one after the other
 };
 std::string SerializedInfer(const InferShape& shape);
 
-// Refers to `message`, which outlives it.
+// References `message`. REQUIRES: `message` outlives the result.
 grpc::ByteBuffer BufferOf(const std::string& message);
 
-// A connection of its own.
+// Opens a separate connection.
 std::shared_ptr<grpc::Channel> Connect(const std::string& address);
 
-// Calls that may overlap, from one thread. Each has a deadline of 20 s, so that every wait ends.
+// Overlapping calls from one thread. Each has a deadline of 20 s, so every wait ends.
 class InferCaller {
  public:
-  // `address` as "127.0.0.1:8001" or "unix:PATH". A connection of its own.
+  // `address` is "127.0.0.1:8001" or "unix:PATH". Opens a separate connection.
   InferCaller(const std::string& address, bool declares_size);
-  // Cancels what is in flight.
+  // Cancels the calls in flight.
   ~InferCaller();
   InferCaller(const InferCaller&) = delete;
   InferCaller& operator=(const InferCaller&) = delete;
 
-  // A large request leaves while somebody waits.
+  // Starts a call. A large request is sent while a thread is in Wait().
   void Start(const grpc::ByteBuffer& request);
-  // May run on another thread, while one waits.
+  // May run on another thread during Wait().
   void CancelAll();
 
   struct Ended {
@@ -64,7 +64,7 @@ class InferCaller {
   // One that was started.
   Ended WaitForOne();
 
-  // The same, but it aborts where the call failed.
+  // The same, but aborts if the call failed.
   Seconds ExpectOne();
   Seconds CallOnce(const grpc::ByteBuffer& request);
 

@@ -1,9 +1,9 @@
-"""The kernels against PyTorch's and ONNX Runtime's, in one process; `./dev bench kernel` runs it.
+"""Compares rapt's kernels with PyTorch's and ONNX Runtime's in one process; run by `./dev bench kernel`.
 
-Every side has the same number of threads and allocates its output in every call, rapt and PyTorch by
-the same allocator; rapt's workspace is kept from call to call, as a server keeps it. Rounds alternate
-between the sides, the medians count. Before a case is timed, its results are compared: rapt's with
-PyTorch's, and rows of it with float64. Prints Markdown for RESULTS.md.
+Every side has the same number of threads and allocates its output in every call, rapt and PyTorch with the
+same allocator. rapt's workspace is reused between calls, as in the server. Rounds alternate between the
+sides; figures are medians. Before a case is timed, rapt's results are compared with PyTorch's, and some rows
+with float64. Prints Markdown for RESULTS.md.
 """
 
 import argparse
@@ -48,8 +48,8 @@ class Case:
     query_heads: int
     query_length: int
     head_size: int
-    key_length: int = 0  # 0: as many as queries
-    kv_heads: int = 0  # 0: as many as query heads
+    key_length: int = 0  # 0: the number of queries
+    kv_heads: int = 0  # 0: the number of query heads
     causal: bool = False
     mask: str = ""  # "bool", "float": [Sq, Sk]; "padding": a bool [B, 1, 1, Sk]; "heads": a bool for each
 
@@ -68,7 +68,7 @@ class Case:
         return f"{self.regime} {self.batch}x{heads}x{lengths}x{self.head_size}"
 
     def flops(self):
-        """Multiply-adds count as two; what causality hides is not counted."""
+        """Multiply-adds count as two; pairs hidden by causality are not counted."""
         pairs = self.query_length * self.keys
         if self.causal:
             pairs = sum(min(i + 1, self.keys) for i in range(self.query_length))
@@ -79,7 +79,7 @@ class Case:
         return 2 * self.batch * self.key_heads * self.keys * self.head_size * element
 
     def streams(self):
-        """Whether reading K and V is what takes the time."""
+        """Whether the case is bound by reading K and V."""
         return self.query_length == 1
 
 
@@ -117,7 +117,7 @@ def all_cases():
     return cases
 
 
-# The least and what is aimed at, as PyTorch's time over rapt's. A machine with AMX has aims of its own.
+# Floors and aims for the ratio of PyTorch's time to rapt's. Machines with AMX have separate aims.
 NEVER_SLOWER = (1.0, None)
 TARGETS = {
     ("prefill", 64, "FP32"): (1.35, 1.5),
@@ -179,7 +179,7 @@ def make_mask(case, random):
     if case.mask == "heads":
         shape = (case.batch, case.query_heads, case.query_length, case.keys)
     mask = torch.rand(shape, generator=random) < 2 / 3
-    mask[..., 0] = True  # No query without a key: there PyTorch's kernels disagree with each other.
+    mask[..., 0] = True  # Every query sees a key: otherwise PyTorch's kernels disagree with each other.
     return mask
 
 
@@ -194,7 +194,7 @@ def make_tensors(case):
     return Tensors(q, k, v, make_mask(case, random) if case.mask else None)
 
 
-# --- Those who compute ----------------------------------------------------------------------------
+# --- Computing sides ----------------------------------------------------------------------------
 
 
 class Rapt:
@@ -238,7 +238,7 @@ def torch_attention(case, tensors):
 
 
 def standard_attention(tensors):
-    """As a tutorial writes it: the scores are a tensor."""
+    """The textbook algorithm: the scores are a tensor."""
     scale = 1 / math.sqrt(tensors.q.shape[-1])
     return lambda: torch.softmax(tensors.q @ tensors.k.mT * scale, dim=-1) @ tensors.v
 
@@ -247,7 +247,7 @@ def standard_attention(tensors):
 
 
 def visible(case, tensors, b, h, i):
-    """What is added to the scores of one query, float64."""
+    """The addend to the scores of one query, float64."""
     bias = torch.zeros(case.keys, dtype=torch.float64)
     if tensors.mask is not None:
         mask = tensors.mask.expand(case.batch, case.query_heads, case.query_length, case.keys)[b, h, i]
@@ -261,7 +261,7 @@ def visible(case, tensors, b, h, i):
 
 
 def check(case, tensors, ours, theirs):
-    """Raises where rapt disagrees with PyTorch, or a few of its rows with float64."""
+    """Raises if rapt disagrees with PyTorch, or a few of its rows with float64."""
     tolerance = TOLERANCES[case.dtype]
     torch.testing.assert_close(ours, theirs, rtol=2 * tolerance, atol=2 * tolerance, msg=lambda m: f"{case.name}: {m}")
     group = case.query_heads // case.key_heads
@@ -278,12 +278,12 @@ def check(case, tensors, ours, theirs):
 # --- Measuring ------------------------------------------------------------------------------------
 
 LONG_SECONDS = 0.1  # Calls this long vary little.
-ONNX_RUNTIME_ROUNDS = 2  # It is there for orientation, no target refers to it.
-SETTLE_SECONDS = 0.015  # until OpenMP's threads have stopped to spin, which would cost the next side
+ONNX_RUNTIME_ROUNDS = 2  # For orientation only; no target refers to it.
+SETTLE_SECONDS = 0.015  # until OpenMP's threads stop spinning, which would slow down the next side
 
 
 def timed_block(call, calls):
-    """Seconds a call takes in a row of them, the first left out: it wakes the side's threads."""
+    """Seconds per call in a series of calls, without the first, which wakes the side's threads."""
     time.sleep(SETTLE_SECONDS)
     output = call()
     begin = time.perf_counter()
@@ -295,7 +295,7 @@ def timed_block(call, calls):
 
 
 def measure(sides, rounds, block_seconds):
-    """sides: name -> call. Gives name -> the seconds of each round."""
+    """sides: name -> call. Returns name -> the seconds of each round."""
     once = {name: timed_block(call, 1) for name, call in sides.items()}
     calls = {name: max(1, round(block_seconds / seconds)) for name, seconds in once.items()}
     if max(once.values()) > LONG_SECONDS:
@@ -309,7 +309,7 @@ def measure(sides, rounds, block_seconds):
 
 
 class Disturbance:
-    """The share of the machine's cores that others took since the start."""
+    """The share of the machine's cores used by other processes since the start."""
 
     def __init__(self):
         self._begin = self._now()
@@ -327,7 +327,7 @@ class Disturbance:
 
 
 class Probes:
-    """The machine's ceilings, measured when asked."""
+    """The machine's ceilings, measured on request."""
 
     def __init__(self, path, threads):
         self._c, self._threads = ctypes.CDLL(path), threads
@@ -339,7 +339,7 @@ class Probes:
         return getattr(self._c, f"rapt_probe_{name}")(self._threads)
 
     def ceiling(self, case):
-        """In a second: 10^9 bytes for what streams K and V, else 10^9 operations."""
+        """Per second: 10^9 bytes for cases bound by K and V, else 10^9 operations."""
         if case.streams():
             return self._ask("read_gbps")
         if case.dtype == "BF16" and self.has_amx:
@@ -431,18 +431,18 @@ def markdown(row):
     return "| " + " | ".join(cells) + " |"
 
 
-# --- Memory: scores as a tensor against keys in blocks ---------------------------------------------
+# --- Memory: scores as a tensor compared with blocks of keys ---------------------------------------------
 
 
 def peak_bytes(call):
-    """What the process holds at most in the call beyond what it held before."""
+    """The growth of the process's peak memory during the call."""
 
     def status(name):
         text = pathlib.Path("/proc/self/status").read_text()
         return int(re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)[1]) * 1024
 
-    ctypes.CDLL(None).malloc_trim(0)  # What was freed is not held any more.
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # The peak is from now on.
+    ctypes.CDLL(None).malloc_trim(0)  # Return freed memory to the system.
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # Reset the peak.
     before = status("VmRSS")
     call()
     return status("VmHWM") - before
@@ -456,7 +456,7 @@ def print_memory(bench):
     for length in (1024, 2048, 4096):
         case = Case("memory", "FP32", 1, 8, length, 64)
         tensors = make_tensors(case)
-        context = bench.library.context(bench.threads)  # A new one, so that its workspace counts.
+        context = bench.library.context(bench.threads)  # A new context, so that its workspace is counted.
         sides = {
             "standard": standard_attention(tensors),
             "torch": torch_attention(case, tensors),
@@ -484,11 +484,11 @@ def commit():
 
 def parse_arguments():
     parser = argparse.ArgumentParser(prog="dev bench kernel", description=__doc__.split("\n")[0])
-    parser.add_argument("--filter", default="", help="only cases with `NAME DTYPE` that this regular expression finds")
+    parser.add_argument("--filter", default="", help="regular expression: run only cases whose `NAME DTYPE` matches")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, without ONNX Runtime and memory")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--isa", help="force an instruction set of rapt's")
-    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
+    parser.add_argument("--isa", help="force rapt's instruction set")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
     parser.add_argument("--library", default=ROOT / "build/release/lib/librapt_attention.so")
     return parser.parse_args()
 

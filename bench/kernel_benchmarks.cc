@@ -1,9 +1,11 @@
-// rapt-bench: the kernels alone, by Google Benchmark. Beside the time: how many operations or bytes
-// a second, what share that is of a ceiling measured right before and after, and the workspace.
+// rapt-bench: benchmarks the kernels alone, with Google Benchmark. Reports time, operations or
+// bytes per second, their share of a ceiling measured immediately before and after, and the
+// workspace.
 //
 //     rapt-bench [--threads=N] [--isa=NAME] [--benchmark_filter=REGEX] ...
 //
-// Output and workspace are the same in every iteration. `./dev bench kernel` compares with others.
+// Output and workspace are reused in every iteration. `./dev bench kernel` compares with other
+// libraries.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -43,7 +45,7 @@ struct Case {
                         p.head_size);
   }
 
-  // Whether reading K and V is what takes the time.
+  // Whether the case is bound by reading K and V.
   bool Streams() const { return problem.query_length == 1; }
 
   double KeyValueBytes() const {
@@ -108,7 +110,7 @@ std::vector<Case> AllCases() {
   return cases;
 }
 
-// The ceiling that a case is held against, in its units a second.
+// The ceiling that a case is compared with, in its units per second.
 double Ceiling(const Case& c, int threads) {
   if (c.Streams()) return rapt_probe_read_gbps(threads) * 1e9;
   if (c.problem.dtype == DType::kBFloat16) {
@@ -159,7 +161,7 @@ void RunCase(benchmark::State& state, const Case& c, const PlanOptions& options)
   state.SetLabel(plan->Describe());
 }
 
-// Takes our own flags out of the arguments.
+// Removes rapt-bench's own flags from the arguments.
 PlanOptions TakeOptions(int* argc, char** argv) {
   PlanOptions options;
   options.threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));

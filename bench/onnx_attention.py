@@ -1,4 +1,4 @@
-"""ONNX Runtime's operator Attention on one case."""
+"""ONNX Runtime's Attention operator on one case."""
 
 import onnx
 import onnxruntime
@@ -24,11 +24,11 @@ def _model(tensors, causal):
 
 
 class OnnxAttention:
-    """A call computes the case; ONNX Runtime allocates the output from its arena."""
+    """Calling it computes the case; ONNX Runtime allocates the output from its arena."""
 
     @classmethod
     def make(cls, case, tensors, threads):
-        """None where ONNX Runtime has no kernel on CPUs."""
+        """None if ONNX Runtime has no CPU kernel."""
         named = {"Q": tensors.q, "K": tensors.k, "V": tensors.v}
         if tensors.mask is not None:
             mask = tensors.mask  # ONNX Runtime broadcasts the first two axes only.
@@ -40,7 +40,7 @@ class OnnxAttention:
     def __init__(self, tensors, causal, threads):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        # Its threads may spin while it runs, not while the next side does.
+        # Its threads may spin while it runs, but not while the next side runs.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         model = _model(tensors, causal)
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -1,5 +1,5 @@
-// How the service holds up: small requests beside a long one, what it computes for a caller that
-// left, memory after a burst, right answers under overload. Every wait is bounded; all of it takes
+// The service under pressure: small requests beside a long one, computation after a cancellation,
+// memory after a burst, correct answers under overload. Every wait is bounded; the whole run takes
 // about a minute. Prints Markdown for RESULTS.md.
 #include <unistd.h>
 
@@ -28,14 +28,14 @@ InferShape SelfAttention(int64_t heads, int64_t length) {
 
 // --- Beside a long request -----------------------------------------------------------------------
 
-// One kind of request, and how long it took in two conditions.
+// One kind of request and its latencies under two conditions.
 struct Timed {
   const char* name;
   std::string message;
   std::vector<double> alone = {};
   std::vector<double> beside = {};
 
-  // One after the other for half a second.
+  // Sends requests one after the other for half a second.
   void CallFor(InferCaller& caller, std::vector<double>& seconds) const {
     const grpc::ByteBuffer request = BufferOf(message);
     const auto begin = Clock::now();
@@ -45,7 +45,8 @@ struct Timed {
 
 constexpr Seconds kLong{10};
 
-// The length of a self-attention over one head that takes as long, from what a shorter one takes.
+// The length of a self-attention over one head that takes `seconds`, extrapolated from a shorter
+// one.
 int64_t LengthOfLong(InferCaller& caller) {
   constexpr int64_t kTrial = 16 * 1024, kMost = 256 * 1024;
   const std::string trial = SerializedInfer(SelfAttention(1, kTrial));
@@ -54,7 +55,7 @@ int64_t LengthOfLong(InferCaller& caller) {
   return std::min(kMost, static_cast<int64_t>(kTrial * std::sqrt(kLong / took)));
 }
 
-// Until the server has spent so much more of the processor.
+// Waits until the server has used that much more CPU time.
 void WaitUntilItComputes(pid_t server) {
   const double cpu = CpuSeconds(server);
   const auto begin = Clock::now();
@@ -64,10 +65,10 @@ void WaitUntilItComputes(pid_t server) {
   }
 }
 
-// What the server did in the 200 ms after a caller had left.
+// The server's activity in the 200 ms after a cancellation.
 struct Afterwards {
   std::vector<double> cpu_seconds;
-  std::vector<double> busy_seconds;  // when it was last seen to compute
+  std::vector<double> busy_seconds;  // when it was last observed to compute
 
   void Watch(pid_t server) {
     const double cpu_before = CpuSeconds(server);
@@ -124,11 +125,11 @@ void MeasureBesideALongOne(const Server& server) {
 
 // --- Overload ------------------------------------------------------------------------------------
 
-// What came of calls, each made anew as soon as it is over.
+// Results of calls, each of which is repeated as soon as it ends.
 struct Load {
   int in_flight;
   double seconds = 0;
-  std::vector<double> right = {};  // what each took
+  std::vector<double> right = {};  // latencies of correct answers
   int refused = 0;
 
   Load(const Server& server, const std::string& message, int calls) : in_flight(calls) {

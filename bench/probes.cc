@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kTries = 3;
 
-// The best rate of a few tries; `body(thread)` does `work` of something on each thread.
+// Returns the best rate of a few tries; `body(thread)` does `work` units of work on each thread.
 template <typename Body>
 double BestRate(int threads, double work, Body body) {
   double best = 0;
@@ -32,10 +32,10 @@ double BestRate(int threads, double work, Body body) {
   return best;
 }
 
-constexpr int kSums = 12;  // Independent: enough to cover the latency of an FMA on two ports.
+constexpr int kSums = 12;  // Independent sums, enough to hide the latency of an FMA on two ports.
 constexpr int kSteps = 8'000'000;
 
-// In assembly, for a compiler would leave it out or keep the sums in memory.
+// In assembly, because a compiler would remove it or keep the sums in memory.
 #define RAPT_FMA(kind, sum) "vfmadd231ps %%" kind "15, %%" kind "15, %%" kind sum "\n"
 #define RAPT_FMAS(kind) \
   RAPT_FMA(kind, "0")   \
@@ -52,7 +52,8 @@ constexpr int kSteps = 8'000'000;
       "xmm11", "xmm15"
 
 void FmaAvx512() {
-  asm volatile("vzeroall" ::: RAPT_SUM_REGISTERS);  // Numbers near 0 would be slow on some.
+  asm volatile("vzeroall" ::
+                   : RAPT_SUM_REGISTERS);  // Subnormal numbers would be slow on some processors.
   for (int step = 0; step < kSteps; ++step) asm volatile(RAPT_FMAS("zmm")::: RAPT_SUM_REGISTERS);
   asm volatile("vzeroupper" ::: RAPT_SUM_REGISTERS);
 }
@@ -63,7 +64,7 @@ void FmaAvx2() {
   asm volatile("vzeroupper" ::: RAPT_SUM_REGISTERS);
 }
 
-// Linux hands out the tile registers on request only.
+// Linux grants the tile registers on request only.
 bool RequestTiles() {
   constexpr int kArchReqXcompPerm = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
@@ -85,7 +86,7 @@ __attribute__((target("amx-tile,amx-bf16"))) void Amx() {
     config.bytes_per_row[tile] = 64;
     config.rows[tile] = 16;
   }
-  asm volatile("" : "+m"(config));  // g++ 12 drops the stores otherwise.
+  asm volatile("" : "+m"(config));  // Otherwise g++ 12 drops the stores.
   _tile_loadconfig(&config);
   _tile_zero(0);
   _tile_zero(1);
@@ -111,7 +112,7 @@ bool HasAmx() {
          (edx & (kAmxBf16 | kAmxTile)) == (kAmxBf16 | kAmxTile) && RequestTiles();
 }
 
-// The part of each thread in the buffer, far larger than its share of the last cache.
+// Each thread's part of the buffer, far larger than its share of the last-level cache.
 constexpr size_t kReadBytes = size_t{256} << 20;
 
 __attribute__((target("avx2"))) void Read(const char* data, size_t bytes) {
@@ -144,7 +145,7 @@ double rapt_probe_amx_gflops(int threads) {
 }
 
 double rapt_probe_read_gbps(int threads) {
-  // Written once, or all of it is the one page of zeros.
+  // Written once; otherwise all pages would map the zero page.
   static const std::vector<char> data(kReadBytes * 2, 1);
   const size_t part = data.size() / static_cast<size_t>(threads) / 4096 * 4096;
   const auto read = [&](int thread) {

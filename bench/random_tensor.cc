@@ -14,7 +14,7 @@ constexpr float kTwoThirdsQuantile = -0.43F;  // Of the normal distribution, fro
 
 }  // namespace
 
-// One block of numbers over and over: drawing each would take longer than the benchmark.
+// Repeats one block of numbers: generating each number would take longer than the benchmark.
 void FillWithRandom(DType dtype, absl::Span<std::byte> bytes) {
   std::byte block[kBlockElements * sizeof(double)];
   std::mt19937 random(1);

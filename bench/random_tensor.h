@@ -1,4 +1,4 @@
-// Numbers for benchmarks to compute on.
+// Random input for benchmarks.
 #ifndef RAPT_BENCH_RANDOM_TENSOR_H_
 #define RAPT_BENCH_RANDOM_TENSOR_H_
 
@@ -12,10 +12,10 @@
 
 namespace rapt::bench {
 
-// Whole elements, normally distributed; a mask's let two thirds attend.
+// Fills with normally distributed elements; two thirds of a mask's elements attend.
 void FillWithRandom(DType dtype, absl::Span<std::byte> bytes);
 
-// Row-major, owned, full of random numbers.
+// An owned row-major tensor of random numbers.
 class RandomTensor {
  public:
   RandomTensor(DType dtype, const std::array<int64_t, 4>& dims);

@@ -1,4 +1,4 @@
-"""librapt_attention.so in Python, by ctypes: rapt/attention.h says what everything means."""
+"""librapt_attention.so in Python through ctypes; rapt/attention.h is the reference."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ _i32, _i64, _size, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t, c
 
 
 class Sized(ctypes.Structure):
-    """A struct that begins with its size; fields by name."""
+    """A struct that begins with its size; fields are set by name."""
 
     def __init__(self, **fields):
         super().__init__(struct_size=ctypes.sizeof(type(self)))
@@ -90,7 +90,7 @@ class RaptError(RuntimeError):
 
 
 class Library:
-    """The loaded library. Fails with the library's message."""
+    """The loaded library. Errors carry the library's message."""
 
     def __init__(self, path):
         self._c = ctypes.CDLL(path)
@@ -126,7 +126,7 @@ class Library:
         return handle
 
     def runner(self, context, plan, arguments):
-        """What computes the plan when it is called; `arguments` may change between calls."""
+        """Returns a callable that computes the plan; `arguments` may change between calls."""
         message = ctypes.create_string_buffer(MESSAGE_BYTES)
         run, given = self._c.rapt_run, ctypes.byref(arguments)
 
@@ -138,7 +138,7 @@ class Library:
 
 
 class _Owned:
-    """Something of the library's, destroyed with its last reference."""
+    """An object of the library, destroyed with its last reference."""
 
     def __init__(self, c, handle):
         self._c, self.handle = c, handle

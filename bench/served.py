@@ -1,4 +1,4 @@
-"""Servers in processes of their own, and rapt-load against them; what benchmarks of the service share."""
+"""Servers in separate processes and rapt-load, shared by the service benchmarks."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ def descendants(pid):
 
 
 class Server:
-    """A process, with its children, that says `ready grpc=ADDRESS`; context manager."""
+    """A process, with its children, that prints `ready grpc=ADDRESS`; context manager."""
 
     def __init__(self, name, command, environment=None):
         self.name, self._command = name, [str(word) for word in command]
@@ -48,7 +48,7 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for pid in processes:  # PyTriton leaves its tritonserver behind
+        for pid in processes:  # PyTriton does not stop its tritonserver
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.stdout.close()
@@ -78,7 +78,7 @@ class Server:
 
 
 class Alarm:
-    """Ends a process that is not done with its start in time."""
+    """Ends a process that does not finish its startup in time."""
 
     def __init__(self, seconds, process):
         self._seconds, self._process = seconds, process
@@ -92,7 +92,7 @@ class Alarm:
 
 
 def load(program, address, shape, dtype, concurrency, seconds, *more):
-    """rapt-load's result, as it writes it; RuntimeError where calls fail."""
+    """Returns rapt-load's JSON report. Raises RuntimeError if calls fail."""
     command = [program, "--address", address, "--json", "-", "--shape", shape, "--dtype", dtype.lower()]
     command += ["-c", concurrency, "-d", seconds, "--warmup", WARMUP_SECONDS, "--requests", 2 * concurrency, *more]
     ran = subprocess.run([str(word) for word in command], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-// What benchmarks share: servers in processes of their own, and what those cost.
+// Servers in separate processes for benchmarks, and their resource usage.
 #ifndef RAPT_BENCH_SERVER_PROCESS_H_
 #define RAPT_BENCH_SERVER_PROCESS_H_
 
@@ -23,21 +23,21 @@ struct Server {
   std::string address() const { return "127.0.0.1:" + std::to_string(port); }
 };
 
-// `serve` listens on the loopback, writes its port to the pipe and never returns. Before this
-// process has threads, which fork() would lose.
+// Forks a process that runs `serve`, which listens on loopback, writes its port to the pipe and
+// never returns. REQUIRES: this process has no other threads.
 Server Fork(const std::function<void(int pipe)>& serve);
 
-// rapt-server with these flags.
+// Starts rapt-server with these flags.
 Server StartRapt(const std::vector<std::string>& flags);
 
 void Stop(const Server& server);
 
-// Since the process began.
+// CPU time since the process started.
 double CpuSeconds(pid_t pid);
 
 int64_t RssAnonBytes(pid_t pid);
 
-// The most anonymous memory that a process has, sampled every 2 ms while this lives.
+// The peak anonymous memory of a process, sampled every 2 ms during this object's lifetime.
 class PeakMemory {
  public:
   explicit PeakMemory(pid_t pid);
@@ -53,7 +53,7 @@ class PeakMemory {
   std::thread thread_;
 };
 
-// Of at least one value; `share` is 0.5 for the median.
+// REQUIRES: at least one value. `share` is 0.5 for the median.
 double Quantile(std::vector<double> values, double share);
 inline double Median(std::vector<double> values) { return Quantile(std::move(values), 0.5); }
 

@@ -1,8 +1,8 @@
-"""The service against what a user would pick instead; `./dev bench service` runs it.
+"""Compares the service with its alternatives; run by `./dev bench service`.
 
 The same client, rapt-load, sends the same calls of the Open Inference Protocol over loopback to rapt-server
-and to each peer of bench/peers, turn by turn; PyTorch in this process is the floor. All compute with the
-same number of threads. Prints Markdown for RESULTS.md.
+and to each peer in bench/peers, interleaved; PyTorch in this process is the lower bound of latency. All
+compute with the same number of threads. Prints Markdown for RESULTS.md.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from torch_attention import DTYPES, attend  # noqa: E402
 
 BIN = ROOT / "build/release/bin"
 PYTRITON_PYTHON = ROOT / "build/python-pytriton/bin/python"
-LARGEST_LOAD_BYTES = 2 << 30  # requests in flight; Python's server holds each several times
+LARGEST_LOAD_BYTES = 2 << 30  # requests in flight; Python's server holds several copies of each
 
 
 # --- Cases ----------------------------------------------------------------------------------------
@@ -35,9 +35,9 @@ LARGEST_LOAD_BYTES = 2 << 30  # requests in flight; Python's server holds each s
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    shape: str  # as rapt-load takes it
+    shape: str  # in the syntax of rapt-load
     dtype: str
-    # Floor and aim: p50 with one call in flight, and calls/s with 16, against the better peer.
+    # Floor and aim of p50 with one call in flight, and of calls/s with 16, relative to the better peer.
     latency: tuple = ()
     rate: tuple = ()
 
@@ -76,7 +76,7 @@ def all_cases():
 
 
 def free_ports():
-    """The first of three that are free in a row."""
+    """Returns the first of three consecutive free ports."""
     while True:
         with contextlib.ExitStack() as stack:
             first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
@@ -87,7 +87,7 @@ def free_ports():
 
 
 def servers(threads):
-    # Threads that spin when they have computed take the cores from those that serve.
+    # Threads that spin after computing would take the cores from the serving threads.
     peer = {"OMP_WAIT_POLICY": "PASSIVE"}
     pytriton = peer | {
         "RAPT_TORCH_SITE": sysconfig.get_path("purelib"),
@@ -114,7 +114,7 @@ def servers(threads):
 
 @dataclasses.dataclass
 class Point:
-    """Rounds of one server, case and concurrency."""
+    """The rounds of one server, case and concurrency."""
 
     p50_ms: list = dataclasses.field(default_factory=list)
     p99_ms: list = dataclasses.field(default_factory=list)
@@ -122,7 +122,7 @@ class Point:
     gigabytes_per_s: list = dataclasses.field(default_factory=list)
     cpu_ms: list = dataclasses.field(default_factory=list)
     peak_mib: list = dataclasses.field(default_factory=list)
-    outside_share: list = dataclasses.field(default_factory=list)  # of a call, not spent computing
+    outside_share: list = dataclasses.field(default_factory=list)  # share of a call not spent computing
 
     def median(self, name):
         values = getattr(self, name)
@@ -130,13 +130,13 @@ class Point:
 
 
 def measure(server, case, concurrency, seconds):
-    """One round; RuntimeError where the server fails the calls."""
+    """Runs one round. Raises RuntimeError if calls fail."""
     server.forget_peak()
     cpu = server.cpu_seconds()
     result = load(BIN / "rapt-load", server.address, case.shape, case.dtype, concurrency, seconds, "--protocol", "oip")
     cpu = server.cpu_seconds() - cpu
     times, summary = result["milliseconds"], result["summary"]
-    calls = summary["rate"] * (summary["seconds"] + WARMUP_SECONDS)  # CPU time is of all of them
+    calls = summary["rate"] * (summary["seconds"] + WARMUP_SECONDS)  # CPU time includes the warmup
     return {
         "p50_ms": times["latency"]["p50"],
         "p99_ms": times["latency"]["p99"],
@@ -190,7 +190,7 @@ def rows(case, concurrency, points):
 
 
 def bars(title, unit, values):
-    """A chart for a terminal and for Markdown: values by name."""
+    """Prints a chart for a terminal and Markdown: values by name."""
     print(f"\n{title}, {unit}:\n\n```")
     for name, value in values.items():
         print(f"{name:>24} {'█' * max(1, round(40 * value / max(values.values())))} {number(value)}")
@@ -199,10 +199,10 @@ def bars(title, unit, values):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(prog="dev bench service", description=__doc__.split("\n")[0])
-    parser.add_argument("--filter", default="", help="only cases with `SHAPE DTYPE` that this finds")
+    parser.add_argument("--filter", default="", help="regular expression: run only cases whose `SHAPE DTYPE` matches")
     parser.add_argument("--quick", action="store_true", help="one short round, 1 and 16 in flight")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", metavar="FILE", help="also write the rounds there")
+    parser.add_argument("--json", metavar="FILE", help="also write the rounds to FILE")
     return parser.parse_args()
 
 

@@ -1,9 +1,9 @@
-// Whether a stream's chunks come while others are computed: the time of a streamed call against the
-// larger of its transfer alone and its computation alone, in one run, in turn, medians. Prints
-// Markdown for RESULTS.md.
+// Whether transfer and computation of a stream's chunks overlap: compares the time of a streamed
+// call with the larger of its transfer alone and its computation alone, interleaved in one run,
+// medians. Prints Markdown for RESULTS.md.
 //
-// Transfer alone is the same stream with a window of one key, so that next to nothing is computed;
-// computation alone is what the server says that the same call took it in one message.
+// Transfer alone is the same stream with a window of one key, which takes almost no computation.
+// Computation alone is the compute time that the server reports for the same call in one message.
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -32,7 +32,7 @@ constexpr int64_t kLength = 8192;
 constexpr int64_t kSize = 128;
 constexpr int kRounds = 3;
 
-// Waves, as floats or as their upper halves.
+// Sine waves, as FP32 or as their upper halves (BF16).
 std::string Values(DType dtype, float phase) {
   const int64_t count = kHeads * kLength * kSize;
   const auto element = static_cast<size_t>(client::SizeOf(dtype));
@@ -72,7 +72,7 @@ void Measure(client::Client& client, DType dtype) {
   idle.window = {.left = 0, .right = 0};
   const Streaming sides[] = {Streaming::kKeys, Streaming::kQueries};
   std::vector<double> compute, transfer[2], streamed[2];
-  ComputeTimeOf(client, call);  // touches what is used again
+  ComputeTimeOf(client, call);  // touches the buffers that are reused
   for (int round = 0; round < kRounds; ++round) {
     compute.push_back(ComputeTimeOf(client, call));
     for (int side = 0; side < 2; ++side) {

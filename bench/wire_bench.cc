@@ -1,10 +1,10 @@
-// What the wire costs: the server against raw TCP, memcpy, generated gRPC code and Python's grpcio,
-// its ways past TCP against TCP, in one run, call by call in turn, medians. Takes about two
-// minutes. Prints Markdown for RESULTS.md.
+// The cost of the transport: the server compared with raw TCP, memcpy, generated gRPC code and
+// Python's grpcio, and its alternatives to TCP compared with TCP. Calls are interleaved in one run;
+// figures are medians. Takes about two minutes. Prints Markdown for RESULTS.md.
 //
-// The request is Q of one row, K and V of the stated payload; where only the transport is measured,
-// a window of a few keys, so that next to nothing is computed. The answer is a row. The client
-// sends prepared bytes: it costs every peer the same.
+// A request has one row of Q, and K and V of the stated payload. Where only the transport is
+// measured, a window of a few keys keeps the computation negligible. The answer is one row. The
+// client sends serialized requests, so its cost is the same for every peer.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
@@ -76,7 +76,7 @@ void WriteAll(int connection, const char* data, int64_t size) {
   }
 }
 
-// A length, that many bytes into a buffer used again; answers a few.
+// Reads a length and that many bytes into a reused buffer; answers with a few bytes.
 [[noreturn]] void ServeRawTcp(int pipe) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in name = {};
@@ -100,7 +100,7 @@ void WriteAll(int connection, const char* data, int64_t size) {
   }
 }
 
-// Parses the request, answers a few bytes, reads nothing.
+// Parses the request, does not read its tensors, and answers with a few bytes.
 class GeneratedEcho final : public GRPCInferenceService::Service {
   grpc::Status ModelInfer(grpc::ServerContext*, const ModelInferRequest* request,
                           ModelInferResponse* response) override {
@@ -123,7 +123,7 @@ class GeneratedEcho final : public GRPCInferenceService::Service {
   std::_Exit(0);
 }
 
-// A handler that returns constant bytes, in the Python that RAPT_BENCH_PYTHON names.
+// A handler that returns constant bytes, run by the Python interpreter RAPT_BENCH_PYTHON.
 [[noreturn]] void ServePython(int pipe) {
   dup2(pipe, STDOUT_FILENO);
   const std::string answer_bytes = absl::StrCat(kAnswerBytes);
@@ -134,13 +134,13 @@ class GeneratedEcho final : public GRPCInferenceService::Service {
 
 // --- Clients -------------------------------------------------------------------------------------
 
-// K and V of so many bytes together.
+// K and V with that total size.
 InferShape ShapeOf(int64_t payload_bytes) {
   constexpr int64_t kSize = 64;
   return {.keys = std::max<int64_t>(1, payload_bytes / 2 / kSize / 4), .size = kSize};
 }
 
-// Computes next to nothing.
+// A request with negligible computation.
 std::string SerializedRequest(int64_t payload_bytes) {
   InferShape shape = ShapeOf(payload_bytes);
   shape.window = 4;
@@ -177,7 +177,7 @@ class RawCaller {
 
 // --- Goals ---------------------------------------------------------------------------------------
 
-// A ratio that was set out to be reached: at least `floor`, or at most where the aim is below it.
+// A target ratio: at least `floor`, or at most `floor` if `aim` is below it.
 struct Goal {
   std::string what;
   double reached;
@@ -202,7 +202,7 @@ void Print(const Goals& goals) {
 
 // --- Measuring -----------------------------------------------------------------------------------
 
-// One of those compared: its call, its server's process, what was measured.
+// One of the compared peers: its call, its server's process, its measurements.
 struct Peer {
   const char* name;
   pid_t server;
@@ -219,8 +219,9 @@ struct Peer {
   }
 };
 
-// By turns. An uncounted call of the first begins each round: a peer that gives hundreds of
-// megabytes back to the system slows down whoever receives next, by up to a quarter at 192 MiB.
+// Calls the peers in turn. Each round begins with an uncounted call of the first peer: a peer that
+// returns hundreds of megabytes to the system slows down the next one by up to a quarter at 192
+// MiB.
 void Measure(absl::Span<Peer> peers, int rounds) {
   for (; rounds > 0; --rounds) {
     peers[0].call();
@@ -232,8 +233,8 @@ int RoundsFor(int64_t bytes) {
   return static_cast<int>(std::clamp<int64_t>(1536 * kMiB / bytes, 9, 400));
 }
 
-// Of all TCP connections of this process, which sends the large messages. False where the system
-// does not let it.
+// Sets the congestion control of all TCP connections of this process, which sends the large
+// messages. Returns false if the system does not permit it.
 bool UseCongestionControl(const std::string& name) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int descriptor = std::atoi(entry.path().filename().c_str());
@@ -315,7 +316,7 @@ void CompareSizes(const Server& raw, const Server& generated, const Server& rapt
                    growth(rapt_per_byte), 1.1, 1.0});
 }
 
-// The most anonymous memory that the server has, a byte of payload in flight.
+// The server's peak anonymous memory per byte of payload in flight.
 double PeakPerPayload(const Server& server, int64_t bytes, int in_flight, int rounds) {
   const std::string request = SerializedRequest(bytes);
   const grpc::ByteBuffer buffer = BufferOf(request);
@@ -338,11 +339,11 @@ void ComparePeaks(const Server& generated, const Server& rapt, Goals& goals) {
   goals.push_back({"48 MiB, 4 in flight, peak memory per payload", ours, 1.6, 1.4});
 }
 
-// One attention call of K and V of so many bytes together, by our client library and by generated
-// code, which a client without it would use.
+// One attention call whose K and V have that total size, through the client library and through
+// generated code.
 class AttendCaller {
  public:
-  // `window`: computes next to nothing; `wants_present`: the answer is as large as the request.
+  // `window`: negligible computation; `wants_present`: the answer is as large as the request.
   struct Options {
     bool shared_memory = false;
     std::optional<int64_t> window = {};
@@ -431,7 +432,7 @@ void CompareClients(const Server& rapt) {
   }
 }
 
-// Calls of 1 KiB for half a second.
+// Makes calls of 1 KiB for half a second.
 double SmallCallsPerSecond(const Server& server, int in_flight) {
   const std::string request = SerializedRequest(kKiB);
   const grpc::ByteBuffer buffer = BufferOf(request);
@@ -469,9 +470,10 @@ void CompareSmallCalls(const Server& generated, const Server& rapt,
   }
 }
 
-// --- Past TCP ------------------------------------------------------------------------------------
+// --- Alternatives to TCP
+// ------------------------------------------------------------------------------------
 
-// Shared memory of so many zero bytes that `server` has registered.
+// Shared memory of zeros with that size, registered with `server`.
 class Region {
  public:
   Region(const Server& server, int64_t bytes)
@@ -506,7 +508,7 @@ class Region {
   const std::unique_ptr<GRPCInferenceService::Stub> stub_;
 };
 
-// All of K and V is read, as a decoding step does.
+// Reads all of K and V, like a decoding step.
 void ComparePaths(const Server& rapt, const std::string& unix_address, Goals& goals) {
   std::printf(
       "\nK and V computed over, one query:\n\n"
@@ -546,9 +548,9 @@ void ComparePaths(const Server& rapt, const std::string& unix_address, Goals& go
 }
 
 int Main() {
-  // Before this process has gRPC threads, which fork() would lose.
+  // Fork before this process has gRPC threads, which the child would lack.
   const Server raw = Fork(ServeRawTcp);
-  // A server for each: once it has given large messages back, glibc keeps what those after it take.
+  // A new server for each: after freeing large messages, glibc retains memory for later ones.
   const Server generated = Fork(ServeGenerated), generated_for_cubic = Fork(ServeGenerated);
   std::optional<Server> python;
   if (std::getenv(kPythonVariable) != nullptr) python = Fork(ServePython);
@@ -557,7 +559,7 @@ int Main() {
   const std::string socket = folder + "/socket";
   const Server rapt = StartRapt({"--allow_shared_memory", absl::StrCat("--unix_socket=", socket)});
 
-  // What Debian's Abseil spends on finding deadlocks would be the client's, whoever the peer is.
+  // Debian's Abseil would spend the client's time on deadlock detection, whatever the peer.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 
   Goals goals;

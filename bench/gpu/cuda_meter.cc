@@ -19,7 +19,7 @@ constexpr double kRoundSeconds = 0.1;
 constexpr int kLeastRuns = 3;
 constexpr int kMostRuns = 2000;
 
-// Grows, and never shrinks.
+// Never shrinks.
 class Memory {
  public:
   enum class Kind { kDevice, kPinned };
@@ -56,7 +56,7 @@ class Memory {
   int64_t bytes_ = 0;
 };
 
-// What it makes of CUDA stays until the process ends.
+// Its CUDA objects live until the process ends.
 class CudaMeter final : public DeviceMeter {
  public:
   static absl::StatusOr<std::unique_ptr<DeviceMeter>> Open(const std::string& libraries) {
@@ -121,7 +121,7 @@ class CudaMeter final : public DeviceMeter {
   std::byte* Pageable(int64_t bytes) {
     if (static_cast<size_t>(bytes) > pageable_.size()) {
       pageable_ = AlignedBuffer(static_cast<size_t>(bytes));
-      FillWithRandom(DType::kFloat32, pageable_.span());  // its pages are there from now on
+      FillWithRandom(DType::kFloat32, pageable_.span());  // allocates its pages
     }
     return pageable_.data();
   }
@@ -134,7 +134,7 @@ class CudaMeter final : public DeviceMeter {
   absl::Status Wait() { return runtime_.Check("running", runtime_.StreamSynchronize(stream_)); }
 
   absl::StatusOr<double> MeanSeconds(absl::FunctionRef<absl::Status()> run) {
-    absl::StatusOr<double> seconds = SecondsOf(1, run);  // loads what it needs
+    absl::StatusOr<double> seconds = SecondsOf(1, run);  // loads the kernels
     if (seconds.ok()) seconds = SecondsOf(1, run);
     if (!seconds.ok()) return seconds;
     const int runs = static_cast<int>(
@@ -164,7 +164,7 @@ class CudaMeter final : public DeviceMeter {
   Memory device_{runtime_, Memory::Kind::kDevice};
   Memory pinned_{runtime_, Memory::Kind::kPinned};
   AlignedBuffer pageable_;
-  std::string filled_for_;  // the graph whose tensors lie in device_
+  std::string filled_for_;  // the graph whose tensors are in device_
 };
 
 }  // namespace

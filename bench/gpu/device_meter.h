@@ -1,4 +1,4 @@
-// What the GPU benchmark asks of a device beside what the server does with it.
+// Measurements of a device for the GPU benchmark that the server does not need.
 #ifndef RAPT_BENCH_GPU_DEVICE_METER_H_
 #define RAPT_BENCH_GPU_DEVICE_METER_H_
 
@@ -11,7 +11,7 @@
 
 namespace rapt::bench {
 
-// Measures on a stream of its own. One caller at a time, while no lane runs.
+// Measures on a separate CUDA stream. REQUIRES: one caller at a time, and no running lane.
 class DeviceMeter {
  public:
   enum class Direction { kToDevice, kToHost };
@@ -21,7 +21,7 @@ class DeviceMeter {
   // The device as cuDNN describes it, JSON on one line.
   virtual std::string properties() const = 0;
 
-  // One copy between the device and memory of the host that is pinned or not; the mean of many.
+  // Mean duration of a copy between the device and pinned or pageable host memory.
   virtual absl::StatusOr<double> CopySeconds(Direction direction, bool pinned, int64_t bytes) = 0;
 
   // The graph's kernels alone, their tensors in the device's memory and full of random numbers; the
@@ -35,7 +35,7 @@ struct MeteredDevice {
   std::unique_ptr<DeviceMeter> meter;
 };
 
-// As cudnn::OpenCudaDevice(). Tests link one of their own.
+// Like cudnn::OpenCudaDevice(). Tests link their own implementation.
 absl::StatusOr<MeteredDevice> OpenMeteredDevice(const std::string& libraries, int64_t memory_bytes);
 
 }  // namespace rapt::bench

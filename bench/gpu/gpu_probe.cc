@@ -1,17 +1,18 @@
-// gpu_probe: measures the GPU and the cuDNN backend on it, for gpu_bench.py, which asks line by
-// line:
+// gpu_probe: measures the GPU and the cuDNN backend on it for gpu_bench.py, which sends one command
+// per line:
 //
 //     copy in|out pinned|pageable BYTES    seconds of a copy
 //     compile PROBLEM                      seconds, bytes of the plan, bytes of its workspace
 //     kernel PROBLEM                       seconds of the kernels alone, compiled before
 //     attend cpu|cudnn PROBLEM             seconds of one request, floating-point operations
-//     estimate PROBLEM                     seconds on the GPU and on the CPU, as auto expects them
-//     pipeline PROBLEM                     seconds a request where every lane always has work
-//     together PROBLEM                     how many of it one run computes; seconds of these on one
-//                                          lane, one by one and by one run
+//     estimate PROBLEM                     seconds on the GPU and on the CPU, as estimated by auto
+//     pipeline PROBLEM                     seconds per request if every lane always has work
+//     together PROBLEM                     number of requests in one joined run; seconds of these
+//     on
+//                                          one lane, one by one and by one run
 //
-// PROBLEM is TYPE B Hq Hkv Sq Sk D CAUSAL. An answer is "ok" and numbers, or "error" and why. The
-// first line, unasked, is "ok", the device's kind and how cuDNN describes it, in JSON.
+// PROBLEM is TYPE B Hq Hkv Sq Sk D CAUSAL. An answer is "ok" and numbers, or "error" and a reason.
+// The first line of output is "ok", the device's kind and its description by cuDNN, in JSON.
 //
 //     gpu_probe [--libraries=DIRECTORIES] [--memory_bytes=N] [--threads=N]
 #include <algorithm>
@@ -69,10 +70,10 @@ int RunsFor(double seconds) {
 }
 
 absl::Status Misunderstood(const Words& words) {
-  return absl::InvalidArgumentError(absl::StrCat("not understood: ", absl::StrJoin(words, " ")));
+  return absl::InvalidArgumentError(absl::StrCat("invalid command: ", absl::StrJoin(words, " ")));
 }
 
-// Of the words from `first` on.
+// Parses the words from `first` on.
 absl::StatusOr<Problem> ParseProblem(const Words& words, size_t first) {
   static const std::map<std::string, DType> kTypes = {
       {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
@@ -113,7 +114,7 @@ class Request {
     }
   }
 
-  // One request by all workers; seconds.
+  // Computes one request with all workers; returns seconds.
   absl::StatusOr<double> Attend(ThreadPool& pool) {
     absl::Status status;
     const double seconds =
@@ -122,7 +123,7 @@ class Request {
     return seconds;
   }
 
-  // `requests` of them, each task on the next worker that is free; seconds for all.
+  // Computes `requests` of them, each task on the next free worker; returns seconds for all.
   double AttendAll(int64_t requests, ThreadPool& pool) {
     const int64_t tasks = plan_.stages[0];
     return SecondsOf([&] {
@@ -135,13 +136,13 @@ class Request {
 
   const Plan& plan() const { return plan_; }
 
-  // OK unless the CPU computed a part in the device's place.
+  // OK unless the CPU computed a piece as fallback.
   absl::Status CheckBackend() const {
     if (stand_in_ == nullptr) return absl::OkStatus();
     return absl::UnavailableError("the CPU computed a part of it");
   }
 
-  // As one of several in a run; `arguments` are its own.
+  // As one member of a joined run with separate `arguments`.
   Backend::Member ToMember(Arguments& arguments) {
     arguments = ArgumentsOf(0);
     return {&plan_, &arguments};
@@ -153,7 +154,7 @@ class Request {
   }
 
  private:
-  // Every worker writes to an output of its own.
+  // Every worker has a separate output.
   Arguments ArgumentsOf(int worker) {
     Arguments arguments;
     arguments.inputs[Role::kQ] = query_.View();
@@ -280,7 +281,8 @@ class Probe {
     const int64_t lanes = device_.lanes();
     request.AttendAll(lanes, waiting_);
     const double once = request.AttendAll(lanes, waiting_);
-    const int64_t requests = lanes * (RunsFor(once) + 2);  // filling and emptying is part of it
+    const int64_t requests =
+        lanes * (RunsFor(once) + 2);  // includes filling and draining the pipeline
     const double seconds = request.AttendAll(requests, waiting_);
     if (absl::Status status = request.CheckBackend(); !status.ok()) return status;
     return {{seconds / static_cast<double>(requests)}};
@@ -321,7 +323,7 @@ class Probe {
     return {{static_cast<double>(count), alone, together}};
   }
 
-  // After two runs that do not count.
+  // After two uncounted runs.
   static double MeanSeconds(absl::FunctionRef<void()> work) {
     work();
     const int runs = RunsFor(SecondsOf(work));
@@ -336,7 +338,7 @@ class Probe {
   const int threads_;
   bool is_measured_ = false;
   ThreadPool computing_;
-  ThreadPool waiting_;  // a worker a lane
+  ThreadPool waiting_;  // one worker per lane
   std::map<std::string, cudnn::CompiledPlan> compiled_;
 };
 

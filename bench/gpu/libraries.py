@@ -1,7 +1,7 @@
-"""Where the libraries of CUDA 13 and cuDNN 9 are on this machine, as --cudnn_libraries takes it.
+"""The directories of CUDA 13 and cuDNN 9 on this machine, in the syntax of --cudnn_libraries.
 
-RAPT_CUDNN_LIBRARIES, or the packages of this Python, or those of `./dev build --cudnn`; nothing: where the
-system looks. Prints it.
+Taken from RAPT_CUDNN_LIBRARIES, this Python's packages, or those of `./dev build --cudnn`, in this order;
+otherwise empty, for the system's search path. Prints them.
 """
 
 import os

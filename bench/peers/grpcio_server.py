@@ -1,9 +1,9 @@
-"""The Open Inference Protocol's ModelInfer by Python's grpcio around PyTorch: what one writes in an hour.
+"""ModelInfer of the Open Inference Protocol with Python's grpcio and PyTorch: a simple hand-written service.
 
     python bench/peers/grpcio_server.py --threads 2     # prints its address when it is ready
 
-Sensible throughout: tensors are read where gRPC put them, several workers take requests while PyTorch
-computes without Python's lock, and messages may be as large as the protocol allows.
+Without avoidable overhead: tensors are read in place, several workers handle requests while PyTorch computes
+without the GIL, and messages may have the protocol's maximum size.
 """
 
 import argparse
@@ -38,8 +38,8 @@ class Attention(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, required=True, help="that PyTorch computes one request with")
-    parser.add_argument("--workers", type=int, default=4, help="that take requests")
+    parser.add_argument("--threads", type=int, required=True, help="threads with which PyTorch computes one request")
+    parser.add_argument("--workers", type=int, default=4, help="threads that handle requests")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     server = grpc.server(

@@ -5,8 +5,8 @@
 
 prints its address when it is ready.
 
-Batching is off: a request is a whole batch already. NumPy, by which PyTriton hands tensors over, has no
-bfloat16, so that this peer has no such shapes.
+Batching is off, because a request already is a batch. PyTriton passes tensors as NumPy arrays, which do not
+support bfloat16, so this peer does not either.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import threading
 
 import numpy
 
-sys.path.append(os.environ["RAPT_TORCH_SITE"])  # PyTorch from where it is already; the rest is ours
+sys.path.append(os.environ["RAPT_TORCH_SITE"])  # PyTorch only; the other packages are in this environment
 import torch  # noqa: E402
 from pytriton.model_config import ModelConfig, Tensor  # noqa: E402
 from pytriton.triton import Triton, TritonConfig  # noqa: E402
@@ -33,8 +33,8 @@ def infer(requests):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, required=True, help="that PyTorch computes one request with")
-    parser.add_argument("--port", type=int, required=True, help="for gRPC; the next two are taken as well")
+    parser.add_argument("--threads", type=int, required=True, help="threads with which PyTorch computes one request")
+    parser.add_argument("--port", type=int, required=True, help="gRPC port; the next two are used as well")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     stop = threading.Event()

@@ -1,4 +1,4 @@
-"""What every peer computes: PyTorch's scaled_dot_product_attention over raw bytes."""
+"""The computation of every peer: PyTorch's scaled_dot_product_attention over raw bytes."""
 
 import torch
 
@@ -8,7 +8,7 @@ torch.set_grad_enabled(False)
 
 
 def attend(q, k, v):
-    """Tensors [B, Hq, Sq, D] and twice [B, Hkv, Sk, D]."""
+    """Takes tensors [B, Hq, Sq, D], [B, Hkv, Sk, D] and [B, Hkv, Sk, D]."""
     attention = torch.nn.functional.scaled_dot_product_attention
     return attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
 
@@ -19,5 +19,5 @@ def from_bytes(data, datatype, shape):
 
 
 def to_bytes(tensor):
-    """One copy, whatever the type: NumPy has no bfloat16."""
+    """One copy for every type; NumPy has no bfloat16."""
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
