@@ -291,19 +291,19 @@ def kernels(probe, peers, cases, rounds, notes):
             *(time and time * 1e3 for time in seconds), ratio, reached, rate(case, ours))  # fmt: skip
 
 
-def in_turns(those, case, rounds, notes):
+def in_turns(sides, case, rounds, notes):
     """The median seconds of each, None if it declines; interleaved, so that clock changes affect all of them."""
-    times = [[] for _ in those]
+    times = [[] for _ in sides]
     declined = set()
     for _ in range(rounds):
-        for who, found in zip(those, times):
-            if who in declined:
+        for side, found in zip(sides, times):
+            if side in declined:
                 continue
             try:
-                found.append(who.kernel_seconds(case))
+                found.append(side.kernel_seconds(case))
             except Declined as error:
-                declined.add(who)
-                notes.append(f"{case.name}, {getattr(who, 'name', 'rapt')}: {error}")
+                declined.add(side)
+                notes.append(f"{case.name}, {getattr(side, 'name', 'rapt')}: {error}")
     return [statistics.median(found) if found else None for found in times]
 
 

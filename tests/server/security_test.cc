@@ -261,7 +261,7 @@ TEST_F(SecurityTest, NewFilesThatMakeNoSenseChangeNothing) {
     EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok());
     return absl::StrContains(server.Log(), "not reloaded");
   });
-  EXPECT_THAT(server.Log(), HasSubstr("holds no certificate"));
+  EXPECT_THAT(server.Log(), HasSubstr("contains no PEM certificate"));
   EXPECT_THAT(server.Log(), Not(HasSubstr(folder_.string())));
   std::filesystem::remove(Path("server.crt"));
   WaitUntil([&] {
@@ -307,11 +307,11 @@ TEST_F(BadFilesTest, MissingOnes) {
 
 TEST_F(BadFilesTest, OnesThatHoldSomethingElse) {
   ExpectRefusal({Flag("tls_cert", "server.key"), Flag("tls_key", "server.key")},
-                "--tls_cert holds no certificate");
+                "--tls_cert contains no PEM certificate");
   ExpectRefusal({Flag("tls_cert", "server.crt"), Flag("tls_key", "server.crt")},
-                "--tls_key holds no private key");
+                "--tls_key contains no PEM private key");
   ExpectRefusal(TlsFlags({Flag("tls_client_ca", "server.key")}),
-                "--tls_client_ca holds no certificate");
+                "--tls_client_ca contains no PEM certificate");
   Write("empty", "");
   ExpectRefusal(TlsFlags({Flag("tls_client_ca", "empty")}), "--tls_client_ca is empty");
 }
@@ -319,7 +319,7 @@ TEST_F(BadFilesTest, OnesThatHoldSomethingElse) {
 TEST_F(BadFilesTest, KeysOfOthersOrWithAPassphrase) {
   Write("other.key", ca_.Issue({kServer}).key);
   ExpectRefusal({Flag("tls_cert", "server.crt"), Flag("tls_key", "other.key")},
-                "--tls_key does not belong to --tls_cert");
+                "--tls_key does not match --tls_cert");
   const Certificate certificate = ca_.Issue({kServer});
   Save("locked", {certificate.cert, Encrypt(certificate.key)});
   ExpectRefusal({Flag("tls_cert", "locked.crt"), Flag("tls_key", "locked.key")}, "passphrase");

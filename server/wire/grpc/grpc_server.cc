@@ -19,16 +19,16 @@
 namespace rapt {
 namespace {
 
-// Fewer and larger slices to read from. Measured, as everything in docs/tuning.md.
+// Fewer and larger slices. Measurements: docs/tuning.md.
 constexpr int kFrameBytes = 1 << 20;
 
-// Names, a token, a trace: far more than any caller of ours has to say.
+// Ample for names, a token and a trace context.
 constexpr int kMetadataBytes = 16 * 1024;
 
-// TLS and HTTP/2 are agreed on within that.
+// Limit of the TLS and HTTP/2 handshakes.
 constexpr std::chrono::seconds kHandshakeTime{20};
 
-constexpr std::chrono::minutes kLeastPingInterval{5};  // of callers, without data
+constexpr std::chrono::minutes kLeastPingInterval{5};  // for callers, without data
 constexpr std::chrono::minutes kOurPingInterval{2};
 constexpr std::chrono::seconds kPingTimeout{20};
 
@@ -41,19 +41,19 @@ void LogFromGrpc(gpr_log_func_args* args) {
 
 void LimitMemory(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
   builder.SetResourceQuota(settings.quota.quota());
-  // The window that a stream has before somebody reads it. It grows with the measured bandwidth
-  // unless the probe is off, and then calls that wait for memory would take it.
+  // The flow-control window of a stream that is not being read. The bandwidth probe would enlarge
+  // it also for calls that wait for memory, so it is off.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamWindowBytes);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
-  // gRPC looks at a message's size when it is whole (1.51), and nobody hears of those that it
-  // refuses. So do we, who count them: CheckSize(). What comes before is the quota's to bound.
+  // gRPC 1.51 checks the size of a message only when it is complete, and does not report the
+  // messages that it rejects. CheckSize() does both; until then the quota limits the memory.
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
-  // Identity only: a small compressed message can be a huge one.
+  // Identity only: a small compressed message can expand to a huge one.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  // Calls then need not pass by who would do it, nor by a record that nobody can ask for.
+  // Calls then skip the filters for compression and the channelz records, which are not used.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
@@ -73,18 +73,18 @@ void LimitConnections(const GrpcSettings& settings, grpc::ServerBuilder& builder
                                Milliseconds(settings.max_call_time));
   }
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshakeTime));
-  // Who pings oftener than that, three times, is sent away.
+  // Closes connections that ping more often than that three times.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              Milliseconds(kLeastPingInterval));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
-  // Callers that are gone without a word give their place back.
+  // Closes connections of callers that vanished.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(kOurPingInterval));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(kPingTimeout));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // as many as it takes
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // no limit
 }
 
-// Reflection is there as soon as its library is linked.
+// Linking the reflection library registers its plugin.
 class WithoutReflection final : public grpc::ServerBuilderOption {
  private:
   void UpdateArguments(grpc::ChannelArguments*) override {}
@@ -94,10 +94,10 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
   }
 };
 
-// Builds the server with its socket. InvalidArgument, Unavailable.
+// Builds the server and binds its socket. InvalidArgument, Unavailable.
 absl::StatusOr<std::unique_ptr<grpc::Server>> Build(const GrpcSettings& settings,
                                                     grpc::ServerBuilder& builder) {
-  int socket = 0;  // not 0 once it is bound, as gRPC has it
+  int socket = 0;  // gRPC sets it to a value other than 0 if it is bound
   if (!settings.unix_socket.empty()) {
     if (absl::Status status = MakeRoomForSocket(settings.unix_socket); !status.ok()) return status;
     builder.AddListeningPort(absl::StrCat("unix:", settings.unix_socket),
@@ -110,14 +110,14 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Build(const GrpcSettings& settings
   }
   if (server != nullptr) return server;
   return absl::UnavailableError(absl::StrCat("can't listen on ", settings.unix_socket,
-                                             "; is there such a folder, may we write there?"));
+                                             "; its directory may not exist or not be writable"));
 }
 
 }  // namespace
 
 void TakeOverGrpcLog() {
   gpr_set_log_function(LogFromGrpc);
-  google::protobuf::SetLogHandler(nullptr);  // it has a line for every message that is none
+  google::protobuf::SetLogHandler(nullptr);  // it would log every malformed message
 }
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
@@ -128,7 +128,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
   grpc::ServerBuilder builder;
   for (grpc::Service* service : services) builder.RegisterService(service);
   builder.RegisterAsyncGenericService(&tensor_methods.service());
-  // The other methods are gRPC's synchronous ones: beside this queue, their threads poll nothing.
+  // Other methods are synchronous; their threads do not poll this queue.
   std::unique_ptr<grpc::ServerCompletionQueue> queue = builder.AddCompletionQueue();
   LimitMemory(settings, builder);
   LimitConnections(settings, builder);

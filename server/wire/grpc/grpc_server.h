@@ -1,4 +1,4 @@
-// The gRPC server: which services, on which address, within which limits.
+// The gRPC server: its services, addresses and limits.
 #ifndef RAPT_SERVER_WIRE_GRPC_GRPC_SERVER_H_
 #define RAPT_SERVER_WIRE_GRPC_GRPC_SERVER_H_
 
@@ -21,24 +21,24 @@
 namespace rapt {
 
 struct GrpcSettings {
-  Listener* listener = nullptr;  // takes the connections by TCP; null: there are none
-  std::shared_ptr<grpc::ServerCredentials> credentials;  // theirs
-  std::string unix_socket;  // the path of one beside it, in plain text; empty: none
+  Listener* listener = nullptr;                          // accepts TCP connections; null: no TCP
+  std::shared_ptr<grpc::ServerCredentials> credentials;  // of TCP connections
+  std::string unix_socket;  // path of an additional plain-text socket; empty: none
   int unix_socket_mode = 0600;
   const ReceiveQuota& quota;
   int max_streams_per_connection = 0;
-  std::chrono::milliseconds max_connection_idle{0};  // without a call
-  std::chrono::milliseconds max_connection_age{0};   // 0: any
-  std::chrono::milliseconds max_call_time{0};        // on a connection that has come to that age
+  std::chrono::milliseconds max_connection_idle{0};  // without calls
+  std::chrono::milliseconds max_connection_age{0};   // 0: unlimited
+  std::chrono::milliseconds max_call_time{0};        // on a connection that reached that age
   bool reflection = false;
-  int threads = 1;  // of the wire: docs/tuning.md
+  int threads = 1;  // that serve tensor calls, see docs/tuning.md
 };
 
-// gRPC's own errors become lines of our log, from the first server that listens on; those of
-// start-up are told by StartGrpc() in better words. Protocol Buffers log nothing. Call it before.
+// Redirects gRPC's errors to the log once the first server listens; StartGrpc() reports startup
+// errors itself. Silences Protocol Buffers. Call it before StartGrpc().
 void TakeOverGrpcLog();
 
-// A server that listens. Everything borrowed outlives it.
+// A listening server. Everything that it references outlives it.
 class GrpcServer {
  public:
   GrpcServer(std::unique_ptr<grpc::Server> server, TensorMethods& tensor_methods)
@@ -47,8 +47,8 @@ class GrpcServer {
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  // Takes no more calls, cancels those that have not ended at the deadline, and returns when the
-  // last one has. The listener has to be stopped before.
+  // Rejects new calls, cancels those still open at the deadline, and returns when the last one has
+  // ended. REQUIRES: the listener is stopped.
   void Shutdown(std::chrono::system_clock::time_point deadline) {
     server_->Shutdown(deadline);
     tensor_methods_.Stop();
@@ -59,7 +59,7 @@ class GrpcServer {
   TensorMethods& tensor_methods_;
 };
 
-// Serves the services, and reflection. Unavailable where the socket can't be had.
+// Serves the services and, if enabled, reflection. Unavailable if the socket can't be bound.
 absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
     const GrpcSettings& settings, TensorMethods& tensor_methods,
     std::initializer_list<grpc::Service*> services);

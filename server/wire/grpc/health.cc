@@ -10,8 +10,8 @@ namespace rapt {
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
 
-// Tells the status, then its changes, one at a time; of those that come while one is written, the
-// last. Deletes itself.
+// Writes the status and its changes, one at a time. If it changes several times during a write,
+// only the last change is written next. Deletes itself.
 class Health::WatchCall final : public GenericCall {
  public:
   WatchCall(Health& health, std::unique_ptr<GrpcCall> call)
@@ -19,14 +19,15 @@ class Health::WatchCall final : public GenericCall {
 
   void Begin() override { StartRead(&buffer_); }
 
-  // Writes what is new, or the end, unless something is under way: its end leads here again.
+  // Writes a new status or finishes, unless an operation is pending, whose completion calls this
+  // again.
   void Proceed() {
     const Status status = health_.StatusOf(service_);
     std::optional<grpc::Status> end;
     {
       MutexLock lock(mutex_);
       if (is_busy_ || (!end_ && told_ == status)) return;
-      is_busy_ = true;  // for good where this is the end
+      is_busy_ = true;  // permanently if the call finishes
       told_ = status;
       end = end_;
     }
@@ -43,7 +44,7 @@ class Health::WatchCall final : public GenericCall {
     HealthCheckRequest request;
     if (!ok ||
         !grpc::SerializationTraits<HealthCheckRequest>::Deserialize(&buffer_, &request).ok()) {
-      return GoOn(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the request can't be read"));
+      return GoOn(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "malformed request"));
     }
     service_ = request.service();
     {
@@ -55,7 +56,7 @@ class Health::WatchCall final : public GenericCall {
 
   void OnWriteDone(bool ok) override { ok ? GoOn() : GoOn(grpc::Status::CANCELLED); }
 
-  // Nothing is under way any more.
+  // The pending operation completed.
   void GoOn(std::optional<grpc::Status> end = std::nullopt) {
     {
       MutexLock lock(mutex_);
@@ -83,7 +84,7 @@ class Health::WatchCall final : public GenericCall {
 
   Health& health_;
   std::string service_;
-  grpc::ByteBuffer buffer_;  // what is read, then what is written
+  grpc::ByteBuffer buffer_;  // the request, then the response
   Mutex mutex_;
   bool is_busy_ ABSL_GUARDED_BY(mutex_) = true;
   std::optional<Status> told_ ABSL_GUARDED_BY(mutex_);
@@ -98,7 +99,7 @@ Health::Health(std::vector<std::string> services, TensorMethods& methods)
 
 void Health::SetServing(bool serving) {
   serving_ = serving;
-  MutexLock lock(mutex_);  // so that none of them goes meanwhile
+  MutexLock lock(mutex_);  // so that no watcher is deleted meanwhile
   for (WatchCall* watch : watches_) watch->Proceed();
 }
 

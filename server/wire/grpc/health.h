@@ -1,4 +1,4 @@
-// The health protocol that every gRPC client and load balancer knows.
+// The standard gRPC health checking protocol.
 #ifndef RAPT_SERVER_WIRE_GRPC_HEALTH_H_
 #define RAPT_SERVER_WIRE_GRPC_HEALTH_H_
 
@@ -14,14 +14,15 @@
 
 namespace rapt {
 
-// Says the same of the server and of each of its services. Not gRPC's own, which comes with gRPC's
-// callback interface, whose threads would poll beside ours: docs/tuning.md. Thread-safe.
+// Reports the same status for the server and each of its services. Replaces gRPC's own health
+// service, which uses the callback interface and its polling threads, see docs/tuning.md.
+// Thread-safe.
 class Health final
     : public grpc::health::v1::Health::WithGenericMethod_Watch<grpc::health::v1::Health::Service> {
  public:
   using Status = grpc::health::v1::HealthCheckResponse::ServingStatus;
 
-  // NOT_SERVING until it is told otherwise. Adds its own method; outlives its calls.
+  // Initially NOT_SERVING. Adds the method Watch to `methods`. Outlives its calls.
   Health(std::vector<std::string> services, TensorMethods& methods);
 
   void SetServing(bool serving);

@@ -23,15 +23,15 @@
 namespace rapt {
 namespace {
 
-// Looking through all connections takes a millisecond: not for each that is refused.
+// Counting open connections takes a millisecond, too long to do for every rejected connection.
 constexpr std::chrono::milliseconds kForgetInterval{20};
 
-// Where the process has no descriptor left; connections wait meanwhile.
+// Pause when the process has no file descriptor left; connections wait meanwhile.
 constexpr int kPauseMs = 100;
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
-// All that the host stands for.
+// Resolves the host to all its addresses.
 Addresses Resolve(const std::string& host, const std::string& port) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
@@ -45,7 +45,7 @@ int PortOf(int listening) {
   sockaddr_storage name = {};
   socklen_t size = sizeof(name);
   RAPT_CHECK(getsockname(listening, reinterpret_cast<sockaddr*>(&name), &size) == 0,
-             "a bound socket has a name");
+             "a bound socket has an address");
   return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
                                           : reinterpret_cast<sockaddr_in*>(&name)->sin_port);
 }
@@ -59,7 +59,7 @@ void SetPort(int port, addrinfo& address) {
   }
 }
 
-// -1, with errno, where that fails. Connections inherit TCP_NODELAY.
+// Returns -1 with errno set on failure. Connections inherit TCP_NODELAY.
 Descriptor ListenOn(const addrinfo& address) {
   Descriptor result(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (result.get() < 0) return result;
@@ -79,7 +79,7 @@ Descriptor ListenOn(const addrinfo& address) {
   return result;
 }
 
-// What a descriptor means; nothing where it is closed.
+// The inode of a descriptor; nullopt if it is closed.
 std::optional<ino_t> InodeOf(int descriptor) {
   struct stat status;
   if (fstat(descriptor, &status) != 0) return std::nullopt;
@@ -100,19 +100,19 @@ absl::Status Listener::Listen(const std::string& address) {
   std::string host = address.substr(0, colon);
   const std::string port = address.substr(colon + 1);
   if (absl::StartsWith(host, "[")) host = host.substr(1, host.size() - 2);
-  // gRPC's own listener takes that for every address of either family.
+  // As in gRPC's own listener, these mean all addresses of both families.
   if (host == "0.0.0.0") ListenOnAll("::", port);
   if (listening_.empty()) ListenOnAll(host, port);
   if (!listening_.empty()) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("can't listen on ", address, "; is the port in use, is the address ours?"));
+  return absl::UnavailableError(absl::StrCat(
+      "can't listen on ", address, "; the port may be in use, or the address not be local"));
 }
 
-// All or none of what the host stands for, but for families that this machine lacks.
+// Binds all addresses of the host or none, except address families that this machine lacks.
 void Listener::ListenOnAll(const std::string& host, const std::string& port) {
   const Addresses addresses = Resolve(host, port);
   for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (port_ != 0) SetPort(port_, *address);  // the first has taken a free one
+    if (port_ != 0) SetPort(port_, *address);  // the first address chose a free port
     Descriptor listening = ListenOn(*address);
     if (listening.get() >= 0) {
       port_ = PortOf(listening.get());
@@ -161,12 +161,12 @@ void Listener::Run() {
   }
 }
 
-// False where it would be in vain to try again at once.
+// Returns false if retrying at once would fail again.
 bool Listener::TakeFrom(int listening) {
   Descriptor connection(accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (connection.get() < 0) {
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return true;
-    Log(LogLevel::kWarning, "no connection can be taken", {{"reason", std::strerror(errno)}});
+    Log(LogLevel::kWarning, "cannot accept connections", {{"reason", std::strerror(errno)}});
     return false;
   }
   if (!Enter(connection.get())) {

@@ -1,4 +1,4 @@
-// Takes TCP connections for the gRPC server, so that there is a limit to them: gRPC has none.
+// Accepts TCP connections for the gRPC server and limits their number, which gRPC does not.
 #ifndef RAPT_SERVER_WIRE_GRPC_LISTENER_H_
 #define RAPT_SERVER_WIRE_GRPC_LISTENER_H_
 
@@ -21,13 +21,13 @@
 
 namespace rapt {
 
-// Thread-safe, but for Start() and Stop().
+// Thread-safe, except Start() and Stop().
 class Listener {
  public:
   using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
 
-  // Connections wait from here on. `address` is "host:port"; port 0 takes a free one. Unavailable
-  // where it can't be had.
+  // Binds and listens; connections wait until Start(). `address` is "host:port"; port 0 chooses a
+  // free port. Unavailable if the address can't be bound.
   static absl::StatusOr<std::unique_ptr<Listener>> Bind(const std::string& address,
                                                         int64_t max_connections);
   ~Listener() { Stop(); }
@@ -36,15 +36,15 @@ class Listener {
 
   int port() const { return port_; }
 
-  // Passes connections on until Stop(); those beyond the limit are closed as they come. To be
-  // called once the acceptor's server runs.
+  // Passes connections to the acceptor until Stop(); closes those beyond the limit. REQUIRES: the
+  // acceptor's server runs.
   void Start(std::unique_ptr<Acceptor> acceptor);
-  // Takes no more. Those that were passed on stay.
+  // Stops accepting. Accepted connections stay open.
   void Stop();
 
-  // Those that are open.
+  // Number of open connections.
   int64_t count() const;
-  // How many found no place.
+  // Number of connections closed because of the limit.
   int64_t refused() const { return refused_; }
 
  private:
@@ -64,8 +64,8 @@ class Listener {
   std::unique_ptr<Acceptor> acceptor_;
   std::atomic<int64_t> refused_{0};
 
-  // gRPC closes connections without a word: one is over when its descriptor means another file, by
-  // its inode, or none.
+  // gRPC does not report closed connections. A connection has ended if its descriptor is closed or
+  // refers to another inode.
   mutable Mutex mutex_;
   mutable absl::flat_hash_map<int, ino_t> open_ ABSL_GUARDED_BY(mutex_);
   Instant next_forget_ ABSL_GUARDED_BY(mutex_) = Instant::min();

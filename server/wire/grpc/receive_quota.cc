@@ -3,14 +3,14 @@
 namespace rapt {
 namespace {
 
-// gRPC's own share of memory beside messages: connections, headers, what is on its way to a socket.
+// gRPC's memory besides messages: connections, headers, bytes being sent.
 constexpr int64_t kGrpcOwnBytes = int64_t{64} << 20;
 
-// Calls by which the limit grows: few changes, each of 4 MiB.
+// The limit changes in steps of this number of calls: few changes, 4 MiB each.
 constexpr int64_t kStep = 64;
 
-// For methods without tensors. Each call has one until its answer is out, which a caller that does
-// not read can delay; more calls at once are told RESOURCE_EXHAUSTED.
+// Threads for methods without tensors. A call occupies one until its response is sent, which a slow
+// reader can delay; excess calls get RESOURCE_EXHAUSTED.
 constexpr int kMaxSynchronousThreads = 256;
 
 int64_t StepsFor(const OpenCalls& open_calls) { return open_calls.places() / kStep + 1; }
@@ -24,11 +24,11 @@ ReceiveQuota::ReceiveQuota(int64_t message_bytes) : message_bytes_(message_bytes
 
 void ReceiveQuota::Follow(const OpenCalls& open_calls) {
   for (;;) {
-    // One step too many is kept, lest a single call that comes and goes changes it each time.
+    // Hysteresis of one step, so that a single call does not change the limit back and forth.
     const int64_t missing = StepsFor(open_calls) - steps_;
     if (missing == 0 || missing == -1) return;
-    // In one go, or an older count could be what gRPC hears last. Looked at again afterwards, for
-    // who came meanwhile may have seen the older one.
+    // Serialized, so that an older count is never set last. Checked again afterwards, because a
+    // concurrent caller may have seen the older count.
     MutexLock lock(resizing_);
     steps_ = StepsFor(open_calls);
     quota_.Resize(

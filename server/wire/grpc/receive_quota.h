@@ -1,4 +1,4 @@
-// How much memory, and how many threads, gRPC may take by itself.
+// The limit of gRPC's own memory and threads.
 #ifndef RAPT_SERVER_WIRE_GRPC_RECEIVE_QUOTA_H_
 #define RAPT_SERVER_WIRE_GRPC_RECEIVE_QUOTA_H_
 
@@ -12,29 +12,28 @@
 
 namespace rapt {
 
-// What a call that does not read yet may have sent all the same: its stream's flow-control window.
+// Bytes that a caller may send before its call is read: the stream's flow-control window.
 inline constexpr int kStreamWindowBytes = 64 * 1024;
 
-// A limit just above what is admitted, so that gRPC meets it where callers send more than they
-// declared, or where many streams send large messages at once that they had not declared: it then
-// closes idle connections and ends streams, anybody's. It grows with the calls that have entered,
-// for each may fill its window before it is admitted.
-// Thread-safe.
+// A limit just above the admitted memory. gRPC reaches it if callers send more than they declared,
+// or if many streams send undeclared large messages at once; it then closes idle connections and
+// ends streams, including those of other callers. The limit grows with the number of open calls,
+// because each may fill its window before it is admitted. Thread-safe.
 class ReceiveQuota {
  public:
-  // `message_bytes`: what all calls together may hold of messages, as they are admitted.
+  // `message_bytes`: limit of the admitted messages of all calls together.
   explicit ReceiveQuota(int64_t message_bytes);
 
   const grpc::ResourceQuota& quota() const { return quota_; }
 
-  // To be called when calls have come or gone.
+  // Call this after the number of open calls changed.
   void Follow(const OpenCalls& open_calls);
 
  private:
   const int64_t message_bytes_;
   grpc::ResourceQuota quota_;
   Mutex resizing_;
-  std::atomic<int64_t> steps_{0};  // changed with resizing_ held
+  std::atomic<int64_t> steps_{0};  // written while resizing_ is held
 };
 
 }  // namespace rapt

@@ -7,9 +7,9 @@
 namespace rapt {
 namespace {
 
-// A slice costs gRPC 32 bytes and us 24, which nobody has a place for in the memory budget. Clients
-// make frames of 16 KiB, and no network splits them into less than some hundred bytes.
-constexpr int64_t kLeastSliceBytes = 256;  // on average, beyond so many slices:
+// A slice costs 32 bytes in gRPC and 24 bytes here, which the memory budget does not include.
+// Clients send frames of 16 KiB, and networks do not split them below some hundred bytes.
+constexpr int64_t kLeastSliceBytes = 256;  // on average, beyond this number of slices:
 constexpr int64_t kFreeSlices = 1024;
 
 }  // namespace
@@ -36,7 +36,7 @@ absl::Status ReceivedMessage::Take(grpc::ByteBuffer& buffer) {
   if (slices <= most) return absl::OkStatus();
   Clear();
   return absl::InvalidArgumentError(absl::StrCat("the message's ", end, " bytes came in ", slices,
-                                                 " pieces; at most ", most,
+                                                 " slices; at most ", most,
                                                  " are allowed: send it in larger HTTP/2 frames"));
 }
 

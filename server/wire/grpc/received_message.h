@@ -12,16 +12,15 @@
 
 namespace rapt {
 
-// A message that gRPC received, in the slices that it came in.
+// A received message in gRPC's slices.
 class ReceivedMessage {
  public:
   ReceivedMessage() = default;
   ReceivedMessage(ReceivedMessage&& other) noexcept { *this = std::move(other); }
   ReceivedMessage& operator=(ReceivedMessage&& other) noexcept;
 
-  // Takes them over from `buffer`, which is empty afterwards. InvalidArgument, and nothing is
-  // taken, where the sender cut the message into so many frames that they weigh more than the
-  // bytes.
+  // Moves the slices out of `buffer`. InvalidArgument, leaving `buffer` unchanged, if the sender
+  // split the message into so many frames that their bookkeeping exceeds the content.
   absl::Status Take(grpc::ByteBuffer& buffer);
   void Clear();
 
@@ -30,9 +29,9 @@ class ReceivedMessage {
   MessageBytes bytes() const { return {{places_, 0}, size()}; }
 
  private:
-  // Never copied: the bytes of a short slice lie in the buffer itself.
+  // Never copied: the bytes of a short slice are inside the buffer object.
   grpc::ByteBuffer buffer_;
-  std::vector<ByteSlice> places_;  // of the slices in buffer_ that are not empty
+  std::vector<ByteSlice> places_;  // the non-empty slices of buffer_
 };
 
 }  // namespace rapt

@@ -9,7 +9,7 @@
 namespace rapt {
 namespace {
 
-// Clients take 8 KiB of headers by default, and a byte may travel as three.
+// Clients accept 8 KiB of headers by default, and a byte may be encoded as three.
 constexpr size_t kMaxMessageBytes = 2048;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The one mapping from our statuses to those that travel.
+// Maps absl::Status to grpc::Status.
 #ifndef RAPT_SERVER_WIRE_GRPC_STATUS_H_
 #define RAPT_SERVER_WIRE_GRPC_STATUS_H_
 
@@ -8,7 +8,7 @@
 
 namespace rapt {
 
-// The codes are the same ones. A message too long for a header is cut.
+// Codes are equal. Truncates a message that is too long for a header.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 }  // namespace rapt

@@ -30,7 +30,7 @@ using Bio = std::unique_ptr<BIO, FreeBy<BIO_free_all>>;
 using Certificate = std::unique_ptr<X509, FreeBy<X509_free>>;
 using PrivateKey = std::unique_ptr<EVP_PKEY, FreeBy<EVP_PKEY_free>>;
 
-// gRPC reads the errors that OpenSSL left on its threads: ours must not be among them.
+// Clears OpenSSL's error queue: gRPC interprets errors left on its threads as its own.
 class ScopedErrors {
  public:
   ScopedErrors() = default;
@@ -43,7 +43,7 @@ Bio BioOf(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-// There is nobody to ask.
+// Rejects keys with a passphrase instead of prompting.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 Certificate FirstCertificate(const std::string& pem) {
@@ -51,34 +51,34 @@ Certificate FirstCertificate(const std::string& pem) {
 }
 
 struct Identity {
-  std::string cert, key, client_ca;  // what the files hold
+  std::string cert, key, client_ca;  // the files' contents
 };
 
 absl::Status Check(const Identity& identity) {
   const ScopedErrors errors;
   const Certificate certificate = FirstCertificate(identity.cert);
   if (certificate == nullptr) {
-    return absl::InvalidArgumentError("the file of --tls_cert holds no certificate in PEM");
+    return absl::InvalidArgumentError("the file of --tls_cert contains no PEM certificate");
   }
   const PrivateKey key(
       PEM_read_bio_PrivateKey(BioOf(identity.key).get(), nullptr, NoPassphrase, nullptr));
   if (key == nullptr) {
     return absl::InvalidArgumentError(
-        "the file of --tls_key holds no private key in PEM, or one with a passphrase");
+        "the file of --tls_key contains no PEM private key without a passphrase");
   }
   if (X509_check_private_key(certificate.get(), key.get()) != 1) {
-    return absl::InvalidArgumentError("the key of --tls_key does not belong to --tls_cert");
+    return absl::InvalidArgumentError("the key of --tls_key does not match --tls_cert");
   }
   if (X509_cmp_current_time(X509_get0_notAfter(certificate.get())) < 0) {
     return absl::InvalidArgumentError("the certificate of --tls_cert has expired");
   }
   if (!identity.client_ca.empty() && FirstCertificate(identity.client_ca) == nullptr) {
-    return absl::InvalidArgumentError("the file of --tls_client_ca holds no certificate in PEM");
+    return absl::InvalidArgumentError("the file of --tls_client_ca contains no PEM certificate");
   }
   return absl::OkStatus();
 }
 
-// Of the certificate, the key and, where callers need certificates, their authorities.
+// Reads the certificate, the key and, with client authentication, the authorities.
 absl::StatusOr<Identity> ParseIdentity(const std::vector<std::string>& contents) {
   Identity identity{contents[0], contents[1], contents.size() > 2 ? contents[2] : ""};
   if (contents.size() > 2 && identity.client_ca.empty()) {
@@ -88,8 +88,8 @@ absl::StatusOr<Identity> ParseIdentity(const std::vector<std::string>& contents)
   return identity;
 }
 
-// gRPC asks at every handshake, one at a time, which certificate it is to be: its C++ interface
-// offers that by polling threads only, and would take a key that has no certificate yet.
+// gRPC fetches the certificate at every handshake, one at a time. Its C++ interface for reloading
+// uses polling threads, and would accept a key that does not match the certificate yet.
 class ReloadedCredentials final : public grpc::ServerCredentials {
  public:
   ReloadedCredentials(std::unique_ptr<Reloaded<Identity>> identity, bool asks_callers)
@@ -103,7 +103,7 @@ class ReloadedCredentials final : public grpc::ServerCredentials {
   ~ReloadedCredentials() override { grpc_server_credentials_release(credentials_); }
 
   void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {
-    RAPT_CHECK(false, "tokens are looked at by Access");
+    RAPT_CHECK(false, "tokens are checked by Access");
   }
 
  private:
@@ -121,7 +121,7 @@ class ReloadedCredentials final : public grpc::ServerCredentials {
     std::shared_ptr<const Identity> identity = identity_->Get();
     if (identity == fetched_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const grpc_ssl_pem_key_cert_pair pair{identity->key.c_str(), identity->cert.c_str()};
-    // gRPC wants authorities even where nobody is asked; it has no use for them then.
+    // gRPC requires authorities even without client authentication, and ignores them then.
     const std::string& authorities = asks_callers_ ? identity->client_ca : identity->cert;
     *config = grpc_ssl_server_certificate_config_create(authorities.c_str(), &pair, 1);
     fetched_ = std::move(identity);
@@ -130,7 +130,7 @@ class ReloadedCredentials final : public grpc::ServerCredentials {
 
   const std::unique_ptr<Reloaded<Identity>> identity_;
   const bool asks_callers_;
-  std::shared_ptr<const Identity> fetched_;  // what gRPC uses
+  std::shared_ptr<const Identity> fetched_;  // used by gRPC
   grpc_server_credentials* credentials_;
 };
 

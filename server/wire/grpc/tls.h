@@ -1,4 +1,4 @@
-// TLS for the gRPC server, from files that may be replaced while it runs.
+// TLS for the gRPC server, with files that are reloaded when replaced.
 #ifndef RAPT_SERVER_WIRE_GRPC_TLS_H_
 #define RAPT_SERVER_WIRE_GRPC_TLS_H_
 
@@ -12,18 +12,16 @@
 
 namespace rapt {
 
-// Paths of files in PEM.
+// Paths of PEM files.
 struct TlsFiles {
-  std::string cert;  // the server's, and those of its authorities up to the root's
-  std::string key;   // without a passphrase
-  std::string
-      client_ca;  // callers have to show a certificate that these sign; empty: none is asked
+  std::string cert;       // the server's certificate chain
+  std::string key;        // without a passphrase
+  std::string client_ca;  // authorities of callers' certificates; empty: callers need none
 };
 
-// For one listening address. A handshake uses the files as they were at most a second before;
-// connections that stand keep what they were made with. New files that can't be used, or of which
-// only some are there yet, change nothing. InvalidArgument, which names the flag, where those that
-// are there at the start can't be used. `clock` outlives it.
+// Credentials for one listening address. A handshake uses the files as of at most a second before;
+// existing connections keep their certificates. Invalid or incomplete replacements are ignored.
+// InvalidArgument naming the flag if the initial files are unusable. `clock` outlives the result.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(const TlsFiles& files,
                                                                         const Clock& clock);
 

@@ -13,7 +13,7 @@
 namespace rapt {
 namespace {
 
-// What connecting to the socket says: 0, or the number of the error.
+// Connects to the socket. Returns 0 or an errno.
 int TryToConnect(const sockaddr_un& name) {
   const Descriptor descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (descriptor.get() < 0) return errno;
@@ -32,18 +32,18 @@ absl::Status MakeRoomForSocket(const std::string& path) {
                                                    sizeof(name.sun_path) - 1));
   }
   struct stat status;
-  if (lstat(path.c_str(), &status) != 0) return absl::OkStatus();  // binding will tell the rest
+  if (lstat(path.c_str(), &status) != 0) return absl::OkStatus();  // binding reports other errors
   if (!S_ISSOCK(status.st_mode)) {
-    return absl::UnavailableError(absl::StrCat("can't listen on ", path, "; it is no socket"));
+    return absl::UnavailableError(absl::StrCat("can't listen on ", path, "; it is not a socket"));
   }
   std::memcpy(name.sun_path, path.c_str(), path.size());
   if (TryToConnect(name) != ECONNREFUSED) {
     return absl::UnavailableError(
-        absl::StrCat("can't listen on ", path, "; another server may be there"));
+        absl::StrCat("can't listen on ", path, "; another server may be using it"));
   }
   if (unlink(path.c_str()) == 0) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat("can't listen on ", path, "; the socket there can't be removed"));
+      absl::StrCat("can't listen on ", path, "; the existing socket can't be removed"));
 }
 
 }  // namespace rapt

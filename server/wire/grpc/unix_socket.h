@@ -9,13 +9,13 @@
 
 namespace rapt {
 
-// Makes sure that a Unix domain socket can be bound at `path`: a socket that a server left behind
-// is removed. InvalidArgument where the path is too long for one, Unavailable where a server still
-// answers there, or something else is in the way, which stays.
+// Prepares binding a Unix domain socket at `path`: removes the stale socket of a dead server.
+// InvalidArgument if the path is too long, Unavailable if a server still listens there or the file
+// is not a socket; neither is removed.
 absl::Status MakeRoomForSocket(const std::string& path);
 
-// What sockets may be used by that are bound while it lives. For start-up only: it is the whole
-// process's.
+// Sets the mode of sockets bound during its lifetime. Changes the umask of the process, so use it
+// at startup only.
 class ScopedFileMode {
  public:
   explicit ScopedFileMode(int mode) : previous_(umask(~static_cast<mode_t>(mode) & 0777)) {}
