@@ -17,6 +17,8 @@ class RaptServer:
             os.environ[program],
             "--grpc_address=127.0.0.1:0",
             "--metrics_address=127.0.0.1:0",
+            "--drain_pause=0",
+            "--drain_refusal_time=0",
             *flags,
         ]
 

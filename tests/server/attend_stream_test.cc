@@ -17,9 +17,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
-#include "tests/server/rapt_messages.h"
 #include "tests/support/memory_watch.h"
 #include "tests/support/metrics_page.h"
+#include "tests/support/rapt_messages.h"
 #include "tests/support/server_process.h"
 
 namespace rapt::test {
@@ -784,7 +784,7 @@ TEST(AttendStreamEndTest, ACallerThatReadsLateMissesNothing) {
 }
 
 TEST(AttendStreamEndTest, ADrainingServerEndsStreamsAndTakesNone) {
-  ServerProcess server;
+  ServerProcess server({kDrainPause, kDrainRefusalTime});
   const auto stub = Connect(server);
   const Problem problem = SmallProblem();
   Rng rng(16);

@@ -444,7 +444,8 @@ TEST(StreamShutdownTest, ASilentStreamHoldsNoServerUp) {
 }
 
 TEST(StreamShutdownTest, ARequestThatIsComputedIsAnsweredAndANewStreamRefused) {
-  ServerProcess server({"--threads=1", "--grace_period=1h", "--default_deadline=1h"});
+  ServerProcess server({kDrainPause, kDrainRefusalTime, "--threads=1", "--grace_period=1h",
+                        "--default_deadline=1h"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   Stream stream(*stub);
   stream.Send(Call(30'000, 30'000, 16));

@@ -20,8 +20,8 @@
 #include "attention/memory_estimate.h"
 #include "base/version.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
-#include "tests/server/rapt_messages.h"
 #include "tests/support/metrics_page.h"
+#include "tests/support/rapt_messages.h"
 #include "tests/support/server_process.h"
 
 namespace rapt::test {

@@ -38,6 +38,8 @@ using inference::ModelInferResponse;
 using test::ChildProcess;
 using test::Exchange;
 using test::HttpGet;
+using test::kDrainPause;
+using test::kDrainRefusalTime;
 using test::ReadMetric;
 using test::ServerCommand;
 using test::ServerProcess;
@@ -554,7 +556,7 @@ class HealthWatch {
 
 TEST(ServerShutdownTest, AnIdleServerLeavesAtOnceAndTellsWatchers) {
   for (const int signal_number : {SIGTERM, SIGINT}) {
-    ServerProcess server;
+    ServerProcess server({kDrainPause});
     HealthWatch watch(server);
     server.Signal(signal_number);
     EXPECT_EQ(watch.Next(), HealthCheckResponse::NOT_SERVING);
@@ -564,7 +566,8 @@ TEST(ServerShutdownTest, AnIdleServerLeavesAtOnceAndTellsWatchers) {
 }
 
 TEST(ServerShutdownTest, ACallInFlightIsAnsweredAndANewOneIsNot) {
-  ServerProcess server({"--backend=reference", "--threads=1", "--grace_period=1h"});
+  ServerProcess server(
+      {kDrainPause, kDrainRefusalTime, "--backend=reference", "--threads=1", "--grace_period=1h"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   HealthWatch watch(server);
   CallInFlight in_flight(server, kLong);
@@ -588,7 +591,7 @@ TEST(ServerShutdownTest, ACallInFlightIsAnsweredAndANewOneIsNot) {
 }
 
 TEST(ServerShutdownTest, UnderLoadEveryCallThatWasTakenIsAnswered) {
-  ServerProcess server;
+  ServerProcess server({kDrainPause, kDrainRefusalTime});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   const ModelInferRequest request =
       SelfAttention(std::vector<float>(4 * 200 * 64, 0.25f), 4, 200, 64);

@@ -29,8 +29,9 @@ std::vector<std::string> WithOurEnvironment(std::vector<std::string> environment
   return environment;
 }
 
-std::vector<std::string> OnFreePorts(std::vector<std::string> flags) {
-  flags.insert(flags.begin(), {"--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0"});
+std::vector<std::string> WithDefaults(std::vector<std::string> flags) {
+  flags.insert(flags.begin(), {"--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0",
+                               "--drain_pause=0", "--drain_refusal_time=0"});
   return flags;
 }
 
@@ -95,7 +96,7 @@ std::vector<std::string> ServerCommand(const std::vector<std::string>& flags) {
 
 ServerProcess::ServerProcess(const std::vector<std::string>& flags,
                              const std::vector<std::string>& environment)
-    : process_(ServerCommand(OnFreePorts(flags)), environment) {
+    : process_(ServerCommand(WithDefaults(flags)), environment) {
   const std::string line = process_.ReadLine();
   const std::regex ready(
       R"(rapt-server ready grpc=(127\.0\.0\.1:\d+)(?:,unix:\S+)? metrics=(127\.0\.0\.1:\d+)(?: \S+)*)");

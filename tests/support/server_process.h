@@ -41,8 +41,12 @@ class ChildProcess {
 // rapt-server with these flags, not waited for.
 std::vector<std::string> ServerCommand(const std::vector<std::string>& flags);
 
-// rapt-server on free ports of the loopback, ready on construction. On destruction it has to leave
-// on SIGTERM with exit code 0, else the test fails with its log.
+// Servers of the tests drain without pauses. A test of the phases of a drain passes these flags.
+inline constexpr char kDrainPause[] = "--drain_pause=100ms";
+inline constexpr char kDrainRefusalTime[] = "--drain_refusal_time=200ms";
+
+// rapt-server on free loopback ports, ready on construction. The destructor stops it with SIGTERM;
+// an exit code other than 0 fails the test and shows the server's log.
 class ServerProcess {
  public:
   explicit ServerProcess(const std::vector<std::string>& flags = {},
@@ -59,7 +63,7 @@ class ServerProcess {
   void Terminate();
   void Signal(int signal_number) { process_.Signal(signal_number); }
 
-  // As ChildProcess::Wait(); the destructor then has nothing more to say.
+  // As ChildProcess::Wait(). The destructor then checks nothing more.
   int Wait();
 
   std::string Log() const { return process_.Errors(); }

@@ -1,4 +1,4 @@
-#include "tests/server/rapt_messages.h"
+#include "tests/support/rapt_messages.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Requests of rapt.v1 made from the tests' tensors, and its responses read back into them.
-#ifndef RAPT_TESTS_SERVER_RAPT_MESSAGES_H_
-#define RAPT_TESTS_SERVER_RAPT_MESSAGES_H_
+#ifndef RAPT_TESTS_SUPPORT_RAPT_MESSAGES_H_
+#define RAPT_TESTS_SUPPORT_RAPT_MESSAGES_H_
 
 #include <string>
 
@@ -32,4 +32,4 @@ Outputs FromMessage(const Problem& problem, const v1::AttendResponse& response, 
 
 }  // namespace rapt::test
 
-#endif  // RAPT_TESTS_SERVER_RAPT_MESSAGES_H_
+#endif  // RAPT_TESTS_SUPPORT_RAPT_MESSAGES_H_

@@ -1,0 +1,1 @@
+// Nothing: the target of this file only carries the precompiled headers of tests/CMakeLists.txt.
