@@ -1,0 +1,27 @@
+"""CONTRIBUTING.md lists the files that the recipes touch in this tree."""
+
+import unittest
+
+import recipes
+
+
+class RecipesTest(unittest.TestCase):
+    maxDiff = None
+
+    def test_contributing_is_in_step_with_the_tree(self):
+        text = recipes.CONTRIBUTING.read_text()
+        self.assertEqual(text, recipes.renewed(text), "run: python3 tests/layering/recipes.py --write")
+
+    def test_every_example_is_in_the_tree_and_has_tests(self):
+        for recipe, (_, folder, _) in recipes.RECIPES.items():
+            if folder is not None:
+                self.assertTrue((recipes.ROOT / folder).exists(), folder)
+            self.assertGreater(len(recipes.files_of(recipe)), 2, recipe)
+
+    def test_comments_do_not_count(self):
+        code = "// softcap\nint x; /* softcap\n softcap */\n#include \"a/softcap.h\"\n"
+        self.assertEqual(recipes.COMMENT.sub("", code).count("softcap"), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
