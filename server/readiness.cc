@@ -17,11 +17,11 @@ namespace {
 constexpr int64_t kHeads = 2, kLength = 64, kSize = 64;
 constexpr int64_t kElements = kHeads * kLength * kSize;
 
-// Element d of every row of V. Weights add up to 1 whatever Q and K say, so that it is also that of
-// every row of the answer. Exact in all types.
+// Element d of every row of V. The weights sum to 1 for any Q and K, so it is also element d of
+// every row of the result. Exact in all types.
 double ValueOf(int64_t d) { return static_cast<double>(d) / kSize; }
 
-// What nobody computes is wrong.
+// Wrong unless computed.
 constexpr double kNotComputed = -1;
 
 template <typename Byte>
@@ -86,7 +86,7 @@ absl::Status Readiness::Start(std::function<void(bool)> on_change) {
   SendCanary();
   if (WaitForCanary() == Canary::kWrong) {
     return absl::InternalError(
-        absl::StrCat("plan '", plan_.Describe(), "' comes out wrong on this machine"));
+        absl::StrCat("plan '", plan_.Describe(), "' computes wrong results on this machine"));
   }
   computes_ = true;
   on_change_(true);
@@ -123,14 +123,14 @@ void Readiness::OnCanaryBack() {
   const Canary canary = IsRight() ? Canary::kRight : Canary::kWrong;
   MutexLock lock(mutex_);
   canary_ = canary;
-  back_.SignalAll();  // under the lock: who waits may be about to destroy this
+  back_.SignalAll();  // under the lock, because the waiting thread may destroy this
 }
 
 bool Readiness::IsRight() const {
-  constexpr double kTolerance = 0.5 / kSize;  // half way to the next column
+  constexpr double kTolerance = 0.5 / kSize;  // halfway to the next column
   for (int64_t i = 0; i < kElements; ++i) {
     const double y = LoadElement(output_.data(), plan_.problem.dtype, i);
-    const bool is_near = std::abs(y - ValueOf(i % kSize)) < kTolerance;  // a NaN is not
+    const bool is_near = std::abs(y - ValueOf(i % kSize)) < kTolerance;  // false for NaN
     if (!is_near) return false;
   }
   return true;
@@ -154,14 +154,14 @@ void Readiness::Look() {
   if (canary != Canary::kOut || ended_tasks != ended_tasks_) {
     without_progress_ = {};
   } else {
-    // A look that comes late says that this process was stopped, not that its threads hang.
+    // A late check means that this process was stopped, not that its threads hang.
     without_progress_ += std::min<std::chrono::nanoseconds>(now - last_look_, 2 * interval_);
   }
   ended_tasks_ = ended_tasks;
   last_look_ = now;
 
   if (canary != Canary::kOut) {
-    Tell(canary == Canary::kRight, "a computation came out wrong");
+    Tell(canary == Canary::kRight, "the canary computed a wrong result");
     SendCanary();
   } else if (without_progress_ >= stall_timeout_) {
     Tell(false, "the compute threads make no progress");

@@ -1,4 +1,4 @@
-// Whether this server computes. Every interface that tells of it asks here.
+// Whether the server can compute. All readiness interfaces query this.
 #ifndef RAPT_SERVER_READINESS_H_
 #define RAPT_SERVER_READINESS_H_
 
@@ -21,38 +21,37 @@
 
 namespace rapt {
 
-// How the canary, a small call with a known answer, is computed under these options: some tens of
-// microseconds. MakePlan()'s errors, where the backend computes it in no type.
+// Plans the canary, a small problem with a known result that takes some tens of microseconds.
+// Returns MakePlan()'s error if the backend supports it in no type.
 absl::StatusOr<Plan> PlanCanary(const PlanOptions& options);
 
-// The canary goes through the compute threads once a second, in memory that it has had since the
-// start: it waits neither for the budget nor in a queue, so that overload leaves the server ready.
-// It is not ready
-//   - while the canary waits and no task of anybody's has ended for the stall timeout,
-//   - while the last canary came out wrong,
+// Runs the canary on the compute threads once a second, in memory allocated at startup: it waits
+// neither for the budget nor in a queue, so overload does not affect readiness. Not ready
+//   - while the canary waits and no task has completed for the stall timeout,
+//   - while the last canary had a wrong result,
 //   - before Start() and after Withdraw().
 //
-// Thread-safe. Everything borrowed outlives it. Destruction waits for a canary on its way.
+// Thread-safe. Everything that it references outlives it. Destruction waits for a pending canary.
 class Readiness {
  public:
-  // A quarter of the stall timeout, but no more than this, is between two looks.
+  // The check interval is a quarter of the stall timeout, but at most this.
   static constexpr std::chrono::seconds kLongestInterval{1};
 
-  // `canary` is PlanCanary()'s, for the executor's number of threads.
+  // `canary` is the result of PlanCanary() for the executor's number of threads.
   Readiness(Plan canary, std::chrono::nanoseconds stall_timeout, Executor& executor, Timer& timer,
             const Clock& clock);
   ~Readiness();
   Readiness(const Readiness&) = delete;
   Readiness& operator=(const Readiness&) = delete;
 
-  // Waits for a first canary and watches from then on; call it once. `on_change` hears of every
-  // change before Withdraw(), one after the other, beginning with true. Internal where the canary
-  // comes out wrong.
+  // Waits for the first canary, then checks periodically. `on_change` receives every change before
+  // Withdraw(), one after the other, beginning with true. Internal if the canary's result is wrong.
+  // REQUIRES: called once.
   absl::Status Start(std::function<void(bool ready)> on_change);
 
   bool is_ready() const { return computes_ && !withdrawn_; }
 
-  // For good: the server is about to leave.
+  // Makes the server not ready permanently, before shutdown.
   void Withdraw();
 
  private:
@@ -82,7 +81,7 @@ class Readiness {
   mutable CondVar back_;
   Canary canary_ ABSL_GUARDED_BY(mutex_) = Canary::kRight;
 
-  // Of Look(), which runs on the timer's thread alone.
+  // Used by Look() only, on the timer's thread.
   int64_t ended_tasks_ = 0;
   std::chrono::nanoseconds without_progress_{0};
   Instant last_look_;

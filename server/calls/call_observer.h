@@ -1,4 +1,4 @@
-// How a protocol tells of its calls without knowing who counts them.
+// Callbacks through which protocols report calls without knowing the metrics.
 #ifndef RAPT_SERVER_CALLS_CALL_OBSERVER_H_
 #define RAPT_SERVER_CALLS_CALL_OBSERVER_H_
 
@@ -9,11 +9,11 @@
 
 namespace rapt {
 
-// Called once at each call's end; thread-safe.
+// Called once at the end of each call. Thread-safe.
 using CallObserver = std::function<void(const CallReport& report)>;
 
-// Gives the observer of a method, "inference.GRPCInferenceService/ModelInfer". Called at start-up
-// only, so that the observer resolves its labels once.
+// Returns the observer of a method, such as "inference.GRPCInferenceService/ModelInfer". Called at
+// startup only, so that the observer resolves its labels once.
 using CallObserverFactory = std::function<CallObserver(absl::string_view method)>;
 
 }  // namespace rapt

@@ -1,5 +1,5 @@
-// What a call tells of itself when it is over. Protocols fill it, metrics and logs read it; neither
-// knows the other.
+// The report of a completed call. Protocols fill it, metrics and logs read it; they do not know
+// each other.
 #ifndef RAPT_SERVER_CALLS_CALL_REPORT_H_
 #define RAPT_SERVER_CALLS_CALL_REPORT_H_
 
@@ -16,23 +16,23 @@
 
 namespace rapt {
 
-// Empty, or zero, where the call never came to it.
+// A field is empty or zero if the call did not get that far.
 struct CallReport {
   static constexpr std::chrono::nanoseconds kNever{-1};
 
   absl::Status status;
-  Stage ended_in = Stage::kQueue;     // the last stage that it came to
-  std::chrono::nanoseconds total{0};  // from its arrival until its answer had left
+  Stage ended_in = Stage::kQueue;     // the last stage that it reached
+  std::chrono::nanoseconds total{0};  // from arrival until the response was sent
   std::array<std::chrono::nanoseconds, kStages> stage_times = {kNever, kNever, kNever, kNever};
   int64_t received_bytes = 0;
   int64_t sent_bytes = 0;
-  std::string traceparent;  // of W3C Trace Context, as its caller says
+  std::string traceparent;  // W3C Trace Context, as sent by the caller
 
-  // What was asked; lives as long as the observer's call.
+  // The problem; valid during the call of the observer.
   const Problem* problem = nullptr;
   Routing routing;
   std::string plan;      // Plan::Describe()
-  double flops = 0;      // of the plan, once it is computed
+  double flops = 0;      // of the completed plan
   int64_t together = 0;  // Result::together
 
   std::chrono::nanoseconds& time_of(Stage stage) { return stage_times[static_cast<size_t>(stage)]; }

@@ -6,10 +6,10 @@
 
 namespace rapt {
 
-// Calls of several messages, counted while they run: one may last for hours. Thread-safe.
+// Counts of streaming calls, updated while they run, because one may last for hours. Thread-safe.
 struct StreamCounts {
-  std::atomic<int64_t> open{0};    // streams now
-  std::atomic<int64_t> chunks{0};  // of keys and values or of queries, received since the start
+  std::atomic<int64_t> open{0};    // open streams
+  std::atomic<int64_t> chunks{0};  // chunks received since startup
 };
 
 }  // namespace rapt

@@ -61,7 +61,7 @@ absl::StatusOr<OutputPlace> LentMemory::FindOutput(const std::string& field,
 void LentMemory::LendTo(Request& request) && {
   if (regions_.empty()) return;
   using Regions = std::vector<std::shared_ptr<const Region>>;
-  // The owners of a request are one pointer: this one holds the other.
+  // A request has one owner pointer, so this one owns the previous one.
   struct Owners {
     Regions regions;
     std::shared_ptr<const void> other;

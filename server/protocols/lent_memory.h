@@ -14,22 +14,24 @@
 
 namespace rapt {
 
-// The shared memory that one request's tensors are in. `field` is what the protocol calls the
-// tensor: "input Q".
+// The shared memory of one request's tensors. `field` is the protocol's name of the tensor:
+// "input Q".
 class LentMemory {
  public:
   explicit LentMemory(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
 
-  // The bytes of an input that has `bytes` of them. InvalidArgument where the reference has more or
-  // fewer; otherwise as SharedMemory::Find().
+  // Returns the bytes of an input of `bytes` bytes. InvalidArgument if the reference has another
+  // size; otherwise as SharedMemory::Find().
   absl::StatusOr<InputBytes> FindInput(const std::string& field, const SharedReference& reference,
                                        int64_t bytes);
 
-  // The place of an output. InvalidArgument where it is too small or not aligned to its elements.
+  // Returns the memory of an output. InvalidArgument if it is too small or not aligned to its
+  // elements.
   absl::StatusOr<OutputPlace> FindOutput(const std::string& field, const SharedReference& reference,
                                          const TensorSpec& spec);
 
-  // Lets the request hold the memory, beside what it holds already, and watch it.
+  // Makes the request own the memory, in addition to what it owns already, and check that it is
+  // intact.
   void LendTo(Request& request) &&;
 
  private:

@@ -6,7 +6,7 @@
 namespace rapt {
 namespace {
 
-// A slice of its own costs about as much as copying so many bytes.
+// A separate slice costs about as much as copying this number of bytes.
 constexpr size_t kCopiedBytes = 4096;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Messages as the codecs see them: received bytes in slices, an answer in pieces. Neither is
+// Messages as seen by the codecs: a received message in slices, a response in parts. Neither is
 // copied.
 #ifndef RAPT_SERVER_PROTOCOLS_MESSAGE_PARTS_H_
 #define RAPT_SERVER_PROTOCOLS_MESSAGE_PARTS_H_
@@ -12,30 +12,30 @@
 
 namespace rapt {
 
-// A whole serialized message; non-owning.
+// A complete serialized message. Does not own its bytes.
 struct MessageBytes {
   SlicedBytes bytes;
   int64_t size = 0;
 
-  // Where bytes [begin, begin + count) lie.
+  // Returns the slices of bytes [begin, begin + count).
   InputBytes Part(int64_t begin, int64_t count) const;
 };
 
-// A serialized message that refers to outputs.
+// A serialized message that references outputs.
 class AnswerMessage {
  public:
-  // What is not a payload, and payloads too small to travel by reference.
+  // Serialized fields, and payloads too small to be sent by reference.
   struct Piece {
     std::string bytes;
-    OutputBuffer payload;  // comes after them
+    OutputBuffer payload;  // follows the bytes
   };
-  using Pieces = absl::InlinedVector<Piece, 2>;  // a tensor and what comes behind it
+  using Pieces = absl::InlinedVector<Piece, 2>;  // a tensor and the fields after it
 
   void Append(const std::string& bytes) { open_ += bytes; }
-  // Shares the payload until the message is destroyed.
+  // Appends the payload, which the message owns until it is destroyed.
   void Append(const OutputBuffer& payload);
 
-  // Everything, in order.
+  // All bytes, in order.
   Pieces TakePieces();
 
  private:

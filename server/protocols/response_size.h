@@ -7,7 +7,7 @@
 
 namespace rapt {
 
-// ResourceExhausted where these tensors are more than one message can hold.
+// ResourceExhausted if these tensors do not fit into one message.
 absl::Status CheckResponseSize(absl::Span<const TensorSpec* const> outputs);
 
 }  // namespace rapt

@@ -8,7 +8,7 @@
 namespace rapt::oip {
 
 void Statistics::Count(const CallReport& report) {
-  const auto now = std::chrono::system_clock::now();  // for people: our own clock has no date
+  const auto now = std::chrono::system_clock::now();  // for people; base/clock.h has no date
   MutexLock lock(mutex_);
   if (!report.status.ok()) return fail_.Add(report.total);
   success_.Add(report.total);
@@ -41,7 +41,7 @@ void Statistics::Describe(inference::ModelStatistics& message) const {
   stats.mutable_cache_hit();
   stats.mutable_cache_miss();
   if (success_.count == 0) return;
-  // The batch is an axis of the tensors themselves: a request is a batch of one.
+  // The batch is an axis of the tensors, so a request counts as a batch of one.
   inference::InferBatchStatistics& batch = *message.add_batch_stats();
   batch.set_batch_size(1);
   Write(input_, *batch.mutable_compute_input());

@@ -11,14 +11,14 @@
 
 namespace rapt::oip {
 
-// What the model did so far, as ModelStatistics tells it: what Triton calls input, inference and
-// output is receiving, computing and sending, and an execution is a run. Thread-safe; a reader sees
-// all of a request or nothing of it.
+// The model's statistics, as returned by ModelStatistics. Triton's input, inference and output are
+// receiving, computing and sending; an execution is a run. Thread-safe; a reader sees a request
+// completely or not at all.
 class Statistics {
  public:
   void Count(const CallReport& report);
 
-  // All but name and version.
+  // Sets all fields except name and version.
   void Describe(inference::ModelStatistics& message) const;
 
  private:
@@ -35,7 +35,7 @@ class Statistics {
 
   mutable Mutex mutex_;
   Sum success_ ABSL_GUARDED_BY(mutex_);
-  double executions_ ABSL_GUARDED_BY(mutex_) = 0;  // each request's part of its run
+  double executions_ ABSL_GUARDED_BY(mutex_) = 0;  // each request adds its fraction of a run
   Sum fail_ ABSL_GUARDED_BY(mutex_);
   Sum input_ ABSL_GUARDED_BY(mutex_);
   Sum queue_ ABSL_GUARDED_BY(mutex_);

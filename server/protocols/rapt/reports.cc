@@ -16,7 +16,7 @@ namespace rapt::native {
 namespace {
 
 constexpr int64_t kDefaultHeadSize = 64;
-// More than any table for people has; each costs a plan.
+// Sufficient for tables; each length costs a plan.
 constexpr int kMaxLengths = 1024;
 
 template <typename Report>
@@ -66,7 +66,7 @@ absl::Status CheckSize(absl::string_view name, int64_t size) {
       absl::StrCat(name, " is ", size, "; it must be from 1 to 2^40"));
 }
 
-// All of the problem but its length.
+// The problem without its length.
 absl::StatusOr<Problem> ReadSizes(const v1::EstimateMemoryRequest& request) {
   const v1::DataType code =
       request.dtype() == v1::DATA_TYPE_UNSPECIFIED ? v1::FP32 : request.dtype();

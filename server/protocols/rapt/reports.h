@@ -1,4 +1,4 @@
-// What Diagnose, EstimateMemory and GetServerInfo say, as messages. Pure functions.
+// The responses of Diagnose, EstimateMemory and GetServerInfo. Pure functions.
 #ifndef RAPT_SERVER_PROTOCOLS_RAPT_REPORTS_H_
 #define RAPT_SERVER_PROTOCOLS_RAPT_REPORTS_H_
 
@@ -9,15 +9,16 @@
 
 namespace rapt::native {
 
-// `report` is of `call`, whose tensors it shows as they were sent.
+// `report` is the diagnosis of `call`; the response shows the call's tensors as received.
 void EncodeDiagnosis(const v1::AttendRequest& call, const DiagnosisReport& report,
                      v1::DiagnoseResponse& response);
 
-// InvalidArgument names the field, what came and what is allowed; otherwise as MakePlan.
+// InvalidArgument names the field, the value received and the values allowed; otherwise as
+// MakePlan.
 absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const PlanOptions& options,
                             v1::EstimateMemoryResponse& response);
 
-// Version, options, and every backend of this build.
+// Returns version, options and all backends of this build.
 void DescribeServer(const PlanOptions& options, v1::GetServerInfoResponse& response);
 
 }  // namespace rapt::native

@@ -1,4 +1,4 @@
-// AttendStream's messages to what the engine takes and back.
+// Converts AttendStream's messages to the engine's types and back.
 #ifndef RAPT_SERVER_PROTOCOLS_RAPT_STREAM_CODEC_H_
 #define RAPT_SERVER_PROTOCOLS_RAPT_STREAM_CODEC_H_
 
@@ -14,58 +14,58 @@
 
 namespace rapt::native {
 
-// What a message may have beside its tensors' bytes.
+// Maximum size of a message without its tensors' bytes.
 inline constexpr int64_t kMaxHeaderBytes = 64 * 1024;
 inline constexpr int64_t kMaxChunkFieldBytes = 1024;
 
-// The first message, without deadline and cancellation. InvalidArgument names the field, what came
-// and what is allowed.
+// Decodes the first message. Deadline and cancellation are not set. InvalidArgument names the
+// field, the value received and the values allowed.
 absl::StatusOr<StreamRequest> DecodeStreamHeader(const MessageBytes& message);
 
-// The largest message of a chunk that such a stream may send.
+// Returns the size of the largest chunk message of such a stream.
 int64_t MaxChunkMessageBytes(const ChunkedPlan& plan);
 
-// ResourceExhausted where a message could not hold what such a stream sends or is sent.
+// ResourceExhausted if a chunk in either direction would not fit into a message.
 absl::Status CheckMessageSizes(const ChunkedPlan& plan, int64_t max_message_bytes);
 
-// In what order the chunks come. The plan outlives it.
+// The expected order of the chunks. The plan outlives it.
 class ChunkOrder {
  public:
   explicit ChunkOrder(const ChunkedPlan& plan) : plan_(plan) { SkipWhatIsOver(); }
 
   struct Expected {
     bool is_keys = false;  // K and V; else Q
-    bool streams = false;  // else it stays
+    bool streams = false;  // else resident
     RowRange rows;
   };
-  // The chunk that comes next; nothing after the last one.
+  // Returns the next expected chunk, nullopt after the last one.
   std::optional<Expected> next() const;
   void Advance();
 
  private:
-  // Of the tensors that are due now.
+  // Of the tensors of the current side.
   int64_t Length() const;
   int64_t ChunkLength() const;
   bool IsKeys() const { return streams_ == plan_.keys_stream(); }
   void SkipWhatIsOver();
 
   const ChunkedPlan& plan_;
-  bool streams_ = false;  // what stays has come
+  bool streams_ = false;  // the resident side is complete
   int64_t begin_ = 0;
 };
 
 // "queries [0, 16)"
 std::string ToText(const ChunkOrder::Expected& expected);
 
-// A later message, which has to be that chunk. Refers to the message's bytes. InvalidArgument says
-// what was expected and what came.
+// Decodes a later message, which must be `expected`. The result references the message's bytes.
+// InvalidArgument states the chunk expected and the chunk received.
 absl::StatusOr<StreamChunk> DecodeChunk(const MessageBytes& message, const ChunkedPlan& plan,
                                         const std::optional<ChunkOrder::Expected>& expected);
 
-// What a step gave: an OutputChunk, or a ScoreChunk where there are scores alone.
+// The result of a step: an OutputChunk, or a ScoreChunk if the step computed only scores.
 AnswerMessage EncodeOutput(const StepResult& result);
 
-// The StreamEnd.
+// Encodes the StreamEnd.
 AnswerMessage EncodeEnd(const ChunkedPlan& plan, std::chrono::nanoseconds queue_time,
                         std::chrono::nanoseconds compute_time);
 
