@@ -10,10 +10,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "attention/checkpoint.h"
 #include "attention/plan.h"
 #include "attention/problem.h"
 #include "base/check.h"
-#include "base/checkpoint.h"
 
 namespace rapt {
 

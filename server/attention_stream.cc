@@ -6,8 +6,8 @@
 
 #include "attention/backend.h"
 #include "base/checked_math.h"
-#include "base/rejection.h"
 #include "base/round_up.h"
+#include "server/rejection.h"
 
 namespace rapt {
 namespace {

@@ -15,7 +15,7 @@
 #include "attention/backend.h"
 #include "base/check.h"
 #include "base/checked_math.h"
-#include "base/rejection.h"
+#include "server/rejection.h"
 
 namespace rapt {
 namespace {

@@ -8,8 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attention/checkpoint.h"
 #include "base/byte_slice.h"
-#include "base/checkpoint.h"
 
 namespace rapt::cpu {
 

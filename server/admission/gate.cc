@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "base/rejection.h"
+#include "server/rejection.h"
 
 namespace rapt {
 namespace {

@@ -14,9 +14,9 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "base/queue_state.h"
 #include "base/timer.h"
 #include "server/admission/memory_budget.h"
+#include "server/queue_state.h"
 
 namespace rapt {
 

@@ -1,7 +1,7 @@
 #include "server/calls/open_calls.h"
 
 #include "absl/strings/str_cat.h"
-#include "base/rejection.h"
+#include "server/rejection.h"
 
 namespace rapt {
 

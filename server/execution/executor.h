@@ -18,10 +18,10 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "base/checkpoint.h"
+#include "attention/checkpoint.h"
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "base/queue_state.h"
+#include "server/queue_state.h"
 
 namespace rapt {
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "base/rejection.h"
 #include "server/calls/call_report.h"
 #include "server/metrics/instruments.h"
+#include "server/rejection.h"
 
 namespace rapt {
 

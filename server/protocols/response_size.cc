@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
-#include "base/rejection.h"
+#include "server/rejection.h"
 
 namespace rapt {
 namespace {

@@ -11,6 +11,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # file belongs to decides alone. "x/" is everything below x; "x/*.h" is the headers right in x.
 ATTENTION = ("attention/*.h", "attention/mechanism/*/*.h")
 BACKENDS = ("attention/cpu/", "attention/cudnn/", "attention/reference/")
+# Plain values that every part of the server may pass on.
+VALUES = ("server/queue_state.h", "server/rejection.h", "server/request.h")
 RULES = {
     "base/": (),
     "attention/*": (ATTENTION, "base/"),
@@ -24,9 +26,12 @@ RULES = {
     "server/main.cc": ("server/", "proto/", "attention/", "base/"),
     "server/options.*": (ATTENTION, "base/"),
     "server/request.*": (ATTENTION, "base/"),
+    "server/queue_state.*": (),
+    "server/rejection.*": (),
+    "server/housekeeper.*": ("base/",),
     "server/engine.*": (
         "server/attention_stream.h",
-        "server/request.h",
+        *VALUES,
         "server/admission/",
         "server/execution/",
         "server/metrics/",
@@ -35,19 +40,19 @@ RULES = {
     ),
     "server/readiness.*": ("server/execution/", ATTENTION, "base/"),
     "server/attention_stream.*": (
-        "server/request.h",
+        *VALUES,
         "server/admission/",
         "server/execution/",
         ATTENTION,
         "base/",
     ),
-    "server/calls/": ("server/request.h", ATTENTION, "base/"),
+    "server/calls/": (*VALUES, ATTENTION, "base/"),
     # A request is made of the library's values, so that a codec names them.
-    "server/protocols/": ("server/request.h", "server/attention_stream.h", "server/calls/", "server/shared_memory/", ATTENTION, "base/", "proto/"),
+    "server/protocols/": (*VALUES, "server/attention_stream.h", "server/calls/", "server/shared_memory/", ATTENTION, "base/", "proto/"),
     "server/wire/": (
         "server/engine.h",
         "server/attention_stream.h",
-        "server/request.h",
+        *VALUES,
         "server/calls/",
         "server/protocols/",
         "server/shared_memory/",
@@ -56,9 +61,9 @@ RULES = {
         "proto/",
     ),
     "server/shared_memory/": ("base/",),
-    "server/admission/": ("server/request.h", ATTENTION, "base/"),
-    "server/execution/": ("server/request.h", ATTENTION, "base/"),
-    "server/metrics/": ("server/calls/", ATTENTION, "base/"),
+    "server/admission/": (*VALUES, ATTENTION, "base/"),
+    "server/execution/": (*VALUES, ATTENTION, "base/"),
+    "server/metrics/": (*VALUES, "server/calls/", ATTENTION, "base/"),
     "client/": ("proto/", "base/"),
     "client/cpp/": ("proto/", "base/"),
     # The command line speaks through the library; `--local` computes in process.

@@ -8,10 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "attention/native_field_names.h"
-#include "base/rejection.h"
 #include "base/wire_format.h"
 #include "server/protocols/rapt/codec.h"
 #include "server/protocols/response_size.h"
+#include "server/rejection.h"
 
 namespace rapt::native {
 namespace {

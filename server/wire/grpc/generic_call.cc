@@ -8,7 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "base/rejection.h"
+#include "server/rejection.h"
 #include "server/wire/grpc/deadline.h"
 
 namespace rapt {

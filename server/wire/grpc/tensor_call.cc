@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "base/rejection.h"
+#include "server/rejection.h"
 #include "server/wire/grpc/status.h"
 #include "server/wire/grpc/traceparent.h"
 

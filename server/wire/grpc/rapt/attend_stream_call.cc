@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/rejection.h"
+#include "server/rejection.h"
 #include "server/wire/grpc/status.h"
 #include "server/wire/grpc/traceparent.h"
 

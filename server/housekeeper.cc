@@ -1,4 +1,4 @@
-#include "base/housekeeper.h"
+#include "server/housekeeper.h"
 
 #include <malloc.h>
 

@@ -1,7 +1,7 @@
 // Why a call was turned away although nothing is wrong with its request, beside the status that its
 // caller gets: for counting.
-#ifndef RAPT_BASE_REJECTION_H_
-#define RAPT_BASE_REJECTION_H_
+#ifndef RAPT_SERVER_REJECTION_H_
+#define RAPT_SERVER_REJECTION_H_
 
 #include <cstdint>
 
@@ -35,4 +35,4 @@ Rejection RejectionOf(const absl::Status& status);
 
 }  // namespace rapt
 
-#endif  // RAPT_BASE_REJECTION_H_
+#endif  // RAPT_SERVER_REJECTION_H_

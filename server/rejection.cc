@@ -1,4 +1,4 @@
-#include "base/rejection.h"
+#include "server/rejection.h"
 
 #include <optional>
 #include <string>

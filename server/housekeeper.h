@@ -1,6 +1,6 @@
 // Memory that a burst of requests leaves behind: kept for the next one, then back to the system.
-#ifndef RAPT_BASE_HOUSEKEEPER_H_
-#define RAPT_BASE_HOUSEKEEPER_H_
+#ifndef RAPT_SERVER_HOUSEKEEPER_H_
+#define RAPT_SERVER_HOUSEKEEPER_H_
 
 #include <chrono>
 #include <functional>
@@ -48,4 +48,4 @@ class Housekeeper {
 
 }  // namespace rapt
 
-#endif  // RAPT_BASE_HOUSEKEEPER_H_
+#endif  // RAPT_SERVER_HOUSEKEEPER_H_

@@ -1,5 +1,5 @@
-#ifndef RAPT_BASE_CHECKPOINT_H_
-#define RAPT_BASE_CHECKPOINT_H_
+#ifndef RAPT_ATTENTION_CHECKPOINT_H_
+#define RAPT_ATTENTION_CHECKPOINT_H_
 
 namespace rapt {
 
@@ -14,4 +14,4 @@ struct Checkpoint {
 
 }  // namespace rapt
 
-#endif  // RAPT_BASE_CHECKPOINT_H_
+#endif  // RAPT_ATTENTION_CHECKPOINT_H_

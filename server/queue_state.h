@@ -1,5 +1,5 @@
-#ifndef RAPT_BASE_QUEUE_STATE_H_
-#define RAPT_BASE_QUEUE_STATE_H_
+#ifndef RAPT_SERVER_QUEUE_STATE_H_
+#define RAPT_SERVER_QUEUE_STATE_H_
 
 #include <chrono>
 #include <cstdint>
@@ -14,4 +14,4 @@ struct QueueState {
 
 }  // namespace rapt
 
-#endif  // RAPT_BASE_QUEUE_STATE_H_
+#endif  // RAPT_SERVER_QUEUE_STATE_H_
