@@ -3,11 +3,11 @@
 
 namespace rapt {
 
-// What a long task passes every now and then. A plain struct, without a function, so that kernels
-// can share it.
+// A callback that a long task invokes periodically. A plain struct without functions, so that
+// kernels can share it.
 struct Checkpoint {
-  // Other work may be done on this thread before it returns. False: give the task up, whatever it
-  // leaves behind does not matter. Null: nobody ever interrupts.
+  // May run other work on this thread before it returns. False: abandon the task; its partial
+  // output is discarded. Null: the task is never interrupted.
   bool (*go_on)(void* context) = nullptr;
   void* context = nullptr;
 };

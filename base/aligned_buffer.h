@@ -1,4 +1,4 @@
-// Uninitialised bytes aligned to a cache line, owned.
+// An owned, uninitialised buffer aligned to a cache line.
 #ifndef RAPT_BASE_ALIGNED_BUFFER_H_
 #define RAPT_BASE_ALIGNED_BUFFER_H_
 
@@ -16,7 +16,7 @@ class AlignedBuffer {
   static constexpr size_t kAlignment = 64;
 
   AlignedBuffer() = default;
-  // Throws std::bad_alloc where the system refuses; a size of 0 holds nothing.
+  // Throws std::bad_alloc if the allocation fails. A size of 0 allocates nothing.
   explicit AlignedBuffer(size_t bytes) : size_(bytes) {
     if (bytes == 0) return;
     const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;

@@ -14,7 +14,7 @@
 namespace rapt {
 namespace {
 
-// Below this a buffer is a few pages: malloc has them at hand.
+// A smaller buffer is a few pages, which malloc has ready.
 constexpr int64_t kLeastMapped = 64 * 1024;
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
@@ -22,7 +22,7 @@ constexpr int kClassesPerDoubling = 8;
 
 bool IsMapped(int64_t class_bytes) { return class_bytes >= kLeastMapped; }
 
-// Aligned to a huge page where it is as large as some: one fault instead of 512.
+// Aligned to a huge page if at least that large: one page fault instead of 512.
 std::byte* Map(int64_t bytes) {
   const int64_t slack = bytes >= kHugePage ? kHugePage : 0;
   void* mapped = mmap(nullptr, static_cast<size_t>(bytes + slack), PROT_READ | PROT_WRITE,
@@ -56,7 +56,7 @@ void PooledBuffer::Release() {
 }
 
 int64_t BufferPool::SizeOfClass(int64_t bytes) {
-  if (bytes > std::numeric_limits<int64_t>::max() / 4) return bytes;  // no memory has that much
+  if (bytes > std::numeric_limits<int64_t>::max() / 4) return bytes;  // larger than any memory
   if (bytes < kLeastMapped) return RoundUp(bytes, PooledBuffer::kAlignment);
   const int64_t power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes)));
   return RoundUp(bytes, std::max(power / kClassesPerDoubling, kPage));
@@ -138,7 +138,7 @@ void BufferPool::Trim(Instant then) {
   UnmapAll(old);
 }
 
-// Outside of the lock: to give gigabytes back takes a while.
+// Runs outside the lock: unmapping gigabytes takes a while.
 void BufferPool::UnmapAll(absl::Span<const Mapping> mappings) {
   for (const Mapping& mapping : mappings) {
     munmap(mapping.data, static_cast<size_t>(mapping.bytes));

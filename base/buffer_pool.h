@@ -1,5 +1,5 @@
-// Large buffers that are used again: a page that was touched before costs nothing, a fresh one
-// costs more than copying it does.
+// A pool of large buffers. Reusing a page that was touched before is free; a page fault costs more
+// than copying the page.
 #ifndef RAPT_BASE_BUFFER_POOL_H_
 #define RAPT_BASE_BUFFER_POOL_H_
 
@@ -18,7 +18,7 @@ namespace rapt {
 
 class BufferPool;
 
-// Bytes of any content, aligned to a cache line. They go back to their pool on destruction.
+// Uninitialised bytes aligned to a cache line. Returned to their pool on destruction.
 class PooledBuffer {
  public:
   static constexpr int64_t kAlignment = 64;
@@ -43,11 +43,11 @@ class PooledBuffer {
   int64_t size_ = 0;
 };
 
-// Thread-safe. Outlives its buffers.
+// Thread-safe. REQUIRES: outlives its buffers.
 //
-// Small sizes come from the heap. Larger ones are rounded up to a class, an eighth of a power of
-// two, and mapped; those that are given back wait for the next of their class. Buffers in use and
-// those that wait never exceed the capacity together, as long as those in use alone don't.
+// Small buffers come from the heap. Larger sizes are rounded up to a size class, an eighth of a
+// power of two, and mapped; a released buffer stays idle until a request of its class reuses it.
+// Used and idle bytes together stay within the capacity unless the used bytes alone exceed it.
 class BufferPool {
  public:
   BufferPool(int64_t capacity_bytes, const Clock& clock)
@@ -56,16 +56,16 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  // What a buffer of that size really takes; at most an eighth more, and never beyond int64.
+  // Returns the bytes that a buffer of this size occupies: at most an eighth more. Never overflows.
   static int64_t SizeOfClass(int64_t bytes);
 
-  // Throws std::bad_alloc where the system refuses.
+  // Throws std::bad_alloc if the allocation fails.
   PooledBuffer Take(int64_t bytes);
 
-  // Gives back to the system what has waited since before `then`.
+  // Unmaps buffers that have been idle since before `then`.
   void Trim(Instant then);
 
-  // What waits to be used again.
+  // Returns the bytes held idle for reuse.
   int64_t idle_bytes() const;
 
  private:
@@ -76,8 +76,8 @@ class BufferPool {
   };
 
   void GiveBack(std::byte* data, int64_t bytes);
-  // Gives up idle buffers until so many more bytes can be mapped; to be unmapped once the lock is
-  // free.
+  // Removes idle buffers until `bytes` more can be mapped. The caller unmaps them after releasing
+  // the lock.
   struct Mapping {
     std::byte* data;
     int64_t bytes;
@@ -88,7 +88,7 @@ class BufferPool {
   const int64_t capacity_bytes_;
   const Clock& clock_;
   mutable Mutex mutex_;
-  // By class; the last of a class is the one used last, whose pages are the warmest.
+  // By class. The last of a class was used most recently and has the warmest pages.
   std::multimap<int64_t, Idle> idle_ ABSL_GUARDED_BY(mutex_);
   int64_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -6,8 +6,8 @@
 
 namespace rapt {
 
-// A piece of a sequence of bytes: those at [begin, end). A plain struct, without a function, so
-// that kernels can share it.
+// The bytes at [begin, end) of a sequence. A plain struct without functions, so that kernels can
+// share it.
 struct ByteSlice {
   const std::byte* data;
   int64_t begin;

@@ -1,5 +1,5 @@
-// RAPT_CHECK(condition, message): a programmer's error aborts with a message. Never for what came
-// from outside, that is an absl::Status.
+// RAPT_CHECK(condition, message): aborts with a message on a programming error. Never use it for
+// external input; return an absl::Status instead.
 #ifndef RAPT_BASE_CHECK_H_
 #define RAPT_BASE_CHECK_H_
 

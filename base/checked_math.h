@@ -1,4 +1,4 @@
-// Arithmetic on sizes that came from outside: nothing on overflow, instead of a wrong number.
+// Arithmetic on sizes from external input. Returns nullopt on overflow.
 #ifndef RAPT_BASE_CHECKED_MATH_H_
 #define RAPT_BASE_CHECKED_MATH_H_
 
@@ -20,7 +20,7 @@ inline std::optional<int64_t> CheckedAdd(int64_t a, int64_t b) {
   return result;
 }
 
-// The product of sizes, each at least 0. A zero anywhere gives 0, whatever the others are.
+// Returns the product; 0 if any factor is 0. REQUIRES: every factor >= 0.
 inline std::optional<int64_t> CheckedProduct(std::span<const int64_t> factors) {
   for (int64_t factor : factors) {
     if (factor == 0) return 0;

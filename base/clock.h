@@ -1,4 +1,4 @@
-// Where the time comes from. Injected, so that tests decide what time it is.
+// The time source. Injected, so that tests control the time.
 #ifndef RAPT_BASE_CLOCK_H_
 #define RAPT_BASE_CLOCK_H_
 
@@ -7,7 +7,7 @@
 
 namespace rapt {
 
-// A point of monotonic time, without meaning outside this process. Instant::max() is never.
+// A point in monotonic time, meaningful only within this process. Instant::max() means never.
 using Instant = std::chrono::steady_clock::time_point;
 
 // Thread-safe.
@@ -22,7 +22,7 @@ class SteadyClock : public Clock {
   Instant Now() const override { return std::chrono::steady_clock::now(); }
 };
 
-// In whole ones, for whom it is told.
+// Whole units, rounded toward zero, for logs and reports.
 inline int64_t Microseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
 }

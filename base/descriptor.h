@@ -7,7 +7,7 @@
 
 namespace rapt {
 
-// A file descriptor that is closed with it; -1 is none.
+// An owned file descriptor, closed on destruction. -1 means none.
 class Descriptor {
  public:
   explicit Descriptor(int number = -1) : number_(number) {}

@@ -1,4 +1,5 @@
-// Memory that the host reaches by copies only.
+// Memory that the host can access only by copies. Shared by attention/cudnn, which implements it,
+// and server/shared_memory, which knows no attention.
 #ifndef RAPT_BASE_DEVICE_MEMORY_H_
 #define RAPT_BASE_DEVICE_MEMORY_H_
 
@@ -10,8 +11,8 @@
 
 namespace rapt {
 
-// Thread-safe. Both copies block until they are done; what they touch lies within size().
-// Unavailable where the device fails, or the memory is no longer there.
+// Thread-safe. Read and Write block until the copy is done and return Unavailable if the device
+// fails or the memory has been freed. REQUIRES: the range lies within size().
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
@@ -21,7 +22,7 @@ class DeviceMemory {
   virtual absl::Status Write(int64_t offset, absl::Span<const std::byte> source) const = 0;
 };
 
-// Where a tensor begins in it. Without memory: it is none of a device.
+// Where a tensor begins in device memory. Null `memory`: the tensor is not on a device.
 struct DevicePart {
   const DeviceMemory* memory = nullptr;
   int64_t offset = 0;

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The numbers of a file's first line; none where one of them is not a number ("max").
+// Returns the numbers of a file's first line, or none if any word is not a number ("max").
 std::vector<int64_t> ReadNumbers(const fs::path& path) {
   std::ifstream file(path);
   std::string line;
@@ -34,8 +34,8 @@ std::vector<int64_t> ReadNumbers(const fs::path& path) {
   return numbers;
 }
 
-// Our cgroup, as /proc/self/cgroup names it: "0::/path" in version 2, "4:memory:/path" in
-// version 1. Not rooted, so that it can be appended to a mount point.
+// Returns our cgroup's path from /proc/self/cgroup: "0::/path" in version 2, "4:memory:/path" in
+// version 1. Relative, so that it can be appended to a mount point.
 std::optional<fs::path> OwnCgroup(const fs::path& root, absl::string_view controller) {
   std::ifstream file(root / "proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -49,7 +49,7 @@ std::optional<fs::path> OwnCgroup(const fs::path& root, absl::string_view contro
   return std::nullopt;
 }
 
-// Calls `visit` for our cgroup's folder below `mount` and every one above it: each may set a limit.
+// Calls `visit` for our cgroup's directory below `mount` and its parents: each may set a limit.
 void ForEachCgroup(const fs::path& root, const fs::path& mount, absl::string_view controller,
                    const std::function<void(const fs::path&)>& visit) {
   const std::optional<fs::path> own = OwnCgroup(root, controller);

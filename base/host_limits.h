@@ -1,4 +1,4 @@
-// What this process was given of the machine: its share by cgroup (version 1 or 2) and affinity.
+// The CPU and memory limits of this process, from cgroups (version 1 or 2) and CPU affinity.
 #ifndef RAPT_BASE_HOST_LIMITS_H_
 #define RAPT_BASE_HOST_LIMITS_H_
 
@@ -8,11 +8,11 @@
 namespace rapt {
 
 struct HostLimits {
-  int cores = 1;             // a fractional CPU quota counts as the next whole core
-  int64_t memory_bytes = 0;  // the least of physical memory and every cgroup limit above us
+  int cores = 1;             // a fractional CPU quota is rounded up
+  int64_t memory_bytes = 0;  // the minimum of physical memory and all cgroup limits above us
 };
 
-// Reads /proc and /sys below `root`; a file that is missing or odd is no limit. Never fails.
+// Reads /proc and /sys below `root`. Ignores missing or malformed files. Never fails.
 HostLimits ReadHostLimits(const std::filesystem::path& root = "/");
 
 }  // namespace rapt

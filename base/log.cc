@@ -90,7 +90,7 @@ void SetLogFormat(LogFormat format) { log_format = format; }
 
 void Log(LogLevel level, absl::string_view event, absl::Span<const LogField> fields) {
   const std::string line = FormatLogLine(log_format, absl::Now(), level, event, fields);
-  // A log that can't be written is no reason to stop serving.
+  // A failed write must not stop the server.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 

@@ -1,4 +1,4 @@
-// One structured line an event, on stderr, as text
+// Structured logging: one line per event on stderr, as text
 //
 //     2026-01-31T12:00:00.123Z INFO draining signal=SIGTERM open_calls=3
 //
@@ -7,7 +7,7 @@
 //
 //     {"time":"2026-01-31T12:00:00.123Z","level":"INFO","event":"draining","signal":"SIGTERM","open_calls":3}
 //
-// where bytes beyond ASCII are the characters of their number.
+// where a non-ASCII byte becomes the code point of the same value.
 #ifndef RAPT_BASE_LOG_H_
 #define RAPT_BASE_LOG_H_
 
@@ -34,13 +34,13 @@ struct LogField {
   bool is_number = false;
 };
 
-// Of all lines from now on; text unless it is called. Thread-safe.
+// Sets the format of all later lines. The default is text. Thread-safe.
 void SetLogFormat(LogFormat format);
 
-// Thread-safe: a line is written whole, with one system call.
+// Thread-safe: each line is written with one system call.
 void Log(LogLevel level, absl::string_view event, absl::Span<const LogField> fields = {});
 
-// The line that Log writes, its newline included.
+// Returns the line that Log writes, including its newline.
 std::string FormatLogLine(LogFormat format, absl::Time time, LogLevel level,
                           absl::string_view event, absl::Span<const LogField> fields);
 

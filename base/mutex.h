@@ -1,5 +1,5 @@
 // std::mutex with Clang's thread-safety annotations. Not absl::Mutex: Debian's Abseil is built
-// without ThreadSanitizer, which then reports races that are none.
+// without ThreadSanitizer, which then reports false races.
 #ifndef RAPT_BASE_MUTEX_H_
 #define RAPT_BASE_MUTEX_H_
 
@@ -42,7 +42,7 @@ class CondVar {
     cond_.wait(lock);
     lock.release();
   }
-  // False when the time ran out first.
+  // Returns false on timeout.
   bool WaitFor(Mutex& mutex, std::chrono::nanoseconds timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);

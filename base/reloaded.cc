@@ -17,7 +17,7 @@ namespace {
 
 absl::Status Unreadable(const NamedFile& file, absl::string_view reason) {
   return absl::InvalidArgumentError(
-      absl::StrCat("the file of ", file.flag, " can't be read: ", reason));
+      absl::StrCat("cannot read the file of ", file.flag, ": ", reason));
 }
 
 absl::StatusOr<std::string> ReadFile(const NamedFile& file) {
@@ -32,7 +32,7 @@ absl::StatusOr<std::string> ReadFile(const NamedFile& file) {
   }
   if (count < 0) return Unreadable(file, std::strerror(errno));
   if (static_cast<int64_t>(bytes.size()) <= FileWatch::kMaxBytes) return bytes;
-  return Unreadable(file, absl::StrCat("it has more than ", FileWatch::kMaxBytes, " bytes"));
+  return Unreadable(file, absl::StrCat("it is larger than ", FileWatch::kMaxBytes, " bytes"));
 }
 
 absl::StatusOr<std::vector<std::string>> ReadFiles(const std::vector<NamedFile>& files) {

@@ -1,4 +1,4 @@
-// Values that files hold and that change when the files are replaced: certificates, tokens.
+// Values parsed from files that may be replaced at run time, such as certificates and tokens.
 #ifndef RAPT_BASE_RELOADED_H_
 #define RAPT_BASE_RELOADED_H_
 
@@ -18,24 +18,24 @@
 namespace rapt {
 
 struct NamedFile {
-  std::string flag;  // "--tls_key": what errors and logs call it, for paths are nobody's business
+  std::string flag;  // "--tls_key": the name in errors and logs, which do not expose paths
   std::string path;
 };
 
-// Looks whether files have changed. Not for two threads at once.
+// Detects whether files have changed. Not thread-safe.
 class FileWatch {
  public:
-  static constexpr int64_t kMaxBytes = 1 << 20;  // of a file
+  static constexpr int64_t kMaxBytes = 1 << 20;  // per file
 
   explicit FileWatch(std::vector<NamedFile> files) : files_(std::move(files)) {}
 
-  // Reads all files. True where that came out otherwise than the last time; contents() has it.
+  // Reads all files. Returns true if contents() has changed since the previous call.
   bool HasChanged();
 
-  // What the files hold, in their order. InvalidArgument names the flag of one that can't be read.
+  // The contents in the order of the files. InvalidArgument names the flag of an unreadable file.
   const absl::StatusOr<std::vector<std::string>>& contents() const { return contents_; }
 
-  // Of all of them: "--tls_cert --tls_key".
+  // Returns the flags of all files: "--tls_cert --tls_key".
   std::string Flags() const;
 
  private:
@@ -43,18 +43,18 @@ class FileWatch {
   absl::StatusOr<std::vector<std::string>> contents_;
 };
 
-// A log line for files that were replaced: that the new ones count, or why the old ones still do.
+// Logs that replaced files are in use, or why the previous contents remain in use.
 void LogReload(const FileWatch& files, const absl::Status& status);
 
-// A value made of files' contents, and made anew once they are replaced. Files that can't be read
-// or that make no sense leave it as it is. Thread-safe.
+// A value parsed from files, and parsed again when they change. Unreadable or invalid files leave
+// the previous value in use. Thread-safe.
 template <typename T>
 class Reloaded {
  public:
-  // In the order of the files. InvalidArgument names the flag.
+  // `contents` is in the order of the files. Returns InvalidArgument naming the flag.
   using Parse = absl::StatusOr<T> (*)(const std::vector<std::string>& contents);
 
-  // The error is ReadFiles()'s or the parser's. `clock` outlives this.
+  // Returns the error of reading or parsing. REQUIRES: `clock` outlives this.
   static absl::StatusOr<std::unique_ptr<Reloaded>> Load(std::vector<NamedFile> files, Parse parse,
                                                         const Clock& clock) {
     FileWatch watch(std::move(files));
@@ -65,12 +65,12 @@ class Reloaded {
     return absl::WrapUnique(new Reloaded(std::move(watch), parse, *std::move(value), clock));
   }
 
-  // As the files were at most a second ago: nobody looks at them but callers of this.
+  // Returns a value at most a second old. Files are checked only here, by the calling thread.
   std::shared_ptr<const T> Get() {
-    if (clock_.Now() >= next_look_.load() && !looking_.exchange(true)) {
-      Look();
-      next_look_ = clock_.Now() + kInterval;
-      looking_ = false;
+    if (clock_.Now() >= next_check_.load() && !checking_.exchange(true)) {
+      Check();
+      next_check_ = clock_.Now() + kInterval;
+      checking_ = false;
     }
     MutexLock lock(mutex_);
     return value_;
@@ -85,7 +85,7 @@ class Reloaded {
         files_(std::move(files)),
         value_(std::make_shared<const T>(std::move(value))) {}
 
-  void Look() {
+  void Check() {
     if (!files_.HasChanged()) return;
     const auto& contents = files_.contents();
     absl::StatusOr<T> value = contents.ok() ? parse_(*contents) : contents.status();
@@ -98,9 +98,9 @@ class Reloaded {
 
   const Clock& clock_;
   const Parse parse_;
-  FileWatch files_;  // of the thread that looks
-  std::atomic<bool> looking_{false};
-  std::atomic<Instant> next_look_{Instant::min()};
+  FileWatch files_;  // used only by the thread that set checking_
+  std::atomic<bool> checking_{false};
+  std::atomic<Instant> next_check_{Instant::min()};
   Mutex mutex_;
   std::shared_ptr<const T> value_ ABSL_GUARDED_BY(mutex_);
 };

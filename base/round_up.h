@@ -1,4 +1,4 @@
-// Sizes and offsets in whole steps.
+// Rounding of sizes and offsets.
 #ifndef RAPT_BASE_ROUND_UP_H_
 #define RAPT_BASE_ROUND_UP_H_
 
@@ -6,7 +6,7 @@
 
 namespace rapt {
 
-// The least multiple of `step` that is not less than `n`, which is at least 0; their sum must fit.
+// Returns the smallest multiple of `step` >= `n`. REQUIRES: n >= 0, step > 0, their sum fits.
 constexpr int64_t RoundUp(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 }  // namespace rapt

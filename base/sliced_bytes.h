@@ -1,4 +1,4 @@
-// Bytes in pieces, as a transport delivers them: read where they are, rather than gathered first.
+// Bytes in slices, as a transport delivers them, read in place instead of being gathered first.
 #ifndef RAPT_BASE_SLICED_BYTES_H_
 #define RAPT_BASE_SLICED_BYTES_H_
 
@@ -11,17 +11,17 @@
 
 namespace rapt {
 
-// A part of a sequence of slices that follow each other without a gap or an empty one. Non-owning.
+// A part of a sequence of contiguous, non-empty slices. Non-owning.
 struct SlicedBytes {
   absl::Span<const ByteSlice> slices;
-  int64_t offset = 0;  // of the part's first byte in the sequence
+  int64_t offset = 0;  // position of the part's first byte in the sequence
 
-  // Copies bytes [begin, begin + size) of the part, which lie within the slices.
+  // Copies bytes [begin, begin + size) of the part. REQUIRES: they lie within the slices.
   void Copy(int64_t begin, int64_t size, std::byte* target) const;
 };
 
-// Where pieces lie that follow each other; the empty ones are left out. A piece has begin() and
-// size(), as a transport's slices do.
+// Returns where consecutive pieces lie, without the empty ones. A piece has begin() and size(), as
+// a transport's slices do.
 template <typename Pieces>
 std::vector<ByteSlice> PlacesOf(const Pieces& pieces) {
   std::vector<ByteSlice> places;

@@ -60,7 +60,7 @@ void ThreadPool::ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t, int)
   Drain(job, 0);
   SpinUntil([this] { return busy_ == 0; });
   MutexLock lock(mutex_);
-  job_ = nullptr;  // Who has not picked it up by now finds nothing.
+  job_ = nullptr;  // A worker that has not picked it up by now finds nothing.
   while (busy_ > 0) job_left_.Wait(mutex_);
 }
 
@@ -75,7 +75,7 @@ void ThreadPool::WorkerLoop(int worker) {
       if (stopping_) return;
       seen = generation_;
       job = job_;
-      if (job == nullptr) continue;  // It was over before this worker came.
+      if (job == nullptr) continue;  // The job ended before this worker woke.
       ++busy_;
     }
     Drain(*job, worker);

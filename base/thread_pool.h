@@ -13,13 +13,13 @@
 
 namespace rapt {
 
-// Thread-safe; jobs from several threads run one after the other. The calling thread is worker 0,
-// so a pool of one starts no thread. Who waits, for a job or for its end, spins for some
+// Thread-safe; jobs from several threads run one after another. The calling thread is worker 0, so
+// a pool of one starts no thread. A thread that waits for a job or for its end spins for some
 // microseconds before it sleeps: jobs often follow each other closely, and a small one costs less
 // than waking a thread.
 class ThreadPool {
  public:
-  // Throws std::system_error where the system refuses a thread.
+  // Throws std::system_error if a thread cannot be started.
   explicit ThreadPool(int workers);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -28,7 +28,7 @@ class ThreadPool {
   int workers() const { return static_cast<int>(threads_.size()) + 1; }
 
   // Calls body(task, worker) for every task in [0, tasks), handed out in order; blocks until all
-  // are done. No two calls at once have the same worker.
+  // are done. Concurrent calls have different workers.
   void ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t task, int worker)> body);
 
  private:
@@ -47,7 +47,7 @@ class ThreadPool {
   CondVar job_posted_;
   CondVar job_left_;
   Job* job_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  // Written under mutex_, so that who sleeps misses no change; read without it while spinning.
+  // Written under mutex_, so that no sleeping worker misses a change; spinning reads without it.
   std::atomic<uint64_t> generation_{0};
   std::atomic<int> busy_{0};
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

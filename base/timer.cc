@@ -6,7 +6,7 @@
 namespace rapt {
 namespace {
 
-// Waiting longer at once could overflow the condition variable's own sum.
+// A longer wait could overflow the sum that the condition variable computes.
 constexpr std::chrono::hours kLongestWait{1};
 
 }  // namespace
@@ -44,12 +44,12 @@ void Timer::Loop() {
     wakes_at_ = Instant::min();
     due_.erase(due_.begin());
     alarm->when_ = Instant::max();
-    ringing_ = alarm;
+    firing_ = alarm;
     mutex_.Unlock();
-    alarm->ring_();
+    alarm->callback_();
     mutex_.Lock();
-    ringing_ = nullptr;
-    rang_.SignalAll();
+    firing_ = nullptr;
+    fired_.SignalAll();
   }
 }
 
@@ -60,8 +60,8 @@ void Timer::Set(Alarm& alarm, Instant when, bool only_if_earlier) {
   alarm.when_ = when;
   if (when == Instant::max()) return;
   due_.insert({when, &alarm});
-  // Waking it costs more than all else here, and of most alarms, which are cancelled long before
-  // their time, it need not know: it wakes for the earliest of those that there were.
+  // Waking the thread costs more than everything else here. Most alarms are cancelled long before
+  // they are due and need no wakeup: the thread wakes for the earliest alarm set so far.
   if (when < wakes_at_) changed_.Signal();
 }
 
@@ -70,8 +70,8 @@ void Timer::Cancel(Alarm& alarm) {
   for (;;) {
     if (alarm.when_ != Instant::max()) due_.erase({alarm.when_, &alarm});
     alarm.when_ = Instant::max();
-    if (ringing_ != &alarm || thread_.get_id() == std::this_thread::get_id()) return;
-    rang_.Wait(mutex_);  // what rings may set itself anew
+    if (firing_ != &alarm || thread_.get_id() == std::this_thread::get_id()) return;
+    fired_.Wait(mutex_);  // the callback may set the alarm again
   }
 }
 

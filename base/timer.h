@@ -1,4 +1,4 @@
-// Alarms on one thread, by an injected clock.
+// Alarms that fire on one thread, driven by an injected clock.
 #ifndef RAPT_BASE_TIMER_H_
 #define RAPT_BASE_TIMER_H_
 
@@ -15,7 +15,7 @@ namespace rapt {
 
 class Alarm;
 
-// Thread-safe. Outlives its alarms.
+// Thread-safe. REQUIRES: outlives its alarms.
 class Timer {
  public:
   explicit Timer(const Clock& clock);
@@ -23,7 +23,7 @@ class Timer {
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
-  // Looks at the clock again: for clocks that are moved by hand.
+  // Reads the clock again. For clocks that tests move.
   void Wake();
 
  private:
@@ -36,36 +36,37 @@ class Timer {
   const Clock& clock_;
   Mutex mutex_;
   CondVar changed_;
-  CondVar rang_;
+  CondVar fired_;
   std::set<std::pair<Instant, Alarm*>> due_ ABSL_GUARDED_BY(mutex_);
-  Instant wakes_at_ ABSL_GUARDED_BY(mutex_) = Instant::min();  // by itself; min: it is awake
-  Alarm* ringing_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  Instant wakes_at_ ABSL_GUARDED_BY(mutex_) = Instant::min();  // without a signal; min: it is awake
+  Alarm* firing_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
-// Rings on the timer's thread, once for each time that it is set, unless it is set anew or
-// cancelled before. What it does there must be short. Thread-safe, but for its destruction.
+// Fires on the timer's thread once for each Set(), unless it is set again or cancelled before.
+// The callback must be short. Thread-safe except for destruction.
 class Alarm {
  public:
-  Alarm(Timer& timer, absl::AnyInvocable<void()> ring) : timer_(timer), ring_(std::move(ring)) {}
+  Alarm(Timer& timer, absl::AnyInvocable<void()> callback)
+      : timer_(timer), callback_(std::move(callback)) {}
   ~Alarm() { Cancel(); }
   Alarm(const Alarm&) = delete;
   Alarm& operator=(const Alarm&) = delete;
 
-  // Instead of the time it was set for.
+  // Replaces the time it was set for, if any.
   void Set(Instant when) { timer_.Set(*this, when, /*only_if_earlier=*/false); }
-  // Unless it is set for an earlier time.
+  // Has no effect if it is set for an earlier time.
   void SetNoLaterThan(Instant when) { timer_.Set(*this, when, /*only_if_earlier=*/true); }
 
-  // Afterwards it neither rings nor is it ringing; but an alarm may cancel itself.
+  // On return the callback is neither pending nor running, unless the callback itself calls this.
   void Cancel() { timer_.Cancel(*this); }
 
  private:
   friend class Timer;
 
   Timer& timer_;
-  absl::AnyInvocable<void()> ring_;
+  absl::AnyInvocable<void()> callback_;
   Instant when_ = Instant::max();  // guarded by the timer's mutex; max: not set
 };
 

@@ -1,4 +1,4 @@
-// Text from outside that comes back in messages.
+// Truncation of external text that is echoed in messages.
 #ifndef RAPT_BASE_UTF8_H_
 #define RAPT_BASE_UTF8_H_
 
@@ -8,13 +8,15 @@
 
 namespace rapt {
 
-// As much of the beginning of `text`, which is UTF-8, as fits `max_bytes`, in whole characters:
-// Protocol Buffers refuse a message with a part of one.
-inline absl::string_view BeginningOf(absl::string_view text, size_t max_bytes) {
+// Returns the longest prefix of `text` that fits `max_bytes` and ends at a whole character:
+// Protocol Buffers rejects strings with a partial one. REQUIRES: `text` is UTF-8.
+inline absl::string_view Utf8Prefix(absl::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return text;
-  const auto goes_on = [](char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; };
+  const auto is_continuation = [](char byte) {
+    return (static_cast<unsigned char>(byte) & 0xC0) == 0x80;
+  };
   size_t end = max_bytes;
-  while (end > 0 && goes_on(text[end])) --end;
+  while (end > 0 && is_continuation(text[end])) --end;
   return text.substr(0, end);
 }
 

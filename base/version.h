@@ -5,7 +5,7 @@
 
 namespace rapt {
 
-// "0.1.0", as the build states it.
+// Returns the version of the build, such as "0.1.0".
 absl::string_view Version();
 
 }  // namespace rapt

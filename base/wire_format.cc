@@ -21,17 +21,17 @@ enum WireType : uint32_t {
   kFixed32 = 5,
 };
 
-// As deep as generated code goes.
+// The nesting limit of generated code.
 constexpr int kMaxDepth = 100;
 
-// Reads forward through the slices. Each read says where its message ends, and stops there.
+// Reads forward through the slices. Each read takes the end of its message and stops there.
 class Reader {
  public:
   explicit Reader(const SlicedBytes& bytes) : bytes_(bytes) { Enter(0); }
 
   int64_t position() const { return position_; }
 
-  // Nothing at `end`.
+  // Returns nullopt at `end`.
   std::optional<uint8_t> Byte(int64_t end) {
     if (position_ >= end) return std::nullopt;
     const uint8_t value = static_cast<uint8_t>(*Here());
@@ -39,10 +39,10 @@ class Reader {
     return value;
   }
 
-  // Of at most `most_bytes` bytes. Bits beyond the 64th are dropped, as generated code drops them.
-  std::optional<uint64_t> Varint(int64_t end, int most_bytes) {
+  // Reads at most `max_bytes` bytes. Drops bits beyond the 64th, as generated code does.
+  std::optional<uint64_t> Varint(int64_t end, int max_bytes) {
     uint64_t value = 0;
-    for (int n = 0; n < most_bytes; ++n) {
+    for (int n = 0; n < max_bytes; ++n) {
       const std::optional<uint8_t> byte = Byte(end);
       if (!byte) return std::nullopt;
       value |= static_cast<uint64_t>(*byte & 0x7F) << (7 * n);
@@ -94,8 +94,8 @@ class Splitter {
       return result;
     }
     if (!beyond_limits_.ok()) return beyond_limits_;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the message is no protocol buffer of its type: broken near byte ", reader_.position()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("malformed Protocol Buffers message near byte ", reader_.position()));
   }
 
  private:
@@ -112,7 +112,7 @@ class Splitter {
     return Tag{bits >> 3, bits & 7};
   }
 
-  // Where the length-delimited field ends whose length comes next.
+  // Reads the length of a length-delimited field and returns where the field ends.
   std::optional<int64_t> ReadEnd(int64_t end) {
     const std::optional<uint64_t> length = reader_.Varint(end, 5);
     if (!length || *length > std::numeric_limits<int32_t>::max()) return std::nullopt;
@@ -120,14 +120,14 @@ class Splitter {
     return field_end <= end ? std::optional<int64_t>(field_end) : std::nullopt;
   }
 
-  // Reads a message that ends at `end`. `path` leads to it, and does so again afterwards. What it
-  // has beside its payloads comes to `rest`, in runs as long as they are; nothing where it has
-  // none.
+  // Reads a message that ends at `end`. `path` is the path to it and is restored on return. If the
+  // message has payloads, appends everything else to `rest`, in runs as long as possible; otherwise
+  // appends nothing.
   bool SplitRange(const MessageSchema& schema, int64_t end, FieldPath& path, int index,
                   std::string& rest, Payloads& payloads) {
     absl::InlinedVector<int, 4> counts(schema.fields.size(), 0);
     const size_t payloads_before = payloads.size();
-    int64_t run = reader_.position();  // begins what comes to `rest` next
+    int64_t run = reader_.position();  // start of the next run
     while (reader_.position() < end) {
       const int64_t begin = reader_.position();
       const std::optional<Tag> tag = ReadTag(end);
@@ -169,15 +169,15 @@ class Splitter {
     rest_bytes_ += bytes;
     if (rest_bytes_ <= limits_.rest_bytes) return true;
     beyond_limits_ = absl::InvalidArgumentError(
-        absl::StrCat("beside its tensors' bytes the message has more than the ", limits_.rest_bytes,
-                     " bytes that are allowed"));
+        absl::StrCat("the message without its tensors' bytes is larger than the allowed ",
+                     limits_.rest_bytes, " bytes"));
     return false;
   }
 
   bool CountPayload(size_t count) {
     if (count <= limits_.payloads) return true;
-    beyond_limits_ = absl::InvalidArgumentError(absl::StrCat(
-        "the message has more than the ", limits_.payloads, " tensors that are allowed"));
+    beyond_limits_ = absl::InvalidArgumentError(
+        absl::StrCat("the message has more than the allowed ", limits_.payloads, " tensors"));
     return false;
   }
 
@@ -189,14 +189,14 @@ class Splitter {
     return field == schema.fields.end() ? nullptr : &*field;
   }
 
-  // `begin` is where its tag lies. Counted at each field, also of those inside a group: a group has
-  // no length to skip it by, so that it is walked over, but no further than a message may have.
+  // `begin` is the position of the tag. Bytes are counted at each field, also inside a group: a
+  // group has no length and has to be walked through, but only until the limit is reached.
   bool SkipField(Tag tag, int64_t begin, int64_t end, int depth) {
     if (!SkipValue(tag, end) || !CountRest(reader_.position() - begin)) return false;
     return tag.type != kStartGroup || SkipGroup(tag.number, end, depth + 1);
   }
 
-  // Nothing of a group.
+  // Skips nothing of a group.
   bool SkipValue(Tag tag, int64_t end) {
     switch (tag.type) {
       case kVarint:

@@ -1,7 +1,7 @@
-// Protocol Buffers' wire format, as far as tensors need it: a message that arrived in slices is
-// split into what generated code parses, all but the tensors' bytes, and where those bytes lie.
-// Nothing that is large is copied; everything that generated code would accept or refuse is
-// accepted or refused, unknown fields and any order of fields included.
+// Zero-copy access to tensors in the Protocol Buffers wire format. A message that arrived in slices
+// is split into a small message for generated code, without the tensors' bytes, and the positions
+// of those bytes. Accepts and rejects what generated code does, including unknown fields and any
+// order of fields. In base/ because server and client share it.
 #ifndef RAPT_BASE_WIRE_FORMAT_H_
 #define RAPT_BASE_WIRE_FORMAT_H_
 
@@ -15,11 +15,11 @@
 
 namespace rapt::wire {
 
-// Which fields of a message hold payloads. Fields that are not listed stay with the message.
+// The fields of a message that hold payloads. Fields that are not listed stay in the message.
 struct MessageSchema;
 struct PayloadField {
   int number = 0;
-  // Null: a bytes field that is a payload. Else a message field that has payloads inside.
+  // Null: a bytes field that is a payload. Otherwise a message field that contains payloads.
   const MessageSchema* message = nullptr;
 };
 struct MessageSchema {
@@ -28,36 +28,36 @@ struct MessageSchema {
 
 using FieldPath = absl::InlinedVector<int, 4>;
 
-// A payload's bytes, counted from the message's first one.
+// The position of a payload, relative to the first byte of the message.
 struct Payload {
-  FieldPath path;  // field numbers from the message down: {7}, or {1, 3}
-  int index = 0;   // how many fields of the number path[0] came before
+  FieldPath path;  // field numbers from the outermost message: {7}, or {1, 3}
+  int index = 0;   // the number of earlier fields numbered path[0]
   int64_t begin = 0;
   int64_t size = 0;
 };
 
-using Payloads = absl::InlinedVector<Payload, 4>;  // of few messages are there more
+using Payloads = absl::InlinedVector<Payload, 4>;  // few messages have more
 
 struct SplitMessage {
   std::string rest;   // the message without its payloads
-  Payloads payloads;  // as they came; of a field that is not repeated, the last one counts
+  Payloads payloads;  // in wire order; for a singular field, the last one counts
 };
 
-// What a message may hold beside the bytes of its payloads. Generated code makes objects of it that
-// are up to a hundred times larger than what came.
+// Limits on a message besides the bytes of its payloads. The objects that generated code makes of
+// it are up to a hundred times larger than its bytes.
 struct SplitLimits {
   int64_t rest_bytes = 64 * 1024;
   size_t payloads = 64;
 };
 
-// InvalidArgument, saying at which byte, where the bytes are no message, and where they are beyond
-// the limits. `message` has `size` bytes.
+// Returns InvalidArgument if the bytes are malformed, with the position, or exceed the limits.
+// REQUIRES: `message` has `size` bytes.
 absl::StatusOr<SplitMessage> Split(const SlicedBytes& message, int64_t size,
                                    const MessageSchema& schema, const SplitLimits& limits = {});
 
-// The bytes that announce a field of `size` bytes: its tag and length.
+// Appends the tag and length that precede a field of `size` bytes.
 void AppendFieldHeader(int number, int64_t size, std::string& out);
-// How many those are.
+// Returns the size of that tag and length.
 int64_t FieldHeaderSize(int number, int64_t size);
 
 }  // namespace rapt::wire

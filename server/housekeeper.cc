@@ -10,13 +10,13 @@ namespace {
 
 constexpr std::chrono::seconds kInterval{1};
 constexpr std::chrono::seconds kIdle{3};
-constexpr std::chrono::seconds kBusyTrims{30};  // it costs page faults
-constexpr std::chrono::seconds kIdleTrims{10};  // connections end after their last call
+constexpr std::chrono::seconds kBusyTrimInterval{30};  // trimming costs page faults
+constexpr std::chrono::seconds kIdleTrimInterval{10};  // connections close after their last call
 
 }  // namespace
 
 void TuneMalloc() {
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // glibc's maximum
   mallopt(M_TRIM_THRESHOLD, 512 << 20);
   mallopt(M_ARENA_MAX, 1);
 }
@@ -36,18 +36,18 @@ Housekeeper::~Housekeeper() {
 void Housekeeper::Run() {
   MutexLock lock(mutex_);
   while (!stopping_) {
-    if (!stop_.WaitFor(mutex_, kInterval)) Look();
+    if (!stop_.WaitFor(mutex_, kInterval)) Check();
   }
 }
 
-void Housekeeper::Look() {
+void Housekeeper::Check() {
   const Instant now = clock_.Now();
   pool_.Trim(now - kIdle);
   if (was_busy_()) last_busy_ = now;
-  // What gRPC received into came from malloc, which keeps what lies below its newest bytes.
+  // gRPC's receive buffers come from malloc, which retains everything below its topmost used block.
   const Instant due = last_trim_ <= last_busy_
-                          ? std::min(last_busy_ + kIdle, last_trim_ + kBusyTrims)
-                          : last_trim_ + kIdleTrims;
+                          ? std::min(last_busy_ + kIdle, last_trim_ + kBusyTrimInterval)
+                          : last_trim_ + kIdleTrimInterval;
   if (now >= due) {
     malloc_trim(0);
     last_trim_ = now;

@@ -1,4 +1,4 @@
-// Memory that a burst of requests leaves behind: kept for the next one, then back to the system.
+// Retains memory freed after a burst of requests for the next burst, then returns it to the system.
 #ifndef RAPT_SERVER_HOUSEKEEPER_H_
 #define RAPT_SERVER_HOUSEKEEPER_H_
 
@@ -13,18 +13,18 @@
 
 namespace rapt {
 
-// gRPC receives into memory from malloc, in pieces of up to some megabytes. By default those come
-// from the system and go back to it each time, and touching fresh pages costs more than receiving
-// into them: twice as fast like this, see docs/tuning.md. What is kept is bounded by the budget's
-// receive share; the housekeeper gives it back. Before any thread: one that allocated earlier has
-// an arena of its own, which later threads share and malloc_trim() does not give back.
+// Makes malloc retain freed blocks of up to some megabytes, into which gRPC receives. By default
+// they are mapped and unmapped each time, and the page faults cost more than receiving: retaining
+// them doubles the speed, see docs/tuning.md. The budget's receive share bounds what is retained,
+// and Housekeeper returns it. REQUIRES: no thread has started. A thread that allocated earlier has
+// an arena of its own, which later threads share and malloc_trim() does not trim.
 void TuneMalloc();
 
-// Gives it back. On a thread of its own: malloc_trim() may take long, and the timer's thread ends
-// the calls whose time is over.
+// Returns retained memory to the system. Has its own thread: malloc_trim() may take long, which
+// would delay deadlines on the timer's thread.
 class Housekeeper {
  public:
-  // `was_busy` tells whether there was work since it was asked last; on the housekeeper's thread.
+  // `was_busy` returns whether there was work since its previous call. It runs on this thread.
   Housekeeper(BufferPool& pool, const Clock& clock, std::function<bool()> was_busy);
   ~Housekeeper();
   Housekeeper(const Housekeeper&) = delete;
@@ -32,7 +32,7 @@ class Housekeeper {
 
  private:
   void Run();
-  void Look();
+  void Check();
 
   BufferPool& pool_;
   const Clock& clock_;

@@ -6,10 +6,10 @@
 
 namespace rapt {
 
-// What waits somewhere at this moment.
+// The current state of a queue.
 struct QueueState {
   int64_t depth = 0;
-  std::chrono::nanoseconds oldest_age{0};  // 0 where nothing waits
+  std::chrono::nanoseconds oldest_age{0};  // 0 if the queue is empty
 };
 
 }  // namespace rapt

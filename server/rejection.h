@@ -1,5 +1,5 @@
-// Why a call was turned away although nothing is wrong with its request, beside the status that its
-// caller gets: for counting.
+// Why the server rejected a valid call. The reason is attached to the status that the caller gets,
+// for metrics.
 #ifndef RAPT_SERVER_REJECTION_H_
 #define RAPT_SERVER_REJECTION_H_
 
@@ -12,25 +12,25 @@ namespace rapt {
 
 enum class Rejection : uint8_t {
   kNone,
-  kTooLarge,     // for the memory budget, or for the limit on messages
-  kQueueFull,    // of those that wait for memory
-  kQueueTime,    // waited too long
-  kOpenCalls,    // of the server
-  kCallerCalls,  // of one caller
-  kSlowSender,   // the message came too slowly
-  kSlowReader,   // the answer was read too slowly
-  kDraining,     // the server takes no new requests
-  kOutOfMemory,  // the system has less than the budget says
+  kTooLarge,     // exceeds the memory budget or the message size limit
+  kQueueFull,    // the queue for memory is full
+  kQueueTime,    // waited too long for memory
+  kOpenCalls,    // the server has too many open calls
+  kCallerCalls,  // the caller has too many open calls
+  kSlowSender,   // the caller sent the message too slowly
+  kSlowReader,   // the caller read the response too slowly
+  kDraining,     // the server is shutting down
+  kOutOfMemory,  // an allocation within the budget failed
 };
 inline constexpr int kRejections = 10;
 
-// "queue_full", as metrics label it.
+// Returns the metric label, such as "queue_full".
 absl::string_view NameOf(Rejection rejection);
 
-// A status of that code that remembers why.
+// Returns a status of this code that carries `why`.
 absl::Status Reject(Rejection why, absl::StatusCode code, absl::string_view message);
 
-// kNone for every status that Reject() did not make.
+// Returns kNone for a status not made by Reject().
 Rejection RejectionOf(const absl::Status& status);
 
 }  // namespace rapt

@@ -35,7 +35,7 @@ absl::Status ForRegion(const std::string& name, const absl::Status& status) {
 
 absl::Status UnknownRegion(const std::string& name) {
   return absl::NotFoundError(
-      absl::StrCat("there is no shared memory region '", BeginningOf(name, kMaxNameBytes), "'"));
+      absl::StrCat("there is no shared memory region '", Utf8Prefix(name, kMaxNameBytes), "'"));
 }
 
 // As shm_open() reads it.

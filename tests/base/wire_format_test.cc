@@ -209,8 +209,8 @@ TEST(WireFormatTest, WalksGroupsNoFurtherThanTheLimit) {
   EXPECT_EQ(refusal(start + fields + end), "");
   EXPECT_EQ(refusal(start + start + fields + end + end), "");
   const std::string broken = "\x0F";
-  EXPECT_THAT(refusal(start + fields + broken), HasSubstr("broken near byte 60002"));
-  EXPECT_THAT(refusal(start + fields + fields + broken), HasSubstr("65536 bytes that are allowed"));
+  EXPECT_THAT(refusal(start + fields + broken), HasSubstr("near byte 60002"));
+  EXPECT_THAT(refusal(start + fields + fields + broken), HasSubstr("the allowed 65536 bytes"));
   EXPECT_THAT(refusal(start + start + fields + fields + broken), HasSubstr("65536 bytes"));
 }
 

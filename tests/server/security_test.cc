@@ -300,9 +300,10 @@ class BadFilesTest : public SecurityTest {
 
 TEST_F(BadFilesTest, MissingOnes) {
   ExpectRefusal({Flag("tls_cert", "none"), Flag("tls_key", "server.key")},
-                "--tls_cert can't be read: No such file");
-  ExpectRefusal(TlsFlags({Flag("tls_client_ca", "none")}), "--tls_client_ca can't be read");
-  ExpectRefusal(TlsFlags({Flag("token_file", "none")}), "--token_file can't be read");
+                "cannot read the file of --tls_cert: No such file");
+  ExpectRefusal(TlsFlags({Flag("tls_client_ca", "none")}),
+                "cannot read the file of --tls_client_ca");
+  ExpectRefusal(TlsFlags({Flag("token_file", "none")}), "cannot read the file of --token_file");
 }
 
 TEST_F(BadFilesTest, OnesThatHoldSomethingElse) {

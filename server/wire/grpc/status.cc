@@ -19,7 +19,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   absl::string_view message = status.message();
   const auto code = static_cast<grpc::StatusCode>(status.code());
   if (message.size() <= kMaxMessageBytes) return {code, std::string(message)};
-  return {code, absl::StrCat(BeginningOf(message, kMaxMessageBytes), "...")};
+  return {code, absl::StrCat(Utf8Prefix(message, kMaxMessageBytes), "...")};
 }
 
 }  // namespace rapt
