@@ -94,7 +94,7 @@ class Engine::Passage {
   }
   virtual ~Passage() = default;
 
-  AdmissionGate::Ask ToAsk() const {
+  AdmissionGate::MemoryRequest ToMemoryRequest() const {
     return {AdmissionGate::Share::kCompute, needed_bytes_, request_.priority, request_.deadline,
             request_.cancelled};
   }
@@ -450,21 +450,21 @@ void Engine::AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<boo
                           MessageAdmitted admitted) {
   if (absl::Status status = CheckAccepting(); !status.ok()) return admitted(std::move(status));
   if (bytes == 0) return admitted(MessageReservation());
-  const AdmissionGate::Ask ask = {.share = AdmissionGate::Share::kReceive,
-                                  .bytes = bytes,
-                                  .deadline = deadline,
-                                  .cancelled = &cancelled};
-  auto answer = [admitted = std::move(admitted)](AdmissionGate::Outcome outcome) mutable {
-    if (!outcome.ok()) return admitted(outcome.status());
-    admitted(std::move(outcome->reservation));
+  const AdmissionGate::MemoryRequest memory = {.share = AdmissionGate::Share::kReceive,
+                                               .bytes = bytes,
+                                               .deadline = deadline,
+                                               .cancelled = &cancelled};
+  auto answer = [admitted = std::move(admitted)](AdmissionGate::Result result) mutable {
+    if (!result.ok()) return admitted(result.status());
+    admitted(std::move(result->reservation));
   };
-  Ask(ask, std::move(answer));
+  AdmitOrQueue(memory, std::move(answer));
 }
 
-template <typename Grant>
-void Engine::Ask(const AdmissionGate::Ask& ask, Grant grant) {
-  if (auto outcome = gate_.AdmitNow(ask)) return grant(*std::move(outcome));
-  gate_.Queue(ask, std::move(grant));
+template <typename Callback>
+void Engine::AdmitOrQueue(const AdmissionGate::MemoryRequest& memory, Callback callback) {
+  if (auto result = gate_.AdmitNow(memory)) return callback(*std::move(result));
+  gate_.Queue(memory, std::move(callback));
 }
 
 void Engine::ShrinkMessage(MessageReservation& reservation, int64_t bytes) {
@@ -490,19 +490,19 @@ void Engine::Diagnose(Request request, DiagnosisDone done) {
 }
 
 void Engine::Admit(std::unique_ptr<Passage> passage) {
-  const AdmissionGate::Ask ask = passage->ToAsk();
-  if (auto outcome = gate_.AdmitNow(ask)) {
-    return Start(std::move(passage), *std::move(outcome), /*at_once=*/true);
+  const AdmissionGate::MemoryRequest memory = passage->ToMemoryRequest();
+  if (auto result = gate_.AdmitNow(memory)) {
+    return Start(std::move(passage), *std::move(result), /*at_once=*/true);
   }
-  gate_.Queue(ask, [this, passage = std::move(passage)](AdmissionGate::Outcome outcome) mutable {
-    Start(std::move(passage), std::move(outcome), /*at_once=*/false);
+  gate_.Queue(memory, [this, passage = std::move(passage)](AdmissionGate::Result result) mutable {
+    Start(std::move(passage), std::move(result), /*at_once=*/false);
   });
 }
 
-void Engine::Start(std::unique_ptr<Passage> passage, AdmissionGate::Outcome outcome, bool at_once) {
-  if (!outcome.ok()) return passage->Refuse(outcome.status());
-  passage->SetWaited(outcome->waited);
-  absl::Status status = passage->Place(pool_, std::move(outcome->reservation));
+void Engine::Start(std::unique_ptr<Passage> passage, AdmissionGate::Result result, bool at_once) {
+  if (!result.ok()) return passage->Refuse(result.status());
+  passage->SetWaited(result->waited);
+  absl::Status status = passage->Place(pool_, std::move(result->reservation));
   if (!status.ok()) return passage->Refuse(std::move(status));
   Passage& started = *passage;
   // What waits for a device does so on a thread of a lane, however small it is.
@@ -528,20 +528,21 @@ void Engine::AdmitStream(std::shared_ptr<AttentionStream> stream, int64_t messag
   const absl::StatusOr<int64_t> needed_bytes = stream->NeededBytes();
   if (!needed_bytes.ok()) return admitted(needed_bytes.status());
   const StreamRequest& request = stream->request();
-  const AdmissionGate::Ask ask = {.share = AdmissionGate::Share::kCompute,
-                                  .bytes = *needed_bytes,
-                                  .deadline = request.deadline,
-                                  .cancelled = request.cancelled};
+  const AdmissionGate::MemoryRequest memory = {.share = AdmissionGate::Share::kCompute,
+                                               .bytes = *needed_bytes,
+                                               .deadline = request.deadline,
+                                               .cancelled = request.cancelled};
   AdmitMessage(
       message_bytes, request.deadline, *request.cancelled,
-      [this, ask, stream = std::move(stream),
+      [this, memory, stream = std::move(stream),
        admitted = std::move(admitted)](absl::StatusOr<MessageReservation> messages) mutable {
         if (!messages.ok()) return admitted(messages.status());
-        Ask(ask, [this, stream = std::move(stream), messages = *std::move(messages),
-                  admitted = std::move(admitted)](AdmissionGate::Outcome outcome) mutable {
-          if (!outcome.ok()) return admitted(outcome.status());
-          admitted(stream->Place(pool_, std::move(messages), std::move(outcome->reservation)));
-        });
+        AdmitOrQueue(
+            memory, [this, stream = std::move(stream), messages = *std::move(messages),
+                     admitted = std::move(admitted)](AdmissionGate::Result result) mutable {
+              if (!result.ok()) return admitted(result.status());
+              admitted(stream->Place(pool_, std::move(messages), std::move(result->reservation)));
+            });
       });
 }
 

@@ -88,11 +88,11 @@ class Engine {
   class Flight;
   class Examination;
   absl::Status CheckAccepting() const;
-  // `grant` is called as AdmissionGate::Grant is.
-  template <typename Grant>
-  void Ask(const AdmissionGate::Ask& ask, Grant grant);
+  // Calls `callback` as AdmissionGate::Queue() does, but now if admitted at once.
+  template <typename Callback>
+  void AdmitOrQueue(const AdmissionGate::MemoryRequest& memory, Callback callback);
   void Admit(std::unique_ptr<Passage> passage);
-  void Start(std::unique_ptr<Passage> passage, AdmissionGate::Outcome outcome, bool at_once);
+  void Start(std::unique_ptr<Passage> passage, AdmissionGate::Result result, bool at_once);
 
   const PlanOptions options_;
   AdmissionGate& gate_;

@@ -11,15 +11,15 @@
 namespace rapt {
 namespace {
 
-constexpr int64_t kSmallPart = 64;    // of the budget, at most: a small request
-constexpr int64_t kReservedPart = 8;  // of the budget, for them
+constexpr int64_t kSmallPart = 64;    // a small request takes at most 1/64 of the budget
+constexpr int64_t kReservedPart = 8;  // 1/8 of the budget is reserved for small requests
 constexpr int64_t kShares = 2;
 
 int64_t SmallBytes(int64_t budget) { return budget / kReservedPart / kShares; }
 int64_t GeneralBytes(int64_t budget) { return budget / kShares - SmallBytes(budget); }
 
 absl::string_view NameOf(AdmissionGate::Share share) {
-  return share == AdmissionGate::Share::kReceive ? "message" : "request's outputs and workspace";
+  return share == AdmissionGate::Share::kReceive ? "message" : "memory for outputs and workspace";
 }
 
 }  // namespace
@@ -28,9 +28,9 @@ AdmissionGate::AdmissionGate(const Options& options, Timer& timer, const Clock& 
     : options_(options),
       clock_(clock),
       receive_(GeneralBytes(options.budget_bytes), SmallBytes(options.budget_bytes),
-               [this] { WakeIfAnybodyWaits(); }),
+               [this] { WakeIfQueued(); }),
       compute_(GeneralBytes(options.budget_bytes), SmallBytes(options.budget_bytes),
-               [this] { WakeIfAnybodyWaits(); }),
+               [this] { WakeIfQueued(); }),
       alarm_(timer, [this] { Serve(); }) {}
 
 int64_t AdmissionGate::reserved_bytes(Share share) const {
@@ -58,71 +58,72 @@ bool AdmissionGate::IsSmall(int64_t bytes) const {
   return bytes <= options_.budget_bytes / kSmallPart;
 }
 
-absl::Status AdmissionGate::RefuseWhatNeverFits(const Ask& ask) const {
-  if (ask.bytes <= LimitOf(ask.share)) return absl::OkStatus();
+absl::Status AdmissionGate::CheckFitsShare(const MemoryRequest& request) const {
+  if (request.bytes <= LimitOf(request.share)) return absl::OkStatus();
   return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-                absl::StrCat("the ", NameOf(ask.share), " needs ", ask.bytes,
-                             " bytes; of the memory budget of ", options_.budget_bytes,
-                             ", at most ", LimitOf(ask.share), " are allowed for that"));
+                absl::StrCat("the ", NameOf(request.share), " needs ", request.bytes,
+                             " bytes; at most ", LimitOf(request.share),
+                             " of the memory budget of ", options_.budget_bytes, " are allowed"));
 }
 
 absl::Status AdmissionGate::CheckAlive(const Waiter& waiter, Instant now) const {
-  const Ask& ask = waiter.ask;
-  if (ask.cancelled != nullptr && ask.cancelled->load(std::memory_order_relaxed)) {
-    return absl::CancelledError("the caller gave the request up");
+  const MemoryRequest& request = waiter.request;
+  if (request.cancelled != nullptr && request.cancelled->load(std::memory_order_relaxed)) {
+    return absl::CancelledError("the caller cancelled the request");
   }
-  if (now >= ask.deadline) {
+  if (now >= request.deadline) {
     return absl::DeadlineExceededError("the deadline passed while the request waited for memory");
   }
   if (now >= waiter.queue_end) {
     return Reject(Rejection::kQueueTime, absl::StatusCode::kResourceExhausted,
-                  absl::StrCat("the ", NameOf(ask.share), " needs ", ask.bytes,
+                  absl::StrCat("the ", NameOf(request.share), " needs ", request.bytes,
                                " bytes, which did not become free in ",
                                Milliseconds(now - waiter.since), " ms in the queue"));
   }
   return absl::OkStatus();
 }
 
-std::optional<AdmissionGate::Outcome> AdmissionGate::AdmitNow(const Ask& ask) {
-  if (absl::Status status = RefuseWhatNeverFits(ask); !status.ok()) return status;
+std::optional<AdmissionGate::Result> AdmissionGate::AdmitNow(const MemoryRequest& request) {
+  if (absl::Status status = CheckFitsShare(request); !status.ok()) return status;
   MutexLock lock(mutex_);
-  if (auto reservation = TryReserve(account(ask.share), ask)) {
+  if (auto reservation = TryReserve(account(request.share), request)) {
     return Admission{*std::move(reservation)};
   }
   return std::nullopt;
 }
 
 std::optional<MemoryBudget::Reservation> AdmissionGate::TryReserve(Account& account,
-                                                                   const Ask& ask) {
+                                                                   const MemoryRequest& request) {
   const Queued& queue = account.queue;
   std::optional<MemoryBudget::Reservation> reservation;
-  if (queue.empty()) reservation = account.general.Reserve(ask.bytes);
-  if (reservation || !IsSmall(ask.bytes)) return reservation;
-  const bool small_ones_wait = std::any_of(
-      queue.begin(), queue.end(), [this](const auto& w) { return IsSmall(w.second.ask.bytes); });
-  if (!small_ones_wait) reservation = account.small.Reserve(ask.bytes);
+  if (queue.empty()) reservation = account.general.Reserve(request.bytes);
+  if (reservation || !IsSmall(request.bytes)) return reservation;
+  const bool small_queued = std::any_of(queue.begin(), queue.end(), [this](const auto& w) {
+    return IsSmall(w.second.request.bytes);
+  });
+  if (!small_queued) reservation = account.small.Reserve(request.bytes);
   return reservation;
 }
 
-void AdmissionGate::Queue(const Ask& ask, Grant grant) {
+void AdmissionGate::Queue(const MemoryRequest& request, Callback callback) {
   const Instant now = clock_.Now();
-  Waiter waiter{ask, std::move(grant), now, now + options_.max_queue_delay};
+  Waiter waiter{request, std::move(callback), now, now + options_.max_queue_delay};
   absl::Status status = CheckAlive(waiter, now);
   if (status.ok()) {
     MutexLock lock(mutex_);
     if (waiting_.load() < options_.max_queued) {
-      ++waiting_;  // before Serve() looks for free bytes: see MemoryBudget
-      const uint64_t priority = ask.priority == 0 ? kDefaultPriority : ask.priority;
-      account(ask.share).queue.emplace(priority, std::move(waiter));
-      alarm_.SetNoLaterThan(now);  // they may have become free meanwhile
+      ++waiting_;  // before Serve() checks for free bytes, see MemoryBudget
+      const uint64_t priority = request.priority == 0 ? kDefaultPriority : request.priority;
+      account(request.share).queue.emplace(priority, std::move(waiter));
+      alarm_.SetNoLaterThan(now);  // bytes may have been released meanwhile
       return;
     }
     status = Reject(Rejection::kQueueFull, absl::StatusCode::kResourceExhausted,
-                    absl::StrCat("the ", NameOf(ask.share), " needs ", ask.bytes,
+                    absl::StrCat("the ", NameOf(request.share), " needs ", request.bytes,
                                  " bytes, which are not free now, and the queue is full with ",
                                  options_.max_queued, " requests"));
   }
-  waiter.grant(std::move(status));
+  waiter.callback(std::move(status));
 }
 
 void AdmissionGate::Serve() {
@@ -138,54 +139,54 @@ void AdmissionGate::Serve() {
     }
     alarm_.SetNoLaterThan(next);
   }
-  for (Decision& decision : decisions) decision.grant(std::move(decision.outcome));
+  for (Decision& decision : decisions) decision.callback(std::move(decision.result));
 }
 
 void AdmissionGate::Decide(Account& account, std::vector<Decision>& decisions) {
   const Instant now = clock_.Now();
-  DismissTheLate(account, now, decisions);
+  DequeueExpired(account, now, decisions);
   Queued& queue = account.queue;
   while (!queue.empty()) {
     const Waiter& first = queue.begin()->second;
-    auto reservation = account.general.Reserve(first.ask.bytes);
+    auto reservation = account.general.Reserve(first.request.bytes);
     if (!reservation) break;
     Admission admission{*std::move(reservation), now - first.since};
-    Dismiss(account, queue.begin(), std::move(admission), decisions);
+    Dequeue(account, queue.begin(), std::move(admission), decisions);
   }
   for (auto it = queue.begin(); it != queue.end();) {
     const Waiter& waiter = it->second;
-    if (!IsSmall(waiter.ask.bytes)) {
+    if (!IsSmall(waiter.request.bytes)) {
       ++it;
       continue;
     }
-    auto reservation = account.small.Reserve(waiter.ask.bytes);
+    auto reservation = account.small.Reserve(waiter.request.bytes);
     if (!reservation) break;
     Admission admission{*std::move(reservation), now - waiter.since};
-    it = Dismiss(account, it, std::move(admission), decisions);
+    it = Dequeue(account, it, std::move(admission), decisions);
   }
 }
 
-void AdmissionGate::DismissTheLate(Account& account, Instant now,
+void AdmissionGate::DequeueExpired(Account& account, Instant now,
                                    std::vector<Decision>& decisions) {
   for (auto it = account.queue.begin(); it != account.queue.end();) {
     absl::Status status = CheckAlive(it->second, now);
     if (status.ok()) {
       ++it;
     } else {
-      it = Dismiss(account, it, std::move(status), decisions);
+      it = Dequeue(account, it, std::move(status), decisions);
     }
   }
 }
 
-AdmissionGate::Queued::iterator AdmissionGate::Dismiss(Account& account, Queued::iterator waiter,
-                                                       Outcome outcome,
+AdmissionGate::Queued::iterator AdmissionGate::Dequeue(Account& account, Queued::iterator waiter,
+                                                       Result result,
                                                        std::vector<Decision>& decisions) {
-  decisions.push_back({std::move(waiter->second.grant), std::move(outcome)});
+  decisions.push_back({std::move(waiter->second.callback), std::move(result)});
   --waiting_;
   return account.queue.erase(waiter);
 }
 
-void AdmissionGate::WakeIfAnybodyWaits() {
+void AdmissionGate::WakeIfQueued() {
   if (waiting_.load() > 0) alarm_.SetNoLaterThan(clock_.Now());
 }
 

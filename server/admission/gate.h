@@ -1,4 +1,4 @@
-// Who may have memory, who waits for it, who is refused.
+// Admission control: grants memory to calls, queues them, or rejects them.
 #ifndef RAPT_SERVER_ADMISSION_GATE_H_
 #define RAPT_SERVER_ADMISSION_GATE_H_
 
@@ -20,18 +20,19 @@
 
 namespace rapt {
 
-// One budget in two shares. A call first takes bytes of the receive share for its message, then,
-// once, everything that its answer takes from the compute share.
+// One budget in two shares. A call first reserves bytes of the receive share for its message, then,
+// once, everything that computing and answering it takes from the compute share.
 //
-// There is no deadlock: who waits for the receive share holds nothing, and who waits for the
-// compute share holds nothing of it, while those who do hold some wait for no memory. They end by
-// computing and by sending, both of which deadlines bound; then the next in the queue is served.
+// Deadlock-free: a call that waits for the receive share holds no memory, a call that waits for the
+// compute share holds none of that share, and a call that holds some of it waits for no memory. It
+// ends by computing and sending, both bounded by its deadline; then the next in the queue is
+// served.
 //
-// First come, first served within a priority; what does not fit lets nobody by, so that large
-// requests are not starved by later small ones. But an eighth of each share is kept for requests of
-// at most 1/64 of the budget, which therefore never wait for large ones only.
+// First come, first served within a priority. A request that does not fit blocks those behind it,
+// so that later small requests cannot starve large ones. To bound this head-of-line blocking, an
+// eighth of each share is reserved for requests of at most 1/64 of the budget.
 //
-// Thread-safe. Grants run outside its lock, on the timer's thread or on one that calls Serve().
+// Thread-safe. Callbacks run outside the lock, on the timer's thread or on one that calls Serve().
 class AdmissionGate {
  public:
   struct Options {
@@ -42,7 +43,7 @@ class AdmissionGate {
 
   enum class Share : uint8_t { kReceive, kCompute };
 
-  struct Ask {
+  struct MemoryRequest {
     Share share = Share::kCompute;
     int64_t bytes = 0;
     // 1 is the most urgent; 0 counts as kDefaultPriority.
@@ -50,41 +51,42 @@ class AdmissionGate {
     Instant deadline = Instant::max();
     const std::atomic<bool>* cancelled = nullptr;  // null: never
   };
-  // Leaves room for the more and the less urgent.
+  // Leaves room for higher and lower priorities.
   static constexpr uint64_t kDefaultPriority = 8;
 
   struct Admission {
     MemoryBudget::Reservation reservation;
     std::chrono::nanoseconds waited{0};
   };
-  // ResourceExhausted, with needed and allowed bytes, for what can never fit, with the queue's
-  // limit where that is full, or with the time waited; DeadlineExceeded; Cancelled.
-  using Outcome = absl::StatusOr<Admission>;
-  using Grant = absl::AnyInvocable<void(Outcome)>;
+  // ResourceExhausted for a request that can never fit, with needed and allowed bytes, if the queue
+  // is full, with its limit, or after max_queue_delay; DeadlineExceeded; Cancelled.
+  using Result = absl::StatusOr<Admission>;
+  using Callback = absl::AnyInvocable<void(Result)>;
 
   AdmissionGate(const Options& options, Timer& timer, const Clock& clock);
   AdmissionGate(const AdmissionGate&) = delete;
   AdmissionGate& operator=(const AdmissionGate&) = delete;
 
-  // What can be said at once; nothing where the request has to wait.
-  std::optional<Outcome> AdmitNow(const Ask& ask);
+  // Returns the result, or nullopt if the request has to wait.
+  std::optional<Result> AdmitNow(const MemoryRequest& request);
 
-  // Waits until it can be said. Calls `grant` exactly once, later, or now where it is refused.
-  void Queue(const Ask& ask, Grant grant);
+  // Queues the request. Calls `callback` exactly once: immediately if rejected, otherwise later.
+  void Queue(const MemoryRequest& request, Callback callback);
 
-  // For bytes that have come unasked: beyond the share's limit if need be, so that others wait.
+  // Charges bytes received without admission, beyond the share's limit if necessary, so that later
+  // requests wait.
   MemoryBudget::Reservation Charge(Share share, int64_t bytes) {
     return account(share).general.Charge(bytes);
   }
 
-  // Serves those who wait, for one who gave bytes back and may run their grants. Others need not:
-  // the timer's thread serves too.
+  // Serves the queue on the calling thread, which has released bytes and may run callbacks.
+  // Optional: the timer's thread serves the queue as well.
   void Serve();
 
-  // Somebody's `cancelled` was set: lets the timer's thread look who.
-  void NoticeCancellation() { WakeIfAnybodyWaits(); }
+  // Call after setting a request's `cancelled`: makes the timer's thread check the queue.
+  void NoticeCancellation() { WakeIfQueued(); }
 
-  // What one request may take of a share.
+  // Returns the most that one request may take of a share.
   int64_t LimitOf(Share share) const { return account(share).general.capacity_bytes(); }
   int64_t capacity_bytes() const { return options_.budget_bytes; }
   const Options& options() const { return options_; }
@@ -94,14 +96,14 @@ class AdmissionGate {
 
  private:
   struct Waiter {
-    Ask ask;
-    Grant grant;
+    MemoryRequest request;
+    Callback callback;
     Instant since;
     Instant queue_end;
 
-    Instant limit() const { return std::min(ask.deadline, queue_end); }
+    Instant limit() const { return std::min(request.deadline, queue_end); }
   };
-  using Queued = std::multimap<uint64_t, Waiter>;  // by priority; equal ones as they came
+  using Queued = std::multimap<uint64_t, Waiter>;  // by priority, then in order of arrival
 
   struct Account {
     Account(int64_t general_bytes, int64_t small_bytes, const std::function<void()>& on_release)
@@ -112,8 +114,8 @@ class AdmissionGate {
   };
 
   struct Decision {
-    Grant grant;
-    Outcome outcome;
+    Callback callback;
+    Result result;
   };
 
   Account& account(Share share) { return share == Share::kReceive ? receive_ : compute_; }
@@ -121,17 +123,18 @@ class AdmissionGate {
     return share == Share::kReceive ? receive_ : compute_;
   }
   bool IsSmall(int64_t bytes) const;
-  absl::Status RefuseWhatNeverFits(const Ask& ask) const;
+  absl::Status CheckFitsShare(const MemoryRequest& request) const;
   absl::Status CheckAlive(const Waiter& waiter, Instant now) const;
-  std::optional<MemoryBudget::Reservation> TryReserve(Account& account, const Ask& ask)
+  std::optional<MemoryBudget::Reservation> TryReserve(Account& account,
+                                                      const MemoryRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(Account& account, std::vector<Decision>& decisions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void DismissTheLate(Account& account, Instant now, std::vector<Decision>& decisions)
+  void DequeueExpired(Account& account, Instant now, std::vector<Decision>& decisions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Queued::iterator Dismiss(Account& account, Queued::iterator waiter, Outcome outcome,
+  Queued::iterator Dequeue(Account& account, Queued::iterator waiter, Result result,
                            std::vector<Decision>& decisions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void WakeIfAnybodyWaits();
+  void WakeIfQueued();
 
   const Options options_;
   const Clock& clock_;
@@ -139,7 +142,7 @@ class AdmissionGate {
   Account receive_;
   Account compute_;
   std::atomic<int64_t> waiting_{0};
-  Alarm alarm_;  // rings when somebody's time is over or bytes came back
+  Alarm alarm_;  // fires when a queued request expires or bytes are released
 };
 
 }  // namespace rapt

@@ -19,7 +19,7 @@ MemoryBudget::Reservation& MemoryBudget::Reservation::operator=(Reservation&& ot
 }
 
 MemoryBudget::Reservation MemoryBudget::Reservation::Split(int64_t bytes) {
-  RAPT_CHECK(bytes >= 0 && bytes <= bytes_, "a part is larger than its reservation");
+  RAPT_CHECK(bytes >= 0 && bytes <= bytes_, "cannot split off more than the reservation holds");
   bytes_ -= bytes;
   return Reservation(budget_, bytes);
 }
@@ -33,7 +33,7 @@ void MemoryBudget::Reservation::Release() {
 }
 
 std::optional<MemoryBudget::Reservation> MemoryBudget::Reserve(int64_t bytes) {
-  RAPT_CHECK(bytes >= 0, "a reservation can't be negative");
+  RAPT_CHECK(bytes >= 0, "a reservation cannot be negative");
   int64_t reserved = reserved_bytes_.load();
   do {
     if (bytes > capacity_bytes_ - reserved) return std::nullopt;
@@ -42,19 +42,20 @@ std::optional<MemoryBudget::Reservation> MemoryBudget::Reserve(int64_t bytes) {
 }
 
 MemoryBudget::Reservation MemoryBudget::Charge(int64_t bytes) {
-  RAPT_CHECK(bytes >= 0, "a reservation can't be negative");
+  RAPT_CHECK(bytes >= 0, "a reservation cannot be negative");
   reserved_bytes_.fetch_add(bytes);
   return Reservation(this, bytes);
 }
 
 absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,
                                         MemoryBudget::Reservation reservation) {
-  RAPT_CHECK(reservation.bytes() == BufferPool::SizeOfClass(bytes), "not what the buffer takes");
+  RAPT_CHECK(reservation.bytes() == BufferPool::SizeOfClass(bytes),
+             "the reservation must have the size of the buffer's class");
   try {
     return ReservedBuffer{std::move(reservation), pool.Take(bytes)};
   } catch (const std::bad_alloc&) {
     return Reject(Rejection::kOutOfMemory, absl::StatusCode::kResourceExhausted,
-                  absl::StrCat("the system has no ", bytes, " bytes of memory left"));
+                  absl::StrCat("out of memory: the system cannot allocate ", bytes, " bytes"));
   }
 }
 

@@ -1,5 +1,4 @@
-// A number of bytes that everything which grows with a request is charged to before it is
-// allocated.
+// A budget in bytes. Everything that grows with a request is charged to it before it is allocated.
 #ifndef RAPT_SERVER_ADMISSION_MEMORY_BUDGET_H_
 #define RAPT_SERVER_ADMISSION_MEMORY_BUDGET_H_
 
@@ -14,10 +13,10 @@
 
 namespace rapt {
 
-// Thread-safe. Outlives its reservations.
+// Thread-safe. REQUIRES: outlives its reservations.
 class MemoryBudget {
  public:
-  // Bytes taken from the budget, given back on destruction. Movable; not thread-safe.
+  // Bytes reserved from the budget, released on destruction. Movable; not thread-safe.
   class Reservation {
    public:
     Reservation() = default;
@@ -27,7 +26,7 @@ class MemoryBudget {
 
     int64_t bytes() const { return bytes_; }
 
-    // Moves `bytes` of this one, at most all of them, into a new one.
+    // Moves `bytes` of this reservation into a new one. REQUIRES: 0 <= bytes <= bytes().
     Reservation Split(int64_t bytes);
 
    private:
@@ -39,18 +38,18 @@ class MemoryBudget {
     int64_t bytes_ = 0;
   };
 
-  // `on_release` is called whenever bytes have come back, on whatever thread gave them back and
-  // with whatever locks it holds: it must do no more than wake somebody.
+  // `on_release` is called after bytes are released, on the releasing thread and under whatever
+  // locks it holds. It must do no more than wake another thread.
   explicit MemoryBudget(
       int64_t capacity_bytes, std::function<void()> on_release = [] {})
       : capacity_bytes_(capacity_bytes), on_release_(std::move(on_release)) {}
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // Nothing where they are not free now.
+  // Returns nullopt if the bytes are not free now.
   std::optional<Reservation> Reserve(int64_t bytes);
-  // Whether they are free or not, for bytes that exist already: until as many have come back,
-  // nothing is.
+  // Always succeeds, for bytes that exist already, and may exceed the capacity; then Reserve()
+  // fails until enough has been released.
   Reservation Charge(int64_t bytes);
 
   int64_t capacity_bytes() const { return capacity_bytes_; }
@@ -59,23 +58,23 @@ class MemoryBudget {
  private:
   const int64_t capacity_bytes_;
   const std::function<void()> on_release_;
-  // Sequentially consistent: who gives back and then looks for somebody waiting, and who waits and
-  // then looks for free bytes, must not both find nothing.
+  // Sequentially consistent: a thread that releases and then checks for waiters, and a thread that
+  // waits and then checks for free bytes, must not both find nothing.
   std::atomic<int64_t> reserved_bytes_{0};
 };
 
-// Memory that is charged to a budget as long as it lives.
+// A buffer that is charged to a budget for its lifetime.
 struct ReservedBuffer {
   MemoryBudget::Reservation reservation;
   PooledBuffer buffer;
 };
 
-// A buffer of so many bytes; `reservation` is of BufferPool::SizeOfClass(bytes). ResourceExhausted
-// where the system has fewer than the budget says.
+// Returns a buffer of `bytes`, or ResourceExhausted if the system is out of memory.
+// REQUIRES: reservation.bytes() == BufferPool::SizeOfClass(bytes).
 absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,
                                         MemoryBudget::Reservation reservation);
 
-// The same, charged to a part of what `from` has.
+// The same, charged to bytes split from `from`.
 absl::StatusOr<ReservedBuffer> AllocatePart(BufferPool& pool, int64_t bytes,
                                             MemoryBudget::Reservation& from);
 

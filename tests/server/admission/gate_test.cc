@@ -24,7 +24,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Each share: 4480 for everybody, 640 for requests of at most 160.
+// Each share: 4480 bytes for all requests and 640 for those of at most 160 bytes.
 constexpr int64_t kBudget = 10240;
 constexpr int64_t kGeneral = 4480;
 constexpr int64_t kSmall = 160;
@@ -34,34 +34,34 @@ constexpr AdmissionGate::Share kCompute = AdmissionGate::Share::kCompute;
 class GateTest : public ::testing::Test {
  protected:
   MemoryBudget::Reservation Take(int64_t bytes, AdmissionGate::Share share = kCompute) {
-    std::optional<AdmissionGate::Outcome> outcome =
-        gate_.AdmitNow({.share = share, .bytes = bytes});
-    if (!outcome || !outcome->ok()) {
+    std::optional<AdmissionGate::Result> result = gate_.AdmitNow({.share = share, .bytes = bytes});
+    if (!result || !result->ok()) {
       ADD_FAILURE() << bytes << " bytes were not admitted";
       return {};
     }
-    return std::move((*outcome)->reservation);
+    return std::move((*result)->reservation);
   }
 
-  // Queues, and notes the request's number when it is served; its bytes are given back at once
-  // unless `kept`.
-  void Queue(int number, AdmissionGate::Ask ask, MemoryBudget::Reservation* kept = nullptr) {
-    gate_.Queue(ask, [this, number, kept](AdmissionGate::Outcome outcome) {
-      statuses_.push_back(outcome.status());
+  // Queues a request and records its number when it is served. Its bytes are released at once
+  // unless `kept` is given.
+  void Queue(int number, AdmissionGate::MemoryRequest request,
+             MemoryBudget::Reservation* kept = nullptr) {
+    gate_.Queue(request, [this, number, kept](AdmissionGate::Result result) {
+      statuses_.push_back(result.status());
       served_.push_back(number);
-      if (outcome.ok() && kept != nullptr) *kept = std::move(outcome->reservation);
+      if (result.ok() && kept != nullptr) *kept = std::move(result->reservation);
     });
   }
 
-  // Returns when the timer's thread has done what it can.
+  // Returns when the timer's thread has served the queue.
   void Settle() {
     timer_.Wake();
-    for (int n = 0; n < 2; ++n) {  // grants may give bytes back, which wakes the gate once more
-      std::promise<void> rang;
-      Alarm last(timer_, [&rang] { rang.set_value(); });
+    for (int n = 0; n < 2; ++n) {  // callbacks may release bytes, which wakes the gate again
+      std::promise<void> fired;
+      Alarm last(timer_, [&fired] { fired.set_value(); });
       clock_.Advance(std::chrono::nanoseconds(1));
-      last.Set(clock_.Now());  // after those of the same time
-      rang.get_future().wait();
+      last.Set(clock_.Now());  // after alarms of the same time
+      fired.get_future().wait();
     }
     gate_.Serve();
   }
@@ -69,22 +69,22 @@ class GateTest : public ::testing::Test {
   std::vector<int> served_;
   std::vector<absl::Status> statuses_;
   test::FakeClock clock_;
-  // Serves those whom the end of a test lets by, and writes to the above.
+  // Serves requests still queued at the end of a test, and writes to the members above.
   Timer timer_{clock_};
   AdmissionGate gate_{
       {.budget_bytes = kBudget, .max_queued = 4, .max_queue_delay = seconds(10)}, timer_, clock_};
 };
 
-TEST_F(GateTest, RefusesWhatCanNeverFitWithNeededAndAllowed) {
+TEST_F(GateTest, RejectsWhatCanNeverFitWithNeededAndAllowedBytes) {
   EXPECT_EQ(gate_.LimitOf(kCompute), kGeneral);
-  const auto outcome = gate_.AdmitNow({.bytes = kGeneral + 1});
-  ASSERT_TRUE(outcome.has_value());
-  EXPECT_EQ(outcome->status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(outcome->status().message()),
+  const auto result = gate_.AdmitNow({.bytes = kGeneral + 1});
+  ASSERT_TRUE(result.has_value());
+  EXPECT_EQ(result->status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(result->status().message()),
               AllOf(HasSubstr("needs 4481"), HasSubstr("of 10240"), HasSubstr("at most 4480")));
 }
 
-TEST_F(GateTest, WhatHasComeIsHeldAllTheSameAndOthersWait) {
+TEST_F(GateTest, ReceivedBytesAreChargedBeyondTheLimitAndOthersWait) {
   std::optional<MemoryBudget::Reservation> held = Take(4000, kReceive);
   const MemoryBudget::Reservation charged = gate_.Charge(kReceive, 1000);
   EXPECT_EQ(gate_.reserved_bytes(kReceive), 5000);
@@ -93,7 +93,7 @@ TEST_F(GateTest, WhatHasComeIsHeldAllTheSameAndOthersWait) {
   EXPECT_EQ(Take(kGeneral - 1000, kReceive).bytes(), kGeneral - 1000);
 }
 
-TEST_F(GateTest, WhatCouldFitWaitsUntilItDoes) {
+TEST_F(GateTest, QueuesARequestUntilItFits) {
   std::optional<MemoryBudget::Reservation> held = Take(4000);
   EXPECT_FALSE(gate_.AdmitNow({.bytes = 1000}).has_value());
   Queue(1, {.bytes = 1000});
@@ -107,10 +107,10 @@ TEST_F(GateTest, WhatCouldFitWaitsUntilItDoes) {
   EXPECT_EQ(gate_.waiting().depth, 0);
 }
 
-TEST_F(GateTest, WhoWasAdmittedLearnsHowLongItWaited) {
+TEST_F(GateTest, ReportsTheTimeInTheQueue) {
   std::optional<MemoryBudget::Reservation> held = Take(4000);
   std::chrono::nanoseconds waited{0};
-  gate_.Queue({.bytes = 1000}, [&](AdmissionGate::Outcome outcome) { waited = outcome->waited; });
+  gate_.Queue({.bytes = 1000}, [&](AdmissionGate::Result result) { waited = result->waited; });
   clock_.Advance(seconds(3));
   held.reset();
   Settle();
@@ -118,12 +118,12 @@ TEST_F(GateTest, WhoWasAdmittedLearnsHowLongItWaited) {
   EXPECT_LT(waited, seconds(4));
 }
 
-// Received messages fill their share to the end; answers to them still have theirs.
+// Messages may fill the receive share; the compute share stays free for their answers.
 TEST_F(GateTest, MessagesNeverTakeTheMemoryOfAnswers) {
   std::vector<MemoryBudget::Reservation> messages;
   messages.push_back(Take(kGeneral, kReceive));
-  while (auto outcome = gate_.AdmitNow({.share = kReceive, .bytes = kSmall})) {
-    messages.push_back(std::move((*outcome)->reservation));
+  while (auto result = gate_.AdmitNow({.share = kReceive, .bytes = kSmall})) {
+    messages.push_back(std::move((*result)->reservation));
   }
   EXPECT_EQ(gate_.reserved_bytes(), kBudget / 2);
   EXPECT_EQ(Take(kGeneral).bytes(), kGeneral);
@@ -140,16 +140,16 @@ TEST_F(GateTest, IsFirstComeFirstServedWithinAPriority) {
   EXPECT_THAT(served_, ElementsAre(3, 1, 2, 4));
 }
 
-TEST_F(GateTest, LaterSmallerOnesDoNotStarveALargeOne) {
+TEST_F(GateTest, LaterSmallerRequestsDoNotStarveALargeOne) {
   std::optional<MemoryBudget::Reservation> first = Take(3000);
   std::optional<MemoryBudget::Reservation> second = Take(1480);
   MemoryBudget::Reservation large;
   Queue(1, {.bytes = 4000}, &large);
   Queue(2, {.bytes = 1000});
-  second.reset();  // there would be room for the second
+  second.reset();  // now the second would fit
   Settle();
   EXPECT_TRUE(served_.empty());
-  EXPECT_FALSE(gate_.AdmitNow({.bytes = 1000}).has_value()) << "nobody passes the queue";
+  EXPECT_FALSE(gate_.AdmitNow({.bytes = 1000}).has_value()) << "no request overtakes the queue";
   first.reset();
   Settle();
   EXPECT_THAT(served_, ElementsAre(1));
@@ -158,19 +158,20 @@ TEST_F(GateTest, LaterSmallerOnesDoNotStarveALargeOne) {
   EXPECT_THAT(served_, ElementsAre(1, 2));
 }
 
-TEST_F(GateTest, SmallOnesPassLargeOnesByTheirReservedPart) {
+TEST_F(GateTest, SmallRequestsOvertakeLargeOnesByTheirReservedPart) {
   const MemoryBudget::Reservation held = Take(kGeneral);
   Queue(1, {.bytes = 1000});
   std::vector<MemoryBudget::Reservation> small;
   for (int n = 0; n < 4; ++n) small.push_back(Take(kSmall));
-  EXPECT_FALSE(gate_.AdmitNow({.bytes = kSmall}).has_value()) << "its part is full too";
+  EXPECT_FALSE(gate_.AdmitNow({.bytes = kSmall}).has_value())
+      << "the reserved part is full as well";
   Queue(2, {.bytes = kSmall});
   small.pop_back();
   Settle();
   EXPECT_THAT(served_, ElementsAre(2));
 }
 
-TEST_F(GateTest, AFullQueueRefuses) {
+TEST_F(GateTest, RejectsWhenTheQueueIsFull) {
   const MemoryBudget::Reservation held = Take(kGeneral);
   for (int n = 1; n <= 5; ++n) Queue(n, {.bytes = 1000});
   EXPECT_THAT(served_, ElementsAre(5));
@@ -202,7 +203,7 @@ TEST_F(GateTest, ADeadlineEndsTheWait) {
   EXPECT_EQ(statuses_[0].code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-TEST_F(GateTest, ACancelledRequestLeavesTheQueueAtOnceAndLetsTheNextBy) {
+TEST_F(GateTest, ACancelledRequestLeavesTheQueueAndUnblocksTheNext) {
   MemoryBudget::Reservation held = Take(3000);
   std::atomic<bool> cancelled = false;
   Queue(1, {.bytes = 4000, .cancelled = &cancelled});
@@ -215,8 +216,8 @@ TEST_F(GateTest, ACancelledRequestLeavesTheQueueAtOnceAndLetsTheNextBy) {
   EXPECT_TRUE(statuses_[1].ok());
 }
 
-// Many threads ask, wait, hold and give back; nobody is forgotten and nothing is left over.
-TEST(GateThreadsTest, NobodyIsForgotten) {
+// Many threads request, wait, hold and release; every request is served and nothing leaks.
+TEST(GateThreadsTest, EveryRequestIsServed) {
   const SteadyClock clock;
   Timer timer(clock);
   AdmissionGate gate(
@@ -227,15 +228,16 @@ TEST(GateThreadsTest, NobodyIsForgotten) {
     threads.emplace_back([&gate, t] {
       std::mt19937 rng(t);
       for (int n = 0; n < 2000; ++n) {
-        const AdmissionGate::Ask ask = {.share = rng() % 2 ? kReceive : kCompute,
-                                        .bytes = static_cast<int64_t>(rng() % (kGeneral + 1)),
-                                        .priority = rng() % 3};
-        if (auto outcome = gate.AdmitNow(ask)) {
-          EXPECT_TRUE(outcome->ok());
+        const AdmissionGate::MemoryRequest request = {
+            .share = rng() % 2 ? kReceive : kCompute,
+            .bytes = static_cast<int64_t>(rng() % (kGeneral + 1)),
+            .priority = rng() % 3};
+        if (auto result = gate.AdmitNow(request)) {
+          EXPECT_TRUE(result->ok());
           continue;
         }
-        std::promise<AdmissionGate::Outcome> granted;
-        gate.Queue(ask, [&](AdmissionGate::Outcome o) { granted.set_value(std::move(o)); });
+        std::promise<AdmissionGate::Result> granted;
+        gate.Queue(request, [&](AdmissionGate::Result r) { granted.set_value(std::move(r)); });
         EXPECT_TRUE(granted.get_future().get().ok());
       }
     });
