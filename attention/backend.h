@@ -65,17 +65,18 @@ class Backend {
   virtual void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
                        int stage, int64_t task, int worker, const Checkpoint& checkpoint) const = 0;
 
-  // One plan of several that are computed by one run.
-  struct Member {
+  // One of the plans that a batched run computes.
+  struct BatchMember {
     const Plan* plan;
     const Arguments* arguments;
-    bool done = false;  // it is computed; one that is not gets a RunTask() of its own
+    bool done = false;  // false: not computed; the caller calls RunTask() instead
   };
-  // Computes the tasks of at least two plans of one company, whose shares are at most 1 in all, by
-  // one run of that worker's; what that can't do is left. No member's data reaches another's
-  // answer; but for rounding that is the one it has alone. Only where PlanTasks() sets a company.
-  virtual void RunTogether(absl::Span<Member> /*members*/, int /*worker*/) const {
-    RAPT_CHECK(false, "this backend's plans have no company");
+  // Computes the tasks of several plans in one run on `worker`, as far as it can. Members do not
+  // affect each other's results, which equal those of RunTask() up to rounding. REQUIRES: at least
+  // two members of one batch group, which PlanTasks() has set, with a total batch_cost of at
+  // most 1.
+  virtual void RunBatch(absl::Span<BatchMember> /*members*/, int /*worker*/) const {
+    RAPT_CHECK(false, "this backend's plans have no batch group");
   }
 };
 

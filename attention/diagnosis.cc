@@ -16,7 +16,7 @@ namespace rapt {
 namespace {
 
 constexpr size_t kFirstEmptyRows = 8;
-// e^-88 is about the least normal fp32 number.
+// e^-88 is about the smallest normal FP32 number.
 constexpr double kWideScores = 88;
 
 double LoadAny(const std::byte* data, DType dtype, int64_t index) {
@@ -24,7 +24,7 @@ double LoadAny(const std::byte* data, DType dtype, int64_t index) {
   return LoadElement(data, dtype, index);
 }
 
-NumberSummary Summarise(absl::Span<const double> values) {
+NumberSummary Summarize(absl::Span<const double> values) {
   NumberSummary summary;
   for (double value : values) summary.Add(value);
   return summary;
@@ -40,34 +40,34 @@ void WarnOfTensor(const TensorSummary& tensor, std::vector<std::string>& warning
   const int64_t infinite = n.positive_inf + n.negative_inf;
   if (infinite > 0) {
     warnings.push_back(
-        absl::StrCat(tensor.name, " holds ", infinite, " infinite numbers of ", n.count()));
+        absl::StrCat(tensor.name, " has ", infinite, " infinite values among ", n.count()));
   }
   if (n.finite == n.count() && n.count() > 1 && n.min == n.max) {
-    warnings.push_back(absl::StrCat(tensor.name, " is ", n.min, " everywhere"));
+    warnings.push_back(absl::StrCat("all values of ", tensor.name, " are ", n.min));
   }
 }
 
-// -inf is what a mask may well hold.
+// -inf is normal in a mask.
 void WarnOfMask(const TensorSummary& mask, std::vector<std::string>& warnings) {
   const NumberSummary& n = mask.numbers;
   if (n.positive_inf > 0) {
-    warnings.push_back(absl::StrCat(mask.name, " holds ", n.positive_inf, " times +inf of ",
-                                    n.count(), " numbers; a row that sees one comes out as NaN"));
+    warnings.push_back(absl::StrCat(mask.name, " has ", n.positive_inf, " values of +inf among ",
+                                    n.count(), "; a row that sees one becomes NaN"));
   }
-  // All zeros are an honest mask that hides nothing.
+  // All zeros are a valid mask that hides nothing.
   if (mask.dtype != DType::kBool && mask.only_zero_and_one && n.count() > 0 && n.max == 1) {
     warnings.push_back(absl::StrCat(
-        mask.name, " has type ", NameOf(mask.dtype), " and holds only 0 and 1: it is added to the ",
-        "scores and hides nothing; a mask of 0 and 1 that should hide keys must be BOOL"));
+        mask.name, " has type ", NameOf(mask.dtype), " and contains only 0 and 1: it is added to ",
+        "the scores and hides nothing; a mask of 0 and 1 that should hide keys must be BOOL"));
   }
 }
 
 void WarnOfInputs(const FieldNames& names, DiagnosisReport& report) {
   for (const TensorSummary& input : report.inputs) {
     if (input.numbers.nan > 0) {
-      report.warnings.push_back(
-          absl::StrCat(input.name, " holds ", input.numbers.nan, " NaN of ", input.numbers.count(),
-                       " numbers; each one that is visible reaches the output"));
+      report.warnings.push_back(absl::StrCat(input.name, " has ", input.numbers.nan, " NaN among ",
+                                             input.numbers.count(),
+                                             " values; each visible one propagates to the output"));
     }
     (input.name == names.mask ? WarnOfMask : WarnOfTensor)(input, report.warnings);
   }
@@ -75,19 +75,19 @@ void WarnOfInputs(const FieldNames& names, DiagnosisReport& report) {
 
 void WarnOfResults(DiagnosisReport& report) {
   if (report.widest_row > kWideScores) {
-    report.warnings.push_back(
-        absl::StrCat("scaled scores of one row lie up to ", report.widest_row,
-                     " apart: such a softmax is all but one-hot; is the scale right?"));
+    report.warnings.push_back(absl::StrCat("the scaled scores of a row span up to ",
+                                           report.widest_row,
+                                           ": the softmax is almost one-hot; check the scale"));
   }
   if (report.empty_rows > 0) {
     report.warnings.push_back(absl::StrCat("query rows that see no key: ", report.empty_rows,
-                                           "; their output is 0 and their lse -inf"));
+                                           "; their output is 0 and their lse is -inf"));
   }
   const NumberSummary& output = report.output;
   if (output.finite < output.count()) {
-    report.warnings.push_back(absl::StrCat("the output holds ", output.nan, " NaN and ",
+    report.warnings.push_back(absl::StrCat("the output has ", output.nan, " NaN and ",
                                            output.positive_inf + output.negative_inf,
-                                           " infinite numbers of ", output.count()));
+                                           " infinite values among ", output.count()));
   }
 }
 
@@ -138,12 +138,12 @@ std::string Describe(const Problem& p) {
 
 namespace {
 
-std::string WhyNotTaken(const Backend& backend, const Problem& problem, const PlanOptions& options,
-                        const Plan& taken) {
+std::string WhyNotChosen(const Backend& backend, const Problem& problem, const PlanOptions& options,
+                         const Plan& chosen) {
   if (options.backend != "auto") return absl::StrCat("the backend is set to ", options.backend);
   const absl::Status preference = backend.Prefers(problem);
   if (!preference.ok()) return std::string(preference.message());
-  return absl::StrCat("auto takes ", taken.Describe(), ", which comes first");
+  return absl::StrCat("auto prefers ", chosen.Describe());
 }
 
 }  // namespace
@@ -163,7 +163,7 @@ std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptio
     } else {
       choice.plan = plan->Describe();
       choice.workspace_bytes = plan->workspace_bytes();
-      if (!choice.chosen) choice.reason = WhyNotTaken(*backend, problem, options, *chosen);
+      if (!choice.chosen) choice.reason = WhyNotChosen(*backend, problem, options, *chosen);
     }
     choices.push_back(std::move(choice));
   }
@@ -175,7 +175,7 @@ Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const F
   const auto add = [this](absl::string_view name, const TensorView& view) {
     inputs_.push_back({name, view, view.dims[0] * view.dims[1] * view.dims[2]});
     input_rows_ += inputs_.back().rows;
-    MutexLock lock(mutex_);  // for the analysis: nobody else knows of it yet
+    MutexLock lock(mutex_);  // only for the thread-safety analysis
     report_.inputs.push_back({std::string(name), view.dtype, view.dims, {}, true});
   };
   add(names.q, arguments.inputs[Role::kQ]);
@@ -195,13 +195,13 @@ int64_t Diagnosis::WorkerWorkspaceBytes(const Problem& problem) {
 
 void Diagnosis::RunTask(int64_t task, std::byte* worker_workspace) {
   if (task < input_rows_) {
-    SummariseInputRow(task);
+    SummarizeInputRow(task);
   } else {
-    SummariseQueryRow(task - input_rows_, worker_workspace);
+    SummarizeQueryRow(task - input_rows_, worker_workspace);
   }
 }
 
-void Diagnosis::SummariseInputRow(int64_t row) {
+void Diagnosis::SummarizeInputRow(int64_t row) {
   size_t input = 0;
   while (row >= inputs_[input].rows) row -= inputs_[input++].rows;
   const TensorView& view = inputs_[input].view;
@@ -221,28 +221,28 @@ void Diagnosis::SummariseInputRow(int64_t row) {
   report_.inputs[input].only_zero_and_one &= only_zero_and_one;
 }
 
-void Diagnosis::SummariseQueryRow(int64_t index, std::byte* workspace) {
+void Diagnosis::SummarizeQueryRow(int64_t index, std::byte* workspace) {
   const Problem& p = problem_;
   const int64_t i = index % p.query_length;
   const int64_t h = index / p.query_length % p.query_heads;
   const int64_t b = index / p.query_length / p.query_heads;
   const QueryRow row(p, arguments_, b, h, i);
-  auto* room = reinterpret_cast<double*>(workspace);
-  const absl::Span<double> scores(room, p.total_keys());
-  const absl::Span<double> output(room + p.total_keys(), p.value_head_size);
+  auto* numbers = reinterpret_cast<double*>(workspace);
+  const absl::Span<double> scores(numbers, p.total_keys());
+  const absl::Span<double> output(numbers + p.total_keys(), p.value_head_size);
 
   NumberSummary raw, scaled, biased, weights;
   double row_sum = 0;
   const double lse = row.Weigh(scores, [&](Step step, absl::Span<const double> s) {
-    if (step == Step::kRaw) raw = Summarise(s);
-    if (step == Step::kSoftcapped) scaled = Summarise(s);
-    if (step == Step::kBiased) biased = Summarise(s);
+    if (step == Step::kRaw) raw = Summarize(s);
+    if (step == Step::kSoftcapped) scaled = Summarize(s);
+    if (step == Step::kBiased) biased = Summarize(s);
     if (step != Step::kSoftmax) return;
-    weights = Summarise(s);
+    weights = Summarize(s);
     for (double weight : s) row_sum += weight;
   });
   row.Output(scores, lse, output);
-  const NumberSummary output_numbers = Summarise(output);
+  const NumberSummary output_numbers = Summarize(output);
   int64_t by_position = 0;
   int64_t by_mask = 0;
   for (int64_t j = 0; j < p.total_keys(); ++j) {
@@ -269,7 +269,7 @@ void Diagnosis::SummariseQueryRow(int64_t index, std::byte* workspace) {
     return;
   }
   ++report_.empty_rows;
-  // Kept sorted and short, so that the order of the tasks leaves no trace.
+  // Kept sorted and short: the result does not depend on the order of tasks.
   auto& first = report_.first_empty_rows;
   const std::array<int64_t, 3> place = {b, h, i};
   first.insert(std::lower_bound(first.begin(), first.end(), place), place);
@@ -293,10 +293,10 @@ absl::StatusOr<DiagnosisReport> Diagnose(const Problem& problem, const Arguments
   if (status.ok()) status = ValidateInputs(problem, arguments, names);
   if (!status.ok()) return status;
   Diagnosis diagnosis(problem, arguments, names);
-  const int64_t room = Diagnosis::WorkerWorkspaceBytes(problem);
-  AlignedBuffer workspace(room * pool.workers());
+  const int64_t worker_bytes = Diagnosis::WorkerWorkspaceBytes(problem);
+  AlignedBuffer workspace(worker_bytes * pool.workers());
   pool.ParallelFor(diagnosis.tasks(), [&](int64_t task, int worker) {
-    diagnosis.RunTask(task, workspace.data() + worker * room);
+    diagnosis.RunTask(task, workspace.data() + worker * worker_bytes);
   });
   return diagnosis.Finish(options);
 }

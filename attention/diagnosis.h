@@ -1,5 +1,5 @@
-// The report a person needs when attention looks wrong: what came in, what each step of the
-// computation made of it, what would run and why nothing else.
+// A report for debugging attention that looks wrong: statistics of the inputs and of every step of
+// the computation, and which backend is chosen and why.
 #ifndef RAPT_ATTENTION_DIAGNOSIS_H_
 #define RAPT_ATTENTION_DIAGNOSIS_H_
 
@@ -22,14 +22,14 @@
 
 namespace rapt {
 
-// The numbers of a tensor or of a step, summed up. Merging is commutative, so any order of tasks
-// gives the same counts and bounds.
+// Statistics of the numbers of a tensor or a step. Merging is commutative: counts and bounds do not
+// depend on the order of tasks.
 struct NumberSummary {
   int64_t finite = 0;
   int64_t nan = 0;
   int64_t positive_inf = 0;
   int64_t negative_inf = 0;
-  double min = 0;  // of the finite ones; meaningless when there is none
+  double min = 0;  // of the finite numbers; meaningless if there are none
   double max = 0;
   double sum = 0;
 
@@ -46,13 +46,13 @@ struct TensorSummary {
   bool only_zero_and_one = true;
 };
 
-// What a backend says to a problem under given options.
+// Whether a backend is chosen for a problem under given options, and why not.
 struct BackendChoice {
   std::string backend;
   bool chosen = false;
-  std::string plan;  // empty when it can't run
+  std::string plan;  // empty if it cannot run
   int64_t workspace_bytes = 0;
-  std::string reason;  // why it can't run, or why it was not taken
+  std::string reason;  // why it cannot run or was not chosen
 };
 
 struct DiagnosisReport {
@@ -60,14 +60,14 @@ struct DiagnosisReport {
   std::vector<TensorSummary> inputs;
   NumberSummary raw_scores;
   NumberSummary scaled_scores;  // after softcap
-  double widest_row = 0;        // the largest distance of two finite scaled scores in one row
+  double widest_row = 0;        // the largest range of the finite scaled scores of a row
   NumberSummary biased_scores;
   int64_t hidden_by_position = 0;
-  int64_t hidden_by_mask = 0;  // of those that position leaves visible
+  int64_t hidden_by_mask = 0;  // of those visible by position
   NumberSummary weights;
   NumberSummary row_sums;  // of rows that see a key
   int64_t empty_rows = 0;
-  std::vector<std::array<int64_t, 3>> first_empty_rows;  // (b, h, i), in order, a few
+  std::vector<std::array<int64_t, 3>> first_empty_rows;  // the first few (b, h, i)
   NumberSummary output;
   std::vector<BackendChoice> backends;
   std::vector<std::string> warnings;
@@ -76,23 +76,22 @@ struct DiagnosisReport {
 // "B=2 Hq=8 Hkv=2 Sq=128 Sk=128 P=0 D=64 Dv=64 FP32 causal window=[128,0]"
 std::string Describe(const Problem& problem);
 
-// Every backend's answer, in the order in which auto tries them. `problem` and `options` are valid.
+// Returns the choice for every backend, in auto's order. REQUIRES: both arguments are valid.
 std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptions& options);
 
-// A diagnosis in the making: independent tasks, as a plan has them. Tasks may run on any thread at
-// once.
+// Computes a report by independent tasks, like a plan. Tasks may run concurrently on any threads.
 class Diagnosis {
  public:
-  // Borrows all of them, valid as far as inputs go, until Finish() is over.
+  // Borrows all arguments until Finish() returns. REQUIRES: the problem and the inputs are valid.
   Diagnosis(const Problem& problem, const Arguments& arguments,
             const FieldNames& names = kOnnxNames);
 
   int64_t tasks() const { return input_rows_ + query_rows_; }
-  // What a worker needs to run a task, aligned to 8.
+  // Returns the workspace that a worker needs, aligned to 8.
   static int64_t WorkerWorkspaceBytes(const Problem& problem);
   void RunTask(int64_t task, std::byte* worker_workspace);
 
-  // When all tasks are done.
+  // REQUIRES: all tasks are done.
   DiagnosisReport Finish(const PlanOptions& options);
 
  private:
@@ -102,8 +101,8 @@ class Diagnosis {
     int64_t rows;
   };
 
-  void SummariseInputRow(int64_t row);
-  void SummariseQueryRow(int64_t row, std::byte* workspace);
+  void SummarizeInputRow(int64_t row);
+  void SummarizeQueryRow(int64_t row, std::byte* workspace);
 
   const Problem& problem_;
   const Arguments& arguments_;
@@ -116,7 +115,8 @@ class Diagnosis {
   DiagnosisReport report_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The whole of it, blocking; reads no outputs. InvalidArgument as MakePlan and Run give it.
+// Runs all tasks and returns the report. Does not access outputs. Returns InvalidArgument as
+// MakePlan and Run do.
 absl::StatusOr<DiagnosisReport> Diagnose(const Problem& problem, const Arguments& arguments,
                                          const PlanOptions& options, ThreadPool& pool,
                                          const FieldNames& names = kOnnxNames);

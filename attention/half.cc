@@ -8,7 +8,7 @@
 namespace rapt {
 namespace {
 
-// Rounds to a binary format of 16 bits with `mantissa_bits` stored and the given exponent range.
+// Rounds to a 16-bit binary format with `mantissa_bits` stored bits and the given exponent range.
 uint16_t RoundTo16(double value, int mantissa_bits, int max_exponent) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const int exponent_field_max = 2 * max_exponent + 1;
@@ -21,7 +21,7 @@ uint16_t RoundTo16(double value, int mantissa_bits, int max_exponent) {
   const int exponent =
       magnitude == 0 ? 1 - max_exponent : std::max(std::ilogb(magnitude), 1 - max_exponent);
   const double steps = std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent));
-  // Steps run through the bit patterns in order: a carry out of the mantissa is the next exponent.
+  // Bit patterns are ordered: a carry out of the mantissa increments the exponent.
   const int64_t field = exponent + max_exponent - 1;
   const int64_t bits = (field << mantissa_bits) + static_cast<int64_t>(steps);
   return sign | (bits >= infinity ? infinity : static_cast<uint16_t>(bits));
@@ -74,7 +74,7 @@ uint16_t FloatToHalf(float value) {
     const float rounded = std::fabs(value) + 0.5f;
     uint32_t half_bits;
     std::memcpy(&half_bits, &rounded, sizeof(half_bits));
-    return sign | static_cast<uint16_t>(half_bits - 0x3F000000);  // 0.5's
+    return sign | static_cast<uint16_t>(half_bits - 0x3F000000);  // the bits of 0.5
   }
   const uint32_t rounded = magnitude + 0xFFF + ((magnitude >> 13) & 1);
   return sign | static_cast<uint16_t>((rounded - (uint32_t{112} << 23)) >> 13);

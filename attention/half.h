@@ -1,5 +1,5 @@
-// Scalar conversions between the storage types and double, round to nearest even. For code where
-// clarity counts; the kernels have their own.
+// Scalar conversions between the storage types and double, rounding to nearest even. Clear rather
+// than fast; the kernels have their own.
 #ifndef RAPT_ATTENTION_HALF_H_
 #define RAPT_ATTENTION_HALF_H_
 
@@ -15,11 +15,11 @@ double BFloat16ToDouble(uint16_t bits);
 uint16_t DoubleToHalf(double value);
 uint16_t DoubleToBFloat16(double value);
 
-// Of numbers that are floats already, many times faster; the same bits.
+// The same results for floats, many times faster.
 uint16_t FloatToHalf(float value);
 uint16_t FloatToBFloat16(float value);
 
-// Element `index` of unaligned storage of a float type.
+// Loads or stores element `index` of unaligned storage of a float type.
 double LoadElement(const std::byte* data, DType dtype, int64_t index);
 void StoreElement(std::byte* data, DType dtype, int64_t index, double value);
 

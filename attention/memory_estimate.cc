@@ -11,14 +11,14 @@
 namespace rapt {
 namespace {
 
-// Checked: with head sizes that no memory could hold, many threads' parts are too much for int64.
+// Checked: with absurd head sizes, the workspace of many threads overflows int64.
 absl::StatusOr<int64_t> WorkspaceBytes(const Plan& plan) {
   std::optional<int64_t> bytes = CheckedMul(plan.threads, plan.worker_workspace_bytes);
   if (bytes) bytes = CheckedAdd(*bytes, plan.shared_workspace_bytes);
   if (bytes) return *bytes;
-  return absl::InvalidArgumentError(absl::StrCat("the workspace of ", plan.threads, " threads, ",
-                                                 plan.worker_workspace_bytes,
-                                                 " bytes each, overflows 64 bits"));
+  return absl::InvalidArgumentError(absl::StrCat("the workspace of ", plan.threads,
+                                                 " threads with ", plan.worker_workspace_bytes,
+                                                 " bytes each overflows 64 bits"));
 }
 
 }  // namespace
@@ -28,8 +28,7 @@ absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOption
   if (!plan.ok()) return plan.status();
   const absl::StatusOr<int64_t> workspace_bytes = WorkspaceBytes(*plan);
   if (!workspace_bytes.ok()) return workspace_bytes.status();
-  // A valid problem's sizes do not overflow, each in eight bytes an element; their sums are taken
-  // of at most four such.
+  // The sizes of a valid problem do not overflow at eight bytes per element, nor do sums of four.
   const int64_t element = SizeOf(p.dtype);
   const int64_t real = SizeOf(p.accumulator());
   const int64_t query_rows = p.batch * p.query_heads * p.query_length;

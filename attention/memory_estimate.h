@@ -1,4 +1,4 @@
-// How many bytes attention takes beyond its tensors, by three ways of computing it.
+// Estimates the bytes that attention needs besides its tensors, for three ways of computing it.
 #ifndef RAPT_ATTENTION_MEMORY_ESTIMATE_H_
 #define RAPT_ATTENTION_MEMORY_ESTIMATE_H_
 
@@ -23,7 +23,7 @@ struct MemoryEstimate {
 
 inline constexpr int64_t kEstimateChunk = 256;
 
-// InvalidArgument for an invalid problem, or one whose sizes overflow; otherwise as MakePlan.
+// Returns MakePlan()'s errors, and InvalidArgument if sizes overflow.
 absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& problem, const PlanOptions& options);
 
 }  // namespace rapt

@@ -30,8 +30,8 @@ struct Tiles {
   int64_t key_splits = 1;   // parts of the keys that run at once and are merged by LSE
 };
 
-// A function of problem and options alone, never of load, but for what Backend::Prefers() says of a
-// device: the same plan gives the same bits, and in company the same numbers up to rounding.
+// A function of problem and options alone, never of load, except for Backend::Prefers() of a
+// device. The same plan gives the same bits, except in a batched run, which may round differently.
 // Immutable after MakePlan; may be shared by threads.
 struct Plan {
   Problem problem;
@@ -51,11 +51,11 @@ struct Plan {
     return shared_workspace_bytes + threads * worker_workspace_bytes;
   }
 
-  // Plans of one backend and one company, each of a single task, may be computed by one run, see
-  // Backend::RunTogether(). Empty: this one runs alone.
-  std::string company;
-  // Of what a run has room for. Those that run together have at most 1 in all.
-  double company_share = 1;
+  // Plans of one backend and batch group, each of a single task, may be computed by one run, see
+  // Backend::RunBatch(). Empty: this plan is never batched.
+  std::string batch_group;
+  // Fraction of a batch's capacity. The costs of a batch add up to at most 1.
+  double batch_cost = 1;
 
   // The type of Arguments::State where the problem folds.
   DType state_dtype = DType::kFloat32;

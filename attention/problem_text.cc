@@ -15,23 +15,23 @@
 namespace rapt {
 namespace {
 
-// Why not, to follow the quoted text.
-using WhyNot = std::optional<std::string>;
+// What is wrong with a problem, phrased to follow its quoted text; nullopt if nothing is.
+using ParseError = std::optional<std::string>;
 
-// "32/8" is two numbers, "32" twice the same.
+// "32/8" gives two numbers, "32" the same number twice.
 bool ParsePair(absl::string_view text, char separator, int64_t& first, int64_t& second) {
   const std::vector<absl::string_view> parts = absl::StrSplit(text, separator);
   return parts.size() <= 2 && absl::SimpleAtoi(parts.front(), &first) &&
          absl::SimpleAtoi(parts.back(), &second);
 }
 
-WhyNot ReadAxes(absl::string_view text, Problem& p) {
+ParseError ReadAxes(absl::string_view text, Problem& p) {
   const std::vector<absl::string_view> axes = absl::StrSplit(text, 'x');
   if (axes.size() != 4) return absl::StrCat("has ", axes.size(), " axes; it must have 4, BxHxSxD");
   if (!absl::SimpleAtoi(axes[0], &p.batch) || !ParsePair(axes[1], '/', p.query_heads, p.kv_heads) ||
       !ParsePair(axes[2], ':', p.query_length, p.key_length) ||
       !ParsePair(axes[3], '/', p.head_size, p.value_head_size)) {
-    return "has an axis that is no number";
+    return "has an axis that is not a number";
   }
   return std::nullopt;
 }
@@ -53,7 +53,7 @@ bool ReadSwitch(absl::string_view word, Problem& p) {
   return true;
 }
 
-// "past=512". Whether a number may be so large is the problem's Validate() to say.
+// Reads "past=512". Validate() checks ranges.
 bool ReadNumber(absl::string_view name, absl::string_view value, Problem& p) {
   double real = 0;
   if (name == "past") return absl::SimpleAtoi(value, &p.past_length);
@@ -65,7 +65,7 @@ bool ReadNumber(absl::string_view name, absl::string_view value, Problem& p) {
   return true;
 }
 
-// When everything else of the problem is known.
+// REQUIRES: all other fields are set.
 bool SetMask(absl::string_view kind, Problem& p) {
   if (kind == "padding") {
     p.mask = MaskShape{DType::kBool, {p.batch, 1, 1, p.total_keys()}};
@@ -76,7 +76,7 @@ bool SetMask(absl::string_view kind, Problem& p) {
   return p.mask.has_value();
 }
 
-WhyNot ReadWords(absl::Span<const absl::string_view> words, Problem& p) {
+ParseError ReadWords(absl::Span<const absl::string_view> words, Problem& p) {
   std::string mask;
   for (const absl::string_view any_case : words) {
     const std::string word = absl::AsciiStrToLower(any_case);
@@ -86,11 +86,11 @@ WhyNot ReadWords(absl::Span<const absl::string_view> words, Problem& p) {
       mask = std::string(parts.second);
     } else if (!ReadDType(word, p) && !ReadSwitch(word, p) &&
                !ReadNumber(parts.first, parts.second, p)) {
-      return absl::StrCat("has '", any_case, "' in it");
+      return absl::StrCat("has the unknown word '", any_case, "'");
     }
   }
   if (!mask.empty() && !SetMask(mask, p)) {
-    return absl::StrCat("has a mask '", mask, "'; it must be bool, float or padding");
+    return absl::StrCat("has mask '", mask, "'; it must be bool, float or padding");
   }
   return std::nullopt;
 }
@@ -99,11 +99,11 @@ absl::StatusOr<Problem> ParseProblem(absl::string_view text) {
   const std::vector<absl::string_view> words =
       absl::StrSplit(text, absl::ByAnyChar(" \t"), absl::SkipEmpty());
   Problem problem;
-  WhyNot why = words.empty() ? "is empty" : ReadAxes(words.front(), problem);
+  ParseError why = words.empty() ? "is empty" : ReadAxes(words.front(), problem);
   if (!why) why = ReadWords(absl::MakeConstSpan(words).subspan(1), problem);
   if (!why) {
     if (absl::Status status = Validate(problem); !status.ok()) {
-      why = absl::StrCat("is none: ", std::string(status.message()));
+      why = absl::StrCat("is not a valid problem: ", std::string(status.message()));
     }
   }
   if (!why) return problem;

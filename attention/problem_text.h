@@ -1,4 +1,4 @@
-// Problems in a line of text, for flags: as rapt-load writes its shapes, and a little more.
+// Parses problems from a line of text, for flags; extends the syntax of rapt-load's shapes.
 #ifndef RAPT_ATTENTION_PROBLEM_TEXT_H_
 #define RAPT_ATTENTION_PROBLEM_TEXT_H_
 
@@ -10,14 +10,15 @@
 
 namespace rapt {
 
-// Valid problems, apart by commas: "1x32/8x4096x128 bf16 causal, 8x32/8x1:4096x128 bf16". Each is
+// Parses problems separated by commas: "1x32/8x4096x128 bf16 causal, 8x32/8x1:4096x128 bf16". Each
+// is
 //
-//     BxHxSxD                Hq/Hkv for H, Sq:Sk for S, D/Dv for D where they differ
+//     BxHxSxD                Hq/Hkv for H, Sq:Sk for S, D/Dv for D if they differ
 //     followed by any of     fp32 fp16 bf16 fp64, causal, bottom_right, ragged (with key lengths),
 //                            past=P, left_window=N, right_window=N, softcap=X, scale=X,
 //                            mask=bool|float ([1, 1, Sq, T]), mask=padding (bool [B, 1, 1, T])
 //
-// fp32 where no type is named. InvalidArgument quotes the one that is wrong.
+// The default type is fp32. InvalidArgument quotes the invalid problem.
 absl::StatusOr<std::vector<Problem>> ParseProblems(absl::string_view text);
 
 }  // namespace rapt

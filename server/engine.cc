@@ -274,7 +274,7 @@ class Engine::Flight final : public Engine::Passage {
                                          worker, checkpoint);
         });
     job.task_cost = plan_.task_flops();
-    if (!plan_.company.empty() && IsSingleTask(job)) job.company = MakeCompany();
+    if (!plan_.batch_group.empty() && IsSingleTask(job)) job.company = MakeCompany();
     job.done = [this, self = std::move(self)](const JobReport& report) {
       result_.ended_in = Stage::kCompute;
       Finish(report);
@@ -296,8 +296,8 @@ class Engine::Flight final : public Engine::Passage {
   }
 
   Company MakeCompany() {
-    return {.name = absl::StrCat(plan_.routing.backend->name(), " ", plan_.company),
-            .share = plan_.company_share,
+    return {.name = absl::StrCat(plan_.routing.backend->name(), " ", plan_.batch_group),
+            .share = plan_.batch_cost,
             .run_together = RunTogether,
             .member = this};
   }
@@ -305,7 +305,7 @@ class Engine::Flight final : public Engine::Passage {
   // Whose lent memory is gone is left: its own turn tells.
   static void RunTogether(absl::Span<CompanyMember> flights, int worker) {
     std::vector<CompanyMember*> sound;
-    std::vector<Backend::Member> members;
+    std::vector<Backend::BatchMember> members;
     for (CompanyMember& member : flights) {
       const Flight& flight = *static_cast<const Flight*>(member.job);
       if (!flight.CheckLentMemory().ok()) continue;
@@ -313,7 +313,7 @@ class Engine::Flight final : public Engine::Passage {
       members.push_back({&flight.plan_, &flight.arguments_});
     }
     if (members.size() < 2) return;
-    members.front().plan->routing.backend->RunTogether(absl::MakeSpan(members), worker);
+    members.front().plan->routing.backend->RunBatch(absl::MakeSpan(members), worker);
     for (size_t n = 0; n < members.size(); ++n) sound[n]->done = members[n].done;
   }
 

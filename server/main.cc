@@ -296,11 +296,11 @@ void ShowDevice(Metrics& metrics) {
         {{"state", "compiling"}});
   gauge("rapt_device_plans", plans_help, [](const State& s) { return s.plans.declined; },
         {{"state", "declined"}});
-  for (size_t n = 0; n < cudnn::kStandInReasons; ++n) {
+  for (size_t n = 0; n < cudnn::kFallbackReasons; ++n) {
     metrics.ShowCounter(
         "rapt_device_stand_in_pieces_total", "Pieces that the CPU computed in the GPU's place.",
-        {{"reason", std::string(NameOf(static_cast<cudnn::StandInReason>(n)))}},
-        [n] { return static_cast<double>(cudnn::ProcessBackend().state().stand_ins[n]); });
+        {{"reason", std::string(NameOf(static_cast<cudnn::FallbackReason>(n)))}},
+        [n] { return static_cast<double>(cudnn::ProcessBackend().state().fallback_pieces[n]); });
   }
 }
 
@@ -500,7 +500,7 @@ absl::Status StartCudnn(const Options& options, const Clock& clock) {
   }
   cudnn::CudnnBackend& backend = cudnn::ProcessBackend();
   backend.Start(std::move(device), CpuBackend(), clock,
-                {.least_flops = LeastFlops(options), .plan_directory = options.cudnn_plan_cache});
+                {.min_flops = LeastFlops(options), .plan_directory = options.cudnn_plan_cache});
   // Where there is no device, Serve() says so or does without.
   if (!backend.Available().ok()) return absl::OkStatus();
   const absl::Status warm = backend.Warm(options.cudnn_warm_plans);

@@ -1,9 +1,9 @@
-# The headers that the cuDNN backend is compiled with: cuDNN 9, the CUDA 13 runtime and its run-time compiler, and
-# NVIDIA's C++ frontend of cuDNN. No library is looked for, as none is linked. CMake's own FindCUDAToolkit wants a
-# compiler, nvcc, which NVIDIA's Python packages lack.
+# Finds the headers of the cuDNN backend: cuDNN 9, the CUDA 13 runtime and its run-time compiler, and NVIDIA's C++
+# frontend of cuDNN. Searches no library, as none is linked. CMake's own FindCUDAToolkit requires the compiler nvcc,
+# which NVIDIA's Python packages lack.
 #
-# They come from `./dev build --cudnn`, which puts the packages into build/cudnn, or from the system's and CUDA's
-# folders. Defines CUDNNFrontend_FOUND, CUDNNFrontend_LIBRARY_DIRS where the packages bring libraries as well, and
+# The headers come from `./dev build --cudnn`, which installs the packages into build/cudnn, or from the system's and
+# CUDA's directories. Defines CUDNNFrontend_FOUND, CUDNNFrontend_LIBRARY_DIRS if the packages include libraries, and
 # the target CUDNNFrontend::headers.
 file(GLOB _packages ${PROJECT_SOURCE_DIR}/build/cudnn/lib/python3*/site-packages)
 set(_hints ${_packages}/include ${_packages}/nvidia/cudnn/include ${_packages}/nvidia/cu13/include

@@ -13,16 +13,16 @@ namespace {
 
 constexpr int64_t kHeadSize = 128;
 constexpr int64_t kTinyLength = 8;
-constexpr int64_t kWindow = 64;  // keys to either side
+constexpr int64_t kWindow = 64;  // keys on either side
 
-// On the CPU some milliseconds a thread, and more than its caches hold.
+// Some milliseconds per thread on the CPU, and larger than its caches.
 constexpr int64_t kPrefillLength = 512;
 constexpr int64_t kHeadsPerThread = 2;
 constexpr int64_t kDecodeLength = 16 << 10;
 constexpr int64_t kDecodeHeads = 8;
 
-// What remains of a time when others are taken from it is less than they vary, below this share.
-constexpr double kLeastShare = 0.05;
+// A difference of times below this fraction of the minuend is within their noise.
+constexpr double kMinRemainder = 0.05;
 
 constexpr int kRuns = 3;
 
@@ -42,14 +42,15 @@ Problem Windowed(Problem problem) {
   return problem;
 }
 
-// `seconds` less what else took part of them.
+// Returns `seconds` less the part explained by `others`.
 double Without(double seconds, double others) {
-  return std::max(seconds - others, kLeastShare * seconds);
+  return std::max(seconds - others, kMinRemainder * seconds);
 }
 
 size_t IndexOf(DType dtype) { return static_cast<size_t>(dtype); }
 
-// A number that every type has: 0x3c3c is 1.06 as FP16, 0.01 as BF16 and at the head of an FP32.
+// A byte that gives a normal number in every type: 0x3c3c is 1.06 as FP16 and 0.01 as BF16 or in
+// the high half of an FP32.
 AlignedBuffer FilledBuffer(int64_t bytes) {
   AlignedBuffer buffer(static_cast<size_t>(bytes));
   std::memset(buffer.data(), 0x3c, buffer.size());
@@ -124,7 +125,7 @@ absl::StatusOr<CostModel::Device> MeasureDevice(const DeviceSamples& samples, St
 
   CostModel::Device device;
   device.run_seconds = seconds[kTiny];
-  // The same tensors travel: what is left is operations alone.
+  // Both move the same tensors: the difference is operations alone.
   const double half_rate =
       (works[kFull].flops - works[kWindowed].flops) / Without(seconds[kFull], seconds[kWindowed]);
   const auto bandwidth = [&](int n) {
@@ -165,26 +166,26 @@ absl::StatusOr<double> SecondsOf(const Plan& plan, ThreadPool& pool, const Clock
   const SampleTensor value(p, p.kv_heads, p.key_length, p.value_head_size);
   SampleTensor output(p, p.query_heads, p.query_length, p.value_head_size);
   AlignedBuffer workspace(static_cast<size_t>(plan.workspace_bytes()));
-  std::atomic<const Backend*> stand_in{nullptr};
+  std::atomic<const Backend*> fallback{nullptr};
   Arguments arguments;
   arguments.inputs[Role::kQ] = query.View();
   arguments.inputs[Role::kK] = key.View();
   arguments.inputs[Role::kV] = value.View();
   arguments.outputs[Role::kY] = output.MutableView();
-  arguments.stand_in = &stand_in;
+  arguments.stand_in = &fallback;
 
   auto best = std::chrono::nanoseconds::max();
   for (int run = 0; run < 1 + kRuns; ++run) {
-    if (!go_on()) return absl::CancelledError("a signal ended the measuring");
+    if (!go_on()) return absl::CancelledError("the measurement was interrupted by a signal");
     const Instant begin = clock.Now();
     if (absl::Status status = Run(plan, arguments, workspace.span(), pool); !status.ok()) {
       return status;
     }
-    if (stand_in != nullptr) return absl::UnavailableError("the device did not compute it");
+    if (fallback != nullptr) return absl::UnavailableError("a fallback computed the sample");
     if (run > 0) best = std::min<std::chrono::nanoseconds>(best, clock.Now() - begin);  // warm
   }
-  constexpr double kLeastSeconds = 1e-9;  // what a clock tells apart: rates are finite
-  return std::max(std::chrono::duration<double>(best).count(), kLeastSeconds);
+  constexpr double kMinSeconds = 1e-9;  // clock resolution; keeps rates finite
+  return std::max(std::chrono::duration<double>(best).count(), kMinSeconds);
 }
 
 }  // namespace rapt::cudnn

@@ -1,5 +1,5 @@
-// What a problem takes on the device and on the CPU of this machine, by a handful of numbers that
-// are measured there.
+// Estimates the time of a problem on the device and on the CPU of this machine from a handful of
+// measured numbers.
 #ifndef RAPT_ATTENTION_CUDNN_COST_MODEL_H_
 #define RAPT_ATTENTION_CUDNN_COST_MODEL_H_
 
@@ -17,32 +17,32 @@
 
 namespace rapt::cudnn {
 
-// What there is to do for a problem.
+// The work of a problem.
 struct Work {
   DType dtype = DType::kFloat32;
   double flops = 0;    // as Plan counts them
-  double bytes = 0;    // of tensors, as often as they are moved
-  int64_t pieces = 1;  // that a device gets them in
-  int64_t lanes = 1;   // that have a piece at once
+  double bytes = 0;    // of tensors, counted each time they are moved
+  int64_t pieces = 1;  // that are sent to the device
+  int64_t lanes = 1;   // that run a piece at the same time
 };
 
-// The bytes of Q, K, V, mask and O.
+// Returns the bytes of Q, K, V, mask and O.
 double MovedBytes(const Problem& problem);
 
 struct CostModel {
-  static constexpr size_t kTypes = 3;  // cuDNN takes the first of DType's
+  static constexpr size_t kTypes = 3;  // the first values of DType, which cuDNN supports
   using PerType = std::array<double, kTypes>;
 
   // Each piece is packed, copied in, computed, copied out and unpacked.
   struct Device {
-    double run_seconds = 0;            // of a piece that is next to nothing
+    double run_seconds = 0;            // fixed cost of a piece
     double lane_bytes_per_second = 0;  // through one lane
-    double bytes_per_second = 0;       // through all of them at once
+    double bytes_per_second = 0;       // through all lanes at once
     PerType flops_per_second{};
 
     double Seconds(const Work& work) const;
   };
-  // All threads, which wait for memory while others compute.
+  // All threads. Memory access overlaps with computation on other threads.
   struct Cpu {
     double bytes_per_second = 0;
     PerType flops_per_second{};
@@ -54,14 +54,14 @@ struct CostModel {
   Cpu cpu;
 };
 
-// What a device is measured by.
+// The problems by which a device is measured.
 struct DeviceSamples {
-  // Of one head with `length` queries and as many keys, such that a lane holds it as FP32.
+  // One head with `length` queries and keys. REQUIRES: a lane holds it as FP32.
   DeviceSamples(int64_t length, int lanes);
 
   Problem tiny;
-  Problem windowed;               // next to no operations on the tensors of `full`
-  Problem windowed_in_all_lanes;  // as many of it as there are lanes
+  Problem windowed;               // the tensors of `full` with hardly any operations
+  Problem windowed_in_all_lanes;  // one `windowed` per lane
   Problem full;                   // in BF16; FP16 is as fast
   Problem full_fp32;
 
@@ -70,19 +70,19 @@ struct DeviceSamples {
   }
 };
 
-// Seconds of a problem, alone on the machine.
+// Returns the seconds that a problem takes alone on the machine.
 using Stopwatch = absl::FunctionRef<absl::StatusOr<double>(const Problem&)>;
-// What the problem is to who is measured.
+// Returns the work that the problem is for the measured device or CPU.
 using Workload = absl::FunctionRef<Work(const Problem&)>;
 
-// Errors are the stopwatch's.
+// Return the stopwatch's errors.
 absl::StatusOr<CostModel::Device> MeasureDevice(const DeviceSamples& samples, Stopwatch seconds_of,
                                                 Workload work_of);
 absl::StatusOr<CostModel::Cpu> MeasureCpu(int threads, Stopwatch seconds_of, Workload work_of);
 
-// Seconds of a plan for the pool's workers, on tensors of its own: the best of some runs. Cancelled
-// once `go_on` says no, which is asked before each of them; Unavailable where another backend stood
-// in.
+// Returns the seconds of a plan for the pool's workers on tensors of its own, the best of some
+// runs. Cancelled once `go_on`, called before each run, returns false; Unavailable if a fallback
+// computed part of it.
 absl::StatusOr<double> SecondsOf(const Plan& plan, ThreadPool& pool, const Clock& clock,
                                  absl::FunctionRef<bool()> go_on);
 

@@ -49,7 +49,7 @@ class CudaLane final : public Lane {
     return absl::OkStatus();
   }
 
-  // What fails here does so because the context is lost, and its memory with it.
+  // Ignores errors: they mean that the context is lost, and its memory with it.
   void Close() {
     cudnn_.reset();
     if (stream_ != nullptr) runtime_.StreamDestroy(std::exchange(stream_, nullptr));
@@ -68,7 +68,7 @@ class CudaLane final : public Lane {
       status =
           runtime_.Check("copying out", Copy(layout.output, layout.end, cudaMemcpyDeviceToHost));
     }
-    // Also after an error: nothing of this request may be on its way when the next one comes.
+    // Also after an error: nothing of this request may be in flight when the next one starts.
     status.Update(runtime_.Check("running", runtime_.StreamSynchronize(stream_)));
     return status;
   }
@@ -146,9 +146,9 @@ class CudaDevice final : public Device {
     absl::StatusOr<std::string> properties = library_.Describe(0);
     if (!properties.ok()) return properties.status();
     properties_ = *std::move(properties);
-    kind_ =
-        absl::StrCat(library_.version(), " ",
-                     absl::StrReplaceAll(properties_, {{"\n", ""}}));  // a line of a plan's file
+    kind_ = absl::StrCat(
+        library_.version(), " ",
+        absl::StrReplaceAll(properties_, {{"\n", ""}}));  // must be one line of a plan file
     for (const auto& lane : lanes_) {
       if (status = lane->Open(); !status.ok()) return status;
     }
@@ -166,7 +166,7 @@ class CudaDevice final : public Device {
   std::vector<std::unique_ptr<CudaLane>> lanes_;
 };
 
-// Whether the device computes: one key has all the weight, so that the answer is its value.
+// Checks that the device computes: a single key has all the weight, so the output is its value.
 absl::Status Try(CudaOptions options) {
   options.lanes = 1;
   options.memory_bytes = kTrialBytes;
@@ -202,7 +202,7 @@ absl::Status Try(CudaOptions options) {
                   8 * 64 * sizeof(kOne)) == 0) {
     return absl::OkStatus();
   }
-  return absl::InternalError("the GPU computes something else");
+  return absl::InternalError("the GPU computes wrong results");
 }
 
 }  // namespace

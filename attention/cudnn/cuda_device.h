@@ -12,14 +12,14 @@
 namespace rapt::cudnn {
 
 struct CudaOptions {
-  std::string libraries;     // directories, see Library::Load(); empty: where the system looks
+  std::string libraries;     // directories, see Library::Load(); empty: the system's search path
   int lanes = 4;             // one copies in, one computes, one copies out, one is packed
-  int64_t memory_bytes = 0;  // of the device, for all lanes; as much of the host's is pinned
+  int64_t memory_bytes = 0;  // of the device, for all lanes; as much host memory is pinned
 };
 
-// FailedPrecondition with the reason where there is no GPU to use, or no cuDNN in this build. What
-// may end the process is tried in a child before, so the process has no other thread yet; Cancelled
-// as TryInChild() says.
+// Returns FailedPrecondition with the reason if there is no usable GPU or no cuDNN in this build;
+// Cancelled as TryInChild() does. Operations that may crash are tried in a child process first.
+// REQUIRES: the process has no other thread yet.
 absl::StatusOr<std::unique_ptr<Device>> OpenCudaDevice(const CudaOptions& options);
 
 }  // namespace rapt::cudnn

@@ -38,7 +38,7 @@ absl::StatusOr<CudaRuntime> FindCudaRuntime(const Library& library) {
   find("cudaEventRecord", runtime.EventRecord);
   find("cudaEventElapsedTime", runtime.EventElapsedTime);
   if (missing == nullptr) return runtime;
-  return absl::FailedPreconditionError(absl::StrCat("the CUDA runtime has no ", missing));
+  return absl::FailedPreconditionError(absl::StrCat("the CUDA runtime lacks ", missing));
 }
 
 }  // namespace rapt::cudnn

@@ -1,4 +1,4 @@
-// The functions of the CUDA runtime that are used, found in the library that was opened.
+// The CUDA runtime functions in use, looked up in the loaded library.
 #ifndef RAPT_ATTENTION_CUDNN_CUDA_RUNTIME_H_
 #define RAPT_ATTENTION_CUDNN_CUDA_RUNTIME_H_
 
@@ -10,7 +10,7 @@
 
 namespace rapt::cudnn {
 
-// Each is what CUDA documents under its name with "cuda" before it.
+// Each member is the function that CUDA documents under its name with the prefix "cuda".
 struct CudaRuntime {
   decltype(&::cudaGetDeviceCount) GetDeviceCount;
   decltype(&::cudaSetDevice) SetDevice;
@@ -32,11 +32,11 @@ struct CudaRuntime {
   cudaError_t (*EventRecord)(cudaEvent_t, cudaStream_t);
   decltype(&::cudaEventElapsedTime) EventElapsedTime;
 
-  // Unavailable, with `what` and CUDA's words.
+  // Returns Unavailable with `what` and CUDA's message on error.
   absl::Status Check(const char* what, cudaError_t error) const;
 };
 
-// FailedPrecondition where the library has not all of them.
+// Returns FailedPrecondition if the library lacks one of them.
 absl::StatusOr<CudaRuntime> FindCudaRuntime(const Library& library);
 
 }  // namespace rapt::cudnn

@@ -10,10 +10,10 @@
 namespace rapt::cudnn {
 namespace {
 
-constexpr int kDevice = 0;  // the one of CudaDevice
+constexpr int kDevice = 0;  // the device that CudaDevice uses
 
-// The driver's cuMemGetAddressRange(): how long an allocation is, whatever its owner says. What
-// lies beyond must not be touched: that would cost everybody the device's context.
+// Returns the size of an allocation by the driver's cuMemGetAddressRange(), whatever its owner
+// claims. An access beyond it would destroy the device context of all requests.
 absl::StatusOr<int64_t> AllocatedBytes(const CudaRuntime& runtime, void* base) {
   using GetAddressRange = int (*)(uintptr_t*, size_t*, uintptr_t);
   constexpr unsigned kVersion = 12000;
@@ -27,14 +27,14 @@ absl::StatusOr<int64_t> AllocatedBytes(const CudaRuntime& runtime, void* base) {
   size_t bytes = 0;
   if (function == nullptr || reinterpret_cast<GetAddressRange>(function)(
                                  &begin, &bytes, reinterpret_cast<uintptr_t>(base)) != 0) {
-    return absl::UnavailableError("the driver does not tell the size of the memory");
+    return absl::UnavailableError("the CUDA driver does not report the size of the allocation");
   }
   return static_cast<int64_t>(bytes - (reinterpret_cast<uintptr_t>(base) - begin));
 }
 
 }  // namespace
 
-// One copy at a time, and none while the device is reset.
+// Serialises copies with each other and with device resets.
 struct CudaSharedMemory::State {
   explicit State(const CudaRuntime& runtime) : runtime(runtime) {}
 
@@ -74,7 +74,7 @@ class CudaSharedMemory::State::Memory final : public DeviceMemory {
     const CudaRuntime& runtime = state_->runtime;
     absl::Status status =
         runtime.Check("copying", runtime.MemcpyAsync(to, from, bytes, kind, nullptr));
-    // Also from pageable memory, which a copy may only have staged.
+    // Needed for pageable memory, too: the copy may only have been staged.
     status.Update(runtime.Check("copying", runtime.StreamSynchronize(nullptr)));
     return status;
   }
@@ -106,12 +106,12 @@ absl::StatusOr<std::shared_ptr<const DeviceMemory>> CudaSharedMemory::Open(
   const cudaError_t error = runtime.IpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess);
   if (error != cudaSuccess) {
     return absl::InvalidArgumentError(
-        absl::StrCat("CUDA opens no memory by this handle: ", runtime.GetErrorString(error)));
+        absl::StrCat("raw_handle is not a valid CUDA IPC handle: ", runtime.GetErrorString(error)));
   }
   absl::StatusOr<int64_t> allocated = AllocatedBytes(runtime, base);
   if (allocated.ok() && (byte_size < 1 || byte_size > *allocated)) {
     allocated = absl::InvalidArgumentError(absl::StrCat(
-        "byte_size is ", byte_size, "; it must be 1 to the ", *allocated, " of the allocation"));
+        "byte_size is ", byte_size, "; it must be 1 to ", *allocated, ", the allocation's size"));
   }
   if (!allocated.ok()) {
     runtime.IpcCloseMemHandle(base);

@@ -1,4 +1,4 @@
-// Memory of the GPU that other processes share with this one.
+// GPU memory shared by other processes through CUDA IPC.
 #ifndef RAPT_ATTENTION_CUDNN_CUDA_SHARED_MEMORY_H_
 #define RAPT_ATTENTION_CUDNN_CUDA_SHARED_MEMORY_H_
 
@@ -12,17 +12,17 @@
 
 namespace rapt::cudnn {
 
-// Thread-safe. What is opened may outlive it, but not the runtime's library.
+// Thread-safe. Opened memory may outlive this object, but not the runtime's library.
 class CudaSharedMemory {
  public:
   explicit CudaSharedMemory(const CudaRuntime& runtime);
 
-  // As Device::OpenShared().
+  // Implements Device::OpenShared().
   absl::StatusOr<std::shared_ptr<const DeviceMemory>> Open(absl::string_view raw_handle,
                                                            int64_t device_id, int64_t byte_size);
 
-  // Before the device is reset, which takes all of it away: from here on what is open is
-  // Unavailable. Waits for copies on their way.
+  // Call before a device reset, which frees all of it: from here on, opened memory returns
+  // Unavailable. Waits for copies in flight.
   void Invalidate();
 
  private:

@@ -19,29 +19,30 @@
 namespace rapt::cudnn {
 namespace {
 
-// Of a lane's memory, what kernels may take as their workspace.
-constexpr int64_t kWorkspaceShare = 8;
-// Ragged tensors are sent where they are no more than so much of padded ones.
-constexpr double kMostOfPadded = 0.75;
-// Problems that one run computes together are no more than this in all: beyond, packing them, out
-// of the caches, costs more than the launches that are saved.
-constexpr int64_t kTogetherBytes = int64_t{4} << 20;
-constexpr int64_t kTogetherBatch = 64;
-// What can't be folded in FP32 is not supported.
+// The kernels' workspace is 1/8 of a lane's memory.
+constexpr int64_t kWorkspaceFraction = 8;
+// Ragged tensors are sent if they are at most this fraction of padded ones.
+constexpr double kMaxRaggedFraction = 0.75;
+// The limits of a batch. Beyond them the data leaves the caches, and packing it costs more than
+// the saved launches.
+constexpr int64_t kMaxBatchBytes = int64_t{4} << 20;
+constexpr int64_t kMaxBatchRows = 64;
+// Problems that need a wider state are not supported.
 constexpr DType kStateType = DType::kFloat32;
 
-// Stateless decoding spends 99 % of its time on the bus, a prefill of 8192 tokens 75 %.
-constexpr double kUnmeasuredLeastFlops = 1e10;
+// The threshold before Measure(): copying takes 99 % of the time of stateless decoding, and 75 % of
+// a prefill of 8192 tokens.
+constexpr double kDefaultMinFlops = 1e10;
 
-// A millisecond of a fast GPU, 100 of a slow one; 32 MiB as BF16.
+// Takes 1 ms on a fast GPU, 100 ms on a slow one; 32 MiB as BF16.
 constexpr int64_t kSampleLength = 32 << 10;
 
 int64_t TensorBytes(const Device& device) {
-  return device.arena_bytes() - device.arena_bytes() / kWorkspaceShare;
+  return device.arena_bytes() - device.arena_bytes() / kWorkspaceFraction;
 }
 
-Cut CutOn(const Device& device, const Problem& problem) {
-  return CutFor(problem, TensorBytes(device), device.lanes());
+Partition PartitionOn(const Device& device, const Problem& problem) {
+  return MakePartition(problem, TensorBytes(device), device.lanes());
 }
 
 Plan PlanOn(const Backend& backend, const Problem& problem, int threads) {
@@ -73,35 +74,35 @@ void LogCosts(const CostModel& costs, std::chrono::nanoseconds time) {
        {"ms", std::chrono::duration_cast<std::chrono::milliseconds>(time).count()}});
 }
 
-// Pieces such that every other one is like one of them: all but the last are as large as the first,
-// and heads that are parted all alike.
-std::vector<Problem> KindsOfPieces(const Problem& problem, const Cut& cut) {
-  std::vector<int64_t> runs = {0, cut.runs(problem) - 1};
-  if (cut.parts_heads()) {
-    runs.resize(static_cast<size_t>(CountChunks(problem.query_length, cut.rows)));
+// Returns one piece of each kind: all pieces but the last are as large as the first, and all split
+// heads are alike.
+std::vector<Problem> KindsOfPieces(const Problem& problem, const Partition& partition) {
+  std::vector<int64_t> runs = {0, partition.runs(problem) - 1};
+  if (partition.splits_heads()) {
+    runs.resize(static_cast<size_t>(CountChunks(problem.query_length, partition.rows)));
     std::iota(runs.begin(), runs.end(), 0);
   }
   std::vector<Problem> kinds;
   for (const int64_t run : runs) {
-    for (int64_t key_run = 0; key_run < cut.key_runs(problem); ++key_run) {
-      kinds.push_back(ProblemOf(problem, cut.piece(problem, run, key_run)));
+    for (int64_t key_run = 0; key_run < partition.key_runs(problem); ++key_run) {
+      kinds.push_back(ProblemOf(problem, partition.piece(problem, run, key_run)));
     }
   }
   return kinds;
 }
 
-// What the kinds differ in by size alone: where the diagonal lies does not matter.
-std::vector<Problem> SizesOfPieces(const Problem& problem, const Cut& cut) {
+// The same, without kinds that differ only in the position of the diagonal.
+std::vector<Problem> SizesOfPieces(const Problem& problem, const Partition& partition) {
   std::vector<Problem> sizes;
   std::set<std::pair<int64_t, int64_t>> known;
-  for (Problem& kind : KindsOfPieces(problem, cut)) {
+  for (Problem& kind : KindsOfPieces(problem, partition)) {
     const bool is_new = known.emplace(kind.query_length, kind.key_length).second;
-    if (is_new || !cut.parts_heads()) sizes.push_back(std::move(kind));
+    if (is_new || !partition.splits_heads()) sizes.push_back(std::move(kind));
   }
   return sizes;
 }
 
-// The graph that computes them in one run, over ragged tensors. They differ in sizes alone.
+// Returns the ragged graph that computes all parts in one run. REQUIRES: they differ only in sizes.
 SdpaGraph RaggedGraphOf(absl::Span<const Part> parts) {
   int64_t batch = 0;
   int64_t queries = 1;
@@ -117,36 +118,36 @@ SdpaGraph RaggedGraphOf(absl::Span<const Part> parts) {
   return RaggedOf(GraphOf(*parts[0].problem), batch, queries, keys);
 }
 
-// Of the room that a run has for problems together, what one of that graph takes.
-double ShareOf(const SdpaGraph& padded, const Device& device) {
-  const int64_t room = std::min(kTogetherBytes, TensorBytes(device) / 2);
-  return std::max(static_cast<double>(LayOut(padded).end) / static_cast<double>(room),
-                  static_cast<double>(padded.batch) / kTogetherBatch);
+// Returns the fraction of a batch's capacity that a problem of this graph takes.
+double BatchCostOf(const SdpaGraph& padded, const Device& device) {
+  const int64_t capacity = std::min(kMaxBatchBytes, TensorBytes(device) / 2);
+  return std::max(static_cast<double>(LayOut(padded).end) / static_cast<double>(capacity),
+                  static_cast<double>(padded.batch) / kMaxBatchRows);
 }
 
 bool MayGoOn(const Checkpoint& checkpoint) {
   return checkpoint.go_on == nullptr || checkpoint.go_on(checkpoint.context);
 }
 
-// The running softmax of a run's queries, while its pieces are folded into it.
-int64_t FoldedBytes(const Problem& problem, const Cut& cut) {
-  if (!cut.parts_heads() || problem.folds) return 0;
-  const Problem first = ProblemOf(problem, cut.piece(problem, 0, 0));
+// Returns the bytes of the running softmax into which a run's pieces are folded.
+int64_t FoldedBytes(const Problem& problem, const Partition& partition) {
+  if (!partition.splits_heads() || problem.folds) return 0;
+  const Problem first = ProblemOf(problem, partition.piece(problem, 0, 0));
   return RoundUp(StateBytes(first, kStateType), AlignedBuffer::kAlignment);
 }
 
 }  // namespace
 
-absl::string_view NameOf(StandInReason reason) {
-  constexpr absl::string_view kNames[kStandInReasons] = {"device", "numbers", "kernels", "memory"};
+absl::string_view NameOf(FallbackReason reason) {
+  constexpr absl::string_view kNames[kFallbackReasons] = {"device", "numbers", "kernels", "memory"};
   return kNames[static_cast<size_t>(reason)];
 }
 
 // --- DeviceHealth --------------------------------------------------------------------------------
 
-bool DeviceHealth::promising() const {
+bool DeviceHealth::usable() const {
   MutexLock lock(mutex_);
-  return !failed_ || (!restarting_ && clock_.Now() >= paused_until_);
+  return !failed_ || (!restarting_ && clock_.Now() >= retry_at_);
 }
 
 int DeviceHealth::running() const {
@@ -157,7 +158,7 @@ int DeviceHealth::running() const {
 bool DeviceHealth::Enter() {
   MutexLock lock(mutex_);
   while (failed_) {
-    if (clock_.Now() < paused_until_) return false;
+    if (clock_.Now() < retry_at_) return false;
     if (running_ > 0 || restarting_) {
       changed_.Wait(mutex_);
     } else {
@@ -172,33 +173,32 @@ void DeviceHealth::Leave(const std::optional<absl::Status>& run) {
   MutexLock lock(mutex_);
   --running_;
   if (run && run->ok()) {
-    if (!failed_) pause_ = std::chrono::nanoseconds(0);
+    if (!failed_) backoff_ = std::chrono::nanoseconds(0);
   } else if (run && !failed_) {
     failed_ = true;
-    Pause();
-    Log(LogLevel::kWarning, "the device failed",
-        {{"error", run->message()},
-         {"pause_ms", std::chrono::duration_cast<std::chrono::milliseconds>(pause_).count()}});
+    BackOff();
+    Log(LogLevel::kWarning, "device failed",
+        {{"error", run->message()}, {"backoff_ms", Milliseconds(backoff_)}});
   }
   changed_.SignalAll();
 }
 
 void DeviceHealth::RestartDevice() {
   restarting_ = true;
-  mutex_.Unlock();  // it takes a while, and requests that are planned look at the health
+  mutex_.Unlock();  // Restart() is slow, and planning reads the health
   const absl::Status status = device_.Restart();
   mutex_.Lock();
   restarting_ = false;
   failed_ = !status.ok();
-  if (failed_) Pause();
-  Log(failed_ ? LogLevel::kWarning : LogLevel::kInfo, "the device was restarted",
+  if (failed_) BackOff();
+  Log(failed_ ? LogLevel::kWarning : LogLevel::kInfo, "device restarted",
       {{"error", status.message()}});
   changed_.SignalAll();
 }
 
-void DeviceHealth::Pause() {
-  pause_ = std::clamp<std::chrono::nanoseconds>(2 * pause_, kFirstPause, kLongestPause);
-  paused_until_ = clock_.Now() + pause_;
+void DeviceHealth::BackOff() {
+  backoff_ = std::clamp<std::chrono::nanoseconds>(2 * backoff_, kFirstBackoff, kMaxBackoff);
+  retry_at_ = clock_.Now() + backoff_;
 }
 
 // --- CudnnBackend --------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ absl::Status CudnnBackend::Warm(absl::Span<const Problem> problems) {
     }
     for (SdpaGraph graph : GraphsOf(problems[n])) {
       if (keys.insert(graph.Key()).second) warm_.push_back(graph);
-      graph.has_lengths = true;  // of those shorter ones that round up to it
+      graph.has_lengths = true;  // for shorter problems that round up to it
       if (keys.insert(graph.Key()).second) warm_.push_back(graph);
     }
   }
@@ -234,20 +234,20 @@ absl::Status CudnnBackend::Warm(absl::Span<const Problem> problems) {
     }
   }
   if (measures()) {
-    for (const Problem& sample : SamplesForTheLanes().all()) {
+    for (const Problem& sample : SamplesForLanes().all()) {
       for (SdpaGraph& graph : GraphsOf(sample)) {
         if (keys.insert(graph.Key()).second) warm_.push_back(std::move(graph));
       }
     }
   }
-  for (const SdpaGraph& graph : warm_) plans_->Keep(graph);
+  for (const SdpaGraph& graph : warm_) plans_->Pin(graph);
   return absl::OkStatus();
 }
 
-DeviceSamples CudnnBackend::SamplesForTheLanes() const {
+DeviceSamples CudnnBackend::SamplesForLanes() const {
   const auto samples = [this](int64_t length) { return DeviceSamples(length, device_->lanes()); };
   int64_t length = kSampleLength;
-  while (CutOn(*device_, samples(length).full_fp32).parts_heads()) length /= 2;
+  while (PartitionOn(*device_, samples(length).full_fp32).splits_heads()) length /= 2;
   return samples(length);
 }
 
@@ -257,12 +257,12 @@ Work CudnnBackend::WorkOnHost(const Problem& problem) const {
 }
 
 Work CudnnBackend::WorkOnDevice(const Problem& problem, Work work) const {
-  const Cut cut = CutOn(*device_, problem);
-  work.pieces = cut.runs(problem) * cut.key_runs(problem);
-  work.lanes = std::min<int64_t>(cut.runs(problem), device_->lanes());
-  if (cut.parts_heads()) {  // its queries go there once for each run of keys, and the keys likewise
-    work.bytes =
-        static_cast<double>(work.pieces) * MovedBytes(ProblemOf(problem, cut.piece(problem, 0, 0)));
+  const Partition partition = PartitionOn(*device_, problem);
+  work.pieces = partition.runs(problem) * partition.key_runs(problem);
+  work.lanes = std::min<int64_t>(partition.runs(problem), device_->lanes());
+  if (partition.splits_heads()) {  // every piece sends its queries and its keys
+    work.bytes = static_cast<double>(work.pieces) *
+                 MovedBytes(ProblemOf(problem, partition.piece(problem, 0, 0)));
   }
   return work;
 }
@@ -278,7 +278,7 @@ absl::Status CudnnBackend::MeasureCosts(int threads, absl::FunctionRef<bool()> g
   const Instant begin = clock_->Now();
   ThreadPool lanes(device_->lanes());
   const auto device = MeasureDevice(
-      SamplesForTheLanes(),
+      SamplesForLanes(),
       [&](const Problem& sample) {
         return SecondsOf(PlanOn(*this, sample, lanes.workers()), lanes, *clock_, go_on);
       },
@@ -308,26 +308,27 @@ std::optional<CudnnBackend::Estimate> CudnnBackend::EstimateOf(const Problem& pr
 
 PlanCache::Counts CudnnBackend::warmth() const {
   PlanCache::Counts warmth;
-  for (const SdpaGraph& graph : warm_) warmth.Add(plans_->Look(graph).status());
+  for (const SdpaGraph& graph : warm_) warmth.Add(plans_->Peek(graph).status());
   return warmth;
 }
 
 CudnnBackend::State CudnnBackend::state() const {
   if (device_ == nullptr) return {};
-  return {.healthy = health_->promising(),
+  return {.healthy = health_->usable(),
           .lanes = device_->lanes(),
           .busy_lanes = health_->running(),
           .memory_bytes = device_->lanes() * device_->arena_bytes(),
           .used_memory_bytes = used_bytes_,
           .plans = plans_->Count(),
-          .stand_ins = {stand_ins_[0], stand_ins_[1], stand_ins_[2], stand_ins_[3]}};
+          .fallback_pieces = {fallback_pieces_[0], fallback_pieces_[1], fallback_pieces_[2],
+                              fallback_pieces_[3]}};
 }
 
 void CudnnBackend::Stop() {
   available_ = NotStarted();
   warm_.clear();
   costs_ = nullptr;
-  for (std::atomic<int64_t>& pieces : stand_ins_) pieces = 0;
+  for (std::atomic<int64_t>& pieces : fallback_pieces_) pieces = 0;
   plans_.reset();
   health_.reset();
   device_.reset();
@@ -336,47 +337,49 @@ void CudnnBackend::Stop() {
 absl::Status CudnnBackend::Supports(const Problem& problem) const {
   absl::Status status = cudnn::Supports(problem);
   if (!status.ok() || problem.empty()) return status;
-  const Cut cut = CutOn(*device_, problem);
-  if (cut.batch == 0) {
-    return absl::UnimplementedError(absl::StrCat("some rows of a single head take more than the ",
-                                                 TensorBytes(*device_),
-                                                 " bytes that a lane of the device has"));
+  const Partition partition = PartitionOn(*device_, problem);
+  if (partition.batch == 0) {
+    return absl::UnimplementedError(absl::StrCat("a few rows of a single head exceed the ",
+                                                 TensorBytes(*device_), " bytes of a device lane"));
   }
-  if (!cut.parts_heads()) return absl::OkStatus();
-  // Beside scores of -1e38 an lse has no digits left for how many keys there are.
+  if (!partition.splits_heads()) return absl::OkStatus();
+  // With scores of -1e38, an lse has no digits left for the number of keys.
   if (problem.mask && problem.mask->dtype != DType::kBool &&
       problem.mask->dtype != DType::kFloat16) {
     return absl::UnimplementedError(
-        absl::StrCat("results are not merged under a mask of ", NameOf(problem.mask->dtype),
-                     ", and a single head takes more than a lane of the device has"));
+        absl::StrCat("a single head exceeds a device lane, and partial results cannot be merged "
+                     "under a mask of ",
+                     NameOf(problem.mask->dtype)));
   }
-  return cudnn::Supports(ProblemOf(problem, cut.piece(problem, 0, 0)));
+  return cudnn::Supports(ProblemOf(problem, partition.piece(problem, 0, 0)));
 }
 
 absl::Status CudnnBackend::Prefers(const Problem& problem) const {
   if (problem.empty()) return absl::OutOfRangeError("there is nothing to compute");
   if (measuring_) return absl::UnavailableError("the device is being measured");
-  if (absl::Status worth = IsWorthTheWay(problem); !worth.ok()) return worth;
-  if (!health_->promising()) return absl::UnavailableError("the device has failed and rests");
+  if (absl::Status worth = CheckWorthOffloading(problem); !worth.ok()) return worth;
+  if (!health_->usable()) {
+    return absl::UnavailableError("device unavailable after a failure; retrying after backoff");
+  }
   for (const SdpaGraph& graph : GraphsOf(problem)) {
-    const absl::StatusOr<CompiledPlanPtr> plan = plans_->Look(graph);
+    const absl::StatusOr<CompiledPlanPtr> plan = plans_->Peek(graph);
     if (!plan.ok()) return plan.status();
   }
   return absl::OkStatus();
 }
 
-absl::Status CudnnBackend::IsWorthTheWay(const Problem& problem) const {
+absl::Status CudnnBackend::CheckWorthOffloading(const Problem& problem) const {
   if (const std::optional<Estimate> seconds = EstimateOf(problem)) {
     if (seconds->device < seconds->fallback) return absl::OkStatus();
-    return absl::OutOfRangeError(absl::StrFormat(
-        "by what was measured it takes %.3g ms there, and %.3g ms on the next backend",
-        seconds->device * 1e3, seconds->fallback * 1e3));
+    return absl::OutOfRangeError(
+        absl::StrFormat("estimated to take %.3g ms on the device and %.3g ms on the next backend",
+                        seconds->device * 1e3, seconds->fallback * 1e3));
   }
-  const double least_flops = options_.least_flops.value_or(kUnmeasuredLeastFlops);
+  const double min_flops = options_.min_flops.value_or(kDefaultMinFlops);
   const double flops = FallbackPlan(problem).flops;
-  if (flops >= least_flops) return absl::OkStatus();
-  return absl::OutOfRangeError(absl::StrCat("its ", flops, " operations are less than the ",
-                                            least_flops, " that are worth the way"));
+  if (flops >= min_flops) return absl::OkStatus();
+  return absl::OutOfRangeError(
+      absl::StrCat(flops, " operations are below the GPU offload threshold of ", min_flops));
 }
 
 void CudnnBackend::Prepare(const Problem& problem) const {
@@ -387,7 +390,7 @@ std::vector<SdpaGraph> CudnnBackend::GraphsOf(const Problem& problem) const {
   std::vector<SdpaGraph> graphs;
   if (problem.empty()) return graphs;
   std::set<std::string> keys;
-  for (const Problem& piece : KindsOfPieces(problem, CutOn(*device_, problem))) {
+  for (const Problem& piece : KindsOfPieces(problem, PartitionOn(*device_, problem))) {
     if (CropOf(piece).empty()) continue;
     SdpaGraph graph = GraphOf(piece);
     if (keys.insert(graph.Key()).second) graphs.push_back(std::move(graph));
@@ -399,10 +402,10 @@ std::vector<SdpaGraph> CudnnBackend::RaggedGraphsOf(const Problem& problem) cons
   std::vector<SdpaGraph> graphs;
   for (const SdpaGraph& padded : GraphsOf(problem)) {
     if (!MayBeRagged(padded)) continue;
-    const auto together = static_cast<int64_t>(1 / ShareOf(padded, *device_));
-    const int64_t most = padded.batch * std::max<int64_t>(1, together);
+    const auto batched = static_cast<int64_t>(1 / BatchCostOf(padded, *device_));
+    const int64_t max_batch = padded.batch * std::max<int64_t>(1, batched);
     int64_t batch = problem.has_key_lengths ? padded.batch : 2 * padded.batch;
-    for (; batch <= most; batch = graphs.back().batch + 1) {
+    for (; batch <= max_batch; batch = graphs.back().batch + 1) {
       graphs.push_back(RaggedOf(padded, batch, padded.query_length, padded.key_length));
     }
   }
@@ -413,16 +416,16 @@ void CudnnBackend::PlanTasks(Plan& plan) const {
   const Problem& p = plan.problem;
   plan.stages = {PresentTasks(p)};
   if (p.empty()) return;
-  const Cut cut = CutOn(*device_, p);
-  plan.stages[0] += cut.runs(p);
-  for (const Problem& piece : SizesOfPieces(p, cut)) {
+  const Partition partition = PartitionOn(*device_, p);
+  plan.stages[0] += partition.runs(p);
+  for (const Problem& piece : SizesOfPieces(p, partition)) {
     plan.worker_workspace_bytes =
         std::max(plan.worker_workspace_bytes, FallbackPlan(piece).workspace_bytes());
   }
   plan.worker_workspace_bytes = RoundUp(plan.worker_workspace_bytes, AlignedBuffer::kAlignment);
-  plan.worker_workspace_bytes += FoldedBytes(p, cut);
+  plan.worker_workspace_bytes += FoldedBytes(p, partition);
   plan.flops = FallbackPlan(p).flops;
-  SetCompany(plan);
+  SetBatchGroup(plan);
 }
 
 void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
@@ -430,32 +433,32 @@ void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::by
                            const Checkpoint& checkpoint) const {
   const Problem& whole = plan.problem;
   if (task < PresentTasks(whole)) return RunPresentTask(whole, arguments, task);
-  const Cut cut = CutOn(*device_, whole);
+  const Partition partition = PartitionOn(*device_, whole);
   const int64_t run = task - PresentTasks(whole);
   std::byte* const own_workspace = workspace + worker * plan.worker_workspace_bytes;
-  if (cut.parts_heads()) {
-    return RunParted(whole, cut, run, arguments, own_workspace, worker, checkpoint);
+  if (partition.splits_heads()) {
+    return RunSplitHead(whole, partition, run, arguments, own_workspace, worker, checkpoint);
   }
-  const Piece piece = cut.piece(whole, run, 0);
+  const Piece piece = partition.piece(whole, run, 0);
   const PieceArguments part(arguments, whole, piece);
   RunPiece(ProblemOf(whole, piece), part.arguments(), own_workspace, worker, checkpoint);
 }
 
-void CudnnBackend::SetCompany(Plan& plan) const {
+void CudnnBackend::SetBatchGroup(Plan& plan) const {
   const Problem& p = plan.problem;
   if (plan.stages[0] != 1 || CropOf(p).empty()) return;
   const SdpaGraph padded = GraphOf(p);
-  const double share = ShareOf(padded, *device_);
-  if (!MayBeRagged(padded) || share > 0.5) return;
-  // All that those in one graph have in common.
-  const SdpaGraph alike = RaggedOf(padded, 1, std::min<int64_t>(padded.query_length, 2), 1);
-  plan.company = absl::StrFormat("%s scale%a", alike.Key(), alike.scale);
-  plan.company_share = share;
+  const double cost = BatchCostOf(padded, *device_);
+  if (!MayBeRagged(padded) || cost > 0.5) return;
+  // What problems must have in common to share a graph.
+  const SdpaGraph common = RaggedOf(padded, 1, std::min<int64_t>(padded.query_length, 2), 1);
+  plan.batch_group = absl::StrFormat("%s scale%a", common.Key(), common.scale);
+  plan.batch_cost = cost;
 }
 
-void CudnnBackend::RunTogether(absl::Span<Member> members, int worker) const {
+void CudnnBackend::RunBatch(absl::Span<BatchMember> members, int worker) const {
   std::vector<Part> parts;
-  for (const Member& member : members) {
+  for (const BatchMember& member : members) {
     parts.push_back({&member.plan->problem, member.arguments});
   }
   const SdpaGraph graph = RaggedGraphOf(parts);
@@ -465,10 +468,10 @@ void CudnnBackend::RunTogether(absl::Span<Member> members, int worker) const {
   for (size_t n = 0; n < members.size(); ++n) members[n].done = !reasons[n];
 }
 
-void CudnnBackend::RunParted(const Problem& whole, const Cut& cut, int64_t run,
-                             const Arguments& arguments, std::byte* workspace, int worker,
-                             const Checkpoint& checkpoint) const {
-  const Piece first = cut.piece(whole, run, 0);
+void CudnnBackend::RunSplitHead(const Problem& whole, const Partition& partition, int64_t run,
+                                const Arguments& arguments, std::byte* workspace, int worker,
+                                const Checkpoint& checkpoint) const {
+  const Piece first = partition.piece(whole, run, 0);
   const Problem rows = ProblemOf(whole, first);
   const PieceArguments first_part(arguments, whole, first);
   const Arguments& of_rows = first_part.arguments();
@@ -477,10 +480,10 @@ void CudnnBackend::RunParted(const Problem& whole, const Cut& cut, int64_t run,
     state = StateIn(rows, kStateType, workspace);
     ClearState(state);
   }
-  std::byte* const piece_workspace = workspace + FoldedBytes(whole, cut);
-  for (int64_t n = 0; n < cut.key_runs(whole); ++n) {
+  std::byte* const piece_workspace = workspace + FoldedBytes(whole, partition);
+  for (int64_t n = 0; n < partition.key_runs(whole); ++n) {
     if (!MayGoOn(checkpoint)) return;
-    const Piece piece = cut.piece(whole, run, n);
+    const Piece piece = partition.piece(whole, run, n);
     const PieceArguments part(arguments, whole, piece);
     RunPiece(ProblemOf(whole, piece), part.FoldingInto(state), piece_workspace, worker, checkpoint);
   }
@@ -494,7 +497,7 @@ void CudnnBackend::RunPiece(const Problem& piece, const Arguments& arguments, st
                             int worker, const Checkpoint& checkpoint) const {
   const NotDone reason = RunOnLane(piece, arguments, worker);
   if (!reason) return;
-  ++stand_ins_[static_cast<size_t>(*reason)];
+  ++fallback_pieces_[static_cast<size_t>(*reason)];
   if (arguments.stand_in != nullptr) *arguments.stand_in = fallback_;
   RunFallback(piece, arguments, workspace, checkpoint);
 }
@@ -502,13 +505,13 @@ void CudnnBackend::RunPiece(const Problem& piece, const Arguments& arguments, st
 CudnnBackend::NotDone CudnnBackend::RunOnLane(const Problem& problem, const Arguments& arguments,
                                               int worker) const {
   if (CropOf(problem).empty()) {
-    WriteNothingSeen(problem, arguments);
+    WriteFullyMasked(problem, arguments);
     return std::nullopt;
   }
   const Part part{&problem, &arguments};
   const SdpaGraph graph = GraphFor(part);
   const absl::StatusOr<CompiledPlanPtr> plan = plans_->Get(graph);
-  if (!plan.ok()) return StandInReason::kKernels;
+  if (!plan.ok()) return FallbackReason::kKernels;
   return RunGraph(graph, **plan, {&part, 1}, worker)[0];
 }
 
@@ -517,7 +520,7 @@ SdpaGraph CudnnBackend::GraphFor(const Part& part) const {
   if (!part.problem->has_key_lengths || !MayBeRagged(padded)) return padded;
   SdpaGraph ragged = RaggedGraphOf({&part, 1});
   const int64_t bytes = Staging(ragged, {&part, 1}).layout().end;
-  if (bytes > LayOut(padded).end * kMostOfPadded) return padded;
+  if (bytes > LayOut(padded).end * kMaxRaggedFraction) return padded;
   return plans_->Find(ragged).ok() ? ragged : padded;
 }
 
@@ -527,12 +530,12 @@ std::vector<CudnnBackend::NotDone> CudnnBackend::RunGraph(const SdpaGraph& graph
                                                           int worker) const {
   const Staging staging(graph, parts);
   const int64_t bytes = staging.layout().end + plan.workspace_bytes;
-  std::vector<NotDone> reasons(parts.size(), StandInReason::kMemory);
+  std::vector<NotDone> reasons(parts.size(), FallbackReason::kMemory);
   if (bytes > device_->arena_bytes()) return reasons;
-  reasons.assign(parts.size(), StandInReason::kDevice);
-  // While Measure() has the lanes, requests that were planned before have them, too.
+  reasons.assign(parts.size(), FallbackReason::kDevice);
+  // Measure() shares the lanes with requests planned before it began.
   MutexLock lock(lane_mutexes_[worker]);
-  if (!health_->Enter()) return reasons;  // from here on the lane's memory is its own
+  if (!health_->Enter()) return reasons;  // after this, no restart frees the lane's memory
   Lane& lane = device_->lane(worker);
   used_bytes_ += bytes;
   std::byte* const arena = lane.host().data();
@@ -543,7 +546,7 @@ std::vector<CudnnBackend::NotDone> CudnnBackend::RunGraph(const SdpaGraph& graph
   }
   for (size_t n = 0; n < parts.size(); ++n) {
     if (!staged[n]) {
-      reasons[n] = StandInReason::kNumbers;
+      reasons[n] = FallbackReason::kNumbers;
     } else if (run->ok()) {
       staging.TakeOutputs(n, arena);
       reasons[n] = std::nullopt;
@@ -571,7 +574,7 @@ void CudnnBackend::RunFallback(const Problem& problem, const Arguments& argument
 }
 
 CudnnBackend& ProcessBackend() {
-  static CudnnBackend& backend = *new CudnnBackend;  // outlives every static that asks for it
+  static CudnnBackend& backend = *new CudnnBackend;  // outlives all statics that use it
   return backend;
 }
 

@@ -29,45 +29,45 @@
 namespace rapt::cudnn {
 
 struct BackendOptions {
-  // Smaller problems are left to the next backend by "auto"; absent: what Measure() finds decides.
-  std::optional<double> least_flops = 0;
-  std::string plan_directory;  // where plans are kept; empty: nowhere
+  // "auto" leaves smaller problems to the next backend; absent: Measure() decides.
+  std::optional<double> min_flops = 0;
+  std::string plan_directory;  // where compiled plans are stored; empty: nowhere
 };
 
-// Why another backend computes a piece in the device's place.
-enum class StandInReason : uint8_t {
-  kDevice,   // it has failed, on this piece or before
-  kNumbers,  // such as it can't be trusted with, see StageInputs()
-  kKernels,  // cuDNN has none
-  kMemory,   // they take more than the lane has left
+// Why the fallback computes a piece instead of the device.
+enum class FallbackReason : uint8_t {
+  kDevice,   // the device failed, on this piece or before
+  kNumbers,  // it would not compute these numbers as defined, see StageInputs()
+  kKernels,  // cuDNN has no kernels
+  kMemory,   // the kernels need more workspace than the lane has
 };
-inline constexpr size_t kStandInReasons = 4;
-absl::string_view NameOf(StandInReason reason);
+inline constexpr size_t kFallbackReasons = 4;
+absl::string_view NameOf(FallbackReason reason);
 
-// Whether the device can be relied on: not for a while after an error, a longer one after each that
-// follows. Thread-safe.
+// A circuit breaker: after an error the device is not used until a backoff has passed, which
+// doubles with each error in a row. Thread-safe.
 class DeviceHealth {
  public:
-  static constexpr std::chrono::seconds kFirstPause{1};
-  static constexpr std::chrono::seconds kLongestPause{60};
+  static constexpr std::chrono::seconds kFirstBackoff{1};
+  static constexpr std::chrono::seconds kMaxBackoff{60};
 
   DeviceHealth(Device& device, const Clock& clock) : device_(device), clock_(clock) {}
 
-  // Whether it is worth sending something there now.
-  bool promising() const;
+  // Returns whether Enter() would succeed now.
+  bool usable() const;
 
-  // Lanes between Enter() and Leave().
+  // The number of lanes between Enter() and Leave().
   int running() const;
 
-  // Before a lane is used. False while the device pauses; when the pause is over the first to come
-  // restarts the device, others wait for it.
+  // Call before using a lane. Returns false during the backoff. After it, the first caller restarts
+  // the device and others wait for that.
   bool Enter();
-  // After it, with what its run said; nothing where the device was not asked after all.
+  // Call after using a lane, with the status of its run; nullopt if there was no run.
   void Leave(const std::optional<absl::Status>& run);
 
  private:
   void RestartDevice() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Pause() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BackOff() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Device& device_;
   const Clock& clock_;
@@ -76,64 +76,64 @@ class DeviceHealth {
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;
   bool restarting_ ABSL_GUARDED_BY(mutex_) = false;
   int running_ ABSL_GUARDED_BY(mutex_) = 0;  // lanes
-  std::chrono::nanoseconds pause_ ABSL_GUARDED_BY(mutex_){0};
-  Instant paused_until_ ABSL_GUARDED_BY(mutex_);
+  std::chrono::nanoseconds backoff_ ABSL_GUARDED_BY(mutex_){0};
+  Instant retry_at_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Attention on a device. Tasks run on as many threads as the device has lanes, worker n on lane n:
-// each packs a piece of the request into the lane's memory, has the lane compute it, and takes the
-// outputs out; where a head is more than a lane's memory, it streams the keys there piece by piece
-// and folds the results. A piece that the device fails on, or whose numbers are none for it, is
-// computed by `fallback`, on that worker alone. Thread-safe as every backend; a lane has one worker
-// at a time as long as plans run under one executor.
+// Attention on a device. Tasks run on one thread per lane, worker n on lane n: each packs a piece
+// of the request into the lane's memory, runs it and unpacks the outputs. If a head exceeds a
+// lane's memory, its keys are streamed piece by piece and the results merged. A piece on which the
+// device fails, or whose numbers it would not compute as defined, is computed by `fallback` on that
+// worker alone. Thread-safe like every backend; a lane has one worker at a time if all plans run
+// under one executor.
 class CudnnBackend final : public Backend {
  public:
-  // Available from Start() on.
+  // Unavailable until Start().
   CudnnBackend() = default;
 
-  // Before other threads use it; with a device, or why there is none. What is borrowed lives until
-  // Stop().
+  // Starts with a device, or with the error of opening it. REQUIRES: no other thread uses this yet;
+  // `fallback` and `clock` live until Stop().
   void Start(absl::StatusOr<std::unique_ptr<Device>> device, const Backend& fallback,
              const Clock& clock, BackendOptions options);
-  // Has the kernels of such problems compiled, in that order, and of those whose lengths round up
-  // to theirs, and of what Measure() runs; returns at once. Unimplemented, with the problem's
-  // number and the reason, where one of them can't be computed; none is compiled then. Call it
-  // once, after a Start() with a device.
+  // Queues the kernels of these problems for compiling, in this order, and of shorter ones that
+  // round up to them, then those that Measure() needs. Returns at once. Returns Unimplemented with
+  // the problem's number and the reason, and compiles nothing, if one is not supported. REQUIRES:
+  // called once, after a Start() with a device.
   absl::Status Warm(absl::Span<const Problem> problems);
-  // Whether it is left to Measure() what "auto" sends to the device.
-  bool measures() const { return available_.ok() && !options_.least_flops; }
-  // Measures device and fallback, which runs on `threads`, for a second or two in which the machine
-  // has nothing else to do, and logs what it finds. Until then, and where it fails, what has 1e10
-  // operations goes to the device. Cancelled once `go_on` says no; Unavailable where the device
-  // fails or has no kernels. Call it once.
+  // Returns whether Measure() decides what "auto" sends to the device.
+  bool measures() const { return available_.ok() && !options_.min_flops; }
+  // Measures the device and the fallback on `threads` for a second or two, during which the machine
+  // should be idle, and logs the results. Until it succeeds, problems of at least 1e10 operations
+  // go to the device. Returns Cancelled once `go_on` returns false, Unavailable if the device fails
+  // or has no kernels. REQUIRES: called once.
   absl::Status Measure(int threads, absl::FunctionRef<bool()> go_on);
 
-  // What a supported problem that is not empty takes, in seconds; absent before Measure().
+  // Estimated seconds of a supported, non-empty problem; nullopt before Measure().
   struct Estimate {
     double device = 0;
     double fallback = 0;
   };
   std::optional<Estimate> EstimateOf(const Problem& problem) const;
 
-  // When none does any more: waits for what is being compiled and lets go of the device.
+  // Waits for the current compilation and releases the device. REQUIRES: no other thread uses this.
   void Stop();
 
-  // How far Warm()'s kernels are. Thread-safe after Warm().
+  // The progress of Warm()'s kernels. Thread-safe after Warm().
   PlanCache::Counts warmth() const;
 
-  // For metrics: all is 0 without a device. Thread-safe between Start() and Stop().
+  // For metrics; all 0 without a device. Thread-safe between Start() and Stop().
   struct State {
-    bool healthy = false;  // it can be relied on, as far as is known
+    bool healthy = false;  // not in backoff
     int64_t lanes = 0;
-    int64_t busy_lanes = 0;  // that have a piece
+    int64_t busy_lanes = 0;
     int64_t memory_bytes = 0;
-    int64_t used_memory_bytes = 0;  // of pieces that lanes have, and their kernels' workspace
+    int64_t used_memory_bytes = 0;  // by pieces on lanes and their kernels' workspace
     PlanCache::Counts plans;
-    std::array<int64_t, kStandInReasons> stand_ins{};  // pieces that another backend computed
+    std::array<int64_t, kFallbackReasons> fallback_pieces{};  // pieces that the fallback computed
   };
   State state() const;
 
-  // Null where there is none.
+  // Null without a device.
   Device* device() const { return device_.get(); }
 
   absl::string_view name() const override { return "cudnn"; }
@@ -146,39 +146,40 @@ class CudnnBackend final : public Backend {
   void PlanTasks(Plan& plan) const override;
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
                int64_t task, int worker, const Checkpoint& checkpoint) const override;
-  // In one run over ragged tensors, where its kernels are there.
-  void RunTogether(absl::Span<Member> members, int worker) const override;
+  // One run over ragged tensors. Does nothing if its kernels are not compiled.
+  void RunBatch(absl::Span<BatchMember> members, int worker) const override;
 
  private:
   static absl::Status NotStarted() {
     return absl::FailedPreconditionError("no device has been opened");
   }
 
-  absl::Status IsWorthTheWay(const Problem& problem) const;
-  DeviceSamples SamplesForTheLanes() const;
+  absl::Status CheckWorthOffloading(const Problem& problem) const;
+  DeviceSamples SamplesForLanes() const;
   Work WorkOnHost(const Problem& problem) const;
-  // What is `work` on the host.
+  // Returns the work on the device of what is `work` on the host.
   Work WorkOnDevice(const Problem& problem, Work work) const;
-  // With whom it may share a run, if it is small enough for it.
-  void SetCompany(Plan& plan) const;
-  // What its pieces are computed by.
+  // Sets the batch group and cost of a plan that is small enough to be batched.
+  void SetBatchGroup(Plan& plan) const;
+  // Returns the graphs of all pieces.
   std::vector<SdpaGraph> GraphsOf(const Problem& problem) const;
-  // The same over ragged tensors: by its own lengths, and with all the company that it may have.
+  // The same over ragged tensors, alone and in batches of all sizes.
   std::vector<SdpaGraph> RaggedGraphsOf(const Problem& problem) const;
-  void RunParted(const Problem& whole, const Cut& cut, int64_t run, const Arguments& arguments,
-                 std::byte* workspace, int worker, const Checkpoint& checkpoint) const;
+  void RunSplitHead(const Problem& whole, const Partition& partition, int64_t run,
+                    const Arguments& arguments, std::byte* workspace, int worker,
+                    const Checkpoint& checkpoint) const;
   void RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace, int worker,
                 const Checkpoint& checkpoint) const;
-  // Why it did not, if it did not.
-  using NotDone = std::optional<StandInReason>;
+  // Why the device did not compute a piece; nullopt if it did.
+  using NotDone = std::optional<FallbackReason>;
   absl::Status MeasureCosts(int threads, absl::FunctionRef<bool()> go_on);
   NotDone RunOnLane(const Problem& problem, const Arguments& arguments, int worker) const;
-  // Over padded tensors, or where that sends much less and the kernels are there, ragged ones.
+  // Chooses ragged tensors if they are much smaller than padded ones and their kernels are ready.
   SdpaGraph GraphFor(const Part& part) const;
-  // Of each part why its outputs are not there, if they are not.
+  // Returns a reason, or none, for each part.
   std::vector<NotDone> RunGraph(const SdpaGraph& graph, const CompiledPlan& plan,
                                 absl::Span<const Part> parts, int worker) const;
-  // For one worker.
+  // A plan for one worker.
   Plan FallbackPlan(const Problem& problem) const;
   void RunFallback(const Problem& problem, const Arguments& arguments, std::byte* workspace,
                    const Checkpoint& checkpoint) const;
@@ -190,16 +191,16 @@ class CudnnBackend final : public Backend {
   std::unique_ptr<Device> device_;
   std::unique_ptr<DeviceHealth> health_;
   std::unique_ptr<PlanCache> plans_;
-  std::vector<SdpaGraph> warm_;  // not the same twice
+  std::vector<SdpaGraph> warm_;  // without duplicates
   std::unique_ptr<const CostModel> measured_;
-  std::atomic<const CostModel*> costs_{nullptr};  // once it is measured
+  std::atomic<const CostModel*> costs_{nullptr};  // set by Measure()
   std::atomic<bool> measuring_{false};
   std::unique_ptr<Mutex[]> lane_mutexes_;
   mutable std::atomic<int64_t> used_bytes_{0};
-  mutable std::array<std::atomic<int64_t>, kStandInReasons> stand_ins_{};
+  mutable std::array<std::atomic<int64_t>, kFallbackReasons> fallback_pieces_{};
 };
 
-// The one of Backends().
+// The instance in Backends().
 CudnnBackend& ProcessBackend();
 
 }  // namespace rapt::cudnn

@@ -1,4 +1,4 @@
-// The seam between the backend and a device that runs SDPA graphs; tests put one of their own here.
+// The interface between the backend and a device that runs SDPA graphs. Tests implement a fake one.
 #ifndef RAPT_ATTENTION_CUDNN_DEVICE_H_
 #define RAPT_ATTENTION_CUDNN_DEVICE_H_
 
@@ -17,14 +17,14 @@
 
 namespace rapt::cudnn {
 
-// A graph's kernels. The bytes serve the same version of cuDNN on the same kind of device.
+// A graph's kernels. The bytes are valid for one version of cuDNN on one kind of device.
 struct CompiledPlan {
   std::vector<uint8_t> bytes;
-  int64_t workspace_bytes = 0;  // of device memory, beside the tensors
+  int64_t workspace_bytes = 0;  // of device memory, in addition to the tensors
 };
 
-// Where a graph's tensors lie in a lane's memory, in bytes from its beginning; the same on host and
-// device. What is read comes first, so that one copy takes it there, and one brings the results.
+// Byte offsets of a graph's tensors in a lane's memory; the same on host and device. Inputs come
+// first, so that one copy moves all inputs and another all outputs.
 struct ArenaLayout {
   int64_t query = 0;
   int64_t key = 0;
@@ -36,27 +36,27 @@ struct ArenaLayout {
   int64_t key_offsets = 0;
   int64_t value_offsets = 0;
   int64_t output_offsets = 0;
-  int64_t output = 0;  // from here on it is written
+  int64_t output = 0;  // outputs begin here
   int64_t lse = 0;
   int64_t end = 0;
 };
 
-// Of all batch rows of a graph together, each of which has one of either at least.
+// Totals over all batch rows of a graph, each of which has at least one of either.
 struct TokenCounts {
   int64_t queries = 0;
   int64_t keys = 0;
 };
 
-// So many keys a kernel reads at once, and so many less one beyond a ragged row's last.
+// The keys that a kernel reads at once; it may read up to kTileKeys - 1 beyond a ragged row's last.
 inline constexpr int64_t kTileKeys = 128;
 
-// Tensors are aligned to 256 bytes. The graph's tensors fit into int64, all together. Ragged ones
-// have room for so many tokens, and behind the last value for what a kernel reads beyond it.
+// Tensors are aligned to 256 bytes. Ragged tensors have room for `tokens`, and behind the last
+// value for what a kernel reads beyond it. REQUIRES: the total size fits int64.
 ArenaLayout LayOut(const SdpaGraph& graph, const TokenCounts& tokens);
-// With every batch row as long as it may be.
+// The layout for batch rows of full length.
 ArenaLayout LayOut(const SdpaGraph& graph);
 
-// A stream of a device with memory of its own. One caller at a time.
+// A device stream with its own memory. Not thread-safe.
 class Lane {
  public:
   virtual ~Lane() = default;
@@ -64,34 +64,35 @@ class Lane {
   // The host's side of the arena, aligned to 256.
   virtual absl::Span<std::byte> host() = 0;
 
-  // Copies what is read to the device, runs the graph, copies what is written back; blocks until it
-  // is there. The layout's end and the plan's workspace fit into Device::arena_bytes(). Any error
-  // means that the device can't be relied on before Device::Restart().
+  // Copies the inputs to the device, runs the graph, copies the outputs back; blocks until done.
+  // Any error means that the device is unusable until Device::Restart(). REQUIRES: the layout and
+  // the plan's workspace fit Device::arena_bytes().
   virtual absl::Status Run(const SdpaGraph& graph, const CompiledPlan& plan,
                            const ArenaLayout& layout) = 0;
 };
 
-// Thread-safe but for what it says; lanes live as long as it does.
+// Thread-safe except where stated. Lanes live as long as the device.
 class Device {
  public:
   virtual ~Device() = default;
 
-  // What plans depend on, for the names of files: "sm90-91900".
+  // What compiled plans depend on, for file names: "sm90-91900".
   virtual std::string kind() const = 0;
 
   virtual int lanes() const = 0;
   virtual Lane& lane(int n) = 0;
-  // Of each lane.
+  // Per lane.
   virtual int64_t arena_bytes() const = 0;
 
   // Takes seconds.
   virtual absl::StatusOr<CompiledPlan> Compile(const SdpaGraph& graph) = 0;
 
-  // After an error, while no lane runs: OK where the device can be relied on again.
+  // Recovers from an error. Returns OK if the device is usable again. REQUIRES: no lane is running.
   virtual absl::Status Restart() = 0;
 
-  // Opens `byte_size` bytes that another process shares by a cudaIpcMemHandle_t. InvalidArgument
-  // where the handle opens no memory of that size on this device. A Restart() makes it Unavailable.
+  // Opens `byte_size` bytes that another process shares by a cudaIpcMemHandle_t. Returns
+  // InvalidArgument if the handle has no memory of that size on this device. After a Restart() the
+  // memory returns Unavailable.
   virtual absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(
       absl::string_view raw_handle, int64_t device_id, int64_t byte_size) = 0;
 };

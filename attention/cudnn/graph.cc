@@ -12,23 +12,23 @@
 namespace rapt::cudnn {
 namespace {
 
-// cuDNN compares positions as FP32, which counts to here.
-constexpr int64_t kMostRows = int64_t{1} << 24;
+// cuDNN compares positions as FP32, which is exact up to here.
+constexpr int64_t kMaxRows = int64_t{1} << 24;
 constexpr int64_t kHeadSizeStep = 8;
-constexpr int64_t kLargestHeadSize = 256;
-constexpr int64_t kLeastOctave = 128;
+constexpr int64_t kMaxHeadSize = 256;
+constexpr int64_t kMinOctave = 128;
 constexpr int64_t kLengthsPerOctave = 8;
-// Of ragged graphs: 4, 16, 64, ...
-constexpr int64_t kLeastRaggedBatch = 4;
+// Batch sizes of ragged graphs: 4, 16, 64, ...
+constexpr int64_t kMinRaggedBatch = 4;
 constexpr int64_t kRaggedBatchStep = 4;
 
-absl::Status No(absl::string_view why) {
-  return absl::UnimplementedError(absl::StrCat("cuDNN takes no ", why));
+absl::Status Unsupported(absl::string_view what) {
+  return absl::UnimplementedError(absl::StrCat("cuDNN does not support ", what));
 }
 
 bool IsBeyondFp32(double x) { return x != 0 && (std::fabs(x) > 1e30 || std::fabs(x) < 1e-30); }
 
-// Which keys a query sees by position: [i + offset - left, i + offset + right].
+// The keys that query i sees by position: [i + offset - left, i + offset + right].
 struct Band {
   std::optional<int64_t> left;
   std::optional<int64_t> right;
@@ -36,7 +36,7 @@ struct Band {
   bool limits() const { return left || right; }
 };
 
-// Windows wider than any length hide nothing.
+// Ignores windows wider than any length, which hide nothing.
 Band BandOf(const Problem& p) {
   Band band;
   if (p.left_window >= 0 && p.left_window < kMaxAxis) band.left = p.left_window;
@@ -45,13 +45,13 @@ Band BandOf(const Problem& p) {
   return band;
 }
 
-// Whether the diagonal lies elsewhere in each batch row.
+// Returns whether the diagonal depends on the batch row.
 bool DiagonalVaries(const Problem& p) {
   return BandOf(p).limits() && p.has_key_lengths && p.alignment == Alignment::kTopLeft &&
          WholeOf(p).past_length == 0;
 }
 
-// Where it does not: query i's diagonal is key i + offset, both counted from the problem's first.
+// Otherwise query i's diagonal is key i + offset, both counted from the problem's first.
 int64_t DiagonalOffset(const Problem& p) {
   const Section whole = WholeOf(p);
   const int64_t place = whole.first_query - whole.first_key;
@@ -59,24 +59,28 @@ int64_t DiagonalOffset(const Problem& p) {
   return place + whole.past_length + whole.key_length - whole.query_length;
 }
 
-// A single query's keys are one run, which the host cuts out: no diagonal is left then.
+// A single query sees one range of keys, which the host selects: no diagonal is needed.
 bool IsDecode(const Problem& p) { return p.query_length == 1; }
 
 absl::Status CheckDiagonal(const Problem& p) {
   if (!DiagonalVaries(p)) return absl::OkStatus();
   if (IsDecode(p)) {
-    // The keys that are cut out begin elsewhere in each batch row; a mask's may be one row for all.
-    if (p.mask && BandOf(p).left) return No("mask with a window that depends on nonpad_kv_seqlen");
+    // The selected keys begin elsewhere in each batch row, but a mask may have one row for all.
+    if (p.mask && BandOf(p).left) {
+      return Unsupported("a mask with a window that depends on nonpad_kv_seqlen");
+    }
     return absl::OkStatus();
   }
-  if (p.section) return No("part of a problem whose diagonal depends on nonpad_kv_seqlen");
-  if (p.mask) return No("mask with a diagonal that depends on nonpad_kv_seqlen");
+  if (p.section) {
+    return Unsupported("a section of a problem whose diagonal depends on nonpad_kv_seqlen");
+  }
+  if (p.mask) return Unsupported("a mask with a diagonal that depends on nonpad_kv_seqlen");
   return absl::OkStatus();
 }
 
-// Whether the last query sees up to the last key and no other one does, as where new queries follow
-// a past: then the graph need not say how long that is, and every step of a prefill has the same.
-// cuDNN takes no bias there.
+// Returns whether only the last query sees the last key, as when new queries follow a past. The
+// graph then need not contain the past's length, and all steps of a prefill share one graph. cuDNN
+// supports no bias there.
 bool EndsAtLastKey(const Problem& p, const Crop& crop, int64_t offset) {
   const Band band = BandOf(p);
   if (!band.right || p.mask || p.has_key_lengths || crop.keys == crop.queries) return false;
@@ -86,7 +90,7 @@ bool EndsAtLastKey(const Problem& p, const Crop& crop, int64_t offset) {
 MaskShape BiasOf(const SdpaGraph& graph, const MaskShape& mask) {
   MaskShape bias = mask;
   if (bias.dtype == DType::kBool) bias.dtype = graph.dtype;
-  // One row for all queries is taken where it is one for all heads, too.
+  // cuDNN broadcasts a row over the queries only if it also does over the heads.
   if (mask.dims[2] != 1 || mask.dims[1] != 1) bias.dims[2] = graph.query_length;
   bias.dims[3] = graph.key_length;
   return bias;
@@ -101,24 +105,24 @@ int64_t PowerOfTwoFrom(int64_t n) {
 }
 
 int64_t RoundUpLength(int64_t length) {
-  const int64_t octave = PowerOfTwoFrom(std::max(length, kLeastOctave));
+  const int64_t octave = PowerOfTwoFrom(std::max(length, kMinOctave));
   return RoundUp(length, octave / 2 / kLengthsPerOctave);
 }
 
 absl::Status Supports(const Problem& p) {
-  if (p.dtype == DType::kFloat64 || p.softmax_in_fp64) return No("FP64");
-  if (p.mask && p.mask->dtype == DType::kFloat64) return No("mask of FP64");
-  if (p.dropout) return No("random numbers but its own for dropout");
-  if (p.score_output) return No("place to write scores to");
-  if (std::max(p.head_size, p.value_head_size) > kLargestHeadSize) {
-    return No(absl::StrCat("head size of more than ", kLargestHeadSize));
+  if (p.dtype == DType::kFloat64 || p.softmax_in_fp64) return Unsupported("FP64");
+  if (p.mask && p.mask->dtype == DType::kFloat64) return Unsupported("a mask of FP64");
+  if (p.dropout) return Unsupported("dropout by a given random number generator");
+  if (p.score_output) return Unsupported("scores as an output");
+  if (std::max(p.head_size, p.value_head_size) > kMaxHeadSize) {
+    return Unsupported(absl::StrCat("a head size above ", kMaxHeadSize));
   }
-  if (p.head_size == 0 || p.value_head_size == 0) return No("head size of 0");
+  if (p.head_size == 0 || p.value_head_size == 0) return Unsupported("a head size of 0");
   if (IsBeyondFp32(p.effective_scale()) || IsBeyondFp32(p.softcap)) {
-    return No("scale or softcap of more than 1e30 or less than 1e-30");
+    return Unsupported("a scale or softcap above 1e30 or below 1e-30");
   }
-  if (std::max(p.query_length, p.total_keys()) > kMostRows) {
-    return No(absl::StrCat("more than ", kMostRows, " queries or keys"));
+  if (std::max(p.query_length, p.total_keys()) > kMaxRows) {
+    return Unsupported(absl::StrCat("more than ", kMaxRows, " queries or keys"));
   }
   return CheckDiagonal(p);
 }
@@ -129,7 +133,7 @@ Crop CropOf(const Problem& p) {
   const Band band = BandOf(p);
   if (!band.limits() || DiagonalVaries(p)) return crop;
   const int64_t offset = DiagonalOffset(p);
-  // Queries before the first that sees key 0, and after the last that sees the last key.
+  // Drop queries before the first that sees key 0 and after the last that sees the last key.
   if (band.right) crop.first_query = std::max<int64_t>(0, -offset - *band.right);
   if (band.left) crop.queries = std::min(crop.queries, crop.keys + *band.left - offset);
   crop.queries -= crop.first_query;
@@ -185,26 +189,26 @@ SdpaGraph GraphOf(const Problem& p) {
     if (band.left) graph.left_bound = *band.left + *band.right + 1;
     return graph;
   }
-  // A bound that hides nothing is none.
+  // Omit bounds that hide nothing.
   if (band.right && offset + *band.right < crop.keys - 1) graph.right_bound = offset + *band.right;
   if (band.left && offset + crop.queries - 1 > *band.left) {
     graph.left_bound = *band.left + 1 - offset;
-    // cuDNN takes fewer keys than queries there only beside lengths.
+    // Here cuDNN supports fewer keys than queries only with lengths.
     graph.has_lengths |= graph.query_length > graph.key_length;
   }
   return graph;
 }
 
-// With a softcap the lengths are a matter of its scores alone: kernels would read on beyond them.
+// With a softcap, lengths only mask scores: kernels would read beyond ragged rows.
 bool MayBeRagged(const SdpaGraph& graph) { return !graph.bias && graph.softcap == 0; }
 
 SdpaGraph RaggedOf(SdpaGraph graph, int64_t batch, int64_t queries, int64_t keys) {
   graph.has_lengths = graph.ragged = true;
-  graph.batch = kLeastRaggedBatch;
+  graph.batch = kMinRaggedBatch;
   while (graph.batch < batch) graph.batch *= kRaggedBatchStep;
-  // A single query has kernels of its own.
-  graph.query_length = queries == 1 ? 1 : PowerOfTwoFrom(std::max(queries, kLeastOctave));
-  graph.key_length = PowerOfTwoFrom(std::max(keys, kLeastOctave));
+  // A single query has its own kernels.
+  graph.query_length = queries == 1 ? 1 : PowerOfTwoFrom(std::max(queries, kMinOctave));
+  graph.key_length = PowerOfTwoFrom(std::max(keys, kMinOctave));
   return graph;
 }
 

@@ -1,4 +1,4 @@
-// The one file that sees cuDNN's headers: its C++ frontend takes most of a minute to compile.
+// The only file that includes cuDNN's C++ frontend, which takes most of a minute to compile.
 #include "attention/cudnn/library.h"
 
 #include <cudnn_frontend.h>
@@ -22,7 +22,7 @@
 #include "base/check.h"
 
 namespace cudnn_frontend {
-void* cudnn_dlhandle = nullptr;  // where the frontend looks cuDNN's functions up
+void* cudnn_dlhandle = nullptr;  // where the frontend looks up cuDNN's functions
 }
 
 namespace rapt::cudnn {
@@ -34,7 +34,7 @@ using fe::graph::Tensor_attributes;
 
 // --- Loading -------------------------------------------------------------------------------------
 
-// The first directory's that has it; its path goes to `path`.
+// Opens the library from the first directory that has it and sets `path` to its path.
 void* OpenLibrary(const char* name, absl::string_view directories, std::string& path) {
   for (absl::string_view directory : absl::StrSplit(directories, ':')) {
     path = directory.empty() ? name : absl::StrCat(directory, "/", name);
@@ -43,8 +43,8 @@ void* OpenLibrary(const char* name, absl::string_view directories, std::string& 
   return nullptr;
 }
 
-// Each library finds those before it among what is open already. Nothing asks for the compiler's
-// builtins by name, and without them it fails when it is used.
+// Each library resolves against those opened before it. The compiler's builtins are no declared
+// dependency, but compiling fails without them.
 absl::Status OpenAll(absl::string_view directories, void*& runtime) {
   std::string path;
   void* handle = nullptr;
@@ -52,9 +52,9 @@ absl::Status OpenAll(absl::string_view directories, void*& runtime) {
        {"libcudart.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc.so.13", "libcudnn.so.9"}) {
     handle = OpenLibrary(name, directories, path);
     if (handle == nullptr) {
-      return absl::FailedPreconditionError(absl::StrCat("there is no ", name));
+      return absl::FailedPreconditionError(absl::StrCat("cannot load ", name));
     }
-    // Else the frontend takes CUDA 12's where that is installed as well.
+    // Otherwise the frontend prefers CUDA 12's runtime if that is installed, too.
     if (absl::StartsWith(name, "libcudart")) {
       runtime = handle;
       setenv("CUDNN_FRONTEND_CUDART_LIB_NAME", path.c_str(), /*replace=*/1);
@@ -75,7 +75,7 @@ fe::DataType_t TypeOf(DType dtype) {
     case DType::kFloat32:
       return fe::DataType_t::FLOAT;
     default:
-      RAPT_CHECK(false, "cuDNN was asked for a type that Supports() declines");
+      RAPT_CHECK(false, "Supports() rejects this type");
   }
 }
 
@@ -89,7 +89,7 @@ Tensor_attributes Packed(TensorId id, fe::DataType_t type, const std::array<int6
       .set_data_type(type);
 }
 
-// Q, K, V or O. Where the graph is ragged, a token's heads lie side by side.
+// Q, K, V or O. In a ragged graph, the heads of a token are adjacent.
 Tensor_attributes Rows(const SdpaGraph& g, fe::graph::Graph& graph, TensorId id, TensorId offsets,
                        const std::array<int64_t, 4>& dims) {
   Tensor_attributes rows = Packed(id, TypeOf(g.dtype), dims);
@@ -107,7 +107,8 @@ struct Lengths {
   TensorPtr keys;
 };
 
-// The softcap goes where cuDNN lets callers in, and what hides keys has to go there with it.
+// The softcap is a custom score modifier of cuDNN, and everything that hides keys has to be part of
+// that modifier.
 ScoreModifier SoftcapAndBounds(const SdpaGraph& g, const Lengths& lengths) {
   namespace modifiers = fe::graph::attn::score_modifiers;
   return [g, lengths](std::shared_ptr<fe::graph::Graph> graph, TensorPtr scores) {
@@ -135,7 +136,7 @@ void SetBounds(const SdpaGraph& g, const Lengths& lengths, fe::graph::SDPA_attri
   }
 }
 
-// FP32 is FP32: cuDNN's engines of that type for attention use no TF32.
+// FP32 is exact: cuDNN's FP32 attention engines use no TF32.
 void Define(const SdpaGraph& g, fe::graph::Graph& graph) {
   graph.set_io_data_type(TypeOf(g.dtype))
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
@@ -179,8 +180,8 @@ void Define(const SdpaGraph& g, fe::graph::Graph& graph) {
   };
   write(output, rows(TensorId::kOutput, TensorId::kOutputOffsets,
                      {g.batch, g.query_heads, g.query_length, g.value_head_size}));
-  // Never ragged: of a single query in each row, cuDNN 9.26 writes a ragged one for the first head
-  // of each group alone.
+  // Never ragged: with a single query per row, cuDNN 9.26 writes a ragged LSE only for the first
+  // head of each group.
   write(lse,
         Packed(TensorId::kLse, fe::DataType_t::FLOAT, {g.batch, g.query_heads, g.query_length, 1}));
 }
@@ -217,7 +218,7 @@ absl::StatusOr<CompiledPlan> CompileGraph(const SdpaGraph& g, absl::string_view 
   if (!status.ok()) return status;
   const auto described = nlohmann::json::parse(properties.begin(), properties.end());
   fe::graph::Graph graph;
-  // Before the graph has nodes, which else ask for the device that is here.
+  // Set before nodes are added, which otherwise query the current device.
   graph.set_device_properties(device).set_sm_version(described.at("deviceVer").get<int>() / 10);
   Define(g, graph);
   CompiledPlan plan;
@@ -233,7 +234,7 @@ absl::StatusOr<CompiledPlan> CompileGraph(const SdpaGraph& g, absl::string_view 
   return plan;
 }
 
-// The frontend throws where one of the libraries lacks a function.
+// The frontend throws if a library lacks a function.
 template <typename Result, typename Call>
 Result Caught(const Call& call) {
   try {
@@ -273,20 +274,20 @@ class FrontendStream final : public Stream {
       for (const auto& [id, place] : places) {
         if (Has(g, id)) tensors[static_cast<int64_t>(id)] = arena + place;
       }
-      auto scale = static_cast<float>(g.scale);  // on the host: it is read before execute() returns
+      auto scale = static_cast<float>(g.scale);  // on the host; read before execute() returns
       tensors[static_cast<int64_t>(TensorId::kScale)] = &scale;
       return ToStatus((*graph)->execute(handle_, tensors, workspace));
     });
   }
 
  private:
-  // Loaded plans hold device memory: a service with more shapes than this loads some again.
-  static constexpr size_t kMostLoaded = 256;
+  // Loaded plans hold device memory. A service with more shapes reloads some.
+  static constexpr size_t kMaxLoaded = 256;
 
   absl::StatusOr<fe::graph::Graph*> Load(const SdpaGraph& g, const CompiledPlan& plan) {
     const std::string key = g.Key();
     if (const auto found = loaded_.find(key); found != loaded_.end()) return found->second.get();
-    if (loaded_.size() == kMostLoaded) loaded_.clear();
+    if (loaded_.size() == kMaxLoaded) loaded_.clear();
     auto graph = std::make_unique<fe::graph::Graph>();
     absl::Status status = ToStatus(graph->deserialize(handle_, plan.bytes));
     if (!status.ok()) return status;
@@ -332,12 +333,12 @@ absl::StatusOr<std::unique_ptr<Stream>> Library::OpenStream(void* stream) const 
         cudnnStatus_t status = fe::detail::create_handle(&handle);
         if (status != CUDNN_STATUS_SUCCESS) {
           return absl::FailedPreconditionError(
-              absl::StrCat("cuDNN opens no handle: error ", status));
+              absl::StrCat("cannot create a cuDNN handle: error ", status));
         }
         auto opened = std::make_unique<FrontendStream>(handle);
         status = fe::detail::set_stream(handle, static_cast<cudaStream_t>(stream));
         if (status == CUDNN_STATUS_SUCCESS) return opened;
-        return absl::InternalError(absl::StrCat("cuDNN takes no stream: error ", status));
+        return absl::InternalError(absl::StrCat("cannot set the cuDNN stream: error ", status));
       });
 }
 

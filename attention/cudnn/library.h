@@ -1,4 +1,4 @@
-// cuDNN, loaded at run time: no program of ours is linked with it.
+// cuDNN, loaded at run time; no program is linked with it.
 #ifndef RAPT_ATTENTION_CUDNN_LIBRARY_H_
 #define RAPT_ATTENTION_CUDNN_LIBRARY_H_
 
@@ -14,7 +14,7 @@
 
 namespace rapt::cudnn {
 
-// What a graph's tensors are called when it runs.
+// Identifies a graph's tensors at run time.
 enum class TensorId : int64_t {
   kQuery = 1,
   kKey,
@@ -31,42 +31,41 @@ enum class TensorId : int64_t {
   kLse,
 };
 
-// A cuDNN handle on a stream of the device that was current when it was opened. One thread at a
-// time.
+// A cuDNN handle on a stream of the device that was current when it was opened. Not thread-safe.
 class Stream {
  public:
   virtual ~Stream() = default;
 
-  // Puts the plan's kernels on the stream. The tensors lie at `arena`, the workspace, aligned to
-  // 256, at `workspace`; both in device memory.
+  // Enqueues the plan's kernels on the stream. `arena` holds the tensors; `workspace` is aligned to
+  // 256; both are device memory.
   virtual absl::Status Run(const SdpaGraph& graph, const CompiledPlan& plan,
                            const ArenaLayout& layout, std::byte* arena, std::byte* workspace) = 0;
 };
 
-// Thread-safe once loaded. What was opened stays open until the process ends: cuDNN can't be
+// Thread-safe once loaded. The libraries stay loaded until the process ends: cuDNN cannot be
 // unloaded.
 class Library {
  public:
-  // Opens the CUDA 13 runtime, its run-time compiler and cuDNN 9, from the first of `directories`,
-  // which ':' parts, that has them, or with none from where the system looks for libraries. The
-  // first call decides for the process. FailedPrecondition says which one is missing.
+  // Loads the CUDA 13 runtime, its run-time compiler and cuDNN 9 from the first of `directories`,
+  // separated by ':', that has them; if empty, from the system's search path. The first call
+  // decides for the process. FailedPrecondition names the missing library.
   static absl::StatusOr<const Library*> Load(absl::string_view directories);
 
   // 91900 is 9.19.0.
   int64_t version() const { return version_; }
 
-  // Compiles the graph for the kind of device that `properties` describes, in cuDNN's JSON; no such
-  // device needs to be here. Takes seconds. Unimplemented, with cuDNN's words, where it declines;
-  // Internal where it fails.
+  // Compiles the graph for the kind of device that `properties` describes in cuDNN's JSON; the
+  // device need not be present. Takes seconds. Returns Unimplemented with cuDNN's message if cuDNN
+  // does not support the graph, Internal if it fails.
   absl::StatusOr<CompiledPlan> Compile(const SdpaGraph& graph, absl::string_view properties) const;
 
-  // The device of that number, as Compile() takes it.
+  // Returns the properties of a device for Compile().
   absl::StatusOr<std::string> Describe(int device) const;
 
   // `stream` is a cudaStream_t.
   absl::StatusOr<std::unique_ptr<Stream>> OpenStream(void* stream) const;
 
-  // A function of the CUDA runtime; null where it has none of that name.
+  // Returns a function of the CUDA runtime, or null if it does not exist.
   void* RuntimeFunction(const char* name) const;
 
  private:

@@ -8,45 +8,45 @@
 namespace rapt::cudnn {
 namespace {
 
-// Less than this is sent in one piece: some hundreds of microseconds of copying.
-constexpr int64_t kLeastPieceBytes = int64_t{8} << 20;
+// Anything smaller is sent in one piece: it copies in some hundreds of microseconds.
+constexpr int64_t kMinPieceBytes = int64_t{8} << 20;
 
-// A head is parted into no fewer rows: the launches would cost more than they compute.
-constexpr int64_t kLeastRows = 16;
+// A head is split into no fewer rows: launching the kernels would cost more than running them.
+constexpr int64_t kMinRows = 16;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Keys beyond those of a mask that has fewer are hidden from all.
+// Keys beyond the columns of the mask are hidden from all queries.
 int64_t KeysToSend(const Problem& p) {
   return p.mask && p.mask->dims[3] != 1 ? p.mask->dims[3] : p.total_keys();
 }
 
 int64_t PastToSend(const Problem& p) { return std::min(p.past_length, KeysToSend(p)); }
 
-// A problem whose pieces are as large as any of that cut.
-Problem LargestPiece(const Problem& p, const Cut& cut) {
-  Piece piece{0, cut.batch, 0, cut.kv_heads};
-  if (!cut.parts_heads()) return ProblemOf(p, piece);
-  piece.parts_head = true;
-  piece.queries.count = std::min(cut.rows, p.query_length);
-  piece.keys.count = std::min(cut.rows, KeysToSend(p));
+// Returns a problem as large as the largest piece.
+Problem LargestPiece(const Problem& p, const Partition& partition) {
+  Piece piece{0, partition.batch, 0, partition.kv_heads};
+  if (!partition.splits_heads()) return ProblemOf(p, piece);
+  piece.splits_head = true;
+  piece.queries.count = std::min(partition.rows, p.query_length);
+  piece.keys.count = std::min(partition.rows, KeysToSend(p));
   Problem largest = ProblemOf(p, piece);
-  // Wherever a diagonal lies, it hides rows and needs lengths at most.
+  // A diagonal, wherever it lies, can only hide rows and require lengths.
   largest.causal = false;
   largest.left_window = largest.right_window = -1;
   largest.has_key_lengths = true;
   return largest;
 }
 
-int64_t BytesOf(const Problem& problem, const Cut& cut) {
-  const Problem piece = LargestPiece(problem, cut);
+int64_t BytesOf(const Problem& problem, const Partition& partition) {
+  const Problem piece = LargestPiece(problem, partition);
   return CropOf(piece).empty() ? 0 : LayOut(GraphOf(piece)).end;
 }
 
-// As few of `total` in a run as make the number of runs the same.
+// Returns the smallest run that splits `total` into as many runs.
 int64_t Even(int64_t total, int64_t run) { return CeilDiv(total, CeilDiv(total, run)); }
 
-// The part of a view; an axis that broadcasts has stride 0 and is in every part.
+// Returns the part of a view. An axis that broadcasts has stride 0 and belongs to every part.
 template <typename View>
 View PartOf(View view, const Piece& piece, int64_t heads_per_kv_head) {
   if (view.data != nullptr) {
@@ -73,22 +73,22 @@ TensorView ColumnsOf(TensorView mask, RowRange columns) {
 
 }  // namespace
 
-int64_t Cut::runs(const Problem& p) const {
-  const int64_t query_runs = parts_heads() ? CountChunks(p.query_length, rows) : 1;
+int64_t Partition::runs(const Problem& p) const {
+  const int64_t query_runs = splits_heads() ? CountChunks(p.query_length, rows) : 1;
   return CeilDiv(p.batch, batch) * CeilDiv(p.kv_heads, kv_heads) * query_runs;
 }
 
-int64_t Cut::key_runs(const Problem& p) const {
-  if (!parts_heads()) return 1;
+int64_t Partition::key_runs(const Problem& p) const {
+  if (!splits_heads()) return 1;
   const int64_t past = PastToSend(p);
   return CountChunks(past, rows) + CountChunks(KeysToSend(p) - past, rows);
 }
 
-Piece Cut::piece(const Problem& p, int64_t run, int64_t key_run) const {
+Piece Partition::piece(const Problem& p, int64_t run, int64_t key_run) const {
   Piece piece;
-  if (parts_heads()) {
+  if (splits_heads()) {
     const int64_t query_runs = CountChunks(p.query_length, rows);
-    piece.parts_head = true;
+    piece.splits_head = true;
     piece.queries = ChunkOf(p.query_length, rows, run % query_runs);
     run /= query_runs;
     const int64_t past = PastToSend(p);
@@ -105,19 +105,21 @@ Piece Cut::piece(const Problem& p, int64_t run, int64_t key_run) const {
   return piece;
 }
 
-Cut CutFor(const Problem& p, int64_t arena_bytes, int lanes) {
+Partition MakePartition(const Problem& p, int64_t arena_bytes, int lanes) {
   const int64_t whole = BytesOf(p, {p.batch, p.kv_heads});
-  const int64_t wanted = std::max(kLeastPieceBytes, CeilDiv(whole, lanes));
+  const int64_t wanted = std::max(kMinPieceBytes, CeilDiv(whole, lanes));
   const int64_t room = std::min(arena_bytes, wanted);
-  Cut cut{p.batch, p.kv_heads};
-  while (cut.batch > 1 && BytesOf(p, cut) > room) cut.batch = CeilDiv(cut.batch, 2);
-  while (cut.kv_heads > 1 && BytesOf(p, cut) > room) cut.kv_heads = CeilDiv(cut.kv_heads, 2);
-  if (BytesOf(p, cut) > arena_bytes) {
-    cut.rows = PowerOfTwoFrom(std::max(p.query_length, p.total_keys()));
-    while (cut.rows > kLeastRows && BytesOf(p, cut) > room) cut.rows /= 2;
-    if (BytesOf(p, cut) > arena_bytes) return {};
+  Partition partition{p.batch, p.kv_heads};
+  while (partition.batch > 1 && BytesOf(p, partition) > room)
+    partition.batch = CeilDiv(partition.batch, 2);
+  while (partition.kv_heads > 1 && BytesOf(p, partition) > room)
+    partition.kv_heads = CeilDiv(partition.kv_heads, 2);
+  if (BytesOf(p, partition) > arena_bytes) {
+    partition.rows = PowerOfTwoFrom(std::max(p.query_length, p.total_keys()));
+    while (partition.rows > kMinRows && BytesOf(p, partition) > room) partition.rows /= 2;
+    if (BytesOf(p, partition) > arena_bytes) return {};
   }
-  return {Even(p.batch, cut.batch), Even(p.kv_heads, cut.kv_heads), cut.rows};
+  return {Even(p.batch, partition.batch), Even(p.kv_heads, partition.kv_heads), partition.rows};
 }
 
 Problem ProblemOf(const Problem& p, const Piece& piece) {
@@ -125,17 +127,17 @@ Problem ProblemOf(const Problem& p, const Piece& piece) {
   part.batch = piece.batch;
   part.kv_heads = piece.kv_heads;
   part.query_heads = piece.kv_heads * p.group_size();
-  part.wants_present = false;  // that is a copy, and the host's
+  part.wants_present = false;  // the host makes this copy
   if (part.mask && part.mask->dims[0] != 1) part.mask->dims[0] = part.batch;
   if (part.mask && part.mask->dims[1] != 1) part.mask->dims[1] = part.query_heads;
-  return piece.parts_head ? SectionOf(part, piece.queries, piece.keys, /*folds=*/true) : part;
+  return piece.splits_head ? SectionOf(part, piece.queries, piece.keys, /*folds=*/true) : part;
 }
 
 PieceArguments::PieceArguments(const Arguments& whole, const Problem& p, const Piece& piece)
     : arguments_(whole) {
   const int64_t group = p.group_size();
   RowRange keys = piece.keys;
-  if (piece.parts_head) {
+  if (piece.splits_head) {
     if (keys.begin < p.past_length) {
       arguments_.inputs[Role::kK] = whole.inputs[Role::kPastKey];
       arguments_.inputs[Role::kV] = whole.inputs[Role::kPastValue];
@@ -147,7 +149,7 @@ PieceArguments::PieceArguments(const Arguments& whole, const Problem& p, const P
   }
   const auto of_queries = [&](auto& view) {
     view = PartOf(view, piece, group);
-    if (piece.parts_head) view = RowsOf(view, piece.queries);
+    if (piece.splits_head) view = RowsOf(view, piece.queries);
   };
   size_t used = 0;
   const auto read = [&](TensorView& view, int64_t heads_per_kv_head, RowRange rows) {
@@ -159,7 +161,7 @@ PieceArguments::PieceArguments(const Arguments& whole, const Problem& p, const P
       view.slices = &slices_[used++];
     }
     view = PartOf(view, piece, heads_per_kv_head);
-    if (piece.parts_head) view = RowsOf(view, rows);
+    if (piece.splits_head) view = RowsOf(view, rows);
   };
   read(arguments_.inputs[Role::kQ], group, piece.queries);
   read(arguments_.inputs[Role::kK], 1, keys);

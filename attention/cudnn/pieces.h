@@ -1,5 +1,5 @@
-// A request falls into pieces that a lane has room for: runs of batch rows, or of one row's heads,
-// or of one head's queries against runs of its keys.
+// Splits a request into pieces that fit a lane: ranges of batch rows, of one row's heads, or of one
+// head's queries against ranges of its keys.
 #ifndef RAPT_ATTENTION_CUDNN_PIECES_H_
 #define RAPT_ATTENTION_CUDNN_PIECES_H_
 
@@ -16,39 +16,38 @@ struct Piece {
   int64_t batch = 0;
   int64_t first_kv_head = 0;
   int64_t kv_heads = 0;
-  // Of a head that is parted: these queries against these keys, which are all past ones or all new.
-  bool parts_head = false;
+  // Of a split head: these queries against these keys, which are all past or all new.
+  bool splits_head = false;
   RowRange queries = {};
-  RowRange keys = {};  // counted from the first past one
+  RowRange keys = {};  // counted from the first past key
 };
 
-// How a problem is cut: whole batch rows, several at once, or heads of one, several at once, or
-// rows of a single head.
-struct Cut {
-  int64_t batch = 0;     // rows in a piece; the last piece has those that are left
-  int64_t kv_heads = 0;  // heads of a piece, likewise; all of them where batch > 1
-  // Queries in a piece, and keys, likewise, where a head is parted; else 0. As many of either, so
-  // that the diagonal lies in a few places, each of which has kernels of its own.
+// The size of the pieces: whole batch rows, or heads of one batch row, or rows of a single head.
+struct Partition {
+  int64_t batch = 0;     // batch rows per piece; the last piece may have fewer
+  int64_t kv_heads = 0;  // heads per piece, likewise; all of them if batch > 1
+  // Queries, and keys, per piece of a split head, likewise; otherwise 0. The same for both, so that
+  // the diagonal lies in few positions, each of which needs its own kernels.
   int64_t rows = 0;
 
-  bool parts_heads() const { return rows > 0; }
+  bool splits_heads() const { return rows > 0; }
 
-  // Runs of a problem that share no output. Where heads are parted, each is as many pieces as there
-  // are key runs, whose results are folded.
+  // Ranges of outputs that do not overlap. If heads are split, each is computed by key_runs()
+  // pieces, whose results are merged.
   int64_t runs(const Problem& problem) const;
   int64_t key_runs(const Problem& problem) const;
   Piece piece(const Problem& problem, int64_t run, int64_t key_run) const;
 };
 
-// Pieces of about one size, each of which takes at most `arena_bytes` in a lane; as many as there
-// are lanes where they are large enough for it, so that one is copied while another is computed. 0
-// batch rows where not even some rows of a head fit. The problem is supported and not empty.
-Cut CutFor(const Problem& problem, int64_t arena_bytes, int lanes);
+// Returns pieces of similar size that take at most `arena_bytes` of a lane each. Large problems get
+// one piece per lane, so that one is copied while another is computed. Returns 0 batch rows if not
+// even a few rows of a head fit. REQUIRES: the problem is supported and not empty.
+Partition MakePartition(const Problem& problem, int64_t arena_bytes, int lanes);
 
-// The piece as a problem of its own. It folds where a head is parted.
+// Returns the piece as a problem of its own. It folds if the piece splits a head.
 Problem ProblemOf(const Problem& problem, const Piece& piece);
 
-// Its tensors. Borrows what `arguments` borrows.
+// The tensors of a piece. Borrows what `arguments` borrows.
 class PieceArguments {
  public:
   PieceArguments(const Arguments& arguments, const Problem& problem, const Piece& piece);
@@ -56,12 +55,12 @@ class PieceArguments {
   PieceArguments& operator=(const PieceArguments&) = delete;
 
   const Arguments& arguments() const { return arguments_; }
-  // The same, folding into that state, of the piece's queries.
+  // The same, but folding into `state`, which is that of the piece's queries.
   Arguments FoldingInto(const Arguments::State& state) const;
 
  private:
   Arguments arguments_;
-  std::array<SlicedBytes, 5> slices_;  // that views of slices point to
+  std::array<SlicedBytes, 5> slices_;  // what the sliced views point to
 };
 
 }  // namespace rapt::cudnn

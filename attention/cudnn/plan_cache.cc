@@ -16,18 +16,16 @@
 namespace rapt::cudnn {
 namespace {
 
-absl::Status BeingCompiled() {
-  return absl::UnavailableError("cuDNN is compiling the kernels for it");
-}
+absl::Status BeingCompiled() { return absl::UnavailableError("cuDNN is compiling the kernels"); }
 
-// FNV-1a: the name of a file only has to be unlikely to be another key's.
+// FNV-1a: collisions of file names only have to be unlikely.
 uint64_t HashOf(const std::string& text) {
   uint64_t hash = 14695981039346656037u;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
   return hash;
 }
 
-// The key, workspace and size of the plan, each on a line, then the plan.
+// File format: the key, workspace and size of the plan, each on a line, then the plan.
 std::optional<CompiledPlan> ReadPlan(const std::string& path, const std::string& key) {
   std::ifstream file(path, std::ios::binary);
   std::string line;
@@ -40,7 +38,7 @@ std::optional<CompiledPlan> ReadPlan(const std::string& path, const std::string&
   return plan;
 }
 
-// Whole or not at all, also where two servers share the directory.
+// Atomic, also if two servers share the directory.
 void WritePlan(const std::string& path, const std::string& key, const CompiledPlan& plan) {
   const std::string part = absl::StrCat(path, ".", getpid());
   std::ofstream file(part, std::ios::binary);
@@ -68,32 +66,32 @@ PlanCache::~PlanCache() {
   compiler_.join();
 }
 
-absl::StatusOr<CompiledPlanPtr> PlanCache::Look(const SdpaGraph& graph) {
+absl::StatusOr<CompiledPlanPtr> PlanCache::Peek(const SdpaGraph& graph) {
   MutexLock lock(mutex_);
   const auto entry = entries_.find(graph.Key());
-  if (entry == entries_.end()) return absl::UnavailableError("its kernels are not compiled yet");
+  if (entry == entries_.end()) return absl::UnavailableError("the kernels are not compiled yet");
   return Use(entry->second);
 }
 
 absl::StatusOr<CompiledPlanPtr> PlanCache::Find(const SdpaGraph& graph) {
   MutexLock lock(mutex_);
-  return Ask(graph);
+  return FindOrEnqueue(graph);
 }
 
 absl::StatusOr<CompiledPlanPtr> PlanCache::Get(const SdpaGraph& graph) {
   MutexLock lock(mutex_);
   for (;;) {
-    absl::StatusOr<CompiledPlanPtr> plan = Ask(graph);
+    absl::StatusOr<CompiledPlanPtr> plan = FindOrEnqueue(graph);
     if (!absl::IsUnavailable(plan.status()) || stopping_) return plan;
     changed_.Wait(mutex_);
   }
 }
 
-void PlanCache::Keep(const SdpaGraph& graph) {
+void PlanCache::Pin(const SdpaGraph& graph) {
   MutexLock lock(mutex_);
   const auto entry = entries_.find(graph.Key());
-  Entry& to_keep = entry == entries_.end() ? Want(graph) : entry->second;
-  if (!std::exchange(to_keep.kept, true)) ++kept_;
+  Entry& to_pin = entry == entries_.end() ? Enqueue(graph) : entry->second;
+  if (!std::exchange(to_pin.pinned, true)) ++pinned_;
 }
 
 void PlanCache::Counts::Add(const absl::Status& plan) {
@@ -107,12 +105,14 @@ PlanCache::Counts PlanCache::Count() const {
   return counts;
 }
 
-absl::StatusOr<CompiledPlanPtr> PlanCache::Ask(const SdpaGraph& graph) {
+absl::StatusOr<CompiledPlanPtr> PlanCache::FindOrEnqueue(const SdpaGraph& graph) {
   const auto entry = entries_.find(graph.Key());
   if (entry != entries_.end()) return Use(entry->second);
-  if (wanted_.size() >= limits_.waiting) return absl::UnavailableError("cuDNN compiles others");
-  MakeRoom();
-  return Use(Want(graph));
+  if (queue_.size() >= limits_.waiting) {
+    return absl::UnavailableError("the queue of kernels to compile is full");
+  }
+  EvictIfFull();
+  return Use(Enqueue(graph));
 }
 
 absl::StatusOr<CompiledPlanPtr> PlanCache::Use(Entry& entry) {
@@ -120,19 +120,20 @@ absl::StatusOr<CompiledPlanPtr> PlanCache::Use(Entry& entry) {
   return entry.plan;
 }
 
-PlanCache::Entry& PlanCache::Want(const SdpaGraph& graph) {
-  wanted_.push_back(graph);
+PlanCache::Entry& PlanCache::Enqueue(const SdpaGraph& graph) {
+  queue_.push_back(graph);
   changed_.SignalAll();
   return entries_.try_emplace(graph.Key(), Entry{BeingCompiled()}).first->second;
 }
 
-// What is compiled is rare and takes a second: looking at all of them does not matter.
-void PlanCache::MakeRoom() {
-  if (entries_.size() - kept_ < limits_.plans) return;
+// A linear search: compiling is rare and takes a second.
+void PlanCache::EvictIfFull() {
+  if (entries_.size() - pinned_ < limits_.plans) return;
   auto oldest = entries_.end();
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
-    const bool may_go = !entry->second.kept && !absl::IsUnavailable(entry->second.plan.status());
-    if (!may_go) continue;
+    const bool evictable =
+        !entry->second.pinned && !absl::IsUnavailable(entry->second.plan.status());
+    if (!evictable) continue;
     if (oldest == entries_.end() || entry->second.last_use < oldest->second.last_use) {
       oldest = entry;
     }
@@ -145,18 +146,18 @@ void PlanCache::CompileLoop() {
     SdpaGraph graph;
     {
       MutexLock lock(mutex_);
-      while (wanted_.empty() && !stopping_) changed_.Wait(mutex_);
+      while (queue_.empty() && !stopping_) changed_.Wait(mutex_);
       if (stopping_) return;
-      graph = wanted_.front();
-      wanted_.pop_front();
+      graph = queue_.front();
+      queue_.pop_front();
     }
     absl::StatusOr<CompiledPlanPtr> made = Make(graph);
-    // Only what is on its way is Unavailable.
+    // Unavailable is reserved for plans in the queue.
     if (absl::IsUnavailable(made.status())) {
       made = absl::InternalError(std::string(made.status().message()));
     }
     if (!made.ok()) {
-      Log(LogLevel::kWarning, "no kernels",
+      Log(LogLevel::kWarning, "kernels not compiled",
           {{"graph", graph.Key()}, {"error", made.status().message()}});
     }
     MutexLock lock(mutex_);
@@ -169,8 +170,8 @@ absl::StatusOr<CompiledPlanPtr> PlanCache::Make(const SdpaGraph& graph) const {
   const std::string key = absl::StrCat(device_.kind(), " ", graph.Key());
   const std::string path = directory_.empty() ? "" : PathOf(key);
   if (!path.empty()) {
-    if (std::optional<CompiledPlan> kept = ReadPlan(path, key)) {
-      return std::make_shared<const CompiledPlan>(*std::move(kept));
+    if (std::optional<CompiledPlan> stored = ReadPlan(path, key)) {
+      return std::make_shared<const CompiledPlan>(*std::move(stored));
     }
   }
   absl::StatusOr<CompiledPlan> compiled = device_.Compile(graph);

@@ -1,5 +1,5 @@
-// Compiled plans by graph: each is compiled once, however many ask for it, and kept on disk.
-// Callers choose the graphs: what is held in memory, and what waits for the compiler, is bounded.
+// Compiled plans by graph: each is compiled once, whatever the number of requests, and stored on
+// disk. Requests determine the graphs, so the cache and the compile queue are bounded.
 #ifndef RAPT_ATTENTION_CUDNN_PLAN_CACHE_H_
 #define RAPT_ATTENTION_CUDNN_PLAN_CACHE_H_
 
@@ -21,56 +21,58 @@ namespace rapt::cudnn {
 
 using CompiledPlanPtr = std::shared_ptr<const CompiledPlan>;
 
-// Thread-safe. One thread of its own compiles, so that requests are not starved of cores; those
-// plans that the directory has are read instead. What can't be read or written is compiled again.
+// Thread-safe. A single thread of its own compiles, so that requests are not starved of cores.
+// Plans in the directory are read instead; unreadable files are ignored.
 class PlanCache {
  public:
   struct Limits {
-    size_t plans = 512;   // of about 100 KB; beyond, those go that nobody has asked for the longest
-    size_t waiting = 64;  // for the compiler: a minute's work
+    size_t plans = 512;   // of about 100 KB each; beyond, the least recently used is evicted
+    size_t waiting = 64;  // in the compile queue: a minute's work
   };
 
-  // `directory` exists, or is empty: nothing is kept then. The device outlives the cache.
+  // An empty `directory` stores nothing. REQUIRES: `directory` exists; the device outlives the
+  // cache.
   PlanCache(Device& device, std::string directory) : PlanCache(device, directory, Limits()) {}
   PlanCache(Device& device, std::string directory, Limits limits);
   ~PlanCache();
   PlanCache(const PlanCache&) = delete;
   PlanCache& operator=(const PlanCache&) = delete;
 
-  // The plan, or why the device has none for this graph. Unavailable where it is not compiled yet.
-  absl::StatusOr<CompiledPlanPtr> Look(const SdpaGraph& graph);
+  // Returns the plan, or why the device has none for the graph; Unavailable if not compiled yet.
+  absl::StatusOr<CompiledPlanPtr> Peek(const SdpaGraph& graph);
 
-  // The same, and where nobody has asked before has it compiled, unless too many wait for that.
+  // The same, and queues the graph for compiling if it is new, unless the queue is full.
   absl::StatusOr<CompiledPlanPtr> Find(const SdpaGraph& graph);
 
-  // The same, but waits for it. Unavailable only when the cache is on its end.
+  // The same, but waits for the plan. Unavailable only while the cache is being destroyed.
   absl::StatusOr<CompiledPlanPtr> Get(const SdpaGraph& graph);
 
-  // Has it compiled, and keeps it, beside those that the limits are for.
-  void Keep(const SdpaGraph& graph);
+  // Compiles the plan and never evicts it. Pinned plans do not count towards the limits.
+  void Pin(const SdpaGraph& graph);
 
   struct Counts {
     int64_t ready = 0;
-    int64_t compiling = 0;  // or waiting for it
+    int64_t compiling = 0;  // or queued
     int64_t declined = 0;
 
-    void Add(const absl::Status& plan);  // with Find()'s status
+    void Add(const absl::Status& plan);  // the status of Peek()
   };
-  // Of those that it holds or compiles.
+  // Counts the plans held or being compiled.
   Counts Count() const;
 
  private:
   struct Entry {
     absl::StatusOr<CompiledPlanPtr> plan;
-    bool kept = false;
-    uint64_t last_use = 0;  // which of all uses
+    bool pinned = false;
+    uint64_t last_use = 0;  // value of uses_
   };
   using Entries = std::map<std::string, Entry>;
 
-  absl::StatusOr<CompiledPlanPtr> Ask(const SdpaGraph& graph) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<CompiledPlanPtr> FindOrEnqueue(const SdpaGraph& graph)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<CompiledPlanPtr> Use(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Entry& Want(const SdpaGraph& graph) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Entry& Enqueue(const SdpaGraph& graph) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EvictIfFull() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompileLoop();
   absl::StatusOr<CompiledPlanPtr> Make(const SdpaGraph& graph) const;
   std::string PathOf(const std::string& key) const;
@@ -83,9 +85,9 @@ class PlanCache {
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Entries entries_ ABSL_GUARDED_BY(mutex_);
-  size_t kept_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t pinned_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t uses_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<SdpaGraph> wanted_ ABSL_GUARDED_BY(mutex_);
+  std::deque<SdpaGraph> queue_ ABSL_GUARDED_BY(mutex_);
   std::thread compiler_;
 };
 

@@ -16,17 +16,17 @@
 namespace rapt::cudnn {
 namespace {
 
-// Never returns. Nothing of the parent's is torn down: no destructor, no buffer is flushed twice.
+// Never returns. Leaves the parent's state alone: runs no destructor and flushes no buffer twice.
 [[noreturn]] void Attempt(absl::FunctionRef<absl::Status()> attempt, std::chrono::seconds limit,
                           int answer) {
   alarm(static_cast<unsigned>(limit.count()));
   const absl::Status status = attempt();
   const std::string text(status.message());
-  const bool told = write(answer, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  _exit(status.ok() && told ? 0 : 1);
+  const bool sent = write(answer, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  _exit(status.ok() && sent ? 0 : 1);
 }
 
-// Readable while a stop signal is pending; nothing is taken from it, so that one stays so.
+// Readable while a stop signal is pending. Never read, so that the signal stays pending.
 int OpenStopSignals() {
   sigset_t signals;
   sigemptyset(&signals);
@@ -35,7 +35,7 @@ int OpenStopSignals() {
   return signalfd(-1, &signals, SFD_CLOEXEC);
 }
 
-// What the child says until it ends; nothing where a stop signal comes first.
+// Returns the child's output, or nullopt if a stop signal arrives first.
 std::optional<std::string> ReadAll(int from, int stop_signals) {
   std::string text;
   std::array<char, 512> part;
@@ -61,9 +61,10 @@ int WaitFor(pid_t child) {
 
 absl::Status TryInChild(absl::FunctionRef<absl::Status()> attempt, std::chrono::seconds limit) {
   int answer[2];
-  if (pipe(answer) != 0) return absl::FailedPreconditionError("there is no pipe for the trial");
+  if (pipe(answer) != 0)
+    return absl::FailedPreconditionError("cannot create a pipe for the GPU probe");
   const pid_t child = fork();
-  if (child < 0) return absl::FailedPreconditionError("there is no process for the trial");
+  if (child < 0) return absl::FailedPreconditionError("cannot create a process for the GPU probe");
   if (child == 0) Attempt(attempt, limit, answer[1]);
   close(answer[1]);
   const int stop_signals = OpenStopSignals();
@@ -72,15 +73,15 @@ absl::Status TryInChild(absl::FunctionRef<absl::Status()> attempt, std::chrono::
   close(answer[0]);
   if (!text) kill(child, SIGKILL);
   const int status = WaitFor(child);
-  if (!text) return absl::CancelledError("a signal ended the trial");
+  if (!text) return absl::CancelledError("a signal interrupted the GPU probe");
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return absl::OkStatus();
   if (WIFEXITED(status)) return absl::FailedPreconditionError(*text);
   if (WTERMSIG(status) == SIGALRM) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the trial took more than ", limit.count(), " s"));
+        absl::StrCat("the GPU probe took more than ", limit.count(), " s"));
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("the trial was ended by signal ", WTERMSIG(status)));
+      absl::StrCat("the GPU probe was killed by signal ", WTERMSIG(status)));
 }
 
 }  // namespace rapt::cudnn

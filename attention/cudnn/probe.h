@@ -1,4 +1,4 @@
-// What may end the process is tried in a child first.
+// Tries an operation that may crash in a child process first.
 #ifndef RAPT_ATTENTION_CUDNN_PROBE_H_
 #define RAPT_ATTENTION_CUDNN_PROBE_H_
 
@@ -9,10 +9,10 @@
 
 namespace rapt::cudnn {
 
-// Calls `attempt` in a forked child and tells what it says; FailedPrecondition with the signal
-// where the child ends by one, or with the time where it takes longer than `limit`. Cancelled, and
-// the child gone, where SIGTERM or SIGINT comes before, which the caller has blocked and which
-// stays pending. The process has no other thread yet.
+// Calls `attempt` in a forked child and returns its status; FailedPrecondition if a signal kills
+// the child or it takes longer than `limit`; Cancelled, with the child killed, if SIGTERM or SIGINT
+// arrives first, which stays pending. REQUIRES: the caller has blocked these signals and the
+// process has no other thread yet.
 absl::Status TryInChild(absl::FunctionRef<absl::Status()> attempt, std::chrono::seconds limit);
 
 }  // namespace rapt::cudnn

@@ -17,16 +17,16 @@ namespace {
 
 constexpr int64_t kAlignment = 256;
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
-// Beyond this the device's products with log2(e) leave FP32.
-constexpr double kLargestBias = 1e30;
-constexpr int64_t kLargestHeadSize = 256;
+// Beyond this the device's products with log2(e) overflow FP32.
+constexpr double kMaxBias = 1e30;
+constexpr int64_t kMaxHeadSize = 256;
 
-// Of ragged rows, one head after the other.
-constexpr int64_t kTokensAtOnce = 16;
+// Ragged rows are packed in blocks of this many tokens, one head after the other.
+constexpr int64_t kTokenBlock = 16;
 
 int64_t Aligned(int64_t bytes) { return RoundUp(bytes, kAlignment); }
 
-// Whether none of the numbers is NaN or infinite: no exponent is all ones.
+// Returns whether no number is NaN or infinite, that is, no exponent is all ones.
 template <typename Bits>
 bool AllFinite(const std::byte* data, int64_t count, Bits exponent) {
   Bits found = 0;
@@ -54,7 +54,7 @@ void PutAt(std::byte* place, int64_t index, T value) {
   std::memcpy(place + index * static_cast<int64_t>(sizeof(value)), &value, sizeof(value));
 }
 
-// What the mask adds to the score of key j in its row; -inf hides it.
+// Returns what the mask adds to the score of key j in its row; -inf hides the key.
 double BiasAt(const Problem& p, const TensorView& mask, int64_t b, int64_t h, int64_t i,
               int64_t j) {
   if (p.mask->dims[3] != 1 && j >= p.mask->dims[3]) return kMinusInfinity;
@@ -65,13 +65,13 @@ double BiasAt(const Problem& p, const TensorView& mask, int64_t b, int64_t h, in
   return row[j * mask.strides[3]] == std::byte{0} ? kMinusInfinity : 0;
 }
 
-// Whether the row has a weight at all by what it sees, and yet none that the device would find.
+// Returns whether the row sees a key, but only through biases that the device treats as masked.
 bool IsFaint(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   bool sees = false;
   for (int64_t j = visible.begin; j < visible.end; ++j) {
     const double bias = BiasAt(p, a.inputs[Role::kMask], b, h, i, j);
-    if (bias > -kLargestBias) return false;
+    if (bias > -kMaxBias) return false;
     sees |= bias != kMinusInfinity;
   }
   return sees;
@@ -89,8 +89,8 @@ bool HasFaintRow(const Problem& p, const Arguments& a) {
   return false;
 }
 
-// The mask as a bias. Keys beyond the run are not looked at. False for a NaN, +inf or more than the
-// device computes with.
+// Packs the mask as a bias. Ignores keys beyond the run. Returns false for a NaN, +inf or a bias
+// beyond the device's range.
 bool PackBias(const Problem& p, const SdpaGraph& g, const Arguments& a, std::byte* target) {
   const std::array<int64_t, 4>& dims = g.bias->dims;
   const Crop crop = CropOf(p);
@@ -98,7 +98,7 @@ bool PackBias(const Problem& p, const SdpaGraph& g, const Arguments& a, std::byt
   std::memset(target, 0, dims[0] * dims[1] * dims[2] * row_bytes);
   const int64_t rows = dims[2] == 1 && p.mask->dims[2] == 1 ? 1 : crop.queries;
   for (int64_t b = 0; b < dims[0]; ++b) {
-    // One row for the whole batch has one run: that is as long as the longest.
+    // One row for the whole batch has one run, as long as the longest.
     const KeyRun run =
         dims[0] == 1 ? KeyRun{crop.first_key, crop.keys} : KeysOf(p, a.key_lengths, b);
     for (int64_t h = 0; h < dims[1]; ++h) {
@@ -107,10 +107,10 @@ bool PackBias(const Problem& p, const SdpaGraph& g, const Arguments& a, std::byt
         for (int64_t n = 0; n < run.count; ++n) {
           const double bias =
               BiasAt(p, a.inputs[Role::kMask], b, h, crop.first_query + row, run.first + n);
-          if (!(bias <= kLargestBias)) return false;
-          // A weight of 0 beside any other key.
+          if (!(bias <= kMaxBias)) return false;
+          // Clamping keeps the weight at 0 next to any other key.
           const bool masked = bias == kMinusInfinity;
-          StoreElement(out, g.bias->dtype, n, masked ? bias : std::max(bias, -kLargestBias));
+          StoreElement(out, g.bias->dtype, n, masked ? bias : std::max(bias, -kMaxBias));
         }
       }
     }
@@ -118,7 +118,7 @@ bool PackBias(const Problem& p, const SdpaGraph& g, const Arguments& a, std::byt
   return true;
 }
 
-// Whether query row i sees a key, by position and by mask.
+// Returns whether query row i sees a key, by position and by mask.
 bool SeesAKey(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   if (!p.mask) return visible.begin < visible.end;
@@ -130,7 +130,7 @@ bool SeesAKey(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_
 
 void FoldRow(const SdpaGraph& g, const Arguments::State& state, int64_t b, int64_t h, int64_t i,
              const std::byte* row, float lse) {
-  std::array<float, kLargestHeadSize> part;
+  std::array<float, kMaxHeadSize> part;
   const int64_t size = state.output.dims[3];
   for (int64_t d = 0; d < size; ++d) part[d] = static_cast<float>(LoadElement(row, g.dtype, d));
   const auto at = [&](const MutableTensorView& view) {
@@ -140,7 +140,7 @@ void FoldRow(const SdpaGraph& g, const Arguments::State& state, int64_t b, int64
            absl::Span<const float>(part.data(), size), lse);
 }
 
-void WriteNothing(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
+void WriteMaskedRow(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   if (p.folds) return;
   std::memset(a.outputs[Role::kY].Row(b, h, i), 0, p.value_head_size * SizeOf(p.dtype));
   if (p.wants_lse) {
@@ -163,7 +163,7 @@ ArenaLayout LayOut(const SdpaGraph& g, const TokenCounts& tokens) {
   const int64_t key_rows = g.kv_heads * tokens.keys;
   place(layout.query, query_rows * g.head_size * element);
   place(layout.key, key_rows * g.head_size * element);
-  // What is read beyond the last key are values, and then this.
+  // Reads beyond the last key hit the values; reads beyond the last value hit this padding.
   const int64_t beyond =
       g.ragged ? kTileKeys * g.kv_heads * std::max(g.head_size, g.value_head_size) * element : 0;
   place(layout.value, key_rows * g.value_head_size * element + beyond);
@@ -201,8 +201,8 @@ struct Staging::HeadRows {
 
   int64_t Row(int64_t n) const { return begin + n * step; }
 
-  // Rows [first, first + rows) of head (b, h) become those from `at` on. False where a number is
-  // not finite.
+  // Copies rows [first, first + rows) of head (b, h) to row `at` and on. Returns false if a number
+  // is not finite.
   bool Pack(const TensorView& view, int64_t b, int64_t h, int64_t first, int64_t rows, int64_t at,
             std::byte* arena) const {
     const int64_t row_bytes = view.dims[3] * SizeOf(view.dtype);
@@ -222,7 +222,7 @@ struct Staging::HeadRows {
     return finite;
   }
 
-  // Likewise keys or values of a run, which may begin in the past.
+  // The same for keys or values of a run, which may begin in the past.
   bool PackRun(const TensorView& past, const TensorView& now, int64_t past_length, KeyRun run,
                int64_t b, int64_t h, int64_t at, std::byte* arena) const {
     const int64_t old = std::clamp<int64_t>(past_length - run.first, 0, run.count);
@@ -243,7 +243,7 @@ struct Staging::HeadRows {
 struct Staging::RowTensor {
   int64_t place;
   int64_t heads;
-  int64_t length;  // of a head, where the graph is not ragged
+  int64_t length;  // of a head, if the graph is not ragged
   int64_t row_bytes;
   TokenRun BatchRow::*tokens;
 };
@@ -257,7 +257,7 @@ Staging::Staging(const SdpaGraph& graph, absl::Span<const Part> parts)
     first_rows_.push_back(n);
     for (int64_t b = 0; b < p.batch; ++b, ++n) {
       rows_[n].queries.count = queries;
-      // cuDNN makes NaN of no keys at all: it gets one, which is zeros.
+      // cuDNN returns NaN for a row without keys: it gets one key of zeros.
       rows_[n].keys.count = std::max<int64_t>(1, KeysOf(p, part.arguments->key_lengths, b).count);
     }
   }
@@ -306,7 +306,7 @@ std::vector<bool> Staging::StageInputs(std::byte* arena) const {
   if (graph_.ragged) {
     const auto last = first_rows_.back() + static_cast<size_t>(parts_.back().problem->batch);
     for (size_t n = last; n < rows_.size(); ++n) ClearRow(rows_[n], arena);
-    // A kernel reads whole tiles, and multiplies what is beyond the last token with 0.
+    // Kernels read whole tiles and multiply what lies beyond the last token by 0.
     const auto clear = [&](const RowTensor& t, int64_t until) {
       const int64_t begin = t.place + rows_.back().keys.end() * t.heads * t.row_bytes;
       std::memset(arena + begin, 0, until - begin);
@@ -323,15 +323,15 @@ bool Staging::StagePart(size_t part, std::byte* arena) const {
   const Arguments& a = *parts_[part].arguments;
   const absl::Span<const BatchRow> rows(&rows_[first_rows_[part]], static_cast<size_t>(p.batch));
   const Crop crop = CropOf(p);
-  // Rows of a head that is ragged lie far apart: a few of each head at a time keep to few pages.
-  const int64_t at_once = graph_.ragged ? kTokensAtOnce : kMaxAxis;
+  // Rows of a ragged head lie far apart: blocks of a few tokens touch few pages at a time.
+  const int64_t block = graph_.ragged ? kTokenBlock : kMaxAxis;
   bool finite = true;
   const auto pack =
       [&](const RowTensor& tensor, const BatchRow& row, int64_t count,
           absl::FunctionRef<bool(const HeadRows&, int64_t h, int64_t at, int64_t)> from) {
-        for (int64_t at = 0; at < count; at += at_once) {
+        for (int64_t at = 0; at < count; at += block) {
           for (int64_t h = 0; h < tensor.heads; ++h) {
-            finite &= from(RowsOf(tensor, row, h), h, at, std::min(at_once, count - at));
+            finite &= from(RowsOf(tensor, row, h), h, at, std::min(block, count - at));
           }
         }
         for (int64_t h = 0; h < tensor.heads; ++h) RowsOf(tensor, row, h).Clear(count, arena);
@@ -397,7 +397,7 @@ void Staging::TakeOutputs(size_t part, const std::byte* arena) const {
       const HeadRows rows = RowsOf(OutputTensor(), rows_[n], h);
       for (int64_t i = 0; i < p.query_length; ++i) {
         if (!SeesAKey(p, a, b, h, i)) {
-          WriteNothing(p, a, b, h, i);
+          WriteMaskedRow(p, a, b, h, i);
           continue;
         }
         const int64_t query = i - crop.first_query;
@@ -418,10 +418,10 @@ void Staging::TakeOutputs(size_t part, const std::byte* arena) const {
   }
 }
 
-void WriteNothingSeen(const Problem& p, const Arguments& a) {
+void WriteFullyMasked(const Problem& p, const Arguments& a) {
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < p.query_heads; ++h) {
-      for (int64_t i = 0; i < p.query_length; ++i) WriteNothing(p, a, b, h, i);
+      for (int64_t i = 0; i < p.query_length; ++i) WriteMaskedRow(p, a, b, h, i);
     }
   }
 }

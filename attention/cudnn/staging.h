@@ -1,5 +1,5 @@
-// A request's tensors into the packed ones of a graph, and its results back. Both run on the host:
-// what cuDNN leaves undefined never reaches a caller.
+// Packs a request's tensors for a graph and unpacks its results. Both run on the host, and data
+// that cuDNN leaves undefined never reaches a caller.
 #ifndef RAPT_ATTENTION_CUDNN_STAGING_H_
 #define RAPT_ATTENTION_CUDNN_STAGING_H_
 
@@ -14,30 +14,30 @@
 
 namespace rapt::cudnn {
 
-// A problem that a graph computes, and its tensors.
+// A problem that a graph computes, with its tensors.
 struct Part {
   const Problem* problem;
   const Arguments* arguments;
 };
 
-// One run of a graph: which rows of its tensors are whose. Several parts share one run of a ragged
-// graph, the batch rows of each behind those of the one before. Borrows everything it is given.
+// One run of a graph: assigns the rows of its tensors to parts. Several parts share one run of a
+// ragged graph, with their batch rows one after another. Borrows everything it is given.
 class Staging {
  public:
-  // The graph has as many batch rows as the parts, or where it is ragged, more.
+  // REQUIRES: the graph has as many batch rows as the parts together, or more if ragged.
   Staging(const SdpaGraph& graph, absl::Span<const Part> parts);
 
   const ArenaLayout& layout() const { return layout_; }
 
-  // Writes everything that the graph reads into the arena, padding as zeros. Says of each part
-  // whether its numbers are such that the device gives the definition's answer. Not so where only a
-  // CPU does: with a NaN or an infinity in Q, K or V, which on the device reaches rows that must
-  // not see it, or a row whose bias is nowhere above -1e30, which the device takes for masked. In
-  // place of such a part there are zeros, so that it does the others no harm.
+  // Writes everything that the graph reads into the arena, with zeros as padding. Returns for each
+  // part whether the device computes it as defined. It does not with a NaN or an infinity in Q, K
+  // or V, which on the device reaches rows that must not see it, nor with a row whose bias is
+  // nowhere above -1e30, which the device treats as masked. Such a part is replaced by zeros, so
+  // that it cannot affect the others.
   std::vector<bool> StageInputs(std::byte* arena) const;
 
-  // Writes the part's outputs, or folds them into the state where its problem folds. Rows that see
-  // no key are zeros with an lse of -inf, whatever the device made of them.
+  // Writes the part's outputs, or folds them into the state if its problem folds. Rows that see no
+  // key get zeros and an lse of -inf, whatever the device computed.
   void TakeOutputs(size_t part, const std::byte* arena) const;
 
  private:
@@ -45,7 +45,7 @@ class Staging {
   struct HeadRows;
   // A tensor of rows.
   struct RowTensor;
-  // Of all the graph's queries, or keys, from its first one on.
+  // A range of the graph's queries or keys, counted over all batch rows.
   struct TokenRun {
     int64_t first = 0;
     int64_t count = 1;
@@ -69,12 +69,12 @@ class Staging {
   const SdpaGraph& graph_;
   const absl::Span<const Part> parts_;
   std::vector<BatchRow> rows_;
-  std::vector<size_t> first_rows_;  // of the parts
+  std::vector<size_t> first_rows_;  // per part
   ArenaLayout layout_;
 };
 
-// The outputs of a problem none of whose rows sees a key, as Staging::TakeOutputs() writes them.
-void WriteNothingSeen(const Problem& problem, const Arguments& arguments);
+// Writes the outputs of a problem in which no row sees a key, as Staging::TakeOutputs() does.
+void WriteFullyMasked(const Problem& problem, const Arguments& arguments);
 
 }  // namespace rapt::cudnn
 

@@ -143,11 +143,11 @@ class Request {
   }
 
   // As one member of a joined run with separate `arguments`.
-  Backend::Member ToMember(Arguments& arguments) {
+  Backend::BatchMember ToMember(Arguments& arguments) {
     arguments = ArgumentsOf(0);
     return {&plan_, &arguments};
   }
-  void RunAlone(const Backend::Member& member) {
+  void RunAlone(const Backend::BatchMember& member) {
     plan_.routing.backend->RunTask(plan_, *member.arguments, workspace_.data(), /*stage=*/0,
                                    /*task=*/0,
                                    /*worker=*/0, Checkpoint{});
@@ -294,11 +294,11 @@ class Probe {
     const absl::StatusOr<Plan> plan =
         MakePlan(*problem, {.backend = "cudnn", .threads = threads_, .has_lanes = true});
     if (!plan.ok()) return plan.status();
-    if (plan->company.empty()) return absl::FailedPreconditionError("it runs alone");
-    const auto count = static_cast<size_t>(1 / plan->company_share);
+    if (plan->batch_group.empty()) return absl::FailedPreconditionError("it runs alone");
+    const auto count = static_cast<size_t>(1 / plan->batch_cost);
     std::deque<Request> requests;
     std::vector<Arguments> arguments(count);
-    std::vector<Backend::Member> members;
+    std::vector<Backend::BatchMember> members;
     for (size_t n = 0; n < count; ++n) {
       members.push_back(requests.emplace_back(*problem, *plan).ToMember(arguments[n]));
     }
@@ -306,7 +306,7 @@ class Probe {
       for (size_t n = 0; n < count; ++n) requests[n].RunAlone(members[n]);
     };
     const auto by_one_run = [&] {
-      plan->routing.backend->RunTogether(absl::MakeSpan(members), /*worker=*/0);
+      plan->routing.backend->RunBatch(absl::MakeSpan(members), /*worker=*/0);
     };
     const double alone = MeanSeconds(one_by_one);
     by_one_run();
@@ -314,7 +314,7 @@ class Probe {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     const double together = MeanSeconds(by_one_run);
-    for (const Backend::Member& member : members) {
+    for (const Backend::BatchMember& member : members) {
       if (!member.done) return absl::UnavailableError("one run did not compute all of them");
     }
     for (const Request& request : requests) {

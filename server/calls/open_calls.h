@@ -1,5 +1,5 @@
-// Counts the tensor calls of all protocols, from arrival until their answer has left, and bounds
-// them.
+// Counts and bounds the open tensor calls of all protocols, from arrival until the response is
+// sent.
 #ifndef RAPT_SERVER_CALLS_OPEN_CALLS_H_
 #define RAPT_SERVER_CALLS_OPEN_CALLS_H_
 
@@ -24,31 +24,31 @@ class OpenCalls {
     int64_t calls_per_caller = 0;
   };
 
-  // `on_change` is called, on any thread and outside the lock, whenever places() has changed.
+  // `on_change` is called after each change of places(), on any thread and outside the lock.
   explicit OpenCalls(
       Limits limits, std::function<void()> on_change = [] {})
       : limits_(limits), on_change_(std::move(on_change)) {}
 
-  // ResourceExhausted, with the limit, where the server or this caller has too many open; then
-  // there is nothing to leave.
+  // Returns ResourceExhausted, with the limit, if the server or this caller has too many open
+  // calls; Leave() must not be called then.
   absl::Status Enter(const std::string& caller);
   void Leave(const std::string& caller);
 
-  // One that has entered rests while there is nothing to wait for, as a stream between its
-  // requests: it keeps its place, but is no open call until it wakes.
+  // A call that has entered may become idle, such as a stream between its requests: it keeps its
+  // place but does not count as open until it wakes.
   void Rest();
   void Wake();
   void LeaveResting(const std::string& caller);
 
   const Limits& limits() const { return limits_; }
-  // Of open calls.
+  // Returns the number of open calls.
   int64_t count() const;
-  // Of all that have entered.
+  // Returns the number of open and idle calls.
   int64_t places() const;
-  // How many have left, or were woken.
+  // Returns how many calls have left or woken.
   int64_t served() const;
 
-  // Blocks until no call is open, or the time is over: then false.
+  // Blocks until no call is open. Returns false on timeout.
   bool WaitUntilNone(std::chrono::nanoseconds timeout);
 
  private:

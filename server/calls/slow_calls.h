@@ -1,5 +1,4 @@
-// A line in the log for every call that takes long: its shape, its stages, its plan, and nothing of
-// what its tensors hold.
+// Logs every slow call: its shape, stages and plan, but no tensor data.
 #ifndef RAPT_SERVER_CALLS_SLOW_CALLS_H_
 #define RAPT_SERVER_CALLS_SLOW_CALLS_H_
 
@@ -15,19 +14,20 @@
 
 namespace rapt {
 
-// Thread-safe. The clock outlives it.
+// Thread-safe. REQUIRES: the clock outlives this.
 class SlowCalls {
  public:
-  // Where all calls are slow, the log is not what makes them slower still.
+  // Bounded so that logging does not slow down an overloaded server further.
   static constexpr int kLinesPerSecond = 10;
 
-  // Calls of `limit` or longer are logged, at most kLinesPerSecond; 0: none is.
+  // Logs calls that take `limit` or longer, at most kLinesPerSecond; 0: logs none.
   SlowCalls(std::chrono::nanoseconds limit, const Clock& clock) : limit_(limit), clock_(clock) {}
 
   void Note(absl::string_view method, const CallReport& report);
 
  private:
-  // How many were left out since the last line; nothing where this one is to be left out, too.
+  // Returns how many calls were left out since the last line, or nullopt to leave out this one,
+  // too.
   std::optional<int64_t> TakeTurn();
 
   const std::chrono::nanoseconds limit_;

@@ -52,20 +52,20 @@ absl::StatusOr<Tokens> Tokens::Parse(absl::string_view text) {
     std::optional<Entry> entry = ParseLine(line);
     if (!entry) {
       return absl::InvalidArgumentError(
-          absl::StrCat("line ", number, " of --token_file is not a name and the SHA-256 of a ",
-                       "token in 64 hexadecimal digits"));
+          absl::StrCat("line ", number, " of --token_file is invalid; it must be a name and the ",
+                       "SHA-256 of a token as 64 hexadecimal digits"));
     }
     tokens.entries_.push_back(*std::move(entry));
   }
   if (!tokens.entries_.empty()) return tokens;
-  return absl::InvalidArgumentError("the file of --token_file holds no token");
+  return absl::InvalidArgumentError("the file of --token_file has no tokens");
 }
 
 std::optional<std::string> Tokens::HolderOf(absl::string_view token) const {
   Hash hash;
   SHA256(reinterpret_cast<const unsigned char*>(token.data()), token.size(), hash.data());
   const Entry* found = nullptr;
-  for (const Entry& entry : entries_) {  // all of them, and every byte of each
+  for (const Entry& entry : entries_) {  // constant time: compares every byte of all entries
     if (CRYPTO_memcmp(entry.hash.data(), hash.data(), hash.size()) == 0) found = &entry;
   }
   if (found == nullptr) return std::nullopt;

@@ -1,4 +1,4 @@
-// Bearer tokens, known by their hashes alone.
+// Bearer tokens, stored only as hashes.
 #ifndef RAPT_SERVER_CALLS_TOKENS_H_
 #define RAPT_SERVER_CALLS_TOKENS_H_
 
@@ -16,13 +16,13 @@ namespace rapt {
 // Immutable.
 class Tokens {
  public:
-  // A line a token: its holder's name, of at most 64 letters, digits or any of "._@-", and the
-  // SHA-256 of the token as 64 hexadecimal digits. A name may have several tokens, to change from
-  // one to the next. Empty lines and those that begin with # say nothing. InvalidArgument names
-  // --token_file and the number of the line, and shows nothing of it.
+  // Parses one token per line: its holder's name, of at most 64 letters, digits or "._@-", and the
+  // SHA-256 of the token as 64 hexadecimal digits. A holder may have several tokens, for rotation.
+  // Ignores empty lines and lines that begin with #. InvalidArgument names --token_file and the
+  // line number, but does not show the line.
   static absl::StatusOr<Tokens> Parse(absl::string_view text);
 
-  // Whose token it is; nothing where it is nobody's. Takes as long whatever comes.
+  // Returns the token's holder, or nullopt if it is unknown. Takes constant time.
   std::optional<std::string> HolderOf(absl::string_view token) const;
 
  private:

@@ -20,14 +20,14 @@ int Respond(mg_connection* connection, absl::string_view status, absl::string_vi
       "HTTP/1.1 ", status, "\r\nContent-Type: ", content_type, "\r\nContent-Length: ", body.size(),
       "\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n", body);
   mg_write(connection, response.data(), response.size());
-  return 1;  // handled, whether the caller stayed to read it or not
+  return 1;  // handled, even if the peer is gone
 }
 
 int RespondText(mg_connection* connection, absl::string_view status, absl::string_view text) {
   return Respond(connection, status, "text/plain; charset=utf-8", absl::StrCat(text, "\n"));
 }
 
-// "[::1]:8002" is on host "::1".
+// The host of "[::1]:8002" is "::1".
 std::string HostOf(const std::string& address) {
   std::string host = address.substr(0, address.rfind(':'));
   if (absl::StartsWith(host, "[") && absl::EndsWith(host, "]")) {
@@ -44,14 +44,14 @@ absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const std::str
   mg_init_library(0);
   std::unique_ptr<HttpEndpoint> endpoint(
       new HttpEndpoint(HostOf(address), metrics, std::move(is_ready)));
-  // A connection has a thread until it is over: some may be silent, and probes get through all the
-  // same, within the patience that Kubernetes has by default even where all threads wait.
+  // Each connection occupies a thread until it closes. With 16 threads and this timeout, probes get
+  // through next to idle connections, within Kubernetes' default timeouts even if all threads wait.
   const char* options[] = {"listening_ports",    address.c_str(), "num_threads", "16",
                            "request_timeout_ms", "2000",          nullptr};
   const mg_callbacks callbacks = {};
   endpoint->context_ = mg_start(&callbacks, nullptr, options);
   if (endpoint->context_ == nullptr) {
-    return absl::UnavailableError(absl::StrCat("can't listen on ", address));
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", address));
   }
   mg_set_request_handler(endpoint->context_, "/metrics", ServeMetrics, endpoint.get());
   mg_set_request_handler(endpoint->context_, "/healthz", ServeHealth, endpoint.get());
@@ -64,15 +64,15 @@ HttpEndpoint::~HttpEndpoint() {
   mg_exit_library();
 }
 
-// civetweb looks whether to stop when a connection comes, or else every two seconds: so we knock.
+// civetweb checks for a stop on each connection, otherwise every two seconds: so this connects.
 void HttpEndpoint::Stop() {
   const int port_number = port();
   const auto stopped = std::async(std::launch::async, [this] { mg_stop(context_); });
   while (stopped.wait_for(std::chrono::milliseconds(5)) != std::future_status::ready) {
     char error[128];
-    mg_connection* knock =
+    mg_connection* wakeup =
         mg_connect_client(host_.c_str(), port_number, /*use_ssl=*/0, error, sizeof(error));
-    if (knock != nullptr) mg_close_connection(knock);
+    if (wakeup != nullptr) mg_close_connection(wakeup);
   }
 }
 

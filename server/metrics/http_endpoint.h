@@ -15,11 +15,12 @@ struct mg_context;
 
 namespace rapt {
 
-// Serves from construction to destruction on threads of its own. Everything borrowed outlives it.
+// Serves from construction to destruction on its own threads. REQUIRES: everything borrowed
+// outlives it.
 class HttpEndpoint {
  public:
-  // `address` is "host:port", where port 0 takes a free one; `is_ready` may be called from any
-  // thread. Unavailable where the address can't be had.
+  // `address` is "host:port"; port 0 picks a free one. `is_ready` may be called from any thread.
+  // Returns Unavailable if the address cannot be bound.
   static absl::StatusOr<std::unique_ptr<HttpEndpoint>> Start(const std::string& address,
                                                              const Metrics& metrics,
                                                              std::function<bool()> is_ready);
@@ -27,7 +28,7 @@ class HttpEndpoint {
   HttpEndpoint(const HttpEndpoint&) = delete;
   HttpEndpoint& operator=(const HttpEndpoint&) = delete;
 
-  // The port that was taken.
+  // Returns the bound port.
   int port() const;
 
  private:

@@ -1,4 +1,4 @@
-// What counts on the path of a call: atomics, and no lock as prometheus::Histogram has one.
+// Lock-free instruments for the path of a call; prometheus::Histogram takes a lock.
 #ifndef RAPT_SERVER_METRICS_INSTRUMENTS_H_
 #define RAPT_SERVER_METRICS_INSTRUMENTS_H_
 
@@ -23,7 +23,7 @@ class Counter {
   std::atomic<int64_t> value_{0};
 };
 
-// For sums that outgrow int64 within a server's life.
+// For sums that may exceed int64 within a server's lifetime.
 class RealCounter {
  public:
   void Add(double n) { value_.fetch_add(n, std::memory_order_relaxed); }
@@ -33,13 +33,14 @@ class RealCounter {
   std::atomic<double> value_{0};
 };
 
-// Thread-safe. A scrape in the middle of an Observe() may see its count and not yet its sum.
+// Thread-safe. A scrape during Observe() may see the count before the sum.
 class Histogram {
  public:
   static constexpr size_t kMaxBounds = 20;
 
-  // Observes whole numbers of a unit that is `unit` of what is shown: 1e-9 for nanoseconds shown as
-  // seconds. `bounds` are in that unit too, ascending, at most kMaxBounds, and outlive this.
+  // Observes integers in a unit that is `unit` times the exported one: 1e-9 for nanoseconds
+  // exported as seconds. REQUIRES: `bounds`, in the same unit, are ascending, at most kMaxBounds,
+  // and outlive this.
   Histogram(absl::Span<const int64_t> bounds, double unit);
 
   void Observe(int64_t value);
@@ -50,7 +51,8 @@ class Histogram {
  private:
   const absl::Span<const int64_t> bounds_;
   const double unit_;
-  std::array<Counter, kMaxBounds + 1> counts_;  // by bound; the last one is beyond all of them
+  std::array<Counter, kMaxBounds + 1>
+      counts_;  // by bound; the last counts values beyond all bounds
   Counter sum_;
 };
 

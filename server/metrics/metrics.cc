@@ -17,7 +17,7 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-// Nanoseconds, 50 us to 30 s: from a tiny request answered on the spot to one that fills the
+// Nanoseconds, 50 us to 30 s: from a tiny request computed inline to one that occupies the whole
 // machine.
 constexpr int64_t kMicrosecond = 1'000;
 constexpr int64_t kMillisecond = 1'000'000;
@@ -30,7 +30,7 @@ constexpr int64_t kDurationBounds[] = {50 * kMicrosecond,  100 * kMicrosecond, 2
                                        5 * kSecond,        10 * kSecond,       30 * kSecond};
 constexpr double kNanosecond = 1e-9;
 
-// Of batches, and of requests that are computed together.
+// For batch sizes, and for the number of requests in a batched run.
 constexpr int64_t kBatchBounds[] = {1, 2, 4, 8, 16, 32, 64, 128, 256};
 
 constexpr absl::string_view kNone = "none";
@@ -42,7 +42,7 @@ static_assert(static_cast<int>(DType::kFloat32) == 0 && static_cast<int>(DType::
 // In the order of Metrics::FallbackReason.
 constexpr const char* kFallbackReasonNames[] = {"unsupported", "not_now", "stand_in"};
 
-// A backend's place in the list of all of them.
+// Returns the backend's index in Backends().
 size_t IndexOf(const Backend* backend) {
   const auto all = Backends();
   return static_cast<size_t>(std::find(all.begin(), all.end(), backend) - all.begin());
@@ -92,7 +92,7 @@ Metrics::Metrics()
                         {kDurationBounds, kNanosecond}}},
       batch_size_(kBatchBounds, 1),
       run_requests_(kBatchBounds, 1) {
-  RAPT_CHECK(Backends().size() <= kMaxBackends, "there are more backends than labels for them");
+  RAPT_CHECK(Backends().size() <= kMaxBackends, "there are more backends than kMaxBackends");
 }
 
 std::function<void(const CallReport&)> Metrics::ForMethod(absl::string_view name) {
@@ -154,16 +154,15 @@ void Metrics::Show(MetricType type, const std::string& name, const std::string& 
 }
 
 void Metrics::CollectMethods(Families& families) const {
-  MetricFamily calls =
-      Family(MetricType::Counter, "rapt_requests_total",
-             "Calls that have ended, by method, backend, type of the tensors and status code.");
+  MetricFamily calls = Family(MetricType::Counter, "rapt_requests_total",
+                              "Finished calls by method, backend, tensor type and status code.");
   MetricFamily durations = Family(MetricType::Histogram, "rapt_request_duration_seconds",
-                                  "From a call's arrival until its answer has left.");
+                                  "Time from a call's arrival until its response is sent.");
   for (const Method& method : methods_) {
     for (size_t backend = 0; backend < kBackendLabels; ++backend) {
       for (size_t type = 0; type < kTypeLabels; ++type) {
         for (size_t code = 0; code < kCodes; ++code) {
-          // A rate over errors is never missing its zero; the rest is there once it is counted.
+          // Error rates need an initial zero; other series are exported once they count.
           const bool always = backend == 0 && type == 0;
           const int64_t count = method.calls[backend][type][code].value();
           if (count == 0 && !always) continue;
@@ -184,7 +183,7 @@ void Metrics::CollectMethods(Families& families) const {
 
 void Metrics::CollectStages(Families& families) const {
   MetricFamily stages = Family(MetricType::Histogram, "rapt_stage_duration_seconds",
-                               "How long calls were in each stage that they came to.");
+                               "Time that calls spent in each stage they reached.");
   for (size_t stage = 0; stage < kStages; ++stage) {
     stages.metric.push_back(
         HistogramOf({{"stage", std::string(kStageNames[stage])}}, stage_durations_[stage]));
@@ -192,17 +191,17 @@ void Metrics::CollectStages(Families& families) const {
   families.push_back(std::move(stages));
 
   const auto stage_name = [](size_t stage) { return kStageNames[stage]; };
-  families.push_back(CountersOf("rapt_cancelled_total", "Calls given up by their caller.", "phase",
+  families.push_back(CountersOf("rapt_cancelled_total", "Calls cancelled by the caller.", "phase",
                                 cancelled_, stage_name));
   families.push_back(CountersOf("rapt_deadline_exceeded_total", "Calls whose deadline passed.",
                                 "phase", deadline_exceeded_, stage_name));
 }
 
 void Metrics::CollectRefusals(Families& families) const {
-  MetricFamily rejected = CountersOf(
-      "rapt_rejected_total", "Calls turned away although nothing is wrong with their request.",
-      "reason", rejected_, [](size_t i) { return NameOf(static_cast<Rejection>(i)); });
-  rejected.metric.erase(rejected.metric.begin());  // what failed for another reason
+  MetricFamily rejected =
+      CountersOf("rapt_rejected_total", "Valid calls that the server rejected, by reason.",
+                 "reason", rejected_, [](size_t i) { return NameOf(static_cast<Rejection>(i)); });
+  rejected.metric.erase(rejected.metric.begin());  // kNone: other failures
   families.push_back(std::move(rejected));
 
   MetricFamily fallbacks = Family(MetricType::Counter, "rapt_backend_fallback_total",
@@ -228,12 +227,12 @@ void Metrics::CollectWork(Families& families) const {
   families.push_back(std::move(batch));
 
   MetricFamily run = Family(MetricType::Histogram, "rapt_run_requests",
-                            "Of each request, how many were computed by the same run.");
+                            "For each request, the number of requests computed by its run.");
   run.metric.push_back(HistogramOf({}, run_requests_));
   families.push_back(std::move(run));
 
   MetricFamily payload = Family(MetricType::Counter, "rapt_payload_bytes_total",
-                                "Bytes of the messages that carry tensors.");
+                                "Bytes of messages that carry tensors.");
   payload.metric.push_back(
       CounterOf({{"direction", "received"}}, static_cast<double>(received_bytes_.value())));
   payload.metric.push_back(
@@ -241,7 +240,7 @@ void Metrics::CollectWork(Families& families) const {
   families.push_back(std::move(payload));
 
   MetricFamily flops = Family(MetricType::Counter, "rapt_flops_total",
-                              "Floating-point operations of the plans that were computed.");
+                              "Floating-point operations of computed plans.");
   flops.metric.push_back(CounterOf({}, flops_.value()));
   families.push_back(std::move(flops));
 }
@@ -276,13 +275,13 @@ void ShowProcess(Metrics& metrics) {
   };
   metrics.ShowCounter("process_cpu_seconds_total", "User and system CPU time spent, in seconds.",
                       {}, [] { return ReadProcessState().cpu_seconds; });
-  gauge("process_start_time_seconds", "When the process started, since the epoch.",
+  gauge("process_start_time_seconds", "Start time of the process since the epoch, in seconds.",
         &ProcessState::start_time_seconds);
   gauge("process_resident_memory_bytes", "Resident memory.", &ProcessState::resident_bytes);
   gauge("process_virtual_memory_bytes", "Virtual memory.", &ProcessState::virtual_bytes);
   gauge("process_threads", "Threads.", &ProcessState::threads);
   gauge("process_open_fds", "Open file descriptors.", &ProcessState::open_fds);
-  gauge("process_max_fds", "How many file descriptors may be open.", &ProcessState::max_fds);
+  gauge("process_max_fds", "Maximum number of open file descriptors.", &ProcessState::max_fds);
 }
 
 }  // namespace rapt

@@ -1,4 +1,4 @@
-// Every instrument of the server, in one place; docs/metrics.md is their reference.
+// All instruments of the server; docs/metrics.md documents them.
 #ifndef RAPT_SERVER_METRICS_METRICS_H_
 #define RAPT_SERVER_METRICS_METRICS_H_
 
@@ -20,8 +20,8 @@
 
 namespace rapt {
 
-// Every label has a few values that are known at start-up, so that the series are bounded and a
-// call counts with atomics alone. Thread-safe, once every method and everything shown is known.
+// Every label has a few values that are known at start-up, so that the number of series is bounded
+// and counting a call needs only atomics. Thread-safe after all start-up calls.
 class Metrics {
  public:
   using Labels = std::vector<prometheus::ClientMetric::Label>;
@@ -30,18 +30,18 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // What counts the calls of a method. Start-up only; the result is thread-safe and valid as long
-  // as this.
+  // Returns a function that counts the calls of a method. Start-up only; the result is thread-safe
+  // and valid for the lifetime of this.
   std::function<void(const CallReport&)> ForMethod(absl::string_view method);
 
-  // A number that somebody else keeps, read at every scrape; once for each set of labels. Start-up
+  // Exports a value kept elsewhere, read at every scrape; call once per set of labels. Start-up
   // only; `read` is called from any thread.
   void ShowGauge(const std::string& name, const std::string& help, Labels labels,
                  std::function<double()> read);
   void ShowCounter(const std::string& name, const std::string& help, Labels labels,
                    std::function<double()> read);
 
-  // Everything in Prometheus' text format.
+  // Returns all metrics in Prometheus' text format.
   std::string Serialize() const;
 
  private:
@@ -49,7 +49,7 @@ class Metrics {
 
   static constexpr size_t kMaxBackends = 4;
   static constexpr size_t kCodes = 17;  // of gRPC
-  // The first of each is "none": of calls that never came to a plan.
+  // The first label is "none", for calls without a plan.
   static constexpr size_t kBackendLabels = kMaxBackends + 1;
   static constexpr size_t kTypeLabels = 5;
   using CountsByCode = std::array<Counter, kCodes>;
@@ -83,7 +83,7 @@ class Metrics {
   void CollectWork(Families& families) const;
   void CollectShown(Families& families) const;
 
-  std::deque<Method> methods_;  // stay where they are
+  std::deque<Method> methods_;  // a deque for stable addresses
   std::array<Histogram, kStages> stage_durations_;
   Histogram batch_size_;
   Histogram run_requests_;

@@ -16,8 +16,8 @@
 namespace rapt {
 namespace {
 
-// The fields of /proc/self/stat that proc(5) numbers from 3 on: those after the name, which may
-// itself hold spaces.
+// The fields of /proc/self/stat that proc(5) numbers from 3: those after the name, which may
+// contain spaces.
 class StatFields {
  public:
   StatFields() {
@@ -41,7 +41,7 @@ class StatFields {
   std::vector<absl::string_view> fields_;
 };
 
-// When the system was started, in seconds since the epoch.
+// Returns when the system was started, in seconds since the epoch.
 int64_t BootTime() {
   std::ifstream file("/proc/stat");
   for (std::string word; file >> word;) {

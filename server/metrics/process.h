@@ -5,7 +5,7 @@
 
 namespace rapt {
 
-// What /proc tells of this process; 0 where it can't be read.
+// The state of this process from /proc; 0 for values that cannot be read.
 struct ProcessState {
   double cpu_seconds = 0;
   double start_time_seconds = 0;  // since the epoch

@@ -14,9 +14,9 @@
 namespace rapt {
 namespace {
 
-// A guarded range. Its version is odd while the others change, so that the handler never takes the
-// begin of one range and the end of another for a range. Everything is sequentially consistent:
-// nothing here is hot.
+// A guarded range. Its version is odd while it changes, so that the handler never combines the
+// begin of one range with the end of another. All operations are sequentially consistent: none is
+// hot.
 struct Slot {
   std::atomic<bool> taken{false};
   std::atomic<uint64_t> version{0};
@@ -37,16 +37,16 @@ static_assert(std::atomic<uintptr_t>::is_always_lock_free &&
 Slot slots[BusErrorGuard::kMaxGuards];
 struct sigaction previous_action;
 
-// Async-signal-safe. Whoever touches a range keeps its guard: a slot that changes is another's.
-bool PutZerosInPlaceOf(uintptr_t address) {
+// Async-signal-safe. Slots that change can be skipped: an accessing thread keeps its guard alive.
+bool ReplaceByZeros(uintptr_t address) {
   for (Slot& slot : slots) {
     const uint64_t version = slot.version;
     const uintptr_t begin = slot.begin, end = slot.end;
     if (version % 2 == 1 || slot.version != version) continue;
     if (address < begin || address >= end) continue;
     slot.broken = true;
-    // The system call itself: a sanitizer's mmap() is not made for handlers. Where several threads
-    // come here at once, the last one's zeros stand.
+    // The raw system call: a sanitizer's mmap() is not async-signal-safe. If several threads map
+    // zeros at once, the last mapping stays.
     const long mapped = syscall(SYS_mmap, begin, end - begin, PROT_READ | PROT_WRITE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0L);
     return mapped == static_cast<long>(begin);
@@ -56,9 +56,9 @@ bool PutZerosInPlaceOf(uintptr_t address) {
 
 void OnBusError(int, siginfo_t* info, void*) {
   const int saved_errno = errno;
-  const bool is_fault = info->si_code > 0;  // and not sent by kill()
-  if (!is_fault || !PutZerosInPlaceOf(reinterpret_cast<uintptr_t>(info->si_addr))) {
-    // As before: the fault comes again when this returns; what was sent is sent again.
+  const bool is_fault = info->si_code > 0;  // not sent by kill()
+  if (!is_fault || !ReplaceByZeros(reinterpret_cast<uintptr_t>(info->si_addr))) {
+    // Restore the previous action: a fault repeats on return; a sent signal is raised again.
     sigaction(SIGBUS, &previous_action, nullptr);
     if (!is_fault) raise(SIGBUS);
   }
@@ -70,9 +70,9 @@ void InstallHandler() {
   action.sa_sigaction = OnBusError;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
-  // Read by the handler, which may run as soon as it is installed.
-  RAPT_CHECK(sigaction(SIGBUS, nullptr, &previous_action) == 0, "no action for SIGBUS");
-  RAPT_CHECK(sigaction(SIGBUS, &action, nullptr) == 0, "no handler for SIGBUS");
+  // The handler, which may run as soon as it is installed, reads previous_action.
+  RAPT_CHECK(sigaction(SIGBUS, nullptr, &previous_action) == 0, "cannot read the SIGBUS action");
+  RAPT_CHECK(sigaction(SIGBUS, &action, nullptr) == 0, "cannot install the SIGBUS handler");
 }
 
 }  // namespace

@@ -8,27 +8,27 @@
 
 namespace rapt {
 
-// Lets the process outlive a mapping whose file somebody else cuts short. Touching what is gone
-// raises SIGBUS; where that is in a guarded range, the handler puts zero pages in the place of the
-// whole range, marks the guard as broken, and the thread goes on. Any other SIGBUS does what it did
-// before there was a guard: it ends the process.
+// Protects the process from a mapping whose file another process truncates. An access beyond the
+// end raises SIGBUS; in a guarded range, the handler replaces the whole range by zero pages, marks
+// the guard as broken, and the thread continues. Any other SIGBUS terminates the process as before.
 //
 // Guards are in a table of fixed size that the handler reads without a lock. Movable; guards of
-// different ranges may be made, used and destroyed by different threads at once. The range has to
-// stay mapped, and must not be touched after its guard is gone.
+// different ranges may be created, used and destroyed concurrently. REQUIRES: the range stays
+// mapped while guarded, and is not accessed after its guard is destroyed.
 class BusErrorGuard {
  public:
-  // So many at once; the handler looks at all of them.
+  // Bounded because the handler searches all guards.
   static constexpr int kMaxGuards = 1024;
 
-  // The range is whole pages, readable and writable. Nothing where there are too many already.
+  // Returns nullopt if there are kMaxGuards already. REQUIRES: the range is whole pages, readable
+  // and writable.
   static std::optional<BusErrorGuard> Protect(std::byte* begin, int64_t bytes);
 
   BusErrorGuard(BusErrorGuard&& other) noexcept : slot_(std::exchange(other.slot_, kNone)) {}
   BusErrorGuard& operator=(BusErrorGuard&&) = delete;
   ~BusErrorGuard();
 
-  // Whether a part of the range was touched after it was gone.
+  // Returns whether a truncated part of the range was accessed.
   bool broken() const;
 
  private:

@@ -1,4 +1,4 @@
-// Memory that a caller shares with the server, whoever mapped it.
+// Memory that a caller shares with the server.
 #ifndef RAPT_SERVER_SHARED_MEMORY_REGION_H_
 #define RAPT_SERVER_SHARED_MEMORY_REGION_H_
 
@@ -14,8 +14,8 @@
 
 namespace rapt {
 
-// There as long as it lives. Its owner may read and write the bytes at any time, also while we
-// do: what decides something is copied before it is looked at. Thread-safe.
+// The memory stays mapped for the region's lifetime. Its owner may read and write the bytes at any
+// time, also concurrently with the server: copy data before checking it. Thread-safe.
 class Region {
  public:
   virtual ~Region() = default;
@@ -26,13 +26,11 @@ class Region {
   // Null for memory of the host.
   virtual const DeviceMemory* device() const { return nullptr; }
 
-  // Whether all of it was there whenever it was touched. Once it was not, it never is again, and
-  // reads as zeros.
+  // Returns false once an access has found the memory truncated. It then reads as zeros.
   virtual bool intact() const = 0;
 };
 
-// Opens the memory of a device that a cudaIpcMemHandle_t stands for. A backend that computes there
-// has one.
+// Opens device memory by its cudaIpcMemHandle_t. Provided by a backend that uses the device.
 using OpenCudaMemory = std::function<absl::StatusOr<std::shared_ptr<const DeviceMemory>>(
     absl::string_view raw_handle, int64_t device_id, int64_t byte_size)>;
 

@@ -14,7 +14,7 @@
 namespace rapt {
 namespace {
 
-constexpr size_t kMaxNameBytes = 256;  // names come back in errors
+constexpr size_t kMaxNameBytes = 256;  // bounded because errors quote names
 
 absl::Status CheckName(const std::string& name) {
   if (!name.empty() && name.size() <= kMaxNameBytes) return absl::OkStatus();
@@ -35,10 +35,10 @@ absl::Status ForRegion(const std::string& name, const absl::Status& status) {
 
 absl::Status UnknownRegion(const std::string& name) {
   return absl::NotFoundError(
-      absl::StrCat("there is no shared memory region '", Utf8Prefix(name, kMaxNameBytes), "'"));
+      absl::StrCat("unknown shared memory region '", Utf8Prefix(name, kMaxNameBytes), "'"));
 }
 
-// As shm_open() reads it.
+// shm_open() ignores leading slashes.
 absl::string_view WithoutLeadingSlashes(absl::string_view key) {
   while (absl::StartsWith(key, "/")) key.remove_prefix(1);
   return key;
@@ -50,7 +50,7 @@ class CudaRegion final : public Region {
 
   absl::Span<std::byte> bytes() const override { return {}; }
   const DeviceMemory* device() const override { return memory_.get(); }
-  bool intact() const override { return true; }  // who copies from it hears when it is not
+  bool intact() const override { return true; }  // copies report errors instead
 
  private:
   const std::shared_ptr<const DeviceMemory> memory_;
@@ -60,14 +60,14 @@ class CudaRegion final : public Region {
 
 absl::Status BrokenRegion() {
   return absl::InvalidArgumentError(
-      "the shared memory was cut short by its owner while it was registered; unregister it and "
-      "register it again");
+      "the owner truncated the shared memory while it was registered; unregister it and register "
+      "it again");
 }
 
 absl::Status SharedMemory::CheckAllowed() const {
   if (options_.allowed) return absl::OkStatus();
   return absl::UnimplementedError(
-      "this server does not offer shared memory; it is started without --allow_shared_memory");
+      "shared memory is not enabled; start the server with --allow_shared_memory");
 }
 
 absl::Status SharedMemory::CheckKey(const std::string& key) const {
@@ -83,7 +83,7 @@ absl::Status SharedMemory::CheckKey(const std::string& key) const {
 absl::Status SharedMemory::CheckNameIsFree(const std::string& name) const {
   MutexLock lock(mutex_);
   if (entries_.count(name) == 0) return absl::OkStatus();
-  return absl::AlreadyExistsError("it is registered already");
+  return absl::AlreadyExistsError("already registered");
 }
 
 absl::Status SharedMemory::Add(Kind kind, Description description,
@@ -92,7 +92,7 @@ absl::Status SharedMemory::Add(Kind kind, Description description,
   const std::string name = description.name;
   const bool is_new =
       entries_.emplace(name, Entry{kind, std::move(description), std::move(region)}).second;
-  return is_new ? absl::OkStatus() : absl::AlreadyExistsError("it is registered already");
+  return is_new ? absl::OkStatus() : absl::AlreadyExistsError("already registered");
 }
 
 absl::Status SharedMemory::RegisterSystem(const std::string& name, const std::string& key,
@@ -121,8 +121,8 @@ absl::Status SharedMemory::RegisterCuda(const std::string& name, const std::stri
   if (!status.ok()) return status;
   if (!options_.open_cuda) {
     return absl::UnimplementedError(
-        "this server uses no GPU: CUDA shared memory needs --backend=cudnn, or "
-        "--cudnn_memory_bytes, on a machine that has one");
+        "CUDA shared memory needs a server that uses a GPU: start it with --backend=cudnn or "
+        "--cudnn_memory_bytes on a machine with a GPU");
   }
   const absl::StatusOr<int64_t> size = ToSigned("byte_size", byte_size);
   status.Update(size.status());
@@ -138,12 +138,12 @@ absl::Status SharedMemory::RegisterCuda(const std::string& name, const std::stri
 
 absl::Status SharedMemory::Unregister(Kind kind, const std::string& name) {
   if (absl::Status status = CheckAllowed(); !status.ok()) return status;
-  std::map<std::string, Entry> gone;  // unmapped once the lock is free
+  std::map<std::string, Entry> removed;  // destroyed, and unmapped, after the lock is released
   MutexLock lock(mutex_);
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     const auto next = std::next(entry);
-    const bool is_meant = entry->second.kind == kind && (name.empty() || entry->first == name);
-    if (is_meant) gone.insert(entries_.extract(entry));
+    const bool matches = entry->second.kind == kind && (name.empty() || entry->first == name);
+    if (matches) removed.insert(entries_.extract(entry));
     entry = next;
   }
   return absl::OkStatus();
@@ -156,8 +156,8 @@ absl::StatusOr<std::vector<SharedMemory::Description>> SharedMemory::Describe(
   {
     MutexLock lock(mutex_);
     for (const auto& [entry_name, entry] : entries_) {
-      const bool is_meant = entry.kind == kind && (name.empty() || entry_name == name);
-      if (is_meant) found.push_back(entry.description);
+      const bool matches = entry.kind == kind && (name.empty() || entry_name == name);
+      if (matches) found.push_back(entry.description);
     }
   }
   if (found.empty() && !name.empty()) return UnknownRegion(name);
@@ -180,10 +180,9 @@ absl::StatusOr<SharedBytes> SharedMemory::Find(const SharedReference& reference)
   const std::optional<int64_t> end = CheckedAdd(reference.offset, reference.byte_size);
   const bool fits = reference.offset >= 0 && reference.byte_size >= 0 && end && *end <= size;
   if (!fits) {
-    return ForRegion(reference.region,
-                     absl::InvalidArgumentError(absl::StrCat(
-                         "offset ", reference.offset, " and byte_size ", reference.byte_size,
-                         " are not within its ", size, " bytes")));
+    return ForRegion(reference.region, absl::InvalidArgumentError(absl::StrCat(
+                                           "offset ", reference.offset, " and byte_size ",
+                                           reference.byte_size, " exceed its ", size, " bytes")));
   }
   if (device != nullptr) return SharedBytes{{}, {device, reference.offset}, std::move(region)};
   return SharedBytes{bytes.subspan(static_cast<size_t>(reference.offset),

@@ -1,4 +1,4 @@
-// The regions that callers have registered, by name, for all protocols.
+// The registry of shared memory regions by name, for all protocols.
 #ifndef RAPT_SERVER_SHARED_MEMORY_SHARED_MEMORY_H_
 #define RAPT_SERVER_SHARED_MEMORY_SHARED_MEMORY_H_
 
@@ -18,34 +18,34 @@
 
 namespace rapt {
 
-// A part of a region as a request names it.
+// A part of a region as named by a request.
 struct SharedReference {
   std::string region;
   int64_t offset = 0;
   int64_t byte_size = 0;
 };
 
-// The bytes that a reference stands for, on the host or on a device. They stay there as long as the
-// region is held, whoever unregisters it meanwhile.
+// The bytes of a reference, on the host or on a device. They stay valid while `region` is held,
+// even if it is unregistered meanwhile.
 struct SharedBytes {
   absl::Span<std::byte> bytes;
   DevicePart device;
   std::shared_ptr<const Region> region;
 };
 
-// Thread-safe. Names are for everyone: who may call the server may use every region that is
-// registered there. No message names a key.
+// Thread-safe. Names are global: every caller may use every registered region. No error message
+// contains a key.
 class SharedMemory {
  public:
   struct Options {
     bool allowed = false;
-    std::string key_prefix;    // of the objects that may be mapped; empty: any
-    OpenCudaMemory open_cuda;  // null: nobody here can
+    std::string key_prefix;    // required of the objects' keys; empty: any key
+    OpenCudaMemory open_cuda;  // null: not supported
   };
 
   enum class Kind : uint8_t { kSystem, kCuda };
 
-  // What a caller may know of a region.
+  // The description of a region for callers.
   struct Description {
     std::string name;
     int64_t offset = 0;     // kSystem
@@ -58,22 +58,22 @@ class SharedMemory {
   bool allowed() const { return options_.allowed; }
   bool takes_cuda() const { return options_.allowed && options_.open_cuda != nullptr; }
 
-  // Unimplemented where it is not allowed; InvalidArgument, NotFound or ResourceExhausted where
-  // there is no such memory; AlreadyExists for a name in use.
+  // Return Unimplemented if shared memory is not allowed; InvalidArgument, NotFound or
+  // ResourceExhausted if the memory cannot be mapped; AlreadyExists for a name in use.
   absl::Status RegisterSystem(const std::string& name, const std::string& key, uint64_t offset,
                               uint64_t byte_size);
   absl::Status RegisterCuda(const std::string& name, const std::string& raw_handle,
                             int64_t device_id, uint64_t byte_size);
 
-  // The region called `name`, or with an empty name all of them. As Triton does, one that is not
-  // there is unregistered already. Unimplemented where it is not allowed.
+  // Unregisters the region called `name`, or all if empty. As in Triton, unregistering an unknown
+  // region succeeds. Returns Unimplemented if shared memory is not allowed.
   absl::Status Unregister(Kind kind, const std::string& name);
 
-  // Of the region called `name`, or with an empty name of all. NotFound, Unimplemented.
+  // Describes the region called `name`, or all if empty. Returns NotFound or Unimplemented.
   absl::StatusOr<std::vector<Description>> Describe(Kind kind, const std::string& name) const;
 
-  // NotFound for the region; InvalidArgument where the part is not within it, or the region is
-  // broken; Unimplemented where shared memory is not allowed.
+  // Returns NotFound for an unknown region; InvalidArgument if the part is not within the region or
+  // the region is truncated; Unimplemented if shared memory is not allowed.
   absl::StatusOr<SharedBytes> Find(const SharedReference& reference) const;
 
  private:
@@ -93,7 +93,7 @@ class SharedMemory {
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The status of requests that used a region which is no longer intact.
+// Returns the status of requests that used a region which is no longer intact.
 absl::Status BrokenRegion();
 
 }  // namespace rapt

@@ -17,7 +17,7 @@
 namespace rapt {
 namespace {
 
-// Whole pages of a file, mapped.
+// A mapping of whole pages of a file.
 class Mapping {
  public:
   Mapping(std::byte* begin, int64_t bytes) : begin_(begin), bytes_(bytes) {}
@@ -47,7 +47,7 @@ class SystemRegion final : public Region {
   const absl::Span<std::byte> bytes_;
 };
 
-// That the bytes are in the file.
+// Returns OK if the bytes are within the file.
 absl::Status CheckRange(const Descriptor& file, int64_t offset, int64_t byte_size) {
   if (byte_size <= 0 || offset < 0) {
     return absl::InvalidArgumentError(absl::StrCat("byte_size is ", byte_size, " and offset ",
@@ -55,14 +55,13 @@ absl::Status CheckRange(const Descriptor& file, int64_t offset, int64_t byte_siz
   }
   struct stat status;
   if (fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
-    return absl::NotFoundError("there is no such shared memory object");
+    return absl::NotFoundError("the key is not a shared memory object");
   }
   const std::optional<int64_t> end = CheckedAdd(offset, byte_size);
   if (end && *end <= int64_t{status.st_size}) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("offset ", offset, " and byte_size ", byte_size,
-                   " reach beyond the end of the shared memory object, which has ",
-                   int64_t{status.st_size}, " bytes"));
+  return absl::InvalidArgumentError(absl::StrCat("offset ", offset, " and byte_size ", byte_size,
+                                                 " exceed the shared memory object, which has ",
+                                                 int64_t{status.st_size}, " bytes"));
 }
 
 }  // namespace
@@ -71,7 +70,7 @@ absl::StatusOr<std::shared_ptr<const Region>> OpenSystemRegion(const std::string
                                                                int64_t offset, int64_t byte_size) {
   const Descriptor file(shm_open(key.c_str(), O_RDWR, 0));
   if (file.get() < 0) {
-    return absl::NotFoundError("there is no such shared memory object that the server may open");
+    return absl::NotFoundError("no shared memory object of this key that the server may open");
   }
   if (absl::Status status = CheckRange(file, offset, byte_size); !status.ok()) return status;
   const int64_t page = sysconf(_SC_PAGESIZE);
@@ -80,7 +79,7 @@ absl::StatusOr<std::shared_ptr<const Region>> OpenSystemRegion(const std::string
   void* const begin = mmap(nullptr, static_cast<size_t>(mapped_bytes), PROT_READ | PROT_WRITE,
                            MAP_SHARED, file.get(), offset - before);
   if (begin == MAP_FAILED) {
-    return absl::ResourceExhaustedError("the system refuses to map the shared memory object");
+    return absl::ResourceExhaustedError("the system cannot map the shared memory object");
   }
   auto mapping = std::make_unique<Mapping>(static_cast<std::byte*>(begin), mapped_bytes);
   std::optional<BusErrorGuard> guard = BusErrorGuard::Protect(mapping->begin(), mapping->bytes());

@@ -10,10 +10,10 @@
 
 namespace rapt {
 
-// Maps bytes [offset, offset + byte_size) of the POSIX shared memory object `key`, for reading and
-// writing. NotFound where there is none that we may open; InvalidArgument where it is not that
-// long; ResourceExhausted where there are too many regions or the system refuses. No message names
-// the key.
+// Maps bytes [offset, offset + byte_size) of the POSIX shared memory object `key` for reading and
+// writing. Returns NotFound if the server cannot open it; InvalidArgument if it is shorter;
+// ResourceExhausted if there are too many regions or mmap() fails. No error message contains the
+// key.
 absl::StatusOr<std::shared_ptr<const Region>> OpenSystemRegion(const std::string& key,
                                                                int64_t offset, int64_t byte_size);
 

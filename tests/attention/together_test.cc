@@ -64,7 +64,7 @@ void ExpectEachConforms(const std::vector<Problem>& problems, const std::vector<
   for (const Target& target : Targets()) {
     const PlanOptions options{.backend = target.backend, .isa = target.isa};
     for (int run = 0; run < 2; ++run) {
-      const std::vector<Outputs> outputs = RunTogether(problems, inputs, options);
+      const std::vector<Outputs> outputs = RunBatched(problems, inputs, options);
       for (size_t n = 0; n < problems.size(); ++n) {
         EXPECT_TRUE(Matches(problems[n], outputs[n], expected[n]))
             << target.Name() << " run " << run << " " << ToText(problems[n]);

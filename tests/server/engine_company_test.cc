@@ -28,19 +28,19 @@ class OneKeyBackend final : public Backend {
 
   void PlanTasks(Plan& plan) const override {
     plan.stages = {1};
-    plan.company = absl::StrCat("D ", plan.problem.value_head_size);
-    plan.company_share = .25;
+    plan.batch_group = absl::StrCat("D ", plan.problem.value_head_size);
+    plan.batch_cost = .25;
   }
 
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte*, int, int64_t, int,
                const Checkpoint&) const override {
-    Member member = {&plan, &arguments};
-    RunTogether(absl::MakeSpan(&member, 1), 0);
+    BatchMember member = {&plan, &arguments};
+    RunBatch(absl::MakeSpan(&member, 1), 0);
   }
 
-  void RunTogether(absl::Span<Member> members, int) const override {
+  void RunBatch(absl::Span<BatchMember> members, int) const override {
     Note(members);
-    for (Member& member : members) member.done = true;
+    for (BatchMember& member : members) member.done = true;
   }
 
   // From now on a run waits for Release().
@@ -56,14 +56,14 @@ class OneKeyBackend final : public Backend {
   std::vector<size_t> TakeRuns() { return std::exchange(runs_, {}); }
 
  private:
-  void Note(absl::Span<const Member> members) const {
+  void Note(absl::Span<const BatchMember> members) const {
     if (holds_.exchange(false)) {
       running_.set_value();
       released_.get_future().wait();
     }
     runs_.push_back(members.size());
-    for (const Member& member : members) {
-      EXPECT_EQ(member.plan->company, members.front().plan->company);
+    for (const BatchMember& member : members) {
+      EXPECT_EQ(member.plan->batch_group, members.front().plan->batch_group);
       std::memcpy(member.arguments->outputs[Role::kY].data, member.arguments->inputs[Role::kV].data,
                   static_cast<size_t>(member.plan->problem.value_head_size) * sizeof(float));
     }

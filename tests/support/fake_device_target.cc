@@ -10,7 +10,7 @@ namespace {
 const bool started = [] {
   static FakeDevice::Controls controls;
   static const SteadyClock clock;
-  // So little memory that requests fall into pieces, yet small ones find company.
+  // So little memory that requests are split into pieces, yet small ones can be batched.
   cudnn::ProcessBackend().Start(std::make_unique<FakeDevice>(controls, /*lanes=*/2, 128 << 10),
                                 CpuBackend(), clock, {});
   return true;

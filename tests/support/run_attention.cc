@@ -235,8 +235,8 @@ absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& input
   return outputs;
 }
 
-std::vector<Outputs> RunTogether(absl::Span<const Problem> problems,
-                                 absl::Span<const Inputs> inputs, const PlanOptions& options) {
+std::vector<Outputs> RunBatched(absl::Span<const Problem> problems, absl::Span<const Inputs> inputs,
+                                const PlanOptions& options) {
   std::vector<Plan> plans;
   std::vector<Outputs> outputs;
   std::vector<Arguments> arguments;
@@ -253,19 +253,20 @@ std::vector<Outputs> RunTogether(absl::Span<const Problem> problems,
   std::vector<bool> taken(problems.size(), false);
   for (size_t first = 0; first < problems.size(); ++first) {
     if (taken[first]) continue;
-    std::vector<Backend::Member> members;
+    std::vector<Backend::BatchMember> members;
     double room = 1;
     for (size_t n = first; n < problems.size(); ++n) {
-      const bool alike = !plans[n].company.empty() && plans[n].company == plans[first].company;
-      if (taken[n] || (n != first && (!alike || plans[n].company_share > room))) continue;
+      const bool alike =
+          !plans[n].batch_group.empty() && plans[n].batch_group == plans[first].batch_group;
+      if (taken[n] || (n != first && (!alike || plans[n].batch_cost > room))) continue;
       taken[n] = true;
-      room -= plans[n].company_share;
+      room -= plans[n].batch_cost;
       members.push_back({&plans[n], &arguments[n]});
     }
     if (members.size() > 1) {
-      plans[first].routing.backend->RunTogether(absl::MakeSpan(members), /*worker=*/0);
+      plans[first].routing.backend->RunBatch(absl::MakeSpan(members), /*worker=*/0);
     }
-    for (const Backend::Member& member : members) {
+    for (const Backend::BatchMember& member : members) {
       const size_t n = member.plan - plans.data();
       if (member.done) continue;
       EXPECT_TRUE(Run(plans[n], arguments[n], workspaces[n].span(), PoolOf(plans[n].threads)).ok());

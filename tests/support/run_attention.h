@@ -64,10 +64,10 @@ absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& input
                                      Storage output_storage = Storage::kRowMajor,
                                      std::optional<int> workers = std::nullopt);
 
-// The outputs of each, in that order. Those that the plans have in one company are run together, as
-// many as there is room for, on worker 0; the others alone.
-std::vector<Outputs> RunTogether(absl::Span<const Problem> problems,
-                                 absl::Span<const Inputs> inputs, const PlanOptions& options);
+// Returns the outputs of each problem in order. Plans of one batch group run batched on worker 0,
+// up to the capacity of a batch; the others run alone.
+std::vector<Outputs> RunBatched(absl::Span<const Problem> problems, absl::Span<const Inputs> inputs,
+                                const PlanOptions& options);
 
 // The outputs against the oracle, within the tolerances of the problem's type.
 ::testing::AssertionResult Matches(const Problem& problem, const Outputs& outputs,

@@ -1,5 +1,5 @@
-// What the backend does when the device is slow, fails, comes back, or is not worth it. That its
-// results are right is attention_cudnn_conformance_test's.
+// The backend's behaviour when the device is slow, fails, recovers or is not worth using. Results
+// are covered by attention_cudnn_conformance_test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ Problem Small() {
           .wants_lse = true};
 }
 
-// The backend of the process, on a device that the test controls.
+// The backend of the process on a fake device.
 class CudnnBackendTest : public ::testing::Test {
  protected:
   void Start(int64_t arena_bytes = 1 << 20, BackendOptions options = {}) {
@@ -58,7 +58,7 @@ class CudnnBackendTest : public ::testing::Test {
     EXPECT_TRUE(test::Matches(problem, *outputs, test::Attend(problem, inputs)));
   }
 
-  // With that number in V.
+  // With this number in V.
   void RunWith(const Problem& problem, double number) {
     test::Rng rng(5);
     test::Inputs inputs = test::RandomInputs(problem, rng);
@@ -71,10 +71,10 @@ class CudnnBackendTest : public ::testing::Test {
     return MakePlan(problem, {.threads = 3, .has_lanes = true});
   }
 
-  // Until its kernels are compiled, "auto" takes the next backend.
+  // Waits until the kernels are compiled; before, "auto" chooses the next backend.
   void WaitForPlans(const Problem& problem) { ExpectRightAnswer(problem); }
 
-  // Kernels are compiled in the order in which they are asked for, and no test has these.
+  // Kernels are compiled in the order of requests, and no test uses these.
   void WaitForAllPlans() {
     Problem last = Small();
     last.kv_heads = last.query_heads;
@@ -85,18 +85,18 @@ class CudnnBackendTest : public ::testing::Test {
   test::FakeClock clock_;
 };
 
-TEST_F(CudnnBackendTest, CannotBeChosenBeforeThereIsADevice) {
+TEST_F(CudnnBackendTest, CannotBeChosenWithoutADevice) {
   const auto plan = MakePlan(Small(), {.backend = "cudnn", .has_lanes = true});
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ((*Auto(Small())).routing.backend->name(), "cpu");
-  EXPECT_EQ((*Auto(Small())).routing.declined, nullptr) << "what is not there is not missed";
+  EXPECT_EQ((*Auto(Small())).routing.declined, nullptr) << "an absent device is no fallback";
   ProcessBackend().Start(absl::FailedPreconditionError("there is no libcudnn.so.9"), CpuBackend(),
                          clock_, {});
   EXPECT_THAT(std::string(MakePlan(Small(), {.backend = "cudnn"}).status().message()),
               HasSubstr("there is no libcudnn.so.9"));
 }
 
-TEST_F(CudnnBackendTest, IsNotTakenWithoutThreadsThatMayWait) {
+TEST_F(CudnnBackendTest, IsNotChosenWithoutLaneThreads) {
   Start();
   const absl::StatusOr<Plan> plan = MakePlan(Small(), {.backend = "cudnn"});
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);
@@ -120,7 +120,7 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhileItCompiles) {
   ASSERT_NE(before->routing.declined, nullptr);
   EXPECT_EQ(before->routing.declined->name(), "cudnn");
   EXPECT_TRUE(before->routing.declined_for_now);
-  EXPECT_EQ(ProcessBackend().state().plans.compiling, 0) << "a plan may be made to be looked at";
+  EXPECT_EQ(ProcessBackend().state().plans.compiling, 0) << "planning alone compiles nothing";
   before->routing.declined->Prepare(Small());
   EXPECT_GT(ProcessBackend().state().plans.compiling + ProcessBackend().state().plans.ready, 0);
   WaitForPlans(Small());
@@ -129,14 +129,14 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhileItCompiles) {
   EXPECT_EQ(after->routing.declined, nullptr);
 }
 
-TEST_F(CudnnBackendTest, CompilesWhatItIsToldToBeforeAnyoneAsks) {
+TEST_F(CudnnBackendTest, WarmsKernelsBeforeTheFirstRequest) {
   std::latch may_compile(1);
   controls_.on_compile = [&] { may_compile.wait(); };
   Start();
   Problem decode = Small();
   decode.query_length = 1;
   ASSERT_TRUE(ProcessBackend().Warm({Small(), decode, Small()}).ok());
-  EXPECT_EQ(ProcessBackend().warmth().compiling, 2 * 3) << "alone, and in company of two sizes";
+  EXPECT_EQ(ProcessBackend().warmth().compiling, 2 * 3) << "alone, and in batches of two sizes";
   EXPECT_EQ(Auto(Small())->routing.backend->name(), "cpu");
   may_compile.count_down();
   WaitForPlans(Small());
@@ -147,72 +147,72 @@ TEST_F(CudnnBackendTest, CompilesWhatItIsToldToBeforeAnyoneAsks) {
   EXPECT_EQ(Auto(decode)->routing.backend->name(), "cudnn");
 }
 
-TEST_F(CudnnBackendTest, WarmsAllLengthsThatRoundUpToOne) {
+TEST_F(CudnnBackendTest, WarmsAllLengthsThatRoundUpToAShape) {
   Start();
   Problem problem = Small();
   problem.query_length = problem.key_length = 24;
-  problem.softcap = 3;  // has no company
+  problem.softcap = 3;  // is never batched
   ASSERT_TRUE(ProcessBackend().Warm({problem}).ok());
   for (int64_t length = 17; length <= 24; ++length) {
     problem.query_length = problem.key_length = length;
     ExpectRightAnswer(problem);
   }
-  EXPECT_EQ(controls_.compilations, 2) << "of full and of shorter lengths";
+  EXPECT_EQ(controls_.compilations, 2) << "for full and for shorter lengths";
 }
 
-TEST_F(CudnnBackendTest, WarmsThePiecesThatARequestFallsInto) {
+TEST_F(CudnnBackendTest, WarmsThePiecesOfARequest) {
   Start(/*arena_bytes=*/24 << 10);
   Problem problem = Small();
-  problem.batch = 5;  // the last piece is a smaller one
+  problem.batch = 5;  // the last piece is smaller
   ASSERT_TRUE(ProcessBackend().Warm({problem}).ok());
   const int64_t kinds = ProcessBackend().warmth().compiling + ProcessBackend().warmth().ready;
   EXPECT_GT(kinds, 1);
   ExpectRightAnswer(problem);
-  EXPECT_EQ(controls_.compilations, kinds) << "the request needed others";
+  EXPECT_EQ(controls_.compilations, kinds) << "the request needed more kernels";
 }
 
-TEST_F(CudnnBackendTest, WarmsNothingWhereOneShapeCannotBeComputed) {
+TEST_F(CudnnBackendTest, WarmsNothingIfAShapeIsNotSupported) {
   Start();
   Problem problem = Small();
   problem.dtype = DType::kFloat64;
   const absl::Status status = ProcessBackend().Warm({Small(), problem});
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(status.message(), "shape 2: cuDNN takes no FP64");
+  EXPECT_EQ(status.message(), "shape 2: cuDNN does not support FP64");
 }
 
-TEST_F(CudnnBackendTest, TellsWhichWarmShapesTheDeviceDeclines) {
+TEST_F(CudnnBackendTest, CountsWarmShapesThatTheDeviceRejects) {
   Start();
   controls_.declines = true;
   Problem problem = Small();
-  problem.softcap = 3;  // has no company
+  problem.softcap = 3;  // is never batched
   ASSERT_TRUE(ProcessBackend().Warm({problem}).ok());
   ExpectRightAnswer(problem);
   EXPECT_EQ(ProcessBackend().warmth().declined, 1);
 }
 
-TEST_F(CudnnBackendTest, LeavesWhatIsNotWorthTheWayToTheCpu) {
-  Start(1 << 20, {.least_flops = 1e9});
+TEST_F(CudnnBackendTest, LeavesSmallProblemsToTheCpu) {
+  Start(1 << 20, {.min_flops = 1e9});
   WaitForPlans(Small());
   const absl::StatusOr<Plan> plan = Auto(Small());
   EXPECT_EQ(plan->routing.backend->name(), "cpu");
-  EXPECT_EQ(plan->routing.declined, nullptr) << "that is no fallback";
+  EXPECT_EQ(plan->routing.declined, nullptr) << "this does not count as a fallback";
 }
 
-TEST_F(CudnnBackendTest, DeclinesWhatDoesNotFitIntoALane) {
+TEST_F(CudnnBackendTest, RejectsProblemsThatDoNotFitALane) {
   Start(/*arena_bytes=*/4096);
   const absl::Status status = ProcessBackend().Supports(Small());
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("3584 bytes that a lane"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("3584 bytes of a device lane"));
   EXPECT_EQ(Auto(Small())->routing.backend->name(), "cpu");
 }
 
-TEST_F(CudnnBackendTest, CutsARequestIntoWhatALaneHolds) {
+TEST_F(CudnnBackendTest, SplitsARequestIntoPiecesThatFitALane) {
   Start(/*arena_bytes=*/24 << 10);
   ExpectRightAnswer(Small());
   EXPECT_GT(controls_.runs, 1);
 }
 
-// A head of it is more than kSmallArena.
+// One head exceeds kSmallArena.
 Problem Long() {
   Problem problem = Small();
   problem.batch = 2;
@@ -222,7 +222,7 @@ Problem Long() {
 }
 constexpr int64_t kSmallArena = 16 << 10;
 
-TEST_F(CudnnBackendTest, StreamsTheKeysOfAHeadThatALaneCannotHold) {
+TEST_F(CudnnBackendTest, StreamsTheKeysOfAHeadThatExceedsALane) {
   const std::pair<const char*, void (*)(Problem&)> cases[] = {
       {"causal", [](Problem&) {}},
       {"all keys", [](Problem& p) { p.causal = false; }},
@@ -300,13 +300,13 @@ TEST_F(CudnnBackendTest, StreamsTheKeysOfAHeadThatALaneCannotHold) {
     change(problem);
     ASSERT_TRUE(ProcessBackend().Supports(problem).ok()) << ProcessBackend().Supports(problem);
     ExpectRightAnswer(problem);
-    EXPECT_GT(controls_.runs, problem.batch * problem.kv_heads) << "no head was parted";
+    EXPECT_GT(controls_.runs, problem.batch * problem.kv_heads) << "no head was split";
     EXPECT_LE(controls_.most_bytes, kSmallArena);
     ProcessBackend().Stop();
   }
 }
 
-TEST_F(CudnnBackendTest, FoldsWhatTheCpuComputesAfterTheDeviceHasFailed) {
+TEST_F(CudnnBackendTest, MergesPiecesThatTheCpuComputesAfterAFailure) {
   constexpr int kBefore = 9;
   Start(kSmallArena);
   controls_.on_run = [&] {
@@ -314,11 +314,11 @@ TEST_F(CudnnBackendTest, FoldsWhatTheCpuComputesAfterTheDeviceHasFailed) {
   };
   ExpectRightAnswer(Long());
   EXPECT_GE(controls_.runs, kBefore);
-  EXPECT_LT(controls_.runs, kBefore + kLanes) << "the device rests";
+  EXPECT_LT(controls_.runs, kBefore + kLanes) << "the device is in backoff";
   EXPECT_EQ(controls_.failures, 0);
 }
 
-TEST_F(CudnnBackendTest, PartsACausalHeadIntoFewKindsOfPieces) {
+TEST_F(CudnnBackendTest, SplitsACausalHeadIntoFewKindsOfPieces) {
   Start(kSmallArena);
   Problem problem = Long();
   problem.query_length = problem.key_length = 512;
@@ -327,7 +327,7 @@ TEST_F(CudnnBackendTest, PartsACausalHeadIntoFewKindsOfPieces) {
   EXPECT_EQ(controls_.compilations, 2) << "on the diagonal and below it";
 }
 
-TEST_F(CudnnBackendTest, DeclinesToPartWhatItCouldNotMerge) {
+TEST_F(CudnnBackendTest, RejectsSplitsThatItCouldNotMerge) {
   Start(kSmallArena);
   const auto reason = [](const Problem& problem) {
     const absl::Status status = ProcessBackend().Supports(problem);
@@ -336,15 +336,15 @@ TEST_F(CudnnBackendTest, DeclinesToPartWhatItCouldNotMerge) {
   };
   Problem problem = Long();
   problem.has_key_lengths = true;
-  EXPECT_THAT(reason(problem), HasSubstr("part of a problem whose diagonal"));
+  EXPECT_THAT(reason(problem), HasSubstr("section of a problem whose diagonal"));
   problem = Long();
   problem.mask = MaskShape{DType::kFloat32, {1, 1, 150, 170}};
   EXPECT_THAT(reason(problem), HasSubstr("mask of FP32"));
 }
 
-TEST_F(CudnnBackendTest, RunsPiecesOnItsLanesAtOnce) {
+TEST_F(CudnnBackendTest, RunsPiecesOnAllLanesAtOnce) {
   Start(/*arena_bytes=*/24 << 10);
-  // Neither passes before the other has come: one lane alone would hang.
+  // Each waits for the other: a single lane would hang.
   std::latch both(kLanes);
   std::atomic<int> first{kLanes};
   controls_.on_run = [&] {
@@ -353,8 +353,8 @@ TEST_F(CudnnBackendTest, RunsPiecesOnItsLanesAtOnce) {
   ExpectRightAnswer(Small());
 }
 
-TEST_F(CudnnBackendTest, TellsOfLanesMemoryPlansAndHealth) {
-  EXPECT_EQ(ProcessBackend().state().lanes, 0) << "there is none";
+TEST_F(CudnnBackendTest, ReportsLanesMemoryPlansAndHealth) {
+  EXPECT_EQ(ProcessBackend().state().lanes, 0) << "there is no device";
   EXPECT_FALSE(ProcessBackend().state().healthy);
   Start(/*arena_bytes=*/24 << 10);
   CudnnBackend::State at_once;
@@ -367,7 +367,7 @@ TEST_F(CudnnBackendTest, TellsOfLanesMemoryPlansAndHealth) {
     if (left == 1) at_once = ProcessBackend().state();
   };
   ExpectRightAnswer(Small());
-  EXPECT_GE(at_once.busy_lanes, 1) << "the other may have gone on";
+  EXPECT_GE(at_once.busy_lanes, 1) << "the other may be done";
   EXPECT_GT(at_once.used_memory_bytes, 0);
   EXPECT_LE(at_once.used_memory_bytes, at_once.memory_bytes);
   const CudnnBackend::State after = ProcessBackend().state();
@@ -385,19 +385,19 @@ TEST_F(CudnnBackendTest, TellsOfLanesMemoryPlansAndHealth) {
   EXPECT_EQ(ProcessBackend().state().used_memory_bytes, 0);
 }
 
-TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatTheDeviceFailsOn) {
+TEST_F(CudnnBackendTest, TheCpuComputesWhatTheDeviceFailsOn) {
   Start();
   controls_.failures = 1;
   ExpectRightAnswer(Small());
   EXPECT_EQ(controls_.runs, 1);
   ExpectRightAnswer(Small());
-  EXPECT_EQ(controls_.runs, 1) << "the device rests";
+  EXPECT_EQ(controls_.runs, 1) << "the device is in backoff";
   const absl::StatusOr<Plan> plan = Auto(Small());
   EXPECT_EQ(plan->routing.backend->name(), "cpu");
   EXPECT_TRUE(plan->routing.declined_for_now);
 }
 
-TEST_F(CudnnBackendTest, SharesNoLaneWithThoseWhoAreStillThereWhenItIsMeasured) {
+TEST_F(CudnnBackendTest, MeasuringSharesNoLaneWithRunningRequests) {
   Start(64 << 10);
   ASSERT_TRUE(ProcessBackend().Warm({}).ok());
   std::atomic<bool> measured{false};
@@ -407,26 +407,26 @@ TEST_F(CudnnBackendTest, SharesNoLaneWithThoseWhoAreStillThereWhenItIsMeasured) 
   });
   while (!measured) ExpectRightAnswer(Small());
   measuring.join();
-  for (const int64_t pieces : ProcessBackend().state().stand_ins) EXPECT_EQ(pieces, 0);
+  for (const int64_t pieces : ProcessBackend().state().fallback_pieces) EXPECT_EQ(pieces, 0);
 }
 
-TEST_F(CudnnBackendTest, TriesTheDeviceAgainAfterAPause) {
+TEST_F(CudnnBackendTest, RetriesTheDeviceAfterABackoff) {
   Start();
   controls_.failures = 1;
   ExpectRightAnswer(Small());
-  clock_.Advance(DeviceHealth::kFirstPause);
+  clock_.Advance(DeviceHealth::kFirstBackoff);
   EXPECT_EQ(Auto(Small())->routing.backend->name(), "cudnn");
   ExpectRightAnswer(Small());
   EXPECT_EQ(controls_.restarts, 1);
   EXPECT_EQ(controls_.runs, 2);
 }
 
-TEST_F(CudnnBackendTest, PausesLongerEachTimeThatItFailsAgain) {
+TEST_F(CudnnBackendTest, BacksOffLongerAfterEachFailure) {
   Start();
   controls_.failures = 1;
   controls_.failing_restarts = 100;
   ExpectRightAnswer(Small());
-  std::chrono::nanoseconds pause = DeviceHealth::kFirstPause;
+  std::chrono::nanoseconds pause = DeviceHealth::kFirstBackoff;
   for (int restarts = 1; restarts < 10; ++restarts) {
     clock_.Advance(pause - std::chrono::milliseconds(1));
     ExpectRightAnswer(Small());
@@ -434,42 +434,42 @@ TEST_F(CudnnBackendTest, PausesLongerEachTimeThatItFailsAgain) {
     clock_.Advance(std::chrono::milliseconds(1));
     ExpectRightAnswer(Small());
     EXPECT_EQ(controls_.restarts, restarts);
-    pause = std::min<std::chrono::nanoseconds>(2 * pause, DeviceHealth::kLongestPause);
+    pause = std::min<std::chrono::nanoseconds>(2 * pause, DeviceHealth::kMaxBackoff);
   }
   EXPECT_EQ(controls_.runs, 1);
 }
 
-TEST_F(CudnnBackendTest, ForgetsItsFailuresOnceItWorks) {
+TEST_F(CudnnBackendTest, ResetsTheBackoffAfterASuccess) {
   Start();
   for (int n = 0; n < 3; ++n) {
     controls_.failures = 1;
     ExpectRightAnswer(Small());
-    clock_.Advance(DeviceHealth::kFirstPause);
+    clock_.Advance(DeviceHealth::kFirstBackoff);
     ExpectRightAnswer(Small());
     EXPECT_EQ(controls_.restarts, n + 1);
   }
 }
 
-TEST_F(CudnnBackendTest, ForgetsNoFailureForWhatTheDeviceNeverSaw) {
+TEST_F(CudnnBackendTest, KeepsTheBackoffIfTheDeviceWasNotUsed) {
   Start();
   controls_.failures = 1;
   ExpectRightAnswer(Small());
-  clock_.Advance(DeviceHealth::kFirstPause);
+  clock_.Advance(DeviceHealth::kFirstBackoff);
   RunWith(Small(), std::numeric_limits<double>::quiet_NaN());
   EXPECT_EQ(controls_.restarts, 1);
   EXPECT_EQ(controls_.runs, 1) << "a NaN stays on the host";
   controls_.failures = 1;
   ExpectRightAnswer(Small());
   EXPECT_EQ(controls_.runs, 2);
-  clock_.Advance(DeviceHealth::kFirstPause);
+  clock_.Advance(DeviceHealth::kFirstBackoff);
   ExpectRightAnswer(Small());
-  EXPECT_EQ(controls_.runs, 2) << "it rests twice as long as the first time";
-  clock_.Advance(DeviceHealth::kFirstPause);
+  EXPECT_EQ(controls_.runs, 2) << "the backoff has doubled";
+  clock_.Advance(DeviceHealth::kFirstBackoff);
   ExpectRightAnswer(Small());
   EXPECT_EQ(controls_.runs, 3);
 }
 
-TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatCudnnDeclines) {
+TEST_F(CudnnBackendTest, TheCpuComputesWhatCudnnRejects) {
   Start();
   controls_.declines = true;
   ExpectRightAnswer(Small());
@@ -478,7 +478,7 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhatCudnnDeclines) {
   EXPECT_EQ(plan->routing.backend->name(), "cpu");
 }
 
-// Of 300 keys in each batch row few are there.
+// Few of the 300 keys in each batch row are valid.
 Problem Unequal() {
   Problem problem = Small();
   problem.batch = 6;
@@ -494,7 +494,7 @@ test::Inputs UnequalInputs(const Problem& problem) {
   return inputs;
 }
 
-TEST_F(CudnnBackendTest, SendsTheTokensOfUnequalBatchRowsAlone) {
+TEST_F(CudnnBackendTest, SendsOnlyTheTokensOfUnequalBatchRows) {
   const std::pair<const char*, void (*)(Problem&)> cases[] = {
       {"all keys", [](Problem& p) { p.causal = false; }},
       {"causal", [](Problem&) {}},
@@ -546,7 +546,7 @@ TEST_F(CudnnBackendTest, SendsTheTokensOfUnequalBatchRowsAlone) {
   }
 }
 
-TEST_F(CudnnBackendTest, SendsPaddingWhereThereIsLittleOfIt) {
+TEST_F(CudnnBackendTest, SendsPaddingIfThereIsLittle) {
   Start();
   Problem problem = Unequal();
   test::Inputs inputs = UnequalInputs(problem);
@@ -555,7 +555,7 @@ TEST_F(CudnnBackendTest, SendsPaddingWhereThereIsLittleOfIt) {
   EXPECT_EQ(controls_.compilations, 1);
 }
 
-// A decode step of so many sequences.
+// A decode step of `batch` sequences.
 Problem Decode(int64_t batch, int64_t keys) {
   Problem problem = Small();
   problem.batch = batch;
@@ -565,8 +565,8 @@ Problem Decode(int64_t batch, int64_t keys) {
   return problem;
 }
 
-// Requests that wait for the same lane.
-class TogetherTest : public CudnnBackendTest {
+// Requests that are batched on one lane.
+class CudnnBatchTest : public CudnnBackendTest {
  protected:
   void Wait(const Problem& problem) {
     test::Rng rng(inputs_.size());
@@ -574,11 +574,11 @@ class TogetherTest : public CudnnBackendTest {
     inputs_.push_back(test::RandomInputs(problem, rng));
   }
 
-  // Each gets its answer; so many runs of the device.
+  // Checks each result and returns the number of runs on the device.
   int RunsOfAll() {
     const int before = controls_.runs;
     const std::vector<test::Outputs> outputs =
-        test::RunTogether(problems_, inputs_, {.backend = "cudnn"});
+        test::RunBatched(problems_, inputs_, {.backend = "cudnn"});
     for (size_t n = 0; n < problems_.size(); ++n) {
       EXPECT_TRUE(test::Matches(problems_[n], outputs[n], test::Attend(problems_[n], inputs_[n])))
           << n << " " << test::ToText(problems_[n]);
@@ -586,8 +586,8 @@ class TogetherTest : public CudnnBackendTest {
     return controls_.runs - before;
   }
 
-  // Until the kernels of their company are there, each runs alone.
-  void WaitForCompany() {
+  // Until the batch's kernels are compiled, each request runs alone.
+  void WaitForBatchKernels() {
     EXPECT_EQ(RunsOfAll(), static_cast<int>(problems_.size()));
     WaitForAllPlans();
   }
@@ -596,17 +596,17 @@ class TogetherTest : public CudnnBackendTest {
   std::vector<test::Inputs> inputs_;
 };
 
-TEST_F(TogetherTest, AreOneRunOnceItsKernelsAreThere) {
+TEST_F(CudnnBatchTest, RunsOnceItsKernelsAreCompiled) {
   Start();
   Wait(Decode(1, 100));
   Wait(Decode(2, 7));
   Wait(Decode(1, 300));
-  WaitForCompany();
+  WaitForBatchKernels();
   EXPECT_EQ(RunsOfAll(), 1);
   EXPECT_LE(controls_.most_bytes, 1 << 20);
 }
 
-TEST_F(TogetherTest, MayBeOfAnyLengthsAndWithoutAnyKey) {
+TEST_F(CudnnBatchTest, MixesLengthsIncludingRowsWithoutKeys) {
   Start();
   Problem lengths = Small();
   lengths.causal = false;
@@ -617,41 +617,41 @@ TEST_F(TogetherTest, MayBeOfAnyLengthsAndWithoutAnyKey) {
     Wait(lengths);
     inputs_.back().key_lengths = {0, n, 9, 1};
   }
-  WaitForCompany();
+  WaitForBatchKernels();
   EXPECT_EQ(RunsOfAll(), 1);
 }
 
-TEST_F(TogetherTest, DoNotReachEachOther) {
+TEST_F(CudnnBatchTest, RequestsDoNotAffectEachOther) {
   Start();
   for (int n = 0; n < 3; ++n) Wait(Decode(2, 10 + n));
-  WaitForCompany();
+  WaitForBatchKernels();
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinity = std::numeric_limits<double>::infinity();
   inputs_[1].value.Set(0, 0, 3, 2, nan);
   inputs_[1].key.Set(1, 1, 0, 5, infinity);
   EXPECT_EQ(RunsOfAll(), 1);
-  EXPECT_THAT(ProcessBackend().state().stand_ins, ::testing::ElementsAre(0, 1, 0, 0))
-      << "the one with the NaN is the CPU's, and no other";
+  EXPECT_THAT(ProcessBackend().state().fallback_pieces, ::testing::ElementsAre(0, 1, 0, 0))
+      << "the CPU computes only the request with the NaN";
   for (test::Inputs& inputs : inputs_) inputs.query.Set(0, 0, 0, 0, nan);
   EXPECT_EQ(RunsOfAll(), 0);
 }
 
-TEST_F(TogetherTest, AreAnsweredByTheCpuWhereTheDeviceFails) {
+TEST_F(CudnnBatchTest, FallsBackToTheCpuIfTheDeviceFails) {
   Start();
   for (int n = 0; n < 3; ++n) Wait(Decode(2, 10 + n));
-  WaitForCompany();
+  WaitForBatchKernels();
   controls_.failures = 1;
   EXPECT_EQ(RunsOfAll(), 1);
-  EXPECT_EQ(RunsOfAll(), 0) << "the device rests";
+  EXPECT_EQ(RunsOfAll(), 0) << "the device is in backoff";
   EXPECT_EQ(ProcessBackend().state().used_memory_bytes, 0);
-  clock_.Advance(DeviceHealth::kFirstPause);
+  clock_.Advance(DeviceHealth::kFirstBackoff);
   EXPECT_EQ(RunsOfAll(), 1);
 }
 
-TEST_F(TogetherTest, AreOneByOneWhereTheirRunWouldTakeMoreThanALane) {
+TEST_F(CudnnBatchTest, RunsOneByOneIfTheBatchExceedsALane) {
   constexpr int64_t kArena = 24 << 10;
   Start(kArena);
-  // Small ones, but for the lse of a run of several: it is padded.
+  // Small, except for the padded lse of a batch.
   Problem problem = Small();
   problem.dtype = DType::kFloat16;
   problem.batch = 1;
@@ -660,13 +660,13 @@ TEST_F(TogetherTest, AreOneByOneWhereTheirRunWouldTakeMoreThanALane) {
   problem.key_length = 2;
   problem.causal = false;
   for (int n = 0; n < 4; ++n) Wait(problem);
-  EXPECT_LE(MakePlan(problem, {.backend = "cudnn", .has_lanes = true})->company_share, 0.5);
-  WaitForCompany();
+  EXPECT_LE(MakePlan(problem, {.backend = "cudnn", .has_lanes = true})->batch_cost, 0.5);
+  WaitForBatchKernels();
   EXPECT_EQ(RunsOfAll(), 4);
   EXPECT_LE(controls_.most_bytes, kArena);
 }
 
-TEST_F(TogetherTest, NeedNoOtherKernelsThanWarmOnes) {
+TEST_F(CudnnBatchTest, NeedsOnlyWarmKernels) {
   Start();
   Problem causal = Small();
   causal.key_length = causal.query_length;
@@ -685,20 +685,20 @@ TEST_F(TogetherTest, NeedNoOtherKernelsThanWarmOnes) {
   EXPECT_EQ(controls_.compilations, compiled);
 }
 
-TEST_F(TogetherTest, HaveAllInCommonButTheirLengths) {
+TEST_F(CudnnBatchTest, RequestsDifferOnlyInLengths) {
   Start();
-  const auto company = [](const Problem& problem) {
-    return MakePlan(problem, {.backend = "cudnn", .has_lanes = true})->company;
+  const auto batch_group = [](const Problem& problem) {
+    return MakePlan(problem, {.backend = "cudnn", .has_lanes = true})->batch_group;
   };
   const Problem problem = Decode(2, 100);
-  EXPECT_NE(company(problem), "");
+  EXPECT_NE(batch_group(problem), "");
   for (auto change : std::initializer_list<void (*)(Problem&)>{
            [](Problem& p) { p.batch = 5; }, [](Problem& p) { p.key_length = 5; },
            [](Problem& p) { p.past_length = 50; }, [](Problem& p) { p.has_key_lengths = true; },
            [](Problem& p) { p.left_window = 3; }, [](Problem& p) { p.wants_lse = false; }}) {
     Problem other = problem;
     change(other);
-    EXPECT_EQ(company(other), company(problem)) << test::ToText(other);
+    EXPECT_EQ(batch_group(other), batch_group(problem)) << test::ToText(other);
   }
   for (auto change : std::initializer_list<void (*)(Problem&)>{
            [](Problem& p) { p.dtype = DType::kFloat16; }, [](Problem& p) { p.query_heads = 8; },
@@ -707,7 +707,7 @@ TEST_F(TogetherTest, HaveAllInCommonButTheirLengths) {
            [](Problem& p) { p.query_length = 9; }}) {
     Problem other = problem;
     change(other);
-    EXPECT_NE(company(other), company(problem)) << test::ToText(other);
+    EXPECT_NE(batch_group(other), batch_group(problem)) << test::ToText(other);
   }
   for (auto change : std::initializer_list<void (*)(Problem&)>{
            [](Problem& p) { p.softcap = 3; }, [](Problem& p) { p.wants_present = true; },
@@ -717,11 +717,11 @@ TEST_F(TogetherTest, HaveAllInCommonButTheirLengths) {
            }}) {
     Problem other = problem;
     change(other);
-    EXPECT_EQ(company(other), "") << test::ToText(other);
+    EXPECT_EQ(batch_group(other), "") << test::ToText(other);
   }
 }
 
-TEST_F(CudnnBackendTest, SendsNoNumbersThatTheDeviceWouldSpread) {
+TEST_F(CudnnBackendTest, SendsNoNonFiniteNumbers) {
   Start();
   const Problem problem = Small();
   test::Rng rng(5);
@@ -734,36 +734,36 @@ TEST_F(CudnnBackendTest, SendsNoNumbersThatTheDeviceWouldSpread) {
   EXPECT_EQ(controls_.runs, 0);
 }
 
-TEST_F(CudnnBackendTest, CountsThePiecesThatTheCpuComputedAndWhy) {
+TEST_F(CudnnBackendTest, CountsThePiecesOfTheCpuByReason) {
   Start(/*arena_bytes=*/24 << 10);
-  const auto stand_ins = [] { return ProcessBackend().state().stand_ins; };
-  const auto of_reason = [&](StandInReason reason) {
-    return stand_ins()[static_cast<size_t>(reason)];
+  const auto fallback_pieces = [] { return ProcessBackend().state().fallback_pieces; };
+  const auto of_reason = [&](FallbackReason reason) {
+    return fallback_pieces()[static_cast<size_t>(reason)];
   };
   ExpectRightAnswer(Small());
   const int pieces = controls_.runs;
   ASSERT_GT(pieces, 1);
-  EXPECT_THAT(stand_ins(), ::testing::Each(0));
+  EXPECT_THAT(fallback_pieces(), ::testing::Each(0));
 
   RunWith(Small(), std::numeric_limits<double>::infinity());
-  EXPECT_EQ(of_reason(StandInReason::kNumbers), 1) << "the other pieces have no such number";
+  EXPECT_EQ(of_reason(FallbackReason::kNumbers), 1) << "the other pieces have finite numbers";
 
   controls_.failures = 1;
   ExpectRightAnswer(Small());
-  EXPECT_GE(of_reason(StandInReason::kDevice), 1);
+  EXPECT_GE(of_reason(FallbackReason::kDevice), 1);
   ExpectRightAnswer(Small());
-  EXPECT_GE(of_reason(StandInReason::kDevice), 1 + pieces) << "the device rests";
+  EXPECT_GE(of_reason(FallbackReason::kDevice), 1 + pieces) << "the device is in backoff";
 
-  clock_.Advance(DeviceHealth::kFirstPause);
+  clock_.Advance(DeviceHealth::kFirstBackoff);
   controls_.workspace_bytes = 24 << 10;
   Problem problem = Small();
-  problem.softcap = 3;  // kernels of its own
+  problem.softcap = 3;  // needs its own kernels
   ExpectRightAnswer(problem);
-  EXPECT_EQ(of_reason(StandInReason::kMemory), pieces);
+  EXPECT_EQ(of_reason(FallbackReason::kMemory), pieces);
   controls_.declines = true;
   problem.softcap = 4;
   ExpectRightAnswer(problem);
-  EXPECT_EQ(of_reason(StandInReason::kKernels), pieces);
+  EXPECT_EQ(of_reason(FallbackReason::kKernels), pieces);
 }
 
 TEST_F(CudnnBackendTest, SendsMasksOfTheLowestFloat) {
@@ -784,7 +784,7 @@ TEST_F(CudnnBackendTest, SendsMasksOfTheLowestFloat) {
     EXPECT_EQ(controls_.runs, runs);
   };
   check(1);
-  // Now row 3 sees nothing but the lowest: equal weights, which the device would not find.
+  // Now row 3 sees only the lowest float: equal weights, which the device would not compute.
   inputs.mask->Set(0, 0, 3, 0, lowest);
   check(1);
 }
@@ -797,10 +797,10 @@ TEST(CudnnPiecesTest, CoverTheProblemOnce) {
         p.batch = batch;
         p.kv_heads = kv_heads;
         p.query_heads = 2 * kv_heads;
-        const Cut cut = CutFor(p, arena, kLanes);
+        const Partition cut = MakePartition(p, arena, kLanes);
         ASSERT_GT(cut.batch, 0);
         std::vector<int> covered(batch * kv_heads);
-        ASSERT_FALSE(cut.parts_heads());
+        ASSERT_FALSE(cut.splits_heads());
         for (int64_t n = 0; n < cut.runs(p); ++n) {
           const Piece piece = cut.piece(p, n, 0);
           EXPECT_LE(LayOut(GraphOf(ProblemOf(p, piece))).end, arena);
@@ -821,8 +821,8 @@ TEST(CudnnPiecesTest, CoverEveryPairOfAHeadOnce) {
   for (int64_t past : {0, 50}) {
     Problem p = Long();
     p.past_length = past;
-    const Cut cut = CutFor(p, kSmallArena, kLanes);
-    ASSERT_TRUE(cut.parts_heads());
+    const Partition cut = MakePartition(p, kSmallArena, kLanes);
+    ASSERT_TRUE(cut.splits_heads());
     const int64_t keys = p.total_keys();
     std::vector<int> covered(p.batch * p.kv_heads * p.query_length * keys);
     for (int64_t run = 0; run < cut.runs(p); ++run) {

@@ -1,5 +1,5 @@
-// Which problems are worth the way to a device, on one, and beside a CPU, whose speeds are known: a
-// clock moves on by what each of their runs takes.
+// Which problems are worth offloading to a device. The speeds of device and CPU are known: each run
+// advances a clock by its modelled time.
 #include "attention/cudnn/cost_model.h"
 
 #include <gmock/gmock.h>
@@ -50,7 +50,7 @@ void Pass(test::FakeClock& clock, double seconds) {
   clock.Advance(std::chrono::nanoseconds(std::llround(seconds * 1e9)));
 }
 
-// Plans as the CPU does, and takes the time that its model says.
+// Plans like the CPU, and takes the time of its model.
 class ModelledCpu final : public Backend {
  public:
   explicit ModelledCpu(test::FakeClock& clock) : clock_(clock) {}
@@ -102,7 +102,7 @@ class MeasuredBackendTest : public ::testing::Test {
                        FlopsOf(graph) / kDevice.flops_per_second[IndexOf(graph.dtype)]);
     };
     backend_.Start(std::make_unique<FakeDevice>(controls_, kLanes, 16 << 20), cpu_, clock_,
-                   {.least_flops = std::nullopt});
+                   {.min_flops = std::nullopt});
   }
   ~MeasuredBackendTest() override { backend_.Stop(); }
 
@@ -110,7 +110,7 @@ class MeasuredBackendTest : public ::testing::Test {
     return backend_.Measure(kThreads, [] { return true; });
   }
 
-  // By the clock.
+  // Measured by the clock.
   double SecondsOn(const Backend& backend, const Problem& problem, ThreadPool& pool) {
     Plan plan;
     plan.problem = problem;
@@ -121,7 +121,7 @@ class MeasuredBackendTest : public ::testing::Test {
   }
 
   bool Sends(const Problem& problem) {
-    // Kernels that are not there yet are another matter.
+    // Kernels that are not compiled yet are tested elsewhere.
     return backend_.Prefers(problem).code() != absl::StatusCode::kOutOfRange;
   }
 
@@ -131,7 +131,7 @@ class MeasuredBackendTest : public ::testing::Test {
   CudnnBackend backend_;
 };
 
-TEST_F(MeasuredBackendTest, SendsWhatTheDeviceIsFasterAt) {
+TEST_F(MeasuredBackendTest, OffloadsWhatTheDeviceComputesFaster) {
   ASSERT_TRUE(Measure().ok());
   ThreadPool lanes(kLanes), cores(kThreads);
   int sent = 0, kept = 0;
@@ -141,7 +141,7 @@ TEST_F(MeasuredBackendTest, SendsWhatTheDeviceIsFasterAt) {
     const auto estimate = backend_.EstimateOf(problem).value();
     EXPECT_NEAR(estimate.device / device, 1, 0.1) << what;
     EXPECT_NEAR(estimate.fallback / cpu, 1, 0.01) << what;
-    if (std::abs(std::log(device / cpu)) < 0.1) return;  // either will do
+    if (std::abs(std::log(device / cpu)) < 0.1) return;  // too close to call
     EXPECT_EQ(Sends(problem), device < cpu) << what << ": " << device << " s, CPU " << cpu << " s";
     ++(device < cpu ? sent : kept);
   };
@@ -155,14 +155,14 @@ TEST_F(MeasuredBackendTest, SendsWhatTheDeviceIsFasterAt) {
     for (const int64_t keys : {256, 4096}) {
       const Problem problem = Decode(dtype, 2, keys);
       check(problem, absl::StrCat(NameOf(dtype), " decoding ", keys));
-      EXPECT_FALSE(Sends(problem)) << "it is memory that takes the time";
+      EXPECT_FALSE(Sends(problem)) << "limited by memory bandwidth";
     }
   }
   EXPECT_GT(sent, 8);
   EXPECT_GT(kept, 8);
 }
 
-TEST_F(MeasuredBackendTest, FindsTheSpeedsThatTheyHave) {
+TEST_F(MeasuredBackendTest, MeasuresTheActualSpeeds) {
   const auto model = MeasureDevice(
       DeviceSamples(4096, kLanes),
       [&](const Problem& p) -> absl::StatusOr<double> {
@@ -183,20 +183,20 @@ TEST_F(MeasuredBackendTest, FindsTheSpeedsThatTheyHave) {
   }
 }
 
-TEST_F(MeasuredBackendTest, GoesByANumberOfOperationsUntilItIsMeasured) {
+TEST_F(MeasuredBackendTest, UsesAThresholdOfOperationsUntilMeasured) {
   const auto reason = [&](const Problem& problem) {
     return std::string(backend_.Prefers(problem).message());
   };
   const Problem large = Prefill(DType::kBFloat16, 8, 1024);
   EXPECT_TRUE(backend_.measures());
   EXPECT_FALSE(backend_.EstimateOf(large).has_value());
-  EXPECT_THAT(reason(large), HasSubstr("less than the 1e+10"));
+  EXPECT_THAT(reason(large), HasSubstr("below the GPU offload threshold of 1e+10"));
   ASSERT_TRUE(Measure().ok());
   EXPECT_TRUE(Sends(large));
-  EXPECT_THAT(reason(Prefill(DType::kBFloat16, 1, 32)), HasSubstr("by what was measured"));
+  EXPECT_THAT(reason(Prefill(DType::kBFloat16, 1, 32)), HasSubstr("estimated to take"));
 }
 
-TEST_F(MeasuredBackendTest, CompilesWhatItRunsBefore) {
+TEST_F(MeasuredBackendTest, CompilesItsKernelsBeforehand) {
   ASSERT_TRUE(backend_.Warm({}).ok());
   ASSERT_TRUE(Measure().ok());
   const PlanCache::Counts warmth = backend_.warmth();
@@ -205,7 +205,7 @@ TEST_F(MeasuredBackendTest, CompilesWhatItRunsBefore) {
   EXPECT_EQ(controls_.compilations, 4);
 }
 
-TEST_F(MeasuredBackendTest, EndsAtOnceWhenItIsToldTo) {
+TEST_F(MeasuredBackendTest, IsCancelledAtOnce) {
   int asked = 0;
   const absl::Status status = backend_.Measure(kThreads, [&asked] { return ++asked < 3; });
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
@@ -213,13 +213,13 @@ TEST_F(MeasuredBackendTest, EndsAtOnceWhenItIsToldTo) {
   EXPECT_EQ(controls_.runs, 2);
 }
 
-TEST_F(MeasuredBackendTest, MeasuresNoOtherThanTheDevice) {
+TEST_F(MeasuredBackendTest, FailsIfAFallbackComputes) {
   controls_.failures = 1;
   EXPECT_EQ(Measure().code(), absl::StatusCode::kUnavailable);
   EXPECT_FALSE(backend_.EstimateOf(Prefill(DType::kFloat32, 1, 64)).has_value());
 }
 
-TEST(CostModelTest, ADeviceTakesItsTimesOneAfterTheOther) {
+TEST(CostModelTest, DeviceTimesAddUp) {
   const CostModel::Device device{.run_seconds = 1,
                                  .lane_bytes_per_second = 10,
                                  .bytes_per_second = 30,
@@ -227,16 +227,16 @@ TEST(CostModelTest, ADeviceTakesItsTimesOneAfterTheOther) {
   EXPECT_DOUBLE_EQ(device.Seconds({DType::kFloat32, 200, 20, 1, 1}), 1 + 2 + 2);
   EXPECT_DOUBLE_EQ(device.Seconds({DType::kBFloat16, 400, 60, 2, 2}), 1 + 3 + 1);
   EXPECT_DOUBLE_EQ(device.Seconds({DType::kFloat16, 200, 60, 8, 4}), 2 + 2 + 1)
-      << "four lanes are no faster than their bus";
+      << "four lanes are limited by the bus";
 }
 
-TEST(CostModelTest, ACpuTakesTheLongerOfItsTimes) {
+TEST(CostModelTest, CpuTimeIsTheMaximum) {
   const CostModel::Cpu cpu{.bytes_per_second = 10, .flops_per_second = {100, 200, 400}};
   EXPECT_DOUBLE_EQ(cpu.Seconds({DType::kFloat32, 200, 10}), 2);
   EXPECT_DOUBLE_EQ(cpu.Seconds({DType::kBFloat16, 200, 10}), 1);
 }
 
-TEST(CostModelTest, KeysOfThePastAndAMaskAreMoved) {
+TEST(CostModelTest, PastKeysAndMasksCountAsMovedBytes) {
   Problem problem = Prefill(DType::kBFloat16, 2, 8);
   EXPECT_EQ(MovedBytes(problem), 4 * 2 * 8 * 128 * 2);
   problem.past_length = 8;

@@ -1,4 +1,4 @@
-// Memory that other processes share, over a CUDA runtime and driver of the test's own.
+// Shared memory of other processes, on a fake CUDA runtime and driver.
 #include "attention/cudnn/cuda_shared_memory.h"
 
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A device with one allocation that somebody shares by the handle "shared".
+// A device with one allocation, shared by the handle "shared".
 constexpr size_t kAllocated = 4096;
 alignas(256) std::byte allocation[kAllocated];
 int open_handles = 0;
@@ -76,7 +76,7 @@ TEST_F(CudaSharedMemoryTest, IsReadAndWritten) {
   EXPECT_EQ(allocation[1023], std::byte{8});
 }
 
-TEST_F(CudaSharedMemoryTest, SaysWhyItOpensNothing) {
+TEST_F(CudaSharedMemoryTest, ReportsWhyOpeningFails) {
   const struct {
     std::string handle;
     int64_t device_id;
@@ -86,7 +86,7 @@ TEST_F(CudaSharedMemoryTest, SaysWhyItOpensNothing) {
       {"shared", 0, 1024, "raw_handle has 6 bytes; it must have 64"},
       {Handle("shared"), 1, 1024, "device_id is 1; this server uses device 0"},
       {Handle("other"), 0, 1024, "an error of CUDA"},
-      {Handle("shared"), 0, kAllocated + 1, "byte_size is 4097; it must be 1 to the 4096"},
+      {Handle("shared"), 0, kAllocated + 1, "byte_size is 4097; it must be 1 to 4096"},
       {Handle("shared"), 0, 0, "byte_size is 0"},
   };
   for (const auto& c : cases) {
@@ -97,7 +97,7 @@ TEST_F(CudaSharedMemoryTest, SaysWhyItOpensNothing) {
   }
 }
 
-TEST_F(CudaSharedMemoryTest, IsGoneWhenTheDeviceIsReset) {
+TEST_F(CudaSharedMemoryTest, ADeviceResetInvalidatesIt) {
   auto opened = memory_.Open(Handle("shared"), 0, kAllocated);
   ASSERT_TRUE(opened.ok()) << opened.status();
   memory_.Invalidate();
@@ -105,9 +105,10 @@ TEST_F(CudaSharedMemoryTest, IsGoneWhenTheDeviceIsReset) {
   EXPECT_EQ((*opened)->Read(0, {&byte, 1}).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ((*opened)->Write(0, {&byte, 1}).code(), absl::StatusCode::kUnavailable);
   opened = absl::UnknownError("let go");
-  EXPECT_EQ(open_handles, 1) << "what the reset took away is not closed: another may be there";
+  EXPECT_EQ(open_handles, 1)
+      << "memory freed by the reset is not closed: its address may be in use again";
   open_handles = 0;
-  EXPECT_TRUE(memory_.Open(Handle("shared"), 0, kAllocated).ok()) << "it is opened again";
+  EXPECT_TRUE(memory_.Open(Handle("shared"), 0, kAllocated).ok()) << "can be opened again";
 }
 
 }  // namespace

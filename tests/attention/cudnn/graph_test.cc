@@ -32,8 +32,8 @@ Problem Small() {
           .value_head_size = 48};
 }
 
-// Whether the graph lets query i of batch row b see key j, both counted from the problem's own,
-// when it is given the keys of KeysOf(): what cuDNN documents of bounds and lengths, key by key.
+// Returns whether the graph, given the keys of KeysOf(), lets query i of batch row b see key j,
+// both counted as in the problem: cuDNN's documentation of bounds and lengths, key by key.
 bool GraphSees(const Problem& p, const std::vector<int64_t>& lengths, int64_t b, int64_t i,
                int64_t j) {
   const Crop crop = CropOf(p);
@@ -43,7 +43,7 @@ bool GraphSees(const Problem& p, const std::vector<int64_t>& lengths, int64_t b,
   const int64_t column = j - run.first;
   if (column < 0 || column >= run.count) return false;
   const SdpaGraph g = GraphOf(p);
-  // Without lengths the whole of both axes is attended to.
+  // Without lengths both axes are used in full.
   EXPECT_TRUE(g.has_lengths || (g.query_length == crop.queries && g.key_length == run.count))
       << g.Key();
   EXPECT_LE(run.count, g.key_length);
@@ -66,7 +66,7 @@ Problem RandomPositions(Rng& rng) {
   return p;
 }
 
-TEST(CudnnGraphTest, ShowsEveryQueryTheKeysThatTheDefinitionShowsIt) {
+TEST(CudnnGraphTest, EveryQuerySeesTheKeysOfTheDefinition) {
   Rng rng(kSeed);
   int compared = 0;
   for (int n = 0; n < 4000; ++n) {
@@ -88,7 +88,7 @@ TEST(CudnnGraphTest, ShowsEveryQueryTheKeysThatTheDefinitionShowsIt) {
   EXPECT_GT(compared, 2000);
 }
 
-TEST(CudnnGraphTest, ShowsTheSameKeysInParts) {
+TEST(CudnnGraphTest, SectionsSeeTheSameKeys) {
   Rng rng(kSeed);
   int compared = 0;
   for (int n = 0; n < 4000; ++n) {
@@ -121,7 +121,7 @@ TEST(CudnnGraphTest, ShowsTheSameKeysInParts) {
   EXPECT_GT(compared, 2000);
 }
 
-TEST(CudnnGraphTest, KeepsToWhatCudnnTakes) {
+TEST(CudnnGraphTest, StaysWithinTheLimitsOfCudnn) {
   Rng rng(kSeed);
   for (int n = 0; n < 4000; ++n) {
     Problem p = RandomPositions(rng);
@@ -143,7 +143,7 @@ TEST(CudnnGraphTest, KeepsToWhatCudnnTakes) {
   }
 }
 
-TEST(CudnnGraphTest, DeclinesWithTheReason) {
+TEST(CudnnGraphTest, UnsupportedProblemsReportTheReason) {
   struct Case {
     void (*change)(Problem&);
     const char* reason;
@@ -157,8 +157,8 @@ TEST(CudnnGraphTest, DeclinesWithTheReason) {
        "mask of FP64"},
       {[](Problem& p) { p.dropout = Dropout{.probability = 0.1}; }, "dropout"},
       {[](Problem& p) { p.score_output = ScoreOutput::kWeights; }, "scores"},
-      {[](Problem& p) { p.head_size = 257; }, "head size of more than 256"},
-      {[](Problem& p) { p.value_head_size = 512; }, "head size of more than 256"},
+      {[](Problem& p) { p.head_size = 257; }, "head size above 256"},
+      {[](Problem& p) { p.value_head_size = 512; }, "head size above 256"},
       {[](Problem& p) { p.scale = 1e31; }, "scale"},
       {[](Problem& p) { p.softcap = 1e-31; }, "softcap"},
       {[](Problem& p) { p.key_length = (1 << 24) + 1; }, "16777216 queries or keys"},
@@ -188,7 +188,7 @@ TEST(CudnnGraphTest, DeclinesWithTheReason) {
   }
 }
 
-TEST(CudnnGraphTest, SendsOnlyTheKeysThatAWindowLeavesToADecodedToken) {
+TEST(CudnnGraphTest, ADecodedTokenSendsOnlyTheKeysOfItsWindow) {
   Problem p = Small();
   p.query_length = 1;
   p.key_length = 1;
@@ -205,7 +205,7 @@ TEST(CudnnGraphTest, SendsOnlyTheKeysThatAWindowLeavesToADecodedToken) {
   EXPECT_FALSE(g.has_lengths);
 }
 
-TEST(CudnnGraphTest, RoundsLengthsUpByAnEighthAtMost) {
+TEST(CudnnGraphTest, LengthsAreRoundedUpByAnEighthAtMost) {
   std::set<int64_t> lengths;
   for (int64_t n = 1; n <= 4096; ++n) {
     const int64_t rounded = RoundUpLength(n);
@@ -218,7 +218,7 @@ TEST(CudnnGraphTest, RoundsLengthsUpByAnEighthAtMost) {
   EXPECT_EQ(RoundUpLength(8192), 8192);
 }
 
-TEST(CudnnGraphTest, GivesDifferentGraphsDifferentKeys) {
+TEST(CudnnGraphTest, DifferentGraphsHaveDifferentKeys) {
   Problem p = Small();
   std::set<std::string> keys = {GraphOf(p).Key()};
   for (void (*change)(Problem&) : std::initializer_list<void (*)(Problem&)>{
@@ -244,15 +244,15 @@ TEST(CudnnGraphTest, GivesDifferentGraphsDifferentKeys) {
   }
 }
 
-TEST(CudnnGraphTest, NeedsNoOtherKernelsForAnotherScale) {
+TEST(CudnnGraphTest, ScalesShareKernels) {
   Problem p = Small();
   const std::string key = GraphOf(p).Key();
   p.scale = 0.7;
   EXPECT_EQ(GraphOf(p).Key(), key);
 }
 
-// 300 new tokens at a time behind a past that grows.
-TEST(CudnnGraphTest, NeedsFewKernelsForAPrefillInSteps) {
+// Appends 300 tokens at a time to a growing past.
+TEST(CudnnGraphTest, APrefillInStepsNeedsFewKernels) {
   for (const int64_t left_window : {-1, 500}) {
     std::set<std::string> keys;
     for (int64_t past = 300; past < 30'000; past += 300) {
@@ -267,7 +267,7 @@ TEST(CudnnGraphTest, NeedsFewKernelsForAPrefillInSteps) {
   }
 }
 
-TEST(CudnnGraphTest, HasFewRaggedGraphsForAnyLengths) {
+TEST(CudnnGraphTest, AllLengthsShareFewRaggedGraphs) {
   const SdpaGraph padded = GraphOf(Small());
   std::set<std::string> keys;
   for (const int64_t batch : {1, 2, 4, 5, 16, 33, 64}) {
@@ -287,7 +287,7 @@ TEST(CudnnGraphTest, HasFewRaggedGraphsForAnyLengths) {
   EXPECT_EQ(keys.count(GraphOf(Small()).Key()), 0u);
 }
 
-TEST(CudnnGraphTest, HasNoRaggedGraphBesideABiasOrASoftcap) {
+TEST(CudnnGraphTest, ABiasOrASoftcapHasNoRaggedGraph) {
   EXPECT_TRUE(MayBeRagged(GraphOf(Small())));
   Problem softcap = Small();
   softcap.softcap = 30;

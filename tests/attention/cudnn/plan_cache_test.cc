@@ -38,7 +38,7 @@ class PlanCacheTest : public ::testing::Test {
   FakeDevice device_{controls_, 1, 1 << 20};
 };
 
-TEST_F(PlanCacheTest, CompilesOnceForAllWhoAsk) {
+TEST_F(PlanCacheTest, CompilesOnceForAllRequests) {
   std::latch may_compile(1);
   controls_.on_compile = [&] { may_compile.wait(); };
   PlanCache cache(device_, "");
@@ -53,7 +53,7 @@ TEST_F(PlanCacheTest, CompilesOnceForAllWhoAsk) {
   EXPECT_EQ(controls_.compilations, 1);
 }
 
-TEST_F(PlanCacheTest, RemembersWhatTheDeviceDeclines) {
+TEST_F(PlanCacheTest, RemembersUnsupportedGraphs) {
   controls_.declines = true;
   PlanCache cache(device_, "");
   EXPECT_TRUE(absl::IsUnimplemented(cache.Get(GraphOfLength(64)).status()));
@@ -61,7 +61,7 @@ TEST_F(PlanCacheTest, RemembersWhatTheDeviceDeclines) {
   EXPECT_EQ(controls_.compilations, 1);
 }
 
-TEST_F(PlanCacheTest, ReadsWhatAnotherServerHasWritten) {
+TEST_F(PlanCacheTest, ReadsPlansWrittenByAnotherServer) {
   const auto get = [&](int64_t length) {
     PlanCache cache(device_, directory_);
     const auto plan = cache.Get(GraphOfLength(length));
@@ -76,7 +76,7 @@ TEST_F(PlanCacheTest, ReadsWhatAnotherServerHasWritten) {
   EXPECT_EQ(controls_.compilations, 2);
 }
 
-TEST_F(PlanCacheTest, CompilesAgainWhatIsDamaged) {
+TEST_F(PlanCacheTest, RecompilesDamagedPlans) {
   { EXPECT_TRUE(PlanCache(device_, directory_).Get(GraphOfLength(64)).ok()); }
   for (const auto& file : std::filesystem::directory_iterator(directory_)) {
     std::filesystem::resize_file(file.path(), file.file_size() - 1);
@@ -85,42 +85,42 @@ TEST_F(PlanCacheTest, CompilesAgainWhatIsDamaged) {
   EXPECT_EQ(controls_.compilations, 2);
 }
 
-TEST_F(PlanCacheTest, KeepsNothingWhereThereIsNoSuchDirectory) {
+TEST_F(PlanCacheTest, WorksWithoutTheDirectory) {
   PlanCache cache(device_, directory_ + "/absent");
   EXPECT_TRUE(cache.Get(GraphOfLength(64)).ok());
 }
 
-TEST_F(PlanCacheTest, LooksWithoutCompiling) {
+TEST_F(PlanCacheTest, PeeksWithoutCompiling) {
   PlanCache cache(device_, "");
-  EXPECT_TRUE(absl::IsUnavailable(cache.Look(GraphOfLength(64)).status()));
+  EXPECT_TRUE(absl::IsUnavailable(cache.Peek(GraphOfLength(64)).status()));
   EXPECT_EQ(cache.Count().compiling, 0);
   EXPECT_TRUE(cache.Get(GraphOfLength(64)).ok());
-  EXPECT_TRUE(cache.Look(GraphOfLength(64)).ok());
+  EXPECT_TRUE(cache.Peek(GraphOfLength(64)).ok());
   EXPECT_EQ(controls_.compilations, 1);
 }
 
-TEST_F(PlanCacheTest, LetsThoseGoThatNobodyHasAskedForTheLongest) {
+TEST_F(PlanCacheTest, EvictsTheLeastRecentlyUsed) {
   PlanCache cache(device_, "", {.plans = 2, .waiting = 2});
   for (const int64_t length : {64, 128, 64, 192})
     EXPECT_TRUE(cache.Get(GraphOfLength(length)).ok());
   EXPECT_EQ(controls_.compilations, 3);
   EXPECT_EQ(cache.Count().ready, 2);
-  EXPECT_TRUE(cache.Look(GraphOfLength(64)).ok());
-  EXPECT_TRUE(cache.Look(GraphOfLength(192)).ok());
+  EXPECT_TRUE(cache.Peek(GraphOfLength(64)).ok());
+  EXPECT_TRUE(cache.Peek(GraphOfLength(192)).ok());
   EXPECT_TRUE(cache.Get(GraphOfLength(128)).ok());
   EXPECT_EQ(controls_.compilations, 4);
 }
 
-TEST_F(PlanCacheTest, LetsNoneGoThatIsToBeKept) {
+TEST_F(PlanCacheTest, NeverEvictsPinnedPlans) {
   PlanCache cache(device_, "", {.plans = 2, .waiting = 2});
-  for (const int64_t length : {64, 128, 192}) cache.Keep(GraphOfLength(length));
+  for (const int64_t length : {64, 128, 192}) cache.Pin(GraphOfLength(length));
   for (const int64_t length : {256, 320, 64, 128, 192, 256, 320}) {
     EXPECT_TRUE(cache.Get(GraphOfLength(length)).ok());
   }
   EXPECT_EQ(controls_.compilations, 5);
 }
 
-TEST_F(PlanCacheTest, LetsFewWaitForTheCompiler) {
+TEST_F(PlanCacheTest, BoundsTheCompileQueue) {
   std::latch compiling(1), may_compile(1);
   controls_.on_compile = [&] {
     if (controls_.compilations == 1) compiling.count_down();
@@ -140,7 +140,7 @@ TEST_F(PlanCacheTest, LetsFewWaitForTheCompiler) {
   EXPECT_EQ(controls_.compilations, 3);
 }
 
-TEST_F(PlanCacheTest, EndsWhileSomebodyWaits) {
+TEST_F(PlanCacheTest, DestructionWakesWaitingCalls) {
   std::latch compiling(1), may_compile(1);
   controls_.on_compile = [&] {
     if (controls_.compilations == 1) compiling.count_down();

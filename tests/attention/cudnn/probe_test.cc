@@ -23,13 +23,13 @@ std::string Message(absl::Status (*attempt)(), std::chrono::seconds limit = kLim
   return std::string(status.message());
 }
 
-TEST(TryInChildTest, TellsWhatTheAttemptSays) {
+TEST(TryInChildTest, ReturnsTheStatusOfTheAttempt) {
   EXPECT_TRUE(TryInChild([] { return absl::OkStatus(); }, kLimit).ok());
   EXPECT_EQ(Message([] { return absl::InternalError("there is no such device"); }),
             "there is no such device");
 }
 
-TEST(TryInChildTest, OutlivesAnAttemptThatEndsTheProcess) {
+TEST(TryInChildTest, SurvivesAnAttemptThatCrashes) {
   EXPECT_THAT(Message([]() -> absl::Status { std::abort(); }), HasSubstr("signal 6"));
   EXPECT_THAT(Message([]() -> absl::Status {
                 std::raise(SIGKILL);
@@ -38,7 +38,7 @@ TEST(TryInChildTest, OutlivesAnAttemptThatEndsTheProcess) {
               HasSubstr("signal 9"));
 }
 
-TEST(TryInChildTest, DoesNotWaitForever) {
+TEST(TryInChildTest, LimitsTheTime) {
   EXPECT_THAT(Message(
                   []() -> absl::Status {
                     for (;;) pause();
@@ -47,7 +47,7 @@ TEST(TryInChildTest, DoesNotWaitForever) {
               HasSubstr("more than 1 s"));
 }
 
-TEST(TryInChildTest, EndsWithASignalThatEndsTheServer) {
+TEST(TryInChildTest, IsCancelledByAStopSignal) {
   for (const int stop : {SIGTERM, SIGINT}) {
     sigset_t signals;
     sigemptyset(&signals);
@@ -58,16 +58,16 @@ TEST(TryInChildTest, EndsWithASignalThatEndsTheServer) {
       for (;;) pause();
     };
     EXPECT_EQ(TryInChild(attempt, kLimit).code(), absl::StatusCode::kCancelled);
-    EXPECT_EQ(waitpid(-1, nullptr, 0), -1) << "the child is still there";
+    EXPECT_EQ(waitpid(-1, nullptr, 0), -1) << "the child still exists";
     EXPECT_EQ(errno, ECHILD);
     int pending = 0;
-    EXPECT_EQ(sigwait(&signals, &pending), 0) << "who waits for the signal still finds it";
+    EXPECT_EQ(sigwait(&signals, &pending), 0) << "the signal stays pending";
     EXPECT_EQ(pending, stop);
     ASSERT_EQ(pthread_sigmask(SIG_UNBLOCK, &signals, nullptr), 0);
   }
 }
 
-TEST(TryInChildTest, LeavesTheParentAsItWas) {
+TEST(TryInChildTest, DoesNotChangeTheParent) {
   static int changed = 0;
   EXPECT_TRUE(TryInChild([] { return changed = 1, absl::OkStatus(); }, kLimit).ok());
   EXPECT_EQ(changed, 0);
