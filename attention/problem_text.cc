@@ -86,7 +86,7 @@ ParseError ReadWords(absl::Span<const absl::string_view> words, Problem& p) {
       mask = std::string(parts.second);
     } else if (!ReadDType(word, p) && !ReadSwitch(word, p) &&
                !ReadNumber(parts.first, parts.second, p)) {
-      return absl::StrCat("has the unknown word '", any_case, "'");
+      return absl::StrCat("has the invalid word '", any_case, "'");
     }
   }
   if (!mask.empty() && !SetMask(mask, p)) {

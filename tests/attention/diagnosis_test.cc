@@ -160,8 +160,8 @@ TEST(DiagnosisTest, CountsWhatIsNotFiniteInEachInput) {
   EXPECT_EQ(q.numbers.max, 1);
   EXPECT_EQ(q.numbers.sum, 7 - 2);
   EXPECT_EQ(report.raw_scores.nan, 6) << "rows 1 and 2, the latter from inf - inf";
-  EXPECT_THAT(report.warnings, Contains(HasSubstr("Q holds 2 NaN of 12 numbers")));
-  EXPECT_THAT(report.warnings, Contains(HasSubstr("Q holds 2 infinite numbers of 12")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("Q has 2 NaN among 12 values")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("Q has 2 infinite values among 12")));
   EXPECT_THAT(report.warnings, Contains(HasSubstr("the output holds ")));
 }
 
@@ -230,7 +230,7 @@ TEST(DiagnosisTest, WarnsOfAFloatMaskOfZerosAndOnesOnly) {
     Inputs inputs = SomeInputs(problem);
     SetMask(problem, inputs, MaskOf(c.dtype, {1, 1, 1, 4}, c.values));
     const DiagnosisReport report = MustDiagnose(problem, inputs);
-    const auto warning = Contains(HasSubstr("holds only 0 and 1"));
+    const auto warning = Contains(HasSubstr("contains only 0 and 1"));
     if (c.warns) {
       EXPECT_THAT(report.warnings, warning) << c.name;
     } else {
@@ -244,7 +244,7 @@ TEST(DiagnosisTest, WarnsOfPlusInfinityInAMask) {
   Inputs inputs = SomeInputs(problem);
   SetMask(problem, inputs, MaskOf(DType::kFloat32, {1, 1, 1, 2}, {kInf, 0}));
   const DiagnosisReport report = MustDiagnose(problem, inputs);
-  EXPECT_THAT(report.warnings, Contains(HasSubstr("attn_mask holds 1 times +inf of 2 numbers")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("attn_mask has 1 values of +inf among 2")));
   EXPECT_EQ(report.weights.nan, 4);
 }
 
@@ -252,9 +252,9 @@ TEST(DiagnosisTest, WarnsOfATensorThatIsOneNumberEverywhere) {
   const Problem problem = Square(3);
   Inputs inputs = SomeInputs(problem);
   inputs.key.Fill(0);
-  EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Contains("K is 0 everywhere"));
+  EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Contains("all values of K are 0"));
   inputs.key.Set(0, 0, 0, 0, kNan);
-  EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Not(Contains(HasSubstr("everywhere"))));
+  EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Not(Contains(HasSubstr("all values of"))));
 }
 
 TEST(DiagnosisTest, WarnsOfScoresFarApartWithinARowNotBetweenRows) {
@@ -282,7 +282,7 @@ TEST(DiagnosisTest, ANaNThatNobodySeesReachesNoOutput) {
   EXPECT_EQ(report.raw_scores.nan, 3);
   EXPECT_EQ(report.biased_scores.nan, 0);
   EXPECT_EQ(report.output.nan, 0);
-  EXPECT_THAT(report.warnings, Contains(HasSubstr("V holds 1 NaN of 12 numbers")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("V has 1 NaN among 12 values")));
 }
 
 TEST(DiagnosisTest, AgreesWithTheOracleOnGroupsPastLengthsAndWindows) {
@@ -374,7 +374,7 @@ TEST(DiagnosisTest, SaysWhichBackendRunsAndWhyTheOthersDoNot) {
   EXPECT_FALSE(by_auto.back().chosen);
   EXPECT_EQ(by_auto.back().plan, "reference");
   EXPECT_EQ(by_auto.back().workspace_bytes, 2 * (3 + 4) * 8);
-  EXPECT_THAT(by_auto.back().reason, HasSubstr("auto takes " + ChoiceOf(by_auto, "cpu").plan));
+  EXPECT_THAT(by_auto.back().reason, HasSubstr("auto prefers " + ChoiceOf(by_auto, "cpu").plan));
 
   const std::vector<BackendChoice> by_name =
       MustDiagnose(problem, SomeInputs(problem), {.backend = "reference"}).backends;
@@ -393,8 +393,9 @@ TEST(DiagnosisTest, SpeaksTheNamesOfItsInterface) {
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->inputs[0].name, "query");
   EXPECT_EQ(report->inputs[3].name, "bias");
-  EXPECT_THAT(report->warnings, Contains(HasSubstr("query holds 8 infinite numbers")));
-  EXPECT_THAT(report->warnings, Contains(HasSubstr("bias has type FP32 and holds only 0 and 1")));
+  EXPECT_THAT(report->warnings, Contains(HasSubstr("query has 8 infinite values")));
+  EXPECT_THAT(report->warnings,
+              Contains(HasSubstr("bias has type FP32 and contains only 0 and 1")));
 }
 
 TEST(DiagnosisTest, RefusesWhatRunWouldRefuse) {

@@ -20,12 +20,12 @@ TEST(AlignedBufferTest, IsAlignedAndWritableToItsEnd) {
   }
 }
 
-TEST(AlignedBufferTest, OfNoSizeHoldsNothing) {
+TEST(AlignedBufferTest, OfSizeZeroHoldsNothing) {
   EXPECT_EQ(AlignedBuffer().data(), nullptr);
   EXPECT_EQ(AlignedBuffer(0).data(), nullptr);
 }
 
-TEST(AlignedBufferTest, ASizeThatCannotBeRoundedUpIsBadAlloc) {
+TEST(AlignedBufferTest, ThrowsForASizeThatCannotBeRoundedUp) {
   EXPECT_THROW(AlignedBuffer{std::numeric_limits<size_t>::max()}, std::bad_alloc);
 }
 

@@ -44,13 +44,13 @@ TEST_F(BufferPoolTest, AClassIsAtMostAnEighthLarger) {
   EXPECT_EQ(BufferPool::SizeOfClass(kMax), kMax);
 }
 
-TEST_F(BufferPoolTest, TheNextOfAClassGetsTheSamePages) {
+TEST_F(BufferPoolTest, ReusesPagesWithinAClass) {
   const std::byte* const first = pool_.Take(4 * kMiB).data();
   EXPECT_EQ(pool_.Take(4 * kMiB - 100).data(), first);
   EXPECT_EQ(pool_.idle_bytes(), 4 * kMiB);
 }
 
-TEST_F(BufferPoolTest, IdleBuffersGiveWayToOnesInUse) {
+TEST_F(BufferPoolTest, EvictsIdleBuffersForOnesInUse) {
   for (int n = 0; n < 3; ++n) {
     const PooledBuffer a = pool_.Take(16 * kMiB);
     const PooledBuffer b = pool_.Take(20 * kMiB);
@@ -60,7 +60,7 @@ TEST_F(BufferPoolTest, IdleBuffersGiveWayToOnesInUse) {
   EXPECT_LE(pool_.idle_bytes(), 24 * kMiB);
 }
 
-TEST_F(BufferPoolTest, TrimGivesBackWhatWaitedLong) {
+TEST_F(BufferPoolTest, TrimUnmapsOldIdleBuffers) {
   pool_.Take(4 * kMiB);
   clock_.Advance(std::chrono::seconds(10));
   pool_.Take(2 * kMiB);

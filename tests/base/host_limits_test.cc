@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A root folder with files like those of /proc and /sys.
+// A root directory with files like those of /proc and /sys.
 class HostLimitsTest : public ::testing::Test {
  protected:
   HostLimitsTest() {
@@ -29,13 +29,13 @@ class HostLimitsTest : public ::testing::Test {
   fs::path root_;
 };
 
-TEST_F(HostLimitsTest, WithoutLimitsIsTheMachine) {
+TEST_F(HostLimitsTest, WithoutLimitsReportsTheMachine) {
   const HostLimits limits = ReadHostLimits(root_);
   EXPECT_GE(limits.cores, 1);
   EXPECT_GT(limits.memory_bytes, 1 << 20);
 }
 
-TEST_F(HostLimitsTest, ReadsVersion2FromOurGroupAndThoseAbove) {
+TEST_F(HostLimitsTest, ReadsVersion2FromOurGroupAndItsParents) {
   Write("proc/self/cgroup", "0::/pod/container\n");
   Write("sys/fs/cgroup/pod/container/memory.max", "max\n");
   Write("sys/fs/cgroup/pod/memory.max", "1000000\n");
@@ -43,7 +43,7 @@ TEST_F(HostLimitsTest, ReadsVersion2FromOurGroupAndThoseAbove) {
   Write("sys/fs/cgroup/pod/container/cpu.max", "50000 100000\n");
   const HostLimits limits = ReadHostLimits(root_);
   EXPECT_EQ(limits.memory_bytes, 1000000);
-  EXPECT_EQ(limits.cores, 1) << "half a core counts as one";
+  EXPECT_EQ(limits.cores, 1) << "half a core is rounded up";
 }
 
 TEST_F(HostLimitsTest, ReadsVersion1) {
@@ -56,7 +56,7 @@ TEST_F(HostLimitsTest, ReadsVersion1) {
   EXPECT_EQ(limits.cores, 1);
 }
 
-TEST_F(HostLimitsTest, ReadsTheRootWhereOurGroupIsNotMounted) {
+TEST_F(HostLimitsTest, ReadsTheRootIfOurGroupIsNotMounted) {
   Write("proc/self/cgroup", "4:memory:/docker/1\n");
   Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "4000000\n");
   EXPECT_EQ(ReadHostLimits(root_).memory_bytes, 4000000);
@@ -71,7 +71,7 @@ TEST_F(HostLimitsTest, NoQuotaIsNoLimit) {
   EXPECT_EQ(ReadHostLimits(root_).cores, machine.cores);
 }
 
-TEST_F(HostLimitsTest, OddFilesAreNoLimit) {
+TEST_F(HostLimitsTest, IgnoresMalformedFiles) {
   const HostLimits machine = ReadHostLimits(root_);
   Write("proc/self/cgroup", "nonsense\n0::/\n");
   Write("sys/fs/cgroup/memory.max", "99999999999999999999999999\n");

@@ -15,7 +15,7 @@ namespace {
 
 constexpr absl::Time kTime = absl::FromUnixMillis(1767225600123);
 
-TEST(LogTest, ALineIsTimeLevelEventAndFields) {
+TEST(LogTest, ALineHasTimeLevelEventAndFields) {
   EXPECT_EQ(FormatLogLine(LogFormat::kText, kTime, LogLevel::kInfo, "ready",
                           {{"grpc", "127.0.0.1:80"}, {"threads", 4}, {"bytes", int64_t{-1}}}),
             "2026-01-01T00:00:00.123Z INFO ready grpc=127.0.0.1:80 threads=4 bytes=-1\n");
@@ -23,14 +23,14 @@ TEST(LogTest, ALineIsTimeLevelEventAndFields) {
             "2026-01-01T00:00:00.123Z ERROR stopped\n");
 }
 
-TEST(LogTest, AValueThatIsNoWordIsQuotedAndEscaped) {
+TEST(LogTest, QuotesAndEscapesValuesThatAreNotWords) {
   EXPECT_EQ(FormatLogLine(LogFormat::kText, kTime, LogLevel::kWarning, "e",
                           {{"a", "two words"}, {"b", "x=\"y\""}, {"c", "line\nbreak"}, {"d", ""}}),
             "2026-01-01T00:00:00.123Z WARNING e a=\"two words\" b=\"x=\\\"y\\\"\" "
             "c=\"line\\nbreak\" d=\"\"\n");
 }
 
-TEST(LogTest, AsJsonALineIsAnObject) {
+TEST(LogTest, AJsonLineIsAnObject) {
   EXPECT_EQ(FormatLogLine(LogFormat::kJson, kTime, LogLevel::kInfo, "ready",
                           {{"grpc", "127.0.0.1:80"}, {"threads", 4}, {"bytes", int64_t{-1}}}),
             "{\"time\":\"2026-01-01T00:00:00.123Z\",\"level\":\"INFO\",\"event\":\"ready\","

@@ -9,7 +9,7 @@
 namespace rapt {
 namespace {
 
-TEST(ThreadPoolTest, RunsEveryTaskOnceOnAWorkerThatIsFree) {
+TEST(ThreadPoolTest, RunsEveryTaskOnceOnAFreeWorker) {
   for (const int workers : {1, 2, 5}) {
     ThreadPool pool(workers);
     EXPECT_EQ(pool.workers(), workers);
@@ -24,12 +24,12 @@ TEST(ThreadPoolTest, RunsEveryTaskOnceOnAWorkerThatIsFree) {
   }
 }
 
-TEST(ThreadPoolTest, NoTasksAreNoCalls) {
+TEST(ThreadPoolTest, NoTasksMakeNoCalls) {
   ThreadPool pool(3);
   pool.ParallelFor(0, [](int64_t, int) { FAIL(); });
 }
 
-TEST(ThreadPoolTest, TakesJobsFromSeveralThreads) {
+TEST(ThreadPoolTest, RunsJobsFromSeveralThreads) {
   ThreadPool pool(3);
   std::atomic<int> runs{0};
   std::vector<std::thread> callers;

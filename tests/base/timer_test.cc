@@ -21,12 +21,12 @@ class TimerTest : public ::testing::Test {
     timer_.Wake();
   }
 
-  // Returns when everything that is due has rung.
+  // Returns when all due alarms have fired.
   void WaitForTheDue() {
     std::promise<void> rang;
     Alarm last(timer_, [&rang] { rang.set_value(); });
     clock_.Advance(std::chrono::nanoseconds(1));
-    last.Set(clock_.Now());  // after those of the same time
+    last.Set(clock_.Now());  // after alarms of the same time
     rang.get_future().wait();
   }
 
@@ -34,7 +34,7 @@ class TimerTest : public ::testing::Test {
   Timer timer_{clock_};
 };
 
-TEST_F(TimerTest, RingsInTheOrderOfTimeWhenTheTimeHasCome) {
+TEST_F(TimerTest, FiresDueAlarmsInOrder) {
   std::vector<int> rung;
   Alarm second(timer_, [&rung] { rung.push_back(2); });
   Alarm first(timer_, [&rung] { rung.push_back(1); });
@@ -50,7 +50,7 @@ TEST_F(TimerTest, RingsInTheOrderOfTimeWhenTheTimeHasCome) {
   EXPECT_EQ(rung, std::vector<int>({1, 2}));
 }
 
-TEST_F(TimerTest, ACancelledAlarmDoesNotRing) {
+TEST_F(TimerTest, ACancelledAlarmDoesNotFire) {
   std::atomic<int> rung = 0;
   Alarm alarm(timer_, [&rung] { ++rung; });
   alarm.Set(clock_.Now() + seconds(1));
@@ -86,7 +86,7 @@ TEST_F(TimerTest, AnAlarmMaySetItselfAgain) {
   EXPECT_EQ(rung, 3);
 }
 
-TEST_F(TimerTest, CancelWaitsForAnAlarmThatRings) {
+TEST_F(TimerTest, CancelWaitsForAFiringAlarm) {
   std::promise<void> begun, go_on;
   std::atomic<bool> ended = false;
   Alarm alarm(timer_, [&] {
@@ -104,7 +104,7 @@ TEST_F(TimerTest, CancelWaitsForAnAlarmThatRings) {
   canceller.join();
 }
 
-TEST_F(TimerTest, CancelHoldsForAnAlarmThatSetsItselfAgain) {
+TEST_F(TimerTest, CancelStopsAnAlarmThatSetsItselfAgain) {
   std::promise<void> begun, go_on;
   std::atomic<int> rung = 0;
   Alarm alarm(timer_, [&] {

@@ -1,5 +1,5 @@
-// The wire format against generated code: what the one accepts, so does the other, and both see the
-// same.
+// Compares wire_format with generated code: both accept the same messages and read the same
+// content.
 #include "base/wire_format.h"
 
 #include <gmock/gmock.h>
@@ -59,7 +59,7 @@ class Sliced {
   SlicedBytes sliced_;
 };
 
-// Puts a payload back where it came from.
+// Puts a payload back into its field.
 void Restore(const wire::Payload& payload, const std::string& bytes, ModelInferRequest& message) {
   EXPECT_THAT(payload.path, ElementsAre(7));
   message.add_raw_input_contents(bytes);
@@ -75,7 +75,7 @@ void Restore(const wire::Payload& payload, const std::string& bytes, AttendReque
   (message.*tensors[payload.path[0] - 1])()->set_data(bytes);
 }
 
-// Whether generated code takes the bytes; where it does, both ways must give the same message.
+// Returns whether generated code accepts the bytes; if so, both must give the same message.
 template <typename Message>
 bool ExpectAgreement(const std::string& bytes, const MessageSchema& schema, std::mt19937& rng) {
   const Sliced sliced(bytes, rng, 1 + rng() % 40);
@@ -126,7 +126,7 @@ AttendRequest RandomAttend(std::mt19937& rng) {
   return message;
 }
 
-// Fields that no schema knows: one of each wire type, and groups in groups.
+// Unknown fields: one of each wire type, and nested groups.
 std::string UnknownFields() {
   const std::string group = std::string("\xA3\x06", 2) + "\x0B\x10\x07\x0C" + "\xA4\x06";
   return std::string("\x98\x06\x96\x01", 4) + "\xA1\x06" + "12345678" + "\xAA\x06\x03" + "abc" +
@@ -188,18 +188,18 @@ TEST(WireFormatTest, AgreesWithGeneratedCodeOnBrokenMessages) {
     refused += !accepted;
     if (HasFailure()) break;
   }
-  EXPECT_GT(refused, 1000);  // Else nothing was tried.
+  EXPECT_GT(refused, 1000);  // Otherwise the test is vacuous.
 }
 
-TEST(WireFormatTest, RefusesGroupsWithoutEnd) {
+TEST(WireFormatTest, RejectsGroupsWithoutEnd) {
   std::mt19937 rng(3);
   EXPECT_FALSE(ExpectAgreement<ModelInferRequest>(std::string(500, '\x0B'), kInferSchema, rng));
 }
 
-// What comes after the limit is not looked at, or a message of groups would take seconds.
+// Bytes beyond the limit are not parsed; otherwise a message of groups would take seconds.
 TEST(WireFormatTest, WalksGroupsNoFurtherThanTheLimit) {
   std::mt19937 rng(4);
-  const std::string start = "\x7B", end = "\x7C";  // of field 15, which nobody knows
+  const std::string start = "\x7B", end = "\x7C";  // of the unknown field 15
   std::string fields;
   while (fields.size() < 60'000) fields += std::string("\x08\x00", 2);
   const auto refusal = [&rng](const std::string& bytes) {

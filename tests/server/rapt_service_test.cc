@@ -799,8 +799,8 @@ TEST_F(RaptServiceTest, DiagnosesNaNAndInfinityToTheCount) {
   EXPECT_EQ(report.raw_scores().nan_count(), 2 * 7) << "two rows of Q";
   EXPECT_EQ(report.raw_scores().positive_inf_count() + report.raw_scores().negative_inf_count(), 5)
       << "one column of one head";
-  EXPECT_THAT(report.warnings(), Contains(HasSubstr("q holds 2 NaN of 320 numbers")));
-  EXPECT_THAT(report.warnings(), Contains(HasSubstr("k holds 1 infinite numbers of 448")));
+  EXPECT_THAT(report.warnings(), Contains(HasSubstr("q has 2 NaN among 320 values")));
+  EXPECT_THAT(report.warnings(), Contains(HasSubstr("k has 1 infinite values among 448")));
   EXPECT_THAT(report.problem(), HasSubstr("B=2 Hq=4 Hkv=4 Sq=5 Sk=7 P=0 D=8 Dv=8 FP32"));
 }
 
@@ -814,7 +814,7 @@ TEST_F(RaptServiceTest, DiagnosesAFloatMaskOfZerosAndOnes) {
   v1::AttendRequest call = ToMessage(problem, inputs);
   const v1::DiagnoseResponse as_float = Diagnose(call);
   EXPECT_THAT(as_float.warnings(),
-              Contains(HasSubstr("mask has type FP32 and holds only 0 and 1")));
+              Contains(HasSubstr("mask has type FP32 and contains only 0 and 1")));
   EXPECT_EQ(as_float.masked_by_mask(), 0);
 
   SetTensor(call.mutable_mask(), {5, 7}, v1::INT32, 4);
@@ -890,7 +890,7 @@ TEST_F(RaptServiceTest, DiagnosisSaysWhichBackendRunsAsAttendDoes) {
   const v1::BackendChoice& last = report.backends(report.backends_size() - 1);
   EXPECT_EQ(last.backend(), "reference");
   EXPECT_FALSE(last.chosen());
-  EXPECT_THAT(last.reason(), HasSubstr("auto takes"));
+  EXPECT_THAT(last.reason(), HasSubstr("auto prefers"));
 }
 
 TEST_F(RaptServiceTest, DiagnosesCallsWithNothingInThem) {

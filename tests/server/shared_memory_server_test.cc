@@ -142,7 +142,7 @@ TEST_P(CutMemoryTest, FailsThatRequestAndNothingElse) {
 
   const grpc::Status cut = Attend(p.length);
   EXPECT_EQ(cut.error_code(), StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(cut.error_message(), HasSubstr("cut short by its owner"));
+  EXPECT_THAT(cut.error_message(), HasSubstr("the owner truncated"));
   const grpc::Status again = Attend(p.length);
   EXPECT_THAT(again.error_message(), HasSubstr(p.output ? "'out'" : "'in'"));
 

@@ -9,14 +9,14 @@
 #include <utility>
 #include <vector>
 
-// The sanitizers end the process where the system's allocator would say no.
+// By default the sanitizers abort where the system's allocator would return null.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
 extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
 
 namespace rapt {
 namespace {
 
-TEST(MemoryBudgetTest, GivesBackWhatAReservationHeld) {
+TEST(MemoryBudgetTest, AReservationReleasesItsBytes) {
   MemoryBudget budget(100);
   {
     const auto first = budget.Reserve(60);
@@ -27,7 +27,7 @@ TEST(MemoryBudgetTest, GivesBackWhatAReservationHeld) {
   EXPECT_EQ(budget.reserved_bytes(), 0);
 }
 
-TEST(MemoryBudgetTest, RefusesWhatIsNotFreeNow) {
+TEST(MemoryBudgetTest, RejectsWhatIsNotFreeNow) {
   MemoryBudget budget(100);
   EXPECT_FALSE(budget.Reserve(101));
   const auto held = budget.Reserve(70);
@@ -36,19 +36,19 @@ TEST(MemoryBudgetTest, RefusesWhatIsNotFreeNow) {
   EXPECT_TRUE(budget.Reserve(30));
 }
 
-TEST(MemoryBudgetTest, TellsOfEveryReleaseOfBytes) {
+TEST(MemoryBudgetTest, ReportsEveryRelease) {
   int releases = 0;
   MemoryBudget budget(100, [&releases] { ++releases; });
   std::optional<MemoryBudget::Reservation> held = budget.Reserve(70);
   held->Split(30);
   EXPECT_EQ(releases, 1);
   budget.Reserve(0);
-  EXPECT_EQ(releases, 1) << "nothing came back";
+  EXPECT_EQ(releases, 1) << "nothing was released";
   held.reset();
   EXPECT_EQ(releases, 2);
 }
 
-TEST(MemoryBudgetTest, TakesSizesUpToTheEndOfTheRange) {
+TEST(MemoryBudgetTest, SupportsTheWholeRangeOfSizes) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   MemoryBudget budget(kMax);
   const auto all = budget.Reserve(kMax);
@@ -68,7 +68,7 @@ TEST(MemoryBudgetTest, MovingAReservationMovesItsBytesOnce) {
   EXPECT_EQ(budget.reserved_bytes(), 20) << "the 10 bytes it held before are free";
 }
 
-TEST(MemoryBudgetTest, ASplitOffPartLivesOnItsOwn) {
+TEST(MemoryBudgetTest, ASplitReservationIsIndependent) {
   MemoryBudget budget(100);
   std::optional<MemoryBudget::Reservation> whole = *budget.Reserve(100);
   MemoryBudget::Reservation part = whole->Split(30);
@@ -78,7 +78,7 @@ TEST(MemoryBudgetTest, ASplitOffPartLivesOnItsOwn) {
   EXPECT_EQ(budget.reserved_bytes(), 30);
 }
 
-TEST(MemoryBudgetTest, AnAllocationIsChargedAsLongAsItLives) {
+TEST(MemoryBudgetTest, AnAllocationIsChargedForItsLifetime) {
   const SteadyClock clock;
   BufferPool pool(1000, clock);
   MemoryBudget budget(1000);
@@ -91,7 +91,7 @@ TEST(MemoryBudgetTest, AnAllocationIsChargedAsLongAsItLives) {
   EXPECT_EQ(budget.reserved_bytes(), 0);
 }
 
-TEST(MemoryBudgetTest, AnAllocationThatTheSystemRefusesIsAStatus) {
+TEST(MemoryBudgetTest, AFailedAllocationIsAStatus) {
   constexpr int64_t kMoreThanAnAddressSpace = int64_t{1} << 60;
   const SteadyClock clock;
   BufferPool pool(kMoreThanAnAddressSpace, clock);

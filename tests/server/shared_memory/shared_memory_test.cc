@@ -41,7 +41,7 @@ SharedMemory::Options Allowed() { return {.allowed = true, .key_prefix = "rapt",
 TEST(SharedMemoryTest, FindsTheBytesThatItsOwnerWrote) {
   const SharedObject object(3 * kPage);
   SharedMemory memory(Allowed());
-  // Neither begins at a page.
+  // Neither begins at a page boundary.
   ASSERT_TRUE(memory.RegisterSystem("r", object.key(), 100, 2 * kPage).ok());
   std::strcpy(reinterpret_cast<char*>(object.data()) + 100 + kPage, "here");
   const absl::StatusOr<SharedBytes> found = memory.Find({"r", kPage, 5});
@@ -52,7 +52,7 @@ TEST(SharedMemoryTest, FindsTheBytesThatItsOwnerWrote) {
   EXPECT_STREQ(reinterpret_cast<const char*>(object.data()) + 100 + kPage, "seen");
 }
 
-TEST(SharedMemoryTest, TakesTheKeyAsShmOpenDoes) {
+TEST(SharedMemoryTest, InterpretsKeysLikeShmOpen) {
   const SharedObject object(kPage);
   SharedMemory memory(Allowed());
   EXPECT_TRUE(memory.RegisterSystem("bare", object.key().substr(1), 0, kPage).ok());
@@ -78,7 +78,7 @@ TEST(SharedMemoryTest, UnregistersOneOrAll) {
     ASSERT_TRUE(memory.RegisterSystem(name, object.key(), 0, kPage).ok());
   }
   EXPECT_TRUE(memory.Unregister(Kind::kSystem, "b").ok());
-  EXPECT_TRUE(memory.Unregister(Kind::kSystem, "b").ok()) << "as Triton does";
+  EXPECT_TRUE(memory.Unregister(Kind::kSystem, "b").ok()) << "as in Triton";
   EXPECT_EQ(memory.Describe(Kind::kSystem, "")->size(), 2u);
   EXPECT_TRUE(memory.Unregister(Kind::kCuda, "").ok()) << "the others stay";
   EXPECT_EQ(memory.Describe(Kind::kSystem, "a")->at(0).byte_size, kPage);
@@ -88,7 +88,7 @@ TEST(SharedMemoryTest, UnregistersOneOrAll) {
   EXPECT_TRUE(memory.RegisterSystem("a", object.key(), 0, kPage).ok()) << "the name is free again";
 }
 
-TEST(SharedMemoryTest, ANameIsTakenOnce) {
+TEST(SharedMemoryTest, NamesAreUnique) {
   const SharedObject object(kPage);
   SharedMemory memory(Allowed());
   ASSERT_TRUE(memory.RegisterSystem("r", object.key(), 0, kPage).ok());
@@ -98,7 +98,7 @@ TEST(SharedMemoryTest, ANameIsTakenOnce) {
 
 struct RefusedRegion {
   const char* name;
-  std::string key;  // "" is that of an object of two pages
+  std::string key;  // "": the key of an object of two pages
   uint64_t offset;
   uint64_t byte_size;
   absl::StatusCode code;
@@ -111,11 +111,12 @@ constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
 const RefusedRegion kRefusedRegions[] = {
     {"BeyondTheEnd", "", 1, 2 * kPage, kInvalid, "8192"},
-    {"EndThatOverflows", "", kLargest, kLargest, kInvalid, "beyond the end"},
+    {"EndThatOverflows", "", kLargest, kLargest, kInvalid, "exceed the shared memory object"},
     {"OffsetOf64Bits", "", kHuge, 1, kInvalid, "offset"},
     {"SizeOf64Bits", "", 0, kHuge, kInvalid, "byte_size"},
     {"Nothing", "", 0, 0, kInvalid, "byte_size is 0"},
-    {"NoSuchObject", "rapt-is-not-there", 0, 1, absl::StatusCode::kNotFound, "no such"},
+    {"NoSuchObject", "rapt-is-not-there", 0, 1, absl::StatusCode::kNotFound,
+     "no shared memory object"},
     {"OtherPrefix", "/secret", 0, 1, kInvalid, "'rapt'"},
     {"NoKey", "//", 0, 1, kInvalid, "slash"},
     {"Path", "rapt/../../etc/passwd", 0, 1, kInvalid, "slash"},
@@ -124,7 +125,7 @@ const RefusedRegion kRefusedRegions[] = {
 
 class RefusedRegionTest : public ::testing::TestWithParam<RefusedRegion> {};
 
-TEST_P(RefusedRegionTest, SaysWhyAndNeverNamesTheKey) {
+TEST_P(RefusedRegionTest, ReportsTheReasonButNotTheKey) {
   const RefusedRegion& p = GetParam();
   const SharedObject object(2 * kPage);
   SharedMemory memory(Allowed());
@@ -142,7 +143,7 @@ TEST_P(RefusedRegionTest, SaysWhyAndNeverNamesTheKey) {
 INSTANTIATE_TEST_SUITE_P(All, RefusedRegionTest, ::testing::ValuesIn(kRefusedRegions),
                          [](const auto& info) { return info.param.name; });
 
-TEST(SharedMemoryTest, APartHasToLieWithinItsRegion) {
+TEST(SharedMemoryTest, PartsMustLieWithinTheirRegion) {
   const SharedObject object(2 * kPage);
   SharedMemory memory(Allowed());
   ASSERT_TRUE(memory.RegisterSystem("r", object.key(), 0, kPage).ok());
@@ -169,7 +170,7 @@ TEST(SharedMemoryTest, IsOffUnlessAllowed) {
   }
 }
 
-TEST(SharedMemoryTest, ThereAreOnlySoManyRegions) {
+TEST(SharedMemoryTest, BoundsTheNumberOfRegions) {
   const SharedObject object(kPage);
   SharedMemory memory(Allowed());
   absl::Status status;
@@ -214,7 +215,7 @@ TEST(SharedMemoryTest, ABackendMayOpenCudaMemory) {
   EXPECT_EQ(memory.Find({"d", 0, 1}).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST(SharedMemoryTest, WithoutSuchABackendCudaRegionsAreUnimplementedButCanBeCleared) {
+TEST(SharedMemoryTest, WithoutACudaBackendRegistrationIsUnimplementedButUnregisteringWorks) {
   SharedMemory memory(Allowed());
   EXPECT_FALSE(memory.takes_cuda());
   EXPECT_EQ(memory.RegisterCuda("d", "handle", 0, 64).code(), absl::StatusCode::kUnimplemented);
@@ -222,7 +223,7 @@ TEST(SharedMemoryTest, WithoutSuchABackendCudaRegionsAreUnimplementedButCanBeCle
   EXPECT_THAT(*memory.Describe(Kind::kCuda, ""), IsEmpty());
 }
 
-// --- Owners who cut their memory short -----------------------------------------------------------
+// --- Truncated memory ----------------------------------------------------------------------------
 
 std::shared_ptr<const Region> Open(const SharedObject& object) {
   const auto region = OpenSystemRegion(object.key(), 0, object.size());
@@ -230,21 +231,21 @@ std::shared_ptr<const Region> Open(const SharedObject& object) {
   return *region;
 }
 
-TEST(BusErrorGuardTest, ReadsZerosFromWhatIsGone) {
+TEST(BusErrorGuardTest, ReadsZerosFromTruncatedMemory) {
   SharedObject object(8 * kPage);
   std::fill_n(object.data(), object.size(), std::byte{1});
   const std::shared_ptr<const Region> region = Open(object);
   EXPECT_TRUE(region->intact());
   object.CutTo(kPage);
   const absl::Span<std::byte> bytes = region->bytes();
-  EXPECT_EQ(bytes[0], std::byte{1}) << "what is left";
-  EXPECT_TRUE(region->intact()) << "nobody has touched what is gone";
+  EXPECT_EQ(bytes[0], std::byte{1}) << "not truncated";
+  EXPECT_TRUE(region->intact()) << "truncated memory was not accessed yet";
   EXPECT_EQ(bytes[5 * kPage], std::byte{0});
   EXPECT_FALSE(region->intact());
-  EXPECT_EQ(bytes[0], std::byte{0}) << "all of it is ours now";
+  EXPECT_EQ(bytes[0], std::byte{0}) << "the whole range was replaced";
 }
 
-TEST(BusErrorGuardTest, WritesToWhatIsGoneDisappear) {
+TEST(BusErrorGuardTest, WritesToTruncatedMemoryAreDiscarded) {
   SharedObject object(8 * kPage);
   const std::shared_ptr<const Region> region = Open(object);
   object.CutTo(0);
@@ -252,7 +253,7 @@ TEST(BusErrorGuardTest, WritesToWhatIsGoneDisappear) {
   EXPECT_FALSE(region->intact());
 }
 
-TEST(BusErrorGuardTest, BreaksOnlyTheRegionThatWasCut) {
+TEST(BusErrorGuardTest, BreaksOnlyTheTruncatedRegion) {
   SharedObject cut(kPage), whole(kPage);
   const std::shared_ptr<const Region> regions[] = {Open(whole), Open(cut), Open(whole)};
   cut.CutTo(0);
@@ -262,7 +263,7 @@ TEST(BusErrorGuardTest, BreaksOnlyTheRegionThatWasCut) {
   EXPECT_TRUE(regions[2]->intact());
 }
 
-TEST(BusErrorGuardTest, ManyThreadsMayMeetTheHoleAtOnce) {
+TEST(BusErrorGuardTest, ManyThreadsMayAccessTruncatedMemoryAtOnce) {
   ThreadPool threads(4);
   for (int round = 0; round < 50; ++round) {
     SharedObject object(64 * kPage);
@@ -275,7 +276,7 @@ TEST(BusErrorGuardTest, ManyThreadsMayMeetTheHoleAtOnce) {
   }
 }
 
-TEST(BusErrorGuardTest, OthersMayComeAndGoMeanwhile) {
+TEST(BusErrorGuardTest, OtherGuardsMayBeCreatedAndDestroyedMeanwhile) {
   const SharedObject other(kPage);
   std::atomic<bool> stopping{false};
   std::thread changes([&] {
@@ -292,21 +293,21 @@ TEST(BusErrorGuardTest, OthersMayComeAndGoMeanwhile) {
   changes.join();
 }
 
-TEST(SharedMemoryTest, ABrokenRegionIsRefusedUntilItIsRegisteredAnew) {
+TEST(SharedMemoryTest, ABrokenRegionIsRejectedUntilRegisteredAgain) {
   SharedObject object(2 * kPage);
   SharedMemory memory(Allowed());
   ASSERT_TRUE(memory.RegisterSystem("r", object.key(), 0, 2 * kPage).ok());
   object.CutTo(0);
   memory.Find({"r", 0, 1})->bytes[0] = std::byte{1};
   object.CutTo(2 * kPage);
-  EXPECT_THAT(std::string(memory.Find({"r", 0, 1}).status().message()), HasSubstr("cut short"));
+  EXPECT_THAT(std::string(memory.Find({"r", 0, 1}).status().message()), HasSubstr("truncated"));
   ASSERT_TRUE(memory.Unregister(Kind::kSystem, "r").ok());
   ASSERT_TRUE(memory.RegisterSystem("r", object.key(), 0, 2 * kPage).ok());
   EXPECT_TRUE(memory.Find({"r", 0, 1}).ok());
 }
 
-// As it was before: the signal ends the process, or a sanitizer's handler does.
-TEST(BusErrorGuardDeathTest, ABusErrorElsewhereStillEndsTheProcess) {
+// As before: the signal, or a sanitizer's handler, terminates the process.
+TEST(BusErrorGuardDeathTest, ABusErrorElsewhereStillTerminatesTheProcess) {
   SharedObject guarded(kPage), elsewhere(kPage);
   EXPECT_DEATH(
       {
@@ -317,7 +318,7 @@ TEST(BusErrorGuardDeathTest, ABusErrorElsewhereStillEndsTheProcess) {
       "");
 }
 
-TEST(BusErrorGuardDeathTest, ABusErrorThatWasSentStillEndsTheProcess) {
+TEST(BusErrorGuardDeathTest, ASentBusErrorStillTerminatesTheProcess) {
   SharedObject guarded(kPage);
   EXPECT_DEATH(
       {

@@ -566,7 +566,7 @@ TEST_F(OipSharedMemoryTest, TheRequestKeepsItsRegionsAndWatchesThem) {
   EXPECT_TRUE(decoded->request.check_lent_memory().ok());
   short_lived.CutTo(0);
   EXPECT_EQ(Gather(decoded->request.inputs.key), std::string(48, '\0'));
-  EXPECT_THAT(std::string(decoded->request.check_lent_memory().message()), HasSubstr("cut short"));
+  EXPECT_THAT(std::string(decoded->request.check_lent_memory().message()), HasSubstr("truncated"));
 }
 
 // --- Refusals ------------------------------------------------------------------------------------
