@@ -162,7 +162,7 @@ TEST(DiagnosisTest, CountsWhatIsNotFiniteInEachInput) {
   EXPECT_EQ(report.raw_scores.nan, 6) << "rows 1 and 2, the latter from inf - inf";
   EXPECT_THAT(report.warnings, Contains(HasSubstr("Q has 2 NaN among 12 values")));
   EXPECT_THAT(report.warnings, Contains(HasSubstr("Q has 2 infinite values among 12")));
-  EXPECT_THAT(report.warnings, Contains(HasSubstr("the output holds ")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("the output has ")));
 }
 
 TEST(DiagnosisTest, TellsPositionFromMaskAndCountsAPairOnce) {
@@ -263,7 +263,7 @@ TEST(DiagnosisTest, WarnsOfScoresFarApartWithinARowNotBetweenRows) {
   inputs.key.Fill(1);
   inputs.query.Set(0, 0, 0, 0, -100);
   inputs.query.Set(0, 0, 1, 0, 100);
-  const auto warning = Contains(HasSubstr("scaled scores of one row lie up to"));
+  const auto warning = Contains(HasSubstr("the scaled scores of a row span up to"));
   EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Not(warning));
   inputs.key.Set(0, 0, 0, 0, 0);
   const DiagnosisReport report = MustDiagnose(problem, inputs);
