@@ -1,9 +1,9 @@
-// Starts the cuDNN backend of the process on the GPU of this machine, so that every test that runs
-// on all targets runs there, too. Ends the process where there is none.
+// Starts the cuDNN backend of the process on the GPU of this machine, so that the tests of all
+// targets run there, too. Exits if there is no GPU.
 //
 //   RAPT_CUDNN_LIBRARIES     as --cudnn_libraries
-//   RAPT_DEVICE_PROPERTIES   a file: how cuDNN describes the GPU is written there
-//   RAPT_DESCRIBED_DEVICE    such a file: kernels are compiled for what it describes, as elsewhere
+//   RAPT_DEVICE_PROPERTIES   a file to which cuDNN's description of the GPU is written
+//   RAPT_DESCRIBED_DEVICE    such a file: kernels are compiled for the described device
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -24,7 +24,7 @@ using cudnn::CompiledPlan;
 using cudnn::Device;
 using cudnn::Library;
 
-// The GPU, with kernels that were compiled for a description of one.
+// The GPU, with kernels compiled for a described device.
 class DescribedDevice final : public Device {
  public:
   DescribedDevice(std::unique_ptr<Device> device, const Library& library, std::string properties)

@@ -1,5 +1,5 @@
-// A device for gpu_bench.py's test: it takes the time that a GPU of round numbers would take, and
-// computes nothing. What is measured of it is known before.
+// A fake device for gpu_bench.py's test: it takes the time of a GPU with known round figures, and
+// computes nothing.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -52,7 +52,7 @@ class ModelledLane final : public cudnn::Lane {
   }
 
  private:
-  // Row by row, as long as each is.
+  // Sums over rows of different lengths.
   double RaggedSeconds(const SdpaGraph& graph, const ArenaLayout& layout) const {
     const auto length = [&](int64_t place, int64_t b) {
       int32_t length;

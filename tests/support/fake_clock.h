@@ -1,4 +1,4 @@
-// A clock that stands still until it is told to move.
+// A clock that moves only when told to.
 #ifndef RAPT_TESTS_SUPPORT_FAKE_CLOCK_H_
 #define RAPT_TESTS_SUPPORT_FAKE_CLOCK_H_
 

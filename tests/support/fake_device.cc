@@ -23,7 +23,7 @@ using cudnn::SdpaGraph;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-// Attention as the graph states it, over packed tensors in `arena`.
+// Computes the graph's attention over packed tensors in `arena`.
 class Kernel {
  public:
   Kernel(const SdpaGraph& graph, const ArenaLayout& layout, std::byte* arena)
@@ -72,7 +72,7 @@ class Kernel {
     return ((b * g_.kv_heads + h) * g_.key_length + j) * size;
   }
 
-  // Of ragged ones whole tiles are read.
+  // Whole tiles are read from ragged tensors.
   int64_t KeysRead(int64_t b) const {
     if (!g_.ragged) return g_.key_length;
     const int64_t keys = LengthAt(layout_.key_lengths, b, 0);
@@ -113,8 +113,8 @@ class Kernel {
     StoreElement(arena_ + layout_.lse, DType::kFloat32, row, lse);
   }
 
-  // A row that sees no key is 0 / 0, as on the device. Hidden values are multiplied with weights of
-  // 0, as there.
+  // As on the device, a row that sees no key is 0 / 0, and hidden values are multiplied by weights
+  // of 0.
   void RunRow(int64_t b, int64_t h, int64_t i) {
     std::vector<double> weights(KeysRead(b), kMinusInfinity);
     for (int64_t j = 0; j < g_.key_length; ++j) {
@@ -142,7 +142,7 @@ class Kernel {
   std::byte* arena_;
 };
 
-// Takes one from a count, if there is one left.
+// Decrements a positive count; returns whether it was positive.
 bool Take(std::atomic<int>& count) {
   int left = count;
   while (left > 0 && !count.compare_exchange_weak(left, left - 1)) {
@@ -150,7 +150,7 @@ bool Take(std::atomic<int>& count) {
   return left > 0;
 }
 
-// Reached by copies alone, although it is memory of the host.
+// Accessed only by copies, although it is host memory.
 class ObjectMemory final : public DeviceMemory {
  public:
   ObjectMemory(std::byte* begin, int64_t size) : begin_(begin), size_(size) {}
@@ -177,7 +177,7 @@ class FakeDevice::FakeLane final : public cudnn::Lane {
  public:
   FakeLane(Controls& controls, int64_t arena_bytes)
       : controls_(controls), host_(arena_bytes), device_(arena_bytes) {
-    // What is not written is NaN in every type.
+    // Unwritten memory is NaN in every type.
     std::memset(host_.data(), 0xff, arena_bytes);
     std::memset(device_.data(), 0xff, arena_bytes);
   }

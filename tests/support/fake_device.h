@@ -1,5 +1,5 @@
-// A device that is memory of its own and a slow loop: bytes really move, and what comes back is
-// what cuDNN documents, its undefined rows included.
+// A fake device with its own memory that computes by a slow loop: bytes really move, and results
+// are as cuDNN documents them, including undefined rows.
 #ifndef RAPT_TESTS_SUPPORT_FAKE_DEVICE_H_
 #define RAPT_TESTS_SUPPORT_FAKE_DEVICE_H_
 
@@ -14,23 +14,23 @@
 
 namespace rapt::test {
 
-// Thread-safe as far as a Device is.
+// As thread-safe as a Device.
 class FakeDevice final : public cudnn::Device {
  public:
-  // What tests look at and change while the device runs; it outlives the device.
+  // State that tests read and change while the device runs. REQUIRES: outlives the device.
   struct Controls {
-    std::atomic<int> failures{0};          // so many runs from now on fail
-    std::atomic<int> failing_restarts{0};  // likewise
-    std::atomic<int> runs{0};              // that were asked for
+    std::atomic<int> failures{0};          // the number of next runs that fail
+    std::atomic<int> failing_restarts{0};  // the same for restarts
+    std::atomic<int> runs{0};              // including failed ones
     std::atomic<int> restarts{0};
     std::atomic<int> compilations{0};
-    std::atomic<int64_t> most_bytes{0};       // of a lane's memory that a run asked for
-    std::atomic<bool> computes{true};         // or leaves the results as they are
-    std::atomic<bool> declines{false};        // no graph compiles
-    std::atomic<int64_t> workspace_bytes{0};  // that kernels take
-    // Called by every run, before it computes, and by every compilation; may block.
+    std::atomic<int64_t> most_bytes{0};       // the most lane memory that a run used
+    std::atomic<bool> computes{true};         // false: leaves the outputs unchanged
+    std::atomic<bool> declines{false};        // true: compiles no graph
+    std::atomic<int64_t> workspace_bytes{0};  // of all kernels
+    // Called by every run, before it computes, and by every compilation. May block.
     std::function<void()> on_run = [] {};
-    // What is to be computed; likewise.
+    // Called with the graph of every run. May block.
     std::function<void(const cudnn::SdpaGraph&, const cudnn::ArenaLayout&)> on_graph =
         [](const cudnn::SdpaGraph&, const cudnn::ArenaLayout&) {};
     std::function<void()> on_compile = [] {};
@@ -45,8 +45,8 @@ class FakeDevice final : public cudnn::Device {
   int64_t arena_bytes() const override { return arena_bytes_; }
   absl::StatusOr<cudnn::CompiledPlan> Compile(const cudnn::SdpaGraph& graph) override;
   absl::Status Restart() override;
-  // The handle is the name of an object of POSIX shared memory, filled up with zeros; the device is
-  // number 0.
+  // The handle is the name of a POSIX shared memory object, padded with zeros. The device is number
+  // 0.
   absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(absl::string_view raw_handle,
                                                                  int64_t device_id,
                                                                  int64_t byte_size) override;

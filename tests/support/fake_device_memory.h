@@ -1,4 +1,4 @@
-// Memory of a device that may be told to fail.
+// Fake device memory that tests can make fail.
 #ifndef RAPT_TESTS_SUPPORT_FAKE_DEVICE_MEMORY_H_
 #define RAPT_TESTS_SUPPORT_FAKE_DEVICE_MEMORY_H_
 
@@ -28,7 +28,7 @@ class FakeDeviceMemory final : public DeviceMemory {
     return absl::OkStatus();
   }
 
-  // The device's, which those who share it see.
+  // The device's own bytes, as its other users see them.
   mutable std::vector<std::byte> bytes;
   std::atomic<bool> fails_to_read{false};
   std::atomic<bool> fails_to_write{false};

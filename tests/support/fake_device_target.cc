@@ -1,5 +1,5 @@
-// Starts the cuDNN backend of the process on a device of the tests' own, so that every test that
-// runs on all targets runs on it, too.
+// Starts the cuDNN backend of the process on a fake device, so that the tests of all targets run on
+// it, too.
 #include "attention/cpu/cpu_backend.h"
 #include "attention/cudnn/cudnn_backend.h"
 #include "tests/support/fake_device.h"

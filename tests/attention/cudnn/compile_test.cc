@@ -1,5 +1,5 @@
-// Real cuDNN compiles real kernels here for a GPU that is only described: what Supports() takes it
-// takes too, and what Supports() declines for its sake it declines.
+// The real cuDNN compiles kernels for a GPU that is only described. It must support what Supports()
+// accepts, and not support what Supports() rejects on its behalf.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -41,7 +41,7 @@ struct Case {
 
 void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
-// Llama's heads where a case does not say otherwise.
+// Llama's heads by default.
 Problem Of(int64_t queries, int64_t keys) {
   return {.dtype = DType::kBFloat16,
           .batch = 2,
@@ -165,9 +165,9 @@ std::vector<Case> Cases() {
   };
 }
 
-class CudnnTakesTest : public ::testing::TestWithParam<Case> {};
+class CudnnSupportsTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(CudnnTakesTest, WhatIsSupported) {
+TEST_P(CudnnSupportsTest, WhatSupportsAccepts) {
   const Problem& p = GetParam().problem;
   ASSERT_TRUE(Validate(p).ok());
   ASSERT_TRUE(Supports(p).ok()) << Supports(p);
@@ -175,14 +175,14 @@ TEST_P(CudnnTakesTest, WhatIsSupported) {
   const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(graph, Properties());
   ASSERT_TRUE(plan.ok()) << graph.Key() << "\n" << plan.status();
   EXPECT_GT(plan->bytes.size(), 10'000u) << "kernels are in it";
-  // No score matrix: a little for tasks to be handed out, or for the parts of keys that are split.
+  // No score matrix: only a little for scheduling, or for the parts of split keys.
   EXPECT_LE(plan->workspace_bytes, 1 << 20) << graph.Key();
 }
 
-INSTANTIATE_TEST_SUITE_P(, CudnnTakesTest, ::testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(, CudnnSupportsTest, ::testing::ValuesIn(Cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Batch rows of any lengths, without padding.
+// Batch rows of different lengths without padding.
 std::vector<Case> RaggedCases() {
   const Problem square = Of(1024, 1024);
   return {
@@ -211,9 +211,9 @@ std::vector<Case> RaggedCases() {
   };
 }
 
-class CudnnTakesRaggedTest : public ::testing::TestWithParam<Case> {};
+class CudnnSupportsRaggedTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(CudnnTakesRaggedTest, WhatMayBe) {
+TEST_P(CudnnSupportsRaggedTest, WhatMayBeRaggedAccepts) {
   const Problem& p = GetParam().problem;
   ASSERT_TRUE(Validate(p).ok());
   ASSERT_TRUE(MayBeRagged(GraphOf(p)));
@@ -221,8 +221,8 @@ TEST_P(CudnnTakesRaggedTest, WhatMayBe) {
   const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(graph, Properties());
   ASSERT_TRUE(plan.ok()) << graph.Key() << "\n" << plan.status();
   EXPECT_LE(plan->workspace_bytes, 1 << 20) << graph.Key();
-  // Queries, keys and head size of a tile are in the kernel's name: what it reads beyond the last
-  // key is there.
+  // The kernel's name contains the tile's queries, keys and head size, and so bounds what it reads
+  // beyond the last key.
   const std::string text(plan->bytes.begin(), plan->bytes.end());
   std::smatch tile;
   ASSERT_TRUE(std::regex_search(text, tile, std::regex("_sdpa_sm\\d+_\\w+_knob_\\d+_\\d+x(\\d+)x")))
@@ -230,10 +230,10 @@ TEST_P(CudnnTakesRaggedTest, WhatMayBe) {
   EXPECT_LE(std::stoi(tile[1]), kTileKeys) << tile[0];
 }
 
-INSTANTIATE_TEST_SUITE_P(, CudnnTakesRaggedTest, ::testing::ValuesIn(RaggedCases()),
+INSTANTIATE_TEST_SUITE_P(, CudnnSupportsRaggedTest, ::testing::ValuesIn(RaggedCases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Graphs that GraphOf() never makes, and the words with which cuDNN says why.
+// Graphs that GraphOf() never makes, and cuDNN's reason for rejecting them.
 struct Refusal {
   const char* name;
   void (*change)(SdpaGraph&);
@@ -242,9 +242,9 @@ struct Refusal {
 
 void PrintTo(const Refusal& r, std::ostream* out) { *out << r.name; }
 
-class CudnnDeclinesTest : public ::testing::TestWithParam<Refusal> {};
+class CudnnRejectsTest : public ::testing::TestWithParam<Refusal> {};
 
-TEST_P(CudnnDeclinesTest, WhatGraphsKeepClearOf) {
+TEST_P(CudnnRejectsTest, WhatGraphsAvoid) {
   SdpaGraph graph = GraphOf(Of(1024, 512));
   GetParam().change(graph);
   const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(graph, Properties());
@@ -253,7 +253,7 @@ TEST_P(CudnnDeclinesTest, WhatGraphsKeepClearOf) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    , CudnnDeclinesTest,
+    , CudnnRejectsTest,
     ::testing::Values(Refusal{"HeadSizesThatAreNoMultipleOfEight",
                               [](SdpaGraph& g) { g.head_size = 100; }, "multiple of 8"},
                       Refusal{"BottomRightWithMoreQueriesThanKeys",
@@ -276,9 +276,9 @@ INSTANTIATE_TEST_SUITE_P(
                               "group-query"}),
     [](const auto& info) { return std::string(info.param.name); });
 
-TEST(CudnnLibraryTest, NamesItsVersion) { EXPECT_GE(Cudnn().version(), 91900); }
+TEST(CudnnLibraryTest, ReportsItsVersion) { EXPECT_GE(Cudnn().version(), 91900); }
 
-TEST(CudnnLibraryTest, SaysWhatIsWrongWithADescription) {
+TEST(CudnnLibraryTest, ReportsAnInvalidDescription) {
   const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(GraphOf(Of(128, 128)), "{}");
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(plan.status().message()), HasSubstr("maxGridSize"));

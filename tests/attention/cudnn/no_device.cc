@@ -1,6 +1,6 @@
-// A libcuda.so.1 that finds no device, for test binaries alone. cuDNN compiles kernels for a device
-// that is only described, but hands them to the driver at the end: loading succeeds here, as
-// nothing ever runs, and everything else says CUDA_ERROR_NO_DEVICE.
+// A fake libcuda.so.1 without devices, for tests only. cuDNN compiles kernels for a device that is
+// only described, but loads them through the driver in the end: loading succeeds here, because
+// nothing ever runs, and all other functions return CUDA_ERROR_NO_DEVICE.
 #include <cstring>
 
 namespace {
@@ -44,7 +44,7 @@ int cuLibraryUnload() { return kSuccess; }
 int cuKernelGetAttribute() { return kSuccess; }
 int cuKernelSetAttribute() { return kSuccess; }
 
-// How the CUDA runtime finds the rest.
+// The CUDA runtime looks up the other functions by this one.
 int cuGetProcAddress_v2(const char* name, void** function) {
   const bool version = std::strcmp(name, "cuDriverGetVersion") == 0;
   const bool lookup = std::strncmp(name, "cuGetProcAddress", 16) == 0;
@@ -54,7 +54,7 @@ int cuGetProcAddress_v2(const char* name, void** function) {
   return kSuccess;
 }
 
-// What cuDNN looks up by name.
+// Functions that cuDNN looks up by name.
 #define RAPT_NO_DEVICE(name) \
   int name() { return kNoDevice; }
 RAPT_NO_DEVICE(cuCtxGetCurrent)
