@@ -11,7 +11,7 @@
 namespace rapt {
 namespace {
 
-// A protobuf message ends at 2 GiB; the rest is for names and shapes.
+// Protocol Buffers messages are limited to 2 GiB; the difference is for names and shapes.
 constexpr int64_t kMaxResponseBytes = std::numeric_limits<int32_t>::max() - 64 * 1024;
 
 }  // namespace

@@ -1,4 +1,4 @@
-/* Attention in process, from C: three tokens that look at each other, and how much at whom.
+/* Attention in process, from C: three tokens attend to each other; prints the weights.
  *
  *     find_package(rapt REQUIRED COMPONENTS attention)
  *     target_link_libraries(app PRIVATE rapt::attention)

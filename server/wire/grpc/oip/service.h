@@ -1,5 +1,5 @@
-// inference.GRPCInferenceService: any client of Triton or KServe works unmodified. The messages'
-// meaning is in proto/inference; what the server offers of them is said by ServerMetadata.
+// inference.GRPCInferenceService: clients of Triton and KServe work unmodified. proto/inference
+// documents the messages; ServerMetadata lists the supported extensions.
 #ifndef RAPT_SERVER_WIRE_GRPC_OIP_SERVICE_H_
 #define RAPT_SERVER_WIRE_GRPC_OIP_SERVICE_H_
 
@@ -17,8 +17,9 @@ namespace rapt::oip {
 
 inline constexpr char kServiceName[] = "inference.GRPCInferenceService";
 
-// The service, to be registered with a server beside the tensor methods, to which it adds its own.
-// Thread-safe; everything borrowed outlives it. `is_ready` may be called from any thread.
+// Returns the service, and adds its tensor methods to `tensor_methods`; register both with a
+// server. Thread-safe. `is_ready` is called from any thread. REQUIRES: everything borrowed outlives
+// it.
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
                                           SharedMemory& shared_memory,
                                           std::function<bool()> is_ready,

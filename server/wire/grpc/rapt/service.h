@@ -1,4 +1,4 @@
-// rapt.v1.AttentionService: the native interface. What it means is said in
+// rapt.v1.AttentionService: the native interface, documented in
 // proto/rapt/v1/attention.proto.
 #ifndef RAPT_SERVER_WIRE_GRPC_RAPT_SERVICE_H_
 #define RAPT_SERVER_WIRE_GRPC_RAPT_SERVICE_H_
@@ -16,8 +16,8 @@ namespace rapt::native {
 
 inline constexpr char kServiceName[] = "rapt.v1.AttentionService";
 
-// The service, to be registered with a server beside the tensor methods, to which it adds its own.
-// Thread-safe; everything borrowed outlives it.
+// Returns the service, and adds its tensor methods to `tensor_methods`; register both with a
+// server. Thread-safe. REQUIRES: everything borrowed outlives it.
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
                                           const SharedMemory& shared_memory,
                                           const CallObserverFactory& observe,

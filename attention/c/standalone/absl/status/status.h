@@ -1,7 +1,7 @@
-// absl::Status as far as attention uses it, for librapt_attention.so alone: see
+// The subset of absl::Status that attention uses, only for librapt_attention.so: see
 // docs/decisions/0007-a-library-without-abseils-status.md.
-#ifndef RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUS_H_
-#define RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUS_H_
+#ifndef RAPT_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUS_H_
+#define RAPT_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUS_H_
 
 #include <string>
 #include <utility>
@@ -54,4 +54,4 @@ inline Status InternalError(absl::string_view message) {
 
 }  // namespace absl
 
-#endif  // RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUS_H_
+#endif  // RAPT_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUS_H_

@@ -1,6 +1,6 @@
-// absl::StatusOr as far as attention uses it; see status.h.
-#ifndef RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUSOR_H_
-#define RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUSOR_H_
+// The subset of absl::StatusOr that attention uses; see status.h.
+#ifndef RAPT_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUSOR_H_
+#define RAPT_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUSOR_H_
 
 #include <optional>
 #include <utility>
@@ -12,7 +12,7 @@ namespace absl {
 template <typename T>
 class [[nodiscard]] StatusOr {
  public:
-  // NOLINTBEGIN(google-explicit-constructor): as Abseil's.
+  // NOLINTBEGIN(google-explicit-constructor): like Abseil's.
   StatusOr(Status error) : status_(std::move(error)) {}
   StatusOr(T value) : value_(std::move(value)) {}
   // NOLINTEND(google-explicit-constructor)
@@ -33,4 +33,4 @@ class [[nodiscard]] StatusOr {
 
 }  // namespace absl
 
-#endif  // RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUSOR_H_
+#endif  // RAPT_ATTENTION_C_STANDALONE_ABSL_STATUS_STATUSOR_H_

@@ -1,6 +1,6 @@
-// absl::StrCat and StrAppend as far as attention uses them; see ../status/status.h.
-#ifndef RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STRINGS_STR_CAT_H_
-#define RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STRINGS_STR_CAT_H_
+// The subset of absl::StrCat and StrAppend that attention uses; see ../status/status.h.
+#ifndef RAPT_ATTENTION_C_STANDALONE_ABSL_STRINGS_STR_CAT_H_
+#define RAPT_ATTENTION_C_STANDALONE_ABSL_STRINGS_STR_CAT_H_
 
 #include <charconv>
 #include <cstddef>
@@ -12,10 +12,10 @@
 
 namespace absl {
 
-// A text, or a number as text: floating-point ones with six digits, as "%g" writes them.
+// A string, or a number formatted as one; floating-point numbers like "%g" with six digits.
 class AlphaNum {
  public:
-  // NOLINTBEGIN(google-explicit-constructor): as Abseil's.
+  // NOLINTBEGIN(google-explicit-constructor): like Abseil's.
   AlphaNum(const char* text) : text_(text) {}
   AlphaNum(absl::string_view text) : text_(text) {}
   AlphaNum(const std::string& text) : text_(text) {}
@@ -56,4 +56,4 @@ std::string StrCat(const Parts&... parts) {
 
 }  // namespace absl
 
-#endif  // RAPT_SERVER_ATTENTION_C_STANDALONE_ABSL_STRINGS_STR_CAT_H_
+#endif  // RAPT_ATTENTION_C_STANDALONE_ABSL_STRINGS_STR_CAT_H_
