@@ -1,4 +1,4 @@
-// The one way from a request to its result, or to a diagnosis of it.
+// Computes requests: plan, admission, execution.
 #ifndef RAPT_SERVER_ENGINE_H_
 #define RAPT_SERVER_ENGINE_H_
 
@@ -22,61 +22,62 @@ namespace rapt {
 // Runs exactly once for each diagnosis, on any thread.
 using DiagnosisDone = absl::AnyInvocable<void(absl::StatusOr<DiagnosisReport>)>;
 
-// What a message holds while it is received and read. Move-only; gives it back on destruction.
+// Memory reserved for a message while it is received and read. Move-only; released on destruction.
 using MessageReservation = MemoryBudget::Reservation;
 using MessageAdmitted = absl::AnyInvocable<void(absl::StatusOr<MessageReservation>)>;
 
-// Plan, admission, execution, done: only this class knows the order. Thread-safe. Everything
-// borrowed outlives it.
+// Runs plan, admission, execution and done in this order for every request. Thread-safe. Everything
+// that it references outlives it.
 class Engine {
  public:
-  // `options` are valid and for the executor's number of threads; the pool has room for the gate's
-  // compute share. With `lanes`, which has a thread for each lane of the device, backends that wait
-  // for one are taken as well.
+  // REQUIRES: `options` are valid and have the executor's number of threads; the pool's capacity is
+  // the gate's compute share. `lanes` has a thread for each lane of the device; null: backends with
+  // lanes are not used.
   Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Executor& executor,
          Executor* lanes = nullptr);
 
-  // Before a message is received: waits for a place for its bytes, where there are any. Calls
-  // `admitted` exactly once, on this thread where that is decided at once, with Unavailable,
-  // ResourceExhausted, DeadlineExceeded or Cancelled where there is none.
+  // Reserves memory for a message before it is received, waiting if necessary. Calls `admitted`
+  // exactly once, on this thread if the decision is immediate, with Unavailable, ResourceExhausted,
+  // DeadlineExceeded or Cancelled on failure.
   void AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,
                     MessageAdmitted admitted);
-  // For a message that has come without a place: it is held all the same, so that others wait.
+  // Charges the budget for a message that arrived without a reservation, even beyond the limit, so
+  // that others wait.
   MessageReservation ChargeMessage(int64_t bytes) {
     return gate_.Charge(AdmissionGate::Share::kReceive, bytes);
   }
-  // When it is received: gives back all but `bytes`. Requests that waited for them may start on
-  // this thread.
+  // Shrinks the reservation of a received message to `bytes`. Waiting requests may start on this
+  // thread.
   void ShrinkMessage(MessageReservation& reservation, int64_t bytes);
 
-  // A request's `cancelled` was set: those that wait for memory look at theirs now.
+  // Call after setting a request's `cancelled`, so that waiting requests check theirs.
   void NoticeCancellation() { gate_.NoticeCancellation(); }
 
-  // Calls done exactly once: on this thread where the request is refused or tiny, else on a compute
-  // thread. Its status is
+  // Calls done exactly once: on this thread if the request is rejected or tiny, else on a compute
+  // thread. The status is
   //   Unavailable         after StopAccepting()
-  //   InvalidArgument     what only the data tells, such as key lengths
-  //   Unimplemented       the configured backend can't compute it
-  //   ResourceExhausted   it can't fit into the memory budget, or did not within the queue's time
+  //   InvalidArgument     invalid data, such as key lengths out of range
+  //   Unimplemented       the configured backend does not support the problem
+  //   ResourceExhausted   it exceeds the memory budget, the queue is full or the wait was too long
   //   DeadlineExceeded, Cancelled
   void Submit(Request request, Done done);
 
-  // Looks into the request instead of answering it; statuses as with Submit(), but what the
-  // configured backend can't compute is no error, the report says so.
+  // Diagnoses the request instead of computing it. Statuses as of Submit(), except that the report
+  // shows unsupported problems instead of Unimplemented.
   void Diagnose(Request request, DiagnosisDone done);
 
-  // An attention whose tensors come in chunks, not yet admitted. Unavailable, InvalidArgument and
-  // Unimplemented as with Submit(), and InvalidArgument for chunks that make no sense.
+  // Plans a call whose tensors arrive in chunks, without admitting it. Unavailable, InvalidArgument
+  // and Unimplemented as of Submit(), and InvalidArgument for invalid chunk sizes.
   absl::StatusOr<std::shared_ptr<AttentionStream>> PlanStream(StreamRequest request);
 
-  // Takes the stream's memory: first `message_bytes` for its chunks, then everything else, as a
-  // request does. Calls `admitted` exactly once, on this thread where that is decided at once; the
-  // stream may be used when its status is OK, and else ends as AdmitMessage() and Submit() say.
+  // Reserves the stream's memory: first `message_bytes` for its chunks, then everything else. Calls
+  // `admitted` exactly once, on this thread if the decision is immediate, with a status as of
+  // AdmitMessage() and Submit(). The stream may be used if it is OK.
   using StreamAdmitted = absl::AnyInvocable<void(absl::Status)>;
   void AdmitStream(std::shared_ptr<AttentionStream> stream, int64_t message_bytes,
                    StreamAdmitted admitted);
 
-  // From now on requests are refused; those submitted before run to their end.
+  // Rejects new requests; submitted ones run to their end.
   void StopAccepting() { accepting_ = false; }
   bool accepting() const { return accepting_; }
 
@@ -88,7 +89,7 @@ class Engine {
   class Flight;
   class Examination;
   absl::Status CheckAccepting() const;
-  // Calls `callback` as AdmissionGate::Queue() does, but now if admitted at once.
+  // Like AdmissionGate::Queue(), but calls `callback` on this thread if admitted at once.
   template <typename Callback>
   void AdmitOrQueue(const AdmissionGate::MemoryRequest& memory, Callback callback);
   void Admit(std::unique_ptr<Passage> passage);

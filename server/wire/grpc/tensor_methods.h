@@ -19,8 +19,8 @@
 
 namespace rapt {
 
-// The methods of all protocols whose calls are GenericCalls, as one service: gRPC gives it whatever
-// method no other service has. Thread-safe once every method is known.
+// The methods of all protocols that are implemented by GenericCalls, as one service. gRPC passes it
+// every method that no other service has. Thread-safe after the last Add().
 class TensorMethods {
  public:
   using NewCall = std::function<GenericCall*(std::unique_ptr<GrpcCall> call)>;
@@ -35,11 +35,11 @@ class TensorMethods {
 
   grpc::AsyncGenericService& service() { return service_; }
 
-  // Once a server has the service: takes calls from its queue, on so many threads, which do what
-  // gRPC has to do as well.
+  // Accepts calls from the queue on this number of threads, which also run gRPC's I/O. REQUIRES:
+  // the service is registered with a running server.
   void Start(std::unique_ptr<grpc::ServerCompletionQueue> queue, int threads);
 
-  // Once the server is shut down: returns when the last call is gone.
+  // Returns when the last call has ended. REQUIRES: the server is shut down.
   void Stop();
 
  private:
@@ -53,7 +53,7 @@ class TensorMethods {
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::vector<std::thread> threads_;
 
-  std::atomic<int64_t> count_{0};  // calls that are expected or there
+  std::atomic<int64_t> count_{0};  // accepted calls and pending accepts
   Mutex mutex_;
   CondVar none_;
 };
