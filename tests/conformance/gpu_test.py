@@ -1,4 +1,4 @@
-"""What a server tells of the calls that its GPU, which is one of the tests' own, did not compute alone."""
+"""How a server with a fake GPU reports calls that the GPU did not compute alone."""
 
 import os
 import re

@@ -89,7 +89,7 @@ def described_by_triton():
 
 
 def schema(files):
-    """What decides the wire format, flat: fields, enum values and methods by full name."""
+    """The parts that determine the wire format, flat: fields, enum values and methods by full name."""
     found = {}
 
     def add_enum(prefix, enum):

@@ -1,4 +1,4 @@
-"""perf_analyzer and ghz, unmodified, against the built server. What they measure is not looked at."""
+"""perf_analyzer and ghz, unmodified, against the built server. Their measurements are ignored."""
 
 import base64
 import glob

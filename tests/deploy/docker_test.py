@@ -1,4 +1,4 @@
-"""The image as an operator would run it: read-only, as nobody, stopped under load.
+"""The image as an operator would run it: read-only, unprivileged, stopped under load.
 
 RAPT_IMAGE names it. `./dev docker-test` builds it and runs this.
 """
@@ -90,7 +90,7 @@ def test_shows_its_metrics(container):
 
 
 def test_becomes_healthy_by_its_own_client(container):
-    # Docker asks by itself every ten seconds; asking the same in the container needs no waiting.
+    # Docker runs the check every ten seconds; running it in the container avoids waiting.
     command = json.loads(inspect(container.id, "{{json .Config.Healthcheck.Test}}"))
     assert command[0] == "CMD", "a shell would be needed"
     assert docker("exec", container.id, *command[1:]) == "SERVING"

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real server under load: every expression of ours returns data.
+"""A real Prometheus scrapes a real server under load: every expression of rules and dashboard returns data.
 
 RAPT_SERVER names the server; Debian's prometheus and promtool are on the path.
 """
@@ -59,7 +59,7 @@ def free_port():
 
 
 class Prometheus:
-    """Scrapes `target` with the configuration of ours, only faster; ready on entry."""
+    """Scrapes `target` with the configuration in deploy/, at a shorter interval; ready on entry."""
 
     def __init__(self, target, directory):
         self._address = f"127.0.0.1:{free_port()}"
@@ -103,7 +103,7 @@ class Prometheus:
             return None
 
     def data_of(self, expression):
-        """What it returns once it returns something; None if it never does."""
+        """Returns the first non-empty result, or None on timeout."""
         end = time.monotonic() + GIVE_UP_SECONDS
         while time.monotonic() < end:
             result = self.ask(expression)

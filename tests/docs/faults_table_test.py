@@ -1,4 +1,4 @@
-"""Every test that the table of faults in docs/operations.md names is there."""
+"""Every test named by the table of faults in docs/operations.md exists."""
 
 import pathlib
 import re

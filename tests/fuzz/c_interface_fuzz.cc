@@ -47,7 +47,7 @@ size_t SizeOf(int32_t dtype) {
   }
 }
 
-// Exactly as many bytes as a tensor has, in an allocation of their own.
+// Separate allocations with exactly the tensors' sizes.
 class Tensors {
  public:
   void* Make(int32_t dtype, std::array<int64_t, 4> shape) {

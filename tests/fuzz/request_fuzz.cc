@@ -29,7 +29,7 @@ namespace {
 constexpr int64_t kBudgetBytes = 4 << 20;
 constexpr int kThreads = 2;
 
-// What a request passes through.
+// The components that process a request.
 struct Server {
   SteadyClock clock;
   Timer timer{clock};

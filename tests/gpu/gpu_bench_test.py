@@ -42,7 +42,7 @@ def test_everything_is_measured_and_written_as_tables(programs):
     text = ran.stdout
     assert text.startswith("a model of a GPU (modelled), driver for CUDA 13,")
 
-    # What the model states: 50 GB/s pinned, 10 GB/s pageable, 500 TFLOP/s.
+    # The model's rates: 50 GB/s pinned, 10 GB/s pageable, 500 TFLOP/s.
     assert [row[1:] for row in rows(text, "Copies")] == [["50", "50", "10", "10"]] * 4
     kernels = {row[0]: row for row in rows(text, "Kernels")}
     assert kernels["8x32/8x2048x128 causal BF16"][-1] == "496 TFLOP/s"

@@ -1,5 +1,5 @@
-// Faults that a server meets in its life, as docs/operations.md lists them: it gives each its clear
-// answer, holds nothing afterwards, and serves everybody else meanwhile.
+// The faults listed in docs/operations.md: the server returns a clear status for each, holds
+// nothing afterwards, and serves other callers meanwhile.
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -84,7 +84,7 @@ inference::ModelInferRequest WeightsRequest(int64_t length) {
   return request;
 }
 
-// Blocks until so many calls have come, some of which may be over.
+// Blocks until this number of calls has arrived, some of which may have ended.
 void WaitForCalls(const ServerProcess& server, int count) {
   WaitForPage(server, absl::StrCat(count, " calls"), [count](const std::string& page) {
     return SumOnPage(page, "rapt_open_calls") +

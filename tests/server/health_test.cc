@@ -1,4 +1,4 @@
-// Everything that tells of a server's health tells the same, whatever happens to its threads.
+// All health interfaces of a server agree, even if its threads hang.
 #include <dirent.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -48,8 +48,8 @@ std::vector<pid_t> ThreadsNamed(pid_t process, const std::string& name) {
   return threads;
 }
 
-// The server's compute threads, standing still from construction to destruction. Both on one thread
-// of ours, which alone may let them go.
+// Stops the server's compute threads from construction to destruction. REQUIRES: both on the same
+// thread, because only the tracing thread can resume them.
 class HungThreads {
  public:
   explicit HungThreads(const ServerProcess& server)
@@ -97,7 +97,7 @@ TEST(ProbeTest, ConnectionsThatSayNothingKeepNoProbeWaiting) {
   FAIL() << "the probe was answered when silent connections had been closed";
 }
 
-// One who asks a server for its health in every way there is.
+// Queries the health of a server through all interfaces.
 class Prober {
  public:
   explicit Prober(const ServerProcess& server)
@@ -110,7 +110,7 @@ class Prober {
     return absl::StartsWith(HttpGet(server_.metrics_address(), "/readyz"), "HTTP/1.1 200 ");
   }
 
-  // What each way says, by its name.
+  // The answers by interface name.
   std::vector<std::pair<std::string, bool>> Ready() const {
     std::vector<std::pair<std::string, bool>> answers = {
         {"/readyz", HttpReady()}, {"rapt_ready", ReadMetric(server_, "rapt_ready") == 1}};
@@ -150,7 +150,7 @@ class Prober {
     EXPECT_TRUE(response.live());
   }
 
-  // Calls until the watch's end are told of every change.
+  // Returns a stream that receives every change.
   std::unique_ptr<grpc::ClientReader<HealthCheckResponse>> Watch(
       grpc::ClientContext& context) const {
     return health_->Watch(&context, {});

@@ -93,12 +93,12 @@ bool IsHalfEverywhere(const std::string& bytes) {
 std::shared_ptr<grpc::Channel> Connect(const ServerProcess& server) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a separate connection
   return grpc::CreateCustomChannel(server.grpc_address(), grpc::InsecureChannelCredentials(),
                                    arguments);
 }
 
-// What became of a mix's calls.
+// Results of the calls of a mix.
 struct Tally {
   std::atomic<int> right{0};
   std::atomic<int> refused{0};
@@ -115,14 +115,14 @@ struct Tally {
   }
 };
 
-// On so many threads at once, each to its end.
+// Runs `run` concurrently on `count` threads and joins them.
 void OnThreads(int count, const std::function<void()>& run) {
   std::vector<std::thread> threads(count);
   for (std::thread& thread : threads) thread = std::thread(run);
   for (std::thread& thread : threads) thread.join();
 }
 
-// Callers of their own connections, each sending the request again and again.
+// Callers with separate connections, each repeating the request.
 void RunCallers(const ServerProcess& server, const ModelInferRequest& request, int callers,
                 int calls_each, bool declare_size, Tally& tally) {
   OnThreads(callers, [&] {
@@ -190,7 +190,7 @@ TEST(PressureTest, MemoryStaysWithinTheBudgetUnderEveryMix) {
   }
 }
 
-// One call whose message is serialized already, on a connection of its own; what came of it.
+// Makes one call with a serialized message on a separate connection. Returns its status.
 grpc::Status CallRaw(const ServerProcess& server, const std::string& message, int64_t declared) {
   const grpc::Slice slice(message.data(), message.size(), grpc::Slice::STATIC_SLICE);
   const grpc::ByteBuffer bytes(&slice, 1);
@@ -361,7 +361,7 @@ TEST(StreamPressureTest, TheNextMessageHasAPlaceLikeTheOneBefore) {
   WaitUntilNothingIsHeld(server);
 }
 
-// Beyond its share if need be: refusing what is there already would free nothing sooner.
+// Even beyond its share: rejecting a message that has arrived would not free memory sooner.
 TEST(StreamPressureTest, AMessageThatCameUnannouncedDoesNotWaitForAPlace) {
   const ServerProcess server(
       {"--memory_budget_bytes=16777216", "--min_receive_bytes_per_second=1"});
@@ -462,7 +462,7 @@ TEST(StreamShutdownTest, ARequestThatIsComputedIsAnsweredAndANewStreamRefused) {
   EXPECT_EQ(server.Wait(), 0);
 }
 
-// --- What no honest caller sends -----------------------------------------------------------------
+// --- Hostile messages -----------------------------------------------------------------
 
 struct Hostile {
   const char* name;
@@ -569,7 +569,7 @@ TEST(BrokenCallTest, ACallWithoutAMessageIsRefused) {
   WaitUntilNothingIsHeld(server);
 }
 
-// Each would cost as much again as it holds, and nobody has a place for that.
+// The bookkeeping of each would double its memory, which is not in the budget.
 TEST(BrokenCallTest, AMessageInTinyFramesIsRefused) {
   const ServerProcess server;
   const std::string message = Call(1, 96, 64).SerializeAsString();  // 48 KiB

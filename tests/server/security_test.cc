@@ -1,4 +1,4 @@
-// The real rapt-server with certificates and tokens: who gets in, and what others are told.
+// The real rapt-server with certificates and tokens: who is admitted, and how others are rejected.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -92,7 +92,7 @@ class SecurityTest : public ::testing::Test {
 
   std::string Path(const std::string& name) const { return folder_ / name; }
 
-  // In one step, as who replaces files of a running server should.
+  // Atomically, as files of a running server should be replaced.
   void Write(const std::string& name, const std::string& text) const {
     std::ofstream(Path("new")) << text;
     std::filesystem::rename(Path("new"), Path(name));
@@ -285,8 +285,7 @@ TEST_F(SecurityTest, AnAuthorityOfCallersIsReplacedToo) {
 
 class BadFilesTest : public SecurityTest {
  protected:
-  // The server leaves with a line that says what is wrong with which flag, and nothing that is
-  // nobody's business.
+  // The server exits with one line that names the flag and the error, but no path and no secret.
   void ExpectRefusal(std::vector<std::string> flags, const std::string& fragment) const {
     flags.insert(flags.end(), {"--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0"});
     ChildProcess server(ServerCommand(flags));
@@ -434,7 +433,7 @@ TEST_F(SecurityTest, AClientKeepsItsTokenFromPlainText) {
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
 }
 
-// --- Who counts as one caller --------------------------------------------------------------------
+// --- Identity of callers --------------------------------------------------------------------
 
 // A call that has begun and sends no message, so that it stays open.
 class OpenCall {
@@ -504,7 +503,7 @@ std::string Frame(const char (&bytes)[n]) {
   return std::string(bytes, n);
 }
 
-// What begins a connection of HTTP/2.
+// The start of an HTTP/2 connection.
 std::string Preface() { return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(kSettings); }
 
 // A connection that says nothing but what a test sends.
@@ -601,7 +600,7 @@ TEST(ConnectionsTest, OldOnesAreClosedAndNoCallFails) {
   ASSERT_TRUE(client.ok()) << client.status();
   std::atomic<bool> is_closed{false};
   std::thread reader([&] {
-    old.ReadUntil("\x7F\xFF\xFF\xFF");  // GOAWAY, whatever stream was the last
+    old.ReadUntil("\x7F\xFF\xFF\xFF");  // GOAWAY for any last stream
     is_closed = true;
   });
   while (!is_closed) {
@@ -644,7 +643,7 @@ TEST(ConnectionsTest, ACallWaitsWhereAConnectionHasAsManyAsItMay) {
   WaitUntil([&] { return check() == grpc::StatusCode::OK; });
 }
 
-// --- What is hidden ------------------------------------------------------------------------------
+// --- Reflection ------------------------------------------------------------------------------
 
 TEST(ReflectionTest, CanBeTurnedOff) {
   for (const bool is_on : {true, false}) {
@@ -687,7 +686,7 @@ inference::ModelInferRequest LongRequest() {
   return request;
 }
 
-// What the answers of two calls say that carried these.
+// Returns the traceparents in the responses of two calls that sent these.
 std::vector<std::string> ReturnedTraceparents(const ServerProcess& server,
                                               const std::vector<std::string>& sent) {
   const auto stub = inference::GRPCInferenceService::NewStub(

@@ -326,7 +326,7 @@ grpc::Status Call(GRPCInferenceService::Stub& stub,
 
 TEST_F(ServerTest, SaysOfEveryOtherMethodThatItIsNotOffered) {
   using Stub = GRPCInferenceService::Stub;
-  // What the message has to say it is about.
+  // The text that the message must contain.
   const std::pair<const char*, grpc::Status> answers[] = {
       {"RepositoryModelLoad", Call(*stub_, &Stub::RepositoryModelLoad)},
       {"RepositoryModelUnload", Call(*stub_, &Stub::RepositoryModelUnload)},
@@ -397,7 +397,7 @@ TEST_F(ServerTest, ASecondServerOnItsPortsSaysSoInOneLine) {
   }
 }
 
-// --- Servers of their own ------------------------------------------------------------------------
+// --- Separate servers ------------------------------------------------------------------------
 
 TEST(ServerCommandLineTest, ABadLineGivesOneLineAndExitCodeTwo) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {

@@ -1,4 +1,4 @@
-// Shared memory of the real rapt-server, with owners who behave and owners who don't.
+// Shared memory of the real rapt-server, with well-behaved and misbehaving owners.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -123,7 +123,7 @@ TEST_F(SharedMemoryServerTest, ComputesMoreThanItsBudgetCouldHold) {
   EXPECT_EQ(wrong, y.end()) << "element " << wrong - y.begin() << " is " << *wrong;
 }
 
-// Who cuts what short, and where the server meets it.
+// Which object is truncated, and where the server accesses it.
 struct Cut {
   const char* name;
   bool output;

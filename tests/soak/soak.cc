@@ -1,7 +1,7 @@
 // soak [minutes]: a server at five times what it can do. Fails where an invariant breaks:
-//   - it answers nine tenths of what it answers at its best,
-//   - who is refused hears so at once,
-//   - it says that it is ready, all the time,
+//   - its goodput is at least nine tenths of its maximum,
+//   - rejections are immediate,
+//   - it reports ready all the time,
 //   - its memory stays below the budget + 128 MiB + 64 KiB for each open call,
 //   - every answer is right, and afterwards it is as good as before and holds nothing.
 #include <algorithm>
@@ -38,7 +38,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kBudget = 256 * kMiB;
-constexpr int kQueued = 64;  // about a second of work: who waits longer is better off elsewhere
+constexpr int kQueued = 64;  // about a second of work; longer waits are useless to callers
 constexpr double kOverload = 5;
 constexpr double kLeastGoodput = 0.9;
 constexpr double kSlowestRefusalSeconds = 0.25;  // p99, on a machine that has no core to spare
@@ -46,7 +46,7 @@ constexpr double kSlowestRefusalSeconds = 0.25;  // p99, on a machine that has n
 // Work that takes some 10 ms of a core: computing it costs much more than sending it.
 constexpr int64_t kLength = 2048, kHeadSize = 64;
 
-// What became of the calls of a phase.
+// Results of the calls of a phase.
 struct Tally {
   std::vector<double> answered, refused;  // how long each took, in seconds
   int64_t failed = 0;                     // otherwise, or with a wrong answer
@@ -76,7 +76,7 @@ class Load {
     return Finish();
   }
 
-  // So many calls a second are begun, whatever becomes of them.
+  // Starts calls at this rate, independent of their completion.
   Tally RunOpen(double calls_per_second, duration<double> time) {
     Begin();
     const Clock::time_point begin = Clock::now();
@@ -99,7 +99,7 @@ class Load {
     begun_ = Clock::now();
   }
 
-  // Of the time until the last call is over: nobody's answer is left out.
+  // Includes the time until the last call has ended, so that all answers count.
   Tally Finish() {
     MutexLock lock(mutex_);
     while (open_ > 0) none_open_.Wait(mutex_);

@@ -202,7 +202,8 @@ class Instruction {
 void OnIllegalInstruction(int, siginfo_t*, void* context) {
   greg_t* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
   const greg_t raised_at = registers[REG_RIP];
-  // A signal costs more than most instructions: those that follow directly are taken along.
+  // A signal costs more than most instructions, so directly following tile instructions are
+  // emulated in the same handler.
   while (true) {
     Instruction instruction(reinterpret_cast<const uint8_t*>(registers[REG_RIP]), registers);
     if (!instruction.Execute()) break;
@@ -229,7 +230,7 @@ bool HasX8664V4() { return false; }
 bool HasAmxBf16() {
   constexpr int kTileData = 18;
   if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, kTileData) == 0) return true;
-  // What surrounds the tile instructions is not emulated.
+  // Other instructions are not emulated.
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          test::Emulate();

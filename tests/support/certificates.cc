@@ -30,7 +30,7 @@ using X509Certificate = std::unique_ptr<X509, FreeBy<X509_free>>;
 using Bio = std::unique_ptr<BIO, FreeBy<BIO_free_all>>;
 using Extension = std::unique_ptr<X509_EXTENSION, FreeBy<X509_EXTENSION_free>>;
 
-// What `write` writes.
+// Returns the PEM text written by `write`.
 template <typename Write>
 std::string Pem(const Write& write) {
   const Bio bio(BIO_new(BIO_s_mem()));

@@ -1,4 +1,4 @@
-// A clock that moves only when told to.
+// A clock that advances only on request.
 #ifndef RAPT_TESTS_SUPPORT_FAKE_CLOCK_H_
 #define RAPT_TESTS_SUPPORT_FAKE_CLOCK_H_
 

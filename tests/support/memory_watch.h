@@ -23,7 +23,7 @@ inline constexpr bool kMemoryTells = false;
 inline constexpr bool kMemoryTells = true;
 #endif
 
-// What it has of its own, files that it mapped aside.
+// Returns the process's anonymous memory, without mapped files.
 inline int64_t RssAnonBytes(pid_t pid) {
   std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
   for (std::string word; status >> word;) {

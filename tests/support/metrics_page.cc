@@ -67,7 +67,7 @@ void WaitForMetric(const ServerProcess& server, const std::string& name, double 
 }
 
 void WaitUntilComputing(const ServerProcess& server) {
-  // What the server asks of itself keeps a thread busy too, but takes no memory of the budget.
+  // The canary keeps a thread busy, too, but reserves no memory of the budget.
   WaitForPage(server, "a request that is computed", [](const std::string& page) {
     return SumOnPage(page, "rapt_memory_reserved_bytes", {{"kind", "compute"}}) > 0 &&
            SumOnPage(page, "rapt_compute_threads_busy") > 0;

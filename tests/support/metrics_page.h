@@ -1,4 +1,4 @@
-// What a server under test tells at /metrics.
+// The metrics page of a server under test.
 #ifndef RAPT_TESTS_SUPPORT_METRICS_PAGE_H_
 #define RAPT_TESTS_SUPPORT_METRICS_PAGE_H_
 
@@ -29,10 +29,10 @@ void WaitForPage(const ServerProcess& server, const std::string& what,
 void WaitForMetric(const ServerProcess& server, const std::string& name, double value,
                    const std::map<std::string, std::string>& labels = {});
 
-// Blocks until the server computes a request: its message is there, and a thread is at it.
+// Blocks until the server computes a request: its message has arrived and a thread is busy.
 void WaitUntilComputing(const ServerProcess& server);
 
-// Blocks until everything that calls held is given back.
+// Blocks until all memory of calls is released.
 void WaitUntilNothingIsHeld(const ServerProcess& server);
 
 }  // namespace rapt::test

@@ -8,17 +8,16 @@
 
 namespace rapt::test {
 
-// Of HTTP/2, where nobody asks for more.
+// HTTP/2's default maximum frame size.
 inline constexpr uint32_t kMaxFrameBytes = 16384;
 
-// What opens a connection and a call on it, and what sends its only message: together all that a
-// client ever says. `path` is "/inference.GRPCInferenceService/ModelInfer".
+// The bytes that open a connection and a call, and those that send its only message: together all
+// bytes that a client sends. `path` is "/inference.GRPCInferenceService/ModelInfer".
 std::string OpeningBytes(const std::string& address, const std::string& path,
                          const std::map<std::string, std::string>& headers = {});
 std::string MessageBytes(const std::string& message, uint32_t frame_bytes = kMaxFrameBytes);
 
-// One call on a connection of its own; the connection is closed on destruction, whatever the call
-// is doing then.
+// One call on a separate connection, which is closed on destruction even if the call is open.
 class RawCall {
  public:
   // Sends the headers.
@@ -31,9 +30,9 @@ class RawCall {
   // Announces a message of `message_bytes` and sends that many of them, at most as many as fit into
   // a fresh stream's window.
   void SendPart(uint32_t message_bytes, uint32_t sent_bytes);
-  // All of a message that fits into such a window, and no more comes; in frames of so many bytes.
+  // Sends a whole message that fits into such a window, in frames of this size, and half-closes.
   void SendMessage(const std::string& message, uint32_t frame_bytes = kMaxFrameBytes);
-  // No more comes.
+  // Half-closes.
   void HalfClose();
 
   // Blocks until the server has ended the call: its gRPC status code, or -1 where it has reset the

@@ -27,7 +27,8 @@ class SharedObject {
     return {reinterpret_cast<T*>(data_ + offset), static_cast<size_t>(count)};
   }
 
-  // Takes the memory away from everybody who has mapped it. Ours must not be touched either then.
+  // Truncates the object for all processes that mapped it. This mapping must not be accessed
+  // afterwards either.
   void CutTo(int64_t bytes);
 
  private:

@@ -66,7 +66,7 @@ class Tensor {
   double At(int64_t b, int64_t h, int64_t s, int64_t e) const;
   void Set(int64_t b, int64_t h, int64_t s, int64_t e, double value);
 
-  // In the order of the coordinates, whatever the storage.
+  // In the order of the coordinates, independent of the storage.
   Tensor& Fill(double value);
   Tensor& FillUniform(Rng& rng, double low, double high);
   Tensor& FillBool(Rng& rng, double share_of_true);

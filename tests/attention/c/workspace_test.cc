@@ -64,7 +64,7 @@ namespace {
 constexpr size_t kGuardBytes = 1 << 16;
 constexpr unsigned char kUntouched = 0xA5;
 
-// What a run did to its workspace.
+// The effects of a run on its workspace.
 struct Use {
   int64_t allocations = 0;
   bool guards_intact = false;
@@ -165,7 +165,7 @@ TEST_P(WorkspaceTest, IsAllThatARunTakes) {
               use.written_end);
 }
 
-// Address space for a few of the threads' stacks, not for all: those that run are joined again.
+// There is address space for the stacks of a few threads only; started threads are joined.
 TEST(ContextDeathTest, IsRefusedWhereTheSystemRefusesThreads) {
   const auto create = [] {
     constexpr rlim_t kBytes = rlim_t{1} << 30;

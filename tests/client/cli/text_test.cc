@@ -1,4 +1,4 @@
-// What the command line reads and writes as text: labels, JSON, heat maps in a terminal.
+// Text read and written by the command line: labels, JSON, heat maps in a terminal.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -26,7 +26,7 @@ std::string ReadWholeFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// What WriteZip() writes.
+// Returns the output of WriteZip().
 std::string StoredArchive(const std::vector<ZipContent>& members) {
   const std::string path = ::testing::TempDir() + "zip_test.npz";
   const absl::Status written = WriteZip(path, members);

@@ -68,7 +68,7 @@ ScriptedServer::Script FailFirst(int times, grpc::Status status) {
   };
 }
 
-// Four floats that cannot be read before a point in time: who tries waits for it. One at a time.
+// Four floats that block readers until a point in time. One instance at a time.
 class LateFloats {
  public:
   explicit LateFloats(std::chrono::steady_clock::time_point readable)
@@ -248,7 +248,7 @@ TEST_P(AttendFaultsTest, TheDeadlineEndsACallThatIsNotAnswered) {
   const Call call;
   EXPECT_EQ(Attend(*client, call, {.timeout = milliseconds(50)}).status().code(),
             absl::StatusCode::kDeadlineExceeded);
-  server.WaitForLeavers(server.calls());  // the server is told
+  server.WaitForLeavers(server.calls());  // the server sees the cancellation
 }
 
 TEST_P(AttendFaultsTest, ATimeoutThatIsOverEndsTheCallAtOnce) {

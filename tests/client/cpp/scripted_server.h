@@ -26,7 +26,7 @@ class ScriptedServer {
   using Script =
       std::function<std::optional<grpc::Status>(const v1::AttendRequest&, v1::AttendResponse&)>;
 
-  // kRegistered: callers may register shared memory, which nobody looks into.
+  // kRegistered: callers may register shared memory, which the server does not read.
   enum class SharedMemory { kNone, kRegistered };
 
   explicit ScriptedServer(Script script, SharedMemory shared_memory = SharedMemory::kNone);
@@ -41,12 +41,13 @@ class ScriptedServer {
   };
 
   int calls() const;
-  // Those of Attend and Diagnose, in their order.
+  // The messages of Attend and Diagnose, in order.
   std::vector<Message> messages() const;
   // The connections that calls came over.
   std::set<std::string> peers() const;
 
-  // Block until so many calls have arrived; until so many callers left unanswered calls.
+  // Block until this number of calls has arrived; until this number of unanswered calls was
+  // cancelled.
   void WaitForCalls(int count) const;
   void WaitForLeavers(int count) const;
 
@@ -66,7 +67,7 @@ std::optional<grpc::Status> Echo(const v1::AttendRequest& request, v1::AttendRes
 // Never answers.
 std::optional<grpc::Status> Hang(const v1::AttendRequest& request, v1::AttendResponse& response);
 
-// An address of the loopback that nobody listens on.
+// A loopback address without a listener.
 std::string DeadAddress();
 
 }  // namespace rapt::test

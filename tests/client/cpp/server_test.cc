@@ -365,8 +365,8 @@ TEST(ServerFaultsTest, ACallOverTheServersLimitThatCannotBeStreamedIsRefused) {
   EXPECT_TRUE((*client)->Attend(OneToken()).ok());
 }
 
-// Of the budget, 28 MiB are for messages that are not small. Another caller, who declares nothing
-// and never sends, holds 20 of them.
+// The budget has 28 MiB for messages that are not small. Another caller, which declares no size and
+// never sends, holds 20 MiB of them.
 TEST(ServerFaultsTest, ACallHoldsNoMoreThanItsOwnMessageWhileItIsSent) {
   ServerProcess server({"--memory_budget_bytes=67108864", "--max_message_bytes=20971520",
                         "--min_receive_bytes_per_second=1", "--max_queue_delay=100ms"});

@@ -181,7 +181,7 @@ class Frozen {
   ServerProcess& server_;
 };
 
-// A call that the server does not answer, by a client of its own.
+// An unanswered call by a separate client.
 class UnansweredCall {
  public:
   UnansweredCall(const ServerProcess& server, std::chrono::milliseconds timeout)
@@ -199,8 +199,8 @@ class UnansweredCall {
   const std::unique_ptr<Client> client_;  // waits for the callback
 };
 
-// Taking a region away from a frozen server fails after a second. No call waits for that, which is
-// told by another call with less time.
+// Unregistering a region from a frozen server fails after a second. No call waits for that: another
+// call with a shorter deadline shows it.
 constexpr std::chrono::milliseconds kLessThanARegionTakes{900};
 
 TEST(LibrarySharedMemoryFrozenTest, ADeadlineEndsTheCall) {
