@@ -10,14 +10,14 @@
 namespace rapt {
 namespace {
 
-std::string BackendNames() {
-  return absl::StrJoin(Backends(), ", ", [](std::string* out, const Backend* backend) {
+std::string NamesOf(const BackendSet& backends) {
+  return absl::StrJoin(backends, ", ", [](std::string* out, const Backend* backend) {
     absl::StrAppend(out, std::string(backend->name()));
   });
 }
 
-absl::StatusOr<const Backend*> FindBackend(absl::string_view name) {
-  for (const Backend* backend : Backends()) {
+absl::StatusOr<const Backend*> FindBackend(absl::string_view name, const BackendSet& backends) {
+  for (const Backend* backend : backends) {
     if (backend->name() != name) continue;
     if (absl::Status status = backend->Available(); !status.ok()) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -25,8 +25,8 @@ absl::StatusOr<const Backend*> FindBackend(absl::string_view name) {
     }
     return backend;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("backend is '", std::string(name), "'; this build has auto, ", BackendNames()));
+  return absl::InvalidArgumentError(absl::StrCat("backend is '", std::string(name),
+                                                 "'; this build has auto, ", NamesOf(backends)));
 }
 
 // OK, or why the backend can't compute the problem under these options.
@@ -41,7 +41,7 @@ absl::Status CheckSupport(const Backend& backend, const Problem& problem,
 absl::StatusOr<Routing> ChooseBackend(const Problem& problem, const PlanOptions& options) {
   const std::string& name = options.backend;
   if (name != "auto") {
-    const absl::StatusOr<const Backend*> backend = FindBackend(name);
+    const absl::StatusOr<const Backend*> backend = FindBackend(name, *options.backends);
     if (!backend.ok()) return backend.status();
     if (absl::Status reason = CheckSupport(**backend, problem, options); !reason.ok()) {
       return absl::UnimplementedError(
@@ -50,7 +50,7 @@ absl::StatusOr<Routing> ChooseBackend(const Problem& problem, const PlanOptions&
     return Routing{.backend = *backend};
   }
   Routing routing;
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : *options.backends) {
     if (!backend->Available().ok()) continue;
     const bool supported = CheckSupport(*backend, problem, options).ok();
     const absl::Status preference = supported ? backend->Prefers(problem) : absl::OkStatus();
@@ -68,10 +68,10 @@ absl::StatusOr<Routing> ChooseBackend(const Problem& problem, const PlanOptions&
 }
 
 // OK, or why the instruction set can't be used: some backend must know it and have it here.
-absl::Status ValidateIsa(absl::string_view isa) {
+absl::Status ValidateIsa(absl::string_view isa, const BackendSet& backends) {
   if (isa == "auto") return absl::OkStatus();
   std::string known = "auto";
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : backends) {
     for (const InstructionSet& set : backend->instruction_sets()) {
       if (set.name == isa) {
         if (set.available) return absl::OkStatus();
@@ -100,9 +100,10 @@ absl::Status Validate(const PlanOptions& options) {
         absl::StrCat("threads is ", options.threads, "; it must be at least 1"));
   }
   if (options.backend != "auto") {
-    if (auto backend = FindBackend(options.backend); !backend.ok()) return backend.status();
+    const auto backend = FindBackend(options.backend, *options.backends);
+    if (!backend.ok()) return backend.status();
   }
-  return ValidateIsa(options.isa);
+  return ValidateIsa(options.isa, *options.backends);
 }
 
 absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -80,8 +81,20 @@ class Backend {
   }
 };
 
-// Every backend of this build, in the order in which "auto" tries them; the reference is last.
-absl::Span<const Backend* const> Backends();
+// Backends in the order in which "auto" tries them: devices, the CPU's, the reference. Immutable.
+class BackendSet {
+ public:
+  // The devices' backends outlive this.
+  explicit BackendSet(absl::Span<const Backend* const> devices = {});
+
+  auto begin() const { return backends_.begin(); }
+  auto end() const { return backends_.end(); }
+  size_t size() const { return backends_.size(); }
+  const Backend* operator[](size_t n) const { return backends_[n]; }
+
+ private:
+  std::vector<const Backend*> backends_;
+};
 
 }  // namespace rapt
 

@@ -2,9 +2,6 @@
 #include "attention/backend.h"
 #include "attention/cpu/cpu_backend.h"
 #include "attention/reference/reference_backend.h"
-#ifdef RAPT_HAS_CUDNN
-#include "attention/cudnn/cudnn_backend.h"
-#endif
 
 namespace rapt {
 
@@ -13,15 +10,15 @@ std::string NamesOf(const Routing& routing) {
   return absl::StrCat(routing.backend->name(), "+", routing.stand_in->name());
 }
 
-absl::Span<const Backend* const> Backends() {
-  static const Backend* const kBackends[] = {
-#ifdef RAPT_HAS_CUDNN
-      &cudnn::ProcessBackend(),
-#endif
-      &CpuBackend(),
-      &ReferenceBackend(),
-  };
-  return kBackends;
+BackendSet::BackendSet(absl::Span<const Backend* const> devices)
+    : backends_(devices.begin(), devices.end()) {
+  backends_.push_back(&CpuBackend());
+  backends_.push_back(&ReferenceBackend());
+}
+
+const BackendSet& BuiltInBackends() {
+  static const BackendSet& backends = *new BackendSet;  // never destroyed
+  return backends;
 }
 
 }  // namespace rapt

@@ -151,7 +151,7 @@ std::string WhyNotChosen(const Backend& backend, const Problem& problem, const P
 std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptions& options) {
   const absl::StatusOr<Plan> chosen = MakePlan(problem, options);
   std::vector<BackendChoice> choices;
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : *options.backends) {
     BackendChoice choice;
     choice.backend = std::string(backend->name());
     PlanOptions alone = options;

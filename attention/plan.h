@@ -13,6 +13,11 @@
 
 namespace rapt {
 
+class BackendSet;
+
+// The backends that need no device: the CPU's and the reference.
+const BackendSet& BuiltInBackends();
+
 struct PlanOptions {
   std::string backend =
       "auto";  // auto, or a backend's name: the first of the list that supports the problem
@@ -21,6 +26,7 @@ struct PlanOptions {
   // Whether tasks that wait for a device get threads of their own, see Backend::lanes(). Where not,
   // backends with such tasks are not taken.
   bool has_lanes = false;
+  const BackendSet* backends = &BuiltInBackends();  // to choose from
 };
 
 // The steps between queries and keys that a backend works in. What they mean is the backend's own.

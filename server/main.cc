@@ -99,12 +99,12 @@ int WaitForStopSignal(const sigset_t& stop_signals) {
 
 // Blocks until the kernels of --cudnn_warm_plans are there, or a stop signal has come, which is
 // still to be waited for: false.
-bool WaitUntilWarm(const Clock& clock) {
+bool WaitUntilWarm(const cudnn::CudnnBackend& device, const Clock& clock) {
   constexpr std::chrono::milliseconds kInterval{50};
   const Instant begin = clock.Now();
-  cudnn::PlanCache::Counts warmth = cudnn::ProcessBackend().warmth();
+  cudnn::PlanCache::Counts warmth = device.warmth();
   if (warmth.ready + warmth.compiling + warmth.declined == 0) return true;
-  for (; warmth.compiling > 0; warmth = cudnn::ProcessBackend().warmth()) {
+  for (; warmth.compiling > 0; warmth = device.warmth()) {
     if (HasStopSignal()) return false;
     std::this_thread::sleep_for(kInterval);
   }
@@ -117,10 +117,9 @@ bool WaitUntilWarm(const Clock& clock) {
 
 // Measures what decides between GPU and CPU under "auto", unless an option does. False where a stop
 // signal has come, which is still to be waited for.
-bool MeasureSpeeds(int threads) {
-  cudnn::CudnnBackend& backend = cudnn::ProcessBackend();
-  if (!backend.measures()) return true;
-  const absl::Status status = backend.Measure(threads, [] { return !HasStopSignal(); });
+bool MeasureSpeeds(cudnn::CudnnBackend& device, int threads) {
+  if (!device.measures()) return true;
+  const absl::Status status = device.Measure(threads, [] { return !HasStopSignal(); });
   if (absl::IsCancelled(status)) return false;
   if (!status.ok()) {
     Log(LogLevel::kWarning, "the GPU's speed is not known", {{"reason", status.message()}});
@@ -271,13 +270,12 @@ void ShowQueues(Metrics& metrics, const AdmissionGate& gate, const Executor& exe
 }
 
 // Zeros without a GPU.
-void ShowDevice(Metrics& metrics) {
+void ShowDevice(Metrics& metrics, const cudnn::CudnnBackend& device) {
   using State = cudnn::CudnnBackend::State;
-  const auto gauge = [&metrics](const char* name, const char* help, auto read,
-                                Metrics::Labels labels = {}) {
-    metrics.ShowGauge(name, help, std::move(labels), [read] {
-      return static_cast<double>(read(cudnn::ProcessBackend().state()));
-    });
+  const auto gauge = [&metrics, &device](const char* name, const char* help, auto read,
+                                         Metrics::Labels labels = {}) {
+    metrics.ShowGauge(name, help, std::move(labels),
+                      [&device, read] { return static_cast<double>(read(device.state())); });
   };
   gauge("rapt_device_healthy", "1 while a GPU is there and has not just failed.",
         [](const State& s) { return s.healthy; });
@@ -300,7 +298,7 @@ void ShowDevice(Metrics& metrics) {
     metrics.ShowCounter(
         "rapt_device_stand_in_pieces_total", "Pieces that the CPU computed in the GPU's place.",
         {{"reason", std::string(NameOf(static_cast<cudnn::FallbackReason>(n)))}},
-        [n] { return static_cast<double>(cudnn::ProcessBackend().state().fallback_pieces[n]); });
+        [&device, n] { return static_cast<double>(device.state().fallback_pieces[n]); });
   }
 }
 
@@ -335,12 +333,12 @@ absl::StatusOr<std::unique_ptr<Listener>> ListenerFor(const Options& options) {
 }
 
 // Which build on which machine: always 1.
-void ShowBuild(Metrics& metrics, const PlanOptions& options) {
+void ShowBuild(Metrics& metrics, const cudnn::CudnnBackend& device, const PlanOptions& options) {
   std::string isa;
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : *options.backends) {
     if (isa.empty()) isa = ChooseIsa(*backend, options.isa);
   }
-  const bool cudnn = cudnn::ProcessBackend().Available().ok();
+  const bool cudnn = device.Available().ok();
   metrics.ShowGauge(
       "rapt_build_info", "Version, instruction set of the CPU backend, cuDNN.",
       {{"version", std::string(Version())}, {"isa", isa}, {"cudnn", cudnn ? "yes" : "unavailable"}},
@@ -390,19 +388,22 @@ OpenCudaMemory OpenCudaMemoryOf(cudnn::Device* device) {
   };
 }
 
-int Serve(const Options& asked, const sigset_t& stop_signals) {
+int Serve(const Options& asked, cudnn::CudnnBackend& device, const sigset_t& stop_signals) {
   Memory& memory = NewMemory(asked);
   const absl::StatusOr<Options> filled = SetMaxMessage(asked, memory.gate);
   if (!filled.ok()) return Complain(filled.status(), kExitUsage);
   const Options& options = *filled;
-  const PlanOptions plan_options{
-      .backend = options.backend, .isa = options.isa, .threads = options.threads};
+  const BackendSet backends({&device});
+  const PlanOptions plan_options{.backend = options.backend,
+                                 .isa = options.isa,
+                                 .threads = options.threads,
+                                 .backends = &backends};
   if (absl::Status status = Validate(plan_options); !status.ok()) {
     return Complain(status, kExitUsage);
   }
   // It watches the threads that compute; a device tells of itself.
   PlanOptions canary_options = plan_options;
-  if (options.backend == cudnn::ProcessBackend().name()) canary_options.backend = "auto";
+  if (options.backend == device.name()) canary_options.backend = "auto";
   absl::StatusOr<Plan> canary = PlanCanary(canary_options);
   if (!canary.ok()) return Complain(canary.status(), kExitUsage);
   const auto credentials = CredentialsOf(options, memory.clock);
@@ -412,10 +413,10 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   TakeOverGrpcLog();
   TakeAllDescriptors();
 
-  Metrics metrics;
+  Metrics metrics(backends);
   Executor executor(options.threads, memory.clock);
   std::unique_ptr<Executor> lanes;
-  if (const int count = cudnn::ProcessBackend().lanes(); count > 0) {
+  if (const int count = device.lanes(); count > 0) {
     lanes = std::make_unique<Executor>(count, memory.clock);
   }
   Engine engine(plan_options, memory.gate, memory.pool, executor, lanes.get());
@@ -430,8 +431,8 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
   ShowCalls(metrics, open_calls, streams);
   ShowQueues(metrics, memory.gate, executor, lanes.get());
   ShowMemory(metrics, memory);
-  ShowDevice(metrics);
-  ShowBuild(metrics, plan_options);
+  ShowDevice(metrics, device);
+  ShowBuild(metrics, device, plan_options);
   metrics.ShowGauge("rapt_ready", "1 while it computes and new calls are welcome.", {},
                     [is_ready] { return is_ready() ? 1.0 : 0.0; });
   ShowProcess(metrics);
@@ -447,7 +448,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
                                     memory.timer, memory.clock, LimitsOf(options)};
   SharedMemory shared_memory({.allowed = options.allow_shared_memory,
                               .key_prefix = options.shared_memory_prefix,
-                              .open_cuda = OpenCudaMemoryOf(cudnn::ProcessBackend().device())});
+                              .open_cuda = OpenCudaMemoryOf(device.device())});
   TensorMethods tensor_methods;
   const std::unique_ptr<grpc::Service> oip_service =
       oip::NewService(environment, shared_memory, is_ready, observe, tensor_methods);
@@ -464,7 +465,7 @@ int Serve(const Options& asked, const sigset_t& stop_signals) {
       StartGrpc(GrpcSettingsOf(options, *credentials, listener->get(), quota), tensor_methods,
                 {&health, oip_service.get(), native_service.get()});
   if (!grpc_server.ok()) return Complain(grpc_server.status(), kExitFailure);
-  if (WaitUntilWarm(memory.clock) && MeasureSpeeds(options.threads)) {
+  if (WaitUntilWarm(device, memory.clock) && MeasureSpeeds(device, options.threads)) {
     const absl::Status started =
         readiness.Start([&health](bool ready) { health.SetServing(ready); });
     if (!started.ok()) return Complain(started, kExitFailure);
@@ -490,7 +491,7 @@ std::optional<double> LeastFlops(const Options& options) {
 
 // Before any other thread comes: what opening a GPU may do to a process is tried in a child.
 // Cancelled where a stop signal came meanwhile.
-absl::Status StartCudnn(const Options& options, const Clock& clock) {
+absl::Status StartCudnn(const Options& options, const Clock& clock, cudnn::CudnnBackend& backend) {
   if (options.cudnn_memory_bytes == 0) return absl::OkStatus();
   absl::StatusOr<std::unique_ptr<cudnn::Device>> device = cudnn::OpenCudaDevice(
       {.libraries = options.cudnn_libraries, .memory_bytes = options.cudnn_memory_bytes});
@@ -498,7 +499,6 @@ absl::Status StartCudnn(const Options& options, const Clock& clock) {
   if (!device.ok() && options.backend == "auto") {
     Log(LogLevel::kWarning, "without a GPU", {{"reason", device.status().message()}});
   }
-  cudnn::CudnnBackend& backend = cudnn::ProcessBackend();
   backend.Start(std::move(device), CpuBackend(), clock,
                 {.min_flops = LeastFlops(options), .plan_directory = options.cudnn_plan_cache});
   // Where there is no device, Serve() says so or does without.
@@ -530,15 +530,14 @@ int Main(int argc, char** argv) {
   }
   SetLogFormat(options->log_format);
   const SteadyClock clock;
-  const absl::Status started = StartCudnn(*options, clock);
+  cudnn::CudnnBackend device;
+  const absl::Status started = StartCudnn(*options, clock, device);
   if (absl::IsCancelled(started)) {
     Log(LogLevel::kInfo, "stopped", {{"reason", started.message()}});
     return EXIT_SUCCESS;
   }
-  const int exit_code =
-      started.ok() ? Serve(*options, stop_signals) : Complain(started, kExitUsage);
-  cudnn::ProcessBackend().Stop();
-  return exit_code;
+  if (!started.ok()) return Complain(started, kExitUsage);
+  return Serve(*options, device, stop_signals);
 }
 
 }  // namespace

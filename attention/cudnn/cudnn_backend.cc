@@ -573,9 +573,4 @@ void CudnnBackend::RunFallback(const Problem& problem, const Arguments& argument
   }
 }
 
-CudnnBackend& ProcessBackend() {
-  static CudnnBackend& backend = *new CudnnBackend;  // outlives all statics that use it
-  return backend;
-}
-
 }  // namespace rapt::cudnn

@@ -200,9 +200,6 @@ class CudnnBackend final : public Backend {
   mutable std::array<std::atomic<int64_t>, kFallbackReasons> fallback_pieces_{};
 };
 
-// The instance in Backends().
-CudnnBackend& ProcessBackend();
-
 }  // namespace rapt::cudnn
 
 #endif  // RAPT_ATTENTION_CUDNN_CUDNN_BACKEND_H_

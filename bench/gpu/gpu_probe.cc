@@ -182,9 +182,8 @@ class Probe {
         threads_(settings.threads),
         computing_(settings.threads),
         waiting_(opened.device->lanes()) {
-    cudnn::ProcessBackend().Start(std::move(opened.device), CpuBackend(), clock_, {});
+    backend_.Start(std::move(opened.device), CpuBackend(), clock_, {});
   }
-  ~Probe() { cudnn::ProcessBackend().Stop(); }
 
   // The device's kind and properties.
   std::string Introduction() const {
@@ -245,8 +244,9 @@ class Probe {
     if (!problem.ok()) return problem.status();
     const bool on_device = words[1] == "cudnn";
     ThreadPool& pool = on_device ? waiting_ : computing_;
-    absl::StatusOr<Plan> plan =
-        MakePlan(*problem, {.backend = words[1], .threads = threads_, .has_lanes = on_device});
+    absl::StatusOr<Plan> plan = MakePlan(
+        *problem,
+        {.backend = words[1], .threads = threads_, .has_lanes = on_device, .backends = &backends_});
     if (!plan.ok()) return plan.status();
     Request request(*problem, *std::move(plan));
     absl::StatusOr<double> seconds = request.Attend(pool);  // compiles
@@ -262,20 +262,20 @@ class Probe {
   Numbers Estimate(const Words& words) {
     const absl::StatusOr<Problem> problem = ParseProblem(words, 1);
     if (!problem.ok()) return problem.status();
-    cudnn::CudnnBackend& backend = cudnn::ProcessBackend();
     if (!is_measured_) {
-      const absl::Status status = backend.Measure(threads_, [] { return true; });
+      const absl::Status status = backend_.Measure(threads_, [] { return true; });
       if (!status.ok()) return status;
       is_measured_ = true;
     }
-    const auto seconds = backend.EstimateOf(*problem).value();
+    const auto seconds = backend_.EstimateOf(*problem).value();
     return {{seconds.device, seconds.fallback}};
   }
 
   Numbers Pipeline(const Words& words) {
     const absl::StatusOr<Problem> problem = ParseProblem(words, 1);
     if (!problem.ok()) return problem.status();
-    absl::StatusOr<Plan> plan = MakePlan(*problem, {.backend = "cudnn", .has_lanes = true});
+    absl::StatusOr<Plan> plan =
+        MakePlan(*problem, {.backend = "cudnn", .has_lanes = true, .backends = &backends_});
     if (!plan.ok()) return plan.status();
     Request request(*problem, *std::move(plan));
     const int64_t lanes = device_.lanes();
@@ -291,8 +291,9 @@ class Probe {
   Numbers Together(const Words& words) {
     const absl::StatusOr<Problem> problem = ParseProblem(words, 1);
     if (!problem.ok()) return problem.status();
-    const absl::StatusOr<Plan> plan =
-        MakePlan(*problem, {.backend = "cudnn", .threads = threads_, .has_lanes = true});
+    const absl::StatusOr<Plan> plan = MakePlan(
+        *problem,
+        {.backend = "cudnn", .threads = threads_, .has_lanes = true, .backends = &backends_});
     if (!plan.ok()) return plan.status();
     if (plan->batch_group.empty()) return absl::FailedPreconditionError("it runs alone");
     const auto count = static_cast<size_t>(1 / plan->batch_cost);
@@ -310,7 +311,7 @@ class Probe {
     };
     const double alone = MeanSeconds(one_by_one);
     by_one_run();
-    while (cudnn::ProcessBackend().state().plans.compiling > 0) {
+    while (backend_.state().plans.compiling > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     const double together = MeanSeconds(by_one_run);
@@ -340,6 +341,8 @@ class Probe {
   ThreadPool computing_;
   ThreadPool waiting_;  // one worker per lane
   std::map<std::string, cudnn::CompiledPlan> compiled_;
+  cudnn::CudnnBackend backend_;
+  const BackendSet backends_{{&backend_}};
 };
 
 bool ParseSettings(int argc, char** argv, Settings& settings) {

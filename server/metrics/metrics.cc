@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "attention/backend.h"
 #include "base/check.h"
 #include "server/metrics/process.h"
 
@@ -42,16 +41,6 @@ static_assert(static_cast<int>(DType::kFloat32) == 0 && static_cast<int>(DType::
 // In the order of Metrics::FallbackReason.
 constexpr const char* kFallbackReasonNames[] = {"unsupported", "not_now", "stand_in"};
 
-// Returns the backend's index in Backends().
-size_t IndexOf(const Backend* backend) {
-  const auto all = Backends();
-  return static_cast<size_t>(std::find(all.begin(), all.end(), backend) - all.begin());
-}
-
-absl::string_view BackendLabel(size_t label) {
-  return label == 0 ? kNone : Backends()[label - 1]->name();
-}
-
 MetricFamily Family(MetricType type, std::string name, std::string help) {
   return {std::move(name), std::move(help), type, {}};
 }
@@ -85,14 +74,25 @@ MetricFamily CountersOf(std::string name, std::string help, const char* label,
 Metrics::Method::Method(absl::string_view name_in)
     : name(name_in), duration(kDurationBounds, kNanosecond) {}
 
-Metrics::Metrics()
-    : stage_durations_{{{kDurationBounds, kNanosecond},
+Metrics::Metrics(const BackendSet& backends)
+    : backends_(backends),
+      stage_durations_{{{kDurationBounds, kNanosecond},
                         {kDurationBounds, kNanosecond},
                         {kDurationBounds, kNanosecond},
                         {kDurationBounds, kNanosecond}}},
       batch_size_(kBatchBounds, 1),
       run_requests_(kBatchBounds, 1) {
-  RAPT_CHECK(Backends().size() <= kMaxBackends, "there are more backends than kMaxBackends");
+  RAPT_CHECK(backends.size() <= kMaxBackends, "there are more backends than kMaxBackends");
+}
+
+size_t Metrics::IndexOf(const Backend* backend) const {
+  const auto found = std::find(backends_.begin(), backends_.end(), backend);
+  RAPT_CHECK(found != backends_.end(), "a report names an unknown backend");
+  return static_cast<size_t>(found - backends_.begin());
+}
+
+std::string Metrics::BackendLabel(size_t label) const {
+  return std::string(label == 0 ? kNone : backends_[label - 1]->name());
 }
 
 std::function<void(const CallReport&)> Metrics::ForMethod(absl::string_view name) {
@@ -168,7 +168,7 @@ void Metrics::CollectMethods(Families& families) const {
           if (count == 0 && !always) continue;
           calls.metric.push_back(
               CounterOf({{"method", method.name},
-                         {"backend", std::string(BackendLabel(backend))},
+                         {"backend", BackendLabel(backend)},
                          {"dtype", std::string(kTypeNames[type])},
                          {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}},
                         static_cast<double>(count)));
@@ -206,12 +206,12 @@ void Metrics::CollectRefusals(Families& families) const {
 
   MetricFamily fallbacks = Family(MetricType::Counter, "rapt_backend_fallback_total",
                                   "Calls that a preferred backend could not compute.");
-  for (size_t from = 0; from < Backends().size(); ++from) {
-    for (size_t to = from + 1; to < Backends().size(); ++to) {
+  for (size_t from = 0; from < backends_.size(); ++from) {
+    for (size_t to = from + 1; to < backends_.size(); ++to) {
       for (const FallbackReason reason : {kUnsupported, kNotNow, kStandIn}) {
         const Counter& counter = fallbacks_[from][to][reason];
-        fallbacks.metric.push_back(CounterOf({{"from", std::string(BackendLabel(from + 1))},
-                                              {"to", std::string(BackendLabel(to + 1))},
+        fallbacks.metric.push_back(CounterOf({{"from", BackendLabel(from + 1)},
+                                              {"to", BackendLabel(to + 1)},
                                               {"reason", kFallbackReasonNames[reason]}},
                                              static_cast<double>(counter.value())));
       }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "attention/backend.h"
 #include "server/calls/call_report.h"
 #include "server/metrics/instruments.h"
 #include "server/rejection.h"
@@ -26,7 +27,8 @@ class Metrics {
  public:
   using Labels = std::vector<prometheus::ClientMetric::Label>;
 
-  Metrics();
+  // `backends` outlives this and holds every backend that a report names.
+  explicit Metrics(const BackendSet& backends);
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
@@ -73,6 +75,8 @@ class Metrics {
     std::vector<Shown> shown;
   };
 
+  size_t IndexOf(const Backend* backend) const;
+  std::string BackendLabel(size_t label) const;
   void Count(Method& method, const CallReport& report);
   void CountStages(const CallReport& report);
   void Show(prometheus::MetricType type, const std::string& name, const std::string& help,
@@ -83,6 +87,7 @@ class Metrics {
   void CollectWork(Families& families) const;
   void CollectShown(Families& families) const;
 
+  const BackendSet& backends_;
   std::deque<Method> methods_;  // a deque for stable addresses
   std::array<Histogram, kStages> stage_durations_;
   Histogram batch_size_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention/backend.h"
+#include "attention/cudnn/cudnn_backend.h"
 #include "base/thread_pool.h"
 #include "tests/support/oracle.h"
 #include "tests/support/run_attention.h"
@@ -363,9 +364,11 @@ const BackendChoice& ChoiceOf(const std::vector<BackendChoice>& choices, const s
 
 TEST(DiagnosisTest, SaysWhichBackendRunsAndWhyTheOthersDoNot) {
   const Problem problem = Square(3);
+  const cudnn::CudnnBackend without_device;
+  const BackendSet backends({&without_device});
   const std::vector<BackendChoice> by_auto =
-      MustDiagnose(problem, SomeInputs(problem), {.threads = 2}).backends;
-  ASSERT_EQ(by_auto.size(), Backends().size());
+      MustDiagnose(problem, SomeInputs(problem), {.threads = 2, .backends = &backends}).backends;
+  ASSERT_EQ(by_auto.size(), backends.size());
   EXPECT_TRUE(ChoiceOf(by_auto, "cpu").chosen);
   EXPECT_EQ(ChoiceOf(by_auto, "cpu").reason, "");
   EXPECT_FALSE(ChoiceOf(by_auto, "cudnn").chosen);

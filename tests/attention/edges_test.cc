@@ -106,8 +106,7 @@ void ExpectHiddenKeysDoNotMatter(const Problem& problem, const Inputs& clean) {
     ASSERT_GT(hidden, 0) << "nothing is hidden, the test says nothing";
     for (const Target& target : Targets()) {
       SCOPED_TRACE(target.Name() + " poison " + std::to_string(poison) + " " + ToText(problem));
-      const auto outputs =
-          RunAttention(problem, poisoned, {.backend = target.backend, .isa = target.isa});
+      const auto outputs = RunAttention(problem, poisoned, target.Options());
       ASSERT_TRUE(outputs.ok()) << outputs.status();
       EXPECT_TRUE(Matches(problem, *outputs, expected));
     }
@@ -236,8 +235,7 @@ TEST_P(EdgesTest, FullyMaskedRowsAreZeroWithLseMinusInfinity) {
     ExpectConforms(problem, inputs);
     for (const Target& target : Targets()) {
       SCOPED_TRACE(target.Name());
-      const auto outputs =
-          RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
+      const auto outputs = RunAttention(problem, inputs, target.Options());
       ASSERT_TRUE(outputs.ok()) << outputs.status();
       EXPECT_EQ(outputs->output.At(1, 3, queries() / 2, 19), 0);
       EXPECT_EQ(outputs->scores ? outputs->scores->At(1, 3, queries() / 2, 139) : 0, 0);
@@ -368,8 +366,7 @@ TEST_P(EdgesTest, ARowOfTheLowestMasksAveragesTheValues) {
     const std::vector<double> want = Attend(average, unmasked).output;
     for (const Target& target : Targets()) {
       SCOPED_TRACE(target.Name() + " mask " + std::string(NameOf(mask)));
-      const auto outputs =
-          RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
+      const auto outputs = RunAttention(problem, inputs, target.Options());
       ASSERT_TRUE(outputs.ok()) << outputs.status();
       EXPECT_TRUE(AllClose("output", outputs->output, want, tolerance));
     }
@@ -448,8 +445,7 @@ TEST_P(EdgesTest, ValuesNearTheLargestOfTheTypeDoNotOverflowInside) {
   inputs.value.Fill(largest);
   for (const Target& target : Targets()) {
     SCOPED_TRACE(target.Name());
-    const auto outputs =
-        RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
+    const auto outputs = RunAttention(problem, inputs, target.Options());
     ASSERT_TRUE(outputs.ok()) << outputs.status();
     const std::vector<double> want(outputs->output.size(), RoundTo(dtype(), largest));
     EXPECT_TRUE(AllClose("output", outputs->output, want, {ToleranceOf(dtype()), {}}));
@@ -546,8 +542,7 @@ TEST(HalfEdgesTest, ASingleKeyReturnsEveryValueExactly) {
     }
     for (const Target& target : Targets()) {
       SCOPED_TRACE(target.Name());
-      const auto outputs =
-          RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
+      const auto outputs = RunAttention(problem, inputs, target.Options());
       ASSERT_TRUE(outputs.ok()) << outputs.status();
       EXPECT_TRUE(AllClose("output", outputs->output, want, {}));
     }

@@ -44,8 +44,7 @@ std::vector<double> WeightsOf(DType dtype, const std::vector<double>& xs, const 
   inputs.value = Tensor(dtype, {1, 1, 2, 1}).Fill(1);
   inputs.mask = Tensor(dtype, {1, 1, rows, 2}).Fill(0);
   for (int64_t i = 0; i < rows; ++i) inputs.mask->Set(0, 0, i, 1, xs[i]);
-  const auto outputs =
-      RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
+  const auto outputs = RunAttention(problem, inputs, target.Options());
   EXPECT_TRUE(outputs.ok()) << outputs.status();
   std::vector<double> weights;
   for (int64_t i = 0; i < rows; ++i) {

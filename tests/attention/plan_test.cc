@@ -10,6 +10,7 @@
 
 #include "attention/attention.h"
 #include "attention/backend.h"
+#include "attention/cudnn/cudnn_backend.h"
 #include "tests/support/run_attention.h"
 
 namespace rapt::test {
@@ -28,16 +29,20 @@ Problem Small() {
           .value_head_size = 48};
 }
 
-TEST(BackendsTest, HaveDistinctNamesAndEndInTheReference) {
+TEST(BackendSetTest, ListsDevicesFirstAndTheReferenceLast) {
+  const cudnn::CudnnBackend device;
+  const BackendSet backends({&device});
+  ASSERT_EQ(backends.size(), BuiltInBackends().size() + 1);
+  EXPECT_EQ(backends[0], &device);
   std::set<std::string> names;
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : backends) {
     EXPECT_TRUE(names.insert(std::string(backend->name())).second) << backend->name();
     EXPECT_NE(backend->name(), "auto");
   }
-  EXPECT_EQ(Backends().back()->name(), "reference");
+  EXPECT_EQ(backends[backends.size() - 1]->name(), "reference");
 }
 
-TEST(BackendsTest, TheReferenceSupportsEverything) {
+TEST(BackendSetTest, TheReferenceSupportsEverything) {
   Problem problem = Small();
   problem.dtype = DType::kFloat64;
   problem.causal = true;
@@ -49,7 +54,7 @@ TEST(BackendsTest, TheReferenceSupportsEverything) {
   problem.dropout = Dropout{0.5, 1};
   problem.score_output = ScoreOutput::kBiased;
   problem.wants_lse = problem.wants_present = true;
-  EXPECT_TRUE(Backends().back()->Supports(problem).ok());
+  EXPECT_TRUE(BuiltInBackends()[BuiltInBackends().size() - 1]->Supports(problem).ok());
 }
 
 TEST(MakePlanTest, ALongHeadIsPresentedByManyTasks) {
@@ -76,7 +81,7 @@ TEST(MakePlanTest, AnUnknownBackendIsInvalidAndTheOnesThatExistAreNamed) {
   const absl::Status status = MakePlan(Small(), {.backend = "gpu"}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("gpu"));
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : BuiltInBackends()) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(backend->name())));
   }
   EXPECT_EQ(Validate(PlanOptions{.backend = "gpu"}), status);
@@ -91,10 +96,12 @@ TEST(MakePlanTest, AnUnknownInstructionSetIsInvalidAndTheOnesThatExistAreNamed) 
 }
 
 TEST(MakePlanTest, WhatThisMachineLacksIsAFailedPrecondition) {
-  for (const Backend* backend : Backends()) {
+  const cudnn::CudnnBackend without_device;
+  const BackendSet backends({&without_device});
+  for (const Backend* backend : backends) {
     const std::string name(backend->name());
     if (!backend->Available().ok()) {
-      EXPECT_EQ(MakePlan(Small(), {.backend = name}).status().code(),
+      EXPECT_EQ(MakePlan(Small(), {.backend = name, .backends = &backends}).status().code(),
                 absl::StatusCode::kFailedPrecondition);
       continue;
     }
@@ -113,7 +120,7 @@ TEST(MakePlanTest, AnInvalidProblemIsRefusedWhateverTheBackend) {
   Problem problem = Small();
   problem.kv_heads = 3;
   for (const Target& target : Targets()) {
-    EXPECT_EQ(MakePlan(problem, {.backend = target.backend, .isa = target.isa}).status().code(),
+    EXPECT_EQ(MakePlan(problem, target.Options()).status().code(),
               absl::StatusCode::kInvalidArgument);
   }
 }
@@ -129,7 +136,7 @@ TEST(MakePlanTest, ThreadsAreAtLeastOne) {
 TEST(MakePlanTest, AutoTakesTheFirstAvailableBackendThatSupportsTheProblem) {
   const absl::StatusOr<Plan> plan = MakePlan(Small(), {});
   ASSERT_TRUE(plan.ok()) << plan.status();
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : BuiltInBackends()) {
     if (!backend->Available().ok() || !backend->Supports(Small()).ok()) continue;
     EXPECT_EQ(plan->routing.backend, backend);
     break;
@@ -137,7 +144,7 @@ TEST(MakePlanTest, AutoTakesTheFirstAvailableBackendThatSupportsTheProblem) {
 }
 
 TEST(MakePlanTest, AutoTakesTheBestInstructionSetOfTheMachine) {
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : BuiltInBackends()) {
     const std::string name(backend->name());
     if (!backend->Available().ok()) continue;
     std::string best;
@@ -152,8 +159,7 @@ TEST(MakePlanTest, AutoTakesTheBestInstructionSetOfTheMachine) {
 
 TEST(MakePlanTest, TheForcedTargetIsTheOneThatRuns) {
   for (const Target& target : Targets()) {
-    const absl::StatusOr<Plan> plan =
-        MakePlan(Small(), {.backend = target.backend, .isa = target.isa});
+    const absl::StatusOr<Plan> plan = MakePlan(Small(), target.Options());
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_EQ(plan->routing.backend->name(), target.backend);
     EXPECT_THAT(plan->Describe(), StartsWith(target.Name()));
@@ -164,7 +170,7 @@ TEST(MakePlanTest, TheForcedTargetIsTheOneThatRuns) {
 TEST(MakePlanTest, IsAFunctionOfProblemAndOptions) {
   for (const Target& target : Targets()) {
     for (const int threads : {1, 2, 5, 64}) {
-      const PlanOptions options{.backend = target.backend, .isa = target.isa, .threads = threads};
+      const PlanOptions options = target.Options(threads);
       const absl::StatusOr<Plan> a = MakePlan(Small(), options);
       const absl::StatusOr<Plan> b = MakePlan(Small(), options);
       ASSERT_TRUE(a.ok() && b.ok());
@@ -183,8 +189,7 @@ TEST(MakePlanTest, IsAFunctionOfProblemAndOptions) {
 
 TEST(MakePlanTest, StagesAndWorkspaceAreSane) {
   for (const Target& target : Targets()) {
-    const absl::StatusOr<Plan> plan =
-        MakePlan(Small(), {.backend = target.backend, .isa = target.isa, .threads = 3});
+    const absl::StatusOr<Plan> plan = MakePlan(Small(), target.Options(3));
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_FALSE(plan->stages.empty());
     for (const int64_t tasks : plan->stages) EXPECT_GT(tasks, 0);
@@ -201,8 +206,7 @@ TEST(MakePlanTest, WorkspaceDoesNotGrowWithTheScores) {
   Problem problem = Small();
   problem.query_length = problem.key_length = 1 << 16;
   for (const Target& target : Targets()) {
-    const absl::StatusOr<Plan> plan =
-        MakePlan(problem, {.backend = target.backend, .isa = target.isa, .threads = 2});
+    const absl::StatusOr<Plan> plan = MakePlan(problem, target.Options(2));
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_LT(plan->workspace_bytes(), int64_t{1} << 30) << plan->Describe();
   }
@@ -212,8 +216,7 @@ TEST(MakePlanTest, NothingToComputeHasNoStages) {
   Problem problem = Small();
   problem.batch = 0;
   for (const Target& target : Targets()) {
-    const absl::StatusOr<Plan> plan =
-        MakePlan(problem, {.backend = target.backend, .isa = target.isa});
+    const absl::StatusOr<Plan> plan = MakePlan(problem, target.Options());
     ASSERT_TRUE(plan.ok()) << plan.status();
     EXPECT_TRUE(plan->stages.empty()) << plan->Describe();
     EXPECT_EQ(plan->flops, 0);
@@ -253,7 +256,7 @@ TEST(MakePlanTest, ADeclinedProblemIsUnimplementedWithTheBackendsReason) {
   Problem problem = Small();
   problem.dropout = Dropout{0.5, 1};
   problem.score_output = ScoreOutput::kWeights;
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : BuiltInBackends()) {
     if (!backend->Available().ok()) continue;
     const absl::Status supports = backend->Supports(problem);
     const absl::Status status =
@@ -273,8 +276,7 @@ TEST(RunTest, RefusesArgumentsThatDoNotFitTheProblem) {
   Inputs inputs = RandomInputs(problem, rng);
   inputs.value = Tensor(DType::kFloat32, {2, 4, 299, 48});
   for (const Target& target : Targets()) {
-    const absl::Status status =
-        RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa}).status();
+    const absl::Status status = RunAttention(problem, inputs, target.Options()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr("299"));
   }

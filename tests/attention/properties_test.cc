@@ -23,9 +23,7 @@ constexpr uint64_t kSeed = 4242;
 constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
                                  DType::kFloat64};
 
-PlanOptions On(const Target& target, int threads = 1) {
-  return {.backend = target.backend, .isa = target.isa, .threads = threads};
-}
+PlanOptions On(const Target& target, int threads = 1) { return target.Options(threads); }
 
 // Each property is tried in each float type on each target.
 class PropertiesTest : public ::testing::TestWithParam<DType> {

@@ -25,8 +25,7 @@ void ExpectMeanRoundsTo(DType dtype, double step, double fourth_value_steps, dou
   inputs.value = Tensor(dtype, {1, 1, 4, 1}).Fill(1);
   inputs.value.Set(0, 0, 3, 0, 1 + fourth_value_steps * step);
   for (const Target& target : Targets()) {
-    const auto outputs =
-        RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa});
+    const auto outputs = RunAttention(problem, inputs, target.Options());
     ASSERT_TRUE(outputs.ok()) << outputs.status();
     EXPECT_EQ(outputs->output.At(0, 0, 0, 0), 1 + want_steps * step)
         << target.Name() << " " << NameOf(dtype) << ": 1 + " << fourth_value_steps / 4 << " steps";

@@ -106,7 +106,7 @@ TEST_P(SlicesTest, GiveTheBitsOfTheWhole) {
     const Inputs inputs = RandomInputs(problem, rng);
     for (const Target& target : Targets()) {
       if (target.backend != "cpu") continue;
-      const PlanOptions options{.backend = target.backend, .isa = target.isa, .threads = 3};
+      const PlanOptions options = target.Options(3);
       SCOPED_TRACE(target.Name() + " " + ToText(problem) + " seed " + std::to_string(seed));
       const absl::StatusOr<Outputs> whole = RunAttention(problem, inputs, options);
       ASSERT_TRUE(whole.ok()) << whole.status();

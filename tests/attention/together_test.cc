@@ -62,7 +62,7 @@ void ExpectEachConforms(const std::vector<Problem>& problems, const std::vector<
     expected.push_back(Attend(problems[n], inputs[n]));
   }
   for (const Target& target : Targets()) {
-    const PlanOptions options{.backend = target.backend, .isa = target.isa};
+    const PlanOptions options = target.Options();
     for (int run = 0; run < 2; ++run) {
       const std::vector<Outputs> outputs = RunBatched(problems, inputs, options);
       for (size_t n = 0; n < problems.size(); ++n) {

@@ -1,5 +1,5 @@
-// Starts the cuDNN backend of the process on the GPU of this machine, so that the tests of all
-// targets run there, too. Exits if there is no GPU.
+// Adds the GPU of this machine to TargetBackends(), so that every test that runs on all targets
+// runs on it. Exits with 1 if there is no GPU.
 //
 //   RAPT_CUDNN_LIBRARIES     as --cudnn_libraries
 //   RAPT_DEVICE_PROPERTIES   a file to which cuDNN's description of the GPU is written
@@ -16,6 +16,7 @@
 #include "attention/cudnn/cuda_device.h"
 #include "attention/cudnn/cudnn_backend.h"
 #include "attention/cudnn/library.h"
+#include "tests/support/run_attention.h"
 
 namespace rapt::test {
 namespace {
@@ -75,14 +76,20 @@ absl::StatusOr<std::unique_ptr<Device>> Open() {
   return device;
 }
 
-const bool started = [] {
-  static const SteadyClock clock;
-  cudnn::ProcessBackend().Start(Open(), CpuBackend(), clock, {});
-  const absl::Status status = cudnn::ProcessBackend().Available();
-  if (status.ok()) return true;
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  std::exit(1);
-}();
-
 }  // namespace
+
+const BackendSet& TargetBackends() {
+  static const BackendSet& backends = *[] {
+    static const SteadyClock clock;
+    auto* device = new cudnn::CudnnBackend;  // never destroyed, as the set
+    device->Start(Open(), CpuBackend(), clock, {});
+    if (const absl::Status status = device->Available(); !status.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+      std::exit(1);
+    }
+    return new BackendSet({device});
+  }();
+  return backends;
+}
+
 }  // namespace rapt::test

@@ -1,4 +1,4 @@
-// Requests that one run computes, of a backend that stands in the place of all others.
+// Requests that one run computes, on a backend of its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -75,21 +75,6 @@ class OneKeyBackend final : public Backend {
   mutable std::vector<size_t> runs_;  // touched by the one lane, read when it has nothing to do
 };
 
-OneKeyBackend& TheBackend() {
-  static OneKeyBackend backend;
-  return backend;
-}
-
-}  // namespace
-
-// The linker takes this one and leaves backends.cc in the library.
-absl::Span<const Backend* const> Backends() {
-  static const Backend* const kBackends[] = {&TheBackend()};
-  return kBackends;
-}
-
-namespace {
-
 // A query, a key and its value, all of one number.
 struct OneKeyCall {
   OneKeyCall(int64_t head_size, float number)
@@ -113,10 +98,9 @@ struct OneKeyCall {
 class EngineCompanyTest : public ::testing::Test {
  protected:
   EngineCompanyTest() {
-    TheBackend().TakeRuns();
-    TheBackend().Hold();
+    backend_.Hold();
     Submit(holder_.ToRequest());
-    TheBackend().WaitUntilRunning();
+    backend_.WaitUntilRunning();
   }
 
   // All that are submitted wait until Results() for the only lane.
@@ -128,7 +112,7 @@ class EngineCompanyTest : public ::testing::Test {
 
   // Of what was submitted, in that order.
   std::vector<Result> Results() {
-    TheBackend().Release();
+    backend_.Release();
     std::vector<Result> results;
     for (std::promise<Result>& promise : promises_) {
       results.push_back(promise.get_future().get());
@@ -148,13 +132,19 @@ class EngineCompanyTest : public ::testing::Test {
   std::deque<std::promise<Result>> promises_;
   const OneKeyCall holder_{4, 0};  // of the lane
   std::deque<OneKeyCall> calls_;   // stay where they are
+  OneKeyBackend backend_;
+  const BackendSet backends_{{&backend_}};
   SteadyClock clock_;
   Timer timer_{clock_};
   AdmissionGate gate_{{.budget_bytes = 64 << 20}, timer_, clock_};
   BufferPool pool_{32 << 20, clock_};
   Executor executor_{1, clock_};
   Executor lanes_{1, clock_};
-  Engine engine_{{.backend = "one_key", .threads = 1}, gate_, pool_, executor_, &lanes_};
+  Engine engine_{{.backend = "one_key", .threads = 1, .backends = &backends_},
+                 gate_,
+                 pool_,
+                 executor_,
+                 &lanes_};
 };
 
 using Runs = std::vector<size_t>;
@@ -170,13 +160,13 @@ TEST_F(EngineCompanyTest, RequestsThatWaitAreComputedByOneRun) {
     EXPECT_EQ(results[n].together, 3);
     EXPECT_EQ(FirstOf(results[n].y), calls_[n].values[0]) << "its own answer";
   }
-  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 3, 3})) << "by head size";
+  EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 3, 3})) << "by head size";
 }
 
 TEST_F(EngineCompanyTest, ARunHasRoomForAsManyAsTheirSharesSay) {
   for (int n = 0; n < 5; ++n) Submit(calls_.emplace_back(4, n).ToRequest());
   for (const Result& result : Results()) EXPECT_TRUE(result.status.ok()) << result.status;
-  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 4, 1}));
+  EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 4, 1}));
 }
 
 TEST_F(EngineCompanyTest, WhatIsCopiedFirstOrLastIsComputedAlone) {
@@ -193,7 +183,7 @@ TEST_F(EngineCompanyTest, WhatIsCopiedFirstOrLastIsComputedAlone) {
     EXPECT_TRUE(result.status.ok()) << result.status;
     EXPECT_EQ(result.together, 1);
   }
-  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 1, 1, 1}));
+  EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 1, 1, 1}));
 }
 
 TEST_F(EngineCompanyTest, WhoseLentMemoryIsGoneIsLeftOut) {
@@ -208,7 +198,7 @@ TEST_F(EngineCompanyTest, WhoseLentMemoryIsGoneIsLeftOut) {
   EXPECT_EQ(results[1].together, 0);
   EXPECT_TRUE(results[2].status.ok());
   EXPECT_EQ(FirstOf(results[2].y), 2);
-  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 2}));
+  EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 2}));
 }
 
 TEST_F(EngineCompanyTest, TheOnlyOneWhoseMemoryIsThereRunsAlone) {
@@ -220,7 +210,7 @@ TEST_F(EngineCompanyTest, TheOnlyOneWhoseMemoryIsThereRunsAlone) {
   const std::vector<Result> results = Results();
   EXPECT_EQ(results[0].status, absl::InvalidArgumentError("gone"));
   EXPECT_EQ(FirstOf(results[1].y), 1);
-  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 1}));
+  EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 1}));
 }
 
 TEST_F(EngineCompanyTest, WhoIsGivenUpWhileItWaitsLeavesTheOthersAlone) {
@@ -234,7 +224,7 @@ TEST_F(EngineCompanyTest, WhoIsGivenUpWhileItWaitsLeavesTheOthersAlone) {
   const std::vector<Result> results = Results();
   EXPECT_EQ(results[1].status.code(), absl::StatusCode::kCancelled);
   for (const int n : {0, 2}) EXPECT_EQ(results[n].together, 2);
-  EXPECT_EQ(TheBackend().TakeRuns(), (Runs{1, 2}));
+  EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 2}));
 }
 
 }  // namespace

@@ -139,11 +139,13 @@ TEST_F(EngineTest, RunsWhatWaitsForADeviceOnItsLanes) {
   test::FakeDevice::Controls controls;
   std::thread::id ran_on;
   controls.on_run = [&] { ran_on = std::this_thread::get_id(); };
-  cudnn::ProcessBackend().Start(std::make_unique<test::FakeDevice>(controls, 2, 1 << 20),
-                                CpuBackend(), clock_, {});
+  cudnn::CudnnBackend device;
+  const BackendSet backends({&device});
+  device.Start(std::make_unique<test::FakeDevice>(controls, 2, 1 << 20), CpuBackend(), clock_, {});
   {
     Executor lanes(2, clock_);
-    Engine engine({.backend = "cudnn", .threads = kThreads}, gate_, pool_, executor_, &lanes);
+    Engine engine({.backend = "cudnn", .threads = kThreads, .backends = &backends}, gate_, pool_,
+                  executor_, &lanes);
     const Call call = HandComputed();
     std::promise<Outcome> promise;
     engine.Submit(call.ToRequest(), [&promise](Result result) {
@@ -157,7 +159,6 @@ TEST_F(EngineTest, RunsWhatWaitsForADeviceOnItsLanes) {
     EXPECT_NE(ran_on, std::this_thread::get_id()) << "tiny as it is";
     EXPECT_EQ(controls.runs, 1);
   }
-  cudnn::ProcessBackend().Stop();
 }
 
 TEST_F(EngineTest, HasOneRunOfTheDeviceComputeWhatWaitsForALane) {
@@ -171,13 +172,15 @@ TEST_F(EngineTest, HasOneRunOfTheDeviceComputeWhatWaitsForALane) {
   };
   const Call calls[] = {HandComputed(), Call({1, 1, 5, 4}, {1, 1, 9, 4}),
                         Call({2, 1, 3, 4}, {2, 1, 70, 4}), Call({1, 1, 2, 4}, {1, 1, 1, 4})};
-  cudnn::CudnnBackend& device = cudnn::ProcessBackend();
+  cudnn::CudnnBackend device;
+  const BackendSet backends({&device});
   device.Start(std::make_unique<test::FakeDevice>(controls, 1, 1 << 20), CpuBackend(), clock_, {});
   ASSERT_TRUE(device.Warm({Resolve(calls[0].call)->problem}).ok());
   while (device.warmth().compiling > 0) std::this_thread::yield();
   {
     Executor lanes(1, clock_);
-    Engine engine({.backend = "cudnn", .threads = kThreads}, gate_, pool_, executor_, &lanes);
+    Engine engine({.backend = "cudnn", .threads = kThreads, .backends = &backends}, gate_, pool_,
+                  executor_, &lanes);
     std::promise<Result> results[std::size(calls)];
     for (size_t n = 0; n < std::size(calls); ++n) {
       engine.Submit(calls[n].ToRequest(),
@@ -196,16 +199,17 @@ TEST_F(EngineTest, HasOneRunOfTheDeviceComputeWhatWaitsForALane) {
     }
     EXPECT_EQ(controls.runs, 2);
   }
-  device.Stop();
 }
 
 TEST_F(EngineTest, HasTheDeviceGetReadyForCallsLikeThatWhichTheCpuTook) {
   test::FakeDevice::Controls controls;
-  cudnn::CudnnBackend& device = cudnn::ProcessBackend();
+  cudnn::CudnnBackend device;
+  const BackendSet backends({&device});
   device.Start(std::make_unique<test::FakeDevice>(controls, 1, 1 << 20), CpuBackend(), clock_, {});
   {
     Executor lanes(1, clock_);
-    Engine engine({.backend = "auto", .threads = kThreads}, gate_, pool_, executor_, &lanes);
+    Engine engine({.backend = "auto", .threads = kThreads, .backends = &backends}, gate_, pool_,
+                  executor_, &lanes);
     const Call call = HandComputed();
     const auto run = [&] {
       std::promise<Result> promise;
@@ -218,16 +222,17 @@ TEST_F(EngineTest, HasTheDeviceGetReadyForCallsLikeThatWhichTheCpuTook) {
     while (device.state().plans.ready == 0) std::this_thread::yield();
     EXPECT_EQ(run().routing.backend->name(), "cudnn");
   }
-  device.Stop();
 }
 
 TEST_F(EngineTest, NamesWhoStoodInForTheDevice) {
   test::FakeDevice::Controls controls;
-  cudnn::ProcessBackend().Start(std::make_unique<test::FakeDevice>(controls, 2, 1 << 20),
-                                CpuBackend(), clock_, {});
+  cudnn::CudnnBackend device;
+  const BackendSet backends({&device});
+  device.Start(std::make_unique<test::FakeDevice>(controls, 2, 1 << 20), CpuBackend(), clock_, {});
   {
     Executor lanes(2, clock_);
-    Engine engine({.backend = "cudnn", .threads = kThreads}, gate_, pool_, executor_, &lanes);
+    Engine engine({.backend = "cudnn", .threads = kThreads, .backends = &backends}, gate_, pool_,
+                  executor_, &lanes);
     const auto names = [&engine](const Call& call) {
       std::promise<Result> promise;
       engine.Submit(call.ToRequest(),
@@ -246,7 +251,6 @@ TEST_F(EngineTest, NamesWhoStoodInForTheDevice) {
     EXPECT_EQ(names(HandComputed()), "cudnn+cpu");
     EXPECT_EQ(controls.failures, 0);
   }
-  cudnn::ProcessBackend().Stop();
 }
 
 TEST_F(EngineTest, RunsATinyRequestOnTheCallersThreadAndALargeOneElsewhere) {

@@ -1,20 +1,22 @@
-// Starts the cuDNN backend of the process on a fake device, so that the tests of all targets run on
-// it, too.
+// Adds a fake device to TargetBackends(), so that every test that runs on all targets runs on it.
 #include "attention/cpu/cpu_backend.h"
 #include "attention/cudnn/cudnn_backend.h"
 #include "tests/support/fake_device.h"
+#include "tests/support/run_attention.h"
 
 namespace rapt::test {
-namespace {
 
-const bool started = [] {
-  static FakeDevice::Controls controls;
-  static const SteadyClock clock;
-  // So little memory that requests are split into pieces, yet small ones can be batched.
-  cudnn::ProcessBackend().Start(std::make_unique<FakeDevice>(controls, /*lanes=*/2, 128 << 10),
-                                CpuBackend(), clock, {});
-  return true;
-}();
+const BackendSet& TargetBackends() {
+  static const BackendSet& backends = *[] {
+    static FakeDevice::Controls controls;
+    static const SteadyClock clock;
+    auto* device = new cudnn::CudnnBackend;  // never destroyed, as the set
+    // So little memory that requests are split, yet small ones can be batched.
+    device->Start(std::make_unique<FakeDevice>(controls, /*lanes=*/2, 128 << 10), CpuBackend(),
+                  clock, {});
+    return new BackendSet({device});
+  }();
+  return backends;
+}
 
-}  // namespace
 }  // namespace rapt::test

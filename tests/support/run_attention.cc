@@ -123,7 +123,7 @@ Tensor RandomMask(const MaskShape& shape, Rng& rng, Storage storage) {
 const std::vector<Target>& Targets() {
   static const std::vector<Target> targets = [] {
     std::vector<Target> found;
-    for (const Backend* backend : Backends()) {
+    for (const Backend* backend : TargetBackends()) {
       if (!backend->Available().ok()) continue;
       const std::string name(backend->name());
       if (backend->instruction_sets().empty()) found.push_back({name, "auto"});
@@ -138,7 +138,7 @@ const std::vector<Target>& Targets() {
 
 std::vector<std::string> MissingTargets() {
   std::vector<std::string> missing;
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : TargetBackends()) {
     const std::string name(backend->name());
     if (!backend->Available().ok()) {
       missing.push_back(name + " (" + std::string(backend->Available().message()) + ")");
@@ -308,7 +308,7 @@ void ExpectConforms(const Problem& problem, const Inputs& inputs, int threads,
                     Storage output_storage) {
   const Expected expected = Attend(problem, inputs);
   for (const Target& target : Targets()) {
-    const PlanOptions options{.backend = target.backend, .isa = target.isa, .threads = threads};
+    const PlanOptions options = target.Options(threads);
     SCOPED_TRACE(target.Name() + " threads=" + std::to_string(threads) + " " + ToText(problem));
     const absl::StatusOr<Outputs> outputs = RunAttention(problem, inputs, options, output_storage);
     // A backend may decline a problem, the two that every machine has may not.

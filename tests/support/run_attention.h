@@ -16,10 +16,18 @@
 
 namespace rapt::test {
 
+// The backends of Targets(): the built-in ones, unless the binary is linked with a file that adds a
+// device, such as fake_device_target.cc.
+const BackendSet& TargetBackends();
+
 // Where a problem can run on this machine.
 struct Target {
   std::string backend;
   std::string isa;  // "auto" where the backend has no choice
+
+  PlanOptions Options(int threads = 1) const {
+    return {.backend = backend, .isa = isa, .threads = threads, .backends = &TargetBackends()};
+  }
 
   std::string Name() const { return isa == "auto" ? backend : backend + "/" + isa; }
 };

@@ -170,7 +170,7 @@ absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const Plan
 
 void DescribeServer(const PlanOptions& options, v1::GetServerInfoResponse& response) {
   response.set_version(std::string(Version()));
-  for (const Backend* backend : Backends()) {
+  for (const Backend* backend : *options.backends) {
     DescribeBackend(*backend, options, *response.add_backends());
   }
   response.set_backend(options.backend);

@@ -41,19 +41,29 @@ Problem Small() {
           .wants_lse = true};
 }
 
-// The backend of the process on a fake device.
+// The backend on a fake device.
 class CudnnBackendTest : public ::testing::Test {
  protected:
   void Start(int64_t arena_bytes = 1 << 20, BackendOptions options = {}) {
-    ProcessBackend().Start(std::make_unique<FakeDevice>(controls_, kLanes, arena_bytes),
-                           CpuBackend(), clock_, std::move(options));
+    backend_.Start(std::make_unique<FakeDevice>(controls_, kLanes, arena_bytes), CpuBackend(),
+                   clock_, std::move(options));
   }
-  ~CudnnBackendTest() override { ProcessBackend().Stop(); }
+
+  PlanOptions On(const std::string& backend) const {
+    return {.backend = backend, .backends = &backends_};
+  }
+
+  PlanOptions WithLanes(int threads = 1) const {
+    PlanOptions options = On("cudnn");
+    options.threads = threads;
+    options.has_lanes = true;
+    return options;
+  }
 
   void ExpectRightAnswer(const Problem& problem, const std::string& backend = "cudnn") {
     test::Rng rng(5);
     const test::Inputs inputs = test::RandomInputs(problem, rng);
-    const auto outputs = test::RunAttention(problem, inputs, {.backend = backend});
+    const auto outputs = test::RunAttention(problem, inputs, On(backend));
     ASSERT_TRUE(outputs.ok()) << outputs.status();
     EXPECT_TRUE(test::Matches(problem, *outputs, test::Attend(problem, inputs)));
   }
@@ -63,12 +73,12 @@ class CudnnBackendTest : public ::testing::Test {
     test::Rng rng(5);
     test::Inputs inputs = test::RandomInputs(problem, rng);
     inputs.value.Set(0, 0, 0, 0, number);
-    const auto outputs = test::RunAttention(problem, inputs, {.backend = "cudnn"});
+    const auto outputs = test::RunAttention(problem, inputs, On("cudnn"));
     ASSERT_TRUE(outputs.ok()) << outputs.status();
   }
 
   absl::StatusOr<Plan> Auto(const Problem& problem) {
-    return MakePlan(problem, {.threads = 3, .has_lanes = true});
+    return MakePlan(problem, {.threads = 3, .has_lanes = true, .backends = &backends_});
   }
 
   // Waits until the kernels are compiled; before, "auto" chooses the next backend.
@@ -83,30 +93,31 @@ class CudnnBackendTest : public ::testing::Test {
 
   FakeDevice::Controls controls_;
   test::FakeClock clock_;
+  CudnnBackend backend_;
+  const BackendSet backends_{{&backend_}};
 };
 
 TEST_F(CudnnBackendTest, CannotBeChosenWithoutADevice) {
-  const auto plan = MakePlan(Small(), {.backend = "cudnn", .has_lanes = true});
+  const auto plan = MakePlan(Small(), WithLanes());
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ((*Auto(Small())).routing.backend->name(), "cpu");
   EXPECT_EQ((*Auto(Small())).routing.declined, nullptr) << "an absent device is no fallback";
-  ProcessBackend().Start(absl::FailedPreconditionError("there is no libcudnn.so.9"), CpuBackend(),
-                         clock_, {});
-  EXPECT_THAT(std::string(MakePlan(Small(), {.backend = "cudnn"}).status().message()),
+  backend_.Start(absl::FailedPreconditionError("there is no libcudnn.so.9"), CpuBackend(), clock_,
+                 {});
+  EXPECT_THAT(std::string(MakePlan(Small(), On("cudnn")).status().message()),
               HasSubstr("there is no libcudnn.so.9"));
 }
 
 TEST_F(CudnnBackendTest, IsNotChosenWithoutLaneThreads) {
   Start();
-  const absl::StatusOr<Plan> plan = MakePlan(Small(), {.backend = "cudnn"});
+  const absl::StatusOr<Plan> plan = MakePlan(Small(), On("cudnn"));
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(plan.status().message()), HasSubstr("waits for a device"));
 }
 
 TEST_F(CudnnBackendTest, PlansForItsLanes) {
   Start();
-  const absl::StatusOr<Plan> plan =
-      MakePlan(Small(), {.backend = "cudnn", .threads = 7, .has_lanes = true});
+  const absl::StatusOr<Plan> plan = MakePlan(Small(), WithLanes(7));
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->threads, kLanes);
   EXPECT_GT(plan->flops, 0);
@@ -120,9 +131,9 @@ TEST_F(CudnnBackendTest, AnswersFromTheCpuWhileItCompiles) {
   ASSERT_NE(before->routing.declined, nullptr);
   EXPECT_EQ(before->routing.declined->name(), "cudnn");
   EXPECT_TRUE(before->routing.declined_for_now);
-  EXPECT_EQ(ProcessBackend().state().plans.compiling, 0) << "planning alone compiles nothing";
+  EXPECT_EQ(backend_.state().plans.compiling, 0) << "planning alone compiles nothing";
   before->routing.declined->Prepare(Small());
-  EXPECT_GT(ProcessBackend().state().plans.compiling + ProcessBackend().state().plans.ready, 0);
+  EXPECT_GT(backend_.state().plans.compiling + backend_.state().plans.ready, 0);
   WaitForPlans(Small());
   const absl::StatusOr<Plan> after = Auto(Small());
   EXPECT_EQ(after->routing.backend->name(), "cudnn");
@@ -135,15 +146,15 @@ TEST_F(CudnnBackendTest, WarmsKernelsBeforeTheFirstRequest) {
   Start();
   Problem decode = Small();
   decode.query_length = 1;
-  ASSERT_TRUE(ProcessBackend().Warm({Small(), decode, Small()}).ok());
-  EXPECT_EQ(ProcessBackend().warmth().compiling, 2 * 3) << "alone, and in batches of two sizes";
+  ASSERT_TRUE(backend_.Warm({Small(), decode, Small()}).ok());
+  EXPECT_EQ(backend_.warmth().compiling, 2 * 3) << "alone, and in batches of two sizes";
   EXPECT_EQ(Auto(Small())->routing.backend->name(), "cpu");
   may_compile.count_down();
   WaitForPlans(Small());
   WaitForPlans(decode);
   WaitForAllPlans();
-  EXPECT_EQ(ProcessBackend().warmth().compiling, 0);
-  EXPECT_EQ(ProcessBackend().warmth().ready, 2 * 3);
+  EXPECT_EQ(backend_.warmth().compiling, 0);
+  EXPECT_EQ(backend_.warmth().ready, 2 * 3);
   EXPECT_EQ(Auto(decode)->routing.backend->name(), "cudnn");
 }
 
@@ -152,7 +163,7 @@ TEST_F(CudnnBackendTest, WarmsAllLengthsThatRoundUpToAShape) {
   Problem problem = Small();
   problem.query_length = problem.key_length = 24;
   problem.softcap = 3;  // is never batched
-  ASSERT_TRUE(ProcessBackend().Warm({problem}).ok());
+  ASSERT_TRUE(backend_.Warm({problem}).ok());
   for (int64_t length = 17; length <= 24; ++length) {
     problem.query_length = problem.key_length = length;
     ExpectRightAnswer(problem);
@@ -164,8 +175,8 @@ TEST_F(CudnnBackendTest, WarmsThePiecesOfARequest) {
   Start(/*arena_bytes=*/24 << 10);
   Problem problem = Small();
   problem.batch = 5;  // the last piece is smaller
-  ASSERT_TRUE(ProcessBackend().Warm({problem}).ok());
-  const int64_t kinds = ProcessBackend().warmth().compiling + ProcessBackend().warmth().ready;
+  ASSERT_TRUE(backend_.Warm({problem}).ok());
+  const int64_t kinds = backend_.warmth().compiling + backend_.warmth().ready;
   EXPECT_GT(kinds, 1);
   ExpectRightAnswer(problem);
   EXPECT_EQ(controls_.compilations, kinds) << "the request needed more kernels";
@@ -175,7 +186,7 @@ TEST_F(CudnnBackendTest, WarmsNothingIfAShapeIsNotSupported) {
   Start();
   Problem problem = Small();
   problem.dtype = DType::kFloat64;
-  const absl::Status status = ProcessBackend().Warm({Small(), problem});
+  const absl::Status status = backend_.Warm({Small(), problem});
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(status.message(), "shape 2: cuDNN does not support FP64");
 }
@@ -185,9 +196,9 @@ TEST_F(CudnnBackendTest, CountsWarmShapesThatTheDeviceRejects) {
   controls_.declines = true;
   Problem problem = Small();
   problem.softcap = 3;  // is never batched
-  ASSERT_TRUE(ProcessBackend().Warm({problem}).ok());
+  ASSERT_TRUE(backend_.Warm({problem}).ok());
   ExpectRightAnswer(problem);
-  EXPECT_EQ(ProcessBackend().warmth().declined, 1);
+  EXPECT_EQ(backend_.warmth().declined, 1);
 }
 
 TEST_F(CudnnBackendTest, LeavesSmallProblemsToTheCpu) {
@@ -200,7 +211,7 @@ TEST_F(CudnnBackendTest, LeavesSmallProblemsToTheCpu) {
 
 TEST_F(CudnnBackendTest, RejectsProblemsThatDoNotFitALane) {
   Start(/*arena_bytes=*/4096);
-  const absl::Status status = ProcessBackend().Supports(Small());
+  const absl::Status status = backend_.Supports(Small());
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(status.message()), HasSubstr("3584 bytes of a device lane"));
   EXPECT_EQ(Auto(Small())->routing.backend->name(), "cpu");
@@ -298,11 +309,11 @@ TEST_F(CudnnBackendTest, StreamsTheKeysOfAHeadThatExceedsALane) {
     Start(kSmallArena);
     Problem problem = Long();
     change(problem);
-    ASSERT_TRUE(ProcessBackend().Supports(problem).ok()) << ProcessBackend().Supports(problem);
+    ASSERT_TRUE(backend_.Supports(problem).ok()) << backend_.Supports(problem);
     ExpectRightAnswer(problem);
     EXPECT_GT(controls_.runs, problem.batch * problem.kv_heads) << "no head was split";
     EXPECT_LE(controls_.most_bytes, kSmallArena);
-    ProcessBackend().Stop();
+    backend_.Stop();
   }
 }
 
@@ -329,8 +340,8 @@ TEST_F(CudnnBackendTest, SplitsACausalHeadIntoFewKindsOfPieces) {
 
 TEST_F(CudnnBackendTest, RejectsSplitsThatItCouldNotMerge) {
   Start(kSmallArena);
-  const auto reason = [](const Problem& problem) {
-    const absl::Status status = ProcessBackend().Supports(problem);
+  const auto reason = [this](const Problem& problem) {
+    const absl::Status status = backend_.Supports(problem);
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
     return std::string(status.message());
   };
@@ -354,8 +365,8 @@ TEST_F(CudnnBackendTest, RunsPiecesOnAllLanesAtOnce) {
 }
 
 TEST_F(CudnnBackendTest, ReportsLanesMemoryPlansAndHealth) {
-  EXPECT_EQ(ProcessBackend().state().lanes, 0) << "there is no device";
-  EXPECT_FALSE(ProcessBackend().state().healthy);
+  EXPECT_EQ(backend_.state().lanes, 0) << "there is no device";
+  EXPECT_FALSE(backend_.state().healthy);
   Start(/*arena_bytes=*/24 << 10);
   CudnnBackend::State at_once;
   std::latch both(kLanes);
@@ -364,13 +375,13 @@ TEST_F(CudnnBackendTest, ReportsLanesMemoryPlansAndHealth) {
     const int left = first--;
     if (left <= 0) return;
     both.arrive_and_wait();  // both lanes have a piece
-    if (left == 1) at_once = ProcessBackend().state();
+    if (left == 1) at_once = backend_.state();
   };
   ExpectRightAnswer(Small());
   EXPECT_GE(at_once.busy_lanes, 1) << "the other may be done";
   EXPECT_GT(at_once.used_memory_bytes, 0);
   EXPECT_LE(at_once.used_memory_bytes, at_once.memory_bytes);
-  const CudnnBackend::State after = ProcessBackend().state();
+  const CudnnBackend::State after = backend_.state();
   EXPECT_TRUE(after.healthy);
   EXPECT_EQ(after.lanes, kLanes);
   EXPECT_EQ(after.busy_lanes, 0);
@@ -380,9 +391,9 @@ TEST_F(CudnnBackendTest, ReportsLanesMemoryPlansAndHealth) {
   EXPECT_EQ(after.plans.compiling, 0);
   controls_.failures = 1;
   ExpectRightAnswer(Small());
-  EXPECT_FALSE(ProcessBackend().state().healthy);
-  EXPECT_EQ(ProcessBackend().state().busy_lanes, 0);
-  EXPECT_EQ(ProcessBackend().state().used_memory_bytes, 0);
+  EXPECT_FALSE(backend_.state().healthy);
+  EXPECT_EQ(backend_.state().busy_lanes, 0);
+  EXPECT_EQ(backend_.state().used_memory_bytes, 0);
 }
 
 TEST_F(CudnnBackendTest, TheCpuComputesWhatTheDeviceFailsOn) {
@@ -399,15 +410,15 @@ TEST_F(CudnnBackendTest, TheCpuComputesWhatTheDeviceFailsOn) {
 
 TEST_F(CudnnBackendTest, MeasuringSharesNoLaneWithRunningRequests) {
   Start(64 << 10);
-  ASSERT_TRUE(ProcessBackend().Warm({}).ok());
+  ASSERT_TRUE(backend_.Warm({}).ok());
   std::atomic<bool> measured{false};
   std::thread measuring([&] {
-    EXPECT_TRUE(ProcessBackend().Measure(1, [] { return true; }).ok());
+    EXPECT_TRUE(backend_.Measure(1, [] { return true; }).ok());
     measured = true;
   });
   while (!measured) ExpectRightAnswer(Small());
   measuring.join();
-  for (const int64_t pieces : ProcessBackend().state().fallback_pieces) EXPECT_EQ(pieces, 0);
+  for (const int64_t pieces : backend_.state().fallback_pieces) EXPECT_EQ(pieces, 0);
 }
 
 TEST_F(CudnnBackendTest, RetriesTheDeviceAfterABackoff) {
@@ -534,7 +545,7 @@ TEST_F(CudnnBackendTest, SendsOnlyTheTokensOfUnequalBatchRows) {
     const auto expected = test::Attend(problem, inputs);
     const auto bytes_sent = [&] {
       controls_.most_bytes = 0;
-      const auto outputs = test::RunAttention(problem, inputs, {.backend = "cudnn"});
+      const auto outputs = test::RunAttention(problem, inputs, On("cudnn"));
       EXPECT_TRUE(outputs.ok()) << outputs.status();
       EXPECT_TRUE(test::Matches(problem, *outputs, expected));
       return controls_.most_bytes.load();
@@ -542,7 +553,7 @@ TEST_F(CudnnBackendTest, SendsOnlyTheTokensOfUnequalBatchRows) {
     const int64_t padded = bytes_sent();
     WaitForAllPlans();
     EXPECT_LT(bytes_sent(), padded * 3 / 4);
-    ProcessBackend().Stop();
+    backend_.Stop();
   }
 }
 
@@ -551,7 +562,7 @@ TEST_F(CudnnBackendTest, SendsPaddingIfThereIsLittle) {
   Problem problem = Unequal();
   test::Inputs inputs = UnequalInputs(problem);
   inputs.key_lengths = {300, 290, 300, 250, 300, 300};
-  ASSERT_TRUE(test::RunAttention(problem, inputs, {.backend = "cudnn"}).ok());
+  ASSERT_TRUE(test::RunAttention(problem, inputs, On("cudnn")).ok());
   EXPECT_EQ(controls_.compilations, 1);
 }
 
@@ -577,8 +588,7 @@ class CudnnBatchTest : public CudnnBackendTest {
   // Checks each result and returns the number of runs on the device.
   int RunsOfAll() {
     const int before = controls_.runs;
-    const std::vector<test::Outputs> outputs =
-        test::RunBatched(problems_, inputs_, {.backend = "cudnn"});
+    const std::vector<test::Outputs> outputs = test::RunBatched(problems_, inputs_, On("cudnn"));
     for (size_t n = 0; n < problems_.size(); ++n) {
       EXPECT_TRUE(test::Matches(problems_[n], outputs[n], test::Attend(problems_[n], inputs_[n])))
           << n << " " << test::ToText(problems_[n]);
@@ -630,7 +640,7 @@ TEST_F(CudnnBatchTest, RequestsDoNotAffectEachOther) {
   inputs_[1].value.Set(0, 0, 3, 2, nan);
   inputs_[1].key.Set(1, 1, 0, 5, infinity);
   EXPECT_EQ(RunsOfAll(), 1);
-  EXPECT_THAT(ProcessBackend().state().fallback_pieces, ::testing::ElementsAre(0, 1, 0, 0))
+  EXPECT_THAT(backend_.state().fallback_pieces, ::testing::ElementsAre(0, 1, 0, 0))
       << "the CPU computes only the request with the NaN";
   for (test::Inputs& inputs : inputs_) inputs.query.Set(0, 0, 0, 0, nan);
   EXPECT_EQ(RunsOfAll(), 0);
@@ -643,7 +653,7 @@ TEST_F(CudnnBatchTest, FallsBackToTheCpuIfTheDeviceFails) {
   controls_.failures = 1;
   EXPECT_EQ(RunsOfAll(), 1);
   EXPECT_EQ(RunsOfAll(), 0) << "the device is in backoff";
-  EXPECT_EQ(ProcessBackend().state().used_memory_bytes, 0);
+  EXPECT_EQ(backend_.state().used_memory_bytes, 0);
   clock_.Advance(DeviceHealth::kFirstBackoff);
   EXPECT_EQ(RunsOfAll(), 1);
 }
@@ -660,7 +670,7 @@ TEST_F(CudnnBatchTest, RunsOneByOneIfTheBatchExceedsALane) {
   problem.key_length = 2;
   problem.causal = false;
   for (int n = 0; n < 4; ++n) Wait(problem);
-  EXPECT_LE(MakePlan(problem, {.backend = "cudnn", .has_lanes = true})->batch_cost, 0.5);
+  EXPECT_LE(MakePlan(problem, WithLanes())->batch_cost, 0.5);
   WaitForBatchKernels();
   EXPECT_EQ(RunsOfAll(), 4);
   EXPECT_LE(controls_.most_bytes, kArena);
@@ -671,7 +681,7 @@ TEST_F(CudnnBatchTest, NeedsOnlyWarmKernels) {
   Problem causal = Small();
   causal.key_length = causal.query_length;
   const Problem shapes[] = {Decode(1, 200), causal};
-  ASSERT_TRUE(ProcessBackend().Warm(shapes).ok());
+  ASSERT_TRUE(backend_.Warm(shapes).ok());
   WaitForAllPlans();
   const int compiled = controls_.compilations;
   for (const Problem& shape : shapes) {
@@ -687,8 +697,8 @@ TEST_F(CudnnBatchTest, NeedsOnlyWarmKernels) {
 
 TEST_F(CudnnBatchTest, RequestsDifferOnlyInLengths) {
   Start();
-  const auto batch_group = [](const Problem& problem) {
-    return MakePlan(problem, {.backend = "cudnn", .has_lanes = true})->batch_group;
+  const auto batch_group = [this](const Problem& problem) {
+    return MakePlan(problem, WithLanes())->batch_group;
   };
   const Problem problem = Decode(2, 100);
   EXPECT_NE(batch_group(problem), "");
@@ -728,7 +738,7 @@ TEST_F(CudnnBackendTest, SendsNoNonFiniteNumbers) {
   test::Inputs inputs = test::RandomInputs(problem, rng);
   // Only the last query sees this key.
   inputs.value.Set(0, 0, problem.query_length - 1, 0, std::numeric_limits<double>::quiet_NaN());
-  const auto outputs = test::RunAttention(problem, inputs, {.backend = "cudnn"});
+  const auto outputs = test::RunAttention(problem, inputs, On("cudnn"));
   ASSERT_TRUE(outputs.ok()) << outputs.status();
   EXPECT_TRUE(test::Matches(problem, *outputs, test::Attend(problem, inputs)));
   EXPECT_EQ(controls_.runs, 0);
@@ -736,7 +746,7 @@ TEST_F(CudnnBackendTest, SendsNoNonFiniteNumbers) {
 
 TEST_F(CudnnBackendTest, CountsThePiecesOfTheCpuByReason) {
   Start(/*arena_bytes=*/24 << 10);
-  const auto fallback_pieces = [] { return ProcessBackend().state().fallback_pieces; };
+  const auto fallback_pieces = [this] { return backend_.state().fallback_pieces; };
   const auto of_reason = [&](FallbackReason reason) {
     return fallback_pieces()[static_cast<size_t>(reason)];
   };
@@ -778,7 +788,7 @@ TEST_F(CudnnBackendTest, SendsMasksOfTheLowestFloat) {
     inputs.mask->Set(0, 0, i, 0, 0.5);
   }
   const auto check = [&](int runs) {
-    const auto outputs = test::RunAttention(problem, inputs, {.backend = "cudnn"});
+    const auto outputs = test::RunAttention(problem, inputs, On("cudnn"));
     ASSERT_TRUE(outputs.ok()) << outputs.status();
     EXPECT_TRUE(test::Matches(problem, *outputs, test::Attend(problem, inputs)));
     EXPECT_EQ(controls_.runs, runs);

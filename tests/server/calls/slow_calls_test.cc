@@ -54,7 +54,7 @@ TEST(SlowCallsTest, ALineTellsShapeStagesAndPlan) {
   report.received_bytes = 1000;
   report.sent_bytes = 500;
   report.problem = &problem;
-  report.routing.backend = Backends().front();
+  report.routing.backend = BuiltInBackends()[0];
   report.plan = "cpu/avx2 q96 k64 s1";
   EXPECT_THAT(
       LogOf(slow_calls, report),

@@ -47,12 +47,12 @@ CallReport Answered(const Problem& problem) {
   report.ended_in = Stage::kSend;
   report.total = std::chrono::microseconds(70);
   report.problem = &problem;
-  report.routing.backend = Backends().front();
+  report.routing.backend = BuiltInBackends()[0];
   return report;
 }
 
 TEST(MetricsTest, CountsACallByAllItsLabels) {
-  Metrics metrics;
+  Metrics metrics(BuiltInBackends());
   const Problem problem{.dtype = DType::kBFloat16, .batch = 3};
   const auto count = metrics.ForMethod("service/Method");
   count(Answered(problem));
@@ -61,12 +61,11 @@ TEST(MetricsTest, CountsACallByAllItsLabels) {
   failed.status = absl::InvalidArgumentError("no");
   count(failed);
   const std::string page = metrics.Serialize();
-  EXPECT_EQ(SumOnPage(page, "rapt_requests_total",
-                      {{"method", "service/Method"},
-                       {"backend", std::string(Backends().front()->name())},
-                       {"dtype", "BF16"},
-                       {"code", "OK"}}),
-            2);
+  EXPECT_EQ(
+      SumOnPage(
+          page, "rapt_requests_total",
+          {{"method", "service/Method"}, {"backend", "cpu"}, {"dtype", "BF16"}, {"code", "OK"}}),
+      2);
   EXPECT_EQ(SumOnPage(page, "rapt_requests_total",
                       {{"backend", "none"}, {"dtype", "none"}, {"code", "INVALID_ARGUMENT"}}),
             1);
@@ -76,7 +75,7 @@ TEST(MetricsTest, CountsACallByAllItsLabels) {
 }
 
 TEST(MetricsTest, ADurationIsInEveryBucketThatHoldsIt) {
-  Metrics metrics;
+  Metrics metrics(BuiltInBackends());
   const Problem problem{.batch = 1};
   metrics.ForMethod("service/Method")(Answered(problem));  // 70 us
   const std::string page = metrics.Serialize();
@@ -89,7 +88,7 @@ TEST(MetricsTest, ADurationIsInEveryBucketThatHoldsIt) {
 }
 
 TEST(MetricsTest, StagesThatACallNeverCameToAreNotCounted) {
-  Metrics metrics;
+  Metrics metrics(BuiltInBackends());
   CallReport report;
   report.status = absl::DeadlineExceededError("late");
   report.ended_in = Stage::kReceive;
@@ -107,21 +106,19 @@ TEST(MetricsTest, StagesThatACallNeverCameToAreNotCounted) {
 }
 
 TEST(MetricsTest, CountsWhoComputedInWhosePlace) {
-  Metrics metrics;
+  Metrics metrics(BuiltInBackends());
   const Problem problem{.batch = 1};
   CallReport report = Answered(problem);
-  report.routing.declined = Backends().front();
-  report.routing.backend = Backends().back();
+  report.routing.declined = BuiltInBackends()[0];
+  report.routing.backend = BuiltInBackends()[1];
   metrics.ForMethod("service/Method")(report);
   const std::map<std::string, std::string> labels = {
-      {"from", std::string(Backends().front()->name())},
-      {"to", std::string(Backends().back()->name())},
-      {"reason", "unsupported"}};
+      {"from", "cpu"}, {"to", "reference"}, {"reason", "unsupported"}};
   EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total", labels), 1);
 }
 
 TEST(MetricsTest, ObservesHowManyARunComputed) {
-  Metrics metrics;
+  Metrics metrics(BuiltInBackends());
   const Problem problem{.batch = 1};
   const auto count = metrics.ForMethod("service/Method");
   CallReport report = Answered(problem);
@@ -137,16 +134,14 @@ TEST(MetricsTest, ObservesHowManyARunComputed) {
 }
 
 TEST(MetricsTest, CountsWhoStoodInForAPart) {
-  Metrics metrics;
+  Metrics metrics(BuiltInBackends());
   const Problem problem{.batch = 1};
   CallReport report = Answered(problem);
-  report.routing.backend = Backends().front();
-  report.routing.stand_in = Backends().back();
+  report.routing.backend = BuiltInBackends()[0];
+  report.routing.stand_in = BuiltInBackends()[1];
   metrics.ForMethod("service/Method")(report);
   const std::map<std::string, std::string> labels = {
-      {"from", std::string(Backends().front()->name())},
-      {"to", std::string(Backends().back()->name())},
-      {"reason", "stand_in"}};
+      {"from", "cpu"}, {"to", "reference"}, {"reason", "stand_in"}};
   EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total", labels), 1);
   EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total"), 1);
 }

@@ -144,9 +144,9 @@ void ExpectChunkedConforms(const Problem& problem, const Inputs& inputs, const C
     SCOPED_TRACE(target.Name() + " " + ToText(problem) + " query_chunk " +
                  std::to_string(chunking.query_chunk) + " key_chunk " +
                  std::to_string(chunking.key_chunk) + " seed " + std::to_string(kSeed));
-    const absl::StatusOr<ChunkedPlan> plan = MakeChunkedPlan(
-        problem, chunking,
-        {.backend = target.backend, .isa = target.isa, .threads = threads, .has_lanes = true});
+    PlanOptions options = target.Options(threads);
+    options.has_lanes = true;
+    const absl::StatusOr<ChunkedPlan> plan = MakeChunkedPlan(problem, chunking, options);
     // A device may decline a problem, in parts or as a whole.
     if (absl::IsUnimplemented(plan.status()) && target.backend == "cudnn") continue;
     ASSERT_TRUE(plan.ok()) << plan.status();

@@ -1,0 +1,7 @@
+#include "tests/support/run_attention.h"
+
+namespace rapt::test {
+
+const BackendSet& TargetBackends() { return BuiltInBackends(); }
+
+}  // namespace rapt::test
