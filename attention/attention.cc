@@ -128,12 +128,15 @@ namespace {
 constexpr double kFlopsAlone = 5e5;
 
 absl::Status ValidateSlices(const Backend& backend, const Arguments& a) {
-  if (a.inputs[Role::kMask].slices != nullptr)
-    return absl::InvalidArgumentError("attn_mask is in slices");
-  for (const TensorView* view : {&a.inputs[Role::kQ], &a.inputs[Role::kK], &a.inputs[Role::kV],
-                                 &a.inputs[Role::kPastKey], &a.inputs[Role::kPastValue]}) {
-    if (view->slices != nullptr && !backend.ReadsSlices()) {
-      return absl::InvalidArgumentError(absl::StrCat("the tensors are in slices, which backend '",
+  for (Role role : kInputTensors) {
+    if (a.inputs[role].slices == nullptr) continue;
+    const RoleInfo& info = InfoOf(role);
+    if (info.broadcasts) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(info.onnx, " is in slices; it must be in one piece"));
+    }
+    if (!backend.ReadsSlices()) {
+      return absl::InvalidArgumentError(absl::StrCat(info.onnx, " is in slices, which backend '",
                                                      backend.name(), "' does not read"));
     }
   }

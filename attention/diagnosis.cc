@@ -62,14 +62,14 @@ void WarnOfMask(const TensorSummary& mask, std::vector<std::string>& warnings) {
   }
 }
 
-void WarnOfInputs(const FieldNames& names, DiagnosisReport& report) {
+void WarnOfInputs(DiagnosisReport& report) {
   for (const TensorSummary& input : report.inputs) {
     if (input.numbers.nan > 0) {
       report.warnings.push_back(absl::StrCat(input.name, " has ", input.numbers.nan, " NaN among ",
                                              input.numbers.count(),
                                              " values; each visible one propagates to the output"));
     }
-    (input.name == names.mask ? WarnOfMask : WarnOfTensor)(input, report.warnings);
+    (input.role == Role::kMask ? WarnOfMask : WarnOfTensor)(input, report.warnings);
   }
 }
 
@@ -171,20 +171,14 @@ std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptio
 }
 
 Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const FieldNames& names)
-    : problem_(problem), arguments_(arguments), names_(names) {
-  const auto add = [this](absl::string_view name, const TensorView& view) {
-    inputs_.push_back({name, view, view.dims[0] * view.dims[1] * view.dims[2]});
+    : problem_(problem), arguments_(arguments) {
+  for (Role role : kInputTensors) {
+    if (!InfoOf(role).wanted(problem)) continue;
+    const TensorView& view = arguments.inputs[role];
+    inputs_.push_back({view, view.dims[0] * view.dims[1] * view.dims[2]});
     input_rows_ += inputs_.back().rows;
-    MutexLock lock(mutex_);  // only for the thread-safety analysis
-    report_.inputs.push_back({std::string(name), view.dtype, view.dims, {}, true});
-  };
-  add(names.q, arguments.inputs[Role::kQ]);
-  add(names.k, arguments.inputs[Role::kK]);
-  add(names.v, arguments.inputs[Role::kV]);
-  if (problem.mask) add(names.mask, arguments.inputs[Role::kMask]);
-  if (problem.past_length > 0) {
-    add(names.past_key, arguments.inputs[Role::kPastKey]);
-    add(names.past_value, arguments.inputs[Role::kPastValue]);
+    MutexLock lock(mutex_);  // for the thread safety analysis; the object is not shared yet
+    report_.inputs.push_back({role, std::string(names[role]), view.dtype, view.dims, {}, true});
   }
   query_rows_ = problem.batch * problem.query_heads * problem.query_length;
 }
@@ -280,7 +274,7 @@ DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
   MutexLock lock(mutex_);
   report_.problem = Describe(problem_);
   report_.backends = ExplainChoice(problem_, options);
-  WarnOfInputs(names_, report_);
+  WarnOfInputs(report_);
   WarnOfResults(report_);
   return std::move(report_);
 }

@@ -39,6 +39,7 @@ struct NumberSummary {
 };
 
 struct TensorSummary {
+  Role role = Role::kQ;
   std::string name;
   DType dtype = DType::kFloat32;
   std::array<int64_t, 4> dims = {};
@@ -96,7 +97,6 @@ class Diagnosis {
 
  private:
   struct Input {
-    absl::string_view name;
     TensorView view;
     int64_t rows;
   };
@@ -106,7 +106,6 @@ class Diagnosis {
 
   const Problem& problem_;
   const Arguments& arguments_;
-  const FieldNames& names_;
   std::vector<Input> inputs_;
   int64_t input_rows_ = 0;
   int64_t query_rows_ = 0;

@@ -1,7 +1,7 @@
 #include "attention/operator.h"
 
 #include <array>
-#include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -10,7 +10,7 @@
 namespace rapt {
 namespace {
 
-// The axes of Q, K or V, whatever their layout.
+// The axes of Q, K or V in any layout.
 struct Axes {
   int64_t batch = 0;
   int64_t heads = 0;
@@ -35,21 +35,19 @@ absl::Status WrongRank(absl::string_view name, const Shape& shape, absl::string_
 }
 
 absl::StatusOr<Layout> ResolveLayout(const OperatorCall& call, const FieldNames& names) {
-  const size_t rank = call.q.shape.size();
+  const Shape& q = call.inputs[Role::kQ]->shape;
   Layout layout = call.layout;
   if (layout == Layout::kByRank) {
-    if (rank != 3 && rank != 4) return WrongRank(names.q, call.q.shape, "of rank 3 or 4");
-    layout = rank == 4 ? Layout::kBhsd : Layout::kBse;
+    if (q.size() != 3 && q.size() != 4) return WrongRank(names[Role::kQ], q, "of rank 3 or 4");
+    layout = q.size() == 4 ? Layout::kBhsd : Layout::kBse;
   }
   const size_t wanted = layout == Layout::kBse ? 3 : 4;
-  for (const auto& [name, spec] :
-       {std::pair<absl::string_view, const TensorSpec*>{names.q, &call.q},
-        {names.k, &call.k},
-        {names.v, &call.v}}) {
-    if (spec->shape.size() != wanted) {
-      return WrongRank(name, spec->shape,
-                       absl::StrCat(NameOf(layout), ", rank ", wanted, ", as ", names.q, ", ",
-                                    names.k, " and ", names.v, " all are"));
+  for (Role role : {Role::kQ, Role::kK, Role::kV}) {
+    const Shape& shape = call.inputs[role]->shape;
+    if (shape.size() != wanted) {
+      return WrongRank(names[role], shape,
+                       absl::StrCat(NameOf(layout), ", rank ", wanted, ", as ", names[Role::kQ],
+                                    ", ", names[Role::kK], " and ", names[Role::kV], " all are"));
     }
   }
   return layout;
@@ -70,15 +68,20 @@ absl::StatusOr<Axes> SplitHeads(absl::string_view name, const Shape& shape,
   return Axes{shape[0], heads, shape[1], shape[2] / heads};
 }
 
-absl::StatusOr<Axes> AxesOf(absl::string_view name, const Shape& shape, Layout layout,
-                            absl::string_view heads_name, std::optional<int64_t> heads) {
-  if (layout == Layout::kBse) return SplitHeads(name, shape, heads_name, heads.value_or(1));
+absl::StatusOr<Axes> AxesOf(const OperatorCall& call, Role role, Layout layout,
+                            const FieldNames& names) {
+  const Shape& shape = call.inputs[role]->shape;
+  const bool is_query = role == Role::kQ;
+  const std::optional<int64_t> heads = is_query ? call.q_num_heads : call.kv_num_heads;
+  const absl::string_view heads_name =
+      names[is_query ? Attribute::kQueryHeads : Attribute::kKvHeads];
+  if (layout == Layout::kBse) return SplitHeads(names[role], shape, heads_name, heads.value_or(1));
   const Axes axes = layout == Layout::kBhsd ? Axes{shape[0], shape[1], shape[2], shape[3]}
                                             : Axes{shape[0], shape[2], shape[1], shape[3]};
   if (heads && *heads != axes.heads) {
-    return absl::InvalidArgumentError(absl::StrCat(heads_name, " is ", *heads, ", but ", name, " ",
-                                                   ToString(shape), " has ", axes.heads,
-                                                   " heads; they must be equal"));
+    return absl::InvalidArgumentError(absl::StrCat(heads_name, " is ", *heads, ", but ",
+                                                   names[role], " ", ToString(shape), " has ",
+                                                   axes.heads, " heads; they must be equal"));
   }
   return axes;
 }
@@ -90,58 +93,66 @@ absl::Status CheckSame(absl::string_view what, absl::string_view name_a, int64_t
                                                  " has ", b, "; they must be equal"));
 }
 
-// `q` is the query, `q_name` its name.
-absl::Status CheckType(absl::string_view name, const TensorSpec& spec, absl::string_view q_name,
-                       const TensorSpec& q) {
-  if (spec.dtype == q.dtype) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " has type ", NameOf(spec.dtype),
-                                                 "; it must be ", NameOf(q.dtype), ", the type of ",
-                                                 q_name));
+absl::Status CheckType(const OperatorCall& call, Role role, const FieldNames& names) {
+  const DType dtype = call.inputs[role]->dtype;
+  const DType wanted = call.inputs[Role::kQ]->dtype;
+  if (dtype == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(names[role], " has type ", NameOf(dtype),
+                                                 "; it must be ", NameOf(wanted), ", the type of ",
+                                                 names[Role::kQ]));
 }
 
 absl::Status CheckQkv(const OperatorCall& call, const FieldNames& names, const Axes& q,
                       const Axes& k, const Axes& v) {
-  absl::Status status = CheckType(names.k, call.k, names.q, call.q);
-  if (status.ok()) status = CheckType(names.v, call.v, names.q, call.q);
-  if (status.ok()) status = CheckSame("batch", names.k, k.batch, names.q, q.batch);
-  if (status.ok()) status = CheckSame("batch", names.v, v.batch, names.q, q.batch);
-  if (status.ok()) status = CheckSame("head size", names.k, k.size, names.q, q.size);
-  if (status.ok()) status = CheckSame("number of heads", names.v, v.heads, names.k, k.heads);
-  if (status.ok()) status = CheckSame("length", names.v, v.length, names.k, k.length);
+  const absl::string_view q_name = names[Role::kQ];
+  const absl::string_view k_name = names[Role::kK];
+  const absl::string_view v_name = names[Role::kV];
+  absl::Status status = CheckType(call, Role::kK, names);
+  if (status.ok()) status = CheckType(call, Role::kV, names);
+  if (status.ok()) status = CheckSame("batch", k_name, k.batch, q_name, q.batch);
+  if (status.ok()) status = CheckSame("batch", v_name, v.batch, q_name, q.batch);
+  if (status.ok()) status = CheckSame("head size", k_name, k.size, q_name, q.size);
+  if (status.ok()) status = CheckSame("number of heads", v_name, v.heads, k_name, k.heads);
+  if (status.ok()) status = CheckSame("length", v_name, v.length, k_name, k.length);
   return status;
 }
 
-absl::Status CheckPastTensor(absl::string_view name, const TensorSpec& past, const Axes& now,
-                             absl::string_view now_name) {
-  if (past.shape.size() != 4) {
-    return WrongRank(name, past.shape, "[batch, key/value heads, past length, head size], rank 4");
+// `now` are the axes of K or V, whose name is `now_name`.
+absl::Status CheckPastTensor(const OperatorCall& call, Role role, const FieldNames& names,
+                             const Axes& now, absl::string_view now_name) {
+  absl::Status status = CheckType(call, role, names);
+  if (!status.ok()) return status;
+  const absl::string_view name = names[role];
+  const Shape& past = call.inputs[role]->shape;
+  if (past.size() != 4) {
+    return WrongRank(name, past, "[batch, key/value heads, past length, head size], rank 4");
   }
-  absl::Status status = CheckSame("batch", name, past.shape[0], now_name, now.batch);
-  if (status.ok()) status = CheckSame("number of heads", name, past.shape[1], now_name, now.heads);
-  if (status.ok()) status = CheckSame("head size", name, past.shape[3], now_name, now.size);
+  status = CheckSame("batch", name, past[0], now_name, now.batch);
+  if (status.ok()) status = CheckSame("number of heads", name, past[1], now_name, now.heads);
+  if (status.ok()) status = CheckSame("head size", name, past[3], now_name, now.size);
   return status;
 }
 
-// The length of the past; 0 when there is none.
+// Returns the length of the past; 0 without one.
 absl::StatusOr<int64_t> ResolvePast(const OperatorCall& call, const FieldNames& names,
                                     const Axes& k, const Axes& v) {
-  if (call.past_key.has_value() != call.past_value.has_value()) {
-    const bool has_key = call.past_key.has_value();
+  const std::optional<TensorSpec>& key = call.inputs[Role::kPastKey];
+  const std::optional<TensorSpec>& value = call.inputs[Role::kPastValue];
+  if (key.has_value() != value.has_value()) {
+    const Role given = key ? Role::kPastKey : Role::kPastValue;
+    const Role missing = key ? Role::kPastValue : Role::kPastKey;
     return absl::InvalidArgumentError(
-        absl::StrCat(has_key ? names.past_key : names.past_value, " came without ",
-                     has_key ? names.past_value : names.past_key, "; they must come together"));
+        absl::StrCat(names[given], " came without ", names[missing], "; they must come together"));
   }
-  if (!call.past_key) return 0;
-  absl::Status status = CheckType(names.past_key, *call.past_key, names.q, call.q);
-  if (status.ok()) status = CheckPastTensor(names.past_key, *call.past_key, k, names.k);
-  if (status.ok()) status = CheckType(names.past_value, *call.past_value, names.q, call.q);
-  if (status.ok()) status = CheckPastTensor(names.past_value, *call.past_value, v, names.v);
+  if (!key) return 0;
+  absl::Status status = CheckPastTensor(call, Role::kPastKey, names, k, names[Role::kK]);
+  if (status.ok()) status = CheckPastTensor(call, Role::kPastValue, names, v, names[Role::kV]);
   if (status.ok()) {
-    status = CheckSame("length", names.past_key, call.past_key->shape[2], names.past_value,
-                       call.past_value->shape[2]);
+    status = CheckSame("length", names[Role::kPastKey], key->shape[2], names[Role::kPastValue],
+                       value->shape[2]);
   }
   if (!status.ok()) return status;
-  return call.past_key->shape[2];
+  return key->shape[2];
 }
 
 absl::StatusOr<MaskShape> ResolveMask(absl::string_view name, const TensorSpec& mask,
@@ -164,13 +175,13 @@ absl::StatusOr<MaskShape> ResolveMask(absl::string_view name, const TensorSpec& 
 
 absl::Status CheckKeyLengths(const TensorSpec& lengths, const FieldNames& names, int64_t batch) {
   if (lengths.dtype != DType::kInt64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names.key_lengths, " has type ", NameOf(lengths.dtype), "; it must be INT64"));
+    return absl::InvalidArgumentError(absl::StrCat(names[Role::kKeyLengths], " has type ",
+                                                   NameOf(lengths.dtype), "; it must be INT64"));
   }
   if (lengths.shape.size() != 1 || lengths.shape[0] != batch) {
-    return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, " has shape ",
+    return absl::InvalidArgumentError(absl::StrCat(names[Role::kKeyLengths], " has shape ",
                                                    ToString(lengths.shape), "; it must be [", batch,
-                                                   "], the batch of ", names.q));
+                                                   "], the batch of ", names[Role::kQ]));
   }
   return absl::OkStatus();
 }
@@ -180,57 +191,59 @@ absl::Status CheckHeadCounts(const OperatorCall& call, const FieldNames& names, 
     return absl::OkStatus();
   }
   const bool has_query_heads = call.q_num_heads.has_value();
-  return absl::InvalidArgumentError(absl::StrCat(
-      has_query_heads ? names.query_heads : names.kv_heads, " came without ",
-      has_query_heads ? names.kv_heads : names.query_heads, "; 3-D inputs need both or neither"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(has_query_heads ? names[Attribute::kQueryHeads] : names[Attribute::kKvHeads],
+                   " came without ",
+                   has_query_heads ? names[Attribute::kKvHeads] : names[Attribute::kQueryHeads],
+                   "; 3-D inputs need both or neither"));
 }
 
-absl::Status CheckSizes(const OperatorCall& call, const FieldNames& names) {
-  const std::pair<absl::string_view, const TensorSpec*> tensors[] = {
-      {names.q, &call.q},
-      {names.k, &call.k},
-      {names.v, &call.v},
-      {names.mask, call.attn_mask ? &*call.attn_mask : nullptr},
-      {names.past_key, call.past_key ? &*call.past_key : nullptr},
-      {names.past_value, call.past_value ? &*call.past_value : nullptr},
-      {names.key_lengths, call.nonpad_kv_seqlen ? &*call.nonpad_kv_seqlen : nullptr},
-  };
-  for (const auto& [name, spec] : tensors) {
-    if (spec == nullptr) continue;
-    if (auto bytes = ByteSize(name, *spec); !bytes.ok()) return bytes.status();
+absl::Status CheckPresenceAndSizes(const OperatorCall& call, const FieldNames& names) {
+  for (Role role : kInputs) {
+    const std::optional<TensorSpec>& spec = call.inputs[role];
+    if (spec) {
+      if (auto bytes = ByteSize(names[role], *spec); !bytes.ok()) return bytes.status();
+    } else if (InfoOf(role).required) {
+      return absl::InvalidArgumentError(absl::StrCat(names[role], " is missing"));
+    }
   }
   return absl::OkStatus();
 }
 
-Shape OutputShape(const Problem& p, Layout layout) {
-  switch (layout) {
-    case Layout::kBshd:
-      return {p.batch, p.query_length, p.query_heads, p.value_head_size};
-    case Layout::kBse:
-      return {p.batch, p.query_length, p.query_heads * p.value_head_size};
-    default:
-      return {p.batch, p.query_heads, p.query_length, p.value_head_size};
-  }
+void CopyAttributes(const OperatorCall& call, Problem& problem) {
+  const auto copy = [&](const auto& field) {
+    if (field.problem != nullptr) problem.*field.problem = call.*field.call;
+  };
+  for (const AttributeInfo& info : Attributes()) std::visit(copy, info.field);
+  problem.alignment = call.alignment;
+  problem.softmax_in_fp64 = call.softmax_in_fp64;
+  problem.dropout = call.dropout;
+  problem.score_output = call.score_output;
+  problem.wants_lse = call.wants_lse;
+  problem.wants_present = call.wants_present;
 }
 
-void DescribeOutputs(ResolvedCall& call) {
-  const Problem& p = call.problem;
-  const int64_t t = p.total_keys();
-  call.y = {p.dtype, OutputShape(p, call.layout)};
-  call.lse = {p.lse_dtype(), {p.batch, p.query_heads, p.query_length}};
-  call.scores = {p.dtype, {p.batch, p.query_heads, p.query_length, t}};
-  call.present_key = {p.dtype, {p.batch, p.kv_heads, t, p.head_size}};
-  call.present_value = {p.dtype, {p.batch, p.kv_heads, t, p.value_head_size}};
+// The shape of an output as the caller sees it.
+Shape OutputShape(const RoleInfo& info, const Problem& p, Layout layout) {
+  const auto [b, h, s, d] = info.dims(p);
+  if (info.has_layout && layout == Layout::kBshd) return {b, s, h, d};
+  if (info.has_layout && layout == Layout::kBse) return {b, s, h * d};
+  Shape shape = {b, h, s, d};
+  shape.resize(static_cast<size_t>(info.rank));
+  return shape;
 }
 
 template <typename Byte>
-BasicTensorView<Byte> ViewOf(Byte* data, DType dtype, const std::array<int64_t, 4>& dims,
-                             Layout layout = Layout::kBhsd) {
-  const auto [b, h, s, d] = dims;
-  const std::array<int64_t, 4> strides = layout == Layout::kBhsd
-                                             ? RowMajorStrides(dims)
-                                             : std::array<int64_t, 4>{s * h * d, d, h * d, 1};
-  return {data, dtype, dims, strides};
+BasicTensorView<Byte> ViewOf(Role role, const ResolvedCall& call, Byte* data) {
+  const RoleInfo& info = InfoOf(role);
+  BasicTensorView<Byte> view{data, info.dtype(call.problem), info.dims(call.problem)};
+  const auto [b, h, s, d] = view.dims;
+  view.strides = RowMajorStrides(view.dims);
+  if (info.has_layout && call.layout != Layout::kBhsd) view.strides = {s * h * d, d, h * d, 1};
+  for (int axis = 0; info.broadcasts && axis < 4; ++axis) {
+    if (view.dims[axis] == 1) view.strides[axis] = 0;
+  }
+  return view;
 }
 
 }  // namespace
@@ -253,18 +266,18 @@ absl::StatusOr<int64_t> ByteSize(absl::string_view name, const TensorSpec& spec)
 }
 
 absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames& names) {
-  absl::Status status = CheckSizes(call, names);
+  absl::Status status = CheckPresenceAndSizes(call, names);
   if (!status.ok()) return status;
   const absl::StatusOr<Layout> layout = ResolveLayout(call, names);
   if (!layout.ok()) return layout.status();
   status = CheckHeadCounts(call, names, *layout);
   if (!status.ok()) return status;
 
-  const auto q = AxesOf(names.q, call.q.shape, *layout, names.query_heads, call.q_num_heads);
+  const auto q = AxesOf(call, Role::kQ, *layout, names);
   if (!q.ok()) return q.status();
-  const auto k = AxesOf(names.k, call.k.shape, *layout, names.kv_heads, call.kv_num_heads);
+  const auto k = AxesOf(call, Role::kK, *layout, names);
   if (!k.ok()) return k.status();
-  const auto v = AxesOf(names.v, call.v.shape, *layout, names.kv_heads, call.kv_num_heads);
+  const auto v = AxesOf(call, Role::kV, *layout, names);
   if (!v.ok()) return v.status();
   status = CheckQkv(call, names, *q, *k, *v);
   if (!status.ok()) return status;
@@ -274,102 +287,43 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames&
   ResolvedCall resolved;
   resolved.layout = *layout;
   resolved.names = &names;
-  resolved.problem = Problem{
-      .dtype = call.q.dtype,
-      .batch = q->batch,
-      .query_heads = q->heads,
-      .kv_heads = k->heads,
-      .query_length = q->length,
-      .key_length = k->length,
-      .past_length = *past_length,
-      .head_size = q->size,
-      .value_head_size = v->size,
-      .scale = call.scale,
-      .softcap = call.softcap,
-      .causal = call.is_causal,
-      .alignment = call.alignment,
-      .left_window = call.left_window_size,
-      .right_window = call.right_window_size,
-      .mask = std::nullopt,
-      .has_key_lengths = call.nonpad_kv_seqlen.has_value(),
-      .softmax_in_fp64 = call.softmax_in_fp64,
-      .dropout = call.dropout,
-      .score_output = call.score_output,
-      .wants_lse = call.wants_lse,
-      .wants_present = call.wants_present,
-  };
-  if (call.attn_mask) {
+  Problem& problem = resolved.problem;
+  problem.dtype = call.inputs[Role::kQ]->dtype;
+  problem.batch = q->batch;
+  problem.query_heads = q->heads;
+  problem.kv_heads = k->heads;
+  problem.query_length = q->length;
+  problem.key_length = k->length;
+  problem.past_length = *past_length;
+  problem.head_size = q->size;
+  problem.value_head_size = v->size;
+  CopyAttributes(call, problem);
+  if (const std::optional<TensorSpec>& mask = call.inputs[Role::kMask]) {
     const bool rank3_is_batch = *layout == Layout::kBse && !call.q_num_heads;
-    absl::StatusOr<MaskShape> mask = ResolveMask(names.mask, *call.attn_mask, rank3_is_batch);
-    if (!mask.ok()) return mask.status();
-    resolved.problem.mask = *mask;
+    absl::StatusOr<MaskShape> shape = ResolveMask(names[Role::kMask], *mask, rank3_is_batch);
+    if (!shape.ok()) return shape.status();
+    problem.mask = *shape;
   }
-  if (call.nonpad_kv_seqlen) {
-    status = CheckKeyLengths(*call.nonpad_kv_seqlen, names, q->batch);
+  if (const std::optional<TensorSpec>& lengths = call.inputs[Role::kKeyLengths]) {
+    status = CheckKeyLengths(*lengths, names, q->batch);
     if (!status.ok()) return status;
+    problem.has_key_lengths = true;
   }
-  status = Validate(resolved.problem, names);
+  status = Validate(problem, names);
   if (!status.ok()) return status;
-  DescribeOutputs(resolved);
+  for (Role role : kOutputs) {
+    const RoleInfo& info = InfoOf(role);
+    resolved.outputs[role] = {info.dtype(problem), OutputShape(info, problem, *layout)};
+  }
   return resolved;
 }
 
-TensorView ResolvedCall::Query(const std::byte* data) const {
-  const Problem& p = problem;
-  return ViewOf(data, p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size}, layout);
+TensorView ResolvedCall::Input(Role role, const std::byte* data) const {
+  return ViewOf(role, *this, data);
 }
 
-TensorView ResolvedCall::Key(const std::byte* data) const {
-  const Problem& p = problem;
-  return ViewOf(data, p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size}, layout);
-}
-
-TensorView ResolvedCall::Value(const std::byte* data) const {
-  const Problem& p = problem;
-  return ViewOf(data, p.dtype, {p.batch, p.kv_heads, p.key_length, p.value_head_size}, layout);
-}
-
-TensorView ResolvedCall::Mask(const std::byte* data) const {
-  TensorView view = ViewOf(data, problem.mask->dtype, problem.mask->dims);
-  for (int axis = 0; axis < 4; ++axis) {
-    if (view.dims[axis] == 1) view.strides[axis] = 0;
-  }
-  return view;
-}
-
-TensorView ResolvedCall::PastKey(const std::byte* data) const {
-  const Problem& p = problem;
-  return ViewOf(data, p.dtype, {p.batch, p.kv_heads, p.past_length, p.head_size});
-}
-
-TensorView ResolvedCall::PastValue(const std::byte* data) const {
-  const Problem& p = problem;
-  return ViewOf(data, p.dtype, {p.batch, p.kv_heads, p.past_length, p.value_head_size});
-}
-
-MutableTensorView ResolvedCall::Output(std::byte* data) const {
-  const Problem& p = problem;
-  return ViewOf(data, p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size}, layout);
-}
-
-MutableTensorView ResolvedCall::Lse(std::byte* data) const {
-  const Problem& p = problem;
-  return ViewOf(data, p.lse_dtype(), {p.batch, p.query_heads, p.query_length, 1});
-}
-
-MutableTensorView ResolvedCall::Scores(std::byte* data) const {
-  const Problem& p = problem;
-  return ViewOf(data, p.dtype, {p.batch, p.query_heads, p.query_length, p.total_keys()});
-}
-
-MutableTensorView ResolvedCall::PresentKey(std::byte* data) const {
-  const Problem& p = problem;
-  return ViewOf(data, p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.head_size});
-}
-
-MutableTensorView ResolvedCall::PresentValue(std::byte* data) const {
-  const Problem& p = problem;
-  return ViewOf(data, p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.value_head_size});
+MutableTensorView ResolvedCall::Output(Role role, std::byte* data) const {
+  return ViewOf(role, *this, data);
 }
 
 }  // namespace rapt

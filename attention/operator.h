@@ -1,6 +1,6 @@
-// The attention operator as its callers state it: named tensors of rank 3 or 4, ONNX attributes.
-// Resolve() turns that into a Problem and says how each tensor is laid out. Every protocol and the
-// command line come through here, so that all of them accept and refuse the same things.
+// The attention operator as its callers state it: tensors of rank 3 or 4 and ONNX attributes.
+// Resolve() turns that into a Problem and the layout of each tensor. Every protocol and the command
+// line use it, so that all of them accept and reject the same calls.
 #ifndef RAPT_ATTENTION_OPERATOR_H_
 #define RAPT_ATTENTION_OPERATOR_H_
 
@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "attention/field_names.h"
 #include "attention/problem.h"
+#include "attention/roles.h"
 #include "attention/tensor_view.h"
 
 namespace rapt {
@@ -27,7 +28,7 @@ struct TensorSpec {
   Shape shape;
 };
 
-// The meaning of the axes of Q, K, V and Y. The mask, past and present never depend on it.
+// The order of the axes of Q, K, V and Y. Mask, past and present do not depend on it.
 enum class Layout : uint8_t {
   kByRank,  // rank 4: kBhsd, rank 3: kBse
   kBhsd,    // [B, H, S, D]
@@ -36,11 +37,7 @@ enum class Layout : uint8_t {
 };
 
 struct OperatorCall {
-  TensorSpec q, k, v;
-  std::optional<TensorSpec> attn_mask = std::nullopt;
-  std::optional<TensorSpec> past_key = std::nullopt;
-  std::optional<TensorSpec> past_value = std::nullopt;
-  std::optional<TensorSpec> nonpad_kv_seqlen = std::nullopt;  // INT64 [B]
+  InputMap<std::optional<TensorSpec>> inputs;
 
   Layout layout = Layout::kByRank;
   std::optional<int64_t> q_num_heads = std::nullopt;
@@ -59,36 +56,26 @@ struct OperatorCall {
   bool wants_present = false;
 };
 
-// A call whose shapes are known to fit together. Thread-compatible value type.
+// A call whose shapes fit together. Thread-compatible value type.
 struct ResolvedCall {
   Problem problem;
   Layout layout = Layout::kBhsd;          // never kByRank
-  const FieldNames* names = &kOnnxNames;  // that errors about the data should use too
+  const FieldNames* names = &kOnnxNames;  // for errors about the data, too
 
-  // Outputs as the caller sees them: Y has Q's layout and rank.
-  TensorSpec y, lse, scores, present_key, present_value;
+  OutputMap<TensorSpec> outputs;  // as the caller sees them: Y has Q's layout and rank
 
-  // Views over row-major bytes in the caller's layout.
-  TensorView Query(const std::byte* data) const;
-  TensorView Key(const std::byte* data) const;
-  TensorView Value(const std::byte* data) const;
-  TensorView Mask(const std::byte* data) const;
-  TensorView PastKey(const std::byte* data) const;
-  TensorView PastValue(const std::byte* data) const;
-  MutableTensorView Output(std::byte* data) const;
-  MutableTensorView Lse(std::byte* data) const;
-  MutableTensorView Scores(std::byte* data) const;
-  MutableTensorView PresentKey(std::byte* data) const;
-  MutableTensorView PresentValue(std::byte* data) const;
+  // Views of row-major bytes in the caller's layout. REQUIRES: the problem wants the role.
+  TensorView Input(Role role, const std::byte* data) const;
+  MutableTensorView Output(Role role, std::byte* data) const;
 };
 
-// InvalidArgument names the tensor or attribute, what came and what is allowed. `names` outlives
-// the result.
+// InvalidArgument names the tensor or attribute, what came and what is allowed. REQUIRES: `names`
+// outlives the result.
 absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call,
                                      const FieldNames& names = kOnnxNames);
 
-// Bytes of a row-major tensor. InvalidArgument, naming `name`, for a negative axis or a product
-// that overflows.
+// Returns the bytes of a row-major tensor. InvalidArgument, naming `name`, for a negative axis or
+// an overflow.
 absl::StatusOr<int64_t> ByteSize(absl::string_view name, const TensorSpec& spec);
 
 }  // namespace rapt

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <optional>
 #include <string>
-#include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -27,8 +26,8 @@ absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
       {{"query length"}, p.query_length, 0},
       {{"key length"}, p.key_length, 0},
       {{"past length"}, p.past_length, 0},
-      {{"head size of ", names.q, " and ", names.k}, p.head_size, 1},
-      {{"head size of ", names.v}, p.value_head_size, 1},
+      {{"head size of ", names[Role::kQ], " and ", names[Role::kK]}, p.head_size, 1},
+      {{"head size of ", names[Role::kV]}, p.value_head_size, 1},
   };
   for (const auto& [name, size, least] : axes) {
     if (size >= least && size <= kMaxAxis) continue;
@@ -36,9 +35,9 @@ absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
                                                    "; it must be from ", least, " to 2^40"));
   }
   if (p.query_heads != 0 && p.query_heads % p.kv_heads != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names.q, " has ", p.query_heads, " heads, ", names.k, " and ", names.v,
-                     " have ", p.kv_heads, "; the number of query heads must be a multiple"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        names[Role::kQ], " has ", p.query_heads, " heads, ", names[Role::kK], " and ",
+        names[Role::kV], " have ", p.kv_heads, "; the number of query heads must be a multiple"));
   }
   return absl::OkStatus();
 }
@@ -58,10 +57,10 @@ absl::Status CheckVolumes(const Problem& p, const FieldNames& names) {
     absl::string_view name;
     std::array<int64_t, 4> axes;
   } volumes[] = {
-      {names.q, {p.batch, p.query_heads, p.query_length, p.head_size}},
-      {names.k, {p.batch, p.kv_heads, t, p.head_size}},
-      {names.v, {p.batch, p.kv_heads, t, p.value_head_size}},
-      {names.y, {p.batch, p.query_heads, p.query_length, p.value_head_size}},
+      {names[Role::kQ], {p.batch, p.query_heads, p.query_length, p.head_size}},
+      {names[Role::kK], {p.batch, p.kv_heads, t, p.head_size}},
+      {names[Role::kV], {p.batch, p.kv_heads, t, p.value_head_size}},
+      {names[Role::kY], {p.batch, p.query_heads, p.query_length, p.value_head_size}},
       {"the score matrix", {p.batch, p.query_heads, p.query_length, t}},
   };
   for (const auto& volume : volumes) {
@@ -73,35 +72,47 @@ absl::Status CheckVolumes(const Problem& p, const FieldNames& names) {
   return absl::OkStatus();
 }
 
+template <typename Number>
+absl::Status CheckRange(const AttributeInfo& info, Number value, absl::string_view name) {
+  const auto number = static_cast<double>(value);
+  if (number >= info.least && number <= info.most) return absl::OkStatus();  // false for NaN
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", value, "; it must be ", info.allowed));
+}
+
+absl::Status CheckRange(const AttributeInfo& info, const Problem& p, absl::string_view name) {
+  if (info.allowed.empty()) return absl::OkStatus();
+  return std::visit(
+      [&](const auto& field) {
+        const auto& value = p.*field.problem;
+        if constexpr (requires { value.has_value(); }) {
+          return value ? CheckRange(info, *value, name) : absl::OkStatus();
+        } else {
+          return CheckRange(info, value, name);
+        }
+      },
+      info.field);
+}
+
 absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
   if (!IsFloat(p.dtype)) {
-    return absl::InvalidArgumentError(absl::StrCat(names.q, " has type ", NameOf(p.dtype),
+    return absl::InvalidArgumentError(absl::StrCat(names[Role::kQ], " has type ", NameOf(p.dtype),
                                                    "; it must be FP32, FP16, BF16 or FP64"));
   }
-  if (p.scale && !std::isfinite(*p.scale)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names.scale, " is ", *p.scale, "; it must be finite"));
-  }
-  if (!std::isfinite(p.softcap) || p.softcap < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(names.softcap, " is ", p.softcap,
-                                                   "; it must be 0 (none) or positive and finite"));
-  }
-  for (const auto& [name, size] :
-       {std::pair<absl::string_view, int64_t>{names.left_window, p.left_window},
-        {names.right_window, p.right_window}}) {
-    if (size < -1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, " is ", size, "; it must be -1 (unbounded) or at least 0"));
-    }
+  for (const AttributeInfo& info : Attributes()) {
+    absl::Status status = CheckRange(info, p, names[info.attribute]);
+    if (!status.ok()) return status;
   }
   if (p.section && (p.past_length > 0 || p.wants_present)) {
-    return absl::InvalidArgumentError("a section of a problem has no past or present of its own");
+    return absl::InvalidArgumentError(
+        "a section of a problem must not have a past or present of its own");
   }
   if (p.folds && p.score_output == ScoreOutput::kWeights) {
-    return absl::InvalidArgumentError("weights need all keys at once; a part of them has none");
+    return absl::InvalidArgumentError(
+        "weights are wanted of a section of the keys; they need all keys at once");
   }
   if (p.dropout && !(p.dropout->probability >= 0 && p.dropout->probability < 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(names.dropout_probability, " is ",
+    return absl::InvalidArgumentError(absl::StrCat(names[Attribute::kDropoutProbability], " is ",
                                                    p.dropout->probability,
                                                    "; it must be at least 0 and less than 1"));
   }
@@ -112,7 +123,7 @@ absl::Status CheckMask(const Problem& p, const FieldNames& names) {
   const MaskShape& mask = *p.mask;
   if (mask.dtype == DType::kInt64) {
     return absl::InvalidArgumentError(
-        absl::StrCat(names.mask, " has type INT64; it must be BOOL or a float type"));
+        absl::StrCat(names[Role::kMask], " has type INT64; it must be BOOL or a float type"));
   }
   const std::array<int64_t, 4> full = {p.batch, p.query_heads, p.query_length, p.total_keys()};
   bool fits = mask.dims[3] == 1 || (mask.dims[3] >= 0 && mask.dims[3] <= full[3]);
@@ -121,13 +132,13 @@ absl::Status CheckMask(const Problem& p, const FieldNames& names) {
   }
   if (fits) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      names.mask, " [", absl::StrJoin(mask.dims, ", "), "] does not broadcast to [",
+      names[Role::kMask], " [", absl::StrJoin(mask.dims, ", "), "] does not broadcast to [",
       absl::StrJoin(full, ", "), "] = [batch, query heads, query length, past + key length]; ",
       "only the last axis may be shorter"));
 }
 
 absl::Status CheckView(absl::string_view name, const TensorView& view, DType dtype,
-                       const std::array<int64_t, 4>& dims, bool contiguous_rows = true) {
+                       const std::array<int64_t, 4>& dims, bool contiguous_rows) {
   if (view.dtype != dtype) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, " has type ", NameOf(view.dtype), "; it must be ", NameOf(dtype)));
@@ -148,28 +159,18 @@ absl::Status CheckView(absl::string_view name, const TensorView& view, DType dty
   return absl::OkStatus();
 }
 
-struct WantedTensor {
-  absl::string_view name;
-  TensorView view;
-  DType dtype;
-  std::array<int64_t, 4> dims;
-  bool wanted = true;
-};
-
-absl::Status CheckTensors(std::initializer_list<WantedTensor> tensors) {
-  for (const WantedTensor& tensor : tensors) {
-    if (!tensor.wanted) continue;
-    absl::Status status = CheckView(tensor.name, tensor.view, tensor.dtype, tensor.dims);
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
 TensorView AsConst(const MutableTensorView& view) {
   return {view.data, view.dtype, view.dims, view.strides, view.slices};
 }
 
-// The problem that positions are counted in.
+absl::Status CheckRole(Role role, const Problem& p, const TensorView& view,
+                       const FieldNames& names) {
+  const RoleInfo& info = InfoOf(role);
+  if (!info.wanted(p)) return absl::OkStatus();
+  return CheckView(names[role], view, info.dtype(p), info.dims(p), !info.broadcasts);
+}
+
+// What is added to a query's position, both counted in the whole, to get the diagonal's key.
 int64_t DiagonalOffset(const Problem& p, const Section& whole,
                        absl::Span<const int64_t> key_lengths, int64_t b) {
   if (p.alignment == Alignment::kBottomRight) {
@@ -180,16 +181,14 @@ int64_t DiagonalOffset(const Problem& p, const Section& whole,
 }
 
 absl::Status CheckState(const Problem& p, const Arguments::State& state) {
-  const DType dtype = state.output.dtype;  // the plan's to say
+  const DType dtype = state.output.dtype;  // Plan::state_dtype
   const std::array<int64_t, 4> rows = {p.batch, p.query_heads, p.query_length, 1};
-  return CheckTensors({
-      {"state.output",
-       AsConst(state.output),
-       dtype,
-       {p.batch, p.query_heads, p.query_length, p.value_head_size}},
-      {"state.max", AsConst(state.max), dtype, rows},
-      {"state.sum", AsConst(state.sum), dtype, rows},
-  });
+  std::array<int64_t, 4> values = rows;
+  values[3] = p.value_head_size;
+  absl::Status status = CheckView("state.output", AsConst(state.output), dtype, values, true);
+  if (status.ok()) status = CheckView("state.max", AsConst(state.max), dtype, rows, true);
+  if (status.ok()) status = CheckView("state.sum", AsConst(state.sum), dtype, rows, true);
+  return status;
 }
 
 }  // namespace
@@ -212,80 +211,38 @@ absl::Status Validate(const Problem& problem, const FieldNames& names) {
 }
 
 absl::Status ValidateInputs(const Problem& p, const Arguments& a, const FieldNames& names) {
-  absl::Status status = CheckTensors({
-      {names.q, a.inputs[Role::kQ], p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size}},
-      {names.k, a.inputs[Role::kK], p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size}},
-      {names.v,
-       a.inputs[Role::kV],
-       p.dtype,
-       {p.batch, p.kv_heads, p.key_length, p.value_head_size}},
-      {names.past_key,
-       a.inputs[Role::kPastKey],
-       p.dtype,
-       {p.batch, p.kv_heads, p.past_length, p.head_size},
-       p.past_length > 0},
-      {names.past_value,
-       a.inputs[Role::kPastValue],
-       p.dtype,
-       {p.batch, p.kv_heads, p.past_length, p.value_head_size},
-       p.past_length > 0},
-  });
-  if (status.ok() && p.mask) {
-    status = CheckView(names.mask, a.inputs[Role::kMask], p.mask->dtype, p.mask->dims,
-                       /*contiguous_rows=*/false);
+  for (Role role : kInputTensors) {
+    absl::Status status = CheckRole(role, p, a.inputs[role], names);
+    if (!status.ok()) return status;
   }
-  if (status.ok()) status = ValidateKeyLengths(p, a.key_lengths, names);
-  return status;
+  return ValidateKeyLengths(p, a.key_lengths, names);
 }
 
 absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& names) {
-  const int64_t t = p.total_keys();
   absl::Status status = ValidateInputs(p, a, names);
   if (status.ok() && p.folds) status = CheckState(p, a.state);
   if (!status.ok()) return status;
-  return CheckTensors({
-      {names.y,
-       AsConst(a.outputs[Role::kY]),
-       p.dtype,
-       {p.batch, p.query_heads, p.query_length, p.value_head_size},
-       !p.folds},
-      {"lse",
-       AsConst(a.outputs[Role::kLse]),
-       p.lse_dtype(),
-       {p.batch, p.query_heads, p.query_length, 1},
-       p.wants_lse && !p.folds},
-      {"qk_matmul_output",
-       AsConst(a.outputs[Role::kScores]),
-       p.dtype,
-       {p.batch, p.query_heads, p.query_length, t},
-       p.score_output.has_value()},
-      {"present_key",
-       AsConst(a.outputs[Role::kPresentKey]),
-       p.dtype,
-       {p.batch, p.kv_heads, t, p.head_size},
-       p.wants_present},
-      {"present_value",
-       AsConst(a.outputs[Role::kPresentValue]),
-       p.dtype,
-       {p.batch, p.kv_heads, t, p.value_head_size},
-       p.wants_present},
-  });
+  for (Role role : kOutputs) {
+    status = CheckRole(role, p, AsConst(a.outputs[role]), names);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ValidateKeyLengths(const Problem& p, absl::Span<const int64_t> lengths,
                                 const FieldNames& names) {
   if (!p.has_key_lengths) return absl::OkStatus();
   if (static_cast<int64_t>(lengths.size()) != p.batch) {
-    return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, " has ", lengths.size(),
-                                                   " elements; it must have one for each of the ",
-                                                   p.batch, " batch rows"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[Role::kKeyLengths], " has ", lengths.size(),
+                     " elements; it must have one for each of the ", p.batch, " batch rows"));
   }
   for (size_t b = 0; b < lengths.size(); ++b) {
     const int64_t key_length = p.section ? p.section->key_length : p.key_length;
     if (lengths[b] < 0 || lengths[b] > key_length) {
-      return absl::InvalidArgumentError(absl::StrCat(names.key_lengths, "[", b, "] is ", lengths[b],
-                                                     "; it must be from 0 to the key length ",
-                                                     key_length));
+      return absl::InvalidArgumentError(
+          absl::StrCat(names[Role::kKeyLengths], "[", b, "] is ", lengths[b],
+                       "; it must be from 0 to the key length ", key_length));
     }
   }
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// What is to be computed: shapes, types, mask, scale, window. No data.
+// What to compute: shapes, types, mask, scale, window. No data.
 //
 //     S = scale * Q K^T                    kScores
 //     S = softcap * tanh(S / softcap)      kSoftcapped   (only when softcap > 0)
@@ -7,7 +7,7 @@
 //     P = softmax(S over keys)             kWeights
 //     O = P V
 //
-// The names follow the ONNX operator Attention (opsets 23 to 25), which also gives the meaning.
+// Names and meaning follow the ONNX operator Attention (opsets 23 to 25).
 #ifndef RAPT_ATTENTION_PROBLEM_H_
 #define RAPT_ATTENTION_PROBLEM_H_
 
@@ -26,11 +26,11 @@ namespace rapt {
 
 class Backend;
 
-// Which intermediate a caller wants beside O, [B, Hq, Sq, T] in Q's type. The values are those of
-// ONNX qk_matmul_output_mode.
+// The intermediate returned beside O, [B, Hq, Sq, T] in Q's type. The values are those of ONNX
+// qk_matmul_output_mode.
 enum class ScoreOutput : uint8_t { kScores = 0, kSoftcapped = 1, kBiased = 2, kWeights = 3 };
 
-// Where the causal diagonal and the window sit when the lengths of queries and keys differ.
+// Position of the causal diagonal and the window when there are more keys than queries or fewer.
 enum class Alignment : uint8_t {
   kTopLeft,      // ONNX: offset = P with a past, nonpad - Sq with key lengths, else 0
   kBottomRight,  // offset = T - Sq: the last query sees the last key
@@ -50,16 +50,16 @@ struct Dropout {
   uint64_t seed = 0;
 };
 
-// The largest size of any axis: far beyond any memory, yet sums of a few axes and windows, and a
-// worker's blocks of 512 rows, stay inside int64.
+// The largest size of any axis. It exceeds any memory, yet sums of a few axes and windows, and the
+// bytes of a worker's block of 512 rows, fit int64.
 inline constexpr int64_t kMaxAxis = int64_t{1} << 40;
 
-// A problem that is a part of a larger one: a run of its queries against a run of its keys.
-// Causality, window, key lengths and dropout go by the positions that these have in the whole.
+// Marks a problem as part of a larger one: a range of its queries against a range of its keys.
+// Causality, window, key lengths and dropout use positions in the whole.
 struct Section {
   int64_t first_query = 0;
-  int64_t first_key = 0;  // counted from the whole's first key, a past one where it has any
-  // The whole's.
+  int64_t first_key = 0;  // past keys count
+  // Of the whole.
   int64_t query_length = 0;
   int64_t key_length = 0;
   int64_t past_length = 0;
@@ -92,10 +92,10 @@ struct Problem {
   bool wants_lse = false;
   bool wants_present = false;
 
-  // Part of a larger problem; it then has no past of its own and no present.
+  // Set for part of a larger problem, which then has no past or present of its own.
   std::optional<Section> section = std::nullopt;
-  // The result is folded into Arguments::state, beside those of other sections of the same queries,
-  // instead of being written to output and lse. There are no weights then: they need all keys.
+  // The result is merged into Arguments::state with those of other sections of the same queries,
+  // instead of being written to Y and lse. Weights are then not available: they need all keys.
   bool folds = false;
 
   int64_t total_keys() const { return past_length + key_length; }  // T
@@ -106,15 +106,15 @@ struct Problem {
     return dtype == DType::kFloat64 || softmax_in_fp64 ? DType::kFloat64 : DType::kFloat32;
   }
   DType lse_dtype() const { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
-  // Nothing to compute: B, Hq or Sq is 0. T = 0 is not empty, its outputs are zeros.
+  // There is nothing to compute: B, Hq or Sq is 0. With T = 0 the outputs are zeros.
   bool empty() const { return batch == 0 || query_heads == 0 || query_length == 0; }
 };
 
-// What positions are counted in: the problem's section, or itself as one.
+// The problem's section, or a section that is all of it.
 Section WholeOf(const Problem& problem);
 
-// InvalidArgument with the field, what came and what is allowed. A valid problem has no
-// tensor whose bytes overflow int64, nor do the bytes of a few of them together.
+// InvalidArgument names the field, what came and what is allowed. In a valid problem the bytes of
+// no tensor overflow int64, nor does the sum over a few of them.
 absl::Status Validate(const Problem& problem, const FieldNames& names = kOnnxNames);
 
 // The data of one problem. Views have the shapes that the problem states, with any strides; the
@@ -139,22 +139,22 @@ struct Arguments {
   std::atomic<const Backend*>* stand_in = nullptr;
 };
 
-// Checks what only the data can tell: key lengths in range, every wanted tensor there with the
-// type and dims the problem states.
+// Checks the arguments against the problem: key lengths are in range, every wanted tensor is
+// present with the type and axes that the problem states.
 absl::Status Validate(const Problem& problem, const Arguments& arguments,
                       const FieldNames& names = kOnnxNames);
 
-// The part of it that concerns what is read, for who computes no outputs.
+// The same for the inputs alone.
 absl::Status ValidateInputs(const Problem& problem, const Arguments& arguments,
                             const FieldNames& names = kOnnxNames);
 
-// The part of it that concerns the key lengths alone.
+// The same for the key lengths alone.
 absl::Status ValidateKeyLengths(const Problem& problem, absl::Span<const int64_t> key_lengths,
                                 const FieldNames& names = kOnnxNames);
 
-// The keys that causality, window and lengths leave visible to query i of batch row b: [begin, end)
-// within [0, T), always one interval. The mask comes on top. i, and the keys of a section, count
-// from its own first ones.
+// The keys that causality, window and lengths leave visible to query i of batch row b: one interval
+// [begin, end) within [0, T). The mask is applied on top of it. In a section, i and the keys count
+// from the section's first query and key.
 struct KeyRange {
   int64_t begin = 0;
   int64_t end = 0;

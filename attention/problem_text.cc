@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
@@ -11,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "attention/attributes.h"
 
 namespace rapt {
 namespace {
@@ -45,23 +47,29 @@ bool ReadDType(absl::string_view word, Problem& p) {
   return false;
 }
 
-bool ReadSwitch(absl::string_view word, Problem& p) {
-  if (word == "causal") return p.causal = true;
-  if (word == "ragged") return p.has_key_lengths = true;
-  if (word != "bottom_right") return false;
-  p.alignment = Alignment::kBottomRight;
-  return true;
+bool ReadValue(absl::string_view text, bool& out) { return out = text.empty(); }
+bool ReadValue(absl::string_view text, int64_t& out) { return absl::SimpleAtoi(text, &out); }
+bool ReadValue(absl::string_view text, double& out) { return absl::SimpleAtod(text, &out); }
+
+template <typename T>
+bool ReadValue(absl::string_view text, std::optional<T>& out) {
+  return ReadValue(text, out.emplace());
 }
 
-// Reads "past=512". Validate() checks ranges.
-bool ReadNumber(absl::string_view name, absl::string_view value, Problem& p) {
-  double real = 0;
-  if (name == "past") return absl::SimpleAtoi(value, &p.past_length);
-  if (name == "left_window") return absl::SimpleAtoi(value, &p.left_window);
-  if (name == "right_window") return absl::SimpleAtoi(value, &p.right_window);
-  if (name == "softcap") return absl::SimpleAtod(value, &p.softcap);
-  if (name != "scale" || !absl::SimpleAtod(value, &real)) return false;
-  p.scale = real;
+// "causal", or a number: "past=512", "scale=0.5". Whether a number is in range is Validate()'s
+// check.
+bool ReadAttribute(absl::string_view name, absl::string_view value, Problem& p) {
+  const auto read = [&](const auto& field) {
+    if (field.problem == nullptr) return false;
+    return ReadValue(value, p.*field.problem);
+  };
+  for (const AttributeInfo& info : Attributes()) {
+    if (info.c == name) return std::visit(read, info.field);
+  }
+  if (name == "past") return ReadValue(value, p.past_length);
+  if (name == "ragged") return ReadValue(value, p.has_key_lengths);
+  if (name != "bottom_right" || !value.empty()) return false;
+  p.alignment = Alignment::kBottomRight;
   return true;
 }
 
@@ -84,8 +92,7 @@ ParseError ReadWords(absl::Span<const absl::string_view> words, Problem& p) {
         absl::StrSplit(word, absl::MaxSplits('=', 1));
     if (parts.first == "mask") {
       mask = std::string(parts.second);
-    } else if (!ReadDType(word, p) && !ReadSwitch(word, p) &&
-               !ReadNumber(parts.first, parts.second, p)) {
+    } else if (!ReadDType(word, p) && !ReadAttribute(parts.first, parts.second, p)) {
       return absl::StrCat("has the invalid word '", any_case, "'");
     }
   }

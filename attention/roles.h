@@ -1,5 +1,6 @@
-// The tensors of an attention call, each a role: what every interface calls it, its axes and type.
-// Everything that handles "all inputs" or "all outputs" iterates over this table.
+// The table of tensor roles: each input and output of an attention call, its name in every
+// interface, its axes, type and whether a problem has it. Code that handles every input or every
+// output iterates over the table, so that a new tensor is a row here.
 #ifndef RAPT_ATTENTION_ROLES_H_
 #define RAPT_ATTENTION_ROLES_H_
 
@@ -7,9 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/strings/string_view.h"
+#include "attention/tensor_view.h"
+
 namespace rapt {
 
-// Inputs first.
+struct Problem;
+
+// Inputs first; both in the order of the ONNX operator, followed by ours.
 enum class Role : uint8_t {
   kQ,
   kK,
@@ -20,16 +26,19 @@ enum class Role : uint8_t {
   kKeyLengths,
 
   kY,
-  kScores,
-  kLse,
   kPresentKey,
   kPresentValue,
+  kScores,
+  kLse,
 };
 
+// kKeyLengths is not among the tensors: the library takes the lengths as a span of integers.
+inline constexpr std::array kInputTensors = {Role::kQ,    Role::kK,       Role::kV,
+                                             Role::kMask, Role::kPastKey, Role::kPastValue};
 inline constexpr std::array kInputs = {
     Role::kQ, Role::kK, Role::kV, Role::kMask, Role::kPastKey, Role::kPastValue, Role::kKeyLengths};
-inline constexpr std::array kOutputs = {Role::kY, Role::kScores, Role::kLse, Role::kPresentKey,
-                                        Role::kPresentValue};
+inline constexpr std::array kOutputs = {Role::kY, Role::kPresentKey, Role::kPresentValue,
+                                        Role::kScores, Role::kLse};
 
 // A value for each of `kCount` consecutive roles, stored inline.
 template <typename T, Role kFirst, size_t kCount>
@@ -37,11 +46,6 @@ class RoleRange {
  public:
   constexpr T& operator[](Role role) { return values_[IndexOf(role)]; }
   constexpr const T& operator[](Role role) const { return values_[IndexOf(role)]; }
-
-  constexpr auto begin() { return values_.begin(); }
-  constexpr auto begin() const { return values_.begin(); }
-  constexpr auto end() { return values_.end(); }
-  constexpr auto end() const { return values_.end(); }
 
  private:
   static constexpr size_t IndexOf(Role role) {
@@ -57,6 +61,29 @@ template <typename T>
 using OutputMap = RoleRange<T, kOutputs.front(), kOutputs.size()>;
 template <typename T>
 using RoleMap = RoleRange<T, kInputs.front(), kInputs.size() + kOutputs.size()>;
+
+struct RoleInfo {
+  Role role;
+  absl::string_view onnx;    // also of the Open Inference Protocol
+  absl::string_view native;  // the field of rapt.v1.AttendRequest or AttendResponse
+  absl::string_view c;       // the field of rapt_arguments
+  bool required = false;
+  // The axes of Q, K, V and Y are in the order of the call's Layout.
+  bool has_layout = false;
+  // Each axis of size 1 is repeated, by a stride of 0. Such an input is read in one piece.
+  bool broadcasts = false;
+  // What callers outside see: the first `rank` axes; where several types are accepted, the one that
+  // tools should try.
+  int rank = 4;
+  DType usual_dtype = DType::kFloat32;
+
+  // REQUIRES (dtype, dims): wanted(problem). The axes are [batch, head, position, element].
+  bool (*wanted)(const Problem& problem) = nullptr;
+  DType (*dtype)(const Problem& problem) = nullptr;
+  std::array<int64_t, 4> (*dims)(const Problem& problem) = nullptr;
+};
+
+const RoleInfo& InfoOf(Role role);
 
 }  // namespace rapt
 

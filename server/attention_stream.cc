@@ -207,19 +207,18 @@ TensorView AttentionStream::ViewInput(TensorView view, const InputBytes& bytes, 
 void AttentionStream::ViewChunk(const ResolvedCall& call) {
   const bool reads_slices = chunk_plan_.routing.backend->ReadsSlices();
   std::byte* gathered = gathered_.data();
-  const auto view = [&](TensorView (ResolvedCall::*view_of)(const std::byte*) const,
-                        const InputBytes& bytes, const Part& kept, bool stays) {
-    if (stays) return (call.*view_of)(kept.data());
-    return ViewInput((call.*view_of)(bytes.data), bytes, reads_slices, gathered);
+  const auto view = [&](Role role, const InputBytes& bytes, const Part& kept, bool stays) {
+    if (stays) return call.Input(role, kept.data());
+    return ViewInput(call.Input(role, bytes.data), bytes, reads_slices, gathered);
   };
   const bool keys_stream = plan_.keys_stream();
   gathers_.clear();
-  arguments_.inputs[Role::kQ] = view(&ResolvedCall::Query, chunk_.query, query_, keys_stream);
-  arguments_.inputs[Role::kK] = view(&ResolvedCall::Key, chunk_.key, key_, !keys_stream);
-  arguments_.inputs[Role::kV] = view(&ResolvedCall::Value, chunk_.value, value_, !keys_stream);
+  arguments_.inputs[Role::kQ] = view(Role::kQ, chunk_.query, query_, keys_stream);
+  arguments_.inputs[Role::kK] = view(Role::kK, chunk_.key, key_, !keys_stream);
+  arguments_.inputs[Role::kV] = view(Role::kV, chunk_.value, value_, !keys_stream);
   if (call.problem.mask) {
     arguments_.inputs[Role::kMask] =
-        ViewInput(call.Mask(chunk_.mask.data), chunk_.mask, false, gathered);
+        ViewInput(call.Input(Role::kMask, chunk_.mask.data), chunk_.mask, false, gathered);
   }
   arguments_.key_lengths = request_.key_lengths;
 }
@@ -234,9 +233,9 @@ void AttentionStream::RunFold(int place, StepDone done) {
   if (place >= 0) {
     const OutputSizes sizes = SizesOf(p);
     std::byte* const data = places_[place]->buffer.data();
-    arguments_.outputs[Role::kY] = call.Output(data);
-    arguments_.outputs[Role::kLse] = call.Lse(data + sizes.lse_begin());
-    arguments_.outputs[Role::kScores] = call.Scores(data + sizes.scores_begin());
+    arguments_.outputs[Role::kY] = call.Output(Role::kY, data);
+    arguments_.outputs[Role::kLse] = call.Output(Role::kLse, data + sizes.lse_begin());
+    arguments_.outputs[Role::kScores] = call.Output(Role::kScores, data + sizes.scores_begin());
     SetOutputs(p, data, Lend(place), result);
   }
   Job job;
@@ -266,8 +265,8 @@ void AttentionStream::RunFinish(RowRange rows, int place, StepDone done) {
   call.problem = FinishedRows(plan_.whole, rows.count);
   call.layout = request_.layout;
   std::byte* const data = places_[place]->buffer.data();
-  const MutableTensorView output = call.Output(data);
-  const MutableTensorView lse = call.Lse(data + SizesOf(call.problem).lse_begin());
+  const MutableTensorView output = call.Output(Role::kY, data);
+  const MutableTensorView lse = call.Output(Role::kLse, data + SizesOf(call.problem).lse_begin());
   StepResult result{.rows = rows};
   SetOutputs(call.problem, data, Lend(place), result);
   Job job;

@@ -26,56 +26,32 @@ constexpr double kInlineFlops = 1e6;
 // present, a mask that is gathered.
 constexpr int64_t kInlineBytes = 256 * 1024;
 
-// One output of a call: how large it is, where it goes, how the kernels see it.
-struct OutputSlot {
-  const TensorSpec& spec;
-  bool wanted;
-  OutputPlace place;  // the caller's, if any
-  OutputBuffer& buffer;
-  MutableTensorView& view;
-  MutableTensorView (ResolvedCall::*view_of)(std::byte*) const;
-
-  bool is_placed() const { return place.bytes.data() != nullptr; }
-  int64_t bytes() const { return ByteSize("output", spec).value(); }  // Resolve() has checked it
-};
-
-// An input that is copied into one piece first.
+// An input that is copied into one piece before the computation.
 struct Gather {
   const InputBytes& source;
   TensorView& view;
-  bool is_written = false;  // by Request::write_mask, not copied
+  bool is_converted = false;  // by Request::write_mask
   ReservedBuffer copy = {};
   absl::Status status = absl::OkStatus();
 };
 
-// An output that is copied to a device when all of them are computed.
+// An output that is copied to a device after the computation.
 struct Delivery {
   absl::Span<const std::byte> bytes;
   DevicePart target;
   absl::Status status = absl::OkStatus();
 };
 
-TensorView ViewInput(const ResolvedCall& call,
-                     TensorView (ResolvedCall::*view_of)(const std::byte*) const,
-                     const InputBytes& bytes) {
-  TensorView view = (call.*view_of)(bytes.data);
-  if (bytes.in_slices()) view.slices = &bytes.slices;
-  return view;
-}
-
-Arguments ViewInputs(const ResolvedCall& call, const Inputs& inputs) {
-  const Problem& p = call.problem;
+Arguments ViewInputs(const Request& request) {
   Arguments arguments;
-  arguments.inputs[Role::kQ] = ViewInput(call, &ResolvedCall::Query, inputs.query);
-  arguments.inputs[Role::kK] = ViewInput(call, &ResolvedCall::Key, inputs.key);
-  arguments.inputs[Role::kV] = ViewInput(call, &ResolvedCall::Value, inputs.value);
-  if (p.mask) arguments.inputs[Role::kMask] = ViewInput(call, &ResolvedCall::Mask, inputs.mask);
-  if (p.past_length > 0) {
-    arguments.inputs[Role::kPastKey] = ViewInput(call, &ResolvedCall::PastKey, inputs.past_key);
-    arguments.inputs[Role::kPastValue] =
-        ViewInput(call, &ResolvedCall::PastValue, inputs.past_value);
+  for (Role role : kInputTensors) {
+    if (!InfoOf(role).wanted(request.call.problem)) continue;
+    const InputBytes& bytes = request.inputs[role];
+    TensorView& view = arguments.inputs[role];
+    view = request.call.Input(role, bytes.data);
+    if (bytes.in_slices()) view.slices = &bytes.slices;
   }
-  arguments.key_lengths = inputs.key_lengths;
+  arguments.key_lengths = request.key_lengths;
   return arguments;
 }
 
@@ -90,7 +66,7 @@ void AddBuffer(std::optional<int64_t>& total, int64_t bytes) {
 class Engine::Passage {
  public:
   explicit Passage(Request&& request) : request_(std::move(request)) {
-    arguments_ = ViewInputs(request_.call, request_.inputs);
+    arguments_ = ViewInputs(request_);
   }
   virtual ~Passage() = default;
 
@@ -111,21 +87,14 @@ class Engine::Passage {
   const ResolvedCall& call() const { return request_.call; }
 
   void PlanGathers(bool backend_reads_slices) {
-    const InputBytes& mask = request_.inputs.mask;
-    if (request_.write_mask || mask.in_slices() || mask.on_device() || mask.is_lent) {
-      gathers_.push_back(
-          {mask, arguments_.inputs[Role::kMask], static_cast<bool>(request_.write_mask)});
-    }
-    const Inputs& inputs = request_.inputs;
-    const std::pair<const InputBytes*, TensorView*> tensors[] = {
-        {&inputs.query, &arguments_.inputs[Role::kQ]},
-        {&inputs.key, &arguments_.inputs[Role::kK]},
-        {&inputs.value, &arguments_.inputs[Role::kV]},
-        {&inputs.past_key, &arguments_.inputs[Role::kPastKey]},
-        {&inputs.past_value, &arguments_.inputs[Role::kPastValue]}};
-    for (const auto& [source, view] : tensors) {
-      const bool is_read = !source->on_device() && (backend_reads_slices || !source->in_slices());
-      if (!is_read) gathers_.push_back({*source, *view});
+    for (Role role : kInputTensors) {
+      const InputBytes& source = request_.inputs[role];
+      const bool in_one_piece = InfoOf(role).broadcasts;
+      const bool is_converted = role == Role::kMask && request_.write_mask;
+      if (is_converted || source.on_device() || (in_one_piece && source.is_lent) ||
+          (source.in_slices() && (in_one_piece || !backend_reads_slices))) {
+        gathers_.push_back({source, arguments_.inputs[role], is_converted});
+      }
     }
   }
 
@@ -199,8 +168,8 @@ class Engine::Passage {
  private:
   void RunGather(Gather& gather) {
     const absl::Span<std::byte> copy = gather.copy.buffer.span();
-    gather.status = gather.is_written ? request_.write_mask(copy)
-                                      : gather.source.Fetch(0, gather.source.size, copy.data());
+    gather.status = gather.is_converted ? request_.write_mask(copy)
+                                        : gather.source.Fetch(0, gather.source.size, copy.data());
     if (!gather.status.ok()) gather_failed_ = true;
   }
 
@@ -226,12 +195,12 @@ class Engine::Flight final : public Engine::Passage {
     PlanGathers(routing.backend->ReadsSlices());
 
     std::optional<int64_t> needed_bytes = 0;
-    for (const OutputSlot& slot : OutputSlots()) {
-      if (!slot.wanted) continue;
-      if (slot.is_placed()) {
-        placed_bytes_ += slot.bytes();  // of memory that exists: no overflow
+    for (Role role : kOutputs) {
+      if (!InfoOf(role).wanted(call().problem)) continue;
+      if (IsPlaced(role)) {
+        placed_bytes_ += BytesOf(role);  // of memory that exists: no overflow
       } else {
-        AddBuffer(needed_bytes, slot.bytes());
+        AddBuffer(needed_bytes, BytesOf(role));
       }
     }
     AddBuffer(needed_bytes, plan_.workspace_bytes());
@@ -240,21 +209,23 @@ class Engine::Flight final : public Engine::Passage {
   }
 
   absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) override {
-    for (OutputSlot& slot : OutputSlots()) {
-      if (!slot.wanted) continue;
-      if (slot.is_placed()) {
-        slot.view = (call().*slot.view_of)(slot.place.bytes.data());
-        slot.buffer = {slot.place.bytes, nullptr};
+    for (Role role : kOutputs) {
+      if (!InfoOf(role).wanted(call().problem)) continue;
+      const OutputPlace& place = request_.places[role];
+      OutputBuffer& output = result_.outputs[role];
+      if (IsPlaced(role)) {
+        arguments_.outputs[role] = call().Output(role, place.bytes.data());
+        output = {place.bytes, nullptr};
         continue;
       }
-      absl::StatusOr<ReservedBuffer> taken = AllocatePart(pool, slot.bytes(), reservation);
+      absl::StatusOr<ReservedBuffer> taken = AllocatePart(pool, BytesOf(role), reservation);
       if (!taken.ok()) return taken.status();
       auto owner = std::make_shared<ReservedBuffer>(*std::move(taken));
-      slot.view = (call().*slot.view_of)(owner->buffer.data());
-      if (slot.place.device.memory != nullptr) {
-        deliveries_.push_back({owner->buffer.span(), slot.place.device});
+      arguments_.outputs[role] = call().Output(role, owner->buffer.data());
+      if (place.device.memory != nullptr) {
+        deliveries_.push_back({owner->buffer.span(), place.device});
       }
-      slot.buffer = {owner->buffer.span(), std::move(owner)};
+      output = {owner->buffer.span(), std::move(owner)};
     }
     absl::StatusOr<ReservedBuffer> workspace =
         AllocatePart(pool, plan_.workspace_bytes(), reservation);
@@ -329,20 +300,10 @@ class Engine::Flight final : public Engine::Passage {
            needed_bytes_ - workspace_bytes + placed_bytes_ <= kInlineBytes;
   }
 
-  std::array<OutputSlot, 5> OutputSlots() {
-    const Problem& p = call().problem;
-    const OutputPlaces& places = request_.places;
-    return {{
-        {call().y, true, places.y, result_.y, arguments_.outputs[Role::kY], &ResolvedCall::Output},
-        {call().lse, p.wants_lse, places.lse, result_.lse, arguments_.outputs[Role::kLse],
-         &ResolvedCall::Lse},
-        {call().scores, p.score_output.has_value(), places.scores, result_.scores,
-         arguments_.outputs[Role::kScores], &ResolvedCall::Scores},
-        {call().present_key, p.wants_present, places.present_key, result_.present_key,
-         arguments_.outputs[Role::kPresentKey], &ResolvedCall::PresentKey},
-        {call().present_value, p.wants_present, places.present_value, result_.present_value,
-         arguments_.outputs[Role::kPresentValue], &ResolvedCall::PresentValue},
-    }};
+  // Whether the output is written to memory of the caller.
+  bool IsPlaced(Role role) const { return request_.places[role].bytes.data() != nullptr; }
+  int64_t BytesOf(Role role) const {
+    return ByteSize("output", call().outputs[role]).value();  // Resolve() has checked it
   }
 
   void Finish(const JobReport& report) {
@@ -354,12 +315,7 @@ class Engine::Flight final : public Engine::Passage {
     result_.compute_time = report.compute_time;
     result_.routing.stand_in = stand_in_;
     if (result_.status.ok()) result_.together = report.together;
-    if (!result_.status.ok()) {
-      for (OutputBuffer* output : {&result_.y, &result_.lse, &result_.scores, &result_.present_key,
-                                   &result_.present_value}) {
-        *output = {};
-      }
-    }
+    if (!result_.status.ok()) result_.outputs = {};
     done_(std::move(result_));
   }
 

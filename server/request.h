@@ -1,4 +1,4 @@
-// What passes between the protocols and the engine. Knows neither of them.
+// What protocols and engine exchange. Depends on neither.
 #ifndef RAPT_SERVER_REQUEST_H_
 #define RAPT_SERVER_REQUEST_H_
 
@@ -31,8 +31,8 @@ enum class Stage : uint8_t {
 };
 inline constexpr int kStages = 4;
 
-// Where a tensor's row-major bytes lie, as the caller laid them out: in one piece of any alignment,
-// in slices, or on a device.
+// A tensor's row-major bytes, in the caller's layout: one piece of any alignment, slices, or device
+// memory.
 struct InputBytes {
   InputBytes() = default;
   InputBytes(const std::byte* data, int64_t size) : size(size), data(data) {}
@@ -43,16 +43,17 @@ struct InputBytes {
   const std::byte* data = nullptr;  // null: in slices or on the device
   SlicedBytes slices;
   DevicePart device;
-  // In memory that the caller may write at any time: what decides something is copied first.
+  // In shared memory, which the caller may write at any time: data that affects control flow is
+  // copied before it is used.
   bool is_lent = false;
 
-  // Copies bytes [begin, begin + count), which are on the host.
+  // Copies bytes [begin, begin + count). REQUIRES: !on_device().
   void Copy(int64_t begin, int64_t count, std::byte* target) const {
     if (in_slices()) return slices.Copy(begin, count, target);
     if (count > 0) std::memcpy(target, data + begin, static_cast<size_t>(count));
   }
 
-  // The same from wherever they are. OK unless a device fails.
+  // The same from host or device. Returns an error if the device fails.
   absl::Status Fetch(int64_t begin, int64_t count, std::byte* target) const {
     if (on_device()) {
       return device.memory->Read(device.offset + begin, {target, static_cast<size_t>(count)});
@@ -66,37 +67,28 @@ struct InputBytes {
   bool present() const { return data != nullptr || in_slices() || on_device(); }
 };
 
-// The tensors, each of the size that the call states. Absent where the call has none.
-struct Inputs {
-  InputBytes query, key, value, mask, past_key, past_value;
-  std::vector<int64_t> key_lengths;  // nonpad_kv_seqlen, copied: it has to be aligned
-};
-
-// Memory of the caller's that an output is written to: of its size and aligned to its elements, or
-// on a device. Neither: it goes into a buffer of ours.
+// Memory of the caller that an output is written to: host memory of the output's size, aligned to
+// its elements, or device memory. Neither: the engine allocates a buffer.
 struct OutputPlace {
   absl::Span<std::byte> bytes;
   DevicePart device;
 };
 
-struct OutputPlaces {
-  OutputPlace y, lse, scores, present_key, present_value;
-};
-
 // One attention call, checked as far as its shapes go.
 struct Request {
   ResolvedCall call;
-  Inputs inputs;
-  // Writes the mask, as the call states it, where it came in a form that nobody can read as it is:
-  // inputs.mask then has no bytes but their number. Called once there is memory for it, on any
-  // thread. Null: inputs.mask says it all.
+  // Each of the size that the call states; absent where the call has none.
+  InputMap<InputBytes> inputs;
+  std::vector<int64_t> key_lengths;  // a copy of Role::kKeyLengths, aligned
+  // Writes the mask as the call states it, for masks that need conversion. inputs[kMask] then has a
+  // size and no bytes. Called once memory is reserved for it, on any thread. Null: no conversion.
   absl::AnyInvocable<absl::Status(absl::Span<std::byte> mask)> write_mask;
-  OutputPlaces places;
-  // Keeps the inputs' bytes and the outputs' places alive until done has run. Null where the caller
-  // sees to that itself.
+  OutputMap<OutputPlace> places;
+  // Keeps the inputs' bytes and the outputs' places alive until done has run. Null: the caller
+  // does.
   std::shared_ptr<const void> owner;
-  // Whether memory that the caller lends is still all there; where it is not, that is the request's
-  // status. Called from several threads at once. Null: it lends none.
+  // Returns an error once shared memory of the request was revoked; the request then ends with it.
+  // Thread-safe. Null: the request uses no shared memory.
   absl::AnyInvocable<absl::Status() const> check_lent_memory;
 
   Instant deadline = Instant::max();
@@ -116,8 +108,7 @@ struct OutputBuffer {
 struct Result {
   absl::Status status;
 
-  // Empty unless the status is OK and the call wants them; Y is always there.
-  OutputBuffer y, lse, scores, present_key, present_value;
+  OutputMap<OutputBuffer> outputs;  // empty unless the status is OK and the call wants them
 
   Stage ended_in = Stage::kQueue;            // or kCompute
   Routing routing;                           // its backend is null without a plan

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <optional>
@@ -25,8 +26,8 @@ struct rapt_context {
       : options(std::move(plan_options)), pool(options.threads) {}
 
   const rapt::PlanOptions options;
-  rapt::Mutex running;                                          // held by the run that computes
-  rapt::AlignedBuffer workspace ABSL_GUARDED_BY(running) = {};  // the largest yet
+  rapt::Mutex running;                                          // held during a run
+  rapt::AlignedBuffer workspace ABSL_GUARDED_BY(running) = {};  // grows to the largest plan
   rapt::ThreadPool pool;
 };
 
@@ -41,18 +42,23 @@ using rapt::DType;
 
 static_assert(RAPT_WORKSPACE_ALIGNMENT == rapt::AlignedBuffer::kAlignment);
 
-// As in rapt_problem and rapt_arguments.
-constexpr rapt::FieldNames kCNames = {
-    .q = "query",
-    .k = "key",
-    .v = "value",
-    .y = "output",
-    .mask = "mask",
-    .key_lengths = "key_lengths",
-    .left_window = "left_window",
-    .right_window = "right_window",
-    .dropout_probability = "dropout_probability",
+using rapt::Role;
+
+// The tensors of rapt_arguments; key_lengths is a plain pointer.
+constexpr std::pair<Role, rapt_input rapt_arguments::*> kInputFields[] = {
+    {Role::kQ, &rapt_arguments::query},          {Role::kK, &rapt_arguments::key},
+    {Role::kV, &rapt_arguments::value},          {Role::kMask, &rapt_arguments::mask},
+    {Role::kPastKey, &rapt_arguments::past_key}, {Role::kPastValue, &rapt_arguments::past_value},
 };
+constexpr std::pair<Role, rapt_output rapt_arguments::*> kOutputFields[] = {
+    {Role::kY, &rapt_arguments::output},
+    {Role::kLse, &rapt_arguments::lse},
+    {Role::kScores, &rapt_arguments::scores},
+    {Role::kPresentKey, &rapt_arguments::present_key},
+    {Role::kPresentValue, &rapt_arguments::present_value},
+};
+static_assert(std::size(kInputFields) == rapt::kInputTensors.size());
+static_assert(std::size(kOutputFields) == rapt::kOutputs.size());
 
 constexpr int kMaxThreads = 1024;
 
@@ -83,7 +89,7 @@ struct MessageBuffer {
   }
 };
 
-// Runs the body of a C function. Nothing may be thrown through C.
+// Runs the body of a C function. No exception may pass through C.
 template <typename Body>
 rapt_code Guarded(MessageBuffer message, Body body) {
   absl::Status status;
@@ -108,8 +114,8 @@ absl::Status CheckNotNull(
   return absl::OkStatus();
 }
 
-// The caller's struct as this library knows it. A smaller one comes from an older caller: the rest
-// is 0. What a larger one has beyond has to be 0, for it asks for something unknown here.
+// Copies the caller's struct. A smaller one comes from an older caller: the missing fields are 0. A
+// larger one comes from a newer caller: the fields unknown here must be 0.
 template <typename Struct>
 absl::Status Adopt(absl::string_view name, const Struct* theirs, Struct& ours) {
   if (absl::Status status = CheckNotNull({{name, theirs}}); !status.ok()) return status;
@@ -194,60 +200,36 @@ absl::StatusOr<rapt::Problem> ValidProblem(const rapt_problem& c) {
   if (status.ok()) status = CheckWindow("right_window", c.has_right_window, c.right_window);
   if (!status.ok()) return status;
   rapt::Problem problem = ProblemOf(c);
-  if (status = Validate(problem, kCNames); !status.ok()) return status;
+  if (status = Validate(problem, rapt::kCNames); !status.ok()) return status;
   return problem;
 }
 
-using Dims = std::array<int64_t, 4>;
-
+// REQUIRES: the problem wants the role.
 template <typename View, typename CTensor>
-View ViewOf(const CTensor& tensor, DType dtype, const Dims& dims) {
+View ViewOf(Role role, const rapt::Problem& p, const CTensor& tensor) {
+  const rapt::RoleInfo& info = rapt::InfoOf(role);
   View view;
   view.data = static_cast<decltype(view.data)>(tensor.data);
-  view.dtype = dtype;
-  view.dims = dims;
+  view.dtype = info.dtype(p);
+  view.dims = info.dims(p);
   std::copy(tensor.strides, tensor.strides + 4, view.strides.begin());
-  if (view.strides == Dims{}) view.strides = rapt::RowMajorStrides(dims);
+  if (view.strides == std::array<int64_t, 4>{}) view.strides = rapt::RowMajorStrides(view.dims);
+  for (int axis = 0; info.broadcasts && axis < 4; ++axis) {
+    if (view.dims[axis] == 1) view.strides[axis] = 0;
+  }
   return view;
 }
 
 rapt::Arguments ArgumentsOf(const rapt::Problem& p, const rapt_arguments& c) {
-  const auto input = [](const rapt_input& tensor, DType dtype, const Dims& dims) {
-    return ViewOf<rapt::TensorView>(tensor, dtype, dims);
-  };
-  const auto output = [](const rapt_output& tensor, DType dtype, const Dims& dims) {
-    return ViewOf<rapt::MutableTensorView>(tensor, dtype, dims);
-  };
-  const int64_t t = p.total_keys();
   rapt::Arguments a;
-  a.inputs[rapt::Role::kQ] =
-      input(c.query, p.dtype, {p.batch, p.query_heads, p.query_length, p.head_size});
-  a.inputs[rapt::Role::kK] =
-      input(c.key, p.dtype, {p.batch, p.kv_heads, p.key_length, p.head_size});
-  a.inputs[rapt::Role::kV] =
-      input(c.value, p.dtype, {p.batch, p.kv_heads, p.key_length, p.value_head_size});
-  if (p.mask) {
-    a.inputs[rapt::Role::kMask] = input(c.mask, p.mask->dtype, p.mask->dims);
-    for (int axis = 0; axis < 4; ++axis) {
-      if (a.inputs[rapt::Role::kMask].dims[axis] == 1)
-        a.inputs[rapt::Role::kMask].strides[axis] = 0;
-    }
+  for (const auto& [role, field] : kInputFields) {
+    if (rapt::InfoOf(role).wanted(p)) a.inputs[role] = ViewOf<rapt::TensorView>(role, p, c.*field);
   }
-  a.inputs[rapt::Role::kPastKey] =
-      input(c.past_key, p.dtype, {p.batch, p.kv_heads, p.past_length, p.head_size});
-  a.inputs[rapt::Role::kPastValue] =
-      input(c.past_value, p.dtype, {p.batch, p.kv_heads, p.past_length, p.value_head_size});
+  for (const auto& [role, field] : kOutputFields) {
+    if (!rapt::InfoOf(role).wanted(p)) continue;
+    a.outputs[role] = ViewOf<rapt::MutableTensorView>(role, p, c.*field);
+  }
   if (p.has_key_lengths) a.key_lengths = {c.key_lengths, static_cast<size_t>(p.batch)};
-  a.outputs[rapt::Role::kY] =
-      output(c.output, p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size});
-  a.outputs[rapt::Role::kLse] =
-      output(c.lse, p.lse_dtype(), {p.batch, p.query_heads, p.query_length, 1});
-  a.outputs[rapt::Role::kScores] =
-      output(c.scores, p.dtype, {p.batch, p.query_heads, p.query_length, t});
-  a.outputs[rapt::Role::kPresentKey] =
-      output(c.present_key, p.dtype, {p.batch, p.kv_heads, t, p.head_size});
-  a.outputs[rapt::Role::kPresentValue] =
-      output(c.present_value, p.dtype, {p.batch, p.kv_heads, t, p.value_head_size});
   return a;
 }
 
@@ -301,8 +283,8 @@ absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_ar
     if (!status.ok()) return status;
   }
   const rapt::Arguments arguments = ArgumentsOf(problem, c);
-  // Run checks them as well, but knows the operator's names only.
-  if (status = Validate(problem, arguments, kCNames); !status.ok()) return status;
+  // Run checks them as well, but reports the operator's names.
+  if (status = Validate(problem, arguments, rapt::kCNames); !status.ok()) return status;
   rapt::MutexLock lock(context->running);
   absl::Span<std::byte> span(static_cast<std::byte*>(workspace), workspace_bytes);
   if (workspace == nullptr) {

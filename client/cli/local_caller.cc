@@ -5,7 +5,7 @@
 
 #include "attention/attention.h"
 #include "attention/diagnosis.h"
-#include "attention/native_field_names.h"
+#include "attention/field_names.h"
 #include "attention/operator.h"
 #include "base/aligned_buffer.h"
 #include "base/check.h"
@@ -18,12 +18,31 @@ namespace rapt {
 namespace {
 
 // --- The call
-// -------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------
 
 TensorSpec SpecOf(const client::TensorView& view) { return {ToLibrary(view.dtype), view.shape}; }
 
-std::optional<TensorSpec> SpecOf(const std::optional<client::TensorView>& view) {
-  return view ? std::optional(SpecOf(*view)) : std::nullopt;
+// The tensor of a call by its role; null if the call has none.
+const client::TensorView* TensorOf(const client::AttendCall& call, Role role) {
+  const auto optional = [](const std::optional<client::TensorView>& tensor) {
+    return tensor ? &*tensor : nullptr;
+  };
+  switch (role) {
+    case Role::kQ:
+      return &call.q;
+    case Role::kK:
+      return &call.k;
+    case Role::kV:
+      return &call.v;
+    case Role::kMask:
+      return optional(call.mask);
+    case Role::kPastKey:
+      return optional(call.past_key);
+    case Role::kPastValue:
+      return optional(call.past_value);
+    default:
+      RAPT_CHECK(false, "the role is not one of kInputTensors");
+  }
 }
 
 Layout ToLibrary(client::Layout layout) {
@@ -56,14 +75,12 @@ ScoreOutput ToLibrary(client::ScoreOutput output) {
 
 OperatorCall ToLibrary(const client::AttendCall& call) {
   OperatorCall result;
-  result.q = SpecOf(call.q);
-  result.k = SpecOf(call.k);
-  result.v = SpecOf(call.v);
-  result.attn_mask = SpecOf(call.mask);
-  result.past_key = SpecOf(call.past_key);
-  result.past_value = SpecOf(call.past_value);
+  for (Role role : kInputTensors) {
+    const client::TensorView* tensor = TensorOf(call, role);
+    if (tensor != nullptr) result.inputs[role] = SpecOf(*tensor);
+  }
   if (!call.key_lengths.empty()) {
-    result.nonpad_kv_seqlen =
+    result.inputs[Role::kKeyLengths] =
         TensorSpec{DType::kInt64, {static_cast<int64_t>(call.key_lengths.size())}};
   }
   result.layout = ToLibrary(call.layout);
@@ -86,36 +103,30 @@ OperatorCall ToLibrary(const client::AttendCall& call) {
 
 Arguments InputsOf(const client::AttendCall& call, const ResolvedCall& resolved) {
   Arguments arguments;
-  arguments.inputs[Role::kQ] = resolved.Query(call.q.data.data());
-  arguments.inputs[Role::kK] = resolved.Key(call.k.data.data());
-  arguments.inputs[Role::kV] = resolved.Value(call.v.data.data());
-  if (call.mask) arguments.inputs[Role::kMask] = resolved.Mask(call.mask->data.data());
-  if (call.past_key) {
-    arguments.inputs[Role::kPastKey] = resolved.PastKey(call.past_key->data.data());
-    arguments.inputs[Role::kPastValue] = resolved.PastValue(call.past_value->data.data());
+  for (Role role : kInputTensors) {
+    if (!InfoOf(role).wanted(resolved.problem)) continue;
+    arguments.inputs[role] = resolved.Input(role, TensorOf(call, role)->data.data());
   }
   arguments.key_lengths = call.key_lengths;
   return arguments;
 }
 
 // --- Its outputs
-// ----------------------------------------------------------------------------------
+// -----------------------------------------------------------------------------------
 
-// Zeros for an output, to be filled.
+// A buffer for an output.
 std::string RoomFor(const TensorSpec& spec) {
   const absl::StatusOr<int64_t> bytes = ByteSize("output", spec);
   RAPT_CHECK(bytes.ok(), "a resolved call has outputs whose sizes fit");
   return std::string(*bytes, '\0');
 }
 
-std::byte* DataOf(std::string& bytes) { return reinterpret_cast<std::byte*>(bytes.data()); }
-
 client::Tensor ToTensor(const TensorSpec& spec, std::string bytes) {
   return {FromLibrary(spec.dtype), spec.shape, std::move(bytes)};
 }
 
 // --- The diagnosis
-// --------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------
 
 client::Range RangeOf(const NumberSummary& numbers) {
   client::Range range;
@@ -129,19 +140,8 @@ client::Range RangeOf(const NumberSummary& numbers) {
   return range;
 }
 
-// As it was given, not as the library sees it.
-const client::TensorView& FindTensor(const client::AttendCall& call, absl::string_view name) {
-  if (name == kNativeNames.q) return call.q;
-  if (name == kNativeNames.k) return call.k;
-  if (name == kNativeNames.v) return call.v;
-  if (name == kNativeNames.mask) return *call.mask;
-  if (name == kNativeNames.past_key) return *call.past_key;
-  RAPT_CHECK(name == kNativeNames.past_value, "a diagnosis names the tensors of its call");
-  return *call.past_value;
-}
-
 client::TensorReport ReportOf(const client::AttendCall& call, const TensorSummary& summary) {
-  const client::TensorView& tensor = FindTensor(call, summary.name);
+  const client::TensorView& tensor = *TensorOf(call, summary.role);  // in the caller's type
   const NumberSummary& numbers = summary.numbers;
   client::TensorReport report{summary.name,    tensor.dtype,     tensor.shape,
                               numbers.count(), RangeOf(numbers), std::nullopt};
@@ -186,24 +186,13 @@ class LocalCaller : public AttentionCaller {
     const absl::StatusOr<Plan> plan = MakePlan(resolved->problem, options());
     if (!plan.ok()) return plan.status();
 
-    const Problem& problem = resolved->problem;
     Arguments arguments = InputsOf(call, *resolved);
-    std::string y = RoomFor(resolved->y);
-    std::string scores, lse, present_key, present_value;
-    arguments.outputs[Role::kY] = resolved->Output(DataOf(y));
-    if (problem.score_output) {
-      scores = RoomFor(resolved->scores);
-      arguments.outputs[Role::kScores] = resolved->Scores(DataOf(scores));
-    }
-    if (problem.wants_lse) {
-      lse = RoomFor(resolved->lse);
-      arguments.outputs[Role::kLse] = resolved->Lse(DataOf(lse));
-    }
-    if (problem.wants_present) {
-      present_key = RoomFor(resolved->present_key);
-      present_value = RoomFor(resolved->present_value);
-      arguments.outputs[Role::kPresentKey] = resolved->PresentKey(DataOf(present_key));
-      arguments.outputs[Role::kPresentValue] = resolved->PresentValue(DataOf(present_value));
+    OutputMap<std::string> outputs;
+    for (Role role : kOutputs) {
+      if (!InfoOf(role).wanted(resolved->problem)) continue;
+      outputs[role] = RoomFor(resolved->outputs[role]);
+      arguments.outputs[role] =
+          resolved->Output(role, reinterpret_cast<std::byte*>(outputs[role].data()));
     }
 
     AlignedBuffer workspace(plan->workspace_bytes());
@@ -212,12 +201,16 @@ class LocalCaller : public AttentionCaller {
     client::AttendResult result;
     result.compute_time = std::chrono::duration_cast<std::chrono::microseconds>(
         std::chrono::steady_clock::now() - start);
-    result.y = ToTensor(resolved->y, std::move(y));
-    if (problem.score_output) result.scores = ToTensor(resolved->scores, std::move(scores));
-    if (problem.wants_lse) result.lse = ToTensor(resolved->lse, std::move(lse));
+    const auto take = [&](Role role) {
+      return ToTensor(resolved->outputs[role], std::move(outputs[role]));
+    };
+    const Problem& problem = resolved->problem;
+    result.y = take(Role::kY);
+    if (problem.score_output) result.scores = take(Role::kScores);
+    if (problem.wants_lse) result.lse = take(Role::kLse);
     if (problem.wants_present) {
-      result.present_key = ToTensor(resolved->present_key, std::move(present_key));
-      result.present_value = ToTensor(resolved->present_value, std::move(present_value));
+      result.present_key = take(Role::kPresentKey);
+      result.present_value = take(Role::kPresentValue);
     }
     result.backend =
         plan->routing.backend == nullptr ? "" : std::string(plan->routing.backend->name());

@@ -74,8 +74,10 @@ v1::ScoreOutput ToProto(ScoreOutput output) {
   return v1::SCORE_OUTPUT_NONE;
 }
 
-// --- A call --------------------------------------------------------------------------------------
+// --- Request -------------------------------------------------------------------------------------
 
+// A table of the client's own: it includes only base/ and proto/, so that it can be installed
+// without the attention library and its table of roles.
 struct NamedTensor {
   const char* name;
   int field;               // of AttendRequest
@@ -131,7 +133,7 @@ void Append(const NamedTensor& tensor, RequestMessage& message) {
   message.AppendPayload(view.data);
 }
 
-// Bytes of Y, as far as the call makes sense.
+// Bytes of Y; none if the shapes do not fit.
 std::optional<int64_t> BytesOfY(const AttendCall& call) {
   const Shape &q = call.q.shape, &v = call.v.shape;
   if (q.size() != v.size() || q.size() < 3 || q.size() > 4) return std::nullopt;
@@ -158,7 +160,7 @@ void SetPart(const std::string& region, int64_t offset, int64_t bytes, v1::Share
   part.set_byte_size(bytes);
 }
 
-// Moves the tensor into the region at `offset`, and says so.
+// Copies the tensor into the region at `offset` and appends the reference to it.
 void AppendShared(const NamedTensor& tensor, const SharedRegion& region, int64_t offset,
                   RequestMessage& message) {
   const TensorView& view = *tensor.view;
@@ -193,7 +195,7 @@ void WriteAttention(const AttendCall& call, v1::Attention& attention) {
   }
 }
 
-// --- Its result ----------------------------------------------------------------------------------
+// --- Response ------------------------------------------------------------------------------------
 
 absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
   return absl::InternalError(absl::StrFormat(
@@ -211,7 +213,7 @@ constexpr wire::PayloadField kAnswerFields[] = {
     {v1::AttendResponse::kPresentValueFieldNumber, &kTensorSchema}};
 constexpr wire::MessageSchema kAnswerSchema = {kAnswerFields};
 
-// An answer whose tensors' data is still where it was received.
+// A response whose tensor data is still in the received buffers.
 struct Answer {
   SlicedBytes bytes;
   wire::Payloads payloads;
@@ -235,13 +237,13 @@ struct Output {
   std::optional<Tensor>& tensor;
 };
 
-// Gathers the data, for which it takes no more memory than came.
 bool IsWithin(const v1::SharedMemory& part, absl::Span<const std::byte> region) {
   const auto size = static_cast<int64_t>(region.size());
   return part.offset() >= 0 && part.byte_size() >= 0 && part.offset() <= size &&
          part.byte_size() <= size - part.offset();
 }
 
+// Copies the data of an output. Allocates no more memory than was received.
 absl::Status Read(const Answer& answer, const Output& output) {
   if (!output.wanted) return absl::OkStatus();
   if (!output.came) {
@@ -274,7 +276,7 @@ absl::Status Read(const Answer& answer, const Output& output) {
 }
 
 absl::Status NoAnswer(absl::string_view why) {
-  return absl::InternalError(absl::StrCat("the server answered with what is no answer: ", why));
+  return absl::InternalError(absl::StrCat("malformed response from server: ", why));
 }
 
 absl::StatusOr<Answer> TakeApart(const SlicedBytes& bytes, int64_t size,
@@ -282,7 +284,7 @@ absl::StatusOr<Answer> TakeApart(const SlicedBytes& bytes, int64_t size,
   absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, kAnswerSchema);
   if (!split.ok()) return NoAnswer(split.status().message());
   Answer answer{bytes, std::move(split->payloads), {}, region};
-  if (!answer.fields.ParseFromString(split->rest)) return NoAnswer("its fields can't be read");
+  if (!answer.fields.ParseFromString(split->rest)) return NoAnswer("its fields cannot be parsed");
   return answer;
 }
 

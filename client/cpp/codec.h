@@ -1,5 +1,5 @@
-// The public values to protocol messages and back. Tensors' bytes are not copied into a request,
-// and once out of an answer.
+// Converts the public values to protocol messages and back. Tensor data is not copied into a
+// request, and copied once out of a response.
 #ifndef RAPT_CLIENT_CPP_CODEC_H_
 #define RAPT_CLIENT_CPP_CODEC_H_
 
@@ -17,25 +17,24 @@
 
 namespace rapt::client {
 
-// An AttendRequest, a DiagnoseRequest, byte for byte as generated code serializes it; refers to the
-// call's tensors. InvalidArgument, naming the field, for a tensor whose data is not as long as its
-// shape says; ResourceExhausted for a message of more than `max_bytes`. What the call means is the
-// server's to judge.
+// Encodes an AttendRequest or a DiagnoseRequest, byte for byte as generated code would; refers to
+// the call's tensors. InvalidArgument, naming the field, for a tensor whose data does not match its
+// shape; ResourceExhausted for a message of more than `max_bytes`. Other checks are the server's.
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes);
 absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes);
 v1::EstimateMemoryRequest Encode(const MemoryQuestion& question);
 
-// How large a region has to be that the call's tensors and its Y are put into. Nothing where the
-// call makes no sense; EncodeAttend() or the server will say why.
+// Returns the size of a region for the call's tensors and its Y. None for an invalid call, for
+// which EncodeAttend() or the server returns an error.
 std::optional<int64_t> BytesInRegion(const AttendCall& call);
-// Copies the call's tensors into such a region, and wants Y there.
+// Copies the call's tensors into such a region, and requests Y there.
 RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call);
 
-// All of a call but its tensors.
+// A call without its tensors.
 v1::AttendRequest WithoutTensors(const AttendCall& call);
 v1::DataType ToProto(DType dtype);
 
-// What a call asks for beside Y.
+// The outputs that a call asks for beside Y.
 struct WantedOutputs {
   bool scores = false;
   bool lse = false;
@@ -43,12 +42,12 @@ struct WantedOutputs {
 };
 WantedOutputs WantedBy(const AttendCall& call);
 
-// Reads an AttendResponse of `size` bytes, whose outputs may be in `region`. Internal where it is
-// none, or no answer to such a call.
+// Decodes an AttendResponse of `size` bytes, whose outputs may be in `region`. Internal for a
+// malformed response or one without the wanted outputs.
 absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
                                           int64_t size, absl::Span<const std::byte> region = {});
 
-// Internal for a data type that we do not know.
+// Internal for an unknown data type.
 absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response);
 MemoryEstimates Decode(const v1::EstimateMemoryResponse& response);
 ServerInfo Decode(const v1::GetServerInfoResponse& response);

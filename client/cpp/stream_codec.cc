@@ -30,7 +30,7 @@ constexpr wire::PayloadField kResponseFields[] = {{Response::kOutputFieldNumber,
 constexpr wire::MessageSchema kResponseSchema = {kResponseFields};
 
 absl::Status NoAnswer(absl::string_view why) {
-  return absl::InternalError(absl::StrCat("the server answered with what is no answer: ", why));
+  return absl::InternalError(absl::StrCat("malformed response from server: ", why));
 }
 
 absl::Status CheckShape(const char* name, const TensorView& view, const Shape& expected) {

@@ -157,8 +157,9 @@ absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
     problem.mask = MaskShape{ToLibrary(call_.mask->dtype), DimsOf(*call_.mask)};
     arguments.inputs[Role::kMask] = ViewOf(*call_.mask);
     for (size_t axis = 0; axis < 3; ++axis) {
-      if (arguments.inputs[Role::kMask].dims[axis] == 1)
+      if (arguments.inputs[Role::kMask].dims[axis] == 1) {
         arguments.inputs[Role::kMask].strides[axis] = 0;
+      }
     }
   }
   const std::array<int64_t, 4> dims = DimsOf(call_.q);

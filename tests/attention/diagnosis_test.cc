@@ -53,8 +53,9 @@ Arguments ViewsOf(const Inputs& inputs) {
   if (inputs.mask) {
     arguments.inputs[Role::kMask] = inputs.mask->View();
     for (int axis = 0; axis < 4; ++axis) {
-      if (arguments.inputs[Role::kMask].dims[axis] == 1)
+      if (arguments.inputs[Role::kMask].dims[axis] == 1) {
         arguments.inputs[Role::kMask].strides[axis] = 0;
+      }
     }
   }
   if (inputs.past_key) arguments.inputs[Role::kPastKey] = inputs.past_key->View();
@@ -387,12 +388,14 @@ TEST(DiagnosisTest, SaysWhichBackendRunsAndWhyTheOthersDoNot) {
 }
 
 TEST(DiagnosisTest, SpeaksTheNamesOfItsInterface) {
-  constexpr FieldNames kNames = {.q = "query", .k = "key", .v = "value", .mask = "bias"};
+  FieldNames names = kOnnxNames;
+  names.tensors[Role::kQ] = "query";
+  names.tensors[Role::kMask] = "bias";
   Problem problem = Square(2);
   Inputs inputs = SomeInputs(problem);
   inputs.query.Fill(kInf);
   SetMask(problem, inputs, MaskOf(DType::kFloat32, {1, 1, 1, 2}, {0, 1}));
-  const absl::StatusOr<DiagnosisReport> report = TryDiagnose(problem, inputs, {}, 1, kNames);
+  const absl::StatusOr<DiagnosisReport> report = TryDiagnose(problem, inputs, {}, 1, names);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->inputs[0].name, "query");
   EXPECT_EQ(report->inputs[3].name, "bias");

@@ -29,18 +29,18 @@ using Change = std::function<void(OperatorCall&)>;
 
 OperatorCall Rank4(const Change& change = [](OperatorCall&) {}) {
   OperatorCall call;
-  call.q.shape = {2, 8, 16, 64};
-  call.k.shape = {2, 4, 20, 64};
-  call.v.shape = {2, 4, 20, 32};
+  call.inputs[Role::kQ] = TensorSpec{DType::kFloat32, {2, 8, 16, 64}};
+  call.inputs[Role::kK] = TensorSpec{DType::kFloat32, {2, 4, 20, 64}};
+  call.inputs[Role::kV] = TensorSpec{DType::kFloat32, {2, 4, 20, 32}};
   change(call);
   return call;
 }
 
 OperatorCall Rank3WithHeads(const Change& change = [](OperatorCall&) {}) {
   OperatorCall call;
-  call.q.shape = {2, 16, 8 * 64};
-  call.k.shape = {2, 20, 4 * 64};
-  call.v.shape = {2, 20, 4 * 32};
+  call.inputs[Role::kQ] = TensorSpec{DType::kFloat32, {2, 16, 8 * 64}};
+  call.inputs[Role::kK] = TensorSpec{DType::kFloat32, {2, 20, 4 * 64}};
+  call.inputs[Role::kV] = TensorSpec{DType::kFloat32, {2, 20, 4 * 32}};
   call.q_num_heads = 8;
   call.kv_num_heads = 4;
   change(call);
@@ -49,9 +49,9 @@ OperatorCall Rank3WithHeads(const Change& change = [](OperatorCall&) {}) {
 
 OperatorCall Rank3WithoutHeads(const Change& change = [](OperatorCall&) {}) {
   OperatorCall call;
-  call.q.shape = {2, 16, 64};
-  call.k.shape = {2, 20, 64};
-  call.v.shape = {2, 20, 32};
+  call.inputs[Role::kQ] = TensorSpec{DType::kFloat32, {2, 16, 64}};
+  call.inputs[Role::kK] = TensorSpec{DType::kFloat32, {2, 20, 64}};
+  call.inputs[Role::kV] = TensorSpec{DType::kFloat32, {2, 20, 32}};
   change(call);
   return call;
 }
@@ -75,28 +75,28 @@ TEST(ResolveTest, Rank4IsBhsd) {
   }));
   ExpectSizes(resolved.problem, {2, 8, 4, 16, 20, 0, 64, 32});
   EXPECT_EQ(resolved.layout, Layout::kBhsd);
-  EXPECT_THAT(resolved.y.shape, ElementsAre(2, 8, 16, 32));
-  EXPECT_THAT(resolved.lse.shape, ElementsAre(2, 8, 16));
-  EXPECT_THAT(resolved.scores.shape, ElementsAre(2, 8, 16, 20));
-  EXPECT_THAT(resolved.present_key.shape, ElementsAre(2, 4, 20, 64));
-  EXPECT_THAT(resolved.present_value.shape, ElementsAre(2, 4, 20, 32));
+  EXPECT_THAT(resolved.outputs[Role::kY].shape, ElementsAre(2, 8, 16, 32));
+  EXPECT_THAT(resolved.outputs[Role::kLse].shape, ElementsAre(2, 8, 16));
+  EXPECT_THAT(resolved.outputs[Role::kScores].shape, ElementsAre(2, 8, 16, 20));
+  EXPECT_THAT(resolved.outputs[Role::kPresentKey].shape, ElementsAre(2, 4, 20, 64));
+  EXPECT_THAT(resolved.outputs[Role::kPresentValue].shape, ElementsAre(2, 4, 20, 32));
 }
 
 TEST(ResolveTest, Rank4MayBeBshd) {
   const ResolvedCall resolved = MustResolve(Rank4([](OperatorCall& c) {
     c.layout = Layout::kBshd;
-    c.q.shape = {2, 16, 8, 64};
-    c.k.shape = {2, 20, 4, 64};
-    c.v.shape = {2, 20, 4, 32};
+    c.inputs[Role::kQ]->shape = {2, 16, 8, 64};
+    c.inputs[Role::kK]->shape = {2, 20, 4, 64};
+    c.inputs[Role::kV]->shape = {2, 20, 4, 32};
     c.wants_lse = c.wants_present = true;
     c.score_output = ScoreOutput::kWeights;
   }));
   ExpectSizes(resolved.problem, {2, 8, 4, 16, 20, 0, 64, 32});
   EXPECT_EQ(resolved.layout, Layout::kBshd);
-  EXPECT_THAT(resolved.y.shape, ElementsAre(2, 16, 8, 32));
-  EXPECT_THAT(resolved.lse.shape, ElementsAre(2, 8, 16));
-  EXPECT_THAT(resolved.scores.shape, ElementsAre(2, 8, 16, 20));
-  EXPECT_THAT(resolved.present_key.shape, ElementsAre(2, 4, 20, 64));
+  EXPECT_THAT(resolved.outputs[Role::kY].shape, ElementsAre(2, 16, 8, 32));
+  EXPECT_THAT(resolved.outputs[Role::kLse].shape, ElementsAre(2, 8, 16));
+  EXPECT_THAT(resolved.outputs[Role::kScores].shape, ElementsAre(2, 8, 16, 20));
+  EXPECT_THAT(resolved.outputs[Role::kPresentKey].shape, ElementsAre(2, 4, 20, 64));
 }
 
 TEST(ResolveTest, Rank3WithHeadCountsSplitsTheLastAxis) {
@@ -108,11 +108,11 @@ TEST(ResolveTest, Rank3WithHeadCountsSplitsTheLastAxis) {
     }));
     ExpectSizes(resolved.problem, {2, 8, 4, 16, 20, 0, 64, 32});
     EXPECT_EQ(resolved.layout, Layout::kBse);
-    EXPECT_THAT(resolved.y.shape, ElementsAre(2, 16, 8 * 32));
-    EXPECT_THAT(resolved.lse.shape, ElementsAre(2, 8, 16));
-    EXPECT_THAT(resolved.scores.shape, ElementsAre(2, 8, 16, 20));
-    EXPECT_THAT(resolved.present_key.shape, ElementsAre(2, 4, 20, 64));
-    EXPECT_THAT(resolved.present_value.shape, ElementsAre(2, 4, 20, 32));
+    EXPECT_THAT(resolved.outputs[Role::kY].shape, ElementsAre(2, 16, 8 * 32));
+    EXPECT_THAT(resolved.outputs[Role::kLse].shape, ElementsAre(2, 8, 16));
+    EXPECT_THAT(resolved.outputs[Role::kScores].shape, ElementsAre(2, 8, 16, 20));
+    EXPECT_THAT(resolved.outputs[Role::kPresentKey].shape, ElementsAre(2, 4, 20, 64));
+    EXPECT_THAT(resolved.outputs[Role::kPresentValue].shape, ElementsAre(2, 4, 20, 32));
   }
 }
 
@@ -122,29 +122,29 @@ TEST(ResolveTest, Rank3WithoutHeadCountsIsOneHead) {
     c.score_output = ScoreOutput::kScores;
   }));
   ExpectSizes(resolved.problem, {2, 1, 1, 16, 20, 0, 64, 32});
-  EXPECT_THAT(resolved.y.shape, ElementsAre(2, 16, 32));
-  EXPECT_THAT(resolved.lse.shape, ElementsAre(2, 1, 16));
-  EXPECT_THAT(resolved.scores.shape, ElementsAre(2, 1, 16, 20));
+  EXPECT_THAT(resolved.outputs[Role::kY].shape, ElementsAre(2, 16, 32));
+  EXPECT_THAT(resolved.outputs[Role::kLse].shape, ElementsAre(2, 1, 16));
+  EXPECT_THAT(resolved.outputs[Role::kScores].shape, ElementsAre(2, 1, 16, 20));
 }
 
 TEST(ResolveTest, PastComesBeforeTheKeysAndStaysRank4) {
   for (OperatorCall call : {Rank4(), Rank3WithHeads()}) {
-    call.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
-    call.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+    call.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+    call.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
     call.score_output = ScoreOutput::kScores;
     call.wants_present = true;
     const ResolvedCall resolved = MustResolve(call);
     ExpectSizes(resolved.problem, {2, 8, 4, 16, 20, 7, 64, 32});
-    EXPECT_THAT(resolved.scores.shape, ElementsAre(2, 8, 16, 27));
-    EXPECT_THAT(resolved.present_key.shape, ElementsAre(2, 4, 27, 64));
-    EXPECT_THAT(resolved.present_value.shape, ElementsAre(2, 4, 27, 32));
+    EXPECT_THAT(resolved.outputs[Role::kScores].shape, ElementsAre(2, 8, 16, 27));
+    EXPECT_THAT(resolved.outputs[Role::kPresentKey].shape, ElementsAre(2, 4, 27, 64));
+    EXPECT_THAT(resolved.outputs[Role::kPresentValue].shape, ElementsAre(2, 4, 27, 32));
   }
 }
 
 TEST(ResolveTest, PastMayBeEmpty) {
   const ResolvedCall resolved = MustResolve(Rank4([](OperatorCall& c) {
-    c.past_key = TensorSpec{DType::kFloat32, {2, 4, 0, 64}};
-    c.past_value = TensorSpec{DType::kFloat32, {2, 4, 0, 32}};
+    c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, 0, 64}};
+    c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 0, 32}};
   }));
   EXPECT_EQ(resolved.problem.past_length, 0);
 }
@@ -152,16 +152,17 @@ TEST(ResolveTest, PastMayBeEmpty) {
 TEST(ResolveTest, OutputsHaveTheTypesOfTheContract) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
     const ResolvedCall resolved = MustResolve(Rank4([&](OperatorCall& c) {
-      c.q.dtype = c.k.dtype = c.v.dtype = dtype;
+      c.inputs[Role::kQ]->dtype = c.inputs[Role::kK]->dtype = c.inputs[Role::kV]->dtype = dtype;
       c.wants_lse = c.wants_present = true;
       c.score_output = ScoreOutput::kWeights;
     }));
     EXPECT_EQ(resolved.problem.dtype, dtype);
-    EXPECT_EQ(resolved.y.dtype, dtype);
-    EXPECT_EQ(resolved.scores.dtype, dtype);
-    EXPECT_EQ(resolved.present_key.dtype, dtype);
-    EXPECT_EQ(resolved.present_value.dtype, dtype);
-    EXPECT_EQ(resolved.lse.dtype, dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32);
+    EXPECT_EQ(resolved.outputs[Role::kY].dtype, dtype);
+    EXPECT_EQ(resolved.outputs[Role::kScores].dtype, dtype);
+    EXPECT_EQ(resolved.outputs[Role::kPresentKey].dtype, dtype);
+    EXPECT_EQ(resolved.outputs[Role::kPresentValue].dtype, dtype);
+    EXPECT_EQ(resolved.outputs[Role::kLse].dtype,
+              dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32);
   }
 }
 
@@ -176,7 +177,7 @@ TEST(ResolveTest, AttributesArriveInTheProblem) {
                             c.softmax_in_fp64 = true;
                             c.dropout = Dropout{0.25, 77};
                             c.score_output = ScoreOutput::kSoftcapped;
-                            c.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {2}};
+                            c.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {2}};
                           })).problem;
   EXPECT_EQ(problem.scale, 0.3);
   EXPECT_EQ(problem.effective_scale(), 0.3);
@@ -213,14 +214,25 @@ TEST(ResolveTest, TheDefaultsAreThoseOfTheOperator) {
 // Q may be empty in batch, heads or length, and there may be no keys.
 TEST(ResolveTest, EmptyAxesAreAccepted) {
   EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) {
-                c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = 0;
-              })).y.shape,
+                c.inputs[Role::kQ]->shape[0] = c.inputs[Role::kK]->shape[0] =
+                    c.inputs[Role::kV]->shape[0] = 0;
+              }))
+                  .outputs[Role::kY]
+                  .shape,
               ElementsAre(0, 8, 16, 32));
-  EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) { c.q.shape[2] = 0; })).y.shape,
+  EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) { c.inputs[Role::kQ]->shape[2] = 0; }))
+                  .outputs[Role::kY]
+                  .shape,
               ElementsAre(2, 8, 0, 32));
-  EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) { c.q.shape[1] = 0; })).y.shape,
+  EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) { c.inputs[Role::kQ]->shape[1] = 0; }))
+                  .outputs[Role::kY]
+                  .shape,
               ElementsAre(2, 0, 16, 32));
-  EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) { c.k.shape[2] = c.v.shape[2] = 0; })).y.shape,
+  EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) {
+                c.inputs[Role::kK]->shape[2] = c.inputs[Role::kV]->shape[2] = 0;
+              }))
+                  .outputs[Role::kY]
+                  .shape,
               ElementsAre(2, 8, 16, 32));
 }
 
@@ -238,14 +250,14 @@ TEST_P(MaskFormTest, BroadcastsAsNumpyDoes) {
   for (const DType dtype :
        {DType::kBool, DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
     const ResolvedCall resolved = MustResolve(form.base([&](OperatorCall& c) {
-      c.attn_mask = TensorSpec{dtype, form.mask};
+      c.inputs[Role::kMask] = TensorSpec{dtype, form.mask};
     }));
     ASSERT_TRUE(resolved.problem.mask.has_value());
     EXPECT_EQ(resolved.problem.mask->dtype, dtype);
     EXPECT_EQ(resolved.problem.mask->dims, form.dims);
 
     const std::byte bytes[1] = {};
-    const TensorView view = resolved.Mask(bytes);
+    const TensorView view = resolved.Input(Role::kMask, bytes);
     EXPECT_EQ(view.dims, form.dims);
     const std::array<int64_t, 4> full = {resolved.problem.batch, resolved.problem.query_heads,
                                          resolved.problem.query_length,
@@ -291,9 +303,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(ResolveTest, AMaskCoversPastToo) {
   const auto with_past = [](OperatorCall& c) {
-    c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
-    c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
-    c.attn_mask = TensorSpec{DType::kBool, {16, 27}};
+    c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+    c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+    c.inputs[Role::kMask] = TensorSpec{DType::kBool, {16, 27}};
   };
   EXPECT_THAT(MustResolve(Rank4(with_past)).problem.mask->dims, ElementsAre(1, 1, 16, 27));
 }
@@ -321,21 +333,25 @@ std::string RefusalName(const ::testing::TestParamInfo<Refusal>& info) { return 
 INSTANTIATE_TEST_SUITE_P(
     Ranks, RefusalTest,
     ::testing::ValuesIn(std::vector<Refusal>{
-        {"q_of_rank_0", Rank4([](auto& c) { c.q.shape = {}; }), {"Q", "0", "3", "4"}},
+        {"q_of_rank_0",
+         Rank4([](auto& c) { c.inputs[Role::kQ]->shape = {}; }),
+         {"Q", "0", "3", "4"}},
         {"q_of_rank_2",
          Rank4([](auto& c) {
-           c.q.shape = {16, 64};
+           c.inputs[Role::kQ]->shape = {16, 64};
          }),
          {"Q", "2", "3", "4"}},
-        {"q_of_rank_7", Rank4([](auto& c) { c.q.shape = {1, 1, 1, 1, 1, 1, 1}; }), {"Q", "7"}},
+        {"q_of_rank_7",
+         Rank4([](auto& c) { c.inputs[Role::kQ]->shape = {1, 1, 1, 1, 1, 1, 1}; }),
+         {"Q", "7"}},
         {"k_of_rank_3",
          Rank4([](auto& c) {
-           c.k.shape = {2, 20, 64};
+           c.inputs[Role::kK]->shape = {2, 20, 64};
          }),
          {"K", "3", "4"}},
         {"v_of_rank_5",
          Rank4([](auto& c) {
-           c.v.shape = {2, 4, 20, 32, 1};
+           c.inputs[Role::kV]->shape = {2, 4, 20, 32, 1};
          }),
          {"V", "5", "4"}},
         {"rank_3_as_bhsd",
@@ -347,23 +363,23 @@ INSTANTIATE_TEST_SUITE_P(
         {"rank_4_as_bse", Rank4([](auto& c) { c.layout = Layout::kBse; }), {"Q", "4", "3"}},
         {"mask_of_rank_0",
          Rank4([](auto& c) {
-           c.attn_mask = TensorSpec{DType::kBool, {}};
+           c.inputs[Role::kMask] = TensorSpec{DType::kBool, {}};
          }),
          {"attn_mask", "0", "1", "4"}},
         {"mask_of_rank_5",
          Rank4([](auto& c) {
-           c.attn_mask = TensorSpec{DType::kBool, {1, 1, 1, 16, 20}};
+           c.inputs[Role::kMask] = TensorSpec{DType::kBool, {1, 1, 1, 16, 20}};
          }),
          {"attn_mask", "5", "4"}},
         {"past_of_rank_3",
          Rank4([](auto& c) {
-           c.past_key = TensorSpec{DType::kFloat32, {2, 7, 64}};
-           c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+           c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 7, 64}};
+           c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
          }),
          {"past_key", "3", "4"}},
         {"lengths_of_rank_2",
          Rank4([](auto& c) {
-           c.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {2, 1}};
+           c.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {2, 1}};
          }),
          {"nonpad_kv_seqlen", "[2, 1]", "[2]"}},
     }),
@@ -373,31 +389,37 @@ INSTANTIATE_TEST_SUITE_P(
     Types, RefusalTest,
     ::testing::ValuesIn(std::vector<Refusal>{
         {"q_of_int64",
-         Rank4([](auto& c) { c.q.dtype = c.k.dtype = c.v.dtype = DType::kInt64; }),
+         Rank4([](auto& c) {
+           c.inputs[Role::kQ]->dtype = c.inputs[Role::kK]->dtype = c.inputs[Role::kV]->dtype =
+               DType::kInt64;
+         }),
          {"Q", "INT64"}},
         {"q_of_bool",
-         Rank4([](auto& c) { c.q.dtype = c.k.dtype = c.v.dtype = DType::kBool; }),
+         Rank4([](auto& c) {
+           c.inputs[Role::kQ]->dtype = c.inputs[Role::kK]->dtype = c.inputs[Role::kV]->dtype =
+               DType::kBool;
+         }),
          {"Q", "BOOL"}},
         {"k_of_another_type",
-         Rank4([](auto& c) { c.k.dtype = DType::kFloat16; }),
+         Rank4([](auto& c) { c.inputs[Role::kK]->dtype = DType::kFloat16; }),
          {"K", "FP16", "FP32"}},
         {"v_of_another_type",
-         Rank4([](auto& c) { c.v.dtype = DType::kBFloat16; }),
+         Rank4([](auto& c) { c.inputs[Role::kV]->dtype = DType::kBFloat16; }),
          {"V", "BF16", "FP32"}},
         {"past_of_another_type",
          Rank4([](auto& c) {
-           c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
-           c.past_value = TensorSpec{DType::kFloat64, {2, 4, 7, 32}};
+           c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+           c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat64, {2, 4, 7, 32}};
          }),
          {"past_value", "FP64", "FP32"}},
         {"mask_of_int64",
          Rank4([](auto& c) {
-           c.attn_mask = TensorSpec{DType::kInt64, {16, 20}};
+           c.inputs[Role::kMask] = TensorSpec{DType::kInt64, {16, 20}};
          }),
          {"attn_mask", "INT64", "BOOL"}},
         {"lengths_of_fp32",
          Rank4([](auto& c) {
-           c.nonpad_kv_seqlen = TensorSpec{DType::kFloat32, {2}};
+           c.inputs[Role::kKeyLengths] = TensorSpec{DType::kFloat32, {2}};
          }),
          {"nonpad_kv_seqlen", "FP32", "INT64"}},
     }),
@@ -405,113 +427,120 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Sizes, RefusalTest,
-    ::testing::ValuesIn(
-        std::vector<Refusal>{
-            {"k_batch", Rank4([](auto& c) { c.k.shape[0] = 3; }), {"K", "3", "2", "batch"}},
-            {"v_batch", Rank4([](auto& c) { c.v.shape[0] = 1; }), {"V", "1", "2", "batch"}},
-            {"k_head_size", Rank4([](auto& c) { c.k.shape[3] = 65; }), {"K", "65", "Q", "64"}},
-            {"v_heads", Rank4([](auto& c) { c.v.shape[1] = 8; }), {"V", "8", "K", "4"}},
-            {"v_length", Rank4([](auto& c) { c.v.shape[2] = 21; }), {"V", "21", "K", "20"}},
-            {"heads_do_not_divide",
-             Rank4([](auto& c) { c.k.shape[1] = c.v.shape[1] = 3; }),
-             {"8", "3"}},
-            {"more_kv_heads_than_heads",
-             Rank4([](auto& c) { c.k.shape[1] = c.v.shape[1] = 16; }),
-             {"8", "16"}},
-            {"no_kv_heads",
-             Rank4([](auto& c) { c.k.shape[1] = c.v.shape[1] = 0; }),
-             {"key/value heads", "0", "1"}},
-            {"no_head_size", Rank4([](auto& c) { c.q.shape[3] = c.k.shape[3] = 0; }), {"0", "Q"}},
-            {"no_value_head_size", Rank4([](auto& c) { c.v.shape[3] = 0; }), {"0", "V"}},
-            {"only_past_key",
-             Rank4([](auto& c) {
-               c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+    ::testing::ValuesIn(std::vector<Refusal>{
+        {"k_batch",
+         Rank4([](auto& c) { c.inputs[Role::kK]->shape[0] = 3; }),
+         {"K", "3", "2", "batch"}},
+        {"v_batch",
+         Rank4([](auto& c) { c.inputs[Role::kV]->shape[0] = 1; }),
+         {"V", "1", "2", "batch"}},
+        {"k_head_size",
+         Rank4([](auto& c) { c.inputs[Role::kK]->shape[3] = 65; }),
+         {"K", "65", "Q", "64"}},
+        {"v_heads", Rank4([](auto& c) { c.inputs[Role::kV]->shape[1] = 8; }), {"V", "8", "K", "4"}},
+        {"v_length",
+         Rank4([](auto& c) { c.inputs[Role::kV]->shape[2] = 21; }),
+         {"V", "21", "K", "20"}},
+        {"heads_do_not_divide",
+         Rank4([](auto& c) { c.inputs[Role::kK]->shape[1] = c.inputs[Role::kV]->shape[1] = 3; }),
+         {"8", "3"}},
+        {"more_kv_heads_than_heads",
+         Rank4([](auto& c) { c.inputs[Role::kK]->shape[1] = c.inputs[Role::kV]->shape[1] = 16; }),
+         {"8", "16"}},
+        {"no_kv_heads",
+         Rank4([](auto& c) { c.inputs[Role::kK]->shape[1] = c.inputs[Role::kV]->shape[1] = 0; }),
+         {"key/value heads", "0", "1"}},
+        {"no_head_size",
+         Rank4([](auto& c) { c.inputs[Role::kQ]->shape[3] = c.inputs[Role::kK]->shape[3] = 0; }),
+         {"0", "Q"}},
+        {"no_value_head_size",
+         Rank4([](auto& c) { c.inputs[Role::kV]->shape[3] = 0; }),
+         {"0", "V"}},
+        {"only_past_key",
+         Rank4([](auto& c) {
+           c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+         }),
+         {"past_key", "past_value"}},
+        {"only_past_value",
+         Rank4([](auto& c) {
+           c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+         }),
+         {"past_key", "past_value"}},
+        {"past_batch",
+         Rank4([](auto& c) {
+           c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {3, 4, 7, 64}};
+           c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+         }),
+         {"past_key", "3", "2"}},
+        {"past_heads",
+         Rank4([](auto& c) {
+           c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 8, 7, 64}};
+           c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+         }),
+         {"past_key", "8", "4"}},
+        {"past_head_size",
+         Rank4([](auto& c) {
+           c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, 7, 63}};
+           c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+         }),
+         {"past_key", "63", "64"}},
+        {"past_value_head_size",
+         Rank4([](auto& c) {
+           c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+           c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 31}};
+         }),
+         {"past_value", "31", "32"}},
+        {"past_lengths",
+         Rank4([](auto& c) {
+           c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+           c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 6, 32}};
+         }),
+         {"past_value", "6", "7"}},
+        {"mask_batch",
+         Rank4([](auto& c) {
+           c.inputs[Role::kMask] = TensorSpec{DType::kBool, {3, 8, 16, 20}};
+         }),
+         {"attn_mask", "[3, 8, 16, 20]", "[2, 8, 16, 20]"}},
+        {"mask_heads",
+         Rank4([](auto& c) {
+           c.inputs[Role::kMask] = TensorSpec{DType::kBool, {2, 4, 16, 20}};
+         }),
+         {"attn_mask", "[2, 4, 16, 20]", "[2, 8, 16, 20]"}},
+        {"mask_queries",
+         Rank4([](auto& c) {
+           c.inputs[Role::kMask] = TensorSpec{DType::kBool, {15, 20}};
+         }),
+         {"attn_mask", "15, 20]", "[2, 8, 16, 20]"}},
+        {"mask_longer_than_keys",
+         Rank4([](auto& c) {
+           c.inputs[Role::kMask] = TensorSpec{DType::kBool, {16, 21}};
+         }),
+         {"attn_mask", "21", "20"}},
+        {"mask_of_batch_where_heads_belong",
+         Rank4(
+             [](auto& c) {
+               c.inputs[Role::kMask] = TensorSpec{DType::kBool, {2, 16, 20}};
              }),
-             {"past_key", "past_value"}},
-            {"only_past_value",
-             Rank4([](auto& c) {
-               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+         {"attn_mask", "2", "8"}},
+        {"mask_of_batch_where_heads_are_given",
+         Rank3WithHeads(
+             [](auto& c) {
+               c.inputs[Role::kMask] = TensorSpec{DType::kBool, {2, 16, 20}};
              }),
-             {"past_key", "past_value"}},
-            {"past_batch",
-             Rank4([](auto& c) {
-               c.past_key = TensorSpec{DType::kFloat32, {3, 4, 7, 64}};
-               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+         {"attn_mask", "2", "8"}},
+        {"mask_of_heads_where_batch_belongs",
+         Rank3WithoutHeads(
+             [](auto& c) {
+               c.inputs[Role::kMask] = TensorSpec{DType::kBool, {8, 16, 20}};
              }),
-             {"past_key", "3", "2"}},
-            {"past_heads",
-             Rank4([](auto& c) {
-               c.past_key = TensorSpec{DType::kFloat32, {2, 8, 7, 64}};
-               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+         {"attn_mask", "8", "2"}},
+        {"lengths_of_another_batch",
+         Rank4(
+             [](auto& c) {
+               c.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {3}};
              }),
-             {"past_key", "8", "4"}},
-            {"past_head_size",
-             Rank4([](auto& c) {
-               c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 63}};
-               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
-             }),
-             {"past_key", "63", "64"}},
-            {"past_value_head_size",
-             Rank4([](auto& c) {
-               c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
-               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 7, 31}};
-             }),
-             {"past_value", "31", "32"}},
-            {"past_lengths",
-             Rank4([](auto& c) {
-               c.past_key = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
-               c.past_value = TensorSpec{DType::kFloat32, {2, 4, 6, 32}};
-             }),
-             {"past_value", "6", "7"}},
-            {"mask_batch",
-             Rank4(
-                 [](auto& c) {
-                   c.attn_mask = TensorSpec{DType::kBool, {3, 8, 16, 20}};
-                 }),
-             {"attn_mask", "[3, 8, 16, 20]", "[2, 8, 16, 20]"}},
-            {"mask_heads",
-             Rank4(
-                 [](auto& c) {
-                   c.attn_mask = TensorSpec{DType::kBool, {2, 4, 16, 20}};
-                 }),
-             {"attn_mask", "[2, 4, 16, 20]", "[2, 8, 16, 20]"}},
-            {"mask_queries",
-             Rank4(
-                 [](auto& c) {
-                   c.attn_mask = TensorSpec{DType::kBool, {15, 20}};
-                 }),
-             {"attn_mask", "15, 20]", "[2, 8, 16, 20]"}},
-            {"mask_longer_than_keys",
-             Rank4(
-                 [](auto& c) {
-                   c.attn_mask = TensorSpec{DType::kBool, {16, 21}};
-                 }),
-             {"attn_mask", "21", "20"}},
-            {"mask_of_batch_where_heads_belong",
-             Rank4(
-                 [](auto& c) {
-                   c.attn_mask = TensorSpec{DType::kBool, {2, 16, 20}};
-                 }),
-             {"attn_mask", "2", "8"}},
-            {"mask_of_batch_where_heads_are_given",
-             Rank3WithHeads(
-                 [](auto& c) {
-                   c.attn_mask = TensorSpec{DType::kBool, {2, 16, 20}};
-                 }),
-             {"attn_mask", "2", "8"}},
-            {"mask_of_heads_where_batch_belongs",
-             Rank3WithoutHeads(
-                 [](auto& c) {
-                   c.attn_mask = TensorSpec{DType::kBool, {8, 16, 20}};
-                 }),
-             {"attn_mask", "8", "2"}},
-            {"lengths_of_another_batch",
-             Rank4(
-                 [](auto& c) {
-                   c.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {3}};
-                 }),
-             {"nonpad_kv_seqlen", "3", "2"}},
-        }),
+         {"nonpad_kv_seqlen", "3", "2"}},
+    }),
     RefusalName);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -533,7 +562,7 @@ INSTANTIATE_TEST_SUITE_P(
          Rank3WithHeads([](auto& c) { c.kv_num_heads = 3; }),
          {"kv_num_heads", "3", "256"}},
         {"kv_not_dividing_the_values",
-         Rank3WithHeads([](auto& c) { c.v.shape[2] = 126; }),
+         Rank3WithHeads([](auto& c) { c.inputs[Role::kV]->shape[2] = 126; }),
          {"kv_num_heads", "4", "126"}},
         {"only_q_num_heads",
          Rank3WithHeads([](auto& c) { c.kv_num_heads.reset(); }),
@@ -579,56 +608,67 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     HostileShapes, RefusalTest,
     ::testing::ValuesIn(std::vector<Refusal>{
-        {"q_negative", Rank4([](auto& c) { c.q.shape[2] = -16; }), {"Q", "-16"}},
-        {"k_and_v_negative", Rank4([](auto& c) { c.k.shape[2] = c.v.shape[2] = -1; }), {"K", "-1"}},
+        {"q_negative", Rank4([](auto& c) { c.inputs[Role::kQ]->shape[2] = -16; }), {"Q", "-16"}},
+        {"k_and_v_negative",
+         Rank4([](auto& c) { c.inputs[Role::kK]->shape[2] = c.inputs[Role::kV]->shape[2] = -1; }),
+         {"K", "-1"}},
         {"all_batches_negative",
-         Rank4([](auto& c) { c.q.shape[0] = c.k.shape[0] = c.v.shape[0] = -2; }),
+         Rank4([](auto& c) {
+           c.inputs[Role::kQ]->shape[0] = c.inputs[Role::kK]->shape[0] =
+               c.inputs[Role::kV]->shape[0] = -2;
+         }),
          {"Q", "-2"}},
-        {"heads_negative", Rank4([](auto& c) { c.q.shape[1] = -8; }), {"Q", "-8"}},
+        {"heads_negative", Rank4([](auto& c) { c.inputs[Role::kQ]->shape[1] = -8; }), {"Q", "-8"}},
         {"least",
-         Rank4([](auto& c) { c.q.shape[2] = std::numeric_limits<int64_t>::min(); }),
+         Rank4([](auto& c) { c.inputs[Role::kQ]->shape[2] = std::numeric_limits<int64_t>::min(); }),
          {"Q", "-9223372036854775808"}},
         {"mask_negative",
          Rank4([](auto& c) {
-           c.attn_mask = TensorSpec{DType::kBool, {-1, 20}};
+           c.inputs[Role::kMask] = TensorSpec{DType::kBool, {-1, 20}};
          }),
          {"attn_mask", "-1"}},
         {"past_negative",
          Rank4([](auto& c) {
-           c.past_key = TensorSpec{DType::kFloat32, {2, 4, -7, 64}};
-           c.past_value = TensorSpec{DType::kFloat32, {2, 4, -7, 32}};
+           c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, -7, 64}};
+           c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, -7, 32}};
          }),
          {"past_key", "-7"}},
         {"lengths_negative",
          Rank4([](auto& c) {
-           c.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {-2}};
+           c.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {-2}};
          }),
          {"nonpad_kv_seqlen", "-2"}},
-        {"q_overflows", Rank4([](auto& c) { c.q.shape[2] = kHuge / 16; }), {"Q"}},
-        {"k_overflows", Rank4([](auto& c) { c.k.shape[2] = c.v.shape[2] = kHuge / 64; }), {"K"}},
+        {"q_overflows", Rank4([](auto& c) { c.inputs[Role::kQ]->shape[2] = kHuge / 16; }), {"Q"}},
+        {"k_overflows",
+         Rank4([](auto& c) {
+           c.inputs[Role::kK]->shape[2] = c.inputs[Role::kV]->shape[2] = kHuge / 64;
+         }),
+         {"K"}},
         {"everything_huge",
          Rank4([](auto& c) {
-           c.q.shape = c.k.shape = c.v.shape = {kHuge, kHuge, kHuge, kHuge};
+           c.inputs[Role::kQ]->shape = c.inputs[Role::kK]->shape =
+               c.inputs[Role::kV]->shape = {kHuge, kHuge, kHuge, kHuge};
          }),
          {"Q"}},
         {"scores_overflow",
          Rank4([](auto& c) {
-           c.q.shape = {1, 1, int64_t{1} << 40, 1};
-           c.k.shape = c.v.shape = {1, 1, int64_t{1} << 40, 1};
+           c.inputs[Role::kQ]->shape = {1, 1, int64_t{1} << 40, 1};
+           c.inputs[Role::kK]->shape = c.inputs[Role::kV]->shape = {1, 1, int64_t{1} << 40, 1};
            c.score_output = ScoreOutput::kScores;
          }),
          {}},
         // No batch makes every product 0; the sum is still refused.
         {"past_and_keys_overflow",
          Rank4([](auto& c) {
-           c.q.shape = {0, 1, 1, 1};
-           c.k.shape = c.v.shape = {0, 1, kHuge, 1};
-           c.past_key = c.past_value = TensorSpec{DType::kFloat32, {0, 1, kHuge, 1}};
+           c.inputs[Role::kQ]->shape = {0, 1, 1, 1};
+           c.inputs[Role::kK]->shape = c.inputs[Role::kV]->shape = {0, 1, kHuge, 1};
+           c.inputs[Role::kPastKey] = c.inputs[Role::kPastValue] =
+               TensorSpec{DType::kFloat32, {0, 1, kHuge, 1}};
          }),
          {}},
         {"rank_3_huge_axis",
          Rank3WithHeads([](auto& c) {
-           c.q.shape = {kHuge, kHuge, kHuge - 7};
+           c.inputs[Role::kQ]->shape = {kHuge, kHuge, kHuge - 7};
          }),
          {}},
     }),
@@ -708,23 +748,23 @@ TEST(ResolvedCallTest, ViewsReadAndWriteEveryLayout) {
     OperatorCall call;
     call.layout = layout;
     if (layout == Layout::kBhsd) {
-      call.q.shape = {2, 4, 5, 8};
-      call.k.shape = {2, 2, 7, 8};
-      call.v.shape = {2, 2, 7, 6};
+      call.inputs[Role::kQ] = TensorSpec{DType::kFloat32, {2, 4, 5, 8}};
+      call.inputs[Role::kK] = TensorSpec{DType::kFloat32, {2, 2, 7, 8}};
+      call.inputs[Role::kV] = TensorSpec{DType::kFloat32, {2, 2, 7, 6}};
     } else if (layout == Layout::kBshd) {
-      call.q.shape = {2, 5, 4, 8};
-      call.k.shape = {2, 7, 2, 8};
-      call.v.shape = {2, 7, 2, 6};
+      call.inputs[Role::kQ] = TensorSpec{DType::kFloat32, {2, 5, 4, 8}};
+      call.inputs[Role::kK] = TensorSpec{DType::kFloat32, {2, 7, 2, 8}};
+      call.inputs[Role::kV] = TensorSpec{DType::kFloat32, {2, 7, 2, 6}};
     } else {
-      call.q.shape = {2, 5, 4 * 8};
-      call.k.shape = {2, 7, 2 * 8};
-      call.v.shape = {2, 7, 2 * 6};
+      call.inputs[Role::kQ] = TensorSpec{DType::kFloat32, {2, 5, 4 * 8}};
+      call.inputs[Role::kK] = TensorSpec{DType::kFloat32, {2, 7, 2 * 8}};
+      call.inputs[Role::kV] = TensorSpec{DType::kFloat32, {2, 7, 2 * 6}};
       call.q_num_heads = 4;
       call.kv_num_heads = 2;
     }
-    call.attn_mask = TensorSpec{DType::kFloat32, {4, 5, 10}};
-    call.past_key = TensorSpec{DType::kFloat32, {2, 2, 3, 8}};
-    call.past_value = TensorSpec{DType::kFloat32, {2, 2, 3, 6}};
+    call.inputs[Role::kMask] = TensorSpec{DType::kFloat32, {4, 5, 10}};
+    call.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 2, 3, 8}};
+    call.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 2, 3, 6}};
     call.wants_lse = call.wants_present = true;
     call.score_output = ScoreOutput::kWeights;
     const ResolvedCall resolved = MustResolve(call);
@@ -738,17 +778,18 @@ TEST(ResolvedCallTest, ViewsReadAndWriteEveryLayout) {
         scores(expected.scores.size()), present_key(expected.present_key.size()),
         present_value(expected.present_value.size());
     Arguments arguments;
-    arguments.inputs[Role::kQ] = resolved.Query(AsBytes(q));
-    arguments.inputs[Role::kK] = resolved.Key(AsBytes(k));
-    arguments.inputs[Role::kV] = resolved.Value(AsBytes(v));
-    arguments.inputs[Role::kMask] = resolved.Mask(AsBytes(mask));
-    arguments.inputs[Role::kPastKey] = resolved.PastKey(AsBytes(past_key));
-    arguments.inputs[Role::kPastValue] = resolved.PastValue(AsBytes(past_value));
-    arguments.outputs[Role::kY] = resolved.Output(AsBytes(y));
-    arguments.outputs[Role::kLse] = resolved.Lse(AsBytes(lse));
-    arguments.outputs[Role::kScores] = resolved.Scores(AsBytes(scores));
-    arguments.outputs[Role::kPresentKey] = resolved.PresentKey(AsBytes(present_key));
-    arguments.outputs[Role::kPresentValue] = resolved.PresentValue(AsBytes(present_value));
+    arguments.inputs[Role::kQ] = resolved.Input(Role::kQ, AsBytes(q));
+    arguments.inputs[Role::kK] = resolved.Input(Role::kK, AsBytes(k));
+    arguments.inputs[Role::kV] = resolved.Input(Role::kV, AsBytes(v));
+    arguments.inputs[Role::kMask] = resolved.Input(Role::kMask, AsBytes(mask));
+    arguments.inputs[Role::kPastKey] = resolved.Input(Role::kPastKey, AsBytes(past_key));
+    arguments.inputs[Role::kPastValue] = resolved.Input(Role::kPastValue, AsBytes(past_value));
+    arguments.outputs[Role::kY] = resolved.Output(Role::kY, AsBytes(y));
+    arguments.outputs[Role::kLse] = resolved.Output(Role::kLse, AsBytes(lse));
+    arguments.outputs[Role::kScores] = resolved.Output(Role::kScores, AsBytes(scores));
+    arguments.outputs[Role::kPresentKey] = resolved.Output(Role::kPresentKey, AsBytes(present_key));
+    arguments.outputs[Role::kPresentValue] =
+        resolved.Output(Role::kPresentValue, AsBytes(present_value));
 
     const absl::StatusOr<Plan> plan = MakePlan(resolved.problem, {});
     ASSERT_TRUE(plan.ok()) << plan.status();

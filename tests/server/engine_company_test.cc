@@ -82,12 +82,14 @@ struct OneKeyCall {
 
   Request ToRequest() const {
     OperatorCall call;
-    call.q.shape = call.k.shape = call.v.shape = shape;
+    for (Role role : {Role::kQ, Role::kK, Role::kV}) {
+      call.inputs[role] = TensorSpec{DType::kFloat32, shape};
+    }
     Request request;
     request.call = Resolve(call).value();
-    request.inputs.query = request.inputs.key =
-        request.inputs.value = {reinterpret_cast<const std::byte*>(values.data()),
-                                static_cast<int64_t>(values.size() * sizeof(float))};
+    request.inputs[Role::kQ] = request.inputs[Role::kK] =
+        request.inputs[Role::kV] = {reinterpret_cast<const std::byte*>(values.data()),
+                                    static_cast<int64_t>(values.size() * sizeof(float))};
     return request;
   }
 
@@ -158,7 +160,7 @@ TEST_F(EngineCompanyTest, RequestsThatWaitAreComputedByOneRun) {
   for (size_t n = 0; n < results.size(); ++n) {
     ASSERT_TRUE(results[n].status.ok()) << results[n].status;
     EXPECT_EQ(results[n].together, 3);
-    EXPECT_EQ(FirstOf(results[n].y), calls_[n].values[0]) << "its own answer";
+    EXPECT_EQ(FirstOf(results[n].outputs[Role::kY]), calls_[n].values[0]) << "its own answer";
   }
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 3, 3})) << "by head size";
 }
@@ -173,10 +175,10 @@ TEST_F(EngineCompanyTest, WhatIsCopiedFirstOrLastIsComputedAlone) {
   constexpr int64_t kBytes = 4 * sizeof(float);
   const test::FakeDeviceMemory device(2 * kBytes);
   Request gathers = calls_.emplace_back(4, 1).ToRequest();
-  gathers.inputs.value = InputBytes(DevicePart{&device, 0}, kBytes);
+  gathers.inputs[Role::kV] = InputBytes(DevicePart{&device, 0}, kBytes);
   Submit(std::move(gathers));
   Request delivers = calls_.emplace_back(4, 2).ToRequest();
-  delivers.places.y.device = {&device, kBytes};
+  delivers.places[Role::kY].device = {&device, kBytes};
   Submit(std::move(delivers));
   Submit(calls_.emplace_back(4, 3).ToRequest());
   for (const Result& result : Results()) {
@@ -197,7 +199,7 @@ TEST_F(EngineCompanyTest, WhoseLentMemoryIsGoneIsLeftOut) {
   EXPECT_EQ(results[1].status, absl::InvalidArgumentError("gone"));
   EXPECT_EQ(results[1].together, 0);
   EXPECT_TRUE(results[2].status.ok());
-  EXPECT_EQ(FirstOf(results[2].y), 2);
+  EXPECT_EQ(FirstOf(results[2].outputs[Role::kY]), 2);
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 2}));
 }
 
@@ -209,7 +211,7 @@ TEST_F(EngineCompanyTest, TheOnlyOneWhoseMemoryIsThereRunsAlone) {
   }
   const std::vector<Result> results = Results();
   EXPECT_EQ(results[0].status, absl::InvalidArgumentError("gone"));
-  EXPECT_EQ(FirstOf(results[1].y), 1);
+  EXPECT_EQ(FirstOf(results[1].outputs[Role::kY]), 1);
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 1}));
 }
 

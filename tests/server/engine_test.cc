@@ -38,9 +38,9 @@ constexpr int64_t kBudgetBytes = 64 << 20;
 // A call of fp32 tensors that own their bytes.
 struct Call {
   Call(Shape q_shape, Shape kv_shape, uint32_t seed = 1) {
-    call.q.shape = q_shape;
-    call.k.shape = kv_shape;
-    call.v.shape = kv_shape;
+    call.inputs[Role::kQ] = TensorSpec{DType::kFloat32, q_shape};
+    call.inputs[Role::kK] = TensorSpec{DType::kFloat32, kv_shape};
+    call.inputs[Role::kV] = TensorSpec{DType::kFloat32, kv_shape};
     std::mt19937 random(seed);
     q = Fill(q_shape, random);
     k = Fill(kv_shape, random);
@@ -58,10 +58,10 @@ struct Call {
   Request ToRequest() const {
     Request request;
     request.call = Resolve(call).value();
-    request.inputs.query = Input(q);
-    request.inputs.key = Input(k);
-    request.inputs.value = Input(v);
-    request.inputs.key_lengths = key_lengths;
+    request.inputs[Role::kQ] = Input(q);
+    request.inputs[Role::kK] = Input(k);
+    request.inputs[Role::kV] = Input(v);
+    request.key_lengths = key_lengths;
     return request;
   }
 
@@ -124,7 +124,8 @@ TEST_F(EngineTest, GivesTheHandComputedExample) {
   ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;
   const std::vector<float> want = {.8137f, .4935f, .5065f, .1863f, .4935f, .8137f,
                                    .1863f, .5065f, .7259f, .7259f, .2741f, .2741f};
-  EXPECT_THAT(Floats(outcome.result.y), ::testing::Pointwise(::testing::FloatNear(5e-5f), want));
+  EXPECT_THAT(Floats(outcome.result.outputs[Role::kY]),
+              ::testing::Pointwise(::testing::FloatNear(5e-5f), want));
 }
 
 TEST_F(EngineTest, NamesBackendAndPlan) {
@@ -154,7 +155,7 @@ TEST_F(EngineTest, RunsWhatWaitsForADeviceOnItsLanes) {
     const Outcome outcome = promise.get_future().get();
     ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;
     EXPECT_EQ(outcome.result.routing.backend->name(), "cudnn");
-    EXPECT_NEAR(Floats(outcome.result.y)[0], .8137, 5e-5);
+    EXPECT_NEAR(Floats(outcome.result.outputs[Role::kY])[0], .8137, 5e-5);
     EXPECT_EQ(outcome.thread, ran_on);
     EXPECT_NE(ran_on, std::this_thread::get_id()) << "tiny as it is";
     EXPECT_EQ(controls.runs, 1);
@@ -194,8 +195,9 @@ TEST_F(EngineTest, HasOneRunOfTheDeviceComputeWhatWaitsForALane) {
       EXPECT_EQ(result.together, n == 0 ? 1 : 3);
       const Result alone = Run(calls[n].ToRequest()).result;
       EXPECT_EQ(alone.routing.backend->name(), "cpu");
-      EXPECT_THAT(Floats(result.y),
-                  ::testing::Pointwise(::testing::FloatNear(1e-5f), Floats(alone.y)));
+      EXPECT_THAT(
+          Floats(result.outputs[Role::kY]),
+          ::testing::Pointwise(::testing::FloatNear(1e-5f), Floats(alone.outputs[Role::kY])));
     }
     EXPECT_EQ(controls.runs, 2);
   }
@@ -267,15 +269,16 @@ TEST_F(EngineTest, GivesTheBitsOfTheLibraryItself) {
   const ResolvedCall resolved = Resolve(call.call).value();
   const Plan plan = MakePlan(resolved.problem, options_).value();
   Arguments arguments;
-  arguments.inputs[Role::kQ] = resolved.Query(Call::Bytes(call.q));
-  arguments.inputs[Role::kK] = resolved.Key(Call::Bytes(call.k));
-  arguments.inputs[Role::kV] = resolved.Value(Call::Bytes(call.v));
+  arguments.inputs[Role::kQ] = resolved.Input(Role::kQ, Call::Bytes(call.q));
+  arguments.inputs[Role::kK] = resolved.Input(Role::kK, Call::Bytes(call.k));
+  arguments.inputs[Role::kV] = resolved.Input(Role::kV, Call::Bytes(call.v));
   std::vector<float> want(call.q.size());
-  arguments.outputs[Role::kY] = resolved.Output(reinterpret_cast<std::byte*>(want.data()));
+  arguments.outputs[Role::kY] =
+      resolved.Output(Role::kY, reinterpret_cast<std::byte*>(want.data()));
   AlignedBuffer workspace(plan.workspace_bytes());
   ThreadPool pool(kThreads);
   ASSERT_TRUE(::rapt::Run(plan, arguments, workspace.span(), pool).ok());
-  EXPECT_EQ(Floats(outcome.result.y), want);
+  EXPECT_EQ(Floats(outcome.result.outputs[Role::kY]), want);
 }
 
 TEST_F(EngineTest, GivesEveryOutputTheCallWants) {
@@ -285,18 +288,20 @@ TEST_F(EngineTest, GivesEveryOutputTheCallWants) {
   call.call.score_output = ScoreOutput::kWeights;
   const Result result = Run(call.ToRequest()).result;
   ASSERT_TRUE(result.status.ok()) << result.status;
-  EXPECT_EQ(Floats(result.present_key), call.k);
-  EXPECT_EQ(Floats(result.present_value), call.v);
+  EXPECT_EQ(Floats(result.outputs[Role::kPresentKey]), call.k);
+  EXPECT_EQ(Floats(result.outputs[Role::kPresentValue]), call.v);
   const std::vector<float> weights = {.5065f, .1863f, .3072f, .1863f, .5065f,
                                       .3072f, .2741f, .2741f, .4519f};
-  EXPECT_THAT(Floats(result.scores), ::testing::Pointwise(::testing::FloatNear(1e-4f), weights));
-  EXPECT_EQ(Floats(result.lse).size(), 3u);
+  EXPECT_THAT(Floats(result.outputs[Role::kScores]),
+              ::testing::Pointwise(::testing::FloatNear(1e-4f), weights));
+  EXPECT_EQ(Floats(result.outputs[Role::kLse]).size(), 3u);
 }
 
 TEST_F(EngineTest, OutputsThatNobodyWantsStayEmpty) {
   const Result result = Run(HandComputed().ToRequest()).result;
   for (const OutputBuffer* output :
-       {&result.lse, &result.scores, &result.present_key, &result.present_value}) {
+       {&result.outputs[Role::kLse], &result.outputs[Role::kScores],
+        &result.outputs[Role::kPresentKey], &result.outputs[Role::kPresentValue]}) {
     EXPECT_TRUE(output->bytes.empty());
     EXPECT_EQ(output->owner, nullptr);
   }
@@ -305,7 +310,7 @@ TEST_F(EngineTest, OutputsThatNobodyWantsStayEmpty) {
 TEST_F(EngineTest, AnswersAnEmptyProblemWithAnEmptyOutput) {
   const Result result = Run(Call({0, 1, 3, 4}, {0, 1, 3, 4}).ToRequest()).result;
   EXPECT_TRUE(result.status.ok()) << result.status;
-  EXPECT_TRUE(result.y.bytes.empty());
+  EXPECT_TRUE(result.outputs[Role::kY].bytes.empty());
 }
 
 TEST_F(EngineTest, OutputsAreChargedUntilTheyAreDestroyed) {
@@ -313,7 +318,7 @@ TEST_F(EngineTest, OutputsAreChargedUntilTheyAreDestroyed) {
   ASSERT_TRUE(result->status.ok()) << result->status;
   EXPECT_EQ(gate_.reserved_bytes(), BufferPool::SizeOfClass(1 * 2 * 200 * 64 * 4))
       << "Y, and no workspace any more";
-  OutputBuffer copy = result->y;
+  OutputBuffer copy = result->outputs[Role::kY];
   result.reset();
   EXPECT_EQ(gate_.reserved_bytes(), BufferPool::SizeOfClass(1 * 2 * 200 * 64 * 4))
       << "the copy shares them";
@@ -323,14 +328,15 @@ TEST_F(EngineTest, OutputsAreChargedUntilTheyAreDestroyed) {
 
 TEST_F(EngineTest, WritesOutputsWhereTheCallerWantsThemAtNoCharge) {
   const Call call({1, 2, 200, 64}, {1, 2, 200, 64});
-  const std::vector<float> want = Floats(Run(call.ToRequest()).result.y);
+  const std::vector<float> want = Floats(Run(call.ToRequest()).result.outputs[Role::kY]);
   std::vector<float> y(want.size());
   Request request = call.ToRequest();
-  request.places.y.bytes = {reinterpret_cast<std::byte*>(y.data()), y.size() * sizeof(float)};
+  request.places[Role::kY].bytes = {reinterpret_cast<std::byte*>(y.data()),
+                                    y.size() * sizeof(float)};
   const Result result = Run(std::move(request)).result;
   ASSERT_TRUE(result.status.ok()) << result.status;
   EXPECT_EQ(y, want);
-  EXPECT_EQ(result.y.bytes.data(), reinterpret_cast<const std::byte*>(y.data()));
+  EXPECT_EQ(result.outputs[Role::kY].bytes.data(), reinterpret_cast<const std::byte*>(y.data()));
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
@@ -345,10 +351,10 @@ struct CallOnDevice {
   }
 
   Request Move(Request request) const {
-    request.inputs.query = InputBytes(DevicePart{&memory, 0}, bytes);
-    request.inputs.key = InputBytes(DevicePart{&memory, bytes}, bytes);
-    request.inputs.value = InputBytes(DevicePart{&memory, 2 * bytes}, bytes);
-    request.places.y.device = {&memory, 3 * bytes};
+    request.inputs[Role::kQ] = InputBytes(DevicePart{&memory, 0}, bytes);
+    request.inputs[Role::kK] = InputBytes(DevicePart{&memory, bytes}, bytes);
+    request.inputs[Role::kV] = InputBytes(DevicePart{&memory, 2 * bytes}, bytes);
+    request.places[Role::kY].device = {&memory, 3 * bytes};
     return request;
   }
 
@@ -363,7 +369,7 @@ struct CallOnDevice {
 TEST_F(EngineTest, CopiesTensorsOfADeviceFromThereAndTo) {
   // One would be computed on the thread that brings it, the other would not.
   for (const Call& call : {HandComputed(), Call({1, 2, 200, 64}, {1, 2, 200, 64})}) {
-    const std::vector<float> want = Floats(Run(call.ToRequest()).result.y);
+    const std::vector<float> want = Floats(Run(call.ToRequest()).result.outputs[Role::kY]);
     const CallOnDevice on_device(call);
     const Outcome outcome = Run(on_device.Move(call.ToRequest()));
     ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;
@@ -375,14 +381,14 @@ TEST_F(EngineTest, CopiesTensorsOfADeviceFromThereAndTo) {
 
 TEST_F(EngineTest, AMaskOfADeviceIsCopied) {
   Call call = HandComputed();
-  call.call.attn_mask = TensorSpec{DType::kBool, {3, 3}};
+  call.call.inputs[Role::kMask] = TensorSpec{DType::kBool, {3, 3}};
   test::FakeDeviceMemory memory(16);
   for (const int diagonal : {0, 4, 8}) memory.bytes[7 + diagonal] = std::byte{1};
   Request request = call.ToRequest();
-  request.inputs.mask = InputBytes(DevicePart{&memory, 7}, 9);
+  request.inputs[Role::kMask] = InputBytes(DevicePart{&memory, 7}, 9);
   const Result result = Run(std::move(request)).result;
   ASSERT_TRUE(result.status.ok()) << result.status;
-  EXPECT_EQ(Floats(result.y), call.v) << "each query sees its own key";
+  EXPECT_EQ(Floats(result.outputs[Role::kY]), call.v) << "each query sees its own key";
 }
 
 TEST_F(EngineTest, ADeviceThatFailsFailsTheRequest) {
@@ -395,17 +401,17 @@ TEST_F(EngineTest, ADeviceThatFailsFailsTheRequest) {
   on_device.memory.fails_to_write = true;
   result = Run(on_device.Move(call.ToRequest())).result;
   EXPECT_EQ(result.status, absl::UnavailableError("told to fail writing"));
-  EXPECT_EQ(result.y.bytes.data(), nullptr);
+  EXPECT_EQ(result.outputs[Role::kY].bytes.data(), nullptr);
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
 TEST_F(EngineTest, AMaskThatItsOwnerMayWriteIsCopiedOnce) {
   Call call = HandComputed();
-  call.call.attn_mask = TensorSpec{DType::kBool, {3, 3}};
+  call.call.inputs[Role::kMask] = TensorSpec{DType::kBool, {3, 3}};
   const bool mask[9] = {true, false, false, false, true, false, false, false, true};
   Request request = call.ToRequest();
-  request.inputs.mask = InputBytes(reinterpret_cast<const std::byte*>(mask), 9);
-  request.inputs.mask.is_lent = true;
+  request.inputs[Role::kMask] = InputBytes(reinterpret_cast<const std::byte*>(mask), 9);
+  request.inputs[Role::kMask].is_lent = true;
   const int64_t own_bytes = BufferPool::SizeOfClass(4 * 3 * 4) + BufferPool::SizeOfClass(9);
   int64_t most_charged = 0;
   request.check_lent_memory = [&]() -> absl::Status {
@@ -414,7 +420,7 @@ TEST_F(EngineTest, AMaskThatItsOwnerMayWriteIsCopiedOnce) {
   };
   const Result result = Run(std::move(request)).result;
   ASSERT_TRUE(result.status.ok()) << result.status;
-  EXPECT_EQ(Floats(result.y), call.v) << "each query sees its own key";
+  EXPECT_EQ(Floats(result.outputs[Role::kY]), call.v) << "each query sees its own key";
   EXPECT_GE(most_charged, own_bytes);
 }
 
@@ -424,7 +430,7 @@ TEST_F(EngineTest, FailsWhenLentMemoryIsTakenAway) {
     request.check_lent_memory = [] { return absl::InvalidArgumentError("gone"); };
     const Result result = Run(std::move(request)).result;
     EXPECT_EQ(result.status, absl::InvalidArgumentError("gone"));
-    EXPECT_TRUE(result.y.bytes.empty());
+    EXPECT_TRUE(result.outputs[Role::kY].bytes.empty());
     EXPECT_EQ(gate_.reserved_bytes(), 0);
   }
 }
@@ -437,13 +443,13 @@ TEST_F(EngineTest, RefusesAScoreMatrixBeyondTheBudgetBeforeAllocatingIt) {
   EXPECT_EQ(result.status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(result.status.message()),
               AllOf(HasSubstr("4398"), HasSubstr(std::to_string(kBudgetBytes))));
-  EXPECT_TRUE(result.y.bytes.empty());
+  EXPECT_TRUE(result.outputs[Role::kY].bytes.empty());
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
 TEST_F(EngineTest, RefusesKeyLengthsOutOfRange) {
   Call call = HandComputed();
-  call.call.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {1}};
+  call.call.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {1}};
   call.key_lengths = {4};
   const Result result = Run(call.ToRequest()).result;
   EXPECT_EQ(result.status.code(), absl::StatusCode::kInvalidArgument);
@@ -458,7 +464,7 @@ TEST_F(EngineTest, GivesUpACancelledRequest) {
   request.cancelled = &cancelled;
   const Result result = Run(std::move(request)).result;
   EXPECT_EQ(result.status.code(), absl::StatusCode::kCancelled);
-  EXPECT_TRUE(result.y.bytes.empty());
+  EXPECT_TRUE(result.outputs[Role::kY].bytes.empty());
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
@@ -490,7 +496,7 @@ TEST_F(EngineTest, KeepsTheOwnerOfTheInputsUntilDoneHasRun) {
 TEST_F(EngineTest, AnswersManyRequestsAtOnce) {
   constexpr int kRequests = 64;
   const Call call({1, 2, 100, 32}, {1, 2, 100, 32});
-  const std::vector<float> want = Floats(Run(call.ToRequest()).result.y);
+  const std::vector<float> want = Floats(Run(call.ToRequest()).result.outputs[Role::kY]);
   std::vector<std::promise<Result>> results(kRequests);
   for (std::promise<Result>& result : results) {
     engine_.Submit(call.ToRequest(), [&result](Result r) { result.set_value(std::move(r)); });
@@ -498,7 +504,7 @@ TEST_F(EngineTest, AnswersManyRequestsAtOnce) {
   for (std::promise<Result>& promise : results) {
     const Result result = promise.get_future().get();
     ASSERT_TRUE(result.status.ok()) << result.status;
-    EXPECT_EQ(Floats(result.y), want);
+    EXPECT_EQ(Floats(result.outputs[Role::kY]), want);
   }
 }
 
@@ -544,7 +550,7 @@ TEST_F(EngineDiagnoseTest, ChargesEachWorkersRowToTheBudget) {
 
 TEST_F(EngineDiagnoseTest, RefusesWhatOnlyTheDataTells) {
   Call call({2, 1, 3, 4}, {2, 1, 5, 4});
-  call.call.nonpad_kv_seqlen = TensorSpec{DType::kInt64, {2}};
+  call.call.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {2}};
   call.key_lengths = {5, 6};
   const absl::Status status = Diagnose(call.ToRequest()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -583,7 +589,7 @@ class SlicedInput {
 
 TEST_F(EngineTest, TensorsInSlicesGiveTheSameBitsOnEveryBackend) {
   Call call({1, 4, 33, 16}, {1, 2, 70, 16});
-  call.call.attn_mask = TensorSpec{DType::kFloat32, {33, 70}};
+  call.call.inputs[Role::kMask] = TensorSpec{DType::kFloat32, {33, 70}};
   std::mt19937 random(2);
   const std::vector<float> mask = Call::Fill({33, 70}, random);
   for (const char* backend : {"cpu", "reference"}) {
@@ -596,44 +602,44 @@ TEST_F(EngineTest, TensorsInSlicesGiveTheSameBitsOnEveryBackend) {
       return promise.get_future().get();
     };
     Request whole = call.ToRequest();
-    whole.inputs.mask = Call::Input(mask);
+    whole.inputs[Role::kMask] = Call::Input(mask);
     Request sliced = call.ToRequest();
-    const SlicedInput q(whole.inputs.query, 100), k(whole.inputs.key, 37), v(whole.inputs.value, 5),
-        m(whole.inputs.mask, 11);
-    sliced.inputs.query = q.input();
-    sliced.inputs.key = k.input();
-    sliced.inputs.value = v.input();
-    sliced.inputs.mask = m.input();
+    const SlicedInput q(whole.inputs[Role::kQ], 100), k(whole.inputs[Role::kK], 37),
+        v(whole.inputs[Role::kV], 5), m(whole.inputs[Role::kMask], 11);
+    sliced.inputs[Role::kQ] = q.input();
+    sliced.inputs[Role::kK] = k.input();
+    sliced.inputs[Role::kV] = v.input();
+    sliced.inputs[Role::kMask] = m.input();
     const Result want = run(std::move(whole));
     const Result got = run(std::move(sliced));
     ASSERT_TRUE(want.status.ok() && got.status.ok()) << got.status;
-    EXPECT_EQ(Floats(got.y), Floats(want.y)) << backend;
+    EXPECT_EQ(Floats(got.outputs[Role::kY]), Floats(want.outputs[Role::kY])) << backend;
   }
 }
 
 TEST_F(EngineTest, HasAMaskWritten) {
   Call call = HandComputed();
-  call.call.attn_mask = TensorSpec{DType::kBool, {3, 3}};
+  call.call.inputs[Role::kMask] = TensorSpec{DType::kBool, {3, 3}};
   Request request = call.ToRequest();
-  request.inputs.mask = InputBytes(nullptr, 9);
+  request.inputs[Role::kMask] = InputBytes(nullptr, 9);
   request.write_mask = [](absl::Span<std::byte> mask) {
     for (size_t n = 0; n < mask.size(); ++n) mask[n] = std::byte{n % 4 == 0};  // the diagonal
     return absl::OkStatus();
   };
   const Result result = Run(std::move(request)).result;
   ASSERT_TRUE(result.status.ok()) << result.status;
-  EXPECT_EQ(Floats(result.y), call.v) << "each query sees its own key";
+  EXPECT_EQ(Floats(result.outputs[Role::kY]), call.v) << "each query sees its own key";
 }
 
 TEST_F(EngineTest, ReportsWhyAMaskCannotBeWritten) {
   Call call = HandComputed();
-  call.call.attn_mask = TensorSpec{DType::kBool, {3, 3}};
+  call.call.inputs[Role::kMask] = TensorSpec{DType::kBool, {3, 3}};
   Request request = call.ToRequest();
-  request.inputs.mask = InputBytes(nullptr, 9);
+  request.inputs[Role::kMask] = InputBytes(nullptr, 9);
   request.write_mask = [](absl::Span<std::byte>) { return absl::InvalidArgumentError("odd"); };
   const Result refused = Run(std::move(request)).result;
   EXPECT_EQ(refused.status, absl::InvalidArgumentError("odd"));
-  EXPECT_TRUE(refused.y.bytes.empty());
+  EXPECT_TRUE(refused.outputs[Role::kY].bytes.empty());
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 

@@ -90,10 +90,12 @@ Arguments MakeArguments(const Inputs& inputs, Outputs& outputs) {
   arguments.outputs[Role::kY] = outputs.output.MutableView();
   if (outputs.lse) arguments.outputs[Role::kLse] = outputs.lse->MutableView();
   if (outputs.scores) arguments.outputs[Role::kScores] = outputs.scores->MutableView();
-  if (outputs.present_key)
+  if (outputs.present_key) {
     arguments.outputs[Role::kPresentKey] = outputs.present_key->MutableView();
-  if (outputs.present_value)
+  }
+  if (outputs.present_value) {
     arguments.outputs[Role::kPresentValue] = outputs.present_value->MutableView();
+  }
   return arguments;
 }
 

@@ -42,7 +42,7 @@ absl::Status Check(const Problem& whole, const Chunking& chunking, const FieldNa
         "queries stream");
   }
   if (whole.mask && whole.mask->dims[3] != 1 && whole.mask->dims[3] != whole.total_keys()) {
-    return absl::InvalidArgumentError(absl::StrCat(names.mask, " has ", whole.mask->dims[3],
+    return absl::InvalidArgumentError(absl::StrCat(names[Role::kMask], " has ", whole.mask->dims[3],
                                                    " keys; in chunks it must have 1 or all ",
                                                    whole.total_keys()));
   }

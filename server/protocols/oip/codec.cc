@@ -13,7 +13,9 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/protocols/lent_memory.h"
 #include "server/protocols/oip/model.h"
@@ -47,29 +49,29 @@ constexpr wire::PayloadField kInferFields[] = {{kInputsField, &kInputSchema},
                                                {kRawInputField, nullptr}};
 constexpr wire::MessageSchema kInferSchema = {kInferFields};
 
-// Typed contents up to here are parsed by generated code; larger ones are read where they lie.
+// Typed contents up to here are parsed by generated code; larger ones are read in place.
 constexpr int64_t kParsedContentsBytes = 64 * 1024;
 
-// nonpad_kv_seqlen is copied, which no budget is charged with.
+// nonpad_kv_seqlen is copied without a reservation, hence bounded.
 constexpr int64_t kMaxKeyLengths = 64 * 1024;
 
-// Those many take at most so many bytes.
+// The most bytes that they take as varints.
 constexpr int64_t kMaxIntegerBytes = kMaxKeyLengths * 10;
 
-// Typed contents that are read where they lie: an input's, and the field they came in.
+// An input's typed contents that are read in place, and the field they came in.
 struct LargeContents {
   int field;
   InputBytes bytes;
 };
 
-// What a message has beside its payloads, parsed, is one or two KiB.
+// A parsed message without its payloads takes one or two KiB.
 google::protobuf::ArenaOptions OneBlock() {
   google::protobuf::ArenaOptions options;
   options.start_block_size = 2048;
   return options;
 }
 
-// A message, apart from its payloads, and where those are.
+// A message without its payloads, and where those are.
 struct Fields {
   google::protobuf::Arena arena{OneBlock()};
   ModelInferRequest& message = *google::protobuf::Arena::CreateMessage<ModelInferRequest>(&arena);
@@ -81,14 +83,14 @@ struct Fields {
   }
 };
 
-// How many values of whatever type are there.
+// The number of values of any type.
 int64_t CountOf(const InferTensorContents& c) {
   return int64_t{c.bool_contents_size()} + c.int_contents_size() + c.int64_contents_size() +
          c.uint_contents_size() + c.uint64_contents_size() + c.fp32_contents_size() +
          c.fp64_contents_size() + c.bytes_contents_size();
 }
 
-// How many values of one of the fields that can be payloads are there.
+// The number of values of a field that can be a payload.
 int CountOf(const InferTensorContents& c, int field) {
   switch (field) {
     case kBoolField:
@@ -111,7 +113,7 @@ absl::Status TooManyPieces(const InputTensor& input) {
 absl::Status MixedContents(const InputTensor& input) {
   return absl::InvalidArgumentError(
       absl::StrCat("input ", input.name(),
-                   " has contents partly packed and partly not; they must be one or other"));
+                   " has contents partly packed and partly not; they must be one or the other"));
 }
 
 absl::Status TooManyIntegers(const InputTensor& input) {
@@ -119,7 +121,7 @@ absl::Status TooManyIntegers(const InputTensor& input) {
                                                  kMaxIntegerBytes, " bytes of int64_contents"));
 }
 
-// Back to where it came from.
+// Merges a payload back into the parsed message.
 absl::Status PutBack(const MessageBytes& bytes, const wire::Payload& payload, InputTensor& input) {
   std::string field;
   wire::AppendFieldHeader(payload.path.back(), payload.size, field);
@@ -129,16 +131,16 @@ absl::Status PutBack(const MessageBytes& bytes, const wire::Payload& payload, In
                    reinterpret_cast<std::byte*>(field.data() + header_size));
   if (input.mutable_contents()->MergeFromString(field)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("input ", input.name(), " has contents that are no protocol buffer"));
+      absl::StrCat("input ", input.name(), " has malformed contents"));
 }
 
 absl::Status ReadFields(const MessageBytes& bytes, Fields& fields) {
   absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, kInferSchema);
   if (!split.ok()) return split.status();
   if (!fields.message.ParseFromString(split->rest)) {
-    return absl::InvalidArgumentError("the message is no inference.ModelInferRequest");
+    return absl::InvalidArgumentError("not an inference.ModelInferRequest");
   }
-  // Values of a fixed size can be read where they lie; integers have to be parsed.
+  // Values of a fixed size can be read in place; integers must be parsed.
   int64_t fixed_size_bytes = 0;
   int64_t integer_bytes = 0;
   for (const wire::Payload& payload : split->payloads) {
@@ -156,7 +158,7 @@ absl::Status ReadFields(const MessageBytes& bytes, Fields& fields) {
     absl::Status status;
     const bool is_integer = payload.path.back() == kInt64Field;
     if (is_integer ? integer_bytes <= kMaxIntegerBytes : fixed_size_bytes <= kParsedContentsBytes) {
-      // Values that came one by one are in the message already, and may belong behind these.
+      // Unpacked values are in the message already; their order relative to these is lost.
       const bool is_mixed = refilled.insert({payload.index, payload.path.back()}).second &&
                             CountOf(input.contents(), payload.path.back()) > 0;
       status = is_mixed ? MixedContents(input) : PutBack(bytes, payload, input);
@@ -171,33 +173,17 @@ absl::Status ReadFields(const MessageBytes& bytes, Fields& fields) {
   return absl::OkStatus();
 }
 
-// Where an input belongs, by its ONNX name.
-struct InputSlot {
-  absl::string_view name;
-  bool required;
-  TensorSpec& (*spec)(OperatorCall& call);
-  InputBytes Inputs::*data;  // null for the key lengths, which are copied
-};
+// Finds a role among kInputs or kOutputs by its ONNX name.
+std::optional<Role> FindRole(absl::Span<const Role> roles, absl::string_view name) {
+  const auto role = std::find_if(roles.begin(), roles.end(),
+                                 [&](Role role) { return InfoOf(role).onnx == name; });
+  if (role == roles.end()) return std::nullopt;
+  return *role;
+}
 
-constexpr InputSlot kInputSlots[] = {
-    {"Q", true, [](OperatorCall& call) -> TensorSpec& { return call.q; }, &Inputs::query},
-    {"K", true, [](OperatorCall& call) -> TensorSpec& { return call.k; }, &Inputs::key},
-    {"V", true, [](OperatorCall& call) -> TensorSpec& { return call.v; }, &Inputs::value},
-    {"attn_mask", false, [](OperatorCall& call) -> TensorSpec& { return call.attn_mask.emplace(); },
-     &Inputs::mask},
-    {"past_key", false, [](OperatorCall& call) -> TensorSpec& { return call.past_key.emplace(); },
-     &Inputs::past_key},
-    {"past_value", false,
-     [](OperatorCall& call) -> TensorSpec& { return call.past_value.emplace(); },
-     &Inputs::past_value},
-    {"nonpad_kv_seqlen", false,
-     [](OperatorCall& call) -> TensorSpec& { return call.nonpad_kv_seqlen.emplace(); }, nullptr},
-};
-
-const InputSlot* FindInput(absl::string_view name) {
-  const auto slot = std::find_if(std::begin(kInputSlots), std::end(kInputSlots),
-                                 [&](const InputSlot& slot) { return slot.name == name; });
-  return slot == std::end(kInputSlots) ? nullptr : slot;
+std::string NamesOf(absl::Span<const Role> roles) {
+  return absl::StrJoin(
+      roles, ", ", [](std::string* out, Role role) { absl::StrAppend(out, InfoOf(role).onnx); });
 }
 
 std::optional<DType> ParseDatatype(absl::string_view name) {
@@ -259,7 +245,7 @@ absl::Status WrongCount(const InputTensor& input, const TypedField& field, int64
                                                  ToString(spec.shape), " needs ", wanted));
 }
 
-// `large` is null where generated code parsed the contents.
+// `large` is null if generated code parsed the contents.
 absl::StatusOr<InputBytes> TypedBytes(const InputTensor& input, const LargeContents* large,
                                       const TensorSpec& spec, int64_t bytes) {
   const absl::StatusOr<TypedField> field = FieldOf(input, spec.dtype);
@@ -296,14 +282,14 @@ absl::StatusOr<InputBytes> RawBytes(const InputTensor& input, const InputBytes& 
   return raw;
 }
 
-// How the inputs of one message are read, one after the other.
+// State while the inputs of a message are read in order.
 struct InputReading {
   const Fields& fields;
   LentMemory& lent_memory;
   size_t raw_used = 0;  // entries of raw_input_contents
 };
 
-// What there are fewer of than inputs that need one; nothing is left over either.
+// raw_input_contents must have an entry for each input that is not in shared memory, and no others.
 absl::Status WrongRawCount(const Fields& fields, size_t needed) {
   return absl::InvalidArgumentError(absl::StrCat("raw_input_contents has ", fields.raw.size(),
                                                  " entries; there are ", needed,
@@ -339,42 +325,37 @@ absl::StatusOr<std::vector<int64_t>> ReadKeyLengths(const InputBytes& bytes) {
   return lengths;
 }
 
-absl::Status ReadInput(InputReading& reading, int index, const InputSlot& slot,
+absl::Status ReadInput(InputReading& reading, int index, Role role,
                        const std::optional<SharedReference>& shared, OperatorCall& call,
-                       Inputs& inputs) {
+                       Request& request) {
   absl::StatusOr<TensorSpec> spec = ReadSpec(reading.fields.message.inputs(index));
   if (!spec.ok()) return spec.status();
   absl::StatusOr<InputBytes> bytes = ReadBytes(reading, index, *spec, shared);
   if (!bytes.ok()) return bytes.status();
-  if (slot.data != nullptr) {
-    inputs.*slot.data = *bytes;
+  if (role != Role::kKeyLengths) {
+    request.inputs[role] = *bytes;
   } else if (spec->dtype == DType::kInt64) {  // else Resolve() will complain
     absl::StatusOr<std::vector<int64_t>> lengths = ReadKeyLengths(*bytes);
     if (!lengths.ok()) return lengths.status();
-    inputs.key_lengths = *std::move(lengths);
+    request.key_lengths = *std::move(lengths);
   }
-  slot.spec(call) = *std::move(spec);
+  call.inputs[role] = *std::move(spec);
   return absl::OkStatus();
 }
 
-using InputSlots = absl::InlinedVector<const InputSlot*, 4>;
+using Roles = absl::InlinedVector<Role, 4>;
 
-bool Contains(const InputSlots& slots, const InputSlot* slot) {
-  return std::find(slots.begin(), slots.end(), slot) != slots.end();
-}
-
-// `seen` are those of the inputs before.
-absl::StatusOr<const InputSlot*> SlotOf(const InputTensor& input, const InputSlots& seen) {
-  const InputSlot* slot = FindInput(input.name());
-  if (slot == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("there is no input ", input.name(),
-                                                   "; the inputs are Q, K, V, attn_mask, ",
-                                                   "past_key, past_value and nonpad_kv_seqlen"));
+// `seen` are the roles of the inputs before.
+absl::StatusOr<Role> RoleOf(const InputTensor& input, const Roles& seen) {
+  const std::optional<Role> role = FindRole(kInputs, input.name());
+  if (!role) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no input ", input.name(), "; the inputs are ", NamesOf(kInputs)));
   }
-  if (Contains(seen, slot)) {
+  if (std::find(seen.begin(), seen.end(), *role) != seen.end()) {
     return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " came twice"));
   }
-  return slot;
+  return *role;
 }
 
 // By input.
@@ -391,13 +372,13 @@ absl::StatusOr<References> ReadReferences(const ModelInferRequest& message) {
 }
 
 absl::Status ReadInputs(const Fields& fields, LentMemory& lent_memory, OperatorCall& call,
-                        Inputs& inputs) {
+                        Request& request) {
   const ModelInferRequest& message = fields.message;
-  InputSlots slots;
+  Roles roles;
   for (const InputTensor& input : message.inputs()) {
-    const absl::StatusOr<const InputSlot*> slot = SlotOf(input, slots);
-    if (!slot.ok()) return slot.status();
-    slots.push_back(*slot);
+    const absl::StatusOr<Role> role = RoleOf(input, roles);
+    if (!role.ok()) return role.status();
+    roles.push_back(*role);
   }
   const auto references = ReadReferences(message);
   if (!references.ok()) return references.status();
@@ -408,84 +389,60 @@ absl::Status ReadInputs(const Fields& fields, LentMemory& lent_memory, OperatorC
     if (!fields.raw.empty() && reading.raw_used == fields.raw.size() && !(*references)[i]) {
       return WrongRawCount(fields, in_message);
     }
-    absl::Status status = ReadInput(reading, i, *slots[i], (*references)[i], call, inputs);
+    absl::Status status = ReadInput(reading, i, roles[i], (*references)[i], call, request);
     if (!status.ok()) return status;
   }
   if (reading.raw_used != fields.raw.size()) return WrongRawCount(fields, in_message);
-  for (const InputSlot& slot : kInputSlots) {
-    if (slot.required && !Contains(slots, &slot)) {
-      return absl::InvalidArgumentError(absl::StrCat("input ", slot.name, " is missing"));
-    }
-  }
   return absl::OkStatus();
 }
 
-struct OutputSlot {
-  const char* name;
-  TensorSpec ResolvedCall::*spec;
-  OutputBuffer Result::*buffer;
-  OutputPlace OutputPlaces::*place;
-};
-
-constexpr OutputSlot kY = {"Y", &ResolvedCall::y, &Result::y, &OutputPlaces::y};
-constexpr OutputSlot kPresentKey = {"present_key", &ResolvedCall::present_key, &Result::present_key,
-                                    &OutputPlaces::present_key};
-constexpr OutputSlot kPresentValue = {"present_value", &ResolvedCall::present_value,
-                                      &Result::present_value, &OutputPlaces::present_value};
-constexpr OutputSlot kScores = {"qk_matmul_output", &ResolvedCall::scores, &Result::scores,
-                                &OutputPlaces::scores};
-constexpr OutputSlot kLse = {"lse", &ResolvedCall::lse, &Result::lse, &OutputPlaces::lse};
-constexpr const OutputSlot* kOutputSlots[] = {&kY, &kPresentKey, &kPresentValue, &kScores, &kLse};
-
-// What the message asks for.
+// An output that the message asks for.
 struct Asked {
-  const OutputSlot* slot;
+  Role role;
   std::optional<SharedReference> shared;
 };
 
 using AskedOutputs = absl::InlinedVector<Asked, 1>;
 
-bool Contains(const AskedOutputs& all, const OutputSlot& slot) {
+bool Contains(const AskedOutputs& all, Role role) {
   return std::any_of(all.begin(), all.end(),
-                     [&](const Asked& asked) { return asked.slot == &slot; });
+                     [&](const Asked& asked) { return asked.role == role; });
 }
 
 absl::StatusOr<AskedOutputs> ReadOutputs(const ModelInferRequest& message) {
   AskedOutputs all;
-  if (message.outputs_size() == 0) all.push_back({&kY, std::nullopt});
+  if (message.outputs_size() == 0) all.push_back({Role::kY, std::nullopt});
   for (const auto& output : message.outputs()) {
-    const auto slot = std::find_if(std::begin(kOutputSlots), std::end(kOutputSlots),
-                                   [&](const OutputSlot* s) { return s->name == output.name(); });
-    if (slot == std::end(kOutputSlots)) {
+    const std::optional<Role> role = FindRole(kOutputs, output.name());
+    if (!role) {
       return absl::InvalidArgumentError(absl::StrCat("there is no output ", output.name(),
-                                                     "; the outputs are Y, present_key, ",
-                                                     "present_value, qk_matmul_output and lse"));
+                                                     "; the outputs are ", NamesOf(kOutputs)));
     }
-    if (Contains(all, **slot)) {
+    if (Contains(all, *role)) {
       return absl::InvalidArgumentError(
           absl::StrCat("output ", output.name(), " was asked for twice"));
     }
     auto shared = ReadTensorParameters(absl::StrCat("output ", output.name()), output.parameters());
     if (!shared.ok()) return shared.status();
-    all.push_back({*slot, *std::move(shared)});
+    all.push_back({*role, *std::move(shared)});
   }
   return all;
 }
 
-// Where the outputs go, of a request that has been resolved.
+// Sets where the outputs go. REQUIRES: the call is resolved.
 absl::Status PlaceOutputs(const AskedOutputs& all, LentMemory& lent_memory, DecodedInfer& decoded) {
   absl::InlinedVector<const TensorSpec*, 5> in_message;
   for (const Asked& asked : all) {
-    const TensorSpec& spec = decoded.request.call.*asked.slot->spec;
-    decoded.outputs.push_back({asked.slot->name, spec, asked.slot->buffer, asked.shared});
+    const TensorSpec& spec = decoded.request.call.outputs[asked.role];
+    decoded.outputs.push_back({asked.role, spec, asked.shared});
     if (!asked.shared) {
       in_message.push_back(&spec);
       continue;
     }
-    const absl::StatusOr<OutputPlace> place =
-        lent_memory.FindOutput(absl::StrCat("output ", asked.slot->name), *asked.shared, spec);
+    const absl::StatusOr<OutputPlace> place = lent_memory.FindOutput(
+        absl::StrCat("output ", InfoOf(asked.role).onnx), *asked.shared, spec);
     if (!place.ok()) return place.status();
-    decoded.request.places.*asked.slot->place = *place;
+    decoded.request.places[asked.role] = *place;
   }
   return CheckResponseSize(in_message);
 }
@@ -514,13 +471,13 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
   if (!parameters.ok()) return parameters.status();
   const absl::StatusOr<AskedOutputs> asked = ReadOutputs(message);
   if (!asked.ok()) return asked.status();
-  if (Contains(*asked, kScores)) call.score_output = parameters->score_output;
-  call.wants_lse = Contains(*asked, kLse);
-  call.wants_present = Contains(*asked, kPresentKey) || Contains(*asked, kPresentValue);
+  if (Contains(*asked, Role::kScores)) call.score_output = parameters->score_output;
+  call.wants_lse = Contains(*asked, Role::kLse);
+  call.wants_present = Contains(*asked, Role::kPresentKey) || Contains(*asked, Role::kPresentValue);
 
   DecodedInfer decoded;
   LentMemory lent_memory(shared_memory);
-  status = ReadInputs(*fields, lent_memory, call, decoded.request.inputs);
+  status = ReadInputs(*fields, lent_memory, call, decoded.request);
   if (!status.ok()) return status;
   absl::StatusOr<ResolvedCall> resolved = Resolve(call);
   if (!resolved.ok()) return resolved.status();
@@ -536,7 +493,7 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
 }
 
 AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
-  alignas(8) char block[1024];  // few answers need more
+  alignas(8) char block[1024];  // few responses need more
   google::protobuf::Arena arena(block, sizeof(block));
   auto& fields = *google::protobuf::Arena::CreateMessage<inference::ModelInferResponse>(&arena);
   fields.set_model_name(kModelName);
@@ -544,7 +501,8 @@ AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
   fields.set_id(decoded.id);
   for (const AskedOutput& output : decoded.outputs) {
     auto& tensor = *fields.add_outputs();
-    tensor.set_name(output.name);
+    const absl::string_view name = InfoOf(output.role).onnx;
+    tensor.set_name(name.data(), name.size());
     const absl::string_view datatype = NameOf(output.spec.dtype);
     tensor.set_datatype(datatype.data(), datatype.size());
     tensor.mutable_shape()->Assign(output.spec.shape.begin(), output.spec.shape.end());
@@ -553,13 +511,13 @@ AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
     parameters[kRegionParameter].set_string_param(output.shared->region);
     parameters[kRegionOffsetParameter].set_int64_param(output.shared->offset);
     parameters[kRegionBytesParameter].set_int64_param(
-        static_cast<int64_t>((result.*output.buffer).bytes.size()));
+        static_cast<int64_t>(result.outputs[output.role].bytes.size()));
   }
   AnswerMessage answer;
   std::string header = fields.SerializeAsString();
   for (const AskedOutput& output : decoded.outputs) {
-    // Clients count on one entry an output: it is empty for those in shared memory.
-    const OutputBuffer payload = output.shared ? OutputBuffer{} : result.*output.buffer;
+    // Clients expect an entry for each output; it is empty for outputs in shared memory.
+    const OutputBuffer payload = output.shared ? OutputBuffer{} : result.outputs[output.role];
     wire::AppendFieldHeader(kRawOutputField, static_cast<int64_t>(payload.bytes.size()), header);
     answer.Append(std::exchange(header, {}));
     answer.Append(payload);
@@ -587,7 +545,7 @@ AnswerMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& resul
 
 AnswerMessage EncodeStreamError(const std::string& id, const absl::Status& status) {
   inference::ModelStreamInferResponse fields;
-  // A stream has no other place for the code.
+  // The response has no other field for the code.
   fields.set_error_message(
       absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message()));
   fields.mutable_infer_response()->set_id(id);

@@ -1,4 +1,4 @@
-// ModelInfer's messages to the engine's requests and back. Pure functions.
+// Converts ModelInfer's messages to the engine's requests and back. Pure functions.
 #ifndef RAPT_SERVER_PROTOCOLS_OIP_CODEC_H_
 #define RAPT_SERVER_PROTOCOLS_OIP_CODEC_H_
 
@@ -14,12 +14,11 @@
 
 namespace rapt::oip {
 
-// An output that the response has to hold.
+// An output that the request asks for.
 struct AskedOutput {
-  const char* name;
+  Role role;
   TensorSpec spec;
-  OutputBuffer Result::*buffer;
-  std::optional<SharedReference> shared = {};  // where it goes, instead of into the response
+  std::optional<SharedReference> shared = {};  // where it goes instead of into the response
 };
 
 struct DecodedInfer {
@@ -28,23 +27,24 @@ struct DecodedInfer {
   std::string id;
 };
 
-// The fields of ModelInferRequest that hold tensors' bytes.
+// The fields of ModelInferRequest that hold tensor data.
 const wire::MessageSchema& InferSchema();
 
-// `now` is when the message arrived: its timeout counts from there. The request reads its tensors
-// where they lie, in `message`, which has to stay until the engine is done with it, or in
-// `shared_memory`. InvalidArgument names the field, what came and what is allowed; NotFound for
-// another model and for a region; Unimplemented for shared memory where it is not allowed;
-// ResourceExhausted where the response would exceed what a message can hold.
+// `now` is when the message arrived, from which its timeout counts. The request reads its tensors
+// in place, in `message`, which must outlive it, or in `shared_memory`. InvalidArgument names the
+// field, what came and what is allowed; NotFound for an unknown model or region; Unimplemented for
+// shared memory if it is disabled; ResourceExhausted if the response would exceed the largest
+// message.
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& message, Instant now,
                                          const SharedMemory& shared_memory);
 
-// The ModelInferResponse. `result` is OK and answers `decoded`, whose request may be gone.
+// Encodes the ModelInferResponse. REQUIRES: result.status is OK; `result` is that of `decoded`,
+// whose request may have been moved away.
 AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result);
 
-// The same as a ModelStreamInferResponse.
+// The same in a ModelStreamInferResponse.
 AnswerMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result);
-// One that says what was wrong with the request called `id`.
+// A ModelStreamInferResponse with the error of the request with that `id`.
 AnswerMessage EncodeStreamError(const std::string& id, const absl::Status& status);
 
 }  // namespace rapt::oip

@@ -1,56 +1,35 @@
 #include "server/protocols/oip/model.h"
 
 #include "absl/strings/str_cat.h"
+#include "attention/roles.h"
 
 namespace rapt::oip {
 namespace {
 
 constexpr char kPlatform[] = "rapt_attention";
 
-struct Tensor {
-  const char* name;
-  inference::DataType type;  // where several are taken, the one that tools should try
-  int rank;                  // likewise
-  bool optional;
-};
-
-constexpr Tensor kInputs[] = {
-    {"Q", inference::TYPE_FP32, 4, false},
-    {"K", inference::TYPE_FP32, 4, false},
-    {"V", inference::TYPE_FP32, 4, false},
-    {"attn_mask", inference::TYPE_BOOL, 4, true},
-    {"past_key", inference::TYPE_FP32, 4, true},
-    {"past_value", inference::TYPE_FP32, 4, true},
-    {"nonpad_kv_seqlen", inference::TYPE_INT64, 1, true},
-};
-
-constexpr Tensor kOutputs[] = {
-    {"Y", inference::TYPE_FP32, 4, false},
-    {"present_key", inference::TYPE_FP32, 4, false},
-    {"present_value", inference::TYPE_FP32, 4, false},
-    {"qk_matmul_output", inference::TYPE_FP32, 4, false},
-    {"lse", inference::TYPE_FP32, 3, false},
-};
-
 constexpr int64_t kAnyLength = -1;
 
-// "TYPE_FP32" in a configuration is "FP32" everywhere else.
-std::string DatatypeOf(inference::DataType type) {
-  constexpr absl::string_view kPrefix = "TYPE_";
-  return inference::DataType_Name(type).substr(kPrefix.size());
+// "FP32" is "TYPE_FP32" in a configuration.
+inference::DataType TypeInConfiguration(DType dtype) {
+  inference::DataType type = inference::TYPE_INVALID;
+  inference::DataType_Parse(absl::StrCat("TYPE_", NameOf(dtype)), &type);
+  return type;
 }
 
-void Describe(const Tensor& tensor, inference::ModelMetadataResponse::TensorMetadata& metadata) {
-  metadata.set_name(tensor.name);
-  metadata.set_datatype(DatatypeOf(tensor.type));
-  for (int axis = 0; axis < tensor.rank; ++axis) metadata.add_shape(kAnyLength);
+void Describe(Role role, inference::ModelMetadataResponse::TensorMetadata& metadata) {
+  const RoleInfo& info = InfoOf(role);
+  metadata.set_name(std::string(info.onnx));
+  metadata.set_datatype(std::string(NameOf(info.usual_dtype)));
+  for (int axis = 0; axis < info.rank; ++axis) metadata.add_shape(kAnyLength);
 }
 
 template <typename TensorConfig>
-void Configure(const Tensor& tensor, TensorConfig& config) {
-  config.set_name(tensor.name);
-  config.set_data_type(tensor.type);
-  for (int axis = 0; axis < tensor.rank; ++axis) config.add_dims(kAnyLength);
+void Configure(Role role, TensorConfig& config) {
+  const RoleInfo& info = InfoOf(role);
+  config.set_name(std::string(info.onnx));
+  config.set_data_type(TypeInConfiguration(info.usual_dtype));
+  for (int axis = 0; axis < info.rank; ++axis) config.add_dims(kAnyLength);
 }
 
 }  // namespace
@@ -72,8 +51,8 @@ inference::ModelMetadataResponse DescribeModel() {
   metadata.set_name(kModelName);
   metadata.add_versions(kModelVersion);
   metadata.set_platform(kPlatform);
-  for (const Tensor& tensor : kInputs) Describe(tensor, *metadata.add_inputs());
-  for (const Tensor& tensor : kOutputs) Describe(tensor, *metadata.add_outputs());
+  for (Role role : kInputs) Describe(role, *metadata.add_inputs());
+  for (Role role : kOutputs) Describe(role, *metadata.add_outputs());
   return metadata;
 }
 
@@ -84,12 +63,12 @@ inference::ModelConfig ConfigureModel() {
   config.set_backend("rapt");
   config.mutable_version_policy()->mutable_latest()->set_num_versions(1);
   config.set_max_batch_size(0);  // the batch is an axis of the tensors themselves
-  for (const Tensor& tensor : kInputs) {
+  for (Role role : kInputs) {
     inference::ModelInput& input = *config.add_input();
-    Configure(tensor, input);
-    input.set_optional(tensor.optional);
+    Configure(role, input);
+    input.set_optional(!InfoOf(role).required);
   }
-  for (const Tensor& tensor : kOutputs) Configure(tensor, *config.add_output());
+  for (Role role : kOutputs) Configure(role, *config.add_output());
   return config;
 }
 

@@ -1,4 +1,4 @@
-// The model that the Open Inference Protocol sees: its name, its tensors.
+// The model as the Open Inference Protocol describes it: its name and its tensors.
 #ifndef RAPT_SERVER_PROTOCOLS_OIP_MODEL_H_
 #define RAPT_SERVER_PROTOCOLS_OIP_MODEL_H_
 
@@ -13,7 +13,7 @@ namespace rapt::oip {
 inline constexpr char kModelName[] = "attention";
 inline constexpr char kModelVersion[] = "1";
 
-// NotFound unless this is our model; no version means the only one.
+// NotFound unless this is our model; an empty version selects the only one.
 absl::Status CheckModel(absl::string_view name, absl::string_view version);
 
 inference::ModelMetadataResponse DescribeModel();

@@ -1,12 +1,14 @@
 #include "server/protocols/oip/parameters.h"
 
 #include <limits>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "attention/attributes.h"
 
 namespace rapt::oip {
 namespace {
@@ -99,6 +101,21 @@ absl::Status Read(absl::string_view name, const InferParameter& value, std::opti
   return Read(name, value, out.emplace());
 }
 
+// Returns whether `name` is an attribute of the table, in which case `status` says whether `value`
+// fits.
+bool ReadAttribute(absl::string_view name, const InferParameter& value, OperatorCall& call,
+                   absl::Status& status) {
+  const auto read = [&](const auto& field) {
+    if (field.call == nullptr) return false;
+    status = Read(name, value, call.*field.call);
+    return true;
+  };
+  for (const AttributeInfo& info : Attributes()) {
+    if (info.onnx == name) return std::visit(read, info.field);
+  }
+  return false;
+}
+
 absl::Status ReadScoreOutput(absl::string_view name, const InferParameter& value,
                              ScoreOutput& out) {
   int64_t mode;
@@ -109,7 +126,7 @@ absl::Status ReadScoreOutput(absl::string_view name, const InferParameter& value
   return absl::OkStatus();
 }
 
-// Narrower types than FP32 are taken and computed in FP32.
+// Types narrower than FP32 are accepted and computed in FP32.
 absl::Status ReadSoftmaxPrecision(absl::string_view name, const InferParameter& value,
                                   bool& in_fp64) {
   int64_t code = 0;
@@ -140,7 +157,7 @@ absl::Status ReadPriority(absl::string_view name, const InferParameter& value, u
   return absl::OkStatus();
 }
 
-// What Triton's clients may send beside, which means nothing to a single stateless computation.
+// Parameters that Triton's clients may send, without meaning for a stateless computation.
 bool IsIgnored(absl::string_view name) {
   return name == "sequence_id" || name == "sequence_start" || name == "sequence_end" ||
          name == "headers" || absl::StartsWith(name, "triton_");
@@ -148,13 +165,8 @@ bool IsIgnored(absl::string_view name) {
 
 absl::Status ReadParameter(absl::string_view name, const InferParameter& value, OperatorCall& call,
                            Parameters& parameters) {
-  if (name == "is_causal") return Read(name, value, call.is_causal);
-  if (name == "scale") return Read(name, value, call.scale);
-  if (name == "softcap") return Read(name, value, call.softcap);
-  if (name == "q_num_heads") return Read(name, value, call.q_num_heads);
-  if (name == "kv_num_heads") return Read(name, value, call.kv_num_heads);
-  if (name == "left_window_size") return Read(name, value, call.left_window_size);
-  if (name == "right_window_size") return Read(name, value, call.right_window_size);
+  absl::Status status;
+  if (ReadAttribute(name, value, call, status)) return status;
   if (name == "qk_matmul_output_mode") {
     return ReadScoreOutput(name, value, parameters.score_output);
   }

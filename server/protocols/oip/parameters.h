@@ -1,5 +1,5 @@
-// Request parameters: ONNX attributes under their ONNX names, and the names that the Open Inference
-// Protocol reserves.
+// Request parameters: ONNX attributes by their ONNX names, and the parameters that the Open
+// Inference Protocol reserves.
 #ifndef RAPT_SERVER_PROTOCOLS_OIP_PARAMETERS_H_
 #define RAPT_SERVER_PROTOCOLS_OIP_PARAMETERS_H_
 
@@ -16,7 +16,7 @@
 
 namespace rapt::oip {
 
-// A tensor's parameters, where it is in shared memory.
+// The parameters of a tensor in shared memory.
 inline constexpr char kRegionParameter[] = "shared_memory_region";
 inline constexpr char kRegionOffsetParameter[] = "shared_memory_offset";
 inline constexpr char kRegionBytesParameter[] = "shared_memory_byte_size";
@@ -29,14 +29,14 @@ struct Parameters {
   uint64_t priority = 0;
 };
 
-// Sets the attributes of `call`; returns what is not an attribute of it. InvalidArgument for an
-// unknown parameter and for a value of the wrong kind, naming the parameter. Integers may come as
+// Sets the attributes of `call`; returns the other parameters. InvalidArgument, naming the
+// parameter, for an unknown one and for a value of the wrong kind. Integers may come as
 // int64, uint64 or a decimal string; real numbers as double, integer or decimal string; bools as
 // bool, 0 or 1.
 absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, OperatorCall& call);
 
-// Those of a tensor, which say in which shared memory it is; nothing where there are none. `tensor`
-// says whose they are: "input Q". InvalidArgument as above.
+// Reads the parameters of a tensor, which refer to shared memory; none if there are none. `tensor`
+// is its name for errors: "input Q". InvalidArgument as above.
 absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::string& tensor,
                                                                     const ParameterMap& map);
 

@@ -1,6 +1,7 @@
 #include "server/protocols/rapt/codec.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <iterator>
 #include <string>
@@ -10,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "attention/native_field_names.h"
+#include "attention/field_names.h"
 #include "base/check.h"
 #include "base/checked_math.h"
 #include "base/clock.h"
@@ -29,12 +30,65 @@ constexpr int kCallField = 1;  // of DiagnoseRequest
 
 constexpr wire::PayloadField kTensorFields[] = {{kDataField, nullptr}};
 constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
-constexpr wire::PayloadField kAttendFields[] = {{Message::kQFieldNumber, &kTensorSchema},
-                                                {Message::kKFieldNumber, &kTensorSchema},
-                                                {Message::kVFieldNumber, &kTensorSchema},
-                                                {Message::kMaskFieldNumber, &kTensorSchema},
-                                                {Message::kPastKeyFieldNumber, &kTensorSchema},
-                                                {Message::kPastValueFieldNumber, &kTensorSchema}};
+
+// The protocol's column of the table of roles: the tensors of AttendRequest, in its order.
+struct InputColumn {
+  Role role;
+  int field;
+  bool (Message::*has)() const;
+  const v1::Tensor& (Message::*tensor)() const;
+};
+
+constexpr InputColumn kInputColumns[] = {
+    {Role::kQ, Message::kQFieldNumber, &Message::has_q, &Message::q},
+    {Role::kK, Message::kKFieldNumber, &Message::has_k, &Message::k},
+    {Role::kV, Message::kVFieldNumber, &Message::has_v, &Message::v},
+    {Role::kMask, Message::kMaskFieldNumber, &Message::has_mask, &Message::mask},
+    {Role::kPastKey, Message::kPastKeyFieldNumber, &Message::has_past_key, &Message::past_key},
+    {Role::kPastValue, Message::kPastValueFieldNumber, &Message::has_past_value,
+     &Message::past_value},
+};
+static_assert(std::size(kInputColumns) == kInputTensors.size());
+
+// Likewise the tensors of AttendResponse, and where OutputPlaces puts them.
+struct OutputColumn {
+  Role role;
+  int field;
+  bool (v1::OutputPlaces::*has_place)() const;
+  const v1::SharedMemory& (v1::OutputPlaces::*place)() const;
+
+  // Null: the output goes into the response.
+  const v1::SharedMemory* PlaceIn(const v1::OutputPlaces& places) const {
+    return (places.*has_place)() ? &(places.*place)() : nullptr;
+  }
+};
+
+using v1::AttendResponse;
+constexpr OutputColumn kOutputColumns[] = {
+    {Role::kY, AttendResponse::kYFieldNumber, &v1::OutputPlaces::has_y, &v1::OutputPlaces::y},
+    {Role::kScores, AttendResponse::kScoresFieldNumber, &v1::OutputPlaces::has_scores,
+     &v1::OutputPlaces::scores},
+    {Role::kLse, AttendResponse::kLseFieldNumber, &v1::OutputPlaces::has_lse,
+     &v1::OutputPlaces::lse},
+    {Role::kPresentKey, AttendResponse::kPresentKeyFieldNumber, &v1::OutputPlaces::has_present_key,
+     &v1::OutputPlaces::present_key},
+    {Role::kPresentValue, AttendResponse::kPresentValueFieldNumber,
+     &v1::OutputPlaces::has_present_value, &v1::OutputPlaces::present_value},
+};
+static_assert(std::size(kOutputColumns) == kOutputs.size());
+
+const InputColumn& ColumnOf(Role role) {
+  const auto* column = std::find_if(std::begin(kInputColumns), std::end(kInputColumns),
+                                    [&](const InputColumn& c) { return c.role == role; });
+  RAPT_CHECK(column != std::end(kInputColumns), "the message has no such tensor");
+  return *column;
+}
+
+constexpr std::array kAttendFields = [] {
+  std::array<wire::PayloadField, std::size(kInputColumns)> fields;
+  for (size_t n = 0; n < fields.size(); ++n) fields[n] = {kInputColumns[n].field, &kTensorSchema};
+  return fields;
+}();
 constexpr wire::MessageSchema kAttendSchema = {kAttendFields};
 constexpr wire::PayloadField kDiagnoseFields[] = {{kCallField, &kAttendSchema}};
 constexpr wire::MessageSchema kDiagnoseSchema = {kDiagnoseFields};
@@ -60,48 +114,17 @@ const ElementType* FindElementType(v1::DataType code) {
 v1::DataType CodeOf(DType dtype) {
   const auto type = std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
                                  [&](const ElementType& t) { return t.dtype == dtype; });
-  RAPT_CHECK(type != std::end(kElementTypes), "the protocol has no such type");
+  RAPT_CHECK(type != std::end(kElementTypes), "rapt.v1 has no such type");
   return type->code;
 }
 
-struct InputSlot {
-  absl::string_view name;
-  bool required;
-  bool (v1::AttendRequest::*is_there)() const;
-  const v1::Tensor& (v1::AttendRequest::*tensor)() const;
-  TensorSpec& (*spec)(OperatorCall& call);
-  InputBytes Inputs::*data;
-  int field;
-};
-
-constexpr InputSlot kInputSlots[] = {
-    {kNativeNames.q, true, &Message::has_q, &Message::q,
-     [](OperatorCall& call) -> TensorSpec& { return call.q; }, &Inputs::query,
-     Message::kQFieldNumber},
-    {kNativeNames.k, true, &Message::has_k, &Message::k,
-     [](OperatorCall& call) -> TensorSpec& { return call.k; }, &Inputs::key,
-     Message::kKFieldNumber},
-    {kNativeNames.v, true, &Message::has_v, &Message::v,
-     [](OperatorCall& call) -> TensorSpec& { return call.v; }, &Inputs::value,
-     Message::kVFieldNumber},
-    {kNativeNames.mask, false, &Message::has_mask, &Message::mask,
-     [](OperatorCall& call) -> TensorSpec& { return call.attn_mask.emplace(); }, &Inputs::mask,
-     Message::kMaskFieldNumber},
-    {kNativeNames.past_key, false, &Message::has_past_key, &Message::past_key,
-     [](OperatorCall& call) -> TensorSpec& { return call.past_key.emplace(); }, &Inputs::past_key,
-     Message::kPastKeyFieldNumber},
-    {kNativeNames.past_value, false, &Message::has_past_value, &Message::past_value,
-     [](OperatorCall& call) -> TensorSpec& { return call.past_value.emplace(); },
-     &Inputs::past_value, Message::kPastValueFieldNumber},
-};
-
-absl::StatusOr<const ElementType*> ReadType(const InputSlot& slot, v1::DataType code) {
-  const bool is_mask = slot.name == kNativeNames.mask;
+absl::StatusOr<const ElementType*> ReadType(Role role, v1::DataType code) {
+  const bool is_mask = role == Role::kMask;
   const ElementType* type = FindElementType(code);
   if (type != nullptr && (type->dtype || is_mask)) return type;
-  return absl::InvalidArgumentError(
-      absl::StrCat(slot.name, " has dtype ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64",
-                   is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : ""));
+  return absl::InvalidArgumentError(absl::StrCat(
+      kNativeNames[role], " has dtype ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64",
+      is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : ""));
 }
 
 absl::StatusOr<int64_t> CountBytes(absl::string_view name, const Shape& shape,
@@ -118,59 +141,58 @@ SharedReference ReferenceOf(const v1::SharedMemory& part) {
   return {part.region(), part.offset(), part.byte_size()};
 }
 
-// Makes `data` what the tensor has in shared memory.
-absl::Status FindShared(const InputSlot& slot, const v1::SharedMemory& part, int64_t bytes,
+// Points `data` to the tensor's bytes in shared memory.
+absl::Status FindShared(absl::string_view name, const v1::SharedMemory& part, int64_t bytes,
                         LentMemory& lent_memory, InputBytes& data) {
   if (data.size > 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(slot.name, " has data although it is in shared memory"));
+        absl::StrCat(name, " has data although it is in shared memory"));
   }
   absl::StatusOr<InputBytes> found =
-      lent_memory.FindInput(std::string(slot.name), ReferenceOf(part), bytes);
+      lent_memory.FindInput(std::string(name), ReferenceOf(part), bytes);
   if (!found.ok()) return found.status();
   data = *found;
   return absl::OkStatus();
 }
 
-// `data` is the tensor's, as it came.
-absl::Status ReadTensor(const InputSlot& slot, const v1::Tensor& tensor, LentMemory& lent_memory,
-                        InputBytes& data, OperatorCall& call) {
-  const absl::StatusOr<const ElementType*> type = ReadType(slot, tensor.dtype());
+// `data` is the tensor's data field; becomes the bytes in shared memory where the tensor is there.
+absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor, LentMemory& lent_memory,
+                                      InputBytes& data) {
+  const absl::string_view name = kNativeNames[role];
+  const absl::StatusOr<const ElementType*> type = ReadType(role, tensor.dtype());
   if (!type.ok()) return type.status();
-  // Before it is copied and shown: it may be as long as a message.
+  // Checked before the shape is copied and printed: it may be as long as a message.
   if (static_cast<size_t>(tensor.shape_size()) > kMaxRank) {
-    return absl::InvalidArgumentError(absl::StrCat(slot.name, " has a shape of rank ",
-                                                   tensor.shape_size(), "; it must be at most 4"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has a shape of rank ", tensor.shape_size(), "; it must be at most 4"));
   }
-  const Shape shape(tensor.shape().begin(), tensor.shape().end());
-  const absl::StatusOr<int64_t> bytes = CountBytes(slot.name, shape, **type);
+  TensorSpec spec = {(*type)->dtype.value_or(DType::kBool),
+                     Shape(tensor.shape().begin(), tensor.shape().end())};
+  const absl::StatusOr<int64_t> bytes = CountBytes(name, spec.shape, **type);
   if (!bytes.ok()) return bytes.status();
   if (tensor.has_shared_memory()) {
-    absl::Status status = FindShared(slot, tensor.shared_memory(), *bytes, lent_memory, data);
+    absl::Status status = FindShared(name, tensor.shared_memory(), *bytes, lent_memory, data);
     if (!status.ok()) return status;
   }
   if (data.size != *bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(slot.name, " has ", data.size, " bytes of data; its shape ", ToString(shape),
+        absl::StrCat(name, " has ", data.size, " bytes of data; its shape ", ToString(spec.shape),
                      " of ", NameOf(tensor.dtype()), " needs ", *bytes));
   }
-  slot.spec(call) = {(*type)->dtype.value_or(DType::kBool), shape};
-  return absl::OkStatus();
+  return spec;
 }
 
-absl::Status ReadTensors(const Message& message, LentMemory& lent_memory, Inputs& inputs,
-                         OperatorCall& call) {
-  for (const InputSlot& slot : kInputSlots) {
-    if (!(message.*slot.is_there)()) {
-      if (!slot.required) continue;
-      return absl::InvalidArgumentError(absl::StrCat(slot.name, " is missing"));
-    }
-    absl::Status status =
-        ReadTensor(slot, (message.*slot.tensor)(), lent_memory, inputs.*slot.data, call);
-    if (!status.ok()) return status;
+absl::Status ReadTensors(const Message& message, LentMemory& lent_memory,
+                         InputMap<InputBytes>& inputs, OperatorCall& call) {
+  for (const InputColumn& column : kInputColumns) {
+    if (!(message.*column.has)()) continue;
+    absl::StatusOr<TensorSpec> spec =
+        ReadTensor(column.role, (message.*column.tensor)(), lent_memory, inputs[column.role]);
+    if (!spec.ok()) return spec.status();
+    call.inputs[column.role] = *std::move(spec);
   }
   if (message.key_lengths_size() > 0) {
-    call.nonpad_kv_seqlen = {DType::kInt64, {message.key_lengths_size()}};
+    call.inputs[Role::kKeyLengths] = {DType::kInt64, {message.key_lengths_size()}};
   }
   return absl::OkStatus();
 }
@@ -208,7 +230,7 @@ absl::Status ReadAlignment(v1::Alignment alignment, Alignment& out) {
   }
 }
 
-// The library's -1 is an absent side here, so it must not pass as a size.
+// The library's -1 stands for an absent side, so it must not be accepted as a size.
 absl::Status ReadWindowSide(absl::string_view field, bool is_there, int64_t size, int64_t& out) {
   if (!is_there) return absl::OkStatus();
   if (size < 0) {
@@ -224,7 +246,7 @@ std::optional<int64_t> UnlessZero(int64_t heads) {
   return heads;
 }
 
-// "[0, 2, 1]": where the element at `index` is.
+// "[0, 2, 1]": the position of the element at `index`.
 std::string PlaceOf(int64_t index, const v1::Tensor& tensor) {
   Shape place(tensor.shape_size());
   for (int axis = tensor.shape_size() - 1; axis >= 0; --axis) {
@@ -234,7 +256,7 @@ std::string PlaceOf(int64_t index, const v1::Tensor& tensor) {
   return ToString(place);
 }
 
-// A mask of integers, 0 and 1, as it came.
+// A mask of integers 0 and 1.
 struct IntegerMask {
   InputBytes data;
   v1::Tensor fields;  // without data
@@ -249,17 +271,17 @@ struct IntegerMask {
                                        reinterpret_cast<std::byte*>(values));
       if (!status.ok()) return status;
       for (int64_t n = 0; n < count; ++n) {
-        if (values[n] != 0 && values[n] != 1) return NeitherNorOne(begin + n, values[n]);
+        if (values[n] != 0 && values[n] != 1) return NotABool(begin + n, values[n]);
         bools[begin + n] = static_cast<std::byte>(values[n]);
       }
     }
     return absl::OkStatus();
   }
 
-  absl::Status NeitherNorOne(int64_t index, int64_t value) const {
-    return absl::InvalidArgumentError(absl::StrCat(kNativeNames.mask, PlaceOf(index, fields),
-                                                   " is ", value, "; ", NameOf(fields.dtype()),
-                                                   " masks hold only 0 (hidden) and 1 (visible)"));
+  absl::Status NotABool(int64_t index, int64_t value) const {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kNativeNames[Role::kMask], PlaceOf(index, fields), " is ", value, "; ",
+                     NameOf(fields.dtype()), " masks hold only 0 (hidden) and 1 (visible)"));
   }
 
   absl::Status WriteTo(absl::Span<std::byte> bools) const {
@@ -276,21 +298,21 @@ struct IntegerMask {
   }
 };
 
-// Has a mask of integers written as one that the library understands.
+// Arranges for a mask of integers to be converted to a boolean one.
 void ConvertIntegerMask(const Message& message, Request& request) {
   const ElementType* type = FindElementType(message.mask().dtype());
   if (!message.has_mask() || type->dtype) return;
-  InputBytes& mask = request.inputs.mask;
+  InputBytes& mask = request.inputs[Role::kMask];
   request.write_mask = [integers = IntegerMask{mask, message.mask()}](absl::Span<std::byte> bools) {
     return integers.WriteTo(bools);
   };
   mask = InputBytes(nullptr, mask.size / type->bytes);
 }
 
-// A message without its tensors' data, and where those lie.
+// A message without its tensors' data, and where that is.
 struct Parts {
   std::string rest;
-  Inputs inputs;
+  InputMap<InputBytes> inputs;
 };
 
 absl::StatusOr<Parts> TakeApart(const MessageBytes& bytes, const wire::MessageSchema& schema) {
@@ -300,85 +322,31 @@ absl::StatusOr<Parts> TakeApart(const MessageBytes& bytes, const wire::MessageSc
   parts.rest = std::move(split->rest);
   for (const wire::Payload& payload : split->payloads) {
     const int field = payload.path[payload.path.size() - 2];
-    const auto slot = std::find_if(std::begin(kInputSlots), std::end(kInputSlots),
-                                   [&](const InputSlot& s) { return s.field == field; });
-    parts.inputs.*slot->data = bytes.Part(payload.begin, payload.size);  // the last one counts
+    const auto* column = std::find_if(std::begin(kInputColumns), std::end(kInputColumns),
+                                      [&](const InputColumn& c) { return c.field == field; });
+    parts.inputs[column->role] = bytes.Part(payload.begin, payload.size);  // the last one counts
   }
   return parts;
 }
 
-struct OutputSlot {
-  absl::string_view name;
-  TensorSpec ResolvedCall::*spec;
-  OutputBuffer Result::*buffer;
-  OutputPlace OutputPlaces::*place;
-  int field;
-  bool (v1::OutputPlaces::*is_placed)() const;
-  const v1::SharedMemory& (v1::OutputPlaces::*part)() const;
-
-  // Where the call wants it; null: in the response.
-  const v1::SharedMemory* PartOf(const v1::OutputPlaces& places) const {
-    return (places.*is_placed)() ? &(places.*part)() : nullptr;
-  }
-};
-
-constexpr OutputSlot kY = {"y",
-                           &ResolvedCall::y,
-                           &Result::y,
-                           &OutputPlaces::y,
-                           v1::AttendResponse::kYFieldNumber,
-                           &v1::OutputPlaces::has_y,
-                           &v1::OutputPlaces::y};
-constexpr OutputSlot kScores = {"scores",
-                                &ResolvedCall::scores,
-                                &Result::scores,
-                                &OutputPlaces::scores,
-                                v1::AttendResponse::kScoresFieldNumber,
-                                &v1::OutputPlaces::has_scores,
-                                &v1::OutputPlaces::scores};
-constexpr OutputSlot kLse = {"lse",
-                             &ResolvedCall::lse,
-                             &Result::lse,
-                             &OutputPlaces::lse,
-                             v1::AttendResponse::kLseFieldNumber,
-                             &v1::OutputPlaces::has_lse,
-                             &v1::OutputPlaces::lse};
-constexpr OutputSlot kPresentKey = {"present_key",
-                                    &ResolvedCall::present_key,
-                                    &Result::present_key,
-                                    &OutputPlaces::present_key,
-                                    v1::AttendResponse::kPresentKeyFieldNumber,
-                                    &v1::OutputPlaces::has_present_key,
-                                    &v1::OutputPlaces::present_key};
-constexpr OutputSlot kPresentValue = {"present_value",
-                                      &ResolvedCall::present_value,
-                                      &Result::present_value,
-                                      &OutputPlaces::present_value,
-                                      v1::AttendResponse::kPresentValueFieldNumber,
-                                      &v1::OutputPlaces::has_present_value,
-                                      &v1::OutputPlaces::present_value};
-
-absl::InlinedVector<const OutputSlot*, 5> WantedOutputs(const Problem& problem) {
-  absl::InlinedVector<const OutputSlot*, 5> wanted = {&kY};
-  if (problem.score_output) wanted.push_back(&kScores);
-  if (problem.wants_lse) wanted.push_back(&kLse);
-  if (problem.wants_present) wanted.insert(wanted.end(), {&kPresentKey, &kPresentValue});
-  return wanted;
+bool IsWanted(const OutputColumn& column, const Problem& problem) {
+  return InfoOf(column.role).wanted(problem);
 }
 
 absl::Status PlaceOutputs(const Message& message, LentMemory& lent_memory, Request& request) {
-  for (const OutputSlot* slot : WantedOutputs(request.call.problem)) {
-    const v1::SharedMemory* part = slot->PartOf(message.places());
-    if (part == nullptr) continue;
-    const absl::StatusOr<OutputPlace> place = lent_memory.FindOutput(
-        std::string(slot->name), ReferenceOf(*part), request.call.*slot->spec);
+  for (const OutputColumn& column : kOutputColumns) {
+    const v1::SharedMemory* part = column.PlaceIn(message.places());
+    if (part == nullptr || !IsWanted(column, request.call.problem)) continue;
+    const absl::StatusOr<OutputPlace> place =
+        lent_memory.FindOutput(std::string(kNativeNames[column.role]), ReferenceOf(*part),
+                               request.call.outputs[column.role]);
     if (!place.ok()) return place.status();
-    request.places.*slot->place = *place;
+    request.places[column.role] = *place;
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<DecodedCall> DecodeCall(Message fields, Inputs inputs,
+absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inputs,
                                        const SharedMemory& shared_memory) {
   OperatorCall call;
   LentMemory lent_memory(shared_memory);
@@ -392,9 +360,8 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, Inputs inputs,
   if (!resolved.ok()) return resolved.status();
   DecodedCall decoded;
   decoded.request.call = *std::move(resolved);
-  decoded.request.inputs = std::move(inputs);
-  decoded.request.inputs.key_lengths.assign(fields.key_lengths().begin(),
-                                            fields.key_lengths().end());
+  decoded.request.inputs = inputs;
+  decoded.request.key_lengths.assign(fields.key_lengths().begin(), fields.key_lengths().end());
   ConvertIntegerMask(fields, decoded.request);
   status = PlaceOutputs(fields, lent_memory, decoded.request);
   if (!status.ok()) return status;
@@ -414,9 +381,9 @@ absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
   if (!parts.ok()) return parts.status();
   v1::AttendRequest fields;
   if (!fields.ParseFromString(parts->rest)) {
-    return absl::InvalidArgumentError("the message is no rapt.v1.AttendRequest");
+    return absl::InvalidArgumentError("not a rapt.v1.AttendRequest");
   }
-  return DecodeCall(std::move(fields), std::move(parts->inputs), shared_memory);
+  return DecodeCall(std::move(fields), parts->inputs, shared_memory);
 }
 
 absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
@@ -425,16 +392,18 @@ absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
   if (!parts.ok()) return parts.status();
   v1::DiagnoseRequest fields;
   if (!fields.ParseFromString(parts->rest)) {
-    return absl::InvalidArgumentError("the message is no rapt.v1.DiagnoseRequest");
+    return absl::InvalidArgumentError("not a rapt.v1.DiagnoseRequest");
   }
-  return DecodeCall(std::move(*fields.mutable_call()), std::move(parts->inputs), shared_memory);
+  return DecodeCall(std::move(*fields.mutable_call()), parts->inputs, shared_memory);
 }
 
 absl::Status CheckAnswerSize(const DecodedCall& decoded) {
   const ResolvedCall& call = decoded.request.call;
   absl::InlinedVector<const TensorSpec*, 5> outputs;
-  for (const OutputSlot* slot : WantedOutputs(call.problem)) {
-    if (slot->PartOf(decoded.fields.places()) == nullptr) outputs.push_back(&(call.*slot->spec));
+  for (const OutputColumn& column : kOutputColumns) {
+    if (!IsWanted(column, call.problem)) continue;
+    if (column.PlaceIn(decoded.fields.places()) != nullptr) continue;
+    outputs.push_back(&call.outputs[column.role]);
   }
   return CheckResponseSize(outputs);
 }
@@ -442,22 +411,23 @@ absl::Status CheckAnswerSize(const DecodedCall& decoded) {
 AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
                            const Result& result) {
   AnswerMessage answer;
-  for (const OutputSlot* slot : WantedOutputs(call.problem)) {
-    const TensorSpec& spec = call.*slot->spec;
-    OutputBuffer payload = result.*slot->buffer;
+  for (const OutputColumn& column : kOutputColumns) {
+    if (!IsWanted(column, call.problem)) continue;
+    const TensorSpec& spec = call.outputs[column.role];
+    OutputBuffer payload = result.outputs[column.role];
     v1::Tensor fields;
     fields.set_dtype(CodeOf(spec.dtype));
     fields.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
-    if (const v1::SharedMemory* part = slot->PartOf(places)) {
+    if (const v1::SharedMemory* part = column.PlaceIn(places)) {
       *fields.mutable_shared_memory() = *part;
       fields.mutable_shared_memory()->set_byte_size(static_cast<int64_t>(payload.bytes.size()));
-      payload = {};  // it is there already
+      payload = {};  // written there already
     }
     const auto payload_size = static_cast<int64_t>(payload.bytes.size());
     std::string tensor = fields.SerializeAsString();
     wire::AppendFieldHeader(kDataField, payload_size, tensor);
     std::string header;
-    wire::AppendFieldHeader(slot->field, static_cast<int64_t>(tensor.size()) + payload_size,
+    wire::AppendFieldHeader(column.field, static_cast<int64_t>(tensor.size()) + payload_size,
                             header);
     answer.Append(header + tensor);
     answer.Append(payload);
@@ -475,12 +445,12 @@ absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {
   if (status.ok()) status = ReadAlignment(attention.alignment(), call.alignment);
   const v1::Window& window = attention.window();
   if (status.ok()) {
-    status = ReadWindowSide(kNativeNames.left_window, window.has_left(), window.left(),
+    status = ReadWindowSide(kNativeNames[Attribute::kLeftWindow], window.has_left(), window.left(),
                             call.left_window_size);
   }
   if (status.ok()) {
-    status = ReadWindowSide(kNativeNames.right_window, window.has_right(), window.right(),
-                            call.right_window_size);
+    status = ReadWindowSide(kNativeNames[Attribute::kRightWindow], window.has_right(),
+                            window.right(), call.right_window_size);
   }
   if (!status.ok()) return status;
   call.q_num_heads = UnlessZero(attention.query_heads());
@@ -533,11 +503,8 @@ void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds c
   timing.set_compute_us(Microseconds(compute_time));
 }
 
-const v1::Tensor& FindTensor(const Message& message, absl::string_view name) {
-  const auto slot = std::find_if(std::begin(kInputSlots), std::end(kInputSlots),
-                                 [&](const InputSlot& s) { return s.name == name; });
-  RAPT_CHECK(slot != std::end(kInputSlots), "the request has no such tensor");
-  return (message.*slot->tensor)();
+const v1::Tensor& TensorOf(const Message& message, Role role) {
+  return (message.*ColumnOf(role).tensor)();
 }
 
 std::optional<DType> ToDType(v1::DataType code) {

@@ -129,7 +129,7 @@ void EncodeDiagnosis(const v1::AttendRequest& call, const DiagnosisReport& repor
                      v1::DiagnoseResponse& response) {
   response.set_problem(report.problem);
   for (const TensorSummary& input : report.inputs) {
-    EncodeTensor(FindTensor(call, input.name), input, *response.add_inputs());
+    EncodeTensor(TensorOf(call, input.role), input, *response.add_inputs());
   }
   EncodeBounds(report.raw_scores, *response.mutable_raw_scores());
   EncodeBounds(report.scaled_scores, *response.mutable_scaled_scores());

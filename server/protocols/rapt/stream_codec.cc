@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "attention/native_field_names.h"
+#include "attention/field_names.h"
 #include "base/wire_format.h"
 #include "server/protocols/rapt/codec.h"
 #include "server/protocols/response_size.h"
@@ -22,12 +22,15 @@ using v1::OutputChunk;
 using v1::QueryChunk;
 
 // As in an AttendStreamHeader.
-constexpr FieldNames kStreamNames = [] {
-  FieldNames names = kNativeNames;
-  names.query_heads = "query_heads";
-  names.kv_heads = "kv_heads";
+const FieldNames& StreamNames() {
+  static const FieldNames names = [] {
+    FieldNames header = kNativeNames;
+    header.attributes[Attribute::kQueryHeads] = "query_heads";
+    header.attributes[Attribute::kKvHeads] = "kv_heads";
+    return header;
+  }();
   return names;
-}();
+}
 
 constexpr wire::PayloadField kQueryFields[] = {{QueryChunk::kQFieldNumber, nullptr},
                                                {QueryChunk::kMaskFieldNumber, nullptr}};
@@ -41,7 +44,7 @@ constexpr wire::PayloadField kChunkFields[] = {{Message::kQueriesFieldNumber, &k
 constexpr wire::MessageSchema kChunkSchema = {kChunkFields};
 
 absl::Status NoSuchMessage() {
-  return absl::InvalidArgumentError("the message is no rapt.v1.AttendStreamRequest");
+  return absl::InvalidArgumentError("not a rapt.v1.AttendStreamRequest");
 }
 
 absl::Status ReadDirection(v1::StreamDirection direction, Streaming& out) {
@@ -99,22 +102,24 @@ absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call
   if (status.ok()) status = CheckPast(header);
   if (status.ok()) status = ReadAttention(header.attention(), call);
   if (status.ok()) status = ReadScoreOutput(header.score_output(), call.score_output);
-  if (status.ok() && header.has_mask()) status = ReadMask(header.mask(), call.attn_mask.emplace());
+  if (status.ok() && header.has_mask()) {
+    status = ReadMask(header.mask(), call.inputs[Role::kMask].emplace());
+  }
   if (!status.ok()) return status;
   const auto tensor = [&](int64_t heads, int64_t length, int64_t size) {
     return TensorSpec{dtype, {header.batch(), heads, length, size}};
   };
   const int64_t past = header.past_length();
   const int64_t length = header.key_length() - past;
-  call.q = tensor(header.query_heads(), header.query_length(), header.head_size());
-  call.k = tensor(header.kv_heads(), length, header.head_size());
-  call.v = tensor(header.kv_heads(), length, header.value_head_size());
+  call.inputs[Role::kQ] = tensor(header.query_heads(), header.query_length(), header.head_size());
+  call.inputs[Role::kK] = tensor(header.kv_heads(), length, header.head_size());
+  call.inputs[Role::kV] = tensor(header.kv_heads(), length, header.value_head_size());
   if (past > 0) {
-    call.past_key = tensor(header.kv_heads(), past, header.head_size());
-    call.past_value = tensor(header.kv_heads(), past, header.value_head_size());
+    call.inputs[Role::kPastKey] = tensor(header.kv_heads(), past, header.head_size());
+    call.inputs[Role::kPastValue] = tensor(header.kv_heads(), past, header.value_head_size());
   }
   if (header.key_lengths_size() > 0) {
-    call.nonpad_kv_seqlen = {DType::kInt64, {header.key_lengths_size()}};
+    call.inputs[Role::kKeyLengths] = {DType::kInt64, {header.key_lengths_size()}};
   }
   call.layout = Layout::kBhsd;  // of these shapes
   call.q_num_heads = call.kv_num_heads = std::nullopt;
@@ -249,10 +254,10 @@ absl::StatusOr<StreamRequest> DecodeStreamHeader(const MessageBytes& message) {
   absl::Status status = ReadDirection(header.direction(), request.chunking.streaming);
   if (status.ok()) status = ReadHeader(header, call);
   if (!status.ok()) return status;
-  const absl::StatusOr<ResolvedCall> resolved = Resolve(call, kStreamNames);
+  const absl::StatusOr<ResolvedCall> resolved = Resolve(call, StreamNames());
   if (!resolved.ok()) return resolved.status();
   request.problem = resolved->problem;
-  request.names = &kStreamNames;
+  request.names = &StreamNames();
   request.chunking.query_chunk = header.query_chunk();
   request.chunking.key_chunk = header.key_chunk();
   const v1::Layout layout = header.attention().layout();

@@ -22,17 +22,17 @@
  *     if (rapt_plan_create(context, &problem, &plan, message, sizeof(message)) != RAPT_OK) ...
  *     if (rapt_run(context, plan, &arguments, NULL, 0, message, sizeof(message)) != RAPT_OK) ...
  *
- * Errors: a call that can fail returns a rapt_code. Where that is not RAPT_OK, `message` (which may
- * be null) gets a text that names the field, what came and what is allowed, cut to `message_bytes`.
- * Where a call fails, it changes nothing else.
+ * Errors: a call that can fail returns a rapt_code. Unless it is RAPT_OK, `message` (which may be
+ * null) receives a text that names the field, what came and what is allowed, cut to
+ * `message_bytes`. A call that fails changes nothing else.
  *
  * Threads: every function may be called from any thread. A context serves one rapt_run at a time,
  * further ones wait; several contexts run at once. Plans are immutable and may be shared by threads
- * and by contexts. Nothing may be in use while it is destroyed.
+ * and contexts. REQUIRES: no object is in use while it is destroyed.
  *
- * Versions: a struct begins with its size as the caller's compiler knew it; set the rest to 0 and
- * what you need, 0 is the default of every field. Structs grow at the end only. A library that is
- * older than its caller refuses fields that it does not know, unless they are 0.
+ * Versions: a struct begins with its size as compiled by the caller. Set the other fields to 0,
+ * their default, and then those you need. Structs grow at the end only. A library older than its
+ * caller rejects fields that it does not know unless they are 0.
  */
 #ifndef RAPT_ATTENTION_H_
 #define RAPT_ATTENTION_H_
@@ -48,12 +48,12 @@ extern "C" {
 typedef enum rapt_code {
   RAPT_OK = 0,
   RAPT_INVALID_ARGUMENT = 3,
-  RAPT_RESOURCE_EXHAUSTED = 8,  /* the system gives no memory or no thread */
+  RAPT_RESOURCE_EXHAUSTED = 8,  /* out of memory or threads */
   RAPT_FAILED_PRECONDITION = 9, /* this machine lacks the backend or instruction set named */
   RAPT_UNIMPLEMENTED = 12       /* the backend named can't compute this; this library is too old */
 } rapt_code;
 
-/* Room for any message. */
+/* Large enough for any message. */
 #define RAPT_MESSAGE_BYTES 1024
 
 typedef enum rapt_dtype {
@@ -64,7 +64,7 @@ typedef enum rapt_dtype {
   RAPT_BOOL = 5 /* a byte, 0 or not; masks only */
 } rapt_dtype;
 
-/* Wanted beside O: one of the steps above, [B, Hq, Sq, T] in Q's type. */
+/* Which of the steps above to return beside O, [B, Hq, Sq, T] in Q's type. */
 typedef enum rapt_score_output {
   RAPT_NO_SCORES = 0,
   RAPT_SCORES = 1,     /* scale * Q K^T */
@@ -88,17 +88,17 @@ typedef struct rapt_context_options {
   const char* isa;     /* null or "auto", or an instruction set: "avx512", "avx2", "portable" */
 } rapt_context_options;
 
-/* Threads that compute, and a workspace. */
+/* Compute threads and a workspace. */
 typedef struct rapt_context rapt_context;
 
-/* Starts options->threads - 1 threads, which sleep until there is work. */
+/* Starts options->threads - 1 threads, which sleep while there is no work. */
 rapt_code rapt_context_create(const rapt_context_options* options, rapt_context** context,
                               char* message, size_t message_bytes);
 
-/* Joins the threads. Null is let pass. */
+/* Joins the threads. NULL is a no-op. */
 void rapt_context_destroy(rapt_context* context);
 
-/* --- What to compute ------------------------------------------------------------------------- */
+/* --- The problem ----------------------------------------------------------------------------- */
 
 typedef struct rapt_problem {
   size_t struct_size;
@@ -144,19 +144,19 @@ typedef struct rapt_plan rapt_plan;
 
 rapt_code rapt_plan_create(const rapt_context* context, const rapt_problem* problem,
                            rapt_plan** plan, char* message, size_t message_bytes);
-void rapt_plan_destroy(rapt_plan* plan); /* Null is let pass. */
+void rapt_plan_destroy(rapt_plan* plan); /* NULL is a no-op. */
 
-/* The bytes that rapt_run needs beside the arguments, exactly; it allocates nothing. */
+/* Returns the exact workspace that rapt_run needs, in bytes; rapt_run itself allocates nothing. */
 size_t rapt_plan_workspace_bytes(const rapt_plan* plan);
 
 /* "cpu/avx512 q96 k64 s1": backend, instruction set, tiles. Lives as long as the plan. */
 const char* rapt_plan_description(const rapt_plan* plan);
 
-/* --- Computing it ---------------------------------------------------------------------------- */
+/* --- Running it ------------------------------------------------------------------------------ */
 
-/* A tensor of rank 4, [batch, head, position, element]. Strides count elements; the last one is 1,
- * but in masks. On an axis of size 1 they don't matter; 0 broadcasts an input's axis. All four 0:
- * row-major. The data need not be aligned. */
+/* A tensor of rank 4, [batch, head, position, element]. Strides count elements; the last one is 1
+ * except in masks. Strides of axes of size 1 are ignored; 0 broadcasts an axis of an input. All
+ * four 0: row-major. The data need not be aligned. */
 typedef struct rapt_input {
   const void* data;
   int64_t strides[4];
@@ -167,7 +167,8 @@ typedef struct rapt_output {
   int64_t strides[4];
 } rapt_output;
 
-/* Those that the problem does not ask for are ignored. Outputs overlap nothing. */
+/* Tensors that the problem does not ask for are ignored. REQUIRES: outputs overlap no other tensor.
+ */
 typedef struct rapt_arguments {
   size_t struct_size;
 

@@ -94,8 +94,9 @@ class ChunkedRun {
       if (problem_.mask) arguments.inputs[Role::kMask] = Cut(MaskView(*inputs_.mask), 3, keys);
       arguments.key_lengths = inputs_.key_lengths;
       arguments.state = state;
-      if (outputs_.scores)
+      if (outputs_.scores) {
         arguments.outputs[Role::kScores] = Cut(outputs_.scores->MutableView(), 3, keys);
+      }
       RunChunk(n, arguments);
     }
     const int64_t piece = plan_.chunking.query_chunk;
@@ -120,10 +121,12 @@ class ChunkedRun {
       if (problem_.mask) arguments.inputs[Role::kMask] = Cut(MaskView(*inputs_.mask), 2, queries);
       arguments.key_lengths = inputs_.key_lengths;
       arguments.outputs[Role::kY] = Cut(outputs_.output.MutableView(), 2, queries);
-      if (outputs_.lse)
+      if (outputs_.lse) {
         arguments.outputs[Role::kLse] = Cut(outputs_.lse->MutableView(), 2, queries);
-      if (outputs_.scores)
+      }
+      if (outputs_.scores) {
         arguments.outputs[Role::kScores] = Cut(outputs_.scores->MutableView(), 2, queries);
+      }
       RunChunk(n, arguments);
     }
   }

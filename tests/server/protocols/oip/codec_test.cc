@@ -106,15 +106,15 @@ TEST(OipCodecTest, ReadsRawTensorsWhereTheyLie) {
   const absl::StatusOr<DecodedInfer> decoded =
       oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  const Inputs& inputs = decoded->request.inputs;
-  for (const InputBytes* input : {&inputs.query, &inputs.key, &inputs.value}) {
+  const auto& inputs = decoded->request.inputs;
+  for (const InputBytes* input : {&inputs[Role::kQ], &inputs[Role::kK], &inputs[Role::kV]}) {
     EXPECT_TRUE(message.Contains(input->data));
   }
-  EXPECT_EQ(Gather(inputs.query), std::string(48, 'Q'));
-  EXPECT_EQ(Gather(inputs.key), std::string(48, 'K'));
-  EXPECT_EQ(Gather(inputs.value), std::string(48, 'V'));
-  EXPECT_FALSE(inputs.mask.present());
-  EXPECT_FALSE(inputs.past_key.present());
+  EXPECT_EQ(Gather(inputs[Role::kQ]), std::string(48, 'Q'));
+  EXPECT_EQ(Gather(inputs[Role::kK]), std::string(48, 'K'));
+  EXPECT_EQ(Gather(inputs[Role::kV]), std::string(48, 'V'));
+  EXPECT_FALSE(inputs[Role::kMask].present());
+  EXPECT_FALSE(inputs[Role::kPastKey].present());
 }
 
 TEST(OipCodecTest, LeavesTensorsInTheSlicesTheyCameIn) {
@@ -122,9 +122,9 @@ TEST(OipCodecTest, LeavesTensorsInTheSlicesTheyCameIn) {
   const absl::StatusOr<DecodedInfer> decoded =
       oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_TRUE(decoded->request.inputs.key.in_slices());
-  EXPECT_EQ(Gather(decoded->request.inputs.key), std::string(48, 'K'));
-  EXPECT_EQ(Gather(decoded->request.inputs.value), std::string(48, 'V'));
+  EXPECT_TRUE(decoded->request.inputs[Role::kK].in_slices());
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kK]), std::string(48, 'K'));
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kV]), std::string(48, 'V'));
 }
 
 TEST(OipCodecTest, ReadsTypedTensors) {
@@ -132,7 +132,7 @@ TEST(OipCodecTest, ReadsTypedTensors) {
   const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   const auto& values = message.inputs(2).contents().fp32_contents();
-  EXPECT_EQ(Gather(decoded->request.inputs.value),
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kV]),
             std::string(reinterpret_cast<const char*>(values.data()), 48));
 }
 
@@ -155,9 +155,9 @@ TEST(OipCodecTest, ReadsLargeTypedTensorsWhereTheyLie) {
   const absl::StatusOr<DecodedInfer> decoded =
       oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_TRUE(message.Contains(decoded->request.inputs.value.data));
+  EXPECT_TRUE(message.Contains(decoded->request.inputs[Role::kV].data));
   const auto& values = typed.inputs(2).contents().fp32_contents();
-  EXPECT_EQ(Gather(decoded->request.inputs.value),
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kV]),
             std::string(reinterpret_cast<const char*>(values.data()), 4 * values.size()));
 }
 
@@ -178,7 +178,7 @@ TEST(OipCodecTest, ReadsKeyLengthsBesideLargeTypedTensors) {
   lengths.mutable_contents()->add_int64_contents(77);
   const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(decoded->request.inputs.key_lengths, std::vector<int64_t>{77});
+  EXPECT_EQ(decoded->request.key_lengths, std::vector<int64_t>{77});
 }
 
 TEST(OipCodecTest, RefusesContentsWhoseOrderIsLost) {
@@ -208,7 +208,7 @@ TEST(OipCodecTest, TakesSmallTypedTensorsInSeveralPieces) {
   const absl::StatusOr<DecodedInfer> decoded =
       oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(Gather(decoded->request.inputs.mask), std::string("\1\0\1\0\1\0\1\0\1", 9));
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kMask]), std::string("\1\0\1\0\1\0\1\0\1", 9));
 }
 
 TEST(OipCodecTest, RefusesMoreStructureThanAnyCallHas) {
@@ -231,7 +231,7 @@ TEST(OipCodecTest, TakesInputsInAnyOrder) {
   const absl::StatusOr<DecodedInfer> decoded =
       oip::DecodeInfer(bytes.bytes(), kNow, kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(Gather(decoded->request.inputs.query), std::string(48, 'Q'));
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kQ]), std::string(48, 'Q'));
 }
 
 TEST(OipCodecTest, TakesEveryInput) {
@@ -256,7 +256,7 @@ TEST(OipCodecTest, CopiesKeyLengthsRawAndTyped) {
   for (const ModelInferRequest& message : {raw, typed}) {
     const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
     ASSERT_TRUE(decoded.ok()) << decoded.status();
-    EXPECT_EQ(decoded->request.inputs.key_lengths, lengths);
+    EXPECT_EQ(decoded->request.key_lengths, lengths);
     EXPECT_TRUE(decoded->request.call.problem.has_key_lengths);
   }
 }
@@ -383,9 +383,9 @@ TEST(OipCodecTest, TheOutputsAreThoseAskedForInThatOrder) {
   const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   ASSERT_EQ(decoded->outputs.size(), 3u);
-  EXPECT_STREQ(decoded->outputs[0].name, "lse");
-  EXPECT_STREQ(decoded->outputs[1].name, "present_value");
-  EXPECT_STREQ(decoded->outputs[2].name, "Y");
+  EXPECT_EQ(decoded->outputs[0].role, Role::kLse);
+  EXPECT_EQ(decoded->outputs[1].role, Role::kPresentValue);
+  EXPECT_EQ(decoded->outputs[2].role, Role::kY);
   EXPECT_TRUE(decoded->request.call.problem.wants_lse);
   EXPECT_TRUE(decoded->request.call.problem.wants_present);
   EXPECT_FALSE(decoded->request.call.problem.score_output.has_value());
@@ -395,7 +395,7 @@ TEST(OipCodecTest, WithoutOutputsYIsMeant) {
   const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(RawMessage(), kNow);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   ASSERT_EQ(decoded->outputs.size(), 1u);
-  EXPECT_STREQ(decoded->outputs[0].name, "Y");
+  EXPECT_EQ(decoded->outputs[0].role, Role::kY);
 }
 
 TEST(OipCodecTest, EncodesWhatWasAskedForRaw) {
@@ -408,11 +408,11 @@ TEST(OipCodecTest, EncodesWhatWasAskedForRaw) {
                                values.size() * sizeof(float));
   };
   Result result;
-  result.y.bytes = bytes_of(y);
-  result.lse.bytes = bytes_of(lse);
+  result.outputs[Role::kY].bytes = bytes_of(y);
+  result.outputs[Role::kLse].bytes = bytes_of(lse);
   asked.outputs = {
-      {"lse", {DType::kFloat32, {1, 1, 2}}, &Result::lse},
-      {"Y", {DType::kFloat32, {1, 1, 2, 3}}, &Result::y},
+      {Role::kLse, {DType::kFloat32, {1, 1, 2}}},
+      {Role::kY, {DType::kFloat32, {1, 1, 2, 3}}},
   };
   inference::ModelInferResponse response;
   ASSERT_TRUE(response.ParseFromString(Gather(EncodeInfer(asked, result))));
@@ -457,13 +457,13 @@ TEST_F(OipSharedMemoryTest, AnInputThereTakesNoRawSlot) {
   std::fill_n(object_.data() + 64, 48, std::byte{'S'});
   const absl::StatusOr<DecodedInfer> decoded = Decode(MixedMessage());
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  const Inputs& inputs = decoded->request.inputs;
-  EXPECT_FALSE(inputs.query.is_lent);
-  EXPECT_TRUE(inputs.key.is_lent);
-  EXPECT_EQ(Gather(inputs.key), std::string(48, 'S'));
+  const auto& inputs = decoded->request.inputs;
+  EXPECT_FALSE(inputs[Role::kQ].is_lent);
+  EXPECT_TRUE(inputs[Role::kK].is_lent);
+  EXPECT_EQ(Gather(inputs[Role::kK]), std::string(48, 'S'));
   object_.data()[64] = std::byte{'T'};
-  EXPECT_EQ(Gather(inputs.key)[0], 'T') << "read where it lies";
-  EXPECT_EQ(inputs.value.size, 48);
+  EXPECT_EQ(Gather(inputs[Role::kK])[0], 'T') << "read where it lies";
+  EXPECT_EQ(inputs[Role::kV].size, 48);
 }
 
 TEST_F(OipSharedMemoryTest, RawSlotsAreCountedWithoutTheInputsThere) {
@@ -490,7 +490,7 @@ TEST_F(OipSharedMemoryTest, KeyLengthsAreCopied) {
   const absl::StatusOr<DecodedInfer> decoded = Decode(message);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   object_.data()[3] = std::byte{99};
-  EXPECT_THAT(decoded->request.inputs.key_lengths, ElementsAre(2));
+  EXPECT_THAT(decoded->request.key_lengths, ElementsAre(2));
 }
 
 TEST_F(OipSharedMemoryTest, AnOutputGoesThereAndLeavesAnEmptyEntry) {
@@ -501,16 +501,16 @@ TEST_F(OipSharedMemoryTest, AnOutputGoesThereAndLeavesAnEmptyEntry) {
   message.add_outputs()->set_name("lse");
   const absl::StatusOr<DecodedInfer> decoded = Decode(message);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  const absl::Span<std::byte> place = decoded->request.places.y.bytes;
+  const absl::Span<std::byte> place = decoded->request.places[Role::kY].bytes;
   ASSERT_EQ(place.size(), 48u);
   place[0] = std::byte{5};
   EXPECT_EQ(object_.data()[128], std::byte{5});
-  EXPECT_EQ(decoded->request.places.lse.bytes.data(), nullptr);
+  EXPECT_EQ(decoded->request.places[Role::kLse].bytes.data(), nullptr);
 
   const std::vector<float> lse = {7, 8, 9};
   Result result;
-  result.y.bytes = place;
-  result.lse.bytes = {reinterpret_cast<const std::byte*>(lse.data()), 12};
+  result.outputs[Role::kY].bytes = place;
+  result.outputs[Role::kLse].bytes = {reinterpret_cast<const std::byte*>(lse.data()), 12};
   inference::ModelInferResponse response;
   ASSERT_TRUE(response.ParseFromString(Gather(EncodeInfer(*decoded, result))));
   const auto& parameters = response.outputs(0).parameters();
@@ -565,7 +565,7 @@ TEST_F(OipSharedMemoryTest, TheRequestKeepsItsRegionsAndWatchesThem) {
   ASSERT_TRUE(memory_.Unregister(SharedMemory::Kind::kSystem, "").ok());
   EXPECT_TRUE(decoded->request.check_lent_memory().ok());
   short_lived.CutTo(0);
-  EXPECT_EQ(Gather(decoded->request.inputs.key), std::string(48, '\0'));
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kK]), std::string(48, '\0'));
   EXPECT_THAT(std::string(decoded->request.check_lent_memory().message()), HasSubstr("truncated"));
 }
 

@@ -77,11 +77,11 @@ TEST(RaptCodecTest, ReadsTensorsWhereTheyLie) {
   const WireMessage bytes(message.SerializeAsString());
   const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes(), kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  const Inputs& in = decoded->request.inputs;
-  const InputBytes inputs[] = {in.query, in.key, in.value, in.mask, in.past_key, in.past_value};
-  for (int n = 0; n < 6; ++n) {
-    EXPECT_TRUE(bytes.Contains(inputs[n].data)) << n;
-    EXPECT_EQ(Gather(inputs[n]), tensors[n]->data()) << n;
+  ASSERT_EQ(std::size(tensors), kInputTensors.size());
+  for (size_t n = 0; n < kInputTensors.size(); ++n) {
+    const InputBytes& input = decoded->request.inputs[kInputTensors[n]];
+    EXPECT_TRUE(bytes.Contains(input.data)) << n;
+    EXPECT_EQ(Gather(input), tensors[n]->data()) << n;
   }
 }
 
@@ -135,7 +135,7 @@ TEST(RaptCodecTest, ReadsEveryFieldOfTheAttention) {
   EXPECT_EQ(p.dropout->probability, 0.25);
   EXPECT_EQ(p.dropout->seed, 0xFFFFFFFFFFFFFFFF);
   EXPECT_TRUE(p.has_key_lengths);
-  EXPECT_THAT(request.inputs.key_lengths, ElementsAre(5, 0));
+  EXPECT_THAT(request.key_lengths, ElementsAre(5, 0));
   EXPECT_TRUE(p.wants_lse);
   EXPECT_TRUE(p.wants_present);
 }
@@ -163,7 +163,7 @@ TEST(RaptCodecTest, ReadsEveryLayout) {
   Request request = MustDecode(message);
   EXPECT_EQ(request.call.problem.query_heads, 4);
   EXPECT_EQ(request.call.layout, Layout::kBshd);
-  EXPECT_THAT(request.call.y.shape, ElementsAre(2, 3, 4, 6));
+  EXPECT_THAT(request.call.outputs[Role::kY].shape, ElementsAre(2, 3, 4, 6));
 
   SetTensor(*message.mutable_q(), v1::FP32, {2, 3, 32}, 4);
   SetTensor(*message.mutable_k(), v1::FP32, {2, 5, 16}, 4);
@@ -176,7 +176,7 @@ TEST(RaptCodecTest, ReadsEveryLayout) {
     EXPECT_EQ(request.call.problem.query_heads, 4);
     EXPECT_EQ(request.call.problem.value_head_size, 6);
     EXPECT_EQ(request.call.layout, Layout::kBse);
-    EXPECT_THAT(request.call.y.shape, ElementsAre(2, 3, 24));
+    EXPECT_THAT(request.call.outputs[Role::kY].shape, ElementsAre(2, 3, 24));
   }
 }
 
@@ -212,9 +212,9 @@ absl::Status WriteMask(v1::DataType dtype, const std::vector<Int>& values,
   if (!decoded.ok()) return decoded.status();
   Request& request = decoded->request;
   EXPECT_EQ(request.call.problem.mask->dtype, DType::kBool);
-  EXPECT_FALSE(request.inputs.mask.present());
-  EXPECT_EQ(request.inputs.mask.size, 15) << "a byte an element";
-  bools.assign(request.inputs.mask.size, std::byte{9});
+  EXPECT_FALSE(request.inputs[Role::kMask].present());
+  EXPECT_EQ(request.inputs[Role::kMask].size, 15) << "a byte an element";
+  bools.assign(request.inputs[Role::kMask].size, std::byte{9});
   return request.write_mask(absl::MakeSpan(bools));
 }
 
@@ -267,7 +267,7 @@ TEST(RaptCodecTest, ReadsTheCallToDiagnose) {
   const WireMessage bytes(message.SerializeAsString(), 100);
   const absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(bytes.bytes(), kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(Gather(decoded->request.inputs.key), message.call().k().data());
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kK]), message.call().k().data());
   EXPECT_THAT(decoded->fields.k().shape(), ElementsAre(2, 2, 5, 8));
   EXPECT_TRUE(decoded->fields.k().data().empty());
 }
@@ -278,7 +278,7 @@ TEST(RaptCodecTest, OfATensorThatCameTwiceTheLastDataCount) {
   const WireMessage bytes(SomeCall().SerializeAsString() + again.SerializeAsString());
   const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes(), kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(Gather(decoded->request.inputs.value), again.v().data());
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kV]), again.v().data());
 }
 
 TEST(RaptCodecTest, TheAnswerHoldsWhatWasAskedFor) {
@@ -293,9 +293,9 @@ TEST(RaptCodecTest, TheAnswerHoldsWhatWasAskedFor) {
     return OutputBuffer{{reinterpret_cast<const std::byte*>(values.data()), values.size() * 4}, {}};
   };
   Result result;
-  result.y = buffer(y);
-  result.lse = buffer(lse);
-  result.scores = buffer(scores);
+  result.outputs[Role::kY] = buffer(y);
+  result.outputs[Role::kLse] = buffer(lse);
+  result.outputs[Role::kScores] = buffer(scores);
   result.routing.backend = BuiltInBackends()[0];
   result.plan = "cpu/avx2 q48 k64 s1";
   result.queue_time = std::chrono::microseconds(12);
@@ -355,9 +355,9 @@ TEST_F(RaptSharedMemoryTest, ReadsATensorThere) {
   const absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   object_.data()[64] = std::byte{'T'};
-  EXPECT_EQ(Gather(decoded->request.inputs.key)[0], 'T');
-  EXPECT_TRUE(decoded->request.inputs.key.is_lent);
-  EXPECT_FALSE(decoded->request.inputs.value.is_lent);
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kK])[0], 'T');
+  EXPECT_TRUE(decoded->request.inputs[Role::kK].is_lent);
+  EXPECT_FALSE(decoded->request.inputs[Role::kV].is_lent);
 }
 
 TEST_F(RaptSharedMemoryTest, ConvertsAMaskOfIntegersThere) {
@@ -392,12 +392,12 @@ TEST(RaptCudaSharedMemoryTest, TensorsAreReadFromThereAndWrittenThere) {
   absl::StatusOr<DecodedCall> decoded = Decode(message, memory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
 
-  const InputBytes& key = decoded->request.inputs.key;
+  const InputBytes& key = decoded->request.inputs[Role::kK];
   EXPECT_EQ(key.device.memory, device.get());
   EXPECT_EQ(key.device.offset, 65);
   EXPECT_EQ(key.size, key_bytes);
-  EXPECT_EQ(decoded->request.places.y.device.memory, device.get());
-  EXPECT_EQ(decoded->request.places.y.device.offset, 3001) << "aligned to nothing";
+  EXPECT_EQ(decoded->request.places[Role::kY].device.memory, device.get());
+  EXPECT_EQ(decoded->request.places[Role::kY].device.offset, 3001) << "aligned to nothing";
   device->bytes[2048 + 8] = std::byte{1};
   std::vector<std::byte> bools(5);
   ASSERT_TRUE(decoded->request.write_mask(absl::MakeSpan(bools)).ok());
@@ -412,10 +412,10 @@ TEST_F(RaptSharedMemoryTest, AnOutputGoesThereAndTheAnswerSaysSo) {
   Share(*message_.mutable_places()->mutable_y(), "r", 1024, kYBytes + 100);
   const absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  const absl::Span<std::byte> place = decoded->request.places.y.bytes;
+  const absl::Span<std::byte> place = decoded->request.places[Role::kY].bytes;
   EXPECT_EQ(static_cast<int64_t>(place.size()), kYBytes);
   Result result;
-  result.y.bytes = place;
+  result.outputs[Role::kY].bytes = place;
   result.routing.backend = BuiltInBackends()[0];
   v1::AttendResponse response;
   ASSERT_TRUE(response.ParseFromString(

@@ -1,0 +1,79 @@
+#include "attention/attributes.h"
+
+#include <iterator>
+#include <limits>
+
+#include "attention/operator.h"
+
+namespace rapt {
+namespace {
+
+constexpr double kLargest = std::numeric_limits<double>::max();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+constexpr AttributeInfo kTable[] = {
+    {.attribute = Attribute::kQueryHeads,
+     .onnx = "q_num_heads",
+     .native = "attention.query_heads",
+     .c = "query_heads",
+     .field = AttributeField<std::optional<int64_t>>{&OperatorCall::q_num_heads}},
+    {.attribute = Attribute::kKvHeads,
+     .onnx = "kv_num_heads",
+     .native = "attention.kv_heads",
+     .c = "kv_heads",
+     .field = AttributeField<std::optional<int64_t>>{&OperatorCall::kv_num_heads}},
+    {.attribute = Attribute::kCausal,
+     .onnx = "is_causal",
+     .native = "attention.causal",
+     .c = "causal",
+     .field = AttributeField<bool>{&OperatorCall::is_causal, &Problem::causal}},
+    {.attribute = Attribute::kLeftWindow,
+     .onnx = "left_window_size",
+     .native = "attention.window.left",
+     .c = "left_window",
+     .field = AttributeField<int64_t>{&OperatorCall::left_window_size, &Problem::left_window},
+     .least = -1,
+     .most = kInfinity,
+     .allowed = "-1 (unbounded) or at least 0"},
+    {.attribute = Attribute::kRightWindow,
+     .onnx = "right_window_size",
+     .native = "attention.window.right",
+     .c = "right_window",
+     .field = AttributeField<int64_t>{&OperatorCall::right_window_size, &Problem::right_window},
+     .least = -1,
+     .most = kInfinity,
+     .allowed = "-1 (unbounded) or at least 0"},
+    {.attribute = Attribute::kScale,
+     .onnx = "scale",
+     .native = "attention.scale",
+     .c = "scale",
+     .field = AttributeField<std::optional<double>>{&OperatorCall::scale, &Problem::scale},
+     .least = -kLargest,
+     .most = kLargest,
+     .allowed = "finite"},
+    {.attribute = Attribute::kSoftcap,
+     .onnx = "softcap",
+     .native = "attention.softcap",
+     .c = "softcap",
+     .field = AttributeField<double>{&OperatorCall::softcap, &Problem::softcap},
+     .most = kLargest,
+     .allowed = "0 (none) or positive and finite"},
+    {.attribute = Attribute::kDropoutProbability,
+     .onnx = "dropout probability",
+     .native = "attention.dropout.probability",
+     .c = "dropout_probability"},
+};
+
+constexpr bool IsIndexedByAttribute() {
+  for (size_t n = 0; n < std::size(kTable); ++n) {
+    if (kTable[n].attribute != static_cast<Attribute>(n)) return false;
+  }
+  return std::size(kTable) == kAttributes;
+}
+static_assert(IsIndexedByAttribute());
+
+}  // namespace
+
+absl::Span<const AttributeInfo> Attributes() { return kTable; }
+
+}  // namespace rapt

@@ -1,0 +1,70 @@
+// The table of scalar attributes: name of each in every interface, where a call and its problem
+// hold it, and which values are allowed.
+#ifndef RAPT_ATTENTION_ATTRIBUTES_H_
+#define RAPT_ATTENTION_ATTRIBUTES_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <variant>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+
+namespace rapt {
+
+struct OperatorCall;
+struct Problem;
+
+enum class Attribute : uint8_t {
+  kQueryHeads,
+  kKvHeads,
+  kCausal,
+  kLeftWindow,
+  kRightWindow,
+  kScale,
+  kSoftcap,
+  kDropoutProbability,
+};
+inline constexpr size_t kAttributes = 8;
+
+template <typename T>
+class AttributeMap {
+ public:
+  constexpr T& operator[](Attribute attribute) { return values_[static_cast<size_t>(attribute)]; }
+  constexpr const T& operator[](Attribute attribute) const {
+    return values_[static_cast<size_t>(attribute)];
+  }
+
+ private:
+  std::array<T, kAttributes> values_ = {};
+};
+
+// The members that hold an attribute. Both null: a member of Problem::dropout. `problem` alone is
+// null for an attribute that only describes shapes.
+template <typename T>
+struct AttributeField {
+  T OperatorCall::*call = nullptr;
+  T Problem::*problem = nullptr;
+};
+
+struct AttributeInfo {
+  Attribute attribute;
+  absl::string_view onnx;    // also the parameter in the Open Inference Protocol
+  absl::string_view native;  // the field of rapt.v1.AttendRequest
+  absl::string_view c;       // the field of rapt_problem; also in the text of a problem
+  std::variant<AttributeField<bool>, AttributeField<int64_t>, AttributeField<double>,
+               AttributeField<std::optional<int64_t>>, AttributeField<std::optional<double>>>
+      field = {};
+  // The range of the number in the problem, and the same in words: "it must be `allowed`".
+  double least = 0;
+  double most = 0;
+  absl::string_view allowed = {};
+};
+
+absl::Span<const AttributeInfo> Attributes();
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_ATTRIBUTES_H_

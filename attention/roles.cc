@@ -1,0 +1,140 @@
+#include "attention/roles.h"
+
+#include "attention/problem.h"
+
+namespace rapt {
+namespace {
+
+using Dims = std::array<int64_t, 4>;
+
+constexpr Dims QueryDims(const Problem& p, int64_t size) {
+  return {p.batch, p.query_heads, p.query_length, size};
+}
+constexpr Dims KeyDims(const Problem& p, int64_t length) {
+  return {p.batch, p.kv_heads, length, p.head_size};
+}
+constexpr Dims ValueDims(const Problem& p, int64_t length) {
+  return {p.batch, p.kv_heads, length, p.value_head_size};
+}
+
+constexpr bool Always(const Problem&) { return true; }
+constexpr bool HasPast(const Problem& p) { return p.past_length > 0; }
+constexpr bool WantsPresent(const Problem& p) { return p.wants_present; }
+constexpr DType QueryType(const Problem& p) { return p.dtype; }
+
+constexpr RoleInfo kRoles[] = {
+    {.role = Role::kQ,
+     .onnx = "Q",
+     .native = "q",
+     .c = "query",
+     .required = true,
+     .has_layout = true,
+     .wanted = Always,
+     .dtype = QueryType,
+     .dims = [](const Problem& p) { return QueryDims(p, p.head_size); }},
+    {.role = Role::kK,
+     .onnx = "K",
+     .native = "k",
+     .c = "key",
+     .required = true,
+     .has_layout = true,
+     .wanted = Always,
+     .dtype = QueryType,
+     .dims = [](const Problem& p) { return KeyDims(p, p.key_length); }},
+    {.role = Role::kV,
+     .onnx = "V",
+     .native = "v",
+     .c = "value",
+     .required = true,
+     .has_layout = true,
+     .wanted = Always,
+     .dtype = QueryType,
+     .dims = [](const Problem& p) { return ValueDims(p, p.key_length); }},
+    {.role = Role::kMask,
+     .onnx = "attn_mask",
+     .native = "mask",
+     .c = "mask",
+     .broadcasts = true,
+     .usual_dtype = DType::kBool,
+     .wanted = [](const Problem& p) { return p.mask.has_value(); },
+     .dtype = [](const Problem& p) { return p.mask->dtype; },
+     .dims = [](const Problem& p) { return p.mask->dims; }},
+    {.role = Role::kPastKey,
+     .onnx = "past_key",
+     .native = "past_key",
+     .c = "past_key",
+     .wanted = HasPast,
+     .dtype = QueryType,
+     .dims = [](const Problem& p) { return KeyDims(p, p.past_length); }},
+    {.role = Role::kPastValue,
+     .onnx = "past_value",
+     .native = "past_value",
+     .c = "past_value",
+     .wanted = HasPast,
+     .dtype = QueryType,
+     .dims = [](const Problem& p) { return ValueDims(p, p.past_length); }},
+    {.role = Role::kKeyLengths,
+     .onnx = "nonpad_kv_seqlen",
+     .native = "key_lengths",
+     .c = "key_lengths",
+     .rank = 1,
+     .usual_dtype = DType::kInt64,
+     .wanted = [](const Problem& p) { return p.has_key_lengths; },
+     .dtype = [](const Problem&) { return DType::kInt64; },
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.batch, 1, 1, 1};
+         }},
+    {.role = Role::kY,
+     .onnx = "Y",
+     .native = "y",
+     .c = "output",
+     .required = true,
+     .has_layout = true,
+     .wanted = [](const Problem& p) { return !p.folds; },
+     .dtype = QueryType,
+     .dims = [](const Problem& p) { return QueryDims(p, p.value_head_size); }},
+    {.role = Role::kPresentKey,
+     .onnx = "present_key",
+     .native = "present_key",
+     .c = "present_key",
+     .wanted = WantsPresent,
+     .dtype = QueryType,
+     .dims = [](const Problem& p) { return KeyDims(p, p.total_keys()); }},
+    {.role = Role::kPresentValue,
+     .onnx = "present_value",
+     .native = "present_value",
+     .c = "present_value",
+     .wanted = WantsPresent,
+     .dtype = QueryType,
+     .dims = [](const Problem& p) { return ValueDims(p, p.total_keys()); }},
+    {.role = Role::kScores,
+     .onnx = "qk_matmul_output",
+     .native = "scores",
+     .c = "scores",
+     .wanted = [](const Problem& p) { return p.score_output.has_value(); },
+     .dtype = QueryType,
+     .dims = [](const Problem& p) { return QueryDims(p, p.total_keys()); }},
+    {.role = Role::kLse,
+     .onnx = "lse",
+     .native = "lse",
+     .c = "lse",
+     .rank = 3,
+     .wanted = [](const Problem& p) { return p.wants_lse && !p.folds; },
+     .dtype = [](const Problem& p) { return p.lse_dtype(); },
+     .dims = [](const Problem& p) { return QueryDims(p, 1); }},
+};
+
+constexpr bool IsIndexedByRole() {
+  for (size_t n = 0; n < std::size(kRoles); ++n) {
+    if (kRoles[n].role != static_cast<Role>(n)) return false;
+  }
+  return std::size(kRoles) == kInputs.size() + kOutputs.size();
+}
+static_assert(IsIndexedByRole());
+
+}  // namespace
+
+const RoleInfo& InfoOf(Role role) { return kRoles[static_cast<size_t>(role)]; }
+
+}  // namespace rapt

@@ -1,0 +1,80 @@
+#include "attention/roles.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "attention/attributes.h"
+#include "attention/field_names.h"
+#include "attention/problem.h"
+
+namespace rapt {
+namespace {
+
+using ::testing::ElementsAre;
+
+std::vector<Role> AllRoles() {
+  std::vector<Role> roles(kInputs.begin(), kInputs.end());
+  roles.insert(roles.end(), kOutputs.begin(), kOutputs.end());
+  return roles;
+}
+
+TEST(RolesTest, EveryRowIsFoundByItsRole) {
+  for (Role role : AllRoles()) EXPECT_EQ(InfoOf(role).role, role);
+}
+
+TEST(RolesTest, NamesAreDistinctInEveryInterface) {
+  for (const FieldNames* names : {&kOnnxNames, &kNativeNames, &kCNames}) {
+    std::set<absl::string_view> distinct;
+    for (Role role : AllRoles()) distinct.insert((*names)[role]);
+    for (const AttributeInfo& info : Attributes()) distinct.insert((*names)[info.attribute]);
+    EXPECT_EQ(distinct.size(), AllRoles().size() + kAttributes);
+    EXPECT_EQ(distinct.count(""), 0u);
+  }
+}
+
+TEST(RolesTest, AProblemWantsWhatItStates) {
+  Problem p;
+  for (Role role : AllRoles()) {
+    EXPECT_EQ(InfoOf(role).wanted(p), InfoOf(role).required) << InfoOf(role).onnx;
+  }
+  p.past_length = 3;
+  p.mask = MaskShape{};
+  p.has_key_lengths = p.wants_lse = p.wants_present = true;
+  p.score_output = ScoreOutput::kScores;
+  for (Role role : AllRoles()) EXPECT_TRUE(InfoOf(role).wanted(p)) << InfoOf(role).onnx;
+}
+
+TEST(RolesTest, AxesAndTypesFollowTheProblem) {
+  const Problem p{.dtype = DType::kFloat64,
+                  .batch = 2,
+                  .query_heads = 8,
+                  .kv_heads = 4,
+                  .query_length = 5,
+                  .key_length = 7,
+                  .past_length = 3,
+                  .head_size = 16,
+                  .value_head_size = 6,
+                  .mask = MaskShape{DType::kFloat16, {1, 8, 1, 9}}};
+  EXPECT_THAT(InfoOf(Role::kQ).dims(p), ElementsAre(2, 8, 5, 16));
+  EXPECT_THAT(InfoOf(Role::kV).dims(p), ElementsAre(2, 4, 7, 6));
+  EXPECT_THAT(InfoOf(Role::kMask).dims(p), ElementsAre(1, 8, 1, 9));
+  EXPECT_THAT(InfoOf(Role::kPastKey).dims(p), ElementsAre(2, 4, 3, 16));
+  EXPECT_THAT(InfoOf(Role::kPresentValue).dims(p), ElementsAre(2, 4, 10, 6));
+  EXPECT_THAT(InfoOf(Role::kScores).dims(p), ElementsAre(2, 8, 5, 10));
+  EXPECT_EQ(InfoOf(Role::kMask).dtype(p), DType::kFloat16);
+  EXPECT_EQ(InfoOf(Role::kLse).dtype(p), DType::kFloat64);
+  EXPECT_EQ(InfoOf(Role::kKeyLengths).dtype(p), DType::kInt64);
+}
+
+TEST(RolesTest, MapsKeepAValueForEachRole) {
+  OutputMap<int> map;
+  for (Role role : kOutputs) EXPECT_EQ(map[role], 0);
+  for (Role role : kOutputs) map[role] = static_cast<int>(role);
+  for (Role role : kOutputs) EXPECT_EQ(map[role], static_cast<int>(role));
+}
+
+}  // namespace
+}  // namespace rapt
