@@ -80,6 +80,8 @@ absl::Status CheckRange(const AttributeInfo& info, Number value, absl::string_vi
       absl::StrCat(name, " is ", value, "; it must be ", info.allowed));
 }
 
+absl::Status CheckRange(const AttributeInfo&, bool, absl::string_view) { return absl::OkStatus(); }
+
 absl::Status CheckRange(const AttributeInfo& info, const Problem& p, absl::string_view name) {
   if (info.allowed.empty()) return absl::OkStatus();
   return std::visit(
