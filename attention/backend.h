@@ -1,4 +1,4 @@
-// What a backend is. To add one: a folder beside this file and a line in backends.cc.
+// The interface of a backend. To add one: a folder beside this file and a line in backends.cc.
 #ifndef RAPT_ATTENTION_BACKEND_H_
 #define RAPT_ATTENTION_BACKEND_H_
 
@@ -23,46 +23,46 @@ struct InstructionSet {
   bool available = false;  // on this machine
 };
 
-// Thread-safe: backends are stateless or guard their state; one instance serves the process.
+// Thread-safe: a backend is stateless or guards its state; one instance serves the process.
 class Backend {
  public:
   virtual ~Backend() = default;
 
   virtual absl::string_view name() const = 0;
 
-  // OK, or why this backend can't run on this machine.
+  // Returns OK, or why this backend can't run on this machine.
   virtual absl::Status Available() const { return absl::OkStatus(); }
 
-  // Best first. Empty where the backend has no choice of them.
+  // Best first. Empty for a backend without a choice of instruction sets.
   virtual absl::Span<const InstructionSet> instruction_sets() const { return {}; }
 
   // Whether Q, K, V, past_key and past_value may be views of slices. Where not, the caller gathers
   // them first.
   virtual bool ReadsSlices() const { return false; }
 
-  // So many tasks at once wait for a device, rather than compute: they run on threads of their own,
-  // each worker has a lane to itself, and plans are for that many threads. 0: tasks compute.
+  // The number of tasks that may wait for a device at the same time. They run on threads of their
+  // own, worker n on lane n, and plans are made for that many threads. 0: tasks compute on the CPU.
   virtual int lanes() const { return 0; }
 
-  // OK, or the reason why not. `problem` is valid.
+  // Returns OK, or the reason why not. REQUIRES: `problem` is valid.
   virtual absl::Status Supports(const Problem& problem) const = 0;
 
-  // Of a supported problem: OK, or why "auto" does better with the next backend. Unavailable where
-  // that is for now only; such calls count as fallbacks.
+  // Returns OK, or why "auto" should choose the next backend. Unavailable where the reason is
+  // temporary; such calls count as fallbacks. REQUIRES: the problem is supported.
   virtual absl::Status Prefers(const Problem&) const { return absl::OkStatus(); }
 
-  // A call went to the next backend for now: the next one like it should not have to. Returns at
-  // once.
+  // Called when a problem went to the next backend for a temporary reason: starts what the next
+  // problem like it needs, such as compiling its kernels. Does not block.
   virtual void Prepare(const Problem&) const {}
 
-  // Fills tiles, stages and workspace of a plan whose problem, isa and threads are set. The problem
-  // is valid and supported; it may be empty() and still want its present keys and values.
+  // Fills stages, workspace and backend_plan of a plan whose problem, isa and threads are set. The
+  // problem is valid and supported; it may be empty() and still want its present keys and values.
   virtual void PlanTasks(Plan& plan) const = 0;
 
-  // Runs one task of a stage. `workspace` has plan.workspace_bytes() bytes, aligned to 64 and of
-  // any content before the first stage; `worker` in [0, plan.threads) names the calling worker's
-  // part of it, no two at once use the same. A task of more than some milliseconds passes the
-  // checkpoint every fraction of one.
+  // Runs one task of a stage. `workspace` has plan.workspace_bytes() bytes, aligned to 64 and
+  // uninitialized before the first stage. `worker`, in [0, plan.threads), selects the caller's part
+  // of it. A task longer than a few milliseconds calls the checkpoint every fraction of one.
+  // REQUIRES: no two calls at the same time have the same worker.
   virtual void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
                        int stage, int64_t task, int worker, const Checkpoint& checkpoint) const = 0;
 
@@ -74,8 +74,7 @@ class Backend {
   };
   // Computes the tasks of several plans in one run on `worker`, as far as it can. Members do not
   // affect each other's results, which equal those of RunTask() up to rounding. REQUIRES: at least
-  // two members of one batch group, which PlanTasks() has set, with a total batch_cost of at
-  // most 1.
+  // two members, of one batch group, with a total cost of at most 1.
   virtual void RunBatch(absl::Span<BatchMember> /*members*/, int /*worker*/) const {
     RAPT_CHECK(false, "this backend's plans have no batch group");
   }

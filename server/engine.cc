@@ -245,7 +245,8 @@ class Engine::Flight final : public Engine::Passage {
                                          worker, checkpoint);
         });
     job.task_cost = plan_.task_flops();
-    if (!plan_.batch_group.empty() && IsSingleTask(job)) job.company = MakeCompany();
+    const BatchGroup* const group = plan_.batch_group();
+    if (group != nullptr && IsSingleTask(job)) job.company = MakeCompany(*group);
     job.done = [this, self = std::move(self)](const JobReport& report) {
       result_.ended_in = Stage::kCompute;
       Finish(report);
@@ -266,9 +267,9 @@ class Engine::Flight final : public Engine::Passage {
     return job.stages.size() == 1 && job.stages.front() == 1;
   }
 
-  Company MakeCompany() {
-    return {.name = absl::StrCat(plan_.routing.backend->name(), " ", plan_.batch_group),
-            .share = plan_.batch_cost,
+  Company MakeCompany(const BatchGroup& group) {
+    return {.name = absl::StrCat(plan_.routing.backend->name(), " ", group.key),
+            .share = group.cost,
             .run_together = RunTogether,
             .member = this};
   }

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "attention/cpu/instruction_sets.h"
 #include "attention/cpu/kernels.h"
 #include "attention/half.h"
@@ -21,19 +24,19 @@ void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_
 
 namespace {
 
-// What a task's rows are a multiple of, as every kernel's register block divides it.
+// A task's rows are a multiple of it; every kernel's register block divides it.
 constexpr int64_t kRowStep = 12;
-constexpr int64_t kMostQueryRows = kMostRowBlocks * kRowBlock;
-// Tasks a thread should have at least, so that the last ones to finish do not leave others idle.
+constexpr int64_t kMaxQueryRows = kMostRowBlocks * kRowBlock;
+// Minimum number of tasks per thread, so that threads do not idle while the last tasks finish.
 constexpr int64_t kTasksPerThread = 4;
 
-// A part of the keys must be worth its merge.
-constexpr int64_t kLeastSplitKeys = 1024;
+// Shorter key splits cost more to merge than they gain.
+constexpr int64_t kMinSplitKeys = 1024;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How a key/value head's g * Sq query rows fall into tasks: blocks of queries, of one head each,
-// or, where Sq is short, whole heads together, so that K and V are read once for all of them.
+// How the g * Sq query rows of a key/value head are divided into tasks: blocks of queries of one
+// head, or for a short Sq several whole heads, so that K and V are read once for all of them.
 struct Split {
   int64_t queries_per_task = 0;
   int64_t heads_per_task = 0;
@@ -45,7 +48,7 @@ struct Split {
 
 Split SplitRows(const Problem& p, int64_t query_rows) {
   Split split;
-  // Tasks of about one size.
+  // Tasks of about equal size.
   const int64_t blocks = CeilDiv(p.query_length, query_rows);
   split.queries_per_task =
       std::min(p.query_length, RoundUp(CeilDiv(p.query_length, blocks), kRowStep));
@@ -60,29 +63,29 @@ int64_t AttentionTasks(const Problem& p, const Split& split) {
   return p.empty() ? 0 : p.batch * p.kv_heads * split.query_tasks * split.head_tasks;
 }
 
-// Large blocks pack K and V less often, small ones share the work out better.
+// Large blocks pack K and V less often, small ones balance the load better.
 int64_t ChooseQueryRows(const Problem& p, int threads) {
-  int64_t rows = kMostQueryRows;
+  int64_t rows = kMaxQueryRows;
   while (rows > kRowBlock && AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread) {
     rows /= 2;
   }
   return rows;
 }
 
-// Fewer tasks than threads, as in decoding with few heads: the keys are split, each part is
-// computed as if it were all, and the parts are merged by their lse. Weights need the final lse
-// before the first of them can be written, so they are not split.
+// Split-KV: with fewer tasks than threads, as in decoding with few heads, the keys are split and
+// the partial results are merged by their lse. Weights need the final lse before the first one can
+// be written, so they are not split.
 int64_t ChooseKeySplits(const Problem& p, int64_t tasks, int threads) {
   if (tasks >= threads || p.score_output == ScoreOutput::kWeights) return 1;
-  return std::clamp<int64_t>(p.total_keys() / kLeastSplitKeys, 1, CeilDiv(2 * threads, tasks));
+  return std::clamp<int64_t>(p.total_keys() / kMinSplitKeys, 1, CeilDiv(2 * threads, tasks));
 }
 
 int64_t SplitKeys(const Problem& p, int64_t splits) {
   return RoundUp(CeilDiv(p.total_keys(), splits), kKeyBlock);
 }
 
-// fp32 holds neither a scale, a softcap nor a mask beyond its own range, and a finite mask must not
-// turn into -inf; fp64 then carries the whole softmax.
+// A scale, softcap or mask outside fp32's range needs fp64 for the whole softmax: a finite mask
+// must not become -inf.
 bool AccumulatesInFp64(const Problem& p) {
   const auto beyond_fp32 = [](double x) {
     return x != 0 && (std::fabs(x) > 1e30 || std::fabs(x) < 1e-30);
@@ -91,7 +94,7 @@ bool AccumulatesInFp64(const Problem& p) {
          beyond_fp32(p.softcap) || (p.mask && p.mask->dtype == DType::kFloat64);
 }
 
-// As the kernel lays it out, see Flash's constructor.
+// Must match the layout in Flash's constructor.
 int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
   const int64_t real = AccumulatesInFp64(p) ? 8 : 4;
   const int64_t lanes_dv = RoundUp(p.value_head_size, kVectorBytes / real);
@@ -107,7 +110,7 @@ int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
                             kFewRows * lanes_dv};
   int64_t bytes = 0;
   for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
-  // Rows that slices part, as they came, are joined there.
+  // Rows that cross a slice boundary are gathered there.
   return bytes +
          RoundUp((1 + kJoinedRows) * std::max(p.head_size, p.value_head_size) * SizeOf(p.dtype),
                  kVectorBytes);
@@ -151,7 +154,7 @@ ScoreStage StageOf(std::optional<ScoreOutput> output) {
   }
 }
 
-// What lies `offset` bytes into the tensor.
+// The tensor's bytes from `offset` on.
 FlashBytes BytesOf(const TensorView& view, int64_t offset) {
   if (view.slices == nullptr) return {view.data + offset, nullptr, 0, 0};
   const SlicedBytes& sliced = *view.slices;
@@ -172,8 +175,7 @@ FlashKeys KeysOf(const TensorView& past, int64_t past_count, const TensorView& n
   return keys;
 }
 
-// The partial results of split keys, in the shared workspace: for each query row, O and lse of each
-// part.
+// The partial results of split keys, in the shared workspace: O and lse of each query row and part.
 template <typename Real>
 class Parts {
  public:
@@ -225,35 +227,13 @@ void FoldRow(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t
            *state(a.state.sum), absl::Span<const Real>(output, p.value_head_size), lse);
 }
 
-template <typename Real>
-void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task) {
-  const Problem& p = plan.problem;
-  const Parts<Real> parts(p, plan.tiles.key_splits, workspace);
-  const int64_t b = task / p.query_heads;
-  const int64_t h = task % p.query_heads;
-  for (int64_t i = 0; i < p.query_length; ++i) {
-    const int64_t row = RowIndex(p, b, h, i);
-    parts.Merge(row);
-    if (p.folds) {
-      FoldRow<Real>(p, a, b, h, i, parts.Output(row, 0), *parts.Lse(row, 0));
-      continue;
-    }
-    for (int64_t d = 0; d < p.value_head_size; ++d) {
-      StoreElement(a.outputs[Role::kY].Row(b, h, i), p.dtype, d, parts.Output(row, 0)[d]);
-    }
-    if (p.wants_lse) {
-      StoreElement(a.outputs[Role::kLse].Row(b, h, i), p.lse_dtype(), 0, *parts.Lse(row, 0));
-    }
-  }
-}
-
-// The results of a task's rows, in the worker's workspace, until they are folded into the state.
+// The results of a task's rows in the worker's workspace, before they are folded into the state.
 template <typename Real>
 class Unfolded {
  public:
-  Unfolded(const Problem& p, int64_t rows, std::byte* room)
+  Unfolded(const Problem& p, int64_t rows, std::byte* memory)
       : value_head_size_(p.value_head_size),
-        lse_(reinterpret_cast<Real*>(room)),
+        lse_(reinterpret_cast<Real*>(memory)),
         output_(lse_ + rows) {}
 
   static int64_t Bytes(const Problem& p, int64_t rows) {
@@ -265,7 +245,7 @@ class Unfolded {
     row.lse = reinterpret_cast<std::byte*>(lse_ + index);
   }
 
-  // `rows` as they were redirected, in that order.
+  // REQUIRES: `rows` are the redirected ones, in order.
   void Fold(const Problem& p, const Arguments& a, int64_t b, absl::Span<const FlashRow> rows,
             int64_t first_query) const {
     for (size_t n = 0; n < rows.size(); ++n) {
@@ -300,7 +280,7 @@ FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64
   };
 }
 
-// Narrows a row to the task's part of the keys, its output to that part's place.
+// Restricts a row to the task's part of the keys and sends its result to that part's place.
 template <typename Real>
 void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int64_t index,
             int64_t part) {
@@ -310,7 +290,7 @@ void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int6
   row.lse = reinterpret_cast<std::byte*>(parts.Lse(index, part));
 }
 
-// The part of the task that the problem alone says.
+// The fields of a task that depend on the problem alone.
 FlashTask ShapeOf(const Problem& p) {
   FlashTask task = {};
   task.key_count = p.total_keys();
@@ -329,7 +309,7 @@ FlashTask ShapeOf(const Problem& p) {
   return task;
 }
 
-// The part of the task that is the same for every block of rows.
+// The fields of a task that are the same for every block of rows.
 FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_head) {
   FlashTask task = ShapeOf(p);
   task.queries = BytesOf(a.inputs[Role::kQ], 0);
@@ -345,36 +325,81 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
   return task;
 }
 
-int64_t TileScratchBytes(const Plan& plan, int64_t rows) {
-  const KernelTable& kernels = Kernels(plan.isa);
-  if (kernels.tile_scratch_bytes == nullptr || AccumulatesInFp64(plan.problem)) return 0;
-  FlashTask task = ShapeOf(plan.problem);
+int64_t TileScratchBytes(const Problem& p, const KernelTable& kernels, int64_t rows) {
+  if (kernels.tile_scratch_bytes == nullptr || AccumulatesInFp64(p)) return 0;
+  FlashTask task = ShapeOf(p);
   task.row_count = rows;
   return kernels.tile_scratch_bytes(task);
 }
 
-// A worker's part of the workspace: so many bytes for each of these, one after the other.
-struct WorkerRoom {
-  int64_t rows, scratch, tile_scratch, unfolded;
+// The bytes of each part of a worker's workspace, in this order.
+struct WorkerLayout {
+  int64_t rows = 0, scratch = 0, tile_scratch = 0, unfolded = 0;
 
   int64_t bytes() const { return rows + scratch + tile_scratch + unfolded; }
 };
 
-WorkerRoom RoomOf(const Plan& plan, int64_t rows) {
-  const Problem& p = plan.problem;
-  return {.rows = RowTableBytes(rows),
-          .scratch = FlashScratchBytes(p, rows),
-          .tile_scratch = TileScratchBytes(plan, rows),
-          .unfolded = p.folds && plan.tiles.key_splits == 1 ? UnfoldedBytes(p, rows) : 0};
+// Depends on the problem's shape alone, not on where a section lies in the whole: the chunks of a
+// ChunkedPlan share one.
+class CpuPlan final : public BackendPlan {
+ public:
+  CpuPlan(const Problem& p, absl::string_view isa, int threads)
+      : kernels(Kernels(isa)),
+        fp64(AccumulatesInFp64(p)),
+        query_block(ChooseQueryRows(p, threads)),
+        split(SplitRows(p, query_block)),
+        key_splits(ChooseKeySplits(p, AttentionTasks(p, split), threads)) {
+    const int64_t rows_per_task = split.rows_per_task();
+    worker = {.rows = RowTableBytes(rows_per_task),
+              .scratch = FlashScratchBytes(p, rows_per_task),
+              .tile_scratch = TileScratchBytes(p, kernels, rows_per_task),
+              .unfolded = p.folds && key_splits == 1 ? UnfoldedBytes(p, rows_per_task) : 0};
+  }
+
+  std::string Describe() const override {
+    const int64_t key_block = worker.tile_scratch > 0 ? kTileKeyBlock : kKeyBlock;
+    return absl::StrCat("q", query_block, " k", key_block, " s", key_splits);
+  }
+
+  const KernelTable& kernels;
+  const bool fp64;            // accumulates in fp64
+  const int64_t query_block;  // most query rows of a task
+  const Split split;
+  const int64_t key_splits;
+  WorkerLayout worker;
+};
+
+const CpuPlan& CpuPlanOf(const Plan& plan) {
+  return static_cast<const CpuPlan&>(*plan.backend_plan);
 }
 
-// Multiply-adds of all visible pairs; batch rows are taken to see all the keys that lengths might
-// hide.
+template <typename Real>
+void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task) {
+  const Problem& p = plan.problem;
+  const Parts<Real> parts(p, CpuPlanOf(plan).key_splits, workspace);
+  const int64_t b = task / p.query_heads;
+  const int64_t h = task % p.query_heads;
+  for (int64_t i = 0; i < p.query_length; ++i) {
+    const int64_t row = RowIndex(p, b, h, i);
+    parts.Merge(row);
+    if (p.folds) {
+      FoldRow<Real>(p, a, b, h, i, parts.Output(row, 0), *parts.Lse(row, 0));
+      continue;
+    }
+    for (int64_t d = 0; d < p.value_head_size; ++d) {
+      StoreElement(a.outputs[Role::kY].Row(b, h, i), p.dtype, d, parts.Output(row, 0)[d]);
+    }
+    if (p.wants_lse) {
+      StoreElement(a.outputs[Role::kLse].Row(b, h, i), p.lse_dtype(), 0, *parts.Lse(row, 0));
+    }
+  }
+}
+
+// Counts all visible pairs. Key lengths are not known yet and taken as full.
 double CountFlops(const Problem& p) {
   const int64_t key_length = p.section ? p.section->key_length : p.key_length;
   double pairs = 0;
-  // The visible range moves by one key a query: sampling it is exact enough for any use of the
-  // figure.
+  // The visible range moves by one key per query, so sampling it is exact enough.
   const int64_t step = std::max<int64_t>(1, p.query_length / 64);
   for (int64_t i = 0; i < p.query_length; i += step) {
     const KeyRange range = VisibleKeys(p, {&key_length, 1}, 0, i);
@@ -385,7 +410,7 @@ double CountFlops(const Problem& p) {
          static_cast<double>(p.head_size + p.value_head_size);
 }
 
-// Which rows and keys a task of the first stage has.
+// The rows and keys of a task of the first stage.
 struct TaskPlace {
   int64_t b, kv_head, first_head, end_head, first_query, end_query, part;
 };
@@ -394,7 +419,7 @@ TaskPlace PlaceOf(const Problem& p, const Split& split, int64_t key_splits, int6
   TaskPlace place;
   place.part = task % key_splits;
   task /= key_splits;
-  // The last queries come first: under a causal mask they see the most keys and take the longest.
+  // The last queries go first: under a causal mask they see the most keys and take longest.
   const int64_t query_task = split.query_tasks - 1 - task % split.query_tasks;
   task /= split.query_tasks;
   const int64_t head_task = task % split.head_tasks;
@@ -413,11 +438,10 @@ template <typename Real>
 void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task, int worker,
               const Checkpoint& checkpoint) {
   const Problem& p = plan.problem;
-  const int64_t splits = plan.tiles.key_splits;
-  const Split split = SplitRows(p, plan.tiles.query_block);
-  const TaskPlace place = PlaceOf(p, split, splits, task);
+  const CpuPlan& cpu = CpuPlanOf(plan);
+  const int64_t splits = cpu.key_splits;
+  const TaskPlace place = PlaceOf(p, cpu.split, splits, task);
   const Parts<Real> parts(p, splits, workspace);
-  const WorkerRoom room = RoomOf(plan, split.rows_per_task());
   std::byte* begin = workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
   auto* rows = reinterpret_cast<FlashRow*>(begin);
 
@@ -426,11 +450,12 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   flash.part_end = std::min(flash.part_begin + SplitKeys(p, splits), p.total_keys());
   flash.rows = rows;
   flash.checkpoint = checkpoint;
-  flash.scratch = begin + room.rows;
-  flash.tile_scratch = flash.scratch + room.scratch;
+  flash.scratch = begin + cpu.worker.rows;
+  flash.tile_scratch = flash.scratch + cpu.worker.scratch;
   flash.begin = flash.part_end;
   flash.end = flash.part_begin;
-  const Unfolded<Real> unfolded(p, split.rows_per_task(), flash.tile_scratch + room.tile_scratch);
+  const Unfolded<Real> unfolded(p, cpu.split.rows_per_task(),
+                                flash.tile_scratch + cpu.worker.tile_scratch);
   const bool folds_here = p.folds && splits == 1;
   if (splits > 1 || p.folds) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
   for (int64_t h = place.first_head; h < place.end_head; ++h) {
@@ -444,10 +469,9 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
       flash.end = std::max(flash.end, row.end);
     }
   }
-  // Nothing to fold: the chunk is out of these rows' sight.
+  // Nothing to fold: these rows see no key of the chunk.
   if (folds_here && !p.score_output && flash.begin >= flash.end) return;
-  const KernelTable& kernels = Kernels(plan.isa);
-  const bool done = (sizeof(Real) == 8 ? kernels.flash_fp64 : kernels.flash_fp32)(flash);
+  const bool done = (sizeof(Real) == 8 ? cpu.kernels.flash_fp64 : cpu.kernels.flash_fp32)(flash);
   if (done && folds_here) {
     unfolded.Fold(p, a, place.b, {rows, static_cast<size_t>(flash.row_count)},
                   p.section ? p.section->first_query : 0);
@@ -467,37 +491,32 @@ class Cpu final : public Backend {
       plan.stages = {PresentTasks(p)};
       return;
     }
-    plan.tiles.query_block = ChooseQueryRows(p, plan.threads);
-    plan.tiles.key_block = kKeyBlock;
-    const Split split = SplitRows(p, plan.tiles.query_block);
-    const int64_t tasks = AttentionTasks(p, split);
-    const int64_t splits = ChooseKeySplits(p, tasks, plan.threads);
-    plan.tiles.key_splits = splits;
-    plan.stages = {tasks * splits + PresentTasks(p)};
+    const auto cpu = std::make_shared<const CpuPlan>(p, plan.isa, plan.threads);
+    const int64_t splits = cpu->key_splits;
+    plan.stages = {AttentionTasks(p, cpu->split) * splits + PresentTasks(p)};
     if (splits > 1) {
       plan.stages.push_back(p.batch * p.query_heads);
       plan.shared_workspace_bytes =
-          AccumulatesInFp64(p) ? Parts<double>::Bytes(p, splits) : Parts<float>::Bytes(p, splits);
+          cpu->fp64 ? Parts<double>::Bytes(p, splits) : Parts<float>::Bytes(p, splits);
     }
-    const WorkerRoom room = RoomOf(plan, split.rows_per_task());
-    if (room.tile_scratch > 0) plan.tiles.key_block = kTileKeyBlock;
-    plan.worker_workspace_bytes = room.bytes();
-    plan.state_dtype = AccumulatesInFp64(p) ? DType::kFloat64 : DType::kFloat32;
+    plan.worker_workspace_bytes = cpu->worker.bytes();
+    plan.state_dtype = cpu->fp64 ? DType::kFloat64 : DType::kFloat32;
     plan.flops = CountFlops(p);
+    plan.backend_plan = cpu;
   }
 
   void RunTask(const Plan& plan, const Arguments& a, std::byte* workspace, int stage, int64_t task,
                int worker, const Checkpoint& checkpoint) const override {
     const Problem& p = plan.problem;
-    const bool fp64 = AccumulatesInFp64(p);
     if (stage == 1) {
-      return fp64 ? MergeHead<double>(plan, a, workspace, task)
-                  : MergeHead<float>(plan, a, workspace, task);
+      return CpuPlanOf(plan).fp64 ? MergeHead<double>(plan, a, workspace, task)
+                                  : MergeHead<float>(plan, a, workspace, task);
     }
     const int64_t present_tasks = PresentTasks(p);
     if (task < present_tasks) return RunPresentTask(p, a, task);
-    fp64 ? RunFlash<double>(plan, a, workspace, task - present_tasks, worker, checkpoint)
-         : RunFlash<float>(plan, a, workspace, task - present_tasks, worker, checkpoint);
+    CpuPlanOf(plan).fp64
+        ? RunFlash<double>(plan, a, workspace, task - present_tasks, worker, checkpoint)
+        : RunFlash<float>(plan, a, workspace, task - present_tasks, worker, checkpoint);
   }
 };
 

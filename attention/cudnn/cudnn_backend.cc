@@ -45,6 +45,20 @@ Partition PartitionOn(const Device& device, const Problem& problem) {
   return MakePartition(problem, TensorBytes(device), device.lanes());
 }
 
+// How the problem is partitioned for the device, and its batch group.
+class DevicePlan final : public BackendPlan {
+ public:
+  DevicePlan(const Partition& partition, std::optional<BatchGroup> group)
+      : partition_(partition), group_(std::move(group)) {}
+
+  const Partition& partition() const { return partition_; }
+  const BatchGroup* batch_group() const override { return group_ ? &*group_ : nullptr; }
+
+ private:
+  const Partition partition_;
+  const std::optional<BatchGroup> group_;
+};
+
 Plan PlanOn(const Backend& backend, const Problem& problem, int threads) {
   Plan plan;
   plan.problem = problem;
@@ -425,7 +439,7 @@ void CudnnBackend::PlanTasks(Plan& plan) const {
   plan.worker_workspace_bytes = RoundUp(plan.worker_workspace_bytes, AlignedBuffer::kAlignment);
   plan.worker_workspace_bytes += FoldedBytes(p, partition);
   plan.flops = FallbackPlan(p).flops;
-  SetBatchGroup(plan);
+  plan.backend_plan = std::make_shared<DevicePlan>(partition, BatchGroupOf(plan));
 }
 
 void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
@@ -433,7 +447,7 @@ void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::by
                            const Checkpoint& checkpoint) const {
   const Problem& whole = plan.problem;
   if (task < PresentTasks(whole)) return RunPresentTask(whole, arguments, task);
-  const Partition partition = PartitionOn(*device_, whole);
+  const Partition& partition = static_cast<const DevicePlan&>(*plan.backend_plan).partition();
   const int64_t run = task - PresentTasks(whole);
   std::byte* const own_workspace = workspace + worker * plan.worker_workspace_bytes;
   if (partition.splits_heads()) {
@@ -444,16 +458,15 @@ void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::by
   RunPiece(ProblemOf(whole, piece), part.arguments(), own_workspace, worker, checkpoint);
 }
 
-void CudnnBackend::SetBatchGroup(Plan& plan) const {
+std::optional<BatchGroup> CudnnBackend::BatchGroupOf(const Plan& plan) const {
   const Problem& p = plan.problem;
-  if (plan.stages[0] != 1 || CropOf(p).empty()) return;
+  if (plan.stages[0] != 1 || CropOf(p).empty()) return std::nullopt;
   const SdpaGraph padded = GraphOf(p);
   const double cost = BatchCostOf(padded, *device_);
-  if (!MayBeRagged(padded) || cost > 0.5) return;
+  if (!MayBeRagged(padded) || cost > 0.5) return std::nullopt;
   // What problems must have in common to share a graph.
   const SdpaGraph common = RaggedOf(padded, 1, std::min<int64_t>(padded.query_length, 2), 1);
-  plan.batch_group = absl::StrFormat("%s scale%a", common.Key(), common.scale);
-  plan.batch_cost = cost;
+  return BatchGroup{absl::StrFormat("%s scale%a", common.Key(), common.scale), cost};
 }
 
 void CudnnBackend::RunBatch(absl::Span<BatchMember> members, int worker) const {

@@ -159,8 +159,8 @@ class CudnnBackend final : public Backend {
   Work WorkOnHost(const Problem& problem) const;
   // Returns the work on the device of what is `work` on the host.
   Work WorkOnDevice(const Problem& problem, Work work) const;
-  // Sets the batch group and cost of a plan that is small enough to be batched.
-  void SetBatchGroup(Plan& plan) const;
+  // Absent if the problem is too large to be batched or has no ragged kernels.
+  std::optional<BatchGroup> BatchGroupOf(const Plan& plan) const;
   // Returns the graphs of all pieces.
   std::vector<SdpaGraph> GraphsOf(const Problem& problem) const;
   // The same over ragged tensors, alone and in batches of all sizes.

@@ -295,8 +295,8 @@ class Probe {
         *problem,
         {.backend = "cudnn", .threads = threads_, .has_lanes = true, .backends = &backends_});
     if (!plan.ok()) return plan.status();
-    if (plan->batch_group.empty()) return absl::FailedPreconditionError("it runs alone");
-    const auto count = static_cast<size_t>(1 / plan->batch_cost);
+    if (plan->batch_group() == nullptr) return absl::FailedPreconditionError("it runs alone");
+    const auto count = static_cast<size_t>(1 / plan->batch_group()->cost);
     std::deque<Request> requests;
     std::vector<Arguments> arguments(count);
     std::vector<Backend::BatchMember> members;

@@ -178,9 +178,6 @@ TEST(MakePlanTest, IsAFunctionOfProblemAndOptions) {
       EXPECT_EQ(a->isa, b->isa);
       EXPECT_EQ(a->threads, threads);
       EXPECT_EQ(a->stages, b->stages);
-      EXPECT_EQ(a->tiles.query_block, b->tiles.query_block);
-      EXPECT_EQ(a->tiles.key_block, b->tiles.key_block);
-      EXPECT_EQ(a->tiles.key_splits, b->tiles.key_splits);
       EXPECT_EQ(a->workspace_bytes(), b->workspace_bytes());
       EXPECT_EQ(a->flops, b->flops);
     }

@@ -19,6 +19,15 @@
 namespace rapt {
 namespace {
 
+class Grouped final : public BackendPlan {
+ public:
+  explicit Grouped(const Problem& p) : group_{absl::StrCat("D ", p.value_head_size), .25} {}
+  const BatchGroup* batch_group() const override { return &group_; }
+
+ private:
+  const BatchGroup group_;
+};
+
 // Computes attention over a single key: its value is the answer. Holds its first run until told.
 class OneKeyBackend final : public Backend {
  public:
@@ -28,8 +37,7 @@ class OneKeyBackend final : public Backend {
 
   void PlanTasks(Plan& plan) const override {
     plan.stages = {1};
-    plan.batch_group = absl::StrCat("D ", plan.problem.value_head_size);
-    plan.batch_cost = .25;
+    plan.backend_plan = std::make_shared<Grouped>(plan.problem);
   }
 
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte*, int, int64_t, int,
@@ -63,7 +71,7 @@ class OneKeyBackend final : public Backend {
     }
     runs_.push_back(members.size());
     for (const BatchMember& member : members) {
-      EXPECT_EQ(member.plan->batch_group, members.front().plan->batch_group);
+      EXPECT_EQ(member.plan->batch_group()->key, members.front().plan->batch_group()->key);
       std::memcpy(member.arguments->outputs[Role::kY].data, member.arguments->inputs[Role::kV].data,
                   static_cast<size_t>(member.plan->problem.value_head_size) * sizeof(float));
     }

@@ -256,13 +256,14 @@ std::vector<Outputs> RunBatched(absl::Span<const Problem> problems, absl::Span<c
   for (size_t first = 0; first < problems.size(); ++first) {
     if (taken[first]) continue;
     std::vector<Backend::BatchMember> members;
+    const BatchGroup* const group = plans[first].batch_group();
     double room = 1;
     for (size_t n = first; n < problems.size(); ++n) {
-      const bool alike =
-          !plans[n].batch_group.empty() && plans[n].batch_group == plans[first].batch_group;
-      if (taken[n] || (n != first && (!alike || plans[n].batch_cost > room))) continue;
+      const BatchGroup* const own = plans[n].batch_group();
+      const bool fits = group && own && own->key == group->key && own->cost <= room;
+      if (taken[n] || (n != first && !fits)) continue;
       taken[n] = true;
-      room -= plans[n].batch_cost;
+      if (own) room -= own->cost;
       members.push_back({&plans[n], &arguments[n]});
     }
     if (members.size() > 1) {

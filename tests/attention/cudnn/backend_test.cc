@@ -670,7 +670,7 @@ TEST_F(CudnnBatchTest, RunsOneByOneIfTheBatchExceedsALane) {
   problem.key_length = 2;
   problem.causal = false;
   for (int n = 0; n < 4; ++n) Wait(problem);
-  EXPECT_LE(MakePlan(problem, WithLanes())->batch_cost, 0.5);
+  EXPECT_LE(MakePlan(problem, WithLanes())->batch_group()->cost, 0.5);
   WaitForBatchKernels();
   EXPECT_EQ(RunsOfAll(), 4);
   EXPECT_LE(controls_.most_bytes, kArena);
@@ -698,7 +698,8 @@ TEST_F(CudnnBatchTest, NeedsOnlyWarmKernels) {
 TEST_F(CudnnBatchTest, RequestsDifferOnlyInLengths) {
   Start();
   const auto batch_group = [this](const Problem& problem) {
-    return MakePlan(problem, WithLanes())->batch_group;
+    const auto plan = MakePlan(problem, WithLanes());
+    return plan->batch_group() == nullptr ? "" : plan->batch_group()->key;
   };
   const Problem problem = Decode(2, 100);
   EXPECT_NE(batch_group(problem), "");
