@@ -29,11 +29,12 @@ absl::StatusOr<const Backend*> FindBackend(absl::string_view name, const Backend
                                                  "'; this build has auto, ", NamesOf(backends)));
 }
 
-// OK, or why the backend can't compute the problem under these options.
+// Returns OK, or why the backend can't compute the problem under these options.
 absl::Status CheckSupport(const Backend& backend, const Problem& problem,
                           const PlanOptions& options) {
   if (backend.lanes() > 0 && !options.has_lanes) {
-    return absl::UnimplementedError("it waits for a device, which there are no threads for here");
+    return absl::UnimplementedError(
+        "it waits for a device, and there are no threads for that here");
   }
   return backend.Supports(problem);
 }
@@ -67,7 +68,7 @@ absl::StatusOr<Routing> ChooseBackend(const Problem& problem, const PlanOptions&
   return absl::UnimplementedError("no backend can compute this");
 }
 
-// OK, or why the instruction set can't be used: some backend must know it and have it here.
+// Returns OK if some backend knows the instruction set and has it on this machine.
 absl::Status ValidateIsa(absl::string_view isa, const BackendSet& backends) {
   if (isa == "auto") return absl::OkStatus();
   std::string known = "auto";
@@ -124,7 +125,7 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
 
 namespace {
 
-// Less work than handing out work costs: the calling thread does all of it.
+// Below this, distributing the tasks costs more than it gains: the calling thread runs them all.
 constexpr double kFlopsAlone = 5e5;
 
 absl::Status ValidateSlices(const Backend& backend, const Arguments& a) {

@@ -1,4 +1,4 @@
-// rapt_attention: exact attention, with no gRPC, protobuf or metrics in it.
+// rapt_attention: exact attention, without gRPC, protobuf or metrics.
 //
 //     Problem problem{.batch = 2, .query_heads = 32, .kv_heads = 8, ...};
 //     absl::StatusOr<Plan> plan = MakePlan(problem, {.threads = 8});
@@ -21,16 +21,17 @@
 
 namespace rapt {
 
-// InvalidArgument for an invalid problem or an unknown backend or instruction set;
-// FailedPrecondition where the named one is not available here; Unimplemented, with the reason,
-// where the named backend does not support the problem. Allocates little and computes nothing.
+// Returns InvalidArgument for an invalid problem or an unknown backend or instruction set,
+// FailedPrecondition if the named one is not available here, Unimplemented, with the reason, if the
+// named backend does not support the problem. Allocates little and computes nothing.
 absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options);
 
-// InvalidArgument or FailedPrecondition as MakePlan would give it for any problem. For start-up.
+// Returns the InvalidArgument or FailedPrecondition that MakePlan returns for any problem under
+// these options. For start-up.
 absl::Status Validate(const PlanOptions& options);
 
-// The name of the instruction set that plans of this backend use under --isa=`wanted`, which is
-// valid; empty where the backend has no choice of them.
+// Returns the name of the instruction set that plans of this backend use under --isa=`wanted`;
+// empty for a backend without a choice of them. REQUIRES: `wanted` is valid.
 std::string ChooseIsa(const Backend& backend, absl::string_view wanted);
 
 // Computes the plan. Blocks until done. `workspace` has at least plan.workspace_bytes() bytes,

@@ -1,4 +1,5 @@
-// present = past followed by the new keys and values: a copy that every backend's plan may hold.
+// present = past followed by the new keys and values: copy tasks that every backend's plan may
+// have.
 #ifndef RAPT_ATTENTION_PRESENT_H_
 #define RAPT_ATTENTION_PRESENT_H_
 
@@ -8,7 +9,7 @@
 
 namespace rapt {
 
-// Independent tasks that the copy falls into; 0 when nobody wants it.
+// Returns the number of independent copy tasks; 0 if the problem does not want present outputs.
 int64_t PresentTasks(const Problem& problem);
 
 void RunPresentTask(const Problem& problem, const Arguments& arguments, int64_t task);

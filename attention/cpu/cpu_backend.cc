@@ -12,6 +12,7 @@
 #include "attention/mechanism/softmax/softmax_state.h"
 #include "attention/philox.h"
 #include "attention/present.h"
+#include "attention/score/score_params.h"
 #include "base/round_up.h"
 
 namespace rapt {
@@ -112,7 +113,7 @@ int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
   for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
   // Rows that cross a slice boundary are gathered there.
   return bytes +
-         RoundUp((1 + kJoinedRows) * std::max(p.head_size, p.value_head_size) * SizeOf(p.dtype),
+         RoundUp((1 + kGatheredRows) * std::max(p.head_size, p.value_head_size) * SizeOf(p.dtype),
                  kVectorBytes);
 }
 
@@ -123,21 +124,6 @@ int64_t RowTableBytes(int64_t rows) {
 template <typename Real>
 constexpr DType RealType() {
   return sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32;
-}
-
-Element ElementOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return Element::kFloat16;
-    case DType::kBFloat16:
-      return Element::kBFloat16;
-    case DType::kFloat64:
-      return Element::kFloat64;
-    case DType::kBool:
-      return Element::kBool;
-    default:
-      return Element::kFloat32;
-  }
 }
 
 ScoreStage StageOf(std::optional<ScoreOutput> output) {
@@ -266,15 +252,12 @@ int64_t UnfoldedBytes(const Problem& p, int64_t rows) {
 }
 
 FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
-  const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   return {
       .query = a.inputs[Role::kQ].RowOffset(b, h, i),
       .output = p.folds ? nullptr : a.outputs[Role::kY].Row(b, h, i),
       .lse = p.wants_lse && !p.folds ? a.outputs[Role::kLse].Row(b, h, i) : nullptr,
       .scores = p.score_output ? a.outputs[Role::kScores].Row(b, h, i) : nullptr,
-      .mask = p.mask ? a.inputs[Role::kMask].Row(b, h, i) : nullptr,
-      .begin = visible.begin,
-      .end = visible.end,
+      .score = ScoreRowOf(p, a, b, h, i),
       .head = h,
       .index = i + (p.section ? p.section->first_query : 0),
   };
@@ -284,8 +267,9 @@ FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64
 template <typename Real>
 void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int64_t index,
             int64_t part) {
-  row.begin = std::clamp(row.begin, task.part_begin, task.part_end);
-  row.end = std::clamp(row.end, row.begin, task.part_end);
+  ScoreRow& keys = row.score;
+  keys.begin = std::clamp(keys.begin, task.part_begin, task.part_end);
+  keys.end = std::clamp(keys.end, keys.begin, task.part_end);
   row.output = reinterpret_cast<std::byte*>(parts.Output(index, part));
   row.lse = reinterpret_cast<std::byte*>(parts.Lse(index, part));
 }
@@ -299,8 +283,6 @@ FlashTask ShapeOf(const Problem& p) {
   task.element = ElementOf(p.dtype);
   task.output_element = task.element;
   task.lse_element = ElementOf(p.lse_dtype());
-  task.scale = p.effective_scale();
-  task.softcap = p.softcap;
   task.score_stage = StageOf(p.score_output);
   if (p.dropout) {
     task.dropout = p.dropout->probability;
@@ -315,11 +297,7 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
   task.queries = BytesOf(a.inputs[Role::kQ], 0);
   task.keys = KeysOf(a.inputs[Role::kPastKey], p.past_length, a.inputs[Role::kK], b, kv_head);
   task.values = KeysOf(a.inputs[Role::kPastValue], p.past_length, a.inputs[Role::kV], b, kv_head);
-  if (p.mask) {
-    task.mask_element = ElementOf(p.mask->dtype);
-    task.mask_step = p.mask->dims[3] == 1 ? 0 : a.inputs[Role::kMask].strides[3];
-    task.mask_count = p.mask->dims[3] == 1 ? p.total_keys() : p.mask->dims[3];
-  }
+  task.score = ScoreParamsOf(p, a);
   task.batch = b;
   task.first_key = p.section ? p.section->first_key : 0;
   return task;
@@ -328,6 +306,7 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
 int64_t TileScratchBytes(const Problem& p, const KernelTable& kernels, int64_t rows) {
   if (kernels.tile_scratch_bytes == nullptr || AccumulatesInFp64(p)) return 0;
   FlashTask task = ShapeOf(p);
+  task.score = ScoreParamsOf(p, {});
   task.row_count = rows;
   return kernels.tile_scratch_bytes(task);
 }
@@ -464,9 +443,9 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
       if (folds_here) unfolded.Redirect(row, flash.row_count);
       ++flash.row_count;
       if (splits > 1) Narrow(row, flash, parts, RowIndex(p, place.b, h, i), place.part);
-      if (row.begin == row.end) continue;
-      flash.begin = std::min(flash.begin, row.begin);
-      flash.end = std::max(flash.end, row.end);
+      if (row.score.begin == row.score.end) continue;
+      flash.begin = std::min(flash.begin, row.score.begin);
+      flash.end = std::max(flash.end, row.score.end);
     }
   }
   // Nothing to fold: these rows see no key of the chunk.

@@ -5,8 +5,7 @@
 
 namespace rapt {
 
-// Fused attention on the CPU: everything that rapt offers, for every type. Never holds Sq x T
-// numbers.
+// Fused attention on the CPU. Supports every problem and type; never holds Sq x T numbers.
 const Backend& CpuBackend();
 
 }  // namespace rapt

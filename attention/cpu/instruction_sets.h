@@ -1,4 +1,4 @@
-// The instruction sets that the CPU backend has kernels for: the one list.
+// The instruction sets that the CPU backend has kernels for.
 #ifndef RAPT_ATTENTION_CPU_INSTRUCTION_SETS_H_
 #define RAPT_ATTENTION_CPU_INSTRUCTION_SETS_H_
 
@@ -9,10 +9,10 @@
 
 namespace rapt::cpu {
 
-// Best first, the portable baseline last. Asked of the machine once.
+// Best first, the portable baseline last. Availability is detected once.
 absl::Span<const InstructionSet> InstructionSets();
 
-// `isa` is one of InstructionSets() that is available.
+// REQUIRES: `isa` is one of InstructionSets() that is available.
 const KernelTable& Kernels(absl::string_view isa);
 
 }  // namespace rapt::cpu

@@ -1,17 +1,16 @@
 // Kernels for AVX-512 and the tiles of AMX-BF16.
 //
-// A tile instruction multiplies bf16 and sums in fp32. bf16 is what it takes; a fp16 number is the
-// sum of two bf16 numbers, a fp32 number of three, and so a product of two numbers is the sum of a
-// few products of their terms: four of fp16, six of fp32, where the three smallest are below fp32's
-// own rounding.
+// A tile instruction multiplies bf16 numbers and sums in fp32. A fp16 number is the sum of two bf16
+// numbers, a fp32 number of three, so a product of two numbers is a sum of products of their terms:
+// four for fp16, six for fp32, where the three smallest are below fp32's own rounding.
 //
 // The loop is Flash's, in tiles: Q, K, V and P are packed as terms in bf16, pairs of neighbours in
 // depth side by side in a dword; S and O are fp32. Per block of 128 keys, 32 rows at a time, 2 x 2
 // tiles of sums stay in registers: four loads for four products. P = 2^((S - m) c), where m is a
 // maximum that only moves when it has grown by 2^8, so that O is seldom rescaled.
 //
-// Tiles flush subnormals, and terms of Inf and NaN are not terms. A task that meets a number that
-// is not comfortably inside of fp32 starts again with the AVX-512 kernel.
+// Tiles flush subnormals, and Inf and NaN cannot be split into terms. A task that meets a number
+// close to or beyond the limits of fp32 starts over with the AVX-512 kernel.
 #define RAPT_VECTOR_BYTES 64
 #define RAPT_MICRO_ROWS 6
 #define RAPT_MICRO_VECTORS 4
@@ -23,20 +22,21 @@
 namespace rapt::cpu {
 namespace {
 
-// Elements of D and keys that one tile of A has side by side.
+// Elements of D, or keys, in a row of a tile of A.
 constexpr int64_t kDepth = 32;
 // Query rows of one block of sums.
 constexpr int64_t kTileRowBlock = 2 * kTileRows;
 constexpr int64_t kMostTileRowBlocks = kMostRowBlocks * kRowBlock / kTileRowBlock;
 
-// Numbers from here on are not for tiles: below, scores are finite whatever the head size.
+// Tiles take only smaller numbers, whose scores are finite for any head size.
 constexpr float kTooLarge = 0x1p32f;
 constexpr double kTooLargeScale = 0x1p30;
-// Growth of a row's maximum, in powers of two, that O is not rescaled for.
+// O is not rescaled until a row's maximum has grown by more than this, in powers of two.
 constexpr float kSlack = 8;
 constexpr float kLog2E = 1.44269504088896341f;
 
-// Which term of A is multiplied with which of B; 0 is the largest. Neighbours share an operand.
+// The term of A that is multiplied with the term of B; 0 is the largest. Neighbors share an
+// operand.
 struct Product {
   int a, b;
 };
@@ -52,8 +52,8 @@ constexpr Products<3> kTwoTerms = {{{1, 0}, {0, 0}, {0, 1}}};
 constexpr Products<4> kTwoTermsExact = {{{1, 0}, {0, 0}, {0, 1}, {1, 1}}};
 constexpr Products<6> kThreeTerms = {{{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 0}, {0, 2}}};
 
-// How each type goes through tiles. It does at all because a prototype on Sapphire Rapids was
-// faster by it than PyTorch by the ratio in the last column, its FMA kernels by 1.4 to 1.6.
+// How each type is computed by tiles. The last column is the speed of a prototype on Sapphire
+// Rapids relative to PyTorch; FMA kernels reach 1.4 to 1.6.
 template <Element>
 struct Terms;
 
@@ -84,8 +84,8 @@ struct Terms<Element::kFloat32> {  // 1.7 to 2.5
 // ---- Sums of tiles
 // ---------------------------------------------------------------------------------
 
-// Packed terms: tiles of one row or column block lie `step` bytes after those of the one before it,
-// of one depth block `depth_step` after the one before; the terms follow each other.
+// Packed terms: `step` is the distance in bytes between row or column blocks, `depth_step` that
+// between depth blocks; the terms of a block are adjacent.
 struct Operand {
   const std::byte* tiles;
   int64_t step;
@@ -155,8 +155,8 @@ RAPT_INLINE __m512i Upper() { return _mm512_set1_epi32(static_cast<int>(0xFFFF00
 
 RAPT_INLINE __m512i Truncate(__m512i bits) { return _mm512_and_si512(bits, Upper()); }
 
-// To the nearest bf16 number, away from zero where there are two; in the upper half, with more
-// below.
+// Rounds to the nearest bf16 number, ties away from zero. The result is in the upper half; the
+// lower half is undefined.
 RAPT_INLINE __m512i RoundUpper(__m512i bits) {
   return _mm512_add_epi32(bits, _mm512_set1_epi32(0x8000));
 }
@@ -174,7 +174,7 @@ RAPT_INLINE __m512i Rest(__m512i x, __m512i term) {
 }
 
 // Stores the terms of two vectors as pairs, tile by tile. All but the last term are rounded to
-// nearest, or cut: of a positive number's the sum is the same.
+// nearest, or truncated: for a positive number the sum of the terms is the same.
 template <int kTerms, bool kNearest>
 RAPT_INLINE void StoreTerms(__m512i low, __m512i high, std::byte* out) {
 #pragma GCC unroll 3
@@ -189,7 +189,7 @@ RAPT_INLINE void StoreTerms(__m512i low, __m512i high, std::byte* out) {
   }
 }
 
-// The first lanes of a vector, as many as there are elements left.
+// A mask of the first `count` lanes.
 RAPT_INLINE __mmask16 Lanes16(int64_t count) {
   return count >= 16 ? 0xFFFF : count <= 0 ? 0 : static_cast<__mmask16>((1 << count) - 1);
 }
@@ -198,7 +198,7 @@ RAPT_INLINE __mmask32 Lanes32(int64_t count) {
   return count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
 }
 
-// Elements [n, n + 16) of a row as fp32, zeros from `count` on; nothing beyond is read.
+// Loads elements [n, n + 16) of a row as fp32, zeros from `count` on; reads nothing beyond.
 template <Element kElement>
 RAPT_INLINE __m512i LoadElements(const std::byte* row, int64_t n, int64_t count) {
   const __mmask16 lanes = Lanes16(count - n);
@@ -213,7 +213,7 @@ RAPT_INLINE __m512i LoadElements(const std::byte* row, int64_t n, int64_t count)
   }
 }
 
-// The largest magnitude that was seen.
+// Tracks the largest magnitude.
 class Largest {
  public:
   RAPT_INLINE void See(__m512i bits) {
@@ -239,8 +239,8 @@ class Largest {
   __m512i pairs_ = _mm512_setzero_si512();
 };
 
-// Elements [n, n + 32) of a row of `count` as a tile row of each term. Which elements make a pair
-// does not matter, as long as Q and K agree: bf16 is taken as it lies, others n beside n + 16.
+// Stores elements [n, n + 32) of a row of `count` as a tile row of each term. Any pairing of
+// elements is correct if Q and K agree: bf16 pairs are adjacent elements, others are n and n + 16.
 template <Element kElement>
 RAPT_INLINE void StoreRowTerms(const std::byte* row, int64_t n, int64_t count, std::byte* out,
                                Largest& largest) {
@@ -314,7 +314,7 @@ RAPT_INLINE __m512 Exp2(__m512 x) {
 // ---- The task
 // --------------------------------------------------------------------------------------
 
-// But for kDone, nothing of the result holds.
+// The results are valid only after kDone.
 enum class TileOutcome : uint8_t { kDone, kGivenUp, kNotForTiles };
 
 template <Element kElement>
@@ -323,8 +323,9 @@ class TileFlash : Flash<float> {
   explicit TileFlash(const FlashTask& task)
       : Flash(task),
         size_(task),
-        plain_(task.softcap == 0 && task.rows[0].mask == nullptr && task.scale > 0),
-        log2_step_(kLog2E * (plain_ ? static_cast<float>(task.scale) : 1.0f)) {
+        plain_(task.score.softcap == 0 && task.rows[0].score.mask == nullptr &&
+               task.score.scale > 0),
+        log2_step_(kLog2E * (plain_ ? static_cast<float>(task.score.scale) : 1.0f)) {
     std::byte* next = task.tile_scratch;
     const auto take = [&next](int64_t bytes) {
       std::byte* p = next;
@@ -341,7 +342,7 @@ class TileFlash : Flash<float> {
     room_ = take(size_.room);
   }
 
-  // Of FlashTask::tile_scratch.
+  // The size of FlashTask::tile_scratch.
   static int64_t ScratchBytes(const FlashTask& task) { return Size(task).total(); }
 
   TileOutcome Run() {
@@ -352,7 +353,7 @@ class TileFlash : Flash<float> {
       const int64_t count = Min(kTileKeyBlock, t_.end - j);
       if (!PassCheckpoint(count)) return TileOutcome::kGivenUp;
       if (!PackBlock(j, count)) return TileOutcome::kNotForTiles;
-      // No longer than for this block: what runs at a checkpoint makes its own.
+      // For this block only: code that runs at a checkpoint makes its own configuration.
       const TileConfiguration configuration;
       for (int64_t n = 0; n < block_count_; ++n) FoldRows(blocks_[n], j, count);
     }
@@ -366,7 +367,7 @@ class TileFlash : Flash<float> {
   static constexpr int64_t kFloatBytes = sizeof(float);
   static constexpr int64_t kLanes = Simd<float>::kLanes;
 
-  // Of the scratch memory, in bytes: whole vectors, every one.
+  // The layout of the scratch memory in bytes; all sizes are multiples of a vector.
   struct Size {
     explicit Size(const FlashTask& task)
         : row_tiles((task.row_count + kTileRows - 1) / kTileRows),
@@ -389,7 +390,7 @@ class TileFlash : Flash<float> {
     int64_t total() const { return q + k + v + p + scores + o + room; }
   };
 
-  // Depth blocks of keys, [first, end): what of a block of keys some row of a block sees.
+  // The depth blocks [first, end) of a key block that some row of a row block sees.
   struct Span {
     int64_t first, end;
   };
@@ -421,7 +422,7 @@ class TileFlash : Flash<float> {
     return !largest.TooLarge();
   }
 
-  // Row n of a block that may have fewer: then the first, of which no element is to be read.
+  // Returns row n, or beyond the last row the first one, which the caller then does not read.
   static const std::byte* RowOf(const Block& block, int64_t n, int64_t rows) {
     return block.data + (n < rows ? n * block.stride : 0);
   }
@@ -511,24 +512,21 @@ class TileFlash : Flash<float> {
     }
   }
 
-  // To the biased scores; a plain problem's stay unscaled.
+  // Computes the biased scores; those of a plain problem stay unscaled.
   void BiasRows(const RowBlock& block, int64_t j, Span span) const {
     const int64_t first = span.first * kDepth;
     const int64_t columns = (span.end - span.first) * kDepth;
-    const bool masks = block.all_begin > j + first || block.all_end < j + first + columns;
-    if (plain_ && !masks) return;
-    const Vec<float> scale = Splat(static_cast<float>(t_.scale));
+    const bool biased = block.all_begin > j + first || block.all_end < j + first + columns;
+    if (plain_ && !biased) return;
+    const ScoreSteps steps = {.scale = !plain_, .bias = biased};
     for (int64_t r = 0; r < block.rows; ++r) {
-      float* s = scores_ + r * kTileKeyBlock + first;
-      if (!plain_) {
-        for (int64_t c = 0; c < columns; c += kLanes) Store(s + c, Load(s + c) * scale);
-      }
-      if (t_.softcap > 0) Softcap(s, columns, t_.softcap);
-      if (masks) Mask(t_.rows[block.r0 + r], j + first, columns, s);
+      rapt::FinishScores<ScoreOps<float>>(t_.score, t_.rows[block.r0 + r].score, steps, j + first,
+                                          columns, scores_ + r * kTileKeyBlock + first,
+                                          [](ScoreStage) RAPT_LAMBDA_INLINE {});
     }
   }
 
-  // Up to 16 rows from scores to P, from row r of the block on.
+  // Turns the scores of up to 16 rows, from row r of the block on, into P.
   void WeighRows(int64_t r0, int64_t r, int64_t rows, Span span) {
     float* scores = scores_ + r * kTileKeyBlock;
     Vec<float> tile[kTileRows];
@@ -541,15 +539,14 @@ class TileFlash : Flash<float> {
     std::byte* out = p_tiles_ + r / kTileRows * kTileKeyBlock / kDepth * kTermBytes;
     for (int64_t n = 0; n < rows; ++n) {
       const float m = m_[r0 + n];
-      // While nothing is visible, m is -inf, and 0 stands in so that weights come out as 0, not
-      // NaN.
+      // m is -inf while no key is visible; relative to 0 the weights are 0, not NaN.
       tile[n] = (Vec<float>)WeighRow(scores + n * kTileKeyBlock, m == -kInfinity<float> ? 0 : m,
                                      span, out + n * kTileRowBytes);
     }
     Store(l_ + r0, Load(l_ + r0) + SumEach<float>(tile));
   }
 
-  // Of 16 rows, to the largest score of a block.
+  // Raises the maxima of 16 rows to the largest score of a block, where that is worth rescaling O.
   void RaiseMaximum(int64_t r0, __m512 now) {
     const __m512 before = _mm512_loadu_ps(m_ + r0);
     const __m512 step = _mm512_set1_ps(log2_step_);
@@ -568,8 +565,8 @@ class TileFlash : Flash<float> {
     }
   }
 
-  // A row's weights into its row of P; their sums, lane by lane. (s - m) c, never s c - m c: that
-  // overflows where scores are large.
+  // Stores a row's weights in P and returns their sum, lane by lane. Computes (s - m) c: s c - m c
+  // would overflow for large scores.
   RAPT_INLINE __m512 WeighRow(const float* scores, float m, Span span, std::byte* out) const {
     const __m512 base = _mm512_set1_ps(m);
     const __m512 step = _mm512_set1_ps(log2_step_);
@@ -587,7 +584,7 @@ class TileFlash : Flash<float> {
     return sum;
   }
 
-  // A single term is rounded; of several, the sum is the number however they are cut.
+  // A single term is rounded; several terms sum to the number however they are truncated.
   static void StoreWeights(__m512i low, __m512i high, std::byte* out) {
     if constexpr (kTerms == 1) {
       _mm512_store_si512(out, Pair(RoundUpper(low), RoundUpper(high)));
@@ -613,16 +610,16 @@ class TileFlash : Flash<float> {
     if (tile < size_.column_tiles) columns(tile, std::integral_constant<int, 1>{});
   }
 
-  // Flash's maxima are those of the biased scores.
+  // Flash::Finish() expects the maxima of the biased scores.
   void FinishRows() {
-    const float unit = plain_ ? static_cast<float>(t_.scale) : 1.0f;
+    const float unit = plain_ ? static_cast<float>(t_.score.scale) : 1.0f;
     for (int64_t r = 0; r < t_.row_count; ++r) m_[r] *= unit;
     Finish();
   }
 
   const Size size_;
-  const bool plain_;       // scores are Q K^T by a positive scale, and no more
-  const float log2_step_;  // what a step of 1 in a score is in powers of two
+  const bool plain_;       // scores are Q K^T times a positive scale and nothing else
+  const float log2_step_;  // a score difference of 1 in powers of two
   RowBlock blocks_[kMostTileRowBlocks];
   int64_t block_count_ = 0;
   std::byte* q_tiles_;  // [row tiles][depths][terms]
@@ -630,17 +627,17 @@ class TileFlash : Flash<float> {
   std::byte* v_tiles_;  // [depth blocks][column tiles][terms]
   std::byte* p_tiles_;  // [2][depth blocks][terms]
   float* scores_;       // [kTileRowBlock][kTileKeyBlock]
-  std::byte* room_;     // for rows of K or V that a slice or the past ends among
+  std::byte* room_;     // for rows of K or V that cross a slice boundary or the end of the past
 };
 
-// What AVX-512 does better, or tiles can't: a few rows, where memory is the limit; scores asked
-// for and dropout, that are about seeing; scales that make of flushed subnormals more than noise.
+// Tiles do not suit a few rows, where memory is the limit; score outputs and dropout, which favor
+// clarity over speed; and scales that magnify flushed subnormals beyond noise.
 bool Suits(const FlashTask& task) {
   return task.row_count > kFewRows && task.score_stage == ScoreStage::kNone && task.dropout == 0 &&
-         __builtin_fabs(task.scale) < kTooLargeScale;
+         __builtin_fabs(task.score.scale) < kTooLargeScale;
 }
 
-// Calls body with the tag of the task's type where tiles suit it.
+// Calls body with the tag of the task's type if tiles suit the task.
 template <typename Body>
 RAPT_INLINE void WithTiles(const FlashTask& task, Body body) {
   if (!Suits(task)) return;

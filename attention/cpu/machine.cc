@@ -17,7 +17,7 @@ constexpr int kTileData = 18;
 constexpr unsigned kAmxBf16 = 1u << 22;
 constexpr unsigned kAmxTile = 1u << 24;
 
-// What the operating system saves when it switches threads.
+// The state that the operating system saves when it switches threads.
 uint64_t Xcr0() {
   unsigned eax, ebx, ecx, edx;
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & bit_OSXSAVE) == 0) return 0;
@@ -27,7 +27,7 @@ uint64_t Xcr0() {
 
 }  // namespace
 
-// The compiler's probe covers the operating system's part, that it saves the wide registers.
+// __builtin_cpu_supports also checks that the operating system saves the wide registers.
 bool HasX8664V3() {
   unsigned eax, ebx, ecx, edx;
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return false;

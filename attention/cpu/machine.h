@@ -1,15 +1,15 @@
-// What this machine can execute: its processor can, and its operating system keeps the registers.
+// What this machine can execute: the processor supports it and the operating system saves the
+// registers.
 #ifndef RAPT_ATTENTION_CPU_MACHINE_H_
 #define RAPT_ATTENTION_CPU_MACHINE_H_
 
 namespace rapt::cpu {
 
-// What -march=x86-64-v3 and -march=x86-64-v4 let the compiler use.
+// Everything that -march=x86-64-v3 and -march=x86-64-v4 let the compiler use.
 bool HasX8664V3();
 bool HasX8664V4();
 
-// x86-64-v4 and the tiles of AMX-BF16. Asks the kernel, for the whole process, to let its threads
-// use them.
+// x86-64-v4 and the tiles of AMX-BF16. Requests permission to use them for the whole process.
 bool HasAmxBf16();
 
 }  // namespace rapt::cpu

@@ -1,6 +1,6 @@
-// The tile registers of AMX, for kernels_amx.cc alone. By inline assembly, because the intrinsics
-// of g++ 12 do not say which memory they read: it then drops the stores to a configuration, or
-// moves those to a tile behind the instruction that loads it.
+// The tile registers of AMX, for kernels_amx.cc alone. Inline assembly, because the intrinsics of
+// g++ 12 do not declare the memory they read: it drops the stores to a configuration, or moves
+// stores to a tile behind the instruction that loads it.
 #ifndef RAPT_ATTENTION_CPU_TILE_UNIT_H_
 #define RAPT_ATTENTION_CPU_TILE_UNIT_H_
 
@@ -10,12 +10,12 @@
 namespace rapt::cpu {
 namespace {
 
-// Every tile is as large as they get.
+// Every tile has the maximum size.
 constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileRowBytes = 64;
 constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
 
-// The thread that makes one may use tiles while it lives.
+// The thread that creates it may use tiles during its lifetime.
 class TileConfiguration {
  public:
   TileConfiguration() {
@@ -60,8 +60,8 @@ inline __attribute__((always_inline)) void StoreTile(void* rows, int64_t stride)
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(rows), "r"(stride), "i"(kTile) : "memory");
 }
 
-// C += A B: fp32 sums of products of bf16. A's rows and B's columns hold pairs of neighbours in
-// depth; B's row k has pair k of each column.
+// C += A B: fp32 sums of bf16 products. A's rows and B's columns hold pairs of neighbors in depth;
+// row k of B has pair k of each column.
 template <int kC, int kA, int kB>
 inline __attribute__((always_inline)) void MultiplyTiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kDouble = sizeof(double);
 
-// The score output that a step of the definition is, if it is one.
+// The score output that a step of the definition corresponds to, if any.
 std::optional<ScoreOutput> OutputOf(Step step) {
   switch (step) {
     case Step::kScaled:
@@ -38,7 +38,7 @@ class Reference final : public Backend {
 
   absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
 
-  // A task a query row, each with room for its T scores and Dv outputs.
+  // One task per query row, with workspace for its T scores and Dv outputs.
   void PlanTasks(Plan& plan) const override {
     const Problem& p = plan.problem;
     plan.stages = {Rows(p) + PresentTasks(p)};

@@ -5,8 +5,7 @@
 
 namespace rapt {
 
-// The oracle: everything in float64, one query row at a time, each step as the definition says it.
-// Slow, and meant to be read.
+// The definition in float64, one query row at a time. Slow, written to be read.
 const Backend& ReferenceBackend();
 
 }  // namespace rapt

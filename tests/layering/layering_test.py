@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # Part of the tree -> what its files may include beside themselves. The most specific part that a
 # file belongs to decides alone. "x/" is everything below x; "x/*.h" is the headers right in x.
-ATTENTION = ("attention/*.h", "attention/mechanism/*/*.h")
+ATTENTION = ("attention/*.h", "attention/mechanism/*/*.h", "attention/score/*.h")
 BACKENDS = ("attention/cpu/", "attention/cudnn/", "attention/reference/")
 # Plain values that every part of the server may pass on.
 VALUES = ("server/queue_state.h", "server/rejection.h", "server/request.h")
@@ -19,10 +19,11 @@ RULES = {
     "attention/backends.cc": (ATTENTION, *BACKENDS, "base/"),
     # The C interface: a caller of the library, like those outside.
     "attention/c/": (ATTENTION, "base/"),
-    "attention/cpu/": (ATTENTION, "base/"),
+    "attention/cpu/": (ATTENTION, "attention/score/", "base/"),
     "attention/cudnn/": (ATTENTION, "base/"),
-    "attention/mechanism/": (ATTENTION, "base/"),
+    "attention/mechanism/": (ATTENTION, "attention/score/", "base/"),
     "attention/reference/": (ATTENTION, "base/"),
+    "attention/score/": (ATTENTION, "base/"),
     "server/main.cc": ("server/", "proto/", "attention/", "base/"),
     "server/options.*": (ATTENTION, "base/"),
     "server/request.*": (ATTENTION, "base/"),

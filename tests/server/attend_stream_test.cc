@@ -569,7 +569,7 @@ const Fault kFaults[] = {
      }},
     {"FewKeyLengths", "key_lengths has shape [1]; it must be [2], the batch of q",
      [](auto& m) { Header(m).add_key_lengths(3); }},
-    {"WeightsWhileKeysStream", "let the queries stream",
+    {"WeightsWhileKeysStream", "stream the queries instead",
      [](auto& m) { Header(m).set_score_output(v1::WEIGHTS); }},
     {"Overflow", "overflows 64 bits",
      [](auto& m) {

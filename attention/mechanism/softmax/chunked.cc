@@ -38,8 +38,8 @@ absl::Status Check(const Problem& whole, const Chunking& chunking, const FieldNa
   if (!status.ok()) return status;
   if (chunking.streaming == Streaming::kKeys && whole.score_output == ScoreOutput::kWeights) {
     return absl::InvalidArgumentError(
-        "weights are wanted while keys stream, where none is known before the last key; let the "
-        "queries stream");
+        "weights cannot be computed while keys stream, because they depend on the last key; stream "
+        "the queries instead");
   }
   if (whole.mask && whole.mask->dims[3] != 1 && whole.mask->dims[3] != whole.total_keys()) {
     return absl::InvalidArgumentError(absl::StrCat(names[Role::kMask], " has ", whole.mask->dims[3],
@@ -51,7 +51,7 @@ absl::Status Check(const Problem& whole, const Chunking& chunking, const FieldNa
 
 int64_t StateRows(const Problem& p) { return p.batch * p.query_heads * p.query_length; }
 
-// Where the state's arrays begin: max, sum, output; and where they end.
+// The offsets of the state's arrays max, sum and output, and the total size.
 std::array<int64_t, 4> StatePlaces(const Problem& p, DType type) {
   const int64_t column = Aligned(StateRows(p) * SizeOf(type));
   return {0, column, 2 * column,
@@ -165,7 +165,7 @@ Plan ChunkedPlan::PlanOf(int64_t n) const {
   Plan plan = n + 1 == chunks() ? last : full;
   plan.problem = ChunkProblem(whole, chunking.streaming, Chunk(n));
   if (plan.problem.empty()) return plan;
-  Plan alone = plan;  // the tasks are the same ones; what there is to compute depends on the place
+  Plan alone = plan;  // the tasks are the same; the flops depend on the chunk's position
   plan.routing.backend->PlanTasks(alone);
   plan.flops = alone.flops;
   return plan;

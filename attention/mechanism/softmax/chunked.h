@@ -1,14 +1,14 @@
-// Attention whose keys, or whose queries, come in chunks: what is held is a matter of the chunks'
-// size, not of how many there are.
+// Attention over keys or queries that arrive in chunks. Memory depends on the size of the chunks,
+// not on their number.
 //
 //     absl::StatusOr<ChunkedPlan> plan = MakeChunkedPlan(problem, chunking, options);
 //     ClearState(state);
 //     for (int64_t n = 0; n < plan->chunks(); ++n) Run(plan->PlanOf(n), ...);
 //     for (...) FinishRows(problem, state, first, output, lse, task);
 //
-// Where keys stream, each chunk is folded into the running softmax of every query row, and rows are
-// finished after the last one. Where queries stream, a chunk's results are final, and there is no
-// state.
+// If keys stream, each chunk is folded into the running softmax of every query row, and rows are
+// finished after the last chunk. If queries stream, the results of a chunk are final and there is
+// no state.
 #ifndef RAPT_ATTENTION_MECHANISM_SOFTMAX_CHUNKED_H_
 #define RAPT_ATTENTION_MECHANISM_SOFTMAX_CHUNKED_H_
 
@@ -25,14 +25,14 @@ namespace rapt {
 
 enum class Streaming : uint8_t { kKeys, kQueries };
 
-// Rows in a chunk, at least 1; the last chunk has those that are left.
+// Rows per chunk, at least 1; the last chunk has the remainder.
 struct Chunking {
   Streaming streaming = Streaming::kKeys;
   int64_t query_chunk = 0;
   int64_t key_chunk = 0;
 };
 
-// A run of rows.
+// Consecutive rows.
 struct RowRange {
   int64_t begin = 0;
   int64_t count = 0;
@@ -42,46 +42,48 @@ struct RowRange {
 RowRange ChunkOf(int64_t length, int64_t chunk, int64_t n);
 int64_t CountChunks(int64_t length, int64_t chunk);
 
-// Those queries against those keys, the past's counted first, as a problem with no past of its own.
-// `whole` may be such a part itself.
+// Returns the problem of these queries against these keys, counted from the first past key, as a
+// problem without a past. `whole` may be such a section itself.
 Problem SectionOf(const Problem& whole, RowRange queries, RowRange keys, bool folds);
 
 // A function of problem, chunking and options alone. Immutable; may be shared by threads.
 struct ChunkedPlan {
   Problem whole;
-  Chunking chunking;  // chunks are no larger than what there is to cut
-  Plan full;          // of a chunk of that size
-  Plan last;          // of the last one, which may be smaller
+  Chunking chunking;  // chunks are no longer than the problem
+  Plan full;          // of a full chunk
+  Plan last;          // of the last chunk, which may be smaller
 
   int64_t state_bytes = 0;      // of the running softmax; 0 where queries stream
   int64_t workspace_bytes = 0;  // enough for either plan
 
   bool keys_stream() const { return chunking.streaming == Streaming::kKeys; }
-  // How many chunks stream.
+  // The number of chunks that stream.
   int64_t chunks() const;
   RowRange Chunk(int64_t n) const;
-  // How the n-th of them is computed. Keys and queries, mask and outputs are the chunk's alone.
+  // The plan of chunk n. Its arguments are the keys or queries, mask and outputs of that chunk
+  // alone.
   Plan PlanOf(int64_t n) const;
 };
 
-// As MakePlan(); InvalidArgument, too, for a chunk of no rows, and for weights where keys stream.
-// The problem is no section, has all outputs but present, and a mask whose last axis is 1 or T.
+// Returns the errors of MakePlan(), and InvalidArgument for a chunk without rows, for weights when
+// keys stream, and for a mask whose last axis is neither 1 nor T. REQUIRES: the problem is not a
+// section and does not want present outputs.
 absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& whole, const Chunking& chunking,
                                             const PlanOptions& options,
                                             const FieldNames& names = kOnnxNames);
 
-// The running softmax of a problem's query rows in a type, Plan::state_dtype, and in so many bytes
-// of memory, aligned to 64.
+// The size and the layout of the running softmax of a problem's query rows. `type` is
+// Plan::state_dtype; `memory` has StateBytes() bytes, aligned to 64.
 int64_t StateBytes(const Problem& problem, DType type);
 Arguments::State StateIn(const Problem& problem, DType type, std::byte* memory);
-// StateIn()'s, before the first chunk. A task for each of the B * Hq heads, of whose query rows it
-// clears these; or all at once.
+// Initialize a state before the first chunk. ClearRows() clears these query rows of one of the B *
+// Hq heads, ClearState() everything.
 void ClearRows(const Arguments::State& state, RowRange rows, int64_t task);
 void ClearState(const Arguments::State& state);
 
-// Writes what the state has come to for query rows [first, first + count): `output` is
-// [B, Hq, count, Dv] in the problem's type, `lse` [B, Hq, count, 1] where it is wanted. A task for
-// each of the B * Hq heads; they may run at once.
+// Writes the results of query rows [first, first + count) of one of the B * Hq heads: `output` is
+// [B, Hq, count, Dv] in the problem's type, `lse` [B, Hq, count, 1] if the problem wants it. Heads
+// may be finished concurrently.
 void FinishRows(const Problem& problem, const Arguments::State& state, int64_t first,
                 const MutableTensorView& output, const MutableTensorView& lse, int64_t task);
 

@@ -6,11 +6,63 @@
 
 #include "attention/half.h"
 #include "attention/philox.h"
+#include "attention/score/pipeline.inc"
+#include "attention/score/score_params.h"
 
 namespace rapt {
 namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+
+constexpr DType DTypeOf(Element element) {
+  switch (element) {
+    case Element::kFloat16:
+      return DType::kFloat16;
+    case Element::kBFloat16:
+      return DType::kBFloat16;
+    case Element::kFloat64:
+      return DType::kFloat64;
+    case Element::kBool:
+      return DType::kBool;
+    default:
+      return DType::kFloat32;
+  }
+}
+
+// The score policies' operations on one float64 score at a time.
+struct Float64Ops {
+  using Real = double;
+  using Vec = double;
+  static constexpr int64_t kLanes = 1;
+
+  static double Load(const double* p) { return *p; }
+  static void Store(double* p, double x) { *p = x; }
+  static double Splat(double x) { return x; }
+
+  template <Element kElement>
+  static double LoadElement(const std::byte* row, int64_t n) {
+    return rapt::LoadElement(row, DTypeOf(kElement), n);
+  }
+  template <Element kElement>
+  static double LoadPartial(const std::byte* p, int64_t /*count*/) {
+    return LoadElement<kElement>(p, 0);
+  }
+  template <Element kElement>
+  static double Gather(const std::byte* row, int64_t n, int64_t /*step*/, int64_t /*count*/) {
+    return LoadElement<kElement>(row, n);
+  }
+};
+
+Step StepOf(ScoreStage stage) {
+  switch (stage) {
+    case ScoreStage::kScores:
+      return Step::kScaled;
+    case ScoreStage::kSoftcapped:
+      return Step::kSoftcapped;
+    default:
+      return Step::kBiased;
+  }
+}
 
 }  // namespace
 
@@ -22,25 +74,16 @@ QueryRow::QueryRow(const Problem& problem, const Arguments& arguments, int64_t b
       h_(h),
       i_(i),
       kv_head_(h / problem.group_size()),
-      visible_(VisibleKeys(problem, arguments.key_lengths, b, i)) {}
+      score_(ScoreParamsOf(problem, arguments)),
+      row_(ScoreRowOf(problem, arguments, b, h, i)) {}
 
 double QueryRow::Weigh(absl::Span<double> s, Observer observe) const {
   const int64_t t = p_.total_keys();
   for (int64_t j = 0; j < t; ++j) s[j] = Dot(j);
   observe(Step::kRaw, s);
 
-  for (double& score : s) score *= p_.effective_scale();
-  observe(Step::kScaled, s);
-
-  if (p_.softcap > 0) {
-    for (double& score : s) score = p_.softcap * std::tanh(score / p_.softcap);
-  }
-  observe(Step::kSoftcapped, s);
-
-  for (int64_t j = 0; j < t; ++j) {
-    s[j] = HiddenByPosition(j) || HiddenByMask(j) ? kMinusInfinity : s[j] + Bias(j);
-  }
-  observe(Step::kBiased, s);
+  FinishScores<Float64Ops>(score_, row_, {.scale = true, .bias = true}, 0, t, s.data(),
+                           [&](ScoreStage stage) { observe(StepOf(stage), s); });
 
   const double lse = Softmax(s);
   observe(Step::kSoftmax, s);
@@ -54,7 +97,7 @@ void QueryRow::Output(absl::Span<const double> weights, double lse,
                       absl::Span<double> output) const {
   std::fill(output.begin(), output.end(), 0.0);
   if (lse == kMinusInfinity) return;
-  for (int64_t j = visible_.begin; j < visible_.end; ++j) {
+  for (int64_t j = row_.begin; j < row_.end; ++j) {
     if (HiddenByMask(j)) continue;  // A NaN in its V must not matter.
     const std::byte* v = KeyRow(a_.inputs[Role::kPastValue], a_.inputs[Role::kV], j);
     for (int64_t d = 0; d < p_.value_head_size; ++d) {
@@ -63,21 +106,9 @@ void QueryRow::Output(absl::Span<const double> weights, double lse,
   }
 }
 
-bool QueryRow::HiddenByPosition(int64_t j) const { return j < visible_.begin || j >= visible_.end; }
+bool QueryRow::HiddenByPosition(int64_t j) const { return PositionHides(row_, j); }
 
-bool QueryRow::HiddenByMask(int64_t j) const {
-  if (!p_.mask) return false;
-  if (p_.mask->dims[3] != 1 && j >= p_.mask->dims[3]) return true;
-  if (p_.mask->dtype != DType::kBool) return Bias(j) == kMinusInfinity;
-  return a_.inputs[Role::kMask].Row(b_, h_, i_)[j * a_.inputs[Role::kMask].strides[3]] ==
-         std::byte{0};
-}
-
-double QueryRow::Bias(int64_t j) const {
-  if (!p_.mask || p_.mask->dtype == DType::kBool) return 0;
-  return LoadElement(a_.inputs[Role::kMask].Row(b_, h_, i_), p_.mask->dtype,
-                     j * a_.inputs[Role::kMask].strides[3]);
-}
+bool QueryRow::HiddenByMask(int64_t j) const { return MaskHides<Float64Ops>(score_, row_, j); }
 
 double QueryRow::Dot(int64_t j) const {
   const std::byte* q = a_.inputs[Role::kQ].Row(b_, h_, i_);

@@ -1,5 +1,5 @@
 // The definition of attention, one query row at a time, in float64, each step as problem.h states
-// it. The reference backend and Diagnose stand on it. Slow, and meant to be read.
+// it. The reference backend and Diagnose use it. Slow, written to be read.
 #ifndef RAPT_ATTENTION_MECHANISM_SOFTMAX_QUERY_ROW_H_
 #define RAPT_ATTENTION_MECHANISM_SOFTMAX_QUERY_ROW_H_
 
@@ -9,10 +9,11 @@
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "attention/problem.h"
+#include "attention/score/score.h"
 
 namespace rapt {
 
-// What the T numbers of a row are after a step.
+// The state of a row's T numbers.
 enum class Step : uint8_t {
   kRaw,         // Q K^T
   kScaled,      // ScoreOutput::kScores
@@ -27,21 +28,20 @@ class QueryRow {
  public:
   QueryRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h, int64_t i);
 
-  // Fills `scores`, T long, step by step; `observe` sees it after each. Leaves the weights there
-  // and returns their lse, -inf when nothing is visible.
+  // Computes the weights in `scores`, T long, and returns their lse, -inf when no key is visible.
+  // Calls `observe` after each step.
   using Observer = absl::FunctionRef<void(Step, absl::Span<const double>)>;
   double Weigh(absl::Span<double> scores, Observer observe) const;
 
-  // The Dv numbers of the output that Weigh's result gives.
+  // Computes the Dv numbers of the output. REQUIRES: weights and lse are Weigh()'s result.
   void Output(absl::Span<const double> weights, double lse, absl::Span<double> output) const;
 
-  // Why key j can't be attended: causality, window and lengths come first, the mask second.
+  // Whether key j is hidden by causality, window and lengths; by the mask.
   bool HiddenByPosition(int64_t j) const;
   bool HiddenByMask(int64_t j) const;
 
  private:
   double Dot(int64_t j) const;
-  double Bias(int64_t j) const;
   double Softmax(absl::Span<double> scores) const;
   void DropOut(absl::Span<double> weights) const;
   const std::byte* KeyRow(const TensorView& past, const TensorView& now, int64_t j) const;
@@ -49,7 +49,8 @@ class QueryRow {
   const Problem& p_;
   const Arguments& a_;
   int64_t b_, h_, i_, kv_head_;
-  KeyRange visible_;
+  ScoreParams score_;
+  ScoreRow row_;
 };
 
 }  // namespace rapt

@@ -1,6 +1,6 @@
-// The algebra of online softmax. Attention over a set of keys is summed up, for one query row, by
-// its output O and the logarithm of the sum of its exponentials, lse; two disjoint sets of keys
-// merge into one without looking at the keys again. The empty set is O = 0, lse = -inf.
+// The algebra of online softmax. For one query row, attention over a set of keys is represented by
+// its output O and the logarithm of the sum of its exponentials, lse; the results of two disjoint
+// sets of keys merge without reading the keys again. The empty set is O = 0, lse = -inf.
 //
 //     m = max(a, b);  O = (e^(a-m) Oa + e^(b-m) Ob) / (e^(a-m) + e^(b-m));  lse = m + log(e^(a-m) +
 //     e^(b-m))
@@ -18,7 +18,7 @@
 
 namespace rapt {
 
-// The shares with which two partial outputs enter their merge, and the merged lse.
+// The weights of two partial outputs in their merge, and the merged lse.
 template <typename Real>
 struct MergeWeights {
   Real a = 0;
@@ -26,7 +26,7 @@ struct MergeWeights {
   Real lse = -std::numeric_limits<Real>::infinity();
 };
 
-// NaN in either lse gives NaN; +inf does as well, as the softmax over the whole would.
+// NaN or +inf in either lse gives NaN, as the softmax over the whole does.
 template <typename Real>
 MergeWeights<Real> WeighMerge(Real lse_a, Real lse_b) {
   constexpr Real kEmpty = -std::numeric_limits<Real>::infinity();
@@ -38,8 +38,8 @@ MergeWeights<Real> WeighMerge(Real lse_a, Real lse_b) {
   return {ea / sum, eb / sum, m + std::log(sum)};
 }
 
-// Merges the partial result (o_b, lse_b) into (o_a, lse_a) for one query row. An empty part leaves
-// the other untouched to the bit.
+// Merges the partial result (o_b, lse_b) into (o_a, lse_a) for one query row. Merging with an empty
+// part returns the other one to the bit.
 template <typename Real>
 void MergeInto(absl::Span<Real> o_a, Real& lse_a, absl::Span<const Real> o_b, Real lse_b) {
   constexpr Real kEmpty = -std::numeric_limits<Real>::infinity();
@@ -51,9 +51,9 @@ void MergeInto(absl::Span<Real> o_a, Real& lse_a, absl::Span<const Real> o_b, Re
 }
 
 // Folds the partial result (o_b, lse_b) into the running (o, max, sum) of one query row, where o /
-// sum is the output so far and max + log(sum) its lse. Unlike MergeInto() it divides nothing, so
-// that thousands of parts cost no precision. An empty part leaves all as it is; a row that is empty
-// yet, max = -inf, takes the part over to the bit.
+// sum is the output so far and max + log(sum) its lse. Unlike MergeInto() it does not divide, so
+// that thousands of parts lose no precision. An empty part changes nothing; an empty row, max =
+// -inf, becomes the part to the bit.
 template <typename Real>
 void FoldInto(absl::Span<Real> o, Real& max, Real& sum, absl::Span<const Real> o_b, Real lse_b) {
   constexpr Real kEmpty = -std::numeric_limits<Real>::infinity();

@@ -301,7 +301,7 @@ TEST_F(StreamTest, WrongCallsAreRefusedByName) {
        [](AttendCall& c, StreamOptions&, const auto&) { c.wants_present = true; }},
       {"a chunk has at least 1 row",
        [](AttendCall&, StreamOptions& s, const auto&) { s.key_chunk = -1; }},
-      {"let the queries stream",  // the server's word
+      {"stream the queries instead",  // from the server
        [](AttendCall& c, StreamOptions& s, const auto&) {
          c.score_output = ScoreOutput::kWeights;
          s.streaming = Streaming::kKeys;

@@ -1,0 +1,32 @@
+// What the score policies need to know about a problem and a query row. Plain structs: kernels of
+// every instruction set include this header, so it has no functions (docs/decisions/0001).
+#ifndef RAPT_ATTENTION_SCORE_SCORE_H_
+#define RAPT_ATTENTION_SCORE_SCORE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rapt {
+
+enum class Element : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kBool };
+
+// The states of a row's scores that a caller may ask for.
+enum class ScoreStage : uint8_t { kNone, kScores, kSoftcapped, kBiased, kWeights };
+
+struct ScoreParams {
+  double scale;
+  double softcap;  // 0: none
+  Element mask_element;
+  int64_t mask_step;   // elements from one key's mask to the next; 0 where it broadcasts
+  int64_t mask_count;  // keys beyond it are masked; T where it broadcasts
+};
+
+struct ScoreRow {
+  int64_t begin;  // keys visible by causality, window and lengths: [begin, end)
+  int64_t end;
+  const std::byte* mask;  // the row of the mask, or null
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_SCORE_SCORE_H_

@@ -1,0 +1,40 @@
+#include "attention/score/score_params.h"
+
+namespace rapt {
+
+Element ElementOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return Element::kFloat16;
+    case DType::kBFloat16:
+      return Element::kBFloat16;
+    case DType::kFloat64:
+      return Element::kFloat64;
+    case DType::kBool:
+      return Element::kBool;
+    default:
+      return Element::kFloat32;
+  }
+}
+
+ScoreParams ScoreParamsOf(const Problem& p, const Arguments& a) {
+  ScoreParams params = {};
+  params.scale = p.effective_scale();
+  params.softcap = p.softcap;
+  if (p.mask) {
+    const bool broadcasts = p.mask->dims[3] == 1;
+    params.mask_element = ElementOf(p.mask->dtype);
+    params.mask_step = broadcasts ? 0 : a.inputs[Role::kMask].strides[3];
+    params.mask_count = broadcasts ? p.total_keys() : p.mask->dims[3];
+  }
+  return params;
+}
+
+ScoreRow ScoreRowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
+  const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
+  return {.begin = visible.begin,
+          .end = visible.end,
+          .mask = p.mask ? a.inputs[Role::kMask].Row(b, h, i) : nullptr};
+}
+
+}  // namespace rapt
