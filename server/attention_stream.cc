@@ -278,6 +278,7 @@ void AttentionStream::RunFinish(RowRange rows, int place, StepDone done) {
 }
 
 void AttentionStream::Submit(Job job, StepResult result, StepDone done) {
+  job.priority = request_.priority;
   job.deadline = request_.deadline;
   job.cancelled = request_.cancelled;
   job.done = [result = std::move(result), done = std::move(done)](const JobReport& report) mutable {

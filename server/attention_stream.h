@@ -32,6 +32,7 @@ struct StreamRequest {
   const FieldNames* names = &kOnnxNames;  // outlives the stream
   Instant deadline = Instant::max();
   const std::atomic<bool>* cancelled = nullptr;  // as in Request
+  uint64_t priority = 0;                         // as in Request
 };
 
 // Rows of Q, or of K and V, and the mask's part that comes with those that stream. Row-major in the

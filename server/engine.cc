@@ -132,6 +132,7 @@ class Engine::Passage {
   template <typename Stages, typename RunTask>
   Job MakeJob(const Stages& stages, RunTask run_task) {
     Job job;
+    job.priority = request_.priority;
     job.deadline = request_.deadline;
     job.cancelled = request_.cancelled;
     if (!gathers_.empty()) job.stages.push_back(static_cast<int64_t>(gathers_.size()));
@@ -246,7 +247,7 @@ class Engine::Flight final : public Engine::Passage {
         });
     job.task_cost = plan_.task_flops();
     const BatchGroup* const group = plan_.batch_group();
-    if (group != nullptr && IsSingleTask(job)) job.company = MakeCompany(*group);
+    if (group != nullptr && IsSingleTask(job)) job.batch_group = MakeBatchGroup(*group);
     job.done = [this, self = std::move(self)](const JobReport& report) {
       result_.ended_in = Stage::kCompute;
       Finish(report);
@@ -267,26 +268,26 @@ class Engine::Flight final : public Engine::Passage {
     return job.stages.size() == 1 && job.stages.front() == 1;
   }
 
-  Company MakeCompany(const BatchGroup& group) {
+  JobBatchGroup MakeBatchGroup(const BatchGroup& group) {
     return {.name = absl::StrCat(plan_.routing.backend->name(), " ", group.key),
-            .share = group.cost,
-            .run_together = RunTogether,
+            .batch_cost = group.cost,
+            .run_batch = RunBatch,
             .member = this};
   }
 
-  // Whose lent memory is gone is left: its own turn tells.
-  static void RunTogether(absl::Span<CompanyMember> flights, int worker) {
-    std::vector<CompanyMember*> sound;
+  // Skips members whose shared memory was revoked; they fail when run individually.
+  static void RunBatch(absl::Span<BatchMember> batch, int worker) {
+    std::vector<BatchMember*> valid;
     std::vector<Backend::BatchMember> members;
-    for (CompanyMember& member : flights) {
+    for (BatchMember& member : batch) {
       const Flight& flight = *static_cast<const Flight*>(member.job);
       if (!flight.CheckLentMemory().ok()) continue;
-      sound.push_back(&member);
+      valid.push_back(&member);
       members.push_back({&flight.plan_, &flight.arguments_});
     }
     if (members.size() < 2) return;
     members.front().plan->routing.backend->RunBatch(absl::MakeSpan(members), worker);
-    for (size_t n = 0; n < members.size(); ++n) sound[n]->done = members[n].done;
+    for (size_t n = 0; n < members.size(); ++n) valid[n]->done = members[n].done;
   }
 
   static void Deliver(Delivery& delivery) {
@@ -315,7 +316,7 @@ class Engine::Flight final : public Engine::Passage {
     result_.queue_time = waited_ + report.queue_time;
     result_.compute_time = report.compute_time;
     result_.routing.stand_in = stand_in_;
-    if (result_.status.ok()) result_.together = report.together;
+    if (result_.status.ok()) result_.together = report.batch_size;
     if (!result_.status.ok()) result_.outputs = {};
     done_(std::move(result_));
   }
@@ -487,6 +488,7 @@ void Engine::AdmitStream(std::shared_ptr<AttentionStream> stream, int64_t messag
   const StreamRequest& request = stream->request();
   const AdmissionGate::MemoryRequest memory = {.share = AdmissionGate::Share::kCompute,
                                                .bytes = *needed_bytes,
+                                               .priority = request.priority,
                                                .deadline = request.deadline,
                                                .cancelled = request.cancelled};
   AdmitMessage(

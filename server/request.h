@@ -74,6 +74,12 @@ struct OutputPlace {
   DevicePart device;
 };
 
+// 1 is the most urgent priority. The default leaves levels above and below it.
+inline constexpr uint64_t kDefaultPriority = 8;
+inline uint64_t PriorityLevel(uint64_t priority) {
+  return priority == 0 ? kDefaultPriority : priority;
+}
+
 // One attention call, checked as far as its shapes go.
 struct Request {
   ResolvedCall call;
@@ -94,7 +100,7 @@ struct Request {
   Instant deadline = Instant::max();
   // Set by the caller at any time to give the request up; outlives done. Null: never.
   const std::atomic<bool>* cancelled = nullptr;
-  // 0: the default; 1 is the most urgent.
+  // 0: kDefaultPriority.
   uint64_t priority = 0;
 };
 

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "server/rejection.h"
+#include "server/request.h"
 
 namespace rapt {
 namespace {
@@ -113,8 +114,7 @@ void AdmissionGate::Queue(const MemoryRequest& request, Callback callback) {
     MutexLock lock(mutex_);
     if (waiting_.load() < options_.max_queued) {
       ++waiting_;  // before Serve() checks for free bytes, see MemoryBudget
-      const uint64_t priority = request.priority == 0 ? kDefaultPriority : request.priority;
-      account(request.share).queue.emplace(priority, std::move(waiter));
+      account(request.share).queue.emplace(PriorityLevel(request.priority), std::move(waiter));
       alarm_.SetNoLaterThan(now);  // bytes may have been released meanwhile
       return;
     }

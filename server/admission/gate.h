@@ -46,13 +46,10 @@ class AdmissionGate {
   struct MemoryRequest {
     Share share = Share::kCompute;
     int64_t bytes = 0;
-    // 1 is the most urgent; 0 counts as kDefaultPriority.
-    uint64_t priority = 0;
+    uint64_t priority = 0;  // Request::priority
     Instant deadline = Instant::max();
     const std::atomic<bool>* cancelled = nullptr;  // null: never
   };
-  // Leaves room for higher and lower priorities.
-  static constexpr uint64_t kDefaultPriority = 8;
 
   struct Admission {
     MemoryBudget::Reservation reservation;

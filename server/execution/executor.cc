@@ -3,7 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <tuple>
+#include <memory>
 #include <utility>
 
 #include "base/check.h"
@@ -17,15 +17,12 @@ constexpr char kThreadName[] = "rapt-compute";
 }  // namespace
 
 Executor::ActiveJob::ActiveJob(Job job_in, Instant submitted_in)
-    : job(std::move(job_in)), submitted(submitted_in) {
+    : Entry(std::move(job_in), submitted_in) {
   if (!job.stages.empty()) tasks = job.stages[0];
 }
 
-bool Executor::LeastVirtualTime::operator()(const ActiveJobPtr& a, const ActiveJobPtr& b) const {
-  return std::tie(a->virtual_time, a->sequence) < std::tie(b->virtual_time, b->sequence);
-}
-
-Executor::Executor(int threads, const Clock& clock) : clock_(clock), thread_count_(threads) {
+Executor::Executor(int threads, const Clock& clock)
+    : clock_(clock), thread_count_(threads), policy_(clock) {
   RAPT_CHECK(threads >= 1, "an executor needs a thread");
   for (int worker = 0; worker < threads; ++worker) {
     threads_.emplace_back([this, worker] { WorkerLoop(worker); });
@@ -42,19 +39,15 @@ Executor::~Executor() {
 }
 
 void Executor::Submit(Job job) {
-  RAPT_CHECK(job.company.name.empty() || (job.stages.size() == 1 && job.stages[0] == 1),
-             "only a job of a single task has company");
-  auto active = std::make_shared<ActiveJob>(std::move(job), clock_.Now());
+  RAPT_CHECK(job.batch_group.name.empty() || (job.stages.size() == 1 && job.stages[0] == 1),
+             "only a job of a single task has a batch group");
+  auto active = std::make_unique<ActiveJob>(std::move(job), clock_.Now());
   const bool parallel = active->tasks > 1;
   MutexLock lock(mutex_);
-  RAPT_CHECK(!stopping_, "a job came after the executor's end");
-  ++jobs_;
-  active->virtual_time = virtual_now_;
-  active->sequence = submitted_jobs_.fetch_add(1, std::memory_order_relaxed);
-  const std::string& company = active->job.company.name;
-  if (!company.empty()) companies_[company].insert(active);
-  runnable_.insert(std::move(active));
-  // Under the lock: the job may end, and the executor with it, as soon as that is free.
+  RAPT_CHECK(!stopping_, "a job was submitted while the executor was being destroyed");
+  policy_.Add(active.release());
+  submitted_jobs_.fetch_add(1, std::memory_order_relaxed);
+  // Under the lock: the job may end, and the executor with it, as soon as that is released.
   if (parallel) {
     work_posted_.SignalAll();
   } else {
@@ -79,98 +72,62 @@ void Executor::RunInline(Job job) {
 void Executor::WorkerLoop(int worker) {
   pthread_setname_np(pthread_self(), kThreadName);
   for (;;) {
-    Jobs jobs;
+    SchedulingPolicy::Entries next;
     {
       MutexLock lock(mutex_);
-      while (runnable_.empty() && !stopping_) work_posted_.Wait(mutex_);
-      if (runnable_.empty()) return;
-      jobs = TakeUpNext();
+      while (policy_.empty() && !stopping_) work_posted_.Wait(mutex_);
+      if (policy_.empty()) return;
+      next = TakeNext();
       ++busy_threads_;
     }
-    if (jobs.size() > 1) {
-      RunTogether(std::move(jobs), worker);
+    if (next.size() > 1) {
+      RunBatch(next, worker);
     } else {
-      RunTurn(std::move(jobs.front()), worker);
+      RunTurn(static_cast<ActiveJob*>(next.front()), worker);
     }
     --busy_threads_;
   }
 }
 
-Executor::Jobs Executor::TakeUpNext() {
-  Jobs jobs = ChooseCompany(*runnable_.begin());
-  for (const ActiveJobPtr& job : jobs) {
-    Join(job);
-    if (jobs.size() > 1) runnable_.erase(job);  // its only task is handed out
-  }
-  return jobs;
-}
-
-Executor::Jobs Executor::ChooseCompany(const ActiveJobPtr& first) const {
-  Jobs jobs = {first};
-  const Company& company = first->job.company;
-  const auto waiting = companies_.find(company.name);
-  if (waiting == companies_.end() || waiting->second.count(first) == 0) return jobs;
+SchedulingPolicy::Entries Executor::TakeNext() {
   const bool is_last_free_thread = busy_threads() + 1 == threads();
-  if (!is_last_free_thread || !CheckAlive(first->job).ok()) return jobs;
-  double room = 1 - company.share;
-  int left_behind = 0;
-  for (const ActiveJobPtr& job : waiting->second) {
-    if (job == first) continue;
-    // Who is too late finds that out in a turn of its own.
-    if (job->job.company.share <= room && CheckAlive(job->job).ok()) {
-      room -= job->job.company.share;
-      jobs.push_back(job);
-    } else if (++left_behind == kMostLeftBehind) {
-      break;
-    }
-  }
-  return jobs;
+  const SchedulingPolicy::Entries next = policy_.Take(
+      is_last_free_thread,
+      [this](const SchedulingPolicy::Entry& entry) { return CheckAlive(entry.job).ok(); });
+  for (SchedulingPolicy::Entry* entry : next) ++static_cast<ActiveJob*>(entry)->workers;
+  return next;
 }
 
-void Executor::Join(const ActiveJobPtr& active) {
-  virtual_now_ = std::max(virtual_now_, active->virtual_time);
-  ++active->workers;
-  if (active->started != Instant::max()) return;
-  active->started = clock_.Now();
-  const auto company = companies_.find(active->job.company.name);
-  if (company == companies_.end()) return;
-  company->second.erase(active);
-  if (company->second.empty()) companies_.erase(company);
-}
-
-void Executor::RunTogether(Jobs jobs, int worker) {
-  std::vector<CompanyMember> members;
-  for (const ActiveJobPtr& job : jobs) members.push_back({job->job.company.member});
+void Executor::RunBatch(const SchedulingPolicy::Entries& batch, int worker) {
+  std::vector<BatchMember> members;
+  for (const auto* entry : batch) members.push_back({entry->job.batch_group.member});
   const Instant begin = clock_.Now();
-  jobs.front()->job.company.run_together(absl::MakeSpan(members), worker);
+  batch.front()->job.batch_group.run_batch(absl::MakeSpan(members), worker);
   const Instant end = clock_.Now();
   const int64_t done = std::count_if(members.begin(), members.end(),
-                                     [](const CompanyMember& member) { return member.done; });
+                                     [](const BatchMember& member) { return member.done; });
   ended_tasks_.fetch_add(done, std::memory_order_relaxed);
+  absl::InlinedVector<ActiveJob*, 4> finished;
   {
     MutexLock lock(mutex_);
-    MoveVirtualTime(end - begin);
-    jobs_ -= done;
-    for (size_t n = 0; n < jobs.size(); ++n) {
-      if (!members[n].done) LetRunAlone(jobs[n]);
+    policy_.ChargeBatch(begin);
+    for (size_t n = 0; n < batch.size(); ++n) {
+      auto* const active = static_cast<ActiveJob*>(batch[n]);
+      if (members[n].done) {
+        policy_.Remove(active);
+        finished.push_back(active);
+      } else {
+        --active->workers;  // it runs alone, later
+        policy_.Resume(active);
+        work_posted_.Signal();
+      }
     }
   }
-  for (size_t n = 0; n < jobs.size(); ++n) {
-    if (members[n].done) Finish(*jobs[n], end, done);
-    jobs[n].reset();  // what it holds is not kept while others answer
-  }
+  for (ActiveJob* active : finished) Finish(active, end, done);
 }
 
-void Executor::LetRunAlone(const ActiveJobPtr& active) {
-  --active->workers;
-  active->job.company = {};
-  active->next_task.store(0, std::memory_order_relaxed);
-  runnable_.insert(active);
-  work_posted_.Signal();
-}
-
-void Executor::RunTurn(ActiveJobPtr active, int worker) {
-  Turn turn{.executor = this, .active = std::move(active), .worker = worker};
+void Executor::RunTurn(ActiveJob* active, int worker) {
+  Turn turn{.executor = this, .active = active, .worker = worker};
   Begin(turn);
   RunTasks(turn);
   bool finished;
@@ -178,7 +135,7 @@ void Executor::RunTurn(ActiveJobPtr active, int worker) {
     MutexLock lock(mutex_);
     finished = Leave(turn);
   }
-  if (finished) Finish(*turn.active, clock_.Now());
+  if (finished) Finish(active, clock_.Now());
 }
 
 void Executor::RunTasks(Turn& turn) {
@@ -206,26 +163,26 @@ void Executor::Begin(Turn& turn) const {
   turn.submitted_jobs = submitted_jobs_.load(std::memory_order_relaxed);
 }
 
-bool Executor::PassCheckpoint(Turn& turn) {
-  turn.status.Update(CheckAlive(turn.active->job));
-  if (turn.status.ok() && IsOver(turn)) LetOthersIn(turn);
-  return turn.status.ok();
-}
-
-// A job that comes anew need not wait for a quantum: it has been given the least time so far.
+// A new job need not wait for the end of a quantum: it has received the least compute time.
 bool Executor::IsOver(const Turn& turn) const {
   return submitted_jobs_.load(std::memory_order_relaxed) != turn.submitted_jobs ||
          clock_.Now() - turn.begin >= kQuantum;
 }
 
-void Executor::LetOthersIn(Turn& turn) {
+bool Executor::PassCheckpoint(Turn& turn) {
+  turn.status.Update(CheckAlive(turn.active->job));
+  if (turn.status.ok() && IsOver(turn)) RunInterruptingJobs(turn);
+  return turn.status.ok();
+}
+
+void Executor::RunInterruptingJobs(Turn& turn) {
   for (;;) {
-    ActiveJobPtr next;
+    ActiveJob* next;
     {
       MutexLock lock(mutex_);
-      Charge(turn);
-      next = NextBefore(*turn.active);
-      if (next != nullptr) Join(next);
+      policy_.Charge(turn.active, turn.begin);
+      next = static_cast<ActiveJob*>(policy_.TakeInterrupting(*turn.active));
+      if (next != nullptr) ++next->workers;
     }
     if (next != nullptr) RunTurn(next, turn.worker);
     Begin(turn);
@@ -233,70 +190,43 @@ void Executor::LetOthersIn(Turn& turn) {
   }
 }
 
-Executor::ActiveJobPtr Executor::NextBefore(const ActiveJob& active) const {
-  for (const ActiveJobPtr& next : runnable_) {
-    if (next->virtual_time >= active.virtual_time) break;
-    if (next->job.task_cost * kMuchLonger <= active.job.task_cost) return next;
-  }
-  return nullptr;
-}
-
-void Executor::Charge(const Turn& turn) {
-  const std::chrono::nanoseconds used = clock_.Now() - turn.begin;
-  const bool was_runnable = runnable_.erase(turn.active) > 0;  // its place in the order changes
-  turn.active->virtual_time += used;
-  if (was_runnable) runnable_.insert(turn.active);
-  MoveVirtualTime(used);
-}
-
-void Executor::MoveVirtualTime(std::chrono::nanoseconds used) {
-  // What each job would have had of it: new ones that keep coming are soon level with old ones.
-  virtual_now_ += used / jobs_;
-}
-
 bool Executor::Leave(const Turn& turn) {
-  const ActiveJobPtr& active = turn.active;
-  Charge(turn);
+  ActiveJob* const active = turn.active;
+  policy_.Charge(active, turn.begin);
   active->status.Update(turn.status);
   --active->workers;
   if (active->next_task.load(std::memory_order_relaxed) < active->tasks) return false;
-  runnable_.erase(active);
+  policy_.Pause(active);
   if (active->workers > 0) return false;
   const int stages = static_cast<int>(active->job.stages.size());
   if (!active->status.ok() || active->stage + 1 >= stages) {
-    --jobs_;
+    policy_.Remove(active);
     return true;
   }
   ++active->stage;
   active->tasks = active->job.stages[active->stage];
   active->next_task.store(0, std::memory_order_relaxed);
-  runnable_.insert(active);
+  policy_.Resume(active);
   work_posted_.SignalAll();
   return false;
 }
 
-void Executor::Finish(ActiveJob& active, Instant ended, int64_t together) {
-  active.job.done({.status = active.status,
-                   .queue_time = active.started - active.submitted,
-                   .compute_time = ended - active.started,
-                   .together = together});
+void Executor::Finish(ActiveJob* active, Instant ended, int64_t batch_size) {
+  const std::unique_ptr<ActiveJob> owner(active);
+  active->job.done({.status = active->status,
+                    .queue_time = active->started - active->submitted,
+                    .compute_time = ended - active->started,
+                    .batch_size = batch_size});
 }
 
 QueueState Executor::waiting() const {
-  const Instant now = clock_.Now();
-  QueueState state;
   MutexLock lock(mutex_);
-  for (const ActiveJobPtr& active : runnable_) {
-    if (active->started != Instant::max()) continue;
-    ++state.depth;
-    state.oldest_age = std::max(state.oldest_age, now - active->submitted);
-  }
-  return state;
+  return policy_.waiting();
 }
 
 absl::Status Executor::CheckAlive(const Job& job) const {
   if (job.cancelled != nullptr && job.cancelled->load(std::memory_order_relaxed)) {
-    return absl::CancelledError("the caller gave the request up");
+    return absl::CancelledError("the caller cancelled the request");
   }
   if (job.deadline != Instant::max() && clock_.Now() >= job.deadline) {
     return absl::DeadlineExceededError("the deadline passed before the answer was computed");

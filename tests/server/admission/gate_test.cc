@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/request.h"
 #include "tests/support/fake_clock.h"
 
 namespace rapt {
@@ -134,7 +135,7 @@ TEST_F(GateTest, IsFirstComeFirstServedWithinAPriority) {
   Queue(1, {.bytes = 1000});
   Queue(2, {.bytes = 1000});
   Queue(3, {.bytes = 1000, .priority = 1});
-  Queue(4, {.bytes = 1000, .priority = AdmissionGate::kDefaultPriority + 1});
+  Queue(4, {.bytes = 1000, .priority = kDefaultPriority + 1});
   held.reset();
   Settle();
   EXPECT_THAT(served_, ElementsAre(3, 1, 2, 4));

@@ -391,11 +391,12 @@ TEST_F(CheckpointTest, ATaskThatNobodyWaitsForIsGivenUp) {
   EXPECT_EQ(late_outcome.Wait().status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-// One thread, held while jobs with company come. Each run notes whom it computes, and takes 5 ms.
-class CompanyTest : public ::testing::Test {
+// One thread, kept busy while jobs with a batch group are submitted. Each run records its jobs and
+// takes 5 ms.
+class BatchTest : public ::testing::Test {
  protected:
-  struct Guest {
-    CompanyTest& test;
+  struct Participant {
+    BatchTest& test;
     int name;
   };
 
@@ -412,29 +413,30 @@ class CompanyTest : public ::testing::Test {
   }
   void Release() { released_.Set(); }
 
-  Job NewGuest(int name, std::string company, double share, Outcome& outcome) {
-    Guest& guest = guests_.emplace_back(Guest{*this, name});
-    Job job = MakeJob([&guest](int, int64_t, int) { guest.test.Note({&guest}); }, {1},
-                      outcome.Callback());
-    job.company = {.name = std::move(company),
-                   .share = share,
-                   .run_together =
-                       [](absl::Span<CompanyMember> members, int) {
-                         std::vector<const Guest*> guests;
-                         for (CompanyMember& member : members) {
-                           const auto& guest = *static_cast<const Guest*>(member.job);
-                           member.done = guest.test.left_.count(guest.name) == 0;
-                           guests.push_back(&guest);
-                         }
-                         guests.front()->test.Note(guests);
-                       },
-                   .member = &guest};
+  Job NewParticipant(int name, std::string group, double cost, Outcome& outcome) {
+    Participant& participant = participants_.emplace_back(Participant{*this, name});
+    Job job = MakeJob([&participant](int, int64_t, int) { participant.test.Note({&participant}); },
+                      {1}, outcome.Callback());
+    job.batch_group = {.name = std::move(group),
+                       .batch_cost = cost,
+                       .run_batch =
+                           [](absl::Span<BatchMember> members, int) {
+                             std::vector<const Participant*> participants;
+                             for (BatchMember& member : members) {
+                               const auto& participant =
+                                   *static_cast<const Participant*>(member.job);
+                               member.done = participant.test.skipped_.count(participant.name) == 0;
+                               participants.push_back(&participant);
+                             }
+                             participants.front()->test.Note(participants);
+                           },
+                       .member = &participant};
     return job;
   }
 
-  void Note(const std::vector<const Guest*>& guests) {
+  void Note(const std::vector<const Participant*>& participants) {
     std::vector<int>& run = runs_.emplace_back();
-    for (const Guest* guest : guests) run.push_back(guest->name);
+    for (const Participant* participant : participants) run.push_back(participant->name);
     clock_.Advance(milliseconds(5));
   }
 
@@ -443,17 +445,17 @@ class CompanyTest : public ::testing::Test {
   test::FakeClock clock_;
   Event held_, released_;
   Outcome holder_;
-  std::deque<Guest> guests_;  // stay where they are
-  std::set<int> left_;        // whom no run does
-  Runs runs_;                 // touched by the one thread, read after the jobs' ends
+  std::deque<Participant> participants_;  // stay where they are
+  std::set<int> skipped_;                 // by every run
+  Runs runs_;                             // touched by the one thread, read after the jobs' ends
 };
 
-TEST_F(CompanyTest, JobsThatWaitForAThreadRunAsOne) {
+TEST_F(BatchTest, JobsThatWaitForAThreadRunAsOne) {
   std::vector<Outcome> outcomes(3);
   Executor executor(1, clock_);
   Hold(executor);
   for (int n = 0; n < 3; ++n) {
-    executor.Submit(NewGuest(n, "a", .25, outcomes[n]));
+    executor.Submit(NewParticipant(n, "a", .25, outcomes[n]));
     clock_.Advance(milliseconds(1));
   }
   EXPECT_EQ(executor.waiting().depth, 3);
@@ -461,92 +463,93 @@ TEST_F(CompanyTest, JobsThatWaitForAThreadRunAsOne) {
   for (int n = 0; n < 3; ++n) {
     const JobReport& report = outcomes[n].Wait();
     EXPECT_TRUE(report.status.ok());
-    EXPECT_EQ(report.together, 3);
+    EXPECT_EQ(report.batch_size, 3);
     EXPECT_EQ(report.queue_time, milliseconds(3 - n)) << "its own";
     EXPECT_EQ(report.compute_time, milliseconds(5));
     EXPECT_EQ(outcomes[n].calls(), 1);
   }
   EXPECT_EQ(runs_, (Runs{{0, 1, 2}}));
-  EXPECT_EQ(holder_.Wait().together, 1);
+  EXPECT_EQ(holder_.Wait().batch_size, 1);
   EXPECT_EQ(executor.ended_tasks(), 4);
   EXPECT_EQ(executor.waiting().depth, 0);
 }
 
-TEST_F(CompanyTest, NobodyWaitsForCompany) {
+TEST_F(BatchTest, NoJobWaitsForOthersToJoin) {
   Executor executor(1, clock_);
   for (int n = 0; n < 2; ++n) {
     Outcome outcome;
-    executor.Submit(NewGuest(n, "a", .25, outcome));
-    EXPECT_EQ(outcome.Wait().together, 1);
+    executor.Submit(NewParticipant(n, "a", .25, outcome));
+    EXPECT_EQ(outcome.Wait().batch_size, 1);
   }
   EXPECT_EQ(runs_, (Runs{{0}, {1}}));
 }
 
-TEST(ExecutorTest, JobsForWhomThereAreThreadsShareNone) {
-  // Each job of one company goes on when the other has started.
-  struct Guest {
+TEST(ExecutorTest, JobsShareNoThreadWhileAnotherIsFree) {
+  // Each job of the group continues when the other has started.
+  struct Participant {
     Event started;
     Event* other_started = nullptr;
     Outcome outcome;
   };
   const SteadyClock clock;
   for (int round = 0; round < 100; ++round) {
-    Guest guests[2];
+    Participant participants[2];
     Executor executor(2, clock);
     for (int n = 0; n < 2; ++n) {
-      Guest& guest = guests[n];
-      guest.other_started = &guests[1 - n].started;
+      Participant& participant = participants[n];
+      participant.other_started = &participants[1 - n].started;
       Job job = MakeJob(
-          [&guest](int, int64_t, int) {
-            guest.started.Set();
-            guest.other_started->Wait();
+          [&participant](int, int64_t, int) {
+            participant.started.Set();
+            participant.other_started->Wait();
           },
-          {1}, guest.outcome.Callback());
-      job.company = {
+          {1}, participant.outcome.Callback());
+      job.batch_group = {
           .name = "a",
-          .share = .25,
-          .run_together = [](absl::Span<CompanyMember>,
-                             int) { ADD_FAILURE() << "the other thread has nothing to do"; },
-          .member = &guest};
+          .batch_cost = .25,
+          .run_batch = [](absl::Span<BatchMember>,
+                          int) { ADD_FAILURE() << "the other thread has nothing to do"; },
+          .member = &participant};
       executor.Submit(std::move(job));
     }
-    for (Guest& guest : guests) EXPECT_EQ(guest.outcome.Wait().together, 1);
+    for (Participant& participant : participants)
+      EXPECT_EQ(participant.outcome.Wait().batch_size, 1);
   }
 }
 
-TEST_F(CompanyTest, ARunTakesNoMoreThanItHasRoomFor) {
-  const double shares[] = {.5, .25, .5, .25, .5, 1, .125};
-  std::vector<Outcome> outcomes(std::size(shares));
+TEST_F(BatchTest, ABatchKeepsToTheCapacityOfARun) {
+  const double costs[] = {.5, .25, .5, .25, .5, 1, .125};
+  std::vector<Outcome> outcomes(std::size(costs));
   Executor executor(1, clock_);
   Hold(executor);
   for (size_t n = 0; n < outcomes.size(); ++n) {
-    executor.Submit(NewGuest(static_cast<int>(n), "a", shares[n], outcomes[n]));
+    executor.Submit(NewParticipant(static_cast<int>(n), "a", costs[n], outcomes[n]));
   }
   Release();
   for (Outcome& outcome : outcomes) EXPECT_TRUE(outcome.Wait().status.ok());
   EXPECT_EQ(runs_, (Runs{{0, 1, 3}, {2, 4}, {5}, {6}}));
 }
 
-TEST_F(CompanyTest, OnlyJobsOfOneCompanyMix) {
-  const char* const companies[] = {"a", "b", "", "a", "b", "", "a"};
-  std::vector<Outcome> outcomes(std::size(companies));
+TEST_F(BatchTest, OnlyJobsOfOneGroupShareARun) {
+  const char* const groups[] = {"a", "b", "", "a", "b", "", "a"};
+  std::vector<Outcome> outcomes(std::size(groups));
   Executor executor(1, clock_);
   Hold(executor);
   for (size_t n = 0; n < outcomes.size(); ++n) {
-    executor.Submit(NewGuest(static_cast<int>(n), companies[n], .25, outcomes[n]));
+    executor.Submit(NewParticipant(static_cast<int>(n), groups[n], .25, outcomes[n]));
   }
   Release();
   for (Outcome& outcome : outcomes) EXPECT_TRUE(outcome.Wait().status.ok());
   EXPECT_EQ(runs_, (Runs{{0, 3, 6}, {1, 4}, {2}, {5}}));
 }
 
-TEST_F(CompanyTest, WhoIsGivenUpOrTooLateIsNotTakenAlong) {
+TEST_F(BatchTest, CancelledAndLateJobsDoNotJoin) {
   const std::atomic<bool> cancelled{true};
   std::vector<Outcome> outcomes(6);
   Executor executor(1, clock_);
   Hold(executor);
   for (int n = 0; n < 6; ++n) {
-    Job job = NewGuest(n, "a", .125, outcomes[n]);
+    Job job = NewParticipant(n, "a", .125, outcomes[n]);
     if (n == 0 || n == 2) job.cancelled = &cancelled;
     if (n == 4) job.deadline = clock_.Now() + milliseconds(1);
     executor.Submit(std::move(job));
@@ -561,30 +564,30 @@ TEST_F(CompanyTest, WhoIsGivenUpOrTooLateIsNotTakenAlong) {
   EXPECT_EQ(runs_, (Runs{{1, 3, 5}}));
 }
 
-TEST_F(CompanyTest, WhomTheRunLeavesRunsAlone) {
-  left_ = {1, 2};
+TEST_F(BatchTest, AMemberThatTheRunSkipsRunsAlone) {
+  skipped_ = {1, 2};
   Outcome outcomes[4];
   Executor executor(1, clock_);
   Hold(executor);
-  for (int n = 0; n < 4; ++n) executor.Submit(NewGuest(n, "a", .25, outcomes[n]));
+  for (int n = 0; n < 4; ++n) executor.Submit(NewParticipant(n, "a", .25, outcomes[n]));
   Release();
-  for (const int n : {0, 3}) EXPECT_EQ(outcomes[n].Wait().together, 2) << n;
+  for (const int n : {0, 3}) EXPECT_EQ(outcomes[n].Wait().batch_size, 2) << n;
   for (const int n : {1, 2}) {
     EXPECT_TRUE(outcomes[n].Wait().status.ok()) << n;
-    EXPECT_EQ(outcomes[n].Wait().together, 1) << n;
+    EXPECT_EQ(outcomes[n].Wait().batch_size, 1) << n;
     EXPECT_EQ(outcomes[n].calls(), 1) << n;
   }
   EXPECT_EQ(runs_, (Runs{{0, 1, 2, 3}, {1}, {2}}));
   EXPECT_EQ(executor.ended_tasks(), 5);
 }
 
-TEST_F(CompanyTest, WhoComesTooLateForItsOwnTurnSpoilsNobodysAnswer) {
-  left_ = {1};
+TEST_F(BatchTest, ASkippedMemberThatIsLateDoesNotAffectTheOthers) {
+  skipped_ = {1};
   Outcome outcomes[2];
   Executor executor(1, clock_);
   Hold(executor);
   for (int n = 0; n < 2; ++n) {
-    Job job = NewGuest(n, "a", .25, outcomes[n]);
+    Job job = NewParticipant(n, "a", .25, outcomes[n]);
     job.deadline = clock_.Now() + milliseconds(1);  // the run takes longer
     executor.Submit(std::move(job));
   }
@@ -594,30 +597,30 @@ TEST_F(CompanyTest, WhoComesTooLateForItsOwnTurnSpoilsNobodysAnswer) {
   EXPECT_EQ(runs_, (Runs{{0, 1}}));
 }
 
-TEST_F(CompanyTest, WhoInterruptsALongTaskComesAlone) {
+TEST_F(BatchTest, AnInterruptingJobRunsAlone) {
   Outcome outcomes[2];
   Executor executor(1, clock_);
   Hold(executor);
   for (int n = 0; n < 2; ++n) {
-    Job job = NewGuest(n, "a", .25, outcomes[n]);
+    Job job = NewParticipant(n, "a", .25, outcomes[n]);
     job.task_cost = 1;
     executor.Submit(std::move(job));
   }
   clock_.Advance(Executor::kQuantum);
   Release();
-  for (Outcome& outcome : outcomes) EXPECT_EQ(outcome.Wait().together, 1);
+  for (Outcome& outcome : outcomes) EXPECT_EQ(outcome.Wait().batch_size, 1);
   EXPECT_EQ(runs_, (Runs{{0}, {1}})) << "once each";
 }
 
-TEST_F(CompanyTest, ALongJobGoesOnWhileShortOnesKeepComing) {
-  for (const char* const company : {"", "a"}) {
+TEST_F(BatchTest, ALongJobGoesOnWhileShortOnesKeepComing) {
+  for (const char* const group : {"", "a"}) {
     bool over = false;  // touched by the one thread alone
     Outcome unused;
     std::function<void()> submit_another;
     Event started, submitted, ended;
     Executor executor(1, clock_);
     submit_another = [&] {
-      Job job = NewGuest(0, company, .5, unused);
+      Job job = NewParticipant(0, group, .5, unused);
       job.done = [&](const JobReport&) {
         if (!over) submit_another();
       };
@@ -642,7 +645,7 @@ TEST_F(CompanyTest, ALongJobGoesOnWhileShortOnesKeepComing) {
   }
 }
 
-TEST_F(CompanyTest, DestructionGivesUpThoseThatWait) {
+TEST_F(BatchTest, DestructionAbandonsWaitingJobs) {
   Event started;
   Outcome outcomes[3];
   {
@@ -654,7 +657,7 @@ TEST_F(CompanyTest, DestructionGivesUpThoseThatWait) {
         },
         100, {1}, holder_.Callback()));
     started.Wait();
-    for (int n = 0; n < 3; ++n) executor.Submit(NewGuest(n, "a", .25, outcomes[n]));
+    for (int n = 0; n < 3; ++n) executor.Submit(NewParticipant(n, "a", .25, outcomes[n]));
   }
   for (Outcome& outcome : outcomes) {
     EXPECT_EQ(outcome.calls(), 1);
@@ -663,55 +666,57 @@ TEST_F(CompanyTest, DestructionGivesUpThoseThatWait) {
   EXPECT_EQ(runs_, Runs{});
 }
 
-TEST(ExecutorTest, ComputesThousandsInCompanyOnceEach) {
-  struct Guest {
-    int company;
-    double share;
+TEST(ExecutorTest, ComputesThousandsInBatchesOnceEach) {
+  struct Participant {
+    int group;
+    double cost;
     std::atomic<int> runs{0};
     Outcome outcome;
   };
   constexpr int kCallers = 3;
-  constexpr int kGuests = 1500;  // a caller
-  std::deque<Guest> guests(kCallers * kGuests);
+  constexpr int kParticipants = 1500;  // a caller
+  std::deque<Participant> participants(kCallers * kParticipants);
   const SteadyClock clock;
   {
     Executor executor(3, clock);
     const auto submit = [&](int n) {
-      Guest& guest = guests[n];
-      guest.company = n % 5;
-      guest.share = 1.0 / (1 + n % 7);
-      Job job =
-          MakeJob([&guest](int, int64_t, int) { ++guest.runs; }, {1}, guest.outcome.Callback());
-      job.company = {.name = std::to_string(guest.company),
-                     .share = guest.share,
-                     .run_together =
-                         [](absl::Span<CompanyMember> members, int) {
-                           EXPECT_GE(members.size(), 2u);
-                           double sum = 0;
-                           for (CompanyMember& member : members) {
-                             Guest& guest = *static_cast<Guest*>(member.job);
-                             EXPECT_EQ(guest.company, static_cast<Guest*>(members[0].job)->company);
-                             sum += guest.share;
-                             member.done = guest.share < .5;
-                             if (member.done) ++guest.runs;
-                           }
-                           EXPECT_LE(sum, 1 + 1e-9);
-                         },
-                     .member = &guest};
+      Participant& participant = participants[n];
+      participant.group = n % 5;
+      participant.cost = 1.0 / (1 + n % 7);
+      Job job = MakeJob([&participant](int, int64_t, int) { ++participant.runs; }, {1},
+                        participant.outcome.Callback());
+      job.batch_group = {.name = std::to_string(participant.group),
+                         .batch_cost = participant.cost,
+                         .run_batch =
+                             [](absl::Span<BatchMember> members, int) {
+                               EXPECT_GE(members.size(), 2u);
+                               double sum = 0;
+                               for (BatchMember& member : members) {
+                                 Participant& participant = *static_cast<Participant*>(member.job);
+                                 EXPECT_EQ(participant.group,
+                                           static_cast<Participant*>(members[0].job)->group);
+                                 sum += participant.cost;
+                                 member.done = participant.cost < .5;
+                                 if (member.done) ++participant.runs;
+                               }
+                               EXPECT_LE(sum, 1 + 1e-9);
+                             },
+                         .member = &participant};
       executor.Submit(std::move(job));
     };
     std::vector<std::thread> callers;
     for (int caller = 0; caller < kCallers; ++caller) {
       callers.emplace_back([&, caller] {
-        for (int n = caller; n < kCallers * kGuests; n += kCallers) submit(n);
+        for (int n = caller; n < kCallers * kParticipants; n += kCallers) submit(n);
       });
     }
     for (std::thread& caller : callers) caller.join();
-    for (Guest& guest : guests) EXPECT_TRUE(guest.outcome.Wait().status.ok());
+    for (Participant& participant : participants)
+      EXPECT_TRUE(participant.outcome.Wait().status.ok());
   }
-  for (const Guest& guest : guests) {
-    EXPECT_EQ(guest.runs, 1);
-    EXPECT_EQ(guest.outcome.calls(), 1);
+  for (const Participant& participant : participants) {
+    EXPECT_EQ(participant.runs, 1);
+    EXPECT_EQ(participant.outcome.calls(), 1);
   }
 }
 
