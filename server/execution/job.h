@@ -28,12 +28,12 @@ struct JobReport {
 
 // One job of a batch.
 struct BatchMember {
-  void* job = nullptr;  // BatchGroup::member
+  void* job = nullptr;  // JobBatchGroup::member
   bool done = false;    // set by run_batch; a member that is not done runs alone later
 };
 
 // Batching group of a single-task job: jobs of the same group may be computed by one run.
-struct BatchGroup {
+struct JobBatchGroup {
   std::string name;  // empty: the job runs alone
   // Fraction of a run's capacity that this job takes. The members of a batch take at most 1.
   double batch_cost = 1;
@@ -56,7 +56,7 @@ struct Job {
   // interrupts only tasks that are much longer than its own.
   double task_cost = std::numeric_limits<double>::infinity();
   uint64_t priority = 0;  // Request::priority
-  BatchGroup batch_group;
+  JobBatchGroup batch_group;
   Instant deadline = Instant::max();
   const std::atomic<bool>* cancelled = nullptr;  // null: never
   absl::AnyInvocable<void(const JobReport&)> done;
