@@ -52,6 +52,7 @@ absl::Status SetAttributes(const CallFlags& flags, LoadedCall& loaded) {
   if (flags.bottom_right) call.alignment = client::Alignment::kBottomRight;
   call.softcap = flags.softcap;
   call.scale = flags.scale;
+  call.priority = flags.priority;
   if (flags.dropout) call.dropout = client::Dropout{*flags.dropout, flags.seed};
   absl::Status status = SetHeads(flags, call);
   if (status.ok()) status = SetLayout(flags, loaded);
@@ -65,6 +66,9 @@ absl::Status CheckStream(const CallFlags& flags) {
   }
   if (flags.stream && flags.local) {
     return absl::InvalidArgumentError("--stream sends to a server; --local has none");
+  }
+  if (flags.priority != 0 && flags.local) {
+    return absl::InvalidArgumentError("--priority orders a server's calls; --local has no server");
   }
   return CheckAtLeastOne("chunk", flags.chunk.value_or(1));
 }
@@ -104,7 +108,9 @@ std::vector<Flag> CallFlags::StreamTable() {
 }
 
 std::vector<Flag> CallFlags::CallerTable() {
-  std::vector<Flag> table = {{"local", "", "compute in this process, without a server", &local}};
+  std::vector<Flag> table = {{"local", "", "compute in this process, without a server", &local},
+                             {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)",
+                              &priority}};
   for (const Flag& flag : server.Table()) table.push_back(flag);
   return table;
 }

@@ -29,6 +29,7 @@ struct CallFlags {
   bool stream = false;
   std::optional<int64_t> chunk;
   bool local = false;
+  uint64_t priority = 0;
   ServerFlags server;
 
   // Their rows in a command's table, in the order that --help shows: inputs, attributes, who.

@@ -354,6 +354,7 @@ v1::AttendRequest WithoutTensors(const AttendCall& call) {
   if (call.score_output) rest.set_score_output(ToProto(*call.score_output));
   rest.set_want_lse(call.wants_lse);
   rest.set_want_present(call.wants_present);
+  rest.set_priority(call.priority);
   return rest;
 }
 

@@ -306,6 +306,7 @@ RequestMessage StreamCut::Header() const {
   }
   header.set_score_output(whole.score_output());
   header.set_want_lse(whole.want_lse());
+  header.set_priority(whole.priority());
   RequestMessage message;
   message.Append(request.SerializeAsString());
   return message;

@@ -362,6 +362,7 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inpu
   decoded.request.call = *std::move(resolved);
   decoded.request.inputs = inputs;
   decoded.request.key_lengths.assign(fields.key_lengths().begin(), fields.key_lengths().end());
+  decoded.request.priority = fields.priority();
   ConvertIntegerMask(fields, decoded.request);
   status = PlaceOutputs(fields, lent_memory, decoded.request);
   if (!status.ok()) return status;

@@ -263,6 +263,7 @@ absl::StatusOr<StreamRequest> DecodeStreamHeader(const MessageBytes& message) {
   const v1::Layout layout = header.attention().layout();
   request.layout = layout == v1::BSHD || layout == v1::BSE ? Layout::kBshd : Layout::kBhsd;
   request.key_lengths.assign(header.key_lengths().begin(), header.key_lengths().end());
+  request.priority = header.priority();
   return request;
 }
 

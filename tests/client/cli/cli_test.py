@@ -566,7 +566,8 @@ def test_something_else_at_the_address_is_no_server(rapt):
 # --- streams --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk", [[], ["--chunk", "1"], ["--chunk", "4"], ["--chunk=1000"]], ids=str)
+@pytest.mark.parametrize(
+    "chunk", [[], ["--chunk", "1"], ["--chunk", "4"], ["--chunk=1000"], ["--priority", "1"]], ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_stream_gives_what_a_call_gives(rapt, save, load, case, chunk):
     q, k, v = draw(1, 2, 4, 7, 8), draw(2, 2, 2, 9, 8), draw(3, 2, 2, 9, 6)
@@ -615,6 +616,7 @@ def test_a_terminal_sees_how_far_a_stream_is(tmp_path, save, server):
         (["--chunk", "4"], "--chunk is about --stream"),
         (["--stream", "--local"], "--local has none"),
         (["--stream", "--chunk", "0"], "--chunk is 0; it must be at least 1"),
+        (["--priority", "1", "--local"], "--local has no server"),
     ],
 )
 def test_flags_of_streams_that_make_no_sense(rapt, save, flags, message):

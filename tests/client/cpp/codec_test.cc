@@ -116,6 +116,7 @@ TEST(CodecTest, EveryFieldTravels) {
   call.score_output = ScoreOutput::kWeights;
   call.wants_lse = true;
   call.wants_present = true;
+  call.priority = 3;
   const v1::AttendRequest request = Encoded(call);
   const auto expected = Parse<v1::AttendRequest>(R"(
       q { dtype: FP16 shape: [1, 1, 1, 1] data: "qq" }
@@ -130,7 +131,7 @@ TEST(CodecTest, EveryFieldTravels) {
         alignment: BOTTOM_RIGHT window { left: 0 right: 5 } softmax_in_fp64: true
         dropout { probability: 0.5 seed: 9223372036854775808 }
       }
-      score_output: WEIGHTS want_lse: true want_present: true)");
+      score_output: WEIGHTS want_lse: true want_present: true priority: 3)");
   EXPECT_TRUE(MessageDifferencer::Equals(request, expected)) << request.DebugString();
 }
 

@@ -90,6 +90,10 @@ struct AttendCall {
   std::optional<ScoreOutput> score_output = {};
   bool wants_lse = false;
   bool wants_present = false;
+
+  // 1 is the most urgent; 0: the server's default, 8. Decides which calls wait in the server, never
+  // what is computed.
+  uint64_t priority = 0;
 };
 
 // How a call's tensors travelled.

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/protocols/rapt/stream_codec.h"
 #include "tests/support/fake_device_memory.h"
 #include "tests/support/shared_object.h"
 #include "tests/support/wire_message.h"
@@ -122,7 +123,9 @@ TEST(RaptCodecTest, ReadsEveryFieldOfTheAttention) {
   message.add_key_lengths(0);
   message.set_want_lse(true);
   message.set_want_present(true);
+  message.set_priority(3);
   const Request request = MustDecode(message);
+  EXPECT_EQ(request.priority, 3u);
   const Problem& p = request.call.problem;
   EXPECT_EQ(p.scale, 0.0) << "0 is a scale like any other";
   EXPECT_EQ(p.softcap, 30);
@@ -138,6 +141,25 @@ TEST(RaptCodecTest, ReadsEveryFieldOfTheAttention) {
   EXPECT_THAT(request.key_lengths, ElementsAre(5, 0));
   EXPECT_TRUE(p.wants_lse);
   EXPECT_TRUE(p.wants_present);
+}
+
+TEST(RaptCodecTest, ReadsThePriorityOfAStream) {
+  v1::AttendStreamRequest message;
+  v1::AttendStreamHeader& header = *message.mutable_header();
+  header.set_direction(v1::KEYS_STREAM);
+  header.set_dtype(v1::FP32);
+  header.set_batch(1);
+  header.set_query_heads(1);
+  header.set_kv_heads(1);
+  header.set_query_length(2);
+  header.set_key_length(3);
+  header.set_head_size(4);
+  header.set_value_head_size(4);
+  header.set_priority(3);
+  const absl::StatusOr<StreamRequest> request =
+      DecodeStreamHeader(WireMessage(message.SerializeAsString()).bytes());
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->priority, 3u);
 }
 
 TEST(RaptCodecTest, ReadsEveryScoreOutput) {

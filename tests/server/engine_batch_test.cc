@@ -105,9 +105,9 @@ struct OneKeyCall {
   Shape shape;
 };
 
-class EngineCompanyTest : public ::testing::Test {
+class EngineBatchTest : public ::testing::Test {
  protected:
-  EngineCompanyTest() {
+  EngineBatchTest() {
     backend_.Hold();
     Submit(holder_.ToRequest());
     backend_.WaitUntilRunning();
@@ -159,7 +159,7 @@ class EngineCompanyTest : public ::testing::Test {
 
 using Runs = std::vector<size_t>;
 
-TEST_F(EngineCompanyTest, RequestsThatWaitAreComputedByOneRun) {
+TEST_F(EngineBatchTest, RequestsThatWaitAreComputedByOneRun) {
   for (const float number : {1, 2, 3}) {
     Submit(calls_.emplace_back(4, number).ToRequest());
     Submit(calls_.emplace_back(8, -number).ToRequest());
@@ -173,13 +173,24 @@ TEST_F(EngineCompanyTest, RequestsThatWaitAreComputedByOneRun) {
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 3, 3})) << "by head size";
 }
 
-TEST_F(EngineCompanyTest, ARunHasRoomForAsManyAsTheirSharesSay) {
+TEST_F(EngineBatchTest, ABatchKeepsToTheCapacityOfARun) {
   for (int n = 0; n < 5; ++n) Submit(calls_.emplace_back(4, n).ToRequest());
   for (const Result& result : Results()) EXPECT_TRUE(result.status.ok()) << result.status;
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 4, 1}));
 }
 
-TEST_F(EngineCompanyTest, WhatIsCopiedFirstOrLastIsComputedAlone) {
+TEST_F(EngineBatchTest, MoreUrgentRequestsAreComputedFirst) {
+  Submit(calls_.emplace_back(8, 1).ToRequest());
+  for (int n = 0; n < 2; ++n) {
+    Request request = calls_.emplace_back(4, n).ToRequest();
+    request.priority = 1;
+    Submit(std::move(request));
+  }
+  for (const Result& result : Results()) EXPECT_TRUE(result.status.ok()) << result.status;
+  EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 2, 1}));
+}
+
+TEST_F(EngineBatchTest, RequestsThatCopyTensorsRunAlone) {
   constexpr int64_t kBytes = 4 * sizeof(float);
   const test::FakeDeviceMemory device(2 * kBytes);
   Request gathers = calls_.emplace_back(4, 1).ToRequest();
@@ -196,7 +207,7 @@ TEST_F(EngineCompanyTest, WhatIsCopiedFirstOrLastIsComputedAlone) {
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 1, 1, 1}));
 }
 
-TEST_F(EngineCompanyTest, WhoseLentMemoryIsGoneIsLeftOut) {
+TEST_F(EngineBatchTest, SkipsAMemberWhoseSharedMemoryWasRevoked) {
   for (int n = 0; n < 3; ++n) {
     Request request = calls_.emplace_back(4, n).ToRequest();
     if (n == 1) request.check_lent_memory = [] { return absl::InvalidArgumentError("gone"); };
@@ -211,7 +222,7 @@ TEST_F(EngineCompanyTest, WhoseLentMemoryIsGoneIsLeftOut) {
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 2}));
 }
 
-TEST_F(EngineCompanyTest, TheOnlyOneWhoseMemoryIsThereRunsAlone) {
+TEST_F(EngineBatchTest, TheOnlyMemberWithValidMemoryRunsAlone) {
   for (int n = 0; n < 2; ++n) {
     Request request = calls_.emplace_back(4, n).ToRequest();
     if (n == 0) request.check_lent_memory = [] { return absl::InvalidArgumentError("gone"); };
@@ -223,7 +234,7 @@ TEST_F(EngineCompanyTest, TheOnlyOneWhoseMemoryIsThereRunsAlone) {
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 1}));
 }
 
-TEST_F(EngineCompanyTest, WhoIsGivenUpWhileItWaitsLeavesTheOthersAlone) {
+TEST_F(EngineBatchTest, ACancelledMemberDoesNotAffectTheOthers) {
   std::atomic<bool> cancelled{false};
   for (int n = 0; n < 3; ++n) {
     Request request = calls_.emplace_back(4, n).ToRequest();
