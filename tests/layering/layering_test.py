@@ -47,7 +47,7 @@ RULES = {
         ATTENTION,
         "base/",
     ),
-    "server/calls/": (*VALUES, ATTENTION, "base/"),
+    "server/calls/": ("server/engine.h", *VALUES, ATTENTION, "base/"),
     # A request is made of the library's values, so that a codec names them.
     "server/protocols/": (*VALUES, "server/attention_stream.h", "server/calls/", "server/shared_memory/", ATTENTION, "base/", "proto/"),
     "server/wire/": (

@@ -31,7 +31,7 @@ class Health::WatchCall final : public GenericCall {
       told_ = status;
       end = end_;
     }
-    if (end) return Finish(*end);
+    if (end) return StartFinish(*end);
     HealthCheckResponse response;
     response.set_status(status);
     bool owned;

@@ -1,20 +1,14 @@
-// A call that carries tensors, of whatever protocol.
+// A unary call over gRPC that carries tensors, of any protocol.
 #ifndef RAPT_SERVER_WIRE_GRPC_TENSOR_CALL_H_
 #define RAPT_SERVER_WIRE_GRPC_TENSOR_CALL_H_
 
 #include <grpcpp/support/byte_buffer.h>
 
-#include <atomic>
-#include <chrono>
-#include <cstdint>
-#include <optional>
-#include <string>
+#include <memory>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/clock.h"
-#include "base/timer.h"
-#include "server/calls/call_observer.h"
+#include "server/calls/unary_call.h"
 #include "server/protocols/message_parts.h"
 #include "server/request.h"
 #include "server/wire/grpc/generic_call.h"
@@ -22,12 +16,8 @@
 
 namespace rapt {
 
-// One message each way, like a unary call, but it exists when the headers arrive: it is counted and
-// has a place in the memory budget before a byte of the message is asked for. Deletes itself.
-//
-// Who ends a call is decided by its phase: while the message comes, the reader or the alarm,
-// whoever changes the phase first; before, the admission; afterwards, the derived class, once.
-class TensorCall : public GenericCall {
+// Deletes itself. A protocol's call derives from it: OnMessage() leads to Answer() or End(), once.
+class TensorCall : public GenericCall, protected UnaryCall {
  public:
   void Begin() final;
 
@@ -39,53 +29,27 @@ class TensorCall : public GenericCall {
   // The message is there: leads to Answer() or End(), on any thread.
   virtual void OnMessage(const MessageBytes& message) = 0;
 
-  Engine& engine() const { return environment_.engine; }
-  Instant arrived() const { return arrived_; }
+  Instant arrived() { return call().arrived(); }
+  void Bind(Request& request) { call().Bind(request); }
+  void Record(const Result& result) { call().Record(result); }
 
-  // Gives the request the call's deadline, where that is the earlier one, and its cancellation.
-  void Bind(Request& request);
-
-  // Tells in trailing metadata, and whoever observes, which backend and plan it was, as far as it
-  // came to that, and where the time went.
-  void TellOf(const Result& result);
-
-  // Each finishes the call, and nothing of this object may be touched afterwards. The message must
-  // not be read any more.
+  // Finishes the call, as End() does: the message and this object must not be used afterwards.
   void Answer(AnswerMessage answer);
-  void End(absl::Status status);
+  using UnaryCall::End;
 
  private:
-  enum class Phase : uint8_t { kAdmitting, kReading, kReceived, kEvicted, kAnswering };
+  void StartReading() final;
+  void DropMessage() final { message_.Clear(); }
+  void Finish(const absl::Status& status) final;
+  void Abort() final { context().TryCancel(); }
 
-  absl::Status ReadHeaders();
-  void OnAdmitted(absl::StatusOr<MessageReservation> reservation);
   absl::Status TakeMessage();
-  void OnAlarm();
-  void Evict();
-
   void OnReadDone(bool ok) final;
-  void OnCancel() final;
+  void OnCancel() final { OnCancelled(); }
   void OnDone() final;
 
-  const CallEnvironment& environment_;
-  const CallObserver& observe_;
-  const Instant arrived_;
-  std::string caller_;  // empty until it is counted
-  Instant deadline_;
-  Instant receive_end_;
-  Instant send_end_;
-  std::optional<int64_t> declared_bytes_;
-  std::atomic<bool> cancelled_{false};
-  std::atomic<Phase> phase_{Phase::kAdmitting};
-  Instant stage_began_;
-  CallReport report_;
-  Problem problem_;  // of report_
-  bool message_lost_ = false;
-
-  MessageReservation reservation_;
   grpc::ByteBuffer buffer_;  // what is read, then what is written
   ReceivedMessage message_;
-  Alarm alarm_;  // the end of receiving, then that of answering
 };
 
 }  // namespace rapt

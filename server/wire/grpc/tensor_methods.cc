@@ -14,7 +14,7 @@ constexpr int kExpectedCalls = 32;
 class UnknownMethod final : public GenericCall {
  public:
   explicit UnknownMethod(std::unique_ptr<GrpcCall> call) : GenericCall(std::move(call)) {}
-  void Begin() override { Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "")); }
+  void Begin() override { StartFinish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "")); }
 
  private:
   void OnDone() override { delete this; }

@@ -6,13 +6,12 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "server/calls/call_observer.h"
-#include "server/wire/grpc/generic_call.h"
+#include "server/calls/call.h"
 
 namespace rapt {
 
-// A call that is answered on the spot, where its caller may call: `fill` writes the response and
-// says how it went.
+// Answers a call without tensors where its caller may call: `fill` writes the response and returns
+// the status.
 grpc::Status AnswerAtOnce(grpc::ServerContext& context, const CallEnvironment& environment,
                           const CallObserver& observe, absl::FunctionRef<absl::Status()> fill);
 

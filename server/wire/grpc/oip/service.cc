@@ -116,7 +116,7 @@ class InferCall final : public TensorCall {
   }
 
   void OnResult(Result result) {
-    TellOf(result);
+    Record(result);
     if (!result.status.ok()) return End(std::move(result.status));
     Answer(EncodeInfer(decoded_, result));
   }

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "server/wire/grpc/deadline.h"
+#include "server/wire/grpc/call_headers.h"
 #include "server/wire/grpc/receive_quota.h"
 #include "server/wire/grpc/status.h"
-#include "server/wire/grpc/traceparent.h"
 
 namespace rapt::oip {
 
@@ -14,173 +13,137 @@ StreamInferCall::StreamInferCall(const CallEnvironment& environment,
                                  const SharedMemory& shared_memory, const CallObserver& observe,
                                  std::unique_ptr<GrpcCall> call)
     : GenericCall(std::move(call)),
-      environment_(environment),
       shared_memory_(shared_memory),
-      observe_(observe),
-      began_(environment.clock.Now()),
+      call_(environment, observe),
       alarm_(environment.timer, [this] { OnAlarm(); }) {
-  ++environment_.streams.open;
+  ++call_.streams().open;
 }
 
 void StreamInferCall::Begin() {
-  traceparent_ = ReturnTraceparent(context());
-  absl::StatusOr<std::string> caller = EnterOpenCalls(environment_, context());
-  if (!caller.ok()) return Refuse(caller.status());
-  caller_ = *std::move(caller);
-  environment_.open_calls.Rest();
-  if (absl::Status status = ReadHeaders(); !status.ok()) return Refuse(status);
+  const CallHeaders headers = HeadersOf(context(), call_.arrived());
+  absl::Status status = call_.Enter(headers);
+  if (status.ok()) status = ReadHeaders(headers);
+  if (!status.ok()) return Refuse(std::move(status));
   Wait();
 }
 
-absl::Status StreamInferCall::ReadHeaders() {
-  deadline_ =
-      std::min(rapt::DeadlineOf(context(), began_), began_ + environment_.limits.max_deadline);
-  const absl::StatusOr<std::optional<int64_t>> declared =
-      DeclaredBytes(context(), environment_.limits);
-  if (!declared.ok()) return declared.status();
-  declared_bytes_ = *declared;
-  expected_bytes_ = declared_bytes_.value_or(0);
-  return absl::OkStatus();
+absl::Status StreamInferCall::ReadHeaders(const CallHeaders& headers) {
+  call_.Rest();
+  call_.SetStreamDeadline(headers.deadline);
+  absl::Status status = call_.ReadDeclaredBytes(headers);
+  expected_bytes_ = call_.declared_bytes().value_or(0);
+  return status;
 }
 
-// What fits into the stream's window comes without a read, and needs no place.
+// What fits into the stream's window arrives without a read, and needs no reservation.
 void StreamInferCall::Wait() {
   const int64_t bytes = expected_bytes_ > kStreamWindowBytes ? expected_bytes_ : 0;
-  engine().AdmitMessage(
-      bytes, deadline_, cancelled_,
-      [this](absl::StatusOr<MessageReservation> place) { Read(std::move(place)); });
+  call_.AdmitMessage(
+      bytes, [this](absl::StatusOr<MessageReservation> memory) { Read(std::move(memory)); });
 }
 
-void StreamInferCall::Read(absl::StatusOr<MessageReservation> place) {
-  if (place.ok()) {
-    reservation_ = *std::move(place);
-  } else if (!absl::IsResourceExhausted(place.status())) {
-    return Refuse(place.status());
-  }  // else nobody has asked for anything yet that could be refused
+void StreamInferCall::Read(absl::StatusOr<MessageReservation> memory) {
+  if (memory.ok()) {
+    call_.KeepMessageMemory(*std::move(memory));
+  } else if (!absl::IsResourceExhausted(memory.status())) {
+    return Refuse(memory.status());
+  }  // else there is no request yet that could be refused
   is_reading_ = true;
-  alarm_.Set(reservation_.bytes() > 0 ? std::min(deadline_, Now() + kPlaceTime) : deadline_);
+  const bool has_memory = call_.message_memory_bytes() > 0;
+  alarm_.Set(has_memory ? std::min(call_.deadline(), call_.Now() + kReservationTime)
+                        : call_.deadline());
   StartRead(&buffer_);
 }
 
 void StreamInferCall::OnAlarm() {
-  if (!is_reading_ || Now() >= deadline_) return context().TryCancel();
-  reservation_ = {};
-  alarm_.Set(deadline_);
+  if (!is_reading_ || call_.Now() >= call_.deadline()) return context().TryCancel();
+  call_.ReleaseMessageMemory();
+  alarm_.Set(call_.deadline());
 }
 
-void StreamInferCall::Refuse(const absl::Status& status) {
-  report_ = {};
-  report_.status = status;
-  report_.total = Now() - began_;
-  report_.traceparent = traceparent_;
-  observe_(report_);
-  Finish(ToGrpcStatus(status));
+void StreamInferCall::Refuse(absl::Status status) {
+  call_.Report(status);
+  FinishStream(status);
+}
+
+void StreamInferCall::FinishStream(const absl::Status& status) {
+  AddTrailers(call_);
+  StartFinish(ToGrpcStatus(status));
 }
 
 void StreamInferCall::OnReadDone(bool ok) {
   alarm_.Cancel();
   is_reading_ = false;
   if (!ok) {
-    reservation_ = {};
-    return Finish(grpc::Status::OK);  // half-closed; where the caller left, nobody reads this
+    call_.ReleaseMessageMemory();
+    return FinishStream(absl::OkStatus());  // half-closed; a caller that left does not read this
   }
-  arrived_ = stage_began_ = Now();
-  report_ = {};
+  call_.Wake();
   decoded_ = {};
-  environment_.open_calls.Wake();
   absl::Status status = TakeMessage();
   if (status.ok()) status = Decode();
   if (!status.ok()) return AnswerError(std::move(status));
-  engine().Submit(std::move(decoded_.request),
-                  [this](Result result) { OnResult(std::move(result)); });
+  call_.engine().Submit(std::move(decoded_.request),
+                        [this](Result result) { OnResult(std::move(result)); });
 }
 
 absl::Status StreamInferCall::TakeMessage() {
   absl::Status status = message_.Take(buffer_);
   if (!status.ok()) return status;
-  report_.received_bytes = message_.size();
-  if (!declared_bytes_) expected_bytes_ = message_.size();
-  if (message_.size() > reservation_.bytes()) {
-    reservation_ = engine().ChargeMessage(message_.size());
-  } else {
-    engine().ShrinkMessage(reservation_, message_.size());
-  }
-  return CheckSize(message_.size(), declared_bytes_, environment_.limits);
+  if (!call_.declared_bytes()) expected_bytes_ = message_.size();
+  return call_.AcceptMessage(message_.size());
 }
 
 absl::Status StreamInferCall::Decode() {
-  absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message_.bytes(), arrived_, shared_memory_);
+  absl::StatusOr<DecodedInfer> decoded =
+      DecodeInfer(message_.bytes(), call_.arrived(), shared_memory_);
   if (!decoded.ok()) return decoded.status();
   decoded_ = *std::move(decoded);
   Request& request = decoded_.request;
-  request.deadline =
-      std::min({request.deadline, deadline_, arrived_ + environment_.limits.default_deadline});
-  request.cancelled = &cancelled_;
-  problem_ = request.call.problem;
-  report_.problem = &problem_;
+  request.deadline = std::min(request.deadline, call_.arrived() + call_.limits().default_deadline);
+  call_.Bind(request);
   return absl::OkStatus();
 }
 
 void StreamInferCall::OnResult(Result result) {
-  report_.ended_in = result.ended_in;
-  report_.time_of(Stage::kQueue) = result.queue_time;
-  if (result.ended_in == Stage::kCompute) report_.time_of(Stage::kCompute) = result.compute_time;
-  report_.routing = result.routing;
-  report_.plan = result.plan;
+  call_.Record(result);
   if (!result.status.ok()) return AnswerError(std::move(result.status));
-  report_.flops = result.flops;
-  report_.together = result.together;
+  status_ = absl::OkStatus();
+  call_.report().ended_in = Stage::kSend;
   Answer(EncodeStreamInfer(decoded_, result));
 }
 
 void StreamInferCall::AnswerError(absl::Status status) {
-  report_.status = std::move(status);
-  Answer(EncodeStreamError(decoded_.id, report_.status));
+  status_ = std::move(status);
+  Answer(EncodeStreamError(decoded_.id, status_));
 }
 
 void StreamInferCall::Answer(AnswerMessage answer) {
   message_.Clear();
-  reservation_ = {};
+  call_.ReleaseMessageMemory();
   ToByteBuffer(std::move(answer)).Swap(&buffer_);
-  report_.sent_bytes = static_cast<int64_t>(buffer_.Length());
-  if (report_.status.ok()) report_.ended_in = Stage::kSend;
-  stage_began_ = Now();
   // A caller that does not read would keep the outputs.
-  answer_deadline_ = std::min(deadline_, stage_began_ + environment_.limits.default_deadline);
-  send_end_ = SendEnd(stage_began_, report_.sent_bytes, answer_deadline_, environment_.limits);
-  alarm_.Set(send_end_);
+  const Instant deadline =
+      std::min(call_.deadline(), call_.Now() + call_.limits().default_deadline);
+  call_.BeginSending(static_cast<int64_t>(buffer_.Length()), deadline);
+  alarm_.Set(call_.send_end());
   StartWrite(&buffer_);
 }
 
 void StreamInferCall::OnWriteDone(bool ok) {
   alarm_.Cancel();
-  if (!ok && report_.status.ok()) {
-    report_.status = NotSent(Now(), send_end_, answer_deadline_, environment_.limits);
-  }
+  if (!ok && status_.ok()) status_ = call_.NotSent();
   buffer_.Clear();
-  Report();
-  environment_.open_calls.Rest();
-  if (!ok) return Finish(grpc::Status::OK);  // that nobody reads
+  call_.EndSending();
+  call_.Report(std::move(status_));
+  call_.Rest();
+  if (!ok) return FinishStream(absl::OkStatus());  // nobody reads this
   Wait();
-}
-
-void StreamInferCall::Report() {
-  const Instant now = Now();
-  report_.time_of(Stage::kSend) = now - stage_began_;
-  report_.total = now - arrived_;
-  report_.traceparent = traceparent_;
-  observe_(report_);
-}
-
-void StreamInferCall::OnCancel() {
-  cancelled_ = true;
-  engine().NoticeCancellation();
 }
 
 void StreamInferCall::OnDone() {
   alarm_.Cancel();
-  if (!caller_.empty()) environment_.open_calls.LeaveResting(caller_);
-  --environment_.streams.open;
+  --call_.streams().open;
   delete this;
 }
 

@@ -1,4 +1,4 @@
-// AttendStream: an attention whose tensors come in chunks.
+// AttendStream: a call whose tensors come in chunks.
 #ifndef RAPT_SERVER_WIRE_GRPC_RAPT_ATTEND_STREAM_CALL_H_
 #define RAPT_SERVER_WIRE_GRPC_RAPT_ATTEND_STREAM_CALL_H_
 
@@ -10,7 +10,6 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -20,22 +19,22 @@
 #include "base/mutex.h"
 #include "base/timer.h"
 #include "server/attention_stream.h"
-#include "server/calls/call_observer.h"
-#include "server/engine.h"
+#include "server/calls/call.h"
 #include "server/protocols/rapt/stream_codec.h"
 #include "server/wire/grpc/generic_call.h"
 #include "server/wire/grpc/received_message.h"
 
 namespace rapt::native {
 
-// One read is outstanding and one chunk is computed at a time, so that a chunk comes while the one
-// before it is folded in; a chunk that has come waits, and nothing is read meanwhile. An answer is
-// written at a time, and nothing is computed while two wait. Deletes itself.
+// One read is pending and one chunk is computed at a time, so that a chunk is received while the
+// previous one is folded in. A received chunk waits for the previous one, and nothing is read
+// meanwhile. One answer is written at a time, and nothing is computed while two wait. Deletes
+// itself.
 //
-// A read, a write, a step of the computation and the alarm may all end at once, on different
-// threads. Each only tells so; what follows is done by one thread at a time, the one that found
-// nobody else at it. So everything but the events belongs to that thread. The call is finished when
-// nothing that it started is under way, but for a read, which gRPC then ends.
+// A read, a write, a step of the computation and the alarm may end concurrently, on different
+// threads. Each only records its event. One thread at a time handles the events: the first that
+// finds no other doing so. So all state but the events belongs to that thread. The call is finished
+// when no operation that it started is pending, except a read, which gRPC then ends.
 class AttendStreamCall final : public GenericCall {
  public:
   // `observe` outlives the call.
@@ -45,7 +44,7 @@ class AttendStreamCall final : public GenericCall {
   void Begin() override;
 
  private:
-  // What has happened and was not seen to yet.
+  // Events that are not handled yet.
   struct Events {
     bool any = false;
     std::optional<absl::StatusOr<MessageReservation>> header_admitted;
@@ -53,22 +52,19 @@ class AttendStreamCall final : public GenericCall {
     std::optional<bool> read;     // whether there was a message
     std::optional<bool> written;  // whether it went out
     std::optional<StepResult> computed;
-    bool rang = false;
+    bool alarm = false;
     bool cancelled = false;
   };
-  // A chunk that has come.
+  // A received chunk.
   struct Received {
     ReceivedMessage message;
     StreamChunk chunk;  // in the message
     bool streams = false;
   };
 
-  Engine& engine() const { return environment_.engine; }
-  Instant Now() const { return environment_.clock.Now(); }
-
-  void Tell(absl::FunctionRef<void(Events&)> note);
-  void See(Events events);
-  // Starts whatever can be started. True when the call is finished and may be gone.
+  void Post(absl::FunctionRef<void(Events&)> record);
+  void Handle(Events events);
+  // Starts all operations that can start. True when the call is finished and may be destroyed.
   bool Proceed();
 
   void OnRead(bool ok);
@@ -77,7 +73,7 @@ class AttendStreamCall final : public GenericCall {
   void OnComputed(StepResult result);
   void OnWritten(bool ok);
   void OnAlarm();
-  void OnTimeOver();
+  void HandleAlarm();
   void SetAlarm();
   void OnStreamAdmitted(absl::Status status);
 
@@ -86,7 +82,7 @@ class AttendStreamCall final : public GenericCall {
   void ComputeNext();
   void ComputeChunk();
   void FinishRows();
-  void TellOf(StepResult result);
+  void PostResult(StepResult result);
   void WriteNext();
   void BeginSending();
   bool IsComplete() const;
@@ -94,7 +90,6 @@ class AttendStreamCall final : public GenericCall {
   void FinishBadly();
   void Fail(absl::Status status, Stage stage);
   Stage StageNow() const;
-  absl::Status GivenUp() const;
   void Release();
 
   void OnReadDone(bool ok) override;
@@ -102,24 +97,18 @@ class AttendStreamCall final : public GenericCall {
   void OnCancel() override;
   void OnDone() override;
 
-  const CallEnvironment& environment_;
-  const CallObserver& observe_;
-  const Instant arrived_;
-  std::string caller_;  // empty until it is counted
-  Instant deadline_;
+  Call call_;
   std::atomic<bool> caller_left_{false};
-  std::atomic<bool> given_up_{false};     // the computation is in vain
-  std::atomic<bool> is_answered_{false};  // but the end may not have left
+  std::atomic<bool> is_answered_{false};  // the end of the stream may not have been sent yet
 
   Mutex mutex_;
   Events events_ ABSL_GUARDED_BY(mutex_);
-  bool is_attended_ ABSL_GUARDED_BY(mutex_) = false;  // some thread sees to the events
+  bool is_handling_ ABSL_GUARDED_BY(mutex_) = false;  // a thread handles the events
 
-  MessageReservation header_place_;
-  std::shared_ptr<AttentionStream> stream_;  // once the header has come
-  std::optional<ChunkOrder> order_;          // of the stream's chunks; once it is admitted
+  std::shared_ptr<AttentionStream> stream_;  // set by the header
+  std::optional<ChunkOrder> order_;          // of the stream's chunks; set on admission
   std::optional<Received> waiting_;
-  std::optional<Received> computed_;  // that is being computed
+  std::optional<Received> computed_;  // the one being computed
   int64_t finished_rows_ = 0;         // of Y, where keys stream
   std::deque<AnswerMessage> answers_;
   bool is_admitting_ = false;
@@ -127,13 +116,9 @@ class AttendStreamCall final : public GenericCall {
   bool is_computing_ = false;
   bool is_writing_ = false;
   bool has_all_ = false;  // the caller has half-closed
-  bool was_cut_ = false;  // a read failed before everything had come
-  Instant admission_began_, read_began_, write_began_;
-  Instant receive_end_, send_end_;
-
+  bool was_cut_ = false;  // a read failed before the last chunk
+  Instant admission_began_;
   absl::Status status_;
-  CallReport report_;
-  Problem problem_;  // of report_
 
   grpc::ByteBuffer incoming_;
   grpc::ByteBuffer outgoing_;

@@ -46,7 +46,7 @@ class AttendCall final : public TensorCall {
   }
 
   void OnResult(Result result) {
-    TellOf(result);
+    Record(result);
     if (!result.status.ok()) return End(std::move(result.status));
     Answer(EncodeResult(call_, places_, result));
   }

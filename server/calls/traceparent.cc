@@ -1,14 +1,11 @@
-#include "server/wire/grpc/traceparent.h"
+#include "server/calls/traceparent.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 
 namespace rapt {
 namespace {
-
-constexpr char kHeader[] = "traceparent";
 
 // "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01": version, trace, parent, flags. Later
 // versions may go on after another dash.
@@ -39,15 +36,10 @@ bool IsTraceparent(absl::string_view text) {
   return text.size() == kSize || (version != "00" && text[kSize] == '-');
 }
 
-std::string ReturnTraceparent(grpc::ServerContextBase& context) {
-  const auto [first, last] = context.client_metadata().equal_range(kHeader);
-  if (first == last || std::next(first) != last) return "";
-  const absl::string_view text(first->second.data(), first->second.size());
-  if (!IsTraceparent(text)) return "";
-  // What later versions may add is nothing that this one can pass on.
-  std::string traceparent = absl::StrCat("00", text.substr(2, kSize - 2));
-  context.AddTrailingMetadata(kHeader, traceparent);
-  return traceparent;
+std::string TraceparentOf(const HeaderValues& values) {
+  if (values.size() != 1 || !IsTraceparent(values.front())) return "";
+  // Only the part that version 00 defines can be passed on.
+  return absl::StrCat("00", values.front().substr(2, kSize - 2));
 }
 
 }  // namespace rapt

@@ -1,4 +1,4 @@
-#include "server/wire/grpc/traceparent.h"
+#include "server/calls/traceparent.h"
 
 #include <gtest/gtest.h>
 
@@ -41,6 +41,14 @@ TEST(TraceparentTest, IgnoresWhatIsNone) {
   for (const size_t place : {2, 35, 52}) {
     EXPECT_FALSE(IsTraceparent(With(place, "_"))) << "no dash at " << place;
   }
+}
+
+TEST(TraceparentTest, TakesASingleValidValueAsVersion00) {
+  EXPECT_EQ(TraceparentOf({kTraceparent}), kTraceparent);
+  EXPECT_EQ(TraceparentOf({With(0, "cc") + "-more"}), kTraceparent) << "what version 00 defines";
+  EXPECT_EQ(TraceparentOf({}), "");
+  EXPECT_EQ(TraceparentOf({"invalid"}), "");
+  EXPECT_EQ(TraceparentOf({kTraceparent, kTraceparent}), "");
 }
 
 }  // namespace

@@ -1,0 +1,57 @@
+#include "server/calls/access.h"
+
+#include <optional>
+#include <vector>
+
+#include "absl/memory/memory.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace rapt {
+namespace {
+
+constexpr char kScheme[] = "Bearer ";
+
+// Nothing where there is no token, or more than one.
+std::optional<absl::string_view> TokenOf(const HeaderValues& authorization) {
+  if (authorization.size() != 1) return std::nullopt;
+  absl::string_view value = authorization.front();
+  if (!absl::StartsWithIgnoreCase(value, kScheme)) return std::nullopt;
+  value.remove_prefix(sizeof(kScheme) - 1);
+  return value;
+}
+
+std::string PeerOf(const CallHeaders& headers) {
+  if (!headers.certificate.empty()) return absl::StrCat("certificate:", headers.certificate);
+  const absl::string_view peer = headers.peer;
+  if (absl::StartsWith(peer, "unix")) return "unix";
+  const size_t colon = peer.rfind(':');
+  return std::string(colon > peer.find(':') ? peer.substr(0, colon) : peer);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Access>> Access::Open(const std::string& token_file,
+                                                     const Clock& clock) {
+  if (token_file.empty()) return absl::WrapUnique(new Access(nullptr));
+  auto tokens = Reloaded<Tokens>::Load(
+      {{"--token_file", token_file}},
+      [](const std::vector<std::string>& contents) { return Tokens::Parse(contents[0]); }, clock);
+  if (!tokens.ok()) return tokens.status();
+  return absl::WrapUnique(new Access(*std::move(tokens)));
+}
+
+absl::StatusOr<std::string> Access::Identify(const CallHeaders& headers) const {
+  if (tokens_ == nullptr) return PeerOf(headers);
+  const std::optional<absl::string_view> token = TokenOf(headers.authorization);
+  if (!token) {
+    return absl::UnauthenticatedError(
+        "this server requires a token, in the metadata as authorization: Bearer TOKEN");
+  }
+  const std::optional<std::string> holder = tokens_->Get()->HolderOf(*token);
+  if (!holder) return absl::UnauthenticatedError("the token is not known to this server");
+  return absl::StrCat("token:", *holder);
+}
+
+}  // namespace rapt

@@ -1,0 +1,201 @@
+#include "server/calls/call.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/calls/traceparent.h"
+#include "server/rejection.h"
+
+namespace rapt {
+namespace {
+
+// A sender is not too slow before this: connections stall for a moment.
+constexpr std::chrono::seconds kReceiveGrace{2};
+
+// Nor a reader before this: it may compute between two answers of a stream.
+constexpr std::chrono::seconds kSendGrace{20};
+
+std::chrono::nanoseconds SlowestTransfer(int64_t bytes, const CallLimits& limits) {
+  const double seconds =
+      static_cast<double>(bytes) / static_cast<double>(limits.min_receive_bytes_per_second);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(std::min(seconds, 1e6)));
+}
+
+absl::Status TooLarge(int64_t message_bytes, const CallLimits& limits) {
+  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the message has ", message_bytes, " bytes; at most ",
+                             limits.max_message_bytes, " are allowed"));
+}
+
+// 0 where the call never reached the stage.
+std::string TimeSpent(std::chrono::nanoseconds time) {
+  return absl::StrCat(Microseconds(std::max(time, time.zero())));
+}
+
+}  // namespace
+
+Call::Call(const CallEnvironment& environment, const CallObserver& observe)
+    : environment_(environment), observe_(observe), arrived_(environment.clock.Now()) {}
+
+Call::~Call() {
+  ReleaseMessageMemory();
+  if (caller_.empty()) return;
+  if (is_resting_) {
+    environment_.open_calls.LeaveResting(caller_);
+  } else {
+    environment_.open_calls.Leave(caller_);
+  }
+}
+
+absl::Status Call::Enter(const CallHeaders& headers) {
+  report_.traceparent = TraceparentOf(headers.traceparent);
+  absl::StatusOr<std::string> caller = environment_.access.Identify(headers);
+  if (!caller.ok()) return caller.status();
+  absl::Status status = environment_.open_calls.Enter(*caller);
+  if (status.ok()) caller_ = *std::move(caller);
+  return status;
+}
+
+absl::Status Call::SetDeadline(Instant requested) {
+  if (requested == Instant::max()) requested = arrived_ + limits().default_deadline;
+  SetStreamDeadline(requested);
+  if (deadline_ > arrived_) return absl::OkStatus();
+  return absl::DeadlineExceededError("the deadline had passed when the call arrived");
+}
+
+void Call::SetStreamDeadline(Instant requested) {
+  deadline_ = std::min(requested, arrived_ + limits().max_deadline);
+}
+
+absl::Status Call::ReadDeclaredBytes(const CallHeaders& headers) {
+  if (headers.message_bytes.empty()) return absl::OkStatus();
+  const absl::string_view text = headers.message_bytes.front();
+  int64_t bytes;
+  if (!absl::SimpleAtoi(text, &bytes) || bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("header ", kMessageBytesHeader, " is '",
+                                                   text.substr(0, 32),
+                                                   "'; it must be a number of bytes"));
+  }
+  if (bytes > limits().max_message_bytes) return TooLarge(bytes, limits());
+  declared_bytes_ = bytes;
+  return absl::OkStatus();
+}
+
+void Call::Rest() {
+  environment_.open_calls.Rest();
+  is_resting_ = true;
+  arrived_ = Now();
+  std::string traceparent = std::move(report_.traceparent);
+  report_ = {};
+  report_.traceparent = std::move(traceparent);
+}
+
+void Call::Wake() {
+  environment_.open_calls.Wake();
+  is_resting_ = false;
+  arrived_ = Now();
+}
+
+void Call::Cancel() {
+  cancelled_ = true;
+  engine().NoticeCancellation();
+}
+
+absl::Status Call::CancelledOrLate() const {
+  if (Now() < deadline_) return absl::CancelledError("the caller cancelled the call");
+  return absl::DeadlineExceededError("the deadline passed");
+}
+
+absl::Status Call::AcceptMessage(int64_t bytes) {
+  report_.received_bytes += bytes;
+  if (bytes > message_memory_.bytes()) {
+    message_memory_ = engine().ChargeMessage(bytes);
+  } else {
+    engine().ShrinkMessage(message_memory_, bytes);
+  }
+  if (bytes > limits().max_message_bytes) return TooLarge(bytes, limits());
+  if (bytes <= declared_bytes_.value_or(bytes)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the message has ", bytes, " bytes; its header ",
+                                                 kMessageBytesHeader, " says ", *declared_bytes_));
+}
+
+void Call::BeginReceiving(int64_t bytes) {
+  receive_began_ = Now();
+  receive_end_ =
+      std::min(deadline_, receive_began_ + kReceiveGrace + SlowestTransfer(bytes, limits()));
+}
+
+void Call::EndReceiving() { AddTimeSince(receive_began_, Stage::kReceive); }
+
+absl::Status Call::SlowSender(absl::string_view what) const {
+  return Reject(Rejection::kSlowSender, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the ", what, " arrived slower than ",
+                             limits().min_receive_bytes_per_second, " bytes a second"));
+}
+
+void Call::BeginSending(int64_t bytes, Instant deadline) {
+  report_.sent_bytes += bytes;
+  send_began_ = Now();
+  send_deadline_ = deadline;
+  send_end_ = std::min(deadline, send_began_ + kSendGrace + SlowestTransfer(bytes, limits()));
+}
+
+void Call::EndSending() { AddTimeSince(send_began_, Stage::kSend); }
+
+absl::Status Call::NotSent() const {
+  if (Now() < send_end_) return absl::CancelledError("the caller cancelled the call");
+  if (send_end_ == send_deadline_) {
+    return absl::DeadlineExceededError("the deadline passed while the answer was sent");
+  }
+  return Reject(Rejection::kSlowReader, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the answer was read slower than ",
+                             limits().min_receive_bytes_per_second, " bytes a second"));
+}
+
+void Call::AddTime(Stage stage, std::chrono::nanoseconds time) {
+  std::chrono::nanoseconds& sum = report_.time_of(stage);
+  sum = std::max(sum, sum.zero()) + time;
+}
+
+void Call::Bind(Request& request) {
+  request.deadline = std::min(request.deadline, deadline_);
+  request.cancelled = &cancelled_;
+  SetProblem(request.call.problem);
+}
+
+void Call::SetProblem(const Problem& problem) {
+  problem_ = problem;
+  report_.problem = &problem_;
+}
+
+void Call::Record(const Result& result) {
+  report_.ended_in = result.ended_in;
+  AddTime(Stage::kQueue, result.queue_time);
+  if (result.ended_in == Stage::kCompute) AddTime(Stage::kCompute, result.compute_time);
+  report_.routing = result.routing;
+  report_.plan = result.plan;
+  report_.together = result.together;
+  if (result.status.ok()) report_.flops = result.flops;
+}
+
+void Call::ForEachTrailer(Trailer trailer) const {
+  if (!report_.traceparent.empty()) trailer(kTraceparentHeader, report_.traceparent);
+  if (report_.routing.backend == nullptr) return;
+  trailer("rapt-backend", NamesOf(report_.routing));
+  trailer("rapt-plan", report_.plan);
+  trailer("rapt-queue-us", TimeSpent(report_.time_of(Stage::kQueue)));
+  trailer("rapt-compute-us", TimeSpent(report_.time_of(Stage::kCompute)));
+  trailer("rapt-total-us", TimeSpent(Now() - arrived_));
+}
+
+void Call::Report(absl::Status status) {
+  report_.status = std::move(status);
+  report_.total = Now() - arrived_;
+  observe_(report_);
+}
+
+}  // namespace rapt

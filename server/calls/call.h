@@ -1,0 +1,156 @@
+// The life of a call, whatever carries it and however many messages it has.
+#ifndef RAPT_SERVER_CALLS_CALL_H_
+#define RAPT_SERVER_CALLS_CALL_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "base/clock.h"
+#include "base/timer.h"
+#include "server/calls/access.h"
+#include "server/calls/call_headers.h"
+#include "server/calls/call_observer.h"
+#include "server/calls/call_report.h"
+#include "server/calls/open_calls.h"
+#include "server/calls/stream_counts.h"
+#include "server/engine.h"
+
+namespace rapt {
+
+struct CallLimits {
+  int64_t max_message_bytes = 0;
+  int64_t min_receive_bytes_per_second = 0;  // by the server, of messages; by callers, of answers
+  std::chrono::nanoseconds default_deadline{0};  // where the caller sets none
+  std::chrono::nanoseconds max_deadline{0};
+};
+
+// Dependencies of all calls; outlives them.
+struct CallEnvironment {
+  const Access& access;
+  Engine& engine;
+  OpenCalls& open_calls;
+  StreamCounts& streams;
+  Timer& timer;
+  const Clock& clock;
+  CallLimits limits;
+};
+
+// The caller's identity and place among the open calls, deadline and cancellation, memory of the
+// message that is received, rates of transfer, and the report. Knows no transport: that reads,
+// writes and finishes the call.
+//
+// Not thread-safe, except cancelled() and Cancel(). The place is released on destruction.
+class Call {
+ public:
+  // A name and value that the caller receives with the end of the call.
+  using Trailer = absl::FunctionRef<void(const char* name, const std::string& value)>;
+
+  // The call has arrived. `observe` outlives it.
+  Call(const CallEnvironment& environment, const CallObserver& observe);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  Engine& engine() const { return environment_.engine; }
+  StreamCounts& streams() const { return environment_.streams; }
+  Timer& timer() const { return environment_.timer; }
+  const CallLimits& limits() const { return environment_.limits; }
+  Instant Now() const { return environment_.clock.Now(); }
+  Instant arrived() const { return arrived_; }
+  Instant deadline() const { return deadline_; }
+  CallReport& report() { return report_; }
+
+  // Records the trace and counts the call among its caller's open ones. Unauthenticated,
+  // ResourceExhausted.
+  absl::Status Enter(const CallHeaders& headers);
+  // The caller's deadline, or the default, at most the maximum. DeadlineExceeded where it has
+  // passed.
+  absl::Status SetDeadline(Instant requested);
+  // The same for a call that may last without a default.
+  void SetStreamDeadline(Instant requested);
+  // Reads kMessageBytesHeader. InvalidArgument where its value is not a number of bytes,
+  // ResourceExhausted where it exceeds the limit.
+  absl::Status ReadDeclaredBytes(const CallHeaders& headers);
+  std::optional<int64_t> declared_bytes() const { return declared_bytes_; }
+
+  // Between the requests of a stream: the call keeps its place but is not counted as open. The
+  // report of the next request begins.
+  void Rest();
+  // That request has arrived.
+  void Wake();
+
+  // The answer is not needed any more: what the call waits for or computes ends soon. Thread-safe.
+  void Cancel();
+  const std::atomic<bool>& cancelled() const { return cancelled_; }
+  // Cancelled, or DeadlineExceeded where that has passed.
+  absl::Status CancelledOrLate() const;
+
+  // Memory for a message, which KeepMessageMemory() takes. `admitted` as in Engine::AdmitMessage().
+  template <typename Admitted>
+  void AdmitMessage(int64_t bytes, Admitted admitted) {
+    environment_.engine.AdmitMessage(bytes, deadline_, cancelled_, std::move(admitted));
+  }
+  void KeepMessageMemory(MessageReservation memory) { message_memory_ = std::move(memory); }
+  void ReleaseMessageMemory() { message_memory_ = {}; }
+  int64_t message_memory_bytes() const { return message_memory_.bytes(); }
+  // A message has been received: counts it and keeps memory for exactly its bytes. InvalidArgument
+  // where it exceeds the declared size, ResourceExhausted where it exceeds the limit.
+  absl::Status AcceptMessage(int64_t bytes);
+
+  // Reading of a message of at most `bytes` begins. A sender is too slow after receive_end().
+  void BeginReceiving(int64_t bytes);
+  void EndReceiving();
+  Instant receive_end() const { return receive_end_; }
+  // Rejects the sender of `what`.
+  absl::Status SlowSender(absl::string_view what) const;
+
+  // Sending of `bytes` begins. A reader is too slow after send_end(), which is at most `deadline`.
+  void BeginSending(int64_t bytes, Instant deadline);
+  void EndSending();
+  Instant send_end() const { return send_end_; }
+  // Status of an answer that was not sent: ResourceExhausted where sending took until send_end(),
+  // DeadlineExceeded where that is the deadline, else Cancelled.
+  absl::Status NotSent() const;
+
+  // Adds the time since `begin` to the stage.
+  void AddTimeSince(Instant begin, Stage stage) { AddTime(stage, Now() - begin); }
+  void AddTime(Stage stage, std::chrono::nanoseconds time);
+
+  // Gives the request the call's deadline, where that is earlier, and its cancellation, and reports
+  // its problem.
+  void Bind(Request& request);
+  void SetProblem(const Problem& problem);
+  // Reports which backend and plan it was, and where the time went.
+  void Record(const Result& result);
+  // The traceparent, and backend, plan and times of a call that has a plan.
+  void ForEachTrailer(Trailer trailer) const;
+
+  // Passes the report to the observer. Once a request.
+  void Report(absl::Status status);
+
+ private:
+  const CallEnvironment& environment_;
+  const CallObserver& observe_;
+  std::string caller_;  // empty unless counted as open
+  bool is_resting_ = false;
+  Instant arrived_;
+  Instant deadline_ = Instant::max();
+  std::optional<int64_t> declared_bytes_;
+  std::atomic<bool> cancelled_{false};
+  MessageReservation message_memory_;
+  Instant receive_began_, receive_end_;
+  Instant send_began_, send_end_, send_deadline_;
+  CallReport report_;
+  Problem problem_;  // of report_
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_CALLS_CALL_H_

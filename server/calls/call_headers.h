@@ -1,0 +1,35 @@
+// The headers of a call as plain values, whatever carried them.
+#ifndef RAPT_SERVER_CALLS_CALL_HEADERS_H_
+#define RAPT_SERVER_CALLS_CALL_HEADERS_H_
+
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/string_view.h"
+#include "base/clock.h"
+
+namespace rapt {
+
+// A caller that states here how many bytes its message has holds only that many while it sends,
+// instead of the most that a message may have.
+inline constexpr char kMessageBytesHeader[] = "rapt-message-bytes";
+inline constexpr char kTraceparentHeader[] = "traceparent";
+inline constexpr char kAuthorizationHeader[] = "authorization";
+
+// All values of one header, in the order received.
+using HeaderValues = absl::InlinedVector<absl::string_view, 1>;
+
+// The values point into the call that carried them.
+struct CallHeaders {
+  HeaderValues authorization = {};
+  HeaderValues traceparent = {};
+  HeaderValues message_bytes = {};
+  absl::string_view certificate =
+      {};                 // name in the caller's verified certificate; empty without one
+  std::string peer = {};  // "ipv4:127.0.0.1:4711", "unix:"
+  Instant deadline = Instant::max();  // Instant::max(): none is set
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_CALLS_CALL_HEADERS_H_

@@ -1,0 +1,103 @@
+#include "server/calls/unary_call.h"
+
+#include <utility>
+
+namespace rapt {
+
+UnaryCall::UnaryCall(const CallEnvironment& environment, const CallObserver& observe)
+    : call_(environment, observe), alarm_(environment.timer, [this] { OnAlarm(); }) {}
+
+void UnaryCall::OnHeaders(const CallHeaders& headers) {
+  if (absl::Status status = Open(headers); !status.ok()) return End(std::move(status));
+  call_.AdmitMessage(
+      call_.declared_bytes().value_or(call_.limits().max_message_bytes),
+      [this](absl::StatusOr<MessageReservation> memory) { OnAdmitted(std::move(memory)); });
+}
+
+absl::Status UnaryCall::Open(const CallHeaders& headers) {
+  absl::Status status = call_.Enter(headers);
+  if (status.ok()) status = call_.SetDeadline(headers.deadline);
+  if (status.ok()) status = call_.ReadDeclaredBytes(headers);
+  return status;
+}
+
+void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory) {
+  call_.AddTimeSince(call_.arrived(), Stage::kQueue);
+  if (!memory.ok()) return End(memory.status());
+  call_.report().ended_in = Stage::kReceive;
+  const int64_t bytes = memory->bytes();
+  call_.KeepMessageMemory(*std::move(memory));
+  call_.BeginReceiving(bytes);
+  alarm_.Set(call_.receive_end());
+  StartReading();
+}
+
+void UnaryCall::OnReadingStarted() {
+  Phase phase = Phase::kAdmitting;
+  if (phase_.compare_exchange_strong(phase, Phase::kReading) &&
+      call_.Now() >= call_.receive_end()) {
+    Evict();  // the alarm may have rung too early to do it
+  }
+}
+
+void UnaryCall::OnAlarm() {
+  if (phase_.load() == Phase::kAnswering) return Abort();
+  Evict();
+}
+
+void UnaryCall::Evict() {
+  Phase phase = Phase::kReading;
+  if (!phase_.compare_exchange_strong(phase, Phase::kEvicted)) return;
+  if (call_.receive_end() < call_.deadline()) return End(call_.SlowSender("message"));
+  End(absl::DeadlineExceededError("the deadline passed while the message was received"));
+}
+
+bool UnaryCall::OnRead(bool ok) {
+  if (phase_.exchange(Phase::kReceived) == Phase::kEvicted) return false;
+  alarm_.Cancel();
+  if (!ok) {
+    message_lost_ = true;
+    End(absl::InvalidArgumentError("the call ended before its message was complete"));
+    return false;
+  }
+  call_.EndReceiving();
+  call_.report().ended_in = Stage::kCompute;  // Call::Record() may know better
+  return true;
+}
+
+absl::Status UnaryCall::OnMessageBytes(int64_t bytes) { return call_.AcceptMessage(bytes); }
+
+void UnaryCall::BeginAnswer(int64_t bytes) {
+  ReleaseMessage();
+  call_.report().ended_in = Stage::kSend;
+  // A caller that does not read would keep the outputs.
+  call_.BeginSending(bytes, call_.deadline());
+  phase_ = Phase::kAnswering;
+  alarm_.Set(call_.send_end());
+}
+
+void UnaryCall::End(absl::Status status) {
+  status_ = std::move(status);
+  if (phase_.load() == Phase::kReceived) ReleaseMessage();
+  Finish(status_);
+}
+
+void UnaryCall::ReleaseMessage() {
+  DropMessage();
+  call_.ReleaseMessageMemory();
+}
+
+void UnaryCall::OnClosed() {
+  alarm_.Cancel();
+  const bool is_cancelled = call_.cancelled().load();
+  // A read may fail before it is known that the caller has left.
+  if (message_lost_ && is_cancelled)
+    status_ = absl::CancelledError("the caller cancelled the call");
+  // The answer was complete but was not sent: the caller left, or read too slowly.
+  if (phase_.load() == Phase::kAnswering && is_cancelled) status_ = call_.NotSent();
+  if (call_.report().ended_in == Stage::kReceive) call_.EndReceiving();
+  if (call_.report().ended_in == Stage::kSend) call_.EndSending();
+  call_.Report(std::move(status_));
+}
+
+}  // namespace rapt

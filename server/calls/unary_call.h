@@ -1,0 +1,75 @@
+// The life of a call with one message each way, whatever carries it.
+#ifndef RAPT_SERVER_CALLS_UNARY_CALL_H_
+#define RAPT_SERVER_CALLS_UNARY_CALL_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "base/timer.h"
+#include "server/calls/call.h"
+
+namespace rapt {
+
+// The call exists when its headers arrive: it is counted and has memory for its message before a
+// byte of that is read.
+//
+// One atomic phase decides who ends the call: the admission while it waits; then the reader or the
+// alarm, whichever changes the phase first; after that, whoever handles the message, once.
+//
+// A transport derives from it, implements the steps and calls the events.
+class UnaryCall {
+ protected:
+  // `observe` outlives the call.
+  UnaryCall(const CallEnvironment& environment, const CallObserver& observe);
+  virtual ~UnaryCall() = default;
+
+  // Steps. StartReading() leads to OnReadingStarted() and, at any time, to OnRead(). DropMessage()
+  // frees the message. Finish() ends the call without an answer: nothing of this object may be used
+  // after it. Abort() breaks off the sending of an answer.
+  virtual void StartReading() = 0;
+  virtual void DropMessage() = 0;
+  virtual void Finish(const absl::Status& status) = 0;
+  virtual void Abort() = 0;
+
+  // Events.
+  void OnHeaders(const CallHeaders& headers);
+  // After the read has been started. The call must not be destroyed while this runs.
+  void OnReadingStarted();
+  // Returns true where the message is there and the call goes on. False: it ends, or has ended.
+  bool OnRead(bool ok);
+  // Of the message that is there. Not OK: the size is wrong; the call must End() with it.
+  absl::Status OnMessageBytes(int64_t bytes);
+  void OnCancelled() { call_.Cancel(); }
+  // The call is over. Reports it.
+  void OnClosed();
+
+  // The answer has `bytes` and is sent from now on; the message is not needed any more.
+  void BeginAnswer(int64_t bytes);
+  // Ends the call without an answer.
+  void End(absl::Status status);
+
+  Engine& engine() const { return call_.engine(); }
+  Call& call() { return call_; }
+
+ private:
+  enum class Phase : uint8_t { kAdmitting, kReading, kReceived, kEvicted, kAnswering };
+
+  absl::Status Open(const CallHeaders& headers);
+  void OnAdmitted(absl::StatusOr<MessageReservation> memory);
+  void OnAlarm();
+  void Evict();
+  void ReleaseMessage();
+
+  Call call_;
+  std::atomic<Phase> phase_{Phase::kAdmitting};
+  bool message_lost_ = false;
+  absl::Status status_;
+  Alarm alarm_;  // the end of receiving, then that of sending
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_CALLS_UNARY_CALL_H_

@@ -1,0 +1,66 @@
+// Who a caller is. Files of tokens are in tests/server/security_test.cc, through the server.
+#include "server/calls/access.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "tests/support/fake_clock.h"
+
+namespace rapt {
+namespace {
+
+// SHA-256 of "secret".
+constexpr char kHash[] = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+
+class AccessTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Access> Open(bool with_tokens) {
+    const std::filesystem::path file =
+        std::filesystem::path(::testing::TempDir()) / "access_test_tokens";
+    std::ofstream(file) << "alice " << kHash << "\n";
+    auto access = Access::Open(with_tokens ? file.string() : "", clock_);
+    EXPECT_TRUE(access.ok()) << access.status();
+    return *std::move(access);
+  }
+
+  test::FakeClock clock_;
+};
+
+TEST_F(AccessTest, WithoutTokensACallerIsItsCertificateOrItsAddress) {
+  const std::unique_ptr<Access> access = Open(/*with_tokens=*/false);
+  EXPECT_EQ(access->Identify({.peer = "ipv4:127.0.0.1:4711"}).value(), "ipv4:127.0.0.1");
+  EXPECT_EQ(access->Identify({.peer = "ipv6:%5B::1%5D:4711"}).value(), "ipv6:%5B::1%5D");
+  EXPECT_EQ(access->Identify({.peer = "ipv4"}).value(), "ipv4");
+  EXPECT_EQ(access->Identify({.peer = "unix:/tmp/some.sock"}).value(), "unix");
+  EXPECT_EQ(access->Identify({.certificate = "bob", .peer = "ipv4:127.0.0.1:4711"}).value(),
+            "certificate:bob");
+  EXPECT_EQ(access->Identify({.authorization = {"Bearer secret"}, .peer = "unix:"}).value(), "unix")
+      << "tokens are not required";
+}
+
+TEST_F(AccessTest, WithTokensACallerIsTheHolderOfItsOnlyToken) {
+  const std::unique_ptr<Access> access = Open(/*with_tokens=*/true);
+  for (const char* value : {"Bearer secret", "bearer secret"}) {
+    EXPECT_EQ(access->Identify({.authorization = {value}, .certificate = "bob"}).value(),
+              "token:alice");
+  }
+  const HeaderValues refused[] = {{},
+                                  {"secret"},
+                                  {"Basic secret"},
+                                  {"Bearer Secret"},
+                                  {"Bearer "},
+                                  {"Bearer secret", "Bearer secret"}};
+  for (const HeaderValues& authorization : refused) {
+    const absl::Status status =
+        access->Identify({.authorization = authorization, .certificate = "bob"}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
+    EXPECT_EQ(status.message().find("secret"), std::string::npos) << "nothing of what was sent";
+  }
+}
+
+}  // namespace
+}  // namespace rapt

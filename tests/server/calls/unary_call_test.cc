@@ -1,0 +1,338 @@
+// The life of a call over a transport that the test plays.
+#include "server/calls/unary_call.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/calls/call.h"
+#include "server/rejection.h"
+#include "tests/support/fake_clock.h"
+
+namespace rapt {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMaxMessageBytes = 4000;
+constexpr int64_t kBytesPerSecond = 1000;
+constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+// Records the steps that it is asked for.
+class FakeCall final : public UnaryCall {
+ public:
+  using UnaryCall::BeginAnswer;
+  using UnaryCall::call;
+  using UnaryCall::End;
+  using UnaryCall::OnCancelled;
+  using UnaryCall::OnClosed;
+  using UnaryCall::OnHeaders;
+  using UnaryCall::OnMessageBytes;
+  using UnaryCall::OnRead;
+  FakeCall(const CallEnvironment& environment, const CallObserver& observe)
+      : UnaryCall(environment, observe) {}
+
+  bool is_reading() const { return is_reading_; }
+  bool has_dropped_message() const { return has_dropped_message_; }
+  bool is_aborted() const { return is_aborted_; }
+  const std::vector<absl::Status>& finishes() const { return finishes_; }
+
+ private:
+  void StartReading() override {
+    is_reading_ = true;
+    OnReadingStarted();
+  }
+  void DropMessage() override { has_dropped_message_ = true; }
+  void Finish(const absl::Status& status) override { finishes_.push_back(status); }
+  void Abort() override { is_aborted_ = true; }
+
+  bool is_reading_ = false;
+  bool has_dropped_message_ = false;
+  bool is_aborted_ = false;
+  std::vector<absl::Status> finishes_;
+};
+
+class UnaryCallTest : public ::testing::Test {
+ protected:
+  CallHeaders Headers() const { return {.peer = "ipv4:127.0.0.1:4711"}; }
+
+  FakeCall& NewCall(const CallHeaders& headers) {
+    call_ = std::make_unique<FakeCall>(environment_, observe_);
+    call_->OnHeaders(headers);
+    return *call_;
+  }
+
+  // Closes the call and returns its report.
+  CallReport Close() {
+    call_->OnClosed();
+    call_.reset();
+    EXPECT_EQ(reports_.size(), 1u);
+    return reports_.back();
+  }
+
+  // Returns when the alarms of the time until then have rung.
+  void Advance(std::chrono::nanoseconds time) {
+    clock_.Advance(time);
+    std::promise<void> rang;
+    Alarm last(timer_, [&rang] { rang.set_value(); });
+    last.Set(clock_.Now());  // after those of the same time
+    timer_.Wake();
+    rang.get_future().wait();
+  }
+
+  int64_t message_memory() const { return gate_.reserved_bytes(AdmissionGate::Share::kReceive); }
+
+  test::FakeClock clock_;
+  Timer timer_{clock_};
+  AdmissionGate gate_{{.budget_bytes = 1 << 20}, timer_, clock_};
+  BufferPool pool_{1 << 19, clock_};
+  Executor executor_{1, clock_};
+  Engine engine_{{.threads = 1}, gate_, pool_, executor_};
+  std::unique_ptr<Access> access_ = Access::Open("", clock_).value();
+  OpenCalls open_calls_{{.calls = 10, .calls_per_caller = 1}};
+  StreamCounts streams_;
+  std::vector<CallReport> reports_;
+  const CallObserver observe_ = [this](const CallReport& report) { reports_.push_back(report); };
+  const CallEnvironment environment_{*access_,
+                                     engine_,
+                                     open_calls_,
+                                     streams_,
+                                     timer_,
+                                     clock_,
+                                     {.max_message_bytes = kMaxMessageBytes,
+                                      .min_receive_bytes_per_second = kBytesPerSecond,
+                                      .default_deadline = seconds(60),
+                                      .max_deadline = seconds(100)}};
+  std::unique_ptr<FakeCall> call_;
+};
+
+TEST_F(UnaryCallTest, IsOpenFromItsHeadersUntilItIsClosed) {
+  FakeCall& call = NewCall(Headers());
+  EXPECT_TRUE(call.is_reading());
+  EXPECT_EQ(open_calls_.count(), 1);
+  call.End(absl::InternalError("a reason"));
+  EXPECT_EQ(open_calls_.count(), 1);
+  EXPECT_EQ(Close().status, absl::InternalError("a reason"));
+  EXPECT_EQ(open_calls_.count(), 0);
+}
+
+TEST_F(UnaryCallTest, ARefusedCallReadsNothingAndLeavesTheOthersPlace) {
+  FakeCall other(environment_, observe_);
+  other.OnHeaders(Headers());
+  FakeCall& call = NewCall(Headers());
+  EXPECT_FALSE(call.is_reading());
+  ASSERT_EQ(call.finishes().size(), 1u);
+  EXPECT_EQ(RejectionOf(call.finishes()[0]), Rejection::kCallerCalls);
+  EXPECT_EQ(Close().ended_in, Stage::kQueue);
+  EXPECT_EQ(open_calls_.count(), 1);
+}
+
+TEST_F(UnaryCallTest, TheDeadlineIsTheCallersOrTheDefaultWithinTheMaximum) {
+  const Instant now = clock_.Now();
+  const std::pair<Instant, std::chrono::seconds> cases[] = {{Instant::max(), seconds(60)},
+                                                            {now + seconds(5), seconds(5)},
+                                                            {now + seconds(500), seconds(100)}};
+  for (const auto& [requested, allowed] : cases) {
+    CallHeaders headers = Headers();
+    headers.deadline = requested;
+    FakeCall& call = NewCall(headers);
+    EXPECT_EQ(call.call().deadline(), now + allowed);
+    Request request;
+    request.deadline = now + seconds(30);
+    call.call().Bind(request);
+    EXPECT_EQ(request.deadline, std::min(now + seconds(30), now + allowed));
+    call_.reset();
+  }
+}
+
+TEST_F(UnaryCallTest, RefusesACallWhoseDeadlineHasPassed) {
+  CallHeaders headers = Headers();
+  headers.deadline = clock_.Now();
+  EXPECT_FALSE(NewCall(headers).is_reading());
+  EXPECT_EQ(Close().status.code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(UnaryCallTest, HoldsMemoryForTheLargestMessageUntilItsSizeIsKnown) {
+  FakeCall& call = NewCall(Headers());
+  EXPECT_EQ(message_memory(), kMaxMessageBytes);
+  ASSERT_TRUE(call.OnRead(true));
+  EXPECT_TRUE(call.OnMessageBytes(300).ok());
+  EXPECT_EQ(message_memory(), 300);
+  call.BeginAnswer(10);
+  EXPECT_TRUE(call.has_dropped_message());
+  EXPECT_EQ(message_memory(), 0);
+  const CallReport report = Close();
+  EXPECT_TRUE(report.status.ok());
+  EXPECT_EQ(report.received_bytes, 300);
+  EXPECT_EQ(report.sent_bytes, 10);
+  EXPECT_EQ(report.ended_in, Stage::kSend);
+}
+
+TEST_F(UnaryCallTest, HoldsMemoryForTheDeclaredBytesAndTakesNoMore) {
+  CallHeaders headers = Headers();
+  headers.message_bytes = {"300"};
+  FakeCall& call = NewCall(headers);
+  EXPECT_EQ(message_memory(), 300);
+  ASSERT_TRUE(call.OnRead(true));
+  const absl::Status status = call.OnMessageBytes(301);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("301"), HasSubstr("says 300")));
+  EXPECT_EQ(message_memory(), 301) << "it exists, whatever was declared";
+  call.End(status);
+  EXPECT_EQ(message_memory(), 0);
+}
+
+TEST_F(UnaryCallTest, RefusesWrongDeclarations) {
+  const std::pair<const char*, absl::StatusCode> cases[] = {
+      {"many", absl::StatusCode::kInvalidArgument},
+      {"-1", absl::StatusCode::kInvalidArgument},
+      {"", absl::StatusCode::kInvalidArgument},
+      {"4001", absl::StatusCode::kResourceExhausted}};
+  for (const auto& [declared, code] : cases) {
+    CallHeaders headers = Headers();
+    headers.message_bytes = {declared};
+    FakeCall& call = NewCall(headers);
+    EXPECT_FALSE(call.is_reading());
+    ASSERT_EQ(call.finishes().size(), 1u);
+    EXPECT_EQ(call.finishes()[0].code(), code) << declared;
+    call_.reset();
+  }
+}
+
+TEST_F(UnaryCallTest, EvictsASenderThatIsTooSlow) {
+  FakeCall& call = NewCall(Headers());
+  Advance(seconds(2) + seconds(kMaxMessageBytes / kBytesPerSecond) - milliseconds(1));
+  EXPECT_TRUE(call.finishes().empty());
+  Advance(milliseconds(1));
+  ASSERT_EQ(call.finishes().size(), 1u);
+  EXPECT_EQ(RejectionOf(call.finishes()[0]), Rejection::kSlowSender);
+  EXPECT_FALSE(call.OnRead(true)) << "the message came too late";
+  EXPECT_EQ(call.finishes().size(), 1u);
+  const CallReport report = Close();
+  EXPECT_EQ(report.ended_in, Stage::kReceive);
+  EXPECT_EQ(report.time_of(Stage::kReceive), seconds(6));
+}
+
+TEST_F(UnaryCallTest, EvictsASenderAtTheDeadline) {
+  CallHeaders headers = Headers();
+  headers.deadline = clock_.Now() + seconds(1);
+  FakeCall& call = NewCall(headers);
+  Advance(seconds(1));
+  ASSERT_EQ(call.finishes().size(), 1u);
+  EXPECT_EQ(call.finishes()[0].code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(UnaryCallTest, AMessageThatIsThereIsNotEvicted) {
+  FakeCall& call = NewCall(Headers());
+  ASSERT_TRUE(call.OnRead(true));
+  Advance(seconds(50));
+  EXPECT_TRUE(call.finishes().empty());
+}
+
+TEST_F(UnaryCallTest, AMessageThatIsLostEndsTheCall) {
+  for (const bool caller_left : {false, true}) {
+    FakeCall& call = NewCall(Headers());
+    EXPECT_FALSE(call.OnRead(false));
+    ASSERT_EQ(call.finishes().size(), 1u);
+    if (caller_left) call.OnCancelled();
+    EXPECT_EQ(Close().status.code(),
+              caller_left ? absl::StatusCode::kCancelled : absl::StatusCode::kInvalidArgument);
+    reports_.clear();
+  }
+}
+
+TEST_F(UnaryCallTest, ARequestIsCancelledWithItsCall) {
+  FakeCall& call = NewCall(Headers());
+  Request request;
+  call.call().Bind(request);
+  EXPECT_FALSE(request.cancelled->load());
+  call.OnCancelled();
+  EXPECT_TRUE(request.cancelled->load());
+}
+
+TEST_F(UnaryCallTest, AbortsAnAnswerThatIsReadTooSlowly) {
+  FakeCall& call = NewCall(Headers());
+  ASSERT_TRUE(call.OnRead(true));
+  call.BeginAnswer(2 * kBytesPerSecond);
+  Advance(seconds(22) - milliseconds(1));
+  EXPECT_FALSE(call.is_aborted());
+  Advance(milliseconds(1));
+  EXPECT_TRUE(call.is_aborted());
+  call.OnCancelled();
+  const CallReport report = Close();
+  EXPECT_EQ(RejectionOf(report.status), Rejection::kSlowReader);
+  EXPECT_EQ(report.time_of(Stage::kSend), seconds(22));
+  EXPECT_EQ(report.total, seconds(22));
+}
+
+TEST_F(UnaryCallTest, AnAnswerThatIsNotSentIsNotReportedAsOk) {
+  for (const auto& [time, code] : {std::pair(seconds(1), absl::StatusCode::kCancelled),
+                                   std::pair(seconds(10), absl::StatusCode::kDeadlineExceeded)}) {
+    CallHeaders headers = Headers();
+    headers.deadline = clock_.Now() + seconds(10);
+    FakeCall& call = NewCall(headers);
+    ASSERT_TRUE(call.OnRead(true));
+    call.BeginAnswer(1);
+    Advance(time);
+    call.OnCancelled();
+    EXPECT_EQ(Close().status.code(), code);
+    reports_.clear();
+  }
+}
+
+TEST_F(UnaryCallTest, ReturnsTheTraceparentWithAndWithoutAPlan) {
+  CallHeaders headers = Headers();
+  headers.traceparent = {kTraceparent};
+  FakeCall& call = NewCall(headers);
+  std::vector<std::string> names;
+  const auto trailer = [&names](const char* name, const std::string&) { names.emplace_back(name); };
+  call.call().ForEachTrailer(trailer);
+  EXPECT_THAT(names, ElementsAre("traceparent"));
+
+  names.clear();
+  Result result;
+  result.routing.backend = Backends().front();
+  result.plan = "a plan";
+  call.call().Record(result);
+  call.call().ForEachTrailer(trailer);
+  EXPECT_THAT(names, ElementsAre("traceparent", "rapt-backend", "rapt-plan", "rapt-queue-us",
+                                 "rapt-compute-us", "rapt-total-us"));
+  EXPECT_EQ(Close().traceparent, kTraceparent);
+}
+
+TEST_F(UnaryCallTest, AStreamRestsBetweenItsRequestsWhichAreReportedApart) {
+  std::optional<Call> call(std::in_place, environment_, observe_);
+  ASSERT_TRUE(call->Enter(Headers()).ok());
+  call->Rest();
+  EXPECT_EQ(open_calls_.count(), 0);
+  EXPECT_EQ(open_calls_.places(), 1);
+  for (int n = 1; n <= 2; ++n) {
+    clock_.Advance(seconds(5));
+    call->Wake();
+    EXPECT_EQ(open_calls_.count(), 1);
+    EXPECT_TRUE(call->AcceptMessage(100).ok());
+    EXPECT_EQ(message_memory(), 100) << "charged without a reservation";
+    clock_.Advance(seconds(1));
+    call->Report(absl::OkStatus());
+    EXPECT_EQ(reports_.back().received_bytes, 100);
+    EXPECT_EQ(reports_.back().total, seconds(1)) << "from its own arrival";
+    call->ReleaseMessageMemory();
+    call->Rest();
+  }
+  call.reset();
+  EXPECT_EQ(open_calls_.places(), 0);
+}
+
+}  // namespace
+}  // namespace rapt
