@@ -150,4 +150,9 @@ int64_t BufferPool::idle_bytes() const {
   return idle_bytes_;
 }
 
+void BufferPool::ExportTo(MetricSink& sink) const {
+  sink.AddGauge("rapt_pool_idle_bytes", "Idle buffers kept for reuse.", {},
+                [this] { return idle_bytes(); });
+}
+
 }  // namespace rapt

@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
+#include "base/metric_sink.h"
 #include "base/mutex.h"
 
 namespace rapt {
@@ -67,6 +68,8 @@ class BufferPool {
 
   // Returns the bytes held idle for reuse.
   int64_t idle_bytes() const;
+
+  void ExportTo(MetricSink& sink) const;
 
  private:
   friend class PooledBuffer;

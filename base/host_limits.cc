@@ -1,6 +1,7 @@
 #include "base/host_limits.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -99,6 +100,13 @@ int Cores(const fs::path& root) {
 
 HostLimits ReadHostLimits(const fs::path& root) {
   return {.cores = Cores(root), .memory_bytes = MemoryLimitBytes(root)};
+}
+
+void RaiseDescriptorLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 }  // namespace rapt

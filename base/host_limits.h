@@ -15,6 +15,9 @@ struct HostLimits {
 // Reads /proc and /sys below `root`. Ignores missing or malformed files. Never fails.
 HostLimits ReadHostLimits(const std::filesystem::path& root = "/");
 
+// Raises the soft limit of open descriptors to the hard one.
+void RaiseDescriptorLimit();
+
 }  // namespace rapt
 
 #endif  // RAPT_BASE_HOST_LIMITS_H_

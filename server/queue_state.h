@@ -3,6 +3,10 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/metric_sink.h"
 
 namespace rapt {
 
@@ -11,6 +15,9 @@ struct QueueState {
   int64_t depth = 0;
   std::chrono::nanoseconds oldest_age{0};  // 0 if the queue is empty
 };
+
+// Exports depth and age with the label queue=`name`.
+void ExportQueue(const std::string& name, std::function<QueueState()> read, MetricSink& sink);
 
 }  // namespace rapt
 

@@ -100,6 +100,11 @@ void Readiness::Withdraw() {
   alarm_.Cancel();
 }
 
+void Readiness::ExportTo(MetricSink& sink) const {
+  sink.AddGauge("rapt_ready", "1 if the server computes and accepts calls.", {},
+                [this] { return is_ready(); });
+}
+
 void Readiness::SendCanary() {
   for (int64_t i = 0; i < kElements; ++i) {
     StoreElement(output_.data(), plan_.problem.dtype, i, kNotComputed);

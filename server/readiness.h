@@ -15,6 +15,7 @@
 #include "attention/problem.h"
 #include "base/aligned_buffer.h"
 #include "base/clock.h"
+#include "base/metric_sink.h"
 #include "base/mutex.h"
 #include "base/timer.h"
 #include "server/execution/executor.h"
@@ -50,6 +51,7 @@ class Readiness {
   absl::Status Start(std::function<void(bool ready)> on_change);
 
   bool is_ready() const { return computes_ && !withdrawn_; }
+  void ExportTo(MetricSink& sink) const;
 
   // Makes the server not ready permanently, before shutdown.
   void Withdraw();

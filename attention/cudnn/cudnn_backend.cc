@@ -338,6 +338,35 @@ CudnnBackend::State CudnnBackend::state() const {
                               fallback_pieces_[3]}};
 }
 
+void CudnnBackend::ExportTo(MetricSink& sink) const {
+  const auto gauge = [this, &sink](const char* name, const char* help, auto read,
+                                   MetricSink::Labels labels = {}) {
+    sink.AddGauge(name, help, std::move(labels), [this, read] { return read(state()); });
+  };
+  gauge("rapt_device_healthy", "1 if there is a GPU that has not failed recently.",
+        [](const State& s) { return s.healthy; });
+  gauge("rapt_device_lanes", "Request pieces that the GPU can process at once.",
+        [](const State& s) { return s.lanes; });
+  gauge("rapt_device_lanes_busy", "Lanes in use.", [](const State& s) { return s.busy_lanes; });
+  gauge("rapt_device_memory_bytes", "GPU memory allocated at the start.",
+        [](const State& s) { return s.memory_bytes; });
+  gauge("rapt_device_memory_used_bytes", "GPU memory in use by lanes and their kernels.",
+        [](const State& s) { return s.used_memory_bytes; });
+  const char* const plans_help = "Requested GPU kernels, by state.";
+  gauge("rapt_device_plans", plans_help, [](const State& s) { return s.plans.ready; },
+        {{"state", "ready"}});
+  gauge("rapt_device_plans", plans_help, [](const State& s) { return s.plans.compiling; },
+        {{"state", "compiling"}});
+  gauge("rapt_device_plans", plans_help, [](const State& s) { return s.plans.declined; },
+        {{"state", "declined"}});
+  for (size_t n = 0; n < kFallbackReasons; ++n) {
+    sink.AddCounter("rapt_device_stand_in_pieces_total",
+                    "Pieces that the CPU computed as a fallback for the GPU.",
+                    {{"reason", std::string(NameOf(static_cast<FallbackReason>(n)))}},
+                    [this, n] { return state().fallback_pieces[n]; });
+  }
+}
+
 void CudnnBackend::Stop() {
   available_ = NotStarted();
   warm_.clear();

@@ -24,6 +24,7 @@
 #include "attention/cudnn/plan_cache.h"
 #include "attention/cudnn/staging.h"
 #include "base/clock.h"
+#include "base/metric_sink.h"
 #include "base/mutex.h"
 
 namespace rapt::cudnn {
@@ -132,6 +133,7 @@ class CudnnBackend final : public Backend {
     std::array<int64_t, kFallbackReasons> fallback_pieces{};  // pieces that the fallback computed
   };
   State state() const;
+  void ExportTo(MetricSink& sink) const;
 
   // Null without a device.
   Device* device() const { return device_.get(); }

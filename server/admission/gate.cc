@@ -190,4 +190,19 @@ void AdmissionGate::WakeIfQueued() {
   if (waiting_.load() > 0) alarm_.SetNoLaterThan(clock_.Now());
 }
 
+void AdmissionGate::ExportTo(MetricSink& sink) const {
+  sink.AddGauge("rapt_memory_budget_bytes", "Memory budget of all requests.", {},
+                [this] { return capacity_bytes(); });
+  for (const auto& [kind, share] :
+       {std::pair("receive", Share::kReceive), std::pair("compute", Share::kCompute)}) {
+    sink.AddGauge("rapt_memory_reserved_bytes",
+                  "Reserved bytes: for received messages, and for outputs and workspace.",
+                  {{"kind", kind}}, [this, share = share] { return reserved_bytes(share); });
+    sink.AddGauge("rapt_memory_limit_bytes", "Bytes that large requests may reserve.",
+                  {{"kind", kind}}, [this, share = share] { return LimitOf(share); });
+  }
+  ExportQueue(
+      "memory", [this] { return waiting(); }, sink);
+}
+
 }  // namespace rapt

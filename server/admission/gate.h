@@ -13,6 +13,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "base/metric_sink.h"
 #include "base/mutex.h"
 #include "base/timer.h"
 #include "server/admission/memory_budget.h"
@@ -90,6 +91,7 @@ class AdmissionGate {
   int64_t reserved_bytes() const;
   int64_t reserved_bytes(Share share) const;
   QueueState waiting() const;
+  void ExportTo(MetricSink& sink) const;
 
  private:
   struct Waiter {

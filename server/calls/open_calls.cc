@@ -75,6 +75,10 @@ int64_t OpenCalls::served() const {
   return served_;
 }
 
+void OpenCalls::ExportTo(MetricSink& sink) const {
+  sink.AddGauge("rapt_open_calls", "Tensor calls in flight.", {}, [this] { return count(); });
+}
+
 int64_t OpenCalls::count() const {
   MutexLock lock(mutex_);
   return count_;

@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "base/metric_sink.h"
 #include "base/mutex.h"
 
 namespace rapt {
@@ -47,6 +48,7 @@ class OpenCalls {
   int64_t places() const;
   // Returns how many calls have left or woken.
   int64_t served() const;
+  void ExportTo(MetricSink& sink) const;
 
   // Blocks until no call is open. Returns false on timeout.
   bool WaitUntilNone(std::chrono::nanoseconds timeout);

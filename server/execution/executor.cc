@@ -38,6 +38,14 @@ Executor::~Executor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
+void Executor::ExportTo(MetricSink& sink) const {
+  ExportQueue(
+      "threads", [this] { return waiting(); }, sink);
+  sink.AddGauge("rapt_compute_threads", "Compute threads.", {}, [this] { return threads(); });
+  sink.AddGauge("rapt_compute_threads_busy", "Compute threads that are running tasks.", {},
+                [this] { return busy_threads(); });
+}
+
 void Executor::Submit(Job job) {
   RAPT_CHECK(job.batch_group.name.empty() || (job.stages.size() == 1 && job.stages[0] == 1),
              "only a job of a single task has a batch group");

@@ -11,6 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "base/clock.h"
+#include "base/metric_sink.h"
 #include "base/mutex.h"
 #include "server/execution/job.h"
 #include "server/execution/scheduling_policy.h"
@@ -43,6 +44,8 @@ class Executor {
   int64_t ended_tasks() const { return ended_tasks_.load(std::memory_order_relaxed); }
   // Jobs that no thread has started yet.
   QueueState waiting() const;
+  // Exports all of these as those of the compute threads.
+  void ExportTo(MetricSink& sink) const;
 
   // Returns at once; done runs on a compute thread.
   void Submit(Job job);

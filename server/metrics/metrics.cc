@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "server/metrics/process.h"
 
 namespace rapt {
 namespace {
@@ -45,16 +44,21 @@ MetricFamily Family(MetricType type, std::string name, std::string help) {
   return {std::move(name), std::move(help), type, {}};
 }
 
-ClientMetric CounterOf(Metrics::Labels labels, double value) {
+ClientMetric WithLabels(const MetricSink::Labels& labels) {
   ClientMetric metric;
-  metric.label = std::move(labels);
+  for (const auto& [name, value] : labels) metric.label.push_back({name, value});
+  return metric;
+}
+
+ClientMetric CounterOf(const MetricSink::Labels& labels, double value) {
+  ClientMetric metric = WithLabels(labels);
   metric.counter.value = value;
   return metric;
 }
 
-ClientMetric HistogramOf(Metrics::Labels labels, const Histogram& histogram) {
+ClientMetric HistogramOf(const MetricSink::Labels& labels, const Histogram& histogram) {
   ClientMetric metric = histogram.Collect();
-  metric.label = std::move(labels);
+  metric.label = WithLabels(labels).label;
   return metric;
 }
 
@@ -135,22 +139,22 @@ void Metrics::CountStages(const CallReport& report) {
   rejected_[static_cast<size_t>(RejectionOf(report.status))].Add();
 }
 
-void Metrics::ShowGauge(const std::string& name, const std::string& help, Labels labels,
-                        std::function<double()> read) {
-  Show(MetricType::Gauge, name, help, std::move(labels), std::move(read));
+void Metrics::AddGauge(const std::string& name, const std::string& help, Labels labels,
+                       std::function<double()> read) {
+  Add(MetricType::Gauge, name, help, std::move(labels), std::move(read));
 }
 
-void Metrics::ShowCounter(const std::string& name, const std::string& help, Labels labels,
-                          std::function<double()> read) {
-  Show(MetricType::Counter, name, help, std::move(labels), std::move(read));
+void Metrics::AddCounter(const std::string& name, const std::string& help, Labels labels,
+                         std::function<double()> read) {
+  Add(MetricType::Counter, name, help, std::move(labels), std::move(read));
 }
 
-void Metrics::Show(MetricType type, const std::string& name, const std::string& help, Labels labels,
-                   std::function<double()> read) {
-  auto family = std::find_if(shown_.begin(), shown_.end(),
-                             [&name](const ShownFamily& f) { return f.name == name; });
-  if (family == shown_.end()) family = shown_.insert(family, {name, help, type, {}});
-  family->shown.push_back({std::move(labels), std::move(read)});
+void Metrics::Add(MetricType type, const std::string& name, const std::string& help, Labels labels,
+                  std::function<double()> read) {
+  auto family = std::find_if(exported_.begin(), exported_.end(),
+                             [&name](const ExportedFamily& f) { return f.name == name; });
+  if (family == exported_.end()) family = exported_.insert(family, {name, help, type, {}});
+  family->series.push_back({std::move(labels), std::move(read)});
 }
 
 void Metrics::CollectMethods(Families& families) const {
@@ -245,13 +249,13 @@ void Metrics::CollectWork(Families& families) const {
   families.push_back(std::move(flops));
 }
 
-void Metrics::CollectShown(Families& families) const {
-  for (const ShownFamily& shown : shown_) {
-    MetricFamily family = Family(shown.type, shown.name, shown.help);
-    for (const Shown& one : shown.shown) {
-      ClientMetric metric;
-      metric.label = one.labels;
-      (shown.type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = one.read();
+void Metrics::CollectExported(Families& families) const {
+  for (const ExportedFamily& exported : exported_) {
+    MetricFamily family = Family(exported.type, exported.name, exported.help);
+    for (const Series& series : exported.series) {
+      ClientMetric metric = WithLabels(series.labels);
+      (exported.type == MetricType::Counter ? metric.counter.value : metric.gauge.value) =
+          series.read();
       family.metric.push_back(std::move(metric));
     }
     families.push_back(std::move(family));
@@ -264,24 +268,8 @@ std::string Metrics::Serialize() const {
   CollectStages(families);
   CollectRefusals(families);
   CollectWork(families);
-  CollectShown(families);
+  CollectExported(families);
   return prometheus::TextSerializer().Serialize(families);
-}
-
-void ShowProcess(Metrics& metrics) {
-  const auto gauge = [&metrics](const char* name, const char* help, auto member) {
-    metrics.ShowGauge(name, help, {},
-                      [member] { return static_cast<double>(ReadProcessState().*member); });
-  };
-  metrics.ShowCounter("process_cpu_seconds_total", "User and system CPU time spent, in seconds.",
-                      {}, [] { return ReadProcessState().cpu_seconds; });
-  gauge("process_start_time_seconds", "Start time of the process since the epoch, in seconds.",
-        &ProcessState::start_time_seconds);
-  gauge("process_resident_memory_bytes", "Resident memory.", &ProcessState::resident_bytes);
-  gauge("process_virtual_memory_bytes", "Virtual memory.", &ProcessState::virtual_bytes);
-  gauge("process_threads", "Threads.", &ProcessState::threads);
-  gauge("process_open_fds", "Open file descriptors.", &ProcessState::open_fds);
-  gauge("process_max_fds", "Maximum number of open file descriptors.", &ProcessState::max_fds);
 }
 
 }  // namespace rapt

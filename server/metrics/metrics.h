@@ -1,4 +1,4 @@
-// All instruments of the server; docs/metrics.md documents them.
+// The instruments of calls, and the page of all metrics; docs/metrics.md documents them.
 #ifndef RAPT_SERVER_METRICS_METRICS_H_
 #define RAPT_SERVER_METRICS_METRICS_H_
 
@@ -15,6 +15,7 @@
 
 #include "absl/strings/string_view.h"
 #include "attention/backend.h"
+#include "base/metric_sink.h"
 #include "server/calls/call_report.h"
 #include "server/metrics/instruments.h"
 #include "server/rejection.h"
@@ -23,10 +24,8 @@ namespace rapt {
 
 // Every label has a few values that are known at start-up, so that the number of series is bounded
 // and counting a call needs only atomics. Thread-safe after all start-up calls.
-class Metrics {
+class Metrics final : public MetricSink {
  public:
-  using Labels = std::vector<prometheus::ClientMetric::Label>;
-
   // `backends` outlives this and holds every backend that a report names.
   explicit Metrics(const BackendSet& backends);
   Metrics(const Metrics&) = delete;
@@ -36,12 +35,11 @@ class Metrics {
   // and valid for the lifetime of this.
   std::function<void(const CallReport&)> ForMethod(absl::string_view method);
 
-  // Exports a value kept elsewhere, read at every scrape; call once per set of labels. Start-up
-  // only; `read` is called from any thread.
-  void ShowGauge(const std::string& name, const std::string& help, Labels labels,
-                 std::function<double()> read);
-  void ShowCounter(const std::string& name, const std::string& help, Labels labels,
-                   std::function<double()> read);
+  // Start-up only; `read` is called at every scrape.
+  void AddGauge(const std::string& name, const std::string& help, Labels labels,
+                std::function<double()> read) override;
+  void AddCounter(const std::string& name, const std::string& help, Labels labels,
+                  std::function<double()> read) override;
 
   // Returns all metrics in Prometheus' text format.
   std::string Serialize() const;
@@ -64,28 +62,28 @@ class Metrics {
     Histogram duration;
   };
 
-  struct Shown {
+  struct Series {
     Labels labels;
     std::function<double()> read;
   };
-  struct ShownFamily {
+  struct ExportedFamily {
     std::string name;
     std::string help;
     prometheus::MetricType type;
-    std::vector<Shown> shown;
+    std::vector<Series> series;
   };
 
   size_t IndexOf(const Backend* backend) const;
   std::string BackendLabel(size_t label) const;
   void Count(Method& method, const CallReport& report);
   void CountStages(const CallReport& report);
-  void Show(prometheus::MetricType type, const std::string& name, const std::string& help,
-            Labels labels, std::function<double()> read);
+  void Add(prometheus::MetricType type, const std::string& name, const std::string& help,
+           Labels labels, std::function<double()> read);
   void CollectMethods(Families& families) const;
   void CollectStages(Families& families) const;
   void CollectRefusals(Families& families) const;
   void CollectWork(Families& families) const;
-  void CollectShown(Families& families) const;
+  void CollectExported(Families& families) const;
 
   const BackendSet& backends_;
   std::deque<Method> methods_;  // a deque for stable addresses
@@ -102,11 +100,8 @@ class Metrics {
   Counter received_bytes_;
   Counter sent_bytes_;
   RealCounter flops_;
-  std::vector<ShownFamily> shown_;
+  std::vector<ExportedFamily> exported_;
 };
-
-// process_*, as Prometheus' client libraries name them.
-void ShowProcess(Metrics& metrics);
 
 }  // namespace rapt
 

@@ -80,4 +80,19 @@ ProcessState ReadProcessState() {
   };
 }
 
+void ExportProcess(MetricSink& sink) {
+  const auto gauge = [&sink](const char* name, const char* help, auto member) {
+    sink.AddGauge(name, help, {}, [member] { return ReadProcessState().*member; });
+  };
+  sink.AddCounter("process_cpu_seconds_total", "User and system CPU time spent, in seconds.", {},
+                  [] { return ReadProcessState().cpu_seconds; });
+  gauge("process_start_time_seconds", "Start time of the process since the epoch, in seconds.",
+        &ProcessState::start_time_seconds);
+  gauge("process_resident_memory_bytes", "Resident memory.", &ProcessState::resident_bytes);
+  gauge("process_virtual_memory_bytes", "Virtual memory.", &ProcessState::virtual_bytes);
+  gauge("process_threads", "Threads.", &ProcessState::threads);
+  gauge("process_open_fds", "Open file descriptors.", &ProcessState::open_fds);
+  gauge("process_max_fds", "Maximum number of open file descriptors.", &ProcessState::max_fds);
+}
+
 }  // namespace rapt

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "base/metric_sink.h"
+
 namespace rapt {
 
 // The state of this process from /proc; 0 for values that cannot be read.
@@ -17,6 +19,9 @@ struct ProcessState {
 };
 
 ProcessState ReadProcessState();
+
+// Exports process_*, named as in Prometheus' client libraries.
+void ExportProcess(MetricSink& sink);
 
 }  // namespace rapt
 

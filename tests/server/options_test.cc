@@ -12,8 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/flags/reflection.h"
-
 namespace rapt {
 namespace {
 
@@ -33,37 +31,34 @@ class OptionsTest : public ::testing::Test {
   }
 
   std::map<std::string, std::string> environment_;
-
- private:
-  absl::FlagSaver flags_;  // as before after each test
 };
 
 TEST_F(OptionsTest, DefaultsComeFromTheHost) {
   const absl::StatusOr<Options> options = Parse({});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->grpc_address, "127.0.0.1:8001");
+  EXPECT_EQ(options->grpc.address, "127.0.0.1:8001");
   EXPECT_EQ(options->metrics_address, "127.0.0.1:8002");
-  EXPECT_EQ(options->backend, "auto");
-  EXPECT_EQ(options->isa, "auto");
-  EXPECT_EQ(options->threads, 6);
-  EXPECT_EQ(options->memory_budget_bytes, 600);
-  EXPECT_EQ(options->max_message_bytes, 0) << "as the budget allows";
-  EXPECT_EQ(options->default_deadline, std::chrono::seconds(60));
-  EXPECT_EQ(options->stall_timeout, std::chrono::seconds(10));
-  EXPECT_EQ(options->log_format, LogFormat::kText);
-  EXPECT_EQ(options->slow_call, std::chrono::seconds(0)) << "none is logged";
-  EXPECT_EQ(options->grace_period, std::chrono::seconds(20));
-  EXPECT_EQ(options->drain_pause, std::chrono::milliseconds(100));
-  EXPECT_EQ(options->drain_refusal_time, std::chrono::milliseconds(200));
+  EXPECT_EQ(options->compute.backend, "auto");
+  EXPECT_EQ(options->compute.isa, "auto");
+  EXPECT_EQ(options->compute.threads, 6);
+  EXPECT_EQ(options->admission.memory_budget_bytes, 600);
+  EXPECT_EQ(options->calls.max_message_bytes, 0) << "as the budget allows";
+  EXPECT_EQ(options->calls.default_deadline, std::chrono::seconds(60));
+  EXPECT_EQ(options->compute.stall_timeout, std::chrono::seconds(10));
+  EXPECT_EQ(options->log.format, LogFormat::kText);
+  EXPECT_EQ(options->log.slow_call, std::chrono::seconds(0)) << "none is logged";
+  EXPECT_EQ(options->drain.grace_period, std::chrono::seconds(20));
+  EXPECT_EQ(options->drain.pause, std::chrono::milliseconds(100));
+  EXPECT_EQ(options->drain.refusal_time, std::chrono::milliseconds(200));
 }
 
 TEST_F(OptionsTest, AFlagWinsOverTheEnvironmentAndThatOverTheDefault) {
   environment_ = {{"RAPT_THREADS", "3"}, {"RAPT_ISA", "avx2"}};
   const absl::StatusOr<Options> options = Parse({"--threads=4"});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->threads, 4);
-  EXPECT_EQ(options->isa, "avx2");
-  EXPECT_EQ(options->backend, "auto");
+  EXPECT_EQ(options->compute.threads, 4);
+  EXPECT_EQ(options->compute.isa, "avx2");
+  EXPECT_EQ(options->compute.backend, "auto");
 }
 
 TEST_F(OptionsTest, EveryFlagHasAVariable) {
@@ -108,57 +103,57 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_INSECURE", "true"}};
   const absl::StatusOr<Options> options = Parse({});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->grpc_address, "0.0.0.0:1");
+  EXPECT_EQ(options->grpc.address, "0.0.0.0:1");
   EXPECT_EQ(options->metrics_address, "[::1]:2");
-  EXPECT_EQ(options->backend, "cpu");
-  EXPECT_EQ(options->isa, "avx2");
-  EXPECT_EQ(options->cudnn_libraries, "/opt/cuda:/opt/cudnn");
-  EXPECT_EQ(options->cudnn_memory_bytes, 123456789);
-  EXPECT_EQ(options->cudnn_min_flops, 17);
-  EXPECT_EQ(options->cudnn_plan_cache, "/var/cache/rapt");
-  ASSERT_EQ(options->cudnn_warm_plans.size(), 2);
-  EXPECT_EQ(options->cudnn_warm_plans[1].dtype, DType::kBFloat16);
-  EXPECT_EQ(options->cudnn_warm_plans[1].query_length, 128);
-  EXPECT_EQ(options->threads, 3);
-  EXPECT_EQ(options->memory_budget_bytes, 4);
-  EXPECT_EQ(options->max_message_bytes, 5);
-  EXPECT_EQ(options->grace_period, std::chrono::milliseconds(6));
-  EXPECT_EQ(options->drain_pause, std::chrono::milliseconds(0));
-  EXPECT_EQ(options->drain_refusal_time, std::chrono::milliseconds(18));
-  EXPECT_EQ(options->stall_timeout, std::chrono::seconds(14));
-  EXPECT_EQ(options->log_format, LogFormat::kJson);
-  EXPECT_EQ(options->slow_call, std::chrono::milliseconds(15));
-  EXPECT_EQ(options->max_open_calls, 7);
-  EXPECT_EQ(options->max_calls_per_caller, 8);
-  EXPECT_EQ(options->max_queued_requests, 9);
-  EXPECT_EQ(options->min_receive_bytes_per_second, 10);
-  EXPECT_EQ(options->max_queue_delay, std::chrono::milliseconds(11));
-  EXPECT_EQ(options->default_deadline, std::chrono::milliseconds(12));
-  EXPECT_EQ(options->max_deadline, std::chrono::milliseconds(13));
-  EXPECT_EQ(options->unix_socket, "/run/rapt.sock");
-  EXPECT_EQ(options->unix_socket_mode, 0660);
-  EXPECT_TRUE(options->allow_shared_memory);
-  EXPECT_EQ(options->shared_memory_prefix, "mine");
-  EXPECT_EQ(options->max_connections, 14);
-  EXPECT_EQ(options->max_streams_per_connection, 15);
-  EXPECT_EQ(options->max_connection_idle, std::chrono::milliseconds(16));
-  EXPECT_EQ(options->max_connection_age, std::chrono::milliseconds(17));
-  EXPECT_FALSE(options->reflection);
-  EXPECT_EQ(options->tls_cert, "cert");
-  EXPECT_EQ(options->tls_key, "key");
-  EXPECT_EQ(options->tls_client_ca, "ca");
-  EXPECT_EQ(options->token_file, "tokens");
+  EXPECT_EQ(options->compute.backend, "cpu");
+  EXPECT_EQ(options->compute.isa, "avx2");
+  EXPECT_EQ(options->cudnn.libraries, "/opt/cuda:/opt/cudnn");
+  EXPECT_EQ(options->cudnn.memory_bytes, 123456789);
+  EXPECT_EQ(options->cudnn.min_flops, 17);
+  EXPECT_EQ(options->cudnn.plan_cache, "/var/cache/rapt");
+  ASSERT_EQ(options->cudnn.warm_plans.size(), 2);
+  EXPECT_EQ(options->cudnn.warm_plans[1].dtype, DType::kBFloat16);
+  EXPECT_EQ(options->cudnn.warm_plans[1].query_length, 128);
+  EXPECT_EQ(options->compute.threads, 3);
+  EXPECT_EQ(options->admission.memory_budget_bytes, 4);
+  EXPECT_EQ(options->calls.max_message_bytes, 5);
+  EXPECT_EQ(options->drain.grace_period, std::chrono::milliseconds(6));
+  EXPECT_EQ(options->drain.pause, std::chrono::milliseconds(0));
+  EXPECT_EQ(options->drain.refusal_time, std::chrono::milliseconds(18));
+  EXPECT_EQ(options->compute.stall_timeout, std::chrono::seconds(14));
+  EXPECT_EQ(options->log.format, LogFormat::kJson);
+  EXPECT_EQ(options->log.slow_call, std::chrono::milliseconds(15));
+  EXPECT_EQ(options->calls.max_open_calls, 7);
+  EXPECT_EQ(options->calls.max_calls_per_caller, 8);
+  EXPECT_EQ(options->admission.max_queued_requests, 9);
+  EXPECT_EQ(options->calls.min_receive_bytes_per_second, 10);
+  EXPECT_EQ(options->admission.max_queue_delay, std::chrono::milliseconds(11));
+  EXPECT_EQ(options->calls.default_deadline, std::chrono::milliseconds(12));
+  EXPECT_EQ(options->calls.max_deadline, std::chrono::milliseconds(13));
+  EXPECT_EQ(options->grpc.unix_socket, "/run/rapt.sock");
+  EXPECT_EQ(options->grpc.unix_socket_mode.bits, 0660);
+  EXPECT_TRUE(options->shared_memory.allowed);
+  EXPECT_EQ(options->shared_memory.prefix, "mine");
+  EXPECT_EQ(options->grpc.max_connections, 14);
+  EXPECT_EQ(options->grpc.max_streams_per_connection, 15);
+  EXPECT_EQ(options->grpc.max_connection_idle, std::chrono::milliseconds(16));
+  EXPECT_EQ(options->grpc.max_connection_age, std::chrono::milliseconds(17));
+  EXPECT_FALSE(options->grpc.reflection);
+  EXPECT_EQ(options->security.tls_cert, "cert");
+  EXPECT_EQ(options->security.tls_key, "key");
+  EXPECT_EQ(options->security.tls_client_ca, "ca");
+  EXPECT_EQ(options->security.token_file, "tokens");
 }
 
 TEST_F(OptionsTest, TheGpuIsLeftAloneUnlessItIsAskedFor) {
-  EXPECT_EQ(Parse({})->cudnn_memory_bytes, 0);
-  EXPECT_EQ(Parse({"--backend=cudnn"})->cudnn_memory_bytes, int64_t{4} << 30);
+  EXPECT_EQ(Parse({})->cudnn.memory_bytes, 0);
+  EXPECT_EQ(Parse({"--backend=cudnn"})->cudnn.memory_bytes, int64_t{4} << 30);
   EXPECT_EQ(Parse({"--cudnn_memory_bytes=1"}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(OptionsTest, WhatIsWorthTheGpuIsMeasuredUnlessANumberSaysIt) {
-  EXPECT_EQ(Parse({})->cudnn_min_flops, std::nullopt);
-  EXPECT_EQ(Parse({"--cudnn_min_flops=0"})->cudnn_min_flops, 0);
+  EXPECT_EQ(Parse({})->cudnn.min_flops, std::nullopt);
+  EXPECT_EQ(Parse({"--cudnn_min_flops=0"})->cudnn.min_flops, 0);
   EXPECT_EQ(Parse({"--cudnn_min_flops=-1"}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
@@ -166,7 +161,7 @@ TEST_F(OptionsTest, OnlyAGpuIsWarmedAndOnlyForShapes) {
   const auto error = [&](const std::vector<const char*>& flags) {
     return std::string(Parse(flags).status().message());
   };
-  EXPECT_TRUE(Parse({})->cudnn_warm_plans.empty());
+  EXPECT_TRUE(Parse({})->cudnn.warm_plans.empty());
   EXPECT_THAT(error({"--backend=cudnn", "--cudnn_warm_plans=1x8x64"}),
               HasSubstr("--cudnn_warm_plans: '1x8x64' has 3 axes"));
   EXPECT_THAT(error({"--backend=cpu", "--cudnn_warm_plans=1x8x64x64"}),
@@ -177,15 +172,15 @@ TEST_F(OptionsTest, AnEmptyVariableCountsAsNotSet) {
   environment_ = {{"RAPT_THREADS", ""}};
   const absl::StatusOr<Options> options = Parse({});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->threads, 6);
+  EXPECT_EQ(options->compute.threads, 6);
 }
 
 TEST_F(OptionsTest, AValueMayFollowItsFlagAndTheLastOneCounts) {
   const absl::StatusOr<Options> options =
       Parse({"--threads", "2", "--insecure", "--grpc_address", "10.0.0.1:80", "--threads=5"});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->threads, 5);
-  EXPECT_EQ(options->grpc_address, "10.0.0.1:80");
+  EXPECT_EQ(options->compute.threads, 5);
+  EXPECT_EQ(options->grpc.address, "10.0.0.1:80");
 }
 
 TEST_F(OptionsTest, LoopbackNeedsNoPermission) {
@@ -222,12 +217,11 @@ TEST_F(OptionsTest, AFlagFileStandsForItsFlags) {
            {{"--flagfile", file.path()}, 3},
            {{"--threads=4", "--flagfile", file.path()}, 3},
            {{"--flagfile", file.path(), "--threads=4"}, 4}}) {
-    const absl::FlagSaver saver;
     const absl::StatusOr<Options> options = Parse(arguments);
     ASSERT_TRUE(options.ok()) << options.status();
-    EXPECT_EQ(options->threads, threads);
-    EXPECT_EQ(options->backend, "cpu");
-    EXPECT_EQ(options->isa, "avx2");
+    EXPECT_EQ(options->compute.threads, threads);
+    EXPECT_EQ(options->compute.backend, "cpu");
+    EXPECT_EQ(options->compute.isa, "avx2");
   }
 }
 
@@ -239,7 +233,6 @@ TEST_F(OptionsTest, WhatIsWrongInAFlagFileIsSaid) {
            {"--threads=many", "'many'"},
            {"--grpc_address=0.0.0.0:1", "--insecure"}}) {
     const FlagFile file(text);
-    const absl::FlagSaver saver;
     const absl::Status status = Parse({file.flag().c_str()}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(fragment));

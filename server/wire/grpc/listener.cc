@@ -137,6 +137,14 @@ void Listener::Stop() {
   listening_.clear();
 }
 
+void Listener::ExportTo(MetricSink& sink) const {
+  sink.AddGauge("rapt_open_connections", "Open TCP connections to the gRPC address.", {},
+                [this] { return count(); });
+  sink.AddCounter("rapt_refused_connections_total",
+                  "Connections closed because --max_connections were open.", {},
+                  [this] { return refused(); });
+}
+
 int64_t Listener::count() const {
   MutexLock lock(mutex_);
   Forget();

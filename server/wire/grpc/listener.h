@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
+#include "base/metric_sink.h"
 #include "base/mutex.h"
 
 namespace rapt {
@@ -46,6 +47,7 @@ class Listener {
   int64_t count() const;
   // Number of connections closed because of the limit.
   int64_t refused() const { return refused_; }
+  void ExportTo(MetricSink& sink) const;
 
  private:
   explicit Listener(int64_t max_connections) : max_connections_(max_connections) {}

@@ -1,0 +1,461 @@
+#include "server/server.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "attention/attention.h"
+#include "attention/backend.h"
+#include "attention/cpu/cpu_backend.h"
+#include "attention/cudnn/cuda_device.h"
+#include "attention/cudnn/cudnn_backend.h"
+#include "base/buffer_pool.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/timer.h"
+#include "base/version.h"
+#include "server/admission/gate.h"
+#include "server/calls/access.h"
+#include "server/calls/open_calls.h"
+#include "server/calls/slow_calls.h"
+#include "server/calls/stream_counts.h"
+#include "server/engine.h"
+#include "server/execution/executor.h"
+#include "server/housekeeper.h"
+#include "server/metrics/http_endpoint.h"
+#include "server/metrics/metrics.h"
+#include "server/metrics/process.h"
+#include "server/queue_state.h"
+#include "server/readiness.h"
+#include "server/shared_memory/shared_memory.h"
+#include "server/wire/grpc/grpc_server.h"
+#include "server/wire/grpc/health.h"
+#include "server/wire/grpc/listener.h"
+#include "server/wire/grpc/oip/service.h"
+#include "server/wire/grpc/rapt/service.h"
+#include "server/wire/grpc/receive_quota.h"
+#include "server/wire/grpc/tensor_call.h"
+#include "server/wire/grpc/tensor_methods.h"
+#include "server/wire/grpc/tls.h"
+
+namespace rapt {
+namespace {
+
+// The deadline of gRPC's own shutdown, which sends the last responses. Only open health watches,
+// which never end on their own, make it wait that long.
+constexpr std::chrono::milliseconds kGrpcShutdownTime{500};
+
+// One wire thread for this many compute threads. A single one wakes no others, and on two cores it
+// handles more small calls than two do: docs/tuning.md.
+constexpr int64_t kCoresOfWireThread = 4;
+
+// A budget that leaves less than this for a message is of no use.
+constexpr int64_t kLeastMaxMessageBytes = 64 * 1024;
+
+// The default message limit, if the budget has room for two such messages.
+constexpr int64_t kDefaultMaxMessageBytes = int64_t{256} << 20;
+
+// The memory of requests. Never destroyed: gRPC may release the last slices, which return their
+// bytes here, after its server is gone.
+struct Memory {
+  explicit Memory(const AdmissionOptions& options)
+      : timer(clock),
+        gate({.budget_bytes = options.memory_budget_bytes,
+              .max_queued = options.max_queued_requests,
+              .max_queue_delay = options.max_queue_delay},
+             timer, clock),
+        pool(options.memory_budget_bytes / 2, clock) {}
+
+  SteadyClock clock;
+  Timer timer;
+  AdmissionGate gate;
+  BufferPool pool;
+};
+
+Memory& NewMemory(const AdmissionOptions& options) {
+  static Memory* memory;  // for leak checkers
+  return *(memory = new Memory(options));
+}
+
+// The cuDNN backend, with a device or without, and the set that it belongs to.
+struct Backends {
+  SteadyClock clock;
+  cudnn::CudnnBackend cudnn;
+  const BackendSet set{{&cudnn}};
+};
+
+// Opens the device if the options ask for one, and begins to compile its kernels. A missing device
+// is an error only if --backend names it, which Validate() finds. Cancelled by a stop signal.
+// REQUIRES: the process has one thread: opening a GPU is first tried in a child process.
+absl::Status StartCudnn(const Options& options, Backends& backends) {
+  if (options.cudnn.memory_bytes == 0) return absl::OkStatus();
+  const bool is_auto = options.compute.backend == "auto";
+  absl::StatusOr<std::unique_ptr<cudnn::Device>> device = cudnn::OpenCudaDevice(
+      {.libraries = options.cudnn.libraries, .memory_bytes = options.cudnn.memory_bytes});
+  if (absl::IsCancelled(device.status())) return device.status();
+  if (!device.ok() && is_auto) {
+    Log(LogLevel::kWarning, "without a GPU", {{"reason", device.status().message()}});
+  }
+  // The offload threshold is for "auto" only.
+  std::optional<double> min_flops = 0;
+  if (is_auto) min_flops = options.cudnn.min_flops;
+  backends.cudnn.Start(std::move(device), CpuBackend(), backends.clock,
+                       {.min_flops = min_flops, .plan_directory = options.cudnn.plan_cache});
+  if (!backends.cudnn.Available().ok()) return absl::OkStatus();
+  const absl::Status warm = backends.cudnn.Warm(options.cudnn.warm_plans);
+  return absl::Status(warm.code(), absl::StrCat("--cudnn_warm_plans: ", warm.message()));
+}
+
+// Fills in the message limit. InvalidArgument if it exceeds the budget's share for messages.
+absl::Status SetMaxMessage(const AdmissionGate& gate, Options& options) {
+  const int64_t limit = gate.LimitOf(AdmissionGate::Share::kReceive);
+  const int64_t budget = options.admission.memory_budget_bytes;
+  if (limit / 2 < kLeastMaxMessageBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--memory_budget_bytes is ", budget, "; messages get ", limit,
+                     " of it, and they need at least ", 2 * kLeastMaxMessageBytes));
+  }
+  int64_t& max_message_bytes = options.calls.max_message_bytes;
+  if (max_message_bytes == 0) max_message_bytes = std::min(kDefaultMaxMessageBytes, limit / 2);
+  if (max_message_bytes <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--max_message_bytes is ", max_message_bytes,
+                                                 "; of --memory_budget_bytes=", budget, ", ", limit,
+                                                 " are for messages"));
+}
+
+// For the gRPC address. InvalidArgument if the files can't be used.
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> CredentialsOf(
+    const SecurityOptions& options, const Clock& clock) {
+  if (options.tls_cert.empty()) return grpc::InsecureServerCredentials();
+  return TlsCredentials({options.tls_cert, options.tls_key, options.tls_client_ca}, clock);
+}
+
+// Null without a device.
+OpenCudaMemory OpenCudaMemoryOf(cudnn::Device* device) {
+  if (device == nullptr) return nullptr;
+  return [device](absl::string_view raw_handle, int64_t device_id, int64_t byte_size) {
+    return device->OpenShared(raw_handle, device_id, byte_size);
+  };
+}
+
+// Returns a function that tells whether calls were open or served since its last run.
+std::function<bool()> HasBeenBusy(const OpenCalls& open_calls) {
+  return [&open_calls, served_before = int64_t{0}]() mutable {
+    const int64_t served = open_calls.served();
+    return std::exchange(served_before, served) != served || open_calls.count() > 0;
+  };
+}
+
+CallLimits LimitsOf(const CallOptions& options) {
+  return {.max_message_bytes = options.max_message_bytes,
+          .min_receive_bytes_per_second = options.min_receive_bytes_per_second,
+          .default_deadline = options.default_deadline,
+          .max_deadline = options.max_deadline};
+}
+
+std::string WithPort(const std::string& address, int port) {
+  return absl::StrCat(address.substr(0, address.rfind(':') + 1), port);
+}
+
+// Everything that is checked before the server is built.
+struct Configuration {
+  Options options;
+  std::unique_ptr<Backends> backends;
+  Memory& memory;
+  PlanOptions plan_options;
+  Plan canary;
+  std::shared_ptr<grpc::ServerCredentials> credentials;
+  std::unique_ptr<Access> access;
+};
+
+absl::StatusOr<Configuration> Configure(Options options) {
+  auto backends = std::make_unique<Backends>();
+  if (absl::Status status = StartCudnn(options, *backends); !status.ok()) return status;
+  Memory& memory = NewMemory(options.admission);
+  if (absl::Status status = SetMaxMessage(memory.gate, options); !status.ok()) return status;
+  PlanOptions plan_options{.backend = options.compute.backend,
+                           .isa = options.compute.isa,
+                           .threads = static_cast<int>(options.compute.threads),
+                           .backends = &backends->set};
+  if (absl::Status status = Validate(plan_options); !status.ok()) return status;
+  // The canary watches the compute threads; a device has health checks of its own.
+  PlanOptions canary_options = plan_options;
+  if (options.compute.backend == backends->cudnn.name()) canary_options.backend = "auto";
+  absl::StatusOr<Plan> canary = PlanCanary(canary_options);
+  if (!canary.ok()) return canary.status();
+  auto credentials = CredentialsOf(options.security, memory.clock);
+  if (!credentials.ok()) return credentials.status();
+  auto access = Access::Open(options.security.token_file, memory.clock);
+  if (!access.ok()) return access.status();
+  return Configuration{std::move(options),      std::move(backends), memory,
+                       std::move(plan_options), *std::move(canary),  *std::move(credentials),
+                       *std::move(access)};
+}
+
+class ServerImpl final : public Server {
+ public:
+  explicit ServerImpl(Configuration configuration);
+  ~ServerImpl() override;
+
+  absl::Status Start(absl::FunctionRef<bool()> stop_requested) override;
+  void Drain() override;
+
+  std::string grpc_address() const override;
+  std::string metrics_address() const override {
+    return WithPort(options_.metrics_address, http_->port());
+  }
+  std::string security() const override;
+  int64_t open_calls() const override { return open_calls_.count(); }
+
+ private:
+  void ExportMetrics();
+  void ExportBuild();
+  CallObserver Observe(absl::string_view method);
+  absl::Status Listen();
+  absl::Status WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const;
+  absl::Status MeasureSpeeds(absl::FunctionRef<bool()> stop_requested);
+  void LogReady() const;
+
+  const Options options_;
+  const std::unique_ptr<Backends> backends_;
+  Memory& memory_;
+  const PlanOptions plan_options_;
+  const std::shared_ptr<grpc::ServerCredentials> credentials_;
+  const std::unique_ptr<Access> access_;
+
+  Metrics metrics_;
+  Executor executor_;
+  const std::unique_ptr<Executor> lanes_;  // null without a device
+  Engine engine_;
+  ReceiveQuota quota_;
+  OpenCalls open_calls_;
+  const Housekeeper housekeeper_;
+  StreamCounts streams_;
+  Readiness readiness_;
+  SlowCalls slow_calls_;
+  const CallEnvironment environment_;
+  SharedMemory shared_memory_;
+  TensorMethods tensor_methods_;
+  const std::unique_ptr<grpc::Service> oip_service_;
+  const std::unique_ptr<grpc::Service> native_service_;
+  Health health_;
+
+  // From Start() on. The listener is null if there is only a Unix domain socket.
+  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<HttpEndpoint> http_;
+  std::unique_ptr<GrpcServer> grpc_server_;
+};
+
+std::unique_ptr<Executor> LanesOf(const cudnn::CudnnBackend& backend, const Clock& clock) {
+  if (backend.lanes() == 0) return nullptr;
+  return std::make_unique<Executor>(backend.lanes(), clock);
+}
+
+ServerImpl::ServerImpl(Configuration c)
+    : options_(std::move(c.options)),
+      backends_(std::move(c.backends)),
+      memory_(c.memory),
+      plan_options_(std::move(c.plan_options)),
+      credentials_(std::move(c.credentials)),
+      access_(std::move(c.access)),
+      metrics_(backends_->set),
+      executor_(plan_options_.threads, memory_.clock),
+      lanes_(LanesOf(backends_->cudnn, memory_.clock)),
+      engine_(plan_options_, memory_.gate, memory_.pool, executor_, lanes_.get()),
+      quota_(memory_.gate.LimitOf(AdmissionGate::Share::kReceive)),
+      open_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller},
+                  [this] { quota_.Follow(open_calls_); }),
+      housekeeper_(memory_.pool, memory_.clock, HasBeenBusy(open_calls_)),
+      readiness_(std::move(c.canary), options_.compute.stall_timeout, executor_, memory_.timer,
+                 memory_.clock),
+      slow_calls_(options_.log.slow_call, memory_.clock),
+      environment_{*access_,
+                   engine_,
+                   open_calls_,
+                   streams_,
+                   memory_.timer,
+                   memory_.clock,
+                   LimitsOf(options_.calls)},
+      shared_memory_({.allowed = options_.shared_memory.allowed,
+                      .key_prefix = options_.shared_memory.prefix,
+                      .open_cuda = OpenCudaMemoryOf(backends_->cudnn.device())}),
+      oip_service_(oip::NewService(
+          environment_, shared_memory_, [this] { return readiness_.is_ready(); },
+          [this](absl::string_view method) { return Observe(method); }, tensor_methods_)),
+      native_service_(native::NewService(
+          environment_, shared_memory_,
+          [this](absl::string_view method) { return Observe(method); }, tensor_methods_)),
+      health_({oip::kServiceName, native::kServiceName}, tensor_methods_) {
+  ExportMetrics();
+}
+
+ServerImpl::~ServerImpl() {
+  readiness_.Withdraw();
+  if (listener_ != nullptr) listener_->Stop();
+}
+
+void ServerImpl::ExportMetrics() {
+  open_calls_.ExportTo(metrics_);
+  streams_.ExportTo(metrics_);
+  executor_.ExportTo(metrics_);
+  ExportQueue(
+      "lanes", [this] { return lanes_ == nullptr ? QueueState{} : lanes_->waiting(); }, metrics_);
+  memory_.gate.ExportTo(metrics_);
+  memory_.pool.ExportTo(metrics_);
+  backends_->cudnn.ExportTo(metrics_);
+  readiness_.ExportTo(metrics_);
+  ExportProcess(metrics_);
+  ExportBuild();
+}
+
+void ServerImpl::ExportBuild() {
+  const std::string isa = ChooseIsa(CpuBackend(), options_.compute.isa);
+  const bool cudnn = backends_->cudnn.Available().ok();
+  metrics_.AddGauge(
+      "rapt_build_info", "Version, instruction set of the CPU backend, cuDNN; always 1.",
+      {{"version", std::string(Version())}, {"isa", isa}, {"cudnn", cudnn ? "yes" : "unavailable"}},
+      [] { return 1; });
+}
+
+CallObserver ServerImpl::Observe(absl::string_view method) {
+  return [this, method = std::string(method),
+          count = metrics_.ForMethod(method)](const CallReport& report) {
+    count(report);
+    slow_calls_.Note(method, report);
+  };
+}
+
+absl::Status ServerImpl::Start(absl::FunctionRef<bool()> stop_requested) {
+  TakeOverGrpcLog();
+  absl::Status status = Listen();
+  if (status.ok()) status = WaitUntilWarm(stop_requested);
+  if (status.ok()) status = MeasureSpeeds(stop_requested);
+  if (status.ok()) status = readiness_.Start([this](bool ready) { health_.SetServing(ready); });
+  if (status.ok()) LogReady();
+  return status;
+}
+
+absl::Status ServerImpl::Listen() {
+  if (!options_.grpc.address.empty()) {
+    auto listener = Listener::Bind(options_.grpc.address, options_.grpc.max_connections);
+    if (!listener.ok()) return listener.status();
+    listener_ = *std::move(listener);
+    listener_->ExportTo(metrics_);
+  }
+  auto http = HttpEndpoint::Start(options_.metrics_address, metrics_,
+                                  [this] { return readiness_.is_ready(); });
+  if (!http.ok()) return http.status();
+  http_ = *std::move(http);
+  auto grpc_server = StartGrpc(
+      {.listener = listener_.get(),
+       .credentials = credentials_,
+       .unix_socket = options_.grpc.unix_socket,
+       .unix_socket_mode = options_.grpc.unix_socket_mode.bits,
+       .quota = quota_,
+       .max_streams_per_connection = static_cast<int>(options_.grpc.max_streams_per_connection),
+       .max_connection_idle = options_.grpc.max_connection_idle,
+       .max_connection_age = options_.grpc.max_connection_age,
+       .max_call_time = options_.calls.max_deadline,
+       .reflection = options_.grpc.reflection,
+       .threads = std::max<int>(1, options_.compute.threads / kCoresOfWireThread)},
+      tensor_methods_, {&health_, oip_service_.get(), native_service_.get()});
+  if (!grpc_server.ok()) return grpc_server.status();
+  grpc_server_ = *std::move(grpc_server);
+  return absl::OkStatus();
+}
+
+// Waits for the kernels of --cudnn_warm_plans.
+absl::Status ServerImpl::WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const {
+  constexpr std::chrono::milliseconds kInterval{50};
+  const Instant begin = memory_.clock.Now();
+  cudnn::PlanCache::Counts plans = backends_->cudnn.warmth();
+  if (plans.ready + plans.compiling + plans.declined == 0) return absl::OkStatus();
+  for (; plans.compiling > 0; plans = backends_->cudnn.warmth()) {
+    if (stop_requested()) return absl::CancelledError("stopped while kernels were compiled");
+    std::this_thread::sleep_for(kInterval);
+  }
+  Log(LogLevel::kInfo, "kernels warm",
+      {{"ready", plans.ready},
+       {"declined", plans.declined},
+       {"ms", Milliseconds(memory_.clock.Now() - begin)}});
+  return absl::OkStatus();
+}
+
+// Measures GPU and CPU for the decision of "auto", unless an option decides. Without a result the
+// default threshold stays.
+absl::Status ServerImpl::MeasureSpeeds(absl::FunctionRef<bool()> stop_requested) {
+  if (!backends_->cudnn.measures()) return absl::OkStatus();
+  const absl::Status status =
+      backends_->cudnn.Measure(plan_options_.threads, [&] { return !stop_requested(); });
+  if (status.ok() || absl::IsCancelled(status)) return status;
+  Log(LogLevel::kWarning, "the GPU's speed is not known", {{"reason", status.message()}});
+  return absl::OkStatus();
+}
+
+void ServerImpl::LogReady() const {
+  Log(LogLevel::kInfo, "ready",
+      {{"version", Version()},
+       {"grpc", grpc_address()},
+       {"metrics", metrics_address()},
+       {"grpc_security", security()},
+       {"metrics_security", "plaintext"},
+       {"backend", options_.compute.backend},
+       {"isa", options_.compute.isa},
+       {"threads", options_.compute.threads},
+       {"memory_budget_bytes", options_.admission.memory_budget_bytes},
+       {"max_message_bytes", options_.calls.max_message_bytes}});
+}
+
+std::string ServerImpl::grpc_address() const {
+  std::vector<std::string> addresses;
+  if (listener_ != nullptr) {
+    addresses.push_back(WithPort(options_.grpc.address, listener_->port()));
+  }
+  const std::string& socket = options_.grpc.unix_socket;
+  if (!socket.empty()) addresses.push_back(absl::StrCat("unix:", socket));
+  return absl::StrJoin(addresses, ",");
+}
+
+std::string ServerImpl::security() const {
+  const SecurityOptions& files = options_.security;
+  const std::string transport = options_.grpc.address.empty() ? "unix"
+                                : files.tls_cert.empty()      ? "plaintext"
+                                : files.tls_client_ca.empty() ? "tls"
+                                                              : "mtls";
+  return files.token_file.empty() ? transport : absl::StrCat(transport, "+tokens");
+}
+
+void ServerImpl::Drain() {
+  readiness_.Withdraw();
+  health_.SetServing(false);
+  std::this_thread::sleep_for(options_.drain.pause);
+  engine_.StopAccepting();
+  // Callers that get UNAVAILABLE retry elsewhere; few retry the CANCELLED that gRPC itself sends
+  // once it shuts down.
+  const auto refused_until = std::chrono::steady_clock::now() + options_.drain.refusal_time;
+  if (!open_calls_.WaitUntilNone(options_.drain.grace_period)) {
+    Log(LogLevel::kWarning, "grace period over", {{"open_calls", open_calls_.count()}});
+  }
+  std::this_thread::sleep_until(refused_until);
+  if (listener_ != nullptr) listener_->Stop();
+  grpc_server_->Shutdown(std::chrono::system_clock::now() + kGrpcShutdownTime);
+  Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls_.served()}});
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(const Options& options) {
+  absl::StatusOr<Configuration> configuration = Configure(options);
+  if (!configuration.ok()) return configuration.status();
+  return std::make_unique<ServerImpl>(*std::move(configuration));
+}
+
+}  // namespace rapt

@@ -1,0 +1,52 @@
+// rapt-server without its process: main() starts one, and so do tests.
+#ifndef RAPT_SERVER_SERVER_H_
+#define RAPT_SERVER_SERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/options.h"
+
+namespace rapt {
+
+// Not thread-safe. Destruction ends the calls in flight at once, unless Drain() has returned.
+class Server {
+ public:
+  // Checks the options against this machine, opens the GPU if they ask for one, and reads
+  // certificates and tokens. Listens on nothing yet. Returns an error that names the flag, or
+  // Cancelled if a stop signal ended the opening of the GPU.
+  // REQUIRES: options from ParseOptions(). If they ask for a GPU, the process has one thread.
+  static absl::StatusOr<std::unique_ptr<Server>> Create(const Options& options);
+
+  Server() = default;
+  virtual ~Server() = default;
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Serves on return. Returns Unavailable if an address can't be used; Internal if the self-test
+  // fails; Cancelled as soon as `stop_requested` returns true, with Drain() still to be called.
+  // REQUIRES: called once.
+  virtual absl::Status Start(absl::FunctionRef<bool()> stop_requested) = 0;
+
+  // The addresses of clients, with the ports in use: "127.0.0.1:8001,unix:/run/rapt.sock".
+  // REQUIRES: Start() has returned OK.
+  virtual std::string grpc_address() const = 0;
+  virtual std::string metrics_address() const = 0;
+
+  // How the gRPC address is secured: "plaintext", "tls", "mtls+tokens".
+  virtual std::string security() const = 0;
+
+  virtual int64_t open_calls() const = 0;
+
+  // Withdraws readiness, refuses new calls, waits for those in flight up to the grace period, and
+  // shuts down.
+  virtual void Drain() = 0;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_SERVER_H_
