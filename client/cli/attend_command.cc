@@ -28,15 +28,14 @@ struct AttendFlags {
   bool json = false;
 
   std::vector<Flag> OutputTable() {
-    return {{"output", "FILE", "where the result goes: .npy, or .npz as member y", &y, 'o', true},
-            {"weights", "FILE", "where the weights go; the same .npz as another output's is shared",
-             &weights},
-            {"scores", "FILE", "where the scaled scores go, before softcap and mask", &scores},
-            {"lse", "FILE", "where the rows' log-sum-exp goes", &lse}};
+    return {{"output", "FILE", "result: a .npy file, or member y of an .npz file", &y, 'o', true},
+            {"weights", "FILE", "attention weights; outputs may share an .npz file", &weights},
+            {"scores", "FILE", "scaled scores, before softcap and mask", &scores},
+            {"lse", "FILE", "log-sum-exp of the rows", &lse}};
   }
 };
 
-// The same file by two names is one file; only an archive holds several arrays.
+// Normalizes paths, so that the same file is recognized. Only an archive may hold several outputs.
 absl::Status CheckFiles(AttendFlags& flags) {
   flags.y = std::filesystem::path(flags.y).lexically_normal().string();
   std::map<std::string, const char*> names = {{flags.y, "output"}};
@@ -53,9 +52,10 @@ absl::Status CheckFiles(AttendFlags& flags) {
   return absl::OkStatus();
 }
 
-absl::Status AskForOutputs(const AttendFlags& flags, client::AttendCall& call) {
+absl::Status SelectOutputs(const AttendFlags& flags, client::AttendCall& call) {
   if (flags.weights && flags.scores) {
-    return absl::InvalidArgumentError("--weights and --scores: a call returns one of them");
+    return absl::InvalidArgumentError(
+        "--weights and --scores exclude each other; a call returns one of them");
   }
   if (flags.weights) call.score_output = client::ScoreOutput::kWeights;
   if (flags.scores) call.score_output = client::ScoreOutput::kScores;
@@ -63,7 +63,7 @@ absl::Status AskForOutputs(const AttendFlags& flags, client::AttendCall& call) {
   return absl::OkStatus();
 }
 
-// One line of the report, and one array of a file.
+// An output array, its file, and its line in the report.
 struct Output {
   const char* name;
   std::string path;
@@ -134,8 +134,8 @@ ExitCode Attend(AttendFlags flags) {
   if (absl::Status status = CheckFiles(flags); !status.ok()) return FailUsage(status);
   absl::StatusOr<LoadedCall> loaded = LoadCall(flags.call);
   if (!loaded.ok()) return FailUsage(loaded.status());
-  absl::Status asked = AskForOutputs(flags, loaded->attributes);
-  if (!asked.ok()) return FailUsage(asked);
+  absl::Status selected = SelectOutputs(flags, loaded->attributes);
+  if (!selected.ok()) return FailUsage(selected);
   const absl::StatusOr<std::unique_ptr<AttentionCaller>> caller = NewCaller(flags.call);
   if (!caller.ok()) return FailConnect(caller.status());
 
@@ -157,7 +157,7 @@ std::vector<Flag> Table(AttendFlags& flags) {
                                         flags.call.StreamTable(), flags.call.CallerTable()}) {
     table.insert(table.end(), part.begin(), part.end());
   }
-  table.push_back({"json", "", "print what was written as JSON", &flags.json});
+  table.push_back({"json", "", "print a report as JSON", &flags.json});
   return table;
 }
 
@@ -169,8 +169,8 @@ ExitCode RunAttendCommand(CommandArguments arguments) {
       .usage = "rapt attend [ARCHIVE.npz] [--q FILE ...] -o FILE [flags]",
       .summary =
           "Computes attention over NumPy arrays of float32, float16, float64 or bfloat16: "
-          "[S, D], [B, S, H*D] or [B, H, S, D]. A FILE is a .npy, or a member of an archive "
-          "as in.npz:q. ARCHIVE.npz holds any of q, k, v, mask, past_key, past_value, "
+          "[S, D], [B, S, H*D] or [B, H, S, D]. A FILE is a .npy file, or a member of an archive "
+          "such as in.npz:q. ARCHIVE.npz holds any of q, k, v, mask, past_key, past_value, "
           "key_lengths.",
       .flags = Table(flags),
       .examples = {"rapt attend --q q.npy --k k.npy --v v.npy -o y.npy",

@@ -1,4 +1,4 @@
-// Attention calls, wherever they are computed.
+// Attention calls, computed in this process or by a server.
 #ifndef RAPT_CLIENT_CLI_ATTENTION_CALLER_H_
 #define RAPT_CLIENT_CLI_ATTENTION_CALLER_H_
 
@@ -15,20 +15,20 @@ class AttentionCaller {
  public:
   virtual ~AttentionCaller() = default;
 
-  // Both block until done. The data of the call's tensors is as long as their shapes say; masks are
-  // of bool or a float type. InvalidArgument for a call that makes no sense, whoever finds out.
+  // Both block until done. REQUIRES: the data of each tensor matches its shape; masks are bool or
+  // float. InvalidArgument for an invalid call.
   virtual absl::StatusOr<client::AttendResult> Attend(const client::AttendCall& call) = 0;
   virtual absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) = 0;
 };
 
-// Computes in this process, on all its cores.
+// Computes in this process, on all cores.
 std::unique_ptr<AttentionCaller> NewLocalCaller();
 
-// Asks the server at the other end.
+// Sends calls to the server.
 std::unique_ptr<AttentionCaller> NewRemoteCaller(std::unique_ptr<client::Client> server);
 
-// The same, but sends calls in chunks of so many rows, 0: as the library chooses, and shows on the
-// terminal how far it is.
+// Streams calls to the server in chunks of `chunk` rows, 0: chosen by the library. Shows progress
+// on the terminal.
 std::unique_ptr<AttentionCaller> NewStreamCaller(std::unique_ptr<client::Client> server,
                                                  int64_t chunk);
 

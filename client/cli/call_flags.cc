@@ -13,7 +13,7 @@ absl::Status SetHeads(const CallFlags& flags, client::AttendCall& call) {
   if (status.ok()) status = CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
   if (!status.ok()) return status;
   if (flags.kv_heads && !flags.heads) {
-    return absl::InvalidArgumentError("--kv-heads needs --heads as well");
+    return absl::InvalidArgumentError("--kv-heads is set without --heads; it needs both");
   }
   call.query_heads = flags.heads.value_or(0);
   call.kv_heads = flags.kv_heads.value_or(call.query_heads);
@@ -28,7 +28,7 @@ absl::Status SetLayout(const CallFlags& flags, LoadedCall& loaded) {
   }
   if (loaded.q.shape.size() != 4) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "--layout is about inputs of rank 4; q has shape %s", ToString(loaded.q.array.shape)));
+        "--layout applies to inputs of rank 4; q has shape %s", ToString(loaded.q.array.shape)));
   }
   loaded.attributes.layout =
       *flags.layout == "bhsd" ? client::Layout::kBhsd : client::Layout::kBshd;
@@ -39,7 +39,7 @@ absl::Status SetWindow(const std::vector<int64_t>& window, client::AttendCall& c
   if (window.empty()) return absl::OkStatus();
   if (window.size() != 2) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "--window has %d numbers; it takes two, LEFT,RIGHT, where -1 is no limit", window.size()));
+        "--window has %d numbers; it takes two, LEFT,RIGHT, and -1 means no limit", window.size()));
   }
   if (window[0] != -1) call.window.left = window[0];
   if (window[1] != -1) call.window.right = window[1];
@@ -48,11 +48,8 @@ absl::Status SetWindow(const std::vector<int64_t>& window, client::AttendCall& c
 
 absl::Status SetAttributes(const CallFlags& flags, LoadedCall& loaded) {
   client::AttendCall& call = loaded.attributes;
-  call.causal = flags.causal;
+  call = flags.attributes;
   if (flags.bottom_right) call.alignment = client::Alignment::kBottomRight;
-  call.softcap = flags.softcap;
-  call.scale = flags.scale;
-  call.priority = flags.priority;
   if (flags.dropout) call.dropout = client::Dropout{*flags.dropout, flags.seed};
   absl::Status status = SetHeads(flags, call);
   if (status.ok()) status = SetLayout(flags, loaded);
@@ -62,12 +59,13 @@ absl::Status SetAttributes(const CallFlags& flags, LoadedCall& loaded) {
 
 absl::Status CheckStream(const CallFlags& flags) {
   if (flags.chunk && !flags.stream) {
-    return absl::InvalidArgumentError("--chunk is about --stream, which is not there");
+    return absl::InvalidArgumentError("--chunk needs --stream");
   }
   if (flags.stream && flags.local) {
-    return absl::InvalidArgumentError("--stream sends to a server; --local has none");
+    return absl::InvalidArgumentError(
+        "--stream and --local exclude each other; --stream needs a server");
   }
-  if (flags.priority != 0 && flags.local) {
+  if (flags.attributes.priority != 0 && flags.local) {
     return absl::InvalidArgumentError("--priority orders a server's calls; --local has no server");
   }
   return CheckAtLeastOne("chunk", flags.chunk.value_or(1));
@@ -77,40 +75,42 @@ absl::Status CheckStream(const CallFlags& flags) {
 
 std::vector<Flag> CallFlags::InputTable() {
   return {
-      {"q", "FILE", "queries; alone they are keys and values as well", &sources.q},
+      {"q", "FILE", "queries; without --k and --v also keys and values", &sources.q},
       {"k", "FILE", "keys", &sources.k},
       {"v", "FILE", "values", &sources.v},
-      {"mask", "FILE", "bool or integers 0 and 1 (1 = attend), or floats (added)", &sources.mask},
-      {"past-key", "FILE", "keys that come before, [B, Hkv, P, D]", &sources.past_key},
-      {"past-value", "FILE", "their values", &sources.past_value},
-      {"key-lengths", "FILE", "how many keys of each batch row are real, [B]",
-       &sources.key_lengths},
-      {"dtype", "bf16", "what V2 in a file means, NumPy's name for bfloat16", &sources.dtype}};
+      {"mask", "FILE", "bool or integers 0 and 1 (1: attend), or floats (added to the scores)",
+       &sources.mask},
+      {"past-key", "FILE", "past keys, [B, Hkv, P, D]", &sources.past_key},
+      {"past-value", "FILE", "past values, [B, Hkv, P, Dv]", &sources.past_value},
+      {"key-lengths", "FILE", "number of valid keys of each batch row, [B]", &sources.key_lengths},
+      {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &sources.dtype}};
 }
 
 std::vector<Flag> CallFlags::AttributeTable() {
-  return {{"heads", "N", "query heads of inputs [S, H*D] or [B, S, H*D] (default: 1)", &heads},
-          {"kv-heads", "N", "key and value heads (default: as many)", &kv_heads},
-          {"layout", "NAME", "of inputs of rank 4: bhsd (the default) or bshd", &layout},
-          {"causal", "", "no query sees a key after it", &causal},
-          {"window", "L,R", "keys a query sees before and after it; -1 is no limit", &window},
-          {"bottom-right", "", "the last query stands at the last key, not the first at the first",
-           &bottom_right},
-          {"scale", "X", "of the scores (default: 1/sqrt(D))", &scale},
-          {"softcap", "X", "scores become X*tanh(score/X)", &softcap},
-          {"dropout", "P", "share of weights to drop", &dropout},
-          {"seed", "N", "of the dropout (default: 0)", &seed}};
+  return {{"heads", "N", "query heads, for inputs [S, H*D] or [B, S, H*D] (default: 1)", &heads},
+          {"kv-heads", "N", "key and value heads (default: --heads)", &kv_heads},
+          {"layout", "NAME", "layout of inputs of rank 4: bhsd or bshd (default: bhsd)", &layout},
+          {"causal", "", "mask keys after the query", &attributes.causal},
+          {"window", "L,R", "keys visible before and after the query; -1: no limit", &window},
+          {"bottom-right", "",
+           "align the last query with the last key, not the first with the first", &bottom_right},
+          {"scale", "X", "scale of the scores (default: 1/sqrt(D))", &attributes.scale},
+          {"softcap", "X", "cap scores to X*tanh(score/X); 0: no cap (default: 0)",
+           &attributes.softcap},
+          {"dropout", "P", "fraction of the weights to drop", &dropout},
+          {"seed", "N", "seed of --dropout (default: 0)", &seed}};
 }
 
 std::vector<Flag> CallFlags::StreamTable() {
-  return {{"stream", "", "send it in chunks, in bounded memory of the server's", &stream},
-          {"chunk", "N", "rows in a chunk (default: about 8 MiB of them)", &chunk}};
+  return {{"stream", "", "send the call in chunks; bounds the server's memory", &stream},
+          {"chunk", "N", "rows in a chunk (default: about 8 MiB)", &chunk}};
 }
 
 std::vector<Flag> CallFlags::CallerTable() {
-  std::vector<Flag> table = {{"local", "", "compute in this process, without a server", &local},
-                             {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)",
-                              &priority}};
+  std::vector<Flag> table = {
+      {"local", "", "compute in this process, without a server", &local},
+      {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)",
+       &attributes.priority}};
   for (const Flag& flag : server.Table()) table.push_back(flag);
   return table;
 }

@@ -1,4 +1,4 @@
-// The flags that say which call is meant: its files, its attributes and who computes it.
+// The flags that describe a call: its files, its attributes and where it is computed.
 #ifndef RAPT_CLIENT_CLI_CALL_FLAGS_H_
 #define RAPT_CLIENT_CLI_CALL_FLAGS_H_
 
@@ -20,29 +20,28 @@ struct CallFlags {
   CallSources sources;
   std::optional<int64_t> heads, kv_heads;
   std::optional<std::string> layout;
-  bool causal = false;
+  client::AttendCall attributes;  // those that a flag sets directly
   bool bottom_right = false;
   std::vector<int64_t> window;
-  double softcap = 0;
-  std::optional<double> scale, dropout;
+  std::optional<double> dropout;
   uint64_t seed = 0;
   bool stream = false;
   std::optional<int64_t> chunk;
   bool local = false;
-  uint64_t priority = 0;
   ServerFlags server;
 
-  // Their rows in a command's table, in the order that --help shows: inputs, attributes, who.
+  // Return their rows for a command's table.
   std::vector<Flag> InputTable();
   std::vector<Flag> AttributeTable();
   std::vector<Flag> StreamTable();
   std::vector<Flag> CallerTable();
 };
 
-// Reads the files. InvalidArgument or NotFound names the flag or file.
+// Reads the files and sets the attributes. InvalidArgument or NotFound names the flag or file.
 absl::StatusOr<LoadedCall> LoadCall(const CallFlags& flags);
 
-// As Connect(), unless the call is computed here. InvalidArgument for --stream where it is.
+// Returns a caller for this process if --local is set, otherwise connects as Connect() does.
+// InvalidArgument if the flags contradict each other.
 absl::StatusOr<std::unique_ptr<AttentionCaller>> NewCaller(const CallFlags& flags);
 
 }  // namespace rapt

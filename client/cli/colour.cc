@@ -8,20 +8,20 @@
 namespace rapt {
 namespace {
 
-// Every tenth of matplotlib's table; straight lines between them stay within what an eye can tell.
+// Every tenth of matplotlib's colour table. Linear interpolation between them is visually exact.
 constexpr Colour kViridis[] = {
     {0x44, 0x01, 0x54}, {0x48, 0x24, 0x75}, {0x41, 0x44, 0x87}, {0x35, 0x5f, 0x8d},
     {0x2a, 0x78, 0x8e}, {0x21, 0x91, 0x8c}, {0x22, 0xa8, 0x84}, {0x44, 0xbf, 0x70},
     {0x7a, 0xd1, 0x51}, {0xbd, 0xdf, 0x26}, {0xfd, 0xe7, 0x25},
 };
 
-// Of the light that an sRGB channel stands for.
+// The linear intensity of an sRGB channel.
 double Linear(uint8_t channel) {
   const double c = channel / 255.0;
   return c <= 0.04045 ? c / 12.92 : std::pow((c + 0.055) / 1.055, 2.4);
 }
 
-uint8_t Between(uint8_t low, uint8_t high, double share) {
+uint8_t Interpolate(uint8_t low, uint8_t high, double share) {
   return static_cast<uint8_t>(std::lround(low + (high - low) * share));
 }
 
@@ -34,14 +34,14 @@ Colour Viridis(double share) {
   const Colour& low = kViridis[below];
   const Colour& high = kViridis[below + 1];
   const double rest = at - static_cast<double>(below);
-  return {Between(low.red, high.red, rest), Between(low.green, high.green, rest),
-          Between(low.blue, high.blue, rest)};
+  return {Interpolate(low.red, high.red, rest), Interpolate(low.green, high.green, rest),
+          Interpolate(low.blue, high.blue, rest)};
 }
 
 Colour ReadableOn(Colour background) {
   const double luminance = 0.2126 * Linear(background.red) + 0.7152 * Linear(background.green) +
                            0.0722 * Linear(background.blue);
-  // WCAG's contrast ratio is the same for black and white at this luminance.
+  // At this luminance, black and white have the same WCAG contrast ratio.
   constexpr double kEven = 0.1791;
   return luminance > kEven ? kBlack : kWhite;
 }

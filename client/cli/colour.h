@@ -1,4 +1,4 @@
-// Colours, and the scale that heat maps draw values with.
+// Colours, and the colour scale of heat maps.
 #ifndef RAPT_CLIENT_CLI_COLOUR_H_
 #define RAPT_CLIENT_CLI_COLOUR_H_
 
@@ -18,8 +18,8 @@ struct Colour {
 inline constexpr Colour kBlack = {0, 0, 0};
 inline constexpr Colour kWhite = {255, 255, 255};
 
-// The Viridis scale: its lightness grows evenly, so that equal steps look equal, also in grey and
-// to people who are colour-blind. `share` is clamped to [0, 1].
+// The Viridis scale. Its lightness grows evenly, so equal steps look equal, also in grey and with
+// colour blindness. `share` is clamped to [0, 1].
 Colour Viridis(double share);
 
 // Black or white, whichever is easier to read on `background`.

@@ -1,5 +1,5 @@
-// The commands of `rapt`. Each parses its arguments, does its work, prints, and says how it went;
-// to add one: a file beside this one, a line here and one in main.cc.
+// The commands of `rapt`. Each parses its arguments, prints its result and returns an exit code. A
+// new command needs a file in this folder, a line here and a line in main.cc.
 #ifndef RAPT_CLIENT_CLI_COMMANDS_H_
 #define RAPT_CLIENT_CLI_COMMANDS_H_
 

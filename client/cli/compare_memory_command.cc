@@ -28,7 +28,7 @@
 namespace rapt {
 namespace {
 
-// Rounding of FP32 over a few thousand keys, generously.
+// Generous for FP32 rounding over a few thousand keys.
 constexpr float kTolerance = 1e-4f;
 
 struct CompareFlags {
@@ -39,7 +39,7 @@ struct CompareFlags {
   bool json = false;
 };
 
-// Memory that a child process writes and its parent reads.
+// Memory shared with child processes.
 class SharedFloats {
  public:
   explicit SharedFloats(int64_t count) : bytes_(static_cast<size_t>(count) * sizeof(float)) {
@@ -83,7 +83,7 @@ struct Task {
   const SharedFloats q, k, v;
 };
 
-// The textbook: the whole matrix of scores, its softmax, times V.
+// The standard algorithm: the full score matrix, its softmax, times V.
 void AttendStandard(const Task& t, float* y, ThreadPool& pool) {
   const float scale = 1 / std::sqrt(static_cast<float>(t.size));
   std::vector<float> scores(static_cast<size_t>(t.heads * t.length * t.length));
@@ -123,7 +123,7 @@ void AttendStandard(const Task& t, float* y, ThreadPool& pool) {
   });
 }
 
-// Rows of a tensor of [1, heads, length, size].
+// A view of rows of a tensor of shape [1, heads, length, size].
 TensorView RowsOf(const Task& t, const float* data, RowRange rows) {
   const std::array<int64_t, 4> whole = {1, t.heads, t.length, t.size};
   return {reinterpret_cast<const std::byte*>(data + rows.begin * t.size),
@@ -132,7 +132,7 @@ TensorView RowsOf(const Task& t, const float* data, RowRange rows) {
           RowMajorStrides(whole)};
 }
 
-// Chunks of keys, one after the other, folded by online softmax: as a stream is computed.
+// Processes chunks of keys one after another by online softmax, as AttendStream does.
 void AttendChunked(const Task& t, float* y, ThreadPool& pool) {
   Problem problem;
   problem.batch = 1;
@@ -163,7 +163,7 @@ void AttendChunked(const Task& t, float* y, ThreadPool& pool) {
   });
 }
 
-// Of this process, in bytes: "VmHWM", the most that was resident, or "VmRSS", what is now.
+// Returns bytes of this process: "VmHWM", the peak resident size, or "VmRSS", the current one.
 int64_t MemoryOfProcess(const std::string& field) {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
@@ -174,11 +174,11 @@ int64_t MemoryOfProcess(const std::string& field) {
 }
 
 struct Cost {
-  int64_t peak_bytes = 0;  // beyond the tensors
+  int64_t peak_bytes = 0;  // in addition to the tensors
   double seconds = 0;
 };
 
-// Runs it in a process of its own, whose memory is its alone. False where that died.
+// Runs `attend` in a child process, to measure its memory alone. Returns false if the child died.
 bool Measure(const Task& task, void (*attend)(const Task&, float*, ThreadPool&),
              const SharedFloats& y, Cost& cost) {
   int results[2];
@@ -188,7 +188,8 @@ bool Measure(const Task& task, void (*attend)(const Task&, float*, ThreadPool&),
     ThreadPool pool(ReadHostLimits().cores);
     for (const SharedFloats* tensor : {&task.q, &task.k, &task.v, &y}) {
       volatile float* const data = tensor->data();
-      for (int64_t i = 0; i < tensor->size(); i += 1024) data[i] = data[i];  // resident from now on
+      for (int64_t i = 0; i < tensor->size(); i += 1024)
+        data[i] = data[i];  // makes the page resident
     }
     const int64_t before = MemoryOfProcess("VmRSS");
     const auto begin = std::chrono::steady_clock::now();
@@ -199,11 +200,11 @@ bool Measure(const Task& task, void (*attend)(const Task&, float*, ThreadPool&),
     _exit(write(results[1], &mine, sizeof(mine)) == sizeof(mine) ? 0 : 1);
   }
   close(results[1]);
-  const bool came = child > 0 && read(results[0], &cost, sizeof(cost)) == sizeof(cost);
+  const bool received = child > 0 && read(results[0], &cost, sizeof(cost)) == sizeof(cost);
   close(results[0]);
   int status = 0;
   if (child > 0) waitpid(child, &status, 0);
-  return came && status == 0;
+  return received && status == 0;
 }
 
 struct Comparison {
@@ -222,11 +223,11 @@ absl::StatusOr<Comparison> Compare(const CompareFlags& flags, int64_t length) {
   if (!Measure(task, AttendStandard, standard, comparison.standard) ||
       !Measure(task, AttendChunked, chunked, comparison.chunked)) {
     return absl::ResourceExhaustedError(
-        absl::StrFormat("length %d takes more memory than this machine has", length));
+        absl::StrFormat("length %d needs more memory than this machine has", length));
   }
   for (int64_t i = 0; i < standard.size(); ++i) {
     const float difference = std::abs(standard.data()[i] - chunked.data()[i]);
-    // NaN is no match.
+    // NaN must not match.
     if (!(difference <= comparison.largest_difference)) comparison.largest_difference = difference;
   }
   return comparison;
@@ -235,8 +236,9 @@ absl::StatusOr<Comparison> Compare(const CompareFlags& flags, int64_t length) {
 std::string Milliseconds(double seconds) { return absl::StrFormat("%.1f ms", seconds * 1e3); }
 
 void PrintHead(const CompareFlags& flags) {
-  absl::PrintF("1 x %d heads x length^2, head size %d, fp32; beside Q, K, V and Y themselves:\n\n",
-               flags.heads, flags.head_size);
+  absl::PrintF(
+      "1 x %d heads x length^2, head size %d, fp32; memory in addition to Q, K, V and Y:\n\n",
+      flags.heads, flags.head_size);
   absl::PrintF("%8s  %12s  %12s  %12s  %12s  %s\n", "", "standard", "", "chunked", "", "");
   absl::PrintF("%8s  %12s  %12s  %12s  %12s  %s\n", "length", "memory", "time", "memory", "time",
                "outputs");
@@ -252,9 +254,9 @@ void Print(const Comparison& c) {
 
 void PrintTail(const CompareFlags& flags) {
   absl::PrintF(
-      "\nmemory    the most that a process had, measured\n"
-      "standard  the whole score matrix, its softmax, times V\n"
-      "chunked   %d keys at a time, folded together by online softmax, as AttendStream does\n",
+      "\nmemory    measured peak of a process\n"
+      "standard  the full score matrix, its softmax, times V\n"
+      "chunked   %d keys at a time by online softmax, as AttendStream does\n",
       flags.chunk);
 }
 
@@ -281,7 +283,7 @@ void PrintJson(const CompareFlags& flags, const std::vector<Comparison>& compari
 ExitCode CompareAll(const CompareFlags& flags) {
   std::vector<Comparison> comparisons;
   if (!flags.json) PrintHead(flags);
-  std::fflush(stdout);  // before a child has it too
+  std::fflush(stdout);  // or the children would print it again
   for (const int64_t length : flags.lengths) {
     const absl::StatusOr<Comparison> comparison = Compare(flags, length);
     if (!comparison.ok()) return FailCall(comparison.status());
@@ -300,13 +302,14 @@ absl::Status CheckFlags(const CompareFlags& flags) {
   if (checked.ok()) checked = CheckAtLeastOne("chunk", flags.chunk);
   for (const int64_t length : flags.lengths) {
     if (checked.ok()) checked = CheckAtLeastOne("seq", length);
-    // The scores, which take the most.
+    // The score matrix dominates.
     const double bytes = 4.0 * static_cast<double>(flags.heads) * static_cast<double>(length) *
                          static_cast<double>(std::max(length, flags.head_size));
     if (checked.ok() && bytes > static_cast<double>(ReadHostLimits().memory_bytes) / 2) {
-      checked = absl::InvalidArgumentError(absl::StrFormat(
-          "--seq %d with %d heads takes %.1e bytes of scores; this machine has too little memory",
-          length, flags.heads, bytes));
+      checked = absl::InvalidArgumentError(
+          absl::StrFormat("--seq is %d; with %d heads it needs %.1e bytes of scores, more than "
+                          "half of this machine's memory",
+                          length, flags.heads, bytes));
     }
   }
   return checked;
@@ -319,11 +322,12 @@ ExitCode RunCompareMemoryCommand(CommandArguments arguments) {
   const CommandLine line{
       .usage = "rapt compare-memory [flags]",
       .summary =
-          "Computes self-attention with the whole score matrix and in chunks of keys, each in a "
-          "process of its own, and compares memory, time and outputs. Needs no server.",
+          "Computes self-attention with the full score matrix and in chunks of keys, each in its "
+          "own "
+          "process, and compares memory, time and outputs. Needs no server.",
       .flags = {{"seq", "LIST", "lengths (default: 1024,2048,4096)", &flags.lengths},
-                {"heads", "N", "(default: 4)", &flags.heads},
-                {"head-size", "N", "(default: 64)", &flags.head_size},
+                {"heads", "N", "heads (default: 4)", &flags.heads},
+                {"head-size", "N", "head size (default: 64)", &flags.head_size},
                 {"chunk", "N", "keys in a chunk (default: 512)", &flags.chunk},
                 {"json", "", "print bytes and seconds as JSON", &flags.json}},
       .examples = {"rapt compare-memory", "rapt compare-memory --seq 512,1024 --chunk 128 --json"}};

@@ -19,9 +19,9 @@ using WordFeatures = std::array<std::array<float, kFeatures>, kWords>;
 
 const std::array<std::string, kWords> kSentence = {"the₁", "cat", "sat", "on", "the₂", "mat"};
 
-// What each word is, which is what the others find when they look at it: keys and values.
+// Features of each word: keys and values.
 constexpr WordFeatures kIs = {{
-    // article, noun, verb, preposition, animal, where in the sentence
+    // article, noun, verb, preposition, animal, position in the sentence
     {1, 0, 0, 0, 0, -1.0f},  // the
     {0, 1, 0, 0, 1, -0.6f},  // cat
     {0, 0, 1, 0, 0, -0.2f},  // sat
@@ -30,8 +30,8 @@ constexpr WordFeatures kIs = {{
     {0, 1, 0, 0, 0, +1.0f},  // mat
 }};
 
-// What each word looks for: an article its noun, near by; a verb who does it; a preposition what
-// comes after it; a noun what it does or where it lies. These are the queries.
+// Features that each word looks for: an article its noun nearby, a verb its subject, a preposition
+// the word after it, a noun its verb or preposition. These are the queries.
 constexpr WordFeatures kLooksFor = {{
     {1, 5, 0, 0, 0, -3},  // the
     {3, 2, 6, 0, 0, -1},  // cat
@@ -41,7 +41,7 @@ constexpr WordFeatures kLooksFor = {{
     {2, 2, 2, 6, 3, +1},  // mat
 }};
 
-// Attention among the words, and how it was computed.
+// Attention between the words, and how it was computed.
 struct WordAttention {
   std::vector<double> weights;  // [kWords, kWords]
   std::string backend, plan;
@@ -95,8 +95,8 @@ void Print(const WordAttention& full, const WordAttention& causal, const std::st
   right.Append(DescribeWords(causal));
   std::fputs(
       "\n  the cat sat on the mat\n\n"
-      "Each word is six hand-made numbers that say what it is, and six that say what\n"
-      "it looks for. Rows look at columns; a row's weights, in percent, add up to 100.\n\n",
+      "Each word has six hand-made numbers for what it is, and six for what it looks\n"
+      "for. Rows attend to columns; the weights of a row, in percent, add up to 100.\n\n",
       stdout);
   std::fputs(Arrange(left, right, terminal.columns).c_str(), stdout);
   absl::PrintF("\nComputed by %s at %s, plan %s;\nround trips of %.1f and %.1f ms.\n", full.backend,

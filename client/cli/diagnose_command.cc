@@ -33,14 +33,13 @@ constexpr Step kSteps[] = {
     {"output", "output", &Diagnosis::output},
 };
 
-// --- For people
-// -----------------------------------------------------------------------------------
+// --- Text output ---
 
 std::string Bound(const std::optional<double>& bound) {
   return bound ? absl::StrFormat("%.5g", *bound) : "-";
 }
 
-// A count that is no cause for concern is a dot.
+// Prints 0 as a dot, so that other counts stand out.
 std::string Count(int64_t count) { return count == 0 ? "." : absl::StrCat(count); }
 
 std::string Columns(const Range& range, const std::string& mean) {
@@ -56,15 +55,15 @@ std::string Share(int64_t count, int64_t all) {
 
 void PrintWarnings(const Diagnosis& diagnosis) {
   if (diagnosis.warnings.empty()) {
-    std::printf("\nNothing looks wrong.\n");
+    std::printf("\nNo problem found.\n");
     return;
   }
-  std::printf("\nLook at this first:\n");
+  std::printf("\nLikely causes:\n");
   for (const std::string& warning : diagnosis.warnings) absl::PrintF("  * %s\n", warning);
 }
 
 void PrintNumbers(const Diagnosis& diagnosis) {
-  std::vector<std::pair<std::string, std::string>> rows;  // what, and its columns
+  std::vector<std::pair<std::string, std::string>> rows;  // name and columns
   for (const client::TensorReport& input : diagnosis.inputs) {
     rows.emplace_back(
         absl::StrCat(input.name, " ", NameOf(input.dtype), " ", client::ToString(input.shape)),
@@ -84,7 +83,7 @@ void PrintNumbers(const Diagnosis& diagnosis) {
 }
 
 void PrintVisibility(const Diagnosis& diagnosis) {
-  absl::PrintF("\n  %d pairs of a query and a key; hidden by position %s, by the mask %s\n",
+  absl::PrintF("\n  %d pairs of query and key; hidden by position: %s, by the mask: %s\n",
                diagnosis.pairs, Share(diagnosis.masked_by_position, diagnosis.pairs),
                Share(diagnosis.masked_by_mask, diagnosis.pairs));
   absl::PrintF("  %d query rows see no key; their output is zero\n", diagnosis.empty_rows);
@@ -117,8 +116,7 @@ void Print(const Diagnosis& diagnosis) {
   PrintBackends(diagnosis);
 }
 
-// --- For scripts
-// ----------------------------------------------------------------------------------
+// --- JSON output ---
 
 void WriteBound(const char* key, const std::optional<double>& bound, JsonWriter& json) {
   if (bound) json.Key(key).Number(*bound);
@@ -192,9 +190,10 @@ ExitCode RunDiagnoseCommand(CommandArguments arguments) {
   CommandLine line{
       .usage = "rapt diagnose [ARCHIVE.npz] [--q FILE ...] [flags]",
       .summary =
-          "Tells what happens inside a call whose result looks wrong: NaN and infinities in the "
-          "inputs, the range of every step, what is masked and by what, which backend would run "
-          "and why no other. Takes the files and flags of rapt attend.",
+          "Explains a call whose result looks wrong: NaN and infinities in the inputs, the range "
+          "of "
+          "every step, what is masked and by what, which backend would run and why no other. Takes "
+          "the files and flags of rapt attend.",
       .flags = flags.InputTable(),
       .examples = {"rapt diagnose --q q.npy --k k.npy --v v.npy",
                    "rapt diagnose --q x.npy --causal --local",

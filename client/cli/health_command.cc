@@ -8,7 +8,7 @@
 namespace rapt {
 namespace {
 
-// As the gRPC health protocol spells it.
+// The spelling of the gRPC health protocol.
 const char* NameOf(client::HealthStatus status) {
   switch (status) {
     case client::HealthStatus::kServing:
@@ -29,14 +29,14 @@ ExitCode RunHealthCommand(CommandArguments arguments) {
   bool as_json = false;
   CommandLine line{.usage = "rapt health [flags]",
                    .summary =
-                       "Asks a server whether it is ready for work. Exits with 0 when it is, "
-                       "1 when it is not, 3 when nobody answers.",
+                       "Checks whether a server is ready. Exits with 0 if it is, 1 if it is not, "
+                       "3 if no server answers.",
                    .flags = flags.Table(),
                    .examples = {"rapt health", "rapt health --address 127.0.0.1:8001 --json"}};
   line.flags.push_back({"service", "NAME",
-                        "one service, as rapt.v1.AttentionService (default: the server)",
+                        "a single service, e.g. rapt.v1.AttentionService (default: the server)",
                         &service});
-  line.flags.push_back({"json", "", "print the answer as JSON", &as_json});
+  line.flags.push_back({"json", "", "print the status as JSON", &as_json});
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
   const auto server = Connect(flags);

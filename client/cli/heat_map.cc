@@ -13,7 +13,7 @@ namespace {
 
 constexpr Colour kInk = {0x22, 0x22, 0x22};
 constexpr Colour kFaintInk = {0x77, 0x77, 0x77};
-constexpr Colour kNothing = {0xf0, 0xf0, 0xf0};  // a key that gets no attention at all
+constexpr Colour kNothing = {0xf0, 0xf0, 0xf0};  // a key without attention
 constexpr Colour kNotANumber = {0xd6, 0x27, 0x28};
 constexpr Colour kAxis = {0xbb, 0xbb, 0xbb};
 
@@ -26,24 +26,24 @@ constexpr double kPanelGap = 28;
 constexpr double kLabelGap = 8;  // between a label and its cells
 constexpr double kAxisTitleRoom = 24;
 constexpr double kMaxCell = 48;
-constexpr double kMinTickSpacing = 13;   // labels closer than this would touch
-constexpr double kEasyTickSpacing = 26;  // where some are left out anyway
-constexpr double kShortLabel = 40;       // labels up to this width stay level
-constexpr double kLongestLabel = 140;    // longer ones are cut
+constexpr double kMinTickSpacing = 13;     // closer labels would touch
+constexpr double kSparseTickSpacing = 26;  // spacing once some labels are omitted
+constexpr double kShortLabelWidth = 40;    // labels up to this width stay horizontal
+constexpr double kMaxLabelWidth = 140;     // longer labels are truncated
 constexpr double kColourBarWidth = 14;
 constexpr int kColourBarSteps = 128;
-constexpr int64_t kMaxRectangles = 64;  // cells a side; beyond, pixels
+constexpr int64_t kMaxRectangles = 64;  // cells per side; beyond that, pixels
 constexpr size_t kMaxBars = 40;
 
-// The label, or as much of its start as fits, with an ellipsis.
+// Returns the label, truncated with an ellipsis if it is too long.
 std::string Shorten(const std::string& label) {
-  if (TextWidth(label, kLabelSize) <= kLongestLabel) return label;
+  if (TextWidth(label, kLabelSize) <= kMaxLabelWidth) return label;
   std::string start = label;
   do {
-    // A character of UTF-8 ends before its first byte: what follows that is 10xxxxxx.
+    // Removes a whole UTF-8 character: its continuation bytes are 10xxxxxx.
     while ((static_cast<unsigned char>(start.back()) & 0xc0) == 0x80) start.pop_back();
     start.pop_back();
-  } while (TextWidth(start + "…", kLabelSize) > kLongestLabel);
+  } while (TextWidth(start + "…", kLabelSize) > kMaxLabelWidth);
   return start + "…";
 }
 
@@ -53,7 +53,7 @@ double WidestLabel(const std::vector<std::string>& labels) {
   return widest;
 }
 
-// What colours and digits stand for, shared by all panels.
+// The scale of colours and numbers, shared by all panels.
 class Scale {
  public:
   explicit Scale(const std::vector<HeadWeights>& heads) {
@@ -65,7 +65,7 @@ class Scale {
         high = std::max(high, value);
       }
     }
-    if (low > high) low = high = 0;  // nothing finite at all
+    if (low > high) low = high = 0;  // no finite value
     are_weights_ = low >= 0;
     low_ = std::min(low, 0.0);
     high_ = high > low_ ? high : low_ + 1;
@@ -77,7 +77,7 @@ class Scale {
   double high() const { return high_; }
   double Share(double value) const { return (value - low_) / (high_ - low_); }
 
-  // Nothing to see: a masked key, or a weight of exactly zero.
+  // True for a masked key or a weight of exactly zero.
   bool IsBlank(double value) const {
     return value == -std::numeric_limits<double>::infinity() || (are_weights_ && value == 0);
   }
@@ -113,7 +113,7 @@ std::vector<double> Ticks(double low, double high) {
   return ticks;
 }
 
-// 1, 2, 5, 10, 20, ...: the first that is at least `step`.
+// Returns the first of 1, 2, 5, 10, 20, ... that is at least `step`.
 int64_t RoundStep(double step) {
   int64_t power = 1;
   for (;; power *= 10) {
@@ -125,7 +125,7 @@ int64_t RoundStep(double step) {
 
 std::string FormatTick(double tick) { return absl::StrFormat("%.3g", tick); }
 
-// One axis in blocks that are small enough to draw.
+// One axis, divided into at most max_cells cells.
 struct Axis {
   Axis(const std::vector<std::string>& element_labels, int64_t max_cells)
       : elements(static_cast<int64_t>(element_labels.size())),
@@ -139,16 +139,16 @@ struct Axis {
     }
   }
   int64_t cells() const { return static_cast<int64_t>(ranges.size()); }
-  // The middle of an element, in cells from the first one's edge.
+  // The middle of an element, in cells from the edge of the first one.
   double Middle(int64_t element) const { return (element + 0.5) / block; }
 
   int64_t elements;
   int64_t block;                    // elements in one cell
-  std::vector<std::string> labels;  // of each element, short enough to draw
-  std::vector<std::string> ranges;  // of the elements of each cell, in full
+  std::vector<std::string> labels;  // of each element, truncated
+  std::vector<std::string> ranges;  // of the elements of each cell, not truncated
 };
 
-// The larger one, but NaN above all: what is broken must not disappear in a block.
+// Returns the larger value. NaN wins, so that it stays visible in a block.
 double Larger(double a, double b) { return std::isnan(a) || b < a ? a : b; }
 
 std::vector<double> LargestOfBlocks(const std::vector<double>& values, int64_t keys,
@@ -163,7 +163,7 @@ std::vector<double> LargestOfBlocks(const std::vector<double>& values, int64_t k
   return blocks;
 }
 
-// How panels share the page. More panels are smaller.
+// The arrangement of panels. The more panels, the smaller each is.
 struct PanelGrid {
   explicit PanelGrid(size_t panels)
       : columns(panels <= 4    ? std::max<size_t>(panels, 1)
@@ -176,7 +176,7 @@ struct PanelGrid {
                             : 240;
   }
   size_t columns;
-  double extent;  // of a panel's cells, either way, at most
+  double extent;  // maximum width and height of a panel's cells
 };
 
 double CellSize(int64_t cells, double extent) {
@@ -194,16 +194,16 @@ class HeatMapLayout {
         columns_(figure.key_labels, static_cast<int64_t>(grid_.extent)) {
     cell_width_ = CellSize(columns_.cells(), grid_.extent);
     cell_height_ = CellSize(rows_.cells(), grid_.extent);
-    // Cells are square, unless that would leave too little of the longer side's labels.
+    // Cells are square unless that would leave too little room for the labels of the longer side.
     cell_width_ = std::min(cell_width_, std::max(cell_height_, 20.0));
     cell_height_ = std::min(cell_height_, std::max(cell_width_, 20.0));
 
     const double widest_key = WidestLabel(columns_.labels);
     const double key_spacing = cell_width_ / columns_.block;
-    keys_level_ = widest_key <= std::max(key_spacing - 4, kShortLabel);
+    keys_level_ = widest_key <= std::max(key_spacing - 4, kShortLabelWidth);
     key_step_ = 1;
     if (!keys_level_) {
-      // Slanted labels stand closer together than level ones can, but not as close as lines do.
+      // Slanted labels fit closer together than horizontal ones, but not as close as lines of text.
       key_step_ = RoundStep(kMinTickSpacing * 1.2 / key_spacing);
     } else if (widest_key > key_spacing - 4) {
       key_step_ = RoundStep((widest_key + 12) / key_spacing);
@@ -211,7 +211,7 @@ class HeatMapLayout {
     key_label_room_ = (keys_level_ ? kLabelSize : widest_key * std::sqrt(0.5) + kLabelSize) + 6;
     const double query_spacing = cell_height_ / rows_.block;
     query_step_ =
-        query_spacing >= kMinTickSpacing ? 1 : RoundStep(kEasyTickSpacing / query_spacing);
+        query_spacing >= kMinTickSpacing ? 1 : RoundStep(kSparseTickSpacing / query_spacing);
     left_ = kMargin + kAxisTitleRoom + WidestLabel(rows_.labels) + kLabelGap;
     if (!keys_level_) left_ = std::max(left_, kMargin + widest_key * std::sqrt(0.5));
     top_ = kMargin + kTitleSize + 16;
@@ -365,14 +365,15 @@ class HeatMapLayout {
   const Axis rows_, columns_;
   double cell_width_ = 0, cell_height_ = 0;
   bool keys_level_ = false;
-  int64_t key_step_ = 1, query_step_ = 1;  // between the labels that are drawn
+  int64_t key_step_ = 1, query_step_ = 1;  // between drawn labels
   double key_label_room_ = 0;
   double panel_title_room_ = 0;
-  double left_ = 0, top_ = 0;  // of the first panel's cells, its title above
+  double left_ = 0, top_ = 0;  // of the first panel's cells, without its title
   Picture picture_;
 };
 
-// The keys to draw, in their own order; of many, those with the largest value in any head.
+// Returns the keys to draw, in order. If there are too many, takes those with the largest value in
+// any head.
 std::vector<size_t> KeysToDraw(const std::vector<HeadWeights>& heads, size_t first, size_t count) {
   std::vector<size_t> keys(count);
   std::iota(keys.begin(), keys.end(), size_t{0});

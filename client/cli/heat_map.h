@@ -1,4 +1,4 @@
-// Pictures of attention: which query looks at which key, and how much.
+// Pictures of attention weights.
 #ifndef RAPT_CLIENT_CLI_HEAT_MAP_H_
 #define RAPT_CLIENT_CLI_HEAT_MAP_H_
 
@@ -12,11 +12,11 @@ namespace rapt {
 
 // One head's weights or scores, [queries, keys], row-major. -inf is a masked key.
 struct HeadWeights {
-  std::string title;  // over its panel, empty for none
+  std::string title;  // above the panel; may be empty
   std::vector<double> values;
 };
 
-// Heads of one shape, drawn side by side on one colour scale.
+// Heads of the same shape, drawn side by side on one colour scale.
 struct AttentionFigure {
   std::string title;
   std::vector<std::string> query_labels;  // one per row
@@ -24,11 +24,12 @@ struct AttentionFigure {
   std::vector<HeadWeights> heads;
 };
 
-// A grid of cells a head. Values are written into cells that have room for them. Matrices larger
-// than the panel has pixels are drawn by the largest value of each block; the picture says so.
+// Draws a grid of cells per head, with values where cells are large enough. A matrix larger than
+// the panel's resolution is reduced to the largest value of each block, and the picture says so.
 Picture DrawHeatMap(const AttentionFigure& figure);
 
-// One query's attention as a bar a key. Of many keys, those with the largest values.
+// Draws one query's attention as a bar per key. If there are too many keys, draws those with the
+// largest values.
 Picture DrawBars(const AttentionFigure& figure, int64_t query);
 
 }  // namespace rapt

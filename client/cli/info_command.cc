@@ -15,7 +15,7 @@
 namespace rapt {
 namespace {
 
-// "avx512 (in use), avx2, portable"; what the machine lacks is left out.
+// "avx512 (in use), avx2, portable". Omits sets that the machine does not support.
 std::string NameSets(const client::BackendInfo& backend) {
   std::vector<std::string> names;
   for (const client::InstructionSetInfo& set : backend.instruction_sets) {
@@ -42,13 +42,13 @@ void Print(const client::ServerInfo& info, const std::string& address) {
   absl::PrintF("memory    %s of %s reserved\n", HumanBytes(info.memory_reserved_bytes),
                HumanBytes(info.memory_budget_bytes));
   const client::AdmissionLimits& limits = info.admission;
-  absl::PrintF("messages  up to %s, at %s/s at least\n", HumanBytes(info.max_message_bytes),
-               HumanBytes(limits.min_receive_bytes_per_second));
+  absl::PrintF("messages  up to %s, received at %s/s at least\n",
+               HumanBytes(info.max_message_bytes), HumanBytes(limits.min_receive_bytes_per_second));
   absl::PrintF("requests  up to %s of outputs and workspace\n",
                HumanBytes(limits.max_compute_bytes));
-  absl::PrintF("calls     %d at once, %d of one caller\n", limits.max_open_calls,
+  absl::PrintF("calls     up to %d open, %d per caller\n", limits.max_open_calls,
                limits.max_calls_per_caller);
-  absl::PrintF("queue     %d requests, %s each\n", limits.max_queued_requests,
+  absl::PrintF("queue     up to %d requests, for %s at most\n", limits.max_queued_requests,
                HumanTime(limits.max_queue_delay));
   absl::PrintF("deadline  %s by default, %s at most\n", HumanTime(limits.default_deadline),
                HumanTime(limits.max_deadline));
@@ -97,13 +97,12 @@ void PrintJson(const client::ServerInfo& info, const std::string& address) {
 ExitCode RunInfoCommand(CommandArguments arguments) {
   ServerFlags flags;
   bool as_json = false;
-  CommandLine line{.usage = "rapt info [flags]",
-                   .summary =
-                       "Tells what a server is: its version, backends and instruction sets, "
-                       "threads and limits.",
-                   .flags = flags.Table(),
-                   .examples = {"rapt info", "rapt info --address 127.0.0.1:8001 --json"}};
-  line.flags.push_back({"json", "", "print it as JSON", &as_json});
+  CommandLine line{
+      .usage = "rapt info [flags]",
+      .summary = "Shows a server's version, backends, instruction sets, threads and limits.",
+      .flags = flags.Table(),
+      .examples = {"rapt info", "rapt info --address 127.0.0.1:8001 --json"}};
+  line.flags.push_back({"json", "", "print the report as JSON", &as_json});
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
   const auto server = Connect(flags);

@@ -11,8 +11,8 @@
 namespace rapt {
 namespace {
 
-// Bytes of the well-formed UTF-8 sequence that starts `text` (Unicode, table 3-7), 0 where none
-// does.
+// Returns the size of the well-formed UTF-8 sequence at the start of `text` (Unicode, table 3-7),
+// or 0.
 size_t SequenceBytes(std::string_view text) {
   const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
@@ -60,7 +60,7 @@ absl::StatusOr<std::vector<std::string>> ParseLabels(std::string_view flag, cons
   }
   if (static_cast<int64_t>(labels.size()) != count) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s names %d, the weights have %d", flag, labels.size(), count));
+        absl::StrFormat("%s has %d labels; the weights need %d", flag, labels.size(), count));
   }
   for (size_t i = 0; i < labels.size(); ++i) {
     if (!IsPrintable(labels[i])) {

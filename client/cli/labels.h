@@ -1,4 +1,4 @@
-// Names for queries and keys, as a person gives them on the command line.
+// Labels of queries and keys from the command line.
 #ifndef RAPT_CLIENT_CLI_LABELS_H_
 #define RAPT_CLIENT_CLI_LABELS_H_
 
@@ -11,13 +11,13 @@
 
 namespace rapt {
 
-// "the,cat,sat", or "@words.txt" for a file with one label a line (labels with commas in them).
-// Empty means the numbers from 0. InvalidArgument where there are not `count` labels of printable
-// UTF-8; `flag` names who asked.
+// Parses "the,cat,sat", or "@words.txt" for a file with one label per line, which may contain
+// commas. Returns the numbers from 0 if `text` is empty. InvalidArgument, naming `flag`, unless
+// there are `count` labels of printable UTF-8.
 absl::StatusOr<std::vector<std::string>> ParseLabels(std::string_view flag, const std::string& text,
                                                      int64_t count);
 
-// The position of `name` among `labels`, or of the number that it is.
+// Returns the position of `name` in `labels`. `name` may also be a position.
 absl::StatusOr<int64_t> FindLabel(const std::vector<std::string>& labels, const std::string& name);
 
 }  // namespace rapt

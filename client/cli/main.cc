@@ -1,4 +1,4 @@
-// rapt: attention on the command line.
+// rapt: the command line client.
 #include <cstdio>
 #include <new>
 #include <string>
@@ -19,25 +19,26 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
-    {"demo", "\"the cat sat on the mat\": who attends to whom", RunDemoCommand},
-    {"attend", "attention over arrays in .npy and .npz files", RunAttendCommand},
-    {"plot", "heat maps of attention weights as .svg, .html or .png", RunPlotCommand},
-    {"diagnose", "what happens inside a call whose result looks wrong", RunDiagnoseCommand},
-    {"memory", "how many bytes attention needs at which length", RunMemoryCommand},
-    {"compare-memory", "attention with all scores against attention in chunks, measured",
+    {"demo", "show attention in \"the cat sat on the mat\"", RunDemoCommand},
+    {"attend", "compute attention over arrays in .npy and .npz files", RunAttendCommand},
+    {"plot", "draw attention weights as heat maps: .svg, .html or .png", RunPlotCommand},
+    {"diagnose", "explain a call whose result looks wrong", RunDiagnoseCommand},
+    {"memory", "estimate the memory attention needs at several lengths", RunMemoryCommand},
+    {"compare-memory", "measure attention with the full score matrix against chunks",
      RunCompareMemoryCommand},
-    {"info", "what a server is and offers", RunInfoCommand},
-    {"health", "whether a server is ready", RunHealthCommand},
+    {"info", "show a server's version, backends and limits", RunInfoCommand},
+    {"health", "check whether a server is ready", RunHealthCommand},
 };
 
 void PrintHelp() {
-  std::printf("usage: rapt COMMAND [flags]\n\nAttention as a service, on the command line.\n\n");
+  std::printf("usage: rapt COMMAND [flags]\n\nCommand line client of rapt-server.\n\n");
   for (const Command& command : kCommands) {
     absl::PrintF("  %-14s %s\n", command.name, command.summary);
   }
   std::printf(
-      "\n`rapt COMMAND --help` explains its flags, with examples.\n\n"
-      "exit codes: 0 done, 1 the call failed, 2 wrong flags or files, 3 no server to reach\n");
+      "\n`rapt COMMAND --help` shows the flags of a command, with examples.\n\n"
+      "exit codes: 0 success, 1 the call failed, 2 invalid flags or files, 3 no server "
+      "reachable\n");
 }
 
 ExitCode RunNamed(std::string_view name, CommandArguments arguments) {
@@ -49,7 +50,7 @@ ExitCode RunNamed(std::string_view name, CommandArguments arguments) {
   const std::string_view nearest = Nearest(name, names);
   if (nearest.empty()) {
     return Fail(ExitCode::kUsage,
-                absl::StrFormat("unknown command '%s'; rapt --help lists what there is", name));
+                absl::StrFormat("unknown command '%s'; rapt --help lists the commands", name));
   }
   return Fail(ExitCode::kUsage,
               absl::StrFormat("unknown command '%s'; did you mean %s?", name, nearest));
@@ -57,7 +58,7 @@ ExitCode RunNamed(std::string_view name, CommandArguments arguments) {
 
 ExitCode Main(CommandArguments arguments) {
   if (arguments.empty()) {
-    return Fail(ExitCode::kUsage, "which command? rapt --help lists what there is");
+    return Fail(ExitCode::kUsage, "no command given; rapt --help lists the commands");
   }
   const std::string& name = arguments.front();
   if (name == "--help" || name == "-h" || name == "help") {
@@ -71,7 +72,7 @@ ExitCode Main(CommandArguments arguments) {
   try {
     return RunNamed(name, arguments.subspan(1));
   } catch (const std::bad_alloc&) {
-    return Fail(ExitCode::kCallFailed, "this machine has too little memory for that");
+    return Fail(ExitCode::kCallFailed, "out of memory");
   }
 }
 
@@ -81,7 +82,7 @@ ExitCode Main(CommandArguments arguments) {
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   rapt::ExitCode code = rapt::Main(arguments);
-  // What was printed may not have arrived: a full disk, say.
+  // Output may have failed, e.g. because the disk is full.
   if (std::fflush(stdout) != 0 && code == rapt::ExitCode::kOk) {
     code = rapt::Fail(rapt::ExitCode::kUsage, "can't write to standard output");
   }

@@ -1,4 +1,4 @@
-// A file's bytes as memory: those that are looked at are read, when they are, and none is copied.
+// A memory-mapped file. Bytes are read on access and not copied.
 #ifndef RAPT_CLIENT_CLI_MAPPED_FILE_H_
 #define RAPT_CLIENT_CLI_MAPPED_FILE_H_
 
@@ -10,7 +10,7 @@ namespace rapt {
 
 class MappedFile {
  public:
-  // Null for what can't be mapped: a pipe, an empty file, one that can't be opened.
+  // Returns nullptr if the file can't be opened or mapped, like a pipe or an empty file.
   static std::shared_ptr<const MappedFile> Open(const std::string& path);
 
   ~MappedFile();

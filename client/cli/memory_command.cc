@@ -53,7 +53,7 @@ absl::StatusOr<client::MemoryQuestion> QuestionOf(const MemoryFlags& flags) {
                                 .dtype = *dtype};
 }
 
-// By this machine's plans.
+// Uses the plans for this machine.
 absl::StatusOr<client::MemoryEstimates> EstimateHere(const client::MemoryQuestion& question) {
   const PlanOptions options{.threads = ReadHostLimits().cores};
   client::MemoryEstimates estimates{.estimates = {}, .chunk = kEstimateChunk};
@@ -75,7 +75,7 @@ absl::StatusOr<client::MemoryEstimates> EstimateHere(const client::MemoryQuestio
 }
 
 void Print(const MemoryFlags& flags, const client::MemoryEstimates& estimates) {
-  absl::PrintF("batch %d, %d heads, head size %d, %s; beside Q, K, V and Y themselves:\n\n",
+  absl::PrintF("batch %d, %d heads, head size %d, %s; memory in addition to Q, K, V and Y:\n\n",
                flags.batch, flags.heads, flags.head_size, flags.dtype);
   absl::PrintF("%8s  %12s  %12s  %12s  %12s\n", "length", "Q, K, V, Y", "standard", "chunked",
                "fused");
@@ -85,9 +85,9 @@ void Print(const MemoryFlags& flags, const client::MemoryEstimates& estimates) {
                  HumanBytes(estimate.chunked_bytes), HumanBytes(estimate.fused_bytes));
   }
   absl::PrintF(
-      "\nstandard  the whole score matrix, heads x length x length\n"
-      "chunked   scores of %d keys at a time, folded together by online softmax\n"
-      "fused     the exact workspace of %s's plan: %s\n",
+      "\nstandard  the full score matrix, heads x length x length\n"
+      "chunked   scores of %d keys at a time, by online softmax\n"
+      "fused     the exact workspace of the plan of %s: %s\n",
       estimates.chunk, flags.address.value_or("this machine"), estimates.estimates.back().plan);
 }
 
@@ -134,16 +134,16 @@ ExitCode RunMemoryCommand(CommandArguments arguments) {
   const CommandLine line{
       .usage = "rapt memory [flags]",
       .summary =
-          "Estimates how many bytes self-attention needs beside its tensors, at several "
-          "lengths: with the whole score matrix, in chunks of keys, and fused as rapt runs "
-          "it. Needs no server, but asks one where --address names it.",
-      .flags = {{"batch", "N", "(default: 1)", &flags.batch},
+          "Estimates the memory that self-attention needs in addition to its tensors, at several "
+          "lengths: with the full score matrix, in chunks of keys, and fused as in rapt. Needs no "
+          "server unless --address is set.",
+      .flags = {{"batch", "N", "batch size (default: 1)", &flags.batch},
                 {"heads", "N", "query heads (default: 8)", &flags.heads},
-                {"kv-heads", "N", "key and value heads (default: as many)", &flags.kv_heads},
+                {"kv-heads", "N", "key and value heads (default: --heads)", &flags.kv_heads},
                 {"seq", "LIST", "lengths (default: 512,1024,2048,4096,8192,16384)", &flags.lengths},
-                {"head-size", "N", "(default: 64)", &flags.head_size},
+                {"head-size", "N", "head size (default: 64)", &flags.head_size},
                 {"dtype", "TYPE", "fp32, fp16, bf16 or fp64 (default: fp32)", &flags.dtype},
-                {"address", "HOST:PORT", "plan as this server would (default: as this machine)",
+                {"address", "HOST:PORT", "use the plans of this server (default: of this machine)",
                  &flags.address},
                 {"json", "", "print the bytes as JSON", &flags.json}},
       .examples = {"rapt memory --batch 32 --heads 8 --seq 512,1024,2048,4096,8192,16384",

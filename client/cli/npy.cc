@@ -27,8 +27,8 @@ struct Header {
   Shape shape;
 };
 
-// Reads the header, a Python dictionary of three known keys:
-// {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
+// Parses the header, a Python dictionary with three keys: {'descr': '<f4', 'fortran_order': False,
+// 'shape': (2, 3), }
 class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : rest_(text) {}
@@ -36,13 +36,13 @@ class HeaderParser {
   absl::StatusOr<Header> Parse() {
     Header header;
     bool has_descr = false, has_order = false, has_shape = false;
-    if (!Accept('{')) return Invalid("its header is no dictionary");
+    if (!Accept('{')) return Invalid("its header is not a dictionary");
     while (!Accept('}')) {
       const std::optional<std::string_view> key = String();
-      if (!key || !Accept(':')) return Invalid("its header is no dictionary");
+      if (!key || !Accept(':')) return Invalid("its header is not a dictionary");
       if (*key == "descr") {
         const std::optional<std::string_view> descr = String();
-        if (!descr) return Invalid("its elements are records; plain numbers are read");
+        if (!descr) return Invalid("its elements are records; they must be plain numbers");
         header.descr = *descr;
         has_descr = true;
       } else if (*key == "fortran_order") {
@@ -52,13 +52,13 @@ class HeaderParser {
         has_order = true;
       } else if (*key == "shape") {
         std::optional<Shape> shape = Tuple();
-        if (!shape) return Invalid("shape in its header is no tuple of sizes");
+        if (!shape) return Invalid("shape in its header is not a tuple of sizes");
         header.shape = *std::move(shape);
         has_shape = true;
       } else {
         return Invalid("its header has an unknown key");
       }
-      if (!Accept(',') && Peek() != '}') return Invalid("its header is no dictionary");
+      if (!Accept(',') && Peek() != '}') return Invalid("its header is not a dictionary");
     }
     if (!has_descr || !has_order || !has_shape) {
       return Invalid("its header lacks descr, fortran_order or shape");
@@ -129,21 +129,21 @@ class HeaderParser {
 absl::StatusOr<NpyType> ParseType(std::string_view descr) {
   if (descr == "bfloat16") return NpyType{'V', 2};
   if (!descr.empty() && descr[0] == '>') {
-    return Invalid("its numbers are big-endian; save it with .astype(a.dtype.newbyteorder('<'))");
+    return Invalid("its elements are big-endian; save it with .astype(a.dtype.newbyteorder('<'))");
   }
   constexpr std::string_view kKnown[] = {"f2", "f4", "f8", "i1", "i2", "i4", "i8",
                                          "u1", "u2", "u4", "u8", "b1", "V2"};
   const bool has_order = !descr.empty() && (descr[0] == '<' || descr[0] == '|' || descr[0] == '=');
   const std::string_view type = descr.substr(has_order ? 1 : 0);
   if (std::find(std::begin(kKnown), std::end(kKnown), type) == std::end(kKnown)) {
-    // The rest of a hostile name stays out of the message.
-    return Invalid(absl::StrFormat("its elements are '%s'; floats, integers and bools are read",
+    // Truncated, since the name may be hostile.
+    return Invalid(absl::StrFormat("its elements are '%s'; they must be floats, integers or bools",
                                    descr.substr(0, 16)));
   }
   return NpyType{type[0], type[1] - '0'};
 }
 
-// Column-major elements in row-major order.
+// Converts column-major elements to row-major order.
 std::string ToCOrder(absl::Span<const std::byte> elements, const Shape& shape, int item_bytes) {
   std::string out(elements.size(), '\0');
   if (out.empty()) return out;
@@ -164,7 +164,7 @@ std::string ToCOrder(absl::Span<const std::byte> elements, const Shape& shape, i
   return out;
 }
 
-// The elements' bytes; nothing where the product overflows.
+// Returns the size of the elements, or nullopt if the product overflows.
 std::optional<int64_t> ElementBytes(const Shape& shape, int item_bytes) {
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   std::optional<int64_t> bytes = item_bytes;
@@ -176,18 +176,18 @@ std::optional<int64_t> ElementBytes(const Shape& shape, int item_bytes) {
 }
 
 struct ParsedHeader {
-  NpyArray array;  // without its content
+  NpyArray array;  // without storage or file
   bool fortran_order = false;
 };
 
-// What the header says, without the elements.
+// Parses and checks the header.
 absl::StatusOr<ParsedHeader> ReadHeader(std::string_view text) {
   if (text.substr(0, kMagic.size()) != kMagic) return Invalid("it does not start with \\x93NUMPY");
   const auto byte = [text](size_t i) -> size_t { return static_cast<unsigned char>(text[i]); };
   if (text.size() < 10) return Invalid("it ends within its header");
   const size_t major = byte(6);
   if (major < 1 || major > 3) {
-    return Invalid(absl::StrFormat("its format version is %d; 1 to 3 are read", major));
+    return Invalid(absl::StrFormat("its format version is %d; it must be 1 to 3", major));
   }
   const size_t header_start = major == 1 ? 10 : 12;
   if (text.size() < header_start) return Invalid("it ends within its header");
@@ -212,7 +212,7 @@ absl::StatusOr<ParsedHeader> ReadHeader(std::string_view text) {
   return ParsedHeader{{*type, header->shape, {}, first_byte}, header->fortran_order};
 }
 
-// The array whose content is in place.
+// Converts the elements to C order if needed.
 NpyArray InCOrder(ParsedHeader header) {
   NpyArray& array = header.array;
   if (header.fortran_order && array.shape.size() > 1) {

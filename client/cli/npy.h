@@ -16,7 +16,7 @@
 namespace rapt {
 
 // An element type by NumPy's letter and size: f4, i8, b1. V2 stands for bfloat16, which NumPy
-// itself doesn't have: ml_dtypes writes it as two bytes of no meaning.
+// lacks: ml_dtypes writes it as two raw bytes.
 struct NpyType {
   char kind = 'f';
   int bytes = 4;
@@ -27,12 +27,12 @@ struct NpyType {
 // "float32", as NumPy prints it.
 std::string ToString(NpyType type);
 
-// An array in C order, owned or in a file that is mapped. Thread-compatible.
+// An array in C order, owned or in a mapped file. Thread-compatible.
 struct NpyArray {
   NpyType type;
   Shape shape;
   std::string storage;
-  size_t first_byte = 0;  // of the elements in content(); what precedes them is the file's header
+  size_t first_byte = 0;  // of the elements in content(), after the file's header
   std::shared_ptr<const MappedFile> file = nullptr;  // instead of storage
 
   int64_t size() const;  // elements
@@ -43,14 +43,14 @@ struct NpyArray {
   }
 };
 
-// Reads a whole file's content. Fortran order is turned into C order. InvalidArgument says what is
-// wrong with the file; nothing in it is trusted.
+// Parses the content of a file. Converts Fortran order to C order. The file may be hostile:
+// InvalidArgument says what is wrong with it.
 absl::StatusOr<NpyArray> ParseNpy(std::string file);
 
-// The same of a file whose elements stay where they are, as far as they are in C order.
+// Like above. Does not copy elements in C order.
 absl::StatusOr<NpyArray> ParseNpy(std::shared_ptr<const MappedFile> file);
 
-// A file of version 1.0 in C order.
+// Returns a file of version 1.0 in C order.
 std::string FormatNpy(NpyType type, const Shape& shape, absl::Span<const std::byte> elements);
 
 }  // namespace rapt

@@ -1,5 +1,5 @@
-// A picture as a list of figures, and what renders it: SVG and HTML by hand, so that text stays
-// text, PNG by Cairo. Units are CSS pixels, y grows downwards.
+// A picture as a list of figures, and its renderers: SVG and HTML are written directly, so that
+// text stays text, PNG by Cairo. Units are CSS pixels; y grows downwards.
 #ifndef RAPT_CLIENT_CLI_PICTURE_H_
 #define RAPT_CLIENT_CLI_PICTURE_H_
 
@@ -27,7 +27,7 @@ struct Line {
 enum class Anchor : uint8_t { kStart, kMiddle, kEnd };
 
 struct Text {
-  double x = 0, y = 0;  // the anchor, on the vertical middle of a line of capitals
+  double x = 0, y = 0;  // the anchor, at half the height of capital letters
   std::string text;     // UTF-8
   double size = 0;
   Colour colour;
@@ -36,7 +36,7 @@ struct Text {
   bool bold = false;
 };
 
-// A grid of colours stretched over a rectangle without smoothing: many cells in few bytes.
+// A grid of colours, scaled to a rectangle without smoothing. Compact for many cells.
 struct Pixels {
   double x = 0, y = 0, width = 0, height = 0;
   int columns = 0, rows = 0;
@@ -45,8 +45,8 @@ struct Pixels {
 
 using Figure = std::variant<Rect, Line, Text, Pixels>;
 
-// A grid whose cells tell "row → column value" when a reader of the HTML points at them. An empty
-// label is left out.
+// A grid whose cells show "row → column value" in the HTML when pointed at. Empty labels are
+// omitted.
 struct HoverGrid {
   double x = 0, y = 0, width = 0, height = 0;
   std::vector<std::string> row_labels, column_labels;
@@ -60,21 +60,21 @@ struct Picture {
   std::vector<HoverGrid> hover_grids;
 };
 
-// From the vertical middle of a line of capitals down to its baseline, in parts of the font size.
+// Distance from half the height of capital letters to the baseline, relative to the font size.
 inline constexpr double kMiddleToBaseline = 0.36;
 
-// How wide `text` is in the PNG; the SVG's fonts are about as wide.
+// Returns the width of `text` in the PNG. The SVG's fonts have about the same width.
 double TextWidth(std::string_view text, double size, bool bold = false);
 
 absl::StatusOr<std::string> RenderSvg(const Picture& picture);
 
-// One page with the SVG and a tooltip inside; it loads nothing.
+// Returns one self-contained page with the SVG and a tooltip.
 absl::StatusOr<std::string> RenderHtml(const Picture& picture);
 
-// At two pixels a unit, for dense screens and print.
+// Renders two pixels per unit, for high-density screens and print.
 absl::StatusOr<std::string> RenderPng(const Picture& picture);
 
-// The grid alone, one pixel a cell.
+// Encodes the grid alone, one pixel per cell.
 absl::StatusOr<std::string> EncodePng(const Pixels& pixels);
 
 }  // namespace rapt

@@ -22,7 +22,7 @@ std::string Hex(Colour colour) {
   return absl::StrFormat("#%02x%02x%02x", colour.red, colour.green, colour.blue);
 }
 
-// Two decimals are finer than any screen; no trailing zeros.
+// Two decimals without trailing zeros: finer than any screen.
 std::string Number(double value) {
   std::string text = absl::StrFormat("%.2f", value);
   text.erase(text.find_last_not_of('0') + 1);
@@ -70,7 +70,7 @@ struct Element {
   }
 };
 
-// The tooltip follows the pointer; a frame marks the cell and two bands its row and column.
+// The tooltip follows the pointer. A frame marks the cell, and two bands mark its row and column.
 constexpr std::string_view kPageStyle = R"(
 body { margin: 0; background: #fff; font-family: Helvetica Neue, Helvetica, Arial, sans-serif; }
 main { display: flex; justify-content: center; padding: 16px; }

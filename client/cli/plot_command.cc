@@ -28,7 +28,7 @@ struct PlotFlags {
   bool json = false;
 };
 
-// One file's weights: [heads, queries, keys] of one batch row.
+// Weights from one file: [heads, queries, keys] of one batch row.
 struct WeightFile {
   std::string name;
   int64_t heads = 0, queries = 0, keys = 0;
@@ -49,8 +49,8 @@ absl::StatusOr<WeightFile> LoadWeights(const std::string& reference, const PlotF
   }
   while (shape.size() < 4) shape.insert(shape.begin(), 1);
   if (array->size() == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s has shape %s: nothing to draw", reference, ToString(array->shape)));
+    return absl::InvalidArgumentError(absl::StrFormat("%s has shape %s; it must not be empty",
+                                                      reference, ToString(array->shape)));
   }
   if (flags.batch < 0 || flags.batch >= shape[0]) {
     return absl::InvalidArgumentError(absl::StrFormat("--batch is %d; %s has batch rows 0 to %d",
@@ -112,7 +112,7 @@ absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& refer
     }
     if (file->queries != queries || file->keys != keys) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%s is %d x %d, %s is %d x %d; files side by side must have the same queries and keys",
+          "%s is %d x %d, %s is %d x %d; all files must have the same queries and keys",
           references.front(), queries, keys, reference, file->queries, file->keys));
     }
     const absl::Status added = AddHeads(*file, flags, references.size() > 1, &figure);
@@ -143,12 +143,13 @@ absl::StatusOr<Renderer> RendererFor(std::string_view path) {
   if (path.ends_with(".html")) return RenderHtml;
   if (path.ends_with(".png")) return RenderPng;
   return absl::InvalidArgumentError(
-      absl::StrFormat("--output is '%s'; pictures end in .svg, .html or .png", path));
+      absl::StrFormat("--output is '%s'; it must end in .svg, .html or .png", path));
 }
 
 absl::Status Plot(const std::vector<std::string>& files, const PlotFlags& flags) {
   if (files.empty()) {
-    return absl::InvalidArgumentError("which weights? rapt plot WEIGHTS.npy -o PICTURE");
+    return absl::InvalidArgumentError(
+        "no file of weights given; usage: rapt plot WEIGHTS.npy -o PICTURE");
   }
   if (absl::Status dtype = ValidateDTypeFlag(flags.dtype); !dtype.ok()) return dtype;
   const absl::StatusOr<Renderer> render = RendererFor(flags.output);
@@ -179,23 +180,24 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
   const CommandLine line{
       .usage = "rapt plot WEIGHTS.npy... -o PICTURE [flags]",
       .summary =
-          "Draws attention weights (or scores) from files: a heat map per head, or with "
-          "--query one query's attention as bars. WEIGHTS is a .npy file, or a member of an "
-          "archive as w.npz:weights, of shape [queries, keys], [heads, queries, keys] or "
-          "[batch, heads, queries, keys]. Several are drawn side by side on one scale.",
+          "Draws attention weights or scores from files: a heat map per head, or with --query one "
+          "query's attention as bars. WEIGHTS is a .npy file, or a member of an archive such as "
+          "w.npz:weights, of shape [queries, keys], [heads, queries, keys] or [batch, heads, "
+          "queries, keys]. Several files are drawn side by side on one colour scale.",
       .flags = {{"output", "FILE",
-                 "the picture: .svg, .html (tells values under the pointer) or .png", &flags.output,
-                 'o', true},
-                {"queries", "NAMES", "a label per query, as a,b,c or @file with one a line",
+                 "the picture: .svg, .html (shows the value under the pointer) or .png",
+                 &flags.output, 'o', true},
+                {"queries", "NAMES", "a label per query: a,b,c, or @file with one per line",
                  &flags.query_labels},
-                {"keys", "NAMES", "a label per key, likewise", &flags.key_labels},
-                {"heads", "LIST", "which heads: all, or 0,1,3 (default: all)", &flags.heads},
-                {"batch", "N", "which batch row (default: 0)", &flags.batch},
-                {"query", "NAME", "bars for this query alone, by label or number", &flags.query},
-                {"title", "TEXT", "over the picture", &flags.title},
-                {"dtype", "bf16", "what V2 in a file means, NumPy's name for bfloat16",
-                 &flags.dtype},
-                {"json", "", "print what was drawn as JSON", &flags.json}},
+                {"keys", "NAMES", "a label per key, in the same form", &flags.key_labels},
+                {"heads", "LIST", "heads to draw: all, or 0,1,3 (default: all)", &flags.heads},
+                {"batch", "N", "batch row to draw (default: 0)", &flags.batch},
+                {"query", "NAME", "draw bars for this query only, by label or number",
+                 &flags.query},
+                {"title", "TEXT", "title of the picture (default: Attention weights)",
+                 &flags.title},
+                {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &flags.dtype},
+                {"json", "", "print a report as JSON", &flags.json}},
       .examples = {"rapt plot w.npy --queries the,cat,sat --keys le,chat,assis -o w.svg",
                    "rapt plot w.npy --heads 0,1,3 -o heads.html",
                    "rapt plot before.npy after.npy -o compared.png",

@@ -1,4 +1,4 @@
-// How far something has come, for a person who waits at a terminal.
+// A progress bar for terminals.
 #ifndef RAPT_CLIENT_CLI_PROGRESS_BAR_H_
 #define RAPT_CLIENT_CLI_PROGRESS_BAR_H_
 
@@ -6,8 +6,8 @@
 
 namespace rapt {
 
-// One line on stderr that is drawn anew, and gone when this is destroyed. Nothing where stderr is
-// no terminal.
+// One line on stderr, redrawn in place and erased by the destructor. Prints nothing if stderr is
+// not a terminal.
 class ProgressBar {
  public:
   ProgressBar();
@@ -19,7 +19,7 @@ class ProgressBar {
 
  private:
   const bool is_shown_;
-  int64_t percent_ = -1;  // that is drawn
+  int64_t percent_ = -1;  // as drawn
 };
 
 }  // namespace rapt

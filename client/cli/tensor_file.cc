@@ -44,7 +44,7 @@ bool IsNpz(std::string_view path) { return path.ends_with(kNpzSuffix); }
 absl::Status ValidateDTypeFlag(const std::string& dtype) {
   if (dtype.empty() || dtype == "bf16") return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
-      "--dtype is '%s'; it takes bf16, for files of bfloat16 (V2). Other types say what they are",
+      "--dtype is '%s'; it takes bf16, for files of bfloat16 (V2). Other types need no flag",
       dtype));
 }
 
@@ -56,7 +56,7 @@ absl::StatusOr<DType> FloatTypeOf(const NpyArray& array, const std::string& refe
   if (array.type == NpyType{'V', 2}) {
     if (dtype == "bf16") return DType::kBFloat16;
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s holds V2, two bytes of unknown meaning; if they are bfloat16, say --dtype bf16",
+        "%s holds V2, two bytes of unknown type; if they are bfloat16, set --dtype bf16",
         reference));
   }
   return absl::InvalidArgumentError(
@@ -87,7 +87,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   if (file == nullptr) {
     return absl::NotFoundError(absl::StrFormat("can't open %s: %s", path, std::strerror(errno)));
   }
-  // Read to the end rather than by size, so that pipes work.
+  // Reads until the end instead of by size, so that pipes work.
   constexpr size_t kFirstStep = size_t{1} << 16;
   std::string content;
   size_t used = 0;
@@ -170,7 +170,7 @@ absl::StatusOr<NpyArray> LoadArray(const std::string& reference, std::string_vie
   if (archive->Has(usual_name)) return archive->Read(usual_name);
   const std::vector<std::string> names = archive->names();
   if (names.size() == 1) return archive->Read(names.front());
-  return absl::InvalidArgumentError(absl::StrFormat("%s holds %s; say which, as in %s:%s", path,
+  return absl::InvalidArgumentError(absl::StrFormat("%s holds %s; name one, such as %s:%s", path,
                                                     MemberList(*archive), path, usual_name));
 }
 

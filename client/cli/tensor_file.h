@@ -1,5 +1,5 @@
-// Arrays in files, as the command line names them: "q.npy", "in.npz:q", or "in.npz" where the
-// archive leaves no doubt.
+// Arrays in files, as named on the command line: "q.npy", "in.npz:q", or "in.npz" if the member is
+// unambiguous.
 #ifndef RAPT_CLIENT_CLI_TENSOR_FILE_H_
 #define RAPT_CLIENT_CLI_TENSOR_FILE_H_
 
@@ -18,15 +18,15 @@ namespace rapt {
 
 bool IsNpz(std::string_view path);
 
-// The float type that the array's elements are. What NumPy calls V2 is bfloat16 only where `dtype`,
-// the flag --dtype, says "bf16"; otherwise it could be anything. InvalidArgument names `reference`.
+// Returns the float type of the array's elements. NumPy's V2 is bfloat16 only if `dtype`, the flag
+// --dtype, is "bf16"; otherwise its meaning is unknown. InvalidArgument names `reference`.
 absl::StatusOr<DType> FloatTypeOf(const NpyArray& array, const std::string& reference,
                                   const std::string& dtype);
 
-// What --dtype may be: nothing, or bf16.
+// Checks that --dtype is empty or bf16.
 absl::Status ValidateDTypeFlag(const std::string& dtype);
 
-// How a tensor of the type is written to a file.
+// Returns the type of such a tensor in a file.
 NpyType NpyTypeOf(DType type);
 
 // An .npz file in memory. Thread-compatible.
@@ -35,7 +35,7 @@ class NpzArchive {
   static absl::StatusOr<NpzArchive> Open(const std::string& path);
 
   bool Has(std::string_view name) const { return Find(name).has_value(); }
-  std::vector<std::string> names() const;  // as numpy.load lists them, without ".npy"
+  std::vector<std::string> names() const;  // without ".npy", as numpy.load lists them
 
   // Errors name the file and the member.
   absl::StatusOr<NpyArray> Read(std::string_view name) const;
@@ -49,12 +49,12 @@ class NpzArchive {
   ZipReader zip_;
 };
 
-// Reads what `reference` names. Of an archive without ":member", the member `usual_name` or the
-// only one. Errors name the file.
+// Reads the array that `reference` names. If it names an archive without a member, reads the member
+// `usual_name` or the only one. Errors name the file.
 absl::StatusOr<NpyArray> LoadArray(const std::string& reference, std::string_view usual_name);
 
-// Collects arrays and writes them where their references say. Those that name the same .npz become
-// members of it.
+// Collects arrays and writes them to their files. Arrays with the same .npz path become members of
+// one archive.
 class ArrayWriter {
  public:
   void Add(const std::string& path, std::string_view member, NpyType type, const Shape& shape,

@@ -21,7 +21,7 @@ constexpr size_t kGap = 4;  // between blocks side by side
 
 std::string Spaces(size_t count) { return std::string(count, ' '); }
 
-// Code points of UTF-8: columns on the screen, for words and the signs used here.
+// Counts UTF-8 code points. These equal screen columns for the characters used here.
 size_t DisplayWidth(std::string_view text) {
   return std::count_if(text.begin(), text.end(),
                        [](char byte) { return (static_cast<unsigned char>(byte) & 0xc0) != 0x80; });
@@ -32,7 +32,7 @@ std::string PadLeft(std::string_view text, size_t width) {
   return (used < width ? Spaces(width - used) : "") + std::string(text);
 }
 
-// Leans right where it can't be even, as numbers do.
+// Prefers the right if the padding is odd, like numbers.
 std::string Centre(std::string_view text, size_t width) {
   const size_t used = std::min(DisplayWidth(text), width);
   const size_t right = (width - used) / 2;

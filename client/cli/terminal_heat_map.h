@@ -11,15 +11,15 @@
 
 namespace rapt {
 
-// What standard output can show.
+// The capabilities of standard output.
 struct Terminal {
-  bool has_colour = false;  // 24-bit; a terminal that is not dumb, and NO_COLOR is not set
+  bool has_colour = false;  // 24-bit colour: a terminal that is not dumb, and NO_COLOR is unset
   size_t columns = 80;
 
   static Terminal OfStdout();
 };
 
-// Lines of text, and how wide each is on the screen: escape sequences take no room.
+// Lines of text and their widths on the screen, without escape sequences.
 class TextBlock {
  public:
   struct Line {
@@ -27,10 +27,10 @@ class TextBlock {
     size_t columns = 0;
   };
 
-  // A line without escape sequences.
+  // Adds a line without escape sequences.
   void Add(std::string text);
   void Add(std::string text, size_t columns);
-  // `below`, after an empty line.
+  // Adds an empty line, then `below`.
   void Append(const TextBlock& below);
 
   const std::vector<Line>& lines() const { return lines_; }
@@ -41,12 +41,12 @@ class TextBlock {
   size_t columns_ = 0;
 };
 
-// Weights in percent, [labels, labels] row-major, row and column labels alike. In colour by
-// background, otherwise by shade. A weight of 0 shows as a dot.
+// Draws weights in percent, [labels, labels] row-major, with the same labels for rows and columns.
+// Uses background colours, or shades without colour. A weight of 0 is a dot.
 TextBlock DrawTerminalHeatMap(std::string_view title, absl::Span<const std::string> labels,
                               absl::Span<const double> weights, bool has_colour);
 
-// Side by side where `columns` allow it, else one above the other.
+// Places the blocks side by side if `columns` allow it, otherwise one above the other.
 std::string Arrange(const TextBlock& left, const TextBlock& right, size_t columns);
 
 }  // namespace rapt

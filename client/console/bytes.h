@@ -1,4 +1,4 @@
-// Numbers of bytes for people.
+// Numbers of bytes for display.
 #ifndef RAPT_CLIENT_CONSOLE_BYTES_H_
 #define RAPT_CLIENT_CONSOLE_BYTES_H_
 
@@ -7,7 +7,7 @@
 
 namespace rapt {
 
-// "256 MiB", "1.5 GiB". At least 0.
+// "256 MiB", "1.5 GiB". REQUIRES: bytes >= 0.
 std::string HumanBytes(int64_t bytes);
 
 }  // namespace rapt

@@ -1,4 +1,4 @@
-// What `rapt` and `rapt-load` exit with. Scripts rely on these numbers.
+// The exit codes of `rapt` and `rapt-load`. Scripts rely on these numbers.
 #ifndef RAPT_CLIENT_CONSOLE_EXIT_CODE_H_
 #define RAPT_CLIENT_CONSOLE_EXIT_CODE_H_
 
@@ -15,21 +15,21 @@ namespace rapt {
 
 enum class ExitCode : int {
   kOk = 0,
-  kCallFailed = 1,   // the call was refused or failed; the message has the status code
-  kUsage = 2,        // wrong flags, or a file that can't be read, used or written
+  kCallFailed = 1,   // the call was rejected or failed; the message has the status code
+  kUsage = 2,        // invalid flags, or a file that can't be read, used or written
   kUnreachable = 3,  // no server at the address
 };
 
-// Prints one line, "rapt: message" where the program is rapt, on stderr and returns `code`.
+// Prints one line on stderr, "rapt: message" for the program rapt, and returns `code`.
 ExitCode Fail(ExitCode code, std::string_view message);
 
-// Wrong flags or files: the status's message alone.
+// For invalid flags or files. Prints the status's message alone.
 ExitCode FailUsage(const absl::Status& status);
 
-// Connect()'s status: no server at the address, or a flag that is wrong.
+// For a status of Connect(): no server at the address, or an invalid flag.
 ExitCode FailConnect(const absl::Status& status);
 
-// A failed call: the code's name too, "rapt: INVALID_ARGUMENT: K has head size 64, ...".
+// For a failed call. Prints the code's name too: "rapt: INVALID_ARGUMENT: K has head size 64, ...".
 ExitCode FailCall(const absl::Status& status);
 
 // Sets the flags' targets and `operands`. Returns an exit code if the command ends here: --help was

@@ -1,4 +1,4 @@
-// Writes JSON, compact, in the order of the calls.
+// Writes compact JSON, in the order of the calls.
 #ifndef RAPT_CLIENT_CONSOLE_JSON_H_
 #define RAPT_CLIENT_CONSOLE_JSON_H_
 
@@ -11,7 +11,8 @@
 
 namespace rapt {
 
-// The caller keeps the grammar: a Key before every value of an object, as many Ends as Begins.
+// REQUIRES: calls follow JSON's grammar: a Key before every value of an object, an End for every
+// Begin.
 class JsonWriter {
  public:
   JsonWriter& BeginObject() { return Open('{'); }
@@ -21,7 +22,7 @@ class JsonWriter {
   JsonWriter& Key(std::string_view key);
   JsonWriter& String(std::string_view value);
   JsonWriter& Integer(int64_t value);
-  JsonWriter& Number(double value);  // null where JSON has no word for it: NaN, infinities
+  JsonWriter& Number(double value);  // null for NaN and infinities
   JsonWriter& Boolean(bool value);
 
   JsonWriter& Strings(absl::Span<const std::string> values);
@@ -36,7 +37,7 @@ class JsonWriter {
   void Separate();
 
   std::string out_;
-  bool first_ = true;  // no comma before what comes next
+  bool first_ = true;  // no comma before the next value
 };
 
 }  // namespace rapt

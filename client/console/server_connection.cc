@@ -17,9 +17,9 @@ namespace {
 constexpr const char* kDefaultAddress = "127.0.0.1:8001";
 constexpr double kMaxTimeoutS = 86400;
 
-std::string Environment(const char* name, const char* otherwise) {
+std::string Environment(const char* name, const char* fallback) {
   const char* value = std::getenv(name);
-  return value == nullptr || *value == '\0' ? otherwise : value;
+  return value == nullptr || *value == '\0' ? fallback : value;
 }
 
 std::optional<client::TlsOptions> TlsOf(const ServerFlags& flags) {
@@ -27,21 +27,22 @@ std::optional<client::TlsOptions> TlsOf(const ServerFlags& flags) {
                                .cert_file = flags.tls_cert,
                                .key_file = flags.tls_key,
                                .server_name = flags.tls_name};
-  const bool is_meant = flags.tls || !(tls.ca_file + tls.cert_file + tls.key_file).empty() ||
+  const bool uses_tls = flags.tls || !(tls.ca_file + tls.cert_file + tls.key_file).empty() ||
                         !tls.server_name.empty();
-  // RAPT_TLS_CA stands for the servers that have TLS; a socket has none.
-  if (!is_meant || absl::StartsWith(flags.address, "unix:")) return std::nullopt;
+  // RAPT_TLS_CA is meant for servers with TLS. A Unix domain socket has none.
+  if (!uses_tls || absl::StartsWith(flags.address, "unix:")) return std::nullopt;
   return tls;
 }
 
-// What the file holds but for the space around it; InvalidArgument where that is nothing.
+// Returns the file's text without surrounding white space. InvalidArgument if that is empty.
 absl::StatusOr<std::string> ReadToken(const std::string& path) {
   if (path.empty()) return path;
   std::ifstream file(path);
   std::string token(std::istreambuf_iterator<char>(file), {});
   absl::StripAsciiWhitespace(&token);
   if (!token.empty()) return token;
-  return absl::InvalidArgumentError(absl::StrFormat("there is no token to read in %s", path));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("--token-file %s can't be read or is empty; it must hold a token", path));
 }
 
 }  // namespace
@@ -52,18 +53,16 @@ ServerFlags::ServerFlags()
 
 std::vector<Flag> ServerFlags::Table() {
   return {{"address", "HOST:PORT",
-           "the server, or unix:PATH (default: RAPT_ADDRESS, else 127.0.0.1:8001)", &address},
-          {"timeout", "SECONDS", "for each call (default: 60)", &timeout_s},
-          {"tls", "", "by TLS, and so with any flag that begins like this", &tls},
+           "server address, or unix:PATH (default: RAPT_ADDRESS, else 127.0.0.1:8001)", &address},
+          {"timeout", "SECONDS", "timeout of each call (default: 60)", &timeout_s},
+          {"tls", "", "use TLS; implied by the other --tls flags", &tls},
           {"tls-ca", "FILE",
-           "who signs servers' certificates (default: RAPT_TLS_CA, else the "
-           "system's)",
-           &tls_ca},
-          {"tls-cert", "FILE", "our certificate, for servers that ask for one", &tls_cert},
-          {"tls-key", "FILE", "its private key", &tls_key},
-          {"tls-name", "HOST", "the server's name in its certificate (default: that of --address)",
+           "trusted certificate authorities (default: RAPT_TLS_CA, else the system's)", &tls_ca},
+          {"tls-cert", "FILE", "client certificate, if the server asks for one", &tls_cert},
+          {"tls-key", "FILE", "private key of --tls-cert", &tls_key},
+          {"tls-name", "HOST", "name in the server's certificate (default: the host of --address)",
            &tls_name},
-          {"token-file", "FILE", "holds our token, for servers that ask for one", &token_file}};
+          {"token-file", "FILE", "file with the token, if the server asks for one", &token_file}};
 }
 
 absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags) {
@@ -89,8 +88,8 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags
       client::Client::Connect(flags.address, *options);
   if (absl::IsUnavailable(server.status())) {
     return absl::UnavailableError(absl::StrFormat(
-        "can't reach a server at %s%s; start rapt-server there, or name another with --address",
-        flags.address, options->tls ? " by TLS, with certificates that both sides trust" : ""));
+        "can't reach a server at %s%s; start rapt-server there, or set --address", flags.address,
+        options->tls ? " over TLS with certificates that both sides trust" : ""));
   }
   return server;
 }

@@ -1,4 +1,4 @@
-// The way to a server: which one, how long to wait, what to say when there is none.
+// The flags that select a server, and the connection to it.
 #ifndef RAPT_CLIENT_CONSOLE_SERVER_CONNECTION_H_
 #define RAPT_CLIENT_CONSOLE_SERVER_CONNECTION_H_
 
@@ -13,23 +13,24 @@
 namespace rapt {
 
 struct ServerFlags {
-  ServerFlags();  // from RAPT_ADDRESS and RAPT_TLS_CA, where those are set
+  ServerFlags();  // defaults come from RAPT_ADDRESS and RAPT_TLS_CA
 
   std::string address;
   double timeout_s = 60;
-  bool tls = false;  // any of the next four means it too
+  bool tls = false;  // implied by any of the next four
   std::string tls_ca, tls_cert, tls_key, tls_name;
   std::string token_file;
 
-  // Their rows in a command's table.
+  // Returns their rows for a command's table.
   std::vector<Flag> Table();
 };
 
-// For one connection. InvalidArgument for a timeout that is none, or a file that can't be read.
+// Returns options with one connection. InvalidArgument if the timeout is out of range or a file
+// can't be read.
 absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags);
 
-// A client whose calls take at most the timeout. Unavailable, in words for a person, when nobody
-// answers at the address; InvalidArgument for a timeout that is none, or a file that can't be read.
+// Returns a client whose calls take at most the timeout. Unavailable, with advice, if no server
+// answers at the address; InvalidArgument as OptionsOf().
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags);
 
 }  // namespace rapt

@@ -1,4 +1,4 @@
-// How long a tensor's data is.
+// The size of a tensor's data.
 #ifndef RAPT_CLIENT_CPP_BYTE_SIZE_H_
 #define RAPT_CLIENT_CPP_BYTE_SIZE_H_
 
@@ -9,7 +9,7 @@
 
 namespace rapt::client {
 
-// Nothing for a negative axis, or where the product overflows.
+// Returns nullopt if an axis is negative or the product overflows.
 std::optional<int64_t> ByteSize(DType dtype, const Shape& shape);
 
 }  // namespace rapt::client

@@ -13,10 +13,10 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "client/cpp/borrowed_payloads.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/connections.h"
 #include "client/cpp/deadline.h"
-#include "client/cpp/loan.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/shared_regions.h"
 #include "client/cpp/stream_call.h"
@@ -26,9 +26,11 @@ namespace rapt::client {
 namespace {
 
 absl::Status Validate(const std::string& address, const Options& options) {
-  if (address.empty()) return absl::InvalidArgumentError("the server's address is empty");
+  if (address.empty())
+    return absl::InvalidArgumentError(
+        "address is empty; it must be a gRPC target such as 127.0.0.1:8001");
   if (options.connect_timeout.count() < 0) {
-    return absl::InvalidArgumentError("connect_timeout is negative");
+    return absl::InvalidArgumentError("connect_timeout is negative; it must be at least 0");
   }
   if (options.max_message_bytes < 1 ||
       options.max_message_bytes > std::numeric_limits<int32_t>::max()) {
@@ -42,22 +44,22 @@ absl::Status Validate(const std::string& address, const Options& options) {
   return Validate(options.retries);
 }
 
-// Below it a copy into shared memory and its page faults cost as much as the socket does.
-constexpr int64_t kLeastSharedBytes = 64 * 1024;
+// Below this size, the copy into shared memory and its page faults cost as much as the socket.
+constexpr int64_t kMinSharedBytes = 64 * 1024;
 
-// Where messages must be smaller than this, chunks would be a few rows.
-constexpr int64_t kLeastStreamedBytes = 64 * 1024;
+// With a smaller message limit, a chunk would have only a few rows.
+constexpr int64_t kMinStreamMessageBytes = 64 * 1024;
 
-// The methods that carry tensors.
+// Methods whose requests are serialized by hand.
 constexpr char kAttend[] = "/rapt.v1.AttentionService/Attend";
 constexpr char kDiagnose[] = "/rapt.v1.AttentionService/Diagnose";
 
-// So that the server holds room for just this message while it comes, and not for the largest.
+// Lets the server reserve memory for this message only, not for the largest one allowed.
 void DeclareSize(const RequestMessage& request, grpc::ClientContext& context) {
   context.AddMetadata("rapt-message-bytes", absl::StrCat(request.size()));
 }
 
-// A call whose request is serialized already. Blocks until it is over.
+// Sends a serialized request. Blocks until the call has finished.
 template <typename Response>
 grpc::Status SendAndWait(const Connection& connection, const char* method,
                          grpc::ClientContext& context, const grpc::ByteBuffer& request,
@@ -74,23 +76,25 @@ grpc::Status SendAndWait(const Connection& connection, const char* method,
   return status;
 }
 
-absl::StatusOr<AttendResult> Read(const WantedOutputs& wanted, const grpc::ByteBuffer& answer,
-                                  absl::Span<const std::byte> region = {}) {
+absl::StatusOr<AttendResult> DecodeResponse(const WantedOutputs& wanted,
+                                            const grpc::ByteBuffer& answer,
+                                            absl::Span<const std::byte> region = {}) {
   std::vector<grpc::Slice> slices;
-  if (!answer.Dump(&slices).ok()) return absl::InternalError("the server's answer can't be read");
+  if (!answer.Dump(&slices).ok())
+    return absl::InternalError("malformed response from server: its bytes can't be read");
   return DecodeAttend(wanted, {PlacesOf(slices)}, static_cast<int64_t>(answer.Length()), region);
 }
 
-absl::Status Stopped() { return absl::CancelledError("a stop was requested"); }
+absl::Status StopRequested() { return absl::CancelledError("a stop was requested"); }
 
-// False when a stop was requested first. Somebody has to wait on a channel for it to connect again:
-// gRPC itself looks every 5 s, long after the last retry.
+// Returns false if a stop was requested meanwhile. Waits on the channel because gRPC reconnects
+// promptly only while a caller waits; otherwise it polls every 5 s, long after the last retry.
 bool WaitBeforeRetry(std::chrono::nanoseconds delay, grpc::Channel& channel,
                      const std::stop_token& stop) {
-  constexpr std::chrono::milliseconds kStopIsNoticedWithin{20};
+  constexpr std::chrono::milliseconds kStopPollInterval{20};
   const Deadline end = Deadline::After(delay);
   while (!stop.stop_requested() && end.left() > end.left().zero()) {
-    const auto turn = std::min<std::chrono::nanoseconds>(end.left(), kStopIsNoticedWithin);
+    const auto turn = std::min<std::chrono::nanoseconds>(end.left(), kStopPollInterval);
     channel.WaitForStateChange(channel.GetState(/*try_to_connect=*/true),
                                Deadline::After(turn).ToGrpc());
   }
@@ -99,7 +103,7 @@ bool WaitBeforeRetry(std::chrono::nanoseconds delay, grpc::Channel& channel,
 
 }  // namespace
 
-// What all calls of a client share. Thread-safe.
+// The state shared by all calls of a client. Thread-safe.
 class Client::Core {
  public:
   Core(const std::string& address, const Options& options,
@@ -126,49 +130,50 @@ class Client::Core {
     return client::DelayBeforeRetry(policy, status.code(), attempts, deadline.left(), random);
   }
 
-  // Attempts until one succeeds or its error stands; `attempts` were made before. `deadline` is
-  // that of `options`, taken when the call began. `method` is a blocking method of a stub:
+  // Makes attempts until one succeeds or fails with a final error; `attempts` were made before.
+  // `deadline` is the absolute form of the timeout in `options`. `method` is a blocking call:
   // grpc::Status(const Connection&, grpc::ClientContext*, Response*).
   template <typename Response, typename Method>
   absl::StatusOr<Response> Call(const CallOptions& options, const Deadline& deadline,
                                 const RetryPolicy& policy, const Method& method, int attempts = 0);
 
-  // The same for `method`, which takes a serialized request. When it returns, nobody refers to the
-  // request's payloads any more.
+  // Like Call(), for a method that takes a serialized request. On return, gRPC has released the
+  // request's payloads.
   template <typename Response>
   absl::StatusOr<Response> Send(const char* method, const RequestMessage& request,
                                 const CallOptions& options, const Deadline& deadline,
                                 const RetryPolicy& policy, int attempts = 0);
 
-  // The call by way of shared memory, in one attempt; nothing where that is not possible or not
-  // worth it, or where the next attempt is due: by message. `attempts` then says how many were
-  // made.
+  // Makes one attempt through shared memory. Returns nullopt if the caller should send a message
+  // instead: shared memory is unavailable, the call is too small, or the attempt failed and may be
+  // retried. Sets `attempts` to the number of attempts made.
   std::optional<absl::StatusOr<AttendResult>> AttendShared(const AttendCall& call,
                                                            const CallOptions& options,
                                                            const Deadline& deadline, int& attempts);
 
-  // The call in chunks, whose messages have at most `max_bytes`.
+  // Sends the call in chunks, in messages of at most `max_bytes`.
   absl::StatusOr<AttendResult> AttendStream(const AttendCall& call, const StreamOptions& stream,
                                             const CallOptions& options, const Deadline& deadline,
                                             int64_t max_bytes);
 
-  // A call that one message can't carry, for which `refusal` stands, in chunks if it may.
-  absl::StatusOr<AttendResult> AttendInstead(const AttendCall& call, const CallOptions& options,
-                                             const Deadline& deadline, int64_t max_bytes,
-                                             absl::Status refusal);
+  // Falls back to a stream for a call too large for one message. Returns `refusal` if the call
+  // can't be streamed.
+  absl::StatusOr<AttendResult> FallBackToStream(const AttendCall& call, const CallOptions& options,
+                                                const Deadline& deadline, int64_t max_bytes,
+                                                absl::Status refusal);
 
   void EnterAsync() {
     MutexLock lock(mutex_);
     ++async_calls_;
   }
 
-  // The last thing that an asynchronous call does with the client.
+  // REQUIRES: the asynchronous call does not use the client afterwards.
   void LeaveAsync() {
     MutexLock lock(mutex_);
     if (--async_calls_ == 0) no_async_calls_.SignalAll();
   }
 
-  // Requested when the client is being destroyed.
+  // Requested by the client's destructor.
   std::stop_token stop_of_client() const { return stop_.get_token(); }
 
   void StopAsyncCalls() {
@@ -199,7 +204,7 @@ absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const De
     grpc::ClientContext context;
     context.set_deadline(deadline.ToGrpc());
     absl::Status status;
-    grpc::Channel* channel;  // of connections_, which stay
+    grpc::Channel* channel;  // owned by connections_
     {
       const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
       const ConnectionLease connection = connections_.LeastBusy();
@@ -210,7 +215,7 @@ absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const De
     if (status.ok()) return response;
     const auto delay = DelayBeforeRetry(policy, status, attempts, deadline);
     if (!delay) return status;
-    if (!WaitBeforeRetry(*delay, *channel, options.stop)) return Stopped();
+    if (!WaitBeforeRetry(*delay, *channel, options.stop)) return StopRequested();
   }
 }
 
@@ -218,15 +223,15 @@ template <typename Response>
 absl::StatusOr<Response> Client::Core::Send(const char* method, const RequestMessage& request,
                                             const CallOptions& options, const Deadline& deadline,
                                             const RetryPolicy& policy, int attempts) {
-  Loan loan;
+  BorrowedPayloads payloads;
   absl::StatusOr<Response> response = Call<Response>(
       options, deadline, policy,
       [&](const Connection& connection, grpc::ClientContext* context, Response* answer) {
         DeclareSize(request, *context);
-        return SendAndWait(connection, method, *context, loan.Lend(request), *answer);
+        return SendAndWait(connection, method, *context, payloads.MakeBuffer(request), *answer);
       },
       attempts);
-  loan.WaitUntilReturned();
+  payloads.WaitUntilReleased();
   return response;
 }
 
@@ -236,7 +241,7 @@ std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const Att
                                                                        int& attempts) {
   if (!options_.shared_memory) return std::nullopt;
   const std::optional<int64_t> bytes = BytesInRegion(call);
-  if (!bytes || *bytes < kLeastSharedBytes) return std::nullopt;
+  if (!bytes || *bytes < kMinSharedBytes) return std::nullopt;
   std::unique_ptr<SharedRegion> region = shared_regions_.Take(*bytes, deadline, options.stop);
   if (region == nullptr) return std::nullopt;
 
@@ -244,20 +249,20 @@ std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const Att
   const absl::StatusOr<grpc::ByteBuffer> answer =
       Send<grpc::ByteBuffer>(kAttend, request, options, deadline, {.max_attempts = 1});
   if (!answer.ok()) {
-    // The server may still write there.
+    // The server may still write to the region.
     shared_regions_.Discard(std::move(region));
-    // A server that was started anew knows no regions: that is no failure of the call.
+    // A restarted server does not know the region. That does not count as a failed attempt.
     if (absl::IsNotFound(answer.status())) return std::nullopt;
     attempts = 1;
     const auto delay = DelayBeforeRetry(options_.retries, answer.status(), attempts, deadline);
     if (!delay) return answer.status();
     const ConnectionLease connection = connections_.LeastBusy();
-    if (!WaitBeforeRetry(*delay, *connection->channel, options.stop)) return Stopped();
+    if (!WaitBeforeRetry(*delay, *connection->channel, options.stop)) return StopRequested();
     return std::nullopt;
   }
-  absl::StatusOr<AttendResult> result = Read(WantedBy(call), *answer, region->bytes());
+  absl::StatusOr<AttendResult> result = DecodeResponse(WantedBy(call), *answer, region->bytes());
   if (result.ok()) result->path = Path::kSharedMemory;
-  shared_regions_.GiveBack(std::move(region));
+  shared_regions_.Return(std::move(region));
   return result;
 }
 
@@ -269,7 +274,7 @@ absl::StatusOr<AttendResult> Client::Core::AttendStream(const AttendCall& call,
   const absl::StatusOr<StreamCut> cut = StreamCut::Make(call, stream, max_bytes);
   if (!cut.ok()) return cut.status();
   StreamResult result(*cut);
-  Loan loan;
+  BorrowedPayloads payloads;
   absl::Status own_error;
   absl::Status status;
   {
@@ -277,27 +282,29 @@ absl::StatusOr<AttendResult> Client::Core::AttendStream(const AttendCall& call,
     context.set_deadline(deadline.ToGrpc());
     const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
     const ConnectionLease connection = connections_.LeastBusy();
-    StreamCall stream_call(*connection, context, *cut, stream, loan, result);
+    StreamCall stream_call(*connection, context, *cut, stream, payloads, result);
     const grpc::Status answer = stream_call.Run(own_error);
     status = connections_.FromGrpc(answer, options.stop.stop_requested());
   }
-  loan.WaitUntilReturned();
+  payloads.WaitUntilReleased();
   if (!own_error.ok()) return own_error;
   if (!status.ok()) return status;
   return result.Finish();
 }
 
-absl::StatusOr<AttendResult> Client::Core::AttendInstead(const AttendCall& call,
-                                                         const CallOptions& options,
-                                                         const Deadline& deadline,
-                                                         int64_t max_bytes, absl::Status refusal) {
-  if (max_bytes < kLeastStreamedBytes || !StreamCut::Make(call, {}, max_bytes).ok()) return refusal;
+absl::StatusOr<AttendResult> Client::Core::FallBackToStream(const AttendCall& call,
+                                                            const CallOptions& options,
+                                                            const Deadline& deadline,
+                                                            int64_t max_bytes,
+                                                            absl::Status refusal) {
+  if (max_bytes < kMinStreamMessageBytes || !StreamCut::Make(call, {}, max_bytes).ok())
+    return refusal;
   return AttendStream(call, {}, options, deadline, max_bytes);
 }
 
-// One AttendAsync: attempts until one is final, then the callback, then it deletes itself. Its
-// steps follow one another, the first on the caller's thread, the others on gRPC's; only Stop() may
-// come at any time from anywhere.
+// One AttendAsync call. Makes attempts until one is final, deletes itself and runs the callback.
+// Its steps run one after another, the first on the caller's thread, the others on gRPC's. Only
+// Stop() may run at any time, on any thread.
 class Client::AsyncAttend {
  public:
   AsyncAttend(Core& core, const AttendCall& call, CallOptions options, AttendCallback callback)
@@ -333,22 +340,22 @@ class Client::AsyncAttend {
     {
       MutexLock lock(mutex_);
       context_ = context;
-      if (stopped_) context->TryCancel();  // then gRPC finishes it as soon as it starts
+      if (stopped_) context->TryCancel();  // gRPC then finishes it as soon as it starts
     }
     ++attempts_;
     connection_.emplace(core_.connections().LeastBusy());
-    sent_ = loan_.Lend(*request_);
+    sent_ = payloads_.MakeBuffer(*request_);
     grpc::GenericStub((*connection_)->channel)
         .UnaryCall(context.get(), kAttend, {}, &sent_, &received_,
                    [this](const grpc::Status& status) { OnAttempt(status); });
-    // Another thread may have come to the end by now: nothing of this object may be touched.
+    // Another thread may have deleted this object by now. Do not touch it.
   }
 
   void OnAttempt(const grpc::Status& grpc_status) {
     connection_.reset();
     sent_.Clear();
     const absl::Status status = core_.connections().FromGrpc(grpc_status, WasStopped());
-    if (status.ok()) return EndWith(Read(wanted_, received_));
+    if (status.ok()) return EndWith(DecodeResponse(wanted_, received_));
     const auto delay =
         core_.DelayBeforeRetry(core_.options().retries, status, attempts_, deadline_);
     if (!delay) return EndWith(status);
@@ -359,7 +366,7 @@ class Client::AsyncAttend {
     const auto alarm = std::make_shared<grpc::Alarm>();
     bool stopped;
     {
-      // OnAlarm() takes the lock too, so that this object lives until it is free.
+      // OnAlarm() takes this lock too, so the object lives until the lock is released.
       MutexLock lock(mutex_);
       alarm_ = alarm;
       alarm->Set(Deadline::After(delay).ToGrpc(), [this](bool) { OnAlarm(); });
@@ -377,11 +384,11 @@ class Client::AsyncAttend {
     const bool stopped = WasStopped();
     if (result_) return End();
     if (!request_.ok()) return EndWith(request_.status());
-    if (stopped) return EndWith(Stopped());
+    if (stopped) return EndWith(StopRequested());
     Attempt();
   }
 
-  // gRPC may finish the call right here: after TryCancel() nothing of this object may be touched.
+  // gRPC may finish the call inside TryCancel(). Do not touch the object afterwards.
   void Stop() {
     std::shared_ptr<grpc::ClientContext> context;
     std::shared_ptr<grpc::Alarm> alarm;
@@ -395,16 +402,17 @@ class Client::AsyncAttend {
     if (context != nullptr) context->TryCancel();
   }
 
-  // Once nobody refers to the caller's bytes any more.
+  // Ends the call once gRPC has released the caller's bytes.
   void EndWith(absl::StatusOr<AttendResult> result) {
     result_.emplace(std::move(result));
-    std::shared_ptr<grpc::ClientContext> context;  // a call that failed early keeps its message
+    std::shared_ptr<grpc::ClientContext>
+        context;  // the context of a call that failed early holds its message
     {
       MutexLock lock(mutex_);
       context.swap(context_);
     }
     context.reset();
-    if (loan_.IsReturned([this] { ContinueAfter({}); })) End();
+    if (payloads_.IsReleased([this] { ContinueAfter({}); })) End();
   }
 
   void End() {
@@ -426,10 +434,10 @@ class Client::AsyncAttend {
   AttendCallback callback_;
   const WantedOutputs wanted_;
   const absl::StatusOr<RequestMessage> request_;
-  Loan loan_;
+  BorrowedPayloads payloads_;
   grpc::ByteBuffer sent_;
   grpc::ByteBuffer received_;
-  std::optional<absl::StatusOr<AttendResult>> result_;  // once it stands
+  std::optional<absl::StatusOr<AttendResult>> result_;  // once final
   std::optional<ConnectionLease> connection_;
   int attempts_ = 0;
 
@@ -461,7 +469,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
 }
 
 absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOptions& options) {
-  const Deadline deadline = core_->DeadlineOf(options);  // the time that encoding takes counts
+  const Deadline deadline = core_->DeadlineOf(options);  // includes the time for encoding
   int attempts = 0;
   if (auto result = core_->AttendShared(call, options, deadline, attempts)) {
     return *std::move(result);
@@ -469,18 +477,18 @@ absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOp
   const int64_t max_bytes = core_->options().max_message_bytes;
   const absl::StatusOr<RequestMessage> request = EncodeAttend(call, max_bytes);
   if (absl::IsResourceExhausted(request.status())) {
-    return core_->AttendInstead(call, options, deadline, max_bytes, request.status());
+    return core_->FallBackToStream(call, options, deadline, max_bytes, request.status());
   }
   if (!request.ok()) return request.status();
   const absl::StatusOr<grpc::ByteBuffer> answer = core_->Send<grpc::ByteBuffer>(
       kAttend, *request, options, deadline, core_->options().retries, attempts);
-  if (answer.ok()) return Read(WantedBy(call), *answer);
+  if (answer.ok()) return DecodeResponse(WantedBy(call), *answer);
   if (!absl::IsResourceExhausted(answer.status())) return answer.status();
   const absl::StatusOr<ServerInfo> server =
       GetServerInfo({.timeout = deadline.left(), .stop = options.stop});
   if (!server.ok() || request->size() <= server->max_message_bytes) return answer.status();
-  return core_->AttendInstead(call, options, deadline,
-                              std::min(max_bytes, server->max_message_bytes), answer.status());
+  return core_->FallBackToStream(call, options, deadline,
+                                 std::min(max_bytes, server->max_message_bytes), answer.status());
 }
 
 absl::StatusOr<AttendResult> Client::AttendStream(const AttendCall& call,

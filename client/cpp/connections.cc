@@ -21,7 +21,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsCredentials(const TlsOptions& tls) {
   if (tls.cert_file.empty() != tls.key_file.empty()) {
-    return absl::InvalidArgumentError("a certificate and its key need each other");
+    return absl::InvalidArgumentError(
+        "a TLS certificate needs its key, and a key its certificate; only one is set");
   }
   grpc::SslCredentialsOptions options;
   for (const auto& [path, pem] : {std::pair(&tls.ca_file, &options.pem_root_certs),
@@ -44,19 +45,19 @@ std::shared_ptr<grpc::Channel> NewChannel(
   }
   arguments.SetMaxSendMessageSize(static_cast<int>(options.max_message_bytes));
   arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
-  // Otherwise equal channels share one connection.
+  // Otherwise channels with equal arguments share one connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // A server that comes back is found within a retry or two; gRPC's own first pause is a second.
+  // Reconnects within a retry or two of a restart. gRPC's default initial backoff is 1 s.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
-  // An address that names several servers, as a headless service of Kubernetes does, means all of
+  // An address may resolve to several servers, like a headless service of Kubernetes. Use all of
   // them.
   arguments.SetLoadBalancingPolicyName("round_robin");
-  // What nobody acknowledges is noticed within 20 s; that a server is gone to which nothing is
-  // sent, within 6 minutes more: servers do not stand pings that come oftener than every 5.
+  // Unacknowledged data is detected within 20 s. A dead peer on an idle connection takes 6 minutes
+  // more, because servers reject pings more frequent than every 5 minutes.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 6 * 60 * 1000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20 * 1000);
-  // A proxy meant for web pages is no way to a server on loopback or in the same cluster.
+  // An HTTP proxy for web traffic can't reach a server on loopback or in the same cluster.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, credentials, arguments);
 }
@@ -72,7 +73,7 @@ ConnectionLease::ConnectionLease(Connection& connection) : connection_(&connecti
   connection.calls_in_flight.fetch_add(1, std::memory_order_relaxed);
 }
 
-void ConnectionLease::Return::operator()(Connection* connection) const {
+void ConnectionLease::Release::operator()(Connection* connection) const {
   connection->calls_in_flight.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -80,14 +81,15 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> CredentialsFor(const s
                                                                          const Options& options) {
   const bool is_socket = absl::StartsWith(address, "unix:");
   if (options.tls && is_socket) {
-    return absl::InvalidArgumentError("a Unix domain socket has no TLS");
+    return absl::InvalidArgumentError(
+        "TLS is set, but the address is a Unix domain socket; TLS needs a TCP address");
   }
   if (!options.tls && options.token.empty()) return grpc::InsecureChannelCredentials();
   if (!options.tls && !is_socket) {
     return absl::InvalidArgumentError(
-        "a token needs TLS or a Unix domain socket; it never travels in plain text");
+        "a token needs TLS or a Unix domain socket; it is never sent in plain text");
   }
-  // A socket of this machine counts as secure, and needs nothing of its server for that.
+  // gRPC treats a local socket as secure without any setup on the server.
   absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> channel =
       options.tls ? TlsCredentials(*options.tls) : grpc::experimental::LocalCredentials(UDS);
   if (!channel.ok() || options.token.empty()) return channel;
@@ -107,11 +109,11 @@ absl::Status Connections::WaitUntilReady(std::chrono::nanoseconds timeout) {
   const gpr_timespec deadline = Deadline::After(timeout).ToGrpc();
   for (grpc_connectivity_state state = channel.GetState(true); state != GRPC_CHANNEL_READY;
        state = channel.GetState(true)) {
-    // Refused once is final here; gRPC would go on trying.
+    // A single refusal is final here; gRPC would keep trying.
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) {
       return absl::UnavailableError(absl::StrCat(
           "no server answers at ", address_,
-          uses_tls_ ? " by TLS with a certificate that counts, or ours does not count there" : ""));
+          uses_tls_ ? " over TLS, or one side does not trust the other's certificate" : ""));
     }
     if (!channel.WaitForStateChange(state, deadline)) {
       return absl::UnavailableError(absl::StrCat("no server answered at ", address_, " within ",
@@ -133,7 +135,7 @@ ConnectionLease Connections::LeastBusy() {
 
 absl::Status Connections::FromGrpc(const grpc::Status& status, bool was_stopped) const {
   auto code = static_cast<absl::StatusCode>(status.error_code());
-  // What gRPC tells callers that come while a server leaves.
+  // gRPC returns this to calls that arrive while a server shuts down.
   if (code == absl::StatusCode::kCancelled && !was_stopped) code = absl::StatusCode::kUnavailable;
   if (code != absl::StatusCode::kUnavailable) return absl::Status(code, status.error_message());
   return absl::UnavailableError(absl::StrCat(address_, ": ", status.error_message()));

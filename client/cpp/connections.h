@@ -1,4 +1,4 @@
-// The connections to one server, and the way calls are spread over them.
+// The connections to one server, and the distribution of calls over them.
 #ifndef RAPT_CLIENT_CPP_CONNECTIONS_H_
 #define RAPT_CLIENT_CPP_CONNECTIONS_H_
 
@@ -28,7 +28,7 @@ struct Connection {
   std::atomic<int> calls_in_flight{0};
 };
 
-// A call's use of a connection: counted while it lives. Movable, thread-compatible.
+// A call's use of a connection, counted while the lease lives. Movable, thread-compatible.
 class ConnectionLease {
  public:
   explicit ConnectionLease(Connection& connection);
@@ -37,39 +37,39 @@ class ConnectionLease {
   const Connection* operator->() const { return connection_.get(); }
 
  private:
-  struct Return {
+  struct Release {
     void operator()(Connection* connection) const;
   };
-  std::unique_ptr<Connection, Return> connection_;
+  std::unique_ptr<Connection, Release> connection_;
 };
 
-// What the connections are secured with, and the token that calls carry. InvalidArgument where the
-// options contradict each other, or a file can't be read.
+// Returns the credentials of the connections, with the token that calls carry. InvalidArgument if
+// the options contradict each other or a file can't be read.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> CredentialsFor(const std::string& address,
                                                                          const Options& options);
 
 // Thread-safe.
 class Connections {
  public:
-  // With those that CredentialsFor() gives.
+  // REQUIRES: `credentials` came from CredentialsFor().
   Connections(const std::string& address, const Options& options,
               const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
-  // Blocks until the first connection stands. Unavailable, with the address, when it is refused or
-  // the time is over.
+  // Blocks until the first connection is ready. Unavailable, with the address, if it is refused or
+  // the timeout expires.
   absl::Status WaitUntilReady(std::chrono::nanoseconds timeout);
 
-  // The connection with the fewest calls in flight; the first of equals, so that a caller who sends
-  // one call after the other stays on one warm connection.
+  // Returns the connection with the fewest calls in flight. Ties go to the first one, so that
+  // sequential calls stay on one warm connection.
   ConnectionLease LeastBusy();
 
-  // For who spreads calls himself; `i` counts on from the last one at the first again.
+  // For callers that distribute calls themselves. `i` wraps around.
   const Connection& at(int i) const {
     return *connections_[static_cast<size_t>(i) % connections_.size()];
   }
 
-  // The same code and message; Unavailable with the address before it, which is also what Cancelled
-  // means unless the caller stopped the call.
+  // Keeps code and message. Unavailable gets the address as a prefix. Cancelled becomes Unavailable
+  // unless the caller stopped the call.
   absl::Status FromGrpc(const grpc::Status& status, bool was_stopped) const;
 
  private:

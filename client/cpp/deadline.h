@@ -1,4 +1,4 @@
-// A point in time on the clock that nobody sets.
+// A deadline on the monotonic clock.
 #ifndef RAPT_CLIENT_CPP_DEADLINE_H_
 #define RAPT_CLIENT_CPP_DEADLINE_H_
 
@@ -11,7 +11,7 @@ namespace rapt::client {
 
 class Deadline {
  public:
-  // A negative timeout is none at all and more than a year is a year, so that no sum overflows.
+  // Clamps the timeout to between 0 and a year, so that no sum overflows.
   static Deadline After(std::chrono::nanoseconds timeout) {
     using std::chrono::nanoseconds;
     return Deadline(Clock::now() +

@@ -3,7 +3,7 @@
 namespace rapt::client {
 namespace {
 
-// A slice of its own costs about as much as copying so many bytes.
+// A separate slice costs about as much as copying this many bytes.
 constexpr size_t kCopiedBytes = 4096;
 
 }  // namespace

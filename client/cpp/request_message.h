@@ -15,20 +15,20 @@ namespace rapt::client {
 // Thread-compatible.
 class RequestMessage {
  public:
-  // What is not a payload, payloads too small to travel by reference included; then a payload,
-  // which may be empty.
+  // Serialized bytes, which include payloads too small to be sent by reference, followed by a
+  // payload, which may be empty.
   struct Piece {
     std::string bytes;
     absl::Span<const std::byte> payload;
   };
 
   void Append(absl::string_view bytes);
-  // The payload outlives the message.
+  // REQUIRES: the payload outlives the message.
   void AppendPayload(absl::Span<const std::byte> payload);
   void Prepend(absl::string_view bytes);
 
   int64_t size() const { return size_; }
-  // In their order.
+  // In order.
   const std::vector<Piece>& pieces() const { return pieces_; }
 
  private:

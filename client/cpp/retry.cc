@@ -22,7 +22,7 @@ absl::Status Validate(const RetryPolicy& policy) {
   if (policy.initial_backoff.count() < 0 || policy.max_backoff < policy.initial_backoff) {
     return absl::InvalidArgumentError(
         absl::StrCat("retries.initial_backoff is ", policy.initial_backoff.count(),
-                     " ns and max_backoff ", policy.max_backoff.count(),
+                     " ns and retries.max_backoff ", policy.max_backoff.count(),
                      " ns; the first must be at least 0, the second at least the first"));
   }
   return absl::OkStatus();

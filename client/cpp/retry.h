@@ -1,4 +1,4 @@
-// Whether and when a failed attempt is made again.
+// Whether and when a failed attempt is retried.
 #ifndef RAPT_CLIENT_CPP_RETRY_H_
 #define RAPT_CLIENT_CPP_RETRY_H_
 
@@ -13,8 +13,8 @@ namespace rapt::client {
 // InvalidArgument names the field.
 absl::Status Validate(const RetryPolicy& policy);
 
-// The wait before another attempt, or nothing when the error stands. `attempts` have been made, the
-// last one failed with `code`; `random` is in [0, 1).
+// Returns the delay before the next attempt, or nullopt if the error is final. `attempts` were
+// made, and the last one failed with `code`. `random` is in [0, 1).
 std::optional<std::chrono::nanoseconds> DelayBeforeRetry(const RetryPolicy& policy,
                                                          absl::StatusCode code, int attempts,
                                                          std::chrono::nanoseconds time_left,

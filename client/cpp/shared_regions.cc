@@ -20,14 +20,14 @@ namespace {
 
 using inference::GRPCInferenceService;
 
-// A region serves calls of any size up to its own: few sizes, used again often.
-constexpr int64_t kLeastRegionBytes = 1 << 20;
+// Regions have few sizes, so that they are reused often.
+constexpr int64_t kMinRegionBytes = 1 << 20;
 
-// The server maps and unmaps in microseconds; who waits longer waits in vain.
-constexpr std::chrono::seconds kRegistrationTime{1};
+// The server maps and unmaps in microseconds. A longer wait means that it does not answer.
+constexpr std::chrono::seconds kRegistrationTimeout{1};
 
 int64_t RegionBytes(int64_t bytes) {
-  int64_t size = kLeastRegionBytes;
+  int64_t size = kMinRegionBytes;
   while (size < bytes) size *= 2;
   return size;
 }
@@ -40,7 +40,7 @@ std::string NewName() {
 }  // namespace
 
 bool IsSameMachine(const std::string& address) {
-  // Of several servers, the one that registers a region is not the one that computes in it.
+  // With several servers, the call may reach one that has not registered the region.
   if (absl::StrContains(address, ',')) return false;
   absl::string_view host = address;
   for (const absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"}) {
@@ -61,7 +61,7 @@ std::unique_ptr<SharedRegion> SharedRegion::Make(int64_t bytes) {
   const int descriptor = shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
   if (descriptor < 0) return nullptr;
   void* data = MAP_FAILED;
-  // All pages at once: what can't be had is found out here, and not by a signal.
+  // Allocates all pages now. Otherwise a lack of memory would raise SIGBUS later.
   if (posix_fallocate(descriptor, 0, bytes) == 0) {
     data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
                 0);
@@ -111,7 +111,7 @@ void Unregister(const SharedRegion& region, const Connection& connection,
       ->SystemSharedMemoryUnregister(&context, request, &response);
 }
 
-// Unregisters a region in the background, then lets go of it and deletes itself.
+// Unregisters a region in the background, then destroys it and itself.
 class SharedRegions::Unregistration {
  public:
   Unregistration(SharedRegions& regions, std::unique_ptr<SharedRegion> region)
@@ -120,7 +120,7 @@ class SharedRegions::Unregistration {
         connection_(regions.connections_.LeastBusy()),
         stub_(GRPCInferenceService::NewStub(connection_->channel)) {
     request_.set_name(region_->name());
-    context_.set_deadline(Deadline::After(kRegistrationTime).ToGrpc());
+    context_.set_deadline(Deadline::After(kRegistrationTimeout).ToGrpc());
   }
 
   void Start() {
@@ -132,7 +132,7 @@ class SharedRegions::Unregistration {
   void End() {
     SharedRegions& regions = regions_;
     delete this;
-    regions.FreePlace();
+    regions.ReleaseSlot();
   }
 
   SharedRegions& regions_;
@@ -145,7 +145,7 @@ class SharedRegions::Unregistration {
 };
 
 SharedRegions::SharedRegions(const std::string& address, Connections& connections)
-    : connections_(connections), is_offered_(IsSameMachine(address)) {}
+    : connections_(connections), is_available_(IsSameMachine(address)) {}
 
 SharedRegions::~SharedRegions() {
   std::vector<std::unique_ptr<SharedRegion>> idle;
@@ -163,7 +163,7 @@ std::unique_ptr<SharedRegion> SharedRegions::Take(int64_t bytes, const Deadline&
   std::unique_ptr<SharedRegion> too_small;
   {
     MutexLock lock(mutex_);
-    if (!is_offered_) return nullptr;
+    if (!is_available_) return nullptr;
     if (std::unique_ptr<SharedRegion> region = TakeIdle(bytes)) return region;
     if (regions_ < kMaxRegions) {
       ++regions_;
@@ -180,16 +180,16 @@ std::unique_ptr<SharedRegion> SharedRegions::Take(int64_t bytes, const Deadline&
   }
   std::unique_ptr<SharedRegion> region = SharedRegion::Make(RegionBytes(bytes));
   if (region == nullptr) {
-    FreePlace();
+    ReleaseSlot();
     return nullptr;
   }
   if (RegisterNow(*region, deadline, stop)) return region;
-  Discard(std::move(region));  // the server may have it all the same
+  Discard(std::move(region));  // the server may have registered it nevertheless
   return nullptr;
 }
 
 std::unique_ptr<SharedRegion> SharedRegions::TakeIdle(int64_t bytes) {
-  // The smallest that is large enough.
+  // Best fit.
   auto best = idle_.end();
   for (auto region = idle_.begin(); region != idle_.end(); ++region) {
     const size_t size = (*region)->bytes().size();
@@ -205,7 +205,7 @@ std::unique_ptr<SharedRegion> SharedRegions::TakeIdle(int64_t bytes) {
 bool SharedRegions::RegisterNow(SharedRegion& region, const Deadline& deadline,
                                 const std::stop_token& stop) {
   const Deadline soon =
-      Deadline::After(std::min<std::chrono::nanoseconds>(kRegistrationTime, deadline.left()));
+      Deadline::After(std::min<std::chrono::nanoseconds>(kRegistrationTimeout, deadline.left()));
   const ConnectionLease connection = connections_.LeastBusy();
   const grpc::Status status = Register(region, *connection, soon, stop);
   if (status.ok()) return true;
@@ -214,11 +214,11 @@ bool SharedRegions::RegisterNow(SharedRegion& region, const Deadline& deadline,
                           status.error_code() == grpc::StatusCode::CANCELLED ||
                           status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
   MutexLock lock(mutex_);
-  is_offered_ = is_offered_ && may_change;
+  is_available_ = is_available_ && may_change;
   return false;
 }
 
-void SharedRegions::GiveBack(std::unique_ptr<SharedRegion> region) {
+void SharedRegions::Return(std::unique_ptr<SharedRegion> region) {
   MutexLock lock(mutex_);
   idle_.push_back(std::move(region));
 }
@@ -227,7 +227,7 @@ void SharedRegions::Discard(std::unique_ptr<SharedRegion> region) {
   (new Unregistration(*this, std::move(region)))->Start();
 }
 
-void SharedRegions::FreePlace() {
+void SharedRegions::ReleaseSlot() {
   MutexLock lock(mutex_);
   if (--regions_ == 0) no_regions_.SignalAll();
 }

@@ -1,4 +1,4 @@
-// Memory that the client shares with a server on the same machine.
+// Shared memory between the client and a server on the same machine.
 #ifndef RAPT_CLIENT_CPP_SHARED_REGIONS_H_
 #define RAPT_CLIENT_CPP_SHARED_REGIONS_H_
 
@@ -19,20 +19,21 @@
 
 namespace rapt::client {
 
-// Whether it is a loopback address or a Unix domain socket, of one server.
+// Returns true for a loopback address or a Unix domain socket of a single server.
 bool IsSameMachine(const std::string& address);
 
-// A mapped object of POSIX shared memory. Has a name in the file system until Unlink().
+// A mapped POSIX shared memory object. It has a name in the file system until Unlink().
 // Thread-compatible.
 class SharedRegion {
  public:
-  // Null where the system refuses.
+  // Returns nullptr if the system refuses.
   static std::unique_ptr<SharedRegion> Make(int64_t bytes);
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;
   SharedRegion& operator=(const SharedRegion&) = delete;
 
-  // "rapt-", and what nobody can guess: of the object, and of the region at the server.
+  // "rapt-" and a random suffix that can't be guessed. Names both the object and the server's
+  // region.
   const std::string& name() const { return name_; }
   absl::Span<std::byte> bytes() const { return bytes_; }
   void Unlink();
@@ -46,37 +47,35 @@ class SharedRegion {
   bool is_linked_ = true;
 };
 
-// At the server that the connection leads to; afterwards the object has no name any more. A stop
-// ends it.
+// Registers the region with the server, then unlinks the object. `stop` cancels the call.
 grpc::Status Register(SharedRegion& region, const Connection& connection, const Deadline& deadline,
                       const std::stop_token& stop = {});
-// Where that fails, the server is gone, and its mapping with it.
+// If this fails, the server is gone, and its mapping with it.
 void Unregister(const SharedRegion& region, const Connection& connection, const Deadline& deadline);
 
-// Regions that the server has registered, used again from call to call. Their objects lose their
-// names as soon as the server has mapped them, so that nothing stays behind, whatever becomes of
-// this process.
+// A pool of regions registered with the server and reused from call to call. An object is unlinked
+// as soon as the server has mapped it, so nothing is left behind if this process crashes.
 //
-// Thread-safe. Unregisters what it has on destruction, for which it waits a second at most.
+// Thread-safe. The destructor unregisters all regions and waits at most a second for that.
 class SharedRegions {
  public:
-  // `connections` outlive it.
+  // REQUIRES: `connections` outlives this object.
   SharedRegions(const std::string& address, Connections& connections);
   ~SharedRegions();
   SharedRegions(const SharedRegions&) = delete;
   SharedRegions& operator=(const SharedRegions&) = delete;
 
-  // One of at least `bytes`, for one call. Null where there is none to be had: the server is
-  // elsewhere, does not allow it, or does not answer before the deadline, a stop or soon; so many
-  // calls use some already, or a smaller one makes room for the calls to come. Once a server has
-  // refused, it is not asked again.
+  // Returns a region of at least `bytes` for one call. Returns nullptr if the server is on another
+  // machine, does not allow shared memory or does not answer in time, if all regions are in use, or
+  // if a smaller idle region has to be evicted first. A server that has refused once is not asked
+  // again.
   std::unique_ptr<SharedRegion> Take(int64_t bytes, const Deadline& deadline,
                                      const std::stop_token& stop);
 
-  // After its call is over, at the server as well.
-  void GiveBack(std::unique_ptr<SharedRegion> region);
-  // After a call that may not be over at the server, or of which it does not know the region any
-  // more. Does not wait for the server: unregisters it in the background.
+  // REQUIRES: the call has finished at the server too.
+  void Return(std::unique_ptr<SharedRegion> region);
+  // For a call that may still run at the server, or a region that the server no longer knows.
+  // Unregisters the region in the background, without waiting.
   void Discard(std::unique_ptr<SharedRegion> region);
 
  private:
@@ -85,13 +84,13 @@ class SharedRegions {
 
   std::unique_ptr<SharedRegion> TakeIdle(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool RegisterNow(SharedRegion& region, const Deadline& deadline, const std::stop_token& stop);
-  void FreePlace();
+  void ReleaseSlot();
 
   Connections& connections_;
 
   Mutex mutex_;
   CondVar no_regions_;
-  bool is_offered_ ABSL_GUARDED_BY(mutex_);
+  bool is_available_ ABSL_GUARDED_BY(mutex_);
   int regions_ ABSL_GUARDED_BY(mutex_) = 0;  // in use, idle and being unregistered
   std::vector<std::unique_ptr<SharedRegion>> idle_ ABSL_GUARDED_BY(mutex_);
 };

@@ -8,13 +8,14 @@ namespace {
 
 constexpr char kAttendStream[] = "/rapt.v1.AttentionService/AttendStream";
 
-// What a completion is about.
+// The operation that a completion belongs to.
 enum Event : intptr_t { kStarted = 1, kWritten, kReadDone, kFinished };
 
 void* TagOf(Event event) { return reinterpret_cast<void*>(event); }
 
-// The message; its payloads, which `bytes` holds, by reference.
-grpc::ByteBuffer Keeping(const RequestMessage& message, const std::shared_ptr<std::string>& bytes) {
+// Refers to the payloads, which `bytes` owns.
+grpc::ByteBuffer MakeOwningBuffer(const RequestMessage& message,
+                                  const std::shared_ptr<std::string>& bytes) {
   using Owner = std::shared_ptr<std::string>;
   std::vector<grpc::Slice> slices;
   for (const RequestMessage::Piece& piece : message.pieces()) {
@@ -30,12 +31,12 @@ grpc::ByteBuffer Keeping(const RequestMessage& message, const std::shared_ptr<st
 }  // namespace
 
 StreamCall::StreamCall(const Connection& connection, grpc::ClientContext& context,
-                       const StreamCut& cut, const StreamOptions& options, Loan& loan,
-                       StreamResult& result)
+                       const StreamCut& cut, const StreamOptions& options,
+                       BorrowedPayloads& payloads, StreamResult& result)
     : context_(context),
       cut_(cut),
       options_(options),
-      loan_(loan),
+      payloads_(payloads),
       result_(result),
       call_(grpc::GenericStub(connection.channel).PrepareCall(&context, kAttendStream, &queue_)) {
   progress_.bytes = cut.bytes();
@@ -75,7 +76,7 @@ void StreamCall::OnStarted(bool ok) {
     return;
   }
   Read();
-  sent_ = loan_.Lend(cut_.Header());
+  sent_ = payloads_.MakeBuffer(cut_.Header());
   is_writing_ = true;
   call_->Write(sent_, TagOf(kWritten));
 }
@@ -83,7 +84,7 @@ void StreamCall::OnStarted(bool ok) {
 void StreamCall::OnWritten(bool ok) {
   is_writing_ = false;
   sent_.Clear();
-  if (!ok) is_closed_ = true;  // the status will say why
+  if (!ok) is_closed_ = true;  // the status says why
   if (is_closed_) return;
   if (next_chunk_ > 0) {
     progress_.sent_bytes += cut_.BytesOf(cut_.chunks()[next_chunk_ - 1]);
@@ -98,7 +99,7 @@ void StreamCall::WriteNext() {
     return call_->WritesDone(TagOf(kWritten));
   }
   absl::StatusOr<grpc::ByteBuffer> chunk = NextChunk();
-  if (!chunk.ok()) return GiveUp(chunk.status());
+  if (!chunk.ok()) return Abort(chunk.status());
   sent_ = *std::move(chunk);
   is_writing_ = true;
   call_->Write(sent_, TagOf(kWritten));
@@ -106,11 +107,11 @@ void StreamCall::WriteNext() {
 
 absl::StatusOr<grpc::ByteBuffer> StreamCall::NextChunk() {
   const StreamChunk& chunk = cut_.chunks()[next_chunk_++];
-  if (!cut_.IsMade(chunk)) return loan_.Lend(cut_.Chunk(chunk));
+  if (!cut_.IsMade(chunk)) return payloads_.MakeBuffer(cut_.Chunk(chunk));
   std::shared_ptr<std::string> bytes;
   const absl::StatusOr<RequestMessage> message = cut_.MakeChunk(chunk, bytes);
   if (!message.ok()) return message.status();
-  return Keeping(*message, bytes);
+  return MakeOwningBuffer(*message, bytes);
 }
 
 void StreamCall::Read() { call_->Read(&received_, TagOf(kReadDone)); }
@@ -120,20 +121,20 @@ void StreamCall::OnRead(bool ok) {
     is_read_ = true;
     return;
   }
-  if (absl::Status status = TakeAnswer(); !status.ok()) GiveUp(std::move(status));
-  Read();  // to the end, which follows at once where the call was given up
+  if (absl::Status status = TakeResponse(); !status.ok()) Abort(std::move(status));
+  Read();  // until the end, which comes at once after TryCancel()
 }
 
-absl::Status StreamCall::TakeAnswer() {
+absl::Status StreamCall::TakeResponse() {
   if (!own_error_.ok()) return absl::OkStatus();
   std::vector<grpc::Slice> slices;
   if (!received_.Dump(&slices).ok()) {
-    return absl::InternalError("the server's answer can't be read");
+    return absl::InternalError("malformed response from server: its bytes can't be read");
   }
   return result_.Take({PlacesOf(slices)}, static_cast<int64_t>(received_.Length()));
 }
 
-void StreamCall::GiveUp(absl::Status why) {
+void StreamCall::Abort(absl::Status why) {
   own_error_.Update(why);
   is_closed_ = true;
   context_.TryCancel();

@@ -10,22 +10,23 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "client/cpp/borrowed_payloads.h"
 #include "client/cpp/connections.h"
-#include "client/cpp/loan.h"
 #include "client/cpp/stream_codec.h"
 
 namespace rapt::client {
 
-// Sends the chunks of a call, one write at a time, and takes whatever comes meanwhile, all on the
-// thread that runs it. Used once.
+// Sends the chunks of a call, one write at a time, and reads responses meanwhile, all on the
+// calling thread. Use once.
 class StreamCall {
  public:
-  // Everything outlives it. `loan` is not waited for.
+  // REQUIRES: all arguments outlive this object. Run() does not wait until gRPC has released
+  // `payloads`.
   StreamCall(const Connection& connection, grpc::ClientContext& context, const StreamCut& cut,
-             const StreamOptions& options, Loan& loan, StreamResult& result);
+             const StreamOptions& options, BorrowedPayloads& payloads, StreamResult& result);
 
-  // Blocks until the call is over. An error of ours, or of the function that makes chunks, is in
-  // `own_error`.
+  // Blocks until the call has finished. Sets `own_error` if the client or the function that makes
+  // chunks failed.
   grpc::Status Run(absl::Status& own_error);
 
  private:
@@ -35,13 +36,13 @@ class StreamCall {
   void WriteNext();
   void Read();
   absl::StatusOr<grpc::ByteBuffer> NextChunk();
-  absl::Status TakeAnswer();
-  void GiveUp(absl::Status why);
+  absl::Status TakeResponse();
+  void Abort(absl::Status why);
 
   grpc::ClientContext& context_;
   const StreamCut& cut_;
   const StreamOptions& options_;
-  Loan& loan_;
+  BorrowedPayloads& payloads_;
   StreamResult& result_;
   grpc::CompletionQueue queue_;
   const std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
@@ -49,8 +50,8 @@ class StreamCall {
   size_t next_chunk_ = 0;
   StreamProgress progress_;
   bool is_writing_ = false;
-  bool is_closed_ = false;  // no more is written
-  bool is_read_ = false;    // nothing more comes
+  bool is_closed_ = false;  // no more writes
+  bool is_read_ = false;    // no more reads
   absl::Status own_error_;
   grpc::ByteBuffer sent_;
   grpc::ByteBuffer received_;

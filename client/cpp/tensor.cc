@@ -51,7 +51,7 @@ Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<const void> owner,
                absl::Span<const std::byte> bytes)
     : dtype_(dtype), shape_(std::move(shape)), owner_(std::move(owner)), bytes_(bytes) {
   RAPT_CHECK(ByteSize(dtype_, shape_) == static_cast<int64_t>(bytes_.size()),
-             "a tensor's bytes are as many as its shape and type say");
+             "the number of bytes must match the shape and type of the tensor");
 }
 
 Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<const std::string> bytes)
@@ -62,7 +62,7 @@ Tensor::Tensor(DType dtype, Shape shape, std::string bytes)
     : Tensor(dtype, std::move(shape), std::make_shared<const std::string>(std::move(bytes))) {}
 
 void Tensor::CheckDType(DType wanted) const {
-  RAPT_CHECK(wanted == dtype_, "values<T>() takes the T of the tensor's dtype()");
+  RAPT_CHECK(wanted == dtype_, "T of values<T>() must match the dtype() of the tensor");
 }
 
 }  // namespace rapt::client

@@ -1,4 +1,4 @@
-// Three tokens attend to one another, on a server: attend [HOST:PORT]
+// Example: self-attention of three tokens on a server. Usage: attend [HOST:PORT]
 #include <chrono>
 #include <cstdio>
 #include <memory>

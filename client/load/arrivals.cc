@@ -22,21 +22,22 @@ nanoseconds ToNanoseconds(double seconds) {
   return std::chrono::duration_cast<nanoseconds>(Seconds(seconds));
 }
 
-// How many arrivals a segment expects from its start to its end.
+// Returns the expected number of arrivals in the segment.
 double Expected(const RateSegment& segment) {
   return Seconds(segment.duration).count() * (segment.from + segment.to) / 2;
 }
 
-// How long a segment takes until it expects `arrivals`, which are no more than Expected().
+// Returns the time at which the expected number of arrivals reaches `arrivals`. REQUIRES:
+// `arrivals` <= Expected().
 double SecondsUntil(const RateSegment& segment, double arrivals) {
   if (arrivals <= 0) return 0;
   const double slope = (segment.to - segment.from) / Seconds(segment.duration).count();
   const double square = segment.from * segment.from + 2 * slope * arrivals;
-  // The solution of from*t + slope*t^2/2 = arrivals that has no difference of near numbers.
+  // Solves from*t + slope*t^2/2 = arrivals in the form without cancellation.
   return 2 * arrivals / (segment.from + std::sqrt(std::max(square, 0.0)));
 }
 
-// When `arrivals` of them are expected since the start.
+// Returns the time at which `arrivals` are expected since the start.
 double TimeOf(const std::vector<RateSegment>& segments, double arrivals) {
   double begin = 0;
   for (const RateSegment& segment : segments) {
@@ -115,7 +116,7 @@ std::optional<nanoseconds> Arrivals::Next() {
     if (next_ == times_.size()) return std::nullopt;
     return times_[next_++];
   }
-  // A process whose rate changes is one of rate 1 on a clock that counts expected arrivals.
+  // A process of varying rate is one of rate 1 in units of expected arrivals.
   if (random_) expected_ += std::exponential_distribution<double>()(*random_);
   const double time = TimeOf(segments_, expected_);
   if (!random_) expected_ += 1;
@@ -150,12 +151,14 @@ absl::StatusOr<Trace> ParseTrace(std::string_view text) {
     lines.back().shape = static_cast<size_t>(known - trace.shapes.begin());
     if (known == trace.shapes.end()) trace.shapes.emplace_back(shape);
   }
-  if (lines.empty()) return absl::InvalidArgumentError("the trace has no request");
+  if (lines.empty())
+    return absl::InvalidArgumentError("the trace is empty; it must have at least one request");
   std::stable_sort(lines.begin(), lines.end(),
                    [](const Line& a, const Line& b) { return a.time < b.time; });
   for (const Line& line : lines) {
     if (line.shape.has_value() == trace.shapes.empty()) {
-      return absl::InvalidArgumentError("every line of the trace has a shape, or none has");
+      return absl::InvalidArgumentError(
+          "some lines of the trace have a shape and some have none; all or none must have one");
     }
     trace.times.push_back(line.time);
     if (line.shape) trace.shape_of.push_back(*line.shape);

@@ -16,13 +16,13 @@
 namespace rapt::load {
 namespace {
 
-// The library's type of the same name.
+// Returns the library's type of the same name.
 DType ToLibrary(client::DType dtype) {
   for (const DType type :
        {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kBool}) {
     if (NameOf(type) == client::NameOf(dtype)) return type;
   }
-  RAPT_CHECK(false, "a call's tensors are floats or bools");
+  RAPT_CHECK(false, "tensors of a call must be floats or bools");
 }
 
 int64_t Product(const client::Shape& shape) {
@@ -50,7 +50,7 @@ void Fill(DType dtype, absl::Span<std::byte> bytes, uint64_t seed) {
   }
 }
 
-// What rounding may make of a mean of numbers below 1.
+// The rounding error allowed in a mean of numbers below 1.
 double Tolerance(client::DType dtype) {
   switch (dtype) {
     case client::DType::kFloat64:
@@ -73,7 +73,7 @@ TensorView ViewOf(const client::TensorView& view) {
   return {view.data.data(), ToLibrary(view.dtype), dims, RowMajorStrides(dims)};
 }
 
-// First, middle and last.
+// Returns the first, middle and last index.
 std::set<int64_t> Sample(int64_t size) { return {0, size / 2, size - 1}; }
 
 }  // namespace
@@ -102,7 +102,7 @@ CallData::CallData(const CallShape& shape, uint64_t seed) : shape_(shape) {
     case MaskKind::kBool:
       call_.mask = NewTensor(client::DType::kBool, {1, 1, s.queries, s.keys}, tensor_seed(4));
       for (int64_t i = 0; i < s.queries; ++i) {
-        buffers_.back().data()[i * s.keys] = std::byte{1};  // a query without a key is no use
+        buffers_.back().data()[i * s.keys] = std::byte{1};  // every query sees a key
       }
       break;
     case MaskKind::kFloat:
@@ -135,7 +135,7 @@ int64_t CallData::y_bytes() const { return static_cast<int64_t>(call_.q.data.siz
 absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
   const CallShape& s = shape_;
   if (static_cast<int64_t>(y.size()) != y_bytes()) {
-    return absl::InternalError(absl::StrFormat("an answer to %s has %d bytes of Y, not %d",
+    return absl::InternalError(absl::StrFormat("the response to %s has %d bytes of Y; expected %d",
                                                Describe(s), y.size(), y_bytes()));
   }
   Problem problem{.dtype = ToLibrary(s.dtype),
@@ -176,9 +176,9 @@ absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
           const double got = LoadElement(answer.Row(b, h, i), problem.dtype, d);
           const double error = std::abs(got - wanted[static_cast<size_t>(d)]);
           if (error <= Tolerance(s.dtype)) continue;  // false for NaN
-          return absl::InternalError(absl::StrFormat(
-              "an answer to %s is wrong: Y[%d, %d, %d, %d] is %g, the definition gives %g",
-              Describe(s), b, h, i, d, got, wanted[static_cast<size_t>(d)]));
+          return absl::InternalError(
+              absl::StrFormat("the response to %s is wrong: Y[%d, %d, %d, %d] is %g; expected %g",
+                              Describe(s), b, h, i, d, got, wanted[static_cast<size_t>(d)]));
         }
       }
     }

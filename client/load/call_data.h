@@ -1,4 +1,4 @@
-// The tensors of one shape, filled with reproducible numbers, and the check of an answer to them.
+// The tensors of one shape, filled with reproducible numbers, and a check of responses.
 #ifndef RAPT_CLIENT_LOAD_CALL_DATA_H_
 #define RAPT_CLIENT_LOAD_CALL_DATA_H_
 
@@ -14,21 +14,21 @@
 
 namespace rapt::load {
 
-// Immutable, so thread-safe. Q, K, V and float masks are uniform in [-1, 1).
+// Immutable and therefore thread-safe. Q, K, V and float masks are uniform in [-1, 1).
 class CallData {
  public:
-  // Throws std::bad_alloc where there is no memory for them.
+  // Throws std::bad_alloc if memory runs out.
   CallData(const CallShape& shape, uint64_t seed);
 
   const CallShape& shape() const { return shape_; }
-  // Views of this object's memory.
+  // Refers to this object's memory.
   const client::AttendCall& call() const { return call_; }
-  // Of all inputs, and of Y.
+  // The sizes of all inputs, and of Y.
   int64_t input_bytes() const;
   int64_t y_bytes() const;
 
-  // Compares rows of Y, a few of each, with the definition in float64. Internal says which row is
-  // off by how much.
+  // Compares a sample of the rows of Y with the definition in float64. Internal names an element
+  // that differs.
   absl::Status CheckY(absl::Span<const std::byte> y) const;
 
  private:

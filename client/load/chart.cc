@@ -13,10 +13,10 @@ constexpr double kWidth = 760, kHeight = 300;
 constexpr double kLeft = 70, kRight = 150, kTop = 36, kBottom = 48;
 constexpr size_t kColours = 6;
 
-// From values to places on the paper.
-class Paper {
+// Maps values to coordinates.
+class PlotArea {
  public:
-  explicit Paper(const Chart& chart) {
+  explicit PlotArea(const Chart& chart) {
     bool is_first = true;
     double high = 0;
     for (const Line& line : chart.lines) {
@@ -52,19 +52,19 @@ class Paper {
   std::vector<double> y_steps_;
 };
 
-void DrawAxes(const Chart& chart, const Paper& paper, std::string& svg) {
+void DrawAxes(const Chart& chart, const PlotArea& plot, std::string& svg) {
   const double bottom = kHeight - kBottom, right = kWidth - kRight;
-  for (const double y : paper.y_steps()) {
+  for (const double y : plot.y_steps()) {
     absl::StrAppendFormat(&svg,
                           "<line class='grid' x1='%.1f' x2='%.1f' y1='%.1f' y2='%.1f'/>"
                           "<text class='tick' x='%.1f' y='%.1f' text-anchor='end'>%g</text>\n",
-                          kLeft, right, paper.Y(y), paper.Y(y), kLeft - 8, paper.Y(y) + 4, y);
+                          kLeft, right, plot.Y(y), plot.Y(y), kLeft - 8, plot.Y(y) + 4, y);
   }
-  for (const Tick& tick : chart.x_ticks.empty() ? paper.XTicks() : chart.x_ticks) {
+  for (const Tick& tick : chart.x_ticks.empty() ? plot.XTicks() : chart.x_ticks) {
     absl::StrAppendFormat(&svg,
                           "<line class='grid' x1='%.1f' x2='%.1f' y1='%.1f' y2='%.1f'/>"
                           "<text class='tick' x='%.1f' y='%.1f' text-anchor='middle'>%s</text>\n",
-                          paper.X(tick.at), paper.X(tick.at), bottom, bottom + 5, paper.X(tick.at),
+                          plot.X(tick.at), plot.X(tick.at), bottom, bottom + 5, plot.X(tick.at),
                           bottom + 19, EscapeHtml(tick.label));
   }
   absl::StrAppendFormat(&svg,
@@ -76,19 +76,19 @@ void DrawAxes(const Chart& chart, const Paper& paper, std::string& svg) {
                         EscapeHtml(chart.x_label), (kTop + bottom) / 2, EscapeHtml(chart.y_label));
 }
 
-void DrawLine(const Line& line, size_t index, const Paper& paper, std::string& svg) {
+void DrawLine(const Line& line, size_t index, const PlotArea& plot, std::string& svg) {
   const size_t colour = index % kColours;
   absl::StrAppendFormat(&svg, "<polyline style='stroke:var(--line%d)' points='", colour);
   for (const auto& [x, y] : line.points) {
-    absl::StrAppendFormat(&svg, "%.1f,%.1f ", paper.X(x), paper.Y(y));
+    absl::StrAppendFormat(&svg, "%.1f,%.1f ", plot.X(x), plot.Y(y));
   }
   svg += "'/>\n";
-  // A pointer resting on a point reads its value.
+  // The title shows a point's value under the pointer.
   for (const auto& [x, y] : line.points) {
     absl::StrAppendFormat(&svg,
                           "<circle style='fill:var(--line%d)' cx='%.1f' cy='%.1f' r='2'>"
                           "<title>%s: %.4g</title></circle>\n",
-                          colour, paper.X(x), paper.Y(y), EscapeHtml(line.name), y);
+                          colour, plot.X(x), plot.Y(y), EscapeHtml(line.name), y);
   }
   const double y = kTop + 8 + 20 * static_cast<double>(index);
   absl::StrAppendFormat(&svg,
@@ -126,9 +126,9 @@ std::vector<double> RoundSteps(double low, double high, int count) {
 std::string DrawSvg(const Chart& chart) {
   std::string svg = absl::StrFormat("<svg viewBox='0 0 %g %g' role='img' aria-label='%s'>\n",
                                     kWidth, kHeight, EscapeHtml(chart.title));
-  const Paper paper(chart);
-  DrawAxes(chart, paper, svg);
-  for (size_t i = 0; i < chart.lines.size(); ++i) DrawLine(chart.lines[i], i, paper, svg);
+  const PlotArea plot(chart);
+  DrawAxes(chart, plot, svg);
+  for (size_t i = 0; i < chart.lines.size(); ++i) DrawLine(chart.lines[i], i, plot, svg);
   return svg + "</svg>\n";
 }
 

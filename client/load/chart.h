@@ -1,4 +1,4 @@
-// Line charts as SVG, for pages.
+// Line charts as SVG.
 #ifndef RAPT_CLIENT_LOAD_CHART_H_
 #define RAPT_CLIENT_LOAD_CHART_H_
 
@@ -10,7 +10,7 @@ namespace rapt::load {
 
 struct Line {
   std::string name;
-  std::vector<std::pair<double, double>> points;  // x rising, finite
+  std::vector<std::pair<double, double>> points;  // sorted by x, finite
 };
 
 struct Tick {
@@ -23,16 +23,17 @@ struct Chart {
   std::string x_label;
   std::string y_label;
   std::vector<Tick> x_ticks = {};  // empty: round numbers
-  std::vector<Line> lines = {};    // at most six have colours of their own
+  std::vector<Line> lines = {};    // colours repeat after six
 };
 
-// Starts at 0 on the y axis. Colours are the page's variables --line0 to --line5, --ink, --grid.
+// The y axis starts at 0. Colours are the page's CSS variables --line0 to --line5, --ink and
+// --grid.
 std::string DrawSvg(const Chart& chart);
 
-// Round numbers, about `count` of them, from 0 or below `low` to `high` or above.
+// Returns about `count` round numbers that cover `low` to `high`.
 std::vector<double> RoundSteps(double low, double high, int count);
 
-// For text in HTML and SVG.
+// Escapes text for HTML and SVG.
 std::string EscapeHtml(const std::string& text);
 
 }  // namespace rapt::load

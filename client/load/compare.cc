@@ -18,7 +18,7 @@ using google::protobuf::Value;
 
 constexpr const char* kFigures[] = {"rate", "p50 ms", "p99 ms"};
 
-// What follows the names from the top; an empty value where there is none.
+// Returns the value at a path of names, or an empty value.
 const Value& At(const Struct& json, const std::vector<const char*>& names) {
   static const Value* const none = new Value();
   const Struct* object = &json;
@@ -53,8 +53,8 @@ Comparison CompareFigure(const std::string& figure, const Recorded& before, cons
   Comparison comparison{figure, before.figures.at(figure), after.figures.at(figure)};
   comparison.ratio = Ratio(comparison.after, comparison.before);
   comparison.low = comparison.high = comparison.ratio;
-  const std::vector<double>& first = before.stretches.at(figure);
-  const std::vector<double>& second = after.stretches.at(figure);
+  const std::vector<double>& first = before.intervals.at(figure);
+  const std::vector<double>& second = after.intervals.at(figure);
   const double whole = Ratio(Mean(second), Mean(first));
   if (first.size() < 2 || second.size() < 2 || !(whole > 0)) return comparison;
   std::vector<double> ratios;
@@ -62,7 +62,8 @@ Comparison CompareFigure(const std::string& figure, const Recorded& before, cons
     ratios.push_back(Ratio(MeanOfResample(second, 2 * n), MeanOfResample(first, 2 * n + 1)));
   }
   std::sort(ratios.begin(), ratios.end());
-  // The stretches' mean is not quite the whole run's figure: what they tell is the spread about it.
+  // The mean over intervals differs slightly from the figure of the whole run, so use only the
+  // spread around it.
   comparison.low *= ratios[kResamples * 25 / 1000] / whole;
   comparison.high *= ratios[kResamples * 975 / 1000] / whole;
   return comparison;
@@ -74,7 +75,7 @@ absl::StatusOr<Recorded> ReadReport(std::string_view text) {
   Struct json;
   if (!google::protobuf::util::JsonStringToMessage(std::string(text), &json).ok() ||
       At(json, {"format"}).string_value() != "rapt-load/1") {
-    return absl::InvalidArgumentError("it is no JSON report of rapt-load");
+    return absl::InvalidArgumentError("not a rapt-load JSON report");
   }
   Recorded recorded;
   recorded.label = At(json, {"label"}).string_value();
@@ -84,14 +85,14 @@ absl::StatusOr<Recorded> ReadReport(std::string_view text) {
   recorded.figures = {{"rate", At(json, {"summary", "rate"}).number_value()},
                       {"p50 ms", At(json, {"milliseconds", "latency", "p50"}).number_value()},
                       {"p99 ms", At(json, {"milliseconds", "latency", "p99"}).number_value()}};
-  for (const char* figure : kFigures) recorded.stretches[figure];
-  for (const Value& stretch : At(json, {"series"}).list_value().values()) {
-    const Struct& fields = stretch.struct_value();
+  for (const char* figure : kFigures) recorded.intervals[figure];
+  for (const Value& interval : At(json, {"series"}).list_value().values()) {
+    const Struct& fields = interval.struct_value();
     const double rate = At(fields, {"rate"}).number_value();
-    recorded.stretches["rate"].push_back(rate);
-    if (rate == 0) continue;  // nothing came back, so there is no latency
-    recorded.stretches["p50 ms"].push_back(At(fields, {"p50_ms"}).number_value());
-    recorded.stretches["p99 ms"].push_back(At(fields, {"p99_ms"}).number_value());
+    recorded.intervals["rate"].push_back(rate);
+    if (rate == 0) continue;  // no responses, so no latency
+    recorded.intervals["p50 ms"].push_back(At(fields, {"p50_ms"}).number_value());
+    recorded.intervals["p99 ms"].push_back(At(fields, {"p99_ms"}).number_value());
   }
   return recorded;
 }
@@ -105,11 +106,11 @@ std::vector<Comparison> Compare(const Recorded& before, const Recorded& after) {
 }
 
 std::string Table(const Recorded& before, const Recorded& after) {
-  const auto name = [](const Recorded& recorded, const char* otherwise) {
-    return recorded.label.empty() ? std::string(otherwise) : recorded.label;
+  const auto name = [](const Recorded& recorded, const char* fallback) {
+    return recorded.label.empty() ? std::string(fallback) : recorded.label;
   };
-  std::string out = absl::StrFormat("  %-10s%16s%16s%10s   95 of 100\n", "", name(before, "before"),
-                                    name(after, "after"), "ratio");
+  std::string out = absl::StrFormat("  %-10s%16s%16s%10s   95%% confidence\n", "",
+                                    name(before, "before"), name(after, "after"), "ratio");
   for (const Comparison& one : Compare(before, after)) {
     absl::StrAppendFormat(&out, "  %-10s%16.4g%16.4g%10.3f   %.3f to %.3f\n", one.figure,
                           one.before, one.after, one.ratio, one.low, one.high);

@@ -1,4 +1,4 @@
-// Two results, as their JSON reports have them, beside each other.
+// Compares two JSON reports.
 #ifndef RAPT_CLIENT_LOAD_COMPARE_H_
 #define RAPT_CLIENT_LOAD_COMPARE_H_
 
@@ -11,15 +11,15 @@
 
 namespace rapt::load {
 
-// What a comparison needs of a report.
+// The parts of a report that a comparison needs.
 struct Recorded {
   std::string label;
   std::map<std::string, std::string> settings;
   std::map<std::string, double> figures;                 // of the whole run: "rate", "p99 ms"
-  std::map<std::string, std::vector<double>> stretches;  // by the same names
+  std::map<std::string, std::vector<double>> intervals;  // by the same names, per interval
 };
 
-// InvalidArgument where the text is no report of ours.
+// InvalidArgument if the text is not a rapt-load report.
 absl::StatusOr<Recorded> ReadReport(std::string_view json);
 
 struct Comparison {
@@ -27,14 +27,14 @@ struct Comparison {
   double before = 0;
   double after = 0;
   double ratio = 0;  // after / before
-  // Where the ratio lies in 95 of 100 runs, as far as the stretches tell: they are drawn again and
-  // again at random. Equal to the ratio where there are fewer than two.
+  // 95 % confidence interval of the ratio, bootstrapped from the intervals of both runs. Equal to
+  // the ratio if a run has fewer than two intervals.
   double low = 0;
   double high = 0;
 };
 std::vector<Comparison> Compare(const Recorded& before, const Recorded& after);
 
-// For terminals; names the settings that differ.
+// Formats the comparison for a terminal. Lists the settings that differ.
 std::string Table(const Recorded& before, const Recorded& after);
 
 }  // namespace rapt::load

@@ -8,7 +8,7 @@ namespace rapt::load {
 namespace {
 
 constexpr int kHalfBits = 10;               // 2^10 buckets in a power of two
-constexpr int64_t kExact = 2 << kHalfBits;  // below it every value has its own bucket
+constexpr int64_t kExact = 2 << kHalfBits;  // below this, every value has its own bucket
 
 size_t IndexOf(int64_t value) {
   if (value < kExact) return static_cast<size_t>(value);
@@ -16,7 +16,7 @@ size_t IndexOf(int64_t value) {
   return (static_cast<size_t>(shift) << kHalfBits) + static_cast<size_t>(value >> shift);
 }
 
-// The largest value that has this index.
+// Returns the largest value in the bucket.
 int64_t UpperEnd(size_t index) {
   if (index < static_cast<size_t>(kExact)) return static_cast<int64_t>(index);
   const int shift = static_cast<int>(index >> kHalfBits) - 1;
@@ -54,7 +54,7 @@ double Histogram::mean() const { return count_ == 0 ? 0 : sum_ / static_cast<dou
 
 int64_t Histogram::ValueAt(double quantile) const {
   const double exact_rank = std::clamp(quantile, 0.0, 1.0) * static_cast<double>(count_);
-  // 0.07 * 100 is a little more than 7.
+  // The product may be slightly too large: 0.07 * 100 > 7.
   const auto rank = std::max<int64_t>(1, static_cast<int64_t>(std::ceil(exact_rank - 1e-6)));
   int64_t seen = 0;
   for (size_t i = 0; i < counts_.size(); ++i) {

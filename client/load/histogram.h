@@ -1,6 +1,6 @@
-// How often which duration came, to three significant digits, as HdrHistogram keeps it: every power
-// of two is cut into 1024 equal buckets, so that a value is known to one part in 1024 whether it is
-// microseconds or minutes, and histograms of any two runs can be added.
+// A histogram of durations with three significant digits, like HdrHistogram. Each power of two is
+// divided into 1024 equal buckets, so the relative error is at most 1/1024 from microseconds to
+// minutes, and any two histograms can be added.
 #ifndef RAPT_CLIENT_LOAD_HISTOGRAM_H_
 #define RAPT_CLIENT_LOAD_HISTOGRAM_H_
 
@@ -13,22 +13,22 @@ namespace rapt::load {
 // Thread-compatible.
 class Histogram {
  public:
-  // Negative values count as 0, those above kMaxValue as kMaxValue.
+  // Clamps values to [0, kMaxValue].
   void Record(int64_t value, int64_t times = 1);
   void Add(const Histogram& other);
   void Clear();
 
   int64_t count() const { return count_; }
-  int64_t min() const { return min_; }  // 0 when empty, as all that follow
+  int64_t min() const { return min_; }  // 0 if empty, like the rest
   int64_t max() const { return max_; }
   double mean() const;
 
-  // The least value that at least `quantile` of all are not above: its bucket's upper end, or
-  // max().
+  // Returns the smallest recorded value that is at least as large as a share `quantile` of all
+  // values, rounded up to the end of its bucket, at most max().
   int64_t ValueAt(double quantile) const;
 
-  // Of those that are not 0, in their order. Recording each `value` `count` times gives a histogram
-  // whose quantiles are the same.
+  // Returns the non-empty buckets in order. Recording each `value` `count` times gives a histogram
+  // with the same quantiles.
   struct Bucket {
     int64_t value = 0;
     int64_t count = 0;

@@ -1,4 +1,4 @@
-// The result of a load as a page for people: one file, its charts in it, no scripts.
+// The HTML report: one self-contained file with charts, without scripts.
 #include <cmath>
 #include <optional>
 #include <string>
@@ -51,7 +51,7 @@ std::string Figure(const std::string& value, const char* of) {
 
 using Cells = std::vector<std::string>;
 
-// The first row is the head.
+// The first row is the header.
 std::string HtmlTable(const std::vector<Cells>& rows) {
   std::string html = "<table>\n";
   const char* tag = "th";
@@ -69,7 +69,7 @@ std::string HtmlTable(const std::vector<Cells>& rows) {
 std::string Figures(const Result& result, const Summary& summary) {
   const Histogram& latency = result.run.totals.latency;
   std::string html = "<div class='figures'>\n";
-  absl::StrAppend(&html, Figure(Number(summary.rate), "answers/s"));
+  absl::StrAppend(&html, Figure(Number(summary.rate), "responses/s"));
   if (result.is_open_loop) {
     absl::StrAppend(&html, Figure(Number(summary.offered_rate), "offered/s"));
   }
@@ -93,15 +93,15 @@ std::string Figures(const Result& result, const Summary& summary) {
 
 // --- Charts ---
 
-// `value` gives nothing where there is none.
+// `value` returns nullopt if an interval has none.
 template <typename Value>
 Line OverTime(const std::string& name, const Run& run, const Value& value) {
   Line line{name, {}};
-  for (const TimedStretch& stretch : run.stretches) {
-    const std::chrono::duration<double> middle = stretch.begin + stretch.length / 2;
-    const std::chrono::duration<double> length = stretch.length;
+  for (const TimedInterval& interval : run.intervals) {
+    const std::chrono::duration<double> middle = interval.begin + interval.length / 2;
+    const std::chrono::duration<double> length = interval.length;
     if (!(length.count() > 0)) continue;
-    const std::optional<double> y = value(stretch, length.count());
+    const std::optional<double> y = value(interval, length.count());
     if (y) line.points.emplace_back(middle.count(), *y);
   }
   return line;
@@ -109,9 +109,9 @@ Line OverTime(const std::string& name, const Run& run, const Value& value) {
 
 std::string LatencyOverTime(const Run& run) {
   const auto quantile = [](double share) {
-    return [share](const TimedStretch& stretch, double) -> std::optional<double> {
-      if (stretch.calls.latency.count() == 0) return std::nullopt;
-      return Milliseconds(stretch.calls.latency.ValueAt(share));
+    return [share](const TimedInterval& interval, double) -> std::optional<double> {
+      if (interval.calls.latency.count() == 0) return std::nullopt;
+      return Milliseconds(interval.calls.latency.ValueAt(share));
     };
   };
   return DrawSvg(
@@ -124,16 +124,16 @@ std::string LatencyOverTime(const Run& run) {
 
 std::string ThroughputOverTime(const Result& result) {
   const auto rate = [](auto count) {
-    return [count](const TimedStretch& stretch, double seconds) {
-      return static_cast<double>(count(stretch)) / seconds;
+    return [count](const TimedInterval& interval, double seconds) {
+      return static_cast<double>(count(interval)) / seconds;
     };
   };
   const Run& run = result.run;
   std::vector<Line> lines = {
-      OverTime("answered", run, rate([](const TimedStretch& s) { return s.calls.ok; })),
-      OverTime("failed", run, rate([](const TimedStretch& s) { return s.calls.failed; }))};
+      OverTime("succeeded", run, rate([](const TimedInterval& s) { return s.calls.ok; })),
+      OverTime("failed", run, rate([](const TimedInterval& s) { return s.calls.failed; }))};
   if (result.is_open_loop) {
-    lines.push_back(OverTime("offered", run, rate([](const TimedStretch& s) { return s.due; })));
+    lines.push_back(OverTime("offered", run, rate([](const TimedInterval& s) { return s.due; })));
   }
   return DrawSvg({.title = "Throughput",
                   .x_label = "seconds",
@@ -141,7 +141,7 @@ std::string ThroughputOverTime(const Result& result) {
                   .lines = std::move(lines)});
 }
 
-// The axis is as long from 90 to 99 % as from 99 to 99.9.
+// Logarithmic axis: 90 to 99 % is as long as 99 to 99.9 %.
 std::string PercentileChart(const Totals& totals) {
   const auto place = [](double share) { return -std::log10(1 - share); };
   const auto line = [](const char* name, const Histogram& histogram) {
@@ -154,7 +154,7 @@ std::string PercentileChart(const Totals& totals) {
   std::vector<Line> lines = {line("latency", totals.latency), line("service time", totals.service)};
   if (totals.server.count() > 0) lines.push_back(line("at server", totals.server));
   return DrawSvg({.title = "Percentiles",
-                  .x_label = "share of calls that took no longer",
+                  .x_label = "percentile",
                   .y_label = "ms",
                   .x_ticks = {{place(0), "0"},
                               {place(0.5), "50 %"},
@@ -176,7 +176,7 @@ std::string Durations(const Run& run) {
            {"latency", &totals.latency},
            {"service time", &totals.service},
            {"whole query", &run.groups},
-           {"in the server's queue", &totals.queue},
+           {"queued at the server", &totals.queue},
            {"computing", &totals.compute},
            {"at the server", &totals.server},
            {"between", &totals.between}}) {
@@ -205,7 +205,7 @@ std::string Shapes(const Result& result) {
 
 std::string FailureTable(const Totals& totals) {
   if (totals.failures.empty()) return "";
-  std::vector<Cells> rows = {{"code", "calls", "p50 ms", "the first one's message"}};
+  std::vector<Cells> rows = {{"code", "calls", "p50 ms", "first message"}};
   for (const auto& [code, failures] : totals.failures) {
     rows.push_back({absl::StatusCodeToString(code), absl::StrCat(failures.count),
                     Number(Milliseconds(failures.latency.ValueAt(0.5))), failures.example});
@@ -215,7 +215,7 @@ std::string FailureTable(const Totals& totals) {
 
 std::string TrialTable(const std::vector<Trial>& trials) {
   if (trials.empty()) return "";
-  std::vector<Cells> rows = {{"offered/s", "answered/s", "p99 ms", "failed", "objective"}};
+  std::vector<Cells> rows = {{"offered/s", "achieved/s", "p99 ms", "failed", "objective"}};
   for (const Trial& trial : trials) {
     rows.push_back({Number(trial.offered), Number(trial.achieved), Number(trial.p99_ms),
                     absl::StrFormat("%.2f%%", trial.error_share * 100),
@@ -236,10 +236,10 @@ std::string Context(const Result& result, const Summary& summary) {
        absl::StrFormat("%s, %d cores, %s, TCP %s", result.machine.cpu, result.machine.cores,
                        result.machine.kernel, result.machine.congestion_control)},
       {"load tester",
-       absl::StrFormat("%.2f cores, its busiest thread %.0f%% of one",
+       absl::StrFormat("%.2f cores; busiest thread %.0f%% busy",
                        summary.seconds > 0 ? result.run.tester.cpu_seconds / summary.seconds : 0,
                        result.run.tester.busiest_thread * 100)},
-      {"answers checked",
+      {"responses checked",
        absl::StrFormat("%d, %d wrong", result.run.checked, result.run.wrong.size())}};
   for (const auto& [name, value] : result.settings) rows.push_back({name, value});
   return absl::StrCat("<h2>Settings</h2>\n", HtmlTable(rows));

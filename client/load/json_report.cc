@@ -1,4 +1,4 @@
-// The result of a load as JSON and CSV.
+// The JSON and CSV reports.
 #include <grpcpp/grpcpp.h>
 
 #include <cmath>
@@ -131,15 +131,22 @@ void WriteSeries(const Run& run, JsonWriter& json) {
     return std::chrono::duration<double>(time).count();
   };
   json.Key("series").BeginArray();
-  for (const TimedStretch& stretch : run.stretches) {
-    const double length = seconds(stretch.length);
-    const Stretch& calls = stretch.calls;
+  for (const TimedInterval& interval : run.intervals) {
+    const double length = seconds(interval.length);
+    const Interval& calls = interval.calls;
     const auto rate = [length](int64_t count) {
       return length > 0 ? static_cast<double>(count) / length : 0;
     };
-    json.BeginObject().Key("begin_s").Number(seconds(stretch.begin)).Key("length_s").Number(length);
+    json.BeginObject()
+        .Key("begin_s")
+        .Number(seconds(interval.begin))
+        .Key("length_s")
+        .Number(length);
     json.Key("rate").Number(rate(calls.ok)).Key("failed_rate").Number(rate(calls.failed));
-    json.Key("offered_rate").Number(rate(stretch.due)).Key("in_flight").Integer(stretch.in_flight);
+    json.Key("offered_rate")
+        .Number(rate(interval.due))
+        .Key("in_flight")
+        .Integer(interval.in_flight);
     json.Key("p50_ms").Number(Milliseconds(calls.latency.ValueAt(0.5)));
     json.Key("p99_ms").Number(Milliseconds(calls.latency.ValueAt(0.99)));
     json.Key("max_ms").Number(Milliseconds(calls.latency.max()));
@@ -148,7 +155,7 @@ void WriteSeries(const Run& run, JsonWriter& json) {
   json.EndArray();
 }
 
-// As RFC 4180 has it.
+// Quotes a cell as RFC 4180 requires.
 std::string Cell(const std::string& text) {
   if (text.find_first_of(",\"\n") == std::string::npos) return text;
   return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");

@@ -1,4 +1,4 @@
-// What a person sees while a load runs.
+// Progress display while a load runs.
 #ifndef RAPT_CLIENT_LOAD_LIVE_VIEW_H_
 #define RAPT_CLIENT_LOAD_LIVE_VIEW_H_
 
@@ -11,20 +11,20 @@
 namespace rapt::load {
 
 // "[=====>     ]  42%  123.4/s  p50 1.23 ms  p99 4.56 ms  0 failed  4 in flight"; without a
-// duration no bar. Totals are those of `stretch` alone.
-std::string ProgressLine(const TimedStretch& stretch,
+// duration no bar. Totals are those of `interval` alone.
+std::string ProgressLine(const TimedInterval& interval,
                          std::optional<std::chrono::nanoseconds> duration);
 
-// One line of a terminal on standard error, written anew; elsewhere nothing at all. At most ten
-// times a second. Thread-compatible.
+// One line on standard error, redrawn in place. Prints nothing if standard error is not a terminal.
+// Thread-compatible.
 class LiveView {
  public:
-  LiveView(bool is_wanted, std::optional<std::chrono::nanoseconds> duration);
-  ~LiveView();  // ends the line
+  LiveView(bool is_enabled, std::optional<std::chrono::nanoseconds> duration);
+  ~LiveView();  // erases the line
   LiveView(const LiveView&) = delete;
   LiveView& operator=(const LiveView&) = delete;
 
-  void Show(const TimedStretch& stretch);
+  void Show(const TimedInterval& interval);
 
  private:
   const bool is_shown_;

@@ -1,4 +1,4 @@
-// rapt-load: a load on a server, and what came of it.
+// rapt-load: the load tester.
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
 #include <time.h>
@@ -35,7 +35,7 @@ using std::chrono::nanoseconds;
 
 std::atomic<bool> interrupted{false};
 
-constexpr std::chrono::seconds kConnectTime{5};
+constexpr std::chrono::seconds kConnectTimeout{5};
 
 std::string NowUtc() {
   const time_t now = time(nullptr);
@@ -46,10 +46,10 @@ std::string NowUtc() {
   return text;
 }
 
-// Empty fields where the server does not say.
-ServerIdentity AskIdentity(Protocol protocol, const client::Connection& connection) {
+// Fields that the server does not report are empty.
+ServerIdentity FetchIdentity(Protocol protocol, const client::Connection& connection) {
   grpc::ClientContext context;
-  context.set_deadline(client::Deadline::After(kConnectTime).ToGrpc());
+  context.set_deadline(client::Deadline::After(kConnectTimeout).ToGrpc());
   if (protocol == Protocol::kRapt) {
     v1::GetServerInfoResponse response;
     if (!connection.attention->GetServerInfo(&context, {}, &response).ok()) return {};
@@ -62,7 +62,7 @@ ServerIdentity AskIdentity(Protocol protocol, const client::Connection& connecti
   return {response.name(), response.version(), "", 0};
 }
 
-// One server, and the calls that it gets.
+// One server and the calls sent to it.
 class Session {
  public:
   Session(const Settings& settings, bool is_quiet) : settings_(settings), is_quiet_(is_quiet) {}
@@ -72,7 +72,8 @@ class Session {
     if (!credentials.ok()) return credentials.status();
     connections_ =
         std::make_unique<client::Connections>(settings_.address, settings_.options, *credentials);
-    if (absl::Status ready = connections_->WaitUntilReady(kConnectTime); !ready.ok()) return ready;
+    if (absl::Status ready = connections_->WaitUntilReady(kConnectTimeout); !ready.ok())
+      return ready;
     for (size_t i = 0; i < settings_.shapes.size(); ++i) {
       calls_.emplace_back(settings_.shapes[i], settings_.load.seed + i);
     }
@@ -80,18 +81,18 @@ class Session {
   }
 
   ServerIdentity identity() const {
-    return AskIdentity(settings_.load.interface.protocol, connections_->at(0));
+    return FetchIdentity(settings_.load.interface.protocol, connections_->at(0));
   }
 
   absl::StatusOr<Run> RunOnce(const Load& load) {
     const bool has_end = load.duration < std::chrono::hours(24 * 365);
     LiveView view(!is_quiet_, has_end ? std::optional(load.duration) : std::nullopt);
     return RunLoad(
-        load, calls_, *connections_, [&view](const TimedStretch& stretch) { view.Show(stretch); },
-        interrupted);
+        load, calls_, *connections_,
+        [&view](const TimedInterval& interval) { view.Show(interval); }, interrupted);
   }
 
-  // The run at the rate that was found, and in `result` how.
+  // Searches for the highest rate, then runs at that rate. Adds the trials to `result`.
   absl::StatusOr<Run> Search(Result& result) {
     constexpr double kPrecision = 0.05;
     Load closed = settings_.load;
@@ -100,7 +101,7 @@ class Session {
     if (!flat_out.ok()) return flat_out.status();
     result.run = *flat_out;
     const double capacity = Summarize(result).rate;
-    if (!(capacity > 0)) return flat_out;  // its errors say why
+    if (!(capacity > 0)) return flat_out;  // its failures say why
     result.is_open_loop = true;
     absl::StatusOr<std::vector<Trial>> trials =
         SearchRate(capacity, kPrecision, [&](double rate) { return Try(rate, closed, result); });
@@ -121,7 +122,7 @@ class Session {
     if (!run.ok()) return run.status();
     result.run = *std::move(run);
     const Summary summary = Summarize(result);
-    // Where fewer come back than were sent, a queue grows and the percentile has only begun to.
+    // If fewer calls finish than arrive, a queue grows and the percentile would keep rising.
     const bool keeps_up = summary.rate >= 0.9 * summary.offered_rate;
     return Trial{rate, summary.rate, Milliseconds(result.run.totals.latency.ValueAt(0.99)),
                  summary.error_share, summary.meets_objective && keeps_up && !interrupted.load()};
@@ -160,7 +161,7 @@ std::optional<ExitCode> WriteReports(const LoadFlags& flags, const Result& resul
   return std::nullopt;
 }
 
-ExitCode Judge(const Result& result) {
+ExitCode ExitCodeFor(const Result& result) {
   const Summary summary = Summarize(result);
   if (summary.ok == 0 && !result.run.totals.failures.empty()) {
     const auto& [code, failures] = *result.run.totals.failures.begin();
@@ -176,10 +177,11 @@ ExitCode RunLoadCommand(absl::Span<const std::string> arguments) {
   const CommandLine line{
       .usage = "rapt-load [flags] | rapt-load compare BEFORE.json AFTER.json",
       .summary =
-          "Sends attention calls to a server and measures how fast it answers: in a closed loop, "
-          "where every answer lets the next call go, or in an open one, where calls are due at "
-          "their times and latency counts from then. The table's `between` is service time that "
-          "the server does not know of: network, gRPC, this program.",
+          "Sends attention calls to a server and measures latency and throughput. In a closed "
+          "loop, "
+          "each response triggers the next call. In an open loop, calls are due at given times "
+          "and latency counts from then. `between` in the table is service time outside the "
+          "server: network, gRPC and this program.",
       .flags = flags.Table(),
       .examples = {
           "rapt-load -c 4 -d 3", "rapt-load --rate 20 --slo 200 -d 3",
@@ -195,7 +197,7 @@ ExitCode RunLoadCommand(absl::Span<const std::string> arguments) {
   Result result{.started = NowUtc(),
                 .label = flags.label,
                 .scenario = settings->scenario,
-                .settings = settings->for_people,
+                .settings = settings->display,
                 .machine = ReadMachine(),
                 .server = session.identity(),
                 .is_open_loop = settings->load.arrivals.has_value(),
@@ -208,7 +210,7 @@ ExitCode RunLoadCommand(absl::Span<const std::string> arguments) {
   result.run = *std::move(run);
   if (flags.json != "-") std::fputs(Table(result).c_str(), stdout);
   if (const std::optional<ExitCode> failed = WriteReports(flags, result)) return *failed;
-  return Judge(result);
+  return ExitCodeFor(result);
 }
 
 absl::StatusOr<Recorded> ReadReportFile(const std::string& path) {
@@ -221,17 +223,18 @@ absl::StatusOr<Recorded> ReadReportFile(const std::string& path) {
 }
 
 ExitCode RunCompareCommand(absl::Span<const std::string> arguments) {
-  const CommandLine line{
-      .usage = "rapt-load compare BEFORE.json AFTER.json",
-      .summary =
-          "Compares two results that --json wrote: the ratio of their figures, and where it would "
-          "lie in 95 of 100 runs as far as their stretches of time tell.",
-      .flags = {},
-      .examples = {"rapt-load compare before.json after.json"},
-      .max_operands = 2};
+  const CommandLine line{.usage = "rapt-load compare BEFORE.json AFTER.json",
+                         .summary =
+                             "Compares two reports of --json: the ratios of their figures and 95% "
+                             "confidence intervals, "
+                             "estimated from the variation within each run.",
+                         .flags = {},
+                         .examples = {"rapt-load compare before.json after.json"},
+                         .max_operands = 2};
   std::vector<std::string> files;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &files)) return *done;
-  if (files.size() != 2) return Fail(ExitCode::kUsage, "compare takes two files");
+  if (files.size() != 2)
+    return Fail(ExitCode::kUsage, "compare takes two files, BEFORE.json and AFTER.json");
   const absl::StatusOr<Recorded> before = ReadReportFile(files[0]);
   if (!before.ok()) return FailUsage(before.status());
   const absl::StatusOr<Recorded> after = ReadReportFile(files[1]);
@@ -245,7 +248,7 @@ ExitCode Main(absl::Span<const std::string> arguments) {
     absl::PrintF("rapt-load %s\n", Version());
     return ExitCode::kOk;
   }
-  // The first ends the load, with a report; the second ends the program.
+  // The first signal ends the load with a report; the second one ends the program.
   struct sigaction interrupt {};
   interrupt.sa_handler = [](int) { interrupted = true; };
   interrupt.sa_flags = static_cast<int>(SA_RESETHAND);
@@ -256,7 +259,7 @@ ExitCode Main(absl::Span<const std::string> arguments) {
     }
     return RunLoadCommand(arguments);
   } catch (const std::bad_alloc&) {
-    return Fail(ExitCode::kCallFailed, "this machine has too little memory for that");
+    return Fail(ExitCode::kCallFailed, "out of memory");
   }
 }
 
@@ -264,11 +267,11 @@ ExitCode Main(absl::Span<const std::string> arguments) {
 }  // namespace rapt::load
 
 int main(int argc, char** argv) {
-  // What Debian's Abseil spends on finding deadlocks would count as the server's.
+  // Debian's Abseil detects deadlocks, whose cost would count as latency.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   rapt::ExitCode code = rapt::load::Main(arguments);
-  // What was printed may not have arrived: a full disk, say.
+  // Output may have failed, e.g. because the disk is full.
   if (std::fflush(stdout) != 0 && code == rapt::ExitCode::kOk) {
     code = rapt::Fail(rapt::ExitCode::kUsage, "can't write to standard output");
   }

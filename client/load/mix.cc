@@ -25,9 +25,9 @@ struct NamedMix {
 };
 
 constexpr NamedMix kMixes[] = {
-    // Self-attention of a batch, as tutorials time it.
+    // Self-attention of a batch, as in tutorials.
     {"tutorial", "32x8x64x64, 32x8x128x64, 32x8x256x64, 32x8x512x64"},
-    // A language model's server: few prompts, then a token at a time over what was kept.
+    // A language model server: few prompts, then one token at a time over cached keys.
     {"prefill-decode",
      "1x32/8x~512x128 causal weight=1, 4x32/8x1:1024x128 weight=8, 8x32/8x1:2048x128 weight=4"},
     {"tiny", "1x1x16x64"},
@@ -37,16 +37,17 @@ constexpr NamedMix kMixes[] = {
 absl::string_view Absl(std::string_view text) { return {text.data(), text.size()}; }
 
 absl::Status ShapeError(absl::string_view spec, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "the shape '%s' %s; a shape is BxHxSxD, as '1x8x1024x64' or '8x32/8x1:4096x128 bf16 causal'",
-      spec, why));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("the shape '%s' %s; a shape is BxHxSxD, such as '1x8x1024x64' or "
+                      "'8x32/8x1:4096x128 bf16 causal'",
+                      spec, why));
 }
 
 bool ParseAxis(absl::string_view text, int64_t* value) {
   return absl::SimpleAtoi(text, value) && *value >= 1 && *value <= kMaxAxis;
 }
 
-// The value below which a share of the standard normal distribution lies; Newton's method.
+// Quantile of the standard normal distribution, by Newton's method.
 double NormalQuantile(double share) {
   double x = 0;
   for (int i = 0; i < 50; ++i) {
@@ -57,9 +58,9 @@ double NormalQuantile(double share) {
   return x;
 }
 
-// A number, or a distribution's quantiles.
+// Parses a number, or a distribution into its quantiles.
 std::optional<std::vector<int64_t>> ParseLengths(absl::string_view text, int64_t variants) {
-  constexpr double kSigma = 0.7;  // prompts vary about so: one in seven is twice the median
+  constexpr double kSigma = 0.7;  // typical of prompts: one in six exceeds twice the median
   const auto quantiles = [variants](const auto& value_at) {
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < variants; ++i) {
@@ -86,7 +87,7 @@ std::optional<std::vector<int64_t>> ParseLengths(absl::string_view text, int64_t
   });
 }
 
-// "8/2", or "8" for both.
+// Splits "8/2"; "8" stands for both parts.
 bool ParsePair(absl::string_view text, char separator, absl::string_view* first,
                absl::string_view* second) {
   const std::vector<absl::string_view> parts = absl::StrSplit(text, separator);
@@ -95,7 +96,7 @@ bool ParsePair(absl::string_view text, char separator, absl::string_view* first,
   return parts.size() <= 2;
 }
 
-// Sets what a word after the axes says.
+// Applies a word after the axes.
 absl::Status ReadWord(absl::string_view word, CallShape& shape) {
   const std::string lower = absl::AsciiStrToLower(word);
   if (lower == "causal" || lower == "ragged") {
@@ -107,7 +108,7 @@ absl::Status ReadWord(absl::string_view word, CallShape& shape) {
     if (absl::SimpleAtod(value, &shape.weight) && shape.weight > 0 && shape.weight <= 1e9) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError("has a weight that is no number above 0");
+    return absl::InvalidArgumentError("has an invalid weight; it must be above 0 and at most 1e9");
   }
   if (absl::ConsumePrefix(&value, "mask=")) {
     const absl::StatusOr<MaskKind> mask = ParseMask(std::string(value));
@@ -115,7 +116,8 @@ absl::Status ReadWord(absl::string_view word, CallShape& shape) {
     return mask.status();
   }
   const absl::StatusOr<client::DType> dtype = ParseDType(lower);
-  if (!dtype.ok()) return absl::InvalidArgumentError(absl::StrFormat("has '%s' in it", word));
+  if (!dtype.ok())
+    return absl::InvalidArgumentError(absl::StrFormat("has the unknown word '%s'", word));
   shape.dtype = *dtype;
   return absl::OkStatus();
 }
@@ -142,15 +144,17 @@ absl::StatusOr<std::vector<CallShape>> ParseSpec(absl::string_view spec, int64_t
       !ParsePair(axes[1], '/', &query_heads, &kv_heads) ||
       !ParseAxis(query_heads, &shape.query_heads) || !ParseAxis(kv_heads, &shape.kv_heads) ||
       !ParsePair(axes[2], ':', &queries, &keys)) {
-    return ShapeError(spec, "has an axis that is no number of at least 1");
+    return ShapeError(spec, "has an invalid axis; it must be a whole number from 1 to 16777216");
   }
   if (shape.query_heads % shape.kv_heads != 0) {
-    return ShapeError(spec, "has query heads that are no multiple of the key heads");
+    return ShapeError(spec, "has query heads that are not a multiple of the key heads");
   }
   const auto query_lengths = ParseLengths(queries, variants);
   const auto key_lengths = ParseLengths(keys, variants);
   if (!query_lengths || !key_lengths) {
-    return ShapeError(spec, "has a length that is no number, range 128..2048 or median ~512");
+    return ShapeError(
+        spec,
+        "has an invalid length; it must be a number, a range like 128..2048 or a median like ~512");
   }
   const bool is_self = queries == keys;
   std::vector<CallShape> shapes;
@@ -192,7 +196,7 @@ absl::StatusOr<client::DType> ParseDType(std::string_view text) {
     if (absl::EqualsIgnoreCase(Absl(text), client::NameOf(dtype))) return dtype;
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("has a type '%s'; it takes fp32, fp16, bf16 or fp64", text));
+      absl::StrFormat("'%s' is not a type; it must be fp32, fp16, bf16 or fp64", text));
 }
 
 std::string Describe(const CallShape& shape) {
@@ -236,7 +240,8 @@ absl::StatusOr<std::vector<CallShape>> ParseMix(std::string_view text, int64_t v
       shapes.insert(shapes.end(), parsed->begin(), parsed->end());
     }
   }
-  if (shapes.empty()) return absl::InvalidArgumentError("the mix has no shape");
+  if (shapes.empty())
+    return absl::InvalidArgumentError("the mix is empty; it must have at least one shape");
   return shapes;
 }
 

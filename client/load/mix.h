@@ -1,4 +1,4 @@
-// Which calls a load is made of.
+// The mix of calls in a load.
 #ifndef RAPT_CLIENT_LOAD_MIX_H_
 #define RAPT_CLIENT_LOAD_MIX_H_
 
@@ -16,8 +16,8 @@ namespace rapt::load {
 enum class MaskKind : uint8_t {
   kNone,
   kBool,     // [Sq, Sk], two thirds of the keys visible, the first always
-  kFloat,    // [Sq, Sk], FP32 as Q is FP32, else Q's type; added to the scores
-  kPadding,  // a bool [B, 1, 1, Sk] that hides the end of some rows' keys
+  kFloat,    // [Sq, Sk] of Q's type, added to the scores
+  kPadding,  // bool [B, 1, 1, Sk], hides the last keys of some rows
 };
 
 struct CallShape {
@@ -29,17 +29,17 @@ struct CallShape {
   int64_t head_size = 1;
   client::DType dtype = client::DType::kFloat32;
   bool causal = false;
-  bool ragged = false;  // key lengths between 1 and `keys`, other ones for every batch row
+  bool ragged = false;  // random key lengths from 1 to `keys` for each batch row
   MaskKind mask = MaskKind::kNone;
-  double weight = 1;  // its share among the mix's
+  double weight = 1;  // relative to the other shapes
 
   bool operator==(const CallShape&) const = default;
 };
 
-// "8x32/8x1:4096x128 BF16 causal": as ParseMix reads it.
+// Returns "8x32/8x1:4096x128 BF16 causal", as ParseMix reads it.
 std::string Describe(const CallShape& shape);
 
-// What a shape that does not say has.
+// Defaults for what a shape does not state.
 struct ShapeDefaults {
   client::DType dtype = client::DType::kFloat32;
   bool causal = false;
@@ -47,14 +47,14 @@ struct ShapeDefaults {
   MaskKind mask = MaskKind::kNone;
 };
 
-// Shapes, apart by commas or line ends; '#' begins a comment. Each is
+// Parses shapes separated by commas or newlines; '#' begins a comment. Each is
 //
 //     BxHxSxD                one length; Hq/Hkv for H where they differ, Sq:Sk for S
 //     followed by any of     fp32 fp16 bf16 fp64, causal, ragged, mask=bool|float|padding, weight=N
 //
 // or the name of a mix: "tutorial", "prefill-decode", "tiny", "short". A length may be a
-// distribution: 128..2048 is uniform, ~512 lognormal around 512; `variants` lengths stand for it,
-// its evenly spaced quantiles. InvalidArgument quotes the shape.
+// distribution: 128..2048 is uniform, ~512 is lognormal with median 512. It is replaced by
+// `variants` lengths, its evenly spaced quantiles. InvalidArgument quotes the shape.
 absl::StatusOr<std::vector<CallShape>> ParseMix(std::string_view text, int64_t variants,
                                                 const ShapeDefaults& defaults);
 
@@ -63,15 +63,15 @@ absl::StatusOr<MaskKind> ParseMask(std::string_view text);
 // "fp32", "fp16", "bf16", "fp64"; InvalidArgument otherwise.
 absl::StatusOr<client::DType> ParseDType(std::string_view text);
 
-// Which shape the n-th call of a load has: by weight, at random, and the same for the same seed
-// whoever asks in whatever order. Thread-safe.
+// Chooses the shape of the n-th call at random, by weight. Deterministic for a seed and n.
+// Thread-safe.
 class ShapeChoice {
  public:
   ShapeChoice(const std::vector<CallShape>& shapes, uint64_t seed);
   size_t operator()(uint64_t n) const;
 
  private:
-  std::vector<double> up_to_;  // sums of weights, the last one 1
+  std::vector<double> up_to_;  // cumulative weights, the last one 1
   uint64_t seed_;
 };
 

@@ -1,4 +1,4 @@
-// Random numbers that a seed and a position fix, wherever and in whatever order they are drawn.
+// Counter-based random numbers: a seed and a position determine each, in any order.
 #ifndef RAPT_CLIENT_LOAD_RANDOM_H_
 #define RAPT_CLIENT_LOAD_RANDOM_H_
 

@@ -31,7 +31,7 @@ int64_t Totals::failed() const {
   return sum;
 }
 
-void Stretch::Add(const Stretch& other) {
+void Interval::Add(const Interval& other) {
   latency.Add(other.latency);
   service.Add(other.service);
   ok += other.ok;
@@ -46,46 +46,46 @@ Recorder::Recorder(size_t shapes, std::chrono::nanoseconds warmup,
   totals_.shapes.resize(shapes);
 }
 
-void Recorder::Record(const Outcome& outcome) {
-  const std::chrono::nanoseconds latency = outcome.done - outcome.due;
-  const std::chrono::nanoseconds service = outcome.done - outcome.sent;
-  const bool in_time = outcome.status.ok() && (!slo_ || latency <= *slo_);
+void Recorder::Record(const CallRecord& call) {
+  const std::chrono::nanoseconds latency = call.done - call.due;
+  const std::chrono::nanoseconds service = call.done - call.sent;
+  const bool in_time = call.status.ok() && (!slo_ || latency <= *slo_);
   MutexLock lock(mutex_);
-  ++(outcome.status.ok() ? stretch_.ok : stretch_.failed);
-  if (in_time) ++stretch_.within_slo;
-  if (outcome.status.ok()) {
-    stretch_.latency.Record(latency.count());
-    stretch_.service.Record(service.count());
-    stretch_.bytes += outcome.request_bytes + outcome.answer_bytes;
+  ++(call.status.ok() ? interval_.ok : interval_.failed);
+  if (in_time) ++interval_.within_slo;
+  if (call.status.ok()) {
+    interval_.latency.Record(latency.count());
+    interval_.service.Record(service.count());
+    interval_.bytes += call.request_bytes + call.answer_bytes;
   }
-  if (outcome.due < warmup_) return;
+  if (call.due < warmup_) return;
 
-  if (outcome.sent - outcome.due > kLate) ++totals_.late_sends;
-  if (!outcome.status.ok()) {
-    Failures& failures = totals_.failures[outcome.status.code()];
-    if (failures.count++ == 0) failures.example = std::string(outcome.status.message());
+  if (call.sent - call.due > kLate) ++totals_.late_sends;
+  if (!call.status.ok()) {
+    Failures& failures = totals_.failures[call.status.code()];
+    if (failures.count++ == 0) failures.example = std::string(call.status.message());
     failures.latency.Record(latency.count());
     return;
   }
   if (in_time) ++totals_.within_slo;
   totals_.latency.Record(latency.count());
   totals_.service.Record(service.count());
-  totals_.shapes[outcome.shape].Record(latency.count());
-  totals_.request_bytes += outcome.request_bytes;
-  totals_.answer_bytes += outcome.answer_bytes;
-  if (!outcome.server) return;
+  totals_.shapes[call.shape].Record(latency.count());
+  totals_.request_bytes += call.request_bytes;
+  totals_.answer_bytes += call.answer_bytes;
+  if (!call.server) return;
   const auto nanoseconds = [](std::chrono::microseconds time) {
     return std::chrono::nanoseconds(time).count();
   };
-  totals_.queue.Record(nanoseconds(outcome.server->queue));
-  totals_.compute.Record(nanoseconds(outcome.server->compute));
-  totals_.server.Record(nanoseconds(outcome.server->total));
-  totals_.between.Record(service.count() - nanoseconds(outcome.server->total));
+  totals_.queue.Record(nanoseconds(call.server->queue));
+  totals_.compute.Record(nanoseconds(call.server->compute));
+  totals_.server.Record(nanoseconds(call.server->total));
+  totals_.between.Record(service.count() - nanoseconds(call.server->total));
 }
 
-Stretch Recorder::TakeStretch() {
+Interval Recorder::TakeInterval() {
   MutexLock lock(mutex_);
-  return std::exchange(stretch_, Stretch());
+  return std::exchange(interval_, Interval());
 }
 
 int64_t Recorder::finished() const {

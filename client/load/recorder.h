@@ -1,4 +1,4 @@
-// What became of the calls of a load.
+// Statistics of the calls of a load.
 #ifndef RAPT_CLIENT_LOAD_RECORDER_H_
 #define RAPT_CLIENT_LOAD_RECORDER_H_
 
@@ -17,18 +17,18 @@
 
 namespace rapt::load {
 
-// Where the server's time went, as its trailing metadata says.
+// Times at the server, from its trailing metadata.
 struct ServerTimes {
   std::chrono::microseconds queue{0};
   std::chrono::microseconds compute{0};
   std::chrono::microseconds total{0};
 };
 
-// One call. Times are from the start of the load.
-struct Outcome {
+// The record of one call. Times are since the start of the load.
+struct CallRecord {
   size_t shape = 0;
-  std::chrono::nanoseconds due{0};   // when it should have been sent
-  std::chrono::nanoseconds sent{0};  // when it was
+  std::chrono::nanoseconds due{0};   // scheduled time
+  std::chrono::nanoseconds sent{0};  // actual time
   std::chrono::nanoseconds done{0};
   absl::Status status = {};
   int64_t request_bytes = 0;
@@ -36,57 +36,57 @@ struct Outcome {
   std::optional<ServerTimes> server = {};
 };
 
-// Calls that failed with one code.
+// Calls that failed with the same code.
 struct Failures {
   int64_t count = 0;
-  std::string example;  // the first one's message
+  std::string example;  // the first message
   Histogram latency;
 };
 
-// What calls add up to. In nanoseconds, of calls that succeeded, where nothing else is said.
+// Totals over calls. Nanoseconds, of successful calls, unless stated otherwise.
 struct Totals {
-  Histogram latency;              // from when a call was due
-  Histogram service;              // from when it was sent
+  Histogram latency;              // since the call was due
+  Histogram service;              // since it was sent
   Histogram queue, compute;       // at the server
-  Histogram server;               // from its first byte at the server to its answer's
-  Histogram between;              // service time that the server does not know of
+  Histogram server;               // from the first byte received to the response
+  Histogram between;              // service time outside the server
   std::vector<Histogram> shapes;  // latency by shape
   std::map<absl::StatusCode, Failures> failures;
-  int64_t within_slo = 0;  // as Recorder was told
+  int64_t within_slo = 0;  // successful calls within the SLO of Recorder
   int64_t request_bytes = 0;
   int64_t answer_bytes = 0;
-  int64_t late_sends = 0;  // more than kLate after they were due
+  int64_t late_sends = 0;  // sent more than kLate after they were due
 
   void Add(const Totals& other);
   int64_t failed() const;
   int64_t finished() const { return latency.count() + failed(); }
 };
 
-// A send that is later than this has been held up: by the operating system's clock it is not.
+// A later send was delayed by more than timer inaccuracy.
 inline constexpr std::chrono::milliseconds kLate{1};
 
-// A stretch of the load, of calls that ended in it.
-struct Stretch {
+// Statistics of the calls that finished in one time interval.
+struct Interval {
   Histogram latency;
   Histogram service;
   int64_t ok = 0;
   int64_t failed = 0;
   int64_t within_slo = 0;
-  int64_t bytes = 0;  // both ways
+  int64_t bytes = 0;  // sent and received
 
-  void Add(const Stretch& other);
+  void Add(const Interval& other);
 };
 
-// Thread-safe. Calls that were due before `warmup` count for stretches alone.
+// Thread-safe. Calls due before `warmup` count only in intervals, not in totals.
 class Recorder {
  public:
   Recorder(size_t shapes, std::chrono::nanoseconds warmup,
            std::optional<std::chrono::nanoseconds> slo);
 
-  void Record(const Outcome& outcome);
+  void Record(const CallRecord& call);
 
-  // Of what came since the last time.
-  Stretch TakeStretch();
+  // Returns the statistics since the previous call.
+  Interval TakeInterval();
   int64_t finished() const;
   Totals totals() const;
 
@@ -95,7 +95,7 @@ class Recorder {
   const std::optional<std::chrono::nanoseconds> slo_;
   mutable Mutex mutex_;
   Totals totals_ ABSL_GUARDED_BY(mutex_);
-  Stretch stretch_ ABSL_GUARDED_BY(mutex_);
+  Interval interval_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace rapt::load

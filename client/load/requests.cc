@@ -23,7 +23,7 @@ using inference::ModelInferRequest;
 using inference::ModelInferResponse;
 
 constexpr int64_t kMaxMessageBytes = std::numeric_limits<int32_t>::max();
-constexpr std::chrono::seconds kRegistrationTime{10};
+constexpr std::chrono::seconds kRegistrationTimeout{10};
 constexpr int64_t kSharedAlignment = 64;
 
 struct NamedInput {
@@ -45,7 +45,7 @@ int64_t Aligned(int64_t offset) {
   return (offset + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
 }
 
-// All that a ModelInferRequest says without its tensors' bytes.
+// Returns the request without the tensors' bytes.
 ModelInferRequest DescribeOip(const Interface& interface, const client::AttendCall& call) {
   ModelInferRequest request;
   request.set_model_name(interface.model);
@@ -75,15 +75,16 @@ client::RequestMessage EncodeOip(const Interface& interface, const client::Atten
 }
 
 template <typename Tensor>
-void SetPart(const client::SharedRegion& region, int64_t offset, int64_t bytes, Tensor& tensor) {
+void SetSharedMemory(const client::SharedRegion& region, int64_t offset, int64_t bytes,
+                     Tensor& tensor) {
   auto& parameters = *tensor.mutable_parameters();
   parameters["shared_memory_region"].set_string_param(region.name());
   parameters["shared_memory_offset"].set_int64_param(offset);
   parameters["shared_memory_byte_size"].set_int64_param(bytes);
 }
 
-// Where Y is in a region: behind the inputs.
-int64_t PlaceOfY(const client::AttendCall& call) {
+// Returns the offset of Y in a region: after the inputs.
+int64_t OffsetOfY(const client::AttendCall& call) {
   int64_t offset = 0;
   for (const NamedInput& input : InputsOf(call)) {
     offset = Aligned(offset + static_cast<int64_t>(input.view.data.size()));
@@ -99,16 +100,16 @@ client::RequestMessage EncodeOipIn(const client::SharedRegion& region, const Int
   for (const NamedInput& input : InputsOf(data.call())) {
     const auto bytes = static_cast<int64_t>(input.view.data.size());
     std::memcpy(region.bytes().data() + offset, input.view.data.data(), input.view.data.size());
-    SetPart(region, offset, bytes, *request.mutable_inputs(index++));
+    SetSharedMemory(region, offset, bytes, *request.mutable_inputs(index++));
     offset = Aligned(offset + bytes);
   }
-  SetPart(region, offset, data.y_bytes(), *request.mutable_outputs(0));
+  SetSharedMemory(region, offset, data.y_bytes(), *request.mutable_outputs(0));
   client::RequestMessage message;
   message.Append(request.SerializeAsString());
   return message;
 }
 
-// Payloads by reference; they outlive every call.
+// Refers to the payloads, which outlive all calls.
 grpc::ByteBuffer ToByteBuffer(const client::RequestMessage& message) {
   std::vector<grpc::Slice> slices;
   for (const client::RequestMessage::Piece& piece : message.pieces()) {
@@ -122,10 +123,10 @@ grpc::ByteBuffer ToByteBuffer(const client::RequestMessage& message) {
 
 template <typename Message>
 absl::StatusOr<Message> Parse(const grpc::ByteBuffer& bytes) {
-  grpc::ByteBuffer copy = bytes;  // what is deserialized is emptied
+  grpc::ByteBuffer copy = bytes;  // deserialization consumes the buffer
   Message message;
   if (!grpc::SerializationTraits<Message>::Deserialize(&copy, &message).ok()) {
-    return absl::InternalError("the server answered with what is no answer");
+    return absl::InternalError("malformed response from server: it can't be parsed");
   }
   return message;
 }
@@ -135,19 +136,19 @@ absl::StatusOr<std::shared_ptr<client::SharedRegion>> NewRegion(
   std::shared_ptr<client::SharedRegion> region = client::SharedRegion::Make(bytes);
   if (region == nullptr) {
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "this machine has no %d bytes of shared memory; --concurrency times the shapes' bytes must "
-        "fit",
+        "can't allocate %d bytes of shared memory; --concurrency times the size of the shapes "
+        "must fit",
         bytes));
   }
   const grpc::Status status =
-      client::Register(*region, connection, client::Deadline::After(kRegistrationTime));
+      client::Register(*region, connection, client::Deadline::After(kRegistrationTimeout));
   if (status.ok()) return region;
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
 absl::StatusOr<EncodedCall> EncodeShared(const Interface& interface, const CallData& data,
                                          const client::Connection& connection) {
-  const int64_t bytes = PlaceOfY(data.call()) + data.y_bytes();
+  const int64_t bytes = OffsetOfY(data.call()) + data.y_bytes();
   auto region = NewRegion(bytes, connection);
   if (!region.ok()) return region.status();
   const client::RequestMessage message = interface.protocol == Protocol::kRapt
@@ -158,10 +159,10 @@ absl::StatusOr<EncodedCall> EncodeShared(const Interface& interface, const CallD
 
 // --- A stream of rapt.v1: a header, then chunks ---
 
-// Rows in a chunk: about a megabyte of keys and values, as a caller with gigabytes would send them.
+// Rows in a chunk: about 1 MB of keys and values, as in a call of several GB.
 constexpr int64_t kChunkRows = 256;
 
-// Rows [offset, offset + count) of every head, one head after the other.
+// Returns rows [offset, offset + count) of every head, one head after another.
 std::string RowsOf(const client::TensorView& tensor, int64_t offset, int64_t count) {
   const int64_t heads = tensor.shape[0] * tensor.shape[1], rows = tensor.shape[2];
   const int64_t row_bytes = tensor.shape[3] * client::SizeOf(tensor.dtype);
@@ -174,7 +175,7 @@ std::string RowsOf(const client::TensorView& tensor, int64_t offset, int64_t cou
   return bytes;
 }
 
-// The interface's types have the protocol's names.
+// The client's types have the names of the protocol.
 v1::DataType TypeOf(client::DType dtype) {
   v1::DataType type = v1::DATA_TYPE_UNSPECIFIED;
   v1::DataType_Parse(std::string(client::NameOf(dtype)), &type);
@@ -233,7 +234,7 @@ void AddKeys(const CallData& data, EncodedCall& call) {
   }
 }
 
-// The longer side streams past the other.
+// The longer side streams.
 EncodedCall EncodeStream(const CallData& data) {
   EncodedCall call;
   if (data.shape().keys > data.shape().queries) {
@@ -248,7 +249,7 @@ EncodedCall EncodeStream(const CallData& data) {
   return call;
 }
 
-// Y out of the chunks that came.
+// Assembles Y from the chunks received.
 absl::StatusOr<std::string> GatherY(const CallData& data,
                                     const std::vector<grpc::ByteBuffer>& answers) {
   const CallShape& shape = data.shape();
@@ -264,7 +265,8 @@ absl::StatusOr<std::string> GatherY(const CallData& data,
     if (chunk.offset() < 0 || chunk.count() < 0 || chunk.count() > shape.queries ||
         chunk.offset() > shape.queries - chunk.count() ||
         static_cast<int64_t>(chunk.y().size()) != heads * bytes) {
-      return absl::InternalError("the server sent a chunk that is none of its call's");
+      return absl::InternalError(
+          "malformed response from server: an output chunk does not match the call");
     }
     for (int64_t head = 0; head < heads; ++head) {
       std::memcpy(y.data() + (head * shape.queries + chunk.offset()) * row_bytes,
@@ -300,7 +302,7 @@ absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& d
   if (!message.ok()) return message.status();
   if (message->size() > kMaxMessageBytes) {
     return absl::ResourceExhaustedError(
-        absl::StrFormat("a request of %s takes %d bytes; a message has at most %d",
+        absl::StrFormat("a request of %s has %d bytes; a message must have at most %d",
                         Describe(data.shape()), message->size(), kMaxMessageBytes));
   }
   return EncodedCall{{ToByteBuffer(*message)}, message->size(), nullptr};
@@ -308,16 +310,16 @@ absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& d
 
 void Release(const EncodedCall& call, const client::Connection& connection) {
   if (call.region == nullptr) return;
-  client::Unregister(*call.region, connection, client::Deadline::After(kRegistrationTime));
+  client::Unregister(*call.region, connection, client::Deadline::After(kRegistrationTimeout));
 }
 
 absl::Status StatusInAnswer(const Interface& interface, const grpc::ByteBuffer& answer) {
   if (interface.protocol != Protocol::kOip || interface.transport != Transport::kStream) {
     return absl::OkStatus();
   }
-  // An error is a message of that one field; all else is not parsed, it may be large.
-  constexpr int64_t kLongestError = 64 * 1024;
-  if (static_cast<int64_t>(answer.Length()) > kLongestError) return absl::OkStatus();
+  // An error is a short message with that field only. Larger messages are not parsed.
+  constexpr int64_t kMaxErrorBytes = 64 * 1024;
+  if (static_cast<int64_t>(answer.Length()) > kMaxErrorBytes) return absl::OkStatus();
   const auto message = Parse<inference::ModelStreamInferResponse>(answer);
   if (!message.ok()) return message.status();
   if (message->error_message().empty()) return absl::OkStatus();
@@ -327,14 +329,17 @@ absl::Status StatusInAnswer(const Interface& interface, const grpc::ByteBuffer& 
 absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& data,
                                   const EncodedCall& call,
                                   const std::vector<grpc::ByteBuffer>& answers) {
-  if (answers.empty()) return absl::InternalError("the server ended a stream without an answer");
+  if (answers.empty())
+    return absl::InternalError(
+        "malformed response from server: the stream ended without a message");
   const grpc::ByteBuffer& answer = answers.back();
   if (interface.protocol == Protocol::kRapt && interface.transport == Transport::kStream) {
     return GatherY(data, answers);
   }
   if (interface.protocol == Protocol::kRapt) {
     std::vector<grpc::Slice> slices;
-    if (!answer.Dump(&slices).ok()) return absl::InternalError("an answer can't be read");
+    if (!answer.Dump(&slices).ok())
+      return absl::InternalError("malformed response from server: its bytes can't be read");
     const absl::Span<const std::byte> region =
         call.region == nullptr ? absl::Span<const std::byte>() : call.region->bytes();
     const absl::StatusOr<client::AttendResult> result =
@@ -345,7 +350,7 @@ absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& da
   }
   if (call.region != nullptr) {
     const absl::Span<const std::byte> y = call.region->bytes().subspan(
-        static_cast<size_t>(PlaceOfY(data.call())), static_cast<size_t>(data.y_bytes()));
+        static_cast<size_t>(OffsetOfY(data.call())), static_cast<size_t>(data.y_bytes()));
     return std::string(reinterpret_cast<const char*>(y.data()), y.size());
   }
   absl::StatusOr<ModelInferResponse> response;
@@ -358,8 +363,9 @@ absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& da
   }
   if (!response.ok()) return response.status();
   if (response->raw_output_contents_size() != 1) {
-    return absl::InternalError(absl::StrFormat("an answer has %d raw outputs, not 1",
-                                               response->raw_output_contents_size()));
+    return absl::InternalError(
+        absl::StrFormat("malformed response from server: %d raw outputs; expected 1",
+                        response->raw_output_contents_size()));
   }
   return response->raw_output_contents(0);
 }

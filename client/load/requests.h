@@ -1,5 +1,4 @@
-// Calls as messages of a protocol, serialized once and sent again and again; and Y out of an
-// answer.
+// Calls as messages of a protocol, serialized once and sent many times, and Y from responses.
 #ifndef RAPT_CLIENT_LOAD_REQUESTS_H_
 #define RAPT_CLIENT_LOAD_REQUESTS_H_
 
@@ -22,39 +21,39 @@ enum class Protocol : uint8_t { kRapt, kOip };
 
 enum class Transport : uint8_t {
   kUnary,
-  kStream,        // a stream of its own for every call
-  kSharedMemory,  // inputs and Y; unary
+  kStream,        // one stream per call
+  kSharedMemory,  // inputs and Y in shared memory; unary
 };
 
 struct Interface {
   Protocol protocol = Protocol::kRapt;
   Transport transport = Transport::kUnary;
-  std::string model = "attention";  // of kOip
+  std::string model = "attention";  // for kOip
 };
 
 // "/inference.GRPCInferenceService/ModelInfer"
 std::string MethodOf(const Interface& interface);
 
-// One call's messages, ready to be sent any number of times. Refers to its CallData.
+// The messages of one call, which can be sent any number of times. Refers to the CallData.
 struct EncodedCall {
-  std::vector<grpc::ByteBuffer> messages;        // one, unless it is a stream
-  int64_t message_bytes = 0;                     // of all of them
-  std::shared_ptr<client::SharedRegion> region;  // of kSharedMemory
+  std::vector<grpc::ByteBuffer> messages;        // one, except for streams
+  int64_t message_bytes = 0;                     // of all messages
+  std::shared_ptr<client::SharedRegion> region;  // for kSharedMemory
 };
 
-// For kSharedMemory, makes a region with the inputs in it and registers it by way of `connection`;
-// ResourceExhausted where the system has none, or the server's status. Otherwise ResourceExhausted
-// for what is more than a message may be.
+// Serializes a call. For kSharedMemory, also copies the inputs to a new region and registers it
+// through `connection`. ResourceExhausted if the call exceeds the maximum message size or shared
+// memory runs out; otherwise the status of the registration.
 absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& data,
                                    const client::Connection& connection);
 
-// Unregisters the region of the call, if it has one.
+// Unregisters the call's region, if any.
 void Release(const EncodedCall& call, const client::Connection& connection);
 
-// The failure that a stream's answer tells of, or OK.
+// Returns the error that a stream's response carries, or OK.
 absl::Status StatusInAnswer(const Interface& interface, const grpc::ByteBuffer& answer);
 
-// Y's bytes. Internal for what is no answer.
+// Returns the bytes of Y. Internal if the responses are malformed.
 absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& data,
                                   const EncodedCall& call,
                                   const std::vector<grpc::ByteBuffer>& answers);

@@ -34,9 +34,9 @@ std::string CpuModel() {
   return "unknown";
 }
 
-// What a person has to know before trusting the figures.
+// Reasons to distrust the figures.
 std::vector<std::string> Warnings(const Result& result, const Summary& summary) {
-  // A thread this busy has a queue of its own: answers wait for it.
+  // Responses queue for a thread this busy, which adds latency.
   constexpr double kBusy = 0.85;
   constexpr double kFew = 0.01;
   const Run& run = result.run;
@@ -44,7 +44,7 @@ std::vector<std::string> Warnings(const Result& result, const Summary& summary) 
   if (run.tester.busiest_thread > kBusy) {
     warnings.push_back(absl::StrFormat(
         "the load tester is the bottleneck: one of its threads was busy for %.0f%% of the time; "
-        "try --threads, or larger requests",
+        "try --threads or larger requests",
         run.tester.busiest_thread * 100));
   }
   const auto share_of_due = [&run](int64_t count) {
@@ -61,22 +61,21 @@ std::vector<std::string> Warnings(const Result& result, const Summary& summary) 
   if (share_of_due(held_up) > kFew) {
     warnings.push_back(
         absl::StrFormat("%.1f%% of the sends waited because all %d streams were busy; their wait "
-                        "counts as latency, "
-                        "not as service time",
+                        "counts as latency, not as service time",
                         share_of_due(held_up) * 100, result.streams));
   }
   if (result.is_open_loop && summary.rate < 0.95 * summary.offered_rate) {
     warnings.push_back(absl::StrFormat(
-        "%.4g requests/s were due but %.4g were answered: this is more than the server can do",
+        "the server is overloaded: %.4g requests/s were due, but only %.4g succeeded",
         summary.offered_rate, summary.rate));
   }
   if (run.totals.latency.count() < 100) {
-    warnings.push_back(
-        absl::StrFormat("only %d calls succeeded in the measured time: high percentiles say little",
-                        run.totals.latency.count()));
+    warnings.push_back(absl::StrFormat(
+        "only %d calls succeeded in the measured time: high percentiles are unreliable",
+        run.totals.latency.count()));
   }
   if (!run.wrong.empty()) {
-    warnings.push_back(absl::StrFormat("%d of %d checked answers are wrong: %s", run.wrong.size(),
+    warnings.push_back(absl::StrFormat("%d of %d checked responses are wrong: %s", run.wrong.size(),
                                        run.checked, run.wrong.front().message()));
   }
   return warnings;
@@ -103,16 +102,16 @@ Summary Summarize(const Result& result) {
   summary.ok = run.totals.latency.count();
   summary.failed = run.totals.failed();
   summary.dropped = run.dropped;
-  int64_t ended_well = 0, in_time = 0, bytes = 0;
-  for (const TimedStretch& stretch : run.stretches) {
-    ended_well += stretch.calls.ok;
-    in_time += stretch.calls.within_slo;
-    bytes += stretch.calls.bytes;
+  int64_t succeeded = 0, in_time = 0, bytes = 0;
+  for (const TimedInterval& interval : run.intervals) {
+    succeeded += interval.calls.ok;
+    in_time += interval.calls.within_slo;
+    bytes += interval.calls.bytes;
   }
   const auto per_second = [&summary](int64_t count) {
     return summary.seconds > 0 ? static_cast<double>(count) / summary.seconds : 0;
   };
-  summary.rate = per_second(ended_well);
+  summary.rate = per_second(succeeded);
   summary.goodput = per_second(in_time);
   summary.offered_rate = per_second(run.due);
   summary.gigabytes_per_s = per_second(bytes) * 1e-9;

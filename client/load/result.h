@@ -1,4 +1,4 @@
-// A load and what came of it, as reports need it.
+// A load and its results, for reports.
 #ifndef RAPT_CLIENT_LOAD_RESULT_H_
 #define RAPT_CLIENT_LOAD_RESULT_H_
 
@@ -18,15 +18,15 @@ struct Machine {
   std::string cpu;
   int cores = 0;
   std::string kernel;
-  std::string congestion_control;  // TCP's, of the whole machine
+  std::string congestion_control;  // of TCP, system-wide
 };
 Machine ReadMachine();
 
-// Who answered, as far as it says.
+// The identity of the server, as far as it reports it.
 struct ServerIdentity {
-  std::string name;  // "rapt-server", or what an OIP server calls itself
+  std::string name;  // "rapt-server", or the name that an OIP server reports
   std::string version;
-  std::string isa;  // rapt's alone, as the next
+  std::string isa;  // of rapt-server only, as is the next
   int compute_threads = 0;
 };
 
@@ -39,7 +39,7 @@ struct Trial {
   bool passed = false;
 };
 
-// What the figures are judged by.
+// The service level objective.
 struct Objective {
   double p99_ms = 0;
   double error_share = 0;
@@ -48,8 +48,8 @@ struct Objective {
 struct Result {
   std::string started;  // UTC, "2026-11-21T21:00:00Z"
   std::string label;
-  std::string scenario;                                       // MLPerf's name of it, or empty
-  std::vector<std::pair<std::string, std::string>> settings;  // name and value, for people
+  std::string scenario;                                       // MLPerf's name, or empty
+  std::vector<std::pair<std::string, std::string>> settings;  // name and value, for display
   Machine machine;
   ServerIdentity server;
   bool is_open_loop = false;
@@ -62,36 +62,36 @@ struct Result {
 
 double Milliseconds(int64_t nanoseconds);
 
-// Figures that several reports show. Rates are per second of the measured time.
+// Figures used by several reports. Rates are per second of measured time.
 struct Summary {
   double seconds = 0;
   int64_t ok = 0;
   int64_t failed = 0;
   int64_t dropped = 0;
-  double rate = 0;             // of calls that ended well in the measured time
+  double rate = 0;             // of calls that succeeded in the measured time
   double offered_rate = 0;     // open loop: of calls that became due
-  double goodput = 0;          // of those that ended well within the objective
-  double error_share = 0;      // failed and dropped, of all
-  double gigabytes_per_s = 0;  // requests and answers
+  double goodput = 0;          // of calls that succeeded within the objective
+  double error_share = 0;      // share of failed and dropped calls
+  double gigabytes_per_s = 0;  // requests and responses
   bool meets_objective = true;
   std::vector<std::string> warnings;
 };
 Summary Summarize(const Result& result);
 
-// The percentiles that tables show: "p50" and 0.5, to p99.99.
+// The percentiles shown in tables, from p50 to p99.99.
 struct Percentile {
   const char* name;
   double share;
 };
 absl::Span<const Percentile> Percentiles();
 
-// For terminals.
+// Formats the result for a terminal.
 std::string Table(const Result& result);
-// docs/load-testing.md describes it.
+// Described in docs/load-testing.md.
 std::string Json(const Result& result);
-// A line of figures; with the names of its columns before it where `with_header`.
+// Returns a line of figures, preceded by a header line if `with_header`.
 std::string Csv(const Result& result, bool with_header);
-// One file with its charts in it, without scripts.
+// Returns one self-contained page with charts, without scripts.
 std::string Html(const Result& result);
 
 }  // namespace rapt::load

@@ -41,7 +41,7 @@ double CpuSeconds(std::thread& thread) {
   return Seconds(time);
 }
 
-// Microseconds in trailing metadata.
+// Parses microseconds from trailing metadata.
 std::optional<std::chrono::microseconds> ReadTime(
     const std::multimap<grpc::string_ref, grpc::string_ref>& metadata, const char* key) {
   const auto found = metadata.find(key);
@@ -62,7 +62,7 @@ std::optional<ServerTimes> ReadServerTimes(const grpc::ClientContext& context) {
                      ReadTime(metadata, "rapt-compute-us").value_or(none), *total};
 }
 
-// What all streams of a load share.
+// The state shared by all streams of a load.
 struct Shared {
   const Load& load;
   const std::string method;
@@ -74,8 +74,8 @@ struct Shared {
 
 class Group;
 
-// Carries one call at a time; what happens to it arrives as events in its completion queue.
-// Thread-compatible: who has started a call leaves it to the queue's thread.
+// Carries one call at a time. Its events arrive in the completion queue. Thread-compatible: after
+// Start(), only the queue's thread may use the stream.
 class Stream {
  public:
   enum class Event : uint8_t { kStarted, kWrote, kRead, kFinished };
@@ -87,7 +87,7 @@ class Stream {
   Stream(const Shared& shared, const client::Connection& connection, grpc::CompletionQueue& queue)
       : shared_(shared), connection_(connection), stub_(connection.channel), queue_(queue) {}
 
-  // One for each shape; those of `other`, where it is not null and they can be shared.
+  // Encodes one call per shape. Reuses those of `other` if it is not null and they can be shared.
   absl::Status Encode(const Stream* other) {
     if (other != nullptr && shared_.load.interface.transport != Transport::kSharedMemory) {
       encoded_ = other->encoded_;
@@ -106,14 +106,14 @@ class Stream {
   }
 
   void Start(size_t shape, nanoseconds due) {
-    outcome_ = {.shape = shape, .due = due};
+    record_ = {.shape = shape, .due = due};
     const EncodedCall& call = encoded_[shape];
-    outcome_.request_bytes = call.message_bytes;
+    record_.request_bytes = call.message_bytes;
     context_.emplace();
     answers_.clear();
-    outcome_.sent = shared_.Now();
+    record_.sent = shared_.Now();
     context_->set_deadline(
-        client::Deadline::After(due + shared_.load.deadline - outcome_.sent).ToGrpc());
+        client::Deadline::After(due + shared_.load.deadline - record_.sent).ToGrpc());
     if (call.messages.size() == 1) {
       context_->AddMetadata("rapt-message-bytes", absl::StrCat(call.message_bytes));
     }
@@ -129,7 +129,7 @@ class Stream {
     streaming_->StartCall(&tags_[0]);
   }
 
-  // Whether the call is over.
+  // Returns true if the call has finished.
   bool On(Event event, bool ok) {
     switch (event) {
       case Event::kStarted:
@@ -139,7 +139,7 @@ class Stream {
         return false;
       case Event::kWrote:
         --pending_;
-        if (ok && next_message_ < encoded_[outcome_.shape].messages.size()) {
+        if (ok && next_message_ < encoded_[record_.shape].messages.size()) {
           Write();
           return false;
         }
@@ -147,10 +147,10 @@ class Stream {
       case Event::kRead:
         --pending_;
         if (!ok) return FinishStream();
-        if (outcome_.status.ok()) {
-          outcome_.status = StatusInAnswer(shared_.load.interface, answer_);
+        if (record_.status.ok()) {
+          record_.status = StatusInAnswer(shared_.load.interface, answer_);
         }
-        outcome_.answer_bytes += static_cast<int64_t>(answer_.Length());
+        record_.answer_bytes += static_cast<int64_t>(answer_.Length());
         answers_.push_back(answer_);
         Read();
         return false;
@@ -161,11 +161,11 @@ class Stream {
     return false;
   }
 
-  const Outcome& outcome() const { return outcome_; }
+  const CallRecord& record() const { return record_; }
 
-  // What the last call was answered with, as long as it succeeded.
+  // Checks the response of the last successful call. NotFound if there is none.
   absl::Status Check() const {
-    if (last_ok_shape_ < 0) return absl::NotFoundError("no answer");
+    if (last_ok_shape_ < 0) return absl::NotFoundError("no successful call");
     const auto shape = static_cast<size_t>(last_ok_shape_);
     const CallData& data = shared_.calls[shape];
     const absl::StatusOr<std::string> y =
@@ -178,7 +178,7 @@ class Stream {
 
  private:
   void Write() {
-    const std::vector<grpc::ByteBuffer>& messages = encoded_[outcome_.shape].messages;
+    const std::vector<grpc::ByteBuffer>& messages = encoded_[record_.shape].messages;
     grpc::WriteOptions options;
     const bool is_last = next_message_ + 1 == messages.size();
     if (is_last) options.set_last_message();
@@ -197,18 +197,18 @@ class Stream {
   }
 
   void Finish() {
-    outcome_.done = shared_.Now();
+    record_.done = shared_.Now();
     if (shared_.load.interface.transport != Transport::kStream) {
-      outcome_.answer_bytes = static_cast<int64_t>(answer_.Length());
+      record_.answer_bytes = static_cast<int64_t>(answer_.Length());
       answers_.push_back(answer_);
     }
     if (!status_.ok()) {
-      outcome_.status = absl::Status(static_cast<absl::StatusCode>(status_.error_code()),
-                                     status_.error_message());
+      record_.status = absl::Status(static_cast<absl::StatusCode>(status_.error_code()),
+                                    status_.error_message());
     }
-    if (outcome_.status.ok()) {
-      outcome_.server = ReadServerTimes(*context_);
-      last_ok_shape_ = static_cast<int64_t>(outcome_.shape);
+    if (record_.status.ok()) {
+      record_.server = ReadServerTimes(*context_);
+      last_ok_shape_ = static_cast<int64_t>(record_.shape);
       last_answers_.swap(answers_);
     }
     answers_.clear();
@@ -227,8 +227,8 @@ class Stream {
                   {this, Event::kRead},
                   {this, Event::kFinished}};
 
-  // Of the call.
-  Outcome outcome_;
+  // State of the current call.
+  CallRecord record_;
   std::optional<grpc::ClientContext> context_;
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> unary_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> streaming_;
@@ -236,13 +236,13 @@ class Stream {
   grpc::Status status_;
   std::vector<grpc::ByteBuffer> answers_;
   size_t next_message_ = 0;
-  int pending_ = 0;  // a write, a read
+  int pending_ = 0;  // writes and reads
 
   int64_t last_ok_shape_ = -1;
   std::vector<grpc::ByteBuffer> last_answers_;
 };
 
-// Streams of a closed loop that send together. All of them belong to one thread.
+// Streams of a closed loop that send together. All belong to the same thread.
 class Group {
  public:
   std::vector<Stream*> streams;
@@ -250,17 +250,17 @@ class Group {
   nanoseconds due{0};
 };
 
-// Streams of an open loop that have nothing to do. Thread-safe.
+// Idle streams of an open loop. Thread-safe.
 class FreeStreams {
  public:
   void Put(Stream* stream) {
     MutexLock lock(mutex_);
     streams_.push_back(stream);
-    one_came_.Signal();
+    not_empty_.Signal();
   }
 
-  // The one that has been free longest, so that all connections are used. Null when the time is
-  // over.
+  // Returns the stream that has been idle longest, so that all connections are used. Returns
+  // nullptr at the timeout.
   Stream* Take(nanoseconds timeout, bool* had_to_wait) {
     const Clock::time_point end = Clock::now() + timeout;
     MutexLock lock(mutex_);
@@ -268,7 +268,7 @@ class FreeStreams {
     while (streams_.empty()) {
       const nanoseconds left = end - Clock::now();
       if (left.count() <= 0) return nullptr;
-      one_came_.WaitFor(mutex_, left);
+      not_empty_.WaitFor(mutex_, left);
     }
     Stream* const stream = streams_.front();
     streams_.pop_front();
@@ -282,11 +282,11 @@ class FreeStreams {
 
  private:
   mutable Mutex mutex_;
-  CondVar one_came_;
+  CondVar not_empty_;
   std::deque<Stream*> streams_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Takes the answers of its streams.
+// Receives the responses of its streams.
 struct Receiver {
   Receiver(size_t shapes, const Load& load) : recorder(shapes, load.warmup, load.slo) {}
 
@@ -294,7 +294,7 @@ struct Receiver {
   Recorder recorder;
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<std::unique_ptr<Group>> groups;
-  Histogram group_latency;  // of its thread, until that has ended
+  Histogram group_latency;  // used by `thread` only, until it has ended
   std::thread thread;
 };
 
@@ -308,7 +308,7 @@ class Driver {
         connections_(connections),
         interrupted_(stop) {}
 
-  absl::StatusOr<Run> operator()(absl::FunctionRef<void(const TimedStretch&)> observe) {
+  absl::StatusOr<Run> operator()(absl::FunctionRef<void(const TimedInterval&)> observe) {
     absl::Status made = MakeStreams();
     if (made.ok()) Measure(observe);
     for (const auto& receiver : receivers_) {
@@ -344,8 +344,8 @@ class Driver {
     return absl::OkStatus();
   }
 
-  void Measure(absl::FunctionRef<void(const TimedStretch&)> observe) {
-    shared_.start = Clock::now();  // encoding took its time
+  void Measure(absl::FunctionRef<void(const TimedInterval&)> observe) {
+    shared_.start = Clock::now();  // after encoding
     for (const auto& receiver : receivers_) {
       if (load_.arrivals) {
         for (const auto& stream : receiver->streams) free_.Put(stream.get());
@@ -387,15 +387,15 @@ class Driver {
     }
   }
 
-  // False where the load is over before then. What was due before its end is sent even after it:
-  // those are the calls that waited longest.
+  // Returns false if the load ends before `due`. Calls due before the end are sent even after it,
+  // since they waited longest.
   bool SleepUntil(nanoseconds due) const {
-    constexpr std::chrono::milliseconds kLookAround{50};
+    constexpr std::chrono::milliseconds kPollInterval{50};
     for (;;) {
       if (is_over_ && due >= over_at_.load()) return false;
       const nanoseconds left = due - shared_.Now();
       if (left.count() <= 0) return true;
-      std::this_thread::sleep_for(std::min<nanoseconds>(left, kLookAround));
+      std::this_thread::sleep_for(std::min<nanoseconds>(left, kPollInterval));
     }
   }
 
@@ -414,23 +414,23 @@ class Driver {
       }
       Start(*stream, load_.shape_of.empty() ? choice_(n) : load_.shape_of[n], *due);
     }
-    no_more_ = true;
+    all_sent_ = true;
   }
 
-  // A free stream for a call that is due; null where there is none before its deadline, or we are
-  // interrupted.
+  // Returns an idle stream for a call that is due, or nullptr if there is none before its deadline
+  // or the load was interrupted.
   Stream* TakeStream(nanoseconds due) {
-    constexpr nanoseconds kLookAround = std::chrono::milliseconds(50);
+    constexpr nanoseconds kPollInterval = std::chrono::milliseconds(50);
     bool had_to_wait = false;
     for (;;) {
       const nanoseconds now = shared_.Now();
       const nanoseconds left = due + load_.deadline - now;
       if (left.count() <= 0 || interrupted_.load(std::memory_order_relaxed)) return nullptr;
       bool waits = false;
-      Stream* const stream = free_.Take(std::min(left, kLookAround), &waits);
+      Stream* const stream = free_.Take(std::min(left, kPollInterval), &waits);
       had_to_wait = had_to_wait || waits;
       if (stream == nullptr) continue;
-      // Those due while others wait are late for the same reason.
+      // Calls due while another one waits are late for the same reason.
       was_held_up_ = had_to_wait || (was_held_up_ && now - due > kLate);
       if (was_held_up_ && now - due > kLate && due >= load_.warmup) ++held_up_;
       return stream;
@@ -445,13 +445,13 @@ class Driver {
     while (receiver.queue.Next(&tag, &ok)) {
       const auto [stream, event] = *static_cast<Stream::Tag*>(tag);
       if (!stream->On(event, ok)) continue;
-      const Outcome& outcome = stream->outcome();
-      receiver.recorder.Record(outcome);
-      GoOn(receiver, *stream, outcome.done);
+      const CallRecord& record = stream->record();
+      receiver.recorder.Record(record);
+      OnCallDone(receiver, *stream, record.done);
     }
   }
 
-  void GoOn(Receiver& receiver, Stream& stream, nanoseconds done) {
+  void OnCallDone(Receiver& receiver, Stream& stream, nanoseconds done) {
     if (load_.arrivals) {
       free_.Put(&stream);
     } else if (Group& group = *stream.group; --group.in_flight == 0) {
@@ -460,7 +460,7 @@ class Driver {
       }
       if (!is_over_.load(std::memory_order_relaxed)) StartGroup(group);
     }
-    // The last: who waits for no calls in flight finds none started after it.
+    // Must come last: once the counter is 0, no call may start.
     in_flight_.fetch_sub(1, std::memory_order_release);
   }
 
@@ -468,7 +468,7 @@ class Driver {
 
   bool IsOver(nanoseconds measured) const {
     if (interrupted_.load(std::memory_order_relaxed)) return true;
-    if (no_more_.load() && in_flight_.load() == 0) return true;
+    if (all_sent_.load() && in_flight_.load() == 0) return true;
     if (measured < load_.duration) return false;
     if (load_.min_requests == 0) return true;
     int64_t finished = 0;
@@ -476,10 +476,10 @@ class Driver {
     return finished >= load_.min_requests;
   }
 
-  void Watch(absl::FunctionRef<void(const TimedStretch&)> observe) {
+  void Watch(absl::FunctionRef<void(const TimedInterval&)> observe) {
     std::vector<double> cpu_at_begin;
     double process_at_begin = 0;
-    nanoseconds begin = -load_.warmup;  // of the stretch
+    nanoseconds begin = -load_.warmup;  // of the interval
     int64_t due_before = 0;
     const auto is_measured = [&] { return begin.count() >= 0; };
     const auto note_begin = [&] {
@@ -490,25 +490,25 @@ class Driver {
     };
     if (is_measured()) note_begin();
     for (;;) {
-      nanoseconds end = begin + load_.stretch;
+      nanoseconds end = begin + load_.interval;
       if (!is_measured()) end = std::min(end, nanoseconds(0));
       while (shared_.Now() - load_.warmup < end && !IsOver(shared_.Now() - load_.warmup)) {
-        constexpr std::chrono::milliseconds kLookAround{20};
+        constexpr std::chrono::milliseconds kPollInterval{20};
         std::this_thread::sleep_for(
-            std::min<nanoseconds>(end - (shared_.Now() - load_.warmup), kLookAround));
+            std::min<nanoseconds>(end - (shared_.Now() - load_.warmup), kPollInterval));
       }
       const nanoseconds now = shared_.Now() - load_.warmup;
       const int64_t due = due_.load(std::memory_order_relaxed);
-      TimedStretch stretch{.begin = begin,
-                           .length = now - begin,
-                           .due = due - due_before,
-                           .in_flight = in_flight_.load(std::memory_order_relaxed)};
+      TimedInterval interval{.begin = begin,
+                             .length = now - begin,
+                             .due = due - due_before,
+                             .in_flight = in_flight_.load(std::memory_order_relaxed)};
       for (const auto& receiver : receivers_) {
-        stretch.calls.Add(receiver->recorder.TakeStretch());
+        interval.calls.Add(receiver->recorder.TakeInterval());
       }
-      observe(stretch);
+      observe(interval);
       due_before = due;
-      if (is_measured()) run_.stretches.push_back(std::move(stretch));
+      if (is_measured()) run_.intervals.push_back(std::move(interval));
       const bool was_measured = is_measured();
       begin = now;
       if (!was_measured && is_measured()) note_begin();
@@ -530,7 +530,7 @@ class Driver {
   }
 
   void WaitForAnswers() const {
-    // Their deadlines end it.
+    // Bounded by the calls' deadlines.
     while (in_flight_.load(std::memory_order_acquire) > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -550,14 +550,14 @@ class Driver {
   const std::atomic<bool>& interrupted_;
 
   std::atomic<nanoseconds> over_at_{};
-  std::atomic<bool> is_over_{false};  // nothing more is sent
-  std::atomic<bool> no_more_{false};  // all arrivals have been sent
+  std::atomic<bool> is_over_{false};   // send no more calls
+  std::atomic<bool> all_sent_{false};  // open loop: no arrivals left
   std::atomic<int> in_flight_{0};
   std::atomic<uint64_t> sent_{0};
   std::atomic<int64_t> due_{0};
   std::atomic<int64_t> dropped_{0};
   std::atomic<int64_t> held_up_{0};
-  bool was_held_up_ = false;  // the sender's
+  bool was_held_up_ = false;  // used by the sender only
 
   Run run_;
   FreeStreams free_;
@@ -569,7 +569,7 @@ class Driver {
 
 absl::StatusOr<Run> RunLoad(const Load& load, const std::vector<CallData>& calls,
                             client::Connections& connections,
-                            absl::FunctionRef<void(const TimedStretch&)> observe,
+                            absl::FunctionRef<void(const TimedInterval&)> observe,
                             const std::atomic<bool>& stop) {
   return Driver(load, calls, connections, stop)(observe);
 }

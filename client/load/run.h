@@ -1,4 +1,4 @@
-// One load on one server: sends, measures, counts.
+// Runs one load on one server and measures it.
 #ifndef RAPT_CLIENT_LOAD_RUN_H_
 #define RAPT_CLIENT_LOAD_RUN_H_
 
@@ -21,62 +21,63 @@ namespace rapt::load {
 
 struct Load {
   Interface interface;
-  // Open loop: calls are due when these say, and wait where every stream is busy. Absent: closed
-  // loop, every stream sends when its last call is done.
+  // Open loop: calls are due at these times and wait if every stream is busy. Absent: closed loop,
+  // each stream sends its next call when the previous one is done.
   std::optional<Arrivals> arrivals;
-  // Which shape each arrival has; empty: by weight, at random.
+  // The shape of each arrival. Empty: at random, by weight.
   std::vector<size_t> shape_of;
 
-  int streams = 1;  // calls in flight at most, spread evenly over the connections
-  int threads = 1;  // that take answers, and in a closed loop send
-  // Closed loop: so many streams send together, when the answers of all of them have come. Divides
-  // `streams`.
+  int streams = 1;  // maximum calls in flight, spread evenly over the connections
+  int threads = 1;  // for receiving and, in a closed loop, sending
+  // Closed loop: number of streams that send together, once all of them have their responses.
+  // Divides `streams`.
   int group = 1;
 
   std::chrono::nanoseconds warmup{0};    // not measured
-  std::chrono::nanoseconds duration{0};  // measured, at least
-  int64_t min_requests = 0;              // measured, at least
-  std::chrono::nanoseconds deadline{0};  // of every call, from when it is due
-  std::chrono::nanoseconds stretch{0};   // how often to look
+  std::chrono::nanoseconds duration{0};  // measured, minimum
+  int64_t min_requests = 0;              // measured, minimum
+  std::chrono::nanoseconds deadline{0};  // of each call, since it is due
+  std::chrono::nanoseconds interval{0};  // length of an interval
   std::optional<std::chrono::nanoseconds> slo;
   uint64_t seed = 0;
 };
 
-// A stretch of the measured time.
-struct TimedStretch {
-  std::chrono::nanoseconds begin{0};  // from the end of the warm-up
+// Statistics of one interval of the measured time.
+struct TimedInterval {
+  std::chrono::nanoseconds begin{0};  // since the end of the warm-up
   std::chrono::nanoseconds length{0};
   int64_t due = 0;    // calls that became due, open loop
-  int in_flight = 0;  // at its end
-  Stretch calls = {};
+  int in_flight = 0;  // at the end
+  Interval calls = {};
 };
 
-// What it was like for the load tester.
+// The load on the load tester itself.
 struct TesterLoad {
-  double cpu_seconds = 0;     // of the whole process in the measured time
-  double busiest_thread = 0;  // the share of that time that the busiest of our threads computed
-  // Late sends that had to wait for a stream, or behind such. The other late ones are our fault.
+  double cpu_seconds = 0;     // of the process, in the measured time
+  double busiest_thread = 0;  // CPU share of the busiest thread
+  // Late sends that waited for a free stream, or behind such a send. The load tester caused the
+  // others.
   int64_t held_up = 0;
 };
 
 struct Run {
-  std::chrono::nanoseconds measured{0};  // how long
-  Totals totals;                         // of calls due in that time
-  std::vector<TimedStretch> stretches;
-  Histogram groups;     // of groups of more than one, until the last answer
+  std::chrono::nanoseconds measured{0};  // duration
+  Totals totals;                         // of calls due in the measured time
+  std::vector<TimedInterval> intervals;
+  Histogram groups;     // latency of groups, until the last response
   int64_t due = 0;      // open loop: calls that became due
-  int64_t dropped = 0;  // of them, not sent: no stream was free before their deadline
+  int64_t dropped = 0;  // calls not sent: no stream was free before their deadline
   TesterLoad tester;
-  int64_t checked = 0;              // answers compared with the definition
-  std::vector<absl::Status> wrong;  // those that differ, and how
+  int64_t checked = 0;              // responses compared with the definition
+  std::vector<absl::Status> wrong;  // for each response that differs
 };
 
-// Blocks until the load is over and the answers of the calls in flight have come. `observe` sees
-// every stretch, warm-up included, where `begin` is below 0. Ends early, with what there is, once
-// `stop` is set. Errors are those of Encode().
+// Blocks until the load is over and no call is in flight. `observe` gets every interval, including
+// those of the warm-up, whose `begin` is negative. Ends early, with partial results, when `stop` is
+// set. Returns the errors of Encode().
 absl::StatusOr<Run> RunLoad(const Load& load, const std::vector<CallData>& calls,
                             client::Connections& connections,
-                            absl::FunctionRef<void(const TimedStretch&)> observe,
+                            absl::FunctionRef<void(const TimedInterval&)> observe,
                             const std::atomic<bool>& stop);
 
 }  // namespace rapt::load

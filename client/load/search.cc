@@ -9,7 +9,7 @@ absl::StatusOr<std::vector<Trial>> SearchRate(
     absl::FunctionRef<absl::StatusOr<Trial>(double rate)> try_rate) {
   std::vector<Trial> trials;
   double passes = 0, fails = capacity * 1.05;
-  double rate = capacity * 0.7;  // queues grow long beyond it
+  double rate = capacity * 0.7;  // queues grow quickly beyond this
   while (fails - passes > precision * fails && fails > capacity * 0.01) {
     const absl::StatusOr<Trial> trial = try_rate(rate);
     if (!trial.ok()) return trial.status();

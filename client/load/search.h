@@ -1,4 +1,4 @@
-// The highest rate that still meets an objective.
+// Search for the highest rate that meets an objective.
 #ifndef RAPT_CLIENT_LOAD_SEARCH_H_
 #define RAPT_CLIENT_LOAD_SEARCH_H_
 
@@ -10,16 +10,15 @@
 
 namespace rapt::load {
 
-// Halves the range between a rate that passes and one that does not until they are within
-// `precision` of each other. `capacity` is what the server does without a pause between calls: no
-// rate much above it can pass. `try_rate` offers a rate and says whether it passed. Returns the
-// trials in their order; the highest that passed is the answer, none: not even a hundredth of the
-// capacity does.
+// Bisects between a rate that passes and one that fails until they differ by less than `precision`.
+// `capacity` is the throughput of the server in a closed loop: no rate much above it can pass.
+// `try_rate` offers a rate and tells whether it passed. Returns the trials in order. None passes if
+// even a hundredth of the capacity fails.
 absl::StatusOr<std::vector<Trial>> SearchRate(
     double capacity, double precision,
     absl::FunctionRef<absl::StatusOr<Trial>(double rate)> try_rate);
 
-// The one with the highest offered rate among those that passed; null: none.
+// Returns the trial with the highest offered rate that passed, or nullptr.
 const Trial* BestOf(const std::vector<Trial>& trials);
 
 }  // namespace rapt::load

@@ -19,7 +19,7 @@ using std::chrono::nanoseconds;
 constexpr int64_t kMaxStreams = 100'000;
 constexpr int64_t kMaxConnections = 4096;
 
-// What MLPerf's load generator calls its scenarios, and what it judges them by.
+// The scenarios of MLPerf's load generator, with its metrics.
 struct Scenario {
   const char* name;
   int64_t concurrency;
@@ -27,10 +27,10 @@ struct Scenario {
   bool needs_rate;
 };
 constexpr Scenario kScenarios[] = {
-    {"single-stream", 1, 1, false},  // the 90th percentile of latency
-    {"multi-stream", 8, 8, false},   // the 99th of queries of eight
-    {"server", 64, 1, true},         // the rate at which the 99th percentile is met
-    {"offline", 64, 1, false},       // throughput
+    {"single-stream", 1, 1, false},  // metric: 90th percentile of latency
+    {"multi-stream", 8, 8, false},   // metric: 99th percentile of queries of eight
+    {"server", 64, 1, true},         // metric: highest rate that meets the 99th percentile
+    {"offline", 64, 1, false},       // metric: throughput
 };
 
 nanoseconds ToNanoseconds(double seconds) {
@@ -85,7 +85,7 @@ absl::StatusOr<Interface> ReadInterface(const LoadFlags& flags) {
   if (flags.shared_memory) {
     if (!client::IsSameMachine(flags.server.address)) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "--shared-memory needs a server on this machine; %s is none", flags.server.address));
+          "--shared-memory needs a server on this machine; --address is %s", flags.server.address));
     }
     interface.transport = Transport::kSharedMemory;
   }
@@ -107,9 +107,9 @@ absl::StatusOr<const Scenario*> FindScenario(const LoadFlags& flags) {
       return absl::InvalidArgumentError("--scenario server needs --rate, or --search with --slo");
     }
     if (!scenario.needs_rate && (flags.rate || flags.trace || flags.search)) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("--scenario %s is a closed loop; it takes no --rate, --trace or --search",
-                          scenario.name));
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "--scenario %s is a closed loop; it excludes --rate, --trace and --search",
+          scenario.name));
     }
     return &scenario;
   }
@@ -133,7 +133,7 @@ absl::StatusOr<std::vector<CallShape>> ReadShapes(const LoadFlags& flags, const 
   return shapes;
 }
 
-// The shapes' text: the flag's, or that of the file it names as @FILE.
+// Returns the text of the flag, or of the file that it names as @FILE.
 absl::StatusOr<std::string> ShapesText(const std::string& flag) {
   if (!absl::StartsWith(flag, "@")) return flag;
   return ReadFile("shape", flag.substr(1));
@@ -169,14 +169,14 @@ absl::Status SetTrace(const LoadFlags& flags, Settings& settings) {
       if (!one.ok()) return one.status();
       if (one->size() != 1) {
         return absl::InvalidArgumentError(
-            absl::StrFormat("--trace: '%s' is more than one shape", shape));
+            absl::StrFormat("--trace: '%s' is a mix; a line must have a single shape", shape));
       }
       shapes.push_back(one->front());
     }
     settings.shapes = std::move(shapes);
     settings.load.shape_of = std::move(trace->shape_of);
   }
-  // It is over when its last call is, and all of it counts.
+  // The trace ends with its last call, and all of it is measured.
   settings.load.warmup = nanoseconds(0);
   settings.load.duration = std::chrono::hours(24 * 365);
   settings.load.arrivals = Arrivals::Replay(std::move(trace->times));
@@ -189,7 +189,7 @@ absl::Status SetLoop(const LoadFlags& flags, const Scenario* scenario, Settings&
     return absl::InvalidArgumentError("--rate and --trace exclude each other");
   }
   if (flags.search && (flags.rate || flags.trace)) {
-    return absl::InvalidArgumentError("--search finds the rate; it takes no --rate or --trace");
+    return absl::InvalidArgumentError("--search excludes --rate and --trace; it finds the rate");
   }
   if (flags.search && !flags.slo_ms) {
     return absl::InvalidArgumentError("--search needs --slo MS");
@@ -198,7 +198,7 @@ absl::Status SetLoop(const LoadFlags& flags, const Scenario* scenario, Settings&
   const int64_t default_streams = scenario != nullptr ? scenario->concurrency : is_open ? 64 : 1;
   load.streams = static_cast<int>(flags.concurrency.value_or(default_streams));
   load.group = scenario != nullptr ? scenario->group : 1;
-  // More hardly help on loopback, and each costs the server a thread's attention.
+  // More connections hardly help on loopback, and each one costs server time.
   settings.options.connections =
       static_cast<int>(flags.connections.value_or(std::min<int64_t>(load.streams, 4)));
   if (flags.rate) return SetRate(flags, load);
@@ -206,9 +206,9 @@ absl::Status SetLoop(const LoadFlags& flags, const Scenario* scenario, Settings&
   return absl::OkStatus();
 }
 
-void DescribeForPeople(const LoadFlags& flags, Settings& settings) {
+void FillDisplay(const LoadFlags& flags, Settings& settings) {
   const auto add = [&settings](const char* name, const auto& value) {
-    settings.for_people.emplace_back(name, absl::StrCat(value));
+    settings.display.emplace_back(name, absl::StrCat(value));
   };
   add("address", flags.server.address);
   add("protocol", flags.protocol);
@@ -238,54 +238,56 @@ std::vector<Flag> LoadFlags::Table() {
   std::vector<Flag> table = server.Table();
   std::erase_if(table, [](const Flag& flag) { return flag.name == "timeout"; });  // --deadline
   const Flag ours[] = {
-      {"protocol", "NAME", "rapt, or oip: the Open Inference Protocol, Triton's (default: rapt)",
+      {"protocol", "NAME", "rapt, or oip for the Open Inference Protocol (default: rapt)",
        &protocol},
-      {"model", "NAME", "of --protocol oip (default: attention)", &model},
-      {"shared-memory", "", "tensors in shared memory; the server is on this machine",
+      {"model", "NAME", "model for --protocol oip (default: attention)", &model},
+      {"shared-memory", "", "pass tensors in shared memory; needs a server on this machine",
        &shared_memory},
-      {"stream", "", "a stream for every call; tensors in chunks with --protocol rapt", &stream},
+      {"stream", "", "one stream per call; in chunks with --protocol rapt", &stream},
 
       {"shape", "SHAPES",
-       "BxHxSxD, Hq/Hkv for H, Sq:Sk for S; 128..2048 or ~512 for a length that varies; then fp16, "
-       "causal, ragged, mask=bool, weight=3; several by commas; tutorial, prefill-decode, tiny, "
-       "short; @FILE (default: 1x8x1024x64)",
+       "BxHxSxD; Hq/Hkv for H, Sq:Sk for S; 128..2048 or ~512 for a varying length; then any of "
+       "fp16, causal, ragged, mask=bool, weight=3; separate shapes by commas; or a mix: tutorial, "
+       "prefill-decode, tiny, short; or @FILE (default: 1x8x1024x64)",
        &shapes, 's'},
-      {"dtype", "TYPE", "fp32, fp16, bf16 or fp64, for shapes that name none (default: fp32)",
+      {"dtype", "TYPE", "type of shapes without one: fp32, fp16, bf16 or fp64 (default: fp32)",
        &dtype},
-      {"mask", "KIND", "none, bool, float or padding, likewise", &mask},
-      {"causal", "", "likewise", &causal},
-      {"ragged", "", "key lengths that differ from row to row, likewise", &ragged},
-      {"variants", "N", "how many lengths stand for one that varies (default: 8)", &variants},
+      {"mask", "KIND", "mask of shapes without one: none, bool, float or padding (default: none)",
+       &mask},
+      {"causal", "", "make all shapes causal", &causal},
+      {"ragged", "", "give all shapes random key lengths per batch row", &ragged},
+      {"variants", "N", "number of lengths drawn for a varying length (default: 8)", &variants},
 
-      {"scenario", "NAME", "MLPerf's: single-stream, multi-stream, server or offline", &scenario},
+      {"scenario", "NAME", "MLPerf scenario: single-stream, multi-stream, server or offline",
+       &scenario},
       {"concurrency", "N",
-       "calls in flight: of a closed loop always (default: 1), of an open one at most "
+       "calls in flight: constant in a closed loop (default: 1), the maximum in an open loop "
        "(default: 64)",
        &concurrency, 'c'},
-      {"rate", "R", "open loop: requests/s; 10..500 for a ramp, 10..500/5 in 5 steps", &rate, 'r'},
-      {"arrivals", "KIND", "of --rate: poisson or constant (default: poisson)", &arrivals},
-      {"trace", "FILE", "open loop: lines of seconds from the start, and a shape or nothing",
+      {"rate", "R", "open loop: requests/s; 10..500 for a ramp, 10..500/5 for 5 steps", &rate, 'r'},
+      {"arrivals", "KIND", "arrivals of --rate: poisson or constant (default: poisson)", &arrivals},
+      {"trace", "FILE", "open loop: replay lines of seconds since the start and an optional shape",
        &trace},
-      {"connections", "N", "that the calls are spread over (default: 4, or the concurrency)",
+      {"connections", "N", "connections to the server (default: 4, at most --concurrency)",
        &connections},
-      {"threads", "N", "that take answers (default: 1)", &threads},
+      {"threads", "N", "threads that receive responses (default: 1)", &threads},
 
-      {"duration", "SECONDS", "measured (default: 10)", &duration_s, 'd'},
-      {"warmup", "SECONDS", "before, not measured (default: 1)", &warmup_s},
-      {"requests", "N", "go on until so many have been measured", &requests},
-      {"deadline", "MS", "of every call, from when it is due (default: 60000)", &deadline_ms},
-      {"seed", "N", "of arrivals, shapes and numbers (default: 0)", &seed},
+      {"duration", "SECONDS", "measured time (default: 10)", &duration_s, 'd'},
+      {"warmup", "SECONDS", "time before, not measured (default: 1)", &warmup_s},
+      {"requests", "N", "continue until N calls are measured (default: 0)", &requests},
+      {"deadline", "MS", "deadline of each call, since it is due (default: 60000)", &deadline_ms},
+      {"seed", "N", "seed of arrivals, shapes and tensors (default: 0)", &seed},
 
-      {"slo", "MS",
-       "what the 99th percentile of latency has to keep; exit code 1 where it is missed", &slo_ms},
-      {"max-errors", "PERCENT", "of calls that may fail, with --slo (default: 0)", &max_errors},
+      {"slo", "MS", "objective: 99th percentile of latency; exit code 1 if missed", &slo_ms},
+      {"max-errors", "PERCENT", "objective: calls that may fail, with --slo (default: 0)",
+       &max_errors},
       {"search", "", "find the highest rate that meets --slo", &search},
 
-      {"label", "TEXT", "for the reports", &label},
-      {"json", "FILE", "write the result there; - is standard output", &json},
-      {"csv", "FILE", "append a line to it", &csv},
+      {"label", "TEXT", "label in the reports", &label},
+      {"json", "FILE", "write the result as JSON; - for standard output", &json},
+      {"csv", "FILE", "append a line of figures", &csv},
       {"html", "FILE", "write a page with charts", &html},
-      {"quiet", "", "nothing while it runs", &quiet, 'q'}};
+      {"quiet", "", "show no progress", &quiet, 'q'}};
   table.insert(table.end(), std::begin(ours), std::end(ours));
   return table;
 }
@@ -303,7 +305,8 @@ absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
 
   for (const CallShape& shape : *shapes) {
     if (flags.stream && flags.protocol == "rapt" && shape.mask != MaskKind::kNone) {
-      return absl::InvalidArgumentError("--stream of --protocol rapt takes no masks");
+      return absl::InvalidArgumentError(
+          "--stream with --protocol rapt supports no masks; a shape has one");
     }
   }
   absl::StatusOr<client::Options> options = OptionsOf(flags.server);
@@ -320,15 +323,15 @@ absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
   load.duration = ToNanoseconds(flags.duration_s);
   load.min_requests = flags.requests;
   load.deadline = ToNanoseconds(flags.deadline_ms * 1e-3);
-  // About sixty points for a chart.
-  load.stretch = ToNanoseconds(std::clamp(flags.duration_s / 60, 0.1, 10.0));
+  // About 60 points per chart.
+  load.interval = ToNanoseconds(std::clamp(flags.duration_s / 60, 0.1, 10.0));
   load.seed = flags.seed;
   if (flags.slo_ms) {
     settings.objective = Objective{*flags.slo_ms, flags.max_errors / 100};
     load.slo = ToNanoseconds(*flags.slo_ms * 1e-3);
   }
   if (absl::Status loop = SetLoop(flags, *scenario, settings); !loop.ok()) return loop;
-  DescribeForPeople(flags, settings);
+  FillDisplay(flags, settings);
   return settings;
 }
 

@@ -1,4 +1,4 @@
-// What a load is to be, as flags say it.
+// The flags of rapt-load, and the load they describe.
 #ifndef RAPT_CLIENT_LOAD_SETTINGS_H_
 #define RAPT_CLIENT_LOAD_SETTINGS_H_
 
@@ -18,7 +18,7 @@
 
 namespace rapt::load {
 
-// As given; what is absent depends on the scenario.
+// Flags as given. Defaults of absent ones depend on the scenario.
 struct LoadFlags {
   ServerFlags server;
   std::string protocol = "rapt";
@@ -67,10 +67,10 @@ struct Settings {
   std::optional<Objective> objective = {};
   bool searches = false;
   std::string scenario;  // MLPerf's name
-  std::vector<std::pair<std::string, std::string>> for_people = {};
+  std::vector<std::pair<std::string, std::string>> display = {};
 };
 
-// Reads the files that flags name. InvalidArgument or NotFound names the flag.
+// Checks the flags and reads their files. InvalidArgument or NotFound names the flag.
 absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags);
 
 }  // namespace rapt::load

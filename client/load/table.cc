@@ -1,4 +1,4 @@
-// The result of a load for a terminal.
+// The report for terminals.
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -8,7 +8,7 @@
 namespace rapt::load {
 namespace {
 
-constexpr size_t kMostShapes = 12;
+constexpr size_t kMaxShapes = 12;
 
 std::string Row(const std::string& name, const Histogram& histogram) {
   std::string row = absl::StrFormat("  %-14s", name);
@@ -20,7 +20,7 @@ std::string Row(const std::string& name, const Histogram& histogram) {
   return row;
 }
 
-std::string Percentages(const Run& run) {
+std::string DurationTable(const Run& run) {
   std::string out = absl::StrFormat("\n  %-14s", "ms");
   for (const Percentile& percentile : Percentiles()) {
     absl::StrAppendFormat(&out, "%10s", percentile.name);
@@ -41,14 +41,14 @@ std::string Shapes(const Result& result) {
   if (result.shapes.size() < 2) return "";
   std::string out =
       absl::StrFormat("\n  %-44s%10s%10s%10s\n", "by shape", "calls", "p50 ms", "p99 ms");
-  for (size_t i = 0; i < result.shapes.size() && i < kMostShapes; ++i) {
+  for (size_t i = 0; i < result.shapes.size() && i < kMaxShapes; ++i) {
     const Histogram& latency = result.run.totals.shapes[i];
     absl::StrAppendFormat(&out, "  %-44s%10d%10.4g%10.4g\n", Describe(result.shapes[i]),
                           latency.count(), Milliseconds(latency.ValueAt(0.5)),
                           Milliseconds(latency.ValueAt(0.99)));
   }
-  if (result.shapes.size() > kMostShapes) {
-    absl::StrAppendFormat(&out, "  and %d more in --json\n", result.shapes.size() - kMostShapes);
+  if (result.shapes.size() > kMaxShapes) {
+    absl::StrAppendFormat(&out, "  and %d more in --json\n", result.shapes.size() - kMaxShapes);
   }
   return out;
 }
@@ -59,8 +59,7 @@ std::string Trials(const Result& result) {
       absl::StrFormat("\n  %-14s%10s%10s%10s\n", "offered/s", "done/s", "p99 ms", "errors");
   for (const Trial& trial : result.trials) {
     absl::StrAppendFormat(&out, "  %-14.5g%10.5g%10.4g%9.2f%%  %s\n", trial.offered, trial.achieved,
-                          trial.p99_ms, trial.error_share * 100,
-                          trial.passed ? "meets it" : "misses");
+                          trial.p99_ms, trial.error_share * 100, trial.passed ? "met" : "missed");
   }
   return out;
 }
@@ -83,16 +82,15 @@ std::string Table(const Result& result) {
                           result.objective->error_share * 100,
                           summary.meets_objective ? "met" : "MISSED");
   }
-  absl::StrAppend(&out, "\n", Percentages(run), Shapes(result));
+  absl::StrAppend(&out, "\n", DurationTable(run), Shapes(result));
   for (const auto& [code, failures] : run.totals.failures) {
     absl::StrAppendFormat(&out, "\n  %d x %s, p50 %.4g ms: %s", failures.count,
                           absl::StatusCodeToString(code),
                           Milliseconds(failures.latency.ValueAt(0.5)), failures.example);
   }
-  absl::StrAppendFormat(&out, "\n  %d answers checked against the definition, %d wrong\n",
+  absl::StrAppendFormat(&out, "\n  %d responses checked against the definition, %d wrong\n",
                         run.checked, run.wrong.size());
-  absl::StrAppendFormat(&out,
-                        "  the load tester used %.2f cores, its busiest thread %.0f%% of one\n",
+  absl::StrAppendFormat(&out, "  load tester: %.2f cores used, busiest thread %.0f%% busy\n",
                         summary.seconds > 0 ? run.tester.cpu_seconds / summary.seconds : 0,
                         run.tester.busiest_thread * 100);
   for (const std::string& warning : summary.warnings) {

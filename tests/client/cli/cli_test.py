@@ -358,7 +358,7 @@ def test_diagnose_finds_what_is_wrong(rapt, save, where):
     assert [choice["chosen"] for choice in told["backends"]].count(True) == 1
 
     shown = rapt("diagnose", *flags).stdout
-    assert "Look at this first:" in shown
+    assert "Likely causes:" in shown
     assert re.search(r"^  q FP32 \[1, 2, 3, 4\] .* 1 +\. +\.$", shown, re.MULTILINE)
     assert "18 pairs of a query and a key; hidden by position 6 (33.3%), by the mask 0\n" in shown
     assert "runs this: cpu/" in shown
@@ -378,7 +378,7 @@ def test_diagnose_lists_rows_that_see_nothing(rapt, save, where):
 @EVERYWHERE
 def test_diagnose_of_a_healthy_call(rapt, save, where):
     save(x=draw(0, 1, 1, 3, 4))
-    assert "Nothing looks wrong.\n" in rapt("diagnose", "--q", "x.npy", *where).stdout
+    assert "No problem found.\n" in rapt("diagnose", "--q", "x.npy", *where).stdout
 
 
 # --- memory, info, health -------------------------------------------------------------------------
@@ -454,7 +454,7 @@ def files(tmp_path, save):
 
 
 WRONG = [
-    ("", USAGE, "which command"),
+    ("", USAGE, "no command given"),
     ("atend", USAGE, "did you mean attend?"),
     ("frobnicate", USAGE, "unknown command 'frobnicate'"),
     ("attend --q x.npy", USAGE, "--output is required"),
@@ -465,8 +465,8 @@ WRONG = [
     ("attend --q x.npy -o y.npy --layout bhsd", USAGE, "shape [3, 4]"),
     ("attend --q x.npy -o y.npy --layout sbhd", USAGE, "bhsd"),
     ("attend --q x.npy -o y.npy --dtype fp8", USAGE, "it takes bf16"),
-    ("attend --q x.npy -o y.npy --kv-heads 2", USAGE, "needs --heads"),
-    ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "one of them"),
+    ("attend --q x.npy -o y.npy --kv-heads 2", USAGE, "--kv-heads is set without --heads"),
+    ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "--weights and --scores exclude each other"),
     ("attend --q x.npy -o y.npy --weights ./y.npy", USAGE, "--output and --weights both name y.npy"),
     ("attend --q x.npy -o y.npy --heads 0 --local", USAGE, "--heads is 0; it must be at least 1"),
     ("attend --q x.npy -o y.npy --timeout 0", USAGE, "--timeout is 0"),
@@ -479,8 +479,8 @@ WRONG = [
     ("attend --q big.npy -o y.npy --local", USAGE, "big-endian"),
     ("attend --q complex.npy -o y.npy --local", USAGE, "'<c8'"),
     ("attend --q ints.npy -o y.npy --local", USAGE, "int32"),
-    ("attend --q bf16.npy -o y.npy --local", USAGE, "say --dtype bf16"),
-    ("attend --q in.npz -o y.npy --local", USAGE, "in.npz holds a, b; say which"),
+    ("attend --q bf16.npy -o y.npy --local", USAGE, "set --dtype bf16"),
+    ("attend --q in.npz -o y.npy --local", USAGE, "in.npz holds a, b; name one"),
     ("attend --q in.npz:c -o y.npy --local", USAGE, "no member 'c'; it holds a, b"),
     ("attend in.npz -o y.npy --local", USAGE, "no member q"),
     ("attend cut.npz -o y.npy --local", USAGE, "cut.npz: damaged .npz archive"),
@@ -506,12 +506,12 @@ WRONG = [
     ("memory --seq 9000000000000000000", USAGE, "from 0 to 2^40"),
     ("memory --seq ,", USAGE, "whole numbers like 1,2,3"),
     ("memory --dtype fp8", USAGE, "fp32, fp16, bf16 or fp64"),
-    ("plot -o w.svg", USAGE, "which weights?"),
+    ("plot -o w.svg", USAGE, "no file of weights given"),
     ("plot w.npy -o w.jpg", USAGE, ".svg, .html or .png"),
     ("plot vector.npy -o w.svg", USAGE, "[queries, keys]"),
-    ("plot empty.npy -o w.svg", USAGE, "nothing to draw"),
+    ("plot empty.npy -o w.svg", USAGE, "it must not be empty"),
     ("plot w.npy x.npy -o w.svg", USAGE, "w.npy is 3 x 3, x.npy is 3 x 4"),
-    ("plot w.npy --queries a,b -o w.svg", USAGE, "--queries names 2, the weights have 3"),
+    ("plot w.npy --queries a,b -o w.svg", USAGE, "--queries has 2 labels; the weights need 3"),
     ("plot w.npy --keys @none -o w.svg", USAGE, "can't open none"),
     ("plot w.npy --heads 1 -o w.svg", USAGE, "has heads 0 to 0"),
     ("plot w.npy --heads x -o w.svg", USAGE, "all, or numbers"),
@@ -613,8 +613,8 @@ def test_a_terminal_sees_how_far_a_stream_is(tmp_path, save, server):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--chunk", "4"], "--chunk is about --stream"),
-        (["--stream", "--local"], "--local has none"),
+        (["--chunk", "4"], "--chunk needs --stream"),
+        (["--stream", "--local"], "--stream and --local exclude each other"),
         (["--stream", "--chunk", "0"], "--chunk is 0; it must be at least 1"),
         (["--priority", "1", "--local"], "--local has no server"),
     ],

@@ -27,13 +27,13 @@ Result Steady(int calls, int more, milliseconds latency) {
                 .streams = 1};
   result.run.measured = seconds(10);
   for (int i = 0; i < 10; ++i) {
-    TimedStretch stretch{.begin = seconds(i), .length = seconds(1)};
-    stretch.calls.ok = calls + i % 2 * more;
-    for (int64_t n = 0; n < stretch.calls.ok; ++n) {
-      stretch.calls.latency.Record(std::chrono::nanoseconds(latency).count());
+    TimedInterval interval{.begin = seconds(i), .length = seconds(1)};
+    interval.calls.ok = calls + i % 2 * more;
+    for (int64_t n = 0; n < interval.calls.ok; ++n) {
+      interval.calls.latency.Record(std::chrono::nanoseconds(latency).count());
     }
-    result.run.totals.latency.Add(stretch.calls.latency);
-    result.run.stretches.push_back(stretch);
+    result.run.totals.latency.Add(interval.calls.latency);
+    result.run.intervals.push_back(interval);
   }
   return result;
 }

@@ -182,7 +182,7 @@ def test_calls_that_could_not_be_sent_in_time_are_dropped(load):
     summary = result["summary"]
     assert summary["dropped"] > 0
     assert summary["rate"] < summary["offered_rate"]
-    assert any("more than the server can do" in warning for warning in result["warnings"])
+    assert any("the server is overloaded" in warning for warning in result["warnings"])
 
 
 def test_a_trace_is_replayed_to_its_end(load, tmp_path):
@@ -253,12 +253,12 @@ def test_a_deadline_is_kept(load):
     [
         (("--shape", "1x2x3"), "--shape: the shape '1x2x3' has 3 axes"),
         (("--shape", "@none"), "--shape: can't read none"),
-        (("--dtype", "int8"), "--dtype: has a type 'int8'"),
+        (("--dtype", "int8"), "--dtype: 'int8' is not a type"),
         (("--rate", "fast"), "--rate is 'fast'"),
         (("--rate", "5", "--trace", "t"), "--rate and --trace exclude"),
         (("--rate", "5", "--arrivals", "x"), "--arrivals is 'x'"),
         (("--protocol", "http"), "--protocol is 'http'"),
-        (("--stream", "--mask", "bool"), "takes no masks"),
+        (("--stream", "--mask", "bool"), "supports no masks"),
         (("--shared-memory", "--address", "example.com:1"), "on this machine"),
         (("--scenario", "x"), "--scenario is 'x'"),
         (("--scenario", "server"), "needs --rate"),
@@ -314,7 +314,7 @@ def test_two_results_are_compared(server, tmp_path):
     (ratio,) = re.findall(r"^  p50 ms .* (\S+)   \S+ to \S+$", table, re.MULTILINE)
     assert float(ratio) > 1 and "shapes differs: 1x1x1x8, 1x8x256x64" in table
     (tmp_path / "c.json").write_text("{}")
-    assert "c.json: it is no JSON report" in run("", tmp_path, "compare", "a.json", "c.json", code=USAGE).stderr
+    assert "c.json: not a rapt-load JSON report" in run("", tmp_path, "compare", "a.json", "c.json", code=USAGE).stderr
     assert "takes two files" in run("", tmp_path, "compare", "a.json", code=USAGE).stderr
 
 

@@ -12,15 +12,15 @@ using std::chrono::seconds;
 constexpr seconds kWarmup{1};
 
 // A call that was due at 1 s + `due`, sent `wait` later and done `service` after that.
-Outcome Call(milliseconds due, milliseconds wait, milliseconds service) {
+CallRecord Call(milliseconds due, milliseconds wait, milliseconds service) {
   return {
       .due = kWarmup + due, .sent = kWarmup + due + wait, .done = kWarmup + due + wait + service};
 }
 
-Outcome Failed(milliseconds service, const absl::Status& status) {
-  Outcome outcome = Call(milliseconds(0), milliseconds(0), service);
-  outcome.status = status;
-  return outcome;
+CallRecord Failed(milliseconds service, const absl::Status& status) {
+  CallRecord call = Call(milliseconds(0), milliseconds(0), service);
+  call.status = status;
+  return call;
 }
 
 TEST(RecorderTest, CountsLatencyFromWhenACallWasDue) {
@@ -36,7 +36,7 @@ TEST(RecorderTest, LeavesTheWarmupOut) {
   Recorder recorder(1, kWarmup, {});
   recorder.Record(Call(-milliseconds(1), milliseconds(0), milliseconds(2)));
   EXPECT_EQ(recorder.finished(), 0);
-  EXPECT_EQ(recorder.TakeStretch().ok, 1);
+  EXPECT_EQ(recorder.TakeInterval().ok, 1);
   recorder.Record(Call(milliseconds(0), milliseconds(0), milliseconds(2)));
   EXPECT_EQ(recorder.finished(), 1);
 }
@@ -64,14 +64,14 @@ TEST(RecorderTest, CountsWhatKeepsTheObjective) {
   recorder.Record(Call(milliseconds(0), milliseconds(5), milliseconds(6)));
   recorder.Record(Failed(milliseconds(1), absl::InternalError("no")));
   EXPECT_EQ(recorder.totals().within_slo, 1);
-  EXPECT_EQ(recorder.TakeStretch().within_slo, 1);
+  EXPECT_EQ(recorder.TakeInterval().within_slo, 1);
 }
 
 TEST(RecorderTest, SplitsServiceTimeByWhatTheServerSays) {
   Recorder recorder(1, kWarmup, {});
-  Outcome outcome = Call(milliseconds(0), milliseconds(0), milliseconds(10));
-  outcome.server = ServerTimes{microseconds(1000), microseconds(4000), microseconds(6000)};
-  recorder.Record(outcome);
+  CallRecord call = Call(milliseconds(0), milliseconds(0), milliseconds(10));
+  call.server = ServerTimes{microseconds(1000), microseconds(4000), microseconds(6000)};
+  recorder.Record(call);
   const Totals totals = recorder.totals();
   EXPECT_EQ(totals.queue.max(), 1'000'000);
   EXPECT_EQ(totals.compute.max(), 4'000'000);
@@ -79,15 +79,15 @@ TEST(RecorderTest, SplitsServiceTimeByWhatTheServerSays) {
   EXPECT_EQ(totals.between.max(), 4'000'000);
 }
 
-TEST(RecorderTest, TakesAStretchOnce) {
+TEST(RecorderTest, TakesAnIntervalOnce) {
   Recorder recorder(2, kWarmup, {});
-  Outcome outcome = Call(milliseconds(0), milliseconds(0), milliseconds(1));
-  outcome.shape = 1;
-  outcome.request_bytes = 10;
-  outcome.answer_bytes = 5;
-  recorder.Record(outcome);
-  EXPECT_EQ(recorder.TakeStretch().bytes, 15);
-  EXPECT_EQ(recorder.TakeStretch().ok, 0);
+  CallRecord call = Call(milliseconds(0), milliseconds(0), milliseconds(1));
+  call.shape = 1;
+  call.request_bytes = 10;
+  call.answer_bytes = 5;
+  recorder.Record(call);
+  EXPECT_EQ(recorder.TakeInterval().bytes, 15);
+  EXPECT_EQ(recorder.TakeInterval().ok, 0);
   EXPECT_EQ(recorder.totals().shapes[0].count(), 0);
   EXPECT_EQ(recorder.totals().shapes[1].count(), 1);
 }

@@ -36,15 +36,15 @@ TEST(ChartTest, StandsNothingToDraw) {
 }
 
 TEST(ProgressLineTest, SaysHowFarAndHowFast) {
-  TimedStretch stretch{.begin = seconds(4), .length = seconds(1), .in_flight = 3};
-  stretch.calls.ok = 50;
-  stretch.calls.failed = 2;
-  stretch.calls.latency.Record(2'000'000);
-  EXPECT_EQ(ProgressLine(stretch, seconds(10)),
+  TimedInterval interval{.begin = seconds(4), .length = seconds(1), .in_flight = 3};
+  interval.calls.ok = 50;
+  interval.calls.failed = 2;
+  interval.calls.latency.Record(2'000'000);
+  EXPECT_EQ(ProgressLine(interval, seconds(10)),
             "[==========>         ]  50%  50/s  p50 2 ms  p99 2 ms  2 failed  3 in flight");
-  EXPECT_THAT(ProgressLine(stretch, std::nullopt), StartsWith("5 s  50/s"));
-  stretch.begin = -seconds(2);
-  EXPECT_THAT(ProgressLine(stretch, seconds(10)), StartsWith("warming up, 2 s  50/s"));
+  EXPECT_THAT(ProgressLine(interval, std::nullopt), StartsWith("5 s  50/s"));
+  interval.begin = -seconds(2);
+  EXPECT_THAT(ProgressLine(interval, seconds(10)), StartsWith("warming up, 2 s  50/s"));
 }
 
 }  // namespace

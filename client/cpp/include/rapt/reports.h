@@ -1,5 +1,5 @@
-// What a server tells about a call, about memory, about itself. Plain values. Text in them is for
-// people and may change.
+// Reports of a server about a call, about memory and about itself. Plain values. Their texts are
+// for display and may change.
 #ifndef RAPT_CLIENT_RAPT_REPORTS_H_
 #define RAPT_CLIENT_RAPT_REPORTS_H_
 
@@ -13,7 +13,8 @@
 
 namespace rapt::client {
 
-// The range of a step of the computation over its finite numbers; absent bounds: there is none.
+// The range of one step of the computation. Bounds cover finite values and are absent if there are
+// none.
 struct Range {
   std::optional<double> min;
   std::optional<double> max;
@@ -40,28 +41,28 @@ struct QueryRow {
 struct BackendChoice {
   std::string backend;
   bool chosen = false;
-  std::string plan;             // when it could run
-  int64_t workspace_bytes = 0;  // when it could run
-  std::string reason;           // why it can't, or why another one was taken
+  std::string plan;             // if it could run
+  int64_t workspace_bytes = 0;  // if it could run
+  std::string reason;           // why it can't run, or why another backend was chosen
 };
 
-// What each step of the definition made of a call.
+// The result of each step of the definition for a call.
 struct Diagnosis {
   std::string problem;  // "B=2 Hq=8 Hkv=2 Sq=128 Sk=128 P=0 D=64 Dv=64 FP32 causal"
   std::vector<TensorReport> inputs;
   Range raw_scores;     // Q K^T
   Range scaled_scores;  // after scale and softcap
-  Range biased_scores;  // after the mask; negative_inf_count counts what can't be attended
+  Range biased_scores;  // after the mask; negative_inf_count counts hidden pairs
   int64_t pairs = 0;    // B * Hq * Sq * T
   int64_t masked_by_mask = 0;
   int64_t masked_by_position = 0;  // by causality, window or lengths
   Range weights;
   Range row_sums;                          // of the weights before dropout, rows that see a key
-  int64_t empty_rows = 0;                  // query rows that see no key: their output is zero
+  int64_t empty_rows = 0;                  // query rows that see no key; their output is zero
   std::vector<QueryRow> first_empty_rows;  // a few of them
   Range output;
   std::vector<BackendChoice> backends;
-  std::vector<std::string> warnings;  // what to look at first, a sentence each
+  std::vector<std::string> warnings;  // likely causes, one sentence each
 };
 
 // Self-attention of several lengths.
@@ -77,11 +78,11 @@ struct MemoryQuestion {
 
 struct MemoryEstimate {
   int64_t length = 0;
-  int64_t tensor_bytes = 0;  // Q, K, V and Y, which every way needs
-  // Beyond them:
+  int64_t tensor_bytes = 0;  // Q, K, V and Y, needed in any case
+  // In addition to tensor_bytes:
   int64_t standard_bytes = 0;  // the whole score matrix, [B, Hq, S, S]
   int64_t chunked_bytes = 0;   // scores of one block of keys at a time, for all queries
-  int64_t fused_bytes = 0;     // the server's plan, to the byte
+  int64_t fused_bytes = 0;     // the exact workspace of the server's plan
   std::string plan;
 };
 
@@ -103,16 +104,16 @@ struct BackendInfo {
   std::vector<InstructionSetInfo> instruction_sets;  // best first
 };
 
-// What is admitted. A call beyond a number or a rate is refused with ResourceExhausted.
+// Admission limits. A call beyond a limit is rejected with ResourceExhausted.
 struct AdmissionLimits {
-  int64_t max_open_calls = 0;        // calls with tensors, from arrival until the answer has left
-  int64_t max_calls_per_caller = 0;  // of them, by token, certificate or address
-  int64_t max_compute_bytes = 0;     // outputs and workspace of one request
-  int64_t max_queued_requests = 0;   // that wait for memory; 0: none waits
-  std::chrono::milliseconds max_queue_delay{0};  // how long each of them may
+  int64_t max_open_calls = 0;        // calls with tensors, from arrival until the response is sent
+  int64_t max_calls_per_caller = 0;  // per token, certificate or address
+  int64_t max_compute_bytes = 0;     // outputs and workspace per request
+  int64_t max_queued_requests = 0;   // requests waiting for memory; 0: none may wait
+  std::chrono::milliseconds max_queue_delay{0};  // how long a request may wait
   int64_t min_receive_bytes_per_second = 0;
-  std::chrono::milliseconds default_deadline{0};  // of calls that set none
-  std::chrono::milliseconds max_deadline{0};      // later ones count as this
+  std::chrono::milliseconds default_deadline{0};  // of calls without a deadline
+  std::chrono::milliseconds max_deadline{0};      // longer deadlines are cut to this
 };
 
 struct ServerInfo {

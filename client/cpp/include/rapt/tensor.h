@@ -1,5 +1,5 @@
-// Tensors as a caller of rapt sees them: views of the caller's memory going in, owned bytes coming
-// out. Row-major, little endian, without gaps.
+// Tensors of a call: inputs are views of the caller's memory, outputs own their bytes. Row-major,
+// little endian, contiguous.
 #ifndef RAPT_CLIENT_RAPT_TENSOR_H_
 #define RAPT_CLIENT_RAPT_TENSOR_H_
 
@@ -15,8 +15,8 @@
 
 namespace rapt::client {
 
-// Q, K, V, past and outputs are of a float type. Masks may be of any: kBool, or integers that are 0
-// and 1, say which keys to attend; floats are added to the scores.
+// Q, K, V, past and outputs have a float type. Masks may have any type: kBool, or integers 0 and 1,
+// select the keys to attend to; floats are added to the scores.
 enum class DType : uint8_t {
   kFloat32,
   kFloat16,   // IEEE 754 binary16
@@ -52,8 +52,7 @@ constexpr int64_t SizeOf(DType dtype) {
 // "FP32", "BF16", "BOOL", ...: the names of the protocol.
 absl::string_view NameOf(DType dtype);
 
-// The type that holds T's values. C++20 has no type for the half ones: their tensors are made of
-// bytes.
+// The DType of T. C++20 has no 16-bit float types; tensors of these are made from bytes.
 template <typename T>
 constexpr DType DTypeOf() {
   if constexpr (std::is_same_v<T, float>) {
@@ -79,8 +78,8 @@ using Shape = absl::InlinedVector<int64_t, 4>;
 // "[2, 8, 128, 64]"
 std::string ToString(const Shape& shape);
 
-// A tensor in somebody else's memory, which has to outlive the view. `data` is
-// product(shape) * SizeOf(dtype) bytes, of any alignment.
+// A tensor in memory that must outlive the view. `data` has product(shape) * SizeOf(dtype) bytes of
+// any alignment.
 struct TensorView {
   DType dtype = DType::kFloat32;
   Shape shape = {};
@@ -95,13 +94,13 @@ TensorView View(Shape shape, absl::Span<const T> values) {
           {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(T)}};
 }
 
-// A tensor with its bytes, immutable. Copies share the bytes. Thread-compatible.
+// An immutable tensor that owns its bytes. Copies share them. Thread-compatible.
 class Tensor {
  public:
   Tensor() = default;
-  // Aborts unless `bytes` is as long as shape and type say.
+  // REQUIRES: the size of `bytes` matches shape and type. Aborts otherwise.
   Tensor(DType dtype, Shape shape, std::string bytes);
-  // Of bytes that `owner` keeps, aligned to 8; the same holds for their number.
+  // Refers to bytes that `owner` keeps alive, aligned to 8. REQUIRES: as above.
   Tensor(DType dtype, Shape shape, std::shared_ptr<const void> owner,
          absl::Span<const std::byte> bytes);
 
@@ -110,7 +109,7 @@ class Tensor {
   // Aligned to 8.
   absl::Span<const std::byte> bytes() const { return bytes_; }
 
-  // The elements as T; aborts unless DTypeOf<T>() is the tensor's type.
+  // Returns the elements. REQUIRES: DTypeOf<T>() is the tensor's type. Aborts otherwise.
   template <typename T>
   absl::Span<const T> values() const {
     CheckDType(DTypeOf<T>());
