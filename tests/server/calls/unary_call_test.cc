@@ -302,7 +302,7 @@ TEST_F(UnaryCallTest, ReturnsTheTraceparentWithAndWithoutAPlan) {
 
   names.clear();
   Result result;
-  result.routing.backend = Backends().front();
+  result.routing.backend = BuiltInBackends()[0];
   result.plan = "a plan";
   call.call().Record(result);
   call.call().ForEachTrailer(trailer);
