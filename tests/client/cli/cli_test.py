@@ -360,7 +360,7 @@ def test_diagnose_finds_what_is_wrong(rapt, save, where):
     shown = rapt("diagnose", *flags).stdout
     assert "Likely causes:" in shown
     assert re.search(r"^  q FP32 \[1, 2, 3, 4\] .* 1 +\. +\.$", shown, re.MULTILINE)
-    assert "18 pairs of a query and a key; hidden by position 6 (33.3%), by the mask 0\n" in shown
+    assert "18 pairs of query and key; hidden by position: 6 (33.3%), by the mask: 0\n" in shown
     assert "runs this: cpu/" in shown
 
 
@@ -394,7 +394,7 @@ def test_memory_of_the_standard_way_is_the_score_matrix(rapt):
 
 def test_memory_as_a_server_plans_it(rapt, server):
     flags = ["--batch=32", "--heads=8", "--seq=512", "--address", server.grpc_address]
-    assert f"{server.grpc_address}'s plan: cpu/" in rapt("memory", *flags).stdout
+    assert f"the plan of {server.grpc_address}: cpu/" in rapt("memory", *flags).stdout
     told = json.loads(rapt("memory", *flags, "--json").stdout)
     assert told["lengths"][0]["standard_bytes"] == 2**28
 
@@ -420,8 +420,8 @@ def test_info_tells_the_limits(rapt):
     assert limits["max_open_calls"] == 4096
     assert limits["max_queue_delay_ms"] == 10_000
     shown = rapt("info").stdout
-    assert "calls     4096 at once, 1024 of one caller\n" in shown
-    assert "queue     1024 requests, 10s each\n" in shown
+    assert "calls     up to 4096 open, 1024 per caller\n" in shown
+    assert "queue     up to 1024 requests, for 10s at most\n" in shown
     assert "deadline  1m by default, 1h at most\n" in shown
 
 

@@ -25,7 +25,7 @@ TEST(LabelsTest, AreNumbersByDefault) {
 
 TEST(LabelsTest, MustBeAsManyAsTheWeightsHave) {
   EXPECT_EQ(ParseLabels("--keys", "a,b", 3).status().message(),
-            "--keys names 2, the weights have 3");
+            "--keys has 2 labels; the weights need 3");
 }
 
 TEST(LabelsTest, MustBePrintableUtf8) {

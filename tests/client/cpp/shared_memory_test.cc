@@ -243,7 +243,7 @@ TEST(LibrarySharedMemoryFrozenTest, TheEndTakesAllRegionsAwayAtOnce) {
     taken.push_back(regions->Take(1, Deadline::After(std::chrono::minutes(1)), {}));
     ASSERT_NE(taken.back(), nullptr);
   }
-  for (auto& region : taken) regions->GiveBack(std::move(region));
+  for (auto& region : taken) regions->Return(std::move(region));
   const Frozen frozen(server);
   const UnansweredCall other(server, kRegions * std::chrono::milliseconds(900));
   regions.reset();

@@ -72,17 +72,18 @@ TEST(MixTest, KnowsTheNamedOnes) {
 }
 
 TEST(MixTest, SaysWhatIsWrongWithAShape) {
-  for (const auto& [text, why] : std::map<const char*, const char*>{{"", "no shape"},
-                                                                    {"1x2x3", "3 axes"},
-                                                                    {"1x2x3x4x5", "5 axes"},
-                                                                    {"0x2x3x4", "an axis"},
-                                                                    {"1x3/2x3x4", "no multiple"},
-                                                                    {"1x2x9..3x4", "a length"},
-                                                                    {"1x2x~x4", "a length"},
-                                                                    {"1x2x3x4 fp8", "'fp8'"},
-                                                                    {"1x2x3x4 mask=x", "mask 'x'"},
-                                                                    {"1x2x3x4 weight=0", "weight"},
-                                                                    {"tutorials", "1 axes"}}) {
+  for (const auto& [text, why] :
+       std::map<const char*, const char*>{{"", "the mix is empty"},
+                                          {"1x2x3", "3 axes"},
+                                          {"1x2x3x4x5", "5 axes"},
+                                          {"0x2x3x4", "invalid axis"},
+                                          {"1x3/2x3x4", "not a multiple"},
+                                          {"1x2x9..3x4", "invalid length"},
+                                          {"1x2x~x4", "invalid length"},
+                                          {"1x2x3x4 fp8", "'fp8'"},
+                                          {"1x2x3x4 mask=x", "mask 'x'"},
+                                          {"1x2x3x4 weight=0", "weight"},
+                                          {"tutorials", "1 axes"}}) {
     const auto shapes = ParseMix(text, 4, {});
     EXPECT_EQ(shapes.status().code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(std::string(shapes.status().message()), HasSubstr(why)) << text;
