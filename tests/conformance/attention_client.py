@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as shm
 
 DATATYPES = {
     np.dtype(np.bool_): "BOOL",
@@ -36,6 +37,22 @@ def shared_inputs(arrays, name):
         inputs[-1].set_shared_memory(name, array.nbytes, offset)
         offset += array.nbytes
     return inputs
+
+
+def check_shared_memory(client, arrays, source, sink):
+    """Inputs from the region "in" and Y into the region "out", whose handles these are, give the same bits as raw bytes."""
+    offset = 4096
+    want = attend(client, arrays, ["Y", "lse"])
+    shm.set_shared_memory_region(source, list(arrays.values()))
+    y, lse = triton.InferRequestedOutput("Y"), triton.InferRequestedOutput("lse")
+    y.set_shared_memory("out", 1 << 19, offset)
+    result = client.infer("attention", shared_inputs(arrays, "in"), outputs=[y, lse])
+    got = shm.get_contents_as_numpy(sink, want["Y"].dtype, want["Y"].shape, offset)
+    np.testing.assert_array_equal(got, want["Y"])
+    np.testing.assert_array_equal(result.as_numpy("lse"), want["lse"])
+    output = result.get_output("Y")
+    assert output.parameters["shared_memory_region"].string_param == "out"
+    assert output.parameters["shared_memory_byte_size"].int64_param == want["Y"].nbytes
 
 
 def attend(client, inputs, outputs, parameters=None):

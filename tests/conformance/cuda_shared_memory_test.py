@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
-from attention_client import attend, shared_inputs
+from attention_client import check_shared_memory, shared_inputs
 from rapt_server import RaptServer
 from tritonclient.utils import InferenceServerException
 
@@ -77,20 +77,9 @@ def refused(code, call, *arguments, **named):
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_in_and_out_of_the_gpus_memory_gives_the_same_bits(client, dtype):
     arrays = tensors(dtype)
-    want = attend(client, arrays, ["Y", "lse"])
     total = sum(array.nbytes for array in arrays.values())
     with memory(client, "in", total) as source, memory(client, "out", 1 << 20) as sink:
-        shm.set_shared_memory_region(source, list(arrays.values()))
-        y, lse = triton.InferRequestedOutput("Y"), triton.InferRequestedOutput("lse")
-        y.set_shared_memory("out", 1 << 19, 4096)
-        result = client.infer("attention", shared_inputs(arrays, "in"), outputs=[y, lse])
-        got = shm.get_contents_as_numpy(sink, want["Y"].dtype, want["Y"].shape, 4096)
-        np.testing.assert_array_equal(got, want["Y"])
-        np.testing.assert_array_equal(result.as_numpy("lse"), want["lse"])
-        del got
-        output = result.get_output("Y")
-        assert output.parameters["shared_memory_region"].string_param == "out"
-        assert output.parameters["shared_memory_byte_size"].int64_param == want["Y"].nbytes
+        check_shared_memory(client, arrays, source, sink)
 
 
 def test_regions_are_listed_and_unregistered(client):
