@@ -44,6 +44,7 @@ struct Range {
 };
 constexpr Range kDuration = {0, kDay};
 constexpr Range kPositiveDuration = {1, kDay};
+constexpr Range kCount = {1, kMaxCalls};
 
 // One setting. Its initial value is the default.
 struct Setting {
@@ -65,14 +66,10 @@ std::vector<Setting> SettingsOf(Options& o) {
        "--grpc_address= only there"},
       {"unix_socket_mode", &o.grpc.unix_socket_mode,
        "the file mode of the socket, in octal digits: it decides who may connect"},
-      {"max_connections",
-       &o.grpc.max_connections,
-       "connections to --grpc_address that may be open at once; further ones are closed",
-       {1, kMaxCalls}},
-      {"max_streams_per_connection",
-       &o.grpc.max_streams_per_connection,
-       "calls that may be open on one connection; further ones wait in the client",
-       {1, kMaxCalls}},
+      {"max_connections", &o.grpc.max_connections,
+       "connections to --grpc_address that may be open at once; further ones are closed", kCount},
+      {"max_streams_per_connection", &o.grpc.max_streams_per_connection,
+       "calls that may be open on one connection; further ones wait in the client", kCount},
       {"max_connection_idle", &o.grpc.max_connection_idle,
        "connections without a call for this long are closed", kPositiveDuration},
       {"max_connection_age", &o.grpc.max_connection_age,
@@ -122,15 +119,11 @@ std::vector<Setting> SettingsOf(Options& o) {
        "the largest message that is received, 1 to 2147483647; 0: 256 MiB, or half of the budget's "
        "share for messages if that is less",
        {0, kMaxInt32}},
-      {"max_open_calls",
-       &o.calls.max_open_calls,
-       "tensor calls that may be open at once",
-       {1, kMaxCalls}},
-      {"max_calls_per_caller",
-       &o.calls.max_calls_per_caller,
+      {"max_open_calls", &o.calls.max_open_calls, "tensor calls that may be open at once", kCount},
+      {"max_calls_per_caller", &o.calls.max_calls_per_caller,
        "tensor calls that one caller may have open at once; a caller is identified by its token, "
        "else its certificate, else its address",
-       {1, kMaxCalls}},
+       kCount},
       {"min_receive_bytes_per_second",
        &o.calls.min_receive_bytes_per_second,
        "the minimum transfer rate of messages; slower calls are ended: requests after 2 s of "

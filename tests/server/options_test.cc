@@ -243,8 +243,11 @@ TEST_F(OptionsTest, WhatIsWrongInAFlagFileIsSaid) {
 TEST_F(OptionsTest, HelpNamesEveryFlagAndWinsOverErrors) {
   const absl::StatusOr<Options> options = Parse({"--nonsense", "--help"});
   ASSERT_TRUE(options.ok()) << options.status();
-  for (const char* flag : {"--grpc_address", "--metrics_address", "--threads", "--backend", "--isa",
-                           "--memory_budget_bytes", "--max_message_bytes", "--insecure"}) {
+  for (const char* flag :
+       {"--grpc_address=127.0.0.1:8001\n", "--metrics_address", "--threads=0\n", "--backend=auto\n",
+        "--isa=auto\n", "--unix_socket_mode=0600\n", "--max_connection_idle=30m\n",
+        "--max_connection_age=0\n", "--log_format=text\n", "--reflection=true\n",
+        "--cudnn_min_flops=\n", "--cudnn_warm_plans=\n", "--max_message_bytes", "--insecure"}) {
     EXPECT_THAT(options->text_to_print, HasSubstr(flag));
   }
 }
