@@ -5,7 +5,7 @@
     python3 tests/layering/recipes.py --write    renew the lists in CONTRIBUTING.md
 
 A recipe has an example that is in the tree already. The files that a new one touches are those that belong to the
-example, or name it outside of comments.
+example, or name it outside of comments and strings.
 """
 
 import pathlib
@@ -16,12 +16,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 PRODUCTION = ("attention", "base", "server", "client", "proto")
 SUFFIXES = (".h", ".cc", ".inc", ".proto", ".py", ".txt", ".map")
-COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^\s*#(?!include)[^\n]*", re.MULTILINE | re.DOTALL)
+# Comments, string literals, and in CMake comments as well; not the file names of includes.
+IGNORED = re.compile(r'//[^\n]*|/\*.*?\*/|^\s*#(?!include)[^\n]*|(?<!include )"(?:[^"\\\n]|\\.)*"', re.MULTILINE | re.DOTALL)
 
 # Recipe -> its example, the folder that belongs to the example (listed as a whole), and the regular expression by
 # which other files name the example.
 RECIPES = {
-    "attribute": ("softcap", None, r"(?i)softcap"),
+    "attribute": ("softcap", None, r"(?i)softcap(?!ped)"),
     "tensor": ("key_lengths", None, r"(?i)key_?lengths|nonpad_kv_seqlen"),
     "mechanism": ("softmax", "attention/mechanism/softmax/", r"mechanism/softmax/"),
     "backend": ("reference", "attention/reference/", r"\breference/reference_"),
@@ -32,11 +33,11 @@ RECIPES = {
 
 
 def sources(tops):
-    """(path, text without comments) of every file below the folders `tops`."""
+    """(path, text without comments and strings) of every file below the folders `tops`."""
     for top in tops:
         for file in sorted((ROOT / top).rglob("*")):
             if file.suffix in SUFFIXES and file.is_file():
-                yield file.relative_to(ROOT).as_posix(), COMMENT.sub("", file.read_text())
+                yield file.relative_to(ROOT).as_posix(), IGNORED.sub("", file.read_text())
 
 
 def files_of(recipe, tops=PRODUCTION):

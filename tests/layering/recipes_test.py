@@ -18,9 +18,9 @@ class RecipesTest(unittest.TestCase):
                 self.assertTrue((recipes.ROOT / folder).exists(), folder)
             self.assertGreater(len(recipes.files_of(recipe)), 2, recipe)
 
-    def test_comments_do_not_count(self):
-        code = "// softcap\nint x; /* softcap\n softcap */\n#include \"a/softcap.h\"\n"
-        self.assertEqual(recipes.COMMENT.sub("", code).count("softcap"), 1)
+    def test_comments_and_strings_do_not_count(self):
+        code = '// softcap\nint x; /* softcap\n softcap */\n#include "a/softcap.h"\nf("softcap", softcap, "\\"");\n'
+        self.assertEqual(recipes.IGNORED.sub("", code).count("softcap"), 2)
 
 
 if __name__ == "__main__":
