@@ -1,4 +1,4 @@
-// Non-owning views of tensors: where the bytes are, what they mean, how to step through them.
+// Non-owning views of tensors: location, type, shape and strides.
 #ifndef RAPT_ATTENTION_TENSOR_VIEW_H_
 #define RAPT_ATTENTION_TENSOR_VIEW_H_
 
@@ -14,7 +14,7 @@ namespace rapt {
 
 enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kBool, kInt64 };
 
-// Bytes of one element.
+// Returns the bytes of one element.
 constexpr int64_t SizeOf(DType type) {
   switch (type) {
     case DType::kFloat64:
@@ -31,7 +31,7 @@ constexpr int64_t SizeOf(DType type) {
   return 0;
 }
 
-// The name that Triton, KServe and our own interfaces give the type: FP32, BF16, ...
+// Returns the type's name in Triton, KServe and our own interfaces: FP32, BF16, ...
 constexpr absl::string_view NameOf(DType type) {
   switch (type) {
     case DType::kFloat32:
@@ -53,11 +53,11 @@ constexpr absl::string_view NameOf(DType type) {
 constexpr bool IsFloat(DType type) { return type != DType::kBool && type != DType::kInt64; }
 
 // A tensor of rank 4, [batch, head, position, element]. `dims` and `strides` count elements, not
-// bytes; a stride of 0 broadcasts. Lower ranks lead with axes of 1. `data` is null for a tensor
-// that is absent; it need not be aligned (payloads are read where they arrived).
+// bytes; a stride of 0 broadcasts. Lower ranks have leading axes of 1. `data` is null for an absent
+// tensor; it need not be aligned (payloads are read where they arrived).
 //
-// A payload that arrived in pieces has no `data` but `slices`, which outlive the view: the
-// row-major bytes of the tensor, and the strides step through them.
+// A payload that arrived in slices has `slices` instead of `data`: the row-major bytes of the
+// tensor, to which the strides refer. They outlive the view.
 template <typename Byte>
 struct BasicTensorView {
   Byte* data = nullptr;
@@ -69,15 +69,15 @@ struct BasicTensorView {
 
   bool present() const { return data != nullptr || slices != nullptr; }
 
-  // Where row (b, h, s) begins, in bytes.
+  // Returns the byte offset of row (b, h, s).
   int64_t RowOffset(int64_t b, int64_t h, int64_t s) const {
     return (b * strides[0] + h * strides[1] + s * strides[2]) * SizeOf(dtype);
   }
 
-  // The first byte of row (b, h, s), of a view without slices.
+  // Returns the first byte of row (b, h, s). REQUIRES: the view has no slices.
   Byte* Row(int64_t b, int64_t h, int64_t s) const { return data + RowOffset(b, h, s); }
 
-  // Copies row (b, h, s), wherever it lies.
+  // Copies row (b, h, s), from slices or not.
   void CopyRow(int64_t b, int64_t h, int64_t s, std::byte* target) const {
     const int64_t bytes = dims[3] * SizeOf(dtype);
     if (slices != nullptr) return slices->Copy(RowOffset(b, h, s), bytes, target);
@@ -88,7 +88,7 @@ struct BasicTensorView {
 using TensorView = BasicTensorView<const std::byte>;
 using MutableTensorView = BasicTensorView<std::byte>;
 
-// Row-major strides of `dims`.
+// Returns the row-major strides of `dims`.
 constexpr std::array<int64_t, 4> RowMajorStrides(const std::array<int64_t, 4>& dims) {
   return {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
 }

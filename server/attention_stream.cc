@@ -14,7 +14,7 @@ namespace {
 
 int64_t Aligned(int64_t bytes) { return RoundUp(bytes, PooledBuffer::kAlignment); }
 
-// The bytes of rows are a product of the problem's axes, which Validate() has checked.
+// Cannot overflow: Validate() has checked the products of the problem's axes.
 int64_t QueryBytes(const Problem& p, int64_t rows) {
   return p.batch * p.query_heads * rows * p.head_size * SizeOf(p.dtype);
 }
@@ -28,7 +28,7 @@ int64_t MaskBytes(const MaskShape& mask) {
   return mask.dims[0] * mask.dims[1] * mask.dims[2] * mask.dims[3] * SizeOf(mask.dtype);
 }
 
-// What computing a problem gives, one behind the other.
+// The sizes of a problem's outputs, which are stored one after another.
 struct OutputSizes {
   int64_t y = 0, lse = 0, scores = 0;
 
@@ -48,7 +48,7 @@ OutputSizes SizesOf(const Problem& p) {
   return sizes;
 }
 
-// Rows that are finished where keys stream: their scores have left before.
+// The problem of finishing rows if keys stream; scores have been returned before.
 Problem FinishedRows(const Problem& whole, int64_t count) {
   Problem rows = whole;
   rows.query_length = count;
@@ -68,14 +68,14 @@ void SetOutputs(const Problem& p, const std::byte* place, std::shared_ptr<const 
   result.scores = output(sizes.scores_begin(), sizes.scores);
 }
 
-// Copies a chunk's rows to where they stay: a run for each head, or for all heads of a batch row
-// where the layout has them side by side.
+// Copies a chunk's rows to the resident tensors: one run per head, or per batch row if the layout
+// stores its heads contiguously.
 struct RowsToKeep {
   const InputBytes* source;
   std::byte* target;
   int64_t runs;
   int64_t row_bytes;
-  int64_t length;  // rows in all
+  int64_t length;  // total number of rows
 
   void CopyRun(int64_t run, RowRange rows) const {
     source->Copy(run * rows.count * row_bytes, rows.count * row_bytes,
@@ -104,7 +104,7 @@ AttentionStream::AttentionStream(StreamRequest request, ChunkedPlan plan, Execut
   }
 }
 
-// A mask is read in one piece, and so is everything by a backend that does not read slices.
+// Masks must be contiguous, and all inputs if the backend does not read slices.
 int64_t AttentionStream::GatheredBytes() const {
   const Problem& chunk = plan_.full.problem;
   int64_t bytes = 0;
@@ -123,7 +123,7 @@ absl::StatusOr<int64_t> AttentionStream::NeededBytes() const {
   }
   if (total) return *total;
   return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-                "the stream's memory overflows 64 bits");
+                "the size of the stream's memory overflows 64 bits");
 }
 
 absl::Status AttentionStream::Place(BufferPool& pool, MemoryBudget::Reservation messages,
@@ -167,8 +167,7 @@ void AttentionStream::Keep(StreamChunk chunk, StepDone done) {
   Job job;
   const int64_t runs = tensors[0].runs;
   const auto copies = static_cast<int64_t>(tensors.size()) * runs;
-  // The running softmax of these rows begins; here, where it may be given up and keeps no thread
-  // busy that has something else to do.
+  // Initialises the running softmax of these rows as tasks, which can be cancelled and interrupted.
   const int64_t heads = plan_.keys_stream() ? p.batch * p.query_heads : 0;
   job.stages = {copies + heads};
   job.run_task = [this, runs, copies, tensors = std::move(tensors)](int, int64_t task, int,
@@ -189,8 +188,8 @@ void AttentionStream::Fold(StreamChunk chunk, StepDone done) {
       [this, done = std::move(done)](int place) mutable { RunFold(place, std::move(done)); });
 }
 
-// The view of a chunk's tensor, to be gathered at `gathered` where it is in slices that are not
-// read.
+// Returns the view of a chunk's tensor. It is gathered at `gathered` if the backend cannot read its
+// slices.
 TensorView AttentionStream::ViewInput(TensorView view, const InputBytes& bytes, bool reads_slices,
                                       std::byte*& gathered) {
   if (!bytes.in_slices()) return view;
@@ -236,7 +235,7 @@ void AttentionStream::RunFold(int place, StepDone done) {
     arguments_.outputs[Role::kY] = call.Output(Role::kY, data);
     arguments_.outputs[Role::kLse] = call.Output(Role::kLse, data + sizes.lse_begin());
     arguments_.outputs[Role::kScores] = call.Output(Role::kScores, data + sizes.scores_begin());
-    SetOutputs(p, data, Lend(place), result);
+    SetOutputs(p, data, Share(place), result);
   }
   Job job;
   if (!gathers_.empty()) job.stages.push_back(static_cast<int64_t>(gathers_.size()));
@@ -268,7 +267,7 @@ void AttentionStream::RunFinish(RowRange rows, int place, StepDone done) {
   const MutableTensorView output = call.Output(Role::kY, data);
   const MutableTensorView lse = call.Output(Role::kLse, data + SizesOf(call.problem).lse_begin());
   StepResult result{.rows = rows};
-  SetOutputs(call.problem, data, Lend(place), result);
+  SetOutputs(call.problem, data, Share(place), result);
   Job job;
   job.stages = {call.problem.batch * call.problem.query_heads};
   job.run_task = [this, rows, output, lse](int, int64_t task, int, const Checkpoint&) {
@@ -304,7 +303,7 @@ void AttentionStream::WhenPlaceIsFree(WithPlace run) {
   run(place);
 }
 
-// On whatever thread of gRPC's let go of the last slice: submits a job at most.
+// Runs on the gRPC thread that releases the last slice: submits at most a job.
 void AttentionStream::ReturnPlace(int place) {
   WithPlace run;
   {
@@ -315,8 +314,8 @@ void AttentionStream::ReturnPlace(int place) {
   run(place);
 }
 
-std::shared_ptr<const void> AttentionStream::Lend(int place) {
-  // The results may outlive the stream, and then have nothing to return to.
+std::shared_ptr<const void> AttentionStream::Share(int place) {
+  // Results may outlive the stream, and then return nothing.
   return {places_[place].get(),
           [buffer = places_[place], stream = weak_from_this(), place](const void*) {
             if (const auto alive = stream.lock()) alive->ReturnPlace(place);

@@ -1,4 +1,4 @@
-// An attention whose tensors come in chunks.
+// Attention over tensors that arrive in chunks.
 #ifndef RAPT_SERVER_ATTENTION_STREAM_H_
 #define RAPT_SERVER_ATTENTION_STREAM_H_
 
@@ -25,9 +25,9 @@
 namespace rapt {
 
 struct StreamRequest {
-  Problem problem;  // the whole
+  Problem problem;  // the whole problem
   Chunking chunking;
-  Layout layout = Layout::kBhsd;  // of the chunks and of Y; or kBshd
+  Layout layout = Layout::kBhsd;  // of the chunks and of Y; kBhsd or kBshd
   std::vector<int64_t> key_lengths;
   const FieldNames* names = &kOnnxNames;  // outlives the stream
   Instant deadline = Instant::max();
@@ -35,19 +35,19 @@ struct StreamRequest {
   uint64_t priority = 0;                         // as in Request
 };
 
-// Rows of Q, or of K and V, and the mask's part that comes with those that stream. Row-major in the
-// stream's layout, of the sizes that the problem states for so many rows.
+// Rows of Q, or of K and V, with the part of the mask that belongs to streaming rows. Row-major in
+// the stream's layout, of the sizes that the problem gives for this number of rows.
 struct StreamChunk {
   RowRange rows = {};
   InputBytes query = {}, key = {}, value = {}, mask = {};
 };
 
-// What a step has come to, and what it gives.
+// The result of a step.
 struct StepResult {
   enum class Gives : uint8_t {
     kNothing,
     kScores,  // of keys `rows`
-    kRows,    // of Y, and lse and scores where they are wanted
+    kRows,    // of Y, and of lse and scores if requested
   };
 
   absl::Status status = absl::OkStatus();
@@ -59,17 +59,18 @@ struct StepResult {
   std::chrono::nanoseconds compute_time{0};
 };
 
-// What stays of an attention, and the steps that use it up to its results: those rows that stay
-// come first, in chunks; then the chunks that stream are folded in, one by one and in order; and
-// where keys stream, rows of the output are finished at last.
+// The resident tensors of a stream, and its steps: first the chunks of the resident side are kept;
+// then the streaming chunks are folded in, one by one and in order; if keys stream, rows of the
+// output are finished at the end.
 //
-// Its memory is taken once, by Engine::AdmitStream(): what stays, the running softmax, workspace,
-// and two places for results, one of which is filled while the other is sent. A step that has
-// results waits until one of them is free. All is given back on destruction, but for results that
-// somebody still holds.
+// Engine::AdmitStream() reserves all memory once: the resident tensors, the running softmax, the
+// workspace, and two places for results, one of which is filled while the other is sent. A step
+// with results waits until a place is free. Destruction releases everything except results that are
+// still referenced.
 //
-// One step at a time: the next may begin when the one before has called its done, on a compute
-// thread. Outlived by everything borrowed; the caller keeps it, and the chunk's bytes, until then.
+// REQUIRES: one step at a time; the next may begin once `done` of the previous one has been called,
+// on a compute thread. Until then the caller keeps the stream and the bytes of the chunk alive.
+// Everything borrowed outlives the stream.
 class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
  public:
   using StepDone = absl::AnyInvocable<void(StepResult)>;
@@ -79,9 +80,9 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
   const ChunkedPlan& plan() const { return plan_; }
   const StreamRequest& request() const { return request_; }
 
-  // What Place() takes. ResourceExhausted where that overflows.
+  // Returns the bytes that Place() needs; ResourceExhausted on overflow.
   absl::StatusOr<int64_t> NeededBytes() const;
-  // Before the first step. `messages` are the chunks' that are held at a time.
+  // Call before the first step. `messages` is the reservation of the chunks held at a time.
   absl::Status Place(BufferPool& pool, MemoryBudget::Reservation messages,
                      MemoryBudget::Reservation reservation);
 
@@ -93,13 +94,13 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
   static constexpr int kPlaces = 2;
   using WithPlace = absl::AnyInvocable<void(int place)>;
 
-  // A buffer of the stream's: how large, and where.
+  // A buffer of the stream and its size.
   struct Part {
     int64_t bytes = 0;
     ReservedBuffer buffer;
     std::byte* data() const { return buffer.buffer.data(); }
   };
-  // An input of a chunk that is copied into one piece first.
+  // An input of a chunk that is copied to contiguous memory first.
   struct Gather {
     const InputBytes* source;
     std::byte* target;
@@ -115,19 +116,20 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
 
   void WhenPlaceIsFree(WithPlace run);
   void ReturnPlace(int place);
-  std::shared_ptr<const void> Lend(int place);
+  std::shared_ptr<const void> Share(int place);
 
   const StreamRequest request_;
   const ChunkedPlan plan_;
   Executor& executor_;
 
   MemoryBudget::Reservation messages_;
-  Part query_, key_, value_;  // what stays
+  Part query_, key_, value_;  // the resident ones
   Part state_, workspace_, gathered_;
   int64_t place_bytes_ = 0;
-  std::array<std::shared_ptr<ReservedBuffer>, kPlaces> places_;  // shared with who sends from them
+  std::array<std::shared_ptr<ReservedBuffer>, kPlaces>
+      places_;  // shared with the results being sent
 
-  // Of the step.
+  // State of the current step.
   StreamChunk chunk_;
   Plan chunk_plan_;
   Arguments arguments_;

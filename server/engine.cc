@@ -55,20 +55,20 @@ Arguments ViewInputs(const Request& request) {
   return arguments;
 }
 
-// Adds what a buffer of `bytes` takes; nothing where that overflows.
+// Adds the size of a buffer of `bytes`; nullopt on overflow.
 void AddBuffer(std::optional<int64_t>& total, int64_t bytes) {
   if (total) total = CheckedAdd(*total, BufferPool::SizeOfClass(bytes));
 }
 
 }  // namespace
 
-// A request on its way from admission to its done.
-class Engine::Passage {
+// A request from admission until `done` is called.
+class Engine::PendingCall {
  public:
-  explicit Passage(Request&& request) : request_(std::move(request)) {
+  explicit PendingCall(Request&& request) : request_(std::move(request)) {
     arguments_ = ViewInputs(request_);
   }
-  virtual ~Passage() = default;
+  virtual ~PendingCall() = default;
 
   AdmissionGate::MemoryRequest ToMemoryRequest() const {
     return {AdmissionGate::Share::kCompute, needed_bytes_, request_.priority, request_.deadline,
@@ -77,9 +77,9 @@ class Engine::Passage {
 
   void SetWaited(std::chrono::nanoseconds waited) { waited_ = waited; }
 
-  // Allocates what was admitted, and validates what the data tells.
+  // Allocates the admitted memory and validates the inputs' data.
   virtual absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) = 0;
-  virtual void Run(std::unique_ptr<Passage> self, Executor& executor, bool may_run_inline) = 0;
+  virtual void Run(std::unique_ptr<PendingCall> self, Executor& executor, bool may_run_inline) = 0;
   virtual void Refuse(absl::Status status) = 0;
   virtual bool WaitsForDevice() const { return false; }
 
@@ -91,7 +91,7 @@ class Engine::Passage {
       const InputBytes& source = request_.inputs[role];
       const bool in_one_piece = InfoOf(role).broadcasts;
       const bool is_converted = role == Role::kMask && request_.write_mask;
-      if (is_converted || source.on_device() || (in_one_piece && source.is_lent) ||
+      if (is_converted || source.on_device() || (in_one_piece && source.is_shared) ||
           (source.in_slices() && (in_one_piece || !backend_reads_slices))) {
         gathers_.push_back({source, arguments_.inputs[role], is_converted});
       }
@@ -107,7 +107,7 @@ class Engine::Passage {
     for (const Gather& gather : gathers_) AddBuffer(total, gather.source.size);
   }
 
-  // The copies' places; RunGather() fills them.
+  // Allocates the copies, which RunGather() fills.
   absl::Status PlaceGathers(BufferPool& pool, MemoryBudget::Reservation& reservation) {
     for (Gather& gather : gathers_) {
       absl::StatusOr<ReservedBuffer> copy = AllocatePart(pool, gather.source.size, reservation);
@@ -122,13 +122,14 @@ class Engine::Passage {
   absl::Status SetNeeded(std::optional<int64_t> bytes) {
     if (!bytes) {
       return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-                    "the outputs' size overflows 64 bits");
+                    "the size of the outputs overflows 64 bits");
     }
     needed_bytes_ = *bytes;
     return absl::OkStatus();
   }
 
-  // A job that ends when the request does: the gathers, then `stages` of `run_task`.
+  // Returns a job with the request's deadline and cancellation: the gathers, then `stages` of
+  // `run_task`.
   template <typename Stages, typename RunTask>
   Job MakeJob(const Stages& stages, RunTask run_task) {
     Job job;
@@ -141,7 +142,7 @@ class Engine::Passage {
     job.run_task = [this, first, run_task](int stage, int64_t task, int worker,
                                            const Checkpoint& checkpoint) {
       if (stage < first) return RunGather(gathers_[task]);
-      if (!gather_failed_ && CheckLentMemory().ok()) {
+      if (!gather_failed_ && CheckSharedMemory().ok()) {
         run_task(stage - first, task, worker, checkpoint);
       }
     };
@@ -150,13 +151,13 @@ class Engine::Passage {
 
   absl::Status StatusOf(const JobReport& report) const {
     absl::Status status = report.status;
-    status.Update(CheckLentMemory());
+    status.Update(CheckSharedMemory());
     for (const Gather& gather : gathers_) status.Update(gather.status);
     return status;
   }
 
-  absl::Status CheckLentMemory() const {
-    return request_.check_lent_memory ? request_.check_lent_memory() : absl::OkStatus();
+  absl::Status CheckSharedMemory() const {
+    return request_.check_shared_memory ? request_.check_shared_memory() : absl::OkStatus();
   }
 
   void GiveBackGathers() { gathers_.clear(); }
@@ -178,10 +179,11 @@ class Engine::Passage {
   std::atomic<bool> gather_failed_{false};
 };
 
-// A request from Submit() to its done.
-class Engine::Flight final : public Engine::Passage {
+// A request from Submit() until `done` is called.
+class Engine::PendingAttention final : public Engine::PendingCall {
  public:
-  Flight(Request&& request, Done done) : Passage(std::move(request)), done_(std::move(done)) {}
+  PendingAttention(Request&& request, Done done)
+      : PendingCall(std::move(request)), done_(std::move(done)) {}
 
   absl::Status MakePlan(const PlanOptions& options) {
     absl::StatusOr<Plan> plan = ::rapt::MakePlan(call().problem, options);
@@ -199,7 +201,7 @@ class Engine::Flight final : public Engine::Passage {
     for (Role role : kOutputs) {
       if (!InfoOf(role).wanted(call().problem)) continue;
       if (IsPlaced(role)) {
-        placed_bytes_ += BytesOf(role);  // of memory that exists: no overflow
+        placed_bytes_ += BytesOf(role);  // of existing memory, so no overflow
       } else {
         AddBuffer(needed_bytes, BytesOf(role));
       }
@@ -236,7 +238,7 @@ class Engine::Flight final : public Engine::Passage {
     return Validate(call().problem, arguments_, *call().names);
   }
 
-  void Run(std::unique_ptr<Passage> self, Executor& executor, bool may_run_inline) override {
+  void Run(std::unique_ptr<PendingCall> self, Executor& executor, bool may_run_inline) override {
     auto stages = plan_.stages;
     if (!deliveries_.empty()) stages.push_back(static_cast<int64_t>(deliveries_.size()));
     Job job =
@@ -263,7 +265,7 @@ class Engine::Flight final : public Engine::Passage {
   bool WaitsForDevice() const override { return plan_.routing.backend->lanes() > 0; }
 
  private:
-  // What is copied first, or in the end, is copied by tasks.
+  // Copies before or after the computation are tasks, too.
   static bool IsSingleTask(const Job& job) {
     return job.stages.size() == 1 && job.stages.front() == 1;
   }
@@ -280,10 +282,10 @@ class Engine::Flight final : public Engine::Passage {
     std::vector<BatchMember*> valid;
     std::vector<Backend::BatchMember> members;
     for (BatchMember& member : batch) {
-      const Flight& flight = *static_cast<const Flight*>(member.job);
-      if (!flight.CheckLentMemory().ok()) continue;
+      const PendingAttention& attention = *static_cast<const PendingAttention*>(member.job);
+      if (!attention.CheckSharedMemory().ok()) continue;
       valid.push_back(&member);
-      members.push_back({&flight.plan_, &flight.arguments_});
+      members.push_back({&attention.plan_, &attention.arguments_});
     }
     if (members.size() < 2) return;
     members.front().plan->routing.backend->RunBatch(absl::MakeSpan(members), worker);
@@ -294,7 +296,7 @@ class Engine::Flight final : public Engine::Passage {
     delivery.status = delivery.target.memory->Write(delivery.target.offset, delivery.bytes);
   }
 
-  // Who copies waits for the device: nothing for the thread that brought the request.
+  // A copy waits for the device, which must not block the thread that submits the request.
   bool IsTiny() const {
     if (GathersFromDevice() || !deliveries_.empty()) return false;
     const int64_t workspace_bytes = BufferPool::SizeOfClass(plan_.workspace_bytes());
@@ -309,7 +311,7 @@ class Engine::Flight final : public Engine::Passage {
   }
 
   void Finish(const JobReport& report) {
-    workspace_ = {};  // back to the budget before the caller has its answer
+    workspace_ = {};  // released before the caller receives the response
     result_.status = StatusOf(report);
     GiveBackGathers();
     for (const Delivery& delivery : deliveries_) result_.status.Update(delivery.status);
@@ -327,14 +329,17 @@ class Engine::Flight final : public Engine::Passage {
   std::atomic<const Backend*> stand_in_{nullptr};
   ReservedBuffer workspace_;
   std::vector<Delivery> deliveries_;
-  int64_t placed_bytes_ = 0;  // outputs in places of the caller's
+  int64_t placed_bytes_ = 0;  // of outputs in the caller's memory
 };
 
-// A request from Diagnose() to its done.
-class Engine::Examination final : public Engine::Passage {
+// A request from Diagnose() until `done` is called.
+class Engine::PendingDiagnosis final : public Engine::PendingCall {
  public:
-  Examination(Request&& request, const PlanOptions& options, int workers, DiagnosisDone done)
-      : Passage(std::move(request)), options_(options), workers_(workers), done_(std::move(done)) {}
+  PendingDiagnosis(Request&& request, const PlanOptions& options, int workers, DiagnosisDone done)
+      : PendingCall(std::move(request)),
+        options_(options),
+        workers_(workers),
+        done_(std::move(done)) {}
 
   absl::Status Measure() {
     PlanGathers(/*backend_reads_slices=*/false);
@@ -355,7 +360,7 @@ class Engine::Examination final : public Engine::Passage {
     return status;
   }
 
-  void Run(std::unique_ptr<Passage> self, Executor& executor, bool) override {
+  void Run(std::unique_ptr<PendingCall> self, Executor& executor, bool) override {
     const std::array<int64_t, 1> stages = {diagnosis_->tasks()};
     Job job = MakeJob(stages, [this](int, int64_t task, int worker, const Checkpoint&) {
       diagnosis_->RunTask(task, workspace_.buffer.data() + worker * WorkerBytes());
@@ -370,7 +375,7 @@ class Engine::Examination final : public Engine::Passage {
   int64_t WorkerBytes() const { return Diagnosis::WorkerWorkspaceBytes(call().problem); }
 
   void Finish(const JobReport& report) {
-    workspace_ = {};  // back to the budget before the caller has its answer
+    workspace_ = {};  // released before the caller receives the response
     absl::Status status = StatusOf(report);
     if (!status.ok()) return done_(std::move(status));
     DiagnosisReport diagnosis = diagnosis_->Finish(options_);
@@ -431,48 +436,49 @@ void Engine::ShrinkMessage(MessageReservation& reservation, int64_t bytes) {
 }
 
 void Engine::Submit(Request request, Done done) {
-  auto flight = std::make_unique<Flight>(std::move(request), std::move(done));
+  auto attention = std::make_unique<PendingAttention>(std::move(request), std::move(done));
   absl::Status status = CheckAccepting();
-  if (status.ok()) status = flight->MakePlan(options_);
-  if (!status.ok()) return flight->Refuse(std::move(status));
-  Admit(std::move(flight));
+  if (status.ok()) status = attention->MakePlan(options_);
+  if (!status.ok()) return attention->Refuse(std::move(status));
+  Admit(std::move(attention));
 }
 
 void Engine::Diagnose(Request request, DiagnosisDone done) {
-  auto examination = std::make_unique<Examination>(std::move(request), options_,
-                                                   executor_.threads(), std::move(done));
+  auto diagnosis = std::make_unique<PendingDiagnosis>(std::move(request), options_,
+                                                      executor_.threads(), std::move(done));
   absl::Status status = CheckAccepting();
-  if (status.ok()) status = examination->Measure();
-  if (!status.ok()) return examination->Refuse(std::move(status));
-  Admit(std::move(examination));
+  if (status.ok()) status = diagnosis->Measure();
+  if (!status.ok()) return diagnosis->Refuse(std::move(status));
+  Admit(std::move(diagnosis));
 }
 
-void Engine::Admit(std::unique_ptr<Passage> passage) {
-  const AdmissionGate::MemoryRequest memory = passage->ToMemoryRequest();
+void Engine::Admit(std::unique_ptr<PendingCall> pending) {
+  const AdmissionGate::MemoryRequest memory = pending->ToMemoryRequest();
   if (auto result = gate_.AdmitNow(memory)) {
-    return Start(std::move(passage), *std::move(result), /*at_once=*/true);
+    return Start(std::move(pending), *std::move(result), /*at_once=*/true);
   }
-  gate_.Queue(memory, [this, passage = std::move(passage)](AdmissionGate::Result result) mutable {
-    Start(std::move(passage), std::move(result), /*at_once=*/false);
+  gate_.Queue(memory, [this, pending = std::move(pending)](AdmissionGate::Result result) mutable {
+    Start(std::move(pending), std::move(result), /*at_once=*/false);
   });
 }
 
-void Engine::Start(std::unique_ptr<Passage> passage, AdmissionGate::Result result, bool at_once) {
-  if (!result.ok()) return passage->Refuse(result.status());
-  passage->SetWaited(result->waited);
-  absl::Status status = passage->Place(pool_, std::move(result->reservation));
-  if (!status.ok()) return passage->Refuse(std::move(status));
-  Passage& started = *passage;
-  // What waits for a device does so on a thread of a lane, however small it is.
-  if (started.WaitsForDevice()) return started.Run(std::move(passage), *lanes_, false);
-  // The timer's thread has alarms to ring: it computes nothing.
-  started.Run(std::move(passage), executor_, /*may_run_inline=*/at_once);
+void Engine::Start(std::unique_ptr<PendingCall> pending, AdmissionGate::Result result,
+                   bool at_once) {
+  if (!result.ok()) return pending->Refuse(result.status());
+  pending->SetWaited(result->waited);
+  absl::Status status = pending->Place(pool_, std::move(result->reservation));
+  if (!status.ok()) return pending->Refuse(std::move(status));
+  PendingCall& started = *pending;
+  // Even a tiny request must wait for a device on a lane's thread.
+  if (started.WaitsForDevice()) return started.Run(std::move(pending), *lanes_, false);
+  // Alarms on the timer's thread must be short, so nothing is computed there.
+  started.Run(std::move(pending), executor_, /*may_run_inline=*/at_once);
 }
 
 absl::StatusOr<std::shared_ptr<AttentionStream>> Engine::PlanStream(StreamRequest request) {
   if (absl::Status status = CheckAccepting(); !status.ok()) return status;
   const FieldNames& names = *request.names;
-  // A stream's chunks all run on the threads that compute.
+  // All chunks of a stream run on the compute threads.
   absl::StatusOr<ChunkedPlan> plan =
       MakeChunkedPlan(request.problem, request.chunking, WithLanes(options_, false), names);
   if (!plan.ok()) return plan.status();
@@ -508,7 +514,7 @@ void Engine::AdmitStream(std::shared_ptr<AttentionStream> stream, int64_t messag
 absl::Status Engine::CheckAccepting() const {
   if (accepting()) return absl::OkStatus();
   return Reject(Rejection::kDraining, absl::StatusCode::kUnavailable,
-                "the server is draining and takes no new requests");
+                "the server is draining and accepts no new requests");
 }
 
 }  // namespace rapt

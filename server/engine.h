@@ -85,15 +85,15 @@ class Engine {
   const AdmissionGate& gate() const { return gate_; }
 
  private:
-  class Passage;
-  class Flight;
-  class Examination;
+  class PendingCall;
+  class PendingAttention;
+  class PendingDiagnosis;
   absl::Status CheckAccepting() const;
   // Like AdmissionGate::Queue(), but calls `callback` on this thread if admitted at once.
   template <typename Callback>
   void AdmitOrQueue(const AdmissionGate::MemoryRequest& memory, Callback callback);
-  void Admit(std::unique_ptr<Passage> passage);
-  void Start(std::unique_ptr<Passage> passage, AdmissionGate::Result result, bool at_once);
+  void Admit(std::unique_ptr<PendingCall> pending);
+  void Start(std::unique_ptr<PendingCall> pending, AdmissionGate::Result result, bool at_once);
 
   const PlanOptions options_;
   AdmissionGate& gate_;

@@ -45,7 +45,7 @@ struct InputBytes {
   DevicePart device;
   // In shared memory, which the caller may write at any time: data that affects control flow is
   // copied before it is used.
-  bool is_lent = false;
+  bool is_shared = false;
 
   // Copies bytes [begin, begin + count). REQUIRES: !on_device().
   void Copy(int64_t begin, int64_t count, std::byte* target) const {
@@ -95,7 +95,7 @@ struct Request {
   std::shared_ptr<const void> owner;
   // Returns an error once shared memory of the request was revoked; the request then ends with it.
   // Thread-safe. Null: the request uses no shared memory.
-  absl::AnyInvocable<absl::Status() const> check_lent_memory;
+  absl::AnyInvocable<absl::Status() const> check_shared_memory;
 
   Instant deadline = Instant::max();
   // Set by the caller at any time to give the request up; outlives done. Null: never.

@@ -210,7 +210,7 @@ TEST_F(EngineBatchTest, RequestsThatCopyTensorsRunAlone) {
 TEST_F(EngineBatchTest, SkipsAMemberWhoseSharedMemoryWasRevoked) {
   for (int n = 0; n < 3; ++n) {
     Request request = calls_.emplace_back(4, n).ToRequest();
-    if (n == 1) request.check_lent_memory = [] { return absl::InvalidArgumentError("gone"); };
+    if (n == 1) request.check_shared_memory = [] { return absl::InvalidArgumentError("gone"); };
     Submit(std::move(request));
   }
   const std::vector<Result> results = Results();
@@ -225,7 +225,7 @@ TEST_F(EngineBatchTest, SkipsAMemberWhoseSharedMemoryWasRevoked) {
 TEST_F(EngineBatchTest, TheOnlyMemberWithValidMemoryRunsAlone) {
   for (int n = 0; n < 2; ++n) {
     Request request = calls_.emplace_back(4, n).ToRequest();
-    if (n == 0) request.check_lent_memory = [] { return absl::InvalidArgumentError("gone"); };
+    if (n == 0) request.check_shared_memory = [] { return absl::InvalidArgumentError("gone"); };
     Submit(std::move(request));
   }
   const std::vector<Result> results = Results();

@@ -411,10 +411,10 @@ TEST_F(EngineTest, AMaskThatItsOwnerMayWriteIsCopiedOnce) {
   const bool mask[9] = {true, false, false, false, true, false, false, false, true};
   Request request = call.ToRequest();
   request.inputs[Role::kMask] = InputBytes(reinterpret_cast<const std::byte*>(mask), 9);
-  request.inputs[Role::kMask].is_lent = true;
+  request.inputs[Role::kMask].is_shared = true;
   const int64_t own_bytes = BufferPool::SizeOfClass(4 * 3 * 4) + BufferPool::SizeOfClass(9);
   int64_t most_charged = 0;
-  request.check_lent_memory = [&]() -> absl::Status {
+  request.check_shared_memory = [&]() -> absl::Status {
     most_charged = std::max(most_charged, gate_.reserved_bytes());
     return absl::OkStatus();
   };
@@ -424,10 +424,10 @@ TEST_F(EngineTest, AMaskThatItsOwnerMayWriteIsCopiedOnce) {
   EXPECT_GE(most_charged, own_bytes);
 }
 
-TEST_F(EngineTest, FailsWhenLentMemoryIsTakenAway) {
+TEST_F(EngineTest, FailsWhenSharedTensorsIsTakenAway) {
   for (const int64_t length : {3, 200}) {  // on this thread, and on a compute thread
     Request request = Call({1, 2, length, 64}, {1, 2, length, 64}).ToRequest();
-    request.check_lent_memory = [] { return absl::InvalidArgumentError("gone"); };
+    request.check_shared_memory = [] { return absl::InvalidArgumentError("gone"); };
     const Result result = Run(std::move(request)).result;
     EXPECT_EQ(result.status, absl::InvalidArgumentError("gone"));
     EXPECT_TRUE(result.outputs[Role::kY].bytes.empty());

@@ -17,10 +17,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "proto/inference/grpc_service.pb.h"
-#include "server/protocols/lent_memory.h"
 #include "server/protocols/oip/model.h"
 #include "server/protocols/oip/parameters.h"
 #include "server/protocols/response_size.h"
+#include "server/protocols/shared_tensors.h"
 
 namespace rapt::oip {
 namespace {
@@ -285,7 +285,7 @@ absl::StatusOr<InputBytes> RawBytes(const InputTensor& input, const InputBytes& 
 // State while the inputs of a message are read in order.
 struct InputReading {
   const Fields& fields;
-  LentMemory& lent_memory;
+  SharedTensors& shared_tensors;
   size_t raw_used = 0;  // entries of raw_input_contents
 };
 
@@ -307,7 +307,7 @@ absl::StatusOr<InputBytes> ReadBytes(InputReading& reading, int index, const Ten
     return absl::InvalidArgumentError(
         absl::StrCat(name, " has contents although it is in shared memory"));
   }
-  if (shared) return reading.lent_memory.FindInput(name, *shared, *bytes);
+  if (shared) return reading.shared_tensors.FindInput(name, *shared, *bytes);
   if (!fields.raw.empty()) return RawBytes(input, fields.raw[reading.raw_used++], spec, *bytes);
   const auto large = fields.contents.find(index);
   return TypedBytes(input, large == fields.contents.end() ? nullptr : &large->second, spec, *bytes);
@@ -371,7 +371,7 @@ absl::StatusOr<References> ReadReferences(const ModelInferRequest& message) {
   return references;
 }
 
-absl::Status ReadInputs(const Fields& fields, LentMemory& lent_memory, OperatorCall& call,
+absl::Status ReadInputs(const Fields& fields, SharedTensors& shared_tensors, OperatorCall& call,
                         Request& request) {
   const ModelInferRequest& message = fields.message;
   Roles roles;
@@ -384,7 +384,7 @@ absl::Status ReadInputs(const Fields& fields, LentMemory& lent_memory, OperatorC
   if (!references.ok()) return references.status();
   const auto in_message =
       static_cast<size_t>(std::count(references->begin(), references->end(), std::nullopt));
-  InputReading reading{fields, lent_memory};
+  InputReading reading{fields, shared_tensors};
   for (int i = 0; i < message.inputs_size(); ++i) {
     if (!fields.raw.empty() && reading.raw_used == fields.raw.size() && !(*references)[i]) {
       return WrongRawCount(fields, in_message);
@@ -430,7 +430,8 @@ absl::StatusOr<AskedOutputs> ReadOutputs(const ModelInferRequest& message) {
 }
 
 // Sets where the outputs go. REQUIRES: the call is resolved.
-absl::Status PlaceOutputs(const AskedOutputs& all, LentMemory& lent_memory, DecodedInfer& decoded) {
+absl::Status PlaceOutputs(const AskedOutputs& all, SharedTensors& shared_tensors,
+                          DecodedInfer& decoded) {
   absl::InlinedVector<const TensorSpec*, 5> in_message;
   for (const Asked& asked : all) {
     const TensorSpec& spec = decoded.request.call.outputs[asked.role];
@@ -439,7 +440,7 @@ absl::Status PlaceOutputs(const AskedOutputs& all, LentMemory& lent_memory, Deco
       in_message.push_back(&spec);
       continue;
     }
-    const absl::StatusOr<OutputPlace> place = lent_memory.FindOutput(
+    const absl::StatusOr<OutputPlace> place = shared_tensors.FindOutput(
         absl::StrCat("output ", InfoOf(asked.role).onnx), *asked.shared, spec);
     if (!place.ok()) return place.status();
     decoded.request.places[asked.role] = *place;
@@ -476,16 +477,16 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
   call.wants_present = Contains(*asked, Role::kPresentKey) || Contains(*asked, Role::kPresentValue);
 
   DecodedInfer decoded;
-  LentMemory lent_memory(shared_memory);
-  status = ReadInputs(*fields, lent_memory, call, decoded.request);
+  SharedTensors shared_tensors(shared_memory);
+  status = ReadInputs(*fields, shared_tensors, call, decoded.request);
   if (!status.ok()) return status;
   absl::StatusOr<ResolvedCall> resolved = Resolve(call);
   if (!resolved.ok()) return resolved.status();
   decoded.request.call = *std::move(resolved);
-  status = PlaceOutputs(*asked, lent_memory, decoded);
+  status = PlaceOutputs(*asked, shared_tensors, decoded);
   if (!status.ok()) return status;
   decoded.request.owner = fields;
-  std::move(lent_memory).LendTo(decoded.request);
+  std::move(shared_tensors).TransferTo(decoded.request);
   decoded.request.deadline = DeadlineFor(parameters->timeout, now);
   decoded.request.priority = parameters->priority;
   decoded.id = message.id();

@@ -15,8 +15,8 @@
 #include "base/check.h"
 #include "base/checked_math.h"
 #include "base/clock.h"
-#include "server/protocols/lent_memory.h"
 #include "server/protocols/response_size.h"
+#include "server/protocols/shared_tensors.h"
 
 namespace rapt::native {
 namespace {
@@ -143,21 +143,21 @@ SharedReference ReferenceOf(const v1::SharedMemory& part) {
 
 // Points `data` to the tensor's bytes in shared memory.
 absl::Status FindShared(absl::string_view name, const v1::SharedMemory& part, int64_t bytes,
-                        LentMemory& lent_memory, InputBytes& data) {
+                        SharedTensors& shared_tensors, InputBytes& data) {
   if (data.size > 0) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, " has data although it is in shared memory"));
   }
   absl::StatusOr<InputBytes> found =
-      lent_memory.FindInput(std::string(name), ReferenceOf(part), bytes);
+      shared_tensors.FindInput(std::string(name), ReferenceOf(part), bytes);
   if (!found.ok()) return found.status();
   data = *found;
   return absl::OkStatus();
 }
 
 // `data` is the tensor's data field; becomes the bytes in shared memory where the tensor is there.
-absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor, LentMemory& lent_memory,
-                                      InputBytes& data) {
+absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
+                                      SharedTensors& shared_tensors, InputBytes& data) {
   const absl::string_view name = kNativeNames[role];
   const absl::StatusOr<const ElementType*> type = ReadType(role, tensor.dtype());
   if (!type.ok()) return type.status();
@@ -171,7 +171,7 @@ absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor, LentM
   const absl::StatusOr<int64_t> bytes = CountBytes(name, spec.shape, **type);
   if (!bytes.ok()) return bytes.status();
   if (tensor.has_shared_memory()) {
-    absl::Status status = FindShared(name, tensor.shared_memory(), *bytes, lent_memory, data);
+    absl::Status status = FindShared(name, tensor.shared_memory(), *bytes, shared_tensors, data);
     if (!status.ok()) return status;
   }
   if (data.size != *bytes) {
@@ -182,12 +182,12 @@ absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor, LentM
   return spec;
 }
 
-absl::Status ReadTensors(const Message& message, LentMemory& lent_memory,
+absl::Status ReadTensors(const Message& message, SharedTensors& shared_tensors,
                          InputMap<InputBytes>& inputs, OperatorCall& call) {
   for (const InputColumn& column : kInputColumns) {
     if (!(message.*column.has)()) continue;
     absl::StatusOr<TensorSpec> spec =
-        ReadTensor(column.role, (message.*column.tensor)(), lent_memory, inputs[column.role]);
+        ReadTensor(column.role, (message.*column.tensor)(), shared_tensors, inputs[column.role]);
     if (!spec.ok()) return spec.status();
     call.inputs[column.role] = *std::move(spec);
   }
@@ -333,13 +333,13 @@ bool IsWanted(const OutputColumn& column, const Problem& problem) {
   return InfoOf(column.role).wanted(problem);
 }
 
-absl::Status PlaceOutputs(const Message& message, LentMemory& lent_memory, Request& request) {
+absl::Status PlaceOutputs(const Message& message, SharedTensors& shared_tensors, Request& request) {
   for (const OutputColumn& column : kOutputColumns) {
     const v1::SharedMemory* part = column.PlaceIn(message.places());
     if (part == nullptr || !IsWanted(column, request.call.problem)) continue;
     const absl::StatusOr<OutputPlace> place =
-        lent_memory.FindOutput(std::string(kNativeNames[column.role]), ReferenceOf(*part),
-                               request.call.outputs[column.role]);
+        shared_tensors.FindOutput(std::string(kNativeNames[column.role]), ReferenceOf(*part),
+                                  request.call.outputs[column.role]);
     if (!place.ok()) return place.status();
     request.places[column.role] = *place;
   }
@@ -349,8 +349,8 @@ absl::Status PlaceOutputs(const Message& message, LentMemory& lent_memory, Reque
 absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inputs,
                                        const SharedMemory& shared_memory) {
   OperatorCall call;
-  LentMemory lent_memory(shared_memory);
-  absl::Status status = ReadTensors(fields, lent_memory, inputs, call);
+  SharedTensors shared_tensors(shared_memory);
+  absl::Status status = ReadTensors(fields, shared_tensors, inputs, call);
   if (status.ok()) status = ReadAttention(fields.attention(), call);
   if (status.ok()) status = ReadScoreOutput(fields.score_output(), call.score_output);
   if (!status.ok()) return status;
@@ -364,9 +364,9 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inpu
   decoded.request.key_lengths.assign(fields.key_lengths().begin(), fields.key_lengths().end());
   decoded.request.priority = fields.priority();
   ConvertIntegerMask(fields, decoded.request);
-  status = PlaceOutputs(fields, lent_memory, decoded.request);
+  status = PlaceOutputs(fields, shared_tensors, decoded.request);
   if (!status.ok()) return status;
-  std::move(lent_memory).LendTo(decoded.request);
+  std::move(shared_tensors).TransferTo(decoded.request);
   decoded.fields = std::move(fields);
   return decoded;
 }

@@ -8,7 +8,7 @@ namespace {
 // For top, gdb and perf.
 constexpr char kThreadName[] = "rapt-wire";
 
-// As many as may come at once; each that has come asks for another one.
+// The number of calls that may arrive at once; each call that arrives requests the next.
 constexpr int kExpectedCalls = 32;
 
 class UnknownMethod final : public GenericCall {
@@ -22,10 +22,10 @@ class UnknownMethod final : public GenericCall {
 
 }  // namespace
 
-// A call from when gRPC is asked for one. Belongs to its GenericCall once it has come.
+// A call requested from gRPC. Owned by its GenericCall once it has arrived.
 class TensorMethods::Expected final : public GrpcCall {
  public:
-  // It deletes itself where none comes because the server is shut down.
+  // Requests a call. Deletes itself if the server shuts down before one arrives.
   static void Ask(TensorMethods& methods) {
     auto* const call = new Expected(methods);
     call->context.AsyncNotifyWhenDone(&call->ended_);
@@ -56,7 +56,7 @@ class TensorMethods::Expected final : public GrpcCall {
     OnStep();
   }
 
-  // The call has begun, or ended, whichever comes last.
+  // Called when the call has begun and when it has ended, in either order.
   void OnStep() {
     if (--steps_ == 0) call_->OnEnded();
   }

@@ -68,31 +68,31 @@ constexpr std::array kMethodNames = {
 };
 static_assert(kMethodNames.size() == static_cast<size_t>(Method::kLogSettings) + 1);
 
-// Settings of tracing and logging: there are none, so that only asking for all of them is right.
+// There are no settings of tracing and logging, so only a request for all of them is valid.
 template <typename Settings>
 absl::Status CheckNoSettings(const Settings& settings, absl::string_view kind) {
   if (settings.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("there is no ", kind, " setting ", settings.begin()->first));
+      absl::StrCat("unknown ", kind, " setting ", settings.begin()->first));
 }
 
-// An empty name is every model, which is this one.
+// An empty name selects all models; there is only one.
 absl::Status CheckModelOrAll(const std::string& name, const std::string& version) {
   return name.empty() ? absl::OkStatus() : CheckModel(name, version);
 }
 
 absl::Status NotOffered(Method method) {
   return absl::UnimplementedError(
-      absl::StrCat("this server does not offer ", kMethodNames[static_cast<size_t>(method)]));
+      absl::StrCat("not supported: ", kMethodNames[static_cast<size_t>(method)]));
 }
 
-// What every call needs.
+// The dependencies of all calls.
 struct Environment {
   const CallEnvironment& call;
   SharedMemory& shared_memory;
   std::function<bool()> is_ready;
-  std::shared_ptr<Statistics> statistics;  // that the observers of both Infers count into
-  std::array<CallObserver, kMethodNames.size()> observers;  // their labels resolved
+  std::shared_ptr<Statistics> statistics;  // updated by the observers of both infer methods
+  std::array<CallObserver, kMethodNames.size()> observers;  // with resolved labels
 
   const CallObserver& observe(Method method) const {
     return observers[static_cast<size_t>(method)];
@@ -127,13 +127,13 @@ class InferCall final : public TensorCall {
 
 using Rpcs = inference::GRPCInferenceService;
 
-// Those that carry tensors are tensor methods.
+// The methods that carry tensors are tensor methods.
 class Service final : public Rpcs::WithGenericMethod_ModelInfer<
                           Rpcs::WithGenericMethod_ModelStreamInfer<Rpcs::Service>> {
  public:
   explicit Service(Environment environment) : environment_(std::move(environment)) {}
 
-  // Adds its own; this outlives them.
+  // Adds this service's tensor methods. REQUIRES: this outlives `methods`.
   void AddTo(TensorMethods& methods) const {
     methods.Add(absl::StrCat("/", kServiceName, "/ModelInfer"),
                 [this](auto call) { return new InferCall(environment_, std::move(call)); });
@@ -159,7 +159,7 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
     });
   }
 
-  // As Triton does: a model that is not there is not ready, and asking is no error.
+  // As in Triton, an unknown model is not ready, without an error.
   grpc::Status ModelReady(grpc::ServerContext* context, const inference::ModelReadyRequest* request,
                           inference::ModelReadyResponse* response) override {
     return Answer(context, Method::kModelReady, [&] {

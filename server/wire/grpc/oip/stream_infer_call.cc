@@ -47,7 +47,7 @@ void StreamInferCall::Read(absl::StatusOr<MessageReservation> memory) {
     call_.KeepMessageMemory(*std::move(memory));
   } else if (!absl::IsResourceExhausted(memory.status())) {
     return Refuse(memory.status());
-  }  // else there is no request yet that could be refused
+  }  // otherwise there is no request yet to reject
   is_reading_ = true;
   const bool has_memory = call_.message_memory_bytes() > 0;
   alarm_.Set(has_memory ? std::min(call_.deadline(), call_.Now() + kReservationTime)
@@ -137,7 +137,7 @@ void StreamInferCall::OnWriteDone(bool ok) {
   call_.EndSending();
   call_.Report(std::move(status_));
   call_.Rest();
-  if (!ok) return FinishStream(absl::OkStatus());  // nobody reads this
+  if (!ok) return FinishStream(absl::OkStatus());  // the caller is gone
   Wait();
 }
 

@@ -18,7 +18,7 @@
 namespace rapt::native {
 namespace {
 
-// What every call needs.
+// The dependencies of all calls.
 struct Environment {
   const CallEnvironment& call;
   const SharedMemory& shared_memory;
@@ -106,7 +106,7 @@ class Service final
  public:
   explicit Service(Environment environment) : environment_(std::move(environment)) {}
 
-  // Adds its own; this outlives them.
+  // Adds this service's tensor methods. REQUIRES: this outlives `methods`.
   void AddTo(TensorMethods& methods) const {
     methods.Add(absl::StrCat("/", kServiceName, "/Attend"),
                 [this](auto call) { return new AttendCall(environment_, std::move(call)); });

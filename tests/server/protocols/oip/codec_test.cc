@@ -458,8 +458,8 @@ TEST_F(OipSharedMemoryTest, AnInputThereTakesNoRawSlot) {
   const absl::StatusOr<DecodedInfer> decoded = Decode(MixedMessage());
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   const auto& inputs = decoded->request.inputs;
-  EXPECT_FALSE(inputs[Role::kQ].is_lent);
-  EXPECT_TRUE(inputs[Role::kK].is_lent);
+  EXPECT_FALSE(inputs[Role::kQ].is_shared);
+  EXPECT_TRUE(inputs[Role::kK].is_shared);
   EXPECT_EQ(Gather(inputs[Role::kK]), std::string(48, 'S'));
   object_.data()[64] = std::byte{'T'};
   EXPECT_EQ(Gather(inputs[Role::kK])[0], 'T') << "read where it lies";
@@ -563,10 +563,11 @@ TEST_F(OipSharedMemoryTest, TheRequestKeepsItsRegionsAndWatchesThem) {
   const absl::StatusOr<DecodedInfer> decoded = Decode(message);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   ASSERT_TRUE(memory_.Unregister(SharedMemory::Kind::kSystem, "").ok());
-  EXPECT_TRUE(decoded->request.check_lent_memory().ok());
+  EXPECT_TRUE(decoded->request.check_shared_memory().ok());
   short_lived.CutTo(0);
   EXPECT_EQ(Gather(decoded->request.inputs[Role::kK]), std::string(48, '\0'));
-  EXPECT_THAT(std::string(decoded->request.check_lent_memory().message()), HasSubstr("truncated"));
+  EXPECT_THAT(std::string(decoded->request.check_shared_memory().message()),
+              HasSubstr("truncated"));
 }
 
 // --- Refusals ------------------------------------------------------------------------------------

@@ -378,8 +378,8 @@ TEST_F(RaptSharedMemoryTest, ReadsATensorThere) {
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   object_.data()[64] = std::byte{'T'};
   EXPECT_EQ(Gather(decoded->request.inputs[Role::kK])[0], 'T');
-  EXPECT_TRUE(decoded->request.inputs[Role::kK].is_lent);
-  EXPECT_FALSE(decoded->request.inputs[Role::kV].is_lent);
+  EXPECT_TRUE(decoded->request.inputs[Role::kK].is_shared);
+  EXPECT_FALSE(decoded->request.inputs[Role::kV].is_shared);
 }
 
 TEST_F(RaptSharedMemoryTest, ConvertsAMaskOfIntegersThere) {

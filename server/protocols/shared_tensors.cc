@@ -1,4 +1,4 @@
-#include "server/protocols/lent_memory.h"
+#include "server/protocols/shared_tensors.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace rapt {
 
-absl::StatusOr<OutputPlace> LentMemory::Find(const std::string& field,
-                                             const SharedReference& reference) {
+absl::StatusOr<OutputPlace> SharedTensors::Find(const std::string& field,
+                                                const SharedReference& reference) {
   absl::StatusOr<SharedBytes> found = shared_memory_.Find(reference);
   if (!found.ok()) {
     return absl::Status(found.status().code(), absl::StrCat(field, ": ", found.status().message()));
@@ -21,8 +21,9 @@ absl::StatusOr<OutputPlace> LentMemory::Find(const std::string& field,
   return place;
 }
 
-absl::StatusOr<InputBytes> LentMemory::FindInput(const std::string& field,
-                                                 const SharedReference& reference, int64_t bytes) {
+absl::StatusOr<InputBytes> SharedTensors::FindInput(const std::string& field,
+                                                    const SharedReference& reference,
+                                                    int64_t bytes) {
   if (reference.byte_size != bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         field, " has ", reference.byte_size, " bytes of shared memory; its shape needs ", bytes));
@@ -31,13 +32,13 @@ absl::StatusOr<InputBytes> LentMemory::FindInput(const std::string& field,
   if (!found.ok()) return found.status();
   if (found->device.memory != nullptr) return InputBytes(found->device, bytes);
   InputBytes input(found->bytes.data(), bytes);
-  input.is_lent = true;
+  input.is_shared = true;
   return input;
 }
 
-absl::StatusOr<OutputPlace> LentMemory::FindOutput(const std::string& field,
-                                                   const SharedReference& reference,
-                                                   const TensorSpec& spec) {
+absl::StatusOr<OutputPlace> SharedTensors::FindOutput(const std::string& field,
+                                                      const SharedReference& reference,
+                                                      const TensorSpec& spec) {
   const absl::StatusOr<int64_t> bytes = ByteSize(field, spec);
   if (!bytes.ok()) return bytes.status();
   if (reference.byte_size < *bytes) {
@@ -58,7 +59,7 @@ absl::StatusOr<OutputPlace> LentMemory::FindOutput(const std::string& field,
   return found;
 }
 
-void LentMemory::LendTo(Request& request) && {
+void SharedTensors::TransferTo(Request& request) && {
   if (regions_.empty()) return;
   using Regions = std::vector<std::shared_ptr<const Region>>;
   // A request has one owner pointer, so this one owns the previous one.
@@ -68,7 +69,7 @@ void LentMemory::LendTo(Request& request) && {
   };
   auto owners =
       std::make_shared<const Owners>(Owners{std::move(regions_), std::move(request.owner)});
-  request.check_lent_memory = [&regions = owners->regions] {
+  request.check_shared_memory = [&regions = owners->regions] {
     const bool intact = std::all_of(regions.begin(), regions.end(),
                                     [](const auto& region) { return region->intact(); });
     return intact ? absl::OkStatus() : BrokenRegion();

@@ -1,5 +1,5 @@
-#ifndef RAPT_SERVER_PROTOCOLS_LENT_MEMORY_H_
-#define RAPT_SERVER_PROTOCOLS_LENT_MEMORY_H_
+#ifndef RAPT_SERVER_PROTOCOLS_SHARED_TENSORS_H_
+#define RAPT_SERVER_PROTOCOLS_SHARED_TENSORS_H_
 
 #include <memory>
 #include <string>
@@ -16,9 +16,9 @@ namespace rapt {
 
 // The shared memory of one request's tensors. `field` is the protocol's name of the tensor:
 // "input Q".
-class LentMemory {
+class SharedTensors {
  public:
-  explicit LentMemory(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
+  explicit SharedTensors(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
 
   // Returns the bytes of an input of `bytes` bytes. InvalidArgument if the reference has another
   // size; otherwise as SharedMemory::Find().
@@ -32,7 +32,7 @@ class LentMemory {
 
   // Makes the request own the memory, in addition to what it owns already, and check that it is
   // intact.
-  void LendTo(Request& request) &&;
+  void TransferTo(Request& request) &&;
 
  private:
   absl::StatusOr<OutputPlace> Find(const std::string& field, const SharedReference& reference);
@@ -43,4 +43,4 @@ class LentMemory {
 
 }  // namespace rapt
 
-#endif  // RAPT_SERVER_PROTOCOLS_LENT_MEMORY_H_
+#endif  // RAPT_SERVER_PROTOCOLS_SHARED_TENSORS_H_
