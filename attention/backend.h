@@ -47,7 +47,7 @@ class Backend {
   // Returns OK, or the reason why not. REQUIRES: `problem` is valid.
   virtual absl::Status Supports(const Problem& problem) const = 0;
 
-  // Returns OK, or why "auto" should choose the next backend. Unavailable where the reason is
+  // Returns OK, or why "auto" should choose the next backend. Unavailable if the reason is
   // temporary; such calls count as fallbacks. REQUIRES: the problem is supported.
   virtual absl::Status Prefers(const Problem&) const { return absl::OkStatus(); }
 
@@ -66,7 +66,7 @@ class Backend {
   virtual void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
                        int stage, int64_t task, int worker, const Checkpoint& checkpoint) const = 0;
 
-  // One of the plans that a batched run computes.
+  // One of the plans that a joined run computes.
   struct BatchMember {
     const Plan* plan;
     const Arguments* arguments;

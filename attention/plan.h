@@ -33,12 +33,12 @@ struct PlanOptions {
 };
 
 // A function of problem and options alone, never of load, except for Backend::Prefers() of a
-// device. The same plan gives the same bits, except in a batched run, which may round differently.
+// device. The same plan gives the same bits, except in a joined run, which may round differently.
 // Immutable after MakePlan; may be shared by threads. Cheap to copy.
 struct Plan {
   Problem problem;
   Routing routing;
-  std::string isa;  // empty where the backend has none
+  std::string isa;  // empty if the backend has none
   int threads = 1;
 
   // The number of tasks of each stage. Tasks of one stage are independent and may run in any order
@@ -52,7 +52,7 @@ struct Plan {
     return shared_workspace_bytes + threads * worker_workspace_bytes;
   }
 
-  // The type of Arguments::State where the problem folds.
+  // The type of Arguments::State if the problem folds.
   DType state_dtype = DType::kFloat32;
 
   // A multiply-add counts as two. Keys hidden by causality or window are not counted.
@@ -63,7 +63,7 @@ struct Plan {
     return flops / static_cast<double>(std::max<int64_t>(stages[0] - PresentTasks(problem), 1));
   }
 
-  // Null where the backend needs no more than the above.
+  // Null if the backend needs no more than the above.
   std::shared_ptr<const BackendPlan> backend_plan;
   const BatchGroup* batch_group() const {
     return backend_plan == nullptr ? nullptr : backend_plan->batch_group();

@@ -13,7 +13,7 @@ struct Routing {
   // Null before there is a plan.
   const Backend* backend = nullptr;
   // The first backend of the list that is available here but does not support the problem, or can't
-  // take it now. Null where there is none or the caller named the backend.
+  // take it now. Null if there is none or the caller named the backend.
   const Backend* declined = nullptr;
   // It supports the problem and is only unavailable now, such as after a failure.
   bool declined_for_now = false;

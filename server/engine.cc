@@ -318,7 +318,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     result_.queue_time = waited_ + report.queue_time;
     result_.compute_time = report.compute_time;
     result_.routing.stand_in = stand_in_;
-    if (result_.status.ok()) result_.together = report.batch_size;
+    if (result_.status.ok()) result_.batch_size = report.batch_size;
     if (!result_.status.ok()) result_.outputs = {};
     done_(std::move(result_));
   }

@@ -22,12 +22,12 @@
 
 namespace rapt {
 
-// Where a call's time goes, and where it may end.
+// The stages of a call, for times and for the stage in which it ended.
 enum class Stage : uint8_t {
-  kReceive,  // its message comes
-  kQueue,    // it waits, for memory or for a thread
+  kReceive,  // receives its message
+  kQueue,    // waits for memory or for a thread
   kCompute,
-  kSend,  // its answer leaves
+  kSend,  // sends its answer
 };
 inline constexpr int kStages = 4;
 
@@ -80,10 +80,10 @@ inline uint64_t PriorityLevel(uint64_t priority) {
   return priority == 0 ? kDefaultPriority : priority;
 }
 
-// One attention call, checked as far as its shapes go.
+// One attention call whose shapes have been checked.
 struct Request {
   ResolvedCall call;
-  // Each of the size that the call states; absent where the call has none.
+  // Each of the size that the call states; absent if the call has no such tensor.
   InputMap<InputBytes> inputs;
   std::vector<int64_t> key_lengths;  // a copy of Role::kKeyLengths, aligned
   // Writes the mask as the call states it, for masks that need conversion. inputs[kMask] then has a
@@ -98,14 +98,14 @@ struct Request {
   absl::AnyInvocable<absl::Status() const> check_shared_memory;
 
   Instant deadline = Instant::max();
-  // Set by the caller at any time to give the request up; outlives done. Null: never.
+  // Set by the caller at any time to cancel the request; outlives done. Null: never.
   const std::atomic<bool>* cancelled = nullptr;
   // 0: kDefaultPriority.
   uint64_t priority = 0;
 };
 
-// An output's bytes, row-major, aligned to a cache line unless they are in a place of the caller's.
-// Copies share them; the memory and its place in the budget are given back with the last one.
+// An output's bytes, row-major, aligned to a cache line unless they are in the caller's memory.
+// Copies share them; the memory and its reservation are released with the last copy.
 struct OutputBuffer {
   absl::Span<const std::byte> bytes;
   std::shared_ptr<const void> owner;
@@ -117,12 +117,12 @@ struct Result {
   OutputMap<OutputBuffer> outputs;  // empty unless the status is OK and the call wants them
 
   Stage ended_in = Stage::kQueue;            // or kCompute
-  Routing routing;                           // its backend is null without a plan
+  Routing routing;                           // backend is null without a plan
   std::string plan;                          // Plan::Describe()
   double flops = 0;                          // Plan::flops
   std::chrono::nanoseconds queue_time{0};    // until the first task: for memory, then for a thread
   std::chrono::nanoseconds compute_time{0};  // from the first task to the last
-  int64_t together = 0;  // requests that one run computed, this one among them; or 0
+  int64_t batch_size = 0;  // requests computed by the same run, including this one; or 0
 };
 
 // Runs exactly once for each request, on any thread.

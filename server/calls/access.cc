@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kScheme[] = "Bearer ";
 
-// Nothing where there is no token, or more than one.
+// Returns nullopt if there is no token, or more than one.
 std::optional<absl::string_view> TokenOf(const HeaderValues& authorization) {
   if (authorization.size() != 1) return std::nullopt;
   absl::string_view value = authorization.front();

@@ -18,16 +18,16 @@ namespace rapt {
 // open to every client that can connect. Thread-safe.
 class Access {
  public:
-  // `token_file` is a path; empty: every client that can connect may call. InvalidArgument where
-  // the file can't be used. `clock` outlives the object.
+  // `token_file` is a path; empty: every client that can connect may call. Returns InvalidArgument
+  // if the file is unusable. REQUIRES: `clock` outlives the object.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const std::string& token_file,
                                                       const Clock& clock);
 
   // Returns the caller's identity: "token:HOLDER" where tokens are required, else
   // "certificate:NAME", else its address without the port, "ipv4:127.0.0.1". All callers on the
   // Unix domain socket without a token share the identity "unix": the name of a client's end is the
-  // client's choice. Unauthenticated, in words that reveal nothing of what was sent, where tokens
-  // are required and the call has no valid one, or more than one.
+  // client's choice. Returns Unauthenticated, without revealing what was sent, if tokens are
+  // required and the call has no valid one, or more than one.
   absl::StatusOr<std::string> Identify(const CallHeaders& headers) const;
 
  private:

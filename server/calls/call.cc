@@ -31,7 +31,7 @@ absl::Status TooLarge(int64_t message_bytes, const CallLimits& limits) {
                              limits.max_message_bytes, " are allowed"));
 }
 
-// 0 where the call never reached the stage.
+// 0 if the call never reached the stage.
 std::string TimeSpent(std::chrono::nanoseconds time) {
   return absl::StrCat(Microseconds(std::max(time, time.zero())));
 }
@@ -178,7 +178,7 @@ void Call::Record(const Result& result) {
   if (result.ended_in == Stage::kCompute) AddTime(Stage::kCompute, result.compute_time);
   report_.routing = result.routing;
   report_.plan = result.plan;
-  report_.together = result.together;
+  report_.batch_size = result.batch_size;
   if (result.status.ok()) report_.flops = result.flops;
 }
 

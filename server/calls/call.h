@@ -27,7 +27,7 @@ namespace rapt {
 struct CallLimits {
   int64_t max_message_bytes = 0;
   int64_t min_receive_bytes_per_second = 0;  // by the server, of messages; by callers, of answers
-  std::chrono::nanoseconds default_deadline{0};  // where the caller sets none
+  std::chrono::nanoseconds default_deadline{0};  // if the caller sets none
   std::chrono::nanoseconds max_deadline{0};
 };
 
@@ -70,13 +70,13 @@ class Call {
   // Records the trace and counts the call among its caller's open ones. Unauthenticated,
   // ResourceExhausted.
   absl::Status Enter(const CallHeaders& headers);
-  // The caller's deadline, or the default, at most the maximum. DeadlineExceeded where it has
-  // passed.
+  // Sets the caller's deadline, or the default, but at most the maximum. Returns DeadlineExceeded
+  // if it has passed.
   absl::Status SetDeadline(Instant requested);
   // The same for a call that may last without a default.
   void SetStreamDeadline(Instant requested);
-  // Reads kMessageBytesHeader. InvalidArgument where its value is not a number of bytes,
-  // ResourceExhausted where it exceeds the limit.
+  // Reads kMessageBytesHeader. Returns InvalidArgument if its value is not a number of bytes,
+  // ResourceExhausted if it exceeds the limit.
   absl::Status ReadDeclaredBytes(const CallHeaders& headers);
   std::optional<int64_t> declared_bytes() const { return declared_bytes_; }
 
@@ -86,10 +86,10 @@ class Call {
   // That request has arrived.
   void Wake();
 
-  // The answer is not needed any more: what the call waits for or computes ends soon. Thread-safe.
+  // The answer is no longer needed: ends waiting and computing soon. Thread-safe.
   void Cancel();
   const std::atomic<bool>& cancelled() const { return cancelled_; }
-  // Cancelled, or DeadlineExceeded where that has passed.
+  // Returns DeadlineExceeded if the deadline has passed, otherwise Cancelled.
   absl::Status CancelledOrLate() const;
 
   // Memory for a message, which KeepMessageMemory() takes. `admitted` as in Engine::AdmitMessage().
@@ -100,8 +100,8 @@ class Call {
   void KeepMessageMemory(MessageReservation memory) { message_memory_ = std::move(memory); }
   void ReleaseMessageMemory() { message_memory_ = {}; }
   int64_t message_memory_bytes() const { return message_memory_.bytes(); }
-  // A message has been received: counts it and keeps memory for exactly its bytes. InvalidArgument
-  // where it exceeds the declared size, ResourceExhausted where it exceeds the limit.
+  // Counts a received message and keeps memory for exactly its bytes. Returns InvalidArgument if it
+  // exceeds the declared size, ResourceExhausted if it exceeds the limit.
   absl::Status AcceptMessage(int64_t bytes);
 
   // Reading of a message of at most `bytes` begins. A sender is too slow after receive_end().
@@ -115,19 +115,19 @@ class Call {
   void BeginSending(int64_t bytes, Instant deadline);
   void EndSending();
   Instant send_end() const { return send_end_; }
-  // Status of an answer that was not sent: ResourceExhausted where sending took until send_end(),
-  // DeadlineExceeded where that is the deadline, else Cancelled.
+  // Returns the status of an answer that was not sent: ResourceExhausted if sending took until
+  // send_end(), DeadlineExceeded if that is the deadline, otherwise Cancelled.
   absl::Status NotSent() const;
 
   // Adds the time since `begin` to the stage.
   void AddTimeSince(Instant begin, Stage stage) { AddTime(stage, Now() - begin); }
   void AddTime(Stage stage, std::chrono::nanoseconds time);
 
-  // Gives the request the call's deadline, where that is earlier, and its cancellation, and reports
+  // Gives the request the call's deadline, if that is earlier, and its cancellation, and reports
   // its problem.
   void Bind(Request& request);
   void SetProblem(const Problem& problem);
-  // Reports which backend and plan it was, and where the time went.
+  // Records backend, plan and times in the report.
   void Record(const Result& result);
   // The traceparent, and backend, plan and times of a call that has a plan.
   void ForEachTrailer(Trailer trailer) const;

@@ -31,9 +31,9 @@ struct CallReport {
   // The problem; valid during the call of the observer.
   const Problem* problem = nullptr;
   Routing routing;
-  std::string plan;      // Plan::Describe()
-  double flops = 0;      // of the completed plan
-  int64_t together = 0;  // Result::together
+  std::string plan;        // Plan::Describe()
+  double flops = 0;        // of the completed plan
+  int64_t batch_size = 0;  // Result::batch_size
 
   std::chrono::nanoseconds& time_of(Stage stage) { return stage_times[static_cast<size_t>(stage)]; }
   std::chrono::nanoseconds time_of(Stage stage) const {

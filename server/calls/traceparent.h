@@ -9,12 +9,12 @@
 
 namespace rapt {
 
-// True where the specification lets a receiver use the text: version 00 in full, and the part of
-// later versions that it defines; never version ff, nor a trace or parent of zeros.
+// Returns whether the specification lets a receiver use the text: version 00 in full, and the part
+// of later versions that it defines; never version ff, nor a trace or parent of zeros.
 bool IsTraceparent(absl::string_view text);
 
-// Returns the traceparent to report and to return to the caller. Empty where there is none, more
-// than one, or an invalid one: the specification says to ignore these.
+// Returns the traceparent to report and to return to the caller. Empty if there is none, more than
+// one, or an invalid one: the specification says to ignore these.
 std::string TraceparentOf(const HeaderValues& values);
 
 }  // namespace rapt

@@ -16,8 +16,8 @@ namespace rapt {
 // The call exists when its headers arrive: it is counted and has memory for its message before a
 // byte of that is read.
 //
-// One atomic phase decides who ends the call: the admission while it waits; then the reader or the
-// alarm, whichever changes the phase first; after that, whoever handles the message, once.
+// One atomic phase decides which event ends the call: the admission while it waits; then the read
+// or the alarm, whichever changes the phase first; after that, the handler of the message, once.
 //
 // A transport derives from it, implements the steps and calls the events.
 class UnaryCall {
@@ -38,15 +38,16 @@ class UnaryCall {
   void OnHeaders(const CallHeaders& headers);
   // After the read has been started. The call must not be destroyed while this runs.
   void OnReadingStarted();
-  // Returns true where the message is there and the call goes on. False: it ends, or has ended.
+  // Returns true if the message has arrived and the call continues. False: it ends, or has ended.
   bool OnRead(bool ok);
-  // Of the message that is there. Not OK: the size is wrong; the call must End() with it.
+  // Call with the size of the message. An error means that the size is wrong; End() the call with
+  // it.
   absl::Status OnMessageBytes(int64_t bytes);
   void OnCancelled() { call_.Cancel(); }
   // The call is over. Reports it.
   void OnClosed();
 
-  // The answer has `bytes` and is sent from now on; the message is not needed any more.
+  // The answer of `bytes` is being sent; the message is no longer needed.
   void BeginAnswer(int64_t bytes);
   // Ends the call without an answer.
   void End(absl::Status status);

@@ -18,8 +18,8 @@
 namespace rapt {
 
 struct JobReport {
-  // DeadlineExceeded or Cancelled where the job was abandoned between two tasks or at a checkpoint,
-  // Unavailable where the executor was destroyed first.
+  // DeadlineExceeded or Cancelled if the job was abandoned between two tasks or at a checkpoint,
+  // Unavailable if the executor was destroyed first.
   absl::Status status;
   std::chrono::nanoseconds queue_time{0};    // until a thread started it
   std::chrono::nanoseconds compute_time{0};  // from then on
@@ -43,7 +43,7 @@ struct JobBatchGroup {
   void* member = nullptr;  // identifies this job to run_batch
 };
 
-// Work cut into tasks, as a plan cuts attention.
+// Work divided into tasks, such as a plan.
 struct Job {
   // Number of tasks of each stage. The tasks of one stage are independent and may run in any order;
   // a stage starts when the previous one has ended.

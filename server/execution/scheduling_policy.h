@@ -30,8 +30,8 @@ namespace rapt {
 // Interruption. At a checkpoint of a long task, the first job in the order whose tasks are much
 // shorter runs before the task continues.
 //
-// Batching. Waiting single-task jobs of one group are taken together, in the order above, up to the
-// capacity of a run.
+// Batching. Waiting single-task jobs of one group are taken as a batch, in the order above, up to
+// the capacity of a run.
 //
 // Has no threads and no lock: not thread-safe. Does not own its jobs: each must stay alive from
 // Add() to Remove().
@@ -74,7 +74,7 @@ class SchedulingPolicy {
 
   // A new job. It can be taken from now on.
   void Add(Entry* entry);
-  // The job's tasks are all handed out: it is not taken any more.
+  // All tasks of the job are handed out: it is no longer taken.
   void Pause(Entry* entry) { runnable_.erase(entry); }
   // It has tasks again.
   void Resume(Entry* entry) { runnable_.insert(entry); }
@@ -88,7 +88,7 @@ class SchedulingPolicy {
   // which fit into the same run. A batch's jobs are paused; a single one can be taken again, by
   // other threads. REQUIRES: !empty().
   Entries Take(bool may_batch, absl::FunctionRef<bool(const Entry&)> is_alive);
-  // The job that interrupts a task of `running`; null where there is none.
+  // Returns the job that interrupts a task of `running`, or null.
   Entry* TakeInterrupting(const Entry& running);
 
   // Charges a job for the compute time that a thread has spent on it since `begin`.
@@ -111,7 +111,7 @@ class SchedulingPolicy {
 
   const Clock& clock_;
   Queue runnable_;                       // jobs with tasks to hand out
-  std::map<std::string, Queue> groups_;  // by name, the waiting ones of them that have a group
+  std::map<std::string, Queue> groups_;  // by name, the waiting jobs that have a group
   int64_t jobs_ = 0;                     // added and not removed
   std::chrono::nanoseconds virtual_now_{0};
   uint64_t next_sequence_ = 0;

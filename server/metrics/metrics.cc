@@ -28,7 +28,7 @@ constexpr int64_t kDurationBounds[] = {50 * kMicrosecond,  100 * kMicrosecond, 2
                                        5 * kSecond,        10 * kSecond,       30 * kSecond};
 constexpr double kNanosecond = 1e-9;
 
-// For batch sizes, and for the number of requests in a batched run.
+// For batch sizes, and for the number of requests in a joined run.
 constexpr int64_t kBatchBounds[] = {1, 2, 4, 8, 16, 32, 64, 128, 256};
 
 constexpr absl::string_view kNone = "none";
@@ -116,7 +116,7 @@ void Metrics::Count(Method& method, const CallReport& report) {
   received_bytes_.Add(report.received_bytes);
   sent_bytes_.Add(report.sent_bytes);
   if (report.problem != nullptr) batch_size_.Observe(report.problem->batch);
-  if (report.together > 0) run_requests_.Observe(report.together);
+  if (report.batch_size > 0) run_requests_.Observe(report.batch_size);
   if (report.flops > 0) flops_.Add(report.flops);
   if (routing.declined != nullptr && routing.backend != nullptr) {
     const FallbackReason reason = routing.declined_for_now ? kNotNow : kUnsupported;

@@ -128,7 +128,7 @@ class EngineBatchTest : public ::testing::Test {
       results.push_back(promise.get_future().get());
     }
     EXPECT_TRUE(results.front().status.ok());
-    EXPECT_EQ(results.front().together, 1) << "the one that held the lane";
+    EXPECT_EQ(results.front().batch_size, 1) << "the one that held the lane";
     results.erase(results.begin());
     return results;
   }
@@ -167,7 +167,7 @@ TEST_F(EngineBatchTest, RequestsThatWaitAreComputedByOneRun) {
   const std::vector<Result> results = Results();
   for (size_t n = 0; n < results.size(); ++n) {
     ASSERT_TRUE(results[n].status.ok()) << results[n].status;
-    EXPECT_EQ(results[n].together, 3);
+    EXPECT_EQ(results[n].batch_size, 3);
     EXPECT_EQ(FirstOf(results[n].outputs[Role::kY]), calls_[n].values[0]) << "its own answer";
   }
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 3, 3})) << "by head size";
@@ -202,7 +202,7 @@ TEST_F(EngineBatchTest, RequestsThatCopyTensorsRunAlone) {
   Submit(calls_.emplace_back(4, 3).ToRequest());
   for (const Result& result : Results()) {
     EXPECT_TRUE(result.status.ok()) << result.status;
-    EXPECT_EQ(result.together, 1);
+    EXPECT_EQ(result.batch_size, 1);
   }
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 1, 1, 1}));
 }
@@ -216,7 +216,7 @@ TEST_F(EngineBatchTest, SkipsAMemberWhoseSharedMemoryWasRevoked) {
   const std::vector<Result> results = Results();
   EXPECT_TRUE(results[0].status.ok());
   EXPECT_EQ(results[1].status, absl::InvalidArgumentError("gone"));
-  EXPECT_EQ(results[1].together, 0);
+  EXPECT_EQ(results[1].batch_size, 0);
   EXPECT_TRUE(results[2].status.ok());
   EXPECT_EQ(FirstOf(results[2].outputs[Role::kY]), 2);
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 2}));
@@ -244,7 +244,7 @@ TEST_F(EngineBatchTest, ACancelledMemberDoesNotAffectTheOthers) {
   cancelled = true;
   const std::vector<Result> results = Results();
   EXPECT_EQ(results[1].status.code(), absl::StatusCode::kCancelled);
-  for (const int n : {0, 2}) EXPECT_EQ(results[n].together, 2);
+  for (const int n : {0, 2}) EXPECT_EQ(results[n].batch_size, 2);
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 2}));
 }
 

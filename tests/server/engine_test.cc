@@ -192,7 +192,7 @@ TEST_F(EngineTest, HasOneRunOfTheDeviceComputeWhatWaitsForALane) {
     for (size_t n = 0; n < std::size(calls); ++n) {
       const Result result = results[n].get_future().get();
       ASSERT_TRUE(result.status.ok()) << result.status;
-      EXPECT_EQ(result.together, n == 0 ? 1 : 3);
+      EXPECT_EQ(result.batch_size, n == 0 ? 1 : 3);
       const Result alone = Run(calls[n].ToRequest()).result;
       EXPECT_EQ(alone.routing.backend->name(), "cpu");
       EXPECT_THAT(

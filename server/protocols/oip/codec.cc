@@ -350,7 +350,7 @@ absl::StatusOr<Role> RoleOf(const InputTensor& input, const Roles& seen) {
   const std::optional<Role> role = FindRole(kInputs, input.name());
   if (!role) {
     return absl::InvalidArgumentError(
-        absl::StrCat("there is no input ", input.name(), "; the inputs are ", NamesOf(kInputs)));
+        absl::StrCat("unknown input ", input.name(), "; the inputs are ", NamesOf(kInputs)));
   }
   if (std::find(seen.begin(), seen.end(), *role) != seen.end()) {
     return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " came twice"));
@@ -396,7 +396,7 @@ absl::Status ReadInputs(const Fields& fields, SharedTensors& shared_tensors, Ope
   return absl::OkStatus();
 }
 
-// An output that the message asks for.
+// An output that the message requests.
 struct Asked {
   Role role;
   std::optional<SharedReference> shared;
@@ -415,12 +415,12 @@ absl::StatusOr<AskedOutputs> ReadOutputs(const ModelInferRequest& message) {
   for (const auto& output : message.outputs()) {
     const std::optional<Role> role = FindRole(kOutputs, output.name());
     if (!role) {
-      return absl::InvalidArgumentError(absl::StrCat("there is no output ", output.name(),
-                                                     "; the outputs are ", NamesOf(kOutputs)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("unknown output ", output.name(), "; the outputs are ", NamesOf(kOutputs)));
     }
     if (Contains(all, *role)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("output ", output.name(), " was asked for twice"));
+          absl::StrCat("output ", output.name(), " is requested twice"));
     }
     auto shared = ReadTensorParameters(absl::StrCat("output ", output.name()), output.parameters());
     if (!shared.ok()) return shared.status();

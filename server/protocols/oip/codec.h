@@ -14,7 +14,7 @@
 
 namespace rapt::oip {
 
-// An output that the request asks for.
+// An output that the request asks for by name.
 struct AskedOutput {
   Role role;
   TensorSpec spec;

@@ -12,7 +12,7 @@ void Statistics::Count(const CallReport& report) {
   MutexLock lock(mutex_);
   if (!report.status.ok()) return fail_.Add(report.total);
   success_.Add(report.total);
-  executions_ += 1.0 / static_cast<double>(std::max<int64_t>(report.together, 1));
+  executions_ += 1.0 / static_cast<double>(std::max<int64_t>(report.batch_size, 1));
   queue_.Add(report.time_of(Stage::kQueue));
   input_.Add(report.time_of(Stage::kReceive));
   infer_.Add(report.time_of(Stage::kCompute));

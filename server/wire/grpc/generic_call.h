@@ -25,9 +25,9 @@ struct GrpcCall {
 using Completion = absl::AnyInvocable<void(bool ok)>;
 
 // A call that exists when its headers arrive, before a byte of a message is requested. Its messages
-// are read and written from any thread, one of each at a time. The results arrive on threads of the
-// completion queue, on several concurrently where there are several. OnDone comes last, once, when
-// the call is finished and no operation is pending, and deletes the call.
+// are read and written from any thread, one of each at a time. The results arrive on the threads of
+// the completion queue, possibly concurrently. OnDone comes last, once, when the call is finished
+// and no operation is pending, and deletes the call.
 class GenericCall {
  public:
   GenericCall(const GenericCall&) = delete;
@@ -36,7 +36,7 @@ class GenericCall {
   // Right after construction.
   virtual void Begin() = 0;
 
-  // The caller has the answer, or has left. After Begin().
+  // The caller has the answer, or is gone. After Begin().
   void OnEnded();
 
  protected:

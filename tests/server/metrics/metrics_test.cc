@@ -123,9 +123,9 @@ TEST(MetricsTest, ObservesHowManyARunComputed) {
   const auto count = metrics.ForMethod("service/Method");
   CallReport report = Answered(problem);
   count(report);  // it never came to a run
-  report.together = 1;
+  report.batch_size = 1;
   count(report);
-  report.together = 3;
+  report.batch_size = 3;
   for (int n = 0; n < 3; ++n) count(report);
   const std::string page = metrics.Serialize();
   EXPECT_EQ(SumOnPage(page, "rapt_run_requests_bucket", {{"le", "1"}}), 1);

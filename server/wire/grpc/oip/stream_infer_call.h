@@ -29,12 +29,12 @@ namespace rapt::oip {
 // A stream may be silent for hours and holds no memory then. The size of its next message is the
 // one that the caller declared, or else a guess from the previous message: memory of that size is
 // reserved before the read begins, and kept for kReservationTime. A message that comes later, or is
-// larger, has arrived whole before memory could be requested; it is charged to the budget all the
-// same, so that other calls wait.
+// larger, has arrived completely before memory could be requested; it is charged to the budget
+// nevertheless, so that other calls wait.
 //
 // A caller that reads an answer too slowly, or not within the default deadline, loses the stream.
 //
-// The stream has a place among its caller's open calls from its arrival, and rests between
+// The stream has a place among its caller's open calls from its arrival, and is idle between
 // requests, so that a silent one does not delay the drain of the server. Each request is reported
 // on its own. Deletes itself.
 class StreamInferCall final : public GenericCall {

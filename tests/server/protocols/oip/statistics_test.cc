@@ -14,11 +14,11 @@ inference::ModelStatistics Describe(const Statistics& statistics) {
 TEST(StatisticsTest, RequestsThatOneRunComputedAreOneExecution) {
   Statistics statistics;
   CallReport report;
-  report.together = 3;
+  report.batch_size = 3;
   for (int run = 0; run < 7; ++run) {
     for (int n = 0; n < 3; ++n) statistics.Count(report);
   }
-  report.together = 1;
+  report.batch_size = 1;
   for (int n = 0; n < 4; ++n) statistics.Count(report);
   const inference::ModelStatistics message = Describe(statistics);
   EXPECT_EQ(message.inference_count(), 25u);
