@@ -37,7 +37,7 @@ void Configure(Role role, TensorConfig& config) {
 absl::Status CheckModel(absl::string_view name, absl::string_view version) {
   if (name != kModelName) {
     return absl::NotFoundError(
-        absl::StrCat("there is no model '", name, "'; this server has '", kModelName, "'"));
+        absl::StrCat("unknown model '", name, "'; this server has '", kModelName, "'"));
   }
   if (!version.empty() && version != kModelVersion) {
     return absl::NotFoundError(absl::StrCat("model '", kModelName, "' has no version '", version,

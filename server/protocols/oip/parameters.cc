@@ -174,7 +174,7 @@ absl::Status ReadParameter(absl::string_view name, const InferParameter& value, 
   if (name == "timeout") return ReadTimeout(name, value, parameters.timeout);
   if (name == "priority") return ReadPriority(name, value, parameters.priority);
   if (IsIgnored(name)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("there is no request parameter ", name));
+  return absl::InvalidArgumentError(absl::StrCat("unknown request parameter ", name));
 }
 
 }  // namespace
@@ -205,7 +205,7 @@ absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::s
       status = Read(name, value, reference.byte_size);
       has_size = true;
     } else {
-      status = absl::InvalidArgumentError(absl::StrCat("there is no tensor parameter ", name));
+      status = absl::InvalidArgumentError(absl::StrCat("unknown tensor parameter ", name));
     }
     if (!status.ok()) {
       return absl::Status(status.code(), absl::StrCat(tensor, ": ", status.message()));
