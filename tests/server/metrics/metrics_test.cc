@@ -1,4 +1,4 @@
-// What /metrics tells of calls, and that Prometheus, and docs/metrics.md, agree with it.
+// The metrics of calls on /metrics, checked by Prometheus and against docs/metrics.md.
 #include "server/metrics/metrics.h"
 
 #include <gmock/gmock.h>
@@ -10,14 +10,15 @@
 #include <cstdio>
 #include <fstream>
 #include <map>
-#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "attention/backend.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "server/rejection.h"
@@ -277,33 +278,40 @@ TEST(MetricsPageTest, PromtoolFindsNothingToSay) {
   EXPECT_EQ(pclose(promtool), 0);  // 3 where it would have it otherwise
 }
 
-// The names of the families that the page has.
-std::set<std::string> NamesOnPage(const std::string& page) {
-  std::set<std::string> names;
-  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
-    const std::vector<std::string> words = absl::StrSplit(line, ' ');
-    if (words.size() > 2 && words[0] == "#" && words[1] == "TYPE") names.insert(words[2]);
+// The help text of each family on the page, by name.
+std::map<std::string, std::string> HelpOnPage(const std::string& page) {
+  std::map<std::string, std::string> help;
+  for (absl::string_view line : absl::StrSplit(page, '\n')) {
+    if (!absl::ConsumePrefix(&line, "# HELP ")) continue;
+    const std::pair<std::string, std::string> entry = absl::StrSplit(line, absl::MaxSplits(' ', 1));
+    help.insert(entry);
   }
-  return names;
+  return help;
 }
 
-// "| `rapt_ready` | gauge | ..." is a row of the reference.
-std::set<std::string> NamesInReference() {
+// The meaning of each metric in the reference, the last cell of "| `rapt_ready` | gauge | ... |".
+std::map<std::string, std::string> MeaningsInReference() {
   std::ifstream file(RAPT_SOURCE_DIR "/docs/metrics.md");
-  std::set<std::string> names;
+  std::map<std::string, std::string> meanings;
   for (std::string line; std::getline(file, line);) {
     if (!absl::StartsWith(line, "| `rapt_") && !absl::StartsWith(line, "| `process_")) continue;
-    const size_t begin = line.find('`') + 1;
-    names.insert(line.substr(begin, line.find('`', begin) - begin));
+    const std::vector<std::string> cells = absl::StrSplit(line, " | ");
+    const std::vector<std::string> name = absl::StrSplit(cells.front(), '`');
+    meanings[name[1]] = cells.back();
   }
-  return names;
+  return meanings;
 }
 
-TEST(MetricsPageTest, TheReferenceNamesExactlyWhatIsThere) {
+TEST(MetricsPageTest, TheReferenceHasExactlyTheMetricsOfThePageWithTheirHelp) {
   const ServerProcess server;
-  const std::set<std::string> names = NamesOnPage(ReadMetricsPage(server));
-  EXPECT_GT(names.size(), 20u);
-  EXPECT_EQ(names, NamesInReference());
+  const std::map<std::string, std::string> help = HelpOnPage(ReadMetricsPage(server));
+  EXPECT_GT(help.size(), 20u);
+  std::map<std::string, std::string> meanings = MeaningsInReference();
+  for (const auto& [name, text] : help) {
+    EXPECT_THAT(meanings[name], ::testing::StartsWith(text)) << name;
+    meanings.erase(name);
+  }
+  EXPECT_THAT(meanings, ::testing::IsEmpty()) << "not on the page";
 }
 
 }  // namespace
