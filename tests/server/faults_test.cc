@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -15,13 +14,13 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "rapt/client.h"
+#include "tests/support/callers.h"
 #include "tests/support/loopback.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/raw_call.h"
@@ -298,36 +297,17 @@ TEST_P(RestartTest, ClientsThatRetryMissNothing) {
   const std::unique_ptr<Client> client = ConnectClient(
       *server, {.retries = {.max_attempts = 1'000'000, .max_backoff = milliseconds(100)}});
   ASSERT_NE(client, nullptr);
-  std::atomic<int64_t> answered{0};
-  std::atomic<bool> stop{false};
-  std::vector<absl::Status> errors(kCallers);
-  std::vector<std::thread> callers;
-  for (int caller = 0; caller < kCallers; ++caller) {
-    callers.emplace_back([&, caller] {
-      while (!stop) {
-        errors[caller].Update(AttendRightly(*client, {.timeout = std::chrono::hours(1)}));
-        ++answered;
-        answered.notify_all();
-      }
-    });
-  }
-  const auto wait_for_more = [&answered](int64_t more) {
-    const int64_t count = answered + more;
-    for (int64_t now = answered; now < count; now = answered) answered.wait(now);
-  };
+  Callers callers(kCallers,
+                  [&client] { return AttendRightly(*client, {.timeout = std::chrono::hours(1)}); });
   for (int n = 0; n < kRestarts; ++n) {
-    wait_for_more(50);
+    callers.WaitForMore(50);
     server->Signal(GetParam());
     EXPECT_EQ(server->Wait(), GetParam() == SIGKILL ? -SIGKILL : 0);
     server = std::make_unique<ServerProcess>(
         std::vector<std::string>{absl::StrCat("--grpc_address=", address)});
   }
-  wait_for_more(50);
-  stop = true;
-  for (std::thread& caller : callers) caller.join();
-  for (int caller = 0; caller < kCallers; ++caller) {
-    EXPECT_EQ(errors[caller], absl::OkStatus()) << "caller " << caller;
-  }
+  callers.WaitForMore(50);
+  EXPECT_EQ(callers.Stop(), absl::OkStatus());
 }
 
 INSTANTIATE_TEST_SUITE_P(, RestartTest, ::testing::Values(SIGKILL, SIGTERM), [](const auto& info) {

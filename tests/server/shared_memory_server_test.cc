@@ -20,6 +20,7 @@ using inference::GRPCInferenceService;
 using inference::ModelInferRequest;
 using inference::ModelInferResponse;
 using test::ServerProcess;
+using test::Share;
 using test::SharedObject;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -30,14 +31,6 @@ constexpr int64_t kShort = 3;    // computed on the thread that brought it
 constexpr int64_t kLong = 1024;  // on the compute threads
 
 int64_t TensorBytes(int64_t length) { return length * kSize * int64_t{sizeof(float)}; }
-
-template <typename Tensor>
-void Share(Tensor& tensor, const std::string& region, int64_t offset, int64_t byte_size) {
-  auto& parameters = *tensor.mutable_parameters();
-  parameters["shared_memory_region"].set_string_param(region);
-  parameters["shared_memory_offset"].set_int64_param(offset);
-  parameters["shared_memory_byte_size"].set_int64_param(byte_size);
-}
 
 // Over the region's first tensor.
 ModelInferRequest SelfAttention(const std::string& region, int64_t length) {

@@ -38,6 +38,15 @@ class SharedObject {
   std::byte* data_;
 };
 
+// Places an input or output of an Open Inference Protocol message in a region.
+template <typename Tensor>
+void Share(Tensor& tensor, const std::string& region, int64_t offset, int64_t byte_size) {
+  auto& parameters = *tensor.mutable_parameters();
+  parameters["shared_memory_region"].set_string_param(region);
+  parameters["shared_memory_offset"].set_int64_param(offset);
+  parameters["shared_memory_byte_size"].set_int64_param(byte_size);
+}
+
 }  // namespace rapt::test
 
 #endif  // RAPT_TESTS_SUPPORT_SHARED_OBJECT_H_

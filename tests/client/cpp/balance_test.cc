@@ -1,20 +1,20 @@
 // One client, several servers: calls go round among them, and one that dies takes no call with it.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <csignal>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "rapt/client.h"
+#include "tests/support/callers.h"
 #include "tests/support/server_process.h"
 
 namespace rapt::client {
 namespace {
 
+using test::Callers;
 using test::ServerProcess;
 
 constexpr int kServers = 3;
@@ -66,31 +66,12 @@ TEST_F(BalanceTest, EveryServerGetsCalls) {
 }
 
 TEST_F(BalanceTest, AServerThatIsKilledTakesNoCallWithIt) {
-  std::atomic<int64_t> answered{0};
-  std::atomic<bool> stop{false};
-  std::vector<absl::Status> errors(kCallers);
-  std::vector<std::thread> callers;
-  for (int caller = 0; caller < kCallers; ++caller) {
-    callers.emplace_back([&, caller] {
-      while (!stop) {
-        errors[caller].Update(Attend());
-        ++answered;
-        answered.notify_all();
-      }
-    });
-  }
-  const auto wait_for = [&answered](int64_t count) {
-    for (int64_t now = answered; now < count; now = answered) answered.wait(now);
-  };
-  wait_for(100);
+  Callers callers(kCallers, [this] { return Attend(); });
+  callers.WaitForMore(100);
   servers_[0]->Signal(SIGKILL);
   EXPECT_EQ(servers_[0]->Wait(), -SIGKILL);
-  wait_for(answered + 500);
-  stop = true;
-  for (std::thread& caller : callers) caller.join();
-  for (int caller = 0; caller < kCallers; ++caller) {
-    EXPECT_TRUE(errors[caller].ok()) << "caller " << caller << ": " << errors[caller];
-  }
+  callers.WaitForMore(500);
+  EXPECT_EQ(callers.Stop(), absl::OkStatus());
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ namespace {
 using inference::ModelInferRequest;
 using std::chrono::microseconds;
 using test::Gather;
+using test::Share;
 using test::WireMessage;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -90,15 +91,6 @@ ModelInferRequest DistinctMessage() {
   ModelInferRequest message = RawMessage();
   for (int n = 0; n < 3; ++n) message.set_raw_input_contents(n, std::string(48, "QKV"[n]));
   return message;
-}
-
-// Puts a tensor into shared memory, or asks for it there.
-template <typename Tensor>
-void Share(Tensor& tensor, const std::string& region, int64_t offset, int64_t byte_size) {
-  auto& parameters = *tensor.mutable_parameters();
-  parameters["shared_memory_region"].set_string_param(region);
-  parameters["shared_memory_offset"].set_int64_param(offset);
-  parameters["shared_memory_byte_size"].set_int64_param(byte_size);
 }
 
 TEST(OipCodecTest, ReadsRawTensorsWhereTheyLie) {
