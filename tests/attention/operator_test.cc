@@ -1,5 +1,5 @@
-// What callers may send: every accepted form with the problem that it means, every refusal with its
-// words.
+// Calls of the operator: every accepted form with the problem it describes, every rejected one with
+// its message.
 #include "attention/operator.h"
 
 #include <gmock/gmock.h>

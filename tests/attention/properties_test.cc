@@ -1,4 +1,4 @@
-// What has to hold of attention whatever the numbers: each test here needs no oracle.
+// Properties of attention that hold for all inputs; these tests need no oracle.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

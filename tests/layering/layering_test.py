@@ -75,7 +75,7 @@ RULES = {
     "client/load/": ("client/console/", "client/cpp/", "proto/", ATTENTION, "base/"),
 }
 
-# Who may know what travels or is scraped; everybody else is free of these libraries.
+# The parts that may include these libraries; no other part may.
 WIRE_LIBRARIES = ("grpc", "google/protobuf/", "prometheus/", "civetweb", "CivetServer", "openssl/")
 KNOWS_WIRE_LIBRARIES = (
     "server/server.cc",

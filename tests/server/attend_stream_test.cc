@@ -744,7 +744,7 @@ TEST(AttendStreamEndTest, ACallerThatDoesNotReadEndsHoursBeforeItsDeadline) {
   EXPECT_EQ(ReadMetric(server, "rapt_rejected_total", {{"reason", "slow_reader"}}), 1);
 }
 
-// So small that they are copied, so many that they fill every window.
+// The results are small enough to be copied and numerous enough to fill every flow control window.
 TEST(AttendStreamEndTest, ACallerThatReadsLateMissesNothing) {
   const ServerProcess server;
   Problem problem = SmallProblem();

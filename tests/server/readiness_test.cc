@@ -1,4 +1,4 @@
-// What makes a server ready or not, on a clock that the test moves.
+// Readiness, on a fake clock.
 #include "server/readiness.h"
 
 #include <gtest/gtest.h>
@@ -71,7 +71,7 @@ class ReadinessTest : public ::testing::Test {
   void Advance(std::chrono::nanoseconds by) {
     clock_.Advance(by);
     timer_.Wake();
-    // What is due has rung when a later alarm has.
+    // When a later alarm has run, all due alarms have.
     std::promise<void> rang;
     Alarm last(timer_, [&rang] { rang.set_value(); });
     clock_.Advance(std::chrono::nanoseconds(1));

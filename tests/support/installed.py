@@ -4,7 +4,7 @@ import pathlib
 import shutil
 import subprocess
 
-# What the examples of the C interface and of the client library print.
+# The output of the examples of the C interface and of the client library.
 EXAMPLE_OUTPUT = [
     "token 0: weights 1.0000 0.0000 0.0000, y 1.0000 0.0000 1.0000 0.0000",
     "token 1: weights 0.2689 0.7311 0.0000, y 0.2689 0.7311 0.2689 0.7311",

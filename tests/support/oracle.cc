@@ -38,7 +38,7 @@ struct Row {
   double lse = -kInf;
 };
 
-// What the mask adds to score (b, h, i, j): 0, -inf or the float that it holds.
+// The bias that the mask adds to score (b, h, i, j): 0, -inf or its float.
 double Bias(const Problem& problem, const Inputs& inputs, int64_t b, int64_t h, int64_t i,
             int64_t j) {
   if (!IsVisible(problem, inputs.key_lengths, b, i, j)) return -kInf;

@@ -13,7 +13,7 @@
 
 namespace rapt::test {
 
-// What Arguments names, owned. The mask has the dims of Problem::mask.
+// The tensors of Arguments, owned. The mask has the dims of Problem::mask.
 struct Inputs {
   Tensor query;
   Tensor key;

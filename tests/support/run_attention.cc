@@ -209,7 +209,8 @@ Inputs RandomInputs(const Problem& p, Rng& rng, const Arrangement& arrangement, 
 
 namespace {
 
-// What a device declines, the next backend computes, as under "auto". The pool's threads may wait.
+// Problems that a device declines go to the next backend, as with "auto". The pool's threads may
+// wait.
 absl::StatusOr<Plan> PlanOrNext(const Problem& problem, PlanOptions options) {
   options.has_lanes = true;
   absl::StatusOr<Plan> plan = MakePlan(problem, options);

@@ -44,7 +44,7 @@ std::vector<T> Values(const NpyArray& array) {
   return values;
 }
 
-// What numpy 2.4's numpy.save(numpy.arange(6, dtype="f4").reshape(2, 3)) writes.
+// The output of numpy 2.4's numpy.save(numpy.arange(6, dtype="f4").reshape(2, 3)).
 TEST(NpyTest, ReadsAFileOfNumPys) {
   std::string file = std::string("\x93NUMPY\x01\x00v\x00", 10) +
                      "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }" +

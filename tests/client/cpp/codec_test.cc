@@ -50,7 +50,7 @@ std::string Flatten(const RequestMessage& message) {
   return bytes;
 }
 
-// What generated code reads, which has to write it as we did.
+// The message as parsed by generated code, which has to serialize it to the same bytes.
 template <typename Message>
 Message Parsed(const absl::StatusOr<RequestMessage>& encoded) {
   Message message;

@@ -88,7 +88,7 @@ def test_answers_are_right_over_every_interface(load, interface):
     assert result["summary"]["ok"] > 0 and result["summary"]["failed"] == 0
     assert result["checked"] == {"answers": 4, "wrong": 0, "examples": []}
     assert sum(count for _, count in result["histograms_ns"]["latency"]) == result["summary"]["ok"]
-    # What the server says of its time came along; ModelStreamInfer's trailing metadata has none.
+    # The report includes server times, which ModelStreamInfer does not send in its trailing metadata.
     assert ("server" in result["milliseconds"]) == (interface != ("--protocol", "oip", "--stream"))
 
 

@@ -1,4 +1,4 @@
-// Who a caller is. Files of tokens are in tests/server/security_test.cc, through the server.
+// Identifying callers. tests/server/security_test.cc tests token files through the server.
 #include "server/calls/access.h"
 
 #include <gtest/gtest.h>

@@ -19,7 +19,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// What notes a call of that long.
+// Returns what is logged for a call of that duration.
 std::string LogOf(SlowCalls& slow_calls, const CallReport& report) {
   ::testing::internal::CaptureStderr();
   slow_calls.Note("service/Method", report);

@@ -297,7 +297,7 @@ TEST(ExecutorTest, KeepsAJobForAQuantumBeforeItChoosesAnew) {
 // One thread is in a task of cost 100 while another job comes, and then at a checkpoint.
 class CheckpointTest : public ::testing::Test {
  protected:
-  // Whether the other job, of so many tasks of that cost, was through when the long task went on.
+  // Whether the other job, of `tasks` tasks of that cost, had ended when the long task continued.
   bool Overtakes(double cost, int64_t tasks) {
     Executor executor(1, clock_);
     Event started, submitted;

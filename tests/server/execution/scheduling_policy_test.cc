@@ -65,7 +65,7 @@ class SchedulingPolicyTest : public ::testing::Test {
     policy_.Remove(entry);
   }
 
-  // Those of the next batch, as they are numbered in order of Add().
+  // The entries of the next batch, numbered in order of Add().
   std::vector<int> TakeBatch() {
     std::vector<int> numbers;
     for (const Entry* taken : policy_.Take(/*may_batch=*/true, IsAlive)) {

@@ -71,7 +71,7 @@ ModelInferRequest TypedMessage() {
   return message;
 }
 
-// What does not point into the message stays valid.
+// Only results that do not point into the message stay valid.
 absl::StatusOr<DecodedInfer> DecodeInfer(const ModelInferRequest& message, Instant now) {
   return oip::DecodeInfer(WireMessage(message.SerializeAsString()).bytes(), now, kNoSharedMemory);
 }

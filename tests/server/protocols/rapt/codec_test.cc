@@ -1,4 +1,4 @@
-// What rapt.v1's codec makes of a message. Refusals are in rapt_service_test, through the server.
+// Decoding by rapt.v1's codec. rapt_service_test tests rejected messages through the server.
 #include "server/protocols/rapt/codec.h"
 
 #include <gmock/gmock.h>
@@ -47,7 +47,7 @@ v1::AttendRequest SomeCall() {
   return message;
 }
 
-// What does not point into the message stays valid.
+// Only results that do not point into the message stay valid.
 absl::StatusOr<DecodedCall> Decode(const v1::AttendRequest& message,
                                    const SharedMemory& shared_memory = kNoSharedMemory) {
   return DecodeAttend(WireMessage(message.SerializeAsString()).bytes(), shared_memory);
