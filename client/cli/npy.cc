@@ -27,8 +27,8 @@ struct Header {
   Shape shape;
 };
 
-// Parses the header, a Python dictionary with three keys: {'descr': '<f4', 'fortran_order': False,
-// 'shape': (2, 3), }
+// Parses the header, a Python dictionary with three keys:
+// {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
 class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : rest_(text) {}

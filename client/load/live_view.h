@@ -10,8 +10,8 @@
 
 namespace rapt::load {
 
-// "[=====>     ]  42%  123.4/s  p50 1.23 ms  p99 4.56 ms  0 failed  4 in flight"; without a
-// duration no bar. Totals are those of `interval` alone.
+// Returns "[=====>     ]  42%  123.4/s  p50 1.23 ms  p99 4.56 ms  0 failed  4 in flight", with the
+// figures of `interval`. Shows seconds instead of the bar if there is no duration.
 std::string ProgressLine(const TimedInterval& interval,
                          std::optional<std::chrono::nanoseconds> duration);
 

@@ -58,9 +58,9 @@ struct ShapeDefaults {
 absl::StatusOr<std::vector<CallShape>> ParseMix(std::string_view text, int64_t variants,
                                                 const ShapeDefaults& defaults);
 
-// "bool", "float", "padding"; InvalidArgument otherwise.
+// Parses "none", "bool", "float" or "padding". InvalidArgument otherwise.
 absl::StatusOr<MaskKind> ParseMask(std::string_view text);
-// "fp32", "fp16", "bf16", "fp64"; InvalidArgument otherwise.
+// Parses "fp32", "fp16", "bf16" or "fp64". InvalidArgument otherwise.
 absl::StatusOr<client::DType> ParseDType(std::string_view text);
 
 // Chooses the shape of the n-th call at random, by weight. Deterministic for a seed and n.
