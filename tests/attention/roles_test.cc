@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 
 std::vector<Role> AllRoles() {
   std::vector<Role> roles(kInputs.begin(), kInputs.end());
-  roles.insert(roles.end(), kOutputs.begin(), kOutputs.end());
+  for (Role role : kOutputs) roles.push_back(role);
   return roles;
 }
 

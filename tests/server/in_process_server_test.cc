@@ -17,6 +17,7 @@ namespace {
 
 using client::Client;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // On free ports, and without pauses when it drains.
@@ -59,7 +60,7 @@ absl::Status AttendToThrees(Client& client) {
                      .k = client::View<float>({1, 1, 2, 4}, threes),
                      .v = client::View<float>({1, 1, 2, 4}, threes)});
   if (!result.ok()) return result.status();
-  EXPECT_EQ(result->y.shape(), (std::vector<int64_t>{1, 1, 1, 4}));
+  EXPECT_THAT(result->y.shape(), ElementsAre(1, 1, 1, 4));
   EXPECT_THAT(result->y.values<float>(), Each(3));
   return absl::OkStatus();
 }
