@@ -455,7 +455,7 @@ absl::Status Check(absl::Span<const Setting> settings, const Options& options) {
   return status;
 }
 
-// Replaces settings of 0 by what the host and other settings make of them.
+// Replaces settings of 0 by values derived from the host and other settings.
 void FillIn(const HostLimits& host, Options& options) {
   if (options.compute.threads == 0) {
     options.compute.threads = std::clamp<int64_t>(host.cores, 1, kMaxThreads);

@@ -43,7 +43,7 @@ void* OpenLibrary(const char* name, absl::string_view directories, std::string& 
   return nullptr;
 }
 
-// Each library resolves against those opened before it. The compiler's builtins are no declared
+// Each library resolves against those opened before it. The compiler's builtins are not a declared
 // dependency, but compiling fails without them.
 absl::Status OpenAll(absl::string_view directories, void*& runtime) {
   std::string path;

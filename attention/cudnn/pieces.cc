@@ -43,7 +43,7 @@ int64_t BytesOf(const Problem& problem, const Partition& partition) {
   return CropOf(piece).empty() ? 0 : LayOut(GraphOf(piece)).end;
 }
 
-// Returns the smallest run that splits `total` into as many runs.
+// Returns the smallest run that splits `total` into the same number of runs.
 int64_t Even(int64_t total, int64_t run) { return CeilDiv(total, CeilDiv(total, run)); }
 
 // Returns the part of a view. An axis that broadcasts has stride 0 and belongs to every part.

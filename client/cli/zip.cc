@@ -35,7 +35,7 @@ struct CloseMember {
   void operator()(zip_file_t* file) const { zip_fclose(file); }
 };
 
-// Checks what the directory says about a member of an archive of `archive_bytes`.
+// Checks the directory entry of a member of an archive of `archive_bytes`.
 absl::Status CheckMember(const zip_stat_t& member, uint64_t archive_bytes) {
   if (member.encryption_method != ZIP_EM_NONE) return Damaged("its members are encrypted");
   if (member.comp_method != ZIP_CM_STORE && member.comp_method != ZIP_CM_DEFLATE) {

@@ -19,32 +19,32 @@
 
 namespace rapt::client {
 
-// A chunk, and whether it is of K and V.
+// A chunk of Q, or of K and V.
 struct StreamChunk {
   bool is_keys = false;
-  bool streams = false;  // else it stays with the server
+  bool streams = false;  // else resident
   int64_t begin = 0;
   int64_t count = 0;
 };
 
-// How a call is cut. Thread-compatible value; refers to the call's tensors.
+// The division of a call into chunks. Thread-compatible value; references the call's tensors.
 class StreamCut {
  public:
-  // InvalidArgument, naming the field, where shapes don't fit together, where data is not as long
-  // as its shape says, and for what can't be streamed: present outputs, masks of integers.
-  // ResourceExhausted where a row is more than a message of `max_bytes` holds.
+  // InvalidArgument, naming the field, if shapes are inconsistent, if data does not have the size
+  // of its shape, and for unsupported features: present outputs, integer masks. ResourceExhausted
+  // if a row does not fit into a message of `max_bytes`.
   static absl::StatusOr<StreamCut> Make(const AttendCall& call, const StreamOptions& options,
                                         int64_t max_bytes);
 
-  // The first message.
+  // Returns the first message.
   RequestMessage Header() const;
-  // Those that follow, in their order.
+  // The chunks that follow, in order.
   const std::vector<StreamChunk>& chunks() const { return chunks_; }
   RequestMessage Chunk(const StreamChunk& chunk) const;
-  // The same, of bytes that `read` makes, which `made` keeps.
+  // The same, with bytes produced by StreamOptions::read and owned by `made`.
   absl::StatusOr<RequestMessage> MakeChunk(const StreamChunk& chunk,
                                            std::shared_ptr<std::string>& made) const;
-  // Whether `read` makes that chunk.
+  // Whether StreamOptions::read produces that chunk.
   bool IsMade(const StreamChunk& chunk) const { return chunk.streams && options_.read; }
 
   int64_t BytesOf(const StreamChunk& chunk) const;
@@ -54,7 +54,7 @@ class StreamCut {
   friend class StreamResult;
   struct Axes {
     int64_t batch = 0, query_heads = 0, kv_heads = 0;
-    int64_t query_length = 0, key_length = 0, past_length = 0;  // the past's are among the keys
+    int64_t query_length = 0, key_length = 0, past_length = 0;  // key_length includes past_length
     int64_t head_size = 0, value_head_size = 0;
   };
   // Bytes of a chunk's tensors.
@@ -86,20 +86,20 @@ class StreamCut {
   bool heads_outside_ = true;  // [B, H, S, D]; else [B, S, H, D]
   Streaming streaming_ = Streaming::kKeys;
   int64_t query_chunk_ = 0, key_chunk_ = 0;
-  Shape mask_shape_;  // of rank 4, where there is a mask
+  Shape mask_shape_;  // of rank 4, if there is a mask
   std::vector<StreamChunk> chunks_;
 };
 
-// Takes the server's messages. Thread-compatible. `cut` outlives it.
+// Assembles the result from the server's messages. Thread-compatible. `cut` outlives it.
 class StreamResult {
  public:
   // Allocates the outputs.
   explicit StreamResult(const StreamCut& cut);
 
-  // The next message, of `size` bytes. Internal where it is no part of the answer to such a call.
+  // Adds the next message, of `size` bytes. Internal if it is malformed or unexpected.
   absl::Status Take(const SlicedBytes& bytes, int64_t size);
 
-  // After the last message. Internal where something is missing.
+  // Call after the last message. Internal if something is missing.
   absl::StatusOr<AttendResult> Finish();
 
  private:
@@ -108,7 +108,8 @@ class StreamResult {
     DType dtype = DType::kFloat32;
     Shape shape;
   };
-  // Where a piece of an output goes: `runs` of `run` bytes, `stride` apart from `offset` on.
+  // The destination of a part of an output: `runs` ranges of `run` bytes, `stride` apart, starting
+  // at `offset`.
   struct Place {
     int64_t runs, run, stride, offset;
   };
@@ -121,11 +122,11 @@ class StreamResult {
   const StreamCut& cut_;
   Output y_;
   std::optional<Output> lse_, scores_;
-  int64_t rows_ = 0;  // of Y that came
-  int64_t keys_ = 0;  // whose scores came, where keys stream
+  int64_t rows_ = 0;  // received rows of Y
+  int64_t keys_ = 0;  // keys with received scores, if keys stream
   std::optional<v1::StreamEnd> end_;
 
-  // Of the message that is taken.
+  // The current message.
   SlicedBytes bytes_;
   struct Payload {
     int field;

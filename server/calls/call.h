@@ -1,4 +1,4 @@
-// The life of a call, whatever carries it and however many messages it has.
+// The life of a call, independent of its transport and number of messages.
 #ifndef RAPT_SERVER_CALLS_CALL_H_
 #define RAPT_SERVER_CALLS_CALL_H_
 

@@ -1,4 +1,4 @@
-// The headers of a call as plain values, whatever carried them.
+// The headers of a call as plain values, independent of the transport.
 #ifndef RAPT_SERVER_CALLS_CALL_HEADERS_H_
 #define RAPT_SERVER_CALLS_CALL_HEADERS_H_
 

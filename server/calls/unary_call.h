@@ -1,4 +1,4 @@
-// The life of a call with one message each way, whatever carries it.
+// The life of a call with one message in each direction, independent of its transport.
 #ifndef RAPT_SERVER_CALLS_UNARY_CALL_H_
 #define RAPT_SERVER_CALLS_UNARY_CALL_H_
 

@@ -55,7 +55,7 @@ SchedulingPolicy::Entries SchedulingPolicy::ChooseBatch(
   for (Entry* entry : group->second) {
     if (entry == first) continue;
     const double cost = entry->job.batch_group.batch_cost;
-    // A cancelled or late job fails in a turn of its own.
+    // A cancelled or late job fails when it is taken alone.
     if (cost <= capacity && is_alive(*entry)) {
       capacity -= cost;
       batch.push_back(entry);

@@ -46,8 +46,8 @@ class SchedulingPolicy {
   // Therefore it delays that task little, interruptions nest to a small depth, and no job
   // interrupts itself.
   static constexpr double kMuchLonger = 4;
-  // A batch is closed after as many jobs that did not fit: the cost of a decision is proportional
-  // to the size of the batch, not of the queue.
+  // A batch is closed after this number of jobs that did not fit: the cost of a decision is
+  // proportional to the size of the batch, not of the queue.
   static constexpr int kMaxSkipped = 16;
 
   // A job as the policy sees it.

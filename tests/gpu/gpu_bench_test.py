@@ -84,7 +84,7 @@ def test_a_server_that_does_not_start_is_told_of_beside_the_rest(programs):
 def test_without_a_gpu_it_says_so_and_measures_nothing(programs):
     ran = bench(programs, libraries="nowhere")
     assert ran.returncode == 1
-    assert ran.stderr == "dev bench gpu: there is no libcudart.so.13\n"
+    assert ran.stderr == "dev bench gpu: cannot load libcudart.so.13\n"
     assert ran.stdout == ""
 
 

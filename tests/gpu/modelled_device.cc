@@ -115,7 +115,7 @@ class ModelledMeter final : public DeviceMeter {
 
 absl::StatusOr<MeteredDevice> OpenMeteredDevice(const std::string& libraries,
                                                 int64_t memory_bytes) {
-  if (libraries == "nowhere") return absl::FailedPreconditionError("there is no libcudart.so.13");
+  if (libraries == "nowhere") return absl::FailedPreconditionError("cannot load libcudart.so.13");
   return MeteredDevice{std::make_unique<ModelledDevice>(memory_bytes),
                        std::make_unique<ModelledMeter>()};
 }

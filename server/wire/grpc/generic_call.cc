@@ -29,7 +29,7 @@ GenericCall::GenericCall(std::unique_ptr<GrpcCall> call)
         LetGo();
       }),
       finished_([this](bool) {
-        LetGo();  // of what Hold() held
+        LetGo();  // releases Hold()
         LetGo();
       }) {}
 

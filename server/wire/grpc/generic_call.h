@@ -1,4 +1,4 @@
-// What all calls that carry tensors over gRPC have in common, however many messages they have.
+// The base of all gRPC calls with tensors, unary and streaming.
 #ifndef RAPT_SERVER_WIRE_GRPC_GENERIC_CALL_H_
 #define RAPT_SERVER_WIRE_GRPC_GENERIC_CALL_H_
 
@@ -33,10 +33,10 @@ class GenericCall {
   GenericCall(const GenericCall&) = delete;
   GenericCall& operator=(const GenericCall&) = delete;
 
-  // Right after construction.
+  // Called right after construction.
   virtual void Begin() = 0;
 
-  // The caller has the answer, or is gone. After Begin().
+  // The caller received the response or disconnected. Called after Begin().
   void OnEnded();
 
  protected:
@@ -45,17 +45,17 @@ class GenericCall {
 
   grpc::GenericServerContext& context() const { return call_->context; }
 
-  // Before the call is finished.
+  // Call before finishing the call.
   void AddTrailers(const Call& call) const;
 
-  // `message` stays until OnReadDone, OnWriteDone or OnDone.
+  // `message` must stay valid until OnReadDone, OnWriteDone or OnDone.
   void StartRead(grpc::ByteBuffer* message);
   void StartWrite(const grpc::ByteBuffer* message);
-  // One of these two, once, when nothing is being written.
+  // Call one of these two once, while no write is pending.
   void StartWriteAndFinish(const grpc::ByteBuffer* message, const grpc::Status& status);
   void StartFinish(const grpc::Status& status);
 
-  // Between these, OnDone does not run, whatever ends meanwhile.
+  // OnDone does not run between Hold() and LetGo().
   void Hold() { ++pending_; }
   void LetGo();
 
@@ -66,9 +66,8 @@ class GenericCall {
 
  private:
   const std::unique_ptr<GrpcCall> call_;
-  // Operations that OnDone waits for: at first OnEnded() and the finish; each operation begun
-  // counts on top, so that the thread that learns of its end sees what the one that began it has
-  // written.
+  // Operations that OnDone waits for: initially OnEnded() and the finish. Each started operation
+  // adds one, so that the completing thread sees all writes of the starting thread.
   std::atomic<int> pending_{2};
   Completion read_, written_, finished_;
 };

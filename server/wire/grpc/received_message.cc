@@ -35,8 +35,8 @@ absl::Status ReceivedMessage::Take(grpc::ByteBuffer& buffer) {
   }
   if (slices <= most) return absl::OkStatus();
   Clear();
-  return absl::InvalidArgumentError(absl::StrCat("the message's ", end, " bytes came in ", slices,
-                                                 " slices; at most ", most,
+  return absl::InvalidArgumentError(absl::StrCat("the message's ", end, " bytes arrived in ",
+                                                 slices, " slices; at most ", most,
                                                  " are allowed: send it in larger HTTP/2 frames"));
 }
 

@@ -26,7 +26,7 @@ class TensorCall : public GenericCall, protected UnaryCall {
   TensorCall(const CallEnvironment& environment, const CallObserver& observe,
              std::unique_ptr<GrpcCall> call);
 
-  // The message is there: leads to Answer() or End(), on any thread.
+  // The message has arrived. Leads to Answer() or End(), on any thread.
   virtual void OnMessage(const MessageBytes& message) = 0;
 
   Instant arrived() { return call().arrived(); }
@@ -48,7 +48,7 @@ class TensorCall : public GenericCall, protected UnaryCall {
   void OnCancel() final { OnCancelled(); }
   void OnDone() final;
 
-  grpc::ByteBuffer buffer_;  // what is read, then what is written
+  grpc::ByteBuffer buffer_;  // the request, then the response
   ReceivedMessage message_;
 };
 

@@ -35,7 +35,7 @@ absl::Status StreamInferCall::ReadHeaders(const CallHeaders& headers) {
   return status;
 }
 
-// What fits into the stream's window arrives without a read, and needs no reservation.
+// A message that fits into the stream's window arrives without a read and needs no reservation.
 void StreamInferCall::Wait() {
   const int64_t bytes = expected_bytes_ > kStreamWindowBytes ? expected_bytes_ : 0;
   call_.AdmitMessage(

@@ -78,7 +78,7 @@ class StreamInferCall final : public GenericCall {
   DecodedInfer decoded_;
   absl::Status status_;
 
-  grpc::ByteBuffer buffer_;  // what is read, then what is written
+  grpc::ByteBuffer buffer_;  // the request, then the response
   Alarm alarm_;  // the end of the reservation, then of the stream; Call::send_end() while it writes
 };
 

@@ -1,4 +1,4 @@
-// AttendStream: a call whose tensors come in chunks.
+// AttendStream: a call whose tensors arrive in chunks.
 #ifndef RAPT_SERVER_WIRE_GRPC_RAPT_ATTEND_STREAM_CALL_H_
 #define RAPT_SERVER_WIRE_GRPC_RAPT_ATTEND_STREAM_CALL_H_
 
