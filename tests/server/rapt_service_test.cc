@@ -759,7 +759,7 @@ TEST(RaptServiceBudgetTest, RefusesWhatIsBeyondTheMemoryBudget) {
   v1::AttendResponse response;
   grpc::Status status = stub->Attend(&context, large, &response);
   EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
-  EXPECT_THAT(status.error_message(), HasSubstr("at most 393750 are allowed"));
+  EXPECT_THAT(status.error_message(), HasSubstr("at most 393750 of the memory budget"));
 
   v1::DiagnoseRequest wide;  // a row of float64 for each thread
   *wide.mutable_call() = ValidCall();

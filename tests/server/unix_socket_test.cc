@@ -107,13 +107,13 @@ TEST_F(UnixSocketTest, OneThatALivingServerHasIsLeftToIt) {
 
 TEST_F(UnixSocketTest, AnotherFileIsNotReplaced) {
   std::ofstream(path_) << "mine";
-  ExpectRefusal({Flag()}, 1, "no socket");
+  ExpectRefusal({Flag()}, 1, "it is not a socket");
   EXPECT_EQ(std::filesystem::file_size(path_), 4u);
 }
 
 TEST_F(UnixSocketTest, APathHasToBeOneThatASocketCanHave) {
   ExpectRefusal({absl::StrCat("--unix_socket=/", std::string(120, 'x'))}, 1, "107");
-  ExpectRefusal({absl::StrCat("--unix_socket=", folder_.string(), "/none/socket")}, 1, "folder");
+  ExpectRefusal({absl::StrCat("--unix_socket=", folder_.string(), "/none/socket")}, 1, "directory");
 }
 
 }  // namespace

@@ -207,11 +207,11 @@ TEST(OipCodecTest, RefusesMoreStructureThanAnyCallHas) {
   ModelInferRequest message = RawMessage();
   message.set_id(std::string(70'000, 'x'));
   EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
-              HasSubstr("more than the 65536 bytes"));
+              HasSubstr("larger than the allowed 65536 bytes"));
   message = RawMessage();
   for (int i = 0; i < 100; ++i) message.add_raw_input_contents();
   EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
-              HasSubstr("more than the 64 tensors"));
+              HasSubstr("more than the allowed 64 tensors"));
 }
 
 TEST(OipCodecTest, TakesInputsInAnyOrder) {
