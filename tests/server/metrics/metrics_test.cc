@@ -295,9 +295,9 @@ std::map<std::string, std::string> MeaningsInReference() {
   std::map<std::string, std::string> meanings;
   for (std::string line; std::getline(file, line);) {
     if (!absl::StartsWith(line, "| `rapt_") && !absl::StartsWith(line, "| `process_")) continue;
-    const std::vector<std::string> cells = absl::StrSplit(line, " | ");
-    const std::vector<std::string> name = absl::StrSplit(cells.front(), '`');
-    meanings[name[1]] = cells.back();
+    const std::vector<std::string> quoted = absl::StrSplit(line, '`');
+    const std::vector<std::string> cells = absl::StrSplit(absl::StripSuffix(line, " |"), "| ");
+    meanings[quoted[1]] = cells.back();
   }
   return meanings;
 }
