@@ -73,7 +73,7 @@ def test_a_signal_ends_a_server_that_still_tries_its_gpu(number):
     server.send_signal(number)
     _, log = server.communicate(timeout=STOP_SECONDS)
     assert server.returncode == 0
-    assert "a signal ended the trial" in log
+    assert "a signal interrupted the GPU probe" in log
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
 

@@ -75,10 +75,10 @@ TLS = ("--tls-ca=ca.crt", "--tls-cert=alice.crt", "--tls-key=alice.key")
         (("health", *TLS), 0, "SERVING"),
         (("health", "--tls-ca=ca.crt"), 3, "certificates that both sides trust"),
         (("health",), 3, "can't reach"),
-        (("info", "--token-file=alice.token"), 2, "never travels in plain text"),
+        (("info", "--token-file=alice.token"), 2, "never sent in plain text"),
         (("info", *TLS, "--token-file=none"), 2, "none"),
         (("info", "--tls-ca=none"), 2, "none"),
-        (("info", *TLS[:2]), 2, "need each other"),
+        (("info", *TLS[:2]), 2, "needs its key"),
     ],
 )
 def test_the_command_line_says_how_it_went(server, files, arguments, code, said):
