@@ -101,7 +101,7 @@ def test_questions_that_make_no_sense_are_answered():
 
 def test_what_auto_loses_is_told():
     points = [(1e6, 1, 2), (1e8, 4, 1), (1e9, 3, 1)]
-    assert "in 3 of 3, and 0% longer" in gpu_bench.verdict(points, [1, 1, 1])
+    assert "in 3 of 3 cases, and takes 0% longer" in gpu_bench.verdict(points, [1, 1, 1])
     assert "in 2 of 3, and 26% longer" in gpu_bench.verdict(points, [2, 1, 1])
 
 
