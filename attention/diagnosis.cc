@@ -258,7 +258,7 @@ void Diagnosis::SummarizeQueryRow(int64_t index, std::byte* workspace) {
   report_.output.Merge(output_numbers);
   report_.hidden_by_position += by_position;
   report_.hidden_by_mask += by_mask;
-  if (lse != -std::numeric_limits<double>::infinity()) {
+  if (biased.negative_inf < p.total_keys()) {
     report_.row_sums.Add(row_sum);
     return;
   }

@@ -186,6 +186,13 @@ absl::Status CheckKeyLengths(const TensorSpec& lengths, const FieldNames& names,
   return absl::OkStatus();
 }
 
+absl::Status CheckHeadSink(const TensorSpec& sink, const FieldNames& names, int64_t heads) {
+  if (sink.shape.size() == 1 && sink.shape[0] == heads) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(names[Role::kHeadSink], " has shape ",
+                                                 ToString(sink.shape), "; it must be [", heads,
+                                                 "], the number of heads of ", names[Role::kQ]));
+}
+
 absl::Status CheckHeadCounts(const OperatorCall& call, const FieldNames& names, Layout layout) {
   if (layout != Layout::kBse || call.q_num_heads.has_value() == call.kv_num_heads.has_value()) {
     return absl::OkStatus();
@@ -308,6 +315,11 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames&
     status = CheckKeyLengths(*lengths, names, q->batch);
     if (!status.ok()) return status;
     problem.has_key_lengths = true;
+  }
+  if (const std::optional<TensorSpec>& sink = call.inputs[Role::kHeadSink]) {
+    status = CheckHeadSink(*sink, names, q->heads);
+    if (!status.ok()) return status;
+    problem.head_sink = sink->dtype;
   }
   status = Validate(problem, names);
   if (!status.ok()) return status;

@@ -113,6 +113,15 @@ absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
     return absl::InvalidArgumentError(
         "weights are wanted of a section of the keys; they need all keys at once");
   }
+  if (p.folds && p.head_sink) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[Role::kHeadSink], " is merged once, after all sections of the keys"));
+  }
+  if (p.head_sink && *p.head_sink != DType::kFloat32 && *p.head_sink != p.dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[Role::kHeadSink], " has type ", NameOf(*p.head_sink),
+                     "; it must be FP32 or ", NameOf(p.dtype), ", the type of ", names[Role::kQ]));
+  }
   if (p.dropout && !(p.dropout->probability >= 0 && p.dropout->probability < 1)) {
     return absl::InvalidArgumentError(absl::StrCat(names[Attribute::kDropoutProbability], " is ",
                                                    p.dropout->probability,

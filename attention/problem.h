@@ -4,7 +4,7 @@
 //     S = softcap * tanh(S / softcap)      kSoftcapped   (only when softcap > 0)
 //     S = S + mask; then causal, window
 //         and length limits give -inf      kBiased
-//     P = softmax(S over keys)             kWeights
+//     P = softmax(S over keys and sink)    kWeights
 //     O = P V
 //
 // Names and meaning follow the ONNX operator Attention (opsets 23 to 25).
@@ -87,6 +87,9 @@ struct Problem {
   bool has_key_lengths = false;  // nonpad_kv_seqlen is given
   bool softmax_in_fp64 = false;  // fp64 inputs always are
   std::optional<Dropout> dropout = std::nullopt;
+  // The type of head_sink, FP32 or Q's. Each head has one more key of this score, which is neither
+  // scaled, capped nor hidden and has no value.
+  std::optional<DType> head_sink = std::nullopt;
 
   std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;

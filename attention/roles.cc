@@ -85,6 +85,18 @@ constexpr RoleInfo kRoles[] = {
          [](const Problem& p) {
            return Dims{p.batch, 1, 1, 1};
          }},
+    {.role = Role::kHeadSink,
+     .onnx = "head_sink",
+     .native = "head_sink",
+     .c = "head_sink",
+     .broadcasts = true,
+     .rank = 1,
+     .wanted = [](const Problem& p) { return p.head_sink.has_value(); },
+     .dtype = [](const Problem& p) { return *p.head_sink; },
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.query_heads, 1, 1, 1};
+         }},
     {.role = Role::kY,
      .onnx = "Y",
      .native = "y",

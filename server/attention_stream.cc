@@ -271,7 +271,7 @@ void AttentionStream::RunFinish(RowRange rows, int place, StepDone done) {
   Job job;
   job.stages = {call.problem.batch * call.problem.query_heads};
   job.run_task = [this, rows, output, lse](int, int64_t task, int, const Checkpoint&) {
-    FinishRows(plan_.whole, arguments_.state, rows.begin, output, lse, task);
+    FinishRows(plan_.whole, arguments_, rows.begin, output, lse, task);
   };
   Submit(std::move(job), std::move(result), std::move(done));
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -181,13 +182,14 @@ class Parts {
     return output_ + (row * splits_ + part) * value_head_size_;
   }
 
-  // Merges the parts of a row into the first.
-  void Merge(int64_t row) const {
+  // Merges the parts of a row into the first, and then the sink.
+  void Merge(int64_t row, Real sink) const {
     const absl::Span<Real> first(Output(row, 0), value_head_size_);
     for (int64_t part = 1; part < splits_; ++part) {
       MergeInto(first, *Lse(row, 0), absl::Span<const Real>(Output(row, part), value_head_size_),
                 *Lse(row, part));
     }
+    MergeSink(first, *Lse(row, 0), sink);
   }
 
  private:
@@ -268,6 +270,7 @@ template <typename Real>
 void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int64_t index,
             int64_t part) {
   ScoreRow& keys = row.score;
+  keys.sink = -std::numeric_limits<double>::infinity();  // merged once, by MergeHead()
   keys.begin = std::clamp(keys.begin, task.part_begin, task.part_end);
   keys.end = std::clamp(keys.end, keys.begin, task.part_end);
   row.output = reinterpret_cast<std::byte*>(parts.Output(index, part));
@@ -360,7 +363,7 @@ void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64
   const int64_t h = task % p.query_heads;
   for (int64_t i = 0; i < p.query_length; ++i) {
     const int64_t row = RowIndex(p, b, h, i);
-    parts.Merge(row);
+    parts.Merge(row, static_cast<Real>(SinkOf(p, a, h)));
     if (p.folds) {
       FoldRow<Real>(p, a, b, h, i, parts.Output(row, 0), *parts.Lse(row, 0));
       continue;

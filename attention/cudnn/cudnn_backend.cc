@@ -531,7 +531,8 @@ void CudnnBackend::RunSplitHead(const Problem& whole, const Partition& partition
   }
   if (whole.folds) return;
   for (int64_t head = 0; head < rows.query_heads; ++head) {
-    FinishRows(rows, state, 0, of_rows.outputs[Role::kY], of_rows.outputs[Role::kLse], head);
+    FinishRows(rows, first_part.FoldingInto(state), 0, of_rows.outputs[Role::kY],
+               of_rows.outputs[Role::kLse], head);
   }
 }
 

@@ -25,6 +25,7 @@ struct ScoreRow {
   int64_t begin;  // keys visible by causality, window and lengths: [begin, end)
   int64_t end;
   const std::byte* mask;  // the row of the mask, or null
+  double sink;            // the score of one more key without a value; -inf: none
 };
 
 }  // namespace rapt

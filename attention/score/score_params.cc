@@ -1,5 +1,9 @@
 #include "attention/score/score_params.h"
 
+#include <limits>
+
+#include "attention/half.h"
+
 namespace rapt {
 
 Element ElementOf(DType dtype) {
@@ -30,11 +34,17 @@ ScoreParams ScoreParamsOf(const Problem& p, const Arguments& a) {
   return params;
 }
 
+double SinkOf(const Problem& p, const Arguments& a, int64_t h) {
+  if (!p.head_sink) return -std::numeric_limits<double>::infinity();
+  return LoadElement(a.inputs[Role::kHeadSink].Row(h, 0, 0), *p.head_sink, 0);
+}
+
 ScoreRow ScoreRowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   return {.begin = visible.begin,
           .end = visible.end,
-          .mask = p.mask ? a.inputs[Role::kMask].Row(b, h, i) : nullptr};
+          .mask = p.mask ? a.inputs[Role::kMask].Row(b, h, i) : nullptr,
+          .sink = SinkOf(p, a, h)};
 }
 
 }  // namespace rapt

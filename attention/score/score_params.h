@@ -9,6 +9,8 @@ namespace rapt {
 
 Element ElementOf(DType dtype);
 ScoreParams ScoreParamsOf(const Problem& problem, const Arguments& arguments);
+// -inf where the problem has no sinks.
+double SinkOf(const Problem& problem, const Arguments& arguments, int64_t h);
 ScoreRow ScoreRowOf(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h,
                     int64_t i);
 

@@ -158,9 +158,8 @@ void AttendChunked(const Task& t, float* y, ThreadPool& pool) {
   const std::array<int64_t, 4> dims = {1, t.heads, t.length, t.size};
   const MutableTensorView output = {reinterpret_cast<std::byte*>(y), DType::kFloat32, dims,
                                     RowMajorStrides(dims)};
-  pool.ParallelFor(t.heads, [&](int64_t head, int) {
-    FinishRows(problem, arguments.state, 0, output, {}, head);
-  });
+  pool.ParallelFor(t.heads,
+                   [&](int64_t head, int) { FinishRows(problem, arguments, 0, output, {}, head); });
 }
 
 // Returns bytes of this process: "VmHWM", the peak resident size, or "VmRSS", the current one.

@@ -85,7 +85,7 @@ struct NamedTensor {
 };
 
 // In the order of their fields.
-std::array<NamedTensor, 6> TensorsOf(const AttendCall& call) {
+std::array<NamedTensor, 7> TensorsOf(const AttendCall& call) {
   using Message = v1::AttendRequest;
   const auto optional = [](const std::optional<TensorView>& view) {
     return view ? &*view : nullptr;
@@ -95,7 +95,8 @@ std::array<NamedTensor, 6> TensorsOf(const AttendCall& call) {
            {"v", Message::kVFieldNumber, &call.v},
            {"mask", Message::kMaskFieldNumber, optional(call.mask)},
            {"past_key", Message::kPastKeyFieldNumber, optional(call.past_key)},
-           {"past_value", Message::kPastValueFieldNumber, optional(call.past_value)}}};
+           {"past_value", Message::kPastValueFieldNumber, optional(call.past_value)},
+           {"head_sink", Message::kHeadSinkFieldNumber, optional(call.head_sink)}}};
 }
 
 absl::Status CheckData(const char* name, const TensorView& view) {
@@ -386,12 +387,16 @@ RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call
 
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes) {
   RequestMessage message;
+  std::string rest = WithoutTensors(call).SerializeAsString();
   for (const NamedTensor& tensor : TensorsOf(call)) {
     if (tensor.view == nullptr) continue;
     if (absl::Status status = CheckData(tensor.name, *tensor.view); !status.ok()) return status;
+    if (tensor.field > v1::AttendRequest::kPlacesFieldNumber) {
+      message.Append(std::exchange(rest, ""));
+    }
     Append(tensor, message);
   }
-  message.Append(WithoutTensors(call).SerializeAsString());
+  message.Append(std::move(rest));
   if (absl::Status status = CheckSize(message.size(), max_bytes); !status.ok()) return status;
   return message;
 }

@@ -68,6 +68,9 @@ absl::StatusOr<StreamCut> StreamCut::Make(const AttendCall& call, const StreamOp
 
 absl::Status StreamCut::ReadShapes() {
   if (call_.wants_present) return NotStreamed("present keys and values");
+  if (call_.head_sink) {
+    return absl::InvalidArgumentError("head_sink is not supported in streams");
+  }
   const Shape& q = call_.q.shape;
   const Shape& k = call_.k.shape;
   const Shape& v = call_.v.shape;

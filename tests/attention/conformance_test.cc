@@ -414,6 +414,46 @@ std::vector<Case> Splits() {
   return cases;
 }
 
+std::vector<Case> Sinks() {
+  const auto sink = [](const std::function<void(Problem&)>& change) {
+    return With([&](Problem& p) {
+      p.head_sink = DType::kFloat32;
+      change(p);
+    });
+  };
+  return {
+      {"sink", sink([](Problem&) {})},
+      {"sink_and_everything", sink([](Problem& p) {
+         p.softcap = 1.5;
+         p.scale = 0.7;
+         p.causal = true;
+         p.past_length = 5;
+         p.mask = MaskShape{DType::kFloat32, {2, 1, 17, 70}};
+         p.dropout = Dropout{0.25, 42};
+       })},
+      {"sink_weights", sink([](Problem& p) { p.score_output = ScoreOutput::kWeights; })},
+      {"sink_biased", sink([](Problem& p) { p.score_output = ScoreOutput::kBiased; })},
+      {"sink_in_fp64", sink([](Problem& p) { p.softmax_in_fp64 = true; })},
+      {"sink_lengths", sink([](Problem& p) { p.has_key_lengths = true; })},
+      {"sink_of_rows_without_keys", sink([](Problem& p) {
+         p.key_length = 9;
+         p.causal = true;
+         p.alignment = Alignment::kBottomRight;
+         p.score_output = ScoreOutput::kWeights;
+       })},
+      {"sink_without_keys", sink([](Problem& p) { p.key_length = 0; })},
+      {"sink_of_decode", sink([](Problem& p) { p.query_length = 1; })},
+      {"sink_of_split_keys",
+       sink([](Problem& p) {
+         p.query_length = 1;
+         p.key_length = 4100;
+         p.has_key_lengths = true;
+       }),
+       {},
+       16},
+  };
+}
+
 std::vector<Case> Others() {
   return {
       {"present", With([](Problem& p) {
@@ -488,6 +528,7 @@ INSTANTIATE(Scaling);
 INSTANTIATE(Layouts);
 INSTANTIATE(Threads);
 INSTANTIATE(Splits);
+INSTANTIATE(Sinks);
 INSTANTIATE(Others);
 
 // A random mixture of everything that a problem can say.
@@ -557,6 +598,7 @@ class RandomProblem {
     if (OneIn(4)) p.softcap = Uniform(rng_, 0.5, 20);
     if (OneIn(4)) p.scale = Uniform(rng_, -0.5, 0.5);
     p.has_key_lengths = OneIn(4);
+    if (OneIn(4)) p.head_sink = Pick({DType::kFloat32, p.dtype});
     p.softmax_in_fp64 = OneIn(6);
     if (OneIn(6)) p.dropout = Dropout{Uniform(rng_, 0, 0.9), rng_()};
     if (OneIn(2)) {

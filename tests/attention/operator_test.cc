@@ -382,6 +382,11 @@ INSTANTIATE_TEST_SUITE_P(
            c.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {2, 1}};
          }),
          {"nonpad_kv_seqlen", "[2, 1]", "[2]"}},
+        {"a_sink_for_each_key_head",
+         Rank4([](auto& c) {
+           c.inputs[Role::kHeadSink] = TensorSpec{DType::kFloat32, {99}};
+         }),
+         {"head_sink", "[99]", "heads of Q"}},
     }),
     RefusalName);
 
@@ -422,6 +427,12 @@ INSTANTIATE_TEST_SUITE_P(
            c.inputs[Role::kKeyLengths] = TensorSpec{DType::kFloat32, {2}};
          }),
          {"nonpad_kv_seqlen", "FP32", "INT64"}},
+        {"sink_of_fp16_for_fp32",
+         Rank4([](auto& c) {
+           const int64_t heads = c.inputs[Role::kQ]->shape[1];
+           c.inputs[Role::kHeadSink] = TensorSpec{DType::kFloat16, {heads}};
+         }),
+         {"head_sink", "FP16", "FP32"}},
     }),
     RefusalName);
 

@@ -62,14 +62,15 @@ void ScoreKeys(const Problem& problem, const double* query, const double* keys, 
   }
 }
 
-void Softmax(Row& row) {
-  double largest = -kInf;
+// `sink` is the score of one more key, -inf without one.
+void Softmax(Row& row, double sink) {
+  double largest = sink;
   for (double s : row.biased) {
     if (s > largest || std::isnan(s)) largest = s;
     if (std::isnan(largest)) break;
   }
   if (largest == -kInf) return;
-  double sum = 0;
+  double sum = std::exp(sink - largest);
   for (double s : row.biased) sum += std::exp(s - largest);
   for (size_t j = 0; j < row.weights.size(); ++j) {
     row.weights[j] = std::exp(row.biased[j] - largest) / sum;
@@ -188,7 +189,7 @@ Expected Attend(const Problem& problem, const Inputs& inputs) {
           row.masked[j] = bias == -kInf;
           row.biased[j] = row.masked[j] ? -kInf : row.capped[j] + bias;
         }
-        Softmax(row);
+        Softmax(row, inputs.head_sink ? inputs.head_sink->At(h, 0, 0, 0) : -kInf);
         if (problem.dropout) Drop(*problem.dropout, b, h, i, row);
         AppendOutput(row, values.data() + first_key * problem.value_head_size,
                      problem.value_head_size, expected.output);

@@ -51,7 +51,8 @@ struct Arrangement {
 };
 
 // Uniform in [-magnitude, magnitude]; two thirds of a bool mask are true, float masks are in [-2,
-// 2] with some -inf; key lengths are anywhere in [0, Sk].
+// 2] with some -inf; key lengths are anywhere in [0, Sk];
+// sinks are in [-4, 4].
 Inputs RandomInputs(const Problem& problem, Rng& rng, const Arrangement& arrangement = {},
                     double magnitude = 2);
 

@@ -12,6 +12,8 @@
 #include "absl/types/span.h"
 #include "attention/attention.h"
 #include "attention/half.h"
+#include "attention/mechanism/softmax/softmax_state.h"
+#include "attention/score/score_params.h"
 #include "base/aligned_buffer.h"
 #include "base/round_up.h"
 
@@ -104,25 +106,28 @@ void StoreScaled(absl::Span<const Real> values, Real factor, DType dtype, std::b
 }
 
 template <typename Real>
-void Finish(const Problem& p, const Arguments::State& state, int64_t first,
-            const MutableTensorView& output, const MutableTensorView& lse, int64_t task) {
+void Finish(const Problem& p, const Arguments& a, int64_t first, const MutableTensorView& output,
+            const MutableTensorView& lse, int64_t task) {
   const int64_t b = task / p.query_heads;
   const int64_t h = task % p.query_heads;
+  const Arguments::State& state = a.state;
+  const Real sink = static_cast<Real>(SinkOf(p, a, h));
   const int64_t row_bytes = p.value_head_size * SizeOf(p.dtype);
   for (int64_t i = 0; i < output.dims[2]; ++i) {
     const Real max = *RowOf<Real>(state.max, b, h, first + i);
     const Real sum = *RowOf<Real>(state.sum, b, h, first + i);
     const bool empty = max == -std::numeric_limits<Real>::infinity();
+    Real lse_of_row = empty ? max : max + std::log(sum);
+    Real factor = empty ? 0 : 1 / sum;
+    MergeSink(absl::MakeSpan(&factor, 1), lse_of_row, sink);
     if (empty) {
       std::memset(output.Row(b, h, i), 0, static_cast<size_t>(row_bytes));
     } else {
       const absl::Span<const Real> values(RowOf<Real>(state.output, b, h, first + i),
                                           p.value_head_size);
-      StoreScaled(values, 1 / sum, p.dtype, output.Row(b, h, i));
+      StoreScaled(values, factor, p.dtype, output.Row(b, h, i));
     }
-    if (p.wants_lse) {
-      StoreElement(lse.Row(b, h, i), p.lse_dtype(), 0, empty ? max : max + std::log(sum));
-    }
+    if (p.wants_lse) StoreElement(lse.Row(b, h, i), p.lse_dtype(), 0, lse_of_row);
   }
 }
 
@@ -141,6 +146,7 @@ Problem SectionOf(const Problem& whole, RowRange queries, RowRange keys, bool fo
   section.key_length = keys.count;
   section.past_length = 0;
   section.folds = folds;
+  if (folds) section.head_sink = std::nullopt;  // merged once, by FinishRows()
   if (section.mask) {
     std::array<int64_t, 4>& dims = section.mask->dims;
     if (dims[2] != 1) dims[2] = queries.count;
@@ -219,10 +225,11 @@ void ClearState(const Arguments::State& state) {
   for (int64_t head = 0; head < dims[0] * dims[1]; ++head) ClearRows(state, {0, dims[2]}, head);
 }
 
-void FinishRows(const Problem& problem, const Arguments::State& state, int64_t first,
+void FinishRows(const Problem& problem, const Arguments& arguments, int64_t first,
                 const MutableTensorView& output, const MutableTensorView& lse, int64_t task) {
-  state.max.dtype == DType::kFloat64 ? Finish<double>(problem, state, first, output, lse, task)
-                                     : Finish<float>(problem, state, first, output, lse, task);
+  arguments.state.max.dtype == DType::kFloat64
+      ? Finish<double>(problem, arguments, first, output, lse, task)
+      : Finish<float>(problem, arguments, first, output, lse, task);
 }
 
 }  // namespace rapt

@@ -4,7 +4,7 @@
 //     absl::StatusOr<ChunkedPlan> plan = MakeChunkedPlan(problem, chunking, options);
 //     ClearState(state);
 //     for (int64_t n = 0; n < plan->chunks(); ++n) Run(plan->PlanOf(n), ...);
-//     for (...) FinishRows(problem, state, first, output, lse, task);
+//     for (...) FinishRows(problem, arguments, first, output, lse, task);
 //
 // If keys stream, each chunk is folded into the running softmax of every query row, and rows are
 // finished after the last chunk. If queries stream, the results of a chunk are final and there is
@@ -81,10 +81,11 @@ Arguments::State StateIn(const Problem& problem, DType type, std::byte* memory);
 void ClearRows(const Arguments::State& state, RowRange rows, int64_t task);
 void ClearState(const Arguments::State& state);
 
-// Writes the results of query rows [first, first + count) of one of the B * Hq heads: `output` is
-// [B, Hq, count, Dv] in the problem's type, `lse` [B, Hq, count, 1] if the problem wants it. Heads
-// may be finished concurrently.
-void FinishRows(const Problem& problem, const Arguments::State& state, int64_t first,
+// Merges the sink into the state and writes the results of query rows [first, first + count) of one
+// of the B * Hq heads. Reads arguments.state and head_sink alone. `output` is [B, Hq, count, Dv] in
+// the problem's type, `lse` [B, Hq, count, 1] if the problem wants it. Heads may be finished
+// concurrently.
+void FinishRows(const Problem& problem, const Arguments& arguments, int64_t first,
                 const MutableTensorView& output, const MutableTensorView& lse, int64_t task);
 
 }  // namespace rapt

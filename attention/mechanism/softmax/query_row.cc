@@ -38,6 +38,7 @@ struct Float64Ops {
   static double Load(const double* p) { return *p; }
   static void Store(double* p, double x) { *p = x; }
   static double Splat(double x) { return x; }
+  static double ExpOne(double x) { return std::exp(x); }
 
   template <Element kElement>
   static double LoadElement(const std::byte* row, int64_t n) {
@@ -126,11 +127,12 @@ double QueryRow::Softmax(absl::Span<double> s) const {
   for (double score : s) max = score > max || std::isnan(score) ? score : max;
   if (max == kMinusInfinity) {
     std::fill(s.begin(), s.end(), 0.0);
-    return kMinusInfinity;
+    return row_.sink;
   }
   double sum = 0;
   for (double& score : s) sum += score = std::exp(score - max);
-  for (double& weight : s) weight /= sum;
+  const double factor = AddSink<Float64Ops>(row_.sink, max, sum);
+  for (double& weight : s) weight = weight * factor / sum;
   return max + std::log(sum);
 }
 

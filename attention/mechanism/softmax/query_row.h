@@ -28,8 +28,8 @@ class QueryRow {
  public:
   QueryRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h, int64_t i);
 
-  // Computes the weights in `scores`, T long, and returns their lse, -inf when no key is visible.
-  // Calls `observe` after each step.
+  // Computes the weights in `scores`, T long, and returns their lse; when no key is visible, the
+  // sink or -inf. Calls `observe` after each step.
   using Observer = absl::FunctionRef<void(Step, absl::Span<const double>)>;
   double Weigh(absl::Span<double> scores, Observer observe) const;
 

@@ -50,6 +50,15 @@ void MergeInto(absl::Span<Real> o_a, Real& lse_a, absl::Span<const Real> o_b, Re
   lse_a = a_empty ? lse_b : w.lse;
 }
 
+// Merges in a key without a value, O = 0 and lse = `sink`. A sink of -inf changes no bit.
+template <typename Real>
+void MergeSink(absl::Span<Real> o, Real& lse, Real sink) {
+  if (sink == -std::numeric_limits<Real>::infinity()) return;
+  const MergeWeights<Real> w = WeighMerge(lse, sink);
+  for (Real& value : o) value *= w.a;
+  lse = w.lse;
+}
+
 // Folds the partial result (o_b, lse_b) into the running (o, max, sum) of one query row, where o /
 // sum is the output so far and max + log(sum) its lse. Unlike MergeInto() it does not divide, so
 // that thousands of parts lose no precision. An empty part changes nothing; an empty row, max =

@@ -107,6 +107,7 @@ rapt_problem ToC(const Problem& p) {
     c.mask_dtype = CTypeOf(p.mask->dtype);
     std::copy(p.mask->dims.begin(), p.mask->dims.end(), c.mask_shape);
   }
+  if (p.head_sink) c.head_sink_dtype = CTypeOf(*p.head_sink);
   c.has_key_lengths = p.has_key_lengths;
   if (p.dropout) {
     c.dropout_probability = p.dropout->probability;
@@ -144,6 +145,7 @@ rapt_arguments ToC(const Inputs& inputs, Outputs& outputs) {
   c.past_key = ToC(inputs.past_key);
   c.past_value = ToC(inputs.past_value);
   c.key_lengths = inputs.key_lengths.data();
+  c.head_sink = ToC(inputs.head_sink);
   c.output = ToC<rapt_output>(outputs.output.MutableView());
   c.lse = ToC(outputs.lse);
   c.scores = ToC(outputs.scores);
@@ -199,6 +201,7 @@ std::vector<Problem> Problems() {
       }),
       With([](Problem& p) {
         p.mask = MaskShape{DType::kFloat32, {2, 1, 1, 6}};
+        p.head_sink = DType::kFloat32;
       }),
       With([](Problem& p) { p.has_key_lengths = true; }),
       With([](Problem& p) { p.past_length = 3; }),
@@ -303,6 +306,8 @@ TEST(CInterfaceTest, NamesTheFieldThatIsWrong) {
       {"alignment is -1", [](rapt_problem& p) { p.alignment = -1; }},
       {"score_output is 5", [](rapt_problem& p) { p.score_output = 5; }},
       {"mask_dtype is 6", [](rapt_problem& p) { p.mask_dtype = 6; }},
+      {"head_sink_dtype is 5", [](rapt_problem& p) { p.head_sink_dtype = RAPT_BOOL; }},
+      {"head_sink has type FP16", [](rapt_problem& p) { p.head_sink_dtype = RAPT_FP16; }},
       {"left_window is -2",
        [](rapt_problem& p) {
          p.has_left_window = 1;

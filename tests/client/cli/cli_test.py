@@ -183,6 +183,15 @@ def test_attend_continues_a_past_and_knows_key_lengths(rapt, save, load, where):
 
 
 @EVERYWHERE
+def test_attend_with_a_sink_of_zero_is_attention_with_one_more_key_of_zeros(rapt, save, load, where):
+    q, k, v = draw(1, 2, 4, 3, 8), draw(2, 2, 4, 7, 8), draw(3, 2, 4, 7, 8)
+    save(q=q, k=k, v=v, sink=np.zeros(4, "f4"))
+    rapt("attend", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--head-sink=sink.npy", "-o=y.npy", *where)
+    k, v = (np.concatenate([x, np.zeros_like(x[:, :, :1])], axis=2) for x in (k, v))
+    close(load("y.npy"), oracle(q, k, v)[0])
+
+
+@EVERYWHERE
 @pytest.mark.parametrize("dtype, tolerance", [("f2", 2e-3), ("f8", 1e-12)])
 def test_attend_keeps_the_type(rapt, save, load, where, dtype, tolerance):
     x = draw(1, 1, 2, 9, 8).astype(dtype)

@@ -136,6 +136,10 @@ typedef struct rapt_problem {
   int32_t score_output;    /* a rapt_score_output */
   int32_t wants_lse;
   int32_t wants_present;
+
+  int32_t head_sink_dtype; /* 0: none; RAPT_FP32 or dtype: one more key a head of this score,
+                              without a value; neither scaled, capped nor hidden */
+  int32_t reserved;        /* 0 */
 } rapt_problem;
 
 /* How a problem will be computed. A function of the problem and the context's options alone: the
@@ -185,6 +189,8 @@ typedef struct rapt_arguments {
   rapt_output scores;        /* [B, Hq, Sq, T] */
   rapt_output present_key;   /* [B, Hkv, T, D]: the past, then K */
   rapt_output present_value; /* [B, Hkv, T, Dv] */
+
+  rapt_input head_sink; /* [Hq, 1, 1, 1] */
 } rapt_arguments;
 
 #define RAPT_WORKSPACE_ALIGNMENT 64

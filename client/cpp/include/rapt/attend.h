@@ -75,6 +75,10 @@ struct AttendCall {
   // One for each batch row: how many of the Sk keys are real, 0 to Sk. Empty: all.
   absl::Span<const int64_t> key_lengths = {};
 
+  // [Hq], kFloat32 or Q's type: one more key per head with this score, which is neither scaled,
+  // capped nor hidden and has no value. Not for streams.
+  std::optional<TensorView> head_sink = {};
+
   Layout layout = Layout::kByRank;
   int64_t query_heads = 0;  // for kBse; with the other layouts 0, or what the shape says
   int64_t kv_heads = 0;

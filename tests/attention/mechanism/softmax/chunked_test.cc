@@ -99,6 +99,9 @@ class ChunkedRun {
       }
       RunChunk(n, arguments);
     }
+    Arguments finish;
+    finish.state = state;
+    if (inputs_.head_sink) finish.inputs[Role::kHeadSink] = inputs_.head_sink->View();
     const int64_t piece = plan_.chunking.query_chunk;
     for (int64_t n = 0; n < CountChunks(problem_.query_length, piece); ++n) {
       const RowRange rows = ChunkOf(problem_.query_length, piece, n);
@@ -106,7 +109,7 @@ class ChunkedRun {
       const MutableTensorView lse =
           outputs_.lse ? Cut(outputs_.lse->MutableView(), 2, rows) : MutableTensorView();
       for (int64_t task = 0; task < problem_.batch * problem_.query_heads; ++task) {
-        FinishRows(problem_, state, rows.begin, output, lse, task);
+        FinishRows(problem_, finish, rows.begin, output, lse, task);
       }
     }
   }
@@ -119,6 +122,7 @@ class ChunkedRun {
       arguments.inputs[Role::kK] = key_.View();
       arguments.inputs[Role::kV] = value_.View();
       if (problem_.mask) arguments.inputs[Role::kMask] = Cut(MaskView(*inputs_.mask), 2, queries);
+      if (inputs_.head_sink) arguments.inputs[Role::kHeadSink] = inputs_.head_sink->View();
       arguments.key_lengths = inputs_.key_lengths;
       arguments.outputs[Role::kY] = Cut(outputs_.output.MutableView(), 2, queries);
       if (outputs_.lse) {
@@ -174,6 +178,13 @@ constexpr Feature kFeatures[] = {
      [](Problem& p) {
        p.causal = true, p.alignment = Alignment::kBottomRight;
        p.query_length = 23, p.key_length = 17;  // rows without a key
+     }},
+    {"sink", [](Problem& p) { p.head_sink = DType::kFloat32; }},
+    {"sink_of_rows_without_keys",
+     [](Problem& p) {
+       p.head_sink = p.dtype;
+       p.causal = true, p.alignment = Alignment::kBottomRight;
+       p.query_length = 23, p.key_length = 17;
      }},
     {"window", [](Problem& p) { p.left_window = 5, p.right_window = 3; }},
     {"window_bottom_right",

@@ -231,11 +231,13 @@ TEST(OipCodecTest, TakesEveryInput) {
   AddRaw(message, "attn_mask", "BOOL", {3, 5}, 1);
   AddRaw(message, "past_key", "FP32", {1, 1, 2, 4});
   AddRaw(message, "past_value", "FP32", {1, 1, 2, 4});
+  AddRaw(message, "head_sink", "FP32", {1});
   const Problem problem = DecodedProblem(message);
   EXPECT_EQ(problem.past_length, 2);
   ASSERT_TRUE(problem.mask.has_value());
   EXPECT_EQ(problem.mask->dtype, DType::kBool);
   EXPECT_THAT(problem.mask->dims, ElementsAre(1, 1, 3, 5));
+  EXPECT_EQ(problem.head_sink, DType::kFloat32);
 }
 
 TEST(OipCodecTest, CopiesKeyLengthsRawAndTyped) {
@@ -688,6 +690,10 @@ const Refusal kRefusals[] = {
      },
      kInvalid,
      {"attn_mask", "INT64"}},
+    {"SinksForOtherHeads",
+     [](auto& m) { AddRaw(m, "head_sink", "FP32", {2}); },
+     kInvalid,
+     {"head_sink", "[2]", "[1]"}},
     {"LengthsOfFloats",
      [](auto& m) { AddRaw(m, "nonpad_kv_seqlen", "FP32", {1}); },
      kInvalid,
