@@ -54,6 +54,7 @@ void WarnOfMask(const TensorSummary& mask, std::vector<std::string>& warnings) {
     warnings.push_back(absl::StrCat(mask.name, " has ", n.positive_inf, " values of +inf among ",
                                     n.count(), "; a row that sees one becomes NaN"));
   }
+  if (mask.role == Role::kBias) return;
   // All zeros are a valid mask that hides nothing.
   if (mask.dtype != DType::kBool && mask.only_zero_and_one && n.count() > 0 && n.max == 1) {
     warnings.push_back(absl::StrCat(
@@ -69,7 +70,8 @@ void WarnOfInputs(DiagnosisReport& report) {
                                              input.numbers.count(),
                                              " values; each visible one propagates to the output"));
     }
-    (input.role == Role::kMask ? WarnOfMask : WarnOfTensor)(input, report.warnings);
+    const bool may_hide = input.role == Role::kMask || input.role == Role::kBias;
+    (may_hide ? WarnOfMask : WarnOfTensor)(input, report.warnings);
   }
 }
 
@@ -89,6 +91,11 @@ void WarnOfResults(DiagnosisReport& report) {
                                            output.positive_inf + output.negative_inf,
                                            " infinite values among ", output.count()));
   }
+}
+
+// "FP32[1,1,5,10]"
+std::string TextOf(const MaskShape& mask) {
+  return absl::StrCat(std::string(NameOf(mask.dtype)), "[", absl::StrJoin(mask.dims, ","), "]");
 }
 
 }  // namespace
@@ -127,10 +134,8 @@ std::string Describe(const Problem& p) {
   if (p.causal) absl::StrAppend(&text, " causal");
   absl::StrAppend(&text, WindowText(p));
   if (p.alignment == Alignment::kBottomRight) absl::StrAppend(&text, " bottom-right");
-  if (p.mask) {
-    absl::StrAppend(&text, " mask=", std::string(NameOf(p.mask->dtype)), "[",
-                    absl::StrJoin(p.mask->dims, ","), "]");
-  }
+  if (p.mask) absl::StrAppend(&text, " mask=", TextOf(*p.mask));
+  if (p.bias) absl::StrAppend(&text, " attention-bias=", TextOf(*p.bias));
   if (p.has_key_lengths) absl::StrAppend(&text, " key-lengths");
   if (p.dropout) absl::StrAppend(&text, " dropout=", p.dropout->probability);
   return text;

@@ -1,6 +1,7 @@
 #include "attention/operator.h"
 
 #include <array>
+#include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -305,11 +306,14 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames&
   problem.head_size = q->size;
   problem.value_head_size = v->size;
   CopyAttributes(call, problem);
-  if (const std::optional<TensorSpec>& mask = call.inputs[Role::kMask]) {
-    const bool rank3_is_batch = *layout == Layout::kBse && !call.q_num_heads;
-    absl::StatusOr<MaskShape> shape = ResolveMask(names[Role::kMask], *mask, rank3_is_batch);
-    if (!shape.ok()) return shape.status();
-    problem.mask = *shape;
+  const bool rank3_is_batch = *layout == Layout::kBse && !call.q_num_heads;
+  for (const auto& [role, shape] :
+       {std::pair{Role::kMask, &problem.mask}, {Role::kBias, &problem.bias}}) {
+    if (!call.inputs[role]) continue;
+    absl::StatusOr<MaskShape> resolved_shape =
+        ResolveMask(names[role], *call.inputs[role], rank3_is_batch);
+    if (!resolved_shape.ok()) return resolved_shape.status();
+    *shape = *resolved_shape;
   }
   if (const std::optional<TensorSpec>& lengths = call.inputs[Role::kKeyLengths]) {
     status = CheckKeyLengths(*lengths, names, q->batch);

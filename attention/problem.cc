@@ -130,11 +130,14 @@ absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
   return absl::OkStatus();
 }
 
-absl::Status CheckMask(const Problem& p, const FieldNames& names) {
-  const MaskShape& mask = *p.mask;
-  if (mask.dtype == DType::kInt64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[Role::kMask], " has type INT64; it must be BOOL or a float type"));
+// The mask, or the bias, which must not be of BOOL.
+absl::Status CheckMask(Role role, const MaskShape& mask, const Problem& p,
+                       const FieldNames& names) {
+  const bool is_mask = role == Role::kMask;
+  if (!IsFloat(mask.dtype) && !(is_mask && mask.dtype == DType::kBool)) {
+    return absl::InvalidArgumentError(absl::StrCat(names[role], " has type ", NameOf(mask.dtype),
+                                                   "; it must be ", is_mask ? "BOOL or " : "",
+                                                   "a float type"));
   }
   const std::array<int64_t, 4> full = {p.batch, p.query_heads, p.query_length, p.total_keys()};
   bool fits = mask.dims[3] == 1 || (mask.dims[3] >= 0 && mask.dims[3] <= full[3]);
@@ -143,7 +146,7 @@ absl::Status CheckMask(const Problem& p, const FieldNames& names) {
   }
   if (fits) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      names[Role::kMask], " [", absl::StrJoin(mask.dims, ", "), "] does not broadcast to [",
+      names[role], " [", absl::StrJoin(mask.dims, ", "), "] does not broadcast to [",
       absl::StrJoin(full, ", "), "] = [batch, query heads, query length, past + key length]; ",
       "only the last axis may be shorter"));
 }
@@ -217,7 +220,8 @@ absl::Status Validate(const Problem& problem, const FieldNames& names) {
   absl::Status status = CheckAxes(problem, names);
   if (status.ok()) status = CheckVolumes(problem, names);
   if (status.ok()) status = CheckAttributes(problem, names);
-  if (status.ok() && problem.mask) status = CheckMask(problem, names);
+  if (status.ok() && problem.mask) status = CheckMask(Role::kMask, *problem.mask, problem, names);
+  if (status.ok() && problem.bias) status = CheckMask(Role::kBias, *problem.bias, problem, names);
   return status;
 }
 

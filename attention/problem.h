@@ -2,7 +2,7 @@
 //
 //     S = scale * Q K^T                    kScores
 //     S = softcap * tanh(S / softcap)      kSoftcapped   (only when softcap > 0)
-//     S = S + mask; then causal, window
+//     S = S + mask + bias; causal, window
 //         and length limits give -inf      kBiased
 //     P = softmax(S over keys and sink)    kWeights
 //     O = P V
@@ -36,8 +36,8 @@ enum class Alignment : uint8_t {
   kBottomRight,  // offset = T - Sq: the last query sees the last key
 };
 
-// A mask broadcast to [B, Hq, Sq, T]: each of the first three axes is 1 or full. The last one is 1
-// (broadcast), or at most T; keys beyond it are masked.
+// A mask or bias broadcast to [B, Hq, Sq, T]: each of the first three axes is 1 or full. The last
+// one is 1 (broadcast), or at most T; keys beyond it are masked.
 struct MaskShape {
   DType dtype = DType::kBool;  // kBool: true = attend. A float type: added to the scores.
   std::array<int64_t, 4> dims = {1, 1, 1, 1};
@@ -84,8 +84,9 @@ struct Problem {
   int64_t left_window = -1;  // keys before the diagonal that stay visible; -1: all
   int64_t right_window = -1;
   std::optional<MaskShape> mask = std::nullopt;
-  bool has_key_lengths = false;  // nonpad_kv_seqlen is given
-  bool softmax_in_fp64 = false;  // fp64 inputs always are
+  std::optional<MaskShape> bias = std::nullopt;  // attention_bias, of a float type
+  bool has_key_lengths = false;                  // nonpad_kv_seqlen is given
+  bool softmax_in_fp64 = false;                  // fp64 inputs always are
   std::optional<Dropout> dropout = std::nullopt;
   // The type of head_sink, FP32 or Q's. Each head has one more key of this score, which is neither
   // scaled, capped nor hidden and has no value.

@@ -85,6 +85,14 @@ constexpr RoleInfo kRoles[] = {
          [](const Problem& p) {
            return Dims{p.batch, 1, 1, 1};
          }},
+    {.role = Role::kBias,
+     .onnx = "attention_bias",
+     .native = "attention_bias",
+     .c = "bias",
+     .broadcasts = true,
+     .wanted = [](const Problem& p) { return p.bias.has_value(); },
+     .dtype = [](const Problem& p) { return p.bias->dtype; },
+     .dims = [](const Problem& p) { return p.bias->dims; }},
     {.role = Role::kHeadSink,
      .onnx = "head_sink",
      .native = "head_sink",

@@ -24,6 +24,7 @@ enum class Role : uint8_t {
   kPastKey,
   kPastValue,
   kKeyLengths,
+  kBias,
   kHeadSink,
 
   kY,
@@ -34,11 +35,12 @@ enum class Role : uint8_t {
 };
 
 // kKeyLengths is not among the tensors: the library takes the lengths as a span of integers.
-inline constexpr std::array kInputTensors = {
-    Role::kQ, Role::kK, Role::kV, Role::kMask, Role::kPastKey, Role::kPastValue, Role::kHeadSink};
+inline constexpr std::array kInputTensors = {Role::kQ,    Role::kK,       Role::kV,
+                                             Role::kMask, Role::kPastKey, Role::kPastValue,
+                                             Role::kBias, Role::kHeadSink};
 inline constexpr std::array kInputs = {Role::kQ,          Role::kK,       Role::kV,
                                        Role::kMask,       Role::kPastKey, Role::kPastValue,
-                                       Role::kKeyLengths, Role::kHeadSink};
+                                       Role::kKeyLengths, Role::kBias,    Role::kHeadSink};
 inline constexpr std::array kOutputs = {Role::kY, Role::kPresentKey, Role::kPresentValue,
                                         Role::kScores, Role::kLse};
 

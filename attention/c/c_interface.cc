@@ -46,13 +46,10 @@ using rapt::Role;
 
 // The tensors of rapt_arguments; key_lengths is a plain pointer.
 constexpr std::pair<Role, rapt_input rapt_arguments::*> kInputFields[] = {
-    {Role::kQ, &rapt_arguments::query},
-    {Role::kK, &rapt_arguments::key},
-    {Role::kV, &rapt_arguments::value},
-    {Role::kMask, &rapt_arguments::mask},
-    {Role::kPastKey, &rapt_arguments::past_key},
-    {Role::kPastValue, &rapt_arguments::past_value},
-    {Role::kHeadSink, &rapt_arguments::head_sink},
+    {Role::kQ, &rapt_arguments::query},          {Role::kK, &rapt_arguments::key},
+    {Role::kV, &rapt_arguments::value},          {Role::kMask, &rapt_arguments::mask},
+    {Role::kPastKey, &rapt_arguments::past_key}, {Role::kPastValue, &rapt_arguments::past_value},
+    {Role::kBias, &rapt_arguments::bias},        {Role::kHeadSink, &rapt_arguments::head_sink},
 };
 constexpr std::pair<Role, rapt_output rapt_arguments::*> kOutputFields[] = {
     {Role::kY, &rapt_arguments::output},
@@ -149,6 +146,7 @@ absl::Status CheckEnums(const rapt_problem& p) {
   absl::Status status = CheckEnum("dtype", p.dtype, RAPT_FP32, RAPT_FP64);
   if (status.ok()) status = CheckEnum("alignment", p.alignment, RAPT_TOP_LEFT, RAPT_BOTTOM_RIGHT);
   if (status.ok()) status = CheckEnum("mask_dtype", p.mask_dtype, 0, RAPT_BOOL);
+  if (status.ok()) status = CheckEnum("bias_dtype", p.bias_dtype, 0, RAPT_FP64);
   if (status.ok()) status = CheckEnum("head_sink_dtype", p.head_sink_dtype, 0, RAPT_FP64);
   if (status.ok()) status = CheckEnum("score_output", p.score_output, RAPT_NO_SCORES, RAPT_WEIGHTS);
   return status;
@@ -196,6 +194,10 @@ rapt::Problem ProblemOf(const rapt_problem& c) {
   }
   p.wants_lse = c.wants_lse != 0;
   p.wants_present = c.wants_present != 0;
+  if (c.bias_dtype != 0) {
+    p.bias = rapt::MaskShape{.dtype = TypeOf(c.bias_dtype)};
+    std::copy(c.bias_shape, c.bias_shape + 4, p.bias->dims.begin());
+  }
   if (c.head_sink_dtype != 0) p.head_sink = TypeOf(c.head_sink_dtype);
   return p;
 }

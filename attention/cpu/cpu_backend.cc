@@ -86,14 +86,15 @@ int64_t SplitKeys(const Problem& p, int64_t splits) {
   return RoundUp(CeilDiv(p.total_keys(), splits), kKeyBlock);
 }
 
-// A scale, softcap or mask outside fp32's range needs fp64 for the whole softmax: a finite mask
-// must not become -inf.
+// A scale, softcap, mask or bias outside fp32's range needs fp64 for the whole softmax: a finite
+// mask must not become -inf.
 bool AccumulatesInFp64(const Problem& p) {
   const auto beyond_fp32 = [](double x) {
     return x != 0 && (std::fabs(x) > 1e30 || std::fabs(x) < 1e-30);
   };
   return p.accumulator() == DType::kFloat64 || beyond_fp32(p.effective_scale()) ||
-         beyond_fp32(p.softcap) || (p.mask && p.mask->dtype == DType::kFloat64);
+         beyond_fp32(p.softcap) || (p.mask && p.mask->dtype == DType::kFloat64) ||
+         (p.bias && p.bias->dtype == DType::kFloat64);
 }
 
 // Must match the layout in Flash's constructor.

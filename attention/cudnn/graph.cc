@@ -112,6 +112,7 @@ int64_t RoundUpLength(int64_t length) {
 absl::Status Supports(const Problem& p) {
   if (p.dtype == DType::kFloat64 || p.softmax_in_fp64) return Unsupported("FP64");
   if (p.mask && p.mask->dtype == DType::kFloat64) return Unsupported("a mask of FP64");
+  if (p.bias) return Unsupported("attention_bias");
   if (p.head_sink) return Unsupported("head_sink");
   if (p.dropout) return Unsupported("dropout by a given random number generator");
   if (p.score_output) return Unsupported("scores as an output");

@@ -13,18 +13,25 @@ enum class Element : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kBool };
 // The states of a row's scores that a caller may ask for.
 enum class ScoreStage : uint8_t { kNone, kScores, kSoftcapped, kBiased, kWeights };
 
+// Of attn_mask or attention_bias.
+struct MaskParams {
+  Element element;
+  int64_t step;   // elements from one key to the next; 0 where it broadcasts
+  int64_t count;  // keys beyond it are hidden; T where it broadcasts
+};
+
 struct ScoreParams {
   double scale;
   double softcap;  // 0: none
-  Element mask_element;
-  int64_t mask_step;   // elements from one key's mask to the next; 0 where it broadcasts
-  int64_t mask_count;  // keys beyond it are masked; T where it broadcasts
+  MaskParams mask;
+  MaskParams bias;
 };
 
 struct ScoreRow {
   int64_t begin;  // keys visible by causality, window and lengths: [begin, end)
   int64_t end;
   const std::byte* mask;  // the row of the mask, or null
+  const std::byte* bias;  // of a float type, or null
   double sink;            // the score of one more key without a value; -inf: none
 };
 

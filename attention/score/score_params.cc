@@ -21,16 +21,23 @@ Element ElementOf(DType dtype) {
   }
 }
 
+namespace {
+
+MaskParams MaskParamsOf(const Problem& p, const MaskShape& shape, const TensorView& view) {
+  const bool broadcasts = shape.dims[3] == 1;
+  return {.element = ElementOf(shape.dtype),
+          .step = broadcasts ? 0 : view.strides[3],
+          .count = broadcasts ? p.total_keys() : shape.dims[3]};
+}
+
+}  // namespace
+
 ScoreParams ScoreParamsOf(const Problem& p, const Arguments& a) {
   ScoreParams params = {};
   params.scale = p.effective_scale();
   params.softcap = p.softcap;
-  if (p.mask) {
-    const bool broadcasts = p.mask->dims[3] == 1;
-    params.mask_element = ElementOf(p.mask->dtype);
-    params.mask_step = broadcasts ? 0 : a.inputs[Role::kMask].strides[3];
-    params.mask_count = broadcasts ? p.total_keys() : p.mask->dims[3];
-  }
+  if (p.mask) params.mask = MaskParamsOf(p, *p.mask, a.inputs[Role::kMask]);
+  if (p.bias) params.bias = MaskParamsOf(p, *p.bias, a.inputs[Role::kBias]);
   return params;
 }
 
@@ -44,6 +51,7 @@ ScoreRow ScoreRowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, 
   return {.begin = visible.begin,
           .end = visible.end,
           .mask = p.mask ? a.inputs[Role::kMask].Row(b, h, i) : nullptr,
+          .bias = p.bias ? a.inputs[Role::kBias].Row(b, h, i) : nullptr,
           .sink = SinkOf(p, a, h)};
 }
 

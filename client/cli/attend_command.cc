@@ -171,7 +171,7 @@ ExitCode RunAttendCommand(CommandArguments arguments) {
           "Computes attention over NumPy arrays of float32, float16, float64 or bfloat16: "
           "[S, D], [B, S, H*D] or [B, H, S, D]. A FILE is a .npy file, or a member of an archive "
           "such as in.npz:q. ARCHIVE.npz holds any of q, k, v, mask, past_key, past_value, "
-          "key_lengths, head_sink.",
+          "key_lengths, attention_bias, head_sink.",
       .flags = Table(flags),
       .examples = {"rapt attend --q q.npy --k k.npy --v v.npy -o y.npy",
                    "rapt attend --q x.npy --causal -o y.npy --weights w.npy --local",

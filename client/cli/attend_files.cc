@@ -141,7 +141,8 @@ void Widen2D(LoadedCall& call) {
 }
 
 struct InputArrays {
-  std::optional<NpyArray> q, k, v, mask, past_key, past_value, key_lengths, head_sink;
+  std::optional<NpyArray> q, k, v, mask, past_key, past_value, key_lengths, attention_bias,
+      head_sink;
 };
 
 absl::Status CheckPresent(const CallSources& sources, const InputArrays& arrays) {
@@ -170,6 +171,9 @@ absl::StatusOr<InputArrays> ReadArrays(const CallSources& sources) {
   if (status.ok()) status = reader.Read("past_key", sources.past_key, &arrays.past_key);
   if (status.ok()) status = reader.Read("past_value", sources.past_value, &arrays.past_value);
   if (status.ok()) status = reader.Read("key_lengths", sources.key_lengths, &arrays.key_lengths);
+  if (status.ok()) {
+    status = reader.Read("attention_bias", sources.attention_bias, &arrays.attention_bias);
+  }
   if (status.ok()) status = reader.Read("head_sink", sources.head_sink, &arrays.head_sink);
   if (status.ok()) status = CheckPresent(sources, arrays);
   if (!status.ok()) return status;
@@ -195,6 +199,7 @@ absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCal
   }
   if (status.ok()) status = store("past_key", arrays.past_key, &call->past_key);
   if (status.ok()) status = store("past_value", arrays.past_value, &call->past_value);
+  if (status.ok()) status = store("attention_bias", arrays.attention_bias, &call->attention_bias);
   if (status.ok()) status = store("head_sink", arrays.head_sink, &call->head_sink);
   if (status.ok() && arrays.key_lengths) {
     status = ToLengths(*arrays.key_lengths, &call->key_lengths);
@@ -216,6 +221,7 @@ client::AttendCall LoadedCall::call() const {
   call.past_key = view(past_key);
   call.past_value = view(past_value);
   call.key_lengths = key_lengths;
+  call.attention_bias = view(attention_bias);
   call.head_sink = view(head_sink);
   return call;
 }

@@ -17,7 +17,8 @@ namespace rapt {
 // stands before it.
 struct CallSources {
   std::optional<std::string> archive;
-  std::optional<std::string> q, k, v, mask, past_key, past_value, key_lengths, head_sink;
+  std::optional<std::string> q, k, v, mask, past_key, past_value, key_lengths, attention_bias,
+      head_sink;
   std::string dtype;  // --dtype
 };
 
@@ -32,7 +33,7 @@ struct LoadedTensor {
 struct LoadedCall {
   LoadedTensor q;
   std::optional<LoadedTensor> k, v;  // absent: Q again
-  std::optional<LoadedTensor> mask, past_key, past_value, head_sink;
+  std::optional<LoadedTensor> mask, past_key, past_value, attention_bias, head_sink;
   std::vector<int64_t> key_lengths;
 
   client::AttendCall attributes;  // the call without its tensors

@@ -83,6 +83,8 @@ std::vector<Flag> CallFlags::InputTable() {
       {"past-key", "FILE", "past keys, [B, Hkv, P, D]", &sources.past_key},
       {"past-value", "FILE", "past values, [B, Hkv, P, Dv]", &sources.past_value},
       {"key-lengths", "FILE", "number of valid keys of each batch row, [B]", &sources.key_lengths},
+      {"attention-bias", "FILE", "floats added to the scores, broadcast as the mask",
+       &sources.attention_bias},
       {"head-sink", "FILE", "the score of one more key per head, without a value, [Hq]",
        &sources.head_sink},
       {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &sources.dtype}};

@@ -40,6 +40,8 @@ const client::TensorView* TensorOf(const client::AttendCall& call, Role role) {
       return optional(call.past_key);
     case Role::kPastValue:
       return optional(call.past_value);
+    case Role::kBias:
+      return optional(call.attention_bias);
     case Role::kHeadSink:
       return optional(call.head_sink);
     default:

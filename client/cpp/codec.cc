@@ -85,7 +85,7 @@ struct NamedTensor {
 };
 
 // In the order of their fields.
-std::array<NamedTensor, 7> TensorsOf(const AttendCall& call) {
+std::array<NamedTensor, 8> TensorsOf(const AttendCall& call) {
   using Message = v1::AttendRequest;
   const auto optional = [](const std::optional<TensorView>& view) {
     return view ? &*view : nullptr;
@@ -96,6 +96,7 @@ std::array<NamedTensor, 7> TensorsOf(const AttendCall& call) {
            {"mask", Message::kMaskFieldNumber, optional(call.mask)},
            {"past_key", Message::kPastKeyFieldNumber, optional(call.past_key)},
            {"past_value", Message::kPastValueFieldNumber, optional(call.past_value)},
+           {"attention_bias", Message::kAttentionBiasFieldNumber, optional(call.attention_bias)},
            {"head_sink", Message::kHeadSinkFieldNumber, optional(call.head_sink)}}};
 }
 

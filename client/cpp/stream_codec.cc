@@ -68,8 +68,9 @@ absl::StatusOr<StreamCut> StreamCut::Make(const AttendCall& call, const StreamOp
 
 absl::Status StreamCut::ReadShapes() {
   if (call_.wants_present) return NotStreamed("present keys and values");
-  if (call_.head_sink) {
-    return absl::InvalidArgumentError("head_sink is not supported in streams");
+  if (call_.attention_bias || call_.head_sink) {
+    return absl::InvalidArgumentError(absl::StrCat(call_.head_sink ? "head_sink" : "attention_bias",
+                                                   " is not supported in streams"));
   }
   const Shape& q = call_.q.shape;
   const Shape& k = call_.k.shape;

@@ -414,6 +414,51 @@ std::vector<Case> Splits() {
   return cases;
 }
 
+std::vector<Case> Biases() {
+  const auto bias = [](const MaskShape& shape, const std::function<void(Problem&)>& change) {
+    return With([&](Problem& p) {
+      p.bias = shape;
+      change(p);
+    });
+  };
+  const MaskShape rows = {DType::kFloat32, {1, 1, 17, 65}};
+  return {
+      {"bias", bias(rows, [](Problem&) {})},
+      {"bias_of_bf16", bias({DType::kBFloat16, {2, 1, 1, 65}}, [](Problem&) {})},
+      {"bias_of_fp64", bias({DType::kFloat64, {1, 1, 17, 1}}, [](Problem&) {})},
+      {"bias_shorter_than_the_keys", bias({DType::kFloat16, {1, 1, 17, 60}}, [](Problem&) {})},
+      {"bias_beside_a_bool_mask", bias(rows,
+                                       [](Problem& p) {
+                                         p.mask = MaskShape{DType::kBool, {2, 1, 1, 65}};
+                                         p.score_output = ScoreOutput::kBiased;
+                                       })},
+      {"bias_beside_a_shorter_float_mask",
+       bias(rows,
+            [](Problem& p) {
+              p.mask = MaskShape{DType::kFloat32, {1, 1, 17, 40}};
+              p.score_output = ScoreOutput::kWeights;
+            })},
+      {"bias_with_a_past_and_everything", bias({DType::kFloat32, {2, 1, 17, 70}},
+                                               [](Problem& p) {
+                                                 p.past_length = 5;
+                                                 p.softcap = 1.5;
+                                                 p.causal = true;
+                                                 p.head_sink = DType::kFloat32;
+                                                 p.dropout = Dropout{0.25, 42};
+                                                 p.wants_present = true;
+                                               })},
+      {"bias_of_split_keys",
+       bias({DType::kFloat32, {1, 1, 1, 4100}},
+            [](Problem& p) {
+              p.query_length = 1;
+              p.key_length = 4100;
+              p.has_key_lengths = true;
+            }),
+       {},
+       16},
+  };
+}
+
 std::vector<Case> Sinks() {
   const auto sink = [](const std::function<void(Problem&)>& change) {
     return With([&](Problem& p) {
@@ -528,6 +573,7 @@ INSTANTIATE(Scaling);
 INSTANTIATE(Layouts);
 INSTANTIATE(Threads);
 INSTANTIATE(Splits);
+INSTANTIATE(Biases);
 INSTANTIATE(Sinks);
 INSTANTIATE(Others);
 
@@ -598,6 +644,10 @@ class RandomProblem {
     if (OneIn(4)) p.softcap = Uniform(rng_, 0.5, 20);
     if (OneIn(4)) p.scale = Uniform(rng_, -0.5, 0.5);
     p.has_key_lengths = OneIn(4);
+    if (OneIn(4))
+      p.bias =
+          MaskShape{Pick({DType::kFloat32, DType::kBFloat16, p.dtype}),
+                    {1, 1, Pick<int64_t>({1, p.query_length}), Pick<int64_t>({1, p.total_keys()})}};
     if (OneIn(4)) p.head_sink = Pick({DType::kFloat32, p.dtype});
     p.softmax_in_fp64 = OneIn(6);
     if (OneIn(6)) p.dropout = Dropout{Uniform(rng_, 0, 0.9), rng_()};

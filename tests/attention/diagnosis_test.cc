@@ -58,6 +58,7 @@ Arguments ViewsOf(const Inputs& inputs) {
       }
     }
   }
+  if (inputs.bias) arguments.inputs[Role::kBias] = inputs.bias->View();
   if (inputs.past_key) arguments.inputs[Role::kPastKey] = inputs.past_key->View();
   if (inputs.past_value) arguments.inputs[Role::kPastValue] = inputs.past_value->View();
   arguments.key_lengths = inputs.key_lengths;
@@ -301,6 +302,7 @@ TEST(DiagnosisTest, AgreesWithTheOracleOnGroupsPastLengthsAndWindows) {
                      .causal = true,
                      .left_window = 4,
                      .mask = MaskShape{DType::kFloat32, {2, 1, 5, 10}},
+                     .bias = MaskShape{DType::kFloat32, {2, 6, 5, 10}},
                      .has_key_lengths = true,
                      .score_output = ScoreOutput::kBiased};
   const Inputs inputs = SomeInputs(problem);
@@ -325,11 +327,12 @@ TEST(DiagnosisTest, AgreesWithTheOracleOnGroupsPastLengthsAndWindows) {
   EXPECT_EQ(report.raw_scores.count(), 2 * 6 * 5 * 10);
   std::vector<std::string> names;
   for (const TensorSummary& input : report.inputs) names.push_back(input.name);
-  EXPECT_THAT(names, ElementsAre("Q", "K", "V", "attn_mask", "past_key", "past_value"));
+  EXPECT_THAT(names,
+              ElementsAre("Q", "K", "V", "attn_mask", "past_key", "past_value", "attention_bias"));
   ExpectBounds("past_value", report.inputs[5].numbers, inputs.past_value->ToVector());
   EXPECT_EQ(report.problem,
             "B=2 Hq=6 Hkv=2 Sq=5 Sk=7 P=3 D=8 Dv=3 FP16 scale=0.353553 softcap=2 causal "
-            "window=[4,-1] mask=FP32[2,1,5,10] key-lengths");
+            "window=[4,-1] mask=FP32[2,1,5,10] attention-bias=FP32[2,6,5,10] key-lengths");
 }
 
 TEST(DiagnosisTest, WeightsAndRowSumsAreThoseBeforeDropout) {

@@ -382,6 +382,16 @@ INSTANTIATE_TEST_SUITE_P(
            c.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {2, 1}};
          }),
          {"nonpad_kv_seqlen", "[2, 1]", "[2]"}},
+        {"bias_of_bool",
+         Rank4([](auto& c) {
+           c.inputs[Role::kBias] = TensorSpec{DType::kBool, {16, 20}};
+         }),
+         {"attention_bias", "BOOL", "a float type"}},
+        {"bias_of_other_queries",
+         Rank4([](auto& c) {
+           c.inputs[Role::kBias] = TensorSpec{DType::kFloat32, {15, 20}};
+         }),
+         {"attention_bias", "[1, 1, 15, 20]", "16"}},
         {"a_sink_for_each_key_head",
          Rank4([](auto& c) {
            c.inputs[Role::kHeadSink] = TensorSpec{DType::kFloat32, {99}};

@@ -23,7 +23,17 @@ Y = np.array(
 ).reshape(1, 1, 3, 4)
 FOUR_DECIMALS = 0.5e-4
 
-INPUT_NAMES = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen", "head_sink"}
+INPUT_NAMES = {
+    "Q",
+    "K",
+    "V",
+    "attn_mask",
+    "past_key",
+    "past_value",
+    "nonpad_kv_seqlen",
+    "attention_bias",
+    "head_sink",
+}
 OUTPUT_NAMES = {"Y", "present_key", "present_value", "qk_matmul_output", "lse"}
 
 

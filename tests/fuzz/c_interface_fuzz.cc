@@ -82,6 +82,8 @@ void Run(const rapt_problem& p, const rapt_plan& plan) {
   a.value.data = tensors.Make(p.dtype, {b, hkv, sk, dv});
   a.mask.data = tensors.Make(p.mask_dtype,
                              {p.mask_shape[0], p.mask_shape[1], p.mask_shape[2], p.mask_shape[3]});
+  a.bias.data = tensors.Make(p.bias_dtype,
+                             {p.bias_shape[0], p.bias_shape[1], p.bias_shape[2], p.bias_shape[3]});
   a.past_key.data = tensors.Make(p.dtype, {b, hkv, past, d});
   a.past_value.data = tensors.Make(p.dtype, {b, hkv, past, dv});
   a.key_lengths = key_lengths.data();
@@ -116,6 +118,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   rapt_problem problem = {};
   std::memcpy(&problem, bytes.data(), std::min(size, sizeof(problem)));
   if (problem.mask_dtype == 0) std::memset(problem.mask_shape, 0, sizeof(problem.mask_shape));
+  if (problem.bias_dtype == 0) std::memset(problem.bias_shape, 0, sizeof(problem.bias_shape));
   if (IsSmall(problem)) Run(problem, *plan);
   rapt_plan_destroy(plan);
   return 0;

@@ -33,11 +33,10 @@ void PutBack(const wire::Payload&, std::string bytes, ModelInferRequest& message
 }
 
 void PutBack(const wire::Payload& payload, std::string bytes, AttendRequest& message) {
-  rapt::v1::Tensor* (AttendRequest::*const tensors[])() = {
-      &AttendRequest::mutable_q,        &AttendRequest::mutable_k,
-      &AttendRequest::mutable_v,        &AttendRequest::mutable_mask,
-      &AttendRequest::mutable_past_key, &AttendRequest::mutable_past_value};
-  (message.*tensors[payload.path[payload.path.size() - 2] - 1])()->set_data(std::move(bytes));
+  const int field = payload.path[payload.path.size() - 2];
+  const auto* descriptor = AttendRequest::descriptor()->FindFieldByNumber(field);
+  auto* tensor = message.GetReflection()->MutableMessage(&message, descriptor);
+  static_cast<rapt::v1::Tensor*>(tensor)->set_data(std::move(bytes));
 }
 
 void PutBack(const wire::Payload& payload, std::string bytes, DiagnoseRequest& message) {

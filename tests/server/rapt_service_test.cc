@@ -218,6 +218,11 @@ constexpr Feature kFeatures[] = {
        p.wants_lse = p.wants_present = true;
        p.score_output = ScoreOutput::kBiased;
      }},
+    {"bias beside a mask",
+     [](Problem& p) {
+       p.mask = MaskShape{DType::kBool, {2, 1, 1, 9}};
+       p.bias = MaskShape{DType::kFloat32, {1, 1, 5, 9}};
+     }},
     {"no queries", [](Problem& p) { p.query_length = 0; }},
     {"no keys", [](Problem& p) { p.key_length = 0, p.wants_lse = true; }},
     {"no batch", [](Problem& p) { p.batch = 0, p.wants_lse = true; }},

@@ -38,16 +38,24 @@ struct Row {
   double lse = -kInf;
 };
 
-// The bias that the mask adds to score (b, h, i, j): 0, -inf or its float.
+// The value that a mask of this shape adds to score (b, h, i, j): 0, -inf or its float.
+double Added(const std::optional<MaskShape>& shape, const std::optional<Tensor>& mask, int64_t b,
+             int64_t h, int64_t i, int64_t j) {
+  if (!shape) return 0;
+  const int64_t last = shape->dims[3];
+  if (last != 1 && j >= last) return -kInf;
+  const double value = mask->At(b, h, i, j);
+  if (shape->dtype == DType::kBool) return value != 0 ? 0 : -kInf;
+  return value;
+}
+
+// The sum of what position, mask and bias add to score (b, h, i, j).
 double Bias(const Problem& problem, const Inputs& inputs, int64_t b, int64_t h, int64_t i,
             int64_t j) {
   if (!IsVisible(problem, inputs.key_lengths, b, i, j)) return -kInf;
-  if (!problem.mask) return 0;
-  const int64_t last = problem.mask->dims[3];
-  if (last != 1 && j >= last) return -kInf;
-  const double value = inputs.mask->At(b, h, i, j);
-  if (problem.mask->dtype == DType::kBool) return value != 0 ? 0 : -kInf;
-  return value;
+  const double mask = Added(problem.mask, inputs.mask, b, h, i, j);
+  const double bias = Added(problem.bias, inputs.bias, b, h, i, j);
+  return mask == -kInf || bias == -kInf ? -kInf : mask + bias;
 }
 
 void ScoreKeys(const Problem& problem, const double* query, const double* keys, Row& row) {

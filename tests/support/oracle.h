@@ -22,6 +22,7 @@ struct Inputs {
   std::optional<Tensor> past_key = std::nullopt;
   std::optional<Tensor> past_value = std::nullopt;
   std::vector<int64_t> key_lengths = {};
+  std::optional<Tensor> bias = std::nullopt;
   std::optional<Tensor> head_sink = std::nullopt;  // [Hq, 1, 1, 1]
 };
 

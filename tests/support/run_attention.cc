@@ -86,6 +86,7 @@ Arguments MakeArguments(const Inputs& inputs, Outputs& outputs) {
   if (inputs.mask) arguments.inputs[Role::kMask] = MaskView(*inputs.mask);
   if (inputs.past_key) arguments.inputs[Role::kPastKey] = inputs.past_key->View();
   if (inputs.past_value) arguments.inputs[Role::kPastValue] = inputs.past_value->View();
+  if (inputs.bias) arguments.inputs[Role::kBias] = MaskView(*inputs.bias);
   if (inputs.head_sink) arguments.inputs[Role::kHeadSink] = inputs.head_sink->View();
   arguments.key_lengths = inputs.key_lengths;
   arguments.outputs[Role::kY] = outputs.output.MutableView();
@@ -171,6 +172,10 @@ std::string ToText(const Problem& p) {
          << "," << p.mask->dims[2] << "," << p.mask->dims[3] << "]";
   }
   if (p.has_key_lengths) text << " key_lengths";
+  if (p.bias) {
+    text << " bias=" << NameOf(p.bias->dtype) << "[" << p.bias->dims[0] << "," << p.bias->dims[1]
+         << "," << p.bias->dims[2] << "," << p.bias->dims[3] << "]";
+  }
   if (p.head_sink) text << " head_sink=" << NameOf(*p.head_sink);
   if (p.softmax_in_fp64) text << " softmax_in_fp64";
   if (p.dropout) text << " dropout=" << p.dropout->probability << " seed " << p.dropout->seed;
@@ -206,6 +211,7 @@ Inputs RandomInputs(const Problem& p, Rng& rng, const Arrangement& arrangement, 
       inputs.key_lengths.push_back(UniformInt(rng, 0, p.key_length));
     }
   }
+  if (p.bias) inputs.bias = RandomMask(*p.bias, rng, arrangement.mask);
   if (p.head_sink) {
     inputs.head_sink = Tensor(*p.head_sink, {p.query_heads, 1, 1, 1}).FillUniform(rng, -4, 4);
   }

@@ -43,8 +43,10 @@ absl::Status Check(const Problem& whole, const Chunking& chunking, const FieldNa
         "weights cannot be computed while keys stream, because they depend on the last key; stream "
         "the queries instead");
   }
-  if (whole.mask && whole.mask->dims[3] != 1 && whole.mask->dims[3] != whole.total_keys()) {
-    return absl::InvalidArgumentError(absl::StrCat(names[Role::kMask], " has ", whole.mask->dims[3],
+  for (const auto& [role, mask] :
+       {std::pair{Role::kMask, &whole.mask}, {Role::kBias, &whole.bias}}) {
+    if (!*mask || (*mask)->dims[3] == 1 || (*mask)->dims[3] == whole.total_keys()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(names[role], " has ", (*mask)->dims[3],
                                                    " keys; in chunks it must have 1 or all ",
                                                    whole.total_keys()));
   }
@@ -147,8 +149,9 @@ Problem SectionOf(const Problem& whole, RowRange queries, RowRange keys, bool fo
   section.past_length = 0;
   section.folds = folds;
   if (folds) section.head_sink = std::nullopt;  // merged once, by FinishRows()
-  if (section.mask) {
-    std::array<int64_t, 4>& dims = section.mask->dims;
+  for (std::optional<MaskShape>* mask : {&section.mask, &section.bias}) {
+    if (!*mask) continue;
+    std::array<int64_t, 4>& dims = (*mask)->dims;
     if (dims[2] != 1) dims[2] = queries.count;
     if (dims[3] != 1) dims[3] = keys.count;
   }

@@ -47,6 +47,8 @@ constexpr InputColumn kInputColumns[] = {
     {Role::kPastKey, Message::kPastKeyFieldNumber, &Message::has_past_key, &Message::past_key},
     {Role::kPastValue, Message::kPastValueFieldNumber, &Message::has_past_value,
      &Message::past_value},
+    {Role::kBias, Message::kAttentionBiasFieldNumber, &Message::has_attention_bias,
+     &Message::attention_bias},
     {Role::kHeadSink, Message::kHeadSinkFieldNumber, &Message::has_head_sink, &Message::head_sink},
 };
 static_assert(std::size(kInputColumns) == kInputTensors.size());

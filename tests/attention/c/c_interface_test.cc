@@ -107,6 +107,10 @@ rapt_problem ToC(const Problem& p) {
     c.mask_dtype = CTypeOf(p.mask->dtype);
     std::copy(p.mask->dims.begin(), p.mask->dims.end(), c.mask_shape);
   }
+  if (p.bias) {
+    c.bias_dtype = CTypeOf(p.bias->dtype);
+    std::copy(p.bias->dims.begin(), p.bias->dims.end(), c.bias_shape);
+  }
   if (p.head_sink) c.head_sink_dtype = CTypeOf(*p.head_sink);
   c.has_key_lengths = p.has_key_lengths;
   if (p.dropout) {
@@ -145,6 +149,7 @@ rapt_arguments ToC(const Inputs& inputs, Outputs& outputs) {
   c.past_key = ToC(inputs.past_key);
   c.past_value = ToC(inputs.past_value);
   c.key_lengths = inputs.key_lengths.data();
+  c.bias = ToC(inputs.bias);
   c.head_sink = ToC(inputs.head_sink);
   c.output = ToC<rapt_output>(outputs.output.MutableView());
   c.lse = ToC(outputs.lse);

@@ -236,6 +236,7 @@ TEST(CodecTest, EncodesAsGeneratedCodeDoes) {
     if (draw(1)) call.mask = draw_tensor();
     if (draw(1)) call.past_key = draw_tensor();
     if (draw(1)) call.past_value = draw_tensor();
+    if (draw(1)) call.attention_bias = draw_tensor();
     if (draw(1)) call.head_sink = draw_tensor();
     call.key_lengths = lengths;
     call.query_heads = draw(300);

@@ -2,8 +2,8 @@
  *
  *     S = scale * Q K^T
  *     S = softcap * tanh(S / softcap)       only when softcap > 0
- *     S = S + mask; then causality, window
- *         and lengths give -inf
+ *     S = S + mask + bias; then causality,
+ *         window and lengths give -inf
  *     P = softmax(S over keys)
  *     O = P V
  *
@@ -139,7 +139,8 @@ typedef struct rapt_problem {
 
   int32_t head_sink_dtype; /* 0: none; RAPT_FP32 or dtype: one more key a head of this score,
                               without a value; neither scaled, capped nor hidden */
-  int32_t reserved;        /* 0 */
+  int32_t bias_dtype;      /* 0: none; a float type: added to the scores as a float mask is */
+  int64_t bias_shape[4];   /* as mask_shape */
 } rapt_problem;
 
 /* How a problem will be computed. A function of the problem and the context's options alone: the
@@ -191,6 +192,7 @@ typedef struct rapt_arguments {
   rapt_output present_value; /* [B, Hkv, T, Dv] */
 
   rapt_input head_sink; /* [Hq, 1, 1, 1] */
+  rapt_input bias;      /* bias_shape */
 } rapt_arguments;
 
 #define RAPT_WORKSPACE_ALIGNMENT 64

@@ -2,9 +2,8 @@
 //
 //     S = scale * Q K^T                                                       kScores
 //     S = softcap * tanh(S / softcap), when softcap > 0                       kSoftcapped
-//     S = S + mask; causality, window and key lengths then give -inf          kBiased
-//     P = softmax(S over keys); dropout, when asked for                       kWeights
-//     Y = P V
+//     S = S + mask + attention_bias; causality, window and key lengths then give -inf kBiased P =
+//     softmax(S over keys); dropout, when asked for                       kWeights Y = P V
 //
 // Letters in shapes: B batch; Hq query heads; Hkv key/value heads, Hq a multiple of Hkv; Sq
 // queries; Sk keys; P past keys; T = P + Sk; D head size of Q and K; Dv head size of V and Y. The
@@ -74,6 +73,10 @@ struct AttendCall {
 
   // One for each batch row: how many of the Sk keys are real, 0 to Sk. Empty: all.
   absl::Span<const int64_t> key_lengths = {};
+
+  // A float type, broadcast as mask: added to the scores as a float mask is, -inf hides. May come
+  // together with a mask. Not for streams.
+  std::optional<TensorView> attention_bias = {};
 
   // [Hq], kFloat32 or Q's type: one more key per head with this score, which is neither scaled,
   // capped nor hidden and has no value. Not for streams.

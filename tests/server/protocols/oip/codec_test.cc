@@ -231,12 +231,15 @@ TEST(OipCodecTest, TakesEveryInput) {
   AddRaw(message, "attn_mask", "BOOL", {3, 5}, 1);
   AddRaw(message, "past_key", "FP32", {1, 1, 2, 4});
   AddRaw(message, "past_value", "FP32", {1, 1, 2, 4});
+  AddRaw(message, "attention_bias", "FP32", {3, 1});
   AddRaw(message, "head_sink", "FP32", {1});
   const Problem problem = DecodedProblem(message);
   EXPECT_EQ(problem.past_length, 2);
   ASSERT_TRUE(problem.mask.has_value());
   EXPECT_EQ(problem.mask->dtype, DType::kBool);
   EXPECT_THAT(problem.mask->dims, ElementsAre(1, 1, 3, 5));
+  ASSERT_TRUE(problem.bias.has_value());
+  EXPECT_THAT(problem.bias->dims, ElementsAre(1, 1, 3, 1));
   EXPECT_EQ(problem.head_sink, DType::kFloat32);
 }
 
@@ -690,6 +693,12 @@ const Refusal kRefusals[] = {
      },
      kInvalid,
      {"attn_mask", "INT64"}},
+    {"BiasOfBools",
+     [](auto& m) {
+       AddRaw(m, "attention_bias", "BOOL", {3, 3}, 1);
+     },
+     kInvalid,
+     {"attention_bias", "BOOL"}},
     {"SinksForOtherHeads",
      [](auto& m) { AddRaw(m, "head_sink", "FP32", {2}); },
      kInvalid,

@@ -68,10 +68,15 @@ TEST(RaptCodecTest, ReadsTensorsWhereTheyLie) {
   SetTensor(*message.mutable_mask(), v1::FP16, {3, 5}, 2);
   SetTensor(*message.mutable_past_key(), v1::FP32, {2, 2, 1, 8}, 4);
   SetTensor(*message.mutable_past_value(), v1::FP32, {2, 2, 1, 6}, 4);
+  SetTensor(*message.mutable_attention_bias(), v1::BF16, {3, 1}, 2);
   SetTensor(*message.mutable_head_sink(), v1::FP32, {4}, 4);
-  v1::Tensor* const tensors[] = {message.mutable_q(),        message.mutable_k(),
-                                 message.mutable_v(),        message.mutable_mask(),
-                                 message.mutable_past_key(), message.mutable_past_value(),
+  v1::Tensor* const tensors[] = {message.mutable_q(),
+                                 message.mutable_k(),
+                                 message.mutable_v(),
+                                 message.mutable_mask(),
+                                 message.mutable_past_key(),
+                                 message.mutable_past_value(),
+                                 message.mutable_attention_bias(),
                                  message.mutable_head_sink()};
   char letter = 'a';
   for (v1::Tensor* tensor : tensors) {  // distinct bytes
