@@ -99,10 +99,10 @@ def test_questions_that_make_no_sense_are_answered():
             probe.ask("compile bf16 1 3 2 8 8 128 0")
 
 
-def test_what_auto_loses_is_told():
+def test_the_verdict_states_the_loss_of_auto():
     points = [(1e6, 1, 2), (1e8, 4, 1), (1e9, 3, 1)]
     assert "in 3 of 3 cases, and takes 0% longer" in gpu_bench.verdict(points, [1, 1, 1])
-    assert "in 2 of 3, and 26% longer" in gpu_bench.verdict(points, [2, 1, 1])
+    assert "in 2 of 3 cases, and takes 26% longer" in gpu_bench.verdict(points, [2, 1, 1])
 
 
 @pytest.mark.parametrize(
