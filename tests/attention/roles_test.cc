@@ -41,7 +41,8 @@ TEST(RolesTest, AProblemWantsWhatItStates) {
     EXPECT_EQ(InfoOf(role).wanted(p), InfoOf(role).required) << InfoOf(role).onnx;
   }
   p.past_length = 3;
-  p.mask = MaskShape{};
+  p.mask = p.bias = MaskShape{};
+  p.head_sink = DType::kFloat32;
   p.has_key_lengths = p.wants_lse = p.wants_present = true;
   p.score_output = ScoreOutput::kScores;
   for (Role role : AllRoles()) EXPECT_TRUE(InfoOf(role).wanted(p)) << InfoOf(role).onnx;

@@ -98,7 +98,7 @@ def test_the_command_line_says_how_it_went(server, files, arguments, code, said)
         (("--token-file=alice.token", "--protocol=oip"), 0, "0 wrong"),
         (("--token-file=wrong.token",), 1, "UNAUTHENTICATED"),
         (("--token-file=none",), 2, "none"),
-        (("--token-file=alice.token", "--tls-name=alice"), 3, "by TLS"),
+        (("--token-file=alice.token", "--tls-name=alice"), 3, "over TLS"),
     ],
 )
 def test_the_load_tester_says_how_it_went(server, files, arguments, code, said):

@@ -220,9 +220,10 @@ constexpr Feature kFeatures[] = {
      }},
     {"bias beside a mask",
      [](Problem& p) {
-       p.mask = MaskShape{DType::kBool, {2, 1, 1, 9}};
-       p.bias = MaskShape{DType::kFloat32, {1, 1, 5, 9}};
+       p.mask = MaskShape{DType::kBool, {2, 1, 1, 7}};
+       p.bias = MaskShape{DType::kFloat32, {1, 1, 5, 7}};
      }},
+    {"head sink", [](Problem& p) { p.head_sink = DType::kFloat32, p.wants_lse = true; }},
     {"no queries", [](Problem& p) { p.query_length = 0; }},
     {"no keys", [](Problem& p) { p.key_length = 0, p.wants_lse = true; }},
     {"no batch", [](Problem& p) { p.batch = 0, p.wants_lse = true; }},

@@ -116,6 +116,10 @@ v1::AttendRequest ToMessage(const Problem& p, const Inputs& inputs, v1::Layout l
   if (inputs.past_key) *message.mutable_past_key() = ToMessage(*inputs.past_key);
   if (inputs.past_value) *message.mutable_past_value() = ToMessage(*inputs.past_value);
   if (inputs.bias) *message.mutable_attention_bias() = ToMessage(*inputs.bias);
+  if (inputs.head_sink) {
+    *message.mutable_head_sink() = ToMessage(*inputs.head_sink);
+    message.mutable_head_sink()->mutable_shape()->Truncate(1);  // [Hq]
+  }
   message.mutable_key_lengths()->Assign(inputs.key_lengths.begin(), inputs.key_lengths.end());
   WriteAttention(p, layout, *message.mutable_attention());
   if (p.score_output) message.set_score_output(CodeOf(*p.score_output));
