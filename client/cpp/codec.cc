@@ -388,16 +388,12 @@ RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call
 
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes) {
   RequestMessage message;
-  std::string rest = WithoutTensors(call).SerializeAsString();
   for (const NamedTensor& tensor : TensorsOf(call)) {
     if (tensor.view == nullptr) continue;
     if (absl::Status status = CheckData(tensor.name, *tensor.view); !status.ok()) return status;
-    if (tensor.field > v1::AttendRequest::kPlacesFieldNumber) {
-      message.Append(std::exchange(rest, ""));
-    }
     Append(tensor, message);
   }
-  message.Append(std::move(rest));
+  message.Append(WithoutTensors(call).SerializeAsString());
   if (absl::Status status = CheckSize(message.size(), max_bytes); !status.ok()) return status;
   return message;
 }

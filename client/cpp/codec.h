@@ -17,8 +17,8 @@
 
 namespace rapt::client {
 
-// Encodes an AttendRequest or a DiagnoseRequest, byte for byte as generated code would; refers to
-// the call's tensors. InvalidArgument, naming the field, for a tensor whose data does not match its
+// Encodes an AttendRequest or a DiagnoseRequest, its tensors before its other fields; refers to the
+// call's tensors. InvalidArgument, naming the field, for a tensor whose data does not match its
 // shape; ResourceExhausted for a message of more than `max_bytes`. Other checks are the server's.
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes);
 absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes);

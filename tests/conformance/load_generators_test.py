@@ -27,6 +27,8 @@ INPUTS = {
     "past_key": RNG.standard_normal((1, 2, 16, 32), np.float32),
     "past_value": RNG.standard_normal((1, 2, 16, 32), np.float32),
     "nonpad_kv_seqlen": np.array([16], np.int64),
+    "attention_bias": RNG.standard_normal((1, 1, 16, 32), np.float32),
+    "head_sink": RNG.standard_normal(2, np.float32),
 }
 REQUIRED = ("Q", "K", "V")
 

@@ -190,7 +190,7 @@ TEST_F(ServerTest, TheModelsConfigurationAgreesWithItsMetadata) {
 
   ASSERT_TRUE(config.has_config());
   EXPECT_EQ(config.config().max_batch_size(), 0);
-  ASSERT_EQ(metadata.inputs_size(), 7);
+  ASSERT_EQ(metadata.inputs_size(), 9);
   ASSERT_EQ(config.config().input_size(), metadata.inputs_size());
   for (int i = 0; i < metadata.inputs_size(); ++i) {
     EXPECT_EQ(config.config().input(i).name(), metadata.inputs(i).name());
