@@ -191,7 +191,7 @@ bool Read(const std::string& text, T& value) {
 bool Read(const std::string& text, milliseconds& value) {
   absl::Duration duration;
   if (!absl::ParseDuration(text, &duration)) return false;
-  value = absl::ToChronoMilliseconds(duration);
+  value = absl::ToChronoMilliseconds(absl::Floor(duration, absl::Milliseconds(1)));
   return true;
 }
 

@@ -194,7 +194,8 @@ void Executor::RunInterruptingJobs(Turn& turn) {
     }
     if (next != nullptr) RunTurn(next, turn.worker);
     Begin(turn);
-    if (next == nullptr) return;
+    turn.status.Update(CheckAlive(turn.active->job));
+    if (next == nullptr || !turn.status.ok()) return;
   }
 }
 

@@ -77,7 +77,8 @@ SchedulingPolicy::Entry* SchedulingPolicy::TakeInterrupting(const Entry& running
 }
 
 void SchedulingPolicy::Start(Entry* entry) {
-  virtual_now_ = std::max(virtual_now_, entry->virtual_time);
+  // An urgent job may have used its head start already: new jobs are not behind by it.
+  virtual_now_ = std::max(virtual_now_, std::min(entry->virtual_time, entry->rank()));
   if (!entry->is_waiting()) return;
   entry->started = clock_.Now();
   const auto group = groups_.find(entry->job.batch_group.name);

@@ -24,8 +24,9 @@ namespace rapt {
 // each level by which it is more urgent than kDefaultPriority; a less urgent job starts as much
 // behind. So a job precedes every less urgent one that has not waited long. Virtual time advances
 // while others compute, by what each job in flight would have received, so that a waiting job ages:
-// it runs at the latest when the others have received the difference of the head starts. In the
-// long run all jobs receive the same share of the time, whatever their priority.
+// it runs at the latest when the jobs in flight have received the difference of the head starts
+// each, on average. In the long run all jobs receive the same share of the time, whatever their
+// priority.
 //
 // Interruption. At a checkpoint of a long task, the first job in the order whose tasks are much
 // shorter runs before the task continues.

@@ -156,6 +156,19 @@ TEST_F(SchedulingPolicyTest, AnUrgentJobKeepsTheThreadForItsHeadStart) {
   EXPECT_EQ(of_normal, 10) << "then both have the same share";
 }
 
+TEST_F(SchedulingPolicyTest, AHeadStartThatIsUsedUpDoesNotDelayNewJobsOfTheDefaultPriority) {
+  Add();
+  Entry* const urgent = Add(Priority(1));
+  constexpr auto kHeadStart = 7 * kStep;
+  for (auto used = 0 * kQuantum; used < kHeadStart; used += kQuantum) EXPECT_EQ(RunNext(), urgent);
+  for (int n = 0; n < 4; ++n) RunNext();
+  Entry* const added = Add();
+  const Instant begin = clock_.Now();
+  while (RunNext() != added && clock_.Now() - begin < 10 * kHeadStart) {
+  }
+  EXPECT_LE(clock_.Now() - begin, kHeadStart + 4 * kQuantum);
+}
+
 TEST_F(SchedulingPolicyTest, ALessUrgentJobThatRunsAloneKeepsItsPlaceBehindOthers) {
   Entry* const lazy = Add(Priority(SchedulingPolicy::kLeastPriority));
   for (int n = 0; n < 100; ++n) EXPECT_EQ(RunNext(), lazy);
