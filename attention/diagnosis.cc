@@ -70,6 +70,7 @@ void WarnOfInputs(DiagnosisReport& report) {
                                              input.numbers.count(),
                                              " values; each visible one propagates to the output"));
     }
+    if (input.role == Role::kHeadSink) continue;  // 0 and -inf have a meaning
     const bool may_hide = input.role == Role::kMask || input.role == Role::kBias;
     (may_hide ? WarnOfMask : WarnOfTensor)(input, report.warnings);
   }
@@ -82,8 +83,9 @@ void WarnOfResults(DiagnosisReport& report) {
                                            ": the softmax is almost one-hot; check the scale"));
   }
   if (report.empty_rows > 0) {
-    report.warnings.push_back(absl::StrCat("query rows that see no key: ", report.empty_rows,
-                                           "; their output is 0 and their lse is -inf"));
+    report.warnings.push_back(
+        absl::StrCat("query rows that see no key: ", report.empty_rows,
+                     "; their output is 0 and their lse is -inf, or their sink"));
   }
   const NumberSummary& output = report.output;
   if (output.finite < output.count()) {
@@ -136,6 +138,7 @@ std::string Describe(const Problem& p) {
   if (p.alignment == Alignment::kBottomRight) absl::StrAppend(&text, " bottom-right");
   if (p.mask) absl::StrAppend(&text, " mask=", TextOf(*p.mask));
   if (p.bias) absl::StrAppend(&text, " attention-bias=", TextOf(*p.bias));
+  if (p.head_sink) absl::StrAppend(&text, " head-sink=", std::string(NameOf(*p.head_sink)));
   if (p.has_key_lengths) absl::StrAppend(&text, " key-lengths");
   if (p.dropout) absl::StrAppend(&text, " dropout=", p.dropout->probability);
   return text;

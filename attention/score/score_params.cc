@@ -47,7 +47,10 @@ double SinkOf(const Problem& p, const Arguments& a, int64_t h) {
 }
 
 ScoreRow ScoreRowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
-  const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
+  KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
+  // Keys beyond the last axis are hidden. A tensor without elements has no row to say so.
+  const bool hides_all = (p.mask && p.mask->dims[3] == 0) || (p.bias && p.bias->dims[3] == 0);
+  if (hides_all) visible = {};
   return {.begin = visible.begin,
           .end = visible.end,
           .mask = p.mask ? a.inputs[Role::kMask].Row(b, h, i) : nullptr,

@@ -165,7 +165,7 @@ absl::Status UnknownFlag(const CommandLine& line, std::string_view argument) {
   std::vector<std::string_view> names = {"help"};
   for (const Flag& flag : line.flags) names.push_back(flag.name);
   const std::string_view shown = argument.substr(0, argument.find('='));
-  const std::string_view nearest = Nearest(shown.substr(shown[1] == '-' ? 2 : 1), names);
+  const std::string_view nearest = Nearest(shown.substr(shown.starts_with("--") ? 2 : 1), names);
   return absl::InvalidArgumentError(
       nearest.empty() ? absl::StrFormat("unknown flag %s; --help lists the flags", shown)
                       : absl::StrFormat("unknown flag %s; did you mean --%s?", shown, nearest));

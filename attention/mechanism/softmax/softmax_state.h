@@ -50,10 +50,16 @@ void MergeInto(absl::Span<Real> o_a, Real& lse_a, absl::Span<const Real> o_b, Re
   lse_a = a_empty ? lse_b : w.lse;
 }
 
-// Merges in a key without a value, O = 0 and lse = `sink`. A sink of -inf changes no bit.
+// Merges in a key without a value, O = 0 and lse = `sink`. A sink of -inf changes no bit; an empty
+// row, lse = -inf with O = 0, keeps its O.
 template <typename Real>
 void MergeSink(absl::Span<Real> o, Real& lse, Real sink) {
-  if (sink == -std::numeric_limits<Real>::infinity()) return;
+  constexpr Real kEmpty = -std::numeric_limits<Real>::infinity();
+  if (sink == kEmpty) return;
+  if (lse == kEmpty) {
+    lse = sink;
+    return;
+  }
   const MergeWeights<Real> w = WeighMerge(lse, sink);
   for (Real& value : o) value *= w.a;
   lse = w.lse;

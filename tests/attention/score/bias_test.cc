@@ -10,6 +10,8 @@
 namespace rapt::test {
 namespace {
 
+using ::testing::Each;
+
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr uint64_t kSeed = 20241123;
 constexpr int64_t kQueries = 17;
@@ -42,6 +44,22 @@ class BiasTest : public ::testing::TestWithParam<DType> {
     }
   }
 };
+
+TEST_P(BiasTest, ALastAxisOfZeroHidesEveryKey) {
+  for (const bool is_bias : {false, true}) {
+    Rng rng(kSeed);
+    Problem problem = Make();
+    (is_bias ? problem.bias : problem.mask) = MaskShape{GetParam(), {1, 1, kQueries, 0}};
+    const Inputs inputs = RandomInputs(problem, rng);
+    for (const Target& target : Targets()) {
+      SCOPED_TRACE(target.Name());
+      const Outputs got =
+          RunAttention(problem, inputs, {.backend = target.backend, .isa = target.isa}).value();
+      EXPECT_THAT(got.output.ToVector(), Each(0));
+      EXPECT_THAT(got.lse->ToVector(), Each(-kInf));
+    }
+  }
+}
 
 TEST_P(BiasTest, AloneIsAFloatMask) {
   for (const int64_t last : {kKeys, kKeys - 9, int64_t{1}}) {

@@ -13,6 +13,8 @@
 namespace rapt::test {
 namespace {
 
+using ::testing::Each;
+
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr uint64_t kSeed = 20241122;
 
@@ -84,6 +86,21 @@ TEST_P(SinkTest, MinusInfinityChangesNoBit) {
     if (with.scores) {
       EXPECT_EQ(with.scores->ToVector(), without.scores->ToVector());
     }
+  }
+}
+
+TEST_P(SinkTest, AnInfiniteSinkOfARowWithoutKeysIsItsLse) {
+  Rng rng(kSeed);
+  Problem problem = Make();
+  problem.mask = MaskShape{DType::kBool, {1, 1, 1, problem.key_length}};
+  Inputs inputs = RandomInputs(problem, rng);
+  for (int64_t j = 0; j < problem.key_length; ++j) inputs.mask->Set(0, 0, 0, j, 0);
+  SetSink(kInf, problem, inputs);
+  for (const Target& target : Targets()) {
+    SCOPED_TRACE(target.Name());
+    const Outputs got = Run(target, problem, inputs);
+    EXPECT_THAT(got.output.ToVector(), Each(0));
+    EXPECT_THAT(got.lse->ToVector(), Each(kInf));
   }
 }
 
