@@ -610,6 +610,7 @@ TEST_F(BatchTest, AnInterruptingJobRunsAlone) {
   Release();
   for (Outcome& outcome : outcomes) EXPECT_EQ(outcome.Wait().batch_size, 1);
   EXPECT_EQ(runs_, (Runs{{0}, {1}})) << "once each";
+  EXPECT_TRUE(holder_.Wait().status.ok());
 }
 
 TEST_F(BatchTest, ALongJobGoesOnWhileShortOnesKeepComing) {
