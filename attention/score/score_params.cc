@@ -30,6 +30,12 @@ MaskParams MaskParamsOf(const Problem& p, const MaskShape& shape, const TensorVi
           .count = broadcasts ? p.total_keys() : shape.dims[3]};
 }
 
+// Returns a row of a mask or bias. Not null even without columns: such a row hides every key.
+const std::byte* MaskRow(const TensorView& view, int64_t b, int64_t h, int64_t i) {
+  static constexpr std::byte kNoColumns{};
+  return view.dims[3] == 0 ? &kNoColumns : view.Row(b, h, i);
+}
+
 }  // namespace
 
 ScoreParams ScoreParamsOf(const Problem& p, const Arguments& a) {
@@ -47,14 +53,11 @@ double SinkOf(const Problem& p, const Arguments& a, int64_t h) {
 }
 
 ScoreRow ScoreRowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
-  KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
-  // Keys beyond the last axis are hidden. A tensor without elements has no row to say so.
-  const bool hides_all = (p.mask && p.mask->dims[3] == 0) || (p.bias && p.bias->dims[3] == 0);
-  if (hides_all) visible = {};
+  const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   return {.begin = visible.begin,
           .end = visible.end,
-          .mask = p.mask ? a.inputs[Role::kMask].Row(b, h, i) : nullptr,
-          .bias = p.bias ? a.inputs[Role::kBias].Row(b, h, i) : nullptr,
+          .mask = p.mask ? MaskRow(a.inputs[Role::kMask], b, h, i) : nullptr,
+          .bias = p.bias ? MaskRow(a.inputs[Role::kBias], b, h, i) : nullptr,
           .sink = SinkOf(p, a, h)};
 }
 

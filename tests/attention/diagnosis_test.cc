@@ -182,6 +182,16 @@ TEST(DiagnosisTest, TellsPositionFromMaskAndCountsAPairOnce) {
   EXPECT_EQ(report.empty_rows, 0);
 }
 
+TEST(DiagnosisTest, CountsTheKeysOfAMaskWithoutColumnsAsMasked) {
+  Problem problem = Square(4);
+  Inputs inputs = SomeInputs(problem);
+  SetMask(problem, inputs, MaskOf(DType::kBool, {1, 1, 4, 0}, {}));
+  const DiagnosisReport report = MustDiagnose(problem, inputs);
+  EXPECT_EQ(report.hidden_by_mask, 4 * 4);
+  EXPECT_EQ(report.hidden_by_position, 0);
+  EXPECT_EQ(report.empty_rows, 4);
+}
+
 TEST(DiagnosisTest, CountsMinusInfinityAndTheKeysBeyondAShortMaskAsMasked) {
   Problem problem = Square(4);
   Inputs inputs = SomeInputs(problem);
