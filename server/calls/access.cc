@@ -23,7 +23,7 @@ std::optional<absl::string_view> TokenOf(const HeaderValues& authorization) {
 }
 
 std::string PeerOf(const CallHeaders& headers) {
-  if (!headers.certificate.empty()) return absl::StrCat("certificate:", headers.certificate);
+  if (headers.certificate) return absl::StrCat("certificate:", *headers.certificate);
   const absl::string_view peer = headers.peer;
   if (absl::StartsWith(peer, "unix")) return "unix";
   const size_t colon = peer.rfind(':');

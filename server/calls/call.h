@@ -86,7 +86,7 @@ class Call {
   // That request has arrived.
   void Wake();
 
-  // The answer is no longer needed: ends waiting and computing soon. Thread-safe.
+  // Gives up the call: its request stops waiting or computing soon. Thread-safe.
   void Cancel();
   const std::atomic<bool>& cancelled() const { return cancelled_; }
   // Returns DeadlineExceeded if the deadline has passed, otherwise Cancelled.

@@ -2,6 +2,7 @@
 #ifndef RAPT_SERVER_CALLS_CALL_HEADERS_H_
 #define RAPT_SERVER_CALLS_CALL_HEADERS_H_
 
+#include <optional>
 #include <string>
 
 #include "absl/container/inlined_vector.h"
@@ -24,9 +25,9 @@ struct CallHeaders {
   HeaderValues authorization = {};
   HeaderValues traceparent = {};
   HeaderValues message_bytes = {};
-  absl::string_view certificate =
-      {};                 // name in the caller's verified certificate; empty without one
-  std::string peer = {};  // "ipv4:127.0.0.1:4711", "unix:"
+  // The name in the caller's verified certificate, which may be empty.
+  std::optional<absl::string_view> certificate = {};
+  std::string peer = {};              // "ipv4:127.0.0.1:4711", "unix:"
   Instant deadline = Instant::max();  // Instant::max(): none is set
 };
 

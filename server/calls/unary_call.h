@@ -47,7 +47,7 @@ class UnaryCall {
   // The call is over. Reports it.
   void OnClosed();
 
-  // The answer of `bytes` is being sent; the message is no longer needed.
+  // Sending of an answer of `bytes` begins. Releases the message.
   void BeginAnswer(int64_t bytes);
   // Ends the call without an answer.
   void End(absl::Status status);

@@ -1,6 +1,7 @@
 #include "server/wire/grpc/call_headers.h"
 
 #include <chrono>
+#include <optional>
 
 namespace rapt {
 namespace {
@@ -14,9 +15,10 @@ HeaderValues ValuesOf(const grpc::ServerContextBase& context, const char* name) 
   return values;
 }
 
-absl::string_view CertificateOf(const grpc::ServerContextBase& context) {
+std::optional<absl::string_view> CertificateOf(const grpc::ServerContextBase& context) {
   const auto names = context.auth_context()->GetPeerIdentity();
-  return names.empty() ? absl::string_view() : View(names.front());
+  if (names.empty()) return std::nullopt;
+  return View(names.front());
 }
 
 // gRPC's deadline is of the system clock.

@@ -35,9 +35,12 @@ TEST_F(AccessTest, WithoutTokensACallerIsItsCertificateOrItsAddress) {
   EXPECT_EQ(access->Identify({.peer = "ipv4:127.0.0.1:4711"}).value(), "ipv4:127.0.0.1");
   EXPECT_EQ(access->Identify({.peer = "ipv6:%5B::1%5D:4711"}).value(), "ipv6:%5B::1%5D");
   EXPECT_EQ(access->Identify({.peer = "ipv4"}).value(), "ipv4");
-  EXPECT_EQ(access->Identify({.peer = "unix:/tmp/some.sock"}).value(), "unix");
+  EXPECT_EQ(access->Identify({.peer = "unix:/run/some.sock"}).value(), "unix");
   EXPECT_EQ(access->Identify({.certificate = "bob", .peer = "ipv4:127.0.0.1:4711"}).value(),
             "certificate:bob");
+  EXPECT_EQ(access->Identify({.certificate = "", .peer = "ipv4:127.0.0.1:4711"}).value(),
+            "certificate:")
+      << "verified, though it has no name";
   EXPECT_EQ(access->Identify({.authorization = {"Bearer secret"}, .peer = "unix:"}).value(), "unix")
       << "tokens are not required";
 }
