@@ -376,7 +376,7 @@ TEST_F(AttendStreamTest, ComputesEveryFeatureOfEveryTypeInBothDirections) {
   }
 }
 
-TEST_F(AttendStreamTest, GivesWeightsWhereQueriesStream) {
+TEST_F(AttendStreamTest, ReturnsWeightsIfQueriesStream) {
   Problem problem = SmallProblem();
   problem.score_output = ScoreOutput::kWeights;
   problem.mask = MaskShape{DType::kBool, {1, 1, 11, 23}};
@@ -386,7 +386,7 @@ TEST_F(AttendStreamTest, GivesWeightsWhereQueriesStream) {
 }
 
 // Anything cut anyhow equals the whole.
-TEST_F(AttendStreamTest, RandomCutsOfRandomProblemsEqualTheWhole) {
+TEST_F(AttendStreamTest, RandomChunkingsOfRandomProblemsEqualTheWhole) {
   for (uint64_t seed = 1; seed <= 120; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
     Rng rng(seed);
@@ -437,7 +437,7 @@ TEST_F(AttendStreamTest, ReadsChunksOfMegabytes) {
   }
 }
 
-TEST(AttendStreamBackendTest, TheReferenceComputesStreamsToo) {
+TEST(AttendStreamBackendTest, TheReferenceBackendComputesStreams) {
   const ServerProcess server({"--backend=reference"});
   const auto stub = Connect(server);
   Problem problem = SmallProblem();
@@ -604,7 +604,7 @@ TEST_P(FaultyStreamTest, EndsInOneClearStatusAndReleasesEverything) {
 INSTANTIATE_TEST_SUITE_P(All, FaultyStreamTest, ::testing::ValuesIn(kFaults),
                          [](const auto& param) { return std::string(param.param.name); });
 
-TEST_F(AttendStreamTest, TheStreamThatTheFaultsSpoilIsRight) {
+TEST_F(AttendStreamTest, TheStreamWithoutFaultsIsValid) {
   const Problem problem = SmallProblem();
   Rng rng(11);
   ExpectConforms(*stub_, problem, RandomInputs(problem, rng), kFaultyCut);
@@ -613,7 +613,7 @@ TEST_F(AttendStreamTest, TheStreamThatTheFaultsSpoilIsRight) {
 // --- Streams that stop ---------------------------------------------------------------------------
 
 // After each number of messages: the header only, what stays, what streams, everything.
-TEST_F(AttendStreamTest, ACallerThatLeavesHoldsNothing) {
+TEST_F(AttendStreamTest, ACallerThatDisconnectsHoldsNothing) {
   const Problem problem = SmallProblem();
   Rng rng(12);
   const Inputs inputs = RandomInputs(problem, rng);
@@ -633,7 +633,7 @@ TEST_F(AttendStreamTest, ACallerThatLeavesHoldsNothing) {
       ReadMetric(*server_, "rapt_requests_total", {{"method", kMethod}, {"code", "CANCELLED"}}), 0);
 }
 
-TEST_F(AttendStreamTest, ADeadlineEndsAStreamThatStops) {
+TEST_F(AttendStreamTest, ADeadlineEndsAStalledStream) {
   const Problem problem = SmallProblem();
   Rng rng(13);
   const Inputs inputs = RandomInputs(problem, rng);
@@ -733,19 +733,19 @@ StatusCode SendAllAndReadNothing(const ServerProcess& server, std::chrono::secon
   return stream->Finish().error_code();
 }
 
-TEST(AttendStreamEndTest, ACallerThatDoesNotReadIsHeldBackAndEndsAtItsDeadline) {
+TEST(AttendStreamEndTest, BackpressureHoldsACallerThatDoesNotReadUntilItsDeadline) {
   const ServerProcess server;
   EXPECT_EQ(SendAllAndReadNothing(server, std::chrono::seconds(2)), StatusCode::DEADLINE_EXCEEDED);
 }
 
-TEST(AttendStreamEndTest, ACallerThatDoesNotReadEndsHoursBeforeItsDeadline) {
+TEST(AttendStreamEndTest, ACallerThatDoesNotReadIsEvictedBeforeItsDeadline) {
   const ServerProcess server;
   EXPECT_EQ(SendAllAndReadNothing(server, std::chrono::hours(1)), StatusCode::CANCELLED);
   EXPECT_EQ(ReadMetric(server, "rapt_rejected_total", {{"reason", "slow_reader"}}), 1);
 }
 
 // The results are small enough to be copied and numerous enough to fill every flow control window.
-TEST(AttendStreamEndTest, ACallerThatReadsLateMissesNothing) {
+TEST(AttendStreamEndTest, ACallerThatReadsLateGetsEveryResponse) {
   const ServerProcess server;
   Problem problem = SmallProblem();
   problem.batch = 1;
@@ -783,7 +783,7 @@ TEST(AttendStreamEndTest, ACallerThatReadsLateMissesNothing) {
   EXPECT_TRUE(Matches(problem, outputs, rapt::test::Attend(problem, inputs)));
 }
 
-TEST(AttendStreamEndTest, ADrainingServerEndsStreamsAndTakesNone) {
+TEST(AttendStreamEndTest, ADrainingServerFinishesStreamsAndAcceptsNone) {
   ServerProcess server({kDrainPause, kDrainRefusalTime});
   const auto stub = Connect(server);
   const Problem problem = SmallProblem();

@@ -159,7 +159,7 @@ class EngineBatchTest : public ::testing::Test {
 
 using Runs = std::vector<size_t>;
 
-TEST_F(EngineBatchTest, RequestsThatWaitAreComputedByOneRun) {
+TEST_F(EngineBatchTest, WaitingRequestsAreComputedByOneRun) {
   for (const float number : {1, 2, 3}) {
     Submit(calls_.emplace_back(4, number).ToRequest());
     Submit(calls_.emplace_back(8, -number).ToRequest());
@@ -173,7 +173,7 @@ TEST_F(EngineBatchTest, RequestsThatWaitAreComputedByOneRun) {
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 3, 3})) << "by head size";
 }
 
-TEST_F(EngineBatchTest, ABatchKeepsToTheCapacityOfARun) {
+TEST_F(EngineBatchTest, ABatchRespectsTheCapacityOfARun) {
   for (int n = 0; n < 5; ++n) Submit(calls_.emplace_back(4, n).ToRequest());
   for (const Result& result : Results()) EXPECT_TRUE(result.status.ok()) << result.status;
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 4, 1}));

@@ -119,7 +119,7 @@ class EngineTest : public ::testing::Test {
   Engine engine_{options_, gate_, pool_, executor_};
 };
 
-TEST_F(EngineTest, GivesTheHandComputedExample) {
+TEST_F(EngineTest, ComputesTheHandComputedExample) {
   const Outcome outcome = Run(HandComputed().ToRequest());
   ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;
   const std::vector<float> want = {.8137f, .4935f, .5065f, .1863f, .4935f, .8137f,
@@ -136,7 +136,7 @@ TEST_F(EngineTest, NamesBackendAndPlan) {
   EXPECT_THAT(result.plan, StartsWith("cpu/"));
 }
 
-TEST_F(EngineTest, RunsWhatWaitsForADeviceOnItsLanes) {
+TEST_F(EngineTest, RunsDevicePlansOnTheLanes) {
   test::FakeDevice::Controls controls;
   std::thread::id ran_on;
   controls.on_run = [&] { ran_on = std::this_thread::get_id(); };
@@ -162,7 +162,7 @@ TEST_F(EngineTest, RunsWhatWaitsForADeviceOnItsLanes) {
   }
 }
 
-TEST_F(EngineTest, HasOneRunOfTheDeviceComputeWhatWaitsForALane) {
+TEST_F(EngineTest, WaitingRequestsShareOneDeviceRun) {
   test::FakeDevice::Controls controls;
   std::promise<void> running;
   std::promise<void> may_go_on;
@@ -203,7 +203,7 @@ TEST_F(EngineTest, HasOneRunOfTheDeviceComputeWhatWaitsForALane) {
   }
 }
 
-TEST_F(EngineTest, HasTheDeviceGetReadyForCallsLikeThatWhichTheCpuTook) {
+TEST_F(EngineTest, PreparesTheDeviceForCallsThatFellBack) {
   test::FakeDevice::Controls controls;
   cudnn::CudnnBackend device;
   const BackendSet backends({&device});
@@ -226,7 +226,7 @@ TEST_F(EngineTest, HasTheDeviceGetReadyForCallsLikeThatWhichTheCpuTook) {
   }
 }
 
-TEST_F(EngineTest, NamesWhoStoodInForTheDevice) {
+TEST_F(EngineTest, ReportsTheFallbackForTheDevice) {
   test::FakeDevice::Controls controls;
   cudnn::CudnnBackend device;
   const BackendSet backends({&device});
@@ -261,7 +261,7 @@ TEST_F(EngineTest, RunsATinyRequestOnTheCallersThreadAndALargeOneElsewhere) {
             std::this_thread::get_id());
 }
 
-TEST_F(EngineTest, GivesTheBitsOfTheLibraryItself) {
+TEST_F(EngineTest, ReturnsTheSameBitsAsTheLibrary) {
   const Call call({2, 4, 150, 32}, {2, 2, 170, 32});
   const Outcome outcome = Run(call.ToRequest());
   ASSERT_TRUE(outcome.result.status.ok()) << outcome.result.status;
@@ -281,7 +281,7 @@ TEST_F(EngineTest, GivesTheBitsOfTheLibraryItself) {
   EXPECT_EQ(Floats(outcome.result.outputs[Role::kY]), want);
 }
 
-TEST_F(EngineTest, GivesEveryOutputTheCallWants) {
+TEST_F(EngineTest, ReturnsEveryRequestedOutput) {
   Call call = HandComputed();
   call.call.wants_lse = true;
   call.call.wants_present = true;
@@ -297,7 +297,7 @@ TEST_F(EngineTest, GivesEveryOutputTheCallWants) {
   EXPECT_EQ(Floats(result.outputs[Role::kLse]).size(), 3u);
 }
 
-TEST_F(EngineTest, OutputsThatNobodyWantsStayEmpty) {
+TEST_F(EngineTest, UnrequestedOutputsStayEmpty) {
   const Result result = Run(HandComputed().ToRequest()).result;
   for (const OutputBuffer* output :
        {&result.outputs[Role::kLse], &result.outputs[Role::kScores],
@@ -326,7 +326,7 @@ TEST_F(EngineTest, OutputsAreChargedUntilTheyAreDestroyed) {
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
-TEST_F(EngineTest, WritesOutputsWhereTheCallerWantsThemAtNoCharge) {
+TEST_F(EngineTest, WritesOutputsToTheCallersMemoryWithoutCharge) {
   const Call call({1, 2, 200, 64}, {1, 2, 200, 64});
   const std::vector<float> want = Floats(Run(call.ToRequest()).result.outputs[Role::kY]);
   std::vector<float> y(want.size());
@@ -366,7 +366,7 @@ struct CallOnDevice {
   test::FakeDeviceMemory memory;
 };
 
-TEST_F(EngineTest, CopiesTensorsOfADeviceFromThereAndTo) {
+TEST_F(EngineTest, CopiesTensorsFromAndToDeviceMemory) {
   // One would be computed on the thread that brings it, the other would not.
   for (const Call& call : {HandComputed(), Call({1, 2, 200, 64}, {1, 2, 200, 64})}) {
     const std::vector<float> want = Floats(Run(call.ToRequest()).result.outputs[Role::kY]);
@@ -379,7 +379,7 @@ TEST_F(EngineTest, CopiesTensorsOfADeviceFromThereAndTo) {
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
-TEST_F(EngineTest, AMaskOfADeviceIsCopied) {
+TEST_F(EngineTest, AMaskInDeviceMemoryIsCopied) {
   Call call = HandComputed();
   call.call.inputs[Role::kMask] = TensorSpec{DType::kBool, {3, 3}};
   test::FakeDeviceMemory memory(16);
@@ -391,7 +391,7 @@ TEST_F(EngineTest, AMaskOfADeviceIsCopied) {
   EXPECT_EQ(Floats(result.outputs[Role::kY]), call.v) << "each query sees its own key";
 }
 
-TEST_F(EngineTest, ADeviceThatFailsFailsTheRequest) {
+TEST_F(EngineTest, ADeviceFailureFailsTheRequest) {
   const Call call({1, 2, 200, 64}, {1, 2, 200, 64});
   CallOnDevice on_device(call);
   on_device.memory.fails_to_read = true;
@@ -405,7 +405,7 @@ TEST_F(EngineTest, ADeviceThatFailsFailsTheRequest) {
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
-TEST_F(EngineTest, AMaskThatItsOwnerMayWriteIsCopiedOnce) {
+TEST_F(EngineTest, AMaskInSharedMemoryIsCopiedOnce) {
   Call call = HandComputed();
   call.call.inputs[Role::kMask] = TensorSpec{DType::kBool, {3, 3}};
   const bool mask[9] = {true, false, false, false, true, false, false, false, true};
@@ -424,7 +424,7 @@ TEST_F(EngineTest, AMaskThatItsOwnerMayWriteIsCopiedOnce) {
   EXPECT_GE(most_charged, own_bytes);
 }
 
-TEST_F(EngineTest, FailsWhenSharedTensorsIsTakenAway) {
+TEST_F(EngineTest, FailsIfSharedMemoryIsRevoked) {
   for (const int64_t length : {3, 200}) {  // on this thread, and on a compute thread
     Request request = Call({1, 2, length, 64}, {1, 2, length, 64}).ToRequest();
     request.check_shared_memory = [] { return absl::InvalidArgumentError("gone"); };
@@ -435,7 +435,7 @@ TEST_F(EngineTest, FailsWhenSharedTensorsIsTakenAway) {
   }
 }
 
-TEST_F(EngineTest, RefusesAScoreMatrixBeyondTheBudgetBeforeAllocatingIt) {
+TEST_F(EngineTest, RejectsAScoreMatrixBeyondTheBudgetBeforeAllocatingIt) {
   constexpr int64_t kLength = 1 << 20;  // 4 MiB of Q and K each, 4 TiB of scores
   Call call({1, 1, kLength, 1}, {1, 1, kLength, 1});
   call.call.score_output = ScoreOutput::kWeights;
@@ -447,7 +447,7 @@ TEST_F(EngineTest, RefusesAScoreMatrixBeyondTheBudgetBeforeAllocatingIt) {
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
-TEST_F(EngineTest, RefusesKeyLengthsOutOfRange) {
+TEST_F(EngineTest, RejectsKeyLengthsOutOfRange) {
   Call call = HandComputed();
   call.call.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {1}};
   call.key_lengths = {4};
@@ -457,7 +457,7 @@ TEST_F(EngineTest, RefusesKeyLengthsOutOfRange) {
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
-TEST_F(EngineTest, GivesUpACancelledRequest) {
+TEST_F(EngineTest, AbandonsACancelledRequest) {
   const Call call = HandComputed();
   std::atomic<bool> cancelled{true};
   Request request = call.ToRequest();
@@ -468,7 +468,7 @@ TEST_F(EngineTest, GivesUpACancelledRequest) {
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
-TEST_F(EngineTest, GivesUpARequestThatIsTooLate) {
+TEST_F(EngineTest, AbandonsARequestPastItsDeadline) {
   const Call call({1, 2, 200, 64}, {1, 2, 200, 64});
   Request request = call.ToRequest();
   request.deadline = clock_.Now();
@@ -476,7 +476,7 @@ TEST_F(EngineTest, GivesUpARequestThatIsTooLate) {
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
-TEST_F(EngineTest, RefusesNewRequestsAfterStopAccepting) {
+TEST_F(EngineTest, RejectsNewRequestsAfterStopAccepting) {
   engine_.StopAccepting();
   EXPECT_FALSE(engine_.accepting());
   const Result result = Run(HandComputed().ToRequest()).result;
@@ -519,7 +519,7 @@ class EngineDiagnoseTest : public EngineTest {
   }
 };
 
-TEST_F(EngineDiagnoseTest, ReportsAndGivesItsMemoryBack) {
+TEST_F(EngineDiagnoseTest, ReportsAndReleasesItsMemory) {
   const absl::StatusOr<DiagnosisReport> report = Diagnose(HandComputed().ToRequest());
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->raw_scores.count(), 9);
@@ -548,7 +548,7 @@ TEST_F(EngineDiagnoseTest, ChargesEachWorkersRowToTheBudget) {
   }
 }
 
-TEST_F(EngineDiagnoseTest, RefusesWhatOnlyTheDataTells) {
+TEST_F(EngineDiagnoseTest, RejectsInvalidData) {
   Call call({2, 1, 3, 4}, {2, 1, 5, 4});
   call.call.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {2}};
   call.key_lengths = {5, 6};
@@ -557,7 +557,7 @@ TEST_F(EngineDiagnoseTest, RefusesWhatOnlyTheDataTells) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("nonpad_kv_seqlen[1] is 6"));
 }
 
-TEST_F(EngineDiagnoseTest, EndsWithItsDeadlineItsCancellationAndTheServer) {
+TEST_F(EngineDiagnoseTest, EndsOnDeadlineCancellationAndShutdown) {
   Request late = HandComputed().ToRequest();
   late.deadline = clock_.Now();
   EXPECT_EQ(Diagnose(std::move(late)).status().code(), absl::StatusCode::kDeadlineExceeded);
@@ -617,7 +617,7 @@ TEST_F(EngineTest, TensorsInSlicesGiveTheSameBitsOnEveryBackend) {
   }
 }
 
-TEST_F(EngineTest, HasAMaskWritten) {
+TEST_F(EngineTest, ConvertsAMask) {
   Call call = HandComputed();
   call.call.inputs[Role::kMask] = TensorSpec{DType::kBool, {3, 3}};
   Request request = call.ToRequest();
@@ -631,7 +631,7 @@ TEST_F(EngineTest, HasAMaskWritten) {
   EXPECT_EQ(Floats(result.outputs[Role::kY]), call.v) << "each query sees its own key";
 }
 
-TEST_F(EngineTest, ReportsWhyAMaskCannotBeWritten) {
+TEST_F(EngineTest, ReportsWhyAMaskCannotBeConverted) {
   Call call = HandComputed();
   call.call.inputs[Role::kMask] = TensorSpec{DType::kBool, {3, 3}};
   Request request = call.ToRequest();
@@ -643,7 +643,7 @@ TEST_F(EngineTest, ReportsWhyAMaskCannotBeWritten) {
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
-TEST_F(EngineTest, WaitsForMemoryAndComputesWhenThereIsSome) {
+TEST_F(EngineTest, WaitsForMemoryThenComputes) {
   auto all = gate_.AdmitNow({.bytes = gate_.LimitOf(AdmissionGate::Share::kCompute)});
   ASSERT_TRUE(all && all->ok());
   const Call call({1, 2, 400, 64}, {1, 2, 400, 64});  // too large for the small ones' part
@@ -661,7 +661,7 @@ TEST_F(EngineTest, WaitsForMemoryAndComputesWhenThereIsSome) {
   EXPECT_GT(result.queue_time.count(), 0);
 }
 
-TEST_F(EngineTest, AMessageHoldsItsBytesAndGivesBackWhatItDidNotNeed) {
+TEST_F(EngineTest, AMessageReleasesTheBytesItDidNotNeed) {
   MessageReservation held;
   const std::atomic<bool> cancelled{false};
   engine_.AdmitMessage(1000, Instant::max(), cancelled,

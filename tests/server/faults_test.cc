@@ -94,7 +94,7 @@ void WaitForCalls(const ServerProcess& server, int count) {
 
 // --- Slow callers --------------------------------------------------------------------------------
 
-TEST(FaultsTest, SlowReadersLoseTheirAnswersAtTheDeadlineAndNobodyElseWaits) {
+TEST(FaultsTest, SlowReadersAreEvictedAtTheDeadlineAndDelayNobody) {
   constexpr int kReaders = 8;
   const ServerProcess server({"--default_deadline=3s", "--threads=1"});
   const std::string request = WeightsRequest(1000).SerializeAsString();  // 4 MB of weights
@@ -111,7 +111,7 @@ TEST(FaultsTest, SlowReadersLoseTheirAnswersAtTheDeadlineAndNobodyElseWaits) {
 }
 
 // They may keep nothing for as long as they please to say.
-TEST(FaultsTest, SlowReadersLoseTheirAnswersHoursBeforeTheirDeadline) {
+TEST(FaultsTest, SlowReadersAreEvictedBeforeTheirDeadline) {
   const ServerProcess server({"--min_receive_bytes_per_second=10000000"});
   const std::string request = WeightsRequest(1000).SerializeAsString();  // 4 MB of weights
   RawCall alone(server.grpc_address(), kInferPath, {{"grpc-timeout", "1H"}});
@@ -128,7 +128,7 @@ TEST(FaultsTest, SlowReadersLoseTheirAnswersHoursBeforeTheirDeadline) {
   }
 }
 
-TEST(FaultsTest, SlowWritersAreEvictedAndSmallCallsPassThemMeanwhile) {
+TEST(FaultsTest, SlowSendersAreEvictedAndDoNotBlockSmallCalls) {
   constexpr int kWriters = 6;  // of which the budget has room for some
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", 256 * kMiB),
                               "--min_receive_bytes_per_second=67108864"});
@@ -170,7 +170,7 @@ std::string Spoil(std::string bytes, std::mt19937& random) {
   return bytes;
 }
 
-TEST(FaultsTest, SpoiledConversationsLeaveNothingBehind) {
+TEST(FaultsTest, CorruptConnectionsLeaveNothingBehind) {
   const ServerProcess server({"--default_deadline=2s"});
   const std::string conversation = OpeningBytes(server.grpc_address(), kInferPath) +
                                    MessageBytes(WeightsRequest(8).SerializeAsString());
@@ -197,7 +197,7 @@ grpc::Status SendBytes(grpc::GenericStub& stub, const char* path, const std::str
   return status.get_future().get();
 }
 
-TEST(FaultsTest, SpoiledMessagesGetAClearAnswer) {
+TEST(FaultsTest, CorruptMessagesGetAClearError) {
   const ServerProcess server;
   rapt::v1::AttendRequest attend;
   for (rapt::v1::Tensor* tensor : {attend.mutable_q(), attend.mutable_k(), attend.mutable_v()}) {
@@ -258,7 +258,7 @@ bool AreAllNan(const client::Tensor& tensor) {
   }
 }
 
-TEST(FaultsTest, NanEverywhereIsAnsweredAndLeavesNothingBehind) {
+TEST(FaultsTest, NanInputsAreComputedAndDoNotAffectLaterCalls) {
   const ServerProcess server({"--threads=2"});
   const std::unique_ptr<Client> client = ConnectClient(server);
   ASSERT_NE(client, nullptr);
@@ -290,7 +290,7 @@ TEST(FaultsTest, NanEverywhereIsAnsweredAndLeavesNothingBehind) {
 
 class RestartTest : public ::testing::TestWithParam<int> {};
 
-TEST_P(RestartTest, ClientsThatRetryMissNothing) {
+TEST_P(RestartTest, ClientsThatRetryLoseNoCall) {
   constexpr int kCallers = 4, kRestarts = 3;
   auto server = std::make_unique<ServerProcess>();
   const std::string address = server->grpc_address();

@@ -83,7 +83,7 @@ bool IsOpen(int connection) {
   return recv(connection, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
 }
 
-TEST(ProbeTest, ConnectionsThatSayNothingKeepNoProbeWaiting) {
+TEST(ProbeTest, SilentConnectionsDoNotDelayProbes) {
   const ServerProcess server;
   // Again where a machine at its limits took so long that the server has given some of them up.
   for (int tries = 0; tries < 20; ++tries) {
@@ -169,7 +169,7 @@ HealthCheckResponse::ServingStatus Next(grpc::ClientReader<HealthCheckResponse>&
   return response.status();
 }
 
-TEST(HealthTest, ThreadsThatHangAreToldEverywhereUntilTheyGoOn) {
+TEST(HealthTest, HungThreadsAreReportedUntilTheyContinue) {
   const ServerProcess server({"--threads=2", "--stall_timeout=2s"});
   const Prober prober(server);
   prober.ExpectReady(true);
@@ -205,7 +205,7 @@ inference::ModelInferRequest Call(int64_t length) {
   return request;
 }
 
-TEST(HealthTest, OverloadChangesNothing) {
+TEST(HealthTest, OverloadDoesNotAffectReadiness) {
   constexpr int kCallers = 16, kRefusals = 100;
   const ServerProcess server({"--backend=reference", "--threads=1", "--max_queued_requests=2",
                               "--memory_budget_bytes=16777216"});

@@ -52,7 +52,7 @@ TEST_F(OptionsTest, DefaultsComeFromTheHost) {
   EXPECT_EQ(options->drain.refusal_time, std::chrono::milliseconds(200));
 }
 
-TEST_F(OptionsTest, AFlagWinsOverTheEnvironmentAndThatOverTheDefault) {
+TEST_F(OptionsTest, AFlagOverridesTheEnvironmentWhichOverridesTheDefault) {
   environment_ = {{"RAPT_THREADS", "3"}, {"RAPT_ISA", "avx2"}};
   const absl::StatusOr<Options> options = Parse({"--threads=4"});
   ASSERT_TRUE(options.ok()) << options.status();
@@ -145,19 +145,19 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->security.token_file, "tokens");
 }
 
-TEST_F(OptionsTest, TheGpuIsLeftAloneUnlessItIsAskedFor) {
+TEST_F(OptionsTest, TheGpuIsNotUsedByDefault) {
   EXPECT_EQ(Parse({})->cudnn.memory_bytes, 0);
   EXPECT_EQ(Parse({"--backend=cudnn"})->cudnn.memory_bytes, int64_t{4} << 30);
   EXPECT_EQ(Parse({"--cudnn_memory_bytes=1"}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(OptionsTest, WhatIsWorthTheGpuIsMeasuredUnlessANumberSaysIt) {
+TEST_F(OptionsTest, TheOffloadThresholdIsMeasuredUnlessSet) {
   EXPECT_EQ(Parse({})->cudnn.min_flops, std::nullopt);
   EXPECT_EQ(Parse({"--cudnn_min_flops=0"})->cudnn.min_flops, 0);
   EXPECT_EQ(Parse({"--cudnn_min_flops=-1"}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(OptionsTest, OnlyAGpuIsWarmedAndOnlyForShapes) {
+TEST_F(OptionsTest, WarmPlansNeedAGpuAndValidShapes) {
   const auto error = [&](const std::vector<const char*>& flags) {
     return std::string(Parse(flags).status().message());
   };
@@ -175,7 +175,7 @@ TEST_F(OptionsTest, AnEmptyVariableCountsAsNotSet) {
   EXPECT_EQ(options->compute.threads, 6);
 }
 
-TEST_F(OptionsTest, AValueMayFollowItsFlagAndTheLastOneCounts) {
+TEST_F(OptionsTest, AValueMayFollowItsFlagAndTheLastOneWins) {
   const absl::StatusOr<Options> options =
       Parse({"--threads", "2", "--insecure", "--grpc_address", "10.0.0.1:80", "--threads=5"});
   ASSERT_TRUE(options.ok()) << options.status();
@@ -210,7 +210,7 @@ class FlagFile {
   std::string path_ = testing::TempDir() + "/flags-XXXXXX";
 };
 
-TEST_F(OptionsTest, AFlagFileStandsForItsFlags) {
+TEST_F(OptionsTest, AFlagFileIsReplacedByItsFlags) {
   environment_ = {{"RAPT_ISA", "avx2"}, {"RAPT_THREADS", "2"}};
   const FlagFile file("# Two of them:\n\n  --threads=3\r\n--backend=cpu");
   for (const auto& [arguments, threads] : std::vector<std::pair<std::vector<const char*>, int>>{
@@ -225,7 +225,7 @@ TEST_F(OptionsTest, AFlagFileStandsForItsFlags) {
   }
 }
 
-TEST_F(OptionsTest, WhatIsWrongInAFlagFileIsSaid) {
+TEST_F(OptionsTest, ErrorsInAFlagFileNameTheLine) {
   for (const auto& [text, fragment] : std::vector<std::pair<std::string, std::string>>{
            {"--threads=3\nthreads=4", "line 2 of --flagfile"},
            {"--flagfile=again", "line 1 of --flagfile"},
@@ -240,7 +240,7 @@ TEST_F(OptionsTest, WhatIsWrongInAFlagFileIsSaid) {
   }
 }
 
-TEST_F(OptionsTest, HelpNamesEveryFlagAndWinsOverErrors) {
+TEST_F(OptionsTest, HelpListsEveryFlagAndOverridesErrors) {
   const absl::StatusOr<Options> options = Parse({"--nonsense", "--help"});
   ASSERT_TRUE(options.ok()) << options.status();
   for (const char* flag :
@@ -324,7 +324,7 @@ const BadLine kBadLines[] = {
 
 class BadLineTest : public OptionsTest, public ::testing::WithParamInterface<BadLine> {};
 
-TEST_P(BadLineTest, GivesOneLineThatNamesIt) {
+TEST_P(BadLineTest, GetsOneLineThatNamesTheError) {
   environment_ = GetParam().environment;
   const absl::Status status = Parse(GetParam().arguments).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;

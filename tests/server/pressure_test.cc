@@ -300,7 +300,7 @@ grpc::Status InferOnce(GRPCInferenceService::Stub& stub, const ModelInferRequest
   return stub.ModelInfer(&context, request, &response);
 }
 
-TEST(StreamPressureTest, SilentStreamsHoldNothingAndKeepNobodyWaiting) {
+TEST(StreamPressureTest, SilentStreamsHoldNothingAndDelayNobody) {
   constexpr int kStreams = 200;
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget)});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
@@ -315,7 +315,7 @@ TEST(StreamPressureTest, SilentStreamsHoldNothingAndKeepNobodyWaiting) {
   WaitUntilNothingIsHeld(server);
 }
 
-TEST(StreamPressureTest, StreamsHaveTheirPlacesAmongTheirCallersCalls) {
+TEST(StreamPressureTest, StreamsCountTowardsTheirCallersLimit) {
   for (const char* flag : {"--max_open_calls=2", "--max_calls_per_caller=2"}) {
     const ServerProcess server({flag});
     const auto stub = GRPCInferenceService::NewStub(Connect(server));
@@ -331,7 +331,7 @@ TEST(StreamPressureTest, StreamsHaveTheirPlacesAmongTheirCallersCalls) {
   }
 }
 
-TEST(StreamPressureTest, WhatIsDeclaredIsHeldAwhileBeforeItComes) {
+TEST(StreamPressureTest, ADeclaredSizeIsReservedForALimitedTime) {
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget)});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   {
@@ -346,7 +346,7 @@ TEST(StreamPressureTest, WhatIsDeclaredIsHeldAwhileBeforeItComes) {
   WaitUntilNothingIsHeld(server);
 }
 
-TEST(StreamPressureTest, TheNextMessageHasAPlaceLikeTheOneBefore) {
+TEST(StreamPressureTest, TheNextMessageIsReservedLikeThePreviousOne) {
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget)});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   const ModelInferRequest request = LargeCall();
@@ -362,7 +362,7 @@ TEST(StreamPressureTest, TheNextMessageHasAPlaceLikeTheOneBefore) {
 }
 
 // Even beyond its share: rejecting a message that has arrived would not free memory sooner.
-TEST(StreamPressureTest, AMessageThatCameUnannouncedDoesNotWaitForAPlace) {
+TEST(StreamPressureTest, AnUnannouncedMessageDoesNotWaitForMemory) {
   const ServerProcess server(
       {"--memory_budget_bytes=16777216", "--min_receive_bytes_per_second=1"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
@@ -426,7 +426,7 @@ TEST(BrokenStreamTest, ACallerKilledWhileTheServerComputesHoldsNothing) {
   WaitUntilNothingIsHeld(server);
 }
 
-TEST(BrokenStreamTest, ACallerThatDoesNotReadLosesItsStream) {
+TEST(BrokenStreamTest, AStreamWhoseCallerDoesNotReadIsEvicted) {
   const ServerProcess server({"--default_deadline=2s"});
   RawCall call(server.grpc_address(), kStreamPath);
   call.SendMessage(WeightsCall(1000).SerializeAsString());  // 4 MB of weights come back
@@ -434,7 +434,7 @@ TEST(BrokenStreamTest, ACallerThatDoesNotReadLosesItsStream) {
   WaitUntilNothingIsHeld(server);
 }
 
-TEST(StreamShutdownTest, ASilentStreamHoldsNoServerUp) {
+TEST(StreamShutdownTest, ASilentStreamDoesNotDelayShutdown) {
   ServerProcess server({"--grace_period=1h"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   Stream stream(*stub);
@@ -443,7 +443,7 @@ TEST(StreamShutdownTest, ASilentStreamHoldsNoServerUp) {
   EXPECT_EQ(server.Wait(), 0);
 }
 
-TEST(StreamShutdownTest, ARequestThatIsComputedIsAnsweredAndANewStreamRefused) {
+TEST(StreamShutdownTest, FinishesARequestInFlightAndRejectsNewStreams) {
   ServerProcess server({kDrainPause, kDrainRefusalTime, "--threads=1", "--grace_period=1h",
                         "--default_deadline=1h"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
@@ -507,7 +507,7 @@ const Hostile kHostile[] = {
 
 class HostileTest : public ::testing::TestWithParam<Hostile> {};
 
-TEST_P(HostileTest, GetsOneClearRefusal) {
+TEST_P(HostileTest, IsRejectedWithAClearError) {
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget), "--threads=1"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   ModelInferRequest request = Call(1, 4, 4);
@@ -535,7 +535,7 @@ INSTANTIATE_TEST_SUITE_P(All, HostileTest, ::testing::ValuesIn(kHostile),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // 20 MB that generated code would make gigabytes of: ten million empty inputs.
-TEST(HostileMessageTest, ManyEmptyStructuresAreRefusedBeforeTheyAreMade) {
+TEST(HostileMessageTest, ManyEmptyStructuresAreRejectedBeforeAllocation) {
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget), "--threads=1"});
   std::string message;
   for (int n = 0; n < 10'000'000; ++n) message.append("\x2A\x00", 2);
@@ -552,7 +552,7 @@ TEST(HostileMessageTest, ManyEmptyStructuresAreRefusedBeforeTheyAreMade) {
 
 // --- Callers that go -----------------------------------------------------------------------------
 
-TEST(BrokenCallTest, AHalfSentMessageThatEndsIsRefusedAndReleased) {
+TEST(BrokenCallTest, ATruncatedMessageIsRejectedAndReleased) {
   const ServerProcess server;
   RawCall call(server.grpc_address(), kInferPath);
   call.SendPart(1'000'000, 30'000);
@@ -561,7 +561,7 @@ TEST(BrokenCallTest, AHalfSentMessageThatEndsIsRefusedAndReleased) {
   WaitUntilNothingIsHeld(server);
 }
 
-TEST(BrokenCallTest, ACallWithoutAMessageIsRefused) {
+TEST(BrokenCallTest, ACallWithoutAMessageIsRejected) {
   const ServerProcess server;
   RawCall call(server.grpc_address(), kInferPath);
   call.HalfClose();
@@ -570,7 +570,7 @@ TEST(BrokenCallTest, ACallWithoutAMessageIsRefused) {
 }
 
 // The bookkeeping of each would double its memory, which is not in the budget.
-TEST(BrokenCallTest, AMessageInTinyFramesIsRefused) {
+TEST(BrokenCallTest, AMessageInTinyFramesIsRejected) {
   const ServerProcess server;
   const std::string message = Call(1, 96, 64).SerializeAsString();  // 48 KiB
   const auto status_in_frames = [&](uint32_t bytes) {
@@ -633,7 +633,7 @@ grpc::Status CallDeclaring(const ServerProcess& server, const std::string& decla
   return stub->ModelInfer(&context, Call(1, 4, 4), &response);
 }
 
-TEST(LimitsTest, ADeclaredSizeIsHeldTo) {
+TEST(LimitsTest, ADeclaredSizeIsEnforced) {
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget)});
   const size_t size = Call(1, 4, 4).ByteSizeLong();
   EXPECT_TRUE(CallDeclaring(server, std::to_string(size)).ok());
@@ -659,7 +659,7 @@ TEST(LimitsTest, OpenCallsAreBounded) {
   }
 }
 
-TEST(LimitsTest, AMessageLimitBeyondTheBudgetsShareIsAnErrorAtStart) {
+TEST(LimitsTest, AMessageLimitBeyondTheBudgetsShareIsAStartupError) {
   ChildProcess server(
       ServerCommand({"--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0",
                      "--memory_budget_bytes=1000000", "--max_message_bytes=500000"}));
@@ -667,7 +667,7 @@ TEST(LimitsTest, AMessageLimitBeyondTheBudgetsShareIsAnErrorAtStart) {
   EXPECT_THAT(server.Errors(), ::testing::HasSubstr("--max_message_bytes is 500000"));
 }
 
-TEST(LimitsTest, AnswersTellWhereTheTimeWent) {
+TEST(LimitsTest, ResponsesReportTheirTimes) {
   const ServerProcess server;
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   grpc::ClientContext context;

@@ -250,7 +250,7 @@ TEST_F(RaptServiceTest, ComputesEveryFeatureInEveryLayoutAndType) {
 }
 
 // Beyond what is answered on gRPC's own thread: many tasks, split keys.
-TEST_F(RaptServiceTest, ComputesWhatTakesAllThreads) {
+TEST_F(RaptServiceTest, ComputesLargeProblemsOnAllThreads) {
   Problem prefill = SmallProblem();
   prefill.query_length = prefill.key_length = 300;
   prefill.head_size = prefill.value_head_size = 64;
@@ -286,7 +286,7 @@ TEST_F(RaptServiceTest, GivesTheSameBitsForTheSameRequest) {
 }
 
 // A hundred bytes on the wire must not mean a task for each of 2^40 batch rows.
-TEST_F(RaptServiceTest, AnswersHugeCallsOfNothingAtOnce) {
+TEST_F(RaptServiceTest, AnswersHugeEmptyCallsAtOnce) {
   v1::AttendRequest request;
   for (v1::Tensor* tensor : {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
     tensor->set_dtype(v1::FP32);
@@ -301,7 +301,7 @@ TEST_F(RaptServiceTest, AnswersHugeCallsOfNothingAtOnce) {
   EXPECT_EQ(Diagnose(request).pairs(), 0);
 }
 
-TEST_F(RaptServiceTest, NamesBackendAndPlanInTheTrailersToo) {
+TEST_F(RaptServiceTest, NamesBackendAndPlanInTheTrailers) {
   Problem problem = SmallProblem();
   Rng rng(1);
   grpc::ClientContext context;
@@ -340,7 +340,7 @@ TEST_F(RaptServiceTest, MasksOfLowerRankBroadcastAsInNumpy) {
   }
 }
 
-TEST_F(RaptServiceTest, AMaskOfRankThreeIsPerBatchRowWhereHeadsAreNotNamed) {
+TEST_F(RaptServiceTest, AMaskOfRankThreeIsPerBatchRowWithoutHeadCounts) {
   Problem problem = SmallProblem();
   problem.query_heads = problem.kv_heads = 1;
   problem.mask = MaskShape{DType::kBool, {2, 1, 5, 7}};
@@ -706,7 +706,7 @@ const Refusal kRefusals[] = {
      {"key_lengths[0] is -1", "from 0 to the key length 3"}},
 };
 
-TEST_F(RaptServiceTest, TheCallsThatTheRefusalsSpoilAreValid) {
+TEST_F(RaptServiceTest, TheCallsWithoutFaultsAreValid) {
   v1::AttendRequest with_past = ValidCall();
   SetPast(with_past);
   for (const v1::AttendRequest& request : {ValidCall(), ValidBseCall(), with_past}) {
@@ -714,7 +714,7 @@ TEST_F(RaptServiceTest, TheCallsThatTheRefusalsSpoilAreValid) {
   }
 }
 
-TEST_F(RaptServiceTest, RefusesWrongCallsAndNamesWhatIsWrong) {
+TEST_F(RaptServiceTest, RejectsInvalidCallsAndNamesTheError) {
   for (const Refusal& refusal : kRefusals) {
     SCOPED_TRACE(refusal.name);
     v1::AttendRequest request = ValidCall();
@@ -732,7 +732,7 @@ TEST_F(RaptServiceTest, RefusesWrongCallsAndNamesWhatIsWrong) {
   }
 }
 
-TEST_F(RaptServiceTest, RefusesAnswersThatNoMessageHolds) {
+TEST_F(RaptServiceTest, RejectsResponsesBeyondTheMessageLimit) {
   v1::AttendRequest request;
   for (v1::Tensor* tensor : {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
     tensor->set_dtype(v1::FP32);
@@ -749,7 +749,7 @@ TEST_F(RaptServiceTest, RefusesAnswersThatNoMessageHolds) {
   WaitForMetric(*server_, "rapt_rejected_total", before + 1, too_large);
 }
 
-TEST(RaptServiceBudgetTest, RefusesWhatIsBeyondTheMemoryBudget) {
+TEST(RaptServiceBudgetTest, RejectsRequestsBeyondTheMemoryBudget) {
   // 393750 bytes for messages, as many for answers.
   const ServerProcess server(
       {"--memory_budget_bytes=900000", "--max_message_bytes=390000", "--threads=3"});
@@ -784,7 +784,7 @@ TEST(RaptServiceBudgetTest, RefusesWhatIsBeyondTheMemoryBudget) {
 
 // --- Diagnose ------------------------------------------------------------------------------------
 
-TEST_F(RaptServiceTest, DiagnosesNaNAndInfinityToTheCount) {
+TEST_F(RaptServiceTest, DiagnosisCountsNaNAndInfinity) {
   Problem problem = SmallProblem();
   Rng rng(21);
   Inputs inputs = RandomInputs(problem, rng);
@@ -884,7 +884,7 @@ TEST_F(RaptServiceTest, DiagnosesGroupsPastAndLayout) {
   }
 }
 
-TEST_F(RaptServiceTest, DiagnosisSaysWhichBackendRunsAsAttendDoes) {
+TEST_F(RaptServiceTest, DiagnosisNamesTheBackendOfAttend) {
   const v1::AttendResponse response = Attend(ValidCall());
   const v1::DiagnoseResponse report = Diagnose(ValidCall());
   ASSERT_GE(report.backends_size(), 2);
@@ -900,7 +900,7 @@ TEST_F(RaptServiceTest, DiagnosisSaysWhichBackendRunsAsAttendDoes) {
   EXPECT_THAT(last.reason(), HasSubstr("auto prefers"));
 }
 
-TEST_F(RaptServiceTest, DiagnosesCallsWithNothingInThem) {
+TEST_F(RaptServiceTest, DiagnosesEmptyCalls) {
   Problem problem = SmallProblem();
   problem.batch = 0;
   Rng rng(25);
@@ -923,7 +923,7 @@ v1::DiagnoseRequest LongDiagnosis() {
   return request;
 }
 
-TEST(RaptServiceDiagnoseTest, ACancelledDiagnosisEndsOnTheServerToo) {
+TEST(RaptServiceDiagnoseTest, ACancelledDiagnosisEndsOnTheServer) {
   const ServerProcess server({"--threads=2"});
   const auto stub = Connect(server);
   grpc::ClientContext context;
@@ -978,7 +978,7 @@ TEST_F(RaptServiceTest, EstimatesMemory) {
   }
 }
 
-TEST_F(RaptServiceTest, EstimatesWhatAPlanTakesToTheByte) {
+TEST_F(RaptServiceTest, EstimatesAPlanToTheByte) {
   v1::EstimateMemoryRequest request;
   request.set_batch(2);
   request.set_query_heads(6);
@@ -1004,7 +1004,7 @@ TEST_F(RaptServiceTest, EstimatesWhatAPlanTakesToTheByte) {
   EXPECT_EQ(response.estimates(0).tensor_bytes(), 2 * 2 * 333 * (6 + 2) * (40 + 24));
 }
 
-TEST_F(RaptServiceTest, RefusesSizesThatAreNone) {
+TEST_F(RaptServiceTest, RejectsInvalidSizes) {
   const struct {
     void (*spoil)(v1::EstimateMemoryRequest& r);
     const char* fragment;
@@ -1047,7 +1047,7 @@ v1::GetServerInfoResponse InfoOf(const ServerProcess& server) {
   return info;
 }
 
-TEST_F(RaptServiceTest, TellsWhatItIs) {
+TEST_F(RaptServiceTest, ReturnsVersionAndBackends) {
   const v1::GetServerInfoResponse info = InfoOf(*server_);
   EXPECT_EQ(info.version(), std::string(Version()));
   EXPECT_EQ(info.backend(), "auto");
@@ -1065,7 +1065,7 @@ TEST_F(RaptServiceTest, TellsWhatItIs) {
   }
 }
 
-TEST(RaptServiceInfoTest, TellsWhatItAdmits) {
+TEST(RaptServiceInfoTest, ReturnsAdmissionLimits) {
   const ServerProcess server({"--memory_budget_bytes=16777216", "--max_open_calls=11",
                               "--max_calls_per_caller=12", "--max_queued_requests=13",
                               "--max_queue_delay=14ms", "--min_receive_bytes_per_second=15",
@@ -1081,7 +1081,7 @@ TEST(RaptServiceInfoTest, TellsWhatItAdmits) {
   EXPECT_EQ(limits.max_deadline_ms(), 17'000);
 }
 
-TEST(RaptServiceInfoTest, TellsWhichInstructionSetIsInUse) {
+TEST(RaptServiceInfoTest, ReturnsTheInstructionSetInUse) {
   const ServerProcess server({"--isa=portable", "--threads=3", "--max_message_bytes=800000",
                               "--memory_budget_bytes=2000000", "--backend=cpu"});
   const v1::GetServerInfoResponse info = InfoOf(server);

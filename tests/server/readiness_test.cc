@@ -112,7 +112,7 @@ class ReadinessTest : public ::testing::Test {
   std::unique_ptr<Readiness> readiness_;
 };
 
-TEST_F(ReadinessTest, BeginsWithItsFirstCanary) {
+TEST_F(ReadinessTest, IsReadyAfterTheFirstCanary) {
   EXPECT_FALSE(readiness_->is_ready());
   ASSERT_TRUE(Start().ok());
   EXPECT_TRUE(readiness_->is_ready());
@@ -125,7 +125,7 @@ TEST_F(ReadinessTest, BeginsWithItsFirstCanary) {
   EXPECT_GE(backend_->ran(), 100) << "it is not the first canary that counts for ever";
 }
 
-TEST_F(ReadinessTest, EndsWhenTheThreadsHangAndComesBackWithThem) {
+TEST_F(ReadinessTest, IsNotReadyWhileTheThreadsHang) {
   ASSERT_TRUE(Start().ok());
   backend_->Hang();
   const seconds noticed = AdvanceUntil(false);
@@ -139,7 +139,7 @@ TEST_F(ReadinessTest, EndsWhenTheThreadsHangAndComesBackWithThem) {
   EXPECT_EQ(heard_, std::vector<bool>({true, false, true}));
 }
 
-TEST_F(ReadinessTest, StaysWhileOthersMakeProgressAndTheCanaryWaits) {
+TEST_F(ReadinessTest, StaysReadyWhileOtherWorkProgresses) {
   ASSERT_TRUE(Start().ok());
   std::atomic<int64_t> allowed{0};
   std::promise<void> done;
@@ -167,7 +167,7 @@ TEST_F(ReadinessTest, StaysWhileOthersMakeProgressAndTheCanaryWaits) {
   AdvanceUntil(true);
 }
 
-TEST_F(ReadinessTest, EndsWhenTheCanaryComesOutWrong) {
+TEST_F(ReadinessTest, IsNotReadyAfterAWrongCanary) {
   ASSERT_TRUE(Start().ok());
   backend_->Forget(true);
   AdvanceUntil(false);
@@ -176,14 +176,14 @@ TEST_F(ReadinessTest, EndsWhenTheCanaryComesOutWrong) {
   EXPECT_EQ(heard_, std::vector<bool>({true, false, true}));
 }
 
-TEST_F(ReadinessTest, NeverBeginsWhereTheFirstCanaryIsWrong) {
+TEST_F(ReadinessTest, StartFailsIfTheFirstCanaryIsWrong) {
   backend_->Forget(true);
   EXPECT_EQ(Start().code(), absl::StatusCode::kInternal);
   EXPECT_FALSE(readiness_->is_ready());
   EXPECT_TRUE(heard_.empty());
 }
 
-TEST_F(ReadinessTest, AProcessThatWasStoppedHasNotHung) {
+TEST_F(ReadinessTest, AStoppedProcessHasNotHung) {
   ASSERT_TRUE(Start().ok());
   backend_->Hang();
   Advance(kInterval);
@@ -193,7 +193,7 @@ TEST_F(ReadinessTest, AProcessThatWasStoppedHasNotHung) {
   backend_->GoOn();
 }
 
-TEST_F(ReadinessTest, WithdrawnItStaysAway) {
+TEST_F(ReadinessTest, StaysNotReadyOnceWithdrawn) {
   ASSERT_TRUE(Start().ok());
   readiness_->Withdraw();
   EXPECT_FALSE(readiness_->is_ready());

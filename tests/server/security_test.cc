@@ -150,7 +150,7 @@ class SecurityTest : public ::testing::Test {
 
 // --- TLS -----------------------------------------------------------------------------------------
 
-TEST_F(SecurityTest, TlsServesWhoTrustsTheServersAuthority) {
+TEST_F(SecurityTest, TlsServesClientsThatTrustTheAuthority) {
   const ServerProcess server(TlsFlags());
   EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok());
   TlsOptions by_name = Tls();
@@ -159,7 +159,7 @@ TEST_F(SecurityTest, TlsServesWhoTrustsTheServersAuthority) {
   EXPECT_THAT(server.Log(), HasSubstr(" grpc_security=tls metrics_security=plaintext "));
 }
 
-TEST_F(SecurityTest, OthersGetNoConnection) {
+TEST_F(SecurityTest, RejectsClientsWithoutTls) {
   const ServerProcess server(TlsFlags());
   Write("stranger", stranger_.cert());
   TlsOptions other_name = Tls();
@@ -174,7 +174,7 @@ TEST_F(SecurityTest, OthersGetNoConnection) {
   EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok()) << "the server serves on";
 }
 
-TEST_F(SecurityTest, MutualTlsServesWhoHasACertificate) {
+TEST_F(SecurityTest, MutualTlsServesClientsWithACertificate) {
   const ServerProcess server(MutualTlsFlags());
   Save("alice", ca_.Issue({"alice"}));
   const absl::Status status = AttendOnce(server.grpc_address(), Tls("alice"));
@@ -182,7 +182,7 @@ TEST_F(SecurityTest, MutualTlsServesWhoHasACertificate) {
   EXPECT_THAT(server.Log(), HasSubstr(" grpc_security=mtls "));
 }
 
-TEST_F(SecurityTest, MutualTlsRefusesCertificatesThatDoNotCount) {
+TEST_F(SecurityTest, MutualTlsRejectsInvalidCertificates) {
   const ServerProcess server(MutualTlsFlags());
   Save("expired", ca_.Issue({"alice"}, {.from = hours(-2), .until = hours(-1)}));
   Save("not-yet", ca_.Issue({"alice"}, {.from = hours(1), .until = hours(2)}));
@@ -193,7 +193,7 @@ TEST_F(SecurityTest, MutualTlsRefusesCertificatesThatDoNotCount) {
   }
 }
 
-TEST_F(SecurityTest, GarbageOnThePortOfTlsChangesNothing) {
+TEST_F(SecurityTest, GarbageOnTheTlsPortHasNoEffect) {
   const ServerProcess server(TlsFlags());
   for (const std::string& garbage :
        {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100000, 'x'), std::string(7, '\0'),
@@ -254,7 +254,7 @@ TEST_F(SecurityTest, ANewCertificateIsServedUnderLoadAndNoCallFails) {
   WaitUntil(is_new);
 }
 
-TEST_F(SecurityTest, NewFilesThatMakeNoSenseChangeNothing) {
+TEST_F(SecurityTest, InvalidReplacementsHaveNoEffect) {
   const ServerProcess server(TlsFlags());
   Write("server.crt", "no certificate");
   WaitUntil([&] {
@@ -270,7 +270,7 @@ TEST_F(SecurityTest, NewFilesThatMakeNoSenseChangeNothing) {
   });
 }
 
-TEST_F(SecurityTest, AnAuthorityOfCallersIsReplacedToo) {
+TEST_F(SecurityTest, TheClientAuthorityIsReloaded) {
   const ServerProcess server(MutualTlsFlags());
   Save("alice", stranger_.Issue({"alice"}));
   Write("servers-ca", ca_.cert());
@@ -297,7 +297,7 @@ class BadFilesTest : public SecurityTest {
   }
 };
 
-TEST_F(BadFilesTest, MissingOnes) {
+TEST_F(BadFilesTest, RejectsMissingFiles) {
   ExpectRefusal({Flag("tls_cert", "none"), Flag("tls_key", "server.key")},
                 "cannot read the file of --tls_cert: No such file");
   ExpectRefusal(TlsFlags({Flag("tls_client_ca", "none")}),
@@ -305,7 +305,7 @@ TEST_F(BadFilesTest, MissingOnes) {
   ExpectRefusal(TlsFlags({Flag("token_file", "none")}), "cannot read the file of --token_file");
 }
 
-TEST_F(BadFilesTest, OnesThatHoldSomethingElse) {
+TEST_F(BadFilesTest, RejectsFilesOfAnotherKind) {
   ExpectRefusal({Flag("tls_cert", "server.key"), Flag("tls_key", "server.key")},
                 "--tls_cert contains no PEM certificate");
   ExpectRefusal({Flag("tls_cert", "server.crt"), Flag("tls_key", "server.crt")},
@@ -316,7 +316,7 @@ TEST_F(BadFilesTest, OnesThatHoldSomethingElse) {
   ExpectRefusal(TlsFlags({Flag("tls_client_ca", "empty")}), "--tls_client_ca is empty");
 }
 
-TEST_F(BadFilesTest, KeysOfOthersOrWithAPassphrase) {
+TEST_F(BadFilesTest, RejectsUnusableKeys) {
   Write("other.key", ca_.Issue({kServer}).key);
   ExpectRefusal({Flag("tls_cert", "server.crt"), Flag("tls_key", "other.key")},
                 "--tls_key does not match --tls_cert");
@@ -325,12 +325,12 @@ TEST_F(BadFilesTest, KeysOfOthersOrWithAPassphrase) {
   ExpectRefusal({Flag("tls_cert", "locked.crt"), Flag("tls_key", "locked.key")}, "passphrase");
 }
 
-TEST_F(BadFilesTest, AnExpiredCertificate) {
+TEST_F(BadFilesTest, RejectsAnExpiredCertificate) {
   Save("expired", ca_.Issue({kServer}, {.from = hours(-2), .until = hours(-1)}));
   ExpectRefusal({Flag("tls_cert", "expired.crt"), Flag("tls_key", "expired.key")}, "has expired");
 }
 
-TEST_F(BadFilesTest, TokensThatAreNotHashed) {
+TEST_F(BadFilesTest, RejectsUnhashedTokens) {
   Write("tokens", absl::StrCat("# holders\n\nalice ", Sha256(kToken), "\nbob ", kToken, "\n"));
   ExpectRefusal(TlsFlags({Flag("token_file", "tokens")}), "line 4 of --token_file");
   Write("tokens", absl::StrCat("a/b ", Sha256(kToken)));
@@ -359,7 +359,7 @@ TEST_F(SecurityTest, OnlyCallersWithATokenAreServed) {
 }
 
 // Whatever methods the services have or will have.
-TEST_F(SecurityTest, NoMethodOfOursIsServedWithoutAToken) {
+TEST_F(SecurityTest, EveryMethodRequiresAToken) {
   const ServerProcess server(TokenFlags());
   grpc::GenericStub stub(Channel(server, ca_));
   const grpc::Slice nothing;
@@ -403,7 +403,7 @@ TEST_F(SecurityTest, HealthNeedsNoToken) {
   EXPECT_EQ(*health, client::HealthStatus::kServing);
 }
 
-TEST_F(SecurityTest, TokensComeAndGoWithTheirFile) {
+TEST_F(SecurityTest, TokensAreReloaded) {
   const ServerProcess server(TokenFlags());
   auto client = Client::Connect(server.grpc_address(), {.tls = Tls(), .token = kToken});
   ASSERT_TRUE(client.ok()) << client.status();
@@ -415,7 +415,7 @@ TEST_F(SecurityTest, TokensComeAndGoWithTheirFile) {
   }
 }
 
-TEST_F(SecurityTest, TokensAreServedOnASocketOfThisMachineToo) {
+TEST_F(SecurityTest, TokensWorkOnAUnixSocket) {
   Write("tokens", absl::StrCat("alice ", Sha256(kToken), "\n"));
   ChildProcess server(ServerCommand({"--grpc_address=", "--metrics_address=127.0.0.1:0",
                                      Flag("unix_socket", "socket"), Flag("token_file", "tokens")}));
@@ -427,7 +427,7 @@ TEST_F(SecurityTest, TokensAreServedOnASocketOfThisMachineToo) {
   ExpectUnauthenticated(AttendOnce(address, std::nullopt, kWrongToken));
 }
 
-TEST_F(SecurityTest, AClientKeepsItsTokenFromPlainText) {
+TEST_F(SecurityTest, AClientNeverSendsItsTokenInPlainText) {
   const ServerProcess server;
   const absl::Status status = AttendOnce(server.grpc_address(), std::nullopt, kToken);
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
@@ -551,7 +551,7 @@ void TakeAllDescriptors() {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
-TEST(ConnectionsTest, ThousandConnectionsFindTheirLimitAndTheServerServesOn) {
+TEST(ConnectionsTest, ConnectionsBeyondTheLimitAreClosedAndOthersServed) {
   TakeAllDescriptors();
   constexpr int kLimit = 900, kTried = 1000;
   const ServerProcess server({absl::StrCat("--max_connections=", kLimit)});
@@ -572,7 +572,7 @@ TEST(ConnectionsTest, ThousandConnectionsFindTheirLimitAndTheServerServesOn) {
   WaitUntil([&] { return AttendOnce(server.grpc_address(), std::nullopt).ok(); });
 }
 
-TEST(ConnectionsTest, WhoPingsTooOftenIsSentAway) {
+TEST(ConnectionsTest, ClientsThatPingTooOftenAreDisconnected) {
   const ServerProcess server;
   const RawConnection connection(server);
   connection.Send(Preface());
@@ -580,7 +580,7 @@ TEST(ConnectionsTest, WhoPingsTooOftenIsSentAway) {
   EXPECT_THAT(connection.ReadToEnd(), HasSubstr("too_many_pings"));
 }
 
-TEST(ConnectionsTest, IdleOnesAreClosedAndClientsComeBack) {
+TEST(ConnectionsTest, IdleConnectionsAreClosedAndClientsReconnect) {
   const ServerProcess server({"--max_connection_idle=100ms"});
   const RawConnection idle(server);
   idle.Send(Preface());
@@ -592,7 +592,7 @@ TEST(ConnectionsTest, IdleOnesAreClosedAndClientsComeBack) {
   EXPECT_TRUE(Attend(**client).ok());
 }
 
-TEST(ConnectionsTest, OldOnesAreClosedAndNoCallFails) {
+TEST(ConnectionsTest, OldConnectionsAreClosedAndNoCallFails) {
   const ServerProcess server({"--max_connection_age=100ms"});
   const RawConnection old(server);
   old.Send(Preface());
@@ -610,7 +610,7 @@ TEST(ConnectionsTest, OldOnesAreClosedAndNoCallFails) {
   reader.join();
 }
 
-TEST(ConnectionsTest, ACallHasOnlySoMuchMetadata) {
+TEST(ConnectionsTest, MetadataIsLimited) {
   const ServerProcess server;
   const auto stub = grpc::health::v1::Health::NewStub(
       grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()));
@@ -624,7 +624,7 @@ TEST(ConnectionsTest, ACallHasOnlySoMuchMetadata) {
   }
 }
 
-TEST(ConnectionsTest, ACallWaitsWhereAConnectionHasAsManyAsItMay) {
+TEST(ConnectionsTest, CallsBeyondTheStreamLimitWait) {
   const ServerProcess server({"--max_streams_per_connection=1"});
   const auto channel =
       grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials());
@@ -717,7 +717,7 @@ TEST(TraceTest, TraceparentsAreLoggedAndReturned) {
   WaitUntil([&] { return absl::StrContains(server.Log(), kTraceparent); });
 }
 
-TEST(TraceTest, OnesThatAreNoneOrSeveralAreIgnored) {
+TEST(TraceTest, InvalidOrRepeatedTraceparentsAreIgnored) {
   const ServerProcess server;
   EXPECT_THAT(ReturnedTraceparents(server, {}), IsEmpty());
   EXPECT_THAT(ReturnedTraceparents(server, {"00-nothing"}), IsEmpty());

@@ -116,7 +116,7 @@ class ServerTest : public ::testing::Test {
 
 ServerProcess* ServerTest::server_ = nullptr;
 
-TEST_F(ServerTest, GivesTheHandComputedExample) {
+TEST_F(ServerTest, ComputesTheHandComputedExample) {
   ModelInferRequest request = HandComputed();
   request.set_id("example");
   request.add_outputs()->set_name("Y");
@@ -292,7 +292,7 @@ TEST_P(ServerRefusalTest, GivesTheCodeAndNamesWhatIsWrong) {
 INSTANTIATE_TEST_SUITE_P(All, ServerRefusalTest, ::testing::ValuesIn(kRefusals),
                          [](const auto& info) { return std::string(info.param.name); });
 
-TEST_F(ServerTest, CutsAMessageThatWouldNotFitIntoTheTrailers) {
+TEST_F(ServerTest, TruncatesALongErrorMessage) {
   ModelInferRequest request = HandComputed();
   request.mutable_inputs(0)->set_name(std::string(60000, 'q'));
   ModelInferResponse response;
@@ -301,7 +301,7 @@ TEST_F(ServerTest, CutsAMessageThatWouldNotFitIntoTheTrailers) {
   EXPECT_THAT(status.error_message(), HasSubstr("qqq..."));
 }
 
-TEST_F(ServerTest, CutsAMessageBetweenCharacters) {
+TEST_F(ServerTest, TruncatesAnErrorMessageBetweenCharacters) {
   for (const char* before : {"", "q"}) {
     ModelInferRequest request = HandComputed();
     std::string name = before;
@@ -324,7 +324,7 @@ grpc::Status Call(GRPCInferenceService::Stub& stub,
   return (stub.*method)(&context, Request(), &response);
 }
 
-TEST_F(ServerTest, SaysOfEveryOtherMethodThatItIsNotOffered) {
+TEST_F(ServerTest, OtherMethodsAreUnimplemented) {
   using Stub = GRPCInferenceService::Stub;
   // The text that the message must contain.
   const std::pair<const char*, grpc::Status> answers[] = {
@@ -343,7 +343,7 @@ TEST_F(ServerTest, SaysOfEveryOtherMethodThatItIsNotOffered) {
   }
 }
 
-TEST_F(ServerTest, RefusesCompressedMessages) {
+TEST_F(ServerTest, RejectsCompressedMessages) {
   context_.set_compression_algorithm(GRPC_COMPRESS_GZIP);
   ModelInferResponse response;
   EXPECT_EQ(stub_->ModelInfer(&context_, HandComputed(), &response).error_code(),
@@ -372,7 +372,7 @@ TEST_F(ServerTest, AnswersHealthAndReadinessOverHttp) {
   EXPECT_THAT(HttpGet(server_->metrics_address(), "/secret"), HasSubstr(" 404 "));
 }
 
-TEST_F(ServerTest, ServesOnAfterGarbageOnEitherPort) {
+TEST_F(ServerTest, SurvivesGarbageOnEitherPort) {
   std::string garbage = "\x16\x03\x01 not HTTP/2 at all \r\n\r\n";
   for (int i = 0; i < 4096; ++i) garbage += static_cast<char>(i * 7919 >> 3);
   Exchange(server_->grpc_address(), garbage);
@@ -383,7 +383,7 @@ TEST_F(ServerTest, ServesOnAfterGarbageOnEitherPort) {
   EXPECT_THAT(HttpGet(server_->metrics_address(), "/healthz"), HasSubstr("200 OK"));
 }
 
-TEST_F(ServerTest, ASecondServerOnItsPortsSaysSoInOneLine) {
+TEST_F(ServerTest, ASecondServerOnItsPortsFailsWithOneLine) {
   const std::pair<std::string, std::string> cases[] = {
       {"--grpc_address=" + server_->grpc_address(), "--metrics_address=127.0.0.1:0"},
       {"--metrics_address=" + server_->metrics_address(), "--grpc_address=127.0.0.1:0"}};
@@ -436,7 +436,7 @@ TEST(ServerCommandLineTest, ReadsTheEnvironment) {
   EXPECT_THAT(server.Errors(), HasSubstr("RAPT_THREADS"));
 }
 
-TEST(ServerCommandLineTest, RunsTheBackendItIsTold) {
+TEST(ServerCommandLineTest, RunsTheSelectedBackend) {
   const ServerProcess server({"--backend=reference"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   grpc::ClientContext context;
@@ -448,7 +448,7 @@ TEST(ServerCommandLineTest, RunsTheBackendItIsTold) {
   EXPECT_EQ(backend->second, "reference");
 }
 
-TEST(ServerLimitsTest, RefusesAMessageBeyondTheLimit) {
+TEST(ServerLimitsTest, RejectsAMessageBeyondTheLimit) {
   const ServerProcess server({"--max_message_bytes=1000"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   grpc::ClientContext small, large;
@@ -481,7 +481,7 @@ class CallInFlight {
   std::future<grpc::Status> status_;
 };
 
-TEST(ServerCancellationTest, ACallThatIsCancelledEndsOnTheServerToo) {
+TEST(ServerCancellationTest, ACancelledCallEndsOnTheServer) {
   const ServerProcess server({"--backend=reference", "--threads=1"});
   CallInFlight in_flight(server, kEndless);
   in_flight.Cancel();
@@ -500,7 +500,7 @@ TEST(ServerCancellationTest, AGrpcDeadlineEndsTheCall) {
             StatusCode::DEADLINE_EXCEEDED);
 }
 
-TEST(ServerLogTest, AsJsonEveryLineIsAnObjectAndASlowCallHasOne) {
+TEST(ServerLogTest, InJsonEveryLineIsAnObject) {
   ServerProcess server(
       {"--backend=reference", "--threads=1", "--log_format=json", "--slow_call=1ms"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
@@ -554,7 +554,7 @@ class HealthWatch {
   std::unique_ptr<grpc::ClientReader<HealthCheckResponse>> reader_;
 };
 
-TEST(ServerShutdownTest, AnIdleServerLeavesAtOnceAndTellsWatchers) {
+TEST(ServerShutdownTest, AnIdleServerExitsAtOnceAndNotifiesWatchers) {
   for (const int signal_number : {SIGTERM, SIGINT}) {
     ServerProcess server({kDrainPause});
     HealthWatch watch(server);
@@ -565,7 +565,7 @@ TEST(ServerShutdownTest, AnIdleServerLeavesAtOnceAndTellsWatchers) {
   }
 }
 
-TEST(ServerShutdownTest, ACallInFlightIsAnsweredAndANewOneIsNot) {
+TEST(ServerShutdownTest, FinishesACallInFlightAndRejectsNewOnes) {
   ServerProcess server(
       {kDrainPause, kDrainRefusalTime, "--backend=reference", "--threads=1", "--grace_period=1h"});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
@@ -590,7 +590,7 @@ TEST(ServerShutdownTest, ACallInFlightIsAnsweredAndANewOneIsNot) {
   EXPECT_EQ(server.Wait(), 0) << server.Log();
 }
 
-TEST(ServerShutdownTest, UnderLoadEveryCallThatWasTakenIsAnswered) {
+TEST(ServerShutdownTest, EveryAcceptedCallIsAnsweredUnderLoad) {
   ServerProcess server({kDrainPause, kDrainRefusalTime});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   const ModelInferRequest request =
@@ -619,7 +619,7 @@ TEST(ServerShutdownTest, UnderLoadEveryCallThatWasTakenIsAnswered) {
   EXPECT_THAT(server.Log(), HasSubstr(absl::StrCat("served_calls=", computed + refused, "\n")));
 }
 
-TEST(ServerShutdownTest, ACallBeyondTheGracePeriodIsGivenUp) {
+TEST(ServerShutdownTest, ACallBeyondTheGracePeriodIsCancelled) {
   ServerProcess server({"--backend=reference", "--threads=1", "--grace_period=1ms"});
   CallInFlight in_flight(server, kEndless);
   server.Terminate();

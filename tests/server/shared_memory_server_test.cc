@@ -154,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(All, CutMemoryTest,
                                            Cut{"OutputOnComputeThreads", true, kLong}),
                          [](const auto& info) { return info.param.name; });
 
-TEST_F(SharedMemoryServerTest, AStreamOutlivesANameThatIsCutInItsError) {
+TEST_F(SharedMemoryServerTest, AStreamSurvivesALongNameInItsError) {
   const ModelInferRequest request = SelfAttention(std::string(255, 'a') + "é", 1);
   grpc::ClientContext context;
   const auto stream = stub_->ModelStreamInfer(&context);
@@ -168,7 +168,7 @@ TEST_F(SharedMemoryServerTest, AStreamOutlivesANameThatIsCutInItsError) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(SharedMemoryServerTest, StatusTellsRegionsButNoKeys) {
+TEST_F(SharedMemoryServerTest, StatusListsRegionsButNoKeys) {
   const SharedObject object(4096);
   ASSERT_TRUE(Register("mine", object).ok());
   inference::SystemSharedMemoryStatusResponse response;

@@ -65,7 +65,7 @@ class UnixSocketTest : public ::testing::Test {
   std::filesystem::path folder_, path_;
 };
 
-TEST_F(UnixSocketTest, IsServedBesideTheAddressForItsOwnerAlone) {
+TEST_F(UnixSocketTest, ServesItsOwnerInAdditionToTcp) {
   {
     const ServerProcess server({Flag()});
     EXPECT_EQ(ModeOfSocket(), 0600);
@@ -77,12 +77,12 @@ TEST_F(UnixSocketTest, IsServedBesideTheAddressForItsOwnerAlone) {
   EXPECT_FALSE(std::filesystem::exists(path_)) << "removed when the server leaves";
 }
 
-TEST_F(UnixSocketTest, MayBeForAGroup) {
+TEST_F(UnixSocketTest, ModeMayAdmitAGroup) {
   const ServerProcess server({Flag(), "--unix_socket_mode=0660"});
   EXPECT_EQ(ModeOfSocket(), 0660);
 }
 
-TEST_F(UnixSocketTest, CanBeAllThereIs) {
+TEST_F(UnixSocketTest, MayBeTheOnlyAddress) {
   ChildProcess server(ServerCommand({"--grpc_address=", "--metrics_address=127.0.0.1:0", Flag()}));
   EXPECT_THAT(server.ReadLine(), HasSubstr(absl::StrCat("grpc=", Address(), " ")));
   EXPECT_TRUE(Attend(Address()).ok());
@@ -90,7 +90,7 @@ TEST_F(UnixSocketTest, CanBeAllThereIs) {
   EXPECT_EQ(server.Wait(), 0);
 }
 
-TEST_F(UnixSocketTest, OneThatADeadServerLeftBehindIsReplaced) {
+TEST_F(UnixSocketTest, AStaleSocketIsReplaced) {
   ServerProcess killed({Flag()});
   killed.Signal(SIGKILL);
   killed.Wait();
@@ -99,7 +99,7 @@ TEST_F(UnixSocketTest, OneThatADeadServerLeftBehindIsReplaced) {
   EXPECT_TRUE(Attend(Address()).ok());
 }
 
-TEST_F(UnixSocketTest, OneThatALivingServerHasIsLeftToIt) {
+TEST_F(UnixSocketTest, ARunningServersSocketIsKept) {
   const ServerProcess server({Flag()});
   ExpectRefusal({Flag()}, 1, "another server");
   EXPECT_TRUE(Attend(Address()).ok());
@@ -111,7 +111,7 @@ TEST_F(UnixSocketTest, AnotherFileIsNotReplaced) {
   EXPECT_EQ(std::filesystem::file_size(path_), 4u);
 }
 
-TEST_F(UnixSocketTest, APathHasToBeOneThatASocketCanHave) {
+TEST_F(UnixSocketTest, RejectsAPathThatIsTooLong) {
   ExpectRefusal({absl::StrCat("--unix_socket=/", std::string(120, 'x'))}, 1, "107");
   ExpectRefusal({absl::StrCat("--unix_socket=", folder_.string(), "/none/socket")}, 1, "directory");
 }

@@ -72,7 +72,7 @@ TEST(HeatMapTest, QueriesGoDownAndKeysAcross) {
   EXPECT_EQ(cells[0].x, cells[2].x);
 }
 
-TEST(HeatMapTest, NothingLeavesThePage) {
+TEST(HeatMapTest, EverythingStaysWithinThePage) {
   AttentionFigure figure = ThreeByTwo();
   figure.key_labels = {"a label that is much longer than its cell is wide", "another such label"};
   for (int heads : {1, 3, 7}) {
@@ -110,7 +110,7 @@ TEST(HeatMapTest, NotANumberStandsOut) {
   EXPECT_THAT(Words(DrawHeatMap(figure)), Contains("NaN"));
 }
 
-TEST(HeatMapTest, SurvivesWhereNothingIsFinite) {
+TEST(HeatMapTest, HandlesFiguresWithoutFiniteValues) {
   const AttentionFigure figure = {"", {"a"}, {"x", "y"}, {{"", {std::nan(""), kMasked}}}};
   EXPECT_TRUE(RenderPng(DrawHeatMap(figure)).ok());
   EXPECT_TRUE(RenderPng(DrawBars(figure, 0)).ok());
@@ -150,7 +150,7 @@ TEST(BarsTest, ShowOneQueryWithANumberEach) {
   EXPECT_THAT(Words(picture), Contains("0.75"));
 }
 
-TEST(BarsTest, OfManyKeysKeepTheLargestInOrder) {
+TEST(BarsTest, KeepTheLargestOfManyKeysInOrder) {
   AttentionFigure figure = {"", {"q"}, Numbers(100), {{"", {}}}};
   for (int64_t key = 0; key < 100; ++key) figure.heads[0].values.push_back(key / 100.0);
   const Picture picture = DrawBars(figure, 0);

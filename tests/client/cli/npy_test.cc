@@ -45,7 +45,7 @@ std::vector<T> Values(const NpyArray& array) {
 }
 
 // The output of numpy 2.4's numpy.save(numpy.arange(6, dtype="f4").reshape(2, 3)).
-TEST(NpyTest, ReadsAFileOfNumPys) {
+TEST(NpyTest, ReadsAFileWrittenByNumPy) {
   std::string file = std::string("\x93NUMPY\x01\x00v\x00", 10) +
                      "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }" +
                      std::string(58, ' ') + "\n";
@@ -93,7 +93,7 @@ TEST(NpyTest, ReadsEveryVersionOfTheFormat) {
   }
 }
 
-TEST(NpyTest, ReadsEveryTypeItClaims) {
+TEST(NpyTest, ReadsEverySupportedType) {
   for (const char* descr : {"<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4",
                             "<u8", "|b1", "<V2", "|V2"}) {
     const int bytes = descr[2] - '0';
@@ -121,7 +121,7 @@ struct Damage {
 
 class NpyDamageTest : public ::testing::TestWithParam<Damage> {};
 
-TEST_P(NpyDamageTest, IsRefusedInOneLine) {
+TEST_P(NpyDamageTest, IsRejectedInOneLine) {
   const absl::StatusOr<NpyArray> array = ParseNpy(GetParam().file);
   ASSERT_EQ(array.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(array.status().message()), HasSubstr(GetParam().message));

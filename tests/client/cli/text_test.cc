@@ -23,7 +23,7 @@ TEST(LabelsTest, AreNumbersByDefault) {
   EXPECT_THAT(*ParseLabels("--keys", "", 3), ElementsAre("0", "1", "2"));
 }
 
-TEST(LabelsTest, MustBeAsManyAsTheWeightsHave) {
+TEST(LabelsTest, MustMatchTheNumberOfWeights) {
   EXPECT_EQ(ParseLabels("--keys", "a,b", 3).status().message(),
             "--keys has 2 labels; the weights need 3");
 }
@@ -51,7 +51,7 @@ TEST(JsonTest, WritesNestedValues) {
   EXPECT_EQ(json.Take(), R"({"a":[1,0.5,true],"b":{},"c":"x"})");
 }
 
-TEST(JsonTest, EscapesAndKnowsNoInfinity) {
+TEST(JsonTest, EscapesStringsAndWritesInfinityAsNull) {
   JsonWriter json;
   json.BeginArray().String("a\"b\\c\nd\x01").Number(std::numeric_limits<double>::infinity());
   EXPECT_EQ(json.EndArray().Take(), R"(["a\"b\\c\nd\u0001",null])");
@@ -75,7 +75,7 @@ TEST(TerminalHeatMapTest, ColoursCellsByWeight) {
   EXPECT_EQ(map.columns(), 15);
 }
 
-TEST(TerminalHeatMapTest, BlocksStandSideBySideWhereTheyFit) {
+TEST(TerminalHeatMapTest, BlocksAreSideBySideIfTheyFit) {
   TextBlock left, right;
   left.Add("aé");
   left.Add("b");

@@ -97,7 +97,7 @@ TEST(ZipTest, WritesThroughSymbolicLinks) {
   EXPECT_EQ(*ReadOnly(ReadWholeFile(target)), "one");
 }
 
-TEST(ZipTest, NamesTheFileThatItCannotWrite) {
+TEST(ZipTest, NamesAFileThatCannotBeWritten) {
   const absl::Status written = WriteZip("/nowhere/y.npz", std::vector<ZipContent>{{"a", "one"}});
   EXPECT_THAT(std::string(written.message()), HasSubstr("can't write /nowhere/y.npz: "));
 }
@@ -115,7 +115,7 @@ TEST(ZipTest, FindsTheDirectoryBeforeAComment) {
   EXPECT_EQ(*ReadOnly(archive + "abc"), "hello");
 }
 
-TEST(ZipTest, RefusesMembersThatClaimAnotherSize) {
+TEST(ZipTest, RejectsMembersOfAWrongStatedSize) {
   const std::string content(1000, 'x');
   for (const uint32_t claimed : {999u, 1001u, 0u, 0xfffffff0u}) {
     const absl::StatusOr<std::string> read = ReadOnly(DeflatedArchive(content, claimed));
@@ -123,13 +123,13 @@ TEST(ZipTest, RefusesMembersThatClaimAnotherSize) {
   }
 }
 
-TEST(ZipTest, RefusesAWrongChecksum) {
+TEST(ZipTest, RejectsAWrongChecksum) {
   std::string archive = StoredArchive({{"a", "content"}});
   archive[archive.find("content")] = 'k';
   EXPECT_THAT(std::string(ReadOnly(archive).status().message()), HasSubstr("CRC"));
 }
 
-TEST(ZipTest, RefusesAStoredMemberLargerThanTheFile) {
+TEST(ZipTest, RejectsAStoredMemberLargerThanTheFile) {
   std::string archive = StoredArchive({{"a", "content"}});
   const size_t directory = archive.find("PK\1\2");
   Put(archive, directory + 20, 0xfffffff0, 4);
@@ -138,14 +138,14 @@ TEST(ZipTest, RefusesAStoredMemberLargerThanTheFile) {
               HasSubstr("a member is larger than the file"));
 }
 
-TEST(ZipTest, RefusesOtherCompressionMethods) {
+TEST(ZipTest, RejectsOtherCompressionMethods) {
   std::string archive = DeflatedArchive("hello", 5);
   Put(archive, archive.find("PK\1\2") + 10, 12, 2);
   EXPECT_THAT(std::string(ReadOnly(archive).status().message()),
               HasSubstr("compression method 12; it must be stored (0) or deflate (8)"));
 }
 
-TEST(ZipTest, SurvivesEveryCut) {
+TEST(ZipTest, SurvivesTruncationAtEveryByte) {
   for (const std::string& archive :
        {StoredArchive({{"a.npy", "content"}}), DeflatedArchive("content", 7)}) {
     for (size_t size = 0; size < archive.size(); ++size) {

@@ -46,14 +46,14 @@ class CommandLineTest : public ::testing::Test {
                     .max_operands = 1};
 };
 
-TEST_F(CommandLineTest, TakesValuesBesideAndBehindAnEqualsSign) {
+TEST_F(CommandLineTest, AcceptsValuesAfterASpaceOrAnEqualsSign) {
   ASSERT_TRUE(Parse({"--output", "y.npy", "--count=7", "--scale", "0.5"}).ok());
   EXPECT_EQ(values_.output, "y.npy");
   EXPECT_EQ(values_.count, 7);
   EXPECT_EQ(values_.scale, 0.5);
 }
 
-TEST_F(CommandLineTest, LeavesDefaultsOfWhatIsNotGiven) {
+TEST_F(CommandLineTest, KeepsDefaultsOfAbsentFlags) {
   ASSERT_TRUE(Parse({"-o", "y"}).ok());
   EXPECT_EQ(values_.count, 3);
   EXPECT_FALSE(values_.causal);
@@ -61,7 +61,7 @@ TEST_F(CommandLineTest, LeavesDefaultsOfWhatIsNotGiven) {
   EXPECT_FALSE(values_.mask.has_value());
 }
 
-TEST_F(CommandLineTest, SwitchesNeedNoValueAndTakeNoneFromTheNextArgument) {
+TEST_F(CommandLineTest, SwitchesDoNotConsumeTheNextArgument) {
   ASSERT_TRUE(Parse({"--causal", "x.npy", "-o", "y"}).ok());
   EXPECT_TRUE(values_.causal);
   EXPECT_THAT(operands_, ElementsAre("x.npy"));
@@ -75,7 +75,7 @@ TEST_F(CommandLineTest, NegativeNumbersAreValues) {
   EXPECT_EQ(values_.scale, -2.5);
 }
 
-TEST_F(CommandLineTest, TheLastOfSeveralStands) {
+TEST_F(CommandLineTest, TheLastOfRepeatedFlagsWins) {
   ASSERT_TRUE(Parse({"-o", "a", "--output=b", "--window=1,2", "--window=3"}).ok());
   EXPECT_EQ(values_.output, "b");
   EXPECT_THAT(values_.window, ElementsAre(3));
@@ -96,7 +96,7 @@ struct Refusal {
 class CommandLineRefusalTest : public CommandLineTest,
                                public ::testing::WithParamInterface<Refusal> {};
 
-TEST_P(CommandLineRefusalTest, SaysWhatIsWrong) {
+TEST_P(CommandLineRefusalTest, StatesTheError) {
   const absl::Status status = Parse(GetParam().arguments);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), GetParam().message);
@@ -132,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "unexpected argument 'b'; usage: rapt try FILE -o FILE"}),
     [](const auto& info) { return info.param.name; });
 
-TEST_F(CommandLineTest, TakesEmptyValuesAndLetters) {
+TEST_F(CommandLineTest, AcceptsEmptyValuesAndShortForms) {
   ASSERT_TRUE(Parse({"-oy", "--mask=", "x.npy"}).ok());
   EXPECT_EQ(values_.output, "y");
   EXPECT_EQ(values_.mask, "");
@@ -161,13 +161,13 @@ TEST_F(CommandLineTest, HelpNamesEveryFlagAndExampleWithinEightyColumns) {
   }
 }
 
-TEST_F(CommandLineTest, HelpIsAskedForOnlyBeforeTwoDashes) {
+TEST_F(CommandLineTest, HelpIsAFlagOnlyBeforeTwoDashes) {
   EXPECT_TRUE(line_.Parse(std::vector<std::string>{"x", "--help"})->wants_help);
   EXPECT_TRUE(line_.Parse(std::vector<std::string>{"-h", "--wat"})->wants_help);
   EXPECT_FALSE(line_.Parse(std::vector<std::string>{"-oy", "--", "--help"})->wants_help);
 }
 
-TEST(NearestTest, FindsSlipsAndLeavesStrangersAlone) {
+TEST(NearestTest, FindsTyposButNotUnrelatedWords) {
   const std::vector<std::string_view> known = {"demo", "attend", "plot"};
   EXPECT_EQ(Nearest("dmeo", known), "demo");
   EXPECT_EQ(Nearest("atend", known), "attend");

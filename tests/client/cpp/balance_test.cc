@@ -65,7 +65,7 @@ TEST_F(BalanceTest, EveryServerGetsCalls) {
   for (int i = 0; i < kServers; ++i) EXPECT_GT(ServedCalls(*servers_[i]), 0) << "server " << i;
 }
 
-TEST_F(BalanceTest, AServerThatIsKilledTakesNoCallWithIt) {
+TEST_F(BalanceTest, NoCallIsLostWhenAServerIsKilled) {
   Callers callers(kCallers, [this] { return Attend(); });
   callers.WaitForMore(100);
   servers_[0]->Signal(SIGKILL);

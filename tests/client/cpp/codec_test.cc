@@ -86,7 +86,7 @@ absl::StatusOr<AttendResult> DecodeText(const WantedOutputs& wanted, const std::
   return DecodeWhole(wanted, Parse<v1::AttendResponse>(text).SerializeAsString());
 }
 
-TEST(CodecTest, AShortCallSetsWhatItHas) {
+TEST(CodecTest, AMinimalCallSetsOnlyItsFields) {
   const v1::AttendRequest request = Encoded(SmallCall());
   const auto expected = Parse<v1::AttendRequest>(R"(
       q { dtype: FP16 shape: [1, 1, 1, 1] data: "qq" }
@@ -96,7 +96,7 @@ TEST(CodecTest, AShortCallSetsWhatItHas) {
   EXPECT_TRUE(MessageDifferencer::Equals(request, expected)) << request.DebugString();
 }
 
-TEST(CodecTest, EveryFieldTravels) {
+TEST(CodecTest, EncodesEveryField) {
   const int64_t lengths[] = {1, 0};
   AttendCall call = SmallCall();
   call.mask = TensorView{DType::kBool, {1, 2}, Bytes("mm")};
@@ -135,7 +135,7 @@ TEST(CodecTest, EveryFieldTravels) {
   EXPECT_TRUE(MessageDifferencer::Equals(request, expected)) << request.DebugString();
 }
 
-TEST(CodecTest, OurNumbersMeanTheProtocols) {
+TEST(CodecTest, EnumsMatchTheProtocol) {
   const std::pair<DType, v1::DataType> dtypes[] = {
       {DType::kFloat32, v1::FP32}, {DType::kFloat16, v1::FP16}, {DType::kBFloat16, v1::BF16},
       {DType::kFloat64, v1::FP64}, {DType::kBool, v1::BOOL},    {DType::kInt8, v1::INT8},
@@ -167,7 +167,7 @@ TEST(CodecTest, OurNumbersMeanTheProtocols) {
   }
 }
 
-TEST(CodecTest, DataHasToBeAsLongAsItsShapeSays) {
+TEST(CodecTest, DataMustMatchItsShape) {
   AttendCall call = SmallCall();
   call.k.shape = {1, 1, 2, 1};
   EXPECT_EQ(EncodeAttend(call, kNoLimit).status(),
@@ -178,7 +178,7 @@ TEST(CodecTest, DataHasToBeAsLongAsItsShapeSays) {
   EXPECT_THAT(EncodeAttend(call, kNoLimit).status().message(), HasSubstr("q has shape []"));
 }
 
-TEST(CodecTest, ShapesThatNoMemoryHoldsAreRefused) {
+TEST(CodecTest, RejectsShapesThatOverflow) {
   for (const Shape& shape :
        {Shape{1, 1, -1, 1}, Shape{0, -1, 1, 1}, Shape{int64_t{1} << 40, int64_t{1} << 40, 1, 1},
         Shape{INT64_MAX, 2, 2, 2}}) {
@@ -190,7 +190,7 @@ TEST(CodecTest, ShapesThatNoMemoryHoldsAreRefused) {
   }
 }
 
-TEST(CodecTest, AMessageOverItsLimitIsNotMade) {
+TEST(CodecTest, RejectsAMessageOverTheLimit) {
   for (const auto encode : {EncodeAttend, EncodeDiagnose}) {
     const int64_t bytes = encode(SmallCall(), kNoLimit)->size();
     EXPECT_TRUE(encode(SmallCall(), bytes).ok());
@@ -202,7 +202,7 @@ TEST(CodecTest, AMessageOverItsLimitIsNotMade) {
   }
 }
 
-TEST(CodecTest, LargeTensorsTravelFromWhereTheyAre) {
+TEST(CodecTest, LargeTensorsAreNotCopied) {
   const std::string q(100'000, 'q'), k(50'000, 'k'), v(10, 'v');
   const AttendCall call{.q = {DType::kUint8, {100'000}, Bytes(q)},
                         .k = {DType::kUint8, {50'000}, Bytes(k)},
@@ -216,7 +216,7 @@ TEST(CodecTest, LargeTensorsTravelFromWhereTheyAre) {
   EXPECT_THAT(payloads, ElementsAre(Bytes(q).data(), Bytes(k).data()));
 }
 
-TEST(CodecTest, EncodesAsGeneratedCodeDoes) {
+TEST(CodecTest, EncodesLikeGeneratedCode) {
   std::mt19937 random(1);
   const auto draw = [&random](int64_t most) {
     return std::uniform_int_distribution<int64_t>(0, most)(random);
@@ -278,7 +278,7 @@ TEST(CodecTest, ReadsAWholeResult) {
   }
 }
 
-TEST(CodecTest, ATensorThatCameTwiceIsMergedAsGeneratedCodeDoes) {
+TEST(CodecTest, ARepeatedTensorIsMergedAsByGeneratedCode) {
   const std::string twice =
       Parse<v1::AttendResponse>("y { dtype: FP16 shape: 2 data: 'abcd' }").SerializeAsString() +
       Parse<v1::AttendResponse>("y { dtype: INT8 shape: 3 data: 'uvwxyz' }").SerializeAsString();
@@ -292,7 +292,7 @@ TEST(CodecTest, ATensorThatCameTwiceIsMergedAsGeneratedCodeDoes) {
 
 // Every answer that is cut off, and every one with a byte changed, is read or refused: nothing is
 // read that did not come.
-TEST(CodecTest, BrokenAnswersAreInternalOrRead) {
+TEST(CodecTest, CorruptResponsesAreInternalOrRead) {
   const google::protobuf::LogSilencer silencer;  // of texts that are not UTF-8
   const std::string bytes = Parse<v1::AttendResponse>(R"(
       y { dtype: FP16 shape: [2, 1] data: "yyyy" } lse { dtype: FP32 shape: 1 data: "abcd" }
@@ -324,7 +324,7 @@ TEST(CodecTest, BrokenAnswersAreInternalOrRead) {
 }
 
 // Generated code would make a gigabyte of objects of it.
-TEST(CodecTest, AnAnswerOfManySmallThingsIsRefused) {
+TEST(CodecTest, AResponseOfManySmallFieldsIsRejected) {
   std::string bytes;
   for (int n = 0; n < 1'000'000; ++n) bytes.append("\x0A\x00", 2);
   const absl::Status status = DecodeWhole({}, bytes).status();
@@ -332,7 +332,7 @@ TEST(CodecTest, AnAnswerOfManySmallThingsIsRefused) {
   EXPECT_THAT(status.message(), HasSubstr("malformed response from server"));
 }
 
-TEST(CodecTest, AnAnswerThatContradictsItselfIsInternal) {
+TEST(CodecTest, AnInconsistentResponseIsInternal) {
   const std::pair<const char*, const char*> cases[] = {
       {"", "the server answered without y"},
       {"y { dtype: FP32 shape: 2 data: 'abcd' }", "y of shape [2] of FP32 in 4 bytes"},
@@ -348,7 +348,7 @@ TEST(CodecTest, AnAnswerThatContradictsItselfIsInternal) {
   }
 }
 
-TEST(CodecTest, OutputsThatNobodyAskedForAreLeft) {
+TEST(CodecTest, UnrequestedOutputsAreIgnored) {
   const absl::StatusOr<AttendResult> result =
       DecodeText({}, "y { dtype: FP32 shape: 0 } scores { dtype: FP32 shape: 0 }");
   ASSERT_TRUE(result.ok()) << result.status();
@@ -405,7 +405,7 @@ TEST(CodecTest, ReadsADiagnosis) {
   EXPECT_THAT(diagnosis->warnings, ElementsAre("first", "second"));
 }
 
-TEST(CodecTest, MemoryAndInfoTravel) {
+TEST(CodecTest, ConvertsMemoryEstimatesAndServerInfo) {
   const v1::EstimateMemoryRequest request = Encode(MemoryQuestion{.batch = 32,
                                                                   .query_heads = 8,
                                                                   .kv_heads = 2,
@@ -452,7 +452,7 @@ TEST(CodecTest, MemoryAndInfoTravel) {
   EXPECT_EQ(info.backends[1].reason, "no driver");
 }
 
-TEST(TensorDeathTest, ValuesAreOfTheTensorsType) {
+TEST(TensorDeathTest, ValuesMustHaveTheTensorsType) {
   const Tensor tensor(DType::kFloat32, {2}, std::string(8, '\0'));
   EXPECT_THAT(tensor.values<float>(), ElementsAre(0.0f, 0.0f));
   EXPECT_DEATH(tensor.values<double>(), "dtype");

@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(, AttendFaultsTest, testing::Bool(), [](const auto& inf
   return std::string(info.param ? "Async" : "Sync");
 });
 
-TEST_P(AttendFaultsTest, AnswersCome) {
+TEST_P(AttendFaultsTest, ReturnsTheResponse) {
   ScriptedServer server(Echo);
   const auto client = ConnectTo(server.address());
   const Call call(42);
@@ -193,7 +193,7 @@ TEST_P(AttendFaultsTest, UnavailableIsRetried) {
   EXPECT_EQ(server.calls(), 3);
 }
 
-TEST_P(AttendFaultsTest, ACancellationThatNobodyAskedForIsRetried) {
+TEST_P(AttendFaultsTest, AnUnrequestedCancellationIsRetried) {
   ScriptedServer server(FailFirst(1, {grpc::CANCELLED, "CANCELLED"}));
   const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
   const Call call(7);
@@ -201,7 +201,7 @@ TEST_P(AttendFaultsTest, ACancellationThatNobodyAskedForIsRetried) {
   EXPECT_EQ(server.calls(), 2);
 }
 
-TEST_P(AttendFaultsTest, RetriesEnd) {
+TEST_P(AttendFaultsTest, RetriesAreLimited) {
   ScriptedServer server(FailFirst(100, {grpc::UNAVAILABLE, "draining"}));
   const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
   const Call call;
@@ -210,7 +210,7 @@ TEST_P(AttendFaultsTest, RetriesEnd) {
   EXPECT_EQ(server.calls(), 4);
 }
 
-TEST_P(AttendFaultsTest, OtherErrorsStandAtOnceWithCodeAndMessage) {
+TEST_P(AttendFaultsTest, OtherErrorsAreReturnedWithoutRetries) {
   for (const grpc::StatusCode code :
        {grpc::INVALID_ARGUMENT, grpc::RESOURCE_EXHAUSTED, grpc::DEADLINE_EXCEEDED,
         grpc::UNIMPLEMENTED, grpc::INTERNAL, grpc::UNKNOWN, grpc::NOT_FOUND, grpc::ABORTED}) {
@@ -223,7 +223,7 @@ TEST_P(AttendFaultsTest, OtherErrorsStandAtOnceWithCodeAndMessage) {
   }
 }
 
-TEST_P(AttendFaultsTest, ResourceExhaustedIsRetriedWhereTheCallerSaysSo) {
+TEST_P(AttendFaultsTest, ResourceExhaustedIsRetriedOnRequest) {
   ScriptedServer server(FailFirst(1, {grpc::RESOURCE_EXHAUSTED, "over the budget"}));
   RetryPolicy retries = kNoBackoff;
   retries.retries_resource_exhausted = true;
@@ -233,7 +233,7 @@ TEST_P(AttendFaultsTest, ResourceExhaustedIsRetriedWhereTheCallerSaysSo) {
   EXPECT_EQ(server.calls(), 2);
 }
 
-TEST_P(AttendFaultsTest, ABackoffPastTheDeadlineIsNotWaitedFor) {
+TEST_P(AttendFaultsTest, NoBackoffPastTheDeadline) {
   ScriptedServer server(FailFirst(100, {grpc::UNAVAILABLE, "draining"}));
   const auto client = ConnectTo(server.address(), {.retries = kLongBackoff});
   const Call call;
@@ -242,7 +242,7 @@ TEST_P(AttendFaultsTest, ABackoffPastTheDeadlineIsNotWaitedFor) {
   EXPECT_EQ(server.calls(), 1);
 }
 
-TEST_P(AttendFaultsTest, TheDeadlineEndsACallThatIsNotAnswered) {
+TEST_P(AttendFaultsTest, TheDeadlineEndsAnUnansweredCall) {
   ScriptedServer server(Hang);
   const auto client = ConnectTo(server.address());
   const Call call;
@@ -251,7 +251,7 @@ TEST_P(AttendFaultsTest, TheDeadlineEndsACallThatIsNotAnswered) {
   server.WaitForLeavers(server.calls());  // the server sees the cancellation
 }
 
-TEST_P(AttendFaultsTest, ATimeoutThatIsOverEndsTheCallAtOnce) {
+TEST_P(AttendFaultsTest, AnExpiredTimeoutEndsTheCallAtOnce) {
   ScriptedServer server(Hang);
   const auto client = ConnectTo(server.address());
   const Call call;
@@ -261,7 +261,7 @@ TEST_P(AttendFaultsTest, ATimeoutThatIsOverEndsTheCallAtOnce) {
   }
 }
 
-TEST_P(AttendFaultsTest, TheTimeThatEncodingTakesCounts) {
+TEST_P(AttendFaultsTest, TheTimeoutIncludesEncoding) {
   ScriptedServer server(Echo);
   const auto client = ConnectTo(server.address());
   const milliseconds timeout(300);
@@ -289,7 +289,7 @@ TEST_P(AttendFaultsTest, EveryAttemptDeclaresTheSizeOfItsMessage) {
   }
 }
 
-TEST_P(AttendFaultsTest, LargeTensorsArriveWholeAndAgain) {
+TEST_P(AttendFaultsTest, LargeTensorsAreResentIntact) {
   ScriptedServer server(FailFirst(1, {grpc::UNAVAILABLE, "draining"}));
   const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
   std::vector<float> values(2'000'000);
@@ -303,7 +303,7 @@ TEST_P(AttendFaultsTest, LargeTensorsArriveWholeAndAgain) {
   EXPECT_EQ(server.calls(), 2);
 }
 
-TEST_P(AttendFaultsTest, ACallEndsWhenNobodyReadsItsBytesAnyMore) {
+TEST_P(AttendFaultsTest, ACallEndsOnceGrpcReleasesItsBytes) {
   StalledServer server;
   const auto client = ConnectTo(server.address(), {.retries = {.max_attempts = 1}});
   auto values = std::make_unique<std::vector<float>>(16 << 20);
@@ -317,7 +317,7 @@ TEST_P(AttendFaultsTest, ACallEndsWhenNobodyReadsItsBytesAnyMore) {
   values.reset();
 }
 
-TEST_P(AttendFaultsTest, TheLongestTimeoutIsNoError) {
+TEST_P(AttendFaultsTest, TheLongestTimeoutIsValid) {
   ScriptedServer server(Echo);
   const auto client = ConnectTo(server.address());
   const Call call(5);
@@ -374,7 +374,7 @@ TEST_P(AttendFaultsTest, StopsThatRaceWithAnswersEndEveryCallOnce) {
   }
 }
 
-TEST_P(AttendFaultsTest, AHugeAnswerIsRefused) {
+TEST_P(AttendFaultsTest, AHugeResponseIsRejected) {
   ScriptedServer server([](const v1::AttendRequest&, v1::AttendResponse& response) {
     response.mutable_y()->set_dtype(v1::UINT8);
     response.mutable_y()->add_shape(5 << 20);
@@ -397,7 +397,7 @@ TEST_P(AttendFaultsTest, AHugeCallIsNotSent) {
   EXPECT_EQ(server.calls(), 0);
 }
 
-TEST_P(AttendFaultsTest, ACallThatMakesNoSenseIsNotSent) {
+TEST_P(AttendFaultsTest, AnInvalidCallIsNotSent) {
   ScriptedServer server(Echo);
   const auto client = ConnectTo(server.address());
   const Call owner;  // of what the views point at
@@ -409,7 +409,7 @@ TEST_P(AttendFaultsTest, ACallThatMakesNoSenseIsNotSent) {
   EXPECT_EQ(server.calls(), 0);
 }
 
-TEST_P(AttendFaultsTest, AnAnswerThatContradictsItselfIsInternal) {
+TEST_P(AttendFaultsTest, AnInconsistentResponseIsInternal) {
   ScriptedServer server([](const v1::AttendRequest&, v1::AttendResponse&) {
     return std::optional(grpc::Status::OK);
   });
@@ -418,7 +418,7 @@ TEST_P(AttendFaultsTest, AnAnswerThatContradictsItselfIsInternal) {
   EXPECT_EQ(Attend(*client, call).status(), absl::InternalError("the server answered without y"));
 }
 
-TEST_P(AttendFaultsTest, ANobodyAtTheAddressIsUnavailable) {
+TEST_P(AttendFaultsTest, AnAddressWithoutAServerIsUnavailable) {
   const std::string address = DeadAddress();
   const auto client = ConnectTo(address, {.connect_timeout = {}, .retries = {.max_attempts = 1}});
   const Call call;
@@ -427,13 +427,13 @@ TEST_P(AttendFaultsTest, ANobodyAtTheAddressIsUnavailable) {
   EXPECT_THAT(status.message(), HasSubstr(address));
 }
 
-TEST(ConnectTest, SaysWhereNobodyAnswers) {
+TEST(ConnectTest, NamesTheAddressThatDoesNotAnswer) {
   const std::string address = DeadAddress();
   EXPECT_EQ(Client::Connect(address).status(),
             absl::UnavailableError("no server answers at " + address));
 }
 
-TEST(ConnectTest, RefusesAddressesAndOptionsThatMakeNoSense) {
+TEST(ConnectTest, RejectsInvalidAddressesAndOptions) {
   EXPECT_EQ(Client::Connect("").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(Client::Connect("no such host:port").status().code(), absl::StatusCode::kUnavailable);
   const Options wrong[] = {{.connect_timeout = milliseconds(-1)},
@@ -447,7 +447,7 @@ TEST(ConnectTest, RefusesAddressesAndOptionsThatMakeNoSense) {
   }
 }
 
-TEST(ConnectionsTest, CallsOneAfterTheOtherStayOnOneConnection) {
+TEST(ConnectionsTest, SequentialCallsStayOnOneConnection) {
   ScriptedServer server(Echo);
   const auto client = ConnectTo(server.address(), {.connections = 4});
   const Call call;
@@ -455,7 +455,7 @@ TEST(ConnectionsTest, CallsOneAfterTheOtherStayOnOneConnection) {
   EXPECT_EQ(server.peers().size(), 1u);
 }
 
-TEST(ConnectionsTest, CallsAtOnceSpreadOverAllConnections) {
+TEST(ConnectionsTest, ConcurrentCallsSpreadOverAllConnections) {
   ScriptedServer server(Hang);
   auto client = ConnectTo(server.address(), {.connections = 4});
   const Call call;
@@ -555,7 +555,7 @@ int AttemptsBySharedMemory(const RetryPolicy& policy) {
   return server.calls();
 }
 
-TEST(SharedMemoryRetryTest, AnAttemptBySharedMemoryCountsAsOne) {
+TEST(SharedMemoryRetryTest, ASharedMemoryAttemptCounts) {
   for (const int max_attempts : {1, 2, 4}) {
     RetryPolicy policy = kNoBackoff;
     policy.max_attempts = max_attempts;
@@ -563,7 +563,7 @@ TEST(SharedMemoryRetryTest, AnAttemptBySharedMemoryCountsAsOne) {
   }
 }
 
-TEST(SharedMemoryRetryTest, ABackoffFollowsAnAttemptBySharedMemory) {
+TEST(SharedMemoryRetryTest, ABackoffFollowsASharedMemoryAttempt) {
   RetryPolicy policy;  // whose backoff is past the deadline, and so is not waited for
   policy.initial_backoff = policy.max_backoff = hours(100);
   EXPECT_EQ(AttemptsBySharedMemory(policy), 1);
@@ -593,7 +593,7 @@ TEST(ClientTest, DiagnoseDeclaresTheSizeOfItsMessage) {
   EXPECT_EQ(messages[0].declared, std::to_string(messages[0].bytes));
 }
 
-TEST(ClientTest, AMethodThatTheServerLacksIsUnimplemented) {
+TEST(ClientTest, AMissingMethodIsUnimplemented) {
   ScriptedServer server(Echo);
   const auto client = ConnectTo(server.address());
   const Call call;

@@ -22,7 +22,7 @@ std::optional<nanoseconds> Delay(absl::StatusCode code, int attempts, nanosecond
   return DelayBeforeRetry(policy, code, attempts, time_left, random);
 }
 
-TEST(RetryTest, RepeatsOnlyUnavailable) {
+TEST(RetryTest, RetriesOnlyUnavailable) {
   for (int code = 0; code <= 16; ++code) {
     const auto status_code = static_cast<absl::StatusCode>(code);
     EXPECT_EQ(Delay(status_code, 1, hours(1), 0).has_value(),
@@ -31,7 +31,7 @@ TEST(RetryTest, RepeatsOnlyUnavailable) {
   }
 }
 
-TEST(RetryTest, RepeatsResourceExhaustedWhereTheCallerSaysSo) {
+TEST(RetryTest, RetriesResourceExhaustedOnRequest) {
   RetryPolicy policy = kPolicy;
   policy.retries_resource_exhausted = true;
   EXPECT_TRUE(Delay(absl::StatusCode::kResourceExhausted, 1, hours(1), 0, policy).has_value());
@@ -70,7 +70,7 @@ TEST(RetryTest, DoesNotWaitPastTheDeadline) {
   EXPECT_FALSE(Delay(absl::StatusCode::kUnavailable, 1, milliseconds(-1), 0).has_value());
 }
 
-TEST(RetryTest, RefusesPoliciesThatMakeNoSense) {
+TEST(RetryTest, RejectsInvalidPolicies) {
   EXPECT_TRUE(Validate(RetryPolicy{}).ok());
   EXPECT_EQ(Validate(RetryPolicy{.max_attempts = 0}).message(),
             "retries.max_attempts is 0; it must be at least 1");

@@ -133,7 +133,7 @@ TEST_F(ServedClientTest, ComputesTheHandComputedExample) {
   EXPECT_FALSE(result.present_key.has_value());
 }
 
-TEST_F(ServedClientTest, LayoutsNameTheSameNumbers) {
+TEST_F(ServedClientTest, LayoutsGiveTheSameResult) {
   const std::vector<float> expected = ToFloats(Attend(SelfAttention()).y);
   const std::vector<float> inside = HeadsInside(x_);
   const TensorView bshd = View<float>({1, kLength, kHeads, kSize}, inside);
@@ -200,7 +200,7 @@ TEST_F(ServedClientTest, ScaleAndSoftcapReachTheScores) {
   EXPECT_THAT(ToFloats(*Attend(call).scores), Each(AllOf(testing::Ge(-2.0f), testing::Le(2.0f))));
 }
 
-TEST_F(ServedClientTest, ADecodeStepIsTheLastRowOfTheWhole) {
+TEST_F(ServedClientTest, ADecodeStepEqualsTheLastRowOfTheWhole) {
   AttendCall whole = SelfAttention();
   whole.causal = true;
   const std::vector<float> expected = ToFloats(Attend(whole).y);
@@ -253,12 +253,12 @@ TEST_F(ServedClientTest, OutputsHaveTheInputsType) {
   }
 }
 
-TEST_F(ServedClientTest, AnEmptyBatchIsNoError) {
+TEST_F(ServedClientTest, AnEmptyBatchIsValid) {
   const TensorView empty = View<float>({0, 1, 3, 4}, {});
   EXPECT_EQ(Attend({.q = empty, .k = empty, .v = empty}).y.shape(), (Shape{0, 1, 3, 4}));
 }
 
-TEST_F(ServedClientTest, CallsAtOnceKeepTheirAnswersApart) {
+TEST_F(ServedClientTest, ConcurrentCallsGetTheirOwnResponses) {
   constexpr int kCalls = 32;
   std::vector<std::vector<float>> values(kCalls);
   std::vector<std::promise<absl::StatusOr<AttendResult>>> results(kCalls);
@@ -319,7 +319,7 @@ TEST_F(ServedClientTest, EstimatesTheScoreMatrixOfTheTutorial) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(ServedClientTest, TellsWhoAnswers) {
+TEST_F(ServedClientTest, ReturnsServerInfo) {
   const absl::StatusOr<ServerInfo> info = client_->GetServerInfo();
   ASSERT_TRUE(info.ok()) << info.status();
   EXPECT_FALSE(info->version.empty());
@@ -332,7 +332,7 @@ TEST_F(ServedClientTest, TellsWhoAnswers) {
   EXPECT_TRUE(info->backends.back().available);
 }
 
-TEST_F(ServedClientTest, TellsWhetherItIsReady) {
+TEST_F(ServedClientTest, ReturnsHealth) {
   const absl::StatusOr<HealthStatus> server = client_->CheckHealth();
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ(*server, HealthStatus::kServing);
@@ -354,7 +354,7 @@ class OneToken {
   const std::vector<float> x_ = {1, 2, 3, 4};
 };
 
-TEST(ServerFaultsTest, ACallOverTheServersLimitThatCannotBeStreamedIsRefused) {
+TEST(ServerFaultsTest, ACallOverTheServersLimitThatCannotBeStreamedIsRejected) {
   ServerProcess server({"--max_message_bytes=65536"});
   const auto client = Client::Connect(server.grpc_address());
   ASSERT_TRUE(client.ok()) << client.status();
@@ -367,7 +367,7 @@ TEST(ServerFaultsTest, ACallOverTheServersLimitThatCannotBeStreamedIsRefused) {
 
 // The budget has 28 MiB for messages that are not small. Another caller, which declares no size and
 // never sends, holds 20 MiB of them.
-TEST(ServerFaultsTest, ACallHoldsNoMoreThanItsOwnMessageWhileItIsSent) {
+TEST(ServerFaultsTest, ACallReservesOnlyItsOwnMessageWhileItIsSent) {
   ServerProcess server({"--memory_budget_bytes=67108864", "--max_message_bytes=20971520",
                         "--min_receive_bytes_per_second=1", "--max_queue_delay=100ms"});
   const auto client = Client::Connect(server.grpc_address());
@@ -387,7 +387,7 @@ TEST(ServerFaultsTest, ACallHoldsNoMoreThanItsOwnMessageWhileItIsSent) {
   EXPECT_TRUE(diagnose.ok()) << diagnose;
 }
 
-TEST(ServerFaultsTest, AServerKilledInACallIsUnavailable) {
+TEST(ServerFaultsTest, AServerKilledDuringACallIsUnavailable) {
   ServerProcess server({"--backend=reference", "--threads=1"});
   const auto client = Client::Connect(server.grpc_address(), {.retries = {.max_attempts = 1}});
   ASSERT_TRUE(client.ok()) << client.status();

@@ -98,7 +98,7 @@ TEST_F(LibrarySharedMemoryTest, GivesTheSameBitsAsTheMessage) {
   }
 }
 
-TEST_F(LibrarySharedMemoryTest, UsesItsRegionAgainAndTakesItAwayInTheEnd) {
+TEST_F(LibrarySharedMemoryTest, ReusesItsRegionAndUnregistersItAtTheEnd) {
   auto client = MustConnect(server_.grpc_address());
   const LargeCall large;
   std::vector<AttendResult> kept;
@@ -117,7 +117,7 @@ TEST_F(LibrarySharedMemoryTest, UsesItsRegionAgainAndTakesItAwayInTheEnd) {
   EXPECT_EQ(RegionsAt(server_.grpc_address()), 0);
 }
 
-TEST_F(LibrarySharedMemoryTest, ManyThreadsEachHaveTheirOwn) {
+TEST_F(LibrarySharedMemoryTest, EachOfManyThreadsHasItsOwnRegion) {
   const auto client = MustConnect(server_.grpc_address());
   std::vector<std::thread> threads;
   for (int n = 0; n < 12; ++n) {
@@ -136,7 +136,7 @@ TEST_F(LibrarySharedMemoryTest, ManyThreadsEachHaveTheirOwn) {
   EXPECT_LE(RegionsAt(server_.grpc_address()), 8);
 }
 
-TEST_F(LibrarySharedMemoryTest, ASmallCallIsAMessage) {
+TEST_F(LibrarySharedMemoryTest, ASmallCallIsSentAsAMessage) {
   const auto client = MustConnect(server_.grpc_address());
   const std::vector<float> x(24, 0.5f);
   const TensorView view = View<float>({1, 2, 3, 4}, x);
@@ -145,7 +145,7 @@ TEST_F(LibrarySharedMemoryTest, ASmallCallIsAMessage) {
   EXPECT_EQ(result->path, Path::kMessage);
 }
 
-TEST_F(LibrarySharedMemoryTest, AWrongCallIsToldAsUsual) {
+TEST_F(LibrarySharedMemoryTest, AnInvalidCallGetsTheUsualError) {
   const auto client = MustConnect(server_.grpc_address());
   const LargeCall large;
   AttendCall wrong = large.call();
@@ -233,7 +233,7 @@ TEST(LibrarySharedMemoryFrozenTest, AStopEndsTheCall) {
   }
 }
 
-TEST(LibrarySharedMemoryFrozenTest, TheEndTakesAllRegionsAwayAtOnce) {
+TEST(LibrarySharedMemoryFrozenTest, DestructionUnregistersAllRegionsAtOnce) {
   constexpr int kRegions = 8;
   ServerProcess server({"--allow_shared_memory"});
   Connections connections(server.grpc_address(), {}, grpc::InsecureChannelCredentials());
@@ -250,7 +250,7 @@ TEST(LibrarySharedMemoryFrozenTest, TheEndTakesAllRegionsAwayAtOnce) {
   EXPECT_FALSE(other.has_ended());
 }
 
-TEST(LibrarySharedMemoryRestartTest, AServerStartedAnewIsFoundToKnowNothing) {
+TEST(LibrarySharedMemoryRestartTest, RecoversWhenARestartedServerLacksTheRegion) {
   std::string folder = std::filesystem::temp_directory_path() / "rapt-XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   const std::string path = folder + "/socket";
@@ -277,7 +277,7 @@ TEST(LibrarySharedMemoryRestartTest, AServerStartedAnewIsFoundToKnowNothing) {
 }
 
 // The one that registers a region would not be the one that is asked to compute in it.
-TEST(SharedRegionsTest, SeveralServersAreSentMessages) {
+TEST(SharedRegionsTest, SeveralServersGetMessages) {
   constexpr int kServers = 3;
   std::vector<std::unique_ptr<ServerProcess>> servers;
   std::string address = "ipv4:";
@@ -296,7 +296,7 @@ TEST(SharedRegionsTest, SeveralServersAreSentMessages) {
   for (const auto& server : servers) EXPECT_EQ(RegionsAt(server->grpc_address()), 0);
 }
 
-TEST(SharedRegionsTest, OnlyServersOnThisMachineCount) {
+TEST(SharedRegionsTest, RecognizesServersOnThisMachine) {
   for (const char* ours : {"127.0.0.1:1", "localhost:8001", "[::1]:2", "unix:/run/rapt.sock",
                            "unix:///run/rapt.sock", "dns:///localhost:1", "ipv4:127.0.0.1:5"}) {
     EXPECT_TRUE(IsSameMachine(ours)) << ours;

@@ -142,7 +142,7 @@ class StreamTest : public testing::Test {
 
 ServerProcess* StreamTest::server_ = nullptr;
 
-TEST_F(StreamTest, EqualsTheOneCallInEveryLayoutAndCut) {
+TEST_F(StreamTest, EqualsAttendInEveryLayoutAndChunking) {
   for (const Feature& feature : kFeatures) {
     for (const Layout layout : {Layout::kBhsd, Layout::kBshd, Layout::kBse}) {
       for (const Streaming streaming : {Streaming::kKeys, Streaming::kQueries}) {
@@ -168,7 +168,7 @@ TEST_F(StreamTest, ChoosesSideAndChunks) {
 }
 
 // Large enough to travel by reference, with chunks that end in the midst of the past.
-TEST_F(StreamTest, SendsLargeRowsFromWhereTheyAre) {
+TEST_F(StreamTest, SendsLargeRowsWithoutCopies) {
   const std::vector<float> q = Values(3 * 64, 1), k = Values(6000 * 64, 2),
                            v = Values(6000 * 64, 3), past = Values(5000 * 64, 4);
   AttendCall call = {.q = View<float>({1, 1, 3, 64}, q),
@@ -180,7 +180,7 @@ TEST_F(StreamTest, SendsLargeRowsFromWhereTheyAre) {
   ExpectSame(call, {.streaming = Streaming::kQueries, .query_chunk = 1, .key_chunk = 700});
 }
 
-TEST_F(StreamTest, AFunctionMakesWhatStreams) {
+TEST_F(StreamTest, AFunctionFillsTheStreamingRows) {
   OwnedCall owned(Layout::kBhsd);
   for (const Streaming streaming : {Streaming::kKeys, Streaming::kQueries}) {
     const absl::StatusOr<AttendResult> whole = client_->Attend(owned.call);
@@ -220,7 +220,7 @@ TEST_F(StreamTest, AFunctionMakesWhatStreams) {
   }
 }
 
-TEST_F(StreamTest, TellsOfItsProgress) {
+TEST_F(StreamTest, ReportsItsProgress) {
   OwnedCall owned(Layout::kBhsd);
   std::vector<StreamProgress> told;
   const absl::StatusOr<AttendResult> result = client_->AttendStream(
@@ -242,7 +242,7 @@ TEST_F(StreamTest, TellsOfItsProgress) {
 
 // --- The path by size ----------------------------------------------------------------------------
 
-TEST_F(StreamTest, ACallBeyondTheMessageLimitGoesAsAStream) {
+TEST_F(StreamTest, ACallBeyondTheMessageLimitIsStreamed) {
   const std::vector<float> x = Values(1 << 16, 1);
   const TensorView view = View<float>({1, 1, 1 << 10, 1 << 6}, x);
   const AttendCall call = {.q = view, .k = view, .v = view};
@@ -265,7 +265,7 @@ TEST_F(StreamTest, ACallBeyondTheMessageLimitGoesAsAStream) {
   ExpectNear(also->y, whole->y);
 }
 
-TEST_F(StreamTest, WhatCannotBeStreamedIsRefusedByItsSize) {
+TEST_F(StreamTest, RejectsALargeCallThatCannotBeStreamed) {
   const std::vector<float> x = Values(1 << 16, 1);
   const TensorView view = View<float>({1, 1, 1 << 10, 1 << 6}, x);
   const auto client = Connect({.max_message_bytes = 300'000, .shared_memory = false});
@@ -276,7 +276,7 @@ TEST_F(StreamTest, WhatCannotBeStreamedIsRefusedByItsSize) {
 
 // --- Errors --------------------------------------------------------------------------------------
 
-TEST_F(StreamTest, WrongCallsAreRefusedByName) {
+TEST_F(StreamTest, ErrorsNameTheField) {
   const OwnedCall owned(Layout::kBhsd);
   const std::vector<uint8_t> bytes(33);
   const struct {

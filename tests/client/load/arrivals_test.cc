@@ -29,7 +29,7 @@ int CountIn(const std::vector<double>& times, double begin, double end) {
   return count;
 }
 
-TEST(ArrivalsTest, ComeEvenlyAndGoOnBeyondTheDuration) {
+TEST(ArrivalsTest, AreEvenlySpacedAndContinueBeyondTheDuration) {
   Arrivals arrivals = Arrivals::Evenly(*ParseRate("4", seconds(1)));
   EXPECT_THAT(Take(arrivals, 7), ElementsAre(0, 0.25, 0.5, 0.75, 1, 1.25, 1.5));
 }
@@ -99,7 +99,7 @@ TEST(ArrivalsTest, ReplayATraceAndEnd) {
   EXPECT_EQ(arrivals.Next(), std::nullopt);
 }
 
-TEST(ParseRateTest, RefusesWhatIsNoRate) {
+TEST(ParseRateTest, RejectsInvalidRates) {
   for (const char* text :
        {"", "0", "-1", "nan", "x", "1..", "1..2..3", "1..2/1", "1..2/x", "1e9"}) {
     const auto rate = ParseRate(text, seconds(1));
@@ -117,14 +117,14 @@ TEST(ParseTraceTest, ReadsTimesAndShapes) {
   EXPECT_THAT(trace->shape_of, ElementsAre(1, 0, 0));
 }
 
-TEST(ParseTraceTest, NeedsNoShapes) {
+TEST(ParseTraceTest, AcceptsTracesWithoutShapes) {
   const auto trace = ParseTrace("0\n0.1\n");
   ASSERT_TRUE(trace.ok()) << trace.status();
   EXPECT_THAT(trace->times, ElementsAre(nanoseconds(0), milliseconds(100)));
   EXPECT_TRUE(trace->shape_of.empty());
 }
 
-TEST(ParseTraceTest, RefusesLinesThatAreNone) {
+TEST(ParseTraceTest, RejectsInvalidLines) {
   for (const char* text : {"", "# nothing\n", "x", "-1", "1\n0 1x1x1x1"}) {
     EXPECT_EQ(ParseTrace(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }

@@ -44,7 +44,7 @@ Recorded Read(const Result& result) {
   return recorded.value_or(Recorded());
 }
 
-TEST(CompareTest, GivesRatiosOfWhatReportsSay) {
+TEST(CompareTest, ComputesTheRatiosOfTheReports) {
   const auto all =
       Compare(Read(Steady(10, 0, milliseconds(40))), Read(Steady(20, 0, milliseconds(10))));
   ASSERT_EQ(all.size(), 3u);
@@ -58,7 +58,7 @@ TEST(CompareTest, GivesRatiosOfWhatReportsSay) {
   EXPECT_NEAR(all[2].ratio, 0.25, 0.001);
 }
 
-TEST(CompareTest, SpreadsAsTheSecondsDo) {
+TEST(CompareTest, ConfidenceFollowsTheSpreadOfTheIntervals) {
   const auto all =
       Compare(Read(Steady(10, 10, milliseconds(1))), Read(Steady(10, 10, milliseconds(1))));
   EXPECT_DOUBLE_EQ(all[0].ratio, 1);
@@ -68,14 +68,14 @@ TEST(CompareTest, SpreadsAsTheSecondsDo) {
   EXPECT_LT(all[0].high, 2);
 }
 
-TEST(CompareTest, NamesWhatWasSetDifferently) {
+TEST(CompareTest, ListsSettingsThatDiffer) {
   const std::string table =
       Table(Read(Steady(10, 0, milliseconds(1))), Read(Steady(20, 0, milliseconds(1))));
   EXPECT_THAT(table, HasSubstr("dtype differs: fp32, bf16"));
   EXPECT_THAT(table, Not(HasSubstr("seed differs")));
 }
 
-TEST(ReadReportTest, RefusesOtherFiles) {
+TEST(ReadReportTest, RejectsOtherFiles) {
   for (const char* text : {"", "x", "[]", "{}", "{\"format\": \"rapt-load/2\"}"}) {
     EXPECT_EQ(ReadReport(text).status().code(), absl::StatusCode::kInvalidArgument) << text;
   }

@@ -18,7 +18,7 @@ TEST(HistogramTest, IsZeroWhenEmpty) {
   EXPECT_TRUE(histogram.Buckets().empty());
 }
 
-TEST(HistogramTest, GivesExtremesAsTheyWere) {
+TEST(HistogramTest, ReturnsExactExtremes) {
   Histogram histogram;
   for (const int64_t value : {1'234'567'890, 5, 77'777}) histogram.Record(value);
   EXPECT_EQ(histogram.min(), 5);
@@ -47,7 +47,7 @@ TEST(HistogramTest, KeepsThreeDigitsOfEveryQuantile) {
   }
 }
 
-TEST(HistogramTest, AddsUpToTheHistogramOfAll) {
+TEST(HistogramTest, TheSumEqualsTheHistogramOfAllValues) {
   Histogram one, other, all;
   for (int64_t i = 1; i <= 1000; ++i) {
     (i % 3 == 0 ? one : other).Record(i * i * i);
@@ -63,7 +63,7 @@ TEST(HistogramTest, AddsUpToTheHistogramOfAll) {
   }
 }
 
-TEST(HistogramTest, ComesBackFromItsBuckets) {
+TEST(HistogramTest, IsRestoredFromItsBuckets) {
   Histogram histogram, again;
   for (int64_t i = 0; i < 5000; ++i) histogram.Record(i * 997);
   for (const auto& [value, count] : histogram.Buckets()) again.Record(value, count);
@@ -73,7 +73,7 @@ TEST(HistogramTest, ComesBackFromItsBuckets) {
   }
 }
 
-TEST(HistogramTest, TakesWhatIsOutOfRange) {
+TEST(HistogramTest, ClampsValuesOutOfRange) {
   Histogram histogram;
   histogram.Record(-5);
   histogram.Record(Histogram::kMaxValue * 2);

@@ -38,7 +38,7 @@ TEST(MixTest, ReadsAxesAndWords) {
   EXPECT_EQ(Describe(want), "8x32/8x1:4096x128 BF16 causal ragged mask=padding");
 }
 
-TEST(MixTest, TakesWhatAShapeDoesNotSayFromTheDefaults) {
+TEST(MixTest, FillsInDefaults) {
   const auto shapes =
       Parse("1x2x3x4, 1x2x3x4 fp64 mask=none", 4, {DType::kFloat16, true, false, MaskKind::kBool});
   ASSERT_THAT(shapes, SizeIs(2));
@@ -51,7 +51,7 @@ TEST(MixTest, ReadsFilesWithLinesAndComments) {
               ElementsAre(Field(&CallShape::queries, 2), Field(&CallShape::queries, 8)));
 }
 
-TEST(MixTest, CutsADistributionIntoItsQuantiles) {
+TEST(MixTest, ReplacesADistributionByItsQuantiles) {
   const auto uniform = Parse("1x1x100..500x4 weight=2");
   EXPECT_THAT(uniform, ElementsAre(Field(&CallShape::keys, 150), Field(&CallShape::keys, 250),
                                    Field(&CallShape::keys, 350), Field(&CallShape::keys, 450)));
@@ -65,13 +65,13 @@ TEST(MixTest, CutsADistributionIntoItsQuantiles) {
                           Field(&CallShape::keys, 1968)));
 }
 
-TEST(MixTest, KnowsTheNamedOnes) {
+TEST(MixTest, KnowsTheNamedMixes) {
   EXPECT_THAT(Parse("tutorial"), SizeIs(4));
   EXPECT_THAT(Parse("prefill-decode", 5), SizeIs(7));
   EXPECT_THAT(Parse("tiny, short"), SizeIs(2));
 }
 
-TEST(MixTest, SaysWhatIsWrongWithAShape) {
+TEST(MixTest, ErrorsStateTheReason) {
   for (const auto& [text, why] :
        std::map<const char*, const char*>{{"", "the mix is empty"},
                                           {"1x2x3", "3 axes"},
@@ -90,7 +90,7 @@ TEST(MixTest, SaysWhatIsWrongWithAShape) {
   }
 }
 
-TEST(ShapeChoiceTest, GoesByWeightAndSeed) {
+TEST(ShapeChoiceTest, FollowsWeightsAndSeed) {
   const auto shapes = Parse("1x1x1x4 weight=1, 1x1x2x4 weight=3, 1x1x3x4 weight=6");
   const ShapeChoice choice(shapes, 5), same(shapes, 5), other(shapes, 6);
   std::vector<int> counts(3);

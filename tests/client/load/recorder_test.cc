@@ -23,7 +23,7 @@ CallRecord Failed(milliseconds service, const absl::Status& status) {
   return call;
 }
 
-TEST(RecorderTest, CountsLatencyFromWhenACallWasDue) {
+TEST(RecorderTest, MeasuresLatencyFromTheDueTime) {
   Recorder recorder(1, kWarmup, {});
   recorder.Record(Call(milliseconds(0), milliseconds(30), milliseconds(2)));
   const Totals totals = recorder.totals();
@@ -32,7 +32,7 @@ TEST(RecorderTest, CountsLatencyFromWhenACallWasDue) {
   EXPECT_EQ(totals.late_sends, 1);
 }
 
-TEST(RecorderTest, LeavesTheWarmupOut) {
+TEST(RecorderTest, ExcludesTheWarmup) {
   Recorder recorder(1, kWarmup, {});
   recorder.Record(Call(-milliseconds(1), milliseconds(0), milliseconds(2)));
   EXPECT_EQ(recorder.finished(), 0);
@@ -41,7 +41,7 @@ TEST(RecorderTest, LeavesTheWarmupOut) {
   EXPECT_EQ(recorder.finished(), 1);
 }
 
-TEST(RecorderTest, KeepsFailuresApartByCode) {
+TEST(RecorderTest, SeparatesFailuresByCode) {
   Recorder recorder(1, kWarmup, {});
   for (int i = 0; i < 2; ++i) {
     recorder.Record(Failed(milliseconds(1), absl::ResourceExhaustedError("full")));
@@ -58,7 +58,7 @@ TEST(RecorderTest, KeepsFailuresApartByCode) {
   EXPECT_EQ(totals.failures.at(absl::StatusCode::kDeadlineExceeded).latency.max(), 500'000'000);
 }
 
-TEST(RecorderTest, CountsWhatKeepsTheObjective) {
+TEST(RecorderTest, CountsCallsWithinTheObjective) {
   Recorder recorder(1, kWarmup, milliseconds(10));
   recorder.Record(Call(milliseconds(0), milliseconds(0), milliseconds(10)));
   recorder.Record(Call(milliseconds(0), milliseconds(5), milliseconds(6)));
@@ -67,7 +67,7 @@ TEST(RecorderTest, CountsWhatKeepsTheObjective) {
   EXPECT_EQ(recorder.TakeInterval().within_slo, 1);
 }
 
-TEST(RecorderTest, SplitsServiceTimeByWhatTheServerSays) {
+TEST(RecorderTest, SplitsServiceTimeByServerTimes) {
   Recorder recorder(1, kWarmup, {});
   CallRecord call = Call(milliseconds(0), milliseconds(0), milliseconds(10));
   call.server = ServerTimes{microseconds(1000), microseconds(4000), microseconds(6000)};
@@ -79,7 +79,7 @@ TEST(RecorderTest, SplitsServiceTimeByWhatTheServerSays) {
   EXPECT_EQ(totals.between.max(), 4'000'000);
 }
 
-TEST(RecorderTest, TakesAnIntervalOnce) {
+TEST(RecorderTest, ReturnsAnIntervalOnce) {
   Recorder recorder(2, kWarmup, {});
   CallRecord call = Call(milliseconds(0), milliseconds(0), milliseconds(1));
   call.shape = 1;

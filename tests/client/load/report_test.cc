@@ -14,13 +14,13 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST(RoundStepsTest, CoverWhatTheyAreFor) {
+TEST(RoundStepsTest, CoverTheRange) {
   EXPECT_THAT(RoundSteps(0, 9.5, 5), ElementsAre(0, 2, 4, 6, 8, 10));
   EXPECT_THAT(RoundSteps(0, 10, 5), ElementsAre(0, 2, 4, 6, 8, 10));
   EXPECT_THAT(RoundSteps(0, 0.004, 2), ElementsAre(0, DoubleEq(0.002), DoubleEq(0.004)));
 }
 
-TEST(ChartTest, DrawsEveryPointWithinThePaper) {
+TEST(ChartTest, DrawsEveryPointWithinTheChart) {
   const std::string svg = DrawSvg({.title = "a < b",
                                    .x_label = "s",
                                    .y_label = "ms",
@@ -31,11 +31,11 @@ TEST(ChartTest, DrawsEveryPointWithinThePaper) {
   EXPECT_THAT(svg, HasSubstr("points='70.0,230.4 610.0,165.6 '"));
 }
 
-TEST(ChartTest, StandsNothingToDraw) {
+TEST(ChartTest, AcceptsAnEmptyChart) {
   EXPECT_THAT(DrawSvg({.title = "", .x_label = "", .y_label = ""}), StartsWith("<svg"));
 }
 
-TEST(ProgressLineTest, SaysHowFarAndHowFast) {
+TEST(ProgressLineTest, ShowsProgressAndRate) {
   TimedInterval interval{.begin = seconds(4), .length = seconds(1), .in_flight = 3};
   interval.calls.ok = 50;
   interval.calls.failed = 2;

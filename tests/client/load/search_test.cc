@@ -17,7 +17,7 @@ class UpTo {
   double limit_;
 };
 
-TEST(SearchRateTest, FindsTheHighestThatPasses) {
+TEST(SearchRateTest, FindsTheHighestPassingRate) {
   for (const double limit : {30.0, 250.0, 699.0, 701.0, 1000.0}) {
     const auto trials = SearchRate(1000, 0.02, UpTo(limit));
     ASSERT_TRUE(trials.ok());
@@ -28,14 +28,14 @@ TEST(SearchRateTest, FindsTheHighestThatPasses) {
   }
 }
 
-TEST(SearchRateTest, EndsWhereNothingPasses) {
+TEST(SearchRateTest, EndsIfNoRatePasses) {
   const auto trials = SearchRate(1000, 0.02, UpTo(0));
   ASSERT_TRUE(trials.ok());
   EXPECT_EQ(BestOf(*trials), nullptr);
   EXPECT_LE(trials->size(), 12u);
 }
 
-TEST(SearchRateTest, PassesAnErrorOn) {
+TEST(SearchRateTest, ReturnsTheErrorOfATrial) {
   const auto trials = SearchRate(
       1000, 0.02, [](double) -> absl::StatusOr<Trial> { return absl::UnavailableError("gone"); });
   EXPECT_EQ(trials.status(), absl::UnavailableError("gone"));

@@ -120,7 +120,7 @@ TEST_F(GateTest, ReportsTheTimeInTheQueue) {
 }
 
 // Messages may fill the receive share; the compute share stays free for their answers.
-TEST_F(GateTest, MessagesNeverTakeTheMemoryOfAnswers) {
+TEST_F(GateTest, MessagesNeverUseTheComputeShare) {
   std::vector<MemoryBudget::Reservation> messages;
   messages.push_back(Take(kGeneral, kReceive));
   while (auto result = gate_.AdmitNow({.share = kReceive, .bytes = kSmall})) {
@@ -159,7 +159,7 @@ TEST_F(GateTest, LaterSmallerRequestsDoNotStarveALargeOne) {
   EXPECT_THAT(served_, ElementsAre(1, 2));
 }
 
-TEST_F(GateTest, SmallRequestsOvertakeLargeOnesByTheirReservedPart) {
+TEST_F(GateTest, SmallRequestsOvertakeLargeOnesInTheirReservedPart) {
   const MemoryBudget::Reservation held = Take(kGeneral);
   Queue(1, {.bytes = 1000});
   std::vector<MemoryBudget::Reservation> small;
@@ -182,7 +182,7 @@ TEST_F(GateTest, RejectsWhenTheQueueIsFull) {
   Settle();
 }
 
-TEST_F(GateTest, WaitsNoLongerThanTheQueueAllows) {
+TEST_F(GateTest, RejectsAfterTheMaximumQueueDelay) {
   const MemoryBudget::Reservation held = Take(kGeneral);
   Queue(1, {.bytes = 1000});
   clock_.Advance(seconds(9));

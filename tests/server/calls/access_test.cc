@@ -30,7 +30,7 @@ class AccessTest : public ::testing::Test {
   test::FakeClock clock_;
 };
 
-TEST_F(AccessTest, WithoutTokensACallerIsItsCertificateOrItsAddress) {
+TEST_F(AccessTest, WithoutTokensTheIdentityIsTheCertificateOrTheAddress) {
   const std::unique_ptr<Access> access = Open(/*with_tokens=*/false);
   EXPECT_EQ(access->Identify({.peer = "ipv4:127.0.0.1:4711"}).value(), "ipv4:127.0.0.1");
   EXPECT_EQ(access->Identify({.peer = "ipv6:%5B::1%5D:4711"}).value(), "ipv6:%5B::1%5D");
@@ -45,7 +45,7 @@ TEST_F(AccessTest, WithoutTokensACallerIsItsCertificateOrItsAddress) {
       << "tokens are not required";
 }
 
-TEST_F(AccessTest, WithTokensACallerIsTheHolderOfItsOnlyToken) {
+TEST_F(AccessTest, WithTokensTheIdentityIsTheHolder) {
   const std::unique_ptr<Access> access = Open(/*with_tokens=*/true);
   for (const char* value : {"Bearer secret", "bearer secret"}) {
     EXPECT_EQ(access->Identify({.authorization = {value}, .certificate = "bob"}).value(),

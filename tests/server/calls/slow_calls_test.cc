@@ -32,7 +32,7 @@ CallReport Lasting(std::chrono::nanoseconds total) {
   return report;
 }
 
-TEST(SlowCallsTest, ALineTellsShapeStagesAndPlan) {
+TEST(SlowCallsTest, ALineHasShapeStagesAndPlan) {
   const test::FakeClock clock;
   SlowCalls slow_calls(milliseconds(100), clock);
   const Problem problem{.dtype = DType::kBFloat16,
@@ -64,7 +64,7 @@ TEST(SlowCallsTest, ALineTellsShapeStagesAndPlan) {
                "received_bytes=1000 sent_bytes=500\n"));
 }
 
-TEST(SlowCallsTest, WhatACallNeverCameToIsNotThere) {
+TEST(SlowCallsTest, OmitsStagesThatACallDidNotReach) {
   const test::FakeClock clock;
   SlowCalls slow_calls(milliseconds(100), clock);
   CallReport report = Lasting(seconds(2));
@@ -75,7 +75,7 @@ TEST(SlowCallsTest, WhatACallNeverCameToIsNotThere) {
                        "receive_us=2000000 received_bytes=0 sent_bytes=0\n"));
 }
 
-TEST(SlowCallsTest, AFastCallHasNoLine) {
+TEST(SlowCallsTest, AFastCallIsNotLogged) {
   const test::FakeClock clock;
   SlowCalls slow_calls(milliseconds(100), clock);
   EXPECT_EQ(LogOf(slow_calls, Lasting(milliseconds(99))), "");
@@ -88,7 +88,7 @@ TEST(SlowCallsTest, ALimitOfZeroLogsNothing) {
   EXPECT_EQ(LogOf(slow_calls, Lasting(seconds(1000))), "");
 }
 
-TEST(SlowCallsTest, ManyLeaveTheirNumber) {
+TEST(SlowCallsTest, CountsTheOmittedLines) {
   test::FakeClock clock;
   SlowCalls slow_calls(milliseconds(100), clock);
   for (int n = 0; n < SlowCalls::kLinesPerSecond; ++n) {

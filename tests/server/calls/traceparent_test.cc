@@ -14,12 +14,12 @@ std::string With(size_t place, const std::string& text) {
   return std::string(kTraceparent).replace(place, text.size(), text);
 }
 
-TEST(TraceparentTest, TakesWhatTheSpecificationShows) {
+TEST(TraceparentTest, AcceptsTheExampleOfTheSpecification) {
   EXPECT_TRUE(IsTraceparent(kTraceparent));
   EXPECT_TRUE(IsTraceparent(With(53, "00")));
 }
 
-TEST(TraceparentTest, TakesWhatItKnowsOfLaterVersions) {
+TEST(TraceparentTest, AcceptsLaterVersions) {
   EXPECT_TRUE(IsTraceparent(With(0, "cc")));
   EXPECT_TRUE(IsTraceparent(With(0, "cc") + "-what-comes-then"));
   EXPECT_FALSE(IsTraceparent(With(0, "cc") + ".what-comes-then"));
@@ -27,7 +27,7 @@ TEST(TraceparentTest, TakesWhatItKnowsOfLaterVersions) {
       << "version 00 is as long as it is";
 }
 
-TEST(TraceparentTest, IgnoresWhatIsNone) {
+TEST(TraceparentTest, IgnoresInvalidValues) {
   EXPECT_FALSE(IsTraceparent(""));
   EXPECT_FALSE(IsTraceparent(std::string(kTraceparent).substr(0, 54)));
   EXPECT_FALSE(IsTraceparent(With(0, "ff"))) << "the version that never is";
@@ -43,7 +43,7 @@ TEST(TraceparentTest, IgnoresWhatIsNone) {
   }
 }
 
-TEST(TraceparentTest, TakesASingleValidValueAsVersion00) {
+TEST(TraceparentTest, ReturnsASingleValidValueAsVersion00) {
   EXPECT_EQ(TraceparentOf({kTraceparent}), kTraceparent);
   EXPECT_EQ(TraceparentOf({With(0, "cc") + "-more"}), kTraceparent) << "what version 00 defines";
   EXPECT_EQ(TraceparentOf({}), "");

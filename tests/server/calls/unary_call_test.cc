@@ -127,7 +127,7 @@ TEST_F(UnaryCallTest, IsOpenFromItsHeadersUntilItIsClosed) {
   EXPECT_EQ(open_calls_.count(), 0);
 }
 
-TEST_F(UnaryCallTest, ARefusedCallReadsNothingAndLeavesTheOthersPlace) {
+TEST_F(UnaryCallTest, ARejectedCallReadsNothingAndKeepsNoPlace) {
   FakeCall other(environment_, observe_);
   other.OnHeaders(Headers());
   FakeCall& call = NewCall(Headers());
@@ -138,7 +138,7 @@ TEST_F(UnaryCallTest, ARefusedCallReadsNothingAndLeavesTheOthersPlace) {
   EXPECT_EQ(open_calls_.count(), 1);
 }
 
-TEST_F(UnaryCallTest, TheDeadlineIsTheCallersOrTheDefaultWithinTheMaximum) {
+TEST_F(UnaryCallTest, TheDeadlineIsTheCallersOrTheDefaultUpToTheMaximum) {
   const Instant now = clock_.Now();
   const std::pair<Instant, std::chrono::seconds> cases[] = {{Instant::max(), seconds(60)},
                                                             {now + seconds(5), seconds(5)},
@@ -156,7 +156,7 @@ TEST_F(UnaryCallTest, TheDeadlineIsTheCallersOrTheDefaultWithinTheMaximum) {
   }
 }
 
-TEST_F(UnaryCallTest, RefusesACallWhoseDeadlineHasPassed) {
+TEST_F(UnaryCallTest, RejectsACallWhoseDeadlineHasPassed) {
   CallHeaders headers = Headers();
   headers.deadline = clock_.Now();
   EXPECT_FALSE(NewCall(headers).is_reading());
@@ -179,7 +179,7 @@ TEST_F(UnaryCallTest, HoldsMemoryForTheLargestMessageUntilItsSizeIsKnown) {
   EXPECT_EQ(report.ended_in, Stage::kSend);
 }
 
-TEST_F(UnaryCallTest, HoldsMemoryForTheDeclaredBytesAndTakesNoMore) {
+TEST_F(UnaryCallTest, HoldsMemoryForTheDeclaredBytesAndAcceptsNoMore) {
   CallHeaders headers = Headers();
   headers.message_bytes = {"300"};
   FakeCall& call = NewCall(headers);
@@ -193,7 +193,7 @@ TEST_F(UnaryCallTest, HoldsMemoryForTheDeclaredBytesAndTakesNoMore) {
   EXPECT_EQ(message_memory(), 0);
 }
 
-TEST_F(UnaryCallTest, RefusesWrongDeclarations) {
+TEST_F(UnaryCallTest, RejectsInvalidDeclarations) {
   const std::pair<const char*, absl::StatusCode> cases[] = {
       {"many", absl::StatusCode::kInvalidArgument},
       {"-1", absl::StatusCode::kInvalidArgument},
@@ -233,14 +233,14 @@ TEST_F(UnaryCallTest, EvictsASenderAtTheDeadline) {
   EXPECT_EQ(call.finishes()[0].code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-TEST_F(UnaryCallTest, AMessageThatIsThereIsNotEvicted) {
+TEST_F(UnaryCallTest, AReceivedMessageIsNotEvicted) {
   FakeCall& call = NewCall(Headers());
   ASSERT_TRUE(call.OnRead(true));
   Advance(seconds(50));
   EXPECT_TRUE(call.finishes().empty());
 }
 
-TEST_F(UnaryCallTest, AMessageThatIsLostEndsTheCall) {
+TEST_F(UnaryCallTest, AnIncompleteMessageEndsTheCall) {
   for (const bool caller_left : {false, true}) {
     FakeCall& call = NewCall(Headers());
     EXPECT_FALSE(call.OnRead(false));
@@ -261,7 +261,7 @@ TEST_F(UnaryCallTest, ARequestIsCancelledWithItsCall) {
   EXPECT_TRUE(request.cancelled->load());
 }
 
-TEST_F(UnaryCallTest, AbortsAnAnswerThatIsReadTooSlowly) {
+TEST_F(UnaryCallTest, AbortsAResponseThatIsReadTooSlowly) {
   FakeCall& call = NewCall(Headers());
   ASSERT_TRUE(call.OnRead(true));
   call.BeginAnswer(2 * kBytesPerSecond);
@@ -276,7 +276,7 @@ TEST_F(UnaryCallTest, AbortsAnAnswerThatIsReadTooSlowly) {
   EXPECT_EQ(report.total, seconds(22));
 }
 
-TEST_F(UnaryCallTest, AnAnswerThatIsNotSentIsNotReportedAsOk) {
+TEST_F(UnaryCallTest, AnUnsentResponseIsNotReportedAsOk) {
   for (const auto& [time, code] : {std::pair(seconds(1), absl::StatusCode::kCancelled),
                                    std::pair(seconds(10), absl::StatusCode::kDeadlineExceeded)}) {
     CallHeaders headers = Headers();
@@ -311,7 +311,7 @@ TEST_F(UnaryCallTest, ReturnsTheTraceparentWithAndWithoutAPlan) {
   EXPECT_EQ(Close().traceparent, kTraceparent);
 }
 
-TEST_F(UnaryCallTest, AStreamRestsBetweenItsRequestsWhichAreReportedApart) {
+TEST_F(UnaryCallTest, AStreamIsIdleBetweenRequestsAndReportsEach) {
   std::optional<Call> call(std::in_place, environment_, observe_);
   ASSERT_TRUE(call->Enter(Headers()).ok());
   call->Rest();

@@ -135,7 +135,7 @@ TEST(ExecutorTest, GivesConcurrentTasksOfAJobDifferentWorkers) {
   EXPECT_TRUE(outcome.Wait().status.ok());
 }
 
-TEST(ExecutorTest, RunsDoneOnAComputeThreadAlsoWhenThereIsNothingToDo) {
+TEST(ExecutorTest, RunsDoneOnAComputeThreadEvenWithoutTasks) {
   const Task task = [](int, int64_t, int) { FAIL() << "there is no task"; };
   const SteadyClock clock;
   Executor executor(2, clock);
@@ -205,7 +205,7 @@ TEST(ExecutorTest, StopsBetweenTasksWhenTheDeadlinePasses) {
   EXPECT_EQ(tasks, 4);
 }
 
-TEST(ExecutorTest, StartsNothingOfAJobThatIsTooLate) {
+TEST(ExecutorTest, StartsNoTaskPastTheDeadline) {
   test::FakeClock clock;
   const Task task = [](int, int64_t, int) { FAIL() << "it is too late"; };
   Executor executor(2, clock);
@@ -269,7 +269,7 @@ TEST_F(FairnessTest, JobsOfOneLengthShareTheTimeEvenly) {
   }
 }
 
-TEST(ExecutorTest, KeepsAJobForAQuantumBeforeItChoosesAnew) {
+TEST(ExecutorTest, KeepsAJobForAQuantum) {
   test::FakeClock clock;
   Event started, submitted;
   std::vector<int64_t> order;
@@ -329,12 +329,12 @@ TEST_F(CheckpointTest, AJobOfMuchShorterTasksInterruptsALongOne) {
   EXPECT_TRUE(Overtakes(0, 50));
 }
 
-TEST_F(CheckpointTest, AJobOfLongTasksInterruptsNobody) {
+TEST_F(CheckpointTest, AJobOfLongTasksInterruptsNothing) {
   EXPECT_FALSE(Overtakes(26, 1));
   EXPECT_FALSE(Overtakes(1e9, 1));
 }
 
-TEST_F(CheckpointTest, AJobThatHadLessTimeGoesOn) {
+TEST_F(CheckpointTest, AJobWithLessTimeContinues) {
   Executor executor(1, clock_);
   Event started, submitted;
   Outcome long_outcome, short_outcome;
@@ -364,7 +364,7 @@ TEST_F(CheckpointTest, AJobThatHadLessTimeGoesOn) {
   EXPECT_EQ(seen, (std::vector<int>{2, 4, 6})) << "both have half of the time";
 }
 
-TEST_F(CheckpointTest, ATaskThatNobodyWaitsForIsGivenUp) {
+TEST_F(CheckpointTest, AnAbandonedTaskStopsAtACheckpoint) {
   Executor executor(1, clock_);
   std::atomic<bool> cancelled{false};
   Outcome cancelled_outcome, late_outcome;
@@ -450,7 +450,7 @@ class BatchTest : public ::testing::Test {
   Runs runs_;                             // touched by the one thread, read after the jobs' ends
 };
 
-TEST_F(BatchTest, JobsThatWaitForAThreadRunAsOne) {
+TEST_F(BatchTest, WaitingJobsRunAsOne) {
   std::vector<Outcome> outcomes(3);
   Executor executor(1, clock_);
   Hold(executor);
@@ -484,7 +484,7 @@ TEST_F(BatchTest, NoJobWaitsForOthersToJoin) {
   EXPECT_EQ(runs_, (Runs{{0}, {1}}));
 }
 
-TEST(ExecutorTest, JobsShareNoThreadWhileAnotherIsFree) {
+TEST(ExecutorTest, JobsDoNotShareAThreadWhileAnotherIsFree) {
   // Each job of the group continues when the other has started.
   struct Participant {
     Event started;
@@ -517,7 +517,7 @@ TEST(ExecutorTest, JobsShareNoThreadWhileAnotherIsFree) {
   }
 }
 
-TEST_F(BatchTest, ABatchKeepsToTheCapacityOfARun) {
+TEST_F(BatchTest, ABatchRespectsTheCapacityOfARun) {
   const double costs[] = {.5, .25, .5, .25, .5, 1, .125};
   std::vector<Outcome> outcomes(std::size(costs));
   Executor executor(1, clock_);
@@ -543,7 +543,7 @@ TEST_F(BatchTest, OnlyJobsOfOneGroupShareARun) {
   EXPECT_EQ(runs_, (Runs{{0, 3, 6}, {1, 4}, {2}, {5}}));
 }
 
-TEST_F(BatchTest, CancelledAndLateJobsDoNotJoin) {
+TEST_F(BatchTest, CancelledAndExpiredJobsDoNotJoin) {
   const std::atomic<bool> cancelled{true};
   std::vector<Outcome> outcomes(6);
   Executor executor(1, clock_);
@@ -564,7 +564,7 @@ TEST_F(BatchTest, CancelledAndLateJobsDoNotJoin) {
   EXPECT_EQ(runs_, (Runs{{1, 3, 5}}));
 }
 
-TEST_F(BatchTest, AMemberThatTheRunSkipsRunsAlone) {
+TEST_F(BatchTest, ASkippedMemberRunsAlone) {
   skipped_ = {1, 2};
   Outcome outcomes[4];
   Executor executor(1, clock_);
@@ -581,7 +581,7 @@ TEST_F(BatchTest, AMemberThatTheRunSkipsRunsAlone) {
   EXPECT_EQ(executor.ended_tasks(), 5);
 }
 
-TEST_F(BatchTest, ASkippedMemberThatIsLateDoesNotAffectTheOthers) {
+TEST_F(BatchTest, AnExpiredSkippedMemberDoesNotAffectTheOthers) {
   skipped_ = {1};
   Outcome outcomes[2];
   Executor executor(1, clock_);
@@ -613,7 +613,7 @@ TEST_F(BatchTest, AnInterruptingJobRunsAlone) {
   EXPECT_TRUE(holder_.Wait().status.ok());
 }
 
-TEST_F(BatchTest, ALongJobGoesOnWhileShortOnesKeepComing) {
+TEST_F(BatchTest, ALongJobProgressesUnderASteadyFlowOfShortOnes) {
   for (const char* const group : {"", "a"}) {
     bool over = false;  // touched by the one thread alone
     Outcome unused;
@@ -667,7 +667,7 @@ TEST_F(BatchTest, DestructionAbandonsWaitingJobs) {
   EXPECT_EQ(runs_, Runs{});
 }
 
-TEST(ExecutorTest, ComputesThousandsInBatchesOnceEach) {
+TEST(ExecutorTest, ComputesEachOfThousandsOfBatchedJobsOnce) {
   struct Participant {
     int group;
     double cost;
@@ -741,7 +741,7 @@ TEST(ExecutorTest, ReportsQueueAndComputeTime) {
   EXPECT_EQ(second.Wait().compute_time, milliseconds(10));
 }
 
-TEST(ExecutorTest, DestructionGivesUpJobsInFlightAndRunsEachDoneOnce) {
+TEST(ExecutorTest, DestructionAbandonsJobsInFlightAndRunsEachDoneOnce) {
   constexpr int kJobs = 20;
   Event started;
   std::atomic<bool> ending{false};
@@ -769,7 +769,7 @@ TEST(ExecutorTest, DestructionGivesUpJobsInFlightAndRunsEachDoneOnce) {
   EXPECT_GT(given_up, 0);
 }
 
-TEST(ExecutorTest, AnswersManyJobsFromManyThreadsOnceEach) {
+TEST(ExecutorTest, RunsEachJobOfManyThreadsOnce) {
   constexpr int kThreads = 3;
   constexpr int kCallers = 4;
   constexpr int kJobsPerCaller = 200;

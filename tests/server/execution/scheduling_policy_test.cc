@@ -98,7 +98,7 @@ TEST_F(SchedulingPolicyTest, TheJobWithTheLeastComputeTimeIsNext) {
   EXPECT_EQ(RunNext(), a) << "level again; it came first";
 }
 
-TEST_F(SchedulingPolicyTest, ANewJobStartsLevelWithThoseThatRun) {
+TEST_F(SchedulingPolicyTest, ANewJobStartsAtTheCurrentVirtualTime) {
   Entry* const old_job = Add();
   for (int n = 0; n < 100; ++n) RunNext();
   Entry* const new_job = Add();
@@ -140,14 +140,14 @@ TEST_F(SchedulingPolicyTest, AMoreUrgentJobIsTakenFirst) {
   }
 }
 
-TEST_F(SchedulingPolicyTest, PrioritiesBeyondTheLeastUrgentCountAsIt) {
+TEST_F(SchedulingPolicyTest, PrioritiesBeyondTheLeastUrgentAreClamped) {
   Entry* const a = Add(Priority(~uint64_t{0}));
   Entry* const b = Add(Priority(SchedulingPolicy::kLeastPriority));
   EXPECT_EQ(RunNext(), a);
   EXPECT_EQ(RunNext(), b);
 }
 
-TEST_F(SchedulingPolicyTest, AnUrgentJobKeepsTheThreadForItsHeadStart) {
+TEST_F(SchedulingPolicyTest, AnUrgentJobRunsForItsHeadStart) {
   Entry* const normal = Add();
   Entry* const urgent = Add(Priority(kDefaultPriority - 1));
   for (int n = 0; n < kStep / kQuantum; ++n) EXPECT_EQ(RunNext(), urgent) << n;
@@ -156,7 +156,7 @@ TEST_F(SchedulingPolicyTest, AnUrgentJobKeepsTheThreadForItsHeadStart) {
   EXPECT_EQ(of_normal, 10) << "then both have the same share";
 }
 
-TEST_F(SchedulingPolicyTest, AHeadStartThatIsUsedUpDoesNotDelayNewJobsOfTheDefaultPriority) {
+TEST_F(SchedulingPolicyTest, AConsumedHeadStartDoesNotDelayNewJobs) {
   Add();
   Entry* const urgent = Add(Priority(1));
   constexpr auto kHeadStart = 7 * kStep;
@@ -169,7 +169,7 @@ TEST_F(SchedulingPolicyTest, AHeadStartThatIsUsedUpDoesNotDelayNewJobsOfTheDefau
   EXPECT_LE(clock_.Now() - begin, kHeadStart + 4 * kQuantum);
 }
 
-TEST_F(SchedulingPolicyTest, ALessUrgentJobThatRunsAloneKeepsItsPlaceBehindOthers) {
+TEST_F(SchedulingPolicyTest, ALessUrgentJobStaysBehindAfterRunningAlone) {
   Entry* const lazy = Add(Priority(SchedulingPolicy::kLeastPriority));
   for (int n = 0; n < 100; ++n) EXPECT_EQ(RunNext(), lazy);
   Entry* const normal = Add();
@@ -178,7 +178,7 @@ TEST_F(SchedulingPolicyTest, ALessUrgentJobThatRunsAloneKeepsItsPlaceBehindOther
 
 // The bound that docs/tuning.md states: the difference of the head starts, times the jobs in
 // flight.
-TEST_F(SchedulingPolicyTest, AJobIsNotStarvedByMoreUrgentOnesThatKeepComing) {
+TEST_F(SchedulingPolicyTest, ASteadyFlowOfUrgentJobsDoesNotStarveOthers) {
   Entry* const normal = Add();
   Entry* urgent = Add(Priority(1));
   std::chrono::nanoseconds waited{0};
@@ -246,7 +246,7 @@ TEST_F(SchedulingPolicyTest, NothingIsBatchedUnlessAllowed) {
   EXPECT_EQ(policy_.Take(/*may_batch=*/false, IsAlive).size(), 1u);
 }
 
-TEST_F(SchedulingPolicyTest, ABatchKeepsToTheCapacityOfARun) {
+TEST_F(SchedulingPolicyTest, ABatchRespectsTheCapacityOfARun) {
   for (const double cost : {.5, .25, .5, .25, .5, 1., .125}) Add(InGroup("a", cost));
   EXPECT_EQ(TakeBatch(), (std::vector<int>{0, 1, 3}));
   EXPECT_EQ(TakeBatch(), (std::vector<int>{2, 4}));
@@ -273,7 +273,7 @@ TEST_F(SchedulingPolicyTest, CancelledJobsDoNotJoinABatch) {
   EXPECT_EQ(TakeBatch(), (std::vector<int>{0, 2, 3}));
 }
 
-TEST_F(SchedulingPolicyTest, AJobThatABatchSkippedIsTakenAlone) {
+TEST_F(SchedulingPolicyTest, ASkippedJobIsTakenAlone) {
   for (int n = 0; n < 3; ++n) Add(InGroup("a"));
   ASSERT_EQ(TakeBatch(), (std::vector<int>{0, 1, 2}));
   EXPECT_TRUE(policy_.empty()) << "a batch's jobs are paused";
@@ -303,7 +303,7 @@ TEST_F(SchedulingPolicyTest, ABatchAdvancesVirtualTimeOnce) {
   EXPECT_EQ(RunNext(), new_job);
 }
 
-TEST_F(SchedulingPolicyTest, CountsTheJobsThatWereNeverTaken) {
+TEST_F(SchedulingPolicyTest, CountsWaitingJobs) {
   EXPECT_EQ(policy_.waiting().depth, 0);
   Add();
   clock_.Advance(milliseconds(3));

@@ -88,7 +88,7 @@ TEST(MetricsTest, ADurationIsInEveryBucketThatHoldsIt) {
   EXPECT_DOUBLE_EQ(SumOnPage(page, "rapt_request_duration_seconds_sum"), 70e-6);
 }
 
-TEST(MetricsTest, StagesThatACallNeverCameToAreNotCounted) {
+TEST(MetricsTest, UnreachedStagesAreNotCounted) {
   Metrics metrics(BuiltInBackends());
   CallReport report;
   report.status = absl::DeadlineExceededError("late");
@@ -106,7 +106,7 @@ TEST(MetricsTest, StagesThatACallNeverCameToAreNotCounted) {
   EXPECT_EQ(SumOnPage(page, "rapt_deadline_exceeded_total"), 1);
 }
 
-TEST(MetricsTest, CountsWhoComputedInWhosePlace) {
+TEST(MetricsTest, CountsFallbacks) {
   Metrics metrics(BuiltInBackends());
   const Problem problem{.batch = 1};
   CallReport report = Answered(problem);
@@ -118,7 +118,7 @@ TEST(MetricsTest, CountsWhoComputedInWhosePlace) {
   EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total", labels), 1);
 }
 
-TEST(MetricsTest, ObservesHowManyARunComputed) {
+TEST(MetricsTest, ObservesTheSizeOfARun) {
   Metrics metrics(BuiltInBackends());
   const Problem problem{.batch = 1};
   const auto count = metrics.ForMethod("service/Method");
@@ -134,7 +134,7 @@ TEST(MetricsTest, ObservesHowManyARunComputed) {
   EXPECT_EQ(SumOnPage(page, "rapt_run_requests_sum"), 10);
 }
 
-TEST(MetricsTest, CountsWhoStoodInForAPart) {
+TEST(MetricsTest, CountsPartialFallbacks) {
   Metrics metrics(BuiltInBackends());
   const Problem problem{.batch = 1};
   CallReport report = Answered(problem);
@@ -147,7 +147,7 @@ TEST(MetricsTest, CountsWhoStoodInForAPart) {
   EXPECT_EQ(SumOnPage(metrics.Serialize(), "rapt_backend_fallback_total"), 1);
 }
 
-TEST(RejectionTest, AStatusRemembersWhyItRejects) {
+TEST(RejectionTest, AStatusCarriesTheReason) {
   const absl::Status status =
       Reject(Rejection::kQueueFull, absl::StatusCode::kResourceExhausted, "full");
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
@@ -184,7 +184,7 @@ grpc::Status Infer(const ServerProcess& server, const ModelInferRequest& request
   return stub->ModelInfer(&context, request, &response);
 }
 
-TEST(MetricsPageTest, TellsOfACallEverythingThatIsKnown) {
+TEST(MetricsPageTest, ShowsEveryMetricOfACall) {
   const ServerProcess server({"--threads=1"});
   const ModelInferRequest request = Call(2, 8);
   ASSERT_TRUE(Infer(server, request).ok());
@@ -213,7 +213,7 @@ TEST(MetricsPageTest, TellsOfACallEverythingThatIsKnown) {
   EXPECT_GT(SumOnPage(page, "process_start_time_seconds"), 1.6e9);
 }
 
-TEST(MetricsPageTest, TellsWhatIsHeldWhileItComputes) {
+TEST(MetricsPageTest, ShowsReservationsDuringACall) {
   ServerProcess server({"--threads=1", "--backend=reference"});
   std::vector<std::thread> callers;
   for (int n = 0; n < 3; ++n) {
@@ -228,7 +228,7 @@ TEST(MetricsPageTest, TellsWhatIsHeldWhileItComputes) {
   EXPECT_EQ(server.Wait(), -SIGKILL);
 }
 
-TEST(MetricsPageTest, ADeadlineIsCountedWhereItPassed) {
+TEST(MetricsPageTest, ADeadlineIsCountedByStage) {
   const ServerProcess server({"--threads=1", "--backend=reference"});
   EXPECT_EQ(Infer(server, Call(1, 16384), std::chrono::milliseconds(500)).error_code(),
             grpc::StatusCode::DEADLINE_EXCEEDED);
@@ -241,7 +241,7 @@ TEST(MetricsPageTest, ADeadlineIsCountedWhereItPassed) {
       << page;
 }
 
-TEST(MetricsPageTest, ARejectionIsCountedByItsReason) {
+TEST(MetricsPageTest, ARejectionIsCountedByReason) {
   const ServerProcess server(
       {"--memory_budget_bytes=67108864", "--max_open_calls=1", "--max_message_bytes=8388608"});
   {
@@ -258,7 +258,7 @@ TEST(MetricsPageTest, ARejectionIsCountedByItsReason) {
 }
 
 // Though it is whole only then, and gRPC could refuse it as well.
-TEST(MetricsPageTest, AMessageThatComesTooLargeIsARejection) {
+TEST(MetricsPageTest, AnOversizedMessageIsARejection) {
   const ServerProcess server({"--max_message_bytes=100000"});
   const grpc::Status status = Infer(server, Call(1, 1024));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
@@ -267,7 +267,7 @@ TEST(MetricsPageTest, AMessageThatComesTooLargeIsARejection) {
   EXPECT_EQ(ReadMetric(server, "rapt_cancelled_total"), 0);
 }
 
-TEST(MetricsPageTest, PromtoolFindsNothingToSay) {
+TEST(MetricsPageTest, PromtoolAcceptsThePage) {
   const ServerProcess server;
   ASSERT_TRUE(Infer(server, Call(1, 8)).ok());
   const std::string response = ReadMetricsPage(server);
@@ -302,7 +302,7 @@ std::map<std::string, std::string> MeaningsInReference() {
   return meanings;
 }
 
-TEST(MetricsPageTest, TheReferenceHasExactlyTheMetricsOfThePageWithTheirHelp) {
+TEST(MetricsPageTest, TheReferenceMatchesThePage) {
   const ServerProcess server;
   const std::map<std::string, std::string> help = HelpOnPage(ReadMetricsPage(server));
   EXPECT_GT(help.size(), 20u);

@@ -93,7 +93,7 @@ ModelInferRequest DistinctMessage() {
   return message;
 }
 
-TEST(OipCodecTest, ReadsRawTensorsWhereTheyLie) {
+TEST(OipCodecTest, ReadsRawTensorsInPlace) {
   const WireMessage message(DistinctMessage().SerializeAsString());
   const absl::StatusOr<DecodedInfer> decoded =
       oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
@@ -109,7 +109,7 @@ TEST(OipCodecTest, ReadsRawTensorsWhereTheyLie) {
   EXPECT_FALSE(inputs[Role::kPastKey].present());
 }
 
-TEST(OipCodecTest, LeavesTensorsInTheSlicesTheyCameIn) {
+TEST(OipCodecTest, LeavesTensorsInTheirSlices) {
   const WireMessage message(DistinctMessage().SerializeAsString(), 20);
   const absl::StatusOr<DecodedInfer> decoded =
       oip::DecodeInfer(message.bytes(), kNow, kNoSharedMemory);
@@ -141,7 +141,7 @@ ModelInferRequest LargeTypedMessage() {
   return message;
 }
 
-TEST(OipCodecTest, ReadsLargeTypedTensorsWhereTheyLie) {
+TEST(OipCodecTest, ReadsLargeTypedTensorsInPlace) {
   const ModelInferRequest typed = LargeTypedMessage();
   const WireMessage message(typed.SerializeAsString());
   const absl::StatusOr<DecodedInfer> decoded =
@@ -153,7 +153,7 @@ TEST(OipCodecTest, ReadsLargeTypedTensorsWhereTheyLie) {
             std::string(reinterpret_cast<const char*>(values.data()), 4 * values.size()));
 }
 
-TEST(OipCodecTest, LargeTypedTensorsAreCheckedAsSmallOnesAre) {
+TEST(OipCodecTest, LargeTypedTensorsAreCheckedLikeSmallOnes) {
   ModelInferRequest message = LargeTypedMessage();
   message.mutable_inputs(1)->mutable_contents()->mutable_fp32_contents()->RemoveLast();
   EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
@@ -173,7 +173,7 @@ TEST(OipCodecTest, ReadsKeyLengthsBesideLargeTypedTensors) {
   EXPECT_EQ(decoded->request.key_lengths, std::vector<int64_t>{77});
 }
 
-TEST(OipCodecTest, RefusesContentsWhoseOrderIsLost) {
+TEST(OipCodecTest, RejectsContentsWhoseOrderIsLost) {
   // A mask whose first value comes by itself, the others packed.
   ModelInferRequest more;
   auto& input = AddInput(more, "attn_mask", "BOOL", {3, 3});
@@ -191,7 +191,7 @@ TEST(OipCodecTest, RefusesContentsWhoseOrderIsLost) {
       HasSubstr("partly packed"));
 }
 
-TEST(OipCodecTest, TakesSmallTypedTensorsInSeveralPieces) {
+TEST(OipCodecTest, AcceptsSmallTypedTensorsInSeveralPieces) {
   const std::string whole = TypedMessage().SerializeAsString();
   ModelInferRequest more;
   auto& input = AddInput(more, "attn_mask", "BOOL", {3, 3});
@@ -203,7 +203,7 @@ TEST(OipCodecTest, TakesSmallTypedTensorsInSeveralPieces) {
   EXPECT_EQ(Gather(decoded->request.inputs[Role::kMask]), std::string("\1\0\1\0\1\0\1\0\1", 9));
 }
 
-TEST(OipCodecTest, RefusesMoreStructureThanAnyCallHas) {
+TEST(OipCodecTest, RejectsExcessiveStructure) {
   ModelInferRequest message = RawMessage();
   message.set_id(std::string(70'000, 'x'));
   EXPECT_THAT(std::string(DecodeInfer(message, kNow).status().message()),
@@ -214,7 +214,7 @@ TEST(OipCodecTest, RefusesMoreStructureThanAnyCallHas) {
               HasSubstr("more than the allowed 64 tensors"));
 }
 
-TEST(OipCodecTest, TakesInputsInAnyOrder) {
+TEST(OipCodecTest, AcceptsInputsInAnyOrder) {
   ModelInferRequest message;
   message.set_model_name("attention");
   for (const char* name : {"V", "K", "Q"}) AddRaw(message, name, "FP32", {1, 1, 3, 4});
@@ -226,7 +226,7 @@ TEST(OipCodecTest, TakesInputsInAnyOrder) {
   EXPECT_EQ(Gather(decoded->request.inputs[Role::kQ]), std::string(48, 'Q'));
 }
 
-TEST(OipCodecTest, TakesEveryInput) {
+TEST(OipCodecTest, AcceptsEveryInput) {
   ModelInferRequest message = RawMessage();
   AddRaw(message, "attn_mask", "BOOL", {3, 5}, 1);
   AddRaw(message, "past_key", "FP32", {1, 1, 2, 4});
@@ -264,7 +264,7 @@ struct TypeCase {
   DType dtype;
 };
 
-TEST(OipCodecTest, TakesEveryFloatType) {
+TEST(OipCodecTest, AcceptsEveryFloatType) {
   for (const TypeCase& type : {TypeCase{"FP32", 4, DType::kFloat32},
                                {"FP16", 2, DType::kFloat16},
                                {"BF16", 2, DType::kBFloat16},
@@ -279,7 +279,7 @@ TEST(OipCodecTest, TakesEveryFloatType) {
   }
 }
 
-TEST(OipCodecTest, TakesTypedDoublesAndBools) {
+TEST(OipCodecTest, AcceptsTypedDoublesAndBools) {
   ModelInferRequest message;
   message.set_model_name("attention");
   for (const char* name : {"Q", "K", "V"}) {
@@ -291,7 +291,7 @@ TEST(OipCodecTest, TakesTypedDoublesAndBools) {
   EXPECT_EQ(DecodedProblem(message).dtype, DType::kFloat64);
 }
 
-TEST(OipCodecTest, TakesEmptyTensorsWithoutContents) {
+TEST(OipCodecTest, AcceptsEmptyTensorsWithoutContents) {
   ModelInferRequest message;
   message.set_model_name("attention");
   for (const char* name : {"Q", "K", "V"}) AddInput(message, name, "FP32", {0, 1, 3, 4});
@@ -374,7 +374,7 @@ TEST(OipCodecTest, ReadsThePriority) {
   EXPECT_EQ(DecodeInfer(message, kNow)->request.priority, 1u);
 }
 
-TEST(OipCodecTest, TheOutputsAreThoseAskedForInThatOrder) {
+TEST(OipCodecTest, OutputsAreInTheRequestedOrder) {
   ModelInferRequest message = RawMessage();
   for (const char* name : {"lse", "present_value", "Y"}) message.add_outputs()->set_name(name);
   const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
@@ -388,14 +388,14 @@ TEST(OipCodecTest, TheOutputsAreThoseAskedForInThatOrder) {
   EXPECT_FALSE(decoded->request.call.problem.score_output.has_value());
 }
 
-TEST(OipCodecTest, WithoutOutputsYIsMeant) {
+TEST(OipCodecTest, ReturnsYByDefault) {
   const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(RawMessage(), kNow);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   ASSERT_EQ(decoded->outputs.size(), 1u);
   EXPECT_EQ(decoded->outputs[0].role, Role::kY);
 }
 
-TEST(OipCodecTest, EncodesWhatWasAskedForRaw) {
+TEST(OipCodecTest, EncodesTheRequestedOutputsRaw) {
   DecodedInfer asked;
   asked.id = "7f";
   const std::vector<float> y = {1, 2, 3, 4, 5, 6};
@@ -450,7 +450,7 @@ class OipSharedMemoryTest : public ::testing::Test {
   SharedMemory memory_{{.allowed = true, .key_prefix = "rapt", .open_cuda = {}}};
 };
 
-TEST_F(OipSharedMemoryTest, AnInputThereTakesNoRawSlot) {
+TEST_F(OipSharedMemoryTest, ASharedInputHasNoRawEntry) {
   std::fill_n(object_.data() + 64, 48, std::byte{'S'});
   const absl::StatusOr<DecodedInfer> decoded = Decode(MixedMessage());
   ASSERT_TRUE(decoded.ok()) << decoded.status();
@@ -463,7 +463,7 @@ TEST_F(OipSharedMemoryTest, AnInputThereTakesNoRawSlot) {
   EXPECT_EQ(inputs[Role::kV].size, 48);
 }
 
-TEST_F(OipSharedMemoryTest, RawSlotsAreCountedWithoutTheInputsThere) {
+TEST_F(OipSharedMemoryTest, RawEntriesAreCountedWithoutSharedInputs) {
   ModelInferRequest message = MixedMessage();
   message.add_raw_input_contents(std::string(48, 'K'));
   const std::string text(Decode(message).status().message());
@@ -490,7 +490,7 @@ TEST_F(OipSharedMemoryTest, KeyLengthsAreCopied) {
   EXPECT_THAT(decoded->request.key_lengths, ElementsAre(2));
 }
 
-TEST_F(OipSharedMemoryTest, AnOutputGoesThereAndLeavesAnEmptyEntry) {
+TEST_F(OipSharedMemoryTest, ASharedOutputLeavesAnEmptyEntry) {
   ModelInferRequest message = RawMessage();
   auto& y = *message.add_outputs();
   y.set_name("Y");
@@ -519,7 +519,7 @@ TEST_F(OipSharedMemoryTest, AnOutputGoesThereAndLeavesAnEmptyEntry) {
   EXPECT_EQ(response.raw_output_contents(1).size(), 12u);
 }
 
-TEST_F(OipSharedMemoryTest, RefusesWhatDoesNotFit) {
+TEST_F(OipSharedMemoryTest, RejectsWhatDoesNotFit) {
   const auto input = [](const std::string& region, int64_t offset, int64_t byte_size) {
     ModelInferRequest message = MixedMessage();
     Share(*message.mutable_inputs(1), region, offset, byte_size);
@@ -552,7 +552,7 @@ TEST_F(OipSharedMemoryTest, RefusesWhatDoesNotFit) {
   }
 }
 
-TEST_F(OipSharedMemoryTest, TheRequestKeepsItsRegionsAndWatchesThem) {
+TEST_F(OipSharedMemoryTest, TheRequestOwnsAndChecksItsRegions) {
   test::SharedObject short_lived(4096);
   ASSERT_TRUE(memory_.RegisterSystem("s", short_lived.key(), 0, 4096).ok());
   ModelInferRequest message = MixedMessage();

@@ -11,7 +11,7 @@ inference::ModelStatistics Describe(const Statistics& statistics) {
   return message;
 }
 
-TEST(StatisticsTest, RequestsThatOneRunComputedAreOneExecution) {
+TEST(StatisticsTest, RequestsOfOneRunAreOneExecution) {
   Statistics statistics;
   CallReport report;
   report.batch_size = 3;
@@ -26,7 +26,7 @@ TEST(StatisticsTest, RequestsThatOneRunComputedAreOneExecution) {
   EXPECT_EQ(message.inference_stats().success().count(), 25u);
 }
 
-TEST(StatisticsTest, WhatFailsIsNoExecution) {
+TEST(StatisticsTest, AFailureIsNotAnExecution) {
   Statistics statistics;
   CallReport report;
   report.status = absl::DeadlineExceededError("late");

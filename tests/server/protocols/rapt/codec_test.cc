@@ -63,7 +63,7 @@ Problem DecodedProblem(const v1::AttendRequest& message) {
   return MustDecode(message).call.problem;
 }
 
-TEST(RaptCodecTest, ReadsTensorsWhereTheyLie) {
+TEST(RaptCodecTest, ReadsTensorsInPlace) {
   v1::AttendRequest message = SomeCall();
   SetTensor(*message.mutable_mask(), v1::FP16, {3, 5}, 2);
   SetTensor(*message.mutable_past_key(), v1::FP32, {2, 2, 1, 8}, 4);
@@ -266,7 +266,7 @@ TEST(RaptCodecTest, IntegerMasksBecomeBool) {
 }
 
 // Values that are a bit when cut to fewer bytes.
-TEST(RaptCodecTest, IntegerMasksHoldNothingElse) {
+TEST(RaptCodecTest, IntegerMasksMustHoldZeroAndOne) {
   std::vector<std::byte> bools;
   std::vector<int64_t> wide(15, 1);
   wide[7] = int64_t{1} << 32;
@@ -283,7 +283,7 @@ TEST(RaptCodecTest, IntegerMasksHoldNothingElse) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("mask[0, 0] is -1; INT8"));
 }
 
-TEST(RaptCodecTest, OtherMasksAreReadAsTheyCame) {
+TEST(RaptCodecTest, OtherMasksAreReadInPlace) {
   v1::AttendRequest message = SomeCall();
   SetTensor(*message.mutable_mask(), v1::BOOL, {3, 5}, 1);
   EXPECT_FALSE(MustDecode(message).write_mask);
@@ -301,7 +301,7 @@ TEST(RaptCodecTest, ReadsTheCallToDiagnose) {
   EXPECT_TRUE(decoded->fields.k().data().empty());
 }
 
-TEST(RaptCodecTest, OfATensorThatCameTwiceTheLastDataCount) {
+TEST(RaptCodecTest, TheLastDataOfARepeatedTensorWins) {
   v1::AttendRequest again;
   again.mutable_v()->set_data(std::string(2 * 2 * 5 * 6 * 4, 'v'));
   const WireMessage bytes(SomeCall().SerializeAsString() + again.SerializeAsString());
@@ -310,7 +310,7 @@ TEST(RaptCodecTest, OfATensorThatCameTwiceTheLastDataCount) {
   EXPECT_EQ(Gather(decoded->request.inputs[Role::kV]), again.v().data());
 }
 
-TEST(RaptCodecTest, TheAnswerHoldsWhatWasAskedFor) {
+TEST(RaptCodecTest, TheResponseHoldsTheRequestedOutputs) {
   v1::AttendRequest message = SomeCall();
   message.set_want_lse(true);
   message.set_score_output(v1::WEIGHTS);
@@ -345,7 +345,7 @@ TEST(RaptCodecTest, TheAnswerHoldsWhatWasAskedFor) {
   EXPECT_EQ(response.timing().compute_us(), 34);
 }
 
-TEST(RaptCodecTest, AnAnswerBeyondAMessagesLimitIsRefused) {
+TEST(RaptCodecTest, AResponseBeyondTheMessageLimitIsRejected) {
   v1::AttendRequest message;
   for (v1::Tensor* tensor : {message.mutable_q(), message.mutable_k(), message.mutable_v()}) {
     SetTensor(*tensor, v1::FP32, {1, 1, 1 << 15, 1}, 4);
@@ -380,7 +380,7 @@ class RaptSharedMemoryTest : public ::testing::Test {
   v1::AttendRequest message_ = SomeCall();  // with K there
 };
 
-TEST_F(RaptSharedMemoryTest, ReadsATensorThere) {
+TEST_F(RaptSharedMemoryTest, ReadsASharedTensor) {
   const absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   object_.data()[64] = std::byte{'T'};
@@ -389,7 +389,7 @@ TEST_F(RaptSharedMemoryTest, ReadsATensorThere) {
   EXPECT_FALSE(decoded->request.inputs[Role::kV].is_shared);
 }
 
-TEST_F(RaptSharedMemoryTest, ConvertsAMaskOfIntegersThere) {
+TEST_F(RaptSharedMemoryTest, ConvertsASharedIntegerMask) {
   const int32_t mask[] = {1, 0, 1, 1, 0};
   std::memcpy(object_.data(), mask, sizeof(mask));
   v1::Tensor& tensor = *message_.mutable_mask();
@@ -404,7 +404,7 @@ TEST_F(RaptSharedMemoryTest, ConvertsAMaskOfIntegersThere) {
               ElementsAre(std::byte{1}, std::byte{0}, std::byte{1}, std::byte{1}, std::byte{0}));
 }
 
-TEST(RaptCudaSharedMemoryTest, TensorsAreReadFromThereAndWrittenThere) {
+TEST(RaptCudaSharedMemoryTest, ReadsAndWritesDeviceMemory) {
   const auto device = std::make_shared<test::FakeDeviceMemory>(4096);
   SharedMemory memory(
       {.allowed = true, .key_prefix = "", .open_cuda = [&](auto, auto, auto) { return device; }});
@@ -437,7 +437,7 @@ TEST(RaptCudaSharedMemoryTest, TensorsAreReadFromThereAndWrittenThere) {
             absl::StatusCode::kUnavailable);
 }
 
-TEST_F(RaptSharedMemoryTest, AnOutputGoesThereAndTheAnswerSaysSo) {
+TEST_F(RaptSharedMemoryTest, ASharedOutputIsReferencedInTheResponse) {
   Share(*message_.mutable_places()->mutable_y(), "r", 1024, kYBytes + 100);
   const absl::StatusOr<DecodedCall> decoded = Decode(message_, memory_);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
@@ -455,7 +455,7 @@ TEST_F(RaptSharedMemoryTest, AnOutputGoesThereAndTheAnswerSaysSo) {
   EXPECT_EQ(response.y().shared_memory().byte_size(), kYBytes);
 }
 
-TEST_F(RaptSharedMemoryTest, RefusesWhatDoesNotFit) {
+TEST_F(RaptSharedMemoryTest, RejectsWhatDoesNotFit) {
   const auto key_at = [&](const std::string& region, int64_t offset, int64_t byte_size) {
     v1::AttendRequest message = message_;
     Share(*message.mutable_k()->mutable_shared_memory(), region, offset, byte_size);
