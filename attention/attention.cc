@@ -34,7 +34,7 @@ absl::Status CheckSupport(const Backend& backend, const Problem& problem,
                           const PlanOptions& options) {
   if (backend.lanes() > 0 && !options.has_lanes) {
     return absl::UnimplementedError(
-        "it waits for a device, and there are no threads for that here");
+        "its tasks wait for a device, and the caller provides no threads for that");
   }
   return backend.Supports(problem);
 }
@@ -125,8 +125,8 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
 
 namespace {
 
-// Below this, distributing the tasks costs more than it gains: the calling thread runs them all.
-constexpr double kFlopsAlone = 5e5;
+// Below this, distributing the tasks costs more than it gains: the calling thread runs all of them.
+constexpr double kMinParallelFlops = 5e5;
 
 absl::Status ValidateSlices(const Backend& backend, const Arguments& a) {
   for (Role role : kInputTensors) {
@@ -134,11 +134,11 @@ absl::Status ValidateSlices(const Backend& backend, const Arguments& a) {
     const RoleInfo& info = InfoOf(role);
     if (info.broadcasts) {
       return absl::InvalidArgumentError(
-          absl::StrCat(info.onnx, " is in slices; it must be in one piece"));
+          absl::StrCat(info.onnx, " is sliced; it must be contiguous"));
     }
     if (!backend.ReadsSlices()) {
-      return absl::InvalidArgumentError(absl::StrCat(info.onnx, " is in slices, which backend '",
-                                                     backend.name(), "' does not read"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          info.onnx, " is sliced; backend '", backend.name(), "' requires contiguous tensors"));
     }
   }
   return absl::OkStatus();
@@ -160,15 +160,15 @@ absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::b
   }
   if (pool.workers() > plan.threads) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the pool has ", pool.workers(), " workers; the plan is for ", plan.threads));
+        absl::StrCat("the pool has ", pool.workers(), " workers; the plan allows ", plan.threads));
   }
-  const bool alone = plan.flops < kFlopsAlone && backend.lanes() == 0;
+  const bool serial = plan.flops < kMinParallelFlops && backend.lanes() == 0;
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     const auto run_task = [&](int64_t task, int worker) {
       backend.RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task, worker,
                       /*checkpoint=*/{});
     };
-    if (alone) {
+    if (serial) {
       for (int64_t task = 0; task < plan.stages[stage]; ++task) run_task(task, 0);
     } else {
       pool.ParallelFor(plan.stages[stage], run_task);

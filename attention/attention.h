@@ -26,8 +26,8 @@ namespace rapt {
 // named backend does not support the problem. Allocates little and computes nothing.
 absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options);
 
-// Returns the InvalidArgument or FailedPrecondition that MakePlan returns for any problem under
-// these options. For start-up.
+// Returns the error that MakePlan() returns for every problem under these options, or OK. For
+// startup.
 absl::Status Validate(const PlanOptions& options);
 
 // Returns the name of the instruction set that plans of this backend use under --isa=`wanted`;

@@ -19,7 +19,7 @@
 namespace rapt {
 
 struct InstructionSet {
-  absl::string_view name;  // as --isa takes it
+  absl::string_view name;  // a value of --isa
   bool available = false;  // on this machine
 };
 
@@ -36,12 +36,13 @@ class Backend {
   // Best first. Empty for a backend without a choice of instruction sets.
   virtual absl::Span<const InstructionSet> instruction_sets() const { return {}; }
 
-  // Whether Q, K, V, past_key and past_value may be views of slices. Where not, the caller gathers
-  // them first.
+  // Returns whether Q, K, V, past_key and past_value may be views of slices. If not, the caller
+  // gathers them first.
   virtual bool ReadsSlices() const { return false; }
 
-  // The number of tasks that may wait for a device at the same time. They run on threads of their
-  // own, worker n on lane n, and plans are made for that many threads. 0: tasks compute on the CPU.
+  // Returns the number of tasks that may wait for a device at the same time. They run on dedicated
+  // threads, worker n on lane n, and plans are made for that many threads. 0: tasks compute on the
+  // CPU.
   virtual int lanes() const { return 0; }
 
   // Returns OK, or the reason why not. REQUIRES: `problem` is valid.
@@ -51,18 +52,18 @@ class Backend {
   // temporary; such calls count as fallbacks. REQUIRES: the problem is supported.
   virtual absl::Status Prefers(const Problem&) const { return absl::OkStatus(); }
 
-  // Called when a problem went to the next backend for a temporary reason: starts what the next
-  // problem like it needs, such as compiling its kernels. Does not block.
+  // Called when a problem fell back to the next backend for a temporary reason. Starts what similar
+  // problems will need, such as compiling kernels. Does not block.
   virtual void Prepare(const Problem&) const {}
 
   // Fills stages, workspace and backend_plan of a plan whose problem, isa and threads are set. The
-  // problem is valid and supported; it may be empty() and still want its present keys and values.
+  // problem is valid and supported; if it is empty(), it may still have present outputs.
   virtual void PlanTasks(Plan& plan) const = 0;
 
   // Runs one task of a stage. `workspace` has plan.workspace_bytes() bytes, aligned to 64 and
   // uninitialized before the first stage. `worker`, in [0, plan.threads), selects the caller's part
-  // of it. A task longer than a few milliseconds calls the checkpoint every fraction of one.
-  // REQUIRES: no two calls at the same time have the same worker.
+  // of it. A task longer than a few milliseconds calls the checkpoint at least once per
+  // millisecond. REQUIRES: no two calls at the same time have the same worker.
   virtual void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
                        int stage, int64_t task, int worker, const Checkpoint& checkpoint) const = 0;
 
@@ -80,10 +81,10 @@ class Backend {
   }
 };
 
-// Backends in the order in which "auto" tries them: devices, the CPU's, the reference. Immutable.
+// Backends in the order in which "auto" tries them: devices, CPU, reference. Immutable.
 class BackendSet {
  public:
-  // The devices' backends outlive this.
+  // REQUIRES: the devices' backends outlive this.
   explicit BackendSet(absl::Span<const Backend* const> devices = {});
 
   auto begin() const { return backends_.begin(); }

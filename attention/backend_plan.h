@@ -9,7 +9,7 @@ namespace rapt {
 // Single-task plans of one backend with equal keys may be computed by one Backend::RunBatch().
 struct BatchGroup {
   std::string key;
-  double cost = 1;  // share of a run's capacity; the members of a run have at most 1 in total
+  double cost = 1;  // fraction of a run's capacity; the members of a run add up to at most 1
 };
 
 // Immutable once the plan is made; may be shared by plans and threads.

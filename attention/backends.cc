@@ -6,8 +6,8 @@
 namespace rapt {
 
 std::string NamesOf(const Routing& routing) {
-  if (routing.stand_in == nullptr) return std::string(routing.backend->name());
-  return absl::StrCat(routing.backend->name(), "+", routing.stand_in->name());
+  if (routing.piece_fallback == nullptr) return std::string(routing.backend->name());
+  return absl::StrCat(routing.backend->name(), "+", routing.piece_fallback->name());
 }
 
 BackendSet::BackendSet(absl::Span<const Backend* const> devices)

@@ -35,7 +35,7 @@ std::string WindowText(const Problem& p) {
   return absl::StrCat(" window=[", p.left_window, ",", p.right_window, "]");
 }
 
-void WarnOfTensor(const TensorSummary& tensor, std::vector<std::string>& warnings) {
+void WarnAboutTensor(const TensorSummary& tensor, std::vector<std::string>& warnings) {
   const NumberSummary& n = tensor.numbers;
   const int64_t infinite = n.positive_inf + n.negative_inf;
   if (infinite > 0) {
@@ -48,7 +48,7 @@ void WarnOfTensor(const TensorSummary& tensor, std::vector<std::string>& warning
 }
 
 // -inf is normal in a mask.
-void WarnOfMask(const TensorSummary& mask, std::vector<std::string>& warnings) {
+void WarnAboutMask(const TensorSummary& mask, std::vector<std::string>& warnings) {
   const NumberSummary& n = mask.numbers;
   if (n.positive_inf > 0) {
     warnings.push_back(absl::StrCat(mask.name, " has ", n.positive_inf, " values of +inf among ",
@@ -63,7 +63,7 @@ void WarnOfMask(const TensorSummary& mask, std::vector<std::string>& warnings) {
   }
 }
 
-void WarnOfInputs(DiagnosisReport& report) {
+void WarnAboutInputs(DiagnosisReport& report) {
   for (const TensorSummary& input : report.inputs) {
     if (input.numbers.nan > 0) {
       report.warnings.push_back(absl::StrCat(input.name, " has ", input.numbers.nan, " NaN among ",
@@ -72,11 +72,11 @@ void WarnOfInputs(DiagnosisReport& report) {
     }
     if (input.role == Role::kHeadSink) continue;  // 0 and -inf have a meaning
     const bool may_hide = input.role == Role::kMask || input.role == Role::kBias;
-    (may_hide ? WarnOfMask : WarnOfTensor)(input, report.warnings);
+    (may_hide ? WarnAboutMask : WarnAboutTensor)(input, report.warnings);
   }
 }
 
-void WarnOfResults(DiagnosisReport& report) {
+void WarnAboutResults(DiagnosisReport& report) {
   if (report.widest_row > kWideScores) {
     report.warnings.push_back(absl::StrCat("the scaled scores of a row span up to ",
                                            report.widest_row,
@@ -162,9 +162,9 @@ std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptio
   for (const Backend* backend : *options.backends) {
     BackendChoice choice;
     choice.backend = std::string(backend->name());
-    PlanOptions alone = options;
-    alone.backend = choice.backend;
-    const absl::StatusOr<Plan> plan = MakePlan(problem, alone);
+    PlanOptions named = options;
+    named.backend = choice.backend;
+    const absl::StatusOr<Plan> plan = MakePlan(problem, named);
     choice.chosen = chosen.ok() && chosen->routing.backend == backend;
     if (!plan.ok()) {
       choice.reason = std::string(plan.status().message());
@@ -282,8 +282,8 @@ DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
   MutexLock lock(mutex_);
   report_.problem = Describe(problem_);
   report_.backends = ExplainChoice(problem_, options);
-  WarnOfInputs(report_);
-  WarnOfResults(report_);
+  WarnAboutInputs(report_);
+  WarnAboutResults(report_);
   return std::move(report_);
 }
 

@@ -22,14 +22,14 @@
 
 namespace rapt {
 
-// Statistics of the numbers of a tensor or a step. Merging is commutative: counts and bounds do not
+// Statistics of the values of a tensor or a step. Merging is commutative: counts and bounds do not
 // depend on the order of tasks.
 struct NumberSummary {
   int64_t finite = 0;
   int64_t nan = 0;
   int64_t positive_inf = 0;
   int64_t negative_inf = 0;
-  double min = 0;  // of the finite numbers; meaningless if there are none
+  double min = 0;  // of the finite values; undefined if there are none
   double max = 0;
   double sum = 0;
 
@@ -47,7 +47,7 @@ struct TensorSummary {
   bool only_zero_and_one = true;
 };
 
-// Whether a backend is chosen for a problem under given options, and why not.
+// Whether a backend is chosen for a problem under given options, and if not, why.
 struct BackendChoice {
   std::string backend;
   bool chosen = false;
@@ -80,7 +80,7 @@ std::string Describe(const Problem& problem);
 // Returns the choice for every backend, in auto's order. REQUIRES: both arguments are valid.
 std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptions& options);
 
-// Computes a report by independent tasks, like a plan. Tasks may run concurrently on any threads.
+// Computes a report in independent tasks, like a plan. Tasks may run concurrently on any threads.
 class Diagnosis {
  public:
   // Borrows all arguments until Finish() returns. REQUIRES: the problem and the inputs are valid.

@@ -1,5 +1,5 @@
-// What an interface calls the tensors and attributes of a call, for errors and reports in its
-// callers' terms.
+// The names of tensors and attributes in each interface, so that errors and reports use the
+// caller's terms.
 #ifndef RAPT_ATTENTION_FIELD_NAMES_H_
 #define RAPT_ATTENTION_FIELD_NAMES_H_
 
@@ -17,7 +17,7 @@ struct FieldNames {
   absl::string_view operator[](Attribute attribute) const { return attributes[attribute]; }
 };
 
-// One column of the tables each.
+// Each is one column of the tables.
 extern const FieldNames kOnnxNames;    // the ONNX operator and the Open Inference Protocol
 extern const FieldNames kNativeNames;  // rapt.v1.AttendRequest
 extern const FieldNames kCNames;       // rapt_problem and rapt_arguments

@@ -1,5 +1,5 @@
-// Scalar conversions between the storage types and double, rounding to nearest even. Clear rather
-// than fast; the kernels have their own.
+// Scalar conversions between the storage types and double, rounding to nearest even. Written for
+// clarity, not speed; the kernels have their own.
 #ifndef RAPT_ATTENTION_HALF_H_
 #define RAPT_ATTENTION_HALF_H_
 
@@ -15,7 +15,7 @@ double BFloat16ToDouble(uint16_t bits);
 uint16_t DoubleToHalf(double value);
 uint16_t DoubleToBFloat16(double value);
 
-// The same results for floats, many times faster.
+// The same results for floats, but much faster.
 uint16_t FloatToHalf(float value);
 uint16_t FloatToBFloat16(float value);
 

@@ -11,7 +11,7 @@
 namespace rapt {
 namespace {
 
-// Checked: with absurd head sizes, the workspace of many threads overflows int64.
+// Checked, because huge head sizes with many threads overflow int64.
 absl::StatusOr<int64_t> WorkspaceBytes(const Plan& plan) {
   std::optional<int64_t> bytes = CheckedMul(plan.threads, plan.worker_workspace_bytes);
   if (bytes) bytes = CheckedAdd(*bytes, plan.shared_workspace_bytes);

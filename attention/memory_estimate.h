@@ -1,4 +1,4 @@
-// Estimates the bytes that attention needs besides its tensors, for three ways of computing it.
+// Estimates the bytes that attention needs in addition to its tensors, for three algorithms.
 #ifndef RAPT_ATTENTION_MEMORY_ESTIMATE_H_
 #define RAPT_ATTENTION_MEMORY_ESTIMATE_H_
 
@@ -13,10 +13,10 @@ namespace rapt {
 
 struct MemoryEstimate {
   int64_t tensor_bytes = 0;  // Q, K, V and Y
-  int64_t standard_bytes =
-      0;  // the score matrix [B, Hq, Sq, T], in the type the softmax is computed in
-  int64_t chunked_bytes =
-      0;  // scores of kEstimateChunk keys for every query, and each row's m, l and O
+  // The score matrix [B, Hq, Sq, T], in the type of the softmax.
+  int64_t standard_bytes = 0;
+  // The scores of kEstimateChunk keys for every query, and m, l and O of each row.
+  int64_t chunked_bytes = 0;
   int64_t fused_bytes = 0;  // the plan's workspace
   std::string plan;
 };

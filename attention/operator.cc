@@ -46,9 +46,10 @@ absl::StatusOr<Layout> ResolveLayout(const OperatorCall& call, const FieldNames&
   for (Role role : {Role::kQ, Role::kK, Role::kV}) {
     const Shape& shape = call.inputs[role]->shape;
     if (shape.size() != wanted) {
-      return WrongRank(names[role], shape,
-                       absl::StrCat(NameOf(layout), ", rank ", wanted, ", as ", names[Role::kQ],
-                                    ", ", names[Role::kK], " and ", names[Role::kV], " all are"));
+      return WrongRank(
+          names[role], shape,
+          absl::StrCat(NameOf(layout), ", rank ", wanted, ", for all of ", names[Role::kQ], ", ",
+                       names[Role::kK], " and ", names[Role::kV]));
     }
   }
   return layout;
@@ -143,7 +144,7 @@ absl::StatusOr<int64_t> ResolvePast(const OperatorCall& call, const FieldNames& 
     const Role given = key ? Role::kPastKey : Role::kPastValue;
     const Role missing = key ? Role::kPastValue : Role::kPastKey;
     return absl::InvalidArgumentError(
-        absl::StrCat(names[given], " came without ", names[missing], "; they must come together"));
+        absl::StrCat(names[given], " is set but ", names[missing], " is not; set both or neither"));
   }
   if (!key) return 0;
   absl::Status status = CheckPastTensor(call, Role::kPastKey, names, k, names[Role::kK]);
@@ -199,11 +200,10 @@ absl::Status CheckHeadCounts(const OperatorCall& call, const FieldNames& names, 
     return absl::OkStatus();
   }
   const bool has_query_heads = call.q_num_heads.has_value();
-  return absl::InvalidArgumentError(
-      absl::StrCat(has_query_heads ? names[Attribute::kQueryHeads] : names[Attribute::kKvHeads],
-                   " came without ",
-                   has_query_heads ? names[Attribute::kKvHeads] : names[Attribute::kQueryHeads],
-                   "; 3-D inputs need both or neither"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      has_query_heads ? names[Attribute::kQueryHeads] : names[Attribute::kKvHeads], " is set but ",
+      has_query_heads ? names[Attribute::kKvHeads] : names[Attribute::kQueryHeads],
+      " is not; with 3-D inputs, set both or neither"));
 }
 
 absl::Status CheckPresenceAndSizes(const OperatorCall& call, const FieldNames& names) {

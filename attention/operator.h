@@ -1,6 +1,6 @@
-// The attention operator as its callers state it: tensors of rank 3 or 4 and ONNX attributes.
-// Resolve() turns that into a Problem and the layout of each tensor. Every protocol and the command
-// line use it, so that all of them accept and reject the same calls.
+// The attention operator as callers specify it: tensors of rank 3 or 4 and ONNX attributes.
+// Resolve() converts them to a Problem and the layout of each tensor. Every protocol and the
+// command line use it, so they accept and reject the same calls.
 #ifndef RAPT_ATTENTION_OPERATOR_H_
 #define RAPT_ATTENTION_OPERATOR_H_
 
@@ -33,7 +33,7 @@ enum class Layout : uint8_t {
   kByRank,  // rank 4: kBhsd, rank 3: kBse
   kBhsd,    // [B, H, S, D]
   kBshd,    // [B, S, H, D]
-  kBse,     // [B, S, H * D] with q_num_heads and kv_num_heads, both absent: one head
+  kBse,     // [B, S, H * D] with q_num_heads and kv_num_heads; both absent: one head
 };
 
 struct OperatorCall {
@@ -56,26 +56,26 @@ struct OperatorCall {
   bool wants_present = false;
 };
 
-// A call whose shapes fit together. Thread-compatible value type.
+// A valid call. Thread-compatible value type.
 struct ResolvedCall {
   Problem problem;
   Layout layout = Layout::kBhsd;          // never kByRank
-  const FieldNames* names = &kOnnxNames;  // for errors about the data, too
+  const FieldNames* names = &kOnnxNames;  // also for errors about the data
 
   OutputMap<TensorSpec> outputs;  // as the caller sees them: Y has Q's layout and rank
 
-  // Views of row-major bytes in the caller's layout. REQUIRES: the problem wants the role.
+  // Return views of row-major bytes in the caller's layout. REQUIRES: the problem wants the role.
   TensorView Input(Role role, const std::byte* data) const;
   MutableTensorView Output(Role role, std::byte* data) const;
 };
 
-// InvalidArgument names the tensor or attribute, what came and what is allowed. REQUIRES: `names`
-// outlives the result.
+// Returns InvalidArgument with the tensor or attribute, its value and the allowed values. REQUIRES:
+// `names` outlives the result.
 absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call,
                                      const FieldNames& names = kOnnxNames);
 
-// Returns the bytes of a row-major tensor. InvalidArgument, naming `name`, for a negative axis or
-// an overflow.
+// Returns the bytes of a row-major tensor; InvalidArgument, with `name`, if an axis is negative or
+// the size overflows.
 absl::StatusOr<int64_t> ByteSize(absl::string_view name, const TensorSpec& spec);
 
 }  // namespace rapt

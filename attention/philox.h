@@ -1,6 +1,6 @@
-// The random numbers of dropout: Philox4x32-10, a counter-based generator, so that any backend can
-// draw for any weight in any order. Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2,
-// 3".
+// The random numbers of dropout: Philox4x32-10, a counter-based generator, so that a backend can
+// generate the number of any weight in any order. Salmon et al. 2011, "Parallel random numbers: as
+// easy as 1, 2, 3".
 #ifndef RAPT_ATTENTION_PHILOX_H_
 #define RAPT_ATTENTION_PHILOX_H_
 

@@ -1,4 +1,4 @@
-// How a problem will be computed: by which backend, in how many tasks, with how much workspace.
+// The plan of a problem: its backend, tasks and workspace.
 #ifndef RAPT_ATTENTION_PLAN_H_
 #define RAPT_ATTENTION_PLAN_H_
 
@@ -17,23 +17,23 @@ namespace rapt {
 
 class BackendSet;
 
-// The backends that need no device: the CPU's and the reference.
+// The backends that need no device: CPU and reference.
 const BackendSet& BuiltInBackends();
 
 struct PlanOptions {
-  // A backend's name, or "auto": the first one of the list that supports the problem.
+  // A backend's name, or "auto": the first in the list that supports the problem.
   std::string backend = "auto";
-  // An instruction set's name, or "auto": the best one of this machine.
+  // An instruction set's name, or "auto": the best that this machine supports.
   std::string isa = "auto";
   int threads = 1;  // number of threads that run the tasks; tiles and key splits may depend on it
-  // Whether tasks that wait for a device get threads of their own, see Backend::lanes(). Without
-  // them, backends that have such tasks are not chosen.
+  // Whether tasks that wait for a device run on dedicated threads, see Backend::lanes(). If not,
+  // backends with such tasks are not chosen.
   bool has_lanes = false;
   const BackendSet* backends = &BuiltInBackends();  // to choose from
 };
 
-// A function of problem and options alone, never of load, except for Backend::Prefers() of a
-// device. The same plan gives the same bits, except in a joined run, which may round differently.
+// Depends only on problem and options, never on load, except for Backend::Prefers() of a device.
+// The same plan gives the same bits, except in a joined run, which may round differently.
 // Immutable after MakePlan; may be shared by threads. Cheap to copy.
 struct Plan {
   Problem problem;
@@ -45,7 +45,7 @@ struct Plan {
   // on any worker; a stage starts when the previous one is done. Empty: nothing to compute.
   absl::InlinedVector<int64_t, 3> stages;
 
-  // The workspace that Run needs, to the byte: the shared part, then one part per worker.
+  // The exact workspace that Run() needs: the shared part, then one part per worker.
   int64_t shared_workspace_bytes = 0;
   int64_t worker_workspace_bytes = 0;
   int64_t workspace_bytes() const {
@@ -57,19 +57,19 @@ struct Plan {
 
   // A multiply-add counts as two. Keys hidden by causality or window are not counted.
   double flops = 0;
-  // Approximate flops of one task of the first stage, copy tasks excluded.
+  // Returns the approximate flops of one task of the first stage, not counting copy tasks.
   double task_flops() const {
     if (stages.empty()) return 0;
     return flops / static_cast<double>(std::max<int64_t>(stages[0] - PresentTasks(problem), 1));
   }
 
-  // Null if the backend needs no more than the above.
+  // Null if the backend needs no further details.
   std::shared_ptr<const BackendPlan> backend_plan;
   const BatchGroup* batch_group() const {
     return backend_plan == nullptr ? nullptr : backend_plan->batch_group();
   }
 
-  // "cpu/avx512 q96 k64 s1", for logs, metadata and people.
+  // Returns "cpu/avx512 q96 k64 s1", for logs and metadata.
   std::string Describe() const;
 };
 

@@ -5,7 +5,8 @@
 namespace rapt {
 namespace {
 
-// Approximate size of a task, so that others do not wait long however many keys a head has.
+// Approximate size of a task. Bounded, so that other tasks do not wait long for a head with many
+// keys.
 constexpr int64_t kTaskBytes = 1 << 20;
 
 int64_t RowsPerTask(const Problem& p) {
@@ -17,7 +18,7 @@ int64_t TasksPerHead(const Problem& p) {
   return (p.total_keys() + RowsPerTask(p) - 1) / RowsPerTask(p);
 }
 
-// Copies rows [begin, end) of head (b, h); the first `past_length` rows of a head are the past's.
+// Copies rows [begin, end) of head (b, h). The first `past_length` rows of a head come from `past`.
 void CopyRows(const TensorView& past, const TensorView& latest, const MutableTensorView& present,
               int64_t b, int64_t h, int64_t past_length, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
@@ -30,7 +31,7 @@ void CopyRows(const TensorView& past, const TensorView& latest, const MutableTen
 }  // namespace
 
 int64_t PresentTasks(const Problem& problem) {
-  // Without keys the number of heads is unbounded and there is nothing to copy.
+  // Without keys there is nothing to copy, and the number of heads is unbounded.
   if (!problem.wants_present || problem.total_keys() == 0) return 0;
   return problem.batch * problem.kv_heads * TasksPerHead(problem);
 }

@@ -1,5 +1,5 @@
-// present = past followed by the new keys and values: copy tasks that every backend's plan may
-// have.
+// The present outputs, past followed by new keys and values, are written by copy tasks, which the
+// plan of any backend may include.
 #ifndef RAPT_ATTENTION_PRESENT_H_
 #define RAPT_ATTENTION_PRESENT_H_
 

@@ -42,8 +42,8 @@ absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
   return absl::OkStatus();
 }
 
-// No tensor's size in the widest type, fp64, may overflow, nor the sum of a few such, nor a stride
-// of an empty one: an axis of 0 counts as 1.
+// Neither the size of a tensor in fp64, the widest type, nor the sum of a few sizes may overflow.
+// An axis of 0 counts as 1, so that the strides of empty tensors do not overflow either.
 absl::Status CheckVolumes(const Problem& p, const FieldNames& names) {
   const int64_t t = p.total_keys();
   const auto overflows = [](const std::array<int64_t, 4>& axes) {
@@ -107,11 +107,11 @@ absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
   }
   if (p.section && (p.past_length > 0 || p.wants_present)) {
     return absl::InvalidArgumentError(
-        "a section of a problem must not have a past or present of its own");
+        "a section of a problem cannot have a past or present outputs");
   }
   if (p.folds && p.score_output == ScoreOutput::kWeights) {
     return absl::InvalidArgumentError(
-        "weights are wanted of a section of the keys; they need all keys at once");
+        "weights cannot be computed from a section of the keys; they need all keys");
   }
   if (p.folds && p.head_sink) {
     return absl::InvalidArgumentError(
@@ -130,7 +130,7 @@ absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
   return absl::OkStatus();
 }
 
-// The mask, or the bias, which must not be of BOOL.
+// Checks the mask or the bias, which must not be BOOL.
 absl::Status CheckMask(Role role, const MaskShape& mask, const Problem& p,
                        const FieldNames& names) {
   const bool is_mask = role == Role::kMask;
@@ -184,14 +184,15 @@ absl::Status CheckRole(Role role, const Problem& p, const TensorView& view,
   return CheckView(names[role], view, info.dtype(p), info.dims(p), !info.broadcasts);
 }
 
-// What is added to a query's position, both counted in the whole, to get the diagonal's key.
-int64_t DiagonalOffset(const Problem& p, const Section& whole,
+// Returns the offset from a query to the key on its diagonal, both as positions in the full
+// problem.
+int64_t DiagonalOffset(const Problem& p, const Section& section,
                        absl::Span<const int64_t> key_lengths, int64_t b) {
   if (p.alignment == Alignment::kBottomRight) {
-    return whole.past_length + whole.key_length - whole.query_length;
+    return section.past_length + section.key_length - section.query_length;
   }
-  if (whole.past_length > 0) return whole.past_length;
-  return p.has_key_lengths ? key_lengths[b] - whole.query_length : 0;
+  if (section.past_length > 0) return section.past_length;
+  return p.has_key_lengths ? key_lengths[b] - section.query_length : 0;
 }
 
 absl::Status CheckState(const Problem& p, const Arguments::State& state) {
@@ -211,7 +212,7 @@ double Problem::effective_scale() const {
   return scale.value_or(1.0 / std::sqrt(static_cast<double>(head_size)));
 }
 
-Section WholeOf(const Problem& p) {
+Section SectionOrFull(const Problem& p) {
   return p.section.value_or(Section{
       .query_length = p.query_length, .key_length = p.key_length, .past_length = p.past_length});
 }
@@ -265,10 +266,10 @@ absl::Status ValidateKeyLengths(const Problem& p, absl::Span<const int64_t> leng
 
 KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b,
                      int64_t i) {
-  const Section whole = WholeOf(p);
-  const int64_t diagonal = whole.first_query + i + DiagonalOffset(p, whole, key_lengths, b);
-  KeyRange range{whole.first_key, whole.first_key + p.total_keys()};
-  if (p.has_key_lengths) range.end = std::min(range.end, whole.past_length + key_lengths[b]);
+  const Section section = SectionOrFull(p);
+  const int64_t diagonal = section.first_query + i + DiagonalOffset(p, section, key_lengths, b);
+  KeyRange range{section.first_key, section.first_key + p.total_keys()};
+  if (p.has_key_lengths) range.end = std::min(range.end, section.past_length + key_lengths[b]);
   if (p.causal) range.end = std::min(range.end, diagonal + 1);
   // A window wider than any axis is no window; clamping it keeps the sums in range.
   if (p.left_window >= 0) {
@@ -278,7 +279,7 @@ KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, in
     range.end = std::min(range.end, diagonal + std::min(p.right_window, kMaxAxis) + 1);
   }
   if (range.begin >= range.end) return {0, 0};
-  return {range.begin - whole.first_key, range.end - whole.first_key};
+  return {range.begin - section.first_key, range.end - section.first_key};
 }
 
 }  // namespace rapt

@@ -7,7 +7,7 @@
 //     P = softmax(S over keys and sink)    kWeights
 //     O = P V
 //
-// Names and meaning follow the ONNX operator Attention (opsets 23 to 25).
+// Names and semantics are those of the ONNX operator Attention (opsets 23 to 25).
 #ifndef RAPT_ATTENTION_PROBLEM_H_
 #define RAPT_ATTENTION_PROBLEM_H_
 
@@ -50,16 +50,16 @@ struct Dropout {
   uint64_t seed = 0;
 };
 
-// The largest size of any axis. It exceeds any memory, yet sums of a few axes and windows, and the
+// The largest size of any axis. It exceeds any memory, but sums of a few axes and windows, and the
 // bytes of a worker's block of 512 rows, fit int64.
 inline constexpr int64_t kMaxAxis = int64_t{1} << 40;
 
 // Marks a problem as part of a larger one: a range of its queries against a range of its keys.
-// Causality, window, key lengths and dropout use positions in the whole.
+// Causality, window, key lengths and dropout use positions in the full problem.
 struct Section {
   int64_t first_query = 0;
-  int64_t first_key = 0;  // past keys count
-  // Of the whole.
+  int64_t first_key = 0;  // counted from the first past key
+  // Of the full problem.
   int64_t query_length = 0;
   int64_t key_length = 0;
   int64_t past_length = 0;
@@ -73,7 +73,7 @@ struct Problem {
   int64_t kv_heads = 0;         // Hkv
   int64_t query_length = 0;     // Sq
   int64_t key_length = 0;       // Sk
-  int64_t past_length = 0;      // P, keys that come before the Sk
+  int64_t past_length = 0;      // P, keys that precede the Sk new ones
   int64_t head_size = 0;        // D, of Q and K
   int64_t value_head_size = 0;  // Dv, of V and O
 
@@ -86,20 +86,21 @@ struct Problem {
   std::optional<MaskShape> mask = std::nullopt;
   std::optional<MaskShape> bias = std::nullopt;  // attention_bias, of a float type
   bool has_key_lengths = false;                  // nonpad_kv_seqlen is given
-  bool softmax_in_fp64 = false;                  // fp64 inputs always are
+  bool softmax_in_fp64 = false;                  // implied by fp64 inputs
   std::optional<Dropout> dropout = std::nullopt;
-  // The type of head_sink, FP32 or Q's. Each head has one more key of this score, which is neither
-  // scaled, capped nor hidden and has no value.
+  // The type of head_sink, FP32 or Q's. Each head has one more key with this score, which is not
+  // scaled, capped or hidden, and has no value.
   std::optional<DType> head_sink = std::nullopt;
 
   std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;
   bool wants_present = false;
 
-  // Set for part of a larger problem, which then has no past or present of its own.
+  // Set for a part of a larger problem. Such a part has no past and no present outputs.
   std::optional<Section> section = std::nullopt;
-  // The result is merged into Arguments::state with those of other sections of the same queries,
-  // instead of being written to Y and lse. Weights are then not available: they need all keys.
+  // The result is merged into Arguments::state with those of other sections of the same queries
+  // instead of being written to Y and lse. Weights are then unavailable, because they need all
+  // keys.
   bool folds = false;
 
   int64_t total_keys() const { return past_length + key_length; }  // T
@@ -110,49 +111,51 @@ struct Problem {
     return dtype == DType::kFloat64 || softmax_in_fp64 ? DType::kFloat64 : DType::kFloat32;
   }
   DType lse_dtype() const { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
-  // There is nothing to compute: B, Hq or Sq is 0. With T = 0 the outputs are zeros.
+  // Returns whether B, Hq or Sq is 0, so that there is nothing to compute. (If only T is 0, the
+  // outputs are zeros.)
   bool empty() const { return batch == 0 || query_heads == 0 || query_length == 0; }
 };
 
-// The problem's section, or a section that is all of it.
-Section WholeOf(const Problem& problem);
+// Returns the problem's section, or one that covers the whole problem.
+Section SectionOrFull(const Problem& problem);
 
-// InvalidArgument names the field, what came and what is allowed. In a valid problem the bytes of
-// no tensor overflow int64, nor does the sum over a few of them.
+// Returns InvalidArgument with the field, its value and the allowed values. The bytes of a valid
+// problem's tensors, and sums of a few of them, fit int64.
 absl::Status Validate(const Problem& problem, const FieldNames& names = kOnnxNames);
 
-// The data of one problem. Views have the shapes that the problem states, with any strides; the
-// last stride of every one but the mask is 1. All inputs but the mask may be views of slices where
-// the backend reads them. The mask has stride 0 on every axis that broadcasts.
+// The data of one problem. Views have the problem's shapes and any strides, but the last stride is
+// 1 except in inputs that broadcast, which have stride 0 on every axis that does. Other inputs may
+// be views of slices if Backend::ReadsSlices().
 struct Arguments {
-  InputMap<TensorView> inputs;            // without kKeyLengths
-  absl::Span<const int64_t> key_lengths;  // [B], each in [0, the whole's Sk]; empty when not given
+  InputMap<TensorView> inputs;  // without kKeyLengths
+  absl::Span<const int64_t>
+      key_lengths;  // [B], each in [0, Sk of the full problem]; empty if absent
 
-  // Where a problem folds, instead of Y and lse, in Plan::state_dtype. A row whose max is -inf has
-  // seen no key; its output is then undefined.
+  // Replaces Y and lse if the problem folds; of type Plan::state_dtype. A row whose max is -inf has
+  // seen no key, and its output is undefined.
   struct State {
     MutableTensorView output;  // [B, Hq, Sq, Dv], not yet divided by sum
-    MutableTensorView max;     // [B, Hq, Sq, 1], that the exponentials are relative to
+    MutableTensorView max;     // [B, Hq, Sq, 1], subtracted from the scores before exponentiation
     MutableTensorView sum;     // [B, Hq, Sq, 1], of exponentials
   } state;
 
   OutputMap<MutableTensorView> outputs;
 
-  // A backend that has another one compute a part stores that backend here before the part's task
+  // If another backend computes a piece as fallback, it is stored here before the piece's task
   // ends. Null: not recorded.
-  std::atomic<const Backend*>* stand_in = nullptr;
+  std::atomic<const Backend*>* piece_fallback = nullptr;
 };
 
-// Checks the arguments against the problem: key lengths are in range, every wanted tensor is
-// present with the type and axes that the problem states.
+// Checks the arguments against the problem: key lengths are in range, and every tensor of the
+// problem is present with the right type and axes.
 absl::Status Validate(const Problem& problem, const Arguments& arguments,
                       const FieldNames& names = kOnnxNames);
 
-// The same for the inputs alone.
+// The same for the inputs only.
 absl::Status ValidateInputs(const Problem& problem, const Arguments& arguments,
                             const FieldNames& names = kOnnxNames);
 
-// The same for the key lengths alone.
+// The same for the key lengths only.
 absl::Status ValidateKeyLengths(const Problem& problem, absl::Span<const int64_t> key_lengths,
                                 const FieldNames& names = kOnnxNames);
 

@@ -17,10 +17,10 @@
 namespace rapt {
 namespace {
 
-// What is wrong with a problem, phrased to follow its quoted text; nullopt if nothing is.
+// An error message that continues the quoted text of a problem; nullopt if there is no error.
 using ParseError = std::optional<std::string>;
 
-// "32/8" gives two numbers, "32" the same number twice.
+// Parses "32/8" into two numbers and "32" into the same number twice.
 bool ParsePair(absl::string_view text, char separator, int64_t& first, int64_t& second) {
   const std::vector<absl::string_view> parts = absl::StrSplit(text, separator);
   return parts.size() <= 2 && absl::SimpleAtoi(parts.front(), &first) &&
@@ -56,8 +56,7 @@ bool ReadValue(absl::string_view text, std::optional<T>& out) {
   return ReadValue(text, out.emplace());
 }
 
-// "causal", or a number: "past=512", "scale=0.5". Whether a number is in range is Validate()'s
-// check.
+// Parses "causal", or a number: "past=512", "scale=0.5". Validate() checks the range of the number.
 bool ReadAttribute(absl::string_view name, absl::string_view value, Problem& p) {
   const auto read = [&](const auto& field) {
     if (field.problem == nullptr) return false;

@@ -15,7 +15,8 @@ namespace rapt {
 
 struct Problem;
 
-// Inputs first; both in the order of the ONNX operator, followed by ours.
+// Inputs first. Inputs and outputs are each in the order of the ONNX operator, followed by
+// extensions.
 enum class Role : uint8_t {
   kQ,
   kK,
@@ -74,10 +75,10 @@ struct RoleInfo {
   bool required = false;
   // The axes of Q, K, V and Y are in the order of the call's Layout.
   bool has_layout = false;
-  // Each axis of size 1 is repeated, by a stride of 0. Such an input is read in one piece.
+  // Each axis of size 1 is repeated, by a stride of 0. Such an input must be contiguous.
   bool broadcasts = false;
-  // What callers outside see: the first `rank` axes; where several types are accepted, the one that
-  // tools should try.
+  // For external interfaces: the first `rank` axes; if several types are accepted, the one that
+  // tools should use.
   int rank = 4;
   DType usual_dtype = DType::kFloat32;
 

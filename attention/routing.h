@@ -8,21 +8,21 @@ namespace rapt {
 
 class Backend;
 
-// One value from the plan to the answer, the metrics and the log.
+// Passed unchanged from the plan to the response, the metrics and the log.
 struct Routing {
   // Null before there is a plan.
   const Backend* backend = nullptr;
-  // The first backend of the list that is available here but does not support the problem, or can't
-  // take it now. Null if there is none or the caller named the backend.
+  // The first backend in the list that is available but does not support the problem or cannot
+  // compute it now. Null if there is none or the caller named the backend.
   const Backend* declined = nullptr;
-  // It supports the problem and is only unavailable now, such as after a failure.
+  // `declined` supports the problem but is temporarily unavailable, such as after a failure.
   bool declined_for_now = false;
-  // The backend that computed a part of the problem in `backend`'s place. Set after the run.
-  const Backend* stand_in = nullptr;
+  // The backend that computed a part of the problem as fallback for `backend`. Set after the run.
+  const Backend* piece_fallback = nullptr;
 };
 
-// Returns the name of the backend, "cudnn", with that of the stand-in: "cudnn+cpu".
-// REQUIRES: routing.backend is not null.
+// Returns the name of the backend, "cudnn", or with a piece fallback, "cudnn+cpu". REQUIRES:
+// routing.backend is not null.
 std::string NamesOf(const Routing& routing);
 
 }  // namespace rapt

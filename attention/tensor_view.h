@@ -54,7 +54,7 @@ constexpr bool IsFloat(DType type) { return type != DType::kBool && type != DTyp
 
 // A tensor of rank 4, [batch, head, position, element]. `dims` and `strides` count elements, not
 // bytes; a stride of 0 broadcasts. Lower ranks have leading axes of 1. `data` is null for an absent
-// tensor; it need not be aligned (payloads are read where they arrived).
+// tensor; it need not be aligned, because payloads are read in place.
 //
 // A payload that arrived in slices has `slices` instead of `data`: the row-major bytes of the
 // tensor, to which the strides refer. They outlive the view.
@@ -77,7 +77,7 @@ struct BasicTensorView {
   // Returns the first byte of row (b, h, s). REQUIRES: the view has no slices.
   Byte* Row(int64_t b, int64_t h, int64_t s) const { return data + RowOffset(b, h, s); }
 
-  // Copies row (b, h, s), from slices or not.
+  // Copies row (b, h, s), which may be in slices.
   void CopyRow(int64_t b, int64_t h, int64_t s, std::byte* target) const {
     const int64_t bytes = dims[3] * SizeOf(dtype);
     if (slices != nullptr) return slices->Copy(RowOffset(b, h, s), bytes, target);

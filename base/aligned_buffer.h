@@ -1,4 +1,4 @@
-// An owned, uninitialised buffer aligned to a cache line.
+// An owned, uninitialized buffer aligned to a cache line.
 #ifndef RAPT_BASE_ALIGNED_BUFFER_H_
 #define RAPT_BASE_ALIGNED_BUFFER_H_
 

@@ -14,15 +14,15 @@
 namespace rapt {
 namespace {
 
-// A smaller buffer is a few pages, which malloc has ready.
-constexpr int64_t kLeastMapped = 64 * 1024;
+// Smaller buffers are a few pages, which malloc provides cheaply.
+constexpr int64_t kMinMappedBytes = 64 * 1024;
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int kClassesPerDoubling = 8;
 
-bool IsMapped(int64_t class_bytes) { return class_bytes >= kLeastMapped; }
+bool IsMapped(int64_t class_bytes) { return class_bytes >= kMinMappedBytes; }
 
-// Aligned to a huge page if at least that large: one page fault instead of 512.
+// Aligned to a huge page if at least that large, which takes one page fault instead of 512.
 std::byte* Map(int64_t bytes) {
   const int64_t slack = bytes >= kHugePage ? kHugePage : 0;
   void* mapped = mmap(nullptr, static_cast<size_t>(bytes + slack), PROT_READ | PROT_WRITE,
@@ -57,7 +57,7 @@ void PooledBuffer::Release() {
 
 int64_t BufferPool::SizeOfClass(int64_t bytes) {
   if (bytes > std::numeric_limits<int64_t>::max() / 4) return bytes;  // larger than any memory
-  if (bytes < kLeastMapped) return RoundUp(bytes, PooledBuffer::kAlignment);
+  if (bytes < kMinMappedBytes) return RoundUp(bytes, PooledBuffer::kAlignment);
   const int64_t power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes)));
   return RoundUp(bytes, std::max(power / kClassesPerDoubling, kPage));
 }

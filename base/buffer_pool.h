@@ -1,5 +1,5 @@
-// A pool of large buffers. Reusing a page that was touched before is free; a page fault costs more
-// than copying the page.
+// A pool of large buffers. Reusing a page is free, whereas a page fault costs more than copying the
+// page.
 #ifndef RAPT_BASE_BUFFER_POOL_H_
 #define RAPT_BASE_BUFFER_POOL_H_
 
@@ -19,7 +19,7 @@ namespace rapt {
 
 class BufferPool;
 
-// Uninitialised bytes aligned to a cache line. Returned to their pool on destruction.
+// Uninitialized bytes aligned to a cache line. Returned to their pool on destruction.
 class PooledBuffer {
  public:
   static constexpr int64_t kAlignment = 64;
@@ -48,7 +48,7 @@ class PooledBuffer {
 //
 // Small buffers come from the heap. Larger sizes are rounded up to a size class, an eighth of a
 // power of two, and mapped; a released buffer stays idle until a request of its class reuses it.
-// Used and idle bytes together stay within the capacity unless the used bytes alone exceed it.
+// The sum of used and idle bytes stays within the capacity unless the used bytes alone exceed it.
 class BufferPool {
  public:
   BufferPool(int64_t capacity_bytes, const Clock& clock)

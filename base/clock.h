@@ -1,4 +1,4 @@
-// The time source. Injected, so that tests control the time.
+// The time source, injected so that tests control the time.
 #ifndef RAPT_BASE_CLOCK_H_
 #define RAPT_BASE_CLOCK_H_
 
@@ -22,7 +22,7 @@ class SteadyClock : public Clock {
   Instant Now() const override { return std::chrono::steady_clock::now(); }
 };
 
-// Whole units, rounded toward zero, for logs and reports.
+// Return whole units, rounded toward zero, for logs and reports.
 inline int64_t Microseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
 }

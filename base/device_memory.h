@@ -1,5 +1,5 @@
-// Memory that the host can access only by copies. Shared by attention/cudnn, which implements it,
-// and server/shared_memory, which knows no attention.
+// Memory that the host can access only by copying. Implemented by attention/cudnn and used by
+// server/shared_memory, which does not depend on attention/.
 #ifndef RAPT_BASE_DEVICE_MEMORY_H_
 #define RAPT_BASE_DEVICE_MEMORY_H_
 
@@ -22,7 +22,7 @@ class DeviceMemory {
   virtual absl::Status Write(int64_t offset, absl::Span<const std::byte> source) const = 0;
 };
 
-// Where a tensor begins in device memory. Null `memory`: the tensor is not on a device.
+// The location of a tensor in device memory. If `memory` is null, the tensor is not on a device.
 struct DevicePart {
   const DeviceMemory* memory = nullptr;
   int64_t offset = 0;

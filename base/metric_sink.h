@@ -1,4 +1,4 @@
-// Where components register the numbers that they export, without knowing who publishes them.
+// The interface through which components export metrics, independent of how they are published.
 #ifndef RAPT_BASE_METRIC_SINK_H_
 #define RAPT_BASE_METRIC_SINK_H_
 
@@ -15,8 +15,8 @@ class MetricSink {
 
   virtual ~MetricSink() = default;
 
-  // Registers one time series. `read` is called from any thread as long as the sink publishes.
-  // REQUIRES: the name's other series have other labels, and the same kind and help.
+  // Registers one time series. `read` may be called from any thread while the sink exists.
+  // REQUIRES: other series of this name have different labels and the same kind and help.
   virtual void AddGauge(const std::string& name, const std::string& help, Labels labels,
                         std::function<double()> read) = 0;
   virtual void AddCounter(const std::string& name, const std::string& help, Labels labels,

@@ -1,5 +1,5 @@
-// std::mutex with Clang's thread-safety annotations. Not absl::Mutex: Debian's Abseil is built
-// without ThreadSanitizer, which then reports false races.
+// std::mutex with Clang's thread-safety annotations. Used instead of absl::Mutex because Debian's
+// Abseil is built without ThreadSanitizer, which then reports false races.
 #ifndef RAPT_BASE_MUTEX_H_
 #define RAPT_BASE_MUTEX_H_
 

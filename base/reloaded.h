@@ -65,7 +65,7 @@ class Reloaded {
     return absl::WrapUnique(new Reloaded(std::move(watch), parse, *std::move(value), clock));
   }
 
-  // Returns a value at most a second old. Files are checked only here, by the calling thread.
+  // Returns a value at most a second old. The calling thread checks the files; nothing else does.
   std::shared_ptr<const T> Get() {
     if (clock_.Now() >= next_check_.load() && !checking_.exchange(true)) {
       Check();

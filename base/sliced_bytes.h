@@ -1,4 +1,4 @@
-// Bytes in slices, as a transport delivers them, read in place instead of being gathered first.
+// Bytes in slices, as a transport delivers them, to be read in place instead of being gathered.
 #ifndef RAPT_BASE_SLICED_BYTES_H_
 #define RAPT_BASE_SLICED_BYTES_H_
 
@@ -20,20 +20,20 @@ struct SlicedBytes {
   void Copy(int64_t begin, int64_t size, std::byte* target) const;
 };
 
-// Returns where consecutive pieces lie, without the empty ones. A piece has begin() and size(), as
-// a transport's slices do.
-template <typename Pieces>
-std::vector<ByteSlice> PlacesOf(const Pieces& pieces) {
-  std::vector<ByteSlice> places;
-  places.reserve(pieces.size());
+// Returns the consecutive slices of a transport without the empty ones. A transport's slice has
+// begin() and size().
+template <typename Slices>
+std::vector<ByteSlice> ToByteSlices(const Slices& slices) {
+  std::vector<ByteSlice> result;
+  result.reserve(slices.size());
   int64_t position = 0;
-  for (const auto& piece : pieces) {
-    const int64_t end = position + static_cast<int64_t>(piece.size());
+  for (const auto& slice : slices) {
+    const int64_t end = position + static_cast<int64_t>(slice.size());
     if (end == position) continue;
-    places.push_back({reinterpret_cast<const std::byte*>(piece.begin()), position, end});
+    result.push_back({reinterpret_cast<const std::byte*>(slice.begin()), position, end});
     position = end;
   }
-  return places;
+  return result;
 }
 
 }  // namespace rapt

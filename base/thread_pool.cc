@@ -5,7 +5,7 @@
 namespace rapt {
 namespace {
 
-constexpr int kSpins = 1000;  // 10 to 50 us, as a pause takes 40 to 140 cycles
+constexpr int kSpins = 1000;  // 10 to 50 us: a pause takes 40 to 140 cycles
 
 template <typename Condition>
 void SpinUntil(Condition condition) {
@@ -60,7 +60,7 @@ void ThreadPool::ParallelFor(int64_t tasks, absl::FunctionRef<void(int64_t, int)
   Drain(job, 0);
   SpinUntil([this] { return busy_ == 0; });
   MutexLock lock(mutex_);
-  job_ = nullptr;  // A worker that has not picked it up by now finds nothing.
+  job_ = nullptr;  // Workers that have not picked it up by now find no job.
   while (busy_ > 0) job_left_.Wait(mutex_);
 }
 
@@ -75,7 +75,7 @@ void ThreadPool::WorkerLoop(int worker) {
       if (stopping_) return;
       seen = generation_;
       job = job_;
-      if (job == nullptr) continue;  // The job ended before this worker woke.
+      if (job == nullptr) continue;  // The job ended before this worker woke up.
       ++busy_;
     }
     Drain(*job, worker);

@@ -15,8 +15,8 @@ namespace rapt {
 
 // Thread-safe; jobs from several threads run one after another. The calling thread is worker 0, so
 // a pool of one starts no thread. A thread that waits for a job or for its end spins for some
-// microseconds before it sleeps: jobs often follow each other closely, and a small one costs less
-// than waking a thread.
+// microseconds before it sleeps, because jobs often follow each other closely and a small one costs
+// less than waking a thread.
 class ThreadPool {
  public:
   // Throws std::system_error if a thread cannot be started.
@@ -47,7 +47,8 @@ class ThreadPool {
   CondVar job_posted_;
   CondVar job_left_;
   Job* job_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  // Written under mutex_, so that no sleeping worker misses a change; spinning reads without it.
+  // Written under mutex_, so that no sleeping worker misses a change; read without it by spinning
+  // ones.
   std::atomic<uint64_t> generation_{0};
   std::atomic<int> busy_{0};
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -23,7 +23,7 @@ class Timer {
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
-  // Reads the clock again. For clocks that tests move.
+  // Reads the clock again. For tests that advance a fake clock.
   void Wake();
 
  private:
@@ -38,7 +38,7 @@ class Timer {
   CondVar changed_;
   CondVar fired_;
   std::set<std::pair<Instant, Alarm*>> due_ ABSL_GUARDED_BY(mutex_);
-  Instant wakes_at_ ABSL_GUARDED_BY(mutex_) = Instant::min();  // without a signal; min: it is awake
+  Instant wakes_at_ ABSL_GUARDED_BY(mutex_) = Instant::min();  // unless signalled; min: awake
   Alarm* firing_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;

@@ -8,8 +8,8 @@
 
 namespace rapt {
 
-// Returns the longest prefix of `text` that fits `max_bytes` and ends at a whole character:
-// Protocol Buffers rejects strings with a partial one. REQUIRES: `text` is UTF-8.
+// Returns the longest prefix of `text` that fits `max_bytes` and ends at a character boundary,
+// because Protocol Buffers rejects strings with a partial character. REQUIRES: `text` is UTF-8.
 inline absl::string_view Utf8Prefix(absl::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return text;
   const auto is_continuation = [](char byte) {

@@ -24,7 +24,7 @@ enum WireType : uint32_t {
 // The nesting limit of generated code.
 constexpr int kMaxDepth = 100;
 
-// Reads forward through the slices. Each read takes the end of its message and stops there.
+// Reads forward through the slices. Each read is bounded by the end of its message.
 class Reader {
  public:
   explicit Reader(const SlicedBytes& bytes) : bytes_(bytes) { Enter(0); }
@@ -121,13 +121,13 @@ class Splitter {
   }
 
   // Reads a message that ends at `end`. `path` is the path to it and is restored on return. If the
-  // message has payloads, appends everything else to `rest`, in runs as long as possible; otherwise
-  // appends nothing.
+  // message has payloads, appends everything else to `rest`, in ranges as long as possible;
+  // otherwise appends nothing.
   bool SplitRange(const MessageSchema& schema, int64_t end, FieldPath& path, int index,
                   std::string& rest, Payloads& payloads) {
     absl::InlinedVector<int, 4> counts(schema.fields.size(), 0);
     const size_t payloads_before = payloads.size();
-    int64_t run = reader_.position();  // start of the next run
+    int64_t range_begin = reader_.position();  // start of the next range
     while (reader_.position() < end) {
       const int64_t begin = reader_.position();
       const std::optional<Tag> tag = ReadTag(end);
@@ -145,23 +145,23 @@ class Splitter {
         if (!CountPayload(payloads.size() + 1)) return false;
         payloads.push_back({path, index, reader_.position(), *field_end - reader_.position()});
         reader_.Skip(*field_end - reader_.position(), *field_end);
-        reader_.AppendTo(rest, run, begin);
-        run = *field_end;
+        reader_.AppendTo(rest, range_begin, begin);
+        range_begin = *field_end;
       } else {
         const size_t payloads_outside = payloads.size();
         std::string inner;
         if (!CountRest(reader_.position() - begin)) return false;
         if (!SplitRange(*field->message, *field_end, path, index, inner, payloads)) return false;
         if (payloads.size() > payloads_outside) {
-          reader_.AppendTo(rest, run, begin);
+          reader_.AppendTo(rest, range_begin, begin);
           AppendFieldHeader(field->number, static_cast<int64_t>(inner.size()), rest);
           rest += inner;
-          run = *field_end;
+          range_begin = *field_end;
         }
       }
       path.pop_back();
     }
-    if (payloads.size() > payloads_before) reader_.AppendTo(rest, run, end);
+    if (payloads.size() > payloads_before) reader_.AppendTo(rest, range_begin, end);
     return true;
   }
 
@@ -196,7 +196,7 @@ class Splitter {
     return tag.type != kStartGroup || SkipGroup(tag.number, end, depth + 1);
   }
 
-  // Skips nothing of a group.
+  // Does not skip the content of a group.
   bool SkipValue(Tag tag, int64_t end) {
     switch (tag.type) {
       case kVarint:

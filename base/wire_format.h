@@ -1,7 +1,7 @@
 // Zero-copy access to tensors in the Protocol Buffers wire format. A message that arrived in slices
 // is split into a small message for generated code, without the tensors' bytes, and the positions
-// of those bytes. Accepts and rejects what generated code does, including unknown fields and any
-// order of fields. In base/ because server and client share it.
+// of those bytes. Accepts and rejects the same messages as generated code, including unknown fields
+// and any order of fields. In base/ because server and client share it.
 #ifndef RAPT_BASE_WIRE_FORMAT_H_
 #define RAPT_BASE_WIRE_FORMAT_H_
 
@@ -31,7 +31,7 @@ using FieldPath = absl::InlinedVector<int, 4>;
 // The position of a payload, relative to the first byte of the message.
 struct Payload {
   FieldPath path;  // field numbers from the outermost message: {7}, or {1, 3}
-  int index = 0;   // the number of earlier fields numbered path[0]
+  int index = 0;   // the number of earlier fields with number path[0]
   int64_t begin = 0;
   int64_t size = 0;
 };
@@ -43,8 +43,8 @@ struct SplitMessage {
   Payloads payloads;  // in wire order; for a singular field, the last one counts
 };
 
-// Limits on a message besides the bytes of its payloads. The objects that generated code makes of
-// it are up to a hundred times larger than its bytes.
+// Limits on a message without the bytes of its payloads, because the objects of generated code are
+// up to a hundred times larger than the serialized bytes.
 struct SplitLimits {
   int64_t rest_bytes = 64 * 1024;
   size_t payloads = 64;

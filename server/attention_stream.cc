@@ -87,7 +87,7 @@ struct RowsToKeep {
 
 AttentionStream::AttentionStream(StreamRequest request, ChunkedPlan plan, Executor& executor)
     : request_(std::move(request)), plan_(std::move(plan)), executor_(executor) {
-  const Problem& p = plan_.whole;
+  const Problem& p = plan_.problem;
   if (plan_.keys_stream()) {
     query_.bytes = QueryBytes(p, p.query_length);
   } else {
@@ -142,14 +142,14 @@ absl::Status AttentionStream::Place(BufferPool& pool, MemoryBudget::Reservation 
     free_places_.push_back(place);
   }
   if (plan_.keys_stream()) {
-    arguments_.state = StateIn(plan_.whole, plan_.full.state_dtype, state_.data());
+    arguments_.state = StateIn(plan_.problem, plan_.full.state_dtype, state_.data());
   }
   return absl::OkStatus();
 }
 
 void AttentionStream::Keep(StreamChunk chunk, StepDone done) {
   chunk_ = std::move(chunk);
-  const Problem& p = plan_.whole;
+  const Problem& p = plan_.problem;
   const auto rows_of = [&](const InputBytes& source, const Part& part, int64_t heads,
                            int64_t length, int64_t size) {
     const int64_t row_bytes = size * SizeOf(p.dtype);
@@ -261,7 +261,7 @@ void AttentionStream::Finish(RowRange rows, StepDone done) {
 
 void AttentionStream::RunFinish(RowRange rows, int place, StepDone done) {
   ResolvedCall call;
-  call.problem = FinishedRows(plan_.whole, rows.count);
+  call.problem = FinishedRows(plan_.problem, rows.count);
   call.layout = request_.layout;
   std::byte* const data = places_[place]->buffer.data();
   const MutableTensorView output = call.Output(Role::kY, data);
@@ -271,7 +271,7 @@ void AttentionStream::RunFinish(RowRange rows, int place, StepDone done) {
   Job job;
   job.stages = {call.problem.batch * call.problem.query_heads};
   job.run_task = [this, rows, output, lse](int, int64_t task, int, const Checkpoint&) {
-    FinishRows(plan_.whole, arguments_, rows.begin, output, lse, task);
+    FinishRows(plan_.problem, arguments_, rows.begin, output, lse, task);
   };
   Submit(std::move(job), std::move(result), std::move(done));
 }

@@ -191,7 +191,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     plan_ = *std::move(plan);
     const Routing& routing = plan_.routing;
     if (routing.declined_for_now) routing.declined->Prepare(plan_.problem);
-    arguments_.stand_in = &stand_in_;
+    arguments_.piece_fallback = &piece_fallback_;
     result_.routing = routing;
     result_.plan = plan_.Describe();
     result_.flops = plan_.flops;
@@ -317,7 +317,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     for (const Delivery& delivery : deliveries_) result_.status.Update(delivery.status);
     result_.queue_time = waited_ + report.queue_time;
     result_.compute_time = report.compute_time;
-    result_.routing.stand_in = stand_in_;
+    result_.routing.piece_fallback = piece_fallback_;
     if (result_.status.ok()) result_.batch_size = report.batch_size;
     if (!result_.status.ok()) result_.outputs = {};
     done_(std::move(result_));
@@ -326,7 +326,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
   Done done_;
   Result result_;
   Plan plan_;
-  std::atomic<const Backend*> stand_in_{nullptr};
+  std::atomic<const Backend*> piece_fallback_{nullptr};
   ReservedBuffer workspace_;
   std::vector<Delivery> deliveries_;
   int64_t placed_bytes_ = 0;  // of outputs in the caller's memory

@@ -90,7 +90,7 @@ struct MessageBuffer {
   }
 };
 
-// Runs the body of a C function. No exception may pass through C.
+// Runs the body of a C function. Exceptions must not propagate into C.
 template <typename Body>
 rapt_code Guarded(MessageBuffer message, Body body) {
   absl::Status status;
@@ -115,8 +115,8 @@ absl::Status CheckNotNull(
   return absl::OkStatus();
 }
 
-// Copies the caller's struct. A smaller one comes from an older caller: the missing fields are 0. A
-// larger one comes from a newer caller: the fields unknown here must be 0.
+// Copies the caller's struct. A smaller struct comes from an older caller, and missing fields are
+// 0. A larger one comes from a newer caller, and the fields unknown here must be 0.
 template <typename Struct>
 absl::Status Adopt(absl::string_view name, const Struct* theirs, Struct& ours) {
   if (absl::Status status = CheckNotNull({{name, theirs}}); !status.ok()) return status;
@@ -291,7 +291,7 @@ absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_ar
     if (!status.ok()) return status;
   }
   const rapt::Arguments arguments = ArgumentsOf(problem, c);
-  // Run checks them as well, but reports the operator's names.
+  // Run() checks them as well, but with the operator's names.
   if (status = Validate(problem, arguments, rapt::kCNames); !status.ok()) return status;
   rapt::MutexLock lock(context->running);
   absl::Span<std::byte> span(static_cast<std::byte*>(workspace), workspace_bytes);

@@ -26,7 +26,7 @@ void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_
 
 namespace {
 
-// A task's rows are a multiple of it; every kernel's register block divides it.
+// The rows of a task are a multiple of this, which is a multiple of every kernel's register block.
 constexpr int64_t kRowStep = 12;
 constexpr int64_t kMaxQueryRows = kMostRowBlocks * kRowBlock;
 // Minimum number of tasks per thread, so that threads do not idle while the last tasks finish.
@@ -65,7 +65,7 @@ int64_t AttentionTasks(const Problem& p, const Split& split) {
   return p.empty() ? 0 : p.batch * p.kv_heads * split.query_tasks * split.head_tasks;
 }
 
-// Large blocks pack K and V less often, small ones balance the load better.
+// Large blocks pack K and V less often; small ones balance the load better.
 int64_t ChooseQueryRows(const Problem& p, int threads) {
   int64_t rows = kMaxQueryRows;
   while (rows > kRowBlock && AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread) {
@@ -113,7 +113,7 @@ int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
                             kFewRows * lanes_dv};
   int64_t bytes = 0;
   for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
-  // Rows that cross a slice boundary are gathered there.
+  // Plus the buffer in which rows that cross a slice boundary are gathered.
   return bytes +
          RoundUp((1 + kGatheredRows) * std::max(p.head_size, p.value_head_size) * SizeOf(p.dtype),
                  kVectorBytes);
@@ -142,7 +142,7 @@ ScoreStage StageOf(std::optional<ScoreOutput> output) {
   }
 }
 
-// The tensor's bytes from `offset` on.
+// Returns the tensor's bytes starting at `offset`.
 FlashBytes BytesOf(const TensorView& view, int64_t offset) {
   if (view.slices == nullptr) return {view.data + offset, nullptr, 0, 0};
   const SlicedBytes& sliced = *view.slices;
@@ -266,7 +266,7 @@ FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64
   };
 }
 
-// Restricts a row to the task's part of the keys and sends its result to that part's place.
+// Restricts a row to the task's split of the keys and redirects its result to that split's buffers.
 template <typename Real>
 void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int64_t index,
             int64_t part) {
@@ -278,7 +278,7 @@ void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int6
   row.lse = reinterpret_cast<std::byte*>(parts.Lse(index, part));
 }
 
-// The fields of a task that depend on the problem alone.
+// The fields of a task that depend only on the problem.
 FlashTask ShapeOf(const Problem& p) {
   FlashTask task = {};
   task.key_count = p.total_keys();
@@ -322,8 +322,8 @@ struct WorkerLayout {
   int64_t bytes() const { return rows + scratch + tile_scratch + unfolded; }
 };
 
-// Depends on the problem's shape alone, not on where a section lies in the whole: the chunks of a
-// ChunkedPlan share one.
+// Depends only on the problem's shape, not on the position of a section in the full problem: the
+// chunks of a ChunkedPlan share one.
 class CpuPlan final : public BackendPlan {
  public:
   CpuPlan(const Problem& p, absl::string_view isa, int threads)
@@ -346,7 +346,7 @@ class CpuPlan final : public BackendPlan {
 
   const KernelTable& kernels;
   const bool fp64;            // accumulates in fp64
-  const int64_t query_block;  // most query rows of a task
+  const int64_t query_block;  // maximum query rows of a task
   const Split split;
   const int64_t key_splits;
   WorkerLayout worker;
@@ -378,11 +378,11 @@ void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64
   }
 }
 
-// Counts all visible pairs. Key lengths are not known yet and taken as full.
+// Counts all visible pairs. Key lengths are not known yet and assumed to be full.
 double CountFlops(const Problem& p) {
   const int64_t key_length = p.section ? p.section->key_length : p.key_length;
   double pairs = 0;
-  // The visible range moves by one key per query, so sampling it is exact enough.
+  // The visible range moves by one key per query, so sampling it is accurate enough.
   const int64_t step = std::max<int64_t>(1, p.query_length / 64);
   for (int64_t i = 0; i < p.query_length; i += step) {
     const KeyRange range = VisibleKeys(p, {&key_length, 1}, 0, i);

@@ -5,7 +5,8 @@
 
 namespace rapt {
 
-// Fused attention on the CPU. Supports every problem and type; never holds Sq x T numbers.
+// Fused attention on the CPU. Supports every problem and type. Never stores the Sq x T score
+// matrix.
 const Backend& CpuBackend();
 
 }  // namespace rapt

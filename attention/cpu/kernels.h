@@ -1,6 +1,6 @@
 // The interface of the kernels. Each instruction set is one file, compiled with its own flags from
-// the one source flash.inc; AMX's adds a loop over tiles. They share only these plain structs: the
-// linker could keep the AVX-512 copy of a shared inline function for every machine.
+// the one source flash.inc; kernels_amx.cc adds a loop over tiles. They share only these plain
+// structs: of a shared inline function, the linker could keep the AVX-512 copy for every machine.
 #ifndef RAPT_ATTENTION_CPU_KERNELS_H_
 #define RAPT_ATTENTION_CPU_KERNELS_H_
 
@@ -24,8 +24,8 @@ inline constexpr int64_t kRowBlock = 48;
 inline constexpr int64_t kMostRowBlocks = 8;
 // A task of at most this many rows reads K and V in place instead of packing them.
 inline constexpr int64_t kFewRows = 8;
-// Rows of K or V that are gathered at a time where they cross slice boundaries: the number of lanes
-// of the widest vector.
+// Rows of K or V gathered at a time if they cross slice boundaries: the number of lanes of the
+// widest vector.
 inline constexpr int64_t kGatheredRows = 16;
 // O and V rows are padded to a multiple of the widest vector, 64 bytes.
 inline constexpr int64_t kVectorBytes = 64;
@@ -37,11 +37,11 @@ struct FlashRow {
   std::byte* lse;     // one element, or null
   std::byte* scores;  // T elements, or null
   ScoreRow score;
-  int64_t head;  // h and i in the whole problem, for dropout
+  int64_t head;  // h and i in the full problem, for dropout
   int64_t index;
 };
 
-// Contiguous bytes at `data`, or bytes in slices from `offset` on.
+// Contiguous bytes at `data`, or bytes in slices starting at `offset`.
 struct FlashBytes {
   const std::byte* data;  // null: in slices
   const ByteSlice* slices;
@@ -49,7 +49,7 @@ struct FlashBytes {
   int64_t offset;
 };
 
-// Rows of K or V: the past's, then the new ones. Strides in bytes.
+// Rows of K or V: the past rows, then the new ones. Strides in bytes.
 struct FlashKeys {
   FlashBytes past;
   int64_t past_stride;
@@ -80,7 +80,7 @@ struct FlashTask {
   double dropout;  // 0: none
   uint64_t seed;
   int64_t batch;
-  int64_t first_key;  // position of the first key in the whole problem
+  int64_t first_key;  // position of the first key in the full problem
 
   Checkpoint checkpoint;
 
@@ -97,7 +97,7 @@ struct KernelTable {
   bool (*flash_fp32)(const FlashTask& task);  // accumulates in fp32
   bool (*flash_fp64)(const FlashTask& task);
   // Returns the tile scratch bytes that flash_fp32 needs. Reads only the fields that depend on the
-  // problem, and row_count. Null where the set has no tiles.
+  // problem, and row_count. Null if the set has no tiles.
   int64_t (*tile_scratch_bytes)(const FlashTask& task);
 };
 

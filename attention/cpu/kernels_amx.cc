@@ -1,11 +1,11 @@
 // Kernels for AVX-512 and the tiles of AMX-BF16.
 //
-// A tile instruction multiplies bf16 numbers and sums in fp32. A fp16 number is the sum of two bf16
-// numbers, a fp32 number of three, so a product of two numbers is a sum of products of their terms:
-// four for fp16, six for fp32, where the three smallest are below fp32's own rounding.
+// A tile instruction multiplies bf16 numbers and sums in fp32. An fp16 number is the sum of two
+// bf16 numbers, an fp32 number of three, so a product of two numbers is a sum of products of their
+// terms: four for fp16, and for fp32 six, because the three smallest are below fp32 rounding.
 //
-// The loop is Flash's, in tiles: Q, K, V and P are packed as terms in bf16, pairs of neighbours in
-// depth side by side in a dword; S and O are fp32. Per block of 128 keys, 32 rows at a time, 2 x 2
+// The loop is Flash's, in tiles: Q, K, V and P are packed as terms in bf16, pairs of neighbors in
+// depth in one dword; S and O are fp32. Per block of 128 keys, 32 rows at a time, 2 x 2
 // tiles of sums stay in registers: four loads for four products. P = 2^((S - m) c), where m is a
 // maximum that only moves when it has grown by 2^8, so that O is seldom rescaled.
 //
@@ -28,15 +28,15 @@ constexpr int64_t kDepth = 32;
 constexpr int64_t kTileRowBlock = 2 * kTileRows;
 constexpr int64_t kMostTileRowBlocks = kMostRowBlocks * kRowBlock / kTileRowBlock;
 
-// Tiles take only smaller numbers, whose scores are finite for any head size.
+// Tiles are used only for smaller numbers, whose scores are finite for any head size.
 constexpr float kTooLarge = 0x1p32f;
 constexpr double kTooLargeScale = 0x1p30;
 // O is not rescaled until a row's maximum has grown by more than this, in powers of two.
 constexpr float kSlack = 8;
 constexpr float kLog2E = 1.44269504088896341f;
 
-// The term of A that is multiplied with the term of B; 0 is the largest. Neighbors share an
-// operand.
+// A term of A and the term of B that it is multiplied by; 0 is the largest. Consecutive products
+// share an operand.
 struct Product {
   int a, b;
 };
@@ -167,7 +167,7 @@ RAPT_INLINE __m512i Pair(__m512i low, __m512i high) {
   return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, Upper(), kOrAnd);
 }
 
-// x less its first term: exact.
+// Returns x minus its first term; exact.
 RAPT_INLINE __m512i Rest(__m512i x, __m512i term) {
   return _mm512_castps_si512(
       _mm512_sub_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(Truncate(term))));
@@ -198,7 +198,7 @@ RAPT_INLINE __mmask32 Lanes32(int64_t count) {
   return count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
 }
 
-// Loads elements [n, n + 16) of a row as fp32, zeros from `count` on; reads nothing beyond.
+// Loads elements [n, n + 16) of a row as fp32. Elements from `count` on are 0 and are not read.
 template <Element kElement>
 RAPT_INLINE __m512i LoadElements(const std::byte* row, int64_t n, int64_t count) {
   const __mmask16 lanes = Lanes16(count - n);
@@ -315,7 +315,7 @@ RAPT_INLINE __m512 Exp2(__m512 x) {
 // --------------------------------------------------------------------------------------
 
 // The results are valid only after kDone.
-enum class TileOutcome : uint8_t { kDone, kGivenUp, kNotForTiles };
+enum class TileOutcome : uint8_t { kDone, kAbandoned, kNotForTiles };
 
 template <Element kElement>
 class TileFlash : Flash<float> {
@@ -339,7 +339,7 @@ class TileFlash : Flash<float> {
     p_tiles_ = take(size_.p);
     scores_ = take_floats(size_.scores);
     o_ = take_floats(size_.o);
-    room_ = take(size_.room);
+    row_buffer_ = take(size_.row_buffer);
   }
 
   // The size of FlashTask::tile_scratch.
@@ -351,9 +351,9 @@ class TileFlash : Flash<float> {
     FormTileRowBlocks();
     for (int64_t j = t_.begin; j < t_.end; j += kTileKeyBlock) {
       const int64_t count = Min(kTileKeyBlock, t_.end - j);
-      if (!PassCheckpoint(count)) return TileOutcome::kGivenUp;
+      if (!PassCheckpoint(count)) return TileOutcome::kAbandoned;
       if (!PackBlock(j, count)) return TileOutcome::kNotForTiles;
-      // For this block only: code that runs at a checkpoint makes its own configuration.
+      // For this block only, because code that runs at a checkpoint sets its own configuration.
       const TileConfiguration configuration;
       for (int64_t n = 0; n < block_count_; ++n) FoldRows(blocks_[n], j, count);
     }
@@ -373,8 +373,8 @@ class TileFlash : Flash<float> {
         : row_tiles((task.row_count + kTileRows - 1) / kTileRows),
           depths((task.head_size + kDepth - 1) / kDepth),
           column_tiles((task.value_head_size + kLanes - 1) / kLanes),
-          room(RoundUp(kDepth * SizeOf(kElement) * Max(task.head_size, task.value_head_size),
-                       kVectorBytes)) {}
+          row_buffer(RoundUp(kDepth * SizeOf(kElement) * Max(task.head_size, task.value_head_size),
+                             kVectorBytes)) {}
 
     const int64_t row_tiles;
     const int64_t depths;        // of D, in steps of kDepth
@@ -385,9 +385,9 @@ class TileFlash : Flash<float> {
     const int64_t p = kTileRowBlock / kTileRows * kTileKeyBlock / kDepth * kTermBytes;
     const int64_t scores = kTileRowBlock * kTileKeyBlock * kFloatBytes;
     const int64_t o = row_tiles * column_tiles * kTileBytes;
-    const int64_t room;
+    const int64_t row_buffer;
 
-    int64_t total() const { return q + k + v + p + scores + o + room; }
+    int64_t total() const { return q + k + v + p + scores + o + row_buffer; }
   };
 
   // The depth blocks [first, end) of a key block that some row of a row block sees.
@@ -415,14 +415,15 @@ class TileFlash : Flash<float> {
     Largest largest;
     for (int64_t c = 0; c < count; c += kDepth) {
       const int64_t rows = Min(kDepth, count - c);
-      PackKeyRows(FindBlock(t_.keys, j + c, rows, t_.head_size, room_), rows, c / kDepth, largest);
-      PackValueRows(FindBlock(t_.values, j + c, rows, t_.value_head_size, room_), rows, c / kDepth,
-                    largest);
+      PackKeyRows(FindBlock(t_.keys, j + c, rows, t_.head_size, row_buffer_), rows, c / kDepth,
+                  largest);
+      PackValueRows(FindBlock(t_.values, j + c, rows, t_.value_head_size, row_buffer_), rows,
+                    c / kDepth, largest);
     }
     return !largest.TooLarge();
   }
 
-  // Returns row n, or beyond the last row the first one, which the caller then does not read.
+  // Returns row n. Beyond the last row, returns the first one, which the caller does not read.
   static const std::byte* RowOf(const Block& block, int64_t n, int64_t rows) {
     return block.data + (n < rows ? n * block.stride : 0);
   }
@@ -546,7 +547,7 @@ class TileFlash : Flash<float> {
     Store(l_ + r0, Load(l_ + r0) + SumEach<float>(tile));
   }
 
-  // Raises the maxima of 16 rows to the largest score of a block, where that is worth rescaling O.
+  // Raises the maxima of 16 rows to the largest score of a block if they grew enough to rescale O.
   void RaiseMaximum(int64_t r0, __m512 now) {
     const __m512 before = _mm512_loadu_ps(m_ + r0);
     const __m512 step = _mm512_set1_ps(log2_step_);
@@ -584,7 +585,7 @@ class TileFlash : Flash<float> {
     return sum;
   }
 
-  // A single term is rounded; several terms sum to the number however they are truncated.
+  // A single term is rounded. Several terms may be truncated, because their sum is the number.
   static void StoreWeights(__m512i low, __m512i high, std::byte* out) {
     if constexpr (kTerms == 1) {
       _mm512_store_si512(out, Pair(RoundUpper(low), RoundUpper(high)));
@@ -622,16 +623,16 @@ class TileFlash : Flash<float> {
   const float log2_step_;  // a score difference of 1 in powers of two
   RowBlock blocks_[kMostTileRowBlocks];
   int64_t block_count_ = 0;
-  std::byte* q_tiles_;  // [row tiles][depths][terms]
-  std::byte* k_tiles_;  // [column tiles][depths][terms]
-  std::byte* v_tiles_;  // [depth blocks][column tiles][terms]
-  std::byte* p_tiles_;  // [2][depth blocks][terms]
-  float* scores_;       // [kTileRowBlock][kTileKeyBlock]
-  std::byte* room_;     // for rows of K or V that cross a slice boundary or the end of the past
+  std::byte* q_tiles_;     // [row tiles][depths][terms]
+  std::byte* k_tiles_;     // [column tiles][depths][terms]
+  std::byte* v_tiles_;     // [depth blocks][column tiles][terms]
+  std::byte* p_tiles_;     // [2][depth blocks][terms]
+  float* scores_;          // [kTileRowBlock][kTileKeyBlock]
+  std::byte* row_buffer_;  // for rows of K or V that cross a slice boundary or the end of the past
 };
 
-// Tiles do not suit a few rows, where memory is the limit; score outputs and dropout, which favor
-// clarity over speed; and scales that magnify flushed subnormals beyond noise.
+// Tiles are not used for a few rows, which are bound by memory; for score outputs and dropout,
+// which favor clarity over speed; or for scales that magnify flushed subnormals beyond noise.
 bool Suits(const FlashTask& task) {
   return task.row_count > kFewRows && task.score_stage == ScoreStage::kNone && task.dropout == 0 &&
          __builtin_fabs(task.score.scale) < kTooLargeScale;

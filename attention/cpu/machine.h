@@ -1,15 +1,17 @@
-// What this machine can execute: the processor supports it and the operating system saves the
-// registers.
+// The instruction sets that this machine can execute: the processor supports them and the operating
+// system saves their registers.
 #ifndef RAPT_ATTENTION_CPU_MACHINE_H_
 #define RAPT_ATTENTION_CPU_MACHINE_H_
 
 namespace rapt::cpu {
 
-// Everything that -march=x86-64-v3 and -march=x86-64-v4 let the compiler use.
+// Return whether everything is supported that -march=x86-64-v3 and -march=x86-64-v4 let the
+// compiler use.
 bool HasX8664V3();
 bool HasX8664V4();
 
-// x86-64-v4 and the tiles of AMX-BF16. Requests permission to use them for the whole process.
+// Returns whether x86-64-v4 and the tiles of AMX-BF16 are supported. Requests permission to use
+// tiles for the whole process.
 bool HasAmxBf16();
 
 }  // namespace rapt::cpu

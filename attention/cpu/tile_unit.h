@@ -1,6 +1,6 @@
 // The tile registers of AMX, for kernels_amx.cc alone. Inline assembly, because the intrinsics of
 // g++ 12 do not declare the memory they read: it drops the stores to a configuration, or moves
-// stores to a tile behind the instruction that loads it.
+// stores to a tile past the instruction that loads it.
 #ifndef RAPT_ATTENTION_CPU_TILE_UNIT_H_
 #define RAPT_ATTENTION_CPU_TILE_UNIT_H_
 
@@ -15,7 +15,7 @@ constexpr int64_t kTileRows = 16;
 constexpr int64_t kTileRowBytes = 64;
 constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
 
-// The thread that creates it may use tiles during its lifetime.
+// The creating thread may use tiles during the object's lifetime.
 class TileConfiguration {
  public:
   TileConfiguration() {
@@ -27,7 +27,7 @@ class TileConfiguration {
     }
     asm volatile("ldtilecfg %0" : : "m"(layout));
   }
-  // A thread without live tiles is cheaper to switch away from.
+  // Context switches are cheaper for a thread without live tiles.
   ~TileConfiguration() { asm volatile("tilerelease"); }
 
   TileConfiguration(const TileConfiguration&) = delete;

@@ -15,13 +15,13 @@ constexpr int64_t kHeadSize = 128;
 constexpr int64_t kTinyLength = 8;
 constexpr int64_t kWindow = 64;  // keys on either side
 
-// Some milliseconds per thread on the CPU, and larger than its caches.
+// Takes a few milliseconds per thread on the CPU; larger than its caches.
 constexpr int64_t kPrefillLength = 512;
 constexpr int64_t kHeadsPerThread = 2;
 constexpr int64_t kDecodeLength = 16 << 10;
 constexpr int64_t kDecodeHeads = 8;
 
-// A difference of times below this fraction of the minuend is within their noise.
+// Differences of times below this fraction of the minuend are noise.
 constexpr double kMinRemainder = 0.05;
 
 constexpr int kRuns = 3;
@@ -49,8 +49,8 @@ double Without(double seconds, double others) {
 
 size_t IndexOf(DType dtype) { return static_cast<size_t>(dtype); }
 
-// A byte that gives a normal number in every type: 0x3c3c is 1.06 as FP16 and 0.01 as BF16 or in
-// the high half of an FP32.
+// Every element is a normal number in every type: 0x3c3c is 1.06 as FP16 and 0.01 as BF16 or as the
+// upper half of an FP32.
 AlignedBuffer FilledBuffer(int64_t bytes) {
   AlignedBuffer buffer(static_cast<size_t>(bytes));
   std::memset(buffer.data(), 0x3c, buffer.size());
@@ -172,7 +172,7 @@ absl::StatusOr<double> SecondsOf(const Plan& plan, ThreadPool& pool, const Clock
   arguments.inputs[Role::kK] = key.View();
   arguments.inputs[Role::kV] = value.View();
   arguments.outputs[Role::kY] = output.MutableView();
-  arguments.stand_in = &fallback;
+  arguments.piece_fallback = &fallback;
 
   auto best = std::chrono::nanoseconds::max();
   for (int run = 0; run < 1 + kRuns; ++run) {

@@ -1,5 +1,5 @@
-// Estimates the time of a problem on the device and on the CPU of this machine from a handful of
-// measured numbers.
+// Estimates the time of a problem on the device and on the CPU of this machine from a few measured
+// rates.
 #ifndef RAPT_ATTENTION_CUDNN_COST_MODEL_H_
 #define RAPT_ATTENTION_CUDNN_COST_MODEL_H_
 
@@ -22,8 +22,8 @@ struct Work {
   DType dtype = DType::kFloat32;
   double flops = 0;    // as Plan counts them
   double bytes = 0;    // of tensors, counted each time they are moved
-  int64_t pieces = 1;  // that are sent to the device
-  int64_t lanes = 1;   // that run a piece at the same time
+  int64_t pieces = 1;  // sent to the device
+  int64_t lanes = 1;   // that run pieces concurrently
 };
 
 // Returns the bytes of Q, K, V, mask and O.
@@ -54,7 +54,7 @@ struct CostModel {
   Cpu cpu;
 };
 
-// The problems by which a device is measured.
+// The problems used to measure a device.
 struct DeviceSamples {
   // One head with `length` queries and keys. REQUIRES: a lane holds it as FP32.
   DeviceSamples(int64_t length, int lanes);
@@ -70,9 +70,9 @@ struct DeviceSamples {
   }
 };
 
-// Returns the seconds that a problem takes alone on the machine.
+// Returns the seconds that a problem takes on an otherwise idle machine.
 using Stopwatch = absl::FunctionRef<absl::StatusOr<double>(const Problem&)>;
-// Returns the work that the problem is for the measured device or CPU.
+// Returns the work of a problem on the measured device or CPU.
 using Workload = absl::FunctionRef<Work(const Problem&)>;
 
 // Return the stopwatch's errors.
@@ -80,9 +80,9 @@ absl::StatusOr<CostModel::Device> MeasureDevice(const DeviceSamples& samples, St
                                                 Workload work_of);
 absl::StatusOr<CostModel::Cpu> MeasureCpu(int threads, Stopwatch seconds_of, Workload work_of);
 
-// Returns the seconds of a plan for the pool's workers on tensors of its own, the best of some
-// runs. Cancelled once `go_on`, called before each run, returns false; Unavailable if a fallback
-// computed part of it.
+// Returns the best time in seconds of a few runs of a plan on sample tensors. Returns Cancelled
+// once `go_on`, called before each run, returns false; Unavailable if a fallback computed part of
+// it.
 absl::StatusOr<double> SecondsOf(const Plan& plan, ThreadPool& pool, const Clock& clock,
                                  absl::FunctionRef<bool()> go_on);
 

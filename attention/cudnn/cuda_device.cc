@@ -49,7 +49,7 @@ class CudaLane final : public Lane {
     return absl::OkStatus();
   }
 
-  // Ignores errors: they mean that the context is lost, and its memory with it.
+  // Ignores errors: they mean that the context and its memory are lost.
   void Close() {
     cudnn_.reset();
     if (stream_ != nullptr) runtime_.StreamDestroy(std::exchange(stream_, nullptr));
@@ -166,7 +166,7 @@ class CudaDevice final : public Device {
   std::vector<std::unique_ptr<CudaLane>> lanes_;
 };
 
-// Checks that the device computes: a single key has all the weight, so the output is its value.
+// Checks that the device computes correctly: a single key has weight 1, so the output is its value.
 absl::Status Try(CudaOptions options) {
   options.lanes = 1;
   options.memory_bytes = kTrialBytes;

@@ -1,4 +1,4 @@
-// The CUDA runtime functions in use, looked up in the loaded library.
+// The functions of the CUDA runtime that rapt uses, looked up in the loaded library.
 #ifndef RAPT_ATTENTION_CUDNN_CUDA_RUNTIME_H_
 #define RAPT_ATTENTION_CUDNN_CUDA_RUNTIME_H_
 
@@ -10,7 +10,7 @@
 
 namespace rapt::cudnn {
 
-// Each member is the function that CUDA documents under its name with the prefix "cuda".
+// Each member is the CUDA function of that name with the prefix "cuda".
 struct CudaRuntime {
   decltype(&::cudaGetDeviceCount) GetDeviceCount;
   decltype(&::cudaSetDevice) SetDevice;

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kDevice = 0;  // the device that CudaDevice uses
 
-// Returns the size of an allocation by the driver's cuMemGetAddressRange(), whatever its owner
-// claims. An access beyond it would destroy the device context of all requests.
+// Returns the size of an allocation as reported by cuMemGetAddressRange(), regardless of what its
+// owner claims. An access beyond it would destroy the device context of all requests.
 absl::StatusOr<int64_t> AllocatedBytes(const CudaRuntime& runtime, void* base) {
   using GetAddressRange = int (*)(uintptr_t*, size_t*, uintptr_t);
   constexpr unsigned kVersion = 12000;
@@ -34,7 +34,7 @@ absl::StatusOr<int64_t> AllocatedBytes(const CudaRuntime& runtime, void* base) {
 
 }  // namespace
 
-// Serialises copies with each other and with device resets.
+// Serializes copies with each other and with device resets.
 struct CudaSharedMemory::State {
   explicit State(const CudaRuntime& runtime) : runtime(runtime) {}
 

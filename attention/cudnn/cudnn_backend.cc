@@ -88,18 +88,18 @@ void LogCosts(const CostModel& costs, std::chrono::nanoseconds time) {
        {"ms", std::chrono::duration_cast<std::chrono::milliseconds>(time).count()}});
 }
 
-// Returns one piece of each kind: all pieces but the last are as large as the first, and all split
-// heads are alike.
+// Returns one piece of each kind: all pieces but the last have the size of the first, and all split
+// heads have the same kinds.
 std::vector<Problem> KindsOfPieces(const Problem& problem, const Partition& partition) {
-  std::vector<int64_t> runs = {0, partition.runs(problem) - 1};
+  std::vector<int64_t> tasks = {0, partition.task_count(problem) - 1};
   if (partition.splits_heads()) {
-    runs.resize(static_cast<size_t>(CountChunks(problem.query_length, partition.rows)));
-    std::iota(runs.begin(), runs.end(), 0);
+    tasks.resize(static_cast<size_t>(CountChunks(problem.query_length, partition.rows)));
+    std::iota(tasks.begin(), tasks.end(), 0);
   }
   std::vector<Problem> kinds;
-  for (const int64_t run : runs) {
-    for (int64_t key_run = 0; key_run < partition.key_runs(problem); ++key_run) {
-      kinds.push_back(ProblemOf(problem, partition.piece(problem, run, key_run)));
+  for (const int64_t task : tasks) {
+    for (int64_t n = 0; n < partition.pieces_per_task(problem); ++n) {
+      kinds.push_back(ProblemOf(problem, partition.piece(problem, task, n)));
     }
   }
   return kinds;
@@ -143,7 +143,7 @@ bool MayGoOn(const Checkpoint& checkpoint) {
   return checkpoint.go_on == nullptr || checkpoint.go_on(checkpoint.context);
 }
 
-// Returns the bytes of the running softmax into which a run's pieces are folded.
+// Returns the bytes of the running softmax into which a task folds its pieces.
 int64_t FoldedBytes(const Problem& problem, const Partition& partition) {
   if (!partition.splits_heads() || problem.folds) return 0;
   const Problem first = ProblemOf(problem, partition.piece(problem, 0, 0));
@@ -272,8 +272,8 @@ Work CudnnBackend::WorkOnHost(const Problem& problem) const {
 
 Work CudnnBackend::WorkOnDevice(const Problem& problem, Work work) const {
   const Partition partition = PartitionOn(*device_, problem);
-  work.pieces = partition.runs(problem) * partition.key_runs(problem);
-  work.lanes = std::min<int64_t>(partition.runs(problem), device_->lanes());
+  work.pieces = partition.task_count(problem) * partition.pieces_per_task(problem);
+  work.lanes = std::min<int64_t>(partition.task_count(problem), device_->lanes());
   if (partition.splits_heads()) {  // every piece sends its queries and its keys
     work.bytes = static_cast<double>(work.pieces) *
                  MovedBytes(ProblemOf(problem, partition.piece(problem, 0, 0)));
@@ -386,19 +386,19 @@ absl::Status CudnnBackend::Supports(const Problem& problem) const {
                                                  TensorBytes(*device_), " bytes of a device lane"));
   }
   if (!partition.splits_heads()) return absl::OkStatus();
-  // With scores of -1e38, an lse has no digits left for the number of keys.
+  // At scores of -1e38, an FP32 lse has no precision left for the number of keys.
   if (problem.mask && problem.mask->dtype != DType::kBool &&
       problem.mask->dtype != DType::kFloat16) {
     return absl::UnimplementedError(
         absl::StrCat("a single head exceeds a device lane, and partial results cannot be merged "
-                     "under a mask of ",
+                     "with a mask of type ",
                      NameOf(problem.mask->dtype)));
   }
   return cudnn::Supports(ProblemOf(problem, partition.piece(problem, 0, 0)));
 }
 
 absl::Status CudnnBackend::Prefers(const Problem& problem) const {
-  if (problem.empty()) return absl::OutOfRangeError("there is nothing to compute");
+  if (problem.empty()) return absl::OutOfRangeError("the problem is empty");
   if (measuring_) return absl::UnavailableError("the device is being measured");
   if (absl::Status worth = CheckWorthOffloading(problem); !worth.ok()) return worth;
   if (!health_->usable()) {
@@ -460,7 +460,7 @@ void CudnnBackend::PlanTasks(Plan& plan) const {
   plan.stages = {PresentTasks(p)};
   if (p.empty()) return;
   const Partition partition = PartitionOn(*device_, p);
-  plan.stages[0] += partition.runs(p);
+  plan.stages[0] += partition.task_count(p);
   for (const Problem& piece : SizesOfPieces(p, partition)) {
     plan.worker_workspace_bytes =
         std::max(plan.worker_workspace_bytes, FallbackPlan(piece).workspace_bytes());
@@ -474,17 +474,18 @@ void CudnnBackend::PlanTasks(Plan& plan) const {
 void CudnnBackend::RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace,
                            int /*stage*/, int64_t task, int worker,
                            const Checkpoint& checkpoint) const {
-  const Problem& whole = plan.problem;
-  if (task < PresentTasks(whole)) return RunPresentTask(whole, arguments, task);
+  const Problem& problem = plan.problem;
+  if (task < PresentTasks(problem)) return RunPresentTask(problem, arguments, task);
   const Partition& partition = static_cast<const DevicePlan&>(*plan.backend_plan).partition();
-  const int64_t run = task - PresentTasks(whole);
+  const int64_t device_task = task - PresentTasks(problem);
   std::byte* const own_workspace = workspace + worker * plan.worker_workspace_bytes;
   if (partition.splits_heads()) {
-    return RunSplitHead(whole, partition, run, arguments, own_workspace, worker, checkpoint);
+    return RunSplitHead(problem, partition, device_task, arguments, own_workspace, worker,
+                        checkpoint);
   }
-  const Piece piece = partition.piece(whole, run, 0);
-  const PieceArguments part(arguments, whole, piece);
-  RunPiece(ProblemOf(whole, piece), part.arguments(), own_workspace, worker, checkpoint);
+  const Piece piece = partition.piece(problem, device_task, 0);
+  const PieceArguments part(arguments, problem, piece);
+  RunPiece(ProblemOf(problem, piece), part.arguments(), own_workspace, worker, checkpoint);
 }
 
 std::optional<BatchGroup> CudnnBackend::BatchGroupOf(const Plan& plan) const {
@@ -493,7 +494,7 @@ std::optional<BatchGroup> CudnnBackend::BatchGroupOf(const Plan& plan) const {
   const SdpaGraph padded = GraphOf(p);
   const double cost = BatchCostOf(padded, *device_);
   if (!MayBeRagged(padded) || cost > 0.5) return std::nullopt;
-  // What problems must have in common to share a graph.
+  // Problems with equal keys of this graph can share a ragged graph.
   const SdpaGraph common = RaggedOf(padded, 1, std::min<int64_t>(padded.query_length, 2), 1);
   return BatchGroup{absl::StrFormat("%s scale%a", common.Key(), common.scale), cost};
 }
@@ -506,30 +507,31 @@ void CudnnBackend::RunBatch(absl::Span<BatchMember> members, int worker) const {
   const SdpaGraph graph = RaggedGraphOf(parts);
   const absl::StatusOr<CompiledPlanPtr> plan = plans_->Find(graph);
   if (!plan.ok()) return;
-  const std::vector<NotDone> reasons = RunGraph(graph, **plan, parts, worker);
+  const std::vector<std::optional<FallbackReason>> reasons = RunGraph(graph, **plan, parts, worker);
   for (size_t n = 0; n < members.size(); ++n) members[n].done = !reasons[n];
 }
 
-void CudnnBackend::RunSplitHead(const Problem& whole, const Partition& partition, int64_t run,
+void CudnnBackend::RunSplitHead(const Problem& problem, const Partition& partition, int64_t task,
                                 const Arguments& arguments, std::byte* workspace, int worker,
                                 const Checkpoint& checkpoint) const {
-  const Piece first = partition.piece(whole, run, 0);
-  const Problem rows = ProblemOf(whole, first);
-  const PieceArguments first_part(arguments, whole, first);
+  const Piece first = partition.piece(problem, task, 0);
+  const Problem rows = ProblemOf(problem, first);
+  const PieceArguments first_part(arguments, problem, first);
   const Arguments& of_rows = first_part.arguments();
   Arguments::State state = of_rows.state;
-  if (!whole.folds) {
+  if (!problem.folds) {
     state = StateIn(rows, kStateType, workspace);
     ClearState(state);
   }
-  std::byte* const piece_workspace = workspace + FoldedBytes(whole, partition);
-  for (int64_t n = 0; n < partition.key_runs(whole); ++n) {
+  std::byte* const piece_workspace = workspace + FoldedBytes(problem, partition);
+  for (int64_t n = 0; n < partition.pieces_per_task(problem); ++n) {
     if (!MayGoOn(checkpoint)) return;
-    const Piece piece = partition.piece(whole, run, n);
-    const PieceArguments part(arguments, whole, piece);
-    RunPiece(ProblemOf(whole, piece), part.FoldingInto(state), piece_workspace, worker, checkpoint);
+    const Piece piece = partition.piece(problem, task, n);
+    const PieceArguments part(arguments, problem, piece);
+    RunPiece(ProblemOf(problem, piece), part.FoldingInto(state), piece_workspace, worker,
+             checkpoint);
   }
-  if (whole.folds) return;
+  if (problem.folds) return;
   for (int64_t head = 0; head < rows.query_heads; ++head) {
     FinishRows(rows, first_part.FoldingInto(state), 0, of_rows.outputs[Role::kY],
                of_rows.outputs[Role::kLse], head);
@@ -538,15 +540,16 @@ void CudnnBackend::RunSplitHead(const Problem& whole, const Partition& partition
 
 void CudnnBackend::RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace,
                             int worker, const Checkpoint& checkpoint) const {
-  const NotDone reason = RunOnLane(piece, arguments, worker);
+  const std::optional<FallbackReason> reason = RunOnLane(piece, arguments, worker);
   if (!reason) return;
   ++fallback_pieces_[static_cast<size_t>(*reason)];
-  if (arguments.stand_in != nullptr) *arguments.stand_in = fallback_;
+  if (arguments.piece_fallback != nullptr) *arguments.piece_fallback = fallback_;
   RunFallback(piece, arguments, workspace, checkpoint);
 }
 
-CudnnBackend::NotDone CudnnBackend::RunOnLane(const Problem& problem, const Arguments& arguments,
-                                              int worker) const {
+std::optional<FallbackReason> CudnnBackend::RunOnLane(const Problem& problem,
+                                                      const Arguments& arguments,
+                                                      int worker) const {
   if (CropOf(problem).empty()) {
     WriteFullyMasked(problem, arguments);
     return std::nullopt;
@@ -567,13 +570,13 @@ SdpaGraph CudnnBackend::GraphFor(const Part& part) const {
   return plans_->Find(ragged).ok() ? ragged : padded;
 }
 
-std::vector<CudnnBackend::NotDone> CudnnBackend::RunGraph(const SdpaGraph& graph,
-                                                          const CompiledPlan& plan,
-                                                          absl::Span<const Part> parts,
-                                                          int worker) const {
+std::vector<std::optional<FallbackReason>> CudnnBackend::RunGraph(const SdpaGraph& graph,
+                                                                  const CompiledPlan& plan,
+                                                                  absl::Span<const Part> parts,
+                                                                  int worker) const {
   const Staging staging(graph, parts);
   const int64_t bytes = staging.layout().end + plan.workspace_bytes;
-  std::vector<NotDone> reasons(parts.size(), FallbackReason::kMemory);
+  std::vector<std::optional<FallbackReason>> reasons(parts.size(), FallbackReason::kMemory);
   if (bytes > device_->arena_bytes()) return reasons;
   reasons.assign(parts.size(), FallbackReason::kDevice);
   // Measure() shares the lanes with requests planned before it began.

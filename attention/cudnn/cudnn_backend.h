@@ -37,16 +37,16 @@ struct BackendOptions {
 
 // Why the fallback computes a piece instead of the device.
 enum class FallbackReason : uint8_t {
-  kDevice,   // the device failed, on this piece or before
-  kNumbers,  // it would not compute these numbers as defined, see StageInputs()
-  kKernels,  // cuDNN has no kernels
+  kDevice,   // the device failed on this piece or earlier
+  kNumbers,  // the device would deviate from the definition for these values, see StageInputs()
+  kKernels,  // cuDNN has no kernels for it
   kMemory,   // the kernels need more workspace than the lane has
 };
 inline constexpr size_t kFallbackReasons = 4;
 absl::string_view NameOf(FallbackReason reason);
 
 // A circuit breaker: after an error the device is not used until a backoff has passed, which
-// doubles with each error in a row. Thread-safe.
+// doubles with each consecutive error. Thread-safe.
 class DeviceHealth {
  public:
   static constexpr std::chrono::seconds kFirstBackoff{1};
@@ -83,10 +83,9 @@ class DeviceHealth {
 
 // Attention on a device. Tasks run on one thread per lane, worker n on lane n: each packs a piece
 // of the request into the lane's memory, runs it and unpacks the outputs. If a head exceeds a
-// lane's memory, its keys are streamed piece by piece and the results merged. A piece on which the
-// device fails, or whose numbers it would not compute as defined, is computed by `fallback` on that
-// worker alone. Thread-safe like every backend; a lane has one worker at a time if all plans run
-// under one executor.
+// lane's memory, its keys are streamed piece by piece and the results merged. If the device cannot
+// compute a piece (FallbackReason), `fallback` computes it on the same worker. Thread-safe like
+// every backend; a lane has one worker at a time if all plans run under one executor.
 class CudnnBackend final : public Backend {
  public:
   // Unavailable until Start().
@@ -96,10 +95,10 @@ class CudnnBackend final : public Backend {
   // `fallback` and `clock` live until Stop().
   void Start(absl::StatusOr<std::unique_ptr<Device>> device, const Backend& fallback,
              const Clock& clock, BackendOptions options);
-  // Queues the kernels of these problems for compiling, in this order, and of shorter ones that
-  // round up to them, then those that Measure() needs. Returns at once. Returns Unimplemented with
-  // the problem's number and the reason, and compiles nothing, if one is not supported. REQUIRES:
-  // called once, after a Start() with a device.
+  // Queues kernels for compilation: those of these problems and of shorter ones that round up to
+  // them, in this order, then those that Measure() needs. Returns at once. Returns Unimplemented
+  // with the problem's number and the reason, and compiles nothing, if one is not supported.
+  // REQUIRES: called once, after a Start() with a device.
   absl::Status Warm(absl::Span<const Problem> problems);
   // Returns whether Measure() decides what "auto" sends to the device.
   bool measures() const { return available_.ok() && !options_.min_flops; }
@@ -159,7 +158,7 @@ class CudnnBackend final : public Backend {
   absl::Status CheckWorthOffloading(const Problem& problem) const;
   DeviceSamples SamplesForLanes() const;
   Work WorkOnHost(const Problem& problem) const;
-  // Returns the work on the device of what is `work` on the host.
+  // Returns the problem's work on the device, given its work on the host.
   Work WorkOnDevice(const Problem& problem, Work work) const;
   // Absent if the problem is too large to be batched or has no ragged kernels.
   std::optional<BatchGroup> BatchGroupOf(const Plan& plan) const;
@@ -167,20 +166,22 @@ class CudnnBackend final : public Backend {
   std::vector<SdpaGraph> GraphsOf(const Problem& problem) const;
   // The same over ragged tensors, alone and in batches of all sizes.
   std::vector<SdpaGraph> RaggedGraphsOf(const Problem& problem) const;
-  void RunSplitHead(const Problem& whole, const Partition& partition, int64_t run,
+  void RunSplitHead(const Problem& problem, const Partition& partition, int64_t task,
                     const Arguments& arguments, std::byte* workspace, int worker,
                     const Checkpoint& checkpoint) const;
   void RunPiece(const Problem& piece, const Arguments& arguments, std::byte* workspace, int worker,
                 const Checkpoint& checkpoint) const;
-  // Why the device did not compute a piece; nullopt if it did.
-  using NotDone = std::optional<FallbackReason>;
   absl::Status MeasureCosts(int threads, absl::FunctionRef<bool()> go_on);
-  NotDone RunOnLane(const Problem& problem, const Arguments& arguments, int worker) const;
+  // Returns nullopt, or why the device did not compute the problem.
+  std::optional<FallbackReason> RunOnLane(const Problem& problem, const Arguments& arguments,
+                                          int worker) const;
   // Chooses ragged tensors if they are much smaller than padded ones and their kernels are ready.
   SdpaGraph GraphFor(const Part& part) const;
-  // Returns a reason, or none, for each part.
-  std::vector<NotDone> RunGraph(const SdpaGraph& graph, const CompiledPlan& plan,
-                                absl::Span<const Part> parts, int worker) const;
+  // The same for each part.
+  std::vector<std::optional<FallbackReason>> RunGraph(const SdpaGraph& graph,
+                                                      const CompiledPlan& plan,
+                                                      absl::Span<const Part> parts,
+                                                      int worker) const;
   // A plan for one worker.
   Plan FallbackPlan(const Problem& problem) const;
   void RunFallback(const Problem& problem, const Arguments& arguments, std::byte* workspace,

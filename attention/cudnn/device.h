@@ -41,7 +41,7 @@ struct ArenaLayout {
   int64_t end = 0;
 };
 
-// Totals over all batch rows of a graph, each of which has at least one of either.
+// Totals over all batch rows of a graph. Each row has at least one query and one key.
 struct TokenCounts {
   int64_t queries = 0;
   int64_t keys = 0;
@@ -50,8 +50,8 @@ struct TokenCounts {
 // The keys that a kernel reads at once; it may read up to kTileKeys - 1 beyond a ragged row's last.
 inline constexpr int64_t kTileKeys = 128;
 
-// Tensors are aligned to 256 bytes. Ragged tensors have room for `tokens`, and behind the last
-// value for what a kernel reads beyond it. REQUIRES: the total size fits int64.
+// Tensors are aligned to 256 bytes. Ragged tensors hold `tokens`; padding after the last value
+// covers what a kernel reads beyond it. REQUIRES: the total size fits int64.
 ArenaLayout LayOut(const SdpaGraph& graph, const TokenCounts& tokens);
 // The layout for batch rows of full length.
 ArenaLayout LayOut(const SdpaGraph& graph);
@@ -76,7 +76,7 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // What compiled plans depend on, for file names: "sm90-91900".
+  // Identifies the hardware and library version that compiled plans depend on: "sm90-91900".
   virtual std::string kind() const = 0;
 
   virtual int lanes() const = 0;
@@ -90,9 +90,9 @@ class Device {
   // Recovers from an error. Returns OK if the device is usable again. REQUIRES: no lane is running.
   virtual absl::Status Restart() = 0;
 
-  // Opens `byte_size` bytes that another process shares by a cudaIpcMemHandle_t. Returns
-  // InvalidArgument if the handle has no memory of that size on this device. After a Restart() the
-  // memory returns Unavailable.
+  // Opens `byte_size` bytes that another process shares through a cudaIpcMemHandle_t. Returns
+  // InvalidArgument if the handle does not refer to that much memory on this device. After a
+  // Restart() the memory returns Unavailable.
   virtual absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(
       absl::string_view raw_handle, int64_t device_id, int64_t byte_size) = 0;
 };

@@ -48,15 +48,16 @@ Band BandOf(const Problem& p) {
 // Returns whether the diagonal depends on the batch row.
 bool DiagonalVaries(const Problem& p) {
   return BandOf(p).limits() && p.has_key_lengths && p.alignment == Alignment::kTopLeft &&
-         WholeOf(p).past_length == 0;
+         SectionOrFull(p).past_length == 0;
 }
 
-// Otherwise query i's diagonal is key i + offset, both counted from the problem's first.
+// Returns the offset of the diagonal: key i + offset for query i, both counted from the problem's
+// first. REQUIRES: the diagonal does not depend on the batch row.
 int64_t DiagonalOffset(const Problem& p) {
-  const Section whole = WholeOf(p);
-  const int64_t place = whole.first_query - whole.first_key;
-  if (p.alignment == Alignment::kTopLeft) return place + whole.past_length;
-  return place + whole.past_length + whole.key_length - whole.query_length;
+  const Section section = SectionOrFull(p);
+  const int64_t shift = section.first_query - section.first_key;
+  if (p.alignment == Alignment::kTopLeft) return shift + section.past_length;
+  return shift + section.past_length + section.key_length - section.query_length;
 }
 
 // A single query sees one range of keys, which the host selects: no diagonal is needed.
@@ -65,7 +66,7 @@ bool IsDecode(const Problem& p) { return p.query_length == 1; }
 absl::Status CheckDiagonal(const Problem& p) {
   if (!DiagonalVaries(p)) return absl::OkStatus();
   if (IsDecode(p)) {
-    // The selected keys begin elsewhere in each batch row, but a mask may have one row for all.
+    // The first selected key differs between batch rows, but a mask may have one row for all.
     if (p.mask && BandOf(p).left) {
       return Unsupported("a mask with a window that depends on nonpad_kv_seqlen");
     }
@@ -78,9 +79,9 @@ absl::Status CheckDiagonal(const Problem& p) {
   return absl::OkStatus();
 }
 
-// Returns whether only the last query sees the last key, as when new queries follow a past. The
-// graph then need not contain the past's length, and all steps of a prefill share one graph. cuDNN
-// supports no bias there.
+// Returns whether only the last query sees the last key, as with new queries after a past. The
+// graph then does not depend on the length of the past, and all steps of a prefill share one graph.
+// cuDNN does not support a bias in this form.
 bool EndsAtLastKey(const Problem& p, const Crop& crop, int64_t offset) {
   const Band band = BandOf(p);
   if (!band.right || p.mask || p.has_key_lengths || crop.keys == crop.queries) return false;
@@ -111,10 +112,10 @@ int64_t RoundUpLength(int64_t length) {
 
 absl::Status Supports(const Problem& p) {
   if (p.dtype == DType::kFloat64 || p.softmax_in_fp64) return Unsupported("FP64");
-  if (p.mask && p.mask->dtype == DType::kFloat64) return Unsupported("a mask of FP64");
+  if (p.mask && p.mask->dtype == DType::kFloat64) return Unsupported("an FP64 mask");
   if (p.bias) return Unsupported("attention_bias");
   if (p.head_sink) return Unsupported("head_sink");
-  if (p.dropout) return Unsupported("dropout by a given random number generator");
+  if (p.dropout) return Unsupported("dropout with a prescribed random number generator");
   if (p.score_output) return Unsupported("scores as an output");
   if (std::max(p.head_size, p.value_head_size) > kMaxHeadSize) {
     return Unsupported(absl::StrCat("a head size above ", kMaxHeadSize));
@@ -148,15 +149,15 @@ Crop CropOf(const Problem& p) {
   return crop;
 }
 
-KeyRun KeysOf(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b) {
+SentKeys KeysOf(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b) {
   if (IsDecode(p)) {
     const KeyRange visible = VisibleKeys(p, key_lengths, b, 0);
     return {visible.begin, visible.end - visible.begin};
   }
   const Crop crop = CropOf(p);
   if (!p.has_key_lengths) return {crop.first_key, crop.keys};
-  const Section whole = WholeOf(p);
-  const int64_t length = whole.past_length + key_lengths[b] - whole.first_key;
+  const Section section = SectionOrFull(p);
+  const int64_t length = section.past_length + key_lengths[b] - section.first_key;
   const int64_t end = std::min(crop.first_key + crop.keys, length);
   return {crop.first_key, std::max<int64_t>(0, end - crop.first_key)};
 }
@@ -195,7 +196,7 @@ SdpaGraph GraphOf(const Problem& p) {
   if (band.right && offset + *band.right < crop.keys - 1) graph.right_bound = offset + *band.right;
   if (band.left && offset + crop.queries - 1 > *band.left) {
     graph.left_bound = *band.left + 1 - offset;
-    // Here cuDNN supports fewer keys than queries only with lengths.
+    // With a left bound, cuDNN supports fewer keys than queries only if lengths are given.
     graph.has_lengths |= graph.query_length > graph.key_length;
   }
   return graph;

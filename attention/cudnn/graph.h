@@ -1,5 +1,5 @@
-// The cuDNN graph that computes a problem. Nothing here needs cuDNN: its rules of support are ours,
-// and tests/attention/cudnn checks them against the real library.
+// The cuDNN graph that computes a problem. Does not depend on cuDNN: Supports() restates the
+// library's rules, and tests/attention/cudnn checks it against the library.
 #ifndef RAPT_ATTENTION_CUDNN_GRAPH_H_
 #define RAPT_ATTENTION_CUDNN_GRAPH_H_
 
@@ -41,9 +41,9 @@ struct SdpaGraph {
   // Query and key lengths are given, INT32 [B, 1, 1, 1] each, at least 1. Input rows beyond them
   // are ignored; output rows beyond them are undefined.
   bool has_lengths = false;
-  // With lengths and no bias: Q, K, V and O hold no padding, but the tokens of the batch rows one
-  // after another, [tokens, H, D]. Each has offsets, INT64 [B + 1, 1, 1, 1] in elements, of where
-  // each row begins and the last one ends.
+  // Requires lengths and no bias. Q, K, V and O have no padding: the tokens of all batch rows are
+  // contiguous, [tokens, H, D]. Each tensor has offsets, INT64 [B + 1, 1, 1, 1] in elements: the
+  // start of each row and the end of the last one.
   bool ragged = false;
   // A tensor of a float type that is added to the scores after the softcap; axes of 1 broadcast.
   std::optional<MaskShape> bias = std::nullopt;
@@ -69,27 +69,28 @@ absl::Status Supports(const Problem& problem);
 // REQUIRES: the problem is supported.
 Crop CropOf(const Problem& problem);
 
-// The keys of a batch row that are sent: key n of the graph is key first + n of the problem.
-struct KeyRun {
+// The keys of a batch row that are sent to the device. Key n of the graph is key first + n of the
+// problem.
+struct SentKeys {
   int64_t first = 0;
   int64_t count = 0;  // 0: none of the row's queries sees a key
 };
 // REQUIRES: the lengths are the problem's and in range; empty if it has none.
-KeyRun KeysOf(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b);
+SentKeys KeysOf(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b);
 
-// Returns the graph of a problem. Lengths are rounded up, so that a service that sees every length
-// needs few graphs. REQUIRES: the problem is supported and its crop is not empty.
+// Returns the graph of a problem. Lengths are rounded up, so that a service that receives arbitrary
+// lengths needs few graphs. REQUIRES: the problem is supported and its crop is not empty.
 SdpaGraph GraphOf(const Problem& problem);
 
 // Returns whether cuDNN can also compute the graph over ragged tensors.
 bool MayBeRagged(const SdpaGraph& graph);
 
-// Returns the graph over ragged tensors with room for these batch rows and lengths. All are rounded
-// up far: missing tokens are neither sent nor computed, and requests need few graphs, however they
-// are batched.
+// Returns the graph over ragged tensors that holds at least these batch rows and lengths. All are
+// rounded up generously: missing tokens are neither sent nor computed, and few graphs serve all
+// batches.
 SdpaGraph RaggedOf(SdpaGraph graph, int64_t batch, int64_t queries, int64_t keys);
 
-// Rounds up to a multiple of 8, to one of eight values between powers of two.
+// Rounds up to one of eight values per octave, all multiples of 8.
 int64_t RoundUpLength(int64_t length);
 
 // Rounds up to a power of two.

@@ -107,8 +107,8 @@ struct Lengths {
   TensorPtr keys;
 };
 
-// The softcap is a custom score modifier of cuDNN, and everything that hides keys has to be part of
-// that modifier.
+// In cuDNN the softcap is a custom score modifier, which must also apply everything that hides
+// keys.
 ScoreModifier SoftcapAndBounds(const SdpaGraph& g, const Lengths& lengths) {
   namespace modifiers = fe::graph::attn::score_modifiers;
   return [g, lengths](std::shared_ptr<fe::graph::Graph> graph, TensorPtr scores) {

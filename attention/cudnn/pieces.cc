@@ -8,10 +8,10 @@
 namespace rapt::cudnn {
 namespace {
 
-// Anything smaller is sent in one piece: it copies in some hundreds of microseconds.
+// Smaller problems are sent as one piece: copying them takes a few hundred microseconds.
 constexpr int64_t kMinPieceBytes = int64_t{8} << 20;
 
-// A head is split into no fewer rows: launching the kernels would cost more than running them.
+// The minimum rows of a split head. With fewer, launching the kernels costs more than running them.
 constexpr int64_t kMinRows = 16;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -43,8 +43,8 @@ int64_t BytesOf(const Problem& problem, const Partition& partition) {
   return CropOf(piece).empty() ? 0 : LayOut(GraphOf(piece)).end;
 }
 
-// Returns the smallest run that splits `total` into the same number of runs.
-int64_t Even(int64_t total, int64_t run) { return CeilDiv(total, CeilDiv(total, run)); }
+// Returns the smallest size that divides `total` into as many ranges as `size` does.
+int64_t Even(int64_t total, int64_t size) { return CeilDiv(total, CeilDiv(total, size)); }
 
 // Returns the part of a view. An axis that broadcasts has stride 0 and belongs to every part.
 template <typename View>
@@ -73,50 +73,50 @@ TensorView ColumnsOf(TensorView mask, RowRange columns) {
 
 }  // namespace
 
-int64_t Partition::runs(const Problem& p) const {
-  const int64_t query_runs = splits_heads() ? CountChunks(p.query_length, rows) : 1;
-  return CeilDiv(p.batch, batch) * CeilDiv(p.kv_heads, kv_heads) * query_runs;
+int64_t Partition::task_count(const Problem& p) const {
+  const int64_t query_ranges = splits_heads() ? CountChunks(p.query_length, rows) : 1;
+  return CeilDiv(p.batch, batch) * CeilDiv(p.kv_heads, kv_heads) * query_ranges;
 }
 
-int64_t Partition::key_runs(const Problem& p) const {
+int64_t Partition::pieces_per_task(const Problem& p) const {
   if (!splits_heads()) return 1;
   const int64_t past = PastToSend(p);
   return CountChunks(past, rows) + CountChunks(KeysToSend(p) - past, rows);
 }
 
-Piece Partition::piece(const Problem& p, int64_t run, int64_t key_run) const {
+Piece Partition::piece(const Problem& p, int64_t task, int64_t n) const {
   Piece piece;
   if (splits_heads()) {
-    const int64_t query_runs = CountChunks(p.query_length, rows);
+    const int64_t query_ranges = CountChunks(p.query_length, rows);
     piece.splits_head = true;
-    piece.queries = ChunkOf(p.query_length, rows, run % query_runs);
-    run /= query_runs;
+    piece.queries = ChunkOf(p.query_length, rows, task % query_ranges);
+    task /= query_ranges;
     const int64_t past = PastToSend(p);
-    const int64_t past_runs = CountChunks(past, rows);
-    piece.keys = key_run < past_runs ? ChunkOf(past, rows, key_run)
-                                     : ChunkOf(KeysToSend(p) - past, rows, key_run - past_runs);
-    if (key_run >= past_runs) piece.keys.begin += past;
+    const int64_t past_ranges = CountChunks(past, rows);
+    piece.keys = n < past_ranges ? ChunkOf(past, rows, n)
+                                 : ChunkOf(KeysToSend(p) - past, rows, n - past_ranges);
+    if (n >= past_ranges) piece.keys.begin += past;
   }
-  const int64_t head_runs = CeilDiv(p.kv_heads, kv_heads);
-  piece.first_batch = run / head_runs * batch;
+  const int64_t head_ranges = CeilDiv(p.kv_heads, kv_heads);
+  piece.first_batch = task / head_ranges * batch;
   piece.batch = std::min(batch, p.batch - piece.first_batch);
-  piece.first_kv_head = run % head_runs * kv_heads;
+  piece.first_kv_head = task % head_ranges * kv_heads;
   piece.kv_heads = std::min(kv_heads, p.kv_heads - piece.first_kv_head);
   return piece;
 }
 
 Partition MakePartition(const Problem& p, int64_t arena_bytes, int lanes) {
-  const int64_t whole = BytesOf(p, {p.batch, p.kv_heads});
-  const int64_t wanted = std::max(kMinPieceBytes, CeilDiv(whole, lanes));
-  const int64_t room = std::min(arena_bytes, wanted);
+  const int64_t total_bytes = BytesOf(p, {p.batch, p.kv_heads});
+  const int64_t target_bytes =
+      std::min(arena_bytes, std::max(kMinPieceBytes, CeilDiv(total_bytes, lanes)));
   Partition partition{p.batch, p.kv_heads};
-  while (partition.batch > 1 && BytesOf(p, partition) > room)
+  while (partition.batch > 1 && BytesOf(p, partition) > target_bytes)
     partition.batch = CeilDiv(partition.batch, 2);
-  while (partition.kv_heads > 1 && BytesOf(p, partition) > room)
+  while (partition.kv_heads > 1 && BytesOf(p, partition) > target_bytes)
     partition.kv_heads = CeilDiv(partition.kv_heads, 2);
   if (BytesOf(p, partition) > arena_bytes) {
     partition.rows = PowerOfTwoFrom(std::max(p.query_length, p.total_keys()));
-    while (partition.rows > kMinRows && BytesOf(p, partition) > room) partition.rows /= 2;
+    while (partition.rows > kMinRows && BytesOf(p, partition) > target_bytes) partition.rows /= 2;
     if (BytesOf(p, partition) > arena_bytes) return {};
   }
   return {Even(p.batch, partition.batch), Even(p.kv_heads, partition.kv_heads), partition.rows};
@@ -133,14 +133,14 @@ Problem ProblemOf(const Problem& p, const Piece& piece) {
   return piece.splits_head ? SectionOf(part, piece.queries, piece.keys, /*folds=*/true) : part;
 }
 
-PieceArguments::PieceArguments(const Arguments& whole, const Problem& p, const Piece& piece)
-    : arguments_(whole) {
+PieceArguments::PieceArguments(const Arguments& arguments, const Problem& p, const Piece& piece)
+    : arguments_(arguments) {
   const int64_t group = p.group_size();
   RowRange keys = piece.keys;
   if (piece.splits_head) {
     if (keys.begin < p.past_length) {
-      arguments_.inputs[Role::kK] = whole.inputs[Role::kPastKey];
-      arguments_.inputs[Role::kV] = whole.inputs[Role::kPastValue];
+      arguments_.inputs[Role::kK] = arguments.inputs[Role::kPastKey];
+      arguments_.inputs[Role::kV] = arguments.inputs[Role::kPastValue];
     } else {
       keys.begin -= p.past_length;
     }
@@ -174,8 +174,8 @@ PieceArguments::PieceArguments(const Arguments& whole, const Problem& p, const P
         &arguments_.state.max, &arguments_.state.sum}) {
     of_queries(*view);
   }
-  if (!whole.key_lengths.empty()) {
-    arguments_.key_lengths = whole.key_lengths.subspan(piece.first_batch, piece.batch);
+  if (!arguments.key_lengths.empty()) {
+    arguments_.key_lengths = arguments.key_lengths.subspan(piece.first_batch, piece.batch);
   }
 }
 

@@ -16,7 +16,7 @@ struct Piece {
   int64_t batch = 0;
   int64_t first_kv_head = 0;
   int64_t kv_heads = 0;
-  // Of a split head: these queries against these keys, which are all past or all new.
+  // If a head is split: these queries against these keys, which are all past or all new.
   bool splits_head = false;
   RowRange queries = {};
   RowRange keys = {};  // counted from the first past key
@@ -25,26 +25,26 @@ struct Piece {
 // The size of the pieces: whole batch rows, or heads of one batch row, or rows of a single head.
 struct Partition {
   int64_t batch = 0;     // batch rows per piece; the last piece may have fewer
-  int64_t kv_heads = 0;  // heads per piece, likewise; all of them if batch > 1
-  // Queries, and keys, per piece of a split head, likewise; otherwise 0. The same for both, so that
-  // the diagonal lies in few positions, each of which needs its own kernels.
+  int64_t kv_heads = 0;  // heads per piece; the last may have fewer; all of them if batch > 1
+  // Queries, and keys, per piece of a split head; 0 if heads are not split. Equal for both, so that
+  // the diagonal has few positions, each of which needs its own kernels.
   int64_t rows = 0;
 
   bool splits_heads() const { return rows > 0; }
 
-  // Ranges of outputs that do not overlap. If heads are split, each is computed by key_runs()
-  // pieces, whose results are merged.
-  int64_t runs(const Problem& problem) const;
-  int64_t key_runs(const Problem& problem) const;
-  Piece piece(const Problem& problem, int64_t run, int64_t key_run) const;
+  // The number of tasks, which write disjoint ranges of the outputs. If heads are split, each task
+  // computes pieces_per_task() pieces and merges their results.
+  int64_t task_count(const Problem& problem) const;
+  int64_t pieces_per_task(const Problem& problem) const;
+  Piece piece(const Problem& problem, int64_t task, int64_t n) const;
 };
 
 // Returns pieces of similar size that take at most `arena_bytes` of a lane each. Large problems get
-// one piece per lane, so that one is copied while another is computed. Returns 0 batch rows if not
-// even a few rows of a head fit. REQUIRES: the problem is supported and not empty.
+// one piece per lane, so that one is copied while another is computed. Returns 0 batch rows if
+// even a few rows of a head do not fit. REQUIRES: the problem is supported and not empty.
 Partition MakePartition(const Problem& problem, int64_t arena_bytes, int lanes);
 
-// Returns the piece as a problem of its own. It folds if the piece splits a head.
+// Returns the piece as a separate problem. It folds if the piece splits a head.
 Problem ProblemOf(const Problem& problem, const Piece& piece);
 
 // The tensors of a piece. Borrows what `arguments` borrows.
@@ -60,7 +60,7 @@ class PieceArguments {
 
  private:
   Arguments arguments_;
-  std::array<SlicedBytes, 5> slices_;  // what the sliced views point to
+  std::array<SlicedBytes, 5> slices_;  // referenced by the sliced views
 };
 
 }  // namespace rapt::cudnn

@@ -38,7 +38,7 @@ std::optional<CompiledPlan> ReadPlan(const std::string& path, const std::string&
   return plan;
 }
 
-// Atomic, also if two servers share the directory.
+// Atomic even if two servers share the directory.
 void WritePlan(const std::string& path, const std::string& key, const CompiledPlan& plan) {
   const std::string part = absl::StrCat(path, ".", getpid());
   std::ofstream file(part, std::ios::binary);

@@ -1,5 +1,5 @@
-// Compiled plans by graph: each is compiled once, whatever the number of requests, and stored on
-// disk. Requests determine the graphs, so the cache and the compile queue are bounded.
+// Compiled plans by graph. Each is compiled once, regardless of the number of requests, and stored
+// on disk. Requests determine the graphs, so the cache and the compile queue are bounded.
 #ifndef RAPT_ATTENTION_CUDNN_PLAN_CACHE_H_
 #define RAPT_ATTENTION_CUDNN_PLAN_CACHE_H_
 
@@ -21,12 +21,12 @@ namespace rapt::cudnn {
 
 using CompiledPlanPtr = std::shared_ptr<const CompiledPlan>;
 
-// Thread-safe. A single thread of its own compiles, so that requests are not starved of cores.
-// Plans in the directory are read instead; unreadable files are ignored.
+// Thread-safe. Compiles on a single dedicated thread, so that requests are not starved of cores.
+// Plans found in the directory are read instead; unreadable files are ignored.
 class PlanCache {
  public:
   struct Limits {
-    size_t plans = 512;   // of about 100 KB each; beyond, the least recently used is evicted
+    size_t plans = 512;   // about 100 KB each; the least recently used is evicted
     size_t waiting = 64;  // in the compile queue: a minute's work
   };
 

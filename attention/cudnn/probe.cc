@@ -16,13 +16,14 @@
 namespace rapt::cudnn {
 namespace {
 
-// Never returns. Leaves the parent's state alone: runs no destructor and flushes no buffer twice.
+// Never returns. Does not affect the parent: runs no destructor and flushes no buffer twice.
 [[noreturn]] void Attempt(absl::FunctionRef<absl::Status()> attempt, std::chrono::seconds limit,
-                          int answer) {
+                          int result_pipe) {
   alarm(static_cast<unsigned>(limit.count()));
   const absl::Status status = attempt();
   const std::string text(status.message());
-  const bool sent = write(answer, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  const bool sent =
+      write(result_pipe, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   _exit(status.ok() && sent ? 0 : 1);
 }
 
@@ -60,17 +61,17 @@ int WaitFor(pid_t child) {
 }  // namespace
 
 absl::Status TryInChild(absl::FunctionRef<absl::Status()> attempt, std::chrono::seconds limit) {
-  int answer[2];
-  if (pipe(answer) != 0)
+  int result_pipe[2];
+  if (pipe(result_pipe) != 0)
     return absl::FailedPreconditionError("cannot create a pipe for the GPU probe");
   const pid_t child = fork();
   if (child < 0) return absl::FailedPreconditionError("cannot create a process for the GPU probe");
-  if (child == 0) Attempt(attempt, limit, answer[1]);
-  close(answer[1]);
+  if (child == 0) Attempt(attempt, limit, result_pipe[1]);
+  close(result_pipe[1]);
   const int stop_signals = OpenStopSignals();
-  const std::optional<std::string> text = ReadAll(answer[0], stop_signals);
+  const std::optional<std::string> text = ReadAll(result_pipe[0], stop_signals);
   close(stop_signals);
-  close(answer[0]);
+  close(result_pipe[0]);
   if (!text) kill(child, SIGKILL);
   const int status = WaitFor(child);
   if (!text) return absl::CancelledError("a signal interrupted the GPU probe");

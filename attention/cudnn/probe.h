@@ -1,4 +1,4 @@
-// Tries an operation that may crash in a child process first.
+// Runs an operation that may crash in a child process.
 #ifndef RAPT_ATTENTION_CUDNN_PROBE_H_
 #define RAPT_ATTENTION_CUDNN_PROBE_H_
 

@@ -89,7 +89,7 @@ bool HasFaintRow(const Problem& p, const Arguments& a) {
   return false;
 }
 
-// Packs the mask as a bias. Ignores keys beyond the run. Returns false for a NaN, +inf or a bias
+// Packs the mask as a bias. Ignores keys that are not sent. Returns false for a NaN, +inf or a bias
 // beyond the device's range.
 bool PackBias(const Problem& p, const SdpaGraph& g, const Arguments& a, std::byte* target) {
   const std::array<int64_t, 4>& dims = g.bias->dims;
@@ -98,15 +98,15 @@ bool PackBias(const Problem& p, const SdpaGraph& g, const Arguments& a, std::byt
   std::memset(target, 0, dims[0] * dims[1] * dims[2] * row_bytes);
   const int64_t rows = dims[2] == 1 && p.mask->dims[2] == 1 ? 1 : crop.queries;
   for (int64_t b = 0; b < dims[0]; ++b) {
-    // One row for the whole batch has one run, as long as the longest.
-    const KeyRun run =
-        dims[0] == 1 ? KeyRun{crop.first_key, crop.keys} : KeysOf(p, a.key_lengths, b);
+    // A row that broadcasts over the batch covers every key that any batch row sends.
+    const SentKeys sent =
+        dims[0] == 1 ? SentKeys{crop.first_key, crop.keys} : KeysOf(p, a.key_lengths, b);
     for (int64_t h = 0; h < dims[1]; ++h) {
       for (int64_t row = 0; row < rows; ++row) {
         std::byte* out = target + ((b * dims[1] + h) * dims[2] + row) * row_bytes;
-        for (int64_t n = 0; n < run.count; ++n) {
+        for (int64_t n = 0; n < sent.count; ++n) {
           const double bias =
-              BiasAt(p, a.inputs[Role::kMask], b, h, crop.first_query + row, run.first + n);
+              BiasAt(p, a.inputs[Role::kMask], b, h, crop.first_query + row, sent.first + n);
           if (!(bias <= kMaxBias)) return false;
           // Clamping keeps the weight at 0 next to any other key.
           const bool masked = bias == kMinusInfinity;
@@ -201,8 +201,8 @@ struct Staging::HeadRows {
 
   int64_t Row(int64_t n) const { return begin + n * step; }
 
-  // Copies rows [first, first + rows) of head (b, h) to row `at` and on. Returns false if a number
-  // is not finite.
+  // Copies rows [first, first + rows) of head (b, h) to row `at` and the following ones. Returns
+  // false if a number is not finite.
   bool Pack(const TensorView& view, int64_t b, int64_t h, int64_t first, int64_t rows, int64_t at,
             std::byte* arena) const {
     const int64_t row_bytes = view.dims[3] * SizeOf(view.dtype);
@@ -222,12 +222,12 @@ struct Staging::HeadRows {
     return finite;
   }
 
-  // The same for keys or values of a run, which may begin in the past.
-  bool PackRun(const TensorView& past, const TensorView& now, int64_t past_length, KeyRun run,
-               int64_t b, int64_t h, int64_t at, std::byte* arena) const {
-    const int64_t old = std::clamp<int64_t>(past_length - run.first, 0, run.count);
-    bool finite = old == 0 || Pack(past, b, h, run.first, old, at, arena);
-    finite &= Pack(now, b, h, run.first + old - past_length, run.count - old, at + old, arena);
+  // The same for keys or values, whose first rows may be in the past.
+  bool PackKeys(const TensorView& past, const TensorView& now, int64_t past_length, SentKeys sent,
+                int64_t b, int64_t h, int64_t at, std::byte* arena) const {
+    const int64_t old = std::clamp<int64_t>(past_length - sent.first, 0, sent.count);
+    bool finite = old == 0 || Pack(past, b, h, sent.first, old, at, arena);
+    finite &= Pack(now, b, h, sent.first + old - past_length, sent.count - old, at + old, arena);
     return finite;
   }
 
@@ -245,7 +245,7 @@ struct Staging::RowTensor {
   int64_t heads;
   int64_t length;  // of a head, if the graph is not ragged
   int64_t row_bytes;
-  TokenRun BatchRow::*tokens;
+  TokenRange BatchRow::*tokens;
 };
 
 Staging::Staging(const SdpaGraph& graph, absl::Span<const Part> parts)
@@ -257,7 +257,7 @@ Staging::Staging(const SdpaGraph& graph, absl::Span<const Part> parts)
     first_rows_.push_back(n);
     for (int64_t b = 0; b < p.batch; ++b, ++n) {
       rows_[n].queries.count = queries;
-      // cuDNN returns NaN for a row without keys: it gets one key of zeros.
+      // cuDNN returns NaN for a row without keys, so such a row gets one key of zeros.
       rows_[n].keys.count = std::max<int64_t>(1, KeysOf(p, part.arguments->key_lengths, b).count);
     }
   }
@@ -292,7 +292,7 @@ Staging::RowTensor Staging::OutputTensor() const {
 }
 
 Staging::HeadRows Staging::RowsOf(const RowTensor& t, const BatchRow& row, int64_t h) const {
-  const TokenRun& tokens = row.*t.tokens;
+  const TokenRange& tokens = row.*t.tokens;
   const int64_t before = tokens.first * t.heads;
   if (!graph_.ragged) {
     return {t.place + (before + h * t.length) * t.row_bytes, t.row_bytes, t.row_bytes, t.length};
@@ -306,7 +306,7 @@ std::vector<bool> Staging::StageInputs(std::byte* arena) const {
   if (graph_.ragged) {
     const auto last = first_rows_.back() + static_cast<size_t>(parts_.back().problem->batch);
     for (size_t n = last; n < rows_.size(); ++n) ClearRow(rows_[n], arena);
-    // Kernels read whole tiles and multiply what lies beyond the last token by 0.
+    // Kernels read whole tiles and multiply tokens beyond the last one by 0.
     const auto clear = [&](const RowTensor& t, int64_t until) {
       const int64_t begin = t.place + rows_.back().keys.end() * t.heads * t.row_bytes;
       std::memset(arena + begin, 0, until - begin);
@@ -323,7 +323,7 @@ bool Staging::StagePart(size_t part, std::byte* arena) const {
   const Arguments& a = *parts_[part].arguments;
   const absl::Span<const BatchRow> rows(&rows_[first_rows_[part]], static_cast<size_t>(p.batch));
   const Crop crop = CropOf(p);
-  // Rows of a ragged head lie far apart: blocks of a few tokens touch few pages at a time.
+  // Rows of a ragged head are far apart: blocks of a few tokens touch few pages at a time.
   const int64_t block = graph_.ragged ? kTokenBlock : kMaxAxis;
   bool finite = true;
   const auto pack =
@@ -341,16 +341,16 @@ bool Staging::StagePart(size_t part, std::byte* arena) const {
          [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
            return to.Pack(a.inputs[Role::kQ], b, h, crop.first_query + at, count, at, arena);
          });
-    const KeyRun run = KeysOf(p, a.key_lengths, b);
-    pack(KeyTensor(), rows[b], run.count,
+    const SentKeys sent = KeysOf(p, a.key_lengths, b);
+    pack(KeyTensor(), rows[b], sent.count,
          [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
-           return to.PackRun(a.inputs[Role::kPastKey], a.inputs[Role::kK], p.past_length,
-                             {run.first + at, count}, b, h, at, arena);
+           return to.PackKeys(a.inputs[Role::kPastKey], a.inputs[Role::kK], p.past_length,
+                              {sent.first + at, count}, b, h, at, arena);
          });
-    pack(ValueTensor(), rows[b], run.count,
+    pack(ValueTensor(), rows[b], sent.count,
          [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
-           return to.PackRun(a.inputs[Role::kPastValue], a.inputs[Role::kV], p.past_length,
-                             {run.first + at, count}, b, h, at, arena);
+           return to.PackKeys(a.inputs[Role::kPastValue], a.inputs[Role::kV], p.past_length,
+                              {sent.first + at, count}, b, h, at, arena);
          });
   }
   if (finite && graph_.bias) {

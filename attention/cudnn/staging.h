@@ -1,5 +1,5 @@
-// Packs a request's tensors for a graph and unpacks its results. Both run on the host, and data
-// that cuDNN leaves undefined never reaches a caller.
+// Packs a request's tensors for a graph and unpacks its results, on the host. Data that cuDNN
+// leaves undefined never reaches a caller.
 #ifndef RAPT_ATTENTION_CUDNN_STAGING_H_
 #define RAPT_ATTENTION_CUDNN_STAGING_H_
 
@@ -20,24 +20,24 @@ struct Part {
   const Arguments* arguments;
 };
 
-// One run of a graph: assigns the rows of its tensors to parts. Several parts share one run of a
-// ragged graph, with their batch rows one after another. Borrows everything it is given.
+// One run of a graph: assigns the rows of its tensors to parts. Several parts can share one run of
+// a ragged graph; their batch rows are contiguous. Borrows all arguments.
 class Staging {
  public:
-  // REQUIRES: the graph has as many batch rows as the parts together, or more if ragged.
+  // REQUIRES: the graph has as many batch rows as all parts together, or more if ragged.
   Staging(const SdpaGraph& graph, absl::Span<const Part> parts);
 
   const ArenaLayout& layout() const { return layout_; }
 
-  // Writes everything that the graph reads into the arena, with zeros as padding. Returns for each
-  // part whether the device computes it as defined. It does not with a NaN or an infinity in Q, K
-  // or V, which on the device reaches rows that must not see it, nor with a row whose bias is
-  // nowhere above -1e30, which the device treats as masked. Such a part is replaced by zeros, so
-  // that it cannot affect the others.
+  // Writes everything that the graph reads into the arena, padded with zeros. Returns for each part
+  // whether the device computes it according to the definition. It does not if Q, K or V contains a
+  // NaN or an infinity, which on the device reaches rows that must not see it, or if the bias of a
+  // row never exceeds -1e30, which the device treats as masked. Such a part is replaced by zeros,
+  // so that it cannot affect the others.
   std::vector<bool> StageInputs(std::byte* arena) const;
 
   // Writes the part's outputs, or folds them into the state if its problem folds. Rows that see no
-  // key get zeros and an lse of -inf, whatever the device computed.
+  // key get zeros and an lse of -inf, regardless of what the device computed.
   void TakeOutputs(size_t part, const std::byte* arena) const;
 
  private:
@@ -46,15 +46,15 @@ class Staging {
   // A tensor of rows.
   struct RowTensor;
   // A range of the graph's queries or keys, counted over all batch rows.
-  struct TokenRun {
+  struct TokenRange {
     int64_t first = 0;
     int64_t count = 1;
 
     int64_t end() const { return first + count; }
   };
   struct BatchRow {
-    TokenRun queries;
-    TokenRun keys;
+    TokenRange queries;
+    TokenRange keys;
   };
 
   RowTensor QueryTensor() const;

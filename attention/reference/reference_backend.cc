@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kDouble = sizeof(double);
 
-// The score output that a step of the definition corresponds to, if any.
+// Returns the score output of a step of the definition, if any.
 std::optional<ScoreOutput> OutputOf(Step step) {
   switch (step) {
     case Step::kScaled:
@@ -52,9 +52,9 @@ class Reference final : public Backend {
                int64_t task, int worker, const Checkpoint&) const override {
     const Problem& p = plan.problem;
     if (task >= Rows(p)) return RunPresentTask(p, arguments, task - Rows(p));
-    auto* room = reinterpret_cast<double*>(workspace + worker * plan.worker_workspace_bytes);
-    const absl::Span<double> scores(room, p.total_keys());
-    const absl::Span<double> output(room + p.total_keys(), p.value_head_size);
+    auto* numbers = reinterpret_cast<double*>(workspace + worker * plan.worker_workspace_bytes);
+    const absl::Span<double> scores(numbers, p.total_keys());
+    const absl::Span<double> output(numbers + p.total_keys(), p.value_head_size);
 
     const int64_t i = task % p.query_length;
     const int64_t h = task / p.query_length % p.query_heads;

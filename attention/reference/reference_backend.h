@@ -5,7 +5,7 @@
 
 namespace rapt {
 
-// The definition in float64, one query row at a time. Slow, written to be read.
+// The definition in float64, one query row at a time. Written for clarity, not speed.
 const Backend& ReferenceBackend();
 
 }  // namespace rapt

@@ -1,4 +1,4 @@
-// What the score policies need to know about a problem and a query row. Plain structs: kernels of
+// The parameters of the score policies for a problem and a query row. Plain structs: kernels of
 // every instruction set include this header, so it has no functions (docs/decisions/0001).
 #ifndef RAPT_ATTENTION_SCORE_SCORE_H_
 #define RAPT_ATTENTION_SCORE_SCORE_H_
@@ -10,14 +10,14 @@ namespace rapt {
 
 enum class Element : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kBool };
 
-// The states of a row's scores that a caller may ask for.
+// The stages of a row's scores that a caller may request.
 enum class ScoreStage : uint8_t { kNone, kScores, kSoftcapped, kBiased, kWeights };
 
 // Of attn_mask or attention_bias.
 struct MaskParams {
   Element element;
-  int64_t step;   // elements from one key to the next; 0 where it broadcasts
-  int64_t count;  // keys beyond it are hidden; T where it broadcasts
+  int64_t step;   // elements from one key to the next; 0 if it broadcasts
+  int64_t count;  // keys beyond it are hidden; T if it broadcasts
 };
 
 struct ScoreParams {

@@ -30,7 +30,7 @@ MaskParams MaskParamsOf(const Problem& p, const MaskShape& shape, const TensorVi
           .count = broadcasts ? p.total_keys() : shape.dims[3]};
 }
 
-// Returns a row of a mask or bias. Not null even without columns: such a row hides every key.
+// Returns a row of a mask or bias; never null. A row without columns hides every key.
 const std::byte* MaskRow(const TensorView& view, int64_t b, int64_t h, int64_t i) {
   static constexpr std::byte kNoColumns{};
   return view.dims[3] == 0 ? &kNoColumns : view.Row(b, h, i);

@@ -138,7 +138,7 @@ class Request {
 
   // OK unless the CPU computed a piece as fallback.
   absl::Status CheckBackend() const {
-    if (stand_in_ == nullptr) return absl::OkStatus();
+    if (piece_fallback_ == nullptr) return absl::OkStatus();
     return absl::UnavailableError("the CPU computed a part of it");
   }
 
@@ -161,7 +161,7 @@ class Request {
     arguments.inputs[Role::kK] = key_.View();
     arguments.inputs[Role::kV] = value_.View();
     arguments.outputs[Role::kY] = outputs_[static_cast<size_t>(worker)].MutableView();
-    arguments.stand_in = &stand_in_;
+    arguments.piece_fallback = &piece_fallback_;
     return arguments;
   }
 
@@ -171,7 +171,7 @@ class Request {
   const RandomTensor value_;
   std::vector<RandomTensor> outputs_;
   AlignedBuffer workspace_;
-  std::atomic<const Backend*> stand_in_{nullptr};
+  std::atomic<const Backend*> piece_fallback_{nullptr};
 };
 
 class Probe {

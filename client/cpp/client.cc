@@ -82,7 +82,8 @@ absl::StatusOr<AttendResult> DecodeResponse(const WantedOutputs& wanted,
   std::vector<grpc::Slice> slices;
   if (!answer.Dump(&slices).ok())
     return absl::InternalError("malformed response from server: its bytes can't be read");
-  return DecodeAttend(wanted, {PlacesOf(slices)}, static_cast<int64_t>(answer.Length()), region);
+  return DecodeAttend(wanted, {ToByteSlices(slices)}, static_cast<int64_t>(answer.Length()),
+                      region);
 }
 
 absl::Status StopRequested() { return absl::CancelledError("a stop was requested"); }

@@ -131,7 +131,7 @@ absl::Status StreamCall::TakeResponse() {
   if (!received_.Dump(&slices).ok()) {
     return absl::InternalError("malformed response from server: its bytes can't be read");
   }
-  return result_.Take({PlacesOf(slices)}, static_cast<int64_t>(received_.Length()));
+  return result_.Take({ToByteSlices(slices)}, static_cast<int64_t>(received_.Length()));
 }
 
 void StreamCall::Abort(absl::Status why) {

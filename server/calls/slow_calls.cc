@@ -25,8 +25,8 @@ std::vector<LogField> FieldsOf(absl::string_view method, const CallReport& repor
   }
   if (report.problem != nullptr) fields.emplace_back("call", Describe(*report.problem));
   if (report.routing.backend != nullptr) fields.emplace_back("plan", report.plan);
-  if (const Backend* stand_in = report.routing.stand_in; stand_in != nullptr) {
-    fields.emplace_back("stand_in", stand_in->name());
+  if (const Backend* piece_fallback = report.routing.piece_fallback; piece_fallback != nullptr) {
+    fields.emplace_back("stand_in", piece_fallback->name());
   }
   if (!report.traceparent.empty()) fields.emplace_back("traceparent", report.traceparent);
   fields.emplace_back("received_bytes", report.received_bytes);

@@ -122,8 +122,8 @@ void Metrics::Count(Method& method, const CallReport& report) {
     const FallbackReason reason = routing.declined_for_now ? kNotNow : kUnsupported;
     fallbacks_[IndexOf(routing.declined)][IndexOf(routing.backend)][reason].Add();
   }
-  if (routing.stand_in != nullptr) {
-    fallbacks_[IndexOf(routing.backend)][IndexOf(routing.stand_in)][kStandIn].Add();
+  if (routing.piece_fallback != nullptr) {
+    fallbacks_[IndexOf(routing.backend)][IndexOf(routing.piece_fallback)][kStandIn].Add();
   }
 }
 

@@ -547,7 +547,7 @@ const Fault kFaults[] = {
        Header(m).mutable_mask()->set_dtype(v1::BOOL);
        Header(m).mutable_mask()->add_shape(23);
      }},
-    {"ShortMask", "mask has 20 keys; in chunks it must have 1 or all 23",
+    {"ShortMask", "mask has 20 keys; a chunked call requires 1 or all 23",
      [](auto& m) {
        Header(m).mutable_mask()->set_dtype(v1::BOOL);
        for (const int64_t size : {1, 1, 1, 20}) Header(m).mutable_mask()->add_shape(size);

@@ -503,7 +503,7 @@ const Refusal kRefusals[] = {
      [](auto& r) {
        SetTensor(r.mutable_k(), {1, 3, 8});
      },
-     {"k has shape [1, 3, 8], rank 3", "rank 4, as q, k and v all are"}},
+     {"k has shape [1, 3, 8], rank 3", "rank 4, for all of q, k and v"}},
     {"BSE of rank 4",
      [](auto& r) { r.mutable_attention()->set_layout(v1::BSE); },
      {"q has shape [1, 2, 3, 4], rank 4", "[batch, length, heads * head size], rank 3"}},
@@ -527,13 +527,13 @@ const Refusal kRefusals[] = {
        r = ValidBseCall();
        r.mutable_attention()->set_query_heads(2);
      },
-     {"attention.query_heads came without attention.kv_heads"}},
+     {"attention.query_heads is set but attention.kv_heads is not"}},
     {"key/value heads alone",
      [](auto& r) {
        r = ValidBseCall();
        r.mutable_attention()->set_kv_heads(2);
      },
-     {"attention.kv_heads came without attention.query_heads"}},
+     {"attention.kv_heads is set but attention.query_heads is not"}},
     {"heads that do not divide",
      [](auto& r) {
        r = ValidBseCall();
@@ -624,13 +624,13 @@ const Refusal kRefusals[] = {
        SetPast(r);
        r.clear_past_value();
      },
-     {"past_key came without past_value"}},
+     {"past_key is set but past_value is not"}},
     {"past value alone",
      [](auto& r) {
        SetPast(r);
        r.clear_past_key();
      },
-     {"past_value came without past_key"}},
+     {"past_value is set but past_key is not"}},
     {"past of rank 3",
      [](auto& r) {
        SetPast(r);

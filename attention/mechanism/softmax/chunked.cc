@@ -22,10 +22,10 @@ namespace {
 
 int64_t Aligned(int64_t bytes) { return RoundUp(bytes, AlignedBuffer::kAlignment); }
 
-Problem ChunkProblem(const Problem& whole, Streaming streaming, RowRange chunk) {
+Problem ChunkProblem(const Problem& problem, Streaming streaming, RowRange chunk) {
   return streaming == Streaming::kKeys
-             ? SectionOf(whole, {0, whole.query_length}, chunk, /*folds=*/true)
-             : SectionOf(whole, chunk, {0, whole.total_keys()}, /*folds=*/false);
+             ? SectionOf(problem, {0, problem.query_length}, chunk, /*folds=*/true)
+             : SectionOf(problem, chunk, {0, problem.total_keys()}, /*folds=*/false);
 }
 
 absl::Status CheckChunk(absl::string_view name, int64_t rows) {
@@ -33,22 +33,22 @@ absl::Status CheckChunk(absl::string_view name, int64_t rows) {
   return absl::InvalidArgumentError(absl::StrCat(name, " is ", rows, "; it must be at least 1"));
 }
 
-absl::Status Check(const Problem& whole, const Chunking& chunking, const FieldNames& names) {
-  absl::Status status = Validate(whole, names);
+absl::Status Check(const Problem& problem, const Chunking& chunking, const FieldNames& names) {
+  absl::Status status = Validate(problem, names);
   if (status.ok()) status = CheckChunk("query_chunk", chunking.query_chunk);
   if (status.ok()) status = CheckChunk("key_chunk", chunking.key_chunk);
   if (!status.ok()) return status;
-  if (chunking.streaming == Streaming::kKeys && whole.score_output == ScoreOutput::kWeights) {
+  if (chunking.streaming == Streaming::kKeys && problem.score_output == ScoreOutput::kWeights) {
     return absl::InvalidArgumentError(
         "weights cannot be computed while keys stream, because they depend on the last key; stream "
         "the queries instead");
   }
   for (const auto& [role, mask] :
-       {std::pair{Role::kMask, &whole.mask}, {Role::kBias, &whole.bias}}) {
-    if (!*mask || (*mask)->dims[3] == 1 || (*mask)->dims[3] == whole.total_keys()) continue;
+       {std::pair{Role::kMask, &problem.mask}, {Role::kBias, &problem.bias}}) {
+    if (!*mask || (*mask)->dims[3] == 1 || (*mask)->dims[3] == problem.total_keys()) continue;
     return absl::InvalidArgumentError(absl::StrCat(names[role], " has ", (*mask)->dims[3],
-                                                   " keys; in chunks it must have 1 or all ",
-                                                   whole.total_keys()));
+                                                   " keys; a chunked call requires 1 or all ",
+                                                   problem.total_keys()));
   }
   return absl::OkStatus();
 }
@@ -139,9 +139,9 @@ RowRange ChunkOf(int64_t length, int64_t chunk, int64_t n) {
   return {n * chunk, std::min(chunk, length - n * chunk)};
 }
 
-Problem SectionOf(const Problem& whole, RowRange queries, RowRange keys, bool folds) {
-  Problem section = whole;
-  section.section = WholeOf(whole);
+Problem SectionOf(const Problem& problem, RowRange queries, RowRange keys, bool folds) {
+  Problem section = problem;
+  section.section = SectionOrFull(problem);
   section.section->first_query += queries.begin;
   section.section->first_key += keys.begin;
   section.query_length = queries.count;
@@ -161,46 +161,46 @@ Problem SectionOf(const Problem& whole, RowRange queries, RowRange keys, bool fo
 int64_t CountChunks(int64_t length, int64_t chunk) { return (length + chunk - 1) / chunk; }
 
 int64_t ChunkedPlan::chunks() const {
-  return keys_stream() ? CountChunks(whole.total_keys(), chunking.key_chunk)
-                       : CountChunks(whole.query_length, chunking.query_chunk);
+  return keys_stream() ? CountChunks(problem.total_keys(), chunking.key_chunk)
+                       : CountChunks(problem.query_length, chunking.query_chunk);
 }
 
 RowRange ChunkedPlan::Chunk(int64_t n) const {
-  return keys_stream() ? ChunkOf(whole.total_keys(), chunking.key_chunk, n)
-                       : ChunkOf(whole.query_length, chunking.query_chunk, n);
+  return keys_stream() ? ChunkOf(problem.total_keys(), chunking.key_chunk, n)
+                       : ChunkOf(problem.query_length, chunking.query_chunk, n);
 }
 
 Plan ChunkedPlan::PlanOf(int64_t n) const {
   Plan plan = n + 1 == chunks() ? last : full;
-  plan.problem = ChunkProblem(whole, chunking.streaming, Chunk(n));
+  plan.problem = ChunkProblem(problem, chunking.streaming, Chunk(n));
   if (plan.problem.empty()) return plan;
-  Plan alone = plan;  // the tasks are the same; the flops depend on the chunk's position
-  plan.routing.backend->PlanTasks(alone);
-  plan.flops = alone.flops;
+  Plan planned = plan;  // only the flops depend on the chunk's position
+  plan.routing.backend->PlanTasks(planned);
+  plan.flops = planned.flops;
   return plan;
 }
 
-absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& whole, const Chunking& chunking,
+absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& problem, const Chunking& chunking,
                                             const PlanOptions& options, const FieldNames& names) {
-  if (absl::Status status = Check(whole, chunking, names); !status.ok()) return status;
+  if (absl::Status status = Check(problem, chunking, names); !status.ok()) return status;
   ChunkedPlan chunked;
-  chunked.whole = whole;
+  chunked.problem = problem;
   chunked.chunking = chunking;
   chunked.chunking.query_chunk =
-      std::min(chunking.query_chunk, std::max<int64_t>(whole.query_length, 1));
+      std::min(chunking.query_chunk, std::max<int64_t>(problem.query_length, 1));
   chunked.chunking.key_chunk =
-      std::min(chunking.key_chunk, std::max<int64_t>(whole.total_keys(), 1));
+      std::min(chunking.key_chunk, std::max<int64_t>(problem.total_keys(), 1));
   const int64_t chunks = chunked.chunks();
   for (const auto& [n, plan] : {std::pair<int64_t, Plan*>{0, &chunked.full},
                                 {std::max<int64_t>(chunks - 1, 0), &chunked.last}}) {
     const RowRange chunk = chunks == 0 ? RowRange{} : chunked.Chunk(n);
-    absl::StatusOr<Plan> made = MakePlan(ChunkProblem(whole, chunking.streaming, chunk), options);
+    absl::StatusOr<Plan> made = MakePlan(ChunkProblem(problem, chunking.streaming, chunk), options);
     if (!made.ok()) return made.status();
     *plan = *std::move(made);
     chunked.workspace_bytes = std::max(chunked.workspace_bytes, plan->workspace_bytes());
   }
   if (chunked.keys_stream()) {
-    chunked.state_bytes = StateBytes(whole, chunked.full.state_dtype);
+    chunked.state_bytes = StateBytes(problem, chunked.full.state_dtype);
   }
   return chunked;
 }

@@ -38,37 +38,37 @@ struct RowRange {
   int64_t count = 0;
 };
 
-// Chunk n of `length` rows; there are CountChunks() of them.
+// Returns chunk n of `length` rows; there are CountChunks() chunks.
 RowRange ChunkOf(int64_t length, int64_t chunk, int64_t n);
 int64_t CountChunks(int64_t length, int64_t chunk);
 
-// Returns the problem of these queries against these keys, counted from the first past key, as a
-// problem without a past. `whole` may be such a section itself.
-Problem SectionOf(const Problem& whole, RowRange queries, RowRange keys, bool folds);
+// Returns these queries against these keys, counted from the first past key, as a problem without a
+// past. `problem` may itself be a section.
+Problem SectionOf(const Problem& problem, RowRange queries, RowRange keys, bool folds);
 
-// A function of problem, chunking and options alone. Immutable; may be shared by threads.
+// Depends only on problem, chunking and options. Immutable; may be shared by threads.
 struct ChunkedPlan {
-  Problem whole;
+  Problem problem;
   Chunking chunking;  // chunks are no longer than the problem
-  Plan full;          // of a full chunk
-  Plan last;          // of the last chunk, which may be smaller
+  Plan full;          // the plan of a full chunk
+  Plan last;          // the plan of the last chunk, which may be smaller
 
-  int64_t state_bytes = 0;      // of the running softmax; 0 where queries stream
+  int64_t state_bytes = 0;      // of the running softmax; 0 if queries stream
   int64_t workspace_bytes = 0;  // enough for either plan
 
   bool keys_stream() const { return chunking.streaming == Streaming::kKeys; }
-  // The number of chunks that stream.
+  // The number of streamed chunks.
   int64_t chunks() const;
   RowRange Chunk(int64_t n) const;
-  // The plan of chunk n. Its arguments are the keys or queries, mask and outputs of that chunk
-  // alone.
+  // Returns the plan of chunk n. Its arguments are only the keys or queries, mask and outputs of
+  // that chunk.
   Plan PlanOf(int64_t n) const;
 };
 
 // Returns the errors of MakePlan(), and InvalidArgument for a chunk without rows, for weights when
-// keys stream, and for a mask whose last axis is neither 1 nor T. REQUIRES: the problem is not a
-// section and does not want present outputs.
-absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& whole, const Chunking& chunking,
+// keys stream, and for a mask or bias whose last axis is neither 1 nor T. REQUIRES: the problem is
+// not a section and does not want present outputs.
+absl::StatusOr<ChunkedPlan> MakeChunkedPlan(const Problem& problem, const Chunking& chunking,
                                             const PlanOptions& options,
                                             const FieldNames& names = kOnnxNames);
 
@@ -82,7 +82,7 @@ void ClearRows(const Arguments::State& state, RowRange rows, int64_t task);
 void ClearState(const Arguments::State& state);
 
 // Merges the sink into the state and writes the results of query rows [first, first + count) of one
-// of the B * Hq heads. Reads arguments.state and head_sink alone. `output` is [B, Hq, count, Dv] in
+// of the B * Hq heads. Reads only arguments.state and head_sink. `output` is [B, Hq, count, Dv] in
 // the problem's type, `lse` [B, Hq, count, 1] if the problem wants it. Heads may be finished
 // concurrently.
 void FinishRows(const Problem& problem, const Arguments& arguments, int64_t first,

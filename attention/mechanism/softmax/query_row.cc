@@ -138,16 +138,16 @@ double QueryRow::Softmax(absl::Span<double> s) const {
 
 void QueryRow::DropOut(absl::Span<double> weights) const {
   const double p = p_.dropout->probability;
-  const Section place = p_.section.value_or(Section{});
+  const Section section = p_.section.value_or(Section{});
   for (int64_t j = 0; j < static_cast<int64_t>(weights.size()); ++j) {
     bool keep;
-    DropoutKeeps(p, p_.dropout->seed, b_, h_, place.first_query + i_, place.first_key + j, 1,
+    DropoutKeeps(p, p_.dropout->seed, b_, h_, section.first_query + i_, section.first_key + j, 1,
                  &keep);
     weights[j] = keep ? weights[j] / (1 - p) : 0;
   }
 }
 
-// Row j of the past's keys or values and the new ones, one after the other.
+// Returns row j of the past keys or values followed by the new ones.
 const std::byte* QueryRow::KeyRow(const TensorView& past, const TensorView& now, int64_t j) const {
   return j < p_.past_length ? past.Row(b_, kv_head_, j) : now.Row(b_, kv_head_, j - p_.past_length);
 }

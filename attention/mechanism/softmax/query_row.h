@@ -1,5 +1,5 @@
-// The definition of attention, one query row at a time, in float64, each step as problem.h states
-// it. The reference backend and Diagnose use it. Slow, written to be read.
+// The definition of attention for one query row, in float64, with the steps of problem.h. Used by
+// the reference backend and Diagnose. Written for clarity, not speed.
 #ifndef RAPT_ATTENTION_MECHANISM_SOFTMAX_QUERY_ROW_H_
 #define RAPT_ATTENTION_MECHANISM_SOFTMAX_QUERY_ROW_H_
 
@@ -28,15 +28,15 @@ class QueryRow {
  public:
   QueryRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h, int64_t i);
 
-  // Computes the weights in `scores`, T long, and returns their lse; when no key is visible, the
-  // sink or -inf. Calls `observe` after each step.
+  // Computes the T weights in `scores` and returns their lse; if no key is visible, the sink or
+  // -inf. Calls `observe` after each step.
   using Observer = absl::FunctionRef<void(Step, absl::Span<const double>)>;
   double Weigh(absl::Span<double> scores, Observer observe) const;
 
   // Computes the Dv numbers of the output. REQUIRES: weights and lse are Weigh()'s result.
   void Output(absl::Span<const double> weights, double lse, absl::Span<double> output) const;
 
-  // Whether key j is hidden by causality, window and lengths; by the mask.
+  // Return whether key j is hidden by causality, window or lengths; by mask or bias.
   bool HiddenByPosition(int64_t j) const;
   bool HiddenByMask(int64_t j) const;
 

@@ -26,7 +26,7 @@ struct MergeWeights {
   Real lse = -std::numeric_limits<Real>::infinity();
 };
 
-// NaN or +inf in either lse gives NaN, as the softmax over the whole does.
+// NaN or +inf in either lse gives NaN, as the softmax over all keys does.
 template <typename Real>
 MergeWeights<Real> WeighMerge(Real lse_a, Real lse_b) {
   constexpr Real kEmpty = -std::numeric_limits<Real>::infinity();
@@ -39,7 +39,7 @@ MergeWeights<Real> WeighMerge(Real lse_a, Real lse_b) {
 }
 
 // Merges the partial result (o_b, lse_b) into (o_a, lse_a) for one query row. Merging with an empty
-// part returns the other one to the bit.
+// part returns the other part bit for bit.
 template <typename Real>
 void MergeInto(absl::Span<Real> o_a, Real& lse_a, absl::Span<const Real> o_b, Real lse_b) {
   constexpr Real kEmpty = -std::numeric_limits<Real>::infinity();
@@ -68,7 +68,7 @@ void MergeSink(absl::Span<Real> o, Real& lse, Real sink) {
 // Folds the partial result (o_b, lse_b) into the running (o, max, sum) of one query row, where o /
 // sum is the output so far and max + log(sum) its lse. Unlike MergeInto() it does not divide, so
 // that thousands of parts lose no precision. An empty part changes nothing; an empty row, max =
-// -inf, becomes the part to the bit.
+// -inf, becomes the part bit for bit.
 template <typename Real>
 void FoldInto(absl::Span<Real> o, Real& max, Real& sum, absl::Span<const Real> o_b, Real lse_b) {
   constexpr Real kEmpty = -std::numeric_limits<Real>::infinity();

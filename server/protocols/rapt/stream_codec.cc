@@ -134,7 +134,7 @@ struct ChunkSizes {
 };
 
 ChunkSizes SizesOf(const ChunkedPlan& plan, const ChunkOrder::Expected& expected) {
-  const Problem& p = plan.whole;
+  const Problem& p = plan.problem;
   const int64_t count = expected.rows.count;
   ChunkSizes sizes;
   if (expected.is_keys) {
@@ -273,7 +273,7 @@ int64_t MaxChunkMessageBytes(const ChunkedPlan& plan) {
     const ChunkOrder::Expected chunk = {is_keys, is_keys == keys_stream, {0, rows}};
     return SizesOf(plan, chunk).total();
   };
-  const Problem& p = plan.whole;
+  const Problem& p = plan.problem;
   const int64_t queries = std::min(p.query_length, plan.chunking.query_chunk);
   const int64_t keys = std::min(p.total_keys(), plan.chunking.key_chunk);
   return std::max(bytes_of(false, queries), bytes_of(true, keys)) + kMaxChunkFieldBytes;
@@ -287,7 +287,7 @@ absl::Status CheckMessageSizes(const ChunkedPlan& plan, int64_t max_message_byte
         absl::StrCat("a chunk may have ", bytes, " bytes, of a message at most ", max_message_bytes,
                      " are allowed; query_chunk or key_chunk must be smaller"));
   }
-  const Problem& p = plan.whole;
+  const Problem& p = plan.problem;
   const int64_t heads = p.query_heads;
   const int64_t rows = plan.chunking.query_chunk;
   const TensorSpec y = {p.dtype, {p.batch, heads, rows, p.value_head_size}};
@@ -313,7 +313,7 @@ void ChunkOrder::Advance() {
 }
 
 int64_t ChunkOrder::Length() const {
-  return IsKeys() ? plan_.whole.total_keys() : plan_.whole.query_length;
+  return IsKeys() ? plan_.problem.total_keys() : plan_.problem.query_length;
 }
 
 int64_t ChunkOrder::ChunkLength() const {

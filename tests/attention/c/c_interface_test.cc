@@ -411,7 +411,7 @@ TEST(CInterfaceTest, RefusesAPlanForFewerThreads) {
   const PlanPtr plan = MakePlan(one.get(), call.problem);
   const Answer answer = Call(rapt_run, two.get(), plan.get(), &call.arguments, nullptr, size_t{0});
   EXPECT_EQ(answer.code, RAPT_INVALID_ARGUMENT);
-  EXPECT_THAT(answer.message, HasSubstr("the plan is for 1"));
+  EXPECT_THAT(answer.message, HasSubstr("the plan allows 1"));
 }
 
 // --- Messages and versions ----------------------------------------------------------------------

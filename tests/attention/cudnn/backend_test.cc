@@ -112,7 +112,7 @@ TEST_F(CudnnBackendTest, IsNotChosenWithoutLaneThreads) {
   Start();
   const absl::StatusOr<Plan> plan = MakePlan(Small(), On("cudnn"));
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("waits for a device"));
+  EXPECT_THAT(std::string(plan.status().message()), HasSubstr("wait for a device"));
 }
 
 TEST_F(CudnnBackendTest, PlansForItsLanes) {
@@ -350,7 +350,7 @@ TEST_F(CudnnBackendTest, RejectsSplitsThatItCouldNotMerge) {
   EXPECT_THAT(reason(problem), HasSubstr("section of a problem whose diagonal"));
   problem = Long();
   problem.mask = MaskShape{DType::kFloat32, {1, 1, 150, 170}};
-  EXPECT_THAT(reason(problem), HasSubstr("mask of FP32"));
+  EXPECT_THAT(reason(problem), HasSubstr("mask of type FP32"));
 }
 
 TEST_F(CudnnBackendTest, RunsPiecesOnAllLanesAtOnce) {
@@ -808,12 +808,12 @@ TEST(CudnnPiecesTest, CoverTheProblemOnce) {
         p.batch = batch;
         p.kv_heads = kv_heads;
         p.query_heads = 2 * kv_heads;
-        const Partition cut = MakePartition(p, arena, kLanes);
-        ASSERT_GT(cut.batch, 0);
+        const Partition partition = MakePartition(p, arena, kLanes);
+        ASSERT_GT(partition.batch, 0);
         std::vector<int> covered(batch * kv_heads);
-        ASSERT_FALSE(cut.splits_heads());
-        for (int64_t n = 0; n < cut.runs(p); ++n) {
-          const Piece piece = cut.piece(p, n, 0);
+        ASSERT_FALSE(partition.splits_heads());
+        for (int64_t n = 0; n < partition.task_count(p); ++n) {
+          const Piece piece = partition.piece(p, n, 0);
           EXPECT_LE(LayOut(GraphOf(ProblemOf(p, piece))).end, arena);
           EXPECT_GT(piece.batch * piece.kv_heads, 0);
           for (int64_t b = 0; b < piece.batch; ++b) {
@@ -832,13 +832,13 @@ TEST(CudnnPiecesTest, CoverEveryPairOfAHeadOnce) {
   for (int64_t past : {0, 50}) {
     Problem p = Long();
     p.past_length = past;
-    const Partition cut = MakePartition(p, kSmallArena, kLanes);
-    ASSERT_TRUE(cut.splits_heads());
+    const Partition partition = MakePartition(p, kSmallArena, kLanes);
+    ASSERT_TRUE(partition.splits_heads());
     const int64_t keys = p.total_keys();
     std::vector<int> covered(p.batch * p.kv_heads * p.query_length * keys);
-    for (int64_t run = 0; run < cut.runs(p); ++run) {
-      for (int64_t n = 0; n < cut.key_runs(p); ++n) {
-        const Piece piece = cut.piece(p, run, n);
+    for (int64_t task = 0; task < partition.task_count(p); ++task) {
+      for (int64_t n = 0; n < partition.pieces_per_task(p); ++n) {
+        const Piece piece = partition.piece(p, task, n);
         const Problem part = ProblemOf(p, piece);
         EXPECT_LE(CropOf(part).empty() ? 0 : LayOut(GraphOf(part)).end, kSmallArena);
         EXPECT_EQ(piece.batch * piece.kv_heads, 1);

@@ -39,15 +39,15 @@ bool GraphSees(const Problem& p, const std::vector<int64_t>& lengths, int64_t b,
   const Crop crop = CropOf(p);
   const int64_t row = i - crop.first_query;
   if (crop.empty() || row < 0 || row >= crop.queries) return false;
-  const KeyRun run = KeysOf(p, lengths, b);
-  const int64_t column = j - run.first;
-  if (column < 0 || column >= run.count) return false;
+  const SentKeys sent = KeysOf(p, lengths, b);
+  const int64_t column = j - sent.first;
+  if (column < 0 || column >= sent.count) return false;
   const SdpaGraph g = GraphOf(p);
   // Without lengths both axes are used in full.
-  EXPECT_TRUE(g.has_lengths || (g.query_length == crop.queries && g.key_length == run.count))
+  EXPECT_TRUE(g.has_lengths || (g.query_length == crop.queries && g.key_length == sent.count))
       << g.Key();
-  EXPECT_LE(run.count, g.key_length);
-  const int64_t diagonal = row + (g.bottom_right ? run.count - crop.queries : 0);
+  EXPECT_LE(sent.count, g.key_length);
+  const int64_t diagonal = row + (g.bottom_right ? sent.count - crop.queries : 0);
   if (g.left_bound && column <= diagonal - *g.left_bound) return false;
   if (g.right_bound && column > diagonal + *g.right_bound) return false;
   return true;
@@ -154,7 +154,7 @@ TEST(CudnnGraphTest, UnsupportedProblemsReportTheReason) {
       {[](Problem& p) {
          p.mask = MaskShape{DType::kFloat64, {1, 1, 40, 72}};
        },
-       "mask of FP64"},
+       "FP64 mask"},
       {[](Problem& p) { p.dropout = Dropout{.probability = 0.1}; }, "dropout"},
       {[](Problem& p) { p.score_output = ScoreOutput::kWeights; }, "scores"},
       {[](Problem& p) { p.head_size = 257; }, "head size above 256"},
@@ -195,9 +195,9 @@ TEST(CudnnGraphTest, ADecodedTokenSendsOnlyTheKeysOfItsWindow) {
   p.past_length = 4095;
   p.causal = true;
   p.left_window = 1023;
-  const KeyRun run = KeysOf(p, {}, 0);
-  EXPECT_EQ(run.first, 3072);
-  EXPECT_EQ(run.count, 1024);
+  const SentKeys sent = KeysOf(p, {}, 0);
+  EXPECT_EQ(sent.first, 3072);
+  EXPECT_EQ(sent.count, 1024);
   const SdpaGraph g = GraphOf(p);
   EXPECT_EQ(g.key_length, 1024);
   EXPECT_EQ(g.left_bound, std::nullopt);

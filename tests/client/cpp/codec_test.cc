@@ -75,7 +75,7 @@ absl::StatusOr<AttendResult> DecodeSliced(const WantedOutputs& wanted, const std
     if (begin % 3 == 0) pieces.emplace_back();
   }
   std::vector<absl::Span<const char>> slices(pieces.begin(), pieces.end());
-  return DecodeAttend(wanted, {PlacesOf(slices)}, static_cast<int64_t>(bytes.size()));
+  return DecodeAttend(wanted, {ToByteSlices(slices)}, static_cast<int64_t>(bytes.size()));
 }
 
 absl::StatusOr<AttendResult> DecodeWhole(const WantedOutputs& wanted, const std::string& bytes) {

@@ -139,7 +139,7 @@ TEST(MetricsTest, CountsPartialFallbacks) {
   const Problem problem{.batch = 1};
   CallReport report = Answered(problem);
   report.routing.backend = BuiltInBackends()[0];
-  report.routing.stand_in = BuiltInBackends()[1];
+  report.routing.piece_fallback = BuiltInBackends()[1];
   metrics.ForMethod("service/Method")(report);
   const std::map<std::string, std::string> labels = {
       {"from", "cpu"}, {"to", "reference"}, {"reason", "stand_in"}};

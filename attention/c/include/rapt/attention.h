@@ -1,15 +1,16 @@
 /* Exact attention in process: the C interface of librapt_attention.so.
  *
  *     S = scale * Q K^T
- *     S = softcap * tanh(S / softcap)       only when softcap > 0
- *     S = S + mask + bias; then causality,
- *         window and lengths give -inf
+ *     S = softcap * tanh(S / softcap)       only if softcap > 0
+ *     S = S + mask + bias; causality,
+ *         window and lengths then set -inf
  *     P = softmax(S over keys)
  *     O = P V
  *
- * The meaning is that of the ONNX operator Attention (opsets 23 to 25). Letters in shapes: B batch,
- * Hq query heads, Hkv key/value heads (Hq is a multiple; head h reads key/value head h / (Hq /
- * Hkv)), Sq queries, Sk keys, P past keys, T = P + Sk, D head size of Q and K, Dv of V and O.
+ * The semantics are those of the ONNX operator Attention (opsets 23 to 25). Letters in shapes: B
+ * batch, Hq query heads, Hkv key/value heads (Hq is a multiple of Hkv; head h reads key/value head
+ * h / (Hq / Hkv)), Sq queries, Sk keys, P past keys, T = P + Sk, D head size of Q and K, Dv of V
+ * and O.
  *
  *     rapt_context_options options = {.struct_size = sizeof(options), .threads = 8};
  *     rapt_problem problem = {.struct_size = sizeof(problem), .dtype = RAPT_FP32, .batch = 1, ...};
@@ -23,16 +24,16 @@
  *     if (rapt_run(context, plan, &arguments, NULL, 0, message, sizeof(message)) != RAPT_OK) ...
  *
  * Errors: a call that can fail returns a rapt_code. Unless it is RAPT_OK, `message` (which may be
- * null) receives a text that names the field, what came and what is allowed, cut to
- * `message_bytes`. A call that fails changes nothing else.
+ * null) receives text with the field, its value and the allowed values, truncated to
+ * `message_bytes`. A call that fails has no other effect.
  *
- * Threads: every function may be called from any thread. A context serves one rapt_run at a time,
- * further ones wait; several contexts run at once. Plans are immutable and may be shared by threads
- * and contexts. REQUIRES: no object is in use while it is destroyed.
+ * Threads: every function may be called from any thread. A context executes one rapt_run at a time,
+ * and others wait; several contexts run concurrently. Plans are immutable and may be shared by
+ * threads and contexts. REQUIRES: an object is not in use when it is destroyed.
  *
- * Versions: a struct begins with its size as compiled by the caller. Set the other fields to 0,
- * their default, and then those you need. Structs grow at the end only. A library older than its
- * caller rejects fields that it does not know unless they are 0.
+ * Versions: a struct begins with its size as compiled by the caller. Set all other fields to 0,
+ * their default, and then those you need. New fields are added only at the end. A library older
+ * than its caller rejects unknown fields unless they are 0.
  */
 #ifndef RAPT_ATTENTION_H_
 #define RAPT_ATTENTION_H_
@@ -44,13 +45,13 @@
 extern "C" {
 #endif
 
-/* As gRPC numbers them. */
+/* The values are those of gRPC. */
 typedef enum rapt_code {
   RAPT_OK = 0,
   RAPT_INVALID_ARGUMENT = 3,
   RAPT_RESOURCE_EXHAUSTED = 8,  /* out of memory or threads */
-  RAPT_FAILED_PRECONDITION = 9, /* this machine lacks the backend or instruction set named */
-  RAPT_UNIMPLEMENTED = 12       /* the backend named can't compute this; this library is too old */
+  RAPT_FAILED_PRECONDITION = 9, /* backend or instruction set not available on this machine */
+  RAPT_UNIMPLEMENTED = 12       /* not supported by the backend, or by this older library */
 } rapt_code;
 
 /* Large enough for any message. */
@@ -61,10 +62,10 @@ typedef enum rapt_dtype {
   RAPT_FP16 = 2, /* IEEE 754 binary16 */
   RAPT_BF16 = 3, /* the upper half of an FP32 */
   RAPT_FP64 = 4,
-  RAPT_BOOL = 5 /* a byte, 0 or not; masks only */
+  RAPT_BOOL = 5 /* one byte, zero or nonzero; masks only */
 } rapt_dtype;
 
-/* Which of the steps above to return beside O, [B, Hq, Sq, T] in Q's type. */
+/* The step above to return in addition to O, [B, Hq, Sq, T] in Q's type. */
 typedef enum rapt_score_output {
   RAPT_NO_SCORES = 0,
   RAPT_SCORES = 1,     /* scale * Q K^T */
@@ -73,7 +74,7 @@ typedef enum rapt_score_output {
   RAPT_WEIGHTS = 4     /* after softmax and dropout */
 } rapt_score_output;
 
-/* Key j is visible to query i of batch row b when j <= i + offset. */
+/* Key j is visible to query i of batch row b if j <= i + offset. */
 typedef enum rapt_alignment {
   RAPT_TOP_LEFT = 0,    /* offset = P with a past, key_lengths[b] - Sq with lengths, else 0 */
   RAPT_BOTTOM_RIGHT = 1 /* offset = T - Sq: the last query sees the last key */
@@ -83,8 +84,8 @@ typedef enum rapt_alignment {
 
 typedef struct rapt_context_options {
   size_t struct_size;
-  int64_t threads;     /* 1 to 1024; the thread that calls rapt_run is one of them */
-  const char* backend; /* null or "auto", or "cpu", "reference" */
+  int64_t threads;     /* 1 to 1024, including the thread that calls rapt_run */
+  const char* backend; /* null or "auto", "cpu", "reference" */
   const char* isa;     /* null or "auto", or an instruction set: "avx512", "avx2", "portable" */
 } rapt_context_options;
 
@@ -110,11 +111,11 @@ typedef struct rapt_problem {
   int64_t kv_heads;
   int64_t query_length;
   int64_t key_length;
-  int64_t past_length; /* keys that come before the Sk */
+  int64_t past_length; /* keys that precede the Sk new ones */
   int64_t head_size;
   int64_t value_head_size;
 
-  double scale; /* read when has_scale; else it is 1 / sqrt(D) */
+  double scale; /* used if has_scale; otherwise 1 / sqrt(D) */
   int32_t has_scale;
   int32_t alignment; /* a rapt_alignment, of causality and window */
   double softcap;    /* 0: none */
@@ -126,25 +127,25 @@ typedef struct rapt_problem {
   int64_t right_window;
 
   int32_t mask_dtype; /* 0: no mask; RAPT_BOOL: true = attend; a float type: added to the scores */
-  int32_t has_key_lengths; /* only the first key_lengths[b] of the Sk keys are real */
+  int32_t has_key_lengths; /* only the first key_lengths[b] of the Sk keys are valid */
   int64_t mask_shape[4]; /* [1 or B, 1 or Hq, 1 or Sq, 1 or at most T]; keys beyond it are masked */
 
   double dropout_probability; /* 0: none; less than 1 */
   uint64_t dropout_seed;
 
-  int32_t softmax_in_fp64; /* FP64 inputs always are */
+  int32_t softmax_in_fp64; /* implied by FP64 inputs */
   int32_t score_output;    /* a rapt_score_output */
   int32_t wants_lse;
   int32_t wants_present;
 
-  int32_t head_sink_dtype; /* 0: none; RAPT_FP32 or dtype: one more key a head of this score,
-                              without a value; neither scaled, capped nor hidden */
+  int32_t head_sink_dtype; /* 0: none; RAPT_FP32 or dtype: one more key per head with this score
+                              and no value; not scaled, capped or hidden */
   int32_t bias_dtype;      /* 0: none; a float type: added to the scores as a float mask is */
   int64_t bias_shape[4];   /* as mask_shape */
 } rapt_problem;
 
-/* How a problem will be computed. A function of the problem and the context's options alone: the
- * same plan on the same machine gives the same bits. */
+/* How a problem will be computed. Depends only on the problem and the context's options; the same
+ * plan on the same machine gives the same bits. */
 typedef struct rapt_plan rapt_plan;
 
 rapt_code rapt_plan_create(const rapt_context* context, const rapt_problem* problem,
@@ -157,7 +158,7 @@ size_t rapt_plan_workspace_bytes(const rapt_plan* plan);
 /* "cpu/avx512 q96 k64 s1": backend, instruction set, tiles. Lives as long as the plan. */
 const char* rapt_plan_description(const rapt_plan* plan);
 
-/* --- Running it ------------------------------------------------------------------------------ */
+/* --- Execution ------------------------------------------------------------------------------- */
 
 /* A tensor of rank 4, [batch, head, position, element]. Strides count elements; the last one is 1
  * except in masks. Strides of axes of size 1 are ignored; 0 broadcasts an axis of an input. All
@@ -172,8 +173,7 @@ typedef struct rapt_output {
   int64_t strides[4];
 } rapt_output;
 
-/* Tensors that the problem does not ask for are ignored. REQUIRES: outputs overlap no other tensor.
- */
+/* Tensors that the problem does not use are ignored. REQUIRES: outputs overlap no other tensor. */
 typedef struct rapt_arguments {
   size_t struct_size;
 
@@ -197,11 +197,11 @@ typedef struct rapt_arguments {
 
 #define RAPT_WORKSPACE_ALIGNMENT 64
 
-/* Computes the plan; blocks until done. The context has at most as many threads as the one that the
- * plan was made with. `workspace` has workspace_bytes, at least those of the plan, from an address
- * that is a multiple of RAPT_WORKSPACE_ALIGNMENT; no other run uses it meanwhile. Null: the
- * context's own, which grows to the largest plan that was run and stays until rapt_context_destroy.
- */
+/* Computes the plan; blocks until done. `workspace` is aligned to RAPT_WORKSPACE_ALIGNMENT, has
+ * workspace_bytes bytes, at least those of the plan, and is not used by another run at the same
+ * time. If it is null, the context uses its own workspace, which grows to that of the largest plan
+ * run and is freed by rapt_context_destroy. REQUIRES: the context has no more threads than the one
+ * with which the plan was created. */
 rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_arguments* arguments,
                    void* workspace, size_t workspace_bytes, char* message, size_t message_bytes);
 

@@ -138,7 +138,7 @@ absl::Status AttendStreamCall::OpenStream() {
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);
   const ChunkedPlan& plan = stream_->plan();
-  call_.SetProblem(plan.whole);
+  call_.SetProblem(plan.problem);
   call_.report().routing = plan.full.routing;
   call_.report().plan = plan.full.Describe();
   absl::Status status = CheckMessageSizes(plan, call_.limits().max_message_bytes);
@@ -194,7 +194,7 @@ void AttendStreamCall::ComputeChunk() {
 }
 
 void AttendStreamCall::FinishRows() {
-  const int64_t rows = stream_->plan().whole.query_length;
+  const int64_t rows = stream_->plan().problem.query_length;
   if (finished_rows_ == rows) return;
   const int64_t chunk = stream_->plan().chunking.query_chunk;
   const RowRange range = {finished_rows_, std::min(chunk, rows - finished_rows_)};
@@ -288,7 +288,7 @@ void AttendStreamCall::Fail(absl::Status status, Stage stage) {
 
 bool AttendStreamCall::IsComplete() const {
   if (!has_all_ || waiting_ || is_computing_ || is_writing_ || !answers_.empty()) return false;
-  return !stream_->plan().keys_stream() || finished_rows_ == stream_->plan().whole.query_length;
+  return !stream_->plan().keys_stream() || finished_rows_ == stream_->plan().problem.query_length;
 }
 
 void AttendStreamCall::FinishWell() {

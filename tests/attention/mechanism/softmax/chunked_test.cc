@@ -53,7 +53,7 @@ class ChunkedRun {
  public:
   ChunkedRun(const ChunkedPlan& plan, const Inputs& inputs, int threads)
       : plan_(plan),
-        problem_(plan.whole),
+        problem_(plan.problem),
         inputs_(inputs),
         key_(JoinRows(inputs.past_key, inputs.key)),
         value_(JoinRows(inputs.past_value, inputs.value)),
