@@ -30,7 +30,7 @@ def to_input(name, array):
 
 
 def shared_inputs(arrays, name):
-    """The arrays, one behind the other in the shared memory region of that name."""
+    """Inputs in the named shared memory region, one array after another."""
     inputs, offset = [], 0
     for tensor, array in arrays.items():
         inputs.append(triton.InferInput(tensor, list(array.shape), DATATYPES[array.dtype]))
@@ -40,7 +40,7 @@ def shared_inputs(arrays, name):
 
 
 def check_shared_memory(client, arrays, source, sink):
-    """Inputs from the region "in" and Y into the region "out", whose handles these are, give the same bits as raw bytes."""
+    """Checks that inputs in the region "in" and Y in the region "out" give the same bits as raw contents."""
     offset = 4096
     want = attend(client, arrays, ["Y", "lse"])
     shm.set_shared_memory_region(source, list(arrays.values()))
@@ -56,7 +56,7 @@ def check_shared_memory(client, arrays, source, sink):
 
 
 def attend(client, inputs, outputs, parameters=None):
-    """Arrays by ONNX name in, arrays by ONNX name out. An input that is None is not sent."""
+    """Computes attention over arrays by ONNX name. Inputs of None are not sent."""
     result = client.infer(
         "attention",
         [to_input(name, array) for name, array in inputs.items() if array is not None],
@@ -64,12 +64,12 @@ def attend(client, inputs, outputs, parameters=None):
         parameters=parameters,
     )
     returned = [output.name for output in result.get_response().outputs]
-    assert returned == list(outputs), f"asked for {list(outputs)}, got {returned}"
+    assert returned == list(outputs), f"requested {list(outputs)}, got {returned}"
     return {name: result.as_numpy(name) for name in outputs}
 
 
 def assert_close(name, got, want, *, slack=0.0):
-    """Compares at the tolerance of got's type. NaN equals NaN; an infinity only itself."""
+    """Compares with the tolerance of got's type. NaN equals NaN, an infinity equals itself."""
     assert got.shape == want.shape, f"{name} has shape {got.shape}, want {want.shape}"
     tolerance = TOLERANCES[got.dtype]
     got = got.astype(np.float64)

@@ -1,7 +1,7 @@
-"""CUDA shared memory by tritonclient's calls, on a server whose GPU is one of the tests' own.
+"""CUDA shared memory with tritonclient, on a server with a fake GPU.
 
-That one's handles are names of objects of POSIX shared memory, which stand for the GPU's memory and which the
-server reaches by copies alone. tritonclient.utils.cuda_shared_memory itself needs a GPU.
+The handles of the fake GPU are names of POSIX shared memory objects, which represent the GPU's memory and which the
+server accesses by copies only. tritonclient.utils.cuda_shared_memory itself needs a GPU.
 """
 
 import base64
@@ -41,13 +41,13 @@ def client(server):
 
 
 def handle_of(name):
-    """As tritonclient.utils.cuda_shared_memory.get_raw_handle() gives it."""
+    """Like tritonclient.utils.cuda_shared_memory.get_raw_handle()."""
     return base64.b64encode(f"/gpu-{os.getpid()}-{name}".encode().ljust(HANDLE_BYTES, b"\0"))
 
 
 @contextlib.contextmanager
 def memory(client, name, byte_size):
-    """Memory of the GPU, registered under its name."""
+    """GPU memory, registered under its name."""
     region = shm.create_shared_memory_region(name, f"gpu-{os.getpid()}-{name}", byte_size, create_only=True)
     try:
         client.register_cuda_shared_memory(name, handle_of(name), 0, byte_size)
@@ -75,7 +75,7 @@ def refused(code, call, *arguments, **named):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_in_and_out_of_the_gpus_memory_gives_the_same_bits(client, dtype):
+def test_tensors_in_gpu_memory_give_the_same_bits(client, dtype):
     arrays = tensors(dtype)
     total = sum(array.nbytes for array in arrays.values())
     with memory(client, "in", total) as source, memory(client, "out", 1 << 20) as sink:
@@ -99,7 +99,7 @@ def test_regions_are_listed_and_unregistered(client):
         assert not client.get_cuda_shared_memory_status().regions
 
 
-def test_what_can_not_be_registered_is_refused(client):
+def test_invalid_registrations_are_rejected(client):
     with memory(client, "mine", 4096):
         register = client.register_cuda_shared_memory
         invalid = grpc.StatusCode.INVALID_ARGUMENT
@@ -109,7 +109,7 @@ def test_what_can_not_be_registered_is_refused(client):
         refused(grpc.StatusCode.ALREADY_EXISTS, register, "mine", handle_of("mine"), 0, 4096)
 
 
-def test_a_part_has_to_lie_within_its_region(client):
+def test_a_tensor_must_lie_within_its_region(client):
     arrays = tensors(np.float32)
     with memory(client, "small", 4096):
         message = refused(

@@ -23,7 +23,7 @@ def server():
 
 
 def infer(server, inputs):
-    """The response, and the backend that the call names in its trailing metadata."""
+    """Returns the response and the backend in its trailing metadata."""
     tensors = [to_input(name, array) for name, array in inputs.items()]
     request = service_pb2.ModelInferRequest(
         model_name="attention",
@@ -37,7 +37,7 @@ def infer(server, inputs):
 
 
 def backend_of(server, value):
-    """Of a call whose result is that value everywhere."""
+    """Returns the backend of a call whose result is `value` everywhere."""
     inputs = dict.fromkeys("QK", np.ones((1, 2, 9, 8), np.float32))
     response, backend = infer(server, inputs | {"V": np.full((1, 2, 9, 8), value, np.float32)})
     assert np.frombuffer(response.raw_output_contents[0], np.float32)[0] == pytest.approx(value, nan_ok=True)
@@ -53,7 +53,7 @@ def metric(server, name, **labels):
     return float(re.search(r" (\S+)$", series[0]).group(1))
 
 
-def test_a_call_tells_that_the_cpu_stood_in(server):
+def test_a_call_reports_a_cpu_fallback(server):
     fallbacks = {"from": "cudnn", "to": "cpu", "reason": "stand_in"}
     assert backend_of(server, 2.5) == "cudnn"
     assert metric(server, "rapt_device_stand_in_pieces_total", reason="numbers") == 0
@@ -64,7 +64,7 @@ def test_a_call_tells_that_the_cpu_stood_in(server):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_server_that_still_tries_its_gpu(number):
+def test_a_signal_ends_a_server_that_probes_its_gpu(number):
     program = os.environ["RAPT_SERVER_WITH_FAKE_GPU"]
     server = subprocess.Popen(
         [program, "--backend=cudnn", "--cudnn_libraries=stuck"], stderr=subprocess.PIPE, text=True
@@ -78,17 +78,17 @@ def test_a_signal_ends_a_server_that_still_tries_its_gpu(number):
         os.kill(child, 0)
 
 
-def test_auto_sends_what_the_gpu_is_faster_at_by_what_it_measures():
+def test_auto_offloads_by_measured_speed():
     def backend(server, length):
         inputs = dict.fromkeys("QKV", np.ones((1, 1, length, 128), np.float32))
         return infer(server, inputs)[1]
 
-    # This GPU computes in no time, so that copies are all that there is to it.
+    # The fake GPU computes in no time, so only copies take time.
     idle = ["--cudnn_memory_bytes=67108864", "--cudnn_libraries=idle", "--cudnn_warm_plans=1x1x4096x128 fp32"]
     with RaptServer(*idle, program="RAPT_SERVER_WITH_FAKE_GPU") as server:
         assert "device and cpu measured" in server.read_log()
         assert backend(server, 4) == "cpu"
         assert backend(server, 4096) == "cudnn"
     with RaptServer(*idle, "--cudnn_min_flops=1000000000000", program="RAPT_SERVER_WITH_FAKE_GPU") as server:
-        assert "measured" not in server.read_log(), "a number decides alone"
+        assert "measured" not in server.read_log(), "a configured threshold replaces the measurement"
         assert backend(server, 4096) == "cpu"

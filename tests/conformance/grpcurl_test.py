@@ -56,7 +56,7 @@ def test_infers_with_typed_contents(grpcurl):
     request = {"model_name": "attention", "inputs": [{"name": name, **x} for name in "QKV"]}
     answer = ask(grpcurl, "inference.GRPCInferenceService/ModelInfer", request)
     y = np.frombuffer(base64.b64decode(answer["raw_output_contents"][0]), np.float32)
-    # The first query is zero and weighs both keys alike; the second scores 16 / sqrt(2) on its own.
+    # The first query is zero and weights both keys equally; the second scores 16 / sqrt(2) with itself.
     own = 1 / (1 + np.exp(-16 / np.sqrt(2)))
     np.testing.assert_allclose(y, [0, 2, 0, 4 * own], rtol=2e-6)
 
@@ -71,7 +71,7 @@ def test_attends_over_the_native_service(grpcurl):
     assert answer["lse"]["shape"] == ["1", "1", "2"]
 
 
-def test_the_native_service_says_what_it_is(grpcurl):
+def test_the_native_service_returns_server_info(grpcurl):
     info = ask(grpcurl, "rapt.v1.AttentionService/GetServerInfo")
     assert [backend["name"] for backend in info["backends"]][-1] == "reference"
 
@@ -89,7 +89,7 @@ def described_by_triton():
 
 
 def schema(files):
-    """The parts that determine the wire format, flat: fields, enum values and methods by full name."""
+    """The parts that determine the wire format: fields, enum values and methods by full name."""
     found = {}
 
     def add_enum(prefix, enum):

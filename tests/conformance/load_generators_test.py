@@ -12,13 +12,13 @@ from rapt_server import RaptServer
 
 ENVIRONMENT = os.environ["RAPT_PERF_ANALYZER_ENV"]
 PERF_ANALYZER = ENVIRONMENT + "/bin/perf_analyzer"
-# It is linked with the library although it is not asked for CUDA here.
+# perf_analyzer is linked with the CUDA runtime, although CUDA is not used here.
 (CUDA_RUNTIME,) = glob.glob(ENVIRONMENT + "/lib/python3*/site-packages/nvidia/cuda_runtime/lib")
 WITH_CUDA_RUNTIME = {**os.environ, "LD_LIBRARY_PATH": CUDA_RUNTIME}
 
 RNG = np.random.default_rng(8)
 
-# perf_analyzer's shared memory takes no model whose optional inputs are left out: all are given.
+# With shared memory, perf_analyzer needs every input, including optional ones.
 INPUTS = {
     "Q": RNG.standard_normal((1, 2, 16, 32), np.float32),
     "K": RNG.standard_normal((1, 2, 16, 32), np.float32),
@@ -72,7 +72,7 @@ def test_perf_analyzer(server, tmp_path, names, shared_memory):
         ],
         env=WITH_CUDA_RUNTIME,
     )  # fmt: skip
-    # It reads the statistics of the server, whose counts have to agree with its own.
+    # perf_analyzer compares the server's statistics with its own counts.
     assert "Server:" in printed and "compute infer" in printed, printed
     header, row = report.read_text().strip().splitlines()
     measured = dict(zip(header.split(","), row.split(",")))
@@ -97,7 +97,7 @@ def test_perf_analyzer_streams(server, tmp_path):
 
 
 def test_ghz(server, tmp_path):
-    # It runs payloads through templates, so that they have to be fixed and small.
+    # ghz expands payloads as templates, so they must be fixed and small.
     zeros = {"datatype": "FP32", "shape": [1, 1, 2, 2], "contents": {"fp32_contents": [0, 0, 0, 4]}}
     request = {"model_name": "attention", "inputs": [{"name": name, **zeros} for name in "QKV"]}
     report = json.loads(

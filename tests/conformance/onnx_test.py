@@ -9,7 +9,7 @@ import pytest
 from attention_client import assert_close, attend
 from onnx.backend.test.case.node import collect_testcases
 
-# The model's tensor names, in the order in which the operator takes and gives them.
+# The model's tensor names, in the operator's order.
 INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
 OUTPUTS = ("Y", "present_key", "present_value", "qk_matmul_output")
 
@@ -33,7 +33,7 @@ def by_name(formal_names, actual_names, arrays):
     return dict(zip(used, arrays))
 
 
-def test_every_case_is_there():
+def test_every_case_exists():
     assert len(CASES) == CASES_OF_ONNX_1_23
     opsets = {case.model.opset_import[0].version for case in CASES}
     assert opsets == {23, 24, 25}

@@ -1,4 +1,4 @@
-"""A rapt-server of the build under test, on a free port of the loopback."""
+"""A rapt-server of the build under test, on a free loopback port."""
 
 import os
 import re
@@ -10,7 +10,7 @@ STOP_SECONDS = 60  # longer than any grace period a test configures
 
 
 class RaptServer:
-    """Context manager: ready on entry; on exit it has to leave cleanly on SIGTERM."""
+    """Context manager: ready on entry; must exit cleanly on SIGTERM at the end."""
 
     def __init__(self, *flags, program="RAPT_SERVER"):
         self._command = [
@@ -31,7 +31,7 @@ class RaptServer:
         ready = re.fullmatch(r"rapt-server ready grpc=(\S+) metrics=(\S+)( \S+)*\n", line)
         if not ready:
             self._process.kill()
-            raise AssertionError(f"no ready line but {line!r}; the log:\n{self.read_log()}")
+            raise AssertionError(f"expected the ready line, got {line!r}; the log:\n{self.read_log()}")
         self.grpc_address, self.metrics_address = ready.group(1, 2)
         return self
 
@@ -46,7 +46,7 @@ class RaptServer:
         log = self.read_log()
         self._log.close()
         self._process.stdout.close()
-        assert status == 0, f"rapt-server ended with {status}; the log:\n{log}"
+        assert status == 0, f"rapt-server exited with {status}; the log:\n{log}"
 
     def signal(self, number):
         self._process.send_signal(number)

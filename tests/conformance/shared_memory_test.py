@@ -33,7 +33,7 @@ def client(server):
 
 @contextlib.contextmanager
 def region(name, byte_size):
-    """A region of our own; the object goes with it."""
+    """A shared memory region; its object is destroyed at the end."""
     handle = shm.create_shared_memory_region(name, f"rapt-{os.getpid()}-{name}", byte_size, create_only=True)
     try:
         yield handle
@@ -55,7 +55,7 @@ def tensors(dtype=np.float32):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
-def test_in_and_out_of_shared_memory_gives_the_same_bits(client, dtype):
+def test_tensors_in_shared_memory_give_the_same_bits(client, dtype):
     arrays = tensors(dtype)
     total = sum(array.nbytes for array in arrays.values())
     with region("in", total) as source, region("out", 1 << 20) as sink:
@@ -84,12 +84,12 @@ def test_aio_client(server):
         np.testing.assert_array_equal(got, attend(client, arrays, ["Y"])["Y"])
 
 
-def test_announces_what_it_offers(client):
+def test_announces_the_extension(client):
     assert "system_shared_memory" in client.get_server_metadata().extensions
     assert "cuda_shared_memory" not in client.get_server_metadata().extensions
 
 
-def test_everything_can_be_unregistered_and_nothing_of_cuda_registered(client):
+def test_unregisters_all_regions_and_rejects_cuda(client):
     client.unregister_system_shared_memory()
     client.unregister_cuda_shared_memory()
     assert not client.get_cuda_shared_memory_status().regions
@@ -106,7 +106,7 @@ def test_an_unknown_region_is_not_found(client):
     assert "nowhere" in caught.value.message()
 
 
-def test_objects_of_others_are_refused_and_their_keys_not_told(client):
+def test_objects_without_the_prefix_are_rejected_without_revealing_keys(client):
     with pytest.raises(InferenceServerException) as caught:
         client.register_system_shared_memory("mine", "/somebody_elses", 4096)
     assert caught.value.status() == f"StatusCode.{grpc.StatusCode.INVALID_ARGUMENT.name}"

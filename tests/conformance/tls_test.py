@@ -1,4 +1,4 @@
-"""Triton's client and `rapt` by TLS and with tokens, the files made as docs/security.md says."""
+"""Triton's client and `rapt` with TLS and tokens; files are created as in docs/security.md."""
 
 import hashlib
 import os
@@ -55,7 +55,7 @@ def infer(server, files, token):
         return client.infer("attention", inputs, headers={"authorization": f"Bearer {token}"}).as_numpy("Y")
 
 
-def test_tritons_client_shows_its_certificate_and_token(server, files):
+def test_tritons_client_sends_its_certificate_and_token(server, files):
     np.testing.assert_allclose(infer(server, files, TOKEN), np.ones((1, 1, 2, 4)), atol=1e-6)
     with pytest.raises(triton.InferenceServerException, match="UNAUTHENTICATED"):
         infer(server, files, "wrong")
@@ -65,7 +65,7 @@ TLS = ("--tls-ca=ca.crt", "--tls-cert=alice.crt", "--tls-key=alice.key")
 
 
 @pytest.mark.parametrize(
-    "arguments, code, said",
+    "arguments, code, message",
     [
         (("demo", *TLS, "--token-file=alice.token"), 0, "cat"),
         (("info", *TLS, "--token-file=alice.token", "--tls-name=alice"), 3, "certificates that both sides trust"),
@@ -81,18 +81,18 @@ TLS = ("--tls-ca=ca.crt", "--tls-cert=alice.crt", "--tls-key=alice.key")
         (("info", *TLS[:2]), 2, "needs its key"),
     ],
 )
-def test_the_command_line_says_how_it_went(server, files, arguments, code, said):
+def test_the_command_line_reports_errors(server, files, arguments, code, message):
     ran = subprocess.run(
         [os.environ["RAPT"], *arguments, f"--address={server.grpc_address}"],
         cwd=files, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ran.returncode == code, ran
-    assert said in ran.stdout + ran.stderr, ran
+    assert message in ran.stdout + ran.stderr, ran
     assert TOKEN not in ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize(
-    "arguments, code, said",
+    "arguments, code, message",
     [
         (("--token-file=alice.token",), 0, "0 wrong"),
         (("--token-file=alice.token", "--protocol=oip"), 0, "0 wrong"),
@@ -101,12 +101,12 @@ def test_the_command_line_says_how_it_went(server, files, arguments, code, said)
         (("--token-file=alice.token", "--tls-name=alice"), 3, "over TLS"),
     ],
 )
-def test_the_load_tester_says_how_it_went(server, files, arguments, code, said):
+def test_the_load_tester_reports_errors(server, files, arguments, code, message):
     ran = subprocess.run(
         [os.environ["RAPT_LOAD"], *TLS, *arguments, f"--address={server.grpc_address}"]
         + ["--shape=1x1x4x8", "--connections=2", "-c", "2", "-d", "0.2", "--warmup", "0"],
         cwd=files, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ran.returncode == code, ran
-    assert said in ran.stdout + ran.stderr, ran
+    assert message in ran.stdout + ran.stderr, ran
     assert TOKEN not in ran.stdout + ran.stderr

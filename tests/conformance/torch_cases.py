@@ -27,7 +27,7 @@ OUTPUTS = ["Y", "qk_matmul_output", "lse"]
 
 @dataclasses.dataclass
 class Case:
-    """One problem, by the names of the operator; arrays are already rounded to dtype."""
+    """One problem with the operator's names; arrays are already rounded to dtype."""
 
     dtype: np.dtype
     tensors: dict
@@ -99,7 +99,7 @@ def to_torch(array, dtype=torch.float64):
 
 
 def hidden(case, queries, keys, past):
-    """[B or 1, 1, Sq, T], true where causality, window or lengths hide the key."""
+    """[B or 1, 1, Sq, T]; true for keys hidden by causality, window or lengths."""
     parameters, lengths = case.parameters, case.tensors.get("nonpad_kv_seqlen")
     i = torch.arange(queries).reshape(1, 1, -1, 1)
     j = torch.arange(past + keys).reshape(1, 1, 1, -1)
@@ -118,7 +118,7 @@ def hidden(case, queries, keys, past):
 
 
 class Oracle:
-    """The contract's computation in PyTorch, and PyTorch's own attention where it has one."""
+    """The definition in PyTorch, and PyTorch's own attention for supported cases."""
 
     def __init__(self, case):
         tensors = case.tensors
@@ -146,7 +146,7 @@ class Oracle:
         return bias.masked_fill(out_of_sight, -torch.inf)
 
     def sdpa(self, dtype):
-        """PyTorch's operator, in that type. Rows that see nothing are zeros, as everywhere here."""
+        """PyTorch's operator in that type. Rows that see no key are zero, as in rapt."""
         y = torch.nn.functional.scaled_dot_product_attention(
             to_torch(self.query, dtype),
             to_torch(self.key, dtype),

@@ -56,7 +56,7 @@ def stub(server):
 
 
 def refusal(code, call, *args, **kwargs):
-    """The message of the error that the call has to end with."""
+    """Returns the error message of the call, which must fail with `code`."""
     with pytest.raises((InferenceServerException, grpc.RpcError)) as caught:
         call(*args, **kwargs)
     error = caught.value
@@ -67,7 +67,7 @@ def refusal(code, call, *args, **kwargs):
     return error.details()
 
 
-# --- What the server says of itself ---------------------------------------------------------------
+# --- Metadata -------------------------------------------------------------------------------------
 
 
 def test_is_live_and_ready(client):
@@ -77,7 +77,7 @@ def test_is_live_and_ready(client):
     assert client.is_model_ready("attention", "1")
 
 
-def test_server_metadata_announces_what_works(client):
+def test_server_metadata_lists_the_extensions(client):
     metadata = client.get_server_metadata()
     assert metadata.name
     assert metadata.version
@@ -103,13 +103,13 @@ def test_model_config_agrees_with_the_metadata(client):
 # --- Inference ------------------------------------------------------------------------------------
 
 
-def test_gives_the_hand_computed_example(client):
+def test_computes_the_hand_computed_example(client):
     got = attend(client, qkv(), ["Y", "qk_matmul_output"], {"qk_matmul_output_mode": 3})
     np.testing.assert_allclose(got["Y"], Y, rtol=0, atol=FOUR_DECIMALS)
     np.testing.assert_allclose(got["qk_matmul_output"], WEIGHTS, rtol=0, atol=FOUR_DECIMALS)
 
 
-def test_answers_with_y_when_no_output_is_named(client):
+def test_returns_y_by_default(client):
     result = client.infer("attention", [to_input(n, x) for n, x in qkv().items()], request_id="7f")
     response = result.get_response()
     assert [output.name for output in response.outputs] == ["Y"]
@@ -124,7 +124,7 @@ def test_typed_contents_equal_raw_contents(client, stub):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-def test_answers_in_the_type_of_q_and_lse_in_an_accumulator_type(client, dtype):
+def test_y_has_the_type_of_q_and_lse_an_accumulator_type(client, dtype):
     got = attend(client, qkv(X.astype(dtype)), ["Y", "lse"])
     scores = X[0, 0].astype(np.float64) @ X[0, 0].astype(np.float64).T / 2
     want_lse = np.log(np.exp(scores).sum(-1)).reshape(1, 1, 3)
@@ -133,7 +133,7 @@ def test_answers_in_the_type_of_q_and_lse_in_an_accumulator_type(client, dtype):
     assert_close("lse", got["lse"], want_lse)
 
 
-def test_keys_and_values_of_the_past_come_back_as_present(client):
+def test_past_and_new_keys_are_returned_as_present(client):
     inputs = {**qkv(), "past_key": 2 * X, "past_value": 3 * X}
     got = attend(client, inputs, ["Y", "present_key", "present_value"])
     np.testing.assert_array_equal(got["present_key"], np.concatenate([2 * X, X], axis=2))
@@ -203,7 +203,7 @@ def test_aio_client(server):
 
 @pytest.fixture
 def stream(client):
-    """Sends requests on a stream; gives what came back, in order, as (result, error)."""
+    """Sends requests on a stream; returns the responses in order as (result, error)."""
     answers = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
 
@@ -226,7 +226,7 @@ def test_a_stream_answers_in_order(client, stream):
         np.testing.assert_array_equal(result.as_numpy("Y"), attend(client, qkv(), ["Y"], {"scale": scale})["Y"])
 
 
-def test_an_error_takes_its_place_in_the_stream(stream):
+def test_an_error_keeps_its_position_in_the_stream(stream):
     wrong = ({**qkv(), "K": WIDE}, {"request_id": "wrong"})
     right = (qkv(), {"request_id": "right"})
     first, second, third, last = stream(right, wrong, right, wrong)
@@ -238,7 +238,7 @@ def test_an_error_takes_its_place_in_the_stream(stream):
         np.testing.assert_allclose(result.as_numpy("Y"), Y, rtol=0, atol=FOUR_DECIMALS)
 
 
-def test_a_stream_takes_messages_beyond_what_it_holds_while_it_waits(client, stream):
+def test_a_stream_accepts_messages_larger_than_its_window(client, stream):
     large = np.random.default_rng(8).standard_normal((1, 8, 512, 64), np.float32)  # 3 MiB of inputs
     (small, _), (result, error) = stream((qkv(), {}), (qkv(large), {}))
     assert error is None
@@ -260,7 +260,7 @@ def test_aio_streams(server):
     assert all(error is None for _, error in answers)
 
 
-# --- Refusals -------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 
 def test_an_unknown_model_or_version_is_not_found(client):
@@ -288,7 +288,7 @@ REFUSED_INPUTS = {
 
 
 @pytest.mark.parametrize("inputs,parameters,named", REFUSED_INPUTS.values(), ids=REFUSED_INPUTS)
-def test_refusals_name_what_came_and_what_is_allowed(client, inputs, parameters, named):
+def test_errors_name_the_values_received_and_allowed(client, inputs, parameters, named):
     message = refusal(grpc.StatusCode.INVALID_ARGUMENT, attend, client, inputs, ["Y"], parameters)
     for word in named:
         assert word in message, f"{word!r} is missing in {message!r}"
@@ -299,7 +299,7 @@ def test_an_unknown_output_is_refused(client):
     assert "Z" in message
 
 
-def test_raw_contents_have_to_fit_the_shape(stub):
+def test_raw_contents_must_match_the_shape(stub):
     request = service_pb2.ModelInferRequest(model_name="attention")
     for name in "QKV":
         request.inputs.add(name=name, datatype="FP32", shape=X.shape)
@@ -316,7 +316,7 @@ def test_raw_and_typed_contents_do_not_mix(stub):
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_half_types_travel_raw_only(stub, datatype):
+def test_half_types_need_raw_contents(stub, datatype):
     message = refusal(
         grpc.StatusCode.INVALID_ARGUMENT, stub.ModelInfer, typed_request(datatype=datatype)
     )
@@ -348,14 +348,14 @@ NOT_OFFERED = {
 
 
 @pytest.mark.parametrize("call", NOT_OFFERED.values(), ids=NOT_OFFERED)
-def test_what_is_not_offered_is_unimplemented(client, call):
+def test_unsupported_methods_are_unimplemented(client, call):
     refusal(grpc.StatusCode.UNIMPLEMENTED, call, client)
 
 
 # --- Statistics and settings ----------------------------------------------------------------------
 
 
-def test_statistics_count_what_was_answered_and_what_was_not(client):
+def test_statistics_count_successes_and_failures(client):
     def statistics():
         (model,) = client.get_inference_statistics("attention").model_stats
         assert (model.name, model.version) == ("attention", "1")
@@ -365,7 +365,7 @@ def test_statistics_count_what_was_answered_and_what_was_not(client):
     for _ in range(3):
         attend(client, qkv(), ["Y"])
     refusal(grpc.StatusCode.INVALID_ARGUMENT, attend, client, {**qkv(), "K": WIDE}, ["Y"])
-    # A call counts once its answer has left, which is a moment after it was read.
+    # A call is counted once its response has been sent, possibly after the client has read it.
     while (after := statistics()).inference_count + after.inference_stats.fail.count < (
         before.inference_count + before.inference_stats.fail.count + 4
     ):
@@ -381,7 +381,7 @@ def test_statistics_count_what_was_answered_and_what_was_not(client):
     assert now.fail.count - then.fail.count == 1
 
 
-def test_statistics_of_all_models_are_those_of_the_only_one(client):
+def test_statistics_of_all_models_equal_those_of_the_only_one(client):
     (model,) = client.get_inference_statistics().model_stats
     assert model.name == "attention"
     refusal(grpc.StatusCode.NOT_FOUND, client.get_inference_statistics, "transformer")

@@ -13,7 +13,7 @@ import yaml
 
 CHART = pathlib.Path(__file__).parents[2] / "deploy" / "kubernetes" / "chart"
 KUBERNETES = "1.31"
-# Resources of others' operators, of which Kubernetes has no schema.
+# Custom resources, for which Kubernetes has no schema.
 CUSTOM = {"ServiceMonitor"}
 
 PLAIN = ("insecure=true",)
@@ -72,7 +72,7 @@ def test_fits_the_schemas(values):
             kubernetes_validate.validate(resource, KUBERNETES, strict=True)
 
 
-def test_plain_text_needs_a_word():
+def test_plain_text_needs_permission():
     done = helm("template", "--kube-version=1.31.0", "test", str(CHART))
     assert done.returncode != 0 and "insecure=true" in done.stderr
 
@@ -83,11 +83,11 @@ def test_tokens_need_tls():
 
 
 @pytest.mark.parametrize("bad", ["server.threads=0", "server.memoryBudgetMiB=much", "insecure=yes", "replicas=-1"])
-def test_refuses_values_that_make_no_sense(bad):
+def test_rejects_invalid_values(bad):
     assert helm("template", "--kube-version=1.31.0", "test", str(CHART), *flags_of((*TLS, bad))).returncode != 0
 
 
-def test_resources_follow_what_the_server_is_given():
+def test_resources_follow_the_servers_flags():
     container = container_of(render((*PLAIN, "server.threads=6", "server.memoryBudgetMiB=4096", "server.maxOpenCalls=1024")))
     assert "--threads=6" in container["args"]
     assert f"--memory_budget_bytes={4096 << 20}" in container["args"]
@@ -96,7 +96,7 @@ def test_resources_follow_what_the_server_is_given():
     assert container["resources"]["limits"] == container["resources"]["requests"]
 
 
-def test_a_gpu_is_used_where_there_is_one():
+def test_a_gpu_is_used_if_enabled():
     resources = render((*PLAIN, "gpu.enabled=true", "gpu.memoryMiB=8192", r"gpu.warmPlans=1x32/8x4096x128 bf16 causal"))
     container = container_of(resources)
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
@@ -109,20 +109,20 @@ def test_a_gpu_is_used_where_there_is_one():
     assert container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"] >= 600
 
 
-def test_memory_of_the_host_that_a_gpu_pins_is_promised_too():
+def test_limits_include_host_memory_pinned_for_a_gpu():
     def promised(*values):
         return int(container_of(render((*PLAIN, *values)))["resources"]["limits"]["memory"].removesuffix("Mi"))
 
     assert promised("gpu.enabled=true", "gpu.memoryMiB=8192") >= promised() + 8192
 
 
-def test_no_gpu_is_asked_for_otherwise():
+def test_no_gpu_is_requested_by_default():
     container = container_of(render(PLAIN))
     assert not [argument for argument in container["args"] if "cudnn" in argument]
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
 
 
-def test_grpc_is_in_plain_text_only_when_told():
+def test_grpc_is_plain_text_only_if_insecure():
     assert "--tls_cert=/etc/rapt/tls/tls.crt" not in container_of(render(PLAIN))["args"]
     assert "--tls_cert=/etc/rapt/tls/tls.crt" in container_of(render(TLS))["args"]
 
@@ -139,29 +139,29 @@ def test_pods_have_no_privileges():
     assert not pod["automountServiceAccountToken"]
 
 
-def test_a_pod_has_the_time_that_its_server_takes_to_leave():
+def test_the_termination_grace_period_covers_the_drain():
     pod = render((*PLAIN, "server.gracePeriodSeconds=45"))["Deployment"]["spec"]["template"]["spec"]
     assert "--grace_period=45s" in pod["containers"][0]["args"]
     assert pod["terminationGracePeriodSeconds"] > 45 + 5
 
 
-def test_probes_speak_what_the_server_speaks():
+def test_probes_match_the_servers_protocol():
     assert container_of(render(PLAIN))["readinessProbe"]["grpc"] == {"port": 8001}
     assert container_of(render(TLS))["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
-def test_callers_see_every_pod():
+def test_dns_resolves_to_every_pod():
     assert render(PLAIN)["Service"]["spec"]["clusterIP"] == "None"
 
 
-def test_kserve_example_names_what_the_server_serves():
+def test_kserve_example_matches_the_server():
     text = (CHART.parent / "kserve.yaml").read_text()
     runtime, service = yaml.safe_load_all(text)
     assert runtime["spec"]["supportedModelFormats"][0]["name"] == service["spec"]["predictor"]["model"]["modelFormat"]["name"]
     assert service["spec"]["predictor"]["model"]["runtime"] == runtime["metadata"]["name"]
 
 
-def test_versions_are_the_project_s():
+def test_versions_equal_the_projects():
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = (CHART.parents[2] / "CMakeLists.txt").read_text()
     assert f"project(rapt VERSION {chart['appVersion']} " in project

@@ -1,4 +1,4 @@
-"""The Compose file as the README of an operator has it: a Prometheus that scrapes a server under load.
+"""The Compose file as an operator runs it: Prometheus scrapes a server under load.
 
 RAPT_IMAGE names the server's image; `./dev docker-test` builds it and runs this. No registry need be
 reachable: where prom/prometheus is not there, Debian's Prometheus stands in under its name. Grafana's
@@ -52,7 +52,7 @@ def services():
 
 
 def ask(expression):
-    """The result vector; None while Prometheus does not answer."""
+    """The result vector; None while Prometheus does not respond."""
     query = urllib.parse.urlencode({"query": expression})
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:9090/api/v1/query?{query}") as answer:

@@ -1,4 +1,4 @@
-"""The image as an operator would run it: read-only, unprivileged, stopped under load.
+"""The image as an operator runs it: read-only, unprivileged, stopped under load.
 
 RAPT_IMAGE names it. `./dev docker-test` builds it and runs this.
 """
@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as triton
 
 IMAGE = os.environ["RAPT_IMAGE"]
-# As strict as a cluster's policies get.
+# The restrictions of strict cluster policies.
 HARDENED = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--memory=1g"]
 LOAD_CALLERS = 4
 CALLS_BEFORE_STOP = 50
@@ -79,24 +79,24 @@ def attend(client):
     return np.abs(client.infer("attention", inputs).as_numpy("Y") - expected).max()
 
 
-def test_answers_rightly(container):
+def test_computes_correct_results(container):
     with triton.InferenceServerClient(container.grpc_address) as client:
         assert attend(client) < 1e-5
 
 
-def test_shows_its_metrics(container):
+def test_serves_metrics(container):
     with urllib.request.urlopen(f"http://{container.metrics_address}/metrics") as page:
         assert b"rapt_requests_total" in page.read()
 
 
-def test_becomes_healthy_by_its_own_client(container):
+def test_health_check_uses_its_own_client(container):
     # Docker runs the check every ten seconds; running it in the container avoids waiting.
     command = json.loads(inspect(container.id, "{{json .Config.Healthcheck.Test}}"))
     assert command[0] == "CMD", "a shell would be needed"
     assert docker("exec", container.id, *command[1:]) == "SERVING"
 
 
-def test_is_nobody_and_can_not_write(container):
+def test_is_unprivileged_and_read_only(container):
     assert inspect(container.id, "{{.Config.User}}") == "65532:65532"
     status = docker("exec", container.id, "cat", "/proc/1/status")
     assert re.search(r"^Name:\trapt-server$", status, re.M), "the server is process 1"
@@ -104,27 +104,27 @@ def test_is_nobody_and_can_not_write(container):
     assert re.search(r"^Uid:\t65532\t", status, re.M), status
 
 
-def test_names_itself(container):
+def test_has_labels(container):
     labels = json.loads(inspect(IMAGE, "{{json .Config.Labels}}"))
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert re.fullmatch(r"\d+\.\d+\.\d+", labels["org.opencontainers.image.version"])
 
 
-def test_refuses_plain_text_that_was_not_asked_for():
+def test_rejects_plain_text_by_default():
     with Container() as refused:
         assert docker("wait", refused.id) == "2"
         assert "--insecure" in refused.logs()
 
 
-def test_says_why_it_does_not_compute_on_a_gpu():
-    """Here is none, and the image of target cpu has no cuDNN either."""
+def test_reports_why_the_gpu_is_unavailable():
+    """There is no GPU, and the image target cpu has no cuDNN."""
     with Container("--insecure", "--backend=cudnn") as refused:
         assert docker("wait", refused.id) == "2"
         assert "cudnn" in refused.logs()
 
 
-def test_stops_under_load_and_loses_nothing(container):
-    """Every call that the server took is answered; later ones are refused, not dropped."""
+def test_drains_under_load_without_losing_calls(container):
+    """Every accepted call is answered; later ones are rejected, not dropped."""
     answered = [0] * LOAD_CALLERS
     wrong = []
     enough = threading.Semaphore(0)
@@ -156,5 +156,5 @@ def test_stops_under_load_and_loses_nothing(container):
     assert min(answered) > 0
     assert inspect(container.id, "{{.State.ExitCode}}") == "0", container.logs()
     served = int(re.search(r'served_calls["=: ]+(\d+)', container.logs()).group(1))
-    # One more call may have been made by a test before.
+    # An earlier test may have made one more call.
     assert served >= sum(answered), f"{served} served, {sum(answered)} answered"

@@ -28,7 +28,7 @@ OPERATIONS = DEPLOY.parent / "docs" / "operations.md"
 SCRAPE_SECONDS = 1
 GIVE_UP_SECONDS = 60
 
-# Nothing goes wrong here, so these series come to be only where it does.
+# Series that exist only after failures, which this test does not cause.
 ONLY_IN_TROUBLE = {"rapt_backend_fallback_total"}
 
 
@@ -89,7 +89,7 @@ class Prometheus:
         self._log.close()
 
     def ask(self, expression):
-        """The result vector; None while it does not answer."""
+        """The result vector; None while Prometheus does not respond."""
         query = urllib.parse.urlencode({"query": expression})
         try:
             with urllib.request.urlopen(f"http://{self._address}/api/v1/query?{query}") as answer:
@@ -131,7 +131,7 @@ def prometheus(tmp_path_factory):
         load.start()
         try:
             with Prometheus(server.metrics_address, tmp_path_factory.mktemp("prometheus")) as running:
-                assert running.data_of("vector(1)"), "Prometheus does not answer"
+                assert running.data_of("vector(1)"), "Prometheus does not respond"
                 yield running
         finally:
             stop.set()
@@ -139,7 +139,7 @@ def prometheus(tmp_path_factory):
 
 
 @pytest.mark.parametrize("expression", [e for _, e in panel_expressions()], ids=[n for n, _ in panel_expressions()])
-def test_panel_shows_something(prometheus, expression):
+def test_panel_has_data(prometheus, expression):
     if ONLY_IN_TROUBLE & set(re.findall(r"\brapt_\w+", expression)) and "cudnn" not in expression:
         assert prometheus.ask(as_grafana_would(expression)) is not None
         return
@@ -155,14 +155,14 @@ def test_rule_records(prometheus, rule):
 
 
 @pytest.mark.parametrize("rule", rules("alert"), ids=lambda rule: rule["alert"])
-def test_alert_looks_at_what_there_is(prometheus, rule):
+def test_alert_uses_existing_series(prometheus, rule):
     for metric in set(re.findall(r"\b(?:rapt[_:][\w:]+|up)\b", rule["expr"])):
         if metric in ("rapt:fallback_calls:ratio_rate5m",):
             continue
         assert prometheus.data_of(metric), f"{metric} of {rule['expr']}"
 
 
-def test_load_looks_like_load(prometheus):
+def test_load_is_visible(prometheus):
     served = prometheus.data_of('sum(rate(rapt_requests_total{code="OK",dtype="FP32",backend="cpu"}[1m])) > 0')
     assert served and float(served[0]["value"][1]) > 0
 
@@ -185,6 +185,6 @@ def test_alert_has_a_runbook(rule):
     ],
     ids=["config", "rules", "rules' own tests"],
 )
-def test_promtool_agrees(arguments):
+def test_promtool_accepts(arguments):
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

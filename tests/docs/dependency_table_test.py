@@ -25,11 +25,11 @@ class DependencyTableTest(unittest.TestCase):
         rows = [line for line in section().splitlines() if line.startswith("| `")]
         self.assertEqual("\n".join(rows), expected, f"the table must be:\n{expected}")
 
-    def test_the_text_names_what_may_include_the_libraries_of_the_wire(self):
+    def test_the_text_lists_the_users_of_the_network_libraries(self):
         expected = f"Only {code(KNOWS_WIRE_LIBRARIES)} "
         self.assertIn(expected, " ".join(section().split()), f"the text must be: {expected}")
 
-    def test_the_text_says_what_the_attention_headers_are(self):
+    def test_the_text_defines_the_attention_headers(self):
         expected = f"Attention headers are {code(ATTENTION)}."
         self.assertIn(expected, " ".join(section().split()), f"the text must be: {expected}")
 

@@ -1,5 +1,5 @@
-// Any bytes, as the problem that a C caller hands over: refused with a message that ends, or
-// planned, and computed where it is small.
+// Any bytes as the problem of a C caller: rejected with a terminated message, or planned, and
+// computed if small.
 #include <rapt/attention.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ rapt_context& TheContext() {
 void CheckRefusal(rapt_code code, const Message& message) {
   RAPT_CHECK(code != RAPT_OK, "no refusal");
   const void* const end = std::memchr(message.data(), '\0', message.size());
-  RAPT_CHECK(end != nullptr && end != message.data(), "a refusal has no message");
+  RAPT_CHECK(end != nullptr && end != message.data(), "an error has no message");
 }
 
 size_t SizeOf(int32_t dtype) {
@@ -60,7 +60,7 @@ class Tensors {
   std::vector<std::vector<char>> tensors_;
 };
 
-// Whether every tensor and the work on them are small. The problem is valid.
+// Returns whether all tensors and the computation are small. REQUIRES: the problem is valid.
 bool IsSmall(const rapt_problem& p) {
   double product = 1;
   for (const int64_t axis : {p.batch, p.query_heads, p.kv_heads, p.query_length,
@@ -95,7 +95,7 @@ void Run(const rapt_problem& p, const rapt_plan& plan) {
   Message message = {};
   const rapt_code code =
       rapt_run(&TheContext(), &plan, &a, nullptr, 0, message.data(), message.size());
-  // A tensor without an element has no address, which is refused.
+  // An empty tensor has no address, which is rejected.
   if (code != RAPT_OK) CheckRefusal(code, message);
 }
 
@@ -103,7 +103,7 @@ void Run(const rapt_problem& p, const rapt_plan& plan) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < sizeof(size_t)) return 0;
-  // A caller's struct is as large as it says: also one of another version.
+  // A caller's struct has the size that it states, also one of another version.
   std::vector<uint8_t> bytes(data, data + size);
   std::memcpy(bytes.data(), &size, sizeof(size));
   Message message = {};

@@ -1,5 +1,5 @@
-// Any problem: validation and plan answer it, and what they accept every backend and instruction
-// set computes as the tests' oracle does, within its workspace and its outputs to the byte.
+// Any problem is validated and planned. Every backend and instruction set computes accepted ones
+// like the tests' oracle and writes only to its workspace and outputs.
 #include <fuzzer/FuzzedDataProvider.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ constexpr DType kMaskTypes[] = {DType::kBool,     DType::kFloat32, DType::kFloat
 constexpr ScoreOutput kScoreOutputs[] = {ScoreOutput::kScores, ScoreOutput::kSoftcapped,
                                          ScoreOutput::kBiased, ScoreOutput::kWeights};
 
-// A problem that is valid more often than not, and small: the oracle is slow.
+// A problem that is valid in most cases, and small because the oracle is slow.
 Problem SmallProblem(FuzzedDataProvider& data) {
   Problem p;
   p.dtype = data.PickValueInArray(kFloatTypes);
@@ -61,8 +61,8 @@ Problem SmallProblem(FuzzedDataProvider& data) {
   return p;
 }
 
-// Anything at all in some of the fields.
-void Spoil(Problem& p, FuzzedDataProvider& data) {
+// Sets some of the fields to arbitrary values.
+void Corrupt(Problem& p, FuzzedDataProvider& data) {
   int64_t* const axes[] = {&p.batch,       &p.query_heads, &p.kv_heads,  &p.query_length,
                            &p.key_length,  &p.past_length, &p.head_size, &p.value_head_size,
                            &p.left_window, &p.right_window};
@@ -79,13 +79,14 @@ void Spoil(Problem& p, FuzzedDataProvider& data) {
   }
 }
 
-// Validation and plan agree, and a plan is nothing absurd.
+// Checks that validation and planning agree, and that the plan is plausible.
 bool CheckPlan(const Problem& problem, int threads) {
   const absl::Status valid = Validate(problem);
   const absl::StatusOr<Plan> plan = MakePlan(problem, {.threads = threads});
-  RAPT_CHECK(valid.ok() == plan.ok(), "what is valid has a plan, and nothing else has");
+  RAPT_CHECK(valid.ok() == plan.ok(), "exactly the valid problems have a plan");
   if (!valid.ok()) {
-    RAPT_CHECK(absl::IsInvalidArgument(valid) && !valid.message().empty(), "an unclear refusal");
+    RAPT_CHECK(absl::IsInvalidArgument(valid) && !valid.message().empty(),
+               "an error without a message or with a wrong code");
     return false;
   }
   RAPT_CHECK(plan->workspace_bytes() >= 0 && plan->flops >= 0, "a plan overflows");
@@ -99,7 +100,7 @@ void Check(FuzzedDataProvider data) {
   const bool spoiled = data.ConsumeBool();
   const uint64_t seed = data.ConsumeIntegral<uint64_t>();
   Problem problem = SmallProblem(data);
-  if (spoiled) Spoil(problem, data);
+  if (spoiled) Corrupt(problem, data);
   if (!CheckPlan(problem, threads) || spoiled) return;
   Rng rng(seed);
   ExpectConforms(problem, RandomInputs(problem, rng), threads);

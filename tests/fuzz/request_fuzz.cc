@@ -1,5 +1,5 @@
-// Any bytes, as a message of one of the protocols, on the whole way: codec, validation, plan,
-// admission, execution, and the answer, which generated code has to understand. The first two bytes
+// Any bytes as a message of one of the protocols, through all layers: codec, validation, plan,
+// admission, execution and the response, which generated code must parse. The first two bytes
 // choose the message and the slices.
 #include <cstddef>
 #include <cstdint>
@@ -52,16 +52,18 @@ Result Compute(Request request) {
   return result.get_future().get();
 }
 
-// A refusal says what is wrong.
+// An error states its reason.
 void CheckRefusal(const absl::Status& status) {
   RAPT_CHECK(!status.message().empty(), "an error has no message");
-  RAPT_CHECK(!absl::IsInternal(status) && !absl::IsUnknown(status), "an input is our bug");
+  RAPT_CHECK(!absl::IsInternal(status) && !absl::IsUnknown(status),
+             "an input caused an internal error");
 }
 
 template <typename Message>
 void CheckAnswer(AnswerMessage answer) {
   Message message;
-  RAPT_CHECK(message.ParseFromString(test::Gather(std::move(answer))), "the answer is no message");
+  RAPT_CHECK(message.ParseFromString(test::Gather(std::move(answer))),
+             "the response cannot be parsed");
 }
 
 void Infer(const MessageBytes& message, const SharedMemory& shared_memory) {
@@ -109,7 +111,7 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
     default:
       Diagnose(message.bytes(), shared_memory);
   }
-  RAPT_CHECK(TheServer().gate.reserved_bytes() == 0, "a request that is over holds memory");
+  RAPT_CHECK(TheServer().gate.reserved_bytes() == 0, "a completed request holds memory");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Any bytes, as a message in slices: the wire format must accept, refuse and see what generated
-// code does, and the codecs must accept nothing that generated code refuses. The first two bytes
+// Any bytes as a message in slices: the wire format must accept, reject and read the same as
+// generated code, and the codecs must not accept what generated code rejects. The first two bytes
 // choose the message and the slices.
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
@@ -43,7 +43,7 @@ void PutBack(const wire::Payload& payload, std::string bytes, DiagnoseRequest& m
   PutBack(payload, std::move(bytes), *message.mutable_call());
 }
 
-// Maps in one order: the other kind may differ from call to call.
+// Serializes deterministically, because the order of maps may differ from call to call.
 template <typename Message>
 std::string Serialize(const Message& message) {
   std::string bytes;
@@ -55,7 +55,7 @@ std::string Serialize(const Message& message) {
   return bytes;
 }
 
-// Whether generated code accepts the bytes.
+// Checks against generated code. Returns whether it accepts the bytes.
 template <typename Message>
 bool CheckSplit(const std::string& bytes, const test::WireMessage& sliced,
                 const wire::MessageSchema& schema) {
@@ -65,12 +65,12 @@ bool CheckSplit(const std::string& bytes, const test::WireMessage& sliced,
   const auto split = wire::Split(message.bytes, message.size, schema, kNoLimits);
   Message ours;
   const bool ours_accepted = split.ok() && ours.ParseFromString(split->rest);
-  RAPT_CHECK(ours_accepted == accepted, "one accepts what the other refuses");
+  RAPT_CHECK(ours_accepted == accepted, "only one of the parsers accepts the bytes");
   if (!accepted) return false;
   for (const wire::Payload& payload : split->payloads) {
     PutBack(payload, test::Gather(message.Part(payload.begin, payload.size)), ours);
   }
-  RAPT_CHECK(Serialize(ours) == Serialize(generated), "they see different things");
+  RAPT_CHECK(Serialize(ours) == Serialize(generated), "the parsers read different values");
   return true;
 }
 
@@ -90,7 +90,7 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
       accepted = CheckSplit<DiagnoseRequest>(bytes, sliced, native::DiagnoseSchema());
       decoded = native::DecodeDiagnose(sliced.bytes(), SharedMemory({})).ok();
   }
-  RAPT_CHECK(accepted || !decoded, "a codec took what is no message");
+  RAPT_CHECK(accepted || !decoded, "a codec accepted an invalid message");
 }
 
 }  // namespace

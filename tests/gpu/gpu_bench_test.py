@@ -1,4 +1,4 @@
-"""`./dev bench gpu` on a model of a GPU (modelled_device.cc), so that it does not meet its first device untried.
+"""`./dev bench gpu` on a model of a GPU (modelled_device.cc), so that it is tested without a device.
 
 gpu_probe and gpu_bench.py are the real ones; rapt-server computes on the CPU here.
 """
@@ -30,13 +30,13 @@ def bench(programs, *arguments, libraries="here"):
 
 
 def rows(text, heading):
-    """The table's cells below a heading, without its own first two lines."""
+    """Returns the cells of the table below a heading, without its two header lines."""
     section = text.split(f"### {heading}", 1)[1].split("###", 1)[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_everything_is_measured_and_written_as_tables(programs):
+def test_prints_all_measurements_as_tables(programs):
     ran = bench(programs)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     text = ran.stdout
@@ -74,21 +74,21 @@ def test_everything_is_measured_and_written_as_tables(programs):
     assert all(float(row[5]) > 0 for row in served)
 
 
-def test_a_server_that_does_not_start_is_told_of_beside_the_rest(programs):
+def test_a_server_that_does_not_start_is_reported(programs):
     ran = bench(programs, "--filter=^1x32/8x64x", "--backend=cudnn")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Not measured: rapt-server does not start: rapt-server: backend 'cudnn' can't run here" in ran.stdout
     assert rows(ran.stdout, "CPU or GPU")
 
 
-def test_without_a_gpu_it_says_so_and_measures_nothing(programs):
+def test_without_a_gpu_it_reports_an_error(programs):
     ran = bench(programs, libraries="nowhere")
     assert ran.returncode == 1
     assert ran.stderr == "dev bench gpu: cannot load libcudart.so.13\n"
     assert ran.stdout == ""
 
 
-def test_questions_that_make_no_sense_are_answered():
+def test_invalid_requests_to_the_probe_get_an_error():
     with gpu_bench.Probe(os.environ["RAPT_GPU_PROBE"], "here", 1) as probe:
         for words in ("", "copy in pinned -1", "kernel bf16 1 2 3", "compile int8 1 1 1 8 8 8 0", "attend cpu", "dance"):
             with pytest.raises(gpu_bench.Declined, match="invalid command"):
@@ -114,7 +114,7 @@ def test_the_verdict_states_the_loss_of_auto():
         ([(1e8, 1, 10), (1e9, 2, 1), (1e10, 1, 1.5), (1e12, 9, 1)], math.sqrt(1e17)),  # one is wrong, by little
     ],
 )
-def test_the_limit_is_the_one_that_loses_least(points, best):
+def test_the_threshold_minimizes_the_loss(points, best):
     assert gpu_bench.best_min_flops(points[::-1]) == pytest.approx(best)
 
 

@@ -81,7 +81,7 @@ absl::StatusOr<std::unique_ptr<Device>> Open() {
 const BackendSet& TargetBackends() {
   static const BackendSet& backends = *[] {
     static const SteadyClock clock;
-    auto* device = new cudnn::CudnnBackend;  // never destroyed, as the set
+    auto* device = new cudnn::CudnnBackend;  // never destroyed, like the set
     device->Start(Open(), CpuBackend(), clock, {});
     if (const absl::Status status = device->Available(); !status.ok()) {
       std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());

@@ -1,5 +1,5 @@
-// A fake device for gpu_bench.py's test: it takes the time of a GPU with known round figures, and
-// computes nothing.
+// A fake device for the test of gpu_bench.py. It takes the time of a GPU with known round figures
+// and computes nothing.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -25,7 +25,7 @@ constexpr double kLaunchSeconds = 5e-6;
 constexpr int kLanes = 4;
 
 double ComputeSecondsOf(const SdpaGraph& g) {
-  double keys = static_cast<double>(g.key_length);  // that a query sees
+  double keys = static_cast<double>(g.key_length);  // visible to a query
   if (g.left_bound && g.right_bound) {
     keys = std::min(keys, static_cast<double>(*g.left_bound + *g.right_bound));
   } else if (g.right_bound) {
@@ -90,7 +90,7 @@ class ModelledDevice final : public cudnn::Device {
   absl::Status Restart() override { return absl::OkStatus(); }
   absl::StatusOr<std::shared_ptr<const DeviceMemory>> OpenShared(absl::string_view, int64_t,
                                                                  int64_t) override {
-    return absl::UnimplementedError("there is no memory to share");
+    return absl::UnimplementedError("shared memory is not supported");
   }
 
  private:

@@ -23,7 +23,7 @@ def headers_in_tests():
 
 
 def own_test(source, headers):
-    """Whether a test file mirrors the source file or includes its header."""
+    """Returns whether a test file mirrors the source file or includes its header."""
     stem = source.removesuffix(".cc")
     public = "rapt/" + pathlib.PurePath(stem).name + ".h"  # the client library's
     return (
@@ -36,7 +36,7 @@ def own_test(source, headers):
 def rows(text):
     """Source file -> the test that covers it."""
     lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
-    assert all(len(line) == 2 for line in lines), "a row of covered_by.txt is a source file and a test"
+    assert all(len(line) == 2 for line in lines), "a row of covered_by.txt must be a source file and a test"
     return dict(lines)
 
 
@@ -54,7 +54,7 @@ class CoveredTest(unittest.TestCase):
 
     def test_the_table_lists_nothing_else(self):
         surplus = [source for source in self.rows if source not in self.uncovered]
-        self.assertEqual(surplus, [], f"these files are gone or have their own test: remove them from {TABLE.name}")
+        self.assertEqual(surplus, [], f"these files do not exist or have their own test: remove them from {TABLE.name}")
 
     def test_every_listed_test_exists(self):
         missing = [test for test in self.rows.values() if not (ROOT / test).is_file()]

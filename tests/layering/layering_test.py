@@ -1,4 +1,4 @@
-"""Who may include whom. The rules are docs/ARCHITECTURE.md's; change both in one deliberate step."""
+"""Include rules, as documented in docs/ARCHITECTURE.md. Change both together."""
 
 import fnmatch
 import pathlib
@@ -11,13 +11,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # file belongs to decides alone. "x/" is everything below x; "x/*.h" is the headers right in x.
 ATTENTION = ("attention/*.h", "attention/mechanism/*/*.h", "attention/score/*.h")
 BACKENDS = ("attention/cpu/", "attention/cudnn/", "attention/reference/")
-# Plain values that every part of the server may pass on.
+# Plain values that every part of the server may use.
 VALUES = ("server/queue_state.h", "server/rejection.h", "server/request.h")
 RULES = {
     "base/": (),
     "attention/*": (ATTENTION, "base/"),
     "attention/backends.cc": (ATTENTION, *BACKENDS, "base/"),
-    # The C interface: a caller of the library, like those outside.
+    # The C interface uses the library like an external caller.
     "attention/c/": (ATTENTION, "base/"),
     "attention/cpu/": (ATTENTION, "attention/score/", "base/"),
     "attention/cudnn/": (ATTENTION, "base/"),
@@ -49,7 +49,7 @@ RULES = {
         "base/",
     ),
     "server/calls/": ("server/engine.h", *VALUES, ATTENTION, "base/"),
-    # A request is made of the library's values, so that a codec names them.
+    # Codecs use the library's values, of which requests consist.
     "server/protocols/": (*VALUES, "server/attention_stream.h", "server/calls/", "server/shared_memory/", ATTENTION, "base/", "proto/"),
     "server/wire/": (
         "server/engine.h",
@@ -68,10 +68,10 @@ RULES = {
     "server/metrics/": (*VALUES, "server/calls/", ATTENTION, "base/"),
     "client/": ("proto/", "base/"),
     "client/cpp/": ("proto/", "base/"),
-    # The command line speaks through the library; `--local` computes in process.
+    # The command line uses the client library; `--local` computes in process.
     "client/cli/": ("client/console/", "client/cpp/", ATTENTION, "base/"),
     "client/console/": ("client/cpp/",),
-    # The load tester sends what the library has encoded, and checks answers against the definition.
+    # The load tester sends messages encoded by the library and checks responses against the definition.
     "client/load/": ("client/console/", "client/cpp/", "proto/", ATTENTION, "base/"),
 }
 
@@ -98,23 +98,23 @@ def matches(path, pattern):
 
 
 def part_of(path):
-    """The most specific part of RULES that holds the file, or None."""
+    """Returns the most specific part of RULES that contains the file, or None."""
     parts = [part for part in RULES if matches(path, part)]
     return max(parts, key=len, default=None)
 
 
 def flat(patterns):
-    """The patterns, with those of groups such as ATTENTION in the group's place."""
+    """Returns the patterns with groups such as ATTENTION expanded."""
     return [p for entry in patterns for p in ((entry,) if isinstance(entry, str) else entry)]
 
 
 def violation(path, included):
-    """Why `path` must not include `included`, or None."""
+    """Returns why `path` must not include `included`, or None."""
     if included.startswith(WIRE_LIBRARIES):
         if not any(matches(path, part) for part in KNOWS_WIRE_LIBRARIES):
             return f"{path}: only {', '.join(KNOWS_WIRE_LIBRARIES)} may include {included}"
         return None
-    # The public headers of the client library, as its users name them.
+    # The public headers of the client library, as included by users.
     if included.startswith("rapt/"):
         included = "client/cpp/include/" + included
     if not included.startswith(OURS):
@@ -143,7 +143,7 @@ def our_sources():
 
 
 class LayeringTest(unittest.TestCase):
-    def test_the_tree_keeps_the_rules(self):
+    def test_the_tree_follows_the_rules(self):
         sources = our_sources()
         self.assertGreater(len(sources), 20)
         found = violations(sources)

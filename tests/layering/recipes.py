@@ -1,4 +1,4 @@
-"""Prints what a recipe of CONTRIBUTING.md touches, found in the tree by an example.
+"""Prints the files that a recipe of CONTRIBUTING.md touches, derived from an example in the tree.
 
     python3 tests/layering/recipes.py            the recipes
     python3 tests/layering/recipes.py attribute  the files of one, its tests after them
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 PRODUCTION = ("attention", "base", "server", "client", "proto")
 SUFFIXES = (".h", ".cc", ".inc", ".proto", ".py", ".txt", ".map")
-# Comments, string literals, and in CMake comments as well; not the file names of includes.
+# Comments and string literals, also CMake comments; not the file names of includes.
 IGNORED = re.compile(r'//[^\n]*|/\*.*?\*/|^\s*#(?!include)[^\n]*|(?<!include )"(?:[^"\\\n]|\\.)*"', re.MULTILINE | re.DOTALL)
 
 # Recipe -> its example, the folder that belongs to the example (listed as a whole), and the regular expression by
@@ -55,7 +55,7 @@ def block(recipe):
 
 
 def renewed(text):
-    """CONTRIBUTING.md with the lists as the tree has them."""
+    """Returns CONTRIBUTING.md with lists that match the tree."""
     for recipe in RECIPES:
         old = re.compile(f"<!-- recipe {recipe} -->.*?<!-- end -->", re.DOTALL)
         text, count = old.subn(lambda _: block(recipe), text)

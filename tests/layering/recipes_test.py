@@ -8,7 +8,7 @@ import recipes
 class RecipesTest(unittest.TestCase):
     maxDiff = None
 
-    def test_contributing_is_in_step_with_the_tree(self):
+    def test_contributing_matches_the_tree(self):
         text = recipes.CONTRIBUTING.read_text()
         self.assertEqual(text, recipes.renewed(text), "run: python3 tests/layering/recipes.py --write")
 

@@ -46,7 +46,7 @@ std::unique_ptr<Stub> Connect(const ServerProcess& server) {
       server.grpc_address(), grpc::InsecureChannelCredentials(), arguments));
 }
 
-// --- What is sent --------------------------------------------------------------------------------
+// --- Messages sent -------------------------------------------------------------------------------
 
 struct Cut {
   v1::StreamDirection direction = v1::KEYS_STREAM;
@@ -116,7 +116,7 @@ void AddKeys(const Problem& p, const Inputs& inputs, const Cut& cut,
   }
 }
 
-// The header, what stays, what streams.
+// The header, the resident chunks, the streaming chunks.
 std::vector<Message> MessagesOf(const Problem& p, const Inputs& inputs, const Cut& cut) {
   std::vector<Message> messages = {HeaderOf(p, inputs, cut)};
   if (cut.keys_stream()) AddQueries(p, inputs, cut, messages);
@@ -125,14 +125,14 @@ std::vector<Message> MessagesOf(const Problem& p, const Inputs& inputs, const Cu
   return messages;
 }
 
-// --- What comes back -----------------------------------------------------------------------------
+// --- Messages received ---------------------------------------------------------------------------
 
 struct Answers {
   grpc::Status status;
   std::vector<Answer> messages;
 };
 
-// An open stream whose answers are read while messages are sent.
+// An open stream whose responses are read while messages are sent.
 class Caller {
  public:
   explicit Caller(Stub& stub, std::chrono::milliseconds timeout = std::chrono::minutes(2)) {
@@ -144,7 +144,7 @@ class Caller {
     });
   }
 
-  // False where the call is over already.
+  // Returns false if the call has ended.
   bool Send(const Message& message) { return stream_->Write(message); }
   void HalfClose() { stream_->WritesDone(); }
   void Cancel() { context_.TryCancel(); }
@@ -177,7 +177,7 @@ Answers Call(Stub& stub, const std::vector<Message>& messages) {
   return caller.Wait();
 }
 
-// The outputs put together. What is missing, out of order or was not asked for is a test failure.
+// Assembles the outputs. Outputs that are missing, out of order or not requested fail the test.
 class Collector {
  public:
   Collector(const Problem& p, const Cut& cut) : p_(p), cut_(cut) {
@@ -192,7 +192,7 @@ class Collector {
 
   Outputs Collect(const std::vector<Answer>& answers) {
     for (const Answer& answer : answers) {
-      EXPECT_FALSE(ended_) << "something came after the end";
+      EXPECT_FALSE(ended_) << "a message came after the end";
       switch (answer.part_case()) {
         case Answer::kOutput:
           TakeRows(answer.output());
@@ -271,7 +271,7 @@ void ExpectConforms(Stub& stub, const Problem& p, const Inputs& inputs, const Cu
   EXPECT_TRUE(Matches(p, outputs, rapt::test::Attend(p, inputs)));
 }
 
-// One server for all tests that leave it as it was.
+// Tests that leave the server unchanged share one.
 class AttendStreamTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { server_ = new ServerProcess({"--threads=2"}); }
@@ -385,7 +385,7 @@ TEST_F(AttendStreamTest, ReturnsWeightsIfQueriesStream) {
   ExpectConforms(*stub_, problem, inputs, {v1::QUERIES_STREAM, 4, 7});
 }
 
-// Anything cut anyhow equals the whole.
+// The result does not depend on the chunk sizes.
 TEST_F(AttendStreamTest, RandomChunkingsOfRandomProblemsEqualTheWhole) {
   for (uint64_t seed = 1; seed <= 120; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
@@ -477,14 +477,14 @@ TEST_F(AttendStreamTest, NamesBackendAndPlanInTheTrailersAndCountsChunks) {
   EXPECT_EQ(ReadMetric(*server_, "rapt_chunks_total"), chunks + 3 + 4);
 }
 
-// --- Streams that are wrong ----------------------------------------------------------------------
+// --- Invalid streams -----------------------------------------------------------------------------
 
 // Two chunks of queries, then four of keys.
 constexpr Cut kFaultyCut = {v1::KEYS_STREAM, 6, 6};
 
 struct Fault {
   const char* name;
-  const char* says;
+  const char* message;
   void (*spoil)(std::vector<Message>& messages);
   StatusCode code = StatusCode::INVALID_ARGUMENT;
 };
@@ -526,7 +526,7 @@ const Fault kFaults[] = {
      [](auto& m) { Keys(m, 0).clear_v(); }},
     {"AMaskThatWasNotDeclared", "keys.mask has 3 bytes; 6 rows of it have 0",
      [](auto& m) { Keys(m, 0).set_mask("abc"); }},
-    {"AMaskWithWhatStays", "queries.mask has 3 bytes; 6 rows of it have 0",
+    {"AMaskInAResidentChunk", "queries.mask has 3 bytes; 6 rows of it have 0",
      [](auto& m) { Queries(m, 0).set_mask("abc"); }},
     {"MoreThanDeclared", "a chunk of keys came after the last chunk that the header declares",
      [](auto& m) { m.push_back(m.back()); }},
@@ -596,7 +596,7 @@ TEST_P(FaultyStreamTest, EndsInOneClearStatusAndReleasesEverything) {
   GetParam().spoil(messages);
   const Answers answers = Call(*stub_, messages);
   EXPECT_EQ(answers.status.error_code(), GetParam().code);
-  EXPECT_THAT(answers.status.error_message(), HasSubstr(GetParam().says));
+  EXPECT_THAT(answers.status.error_message(), HasSubstr(GetParam().message));
   for (const Answer& answer : answers.messages) EXPECT_FALSE(answer.has_end());
   WaitUntilNothingIsHeld(*server_);
 }
@@ -612,7 +612,7 @@ TEST_F(AttendStreamTest, TheStreamWithoutFaultsIsValid) {
 
 // --- Streams that stop ---------------------------------------------------------------------------
 
-// After each number of messages: the header only, what stays, what streams, everything.
+// After each number of messages: the header only, resident chunks, streaming chunks, all of them.
 TEST_F(AttendStreamTest, ACallerThatDisconnectsHoldsNothing) {
   const Problem problem = SmallProblem();
   Rng rng(12);
@@ -705,8 +705,8 @@ TEST(AttendStreamEndTest, ASlowSenderIsEvicted) {
   }
 }
 
-// Answers of megabytes, which nobody takes: the server neither goes on nor waits for ever. How it
-// ends.
+// Sends everything and reads nothing of megabytes of responses: the server must neither continue
+// nor wait forever. Returns the status of the call.
 StatusCode SendAllAndReadNothing(const ServerProcess& server, std::chrono::seconds timeout) {
   const auto stub = Connect(server);
   Problem problem = SmallProblem();
@@ -725,11 +725,11 @@ StatusCode SendAllAndReadNothing(const ServerProcess& server, std::chrono::secon
   for (const Message& message : messages) stream->Write(message);
   stream->WritesDone();
   WaitForMetric(server, "rapt_open_streams", 0);
-  // Of 16 chunks: one is sent, two wait, one is computed, and two have come at most.
+  // Of 16 chunks, at most: one result is being sent, two wait, one is computed, two are received.
   EXPECT_LE(ReadMetric(server, "rapt_chunks_total"), 1 + 6);
   WaitUntilNothingIsHeld(server);
   for (Answer answer; stream->Read(&answer);) {
-  }  // what has come; before it, no status does
+  }  // drain the responses: the status follows them
   return stream->Finish().error_code();
 }
 
@@ -757,7 +757,7 @@ TEST(AttendStreamEndTest, ACallerThatReadsLateGetsEveryResponse) {
   const Cut cut = {v1::QUERIES_STREAM, 125, 23};
   const std::vector<Message> messages = MessagesOf(problem, inputs, cut);
   grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // else windows grow to megabytes
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // otherwise windows grow to megabytes
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 * 1024);
   const auto stub = v1::AttentionService::NewStub(grpc::CreateCustomChannel(
       server.grpc_address(), grpc::InsecureChannelCredentials(), arguments));
@@ -767,7 +767,7 @@ TEST(AttendStreamEndTest, ACallerThatReadsLateGetsEveryResponse) {
     for (const Message& message : messages) stream->Write(message);
     stream->WritesDone();
   });
-  double taken = -1;  // until the server takes no more
+  double taken = -1;  // until the server accepts no more
   for (int same = 0; same < 50;) {
     const double now = ReadMetric(server, "rapt_chunks_total");
     same = now > 1 && now == taken ? same + 1 : 0;
@@ -823,7 +823,7 @@ TEST(AttendStreamEndTest, OpenStreamsCountAsOpenCalls) {
 
 // --- Any length ----------------------------------------------------------------------------------
 
-// A million keys of 128 MiB, through a server that keeps a few.
+// A million keys of 128 MiB, through a server that holds only a few at a time.
 TEST(AttendStreamLengthTest, AMillionKeysTakeTheMemoryOfTwoChunks) {
   constexpr int64_t kKeys = 1 << 20;
   constexpr int64_t kChunk = 1 << 14;
@@ -889,7 +889,7 @@ TEST(AttendStreamLengthTest, AMillionKeysTakeTheMemoryOfTwoChunks) {
     for (int64_t j = 0; j < kKeys; ++j) {
       double score = 0;
       for (int64_t d = 0; d < kSize; ++d) score += double{q[i * kSize + d]} * k[j * kSize + d];
-      const double weight = std::exp(score / 4);  // of sqrt(16)
+      const double weight = std::exp(score / 4);  // sqrt(16)
       sum += weight;
       for (int64_t d = 0; d < kSize; ++d) want[d] += weight * v[j * kSize + d];
     }

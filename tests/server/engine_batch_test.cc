@@ -1,4 +1,4 @@
-// Requests that one run computes, on a backend of its own.
+// Requests computed by one run, on a fake backend.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ class Grouped final : public BackendPlan {
   const BatchGroup group_;
 };
 
-// Computes attention over a single key: its value is the answer. Holds its first run until told.
+// Computes attention over a single key, whose value is the result. Can block its first run.
 class OneKeyBackend final : public Backend {
  public:
   absl::string_view name() const override { return "one_key"; }
@@ -51,7 +51,7 @@ class OneKeyBackend final : public Backend {
     for (BatchMember& member : members) member.done = true;
   }
 
-  // From now on a run waits for Release().
+  // Makes the next run wait for Release().
   void Hold() {
     running_ = {};
     released_ = {};
@@ -60,7 +60,7 @@ class OneKeyBackend final : public Backend {
   void WaitUntilRunning() { running_.get_future().wait(); }
   void Release() { released_.set_value(); }
 
-  // How many each run computed, in order.
+  // Returns the number of requests of each run, in order.
   std::vector<size_t> TakeRuns() { return std::exchange(runs_, {}); }
 
  private:
@@ -80,10 +80,10 @@ class OneKeyBackend final : public Backend {
   mutable std::atomic<bool> holds_{false};
   mutable std::promise<void> running_;
   mutable std::promise<void> released_;
-  mutable std::vector<size_t> runs_;  // touched by the one lane, read when it has nothing to do
+  mutable std::vector<size_t> runs_;  // written by the only lane, read while it is idle
 };
 
-// A query, a key and its value, all of one number.
+// A query, a key and a value that consist of one number.
 struct OneKeyCall {
   OneKeyCall(int64_t head_size, float number)
       : values(static_cast<size_t>(head_size), number), shape({1, 1, 1, head_size}) {}
@@ -113,14 +113,14 @@ class EngineBatchTest : public ::testing::Test {
     backend_.WaitUntilRunning();
   }
 
-  // All that are submitted wait until Results() for the only lane.
+  // Submitted requests wait for the only lane until Results() is called.
   void Submit(Request request) {
     std::promise<Result>& promise = promises_.emplace_back();
     engine_.Submit(std::move(request),
                    [&promise](Result result) { promise.set_value(std::move(result)); });
   }
 
-  // Of what was submitted, in that order.
+  // Returns the results in order of submission.
   std::vector<Result> Results() {
     backend_.Release();
     std::vector<Result> results;
@@ -128,7 +128,7 @@ class EngineBatchTest : public ::testing::Test {
       results.push_back(promise.get_future().get());
     }
     EXPECT_TRUE(results.front().status.ok());
-    EXPECT_EQ(results.front().batch_size, 1) << "the one that held the lane";
+    EXPECT_EQ(results.front().batch_size, 1) << "the request that occupied the lane";
     results.erase(results.begin());
     return results;
   }
@@ -140,8 +140,8 @@ class EngineBatchTest : public ::testing::Test {
   }
 
   std::deque<std::promise<Result>> promises_;
-  const OneKeyCall holder_{4, 0};  // of the lane
-  std::deque<OneKeyCall> calls_;   // stay where they are
+  const OneKeyCall holder_{4, 0};  // occupies the lane
+  std::deque<OneKeyCall> calls_;   // a deque for stable addresses
   OneKeyBackend backend_;
   const BackendSet backends_{{&backend_}};
   SteadyClock clock_;
@@ -168,7 +168,7 @@ TEST_F(EngineBatchTest, WaitingRequestsAreComputedByOneRun) {
   for (size_t n = 0; n < results.size(); ++n) {
     ASSERT_TRUE(results[n].status.ok()) << results[n].status;
     EXPECT_EQ(results[n].batch_size, 3);
-    EXPECT_EQ(FirstOf(results[n].outputs[Role::kY]), calls_[n].values[0]) << "its own answer";
+    EXPECT_EQ(FirstOf(results[n].outputs[Role::kY]), calls_[n].values[0]) << "its own result";
   }
   EXPECT_EQ(backend_.TakeRuns(), (Runs{1, 3, 3})) << "by head size";
 }

@@ -35,7 +35,7 @@ using ::testing::StartsWith;
 constexpr int kThreads = 2;
 constexpr int64_t kBudgetBytes = 64 << 20;
 
-// A call of fp32 tensors that own their bytes.
+// A call with fp32 tensors, which it owns.
 struct Call {
   Call(Shape q_shape, Shape kv_shape, uint32_t seed = 1) {
     call.inputs[Role::kQ] = TensorSpec{DType::kFloat32, q_shape};
@@ -78,7 +78,7 @@ struct Call {
   std::vector<int64_t> key_lengths;
 };
 
-// The semantics' hand-computed example: Q = K = V = X.
+// The hand-computed example of the specification: Q = K = V = X.
 Call HandComputed() {
   Call call({1, 1, 3, 4}, {1, 1, 3, 4});
   call.q = call.k = call.v = {1, 0, 1, 0, 0, 1, 0, 1, 1, 1, 0, 0};
@@ -93,7 +93,7 @@ std::vector<float> Floats(const OutputBuffer& output) {
 
 class EngineTest : public ::testing::Test {
  protected:
-  // The result, and the thread that brought it.
+  // The result, and the thread that delivered it.
   struct Outcome {
     Result result;
     std::thread::id thread;
@@ -157,7 +157,7 @@ TEST_F(EngineTest, RunsDevicePlansOnTheLanes) {
     EXPECT_EQ(outcome.result.routing.backend->name(), "cudnn");
     EXPECT_NEAR(Floats(outcome.result.outputs[Role::kY])[0], .8137, 5e-5);
     EXPECT_EQ(outcome.thread, ran_on);
-    EXPECT_NE(ran_on, std::this_thread::get_id()) << "tiny as it is";
+    EXPECT_NE(ran_on, std::this_thread::get_id()) << "although it is tiny";
     EXPECT_EQ(controls.runs, 1);
   }
 }
@@ -248,7 +248,7 @@ TEST_F(EngineTest, ReportsTheFallbackForTheDevice) {
     Call with_nan = HandComputed();
     with_nan.v[0] = std::numeric_limits<float>::quiet_NaN();
     EXPECT_EQ(names(with_nan), "cudnn+cpu");
-    EXPECT_EQ(names(HandComputed()), "cudnn") << "the next one has nothing of it";
+    EXPECT_EQ(names(HandComputed()), "cudnn") << "the next call is unaffected";
     controls.failures = 1;
     EXPECT_EQ(names(HandComputed()), "cudnn+cpu");
     EXPECT_EQ(controls.failures, 0);
@@ -317,11 +317,11 @@ TEST_F(EngineTest, OutputsAreChargedUntilTheyAreDestroyed) {
   std::optional<Result> result = Run(Call({1, 2, 200, 64}, {1, 2, 200, 64}).ToRequest()).result;
   ASSERT_TRUE(result->status.ok()) << result->status;
   EXPECT_EQ(gate_.reserved_bytes(), BufferPool::SizeOfClass(1 * 2 * 200 * 64 * 4))
-      << "Y, and no workspace any more";
+      << "only Y, the workspace is released";
   OutputBuffer copy = result->outputs[Role::kY];
   result.reset();
   EXPECT_EQ(gate_.reserved_bytes(), BufferPool::SizeOfClass(1 * 2 * 200 * 64 * 4))
-      << "the copy shares them";
+      << "the copy shares the bytes";
   copy = {};
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
@@ -340,7 +340,7 @@ TEST_F(EngineTest, WritesOutputsToTheCallersMemoryWithoutCharge) {
   EXPECT_EQ(gate_.reserved_bytes(), 0);
 }
 
-// Q, K, V and a place for Y, one behind the other in memory of a device.
+// Q, K, V and the destination of Y, one after another in device memory.
 struct CallOnDevice {
   explicit CallOnDevice(const Call& call)
       : bytes(static_cast<int64_t>(call.q.size() * sizeof(float))),
@@ -367,7 +367,7 @@ struct CallOnDevice {
 };
 
 TEST_F(EngineTest, CopiesTensorsFromAndToDeviceMemory) {
-  // One would be computed on the thread that brings it, the other would not.
+  // The smaller one would run inline without the copies.
   for (const Call& call : {HandComputed(), Call({1, 2, 200, 64}, {1, 2, 200, 64})}) {
     const std::vector<float> want = Floats(Run(call.ToRequest()).result.outputs[Role::kY]);
     const CallOnDevice on_device(call);
@@ -571,7 +571,7 @@ TEST_F(EngineDiagnoseTest, EndsOnDeadlineCancellationAndShutdown) {
   EXPECT_EQ(Diagnose(HandComputed().ToRequest()).status().code(), absl::StatusCode::kUnavailable);
 }
 
-// Bytes in slices of that size.
+// An input's bytes in slices of `slice_bytes`.
 class SlicedInput {
  public:
   SlicedInput(const InputBytes& input, int64_t slice_bytes) : size_(input.size) {
@@ -646,7 +646,8 @@ TEST_F(EngineTest, ReportsWhyAMaskCannotBeConverted) {
 TEST_F(EngineTest, WaitsForMemoryThenComputes) {
   auto all = gate_.AdmitNow({.bytes = gate_.LimitOf(AdmissionGate::Share::kCompute)});
   ASSERT_TRUE(all && all->ok());
-  const Call call({1, 2, 400, 64}, {1, 2, 400, 64});  // too large for the small ones' part
+  const Call call({1, 2, 400, 64},
+                  {1, 2, 400, 64});  // too large for the part reserved for small requests
   Request request = call.ToRequest();
   std::promise<Result> promise;
   std::vector<MemoryBudget::Reservation> small;

@@ -48,26 +48,26 @@ std::unique_ptr<Client> ConnectClient(const ServerProcess& server,
   return client.ok() ? *std::move(client) : nullptr;
 }
 
-// Self-attention over 0.5 everywhere, which is 0.5 everywhere.
-absl::Status AttendRightly(Client& client, const client::CallOptions& options = {}) {
+// Computes self-attention over tensors of 0.5, whose result is 0.5 everywhere.
+absl::Status AttendAndCheck(Client& client, const client::CallOptions& options = {}) {
   const std::vector<float> x(2 * 8 * 4, 0.5f);
   const TensorView tokens = client::View<float>({1, 2, 8, 4}, x);
   const absl::StatusOr<AttendResult> result =
       client.Attend({.q = tokens, .k = tokens, .v = tokens}, options);
   if (!result.ok()) return result.status();
   for (const float y : result->y.values<float>()) {
-    if (y != 0.5f) return absl::InternalError(absl::StrCat("a mean of 0.5 came as ", y));
+    if (y != 0.5f) return absl::InternalError(absl::StrCat("expected a mean of 0.5, got ", y));
   }
   return absl::OkStatus();
 }
 
-void ExpectRightAnswers(const ServerProcess& server, int calls) {
+void ExpectCorrectResults(const ServerProcess& server, int calls) {
   const std::unique_ptr<Client> client = ConnectClient(server);
   ASSERT_NE(client, nullptr);
-  for (int n = 0; n < calls; ++n) EXPECT_EQ(AttendRightly(*client), absl::OkStatus());
+  for (int n = 0; n < calls; ++n) EXPECT_EQ(AttendAndCheck(*client), absl::OkStatus());
 }
 
-// `length` queries and keys of one element, and all their weights asked for.
+// `length` queries and keys of one element; requests all weights.
 inference::ModelInferRequest WeightsRequest(int64_t length) {
   inference::ModelInferRequest request;
   request.set_model_name("attention");
@@ -101,16 +101,16 @@ TEST(FaultsTest, SlowReadersAreEvictedAtTheDeadlineAndDelayNobody) {
   std::vector<std::unique_ptr<RawCall>> readers;
   for (int n = 0; n < kReaders; ++n) {
     readers.push_back(std::make_unique<RawCall>(server.grpc_address(), kInferPath));
-    readers.back()->SendMessage(request);  // and nothing is read: 64 KiB of the answer can leave
+    readers.back()->SendMessage(request);  // reads nothing: only 64 KiB of the response can be sent
   }
   WaitForCalls(server, kReaders);
-  ExpectRightAnswers(server, 20);
+  ExpectCorrectResults(server, 20);
   WaitUntilNothingIsHeld(server);
   EXPECT_EQ(ReadMetric(server, "rapt_deadline_exceeded_total"), kReaders);
   EXPECT_GT(ReadMetric(server, "rapt_deadline_exceeded_total", {{"phase", "send"}}), 0);
 }
 
-// They may keep nothing for as long as they please to say.
+// A long deadline does not let a caller hold memory.
 TEST(FaultsTest, SlowReadersAreEvictedBeforeTheirDeadline) {
   const ServerProcess server({"--min_receive_bytes_per_second=10000000"});
   const std::string request = WeightsRequest(1000).SerializeAsString();  // 4 MB of weights
@@ -129,7 +129,7 @@ TEST(FaultsTest, SlowReadersAreEvictedBeforeTheirDeadline) {
 }
 
 TEST(FaultsTest, SlowSendersAreEvictedAndDoNotBlockSmallCalls) {
-  constexpr int kWriters = 6;  // of which the budget has room for some
+  constexpr int kWriters = 6;  // more than the budget has room for
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", 256 * kMiB),
                               "--min_receive_bytes_per_second=67108864"});
   std::vector<std::unique_ptr<RawCall>> writers;
@@ -138,7 +138,7 @@ TEST(FaultsTest, SlowSendersAreEvictedAndDoNotBlockSmallCalls) {
     writers.back()->SendPart(24 * kMiB, 60'000);
   }
   WaitForCalls(server, kWriters);
-  ExpectRightAnswers(server, 20);
+  ExpectCorrectResults(server, 20);
   for (const auto& writer : writers) {
     EXPECT_EQ(writer->WaitForStatus(), StatusCode::RESOURCE_EXHAUSTED);
   }
@@ -148,8 +148,8 @@ TEST(FaultsTest, SlowSendersAreEvictedAndDoNotBlockSmallCalls) {
 
 // --- Garbage -------------------------------------------------------------------------------------
 
-// Spoils some bytes, as lines and attackers do: other ones, fewer, or some of them twice.
-std::string Spoil(std::string bytes, std::mt19937& random) {
+// Corrupts some bytes, as networks and attackers do: changes, removes or duplicates them.
+std::string Corrupt(std::string bytes, std::mt19937& random) {
   const auto below = [&random](size_t n) { return n == 0 ? 0 : random() % n; };
   for (size_t faults = 1 + below(4); faults > 0 && !bytes.empty(); --faults) {
     const size_t at = below(bytes.size());
@@ -175,7 +175,7 @@ TEST(FaultsTest, CorruptConnectionsLeaveNothingBehind) {
   const std::string conversation = OpeningBytes(server.grpc_address(), kInferPath) +
                                    MessageBytes(WeightsRequest(8).SerializeAsString());
   std::mt19937 random(7);
-  for (int n = 0; n < 300; ++n) Exchange(server.grpc_address(), Spoil(conversation, random));
+  for (int n = 0; n < 300; ++n) Exchange(server.grpc_address(), Corrupt(conversation, random));
   for (int n = 0; n < 30; ++n) {
     std::string noise(random() % 4096, '\0');
     for (char& byte : noise) byte = static_cast<char>(random());
@@ -183,10 +183,10 @@ TEST(FaultsTest, CorruptConnectionsLeaveNothingBehind) {
     Exchange(server.metrics_address(), noise);
   }
   WaitUntilNothingIsHeld(server);
-  ExpectRightAnswers(server, 5);
+  ExpectCorrectResults(server, 5);
 }
 
-// The status of one call whose message are these bytes.
+// Makes one call with these bytes as its message. Returns its status.
 grpc::Status SendBytes(grpc::GenericStub& stub, const char* path, const std::string& message) {
   grpc::Slice slice(message);
   grpc::ByteBuffer bytes(&slice, 1), answer;
@@ -214,7 +214,7 @@ TEST(FaultsTest, CorruptMessagesGetAClearError) {
   for (const auto& [path, message] : messages) {
     EXPECT_TRUE(SendBytes(stub, path, message).ok());
     for (int n = 0; n < 500; ++n) {
-      const std::string spoiled = Spoil(message, random);
+      const std::string spoiled = Corrupt(message, random);
       const grpc::Status status = SendBytes(stub, path, spoiled);
       EXPECT_THAT(
           status.error_code(),
@@ -225,18 +225,18 @@ TEST(FaultsTest, CorruptMessagesGetAClearError) {
     }
   }
   inference::ModelInferRequest no_text = WeightsRequest(8);
-  no_text.set_id(std::string(1, '\xFF'));  // no UTF-8
+  no_text.set_id(std::string(1, '\xFF'));  // not UTF-8
   EXPECT_EQ(SendBytes(stub, kInferPath, no_text.SerializePartialAsString()).error_code(),
             StatusCode::INVALID_ARGUMENT);
   const std::string log = server.Log();
   EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1)
-      << "who sends garbage fills no log: " << log;
+      << "garbage must not fill the log: " << log;
   WaitUntilNothingIsHeld(server);
 }
 
 // --- NaN -----------------------------------------------------------------------------------------
 
-// A type's element without its sign, and the one of infinity: what is above that is NaN.
+// Compares the bits of each element, without the sign, with those of infinity: larger ones are NaN.
 bool AreAllNan(const client::Tensor& tensor) {
   const auto all_above = [&tensor](auto infinity, auto sign) {
     decltype(infinity) bits;
@@ -263,10 +263,10 @@ TEST(FaultsTest, NanInputsAreComputedAndDoNotAffectLaterCalls) {
   const std::unique_ptr<Client> client = ConnectClient(server);
   ASSERT_NE(client, nullptr);
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
-    for (const int64_t length : {3, 300}) {  // on the calling thread, and on all of them
+    for (const int64_t length : {3, 300}) {  // inline, and on all compute threads
       const client::Shape shape = {1, 2, length, 64};
       const auto size = static_cast<size_t>(2 * length * 64 * client::SizeOf(dtype));
-      const std::vector<std::byte> clean(size, std::byte{0x38});  // some number of every type
+      const std::vector<std::byte> clean(size, std::byte{0x38});  // a finite number in every type
       const std::vector<std::byte> nan(size, std::byte{0xFF});
       const auto attend = [&](const std::vector<std::byte>& bytes) {
         const TensorView x = {dtype, shape, bytes};
@@ -286,7 +286,7 @@ TEST(FaultsTest, NanInputsAreComputedAndDoNotAffectLaterCalls) {
   WaitUntilNothingIsHeld(server);
 }
 
-// --- Servers that go and come back ---------------------------------------------------------------
+// --- Restarts ------------------------------------------------------------------------------------
 
 class RestartTest : public ::testing::TestWithParam<int> {};
 
@@ -297,8 +297,8 @@ TEST_P(RestartTest, ClientsThatRetryLoseNoCall) {
   const std::unique_ptr<Client> client = ConnectClient(
       *server, {.retries = {.max_attempts = 1'000'000, .max_backoff = milliseconds(100)}});
   ASSERT_NE(client, nullptr);
-  Callers callers(kCallers,
-                  [&client] { return AttendRightly(*client, {.timeout = std::chrono::hours(1)}); });
+  Callers callers(
+      kCallers, [&client] { return AttendAndCheck(*client, {.timeout = std::chrono::hours(1)}); });
   for (int n = 0; n < kRestarts; ++n) {
     callers.WaitForMore(50);
     server->Signal(GetParam());

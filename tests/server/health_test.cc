@@ -76,7 +76,7 @@ class HungThreads {
   const std::vector<pid_t> threads_;
 };
 
-// --- Probes beside others ------------------------------------------------------------------------
+// --- Probes --------------------------------------------------------------------------------------
 
 bool IsOpen(int connection) {
   char byte;
@@ -85,7 +85,7 @@ bool IsOpen(int connection) {
 
 TEST(ProbeTest, SilentConnectionsDoNotDelayProbes) {
   const ServerProcess server;
-  // Again where a machine at its limits took so long that the server has given some of them up.
+  // Retried if a slow machine let the server time out some of the silent connections.
   for (int tries = 0; tries < 20; ++tries) {
     std::vector<int> silent;
     for (int n = 0; n < 8; ++n) silent.push_back(ConnectTo(server.metrics_address()));
@@ -110,7 +110,7 @@ class Prober {
     return absl::StartsWith(HttpGet(server_.metrics_address(), "/readyz"), "HTTP/1.1 200 ");
   }
 
-  // The answers by interface name.
+  // Readiness by interface name.
   std::vector<std::pair<std::string, bool>> Ready() const {
     std::vector<std::pair<std::string, bool>> answers = {
         {"/readyz", HttpReady()}, {"rapt_ready", ReadMetric(server_, "rapt_ready") == 1}};

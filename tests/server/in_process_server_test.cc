@@ -20,7 +20,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// On free ports, and without pauses when it drains.
+// On free ports and without drain pauses.
 absl::StatusOr<std::unique_ptr<Server>> CreateServer(const std::vector<const char*>& flags = {}) {
   std::vector<const char*> all = {"--grpc_address=127.0.0.1:0",
                                   "--metrics_address=127.0.0.1:0",
@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<Client>> ClientOf(const Server& server) {
   return Client::Connect(server.grpc_address(), {.retries = {.max_attempts = 1}});
 }
 
-// Values that are all 3 give an output that is all 3.
+// Checks that values of 3 give an output of 3.
 absl::Status AttendToThrees(Client& client) {
   const std::vector<float> query = {1, -1, 0.5, 2};
   const std::vector<float> threes(8, 3);

@@ -42,11 +42,11 @@ TEST_F(OptionsTest, DefaultsComeFromTheHost) {
   EXPECT_EQ(options->compute.isa, "auto");
   EXPECT_EQ(options->compute.threads, 6);
   EXPECT_EQ(options->admission.memory_budget_bytes, 600);
-  EXPECT_EQ(options->calls.max_message_bytes, 0) << "as the budget allows";
+  EXPECT_EQ(options->calls.max_message_bytes, 0) << "derived from the budget";
   EXPECT_EQ(options->calls.default_deadline, std::chrono::seconds(60));
   EXPECT_EQ(options->compute.stall_timeout, std::chrono::seconds(10));
   EXPECT_EQ(options->log.format, LogFormat::kText);
-  EXPECT_EQ(options->log.slow_call, std::chrono::seconds(0)) << "none is logged";
+  EXPECT_EQ(options->log.slow_call, std::chrono::seconds(0)) << "slow calls are not logged";
   EXPECT_EQ(options->drain.grace_period, std::chrono::seconds(20));
   EXPECT_EQ(options->drain.pause, std::chrono::milliseconds(100));
   EXPECT_EQ(options->drain.refusal_time, std::chrono::milliseconds(200));
@@ -194,7 +194,7 @@ TEST_F(OptionsTest, TlsNeedsNoPermissionAnywhereButMetricsDo) {
   EXPECT_FALSE(Parse({"--metrics_address=0.0.0.0:2"}).ok());
 }
 
-// A file of flags that is gone when the test ends.
+// A flag file, removed on destruction.
 class FlagFile {
  public:
   explicit FlagFile(const std::string& text) {

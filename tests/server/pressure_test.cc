@@ -1,5 +1,5 @@
-// The built server under more than it can take: it stays within its memory, and every call gets the
-// right answer or one clear refusal.
+// The built server under overload: it stays within its memory budget, and every call gets the
+// correct result or one clear error.
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -66,7 +66,7 @@ ModelInferRequest Call(int64_t queries, int64_t keys, int64_t size) {
   return request;
 }
 
-// 24 MiB of keys and values, of which the one query sees a few.
+// 24 MiB of keys and values; the only query sees a few of them.
 ModelInferRequest LargeCall() {
   ModelInferRequest request = Call(1, 48 * 1024, 64);
   (*request.mutable_parameters())["left_window_size"].set_int64_param(8);
@@ -74,7 +74,7 @@ ModelInferRequest LargeCall() {
   return request;
 }
 
-// Asks for the weights, 4 * queries^2 bytes.
+// Requests the weights, 4 * queries^2 bytes.
 ModelInferRequest WeightsCall(int64_t queries) {
   ModelInferRequest request = Call(queries, queries, 1);
   request.add_outputs()->set_name("Y");
@@ -103,7 +103,7 @@ struct Tally {
   std::atomic<int> right{0};
   std::atomic<int> refused{0};
 
-  // Right, or RESOURCE_EXHAUSTED.
+  // Expects a correct result or RESOURCE_EXHAUSTED.
   void Note(const grpc::Status& status, const ModelInferResponse& response) {
     if (status.ok()) {
       EXPECT_TRUE(IsHalfEverywhere(response.raw_output_contents(0)));
@@ -175,13 +175,13 @@ TEST(PressureTest, MemoryStaysWithinTheBudgetUnderEveryMix) {
   EXPECT_EQ(beyond_tally.right, 0);
   EXPECT_GT(large_tally.right + declared_tally.right, 0);
   EXPECT_GT(weights_tally.right, 0);
-  EXPECT_GT(tiny_tally.right, kTinyCallers) << "small requests have a part of their own";
+  EXPECT_GT(tiny_tally.right, kTinyCallers) << "small requests have a reserved part";
   WaitUntilNothingIsHeld(server);
   std::printf("peak RssAnon %ld MiB; right answers: large %d, declared %d, weights %d, tiny %d\n",
               static_cast<long>(peak / kMiB), large_tally.right.load(), declared_tally.right.load(),
               weights_tally.right.load(), tiny_tally.right.load());
 
-  // After the burst it falls back.
+  // Memory is returned after the burst.
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (kMemoryTells && RssAnonBytes(server.pid()) > 64 * kMiB) {
     ASSERT_LT(std::chrono::steady_clock::now(), patience)
@@ -204,8 +204,8 @@ grpc::Status CallRaw(const ServerProcess& server, const std::string& message, in
   return promise.get_future().get();
 }
 
-// Nothing but gRPC's own quota is in the way of their messages. It closes connections, whose
-// soever, so that an honest caller may have to try again.
+// Only gRPC's own quota limits these messages. It closes connections of any caller, so an honest
+// caller may have to retry.
 TEST(PressureTest, MemoryStaysWithinTheBudgetWhenManySendMoreThanTheyDeclare) {
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget), "--threads=2"});
   constexpr int kLiars = 40, kHonest = 16, kCallsEach = 3;
@@ -242,7 +242,8 @@ TEST(PressureTest, MemoryStaysWithinTheBudgetWhenManySendMoreThanTheyDeclare) {
   EXPECT_LE(peak, kMemoryTells ? kBudget + 128 * kMiB + (kLiars + kHonest) * 64 * 1024 : kNoLimit);
   EXPECT_GT(right, 0);
   WaitUntilNothingIsHeld(server);
-  EXPECT_TRUE(CallRaw(server, truth, static_cast<int64_t>(truth.size())).ok()) << "it still serves";
+  EXPECT_TRUE(CallRaw(server, truth, static_cast<int64_t>(truth.size())).ok())
+      << "the server must keep serving";
 }
 
 // --- Streams of requests -------------------------------------------------------------------------
@@ -274,7 +275,7 @@ class Stream {
     Send(request);
     return Receive();
   }
-  // For one that the server ends.
+  // Waits until the server ends the stream.
   StatusCode WaitForStatus() {
     ModelStreamInferResponse response;
     EXPECT_FALSE(stream_->Read(&response));
@@ -308,7 +309,7 @@ TEST(StreamPressureTest, SilentStreamsHoldNothingAndDelayNobody) {
   for (int n = 0; n < kStreams; ++n) streams.push_back(std::make_unique<Stream>(*stub));
   WaitForMetric(server, "rapt_open_streams", kStreams);
   EXPECT_EQ(ReadMetric(server, "rapt_memory_reserved_bytes"), 0);
-  WaitForMetric(server, "rapt_open_calls", 0);  // none of them asks for anything
+  WaitForMetric(server, "rapt_open_calls", 0);  // no request is in flight
   EXPECT_TRUE(InferOnce(*stub, LargeCall()).ok());
   ExpectRight(streams.back()->Infer(LargeCall()));
   streams.clear();
@@ -337,10 +338,11 @@ TEST(StreamPressureTest, ADeclaredSizeIsReservedForALimitedTime) {
   {
     Stream stream(*stub, kMiB);
     WaitForMetric(server, "rapt_memory_reserved_bytes", kMiB, {{"kind", "receive"}});
-    WaitForMetric(server, "rapt_memory_reserved_bytes", 0);  // it is silent
+    WaitForMetric(server, "rapt_memory_reserved_bytes", 0);  // the stream is silent
     ExpectRight(stream.Infer(Call(1, 4, 4)));
     const std::string error = stream.Infer(LargeCall()).error_message();
-    EXPECT_THAT(error, ::testing::HasSubstr("rapt-message-bytes")) << "it sent more";
+    EXPECT_THAT(error, ::testing::HasSubstr("rapt-message-bytes"))
+        << "it sent more than it declared";
     ExpectRight(stream.Infer(Call(1, 4, 4)));
   }
   WaitUntilNothingIsHeld(server);
@@ -355,7 +357,7 @@ TEST(StreamPressureTest, TheNextMessageIsReservedLikeThePreviousOne) {
     ExpectRight(stream.Infer(request));
     WaitForMetric(server, "rapt_memory_reserved_bytes", static_cast<double>(request.ByteSizeLong()),
                   {{"kind", "receive"}});
-    WaitForMetric(server, "rapt_memory_reserved_bytes", 0);  // it is silent
+    WaitForMetric(server, "rapt_memory_reserved_bytes", 0);  // the stream is silent
     ExpectRight(stream.Infer(request));
   }
   WaitUntilNothingIsHeld(server);
@@ -373,7 +375,7 @@ TEST(StreamPressureTest, AnUnannouncedMessageDoesNotWaitForMemory) {
     Stream stream(*stub);
     ModelInferRequest request = Call(1, 4 * 1024, 64);  // 2 MiB
     ExpectRight(stream.Infer(request));
-    WaitForMetric(server, "rapt_open_calls", 2);  // they hold it still
+    WaitForMetric(server, "rapt_open_calls", 2);  // the unsent calls still hold the share
   }
   WaitUntilNothingIsHeld(server);
 }
@@ -452,7 +454,7 @@ TEST(StreamShutdownTest, FinishesARequestInFlightAndRejectsNewStreams) {
   WaitUntilComputing(server);
   server.Terminate();
   StatusCode refused = StatusCode::OK;
-  while (refused == StatusCode::OK) {  // some calls are still taken until routers noticed
+  while (refused == StatusCode::OK) {  // calls are still accepted during --drain_pause
     refused = InferOnce(*stub, Call(1, 4, 4)).error_code();
   }
   EXPECT_EQ(refused, StatusCode::UNAVAILABLE);
@@ -527,14 +529,15 @@ TEST_P(HostileTest, IsRejectedWithAClearError) {
   EXPECT_LE(peak, kMemoryTells ? 128 * kMiB : kNoLimit);
   grpc::ClientContext context;
   ModelInferResponse response;
-  EXPECT_TRUE(stub->ModelInfer(&context, Call(1, 4, 4), &response).ok()) << "it still serves";
+  EXPECT_TRUE(stub->ModelInfer(&context, Call(1, 4, 4), &response).ok())
+      << "the server must keep serving";
   WaitUntilNothingIsHeld(server);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HostileTest, ::testing::ValuesIn(kHostile),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// 20 MB that generated code would make gigabytes of: ten million empty inputs.
+// Ten million empty inputs: 20 MB that generated code would expand to gigabytes.
 TEST(HostileMessageTest, ManyEmptyStructuresAreRejectedBeforeAllocation) {
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget), "--threads=1"});
   std::string message;
@@ -550,7 +553,7 @@ TEST(HostileMessageTest, ManyEmptyStructuresAreRejectedBeforeAllocation) {
   WaitUntilNothingIsHeld(server);
 }
 
-// --- Callers that go -----------------------------------------------------------------------------
+// --- Broken calls --------------------------------------------------------------------------------
 
 TEST(BrokenCallTest, ATruncatedMessageIsRejectedAndReleased) {
   const ServerProcess server;
@@ -569,7 +572,7 @@ TEST(BrokenCallTest, ACallWithoutAMessageIsRejected) {
   WaitUntilNothingIsHeld(server);
 }
 
-// The bookkeeping of each would double its memory, which is not in the budget.
+// The bookkeeping of tiny frames would double the memory, beyond what the budget accounts for.
 TEST(BrokenCallTest, AMessageInTinyFramesIsRejected) {
   const ServerProcess server;
   const std::string message = Call(1, 96, 64).SerializeAsString();  // 48 KiB

@@ -49,13 +49,13 @@ std::unique_ptr<v1::AttentionService::Stub> Connect(const ServerProcess& server)
       server.grpc_address(), grpc::InsecureChannelCredentials(), arguments));
 }
 
-// A call is counted when its answer has left, which its caller may see a moment earlier.
+// A call is counted once its response has been sent, possibly after its caller has read it.
 void WaitForCount(const ServerProcess& server, const char* method, const char* code, int count) {
   test::WaitForMetric(server, "rapt_requests_total", count,
                       {{"code", code}, {"method", absl::StrCat(kServiceName, "/", method)}});
 }
 
-// One server for all tests that leave it as it was.
+// Tests that leave the server unchanged share one.
 class RaptServiceTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { server_ = new ServerProcess({"--threads=2"}); }
@@ -249,7 +249,7 @@ TEST_F(RaptServiceTest, ComputesEveryFeatureInEveryLayoutAndType) {
   }
 }
 
-// Beyond what is answered on gRPC's own thread: many tasks, split keys.
+// Too large to run inline: many tasks, split keys.
 TEST_F(RaptServiceTest, ComputesLargeProblemsOnAllThreads) {
   Problem prefill = SmallProblem();
   prefill.query_length = prefill.key_length = 300;
@@ -285,7 +285,7 @@ TEST_F(RaptServiceTest, GivesTheSameBitsForTheSameRequest) {
   EXPECT_EQ(first.plan(), second.plan());
 }
 
-// A hundred bytes on the wire must not mean a task for each of 2^40 batch rows.
+// A message of a hundred bytes must not create a task for each of 2^40 batch rows.
 TEST_F(RaptServiceTest, AnswersHugeEmptyCallsAtOnce) {
   v1::AttendRequest request;
   for (v1::Tensor* tensor : {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
@@ -396,7 +396,7 @@ TEST_F(RaptServiceTest, AnUnspecifiedLayoutGoesByRank) {
 
 // --- Refusals ------------------------------------------------------------------------------------
 
-// A tensor of zeros with as much data as its shape needs, where the shape is one.
+// Sets a tensor of zeros with the data its shape needs, if the shape is valid.
 void SetTensor(v1::Tensor* tensor, const std::vector<int64_t>& shape, v1::DataType dtype = v1::FP32,
                int64_t element_bytes = 4) {
   int64_t count = 1;
@@ -436,7 +436,7 @@ struct Refusal {
 
 constexpr int64_t kHuge = int64_t{1} << 62;
 
-// Each is INVALID_ARGUMENT, to Attend as to Diagnose.
+// Each is INVALID_ARGUMENT for Attend and Diagnose.
 const Refusal kRefusals[] = {
     {"no q", [](auto& r) { r.clear_q(); }, {"q is missing"}},
     {"no k", [](auto& r) { r.clear_k(); }, {"k is missing"}},
@@ -750,7 +750,7 @@ TEST_F(RaptServiceTest, RejectsResponsesBeyondTheMessageLimit) {
 }
 
 TEST(RaptServiceBudgetTest, RejectsRequestsBeyondTheMemoryBudget) {
-  // 393750 bytes for messages, as many for answers.
+  // 393750 bytes for messages and for outputs each.
   const ServerProcess server(
       {"--memory_budget_bytes=900000", "--max_message_bytes=390000", "--threads=3"});
   const auto stub = Connect(server);

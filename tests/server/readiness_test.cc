@@ -25,7 +25,7 @@ constexpr int kThreads = 2;
 constexpr seconds kStallTimeout{10};
 constexpr seconds kInterval{1};
 
-// Computes as the one it stands for, until it is told to hang or to forget its answers.
+// Forwards to a real backend until told to hang or to omit its results.
 class FaultyBackend final : public Backend {
  public:
   explicit FaultyBackend(const Backend& real) : real_(real) {}
@@ -41,7 +41,7 @@ class FaultyBackend final : public Backend {
   }
 
   void Hang() { hangs_ = true; }
-  void GoOn() {
+  void Continue() {
     hangs_ = false;
     hangs_.notify_all();
   }
@@ -65,13 +65,13 @@ class ReadinessTest : public ::testing::Test {
   }
 
   absl::Status Start() {
-    return readiness_->Start([this](bool ready) { heard_.push_back(ready); });
+    return readiness_->Start([this](bool ready) { reported_.push_back(ready); });
   }
 
   void Advance(std::chrono::nanoseconds by) {
     clock_.Advance(by);
     timer_.Wake();
-    // When a later alarm has run, all due alarms have.
+    // Once a later alarm has run, all due alarms have.
     std::promise<void> rang;
     Alarm last(timer_, [&rang] { rang.set_value(); });
     clock_.Advance(std::chrono::nanoseconds(1));
@@ -79,7 +79,7 @@ class ReadinessTest : public ::testing::Test {
     rang.get_future().wait();
   }
 
-  // All threads meet in a job: what was submitted before it has ended.
+  // A barrier job of all threads: earlier jobs have ended when it returns.
   void WaitForThreads() {
     std::barrier meeting(kThreads);
     std::promise<void> done;
@@ -91,7 +91,7 @@ class ReadinessTest : public ::testing::Test {
     done.get_future().wait();
   }
 
-  // Goes on until it is (not) ready; how long that took.
+  // Advances the clock until readiness is `ready`. Returns how long that took.
   seconds AdvanceUntil(bool ready) {
     seconds passed{0};
     while (readiness_->is_ready() != ready) {
@@ -103,12 +103,12 @@ class ReadinessTest : public ::testing::Test {
 
   test::FakeClock clock_;
   Timer timer_{clock_};
-  // On a clock that stands still, a thread stays with a job to its end.
+  // While the clock stands still, a thread runs a job to its end.
   test::FakeClock frozen_clock_;
   Executor executor_{kThreads, frozen_clock_};
   Plan plan_;
   std::unique_ptr<FaultyBackend> backend_;
-  std::vector<bool> heard_;  // written in Start() and on the timer's thread
+  std::vector<bool> reported_;  // written in Start() and on the timer's thread
   std::unique_ptr<Readiness> readiness_;
 };
 
@@ -121,8 +121,8 @@ TEST_F(ReadinessTest, IsReadyAfterTheFirstCanary) {
     EXPECT_TRUE(readiness_->is_ready());
     WaitForThreads();
   }
-  EXPECT_EQ(heard_, std::vector<bool>({true}));
-  EXPECT_GE(backend_->ran(), 100) << "it is not the first canary that counts for ever";
+  EXPECT_EQ(reported_, std::vector<bool>({true}));
+  EXPECT_GE(backend_->ran(), 100) << "the canary must be repeated";
 }
 
 TEST_F(ReadinessTest, IsNotReadyWhileTheThreadsHang) {
@@ -131,12 +131,12 @@ TEST_F(ReadinessTest, IsNotReadyWhileTheThreadsHang) {
   const seconds noticed = AdvanceUntil(false);
   EXPECT_GE(noticed, kStallTimeout);
   EXPECT_LE(noticed, kStallTimeout + 3 * kInterval);
-  EXPECT_EQ(heard_, std::vector<bool>({true, false}));
+  EXPECT_EQ(reported_, std::vector<bool>({true, false}));
   Advance(seconds(3600));
   EXPECT_FALSE(readiness_->is_ready());
-  backend_->GoOn();
+  backend_->Continue();
   AdvanceUntil(true);
-  EXPECT_EQ(heard_, std::vector<bool>({true, false, true}));
+  EXPECT_EQ(reported_, std::vector<bool>({true, false, true}));
 }
 
 TEST_F(ReadinessTest, StaysReadyWhileOtherWorkProgresses) {
@@ -149,7 +149,7 @@ TEST_F(ReadinessTest, StaysReadyWhileOtherWorkProgresses) {
     for (int64_t now = allowed; now <= task; now = allowed) allowed.wait(now);
   };
   job.done = [&done](const JobReport&) { done.set_value(); };
-  executor_.Submit(std::move(job));  // and both threads are in it
+  executor_.Submit(std::move(job));  // occupies both threads
   while (executor_.busy_threads() < kThreads) std::this_thread::yield();
   for (int n = 0; n < 100; ++n) {
     const int64_t ended = executor_.ended_tasks();
@@ -160,7 +160,7 @@ TEST_F(ReadinessTest, StaysReadyWhileOtherWorkProgresses) {
     EXPECT_TRUE(readiness_->is_ready()) << n;
   }
   EXPECT_EQ(executor_.waiting().depth, 1) << "the canary waited all the time";
-  AdvanceUntil(false);  // and now nothing goes on
+  AdvanceUntil(false);  // no task progresses any more
   allowed = 1'000'000;
   allowed.notify_all();
   done.get_future().wait();
@@ -173,14 +173,14 @@ TEST_F(ReadinessTest, IsNotReadyAfterAWrongCanary) {
   AdvanceUntil(false);
   backend_->Forget(false);
   AdvanceUntil(true);
-  EXPECT_EQ(heard_, std::vector<bool>({true, false, true}));
+  EXPECT_EQ(reported_, std::vector<bool>({true, false, true}));
 }
 
 TEST_F(ReadinessTest, StartFailsIfTheFirstCanaryIsWrong) {
   backend_->Forget(true);
   EXPECT_EQ(Start().code(), absl::StatusCode::kInternal);
   EXPECT_FALSE(readiness_->is_ready());
-  EXPECT_TRUE(heard_.empty());
+  EXPECT_TRUE(reported_.empty());
 }
 
 TEST_F(ReadinessTest, AStoppedProcessHasNotHung) {
@@ -190,7 +190,7 @@ TEST_F(ReadinessTest, AStoppedProcessHasNotHung) {
   while (executor_.busy_threads() == 0) std::this_thread::yield();
   Advance(seconds(3600));
   EXPECT_TRUE(readiness_->is_ready());
-  backend_->GoOn();
+  backend_->Continue();
 }
 
 TEST_F(ReadinessTest, StaysNotReadyOnceWithdrawn) {
@@ -199,7 +199,7 @@ TEST_F(ReadinessTest, StaysNotReadyOnceWithdrawn) {
   EXPECT_FALSE(readiness_->is_ready());
   for (int n = 0; n < 20; ++n) Advance(kInterval);
   EXPECT_FALSE(readiness_->is_ready());
-  EXPECT_EQ(heard_, std::vector<bool>({true})) << "who withdraws it knows";
+  EXPECT_EQ(reported_, std::vector<bool>({true})) << "Withdraw() is not reported";
 }
 
 TEST(CanaryTest, EveryBackendAndInstructionSetComputesIt) {

@@ -62,7 +62,7 @@ absl::Status Attend(Client& client) {
   return client.Attend({.q = tokens, .k = tokens, .v = tokens}).status();
 }
 
-// With one connection, and without another attempt.
+// With one connection and without retries.
 absl::Status AttendOnce(const std::string& address, const std::optional<TlsOptions>& tls,
                         const std::string& token = "") {
   auto client = Client::Connect(
@@ -70,16 +70,16 @@ absl::Status AttendOnce(const std::string& address, const std::optional<TlsOptio
   return client.ok() ? Attend(**client) : client.status();
 }
 
-// Blocks until it is true: what it asks about happens, but at no known time.
+// Polls until the condition is true.
 void WaitUntil(const std::function<bool()>& is_true) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!is_true()) {
-    ASSERT_LT(std::chrono::steady_clock::now(), end) << "it never came true";
+    ASSERT_LT(std::chrono::steady_clock::now(), end) << "the condition did not become true";
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
 }
 
-// A folder for files, and an authority whose certificate is among them.
+// A temporary folder with the certificate of an authority.
 class SecurityTest : public ::testing::Test {
  protected:
   SecurityTest() {
@@ -92,7 +92,7 @@ class SecurityTest : public ::testing::Test {
 
   std::string Path(const std::string& name) const { return folder_ / name; }
 
-  // Atomically, as files of a running server should be replaced.
+  // Replaces the file atomically, as recommended for a running server.
   void Write(const std::string& name, const std::string& text) const {
     std::ofstream(Path("new")) << text;
     std::filesystem::rename(Path("new"), Path(name));
@@ -127,7 +127,7 @@ class SecurityTest : public ::testing::Test {
     return flags;
   }
 
-  // As a client that trusts ca_, and shows the certificate of that name.
+  // Options of a client that trusts ca_ and presents the certificate of that name.
   TlsOptions Tls(const std::string& certificate = "") const {
     TlsOptions tls{.ca_file = Path("ca")};
     if (certificate.empty()) return tls;
@@ -171,7 +171,7 @@ TEST_F(SecurityTest, RejectsClientsWithoutTls) {
     const absl::Status status = AttendOnce(server.grpc_address(), tls);
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
   }
-  EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok()) << "the server serves on";
+  EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok()) << "the server must keep serving";
 }
 
 TEST_F(SecurityTest, MutualTlsServesClientsWithACertificate) {
@@ -203,10 +203,10 @@ TEST_F(SecurityTest, GarbageOnTheTlsPortHasNoEffect) {
   EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls()).ok());
 }
 
-// --- New files for a running server --------------------------------------------------------------
+// --- Reloaded files ------------------------------------------------------------------------------
 
-// Calls without a pause on a connection that stands, and others each on a new one, until it is
-// destroyed; none may fail.
+// Makes calls until destruction, on an established connection and each on a new one; none may
+// fail.
 class Load {
  public:
   Load(std::string address, TlsOptions tls) : address_(std::move(address)), tls_(std::move(tls)) {
@@ -250,7 +250,7 @@ TEST_F(SecurityTest, ANewCertificateIsServedUnderLoadAndNoCallFails) {
   const auto is_new = [&] { return AttendOnce(server.grpc_address(), afterwards).ok(); };
   EXPECT_FALSE(is_new());
   const Load load(server.grpc_address(), always);
-  Save("server", ca_.Issue({kServer, "new.test"}));  // for a moment with the old one's key
+  Save("server", ca_.Issue({kServer, "new.test"}));  // does not match the key yet
   WaitUntil(is_new);
 }
 
@@ -281,7 +281,7 @@ TEST_F(SecurityTest, TheClientAuthorityIsReloaded) {
   WaitUntil([&] { return AttendOnce(server.grpc_address(), alice).ok(); });
 }
 
-// --- Files that the server does not start with ---------------------------------------------------
+// --- Unusable files ------------------------------------------------------------------------------
 
 class BadFilesTest : public SecurityTest {
  protected:
@@ -358,7 +358,7 @@ TEST_F(SecurityTest, OnlyCallersWithATokenAreServed) {
   WaitForMetric(server, "rapt_requests_total", 3, {{"code", "UNAUTHENTICATED"}});
 }
 
-// Whatever methods the services have or will have.
+// Every method of the services, including future ones.
 TEST_F(SecurityTest, EveryMethodRequiresAToken) {
   const ServerProcess server(TokenFlags());
   grpc::GenericStub stub(Channel(server, ca_));
@@ -382,7 +382,7 @@ TEST_F(SecurityTest, EveryMethodRequiresAToken) {
         void* tag;
         bool ok;
         queue.Next(&tag, &ok);
-        // gRPC's own word for what no server has; ours has more to say.
+        // gRPC's own status for an unknown method has no message.
         if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
             status.error_message().empty()) {
           continue;
@@ -492,8 +492,7 @@ TEST_F(SecurityTest, ACertificateIsOneCaller) {
   EXPECT_TRUE(other.ok()) << other;
 }
 
-// --- How many may connect, and for how long
-// -------------------------------------------------------
+// --- Connection limits --------------------------------------------------------------------------
 
 constexpr char kSettings[] = {0, 0, 0, 4, 0, 0, 0, 0, 0};
 constexpr char kPing[] = {0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8};
@@ -506,7 +505,7 @@ std::string Frame(const char (&bytes)[n]) {
 // The start of an HTTP/2 connection.
 std::string Preface() { return "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(kSettings); }
 
-// A connection that says nothing but what a test sends.
+// A connection that sends only what a test writes.
 class RawConnection {
  public:
   explicit RawConnection(const ServerProcess& server)
@@ -519,17 +518,17 @@ class RawConnection {
     send(descriptor_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
 
-  // Blocks until the server has said that.
+  // Blocks until the server has sent `what`.
   void ReadUntil(const std::string& what) const {
     std::string all;
     while (!absl::StrContains(all, what)) {
       char byte;
-      ASSERT_EQ(read(descriptor_, &byte, 1), 1) << "it said something else";
+      ASSERT_EQ(read(descriptor_, &byte, 1), 1) << "the server sent something else";
       all += byte;
     }
   }
 
-  // Blocks until the server closes it: all that it said.
+  // Blocks until the server closes the connection. Returns everything it sent.
   std::string ReadToEnd() const {
     std::string all;
     char buffer[4096];
@@ -543,7 +542,7 @@ class RawConnection {
   int descriptor_;
 };
 
-// For as many sockets as the system lets this process have.
+// Raises the limit of open files to the maximum.
 void TakeAllDescriptors() {
   rlimit limit;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -566,7 +565,7 @@ TEST(ConnectionsTest, ConnectionsBeyondTheLimitAreClosedAndOthersServed) {
     WaitForMetric(server, "rapt_refused_connections_total", kTried + 1 - kLimit);
     WaitForMetric(server, "rapt_open_connections", kLimit);
     EXPECT_EQ(connections.back().ReadToEnd(), "");
-    EXPECT_TRUE(Attend(**client).ok()) << "who is connected is served";
+    EXPECT_TRUE(Attend(**client).ok()) << "connected clients must be served";
     EXPECT_FALSE(AttendOnce(server.grpc_address(), std::nullopt).ok());
   }
   WaitUntil([&] { return AttendOnce(server.grpc_address(), std::nullopt).ok(); });
@@ -671,7 +670,7 @@ TEST(ReflectionTest, CanBeTurnedOff) {
 
 constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-// Takes the reference far longer than a millisecond.
+// Takes the reference backend far longer than a millisecond.
 inference::ModelInferRequest LongRequest() {
   const std::vector<float> x(512 * 64, 0.5f);
   inference::ModelInferRequest request;
@@ -686,7 +685,7 @@ inference::ModelInferRequest LongRequest() {
   return request;
 }
 
-// Returns the traceparents in the responses of two calls that sent these.
+// Returns the traceparents in the responses of two calls that sent `sent`.
 std::vector<std::string> ReturnedTraceparents(const ServerProcess& server,
                                               const std::vector<std::string>& sent) {
   const auto stub = inference::GRPCInferenceService::NewStub(

@@ -79,8 +79,8 @@ ModelInferRequest HandComputed() {
   return SelfAttention({1, 0, 1, 0, 0, 1, 0, 1, 1, 1, 0, 0}, 1, 3, 4);
 }
 
-// Takes the reference backend about a second on one thread, in many tasks, or, where the test does
-// not wait for its answer, far longer than any test.
+// Takes the reference backend about a second on one thread, in many tasks; with kEndless, far
+// longer than any test.
 constexpr int64_t kLong = 1024;
 constexpr int64_t kEndless = 16384;
 
@@ -100,7 +100,7 @@ void WaitForCount(const ServerProcess& server, const char* method, const char* c
                 {{"code", code}, {"method", absl::StrCat(kServiceName, "/", method)}});
 }
 
-// --- One server for all tests that leave it as it was --------------------------------------------
+// --- Tests that leave the server unchanged share one ---------------------------------------------
 
 class ServerTest : public ::testing::Test {
  protected:
@@ -260,7 +260,7 @@ const Refusal kRefusals[] = {
      },
      StatusCode::INVALID_ARGUMENT,
      {"nonpad_kv_seqlen[0]", "4", "3"}},
-    {"Budget",  // 256 KiB of Q, K and V ask for 1 GiB of scores
+    {"Budget",  // 256 KiB of Q, K and V request 1 GiB of scores
      [](auto& r) {
        r = SelfAttention(std::vector<float>(1 << 14, 1.0f), 1, 1 << 14, 1);
        r.add_outputs()->set_name("qk_matmul_output");
@@ -389,7 +389,7 @@ TEST_F(ServerTest, ASecondServerOnItsPortsFailsWithOneLine) {
       {"--metrics_address=" + server_->metrics_address(), "--grpc_address=127.0.0.1:0"}};
   for (const auto& [taken, free] : cases) {
     ChildProcess second(ServerCommand({taken, free}));
-    EXPECT_EQ(second.ReadLine(), "") << "it must not get ready";
+    EXPECT_EQ(second.ReadLine(), "") << "it must not become ready";
     EXPECT_EQ(second.Wait(), 1);
     const std::string errors = second.Errors();
     EXPECT_EQ(std::count(errors.begin(), errors.end(), '\n'), 1) << errors;
@@ -574,7 +574,7 @@ TEST(ServerShutdownTest, FinishesACallInFlightAndRejectsNewOnes) {
   server.Terminate();
   EXPECT_EQ(watch.Next(), HealthCheckResponse::NOT_SERVING);
   EXPECT_THAT(HttpGet(server.metrics_address(), "/readyz"), HasSubstr(" 503 "));
-  // Some calls are still taken until routers had time to notice; then comes the refusal.
+  // Calls are still accepted during --drain_pause, then rejected.
   grpc::Status refusal;
   do {
     grpc::ClientContext context;
@@ -615,7 +615,7 @@ TEST(ServerShutdownTest, EveryAcceptedCallIsAnsweredUnderLoad) {
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(server.Wait(), 0) << server.Log();
   EXPECT_THAT(server.Log(), Not(HasSubstr("grace period over")));
-  // Whatever else failed has never come to the service.
+  // Other failed calls never reached the service.
   EXPECT_THAT(server.Log(), HasSubstr(absl::StrCat("served_calls=", computed + refused, "\n")));
 }
 
@@ -633,7 +633,7 @@ TEST(ServerShutdownTest, ASecondSignalEndsItAtOnce) {
   HealthWatch watch(server);
   CallInFlight in_flight(server, kEndless);
   server.Terminate();
-  EXPECT_EQ(watch.Next(), HealthCheckResponse::NOT_SERVING) << "the first signal has been taken";
+  EXPECT_EQ(watch.Next(), HealthCheckResponse::NOT_SERVING) << "the first signal has been handled";
   server.Terminate();
   EXPECT_EQ(server.Wait(), -SIGTERM) << server.Log();
   EXPECT_FALSE(in_flight.Wait().ok());

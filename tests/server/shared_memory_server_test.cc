@@ -27,7 +27,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr int64_t kSize = 64;
-constexpr int64_t kShort = 3;    // computed on the thread that brought it
+constexpr int64_t kShort = 3;    // computed inline
 constexpr int64_t kLong = 1024;  // on the compute threads
 
 int64_t TensorBytes(int64_t length) { return length * kSize * int64_t{sizeof(float)}; }
@@ -46,7 +46,7 @@ ModelInferRequest SelfAttention(const std::string& region, int64_t length) {
   return request;
 }
 
-// One server with a budget that is far smaller than what it is made to compute.
+// A server with a budget far smaller than the tensors that it computes.
 class SharedMemoryServerTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -161,7 +161,7 @@ TEST_F(SharedMemoryServerTest, AStreamSurvivesALongNameInItsError) {
   inference::ModelStreamInferResponse response;
   for (int n = 0; n < 2; ++n) {
     EXPECT_TRUE(stream->Write(request));
-    EXPECT_TRUE(stream->Read(&response)) << "the error can't be read";
+    EXPECT_TRUE(stream->Read(&response)) << "the error message must be readable";
     EXPECT_THAT(response.error_message(), HasSubstr("aaa'"));
   }
   stream->WritesDone();

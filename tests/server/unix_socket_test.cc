@@ -52,7 +52,7 @@ class UnixSocketTest : public ::testing::Test {
     return (*client)->Attend({.q = tokens, .k = tokens, .v = tokens});
   }
 
-  // Of a server that has to refuse to start.
+  // Expects that the server does not start.
   static void ExpectRefusal(const std::vector<std::string>& flags, int code,
                             const std::string& fragment) {
     std::vector<std::string> all = {"--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0"};
@@ -74,7 +74,7 @@ TEST_F(UnixSocketTest, ServesItsOwnerInAdditionToTcp) {
       EXPECT_TRUE(result.ok()) << address << ": " << result.status();
     }
   }
-  EXPECT_FALSE(std::filesystem::exists(path_)) << "removed when the server leaves";
+  EXPECT_FALSE(std::filesystem::exists(path_)) << "the server must remove it on exit";
 }
 
 TEST_F(UnixSocketTest, ModeMayAdmitAGroup) {

@@ -1,9 +1,9 @@
-// soak [minutes]: a server at five times what it can do. Fails where an invariant breaks:
+// soak [minutes]: runs a server at five times its capacity. Fails if an invariant is broken:
 //   - its goodput is at least nine tenths of its maximum,
 //   - rejections are immediate,
 //   - it reports ready all the time,
 //   - its memory stays below the budget + 128 MiB + 64 KiB for each open call,
-//   - every answer is right, and afterwards it is as good as before and holds nothing.
+//   - every response is correct, and afterwards goodput recovers and no memory is held.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -40,17 +40,17 @@ constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kBudget = 256 * kMiB;
 constexpr int kQueued = 64;  // about a second of work; longer waits are useless to callers
 constexpr double kOverload = 5;
-constexpr double kLeastGoodput = 0.9;
-constexpr double kSlowestRefusalSeconds = 0.25;  // p99, on a machine that has no core to spare
+constexpr double kMinGoodput = 0.9;
+constexpr double kMaxRejectionSeconds = 0.25;  // p99, on a machine without a spare core
 
-// Work that takes some 10 ms of a core: computing it costs much more than sending it.
+// Takes some 10 ms of a core: computing costs much more than sending.
 constexpr int64_t kLength = 2048, kHeadSize = 64;
 
 // Results of the calls of a phase.
 struct Tally {
-  std::vector<double> answered, refused;  // how long each took, in seconds
-  int64_t failed = 0;                     // otherwise, or with a wrong answer
-  double seconds = 0;                     // how long the phase took
+  std::vector<double> answered, refused;  // duration of each call in seconds
+  int64_t failed = 0;                     // with another status or a wrong result
+  double seconds = 0;                     // duration of the phase
 
   double goodput() const { return static_cast<double>(answered.size()) / seconds; }
 };
@@ -63,12 +63,12 @@ double Quantile(std::vector<double> values, double share) {
   return *at;
 }
 
-// Sends calls and notes what comes back.
+// Sends calls and records their results.
 class Load {
  public:
   explicit Load(Client& client) : client_(client), values_(kLength * kHeadSize, 0.5f) {}
 
-  // So many calls are open at any time: what the server does at its best.
+  // Keeps `callers` calls in flight, which measures the server's capacity.
   Tally RunClosed(int callers, duration<double> time) {
     Begin();
     const Clock::time_point end = Clock::now() + std::chrono::duration_cast<milliseconds>(time);
@@ -99,7 +99,7 @@ class Load {
     begun_ = Clock::now();
   }
 
-  // Includes the time until the last call has ended, so that all answers count.
+  // Includes the time until the last call has ended, so that all responses count.
   Tally Finish() {
     MutexLock lock(mutex_);
     while (open_ > 0) none_open_.Wait(mutex_);
@@ -123,7 +123,7 @@ class Load {
     client_.AttendAsync({.q = x, .k = x, .v = x}, {.timeout = std::chrono::seconds(30)},
                         [this, begin, then = std::move(then)](auto result) mutable {
                           Note(result, duration<double>(Clock::now() - begin).count());
-                          then();  // before this call counts as over: the next one is open by then
+                          then();  // starts the next call before this one counts as finished
                           MutexLock lock(mutex_);
                           if (--open_ == 0) none_open_.SignalAll();
                         });
@@ -154,7 +154,7 @@ class Load {
   std::atomic<int64_t> most_open_{0};
 };
 
-// Looks at memory and health until it is destroyed.
+// Samples memory and health until destruction.
 class Watch {
  public:
   Watch(const ServerProcess& server, Client& client)
@@ -248,23 +248,23 @@ int Soak(duration<double> time) {
   const double refusal = Quantile(overload.refused, 0.99);
   const int64_t line = kBudget + 128 * kMiB + load.most_open() * 64 * 1024;
   Expect(
-      overload.goodput() >= kLeastGoodput * best.goodput(),
+      overload.goodput() >= kMinGoodput * best.goodput(),
       absl::StrCat("goodput under ", kOverload, " times the load: ",
                    static_cast<int>(100 * overload.goodput() / best.goodput()), " % of the best"));
-  Expect(after.goodput() >= kLeastGoodput * best.goodput(),
+  Expect(after.goodput() >= kMinGoodput * best.goodput(),
          absl::StrCat("goodput afterwards: ",
                       static_cast<int>(100 * after.goodput() / best.goodput()), " % of the best"));
-  Expect(!overload.refused.empty() && refusal <= kSlowestRefusalSeconds,
+  Expect(!overload.refused.empty() && refusal <= kMaxRejectionSeconds,
          absl::StrCat("99 % of ", overload.refused.size(), " refusals within ",
                       static_cast<int>(refusal * 1000), " ms"));
   Expect(unready == 0, absl::StrCat("ready at ", probes - unready, " of ", probes, " probes"));
   Expect(peak_bytes <= line,
-         absl::StrCat("memory of ", peak_bytes / kMiB, " MiB at most; the line is ", line / kMiB,
+         absl::StrCat("memory of ", peak_bytes / kMiB, " MiB at most; the limit is ", line / kMiB,
                       " MiB with ", load.most_open(), " open calls"));
   Expect(best.failed + overload.failed + after.failed == 0,
-         "every other call is answered, and right");
-  Expect(held == 0, absl::StrCat("nothing is held at the end: ", held, " bytes"));
-  Expect(left == 0, absl::StrCat("it leaves with ", left));
+         "every other call gets a correct result");
+  Expect(held == 0, absl::StrCat("memory held at the end: ", held, " bytes"));
+  Expect(left == 0, absl::StrCat("exit status ", left));
   return all_hold ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 

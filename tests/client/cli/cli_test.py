@@ -1,4 +1,4 @@
-"""The `rapt` binary as its users meet it: files in and out, pictures, messages, exit codes."""
+"""The `rapt` binary as users run it: input and output files, pictures, messages, exit codes."""
 
 import dataclasses
 import fcntl
@@ -32,7 +32,7 @@ def server():
 
 @pytest.fixture
 def rapt(tmp_path, server):
-    """rapt(*arguments): runs it among the test's files, with the test's server; it has to succeed."""
+    """rapt(*arguments, code=OK): runs it in the test's directory, with the test's server, and checks the exit code."""
 
     def run(*arguments, code=OK, **environment):
         ran = subprocess.run(
@@ -51,7 +51,7 @@ def rapt(tmp_path, server):
 
 @pytest.fixture
 def save(tmp_path):
-    """save(name=array, ...) as name.npy."""
+    """save(name=array, ...): writes each array to name.npy."""
 
     def save_all(**arrays):
         for name, array in arrays.items():
@@ -168,7 +168,7 @@ def test_attend_takes_every_layout(rapt, save, load, where):
 
 
 @EVERYWHERE
-def test_attend_continues_a_past_and_knows_key_lengths(rapt, save, load, where):
+def test_attend_takes_a_past_and_key_lengths(rapt, save, load, where):
     q, k, v = draw(1, 2, 2, 3, 8), draw(2, 2, 2, 7, 8), draw(3, 2, 2, 7, 8)
     save(q=q, pk=k[:, :, :4], k=k[:, :, 4:], pv=v[:, :, :4], v=v[:, :, 4:])
     rapt("attend", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--past-key=pk.npy",
@@ -202,7 +202,7 @@ def test_attend_keeps_the_type(rapt, save, load, where, dtype, tolerance):
 
 
 @EVERYWHERE
-def test_attend_takes_bfloat16_when_told_so(rapt, save, load, where):
+def test_attend_takes_bfloat16_with_a_flag(rapt, save, load, where):
     x = draw(1, 1, 2, 9, 8).astype(ml_dtypes.bfloat16)
     save(x=x)
     rapt("attend", "--q", "x.npy", "-o", "y.npy", "--dtype", "bf16", *where)
@@ -212,7 +212,7 @@ def test_attend_takes_bfloat16_when_told_so(rapt, save, load, where):
 
 @EVERYWHERE
 @pytest.mark.parametrize("pack", [np.savez, np.savez_compressed])
-def test_archives_go_in_and_out(rapt, tmp_path, load, where, pack):
+def test_reads_and_writes_archives(rapt, tmp_path, load, where, pack):
     q, k, v = draw(1, 1, 2, 5, 8), draw(2, 1, 2, 6, 8), draw(3, 1, 2, 6, 8)
     mask = BOOL_MASK[0, 0, :5, :6]
     pack(tmp_path / "in.npz", q=np.asfortranarray(q), k=k, v=v, mask=mask)
@@ -261,7 +261,7 @@ def test_plot_draws_labels_values_and_heads(rapt, save, tmp_path):
     assert "0.25" not in svg_words(tmp_path / "one.svg")
 
 
-def test_plot_sets_files_side_by_side(rapt, save, tmp_path):
+def test_plot_draws_files_side_by_side(rapt, save, tmp_path):
     save(before=np.eye(3, dtype="f2"), after=np.full((3, 3), 1 / 3))
     told = rapt("plot", "before.npy", "after.npy", "-o", "both.svg", "--json").stdout
     assert json.loads(told) == {"output": "both.svg", "panels": 2, "queries": 3, "keys": 3}
@@ -296,10 +296,10 @@ def test_plot_reads_labels_from_a_file(rapt, save, tmp_path):
 
 
 def on_terminal(command, columns, **environment):
-    """What the command writes to a terminal of that many columns."""
+    """Returns what the command writes to a terminal of that width."""
     child, terminal = pty.fork()
     if child == 0:
-        # The parent sets the size before this shell lets the command look at it.
+        # The shell starts the command once the parent has set the size.
         os.execvpe("sh", ["sh", "-c", f"read go; {shlex.join(command)}"],
                    {**os.environ, "TERM": "xterm-256color", **environment})  # fmt: skip
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
@@ -308,17 +308,17 @@ def on_terminal(command, columns, **environment):
     try:
         while chunk := os.read(terminal, 65536):
             written += chunk
-    except OSError:  # how a terminal's end reads on Linux
+    except OSError:  # Linux reports the end of a terminal as an error
         pass
     assert os.waitpid(child, 0)[1] == 0, written
     return written.decode().replace("\r\n", "\n")
 
 
-def test_demo_says_who_attends_to_whom_in_plain_text(rapt):
+def test_demo_prints_plain_text(rapt):
     shown = rapt("demo").stdout
     assert "\x1b" not in shown
     assert "'cat' attends most to 'sat' (49.0%)" in shown
-    assert "'the₁' attends most to 'the₁' (100.0%)" in shown  # causal: nothing else to see
+    assert "'the₁' attends most to 'the₁' (100.0%)" in shown  # causal: only itself is visible
     assert "Computed by cpu at" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
@@ -347,7 +347,7 @@ def test_demo_as_json(rapt):
 
 
 @EVERYWHERE
-def test_diagnose_finds_what_is_wrong(rapt, save, where):
+def test_diagnose_reports_likely_causes(rapt, save, where):
     x = draw(0, 1, 2, 3, 4)
     x[0, 1, 2, 3] = np.nan
     save(x=x, mask=np.array([[1, 0, 0]] * 3, np.float32))
@@ -374,7 +374,7 @@ def test_diagnose_finds_what_is_wrong(rapt, save, where):
 
 
 @EVERYWHERE
-def test_diagnose_lists_rows_that_see_nothing(rapt, save, where):
+def test_diagnose_lists_rows_that_see_no_key(rapt, save, where):
     save(x=draw(0, 1, 1, 3, 4), mask=np.array([[True] * 3, [False] * 3, [True] * 3]))
     flags = ["--q", "x.npy", "--mask", "mask.npy", *where]
     told = json.loads(rapt("diagnose", *flags, "--json").stdout)
@@ -393,7 +393,7 @@ def test_diagnose_of_a_healthy_call(rapt, save, where):
 # --- memory, info, health -------------------------------------------------------------------------
 
 
-def test_memory_of_the_standard_way_is_the_score_matrix(rapt):
+def test_standard_memory_is_the_score_matrix(rapt):
     flags = ["--batch=32", "--heads=8", "--seq=512,1024"]
     assert re.search(r"^ +512 .* 256 MiB ", rapt("memory", *flags).stdout, re.MULTILINE)
     told = json.loads(rapt("memory", *flags, "--json").stdout)
@@ -401,21 +401,21 @@ def test_memory_of_the_standard_way_is_the_score_matrix(rapt):
     assert told["lengths"][1]["fused_bytes"] < 2**28
 
 
-def test_memory_as_a_server_plans_it(rapt, server):
+def test_memory_uses_the_plans_of_a_server(rapt, server):
     flags = ["--batch=32", "--heads=8", "--seq=512", "--address", server.grpc_address]
     assert f"the plan of {server.grpc_address}: cpu/" in rapt("memory", *flags).stdout
     told = json.loads(rapt("memory", *flags, "--json").stdout)
     assert told["lengths"][0]["standard_bytes"] == 2**28
 
 
-def test_memory_here_is_what_a_server_here_plans(rapt, server):
-    """Both take the cores that this process was given, and not those of the machine."""
+def test_memory_agrees_with_a_server_on_this_machine(rapt, server):
+    """Both use the cores available to the process, not those of the machine."""
     flags = ["--batch=32", "--heads=8", "--seq=512,16384", "--json"]
     here = json.loads(rapt("memory", *flags).stdout)
     assert here == json.loads(rapt("memory", *flags, "--address", server.grpc_address).stdout)
 
 
-def test_info_names_the_server_and_its_backends(rapt):
+def test_info_shows_version_and_backends(rapt):
     told = json.loads(rapt("info", "--json").stdout)
     assert told["backend"] == "auto"
     assert [backend["name"] for backend in told["backends"]][-1] == "reference"
@@ -424,7 +424,7 @@ def test_info_names_the_server_and_its_backends(rapt):
     assert "(in use)" in shown
 
 
-def test_info_tells_the_limits(rapt):
+def test_info_shows_the_limits(rapt):
     limits = json.loads(rapt("info", "--json").stdout)["admission"]
     assert limits["max_open_calls"] == 4096
     assert limits["max_queue_delay_ms"] == 10_000
@@ -443,12 +443,12 @@ def test_health_of_server_and_service(rapt, server):
     )
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def files(tmp_path, save):
-    """Good and bad files for the table below."""
+    """Valid and invalid files for the table below."""
     x = draw(1, 3, 4)
     save(x=x, q=draw(1, 1, 2, 3, 8), k=draw(2, 1, 2, 3, 4), v=draw(3, 1, 2, 3, 8))
     save(ints=np.zeros((3, 4), "i4"), big=x.astype(">f4"), complex=x.astype("c8"))
@@ -462,7 +462,7 @@ def files(tmp_path, save):
     (tmp_path / "cut.npz").write_bytes((tmp_path / "in.npz").read_bytes()[:200])
 
 
-WRONG = [
+ERRORS = [
     ("", USAGE, "no command given"),
     ("atend", USAGE, "did you mean attend?"),
     ("frobnicate", USAGE, "unknown command 'frobnicate'"),
@@ -536,15 +536,15 @@ WRONG = [
     ("--q x.npy --dropout 2", "attention.dropout.probability"),
 ])
 @pytest.mark.parametrize("command", ["attend -o y.npy", "diagnose"])
-def test_local_errors_are_the_servers(rapt, files, command, flags, field):
+def test_local_errors_equal_the_servers(rapt, files, command, flags, field):
     there = rapt(*command.split(), *flags.split(), code=CALL_FAILED)
     here = rapt(*command.split(), *flags.split(), "--local", code=CALL_FAILED)
     assert here.stderr == there.stderr
     assert field in here.stderr
 
 
-@pytest.mark.parametrize("command, code, message", WRONG, ids=[row[0] for row in WRONG])
-def test_what_is_wrong_gets_one_clear_line(rapt, files, command, code, message):
+@pytest.mark.parametrize("command, code, message", ERRORS, ids=[row[0] for row in ERRORS])
+def test_an_error_is_one_line(rapt, files, command, code, message):
     ran = rapt(*command.split(), code=code)
     assert ran.stdout == ""
     assert ran.stderr.startswith("rapt: ") and ran.stderr.endswith("\n")
@@ -552,8 +552,8 @@ def test_what_is_wrong_gets_one_clear_line(rapt, files, command, code, message):
     assert message in ran.stderr
 
 
-def test_something_else_at_the_address_is_no_server(rapt):
-    """A listener that answers like a web server."""
+def test_another_server_at_the_address_is_unreachable(rapt):
+    """A listener that responds like a web server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer():
@@ -578,7 +578,7 @@ def test_something_else_at_the_address_is_no_server(rapt):
 @pytest.mark.parametrize(
     "chunk", [[], ["--chunk", "1"], ["--chunk", "4"], ["--chunk=1000"], ["--priority", "1"]], ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_stream_gives_what_a_call_gives(rapt, save, load, case, chunk):
+def test_a_stream_equals_a_unary_call(rapt, save, load, case, chunk):
     q, k, v = draw(1, 2, 4, 7, 8), draw(2, 2, 2, 9, 8), draw(3, 2, 2, 9, 6)
     save(q=q, k=k, v=v)
     if case.mask is not None:
@@ -593,13 +593,13 @@ def test_a_stream_gives_what_a_call_gives(rapt, save, load, case, chunk):
     close(scores, load("s.npy"), 1e-5)
 
 
-def test_weights_stream_too(rapt, save, load):
+def test_streams_return_weights(rapt, save, load):
     save(x=draw(1, 9, 8))
     rapt("attend", "--q", "x.npy", "-o", "y.npy", "--weights", "w.npy", "--stream", "--chunk", "2")
     np.testing.assert_allclose(load("w.npy").sum(-1), np.ones(9), rtol=1e-5)
 
 
-def test_a_terminal_sees_how_far_a_stream_is(tmp_path, save, server):
+def test_a_stream_shows_progress_on_a_terminal(tmp_path, save, server):
     save(x=draw(1, 1, 1, 64, 8))
     words = ["attend", "--q", "x.npy", "-o", "y.npy", "--stream", "--chunk", "4", "--address", server.grpc_address]
     master, terminal = pty.openpty()
@@ -616,7 +616,7 @@ def test_a_terminal_sees_how_far_a_stream_is(tmp_path, save, server):
             pass
     assert ran.returncode == OK
     assert b" 100 % of 6 KiB" in shown
-    assert shown.endswith(b"\r\x1b[K")  # and is gone
+    assert shown.endswith(b"\r\x1b[K")  # erased at the end
 
 
 @pytest.mark.parametrize(
@@ -628,7 +628,7 @@ def test_a_terminal_sees_how_far_a_stream_is(tmp_path, save, server):
         (["--priority", "1", "--local"], "--local has no server"),
     ],
 )
-def test_flags_of_streams_that_make_no_sense(rapt, save, flags, message):
+def test_invalid_stream_flags(rapt, save, flags, message):
     save(x=draw(1, 3, 4))
     ran = rapt("attend", "--q", "x.npy", "-o", "y.npy", *flags, code=USAGE)
     assert message in ran.stderr

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
-// Read by LeakSanitizer: fontconfig keeps what it found of fonts until the process ends.
+// Read by LeakSanitizer: fontconfig keeps its font cache until the process ends.
 extern "C" const char* __lsan_default_suppressions() { return "leak:libfontconfig.so"; }
 
 namespace rapt {

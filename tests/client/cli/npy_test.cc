@@ -14,7 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A file as numpy.save writes it, of any header.
+// Returns a file as numpy.save writes it, with any header.
 std::string NpyFile(const std::string& header, const std::string& elements, char major = 1) {
   const std::string padded = header + "\n";
   std::string file = "\x93NUMPY";

@@ -154,7 +154,7 @@ TEST(ZipTest, SurvivesTruncationAtEveryByte) {
   }
 }
 
-// No flip of a bit may crash; one in the content must be noticed.
+// A flipped bit must not crash, and must be detected in the content.
 TEST(ZipTest, SurvivesEveryFlippedBit) {
   for (const std::string& archive :
        {StoredArchive({{"a.npy", "content"}}), DeflatedArchive("content", 7)}) {

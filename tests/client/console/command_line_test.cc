@@ -34,14 +34,14 @@ class CommandLineTest : public ::testing::Test {
   std::vector<std::string> operands_;
   CommandLine line_{.usage = "rapt try FILE -o FILE",
                     .summary = "Tries.",
-                    .flags = {{"output", "FILE", "where to", &values_.output, 'o', true},
+                    .flags = {{"output", "FILE", "the output file", &values_.output, 'o', true},
                               {"count", "N", "how many", &values_.count},
-                              {"seed", "N", "of the draw", &values_.seed},
-                              {"scale", "X", "how large", &values_.scale},
-                              {"causal", "", "no look ahead", &values_.causal},
-                              {"window", "L,R", "how far", &values_.window},
-                              {"dropout", "P", "how often", &values_.dropout},
-                              {"mask", "FILE", "what to hide", &values_.mask}},
+                              {"seed", "N", "random seed", &values_.seed},
+                              {"scale", "X", "scale factor", &values_.scale},
+                              {"causal", "", "causal mask", &values_.causal},
+                              {"window", "L,R", "window size", &values_.window},
+                              {"dropout", "P", "probability", &values_.dropout},
+                              {"mask", "FILE", "mask file", &values_.mask}},
                     .examples = {"rapt try x.npy -o y.npy"},
                     .max_operands = 1};
 };

@@ -1,4 +1,4 @@
-// One client, several servers: calls go round among them, and one that dies takes no call with it.
+// One client and several servers: calls are balanced, and none is lost when a server dies.
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -39,7 +39,7 @@ class BalanceTest : public testing::Test {
     const auto result = client_->Attend({.q = tokens, .k = tokens, .v = tokens});
     if (!result.ok()) return result.status();
     for (float y : result->y.values<float>()) {
-      if (y != 0.5f) return absl::InternalError(absl::StrCat("a mean of 0.5 came as ", y));
+      if (y != 0.5f) return absl::InternalError(absl::StrCat("expected a mean of 0.5, got ", y));
     }
     return absl::OkStatus();
   }
@@ -48,7 +48,7 @@ class BalanceTest : public testing::Test {
   std::unique_ptr<Client> client_;
 };
 
-// How many calls a server has had, by its own account when it leaves.
+// Returns how many calls a server has served, according to its log on exit.
 int64_t ServedCalls(ServerProcess& server) {
   server.Terminate();
   EXPECT_EQ(server.Wait(), 0) << server.Log();
@@ -59,8 +59,8 @@ int64_t ServedCalls(ServerProcess& server) {
 }
 
 TEST_F(BalanceTest, EveryServerGetsCalls) {
-  // More calls than the connections of the client times its servers: each comes to its turn once
-  // all connections stand.
+  // More calls than connections times servers, so that each server is chosen once all connections
+  // are established.
   for (int i = 0; i < 200; ++i) ASSERT_TRUE(Attend().ok());
   for (int i = 0; i < kServers; ++i) EXPECT_GT(ServedCalls(*servers_[i]), 0) << "server " << i;
 }

@@ -33,7 +33,7 @@ absl::Span<const std::byte> Bytes(absl::string_view text) {
   return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
 }
 
-// A call of one query and one key, head size 1, in bytes that text can show.
+// A call of one query and one key, head size 1, with printable bytes.
 AttendCall SmallCall() {
   return {.q = {DType::kFloat16, {1, 1, 1, 1}, Bytes("qq")},
           .k = {DType::kFloat16, {1, 1, 1, 1}, Bytes("kk")},
@@ -50,7 +50,7 @@ std::string Flatten(const RequestMessage& message) {
   return bytes;
 }
 
-// The message as parsed by generated code, which has to serialize it to as many bytes.
+// Returns the message as parsed by generated code, which must serialize it to the same size.
 template <typename Message>
 Message Parsed(const absl::StatusOr<RequestMessage>& encoded) {
   Message message;
@@ -66,7 +66,7 @@ v1::AttendRequest Encoded(const AttendCall& call) {
   return Parsed<v1::AttendRequest>(EncodeAttend(call, kNoLimit));
 }
 
-// In slices that break every `slice_bytes` bytes.
+// Decodes the message in slices of `slice_bytes` bytes.
 absl::StatusOr<AttendResult> DecodeSliced(const WantedOutputs& wanted, const std::string& bytes,
                                           size_t slice_bytes) {
   std::vector<std::string> pieces;
@@ -221,7 +221,7 @@ TEST(CodecTest, EncodesLikeGeneratedCode) {
   const auto draw = [&random](int64_t most) {
     return std::uniform_int_distribution<int64_t>(0, most)(random);
   };
-  // Around the sizes where lengths take another byte, and where payloads are no longer copied.
+  // Sizes around those at which a length takes another byte and payloads are no longer copied.
   const int64_t sizes[] = {0, 1, 100, 127, 128, 129, 4095, 4096, 4097, 16'383, 16'384, 40'000};
   const std::string bytes(40'000, 'x');
   const auto draw_tensor = [&] {
@@ -290,10 +290,10 @@ TEST(CodecTest, ARepeatedTensorIsMergedAsByGeneratedCode) {
   EXPECT_THAT(result->y.shape(), testing::ElementsAreArray(merged.y().shape()));
 }
 
-// Every answer that is cut off, and every one with a byte changed, is read or refused: nothing is
-// read that did not come.
+// A response that is truncated or has a changed byte is either read as by generated code or
+// rejected. Nothing beyond the received bytes is read.
 TEST(CodecTest, CorruptResponsesAreInternalOrRead) {
-  const google::protobuf::LogSilencer silencer;  // of texts that are not UTF-8
+  const google::protobuf::LogSilencer silencer;  // for strings that are not UTF-8
   const std::string bytes = Parse<v1::AttendResponse>(R"(
       y { dtype: FP16 shape: [2, 1] data: "yyyy" } lse { dtype: FP32 shape: 1 data: "abcd" }
       backend: "cpu" timing { queue_us: 300 })")
@@ -323,7 +323,7 @@ TEST(CodecTest, CorruptResponsesAreInternalOrRead) {
   }
 }
 
-// Generated code would make a gigabyte of objects of it.
+// Generated code would allocate a gigabyte of objects for it.
 TEST(CodecTest, AResponseOfManySmallFieldsIsRejected) {
   std::string bytes;
   for (int n = 0; n < 1'000'000; ++n) bytes.append("\x0A\x00", 2);

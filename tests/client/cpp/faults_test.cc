@@ -1,5 +1,5 @@
 // The client library against a server whose faults are scripted. No test sleeps: backoffs are zero,
-// or so long that only a stop ends them.
+// or long enough that only a stop request ends them.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <grpc/grpc.h>
@@ -81,7 +81,7 @@ class LateFloats {
       }
       mprotect(page_, PageSize(), PROT_READ);
     };
-    wait.sa_flags = SA_RESETHAND;  // any other fault is one
+    wait.sa_flags = SA_RESETHAND;  // any other fault terminates the test
     sigaction(SIGSEGV, &wait, &before_);
   }
   ~LateFloats() {
@@ -96,7 +96,7 @@ class LateFloats {
  private:
   static size_t PageSize() { return sysconf(_SC_PAGESIZE); }
 
-  // For the handler.
+  // Read by the signal handler.
   static inline std::chrono::steady_clock::time_point readable_;
   static inline void* page_;
 
@@ -104,11 +104,11 @@ class LateFloats {
   struct sigaction before_;
 };
 
-// Takes one connection, grants it the widest windows of HTTP/2, and then never reads again.
+// Accepts one connection, grants it the largest HTTP/2 windows, and then never reads again.
 class StalledServer {
  public:
   StalledServer() : listener_(socket(AF_INET, SOCK_STREAM, 0)) {
-    // For good: gRPC's end would wait 10 s for a poller that waited for the write.
+    // Never shut down: gRPC would wait 10 s for a poller that waits for the write.
     grpc_init();
     sockaddr_in name = {};
     name.sin_family = AF_INET;
@@ -145,10 +145,10 @@ class StalledServer {
   std::thread thread_;
 };
 
-// Attend() and AttendAsync() keep the same promises: each test runs through both.
+// Attend() and AttendAsync() have the same contract: each test runs with both.
 class AttendFaultsTest : public testing::TestWithParam<bool> {
  protected:
-  // Starts a call whose result comes later.
+  // Starts a call and returns its future result.
   std::future<absl::StatusOr<AttendResult>> Start(Client& client, const AttendCall& call,
                                                   const CallOptions& options = {}) {
     if (GetParam()) return StartAsync(client, call, options);
@@ -248,7 +248,7 @@ TEST_P(AttendFaultsTest, TheDeadlineEndsAnUnansweredCall) {
   const Call call;
   EXPECT_EQ(Attend(*client, call, {.timeout = milliseconds(50)}).status().code(),
             absl::StatusCode::kDeadlineExceeded);
-  server.WaitForLeavers(server.calls());  // the server sees the cancellation
+  server.WaitForCancellations(server.calls());  // the server sees the cancellation
 }
 
 TEST_P(AttendFaultsTest, AnExpiredTimeoutEndsTheCallAtOnce) {
@@ -267,7 +267,7 @@ TEST_P(AttendFaultsTest, TheTimeoutIncludesEncoding) {
   const milliseconds timeout(300);
   const LateFloats late(std::chrono::steady_clock::now() + 2 * timeout);
   const TensorView tensor = View<float>({1, 1, 1, 4}, late.values());
-  const Call owner;  // of what the other views point at
+  const Call owner;  // owns the bytes of the other views
   AttendCall call = owner;
   call.q = tensor;
   EXPECT_EQ(Attend(*client, call, {.timeout = timeout}).status().code(),
@@ -310,7 +310,7 @@ TEST_P(AttendFaultsTest, ACallEndsOnceGrpcReleasesItsBytes) {
   const TensorView tensor = View<float>({16, 1 << 20}, *values);
   auto result =
       Start(*client, {.q = tensor, .k = tensor, .v = tensor}, {.timeout = milliseconds(50)});
-  // The deadline is over, but the socket still has to be written to: the call can't end.
+  // The deadline has passed, but the bytes are still being written: the call cannot end.
   EXPECT_EQ(result.wait_for(milliseconds(300)), std::future_status::timeout);
   server.HangUp();
   EXPECT_EQ(result.get().status().code(), absl::StatusCode::kDeadlineExceeded);
@@ -333,7 +333,7 @@ TEST_P(AttendFaultsTest, AStopEndsACallInFlight) {
   server.WaitForCalls(1);
   stop.request_stop();
   EXPECT_EQ(result.get().status().code(), absl::StatusCode::kCancelled);
-  server.WaitForLeavers(1);
+  server.WaitForCancellations(1);
 }
 
 TEST_P(AttendFaultsTest, AStopEndsABackoff) {
@@ -400,7 +400,7 @@ TEST_P(AttendFaultsTest, AHugeCallIsNotSent) {
 TEST_P(AttendFaultsTest, AnInvalidCallIsNotSent) {
   ScriptedServer server(Echo);
   const auto client = ConnectTo(server.address());
-  const Call owner;  // of what the views point at
+  const Call owner;  // owns the bytes of the views
   AttendCall call = owner;
   call.v.shape = {1, 1, 1, 2};
   const absl::Status status = Attend(*client, call).status();
@@ -512,7 +512,7 @@ TEST(AttendAsyncTest, TheDestructorCancelsAndWaits) {
   ScriptedServer server(Hang);
   auto client = ConnectTo(server.address());
   const Call call;
-  std::vector<absl::StatusCode> codes;  // the destructor is the only thing that orders this
+  std::vector<absl::StatusCode> codes;  // ordered only by the destructor
   std::mutex mutex;
   for (int i = 0; i < 3; ++i) {
     client->AttendAsync(call, kPatient, [&](const absl::StatusOr<AttendResult>& result) {
@@ -538,8 +538,9 @@ TEST(AttendAsyncTest, TheDestructorEndsABackoff) {
   EXPECT_EQ(code, absl::StatusCode::kCancelled);
 }
 
-// A call of 256 KiB, which goes by shared memory where it can, to a server that is never there.
-int AttemptsBySharedMemory(const RetryPolicy& policy) {
+// Returns the number of attempts of a 256 KiB call, which starts with shared memory, to a server
+// that is always unavailable.
+int CountAttempts(const RetryPolicy& policy) {
   const auto unavailable = [](const v1::AttendRequest&, v1::AttendResponse&) {
     return std::optional(grpc::Status(grpc::StatusCode::UNAVAILABLE, "try later"));
   };
@@ -550,7 +551,7 @@ int AttemptsBySharedMemory(const RetryPolicy& policy) {
   const auto result = client->Attend({.q = tensor, .k = tensor, .v = tensor}, kPatient);
   EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
   const std::vector<ScriptedServer::Message> messages = server.messages();
-  EXPECT_LT(messages.at(0).bytes, 1024u) << "the first attempt is not by shared memory";
+  EXPECT_LT(messages.at(0).bytes, 1024u) << "the first attempt did not use shared memory";
   for (size_t n = 1; n < messages.size(); ++n) EXPECT_GT(messages[n].bytes, 3 * 256 * 1024u) << n;
   return server.calls();
 }
@@ -559,14 +560,14 @@ TEST(SharedMemoryRetryTest, ASharedMemoryAttemptCounts) {
   for (const int max_attempts : {1, 2, 4}) {
     RetryPolicy policy = kNoBackoff;
     policy.max_attempts = max_attempts;
-    EXPECT_EQ(AttemptsBySharedMemory(policy), max_attempts);
+    EXPECT_EQ(CountAttempts(policy), max_attempts);
   }
 }
 
 TEST(SharedMemoryRetryTest, ABackoffFollowsASharedMemoryAttempt) {
-  RetryPolicy policy;  // whose backoff is past the deadline, and so is not waited for
+  RetryPolicy policy;  // a backoff past the deadline, so there is no retry
   policy.initial_backoff = policy.max_backoff = hours(100);
-  EXPECT_EQ(AttemptsBySharedMemory(policy), 1);
+  EXPECT_EQ(CountAttempts(policy), 1);
 }
 
 TEST(ClientTest, ManyThreadsShareOneClient) {

@@ -62,9 +62,9 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
     while (calls_ < count) changed_.Wait(mutex_);
   }
 
-  void WaitForLeavers(int count) const {
+  void WaitForCancellations(int count) const {
     MutexLock lock(mutex_);
-    while (leavers_ < count) changed_.Wait(mutex_);
+    while (cancellations_ < count) changed_.Wait(mutex_);
   }
 
  private:
@@ -75,7 +75,7 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
     void OnDone() override {
       {
         MutexLock lock(service_.mutex_);
-        ++service_.leavers_;
+        ++service_.cancellations_;
         service_.changed_.SignalAll();
       }
       delete this;
@@ -95,7 +95,7 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
   mutable Mutex mutex_;
   mutable CondVar changed_;
   int calls_ ABSL_GUARDED_BY(mutex_) = 0;
-  int leavers_ ABSL_GUARDED_BY(mutex_) = 0;
+  int cancellations_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Message> messages_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> peers_ ABSL_GUARDED_BY(mutex_);
 };
@@ -126,11 +126,11 @@ ScriptedServer::ScriptedServer(Script script, SharedMemory shared_memory)
   }
   builder.SetMaxReceiveMessageSize(-1);
   server_ = builder.BuildAndStart();
-  RAPT_CHECK(server_ != nullptr && port != 0, "no free port on the loopback");
+  RAPT_CHECK(server_ != nullptr && port != 0, "no free port on loopback");
   address_ = absl::StrCat("127.0.0.1:", port);
 }
 
-// Cancels what is unanswered.
+// Cancels unanswered calls.
 ScriptedServer::~ScriptedServer() { server_->Shutdown(std::chrono::system_clock::now()); }
 
 int ScriptedServer::calls() const { return service_->calls(); }
@@ -139,7 +139,9 @@ std::vector<ScriptedServer::Message> ScriptedServer::messages() const {
 }
 std::set<std::string> ScriptedServer::peers() const { return service_->peers(); }
 void ScriptedServer::WaitForCalls(int count) const { service_->WaitForCalls(count); }
-void ScriptedServer::WaitForLeavers(int count) const { service_->WaitForLeavers(count); }
+void ScriptedServer::WaitForCancellations(int count) const {
+  service_->WaitForCancellations(count);
+}
 
 std::optional<grpc::Status> Echo(const v1::AttendRequest& request, v1::AttendResponse& response) {
   *response.mutable_y() = request.q();

@@ -1,6 +1,5 @@
-// A gRPC server that answers Attend as a test says, and has no other method that succeeds: for the
-// faults that the real server does not have on demand. Real sockets on the loopback, on a free
-// port.
+// A gRPC server with a scripted Attend; its other methods fail. It shows faults that the real
+// server does not have on demand. Uses real sockets on a free loopback port.
 #ifndef RAPT_TESTS_CLIENT_CPP_SCRIPTED_SERVER_H_
 #define RAPT_TESTS_CLIENT_CPP_SCRIPTED_SERVER_H_
 
@@ -21,8 +20,8 @@ namespace rapt::test {
 // Thread-safe.
 class ScriptedServer {
  public:
-  // Answers one call; nothing: it never answers, and the call ends when its caller leaves. Runs on
-  // gRPC's threads, several at a time.
+  // Returns the status of one call; nullopt: the call is never answered and ends when its caller
+  // cancels it. Runs on gRPC's threads, concurrently.
   using Script =
       std::function<std::optional<grpc::Status>(const v1::AttendRequest&, v1::AttendResponse&)>;
 
@@ -36,20 +35,20 @@ class ScriptedServer {
 
   // A message as it arrived.
   struct Message {
-    std::string declared;  // what its call's header rapt-message-bytes said; empty: no such header
+    std::string declared;  // the header rapt-message-bytes of its call; empty: none
     size_t bytes = 0;
   };
 
   int calls() const;
   // The messages of Attend and Diagnose, in order.
   std::vector<Message> messages() const;
-  // The connections that calls came over.
+  // The peers of the connections that carried calls.
   std::set<std::string> peers() const;
 
   // Block until this number of calls has arrived; until this number of unanswered calls was
   // cancelled.
   void WaitForCalls(int count) const;
-  void WaitForLeavers(int count) const;
+  void WaitForCancellations(int count) const;
 
  private:
   class Service;
@@ -61,7 +60,7 @@ class ScriptedServer {
   std::string address_;
 };
 
-// Answers with Q as Y.
+// Returns Q as Y.
 std::optional<grpc::Status> Echo(const v1::AttendRequest& request, v1::AttendResponse& response);
 
 // Never answers.

@@ -391,7 +391,7 @@ TEST(ServerFaultsTest, AServerKilledDuringACallIsUnavailable) {
   ServerProcess server({"--backend=reference", "--threads=1"});
   const auto client = Client::Connect(server.grpc_address(), {.retries = {.max_attempts = 1}});
   ASSERT_TRUE(client.ok()) << client.status();
-  // Seconds of work in few bytes: the server can't answer first.
+  // Seconds of work in a small message: the server cannot respond first.
   const std::vector<float> values(16384, 0.5f);
   const TensorView x = View<float>({1, 1, 16384, 1}, values);
   std::promise<absl::Status> status;

@@ -1,4 +1,4 @@
-// The client library and the real rapt-server in the same memory.
+// The client library and the real rapt-server with shared memory.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ std::unique_ptr<Client> MustConnect(const std::string& address, const Options& o
   return *std::move(client);
 }
 
-// A call of 8 heads whose Q, K and V have 256 KiB each, that owns its tensors.
+// A call with 8 heads and 256 KiB each of Q, K and V, which owns its tensors.
 struct LargeCall {
   explicit LargeCall(float first = 0.25f) {
     for (size_t n = 0; n < x.size(); ++n) {
@@ -54,7 +54,7 @@ std::string BytesOf(const Tensor& tensor) {
   return {reinterpret_cast<const char*>(tensor.bytes().data()), tensor.bytes().size()};
 }
 
-// The regions that the server has registered.
+// Returns the number of regions registered with the server.
 int RegionsAt(const std::string& address) {
   const auto stub = GRPCInferenceService::NewStub(
       grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
@@ -105,7 +105,7 @@ TEST_F(LibrarySharedMemoryTest, ReusesItsRegionAndUnregistersItAtTheEnd) {
   for (int n = 0; n < 5; ++n) kept.push_back(client->Attend(large.call()).value());
   for (const AttendResult& result : kept) {
     EXPECT_EQ(result.path, Path::kSharedMemory);
-    EXPECT_TRUE(BytesOf(result.y) == BytesOf(kept[0].y)) << "an answer is the caller's own";
+    EXPECT_TRUE(BytesOf(result.y) == BytesOf(kept[0].y)) << "a result is independent of the region";
   }
   EXPECT_EQ(RegionsAt(server_.grpc_address()), 1);
   for (const auto& file : std::filesystem::directory_iterator("/dev/shm")) {
@@ -171,7 +171,7 @@ TEST(LibrarySharedMemoryOffTest, AServerThatDoesNotAllowItGetsMessages) {
   }
 }
 
-// A server that stands still until the end of the test.
+// Stops the server process until destruction.
 class Frozen {
  public:
   explicit Frozen(ServerProcess& server) : server_(server) { server_.Signal(SIGSTOP); }
@@ -199,9 +199,9 @@ class UnansweredCall {
   const std::unique_ptr<Client> client_;  // waits for the callback
 };
 
-// Unregistering a region from a frozen server fails after a second. No call waits for that: another
-// call with a shorter deadline shows it.
-constexpr std::chrono::milliseconds kLessThanARegionTakes{900};
+// Unregistering a region from a frozen server fails after a second. Another call with this shorter
+// deadline shows that no call waits for it.
+constexpr std::chrono::milliseconds kLessThanUnregistration{900};
 
 TEST(LibrarySharedMemoryFrozenTest, ADeadlineEndsTheCall) {
   ServerProcess server({"--allow_shared_memory"});
@@ -209,7 +209,7 @@ TEST(LibrarySharedMemoryFrozenTest, ADeadlineEndsTheCall) {
   const LargeCall large;
   EXPECT_EQ(client->Attend(large.call()).value().path, Path::kSharedMemory);
   const Frozen frozen(server);
-  const UnansweredCall other(server, kLessThanARegionTakes);
+  const UnansweredCall other(server, kLessThanUnregistration);
   const auto result = client->Attend(large.call(), {.timeout = std::chrono::milliseconds(100)});
   EXPECT_FALSE(other.has_ended());
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
@@ -224,7 +224,7 @@ TEST(LibrarySharedMemoryFrozenTest, AStopEndsTheCall) {
       EXPECT_EQ(client->Attend(large.call()).value().path, Path::kSharedMemory);
     }
     const Frozen frozen(server);
-    const UnansweredCall other(server, kLessThanARegionTakes);
+    const UnansweredCall other(server, kLessThanUnregistration);
     std::stop_source stop;
     stop.request_stop();
     const auto result = client->Attend(large.call(), {.stop = stop.get_token()});
@@ -271,12 +271,12 @@ TEST(LibrarySharedMemoryRestartTest, RecoversWhenARestartedServerLacksTheRegion)
       ASSERT_TRUE(after.ok()) << after.status();
       EXPECT_TRUE(BytesOf(after->y) == BytesOf(before->y));
     }
-    EXPECT_EQ(client->Attend(large.call())->path, Path::kSharedMemory) << "registered anew";
+    EXPECT_EQ(client->Attend(large.call())->path, Path::kSharedMemory) << "registered again";
   }
   std::filesystem::remove_all(folder);
 }
 
-// The one that registers a region would not be the one that is asked to compute in it.
+// A call could reach a server that has not registered the region.
 TEST(SharedRegionsTest, SeveralServersGetMessages) {
   constexpr int kServers = 3;
   std::vector<std::unique_ptr<ServerProcess>> servers;

@@ -121,7 +121,7 @@ class StreamTest : public testing::Test {
     return *std::move(client);
   }
 
-  // The stream's result equals the one call's.
+  // Expects the results of AttendStream and Attend to be equal.
   void ExpectSame(const AttendCall& call, const StreamOptions& stream) {
     const absl::StatusOr<AttendResult> whole = client_->Attend(call);
     ASSERT_TRUE(whole.ok()) << whole.status();
@@ -163,11 +163,11 @@ TEST_F(StreamTest, EqualsAttendInEveryLayoutAndChunking) {
 TEST_F(StreamTest, ChoosesSideAndChunks) {
   OwnedCall owned(Layout::kByRank);
   ExpectSame(owned.call, {});
-  owned.call.score_output = ScoreOutput::kWeights;  // for which queries have to stream
+  owned.call.score_output = ScoreOutput::kWeights;  // requires that queries stream
   ExpectSame(owned.call, {});
 }
 
-// Large enough to travel by reference, with chunks that end in the midst of the past.
+// Large enough to be sent by reference, with chunks that end within the past.
 TEST_F(StreamTest, SendsLargeRowsWithoutCopies) {
   const std::vector<float> q = Values(3 * 64, 1), k = Values(6000 * 64, 2),
                            v = Values(6000 * 64, 3), past = Values(5000 * 64, 4);
@@ -222,17 +222,17 @@ TEST_F(StreamTest, AFunctionFillsTheStreamingRows) {
 
 TEST_F(StreamTest, ReportsItsProgress) {
   OwnedCall owned(Layout::kBhsd);
-  std::vector<StreamProgress> told;
+  std::vector<StreamProgress> updates;
   const absl::StatusOr<AttendResult> result = client_->AttendStream(
       owned.call, {.query_chunk = 7, .key_chunk = 11, .progress = [&](const StreamProgress& now) {
-                     told.push_back(now);
+                     updates.push_back(now);
                    }});
   ASSERT_TRUE(result.ok()) << result.status();
-  ASSERT_EQ(told.size(), 3u + 3u);
+  ASSERT_EQ(updates.size(), 3u + 3u);
   const auto bytes =
       static_cast<int64_t>(sizeof(float) * (owned.q.size() + owned.k.size() + owned.v.size()));
   int64_t sent = 0;
-  for (const StreamProgress& now : told) {
+  for (const StreamProgress& now : updates) {
     EXPECT_EQ(now.bytes, bytes);
     EXPECT_GT(now.sent_bytes, sent);
     sent = now.sent_bytes;
@@ -280,7 +280,7 @@ TEST_F(StreamTest, ErrorsNameTheField) {
   const OwnedCall owned(Layout::kBhsd);
   const std::vector<uint8_t> bytes(33);
   const struct {
-    const char* says;
+    const char* message;
     void (*spoil)(AttendCall& call, StreamOptions& stream, const std::vector<uint8_t>& bytes);
   } cases[] = {
       {"k has shape [2, 2, 33, 7]; beside the others it must be [2, 2, 33, 8]",
@@ -313,7 +313,7 @@ TEST_F(StreamTest, ErrorsNameTheField) {
     wrong.spoil(call, stream, bytes);
     const absl::Status status = client_->AttendStream(call, stream).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(status.message(), HasSubstr(wrong.says));
+    EXPECT_THAT(status.message(), HasSubstr(wrong.message));
   }
 }
 
@@ -348,7 +348,7 @@ TEST_F(StreamTest, AStopAndADeadlineEndTheCall) {
             absl::StatusCode::kCancelled);
   const StreamOptions waiting = {
       .streaming = Streaming::kKeys, .key_chunk = 10, .read = [&](const StreamRows&) {
-        WaitForMetric(*server_, "rapt_open_streams", 0);  // by then
+        WaitForMetric(*server_, "rapt_open_streams", 0);  // then the deadline has passed
         return absl::OkStatus();
       }};
   EXPECT_EQ(

@@ -22,7 +22,7 @@ std::vector<double> Take(Arrivals& arrivals, int count) {
   return times;
 }
 
-// How many come in [begin, end) s.
+// Returns the number of arrivals in [begin, end) s.
 int CountIn(const std::vector<double>& times, double begin, double end) {
   int count = 0;
   for (const double time : times) count += time >= begin && time < end ? 1 : 0;
@@ -58,7 +58,7 @@ TEST(ArrivalsTest, RiseInSteps) {
   EXPECT_NEAR(CountIn(times, 2, 3), 30, 1);
 }
 
-// Of a Poisson process the gaps have the mean 1/rate and as large a deviation.
+// The gaps of a Poisson process have mean and standard deviation 1/rate.
 TEST(ArrivalsTest, AtRandomAreAPoissonProcess) {
   Arrivals arrivals = Arrivals::AtRandom(*ParseRate("50", seconds(1)), 7);
   const std::vector<double> times = Take(arrivals, 40'000);

@@ -13,7 +13,8 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Ten seconds, in each of which `calls` calls and up to `more` take `latency`.
+// A run of ten seconds. Each second has `calls` calls of `latency`, every other one `more` calls in
+// addition.
 Result Steady(int calls, int more, milliseconds latency) {
   Result result{.started = "",
                 .label = "",

@@ -1,4 +1,4 @@
-"""The `rapt-load` binary as its users meet it: against a real server, and against one that is wrong."""
+"""The `rapt-load` binary as users run it, against a real server and one with wrong results."""
 
 import concurrent.futures
 import csv
@@ -44,7 +44,7 @@ def run(address, cwd, *arguments, code=OK):
 
 @pytest.fixture
 def load(tmp_path, server):
-    """load(*flags): runs it and gives its JSON."""
+    """load(*flags): runs it and returns its JSON report."""
 
     def run_json(*flags, code=OK, address=server.grpc_address):
         return json.loads(run(address, tmp_path, *flags, "--json", "-", code=code).stdout)
@@ -64,11 +64,11 @@ def calls_of(server):
 def wait_for_a_call(server, before=0):
     deadline = time.monotonic() + 60
     while calls_of(server) == before:
-        assert time.monotonic() < deadline, "no call came"
+        assert time.monotonic() < deadline, "no call arrived"
         time.sleep(0.01)
 
 
-# --- What is sent ---------------------------------------------------------------------------------
+# --- Calls ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def wait_for_a_call(server, before=0):
     ],
     ids=lambda flags: " ".join(flags) or "rapt",
 )
-def test_answers_are_right_over_every_interface(load, interface):
+def test_responses_are_correct_over_every_interface(load, interface):
     result = load(*TINY, *BRIEF, "-c", 4, "--connections", 2, *interface)
     assert result["summary"]["ok"] > 0 and result["summary"]["failed"] == 0
     assert result["checked"] == {"answers": 4, "wrong": 0, "examples": []}
@@ -93,7 +93,7 @@ def test_answers_are_right_over_every_interface(load, interface):
 
 
 @pytest.mark.parametrize("shape", ["1x2x600x8 causal", "2x4/2x3:700x8 bf16", "2x2x300:600x8 ragged"])
-def test_streams_of_many_chunks_are_answered_right(load, shape):
+def test_streams_of_many_chunks_are_correct(load, shape):
     result = load(*BRIEF, "--stream", "--shape", shape, "-c", 2)
     assert result["summary"]["failed"] == 0
     assert result["checked"]["answers"] == 2 and result["checked"]["wrong"] == 0
@@ -101,13 +101,13 @@ def test_streams_of_many_chunks_are_answered_right(load, shape):
 
 @pytest.mark.parametrize("protocol", ["rapt", "oip"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "fp64"])
-def test_answers_are_right_whatever_the_attributes(load, tmp_path, protocol, dtype):
+def test_responses_are_correct_for_all_attributes(load, tmp_path, protocol, dtype):
     shapes = [
         f"2x4/2x{lengths}x8 {words}"
         for lengths in ("8", "3:16")
         for words in ("", "causal", "ragged", "mask=bool", "mask=float", "mask=padding")
     ]
-    # A trace brings every shape in turn, and each of the streams' last answers is checked.
+    # A trace sends every shape in turn, and the last response of each stream is checked.
     (tmp_path / "trace").write_text("\n".join(f"0 {shape}" for shape in shapes))
     result = load("--trace", "trace", "--dtype", dtype, "--protocol", protocol, "-c", len(shapes))
     assert result["summary"]["ok"] == len(shapes) and result["summary"]["failed"] == 0
@@ -115,7 +115,7 @@ def test_answers_are_right_whatever_the_attributes(load, tmp_path, protocol, dty
     assert all(shape["latency_ms"]["count"] == 1 for shape in result["shapes"])
 
 
-def test_a_wrong_answer_is_noticed(load):
+def test_a_wrong_response_is_detected(load):
     def infer(request, _):
         y = service_pb2.ModelInferResponse.InferOutputTensor(
             name="Y", datatype="FP32", shape=request.inputs[0].shape
@@ -131,19 +131,19 @@ def test_a_wrong_answer_is_noticed(load):
             service_pb2.ModelInferResponse.SerializeToString,
         )
     }
-    liar = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
-    liar.add_generic_rpc_handlers(
+    wrong_server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
+    wrong_server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),)
     )
-    port = liar.add_insecure_port("127.0.0.1:0")
-    liar.start()
+    port = wrong_server.add_insecure_port("127.0.0.1:0")
+    wrong_server.start()
     result = load(*TINY, *BRIEF, "--protocol", "oip", code=FAILED, address=f"127.0.0.1:{port}")
-    liar.stop(None)
+    wrong_server.stop(None)
     assert result["checked"]["wrong"] == 1
     assert "1x2x16x8 FP32 is wrong: Y[0, 0, 0, 0] is 0" in result["checked"]["examples"][0]
 
 
-# --- When it is sent ------------------------------------------------------------------------------
+# --- Schedules ------------------------------------------------------------------------------------
 
 
 def test_an_open_loop_offers_its_rate(load):
@@ -154,7 +154,7 @@ def test_an_open_loop_offers_its_rate(load):
 
 
 def test_a_stalled_server_shows_in_latency_but_not_in_service_time(tmp_path):
-    """Coordinated omission: with few streams most calls of a stall can't even be sent."""
+    """Coordinated omission: with few streams, most calls due during a stall cannot be sent."""
     stall_ms = 1000
     with RaptServer() as server:
         command = [RAPT_LOAD, "--address", server.grpc_address, *TINY, "-c", "4", "--json", "-"]
@@ -166,8 +166,8 @@ def test_a_stalled_server_shows_in_latency_but_not_in_service_time(tmp_path):
             server.signal(signal.SIGCONT)
             result = json.loads(running.communicate(timeout=120)[0])
     assert result["summary"]["failed"] == result["summary"]["dropped"] == 0
-    # Of the 100 that were due in that second, those of its first half waited half a second or more;
-    # four of them at the server.
+    # Of the 100 calls due in that second, those of its first half waited half a second or more,
+    # four of them in the server.
     slow = stall_ms / 2
     assert calls_above(result, "latency", slow) >= 40
     assert calls_above(result, "service", slow) <= 8
@@ -192,7 +192,7 @@ def test_a_trace_is_replayed_to_its_end(load, tmp_path):
     assert [shape["latency_ms"]["count"] for shape in result["shapes"]] == [10, 10, 10]
 
 
-def test_a_mix_goes_by_weight(load):
+def test_a_mix_follows_the_weights(load):
     result = load("--shape", "1x1x1x8, 1x1x2x8 weight=9", "-c", 2, "--requests", 400, *BRIEF)
     few, many = (shape["latency_ms"]["count"] for shape in result["shapes"])
     assert few + many >= 400 and 5 < many / few < 20
@@ -229,7 +229,7 @@ def test_a_missed_objective_is_an_exit_code(load):
 # --- Failures -------------------------------------------------------------------------------------
 
 
-def test_failures_are_counted_by_code_and_apart(load):
+def test_failures_are_counted_separately_by_code(load):
     result = load(*TINY, *BRIEF, "--protocol", "oip", "--model", "other", code=FAILED)
     (failure,) = result["failures"]
     assert failure["code"] == "NOT_FOUND" and "other" in failure["example"]
@@ -243,7 +243,7 @@ def test_errors_within_a_stream_are_failures(load):
     assert result["summary"]["ok"] == 0 and "other" in result["failures"][0]["example"]
 
 
-def test_a_deadline_is_kept(load):
+def test_calls_have_the_deadline(load):
     result = load("--shape", "1x8x2048x64", *BRIEF, "--deadline", 0.5, code=FAILED)
     assert {failure["code"] for failure in result["failures"]} == {"DEADLINE_EXCEEDED"}
 
@@ -279,14 +279,14 @@ def test_no_server_is_an_exit_code(tmp_path):
     assert "127.0.0.1:1" in run("127.0.0.1:1", tmp_path, code=UNREACHABLE).stderr
 
 
-# --- What a person gets ---------------------------------------------------------------------------
+# --- User interface -------------------------------------------------------------------------------
 
 
 def test_the_examples_of_help_run(server, tmp_path):
     examples = re.findall(r"^  (rapt-load .*)$", run("", tmp_path, "--help").stdout, re.MULTILINE)
     assert len(examples) >= 4
     for example in examples:
-        # The last flag of several stands; the machine that tests may miss an objective.
+        # The last of repeated flags wins; a slow test machine may miss an objective.
         flags = [*shlex.split(example)[1:], "-d", "0.5", "--warmup", "0", "--slo", "60000"]
         assert "requests/s" in run(server.grpc_address, tmp_path, *flags).stdout, example
 
@@ -318,7 +318,7 @@ def test_two_results_are_compared(server, tmp_path):
     assert "takes two files" in run("", tmp_path, "compare", "a.json", code=USAGE).stderr
 
 
-def test_it_shows_how_it_goes_on_a_terminal(server, tmp_path):
+def test_shows_progress_on_a_terminal(server, tmp_path):
     ours, theirs = pty.openpty()
     command = [RAPT_LOAD, "--address", server.grpc_address, *TINY, "-d", "0.5", "--warmup", "0"]
     ran = subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=theirs, timeout=120)
@@ -329,7 +329,7 @@ def test_it_shows_how_it_goes_on_a_terminal(server, tmp_path):
     assert re.search(r"\[=* *>? *\] +\d+%  [\d.e+]+/s  p50 [\d.e+]+ ms  p99 ", shown), shown
 
 
-def test_an_interrupt_ends_it_with_a_report(server, tmp_path):
+def test_an_interrupt_ends_the_load_with_a_report(server, tmp_path):
     command = [RAPT_LOAD, "--address", server.grpc_address, *TINY, "-d", "600", "--csv", "l.csv"]
     before = calls_of(server)
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:

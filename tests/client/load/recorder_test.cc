@@ -11,7 +11,7 @@ using std::chrono::seconds;
 
 constexpr seconds kWarmup{1};
 
-// A call that was due at 1 s + `due`, sent `wait` later and done `service` after that.
+// A call due at 1 s + `due`, sent after `wait` and done after another `service`.
 CallRecord Call(milliseconds due, milliseconds wait, milliseconds service) {
   return {
       .due = kWarmup + due, .sent = kWarmup + due + wait, .done = kWarmup + due + wait + service};

@@ -1,4 +1,4 @@
-// Charts, and the line that a terminal shows.
+// Charts and the progress line.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 namespace rapt::load {
 namespace {
 
-// A server that keeps the objective up to a rate.
+// A server that meets the objective up to a rate.
 class UpTo {
  public:
   explicit UpTo(double limit) : limit_(limit) {}

@@ -61,7 +61,7 @@ class GateTest : public ::testing::Test {
       std::promise<void> fired;
       Alarm last(timer_, [&fired] { fired.set_value(); });
       clock_.Advance(std::chrono::nanoseconds(1));
-      last.Set(clock_.Now());  // after alarms of the same time
+      last.Set(clock_.Now());  // runs after other alarms of the same time
       fired.get_future().wait();
     }
     gate_.Serve();
@@ -119,7 +119,7 @@ TEST_F(GateTest, ReportsTheTimeInTheQueue) {
   EXPECT_LT(waited, seconds(4));
 }
 
-// Messages may fill the receive share; the compute share stays free for their answers.
+// Messages may fill the receive share; the compute share stays free for their responses.
 TEST_F(GateTest, MessagesNeverUseTheComputeShare) {
   std::vector<MemoryBudget::Reservation> messages;
   messages.push_back(Take(kGeneral, kReceive));

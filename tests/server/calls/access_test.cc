@@ -40,7 +40,7 @@ TEST_F(AccessTest, WithoutTokensTheIdentityIsTheCertificateOrTheAddress) {
             "certificate:bob");
   EXPECT_EQ(access->Identify({.certificate = "", .peer = "ipv4:127.0.0.1:4711"}).value(),
             "certificate:")
-      << "verified, though it has no name";
+      << "verified, although it has no name";
   EXPECT_EQ(access->Identify({.authorization = {"Bearer secret"}, .peer = "unix:"}).value(), "unix")
       << "tokens are not required";
 }
@@ -61,7 +61,8 @@ TEST_F(AccessTest, WithTokensTheIdentityIsTheHolder) {
     const absl::Status status =
         access->Identify({.authorization = authorization, .certificate = "bob"}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
-    EXPECT_EQ(status.message().find("secret"), std::string::npos) << "nothing of what was sent";
+    EXPECT_EQ(status.message().find("secret"), std::string::npos)
+        << "the message must not contain the token";
   }
 }
 

@@ -19,7 +19,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Returns what is logged for a call of that duration.
+// Returns the log lines of a call with that report.
 std::string LogOf(SlowCalls& slow_calls, const CallReport& report) {
   ::testing::internal::CaptureStderr();
   slow_calls.Note("service/Method", report);

@@ -1,4 +1,4 @@
-// The life of a call over a transport that the test plays.
+// The life of a call over a fake transport.
 #include "server/calls/unary_call.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ constexpr int64_t kMaxMessageBytes = 4000;
 constexpr int64_t kBytesPerSecond = 1000;
 constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-// Records the steps that it is asked for.
+// Records the requested steps.
 class FakeCall final : public UnaryCall {
  public:
   using UnaryCall::BeginAnswer;
@@ -81,12 +81,12 @@ class UnaryCallTest : public ::testing::Test {
     return reports_.back();
   }
 
-  // Returns when the alarms of the time until then have rung.
+  // Advances the clock and returns when the alarms due by then have fired.
   void Advance(std::chrono::nanoseconds time) {
     clock_.Advance(time);
     std::promise<void> rang;
     Alarm last(timer_, [&rang] { rang.set_value(); });
-    last.Set(clock_.Now());  // after those of the same time
+    last.Set(clock_.Now());  // runs after other alarms of the same time
     timer_.Wake();
     rang.get_future().wait();
   }
@@ -188,7 +188,7 @@ TEST_F(UnaryCallTest, HoldsMemoryForTheDeclaredBytesAndAcceptsNoMore) {
   const absl::Status status = call.OnMessageBytes(301);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("301"), HasSubstr("says 300")));
-  EXPECT_EQ(message_memory(), 301) << "it exists, whatever was declared";
+  EXPECT_EQ(message_memory(), 301) << "the bytes exist, whatever was declared";
   call.End(status);
   EXPECT_EQ(message_memory(), 0);
 }
@@ -217,7 +217,7 @@ TEST_F(UnaryCallTest, EvictsASenderThatIsTooSlow) {
   Advance(milliseconds(1));
   ASSERT_EQ(call.finishes().size(), 1u);
   EXPECT_EQ(RejectionOf(call.finishes()[0]), Rejection::kSlowSender);
-  EXPECT_FALSE(call.OnRead(true)) << "the message came too late";
+  EXPECT_FALSE(call.OnRead(true)) << "the message arrived too late";
   EXPECT_EQ(call.finishes().size(), 1u);
   const CallReport report = Close();
   EXPECT_EQ(report.ended_in, Stage::kReceive);
@@ -326,7 +326,7 @@ TEST_F(UnaryCallTest, AStreamIsIdleBetweenRequestsAndReportsEach) {
     clock_.Advance(seconds(1));
     call->Report(absl::OkStatus());
     EXPECT_EQ(reports_.back().received_bytes, 100);
-    EXPECT_EQ(reports_.back().total, seconds(1)) << "from its own arrival";
+    EXPECT_EQ(reports_.back().total, seconds(1)) << "measured from the arrival of the request";
     call->ReleaseMessageMemory();
     call->Rest();
   }

@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 using Task = std::function<void(int stage, int64_t task, int worker)>;
 using LongTask = std::function<void(const Checkpoint& checkpoint)>;
 
-// A latch of our own: absl's is not instrumented for ThreadSanitizer.
+// A latch: absl::Notification is not instrumented for ThreadSanitizer.
 class Event {
  public:
   void Set() {
@@ -69,7 +69,7 @@ Job MakeLongJob(LongTask task, double task_cost, absl::InlinedVector<int64_t, 3>
 
 bool Pass(const Checkpoint& checkpoint) { return checkpoint.go_on(checkpoint.context); }
 
-// The report of a job, waited for.
+// Waits for the report of a job.
 class Outcome {
  public:
   absl::AnyInvocable<void(const JobReport&)> Callback() {
@@ -185,7 +185,7 @@ TEST(ExecutorTest, StopsBetweenTasksWhenCancelled) {
       executor.Submit(std::move(job));
     }
     EXPECT_EQ(outcome.Wait().status.code(), absl::StatusCode::kCancelled);
-    EXPECT_EQ(tasks, 3) << "no task starts after the cancellation";
+    EXPECT_EQ(tasks, 3) << "no task may start after the cancellation";
   }
 }
 
@@ -207,7 +207,7 @@ TEST(ExecutorTest, StopsBetweenTasksWhenTheDeadlinePasses) {
 
 TEST(ExecutorTest, StartsNoTaskPastTheDeadline) {
   test::FakeClock clock;
-  const Task task = [](int, int64_t, int) { FAIL() << "it is too late"; };
+  const Task task = [](int, int64_t, int) { FAIL() << "the deadline has passed"; };
   Executor executor(2, clock);
   Outcome outcome;
   Job job = MakeJob(task, {5}, outcome.Callback());
@@ -216,7 +216,7 @@ TEST(ExecutorTest, StartsNoTaskPastTheDeadline) {
   EXPECT_EQ(outcome.Wait().status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-// Every task notes its job's name and takes a quantum of fake time.
+// Every task records its job's name and takes a quantum of fake time.
 class FairnessTest : public ::testing::Test {
  protected:
   Job NamedJob(int64_t name, int64_t tasks, Outcome& outcome) {
@@ -234,7 +234,7 @@ class FairnessTest : public ::testing::Test {
   test::FakeClock clock_;
   Event first_task_started_;
   Event all_submitted_;
-  std::vector<int64_t> order_;  // touched by the one worker, read after the jobs' ends
+  std::vector<int64_t> order_;  // written by the only worker, read after the jobs have ended
 };
 
 TEST_F(FairnessTest, AShortJobOvertakesALongOne) {
@@ -294,10 +294,11 @@ TEST(ExecutorTest, KeepsAJobForAQuantum) {
   EXPECT_EQ(order, (std::vector<int64_t>{1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 2, 2}));
 }
 
-// One thread is in a task of cost 100 while another job comes, and then at a checkpoint.
+// Another job is submitted while the only thread runs a task of cost 100, before its checkpoint.
 class CheckpointTest : public ::testing::Test {
  protected:
-  // Whether the other job, of `tasks` tasks of that cost, had ended when the long task continued.
+  // Returns whether another job, with `tasks` tasks of that cost, ended before the long task
+  // continued.
   bool Overtakes(double cost, int64_t tasks) {
     Executor executor(1, clock_);
     Event started, submitted;
@@ -445,9 +446,9 @@ class BatchTest : public ::testing::Test {
   test::FakeClock clock_;
   Event held_, released_;
   Outcome holder_;
-  std::deque<Participant> participants_;  // stay where they are
+  std::deque<Participant> participants_;  // a deque for stable addresses
   std::set<int> skipped_;                 // by every run
-  Runs runs_;                             // touched by the one thread, read after the jobs' ends
+  Runs runs_;  // written by the only thread, read after the jobs have ended
 };
 
 TEST_F(BatchTest, WaitingJobsRunAsOne) {
@@ -464,7 +465,7 @@ TEST_F(BatchTest, WaitingJobsRunAsOne) {
     const JobReport& report = outcomes[n].Wait();
     EXPECT_TRUE(report.status.ok());
     EXPECT_EQ(report.batch_size, 3);
-    EXPECT_EQ(report.queue_time, milliseconds(3 - n)) << "its own";
+    EXPECT_EQ(report.queue_time, milliseconds(3 - n)) << "each has its own queue time";
     EXPECT_EQ(report.compute_time, milliseconds(5));
     EXPECT_EQ(outcomes[n].calls(), 1);
   }
@@ -504,12 +505,11 @@ TEST(ExecutorTest, JobsDoNotShareAThreadWhileAnotherIsFree) {
             participant.other_started->Wait();
           },
           {1}, participant.outcome.Callback());
-      job.batch_group = {
-          .name = "a",
-          .batch_cost = .25,
-          .run_batch = [](absl::Span<BatchMember>,
-                          int) { ADD_FAILURE() << "the other thread has nothing to do"; },
-          .member = &participant};
+      job.batch_group = {.name = "a",
+                         .batch_cost = .25,
+                         .run_batch = [](absl::Span<BatchMember>,
+                                         int) { ADD_FAILURE() << "the other thread is idle"; },
+                         .member = &participant};
       executor.Submit(std::move(job));
     }
     for (Participant& participant : participants)
@@ -615,7 +615,7 @@ TEST_F(BatchTest, AnInterruptingJobRunsAlone) {
 
 TEST_F(BatchTest, ALongJobProgressesUnderASteadyFlowOfShortOnes) {
   for (const char* const group : {"", "a"}) {
-    bool over = false;  // touched by the one thread alone
+    bool over = false;  // used by the only thread
     Outcome unused;
     std::function<void()> submit_another;
     Event started, submitted, ended;
@@ -675,7 +675,7 @@ TEST(ExecutorTest, ComputesEachOfThousandsOfBatchedJobsOnce) {
     Outcome outcome;
   };
   constexpr int kCallers = 3;
-  constexpr int kParticipants = 1500;  // a caller
+  constexpr int kParticipants = 1500;  // for each caller
   std::deque<Participant> participants(kCallers * kParticipants);
   const SteadyClock clock;
   {

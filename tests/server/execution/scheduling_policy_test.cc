@@ -20,7 +20,7 @@ using Entry = SchedulingPolicy::Entry;
 constexpr std::chrono::nanoseconds kQuantum = SchedulingPolicy::kQuantum;
 constexpr std::chrono::nanoseconds kStep = SchedulingPolicy::kPriorityStep;
 
-// A single thread that runs one quantum of a job at a time, without a thread.
+// Simulates a single thread that runs one quantum of a job at a time.
 class SchedulingPolicyTest : public ::testing::Test {
  protected:
   Entry* Add(Job job = {}) {
@@ -95,7 +95,7 @@ TEST_F(SchedulingPolicyTest, TheJobWithTheLeastComputeTimeIsNext) {
   Entry* const b = Add();
   EXPECT_EQ(RunNext(3 * kQuantum), a);
   for (int n = 0; n < 3; ++n) EXPECT_EQ(RunNext(), b) << n;
-  EXPECT_EQ(RunNext(), a) << "level again; it came first";
+  EXPECT_EQ(RunNext(), a) << "equal again; it was submitted first";
 }
 
 TEST_F(SchedulingPolicyTest, ANewJobStartsAtTheCurrentVirtualTime) {
@@ -189,7 +189,7 @@ TEST_F(SchedulingPolicyTest, ASteadyFlowOfUrgentJobsDoesNotStarveOthers) {
     ASSERT_LE(waited, 2 * 7 * kStep);
   }
   EXPECT_GE(waited, 7 * kStep);
-  // Once it has aged it has its share, though every other job is new and more urgent.
+  // Once it has aged, it receives its share although every other job is new and more urgent.
   int of_normal = 0;
   for (int n = 0; n < 100; ++n) {
     if (RunNext() == normal) {

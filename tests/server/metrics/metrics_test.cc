@@ -70,9 +70,10 @@ TEST(MetricsTest, CountsACallByAllItsLabels) {
   EXPECT_EQ(SumOnPage(page, "rapt_requests_total",
                       {{"backend", "none"}, {"dtype", "none"}, {"code", "INVALID_ARGUMENT"}}),
             1);
-  EXPECT_EQ(SumOnPage(page, "rapt_requests_total", {{"code", "INTERNAL"}}), 0) << "but there";
+  EXPECT_EQ(SumOnPage(page, "rapt_requests_total", {{"code", "INTERNAL"}}), 0)
+      << "only OK was counted";
   EXPECT_EQ(SumOnPage(page, "rapt_batch_size_sum"), 6);
-  EXPECT_EQ(SumOnPage(page, "rapt_rejected_total"), 0) << "an error is no rejection";
+  EXPECT_EQ(SumOnPage(page, "rapt_rejected_total"), 0) << "an error is not a rejection";
 }
 
 TEST(MetricsTest, ADurationIsInEveryBucketThatHoldsIt) {
@@ -123,7 +124,7 @@ TEST(MetricsTest, ObservesTheSizeOfARun) {
   const Problem problem{.batch = 1};
   const auto count = metrics.ForMethod("service/Method");
   CallReport report = Answered(problem);
-  count(report);  // it never came to a run
+  count(report);  // it did not reach a run
   report.batch_size = 1;
   count(report);
   report.batch_size = 3;
@@ -200,7 +201,8 @@ TEST(MetricsPageTest, ShowsEveryMetricOfACall) {
   EXPECT_GT(SumOnPage(page, "rapt_payload_bytes_total", {{"direction", "sent"}}), 2 * 8 * 64 * 4);
   EXPECT_EQ(SumOnPage(page, "rapt_flops_total"), 2 * 8 * 8 * 64 * 4.0);
   EXPECT_EQ(SumOnPage(page, "rapt_batch_size_sum"), 2);
-  EXPECT_EQ(SumOnPage(page, "rapt_run_requests_bucket", {{"le", "1"}}), 1) << "alone";
+  EXPECT_EQ(SumOnPage(page, "rapt_run_requests_bucket", {{"le", "1"}}), 1)
+      << "computed by its own run";
   for (const char* queue : {"memory", "threads", "lanes"}) {
     EXPECT_EQ(SumOnPage(page, "rapt_queue_depth", {{"queue", queue}}), 0) << queue;
     EXPECT_EQ(SumOnPage(page, "rapt_queue_oldest_age_seconds", {{"queue", queue}}), 0) << queue;
@@ -223,7 +225,7 @@ TEST(MetricsPageTest, ShowsReservationsDuringACall) {
   WaitForMetric(server, "rapt_compute_threads_busy", 1);
   EXPECT_GT(ReadMetric(server, "rapt_memory_reserved_bytes", {{"kind", "receive"}}), 0);
   EXPECT_GT(ReadMetric(server, "rapt_memory_reserved_bytes", {{"kind", "compute"}}), 0);
-  server.Signal(SIGKILL);  // it would compute for long
+  server.Signal(SIGKILL);  // the computation would take long
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(server.Wait(), -SIGKILL);
 }
@@ -257,7 +259,7 @@ TEST(MetricsPageTest, ARejectionIsCountedByReason) {
   WaitForMetric(server, "rapt_open_calls", 0);
 }
 
-// Though it is whole only then, and gRPC could refuse it as well.
+// Its size is known only when it is complete; gRPC could reject it too.
 TEST(MetricsPageTest, AnOversizedMessageIsARejection) {
   const ServerProcess server({"--max_message_bytes=100000"});
   const grpc::Status status = Infer(server, Call(1, 1024));
@@ -275,7 +277,7 @@ TEST(MetricsPageTest, PromtoolAcceptsThePage) {
   FILE* const promtool = popen("promtool check metrics", "w");
   ASSERT_NE(promtool, nullptr);
   EXPECT_EQ(fwrite(page.data(), 1, page.size(), promtool), page.size());
-  EXPECT_EQ(pclose(promtool), 0);  // 3 where it would have it otherwise
+  EXPECT_EQ(pclose(promtool), 0);  // promtool returns 3 for lint findings
 }
 
 // The help text of each family on the page, by name.

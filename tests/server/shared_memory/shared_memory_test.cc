@@ -78,7 +78,8 @@ TEST(SharedMemoryTest, UnregistersOneOrAll) {
     ASSERT_TRUE(memory.RegisterSystem(name, object.key(), 0, kPage).ok());
   }
   EXPECT_TRUE(memory.Unregister(Kind::kSystem, "b").ok());
-  EXPECT_TRUE(memory.Unregister(Kind::kSystem, "b").ok()) << "as in Triton";
+  EXPECT_TRUE(memory.Unregister(Kind::kSystem, "b").ok())
+      << "unregistering an unknown region succeeds, as in Triton";
   EXPECT_EQ(memory.Describe(Kind::kSystem, "")->size(), 2u);
   EXPECT_TRUE(memory.Unregister(Kind::kCuda, "").ok()) << "the others stay";
   EXPECT_EQ(memory.Describe(Kind::kSystem, "a")->at(0).byte_size, kPage);

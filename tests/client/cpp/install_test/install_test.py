@@ -1,4 +1,4 @@
-"""The installed client library as its users meet it: find_package(rapt), headers, an example that runs.
+"""The installed client library as users see it: find_package(rapt), headers, a working example.
 
 install_test.py BUILD CMAKE COMPILER COMPILE_FLAGS; all output is under BUILD/install_test."""
 

@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 
 constexpr Instant kNow{std::chrono::hours(1)};
 
-// Not allowed.
+// Shared memory that is not allowed.
 const SharedMemory kNoSharedMemory({});
 
 int64_t SizeOf(const std::vector<int64_t>& shape) {
@@ -128,7 +128,7 @@ TEST(OipCodecTest, ReadsTypedTensors) {
             std::string(reinterpret_cast<const char*>(values.data()), 48));
 }
 
-// Three tensors of 32 KiB: more than is parsed.
+// Three tensors of 32 KiB: too large to be parsed by generated code.
 ModelInferRequest LargeTypedMessage() {
   ModelInferRequest message;
   message.set_model_name("attention");
@@ -174,7 +174,7 @@ TEST(OipCodecTest, ReadsKeyLengthsBesideLargeTypedTensors) {
 }
 
 TEST(OipCodecTest, RejectsContentsWhoseOrderIsLost) {
-  // A mask whose first value comes by itself, the others packed.
+  // A mask with one unpacked value, the others packed.
   ModelInferRequest more;
   auto& input = AddInput(more, "attn_mask", "BOOL", {3, 3});
   for (int i = 0; i < 8; ++i) input.mutable_contents()->add_bool_contents(true);
@@ -459,7 +459,7 @@ TEST_F(OipSharedMemoryTest, ASharedInputHasNoRawEntry) {
   EXPECT_TRUE(inputs[Role::kK].is_shared);
   EXPECT_EQ(Gather(inputs[Role::kK]), std::string(48, 'S'));
   object_.data()[64] = std::byte{'T'};
-  EXPECT_EQ(Gather(inputs[Role::kK])[0], 'T') << "read where it lies";
+  EXPECT_EQ(Gather(inputs[Role::kK])[0], 'T') << "read in place";
   EXPECT_EQ(inputs[Role::kV].size, 48);
 }
 
@@ -494,7 +494,7 @@ TEST_F(OipSharedMemoryTest, ASharedOutputLeavesAnEmptyEntry) {
   ModelInferRequest message = RawMessage();
   auto& y = *message.add_outputs();
   y.set_name("Y");
-  Share(y, "r", 128, 1000);  // more than it takes
+  Share(y, "r", 128, 1000);  // more than it needs
   message.add_outputs()->set_name("lse");
   const absl::StatusOr<DecodedInfer> decoded = Decode(message);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
@@ -571,9 +571,9 @@ TEST_F(OipSharedMemoryTest, TheRequestOwnsAndChecksItsRegions) {
 
 struct Refusal {
   const char* name;
-  std::function<void(ModelInferRequest&)> spoil;  // a message of raw tensors that is fine
+  std::function<void(ModelInferRequest&)> spoil;  // changes a valid message of raw tensors
   absl::StatusCode code;
-  std::vector<const char*> fragments;  // that the message has to hold
+  std::vector<const char*> fragments;  // of the expected error message
 };
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;

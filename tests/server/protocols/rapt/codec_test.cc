@@ -36,7 +36,7 @@ void SetTensor(v1::Tensor& tensor, v1::DataType dtype, const std::vector<int64_t
 }
 
 // Two batch rows, four query heads over two, three queries, five keys, sizes 8 and 6.
-// Not allowed.
+// Shared memory that is not allowed.
 const SharedMemory kNoSharedMemory({});
 
 v1::AttendRequest SomeCall() {
@@ -134,7 +134,7 @@ TEST(RaptCodecTest, ReadsEveryFieldOfTheAttention) {
   const Request request = MustDecode(message);
   EXPECT_EQ(request.priority, 3u);
   const Problem& p = request.call.problem;
-  EXPECT_EQ(p.scale, 0.0) << "0 is a scale like any other";
+  EXPECT_EQ(p.scale, 0.0) << "0 is a valid scale";
   EXPECT_EQ(p.softcap, 30);
   EXPECT_TRUE(p.causal);
   EXPECT_EQ(p.alignment, Alignment::kBottomRight);
@@ -229,7 +229,7 @@ std::string Bytes(const std::vector<Int>& values) {
   return bytes;
 }
 
-// Decodes a call with that mask [3, 5], and has the bools it becomes written to `bools`.
+// Decodes a call with that mask [3, 5] and converts the mask into `bools`.
 template <typename Int>
 absl::Status WriteMask(v1::DataType dtype, const std::vector<Int>& values,
                        std::vector<std::byte>& bools) {
@@ -242,7 +242,7 @@ absl::Status WriteMask(v1::DataType dtype, const std::vector<Int>& values,
   Request& request = decoded->request;
   EXPECT_EQ(request.call.problem.mask->dtype, DType::kBool);
   EXPECT_FALSE(request.inputs[Role::kMask].present());
-  EXPECT_EQ(request.inputs[Role::kMask].size, 15) << "a byte an element";
+  EXPECT_EQ(request.inputs[Role::kMask].size, 15) << "one byte per element";
   bools.assign(request.inputs[Role::kMask].size, std::byte{9});
   return request.write_mask(absl::MakeSpan(bools));
 }
@@ -265,7 +265,7 @@ TEST(RaptCodecTest, IntegerMasksBecomeBool) {
   ExpectBecomesBool<int64_t>(v1::INT64);
 }
 
-// Values that are a bit when cut to fewer bytes.
+// Values that would be 0 or 1 if truncated to fewer bytes.
 TEST(RaptCodecTest, IntegerMasksMustHoldZeroAndOne) {
   std::vector<std::byte> bools;
   std::vector<int64_t> wide(15, 1);
@@ -377,7 +377,7 @@ class RaptSharedMemoryTest : public ::testing::Test {
   static constexpr int64_t kYBytes = 2 * 4 * 3 * 6 * 4;
   const test::SharedObject object_{4096};
   SharedMemory memory_{{.allowed = true, .key_prefix = "rapt", .open_cuda = {}}};
-  v1::AttendRequest message_ = SomeCall();  // with K there
+  v1::AttendRequest message_ = SomeCall();  // K is in shared memory
 };
 
 TEST_F(RaptSharedMemoryTest, ReadsASharedTensor) {
@@ -426,7 +426,8 @@ TEST(RaptCudaSharedMemoryTest, ReadsAndWritesDeviceMemory) {
   EXPECT_EQ(key.device.offset, 65);
   EXPECT_EQ(key.size, key_bytes);
   EXPECT_EQ(decoded->request.places[Role::kY].device.memory, device.get());
-  EXPECT_EQ(decoded->request.places[Role::kY].device.offset, 3001) << "aligned to nothing";
+  EXPECT_EQ(decoded->request.places[Role::kY].device.offset, 3001)
+      << "device offsets need no alignment";
   device->bytes[2048 + 8] = std::byte{1};
   std::vector<std::byte> bools(5);
   ASSERT_TRUE(decoded->request.write_mask(absl::MakeSpan(bools)).ok());
