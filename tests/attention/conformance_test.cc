@@ -1,5 +1,5 @@
-// Every backend, on every instruction set that this machine has, in every type, feature by feature
-// and mixed at random, against the oracle.
+// Compares every backend, on every available instruction set and in every type, with the oracle:
+// feature by feature and in random combinations.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ TEST(TargetsTest, CpuAndReferenceRunOnEveryMachine) {
   EXPECT_EQ(backends.back(), "reference");
 }
 
-// A row of the table: one problem, how it lies in memory, on how many threads.
+// A row of the table: a problem, the memory layout of its tensors, and the number of threads.
 struct Case {
   std::string name;
   Problem problem;
@@ -144,7 +144,7 @@ std::vector<Case> Masks() {
   return cases;
 }
 
-// Every way to hide keys by position, for more queries than keys, fewer, and as many.
+// Every way to hide keys by position, with more, fewer and as many queries as keys.
 std::vector<Case> Positions() {
   struct Limit {
     const char* name;
@@ -236,8 +236,7 @@ std::vector<Case> Scaling() {
          p.softmax_in_fp64 = true;
          p.score_output = ScoreOutput::kWeights;
        })},
-      // Scores of a few hundred: a kernel that rounds them, or a scaled Q, to a half type is far
-      // off.
+      // Scores of a few hundred: rounding them, or a scaled Q, to a half type causes large errors.
       {"large_scores", With([](Problem& p) { p.head_size = 80; }), {}, 1, 10},
       {"large_softcapped_scores",
        With([](Problem& p) {
@@ -577,7 +576,7 @@ INSTANTIATE(Biases);
 INSTANTIATE(Sinks);
 INSTANTIATE(Others);
 
-// A random mixture of everything that a problem can say.
+// A random combination of all features of a problem.
 class RandomProblem {
  public:
   explicit RandomProblem(uint64_t seed) : rng_(seed) {
@@ -706,7 +705,7 @@ TEST_P(HandComputedExampleTest, ToFourDecimals) {
                         .head_size = 4,
                         .value_head_size = 4,
                         .score_output = ScoreOutput::kWeights};
-  // Half a unit of the fourth decimal, and what the type can hold of it.
+  // Half a unit of the fourth decimal, plus the precision of the type.
   const Tolerance allowed{ToleranceOf(dtype), std::vector<double>(3, 0.00005)};
   for (const Target& target : Targets()) {
     SCOPED_TRACE(target.Name());

@@ -38,13 +38,13 @@ Problem Square(int64_t length, int64_t size = 4) {
           .value_head_size = size};
 }
 
-// Every tensor of the problem, filled with small numbers that differ.
+// Returns every tensor of the problem, filled with different small numbers.
 Inputs SomeInputs(const Problem& problem) {
   Rng rng(7);
   return RandomInputs(problem, rng);
 }
 
-// No outputs: a diagnosis reads none.
+// Without outputs, which a diagnosis does not access.
 Arguments ViewsOf(const Inputs& inputs) {
   Arguments arguments;
   arguments.inputs[Role::kQ] = inputs.query.View();
@@ -104,7 +104,7 @@ std::vector<double> Finite(std::vector<double> values) {
   return values;
 }
 
-// The bounds of the finite ones among `values`.
+// Expects the bounds of the finite values.
 void ExpectBounds(const std::string& name, const NumberSummary& got,
                   const std::vector<double>& values) {
   const std::vector<double> finite = Finite(values);
@@ -140,7 +140,7 @@ TEST(DiagnosisTest, FollowsTheHandComputedExampleStepByStep) {
   EXPECT_THAT(report.warnings, IsEmpty());
 }
 
-TEST(DiagnosisTest, CountsWhatIsNotFiniteInEachInput) {
+TEST(DiagnosisTest, CountsNonFiniteValuesOfEachInput) {
   const Problem problem = Square(3);
   Inputs inputs = SomeInputs(problem);
   inputs.key.Fill(1);
@@ -168,7 +168,7 @@ TEST(DiagnosisTest, CountsWhatIsNotFiniteInEachInput) {
   EXPECT_THAT(report.warnings, Contains(HasSubstr("the output has ")));
 }
 
-TEST(DiagnosisTest, TellsPositionFromMaskAndCountsAPairOnce) {
+TEST(DiagnosisTest, DistinguishesPositionFromMaskAndCountsAPairOnce) {
   Problem problem = Square(3);
   problem.causal = true;
   Inputs inputs = SomeInputs(problem);
@@ -205,7 +205,7 @@ TEST(DiagnosisTest, CountsMinusInfinityAndTheKeysBeyondAShortMaskAsMasked) {
   EXPECT_THAT(report.warnings, Not(Contains(HasSubstr("attn_mask"))));
 }
 
-TEST(DiagnosisTest, ListsTheFirstRowsThatSeeNothing) {
+TEST(DiagnosisTest, ListsTheFirstEmptyRows) {
   Problem problem = Square(6);
   problem.batch = 2;
   problem.query_heads = problem.kv_heads = 2;
@@ -225,7 +225,7 @@ TEST(DiagnosisTest, ListsTheFirstRowsThatSeeNothing) {
   }
 }
 
-TEST(DiagnosisTest, WarnsOfAFloatMaskOfZerosAndOnesOnly) {
+TEST(DiagnosisTest, WarnsAboutAFloatMaskOfZerosAndOnesOnly) {
   const struct {
     const char* name;
     DType dtype;
@@ -234,7 +234,7 @@ TEST(DiagnosisTest, WarnsOfAFloatMaskOfZerosAndOnesOnly) {
   } cases[] = {
       {"fp32", DType::kFloat32, {0, 1, 1, 0}, true},
       {"all ones", DType::kBFloat16, {1, 1, 1, 1}, true},
-      {"an honest mask that hides nothing", DType::kFloat32, {0, 0, 0, 0}, false},
+      {"a valid mask that hides nothing", DType::kFloat32, {0, 0, 0, 0}, false},
       {"a bias", DType::kFloat32, {0, 1, 0.5, 0}, false},
       {"bool", DType::kBool, {0, 1, 1, 0}, false},
   };
@@ -252,7 +252,7 @@ TEST(DiagnosisTest, WarnsOfAFloatMaskOfZerosAndOnesOnly) {
   }
 }
 
-TEST(DiagnosisTest, WarnsOfPlusInfinityInAMask) {
+TEST(DiagnosisTest, WarnsAboutPlusInfinityInAMask) {
   Problem problem = Square(2);
   Inputs inputs = SomeInputs(problem);
   SetMask(problem, inputs, MaskOf(DType::kFloat32, {1, 1, 1, 2}, {kInf, 0}));
@@ -261,7 +261,7 @@ TEST(DiagnosisTest, WarnsOfPlusInfinityInAMask) {
   EXPECT_EQ(report.weights.nan, 4);
 }
 
-TEST(DiagnosisTest, WarnsOfATensorThatIsOneNumberEverywhere) {
+TEST(DiagnosisTest, WarnsAboutAConstantTensor) {
   const Problem problem = Square(3);
   Inputs inputs = SomeInputs(problem);
   inputs.key.Fill(0);
@@ -270,7 +270,7 @@ TEST(DiagnosisTest, WarnsOfATensorThatIsOneNumberEverywhere) {
   EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Not(Contains(HasSubstr("all values of"))));
 }
 
-TEST(DiagnosisTest, WarnsOfScoresFarApartWithinARowNotBetweenRows) {
+TEST(DiagnosisTest, WarnsAboutScoresFarApartWithinARowOnly) {
   const Problem problem = Square(2, 1);
   Inputs inputs = SomeInputs(problem);
   inputs.key.Fill(1);
@@ -284,7 +284,7 @@ TEST(DiagnosisTest, WarnsOfScoresFarApartWithinARowNotBetweenRows) {
   EXPECT_THAT(report.warnings, warning);
 }
 
-TEST(DiagnosisTest, ANaNThatNobodySeesReachesNoOutput) {
+TEST(DiagnosisTest, AHiddenNaNDoesNotReachTheOutput) {
   Problem problem = Square(3);
   problem.causal = true;
   Inputs inputs = SomeInputs(problem);
@@ -355,7 +355,7 @@ TEST(DiagnosisTest, WeightsAndRowSumsAreThoseBeforeDropout) {
   EXPECT_THAT(report.problem, HasSubstr("dropout=0.5"));
 }
 
-TEST(DiagnosisTest, TakesProblemsWithNothingInThem) {
+TEST(DiagnosisTest, AcceptsEmptyProblems) {
   Problem problem = Square(3);
   problem.key_length = 0;
   DiagnosisReport report = MustDiagnose(problem, SomeInputs(problem));
@@ -376,7 +376,7 @@ const BackendChoice& ChoiceOf(const std::vector<BackendChoice>& choices, const s
                        [&](const BackendChoice& choice) { return choice.backend == name; });
 }
 
-TEST(DiagnosisTest, SaysWhichBackendRunsAndWhyTheOthersDoNot) {
+TEST(DiagnosisTest, ReportsTheChosenBackendAndWhyOthersAreNot) {
   const Problem problem = Square(3);
   const cudnn::CudnnBackend without_device;
   const BackendSet backends({&without_device});
@@ -400,7 +400,7 @@ TEST(DiagnosisTest, SaysWhichBackendRunsAndWhyTheOthersDoNot) {
   EXPECT_TRUE(by_name.back().chosen);
 }
 
-TEST(DiagnosisTest, SpeaksTheNamesOfItsInterface) {
+TEST(DiagnosisTest, UsesTheNamesOfTheInterface) {
   FieldNames names = kOnnxNames;
   names.tensors[Role::kQ] = "query";
   names.tensors[Role::kMask] = "bias";
@@ -417,7 +417,7 @@ TEST(DiagnosisTest, SpeaksTheNamesOfItsInterface) {
               Contains(HasSubstr("bias has type FP32 and contains only 0 and 1")));
 }
 
-TEST(DiagnosisTest, RefusesWhatRunWouldRefuse) {
+TEST(DiagnosisTest, RejectsWhatRunRejects) {
   Problem problem = Square(3);
   problem.has_key_lengths = true;
   Inputs inputs = SomeInputs(problem);
@@ -438,19 +438,19 @@ TEST(NumberSummaryTest, MergesInAnyOrder) {
   const std::vector<double> values = {3, kNan, -1, kInf, 2, -kInf, kNan};
   NumberSummary all;
   for (double value : values) all.Add(value);
-  for (size_t cut = 0; cut <= values.size(); ++cut) {
+  for (size_t split = 0; split <= values.size(); ++split) {
     NumberSummary first, second;
-    for (size_t n = 0; n < values.size(); ++n) (n < cut ? first : second).Add(values[n]);
+    for (size_t n = 0; n < values.size(); ++n) (n < split ? first : second).Add(values[n]);
     for (const auto& [a, b] : {std::pair(first, second), std::pair(second, first)}) {
       NumberSummary merged = a;
       merged.Merge(b);
-      EXPECT_EQ(merged.finite, all.finite) << "cut at " << cut;
-      EXPECT_EQ(merged.nan, 2) << "cut at " << cut;
-      EXPECT_EQ(merged.positive_inf, 1) << "cut at " << cut;
-      EXPECT_EQ(merged.negative_inf, 1) << "cut at " << cut;
-      EXPECT_EQ(merged.min, -1) << "cut at " << cut;
-      EXPECT_EQ(merged.max, 3) << "cut at " << cut;
-      EXPECT_EQ(merged.sum, 4) << "cut at " << cut;
+      EXPECT_EQ(merged.finite, all.finite) << "split at " << split;
+      EXPECT_EQ(merged.nan, 2) << "split at " << split;
+      EXPECT_EQ(merged.positive_inf, 1) << "split at " << split;
+      EXPECT_EQ(merged.negative_inf, 1) << "split at " << split;
+      EXPECT_EQ(merged.min, -1) << "split at " << split;
+      EXPECT_EQ(merged.max, 3) << "split at " << split;
+      EXPECT_EQ(merged.sum, 4) << "split at " << split;
     }
   }
 }

@@ -1,5 +1,4 @@
-// Where attention goes wrong first: masked garbage, empty rows, infinities, ranges of types, empty
-// axes.
+// Edge cases of attention: masked garbage, empty rows, infinities, ranges of types, empty axes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,8 +19,8 @@ constexpr uint64_t kSeed = 99;
 constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
                                  DType::kFloat64};
 
-// Backends may take another way for few query rows of whole vectors than for blocks of them, and
-// where nobody asks for the weights.
+// Backends may use different code for few query rows of whole vectors than for blocks of rows, and
+// if no weights are requested.
 struct Shape {
   const char* name;
   int64_t queries, head_size, value_head_size;
@@ -54,7 +53,7 @@ class EdgesTest : public ::testing::TestWithParam<std::tuple<DType, Shape>> {
     return problem;
   }
 
-  // A mask of that type for each query and key.
+  // With a mask of that type with an element for each query and key.
   Problem Masked(DType mask) const {
     return Make([&](Problem& p) { p.mask = MaskShape{mask, {1, 1, queries(), 140}}; });
   }
@@ -77,8 +76,8 @@ void Poison(Inputs& inputs, int64_t b, int64_t h, int64_t j, double value) {
   FillRow(inputs.value, b, h, j, value);
 }
 
-// Fills every key and value that no query sees with NaN, infinities and large numbers, and wants
-// what the oracle says of the clean ones.
+// Fills every key and value that no query sees with NaN, infinities and large numbers, and expects
+// the oracle's result for the clean ones.
 void ExpectHiddenKeysDoNotMatter(const Problem& problem, const Inputs& clean) {
   const Expected expected = Attend(problem, clean);
   for (const double poison : {kNan, kInf, -kInf, MaxOf(problem.dtype)}) {
@@ -103,7 +102,7 @@ void ExpectHiddenKeysDoNotMatter(const Problem& problem, const Inputs& clean) {
         }
       }
     }
-    ASSERT_GT(hidden, 0) << "nothing is hidden, the test says nothing";
+    ASSERT_GT(hidden, 0) << "nothing is hidden, so nothing is tested";
     for (const Target& target : Targets()) {
       SCOPED_TRACE(target.Name() + " poison " + std::to_string(poison) + " " + ToText(problem));
       const auto outputs = RunAttention(problem, poisoned, target.Options());
@@ -176,8 +175,8 @@ TEST_P(EdgesTest, KeysBeyondTheLengthNeverMatter) {
   ExpectHiddenKeysDoNotMatter(problem, inputs);
 }
 
-// A key that one query sees and another does not: NaN for the first, nothing for the second.
-TEST_P(EdgesTest, AKeyHiddenFromSomeQueriesPoisonsTheOthersOnly) {
+// A key that one query sees and another does not: NaN for the first, no effect on the second.
+TEST_P(EdgesTest, AKeyHiddenFromSomeQueriesPoisonsOnlyTheOthers) {
   Rng rng(kSeed);
   const Problem problem = Make([](Problem& p) {
     p.causal = true;
@@ -281,7 +280,7 @@ TEST_P(EdgesTest, AWindowBeyondAllKeysLeavesNothing) {
   ExpectConforms(problem, RandomInputs(problem, rng));
 }
 
-TEST_P(EdgesTest, AWindowOfAnySizeIsNoOverflow) {
+TEST_P(EdgesTest, WindowsOfAnySizeDoNotOverflow) {
   Rng rng(kSeed);
   const Problem problem = Make([](Problem& p) {
     p.left_window = std::numeric_limits<int64_t>::max();
@@ -334,7 +333,7 @@ TEST_P(EdgesTest, AMaskOfLastAxisOneBroadcasts) {
   }
 }
 
-// -1e6, -65504 and the like stand for -inf in many models.
+// Many models use -1e6, -65504 and similar values instead of -inf.
 TEST_P(EdgesTest, OneKeyAmongHugeNegativeMasksHasAllTheWeight) {
   for (const DType mask : kFloatTypes) {
     const Problem problem = Masked(mask);
@@ -347,8 +346,8 @@ TEST_P(EdgesTest, OneKeyAmongHugeNegativeMasksHasAllTheWeight) {
   }
 }
 
-// The lowest finite number is not -inf: alone in a row it swamps the scores and weighs all keys
-// alike.
+// The lowest finite number is not -inf: if a row has no other value, it absorbs the scores and
+// gives all keys equal weight.
 TEST_P(EdgesTest, ARowOfTheLowestMasksAveragesTheValues) {
   for (const DType mask : {DType::kFloat32, DType::kBFloat16, DType::kFloat64}) {
     Problem problem = Masked(mask);
@@ -384,8 +383,8 @@ TEST_P(EdgesTest, LargeScoresDoNotOverflow) {
   }
 }
 
-// Every 64 keys the scores rise by 100: a weight relative to an older maximum would overflow, and
-// what was summed before has to shrink to nothing.
+// The scores rise by 100 every 64 keys: a weight relative to an older maximum would overflow, and
+// earlier sums must shrink to nothing.
 TEST_P(EdgesTest, ScoresThatRiseAlongTheKeysDoNotOverflow) {
   const Problem problem = Make([](Problem& p) {
     p.key_length = 300;
@@ -404,7 +403,7 @@ TEST_P(EdgesTest, ScoresThatRiseAlongTheKeysDoNotOverflow) {
   ExpectConforms(problem, inputs);
 }
 
-// The product of Q and K is beyond fp32, their score is not.
+// The product of Q and K exceeds fp32, but the score does not.
 TEST_P(EdgesTest, ASmallScaleBringsLargeProductsBack) {
   const double large = dtype() == DType::kFloat16 ? 0x1p15 : 0x1p70;
   const Problem problem = Make([](Problem& p) {
@@ -424,7 +423,7 @@ TEST_P(EdgesTest, ASmallScaleBringsLargeProductsBack) {
   ExpectConforms(problem, inputs);
 }
 
-// Q and K near the largest half: their products overflow a half type, not fp32.
+// Q and K near the largest half: their products overflow a half type, but not fp32.
 TEST_P(EdgesTest, ProductsBeyondTheTypeDoNotOverflowInside) {
   const Problem problem = Make([](Problem& p) {
     p.scale = 1e-9;
@@ -435,7 +434,7 @@ TEST_P(EdgesTest, ProductsBeyondTheTypeDoNotOverflowInside) {
   ExpectConforms(problem, RandomInputs(problem, rng, {}, magnitude));
 }
 
-// The sum of weights times values passes the largest half before it is divided by the sum of
+// The sum of weights times values exceeds the largest half before it is divided by the sum of
 // weights.
 TEST_P(EdgesTest, ValuesNearTheLargestOfTheTypeDoNotOverflowInside) {
   const Problem problem = Make();
@@ -497,8 +496,8 @@ TEST_P(EdgesTest, SubnormalInputsAreNumbers) {
   ExpectConforms(problem, inputs);
 }
 
-// fp16's subnormals are well within fp32's range: they have to count in full.
-TEST(HalfEdgesTest, SubnormalHalvesCountInFull) {
+// Subnormals of fp16 are normal in fp32 and must not be flushed.
+TEST(HalfEdgesTest, SubnormalHalvesAreNotFlushed) {
   Problem problem{.dtype = DType::kFloat16,
                   .batch = 1,
                   .query_heads = 1,
@@ -516,7 +515,8 @@ TEST(HalfEdgesTest, SubnormalHalvesCountInFull) {
   ExpectConforms(problem, inputs);
 }
 
-// One key has all the weight: every half, subnormals and infinities too, comes back as it was.
+// A single key has weight 1, so every half, including subnormals and infinities, is returned
+// unchanged.
 TEST(HalfEdgesTest, ASingleKeyReturnsEveryValueExactly) {
   constexpr int64_t kRows = 128;
   constexpr int64_t kColumns = 512;
@@ -535,7 +535,7 @@ TEST(HalfEdgesTest, ASingleKeyReturnsEveryValueExactly) {
     for (int bits = 0; bits < kRows * kColumns; ++bits) {
       const auto pattern = static_cast<uint16_t>(bits);
       double value = dtype == DType::kFloat16 ? DecodeHalf(pattern) : DecodeBFloat16(pattern);
-      // Kernels may flush what is tiny even for fp32.
+      // Kernels may flush values that are tiny even for fp32.
       if (std::abs(value) < 1e-30) value = 0;
       inputs.value.Set(bits / kColumns, 0, 0, bits % kColumns, value);
       want.push_back(value);

@@ -1,5 +1,5 @@
-// The kernels approximate e^x; here it is looked at alone, over all that a score can be. A mask
-// sets the scores of two keys to 0 and x, so that their weights are 1 / (1 + e^x) and e^x / (1 +
+// Tests the kernels' approximation of e^x in isolation, over the whole range of scores. A mask sets
+// the scores of two keys to 0 and x, so that their weights are 1 / (1 + e^x) and e^x / (1 +
 // e^x).
 #include <gtest/gtest.h>
 
@@ -15,17 +15,17 @@
 namespace rapt::test {
 namespace {
 
-// How far weights may be off, relative to themselves. e^x is made from x / ln 2, whose rounding
-// grows with |x|.
+// The allowed relative error of weights. e^x is computed from x / ln 2, whose rounding error grows
+// with |x|.
 struct Accuracy {
   double relative;
   double per_x;
-  double underflow;  // what is smaller may be 0
+  double underflow;  // smaller values may be 0
 };
 constexpr Accuracy kFp32 = {5e-7, 1e-7, 1.25e-38};
 constexpr Accuracy kFp64 = {1e-15, 1e-16, 1e-307};
 
-// Weights of the key whose score is x, one for each x. The other one weighs 1 - w.
+// Returns the weight of the key with score x for each x. The other key has weight 1 - w.
 std::vector<double> WeightsOf(DType dtype, const std::vector<double>& xs, const Target& target) {
   const int64_t rows = static_cast<int64_t>(xs.size());
   const Problem problem{.dtype = dtype,
@@ -72,8 +72,8 @@ void ExpectAccurate(DType dtype, const std::vector<double>& xs, const Accuracy& 
   }
 }
 
-// From the smallest denormal number to the largest finite one, all negative, then closely where
-// results are of any size, denormal ones included.
+// Negative numbers from the smallest denormal to the largest finite one, then a dense range in
+// which results do not underflow, including denormal results.
 std::vector<double> EveryMagnitude(double least) {
   std::vector<double> xs = {-0.0};
   for (uint32_t bits = 0x80000001; bits < 0xFF800000; bits += 65521) {

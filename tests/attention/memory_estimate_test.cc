@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kMiB = int64_t{1} << 20;
 const PlanOptions kOneThread = {.backend = "auto", .isa = "auto", .threads = 1};
 
-// The tutorials' shape: batch 32, 8 heads, head size 64.
+// A common tutorial shape: batch 32, 8 heads, head size 64.
 Problem Tutorial(int64_t length) {
   return {.batch = 32,
           .query_heads = 8,
@@ -75,7 +75,7 @@ TEST(MemoryEstimateTest, AChunkHoldsItsScoresAndEachRowsState) {
       << "fewer keys than a chunk";
 }
 
-TEST(MemoryEstimateTest, FusedIsThePlansWorkspaceWhateverTheLength) {
+TEST(MemoryEstimateTest, FusedIsThePlansWorkspaceForAnyLength) {
   for (const char* backend : {"cpu", "reference"}) {
     const PlanOptions options = {.backend = backend, .isa = "auto", .threads = 3};
     const MemoryEstimate estimate = Estimate(Tutorial(1024), options);
@@ -97,7 +97,7 @@ TEST(MemoryEstimateTest, NoKeysOrNoQueriesNeedNoScores) {
   EXPECT_EQ(Estimate(problem).chunked_bytes, 0);
 }
 
-TEST(MemoryEstimateTest, RefusesWhatIsNoProblemAndWhatOverflows) {
+TEST(MemoryEstimateTest, RejectsInvalidProblemsAndOverflows) {
   constexpr int64_t kLongest = int64_t{1} << 40;
   const struct {
     std::function<void(Problem&, PlanOptions&)> change;

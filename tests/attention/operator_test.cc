@@ -1,5 +1,4 @@
-// Calls of the operator: every accepted form with the problem it describes, every rejected one with
-// its message.
+// Calls of the operator: every accepted form with its problem, every rejected one with its message.
 #include "attention/operator.h"
 
 #include <gmock/gmock.h>
@@ -149,7 +148,7 @@ TEST(ResolveTest, PastMayBeEmpty) {
   EXPECT_EQ(resolved.problem.past_length, 0);
 }
 
-TEST(ResolveTest, OutputsHaveTheTypesOfTheContract) {
+TEST(ResolveTest, OutputsHaveTheDocumentedTypes) {
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
     const ResolvedCall resolved = MustResolve(Rank4([&](OperatorCall& c) {
       c.inputs[Role::kQ]->dtype = c.inputs[Role::kK]->dtype = c.inputs[Role::kV]->dtype = dtype;
@@ -211,7 +210,7 @@ TEST(ResolveTest, TheDefaultsAreThoseOfTheOperator) {
   EXPECT_FALSE(problem.wants_present);
 }
 
-// Q may be empty in batch, heads or length, and there may be no keys.
+// The batch, heads and length of Q may be 0, and so may the number of keys.
 TEST(ResolveTest, EmptyAxesAreAccepted) {
   EXPECT_THAT(MustResolve(Rank4([](OperatorCall& c) {
                 c.inputs[Role::kQ]->shape[0] = c.inputs[Role::kK]->shape[0] =
@@ -313,7 +312,7 @@ TEST(ResolveTest, AMaskCoversPastToo) {
 struct Refusal {
   const char* name;
   OperatorCall call;
-  std::vector<std::string> words;  // the field and both values, each of them in the message
+  std::vector<std::string> words;  // substrings of the message: the field and both values
 };
 
 void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
@@ -678,7 +677,7 @@ INSTANTIATE_TEST_SUITE_P(
            c.score_output = ScoreOutput::kScores;
          }),
          {}},
-        // No batch makes every product 0; the sum is still refused.
+        // With a batch of 0 every product is 0, but the sum is still rejected.
         {"past_and_keys_overflow",
          Rank4([](auto& c) {
            c.inputs[Role::kQ]->shape = {0, 1, 1, 1};
@@ -705,7 +704,7 @@ TEST(ByteSizeTest, CountsTheBytesOfARowMajorTensor) {
   EXPECT_EQ(*ByteSize("Q", {DType::kBool, {kHuge}}), kHuge);
 }
 
-TEST(ByteSizeTest, RefusesWhatDoesNotFit) {
+TEST(ByteSizeTest, RejectsInvalidAndOverflowingShapes) {
   for (const TensorSpec& spec :
        {TensorSpec{DType::kFloat32, {-1}}, TensorSpec{DType::kFloat32, {0, -1}},
         TensorSpec{DType::kFloat16, {kHuge}}, TensorSpec{DType::kBool, {kHuge, 2}},
@@ -748,7 +747,7 @@ std::byte* AsBytes(std::vector<float>& values) {
   return reinterpret_cast<std::byte*>(values.data());
 }
 
-// The same tensors in each layout give the same numbers, each output where its layout has it.
+// The same tensors in each layout give the same numbers, and outputs have the same layout.
 TEST(ResolvedCallTest, ViewsReadAndWriteEveryLayout) {
   Problem problem{.batch = 2,
                   .query_heads = 4,

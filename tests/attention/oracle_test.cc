@@ -1,4 +1,4 @@
-// The oracle itself, against what others published and against sums done by hand.
+// Tests the oracle against published values and results computed by hand.
 #include "tests/support/oracle.h"
 
 #include <gmock/gmock.h>
@@ -95,7 +95,7 @@ TEST(TensorTest, EveryStorageHoldsTheSameElements) {
   }
 }
 
-TEST(AllCloseTest, TellsTheClassesApart) {
+TEST(AllCloseTest, DistinguishesFiniteInfiniteAndNan) {
   Tensor got(DType::kFloat16, {1, 1, 1, 4});
   const double nan = std::nan("");
   const auto close = [&](std::vector<double> have, const std::vector<double>& want) {

@@ -57,7 +57,7 @@ TEST(BackendSetTest, TheReferenceSupportsEverything) {
   EXPECT_TRUE(BuiltInBackends()[BuiltInBackends().size() - 1]->Supports(problem).ok());
 }
 
-TEST(MakePlanTest, ALongHeadIsPresentedByManyTasks) {
+TEST(MakePlanTest, PresentOutputsOfALongHeadTakeManyTasks) {
   Problem problem = Small();
   problem.key_length = 1 << 20;
   const int64_t bytes = problem.batch * problem.kv_heads * problem.key_length *
@@ -77,7 +77,7 @@ TEST(MakePlanTest, ALongHeadIsPresentedByManyTasks) {
   }
 }
 
-TEST(MakePlanTest, AnUnknownBackendIsInvalidAndTheOnesThatExistAreNamed) {
+TEST(MakePlanTest, AnUnknownBackendIsInvalidAndTheErrorListsTheKnownOnes) {
   const absl::Status status = MakePlan(Small(), {.backend = "gpu"}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("gpu"));
@@ -87,7 +87,7 @@ TEST(MakePlanTest, AnUnknownBackendIsInvalidAndTheOnesThatExistAreNamed) {
   EXPECT_EQ(Validate(PlanOptions{.backend = "gpu"}), status);
 }
 
-TEST(MakePlanTest, AnUnknownInstructionSetIsInvalidAndTheOnesThatExistAreNamed) {
+TEST(MakePlanTest, AnUnknownInstructionSetIsInvalidAndTheErrorListsTheKnownOnes) {
   const absl::Status status = MakePlan(Small(), {.backend = "cpu", .isa = "sse9"}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("sse9"));
@@ -95,7 +95,7 @@ TEST(MakePlanTest, AnUnknownInstructionSetIsInvalidAndTheOnesThatExistAreNamed) 
   EXPECT_EQ(Validate(PlanOptions{.backend = "cpu", .isa = "sse9"}), status);
 }
 
-TEST(MakePlanTest, WhatThisMachineLacksIsAFailedPrecondition) {
+TEST(MakePlanTest, AnUnavailableTargetIsAFailedPrecondition) {
   const cudnn::CudnnBackend without_device;
   const BackendSet backends({&without_device});
   for (const Backend* backend : backends) {
@@ -116,7 +116,7 @@ TEST(MakePlanTest, WhatThisMachineLacksIsAFailedPrecondition) {
   }
 }
 
-TEST(MakePlanTest, AnInvalidProblemIsRefusedWhateverTheBackend) {
+TEST(MakePlanTest, AnInvalidProblemIsRejectedForEveryBackend) {
   Problem problem = Small();
   problem.kv_heads = 3;
   for (const Target& target : Targets()) {
@@ -198,7 +198,7 @@ TEST(MakePlanTest, StagesAndWorkspaceAreSane) {
   }
 }
 
-// Fused: nowhere a matrix of all scores, 2^16 times 2^16 of them here.
+// Fused kernels never store the score matrix, here 2^16 x 2^16.
 TEST(MakePlanTest, WorkspaceDoesNotGrowWithTheScores) {
   Problem problem = Small();
   problem.query_length = problem.key_length = 1 << 16;
@@ -220,7 +220,7 @@ TEST(MakePlanTest, NothingToComputeHasNoStages) {
   }
 }
 
-// 2 B Hq Sq T (D + Dv), and about half of it where causality hides half.
+// 2 B Hq Sq T (D + Dv), and about half of that if causality hides half of the keys.
 TEST(MakePlanTest, FlopsCountVisibleKeysOnly) {
   Problem problem = Small();
   problem.query_length = problem.key_length = 256;
@@ -233,7 +233,7 @@ TEST(MakePlanTest, FlopsCountVisibleKeysOnly) {
   EXPECT_NEAR(causal->flops / all->flops, 0.5, 0.01);
 }
 
-// The diagonal of causal decoding is at the end of the real keys: one query sees them all.
+// The diagonal of causal decoding is at the last valid key, so the query sees all valid keys.
 TEST(MakePlanTest, CountsTheKeysOfDecodingWithLengths) {
   Problem problem{.batch = 1,
                   .query_heads = 32,
@@ -267,7 +267,7 @@ TEST(MakePlanTest, ADeclinedProblemIsUnimplementedWithTheBackendsReason) {
   }
 }
 
-TEST(RunTest, RefusesArgumentsThatDoNotFitTheProblem) {
+TEST(RunTest, RejectsArgumentsThatDoNotFitTheProblem) {
   const Problem problem = Small();
   Rng rng(1);
   Inputs inputs = RandomInputs(problem, rng);

@@ -47,7 +47,7 @@ TEST(ProblemTest, DerivedSizes) {
   EXPECT_FALSE(Valid([](Problem& p) { p.key_length = 0; }).empty());
 }
 
-TEST(ValidateTest, AcceptsWhatMakesSense) {
+TEST(ValidateTest, AcceptsValidProblems) {
   for (const Problem& problem : {
            Valid(),
            Valid([](Problem& p) { p.batch = 0; }),
@@ -82,7 +82,7 @@ void PrintTo(const Invalid& invalid, std::ostream* out) { *out << invalid.name; 
 
 class InvalidProblemTest : public ::testing::TestWithParam<Invalid> {};
 
-TEST_P(InvalidProblemTest, IsRefusedWithTheFieldAndTheValue) {
+TEST_P(InvalidProblemTest, IsRejectedWithTheFieldAndTheValue) {
   const absl::Status status = Validate(Valid(GetParam().change));
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   for (const std::string& word : GetParam().words) {
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(Overflows, InvalidProblemTest,
                          }),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Everything that Arguments can hold, of a problem that wants it all.
+// Arguments with every tensor, for a problem that uses all of them.
 class ArgumentsTest : public ::testing::Test {
  protected:
   ArgumentsTest() {
@@ -207,7 +207,7 @@ class ArgumentsTest : public ::testing::Test {
     arguments_.outputs[Role::kPresentValue] = present_value_.MutableView();
   }
 
-  void ExpectRefused(const std::vector<std::string>& words) {
+  void ExpectRejected(const std::vector<std::string>& words) {
     const absl::Status status = Validate(problem_, arguments_);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
     for (const std::string& word : words) {
@@ -236,30 +236,30 @@ TEST_F(ArgumentsTest, CompleteArgumentsAreValid) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-TEST_F(ArgumentsTest, KeyLengthsOutOfRangeNameTheRowAndTheLimit) {
+TEST_F(ArgumentsTest, KeyLengthsOutOfRangeAreRejectedWithTheLimit) {
   key_lengths_[1] = 8;
-  ExpectRefused({"nonpad_kv_seqlen", "8", "7"});
+  ExpectRejected({"nonpad_kv_seqlen", "8", "7"});
   key_lengths_[1] = -1;
-  ExpectRefused({"nonpad_kv_seqlen", "-1", "7"});
+  ExpectRejected({"nonpad_kv_seqlen", "-1", "7"});
   key_lengths_[1] = kHuge;
-  ExpectRefused({"nonpad_kv_seqlen"});
+  ExpectRejected({"nonpad_kv_seqlen"});
   key_lengths_[1] = std::numeric_limits<int64_t>::min();
-  ExpectRefused({"nonpad_kv_seqlen"});
+  ExpectRejected({"nonpad_kv_seqlen"});
 }
 
-TEST_F(ArgumentsTest, KeyLengthsAreOneForEachBatchRow) {
+TEST_F(ArgumentsTest, KeyLengthsMustHaveOneElementPerBatchRow) {
   arguments_.key_lengths = absl::MakeConstSpan(key_lengths_).first(1);
-  ExpectRefused({"nonpad_kv_seqlen", "1", "2"});
+  ExpectRejected({"nonpad_kv_seqlen", "1", "2"});
   arguments_.key_lengths = {};
-  ExpectRefused({"nonpad_kv_seqlen", "0", "2"});
+  ExpectRejected({"nonpad_kv_seqlen", "0", "2"});
 }
 
-TEST_F(ArgumentsTest, EveryWantedTensorHasToBeThere) {
+TEST_F(ArgumentsTest, EveryTensorOfTheProblemMustBePresent) {
   const auto without = [&](auto& view, const char* name) {
     SCOPED_TRACE(name);
     const auto kept = view;
     view = {};
-    ExpectRefused({name});
+    ExpectRejected({name});
     view = kept;
   };
   without(arguments_.inputs[Role::kQ], "Q");
@@ -278,27 +278,27 @@ TEST_F(ArgumentsTest, EveryWantedTensorHasToBeThere) {
 
 TEST_F(ArgumentsTest, TensorsHaveTheDimsAndTheTypeOfTheProblem) {
   arguments_.inputs[Role::kK].dims[2] = 6;
-  ExpectRefused({"K", "6", "7"});
+  ExpectRejected({"K", "6", "7"});
   arguments_.inputs[Role::kK].dims[2] = 7;
   arguments_.outputs[Role::kScores].dims[3] = 11;
-  ExpectRefused({"11", "10"});
+  ExpectRejected({"11", "10"});
   arguments_.outputs[Role::kScores].dims[3] = 10;
   arguments_.inputs[Role::kV].dtype = DType::kFloat16;
-  ExpectRefused({"V", "FP16", "FP32"});
+  ExpectRejected({"V", "FP16", "FP32"});
   arguments_.inputs[Role::kV].dtype = DType::kFloat32;
   arguments_.outputs[Role::kLse].dtype = DType::kFloat64;
-  ExpectRefused({"lse", "FP64", "FP32"});
+  ExpectRejected({"lse", "FP64", "FP32"});
 }
 
 TEST_F(ArgumentsTest, RowsAreContiguousExceptTheMasks) {
   arguments_.inputs[Role::kQ].strides[3] = 2;
-  ExpectRefused({"Q", "2", "1"});
+  ExpectRejected({"Q", "2", "1"});
   arguments_.inputs[Role::kQ].strides[3] = 1;
   arguments_.inputs[Role::kMask].strides[3] = 5;
   EXPECT_TRUE(Validate(problem_, arguments_).ok());
 }
 
-TEST_F(ArgumentsTest, WhatNobodyWantsMayBeAbsent) {
+TEST_F(ArgumentsTest, UnusedTensorsMayBeAbsent) {
   problem_ = Valid();
   Arguments least;
   least.inputs[Role::kQ] = arguments_.inputs[Role::kQ];
@@ -308,9 +308,9 @@ TEST_F(ArgumentsTest, WhatNobodyWantsMayBeAbsent) {
   EXPECT_TRUE(Validate(problem_, least).ok()) << Validate(problem_, least);
 }
 
-// Against the definition, key by key, over all small combinations of what can hide a key by
+// Compares with the definition, key by key, for all small combinations of what hides keys by
 // position.
-TEST(VisibleKeysTest, AreThoseOfTheDefinition) {
+TEST(VisibleKeysTest, MatchTheDefinition) {
   int64_t checked = 0;
   const auto check = [&](const Problem& problem, const std::vector<int64_t>& lengths) {
     for (int64_t i = 0; i < problem.query_length; ++i) {

@@ -18,7 +18,7 @@ Problem Parse(const std::string& text) {
   return problems->front();
 }
 
-TEST(ProblemTextTest, OneNumberStandsForBothOfAnAxis) {
+TEST(ProblemTextTest, ASingleNumberAppliesToQueriesAndKeys) {
   const Problem p = Parse("2x8x1024x64");
   EXPECT_EQ(p.dtype, DType::kFloat32);
   EXPECT_EQ(p.batch, 2);
@@ -31,7 +31,7 @@ TEST(ProblemTextTest, OneNumberStandsForBothOfAnAxis) {
   EXPECT_FALSE(p.causal);
 }
 
-TEST(ProblemTextTest, ReadsWhatFollowsTheAxes) {
+TEST(ProblemTextTest, ReadsTypeAndAttributes) {
   const Problem p = Parse(
       " 8x32/8x16:4096x128/64 BF16 causal bottom_right ragged past=7 left_window=511 "
       "right_window=0 softcap=30 scale=0.5 ");
@@ -52,7 +52,7 @@ TEST(ProblemTextTest, ReadsWhatFollowsTheAxes) {
   EXPECT_EQ(p.scale, 0.5);
 }
 
-TEST(ProblemTextTest, AMaskHasTheShapeOfTheWhole) {
+TEST(ProblemTextTest, AMaskCoversAllQueriesAndKeys) {
   EXPECT_EQ(Parse("3x2x5:6x8 mask=bool past=4 fp16").mask->dtype, DType::kBool);
   EXPECT_THAT(Parse("3x2x5:6x8 mask=bool past=4").mask->dims, ElementsAre(1, 1, 5, 10));
   EXPECT_EQ(Parse("3x2x5:6x8 mask=float fp16").mask->dtype, DType::kFloat16);
@@ -60,7 +60,7 @@ TEST(ProblemTextTest, AMaskHasTheShapeOfTheWhole) {
   EXPECT_THAT(Parse("3x2x5:6x8 mask=padding").mask->dims, ElementsAre(3, 1, 1, 6));
 }
 
-TEST(ProblemTextTest, CommasPartProblems) {
+TEST(ProblemTextTest, CommasSeparateProblems) {
   const auto problems = ParseProblems("1x1x8x8, 2x1x8x8 bf16,3x1x8x8");
   ASSERT_TRUE(problems.ok()) << problems.status();
   ASSERT_EQ(problems->size(), 3);
@@ -69,7 +69,7 @@ TEST(ProblemTextTest, CommasPartProblems) {
   EXPECT_EQ((*problems)[2].batch, 3);
 }
 
-TEST(ProblemTextTest, QuotesTheOneThatIsWrong) {
+TEST(ProblemTextTest, QuotesTheInvalidProblem) {
   const std::pair<const char*, const char*> cases[] = {
       {"", "'' is empty"},
       {"1x1x8x8,", "'' is empty"},

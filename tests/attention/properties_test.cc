@@ -25,7 +25,7 @@ constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloa
 
 PlanOptions On(const Target& target, int threads = 1) { return target.Options(threads); }
 
-// Each property is tried in each float type on each target.
+// Each property is tested in each float type on each target.
 class PropertiesTest : public ::testing::TestWithParam<DType> {
  protected:
   Problem Make(const std::function<void(Problem&)>& change = [](Problem&) {}) const {
@@ -46,7 +46,7 @@ class PropertiesTest : public ::testing::TestWithParam<DType> {
     return RandomInputs(problem, rng);
   }
 
-  // Two results of the same sum in another order: each within tolerance of the truth.
+  // For two results of the same sum in different orders, each within tolerance of the exact one.
   Tolerance TwoSided(double slack = 0) const {
     Tolerance tolerance{2 * ToleranceOf(GetParam()), {}};
     const Problem problem = Make();
@@ -106,17 +106,17 @@ class TaskByTask {
   Arguments arguments_;
 };
 
-// Some checkpoints a task.
+// Several checkpoints per task.
 void ManyKeys(Problem& p) {
   p.query_length = 60;
   p.key_length = 3000;
 }
 
-TEST_P(PropertiesTest, WhatRunsAtACheckpointDoesNotMatter) {
+TEST_P(PropertiesTest, WorkAtACheckpointDoesNotChangeTheResult) {
   const Problem problem = Make(ManyKeys), other = Make();
   const Inputs inputs = Random(problem), of_other = Random(other);
   for (const Target& target : Targets()) {
-    if (target.backend != "cpu") continue;  // the one that has checkpoints
+    if (target.backend != "cpu") continue;  // the only one with checkpoints
     SCOPED_TRACE(target.Name());
     struct Interruption {
       TaskByTask task;
@@ -135,7 +135,7 @@ TEST_P(PropertiesTest, WhatRunsAtACheckpointDoesNotMatter) {
   }
 }
 
-TEST_P(PropertiesTest, ATaskIsGivenUpAtACheckpoint) {
+TEST_P(PropertiesTest, ATaskCanBeAbandonedAtACheckpoint) {
   const Problem problem = Make(ManyKeys);
   const Inputs inputs = Random(problem);
   for (const Target& target : Targets()) {
@@ -149,7 +149,7 @@ TEST_P(PropertiesTest, ATaskIsGivenUpAtACheckpoint) {
   }
 }
 
-TEST_P(PropertiesTest, ConstantValuesComeBack) {
+TEST_P(PropertiesTest, ConstantValuesAreReturned) {
   const Problem problem = Make([](Problem& p) {
     p.causal = true;
     p.softcap = 2;
@@ -285,7 +285,7 @@ TEST_P(PropertiesTest, PastIsJustEarlierKeys) {
   ExpectSameOutput(split, inputs, whole, joined);
 }
 
-TEST_P(PropertiesTest, AConstantAddedToARowShiftsLseAlone) {
+TEST_P(PropertiesTest, AConstantAddedToARowShiftsOnlyTheLse) {
   const Problem plain = Make([](Problem& p) {
     p.wants_lse = true;
     p.score_output = ScoreOutput::kWeights;
@@ -347,8 +347,8 @@ TEST_P(PropertiesTest, WeightsAreADistributionAndGiveTheOutput) {
   }
 }
 
-// The scores are computed once for the sum and once for the weights: to the bit the same, for few
-// query rows as for many.
+// The scores are computed twice, for the sum and for the weights. Both must be bit-identical, for
+// few query rows and for many.
 TEST_P(PropertiesTest, TheOnlyVisibleKeyHasAllTheWeight) {
   for (const int64_t length : {1, 3, 19, 64}) {
     const Problem problem = Make([length](Problem& p) {
@@ -448,7 +448,7 @@ TEST_P(PropertiesTest, TheSamePlanGivesTheSameBits) {
   }
 }
 
-TEST_P(PropertiesTest, BatchRowsDoNotTouchEachOther) {
+TEST_P(PropertiesTest, BatchRowsAreIndependent) {
   const Problem problem = Make([](Problem& p) { p.wants_lse = true; });
   const Inputs inputs = Random(problem);
   Inputs changed = inputs;
@@ -478,7 +478,7 @@ TEST_P(PropertiesTest, BatchRowsDoNotTouchEachOther) {
   }
 }
 
-// Callers of their own workspaces and outputs share one plan and one pool.
+// Callers with separate workspaces and outputs share one plan and one pool.
 TEST_P(PropertiesTest, RunIsSafeFromSeveralThreads) {
   const Problem problem = Make();
   const Inputs inputs = Random(problem);
@@ -500,7 +500,7 @@ TEST_P(PropertiesTest, RunIsSafeFromSeveralThreads) {
   }
 }
 
-// Keys [begin, end) of a problem, as a problem of their own.
+// Returns keys [begin, begin + part.key_length) as the inputs of a separate problem.
 Inputs KeysOf(const Problem& part, const Inputs& inputs, int64_t begin) {
   Inputs slice{
       .query = inputs.query,
@@ -526,7 +526,7 @@ Inputs KeysOf(const Problem& part, const Inputs& inputs, int64_t begin) {
   return slice;
 }
 
-// Row (b, h, i) of an output as the type that its sums have.
+// Returns row (b, h, i) of an output in the type of its sums.
 template <typename Real>
 std::vector<Real> RowOf(const Tensor& tensor, int64_t b, int64_t h, int64_t i) {
   std::vector<Real> row;
@@ -535,7 +535,7 @@ std::vector<Real> RowOf(const Tensor& tensor, int64_t b, int64_t h, int64_t i) {
 }
 
 template <typename Real>
-void ExpectMergedPartsAreTheWhole(DType dtype) {
+void ExpectMergedPartsEqualOneCall(DType dtype) {
   const Problem whole{.dtype = dtype,
                       .batch = 2,
                       .query_heads = 4,
@@ -549,11 +549,11 @@ void ExpectMergedPartsAreTheWhole(DType dtype) {
   Rng rng(kSeed);
   Inputs inputs = RandomInputs(whole, rng);
   for (int64_t j = 0; j < 200; ++j) {
-    inputs.mask->Set(0, 0, 0, j, 0);        // nothing visible at all
-    inputs.mask->Set(0, 0, 1, j, j >= 70);  // nothing in the first part
-    inputs.mask->Set(0, 0, 2, j, j < 70);   // nothing but in the first part
+    inputs.mask->Set(0, 0, 0, j, 0);        // nothing visible
+    inputs.mask->Set(0, 0, 1, j, j >= 70);  // nothing visible in the first part
+    inputs.mask->Set(0, 0, 2, j, j < 70);   // only the first part visible
   }
-  constexpr int64_t kCuts[] = {0, 70, 70, 71, 200};
+  constexpr int64_t kBoundaries[] = {0, 70, 70, 71, 200};
   for (const Target& target : Targets()) {
     SCOPED_TRACE(target.Name());
     const auto expected = RunAttention(whole, inputs, On(target));
@@ -564,9 +564,9 @@ void ExpectMergedPartsAreTheWhole(DType dtype) {
     lse.Fill(-kInf);
     for (int n = 0; n < 4; ++n) {
       Problem part = whole;
-      part.key_length = kCuts[n + 1] - kCuts[n];
+      part.key_length = kBoundaries[n + 1] - kBoundaries[n];
       part.mask->dims[3] = part.key_length;
-      Inputs slice = KeysOf(part, inputs, kCuts[n]);
+      Inputs slice = KeysOf(part, inputs, kBoundaries[n]);
       if (part.key_length == 0) {
         part.mask.reset();
         slice.mask.reset();
@@ -592,9 +592,9 @@ void ExpectMergedPartsAreTheWhole(DType dtype) {
   }
 }
 
-TEST(SoftmaxStateTest, MergedPartsAreTheWhole) {
-  ExpectMergedPartsAreTheWhole<float>(DType::kFloat32);
-  ExpectMergedPartsAreTheWhole<double>(DType::kFloat64);
+TEST(SoftmaxStateTest, MergedPartsEqualOneCall) {
+  ExpectMergedPartsEqualOneCall<float>(DType::kFloat32);
+  ExpectMergedPartsEqualOneCall<double>(DType::kFloat64);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Outputs of half types are rounded to nearest even; the tolerances alone would not notice a cut.
+// Outputs of half types are rounded to nearest even. The tolerances would not detect truncation.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Tensors that arrive in pieces give the same bits as whole ones, wherever the pieces break.
+// Sliced tensors give the same bits as contiguous ones, for all slice boundaries.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -16,25 +16,24 @@
 namespace rapt::test {
 namespace {
 
-// A row-major tensor's bytes in pieces, each in memory of its own, behind a stretch that is not
-// its.
-class Pieces {
+// The bytes of a row-major tensor in separately allocated slices, preceded by other bytes.
+class Slices {
  public:
-  Pieces(const TensorView& whole, Rng& rng, int64_t largest_piece) {
+  Slices(const TensorView& whole, Rng& rng, int64_t largest_slice) {
     const int64_t bytes =
         whole.dims[0] * whole.dims[1] * whole.dims[2] * whole.dims[3] * SizeOf(whole.dtype);
     bytes_.offset = UniformInt(rng, 0, 9);
     int64_t position = 0;
     while (position < bytes_.offset + bytes) {
       const int64_t size =
-          std::min(UniformInt(rng, 1, largest_piece), bytes_.offset + bytes - position);
-      auto piece = std::make_unique<std::byte[]>(size);
+          std::min(UniformInt(rng, 1, largest_slice), bytes_.offset + bytes - position);
+      auto buffer = std::make_unique<std::byte[]>(size);
       for (int64_t n = 0; n < size; ++n) {
         const int64_t at = position + n - bytes_.offset;
-        piece[n] = at < 0 ? std::byte{0xFF} : whole.data[at];
+        buffer[n] = at < 0 ? std::byte{0xFF} : whole.data[at];
       }
-      slices_.push_back({piece.get(), position, position + size});
-      pieces_.push_back(std::move(piece));
+      slices_.push_back({buffer.get(), position, position + size});
+      buffers_.push_back(std::move(buffer));
       position += size;
     }
     bytes_.slices = slices_;
@@ -47,7 +46,7 @@ class Pieces {
   }
 
  private:
-  std::vector<std::unique_ptr<std::byte[]>> pieces_;
+  std::vector<std::unique_ptr<std::byte[]>> buffers_;
   std::vector<ByteSlice> slices_;
   SlicedBytes bytes_;
 };
@@ -57,24 +56,24 @@ struct SlicedOutputs {
 };
 
 SlicedOutputs RunSliced(const Problem& p, const Inputs& inputs, const PlanOptions& options,
-                        Rng& rng, int64_t largest_piece) {
+                        Rng& rng, int64_t largest_slice) {
   const absl::StatusOr<Plan> plan = MakePlan(p, options);
   EXPECT_TRUE(plan.ok()) << plan.status();
   Tensor output(p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size});
   Tensor present_key(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.head_size});
   Tensor present_value(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.value_head_size});
 
-  std::vector<std::unique_ptr<Pieces>> kept;
-  const auto cut = [&](const TensorView& view) {
-    kept.push_back(std::make_unique<Pieces>(view, rng, largest_piece));
+  std::vector<std::unique_ptr<Slices>> kept;
+  const auto sliced = [&](const TensorView& view) {
+    kept.push_back(std::make_unique<Slices>(view, rng, largest_slice));
     return kept.back()->View(view);
   };
   Arguments arguments;
-  arguments.inputs[Role::kQ] = cut(inputs.query.View());
-  arguments.inputs[Role::kK] = cut(inputs.key.View());
-  arguments.inputs[Role::kV] = cut(inputs.value.View());
-  if (inputs.past_key) arguments.inputs[Role::kPastKey] = cut(inputs.past_key->View());
-  if (inputs.past_value) arguments.inputs[Role::kPastValue] = cut(inputs.past_value->View());
+  arguments.inputs[Role::kQ] = sliced(inputs.query.View());
+  arguments.inputs[Role::kK] = sliced(inputs.key.View());
+  arguments.inputs[Role::kV] = sliced(inputs.value.View());
+  if (inputs.past_key) arguments.inputs[Role::kPastKey] = sliced(inputs.past_key->View());
+  if (inputs.past_value) arguments.inputs[Role::kPastValue] = sliced(inputs.past_value->View());
   if (inputs.mask) arguments.inputs[Role::kMask] = inputs.mask->View();
   arguments.key_lengths = inputs.key_lengths;
   arguments.outputs[Role::kY] = output.MutableView();
@@ -91,12 +90,12 @@ SlicedOutputs RunSliced(const Problem& p, const Inputs& inputs, const PlanOption
 struct Case {
   std::string name;
   Problem problem;
-  int64_t largest_piece;
+  int64_t largest_slice;
 };
 
 class SlicesTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(SlicesTest, GiveTheBitsOfTheWhole) {
+TEST_P(SlicesTest, GiveTheSameBitsAsContiguousTensors) {
   Problem problem = GetParam().problem;
   problem.wants_present = true;
   for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
@@ -110,11 +109,11 @@ TEST_P(SlicesTest, GiveTheBitsOfTheWhole) {
       SCOPED_TRACE(target.Name() + " " + ToText(problem) + " seed " + std::to_string(seed));
       const absl::StatusOr<Outputs> whole = RunAttention(problem, inputs, options);
       ASSERT_TRUE(whole.ok()) << whole.status();
-      const SlicedOutputs sliced =
-          RunSliced(problem, inputs, options, rng, GetParam().largest_piece);
-      EXPECT_TRUE(SameBits("output", sliced.output, whole->output));
-      EXPECT_TRUE(SameBits("present_key", sliced.present_key, *whole->present_key));
-      EXPECT_TRUE(SameBits("present_value", sliced.present_value, *whole->present_value));
+      const SlicedOutputs outputs =
+          RunSliced(problem, inputs, options, rng, GetParam().largest_slice);
+      EXPECT_TRUE(SameBits("output", outputs.output, whole->output));
+      EXPECT_TRUE(SameBits("present_key", outputs.present_key, *whole->present_key));
+      EXPECT_TRUE(SameBits("present_value", outputs.present_value, *whole->present_value));
     }
   }
 }
@@ -139,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(, SlicesTest,
                                                  .head_size = 5,
                                                  .value_head_size = 3},
                                                 3},
-                                           Case{"decode_in_large_pieces",
+                                           Case{"decode_in_large_slices",
                                                 {.batch = 2,
                                                  .query_heads = 8,
                                                  .kv_heads = 2,
@@ -148,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(, SlicesTest,
                                                  .head_size = 64,
                                                  .value_head_size = 64},
                                                 40000},
-                                           Case{"decode_in_small_pieces",
+                                           Case{"decode_in_small_slices",
                                                 {.batch = 1,
                                                  .query_heads = 4,
                                                  .kv_heads = 1,
@@ -170,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(, SlicesTest,
                                                 500}),
                          [](const auto& info) { return info.param.name; });
 
-TEST(SlicesRefusalTest, AreRefusedByABackendThatDoesNotReadThem) {
+TEST(SlicesRejectionTest, AreRejectedByABackendThatDoesNotReadThem) {
   const Problem problem{.batch = 1,
                         .query_heads = 1,
                         .kv_heads = 1,
@@ -180,11 +179,11 @@ TEST(SlicesRefusalTest, AreRefusedByABackendThatDoesNotReadThem) {
                         .value_head_size = 2};
   Rng rng(1);
   const Inputs inputs = RandomInputs(problem, rng);
-  const Pieces pieces(inputs.key.View(), rng, 3);
+  const Slices slices(inputs.key.View(), rng, 3);
   Tensor output(DType::kFloat32, {1, 1, 2, 2});
   Arguments arguments;
   arguments.inputs[Role::kQ] = inputs.query.View();
-  arguments.inputs[Role::kK] = pieces.View(inputs.key.View());
+  arguments.inputs[Role::kK] = slices.View(inputs.key.View());
   arguments.inputs[Role::kV] = inputs.value.View();
   arguments.outputs[Role::kY] = output.MutableView();
   const absl::StatusOr<Plan> plan = MakePlan(problem, {.backend = "reference"});

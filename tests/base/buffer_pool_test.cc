@@ -50,7 +50,7 @@ TEST_F(BufferPoolTest, ReusesPagesWithinAClass) {
   EXPECT_EQ(pool_.idle_bytes(), 4 * kMiB);
 }
 
-TEST_F(BufferPoolTest, EvictsIdleBuffersForOnesInUse) {
+TEST_F(BufferPoolTest, EvictsIdleBuffersToStayWithinItsCapacity) {
   for (int n = 0; n < 3; ++n) {
     const PooledBuffer a = pool_.Take(16 * kMiB);
     const PooledBuffer b = pool_.Take(20 * kMiB);

@@ -24,7 +24,7 @@ TEST(ThreadPoolTest, RunsEveryTaskOnceOnAFreeWorker) {
   }
 }
 
-TEST(ThreadPoolTest, NoTasksMakeNoCalls) {
+TEST(ThreadPoolTest, DoesNothingWithoutTasks) {
   ThreadPool pool(3);
   pool.ParallelFor(0, [](int64_t, int) { FAIL(); });
 }

@@ -22,12 +22,12 @@ class TimerTest : public ::testing::Test {
   }
 
   // Returns when all due alarms have fired.
-  void WaitForTheDue() {
-    std::promise<void> rang;
-    Alarm last(timer_, [&rang] { rang.set_value(); });
+  void WaitForDueAlarms() {
+    std::promise<void> done;
+    Alarm last(timer_, [&done] { done.set_value(); });
     clock_.Advance(std::chrono::nanoseconds(1));
     last.Set(clock_.Now());  // after alarms of the same time
-    rang.get_future().wait();
+    done.get_future().wait();
   }
 
   test::FakeClock clock_;
@@ -35,63 +35,63 @@ class TimerTest : public ::testing::Test {
 };
 
 TEST_F(TimerTest, FiresDueAlarmsInOrder) {
-  std::vector<int> rung;
-  Alarm second(timer_, [&rung] { rung.push_back(2); });
-  Alarm first(timer_, [&rung] { rung.push_back(1); });
+  std::vector<int> fired;
+  Alarm second(timer_, [&fired] { fired.push_back(2); });
+  Alarm first(timer_, [&fired] { fired.push_back(1); });
   second.Set(clock_.Now() + seconds(20));
   first.Set(clock_.Now() + seconds(10));
-  WaitForTheDue();
-  EXPECT_TRUE(rung.empty());
+  WaitForDueAlarms();
+  EXPECT_TRUE(fired.empty());
   Advance(seconds(10));
-  WaitForTheDue();
-  EXPECT_EQ(rung, std::vector<int>({1}));
+  WaitForDueAlarms();
+  EXPECT_EQ(fired, std::vector<int>({1}));
   Advance(seconds(10));
-  WaitForTheDue();
-  EXPECT_EQ(rung, std::vector<int>({1, 2}));
+  WaitForDueAlarms();
+  EXPECT_EQ(fired, std::vector<int>({1, 2}));
 }
 
 TEST_F(TimerTest, ACancelledAlarmDoesNotFire) {
-  std::atomic<int> rung = 0;
-  Alarm alarm(timer_, [&rung] { ++rung; });
+  std::atomic<int> fired = 0;
+  Alarm alarm(timer_, [&fired] { ++fired; });
   alarm.Set(clock_.Now() + seconds(1));
   alarm.Cancel();
   Advance(seconds(2));
-  WaitForTheDue();
-  EXPECT_EQ(rung, 0);
+  WaitForDueAlarms();
+  EXPECT_EQ(fired, 0);
 }
 
 TEST_F(TimerTest, TheLastTimeSetCounts) {
-  std::atomic<int> rung = 0;
-  Alarm alarm(timer_, [&rung] { ++rung; });
+  std::atomic<int> fired = 0;
+  Alarm alarm(timer_, [&fired] { ++fired; });
   alarm.Set(clock_.Now() + seconds(1));
   alarm.Set(clock_.Now() + seconds(5));
   Advance(seconds(2));
-  WaitForTheDue();
-  EXPECT_EQ(rung, 0);
+  WaitForDueAlarms();
+  EXPECT_EQ(fired, 0);
   alarm.SetNoLaterThan(clock_.Now() + seconds(100));
   alarm.SetNoLaterThan(clock_.Now() + seconds(1));
   Advance(seconds(1));
-  WaitForTheDue();
-  EXPECT_EQ(rung, 1);
+  WaitForDueAlarms();
+  EXPECT_EQ(fired, 1);
 }
 
 TEST_F(TimerTest, AnAlarmMaySetItselfAgain) {
-  std::atomic<int> rung = 0;
+  std::atomic<int> fired = 0;
   Alarm alarm(timer_, [&] {
-    if (++rung < 3) alarm.Set(clock_.Now());
+    if (++fired < 3) alarm.Set(clock_.Now());
   });
   alarm.Set(clock_.Now());
-  while (rung < 3) std::this_thread::yield();
-  WaitForTheDue();
-  EXPECT_EQ(rung, 3);
+  while (fired < 3) std::this_thread::yield();
+  WaitForDueAlarms();
+  EXPECT_EQ(fired, 3);
 }
 
 TEST_F(TimerTest, CancelWaitsForAFiringAlarm) {
-  std::promise<void> begun, go_on;
+  std::promise<void> begun, may_continue;
   std::atomic<bool> ended = false;
   Alarm alarm(timer_, [&] {
     begun.set_value();
-    go_on.get_future().wait();
+    may_continue.get_future().wait();
     ended = true;
   });
   alarm.Set(clock_.Now());
@@ -100,27 +100,27 @@ TEST_F(TimerTest, CancelWaitsForAFiringAlarm) {
     alarm.Cancel();
     EXPECT_TRUE(ended);
   });
-  go_on.set_value();
+  may_continue.set_value();
   canceller.join();
 }
 
 TEST_F(TimerTest, CancelStopsAnAlarmThatSetsItselfAgain) {
-  std::promise<void> begun, go_on;
-  std::atomic<int> rung = 0;
+  std::promise<void> begun, may_continue;
+  std::atomic<int> fired = 0;
   Alarm alarm(timer_, [&] {
-    if (++rung > 1) return;
+    if (++fired > 1) return;
     begun.set_value();
-    go_on.get_future().wait();
+    may_continue.get_future().wait();
     alarm.Set(clock_.Now() + seconds(1));
   });
   alarm.Set(clock_.Now());
   begun.get_future().wait();
   std::thread canceller([&] { alarm.Cancel(); });
-  go_on.set_value();
+  may_continue.set_value();
   canceller.join();
   Advance(seconds(2));
-  WaitForTheDue();
-  EXPECT_EQ(rung, 1);
+  WaitForDueAlarms();
+  EXPECT_EQ(fired, 1);
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ TEST(WireFormatTest, AgreesWithGeneratedCodeOnWholeMessages) {
 }
 
 TEST(WireFormatTest, AgreesWithGeneratedCodeOnBrokenMessages) {
-  int refused = 0;
+  int rejected = 0;
   for (uint32_t seed = 0; seed < 20000; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 rng(seed);
@@ -185,10 +185,10 @@ TEST(WireFormatTest, AgreesWithGeneratedCodeOnBrokenMessages) {
     }
     const bool accepted = seed % 2 ? ExpectAgreement<ModelInferRequest>(bytes, kInferSchema, rng)
                                    : ExpectAgreement<AttendRequest>(bytes, kAttendSchema, rng);
-    refused += !accepted;
+    rejected += !accepted;
     if (HasFailure()) break;
   }
-  EXPECT_GT(refused, 1000);  // Otherwise the test is vacuous.
+  EXPECT_GT(rejected, 1000);  // Otherwise the test is vacuous.
 }
 
 TEST(WireFormatTest, RejectsGroupsWithoutEnd) {
@@ -197,21 +197,21 @@ TEST(WireFormatTest, RejectsGroupsWithoutEnd) {
 }
 
 // Bytes beyond the limit are not parsed; otherwise a message of groups would take seconds.
-TEST(WireFormatTest, WalksGroupsNoFurtherThanTheLimit) {
+TEST(WireFormatTest, StopsWalkingGroupsAtTheLimit) {
   std::mt19937 rng(4);
   const std::string start = "\x7B", end = "\x7C";  // of the unknown field 15
   std::string fields;
   while (fields.size() < 60'000) fields += std::string("\x08\x00", 2);
-  const auto refusal = [&rng](const std::string& bytes) {
+  const auto error = [&rng](const std::string& bytes) {
     const auto status = Sliced(bytes, rng, 1000).SplitBy(kAttendSchema).status();
     return std::string(status.message());
   };
-  EXPECT_EQ(refusal(start + fields + end), "");
-  EXPECT_EQ(refusal(start + start + fields + end + end), "");
+  EXPECT_EQ(error(start + fields + end), "");
+  EXPECT_EQ(error(start + start + fields + end + end), "");
   const std::string broken = "\x0F";
-  EXPECT_THAT(refusal(start + fields + broken), HasSubstr("near byte 60002"));
-  EXPECT_THAT(refusal(start + fields + fields + broken), HasSubstr("the allowed 65536 bytes"));
-  EXPECT_THAT(refusal(start + start + fields + fields + broken), HasSubstr("65536 bytes"));
+  EXPECT_THAT(error(start + fields + broken), HasSubstr("near byte 60002"));
+  EXPECT_THAT(error(start + fields + fields + broken), HasSubstr("the allowed 65536 bytes"));
+  EXPECT_THAT(error(start + start + fields + fields + broken), HasSubstr("65536 bytes"));
 }
 
 TEST(WireFormatTest, WritesHeadersAsGeneratedCodeDoes) {

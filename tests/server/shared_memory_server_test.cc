@@ -131,7 +131,7 @@ TEST_P(CutMemoryTest, FailsThatRequestAndNothingElse) {
   ASSERT_TRUE(Register("in", in).ok());
   ASSERT_TRUE(Register("out", out).ok());
   ASSERT_TRUE(Attend(p.length).ok());
-  (p.output ? out : in).CutTo(0);
+  (p.output ? out : in).Truncate(0);
 
   const grpc::Status cut = Attend(p.length);
   EXPECT_EQ(cut.error_code(), StatusCode::INVALID_ARGUMENT);

@@ -18,9 +18,9 @@ namespace rapt::test {
 
 // Sanitizers keep shadows and what was freed, in the server as here.
 #ifdef RAPT_SANITIZED
-inline constexpr bool kMemoryTells = false;
+inline constexpr bool kRssIsMeaningful = false;
 #else
-inline constexpr bool kMemoryTells = true;
+inline constexpr bool kRssIsMeaningful = true;
 #endif
 
 // Returns the process's anonymous memory, without mapped files.

@@ -23,7 +23,7 @@ SharedObject::SharedObject(int64_t bytes, const std::string& prefix)
     : key_(NewKey(prefix)), bytes_(bytes) {
   descriptor_ = shm_open(key_.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
   RAPT_CHECK(descriptor_ >= 0, "no shared memory object");
-  CutTo(bytes);
+  Truncate(bytes);
   void* const mapped =
       mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_, 0);
   RAPT_CHECK(mapped != MAP_FAILED, "the shared memory object can't be mapped");
@@ -36,7 +36,7 @@ SharedObject::~SharedObject() {
   shm_unlink(key_.c_str());
 }
 
-void SharedObject::CutTo(int64_t bytes) {
+void SharedObject::Truncate(int64_t bytes) {
   RAPT_CHECK(ftruncate(descriptor_, bytes) == 0, "the shared memory object keeps its size");
 }
 

@@ -29,7 +29,7 @@ class SharedObject {
 
   // Truncates the object for all processes that mapped it. This mapping must not be accessed
   // afterwards either.
-  void CutTo(int64_t bytes);
+  void Truncate(int64_t bytes);
 
  private:
   const std::string key_;

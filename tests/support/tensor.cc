@@ -292,7 +292,7 @@ Tensor JoinRows(const std::optional<Tensor>& first, const Tensor& second) {
   return joined;
 }
 
-Tensor CutAxis(const Tensor& tensor, int axis, int64_t begin, int64_t count) {
+Tensor SliceAxis(const Tensor& tensor, int axis, int64_t begin, int64_t count) {
   Dims dims = tensor.dims();
   if (dims[axis] == 1) begin = 0, count = 1;
   dims[axis] = count;

@@ -94,7 +94,7 @@ Tensor JoinRows(const std::optional<Tensor>& first, const Tensor& second);
 
 // Positions [begin, begin + count) of the axis; of an axis of 1, which broadcasts, itself.
 // Row-major.
-Tensor CutAxis(const Tensor& tensor, int axis, int64_t begin, int64_t count);
+Tensor SliceAxis(const Tensor& tensor, int axis, int64_t begin, int64_t count);
 
 // Writes `part` to positions [begin, ...) of the axis.
 void PasteAxis(Tensor& whole, int axis, int64_t begin, const Tensor& part);

@@ -1,12 +1,12 @@
-/* The C interface from C11: the header compiles, the structs lie where they did in the first
- * version, and a worked example comes out. */
+/* The C interface from C11: the header compiles, the struct layouts are those of the first version,
+ * and a worked example gives the expected result. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "rapt/attention.h"
 
-/* What a program was compiled with stays where it is; new fields go to the end. */
+/* Existing fields keep their offsets; new fields are added at the end. */
 _Static_assert(offsetof(rapt_context_options, isa) == 24, "rapt_context_options has changed");
 _Static_assert(offsetof(rapt_problem, value_head_size) == 72, "rapt_problem has changed");
 _Static_assert(offsetof(rapt_problem, softcap) == 96, "rapt_problem has changed");

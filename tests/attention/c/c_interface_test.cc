@@ -33,34 +33,34 @@ using ContextPtr = std::unique_ptr<rapt_context, ContextDeleter>;
 using PlanPtr = std::unique_ptr<rapt_plan, PlanDeleter>;
 
 // A code and its message.
-struct Answer {
+struct Result {
   rapt_code code = RAPT_OK;
   std::string message;
 };
 
 template <typename Function, typename... Arguments>
-Answer Call(Function function, Arguments... arguments) {
+Result Call(Function function, Arguments... arguments) {
   char message[RAPT_MESSAGE_BYTES] = "";
   const rapt_code code = function(arguments..., message, sizeof(message));
   return {code, message};
 }
 
-std::pair<ContextPtr, Answer> MakeContext(const Target& target, int threads) {
+std::pair<ContextPtr, Result> MakeContext(const Target& target, int threads) {
   const rapt_context_options options = {.struct_size = sizeof(options),
                                         .threads = threads,
                                         .backend = target.backend.c_str(),
                                         .isa = target.isa.c_str()};
   rapt_context* context = nullptr;
-  Answer answer = Call(rapt_context_create, &options, &context);
-  return {ContextPtr(context), answer};
+  Result result = Call(rapt_context_create, &options, &context);
+  return {ContextPtr(context), result};
 }
 
 ContextPtr MakeContext(int threads = 1) { return MakeContext({"auto", "auto"}, threads).first; }
 
 PlanPtr MakePlan(const rapt_context* context, const rapt_problem& problem) {
   rapt_plan* plan = nullptr;
-  const Answer answer = Call(rapt_plan_create, context, &problem, &plan);
-  EXPECT_EQ(answer.code, RAPT_OK) << answer.message;
+  const Result result = Call(rapt_plan_create, context, &problem, &plan);
+  EXPECT_EQ(result.code, RAPT_OK) << result.message;
   return PlanPtr(plan);
 }
 
@@ -159,12 +159,12 @@ rapt_arguments ToC(const Inputs& inputs, Outputs& outputs) {
   return c;
 }
 
-// Runs with a workspace of exactly the planned size, or the context's own.
-Answer PlanAndRun(rapt_context* context, const rapt_problem& problem,
+// Runs with a workspace of exactly the planned size, or with the context's own.
+Result PlanAndRun(rapt_context* context, const rapt_problem& problem,
                   const rapt_arguments& arguments, bool own_workspace, std::string* plan_text) {
   rapt_plan* made = nullptr;
-  Answer answer = Call(rapt_plan_create, context, &problem, &made);
-  if (answer.code != RAPT_OK) return answer;
+  Result result = Call(rapt_plan_create, context, &problem, &made);
+  if (result.code != RAPT_OK) return result;
   const PlanPtr plan(made);
   *plan_text = rapt_plan_description(plan.get());
   if (!own_workspace) return Call(rapt_run, context, plan.get(), &arguments, nullptr, size_t{0});
@@ -188,7 +188,7 @@ Problem With(void (*change)(Problem&)) {
   return problem;
 }
 
-// Every field of rapt_problem away from its default at least once.
+// Sets every field of rapt_problem to a value other than its default at least once.
 std::vector<Problem> Problems() {
   std::vector<Problem> problems = {
       kSmall,
@@ -251,7 +251,7 @@ Outputs MakeOutputs(const Problem& p, Storage storage) {
   return o;
 }
 
-TEST(CInterfaceTest, ComputesWhatTheOracleDoesOnEveryInstructionSet) {
+TEST(CInterfaceTest, MatchesTheOracleOnEveryInstructionSet) {
   constexpr uint64_t kSeed = 20221205;
   Rng rng(kSeed);
   for (const Problem& problem : Problems()) {
@@ -263,9 +263,9 @@ TEST(CInterfaceTest, ComputesWhatTheOracleDoesOnEveryInstructionSet) {
         const auto [context, made] = MakeContext(target, 2);
         ASSERT_EQ(made.code, RAPT_OK) << made.message;
         Outputs outputs = MakeOutputs(problem, storage);
-        const Answer answer = PlanAndRun(context.get(), ToC(problem), ToC(inputs, outputs),
+        const Result result = PlanAndRun(context.get(), ToC(problem), ToC(inputs, outputs),
                                          storage == Storage::kRowMajor, &outputs.plan);
-        ASSERT_EQ(answer.code, RAPT_OK) << answer.message;
+        ASSERT_EQ(result.code, RAPT_OK) << result.message;
         EXPECT_THAT(outputs.plan, HasSubstr(target.Name()));
         EXPECT_TRUE(Matches(problem, outputs, expected));
       }
@@ -273,7 +273,7 @@ TEST(CInterfaceTest, ComputesWhatTheOracleDoesOnEveryInstructionSet) {
   }
 }
 
-// --- A small call to break ----------------------------------------------------------------------
+// --- Invalid calls -----------------------------------------------------------------------------
 
 struct SmallCall {
   rapt_problem problem = ToC(kSmall);
@@ -288,23 +288,23 @@ struct SmallCall {
   }
 };
 
-TEST(CInterfaceTest, TakesStridesOfZeroForRowMajor) {
+TEST(CInterfaceTest, ZeroStridesMeanRowMajor) {
   SmallCall call;
   for (rapt_input* input : {&call.arguments.query, &call.arguments.key, &call.arguments.value}) {
     std::fill_n(input->strides, 4, 0);
   }
   std::fill_n(call.arguments.output.strides, 4, 0);
   const ContextPtr context = MakeContext();
-  const Answer answer =
+  const Result result =
       PlanAndRun(context.get(), call.problem, call.arguments, false, &call.outputs.plan);
-  ASSERT_EQ(answer.code, RAPT_OK) << answer.message;
+  ASSERT_EQ(result.code, RAPT_OK) << result.message;
   EXPECT_TRUE(Matches(kSmall, call.outputs, Attend(kSmall, call.inputs)));
 }
 
-TEST(CInterfaceTest, NamesTheFieldThatIsWrong) {
+TEST(CInterfaceTest, NamesTheInvalidField) {
   struct {
     const char* message;
-    void (*break_it)(rapt_problem&);
+    void (*change)(rapt_problem&);
   } const kCases[] = {
       {"dtype is 9", [](rapt_problem& p) { p.dtype = 9; }},
       {"dtype is 5", [](rapt_problem& p) { p.dtype = RAPT_BOOL; }},
@@ -327,21 +327,21 @@ TEST(CInterfaceTest, NamesTheFieldThatIsWrong) {
       {"struct_size is 0", [](rapt_problem& p) { p.struct_size = 0; }},
   };
   const ContextPtr context = MakeContext();
-  for (const auto& wrong : kCases) {
+  for (const auto& c : kCases) {
     rapt_problem problem = ToC(kSmall);
-    wrong.break_it(problem);
+    c.change(problem);
     rapt_plan* plan = nullptr;
-    const Answer answer = Call(rapt_plan_create, context.get(), &problem, &plan);
-    EXPECT_EQ(answer.code, RAPT_INVALID_ARGUMENT) << wrong.message;
-    EXPECT_THAT(answer.message, HasSubstr(wrong.message));
-    EXPECT_EQ(plan, nullptr) << wrong.message;
+    const Result result = Call(rapt_plan_create, context.get(), &problem, &plan);
+    EXPECT_EQ(result.code, RAPT_INVALID_ARGUMENT) << c.message;
+    EXPECT_THAT(result.message, HasSubstr(c.message));
+    EXPECT_EQ(plan, nullptr) << c.message;
   }
 }
 
-TEST(CInterfaceTest, NamesTheArgumentThatIsWrong) {
+TEST(CInterfaceTest, NamesTheInvalidArgument) {
   struct {
     const char* message;
-    void (*break_it)(rapt_arguments&);
+    void (*change)(rapt_arguments&);
   } const kCases[] = {
       {"query has no data", [](rapt_arguments& a) { a.query.data = nullptr; }},
       {"key has stride 2", [](rapt_arguments& a) { a.key.strides[3] = 2; }},
@@ -350,32 +350,32 @@ TEST(CInterfaceTest, NamesTheArgumentThatIsWrong) {
       {"struct_size is 7", [](rapt_arguments& a) { a.struct_size = 7; }},
   };
   const ContextPtr context = MakeContext();
-  for (const auto& wrong : kCases) {
+  for (const auto& c : kCases) {
     SmallCall call;
     call.problem.has_key_lengths = 1;
     const int64_t lengths[] = {7, 3};
     call.arguments.key_lengths = lengths;
-    wrong.break_it(call.arguments);
+    c.change(call.arguments);
     std::string plan;
-    const Answer answer = PlanAndRun(context.get(), call.problem, call.arguments, false, &plan);
-    EXPECT_EQ(answer.code, RAPT_INVALID_ARGUMENT) << wrong.message;
-    EXPECT_THAT(answer.message, HasSubstr(wrong.message));
+    const Result result = PlanAndRun(context.get(), call.problem, call.arguments, false, &plan);
+    EXPECT_EQ(result.code, RAPT_INVALID_ARGUMENT) << c.message;
+    EXPECT_THAT(result.message, HasSubstr(c.message));
   }
 }
 
-TEST(CInterfaceTest, RefusesAKeyLengthBeyondTheKeys) {
+TEST(CInterfaceTest, RejectsAKeyLengthBeyondTheKeys) {
   SmallCall call;
   call.problem.has_key_lengths = 1;
   const int64_t lengths[] = {7, 8};
   call.arguments.key_lengths = lengths;
   const ContextPtr context = MakeContext();
-  const Answer answer =
+  const Result result =
       PlanAndRun(context.get(), call.problem, call.arguments, false, &call.outputs.plan);
-  EXPECT_EQ(answer.code, RAPT_INVALID_ARGUMENT);
-  EXPECT_THAT(answer.message, HasSubstr("key_lengths[1] is 8"));
+  EXPECT_EQ(result.code, RAPT_INVALID_ARGUMENT);
+  EXPECT_THAT(result.message, HasSubstr("key_lengths[1] is 8"));
 }
 
-TEST(CInterfaceTest, RefusesAWorkspaceThatIsTooSmallOrUnaligned) {
+TEST(CInterfaceTest, RejectsAWorkspaceThatIsTooSmallOrUnaligned) {
   SmallCall call;
   const ContextPtr context = MakeContext();
   const PlanPtr plan = MakePlan(context.get(), call.problem);
@@ -390,13 +390,13 @@ TEST(CInterfaceTest, RefusesAWorkspaceThatIsTooSmallOrUnaligned) {
   EXPECT_EQ(run(workspace.data(), bytes).code, RAPT_OK);
 }
 
-TEST(CInterfaceTest, RefusesContextsThatCantBe) {
+TEST(CInterfaceTest, RejectsInvalidContextOptions) {
   const auto create = [](int64_t threads, const char* backend, const char* isa) {
     const rapt_context_options options = {sizeof(options), threads, backend, isa};
     rapt_context* context = nullptr;
-    const Answer answer = Call(rapt_context_create, &options, &context);
+    const Result result = Call(rapt_context_create, &options, &context);
     EXPECT_EQ(context, nullptr);
-    return answer;
+    return result;
   };
   EXPECT_THAT(create(0, nullptr, nullptr).message, HasSubstr("threads is 0"));
   EXPECT_THAT(create(int64_t{1} << 32 | 1, nullptr, nullptr).message, HasSubstr("from 1 to 1024"));
@@ -405,18 +405,18 @@ TEST(CInterfaceTest, RefusesContextsThatCantBe) {
   EXPECT_EQ(create(1, nullptr, "mmx").code, RAPT_INVALID_ARGUMENT);
 }
 
-TEST(CInterfaceTest, RefusesAPlanForFewerThreads) {
+TEST(CInterfaceTest, RejectsAPlanForFewerThreads) {
   SmallCall call;
   const ContextPtr one = MakeContext(1), two = MakeContext(2);
   const PlanPtr plan = MakePlan(one.get(), call.problem);
-  const Answer answer = Call(rapt_run, two.get(), plan.get(), &call.arguments, nullptr, size_t{0});
-  EXPECT_EQ(answer.code, RAPT_INVALID_ARGUMENT);
-  EXPECT_THAT(answer.message, HasSubstr("the plan allows 1"));
+  const Result result = Call(rapt_run, two.get(), plan.get(), &call.arguments, nullptr, size_t{0});
+  EXPECT_EQ(result.code, RAPT_INVALID_ARGUMENT);
+  EXPECT_THAT(result.message, HasSubstr("the plan allows 1"));
 }
 
 // --- Messages and versions ----------------------------------------------------------------------
 
-TEST(CInterfaceTest, CutsTheMessageToItsBuffer) {
+TEST(CInterfaceTest, TruncatesTheMessageToItsBuffer) {
   rapt_problem problem = ToC(kSmall);
   problem.batch = -1;
   const ContextPtr context = MakeContext();
@@ -428,15 +428,15 @@ TEST(CInterfaceTest, CutsTheMessageToItsBuffer) {
   EXPECT_EQ(rapt_plan_create(context.get(), &problem, &plan, nullptr, 6), RAPT_INVALID_ARGUMENT);
 }
 
-TEST(CInterfaceTest, TakesTheStructOfAnOlderCaller) {
+TEST(CInterfaceTest, AcceptsTheStructOfAnOlderCaller) {
   rapt_problem problem = ToC(kSmall);
   problem.struct_size = offsetof(rapt_problem, scale);
-  problem.softcap = -1;  // Beyond what the caller says it knows.
+  problem.softcap = -1;  // Beyond the size that the caller states.
   const ContextPtr context = MakeContext();
   EXPECT_NE(MakePlan(context.get(), problem), nullptr);
 }
 
-TEST(CInterfaceTest, RefusesFieldsOfANewerCallerUnlessTheyAreZero) {
+TEST(CInterfaceTest, RejectsFieldsOfANewerCallerUnlessTheyAreZero) {
   struct {
     rapt_problem known;
     int64_t unknown;
@@ -446,14 +446,14 @@ TEST(CInterfaceTest, RefusesFieldsOfANewerCallerUnlessTheyAreZero) {
   EXPECT_NE(MakePlan(context.get(), newer.known), nullptr);
   newer.unknown = 1;
   rapt_plan* plan = nullptr;
-  const Answer answer = Call(rapt_plan_create, context.get(), &newer.known, &plan);
-  EXPECT_EQ(answer.code, RAPT_UNIMPLEMENTED);
-  EXPECT_THAT(answer.message, HasSubstr("does not know"));
+  const Result result = Call(rapt_plan_create, context.get(), &newer.known, &plan);
+  EXPECT_EQ(result.code, RAPT_UNIMPLEMENTED);
+  EXPECT_THAT(result.message, HasSubstr("does not know"));
 }
 
 // --- Threads ------------------------------------------------------------------------------------
 
-TEST(CInterfaceTest, ServesManyThreadsWithOneContextAndOnePlan) {
+TEST(CInterfaceTest, ManyThreadsShareOneContextAndOnePlan) {
   const ContextPtr context = MakeContext(2);
   SmallCall first;
   const PlanPtr plan = MakePlan(context.get(), first.problem);
@@ -463,9 +463,9 @@ TEST(CInterfaceTest, ServesManyThreadsWithOneContextAndOnePlan) {
     callers.emplace_back([&] {
       for (int round = 0; round < 50; ++round) {
         SmallCall call;
-        const Answer answer =
+        const Result result =
             Call(rapt_run, context.get(), plan.get(), &call.arguments, nullptr, size_t{0});
-        EXPECT_EQ(answer.code, RAPT_OK) << answer.message;
+        EXPECT_EQ(result.code, RAPT_OK) << result.message;
         EXPECT_TRUE(Matches(kSmall, call.outputs, expected));
       }
     });
@@ -473,7 +473,7 @@ TEST(CInterfaceTest, ServesManyThreadsWithOneContextAndOnePlan) {
   for (std::thread& caller : callers) caller.join();
 }
 
-TEST(CInterfaceTest, LetsNullBeDestroyed) {
+TEST(CInterfaceTest, DestroyingNullIsANoOp) {
   rapt_context_destroy(nullptr);
   rapt_plan_destroy(nullptr);
 }

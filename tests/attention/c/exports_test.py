@@ -1,4 +1,4 @@
-"""librapt_attention.so shows the functions of rapt/attention.h alone and needs nothing beyond libstdc++.
+"""librapt_attention.so exports only the functions of rapt/attention.h and depends only on libstdc++.
 
 exports_test.py LIBRARY HEADER"""
 
@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-# libstdc++ and what every C++ program has with it.
+# libstdc++ and its own dependencies.
 ALLOWED = {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2"}
 
 

@@ -1,6 +1,6 @@
-// The workspace that a plan states is what a run takes: it writes no byte beyond, it leaves no
-// large part of it unused, and it allocates nothing. Every allocation of the process, the shared
-// library's included, goes through the functions below.
+// A run uses the workspace that its plan states: it writes no byte beyond it, leaves no large part
+// of it unused, and allocates nothing. Every allocation of the process, including those of the
+// shared library, goes through the functions below.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -29,7 +29,7 @@ void CountAllocation() {
 
 extern "C" {
 
-// glibc's own.
+// glibc's implementations.
 void* __libc_malloc(size_t size);
 void* __libc_calloc(size_t count, size_t size);
 void* __libc_realloc(void* memory, size_t size);
@@ -68,7 +68,7 @@ constexpr unsigned char kUntouched = 0xA5;
 struct Use {
   int64_t allocations = 0;
   bool guards_intact = false;
-  size_t written_end = 0;  // one beyond the last byte that is not as it was
+  size_t written_end = 0;  // one past the last modified byte
 };
 
 struct Shape {
@@ -152,12 +152,12 @@ class WorkspaceTest : public testing::TestWithParam<Shape> {
   std::vector<unsigned char> query_, key_, output_, scores_;
 };
 
-TEST_P(WorkspaceTest, IsAllThatARunTakes) {
+TEST_P(WorkspaceTest, IsExactlyWhatARunNeeds) {
   const size_t planned = rapt_plan_workspace_bytes(plan_);
   const Use use = RunOnce();
   EXPECT_EQ(use.allocations, 0);
   EXPECT_TRUE(use.guards_intact) << "of " << planned << " bytes";
-  // Of several threads, some may come too late to do anything.
+  // With several threads, some may start too late to do any work.
   if (GetParam().threads == 1) {
     EXPECT_GT(use.written_end, planned / 2);
   }
@@ -165,8 +165,8 @@ TEST_P(WorkspaceTest, IsAllThatARunTakes) {
               use.written_end);
 }
 
-// There is address space for the stacks of a few threads only; started threads are joined.
-TEST(ContextDeathTest, IsRefusedWhereTheSystemRefusesThreads) {
+// The address space suffices for the stacks of only a few threads; those that started are joined.
+TEST(ContextDeathTest, CreationFailsIfThreadsCannotBeStarted) {
   const auto create = [] {
     constexpr rlim_t kBytes = rlim_t{1} << 30;
     const rlimit limit = {kBytes, kBytes};

@@ -1,4 +1,4 @@
-// The backend's behaviour when the device is slow, fails, recovers or is not worth using. Results
+// The backend's behaviour if the device is slow, fails, recovers or is not worth using. Results
 // are covered by attention_cudnn_conformance_test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ class CudnnBackendTest : public ::testing::Test {
     return options;
   }
 
-  void ExpectRightAnswer(const Problem& problem, const std::string& backend = "cudnn") {
+  void ExpectCorrectResult(const Problem& problem, const std::string& backend = "cudnn") {
     test::Rng rng(5);
     const test::Inputs inputs = test::RandomInputs(problem, rng);
     const auto outputs = test::RunAttention(problem, inputs, On(backend));
@@ -68,7 +68,7 @@ class CudnnBackendTest : public ::testing::Test {
     EXPECT_TRUE(test::Matches(problem, *outputs, test::Attend(problem, inputs)));
   }
 
-  // With this number in V.
+  // Runs the problem with this number in V.
   void RunWith(const Problem& problem, double number) {
     test::Rng rng(5);
     test::Inputs inputs = test::RandomInputs(problem, rng);
@@ -82,9 +82,9 @@ class CudnnBackendTest : public ::testing::Test {
   }
 
   // Waits until the kernels are compiled; before, "auto" chooses the next backend.
-  void WaitForPlans(const Problem& problem) { ExpectRightAnswer(problem); }
+  void WaitForPlans(const Problem& problem) { ExpectCorrectResult(problem); }
 
-  // Kernels are compiled in the order of requests, and no test uses these.
+  // Kernels are compiled in the order of requests, and no test uses these, so they are ready last.
   void WaitForAllPlans() {
     Problem last = Small();
     last.kv_heads = last.query_heads;
@@ -123,7 +123,7 @@ TEST_F(CudnnBackendTest, PlansForItsLanes) {
   EXPECT_GT(plan->flops, 0);
 }
 
-TEST_F(CudnnBackendTest, AnswersFromTheCpuWhileItCompiles) {
+TEST_F(CudnnBackendTest, UsesTheCpuWhileKernelsCompile) {
   Start();
   const absl::StatusOr<Plan> before = Auto(Small());
   ASSERT_TRUE(before.ok());
@@ -166,7 +166,7 @@ TEST_F(CudnnBackendTest, WarmsAllLengthsThatRoundUpToAShape) {
   ASSERT_TRUE(backend_.Warm({problem}).ok());
   for (int64_t length = 17; length <= 24; ++length) {
     problem.query_length = problem.key_length = length;
-    ExpectRightAnswer(problem);
+    ExpectCorrectResult(problem);
   }
   EXPECT_EQ(controls_.compilations, 2) << "for full and for shorter lengths";
 }
@@ -178,7 +178,7 @@ TEST_F(CudnnBackendTest, WarmsThePiecesOfARequest) {
   ASSERT_TRUE(backend_.Warm({problem}).ok());
   const int64_t kinds = backend_.warmth().compiling + backend_.warmth().ready;
   EXPECT_GT(kinds, 1);
-  ExpectRightAnswer(problem);
+  ExpectCorrectResult(problem);
   EXPECT_EQ(controls_.compilations, kinds) << "the request needed more kernels";
 }
 
@@ -197,7 +197,7 @@ TEST_F(CudnnBackendTest, CountsWarmShapesThatTheDeviceRejects) {
   Problem problem = Small();
   problem.softcap = 3;  // is never batched
   ASSERT_TRUE(backend_.Warm({problem}).ok());
-  ExpectRightAnswer(problem);
+  ExpectCorrectResult(problem);
   EXPECT_EQ(backend_.warmth().declined, 1);
 }
 
@@ -219,7 +219,7 @@ TEST_F(CudnnBackendTest, RejectsProblemsThatDoNotFitALane) {
 
 TEST_F(CudnnBackendTest, SplitsARequestIntoPiecesThatFitALane) {
   Start(/*arena_bytes=*/24 << 10);
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_GT(controls_.runs, 1);
 }
 
@@ -310,7 +310,7 @@ TEST_F(CudnnBackendTest, StreamsTheKeysOfAHeadThatExceedsALane) {
     Problem problem = Long();
     change(problem);
     ASSERT_TRUE(backend_.Supports(problem).ok()) << backend_.Supports(problem);
-    ExpectRightAnswer(problem);
+    ExpectCorrectResult(problem);
     EXPECT_GT(controls_.runs, problem.batch * problem.kv_heads) << "no head was split";
     EXPECT_LE(controls_.most_bytes, kSmallArena);
     backend_.Stop();
@@ -323,7 +323,7 @@ TEST_F(CudnnBackendTest, MergesPiecesThatTheCpuComputesAfterAFailure) {
   controls_.on_run = [&] {
     if (controls_.runs == kBefore) controls_.failures = 1;
   };
-  ExpectRightAnswer(Long());
+  ExpectCorrectResult(Long());
   EXPECT_GE(controls_.runs, kBefore);
   EXPECT_LT(controls_.runs, kBefore + kLanes) << "the device is in backoff";
   EXPECT_EQ(controls_.failures, 0);
@@ -333,12 +333,12 @@ TEST_F(CudnnBackendTest, SplitsACausalHeadIntoFewKindsOfPieces) {
   Start(kSmallArena);
   Problem problem = Long();
   problem.query_length = problem.key_length = 512;
-  ExpectRightAnswer(problem);
+  ExpectCorrectResult(problem);
   EXPECT_GT(controls_.runs, 100);
   EXPECT_EQ(controls_.compilations, 2) << "on the diagonal and below it";
 }
 
-TEST_F(CudnnBackendTest, RejectsSplitsThatItCouldNotMerge) {
+TEST_F(CudnnBackendTest, RejectsSplitsThatCannotBeMerged) {
   Start(kSmallArena);
   const auto reason = [this](const Problem& problem) {
     const absl::Status status = backend_.Supports(problem);
@@ -361,7 +361,7 @@ TEST_F(CudnnBackendTest, RunsPiecesOnAllLanesAtOnce) {
   controls_.on_run = [&] {
     if (first-- > 0) both.arrive_and_wait();
   };
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
 }
 
 TEST_F(CudnnBackendTest, ReportsLanesMemoryPlansAndHealth) {
@@ -377,7 +377,7 @@ TEST_F(CudnnBackendTest, ReportsLanesMemoryPlansAndHealth) {
     both.arrive_and_wait();  // both lanes have a piece
     if (left == 1) at_once = backend_.state();
   };
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_GE(at_once.busy_lanes, 1) << "the other may be done";
   EXPECT_GT(at_once.used_memory_bytes, 0);
   EXPECT_LE(at_once.used_memory_bytes, at_once.memory_bytes);
@@ -390,18 +390,18 @@ TEST_F(CudnnBackendTest, ReportsLanesMemoryPlansAndHealth) {
   EXPECT_EQ(after.plans.ready, controls_.compilations);
   EXPECT_EQ(after.plans.compiling, 0);
   controls_.failures = 1;
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_FALSE(backend_.state().healthy);
   EXPECT_EQ(backend_.state().busy_lanes, 0);
   EXPECT_EQ(backend_.state().used_memory_bytes, 0);
 }
 
-TEST_F(CudnnBackendTest, TheCpuComputesWhatTheDeviceFailsOn) {
+TEST_F(CudnnBackendTest, FallsBackToTheCpuIfTheDeviceFails) {
   Start();
   controls_.failures = 1;
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_EQ(controls_.runs, 1);
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_EQ(controls_.runs, 1) << "the device is in backoff";
   const absl::StatusOr<Plan> plan = Auto(Small());
   EXPECT_EQ(plan->routing.backend->name(), "cpu");
@@ -416,7 +416,7 @@ TEST_F(CudnnBackendTest, MeasuringSharesNoLaneWithRunningRequests) {
     EXPECT_TRUE(backend_.Measure(1, [] { return true; }).ok());
     measured = true;
   });
-  while (!measured) ExpectRightAnswer(Small());
+  while (!measured) ExpectCorrectResult(Small());
   measuring.join();
   for (const int64_t pieces : backend_.state().fallback_pieces) EXPECT_EQ(pieces, 0);
 }
@@ -424,10 +424,10 @@ TEST_F(CudnnBackendTest, MeasuringSharesNoLaneWithRunningRequests) {
 TEST_F(CudnnBackendTest, RetriesTheDeviceAfterABackoff) {
   Start();
   controls_.failures = 1;
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   clock_.Advance(DeviceHealth::kFirstBackoff);
   EXPECT_EQ(Auto(Small())->routing.backend->name(), "cudnn");
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_EQ(controls_.restarts, 1);
   EXPECT_EQ(controls_.runs, 2);
 }
@@ -436,14 +436,14 @@ TEST_F(CudnnBackendTest, BacksOffLongerAfterEachFailure) {
   Start();
   controls_.failures = 1;
   controls_.failing_restarts = 100;
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   std::chrono::nanoseconds pause = DeviceHealth::kFirstBackoff;
   for (int restarts = 1; restarts < 10; ++restarts) {
     clock_.Advance(pause - std::chrono::milliseconds(1));
-    ExpectRightAnswer(Small());
+    ExpectCorrectResult(Small());
     EXPECT_EQ(controls_.restarts, restarts - 1) << "too early";
     clock_.Advance(std::chrono::milliseconds(1));
-    ExpectRightAnswer(Small());
+    ExpectCorrectResult(Small());
     EXPECT_EQ(controls_.restarts, restarts);
     pause = std::min<std::chrono::nanoseconds>(2 * pause, DeviceHealth::kMaxBackoff);
   }
@@ -454,9 +454,9 @@ TEST_F(CudnnBackendTest, ResetsTheBackoffAfterASuccess) {
   Start();
   for (int n = 0; n < 3; ++n) {
     controls_.failures = 1;
-    ExpectRightAnswer(Small());
+    ExpectCorrectResult(Small());
     clock_.Advance(DeviceHealth::kFirstBackoff);
-    ExpectRightAnswer(Small());
+    ExpectCorrectResult(Small());
     EXPECT_EQ(controls_.restarts, n + 1);
   }
 }
@@ -464,26 +464,26 @@ TEST_F(CudnnBackendTest, ResetsTheBackoffAfterASuccess) {
 TEST_F(CudnnBackendTest, KeepsTheBackoffIfTheDeviceWasNotUsed) {
   Start();
   controls_.failures = 1;
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   clock_.Advance(DeviceHealth::kFirstBackoff);
   RunWith(Small(), std::numeric_limits<double>::quiet_NaN());
   EXPECT_EQ(controls_.restarts, 1);
   EXPECT_EQ(controls_.runs, 1) << "a NaN stays on the host";
   controls_.failures = 1;
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_EQ(controls_.runs, 2);
   clock_.Advance(DeviceHealth::kFirstBackoff);
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_EQ(controls_.runs, 2) << "the backoff has doubled";
   clock_.Advance(DeviceHealth::kFirstBackoff);
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_EQ(controls_.runs, 3);
 }
 
-TEST_F(CudnnBackendTest, TheCpuComputesWhatCudnnRejects) {
+TEST_F(CudnnBackendTest, FallsBackToTheCpuIfCudnnRejectsTheGraph) {
   Start();
   controls_.declines = true;
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_EQ(controls_.runs, 0);
   const absl::StatusOr<Plan> plan = Auto(Small());
   EXPECT_EQ(plan->routing.backend->name(), "cpu");
@@ -557,7 +557,7 @@ TEST_F(CudnnBackendTest, SendsOnlyTheTokensOfUnequalBatchRows) {
   }
 }
 
-TEST_F(CudnnBackendTest, SendsPaddingIfThereIsLittle) {
+TEST_F(CudnnBackendTest, SendsPaddingIfItIsSmall) {
   Start();
   Problem problem = Unequal();
   test::Inputs inputs = UnequalInputs(problem);
@@ -751,7 +751,7 @@ TEST_F(CudnnBackendTest, CountsThePiecesOfTheCpuByReason) {
   const auto of_reason = [&](FallbackReason reason) {
     return fallback_pieces()[static_cast<size_t>(reason)];
   };
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   const int pieces = controls_.runs;
   ASSERT_GT(pieces, 1);
   EXPECT_THAT(fallback_pieces(), ::testing::Each(0));
@@ -760,20 +760,20 @@ TEST_F(CudnnBackendTest, CountsThePiecesOfTheCpuByReason) {
   EXPECT_EQ(of_reason(FallbackReason::kNumbers), 1) << "the other pieces have finite numbers";
 
   controls_.failures = 1;
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_GE(of_reason(FallbackReason::kDevice), 1);
-  ExpectRightAnswer(Small());
+  ExpectCorrectResult(Small());
   EXPECT_GE(of_reason(FallbackReason::kDevice), 1 + pieces) << "the device is in backoff";
 
   clock_.Advance(DeviceHealth::kFirstBackoff);
   controls_.workspace_bytes = 24 << 10;
   Problem problem = Small();
   problem.softcap = 3;  // needs its own kernels
-  ExpectRightAnswer(problem);
+  ExpectCorrectResult(problem);
   EXPECT_EQ(of_reason(FallbackReason::kMemory), pieces);
   controls_.declines = true;
   problem.softcap = 4;
-  ExpectRightAnswer(problem);
+  ExpectCorrectResult(problem);
   EXPECT_EQ(of_reason(FallbackReason::kKernels), pieces);
 }
 

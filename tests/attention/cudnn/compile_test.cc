@@ -1,5 +1,5 @@
-// The real cuDNN compiles kernels for a GPU that is only described. It must support what Supports()
-// accepts, and not support what Supports() rejects on its behalf.
+// The real cuDNN compiles kernels for a GPU that is only described. cuDNN must support what
+// Supports() accepts, and reject what Supports() rejects because of cuDNN.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -174,8 +174,8 @@ TEST_P(CudnnSupportsTest, WhatSupportsAccepts) {
   const SdpaGraph graph = GraphOf(p);
   const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(graph, Properties());
   ASSERT_TRUE(plan.ok()) << graph.Key() << "\n" << plan.status();
-  EXPECT_GT(plan->bytes.size(), 10'000u) << "kernels are in it";
-  // No score matrix: only a little for scheduling, or for the parts of split keys.
+  EXPECT_GT(plan->bytes.size(), 10'000u) << "it contains kernels";
+  // No score matrix: only small buffers for scheduling or for partial results of split keys.
   EXPECT_LE(plan->workspace_bytes, 1 << 20) << graph.Key();
 }
 
@@ -213,7 +213,7 @@ std::vector<Case> RaggedCases() {
 
 class CudnnSupportsRaggedTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(CudnnSupportsRaggedTest, WhatMayBeRaggedAccepts) {
+TEST_P(CudnnSupportsRaggedTest, WhatMayBeRaggedAllows) {
   const Problem& p = GetParam().problem;
   ASSERT_TRUE(Validate(p).ok());
   ASSERT_TRUE(MayBeRagged(GraphOf(p)));
@@ -233,7 +233,7 @@ TEST_P(CudnnSupportsRaggedTest, WhatMayBeRaggedAccepts) {
 INSTANTIATE_TEST_SUITE_P(, CudnnSupportsRaggedTest, ::testing::ValuesIn(RaggedCases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Graphs that GraphOf() never makes, and cuDNN's reason for rejecting them.
+// Graphs that GraphOf() never returns, and cuDNN's reason for rejecting them.
 struct Refusal {
   const char* name;
   void (*change)(SdpaGraph&);
@@ -254,7 +254,7 @@ TEST_P(CudnnRejectsTest, WhatGraphsAvoid) {
 
 INSTANTIATE_TEST_SUITE_P(
     , CudnnRejectsTest,
-    ::testing::Values(Refusal{"HeadSizesThatAreNoMultipleOfEight",
+    ::testing::Values(Refusal{"HeadSizesThatAreNotAMultipleOfEight",
                               [](SdpaGraph& g) { g.head_size = 100; }, "multiple of 8"},
                       Refusal{"BottomRightWithMoreQueriesThanKeys",
                               [](SdpaGraph& g) { g.bottom_right = true, g.right_bound = 0; },

@@ -1,5 +1,5 @@
-// Which problems are worth offloading to a device. The speeds of device and CPU are known: each run
-// advances a clock by its modelled time.
+// Tests which problems are offloaded to a device. The speeds of device and CPU are known: each run
+// advances a fake clock by its modelled time.
 #include "attention/cudnn/cost_model.h"
 
 #include <gmock/gmock.h>
@@ -50,7 +50,7 @@ void Pass(test::FakeClock& clock, double seconds) {
   clock.Advance(std::chrono::nanoseconds(std::llround(seconds * 1e9)));
 }
 
-// Plans like the CPU, and takes the time of its model.
+// Plans like the CPU backend; a task takes the time of the model.
 class ModelledCpu final : public Backend {
  public:
   explicit ModelledCpu(test::FakeClock& clock) : clock_(clock) {}
@@ -110,7 +110,7 @@ class MeasuredBackendTest : public ::testing::Test {
     return backend_.Measure(kThreads, [] { return true; });
   }
 
-  // Measured by the clock.
+  // Returns the time by the fake clock.
   double SecondsOn(const Backend& backend, const Problem& problem, ThreadPool& pool) {
     Plan plan;
     plan.problem = problem;
@@ -196,7 +196,7 @@ TEST_F(MeasuredBackendTest, UsesAThresholdOfOperationsUntilMeasured) {
   EXPECT_THAT(reason(Prefill(DType::kBFloat16, 1, 32)), HasSubstr("estimated to take"));
 }
 
-TEST_F(MeasuredBackendTest, CompilesItsKernelsBeforehand) {
+TEST_F(MeasuredBackendTest, CompilesKernelsBeforeMeasuring) {
   ASSERT_TRUE(backend_.Warm({}).ok());
   ASSERT_TRUE(Measure().ok());
   const PlanCache::Counts warmth = backend_.warmth();

@@ -104,7 +104,7 @@ TEST_F(CudaSharedMemoryTest, ADeviceResetInvalidatesIt) {
   std::byte byte{};
   EXPECT_EQ((*opened)->Read(0, {&byte, 1}).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ((*opened)->Write(0, {&byte, 1}).code(), absl::StatusCode::kUnavailable);
-  opened = absl::UnknownError("let go");
+  opened = absl::UnknownError("released");
   EXPECT_EQ(open_handles, 1)
       << "memory freed by the reset is not closed: its address may be in use again";
   open_handles = 0;

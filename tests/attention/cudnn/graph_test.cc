@@ -32,8 +32,8 @@ Problem Small() {
           .value_head_size = 48};
 }
 
-// Returns whether the graph, given the keys of KeysOf(), lets query i of batch row b see key j,
-// both counted as in the problem: cuDNN's documentation of bounds and lengths, key by key.
+// Returns whether query i of batch row b sees key j in the graph, both counted as in the problem.
+// Applies cuDNN's documentation of bounds and lengths to the keys of KeysOf(), one by one.
 bool GraphSees(const Problem& p, const std::vector<int64_t>& lengths, int64_t b, int64_t i,
                int64_t j) {
   const Crop crop = CropOf(p);
@@ -252,7 +252,7 @@ TEST(CudnnGraphTest, ScalesShareKernels) {
 }
 
 // Appends 300 tokens at a time to a growing past.
-TEST(CudnnGraphTest, APrefillInStepsNeedsFewKernels) {
+TEST(CudnnGraphTest, ChunkedPrefillNeedsFewKernels) {
   for (const int64_t left_window : {-1, 500}) {
     std::set<std::string> keys;
     for (int64_t past = 300; past < 30'000; past += 300) {

@@ -1,6 +1,6 @@
 // A fake libcuda.so.1 without devices, for tests only. cuDNN compiles kernels for a device that is
-// only described, but loads them through the driver in the end: loading succeeds here, because
-// nothing ever runs, and all other functions return CUDA_ERROR_NO_DEVICE.
+// only described, but finally loads them through the driver. Here loading succeeds, because nothing
+// ever runs, and all other functions return CUDA_ERROR_NO_DEVICE.
 #include <cstring>
 
 namespace {

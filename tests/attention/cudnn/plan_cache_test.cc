@@ -43,12 +43,12 @@ TEST_F(PlanCacheTest, CompilesOnceForAllRequests) {
   controls_.on_compile = [&] { may_compile.wait(); };
   PlanCache cache(device_, "");
   EXPECT_TRUE(absl::IsUnavailable(cache.Find(GraphOfLength(64)).status()));
-  std::vector<std::thread> askers;
+  std::vector<std::thread> callers;
   for (int n = 0; n < 4; ++n) {
-    askers.emplace_back([&] { EXPECT_TRUE(cache.Get(GraphOfLength(64)).ok()); });
+    callers.emplace_back([&] { EXPECT_TRUE(cache.Get(GraphOfLength(64)).ok()); });
   }
   may_compile.count_down();
-  for (std::thread& asker : askers) asker.join();
+  for (std::thread& caller : callers) caller.join();
   EXPECT_TRUE(cache.Find(GraphOfLength(64)).ok());
   EXPECT_EQ(controls_.compilations, 1);
 }

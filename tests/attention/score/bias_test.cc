@@ -31,7 +31,7 @@ class BiasTest : public ::testing::TestWithParam<DType> {
             .wants_lse = true};
   }
 
-  // Both give the same bits on every target.
+  // Expects the same bits from both on every target.
   static void ExpectSameBits(const Problem& a, const Inputs& inputs_a, const Problem& b,
                              const Inputs& inputs_b) {
     for (const Target& target : Targets()) {
@@ -61,7 +61,7 @@ TEST_P(BiasTest, ALastAxisOfZeroHidesEveryKey) {
   }
 }
 
-TEST_P(BiasTest, AloneIsAFloatMask) {
+TEST_P(BiasTest, EqualsAFloatMask) {
   for (const int64_t last : {kKeys, kKeys - 9, int64_t{1}}) {
     Rng rng(kSeed);
     Problem masked = Make();
@@ -106,7 +106,7 @@ TEST_P(BiasTest, HiddenKeysNeverMatter) {
     Inputs inputs = RandomInputs(problem, rng);
     inputs.bias->Set(0, 0, 0, 5, -kInf);
     Inputs poisoned = inputs;
-    // +inf would hide nothing, and make a NaN of a key that the bias hides.
+    // +inf hides nothing, and added to the -inf of the bias it would be NaN.
     if (mask == DType::kFloat32) {
       for (int64_t i = 0; i < kQueries; ++i) poisoned.mask->Set(0, 0, i, 5, kInf);
     }

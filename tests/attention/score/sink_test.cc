@@ -63,14 +63,14 @@ class SinkTest : public ::testing::TestWithParam<SinkCase> {
         .value();
   }
 
-  // In the relative order of sums, twice the type's tolerance.
+  // Twice the type's tolerance, because sums may be in a different order.
   Tolerance TwoSided() const { return {2 * ToleranceOf(GetParam().dtype), {}}; }
 };
 
 TEST_P(SinkTest, MinusInfinityChangesNoBit) {
   Rng rng(kSeed);
   Problem problem = Make();
-  problem.causal = true;  // rows without a key, where there are more queries than keys
+  problem.causal = true;  // rows without a key, if there are more queries than keys
   problem.alignment = Alignment::kBottomRight;
   if (GetParam().query_length > 1) problem.score_output = ScoreOutput::kWeights;
   Inputs inputs = RandomInputs(problem, rng);
@@ -89,7 +89,7 @@ TEST_P(SinkTest, MinusInfinityChangesNoBit) {
   }
 }
 
-TEST_P(SinkTest, AnInfiniteSinkOfARowWithoutKeysIsItsLse) {
+TEST_P(SinkTest, TheLseOfARowWithoutKeysIsItsInfiniteSink) {
   Rng rng(kSeed);
   Problem problem = Make();
   problem.mask = MaskShape{DType::kBool, {1, 1, 1, problem.key_length}};

@@ -237,7 +237,7 @@ TEST(BusErrorGuardTest, ReadsZerosFromTruncatedMemory) {
   std::fill_n(object.data(), object.size(), std::byte{1});
   const std::shared_ptr<const Region> region = Open(object);
   EXPECT_TRUE(region->intact());
-  object.CutTo(kPage);
+  object.Truncate(kPage);
   const absl::Span<std::byte> bytes = region->bytes();
   EXPECT_EQ(bytes[0], std::byte{1}) << "not truncated";
   EXPECT_TRUE(region->intact()) << "truncated memory was not accessed yet";
@@ -249,7 +249,7 @@ TEST(BusErrorGuardTest, ReadsZerosFromTruncatedMemory) {
 TEST(BusErrorGuardTest, WritesToTruncatedMemoryAreDiscarded) {
   SharedObject object(8 * kPage);
   const std::shared_ptr<const Region> region = Open(object);
-  object.CutTo(0);
+  object.Truncate(0);
   std::fill_n(region->bytes().data(), object.size(), std::byte{7});
   EXPECT_FALSE(region->intact());
 }
@@ -257,7 +257,7 @@ TEST(BusErrorGuardTest, WritesToTruncatedMemoryAreDiscarded) {
 TEST(BusErrorGuardTest, BreaksOnlyTheTruncatedRegion) {
   SharedObject cut(kPage), whole(kPage);
   const std::shared_ptr<const Region> regions[] = {Open(whole), Open(cut), Open(whole)};
-  cut.CutTo(0);
+  cut.Truncate(0);
   for (const auto& region : regions) region->bytes()[0] = std::byte{1};
   EXPECT_TRUE(regions[0]->intact());
   EXPECT_FALSE(regions[1]->intact());
@@ -269,7 +269,7 @@ TEST(BusErrorGuardTest, ManyThreadsMayAccessTruncatedMemoryAtOnce) {
   for (int round = 0; round < 50; ++round) {
     SharedObject object(64 * kPage);
     const std::shared_ptr<const Region> region = Open(object);
-    object.CutTo(0);
+    object.Truncate(0);
     threads.ParallelFor(64, [&](int64_t page, int) {
       region->bytes()[static_cast<size_t>(page * kPage)] = std::byte{1};
     });
@@ -286,7 +286,7 @@ TEST(BusErrorGuardTest, OtherGuardsMayBeCreatedAndDestroyedMeanwhile) {
   for (int round = 0; round < 200; ++round) {
     SharedObject object(kPage);
     const std::shared_ptr<const Region> region = Open(object);
-    object.CutTo(0);
+    object.Truncate(0);
     region->bytes()[0] = std::byte{1};
     EXPECT_FALSE(region->intact()) << "round " << round;
   }
@@ -298,9 +298,9 @@ TEST(SharedMemoryTest, ABrokenRegionIsRejectedUntilRegisteredAgain) {
   SharedObject object(2 * kPage);
   SharedMemory memory(Allowed());
   ASSERT_TRUE(memory.RegisterSystem("r", object.key(), 0, 2 * kPage).ok());
-  object.CutTo(0);
+  object.Truncate(0);
   memory.Find({"r", 0, 1})->bytes[0] = std::byte{1};
-  object.CutTo(2 * kPage);
+  object.Truncate(2 * kPage);
   EXPECT_THAT(std::string(memory.Find({"r", 0, 1}).status().message()), HasSubstr("truncated"));
   ASSERT_TRUE(memory.Unregister(Kind::kSystem, "r").ok());
   ASSERT_TRUE(memory.RegisterSystem("r", object.key(), 0, 2 * kPage).ok());
@@ -313,7 +313,7 @@ TEST(BusErrorGuardDeathTest, ABusErrorElsewhereStillTerminatesTheProcess) {
   EXPECT_DEATH(
       {
         const std::shared_ptr<const Region> region = Open(guarded);
-        elsewhere.CutTo(0);
+        elsewhere.Truncate(0);
         elsewhere.data()[0] = std::byte{1};
       },
       "");

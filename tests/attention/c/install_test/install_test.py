@@ -1,4 +1,4 @@
-"""The installed librapt_attention.so as its users meet it: find_package(rapt) in C, the example runs.
+"""The installed librapt_attention.so from a user's perspective: find_package(rapt) in C, and the example runs.
 
 install_test.py BUILD CMAKE COMPILER COMPILE_FLAGS; all output is under BUILD/attention_install_test."""
 

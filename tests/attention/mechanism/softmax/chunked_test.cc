@@ -1,4 +1,4 @@
-// Attention in chunks equals attention in one piece, wherever the chunks end.
+// Attention in chunks equals attention in one call, for all chunk boundaries.
 #include "attention/mechanism/softmax/chunked.h"
 
 #include <gmock/gmock.h>
@@ -25,9 +25,9 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr DType kFloatTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16,
                                  DType::kFloat64};
 
-// Rows [begin, begin + count) of the axis; of an axis of 1, which broadcasts, itself.
+// Returns rows [begin, begin + count) of the axis. An axis of 1, which broadcasts, is unchanged.
 template <typename View>
-View Cut(View view, int axis, RowRange rows) {
+View SliceOf(View view, int axis, RowRange rows) {
   if (view.dims[axis] == 1 && view.strides[axis] == 0) return view;
   view.data += rows.begin * view.strides[axis] * SizeOf(view.dtype);
   view.dims[axis] = rows.count;
@@ -42,8 +42,8 @@ TensorView MaskView(const Tensor& mask) {
   return view;
 }
 
-// Exactly as many bytes as asked for, of a content that reads as NaN.
-AlignedBuffer Soiled(int64_t bytes) {
+// Returns exactly `bytes` bytes that read as NaN.
+AlignedBuffer NanFilled(int64_t bytes) {
   AlignedBuffer buffer(bytes);
   std::fill_n(buffer.data(), bytes, std::byte{0xFF});
   return buffer;
@@ -57,7 +57,7 @@ class ChunkedRun {
         inputs_(inputs),
         key_(JoinRows(inputs.past_key, inputs.key)),
         value_(JoinRows(inputs.past_value, inputs.value)),
-        workspace_(Soiled(plan.workspace_bytes)),
+        workspace_(NanFilled(plan.workspace_bytes)),
         pool_(threads) {
     const Problem& p = problem_;
     outputs_.output = Tensor(p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size});
@@ -82,20 +82,20 @@ class ChunkedRun {
   }
 
   void StreamKeys() {
-    AlignedBuffer memory = Soiled(plan_.state_bytes);
+    AlignedBuffer memory = NanFilled(plan_.state_bytes);
     const Arguments::State state = StateIn(problem_, plan_.full.state_dtype, memory.data());
     ClearState(state);
     for (int64_t n = 0; n < plan_.chunks(); ++n) {
       const RowRange keys = plan_.Chunk(n);
       Arguments arguments;
       arguments.inputs[Role::kQ] = inputs_.query.View();
-      arguments.inputs[Role::kK] = Cut(key_.View(), 2, keys);
-      arguments.inputs[Role::kV] = Cut(value_.View(), 2, keys);
-      if (problem_.mask) arguments.inputs[Role::kMask] = Cut(MaskView(*inputs_.mask), 3, keys);
+      arguments.inputs[Role::kK] = SliceOf(key_.View(), 2, keys);
+      arguments.inputs[Role::kV] = SliceOf(value_.View(), 2, keys);
+      if (problem_.mask) arguments.inputs[Role::kMask] = SliceOf(MaskView(*inputs_.mask), 3, keys);
       arguments.key_lengths = inputs_.key_lengths;
       arguments.state = state;
       if (outputs_.scores) {
-        arguments.outputs[Role::kScores] = Cut(outputs_.scores->MutableView(), 3, keys);
+        arguments.outputs[Role::kScores] = SliceOf(outputs_.scores->MutableView(), 3, keys);
       }
       RunChunk(n, arguments);
     }
@@ -105,9 +105,9 @@ class ChunkedRun {
     const int64_t piece = plan_.chunking.query_chunk;
     for (int64_t n = 0; n < CountChunks(problem_.query_length, piece); ++n) {
       const RowRange rows = ChunkOf(problem_.query_length, piece, n);
-      const MutableTensorView output = Cut(outputs_.output.MutableView(), 2, rows);
+      const MutableTensorView output = SliceOf(outputs_.output.MutableView(), 2, rows);
       const MutableTensorView lse =
-          outputs_.lse ? Cut(outputs_.lse->MutableView(), 2, rows) : MutableTensorView();
+          outputs_.lse ? SliceOf(outputs_.lse->MutableView(), 2, rows) : MutableTensorView();
       for (int64_t task = 0; task < problem_.batch * problem_.query_heads; ++task) {
         FinishRows(problem_, finish, rows.begin, output, lse, task);
       }
@@ -118,18 +118,19 @@ class ChunkedRun {
     for (int64_t n = 0; n < plan_.chunks(); ++n) {
       const RowRange queries = plan_.Chunk(n);
       Arguments arguments;
-      arguments.inputs[Role::kQ] = Cut(inputs_.query.View(), 2, queries);
+      arguments.inputs[Role::kQ] = SliceOf(inputs_.query.View(), 2, queries);
       arguments.inputs[Role::kK] = key_.View();
       arguments.inputs[Role::kV] = value_.View();
-      if (problem_.mask) arguments.inputs[Role::kMask] = Cut(MaskView(*inputs_.mask), 2, queries);
+      if (problem_.mask)
+        arguments.inputs[Role::kMask] = SliceOf(MaskView(*inputs_.mask), 2, queries);
       if (inputs_.head_sink) arguments.inputs[Role::kHeadSink] = inputs_.head_sink->View();
       arguments.key_lengths = inputs_.key_lengths;
-      arguments.outputs[Role::kY] = Cut(outputs_.output.MutableView(), 2, queries);
+      arguments.outputs[Role::kY] = SliceOf(outputs_.output.MutableView(), 2, queries);
       if (outputs_.lse) {
-        arguments.outputs[Role::kLse] = Cut(outputs_.lse->MutableView(), 2, queries);
+        arguments.outputs[Role::kLse] = SliceOf(outputs_.lse->MutableView(), 2, queries);
       }
       if (outputs_.scores) {
-        arguments.outputs[Role::kScores] = Cut(outputs_.scores->MutableView(), 2, queries);
+        arguments.outputs[Role::kScores] = SliceOf(outputs_.scores->MutableView(), 2, queries);
       }
       RunChunk(n, arguments);
     }
@@ -154,7 +155,7 @@ void ExpectChunkedConforms(const Problem& problem, const Inputs& inputs, const C
     PlanOptions options = target.Options(threads);
     options.has_lanes = true;
     const absl::StatusOr<ChunkedPlan> plan = MakeChunkedPlan(problem, chunking, options);
-    // A device may decline a problem, in parts or as a whole.
+    // A device may decline a problem or its chunks.
     if (absl::IsUnimplemented(plan.status()) && target.backend == "cudnn") continue;
     ASSERT_TRUE(plan.ok()) << plan.status();
     const Outputs outputs = ChunkedRun(*plan, inputs, plan->full.threads).Run();
@@ -240,7 +241,7 @@ class ChunkedTest : public ::testing::TestWithParam<Feature> {
   }
 };
 
-TEST_P(ChunkedTest, KeysInChunksEqualTheWhole) {
+TEST_P(ChunkedTest, KeyChunksEqualOneCall) {
   for (const DType dtype : kFloatTypes) {
     const Problem problem = Make(dtype);
     Rng rng(kSeed);
@@ -251,7 +252,7 @@ TEST_P(ChunkedTest, KeysInChunksEqualTheWhole) {
   }
 }
 
-TEST_P(ChunkedTest, QueriesInChunksEqualTheWhole) {
+TEST_P(ChunkedTest, QueryChunksEqualOneCall) {
   for (const DType dtype : kFloatTypes) {
     const Problem problem = Make(dtype);
     Rng rng(kSeed);
@@ -276,7 +277,7 @@ Problem Small() {
           .wants_lse = true};
 }
 
-TEST(ChunkedEdgeTest, WeightsComeWhereQueriesStream) {
+TEST(ChunkedEdgeTest, WeightsAreAvailableIfQueriesStream) {
   Problem problem = Small();
   problem.causal = true;
   problem.score_output = ScoreOutput::kWeights;
@@ -284,7 +285,7 @@ TEST(ChunkedEdgeTest, WeightsComeWhereQueriesStream) {
   ExpectChunkedConforms(problem, RandomInputs(problem, rng), {Streaming::kQueries, 2, 40});
 }
 
-TEST(ChunkedEdgeTest, SplitKeysFoldToo) {
+TEST(ChunkedEdgeTest, SplitKeysAreFolded) {
   Problem problem = Small();
   problem.query_length = 1;
   problem.key_length = 5'500;
@@ -316,8 +317,8 @@ TEST(ChunkedEdgeTest, NoQueriesGiveNothing) {
   }
 }
 
-// A chunk that nobody sees, first, last and between.
-TEST(ChunkedEdgeTest, WhatIsMaskedNeverMatters) {
+// The first chunk, the last one and one between are fully masked.
+TEST(ChunkedEdgeTest, MaskedKeysNeverMatter) {
   Problem problem = Small();
   problem.mask = MaskShape{DType::kBool, {1, 1, 1, 40}};
   Rng rng(kSeed);
@@ -364,7 +365,7 @@ absl::Status PlanStatus(const Problem& problem, const Chunking& chunking) {
   return MakeChunkedPlan(problem, chunking, {}).status();
 }
 
-TEST(ChunkedPlanTest, HoldsTheSameWhateverTheLengthThatStreams) {
+TEST(ChunkedPlanTest, MemoryDoesNotDependOnTheStreamedLength) {
   Problem problem = Small();
   problem.query_length = 512;
   const auto bytes = [&](int64_t keys) {
@@ -387,7 +388,7 @@ TEST(ChunkedPlanTest, IsTheSameAtEveryChunk) {
   EXPECT_EQ(plan->Chunk(2).count, 8);
 }
 
-TEST(ChunkedPlanTest, ChunksHaveTheOperationsOfTheirPlaceInTheWhole) {
+TEST(ChunkedPlanTest, ChunkFlopsAddUpToThoseOfOneCall) {
   Problem problem = Small();
   problem.query_length = problem.key_length = 8192;
   problem.causal = true;
@@ -403,7 +404,7 @@ TEST(ChunkedPlanTest, ChunksHaveTheOperationsOfTheirPlaceInTheWhole) {
   }
 }
 
-TEST(ChunkedPlanTest, RefusesWeightsWhileKeysStream) {
+TEST(ChunkedPlanTest, RejectsWeightsIfKeysStream) {
   Problem problem = Small();
   problem.score_output = ScoreOutput::kWeights;
   const absl::Status status = PlanStatus(problem, {Streaming::kKeys, 5, 16});
@@ -412,7 +413,7 @@ TEST(ChunkedPlanTest, RefusesWeightsWhileKeysStream) {
   EXPECT_TRUE(PlanStatus(problem, {Streaming::kQueries, 5, 16}).ok());
 }
 
-TEST(ChunkedPlanTest, RefusesChunksOfNoRows) {
+TEST(ChunkedPlanTest, RejectsChunksWithoutRows) {
   for (const Chunking& chunking : {Chunking{Streaming::kKeys, 0, 16}, {Streaming::kKeys, 1, -1}}) {
     const absl::Status status = PlanStatus(Small(), chunking);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
@@ -420,7 +421,7 @@ TEST(ChunkedPlanTest, RefusesChunksOfNoRows) {
   }
 }
 
-TEST(ChunkedPlanTest, RefusesAMaskThatEndsBeforeTheKeys) {
+TEST(ChunkedPlanTest, RejectsAMaskThatEndsBeforeTheKeys) {
   Problem problem = Small();
   problem.mask = MaskShape{DType::kBool, {1, 1, 1, 39}};
   EXPECT_EQ(PlanStatus(problem, {Streaming::kKeys, 5, 16}).code(),
@@ -438,7 +439,7 @@ TEST(FoldIntoTest, ThousandsOfPartsCostNoPrecision) {
   EXPECT_EQ(o[0] / sum, 1) << "a mean of ones";
 }
 
-TEST(FoldIntoTest, AnEmptyPartChangesNothingAndAnEmptyRowTakesThePartOver) {
+TEST(FoldIntoTest, AnEmptyPartChangesNothingAndAnEmptyRowBecomesThePart) {
   const float empty = -std::numeric_limits<float>::infinity();
   std::vector<float> o = {std::nanf("")}, part = {0.1f}, hole = {std::nanf("")};
   float max = empty, sum = 0;
@@ -451,7 +452,7 @@ TEST(FoldIntoTest, AnEmptyPartChangesNothingAndAnEmptyRowTakesThePartOver) {
   EXPECT_EQ(sum, 1);
 }
 
-TEST(FloatTo16Test, RoundsAsTheConversionsFromDoubleDo) {
+TEST(FloatTo16Test, RoundsLikeTheConversionsFromDouble) {
   for (uint32_t bits = 0; bits < 0xFFFFF000; bits += 0x3FF) {
     float value;
     std::memcpy(&value, &bits, sizeof(value));

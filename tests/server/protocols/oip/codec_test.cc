@@ -561,7 +561,7 @@ TEST_F(OipSharedMemoryTest, TheRequestOwnsAndChecksItsRegions) {
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   ASSERT_TRUE(memory_.Unregister(SharedMemory::Kind::kSystem, "").ok());
   EXPECT_TRUE(decoded->request.check_shared_memory().ok());
-  short_lived.CutTo(0);
+  short_lived.Truncate(0);
   EXPECT_EQ(Gather(decoded->request.inputs[Role::kK]), std::string(48, '\0'));
   EXPECT_THAT(std::string(decoded->request.check_shared_memory().message()),
               HasSubstr("truncated"));

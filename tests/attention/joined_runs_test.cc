@@ -1,4 +1,4 @@
-// Several problems that one run computes: each gets the answer that it would get alone.
+// Problems computed by one joined run: each has the same result as a separate run.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
-// Everything that problems in one run have in common.
+// Returns the properties that all problems of one run share.
 Problem RandomKind(DType dtype, Rng& rng) {
   constexpr int64_t kHeads[][2] = {{2, 1}, {2, 2}, {6, 2}};
   constexpr int64_t kSizes[][2] = {{8, 8}, {16, 8}, {5, 11}};
@@ -19,7 +19,7 @@ Problem RandomKind(DType dtype, Rng& rng) {
   Problem kind{.dtype = dtype,
                .query_heads = query_heads,
                .kv_heads = kv_heads,
-               .query_length = UniformInt(rng, 0, 1),  // a decode step, or any
+               .query_length = UniformInt(rng, 0, 1),  // 1: a decode step; 0: any length
                .head_size = head_size,
                .value_head_size = value_head_size};
   if (UniformInt(rng, 0, 2) == 0) kind.scale = 0.3;
@@ -40,8 +40,8 @@ Problem RandomMember(Problem problem, Rng& rng) {
   return problem;
 }
 
-// A device compiles in the order in which it is asked: what no one has asked for before is ready
-// after all else.
+// A device compiles kernels in the order of requests, so a problem that has not been requested
+// before is ready last.
 void WaitForKernels(const PlanOptions& options) {
   static int64_t batch = 100;
   const Problem last{.batch = ++batch,
@@ -55,7 +55,8 @@ void WaitForKernels(const PlanOptions& options) {
   EXPECT_TRUE(RunAttention(last, RandomInputs(last, rng), options).ok());
 }
 
-// The same twice: a device may compile the kernels for all of them after the first time.
+// Runs everything twice, because a device may compile the joined run's kernels after the first
+// time.
 void ExpectEachConforms(const std::vector<Problem>& problems, const std::vector<Inputs>& inputs) {
   std::vector<Expected> expected;
   for (size_t n = 0; n < problems.size(); ++n) {
@@ -74,7 +75,7 @@ void ExpectEachConforms(const std::vector<Problem>& problems, const std::vector<
   }
 }
 
-TEST(TogetherTest, EachGetsItsOwnAnswer) {
+TEST(JoinedRunsTest, EachProblemHasItsOwnResult) {
   Rng rng(7);
   for (int round = 0; round < 18; ++round) {
     const Problem kind = RandomKind(kTypes[round % 3], rng);
