@@ -45,6 +45,10 @@
 #include "server/wire/grpc/tensor_call.h"
 #include "server/wire/grpc/tensor_methods.h"
 #include "server/wire/grpc/tls.h"
+#include "server/wire/health_status.h"
+#include "server/wire/oip/methods.h"
+#include "server/wire/rapt/methods.h"
+#include "server/wire/unary_method.h"
 
 namespace rapt {
 namespace {
@@ -237,12 +241,18 @@ class ServerImpl final : public Server {
   Engine engine_;
   ReceiveQuota quota_;
   OpenCalls open_calls_;
+  OpenCalls small_calls_;
   const Housekeeper housekeeper_;
   StreamCounts streams_;
   Readiness readiness_;
   SlowCalls slow_calls_;
   const CallEnvironment environment_;
   SharedMemory shared_memory_;
+  oip::Methods oip_methods_;
+  native::Methods native_methods_;
+  HealthStatus health_status_;
+  UnaryMethods methods_;
+
   TensorMethods tensor_methods_;
   const std::unique_ptr<grpc::Service> oip_service_;
   const std::unique_ptr<grpc::Service> native_service_;
@@ -273,27 +283,28 @@ ServerImpl::ServerImpl(Configuration c)
       quota_(memory_.gate.LimitOf(AdmissionGate::Share::kReceive)),
       open_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller},
                   [this] { quota_.Follow(open_calls_); }),
+      small_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller}),
       housekeeper_(memory_.pool, memory_.clock, HasBeenBusy(open_calls_)),
       readiness_(std::move(c.canary), options_.compute.stall_timeout, executor_, memory_.timer,
                  memory_.clock),
       slow_calls_(options_.log.slow_call, memory_.clock),
-      environment_{*access_,
-                   engine_,
-                   open_calls_,
-                   streams_,
-                   memory_.timer,
-                   memory_.clock,
-                   LimitsOf(options_.calls)},
+      environment_{*access_, engine_,       open_calls_,   small_calls_,
+                   streams_, memory_.timer, memory_.clock, LimitsOf(options_.calls)},
       shared_memory_({.allowed = options_.shared_memory.allowed,
                       .key_prefix = options_.shared_memory.prefix,
                       .open_cuda = OpenCudaMemoryOf(backends_->cudnn.device())}),
-      oip_service_(oip::NewService(
-          environment_, shared_memory_, [this] { return readiness_.is_ready(); },
-          [this](absl::string_view method) { return Observe(method); }, tensor_methods_)),
-      native_service_(native::NewService(
-          environment_, shared_memory_,
-          [this](absl::string_view method) { return Observe(method); }, tensor_methods_)),
-      health_({oip::kServiceName, native::kServiceName}, tensor_methods_) {
+      oip_methods_(
+          shared_memory_, [this] { return readiness_.is_ready(); },
+          [this](absl::string_view method) { return Observe(method); }),
+      native_methods_(environment_, shared_memory_,
+                      [this](absl::string_view method) { return Observe(method); }),
+      health_status_({oip::kServiceName, native::kServiceName}),
+      oip_service_(oip::NewService(environment_, oip_methods_, tensor_methods_)),
+      native_service_(native::NewService(environment_, native_methods_, tensor_methods_)),
+      health_(health_status_, tensor_methods_) {
+  oip_methods_.AddTo(methods_);
+  native_methods_.AddTo(methods_);
+  tensor_methods_.AddUnary(environment_, methods_);
   ExportMetrics();
 }
 
@@ -338,7 +349,8 @@ absl::Status ServerImpl::Start(absl::FunctionRef<bool()> stop_requested) {
   absl::Status status = Listen();
   if (status.ok()) status = WaitUntilWarm(stop_requested);
   if (status.ok()) status = MeasureSpeeds(stop_requested);
-  if (status.ok()) status = readiness_.Start([this](bool ready) { health_.SetServing(ready); });
+  if (status.ok())
+    status = readiness_.Start([this](bool ready) { health_status_.SetServing(ready); });
   if (status.ok()) LogReady();
   return status;
 }
@@ -435,7 +447,7 @@ std::string ServerImpl::security() const {
 
 void ServerImpl::Drain() {
   readiness_.Withdraw();
-  health_.SetServing(false);
+  health_status_.SetServing(false);
   std::this_thread::sleep_for(options_.drain.pause);
   engine_.StopAccepting();
   // Callers that get UNAVAILABLE retry elsewhere; few retry the CANCELLED that gRPC itself sends

@@ -22,14 +22,6 @@ std::optional<absl::string_view> TokenOf(const HeaderValues& authorization) {
   return value;
 }
 
-std::string PeerOf(const CallHeaders& headers) {
-  if (headers.certificate) return absl::StrCat("certificate:", *headers.certificate);
-  const absl::string_view peer = headers.peer;
-  if (absl::StartsWith(peer, "unix")) return "unix";
-  const size_t colon = peer.rfind(':');
-  return std::string(colon > peer.find(':') ? peer.substr(0, colon) : peer);
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Access>> Access::Open(const std::string& token_file,
@@ -40,6 +32,14 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const std::string& token_fi
       [](const std::vector<std::string>& contents) { return Tokens::Parse(contents[0]); }, clock);
   if (!tokens.ok()) return tokens.status();
   return absl::WrapUnique(new Access(*std::move(tokens)));
+}
+
+std::string Access::PeerOf(const CallHeaders& headers) {
+  if (headers.certificate) return absl::StrCat("certificate:", *headers.certificate);
+  const absl::string_view peer = headers.peer;
+  if (absl::StartsWith(peer, "unix")) return "unix";
+  const size_t colon = peer.rfind(':');
+  return std::string(colon > peer.find(':') ? peer.substr(0, colon) : peer);
 }
 
 absl::StatusOr<std::string> Access::Identify(const CallHeaders& headers) const {

@@ -30,6 +30,9 @@ class Access {
   // required and the call has no valid one, or more than one.
   absl::StatusOr<std::string> Identify(const CallHeaders& headers) const;
 
+  // Returns the identity of a caller without a token.
+  static std::string PeerOf(const CallHeaders& headers);
+
  private:
   explicit Access(std::unique_ptr<Reloaded<Tokens>> tokens) : tokens_(std::move(tokens)) {}
 

@@ -25,12 +25,6 @@ std::chrono::nanoseconds SlowestTransfer(int64_t bytes, const CallLimits& limits
       std::chrono::duration<double>(std::min(seconds, 1e6)));
 }
 
-absl::Status TooLarge(int64_t message_bytes, const CallLimits& limits) {
-  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-                absl::StrCat("the message has ", message_bytes, " bytes; at most ",
-                             limits.max_message_bytes, " are allowed"));
-}
-
 // 0 if the call never reached the stage.
 std::string TimeSpent(std::chrono::nanoseconds time) {
   return absl::StrCat(Microseconds(std::max(time, time.zero())));
@@ -38,24 +32,28 @@ std::string TimeSpent(std::chrono::nanoseconds time) {
 
 }  // namespace
 
-Call::Call(const CallEnvironment& environment, const CallObserver& observe)
-    : environment_(environment), observe_(observe), arrived_(environment.clock.Now()) {}
+Call::Call(const CallEnvironment& environment, const CallObserver& observe, MethodTraits traits)
+    : environment_(environment),
+      observe_(observe),
+      traits_(traits),
+      arrived_(environment.clock.Now()) {}
 
 Call::~Call() {
   ReleaseMessageMemory();
   if (caller_.empty()) return;
   if (is_resting_) {
-    environment_.open_calls.LeaveResting(caller_);
+    places().LeaveResting(caller_);
   } else {
-    environment_.open_calls.Leave(caller_);
+    places().Leave(caller_);
   }
 }
 
 absl::Status Call::Enter(const CallHeaders& headers) {
   report_.traceparent = TraceparentOf(headers.traceparent);
-  absl::StatusOr<std::string> caller = environment_.access.Identify(headers);
+  absl::StatusOr<std::string> caller =
+      traits_.is_public ? Access::PeerOf(headers) : environment_.access.Identify(headers);
   if (!caller.ok()) return caller.status();
-  absl::Status status = environment_.open_calls.Enter(*caller);
+  absl::Status status = places().Enter(*caller);
   if (status.ok()) caller_ = *std::move(caller);
   return status;
 }
@@ -80,13 +78,13 @@ absl::Status Call::ReadDeclaredBytes(const CallHeaders& headers) {
                                                    text.substr(0, 32),
                                                    "'; it must be a number of bytes"));
   }
-  if (bytes > limits().max_message_bytes) return TooLarge(bytes, limits());
-  declared_bytes_ = bytes;
-  return absl::OkStatus();
+  absl::Status status = CheckMessageSize(bytes);
+  if (status.ok()) declared_bytes_ = bytes;
+  return status;
 }
 
 void Call::Rest() {
-  environment_.open_calls.Rest();
+  places().Rest();
   is_resting_ = true;
   arrived_ = Now();
   std::string traceparent = std::move(report_.traceparent);
@@ -95,7 +93,7 @@ void Call::Rest() {
 }
 
 void Call::Wake() {
-  environment_.open_calls.Wake();
+  places().Wake();
   is_resting_ = false;
   arrived_ = Now();
 }
@@ -110,6 +108,14 @@ absl::Status Call::CancelledOrLate() const {
   return absl::DeadlineExceededError("the deadline passed");
 }
 
+absl::Status Call::CheckMessageSize(int64_t bytes) const {
+  int64_t most = limits().max_message_bytes;
+  if (!traits_.carries_tensors) most = std::min(most, kMaxSmallMessageBytes);
+  if (bytes <= most) return absl::OkStatus();
+  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the message has ", bytes, " bytes; at most ", most, " are allowed"));
+}
+
 absl::Status Call::AcceptMessage(int64_t bytes) {
   report_.received_bytes += bytes;
   if (bytes > message_memory_.bytes()) {
@@ -117,7 +123,7 @@ absl::Status Call::AcceptMessage(int64_t bytes) {
   } else {
     engine().ShrinkMessage(message_memory_, bytes);
   }
-  if (bytes > limits().max_message_bytes) return TooLarge(bytes, limits());
+  if (absl::Status status = CheckMessageSize(bytes); !status.ok()) return status;
   if (bytes <= declared_bytes_.value_or(bytes)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("the message has ", bytes, " bytes; its header ",
                                                  kMessageBytesHeader, " says ", *declared_bytes_));
@@ -193,6 +199,11 @@ void Call::ForEachTrailer(Trailer trailer) const {
 }
 
 void Call::Report(absl::Status status) {
+  if (!traits_.carries_tensors) {
+    std::string traceparent = std::move(report_.traceparent);
+    report_ = {};
+    report_.traceparent = std::move(traceparent);
+  }
   report_.status = std::move(status);
   report_.total = Now() - arrived_;
   observe_(report_);

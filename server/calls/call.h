@@ -31,11 +31,22 @@ struct CallLimits {
   std::chrono::nanoseconds max_deadline{0};
 };
 
+// How a method treats its callers.
+struct MethodTraits {
+  // Without tensors: the message has at most kMaxSmallMessageBytes and waits for no memory; the
+  // call is counted apart, so that health can be asked while all places of tensor calls are taken.
+  bool carries_tensors = true;
+  // Open to callers without a token.
+  bool is_public = false;
+};
+inline constexpr int64_t kMaxSmallMessageBytes = 64 * 1024;
+
 // Dependencies of all calls; outlives them.
 struct CallEnvironment {
   const Access& access;
   Engine& engine;
   OpenCalls& open_calls;
+  OpenCalls& small_calls;  // calls without tensors
   StreamCounts& streams;
   Timer& timer;
   const Clock& clock;
@@ -53,7 +64,7 @@ class Call {
   using Trailer = absl::FunctionRef<void(const char* name, const std::string& value)>;
 
   // The call has arrived. `observe` outlives it.
-  Call(const CallEnvironment& environment, const CallObserver& observe);
+  Call(const CallEnvironment& environment, const CallObserver& observe, MethodTraits traits = {});
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -62,6 +73,7 @@ class Call {
   StreamCounts& streams() const { return environment_.streams; }
   Timer& timer() const { return environment_.timer; }
   const CallLimits& limits() const { return environment_.limits; }
+  const MethodTraits& traits() const { return traits_; }
   Instant Now() const { return environment_.clock.Now(); }
   Instant arrived() const { return arrived_; }
   Instant deadline() const { return deadline_; }
@@ -92,6 +104,8 @@ class Call {
   // Returns DeadlineExceeded if the deadline has passed, otherwise Cancelled.
   absl::Status CancelledOrLate() const;
 
+  // Returns ResourceExhausted if a message of the size exceeds the limit.
+  absl::Status CheckMessageSize(int64_t bytes) const;
   // Memory for a message, which KeepMessageMemory() takes. `admitted` as in Engine::AdmitMessage().
   template <typename Admitted>
   void AdmitMessage(int64_t bytes, Admitted admitted) {
@@ -132,12 +146,17 @@ class Call {
   // The traceparent, and backend, plan and times of a call that has a plan.
   void ForEachTrailer(Trailer trailer) const;
 
-  // Passes the report to the observer. Once a request.
+  // Passes the report to the observer. Once a request. Stages and bytes are those of tensor calls.
   void Report(absl::Status status);
 
  private:
+  OpenCalls& places() const {
+    return traits_.carries_tensors ? environment_.open_calls : environment_.small_calls;
+  }
+
   const CallEnvironment& environment_;
   const CallObserver& observe_;
+  const MethodTraits traits_;
   std::string caller_;  // empty unless counted as open
   bool is_resting_ = false;
   Instant arrived_;

@@ -4,14 +4,40 @@
 
 namespace rapt {
 
-UnaryCall::UnaryCall(const CallEnvironment& environment, const CallObserver& observe)
-    : call_(environment, observe), alarm_(environment.timer, [this] { OnAlarm(); }) {}
+UnaryCall::UnaryCall(const CallEnvironment& environment, const CallObserver& observe,
+                     MethodTraits traits)
+    : call_(environment, observe, traits), alarm_(environment.timer, [this] { OnAlarm(); }) {}
 
 void UnaryCall::OnHeaders(const CallHeaders& headers) {
   if (absl::Status status = Open(headers); !status.ok()) return End(std::move(status));
+  admission_began_ = call_.arrived();
+  Admit(call_.declared_bytes().value_or(call_.limits().max_message_bytes));
+}
+
+void UnaryCall::OnHeadersWithoutSize(const CallHeaders& headers) {
+  if (absl::Status status = Open(headers); !status.ok()) return End(std::move(status));
+  call_.report().ended_in = Stage::kReceive;
+  call_.BeginReceiving(0);
+  alarm_.Set(call_.receive_end());
+  OnReadingStarted();
+}
+
+void UnaryCall::OnSize(int64_t bytes) {
+  Phase phase = Phase::kReading;
+  if (!phase_.compare_exchange_strong(phase, Phase::kAdmitting)) return;  // evicted
+  call_.EndReceiving();
+  if (absl::Status status = call_.CheckMessageSize(bytes); !status.ok()) {
+    return End(std::move(status));
+  }
+  admission_began_ = call_.Now();
+  Admit(bytes);
+}
+
+void UnaryCall::Admit(int64_t bytes) {
+  if (!call_.traits().carries_tensors) return OnAdmitted(engine().ChargeMessage(bytes));
+  call_.report().ended_in = Stage::kQueue;
   call_.AdmitMessage(
-      call_.declared_bytes().value_or(call_.limits().max_message_bytes),
-      [this](absl::StatusOr<MessageReservation> memory) { OnAdmitted(std::move(memory)); });
+      bytes, [this](absl::StatusOr<MessageReservation> memory) { OnAdmitted(std::move(memory)); });
 }
 
 absl::Status UnaryCall::Open(const CallHeaders& headers) {
@@ -22,7 +48,7 @@ absl::Status UnaryCall::Open(const CallHeaders& headers) {
 }
 
 void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory) {
-  call_.AddTimeSince(call_.arrived(), Stage::kQueue);
+  call_.AddTimeSince(admission_began_, Stage::kQueue);
   if (!memory.ok()) return End(memory.status());
   call_.report().ended_in = Stage::kReceive;
   const int64_t bytes = memory->bytes();
@@ -52,9 +78,15 @@ void UnaryCall::Evict() {
   End(absl::DeadlineExceededError("the deadline passed while the message was received"));
 }
 
-bool UnaryCall::OnRead(bool ok) {
+// Returns false if the call was evicted meanwhile.
+bool UnaryCall::EndReading() {
   if (phase_.exchange(Phase::kReceived) == Phase::kEvicted) return false;
   alarm_.Cancel();
+  return true;
+}
+
+bool UnaryCall::OnRead(bool ok) {
+  if (!EndReading()) return false;
   if (!ok) {
     message_lost_ = true;
     End(absl::InvalidArgumentError("the call ended before its message was complete"));
@@ -63,6 +95,10 @@ bool UnaryCall::OnRead(bool ok) {
   call_.EndReceiving();
   call_.report().ended_in = Stage::kCompute;  // Call::Record() may know better
   return true;
+}
+
+void UnaryCall::OnBadRead(absl::Status status) {
+  if (EndReading()) End(std::move(status));
 }
 
 absl::Status UnaryCall::OnMessageBytes(int64_t bytes) { return call_.AcceptMessage(bytes); }

@@ -23,7 +23,8 @@ namespace rapt {
 class UnaryCall {
  protected:
   // `observe` outlives the call.
-  UnaryCall(const CallEnvironment& environment, const CallObserver& observe);
+  UnaryCall(const CallEnvironment& environment, const CallObserver& observe,
+            MethodTraits traits = {});
   virtual ~UnaryCall() = default;
 
   // Steps. StartReading() leads to OnReadingStarted() and, at any time, to OnRead(). DropMessage()
@@ -36,10 +37,16 @@ class UnaryCall {
 
   // Events.
   void OnHeaders(const CallHeaders& headers);
+  // Instead of OnHeaders(), of a transport that learns the size of a message before its bytes:
+  // OnSize() follows, or OnRead(false) if the caller ends the call.
+  void OnHeadersWithoutSize(const CallHeaders& headers);
+  void OnSize(int64_t bytes);
   // After the read has been started. The call must not be destroyed while this runs.
   void OnReadingStarted();
   // Returns true if the message has arrived and the call continues. False: it ends, or has ended.
   bool OnRead(bool ok);
+  // Instead of OnRead(): the message can't be received. Ends the call with the status.
+  void OnBadRead(absl::Status status);
   // Call with the size of the message. An error means that the size is wrong; End() the call with
   // it.
   absl::Status OnMessageBytes(int64_t bytes);
@@ -59,6 +66,8 @@ class UnaryCall {
   enum class Phase : uint8_t { kAdmitting, kReading, kReceived, kEvicted, kAnswering };
 
   absl::Status Open(const CallHeaders& headers);
+  void Admit(int64_t bytes);
+  bool EndReading();
   void OnAdmitted(absl::StatusOr<MessageReservation> memory);
   void OnAlarm();
   void Evict();
@@ -66,6 +75,7 @@ class UnaryCall {
 
   Call call_;
   std::atomic<Phase> phase_{Phase::kAdmitting};
+  Instant admission_began_;
   bool message_lost_ = false;
   absl::Status status_;
   Alarm alarm_;  // the end of receiving, then that of sending

@@ -1,9 +1,13 @@
 #include "server/wire/grpc/health.h"
 
-#include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
+#include "server/wire/grpc/status.h"
 
 namespace rapt {
 
@@ -12,17 +16,17 @@ using grpc::health::v1::HealthCheckResponse;
 
 // Writes the status and its changes, one at a time. If it changes several times during a write,
 // only the last change is written next. Deletes itself.
-class Health::WatchCall final : public GenericCall {
+class Health::WatchCall final : public GenericCall, private HealthStatus::Watcher {
  public:
-  WatchCall(Health& health, std::unique_ptr<GrpcCall> call)
+  WatchCall(HealthStatus& health, std::unique_ptr<GrpcCall> call)
       : GenericCall(std::move(call)), health_(health) {}
 
   void Begin() override { StartRead(&buffer_); }
 
   // Writes a new status or finishes, unless an operation is pending, whose completion calls this
   // again.
-  void Proceed() {
-    const Status status = health_.StatusOf(service_);
+  void OnChange() override {
+    const HealthStatus::Status status = health_.StatusOf(service_);
     std::optional<grpc::Status> end;
     {
       MutexLock lock(mutex_);
@@ -47,10 +51,7 @@ class Health::WatchCall final : public GenericCall {
       return GoOn(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "malformed request"));
     }
     service_ = request.service();
-    {
-      MutexLock lock(health_.mutex_);
-      health_.watches_.insert(this);
-    }
+    health_.Add(*this);
     GoOn();
   }
 
@@ -63,7 +64,7 @@ class Health::WatchCall final : public GenericCall {
       is_busy_ = false;
       if (end) end_ = std::move(end);
     }
-    Proceed();
+    OnChange();
   }
 
   void OnCancel() override {
@@ -71,54 +72,31 @@ class Health::WatchCall final : public GenericCall {
       MutexLock lock(mutex_);
       end_ = grpc::Status::CANCELLED;
     }
-    Proceed();
+    OnChange();
   }
 
   void OnDone() override {
-    {
-      MutexLock lock(health_.mutex_);
-      health_.watches_.erase(this);
-    }
+    health_.Remove(*this);
     delete this;
   }
 
-  Health& health_;
+  HealthStatus& health_;
   std::string service_;
   grpc::ByteBuffer buffer_;  // the request, then the response
   Mutex mutex_;
   bool is_busy_ ABSL_GUARDED_BY(mutex_) = true;
-  std::optional<Status> told_ ABSL_GUARDED_BY(mutex_);
+  std::optional<HealthStatus::Status> told_ ABSL_GUARDED_BY(mutex_);
   std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mutex_);
 };
 
-Health::Health(std::vector<std::string> services, TensorMethods& methods)
-    : services_(std::move(services)) {
+Health::Health(HealthStatus& status, TensorMethods& methods) : status_(status) {
   methods.Add("/grpc.health.v1.Health/Watch",
-              [this](auto call) { return new WatchCall(*this, std::move(call)); });
-}
-
-void Health::SetServing(bool serving) {
-  serving_ = serving;
-  MutexLock lock(mutex_);  // so that no watcher is deleted meanwhile
-  for (WatchCall* watch : watches_) watch->Proceed();
-}
-
-Health::Status Health::StatusOf(const std::string& service) const {
-  if (!service.empty() &&
-      std::find(services_.begin(), services_.end(), service) == services_.end()) {
-    return HealthCheckResponse::SERVICE_UNKNOWN;
-  }
-  return serving_ ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
+              [this](auto call) { return new WatchCall(status_, std::move(call)); });
 }
 
 grpc::Status Health::Check(grpc::ServerContext*, const HealthCheckRequest* request,
                            HealthCheckResponse* response) {
-  const Status status = StatusOf(request->service());
-  if (status == HealthCheckResponse::SERVICE_UNKNOWN) {
-    return {grpc::StatusCode::NOT_FOUND, "service name unknown"};
-  }
-  response->set_status(status);
-  return grpc::Status::OK;
+  return ToGrpcStatus(status_.Answer(*request, *response));
 }
 
 }  // namespace rapt

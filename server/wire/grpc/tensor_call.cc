@@ -7,11 +7,15 @@
 
 namespace rapt {
 
-TensorCall::TensorCall(const CallEnvironment& environment, const CallObserver& observe,
+TensorCall::TensorCall(const CallEnvironment& environment, const UnaryMethod& method,
                        std::unique_ptr<GrpcCall> call)
-    : GenericCall(std::move(call)), UnaryCall(environment, observe) {}
+    : GenericCall(std::move(call)),
+      UnaryCall(environment, method.observe, method.traits),
+      handler_(method.new_handler()) {}
 
-void TensorCall::Begin() { OnHeaders(HeadersOf(context(), arrived())); }
+void TensorCall::Begin() { OnHeaders(HeadersOf(context(), call().arrived())); }
+
+void TensorCall::End(absl::Status status) { UnaryCall::End(std::move(status)); }
 
 void TensorCall::StartReading() {
   Hold();  // the read may be done, and the call over, before StartRead() returns
@@ -23,7 +27,7 @@ void TensorCall::StartReading() {
 void TensorCall::OnReadDone(bool ok) {
   if (!OnRead(ok)) return;
   if (absl::Status status = TakeMessage(); !status.ok()) return End(std::move(status));
-  OnMessage(message_.bytes());
+  handler_->OnMessage(message_.bytes(), *this);
 }
 
 absl::Status TensorCall::TakeMessage() {

@@ -7,47 +7,39 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "base/clock.h"
 #include "server/calls/unary_call.h"
 #include "server/protocols/message_parts.h"
-#include "server/request.h"
 #include "server/wire/grpc/generic_call.h"
 #include "server/wire/grpc/received_message.h"
+#include "server/wire/unary_method.h"
 
 namespace rapt {
 
-// Deletes itself. A protocol's call derives from it: OnMessage() leads to Answer() or End(), once.
-class TensorCall : public GenericCall, protected UnaryCall {
+// Deletes itself.
+class TensorCall final : public GenericCall, private UnaryCall, private MethodCall {
  public:
-  void Begin() final;
-
- protected:
-  // `observe` outlives the call.
-  TensorCall(const CallEnvironment& environment, const CallObserver& observe,
+  // `method` outlives the call.
+  TensorCall(const CallEnvironment& environment, const UnaryMethod& method,
              std::unique_ptr<GrpcCall> call);
 
-  // The message has arrived. Leads to Answer() or End(), on any thread.
-  virtual void OnMessage(const MessageBytes& message) = 0;
-
-  Instant arrived() { return call().arrived(); }
-  void Bind(Request& request) { call().Bind(request); }
-  void Record(const Result& result) { call().Record(result); }
-
-  // Finishes the call, as End() does: the message and this object must not be used afterwards.
-  void Answer(AnswerMessage answer);
-  using UnaryCall::End;
+  void Begin() override;
 
  private:
-  void StartReading() final;
-  void DropMessage() final { message_.Clear(); }
-  void Finish(const absl::Status& status) final;
-  void Abort() final { context().TryCancel(); }
+  Call& call() override { return UnaryCall::call(); }
+  void Answer(AnswerMessage answer) override;
+  void End(absl::Status status) override;
+
+  void StartReading() override;
+  void DropMessage() override { message_.Clear(); }
+  void Finish(const absl::Status& status) override;
+  void Abort() override { context().TryCancel(); }
 
   absl::Status TakeMessage();
-  void OnReadDone(bool ok) final;
-  void OnCancel() final { OnCancelled(); }
-  void OnDone() final;
+  void OnReadDone(bool ok) override;
+  void OnCancel() override { OnCancelled(); }
+  void OnDone() override;
 
+  const std::unique_ptr<MessageHandler> handler_;
   grpc::ByteBuffer buffer_;  // the request, then the response
   ReceivedMessage message_;
 };

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include "server/wire/grpc/tensor_call.h"
+
 namespace rapt {
 namespace {
 
@@ -66,6 +68,15 @@ class TensorMethods::Expected final : public GrpcCall {
   std::atomic<int> steps_{2};
   Completion arrived_, ended_;
 };
+
+void TensorMethods::AddUnary(const CallEnvironment& environment, const UnaryMethods& methods) {
+  for (const auto& [path, method] : methods) {
+    if (!method.traits.carries_tensors) continue;
+    Add(path, [&environment, &method = method](auto call) {
+      return new TensorCall(environment, method, std::move(call));
+    });
+  }
+}
 
 GenericCall* TensorMethods::NewCallOf(std::unique_ptr<GrpcCall> call) const {
   const auto new_call = calls_.find(call->context.method());

@@ -16,6 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "base/mutex.h"
 #include "server/wire/grpc/generic_call.h"
+#include "server/wire/unary_method.h"
 
 namespace rapt {
 
@@ -32,6 +33,9 @@ class TensorMethods {
 
   // `path` is "/inference.GRPCInferenceService/ModelInfer".
   void Add(const std::string& path, NewCall new_call) { calls_[path] = std::move(new_call); }
+
+  // Adds those of the methods that carry tensors. REQUIRES: both outlive this.
+  void AddUnary(const CallEnvironment& environment, const UnaryMethods& methods);
 
   grpc::AsyncGenericService& service() { return service_; }
 

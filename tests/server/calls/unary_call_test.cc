@@ -101,12 +101,14 @@ class UnaryCallTest : public ::testing::Test {
   Engine engine_{{.threads = 1}, gate_, pool_, executor_};
   std::unique_ptr<Access> access_ = Access::Open("", clock_).value();
   OpenCalls open_calls_{{.calls = 10, .calls_per_caller = 1}};
+  OpenCalls small_calls_{{.calls = 10, .calls_per_caller = 1}};
   StreamCounts streams_;
   std::vector<CallReport> reports_;
   const CallObserver observe_ = [this](const CallReport& report) { reports_.push_back(report); };
   const CallEnvironment environment_{*access_,
                                      engine_,
                                      open_calls_,
+                                     small_calls_,
                                      streams_,
                                      timer_,
                                      clock_,

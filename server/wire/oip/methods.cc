@@ -1,0 +1,281 @@
+#include "server/wire/oip/methods.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "base/version.h"
+#include "server/protocols/oip/codec.h"
+#include "server/protocols/oip/model.h"
+
+namespace rapt::oip {
+namespace {
+
+constexpr const char* kMethodNames[] = {
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelConfig",
+    "ModelInfer",
+    "ModelStreamInfer",
+    "ModelStatistics",
+    "RepositoryIndex",
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+    "SystemSharedMemoryStatus",
+    "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister",
+    "CudaSharedMemoryStatus",
+    "CudaSharedMemoryRegister",
+    "CudaSharedMemoryUnregister",
+    "TraceSetting",
+    "LogSettings",
+};
+
+// There are no settings of tracing and logging, so only a request for all of them is valid.
+template <typename Settings>
+absl::Status CheckNoSettings(const Settings& settings, absl::string_view kind) {
+  if (settings.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown ", kind, " setting ", settings.begin()->first));
+}
+
+// An empty name selects all models; there is only one.
+absl::Status CheckModelOrAll(const std::string& name, const std::string& version) {
+  return name.empty() ? absl::OkStatus() : CheckModel(name, version);
+}
+
+class InferHandler final : public MessageHandler {
+ public:
+  explicit InferHandler(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
+
+ private:
+  void OnMessage(const MessageBytes& message, MethodCall& call) override {
+    absl::StatusOr<DecodedInfer> decoded =
+        DecodeInfer(message, call.call().arrived(), shared_memory_);
+    if (!decoded.ok()) return call.End(decoded.status());
+    decoded_ = *std::move(decoded);
+    call.call().Bind(decoded_.request);
+    call.call().engine().Submit(std::move(decoded_.request), [this, &call](Result result) {
+      OnResult(std::move(result), call);
+    });
+  }
+
+  void OnResult(Result result, MethodCall& call) const {
+    call.call().Record(result);
+    if (!result.status.ok()) return call.End(std::move(result.status));
+    call.Answer(EncodeInfer(decoded_, result));
+  }
+
+  const SharedMemory& shared_memory_;
+  DecodedInfer decoded_;
+};
+
+std::string PathOf(const std::string& name) { return absl::StrCat("/", kServiceName, "/", name); }
+
+}  // namespace
+
+Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
+                 const CallObserverFactory& observe)
+    : shared_memory_(shared_memory),
+      is_ready_(std::move(is_ready)),
+      statistics_(std::make_shared<Statistics>()) {
+  for (const char* name : kMethodNames) {
+    observers_[name] = observe(absl::StrCat(kServiceName, "/", name));
+  }
+  for (const char* name : {"ModelInfer", "ModelStreamInfer"}) {
+    CallObserver& observer = observers_[name];
+    observer = [statistics = statistics_, observe = std::move(observer)](const CallReport& report) {
+      statistics->Count(report);
+      observe(report);
+    };
+  }
+}
+
+template <typename RequestMessage, typename ResponseMessage>
+void Methods::AddSmall(const std::string& name, UnaryMethods& methods) {
+  methods[PathOf(name)] = SmallMethod<RequestMessage, ResponseMessage>(*this, observe(name));
+}
+
+void Methods::AddTo(UnaryMethods& methods) {
+  methods[PathOf("ModelInfer")] = {.observe = observe("ModelInfer"), .new_handler = [this] {
+                                     return std::make_unique<InferHandler>(shared_memory_);
+                                   }};
+  AddSmall<inference::ServerLiveRequest, inference::ServerLiveResponse>("ServerLive", methods);
+  AddSmall<inference::ServerReadyRequest, inference::ServerReadyResponse>("ServerReady", methods);
+  AddSmall<inference::ModelReadyRequest, inference::ModelReadyResponse>("ModelReady", methods);
+  AddSmall<inference::ServerMetadataRequest, inference::ServerMetadataResponse>("ServerMetadata",
+                                                                                methods);
+  AddSmall<inference::ModelMetadataRequest, inference::ModelMetadataResponse>("ModelMetadata",
+                                                                              methods);
+  AddSmall<inference::ModelConfigRequest, inference::ModelConfigResponse>("ModelConfig", methods);
+  AddSmall<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>("ModelStatistics",
+                                                                                  methods);
+  AddSmall<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>("RepositoryIndex",
+                                                                                  methods);
+  AddSmall<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
+      "RepositoryModelLoad", methods);
+  AddSmall<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
+      "RepositoryModelUnload", methods);
+  AddSmall<inference::SystemSharedMemoryStatusRequest, inference::SystemSharedMemoryStatusResponse>(
+      "SystemSharedMemoryStatus", methods);
+  AddSmall<inference::SystemSharedMemoryRegisterRequest,
+           inference::SystemSharedMemoryRegisterResponse>("SystemSharedMemoryRegister", methods);
+  AddSmall<inference::SystemSharedMemoryUnregisterRequest,
+           inference::SystemSharedMemoryUnregisterResponse>("SystemSharedMemoryUnregister",
+                                                            methods);
+  AddSmall<inference::CudaSharedMemoryStatusRequest, inference::CudaSharedMemoryStatusResponse>(
+      "CudaSharedMemoryStatus", methods);
+  AddSmall<inference::CudaSharedMemoryRegisterRequest, inference::CudaSharedMemoryRegisterResponse>(
+      "CudaSharedMemoryRegister", methods);
+  AddSmall<inference::CudaSharedMemoryUnregisterRequest,
+           inference::CudaSharedMemoryUnregisterResponse>("CudaSharedMemoryUnregister", methods);
+  AddSmall<inference::TraceSettingRequest, inference::TraceSettingResponse>("TraceSetting",
+                                                                            methods);
+  AddSmall<inference::LogSettingsRequest, inference::LogSettingsResponse>("LogSettings", methods);
+}
+
+absl::Status Methods::Answer(const inference::ServerLiveRequest&,
+                             inference::ServerLiveResponse& response) const {
+  response.set_live(true);
+  return absl::OkStatus();
+}
+
+absl::Status Methods::Answer(const inference::ServerReadyRequest&,
+                             inference::ServerReadyResponse& response) const {
+  response.set_ready(is_ready_());
+  return absl::OkStatus();
+}
+
+// As in Triton, an unknown model is not ready, without an error.
+absl::Status Methods::Answer(const inference::ModelReadyRequest& request,
+                             inference::ModelReadyResponse& response) const {
+  response.set_ready(CheckModel(request.name(), request.version()).ok() && is_ready_());
+  return absl::OkStatus();
+}
+
+absl::Status Methods::Answer(const inference::ServerMetadataRequest&,
+                             inference::ServerMetadataResponse& response) const {
+  response.set_name("rapt");
+  response.set_version(std::string(Version()));
+  for (const char* extension : {"statistics", "parameters", "model_configuration"}) {
+    response.add_extensions(extension);
+  }
+  if (shared_memory_.allowed()) response.add_extensions("system_shared_memory");
+  if (shared_memory_.takes_cuda()) response.add_extensions("cuda_shared_memory");
+  return absl::OkStatus();
+}
+
+absl::Status Methods::Answer(const inference::ModelMetadataRequest& request,
+                             inference::ModelMetadataResponse& response) const {
+  absl::Status status = CheckModel(request.name(), request.version());
+  if (status.ok()) response = DescribeModel();
+  return status;
+}
+
+absl::Status Methods::Answer(const inference::ModelConfigRequest& request,
+                             inference::ModelConfigResponse& response) const {
+  absl::Status status = CheckModel(request.name(), request.version());
+  if (status.ok()) *response.mutable_config() = ConfigureModel();
+  return status;
+}
+
+absl::Status Methods::Answer(const inference::ModelStatisticsRequest& request,
+                             inference::ModelStatisticsResponse& response) const {
+  absl::Status status = CheckModelOrAll(request.name(), request.version());
+  if (!status.ok()) return status;
+  inference::ModelStatistics& model = *response.add_model_stats();
+  model.set_name(kModelName);
+  model.set_version(kModelVersion);
+  statistics_->Describe(model);
+  return status;
+}
+
+absl::Status Methods::Answer(const inference::RepositoryIndexRequest& request,
+                             inference::RepositoryIndexResponse& response) const {
+  if (!request.repository_name().empty()) {
+    return absl::UnimplementedError("the only repository has no name; leave it empty");
+  }
+  const bool is_ready = is_ready_();
+  if (request.ready() && !is_ready) return absl::OkStatus();
+  auto& model = *response.add_models();
+  model.set_name(kModelName);
+  model.set_version(kModelVersion);
+  model.set_state(is_ready ? "READY" : "UNAVAILABLE");
+  return absl::OkStatus();
+}
+
+absl::Status Methods::Answer(const inference::RepositoryModelLoadRequest&,
+                             inference::RepositoryModelLoadResponse&) const {
+  return absl::UnimplementedError("not supported: RepositoryModelLoad");
+}
+
+absl::Status Methods::Answer(const inference::RepositoryModelUnloadRequest&,
+                             inference::RepositoryModelUnloadResponse&) const {
+  return absl::UnimplementedError("not supported: RepositoryModelUnload");
+}
+
+absl::Status Methods::Answer(const inference::SystemSharedMemoryStatusRequest& request,
+                             inference::SystemSharedMemoryStatusResponse& response) const {
+  const auto regions = shared_memory_.Describe(SharedMemory::Kind::kSystem, request.name());
+  if (!regions.ok()) return regions.status();
+  for (const SharedMemory::Description& region : *regions) {
+    auto& message = (*response.mutable_regions())[region.name];
+    message.set_name(region.name);
+    message.set_offset(static_cast<uint64_t>(region.offset));
+    message.set_byte_size(static_cast<uint64_t>(region.byte_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Methods::Answer(const inference::SystemSharedMemoryRegisterRequest& request,
+                             inference::SystemSharedMemoryRegisterResponse&) const {
+  return shared_memory_.RegisterSystem(request.name(), request.key(), request.offset(),
+                                       request.byte_size());
+}
+
+absl::Status Methods::Answer(const inference::SystemSharedMemoryUnregisterRequest& request,
+                             inference::SystemSharedMemoryUnregisterResponse&) const {
+  return shared_memory_.Unregister(SharedMemory::Kind::kSystem, request.name());
+}
+
+absl::Status Methods::Answer(const inference::CudaSharedMemoryStatusRequest& request,
+                             inference::CudaSharedMemoryStatusResponse& response) const {
+  const auto regions = shared_memory_.Describe(SharedMemory::Kind::kCuda, request.name());
+  if (!regions.ok()) return regions.status();
+  for (const SharedMemory::Description& region : *regions) {
+    auto& message = (*response.mutable_regions())[region.name];
+    message.set_name(region.name);
+    message.set_device_id(static_cast<uint64_t>(region.device_id));
+    message.set_byte_size(static_cast<uint64_t>(region.byte_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Methods::Answer(const inference::CudaSharedMemoryRegisterRequest& request,
+                             inference::CudaSharedMemoryRegisterResponse&) const {
+  return shared_memory_.RegisterCuda(request.name(), request.raw_handle(), request.device_id(),
+                                     request.byte_size());
+}
+
+absl::Status Methods::Answer(const inference::CudaSharedMemoryUnregisterRequest& request,
+                             inference::CudaSharedMemoryUnregisterResponse&) const {
+  return shared_memory_.Unregister(SharedMemory::Kind::kCuda, request.name());
+}
+
+absl::Status Methods::Answer(const inference::TraceSettingRequest& request,
+                             inference::TraceSettingResponse&) const {
+  absl::Status status = CheckModelOrAll(request.model_name(), "");
+  status.Update(CheckNoSettings(request.settings(), "trace"));
+  return status;
+}
+
+absl::Status Methods::Answer(const inference::LogSettingsRequest& request,
+                             inference::LogSettingsResponse&) const {
+  return CheckNoSettings(request.settings(), "log");
+}
+
+}  // namespace rapt::oip

@@ -1,0 +1,87 @@
+// The methods of inference.GRPCInferenceService, independent of the transport. proto/inference
+// documents the messages; ServerMetadata lists the supported extensions.
+#ifndef RAPT_SERVER_WIRE_OIP_METHODS_H_
+#define RAPT_SERVER_WIRE_OIP_METHODS_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "proto/inference/grpc_service.pb.h"
+#include "server/calls/call_observer.h"
+#include "server/protocols/oip/statistics.h"
+#include "server/shared_memory/shared_memory.h"
+#include "server/wire/unary_method.h"
+
+namespace rapt::oip {
+
+inline constexpr char kServiceName[] = "inference.GRPCInferenceService";
+
+// Thread-safe. `is_ready` is called from any thread. REQUIRES: everything borrowed outlives it.
+class Methods {
+ public:
+  Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
+          const CallObserverFactory& observe);
+
+  // Adds the unary methods. REQUIRES: this outlives them.
+  void AddTo(UnaryMethods& methods);
+
+  // The observer of a method, with resolved labels. `name` is "ModelInfer".
+  const CallObserver& observe(const std::string& name) const { return observers_.at(name); }
+
+  SharedMemory& shared_memory() const { return shared_memory_; }
+
+  // The methods without tensors. Return InvalidArgument, Unimplemented, or as SharedMemory does.
+  absl::Status Answer(const inference::ServerLiveRequest& request,
+                      inference::ServerLiveResponse& response) const;
+  absl::Status Answer(const inference::ServerReadyRequest& request,
+                      inference::ServerReadyResponse& response) const;
+  absl::Status Answer(const inference::ModelReadyRequest& request,
+                      inference::ModelReadyResponse& response) const;
+  absl::Status Answer(const inference::ServerMetadataRequest& request,
+                      inference::ServerMetadataResponse& response) const;
+  absl::Status Answer(const inference::ModelMetadataRequest& request,
+                      inference::ModelMetadataResponse& response) const;
+  absl::Status Answer(const inference::ModelConfigRequest& request,
+                      inference::ModelConfigResponse& response) const;
+  absl::Status Answer(const inference::ModelStatisticsRequest& request,
+                      inference::ModelStatisticsResponse& response) const;
+  absl::Status Answer(const inference::RepositoryIndexRequest& request,
+                      inference::RepositoryIndexResponse& response) const;
+  absl::Status Answer(const inference::RepositoryModelLoadRequest& request,
+                      inference::RepositoryModelLoadResponse& response) const;
+  absl::Status Answer(const inference::RepositoryModelUnloadRequest& request,
+                      inference::RepositoryModelUnloadResponse& response) const;
+  absl::Status Answer(const inference::SystemSharedMemoryStatusRequest& request,
+                      inference::SystemSharedMemoryStatusResponse& response) const;
+  absl::Status Answer(const inference::SystemSharedMemoryRegisterRequest& request,
+                      inference::SystemSharedMemoryRegisterResponse& response) const;
+  absl::Status Answer(const inference::SystemSharedMemoryUnregisterRequest& request,
+                      inference::SystemSharedMemoryUnregisterResponse& response) const;
+  absl::Status Answer(const inference::CudaSharedMemoryStatusRequest& request,
+                      inference::CudaSharedMemoryStatusResponse& response) const;
+  absl::Status Answer(const inference::CudaSharedMemoryRegisterRequest& request,
+                      inference::CudaSharedMemoryRegisterResponse& response) const;
+  absl::Status Answer(const inference::CudaSharedMemoryUnregisterRequest& request,
+                      inference::CudaSharedMemoryUnregisterResponse& response) const;
+  absl::Status Answer(const inference::TraceSettingRequest& request,
+                      inference::TraceSettingResponse& response) const;
+  absl::Status Answer(const inference::LogSettingsRequest& request,
+                      inference::LogSettingsResponse& response) const;
+
+ private:
+  template <typename RequestMessage, typename ResponseMessage>
+  void AddSmall(const std::string& name, UnaryMethods& methods);
+
+  SharedMemory& shared_memory_;
+  const std::function<bool()> is_ready_;
+  const std::shared_ptr<Statistics> statistics_;  // updated by the observers of both infer methods
+  std::map<std::string, CallObserver> observers_;
+};
+
+}  // namespace rapt::oip
+
+#endif  // RAPT_SERVER_WIRE_OIP_METHODS_H_

@@ -1,0 +1,133 @@
+#include "server/wire/rapt/methods.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/clock.h"
+#include "server/protocols/rapt/codec.h"
+#include "server/protocols/rapt/reports.h"
+
+namespace rapt::native {
+namespace {
+
+class AttendHandler final : public MessageHandler {
+ public:
+  explicit AttendHandler(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
+
+ private:
+  void OnMessage(const MessageBytes& message, MethodCall& call) override {
+    absl::StatusOr<DecodedCall> decoded = DecodeAttend(message, shared_memory_);
+    if (!decoded.ok()) return call.End(decoded.status());
+    if (absl::Status status = CheckAnswerSize(*decoded); !status.ok()) {
+      return call.End(std::move(status));
+    }
+    Request& request = decoded->request;
+    call_ = request.call;
+    places_ = decoded->fields.places();
+    call.call().Bind(request);
+    call.call().engine().Submit(
+        std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
+  }
+
+  void OnResult(Result result, MethodCall& call) const {
+    call.call().Record(result);
+    if (!result.status.ok()) return call.End(std::move(result.status));
+    call.Answer(EncodeResult(call_, places_, result));
+  }
+
+  const SharedMemory& shared_memory_;
+  ResolvedCall call_;
+  v1::OutputPlaces places_;
+};
+
+class DiagnoseHandler final : public MessageHandler {
+ public:
+  explicit DiagnoseHandler(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
+
+ private:
+  void OnMessage(const MessageBytes& message, MethodCall& call) override {
+    absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(message, shared_memory_);
+    if (!decoded.ok()) return call.End(decoded.status());
+    fields_ = std::move(decoded->fields);
+    call.call().Bind(decoded->request);
+    call.call().engine().Diagnose(
+        std::move(decoded->request),
+        [this, &call](const absl::StatusOr<DiagnosisReport>& report) { OnReport(report, call); });
+  }
+
+  void OnReport(const absl::StatusOr<DiagnosisReport>& report, MethodCall& call) const {
+    if (!report.ok()) return call.End(report.status());
+    v1::DiagnoseResponse response;
+    EncodeDiagnosis(fields_, *report, response);
+    AnswerMessage answer;
+    answer.Append(response.SerializeAsString());
+    call.Answer(std::move(answer));
+  }
+
+  const SharedMemory& shared_memory_;
+  v1::AttendRequest fields_;
+};
+
+void DescribeAdmission(const CallEnvironment& call, v1::AdmissionLimits& limits) {
+  const AdmissionGate& gate = call.engine.gate();
+  limits.set_max_open_calls(call.open_calls.limits().calls);
+  limits.set_max_calls_per_caller(call.open_calls.limits().calls_per_caller);
+  limits.set_max_compute_bytes(gate.LimitOf(AdmissionGate::Share::kCompute));
+  limits.set_max_queued_requests(gate.options().max_queued);
+  limits.set_max_queue_delay_ms(Milliseconds(gate.options().max_queue_delay));
+  limits.set_min_receive_bytes_per_second(call.limits.min_receive_bytes_per_second);
+  limits.set_default_deadline_ms(Milliseconds(call.limits.default_deadline));
+  limits.set_max_deadline_ms(Milliseconds(call.limits.max_deadline));
+}
+
+std::string NameOf(absl::string_view method) { return absl::StrCat(kServiceName, "/", method); }
+std::string PathOf(absl::string_view method) { return absl::StrCat("/", NameOf(method)); }
+
+}  // namespace
+
+Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_memory,
+                 const CallObserverFactory& observe)
+    : environment_(environment),
+      shared_memory_(shared_memory),
+      observe_attend_(observe(NameOf("Attend"))),
+      observe_attend_stream_(observe(NameOf("AttendStream"))),
+      observe_diagnose_(observe(NameOf("Diagnose"))),
+      observe_estimate_memory_(observe(NameOf("EstimateMemory"))),
+      observe_get_server_info_(observe(NameOf("GetServerInfo"))) {}
+
+void Methods::AddTo(UnaryMethods& methods) {
+  methods[PathOf("Attend")] = {.observe = observe_attend_, .new_handler = [this] {
+                                 return std::make_unique<AttendHandler>(shared_memory_);
+                               }};
+  methods[PathOf("Diagnose")] = {.observe = observe_diagnose_, .new_handler = [this] {
+                                   return std::make_unique<DiagnoseHandler>(shared_memory_);
+                                 }};
+  methods[PathOf("EstimateMemory")] =
+      SmallMethod<v1::EstimateMemoryRequest, v1::EstimateMemoryResponse>(*this,
+                                                                         observe_estimate_memory_);
+  methods[PathOf("GetServerInfo")] =
+      SmallMethod<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(*this,
+                                                                       observe_get_server_info_);
+}
+
+absl::Status Methods::Answer(const v1::EstimateMemoryRequest& request,
+                             v1::EstimateMemoryResponse& response) const {
+  return native::EstimateMemory(request, environment_.engine.plan_options(), response);
+}
+
+absl::Status Methods::Answer(const v1::GetServerInfoRequest&,
+                             v1::GetServerInfoResponse& response) const {
+  const Engine& engine = environment_.engine;
+  DescribeServer(engine.plan_options(), response);
+  response.set_memory_budget_bytes(engine.gate().capacity_bytes());
+  response.set_memory_reserved_bytes(engine.gate().reserved_bytes());
+  response.set_max_message_bytes(environment_.limits.max_message_bytes);
+  DescribeAdmission(environment_, *response.mutable_admission());
+  return absl::OkStatus();
+}
+
+}  // namespace rapt::native

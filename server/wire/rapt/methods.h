@@ -1,0 +1,45 @@
+// The methods of rapt.v1.AttentionService, the native interface, independent of the transport.
+// proto/rapt/v1/attention.proto documents them.
+#ifndef RAPT_SERVER_WIRE_RAPT_METHODS_H_
+#define RAPT_SERVER_WIRE_RAPT_METHODS_H_
+
+#include "absl/status/status.h"
+#include "proto/rapt/v1/attention.pb.h"
+#include "server/calls/call.h"
+#include "server/calls/call_observer.h"
+#include "server/shared_memory/shared_memory.h"
+#include "server/wire/unary_method.h"
+
+namespace rapt::native {
+
+inline constexpr char kServiceName[] = "rapt.v1.AttentionService";
+
+// Thread-safe. REQUIRES: everything borrowed outlives it.
+class Methods {
+ public:
+  Methods(const CallEnvironment& environment, const SharedMemory& shared_memory,
+          const CallObserverFactory& observe);
+
+  // Adds the unary methods. REQUIRES: this outlives them.
+  void AddTo(UnaryMethods& methods);
+
+  const CallObserver& observe_attend_stream() const { return observe_attend_stream_; }
+  const CallObserver& observe_estimate_memory() const { return observe_estimate_memory_; }
+  const CallObserver& observe_get_server_info() const { return observe_get_server_info_; }
+
+  // The methods without tensors.
+  absl::Status Answer(const v1::EstimateMemoryRequest& request,
+                      v1::EstimateMemoryResponse& response) const;
+  absl::Status Answer(const v1::GetServerInfoRequest& request,
+                      v1::GetServerInfoResponse& response) const;
+
+ private:
+  const CallEnvironment& environment_;
+  const SharedMemory& shared_memory_;
+  const CallObserver observe_attend_, observe_attend_stream_, observe_diagnose_,
+      observe_estimate_memory_, observe_get_server_info_;
+};
+
+}  // namespace rapt::native
+
+#endif  // RAPT_SERVER_WIRE_RAPT_METHODS_H_

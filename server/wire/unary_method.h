@@ -1,0 +1,90 @@
+// A unary method, independent of the transport that carries its calls.
+#ifndef RAPT_SERVER_WIRE_UNARY_METHOD_H_
+#define RAPT_SERVER_WIRE_UNARY_METHOD_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "server/calls/call.h"
+#include "server/protocols/message_parts.h"
+
+namespace rapt {
+
+// A unary call as its method sees it.
+class MethodCall {
+ public:
+  virtual Call& call() = 0;
+
+  // Finish the call: neither its message nor its handler must be used afterwards. Call one of them
+  // once, on any thread.
+  virtual void Answer(AnswerMessage answer) = 0;
+  virtual void End(absl::Status status) = 0;
+
+ protected:
+  ~MethodCall() = default;
+};
+
+// What a method does with the message of one call.
+class MessageHandler {
+ public:
+  virtual ~MessageHandler() = default;
+
+  // Leads to call.Answer() or call.End(). The message and the call stay valid until then.
+  virtual void OnMessage(const MessageBytes& message, MethodCall& call) = 0;
+};
+
+struct UnaryMethod {
+  CallObserver observe = {};
+  MethodTraits traits = {};
+  std::function<std::unique_ptr<MessageHandler>()> new_handler = {};
+};
+
+// By path: "/inference.GRPCInferenceService/ModelInfer".
+using UnaryMethods = absl::flat_hash_map<std::string, UnaryMethod>;
+
+// The handler of a method without tensors: `service` has absl::Status Answer(request, response&).
+template <typename Service, typename RequestMessage, typename ResponseMessage>
+class SmallHandler final : public MessageHandler {
+ public:
+  explicit SmallHandler(Service& service) : service_(service) {}
+
+ private:
+  void OnMessage(const MessageBytes& message, MethodCall& call) override {
+    std::string bytes(static_cast<size_t>(message.size), '\0');
+    message.bytes.Copy(0, message.size, reinterpret_cast<std::byte*>(bytes.data()));
+    RequestMessage request;
+    if (!request.ParseFromString(bytes)) {
+      return call.End(absl::InvalidArgumentError(
+          absl::StrCat("the message is not a valid ", request.GetTypeName())));
+    }
+    ResponseMessage response;
+    if (absl::Status status = service_.Answer(request, response); !status.ok()) {
+      return call.End(std::move(status));
+    }
+    AnswerMessage answer;
+    answer.Append(response.SerializeAsString());
+    call.Answer(std::move(answer));
+  }
+
+  Service& service_;
+};
+
+// REQUIRES: `service` outlives the method.
+template <typename RequestMessage, typename ResponseMessage, typename Service>
+UnaryMethod SmallMethod(Service& service, CallObserver observe, bool is_public = false) {
+  return {
+      .observe = std::move(observe),
+      .traits = {.carries_tensors = false, .is_public = is_public},
+      .new_handler = [&service] {
+        return std::make_unique<SmallHandler<Service, RequestMessage, ResponseMessage>>(service);
+      }};
+}
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_UNARY_METHOD_H_
