@@ -2,6 +2,10 @@
 #ifndef RAPT_ATTENTION_SCORE_SCORE_PARAMS_H_
 #define RAPT_ATTENTION_SCORE_SCORE_PARAMS_H_
 
+#include <cstddef>
+#include <limits>
+
+#include "attention/half.h"
 #include "attention/problem.h"
 #include "attention/score/score.h"
 
@@ -9,10 +13,28 @@ namespace rapt {
 
 Element ElementOf(DType dtype);
 ScoreParams ScoreParamsOf(const Problem& problem, const Arguments& arguments);
+
+// Returns a row of a mask or bias; never null. A row without columns hides every key.
+inline const std::byte* MaskRow(const TensorView& view, int64_t b, int64_t h, int64_t i) {
+  static constexpr std::byte kNoColumns{};
+  return view.dims[3] == 0 ? &kNoColumns : view.Row(b, h, i);
+}
+
 // Returns -inf if the problem has no sinks.
-double SinkOf(const Problem& problem, const Arguments& arguments, int64_t h);
-ScoreRow ScoreRowOf(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h,
-                    int64_t i);
+inline double SinkOf(const Problem& p, const Arguments& a, int64_t h) {
+  if (!p.head_sink) return -std::numeric_limits<double>::infinity();
+  return LoadElement(a.inputs[Role::kHeadSink].Row(h, 0, 0), *p.head_sink, 0);
+}
+
+// Inline: it runs for each row, and the rows of a tiny problem are cheap.
+inline ScoreRow ScoreRowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
+  const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
+  return {.begin = visible.begin,
+          .end = visible.end,
+          .mask = p.mask ? MaskRow(a.inputs[Role::kMask], b, h, i) : nullptr,
+          .bias = p.bias ? MaskRow(a.inputs[Role::kBias], b, h, i) : nullptr,
+          .sink = SinkOf(p, a, h)};
+}
 
 }  // namespace rapt
 
