@@ -11,13 +11,16 @@
 #ifndef RAPT_BASE_LOG_H_
 #define RAPT_BASE_LOG_H_
 
+#include <chrono>
 #include <concepts>
 #include <cstdint>
 #include <string>
+#include <thread>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "base/metric_sink.h"
 
 namespace rapt {
 
@@ -37,8 +40,42 @@ struct LogField {
 // Sets the format of all later lines. The default is text. Thread-safe.
 void SetLogFormat(LogFormat format);
 
-// Thread-safe: each line is written with one system call.
+// Thread-safe: each line is written with one system call. Never blocks while a LogWriter exists.
 void Log(LogLevel level, absl::string_view event, absl::Span<const LogField> fields = {});
+
+// Writes the line before it returns, ahead of queued lines, unless stderr accepts no bytes for a
+// second. For a line that the abort of the process follows.
+void LogNow(LogLevel level, absl::string_view event, absl::Span<const LogField> fields = {});
+
+// Writes the lines of Log() on a separate thread, so that a full pipe on stderr blocks no other
+// thread. Lines beyond the capacity of the queue are dropped and counted; the line "log lines
+// dropped" reports their number as soon as stderr accepts bytes again. REQUIRES: at most one exists
+// at a time.
+class LogWriter {
+ public:
+  static constexpr int64_t kMaxQueuedBytes = 256 * 1024;
+  static constexpr std::chrono::seconds kFlushTime{1};
+
+  LogWriter();
+  // Writes the queued lines. If that takes longer than kFlushTime, it drops them and all later
+  // ones.
+  ~LogWriter();
+  LogWriter(const LogWriter&) = delete;
+  LogWriter& operator=(const LogWriter&) = delete;
+
+ private:
+  class Queue;
+
+  static Queue* current;  // of the one that exists
+
+  Queue* const queue_;
+  std::thread thread_;
+
+  friend void Log(LogLevel level, absl::string_view event, absl::Span<const LogField> fields);
+};
+
+// Exports the number of dropped lines.
+void ExportLog(MetricSink& sink);
 
 // Returns the line that Log writes, including its newline.
 std::string FormatLogLine(LogFormat format, absl::Time time, LogLevel level,

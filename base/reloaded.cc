@@ -1,6 +1,7 @@
 #include "base/reloaded.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -21,8 +22,12 @@ absl::Status Unreadable(const NamedFile& file, absl::string_view reason) {
 }
 
 absl::StatusOr<std::string> ReadFile(const NamedFile& file) {
-  const Descriptor descriptor(open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+  // O_NONBLOCK: opening a pipe would wait for its writer.
+  const Descriptor descriptor(open(file.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (descriptor.get() < 0) return Unreadable(file, std::strerror(errno));
+  struct stat status;
+  if (fstat(descriptor.get(), &status) != 0) return Unreadable(file, std::strerror(errno));
+  if (!S_ISREG(status.st_mode)) return Unreadable(file, "it is not a regular file");
   std::string bytes;
   char buffer[4096];
   ssize_t count;

@@ -29,7 +29,8 @@ class FileWatch {
 
   explicit FileWatch(std::vector<NamedFile> files) : files_(std::move(files)) {}
 
-  // Reads all files. Returns true if contents() has changed since the previous call.
+  // Reads all files. Returns true if contents() has changed since the previous call. Does not wait
+  // for a file that is not a regular one, such as a pipe without a writer: it is unreadable.
   bool HasChanged();
 
   // The contents in the order of the files. InvalidArgument names the flag of an unreadable file.
@@ -68,13 +69,16 @@ class Reloaded {
   // Returns a value at most a second old. The calling thread checks the files; nothing else does.
   std::shared_ptr<const T> Get() {
     if (clock_.Now() >= next_check_.load() && !checking_.exchange(true)) {
-      Check();
+      Check(/*even_if_unchanged=*/false);
       next_check_ = clock_.Now() + kInterval;
       checking_ = false;
     }
     MutexLock lock(mutex_);
     return value_;
   }
+
+  // Reads and parses the files now, and logs the result even if they are unchanged.
+  void Reload() { Check(/*even_if_unchanged=*/true); }
 
  private:
   static constexpr std::chrono::seconds kInterval{1};
@@ -85,8 +89,9 @@ class Reloaded {
         files_(std::move(files)),
         value_(std::make_shared<const T>(std::move(value))) {}
 
-  void Check() {
-    if (!files_.HasChanged()) return;
+  void Check(bool even_if_unchanged) {
+    MutexLock files_lock(files_mutex_);
+    if (!files_.HasChanged() && !even_if_unchanged) return;
     const auto& contents = files_.contents();
     absl::StatusOr<T> value = contents.ok() ? parse_(*contents) : contents.status();
     LogReload(files_, value.status());
@@ -98,8 +103,9 @@ class Reloaded {
 
   const Clock& clock_;
   const Parse parse_;
-  FileWatch files_;  // used only by the thread that set checking_
-  std::atomic<bool> checking_{false};
+  Mutex files_mutex_;
+  FileWatch files_ ABSL_GUARDED_BY(files_mutex_);
+  std::atomic<bool> checking_{false};  // so that only one Get() waits for the files
   std::atomic<Instant> next_check_{Instant::min()};
   Mutex mutex_;
   std::shared_ptr<const T> value_ ABSL_GUARDED_BY(mutex_);

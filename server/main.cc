@@ -3,7 +3,9 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
@@ -25,15 +27,15 @@ int Complain(const absl::Status& status, int exit_code) {
 }
 
 // REQUIRES: no other thread runs, so that only sigwait() receives the signals.
-sigset_t BlockStopSignals() {
-  sigset_t stop_signals;
-  sigemptyset(&stop_signals);
-  for (const int signal_number : {SIGTERM, SIGINT}) {
+sigset_t BlockSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal_number : {SIGTERM, SIGINT, SIGHUP}) {
     std::signal(signal_number, SIG_DFL);
-    sigaddset(&stop_signals, signal_number);
+    sigaddset(&signals, signal_number);
   }
-  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
-  return stop_signals;
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
 }
 
 bool HasStopSignal() {
@@ -42,33 +44,34 @@ bool HasStopSignal() {
   return sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1;
 }
 
-// Blocks until SIGTERM or SIGINT; the next one ends the process at once.
-int WaitForStopSignal(const sigset_t& stop_signals) {
+// Blocks until SIGTERM or SIGINT and returns its name; the next one ends the process at once.
+// SIGHUP reloads files until then, and has no effect later.
+const char* WaitForStopSignal(Server& server, sigset_t signals) {
   int signal_number = 0;
-  sigwait(&stop_signals, &signal_number);
-  pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
-  return signal_number;
+  while (sigwait(&signals, &signal_number) == 0 && signal_number == SIGHUP) server.ReloadFiles();
+  sigdelset(&signals, SIGHUP);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  return signal_number == SIGTERM ? "SIGTERM" : "SIGINT";
 }
 
-int Serve(Server& server, const sigset_t& stop_signals) {
-  const absl::Status started = server.Start(HasStopSignal);
+int Serve(std::unique_ptr<Server> server, const sigset_t& signals) {
+  const absl::Status started = server->Start(HasStopSignal);
   if (!started.ok() && !absl::IsCancelled(started)) return Complain(started, kExitFailure);
   if (started.ok()) {
     std::printf(
         "rapt-server ready grpc=%s metrics=%s grpc_security=%s metrics_security=plaintext\n",
-        server.grpc_address().c_str(), server.metrics_address().c_str(), server.security().c_str());
+        server->grpc_address().c_str(), server->metrics_address().c_str(),
+        server->security().c_str());
     std::fflush(stdout);
   }
-  const int signal_number = WaitForStopSignal(stop_signals);
   Log(LogLevel::kInfo, "draining",
-      {{"signal", signal_number == SIGTERM ? "SIGTERM" : "SIGINT"},
-       {"open_calls", server.open_calls()}});
-  server.Drain();
+      {{"signal", WaitForStopSignal(*server, signals)}, {"open_calls", server->open_calls()}});
+  server->Drain();
   return EXIT_SUCCESS;
 }
 
 int Main(int argc, char** argv) {
-  const sigset_t stop_signals = BlockStopSignals();
+  const sigset_t signals = BlockSignals();
   std::signal(SIGPIPE, SIG_IGN);
   TuneMalloc();
   // Debian's Abseil, whose locks gRPC uses, looks for deadlocks in one graph under one lock.
@@ -77,19 +80,19 @@ int Main(int argc, char** argv) {
       std::vector<const char*>(argv + std::min(argc, 1), argv + argc),
       [](const char* name) -> const char* { return std::getenv(name); }, ReadHostLimits());
   if (!options.ok()) return Complain(options.status(), kExitUsage);
-  if (!options->text_to_print.empty()) {
-    std::fputs(options->text_to_print.c_str(), stdout);
-    return EXIT_SUCCESS;
+  if (const std::string& text = options->text_to_print; !text.empty()) {
+    return std::fputs(text.c_str(), stdout) < 0 ? kExitFailure : EXIT_SUCCESS;
   }
   SetLogFormat(options->log.format);
-  const absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(*options);
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(*options);
   if (absl::IsCancelled(server.status())) {
     Log(LogLevel::kInfo, "stopped", {{"reason", server.status().message()}});
     return EXIT_SUCCESS;
   }
   if (!server.ok()) return Complain(server.status(), kExitUsage);
   RaiseDescriptorLimit();
-  return Serve(**server, stop_signals);
+  const LogWriter log_writer;  // not earlier: Create() needs a process with one thread
+  return Serve(*std::move(server), signals);
 }
 
 }  // namespace

@@ -135,11 +135,11 @@ absl::Status SetMaxMessage(const AdmissionGate& gate, Options& options) {
                                                  " are for messages"));
 }
 
-// For the gRPC address. InvalidArgument if the files can't be used.
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> CredentialsOf(
-    const SecurityOptions& options, const Clock& clock) {
-  if (options.tls_cert.empty()) return grpc::InsecureServerCredentials();
-  return TlsCredentials({options.tls_cert, options.tls_key, options.tls_client_ca}, clock);
+// For the gRPC address; null without TLS. InvalidArgument if the files can't be used.
+absl::StatusOr<std::shared_ptr<TlsCredentials>> TlsOf(const SecurityOptions& options,
+                                                      const Clock& clock) {
+  if (options.tls_cert.empty()) return nullptr;
+  return LoadTlsCredentials({options.tls_cert, options.tls_key, options.tls_client_ca}, clock);
 }
 
 // Null without a device.
@@ -176,7 +176,7 @@ struct Configuration {
   Memory& memory;
   PlanOptions plan_options;
   Plan canary;
-  std::shared_ptr<grpc::ServerCredentials> credentials;
+  std::shared_ptr<TlsCredentials> tls;
   std::unique_ptr<Access> access;
 };
 
@@ -195,12 +195,12 @@ absl::StatusOr<Configuration> Configure(Options options) {
   if (options.compute.backend == backends->cudnn.name()) canary_options.backend = "auto";
   absl::StatusOr<Plan> canary = PlanCanary(canary_options);
   if (!canary.ok()) return canary.status();
-  auto credentials = CredentialsOf(options.security, memory.clock);
-  if (!credentials.ok()) return credentials.status();
+  auto tls = TlsOf(options.security, memory.clock);
+  if (!tls.ok()) return tls.status();
   auto access = Access::Open(options.security.token_file, memory.clock);
   if (!access.ok()) return access.status();
   return Configuration{std::move(options),      std::move(backends), memory,
-                       std::move(plan_options), *std::move(canary),  *std::move(credentials),
+                       std::move(plan_options), *std::move(canary),  *std::move(tls),
                        *std::move(access)};
 }
 
@@ -218,6 +218,7 @@ class ServerImpl final : public Server {
   }
   std::string security() const override;
   int64_t open_calls() const override { return open_calls_.count(); }
+  void ReloadFiles() override;
 
  private:
   void ExportMetrics();
@@ -232,7 +233,7 @@ class ServerImpl final : public Server {
   const std::unique_ptr<Backends> backends_;
   Memory& memory_;
   const PlanOptions plan_options_;
-  const std::shared_ptr<grpc::ServerCredentials> credentials_;
+  const std::shared_ptr<TlsCredentials> tls_;  // null without TLS
   const std::unique_ptr<Access> access_;
 
   Metrics metrics_;
@@ -274,7 +275,7 @@ ServerImpl::ServerImpl(Configuration c)
       backends_(std::move(c.backends)),
       memory_(c.memory),
       plan_options_(std::move(c.plan_options)),
-      credentials_(std::move(c.credentials)),
+      tls_(std::move(c.tls)),
       access_(std::move(c.access)),
       metrics_(backends_->set),
       executor_(plan_options_.threads, memory_.clock),
@@ -324,6 +325,7 @@ void ServerImpl::ExportMetrics() {
   backends_->cudnn.ExportTo(metrics_);
   readiness_.ExportTo(metrics_);
   ExportProcess(metrics_);
+  ExportLog(metrics_);
   ExportBuild();
 }
 
@@ -368,7 +370,7 @@ absl::Status ServerImpl::Listen() {
   http_ = *std::move(http);
   auto grpc_server = StartGrpc(
       {.listener = listener_.get(),
-       .credentials = credentials_,
+       .credentials = tls_ != nullptr ? tls_ : grpc::InsecureServerCredentials(),
        .unix_socket = options_.grpc.unix_socket,
        .unix_socket_mode = options_.grpc.unix_socket_mode.bits,
        .quota = quota_,
@@ -443,6 +445,11 @@ std::string ServerImpl::security() const {
                                 : files.tls_client_ca.empty() ? "tls"
                                                               : "mtls";
   return files.token_file.empty() ? transport : absl::StrCat(transport, "+tokens");
+}
+
+void ServerImpl::ReloadFiles() {
+  access_->Reload();
+  if (tls_ != nullptr) tls_->Reload();
 }
 
 void ServerImpl::Drain() {

@@ -42,6 +42,9 @@ class Server {
 
   virtual int64_t open_calls() const = 0;
 
+  // Reads tokens and certificates again now; unusable files leave the previous ones in use.
+  virtual void ReloadFiles() = 0;
+
   // Withdraws readiness, refuses new calls, waits for those in flight up to the grace period, and
   // shuts down.
   virtual void Drain() = 0;

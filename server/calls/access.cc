@@ -54,4 +54,8 @@ absl::StatusOr<std::string> Access::Identify(const CallHeaders& headers) const {
   return absl::StrCat("token:", *holder);
 }
 
+void Access::Reload() const {
+  if (tokens_ != nullptr) tokens_->Reload();
+}
+
 }  // namespace rapt

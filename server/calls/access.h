@@ -33,6 +33,9 @@ class Access {
   // Returns the identity of a caller without a token.
   static std::string PeerOf(const CallHeaders& headers);
 
+  // Reads the token file again, if there is one.
+  void Reload() const;
+
  private:
   explicit Access(std::unique_ptr<Reloaded<Tokens>> tokens) : tokens_(std::move(tokens)) {}
 

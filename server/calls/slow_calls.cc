@@ -1,5 +1,6 @@
 #include "server/calls/slow_calls.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,26 +39,11 @@ std::vector<LogField> FieldsOf(absl::string_view method, const CallReport& repor
 
 void SlowCalls::Note(absl::string_view method, const CallReport& report) {
   if (limit_ == limit_.zero() || report.total < limit_) return;
-  const std::optional<int64_t> left_out = TakeTurn();
+  const std::optional<int64_t> left_out = lines_.Take();
   if (!left_out) return;
   std::vector<LogField> fields = FieldsOf(method, report);
   if (*left_out > 0) fields.emplace_back("left_out", *left_out);
   Log(LogLevel::kWarning, "slow call", fields);
-}
-
-std::optional<int64_t> SlowCalls::TakeTurn() {
-  const Instant now = clock_.Now();
-  MutexLock lock(mutex_);
-  if (now - second_began_ >= std::chrono::seconds(1)) {
-    second_began_ = now;
-    lines_ = 0;
-  }
-  if (lines_ == kLinesPerSecond) {
-    ++left_out_;
-    return std::nullopt;
-  }
-  ++lines_;
-  return std::exchange(left_out_, 0);
 }
 
 }  // namespace rapt

@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -23,6 +25,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
@@ -305,6 +308,14 @@ TEST_F(BadFilesTest, RejectsMissingFiles) {
   ExpectRefusal(TlsFlags({Flag("token_file", "none")}), "cannot read the file of --token_file");
 }
 
+TEST_F(BadFilesTest, PipesAndDirectories) {
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  for (const std::string& path : {Path("pipe"), folder_.string()}) {
+    ExpectRefusal(TlsFlags({"--token_file=" + path}),
+                  "cannot read the file of --token_file: it is not a regular file");
+  }
+}
+
 TEST_F(BadFilesTest, RejectsFilesOfAnotherKind) {
   ExpectRefusal({Flag("tls_cert", "server.key"), Flag("tls_key", "server.key")},
                 "--tls_cert contains no PEM certificate");
@@ -431,6 +442,47 @@ TEST_F(SecurityTest, AClientNeverSendsItsTokenInPlainText) {
   const ServerProcess server;
   const absl::Status status = AttendOnce(server.grpc_address(), std::nullopt, kToken);
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+}
+
+TEST_F(SecurityTest, HangupReloadsTokensAndCertificatesAndEndsNothing) {
+  ServerProcess server(TokenFlags({"--drain_pause=0"}));
+  const auto count_of = [&server](const std::string& text) {
+    const std::vector<std::string> parts = absl::StrSplit(server.Log(), text);
+    return parts.size() - 1;
+  };
+  server.Signal(SIGHUP);  // nothing has changed
+  WaitUntil([&] { return count_of("INFO reloaded flags=--token_file") == 1; });
+  WaitUntil([&] { return count_of("INFO reloaded flags=\"--tls_cert --tls_key\"") == 1; });
+  Write("tokens", "nonsense\n");
+  server.Signal(SIGHUP);
+  WaitUntil([&] { return count_of("WARNING not reloaded flags=--token_file") == 1; });
+  EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls(), kToken).ok()) << "the previous ones count";
+  Write("tokens", absl::StrCat("alice ", Sha256("another"), "\n"));
+  server.Signal(SIGHUP);
+  WaitUntil([&] { return count_of("INFO reloaded flags=--token_file") == 2; });
+  EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls(), "another").ok());
+  ExpectUnauthenticated(AttendOnce(server.grpc_address(), Tls(), kToken));
+  server.Terminate();
+  EXPECT_EQ(server.Wait(), 0);
+}
+
+// Opening a pipe would wait for its writer.
+TEST_F(SecurityTest, ATokenFileThatBecomesAPipeOrADirectoryBlocksNobody) {
+  ServerProcess server(TokenFlags());
+  for (const bool is_pipe : {true, false}) {
+    std::filesystem::remove(Path("tokens"));
+    if (is_pipe) {
+      ASSERT_EQ(mkfifo(Path("tokens").c_str(), 0600), 0);
+    } else {
+      std::filesystem::create_directory(Path("tokens"));
+    }
+    server.Signal(SIGHUP);
+    const std::string reason = "cannot read the file of --token_file: it is not a regular file";
+    WaitUntil([&] { return absl::StrContains(server.Log(), reason); });
+    for (int n = 0; n < 3; ++n) {
+      EXPECT_TRUE(AttendOnce(server.grpc_address(), Tls(), kToken).ok());
+    }
+  }
 }
 
 // --- Identity of callers --------------------------------------------------------------------

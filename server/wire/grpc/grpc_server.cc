@@ -9,11 +9,15 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/log.h"
+#include "base/log_limit.h"
 #include "server/wire/grpc/unix_socket.h"
 
 namespace rapt {
@@ -34,9 +38,22 @@ constexpr std::chrono::seconds kPingTimeout{20};
 
 std::atomic<bool> log_grpc_errors{false};
 
+// A peer can cause errors as fast as it sends.
+constexpr int kGrpcLinesPerSecond = 5;
+
 void LogFromGrpc(gpr_log_func_args* args) {
+  static const SteadyClock clock;
+  static LogLimit lines(kGrpcLinesPerSecond, clock);
+  // gRPC aborts after this line.
+  if (absl::StartsWith(args->message, "assertion failed")) {
+    return LogNow(LogLevel::kError, "grpc", {{"message", args->message}});
+  }
   if (!log_grpc_errors || args->severity < GPR_LOG_SEVERITY_ERROR) return;
-  Log(LogLevel::kError, "grpc", {{"message", args->message}});
+  const std::optional<int64_t> left_out = lines.Take();
+  if (!left_out) return;
+  std::vector<LogField> fields = {{"message", args->message}};
+  if (*left_out > 0) fields.emplace_back("left_out", *left_out);
+  Log(LogLevel::kError, "grpc", fields);
 }
 
 void LimitMemory(const GrpcSettings& settings, grpc::ServerBuilder& builder) {

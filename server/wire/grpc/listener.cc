@@ -174,7 +174,11 @@ bool Listener::TakeFrom(int listening) {
   Descriptor connection(accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (connection.get() < 0) {
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return true;
-    Log(LogLevel::kWarning, "cannot accept connections", {{"reason", std::strerror(errno)}});
+    const int error = errno;
+    if (const std::optional<int64_t> left_out = accept_errors_.Take()) {
+      Log(LogLevel::kWarning, "cannot accept connections",
+          {{"reason", std::strerror(error)}, {"left_out", *left_out}});
+    }
     return false;
   }
   if (!Enter(connection.get())) {

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
+#include "base/log_limit.h"
 #include "base/metric_sink.h"
 #include "base/mutex.h"
 
@@ -65,6 +66,8 @@ class Listener {
   Descriptor stop_;
   std::unique_ptr<Acceptor> acceptor_;
   std::atomic<int64_t> refused_{0};
+  const SteadyClock clock_;
+  LogLimit accept_errors_{1, clock_};
 
   // gRPC does not report closed connections. A connection has ended if its descriptor is closed or
   // refers to another inode.

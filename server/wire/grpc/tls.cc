@@ -90,7 +90,7 @@ absl::StatusOr<Identity> ParseIdentity(const std::vector<std::string>& contents)
 
 // gRPC fetches the certificate at every handshake, one at a time. Its C++ interface for reloading
 // uses polling threads, and would accept a key that does not match the certificate yet.
-class ReloadedCredentials final : public grpc::ServerCredentials {
+class ReloadedCredentials final : public TlsCredentials {
  public:
   ReloadedCredentials(std::unique_ptr<Reloaded<Identity>> identity, bool asks_callers)
       : identity_(std::move(identity)), asks_callers_(asks_callers) {
@@ -101,6 +101,8 @@ class ReloadedCredentials final : public grpc::ServerCredentials {
             Fetch, this));
   }
   ~ReloadedCredentials() override { grpc_server_credentials_release(credentials_); }
+
+  void Reload() override { identity_->Reload(); }
 
   void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {
     RAPT_CHECK(false, "tokens are checked by Access");
@@ -136,8 +138,8 @@ class ReloadedCredentials final : public grpc::ServerCredentials {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(const TlsFiles& files,
-                                                                        const Clock& clock) {
+absl::StatusOr<std::shared_ptr<TlsCredentials>> LoadTlsCredentials(const TlsFiles& files,
+                                                                   const Clock& clock) {
   const bool asks_callers = !files.client_ca.empty();
   std::vector<NamedFile> named = {{"--tls_cert", files.cert}, {"--tls_key", files.key}};
   if (asks_callers) named.push_back({"--tls_client_ca", files.client_ca});

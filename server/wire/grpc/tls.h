@@ -19,11 +19,18 @@ struct TlsFiles {
   std::string client_ca;  // authorities of callers' certificates; empty: callers need none
 };
 
-// Credentials for one listening address. A handshake uses the files as of at most a second before;
-// existing connections keep their certificates. Invalid or incomplete replacements are ignored.
-// InvalidArgument naming the flag if the initial files are unusable. `clock` outlives the result.
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> TlsCredentials(const TlsFiles& files,
-                                                                        const Clock& clock);
+class TlsCredentials : public grpc::ServerCredentials {
+ public:
+  // Reads the files again now.
+  virtual void Reload() = 0;
+};
+
+// Returns credentials for one listening address. A handshake uses the files as of at most a second
+// before; existing connections keep their certificates. Invalid or incomplete replacements are
+// ignored. InvalidArgument naming the flag if the initial files are unusable. `clock` outlives the
+// result.
+absl::StatusOr<std::shared_ptr<TlsCredentials>> LoadTlsCredentials(const TlsFiles& files,
+                                                                   const Clock& clock);
 
 }  // namespace rapt
 
