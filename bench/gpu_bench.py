@@ -122,7 +122,7 @@ def crossover_cases(quick):
     return cases
 
 
-def together_cases(quick):
+def joined_cases(quick):
     cases = [decode("bf16", length, 1) for length in (64, 128, 256)]
     cases += [prefill("bf16", length) for length in (32, 64)]
     return cases[:1] if quick else cases
@@ -335,16 +335,16 @@ def pipeline(probe, cases, bytes_per_second, notes):
             "reached" if share >= PIPELINE_AIM else "BELOW", moved)  # fmt: skip
 
 
-def together(probe, cases, notes):
+def joined(probe, cases, notes):
     print("\n### Requests that wait for one lane, in process, ms\n")
-    table("case", "requests", "one by one", "by one run", "times as fast")
+    table("case", "requests", "one by one", "joined", "speedup")
     for case in cases:
         try:
-            requests, alone, one_run = probe.ask("together", case.words)
+            requests, alone, joined_run = probe.ask("joined", case.words)
         except Declined as error:
-            notes.append(f"{case.name}, together: {error}")
+            notes.append(f"{case.name}, joined: {error}")
             continue
-        row(case.name, f"{requests:.0f}", alone * 1e3, one_run * 1e3, alone / one_run)
+        row(case.name, f"{requests:.0f}", alone * 1e3, joined_run * 1e3, alone / joined_run)
 
 
 def crossover(probe, cases, notes):
@@ -475,7 +475,7 @@ def main():
             small = [case for case in kernel_cases() if not options.quick or case.flops() < 1e12]
             kernels(probe, peers, chosen(small), 1 if options.quick else 5, notes)
             pipeline(probe, chosen(pipeline_cases()[: 1 if options.quick else None]), bytes_per_second, notes)
-            together(probe, chosen(together_cases(options.quick)), notes)
+            joined(probe, chosen(joined_cases(options.quick)), notes)
             crossover(probe, chosen(crossover_cases(options.quick)), notes)
     except Declined as error:
         sys.exit(f"dev bench gpu: {error}")

@@ -61,7 +61,7 @@ class InferCaller {
     grpc::Status status;
     Seconds took;
   };
-  // One that was started.
+  // Waits for any call. REQUIRES: one was started.
   Ended WaitForOne();
 
   // The same, but aborts if the call failed.

@@ -449,7 +449,7 @@ def peak_bytes(call):
 
 
 def print_memory(bench):
-    print("\nBatch 1, 8 heads of 64, FP32: memory at most, beyond Q, K and V, and time.\n")
+    print("\nBatch 1, 8 heads of 64, FP32: peak memory beyond Q, K and V, and time.\n")
     print("| length | standard MiB | PyTorch SDPA MiB | rapt MiB | standard ms | PyTorch SDPA ms | rapt ms |")
     print("| --- " * 7 + "|")
     rows = []

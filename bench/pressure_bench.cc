@@ -106,7 +106,7 @@ void MeasureBesideALongOne(const Server& server) {
     RAPT_CHECK(code == grpc::StatusCode::CANCELLED, "the long request was over too early");
   }
   std::printf(
-      "Beside a request of about %.0f s (1x1x%ldx64), in turn with none, %d times:\n\n"
+      "Beside a request of about %.0f s (1x1x%ldx64), alternating with none, %d times:\n\n"
       "| request | alone p50 ms | p99 | beside it p50 ms | p99 |\n| --- | --- | --- | --- | --- "
       "|\n",
       kLong.count(), static_cast<long>(length), kRounds);
@@ -116,9 +116,8 @@ void MeasureBesideALongOne(const Server& server) {
                 1e3 * Quantile(timed.beside, 0.99));
   }
   std::printf(
-      "\nAfter its caller left, the server computed for %.1f ms more (%.1f at most; 20 allowed) "
-      "and "
-      "used %.1f ms\nof its cores (%.1f at most).\n",
+      "\nAfter the cancellation, the server computed for %.1f ms more (%.1f at most; 20 allowed) "
+      "and used %.1f ms\nof its cores (%.1f at most).\n",
       1e3 * Median(afterwards.busy_seconds), 1e3 * Quantile(afterwards.busy_seconds, 1),
       1e3 * Median(afterwards.cpu_seconds), 1e3 * Quantile(afterwards.cpu_seconds, 1));
 }
@@ -129,8 +128,8 @@ void MeasureBesideALongOne(const Server& server) {
 struct Load {
   int in_flight;
   double seconds = 0;
-  std::vector<double> right = {};  // latencies of correct answers
-  int refused = 0;
+  std::vector<double> correct = {};  // latencies of correct answers
+  int rejected = 0;
 
   Load(const Server& server, const std::string& message, int calls) : in_flight(calls) {
     const grpc::ByteBuffer request = BufferOf(message);
@@ -140,18 +139,18 @@ struct Load {
     while (Since(begin) < Seconds(3)) {
       const InferCaller::Ended ended = caller.WaitForOne();
       if (ended.status.ok()) {
-        right.push_back(ended.took.count());
+        correct.push_back(ended.took.count());
       } else {
         RAPT_CHECK(ended.status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED,
-                   "neither right nor refused");
-        ++refused;
+                   "a call failed other than by rejection");
+        ++rejected;
       }
       caller.Start(request);
     }
     seconds = Since(begin).count();
   }
 
-  double right_per_second() const { return static_cast<double>(right.size()) / seconds; }
+  double correct_per_second() const { return static_cast<double>(correct.size()) / seconds; }
 };
 
 void MeasureOverload(const Server& server) {
@@ -160,16 +159,16 @@ void MeasureOverload(const Server& server) {
   for (const int in_flight : {4, 32, 256, 1024}) loads.emplace_back(server, message, in_flight);
   std::printf(
       "\nThe same request of 1 ms from one caller, --memory_budget_bytes=%ld,\n"
-      "--max_queued_requests=256; what is refused comes again at once:\n\n"
-      "| in flight | right answers/s | of those at 4 | p50 ms | p99 | refused/s |\n"
+      "--max_queued_requests=256; rejected calls are repeated at once:\n\n"
+      "| in flight | correct answers/s | of those at 4 | p50 ms | p99 | rejected/s |\n"
       "| --- | --- | --- | --- | --- | --- |\n",
       static_cast<long>(256 * kMiB));
   for (const Load& load : loads) {
-    RAPT_CHECK(!load.right.empty(), "nothing was answered");
-    std::printf("| %d | %.0f | %.2f | %.1f | %.1f | %.0f |\n", load.in_flight,
-                load.right_per_second(), load.right_per_second() / loads[0].right_per_second(),
-                1e3 * Median(load.right), 1e3 * Quantile(load.right, 0.99),
-                load.refused / load.seconds);
+    RAPT_CHECK(!load.correct.empty(), "nothing was answered");
+    std::printf(
+        "| %d | %.0f | %.2f | %.1f | %.1f | %.0f |\n", load.in_flight, load.correct_per_second(),
+        load.correct_per_second() / loads[0].correct_per_second(), 1e3 * Median(load.correct),
+        1e3 * Quantile(load.correct, 0.99), load.rejected / load.seconds);
   }
 }
 

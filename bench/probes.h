@@ -1,6 +1,5 @@
-/* What this machine can do at most, measured: the ceilings that kernels are held against. Each
- * probe runs on `threads` threads at once for some milliseconds and returns the best of a few
- * tries. */
+/* Measures the peak rates of this machine, the upper bounds for kernels. Each probe runs on
+ * `threads` threads at once for some milliseconds and returns the best of a few tries. */
 #ifndef RAPT_BENCH_PROBES_H_
 #define RAPT_BENCH_PROBES_H_
 
@@ -8,11 +7,11 @@
 extern "C" {
 #endif
 
-/* Fused multiply-adds of FP32 in the widest registers there are, as 10^9 operations a second; an
- * add and a multiply count as one each. */
+/* Fused multiply-adds of FP32 in the widest registers, in 10^9 operations a second. An add and a
+ * multiply count as one each. */
 double rapt_probe_fma_gflops(int threads);
 
-/* Products of BF16 tiles, likewise; 0 where the machine has no AMX. */
+/* Products of BF16 tiles, likewise; 0 on a machine without AMX. */
 double rapt_probe_amx_gflops(int threads);
 
 /* Reading memory far beyond the caches, in 10^9 bytes a second. */

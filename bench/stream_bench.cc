@@ -1,6 +1,6 @@
-// Whether transfer and computation of a stream's chunks overlap: compares the time of a streamed
-// call with the larger of its transfer alone and its computation alone, interleaved in one run,
-// medians. Prints Markdown for RESULTS.md.
+// Measures how far transfer and computation of a stream's chunks overlap: compares the time of a
+// streamed call with the larger of its transfer alone and its computation alone, interleaved in one
+// run, medians. Prints Markdown for RESULTS.md.
 //
 // Transfer alone is the same stream with a window of one key, which takes almost no computation.
 // Computation alone is the compute time that the server reports for the same call in one message.
@@ -61,7 +61,7 @@ double TimeOf(client::Client& client, const AttendCall& call, const client::Stre
 double ComputeTimeOf(client::Client& client, const AttendCall& call) {
   const auto result = client.Attend(call);
   RAPT_CHECK(result.ok(), std::string(result.status().message()).c_str());
-  RAPT_CHECK(result->path == client::Path::kMessage, "the call went another way");
+  RAPT_CHECK(result->path == client::Path::kMessage, "the call did not use messages");
   return Seconds(result->compute_time).count();
 }
 

@@ -2,7 +2,7 @@
 // Python's grpcio, and its alternatives to TCP compared with TCP. Calls are interleaved in one run;
 // figures are medians. Takes about two minutes. Prints Markdown for RESULTS.md.
 //
-// A request has one row of Q, and K and V of the stated payload. Where only the transport is
+// A request has one row of Q, and K and V of the stated payload. If only the transport is
 // measured, a window of a few keys keeps the computation negligible. The answer is one row. The
 // client sends serialized requests, so its cost is the same for every peer.
 #include <arpa/inet.h>
@@ -52,7 +52,7 @@ constexpr char kPythonVariable[] = "RAPT_BENCH_PYTHON";
 
 // --- Peers ---------------------------------------------------------------------------------------
 
-void TellPort(int pipe, int port) {
+void WritePort(int pipe, int port) {
   const std::string line = absl::StrCat(port, "\n");
   RAPT_CHECK(write(pipe, line.data(), line.size()) > 0, "the pipe is closed");
 }
@@ -86,7 +86,7 @@ void WriteAll(int connection, const char* data, int64_t size) {
   RAPT_CHECK(bind(listener, reinterpret_cast<sockaddr*>(&name), size) == 0, "can't bind");
   RAPT_CHECK(listen(listener, 16) == 0, "can't listen");
   getsockname(listener, reinterpret_cast<sockaddr*>(&name), &size);
-  TellPort(pipe, ntohs(name.sin_port));
+  WritePort(pipe, ntohs(name.sin_port));
   std::vector<char> buffer(256 * kMiB), answer(kAnswerBytes);
   for (;;) {
     const int connection = accept(listener, nullptr, nullptr);
@@ -118,7 +118,7 @@ class GeneratedEcho final : public GRPCInferenceService::Service {
   builder.RegisterService(&service);
   builder.SetMaxReceiveMessageSize(-1);
   const auto server = builder.BuildAndStart();
-  TellPort(pipe, port);
+  WritePort(pipe, port);
   server->Wait();
   std::_Exit(0);
 }
@@ -280,7 +280,7 @@ void CompareSizes(const Server& raw, const Server& generated, const Server& rapt
     const Peer &raw_peer = peers[0], &rapt_peer = peers[1], &generated_peer = peers[4];
     for (Peer& peer : peers) peer.call();  // also connects
     if (!UseCongestionControl(congestion_control)) {
-      std::printf("\nThe system does not let this process use it.\n");
+      std::printf("\nThe system does not permit it.\n");
       return;
     }
     Measure(absl::MakeSpan(peers), RoundsFor(bytes));
@@ -470,8 +470,7 @@ void CompareSmallCalls(const Server& generated, const Server& rapt,
   }
 }
 
-// --- Alternatives to TCP
-// ------------------------------------------------------------------------------------
+// --- Alternatives to TCP -------------------------------------------------------------------------
 
 // Shared memory of zeros with that size, registered with `server`.
 class Region {

@@ -81,8 +81,7 @@ struct Terms<Element::kFloat32> {  // 1.7 to 2.5
   static constexpr auto& kOutput = kThreeTerms;
 };
 
-// ---- Sums of tiles
-// ---------------------------------------------------------------------------------
+// ---- Sums of tiles ------------------------------------------------------------------------------
 
 // Packed terms: `step` is the distance in bytes between row or column blocks, `depth_step` that
 // between depth blocks; the terms of a block are adjacent.
@@ -147,8 +146,7 @@ void MultiplyBlock(Operand a, Operand b, int64_t depths, bool accumulate, float*
   each_sum([&](auto n) RAPT_LAMBDA_INLINE { StoreTile<n>(tile(n / 2, n % 2), c_stride); });
 }
 
-// ---- Terms
-// -----------------------------------------------------------------------------------------
+// ---- Terms --------------------------------------------------------------------------------------
 
 // The upper half of each lane is a bf16 number.
 RAPT_INLINE __m512i Upper() { return _mm512_set1_epi32(static_cast<int>(0xFFFF0000)); }
@@ -288,8 +286,7 @@ RAPT_INLINE void TransposeTile(std::byte* tile) {
   for (int r = 0; r < 16; ++r) _mm512_store_si512(tile + r * kTileRowBytes, out[r]);
 }
 
-// ---- Exponentials
-// ----------------------------------------------------------------------------------
+// ---- Exponentials -------------------------------------------------------------------------------
 
 // 2^x for x <= kSlack, 0 for -inf, NaN for NaN. Relative error below 8.6e-5, 3.0e-6 and 1.5e-7 for
 // the degrees 3 to 5; exact for x = 0. The polynomials are minimax for 2^r on [0, 1), with 1 at 0.
@@ -311,8 +308,7 @@ RAPT_INLINE __m512 Exp2(__m512 x) {
   return _mm512_maskz_scalef_ps(0xFFFF, poly, x);
 }
 
-// ---- The task
-// --------------------------------------------------------------------------------------
+// ---- The task -----------------------------------------------------------------------------------
 
 // The results are valid only after kDone.
 enum class TileOutcome : uint8_t { kDone, kAbandoned, kNotForTiles };

@@ -16,8 +16,8 @@ using cudnn::CudaRuntime;
 using cudnn::SdpaGraph;
 
 constexpr double kRoundSeconds = 0.1;
-constexpr int kLeastRuns = 3;
-constexpr int kMostRuns = 2000;
+constexpr int kMinRuns = 3;
+constexpr int kMaxRuns = 2000;
 
 // Never shrinks.
 class Memory {
@@ -138,7 +138,7 @@ class CudaMeter final : public DeviceMeter {
     if (seconds.ok()) seconds = SecondsOf(1, run);
     if (!seconds.ok()) return seconds;
     const int runs = static_cast<int>(
-        std::clamp<double>(kRoundSeconds / std::max(*seconds, 1e-9), kLeastRuns, kMostRuns));
+        std::clamp<double>(kRoundSeconds / std::max(*seconds, 1e-9), kMinRuns, kMaxRuns));
     seconds = SecondsOf(runs, run);
     if (!seconds.ok()) return seconds;
     return *seconds / runs;

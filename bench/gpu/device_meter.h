@@ -24,8 +24,8 @@ class DeviceMeter {
   // Mean duration of a copy between the device and pinned or pageable host memory.
   virtual absl::StatusOr<double> CopySeconds(Direction direction, bool pinned, int64_t bytes) = 0;
 
-  // The graph's kernels alone, their tensors in the device's memory and full of random numbers; the
-  // mean of many runs. The graph has neither lengths nor a bias.
+  // Mean duration of the graph's kernels over random tensors in the device's memory.
+  // REQUIRES: the graph has no lengths and no bias.
   virtual absl::StatusOr<double> KernelSeconds(const cudnn::SdpaGraph& graph,
                                                const cudnn::CompiledPlan& plan) = 0;
 };

@@ -7,9 +7,8 @@
 //     attend cpu|cudnn PROBLEM             seconds of one request, floating-point operations
 //     estimate PROBLEM                     seconds on the GPU and on the CPU, as estimated by auto
 //     pipeline PROBLEM                     seconds per request if every lane always has work
-//     together PROBLEM                     number of requests in one joined run; seconds of these
-//     on
-//                                          one lane, one by one and by one run
+//     joined PROBLEM                       number of requests in a joined run; their seconds on one
+//                                          lane, one by one and joined
 //
 // PROBLEM is TYPE B Hq Hkv Sq Sk D CAUSAL. An answer is "ok" and numbers, or "error" and a reason.
 // The first line of output is "ok", the device's kind and its description by cuDNN, in JSON.
@@ -50,7 +49,7 @@ using Words = std::vector<std::string>;
 using Numbers = absl::StatusOr<std::vector<double>>;
 
 constexpr double kRoundSeconds = 0.3;
-constexpr int kMostRuns = 200;
+constexpr int kMaxRuns = 200;
 
 struct Settings {
   std::string libraries;
@@ -65,11 +64,10 @@ double SecondsOf(absl::FunctionRef<void()> work) {
 }
 
 int RunsFor(double seconds) {
-  return static_cast<int>(
-      std::clamp<double>(kRoundSeconds / std::max(seconds, 1e-9), 1, kMostRuns));
+  return static_cast<int>(std::clamp<double>(kRoundSeconds / std::max(seconds, 1e-9), 1, kMaxRuns));
 }
 
-absl::Status Misunderstood(const Words& words) {
+absl::Status InvalidCommand(const Words& words) {
   return absl::InvalidArgumentError(absl::StrCat("invalid command: ", absl::StrJoin(words, " ")));
 }
 
@@ -77,12 +75,12 @@ absl::Status Misunderstood(const Words& words) {
 absl::StatusOr<Problem> ParseProblem(const Words& words, size_t first) {
   static const std::map<std::string, DType> kTypes = {
       {"fp32", DType::kFloat32}, {"fp16", DType::kFloat16}, {"bf16", DType::kBFloat16}};
-  if (words.size() != first + 8) return Misunderstood(words);
+  if (words.size() != first + 8) return InvalidCommand(words);
   const auto dtype = kTypes.find(words[first]);
-  if (dtype == kTypes.end()) return Misunderstood(words);
+  if (dtype == kTypes.end()) return InvalidCommand(words);
   int64_t sizes[7];
   for (size_t n = 0; n < 7; ++n) {
-    if (!absl::SimpleAtoi(words[first + 1 + n], &sizes[n])) return Misunderstood(words);
+    if (!absl::SimpleAtoi(words[first + 1 + n], &sizes[n])) return InvalidCommand(words);
   }
   const Problem problem{.dtype = dtype->second,
                         .batch = sizes[0],
@@ -197,15 +195,15 @@ class Probe {
     if (words[0] == "attend") return Attend(words);
     if (words[0] == "estimate") return Estimate(words);
     if (words[0] == "pipeline") return Pipeline(words);
-    if (words[0] == "together") return Together(words);
-    return Misunderstood(words);
+    if (words[0] == "joined") return Joined(words);
+    return InvalidCommand(words);
   }
 
  private:
   Numbers Copy(const Words& words) {
     int64_t bytes = 0;
     if (words.size() != 4 || !absl::SimpleAtoi(words[3], &bytes) || bytes < 1) {
-      return Misunderstood(words);
+      return InvalidCommand(words);
     }
     const auto direction =
         words[1] == "in" ? DeviceMeter::Direction::kToDevice : DeviceMeter::Direction::kToHost;
@@ -288,14 +286,14 @@ class Probe {
     return {{seconds / static_cast<double>(requests)}};
   }
 
-  Numbers Together(const Words& words) {
+  Numbers Joined(const Words& words) {
     const absl::StatusOr<Problem> problem = ParseProblem(words, 1);
     if (!problem.ok()) return problem.status();
     const absl::StatusOr<Plan> plan = MakePlan(
         *problem,
         {.backend = "cudnn", .threads = threads_, .has_lanes = true, .backends = &backends_});
     if (!plan.ok()) return plan.status();
-    if (plan->batch_group() == nullptr) return absl::FailedPreconditionError("it runs alone");
+    if (plan->batch_group() == nullptr) return absl::FailedPreconditionError("not joinable");
     const auto count = static_cast<size_t>(1 / plan->batch_group()->cost);
     std::deque<Request> requests;
     std::vector<Arguments> arguments(count);
@@ -303,25 +301,25 @@ class Probe {
     for (size_t n = 0; n < count; ++n) {
       members.push_back(requests.emplace_back(*problem, *plan).ToMember(arguments[n]));
     }
-    const auto one_by_one = [&] {
+    const auto run_one_by_one = [&] {
       for (size_t n = 0; n < count; ++n) requests[n].RunAlone(members[n]);
     };
-    const auto by_one_run = [&] {
+    const auto run_joined = [&] {
       plan->routing.backend->RunBatch(absl::MakeSpan(members), /*worker=*/0);
     };
-    const double alone = MeanSeconds(one_by_one);
-    by_one_run();
+    const double alone = MeanSeconds(run_one_by_one);
+    run_joined();
     while (backend_.state().plans.compiling > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-    const double together = MeanSeconds(by_one_run);
+    const double joined = MeanSeconds(run_joined);
     for (const Backend::BatchMember& member : members) {
-      if (!member.done) return absl::UnavailableError("one run did not compute all of them");
+      if (!member.done) return absl::UnavailableError("the joined run was incomplete");
     }
     for (const Request& request : requests) {
       if (absl::Status status = request.CheckBackend(); !status.ok()) return status;
     }
-    return {{static_cast<double>(count), alone, together}};
+    return {{static_cast<double>(count), alone, joined}};
   }
 
   // After two uncounted runs.
@@ -388,7 +386,7 @@ int Main(int argc, char** argv) {
   std::fflush(stdout);
   for (std::string line; std::getline(std::cin, line);) {
     const Words words = absl::StrSplit(line, ' ', absl::SkipWhitespace());
-    Say(words.empty() ? Misunderstood(words) : probe.Answer(words));
+    Say(words.empty() ? InvalidCommand(words) : probe.Answer(words));
   }
   return 0;
 }

@@ -1,11 +1,10 @@
-// Lets a test binary run the kernels of AMX on machines without it, and no other set but the
-// portable one: linked into the binary, this file stands in for cpu/machine.cc. Not the source but
-// the object code that is shipped runs: its tile instructions are undefined on such a machine, and
-// the handler of the signal that they raise does what Intel's manual says they do. Where the
-// machine has AMX, nothing traps.
+// Runs the AMX kernels on machines without AMX. Link it into a test binary in place of
+// cpu/machine.cc; the binary then offers only AMX and the portable set. The shipped object code
+// runs: tile instructions raise SIGILL on such a machine, and the signal handler emulates them
+// according to Intel's manual. On a machine with AMX nothing traps.
 //
-// Stricter than the manual: any tile configuration but the whole of the tiles is refused, and so is
-// any use of tiles without one.
+// Stricter than the manual: rejects any configuration other than eight full tiles, and any use of
+// tiles without a configuration.
 #include <asm/prctl.h>
 #include <immintrin.h>
 #include <signal.h>
@@ -66,8 +65,8 @@ class FlushSubnormals {
   const unsigned before_;
 };
 
-// The products of even and of odd elements are summed apart, each by a chain of FMAs, before they
-// meet and are added to the tile: TDPBF16PS of the Software Developer's Manual.
+// TDPBF16PS of the Software Developer's Manual: the products of even and of odd elements are summed
+// separately, each by a chain of FMAs; then both sums are added to the tile.
 __attribute__((target("avx512f"))) void MultiplyTiles(Tile& c, const Tile& a, const Tile& b) {
   const FlushSubnormals flush;
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
@@ -98,7 +97,7 @@ class Instruction {
  public:
   Instruction(const uint8_t* code, const greg_t* registers) : code_(code), registers_(registers) {}
 
-  // False where it is none of the tile unit's.
+  // Returns false if it is not a tile instruction.
   bool Execute() {
     if (code_[0] != 0xC4 || (code_[1] & 0x1F) != 2 || (code_[2] & 0x84) != 0) return false;
     const int prefix = code_[2] & 3;  // none, 66, F3, F2
@@ -122,7 +121,7 @@ class Instruction {
     }
   }
 
-  // Valid once it is executed.
+  // REQUIRES: Execute() has returned true.
   int bytes() const { return InMemory() ? address_end_ : 5; }
 
  private:
@@ -144,7 +143,7 @@ class Instruction {
     const int c = Reg();
     const int a = code_[4] & 7;
     const int b = ~(code_[2] >> 3) & 15;
-    if (c == a || c == b || a == b) Refuse("the tiles of a product are not three");
+    if (c == a || c == b || a == b) Refuse("the three tiles of a product must differ");
     Use(c);
     MultiplyTiles(Target(c), Target(a), Target(b));
     return true;

@@ -1,4 +1,4 @@
-// Certificates for tests, made while they run.
+// Certificates that tests generate at run time.
 #ifndef RAPT_TESTS_SUPPORT_CERTIFICATES_H_
 #define RAPT_TESTS_SUPPORT_CERTIFICATES_H_
 
@@ -26,7 +26,7 @@ class Authority {
   Authority(const Authority&) = delete;
   Authority& operator=(const Authority&) = delete;
 
-  // Its own certificate.
+  // The certificate of the authority.
   const std::string& cert() const;
 
   // For these DNS names and 127.0.0.1.
@@ -37,7 +37,7 @@ class Authority {
   const std::unique_ptr<Identity> identity_;
 };
 
-// The key with a passphrase.
+// Returns the key encrypted with a passphrase.
 std::string Encrypt(const std::string& key);
 
 // The SHA-256 of the text in hexadecimal digits.

@@ -1,7 +1,6 @@
-// In the place of the GPU of this machine: rapt-server linked with it computes on a FakeDevice.
-// With
-// --cudnn_libraries=stuck the trial in a child never ends; that one's process id is on stderr. With
-// --cudnn_libraries=idle it computes nothing, in no time.
+// Replaces the GPU of this machine: a rapt-server linked with this file computes on a FakeDevice.
+// With --cudnn_libraries=stuck the trial never ends; the process id of its child is on stderr. With
+// --cudnn_libraries=idle the device returns at once without computing.
 #include <unistd.h>
 
 #include <cstdio>

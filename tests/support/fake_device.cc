@@ -200,7 +200,7 @@ class FakeDevice::FakeLane final : public cudnn::Lane {
                        const ArenaLayout& layout) {
     const std::string key = graph.Key();
     if (plan.bytes != std::vector<uint8_t>(key.begin(), key.end())) {
-      return absl::InternalError("the plan is another graph's");
+      return absl::InternalError("the plan was compiled for another graph");
     }
     const int64_t bytes = layout.end + plan.workspace_bytes;
     int64_t most = controls_.most_bytes;
@@ -249,17 +249,17 @@ absl::Status FakeDevice::Restart() {
 
 absl::StatusOr<std::shared_ptr<const DeviceMemory>> FakeDevice::OpenShared(
     absl::string_view raw_handle, int64_t device_id, int64_t byte_size) {
-  if (device_id != 0) return absl::InvalidArgumentError("there is device 0 alone");
+  if (device_id != 0) return absl::InvalidArgumentError("the only device is 0");
   const std::string name(raw_handle.substr(0, raw_handle.find('\0')));
   const int object = shm_open(name.c_str(), O_RDWR, 0);
-  if (object < 0) return absl::InvalidArgumentError("this is no handle");
+  if (object < 0) return absl::InvalidArgumentError("the handle is not valid");
   struct stat status;
   const bool fits = fstat(object, &status) == 0 && byte_size <= status.st_size;
   void* const begin = fits ? mmap(nullptr, static_cast<size_t>(byte_size), PROT_READ | PROT_WRITE,
                                   MAP_SHARED, object, 0)
                            : MAP_FAILED;
   close(object);
-  if (begin == MAP_FAILED) return absl::InvalidArgumentError("it is not that large");
+  if (begin == MAP_FAILED) return absl::InvalidArgumentError("the allocation is too small");
   return std::make_shared<ObjectMemory>(static_cast<std::byte*>(begin), byte_size);
 }
 

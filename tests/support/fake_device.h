@@ -1,5 +1,5 @@
-// A fake device with its own memory that computes by a slow loop: bytes really move, and results
-// are as cuDNN documents them, including undefined rows.
+// A fake device with its own memory that computes by a slow loop. It copies all data, and its
+// results are those that cuDNN documents, including undefined rows.
 #ifndef RAPT_TESTS_SUPPORT_FAKE_DEVICE_H_
 #define RAPT_TESTS_SUPPORT_FAKE_DEVICE_H_
 
@@ -19,7 +19,7 @@ class FakeDevice final : public cudnn::Device {
  public:
   // State that tests read and change while the device runs. REQUIRES: outlives the device.
   struct Controls {
-    std::atomic<int> failures{0};          // the number of next runs that fail
+    std::atomic<int> failures{0};          // how many of the next runs fail
     std::atomic<int> failing_restarts{0};  // the same for restarts
     std::atomic<int> runs{0};              // including failed ones
     std::atomic<int> restarts{0};

@@ -11,7 +11,7 @@ const BackendSet& TargetBackends() {
     static FakeDevice::Controls controls;
     static const SteadyClock clock;
     auto* device = new cudnn::CudnnBackend;  // never destroyed, as the set
-    // So little memory that requests are split, yet small ones can be batched.
+    // Small enough that requests are split, large enough that small ones are batched.
     device->Start(std::make_unique<FakeDevice>(controls, /*lanes=*/2, 128 << 10), CpuBackend(),
                   clock, {});
     return new BackendSet({device});

@@ -6,13 +6,13 @@
 
 namespace rapt::test {
 
-// A socket that is connected to "127.0.0.1:43211"; the caller closes it.
+// Returns a socket connected to "127.0.0.1:43211". The caller closes it.
 int ConnectTo(const std::string& address);
 
 // Sends the bytes to "127.0.0.1:43211" and reads until the other side closes.
 std::string Exchange(const std::string& address, const std::string& bytes);
 
-// The whole response, header included.
+// Returns the whole response, including headers.
 std::string HttpGet(const std::string& address, const std::string& path);
 
 }  // namespace rapt::test

@@ -1,4 +1,4 @@
-// How much memory a server under test has.
+// The memory of a server under test.
 #ifndef RAPT_TESTS_SUPPORT_MEMORY_WATCH_H_
 #define RAPT_TESTS_SUPPORT_MEMORY_WATCH_H_
 
@@ -16,7 +16,7 @@
 
 namespace rapt::test {
 
-// Sanitizers keep shadows and what was freed, in the server as here.
+// False with sanitizers, which keep shadow memory and freed memory.
 #ifdef RAPT_SANITIZED
 inline constexpr bool kRssIsMeaningful = false;
 #else

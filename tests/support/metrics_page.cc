@@ -46,13 +46,13 @@ double ReadMetric(const ServerProcess& server, const std::string& name,
 }
 
 void WaitForPage(const ServerProcess& server, const std::string& what,
-                 absl::FunctionRef<bool(const std::string& page)> is_as_it_should_be) {
-  const auto patience = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+                 absl::FunctionRef<bool(const std::string& page)> condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
   for (;;) {
     const std::string page = ReadMetricsPage(server);
-    if (is_as_it_should_be(page)) return;
-    if (std::chrono::steady_clock::now() > patience) {
-      ADD_FAILURE() << what << " never came:\n" << page;
+    if (condition(page)) return;
+    if (std::chrono::steady_clock::now() > deadline) {
+      ADD_FAILURE() << what << " did not occur:\n" << page;
       return;
     }
     // The server may share the machine's few cores with us.

@@ -12,24 +12,24 @@ namespace rapt::test {
 
 std::string ReadMetricsPage(const ServerProcess& server);
 
-// The sum over all series of `name` that have these labels, of a counter, a gauge, or a histogram's
-// name_count and name_sum; -1 where there is none. The page is text as the server sends it.
+// Returns the sum over all series of `name` with these labels, -1 if there are none. `name` is a
+// counter, a gauge, or a histogram's name_count or name_sum.
 double SumOnPage(const std::string& page, const std::string& name,
                  const std::map<std::string, std::string>& labels = {});
 
 double ReadMetric(const ServerProcess& server, const std::string& name,
                   const std::map<std::string, std::string>& labels = {});
 
-// Blocks until the page is as it should be. The test fails, with `what` and the page, where it is
-// not after two minutes.
+// Blocks until `condition` is true of the page. After two minutes the test fails with `what` and
+// the page.
 void WaitForPage(const ServerProcess& server, const std::string& what,
-                 absl::FunctionRef<bool(const std::string& page)> is_as_it_should_be);
+                 absl::FunctionRef<bool(const std::string& page)> condition);
 
-// Blocks until it is `value`.
+// Blocks until the metric is `value`.
 void WaitForMetric(const ServerProcess& server, const std::string& name, double value,
                    const std::map<std::string, std::string>& labels = {});
 
-// Blocks until the server computes a request: its message has arrived and a thread is busy.
+// Blocks until the server computes a request, whose message then has arrived.
 void WaitUntilComputing(const ServerProcess& server);
 
 // Blocks until all memory of calls is released.

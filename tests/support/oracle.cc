@@ -28,7 +28,7 @@ std::vector<double> Concatenate(const std::optional<Tensor>& past, const Tensor&
   return rows;
 }
 
-// Everything that one query row goes through, key by key.
+// The intermediate values of one query row, one per key.
 struct Row {
   explicit Row(int64_t total)
       : raw(total), capped(total), biased(total), weights(total), masked(total) {}
@@ -98,7 +98,7 @@ void AppendOutput(const Row& row, const double* values, int64_t size, std::vecto
   for (int64_t d = 0; d < size; ++d) {
     double sum = 0;
     for (size_t j = 0; j < row.weights.size(); ++j) {
-      // Where masked, 0 times a NaN would be NaN; a row without any finite score is zeros.
+      // Skips masked keys, as 0 * NaN is NaN. A row without a finite score is zeros.
       if (!row.masked[j] && row.lse != -kInf) sum += row.weights[j] * values[j * size + d];
     }
     output.push_back(sum);
@@ -170,7 +170,7 @@ bool IsVisible(const Problem& problem, const std::vector<int64_t>& key_lengths, 
   }
   if (problem.has_key_lengths && j >= problem.past_length + key_lengths[b]) return false;
   if (problem.causal && j > i + offset) return false;
-  // The differences stay in range where i + offset + window would not.
+  // Differences, because i + offset + window may overflow.
   if (problem.left_window >= 0 && i + offset - j > problem.left_window) return false;
   if (problem.right_window >= 0 && j - (i + offset) > problem.right_window) return false;
   return j >= 0 && j < total;

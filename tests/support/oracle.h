@@ -1,5 +1,5 @@
-// The semantics of attention, computed the slow and obvious way in float64. Written apart from
-// every backend, the reference one included, which is under test like the others.
+// The semantics of attention, computed by plain loops in float64. Independent of every backend,
+// including the reference backend, which is under test too.
 #ifndef RAPT_TESTS_SUPPORT_ORACLE_H_
 #define RAPT_TESTS_SUPPORT_ORACLE_H_
 
@@ -34,22 +34,23 @@ struct Expected {
   std::vector<double> present_key;    // [B, Hkv, T, D]
   std::vector<double> present_value;  // [B, Hkv, T, Dv]
 
-  // Of each row the largest finite score in magnitude, [B, Hq, Sq]: of all keys before bias, of
-  // those whose weight is worth a rounding error after it. What is masked by -1e9 does not count.
+  // The largest magnitude of a finite score in each row, [B, Hq, Sq]: over all keys before bias,
+  // and after it over keys whose weight exceeds a rounding error. Keys masked by -1e9 do not count.
   std::vector<double> row_max_score;
 };
 
-// `problem` is valid and `inputs` fit it.
+// REQUIRES: `problem` is valid and `inputs` match it.
 Expected Attend(const Problem& problem, const Inputs& inputs);
 
-// Whether causality, window and lengths leave key j to query i of batch row b. The mask aside.
+// Returns whether query i of batch row b sees key j, given causality, window and lengths. Ignores
+// the mask.
 bool IsVisible(const Problem& problem, const std::vector<int64_t>& key_lengths, int64_t b,
                int64_t i, int64_t j);
 
 // Philox4x32-10 of Salmon et al. 2011.
 std::array<uint32_t, 4> PhiloxDraws(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
-// Whether dropout keeps the weight of key j.
+// Returns whether dropout keeps the weight of key j.
 bool IsKept(const Dropout& dropout, int64_t b, int64_t h, int64_t i, int64_t j);
 
 }  // namespace rapt::test

@@ -1,1 +1,1 @@
-// Nothing: the target of this file only carries the precompiled headers of tests/CMakeLists.txt.
+// Empty. Its target only holds the precompiled headers of tests/CMakeLists.txt.

@@ -1,4 +1,4 @@
-// Requests of rapt.v1 made from the tests' tensors, and its responses read back into them.
+// Converts test tensors into rapt.v1 requests, and rapt.v1 responses into test tensors.
 #ifndef RAPT_TESTS_SUPPORT_RAPT_MESSAGES_H_
 #define RAPT_TESTS_SUPPORT_RAPT_MESSAGES_H_
 
@@ -14,15 +14,15 @@ namespace rapt::test {
 
 v1::DataType CodeOf(DType dtype);
 
-// Row-major in that layout.
+// Returns the tensor in row-major order of `layout`.
 v1::Tensor ToMessage(const Tensor& tensor, v1::Layout layout = v1::BHSD);
 
-// The tensor that these are the bytes of, row-major in that layout. Another number of them is a
+// Returns the tensor whose elements, in row-major order of `layout`, are `bytes`. A wrong size is a
 // test failure.
 Tensor FromBytes(const std::string& name, const std::string& bytes, DType dtype, const Dims& dims,
                  v1::Layout layout = v1::BHSD);
 
-// All that the problem says, its Q, K and V in that layout.
+// Returns the request for the problem, with Q, K and V in `layout`.
 v1::AttendRequest ToMessage(const Problem& problem, const Inputs& inputs,
                             v1::Layout layout = v1::BHSD);
 

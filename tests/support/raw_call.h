@@ -1,4 +1,4 @@
-// A gRPC call written by hand, to do what no client library does: stop in the middle.
+// A gRPC call over a raw socket, which can stop in the middle of a message.
 #ifndef RAPT_TESTS_SUPPORT_RAW_CALL_H_
 #define RAPT_TESTS_SUPPORT_RAW_CALL_H_
 
@@ -11,8 +11,8 @@ namespace rapt::test {
 // HTTP/2's default maximum frame size.
 inline constexpr uint32_t kMaxFrameBytes = 16384;
 
-// The bytes that open a connection and a call, and those that send its only message: together all
-// bytes that a client sends. `path` is "/inference.GRPCInferenceService/ModelInfer".
+// Everything that a client sends in a call with one message: the bytes that open the connection and
+// the call, then those of the message. `path` is "/inference.GRPCInferenceService/ModelInfer".
 std::string OpeningBytes(const std::string& address, const std::string& path,
                          const std::map<std::string, std::string>& headers = {});
 std::string MessageBytes(const std::string& message, uint32_t frame_bytes = kMaxFrameBytes);
@@ -27,16 +27,16 @@ class RawCall {
   RawCall(const RawCall&) = delete;
   RawCall& operator=(const RawCall&) = delete;
 
-  // Announces a message of `message_bytes` and sends that many of them, at most as many as fit into
-  // a fresh stream's window.
+  // Announces a message of `message_bytes` and sends the first `sent_bytes` of it.
+  // REQUIRES: they fit into the initial window of a stream.
   void SendPart(uint32_t message_bytes, uint32_t sent_bytes);
-  // Sends a whole message that fits into such a window, in frames of this size, and half-closes.
+  // Sends a whole message in frames of `frame_bytes` and half-closes. REQUIRES: it fits likewise.
   void SendMessage(const std::string& message, uint32_t frame_bytes = kMaxFrameBytes);
   // Half-closes.
   void HalfClose();
 
-  // Blocks until the server has ended the call: its gRPC status code, or -1 where it has reset the
-  // stream or closed the connection without one.
+  // Blocks until the server ends the call. Returns the gRPC status code, or -1 if the server reset
+  // the stream or closed the connection without one.
   int WaitForStatus();
 
  private:

@@ -269,13 +269,13 @@ std::vector<Outputs> RunBatched(absl::Span<const Problem> problems, absl::Span<c
     if (taken[first]) continue;
     std::vector<Backend::BatchMember> members;
     const BatchGroup* const group = plans[first].batch_group();
-    double room = 1;
+    double capacity = 1;
     for (size_t n = first; n < problems.size(); ++n) {
       const BatchGroup* const own = plans[n].batch_group();
-      const bool fits = group && own && own->key == group->key && own->cost <= room;
+      const bool fits = group && own && own->key == group->key && own->cost <= capacity;
       if (taken[n] || (n != first && !fits)) continue;
       taken[n] = true;
-      if (own) room -= own->cost;
+      if (own) capacity -= own->cost;
       members.push_back({&plans[n], &arguments[n]});
     }
     if (members.size() > 1) {
@@ -296,7 +296,7 @@ std::vector<Outputs> RunBatched(absl::Span<const Problem> problems, absl::Span<c
 
 ::testing::AssertionResult Matches(const Problem& problem, const Outputs& outputs,
                                    const Expected& expected) {
-  // Scores this large cost relative precision in the exponent, of whatever type.
+  // Larger scores lose relative precision in the exponential, in every type.
   constexpr double kLargeScore = 8;
   const double unit = problem.accumulator() == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
   Tolerance tolerance{ToleranceOf(problem.dtype), {}};
@@ -326,7 +326,7 @@ void ExpectConforms(const Problem& problem, const Inputs& inputs, int threads,
     const PlanOptions options = target.Options(threads);
     SCOPED_TRACE(target.Name() + " threads=" + std::to_string(threads) + " " + ToText(problem));
     const absl::StatusOr<Outputs> outputs = RunAttention(problem, inputs, options, output_storage);
-    // A backend may decline a problem, the two that every machine has may not.
+    // A device may decline a problem; cpu and reference may not.
     if (absl::IsUnimplemented(outputs.status()) && target.backend != "cpu" &&
         target.backend != "reference") {
       continue;

@@ -1,5 +1,5 @@
-// Runs one problem on one backend the way a careful caller would, and a suspicious one: the
-// workspace is exactly as large as the plan says and full of NaN, every output lies between guards.
+// Runs one problem on one backend and checks for stray writes: the workspace has exactly the size
+// that the plan requires and is filled with NaN, and every output lies between guards.
 #ifndef RAPT_TESTS_SUPPORT_RUN_ATTENTION_H_
 #define RAPT_TESTS_SUPPORT_RUN_ATTENTION_H_
 
@@ -16,14 +16,14 @@
 
 namespace rapt::test {
 
-// The backends of Targets(): the built-in ones, unless the binary is linked with a file that adds a
-// device, such as fake_device_target.cc.
+// The backends of Targets(): the built-in ones, and a device if the binary is linked with a file
+// that adds one, such as fake_device_target.cc.
 const BackendSet& TargetBackends();
 
 // Where a problem can run on this machine.
 struct Target {
   std::string backend;
-  std::string isa;  // "auto" where the backend has no choice
+  std::string isa;  // "auto" if the backend has only one
 
   PlanOptions Options(int threads = 1) const {
     return {.backend = backend, .isa = isa, .threads = threads, .backends = &TargetBackends()};
@@ -35,10 +35,10 @@ struct Target {
 // Every available backend with every available instruction set of it.
 const std::vector<Target>& Targets();
 
-// "cpu/avx512", ... : what this build has and this machine has not.
+// The instruction sets that this build supports and this machine lacks: "cpu/avx512".
 std::vector<std::string> MissingTargets();
 
-// Every field that is not its default, on one line.
+// Returns the fields that differ from their defaults, on one line.
 std::string ToText(const Problem& problem);
 
 // How the tensors of a problem lie in memory.
@@ -51,8 +51,7 @@ struct Arrangement {
 };
 
 // Uniform in [-magnitude, magnitude]; two thirds of a bool mask are true, float masks are in [-2,
-// 2] with some -inf; key lengths are anywhere in [0, Sk];
-// sinks are in [-4, 4].
+// 2] with some -inf; key lengths are in [0, Sk]; sinks are in [-4, 4].
 Inputs RandomInputs(const Problem& problem, Rng& rng, const Arrangement& arrangement = {},
                     double magnitude = 2);
 
@@ -65,9 +64,9 @@ struct Outputs {
   std::string plan;
 };
 
-// The status of MakePlan or Run. What the backend of a device declines, the CPU computes. A guard
-// or a gap that was written to is a test failure. The pool has as many workers as the plan has
-// threads where `workers` does not say otherwise.
+// Returns the outputs, or the error of MakePlan or Run. The CPU computes problems that a device
+// declines. An overwritten guard or gap is a test failure. The pool has `workers` workers, by
+// default as many as the plan has threads.
 absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& inputs,
                                      const PlanOptions& options,
                                      Storage output_storage = Storage::kRowMajor,
@@ -78,7 +77,7 @@ absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& input
 std::vector<Outputs> RunBatched(absl::Span<const Problem> problems, absl::Span<const Inputs> inputs,
                                 const PlanOptions& options);
 
-// The outputs against the oracle, within the tolerances of the problem's type.
+// Compares the outputs with the oracle, within the tolerances of the problem's type.
 ::testing::AssertionResult Matches(const Problem& problem, const Outputs& outputs,
                                    const Expected& expected);
 

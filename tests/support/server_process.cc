@@ -76,7 +76,7 @@ void ChildProcess::Signal(int signal_number) { kill(pid_, signal_number); }
 
 int ChildProcess::Wait() {
   int status = 0;
-  RAPT_CHECK(waitpid(pid_, &status, 0) == pid_, "waited for a child that is not there");
+  RAPT_CHECK(waitpid(pid_, &status, 0) == pid_, "waitpid failed");
   pid_ = -1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
@@ -112,7 +112,7 @@ ServerProcess::ServerProcess(const std::vector<std::string>& flags,
 ServerProcess::~ServerProcess() {
   if (waited_) return;
   Terminate();
-  EXPECT_EQ(Wait(), 0) << "rapt-server did not leave cleanly; its log:\n" << Log();
+  EXPECT_EQ(Wait(), 0) << "rapt-server exited with an error; its log:\n" << Log();
 }
 
 void ServerProcess::Terminate() { Signal(SIGTERM); }

@@ -1,4 +1,4 @@
-// The real rapt-server of this build as a child process.
+// The rapt-server of this build as a child process.
 #ifndef RAPT_TESTS_SUPPORT_SERVER_PROCESS_H_
 #define RAPT_TESTS_SUPPORT_SERVER_PROCESS_H_
 
@@ -12,19 +12,20 @@ namespace rapt::test {
 // A child process with its output in files. Killed on destruction if it still runs.
 class ChildProcess {
  public:
-  // `environment` is added to ours, as "NAME=value".
+  // `environment` is added to that of the test, as "NAME=value".
   explicit ChildProcess(std::vector<std::string> command,
                         const std::vector<std::string>& environment = {});
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
-  // The next line of its standard output without the newline; blocks; empty when it has closed it.
+  // Returns the next line of its standard output without the newline. Blocks. Returns an empty
+  // string at the end of the output.
   std::string ReadLine();
 
   void Signal(int signal_number);
 
-  // Blocks until it is gone: its exit code, or minus the signal that ended it.
+  // Blocks until it has exited. Returns its exit code, or minus the signal that ended it.
   int Wait();
 
   // All of its standard error so far.
@@ -35,13 +36,13 @@ class ChildProcess {
  private:
   pid_t pid_ = -1;
   int output_ = -1;  // read end of a pipe
-  int errors_ = -1;  // a file without a name
+  int errors_ = -1;  // an unnamed file
 };
 
-// rapt-server with these flags, not waited for.
+// Returns the command line of rapt-server with these flags.
 std::vector<std::string> ServerCommand(const std::vector<std::string>& flags);
 
-// Servers of the tests drain without pauses. A test of the phases of a drain passes these flags.
+// By default, servers under test drain without pauses. Tests of the phases of a drain pass these.
 inline constexpr char kDrainPause[] = "--drain_pause=100ms";
 inline constexpr char kDrainRefusalTime[] = "--drain_refusal_time=200ms";
 
@@ -63,7 +64,7 @@ class ServerProcess {
   void Terminate();
   void Signal(int signal_number) { process_.Signal(signal_number); }
 
-  // As ChildProcess::Wait(). The destructor then checks nothing more.
+  // Like ChildProcess::Wait(). The destructor then no longer checks the exit code.
   int Wait();
 
   std::string Log() const { return process_.Errors(); }

@@ -1,4 +1,4 @@
-// A POSIX shared memory object of a test's own.
+// A POSIX shared memory object for one test.
 #ifndef RAPT_TESTS_SUPPORT_SHARED_OBJECT_H_
 #define RAPT_TESTS_SUPPORT_SHARED_OBJECT_H_
 
@@ -10,10 +10,10 @@
 
 namespace rapt::test {
 
-// Mapped as long as it lives, unlinked with it.
+// Mapped until it is destroyed, then unlinked.
 class SharedObject {
  public:
-  // Called "/PREFIX-" and something that no other object is called.
+  // Its name is "/PREFIX-" and a unique suffix.
   explicit SharedObject(int64_t bytes, const std::string& prefix = "rapt");
   ~SharedObject();
   SharedObject(const SharedObject&) = delete;

@@ -1,5 +1,5 @@
-// Tensors for tests: typed storage of any arrangement that reads and writes as double, and the one
-// comparison that every numeric test goes through.
+// Tensors for tests: typed storage with any strides, accessed as double, and the comparison that
+// every numeric test uses.
 #ifndef RAPT_TESTS_SUPPORT_TENSOR_H_
 #define RAPT_TESTS_SUPPORT_TENSOR_H_
 
@@ -20,19 +20,19 @@ namespace rapt::test {
 using Dims = std::array<int64_t, 4>;
 using Rng = std::mt19937_64;
 
-// Uniform in [low, high); the same on every platform.
+// Uniform in [low, high). Deterministic on every platform.
 double Uniform(Rng& rng, double low, double high);
 // Uniform in [low, high], both included.
 int64_t UniformInt(Rng& rng, int64_t low, int64_t high);
 
-// The bits of `value` rounded to nearest even, and back. Written apart from the library's own
+// The bits of `value` rounded to nearest even, and back. Independent of the library's
 // conversions, which are under test.
 uint16_t EncodeHalf(double value);
 double DecodeHalf(uint16_t bits);
 uint16_t EncodeBFloat16(double value);
 double DecodeBFloat16(uint16_t bits);
 
-// `value` as it would be after a round trip through `dtype`.
+// Returns `value` rounded to `dtype`.
 double RoundTo(DType dtype, double value);
 
 // The largest finite value of a float type.
@@ -45,14 +45,14 @@ enum class Storage {
   kPositionFirst,   // [S, B, H, E]
   kPaddedRows,      // row-major with three more elements in every row
   kMisaligned,      // row-major from an odd address
-  kBroadcastBatch,  // all batch rows are one
-  kBroadcastHeads,  // all heads are one
-  kTransposed,      // [B, H, E, S]; for masks, the others' last stride has to be 1
-  kElementsApart,   // row-major, every second element; for masks
+  kBroadcastBatch,  // all batch rows share memory
+  kBroadcastHeads,  // all heads share memory
+  kTransposed,      // [B, H, E, S]; only for masks, as other tensors have a last stride of 1
+  kElementsApart,   // row-major, every second element; only for masks
 };
 
 // Owns its bytes. The allocation ends with the last element, so that AddressSanitizer sees a read
-// beyond it, unless `guard_bytes` are asked for on both sides.
+// beyond it, unless there are `guard_bytes` on both sides.
 class Tensor {
  public:
   Tensor() = default;
@@ -62,7 +62,7 @@ class Tensor {
   const Dims& dims() const { return dims_; }
   int64_t size() const { return dims_[0] * dims_[1] * dims_[2] * dims_[3]; }
 
-  // On an axis of 1 any coordinate reads the one element.
+  // Axes of size 1 broadcast: any coordinate is valid.
   double At(int64_t b, int64_t h, int64_t s, int64_t e) const;
   void Set(int64_t b, int64_t h, int64_t s, int64_t e, double value);
 
@@ -76,7 +76,7 @@ class Tensor {
   TensorView View() const;
   MutableTensorView MutableView();
 
-  // Whether every byte that belongs to no element is as the constructor left it.
+  // Returns whether all bytes outside the elements are unchanged since construction.
   bool GapsIntact() const;
 
  private:
@@ -89,11 +89,11 @@ class Tensor {
   std::vector<std::byte> bytes_;
 };
 
-// The rows of axis 2 of both, in this order; of `first` where there is one. Row-major.
+// Concatenates along axis 2, if `first` is set. Returns a row-major tensor.
 Tensor JoinRows(const std::optional<Tensor>& first, const Tensor& second);
 
-// Positions [begin, begin + count) of the axis; of an axis of 1, which broadcasts, itself.
-// Row-major.
+// Returns positions [begin, begin + count) of the axis, or the whole tensor if the axis has size 1
+// and broadcasts. Row-major.
 Tensor SliceAxis(const Tensor& tensor, int axis, int64_t begin, int64_t count);
 
 // Writes `part` to positions [begin, ...) of the axis.
@@ -104,17 +104,17 @@ double ToleranceOf(DType dtype);
 
 struct Tolerance {
   double relative = 0;
-  // Added for all elements of row (b, h, s), in row-major order; empty: nothing.
+  // Added for all elements of row (b, h, s), in row-major order; empty: none.
   std::vector<double> row_slack;
 };
 
-// Compares element by element with `want`, row-major and not rounded to got's type. NaN wants NaN,
-// an infinity the same infinity; a finite value beyond the type's range wants an infinity. The
-// message has the name, the shape and the first mismatches: index, got, want.
+// Compares element by element with `want`, row-major and not rounded to got's type. NaN
+// equals NaN and an infinity equals itself; a finite `want` beyond the type's range equals an
+// infinity. The message has the name, the shape and the first mismatches: index, got, want.
 ::testing::AssertionResult AllClose(const std::string& name, const Tensor& got,
                                     const std::vector<double>& want, const Tolerance& tolerance);
 
-// Equal to the bit, NaN included.
+// Compares bits, including those of NaN.
 ::testing::AssertionResult SameBits(const std::string& name, const Tensor& a, const Tensor& b);
 
 }  // namespace rapt::test

@@ -1,4 +1,4 @@
-// Messages as they travel: serialized, in slices.
+// Serialized messages in slices, as received.
 #ifndef RAPT_TESTS_SUPPORT_WIRE_MESSAGE_H_
 #define RAPT_TESTS_SUPPORT_WIRE_MESSAGE_H_
 
@@ -13,7 +13,7 @@
 
 namespace rapt::test {
 
-// A serialized message in slices of that many bytes; 0: in one.
+// A serialized message in slices of `slice_bytes`; 0: one slice.
 class WireMessage {
  public:
   explicit WireMessage(std::string bytes, int64_t slice_bytes = 0) : bytes_(std::move(bytes)) {
@@ -37,14 +37,14 @@ class WireMessage {
   std::vector<ByteSlice> slices_;
 };
 
-// The bytes of an input, wherever they lie.
+// Returns the bytes of an input.
 inline std::string Gather(const InputBytes& input) {
   std::string bytes(static_cast<size_t>(input.size), '\0');
   input.Copy(0, input.size, reinterpret_cast<std::byte*>(bytes.data()));
   return bytes;
 }
 
-// The answer as its receiver sees it.
+// Returns the serialized answer.
 inline std::string Gather(AnswerMessage answer) {
   std::string bytes;
   for (const AnswerMessage::Piece& piece : answer.TakePieces()) {
