@@ -1,5 +1,5 @@
-// The table of scalar attributes: name of each in every interface, where a call and its problem
-// hold it, and which values are allowed.
+// The table of scalar attributes: the names of each in every interface, the members of a call and
+// its problem that hold it, and the allowed values.
 #ifndef RAPT_ATTENTION_ATTRIBUTES_H_
 #define RAPT_ATTENTION_ATTRIBUTES_H_
 

@@ -35,8 +35,8 @@ std::vector<int64_t> ReadNumbers(const fs::path& path) {
   return numbers;
 }
 
-// Returns our cgroup's path from /proc/self/cgroup: "0::/path" in version 2, "4:memory:/path" in
-// version 1. Relative, so that it can be appended to a mount point.
+// Returns this process's cgroup path from /proc/self/cgroup: "0::/path" in version 2,
+// "4:memory:/path" in version 1. Relative, so that it can be appended to a mount point.
 std::optional<fs::path> OwnCgroup(const fs::path& root, absl::string_view controller) {
   std::ifstream file(root / "proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {

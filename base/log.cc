@@ -88,12 +88,12 @@ std::string LineNow(LogLevel level, absl::string_view event, absl::Span<const Lo
   return FormatLogLine(log_format, absl::Now(), level, event, fields);
 }
 
-// Waits up to `patience_ms` for each part of the line, without a limit if it is -1. Counts the line
+// Waits up to `timeout_ms` for each part of the line, without a limit if it is -1. Counts the line
 // as dropped on failure, which must not stop the server.
-void Write(absl::string_view line, int patience_ms) {
+void Write(absl::string_view line, int timeout_ms) {
   while (!line.empty()) {
     pollfd ready = {STDERR_FILENO, POLLOUT, 0};
-    const int polled = poll(&ready, 1, patience_ms);
+    const int polled = poll(&ready, 1, timeout_ms);
     const ssize_t written = polled > 0 ? write(STDERR_FILENO, line.data(), line.size()) : -1;
     if (written >= 0) {
       line.remove_prefix(static_cast<size_t>(written));
@@ -170,9 +170,9 @@ class LogWriter::Queue {
 namespace {
 
 // A line that precedes an abort waits this long for stderr.
-constexpr int kCrashPatienceMs = 1000;
+constexpr int kAbortTimeoutMs = 1000;
 
-// Held while a line is queued, so that the queue is not deleted meanwhile.
+// Held while a line is queued, so that the queue is not deleted before.
 Mutex writer_mutex;
 
 }  // namespace
@@ -193,11 +193,11 @@ void Log(LogLevel level, absl::string_view event, absl::Span<const LogField> fie
     MutexLock lock(writer_mutex);
     if (LogWriter::current != nullptr) return LogWriter::current->Push(std::move(line));
   }
-  Write(line, /*patience_ms=*/-1);
+  Write(line, /*timeout_ms=*/-1);
 }
 
 void LogNow(LogLevel level, absl::string_view event, absl::Span<const LogField> fields) {
-  Write(LineNow(level, event, fields), kCrashPatienceMs);
+  Write(LineNow(level, event, fields), kAbortTimeoutMs);
 }
 
 void ExportLog(MetricSink& sink) {

@@ -44,7 +44,7 @@ void SetLogFormat(LogFormat format);
 void Log(LogLevel level, absl::string_view event, absl::Span<const LogField> fields = {});
 
 // Writes the line before it returns, ahead of queued lines, unless stderr accepts no bytes for a
-// second. For a line that the abort of the process follows.
+// second. For a line that precedes an abort.
 void LogNow(LogLevel level, absl::string_view event, absl::Span<const LogField> fields = {});
 
 // Writes the lines of Log() on a separate thread, so that a full pipe on stderr blocks no other
@@ -66,7 +66,7 @@ class LogWriter {
  private:
   class Queue;
 
-  static Queue* current;  // of the one that exists
+  static Queue* current;  // of the existing LogWriter, or null
 
   Queue* const queue_;
   std::thread thread_;

@@ -29,8 +29,8 @@ class FileWatch {
 
   explicit FileWatch(std::vector<NamedFile> files) : files_(std::move(files)) {}
 
-  // Reads all files. Returns true if contents() has changed since the previous call. Does not wait
-  // for a file that is not a regular one, such as a pipe without a writer: it is unreadable.
+  // Reads all files. Returns true if contents() has changed since the previous call. Never
+  // blocks: a file that is not regular, such as a pipe, is unreadable.
   bool HasChanged();
 
   // The contents in the order of the files. InvalidArgument names the flag of an unreadable file.
@@ -66,7 +66,7 @@ class Reloaded {
     return absl::WrapUnique(new Reloaded(std::move(watch), parse, *std::move(value), clock));
   }
 
-  // Returns a value at most a second old. The calling thread checks the files; nothing else does.
+  // Returns a value at most a second old. The files are checked only here, by the calling thread.
   std::shared_ptr<const T> Get() {
     if (clock_.Now() >= next_check_.load() && !checking_.exchange(true)) {
       Check(/*even_if_unchanged=*/false);

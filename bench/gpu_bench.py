@@ -78,7 +78,7 @@ class Case:
         return self.batch * self.query_heads * self.queries * self.head_size * ELEMENT_BYTES[self.dtype]
 
     def streams(self):
-        """Whether the case is bound by reading K and V."""
+        """Returns whether the case is bound by reading K and V."""
         return self.queries == 1
 
 
@@ -445,7 +445,7 @@ def service(options, directories, cases, notes):
                         summary["rate"], summary["gigabytes_per_s"], times.get("compute", {}).get("mean"))  # fmt: skip
 
 
-# --- All of it ------------------------------------------------------------------------------------
+# --- Main -----------------------------------------------------------------------------------------
 
 
 def parse_arguments():

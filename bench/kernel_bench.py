@@ -79,7 +79,7 @@ class Case:
         return 2 * self.batch * self.key_heads * self.keys * self.head_size * element
 
     def streams(self):
-        """Whether the case is bound by reading K and V."""
+        """Returns whether the case is bound by reading K and V."""
         return self.query_length == 1
 
 

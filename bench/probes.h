@@ -11,7 +11,7 @@ extern "C" {
  * multiply count as one each. */
 double rapt_probe_fma_gflops(int threads);
 
-/* Products of BF16 tiles, likewise; 0 on a machine without AMX. */
+/* The same for products of BF16 tiles; 0 on a machine without AMX. */
 double rapt_probe_amx_gflops(int threads);
 
 /* Reading memory far beyond the caches, in 10^9 bytes a second. */

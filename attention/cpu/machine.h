@@ -5,8 +5,7 @@
 
 namespace rapt::cpu {
 
-// Return whether everything is supported that -march=x86-64-v3 and -march=x86-64-v4 let the
-// compiler use.
+// Return whether all instructions of -march=x86-64-v3 and -march=x86-64-v4 are supported.
 bool HasX8664V3();
 bool HasX8664V4();
 

@@ -31,7 +31,7 @@ Problem LargestPiece(const Problem& p, const Partition& partition) {
   piece.queries.count = std::min(partition.rows, p.query_length);
   piece.keys.count = std::min(partition.rows, KeysToSend(p));
   Problem largest = ProblemOf(p, piece);
-  // A diagonal, wherever it lies, can only hide rows and require lengths.
+  // Without a diagonal, which only hides rows and requires lengths.
   largest.causal = false;
   largest.left_window = largest.right_window = -1;
   largest.has_key_lengths = true;

@@ -231,7 +231,7 @@ class Probe {
     if (!problem.ok()) return problem.status();
     const cudnn::SdpaGraph graph = cudnn::GraphOf(*problem);
     const auto plan = compiled_.find(graph.Key());
-    if (plan == compiled_.end()) return absl::FailedPreconditionError("it is not compiled");
+    if (plan == compiled_.end()) return absl::FailedPreconditionError("the kernel is not compiled");
     const absl::StatusOr<double> seconds = meter_->KernelSeconds(graph, plan->second);
     if (!seconds.ok()) return seconds.status();
     return {{*seconds}};

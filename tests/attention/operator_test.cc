@@ -309,17 +309,17 @@ TEST(ResolveTest, AMaskCoversPastToo) {
   EXPECT_THAT(MustResolve(Rank4(with_past)).problem.mask->dims, ElementsAre(1, 1, 16, 27));
 }
 
-struct Refusal {
+struct InvalidCall {
   const char* name;
   OperatorCall call;
   std::vector<std::string> words;  // substrings of the message: the field and both values
 };
 
-void PrintTo(const Refusal& refusal, std::ostream* out) { *out << refusal.name; }
+void PrintTo(const InvalidCall& c, std::ostream* out) { *out << c.name; }
 
-class RefusalTest : public ::testing::TestWithParam<Refusal> {};
+class InvalidCallTest : public ::testing::TestWithParam<InvalidCall> {};
 
-TEST_P(RefusalTest, NamesTheFieldAndBothValues) {
+TEST_P(InvalidCallTest, NamesTheFieldAndBothValues) {
   const absl::Status status = Resolve(GetParam().call).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   for (const std::string& word : GetParam().words) {
@@ -327,11 +327,11 @@ TEST_P(RefusalTest, NamesTheFieldAndBothValues) {
   }
 }
 
-std::string RefusalName(const ::testing::TestParamInfo<Refusal>& info) { return info.param.name; }
+std::string CaseName(const ::testing::TestParamInfo<InvalidCall>& info) { return info.param.name; }
 
 INSTANTIATE_TEST_SUITE_P(
-    Ranks, RefusalTest,
-    ::testing::ValuesIn(std::vector<Refusal>{
+    Ranks, InvalidCallTest,
+    ::testing::ValuesIn(std::vector<InvalidCall>{
         {"q_of_rank_0",
          Rank4([](auto& c) { c.inputs[Role::kQ]->shape = {}; }),
          {"Q", "0", "3", "4"}},
@@ -397,11 +397,11 @@ INSTANTIATE_TEST_SUITE_P(
          }),
          {"head_sink", "[99]", "heads of Q"}},
     }),
-    RefusalName);
+    CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
-    Types, RefusalTest,
-    ::testing::ValuesIn(std::vector<Refusal>{
+    Types, InvalidCallTest,
+    ::testing::ValuesIn(std::vector<InvalidCall>{
         {"q_of_int64",
          Rank4([](auto& c) {
            c.inputs[Role::kQ]->dtype = c.inputs[Role::kK]->dtype = c.inputs[Role::kV]->dtype =
@@ -443,11 +443,11 @@ INSTANTIATE_TEST_SUITE_P(
          }),
          {"head_sink", "FP16", "FP32"}},
     }),
-    RefusalName);
+    CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
-    Sizes, RefusalTest,
-    ::testing::ValuesIn(std::vector<Refusal>{
+    Sizes, InvalidCallTest,
+    ::testing::ValuesIn(std::vector<InvalidCall>{
         {"k_batch",
          Rank4([](auto& c) { c.inputs[Role::kK]->shape[0] = 3; }),
          {"K", "3", "2", "batch"}},
@@ -561,11 +561,11 @@ INSTANTIATE_TEST_SUITE_P(
              }),
          {"nonpad_kv_seqlen", "3", "2"}},
     }),
-    RefusalName);
+    CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
-    HeadCounts, RefusalTest,
-    ::testing::ValuesIn(std::vector<Refusal>{
+    HeadCounts, InvalidCallTest,
+    ::testing::ValuesIn(std::vector<InvalidCall>{
         {"zero", Rank3WithHeads([](auto& c) { c.q_num_heads = 0; }), {"q_num_heads", "0"}},
         {"negative", Rank3WithHeads([](auto& c) { c.q_num_heads = -8; }), {"q_num_heads", "-8"}},
         {"not_dividing_the_axis",
@@ -591,11 +591,11 @@ INSTANTIATE_TEST_SUITE_P(
          Rank3WithHeads([](auto& c) { c.q_num_heads.reset(); }),
          {"q_num_heads", "kv_num_heads"}},
     }),
-    RefusalName);
+    CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
-    Attributes, RefusalTest,
-    ::testing::ValuesIn(std::vector<Refusal>{
+    Attributes, InvalidCallTest,
+    ::testing::ValuesIn(std::vector<InvalidCall>{
         {"scale_nan", Rank4([](auto& c) { c.scale = std::nan(""); }), {"scale", "nan"}},
         {"scale_infinite", Rank4([](auto& c) { c.scale = -kInf; }), {"scale", "-inf"}},
         {"softcap_negative", Rank4([](auto& c) { c.softcap = -1.5; }), {"softcap", "-1.5"}},
@@ -623,11 +623,11 @@ INSTANTIATE_TEST_SUITE_P(
          }),
          {"dropout", "nan"}},
     }),
-    RefusalName);
+    CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
-    HostileShapes, RefusalTest,
-    ::testing::ValuesIn(std::vector<Refusal>{
+    HostileShapes, InvalidCallTest,
+    ::testing::ValuesIn(std::vector<InvalidCall>{
         {"q_negative", Rank4([](auto& c) { c.inputs[Role::kQ]->shape[2] = -16; }), {"Q", "-16"}},
         {"k_and_v_negative",
          Rank4([](auto& c) { c.inputs[Role::kK]->shape[2] = c.inputs[Role::kV]->shape[2] = -1; }),
@@ -692,7 +692,7 @@ INSTANTIATE_TEST_SUITE_P(
          }),
          {}},
     }),
-    RefusalName);
+    CaseName);
 
 TEST(ByteSizeTest, CountsTheBytesOfARowMajorTensor) {
   EXPECT_EQ(*ByteSize("Q", {DType::kFloat32, {2, 3, 5}}), 120);

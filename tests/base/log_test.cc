@@ -154,7 +154,7 @@ TEST(LogWriterTest, WritesQueuedLinesBeforeItEnds) {
   for (int n = 0; n < 100; ++n) EXPECT_THAT(lines[n], ::testing::EndsWith(absl::StrCat("n=", n)));
 }
 
-TEST(LogWriterTest, AFullPipeBlocksNobodyAndTheDroppedLinesAreReported) {
+TEST(LogWriterTest, AFullPipeBlocksNoThreadAndDroppedLinesAreReported) {
   constexpr int kLines = 10'000;
   const std::string text(200, 'x');
   const int64_t dropped_before = DroppedLines();
@@ -178,7 +178,7 @@ TEST(LogWriterTest, AFullPipeBlocksNobodyAndTheDroppedLinesAreReported) {
   EXPECT_THAT(pipe.ReadToEnd(), ::testing::ElementsAre(::testing::EndsWith("INFO again")));
 }
 
-TEST(LogWriterTest, EndsAlthoughNobodyReads) {
+TEST(LogWriterTest, EndsEvenIfThePipeIsNotRead) {
   const StderrPipe pipe;
   const std::string text(200, 'x');
   {

@@ -36,7 +36,7 @@ struct TileUnit {
 
 thread_local TileUnit unit;
 
-void Refuse(const char* what) {
+void Fail(const char* what) {
   std::fprintf(stderr, "AMX emulator: %s\n", what);
   std::abort();
 }
@@ -50,7 +50,7 @@ void LoadConfiguration(const uint8_t* p) {
     want[16 + 2 * tile] = kRowBytes;
     want[48 + tile] = kRows;
   }
-  if (std::memcmp(p, want.data(), want.size()) != 0) Refuse("not the configuration of whole tiles");
+  if (std::memcmp(p, want.data(), want.size()) != 0) Fail("not the configuration of whole tiles");
   unit = {};
   unit.configured = true;
 }
@@ -129,7 +129,7 @@ class Instruction {
   int Reg() const { return code_[4] >> 3 & 7; }
 
   static bool Use(int) {
-    if (!unit.configured) Refuse("tiles are used without a configuration");
+    if (!unit.configured) Fail("tiles are used without a configuration");
     return true;
   }
   static Tile& Target(int tile) { return unit.tiles[tile]; }
@@ -143,7 +143,7 @@ class Instruction {
     const int c = Reg();
     const int a = code_[4] & 7;
     const int b = ~(code_[2] >> 3) & 15;
-    if (c == a || c == b || a == b) Refuse("the three tiles of a product must differ");
+    if (c == a || c == b || a == b) Fail("the three tiles of a product must differ");
     Use(c);
     MultiplyTiles(Target(c), Target(a), Target(b));
     return true;

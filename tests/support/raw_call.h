@@ -30,7 +30,7 @@ class RawCall {
   // Announces a message of `message_bytes` and sends the first `sent_bytes` of it.
   // REQUIRES: they fit into the initial window of a stream.
   void SendPart(uint32_t message_bytes, uint32_t sent_bytes);
-  // Sends a whole message in frames of `frame_bytes` and half-closes. REQUIRES: it fits likewise.
+  // Sends a whole message in frames of `frame_bytes` and half-closes. REQUIRES: as above.
   void SendMessage(const std::string& message, uint32_t frame_bytes = kMaxFrameBytes);
   // Half-closes.
   void HalfClose();

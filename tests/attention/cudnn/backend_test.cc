@@ -1,4 +1,4 @@
-// The backend's behaviour if the device is slow, fails, recovers or is not worth using. Results
+// The backend's behavior if the device is slow, fails, recovers or is not worth using. Results
 // are covered by attention_cudnn_conformance_test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -234,15 +234,15 @@ INSTANTIATE_TEST_SUITE_P(, CudnnSupportsRaggedTest, ::testing::ValuesIn(RaggedCa
                          [](const auto& info) { return std::string(info.param.name); });
 
 // Graphs that GraphOf() never returns, and cuDNN's reason for rejecting them.
-struct Refusal {
+struct RejectedGraph {
   const char* name;
   void (*change)(SdpaGraph&);
   const char* words;
 };
 
-void PrintTo(const Refusal& r, std::ostream* out) { *out << r.name; }
+void PrintTo(const RejectedGraph& r, std::ostream* out) { *out << r.name; }
 
-class CudnnRejectsTest : public ::testing::TestWithParam<Refusal> {};
+class CudnnRejectsTest : public ::testing::TestWithParam<RejectedGraph> {};
 
 TEST_P(CudnnRejectsTest, WhatGraphsAvoid) {
   SdpaGraph graph = GraphOf(Of(1024, 512));
@@ -254,26 +254,26 @@ TEST_P(CudnnRejectsTest, WhatGraphsAvoid) {
 
 INSTANTIATE_TEST_SUITE_P(
     , CudnnRejectsTest,
-    ::testing::Values(Refusal{"HeadSizesThatAreNotAMultipleOfEight",
-                              [](SdpaGraph& g) { g.head_size = 100; }, "multiple of 8"},
-                      Refusal{"BottomRightWithMoreQueriesThanKeys",
-                              [](SdpaGraph& g) { g.bottom_right = true, g.right_bound = 0; },
-                              "does not support max_s_q > max_s_kv"},
-                      Refusal{"BottomRightWithABias",
-                              [](SdpaGraph& g) {
-                                g.bottom_right = true, g.right_bound = 0, g.has_lengths = true;
-                                g.bias = MaskShape{DType::kBFloat16, {1, 1, 1024, 512}};
-                              },
-                              "is_bias=False"},
-                      Refusal{"ANegativeRightBound", [](SdpaGraph& g) { g.right_bound = -1; },
-                              "larger than or equal to zero"},
-                      Refusal{"AWindowOverFewerKeysThanQueries",
-                              [](SdpaGraph& g) { g.left_bound = 100; }, "max_s_q <= max_s_kv"},
-                      Refusal{"RaggedTensorsWithoutLengths",
-                              [](SdpaGraph& g) { g.ragged = true, g.has_lengths = false; },
-                              "only supported with padding mask"},
-                      Refusal{"HeadsThatDoNotDivide", [](SdpaGraph& g) { g.kv_heads = 5; },
-                              "group-query"}),
+    ::testing::Values(
+        RejectedGraph{"HeadSizesThatAreNotAMultipleOfEight",
+                      [](SdpaGraph& g) { g.head_size = 100; }, "multiple of 8"},
+        RejectedGraph{"BottomRightWithMoreQueriesThanKeys",
+                      [](SdpaGraph& g) { g.bottom_right = true, g.right_bound = 0; },
+                      "does not support max_s_q > max_s_kv"},
+        RejectedGraph{"BottomRightWithABias",
+                      [](SdpaGraph& g) {
+                        g.bottom_right = true, g.right_bound = 0, g.has_lengths = true;
+                        g.bias = MaskShape{DType::kBFloat16, {1, 1, 1024, 512}};
+                      },
+                      "is_bias=False"},
+        RejectedGraph{"ANegativeRightBound", [](SdpaGraph& g) { g.right_bound = -1; },
+                      "larger than or equal to zero"},
+        RejectedGraph{"AWindowOverFewerKeysThanQueries", [](SdpaGraph& g) { g.left_bound = 100; },
+                      "max_s_q <= max_s_kv"},
+        RejectedGraph{"RaggedTensorsWithoutLengths",
+                      [](SdpaGraph& g) { g.ragged = true, g.has_lengths = false; },
+                      "only supported with padding mask"},
+        RejectedGraph{"HeadsThatDoNotDivide", [](SdpaGraph& g) { g.kv_heads = 5; }, "group-query"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(CudnnLibraryTest, ReportsItsVersion) { EXPECT_GE(Cudnn().version(), 91900); }

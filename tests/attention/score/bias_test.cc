@@ -76,7 +76,7 @@ TEST_P(BiasTest, EqualsAFloatMask) {
   }
 }
 
-TEST_P(BiasTest, BesideABoolMaskIsBothInOneFloatMask) {
+TEST_P(BiasTest, WithABoolMaskEqualsOneFloatMask) {
   Rng rng(kSeed);
   Problem both = Make();
   both.mask = MaskShape{DType::kBool, {1, 4, 1, kKeys}};

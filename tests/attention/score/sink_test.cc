@@ -104,7 +104,7 @@ TEST_P(SinkTest, TheLseOfARowWithoutKeysIsItsInfiniteSink) {
   }
 }
 
-TEST_P(SinkTest, ZeroIsOneMoreKeyOfZerosWithAValueOfZeros) {
+TEST_P(SinkTest, ZeroEqualsOneMoreKeyOfZeros) {
   Rng rng(kSeed);
   Problem problem = Make();
   problem.key_length += 1;

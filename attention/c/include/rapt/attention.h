@@ -4,7 +4,7 @@
  *     S = softcap * tanh(S / softcap)       only if softcap > 0
  *     S = S + mask + bias; causality,
  *         window and lengths then set -inf
- *     P = softmax(S over keys)
+ *     P = softmax(S over keys and sink)
  *     O = P V
  *
  * The semantics are those of the ONNX operator Attention (opsets 23 to 25). Letters in shapes: B
@@ -138,9 +138,9 @@ typedef struct rapt_problem {
   int32_t wants_lse;
   int32_t wants_present;
 
-  int32_t head_sink_dtype; /* 0: none; RAPT_FP32 or dtype: one more key per head with this score
-                              and no value; not scaled, capped or hidden */
-  int32_t bias_dtype;      /* 0: none; a float type: added to the scores as a float mask is */
+  int32_t head_sink_dtype; /* 0: none; RAPT_FP32 or dtype: the score of one more key per head,
+                              without a value and never scaled, capped or masked */
+  int32_t bias_dtype;      /* 0: none; a float type: added to the scores like a float mask */
   int64_t bias_shape[4];   /* as mask_shape */
 } rapt_problem;
 
