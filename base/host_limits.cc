@@ -50,7 +50,7 @@ std::optional<fs::path> OwnCgroup(const fs::path& root, absl::string_view contro
   return std::nullopt;
 }
 
-// Calls `visit` for the directories below `mount` of our cgroup and its parents, each of which may
+// Calls `visit` for the directories below `mount` of the cgroup and its parents, each of which may
 // set a limit.
 void ForEachCgroup(const fs::path& root, const fs::path& mount, absl::string_view controller,
                    const std::function<void(const fs::path&)>& visit) {

@@ -207,7 +207,7 @@ class FakeDevice::FakeLane final : public cudnn::Lane {
     while (most < bytes && !controls_.most_bytes.compare_exchange_weak(most, bytes)) {
     }
     if (bytes > static_cast<int64_t>(device_.size())) {
-      return absl::InternalError("the lane's memory is smaller");
+      return absl::InternalError("the tensors exceed the lane's memory");
     }
     if (Take(controls_.failures)) return absl::UnavailableError("the device was told to fail");
     std::memcpy(device_.data(), host_.data(), layout.output);

@@ -10,7 +10,7 @@ const BackendSet& TargetBackends() {
   static const BackendSet& backends = *[] {
     static FakeDevice::Controls controls;
     static const SteadyClock clock;
-    auto* device = new cudnn::CudnnBackend;  // never destroyed, as the set
+    auto* device = new cudnn::CudnnBackend;  // never destroyed, like the set
     // Small enough that requests are split, large enough that small ones are batched.
     device->Start(std::make_unique<FakeDevice>(controls, /*lanes=*/2, 128 << 10), CpuBackend(),
                   clock, {});

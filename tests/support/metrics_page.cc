@@ -55,7 +55,7 @@ void WaitForPage(const ServerProcess& server, const std::string& what,
       ADD_FAILURE() << what << " did not occur:\n" << page;
       return;
     }
-    // The server may share the machine's few cores with us.
+    // The server may share the machine's few cores with the test.
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }

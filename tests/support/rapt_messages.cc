@@ -13,7 +13,7 @@ namespace {
 
 using Coordinates = std::function<void(int64_t b, int64_t h, int64_t s, int64_t e)>;
 
-// Calls `visit` for every element in the order in which the layout has them.
+// Calls `visit` for every element in the order of the layout.
 void ForEach(const Dims& dims, v1::Layout layout, const Coordinates& visit) {
   const bool heads_first = layout == v1::BHSD;
   const int64_t outer = heads_first ? dims[1] : dims[2];

@@ -19,7 +19,7 @@ constexpr uint8_t kEndHeaders = 0x4;
 constexpr uint32_t kStream = 1;
 constexpr size_t kFrameHeaderBytes = 9;
 
-// HPACK: a literal without indexing and without Huffman's code.
+// HPACK: a literal without indexing and without Huffman coding.
 void AppendHeader(const std::string& name, const std::string& value, std::string& block) {
   block += '\0';
   block += static_cast<char>(name.size());
@@ -106,7 +106,7 @@ int RawCall::WaitForStatus() {
     if (!ReadExactly(connection_, size, payload)) return -1;
     const uint32_t type = byte(3);
     if (type == kResetStream || type == kGoAway) return -1;
-    // gRPC writes the name out the first time, then the value's length and the value.
+    // gRPC sends the name as a literal the first time, then the length of the value and the value.
     const std::string name = "grpc-status";
     const size_t place = payload.find(name);
     if (type == kHeaders && place != std::string::npos) {

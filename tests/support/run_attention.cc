@@ -102,13 +102,13 @@ Arguments MakeArguments(const Inputs& inputs, Outputs& outputs) {
 }
 
 void ExpectGapsIntact(const Outputs& outputs) {
-  EXPECT_TRUE(outputs.output.GapsIntact()) << "written beside the output";
-  EXPECT_TRUE(!outputs.lse || outputs.lse->GapsIntact()) << "written beside lse";
-  EXPECT_TRUE(!outputs.scores || outputs.scores->GapsIntact()) << "written beside the scores";
+  EXPECT_TRUE(outputs.output.GapsIntact()) << "write outside the output";
+  EXPECT_TRUE(!outputs.lse || outputs.lse->GapsIntact()) << "write outside lse";
+  EXPECT_TRUE(!outputs.scores || outputs.scores->GapsIntact()) << "write outside the scores";
   EXPECT_TRUE(!outputs.present_key || outputs.present_key->GapsIntact())
-      << "written beside present_key";
+      << "write outside present_key";
   EXPECT_TRUE(!outputs.present_value || outputs.present_value->GapsIntact())
-      << "written beside present_value";
+      << "write outside present_value";
 }
 
 Tensor RandomMask(const MaskShape& shape, Rng& rng, Storage storage) {

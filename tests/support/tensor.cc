@@ -12,7 +12,7 @@ namespace rapt::test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr std::byte kGap{0xFF};  // as 2, 4 or 8 bytes a NaN of every float type
+constexpr std::byte kGap{0xFF};  // a NaN in every float type
 constexpr int64_t kRowPadding = 3;
 constexpr int kMismatchesShown = 5;
 
@@ -25,7 +25,7 @@ struct Format {
 constexpr Format kHalf = {10, -14, 65504};
 constexpr Format kBFloat16 = {7, -126, 0x1.FEp127};
 
-// To nearest even; both steps but nearbyint are exact, they multiply by powers of two.
+// Rounds to nearest even. Only nearbyint() rounds: the other steps multiply by powers of two.
 double RoundToFormat(double value, const Format& format) {
   if (value == 0 || !std::isfinite(value)) return value;
   const int exponent = std::max(std::ilogb(value), format.min_exponent);
@@ -100,7 +100,7 @@ std::array<int, 4> AxisOrder(Storage storage) {
 }
 
 Dims StridesOf(const Dims& dims, Storage storage) {
-  Dims extents = dims;  // of the elements that are really there
+  Dims extents = dims;  // of the elements in memory
   if (storage == Storage::kBroadcastBatch) extents[0] = 1;
   if (storage == Storage::kBroadcastHeads) extents[1] = 1;
   Dims strides;
@@ -341,7 +341,7 @@ double ToleranceOf(DType dtype) {
     if (!IsClose(have, want[n], got.dtype(), tolerance.relative, slack) &&
         ++mismatches <= kMismatchesShown) {
       shown << "\n  [" << b << ", " << h << ", " << s << ", " << e << "] got " << have << ", want "
-            << want[n] << ", apart " << std::abs(have - want[n]) << ", allowed "
+            << want[n] << ", difference " << std::abs(have - want[n]) << ", allowed "
             << tolerance.relative * (1 + std::abs(want[n])) + slack;
     }
     ++n;
@@ -349,7 +349,7 @@ double ToleranceOf(DType dtype) {
   if (mismatches == 0) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure()
          << name << " " << ShapeOf(got) << ": " << mismatches << " of " << want.size()
-         << " elements are off" << shown.str();
+         << " elements differ" << shown.str();
 }
 
 ::testing::AssertionResult SameBits(const std::string& name, const Tensor& a, const Tensor& b) {
