@@ -2,10 +2,15 @@
 
 #include <arpa/inet.h>
 
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
 #include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <limits>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -18,9 +23,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "attention/problem_text.h"
+#include "base/arguments.h"
 #include "base/version.h"
 
 namespace rapt {
@@ -167,72 +172,52 @@ std::vector<Setting> SettingsOf(Options& o) {
   };
 }
 
-// "grpc_address" is RAPT_GRPC_ADDRESS in the environment.
-std::string VariableOf(absl::string_view name) {
-  return absl::StrCat("RAPT_", absl::AsciiStrToUpper(name));
+template <typename... T>
+absl::Status Invalid(const T&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
-// The values that a type allows, for errors.
-absl::string_view KindOf(const bool&) { return "true or false"; }
-absl::string_view KindOf(const int64_t&) { return "a whole number"; }
-absl::string_view KindOf(const std::optional<int64_t>&) { return "a whole number or empty"; }
-absl::string_view KindOf(const milliseconds&) { return "a duration such as 20s or 500ms"; }
-absl::string_view KindOf(const std::string&) { return "text"; }
-absl::string_view KindOf(const LogFormat&) { return "text or json"; }
-absl::string_view KindOf(const FileMode&) { return "octal digits from 0 to 0777, such as 0660"; }
+using rapt::ParseValue;
 
-// Returns false if `text` is not a value of that type.
-template <typename T>
-bool Read(const std::string& text, T& value) {
-  std::string error;
-  return absl::ParseFlag(text, &value, &error);
-}
-
-bool Read(const std::string& text, milliseconds& value) {
+absl::Status ParseValue(std::string_view name, const std::string& text, milliseconds& value) {
   absl::Duration duration;
-  if (!absl::ParseDuration(text, &duration)) return false;
-  value = absl::ToChronoMilliseconds(absl::Floor(duration, absl::Milliseconds(1)));
-  return true;
-}
-
-bool Read(const std::string& text, LogFormat& value) {
-  value = text == "json" ? LogFormat::kJson : LogFormat::kText;
-  return text == "json" || text == "text";
-}
-
-bool Read(const std::string& text, FileMode& value) {
-  value.bits = 0;
-  for (const char digit : text) {
-    if (digit < '0' || digit > '7') return false;
-    value.bits = value.bits * 8 + (digit - '0');
-    if (value.bits > 0777) return false;
+  if (!absl::ParseDuration(text, &duration)) {
+    return BadValue(name, text, "a duration such as 20s or 500ms");
   }
-  return !text.empty();
+  value = absl::ToChronoMilliseconds(absl::Floor(duration, absl::Milliseconds(1)));
+  return absl::OkStatus();
 }
 
-// `source` is what the user wrote: "--threads" or "RAPT_THREADS".
-template <typename T>
-absl::Status Set(absl::string_view source, const std::string& text, T& value) {
-  if (Read(text, value)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(source, " is '", text, "'; it must be ", KindOf(value)));
+absl::Status ParseValue(std::string_view name, const std::string& text, LogFormat& value) {
+  value = text == "json" ? LogFormat::kJson : LogFormat::kText;
+  if (text == "json" || text == "text") return absl::OkStatus();
+  return BadValue(name, text, "text or json");
 }
 
-absl::Status Set(absl::string_view source, const std::string& text, std::vector<Problem>& value) {
+absl::Status ParseValue(std::string_view name, const std::string& text, FileMode& value) {
+  const char* const end = text.data() + text.size();
+  unsigned bits = 0;
+  const auto [unread, error] = std::from_chars(text.data(), end, bits, 8);
+  value.bits = static_cast<int>(bits);
+  if (error == std::errc() && unread == end && bits <= 0777) return absl::OkStatus();
+  return BadValue(name, text, "octal digits from 0 to 0777, such as 0660");
+}
+
+absl::Status ParseValue(std::string_view name, const std::string& text,
+                        std::vector<Problem>& value) {
   value.clear();
   if (text.empty()) return absl::OkStatus();
   absl::StatusOr<std::vector<Problem>> problems = ParseProblems(text);
   if (!problems.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(source, ": ", std::string(problems.status().message())));
+    return Invalid(std::string(name), ": ", problems.status().message());
   }
   value = *std::move(problems);
   return absl::OkStatus();
 }
 
-absl::Status Set(const Setting& setting, absl::string_view source, absl::string_view text) {
-  return std::visit([&](auto* value) { return Set(source, std::string(text), *value); },
-                    setting.value);
+// `source` is what the user wrote: "--threads" or "RAPT_THREADS".
+absl::Status Set(const Setting& setting, const std::string& source, const std::string& text) {
+  return std::visit([&](auto* value) { return ParseValue(source, text, *value); }, setting.value);
 }
 
 template <typename T>
@@ -248,64 +233,27 @@ std::string Show(const std::vector<Problem>&) { return ""; }  // the default
 
 // Returns an error that names the range if the value is outside.
 template <typename T>
-absl::Status CheckRange(const Setting&, const T&) {
+absl::Status CheckRange(const Setting& setting, const T& value) {
+  if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
+    if (value) return CheckRange(setting, *value);
+  } else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, milliseconds>) {
+    const T least{setting.range.least}, most{setting.range.most};
+    if (value >= least && value <= most) return absl::OkStatus();
+    return Invalid("--", setting.name, " is ", Show(value), "; it must be from ", Show(least),
+                   " to ", Show(most));
+  }
   return absl::OkStatus();
-}
-
-absl::Status CheckRange(const Setting& setting, const int64_t& value) {
-  const auto& [least, most] = setting.range;
-  if (value >= least && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", setting.name, " is ", value, "; it must be from ", least, " to ", most));
-}
-
-absl::Status CheckRange(const Setting& setting, const std::optional<int64_t>& value) {
-  return value ? CheckRange(setting, *value) : absl::OkStatus();
-}
-
-absl::Status CheckRange(const Setting& setting, const milliseconds& value) {
-  const auto& [least, most] = setting.range;
-  if (value.count() >= least && value.count() <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--", setting.name, " is ", Show(value),
-                                                 "; it must be from ", Show(milliseconds(least)),
-                                                 " to ", Show(milliseconds(most))));
 }
 
 // A variable that is set but empty counts as not set, as in `RAPT_ISA= rapt-server`.
 absl::Status SetFromEnvironment(absl::Span<const Setting> settings, ReadEnvironment environment) {
   for (const Setting& setting : settings) {
-    const std::string variable = VariableOf(setting.name);
+    const std::string variable = absl::StrCat("RAPT_", absl::AsciiStrToUpper(setting.name));
     const char* value = environment(variable.c_str());
     if (value == nullptr || *value == '\0') continue;
     if (absl::Status status = Set(setting, variable, value); !status.ok()) return status;
   }
   return absl::OkStatus();
-}
-
-// Sets what arguments[index] names; moves `index` past it and past its value.
-absl::Status SetFromArgument(absl::Span<const Setting> settings,
-                             absl::Span<const std::string> arguments, size_t& index) {
-  absl::string_view argument = arguments[index++];
-  if (!absl::StartsWith(argument, "--") || argument.size() == 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unexpected argument '", argument, "'; --help lists the flags"));
-  }
-  argument.remove_prefix(2);
-  const size_t equals = argument.find('=');
-  const absl::string_view name = argument.substr(0, equals);
-  const auto setting = std::find_if(settings.begin(), settings.end(),
-                                    [name](const Setting& s) { return s.name == name; });
-  if (setting == settings.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unknown flag --", name, "; --help lists the flags"));
-  }
-  const std::string source = absl::StrCat("--", name);
-  if (equals != absl::string_view::npos) return Set(*setting, source, argument.substr(equals + 1));
-  if (std::holds_alternative<bool*>(setting->value)) return Set(*setting, source, "true");
-  if (index == arguments.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(source, " needs a value"));
-  }
-  return Set(*setting, source, arguments[index++]);
 }
 
 // The flags in a file of --flagfile. Empty lines and lines that begin with # are skipped.
@@ -318,34 +266,46 @@ absl::StatusOr<std::vector<std::string>> ReadFlagFile(const std::string& path) {
     const absl::string_view flag = absl::StripAsciiWhitespace(line);
     if (flag.empty() || flag.front() == '#') continue;
     if (!absl::StartsWith(flag, "--") || absl::StartsWith(flag, "--flagfile")) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("line ", number, " of --flagfile is not a flag; a line is --flag=value"));
+      return Invalid("line ", number, " of --flagfile is not a flag; a line is --flag=value");
     }
     flags.emplace_back(flag);
   }
   if (file.eof()) return flags;
-  return absl::InvalidArgumentError("the file of --flagfile can't be read");
+  return Invalid("the file of --flagfile can't be read");
 }
 
-// The arguments, with each --flagfile replaced by the flags in its file.
-absl::StatusOr<std::vector<std::string>> WithFlagFiles(absl::Span<const char* const> arguments) {
-  constexpr absl::string_view kFlag = "--flagfile";
-  std::vector<std::string> all;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    absl::string_view argument = arguments[i];
-    if (!absl::ConsumePrefix(&argument, kFlag) || (!argument.empty() && argument[0] != '=')) {
-      all.emplace_back(arguments[i]);
-      continue;
-    }
-    const bool has_value = absl::ConsumePrefix(&argument, "=");
-    if (!has_value && ++i == arguments.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(kFlag, " needs a value"));
-    }
-    const auto flags = ReadFlagFile(has_value ? std::string(argument) : arguments[i]);
-    if (!flags.ok()) return flags.status();
-    all.insert(all.end(), flags->begin(), flags->end());
+absl::Status SetFromFile(absl::Span<const Setting> settings, const std::string& path);
+
+// Sets what the arguments say, in their order. `app` has the other flags: --help, --version
+// and --flagfile. Returns the text that the first two ask for.
+absl::StatusOr<std::string> SetFromArguments(absl::Span<const Setting> settings,
+                                             absl::Span<const std::string> arguments,
+                                             CLI::App& app) {
+  for (const Setting& setting : settings) {
+    const bool is_switch = std::holds_alternative<bool*>(setting.value);
+    AddFlag(app, absl::StrCat("--", setting.name), is_switch);
   }
-  return all;
+  const absl::StatusOr<ParsedArguments> parsed = ParseArguments(app, arguments);
+  if (!parsed.ok()) return parsed.status();
+  if (!parsed->operands.empty()) {
+    return Invalid("unexpected argument '", parsed->operands[0], "'; --help lists the flags");
+  }
+  for (const auto& [name, value] : parsed->flags) {
+    const auto setting = std::find_if(settings.begin(), settings.end(),
+                                      [&name](const Setting& s) { return s.name == name; });
+    const absl::Status status = setting == settings.end() ? SetFromFile(settings, value)
+                                                          : Set(*setting, "--" + name, value);
+    if (!status.ok()) return status;
+  }
+  return parsed->text_to_print;
+}
+
+absl::Status SetFromFile(absl::Span<const Setting> settings, const std::string& path) {
+  const absl::StatusOr<std::vector<std::string>> flags = ReadFlagFile(path);
+  if (!flags.ok()) return flags.status();
+  CLI::App app;
+  app.set_help_flag();
+  return SetFromArguments(settings, *flags, app).status();
 }
 
 std::string HelpText() {
@@ -393,13 +353,12 @@ absl::Status CheckAddress(absl::string_view flag_name, const std::string& addres
                           bool may_be_public) {
   const std::optional<HostAndPort> parts = SplitAddress(address);
   if (!parts) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--", flag_name, " is '", address, "'; it must be host:port, the port from 0 to 65535"));
+    return Invalid("--", flag_name, " is '", address,
+                   "'; it must be host:port, the port from 0 to 65535");
   }
   if (may_be_public || IsLoopback(parts->host)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag_name, " is '", address,
-                   "', which is not loopback; plain text there needs --insecure"));
+  return Invalid("--", flag_name, " is '", address,
+                 "', which is not loopback; plain text there needs --insecure");
 }
 
 absl::Status CheckGrpcAddress(const Options& options) {
@@ -415,16 +374,16 @@ absl::Status CheckSecurity(const Options& options) {
   const bool has_cert = !security.tls_cert.empty();
   const bool has_address = !options.grpc.address.empty();
   if (has_cert != !security.tls_key.empty()) {
-    return absl::InvalidArgumentError("--tls_cert and --tls_key need each other");
+    return Invalid("--tls_cert and --tls_key need each other");
   }
   if (!has_cert && !security.tls_client_ca.empty()) {
-    return absl::InvalidArgumentError("--tls_client_ca needs --tls_cert and --tls_key");
+    return Invalid("--tls_client_ca needs --tls_cert and --tls_key");
   }
   if (has_cert && !has_address) {
-    return absl::InvalidArgumentError("--tls_cert is for --grpc_address, which is empty");
+    return Invalid("--tls_cert is for --grpc_address, which is empty");
   }
   if (has_address && !has_cert && !security.token_file.empty()) {
-    return absl::InvalidArgumentError(
+    return Invalid(
         "--token_file needs --tls_cert, or --unix_socket with an empty --grpc_address: tokens "
         "are not sent in plain text");
   }
@@ -433,13 +392,11 @@ absl::Status CheckSecurity(const Options& options) {
 
 absl::Status CheckCudnn(const CudnnOptions& cudnn) {
   if (cudnn.memory_bytes > 0 && cudnn.memory_bytes < kLeastCudnnMemoryBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("--cudnn_memory_bytes is ", cudnn.memory_bytes,
-                                                   "; it must be 0 or at least ",
-                                                   kLeastCudnnMemoryBytes));
+    return Invalid("--cudnn_memory_bytes is ", cudnn.memory_bytes, "; it must be 0 or at least ",
+                   kLeastCudnnMemoryBytes);
   }
   if (cudnn.warm_plans.empty() || cudnn.memory_bytes > 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "--cudnn_warm_plans needs --cudnn_memory_bytes or --backend=cudnn");
+  return Invalid("--cudnn_warm_plans needs --cudnn_memory_bytes or --backend=cudnn");
 }
 
 absl::Status Check(absl::Span<const Setting> settings, const Options& options) {
@@ -469,30 +426,24 @@ void FillIn(const HostLimits& host, Options& options) {
   }
 }
 
-Options OnlyPrint(std::string text) {
-  Options options;
-  options.text_to_print = std::move(text);
-  return options;
-}
-
 }  // namespace
 
 absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
                                      ReadEnvironment environment, const HostLimits& host) {
-  for (const absl::string_view argument : arguments) {
-    if (argument == "--help") return OnlyPrint(HelpText());
-    if (argument == "--version") return OnlyPrint(absl::StrCat("rapt-server ", Version(), "\n"));
-  }
   Options options;
   const std::vector<Setting> settings = SettingsOf(options);
+  CLI::App app;
+  app.formatter_fn([](auto&&...) { return HelpText(); });
+  app.set_help_flag("--help");
+  app.set_version_flag("--version", absl::StrCat("rapt-server ", Version(), "\n"));
+  AddFlag(app, "--flagfile", false);
   absl::Status status = SetFromEnvironment(settings, environment);
+  const absl::StatusOr<std::string> text =
+      SetFromArguments(settings, std::vector<std::string>(arguments.begin(), arguments.end()), app);
+  status.Update(text.status());
+  options.text_to_print = text.value_or("");
+  if (!options.text_to_print.empty()) return options;
   if (!status.ok()) return status;
-  const absl::StatusOr<std::vector<std::string>> all = WithFlagFiles(arguments);
-  if (!all.ok()) return all.status();
-  for (size_t index = 0; index < all->size();) {
-    status = SetFromArgument(settings, *all, index);
-    if (!status.ok()) return status;
-  }
   FillIn(host, options);
   status = Check(settings, options);
   if (!status.ok()) return status;

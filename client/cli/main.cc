@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "base/arguments.h"
 #include "base/version.h"
 #include "client/cli/commands.h"
 

@@ -7,7 +7,7 @@
 //         .flags = {{"output", "FILE", "output file", &output, 'o', true}, ...},
 //         .examples = {"rapt plot w.npy -o w.svg"},
 //         .max_operands = 1};
-//     const absl::StatusOr<ParsedArguments> parsed = line.Parse(arguments);
+//     const absl::StatusOr<ParsedCommandLine> parsed = line.Parse(arguments);
 #ifndef RAPT_CLIENT_CONSOLE_COMMAND_LINE_H_
 #define RAPT_CLIENT_CONSOLE_COMMAND_LINE_H_
 
@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/arguments.h"
 
 namespace rapt {
 
@@ -38,11 +39,6 @@ struct Flag {
   bool required = false;
 };
 
-struct ParsedArguments {
-  bool wants_help = false;  // if true, no target was set
-  std::vector<std::string> operands;
-};
-
 struct CommandLine {
   std::string_view usage;  // "rapt plot WEIGHTS.npy... -o PICTURE [flags]"
   std::string_view summary;
@@ -50,19 +46,13 @@ struct CommandLine {
   std::vector<std::string_view> examples;  // one command each
   int max_operands = 0;                    // arguments that are not flags
 
-  // Accepts --name=value, --name value, -l value, --switch and --switch=false; after "--" only
-  // operands. If a flag is repeated, its last value wins. InvalidArgument names the flag, its value
-  // and the values allowed.
+  // Accepts what ParseArguments() accepts; after "--" only operands. If a flag is repeated, its
+  // last value wins. InvalidArgument names the flag, its value and the values allowed.
   absl::StatusOr<ParsedArguments> Parse(absl::Span<const std::string> arguments) const;
-
-  std::string Help() const;
 };
 
 // "--seq is 0; it must be at least 1"
 absl::Status CheckAtLeastOne(std::string_view flag, int64_t value);
-
-// Returns the entry of `known` most similar to `word`, or "" if none is within two edits.
-std::string_view Nearest(std::string_view word, absl::Span<const std::string_view> known);
 
 }  // namespace rapt
 

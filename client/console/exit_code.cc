@@ -36,8 +36,8 @@ std::optional<ExitCode> ParseOrExit(const CommandLine& line,
                                     std::vector<std::string>* operands) {
   absl::StatusOr<ParsedArguments> parsed = line.Parse(arguments);
   if (!parsed.ok()) return FailUsage(parsed.status());
-  if (parsed->wants_help) {
-    std::fputs(line.Help().c_str(), stdout);
+  if (!parsed->text_to_print.empty()) {
+    std::fputs(parsed->text_to_print.c_str(), stdout);
     return ExitCode::kOk;
   }
   *operands = std::move(parsed->operands);

@@ -70,7 +70,7 @@ RULES = {
     "client/cpp/": ("proto/", "base/"),
     # The command line uses the client library; `--local` computes in process.
     "client/cli/": ("client/console/", "client/cpp/", ATTENTION, "base/"),
-    "client/console/": ("client/cpp/",),
+    "client/console/": ("client/cpp/", "base/"),
     # The load tester sends messages encoded by the library and checks responses against the definition.
     "client/load/": ("client/console/", "client/cpp/", "proto/", ATTENTION, "base/"),
 }

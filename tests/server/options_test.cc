@@ -183,6 +183,32 @@ TEST_F(OptionsTest, AValueMayFollowItsFlagAndTheLastOneWins) {
   EXPECT_EQ(options->grpc.address, "10.0.0.1:80");
 }
 
+TEST_F(OptionsTest, AValueMayBeEmptyOrBeginWithDashes) {
+  const absl::StatusOr<Options> options =
+      Parse({"--grpc_address=", "--unix_socket", "-s", "--shared_memory_prefix=--p", "--isa=a=b",
+             "--cudnn_min_flops=7", "--cudnn_min_flops=", "--reflection=false"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->grpc.address, "");
+  EXPECT_EQ(options->grpc.unix_socket, "-s");
+  EXPECT_EQ(options->shared_memory.prefix, "--p");
+  EXPECT_EQ(options->compute.isa, "a=b");
+  EXPECT_EQ(options->cudnn.min_flops, std::nullopt);
+  EXPECT_FALSE(options->grpc.reflection);
+  EXPECT_EQ(Parse({"--shared_memory_prefix", ""})->shared_memory.prefix, "");
+}
+
+TEST_F(OptionsTest, ASwitchTakesNoValueFromTheNextArgument) {
+  EXPECT_THAT(std::string(Parse({"--insecure", "false"}).status().message()),
+              HasSubstr("unexpected argument 'false'"));
+}
+
+TEST_F(OptionsTest, AFlagDoesNotExcuseABadVariableOrItsOwnFirstValue) {
+  EXPECT_THAT(std::string(Parse({"--threads=many", "--threads=4"}).status().message()),
+              HasSubstr("'many'"));
+  environment_ = {{"RAPT_THREADS", "none"}};
+  EXPECT_THAT(std::string(Parse({"--threads=4"}).status().message()), HasSubstr("'none'"));
+}
+
 TEST_F(OptionsTest, LoopbackNeedsNoPermission) {
   for (const char* address : {"127.0.0.1:0", "127.8.9.10:1", "localhost:2", "[::1]:3"}) {
     EXPECT_TRUE(Parse({"--grpc_address", address}).ok()) << address;
@@ -229,6 +255,16 @@ TEST_F(OptionsTest, ErrorsInAFlagFileNameTheLine) {
   for (const auto& [text, fragment] : std::vector<std::pair<std::string, std::string>>{
            {"--threads=3\nthreads=4", "line 2 of --flagfile"},
            {"--flagfile=again", "line 1 of --flagfile"},
+           {"\n--flagfile\nagain", "line 2 of --flagfile"},
+           {"--threads 3", "unknown flag --threads 3"},
+           {"--threads\n--isa=avx2", "--threads needs a value"},
+           {"--threads", "--threads"},
+           {"--", "unexpected argument '--'"},
+           {"--help", "unknown flag --help"},
+           {"--version", "unknown flag --version"},
+           {"--threads=3\r\n--isa=avx2\r\nx\r\n", "line 3 of --flagfile"},
+           {std::string("--thr\0eads=3", 13), "unknown flag --thr"},
+           {std::string("--threads=\0", 11), "--threads"},
            {"--threds=3", "--threds"},
            {"--threads=many", "'many'"},
            {"--grpc_address=0.0.0.0:1", "--insecure"}}) {
@@ -252,6 +288,12 @@ TEST_F(OptionsTest, HelpListsEveryFlagAndOverridesErrors) {
   }
 }
 
+TEST_F(OptionsTest, HelpWinsOverABadVariable) {
+  environment_ = {{"RAPT_THREADS", "many"}};
+  EXPECT_THAT(Parse({"--help"})->text_to_print, HasSubstr("--threads"));
+  EXPECT_THAT(Parse({"--version"})->text_to_print, HasSubstr("rapt-server"));
+}
+
 TEST_F(OptionsTest, VersionIsOneLine) {
   const absl::StatusOr<Options> options = Parse({"--version"});
   ASSERT_TRUE(options.ok()) << options.status();
@@ -268,7 +310,22 @@ struct BadLine {
 const BadLine kBadLines[] = {
     {"UnknownFlag", {"--threds=3"}, {}, {"--threds"}},
     {"Stray", {"serve"}, {}, {"'serve'"}},
-    {"SingleDash", {"-threads=3"}, {}, {"'-threads=3'"}},
+    {"SingleDash", {"-threads=3"}, {}, {"unknown flag -threads", "--threads"}},
+    {"SingleDashAlone", {"-"}, {}, {"'-'"}},
+    {"StrayAfterDoubleDash", {"--", "serve"}, {}, {"'--'"}},
+    {"Misspelt", {"--max_message-bytes=3"}, {}, {"did you mean --max_message_bytes?"}},
+    {"NoName", {"--=3"}, {}, {"unknown flag --;"}},
+    {"VersionWithValue", {"--version=false"}, {}, {"--version"}},
+    {"ModeOfMinusZero", {"--unix_socket_mode=-0"}, {}, {"--unix_socket_mode", "'-0'"}},
+    {"ModeEmpty", {"--unix_socket_mode="}, {}, {"--unix_socket_mode", "''"}},
+    {"ModeBeyondAnyNumber", {"--unix_socket_mode=77777777777777"}, {}, {"0777"}},
+    {"EmptyNumber", {"--threads="}, {}, {"--threads is ''", "whole number"}},
+    {"EmptyBool", {"--insecure="}, {}, {"--insecure is ''", "true or false"}},
+    {"FlagAsValue", {"--threads", "--insecure"}, {}, {"--threads needs a value"}},
+    {"DashesAsValue", {"--threads=--x"}, {}, {"--threads is '--x'", "whole number"}},
+    {"DashAsValue", {"--threads", "-x"}, {}, {"--threads is '-x'", "whole number"}},
+    {"NegativeBesideItsFlag", {"--threads", "-1"}, {}, {"--threads is -1", "1024"}},
+    {"TooLargeForAnyNumber", {"--threads=9223372036854775808"}, {}, {"whole number"}},
     {"DoubleDashAlone", {"--"}, {}, {"'--'"}},
     {"NoValue", {"--threads"}, {}, {"--threads", "value"}},
     {"NotANumber", {"--threads=many"}, {}, {"--threads", "'many'", "whole number"}},

@@ -141,13 +141,45 @@ TEST_F(CommandLineTest, AcceptsEmptyValuesAndShortForms) {
   EXPECT_THAT(operands_, ElementsAre("x.npy"));
 }
 
+TEST_F(CommandLineTest, AValueBehindAnEqualsSignMayBeginWithDashes) {
+  ASSERT_TRUE(Parse({"-o=-a=b", "--mask=--causal"}).ok());
+  EXPECT_EQ(values_.output, "-a=b");
+  EXPECT_EQ(values_.mask, "--causal");
+  EXPECT_FALSE(values_.causal);
+  ASSERT_TRUE(Parse({"-o=--causal", "--mask=--mask=x"}).ok());
+  EXPECT_EQ(values_.output, "--causal");
+  EXPECT_EQ(values_.mask, "--mask=x");
+}
+
+TEST_F(CommandLineTest, AValueBesideItsFlagMayBeginWithOneDash) {
+  ASSERT_TRUE(Parse({"-o", "-a=b", "--mask", "-o=z"}).ok());
+  EXPECT_EQ(values_.output, "-a=b");
+  EXPECT_EQ(values_.mask, "-o=z");
+  EXPECT_THAT(operands_, IsEmpty());
+}
+
+TEST_F(CommandLineTest, AnEmptyValueTakesNothingFromTheNextArgument) {
+  ASSERT_TRUE(Parse({"-o=", "x.npy", "--mask="}).ok());
+  EXPECT_EQ(values_.output, "");
+  EXPECT_EQ(values_.mask, "");
+  EXPECT_THAT(operands_, ElementsAre("x.npy"));
+  ASSERT_TRUE(Parse({"--output", "", "--mask", ""}).ok());
+}
+
+TEST_F(CommandLineTest, OperandsKeepTheirEqualsSigns) {
+  ASSERT_TRUE(Parse({"-o", "y", "--", "-a=b"}).ok());
+  EXPECT_THAT(operands_, ElementsAre("-a=b"));
+  ASSERT_TRUE(Parse({"-o", "y", "--", "--"}).ok());
+  EXPECT_THAT(operands_, ElementsAre("--"));
+}
+
 TEST_F(CommandLineTest, ALoneDashIsAnOperand) {
   ASSERT_TRUE(Parse({"-", "-o", "y"}).ok());
   EXPECT_THAT(operands_, ElementsAre("-"));
 }
 
 TEST_F(CommandLineTest, HelpNamesEveryFlagAndExampleWithinEightyColumns) {
-  const std::string help = line_.Help();
+  const std::string help = line_.Parse(std::vector<std::string>{"--help"})->text_to_print;
   EXPECT_THAT(help, StartsWith("usage: rapt try FILE -o FILE\n\nTries.\n"));
   for (const Flag& flag : line_.flags) {
     EXPECT_THAT(help, HasSubstr("--" + std::string(flag.name)));
@@ -162,16 +194,12 @@ TEST_F(CommandLineTest, HelpNamesEveryFlagAndExampleWithinEightyColumns) {
 }
 
 TEST_F(CommandLineTest, HelpIsAFlagOnlyBeforeTwoDashes) {
-  EXPECT_TRUE(line_.Parse(std::vector<std::string>{"x", "--help"})->wants_help);
-  EXPECT_TRUE(line_.Parse(std::vector<std::string>{"-h", "--wat"})->wants_help);
-  EXPECT_FALSE(line_.Parse(std::vector<std::string>{"-oy", "--", "--help"})->wants_help);
-}
-
-TEST(NearestTest, FindsTyposButNotUnrelatedWords) {
-  const std::vector<std::string_view> known = {"demo", "attend", "plot"};
-  EXPECT_EQ(Nearest("dmeo", known), "demo");
-  EXPECT_EQ(Nearest("atend", known), "attend");
-  EXPECT_THAT(Nearest("frobnicate", known), IsEmpty());
+  const auto text = [this](const std::vector<std::string>& arguments) {
+    return line_.Parse(arguments)->text_to_print;
+  };
+  EXPECT_THAT(text({"x", "--help"}), StartsWith("usage: "));
+  EXPECT_THAT(text({"-h", "--wat"}), StartsWith("usage: "));
+  EXPECT_THAT(text({"-oy", "--", "--help"}), IsEmpty());
 }
 
 }  // namespace
