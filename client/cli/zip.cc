@@ -107,6 +107,11 @@ absl::Status WriteZip(const std::string& path, absl::Span<const ZipContent> memb
   const auto failed = [&path](const char* why) {
     return absl::DataLossError(absl::StrFormat("can't write %s: %s", path, why));
   };
+  // libzip renames the archive to `target`, which would replace a device such as /dev/full.
+  if (std::filesystem::exists(target, ignored) &&
+      !std::filesystem::is_regular_file(target, ignored)) {
+    return failed("not a regular file");
+  }
   Error error;
   int code = 0;
   zip_t* const archive = zip_open(target.c_str(), ZIP_CREATE | ZIP_TRUNCATE, &code);

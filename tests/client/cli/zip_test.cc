@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <zlib.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -165,6 +168,104 @@ TEST(ZipTest, SurvivesEveryFlippedBit) {
       EXPECT_EQ(read.ok() ? *read : "content", "content") << "bit " << bit;
     }
   }
+}
+
+// `archive` with a ZIP64 record that states `count` members.
+std::string WithZip64Count(std::string archive, uint64_t count) {
+  const size_t end = archive.find("PK\5\6");
+  const size_t directory = archive.find("PK\1\2");
+  std::string record(56, '\0');
+  Put(record, 0, 0x06064b50, 4);
+  Put(record, 4, record.size() - 12, 8);
+  Put(record, 24, count, 8);
+  Put(record, 32, count, 8);
+  Put(record, 40, end - directory, 8);
+  Put(record, 48, directory, 8);
+  std::string locator(20, '\0');
+  Put(locator, 0, 0x07064b50, 4);
+  Put(locator, 8, end, 8);
+  Put(locator, 16, 1, 4);
+  for (const size_t field : {8, 10}) Put(archive, end + field, 0xffff, 2);
+  for (const size_t field : {12, 16}) Put(archive, end + field, 0xffffffff, 4);
+  return archive.insert(end, record + locator);
+}
+
+// libzip must compare the number of members with the size of the file before it allocates memory.
+TEST(ZipTest, RefusesMoreMembersThanTheFileCanHoldInLittleMemory) {
+  const auto peak_kib = [] {
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+  };
+  const std::string archive = DeflatedArchive("hello", 5);
+  EXPECT_EQ(*ReadOnly(WithZip64Count(archive, 1)), "hello");
+  const int64_t before = peak_kib();
+  // In this order, a failure costs 100 MB at most.
+  for (const uint64_t count : {uint64_t{1'000'000}, uint64_t{1'000'000'000}, ~uint64_t{0}}) {
+    const absl::StatusOr<ZipReader> reader = ZipReader::Open(WithZip64Count(archive, count));
+    ASSERT_EQ(reader.status().code(), absl::StatusCode::kInvalidArgument) << count;
+    ASSERT_LT(peak_kib(), before + 16'000) << count;
+  }
+}
+
+TEST(ZipTest, SurvivesAnyPositionOfTheZip64Record) {
+  const std::string archive = WithZip64Count(DeflatedArchive("hello", 5), 1);
+  const size_t locator = archive.find("PK\6\7");
+  for (uint64_t position = 0; position < archive.size() + 8; ++position) {
+    for (const uint64_t at : {position, ~position}) {
+      std::string moved = archive;
+      Put(moved, locator + 8, at, 8);
+      const absl::StatusOr<std::string> read = ReadOnly(moved);
+      EXPECT_EQ(read.ok() ? *read : "hello", "hello") << at;
+    }
+  }
+}
+
+// The names of the files in `directory`.
+std::vector<std::string> FilesIn(const std::filesystem::path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    names.push_back(entry.path().filename());
+  }
+  return names;
+}
+
+TEST(ZipTest, KeepsTheOldFileIfTheDiskIsFull) {
+  const std::filesystem::path directory = ::testing::TempDir() + "zip_test_full";
+  std::filesystem::remove_all(directory);
+  std::filesystem::create_directory(directory);
+  const std::string path = directory / "y.npz";
+  ASSERT_TRUE(WriteZip(path, std::vector<ZipContent>{{"a", "old"}}).ok());
+
+  // Writes beyond the limit fail as on a full disk.
+  rlimit old_limit;
+  getrlimit(RLIMIT_FSIZE, &old_limit);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit{10'000, old_limit.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &limit);
+  std::vector<absl::Status> written;
+  for (const size_t bytes : {9'990, 20'000, 10'000'000}) {
+    written.push_back(WriteZip(path, std::vector<ZipContent>{{"a", std::string(bytes, 'x')}}));
+  }
+  setrlimit(RLIMIT_FSIZE, &old_limit);
+  std::signal(SIGXFSZ, old_handler);
+
+  for (const absl::Status& status : written) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr("can't write " + path + ": "));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("File too large"));
+  }
+  EXPECT_EQ(*ReadOnly(ReadWholeFile(path)), "old");
+  EXPECT_THAT(FilesIn(directory), ElementsAre("y.npz"));
+}
+
+TEST(ZipTest, KeepsDevicesAndPipes) {
+  const std::string pipe = ::testing::TempDir() + "zip_test_pipe.npz";
+  std::filesystem::remove(pipe);
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const absl::Status written = WriteZip(pipe, std::vector<ZipContent>{{"a", "one"}});
+  EXPECT_EQ(std::string(written.message()), "can't write " + pipe + ": not a regular file");
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  std::filesystem::remove(pipe);
 }
 
 }  // namespace
