@@ -28,7 +28,7 @@ int64_t MaskBytes(const MaskShape& mask) {
   return mask.dims[0] * mask.dims[1] * mask.dims[2] * mask.dims[3] * SizeOf(mask.dtype);
 }
 
-// The sizes of a problem's outputs, which are stored one after another.
+// The sizes of a problem's outputs, which share one buffer.
 struct OutputSizes {
   int64_t y = 0, lse = 0, scores = 0;
 
@@ -56,13 +56,13 @@ Problem FinishedRows(const Problem& whole, int64_t count) {
   return rows;
 }
 
-void SetOutputs(const Problem& p, const std::byte* place, std::shared_ptr<const void> owner,
+void SetOutputs(const Problem& p, const std::byte* data, std::shared_ptr<const void> owner,
                 StepResult& result) {
   const OutputSizes sizes = SizesOf(p);
   const auto output = [&](int64_t begin, int64_t bytes) {
-    return OutputBuffer{{place + begin, static_cast<size_t>(bytes)}, owner};
+    return OutputBuffer{{data + begin, static_cast<size_t>(bytes)}, owner};
   };
-  result.gives = p.folds ? StepResult::Gives::kScores : StepResult::Gives::kRows;
+  result.outputs = p.folds ? StepResult::Outputs::kScores : StepResult::Outputs::kRows;
   result.y = output(0, sizes.y);
   result.lse = output(sizes.lse_begin(), sizes.lse);
   result.scores = output(sizes.scores_begin(), sizes.scores);
@@ -97,10 +97,10 @@ AttentionStream::AttentionStream(StreamRequest request, ChunkedPlan plan, Execut
   state_.bytes = plan_.state_bytes;
   workspace_.bytes = plan_.workspace_bytes;
   gathered_.bytes = GatheredBytes();
-  place_bytes_ = SizesOf(plan_.full.problem).total();
+  slot_bytes_ = SizesOf(plan_.full.problem).total();
   if (plan_.keys_stream()) {
     const Problem finished = FinishedRows(p, plan_.chunking.query_chunk);
-    place_bytes_ = std::max(place_bytes_, SizesOf(finished).total());
+    slot_bytes_ = std::max(slot_bytes_, SizesOf(finished).total());
   }
 }
 
@@ -118,7 +118,7 @@ int64_t AttentionStream::GatheredBytes() const {
 absl::StatusOr<int64_t> AttentionStream::NeededBytes() const {
   std::optional<int64_t> total = 0;
   for (const int64_t bytes : {query_.bytes, key_.bytes, value_.bytes, state_.bytes,
-                              workspace_.bytes, gathered_.bytes, place_bytes_, place_bytes_}) {
+                              workspace_.bytes, gathered_.bytes, slot_bytes_, slot_bytes_}) {
     if (total) total = CheckedAdd(*total, BufferPool::SizeOfClass(bytes));
   }
   if (total) return *total;
@@ -126,8 +126,8 @@ absl::StatusOr<int64_t> AttentionStream::NeededBytes() const {
                 "the size of the stream's memory overflows 64 bits");
 }
 
-absl::Status AttentionStream::Place(BufferPool& pool, MemoryBudget::Reservation messages,
-                                    MemoryBudget::Reservation reservation) {
+absl::Status AttentionStream::Allocate(BufferPool& pool, MemoryBudget::Reservation messages,
+                                       MemoryBudget::Reservation reservation) {
   messages_ = std::move(messages);
   for (Part* part : {&query_, &key_, &value_, &state_, &workspace_, &gathered_}) {
     absl::StatusOr<ReservedBuffer> buffer = AllocatePart(pool, part->bytes, reservation);
@@ -135,11 +135,11 @@ absl::Status AttentionStream::Place(BufferPool& pool, MemoryBudget::Reservation 
     part->buffer = *std::move(buffer);
   }
   MutexLock lock(mutex_);
-  for (int place = 0; place < kPlaces; ++place) {
-    absl::StatusOr<ReservedBuffer> buffer = AllocatePart(pool, place_bytes_, reservation);
+  for (int slot = 0; slot < kSlots; ++slot) {
+    absl::StatusOr<ReservedBuffer> buffer = AllocatePart(pool, slot_bytes_, reservation);
     if (!buffer.ok()) return buffer.status();
-    places_[place] = std::make_shared<ReservedBuffer>(*std::move(buffer));
-    free_places_.push_back(place);
+    slots_[slot] = std::make_shared<ReservedBuffer>(*std::move(buffer));
+    free_slots_.push_back(slot);
   }
   if (plan_.keys_stream()) {
     arguments_.state = StateIn(plan_.problem, plan_.full.state_dtype, state_.data());
@@ -167,7 +167,8 @@ void AttentionStream::Keep(StreamChunk chunk, StepDone done) {
   Job job;
   const int64_t runs = tensors[0].runs;
   const auto copies = static_cast<int64_t>(tensors.size()) * runs;
-  // Initialises the running softmax of these rows as tasks, which can be cancelled and interrupted.
+  // The running softmax of these rows is initialised by tasks, which can be cancelled and
+  // interrupted.
   const int64_t heads = plan_.keys_stream() ? p.batch * p.query_heads : 0;
   job.stages = {copies + heads};
   job.run_task = [this, runs, copies, tensors = std::move(tensors)](int, int64_t task, int,
@@ -183,9 +184,9 @@ void AttentionStream::Fold(StreamChunk chunk, StepDone done) {
   const int64_t step = plan_.keys_stream() ? plan_.chunking.key_chunk : plan_.chunking.query_chunk;
   chunk_plan_ = plan_.PlanOf(chunk_.rows.begin / step);
   const Problem& p = chunk_plan_.problem;
-  if (p.folds && !p.score_output) return RunFold(/*place=*/-1, std::move(done));
-  WhenPlaceIsFree(
-      [this, done = std::move(done)](int place) mutable { RunFold(place, std::move(done)); });
+  if (p.folds && !p.score_output) return RunFold(/*slot=*/-1, std::move(done));
+  WhenSlotIsFree(
+      [this, done = std::move(done)](int slot) mutable { RunFold(slot, std::move(done)); });
 }
 
 // Returns the view of a chunk's tensor. It is gathered at `gathered` if the backend cannot read its
@@ -222,20 +223,20 @@ void AttentionStream::ViewChunk(const ResolvedCall& call) {
   arguments_.key_lengths = request_.key_lengths;
 }
 
-void AttentionStream::RunFold(int place, StepDone done) {
+void AttentionStream::RunFold(int slot, StepDone done) {
   const Problem& p = chunk_plan_.problem;
   ResolvedCall call;
   call.problem = p;
   call.layout = request_.layout;
   ViewChunk(call);
   StepResult result{.rows = chunk_.rows, .flops = chunk_plan_.flops};
-  if (place >= 0) {
+  if (slot >= 0) {
     const OutputSizes sizes = SizesOf(p);
-    std::byte* const data = places_[place]->buffer.data();
+    std::byte* const data = slots_[slot]->buffer.data();
     arguments_.outputs[Role::kY] = call.Output(Role::kY, data);
     arguments_.outputs[Role::kLse] = call.Output(Role::kLse, data + sizes.lse_begin());
     arguments_.outputs[Role::kScores] = call.Output(Role::kScores, data + sizes.scores_begin());
-    SetOutputs(p, data, Share(place), result);
+    SetOutputs(p, data, Share(slot), result);
   }
   Job job;
   if (!gathers_.empty()) job.stages.push_back(static_cast<int64_t>(gathers_.size()));
@@ -254,20 +255,20 @@ void AttentionStream::RunFold(int place, StepDone done) {
 }
 
 void AttentionStream::Finish(RowRange rows, StepDone done) {
-  WhenPlaceIsFree([this, rows, done = std::move(done)](int place) mutable {
-    RunFinish(rows, place, std::move(done));
+  WhenSlotIsFree([this, rows, done = std::move(done)](int slot) mutable {
+    RunFinish(rows, slot, std::move(done));
   });
 }
 
-void AttentionStream::RunFinish(RowRange rows, int place, StepDone done) {
+void AttentionStream::RunFinish(RowRange rows, int slot, StepDone done) {
   ResolvedCall call;
   call.problem = FinishedRows(plan_.problem, rows.count);
   call.layout = request_.layout;
-  std::byte* const data = places_[place]->buffer.data();
+  std::byte* const data = slots_[slot]->buffer.data();
   const MutableTensorView output = call.Output(Role::kY, data);
   const MutableTensorView lse = call.Output(Role::kLse, data + SizesOf(call.problem).lse_begin());
   StepResult result{.rows = rows};
-  SetOutputs(call.problem, data, Share(place), result);
+  SetOutputs(call.problem, data, Share(slot), result);
   Job job;
   job.stages = {call.problem.batch * call.problem.query_heads};
   job.run_task = [this, rows, output, lse](int, int64_t task, int, const Checkpoint&) {
@@ -289,36 +290,36 @@ void AttentionStream::Submit(Job job, StepResult result, StepDone done) {
   executor_.Submit(std::move(job));
 }
 
-void AttentionStream::WhenPlaceIsFree(WithPlace run) {
-  int place;
+void AttentionStream::WhenSlotIsFree(WithSlot run) {
+  int slot;
   {
     MutexLock lock(mutex_);
-    if (free_places_.empty()) {
+    if (free_slots_.empty()) {
       waiting_ = std::move(run);
       return;
     }
-    place = free_places_.back();
-    free_places_.pop_back();
+    slot = free_slots_.back();
+    free_slots_.pop_back();
   }
-  run(place);
+  run(slot);
 }
 
 // Runs on the gRPC thread that releases the last slice: submits at most a job.
-void AttentionStream::ReturnPlace(int place) {
-  WithPlace run;
+void AttentionStream::ReturnSlot(int slot) {
+  WithSlot run;
   {
     MutexLock lock(mutex_);
-    if (waiting_ == nullptr) return free_places_.push_back(place);
+    if (waiting_ == nullptr) return free_slots_.push_back(slot);
     run = std::exchange(waiting_, nullptr);
   }
-  run(place);
+  run(slot);
 }
 
-std::shared_ptr<const void> AttentionStream::Share(int place) {
-  // Results may outlive the stream, and then return nothing.
-  return {places_[place].get(),
-          [buffer = places_[place], stream = weak_from_this(), place](const void*) {
-            if (const auto alive = stream.lock()) alive->ReturnPlace(place);
+std::shared_ptr<const void> AttentionStream::Share(int slot) {
+  // Results may outlive the stream; then there is no slot to return.
+  return {slots_[slot].get(),
+          [buffer = slots_[slot], stream = weak_from_this(), slot](const void*) {
+            if (const auto alive = stream.lock()) alive->ReturnSlot(slot);
           }};
 }
 

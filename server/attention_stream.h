@@ -44,14 +44,14 @@ struct StreamChunk {
 
 // The result of a step.
 struct StepResult {
-  enum class Gives : uint8_t {
-    kNothing,
+  enum class Outputs : uint8_t {
+    kNone,
     kScores,  // of keys `rows`
     kRows,    // of Y, and of lse and scores if requested
   };
 
   absl::Status status = absl::OkStatus();
-  Gives gives = Gives::kNothing;
+  Outputs outputs = Outputs::kNone;
   RowRange rows = {};
   OutputBuffer y = {}, lse = {}, scores = {};
   double flops = 0;
@@ -59,14 +59,14 @@ struct StepResult {
   std::chrono::nanoseconds compute_time{0};
 };
 
-// The resident tensors of a stream, and its steps: first the chunks of the resident side are kept;
-// then the streaming chunks are folded in, one by one and in order; if keys stream, rows of the
-// output are finished at the end.
+// The resident tensors of a stream and its steps. First the chunks of the resident side are stored.
+// Then the streaming chunks are folded in, one at a time and in order. If keys stream, the rows of
+// the output are finished at the end.
 //
 // Engine::AdmitStream() reserves all memory once: the resident tensors, the running softmax, the
-// workspace, and two places for results, one of which is filled while the other is sent. A step
-// with results waits until a place is free. Destruction releases everything except results that are
-// still referenced.
+// workspace, and two result slots, one of which is filled while the other is sent. A step with
+// results waits until a slot is free. Destruction releases everything except results that are still
+// referenced.
 //
 // REQUIRES: one step at a time; the next may begin once `done` of the previous one has been called,
 // on a compute thread. Until then the caller keeps the stream and the bytes of the chunk alive.
@@ -80,19 +80,19 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
   const ChunkedPlan& plan() const { return plan_; }
   const StreamRequest& request() const { return request_; }
 
-  // Returns the bytes that Place() needs; ResourceExhausted on overflow.
+  // Returns the bytes that Allocate() needs; ResourceExhausted on overflow.
   absl::StatusOr<int64_t> NeededBytes() const;
   // Call before the first step. `messages` is the reservation of the chunks held at a time.
-  absl::Status Place(BufferPool& pool, MemoryBudget::Reservation messages,
-                     MemoryBudget::Reservation reservation);
+  absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation messages,
+                        MemoryBudget::Reservation reservation);
 
   void Keep(StreamChunk chunk, StepDone done);
   void Fold(StreamChunk chunk, StepDone done);
   void Finish(RowRange rows, StepDone done);
 
  private:
-  static constexpr int kPlaces = 2;
-  using WithPlace = absl::AnyInvocable<void(int place)>;
+  static constexpr int kSlots = 2;
+  using WithSlot = absl::AnyInvocable<void(int slot)>;
 
   // A buffer of the stream and its size.
   struct Part {
@@ -110,24 +110,23 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
   void ViewChunk(const ResolvedCall& call);
   TensorView ViewInput(TensorView view, const InputBytes& bytes, bool reads_slices,
                        std::byte*& gathered);
-  void RunFold(int place, StepDone done);
-  void RunFinish(RowRange rows, int place, StepDone done);
+  void RunFold(int slot, StepDone done);
+  void RunFinish(RowRange rows, int slot, StepDone done);
   void Submit(Job job, StepResult result, StepDone done);
 
-  void WhenPlaceIsFree(WithPlace run);
-  void ReturnPlace(int place);
-  std::shared_ptr<const void> Share(int place);
+  void WhenSlotIsFree(WithSlot run);
+  void ReturnSlot(int slot);
+  std::shared_ptr<const void> Share(int slot);
 
   const StreamRequest request_;
   const ChunkedPlan plan_;
   Executor& executor_;
 
   MemoryBudget::Reservation messages_;
-  Part query_, key_, value_;  // the resident ones
+  Part query_, key_, value_;  // of the resident side
   Part state_, workspace_, gathered_;
-  int64_t place_bytes_ = 0;
-  std::array<std::shared_ptr<ReservedBuffer>, kPlaces>
-      places_;  // shared with the results being sent
+  int64_t slot_bytes_ = 0;
+  std::array<std::shared_ptr<ReservedBuffer>, kSlots> slots_;  // shared with the results being sent
 
   // State of the current step.
   StreamChunk chunk_;
@@ -136,8 +135,8 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
   std::vector<Gather> gathers_;
 
   Mutex mutex_;
-  std::vector<int> free_places_ ABSL_GUARDED_BY(mutex_);
-  WithPlace waiting_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> free_slots_ ABSL_GUARDED_BY(mutex_);
+  WithSlot waiting_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace rapt

@@ -26,7 +26,7 @@ constexpr double kInlineFlops = 1e6;
 // present, a mask that is gathered.
 constexpr int64_t kInlineBytes = 256 * 1024;
 
-// An input that is copied into one piece before the computation.
+// An input that is copied to contiguous memory before the computation.
 struct Gather {
   const InputBytes& source;
   TensorView& view;
@@ -62,7 +62,7 @@ void AddBuffer(std::optional<int64_t>& total, int64_t bytes) {
 
 }  // namespace
 
-// A request from admission until `done` is called.
+// A submitted request until `done` is called.
 class Engine::PendingCall {
  public:
   explicit PendingCall(Request&& request) : request_(std::move(request)) {
@@ -78,7 +78,7 @@ class Engine::PendingCall {
   void SetWaited(std::chrono::nanoseconds waited) { waited_ = waited; }
 
   // Allocates the admitted memory and validates the inputs' data.
-  virtual absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) = 0;
+  virtual absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation reservation) = 0;
   virtual void Run(std::unique_ptr<PendingCall> self, Executor& executor, bool may_run_inline) = 0;
   virtual void Refuse(absl::Status status) = 0;
   virtual bool WaitsForDevice() const { return false; }
@@ -89,10 +89,10 @@ class Engine::PendingCall {
   void PlanGathers(bool backend_reads_slices) {
     for (Role role : kInputTensors) {
       const InputBytes& source = request_.inputs[role];
-      const bool in_one_piece = InfoOf(role).broadcasts;
+      const bool must_be_contiguous = InfoOf(role).broadcasts;
       const bool is_converted = role == Role::kMask && request_.write_mask;
-      if (is_converted || source.on_device() || (in_one_piece && source.is_shared) ||
-          (source.in_slices() && (in_one_piece || !backend_reads_slices))) {
+      if (is_converted || source.on_device() || (must_be_contiguous && source.is_shared) ||
+          (source.in_slices() && (must_be_contiguous || !backend_reads_slices))) {
         gathers_.push_back({source, arguments_.inputs[role], is_converted});
       }
     }
@@ -108,7 +108,7 @@ class Engine::PendingCall {
   }
 
   // Allocates the copies, which RunGather() fills.
-  absl::Status PlaceGathers(BufferPool& pool, MemoryBudget::Reservation& reservation) {
+  absl::Status AllocateGathers(BufferPool& pool, MemoryBudget::Reservation& reservation) {
     for (Gather& gather : gathers_) {
       absl::StatusOr<ReservedBuffer> copy = AllocatePart(pool, gather.source.size, reservation);
       if (!copy.ok()) return copy.status();
@@ -160,7 +160,7 @@ class Engine::PendingCall {
     return request_.check_shared_memory ? request_.check_shared_memory() : absl::OkStatus();
   }
 
-  void GiveBackGathers() { gathers_.clear(); }
+  void ReleaseGathers() { gathers_.clear(); }
 
   Request request_;
   Arguments arguments_;
@@ -200,8 +200,8 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     std::optional<int64_t> needed_bytes = 0;
     for (Role role : kOutputs) {
       if (!InfoOf(role).wanted(call().problem)) continue;
-      if (IsPlaced(role)) {
-        placed_bytes_ += BytesOf(role);  // of existing memory, so no overflow
+      if (IsInCallersMemory(role)) {
+        callers_bytes_ += BytesOf(role);  // of existing memory, so no overflow
       } else {
         AddBuffer(needed_bytes, BytesOf(role));
       }
@@ -211,12 +211,12 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     return SetNeeded(needed_bytes);
   }
 
-  absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) override {
+  absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation reservation) override {
     for (Role role : kOutputs) {
       if (!InfoOf(role).wanted(call().problem)) continue;
       const OutputPlace& place = request_.places[role];
       OutputBuffer& output = result_.outputs[role];
-      if (IsPlaced(role)) {
+      if (IsInCallersMemory(role)) {
         arguments_.outputs[role] = call().Output(role, place.bytes.data());
         output = {place.bytes, nullptr};
         continue;
@@ -234,7 +234,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
         AllocatePart(pool, plan_.workspace_bytes(), reservation);
     if (!workspace.ok()) return workspace.status();
     workspace_ = *std::move(workspace);
-    if (absl::Status status = PlaceGathers(pool, reservation); !status.ok()) return status;
+    if (absl::Status status = AllocateGathers(pool, reservation); !status.ok()) return status;
     return Validate(call().problem, arguments_, *call().names);
   }
 
@@ -301,11 +301,11 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     if (GathersFromDevice() || !deliveries_.empty()) return false;
     const int64_t workspace_bytes = BufferPool::SizeOfClass(plan_.workspace_bytes());
     return plan_.flops <= kInlineFlops &&
-           needed_bytes_ - workspace_bytes + placed_bytes_ <= kInlineBytes;
+           needed_bytes_ - workspace_bytes + callers_bytes_ <= kInlineBytes;
   }
 
-  // Whether the output is written to memory of the caller.
-  bool IsPlaced(Role role) const { return request_.places[role].bytes.data() != nullptr; }
+  // Returns whether the output is written to memory of the caller.
+  bool IsInCallersMemory(Role role) const { return request_.places[role].bytes.data() != nullptr; }
   int64_t BytesOf(Role role) const {
     return ByteSize("output", call().outputs[role]).value();  // Resolve() has checked it
   }
@@ -313,7 +313,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
   void Finish(const JobReport& report) {
     workspace_ = {};  // released before the caller receives the response
     result_.status = StatusOf(report);
-    GiveBackGathers();
+    ReleaseGathers();
     for (const Delivery& delivery : deliveries_) result_.status.Update(delivery.status);
     result_.queue_time = waited_ + report.queue_time;
     result_.compute_time = report.compute_time;
@@ -329,7 +329,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
   std::atomic<const Backend*> piece_fallback_{nullptr};
   ReservedBuffer workspace_;
   std::vector<Delivery> deliveries_;
-  int64_t placed_bytes_ = 0;  // of outputs in the caller's memory
+  int64_t callers_bytes_ = 0;  // of outputs in the caller's memory
 };
 
 // A request from Diagnose() until `done` is called.
@@ -349,12 +349,12 @@ class Engine::PendingDiagnosis final : public Engine::PendingCall {
     return SetNeeded(needed_bytes);
   }
 
-  absl::Status Place(BufferPool& pool, MemoryBudget::Reservation reservation) override {
+  absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation reservation) override {
     absl::StatusOr<ReservedBuffer> workspace =
         AllocatePart(pool, workers_ * WorkerBytes(), reservation);
     if (!workspace.ok()) return workspace.status();
     workspace_ = *std::move(workspace);
-    if (absl::Status status = PlaceGathers(pool, reservation); !status.ok()) return status;
+    if (absl::Status status = AllocateGathers(pool, reservation); !status.ok()) return status;
     absl::Status status = ValidateInputs(call().problem, arguments_, *call().names);
     if (status.ok()) diagnosis_.emplace(call().problem, arguments_, *call().names);
     return status;
@@ -379,7 +379,7 @@ class Engine::PendingDiagnosis final : public Engine::PendingCall {
     absl::Status status = StatusOf(report);
     if (!status.ok()) return done_(std::move(status));
     DiagnosisReport diagnosis = diagnosis_->Finish(options_);
-    GiveBackGathers();
+    ReleaseGathers();
     done_(std::move(diagnosis));
   }
 
@@ -466,7 +466,7 @@ void Engine::Start(std::unique_ptr<PendingCall> pending, AdmissionGate::Result r
                    bool at_once) {
   if (!result.ok()) return pending->Refuse(result.status());
   pending->SetWaited(result->waited);
-  absl::Status status = pending->Place(pool_, std::move(result->reservation));
+  absl::Status status = pending->Allocate(pool_, std::move(result->reservation));
   if (!status.ok()) return pending->Refuse(std::move(status));
   PendingCall& started = *pending;
   // Even a tiny request must wait for a device on a lane's thread.
@@ -502,12 +502,12 @@ void Engine::AdmitStream(std::shared_ptr<AttentionStream> stream, int64_t messag
       [this, memory, stream = std::move(stream),
        admitted = std::move(admitted)](absl::StatusOr<MessageReservation> messages) mutable {
         if (!messages.ok()) return admitted(messages.status());
-        AdmitOrQueue(
-            memory, [this, stream = std::move(stream), messages = *std::move(messages),
-                     admitted = std::move(admitted)](AdmissionGate::Result result) mutable {
-              if (!result.ok()) return admitted(result.status());
-              admitted(stream->Place(pool_, std::move(messages), std::move(result->reservation)));
-            });
+        AdmitOrQueue(memory, [this, stream = std::move(stream), messages = *std::move(messages),
+                              admitted =
+                                  std::move(admitted)](AdmissionGate::Result result) mutable {
+          if (!result.ok()) return admitted(result.status());
+          admitted(stream->Allocate(pool_, std::move(messages), std::move(result->reservation)));
+        });
       });
 }
 

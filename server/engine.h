@@ -53,7 +53,7 @@ class Engine {
   // Call after setting a request's `cancelled`, so that waiting requests check theirs.
   void NoticeCancellation() { gate_.NoticeCancellation(); }
 
-  // Calls done exactly once: on this thread if the request is rejected or tiny, else on a compute
+  // Calls `done` exactly once: on this thread if the request is rejected or tiny, else on a compute
   // thread. The status is
   //   Unavailable         after StopAccepting()
   //   InvalidArgument     invalid data, such as key lengths out of range
@@ -62,22 +62,22 @@ class Engine {
   //   DeadlineExceeded, Cancelled
   void Submit(Request request, Done done);
 
-  // Diagnoses the request instead of computing it. Statuses as of Submit(), except that the report
-  // shows unsupported problems instead of Unimplemented.
+  // Diagnoses the request instead of computing it. Statuses as for Submit(), except that
+  // unsupported problems are part of the report instead of Unimplemented.
   void Diagnose(Request request, DiagnosisDone done);
 
   // Plans a call whose tensors arrive in chunks, without admitting it. Unavailable, InvalidArgument
-  // and Unimplemented as of Submit(), and InvalidArgument for invalid chunk sizes.
+  // and Unimplemented as for Submit(), and InvalidArgument for invalid chunk sizes.
   absl::StatusOr<std::shared_ptr<AttentionStream>> PlanStream(StreamRequest request);
 
   // Reserves the stream's memory: first `message_bytes` for its chunks, then everything else. Calls
-  // `admitted` exactly once, on this thread if the decision is immediate, with a status as of
-  // AdmitMessage() and Submit(). The stream may be used if it is OK.
+  // `admitted` exactly once, on this thread if the decision is immediate, with a status as for
+  // AdmitMessage() and Submit(). The stream may be used only if the status is OK.
   using StreamAdmitted = absl::AnyInvocable<void(absl::Status)>;
   void AdmitStream(std::shared_ptr<AttentionStream> stream, int64_t message_bytes,
                    StreamAdmitted admitted);
 
-  // Rejects new requests; submitted ones run to their end.
+  // Rejects new requests; submitted ones run to completion.
   void StopAccepting() { accepting_ = false; }
   bool accepting() const { return accepting_; }
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::chrono::seconds kInterval{1};
 constexpr std::chrono::seconds kIdle{3};
-constexpr std::chrono::seconds kBusyTrimInterval{30};  // trimming costs page faults
+constexpr std::chrono::seconds kBusyTrimInterval{30};  // trimming causes page faults
 constexpr std::chrono::seconds kIdleTrimInterval{10};  // connections close after their last call
 
 }  // namespace

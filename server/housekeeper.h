@@ -1,4 +1,5 @@
-// Retains memory freed after a burst of requests for the next burst, then returns it to the system.
+// Retains memory freed after a burst of requests for the next one, and later returns it to the
+// system.
 #ifndef RAPT_SERVER_HOUSEKEEPER_H_
 #define RAPT_SERVER_HOUSEKEEPER_H_
 
@@ -16,8 +17,8 @@ namespace rapt {
 // Makes malloc retain freed blocks of up to some megabytes, into which gRPC receives. By default
 // they are mapped and unmapped each time, and the page faults cost more than receiving: retaining
 // them doubles the speed, see docs/tuning.md. The budget's receive share bounds what is retained,
-// and Housekeeper returns it. REQUIRES: no thread has started. A thread that allocated earlier has
-// an arena of its own, which later threads share and malloc_trim() does not trim.
+// and Housekeeper returns it. REQUIRES: no thread has started: a thread that allocated earlier
+// would have a separate arena, which later threads share and malloc_trim() does not trim.
 void TuneMalloc();
 
 // Returns retained memory to the system. Has its own thread: malloc_trim() may take long, which

@@ -21,7 +21,7 @@ constexpr int64_t kElements = kHeads * kLength * kSize;
 // every row of the result. Exact in all types.
 double ValueOf(int64_t d) { return static_cast<double>(d) / kSize; }
 
-// Wrong unless computed.
+// Initial output, which is wrong.
 constexpr double kNotComputed = -1;
 
 template <typename Byte>
@@ -57,7 +57,7 @@ Readiness::Readiness(Plan canary, std::chrono::nanoseconds stall_timeout, Execut
       executor_(executor),
       clock_(clock),
       workspace_(static_cast<size_t>(plan_.workspace_bytes())),
-      alarm_(timer, [this] { Look(); }) {
+      alarm_(timer, [this] { Check(); }) {
   const DType dtype = plan_.problem.dtype;
   const int64_t bytes = kElements * SizeOf(dtype);
   inputs_ = AlignedBuffer(static_cast<size_t>(3 * bytes));
@@ -83,15 +83,15 @@ Readiness::~Readiness() {
 
 absl::Status Readiness::Start(std::function<void(bool)> on_change) {
   on_change_ = std::move(on_change);
-  SendCanary();
+  SubmitCanary();
   if (WaitForCanary() == Canary::kWrong) {
     return absl::InternalError(
         absl::StrCat("plan '", plan_.Describe(), "' computes wrong results on this machine"));
   }
   computes_ = true;
   on_change_(true);
-  last_look_ = clock_.Now();
-  alarm_.Set(last_look_ + interval_);
+  last_check_ = clock_.Now();
+  alarm_.Set(last_check_ + interval_);
   return absl::OkStatus();
 }
 
@@ -105,13 +105,13 @@ void Readiness::ExportTo(MetricSink& sink) const {
                 [this] { return is_ready(); });
 }
 
-void Readiness::SendCanary() {
+void Readiness::SubmitCanary() {
   for (int64_t i = 0; i < kElements; ++i) {
     StoreElement(output_.data(), plan_.problem.dtype, i, kNotComputed);
   }
   {
     MutexLock lock(mutex_);
-    canary_ = Canary::kOut;
+    canary_ = Canary::kPending;
   }
   Job job;
   job.stages = plan_.stages;
@@ -120,18 +120,18 @@ void Readiness::SendCanary() {
                                    checkpoint);
   };
   job.task_cost = plan_.task_flops();
-  job.done = [this](const JobReport&) { OnCanaryBack(); };
+  job.done = [this](const JobReport&) { OnCanaryDone(); };
   executor_.Submit(std::move(job));
 }
 
-void Readiness::OnCanaryBack() {
-  const Canary canary = IsRight() ? Canary::kRight : Canary::kWrong;
+void Readiness::OnCanaryDone() {
+  const Canary canary = IsOutputCorrect() ? Canary::kCorrect : Canary::kWrong;
   MutexLock lock(mutex_);
   canary_ = canary;
-  back_.SignalAll();  // under the lock, because the waiting thread may destroy this
+  canary_done_.SignalAll();  // under the lock, because the waiting thread may destroy this
 }
 
-bool Readiness::IsRight() const {
+bool Readiness::IsOutputCorrect() const {
   constexpr double kTolerance = 0.5 / kSize;  // halfway to the next column
   for (int64_t i = 0; i < kElements; ++i) {
     const double y = LoadElement(output_.data(), plan_.problem.dtype, i);
@@ -141,45 +141,45 @@ bool Readiness::IsRight() const {
   return true;
 }
 
-Readiness::Canary Readiness::WhereIsCanary() const {
+Readiness::Canary Readiness::CanaryState() const {
   MutexLock lock(mutex_);
   return canary_;
 }
 
 Readiness::Canary Readiness::WaitForCanary() const {
   MutexLock lock(mutex_);
-  while (canary_ == Canary::kOut) back_.Wait(mutex_);
+  while (canary_ == Canary::kPending) canary_done_.Wait(mutex_);
   return canary_;
 }
 
-void Readiness::Look() {
+void Readiness::Check() {
   const Instant now = clock_.Now();
-  const Canary canary = WhereIsCanary();
+  const Canary canary = CanaryState();
   const int64_t ended_tasks = executor_.ended_tasks();
-  if (canary != Canary::kOut || ended_tasks != ended_tasks_) {
+  if (canary != Canary::kPending || ended_tasks != ended_tasks_) {
     without_progress_ = {};
   } else {
     // A late check means that this process was stopped, not that its threads hang.
-    without_progress_ += std::min<std::chrono::nanoseconds>(now - last_look_, 2 * interval_);
+    without_progress_ += std::min<std::chrono::nanoseconds>(now - last_check_, 2 * interval_);
   }
   ended_tasks_ = ended_tasks;
-  last_look_ = now;
+  last_check_ = now;
 
-  if (canary != Canary::kOut) {
-    Tell(canary == Canary::kRight, "the canary computed a wrong result");
-    SendCanary();
+  if (canary != Canary::kPending) {
+    Report(canary == Canary::kCorrect, "the canary computed a wrong result");
+    SubmitCanary();
   } else if (without_progress_ >= stall_timeout_) {
-    Tell(false, "the compute threads make no progress");
+    Report(false, "the compute threads make no progress");
   }
   alarm_.Set(now + interval_);
 }
 
-void Readiness::Tell(bool computes, absl::string_view why_not) {
+void Readiness::Report(bool computes, absl::string_view reason) {
   if (computes_.exchange(computes) == computes) return;
   if (computes) {
     Log(LogLevel::kInfo, "ready again");
   } else {
-    Log(LogLevel::kError, "not ready", {{"reason", why_not}});
+    Log(LogLevel::kError, "not ready", {{"reason", reason}});
   }
   on_change_(computes);
 }

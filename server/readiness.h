@@ -1,4 +1,4 @@
-// Whether the server can compute. All readiness interfaces query this.
+// Determines whether the server can compute. All readiness interfaces query this.
 #ifndef RAPT_SERVER_READINESS_H_
 #define RAPT_SERVER_READINESS_H_
 
@@ -57,15 +57,15 @@ class Readiness {
   void Withdraw();
 
  private:
-  enum class Canary : uint8_t { kOut, kRight, kWrong };
+  enum class Canary : uint8_t { kPending, kCorrect, kWrong };
 
-  void SendCanary();
-  void OnCanaryBack();
-  bool IsRight() const;
-  Canary WhereIsCanary() const;
+  void SubmitCanary();
+  void OnCanaryDone();
+  bool IsOutputCorrect() const;
+  Canary CanaryState() const;
   Canary WaitForCanary() const;
-  void Look();
-  void Tell(bool computes, absl::string_view why_not);
+  void Check();
+  void Report(bool computes, absl::string_view reason);
 
   const Plan plan_;
   const std::chrono::nanoseconds stall_timeout_;
@@ -80,13 +80,13 @@ class Readiness {
   Arguments arguments_;
 
   mutable Mutex mutex_;
-  mutable CondVar back_;
-  Canary canary_ ABSL_GUARDED_BY(mutex_) = Canary::kRight;
+  mutable CondVar canary_done_;
+  Canary canary_ ABSL_GUARDED_BY(mutex_) = Canary::kCorrect;
 
-  // Used by Look() only, on the timer's thread.
+  // Used by Check() only, on the timer's thread.
   int64_t ended_tasks_ = 0;
   std::chrono::nanoseconds without_progress_{0};
-  Instant last_look_;
+  Instant last_check_;
 
   Alarm alarm_;
 };

@@ -1,4 +1,4 @@
-// What protocols and engine exchange. Depends on neither.
+// The types exchanged by protocols and the engine. Depends on neither.
 #ifndef RAPT_SERVER_REQUEST_H_
 #define RAPT_SERVER_REQUEST_H_
 
@@ -27,12 +27,12 @@ enum class Stage : uint8_t {
   kReceive,  // receives its message
   kQueue,    // waits for memory or for a thread
   kCompute,
-  kSend,  // sends its answer
+  kSend,  // sends its response
 };
 inline constexpr int kStages = 4;
 
-// A tensor's row-major bytes, in the caller's layout: one piece of any alignment, slices, or device
-// memory.
+// A tensor's row-major bytes, in the caller's layout: contiguous with any alignment, slices, or
+// device memory.
 struct InputBytes {
   InputBytes() = default;
   InputBytes(const std::byte* data, int64_t size) : size(size), data(data) {}
@@ -43,8 +43,8 @@ struct InputBytes {
   const std::byte* data = nullptr;  // null: in slices or on the device
   SlicedBytes slices;
   DevicePart device;
-  // In shared memory, which the caller may write at any time: data that affects control flow is
-  // copied before it is used.
+  // The bytes are in shared memory, which the caller may write at any time: data that affects
+  // control flow is copied before use.
   bool is_shared = false;
 
   // Copies bytes [begin, begin + count). REQUIRES: !on_device().
@@ -67,7 +67,7 @@ struct InputBytes {
   bool present() const { return data != nullptr || in_slices() || on_device(); }
 };
 
-// Memory of the caller that an output is written to: host memory of the output's size, aligned to
+// Memory of the caller to which an output is written: host memory of the output's size, aligned to
 // its elements, or device memory. Neither: the engine allocates a buffer.
 struct OutputPlace {
   absl::Span<std::byte> bytes;
@@ -83,14 +83,14 @@ inline uint64_t PriorityLevel(uint64_t priority) {
 // One attention call whose shapes have been checked.
 struct Request {
   ResolvedCall call;
-  // Each of the size that the call states; absent if the call has no such tensor.
+  // Each has the size stated by the call; absent if the call has no such tensor.
   InputMap<InputBytes> inputs;
   std::vector<int64_t> key_lengths;  // a copy of Role::kKeyLengths, aligned
-  // Writes the mask as the call states it, for masks that need conversion. inputs[kMask] then has a
-  // size and no bytes. Called once memory is reserved for it, on any thread. Null: no conversion.
+  // Writes the converted mask, if it needs conversion. inputs[kMask] then has a size and no bytes.
+  // Called once memory is reserved for it, on any thread. Null: no conversion.
   absl::AnyInvocable<absl::Status(absl::Span<std::byte> mask)> write_mask;
   OutputMap<OutputPlace> places;
-  // Keeps the inputs' bytes and the outputs' places alive until done has run. Null: the caller
+  // Keeps the inputs' bytes and the outputs' memory alive until `done` has run. Null: the caller
   // does.
   std::shared_ptr<const void> owner;
   // Returns an error once shared memory of the request was revoked; the request then ends with it.

@@ -150,7 +150,7 @@ OpenCudaMemory OpenCudaMemoryOf(cudnn::Device* device) {
   };
 }
 
-// Returns a function that tells whether calls were open or served since its last run.
+// The result returns whether calls were open or served since it last ran.
 std::function<bool()> HasBeenBusy(const OpenCalls& open_calls) {
   return [&open_calls, served_before = int64_t{0}]() mutable {
     const int64_t served = open_calls.served();

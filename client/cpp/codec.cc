@@ -200,9 +200,9 @@ void WriteAttention(const AttendCall& call, v1::Attention& attention) {
 // --- Response ------------------------------------------------------------------------------------
 
 absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
-  return absl::InternalError(absl::StrFormat(
-      "the server answered with %s of a type that this client does not know, number %d", name,
-      static_cast<int>(dtype)));
+  return absl::InternalError(
+      absl::StrFormat("malformed response from server: %s has the unknown data type %d", name,
+                      static_cast<int>(dtype)));
 }
 
 constexpr wire::PayloadField kTensorFields[] = {{v1::Tensor::kDataFieldNumber, nullptr}};
@@ -222,7 +222,7 @@ struct Answer {
   v1::AttendResponse fields;           // without that data
   absl::Span<const std::byte> region;  // where outputs may be instead
 
-  // The data of the tensor in `field`; the last one counts. Null: empty.
+  // The data of the tensor in `field`; the last one wins. Null: empty.
   const wire::Payload* DataOf(int field) const {
     const auto data = std::find_if(payloads.rbegin(), payloads.rend(),
                                    [field](const auto& p) { return p.path.front() == field; });
@@ -249,7 +249,7 @@ bool IsWithin(const v1::SharedMemory& part, absl::Span<const std::byte> region) 
 absl::Status Read(const Answer& answer, const Output& output) {
   if (!output.wanted) return absl::OkStatus();
   if (!output.came) {
-    return absl::InternalError(absl::StrCat("the server answered without ", output.name));
+    return absl::InternalError(absl::StrCat("malformed response from server: no ", output.name));
   }
   const std::optional<DType> dtype = FromProto(output.message.dtype());
   if (!dtype) return UnknownType(output.name, output.message.dtype());
@@ -259,13 +259,13 @@ absl::Status Read(const Answer& answer, const Output& output) {
   const bool is_shared = output.message.has_shared_memory() && (data == nullptr || data->size == 0);
   const int64_t bytes = is_shared ? part.byte_size() : data == nullptr ? 0 : data->size;
   if (is_shared && !IsWithin(part, answer.region)) {
-    return absl::InternalError(
-        absl::StrCat("the server answered with ", output.name, " outside the shared memory"));
+    return absl::InternalError(absl::StrCat("malformed response from server: ", output.name,
+                                            " is outside the shared memory"));
   }
   if (ByteSize(*dtype, shape) != bytes) {
     return absl::InternalError(
-        absl::StrFormat("the server answered with %s of shape %s of %s in %d bytes", output.name,
-                        ToString(shape), NameOf(*dtype), bytes));
+        absl::StrFormat("malformed response from server: %s of shape %s of %s in %d bytes",
+                        output.name, ToString(shape), NameOf(*dtype), bytes));
   }
   const auto buffer = std::make_shared<AlignedBuffer>(bytes);
   if (is_shared) {

@@ -34,7 +34,7 @@ RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call
 v1::AttendRequest WithoutTensors(const AttendCall& call);
 v1::DataType ToProto(DType dtype);
 
-// The outputs that a call asks for beside Y.
+// The outputs that a call requests in addition to Y.
 struct WantedOutputs {
   bool scores = false;
   bool lse = false;

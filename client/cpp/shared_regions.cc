@@ -23,7 +23,7 @@ using inference::GRPCInferenceService;
 // Regions have few sizes, so that they are reused often.
 constexpr int64_t kMinRegionBytes = 1 << 20;
 
-// The server maps and unmaps in microseconds. A longer wait means that it does not answer.
+// The server maps and unmaps in microseconds. A longer wait means that it does not respond.
 constexpr std::chrono::seconds kRegistrationTimeout{1};
 
 int64_t RegionBytes(int64_t bytes) {

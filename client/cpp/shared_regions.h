@@ -66,9 +66,9 @@ class SharedRegions {
   SharedRegions& operator=(const SharedRegions&) = delete;
 
   // Returns a region of at least `bytes` for one call. Returns nullptr if the server is on another
-  // machine, does not allow shared memory or does not answer in time, if all regions are in use, or
-  // if a smaller idle region has to be evicted first. A server that has refused once is not asked
-  // again.
+  // machine, does not allow shared memory or does not respond in time, if all regions are in use,
+  // or if a smaller idle region has to be evicted first. A server that has refused once is not
+  // asked again.
   std::unique_ptr<SharedRegion> Take(int64_t bytes, const Deadline& deadline,
                                      const std::stop_token& stop);
 

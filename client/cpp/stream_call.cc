@@ -122,7 +122,7 @@ void StreamCall::OnRead(bool ok) {
     return;
   }
   if (absl::Status status = TakeResponse(); !status.ok()) Abort(std::move(status));
-  Read();  // until the end, which comes at once after TryCancel()
+  Read();  // until the end, which follows TryCancel() immediately
 }
 
 absl::Status StreamCall::TakeResponse() {

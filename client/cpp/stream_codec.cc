@@ -17,7 +17,7 @@ using Request = v1::AttendStreamRequest;
 using Response = v1::AttendStreamResponse;
 
 constexpr int64_t kChunkBytes = 8 << 20;  // a server that folds it spends longer than on the state
-constexpr int64_t kFieldBytes = 1024;     // what a chunk's message may have beside its tensors
+constexpr int64_t kFieldBytes = 1024;     // what a chunk's message may have besides its tensors
 
 constexpr wire::PayloadField kOutputFields[] = {{v1::OutputChunk::kYFieldNumber, nullptr},
                                                 {v1::OutputChunk::kLseFieldNumber, nullptr},
@@ -237,7 +237,7 @@ absl::Status StreamCut::ChooseChunks(int64_t max_bytes) {
   return status;
 }
 
-// What comes back for a chunk.
+// The size of the results of a chunk.
 int64_t StreamCut::ResultBytes(const StreamChunk& chunk) const {
   const Axes& a = axes_;
   const int64_t element = a.batch * a.query_heads * chunk.count * SizeOf(call_.q.dtype);
@@ -555,7 +555,7 @@ absl::Status StreamResult::Take(const SlicedBytes& bytes, int64_t size) {
     if (payload.path[0] != response.part_case()) continue;
     payloads_.push_back({payload.path[1], payload.begin, payload.size});
   }
-  if (end_) return NoAnswer("something came after the end");
+  if (end_) return NoAnswer("received a message after the end");
   switch (response.part_case()) {
     case Response::kOutput:
       return TakeRows(response.output());

@@ -49,7 +49,7 @@ struct ShapeDefaults {
 
 // Parses shapes separated by commas or newlines; '#' begins a comment. Each is
 //
-//     BxHxSxD                one length; Hq/Hkv for H where they differ, Sq:Sk for S
+//     BxHxSxD                one length; Hq/Hkv for H if they differ, Sq:Sk for S
 //     followed by any of     fp32 fp16 bf16 fp64, causal, ragged, mask=bool|float|padding, weight=N
 //
 // or the name of a mix: "tutorial", "prefill-decode", "tiny", "short". A length may be a

@@ -12,8 +12,8 @@ namespace rapt::load {
 
 // Bisects between a rate that passes and one that fails until they differ by less than `precision`.
 // `capacity` is the throughput of the server in a closed loop: no rate much above it can pass.
-// `try_rate` offers a rate and tells whether it passed. Returns the trials in order. None passes if
-// even a hundredth of the capacity fails.
+// `try_rate` offers a rate and returns whether it passed. Returns the trials in order. None passes
+// if even a hundredth of the capacity fails.
 absl::StatusOr<std::vector<Trial>> SearchRate(
     double capacity, double precision,
     absl::FunctionRef<absl::StatusOr<Trial>(double rate)> try_rate);

@@ -12,10 +12,10 @@
 namespace rapt {
 namespace {
 
-// A sender is not too slow before this: connections stall for a moment.
+// Grace for a sender, because connections may stall for a moment.
 constexpr std::chrono::seconds kReceiveGrace{2};
 
-// Nor a reader before this: it may compute between two answers of a stream.
+// Grace for a reader, which may compute between two responses of a stream.
 constexpr std::chrono::seconds kSendGrace{20};
 
 std::chrono::nanoseconds SlowestTransfer(int64_t bytes, const CallLimits& limits) {
@@ -41,8 +41,8 @@ Call::Call(const CallEnvironment& environment, const CallObserver& observe, Meth
 Call::~Call() {
   ReleaseMessageMemory();
   if (caller_.empty()) return;
-  if (is_resting_) {
-    places().LeaveResting(caller_);
+  if (is_idle_) {
+    places().LeaveIdle(caller_);
   } else {
     places().Leave(caller_);
   }
@@ -83,18 +83,18 @@ absl::Status Call::ReadDeclaredBytes(const CallHeaders& headers) {
   return status;
 }
 
-void Call::Rest() {
-  places().Rest();
-  is_resting_ = true;
+void Call::MarkIdle() {
+  places().MarkIdle();
+  is_idle_ = true;
   arrived_ = Now();
   std::string traceparent = std::move(report_.traceparent);
   report_ = {};
   report_.traceparent = std::move(traceparent);
 }
 
-void Call::Wake() {
-  places().Wake();
-  is_resting_ = false;
+void Call::MarkActive() {
+  places().MarkActive();
+  is_idle_ = false;
   arrived_ = Now();
 }
 
@@ -155,10 +155,10 @@ void Call::EndSending() { AddTimeSince(send_began_, Stage::kSend); }
 absl::Status Call::NotSent() const {
   if (Now() < send_end_) return absl::CancelledError("the caller cancelled the call");
   if (send_end_ == send_deadline_) {
-    return absl::DeadlineExceededError("the deadline passed while the answer was sent");
+    return absl::DeadlineExceededError("the deadline passed while the response was sent");
   }
   return Reject(Rejection::kSlowReader, absl::StatusCode::kResourceExhausted,
-                absl::StrCat("the answer was read slower than ",
+                absl::StrCat("the response was read slower than ",
                              limits().min_receive_bytes_per_second, " bytes a second"));
 }
 

@@ -26,7 +26,8 @@ namespace rapt {
 
 struct CallLimits {
   int64_t max_message_bytes = 0;
-  int64_t min_receive_bytes_per_second = 0;  // by the server, of messages; by callers, of answers
+  int64_t min_receive_bytes_per_second =
+      0;  // of requests by the server and of responses by callers
   std::chrono::nanoseconds default_deadline{0};  // if the caller sets none
   std::chrono::nanoseconds max_deadline{0};
 };
@@ -54,13 +55,13 @@ struct CallEnvironment {
 };
 
 // The caller's identity and place among the open calls, deadline and cancellation, memory of the
-// message that is received, rates of transfer, and the report. Knows no transport: that reads,
-// writes and finishes the call.
+// message that is received, transfer rates, and the report. Independent of the transport, which
+// reads, writes and finishes the call.
 //
-// Not thread-safe, except cancelled() and Cancel(). The place is released on destruction.
+// Not thread-safe, except cancelled() and Cancel(). Destruction releases its place.
 class Call {
  public:
-  // A name and value that the caller receives with the end of the call.
+  // A name and value sent to the caller at the end of the call.
   using Trailer = absl::FunctionRef<void(const char* name, const std::string& value)>;
 
   // The call has arrived. `observe` outlives it.
@@ -79,26 +80,26 @@ class Call {
   Instant deadline() const { return deadline_; }
   CallReport& report() { return report_; }
 
-  // Records the trace and counts the call among its caller's open ones. Unauthenticated,
-  // ResourceExhausted.
+  // Records the trace and counts the call towards its caller's limit. Returns Unauthenticated or
+  // ResourceExhausted on failure.
   absl::Status Enter(const CallHeaders& headers);
   // Sets the caller's deadline, or the default, but at most the maximum. Returns DeadlineExceeded
   // if it has passed.
   absl::Status SetDeadline(Instant requested);
-  // The same for a call that may last without a default.
+  // The same without a default deadline, for streams.
   void SetStreamDeadline(Instant requested);
   // Reads kMessageBytesHeader. Returns InvalidArgument if its value is not a number of bytes,
   // ResourceExhausted if it exceeds the limit.
   absl::Status ReadDeclaredBytes(const CallHeaders& headers);
   std::optional<int64_t> declared_bytes() const { return declared_bytes_; }
 
-  // Between the requests of a stream: the call keeps its place but is not counted as open. The
-  // report of the next request begins.
-  void Rest();
-  // That request has arrived.
-  void Wake();
+  // Call between the requests of a stream. The call keeps its place but does not count as open.
+  // Starts the report of the next request.
+  void MarkIdle();
+  // Call when that request has arrived.
+  void MarkActive();
 
-  // Gives up the call: its request stops waiting or computing soon. Thread-safe.
+  // Cancels the call: its request soon stops waiting or computing. Thread-safe.
   void Cancel();
   const std::atomic<bool>& cancelled() const { return cancelled_; }
   // Returns DeadlineExceeded if the deadline has passed, otherwise Cancelled.
@@ -106,7 +107,8 @@ class Call {
 
   // Returns ResourceExhausted if a message of the size exceeds the limit.
   absl::Status CheckMessageSize(int64_t bytes) const;
-  // Memory for a message, which KeepMessageMemory() takes. `admitted` as in Engine::AdmitMessage().
+  // Reserves memory for a message, to be passed to KeepMessageMemory(). `admitted` as in
+  // Engine::AdmitMessage().
   template <typename Admitted>
   void AdmitMessage(int64_t bytes, Admitted admitted) {
     environment_.engine.AdmitMessage(bytes, deadline_, cancelled_, std::move(admitted));
@@ -118,18 +120,20 @@ class Call {
   // exceeds the declared size, ResourceExhausted if it exceeds the limit.
   absl::Status AcceptMessage(int64_t bytes);
 
-  // Reading of a message of at most `bytes` begins. A sender is too slow after receive_end().
+  // Call when the read of a message of at most `bytes` begins. A sender is too slow after
+  // receive_end().
   void BeginReceiving(int64_t bytes);
   void EndReceiving();
   Instant receive_end() const { return receive_end_; }
-  // Rejects the sender of `what`.
+  // Returns the status that rejects the slow sender of `what`.
   absl::Status SlowSender(absl::string_view what) const;
 
-  // Sending of `bytes` begins. A reader is too slow after send_end(), which is at most `deadline`.
+  // Call when sending of `bytes` begins. A reader is too slow after send_end(), which is at most
+  // `deadline`.
   void BeginSending(int64_t bytes, Instant deadline);
   void EndSending();
   Instant send_end() const { return send_end_; }
-  // Returns the status of an answer that was not sent: ResourceExhausted if sending took until
+  // Returns the status of a response that was not sent: ResourceExhausted if sending took until
   // send_end(), DeadlineExceeded if that is the deadline, otherwise Cancelled.
   absl::Status NotSent() const;
 
@@ -137,16 +141,17 @@ class Call {
   void AddTimeSince(Instant begin, Stage stage) { AddTime(stage, Now() - begin); }
   void AddTime(Stage stage, std::chrono::nanoseconds time);
 
-  // Gives the request the call's deadline, if that is earlier, and its cancellation, and reports
+  // Sets the request's deadline, unless it is earlier, and its cancellation to the call's. Reports
   // its problem.
   void Bind(Request& request);
   void SetProblem(const Problem& problem);
   // Records backend, plan and times in the report.
   void Record(const Result& result);
-  // The traceparent, and backend, plan and times of a call that has a plan.
+  // Visits the traceparent, and backend, plan and times if the call has a plan.
   void ForEachTrailer(Trailer trailer) const;
 
-  // Passes the report to the observer. Once a request. Stages and bytes are those of tensor calls.
+  // Passes the report to the observer. Call once per request. Stages and bytes are those of tensor
+  // calls.
   void Report(absl::Status status);
 
  private:
@@ -158,7 +163,7 @@ class Call {
   const CallObserver& observe_;
   const MethodTraits traits_;
   std::string caller_;  // empty unless counted as open
-  bool is_resting_ = false;
+  bool is_idle_ = false;
   Instant arrived_;
   Instant deadline_ = Instant::max();
   std::optional<int64_t> declared_bytes_;

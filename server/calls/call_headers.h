@@ -11,8 +11,8 @@
 
 namespace rapt {
 
-// A caller that states here how many bytes its message has holds only that many while it sends,
-// instead of the most that a message may have.
+// The size of the message. A caller that declares it reserves only this many bytes while it sends,
+// not the maximum message size.
 inline constexpr char kMessageBytesHeader[] = "rapt-message-bytes";
 inline constexpr char kTraceparentHeader[] = "traceparent";
 inline constexpr char kAuthorizationHeader[] = "authorization";

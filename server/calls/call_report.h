@@ -21,7 +21,7 @@ struct CallReport {
   static constexpr std::chrono::nanoseconds kNever{-1};
 
   absl::Status status;
-  Stage ended_in = Stage::kQueue;     // the last stage that it reached
+  Stage ended_in = Stage::kQueue;     // the last stage reached
   std::chrono::nanoseconds total{0};  // from arrival until the response was sent
   std::array<std::chrono::nanoseconds, kStages> stage_times = {kNever, kNever, kNever, kNever};
   int64_t received_bytes = 0;

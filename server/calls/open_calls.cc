@@ -13,7 +13,7 @@ absl::Status OpenCalls::Enter(const std::string& caller) {
 
 absl::Status OpenCalls::Count(const std::string& caller) {
   MutexLock lock(mutex_);
-  if (const int64_t places = count_ + resting_; places >= limits_.calls) {
+  if (const int64_t places = count_ + idle_; places >= limits_.calls) {
     return Reject(Rejection::kOpenCalls, absl::StatusCode::kResourceExhausted,
                   absl::StrCat("the server has ", places, " open calls; at most ", limits_.calls,
                                " are allowed"));
@@ -39,30 +39,30 @@ void OpenCalls::Leave(const std::string& caller) {
   on_change_();
 }
 
-void OpenCalls::LeaveResting(const std::string& caller) {
+void OpenCalls::LeaveIdle(const std::string& caller) {
   {
     MutexLock lock(mutex_);
-    --resting_;
+    --idle_;
     Forget(caller);
   }
   on_change_();
 }
 
-void OpenCalls::Rest() {
+void OpenCalls::MarkIdle() {
   MutexLock lock(mutex_);
-  ++resting_;
+  ++idle_;
   Close();
 }
 
-void OpenCalls::Wake() {
+void OpenCalls::MarkActive() {
   MutexLock lock(mutex_);
-  --resting_;
+  --idle_;
   ++count_;
   ++served_;
 }
 
 void OpenCalls::Close() {
-  if (--count_ == 0) none_.SignalAll();
+  if (--count_ == 0) all_closed_.SignalAll();
 }
 
 void OpenCalls::Forget(const std::string& caller) {
@@ -86,7 +86,7 @@ int64_t OpenCalls::count() const {
 
 int64_t OpenCalls::places() const {
   MutexLock lock(mutex_);
-  return count_ + resting_;
+  return count_ + idle_;
 }
 
 bool OpenCalls::WaitUntilNone(std::chrono::nanoseconds timeout) {
@@ -95,7 +95,7 @@ bool OpenCalls::WaitUntilNone(std::chrono::nanoseconds timeout) {
   while (count_ > 0) {
     const auto left = end - std::chrono::steady_clock::now();
     if (left <= left.zero()) return false;
-    none_.WaitFor(mutex_, left);
+    all_closed_.WaitFor(mutex_, left);
   }
   return true;
 }

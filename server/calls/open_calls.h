@@ -35,18 +35,18 @@ class OpenCalls {
   absl::Status Enter(const std::string& caller);
   void Leave(const std::string& caller);
 
-  // A call that has entered may become idle, such as a stream between its requests: it keeps its
-  // place but does not count as open until it wakes.
-  void Rest();
-  void Wake();
-  void LeaveResting(const std::string& caller);
+  // An entered call may become idle, such as a stream between its requests: it keeps its place but
+  // does not count as open until it becomes active again.
+  void MarkIdle();
+  void MarkActive();
+  void LeaveIdle(const std::string& caller);
 
   const Limits& limits() const { return limits_; }
   // Returns the number of open calls.
   int64_t count() const;
   // Returns the number of open and idle calls.
   int64_t places() const;
-  // Returns how many calls have left or woken.
+  // Returns the number of calls that have left or become active.
   int64_t served() const;
   void ExportTo(MetricSink& sink) const;
 
@@ -61,9 +61,9 @@ class OpenCalls {
   const Limits limits_;
   const std::function<void()> on_change_;
   mutable Mutex mutex_;
-  CondVar none_;
+  CondVar all_closed_;
   int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t resting_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t idle_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t served_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);
 };

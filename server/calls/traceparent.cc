@@ -8,7 +8,7 @@ namespace rapt {
 namespace {
 
 // "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01": version, trace, parent, flags. Later
-// versions may go on after another dash.
+// versions may continue after another dash.
 constexpr size_t kVersion = 0, kTrace = 3, kParent = 36, kFlags = 53, kSize = 55;
 
 bool IsLowerHex(absl::string_view text) {

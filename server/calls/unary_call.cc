@@ -62,7 +62,7 @@ void UnaryCall::OnReadingStarted() {
   Phase phase = Phase::kAdmitting;
   if (phase_.compare_exchange_strong(phase, Phase::kReading) &&
       call_.Now() >= call_.receive_end()) {
-    Evict();  // the alarm may have rung too early to do it
+    Evict();  // the alarm may have fired before this phase
   }
 }
 
@@ -93,7 +93,7 @@ bool UnaryCall::OnRead(bool ok) {
     return false;
   }
   call_.EndReceiving();
-  call_.report().ended_in = Stage::kCompute;  // Call::Record() may know better
+  call_.report().ended_in = Stage::kCompute;  // until Call::Record()
   return true;
 }
 
@@ -106,7 +106,7 @@ absl::Status UnaryCall::OnMessageBytes(int64_t bytes) { return call_.AcceptMessa
 void UnaryCall::BeginAnswer(int64_t bytes) {
   ReleaseMessage();
   call_.report().ended_in = Stage::kSend;
-  // A caller that does not read would keep the outputs.
+  // A caller that does not read would hold the outputs.
   call_.BeginSending(bytes, call_.deadline());
   phase_ = Phase::kAnswering;
   alarm_.Set(call_.send_end());
@@ -126,10 +126,10 @@ void UnaryCall::ReleaseMessage() {
 void UnaryCall::OnClosed() {
   alarm_.Cancel();
   const bool is_cancelled = call_.cancelled().load();
-  // A read may fail before it is known that the caller has left.
+  // A read may fail before the cancellation by the caller is known.
   if (message_lost_ && is_cancelled)
     status_ = absl::CancelledError("the caller cancelled the call");
-  // The answer was complete but was not sent: the caller left, or read too slowly.
+  // The response was complete but not sent: the caller disconnected or read too slowly.
   if (phase_.load() == Phase::kAnswering && is_cancelled) status_ = call_.NotSent();
   if (call_.report().ended_in == Stage::kReceive) call_.EndReceiving();
   if (call_.report().ended_in == Stage::kSend) call_.EndSending();

@@ -13,8 +13,8 @@
 
 namespace rapt {
 
-// The call exists when its headers arrive: it is counted and has memory for its message before a
-// byte of that is read.
+// The call exists when its headers arrive: it is counted and has memory for its message before any
+// of it is read.
 //
 // One atomic phase decides which event ends the call: the admission while it waits; then the read
 // or the alarm, whichever changes the phase first; after that, the handler of the message, once.
@@ -28,8 +28,8 @@ class UnaryCall {
   virtual ~UnaryCall() = default;
 
   // Steps. StartReading() leads to OnReadingStarted() and, at any time, to OnRead(). DropMessage()
-  // frees the message. Finish() ends the call without an answer: nothing of this object may be used
-  // after it. Abort() breaks off the sending of an answer.
+  // frees the message. Finish() ends the call without a response; this object must not be used
+  // afterwards. Abort() aborts the sending of a response.
   virtual void StartReading() = 0;
   virtual void DropMessage() = 0;
   virtual void Finish(const absl::Status& status) = 0;
@@ -37,26 +37,25 @@ class UnaryCall {
 
   // Events.
   void OnHeaders(const CallHeaders& headers);
-  // Instead of OnHeaders(), of a transport that learns the size of a message before its bytes:
+  // Call instead of OnHeaders() if the transport learns the size of a message before its bytes:
   // OnSize() follows, or OnRead(false) if the caller ends the call.
   void OnHeadersWithoutSize(const CallHeaders& headers);
   void OnSize(int64_t bytes);
-  // After the read has been started. The call must not be destroyed while this runs.
+  // Call after the read has been started. REQUIRES: the call is not destroyed while this runs.
   void OnReadingStarted();
-  // Returns true if the message has arrived and the call continues. False: it ends, or has ended.
+  // Returns true if the message has arrived and the call continues; false if it ends or has ended.
   bool OnRead(bool ok);
-  // Instead of OnRead(): the message can't be received. Ends the call with the status.
+  // Call instead of OnRead() if the message can't be received. Ends the call with the status.
   void OnBadRead(absl::Status status);
-  // Call with the size of the message. An error means that the size is wrong; End() the call with
-  // it.
+  // Call with the size of the message. Returns an error if the size is wrong; pass it to End().
   absl::Status OnMessageBytes(int64_t bytes);
   void OnCancelled() { call_.Cancel(); }
-  // The call is over. Reports it.
+  // Call when the transport has closed the call. Reports it.
   void OnClosed();
 
-  // Sending of an answer of `bytes` begins. Releases the message.
+  // Call when sending of a response of `bytes` begins. Releases the message.
   void BeginAnswer(int64_t bytes);
-  // Ends the call without an answer.
+  // Ends the call without a response.
   void End(absl::Status status);
 
   Engine& engine() const { return call_.engine(); }

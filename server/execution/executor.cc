@@ -171,7 +171,7 @@ void Executor::Begin(Turn& turn) const {
   turn.submitted_jobs = submitted_jobs_.load(std::memory_order_relaxed);
 }
 
-// A new job need not wait for the end of a quantum: it has received the least compute time.
+// A new job has received the least compute time, so it need not wait for the end of a quantum.
 bool Executor::IsOver(const Turn& turn) const {
   return submitted_jobs_.load(std::memory_order_relaxed) != turn.submitted_jobs ||
          clock_.Now() - turn.begin >= kQuantum;
@@ -238,7 +238,7 @@ absl::Status Executor::CheckAlive(const Job& job) const {
     return absl::CancelledError("the caller cancelled the request");
   }
   if (job.deadline != Instant::max() && clock_.Now() >= job.deadline) {
-    return absl::DeadlineExceededError("the deadline passed before the answer was computed");
+    return absl::DeadlineExceededError("the deadline passed before the result was computed");
   }
   if (stopping_.load(std::memory_order_relaxed)) {
     return absl::UnavailableError("the server is shutting down");

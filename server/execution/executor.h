@@ -20,14 +20,14 @@
 namespace rapt {
 
 // Runs the tasks of many jobs on a fixed number of threads, in the order of SchedulingPolicy. Load
-// changes only when a task runs, never what it computes. Deadline and cancellation are checked
+// affects when a task runs, never what it computes. Deadline and cancellation are checked
 // between tasks and at checkpoints.
 //
-// Batches form only while no other thread is free. So no job waits for others to join it, nor
-// shares a thread while another is idle. A batch's run is not interrupted.
+// Batches form only while no other thread is free. Therefore a job never waits for others to join
+// it and never shares a thread while another is idle. The run of a batch is not interrupted.
 //
 // Thread-safe. A job's done runs exactly once, after its last task and outside any lock.
-// Destruction abandons the jobs in flight and returns when their dones have run.
+// Destruction abandons the jobs in flight and returns when their `done` callbacks have run.
 class Executor {
  public:
   static constexpr std::chrono::milliseconds kQuantum = SchedulingPolicy::kQuantum;
@@ -38,25 +38,25 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   int threads() const { return thread_count_; }
-  // Threads that are running tasks.
+  // Returns the number of threads that are running tasks.
   int busy_threads() const { return busy_threads_.load(std::memory_order_relaxed); }
-  // Tasks that compute threads have completed, of all jobs since the start.
+  // Returns the number of tasks completed by compute threads since the start.
   int64_t ended_tasks() const { return ended_tasks_.load(std::memory_order_relaxed); }
-  // Jobs that no thread has started yet.
+  // Returns the jobs that no thread has started yet.
   QueueState waiting() const;
-  // Exports all of these as those of the compute threads.
+  // Exports these as metrics of the compute threads.
   void ExportTo(MetricSink& sink) const;
 
-  // Returns at once; done runs on a compute thread.
+  // Returns at once; `done` runs on a compute thread.
   void Submit(Job job);
 
-  // Runs the job on the calling thread as worker 0, done included. For jobs that cost less than a
+  // Runs the job and its `done` on the calling thread as worker 0. For jobs that cost less than a
   // thread switch.
   void RunInline(Job job);
 
  private:
-  // A job in flight. Tasks of one stage are handed out by next_task; a stage has ended when all of
-  // them are handed out and no worker is in it. The last worker to leave the last stage deletes it.
+  // A job in flight. next_task hands out the tasks of one stage, which has ended when all of them
+  // are handed out and no worker runs one. The last worker to leave the last stage deletes it.
   struct ActiveJob : SchedulingPolicy::Entry {
     ActiveJob(Job job, Instant submitted);
 
@@ -67,13 +67,13 @@ class Executor {
     absl::Status status;
   };
 
-  // A worker's time with a job: a quantum, and what its last task takes beyond it.
+  // The time that a worker spends on a job: a quantum, plus the rest of its last task.
   struct Turn {
     Executor* executor;
     ActiveJob* active;
     int worker;
-    Instant begin{};              // of the time that the job is not charged for yet
-    uint64_t submitted_jobs = 0;  // then
+    Instant begin{};              // of the time not yet charged to the job
+    uint64_t submitted_jobs = 0;  // at `begin`
     absl::Status status{};
   };
 
@@ -86,7 +86,7 @@ class Executor {
   void RunTasks(Turn& turn);
   bool PassCheckpoint(Turn& turn);
   void RunInterruptingJobs(Turn& turn);
-  // True when this was the last worker of the job.
+  // Returns true if this was the last worker of the job.
   bool Leave(const Turn& turn) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void Finish(ActiveJob* active, Instant ended, int64_t batch_size = 1);
   absl::Status CheckAlive(const Job& job) const;

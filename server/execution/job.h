@@ -52,7 +52,7 @@ struct Job {
   // two concurrent calls have the same.
   absl::AnyInvocable<void(int stage, int64_t task, int worker, const Checkpoint& checkpoint) const>
       run_task;
-  // Approximate cost of the longest task, in a unit common to all jobs. At a checkpoint, a job
+  // Approximate cost of the longest task, in the same unit for all jobs. At a checkpoint, a job
   // interrupts only tasks that are much longer than its own.
   double task_cost = std::numeric_limits<double>::infinity();
   uint64_t priority = 0;  // Request::priority

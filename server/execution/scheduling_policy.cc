@@ -77,7 +77,7 @@ SchedulingPolicy::Entry* SchedulingPolicy::TakeInterrupting(const Entry& running
 }
 
 void SchedulingPolicy::Start(Entry* entry) {
-  // An urgent job may have used its head start already: new jobs are not behind by it.
+  // An urgent job may have consumed its head start, which must not delay new jobs.
   virtual_now_ = std::max(virtual_now_, std::min(entry->virtual_time, entry->rank()));
   if (!entry->is_waiting()) return;
   entry->started = clock_.Now();
@@ -95,7 +95,7 @@ void SchedulingPolicy::Charge(Entry* entry, Instant begin) {
   Advance(used);
 }
 
-// By what each job would have received: new jobs that keep coming are soon level with old ones.
+// Advances by the fair share of each job, so that a steady flow of new jobs soon equals old ones.
 void SchedulingPolicy::Advance(std::chrono::nanoseconds used) { virtual_now_ += used / jobs_; }
 
 QueueState SchedulingPolicy::waiting() const {

@@ -16,17 +16,16 @@
 
 namespace rapt {
 
-// Orders jobs by virtual time, the compute time that each has received. The job with the least of
-// it runs next, for at most kQuantum before the next decision, so that a short job overtakes a long
-// one. A new job starts at the current virtual time, level with the jobs that run.
+// Orders jobs by virtual time, the compute time that each has received. The job with the least
+// virtual time runs next, for at most kQuantum before the next decision, so that a short job
+// overtakes a long one. A new job starts at the current virtual time, equal to the running jobs.
 //
-// Priority. A job's place in the order is its virtual time minus a head start of kPriorityStep for
-// each level by which it is more urgent than kDefaultPriority; a less urgent job starts as much
-// behind. So a job precedes every less urgent one that has not waited long. Virtual time advances
-// while others compute, by what each job in flight would have received, so that a waiting job ages:
-// it runs at the latest when the jobs in flight have received the difference of the head starts
-// each, on average. In the long run all jobs receive the same share of the time, whatever their
-// priority.
+// Priority. A job's rank is its virtual time minus a head start of kPriorityStep for each level by
+// which it is more urgent than kDefaultPriority; a less urgent job starts behind by the same step.
+// Therefore a job precedes every less urgent one that has not waited long. Waiting jobs age:
+// virtual time advances while others compute, by the fair share of each job in flight. A job runs
+// at the latest when the jobs in flight have each received the difference of the head starts, on
+// average. In the long run all jobs receive the same share of the time, whatever their priority.
 //
 // Interruption. At a checkpoint of a long task, the first job in the order whose tasks are much
 // shorter runs before the task continues.
@@ -41,7 +40,7 @@ class SchedulingPolicy {
   static constexpr std::chrono::milliseconds kQuantum{2};
   // Ten quanta: longer than most requests compute, so that one level is enough to go first.
   static constexpr std::chrono::milliseconds kPriorityStep{20};
-  // Levels less urgent than this one count as this one.
+  // Less urgent levels are treated as this one.
   static constexpr uint64_t kLeastPriority = 15;
   // An interrupting job's tasks are shorter by this factor than the task that it interrupts.
   // Therefore it delays that task little, interruptions nest to a small depth, and no job
@@ -82,22 +81,22 @@ class SchedulingPolicy {
   // The job has ended. REQUIRES: paused.
   void Remove(const Entry* /*entry*/) { --jobs_; }
 
-  // True when no job can be taken.
+  // Returns true if no job can be taken.
   bool empty() const { return runnable_.empty(); }
 
-  // The next job. With `may_batch`, also the waiting jobs of its group for which `is_alive` and
-  // which fit into the same run. A batch's jobs are paused; a single one can be taken again, by
-  // other threads. REQUIRES: !empty().
+  // Returns the next job. With `may_batch`, also returns the waiting jobs of its group that are
+  // alive and fit into the same run. The jobs of a batch are paused; a single one can be taken
+  // again by other threads. REQUIRES: !empty().
   Entries Take(bool may_batch, absl::FunctionRef<bool(const Entry&)> is_alive);
   // Returns the job that interrupts a task of `running`, or null.
   Entry* TakeInterrupting(const Entry& running);
 
   // Charges a job for the compute time that a thread has spent on it since `begin`.
   void Charge(Entry* entry, Instant begin);
-  // The same for a batch. Its jobs are not charged one by one: each has a single task.
+  // The same for a batch. Its jobs are not charged individually, because each has a single task.
   void ChargeBatch(Instant begin) { Advance(clock_.Now() - begin); }
 
-  // Jobs that were never taken.
+  // Returns the jobs that were never taken.
   QueueState waiting() const;
 
  private:

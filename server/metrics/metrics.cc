@@ -187,7 +187,7 @@ void Metrics::CollectMethods(Families& families) const {
 
 void Metrics::CollectStages(Families& families) const {
   MetricFamily stages = Family(MetricType::Histogram, "rapt_stage_duration_seconds",
-                               "Time that calls spent in each stage they reached.");
+                               "Time that calls spent in each stage that they reached.");
   for (size_t stage = 0; stage < kStages; ++stage) {
     stages.metric.push_back(
         HistogramOf({{"stage", std::string(kStageNames[stage])}}, stage_durations_[stage]));
@@ -226,12 +226,12 @@ void Metrics::CollectRefusals(Families& families) const {
 
 void Metrics::CollectWork(Families& families) const {
   MetricFamily batch =
-      Family(MetricType::Histogram, "rapt_batch_size", "The batch axis of the requests.");
+      Family(MetricType::Histogram, "rapt_batch_size", "Size of the batch axis of the requests.");
   batch.metric.push_back(HistogramOf({}, batch_size_));
   families.push_back(std::move(batch));
 
   MetricFamily run = Family(MetricType::Histogram, "rapt_run_requests",
-                            "For each request, the number of requests computed by its run.");
+                            "For each request, the number of requests computed by the same run.");
   run.metric.push_back(HistogramOf({}, run_requests_));
   families.push_back(std::move(run));
 

@@ -31,8 +31,8 @@ class StatFields {
 
   int64_t Number(size_t proc5_number) const {
     int64_t number = 0;
-    const size_t place = proc5_number - 3;
-    if (place >= fields_.size() || !absl::SimpleAtoi(fields_[place], &number)) return 0;
+    const size_t index = proc5_number - 3;
+    if (index >= fields_.size() || !absl::SimpleAtoi(fields_[index], &number)) return 0;
     return number;
   }
 

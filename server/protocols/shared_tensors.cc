@@ -43,7 +43,7 @@ absl::StatusOr<OutputPlace> SharedTensors::FindOutput(const std::string& field,
   if (!bytes.ok()) return bytes.status();
   if (reference.byte_size < *bytes) {
     return absl::InvalidArgumentError(absl::StrCat(field, " has ", reference.byte_size,
-                                                   " bytes of shared memory; it takes ", *bytes));
+                                                   " bytes of shared memory; it needs ", *bytes));
   }
   absl::StatusOr<OutputPlace> found = Find(field, reference);
   if (!found.ok() || found->device.memory != nullptr) return found;

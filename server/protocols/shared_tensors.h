@@ -30,7 +30,7 @@ class SharedTensors {
   absl::StatusOr<OutputPlace> FindOutput(const std::string& field, const SharedReference& reference,
                                          const TensorSpec& spec);
 
-  // Makes the request own the memory, in addition to what it owns already, and check that it is
+  // Makes the request own the memory, in addition to its previous owner, and check that it is
   // intact.
   void TransferTo(Request& request) &&;
 

@@ -38,7 +38,7 @@ Slot slots[BusErrorGuard::kMaxGuards];
 struct sigaction previous_action;
 
 // Async-signal-safe. Slots that change can be skipped: an accessing thread keeps its guard alive.
-bool ReplaceByZeros(uintptr_t address) {
+bool ReplaceWithZeros(uintptr_t address) {
   for (Slot& slot : slots) {
     const uint64_t version = slot.version;
     const uintptr_t begin = slot.begin, end = slot.end;
@@ -57,7 +57,7 @@ bool ReplaceByZeros(uintptr_t address) {
 void OnBusError(int, siginfo_t* info, void*) {
   const int saved_errno = errno;
   const bool is_fault = info->si_code > 0;  // not sent by kill()
-  if (!is_fault || !ReplaceByZeros(reinterpret_cast<uintptr_t>(info->si_addr))) {
+  if (!is_fault || !ReplaceWithZeros(reinterpret_cast<uintptr_t>(info->si_addr))) {
     // Restore the previous action: a fault repeats on return; a sent signal is raised again.
     sigaction(SIGBUS, &previous_action, nullptr);
     if (!is_fault) raise(SIGBUS);

@@ -9,8 +9,9 @@
 namespace rapt {
 
 // Protects the process from a mapping whose file another process truncates. An access beyond the
-// end raises SIGBUS; in a guarded range, the handler replaces the whole range by zero pages, marks
-// the guard as broken, and the thread continues. Any other SIGBUS terminates the process as before.
+// end raises SIGBUS; in a guarded range, the handler replaces the whole range with zero pages and
+// marks the guard as broken, and the thread continues. Any other SIGBUS terminates the process as
+// before.
 //
 // Guards are in a table of fixed size that the handler reads without a lock. Movable; guards of
 // different ranges may be created, used and destroyed concurrently. REQUIRES: the range stays

@@ -15,7 +15,7 @@
 namespace rapt {
 
 // The memory stays mapped for the region's lifetime. Its owner may read and write the bytes at any
-// time, also concurrently with the server: copy data before checking it. Thread-safe.
+// time, concurrently with the server: copy data before validating it. Thread-safe.
 class Region {
  public:
   virtual ~Region() = default;
@@ -26,7 +26,7 @@ class Region {
   // Null for memory of the host.
   virtual const DeviceMemory* device() const { return nullptr; }
 
-  // Returns false once an access has found the memory truncated. It then reads as zeros.
+  // Returns false once truncated memory was accessed. It then reads as zeros.
   virtual bool intact() const = 0;
 };
 

@@ -26,7 +26,7 @@ absl::StatusOr<int64_t> ToSigned(absl::string_view field, uint64_t value) {
   if (value <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     return static_cast<int64_t>(value);
   }
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; it must fit 63 bits"));
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, "; it must fit in 63 bits"));
 }
 
 absl::Status ForRegion(const std::string& name, const absl::Status& status) {
@@ -73,7 +73,7 @@ absl::Status SharedMemory::CheckAllowed() const {
 absl::Status SharedMemory::CheckKey(const std::string& key) const {
   const absl::string_view object = WithoutLeadingSlashes(key);
   if (object.empty() || object.find_first_of(absl::string_view("/\0", 2)) != object.npos) {
-    return absl::InvalidArgumentError("the key must be a name without a slash inside");
+    return absl::InvalidArgumentError("the key must be a name without inner slashes");
   }
   if (absl::StartsWith(object, options_.key_prefix)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("the key must begin with '", options_.key_prefix,

@@ -58,7 +58,7 @@ class SharedMemory {
   bool allowed() const { return options_.allowed; }
   bool takes_cuda() const { return options_.allowed && options_.open_cuda != nullptr; }
 
-  // Return Unimplemented if shared memory is not allowed; InvalidArgument, NotFound or
+  // Both return Unimplemented if shared memory is not allowed; InvalidArgument, NotFound or
   // ResourceExhausted if the memory cannot be mapped; AlreadyExists for a name in use.
   absl::Status RegisterSystem(const std::string& name, const std::string& key, uint64_t offset,
                               uint64_t byte_size);

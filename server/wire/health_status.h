@@ -1,4 +1,5 @@
-// What the standard gRPC health checking protocol reports, independent of the transport.
+// The statuses that the standard gRPC health checking protocol reports, independent of the
+// transport.
 #ifndef RAPT_SERVER_WIRE_HEALTH_STATUS_H_
 #define RAPT_SERVER_WIRE_HEALTH_STATUS_H_
 

@@ -29,7 +29,7 @@ class MethodCall {
   ~MethodCall() = default;
 };
 
-// What a method does with the message of one call.
+// The handler of one call's message.
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;

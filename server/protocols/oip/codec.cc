@@ -55,7 +55,7 @@ constexpr int64_t kParsedContentsBytes = 64 * 1024;
 // nonpad_kv_seqlen is copied without a reservation, hence bounded.
 constexpr int64_t kMaxKeyLengths = 64 * 1024;
 
-// The most bytes that they take as varints.
+// Their maximum size in bytes as varints.
 constexpr int64_t kMaxIntegerBytes = kMaxKeyLengths * 10;
 
 // An input's typed contents that are read in place, and the field they came in.
@@ -71,11 +71,11 @@ google::protobuf::ArenaOptions OneBlock() {
   return options;
 }
 
-// A message without its payloads, and where those are.
+// A message without its payloads, and the location of the payloads.
 struct Fields {
   google::protobuf::Arena arena{OneBlock()};
   ModelInferRequest& message = *google::protobuf::Arena::CreateMessage<ModelInferRequest>(&arena);
-  absl::InlinedVector<InputBytes, 4> raw;  // as raw_input_contents
+  absl::InlinedVector<InputBytes, 4> raw;  // the entries of raw_input_contents
   std::map<int, LargeContents> contents;   // by input
 
   bool HasContents(int input) const {
@@ -211,8 +211,8 @@ InputBytes BytesOf(const Field& field) {
           static_cast<int64_t>(field.size() * sizeof(*field.data()))};
 }
 
-// The field of `contents` that fits the type: its number, its name, what generated code parsed of
-// it.
+// The field of `contents` for a type: its number, its name, and the values that generated code
+// parsed.
 struct TypedField {
   int number;
   absl::string_view name;
@@ -235,7 +235,7 @@ absl::StatusOr<TypedField> FieldOf(const InputTensor& input, DType dtype) {
       break;
   }
   return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is ", NameOf(dtype),
-                                                 ", which travels in raw_input_contents only"));
+                                                 ", which is accepted in raw_input_contents only"));
 }
 
 absl::Status WrongCount(const InputTensor& input, const TypedField& field, int64_t count,
@@ -286,7 +286,7 @@ absl::StatusOr<InputBytes> RawBytes(const InputTensor& input, const InputBytes& 
 struct InputReading {
   const Fields& fields;
   SharedTensors& shared_tensors;
-  size_t raw_used = 0;  // entries of raw_input_contents
+  size_t raw_used = 0;  // consumed entries of raw_input_contents
 };
 
 // raw_input_contents must have an entry for each input that is not in shared memory, and no others.
@@ -334,7 +334,7 @@ absl::Status ReadInput(InputReading& reading, int index, Role role,
   if (!bytes.ok()) return bytes.status();
   if (role != Role::kKeyLengths) {
     request.inputs[role] = *bytes;
-  } else if (spec->dtype == DType::kInt64) {  // else Resolve() will complain
+  } else if (spec->dtype == DType::kInt64) {  // otherwise Resolve() rejects it
     absl::StatusOr<std::vector<int64_t>> lengths = ReadKeyLengths(*bytes);
     if (!lengths.ok()) return lengths.status();
     request.key_lengths = *std::move(lengths);
@@ -345,7 +345,7 @@ absl::Status ReadInput(InputReading& reading, int index, Role role,
 
 using Roles = absl::InlinedVector<Role, 4>;
 
-// `seen` are the roles of the inputs before.
+// `seen` are the roles of the preceding inputs.
 absl::StatusOr<Role> RoleOf(const InputTensor& input, const Roles& seen) {
   const std::optional<Role> role = FindRole(kInputs, input.name());
   if (!role) {
@@ -353,12 +353,12 @@ absl::StatusOr<Role> RoleOf(const InputTensor& input, const Roles& seen) {
         absl::StrCat("unknown input ", input.name(), "; the inputs are ", NamesOf(kInputs)));
   }
   if (std::find(seen.begin(), seen.end(), *role) != seen.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " came twice"));
+    return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is given twice"));
   }
   return *role;
 }
 
-// By input.
+// Returns the shared memory reference of each input.
 using References = absl::InlinedVector<std::optional<SharedReference>, 4>;
 
 absl::StatusOr<References> ReadReferences(const ModelInferRequest& message) {
@@ -397,20 +397,20 @@ absl::Status ReadInputs(const Fields& fields, SharedTensors& shared_tensors, Ope
 }
 
 // An output that the message requests.
-struct Asked {
+struct OutputRequest {
   Role role;
   std::optional<SharedReference> shared;
 };
 
-using AskedOutputs = absl::InlinedVector<Asked, 1>;
+using OutputRequests = absl::InlinedVector<OutputRequest, 1>;
 
-bool Contains(const AskedOutputs& all, Role role) {
+bool Contains(const OutputRequests& all, Role role) {
   return std::any_of(all.begin(), all.end(),
-                     [&](const Asked& asked) { return asked.role == role; });
+                     [&](const OutputRequest& request) { return request.role == role; });
 }
 
-absl::StatusOr<AskedOutputs> ReadOutputs(const ModelInferRequest& message) {
-  AskedOutputs all;
+absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message) {
+  OutputRequests all;
   if (message.outputs_size() == 0) all.push_back({Role::kY, std::nullopt});
   for (const auto& output : message.outputs()) {
     const std::optional<Role> role = FindRole(kOutputs, output.name());
@@ -429,21 +429,21 @@ absl::StatusOr<AskedOutputs> ReadOutputs(const ModelInferRequest& message) {
   return all;
 }
 
-// Sets where the outputs go. REQUIRES: the call is resolved.
-absl::Status PlaceOutputs(const AskedOutputs& all, SharedTensors& shared_tensors,
+// Sets the destinations of the outputs. REQUIRES: the call is resolved.
+absl::Status PlaceOutputs(const OutputRequests& all, SharedTensors& shared_tensors,
                           DecodedInfer& decoded) {
   absl::InlinedVector<const TensorSpec*, 5> in_message;
-  for (const Asked& asked : all) {
-    const TensorSpec& spec = decoded.request.call.outputs[asked.role];
-    decoded.outputs.push_back({asked.role, spec, asked.shared});
-    if (!asked.shared) {
+  for (const OutputRequest& request : all) {
+    const TensorSpec& spec = decoded.request.call.outputs[request.role];
+    decoded.outputs.push_back({request.role, spec, request.shared});
+    if (!request.shared) {
       in_message.push_back(&spec);
       continue;
     }
     const absl::StatusOr<OutputPlace> place = shared_tensors.FindOutput(
-        absl::StrCat("output ", InfoOf(asked.role).onnx), *asked.shared, spec);
+        absl::StrCat("output ", InfoOf(request.role).onnx), *request.shared, spec);
     if (!place.ok()) return place.status();
-    decoded.request.places[asked.role] = *place;
+    decoded.request.places[request.role] = *place;
   }
   return CheckResponseSize(in_message);
 }
@@ -470,11 +470,12 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
   OperatorCall call;
   const absl::StatusOr<Parameters> parameters = ReadParameters(message.parameters(), call);
   if (!parameters.ok()) return parameters.status();
-  const absl::StatusOr<AskedOutputs> asked = ReadOutputs(message);
-  if (!asked.ok()) return asked.status();
-  if (Contains(*asked, Role::kScores)) call.score_output = parameters->score_output;
-  call.wants_lse = Contains(*asked, Role::kLse);
-  call.wants_present = Contains(*asked, Role::kPresentKey) || Contains(*asked, Role::kPresentValue);
+  const absl::StatusOr<OutputRequests> requested = ReadOutputs(message);
+  if (!requested.ok()) return requested.status();
+  if (Contains(*requested, Role::kScores)) call.score_output = parameters->score_output;
+  call.wants_lse = Contains(*requested, Role::kLse);
+  call.wants_present =
+      Contains(*requested, Role::kPresentKey) || Contains(*requested, Role::kPresentValue);
 
   DecodedInfer decoded;
   SharedTensors shared_tensors(shared_memory);
@@ -483,7 +484,7 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
   absl::StatusOr<ResolvedCall> resolved = Resolve(call);
   if (!resolved.ok()) return resolved.status();
   decoded.request.call = *std::move(resolved);
-  status = PlaceOutputs(*asked, shared_tensors, decoded);
+  status = PlaceOutputs(*requested, shared_tensors, decoded);
   if (!status.ok()) return status;
   decoded.request.owner = fields;
   std::move(shared_tensors).TransferTo(decoded.request);
@@ -500,7 +501,7 @@ AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
   fields.set_model_name(kModelName);
   fields.set_model_version(kModelVersion);
   fields.set_id(decoded.id);
-  for (const AskedOutput& output : decoded.outputs) {
+  for (const RequestedOutput& output : decoded.outputs) {
     auto& tensor = *fields.add_outputs();
     const absl::string_view name = InfoOf(output.role).onnx;
     tensor.set_name(name.data(), name.size());
@@ -516,7 +517,7 @@ AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
   }
   AnswerMessage answer;
   std::string header = fields.SerializeAsString();
-  for (const AskedOutput& output : decoded.outputs) {
+  for (const RequestedOutput& output : decoded.outputs) {
     // Clients expect an entry for each output; it is empty for outputs in shared memory.
     const OutputBuffer payload = output.shared ? OutputBuffer{} : result.outputs[output.role];
     wire::AppendFieldHeader(kRawOutputField, static_cast<int64_t>(payload.bytes.size()), header);

@@ -14,16 +14,16 @@
 
 namespace rapt::oip {
 
-// An output that the request asks for by name.
-struct AskedOutput {
+// An output that the request names.
+struct RequestedOutput {
   Role role;
   TensorSpec spec;
-  std::optional<SharedReference> shared = {};  // where it goes instead of into the response
+  std::optional<SharedReference> shared = {};  // its destination instead of the response
 };
 
 struct DecodedInfer {
   Request request;
-  std::vector<AskedOutput> outputs;  // in the order asked for
+  std::vector<RequestedOutput> outputs;  // in the requested order
   std::string id;
 };
 
@@ -32,9 +32,9 @@ const wire::MessageSchema& InferSchema();
 
 // `now` is when the message arrived, from which its timeout counts. The request reads its tensors
 // in place, in `message`, which must outlive it, or in `shared_memory`. InvalidArgument names the
-// field, what came and what is allowed; NotFound for an unknown model or region; Unimplemented for
-// shared memory if it is disabled; ResourceExhausted if the response would exceed the largest
-// message.
+// field, the value received and the values allowed; NotFound for an unknown model or region;
+// Unimplemented for shared memory if it is disabled; ResourceExhausted if the response would exceed
+// the largest message.
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& message, Instant now,
                                          const SharedMemory& shared_memory);
 
@@ -44,7 +44,7 @@ AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result);
 
 // The same in a ModelStreamInferResponse.
 AnswerMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result);
-// A ModelStreamInferResponse with the error of the request with that `id`.
+// Encodes a ModelStreamInferResponse with the error of request `id`.
 AnswerMessage EncodeStreamError(const std::string& id, const absl::Status& status);
 
 }  // namespace rapt::oip

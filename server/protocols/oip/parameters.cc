@@ -157,7 +157,8 @@ absl::Status ReadPriority(absl::string_view name, const InferParameter& value, u
   return absl::OkStatus();
 }
 
-// Parameters that Triton's clients may send, without meaning for a stateless computation.
+// Returns whether Triton's clients may send the parameter, which has no meaning for a stateless
+// computation.
 bool IsIgnored(absl::string_view name) {
   return name == "sequence_id" || name == "sequence_start" || name == "sequence_end" ||
          name == "headers" || absl::StartsWith(name, "triton_");

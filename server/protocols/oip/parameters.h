@@ -35,8 +35,8 @@ struct Parameters {
 // bool, 0 or 1.
 absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, OperatorCall& call);
 
-// Reads the parameters of a tensor, which refer to shared memory; none if there are none. `tensor`
-// is its name for errors: "input Q". InvalidArgument as above.
+// Reads the parameters of a tensor, which refer to shared memory. Returns nullopt if there are
+// none. `tensor` is its name for errors: "input Q". InvalidArgument as above.
 absl::StatusOr<std::optional<SharedReference>> ReadTensorParameters(const std::string& tensor,
                                                                     const ParameterMap& map);
 

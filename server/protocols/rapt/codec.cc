@@ -31,7 +31,7 @@ constexpr int kCallField = 1;  // of DiagnoseRequest
 constexpr wire::PayloadField kTensorFields[] = {{kDataField, nullptr}};
 constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
 
-// The protocol's column of the table of roles: the tensors of AttendRequest, in its order.
+// The protocol's column in the table of roles: the tensors of AttendRequest, in its order.
 struct InputColumn {
   Role role;
   int field;
@@ -53,14 +53,14 @@ constexpr InputColumn kInputColumns[] = {
 };
 static_assert(std::size(kInputColumns) == kInputTensors.size());
 
-// Likewise the tensors of AttendResponse, and where OutputPlaces puts them.
+// Likewise the tensors of AttendResponse, and their destinations in OutputPlaces.
 struct OutputColumn {
   Role role;
   int field;
   bool (v1::OutputPlaces::*has_place)() const;
   const v1::SharedMemory& (v1::OutputPlaces::*place)() const;
 
-  // Null: the output goes into the response.
+  // Returns null if the output goes into the response.
   const v1::SharedMemory* PlaceIn(const v1::OutputPlaces& places) const {
     return (places.*has_place)() ? &(places.*place)() : nullptr;
   }
@@ -158,7 +158,7 @@ absl::Status FindShared(absl::string_view name, const v1::SharedMemory& part, in
   return absl::OkStatus();
 }
 
-// `data` is the tensor's data field; becomes the bytes in shared memory where the tensor is there.
+// `data` is the tensor's data field; set to the bytes in shared memory if the tensor is there.
 absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
                                       SharedTensors& shared_tensors, InputBytes& data) {
   const absl::string_view name = kNativeNames[role];
@@ -234,8 +234,8 @@ absl::Status ReadAlignment(v1::Alignment alignment, Alignment& out) {
 }
 
 // The library's -1 stands for an absent side, so it must not be accepted as a size.
-absl::Status ReadWindowSide(absl::string_view field, bool is_there, int64_t size, int64_t& out) {
-  if (!is_there) return absl::OkStatus();
+absl::Status ReadWindowSide(absl::string_view field, bool is_present, int64_t size, int64_t& out) {
+  if (!is_present) return absl::OkStatus();
   if (size < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         field, " is ", size, "; it must be at least 0, or absent for no bound on that side"));
@@ -266,10 +266,10 @@ struct IntegerMask {
 
   template <typename Int>
   absl::Status Convert(absl::Span<std::byte> bools) const {
-    constexpr int64_t kAtOnce = 1024;
-    Int values[kAtOnce];
-    for (int64_t begin = 0; begin < static_cast<int64_t>(bools.size()); begin += kAtOnce) {
-      const int64_t count = std::min<int64_t>(kAtOnce, bools.size() - begin);
+    constexpr int64_t kBlock = 1024;
+    Int values[kBlock];
+    for (int64_t begin = 0; begin < static_cast<int64_t>(bools.size()); begin += kBlock) {
+      const int64_t count = std::min<int64_t>(kBlock, bools.size() - begin);
       absl::Status status = data.Fetch(begin * sizeof(Int), count * sizeof(Int),
                                        reinterpret_cast<std::byte*>(values));
       if (!status.ok()) return status;
@@ -312,13 +312,13 @@ void ConvertIntegerMask(const Message& message, Request& request) {
   mask = InputBytes(nullptr, mask.size / type->bytes);
 }
 
-// A message without its tensors' data, and where that is.
+// A message without its tensors' data, and the location of the data.
 struct Parts {
   std::string rest;
   InputMap<InputBytes> inputs;
 };
 
-absl::StatusOr<Parts> TakeApart(const MessageBytes& bytes, const wire::MessageSchema& schema) {
+absl::StatusOr<Parts> SplitMessage(const MessageBytes& bytes, const wire::MessageSchema& schema) {
   absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, schema);
   if (!split.ok()) return split.status();
   Parts parts;
@@ -327,7 +327,7 @@ absl::StatusOr<Parts> TakeApart(const MessageBytes& bytes, const wire::MessageSc
     const int field = payload.path[payload.path.size() - 2];
     const auto* column = std::find_if(std::begin(kInputColumns), std::end(kInputColumns),
                                       [&](const InputColumn& c) { return c.field == field; });
-    parts.inputs[column->role] = bytes.Part(payload.begin, payload.size);  // the last one counts
+    parts.inputs[column->role] = bytes.Part(payload.begin, payload.size);  // the last one wins
   }
   return parts;
 }
@@ -381,7 +381,7 @@ const wire::MessageSchema& DiagnoseSchema() { return kDiagnoseSchema; }
 
 absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
                                          const SharedMemory& shared_memory) {
-  absl::StatusOr<Parts> parts = TakeApart(message, kAttendSchema);
+  absl::StatusOr<Parts> parts = SplitMessage(message, kAttendSchema);
   if (!parts.ok()) return parts.status();
   v1::AttendRequest fields;
   if (!fields.ParseFromString(parts->rest)) {
@@ -392,7 +392,7 @@ absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
 
 absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
                                            const SharedMemory& shared_memory) {
-  absl::StatusOr<Parts> parts = TakeApart(message, kDiagnoseSchema);
+  absl::StatusOr<Parts> parts = SplitMessage(message, kDiagnoseSchema);
   if (!parts.ok()) return parts.status();
   v1::DiagnoseRequest fields;
   if (!fields.ParseFromString(parts->rest)) {
@@ -425,7 +425,7 @@ AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& pla
     if (const v1::SharedMemory* part = column.PlaceIn(places)) {
       *fields.mutable_shared_memory() = *part;
       fields.mutable_shared_memory()->set_byte_size(static_cast<int64_t>(payload.bytes.size()));
-      payload = {};  // written there already
+      payload = {};  // already written there
     }
     const auto payload_size = static_cast<int64_t>(payload.bytes.size());
     std::string tensor = fields.SerializeAsString();

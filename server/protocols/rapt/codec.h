@@ -27,7 +27,8 @@ const wire::MessageSchema& DiagnoseSchema();
 
 // Decodes an AttendRequest. The request reads its tensors in place, in `message`, which must
 // outlive it, or in `shared_memory`; only a mask of integers is converted. InvalidArgument names
-// the field, what came and what is allowed; NotFound and Unimplemented concern shared memory.
+// the field, the value received and the values allowed; NotFound and Unimplemented concern shared
+// memory.
 absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
                                          const SharedMemory& shared_memory);
 

@@ -66,7 +66,7 @@ absl::Status CheckSize(absl::string_view name, int64_t size) {
       absl::StrCat(name, " is ", size, "; it must be from 1 to 2^40"));
 }
 
-// The problem without its length.
+// Returns the problem without its length.
 absl::StatusOr<Problem> ReadSizes(const v1::EstimateMemoryRequest& request) {
   const v1::DataType code =
       request.dtype() == v1::DATA_TYPE_UNSPECIFIED ? v1::FP32 : request.dtype();
@@ -91,7 +91,7 @@ absl::StatusOr<Problem> ReadSizes(const v1::EstimateMemoryRequest& request) {
   if (problem.query_heads % problem.kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("query_heads is ", problem.query_heads,
                                                    ", kv_heads is ", problem.kv_heads,
-                                                   "; query_heads must be a multiple of it"));
+                                                   "; query_heads must be a multiple of kv_heads"));
   }
   return problem;
 }

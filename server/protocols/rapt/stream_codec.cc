@@ -21,7 +21,7 @@ using v1::KeyChunk;
 using v1::OutputChunk;
 using v1::QueryChunk;
 
-// As in an AttendStreamHeader.
+// The field names of an AttendStreamHeader.
 const FieldNames& StreamNames() {
   static const FieldNames names = [] {
     FieldNames header = kNativeNames;
@@ -95,7 +95,7 @@ absl::Status CheckPast(const v1::AttendStreamHeader& header) {
                    "; it must be from 0 to key_length = ", header.key_length()));
 }
 
-// The header as a call of the operator, so that it means what it would there.
+// Converts the header to a call of the operator, so that both have the same meaning.
 absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call) {
   DType dtype;
   absl::Status status = ReadType("dtype", header.dtype(), /*may_be_bool=*/false, dtype);
@@ -127,7 +127,7 @@ absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call
   return absl::OkStatus();
 }
 
-// What a chunk has to have: bytes of Q, or of K and V, and of the mask's part.
+// The required sizes of a chunk in bytes: of Q, or of K and V, and of its part of the mask.
 struct ChunkSizes {
   int64_t query = 0, key = 0, value = 0, mask = 0;
   int64_t total() const { return query + key + value + mask; }
@@ -155,9 +155,10 @@ ChunkSizes SizesOf(const ChunkedPlan& plan, const ChunkOrder::Expected& expected
   return sizes;
 }
 
-absl::Status CheckRow(absl::string_view field, int64_t came, int64_t expected) {
-  if (came == expected) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", came, "; it must be ", expected));
+absl::Status CheckRow(absl::string_view field, int64_t received, int64_t expected) {
+  if (received == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", received, "; it must be ", expected));
 }
 
 absl::Status CheckBytes(absl::string_view field, const InputBytes& bytes, int64_t expected,
@@ -176,7 +177,7 @@ absl::string_view NameOf(Message::PartCase part) {
     case Message::kKeys:
       return "a chunk of keys";
     default:
-      return "a message of nothing";
+      return "an empty message";
   }
 }
 
@@ -184,11 +185,11 @@ absl::Status CheckPart(Message::PartCase part,
                        const std::optional<ChunkOrder::Expected>& expected) {
   if (!expected) {
     return absl::InvalidArgumentError(
-        absl::StrCat(NameOf(part), " came after the last chunk that the header declares"));
+        absl::StrCat("received ", NameOf(part), " after the last chunk that the header declares"));
   }
   if (part == (expected->is_keys ? Message::kKeys : Message::kQueries)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(NameOf(part), " came where ", ToText(*expected), " are expected"));
+      absl::StrCat("received ", NameOf(part), "; expected ", ToText(*expected)));
 }
 
 struct ChunkField {
@@ -210,7 +211,7 @@ constexpr ChunkField kFields[] = {
      "keys.mask"},
 };
 
-// What the last field of that number holds.
+// Sets the payloads of the chunk. The last field of a number wins.
 void FindPayloads(const MessageBytes& message, const wire::Payloads& payloads,
                   Message::PartCase part, StreamChunk& chunk) {
   for (const wire::Payload& payload : payloads) {
@@ -246,7 +247,7 @@ absl::StatusOr<StreamRequest> DecodeStreamHeader(const MessageBytes& message) {
   if (!fields.ParseFromString(split->rest)) return NoSuchMessage();
   if (!fields.has_header()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(NameOf(fields.part_case()), " came where a header is expected"));
+        absl::StrCat("received ", NameOf(fields.part_case()), "; expected a header"));
   }
   const v1::AttendStreamHeader& header = fields.header();
   StreamRequest request;
@@ -282,10 +283,9 @@ int64_t MaxChunkMessageBytes(const ChunkedPlan& plan) {
 absl::Status CheckMessageSizes(const ChunkedPlan& plan, int64_t max_message_bytes) {
   const int64_t bytes = MaxChunkMessageBytes(plan);
   if (bytes > max_message_bytes) {
-    return Reject(
-        Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
-        absl::StrCat("a chunk may have ", bytes, " bytes, of a message at most ", max_message_bytes,
-                     " are allowed; query_chunk or key_chunk must be smaller"));
+    return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("a chunk may have ", bytes, " bytes; a message may have at most ",
+                               max_message_bytes, "; query_chunk or key_chunk must be smaller"));
   }
   const Problem& p = plan.problem;
   const int64_t heads = p.query_heads;
@@ -309,7 +309,7 @@ std::optional<ChunkOrder::Expected> ChunkOrder::next() const {
 
 void ChunkOrder::Advance() {
   begin_ += next()->rows.count;
-  SkipWhatIsOver();
+  SkipCompletedSide();
 }
 
 int64_t ChunkOrder::Length() const {
@@ -320,7 +320,7 @@ int64_t ChunkOrder::ChunkLength() const {
   return IsKeys() ? plan_.chunking.key_chunk : plan_.chunking.query_chunk;
 }
 
-void ChunkOrder::SkipWhatIsOver() {
+void ChunkOrder::SkipCompletedSide() {
   if (streams_ || begin_ < Length()) return;
   streams_ = true;
   begin_ = 0;
@@ -364,7 +364,7 @@ absl::StatusOr<StreamChunk> DecodeChunk(const MessageBytes& message, const Chunk
 }
 
 AnswerMessage EncodeOutput(const StepResult& result) {
-  const bool has_rows = result.gives == StepResult::Gives::kRows;
+  const bool has_rows = result.outputs == StepResult::Outputs::kRows;
   v1::OutputChunk fields;  // ScoreChunk begins with the same fields
   fields.set_offset(result.rows.begin);
   fields.set_count(result.rows.count);
@@ -395,10 +395,10 @@ AnswerMessage EncodeOutput(const StepResult& result) {
   answer.Append(header + head);
   for (const Payload& payload : payloads) {
     if (payload.bytes->bytes.empty()) continue;
-    std::string announcement;
+    std::string field_header;
     wire::AppendFieldHeader(payload.number, static_cast<int64_t>(payload.bytes->bytes.size()),
-                            announcement);
-    answer.Append(announcement);
+                            field_header);
+    answer.Append(field_header);
     answer.Append(*payload.bytes);
   }
   return answer;

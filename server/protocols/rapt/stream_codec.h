@@ -31,7 +31,7 @@ absl::Status CheckMessageSizes(const ChunkedPlan& plan, int64_t max_message_byte
 // The expected order of the chunks. The plan outlives it.
 class ChunkOrder {
  public:
-  explicit ChunkOrder(const ChunkedPlan& plan) : plan_(plan) { SkipWhatIsOver(); }
+  explicit ChunkOrder(const ChunkedPlan& plan) : plan_(plan) { SkipCompletedSide(); }
 
   struct Expected {
     bool is_keys = false;  // K and V; else Q
@@ -43,11 +43,11 @@ class ChunkOrder {
   void Advance();
 
  private:
-  // Of the tensors of the current side.
+  // Lengths of the current side.
   int64_t Length() const;
   int64_t ChunkLength() const;
   bool IsKeys() const { return streams_ == plan_.keys_stream(); }
-  void SkipWhatIsOver();
+  void SkipCompletedSide();
 
   const ChunkedPlan& plan_;
   bool streams_ = false;  // the resident side is complete

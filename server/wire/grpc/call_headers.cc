@@ -21,10 +21,10 @@ std::optional<absl::string_view> CertificateOf(const grpc::ServerContextBase& co
   return View(names.front());
 }
 
-// gRPC's deadline is of the system clock.
+// gRPC's deadline uses the system clock.
 Instant DeadlineOf(const grpc::ServerContextBase& context, Instant now) {
   using std::chrono::system_clock;
-  // So far away that the sum would overflow.
+  // Later deadlines would overflow the sum.
   constexpr std::chrono::hours kForever{24 * 365 * 100};
   const system_clock::time_point wall_now = system_clock::now();
   const system_clock::time_point deadline = context.deadline();

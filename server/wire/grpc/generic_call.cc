@@ -22,23 +22,23 @@ GenericCall::GenericCall(std::unique_ptr<GrpcCall> call)
     : call_(std::move(call)),
       read_([this](bool ok) {
         OnReadDone(ok);
-        LetGo();
+        Unref();
       }),
       written_([this](bool ok) {
         OnWriteDone(ok);
-        LetGo();
+        Unref();
       }),
       finished_([this](bool) {
-        LetGo();  // releases Hold()
-        LetGo();
+        Unref();  // releases Ref()
+        Unref();
       }) {}
 
 void GenericCall::OnEnded() {
   if (context().IsCancelled()) OnCancel();
-  LetGo();
+  Unref();
 }
 
-void GenericCall::LetGo() {
+void GenericCall::Unref() {
   if (--pending_ == 0) OnDone();
 }
 
@@ -59,12 +59,12 @@ void GenericCall::StartWrite(const grpc::ByteBuffer* message) {
 }
 
 void GenericCall::StartWriteAndFinish(const grpc::ByteBuffer* message, const grpc::Status& status) {
-  Hold();
+  Ref();
   call_->stream.WriteAndFinish(*message, grpc::WriteOptions(), status, &finished_);
 }
 
 void GenericCall::StartFinish(const grpc::Status& status) {
-  Hold();
+  Ref();
   call_->stream.Finish(status, &finished_);
 }
 

@@ -14,7 +14,7 @@
 
 namespace rapt {
 
-// A call as gRPC has it, created before the call arrives.
+// gRPC's objects of a call, created before the call arrives.
 struct GrpcCall {
   virtual ~GrpcCall() = default;
   grpc::GenericServerContext context;
@@ -33,7 +33,7 @@ class GenericCall {
   GenericCall(const GenericCall&) = delete;
   GenericCall& operator=(const GenericCall&) = delete;
 
-  // Called right after construction.
+  // Called after construction.
   virtual void Begin() = 0;
 
   // The caller received the response or disconnected. Called after Begin().
@@ -55,9 +55,9 @@ class GenericCall {
   void StartWriteAndFinish(const grpc::ByteBuffer* message, const grpc::Status& status);
   void StartFinish(const grpc::Status& status);
 
-  // OnDone does not run between Hold() and LetGo().
-  void Hold() { ++pending_; }
-  void LetGo();
+  // OnDone does not run between Ref() and Unref().
+  void Ref() { ++pending_; }
+  void Unref();
 
   virtual void OnReadDone(bool /*ok*/) {}
   virtual void OnWriteDone(bool /*ok*/) {}

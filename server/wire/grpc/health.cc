@@ -30,9 +30,9 @@ class Health::WatchCall final : public GenericCall, private HealthStatus::Watche
     std::optional<grpc::Status> end;
     {
       MutexLock lock(mutex_);
-      if (is_busy_ || (!end_ && told_ == status)) return;
+      if (is_busy_ || (!end_ && reported_ == status)) return;
       is_busy_ = true;  // permanently if the call finishes
-      told_ = status;
+      reported_ = status;
       end = end_;
     }
     if (end) return StartFinish(*end);
@@ -48,17 +48,17 @@ class Health::WatchCall final : public GenericCall, private HealthStatus::Watche
     HealthCheckRequest request;
     if (!ok ||
         !grpc::SerializationTraits<HealthCheckRequest>::Deserialize(&buffer_, &request).ok()) {
-      return GoOn(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "malformed request"));
+      return Continue(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "malformed request"));
     }
     service_ = request.service();
     health_.Add(*this);
-    GoOn();
+    Continue();
   }
 
-  void OnWriteDone(bool ok) override { ok ? GoOn() : GoOn(grpc::Status::CANCELLED); }
+  void OnWriteDone(bool ok) override { ok ? Continue() : Continue(grpc::Status::CANCELLED); }
 
   // The pending operation completed.
-  void GoOn(std::optional<grpc::Status> end = std::nullopt) {
+  void Continue(std::optional<grpc::Status> end = std::nullopt) {
     {
       MutexLock lock(mutex_);
       is_busy_ = false;
@@ -85,7 +85,7 @@ class Health::WatchCall final : public GenericCall, private HealthStatus::Watche
   grpc::ByteBuffer buffer_;  // the request, then the response
   Mutex mutex_;
   bool is_busy_ ABSL_GUARDED_BY(mutex_) = true;
-  std::optional<HealthStatus::Status> told_ ABSL_GUARDED_BY(mutex_);
+  std::optional<HealthStatus::Status> reported_ ABSL_GUARDED_BY(mutex_);
   std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mutex_);
 };
 

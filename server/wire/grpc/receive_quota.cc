@@ -6,7 +6,7 @@ namespace {
 // gRPC's memory besides messages: connections, headers, bytes being sent.
 constexpr int64_t kGrpcOwnBytes = int64_t{64} << 20;
 
-// The limit changes in steps of this number of calls: few changes, 4 MiB each.
+// The limit changes in steps of this number of calls, 4 MiB each, so that it changes rarely.
 constexpr int64_t kStep = 64;
 
 // Threads for methods without tensors. A call occupies one until its response is sent, which a slow

@@ -21,7 +21,7 @@ inline constexpr int kStreamWindowBytes = 64 * 1024;
 // because each may fill its window before it is admitted. Thread-safe.
 class ReceiveQuota {
  public:
-  // `message_bytes`: limit of the admitted messages of all calls together.
+  // `message_bytes` is the limit of the admitted messages of all calls together.
   explicit ReceiveQuota(int64_t message_bytes);
 
   const grpc::ResourceQuota& quota() const { return quota_; }

@@ -9,7 +9,7 @@ namespace {
 
 // A slice costs 32 bytes in gRPC and 24 bytes here, which the memory budget does not include.
 // Clients send frames of 16 KiB, and networks do not split them below some hundred bytes.
-constexpr int64_t kLeastSliceBytes = 256;  // on average, beyond this number of slices:
+constexpr int64_t kMinAverageSliceBytes = 256;  // beyond this number of slices:
 constexpr int64_t kFreeSlices = 1024;
 
 }  // namespace
@@ -23,7 +23,7 @@ ReceivedMessage& ReceivedMessage::operator=(ReceivedMessage&& other) noexcept {
 absl::Status ReceivedMessage::Take(grpc::ByteBuffer& buffer) {
   Clear();
   buffer_.Swap(&buffer);
-  const int64_t most = kFreeSlices + static_cast<int64_t>(buffer_.Length()) / kLeastSliceBytes;
+  const int64_t most = kFreeSlices + static_cast<int64_t>(buffer_.Length()) / kMinAverageSliceBytes;
   int64_t slices = 0, end = 0;
   const void* data;
   int size;

@@ -18,10 +18,10 @@ void TensorCall::Begin() { OnHeaders(HeadersOf(context(), call().arrived())); }
 void TensorCall::End(absl::Status status) { UnaryCall::End(std::move(status)); }
 
 void TensorCall::StartReading() {
-  Hold();  // the read may be done, and the call over, before StartRead() returns
+  Ref();  // the read and the call may end before StartRead() returns
   StartRead(&buffer_);
   OnReadingStarted();
-  LetGo();
+  Unref();
 }
 
 void TensorCall::OnReadDone(bool ok) {

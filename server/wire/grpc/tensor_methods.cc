@@ -28,7 +28,7 @@ class UnknownMethod final : public GenericCall {
 class TensorMethods::Expected final : public GrpcCall {
  public:
   // Requests a call. Deletes itself if the server shuts down before one arrives.
-  static void Ask(TensorMethods& methods) {
+  static void Request(TensorMethods& methods) {
     auto* const call = new Expected(methods);
     call->context.AsyncNotifyWhenDone(&call->ended_);
     grpc::ServerCompletionQueue* const queue = methods.queue_.get();
@@ -52,7 +52,7 @@ class TensorMethods::Expected final : public GrpcCall {
   void OnArrived(bool ok) {
     std::unique_ptr<GrpcCall> self(this);
     if (!ok) return;
-    Ask(methods_);
+    Request(methods_);
     call_ = methods_.NewCallOf(std::move(self));
     call_->Begin();
     OnStep();
@@ -86,7 +86,7 @@ GenericCall* TensorMethods::NewCallOf(std::unique_ptr<GrpcCall> call) const {
 
 void TensorMethods::Start(std::unique_ptr<grpc::ServerCompletionQueue> queue, int threads) {
   queue_ = std::move(queue);
-  for (int n = 0; n < kExpectedCalls; ++n) Expected::Ask(*this);
+  for (int n = 0; n < kExpectedCalls; ++n) Expected::Request(*this);
   for (int n = 0; n < threads; ++n) threads_.emplace_back([this] { Serve(); });
 }
 

@@ -92,12 +92,12 @@ absl::StatusOr<Identity> ParseIdentity(const std::vector<std::string>& contents)
 // uses polling threads, and would accept a key that does not match the certificate yet.
 class ReloadedCredentials final : public TlsCredentials {
  public:
-  ReloadedCredentials(std::unique_ptr<Reloaded<Identity>> identity, bool asks_callers)
-      : identity_(std::move(identity)), asks_callers_(asks_callers) {
+  ReloadedCredentials(std::unique_ptr<Reloaded<Identity>> identity, bool authenticates_clients)
+      : identity_(std::move(identity)), authenticates_clients_(authenticates_clients) {
     credentials_ = grpc_ssl_server_credentials_create_with_options(
         grpc_ssl_server_credentials_create_options_using_config_fetcher(
-            asks_callers_ ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
-                          : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
+            authenticates_clients_ ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                   : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
             Fetch, this));
   }
   ~ReloadedCredentials() override { grpc_server_credentials_release(credentials_); }
@@ -124,14 +124,14 @@ class ReloadedCredentials final : public TlsCredentials {
     if (identity == fetched_) return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
     const grpc_ssl_pem_key_cert_pair pair{identity->key.c_str(), identity->cert.c_str()};
     // gRPC requires authorities even without client authentication, and ignores them then.
-    const std::string& authorities = asks_callers_ ? identity->client_ca : identity->cert;
+    const std::string& authorities = authenticates_clients_ ? identity->client_ca : identity->cert;
     *config = grpc_ssl_server_certificate_config_create(authorities.c_str(), &pair, 1);
     fetched_ = std::move(identity);
     return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
   }
 
   const std::unique_ptr<Reloaded<Identity>> identity_;
-  const bool asks_callers_;
+  const bool authenticates_clients_;
   std::shared_ptr<const Identity> fetched_;  // used by gRPC
   grpc_server_credentials* credentials_;
 };
@@ -140,12 +140,12 @@ class ReloadedCredentials final : public TlsCredentials {
 
 absl::StatusOr<std::shared_ptr<TlsCredentials>> LoadTlsCredentials(const TlsFiles& files,
                                                                    const Clock& clock) {
-  const bool asks_callers = !files.client_ca.empty();
+  const bool authenticates_clients = !files.client_ca.empty();
   std::vector<NamedFile> named = {{"--tls_cert", files.cert}, {"--tls_key", files.key}};
-  if (asks_callers) named.push_back({"--tls_client_ca", files.client_ca});
+  if (authenticates_clients) named.push_back({"--tls_client_ca", files.client_ca});
   auto identity = Reloaded<Identity>::Load(std::move(named), ParseIdentity, clock);
   if (!identity.ok()) return identity.status();
-  return std::make_shared<ReloadedCredentials>(*std::move(identity), asks_callers);
+  return std::make_shared<ReloadedCredentials>(*std::move(identity), authenticates_clients);
 }
 
 }  // namespace rapt

@@ -25,10 +25,10 @@ class TlsCredentials : public grpc::ServerCredentials {
   virtual void Reload() = 0;
 };
 
-// Returns credentials for one listening address. A handshake uses the files as of at most a second
-// before; existing connections keep their certificates. Invalid or incomplete replacements are
-// ignored. InvalidArgument naming the flag if the initial files are unusable. `clock` outlives the
-// result.
+// Returns credentials for one listening address. A handshake uses files read at most a second
+// earlier; existing connections keep their certificates. Invalid or incomplete replacements are
+// ignored. Returns InvalidArgument, naming the flag, if the initial files are unusable. `clock`
+// outlives the result.
 absl::StatusOr<std::shared_ptr<TlsCredentials>> LoadTlsCredentials(const TlsFiles& files,
                                                                    const Clock& clock);
 

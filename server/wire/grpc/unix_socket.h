@@ -9,9 +9,9 @@
 
 namespace rapt {
 
-// Prepares binding a Unix domain socket at `path`: removes the stale socket of a dead server.
-// InvalidArgument if the path is too long, Unavailable if a server still listens there or the file
-// is not a socket; neither is removed.
+// Prepares the binding of a Unix domain socket at `path`: removes the stale socket of a dead
+// server. InvalidArgument if the path is too long, Unavailable if a server still listens there or
+// the file is not a socket; neither is removed.
 absl::Status MakeRoomForSocket(const std::string& path);
 
 // Sets the mode of sockets bound during its lifetime. Changes the umask of the process, so use it

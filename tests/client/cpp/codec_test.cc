@@ -334,11 +334,11 @@ TEST(CodecTest, AResponseOfManySmallFieldsIsRejected) {
 
 TEST(CodecTest, AnInconsistentResponseIsInternal) {
   const std::pair<const char*, const char*> cases[] = {
-      {"", "the server answered without y"},
+      {"", "malformed response from server: no y"},
       {"y { dtype: FP32 shape: 2 data: 'abcd' }", "y of shape [2] of FP32 in 4 bytes"},
       {"y { dtype: FP32 shape: -1 data: '' }", "y of shape [-1] of FP32 in 0 bytes"},
-      {"y { shape: 1 data: 'abcd' }", "y of a type that this client does not know, number 0"},
-      {"y { dtype: FP32 shape: 1 data: 'abcd' }", "the server answered without lse"},
+      {"y { shape: 1 data: 'abcd' }", "y has the unknown data type 0"},
+      {"y { dtype: FP32 shape: 1 data: 'abcd' }", "malformed response from server: no lse"},
       {"y { dtype: FP32 shape: 1 data: 'abcd' } lse { dtype: FP32 shape: 1 data: '' }",
        "lse of shape [1] of FP32 in 0 bytes"}};
   for (const auto& [text, message] : cases) {

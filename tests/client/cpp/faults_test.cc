@@ -415,7 +415,8 @@ TEST_P(AttendFaultsTest, AnInconsistentResponseIsInternal) {
   });
   const auto client = ConnectTo(server.address());
   const Call call;
-  EXPECT_EQ(Attend(*client, call).status(), absl::InternalError("the server answered without y"));
+  EXPECT_EQ(Attend(*client, call).status(),
+            absl::InternalError("malformed response from server: no y"));
 }
 
 TEST_P(AttendFaultsTest, AnAddressWithoutAServerIsUnavailable) {

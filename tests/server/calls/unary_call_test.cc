@@ -316,12 +316,12 @@ TEST_F(UnaryCallTest, ReturnsTheTraceparentWithAndWithoutAPlan) {
 TEST_F(UnaryCallTest, AStreamIsIdleBetweenRequestsAndReportsEach) {
   std::optional<Call> call(std::in_place, environment_, observe_);
   ASSERT_TRUE(call->Enter(Headers()).ok());
-  call->Rest();
+  call->MarkIdle();
   EXPECT_EQ(open_calls_.count(), 0);
   EXPECT_EQ(open_calls_.places(), 1);
   for (int n = 1; n <= 2; ++n) {
     clock_.Advance(seconds(5));
-    call->Wake();
+    call->MarkActive();
     EXPECT_EQ(open_calls_.count(), 1);
     EXPECT_TRUE(call->AcceptMessage(100).ok());
     EXPECT_EQ(message_memory(), 100) << "charged without a reservation";
@@ -330,7 +330,7 @@ TEST_F(UnaryCallTest, AStreamIsIdleBetweenRequestsAndReportsEach) {
     EXPECT_EQ(reports_.back().received_bytes, 100);
     EXPECT_EQ(reports_.back().total, seconds(1)) << "measured from the arrival of the request";
     call->ReleaseMessageMemory();
-    call->Rest();
+    call->MarkIdle();
   }
   call.reset();
   EXPECT_EQ(open_calls_.places(), 0);

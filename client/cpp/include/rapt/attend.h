@@ -1,9 +1,10 @@
-// One attention call: what goes in, what comes out.
+// The inputs and outputs of one attention call.
 //
 //     S = scale * Q K^T                                                       kScores
 //     S = softcap * tanh(S / softcap), when softcap > 0                       kSoftcapped
-//     S = S + mask + attention_bias; causality, window and key lengths then give -inf kBiased P =
-//     softmax(S over keys); dropout, when asked for                       kWeights Y = P V
+//     S = S + mask + attention_bias; then -inf by causality, window, lengths  kBiased
+//     P = softmax(S over keys); dropout, if requested                         kWeights
+//     Y = P V
 //
 // Letters in shapes: B batch; Hq query heads; Hkv key/value heads, Hq a multiple of Hkv; Sq
 // queries; Sk keys; P past keys; T = P + Sk; D head size of Q and K; Dv head size of V and Y. The
@@ -29,7 +30,7 @@ enum class Layout : uint8_t {
   kBse,     // [B, S, H * D] with query_heads and kv_heads; both 0: one head
 };
 
-// Where the causal diagonal and the window sit: key j is visible to query i when j <= i + offset.
+// The offset of the causal diagonal and the window: key j is visible to query i if j <= i + offset.
 enum class Alignment : uint8_t {
   kTopLeft,      // offset = P with a past, else key_lengths[b] - Sq when lengths are given, else 0
   kBottomRight,  // offset = T - Sq: the last query sees the last key
@@ -93,7 +94,7 @@ struct AttendCall {
   bool softmax_in_fp64 = false;  // kFloat64 inputs always are; otherwise float
   std::optional<Dropout> dropout = {};
 
-  // Outputs beside Y.
+  // Outputs in addition to Y.
   std::optional<ScoreOutput> score_output = {};
   bool wants_lse = false;
   bool wants_present = false;
@@ -103,10 +104,10 @@ struct AttendCall {
   uint64_t priority = 0;
 };
 
-// How a call's tensors travelled.
+// How a call's tensors were transferred.
 enum class Path : uint8_t {
   kMessage,
-  kSharedMemory,  // all inputs and Y; other outputs came by message
+  kSharedMemory,  // all inputs and Y; other outputs were in the message
   kStream,        // in chunks; see rapt/stream.h
 };
 
@@ -125,7 +126,7 @@ struct AttendResult {
   // only.
   std::string plan;
 
-  // Where the server's time went.
+  // Time spent on the server.
   std::chrono::microseconds queue_time{0};
   std::chrono::microseconds compute_time{0};
 };

@@ -121,9 +121,9 @@ class Client {
  public:
   // `address` is a gRPC target: "127.0.0.1:8001", "dns:///rapt.example:8001",
   // "unix:/run/rapt.sock". If it names several servers, like a DNS name or
-  // "ipv4:10.0.0.1:8001,10.0.0.2:8001" can, calls go round robin to those that answer.
+  // "ipv4:10.0.0.1:8001,10.0.0.2:8001" can, calls go round robin to those that respond.
   // InvalidArgument if the options are invalid or name files that can't be read; Unavailable if no
-  // server answers.
+  // server responds.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
                                                          const Options& options = {});
 

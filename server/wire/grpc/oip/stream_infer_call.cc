@@ -28,7 +28,7 @@ void StreamInferCall::Begin() {
 }
 
 absl::Status StreamInferCall::ReadHeaders(const CallHeaders& headers) {
-  call_.Rest();
+  call_.MarkIdle();
   call_.SetStreamDeadline(headers.deadline);
   absl::Status status = call_.ReadDeclaredBytes(headers);
   expected_bytes_ = call_.declared_bytes().value_or(0);
@@ -47,7 +47,7 @@ void StreamInferCall::Read(absl::StatusOr<MessageReservation> memory) {
     call_.KeepMessageMemory(*std::move(memory));
   } else if (!absl::IsResourceExhausted(memory.status())) {
     return Refuse(memory.status());
-  }  // otherwise there is no request yet to reject
+  }  // on ResourceExhausted there is no request yet to reject
   is_reading_ = true;
   const bool has_memory = call_.message_memory_bytes() > 0;
   alarm_.Set(has_memory ? std::min(call_.deadline(), call_.Now() + kReservationTime)
@@ -76,9 +76,10 @@ void StreamInferCall::OnReadDone(bool ok) {
   is_reading_ = false;
   if (!ok) {
     call_.ReleaseMessageMemory();
-    return FinishStream(absl::OkStatus());  // half-closed; a caller that left does not read this
+    return FinishStream(
+        absl::OkStatus());  // half-closed; a caller that disconnected does not read this
   }
-  call_.Wake();
+  call_.MarkActive();
   decoded_ = {};
   absl::Status status = TakeMessage();
   if (status.ok()) status = Decode();
@@ -122,7 +123,7 @@ void StreamInferCall::Answer(AnswerMessage answer) {
   message_.Clear();
   call_.ReleaseMessageMemory();
   ToByteBuffer(std::move(answer)).Swap(&buffer_);
-  // A caller that does not read would keep the outputs.
+  // A caller that does not read would hold the outputs.
   const Instant deadline =
       std::min(call_.deadline(), call_.Now() + call_.limits().default_deadline);
   call_.BeginSending(static_cast<int64_t>(buffer_.Length()), deadline);
@@ -136,8 +137,8 @@ void StreamInferCall::OnWriteDone(bool ok) {
   buffer_.Clear();
   call_.EndSending();
   call_.Report(std::move(status_));
-  call_.Rest();
-  if (!ok) return FinishStream(absl::OkStatus());  // the caller is gone
+  call_.MarkIdle();
+  if (!ok) return FinishStream(absl::OkStatus());  // the caller disconnected
   Wait();
 }
 

@@ -20,26 +20,27 @@
 
 namespace rapt::oip {
 
-// One request at a time: the next one is read when the answer to the previous one has been sent. So
-// answers come in the order of requests, a stream holds the memory of one request only, and HTTP/2
-// flow control applies backpressure to a faster sender. An invalid request is answered by an
-// error_message in its place; the stream continues. It ends when the caller has half-closed it and
-// has all answers.
+// One request at a time: the next one is read when the response to the previous one has been sent.
+// Therefore responses are in the order of requests, a stream holds the memory of one request only,
+// and HTTP/2 flow control applies backpressure to a faster sender. An invalid request gets an
+// error_message in its position; the stream continues. It ends when the caller has half-closed it
+// and has received all responses.
 //
-// A stream may be silent for hours and holds no memory then. The size of its next message is the
-// one that the caller declared, or else a guess from the previous message: memory of that size is
-// reserved before the read begins, and kept for kReservationTime. A message that comes later, or is
-// larger, has arrived completely before memory could be requested; it is charged to the budget
-// nevertheless, so that other calls wait.
+// A stream may be silent for hours and then holds no memory. The size of its next message is the
+// size that the caller declared, otherwise that of the previous message. Memory of that size is
+// reserved before the read begins and held for kReservationTime. A message that arrives later or is
+// larger is complete before memory can be requested; it is charged to the budget nevertheless, so
+// that other calls wait.
 //
-// A caller that reads an answer too slowly, or not within the default deadline, loses the stream.
+// The stream is cancelled if its caller reads a response too slowly or not within the default
+// deadline.
 //
 // The stream has a place among its caller's open calls from its arrival, and is idle between
 // requests, so that a silent one does not delay the drain of the server. Each request is reported
 // on its own. Deletes itself.
 class StreamInferCall final : public GenericCall {
  public:
-  // Enough for a caller that sends the next request when it has the answer.
+  // Enough for a caller that sends the next request when it has received the response.
   static constexpr std::chrono::seconds kReservationTime{2};
 
   // `observe` and `shared_memory` outlive the call.

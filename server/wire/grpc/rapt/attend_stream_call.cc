@@ -13,7 +13,7 @@ namespace {
 // One chunk is computed, one is received.
 constexpr int64_t kHeldChunks = 2;
 
-// As many as there are output buffers; small results leave theirs when they are encoded.
+// The number of result slots; small results leave theirs when they are encoded.
 constexpr size_t kHeldAnswers = 2;
 
 }  // namespace
@@ -82,7 +82,7 @@ void AttendStreamCall::Handle(Events events) {
 bool AttendStreamCall::Proceed() {
   if (!status_.ok()) {
     if (is_admitting_ || is_computing_ || is_writing_) return false;
-    FinishBadly();
+    FinishWithError();
     return true;
   }
   if (is_admitting_) return false;
@@ -90,12 +90,12 @@ bool AttendStreamCall::Proceed() {
   if (!is_writing_ && !answers_.empty()) WriteNext();
   if (MayRead()) Read();
   if (!IsComplete()) return false;
-  FinishWell();
+  FinishOk();
   return true;
 }
 
 // A chunk may be read while no received one waits.
-bool AttendStreamCall::MayRead() const { return !is_reading_ && !has_all_ && !waiting_; }
+bool AttendStreamCall::MayRead() const { return !is_reading_ && !is_half_closed_ && !waiting_; }
 
 void AttendStreamCall::Read() {
   is_reading_ = true;
@@ -116,12 +116,12 @@ void AttendStreamCall::OnRead(bool ok) {
   } else if (!order_) {
     status = absl::InvalidArgumentError("the stream ended before its header");
   } else if (const auto expected = order_->next()) {
-    status = absl::InvalidArgumentError(
-        absl::StrCat("the stream ended where ", ToText(*expected), " are expected"));
+    status =
+        absl::InvalidArgumentError(absl::StrCat("the stream ended; expected ", ToText(*expected)));
   } else {
-    has_all_ = true;
+    is_half_closed_ = true;
   }
-  was_cut_ = !ok && !status.ok();
+  was_truncated_ = !ok && !status.ok();
   if (!status.ok()) Fail(std::move(status), Stage::kReceive);
 }
 
@@ -214,7 +214,7 @@ void AttendStreamCall::OnComputed(StepResult result) {
   call_.AddTime(Stage::kCompute, result.compute_time);
   if (!result.status.ok()) return Fail(std::move(result.status), Stage::kCompute);
   call_.report().flops += result.flops;
-  if (result.gives != StepResult::Gives::kNothing) answers_.push_back(EncodeOutput(result));
+  if (result.outputs != StepResult::Outputs::kNone) answers_.push_back(EncodeOutput(result));
 }
 
 void AttendStreamCall::WriteNext() {
@@ -226,8 +226,8 @@ void AttendStreamCall::WriteNext() {
   StartWrite(&outgoing_);
 }
 
-// A caller that does not read would keep the outgoing message, and block results that need its
-// buffer.
+// A caller that does not read would hold the outgoing message, and block results that need its
+// slot.
 void AttendStreamCall::BeginSending() {
   call_.BeginSending(static_cast<int64_t>(outgoing_.Length()), call_.deadline());
 }
@@ -235,7 +235,7 @@ void AttendStreamCall::BeginSending() {
 void AttendStreamCall::OnWritten(bool ok) {
   is_writing_ = false;
   SetAlarm();
-  outgoing_.Clear();  // its buffer is free once gRPC has released it, too
+  outgoing_.Clear();  // its slot is free once gRPC has also released it
   call_.EndSending();
   if (!ok) Fail(call_.CancelledOrLate(), Stage::kSend);
 }
@@ -262,7 +262,7 @@ void AttendStreamCall::HandleAlarm() {
   if (is_reading_ && now >= call_.receive_end()) {
     Fail(call_.SlowSender("stream"), Stage::kReceive);
   }
-  SetAlarm();  // it may have rung for an operation that has ended since
+  SetAlarm();  // it may have fired for an operation that has ended since
 }
 
 void AttendStreamCall::SetAlarm() {
@@ -282,16 +282,17 @@ void AttendStreamCall::Fail(absl::Status status, Stage stage) {
   if (!status_.ok()) return;
   status_ = std::move(status);
   call_.report().ended_in = stage;
-  answers_.clear();  // a step may wait for their buffers
+  answers_.clear();  // a step may wait for their slots
   call_.Cancel();
 }
 
 bool AttendStreamCall::IsComplete() const {
-  if (!has_all_ || waiting_ || is_computing_ || is_writing_ || !answers_.empty()) return false;
+  if (!is_half_closed_ || waiting_ || is_computing_ || is_writing_ || !answers_.empty())
+    return false;
   return !stream_->plan().keys_stream() || finished_rows_ == stream_->plan().problem.query_length;
 }
 
-void AttendStreamCall::FinishWell() {
+void AttendStreamCall::FinishOk() {
   call_.report().ended_in = Stage::kSend;
   const CallReport& report = call_.report();
   const auto queue_time = report.time_of(Stage::kQueue);
@@ -305,7 +306,7 @@ void AttendStreamCall::FinishWell() {
   StartWriteAndFinish(&outgoing_, grpc::Status::OK);
 }
 
-void AttendStreamCall::FinishBadly() {
+void AttendStreamCall::FinishWithError() {
   Release();
   AddTrailers(call_);
   StartFinish(ToGrpcStatus(status_));
@@ -330,15 +331,16 @@ void AttendStreamCall::OnWriteDone(bool ok) {
 }
 
 void AttendStreamCall::OnCancel() {
-  caller_left_ = true;
+  is_cancelled_ = true;
   Post([](Events& events) { events.cancelled = true; });
 }
 
 void AttendStreamCall::OnDone() {
   alarm_.Cancel();
-  // A read may fail before it is known that the caller left; and the last answer may be unsent.
-  if (caller_left_ && was_cut_) status_ = call_.CancelledOrLate();
-  if (caller_left_ && status_.ok()) {
+  // A read may fail before the cancellation by the caller is known, and the last response may be
+  // unsent.
+  if (is_cancelled_ && was_truncated_) status_ = call_.CancelledOrLate();
+  if (is_cancelled_ && status_.ok()) {
     status_ = call_.NotSent();
   }
   call_.Report(std::move(status_));

@@ -28,13 +28,14 @@ namespace rapt::native {
 
 // One read is pending and one chunk is computed at a time, so that a chunk is received while the
 // previous one is folded in. A received chunk waits for the previous one, and nothing is read
-// meanwhile. One answer is written at a time, and nothing is computed while two wait. Deletes
+// meanwhile. One response is written at a time, and nothing is computed while two wait. Deletes
 // itself.
 //
 // A read, a write, a step of the computation and the alarm may end concurrently, on different
-// threads. Each only records its event. One thread at a time handles the events: the first that
-// finds no other doing so. So all state but the events belongs to that thread. The call is finished
-// when no operation that it started is pending, except a read, which gRPC then ends.
+// threads. Each only records its event. One thread at a time handles the events: the first one that
+// finds no other thread handling them. Therefore all state except the events belongs to that
+// thread. The call is finished when none of its operations is pending, except a read, which gRPC
+// then ends.
 class AttendStreamCall final : public GenericCall {
  public:
   // `observe` outlives the call.
@@ -50,7 +51,7 @@ class AttendStreamCall final : public GenericCall {
     std::optional<absl::StatusOr<MessageReservation>> header_admitted;
     std::optional<absl::Status> stream_admitted;
     std::optional<bool> read;     // whether there was a message
-    std::optional<bool> written;  // whether it went out
+    std::optional<bool> written;  // whether it was sent
     std::optional<StepResult> computed;
     bool alarm = false;
     bool cancelled = false;
@@ -64,7 +65,8 @@ class AttendStreamCall final : public GenericCall {
 
   void Post(absl::FunctionRef<void(Events&)> record);
   void Handle(Events events);
-  // Starts all operations that can start. True when the call is finished and may be destroyed.
+  // Starts all operations that can start. Returns true if the call is finished and may be
+  // destroyed.
   bool Proceed();
 
   void OnRead(bool ok);
@@ -86,8 +88,8 @@ class AttendStreamCall final : public GenericCall {
   void WriteNext();
   void BeginSending();
   bool IsComplete() const;
-  void FinishWell();
-  void FinishBadly();
+  void FinishOk();
+  void FinishWithError();
   void Fail(absl::Status status, Stage stage);
   Stage StageNow() const;
   void Release();
@@ -98,7 +100,7 @@ class AttendStreamCall final : public GenericCall {
   void OnDone() override;
 
   Call call_;
-  std::atomic<bool> caller_left_{false};
+  std::atomic<bool> is_cancelled_{false};
   std::atomic<bool> is_answered_{false};  // the end of the stream may not have been sent yet
 
   Mutex mutex_;
@@ -109,14 +111,14 @@ class AttendStreamCall final : public GenericCall {
   std::optional<ChunkOrder> order_;          // of the stream's chunks; set on admission
   std::optional<Received> waiting_;
   std::optional<Received> computed_;  // the one being computed
-  int64_t finished_rows_ = 0;         // of Y, where keys stream
+  int64_t finished_rows_ = 0;         // of Y, if keys stream
   std::deque<AnswerMessage> answers_;
   bool is_admitting_ = false;
   bool is_reading_ = false;
   bool is_computing_ = false;
   bool is_writing_ = false;
-  bool has_all_ = false;  // the caller has half-closed
-  bool was_cut_ = false;  // a read failed before the last chunk
+  bool is_half_closed_ = false;  // by the caller
+  bool was_truncated_ = false;   // a read failed before the last chunk
   Instant admission_began_;
   absl::Status status_;
 

@@ -611,7 +611,7 @@ const Refusal kRefusals[] = {
      kInvalid,
      {"V is missing"}},
     {"UnknownInput", [](auto& m) { Rename(m, 0, "W"); }, kInvalid, {"input W", "Q, K, V"}},
-    {"InputTwice", [](auto& m) { Rename(m, 1, "Q"); }, kInvalid, {"Q came twice"}},
+    {"InputTwice", [](auto& m) { Rename(m, 1, "Q"); }, kInvalid, {"Q is given twice"}},
     {"UnknownDatatype",
      [](auto& m) { m.mutable_inputs(0)->set_datatype("INT8"); },
      kInvalid,
