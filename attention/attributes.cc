@@ -26,7 +26,9 @@ constexpr AttributeInfo kTable[] = {
      .onnx = "is_causal",
      .native = "attention.causal",
      .c = "causal",
-     .field = AttributeField<bool>{&OperatorCall::is_causal, &Problem::causal}},
+     .field = AttributeField<bool>{&OperatorCall::is_causal, &Problem::causal},
+     .flag = "causal",
+     .help = "mask keys after the query"},
     {.attribute = Attribute::kLeftWindow,
      .onnx = "left_window_size",
      .native = "attention.window.left",
@@ -34,7 +36,8 @@ constexpr AttributeInfo kTable[] = {
      .field = AttributeField<int64_t>{&OperatorCall::left_window_size, &Problem::left_window},
      .least = -1,
      .most = kInfinity,
-     .allowed = "-1 (unbounded) or at least 0"},
+     .allowed = "-1 (unbounded) or at least 0",
+     .absent = -1},
     {.attribute = Attribute::kRightWindow,
      .onnx = "right_window_size",
      .native = "attention.window.right",
@@ -42,7 +45,8 @@ constexpr AttributeInfo kTable[] = {
      .field = AttributeField<int64_t>{&OperatorCall::right_window_size, &Problem::right_window},
      .least = -1,
      .most = kInfinity,
-     .allowed = "-1 (unbounded) or at least 0"},
+     .allowed = "-1 (unbounded) or at least 0",
+     .absent = -1},
     {.attribute = Attribute::kScale,
      .onnx = "scale",
      .native = "attention.scale",
@@ -50,14 +54,18 @@ constexpr AttributeInfo kTable[] = {
      .field = AttributeField<std::optional<double>>{&OperatorCall::scale, &Problem::scale},
      .least = -kLargest,
      .most = kLargest,
-     .allowed = "finite"},
+     .allowed = "finite",
+     .flag = "scale",
+     .help = "scale of the scores (default: 1/sqrt(D))"},
     {.attribute = Attribute::kSoftcap,
      .onnx = "softcap",
      .native = "attention.softcap",
      .c = "softcap",
      .field = AttributeField<double>{&OperatorCall::softcap, &Problem::softcap},
      .most = kLargest,
-     .allowed = "0 (none) or positive and finite"},
+     .allowed = "0 (none) or positive and finite",
+     .flag = "softcap",
+     .help = "cap scores to X*tanh(score/X); 0: no cap (default: 0)"},
     {.attribute = Attribute::kDropoutProbability,
      .onnx = "dropout probability",
      .native = "attention.dropout.probability",
@@ -70,7 +78,7 @@ constexpr bool IsIndexedByAttribute() {
   }
   return std::size(kTable) == kAttributes;
 }
-static_assert(IsIndexedByAttribute());
+static_assert(IsIndexedByAttribute(), "every attribute has a row, in the enumerators' order");
 
 }  // namespace
 

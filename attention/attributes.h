@@ -26,8 +26,10 @@ enum class Attribute : uint8_t {
   kScale,
   kSoftcap,
   kDropoutProbability,
+
+  kEnd,  // not an attribute
 };
-inline constexpr size_t kAttributes = 8;
+inline constexpr auto kAttributes = static_cast<size_t>(Attribute::kEnd);
 
 template <typename T>
 class AttributeMap {
@@ -51,7 +53,9 @@ struct AttributeField {
 
 struct AttributeInfo {
   Attribute attribute;
-  absl::string_view onnx;    // also the parameter in the Open Inference Protocol
+  // The parameter of the Open Inference Protocol: the ONNX operator's attribute. For an attribute
+  // that the operator lacks, the same as `c`.
+  absl::string_view onnx;
   absl::string_view native;  // the field of rapt.v1.AttendRequest
   absl::string_view c;       // the field of rapt_problem; also in the text of a problem
   std::variant<AttributeField<bool>, AttributeField<int64_t>, AttributeField<double>,
@@ -61,6 +65,12 @@ struct AttributeInfo {
   double least = 0;
   double most = 0;
   absl::string_view allowed = {};
+  // The number that stands for absence. rapt.v1 and C, where a caller leaves the field out instead,
+  // accept only larger ones.
+  std::optional<int64_t> absent = std::nullopt;
+  // The flag of the command line. Null: the command line has its own.
+  const char* flag = nullptr;
+  const char* help = nullptr;
 };
 
 absl::Span<const AttributeInfo> Attributes();

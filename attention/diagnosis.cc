@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "attention/attention.h"
+#include "attention/attributes.h"
 #include "attention/half.h"
 #include "attention/mechanism/softmax/query_row.h"
 #include "base/aligned_buffer.h"
@@ -30,9 +33,20 @@ NumberSummary Summarize(absl::Span<const double> values) {
   return summary;
 }
 
-std::string WindowText(const Problem& p) {
-  if (p.left_window < 0 && p.right_window < 0) return "";
-  return absl::StrCat(" window=[", p.left_window, ",", p.right_window, "]");
+// " causal", " softcap=30"; "" if the problem has the default.
+std::string TextOf(const AttributeInfo& info, const Problem& p) {
+  const auto text = [&](const auto& field) -> std::string {
+    if (field.problem == nullptr || p.*field.problem == Problem{}.*field.problem) return "";
+    const auto& value = p.*field.problem;
+    if constexpr (requires { *value; }) {
+      return absl::StrCat(" ", info.c, "=", *value);
+    } else if constexpr (std::is_same_v<decltype(value), const bool&>) {
+      return absl::StrCat(" ", info.c);
+    } else {
+      return absl::StrCat(" ", info.c, "=", value);
+    }
+  };
+  return std::visit(text, info.field);
 }
 
 void WarnAboutTensor(const TensorSummary& tensor, std::vector<std::string>& warnings) {
@@ -132,9 +146,9 @@ std::string Describe(const Problem& p) {
                                   " P=", p.past_length, " D=", p.head_size);
   absl::StrAppend(&text, " Dv=", p.value_head_size, " ", std::string(NameOf(p.dtype)),
                   " scale=", p.effective_scale());
-  if (p.softcap > 0) absl::StrAppend(&text, " softcap=", p.softcap);
-  if (p.causal) absl::StrAppend(&text, " causal");
-  absl::StrAppend(&text, WindowText(p));
+  for (const AttributeInfo& info : Attributes()) {
+    if (info.attribute != Attribute::kScale) text += TextOf(info, p);
+  }
   if (p.alignment == Alignment::kBottomRight) absl::StrAppend(&text, " bottom-right");
   if (p.mask) absl::StrAppend(&text, " mask=", TextOf(*p.mask));
   if (p.bias) absl::StrAppend(&text, " attention-bias=", TextOf(*p.bias));

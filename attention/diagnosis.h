@@ -74,7 +74,7 @@ struct DiagnosisReport {
   std::vector<std::string> warnings;
 };
 
-// "B=2 Hq=8 Hkv=2 Sq=128 Sk=128 P=0 D=64 Dv=64 FP32 causal window=[128,0]"
+// "B=2 Hq=8 Hkv=2 Sq=128 Sk=128 P=0 D=64 Dv=64 FP32 scale=0.125 causal left_window=128"
 std::string Describe(const Problem& problem);
 
 // Returns the choice for every backend, in auto's order. REQUIRES: both arguments are valid.

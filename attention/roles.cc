@@ -27,6 +27,7 @@ constexpr RoleInfo kRoles[] = {
      .onnx = "Q",
      .native = "q",
      .c = "query",
+     .help = "queries; without --k and --v also keys and values",
      .required = true,
      .has_layout = true,
      .wanted = Always,
@@ -36,6 +37,7 @@ constexpr RoleInfo kRoles[] = {
      .onnx = "K",
      .native = "k",
      .c = "key",
+     .help = "keys",
      .required = true,
      .has_layout = true,
      .wanted = Always,
@@ -45,6 +47,7 @@ constexpr RoleInfo kRoles[] = {
      .onnx = "V",
      .native = "v",
      .c = "value",
+     .help = "values",
      .required = true,
      .has_layout = true,
      .wanted = Always,
@@ -54,6 +57,7 @@ constexpr RoleInfo kRoles[] = {
      .onnx = "attn_mask",
      .native = "mask",
      .c = "mask",
+     .help = "bool or integers 0 and 1 (1: attend), or floats (added to the scores)",
      .broadcasts = true,
      .usual_dtype = DType::kBool,
      .wanted = [](const Problem& p) { return p.mask.has_value(); },
@@ -63,6 +67,7 @@ constexpr RoleInfo kRoles[] = {
      .onnx = "past_key",
      .native = "past_key",
      .c = "past_key",
+     .help = "past keys, [B, Hkv, P, D]",
      .wanted = HasPast,
      .dtype = QueryType,
      .dims = [](const Problem& p) { return KeyDims(p, p.past_length); }},
@@ -70,6 +75,7 @@ constexpr RoleInfo kRoles[] = {
      .onnx = "past_value",
      .native = "past_value",
      .c = "past_value",
+     .help = "past values, [B, Hkv, P, Dv]",
      .wanted = HasPast,
      .dtype = QueryType,
      .dims = [](const Problem& p) { return ValueDims(p, p.past_length); }},
@@ -77,6 +83,7 @@ constexpr RoleInfo kRoles[] = {
      .onnx = "nonpad_kv_seqlen",
      .native = "key_lengths",
      .c = "key_lengths",
+     .help = "number of valid keys of each batch row, [B]",
      .rank = 1,
      .usual_dtype = DType::kInt64,
      .wanted = [](const Problem& p) { return p.has_key_lengths; },
@@ -89,6 +96,7 @@ constexpr RoleInfo kRoles[] = {
      .onnx = "attention_bias",
      .native = "attention_bias",
      .c = "bias",
+     .help = "floats added to the scores, broadcast as the mask",
      .broadcasts = true,
      .wanted = [](const Problem& p) { return p.bias.has_value(); },
      .dtype = [](const Problem& p) { return p.bias->dtype; },
@@ -97,6 +105,7 @@ constexpr RoleInfo kRoles[] = {
      .onnx = "head_sink",
      .native = "head_sink",
      .c = "head_sink",
+     .help = "the score of one more key per head, without a value, [Hq]",
      .broadcasts = true,
      .rank = 1,
      .wanted = [](const Problem& p) { return p.head_sink.has_value(); },
@@ -149,9 +158,9 @@ constexpr bool IsIndexedByRole() {
   for (size_t n = 0; n < std::size(kRoles); ++n) {
     if (kRoles[n].role != static_cast<Role>(n)) return false;
   }
-  return std::size(kRoles) == kInputs.size() + kOutputs.size();
+  return std::size(kRoles) == static_cast<size_t>(Role::kEnd);
 }
-static_assert(IsIndexedByRole());
+static_assert(IsIndexedByRole(), "every role has a row, in the order of the enumerators");
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #ifndef RAPT_ATTENTION_ROLES_H_
 #define RAPT_ATTENTION_ROLES_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -33,17 +34,27 @@ enum class Role : uint8_t {
   kPresentValue,
   kScores,
   kLse,
+
+  kEnd,  // not a role
 };
 
+// The roles in [kBegin, kEnd).
+template <Role kBegin, Role kEnd>
+consteval auto RolesBetween() {
+  constexpr auto kFirst = static_cast<size_t>(kBegin);
+  std::array<Role, static_cast<size_t>(kEnd) - kFirst> roles;
+  for (size_t n = 0; n < roles.size(); ++n) roles[n] = static_cast<Role>(kFirst + n);
+  return roles;
+}
+
+inline constexpr std::array kInputs = RolesBetween<Role::kQ, Role::kY>();
+inline constexpr std::array kOutputs = RolesBetween<Role::kY, Role::kEnd>();
 // kKeyLengths is not among the tensors: the library takes the lengths as a span of integers.
-inline constexpr std::array kInputTensors = {Role::kQ,    Role::kK,       Role::kV,
-                                             Role::kMask, Role::kPastKey, Role::kPastValue,
-                                             Role::kBias, Role::kHeadSink};
-inline constexpr std::array kInputs = {Role::kQ,          Role::kK,       Role::kV,
-                                       Role::kMask,       Role::kPastKey, Role::kPastValue,
-                                       Role::kKeyLengths, Role::kBias,    Role::kHeadSink};
-inline constexpr std::array kOutputs = {Role::kY, Role::kPresentKey, Role::kPresentValue,
-                                        Role::kScores, Role::kLse};
+inline constexpr std::array kInputTensors = [] {
+  std::array<Role, kInputs.size() - 1> tensors;
+  std::remove_copy(kInputs.begin(), kInputs.end(), tensors.begin(), Role::kKeyLengths);
+  return tensors;
+}();
 
 // A value for each of `kCount` consecutive roles, stored inline.
 template <typename T, Role kFirst, size_t kCount>
@@ -65,13 +76,14 @@ using InputMap = RoleRange<T, kInputs.front(), kInputs.size()>;
 template <typename T>
 using OutputMap = RoleRange<T, kOutputs.front(), kOutputs.size()>;
 template <typename T>
-using RoleMap = RoleRange<T, kInputs.front(), kInputs.size() + kOutputs.size()>;
+using RoleMap = RoleRange<T, kInputs.front(), static_cast<size_t>(Role::kEnd)>;
 
 struct RoleInfo {
   Role role;
-  absl::string_view onnx;    // also of the Open Inference Protocol
-  absl::string_view native;  // the field of rapt.v1.AttendRequest or AttendResponse
-  absl::string_view c;       // the field of rapt_arguments
+  absl::string_view onnx;      // also of the Open Inference Protocol
+  absl::string_view native;    // the field of rapt.v1.AttendRequest or AttendResponse
+  absl::string_view c;         // the field of rapt_arguments
+  const char* help = nullptr;  // of an input's flag of the command line, `native` with dashes
   bool required = false;
   // The axes of Q, K, V and Y are in the order of the call's Layout.
   bool has_layout = false;

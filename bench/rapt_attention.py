@@ -1,4 +1,5 @@
-"""librapt_attention.so in Python through ctypes; rapt/attention.h is the reference."""
+"""librapt_attention.so in Python through ctypes. The structs repeat rapt/attention.h, with which the test
+attention_python_structs compares them."""
 
 import ctypes
 
@@ -58,6 +59,9 @@ class Problem(Sized):
         ("score_output", _i32),
         ("wants_lse", _i32),
         ("wants_present", _i32),
+        ("head_sink_dtype", _i32),
+        ("bias_dtype", _i32),
+        ("bias_shape", _i64 * 4),
     ]
 
 
@@ -82,6 +86,8 @@ class Arguments(Sized):
         ("scores", Tensor),
         ("present_key", Tensor),
         ("present_value", Tensor),
+        ("head_sink", Tensor),
+        ("bias", Tensor),
     ]
 
 

@@ -10,11 +10,13 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "attention/attention.h"
+#include "attention/attributes.h"
 #include "attention/c/include/rapt/attention.h"
 #include "base/aligned_buffer.h"
 #include "base/mutex.h"
@@ -60,6 +62,22 @@ constexpr std::pair<Role, rapt_output rapt_arguments::*> kOutputFields[] = {
 };
 static_assert(std::size(kInputFields) == rapt::kInputTensors.size());
 static_assert(std::size(kOutputFields) == rapt::kOutputs.size());
+
+// The attributes of rapt_problem. `given`: 0 if the value is not to be read; null: it always is.
+struct AttributeFields {
+  rapt::Attribute attribute;
+  std::variant<int32_t rapt_problem::*, int64_t rapt_problem::*, double rapt_problem::*> value;
+  int32_t rapt_problem::*given = nullptr;
+};
+constexpr AttributeFields kAttributeFields[] = {
+    {rapt::Attribute::kCausal, &rapt_problem::causal},
+    {rapt::Attribute::kLeftWindow, &rapt_problem::left_window, &rapt_problem::has_left_window},
+    {rapt::Attribute::kRightWindow, &rapt_problem::right_window, &rapt_problem::has_right_window},
+    {rapt::Attribute::kScale, &rapt_problem::scale, &rapt_problem::has_scale},
+    {rapt::Attribute::kSoftcap, &rapt_problem::softcap},
+};
+// Without the heads, which are axes here, and the probability of dropout.
+static_assert(std::size(kAttributeFields) == rapt::kAttributes - 3);
 
 constexpr int kMaxThreads = 1024;
 
@@ -158,9 +176,18 @@ DType TypeOf(int32_t dtype) {
   return kTypes[dtype - RAPT_FP32];
 }
 
-absl::Status CheckWindow(absl::string_view name, int32_t given, int64_t size) {
-  if (!given || size >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " is ", size, "; it must be at least 0"));
+absl::Status ReadAttribute(const AttributeFields& fields, const rapt_problem& c, rapt::Problem& p) {
+  if (fields.given != nullptr && c.*fields.given == 0) return absl::OkStatus();
+  const rapt::AttributeInfo& info = rapt::Attributes()[static_cast<size_t>(fields.attribute)];
+  const auto read = [&](auto at, const auto& field) -> absl::Status {
+    if (info.absent && c.*at <= *info.absent) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(info.c, " is ", c.*at, "; it must be at least ", *info.absent + 1));
+    }
+    p.*field.problem = c.*at;
+    return absl::OkStatus();
+  };
+  return std::visit(read, fields.value, info.field);
 }
 
 rapt::Problem ProblemOf(const rapt_problem& c) {
@@ -174,12 +201,7 @@ rapt::Problem ProblemOf(const rapt_problem& c) {
   p.past_length = c.past_length;
   p.head_size = c.head_size;
   p.value_head_size = c.value_head_size;
-  if (c.has_scale) p.scale = c.scale;
-  p.softcap = c.softcap;
-  p.causal = c.causal != 0;
   if (c.alignment == RAPT_BOTTOM_RIGHT) p.alignment = rapt::Alignment::kBottomRight;
-  if (c.has_left_window) p.left_window = c.left_window;
-  if (c.has_right_window) p.right_window = c.right_window;
   if (c.mask_dtype != 0) {
     p.mask = rapt::MaskShape{.dtype = TypeOf(c.mask_dtype)};
     std::copy(c.mask_shape, c.mask_shape + 4, p.mask->dims.begin());
@@ -204,10 +226,12 @@ rapt::Problem ProblemOf(const rapt_problem& c) {
 
 absl::StatusOr<rapt::Problem> ValidProblem(const rapt_problem& c) {
   absl::Status status = CheckEnums(c);
-  if (status.ok()) status = CheckWindow("left_window", c.has_left_window, c.left_window);
-  if (status.ok()) status = CheckWindow("right_window", c.has_right_window, c.right_window);
   if (!status.ok()) return status;
   rapt::Problem problem = ProblemOf(c);
+  for (const AttributeFields& fields : kAttributeFields) {
+    if (status.ok()) status = ReadAttribute(fields, c, problem);
+  }
+  if (!status.ok()) return status;
   if (status = Validate(problem, rapt::kCNames); !status.ok()) return status;
   return problem;
 }

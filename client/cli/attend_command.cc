@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attention_caller.h"
@@ -165,13 +166,16 @@ std::vector<Flag> Table(AttendFlags& flags) {
 
 ExitCode RunAttendCommand(CommandArguments arguments) {
   AttendFlags flags;
+  const std::string names = absl::StrJoin(
+      kInputs, ", ", [](std::string* out, Role role) { absl::StrAppend(out, NameOf(role)); });
+  const std::string summary = absl::StrCat(
+      "Computes attention over NumPy arrays of float32, float16, float64 or bfloat16: [S, D], "
+      "[B, S, H*D] or [B, H, S, D]. A FILE is a .npy file, or a member of an archive such as "
+      "in.npz:q. ARCHIVE.npz holds any of ",
+      names, ".");
   const CommandLine line{
       .usage = "rapt attend [ARCHIVE.npz] [--q FILE ...] -o FILE [flags]",
-      .summary =
-          "Computes attention over NumPy arrays of float32, float16, float64 or bfloat16: "
-          "[S, D], [B, S, H*D] or [B, H, S, D]. A FILE is a .npy file, or a member of an archive "
-          "such as in.npz:q. ARCHIVE.npz holds any of q, k, v, mask, past_key, past_value, "
-          "key_lengths, attention_bias, head_sink.",
+      .summary = summary,
       .flags = Table(flags),
       .examples = {"rapt attend --q q.npy --k k.npy --v v.npy -o y.npy",
                    "rapt attend --q x.npy --causal -o y.npy --weights w.npy --local",

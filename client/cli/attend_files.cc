@@ -6,8 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "attention/field_names.h"
 #include "client/cli/library_types.h"
 #include "client/cli/tensor_file.h"
+#include "client/cpp/call_fields.h"
 
 namespace rapt {
 namespace {
@@ -90,8 +92,9 @@ class SourceReader {
     return absl::OkStatus();
   }
 
-  absl::Status Read(const char* name, const std::optional<std::string>& file,
-                    std::optional<NpyArray>* out) const {
+  absl::Status Read(Role role, std::optional<NpyArray>* out) const {
+    const std::string name(NameOf(role));
+    const std::optional<std::string>& file = sources_.files[role];
     absl::StatusOr<NpyArray> array = absl::NotFoundError("");
     if (file) {
       array = LoadArray(*file, name);
@@ -110,9 +113,8 @@ class SourceReader {
   std::optional<NpzArchive> archive_;
 };
 
-absl::StatusOr<LoadedTensor> FloatTensor(const char* name, NpyArray array,
-                                         const std::string& dtype) {
-  const absl::StatusOr<DType> type = FloatTypeOf(array, name, dtype);
+absl::StatusOr<LoadedTensor> FloatTensor(Role role, NpyArray array, const std::string& dtype) {
+  const absl::StatusOr<DType> type = FloatTypeOf(array, std::string(NameOf(role)), dtype);
   if (!type.ok()) return type.status();
   Shape shape = array.shape;
   return LoadedTensor{std::move(array), FromLibrary(*type), std::move(shape)};
@@ -122,7 +124,7 @@ absl::StatusOr<LoadedTensor> MaskTensor(NpyArray array, const std::string& dtype
   if (IsInteger(array.type)) {
     if (absl::Status made = MakeBoolean(array); !made.ok()) return made;
   }
-  if (array.type.kind != 'b') return FloatTensor("mask", std::move(array), dtype);
+  if (array.type.kind != 'b') return FloatTensor(Role::kMask, std::move(array), dtype);
   Shape shape = array.shape;
   return LoadedTensor{std::move(array), client::DType::kBool, std::move(shape)};
 }
@@ -132,30 +134,26 @@ void LeadWithOnes(Shape& shape, size_t rank) {
 }
 
 // [S, D] is [1, S, D]; a past beside it leads with axes of 1 as well.
-void Widen2D(LoadedCall& call) {
-  LeadWithOnes(call.q.shape, 3);
-  if (call.k) LeadWithOnes(call.k->shape, 3);
-  if (call.v) LeadWithOnes(call.v->shape, 3);
-  if (call.past_key) LeadWithOnes(call.past_key->shape, 4);
-  if (call.past_value) LeadWithOnes(call.past_value->shape, 4);
+void Widen2D(InputMap<std::optional<LoadedTensor>>& tensors) {
+  for (Role role : {Role::kQ, Role::kK, Role::kV, Role::kPastKey, Role::kPastValue}) {
+    if (tensors[role]) LeadWithOnes(tensors[role]->shape, InfoOf(role).has_layout ? 3 : 4);
+  }
 }
 
-struct InputArrays {
-  std::optional<NpyArray> q, k, v, mask, past_key, past_value, key_lengths, attention_bias,
-      head_sink;
-};
+using InputArrays = InputMap<std::optional<NpyArray>>;
 
 absl::Status CheckPresent(const CallSources& sources, const InputArrays& arrays) {
-  if (!arrays.q) {
+  if (!arrays[Role::kQ]) {
     return absl::InvalidArgumentError(
         sources.archive ? absl::StrCat(*sources.archive, " has no member q, and there is no --q")
                         : "which query? --q FILE, or an .npz archive with a member q");
   }
-  if (arrays.k.has_value() != arrays.v.has_value()) {
-    return absl::InvalidArgumentError(arrays.k ? "there is a k but no v; give both, or neither for "
-                                                 "self-attention"
-                                               : "there is a v but no k; give both, or neither for "
-                                                 "self-attention");
+  if (arrays[Role::kK].has_value() != arrays[Role::kV].has_value()) {
+    return absl::InvalidArgumentError(arrays[Role::kK]
+                                          ? "there is a k but no v; give both, or neither for "
+                                            "self-attention"
+                                          : "there is a v but no k; give both, or neither for "
+                                            "self-attention");
   }
   return absl::OkStatus();
 }
@@ -164,65 +162,39 @@ absl::StatusOr<InputArrays> ReadArrays(const CallSources& sources) {
   SourceReader reader(sources);
   InputArrays arrays;
   absl::Status status = reader.Open();
-  if (status.ok()) status = reader.Read("q", sources.q, &arrays.q);
-  if (status.ok()) status = reader.Read("k", sources.k, &arrays.k);
-  if (status.ok()) status = reader.Read("v", sources.v, &arrays.v);
-  if (status.ok()) status = reader.Read("mask", sources.mask, &arrays.mask);
-  if (status.ok()) status = reader.Read("past_key", sources.past_key, &arrays.past_key);
-  if (status.ok()) status = reader.Read("past_value", sources.past_value, &arrays.past_value);
-  if (status.ok()) status = reader.Read("key_lengths", sources.key_lengths, &arrays.key_lengths);
-  if (status.ok()) {
-    status = reader.Read("attention_bias", sources.attention_bias, &arrays.attention_bias);
+  for (Role role : kInputs) {
+    if (status.ok()) status = reader.Read(role, &arrays[role]);
   }
-  if (status.ok()) status = reader.Read("head_sink", sources.head_sink, &arrays.head_sink);
   if (status.ok()) status = CheckPresent(sources, arrays);
   if (!status.ok()) return status;
   return arrays;
 }
 
-template <typename Tensor>
-absl::Status Store(absl::StatusOr<LoadedTensor> tensor, Tensor* out) {
-  if (!tensor.ok()) return tensor.status();
-  *out = *std::move(tensor);
-  return absl::OkStatus();
-}
-
 absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCall* call) {
-  const auto store = [&dtype](const char* name, std::optional<NpyArray>& array, auto* out) {
-    return array ? Store(FloatTensor(name, *std::move(array), dtype), out) : absl::OkStatus();
-  };
-  absl::Status status = store("q", arrays.q, &call->q);
-  if (status.ok()) status = store("k", arrays.k, &call->k);
-  if (status.ok()) status = store("v", arrays.v, &call->v);
-  if (status.ok() && arrays.mask) {
-    status = Store(MaskTensor(*std::move(arrays.mask), dtype), &call->mask);
+  for (Role role : kInputTensors) {
+    if (!arrays[role]) continue;
+    absl::StatusOr<LoadedTensor> tensor = role == Role::kMask
+                                              ? MaskTensor(*std::move(arrays[role]), dtype)
+                                              : FloatTensor(role, *std::move(arrays[role]), dtype);
+    if (!tensor.ok()) return tensor.status();
+    call->tensors[role] = *std::move(tensor);
   }
-  if (status.ok()) status = store("past_key", arrays.past_key, &call->past_key);
-  if (status.ok()) status = store("past_value", arrays.past_value, &call->past_value);
-  if (status.ok()) status = store("attention_bias", arrays.attention_bias, &call->attention_bias);
-  if (status.ok()) status = store("head_sink", arrays.head_sink, &call->head_sink);
-  if (status.ok() && arrays.key_lengths) {
-    status = ToLengths(*arrays.key_lengths, &call->key_lengths);
-  }
-  return status;
+  const std::optional<NpyArray>& key_lengths = arrays[Role::kKeyLengths];
+  return key_lengths ? ToLengths(*key_lengths, &call->key_lengths) : absl::OkStatus();
 }
 
 }  // namespace
 
+absl::string_view NameOf(Role role) { return kNativeNames[role]; }
+
 client::AttendCall LoadedCall::call() const {
-  const auto view = [](const std::optional<LoadedTensor>& tensor) {
-    return tensor ? std::optional(tensor->view()) : std::nullopt;
-  };
   client::AttendCall call = attributes;
-  call.q = q.view();
-  call.k = k ? k->view() : q.view();
-  call.v = v ? v->view() : q.view();
-  call.mask = view(mask);
-  call.past_key = view(past_key);
-  call.past_value = view(past_value);
+  call.k = call.v = tensors[Role::kQ]->view();
+  for (Role role : kInputTensors) {
+    if (!tensors[role]) continue;
+    client::FindCallTensor(NameOf(role))->Set(call, tensors[role]->view());
+  }
   call.key_lengths = key_lengths;
-  call.attention_bias = view(attention_bias);
-  call.head_sink = view(head_sink);
   return call;
 }
 
@@ -232,8 +204,8 @@ absl::StatusOr<LoadedCall> LoadCall(const CallSources& sources) {
   LoadedCall loaded;
   absl::Status status = MakeTensors(*std::move(arrays), sources.dtype, &loaded);
   if (!status.ok()) return status;
-  loaded.is_2d = loaded.q.shape.size() == 2;
-  if (loaded.is_2d) Widen2D(loaded);
+  loaded.is_2d = loaded.tensors[Role::kQ]->shape.size() == 2;
+  if (loaded.is_2d) Widen2D(loaded.tensors);
   return loaded;
 }
 

@@ -8,17 +8,20 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "attention/roles.h"
 #include "client/cli/npy.h"
 #include "rapt/client.h"
 
 namespace rapt {
 
-// Where the inputs are. `archive` is an .npz with members of these names; what is named beside it
-// stands before it.
+// The name of an input in archives and errors, and of its flag: that of rapt.v1.
+absl::string_view NameOf(Role role);
+
+// Where the inputs are: each in its file, otherwise in the .npz archive under its name.
 struct CallSources {
   std::optional<std::string> archive;
-  std::optional<std::string> q, k, v, mask, past_key, past_value, key_lengths, attention_bias,
-      head_sink;
+  InputMap<std::optional<std::string>> files;
   std::string dtype;  // --dtype
 };
 
@@ -31,9 +34,7 @@ struct LoadedTensor {
 };
 
 struct LoadedCall {
-  LoadedTensor q;
-  std::optional<LoadedTensor> k, v;  // absent: Q again
-  std::optional<LoadedTensor> mask, past_key, past_value, attention_bias, head_sink;
+  InputMap<std::optional<LoadedTensor>> tensors;  // always Q; without K and V: Q again
   std::vector<int64_t> key_lengths;
 
   client::AttendCall attributes;  // the call without its tensors

@@ -3,7 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "attention/attributes.h"
 #include "client/cli/tensor_file.h"
+#include "client/cpp/call_fields.h"
 
 namespace rapt {
 namespace {
@@ -26,9 +29,10 @@ absl::Status SetLayout(const CallFlags& flags, LoadedCall& loaded) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "--layout is '%s'; it takes bhsd ([B, H, S, D]) or bshd ([B, S, H, D])", *flags.layout));
   }
-  if (loaded.q.shape.size() != 4) {
+  const LoadedTensor& q = *loaded.tensors[Role::kQ];
+  if (q.shape.size() != 4) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "--layout applies to inputs of rank 4; q has shape %s", ToString(loaded.q.array.shape)));
+        "--layout applies to inputs of rank 4; q has shape %s", ToString(q.array.shape)));
   }
   loaded.attributes.layout =
       *flags.layout == "bhsd" ? client::Layout::kBhsd : client::Layout::kBshd;
@@ -71,38 +75,52 @@ absl::Status CheckStream(const CallFlags& flags) {
   return CheckAtLeastOne("chunk", flags.chunk.value_or(1));
 }
 
+// "past-key" for past_key.
+const InputMap<std::string>& FlagNames() {
+  static const auto* const names = [] {
+    auto* result = new InputMap<std::string>;
+    for (Role role : kInputs) (*result)[role] = absl::StrReplaceAll(NameOf(role), {{"_", "-"}});
+    return result;
+  }();
+  return *names;
+}
+
+std::string_view PlaceholderOf(const bool&) { return ""; }
+std::string_view PlaceholderOf(const std::optional<double>&) { return "X"; }
+std::string_view PlaceholderOf(const std::optional<int64_t>&) { return "N"; }
+
+Flag FlagOf(const AttributeInfo& info, client::AttendCall& call) {
+  return client::FindCallAttribute(info.native)->Visit(call, [&](auto& value) {
+    return Flag{info.flag, PlaceholderOf(value), info.help, &value};
+  });
+}
+
 }  // namespace
 
 std::vector<Flag> CallFlags::InputTable() {
-  return {
-      {"q", "FILE", "queries; without --k and --v also keys and values", &sources.q},
-      {"k", "FILE", "keys", &sources.k},
-      {"v", "FILE", "values", &sources.v},
-      {"mask", "FILE", "bool or integers 0 and 1 (1: attend), or floats (added to the scores)",
-       &sources.mask},
-      {"past-key", "FILE", "past keys, [B, Hkv, P, D]", &sources.past_key},
-      {"past-value", "FILE", "past values, [B, Hkv, P, Dv]", &sources.past_value},
-      {"key-lengths", "FILE", "number of valid keys of each batch row, [B]", &sources.key_lengths},
-      {"attention-bias", "FILE", "floats added to the scores, broadcast as the mask",
-       &sources.attention_bias},
-      {"head-sink", "FILE", "the score of one more key per head, without a value, [Hq]",
-       &sources.head_sink},
-      {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &sources.dtype}};
+  std::vector<Flag> table;
+  for (Role role : kInputs) {
+    table.push_back({FlagNames()[role], "FILE", InfoOf(role).help, &sources.files[role]});
+  }
+  table.push_back(
+      {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &sources.dtype});
+  return table;
 }
 
 std::vector<Flag> CallFlags::AttributeTable() {
-  return {{"heads", "N", "query heads, for inputs [S, H*D] or [B, S, H*D] (default: 1)", &heads},
-          {"kv-heads", "N", "key and value heads (default: --heads)", &kv_heads},
-          {"layout", "NAME", "layout of inputs of rank 4: bhsd or bshd (default: bhsd)", &layout},
-          {"causal", "", "mask keys after the query", &attributes.causal},
-          {"window", "L,R", "keys visible before and after the query; -1: no limit", &window},
-          {"bottom-right", "",
-           "align the last query with the last key, not the first with the first", &bottom_right},
-          {"scale", "X", "scale of the scores (default: 1/sqrt(D))", &attributes.scale},
-          {"softcap", "X", "cap scores to X*tanh(score/X); 0: no cap (default: 0)",
-           &attributes.softcap},
-          {"dropout", "P", "fraction of the weights to drop", &dropout},
-          {"seed", "N", "seed of --dropout (default: 0)", &seed}};
+  std::vector<Flag> table = {
+      {"heads", "N", "query heads, for inputs [S, H*D] or [B, S, H*D] (default: 1)", &heads},
+      {"kv-heads", "N", "key and value heads (default: --heads)", &kv_heads},
+      {"layout", "NAME", "layout of inputs of rank 4: bhsd or bshd (default: bhsd)", &layout},
+      {"window", "L,R", "keys visible before and after the query; -1: no limit", &window},
+      {"bottom-right", "", "align the last query with the last key, not the first with the first",
+       &bottom_right},
+      {"dropout", "P", "fraction of the weights to drop", &dropout},
+      {"seed", "N", "seed of --dropout (default: 0)", &seed}};
+  for (const AttributeInfo& info : Attributes()) {
+    if (info.flag != nullptr) table.push_back(FlagOf(info, attributes));
+  }
+  return table;
 }
 
 std::vector<Flag> CallFlags::StreamTable() {

@@ -1,9 +1,12 @@
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "attention/attention.h"
+#include "attention/attributes.h"
 #include "attention/diagnosis.h"
 #include "attention/field_names.h"
 #include "attention/operator.h"
@@ -13,6 +16,7 @@
 #include "base/thread_pool.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/library_types.h"
+#include "client/cpp/call_fields.h"
 
 namespace rapt {
 namespace {
@@ -24,57 +28,50 @@ TensorSpec SpecOf(const client::TensorView& view) { return {ToLibrary(view.dtype
 
 // The tensor of a call by its role; null if the call has none.
 const client::TensorView* TensorOf(const client::AttendCall& call, Role role) {
-  const auto optional = [](const std::optional<client::TensorView>& tensor) {
-    return tensor ? &*tensor : nullptr;
-  };
-  switch (role) {
-    case Role::kQ:
-      return &call.q;
-    case Role::kK:
-      return &call.k;
-    case Role::kV:
-      return &call.v;
-    case Role::kMask:
-      return optional(call.mask);
-    case Role::kPastKey:
-      return optional(call.past_key);
-    case Role::kPastValue:
-      return optional(call.past_value);
-    case Role::kBias:
-      return optional(call.attention_bias);
-    case Role::kHeadSink:
-      return optional(call.head_sink);
-    default:
-      RAPT_CHECK(false, "the role is not one of kInputTensors");
-  }
+  return client::FindCallTensor(kNativeNames[role])->In(call);
 }
 
-Layout ToLibrary(client::Layout layout) {
-  switch (layout) {
-    case client::Layout::kByRank:
-      return Layout::kByRank;
-    case client::Layout::kBhsd:
-      return Layout::kBhsd;
-    case client::Layout::kBshd:
-      return Layout::kBshd;
-    case client::Layout::kBse:
-      return Layout::kBse;
-  }
-  RAPT_CHECK(false, "unknown Layout");
+// The client's enumerations have the library's values.
+template <typename Enum>
+constexpr Enum ToLibrary(auto value) {
+  return static_cast<Enum>(value);
+}
+static_assert(ToLibrary<Layout>(client::Layout::kBse) == Layout::kBse);
+static_assert(ToLibrary<Alignment>(client::Alignment::kBottomRight) == Alignment::kBottomRight);
+static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kWeights) == ScoreOutput::kWeights);
+
+template <typename T>
+void Assign(const T& value, T& out) {
+  out = value;
+}
+template <typename T>
+void Assign(const std::optional<T>& value, T& out) {
+  if (value) out = *value;
+}
+template <typename T>
+void Assign(const T& value, std::optional<T>& out) {
+  if (value != 0) out = value;
 }
 
-ScoreOutput ToLibrary(client::ScoreOutput output) {
-  switch (output) {
-    case client::ScoreOutput::kScores:
-      return ScoreOutput::kScores;
-    case client::ScoreOutput::kSoftcapped:
-      return ScoreOutput::kSoftcapped;
-    case client::ScoreOutput::kBiased:
-      return ScoreOutput::kBiased;
-    case client::ScoreOutput::kWeights:
-      return ScoreOutput::kWeights;
+const AttributeInfo& InfoOf(absl::string_view native) {
+  const auto info = std::find_if(Attributes().begin(), Attributes().end(),
+                                 [&](const AttributeInfo& i) { return i.native == native; });
+  RAPT_CHECK(info != Attributes().end(), "the library has no such attribute");
+  return *info;
+}
+
+void CopyAttributes(const client::AttendCall& call, OperatorCall& result) {
+  for (const client::CallAttribute& own : client::CallAttributes()) {
+    const AttributeInfo& info = InfoOf(own.name);
+    own.Visit(call, [&](const auto& value) {
+      const auto assign = [&](const auto& field) {
+        if constexpr (requires { Assign(value, result.*field.call); }) {
+          Assign(value, result.*field.call);
+        }
+      };
+      std::visit(assign, info.field);
+    });
   }
-  RAPT_CHECK(false, "unknown ScoreOutput");
 }
 
 OperatorCall ToLibrary(const client::AttendCall& call) {
@@ -87,19 +84,12 @@ OperatorCall ToLibrary(const client::AttendCall& call) {
     result.inputs[Role::kKeyLengths] =
         TensorSpec{DType::kInt64, {static_cast<int64_t>(call.key_lengths.size())}};
   }
-  result.layout = ToLibrary(call.layout);
-  if (call.query_heads != 0) result.q_num_heads = call.query_heads;
-  if (call.kv_heads != 0) result.kv_num_heads = call.kv_heads;
-  result.scale = call.scale;
-  result.softcap = call.softcap;
-  result.is_causal = call.causal;
-  result.alignment =
-      call.alignment == client::Alignment::kTopLeft ? Alignment::kTopLeft : Alignment::kBottomRight;
-  result.left_window_size = call.window.left.value_or(-1);
-  result.right_window_size = call.window.right.value_or(-1);
+  CopyAttributes(call, result);
+  result.layout = ToLibrary<Layout>(call.layout);
+  result.alignment = ToLibrary<Alignment>(call.alignment);
   result.softmax_in_fp64 = call.softmax_in_fp64;
   if (call.dropout) result.dropout = Dropout{call.dropout->probability, call.dropout->seed};
-  if (call.score_output) result.score_output = ToLibrary(*call.score_output);
+  if (call.score_output) result.score_output = ToLibrary<ScoreOutput>(*call.score_output);
   result.wants_lse = call.wants_lse;
   result.wants_present = call.wants_present;
   return result;

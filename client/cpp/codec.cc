@@ -1,104 +1,54 @@
 #include "client/cpp/codec.h"
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "base/aligned_buffer.h"
 #include "base/checked_math.h"
 #include "base/wire_format.h"
 #include "client/cpp/byte_size.h"
+#include "client/cpp/call_fields.h"
 
 namespace rapt::client {
 namespace {
 
+using google::protobuf::Message;
+using Field = google::protobuf::FieldDescriptor;
+
 // --- Enumerations --------------------------------------------------------------------------------
 
+// The client's enumerations have the protocol's order; those without a value for "unset" begin at 1
+// there.
+template <typename Code>
+constexpr Code CodeOf(auto value, int first = 0) {
+  return static_cast<Code>(static_cast<int>(value) + first);
+}
+static_assert(CodeOf<v1::DataType>(DType::kFloat32, 1) == v1::FP32);
+static_assert(CodeOf<v1::DataType>(DType::kInt64, 1) == v1::INT64);
+static_assert(CodeOf<v1::Layout>(Layout::kBse) == v1::BSE);
+static_assert(CodeOf<v1::Alignment>(Alignment::kBottomRight) == v1::BOTTOM_RIGHT);
+static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kScores, 1) == v1::SCORES);
+static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kWeights, 1) == v1::WEIGHTS);
+
+// None: a type of a newer server.
 std::optional<DType> FromProto(v1::DataType dtype) {
-  switch (dtype) {
-    case v1::FP32:
-      return DType::kFloat32;
-    case v1::FP16:
-      return DType::kFloat16;
-    case v1::BF16:
-      return DType::kBFloat16;
-    case v1::FP64:
-      return DType::kFloat64;
-    case v1::BOOL:
-      return DType::kBool;
-    case v1::INT8:
-      return DType::kInt8;
-    case v1::UINT8:
-      return DType::kUint8;
-    case v1::INT32:
-      return DType::kInt32;
-    case v1::INT64:
-      return DType::kInt64;
-    default:  // of a newer server
-      return std::nullopt;
-  }
-}
-
-v1::Layout ToProto(Layout layout) {
-  switch (layout) {
-    case Layout::kByRank:
-      return v1::LAYOUT_UNSPECIFIED;
-    case Layout::kBhsd:
-      return v1::BHSD;
-    case Layout::kBshd:
-      return v1::BSHD;
-    case Layout::kBse:
-      return v1::BSE;
-  }
-  return v1::LAYOUT_UNSPECIFIED;
-}
-
-v1::ScoreOutput ToProto(ScoreOutput output) {
-  switch (output) {
-    case ScoreOutput::kScores:
-      return v1::SCORES;
-    case ScoreOutput::kSoftcapped:
-      return v1::SOFTCAPPED;
-    case ScoreOutput::kBiased:
-      return v1::BIASED;
-    case ScoreOutput::kWeights:
-      return v1::WEIGHTS;
-  }
-  return v1::SCORE_OUTPUT_NONE;
+  if (dtype < v1::FP32 || dtype > v1::INT64) return std::nullopt;
+  return static_cast<DType>(dtype - v1::FP32);
 }
 
 // --- Request -------------------------------------------------------------------------------------
-
-// A table of the client's own: it includes only base/ and proto/, so that it can be installed
-// without the attention library and its table of roles.
-struct NamedTensor {
-  const char* name;
-  int field;               // of AttendRequest
-  const TensorView* view;  // null: absent
-};
-
-// In the order of their fields.
-std::array<NamedTensor, 8> TensorsOf(const AttendCall& call) {
-  using Message = v1::AttendRequest;
-  const auto optional = [](const std::optional<TensorView>& view) {
-    return view ? &*view : nullptr;
-  };
-  return {{{"q", Message::kQFieldNumber, &call.q},
-           {"k", Message::kKFieldNumber, &call.k},
-           {"v", Message::kVFieldNumber, &call.v},
-           {"mask", Message::kMaskFieldNumber, optional(call.mask)},
-           {"past_key", Message::kPastKeyFieldNumber, optional(call.past_key)},
-           {"past_value", Message::kPastValueFieldNumber, optional(call.past_value)},
-           {"attention_bias", Message::kAttentionBiasFieldNumber, optional(call.attention_bias)},
-           {"head_sink", Message::kHeadSinkFieldNumber, optional(call.head_sink)}}};
-}
 
 absl::Status CheckData(const char* name, const TensorView& view) {
   const std::optional<int64_t> bytes = ByteSize(view.dtype, view.shape);
@@ -121,8 +71,11 @@ absl::Status CheckSize(int64_t bytes, int64_t max_bytes) {
       absl::StrFormat("the request takes %d bytes; max_message_bytes is %d", bytes, max_bytes));
 }
 
-void Append(const NamedTensor& tensor, RequestMessage& message) {
-  const TensorView& view = *tensor.view;
+int NumberOf(const CallTensor& tensor) {
+  return v1::AttendRequest::descriptor()->FindFieldByName(tensor.name)->number();
+}
+
+void Append(const CallTensor& tensor, const TensorView& view, RequestMessage& message) {
   v1::Tensor fields;
   fields.set_dtype(ToProto(view.dtype));
   fields.mutable_shape()->Add(view.shape.begin(), view.shape.end());
@@ -130,7 +83,8 @@ void Append(const NamedTensor& tensor, RequestMessage& message) {
   const auto data_bytes = static_cast<int64_t>(view.data.size());
   if (data_bytes > 0) wire::AppendFieldHeader(v1::Tensor::kDataFieldNumber, data_bytes, bytes);
   std::string header;
-  wire::AppendFieldHeader(tensor.field, static_cast<int64_t>(bytes.size()) + data_bytes, header);
+  wire::AppendFieldHeader(NumberOf(tensor), static_cast<int64_t>(bytes.size()) + data_bytes,
+                          header);
   message.Append(header + bytes);
   message.AppendPayload(view.data);
 }
@@ -163,9 +117,8 @@ void SetPart(const std::string& region, int64_t offset, int64_t bytes, v1::Share
 }
 
 // Copies the tensor into the region at `offset` and appends the reference to it.
-void AppendShared(const NamedTensor& tensor, const SharedRegion& region, int64_t offset,
-                  RequestMessage& message) {
-  const TensorView& view = *tensor.view;
+void AppendShared(const CallTensor& tensor, const TensorView& view, const SharedRegion& region,
+                  int64_t offset, RequestMessage& message) {
   v1::Tensor fields;
   fields.set_dtype(ToProto(view.dtype));
   fields.mutable_shape()->Add(view.shape.begin(), view.shape.end());
@@ -176,20 +129,45 @@ void AppendShared(const NamedTensor& tensor, const SharedRegion& region, int64_t
   }
   const std::string bytes = fields.SerializeAsString();
   std::string header;
-  wire::AppendFieldHeader(tensor.field, static_cast<int64_t>(bytes.size()), header);
+  wire::AppendFieldHeader(NumberOf(tensor), static_cast<int64_t>(bytes.size()), header);
   message.Append(header + bytes);
 }
 
-void WriteAttention(const AttendCall& call, v1::Attention& attention) {
-  attention.set_layout(ToProto(call.layout));
-  attention.set_query_heads(call.query_heads);
-  attention.set_kv_heads(call.kv_heads);
-  if (call.scale) attention.set_scale(*call.scale);
-  attention.set_softcap(call.softcap);
-  attention.set_causal(call.causal);
-  attention.set_alignment(call.alignment == Alignment::kTopLeft ? v1::TOP_LEFT : v1::BOTTOM_RIGHT);
-  if (call.window.left) attention.mutable_window()->set_left(*call.window.left);
-  if (call.window.right) attention.mutable_window()->set_right(*call.window.right);
+template <typename T>
+void Set(Message& message, const Field* field, const T& value) {
+  const google::protobuf::Reflection& fields = *message.GetReflection();
+  if constexpr (std::is_same_v<T, bool>) {
+    fields.SetBool(&message, field, value);
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    fields.SetInt64(&message, field, value);
+  } else {
+    fields.SetDouble(&message, field, value);
+  }
+}
+
+// Sets the field that the attribute names.
+void Write(const CallAttribute& attribute, const AttendCall& call, v1::AttendRequest& request) {
+  attribute.Visit(call, [&](const auto& value) {
+    if (value == std::decay_t<decltype(value)>{}) return;
+    Message* message = &request;
+    for (absl::string_view name : absl::StrSplit(attribute.name, '.')) {
+      const Field* field = message->GetDescriptor()->FindFieldByName(std::string(name));
+      if (field->message_type() != nullptr) {
+        message = message->GetReflection()->MutableMessage(message, field);
+      } else if constexpr (requires { *value; }) {
+        Set(*message, field, *value);
+      } else {
+        Set(*message, field, value);
+      }
+    }
+  });
+}
+
+void WriteAttention(const AttendCall& call, v1::AttendRequest& request) {
+  for (const CallAttribute& attribute : CallAttributes()) Write(attribute, call, request);
+  v1::Attention& attention = *request.mutable_attention();
+  attention.set_layout(CodeOf<v1::Layout>(call.layout));
+  attention.set_alignment(CodeOf<v1::Alignment>(call.alignment));
   attention.set_softmax_in_fp64(call.softmax_in_fp64);
   if (call.dropout) {
     attention.mutable_dropout()->set_probability(call.dropout->probability);
@@ -325,35 +303,13 @@ AdmissionLimits Read(const v1::AdmissionLimits& limits) {
 
 }  // namespace
 
-v1::DataType ToProto(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return v1::FP32;
-    case DType::kFloat16:
-      return v1::FP16;
-    case DType::kBFloat16:
-      return v1::BF16;
-    case DType::kFloat64:
-      return v1::FP64;
-    case DType::kBool:
-      return v1::BOOL;
-    case DType::kInt8:
-      return v1::INT8;
-    case DType::kUint8:
-      return v1::UINT8;
-    case DType::kInt32:
-      return v1::INT32;
-    case DType::kInt64:
-      return v1::INT64;
-  }
-  return v1::DATA_TYPE_UNSPECIFIED;
-}
+v1::DataType ToProto(DType dtype) { return CodeOf<v1::DataType>(dtype, 1); }
 
 v1::AttendRequest WithoutTensors(const AttendCall& call) {
   v1::AttendRequest rest;
   rest.mutable_key_lengths()->Add(call.key_lengths.begin(), call.key_lengths.end());
-  WriteAttention(call, *rest.mutable_attention());
-  if (call.score_output) rest.set_score_output(ToProto(*call.score_output));
+  WriteAttention(call, rest);
+  if (call.score_output) rest.set_score_output(CodeOf<v1::ScoreOutput>(*call.score_output, 1));
   rest.set_want_lse(call.wants_lse);
   rest.set_want_present(call.wants_present);
   rest.set_priority(call.priority);
@@ -362,10 +318,11 @@ v1::AttendRequest WithoutTensors(const AttendCall& call) {
 
 std::optional<int64_t> BytesInRegion(const AttendCall& call) {
   std::optional<int64_t> end = 0;
-  for (const NamedTensor& tensor : TensorsOf(call)) {
-    if (tensor.view == nullptr) continue;
-    if (!CheckData(tensor.name, *tensor.view).ok()) return std::nullopt;
-    if (end) end = AddAligned(*end, static_cast<int64_t>(tensor.view->data.size()));
+  for (const CallTensor& tensor : CallTensors()) {
+    const TensorView* view = tensor.In(call);
+    if (view == nullptr) continue;
+    if (!CheckData(tensor.name, *view).ok()) return std::nullopt;
+    if (end) end = AddAligned(*end, static_cast<int64_t>(view->data.size()));
   }
   const std::optional<int64_t> y_bytes = BytesOfY(call);
   if (!end || !y_bytes) return std::nullopt;
@@ -375,10 +332,11 @@ std::optional<int64_t> BytesInRegion(const AttendCall& call) {
 RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call) {
   RequestMessage message;
   int64_t offset = 0;
-  for (const NamedTensor& tensor : TensorsOf(call)) {
-    if (tensor.view == nullptr) continue;
-    AppendShared(tensor, region, offset, message);
-    offset = *AddAligned(offset, static_cast<int64_t>(tensor.view->data.size()));
+  for (const CallTensor& tensor : CallTensors()) {
+    const TensorView* view = tensor.In(call);
+    if (view == nullptr) continue;
+    AppendShared(tensor, *view, region, offset, message);
+    offset = *AddAligned(offset, static_cast<int64_t>(view->data.size()));
   }
   v1::AttendRequest rest = WithoutTensors(call);
   SetPart(region.name(), offset, *BytesOfY(call), *rest.mutable_places()->mutable_y());
@@ -388,10 +346,11 @@ RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call
 
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes) {
   RequestMessage message;
-  for (const NamedTensor& tensor : TensorsOf(call)) {
-    if (tensor.view == nullptr) continue;
-    if (absl::Status status = CheckData(tensor.name, *tensor.view); !status.ok()) return status;
-    Append(tensor, message);
+  for (const CallTensor& tensor : CallTensors()) {
+    const TensorView* view = tensor.In(call);
+    if (view == nullptr) continue;
+    if (absl::Status status = CheckData(tensor.name, *view); !status.ok()) return status;
+    Append(tensor, *view, message);
   }
   message.Append(WithoutTensors(call).SerializeAsString());
   if (absl::Status status = CheckSize(message.size(), max_bytes); !status.ok()) return status;

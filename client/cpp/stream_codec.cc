@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/wire_format.h"
 #include "client/cpp/byte_size.h"
+#include "client/cpp/call_fields.h"
 #include "client/cpp/codec.h"
 
 namespace rapt::client {
@@ -44,6 +46,11 @@ absl::Status NotStreamed(const char* what) {
   return absl::InvalidArgumentError(absl::StrCat(what, " can't be had from a stream"));
 }
 
+bool IsStreamed(absl::string_view tensor) {
+  constexpr absl::string_view kStreamed[] = {"q", "k", "v", "mask", "past_key", "past_value"};
+  return std::find(std::begin(kStreamed), std::end(kStreamed), tensor) != std::end(kStreamed);
+}
+
 struct NamedBytes {
   int field;
   int64_t bytes;
@@ -68,9 +75,9 @@ absl::StatusOr<StreamCut> StreamCut::Make(const AttendCall& call, const StreamOp
 
 absl::Status StreamCut::ReadShapes() {
   if (call_.wants_present) return NotStreamed("present keys and values");
-  if (call_.attention_bias || call_.head_sink) {
-    return absl::InvalidArgumentError(absl::StrCat(call_.head_sink ? "head_sink" : "attention_bias",
-                                                   " is not supported in streams"));
+  for (const CallTensor& tensor : CallTensors()) {
+    if (tensor.In(call_) == nullptr || IsStreamed(tensor.name)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(tensor.name, " is not supported in streams"));
   }
   const Shape& q = call_.q.shape;
   const Shape& k = call_.k.shape;
@@ -180,24 +187,13 @@ void StreamCut::ChooseSide() {
 }
 
 absl::Status StreamCut::CheckData() const {
-  const bool keys_made = options_.read && keys_stream();
-  const bool queries_made = options_.read && !keys_stream();
-  const auto optional = [](const std::optional<TensorView>& view) {
-    return view ? &*view : nullptr;
-  };
-  const struct {
-    const char* name;
-    const TensorView* view;
-    bool is_made;
-  } tensors[] = {{"q", &call_.q, queries_made},
-                 {"k", &call_.k, keys_made},
-                 {"v", &call_.v, keys_made},
-                 {"past_key", optional(call_.past_key), keys_made},
-                 {"past_value", optional(call_.past_value), keys_made},
-                 {"mask", optional(call_.mask), bool{options_.read}}};
-  for (const auto& [name, view, is_made] : tensors) {
+  for (const CallTensor& tensor : CallTensors()) {
+    const TensorView* view = tensor.In(call_);
     if (view == nullptr) continue;
-    if (view->dtype != call_.q.dtype && view != optional(call_.mask)) {
+    const absl::string_view name = tensor.name;
+    const bool is_mask = name == "mask";
+    const bool is_made = options_.read && (is_mask || keys_stream() == (name != "q"));
+    if (view->dtype != call_.q.dtype && !is_mask) {
       return absl::InvalidArgumentError(
           absl::StrFormat("%s has type %s; it must be %s, the type of q", name, NameOf(view->dtype),
                           NameOf(call_.q.dtype)));

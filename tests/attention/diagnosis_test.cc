@@ -340,9 +340,10 @@ TEST(DiagnosisTest, AgreesWithTheOracleOnGroupsPastLengthsAndWindows) {
   EXPECT_THAT(names,
               ElementsAre("Q", "K", "V", "attn_mask", "past_key", "past_value", "attention_bias"));
   ExpectBounds("past_value", report.inputs[5].numbers, inputs.past_value->ToVector());
-  EXPECT_EQ(report.problem,
-            "B=2 Hq=6 Hkv=2 Sq=5 Sk=7 P=3 D=8 Dv=3 FP16 scale=0.353553 softcap=2 causal "
-            "window=[4,-1] mask=FP32[2,1,5,10] attention-bias=FP32[2,6,5,10] key-lengths");
+  EXPECT_EQ(
+      report.problem,
+      "B=2 Hq=6 Hkv=2 Sq=5 Sk=7 P=3 D=8 Dv=3 FP16 scale=0.353553 causal "
+      "left_window=4 softcap=2 mask=FP32[2,1,5,10] attention-bias=FP32[2,6,5,10] key-lengths");
 }
 
 TEST(DiagnosisTest, WeightsAndRowSumsAreThoseBeforeDropout) {

@@ -5,11 +5,17 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "attention/attributes.h"
+#include "attention/diagnosis.h"
+#include "tests/support/table_values.h"
+
 namespace rapt {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Problem Parse(const std::string& text) {
   const auto problems = ParseProblems(text);
@@ -50,6 +56,16 @@ TEST(ProblemTextTest, ReadsTypeAndAttributes) {
   EXPECT_EQ(p.right_window, 0);
   EXPECT_EQ(p.softcap, 30);
   EXPECT_EQ(p.scale, 0.5);
+}
+
+TEST(ProblemTextTest, ReadsAndDescribesEveryAttributeOfTheTable) {
+  for (const AttributeInfo& info : Attributes()) {
+    if (!test::IsInProblem(info)) continue;
+    const std::string value = test::UnusualText(info);
+    const std::string word = absl::StrCat(info.c, value.empty() ? "" : "=", value);
+    EXPECT_THAT(Describe(Parse("2x8x1024x64 " + word)), HasSubstr(" " + word));
+    EXPECT_THAT(Describe(Parse("2x8x1024x64")), Not(HasSubstr(" " + word)));
+  }
 }
 
 TEST(ProblemTextTest, AMaskCoversAllQueriesAndKeys) {

@@ -9,11 +9,15 @@
 #include "attention/attributes.h"
 #include "attention/field_names.h"
 #include "attention/problem.h"
+#include "tests/support/table_values.h"
 
 namespace rapt {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::IsSupersetOf;
+using ::testing::Ne;
 
 std::vector<Role> AllRoles() {
   std::vector<Role> roles(kInputs.begin(), kInputs.end());
@@ -36,16 +40,13 @@ TEST(RolesTest, NamesAreDistinctInEveryInterface) {
 }
 
 TEST(RolesTest, AProblemWantsWhatItStates) {
-  Problem p;
+  const Problem p;
   for (Role role : AllRoles()) {
     EXPECT_EQ(InfoOf(role).wanted(p), InfoOf(role).required) << InfoOf(role).onnx;
   }
-  p.past_length = 3;
-  p.mask = p.bias = MaskShape{};
-  p.head_sink = DType::kFloat32;
-  p.has_key_lengths = p.wants_lse = p.wants_present = true;
-  p.score_output = ScoreOutput::kScores;
-  for (Role role : AllRoles()) EXPECT_TRUE(InfoOf(role).wanted(p)) << InfoOf(role).onnx;
+  for (Role role : AllRoles()) {
+    EXPECT_TRUE(InfoOf(role).wanted(test::EveryTensor())) << InfoOf(role).onnx;
+  }
 }
 
 TEST(RolesTest, AxesAndTypesFollowTheProblem) {
@@ -68,6 +69,23 @@ TEST(RolesTest, AxesAndTypesFollowTheProblem) {
   EXPECT_EQ(InfoOf(Role::kMask).dtype(p), DType::kFloat16);
   EXPECT_EQ(InfoOf(Role::kLse).dtype(p), DType::kFloat64);
   EXPECT_EQ(InfoOf(Role::kKeyLengths).dtype(p), DType::kInt64);
+}
+
+TEST(RolesTest, InputsComeBeforeOutputsWithoutGaps) {
+  const std::vector<Role> roles = AllRoles();
+  ASSERT_EQ(roles.size(), static_cast<size_t>(Role::kEnd));
+  for (size_t n = 0; n < roles.size(); ++n) EXPECT_EQ(roles[n], static_cast<Role>(n));
+  EXPECT_EQ(kOutputs.front(), Role::kY);
+  EXPECT_EQ(kInputTensors.size(), kInputs.size() - 1);
+  EXPECT_THAT(kInputTensors, Each(Ne(Role::kKeyLengths)));
+  EXPECT_THAT(kInputs, IsSupersetOf(kInputTensors));
+}
+
+TEST(RolesTest, EveryInputHasHelp) {
+  for (Role role : kInputs) EXPECT_NE(InfoOf(role).help, nullptr) << InfoOf(role).onnx;
+  for (const AttributeInfo& info : Attributes()) {
+    EXPECT_EQ(info.help == nullptr, info.flag == nullptr) << info.c;
+  }
 }
 
 TEST(RolesTest, MapsKeepAValueForEachRole) {

@@ -1,6 +1,6 @@
 """Every production source file has a test.
 
-A test covers x/y.cc when it is tests/x/y_test.cc, or includes the header of y.cc. Every other file has a row in
+A test covers x/y.cc or x/y.inc when it is tests/x/y_test.cc, or includes the header of y.cc. Every other file has a row in
 covered_by.txt that names the test through which its behaviour is checked.
 """
 
@@ -15,7 +15,7 @@ INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 def production_files():
-    return sorted(f.relative_to(ROOT).as_posix() for top in TOPS for f in (ROOT / top).rglob("*.cc"))
+    return sorted(f.relative_to(ROOT).as_posix() for top in TOPS for f in (ROOT / top).rglob("*") if f.suffix in (".cc", ".inc"))
 
 
 def headers_in_tests():
@@ -24,7 +24,7 @@ def headers_in_tests():
 
 def own_test(source, headers):
     """Returns whether a test file mirrors the source file or includes its header."""
-    stem = source.removesuffix(".cc")
+    stem = source.rsplit(".", 1)[0]
     public = "rapt/" + pathlib.PurePath(stem).name + ".h"  # the client library's
     return (
         (ROOT / "tests" / f"{stem}_test.cc").exists()

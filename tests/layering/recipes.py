@@ -1,15 +1,18 @@
 """Prints the files that a recipe of CONTRIBUTING.md touches, derived from an example in the tree.
 
     python3 tests/layering/recipes.py            the recipes
-    python3 tests/layering/recipes.py attribute  the files of one, its tests after them
+    python3 tests/layering/recipes.py attribute  the files of one, in groups: code, comments and texts, documents, tests, ...
     python3 tests/layering/recipes.py --write    renew the lists in CONTRIBUTING.md
 
 A recipe has an example that is in the tree already. The files that a new one touches are those that belong to the
-example, or name it outside of comments and strings.
+example, or name it outside of comments and strings; CONTRIBUTING.md lists them. Files that name it in a comment or
+string may have to mention the new one; they are printed as groups of their own.
 """
 
+import functools
 import pathlib
 import re
+import signal
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,21 +35,47 @@ RECIPES = {
 }
 
 
-def sources(tops):
-    """(path, text without comments and strings) of every file below the folders `tops`."""
+def files_below(tops, suffixes=SUFFIXES):
+    """Every file below the folders `tops`, and those of `tops` that are files."""
     for top in tops:
-        for file in sorted((ROOT / top).rglob("*")):
-            if file.suffix in SUFFIXES and file.is_file():
-                yield file.relative_to(ROOT).as_posix(), IGNORED.sub("", file.read_text())
+        for file in [ROOT / top, *sorted((ROOT / top).rglob("*"))]:
+            if file.is_file() and file.suffix in suffixes:
+                yield file.relative_to(ROOT).as_posix(), file.read_text()
+
+
+@functools.cache
+def code_of(text):
+    return IGNORED.sub("", text)
 
 
 def files_of(recipe, tops=PRODUCTION):
-    """The example's folder, then every other file that names the example."""
+    """The example's folder, then every other file whose code names the example."""
     _, folder, pattern = RECIPES[recipe]
-    named = [path for path, text in sources(tops) if re.search(pattern, text)]
+    named = [path for path, text in files_below(tops) if re.search(pattern, text) and re.search(pattern, code_of(text))]
     if folder is None or tops is not PRODUCTION:
         return named
     return [folder] + [path for path in named if not path.startswith(folder)]
+
+
+def mentions_of(recipe, tops, suffixes=SUFFIXES):
+    """The files that name the example, be it in a comment or a string."""
+    _, folder, pattern = RECIPES[recipe]
+    return [path for path, text in files_below(tops, suffixes) if re.search(pattern, text) and not (folder and path.startswith(folder))]
+
+
+def groups(recipe):
+    """Title -> files, in the order in which they are printed."""
+    code = files_of(recipe)
+    tests = files_of(recipe, ("tests",))
+    return {
+        f"as {RECIPES[recipe][0]}": code,
+        "comments and texts": [f for f in mentions_of(recipe, PRODUCTION) if f not in code],
+        "documents": mentions_of(recipe, ("README.md", "CHANGELOG.md", "docs"), (".md",)),
+        "benchmarks": mentions_of(recipe, ("bench",)),
+        "tests": [f for f in tests if not f.startswith("tests/layering/")],
+        "tests, in comments and texts": [f for f in mentions_of(recipe, ("tests",)) if f not in tests and not f.startswith("tests/layering/")],
+        "mutants": mentions_of(recipe, ("tests/mutants",), (".patch",)),
+    }
 
 
 def block(recipe):
@@ -70,15 +99,12 @@ def main(arguments):
     elif arguments == ["--write"]:
         CONTRIBUTING.write_text(renewed(CONTRIBUTING.read_text()))
     elif len(arguments) == 1 and arguments[0] in RECIPES:
-        recipe = arguments[0]
-        print(f"as {RECIPES[recipe][0]}:")
-        print("\n".join("  " + f for f in files_of(recipe)))
-        print("tests:")
-        tests = [f for f in files_of(recipe, ("tests",)) if not f.startswith("tests/layering/")]
-        print("\n".join("  " + f for f in tests))
+        for title, files in groups(arguments[0]).items():
+            print(f"{title}:", *files, sep="\n  ")
     else:
         sys.exit(f"recipes.py takes --write or one of: {', '.join(RECIPES)}; not '{' '.join(arguments)}'")
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly when piped to head
     main(sys.argv[1:])

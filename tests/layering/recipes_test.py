@@ -1,5 +1,7 @@
 """CONTRIBUTING.md lists the files that the recipes touch in this tree."""
 
+import subprocess
+import sys
 import unittest
 
 import recipes
@@ -17,6 +19,21 @@ class RecipesTest(unittest.TestCase):
             if folder is not None:
                 self.assertTrue((recipes.ROOT / folder).exists(), folder)
             self.assertGreater(len(recipes.files_of(recipe)), 2, recipe)
+
+    def test_files_that_only_mention_the_example_are_groups_of_their_own(self):
+        groups = recipes.groups("attribute")
+        self.assertIn("attention/problem_text.h", groups["comments and texts"])
+        self.assertIn("README.md", groups["documents"])
+        self.assertIn("tests/mutants/softcap_after_mask.patch", groups["mutants"])
+        self.assertIn("tests/conformance/triton_client_test.py", groups["tests, in comments and texts"])
+        everything = [f for files in groups.values() for f in files]
+        self.assertEqual(len(everything), len(set(everything)))
+
+    def test_a_closed_pipe_is_no_error(self):
+        command = [sys.executable, "-B", recipes.__file__, "tensor"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            process.stdout.close()
+            self.assertEqual(process.stderr.read(), b"")
 
     def test_comments_and_strings_do_not_count(self):
         code = '// softcap\nint x; /* softcap\n softcap */\n#include "a/softcap.h"\nf("softcap", softcap, "\\"");\n'

@@ -7,7 +7,9 @@
 #include <memory>
 #include <sstream>
 #include <utility>
+#include <variant>
 
+#include "attention/attributes.h"
 #include "attention/backend.h"
 #include "base/aligned_buffer.h"
 #include "base/mutex.h"
@@ -111,6 +113,23 @@ void ExpectGapsIntact(const Outputs& outputs) {
       << "write outside present_value";
 }
 
+// " softcap=0.5"; "" for the default.
+std::string TextOf(const AttributeInfo& info, const Problem& p) {
+  const auto text = [&](const auto& field) -> std::string {
+    if (field.problem == nullptr || p.*field.problem == Problem{}.*field.problem) return "";
+    std::ostringstream out;
+    out.precision(17);
+    out << " " << info.c << "=";
+    if constexpr (requires { *(p.*field.problem); }) {
+      out << *(p.*field.problem);
+    } else {
+      out << p.*field.problem;
+    }
+    return out.str();
+  };
+  return std::visit(text, info.field);
+}
+
 Tensor RandomMask(const MaskShape& shape, Rng& rng, Storage storage) {
   Tensor mask(shape.dtype, shape.dims, storage);
   if (shape.dtype == DType::kBool) return mask.FillBool(rng, 2.0 / 3);
@@ -161,12 +180,8 @@ std::string ToText(const Problem& p) {
   text << "{" << NameOf(p.dtype) << " B=" << p.batch << " Hq=" << p.query_heads
        << " Hkv=" << p.kv_heads << " Sq=" << p.query_length << " Sk=" << p.key_length
        << " P=" << p.past_length << " D=" << p.head_size << " Dv=" << p.value_head_size;
-  if (p.scale) text << " scale=" << *p.scale;
-  if (p.softcap != 0) text << " softcap=" << p.softcap;
-  if (p.causal) text << " causal";
+  for (const AttributeInfo& info : Attributes()) text << TextOf(info, p);
   if (p.alignment == Alignment::kBottomRight) text << " bottom_right";
-  if (p.left_window != -1) text << " left_window=" << p.left_window;
-  if (p.right_window != -1) text << " right_window=" << p.right_window;
   if (p.mask) {
     text << " mask=" << NameOf(p.mask->dtype) << "[" << p.mask->dims[0] << "," << p.mask->dims[1]
          << "," << p.mask->dims[2] << "," << p.mask->dims[3] << "]";

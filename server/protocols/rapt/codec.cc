@@ -1,16 +1,24 @@
 #include "server/protocols/rapt/codec.h"
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <iterator>
 #include <string>
+#include <type_traits>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/types/span.h"
+#include "attention/attributes.h"
 #include "attention/field_names.h"
 #include "base/check.h"
 #include "base/checked_math.h"
@@ -31,70 +39,67 @@ constexpr int kCallField = 1;  // of DiagnoseRequest
 constexpr wire::PayloadField kTensorFields[] = {{kDataField, nullptr}};
 constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
 
-// The protocol's column in the table of roles: the tensors of AttendRequest, in its order.
-struct InputColumn {
-  Role role;
-  int field;
-  bool (Message::*has)() const;
-  const v1::Tensor& (Message::*tensor)() const;
-};
+namespace pb = google::protobuf;
+using Field = pb::FieldDescriptor;
+using pb::Descriptor;
 
-constexpr InputColumn kInputColumns[] = {
-    {Role::kQ, Message::kQFieldNumber, &Message::has_q, &Message::q},
-    {Role::kK, Message::kKFieldNumber, &Message::has_k, &Message::k},
-    {Role::kV, Message::kVFieldNumber, &Message::has_v, &Message::v},
-    {Role::kMask, Message::kMaskFieldNumber, &Message::has_mask, &Message::mask},
-    {Role::kPastKey, Message::kPastKeyFieldNumber, &Message::has_past_key, &Message::past_key},
-    {Role::kPastValue, Message::kPastValueFieldNumber, &Message::has_past_value,
-     &Message::past_value},
-    {Role::kBias, Message::kAttentionBiasFieldNumber, &Message::has_attention_bias,
-     &Message::attention_bias},
-    {Role::kHeadSink, Message::kHeadSinkFieldNumber, &Message::has_head_sink, &Message::head_sink},
-};
-static_assert(std::size(kInputColumns) == kInputTensors.size());
-
-// Likewise the tensors of AttendResponse, and their destinations in OutputPlaces.
-struct OutputColumn {
-  Role role;
-  int field;
-  bool (v1::OutputPlaces::*has_place)() const;
-  const v1::SharedMemory& (v1::OutputPlaces::*place)() const;
-
-  // Returns null if the output goes into the response.
-  const v1::SharedMemory* PlaceIn(const v1::OutputPlaces& places) const {
-    return (places.*has_place)() ? &(places.*place)() : nullptr;
-  }
-};
-
-using v1::AttendResponse;
-constexpr OutputColumn kOutputColumns[] = {
-    {Role::kY, AttendResponse::kYFieldNumber, &v1::OutputPlaces::has_y, &v1::OutputPlaces::y},
-    {Role::kScores, AttendResponse::kScoresFieldNumber, &v1::OutputPlaces::has_scores,
-     &v1::OutputPlaces::scores},
-    {Role::kLse, AttendResponse::kLseFieldNumber, &v1::OutputPlaces::has_lse,
-     &v1::OutputPlaces::lse},
-    {Role::kPresentKey, AttendResponse::kPresentKeyFieldNumber, &v1::OutputPlaces::has_present_key,
-     &v1::OutputPlaces::present_key},
-    {Role::kPresentValue, AttendResponse::kPresentValueFieldNumber,
-     &v1::OutputPlaces::has_present_value, &v1::OutputPlaces::present_value},
-};
-static_assert(std::size(kOutputColumns) == kOutputs.size());
-
-const InputColumn& ColumnOf(Role role) {
-  const auto* column = std::find_if(std::begin(kInputColumns), std::end(kInputColumns),
-                                    [&](const InputColumn& c) { return c.role == role; });
-  RAPT_CHECK(column != std::end(kInputColumns), "the message has no such tensor");
-  return *column;
+// The field of `message` that a row of the tables names. REQUIRES: it exists.
+const Field* FieldIn(const Descriptor& message, absl::string_view name) {
+  const Field* field = message.FindFieldByName(std::string(name));
+  RAPT_CHECK(field != nullptr, "rapt.v1 lacks a field of the table of roles or attributes");
+  return field;
 }
 
-constexpr std::array kAttendFields = [] {
-  std::array<wire::PayloadField, std::size(kInputColumns)> fields;
-  for (size_t n = 0; n < fields.size(); ++n) fields[n] = {kInputColumns[n].field, &kTensorSchema};
-  return fields;
-}();
-constexpr wire::MessageSchema kAttendSchema = {kAttendFields};
-constexpr wire::PayloadField kDiagnoseFields[] = {{kCallField, &kAttendSchema}};
-constexpr wire::MessageSchema kDiagnoseSchema = {kDiagnoseFields};
+// The protocol's columns of the tables. Fields of tensors are those of AttendRequest and
+// AttendResponse; of an attribute, those that lead to it from Attention, itself last.
+struct Columns {
+  RoleMap<const Field*> tensors;
+  OutputMap<const Field*> places;  // in OutputPlaces
+  AttributeMap<absl::InlinedVector<const Field*, 2>> attributes;
+  std::vector<wire::PayloadField> attend;
+  wire::MessageSchema attend_schema;
+  wire::PayloadField diagnose;
+  wire::MessageSchema diagnose_schema;
+};
+
+const Columns& ColumnsOfTables() {
+  static const Columns* const columns = [] {
+    auto* c = new Columns;
+    for (Role role : kInputTensors) {
+      c->tensors[role] = FieldIn(*Message::descriptor(), kNativeNames[role]);
+      c->attend.push_back({c->tensors[role]->number(), &kTensorSchema});
+    }
+    for (Role role : kOutputs) {
+      c->tensors[role] = FieldIn(*v1::AttendResponse::descriptor(), kNativeNames[role]);
+      c->places[role] = FieldIn(*v1::OutputPlaces::descriptor(), kNativeNames[role]);
+    }
+    for (const AttributeInfo& info : Attributes()) {
+      const Descriptor* message = v1::Attention::descriptor();
+      for (auto name : absl::StrSplit(absl::StripPrefix(info.native, "attention."), '.')) {
+        c->attributes[info.attribute].push_back(FieldIn(*message, name));
+        message = c->attributes[info.attribute].back()->message_type();
+      }
+    }
+    c->attend_schema = {c->attend};
+    c->diagnose = {kCallField, &c->attend_schema};
+    c->diagnose_schema = {absl::MakeConstSpan(&c->diagnose, 1)};
+    return c;
+  }();
+  return *columns;
+}
+
+// The message in a field of `message`; null: absent.
+template <typename Part>
+const Part* PartOf(const pb::Message& message, const Field* field) {
+  const pb::Reflection& fields = *message.GetReflection();
+  if (!fields.HasField(message, field)) return nullptr;
+  return pb::DynamicCastToGenerated<Part>(&fields.GetMessage(message, field));
+}
+
+// Null: the output goes into the response.
+const v1::SharedMemory* PlaceOf(const v1::OutputPlaces& places, Role output) {
+  return PartOf<v1::SharedMemory>(places, ColumnsOfTables().places[output]);
+}
 
 struct ElementType {
   v1::DataType code;
@@ -187,12 +192,12 @@ absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
 
 absl::Status ReadTensors(const Message& message, SharedTensors& shared_tensors,
                          InputMap<InputBytes>& inputs, OperatorCall& call) {
-  for (const InputColumn& column : kInputColumns) {
-    if (!(message.*column.has)()) continue;
-    absl::StatusOr<TensorSpec> spec =
-        ReadTensor(column.role, (message.*column.tensor)(), shared_tensors, inputs[column.role]);
+  for (Role role : kInputTensors) {
+    const auto* tensor = PartOf<v1::Tensor>(message, ColumnsOfTables().tensors[role]);
+    if (tensor == nullptr) continue;
+    absl::StatusOr<TensorSpec> spec = ReadTensor(role, *tensor, shared_tensors, inputs[role]);
     if (!spec.ok()) return spec.status();
-    call.inputs[column.role] = *std::move(spec);
+    call.inputs[role] = *std::move(spec);
   }
   if (message.key_lengths_size() > 0) {
     call.inputs[Role::kKeyLengths] = {DType::kInt64, {message.key_lengths_size()}};
@@ -200,53 +205,62 @@ absl::Status ReadTensors(const Message& message, SharedTensors& shared_tensors,
   return absl::OkStatus();
 }
 
+// The library's enumerations have the protocol's values.
+static_assert(static_cast<int>(Layout::kBse) == v1::BSE);
+static_assert(static_cast<int>(Alignment::kBottomRight) == v1::BOTTOM_RIGHT);
+static_assert(static_cast<int>(ScoreOutput::kWeights) == v1::WEIGHTS - v1::SCORES);
+
 absl::Status ReadLayout(v1::Layout layout, Layout& out) {
-  switch (layout) {
-    case v1::LAYOUT_UNSPECIFIED:
-      out = Layout::kByRank;
-      return absl::OkStatus();
-    case v1::BHSD:
-      out = Layout::kBhsd;
-      return absl::OkStatus();
-    case v1::BSHD:
-      out = Layout::kBshd;
-      return absl::OkStatus();
-    case v1::BSE:
-      out = Layout::kBse;
-      return absl::OkStatus();
-    default:
-      return UnknownValue("attention.layout", layout,
-                          "LAYOUT_UNSPECIFIED (0), BHSD (1), BSHD (2) or BSE (3)");
-  }
+  out = static_cast<Layout>(layout);
+  if (v1::Layout_IsValid(layout)) return absl::OkStatus();
+  return UnknownValue("attention.layout", layout,
+                      "LAYOUT_UNSPECIFIED (0), BHSD (1), BSHD (2) or BSE (3)");
 }
 
 absl::Status ReadAlignment(v1::Alignment alignment, Alignment& out) {
-  switch (alignment) {
-    case v1::TOP_LEFT:
-      out = Alignment::kTopLeft;
-      return absl::OkStatus();
-    case v1::BOTTOM_RIGHT:
-      out = Alignment::kBottomRight;
-      return absl::OkStatus();
-    default:
-      return UnknownValue("attention.alignment", alignment, "TOP_LEFT (0) or BOTTOM_RIGHT (1)");
-  }
+  out = static_cast<Alignment>(alignment);
+  if (v1::Alignment_IsValid(alignment)) return absl::OkStatus();
+  return UnknownValue("attention.alignment", alignment, "TOP_LEFT (0) or BOTTOM_RIGHT (1)");
 }
 
-// The library's -1 stands for an absent side, so it must not be accepted as a size.
-absl::Status ReadWindowSide(absl::string_view field, bool is_present, int64_t size, int64_t& out) {
-  if (!is_present) return absl::OkStatus();
-  if (size < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        field, " is ", size, "; it must be at least 0, or absent for no bound on that side"));
+template <typename T>
+absl::Status ReadValue(const pb::Message& message, const Field* field, const AttributeInfo& info,
+                       T& out) {
+  const pb::Reflection& fields = *message.GetReflection();
+  if constexpr (requires { out.emplace(); }) {
+    return ReadValue(message, field, info, out.emplace());
+  } else if constexpr (std::is_same_v<T, bool>) {
+    out = fields.GetBool(message, field);
+  } else if constexpr (std::is_same_v<T, double>) {
+    out = fields.GetDouble(message, field);
+  } else {
+    out = fields.GetInt64(message, field);
+    if (info.absent && out <= *info.absent) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          info.native, " is ", out, "; it must be at least ", *info.absent + 1, ", or absent"));
+    }
   }
-  out = size;
   return absl::OkStatus();
 }
 
-std::optional<int64_t> UnlessZero(int64_t heads) {
-  if (heads == 0) return std::nullopt;
-  return heads;
+// A field that is absent, or 0 without presence, leaves the default.
+absl::Status ReadAttribute(const AttributeInfo& info, const v1::Attention& attention,
+                           OperatorCall& call) {
+  const pb::Message* message = &attention;
+  for (const Field* field : ColumnsOfTables().attributes[info.attribute]) {
+    const pb::Reflection& fields = *message->GetReflection();
+    if (!fields.HasField(*message, field)) break;
+    if (field->message_type() != nullptr) {
+      message = &fields.GetMessage(*message, field);
+      continue;
+    }
+    const auto read = [&](const auto& member) {
+      if (member.call == nullptr) return absl::OkStatus();
+      return ReadValue(*message, field, info, call.*member.call);
+    };
+    return std::visit(read, info.field);
+  }
+  return absl::OkStatus();
 }
 
 // "[0, 2, 1]": the position of the element at `index`.
@@ -325,26 +339,22 @@ absl::StatusOr<Parts> SplitMessage(const MessageBytes& bytes, const wire::Messag
   parts.rest = std::move(split->rest);
   for (const wire::Payload& payload : split->payloads) {
     const int field = payload.path[payload.path.size() - 2];
-    const auto* column = std::find_if(std::begin(kInputColumns), std::end(kInputColumns),
-                                      [&](const InputColumn& c) { return c.field == field; });
-    parts.inputs[column->role] = bytes.Part(payload.begin, payload.size);  // the last one wins
+    const auto* const role = std::find_if(kInputTensors.begin(), kInputTensors.end(), [&](Role r) {
+      return ColumnsOfTables().tensors[r]->number() == field;
+    });
+    parts.inputs[*role] = bytes.Part(payload.begin, payload.size);  // the last one wins
   }
   return parts;
 }
 
-bool IsWanted(const OutputColumn& column, const Problem& problem) {
-  return InfoOf(column.role).wanted(problem);
-}
-
 absl::Status PlaceOutputs(const Message& message, SharedTensors& shared_tensors, Request& request) {
-  for (const OutputColumn& column : kOutputColumns) {
-    const v1::SharedMemory* part = column.PlaceIn(message.places());
-    if (part == nullptr || !IsWanted(column, request.call.problem)) continue;
-    const absl::StatusOr<OutputPlace> place =
-        shared_tensors.FindOutput(std::string(kNativeNames[column.role]), ReferenceOf(*part),
-                                  request.call.outputs[column.role]);
+  for (Role role : kOutputs) {
+    const v1::SharedMemory* part = PlaceOf(message.places(), role);
+    if (part == nullptr || !InfoOf(role).wanted(request.call.problem)) continue;
+    const absl::StatusOr<OutputPlace> place = shared_tensors.FindOutput(
+        std::string(kNativeNames[role]), ReferenceOf(*part), request.call.outputs[role]);
     if (!place.ok()) return place.status();
-    request.places[column.role] = *place;
+    request.places[role] = *place;
   }
   return absl::OkStatus();
 }
@@ -376,12 +386,12 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inpu
 
 }  // namespace
 
-const wire::MessageSchema& AttendSchema() { return kAttendSchema; }
-const wire::MessageSchema& DiagnoseSchema() { return kDiagnoseSchema; }
+const wire::MessageSchema& AttendSchema() { return ColumnsOfTables().attend_schema; }
+const wire::MessageSchema& DiagnoseSchema() { return ColumnsOfTables().diagnose_schema; }
 
 absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
                                          const SharedMemory& shared_memory) {
-  absl::StatusOr<Parts> parts = SplitMessage(message, kAttendSchema);
+  absl::StatusOr<Parts> parts = SplitMessage(message, AttendSchema());
   if (!parts.ok()) return parts.status();
   v1::AttendRequest fields;
   if (!fields.ParseFromString(parts->rest)) {
@@ -392,7 +402,7 @@ absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
 
 absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
                                            const SharedMemory& shared_memory) {
-  absl::StatusOr<Parts> parts = SplitMessage(message, kDiagnoseSchema);
+  absl::StatusOr<Parts> parts = SplitMessage(message, DiagnoseSchema());
   if (!parts.ok()) return parts.status();
   v1::DiagnoseRequest fields;
   if (!fields.ParseFromString(parts->rest)) {
@@ -404,10 +414,10 @@ absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
 absl::Status CheckAnswerSize(const DecodedCall& decoded) {
   const ResolvedCall& call = decoded.request.call;
   absl::InlinedVector<const TensorSpec*, 5> outputs;
-  for (const OutputColumn& column : kOutputColumns) {
-    if (!IsWanted(column, call.problem)) continue;
-    if (column.PlaceIn(decoded.fields.places()) != nullptr) continue;
-    outputs.push_back(&call.outputs[column.role]);
+  for (Role role : kOutputs) {
+    if (!InfoOf(role).wanted(call.problem)) continue;
+    if (PlaceOf(decoded.fields.places(), role) != nullptr) continue;
+    outputs.push_back(&call.outputs[role]);
   }
   return CheckResponseSize(outputs);
 }
@@ -415,14 +425,14 @@ absl::Status CheckAnswerSize(const DecodedCall& decoded) {
 AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
                            const Result& result) {
   AnswerMessage answer;
-  for (const OutputColumn& column : kOutputColumns) {
-    if (!IsWanted(column, call.problem)) continue;
-    const TensorSpec& spec = call.outputs[column.role];
-    OutputBuffer payload = result.outputs[column.role];
+  for (Role role : kOutputs) {
+    if (!InfoOf(role).wanted(call.problem)) continue;
+    const TensorSpec& spec = call.outputs[role];
+    OutputBuffer payload = result.outputs[role];
     v1::Tensor fields;
     fields.set_dtype(CodeOf(spec.dtype));
     fields.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
-    if (const v1::SharedMemory* part = column.PlaceIn(places)) {
+    if (const v1::SharedMemory* part = PlaceOf(places, role)) {
       *fields.mutable_shared_memory() = *part;
       fields.mutable_shared_memory()->set_byte_size(static_cast<int64_t>(payload.bytes.size()));
       payload = {};  // already written there
@@ -431,8 +441,8 @@ AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& pla
     std::string tensor = fields.SerializeAsString();
     wire::AppendFieldHeader(kDataField, payload_size, tensor);
     std::string header;
-    wire::AppendFieldHeader(column.field, static_cast<int64_t>(tensor.size()) + payload_size,
-                            header);
+    wire::AppendFieldHeader(ColumnsOfTables().tensors[role]->number(),
+                            static_cast<int64_t>(tensor.size()) + payload_size, header);
     answer.Append(header + tensor);
     answer.Append(payload);
   }
@@ -447,21 +457,10 @@ AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& pla
 absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {
   absl::Status status = ReadLayout(attention.layout(), call.layout);
   if (status.ok()) status = ReadAlignment(attention.alignment(), call.alignment);
-  const v1::Window& window = attention.window();
-  if (status.ok()) {
-    status = ReadWindowSide(kNativeNames[Attribute::kLeftWindow], window.has_left(), window.left(),
-                            call.left_window_size);
-  }
-  if (status.ok()) {
-    status = ReadWindowSide(kNativeNames[Attribute::kRightWindow], window.has_right(),
-                            window.right(), call.right_window_size);
+  for (const AttributeInfo& info : Attributes()) {
+    if (status.ok()) status = ReadAttribute(info, attention, call);
   }
   if (!status.ok()) return status;
-  call.q_num_heads = UnlessZero(attention.query_heads());
-  call.kv_num_heads = UnlessZero(attention.kv_heads());
-  if (attention.has_scale()) call.scale = attention.scale();
-  call.softcap = attention.softcap();
-  call.is_causal = attention.causal();
   call.softmax_in_fp64 = attention.softmax_in_fp64();
   if (attention.has_dropout()) {
     call.dropout = {attention.dropout().probability(), attention.dropout().seed()};
@@ -470,26 +469,13 @@ absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {
 }
 
 absl::Status ReadScoreOutput(v1::ScoreOutput output, std::optional<ScoreOutput>& out) {
-  switch (output) {
-    case v1::SCORE_OUTPUT_NONE:
-      return absl::OkStatus();
-    case v1::SCORES:
-      out = ScoreOutput::kScores;
-      return absl::OkStatus();
-    case v1::SOFTCAPPED:
-      out = ScoreOutput::kSoftcapped;
-      return absl::OkStatus();
-    case v1::BIASED:
-      out = ScoreOutput::kBiased;
-      return absl::OkStatus();
-    case v1::WEIGHTS:
-      out = ScoreOutput::kWeights;
-      return absl::OkStatus();
-    default:
-      return UnknownValue(
-          "score_output", output,
-          "SCORE_OUTPUT_NONE (0), SCORES (1), SOFTCAPPED (2), BIASED (3) or WEIGHTS (4)");
+  if (!v1::ScoreOutput_IsValid(output)) {
+    return UnknownValue(
+        "score_output", output,
+        "SCORE_OUTPUT_NONE (0), SCORES (1), SOFTCAPPED (2), BIASED (3) or WEIGHTS (4)");
   }
+  if (output != v1::SCORE_OUTPUT_NONE) out = static_cast<ScoreOutput>(output - v1::SCORES);
+  return absl::OkStatus();
 }
 
 absl::Status UnknownValue(absl::string_view field, int value, absl::string_view allowed) {
@@ -508,7 +494,7 @@ void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds c
 }
 
 const v1::Tensor& TensorOf(const Message& message, Role role) {
-  return (message.*ColumnOf(role).tensor)();
+  return *PartOf<v1::Tensor>(message, ColumnsOfTables().tensors[role]);
 }
 
 std::optional<DType> ToDType(v1::DataType code) {

@@ -44,7 +44,7 @@ absl::Status CheckAnswerSize(const DecodedCall& decoded);
 AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
                            const Result& result);
 
-// REQUIRES: `role` is one of kInputTensors.
+// REQUIRES: `role` is one of kInputTensors, and the message has it.
 const v1::Tensor& TensorOf(const v1::AttendRequest& message, Role role);
 
 // Sets the attributes of `call`.

@@ -16,6 +16,7 @@
 #include "rapt/attention.h"
 #include "tests/support/oracle.h"
 #include "tests/support/run_attention.h"
+#include "tests/support/table_values.h"
 #include "tests/support/tensor.h"
 
 namespace rapt::test {
@@ -271,6 +272,40 @@ TEST(CInterfaceTest, MatchesTheOracleOnEveryInstructionSet) {
       }
     }
   }
+}
+
+// The bytes of every output.
+std::vector<std::vector<double>> Compute(const Problem& problem, const Inputs& inputs) {
+  Outputs outputs = MakeOutputs(problem, Storage::kRowMajor);
+  const ContextPtr context = MakeContext();
+  const Result result =
+      PlanAndRun(context.get(), ToC(problem), ToC(inputs, outputs), false, &outputs.plan);
+  EXPECT_EQ(result.code, RAPT_OK) << result.message;
+  return {outputs.output.ToVector(), outputs.lse->ToVector(), outputs.scores->ToVector()};
+}
+
+TEST(CInterfaceTest, EveryAttributeOfTheTableChangesTheResult) {
+  Problem usual = kSmall;
+  usual.wants_lse = true;
+  usual.score_output = ScoreOutput::kBiased;
+  Rng rng(4);
+  const Inputs inputs = RandomInputs(usual, rng);
+  for (const AttributeInfo& info : Attributes()) {
+    if (!IsInProblem(info)) continue;
+    EXPECT_NE(Compute(test::With(info, usual), inputs), Compute(usual, inputs)) << info.c;
+  }
+}
+
+TEST(CInterfaceTest, EveryTensorOfTheTableArrives) {
+  const Problem problem = EveryTensor();
+  Rng rng(5);
+  const Inputs inputs = RandomInputs(problem, rng);
+  Outputs outputs = MakeOutputs(problem, Storage::kRowMajor);
+  const ContextPtr context = MakeContext();
+  const Result result =
+      PlanAndRun(context.get(), ToC(problem), ToC(inputs, outputs), false, &outputs.plan);
+  ASSERT_EQ(result.code, RAPT_OK) << result.message;
+  EXPECT_TRUE(Matches(problem, outputs, Attend(problem, inputs)));
 }
 
 // --- Invalid calls -----------------------------------------------------------------------------

@@ -1,0 +1,194 @@
+// Every row of the attention library's tables of tensors and attributes passes through the client
+// library, the server's codec and the command line. Fails for a row that one of them lacks.
+#include "client/cpp/call_fields.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/attributes.h"
+#include "attention/diagnosis.h"
+#include "attention/field_names.h"
+#include "attention/roles.h"
+#include "client/cli/attention_caller.h"
+#include "client/cli/call_flags.h"
+#include "client/cli/library_types.h"
+#include "client/cli/tensor_file.h"
+#include "client/cpp/codec.h"
+#include "server/protocols/rapt/codec.h"
+#include "tests/support/table_values.h"
+#include "tests/support/wire_message.h"
+
+namespace rapt::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Encoded(const AttendCall& call) {
+  const absl::StatusOr<RequestMessage> message = EncodeAttend(call, /*max_bytes=*/1 << 20);
+  EXPECT_TRUE(message.ok()) << message.status();
+  std::string bytes;
+  if (!message.ok()) return bytes;
+  for (const RequestMessage::Piece& piece : message->pieces()) {
+    bytes += piece.bytes;
+    bytes.append(reinterpret_cast<const char*>(piece.payload.data()), piece.payload.size());
+  }
+  return bytes;
+}
+
+// The problem that the server computes, or its error.
+std::string ServedProblem(const AttendCall& call) {
+  const test::WireMessage message(Encoded(call));
+  const auto decoded = native::DecodeAttend(message.bytes(), SharedMemory({}));
+  return decoded.ok() ? Describe(decoded->request.call.problem)
+                      : std::string(decoded.status().message());
+}
+
+// The problem that `rapt --local` computes, or its error.
+std::string LocalProblem(const AttendCall& call) {
+  const absl::StatusOr<Diagnosis> diagnosis = NewLocalCaller()->Diagnose(call);
+  return diagnosis.ok() ? diagnosis->problem : std::string(diagnosis.status().message());
+}
+
+// A call with every input, each filled with a number of its own.
+struct FullCall {
+  InputMap<std::string> bytes;
+  std::vector<int64_t> key_lengths = {2};
+  AttendCall call;
+
+  FullCall() {
+    const Problem problem = test::EveryTensor();
+    for (Role role : kInputTensors) {
+      const RoleInfo& info = InfoOf(role);
+      const DType dtype = FromLibrary(info.dtype(problem));
+      const auto dims = info.dims(problem);
+      const Shape shape(dims.begin(), dims.begin() + info.rank);
+      int64_t count = 1;
+      for (int64_t size : shape) count *= size;
+      const auto value = dtype == DType::kBool ? 1.0F : ValueOf(role);
+      for (int64_t n = 0; n < count; ++n) {
+        if (dtype == DType::kBool) {
+          bytes[role].push_back(1);
+        } else {
+          bytes[role].append(reinterpret_cast<const char*>(&value), sizeof(value));
+        }
+      }
+      const CallTensor* tensor = FindCallTensor(info.native);
+      if (tensor == nullptr) continue;  // the test of names fails
+      const auto* data = reinterpret_cast<const std::byte*>(bytes[role].data());
+      tensor->Set(call, {dtype, shape, absl::MakeConstSpan(data, bytes[role].size())});
+    }
+    call.key_lengths = key_lengths;
+  }
+  FullCall(const FullCall&) = delete;
+  FullCall& operator=(const FullCall&) = delete;
+
+  static float ValueOf(Role role) { return 0.25F * (static_cast<float>(role) + 1); }
+};
+
+TEST(CallFieldsTest, HaveEveryRowOfTheLibrarysTables) {
+  ASSERT_EQ(CallTensors().size(), kInputTensors.size());
+  for (size_t n = 0; n < kInputTensors.size(); ++n) {
+    EXPECT_EQ(CallTensors()[n].name, InfoOf(kInputTensors[n]).native);
+  }
+  std::vector<std::string> without;
+  for (const AttributeInfo& info : Attributes()) {
+    if (FindCallAttribute(info.native) == nullptr) without.emplace_back(info.c);
+  }
+  EXPECT_THAT(without, ElementsAre("dropout_probability"));
+}
+
+TEST(CallFieldsTest, EveryAttributeArrivesAtTheServerAndInTheLocalLibrary) {
+  FullCall full;
+  const std::string usual = ServedProblem(full.call);
+  EXPECT_EQ(LocalProblem(full.call), usual);
+  for (const CallAttribute& attribute : CallAttributes()) {
+    SCOPED_TRACE(attribute.name);
+    for (const AttributeInfo& info : Attributes()) {
+      if (info.native != attribute.name) continue;
+      AttendCall call = full.call;
+      attribute.Visit(call, [&](auto& value) { test::SetUnusual(info, value); });
+      const std::string served = ServedProblem(call);
+      EXPECT_NE(served, usual);
+      EXPECT_EQ(LocalProblem(call), served);
+      if (!test::IsInProblem(info)) continue;
+      EXPECT_THAT(served, HasSubstr(test::UnusualText(info)));
+    }
+  }
+}
+
+TEST(CallFieldsTest, EveryTensorArrivesAtTheServer) {
+  FullCall full;
+  const test::WireMessage message(Encoded(full.call));
+  const auto decoded = native::DecodeAttend(message.bytes(), SharedMemory({}));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  for (Role role : kInputTensors) {
+    EXPECT_EQ(test::Gather(decoded->request.inputs[role]), full.bytes[role]) << kNativeNames[role];
+  }
+  EXPECT_EQ(decoded->request.key_lengths, full.key_lengths);
+}
+
+TEST(CallFieldsTest, EveryTensorArrivesInTheLocalLibrary) {
+  FullCall full;
+  const absl::StatusOr<Diagnosis> diagnosis = NewLocalCaller()->Diagnose(full.call);
+  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+  ASSERT_EQ(diagnosis->inputs.size(), kInputTensors.size());
+  for (size_t n = 0; n < kInputTensors.size(); ++n) {
+    const TensorReport& input = diagnosis->inputs[n];
+    EXPECT_EQ(input.name, kNativeNames[kInputTensors[n]]);
+    const bool is_bool = input.dtype == DType::kBool;
+    EXPECT_EQ(input.range.max, is_bool ? 1 : FullCall::ValueOf(kInputTensors[n])) << input.name;
+  }
+}
+
+TEST(CallFieldsTest, EveryInputAndAttributeHasAFlagThatSetsIt) {
+  FullCall full;
+  CallFlags flags;
+  CommandLine line{.usage = "test", .flags = flags.InputTable()};
+  for (const Flag& flag : flags.AttributeTable()) line.flags.push_back(flag);
+  std::vector<std::string> arguments;
+  ArrayWriter files;
+  for (Role role : kInputs) {
+    const std::string name(kNativeNames[role]);
+    const std::string path = ::testing::TempDir() + "call_fields_" + name + ".npy";
+    if (role == Role::kKeyLengths) {
+      files.Add(path, name, {'i', 8}, {1},
+                absl::MakeConstSpan(reinterpret_cast<const std::byte*>(full.key_lengths.data()),
+                                    sizeof(int64_t)));
+    } else {
+      const TensorView view = *FindCallTensor(name)->In(full.call);
+      files.Add(path, name, NpyTypeOf(ToLibrary(view.dtype)), view.shape, view.data);
+    }
+    std::string flag = "--" + name;
+    for (char& c : flag) c = c == '_' ? '-' : c;
+    arguments.insert(arguments.end(), {flag, path});
+  }
+  ASSERT_TRUE(files.Write().ok());
+  std::vector<std::string> without;
+  for (const AttributeInfo& info : Attributes()) {
+    if (info.flag == nullptr) {
+      without.emplace_back(info.c);
+      continue;
+    }
+    const std::string value = test::UnusualText(info);
+    arguments.push_back(std::string("--") + info.flag + (value.empty() ? "" : "=" + value));
+    FindCallAttribute(info.native)->Visit(full.call, [&](auto& v) { test::SetUnusual(info, v); });
+  }
+  // These have flags of another form.
+  EXPECT_THAT(without, ElementsAre("query_heads", "kv_heads", "left_window", "right_window",
+                                   "dropout_probability"));
+  const absl::StatusOr<ParsedArguments> parsed = line.Parse(arguments);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const absl::StatusOr<LoadedCall> loaded = LoadCall(flags);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(Encoded(loaded->call()), Encoded(full.call));
+}
+
+}  // namespace
+}  // namespace rapt::client

@@ -1,0 +1,73 @@
+// Values for tests that go through the rows of attention/roles.h and attention/attributes.h: a row
+// that some interface forgot fails them.
+#ifndef RAPT_TESTS_SUPPORT_TABLE_VALUES_H_
+#define RAPT_TESTS_SUPPORT_TABLE_VALUES_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <variant>
+
+#include "attention/attributes.h"
+#include "attention/problem.h"
+#include "attention/roles.h"
+
+namespace rapt::test {
+
+// Sets `value`, which may be optional, to one that no attribute has by default, within the range of
+// the attribute.
+template <typename T>
+void SetUnusual(const AttributeInfo& info, T& value) {
+  if constexpr (requires { value.emplace(); }) {
+    SetUnusual(info, value.emplace());
+  } else if constexpr (std::is_same_v<T, bool>) {
+    value = true;
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    value = 3;
+  } else {
+    value = std::clamp(0.75, info.least, info.most);
+  }
+}
+
+// The same as text; empty for a bool.
+inline std::string UnusualText(const AttributeInfo& info) {
+  const auto text = [](const auto& field) {
+    using T = std::decay_t<decltype(Problem{}.*field.problem)>;
+    return std::is_same_v<T, bool> ? "" : std::is_same_v<T, int64_t> ? "3" : "0.75";
+  };
+  return std::visit(text, info.field);
+}
+
+// The problem with that attribute changed. REQUIRES: the attribute is a member of Problem.
+inline Problem With(const AttributeInfo& info, Problem problem) {
+  std::visit([&](const auto& field) { SetUnusual(info, problem.*field.problem); }, info.field);
+  return problem;
+}
+
+inline bool IsInProblem(const AttributeInfo& info) {
+  return std::visit([](const auto& field) { return field.problem != nullptr; }, info.field);
+}
+
+// A small problem that wants every input and output. RolesTest checks that it does.
+inline Problem EveryTensor() {
+  return {.batch = 1,
+          .query_heads = 2,
+          .kv_heads = 1,
+          .query_length = 2,
+          .key_length = 3,
+          .past_length = 1,
+          .head_size = 4,
+          .value_head_size = 4,
+          .mask = MaskShape{DType::kBool, {1, 1, 2, 4}},
+          .bias = MaskShape{DType::kFloat32, {1, 2, 2, 4}},
+          .has_key_lengths = true,
+          .head_sink = DType::kFloat32,
+          .score_output = ScoreOutput::kBiased,
+          .wants_lse = true,
+          .wants_present = true};
+}
+
+}  // namespace rapt::test
+
+#endif  // RAPT_TESTS_SUPPORT_TABLE_VALUES_H_
