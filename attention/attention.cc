@@ -128,18 +128,13 @@ namespace {
 // Below this, distributing the tasks costs more than it gains: the calling thread runs all of them.
 constexpr double kMinParallelFlops = 5e5;
 
-absl::Status ValidateSlices(const Backend& backend, const Arguments& a) {
+absl::Status ValidateSources(const Backend& backend, const Arguments& a) {
   for (Role role : kInputTensors) {
-    if (a.inputs[role].slices == nullptr) continue;
-    const RoleInfo& info = InfoOf(role);
-    if (info.broadcasts) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(info.onnx, " is sliced; it must be contiguous"));
-    }
-    if (!backend.ReadsSlices()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          info.onnx, " is sliced; backend '", backend.name(), "' requires contiguous tensors"));
-    }
+    const Source source = a.inputs[role].source();
+    if (source == Source::kStrided || backend.Reads(source)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(InfoOf(role).onnx, " is ", NameOf(source),
+                                                   "; backend '", backend.name(),
+                                                   "' does not read ", NameOf(source), " tensors"));
   }
   return absl::OkStatus();
 }
@@ -150,7 +145,7 @@ absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::b
                  ThreadPool& pool) {
   if (absl::Status status = Validate(plan.problem, arguments); !status.ok()) return status;
   const Backend& backend = *plan.routing.backend;
-  if (absl::Status status = ValidateSlices(backend, arguments); !status.ok()) return status;
+  if (absl::Status status = ValidateSources(backend, arguments); !status.ok()) return status;
   if (static_cast<int64_t>(workspace.size()) < plan.workspace_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "workspace has ", workspace.size(), " bytes; the plan needs ", plan.workspace_bytes()));

@@ -4,6 +4,9 @@
 //     absl::StatusOr<Plan> plan = MakePlan(problem, {.threads = 8});
 //     AlignedBuffer workspace(plan->workspace_bytes());
 //     absl::Status status = Run(*plan, arguments, workspace.span(), pool);
+//
+// Keys and values are read in place: strided, in the slices of a message, or in pages. A page is a
+// block of memory with a fixed number of rows (tensor_view.h).
 #ifndef RAPT_ATTENTION_ATTENTION_H_
 #define RAPT_ATTENTION_ATTENTION_H_
 

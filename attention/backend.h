@@ -36,9 +36,9 @@ class Backend {
   // Best first. Empty for a backend without a choice of instruction sets.
   virtual absl::Span<const InstructionSet> instruction_sets() const { return {}; }
 
-  // Returns whether Q, K, V, past_key and past_value may be views of slices. If not, the caller
-  // gathers them first.
-  virtual bool ReadsSlices() const { return false; }
+  // Returns whether inputs may be of this source. If not, the caller gathers them first. Every
+  // backend reads strided tensors.
+  virtual bool Reads(Source source) const { return source == Source::kStrided; }
 
   // Returns the number of tasks that may wait for a device at the same time. They run on dedicated
   // threads, worker n on lane n, and plans are made for that many threads. 0: tasks compute on the

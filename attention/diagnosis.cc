@@ -228,7 +228,9 @@ void Diagnosis::SummarizeInputRow(int64_t row) {
   NumberSummary numbers;
   bool only_zero_and_one = true;
   for (int64_t n = 0; n < view.dims[3]; ++n) {
-    const double value = LoadAny(view.Row(b, h, s), view.dtype, n * view.strides[3]);
+    std::byte element[sizeof(double)];
+    view.CopyElement(b, h, s, n, element);
+    const double value = LoadAny(element, view.dtype, 0);
     numbers.Add(value);
     only_zero_and_one = only_zero_and_one && (value == 0 || value == 1);
   }

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
@@ -151,8 +153,75 @@ absl::Status CheckMask(Role role, const MaskShape& mask, const Problem& p,
       "only the last axis may be shorter"));
 }
 
+// The bytes from a page's start to the end of its last row that the view reads; nullopt if they
+// overflow or a stride is negative.
+std::optional<int64_t> BytesOfPage(const TensorView& view) {
+  const PagedRows& pages = *view.pages;
+  const int64_t rows = std::min(pages.page_rows, pages.first_row + view.dims[2]);
+  std::optional<int64_t> elements = view.dims[3];
+  for (const auto& [last, stride] :
+       {std::pair{view.dims[1] - 1, view.strides[1]}, {rows - 1, view.strides[2]}}) {
+    const std::optional<int64_t> step = stride < 0 ? std::nullopt : CheckedMul(last, stride);
+    elements = elements && step ? CheckedAdd(*elements, *step) : std::nullopt;
+  }
+  const std::optional<int64_t> bytes =
+      elements ? CheckedMul(*elements, SizeOf(view.dtype)) : std::nullopt;
+  return bytes ? CheckedAdd(*bytes, pages.offset) : std::nullopt;
+}
+
+// REQUIRES: the view has elements.
+absl::Status CheckPages(absl::string_view name, const TensorView& view) {
+  const PagedRows& paged = *view.pages;
+  const auto count = static_cast<int64_t>(paged.pages.size());
+  const struct {
+    absl::string_view name;
+    int64_t value, least, most;
+  } fields[] = {
+      {"page_rows", paged.page_rows, 1, kMaxAxis},
+      {"first_row", paged.first_row, 0, paged.page_rows - 1},
+      {"batch_pages", paged.batch_pages, 0, count},
+      {"offset", paged.offset, 0, std::numeric_limits<int64_t>::max()},
+  };
+  for (const auto& field : fields) {
+    if (field.value >= field.least && field.value <= field.most) continue;
+    return absl::InvalidArgumentError(absl::StrCat(name, " has pages with ", field.name, " ",
+                                                   field.value, "; it must be from ", field.least,
+                                                   " to ", field.most));
+  }
+  const int64_t last_row = paged.first_row + view.dims[2] - 1;
+  const int64_t needed = last_row / paged.page_rows + 1;
+  const std::optional<int64_t> before = CheckedMul(view.dims[0] - 1, paged.batch_pages);
+  if (!before || *before > count - needed) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " has ", count, " pages; each of its ", view.dims[0], " batch rows needs ", needed,
+        ", with a distance of ", paged.batch_pages, " to those of the next"));
+  }
+  const auto null = std::find(paged.pages.begin(), paged.pages.end(), nullptr);
+  if (null != paged.pages.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has a null page, number ", null - paged.pages.begin()));
+  }
+  if (!BytesOfPage(view)) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " has strides ", view.strides[1], " and ",
+                                                   view.strides[2],
+                                                   " in a page; they must not be negative, and the "
+                                                   "bytes of a page must not overflow 64 bits"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSource(absl::string_view name, const TensorView& view, Source most) {
+  if (view.source() > most) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " is ", NameOf(view.source()),
+                                                   "; it must be contiguous",
+                                                   most == Source::kSliced ? " or sliced" : ""));
+  }
+  return view.source() == Source::kPaged ? CheckPages(name, view) : absl::OkStatus();
+}
+
 absl::Status CheckView(absl::string_view name, const TensorView& view, DType dtype,
-                       const std::array<int64_t, 4>& dims, bool contiguous_rows) {
+                       const std::array<int64_t, 4>& dims, bool contiguous_rows,
+                       Source source = Source::kStrided) {
   if (view.dtype != dtype) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, " has type ", NameOf(view.dtype), "; it must be ", NameOf(dtype)));
@@ -170,18 +239,18 @@ absl::Status CheckView(absl::string_view name, const TensorView& view, DType dty
     return absl::InvalidArgumentError(
         absl::StrCat(name, " has stride ", view.strides[3], " on its last axis; it must be 1"));
   }
-  return absl::OkStatus();
+  return has_elements ? CheckSource(name, view, source) : absl::OkStatus();
 }
 
 TensorView AsConst(const MutableTensorView& view) {
-  return {view.data, view.dtype, view.dims, view.strides, view.slices};
+  return {view.data, view.dtype, view.dims, view.strides, view.slices, view.pages};
 }
 
 absl::Status CheckRole(Role role, const Problem& p, const TensorView& view,
                        const FieldNames& names) {
   const RoleInfo& info = InfoOf(role);
   if (!info.wanted(p)) return absl::OkStatus();
-  return CheckView(names[role], view, info.dtype(p), info.dims(p), !info.broadcasts);
+  return CheckView(names[role], view, info.dtype(p), info.dims(p), !info.broadcasts, info.source);
 }
 
 // Returns the offset from a query to the key on its diagonal, both as positions in the full

@@ -124,8 +124,8 @@ Section SectionOrFull(const Problem& problem);
 absl::Status Validate(const Problem& problem, const FieldNames& names = kOnnxNames);
 
 // The data of one problem. Views have the problem's shapes and any strides, but the last stride is
-// 1 except in inputs that broadcast, which have stride 0 on every axis that does. Other inputs may
-// be views of slices if Backend::ReadsSlices().
+// 1 except in inputs that broadcast, which have stride 0 on every axis that does. Views may be
+// sliced or paged if RoleInfo::source and Backend::Reads() allow it.
 struct Arguments {
   InputMap<TensorView> inputs;  // without kKeyLengths
   absl::Span<const int64_t>

@@ -89,6 +89,8 @@ struct RoleInfo {
   bool has_layout = false;
   // Each axis of size 1 is repeated, by a stride of 0. Such an input must be contiguous.
   bool broadcasts = false;
+  // The last of the sources that it may have.
+  Source source = Source::kStrided;
   // For external interfaces: the first `rank` axes; if several types are accepted, the one that
   // tools should use.
   int rank = 4;

@@ -109,7 +109,7 @@ int64_t AttentionStream::GatheredBytes() const {
   const Problem& chunk = plan_.full.problem;
   int64_t bytes = 0;
   if (chunk.mask) bytes += Aligned(MaskBytes(*chunk.mask));
-  if (plan_.full.routing.backend->ReadsSlices()) return bytes;
+  if (plan_.full.routing.backend->Reads(Source::kSliced)) return bytes;
   if (!plan_.keys_stream()) return bytes + Aligned(QueryBytes(chunk, chunk.query_length));
   return bytes + Aligned(KeyBytes(chunk, chunk.key_length)) +
          Aligned(ValueBytes(chunk, chunk.key_length));
@@ -205,7 +205,7 @@ TensorView AttentionStream::ViewInput(TensorView view, const InputBytes& bytes, 
 }
 
 void AttentionStream::ViewChunk(const ResolvedCall& call) {
-  const bool reads_slices = chunk_plan_.routing.backend->ReadsSlices();
+  const bool reads_slices = chunk_plan_.routing.backend->Reads(Source::kSliced);
   std::byte* gathered = gathered_.data();
   const auto view = [&](Role role, const InputBytes& bytes, const Part& kept, bool stays) {
     if (stays) return call.Input(role, kept.data());

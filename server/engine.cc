@@ -195,7 +195,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     result_.routing = routing;
     result_.plan = plan_.Describe();
     result_.flops = plan_.flops;
-    PlanGathers(routing.backend->ReadsSlices());
+    PlanGathers(routing.backend->Reads(Source::kSliced));
 
     std::optional<int64_t> needed_bytes = 0;
     for (Role role : kOutputs) {

@@ -113,7 +113,7 @@ int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
                             kFewRows * lanes_dv};
   int64_t bytes = 0;
   for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
-  // Plus the buffer in which rows that cross a slice boundary are gathered.
+  // Plus the buffer in which rows that are not contiguous are gathered.
   return bytes +
          RoundUp((1 + kGatheredRows) * std::max(p.head_size, p.value_head_size) * SizeOf(p.dtype),
                  kVectorBytes);
@@ -150,16 +150,30 @@ FlashBytes BytesOf(const TensorView& view, int64_t offset) {
           sliced.offset + offset};
 }
 
+// The rows of head (b, h), as rows from `begin` on.
+KeyValueSource SourceOf(const TensorView& view, int64_t b, int64_t h, int64_t begin) {
+  KeyValueSource source = {};
+  source.begin = begin;
+  source.end = begin + view.dims[2];
+  source.stride = view.strides[2] * SizeOf(view.dtype);
+  if (view.pages == nullptr) {
+    source.bytes = BytesOf(view, view.RowOffset(b, h, 0));
+    return source;
+  }
+  const PagedRows& paged = *view.pages;
+  source.bytes.offset = paged.offset + view.RowOffset(0, h, 0);
+  source.pages = paged.pages.data() + b * paged.batch_pages;
+  source.page_rows = paged.page_rows;
+  source.first_row = paged.first_row;
+  return source;
+}
+
 FlashKeys KeysOf(const TensorView& past, int64_t past_count, const TensorView& now, int64_t b,
                  int64_t h) {
   FlashKeys keys = {};
-  keys.past_count = past_count;
-  if (past_count > 0) {
-    keys.past = BytesOf(past, past.RowOffset(b, h, 0));
-    keys.past_stride = past.strides[2] * SizeOf(past.dtype);
-  }
-  keys.now = BytesOf(now, now.RowOffset(b, h, 0));
-  keys.now_stride = now.strides[2] * SizeOf(now.dtype);
+  KeyValueSource* next = keys.sources;
+  if (past_count > 0) *next++ = SourceOf(past, b, h, 0);
+  if (now.dims[2] > 0) *next = SourceOf(now, b, h, past_count);
   return keys;
 }
 
@@ -465,7 +479,7 @@ class Cpu final : public Backend {
  public:
   absl::string_view name() const override { return "cpu"; }
   absl::Span<const InstructionSet> instruction_sets() const override { return InstructionSets(); }
-  bool ReadsSlices() const override { return true; }
+  bool Reads(Source) const override { return true; }
   absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
 
   void PlanTasks(Plan& plan) const override {

@@ -24,8 +24,8 @@ inline constexpr int64_t kRowBlock = 48;
 inline constexpr int64_t kMostRowBlocks = 8;
 // A task of at most this many rows reads K and V in place instead of packing them.
 inline constexpr int64_t kFewRows = 8;
-// Rows of K or V gathered at a time if they cross slice boundaries: the number of lanes of the
-// widest vector.
+// Rows of K or V gathered at a time if they cross a boundary of slices, pages or sources: the
+// number of lanes of the widest vector.
 inline constexpr int64_t kGatheredRows = 16;
 // O and V rows are padded to a multiple of the widest vector, 64 bytes.
 inline constexpr int64_t kVectorBytes = 64;
@@ -49,13 +49,19 @@ struct FlashBytes {
   int64_t offset;
 };
 
-// Rows of K or V: the past rows, then the new ones. Strides in bytes.
+// Rows [begin, end) of K or V, `stride` bytes apart: strided in contiguous bytes, sliced, or paged.
+struct KeyValueSource {
+  int64_t begin, end;
+  int64_t stride;
+  FlashBytes bytes;  // from row `begin` on; in pages only `offset`, from a page to its first row
+  const std::byte* const* pages;  // null: strided or sliced
+  int64_t page_rows;              // rows per page
+  int64_t first_row;              // of the first page, where `begin` is
+};
+
+// All rows of K or V, in the order of their sources: past and new ones.
 struct FlashKeys {
-  FlashBytes past;
-  int64_t past_stride;
-  int64_t past_count;
-  FlashBytes now;
-  int64_t now_stride;
+  KeyValueSource sources[2];
 };
 
 // Query rows of one batch row that read the same key/value head.

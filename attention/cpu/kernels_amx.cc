@@ -624,7 +624,7 @@ class TileFlash : Flash<float> {
   std::byte* v_tiles_;     // [depth blocks][column tiles][terms]
   std::byte* p_tiles_;     // [2][depth blocks][terms]
   float* scores_;          // [kTileRowBlock][kTileKeyBlock]
-  std::byte* row_buffer_;  // for rows of K or V that cross a slice boundary or the end of the past
+  std::byte* row_buffer_;  // where FindBlock() gathers rows of K or V
 };
 
 // Tiles are not used for a few rows, which are bound by memory; for score outputs and dropout,

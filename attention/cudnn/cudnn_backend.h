@@ -140,7 +140,8 @@ class CudnnBackend final : public Backend {
   absl::string_view name() const override { return "cudnn"; }
   absl::Status Available() const override { return available_; }
   int lanes() const override { return device_ == nullptr ? 0 : device_->lanes(); }
-  bool ReadsSlices() const override { return true; }
+  // Paged caches reside in host memory, where the CPU reads them in place.
+  bool Reads(Source source) const override { return source != Source::kPaged; }
   absl::Status Supports(const Problem& problem) const override;
   absl::Status Prefers(const Problem& problem) const override;
   void Prepare(const Problem& problem) const override;

@@ -36,6 +36,7 @@ class Reference final : public Backend {
  public:
   absl::string_view name() const override { return "reference"; }
 
+  bool Reads(Source) const override { return true; }
   absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
 
   // One task per query row, with workspace for its T scores and Dv outputs.

@@ -249,13 +249,16 @@ absl::StatusOr<Plan> PlanOrNext(const Problem& problem, PlanOptions options) {
 
 absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& inputs,
                                      const PlanOptions& options, Storage output_storage,
-                                     std::optional<int> workers) {
+                                     std::optional<int> workers,
+                                     const std::function<void(Arguments&)>& change) {
   const absl::StatusOr<Plan> plan = PlanOrNext(problem, options);
   if (!plan.ok()) return plan.status();
   Outputs outputs = MakeOutputs(problem, output_storage);
   GuardedWorkspace workspace(plan->workspace_bytes());
-  const absl::Status status = Run(*plan, MakeArguments(inputs, outputs), workspace.span(),
-                                  PoolOf(workers.value_or(plan->threads)));
+  Arguments arguments = MakeArguments(inputs, outputs);
+  if (change) change(arguments);
+  const absl::Status status =
+      Run(*plan, arguments, workspace.span(), PoolOf(workers.value_or(plan->threads)));
   if (!status.ok()) return status;
   EXPECT_TRUE(workspace.GuardsIntact()) << plan->Describe() << " wrote outside of its workspace of "
                                         << plan->workspace_bytes() << " bytes";
@@ -307,6 +310,22 @@ std::vector<Outputs> RunBatched(absl::Span<const Problem> problems, absl::Span<c
     ExpectGapsIntact(outputs[n]);
   }
   return outputs;
+}
+
+::testing::AssertionResult SameBits(const Outputs& a, const Outputs& b) {
+  ::testing::AssertionResult same = SameBits("output", a.output, b.output);
+  const auto compare = [&](const char* name, const std::optional<Tensor>& left,
+                           const std::optional<Tensor>& right) {
+    if (same && left.has_value() != right.has_value()) {
+      same = ::testing::AssertionFailure() << "only one has " << name;
+    }
+    if (same && left) same = SameBits(name, *left, *right);
+  };
+  compare("lse", a.lse, b.lse);
+  compare("scores", a.scores, b.scores);
+  compare("present_key", a.present_key, b.present_key);
+  compare("present_value", a.present_value, b.present_value);
+  return same;
 }
 
 ::testing::AssertionResult Matches(const Problem& problem, const Outputs& outputs,

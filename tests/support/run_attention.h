@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -66,11 +67,15 @@ struct Outputs {
 
 // Returns the outputs, or the error of MakePlan or Run. The CPU computes problems that a device
 // declines. An overwritten guard or gap is a test failure. The pool has `workers` workers, by
-// default as many as the plan has threads.
+// default as many as the plan has threads. `change` may replace the views of the inputs.
 absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& inputs,
                                      const PlanOptions& options,
                                      Storage output_storage = Storage::kRowMajor,
-                                     std::optional<int> workers = std::nullopt);
+                                     std::optional<int> workers = std::nullopt,
+                                     const std::function<void(Arguments&)>& change = {});
+
+// Succeeds if all outputs are equal to the bit.
+::testing::AssertionResult SameBits(const Outputs& a, const Outputs& b);
 
 // Returns the outputs of each problem in order. Plans of one batch group run batched on worker 0,
 // up to the capacity of a batch; the others run alone.

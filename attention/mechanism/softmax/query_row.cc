@@ -54,6 +54,31 @@ struct Float64Ops {
   }
 };
 
+// The elements of a row, which the boundaries of slices may divide.
+class Elements {
+ public:
+  Elements(const TensorView& view, int64_t b, int64_t h, int64_t s)
+      : view_(view), b_(b), h_(h), s_(s), row_(view.FindRow(b, h, s)) {}
+
+  double operator[](int64_t n) const {
+    if (row_ != nullptr) return LoadElement(row_, view_.dtype, n);
+    std::byte element[sizeof(double)];
+    view_.CopyElement(b_, h_, s_, n, element);
+    return LoadElement(element, view_.dtype, 0);
+  }
+
+ private:
+  const TensorView& view_;
+  int64_t b_, h_, s_;
+  const std::byte* row_;  // null: in slices
+};
+
+// Row j of head h of the past's keys or values and the new ones, one after the other.
+Elements KeyRow(const TensorView& past, const TensorView& now, int64_t past_length, int64_t b,
+                int64_t h, int64_t j) {
+  return j < past_length ? Elements(past, b, h, j) : Elements(now, b, h, j - past_length);
+}
+
 Step StepOf(ScoreStage stage) {
   switch (stage) {
     case ScoreStage::kScores:
@@ -100,10 +125,9 @@ void QueryRow::Output(absl::Span<const double> weights, double lse,
   if (lse == kMinusInfinity) return;
   for (int64_t j = row_.begin; j < row_.end; ++j) {
     if (HiddenByMask(j)) continue;  // A NaN in its V must not matter.
-    const std::byte* v = KeyRow(a_.inputs[Role::kPastValue], a_.inputs[Role::kV], j);
-    for (int64_t d = 0; d < p_.value_head_size; ++d) {
-      output[d] += weights[j] * LoadElement(v, p_.dtype, d);
-    }
+    const Elements v =
+        KeyRow(a_.inputs[Role::kPastValue], a_.inputs[Role::kV], p_.past_length, b_, kv_head_, j);
+    for (int64_t d = 0; d < p_.value_head_size; ++d) output[d] += weights[j] * v[d];
   }
 }
 
@@ -112,12 +136,11 @@ bool QueryRow::HiddenByPosition(int64_t j) const { return PositionHides(row_, j)
 bool QueryRow::HiddenByMask(int64_t j) const { return MaskHides<Float64Ops>(score_, row_, j); }
 
 double QueryRow::Dot(int64_t j) const {
-  const std::byte* q = a_.inputs[Role::kQ].Row(b_, h_, i_);
-  const std::byte* k = KeyRow(a_.inputs[Role::kPastKey], a_.inputs[Role::kK], j);
+  const Elements q(a_.inputs[Role::kQ], b_, h_, i_);
+  const Elements k =
+      KeyRow(a_.inputs[Role::kPastKey], a_.inputs[Role::kK], p_.past_length, b_, kv_head_, j);
   double sum = 0;
-  for (int64_t d = 0; d < p_.head_size; ++d) {
-    sum += LoadElement(q, p_.dtype, d) * LoadElement(k, p_.dtype, d);
-  }
+  for (int64_t d = 0; d < p_.head_size; ++d) sum += q[d] * k[d];
   return sum;
 }
 
@@ -145,11 +168,6 @@ void QueryRow::DropOut(absl::Span<double> weights) const {
                  &keep);
     weights[j] = keep ? weights[j] / (1 - p) : 0;
   }
-}
-
-// Returns row j of the past keys or values followed by the new ones.
-const std::byte* QueryRow::KeyRow(const TensorView& past, const TensorView& now, int64_t j) const {
-  return j < p_.past_length ? past.Row(b_, kv_head_, j) : now.Row(b_, kv_head_, j - p_.past_length);
 }
 
 }  // namespace rapt

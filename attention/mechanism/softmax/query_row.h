@@ -44,7 +44,6 @@ class QueryRow {
   double Dot(int64_t j) const;
   double Softmax(absl::Span<double> scores) const;
   void DropOut(absl::Span<double> weights) const;
-  const std::byte* KeyRow(const TensorView& past, const TensorView& now, int64_t j) const;
 
   const Problem& p_;
   const Arguments& a_;
