@@ -81,8 +81,7 @@ std::vector<Setting> SettingsOf(Options& o) {
        "older connections are closed once their calls have ended; 0: unlimited", kDuration},
       {"reflection", &o.grpc.reflection, "serve gRPC reflection, which lists the services"},
       {"metrics_address", &o.metrics_address,
-       "where to serve /metrics, /healthz and /readyz over HTTP, an IPv4 address; port 0 takes a "
-       "free one"},
+       "where to serve /metrics, /healthz and /readyz over HTTP; port 0 takes a free one"},
       {"tls_cert", &o.security.tls_cert,
        "the file of the server's certificate chain, in PEM, for TLS on --grpc_address; read again "
        "when it is replaced, as are the next three"},

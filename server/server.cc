@@ -30,7 +30,6 @@
 #include "server/engine.h"
 #include "server/execution/executor.h"
 #include "server/housekeeper.h"
-#include "server/metrics/http_endpoint.h"
 #include "server/metrics/metrics.h"
 #include "server/metrics/process.h"
 #include "server/queue_state.h"
@@ -46,6 +45,8 @@
 #include "server/wire/grpc/tensor_methods.h"
 #include "server/wire/grpc/tls.h"
 #include "server/wire/health_status.h"
+#include "server/wire/http/probes.h"
+#include "server/wire/http/server.h"
 #include "server/wire/oip/methods.h"
 #include "server/wire/rapt/methods.h"
 #include "server/wire/unary_method.h"
@@ -261,7 +262,7 @@ class ServerImpl final : public Server {
 
   // From Start() on. The listener is null if there is only a Unix domain socket.
   std::unique_ptr<Listener> listener_;
-  std::unique_ptr<HttpEndpoint> http_;
+  std::unique_ptr<http::Server> http_;
   std::unique_ptr<GrpcServer> grpc_server_;
 };
 
@@ -364,8 +365,9 @@ absl::Status ServerImpl::Listen() {
     listener_ = *std::move(listener);
     listener_->ExportTo(metrics_);
   }
-  auto http = HttpEndpoint::Start(options_.metrics_address, metrics_,
-                                  [this] { return readiness_.is_ready(); });
+  auto http = http::Server::Start(options_.metrics_address,
+                                  http::ProbeHandler([this] { return metrics_.Serialize(); },
+                                                     [this] { return readiness_.is_ready(); }));
   if (!http.ok()) return http.status();
   http_ = *std::move(http);
   auto grpc_server = StartGrpc(

@@ -1,9 +1,8 @@
 # For programs that run on machines without Debian's packages: links the static variant of every library that CMake's
-# packages import as a shared one. Debian has no static prometheus-cpp and civetweb, so these are copied beside the
+# packages import as a shared one. Debian has no static prometheus-cpp, so it is copied beside the
 # programs. The C and C++ libraries stay shared, because CUDA and cuDNN are loaded at run time and use them, too.
 find_package(gRPC CONFIG REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED COMPONENTS core)
-find_package(civetweb CONFIG REQUIRED)
 get_property(_imported DIRECTORY PROPERTY IMPORTED_TARGETS)
 
 # Sets `result` to the static library of the same name, or to an empty string.
@@ -42,7 +41,7 @@ foreach(_target ${_imported})
     rapt_static_twin("${_location}" _static)
     if(_static)
       set_target_properties(${_target} PROPERTIES IMPORTED_LOCATION${_suffix} ${_static})
-    elseif(_target MATCHES "^(prometheus-cpp::core|civetweb::civetweb)$")
+    elseif(_target STREQUAL "prometheus-cpp::core")
       get_target_property(_soname ${_target} IMPORTED_SONAME${_suffix})
       file(COPY_FILE ${_location} ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/${_soname})
     endif()

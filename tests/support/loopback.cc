@@ -1,26 +1,26 @@
 #include "tests/support/loopback.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
+#include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace rapt::test {
 
 int ConnectTo(const std::string& address) {
   const size_t colon = address.rfind(':');
-  int port = 0;
-  EXPECT_TRUE(absl::SimpleAtoi(address.substr(colon + 1), &port));
-  sockaddr_in name = {};
-  name.sin_family = AF_INET;
-  name.sin_port = htons(static_cast<uint16_t>(port));
-  inet_pton(AF_INET, address.substr(0, colon).c_str(), &name.sin_addr);
-  const int connection = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  EXPECT_EQ(connect(connection, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
+  std::string host = address.substr(0, colon);
+  if (host.front() == '[') host = host.substr(1, host.size() - 2);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  addrinfo* name = nullptr;
+  EXPECT_EQ(getaddrinfo(host.c_str(), address.substr(colon + 1).c_str(), &hints, &name), 0);
+  const int connection = socket(name->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(connect(connection, name->ai_addr, name->ai_addrlen), 0);
+  freeaddrinfo(name);
   return connection;
 }
 

@@ -6,7 +6,7 @@
 
 namespace rapt::test {
 
-// Returns a socket connected to "127.0.0.1:43211". The caller closes it.
+// Returns a socket connected to "127.0.0.1:43211" or "[::1]:43211". The caller closes it.
 int ConnectTo(const std::string& address);
 
 // Sends the bytes to "127.0.0.1:43211" and reads until the other side closes.

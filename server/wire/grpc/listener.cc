@@ -1,8 +1,5 @@
 #include "server/wire/grpc/listener.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -15,8 +12,6 @@
 #include <optional>
 
 #include "absl/memory/memory.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/log.h"
 
@@ -29,56 +24,6 @@ constexpr std::chrono::milliseconds kForgetInterval{20};
 // Pause when the process has no file descriptor left; connections wait meanwhile.
 constexpr int kPauseMs = 100;
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
-
-// Resolves the host to all its addresses.
-Addresses Resolve(const std::string& host, const std::string& port) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) found = nullptr;
-  return {found, freeaddrinfo};
-}
-
-int PortOf(int listening) {
-  sockaddr_storage name = {};
-  socklen_t size = sizeof(name);
-  RAPT_CHECK(getsockname(listening, reinterpret_cast<sockaddr*>(&name), &size) == 0,
-             "a bound socket has an address");
-  return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
-                                          : reinterpret_cast<sockaddr_in*>(&name)->sin_port);
-}
-
-void SetPort(int port, addrinfo& address) {
-  const in_port_t number = htons(static_cast<uint16_t>(port));
-  if (address.ai_family == AF_INET6) {
-    reinterpret_cast<sockaddr_in6*>(address.ai_addr)->sin6_port = number;
-  } else {
-    reinterpret_cast<sockaddr_in*>(address.ai_addr)->sin_port = number;
-  }
-}
-
-// Returns -1 with errno set on failure. Connections inherit TCP_NODELAY.
-Descriptor ListenOn(const addrinfo& address) {
-  Descriptor result(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (result.get() < 0) return result;
-  const int on = 1, off = 0;
-  setsockopt(result.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  setsockopt(result.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  if (address.ai_family == AF_INET6) {
-    setsockopt(result.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  }
-  if (bind(result.get(), address.ai_addr, address.ai_addrlen) == 0 &&
-      listen(result.get(), SOMAXCONN) == 0) {
-    return result;
-  }
-  const int error = errno;
-  result = Descriptor();
-  errno = error;
-  return result;
-}
-
 // The inode of a descriptor; nullopt if it is closed.
 std::optional<ino_t> InodeOf(int descriptor) {
   struct stat status;
@@ -90,37 +35,9 @@ std::optional<ino_t> InodeOf(int descriptor) {
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const std::string& address,
                                                          int64_t max_connections) {
-  auto listener = absl::WrapUnique(new Listener(max_connections));
-  if (absl::Status status = listener->Listen(address); !status.ok()) return status;
-  return listener;
-}
-
-absl::Status Listener::Listen(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  std::string host = address.substr(0, colon);
-  const std::string port = address.substr(colon + 1);
-  if (absl::StartsWith(host, "[")) host = host.substr(1, host.size() - 2);
-  // As in gRPC's own listener, these mean all addresses of both families.
-  if (host == "0.0.0.0") ListenOnAll("::", port);
-  if (listening_.empty()) ListenOnAll(host, port);
-  if (!listening_.empty()) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(
-      "can't listen on ", address, "; the port may be in use, or the address not be local"));
-}
-
-// Binds all addresses of the host or none, except address families that this machine lacks.
-void Listener::ListenOnAll(const std::string& host, const std::string& port) {
-  const Addresses addresses = Resolve(host, port);
-  for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (port_ != 0) SetPort(port_, *address);  // the first address chose a free port
-    Descriptor listening = ListenOn(*address);
-    if (listening.get() >= 0) {
-      port_ = PortOf(listening.get());
-      listening_.push_back(std::move(listening));
-    } else if (errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) {
-      return listening_.clear();
-    }
-  }
+  absl::StatusOr<ListeningSockets> listening = ListenOn(address);
+  if (!listening.ok()) return listening.status();
+  return absl::WrapUnique(new Listener(*std::move(listening), max_connections));
 }
 
 void Listener::Start(std::unique_ptr<Acceptor> acceptor) {
@@ -134,7 +51,7 @@ void Listener::Stop() {
   if (!thread_.joinable()) return;
   eventfd_write(stop_.get(), 1);
   thread_.join();
-  listening_.clear();
+  listening_.descriptors.clear();
 }
 
 void Listener::ExportTo(MetricSink& sink) const {
@@ -158,7 +75,9 @@ void Listener::Forget() const {
 
 void Listener::Run() {
   std::vector<pollfd> polled = {{stop_.get(), POLLIN, 0}};
-  for (const Descriptor& listening : listening_) polled.push_back({listening.get(), POLLIN, 0});
+  for (const Descriptor& listening : listening_.descriptors) {
+    polled.push_back({listening.get(), POLLIN, 0});
+  }
   for (;;) {
     if (poll(polled.data(), polled.size(), -1) < 0) continue;  // a signal
     if (polled[0].revents != 0) return;
@@ -173,7 +92,7 @@ void Listener::Run() {
 bool Listener::TakeFrom(int listening) {
   Descriptor connection(accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (connection.get() < 0) {
-    if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return true;
+    if (!IsShortage(errno)) return true;
     const int error = errno;
     if (const std::optional<int64_t> left_out = accept_errors_.Take()) {
       Log(LogLevel::kWarning, "cannot accept connections",

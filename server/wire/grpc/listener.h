@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -20,6 +20,7 @@
 #include "base/log_limit.h"
 #include "base/metric_sink.h"
 #include "base/mutex.h"
+#include "server/wire/listening_sockets.h"
 
 namespace rapt {
 
@@ -36,7 +37,7 @@ class Listener {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  int port() const { return port_; }
+  int port() const { return listening_.port; }
 
   // Passes connections to the acceptor until Stop(); closes those beyond the limit. REQUIRES: the
   // acceptor's server runs.
@@ -51,18 +52,16 @@ class Listener {
   void ExportTo(MetricSink& sink) const;
 
  private:
-  explicit Listener(int64_t max_connections) : max_connections_(max_connections) {}
+  Listener(ListeningSockets listening, int64_t max_connections)
+      : max_connections_(max_connections), listening_(std::move(listening)) {}
 
-  absl::Status Listen(const std::string& address);
-  void ListenOnAll(const std::string& host, const std::string& port);
   void Run();
   bool TakeFrom(int listening);
   bool Enter(int connection);
   void Forget() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int64_t max_connections_;
-  std::vector<Descriptor> listening_;
-  int port_ = 0;
+  ListeningSockets listening_;
   Descriptor stop_;
   std::unique_ptr<Acceptor> acceptor_;
   std::atomic<int64_t> refused_{0};

@@ -1,0 +1,30 @@
+// Listening TCP sockets.
+#ifndef RAPT_SERVER_WIRE_LISTENING_SOCKETS_H_
+#define RAPT_SERVER_WIRE_LISTENING_SOCKETS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/descriptor.h"
+
+namespace rapt {
+
+// Non-blocking; one for each address of a host name, all on one port.
+struct ListeningSockets {
+  std::vector<Descriptor> descriptors;
+  int port = 0;
+};
+
+// Binds and listens. `address` is "host:port", an IPv6 host in brackets; port 0 chooses a free
+// port. 0.0.0.0 means all addresses of both families. Accepted connections inherit TCP_NODELAY.
+// Unavailable if the address can't be bound.
+absl::StatusOr<ListeningSockets> ListenOn(const std::string& address);
+
+// Returns whether accept() failed with this errno because the process or the system lacks
+// descriptors or memory: a retry fails until some are free.
+bool IsShortage(int accept_error);
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_LISTENING_SOCKETS_H_

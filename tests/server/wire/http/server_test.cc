@@ -1,0 +1,433 @@
+#include "server/wire/http/server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/descriptor.h"
+#include "server/wire/http/probes.h"
+#include "server/wire/http/router.h"
+#include "tests/support/loopback.h"
+
+namespace rapt::http {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr char kGet[] = "GET /echo HTTP/1.1\r\n\r\n";
+constexpr size_t kLargeBytes = 64 << 20;  // more than the kernel buffers
+
+// Answers with what it understood of the request.
+Response Echo(const Request& request) {
+  if (request.target == "/throw") throw std::runtime_error("planted");
+  if (request.target == "/large") return {.body = std::string(kLargeBytes, 'x')};
+  std::string text = absl::StrCat(request.method, " ", request.target, "\n");
+  for (const Header& header : request.headers) {
+    absl::StrAppend(&text, header.name, "=", header.value, "\n");
+  }
+  return {.body = text};
+}
+
+class HttpServerTest : public ::testing::Test {
+ protected:
+  explicit HttpServerTest(const ServerLimits& limits = {.patience = seconds(60)})
+      : server_(*Server::Start("127.0.0.1:0", Echo, limits)) {}
+
+  std::string address() const { return absl::StrCat("127.0.0.1:", server_->port()); }
+
+  std::string Exchange(const std::string& bytes) const { return test::Exchange(address(), bytes); }
+
+  const std::unique_ptr<Server> server_;
+};
+
+// A connection that stays open for writing.
+class Client {
+ public:
+  explicit Client(const std::string& address) : connection_(test::ConnectTo(address)) {}
+
+  bool Send(const std::string& bytes) const {
+    return send(connection_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+           static_cast<ssize_t>(bytes.size());
+  }
+
+  // Reads until `text` has arrived or the server has closed the connection.
+  std::string ReadUntil(const std::string& text) const {
+    std::string received;
+    char buffer[65536];
+    while (!absl::StrContains(received, text)) {
+      const ssize_t n = recv(connection_.get(), buffer, sizeof(buffer), 0);
+      if (n <= 0) break;
+      received.append(buffer, static_cast<size_t>(n));
+    }
+    return received;
+  }
+
+  size_t CountUntilClosed() const {
+    size_t count = 0;
+    char buffer[65536];
+    for (ssize_t n; (n = recv(connection_.get(), buffer, sizeof(buffer), 0)) > 0;) {
+      count += static_cast<size_t>(n);
+    }
+    return count;
+  }
+
+  bool IsOpen() const {
+    char byte;
+    return recv(connection_.get(), &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+  }
+
+ private:
+  const Descriptor connection_;
+};
+
+// --- Answers -------------------------------------------------------------------------------------
+
+TEST_F(HttpServerTest, AnswersWithTheHandlersResponse) {
+  EXPECT_EQ(Exchange("GET /a?b HTTP/1.1\r\nHost: h\r\nx-y:  z \r\nConnection: close\r\n\r\n"),
+            "HTTP/1.1 200 OK\r\n"
+            "Content-Type: text/plain; charset=utf-8\r\n"
+            "Content-Length: 39\r\n"
+            "Connection: close\r\n"
+            "\r\n"
+            "GET /a?b\nHost=h\nx-y=z\nConnection=close\n");
+}
+
+TEST_F(HttpServerTest, ServesManyRequestsOnOneConnection) {
+  const Client client(address());
+  for (int n = 0; n < 100; ++n) {
+    ASSERT_TRUE(client.Send(absl::StrCat("GET /", n, " HTTP/1.1\r\n\r\n")));
+    EXPECT_THAT(client.ReadUntil(absl::StrCat("GET /", n, "\n")), Not(HasSubstr("close")));
+  }
+}
+
+TEST_F(HttpServerTest, AnswersPipelinedRequestsInOrderAfterAHalfClose) {
+  std::string requests, expected;
+  for (int n = 0; n < 1000; ++n) {
+    absl::StrAppend(&requests, "GET /", n, " HTTP/1.1\r\nHost: h\r\n\r\n");
+    absl::StrAppend(&expected, "GET /", n, "\n");
+  }
+  std::string bodies;
+  for (const absl::string_view line : absl::StrSplit(Exchange(requests), '\n')) {
+    if (absl::StartsWith(line, "GET ")) absl::StrAppend(&bodies, line, "\n");
+  }
+  EXPECT_EQ(bodies, expected);
+}
+
+TEST_F(HttpServerTest, AHeadMayArriveByteByByte) {
+  const Client client(address());
+  for (const char byte : std::string(kGet)) ASSERT_TRUE(client.Send(std::string(1, byte)));
+  EXPECT_THAT(client.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
+TEST_F(HttpServerTest, EndsConnectionsOfHttp10AndWhenAsked) {
+  for (const char* request :
+       {"GET / HTTP/1.0\r\n\r\n", "GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
+        "GET / HTTP/1.1\r\nConnection: close\r\n\r\n"}) {
+    const Client client(address());
+    ASSERT_TRUE(client.Send(request));
+    EXPECT_THAT(client.ReadUntil("until closed"), HasSubstr("\r\nConnection: close\r\n"));
+  }
+}
+
+TEST_F(HttpServerTest, HeadHasTheLengthOfTheBodyThatGetWouldHave) {
+  const std::string answer = Exchange("HEAD /x HTTP/1.1\r\n\r\nGET /y HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(answer, HasSubstr("\r\nContent-Length: 8\r\n\r\nHTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(answer, EndsWith("GET /y\n"));
+}
+
+TEST_F(HttpServerTest, ABodyEndsTheConnectionUnread) {
+  for (const char* framing : {"Content-Length: 18446744073709551615", "Transfer-Encoding: chunked",
+                              "Content-Length: 30\r\nExpect: 100-continue"}) {
+    const std::string answer = Exchange(
+        absl::StrCat("POST /a HTTP/1.1\r\n", framing, "\r\n\r\nGET /smuggled HTTP/1.1\r\n\r\n"));
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
+    EXPECT_THAT(answer, HasSubstr("\r\nConnection: close\r\n"));
+    EXPECT_THAT(answer, Not(HasSubstr("smuggled")));
+  }
+}
+
+TEST_F(HttpServerTest, AClientThatSendsALargeBodyGetsItsAnswer) {
+  const Client client(address());
+  ASSERT_TRUE(client.Send("POST /a HTTP/1.1\r\nContent-Length: 40000\r\n\r\n"));
+  ASSERT_TRUE(client.Send(std::string(40000, 'x')));
+  EXPECT_THAT(client.ReadUntil("until closed"), HasSubstr("POST /a\n"));
+}
+
+TEST_F(HttpServerTest, AHandlersExceptionIsAnErrorOfTheServer) {
+  EXPECT_THAT(Exchange("GET /throw HTTP/1.1\r\n\r\n"),
+              StartsWith("HTTP/1.1 500 Internal Server Error\r\n"));
+  EXPECT_THAT(Exchange(kGet), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
+TEST_F(HttpServerTest, AnAddressInUseIsUnavailable) {
+  const auto second = Server::Start(address(), Echo);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(second.status().message(), HasSubstr(address()));
+}
+
+TEST(HttpServerEndTest, ClosesOpenConnections) {
+  auto server = *Server::Start("127.0.0.1:0", Echo);
+  const std::string address = absl::StrCat("127.0.0.1:", server->port());
+  const Client silent(address), reading(address), idle(address);
+  ASSERT_TRUE(reading.Send("GET /large HTTP/1.1\r\n\r\n"));
+  ASSERT_TRUE(idle.Send(kGet));
+  idle.ReadUntil("GET /echo\n");
+  server.reset();
+  EXPECT_EQ(silent.CountUntilClosed(), 0u);
+  EXPECT_LT(reading.CountUntilClosed(), kLargeBytes);
+  EXPECT_EQ(idle.CountUntilClosed(), 0u);
+}
+
+// --- Malformed requests --------------------------------------------------------------------------
+
+TEST_F(HttpServerTest, RejectsMalformedRequestsAtOnce) {
+  const std::string requests[] = {
+      "\r\n\r\n",
+      "GET\r\n\r\n",
+      "GET /\r\n\r\n",
+      "GET / HTTP/1.1\n\n",
+      "GET / HTTP/2.0\r\n\r\n",
+      "GET / HTTP/0.9\r\n\r\n",
+      "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+      "G\x01T / HTTP/1.1\r\n\r\n",
+      "GET /a b HTTP/1.1\r\n\r\n",
+      std::string("GET /\0 HTTP/1.1\r\n\r\n", 19),
+      "GET / HTTP/1.1\r\nHost : h\r\n\r\n",
+      "GET / HTTP/1.1\r\nno colon\r\n\r\n",
+      "GET / HTTP/1.1\r\n: no name\r\n\r\n",
+      "GET / HTTP/1.1\r\nx: \x01\r\n\r\n",
+      "GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+      "GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+      "GET / HTTP/1.1\r\nContent-Length: 18446744073709551616\r\n\r\n",
+      "GET / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+      "\x16\x03\x01\x02\x01\x01\x01\xfc\x03\x03",  // TLS
+  };
+  for (const std::string& request : requests) {
+    const Client client(address());  // and no half-close
+    ASSERT_TRUE(client.Send(request));
+    EXPECT_THAT(client.ReadUntil("until closed"), StartsWith("HTTP/1.1 400 Bad Request\r\n"))
+        << request;
+  }
+}
+
+// A request whose head has this many bytes.
+std::string RequestOf(size_t bytes) {
+  const std::string begin = "GET / HTTP/1.1\r\nx: ", end = "\r\n\r\n";
+  return begin + std::string(bytes - begin.size() - end.size(), 'x') + end;
+}
+
+TEST_F(HttpServerTest, RejectsALargeHead) {
+  EXPECT_THAT(Exchange(RequestOf(8192)), StartsWith("HTTP/1.1 200 OK\r\n"));
+  for (const std::string& request :
+       {RequestOf(8193), RequestOf(60000), "GET /" + std::string(60000, 'x'),
+        std::string(60000, 'G'), RequestOf(100) + RequestOf(8193)}) {
+    const std::string answer = Exchange(request);
+    EXPECT_THAT(answer, HasSubstr("HTTP/1.1 431 Request Header Fields Too Large\r\n"));
+    EXPECT_THAT(answer, EndsWith("the head must have at most 8192 bytes and 100 headers\n"));
+  }
+}
+
+TEST_F(HttpServerTest, RejectsManyHeaders) {
+  const auto request = [](int headers) {
+    std::string text = "GET / HTTP/1.1\r\n";
+    for (int n = 0; n < headers; ++n) text += "x:\r\n";
+    return text + "\r\n";
+  };
+  EXPECT_THAT(Exchange(request(100)), StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(Exchange(request(101)), StartsWith("HTTP/1.1 431 "));
+}
+
+TEST_F(HttpServerTest, GarbageLeavesNothingBehind) {
+  const std::string valid = "GET /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n";
+  std::mt19937 random(7);
+  for (int n = 0; n < 500; ++n) {
+    std::string bytes = valid + valid + valid;
+    for (int change = 0; change < 1 + n % 8; ++change) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
+    Exchange(bytes.substr(0, random() % bytes.size()));
+    std::string noise(random() % 20000, '\0');
+    for (char& byte : noise) byte = static_cast<char>(random());
+    const Client client(address());
+    client.Send(noise);  // the server may close before it has all
+  }
+  EXPECT_THAT(Exchange(kGet), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
+// --- Limits --------------------------------------------------------------------------------------
+
+class ImpatientServerTest : public HttpServerTest {
+ protected:
+  ImpatientServerTest() : HttpServerTest({.patience = milliseconds(200), .idle = seconds(60)}) {}
+};
+
+TEST_F(ImpatientServerTest, ASilentClientIsClosed) {
+  EXPECT_EQ(Client(address()).CountUntilClosed(), 0u);
+}
+
+// A deadline for each read would never pass.
+TEST_F(ImpatientServerTest, AHeadHasOneDeadline) {
+  const Client client(address());
+  ASSERT_TRUE(client.Send("GET / HTTP/1.1\r\nx: "));
+  while (client.IsOpen()) {
+    client.Send("x");
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+}
+
+TEST_F(ImpatientServerTest, AHeadThatFollowsAnotherHasItsOwnDeadline) {
+  const Client client(address());
+  for (int n = 0; n < 2; ++n) {
+    ASSERT_TRUE(client.Send(kGet));
+    EXPECT_THAT(client.ReadUntil("GET /echo\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+    std::this_thread::sleep_for(milliseconds(400));  // idle is not slow
+  }
+  ASSERT_TRUE(client.Send("GET"));
+  EXPECT_EQ(client.CountUntilClosed(), 0u);
+}
+
+TEST_F(ImpatientServerTest, ABodyThatTricklesIsNotAwaited) {
+  const Client client(address());
+  ASSERT_TRUE(client.Send("POST / HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n"));
+  EXPECT_THAT(client.ReadUntil("POST /\n"), StartsWith("HTTP/1.1 200 OK\r\n"));
+  // The kernel resets a connection that is closed, which fails a later send.
+  while (client.Send("x")) std::this_thread::sleep_for(milliseconds(20));
+}
+
+TEST_F(ImpatientServerTest, AClientThatDoesNotReadIsClosed) {
+  const Client client(address());
+  ASSERT_TRUE(client.Send("GET /large HTTP/1.1\r\n\r\n"));
+  std::this_thread::sleep_for(seconds(2));
+  EXPECT_LT(client.CountUntilClosed(), kLargeBytes);
+}
+
+class IdleServerTest : public HttpServerTest {
+ protected:
+  IdleServerTest() : HttpServerTest({.patience = seconds(60), .idle = milliseconds(100)}) {}
+};
+
+TEST_F(IdleServerTest, AnIdleConnectionIsClosed) {
+  const Client client(address());
+  ASSERT_TRUE(client.Send(kGet));
+  EXPECT_THAT(client.ReadUntil("until closed"), EndsWith("GET /echo\n"));
+}
+
+class SmallServerTest : public HttpServerTest {
+ protected:
+  SmallServerTest() : HttpServerTest({.max_connections = 3, .patience = seconds(60)}) {}
+};
+
+TEST_F(SmallServerTest, ANewConnectionReplacesTheOneLongestWithoutAResponse) {
+  std::vector<std::unique_ptr<Client>> clients;
+  const auto connect = [&] { clients.push_back(std::make_unique<Client>(address())); };
+  // With a response each, so that the server has accepted them in this order.
+  const auto ask = [](const Client& client) {
+    client.Send(kGet);
+    return absl::StartsWith(client.ReadUntil("GET /echo\n"), "HTTP/1.1 200 OK\r\n");
+  };
+  for (int n = 0; n < 3; ++n) {
+    connect();
+    ASSERT_TRUE(ask(*clients[n]));
+  }
+  ASSERT_TRUE(ask(*clients[0]));
+  connect();
+  ASSERT_TRUE(ask(*clients[3]));
+  EXPECT_EQ(clients[1]->CountUntilClosed(), 0u);
+  EXPECT_TRUE(clients[0]->IsOpen());
+  EXPECT_TRUE(clients[2]->IsOpen());
+  connect();
+  ASSERT_TRUE(ask(*clients[4]));
+  EXPECT_EQ(clients[2]->CountUntilClosed(), 0u);
+}
+
+TEST_F(SmallServerTest, ServesThroughAFloodOfConnections) {
+  std::atomic<bool> answered = false;
+  std::vector<std::thread> flood;
+  for (int n = 0; n < 3; ++n) {
+    flood.emplace_back([&] {
+      while (!answered) Client(address()).Send("GET /");
+    });
+  }
+  while (!answered) {
+    const Client client(address());  // may be replaced before it has sent its request
+    client.Send(kGet);
+    answered = absl::StartsWith(client.ReadUntil("GET /echo\n"), "HTTP/1.1 200 OK\r\n");
+  }
+  for (std::thread& thread : flood) thread.join();
+}
+
+// --- Routes --------------------------------------------------------------------------------------
+
+Router TwoRoutes() {
+  Router router;
+  router.Get("/a", [](const Request& request) { return Response{.body = request.target}; });
+  router.Get("/b", [](const Request&) { return Response{.status = 503}; });
+  return router;
+}
+
+TEST(RouterTest, ChoosesByPath) {
+  const Router router = TwoRoutes();
+  for (const char* target : {"/a", "/a?", "/a?b=c/d?e", "http://host:80/a", "http://[::1]/a?b"}) {
+    EXPECT_EQ(router.Route({"GET", target, {}}).body, target);
+    EXPECT_EQ(router.Route({"HEAD", target, {}}).body, target);
+  }
+  EXPECT_EQ(router.Route({"GET", "/b", {}}).status, 503);
+}
+
+TEST(RouterTest, AnUnknownPathIsNotFound) {
+  const Router router = TwoRoutes();
+  for (const char* target :
+       {"", "/", "a", "/a/", "/A", "/%61", "*", "?/a", "http://a", "http://", "https://host/a"}) {
+    const Response response = router.Route({"GET", target, {}});
+    EXPECT_EQ(response.status, 404) << target;
+    EXPECT_EQ(response.body, "unknown path; there are /a, /b\n");
+  }
+}
+
+TEST(RouterTest, AnotherMethodIsNotAllowed) {
+  for (const char* method : {"POST", "PUT", "OPTIONS", "get", "GETS", ""}) {
+    const Response response = TwoRoutes().Route({method, "/a", {}});
+    EXPECT_EQ(response.status, 405) << method;
+    ASSERT_EQ(response.headers.size(), 1u);
+    EXPECT_EQ(response.headers[0].name, "Allow");
+    EXPECT_EQ(response.headers[0].value, "GET, HEAD");
+  }
+}
+
+TEST(ProbeHandlerTest, ReadinessIsAskedEveryTime) {
+  bool ready = false;
+  const Handler handler = ProbeHandler([] { return "page"; }, [&ready] { return ready; });
+  EXPECT_EQ(handler({"GET", "/readyz", {}}).status, 503);
+  EXPECT_EQ(handler({"GET", "/readyz", {}}).body, "not ready\n");
+  ready = true;
+  EXPECT_EQ(handler({"GET", "/readyz", {}}).status, 200);
+  EXPECT_EQ(handler({"GET", "/healthz", {}}).status, 200);
+  const Response page = handler({"GET", "/metrics", {}});
+  EXPECT_EQ(page.body, "page");
+  ASSERT_EQ(page.headers.size(), 1u);
+  EXPECT_EQ(page.headers[0].value, "no-store");
+}
+
+}  // namespace
+}  // namespace rapt::http
