@@ -33,6 +33,7 @@ struct StreamRequest {
   Instant deadline = Instant::max();
   const std::atomic<bool>* cancelled = nullptr;  // as in Request
   uint64_t priority = 0;                         // as in Request
+  std::shared_ptr<CallerMemory> caller;          // as in Request
 };
 
 // Rows of Q, or of K and V, with the part of the mask that belongs to streaming rows. Row-major in

@@ -71,8 +71,12 @@ class Engine::PendingCall {
   virtual ~PendingCall() = default;
 
   AdmissionGate::MemoryRequest ToMemoryRequest() const {
-    return {AdmissionGate::Share::kCompute, needed_bytes_, request_.priority, request_.deadline,
-            request_.cancelled};
+    return {.share = AdmissionGate::Share::kCompute,
+            .bytes = needed_bytes_,
+            .priority = request_.priority,
+            .deadline = request_.deadline,
+            .cancelled = request_.cancelled,
+            .caller = request_.caller};
   }
 
   void SetWaited(std::chrono::nanoseconds waited) { waited_ = waited; }
@@ -410,13 +414,14 @@ Engine::Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Execu
 }
 
 void Engine::AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,
-                          MessageAdmitted admitted) {
+                          std::shared_ptr<CallerMemory> caller, MessageAdmitted admitted) {
   if (absl::Status status = CheckAccepting(); !status.ok()) return admitted(std::move(status));
   if (bytes == 0) return admitted(MessageReservation());
   const AdmissionGate::MemoryRequest memory = {.share = AdmissionGate::Share::kReceive,
                                                .bytes = bytes,
                                                .deadline = deadline,
-                                               .cancelled = &cancelled};
+                                               .cancelled = &cancelled,
+                                               .caller = std::move(caller)};
   auto answer = [admitted = std::move(admitted)](AdmissionGate::Result result) mutable {
     if (!result.ok()) return admitted(result.status());
     admitted(std::move(result->reservation));
@@ -496,9 +501,10 @@ void Engine::AdmitStream(std::shared_ptr<AttentionStream> stream, int64_t messag
                                                .bytes = *needed_bytes,
                                                .priority = request.priority,
                                                .deadline = request.deadline,
-                                               .cancelled = request.cancelled};
+                                               .cancelled = request.cancelled,
+                                               .caller = request.caller};
   AdmitMessage(
-      message_bytes, request.deadline, *request.cancelled,
+      message_bytes, request.deadline, *request.cancelled, request.caller,
       [this, memory, stream = std::move(stream),
        admitted = std::move(admitted)](absl::StatusOr<MessageReservation> messages) mutable {
         if (!messages.ok()) return admitted(messages.status());

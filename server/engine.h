@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
@@ -40,15 +42,23 @@ class Engine {
   // exactly once, on this thread if the decision is immediate, with Unavailable, ResourceExhausted,
   // DeadlineExceeded or Cancelled on failure.
   void AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,
-                    MessageAdmitted admitted);
+                    std::shared_ptr<CallerMemory> caller, MessageAdmitted admitted);
   // Charges the budget for a message that arrived without a reservation, even beyond the limit, so
   // that others wait.
-  MessageReservation ChargeMessage(int64_t bytes) {
-    return gate_.Charge(AdmissionGate::Share::kReceive, bytes);
+  MessageReservation ChargeMessage(int64_t bytes,
+                                   const std::shared_ptr<CallerMemory>& caller = nullptr) {
+    return gate_.Charge(AdmissionGate::Share::kReceive, bytes, caller);
   }
   // Shrinks the reservation of a received message to `bytes`. Waiting requests may start on this
   // thread.
   void ShrinkMessage(MessageReservation& reservation, int64_t bytes);
+
+  // As of AdmissionGate.
+  std::shared_ptr<CallerMemory> CallerOf(const std::string& name) { return gate_.CallerOf(name); }
+  AdmissionGate::PeerWait WaitForPeer(std::shared_ptr<CallerMemory> caller, Instant silent_at,
+                                      absl::AnyInvocable<void()> end) {
+    return gate_.WaitForPeer(std::move(caller), silent_at, std::move(end));
+  }
 
   // Call after setting a request's `cancelled`, so that waiting requests check theirs.
   void NoticeCancellation() { gate_.NoticeCancellation(); }

@@ -26,6 +26,8 @@ absl::string_view NameOf(Rejection rejection) {
       return "open_calls";
     case Rejection::kCallerCalls:
       return "caller_calls";
+    case Rejection::kCallerShare:
+      return "caller_share";
     case Rejection::kSlowSender:
       return "slow_sender";
     case Rejection::kSlowReader:

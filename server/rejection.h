@@ -17,12 +17,13 @@ enum class Rejection : uint8_t {
   kQueueTime,    // waited too long for memory
   kOpenCalls,    // the server has too many open calls
   kCallerCalls,  // the caller has too many open calls
+  kCallerShare,  // others waited for memory of which the caller holds more than its share
   kSlowSender,   // the caller sent the message too slowly
   kSlowReader,   // the caller read the response too slowly
   kDraining,     // the server is shutting down
   kOutOfMemory,  // an allocation within the budget failed
 };
-inline constexpr int kRejections = 10;
+inline constexpr int kRejections = 11;
 
 // Returns the metric label, such as "queue_full".
 absl::string_view NameOf(Rejection rejection);

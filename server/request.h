@@ -2,6 +2,7 @@
 #ifndef RAPT_SERVER_REQUEST_H_
 #define RAPT_SERVER_REQUEST_H_
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -74,11 +75,15 @@ struct OutputPlace {
   DevicePart device;
 };
 
-// 1 is the most urgent priority. The default leaves levels above and below it.
+// 1 is the most urgent priority. The default leaves levels above and below it. Less urgent ones
+// than kLeastPriority count as that.
 inline constexpr uint64_t kDefaultPriority = 8;
+inline constexpr uint64_t kLeastPriority = 15;
 inline uint64_t PriorityLevel(uint64_t priority) {
-  return priority == 0 ? kDefaultPriority : priority;
+  return priority == 0 ? kDefaultPriority : std::min(priority, kLeastPriority);
 }
+
+struct CallerMemory;  // of server/admission
 
 // One attention call whose shapes have been checked.
 struct Request {
@@ -102,6 +107,8 @@ struct Request {
   const std::atomic<bool>* cancelled = nullptr;
   // 0: kDefaultPriority.
   uint64_t priority = 0;
+  // Whose share of the memory the request takes. Null: the server's own.
+  std::shared_ptr<CallerMemory> caller;
 };
 
 // An output's bytes, row-major, aligned to a cache line unless they are in the caller's memory.

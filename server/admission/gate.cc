@@ -1,7 +1,6 @@
 #include "server/admission/gate.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -16,6 +15,13 @@ constexpr int64_t kSmallPart = 64;    // a small request takes at most 1/64 of t
 constexpr int64_t kReservedPart = 8;  // 1/8 of the budget is reserved for small requests
 constexpr int64_t kShares = 2;
 
+// The longest head start by priority is less than the time that a request may wait: no request is
+// rejected only because others are more urgent.
+constexpr int kLevelsOfQueueDelay = 16;
+
+// Calls need a moment to release their memory.
+constexpr std::chrono::milliseconds kPauseBetweenEnds{10};
+
 int64_t SmallBytes(int64_t budget) { return budget / kReservedPart / kShares; }
 int64_t GeneralBytes(int64_t budget) { return budget / kShares - SmallBytes(budget); }
 
@@ -28,11 +34,38 @@ absl::string_view NameOf(AdmissionGate::Share share) {
 AdmissionGate::AdmissionGate(const Options& options, Timer& timer, const Clock& clock)
     : options_(options),
       clock_(clock),
-      receive_(GeneralBytes(options.budget_bytes), SmallBytes(options.budget_bytes),
-               [this] { WakeIfQueued(); }),
-      compute_(GeneralBytes(options.budget_bytes), SmallBytes(options.budget_bytes),
-               [this] { WakeIfQueued(); }),
+      receive_(options, [this] { WakeIfQueued(); }),
+      compute_(options, [this] { WakeIfQueued(); }),
       alarm_(timer, [this] { Serve(); }) {}
+
+AdmissionGate::Account::Account(const Options& options, const std::function<void()>& on_release)
+    : general(GeneralBytes(options.budget_bytes), on_release),
+      small(SmallBytes(options.budget_bytes), on_release),
+      queue(general.capacity_bytes() + small.capacity_bytes(), holders,
+            options.max_queue_delay / kLevelsOfQueueDelay) {}
+
+std::shared_ptr<CallerMemory> AdmissionGate::CallerOf(const std::string& name) {
+  MutexLock lock(callers_mutex_);
+  std::weak_ptr<CallerMemory>& known = callers_[name];
+  std::shared_ptr<CallerMemory> caller = known.lock();
+  if (caller != nullptr) return caller;
+  known = caller = std::make_shared<CallerMemory>(receive_.holders, compute_.holders);
+  if (callers_.size() > most_callers_) {
+    absl::erase_if(callers_, [](const auto& entry) { return entry.second.expired(); });
+    most_callers_ = std::max(most_callers_, 2 * callers_.size());
+  }
+  return caller;
+}
+
+std::shared_ptr<CallerBytes> AdmissionGate::BytesOf(const std::shared_ptr<CallerMemory>& caller,
+                                                    Share share) {
+  if (caller == nullptr) return nullptr;
+  return {caller, share == Share::kReceive ? &caller->receive : &caller->compute};
+}
+
+AdmissionGate::Waiter& AdmissionGate::AsWaiter(const FairQueue::Entry& entry) {
+  return static_cast<Waiter&>(*entry);  // the queue has no others
+}
 
 int64_t AdmissionGate::reserved_bytes(Share share) const {
   return account(share).general.reserved_bytes() + account(share).small.reserved_bytes();
@@ -46,11 +79,11 @@ QueueState AdmissionGate::waiting() const {
   const Instant now = clock_.Now();
   QueueState state;
   MutexLock lock(mutex_);
-  for (const Queued* queue : {&receive_.queue, &compute_.queue}) {
-    for (const auto& [priority, waiter] : *queue) {
+  for (const FairQueue* queue : {&receive_.queue, &compute_.queue}) {
+    queue->ForEach([&](const WaitingRequest& request) {
       ++state.depth;
-      state.oldest_age = std::max(state.oldest_age, now - waiter.since);
-    }
+      state.oldest_age = std::max(state.oldest_age, now - request.since);
+    });
   }
   return state;
 }
@@ -95,35 +128,55 @@ std::optional<AdmissionGate::Result> AdmissionGate::AdmitNow(const MemoryRequest
 
 std::optional<MemoryBudget::Reservation> AdmissionGate::TryReserve(Account& account,
                                                                    const MemoryRequest& request) {
-  const Queued& queue = account.queue;
+  const std::shared_ptr<CallerBytes> caller = BytesOf(request.caller, request.share);
   std::optional<MemoryBudget::Reservation> reservation;
-  if (queue.empty()) reservation = account.general.Reserve(request.bytes);
+  if (account.queue.empty()) reservation = account.general.Reserve(request.bytes, caller);
   if (reservation || !IsSmall(request.bytes)) return reservation;
-  const bool small_queued = std::any_of(queue.begin(), queue.end(), [this](const auto& w) {
-    return IsSmall(w.second.request.bytes);
-  });
-  if (!small_queued) reservation = account.small.Reserve(request.bytes);
+  bool small_queued = false;
+  account.queue.ForEach(
+      [&](const WaitingRequest& other) { small_queued = small_queued || IsSmall(other.bytes); });
+  if (!small_queued) reservation = account.small.Reserve(request.bytes, caller);
   return reservation;
 }
 
 void AdmissionGate::Queue(const MemoryRequest& request, Callback callback) {
   const Instant now = clock_.Now();
-  Waiter waiter{request, std::move(callback), now, now + options_.max_queue_delay};
-  absl::Status status = CheckAlive(waiter, now);
-  if (status.ok()) {
-    MutexLock lock(mutex_);
-    if (waiting_.load() < options_.max_queued) {
-      ++waiting_;  // before Serve() checks for free bytes, see MemoryBudget
-      account(request.share).queue.emplace(PriorityLevel(request.priority), std::move(waiter));
-      alarm_.SetNoLaterThan(now);  // bytes may have been released meanwhile
-      return;
-    }
-    status = Reject(Rejection::kQueueFull, absl::StatusCode::kResourceExhausted,
-                    absl::StrCat("the ", NameOf(request.share), " needs ", request.bytes,
-                                 " bytes, which are not free now, and the queue is full with ",
-                                 options_.max_queued, " requests"));
+  auto waiter = std::make_unique<Waiter>();
+  waiter->caller = BytesOf(request.caller, request.share);
+  waiter->bytes = request.bytes;
+  waiter->priority = request.priority;
+  waiter->since = now;
+  waiter->request = request;
+  waiter->callback = std::move(callback);
+  waiter->queue_end = now + options_.max_queue_delay;
+  if (absl::Status status = CheckAlive(*waiter, now); !status.ok()) {
+    return waiter->callback(std::move(status));
   }
-  waiter.callback(std::move(status));
+  FairQueue::Entry rejected = Enqueue(std::move(waiter));
+  if (rejected == nullptr) return;
+  const MemoryRequest& lost = AsWaiter(rejected).request;
+  AsWaiter(rejected).callback(
+      Reject(Rejection::kQueueFull, absl::StatusCode::kResourceExhausted,
+             absl::StrCat("the ", NameOf(lost.share), " needs ", lost.bytes,
+                          " bytes, which are not free now, and the queue is full with ",
+                          options_.max_queued, " requests")));
+}
+
+// Returns the request that there is no place for: this one, or one of a caller with more requests.
+FairQueue::Entry AdmissionGate::Enqueue(FairQueue::Entry entry) {
+  const Instant now = entry->since;
+  FairQueue& queue = account(AsWaiter(entry).request.share).queue;
+  MutexLock lock(mutex_);
+  FairQueue::Entry displaced;
+  if (waiting_.load() >= options_.max_queued) {
+    displaced = queue.Displace(entry->caller.get());
+    if (displaced == nullptr) return entry;
+    --waiting_;
+  }
+  ++waiting_;  // before Serve() checks for free bytes, see MemoryBudget
+  queue.Add(std::move(entry));
+  alarm_.SetNoLaterThan(now);  // bytes may have been released meanwhile
+  return displaced;
 }
 
 void AdmissionGate::Serve() {
@@ -131,59 +184,85 @@ void AdmissionGate::Serve() {
   std::vector<Decision> decisions;
   {
     MutexLock lock(mutex_);
-    Decide(receive_, decisions);
-    Decide(compute_, decisions);
-    Instant next = Instant::max();
-    for (const Queued* queue : {&receive_.queue, &compute_.queue}) {
-      for (const auto& [priority, waiter] : *queue) next = std::min(next, waiter.limit());
-    }
-    alarm_.SetNoLaterThan(next);
+    const Instant receive = Decide(Share::kReceive, decisions);
+    const Instant compute = Decide(Share::kCompute, decisions);
+    alarm_.SetNoLaterThan(std::min(receive, compute));
   }
   for (Decision& decision : decisions) decision.callback(std::move(decision.result));
 }
 
-void AdmissionGate::Decide(Account& account, std::vector<Decision>& decisions) {
+Instant AdmissionGate::Decide(Share share, std::vector<Decision>& decisions) {
+  Account& account = this->account(share);
+  if (account.queue.empty()) return Instant::max();
   const Instant now = clock_.Now();
   DequeueExpired(account, now, decisions);
-  Queued& queue = account.queue;
-  while (!queue.empty()) {
-    const Waiter& first = queue.begin()->second;
-    auto reservation = account.general.Reserve(first.request.bytes);
-    if (!reservation) break;
-    Admission admission{*std::move(reservation), now - first.since};
-    Dequeue(account, queue.begin(), std::move(admission), decisions);
-  }
-  for (auto it = queue.begin(); it != queue.end();) {
-    const Waiter& waiter = it->second;
-    if (!IsSmall(waiter.request.bytes)) {
-      ++it;
-      continue;
-    }
-    auto reservation = account.small.Reserve(waiter.request.bytes);
-    if (!reservation) break;
-    Admission admission{*std::move(reservation), now - waiter.since};
-    it = Dequeue(account, it, std::move(admission), decisions);
-  }
+  const auto take_from = [&](MemoryBudget& budget) {
+    return [&, this](FairQueue::Entry& entry) {
+      auto reservation = budget.Reserve(entry->bytes, entry->caller);
+      if (!reservation) return false;
+      Admission admission{*std::move(reservation), now - entry->since};
+      Dequeue(std::move(entry), std::move(admission), decisions);
+      return true;
+    };
+  };
+  account.queue.Offer([](const WaitingRequest&) { return true; }, take_from(account.general));
+  account.queue.Offer([this](const WaitingRequest& request) { return IsSmall(request.bytes); },
+                      take_from(account.small));
+  Instant next = EndSilentCall(share, now);
+  account.queue.ForEach([&next](const WaitingRequest& request) {
+    next = std::min(next, static_cast<const Waiter&>(request).limit());
+  });
+  return next;
 }
 
 void AdmissionGate::DequeueExpired(Account& account, Instant now,
                                    std::vector<Decision>& decisions) {
-  for (auto it = account.queue.begin(); it != account.queue.end();) {
-    absl::Status status = CheckAlive(it->second, now);
-    if (status.ok()) {
-      ++it;
-    } else {
-      it = Dequeue(account, it, std::move(status), decisions);
-    }
-  }
+  account.queue.RemoveIf([&](FairQueue::Entry& entry) {
+    absl::Status status = CheckAlive(AsWaiter(entry), now);
+    if (status.ok()) return false;
+    Dequeue(std::move(entry), std::move(status), decisions);
+    return true;
+  });
 }
 
-AdmissionGate::Queued::iterator AdmissionGate::Dequeue(Account& account, Queued::iterator waiter,
-                                                       Result result,
-                                                       std::vector<Decision>& decisions) {
-  decisions.push_back({std::move(waiter->second.callback), std::move(result)});
+void AdmissionGate::Dequeue(FairQueue::Entry entry, Result result,
+                            std::vector<Decision>& decisions) {
+  decisions.push_back({std::move(AsWaiter(entry).callback), std::move(result)});
   --waiting_;
-  return account.queue.erase(waiter);
+}
+
+Instant AdmissionGate::EndSilentCall(Share share, Instant now) {
+  Account& account = this->account(share);
+  const Instant oldest = account.queue.OldestWithinShare();
+  if (oldest == Instant::max()) return Instant::max();
+  const Instant earliest = std::max(oldest + kSilentTime, account.next_end_of_a_call);
+  if (now < earliest) return earliest;
+  const int64_t fair_share = account.queue.FairShare();
+  for (auto it = waiting_calls_.begin(); it != waiting_calls_.end(); ++it) {
+    const Instant silent_at = it->first.first;
+    if (BytesOf(it->second.caller, share)->held() <= fair_share) continue;
+    if (now < silent_at) return silent_at;
+    it->second.end();
+    waiting_calls_.erase(it);
+    account.next_end_of_a_call = now + kPauseBetweenEnds;
+    return account.next_end_of_a_call;
+  }
+  return Instant::max();
+}
+
+AdmissionGate::PeerWait AdmissionGate::WaitForPeer(std::shared_ptr<CallerMemory> caller,
+                                                   Instant silent_at,
+                                                   absl::AnyInvocable<void()> end) {
+  MutexLock lock(mutex_);
+  const PeerWait::Key key = {silent_at, next_wait_++};
+  waiting_calls_.emplace(key, WaitingCall{std::move(caller), std::move(end)});
+  if (waiting_.load() > 0) alarm_.SetNoLaterThan(silent_at);
+  return {this, key};
+}
+
+void AdmissionGate::EndWait(const PeerWait::Key& key) {
+  MutexLock lock(mutex_);
+  waiting_calls_.erase(key);
 }
 
 void AdmissionGate::WakeIfQueued() {

@@ -6,16 +6,22 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/metric_sink.h"
 #include "base/mutex.h"
 #include "base/timer.h"
+#include "server/admission/caller_memory.h"
+#include "server/admission/fair_queue.h"
 #include "server/admission/memory_budget.h"
 #include "server/queue_state.h"
 
@@ -29,9 +35,12 @@ namespace rapt {
 // ends by computing and sending, both bounded by its deadline; then the next in the queue is
 // served.
 //
-// First come, first served within a priority. A request that does not fit blocks those behind it,
-// so that later small requests cannot starve large ones. To bound this head-of-line blocking, an
-// eighth of each share is reserved for requests of at most 1/64 of the budget.
+// FairQueue orders the requests that wait. To bound head-of-line blocking, an eighth of each share
+// is reserved for requests of at most 1/64 of the budget.
+//
+// Silent calls. A call that holds memory may wait for its peer to send or to read. If a request
+// within its caller's fair share has waited for kSilentTime, the longest silent call of a caller
+// above its fair share is ended, and the next one if that does not suffice.
 //
 // Thread-safe. Callbacks run outside the lock, on the timer's thread or on one that calls Serve().
 class AdmissionGate {
@@ -50,6 +59,7 @@ class AdmissionGate {
     uint64_t priority = 0;  // Request::priority
     Instant deadline = Instant::max();
     const std::atomic<bool>* cancelled = nullptr;  // null: never
+    std::shared_ptr<CallerMemory> caller = {};     // of this gate; null: the server itself
   };
 
   struct Admission {
@@ -60,6 +70,32 @@ class AdmissionGate {
   // is full, with its limit, or after max_queue_delay; DeadlineExceeded; Cancelled.
   using Result = absl::StatusOr<Admission>;
   using Callback = absl::AnyInvocable<void(Result)>;
+
+  static constexpr std::chrono::seconds kSilentTime{2};
+
+  // A call's wait for its peer, until destruction. Movable; not thread-safe.
+  class PeerWait {
+   public:
+    PeerWait() = default;
+    PeerWait(PeerWait&& other) noexcept { *this = std::move(other); }
+    PeerWait& operator=(PeerWait&& other) noexcept {
+      std::swap(gate_, other.gate_);
+      std::swap(key_, other.key_);
+      return *this;
+    }
+    ~PeerWait() {
+      if (gate_ != nullptr) gate_->EndWait(key_);
+    }
+
+   private:
+    friend class AdmissionGate;
+    using Key =
+        std::pair<Instant, uint64_t>;  // when the call counts as silent, and a unique number
+    PeerWait(AdmissionGate* gate, Key key) : gate_(gate), key_(key) {}
+
+    AdmissionGate* gate_ = nullptr;
+    Key key_{};
+  };
 
   AdmissionGate(const Options& options, Timer& timer, const Clock& clock);
   AdmissionGate(const AdmissionGate&) = delete;
@@ -73,9 +109,19 @@ class AdmissionGate {
 
   // Charges bytes received without admission, beyond the share's limit if necessary, so that later
   // requests wait.
-  MemoryBudget::Reservation Charge(Share share, int64_t bytes) {
-    return account(share).general.Charge(bytes);
+  MemoryBudget::Reservation Charge(Share share, int64_t bytes,
+                                   const std::shared_ptr<CallerMemory>& caller = nullptr) {
+    return account(share).general.Charge(bytes, BytesOf(caller, share));
   }
+
+  // Returns the record of the memory of this caller, which all its calls share.
+  std::shared_ptr<CallerMemory> CallerOf(const std::string& name);
+
+  // The call counts as silent from `silent_at` on. `end` is called at most once, by any thread
+  // under the gate's lock: it must do no more than wake another thread. It is not running once the
+  // result is destroyed.
+  PeerWait WaitForPeer(std::shared_ptr<CallerMemory> caller, Instant silent_at,
+                       absl::AnyInvocable<void()> end);
 
   // Serves the queue on the calling thread, which has released bytes and may run callbacks.
   // Optional: the timer's thread serves the queue as well.
@@ -94,22 +140,27 @@ class AdmissionGate {
   void ExportTo(MetricSink& sink) const;
 
  private:
-  struct Waiter {
+  struct Waiter final : WaitingRequest {
     MemoryRequest request;
     Callback callback;
-    Instant since;
     Instant queue_end;
 
     Instant limit() const { return std::min(request.deadline, queue_end); }
   };
-  using Queued = std::multimap<uint64_t, Waiter>;  // by priority, then in order of arrival
 
   struct Account {
-    Account(int64_t general_bytes, int64_t small_bytes, const std::function<void()>& on_release)
-        : general(general_bytes, on_release), small(small_bytes, on_release) {}
+    Account(const Options& options, const std::function<void()>& on_release);
+    std::atomic<int64_t> holders{0};
     MemoryBudget general;
     MemoryBudget small;
-    Queued queue;  // guarded by the gate's mutex
+    FairQueue queue;             // guarded by the gate's mutex
+    Instant next_end_of_a_call;  // guarded by the gate's mutex
+  };
+
+  // A call that waits for its peer.
+  struct WaitingCall {
+    std::shared_ptr<CallerMemory> caller;
+    absl::AnyInvocable<void()> end;
   };
 
   struct Decision {
@@ -121,18 +172,26 @@ class AdmissionGate {
   const Account& account(Share share) const {
     return share == Share::kReceive ? receive_ : compute_;
   }
+  static std::shared_ptr<CallerBytes> BytesOf(const std::shared_ptr<CallerMemory>& caller,
+                                              Share share);
+  static Waiter& AsWaiter(const FairQueue::Entry& entry);
   bool IsSmall(int64_t bytes) const;
   absl::Status CheckFitsShare(const MemoryRequest& request) const;
   absl::Status CheckAlive(const Waiter& waiter, Instant now) const;
   std::optional<MemoryBudget::Reservation> TryReserve(Account& account,
                                                       const MemoryRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Decide(Account& account, std::vector<Decision>& decisions)
+  FairQueue::Entry Enqueue(FairQueue::Entry entry);
+  // Returns when to decide again at the latest.
+  Instant Decide(Share share, std::vector<Decision>& decisions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DequeueExpired(Account& account, Instant now, std::vector<Decision>& decisions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Queued::iterator Dequeue(Account& account, Queued::iterator waiter, Result result,
-                           std::vector<Decision>& decisions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Dequeue(FairQueue::Entry entry, Result result, std::vector<Decision>& decisions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns when a silent call may have to end, at the earliest.
+  Instant EndSilentCall(Share share, Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndWait(const PeerWait::Key& key);
   void WakeIfQueued();
 
   const Options options_;
@@ -141,6 +200,14 @@ class AdmissionGate {
   Account receive_;
   Account compute_;
   std::atomic<int64_t> waiting_{0};
+  std::map<PeerWait::Key, WaitingCall> waiting_calls_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  Mutex callers_mutex_;
+  absl::flat_hash_map<std::string, std::weak_ptr<CallerMemory>> callers_
+      ABSL_GUARDED_BY(callers_mutex_);
+  size_t most_callers_ ABSL_GUARDED_BY(callers_mutex_) = 64;  // before expired ones are removed
+
   Alarm alarm_;  // fires when a queued request expires or bytes are released
 };
 

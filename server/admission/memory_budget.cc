@@ -15,36 +15,42 @@ MemoryBudget::Reservation& MemoryBudget::Reservation::operator=(Reservation&& ot
   Release();
   budget_ = std::exchange(other.budget_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
+  caller_ = std::move(other.caller_);
   return *this;
 }
 
 MemoryBudget::Reservation MemoryBudget::Reservation::Split(int64_t bytes) {
   RAPT_CHECK(bytes >= 0 && bytes <= bytes_, "cannot split off more than the reservation holds");
   bytes_ -= bytes;
-  return Reservation(budget_, bytes);
+  return {budget_, bytes, caller_};
 }
 
 void MemoryBudget::Reservation::Release() {
   MemoryBudget* const budget = std::exchange(budget_, nullptr);
   const int64_t bytes = std::exchange(bytes_, 0);
+  const std::shared_ptr<CallerBytes> caller = std::move(caller_);
   if (budget == nullptr || bytes == 0) return;
+  if (caller != nullptr) caller->Subtract(bytes);
   budget->reserved_bytes_.fetch_sub(bytes);
   budget->on_release_();
 }
 
-std::optional<MemoryBudget::Reservation> MemoryBudget::Reserve(int64_t bytes) {
+std::optional<MemoryBudget::Reservation> MemoryBudget::Reserve(
+    int64_t bytes, std::shared_ptr<CallerBytes> caller) {
   RAPT_CHECK(bytes >= 0, "a reservation cannot be negative");
   int64_t reserved = reserved_bytes_.load();
   do {
     if (bytes > capacity_bytes_ - reserved) return std::nullopt;
   } while (!reserved_bytes_.compare_exchange_weak(reserved, reserved + bytes));
-  return Reservation(this, bytes);
+  if (caller != nullptr) caller->Add(bytes);
+  return Reservation(this, bytes, std::move(caller));
 }
 
-MemoryBudget::Reservation MemoryBudget::Charge(int64_t bytes) {
+MemoryBudget::Reservation MemoryBudget::Charge(int64_t bytes, std::shared_ptr<CallerBytes> caller) {
   RAPT_CHECK(bytes >= 0, "a reservation cannot be negative");
   reserved_bytes_.fetch_add(bytes);
-  return Reservation(this, bytes);
+  if (caller != nullptr) caller->Add(bytes);
+  return {this, bytes, std::move(caller)};
 }
 
 absl::StatusOr<ReservedBuffer> Allocate(BufferPool& pool, int64_t bytes,

@@ -5,11 +5,13 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "base/buffer_pool.h"
+#include "server/admission/caller_memory.h"
 
 namespace rapt {
 
@@ -31,11 +33,13 @@ class MemoryBudget {
 
    private:
     friend class MemoryBudget;
-    Reservation(MemoryBudget* budget, int64_t bytes) : budget_(budget), bytes_(bytes) {}
+    Reservation(MemoryBudget* budget, int64_t bytes, std::shared_ptr<CallerBytes> caller)
+        : budget_(budget), bytes_(bytes), caller_(std::move(caller)) {}
     void Release();
 
     MemoryBudget* budget_ = nullptr;
     int64_t bytes_ = 0;
+    std::shared_ptr<CallerBytes> caller_;
   };
 
   // `on_release` is called after bytes are released, on the releasing thread and under whatever
@@ -46,11 +50,12 @@ class MemoryBudget {
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // Returns nullopt if the bytes are not free now.
-  std::optional<Reservation> Reserve(int64_t bytes);
+  // Returns nullopt if the bytes are not free now. They are counted as held by `caller`, unless it
+  // is null.
+  std::optional<Reservation> Reserve(int64_t bytes, std::shared_ptr<CallerBytes> caller = nullptr);
   // Always succeeds, for bytes that exist already, and may exceed the capacity; then Reserve()
   // fails until enough has been released.
-  Reservation Charge(int64_t bytes);
+  Reservation Charge(int64_t bytes, std::shared_ptr<CallerBytes> caller = nullptr);
 
   int64_t capacity_bytes() const { return capacity_bytes_; }
   int64_t reserved_bytes() const { return reserved_bytes_.load(); }

@@ -25,6 +25,12 @@ std::chrono::nanoseconds SlowestTransfer(int64_t bytes, const CallLimits& limits
       std::chrono::duration<double>(std::min(seconds, 1e6)));
 }
 
+absl::Status GivesWay(absl::string_view what) {
+  return Reject(Rejection::kCallerShare, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the ", what, " was slow while other callers waited for memory, of ",
+                             "which this caller holds more than its fair share"));
+}
+
 // 0 if the call never reached the stage.
 std::string TimeSpent(std::chrono::nanoseconds time) {
   return absl::StrCat(Microseconds(std::max(time, time.zero())));
@@ -54,8 +60,10 @@ absl::Status Call::Enter(const CallHeaders& headers) {
       traits_.is_public ? Access::PeerOf(headers) : environment_.access.Identify(headers);
   if (!caller.ok()) return caller.status();
   absl::Status status = places().Enter(*caller);
-  if (status.ok()) caller_ = *std::move(caller);
-  return status;
+  if (!status.ok()) return status;
+  if (traits_.carries_tensors) caller_memory_ = engine().CallerOf(*caller);
+  caller_ = *std::move(caller);
+  return absl::OkStatus();
 }
 
 absl::Status Call::SetDeadline(Instant requested) {
@@ -119,7 +127,7 @@ absl::Status Call::CheckMessageSize(int64_t bytes) const {
 absl::Status Call::AcceptMessage(int64_t bytes) {
   report_.received_bytes += bytes;
   if (bytes > message_memory_.bytes()) {
-    message_memory_ = engine().ChargeMessage(bytes);
+    message_memory_ = engine().ChargeMessage(bytes, caller_memory_);
   } else {
     engine().ShrinkMessage(message_memory_, bytes);
   }
@@ -129,30 +137,55 @@ absl::Status Call::AcceptMessage(int64_t bytes) {
                                                  kMessageBytesHeader, " says ", *declared_bytes_));
 }
 
-void Call::BeginReceiving(int64_t bytes) {
+void Call::BeginReceiving(int64_t bytes, Alarm& alarm) {
   receive_began_ = Now();
+  if (bytes > 0) receive_wait_ = WaitForPeer(AdmissionGate::kSilentTime, alarm);
   receive_end_ =
       std::min(deadline_, receive_began_ + kReceiveGrace + SlowestTransfer(bytes, limits()));
 }
 
-void Call::EndReceiving() { AddTimeSince(receive_began_, Stage::kReceive); }
+void Call::EndReceiving() {
+  receive_wait_ = {};
+  gives_way_ = false;
+  AddTimeSince(receive_began_, Stage::kReceive);
+}
+
+AdmissionGate::PeerWait Call::WaitForPeer(std::chrono::nanoseconds patience, Alarm& alarm) {
+  if (caller_memory_ == nullptr) return {};
+  return engine().WaitForPeer(caller_memory_, Now() + patience, [this, &alarm] {
+    gives_way_ = true;
+    alarm.SetNoLaterThan(Instant::min());
+  });
+}
+
+void Call::EndWaits() {
+  receive_wait_ = {};
+  send_wait_ = {};
+}
 
 absl::Status Call::SlowSender(absl::string_view what) const {
+  if (gives_way_) return GivesWay(what);
   return Reject(Rejection::kSlowSender, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the ", what, " arrived slower than ",
                              limits().min_receive_bytes_per_second, " bytes a second"));
 }
 
-void Call::BeginSending(int64_t bytes, Instant deadline) {
+void Call::BeginSending(int64_t bytes, Instant deadline, Alarm& alarm) {
   report_.sent_bytes += bytes;
   send_began_ = Now();
   send_deadline_ = deadline;
   send_end_ = std::min(deadline, send_began_ + kSendGrace + SlowestTransfer(bytes, limits()));
+  send_wait_ = WaitForPeer(kSendGrace, alarm);
 }
 
-void Call::EndSending() { AddTimeSince(send_began_, Stage::kSend); }
+void Call::EndSending() {
+  send_wait_ = {};
+  gives_way_ = false;
+  AddTimeSince(send_began_, Stage::kSend);
+}
 
 absl::Status Call::NotSent() const {
+  if (gives_way_) return GivesWay("reader of the answer");
   if (Now() < send_end_) return absl::CancelledError("the caller cancelled the call");
   if (send_end_ == send_deadline_) {
     return absl::DeadlineExceededError("the deadline passed while the response was sent");
@@ -170,6 +203,7 @@ void Call::AddTime(Stage stage, std::chrono::nanoseconds time) {
 void Call::Bind(Request& request) {
   request.deadline = std::min(request.deadline, deadline_);
   request.cancelled = &cancelled_;
+  request.caller = caller_memory_;
   SetProblem(request.call.problem);
 }
 

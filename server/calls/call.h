@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -102,6 +103,8 @@ class Call {
   // Cancels the call: its request soon stops waiting or computing. Thread-safe.
   void Cancel();
   const std::atomic<bool>& cancelled() const { return cancelled_; }
+  // What the caller's calls hold of the memory; null before Enter().
+  const std::shared_ptr<CallerMemory>& caller_memory() const { return caller_memory_; }
   // Returns DeadlineExceeded if the deadline has passed, otherwise Cancelled.
   absl::Status CancelledOrLate() const;
 
@@ -111,7 +114,7 @@ class Call {
   // Engine::AdmitMessage().
   template <typename Admitted>
   void AdmitMessage(int64_t bytes, Admitted admitted) {
-    environment_.engine.AdmitMessage(bytes, deadline_, cancelled_, std::move(admitted));
+    engine().AdmitMessage(bytes, deadline_, cancelled_, caller_memory_, std::move(admitted));
   }
   void KeepMessageMemory(MessageReservation memory) { message_memory_ = std::move(memory); }
   void ReleaseMessageMemory() { message_memory_ = {}; }
@@ -121,18 +124,23 @@ class Call {
   absl::Status AcceptMessage(int64_t bytes);
 
   // Call when the read of a message of at most `bytes` begins. A sender is too slow after
-  // receive_end().
-  void BeginReceiving(int64_t bytes);
+  // receive_end(), which becomes earlier, and `alarm` fires, if others wait for memory of which the
+  // caller holds more than its fair share.
+  void BeginReceiving(int64_t bytes, Alarm& alarm);
   void EndReceiving();
-  Instant receive_end() const { return receive_end_; }
+  Instant receive_end() const { return gives_way_ ? Instant::min() : receive_end_; }
   // Returns the status that rejects the slow sender of `what`.
   absl::Status SlowSender(absl::string_view what) const;
 
   // Call when sending of `bytes` begins. A reader is too slow after send_end(), which is at most
-  // `deadline`.
-  void BeginSending(int64_t bytes, Instant deadline);
+  // `deadline` and becomes earlier as receive_end().
+  void BeginSending(int64_t bytes, Instant deadline, Alarm& alarm);
   void EndSending();
-  Instant send_end() const { return send_end_; }
+  Instant send_end() const { return gives_way_ ? Instant::min() : send_end_; }
+  // True once these are earlier for that reason.
+  bool gives_way() const { return gives_way_; }
+  // Call before the alarms of BeginReceiving() and BeginSending() are destroyed.
+  void EndWaits();
   // Returns the status of a response that was not sent: ResourceExhausted if sending took until
   // send_end(), DeadlineExceeded if that is the deadline, otherwise Cancelled.
   absl::Status NotSent() const;
@@ -155,6 +163,7 @@ class Call {
   void Report(absl::Status status);
 
  private:
+  AdmissionGate::PeerWait WaitForPeer(std::chrono::nanoseconds patience, Alarm& alarm);
   OpenCalls& places() const {
     return traits_.carries_tensors ? environment_.open_calls : environment_.small_calls;
   }
@@ -163,6 +172,9 @@ class Call {
   const CallObserver& observe_;
   const MethodTraits traits_;
   std::string caller_;  // empty unless counted as open
+  std::shared_ptr<CallerMemory> caller_memory_;
+  std::atomic<bool> gives_way_{false};  // to callers that wait for memory
+  AdmissionGate::PeerWait receive_wait_, send_wait_;
   bool is_idle_ = false;
   Instant arrived_;
   Instant deadline_ = Instant::max();

@@ -17,7 +17,7 @@ void UnaryCall::OnHeaders(const CallHeaders& headers) {
 void UnaryCall::OnHeadersWithoutSize(const CallHeaders& headers) {
   if (absl::Status status = Open(headers); !status.ok()) return End(std::move(status));
   call_.report().ended_in = Stage::kReceive;
-  call_.BeginReceiving(0);
+  call_.BeginReceiving(0, alarm_);
   alarm_.Set(call_.receive_end());
   OnReadingStarted();
 }
@@ -53,7 +53,7 @@ void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory) {
   call_.report().ended_in = Stage::kReceive;
   const int64_t bytes = memory->bytes();
   call_.KeepMessageMemory(*std::move(memory));
-  call_.BeginReceiving(bytes);
+  call_.BeginReceiving(bytes, alarm_);
   alarm_.Set(call_.receive_end());
   StartReading();
 }
@@ -107,7 +107,7 @@ void UnaryCall::BeginAnswer(int64_t bytes) {
   ReleaseMessage();
   call_.report().ended_in = Stage::kSend;
   // A caller that does not read would hold the outputs.
-  call_.BeginSending(bytes, call_.deadline());
+  call_.BeginSending(bytes, call_.deadline(), alarm_);
   phase_ = Phase::kAnswering;
   alarm_.Set(call_.send_end());
 }
@@ -124,6 +124,7 @@ void UnaryCall::ReleaseMessage() {
 }
 
 void UnaryCall::OnClosed() {
+  call_.EndWaits();
   alarm_.Cancel();
   const bool is_cancelled = call_.cancelled().load();
   // A read may fail before the cancellation by the caller is known.

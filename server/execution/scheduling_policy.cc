@@ -10,8 +10,7 @@ namespace rapt {
 namespace {
 
 std::chrono::nanoseconds HeadStartOf(uint64_t priority) {
-  const uint64_t level = std::min(PriorityLevel(priority), SchedulingPolicy::kLeastPriority);
-  return (static_cast<int>(kDefaultPriority) - static_cast<int>(level)) *
+  return (static_cast<int>(kDefaultPriority) - static_cast<int>(PriorityLevel(priority))) *
          SchedulingPolicy::kPriorityStep;
 }
 

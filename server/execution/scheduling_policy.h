@@ -40,8 +40,6 @@ class SchedulingPolicy {
   static constexpr std::chrono::milliseconds kQuantum{2};
   // Ten quanta: longer than most requests compute, so that one level is enough to go first.
   static constexpr std::chrono::milliseconds kPriorityStep{20};
-  // Less urgent levels are treated as this one.
-  static constexpr uint64_t kLeastPriority = 15;
   // An interrupting job's tasks are shorter by this factor than the task that it interrupts.
   // Therefore it delays that task little, interruptions nest to a small depth, and no job
   // interrupts itself.

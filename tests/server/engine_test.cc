@@ -665,7 +665,7 @@ TEST_F(EngineTest, WaitsForMemoryThenComputes) {
 TEST_F(EngineTest, AMessageReleasesTheBytesItDidNotNeed) {
   MessageReservation held;
   const std::atomic<bool> cancelled{false};
-  engine_.AdmitMessage(1000, Instant::max(), cancelled,
+  engine_.AdmitMessage(1000, Instant::max(), cancelled, /*caller=*/nullptr,
                        [&](absl::StatusOr<MessageReservation> r) { held = *std::move(r); });
   EXPECT_EQ(gate_.reserved_bytes(), 1000);
   engine_.ShrinkMessage(held, 10);

@@ -20,10 +20,12 @@
 namespace rapt {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // Each share: 4480 bytes for all requests and 640 for those of at most 160 bytes.
 constexpr int64_t kBudget = 10240;
@@ -215,6 +217,123 @@ TEST_F(GateTest, ACancelledRequestLeavesTheQueueAndUnblocksTheNext) {
   EXPECT_THAT(served_, ElementsAre(1, 2));
   EXPECT_EQ(statuses_[0].code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(statuses_[1].ok());
+}
+
+// --- Callers -------------------------------------------------------------------------------------
+
+constexpr std::chrono::nanoseconds kSilentTime = AdmissionGate::kSilentTime;
+
+class CallersTest : public GateTest {
+ protected:
+  using Caller = std::shared_ptr<CallerMemory>;
+
+  MemoryBudget::Reservation TakeFor(const Caller& caller, int64_t bytes) {
+    auto result = gate_.AdmitNow({.share = kReceive, .bytes = bytes, .caller = caller});
+    if (!result || !result->ok()) {
+      ADD_FAILURE() << bytes << " bytes were not admitted";
+      return {};
+    }
+    return std::move((*result)->reservation);
+  }
+
+  // A call that is silent after kSilentTime. Its end is recorded with its number.
+  AdmissionGate::PeerWait Wait(const Caller& caller, int number) {
+    return gate_.WaitForPeer(caller, clock_.Now() + kSilentTime,
+                             [this, number] { ended_.push_back(number); });
+  }
+
+  void Advance(std::chrono::nanoseconds by) {
+    clock_.Advance(by);
+    Settle();
+  }
+
+  const Caller a_ = gate_.CallerOf("a"), b_ = gate_.CallerOf("b");
+  std::vector<int> ended_;
+};
+
+TEST_F(CallersTest, CallsOfOneNameAreOneCaller) {
+  EXPECT_EQ(gate_.CallerOf("a"), a_);
+  EXPECT_NE(gate_.CallerOf("b"), a_);
+  for (int n = 0; n < 1000; ++n) gate_.CallerOf(std::to_string(n));
+  EXPECT_EQ(gate_.CallerOf("a"), a_) << "a caller is not forgotten while it has calls";
+}
+
+TEST_F(CallersTest, BytesAreCountedUntilTheLastPartIsReleased) {
+  MemoryBudget::Reservation whole = TakeFor(a_, 1000);
+  std::optional<MemoryBudget::Reservation> part = whole.Split(400);
+  EXPECT_EQ(a_->receive.held(), 1000);
+  EXPECT_EQ(a_->compute.held(), 0);
+  whole = {};
+  EXPECT_EQ(a_->receive.held(), 400);
+  part.reset();
+  EXPECT_EQ(a_->receive.held(), 0);
+}
+
+TEST_F(CallersTest, TheLongestSilentCallEndsForAnotherCallerThatWaits) {
+  std::optional<MemoryBudget::Reservation> first = TakeFor(a_, 2240), second = TakeFor(a_, 2240);
+  const AdmissionGate::PeerWait first_wait = Wait(a_, 1);
+  Advance(seconds(1));
+  const AdmissionGate::PeerWait second_wait = Wait(a_, 2);
+  Queue(1, {.share = kReceive, .bytes = 1000, .caller = b_});
+  Advance(kSilentTime - milliseconds(1));
+  EXPECT_THAT(ended_, IsEmpty());
+  Advance(milliseconds(1));
+  EXPECT_THAT(ended_, ElementsAre(1));
+  first.reset();
+  Settle();
+  EXPECT_THAT(served_, ElementsAre(1));
+  Advance(seconds(1));
+  EXPECT_THAT(ended_, ElementsAre(1)) << "nobody waits any more";
+}
+
+TEST_F(CallersTest, FurtherSilentCallsEndIfOneDoesNotSuffice) {
+  std::vector<MemoryBudget::Reservation> held;
+  std::vector<AdmissionGate::PeerWait> waits;
+  for (int n = 0; n < 4; ++n) {
+    held.push_back(TakeFor(a_, 1120));
+    waits.push_back(Wait(a_, n));
+  }
+  Queue(1, {.share = kReceive, .bytes = 2000, .caller = b_});
+  Advance(kSilentTime);
+  EXPECT_THAT(ended_, ElementsAre(0));
+  Advance(seconds(1));
+  EXPECT_THAT(ended_, ElementsAre(0, 1));
+}
+
+TEST_F(CallersTest, NoCallOfACallerWithinItsShareEnds) {
+  const MemoryBudget::Reservation held = TakeFor(a_, 2500);
+  const AdmissionGate::PeerWait wait = Wait(a_, 1);
+  Queue(1, {.share = kReceive, .bytes = 3000, .caller = b_});
+  for (int n = 0; n < 9; ++n) Advance(seconds(1));
+  EXPECT_THAT(ended_, IsEmpty());
+}
+
+TEST_F(CallersTest, NoCallEndsForItsOwnCaller) {
+  const MemoryBudget::Reservation held = TakeFor(a_, kGeneral);
+  const AdmissionGate::PeerWait wait = Wait(a_, 1);
+  Queue(1, {.share = kReceive, .bytes = 1000, .caller = a_});
+  for (int n = 0; n < 9; ++n) Advance(seconds(1));
+  EXPECT_THAT(ended_, IsEmpty());
+}
+
+TEST_F(CallersTest, ACallThatIsNoLongerWaitingDoesNotEnd) {
+  const MemoryBudget::Reservation held = TakeFor(a_, kGeneral);
+  AdmissionGate::PeerWait wait = Wait(a_, 1);
+  Queue(1, {.share = kReceive, .bytes = 1000, .caller = b_});
+  wait = {};
+  for (int n = 0; n < 9; ++n) Advance(seconds(1));
+  EXPECT_THAT(ended_, IsEmpty());
+}
+
+TEST_F(CallersTest, ACallerThatFillsTheQueueLeavesRoomForAnother) {
+  const MemoryBudget::Reservation held = TakeFor(a_, kGeneral);
+  for (int n = 1; n <= 4; ++n) Queue(n, {.share = kReceive, .bytes = 1000, .caller = a_});
+  Queue(5, {.share = kReceive, .bytes = 1000, .caller = b_});
+  EXPECT_THAT(served_, ElementsAre(4));
+  EXPECT_THAT(std::string(statuses_[0].message()), HasSubstr("full with 4 requests"));
+  EXPECT_EQ(gate_.waiting().depth, 4);
+  clock_.Advance(seconds(11));
+  Settle();
 }
 
 // Many threads request, wait, hold and release; every request is served and nothing leaks.

@@ -95,7 +95,10 @@ class UnaryCallTest : public ::testing::Test {
 
   test::FakeClock clock_;
   Timer timer_{clock_};
-  AdmissionGate gate_{{.budget_bytes = 1 << 20}, timer_, clock_};
+  AdmissionGate gate_{
+      {.budget_bytes = 1 << 20, .max_queued = 4, .max_queue_delay = std::chrono::hours(1)},
+      timer_,
+      clock_};
   BufferPool pool_{1 << 19, clock_};
   Executor executor_{1, clock_};
   Engine engine_{{.threads = 1}, gate_, pool_, executor_};
@@ -334,6 +337,66 @@ TEST_F(UnaryCallTest, AStreamIsIdleBetweenRequestsAndReportsEach) {
   }
   call.reset();
   EXPECT_EQ(open_calls_.places(), 0);
+}
+
+// The caller of Headers() holds most of the receive share, and another one waits for memory.
+class GivesWayTest : public UnaryCallTest {
+ protected:
+  GivesWayTest() {
+    const auto caller = gate_.CallerOf("ipv4:127.0.0.1");
+    const int64_t bytes = gate_.LimitOf(AdmissionGate::Share::kReceive);
+    held_ =
+        gate_.AdmitNow({.share = AdmissionGate::Share::kReceive, .bytes = bytes, .caller = caller});
+    EXPECT_TRUE(held_ && held_->ok());
+  }
+
+  void LetAnotherCallerWait() {
+    gate_.Queue({.share = AdmissionGate::Share::kReceive,
+                 .bytes = 20'000,
+                 .caller = gate_.CallerOf("another")},
+                [](AdmissionGate::Result) {});
+  }
+
+  // An alarm may set others.
+  void AdvanceAndSettle(std::chrono::nanoseconds time) {
+    Advance(time);
+    for (int n = 0; n < 3; ++n) Advance(std::chrono::nanoseconds(1));
+  }
+
+  std::optional<AdmissionGate::Result> held_;
+};
+
+TEST_F(GivesWayTest, ASilentSenderEndsWhenItsMemoryIsWaitedFor) {
+  FakeCall& call = NewCall(Headers());
+  LetAnotherCallerWait();
+  AdvanceAndSettle(AdmissionGate::kSilentTime - milliseconds(1));
+  EXPECT_TRUE(call.finishes().empty());
+  AdvanceAndSettle(milliseconds(1));
+  ASSERT_EQ(call.finishes().size(), 1u);
+  EXPECT_EQ(RejectionOf(call.finishes()[0]), Rejection::kCallerShare);
+  EXPECT_EQ(Close().ended_in, Stage::kReceive);
+}
+
+TEST_F(GivesWayTest, ASilentReaderEndsWhenItsMemoryIsWaitedFor) {
+  FakeCall& call = NewCall(Headers());
+  ASSERT_TRUE(call.OnRead(true));
+  EXPECT_TRUE(call.OnMessageBytes(100).ok());
+  call.BeginAnswer(30'000);  // a reader has 20 s, and 30 s at the minimum rate
+  LetAnotherCallerWait();
+  AdvanceAndSettle(seconds(19));
+  EXPECT_FALSE(call.is_aborted());
+  AdvanceAndSettle(seconds(1));
+  EXPECT_TRUE(call.is_aborted());
+  call.OnCancelled();
+  EXPECT_EQ(RejectionOf(Close().status), Rejection::kCallerShare);
+}
+
+TEST_F(GivesWayTest, NobodyEndsWhileNobodyWaits) {
+  FakeCall& call = NewCall(Headers());
+  AdvanceAndSettle(seconds(4));
+  EXPECT_TRUE(call.finishes().empty());
+  call.End(absl::OkStatus());
+  Close();
 }
 
 }  // namespace

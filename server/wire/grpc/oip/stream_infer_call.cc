@@ -126,7 +126,7 @@ void StreamInferCall::Answer(AnswerMessage answer) {
   // A caller that does not read would hold the outputs.
   const Instant deadline =
       std::min(call_.deadline(), call_.Now() + call_.limits().default_deadline);
-  call_.BeginSending(static_cast<int64_t>(buffer_.Length()), deadline);
+  call_.BeginSending(static_cast<int64_t>(buffer_.Length()), deadline, alarm_);
   alarm_.Set(call_.send_end());
   StartWrite(&buffer_);
 }
@@ -143,6 +143,7 @@ void StreamInferCall::OnWriteDone(bool ok) {
 }
 
 void StreamInferCall::OnDone() {
+  call_.EndWaits();
   alarm_.Cancel();
   --call_.streams().open;
   delete this;

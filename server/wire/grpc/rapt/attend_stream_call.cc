@@ -100,7 +100,7 @@ bool AttendStreamCall::MayRead() const { return !is_reading_ && !is_half_closed_
 void AttendStreamCall::Read() {
   is_reading_ = true;
   const int64_t bytes = order_ ? MaxChunkMessageBytes(stream_->plan()) : kMaxHeaderBytes;
-  call_.BeginReceiving(bytes);
+  call_.BeginReceiving(bytes, alarm_);
   SetAlarm();
   StartRead(&incoming_);
 }
@@ -133,6 +133,7 @@ absl::Status AttendStreamCall::OpenStream() {
   if (!request.ok()) return request.status();
   request->deadline = call_.deadline();
   request->cancelled = &call_.cancelled();
+  request->caller = call_.caller_memory();
   absl::StatusOr<std::shared_ptr<AttentionStream>> stream =
       call_.engine().PlanStream(*std::move(request));
   if (!stream.ok()) return stream.status();
@@ -229,7 +230,7 @@ void AttendStreamCall::WriteNext() {
 // A caller that does not read would hold the outgoing message, and block results that need its
 // slot.
 void AttendStreamCall::BeginSending() {
-  call_.BeginSending(static_cast<int64_t>(outgoing_.Length()), call_.deadline());
+  call_.BeginSending(static_cast<int64_t>(outgoing_.Length()), call_.deadline(), alarm_);
 }
 
 void AttendStreamCall::OnWritten(bool ok) {
@@ -270,6 +271,8 @@ void AttendStreamCall::SetAlarm() {
   if (is_reading_ && status_.ok()) end = std::min(end, call_.receive_end());
   if (is_writing_) end = std::min(end, call_.send_end());
   alarm_.Set(end);
+  // The alarm may have been set for callers that wait for memory between the last two lines.
+  if (is_reading_ && status_.ok() && call_.gives_way()) alarm_.SetNoLaterThan(Instant::min());
 }
 
 Stage AttendStreamCall::StageNow() const {
@@ -336,6 +339,7 @@ void AttendStreamCall::OnCancel() {
 }
 
 void AttendStreamCall::OnDone() {
+  call_.EndWaits();
   alarm_.Cancel();
   // A read may fail before the cancellation by the caller is known, and the last response may be
   // unsent.

@@ -1,0 +1,42 @@
+#ifndef RAPT_SERVER_ADMISSION_CALLER_MEMORY_H_
+#define RAPT_SERVER_ADMISSION_CALLER_MEMORY_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace rapt {
+
+// The bytes of one share of the budget that one caller holds. Thread-safe and lock-free: bytes are
+// released under whatever locks their owner holds.
+class CallerBytes {
+ public:
+  // `holders` counts the callers that hold bytes of the share; outlives this.
+  explicit CallerBytes(std::atomic<int64_t>& holders) : holders_(holders) {}
+  CallerBytes(const CallerBytes&) = delete;
+  CallerBytes& operator=(const CallerBytes&) = delete;
+
+  void Add(int64_t bytes) {
+    if (bytes > 0 && held_.fetch_add(bytes) == 0) ++holders_;
+  }
+  void Subtract(int64_t bytes) {
+    if (bytes > 0 && held_.fetch_sub(bytes) == bytes) --holders_;
+  }
+  int64_t held() const { return held_.load(); }
+
+ private:
+  std::atomic<int64_t>& holders_;
+  std::atomic<int64_t> held_{0};
+};
+
+// What one caller holds, for as long as it has calls or memory.
+struct CallerMemory {
+  CallerMemory(std::atomic<int64_t>& receive_holders, std::atomic<int64_t>& compute_holders)
+      : receive(receive_holders), compute(compute_holders) {}
+
+  CallerBytes receive;
+  CallerBytes compute;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_ADMISSION_CALLER_MEMORY_H_

@@ -1,0 +1,97 @@
+// Requests that wait for memory, and the order in which they get it.
+#ifndef RAPT_SERVER_ADMISSION_FAIR_QUEUE_H_
+#define RAPT_SERVER_ADMISSION_FAIR_QUEUE_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "base/clock.h"
+#include "server/admission/caller_memory.h"
+
+namespace rapt {
+
+// A request in the queue.
+struct WaitingRequest {
+  virtual ~WaitingRequest() = default;
+
+  std::shared_ptr<CallerBytes> caller;  // null: the server itself, which holds nothing
+  int64_t bytes = 0;
+  uint64_t priority = 0;  // Request::priority
+  Instant since;
+};
+
+// The queue of one share of the memory budget.
+//
+// Fair share. The share is divided evenly among the callers that hold memory of it or wait for it.
+// A request is within its caller's fair share if the caller holds nothing, or would not exceed the
+// fair share with it. Such requests are served first; others only if none of these waits. So a
+// caller that holds more gets no more while another one waits, and a caller that is alone can get
+// everything.
+//
+// Order. Within these two groups, requests are served in order of arrival, where each level of
+// priority counts as an arrival `level_delay` earlier. So a request that waits precedes later ones
+// of any priority in the end.
+//
+// Head of the line. The first request that does not fit blocks those behind it, so that later small
+// requests cannot starve large ones.
+//
+// Has no threads, no clock and no lock: not thread-safe. It does not reserve memory itself.
+class FairQueue {
+ public:
+  using Entry = std::unique_ptr<WaitingRequest>;
+
+  // `holders` counts the callers that hold memory of the share; outlives this.
+  FairQueue(int64_t capacity_bytes, const std::atomic<int64_t>& holders,
+            std::chrono::nanoseconds level_delay)
+      : capacity_bytes_(capacity_bytes), holders_(holders), level_delay_(level_delay) {}
+
+  void Add(Entry entry);
+
+  // Offers memory to the requests for which `is_meant`, in order. `take` reserves it and takes the
+  // entry, or returns false without changing it if the memory is not free, which ends the offer.
+  void Offer(absl::FunctionRef<bool(const WaitingRequest&)> is_meant,
+             absl::FunctionRef<bool(Entry&)> take);
+
+  // Passes each request to `take`, which takes the entry, or leaves it and returns false.
+  void RemoveIf(absl::FunctionRef<bool(Entry&)> take);
+
+  // Removes the last request of the caller with the most requests, in favor of a new one of
+  // `newcomer`. Returns null if no caller has at least two more requests than `newcomer`.
+  Entry Displace(const CallerBytes* newcomer);
+
+  // Returns the earliest arrival of a request that is within its caller's fair share, or
+  // Instant::max().
+  Instant OldestWithinShare() const;
+
+  // Returns the bytes that each caller may hold while others wait.
+  int64_t FairShare() const;
+
+  bool empty() const { return entries_.empty(); }
+  void ForEach(absl::FunctionRef<void(const WaitingRequest&)> visit) const {
+    for (const auto& [rank, entry] : entries_) visit(*entry);
+  }
+
+ private:
+  using Entries = std::multimap<Instant, Entry>;  // by rank
+
+  static bool IsWithin(int64_t fair_share, const WaitingRequest& request);
+  bool OfferTo(bool within_share, int64_t fair_share,
+               absl::FunctionRef<bool(const WaitingRequest&)> is_meant,
+               absl::FunctionRef<bool(Entry&)> take);
+  void Forget(const CallerBytes* caller);
+
+  const int64_t capacity_bytes_;
+  const std::atomic<int64_t>& holders_;
+  const std::chrono::nanoseconds level_delay_;
+  Entries entries_;
+  absl::flat_hash_map<const CallerBytes*, int64_t> waiting_;  // requests by caller
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_ADMISSION_FAIR_QUEUE_H_
