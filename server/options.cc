@@ -73,6 +73,12 @@ std::vector<Setting> SettingsOf(Options& o) {
        "the file mode of the socket, in octal digits: it decides who may connect"},
       {"max_connections", &o.grpc.max_connections,
        "connections to --grpc_address that may be open at once; further ones are closed", kCount},
+      {"max_connections_per_address",
+       &o.grpc.max_connections_per_address,
+       "connections that may be open at once from one IPv4 address or one /64 of IPv6; 0: a "
+       "quarter "
+       "of --max_connections",
+       {0, kMaxCalls}},
       {"max_streams_per_connection", &o.grpc.max_streams_per_connection,
        "calls that may be open on one connection; further ones wait in the client", kCount},
       {"max_connection_idle", &o.grpc.max_connection_idle,

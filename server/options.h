@@ -28,7 +28,8 @@ struct GrpcOptions {
   std::string address = "127.0.0.1:8001";  // "host:port", port 0: a free one; empty: none
   std::string unix_socket;                 // a path; empty: none
   FileMode unix_socket_mode{0600};
-  int64_t max_connections = 4096;  // by TCP
+  int64_t max_connections = 4096;           // by TCP
+  int64_t max_connections_per_address = 0;  // 0: a quarter of max_connections
   int64_t max_streams_per_connection = 1024;
   std::chrono::milliseconds max_connection_idle = std::chrono::minutes(30);
   std::chrono::milliseconds max_connection_age{0};  // 0: unlimited

@@ -49,11 +49,12 @@ absl::StatusOr<Plan> PlanCanary(const PlanOptions& options) {
   return plan;
 }
 
-Readiness::Readiness(Plan canary, std::chrono::nanoseconds stall_timeout, Executor& executor,
-                     Timer& timer, const Clock& clock)
+Readiness::Readiness(Plan canary, std::chrono::nanoseconds stall_timeout, PostToWire post_to_wire,
+                     Executor& executor, Timer& timer, const Clock& clock)
     : plan_(std::move(canary)),
       stall_timeout_(stall_timeout),
       interval_(std::min<std::chrono::nanoseconds>(stall_timeout / 4, kLongestInterval)),
+      post_to_wire_(std::move(post_to_wire)),
       executor_(executor),
       clock_(clock),
       workspace_(static_cast<size_t>(plan_.workspace_bytes())),
@@ -111,7 +112,15 @@ void Readiness::SubmitCanary() {
   }
   {
     MutexLock lock(mutex_);
-    canary_ = Canary::kPending;
+    canary_ = Canary::kOnWire;
+  }
+  post_to_wire_([this] { ComputeCanary(); });
+}
+
+void Readiness::ComputeCanary() {
+  {
+    MutexLock lock(mutex_);
+    canary_ = Canary::kOnThreads;
   }
   Job job;
   job.stages = plan_.stages;
@@ -148,7 +157,7 @@ Readiness::Canary Readiness::CanaryState() const {
 
 Readiness::Canary Readiness::WaitForCanary() const {
   MutexLock lock(mutex_);
-  while (canary_ == Canary::kPending) canary_done_.Wait(mutex_);
+  while (IsPending(canary_)) canary_done_.Wait(mutex_);
   return canary_;
 }
 
@@ -156,20 +165,23 @@ void Readiness::Check() {
   const Instant now = clock_.Now();
   const Canary canary = CanaryState();
   const int64_t ended_tasks = executor_.ended_tasks();
-  if (canary != Canary::kPending || ended_tasks != ended_tasks_) {
+  const bool computes = canary == Canary::kOnThreads && ended_tasks != ended_tasks_;
+  if (canary != last_state_ || !IsPending(canary) || computes) {
     without_progress_ = {};
   } else {
     // A late check means that this process was stopped, not that its threads hang.
     without_progress_ += std::min<std::chrono::nanoseconds>(now - last_check_, 2 * interval_);
   }
+  last_state_ = canary;
   ended_tasks_ = ended_tasks;
   last_check_ = now;
 
-  if (canary != Canary::kPending) {
+  if (!IsPending(canary)) {
     Report(canary == Canary::kCorrect, "the canary computed a wrong result");
     SubmitCanary();
   } else if (without_progress_ >= stall_timeout_) {
-    Report(false, "the compute threads make no progress");
+    Report(false, canary == Canary::kOnWire ? "the network threads make no progress"
+                                            : "the compute threads make no progress");
   }
   alarm_.Set(now + interval_);
 }

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -26,9 +27,11 @@ namespace rapt {
 // Returns MakePlan()'s error if the backend supports it in no type.
 absl::StatusOr<Plan> PlanCanary(const PlanOptions& options);
 
-// Runs the canary on the compute threads once a second, in memory allocated at startup: it waits
-// neither for the budget nor in a queue, so overload does not affect readiness. Not ready
-//   - while the canary waits and no task has completed for the stall timeout,
+// Runs the canary once a second, as an event of the network threads and then on the compute
+// threads, in memory allocated at startup: it waits neither for the budget nor in a queue, so
+// overload does not affect readiness. Not ready
+//   - while the canary has waited for a network thread for the stall timeout,
+//   - while it waits for the compute threads and no task has completed for the stall timeout,
 //   - while the last canary had a wrong result,
 //   - before Start() and after Withdraw().
 //
@@ -38,9 +41,12 @@ class Readiness {
   // The check interval is a quarter of the stall timeout, but at most this.
   static constexpr std::chrono::seconds kLongestInterval{1};
 
+  // Runs a function on a network thread. Not called after Withdraw().
+  using PostToWire = std::function<void(absl::AnyInvocable<void()> run)>;
+
   // `canary` is the result of PlanCanary() for the executor's number of threads.
-  Readiness(Plan canary, std::chrono::nanoseconds stall_timeout, Executor& executor, Timer& timer,
-            const Clock& clock);
+  Readiness(Plan canary, std::chrono::nanoseconds stall_timeout, PostToWire post_to_wire,
+            Executor& executor, Timer& timer, const Clock& clock);
   ~Readiness();
   Readiness(const Readiness&) = delete;
   Readiness& operator=(const Readiness&) = delete;
@@ -57,9 +63,11 @@ class Readiness {
   void Withdraw();
 
  private:
-  enum class Canary : uint8_t { kPending, kCorrect, kWrong };
+  enum class Canary : uint8_t { kOnWire, kOnThreads, kCorrect, kWrong };
+  static bool IsPending(Canary canary) { return canary < Canary::kCorrect; }
 
   void SubmitCanary();
+  void ComputeCanary();
   void OnCanaryDone();
   bool IsOutputCorrect() const;
   Canary CanaryState() const;
@@ -70,6 +78,7 @@ class Readiness {
   const Plan plan_;
   const std::chrono::nanoseconds stall_timeout_;
   const std::chrono::nanoseconds interval_;
+  const PostToWire post_to_wire_;
   Executor& executor_;
   const Clock& clock_;
   std::function<void(bool)> on_change_;
@@ -84,6 +93,7 @@ class Readiness {
   Canary canary_ ABSL_GUARDED_BY(mutex_) = Canary::kCorrect;
 
   // Used by Check() only, on the timer's thread.
+  Canary last_state_ = Canary::kCorrect;
   int64_t ended_tasks_ = 0;
   std::chrono::nanoseconds without_progress_{0};
   Instant last_check_;

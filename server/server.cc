@@ -35,6 +35,7 @@
 #include "server/queue_state.h"
 #include "server/readiness.h"
 #include "server/shared_memory/shared_memory.h"
+#include "server/wire/connection_counts.h"
 #include "server/wire/grpc/grpc_server.h"
 #include "server/wire/grpc/health.h"
 #include "server/wire/grpc/listener.h"
@@ -226,6 +227,7 @@ class ServerImpl final : public Server {
   void ExportBuild();
   CallObserver Observe(absl::string_view method);
   absl::Status Listen();
+  void StopListening();
   absl::Status WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const;
   absl::Status MeasureSpeeds(absl::FunctionRef<bool()> stop_requested);
   void LogReady() const;
@@ -260,8 +262,9 @@ class ServerImpl final : public Server {
   const std::unique_ptr<grpc::Service> native_service_;
   Health health_;
 
-  // From Start() on. The listener is null if there is only a Unix domain socket.
+  // From Start() on. A listener is null if there is no such address.
   std::unique_ptr<Listener> listener_;
+  std::unique_ptr<Listener> unix_listener_;
   std::unique_ptr<http::Server> http_;
   std::unique_ptr<GrpcServer> grpc_server_;
 };
@@ -287,8 +290,10 @@ ServerImpl::ServerImpl(Configuration c)
                   [this] { quota_.Follow(open_calls_); }),
       small_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller}),
       housekeeper_(memory_.pool, memory_.clock, HasBeenBusy(open_calls_)),
-      readiness_(std::move(c.canary), options_.compute.stall_timeout, executor_, memory_.timer,
-                 memory_.clock),
+      readiness_(
+          std::move(c.canary), options_.compute.stall_timeout,
+          [this](absl::AnyInvocable<void()> run) { tensor_methods_.Post(std::move(run)); },
+          executor_, memory_.timer, memory_.clock),
       slow_calls_(options_.log.slow_call, memory_.clock),
       environment_{*access_, engine_,       open_calls_,   small_calls_,
                    streams_, memory_.timer, memory_.clock, LimitsOf(options_.calls)},
@@ -312,7 +317,7 @@ ServerImpl::ServerImpl(Configuration c)
 
 ServerImpl::~ServerImpl() {
   readiness_.Withdraw();
-  if (listener_ != nullptr) listener_->Stop();
+  StopListening();
 }
 
 void ServerImpl::ExportMetrics() {
@@ -360,10 +365,17 @@ absl::Status ServerImpl::Start(absl::FunctionRef<bool()> stop_requested) {
 
 absl::Status ServerImpl::Listen() {
   if (!options_.grpc.address.empty()) {
-    auto listener = Listener::Bind(options_.grpc.address, options_.grpc.max_connections);
+    auto listener = Listener::Bind(
+        options_.grpc.address,
+        ConnectionCounts(options_.grpc.max_connections, options_.grpc.max_connections_per_address));
     if (!listener.ok()) return listener.status();
     listener_ = *std::move(listener);
     listener_->ExportTo(metrics_);
+  }
+  if (const std::string& path = options_.grpc.unix_socket; !path.empty()) {
+    auto listener = Listener::BindUnix(path, options_.grpc.unix_socket_mode.bits);
+    if (!listener.ok()) return listener.status();
+    unix_listener_ = *std::move(listener);
   }
   auto http = http::Server::Start(options_.metrics_address,
                                   http::ProbeHandler([this] { return metrics_.Serialize(); },
@@ -373,8 +385,7 @@ absl::Status ServerImpl::Listen() {
   auto grpc_server = StartGrpc(
       {.listener = listener_.get(),
        .credentials = tls_ != nullptr ? tls_ : grpc::InsecureServerCredentials(),
-       .unix_socket = options_.grpc.unix_socket,
-       .unix_socket_mode = options_.grpc.unix_socket_mode.bits,
+       .unix_listener = unix_listener_.get(),
        .quota = quota_,
        .max_streams_per_connection = static_cast<int>(options_.grpc.max_streams_per_connection),
        .max_connection_idle = options_.grpc.max_connection_idle,
@@ -449,6 +460,12 @@ std::string ServerImpl::security() const {
   return files.token_file.empty() ? transport : absl::StrCat(transport, "+tokens");
 }
 
+void ServerImpl::StopListening() {
+  for (Listener* listener : {listener_.get(), unix_listener_.get()}) {
+    if (listener != nullptr) listener->Stop();
+  }
+}
+
 void ServerImpl::ReloadFiles() {
   access_->Reload();
   if (tls_ != nullptr) tls_->Reload();
@@ -466,7 +483,7 @@ void ServerImpl::Drain() {
     Log(LogLevel::kWarning, "grace period over", {{"open_calls", open_calls_.count()}});
   }
   std::this_thread::sleep_until(refused_until);
-  if (listener_ != nullptr) listener_->Stop();
+  StopListening();
   grpc_server_->Shutdown(std::chrono::system_clock::now() + kGrpcShutdownTime);
   Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls_.served()}});
 }

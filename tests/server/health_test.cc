@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -48,12 +49,12 @@ std::vector<pid_t> ThreadsNamed(pid_t process, const std::string& name) {
   return threads;
 }
 
-// Stops the server's compute threads from construction to destruction. REQUIRES: both on the same
+// Stops the server's threads of a name from construction to destruction. REQUIRES: both on the same
 // thread, because only the tracing thread can resume them.
 class HungThreads {
  public:
-  explicit HungThreads(const ServerProcess& server)
-      : threads_(ThreadsNamed(server.pid(), "rapt-compute")) {
+  explicit HungThreads(const ServerProcess& server, const std::string& name = "rapt-compute")
+      : threads_(ThreadsNamed(server.pid(), name)) {
     for (const pid_t thread : threads_) {
       EXPECT_EQ(ptrace(PTRACE_SEIZE, thread, nullptr, nullptr), 0) << strerror(errno);
       EXPECT_EQ(ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr), 0) << strerror(errno);
@@ -188,6 +189,25 @@ TEST(HealthTest, HungThreadsAreReportedUntilTheyContinue) {
   prober.ExpectReady(true);
   context.TryCancel();
   watch->Finish();
+}
+
+TEST(HealthTest, AHungNetworkThreadIsReportedUntilItContinues) {
+  const ServerProcess server({"--threads=2", "--stall_timeout=2s"});
+  const auto wait_for = [&server](const std::string& status) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!absl::StrContains(HttpGet(server.metrics_address(), "/readyz"), status)) {
+      ASSERT_LT(std::chrono::steady_clock::now(), end) << status;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  };
+  wait_for("HTTP/1.1 200");
+  {
+    const HungThreads hung(server, "rapt-wire");
+    EXPECT_EQ(hung.count(), 1u);
+    wait_for("HTTP/1.1 503");
+    EXPECT_THAT(server.Log(), ::testing::HasSubstr("not ready reason=\"the network threads"));
+  }
+  wait_for("HTTP/1.1 200");
 }
 
 // Self-attention of one head.

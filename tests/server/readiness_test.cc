@@ -61,7 +61,16 @@ class ReadinessTest : public ::testing::Test {
     plan_ = PlanCanary({.threads = kThreads}).value();
     backend_ = std::make_unique<FaultyBackend>(*plan_.routing.backend);
     plan_.routing.backend = backend_.get();
-    readiness_ = std::make_unique<Readiness>(plan_, kStallTimeout, executor_, timer_, clock_);
+    readiness_ =
+        std::make_unique<Readiness>(plan_, kStallTimeout, PostToWire(), executor_, timer_, clock_);
+  }
+
+  // Keeps the function while the wire hangs.
+  Readiness::PostToWire PostToWire() {
+    return [this](absl::AnyInvocable<void()> run) {
+      if (!wire_hangs_) return run();
+      posted_.push_back(std::move(run));
+    };
   }
 
   absl::Status Start() {
@@ -108,7 +117,9 @@ class ReadinessTest : public ::testing::Test {
   Executor executor_{kThreads, frozen_clock_};
   Plan plan_;
   std::unique_ptr<FaultyBackend> backend_;
-  std::vector<bool> reported_;  // written in Start() and on the timer's thread
+  std::atomic<bool> wire_hangs_{false};
+  std::vector<absl::AnyInvocable<void()>> posted_;  // used between and in timer callbacks
+  std::vector<bool> reported_;                      // written in Start() and on the timer's thread
   std::unique_ptr<Readiness> readiness_;
 };
 
@@ -202,6 +213,24 @@ TEST_F(ReadinessTest, StaysNotReadyOnceWithdrawn) {
   EXPECT_EQ(reported_, std::vector<bool>({true})) << "Withdraw() is not reported";
 }
 
+// Tasks that end show that the compute threads work, not that calls arrive.
+TEST_F(ReadinessTest, IsNotReadyWhileTheWireHangsAlthoughTasksEnd) {
+  ASSERT_TRUE(Start().ok());
+  wire_hangs_ = true;
+  seconds passed{0};
+  for (; readiness_->is_ready(); passed += kInterval) {
+    WaitForThreads();
+    Advance(kInterval);
+  }
+  EXPECT_GE(passed, kStallTimeout);
+  EXPECT_LE(passed, kStallTimeout + 3 * kInterval);
+  ASSERT_EQ(posted_.size(), 1u);
+  wire_hangs_ = false;
+  posted_[0]();
+  AdvanceUntil(true);
+  EXPECT_EQ(reported_, std::vector<bool>({true, false, true}));
+}
+
 TEST(CanaryTest, EveryBackendAndInstructionSetComputesIt) {
   test::FakeClock clock;
   Timer timer(clock);
@@ -216,7 +245,9 @@ TEST(CanaryTest, EveryBackendAndInstructionSetComputesIt) {
       const absl::StatusOr<Plan> plan =
           PlanCanary({.backend = std::string(backend->name()), .isa = isa, .threads = kThreads});
       ASSERT_TRUE(plan.ok()) << plan.status();
-      Readiness readiness(*plan, kStallTimeout, executor, timer, clock);
+      Readiness readiness(
+          *plan, kStallTimeout, [](absl::AnyInvocable<void()> run) { run(); }, executor, timer,
+          clock);
       EXPECT_TRUE(readiness.Start([](bool) {}).ok()) << plan->Describe();
     }
   }

@@ -1,9 +1,11 @@
 // The real rapt-server with certificates and tokens: who is admitted, and how others are rejected.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -46,6 +48,7 @@ using test::Authority;
 using test::Certificate;
 using test::ChildProcess;
 using test::Encrypt;
+using test::ReadMetric;
 using test::ServerCommand;
 using test::ServerProcess;
 using test::Sha256;
@@ -605,7 +608,8 @@ void TakeAllDescriptors() {
 TEST(ConnectionsTest, ConnectionsBeyondTheLimitAreClosedAndOthersServed) {
   TakeAllDescriptors();
   constexpr int kLimit = 900, kTried = 1000;
-  const ServerProcess server({absl::StrCat("--max_connections=", kLimit)});
+  const ServerProcess server({absl::StrCat("--max_connections=", kLimit),
+                              absl::StrCat("--max_connections_per_address=", kLimit)});
   auto client = Client::Connect(server.grpc_address(), {.connections = 1});
   ASSERT_TRUE(client.ok()) << client.status();
   {
@@ -621,6 +625,29 @@ TEST(ConnectionsTest, ConnectionsBeyondTheLimitAreClosedAndOthersServed) {
     EXPECT_FALSE(AttendOnce(server.grpc_address(), std::nullopt).ok());
   }
   WaitUntil([&] { return AttendOnce(server.grpc_address(), std::nullopt).ok(); });
+}
+
+TEST(ConnectionsTest, OneAddressCannotTakeAllConnections) {
+  const ServerProcess server({"--max_connections=8"});
+  std::vector<RawConnection> connections;
+  for (int i = 0; i < 8; ++i) {
+    connections.emplace_back(server);
+    connections.back().Send(Preface());
+  }
+  WaitForMetric(server, "rapt_refused_connections_total", 6);
+  EXPECT_EQ(ReadMetric(server, "rapt_open_connections"), 2);
+  // Another address of this machine, as the source of a connection.
+  const int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  ASSERT_EQ(inet_pton(AF_INET, "127.0.0.2", &address.sin_addr), 1);
+  ASSERT_EQ(bind(other, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  address.sin_port = htons(static_cast<uint16_t>(
+      std::stoi(server.grpc_address().substr(server.grpc_address().rfind(':') + 1))));
+  ASSERT_EQ(inet_pton(AF_INET, "127.0.0.1", &address.sin_addr), 1);
+  ASSERT_EQ(connect(other, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  WaitForMetric(server, "rapt_open_connections", 3);
+  close(other);
 }
 
 TEST(ConnectionsTest, ClientsThatPingTooOftenAreDisconnected) {

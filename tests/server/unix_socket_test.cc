@@ -1,14 +1,20 @@
 // The real rapt-server on a Unix domain socket.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -88,6 +94,35 @@ TEST_F(UnixSocketTest, MayBeTheOnlyAddress) {
   EXPECT_TRUE(Attend(Address()).ok());
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 0);
+}
+
+// The least number that a new descriptor of the process can get.
+rlim_t LowestFreeDescriptor(pid_t process) {
+  rlim_t number = 0;
+  const std::string folder = absl::StrCat("/proc/", process, "/fd/");
+  while (std::filesystem::is_symlink(folder + std::to_string(number))) ++number;
+  return number;
+}
+
+TEST_F(UnixSocketTest, SurvivesAMomentWithoutDescriptors) {
+  const ServerProcess server({Flag()});
+  rlimit usual = {};
+  ASSERT_EQ(prlimit(server.pid(), RLIMIT_NOFILE, nullptr, &usual), 0);
+  const rlimit none = {.rlim_cur = LowestFreeDescriptor(server.pid()), .rlim_max = usual.rlim_max};
+  ASSERT_EQ(prlimit(server.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  path_.string().copy(name.sun_path, sizeof(name.sun_path) - 1);
+  const int waiting = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(connect(waiting, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (server.Log().find("cannot accept connections") == std::string::npos) {
+    ASSERT_LT(std::chrono::steady_clock::now(), end) << "the server did not notice";
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  ASSERT_EQ(prlimit(server.pid(), RLIMIT_NOFILE, &usual, nullptr), 0);
+  EXPECT_TRUE(Attend(Address()).ok());
+  close(waiting);
 }
 
 TEST_F(UnixSocketTest, AStaleSocketIsReplaced) {

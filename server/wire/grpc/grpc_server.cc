@@ -18,7 +18,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/log_limit.h"
-#include "server/wire/grpc/unix_socket.h"
 
 namespace rapt {
 namespace {
@@ -111,23 +110,13 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
   }
 };
 
-// Builds the server and binds its socket. InvalidArgument, Unavailable.
-absl::StatusOr<std::unique_ptr<grpc::Server>> Build(const GrpcSettings& settings,
-                                                    grpc::ServerBuilder& builder) {
-  int socket = 0;  // gRPC sets it to a value other than 0 if it is bound
-  if (!settings.unix_socket.empty()) {
-    if (absl::Status status = MakeRoomForSocket(settings.unix_socket); !status.ok()) return status;
-    builder.AddListeningPort(absl::StrCat("unix:", settings.unix_socket),
-                             grpc::InsecureServerCredentials(), &socket);
-  }
-  std::unique_ptr<grpc::Server> server;
-  {
-    const ScopedFileMode mode(settings.unix_socket_mode);
-    server = builder.BuildAndStart();
-  }
-  if (server != nullptr) return server;
-  return absl::UnavailableError(absl::StrCat("can't listen on ", settings.unix_socket,
-                                             "; its directory may not exist or not be writable"));
+// Returns null without a listener.
+std::unique_ptr<Listener::Acceptor> AddAcceptor(
+    const Listener* listener, const std::shared_ptr<grpc::ServerCredentials>& credentials,
+    grpc::ServerBuilder& builder) {
+  using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+  if (listener == nullptr) return nullptr;
+  return builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD, credentials);
 }
 
 }  // namespace
@@ -150,18 +139,16 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
   LimitMemory(settings, builder);
   LimitConnections(settings, builder);
   if (!settings.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
-  std::unique_ptr<Listener::Acceptor> acceptor;
-  if (settings.listener != nullptr) {
-    using Type = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
-    acceptor =
-        builder.experimental().AddExternalConnectionAcceptor(Type::FROM_FD, settings.credentials);
-  }
-  absl::StatusOr<std::unique_ptr<grpc::Server>> server = Build(settings, builder);
-  if (!server.ok()) return server.status();
+  auto acceptor = AddAcceptor(settings.listener, settings.credentials, builder);
+  auto unix_acceptor =
+      AddAcceptor(settings.unix_listener, grpc::InsecureServerCredentials(), builder);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr) return absl::UnavailableError("gRPC can't start");
   tensor_methods.Start(std::move(queue), settings.threads);
   log_grpc_errors = true;
-  if (settings.listener != nullptr) settings.listener->Start(std::move(acceptor));
-  return std::make_unique<GrpcServer>(*std::move(server), tensor_methods);
+  if (acceptor != nullptr) settings.listener->Start(std::move(acceptor));
+  if (unix_acceptor != nullptr) settings.unix_listener->Start(std::move(unix_acceptor));
+  return std::make_unique<GrpcServer>(std::move(server), tensor_methods);
 }
 
 }  // namespace rapt

@@ -23,8 +23,7 @@ namespace rapt {
 struct GrpcSettings {
   Listener* listener = nullptr;                          // accepts TCP connections; null: no TCP
   std::shared_ptr<grpc::ServerCredentials> credentials;  // of TCP connections
-  std::string unix_socket;  // path of an additional plain-text socket; empty: none
-  int unix_socket_mode = 0600;
+  Listener* unix_listener = nullptr;  // of a Unix domain socket, in plain text; null: none
   const ReceiveQuota& quota;
   int max_streams_per_connection = 0;
   std::chrono::milliseconds max_connection_idle{0};  // without calls
@@ -48,7 +47,7 @@ class GrpcServer {
   GrpcServer& operator=(const GrpcServer&) = delete;
 
   // Rejects new calls, cancels those still open at the deadline, and returns when the last one has
-  // ended. REQUIRES: the listener is stopped.
+  // ended. REQUIRES: the listeners are stopped.
   void Shutdown(std::chrono::system_clock::time_point deadline) {
     server_->Shutdown(deadline);
     tensor_methods_.Stop();
@@ -59,7 +58,7 @@ class GrpcServer {
   TensorMethods& tensor_methods_;
 };
 
-// Serves the services and, if enabled, reflection. Unavailable if the socket can't be bound.
+// Serves the services and, if enabled, reflection. Unavailable if gRPC does not start.
 absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
     const GrpcSettings& settings, TensorMethods& tensor_methods,
     std::initializer_list<grpc::Service*> services);

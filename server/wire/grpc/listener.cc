@@ -4,16 +4,20 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <optional>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "server/wire/grpc/unix_socket.h"
 
 namespace rapt {
 namespace {
@@ -23,6 +27,8 @@ constexpr std::chrono::milliseconds kForgetInterval{20};
 
 // Pause when the process has no file descriptor left; connections wait meanwhile.
 constexpr int kPauseMs = 100;
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
 // The inode of a descriptor; nullopt if it is closed.
 std::optional<ino_t> InodeOf(int descriptor) {
@@ -34,10 +40,30 @@ std::optional<ino_t> InodeOf(int descriptor) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const std::string& address,
-                                                         int64_t max_connections) {
+                                                         const ConnectionCounts& limits) {
   absl::StatusOr<ListeningSockets> listening = ListenOn(address);
   if (!listening.ok()) return listening.status();
-  return absl::WrapUnique(new Listener(*std::move(listening), max_connections));
+  return absl::WrapUnique(new Listener(*std::move(listening), limits));
+}
+
+absl::StatusOr<std::unique_ptr<Listener>> Listener::BindUnix(const std::string& path, int mode) {
+  if (absl::Status status = MakeRoomForSocket(path); !status.ok()) return status;
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  path.copy(name.sun_path, sizeof(name.sun_path) - 1);
+  Descriptor listening(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const ScopedFileMode scoped_mode(mode);
+  if (bind(listening.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0 ||
+      listen(listening.get(), SOMAXCONN) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("can't listen on ", path, "; its directory may not exist or not be writable"));
+  }
+  ListeningSockets sockets;
+  sockets.descriptors.push_back(std::move(listening));
+  auto listener =
+      absl::WrapUnique(new Listener(std::move(sockets), ConnectionCounts(kUnlimited, kUnlimited)));
+  listener->socket_path_ = path;
+  return listener;
 }
 
 void Listener::Start(std::unique_ptr<Acceptor> acceptor) {
@@ -48,29 +74,36 @@ void Listener::Start(std::unique_ptr<Acceptor> acceptor) {
 }
 
 void Listener::Stop() {
-  if (!thread_.joinable()) return;
-  eventfd_write(stop_.get(), 1);
-  thread_.join();
+  if (thread_.joinable()) {
+    eventfd_write(stop_.get(), 1);
+    thread_.join();
+  }
   listening_.descriptors.clear();
+  if (!socket_path_.empty()) unlink(socket_path_.c_str());
+  socket_path_.clear();
 }
 
 void Listener::ExportTo(MetricSink& sink) const {
   sink.AddGauge("rapt_open_connections", "Open TCP connections to the gRPC address.", {},
                 [this] { return count(); });
   sink.AddCounter("rapt_refused_connections_total",
-                  "Connections closed because --max_connections were open.", {},
+                  "Connections closed by --max_connections or --max_connections_per_address.", {},
                   [this] { return refused(); });
 }
 
 int64_t Listener::count() const {
   MutexLock lock(mutex_);
   Forget();
-  return static_cast<int64_t>(open_.size());
+  return counts_.count();
 }
 
 void Listener::Forget() const {
-  absl::erase_if(
-      open_, [](const auto& connection) { return InodeOf(connection.first) != connection.second; });
+  absl::erase_if(open_, [this](const auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto& [descriptor, connection] = entry;
+    if (InodeOf(descriptor) == connection.inode) return false;
+    counts_.Leave(connection.network);
+    return true;
+  });
 }
 
 void Listener::Run() {
@@ -90,7 +123,10 @@ void Listener::Run() {
 
 // Returns false if retrying at once would fail again.
 bool Listener::TakeFrom(int listening) {
-  Descriptor connection(accept4(listening, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  sockaddr_storage peer = {};
+  socklen_t peer_size = sizeof(peer);
+  Descriptor connection(accept4(listening, reinterpret_cast<sockaddr*>(&peer), &peer_size,
+                                SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (connection.get() < 0) {
     if (!IsShortage(errno)) return true;
     const int error = errno;
@@ -100,7 +136,7 @@ bool Listener::TakeFrom(int listening) {
     }
     return false;
   }
-  if (!Enter(connection.get())) {
+  if (!Enter(connection.get(), NetworkOf(peer))) {
     ++refused_;
     return true;
   }
@@ -111,17 +147,22 @@ bool Listener::TakeFrom(int listening) {
   return true;
 }
 
-bool Listener::Enter(int connection) {
+bool Listener::Enter(int connection, const PeerNetwork& network) {
   const std::optional<ino_t> inode = InodeOf(connection);
   if (!inode) return false;
   MutexLock lock(mutex_);
-  const Instant now = std::chrono::steady_clock::now();
-  if (static_cast<int64_t>(open_.size()) >= max_connections_ && now >= next_forget_) {
+  const auto known = open_.find(connection);
+  if (known != open_.end()) {  // gRPC has closed the descriptor since
+    counts_.Leave(known->second.network);
+    open_.erase(known);
+  }
+  const Instant now = clock_.Now();
+  if (counts_.IsFullFor(network) && now >= next_forget_) {
     Forget();
     next_forget_ = now + kForgetInterval;
   }
-  if (static_cast<int64_t>(open_.size()) >= max_connections_) return false;
-  open_[connection] = *inode;
+  if (!counts_.Enter(network)) return false;
+  open_[connection] = {*inode, network};
   return true;
 }
 

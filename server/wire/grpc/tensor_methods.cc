@@ -1,6 +1,10 @@
 #include "server/wire/grpc/tensor_methods.h"
 
+#include <grpcpp/alarm.h>
 #include <pthread.h>
+
+#include <chrono>
+#include <utility>
 
 #include "server/wire/grpc/tensor_call.h"
 
@@ -95,6 +99,20 @@ void TensorMethods::Serve() {
   void* tag;
   bool ok;
   while (queue_->Next(&tag, &ok)) (*static_cast<Completion*>(tag))(ok);
+}
+
+void TensorMethods::Post(absl::AnyInvocable<void()> run) {
+  struct Posted {
+    grpc::Alarm alarm;
+    Completion fired;
+  };
+  auto* const posted = new Posted;
+  posted->fired = [posted, run = std::move(run)](bool) mutable {
+    run();
+    delete posted;
+  };
+  // An alarm that is due already is gRPC's way to put an event into a queue.
+  posted->alarm.Set(queue_.get(), std::chrono::system_clock::now(), &posted->fired);
 }
 
 void TensorMethods::Stop() {

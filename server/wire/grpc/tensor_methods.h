@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
 #include "base/mutex.h"
 #include "server/wire/grpc/generic_call.h"
 #include "server/wire/unary_method.h"
@@ -42,6 +43,9 @@ class TensorMethods {
   // Accepts calls from the queue on this number of threads, which also run gRPC's I/O. REQUIRES:
   // the service is registered with a running server.
   void Start(std::unique_ptr<grpc::ServerCompletionQueue> queue, int threads);
+
+  // Runs the function as an event of the queue. REQUIRES: between Start() and Stop().
+  void Post(absl::AnyInvocable<void()> run);
 
   // Returns when the last call has ended. REQUIRES: the server is shut down.
   void Stop();

@@ -1,0 +1,58 @@
+#include "server/wire/connection_counts.h"
+
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace rapt {
+namespace {
+
+constexpr int64_t kPartOfNetwork = 4;
+constexpr size_t kPrefixBytes = 8;  // of a /64
+
+// ::ffff:a.b.c.d
+PeerNetwork MappedIpv4(const void* address) {
+  PeerNetwork network = {};
+  network[10] = network[11] = 0xFF;
+  std::memcpy(&network[12], address, 4);
+  return network;
+}
+
+}  // namespace
+
+PeerNetwork NetworkOf(const sockaddr_storage& peer) {
+  PeerNetwork network = {};
+  if (peer.ss_family == AF_INET) {
+    return MappedIpv4(&reinterpret_cast<const sockaddr_in&>(peer).sin_addr);
+  }
+  if (peer.ss_family != AF_INET6) return network;
+  const in6_addr& address = reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr;
+  if (IN6_IS_ADDR_V4MAPPED(&address)) return MappedIpv4(&address.s6_addr[12]);
+  std::memcpy(network.data(), &address, kPrefixBytes);
+  return network;
+}
+
+ConnectionCounts::ConnectionCounts(int64_t total, int64_t per_network)
+    : total_(total),
+      per_network_(per_network > 0 ? per_network : std::max<int64_t>(1, total / kPartOfNetwork)) {}
+
+bool ConnectionCounts::IsFullFor(const PeerNetwork& network) const {
+  const auto own = by_network_.find(network);
+  return count_ >= total_ || (own != by_network_.end() && own->second >= per_network_);
+}
+
+bool ConnectionCounts::Enter(const PeerNetwork& network) {
+  if (IsFullFor(network)) return false;
+  ++count_;
+  ++by_network_[network];
+  return true;
+}
+
+void ConnectionCounts::Leave(const PeerNetwork& network) {
+  --count_;
+  const auto own = by_network_.find(network);
+  if (--own->second == 0) by_network_.erase(own);
+}
+
+}  // namespace rapt

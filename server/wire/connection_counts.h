@@ -1,0 +1,45 @@
+#ifndef RAPT_SERVER_WIRE_CONNECTION_COUNTS_H_
+#define RAPT_SERVER_WIRE_CONNECTION_COUNTS_H_
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cstdint>
+
+#include "absl/container/flat_hash_map.h"
+
+namespace rapt {
+
+// The network that a connection comes from: an IPv4 address, or the /64 of an IPv6 address, of
+// which one host can use any address.
+using PeerNetwork = std::array<uint8_t, 16>;
+
+// All peers without an IP address count as one network. An IPv4 address mapped to IPv6 counts as
+// itself.
+PeerNetwork NetworkOf(const sockaddr_storage& peer);
+
+// Counts open connections, in total and by network. Not thread-safe.
+class ConnectionCounts {
+ public:
+  // A network may have at most `per_network` connections; 0: a quarter of `total`, at least one.
+  ConnectionCounts(int64_t total, int64_t per_network);
+
+  // Counts a new connection. Returns false, without counting it, if it exceeds a limit.
+  bool Enter(const PeerNetwork& network);
+  // REQUIRES: a connection of this network has entered and not left.
+  void Leave(const PeerNetwork& network);
+
+  int64_t count() const { return count_; }
+  // Whether Enter() would return false.
+  bool IsFullFor(const PeerNetwork& network) const;
+
+ private:
+  const int64_t total_;
+  const int64_t per_network_;
+  int64_t count_ = 0;
+  absl::flat_hash_map<PeerNetwork, int64_t> by_network_;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_CONNECTION_COUNTS_H_
