@@ -63,7 +63,7 @@ RUN cmake --preset release -DRAPT_BUILD_TESTS=OFF -DRAPT_CUDNN=ON && \
     for licence in $(find nvidia_*.dist-info -iname 'licen*.txt'); do \
       cp "$licence" "/nvidia/licences/${licence%%.dist-info*}.txt"; done
 
-# The licences of cuDNN and CUDA are in the image, beside their libraries. They restrict redistribution.
+# The licences of cuDNN and CUDA are in the image, next to their libraries. They restrict redistribution.
 FROM cpu AS cudnn
 COPY --from=build-cudnn /server/bin/rapt-server /usr/bin/
 COPY --from=build-cudnn /nvidia /usr/lib/rapt/nvidia

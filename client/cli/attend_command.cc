@@ -32,11 +32,12 @@ struct AttendFlags {
     return {{"output", "FILE", "result: a .npy file, or member y of an .npz file", &y, 'o', true},
             {"weights", "FILE", "attention weights; outputs may share an .npz file", &weights},
             {"scores", "FILE", "scaled scores, before softcap and mask", &scores},
-            {"lse", "FILE", "log-sum-exp of the rows", &lse}};
+            {"lse", "FILE", "log-sum-exp of each row", &lse}};
   }
 };
 
-// Normalizes paths, so that the same file is recognized. Only an archive may hold several outputs.
+// Normalizes the paths, so that different names of a file compare equal. Only an archive may
+// contain several outputs.
 absl::Status CheckFiles(AttendFlags& flags) {
   flags.y = std::filesystem::path(flags.y).lexically_normal().string();
   std::map<std::string, const char*> names = {{flags.y, "output"}};
@@ -48,7 +49,7 @@ absl::Status CheckFiles(AttendFlags& flags) {
     if (is_new || absl::EndsWith(**path, ".npz")) continue;
     return absl::InvalidArgumentError(absl::StrCat("--", other->second, " and --", name,
                                                    " both name ", **path,
-                                                   "; only an .npz holds several arrays"));
+                                                   "; only an .npz can contain several arrays"));
   }
   return absl::OkStatus();
 }
@@ -56,7 +57,7 @@ absl::Status CheckFiles(AttendFlags& flags) {
 absl::Status SelectOutputs(const AttendFlags& flags, client::AttendCall& call) {
   if (flags.weights && flags.scores) {
     return absl::InvalidArgumentError(
-        "--weights and --scores exclude each other; a call returns one of them");
+        "--weights and --scores are mutually exclusive; a call returns one of them");
   }
   if (flags.weights) call.score_output = client::ScoreOutput::kWeights;
   if (flags.scores) call.score_output = client::ScoreOutput::kScores;
@@ -171,7 +172,7 @@ ExitCode RunAttendCommand(CommandArguments arguments) {
   const std::string summary = absl::StrCat(
       "Computes attention over NumPy arrays of float32, float16, float64 or bfloat16: [S, D], "
       "[B, S, H*D] or [B, H, S, D]. A FILE is a .npy file, or a member of an archive such as "
-      "in.npz:q. ARCHIVE.npz holds any of ",
+      "in.npz:q. ARCHIVE.npz contains any of ",
       names, ".");
   const CommandLine line{
       .usage = "rapt attend [ARCHIVE.npz] [--q FILE ...] -o FILE [flags]",

@@ -23,8 +23,8 @@ int64_t Load(const std::byte* element) {
   return static_cast<int64_t>(value);
 }
 
-// Element `index` of an integer array. uint64 beyond int64 comes out negative: no valid value
-// either way.
+// Returns element `index` of an integer array. A uint64 beyond int64 becomes negative; both are
+// invalid.
 int64_t IntegerAt(const NpyArray& array, int64_t index) {
   const std::byte* element = array.bytes().data() + index * array.type.bytes;
   const bool is_signed = array.type.kind == 'i';
@@ -40,7 +40,7 @@ int64_t IntegerAt(const NpyArray& array, int64_t index) {
   }
 }
 
-// "[0, 3]": where element `index` of a row-major array is.
+// "[0, 3]": the position of element `index` of a row-major array.
 std::string Position(const Shape& shape, int64_t index) {
   Shape position(shape.size());
   for (size_t axis = shape.size(); axis-- > 0;) {
@@ -50,15 +50,15 @@ std::string Position(const Shape& shape, int64_t index) {
   return ToString(position);
 }
 
-// The tutorials' masks of 0 and 1 mean boolean.
+// Converts an integer mask of 0 and 1, as tutorials use, to a boolean mask.
 absl::Status MakeBoolean(NpyArray& mask) {
   std::string flags(mask.size(), '\0');
   for (int64_t at = 0; at < mask.size(); ++at) {
     const int64_t value = IntegerAt(mask, at);
     if (value != 0 && value != 1) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "the mask holds %s, which means boolean, but element %s is %d; it must be 0 or 1",
-          ToString(mask.type), Position(mask.shape, at), value));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the mask has type %s, so its elements must be 0 or 1; element %s is %d",
+                          ToString(mask.type), Position(mask.shape, at), value));
     }
     flags[at] = static_cast<char>(value);
   }
@@ -68,8 +68,8 @@ absl::Status MakeBoolean(NpyArray& mask) {
 
 absl::Status ToLengths(const NpyArray& array, std::vector<int64_t>* lengths) {
   if (!IsInteger(array.type)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("key_lengths holds %s; it must be integers", ToString(array.type)));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "key_lengths has type %s; it must have an integer type", ToString(array.type)));
   }
   if (array.shape.size() != 1) {
     return absl::InvalidArgumentError(
@@ -79,7 +79,7 @@ absl::Status ToLengths(const NpyArray& array, std::vector<int64_t>* lengths) {
   return absl::OkStatus();
 }
 
-// Finds each input by its name: in the file that was named for it, or in the archive.
+// Reads each input from the file of its flag, or from the archive by its name.
 class SourceReader {
  public:
   explicit SourceReader(const CallSources& sources) : sources_(sources) {}
@@ -133,7 +133,7 @@ void LeadWithOnes(Shape& shape, size_t rank) {
   while (shape.size() < rank) shape.insert(shape.begin(), 1);
 }
 
-// [S, D] is [1, S, D]; a past beside it leads with axes of 1 as well.
+// Changes [S, D] to [1, S, D]. Past keys and values get leading axes of 1 as well.
 void Widen2D(InputMap<std::optional<LoadedTensor>>& tensors) {
   for (Role role : {Role::kQ, Role::kK, Role::kV, Role::kPastKey, Role::kPastValue}) {
     if (tensors[role]) LeadWithOnes(tensors[role]->shape, InfoOf(role).has_layout ? 3 : 4);
@@ -145,14 +145,14 @@ using InputArrays = InputMap<std::optional<NpyArray>>;
 absl::Status CheckPresent(const CallSources& sources, const InputArrays& arrays) {
   if (!arrays[Role::kQ]) {
     return absl::InvalidArgumentError(
-        sources.archive ? absl::StrCat(*sources.archive, " has no member q, and there is no --q")
-                        : "which query? --q FILE, or an .npz archive with a member q");
+        sources.archive ? absl::StrCat(*sources.archive, " has no member q, and --q is not set")
+                        : "no query given; set --q FILE or name an .npz archive with a member q");
   }
   if (arrays[Role::kK].has_value() != arrays[Role::kV].has_value()) {
     return absl::InvalidArgumentError(arrays[Role::kK]
-                                          ? "there is a k but no v; give both, or neither for "
+                                          ? "k is given without v; give both, or neither for "
                                             "self-attention"
-                                          : "there is a v but no k; give both, or neither for "
+                                          : "v is given without k; give both, or neither for "
                                             "self-attention");
   }
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// The files of one attention call: from arrays to a call and from its reply back to arrays.
+// Reads the files of an attention call, and gives its outputs their shapes in files.
 #ifndef RAPT_CLIENT_CLI_ATTEND_FILES_H_
 #define RAPT_CLIENT_CLI_ATTEND_FILES_H_
 
@@ -15,10 +15,10 @@
 
 namespace rapt {
 
-// The name of an input in archives and errors, and of its flag: that of rapt.v1.
+// Returns the name of an input in rapt.v1. Archives, errors and flags use the same name.
 absl::string_view NameOf(Role role);
 
-// Where the inputs are: each in its file, otherwise in the .npz archive under its name.
+// The sources of the inputs: the file of each, or else the member of its name in the archive.
 struct CallSources {
   std::optional<std::string> archive;
   InputMap<std::optional<std::string>> files;
@@ -28,28 +28,28 @@ struct CallSources {
 struct LoadedTensor {
   NpyArray array;
   client::DType dtype = client::DType::kFloat32;
-  Shape shape;  // as it travels
+  Shape shape;  // as sent
 
   client::TensorView view() const { return {dtype, shape, array.bytes()}; }
 };
 
 struct LoadedCall {
-  InputMap<std::optional<LoadedTensor>> tensors;  // always Q; without K and V: Q again
+  InputMap<std::optional<LoadedTensor>> tensors;  // includes Q
   std::vector<int64_t> key_lengths;
 
   client::AttendCall attributes;  // the call without its tensors
-  bool is_2d = false;             // came as [S, D], travels as [1, S, D]
+  bool is_2d = false;             // read as [S, D], sent as [1, S, D]
 
-  // The whole call. Views of this object.
+  // Returns the whole call, which refers to this object. Without K and V, Q stands for both.
   client::AttendCall call() const;
 };
 
-// Integer masks become boolean. Without K and V the call is self-attention. The attributes are
-// still to be set. InvalidArgument or NotFound names the file.
+// Reads the tensors of a call and converts integer masks to boolean. Does not set the attributes.
+// InvalidArgument or NotFound names the file.
 absl::StatusOr<LoadedCall> LoadCall(const CallSources& sources);
 
-// The shape that an output gets in its file: as the inputs were. Of a 2-D call the batch axis goes,
-// and for one head the head axis that scores and lse have.
+// Returns the shape of an output in its file. For 2-D inputs, drops the batch axis and, if there is
+// one head, the head axis of scores and lse.
 enum class HeadAxis { kNone, kSecond };
 Shape ShapeInFile(const Shape& shape, HeadAxis head_axis, bool is_2d);
 

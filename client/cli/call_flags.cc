@@ -16,7 +16,7 @@ absl::Status SetHeads(const CallFlags& flags, client::AttendCall& call) {
   if (status.ok()) status = CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
   if (!status.ok()) return status;
   if (flags.kv_heads && !flags.heads) {
-    return absl::InvalidArgumentError("--kv-heads is set without --heads; it needs both");
+    return absl::InvalidArgumentError("--kv-heads needs --heads");
   }
   call.query_heads = flags.heads.value_or(0);
   call.kv_heads = flags.kv_heads.value_or(call.query_heads);
@@ -67,10 +67,11 @@ absl::Status CheckStream(const CallFlags& flags) {
   }
   if (flags.stream && flags.local) {
     return absl::InvalidArgumentError(
-        "--stream and --local exclude each other; --stream needs a server");
+        "--stream and --local are mutually exclusive; --stream needs a server");
   }
   if (flags.attributes.priority != 0 && flags.local) {
-    return absl::InvalidArgumentError("--priority orders a server's calls; --local has no server");
+    return absl::InvalidArgumentError(
+        "--priority orders the calls of a server; --local has no server");
   }
   return CheckAtLeastOne("chunk", flags.chunk.value_or(1));
 }

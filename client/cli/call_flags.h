@@ -20,7 +20,7 @@ struct CallFlags {
   CallSources sources;
   std::optional<int64_t> heads, kv_heads;
   std::optional<std::string> layout;
-  client::AttendCall attributes;  // those that a flag sets directly
+  client::AttendCall attributes;  // those set directly by a flag
   bool bottom_right = false;
   std::vector<int64_t> window;
   std::optional<double> dropout;
@@ -30,7 +30,7 @@ struct CallFlags {
   bool local = false;
   ServerFlags server;
 
-  // Return their rows for a command's table.
+  // Return the rows of a command's table.
   std::vector<Flag> InputTable();
   std::vector<Flag> AttributeTable();
   std::vector<Flag> StreamTable();

@@ -322,8 +322,7 @@ ExitCode RunCompareMemoryCommand(CommandArguments arguments) {
       .usage = "rapt compare-memory [flags]",
       .summary =
           "Computes self-attention with the full score matrix and in chunks of keys, each in its "
-          "own "
-          "process, and compares memory, time and outputs. Needs no server.",
+          "own process, and compares memory, time and outputs. Needs no server.",
       .flags = {{"seq", "LIST", "lengths (default: 1024,2048,4096)", &flags.lengths},
                 {"heads", "N", "heads (default: 4)", &flags.heads},
                 {"head-size", "N", "head size (default: 64)", &flags.head_size},

@@ -19,7 +19,7 @@ using WordFeatures = std::array<std::array<float, kFeatures>, kWords>;
 
 const std::array<std::string, kWords> kSentence = {"the₁", "cat", "sat", "on", "the₂", "mat"};
 
-// Features of each word: keys and values.
+// The keys and values: the features of each word.
 constexpr WordFeatures kIs = {{
     // article, noun, verb, preposition, animal, position in the sentence
     {1, 0, 0, 0, 0, -1.0f},  // the
@@ -30,8 +30,8 @@ constexpr WordFeatures kIs = {{
     {0, 1, 0, 0, 0, +1.0f},  // mat
 }};
 
-// Features that each word looks for: an article its noun nearby, a verb its subject, a preposition
-// the word after it, a noun its verb or preposition. These are the queries.
+// The queries: the features that each word looks for. An article looks for a noun nearby, a verb
+// for its subject, a preposition for the word after it, a noun for its verb or preposition.
 constexpr WordFeatures kLooksFor = {{
     {1, 5, 0, 0, 0, -3},  // the
     {3, 2, 6, 0, 0, -1},  // cat

@@ -29,7 +29,7 @@ constexpr Step kSteps[] = {
     {"scaled, softcapped", "scaled_scores", &Diagnosis::scaled_scores},
     {"after the mask", "biased_scores", &Diagnosis::biased_scores},
     {"weights", "weights", &Diagnosis::weights},
-    {"sums of rows", "row_sums", &Diagnosis::row_sums},
+    {"row sums", "row_sums", &Diagnosis::row_sums},
     {"output", "output", &Diagnosis::output},
 };
 
@@ -190,10 +190,9 @@ ExitCode RunDiagnoseCommand(CommandArguments arguments) {
   CommandLine line{
       .usage = "rapt diagnose [ARCHIVE.npz] [--q FILE ...] [flags]",
       .summary =
-          "Explains a call whose result looks wrong: NaN and infinities in the inputs, the range "
-          "of "
-          "every step, what is masked and by what, which backend would run and why no other. Takes "
-          "the files and flags of rapt attend.",
+          "Explains a call whose result looks wrong. Shows NaN and infinities in the inputs, the "
+          "range of every step, the masked pairs and their causes, the backend that would run, "
+          "and why the others would not. Takes the files and flags of rapt attend.",
       .flags = flags.InputTable(),
       .examples = {"rapt diagnose --q q.npy --k k.npy --v v.npy",
                    "rapt diagnose --q x.npy --causal --local",

@@ -30,7 +30,7 @@ ExitCode RunHealthCommand(CommandArguments arguments) {
   CommandLine line{.usage = "rapt health [flags]",
                    .summary =
                        "Checks whether a server is ready. Exits with 0 if it is, 1 if it is not, "
-                       "3 if no server answers.",
+                       "3 if no server responds.",
                    .flags = flags.Table(),
                    .examples = {"rapt health", "rapt health --address 127.0.0.1:8001 --json"}};
   line.flags.push_back({"service", "NAME",

@@ -4,7 +4,7 @@
 
 namespace rapt {
 
-// The types before integers have the same values.
+// The types before the integers have the same values in both libraries.
 static_assert(static_cast<int>(client::DType::kBool) == static_cast<int>(DType::kBool));
 
 DType ToLibrary(client::DType dtype) {

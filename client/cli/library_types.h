@@ -1,4 +1,4 @@
-// The client library's element types as rapt_attention's, which files are read in, and back.
+// Converts element types of the client library to those of rapt_attention, and back.
 #ifndef RAPT_CLIENT_CLI_LIBRARY_TYPES_H_
 #define RAPT_CLIENT_CLI_LIBRARY_TYPES_H_
 
@@ -7,7 +7,7 @@
 
 namespace rapt {
 
-// Of a float type, kBool or kInt64; aborts for the others.
+// REQUIRES: a float type, kBool or kInt64. Aborts otherwise.
 DType ToLibrary(client::DType dtype);
 client::DType FromLibrary(DType dtype);
 

@@ -21,12 +21,11 @@
 namespace rapt {
 namespace {
 
-// --- The call
-// --------------------------------------------------------------------------------------
+// --- The call ---
 
 TensorSpec SpecOf(const client::TensorView& view) { return {ToLibrary(view.dtype), view.shape}; }
 
-// The tensor of a call by its role; null if the call has none.
+// Returns the tensor of this role, or null if the call has none.
 const client::TensorView* TensorOf(const client::AttendCall& call, Role role) {
   return client::FindCallTensor(kNativeNames[role])->In(call);
 }
@@ -105,8 +104,7 @@ Arguments InputsOf(const client::AttendCall& call, const ResolvedCall& resolved)
   return arguments;
 }
 
-// --- Its outputs
-// -----------------------------------------------------------------------------------
+// --- Its outputs ---
 
 // A buffer for an output.
 std::string RoomFor(const TensorSpec& spec) {
@@ -119,8 +117,7 @@ client::Tensor ToTensor(const TensorSpec& spec, std::string bytes) {
   return {FromLibrary(spec.dtype), spec.shape, std::move(bytes)};
 }
 
-// --- The diagnosis
-// ---------------------------------------------------------------------------------
+// --- The diagnosis ---
 
 client::Range RangeOf(const NumberSummary& numbers) {
   client::Range range;

@@ -10,7 +10,7 @@ namespace rapt {
 
 class MappedFile {
  public:
-  // Returns nullptr if the file can't be opened or mapped, like a pipe or an empty file.
+  // Returns nullptr if the file can't be opened or mapped, such as a pipe or an empty file.
   static std::shared_ptr<const MappedFile> Open(const std::string& path);
 
   ~MappedFile();

@@ -149,7 +149,7 @@ absl::StatusOr<Renderer> RendererFor(std::string_view path) {
 absl::Status Plot(const std::vector<std::string>& files, const PlotFlags& flags) {
   if (files.empty()) {
     return absl::InvalidArgumentError(
-        "no file of weights given; usage: rapt plot WEIGHTS.npy -o PICTURE");
+        "no file with weights given; usage: rapt plot WEIGHTS.npy -o PICTURE");
   }
   if (absl::Status dtype = ValidateDTypeFlag(flags.dtype); !dtype.ok()) return dtype;
   const absl::StatusOr<Renderer> render = RendererFor(flags.output);

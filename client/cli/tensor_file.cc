@@ -56,11 +56,11 @@ absl::StatusOr<DType> FloatTypeOf(const NpyArray& array, const std::string& refe
   if (array.type == NpyType{'V', 2}) {
     if (dtype == "bf16") return DType::kBFloat16;
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s holds V2, two bytes of unknown type; if they are bfloat16, set --dtype bf16",
+        "%s has type V2, two bytes of unknown meaning; if they are bfloat16, set --dtype bf16",
         reference));
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("%s holds %s; it must be float16, float32, float64 or bfloat16", reference,
+      absl::StrFormat("%s has type %s; it must be float16, float32, float64 or bfloat16", reference,
                       ToString(array.type)));
 }
 

@@ -26,7 +26,7 @@ absl::StatusOr<DType> FloatTypeOf(const NpyArray& array, const std::string& refe
 // Checks that --dtype is empty or bf16.
 absl::Status ValidateDTypeFlag(const std::string& dtype);
 
-// Returns the type of such a tensor in a file.
+// Returns the type that NumPy files use for this type.
 NpyType NpyTypeOf(DType type);
 
 // An .npz file in memory. Thread-compatible.

@@ -32,7 +32,7 @@ std::string PadLeft(std::string_view text, size_t width) {
   return (used < width ? Spaces(width - used) : "") + std::string(text);
 }
 
-// Prefers the right if the padding is odd, like numbers.
+// If the padding is odd, shifts the text to the right, as numbers are aligned.
 std::string Centre(std::string_view text, size_t width) {
   const size_t used = std::min(DisplayWidth(text), width);
   const size_t right = (width - used) / 2;

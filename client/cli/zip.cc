@@ -14,7 +14,7 @@ namespace {
 // Deflate compresses to no less than 1/1032 of the size.
 constexpr uint64_t kMaxDeflateRatio = 1032;
 
-// 1 January 1980, the earliest date ZIP has.
+// 1 January 1980, the earliest date that ZIP can store.
 constexpr uint16_t kDate1980 = 0x21;
 
 absl::Status Damaged(std::string_view what) {
@@ -101,7 +101,7 @@ absl::StatusOr<std::string> ZipReader::Read(size_t index) const {
 }
 
 absl::Status WriteZip(const std::string& path, absl::Span<const ZipContent> members) {
-  // Through symbolic links, since the file is replaced.
+  // Resolves symbolic links, because the file is replaced.
   std::error_code ignored;
   const std::filesystem::path target = std::filesystem::weakly_canonical(path, ignored);
   const auto failed = [&path](const char* why) {

@@ -71,7 +71,7 @@ void Add(const Flag& flag, CLI::App& app) {
   option->description(Wrap(flag.help, kHelpWidth - kHelpColumn))->required(flag.required);
 }
 
-// The command line as CLI11 sees it.
+// Returns the CLI11 parser of a command line.
 std::unique_ptr<CLI::App> MakeApp(const CommandLine& line) {
   auto app = std::make_unique<CLI::App>(absl::StrCat("usage: ", Wrap(line.usage, kHelpWidth - 7),
                                                      "\n\n", Wrap(line.summary, kHelpWidth)));

@@ -7,7 +7,7 @@
 //         .flags = {{"output", "FILE", "output file", &output, 'o', true}, ...},
 //         .examples = {"rapt plot w.npy -o w.svg"},
 //         .max_operands = 1};
-//     const absl::StatusOr<ParsedCommandLine> parsed = line.Parse(arguments);
+//     const absl::StatusOr<ParsedArguments> parsed = line.Parse(arguments);
 #ifndef RAPT_CLIENT_CONSOLE_COMMAND_LINE_H_
 #define RAPT_CLIENT_CONSOLE_COMMAND_LINE_H_
 

@@ -30,7 +30,7 @@ struct ServerFlags {
 absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags);
 
 // Returns a client whose calls take at most the timeout. Unavailable, with advice, if no server
-// answers at the address; InvalidArgument as OptionsOf().
+// responds at the address; InvalidArgument as OptionsOf().
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags);
 
 }  // namespace rapt

@@ -25,7 +25,7 @@ class BorrowedPayloads {
   BorrowedPayloads(const BorrowedPayloads&) = delete;
   BorrowedPayloads& operator=(const BorrowedPayloads&) = delete;
 
-  // The buffer refers to the payloads and owns the other bytes.
+  // Returns a buffer that refers to the payloads and owns the other bytes.
   grpc::ByteBuffer MakeBuffer(const RequestMessage& message);
 
   // Blocks until gRPC has released all payloads.

@@ -21,13 +21,13 @@ struct CallTensor {
   const char* name;  // the field of AttendRequest
   std::variant<TensorView AttendCall::*, std::optional<TensorView> AttendCall::*> member;
 
-  // Null: absent.
+  // Returns null if the call has no such tensor.
   const TensorView* In(const AttendCall& call) const;
   void Set(AttendCall& call, const TensorView& view) const;
 };
 
 struct CallAttribute {
-  const char* name;  // the field of AttendRequest, with those that contain it
+  const char* name;  // the path of the field in AttendRequest
   std::variant<bool AttendCall::*, int64_t AttendCall::*, double AttendCall::*,
                std::optional<double> AttendCall::*, std::optional<int64_t> Window::*>
       member;
@@ -51,7 +51,7 @@ struct CallAttribute {
 absl::Span<const CallTensor> CallTensors();
 absl::Span<const CallAttribute> CallAttributes();
 
-// Null: no row has this name.
+// Return null if no row has this name.
 const CallTensor* FindCallTensor(absl::string_view name);
 const CallAttribute* FindCallAttribute(absl::string_view name);
 

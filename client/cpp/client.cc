@@ -77,12 +77,12 @@ grpc::Status SendAndWait(const Connection& connection, const char* method,
 }
 
 absl::StatusOr<AttendResult> DecodeResponse(const WantedOutputs& wanted,
-                                            const grpc::ByteBuffer& answer,
+                                            const grpc::ByteBuffer& response,
                                             absl::Span<const std::byte> region = {}) {
   std::vector<grpc::Slice> slices;
-  if (!answer.Dump(&slices).ok())
+  if (!response.Dump(&slices).ok())
     return absl::InternalError("malformed response from server: its bytes can't be read");
-  return DecodeAttend(wanted, {ToByteSlices(slices)}, static_cast<int64_t>(answer.Length()),
+  return DecodeAttend(wanted, {ToByteSlices(slices)}, static_cast<int64_t>(response.Length()),
                       region);
 }
 
@@ -210,8 +210,8 @@ absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const De
       const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
       const ConnectionLease connection = connections_.LeastBusy();
       channel = connection->channel.get();
-      const grpc::Status answer = method(*connection, &context, &response);
-      status = connections_.FromGrpc(answer, options.stop.stop_requested());
+      const grpc::Status grpc_status = method(*connection, &context, &response);
+      status = connections_.FromGrpc(grpc_status, options.stop.stop_requested());
     }
     if (status.ok()) return response;
     const auto delay = DelayBeforeRetry(policy, status, attempts, deadline);
@@ -227,9 +227,9 @@ absl::StatusOr<Response> Client::Core::Send(const char* method, const RequestMes
   BorrowedPayloads payloads;
   absl::StatusOr<Response> response = Call<Response>(
       options, deadline, policy,
-      [&](const Connection& connection, grpc::ClientContext* context, Response* answer) {
+      [&](const Connection& connection, grpc::ClientContext* context, Response* message) {
         DeclareSize(request, *context);
-        return SendAndWait(connection, method, *context, payloads.MakeBuffer(request), *answer);
+        return SendAndWait(connection, method, *context, payloads.MakeBuffer(request), *message);
       },
       attempts);
   payloads.WaitUntilReleased();
@@ -247,21 +247,21 @@ std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const Att
   if (region == nullptr) return std::nullopt;
 
   const RequestMessage request = EncodeAttendIn(*region, call);
-  const absl::StatusOr<grpc::ByteBuffer> answer =
+  const absl::StatusOr<grpc::ByteBuffer> response =
       Send<grpc::ByteBuffer>(kAttend, request, options, deadline, {.max_attempts = 1});
-  if (!answer.ok()) {
+  if (!response.ok()) {
     // The server may still write to the region.
     shared_regions_.Discard(std::move(region));
     // A restarted server does not know the region. That does not count as a failed attempt.
-    if (absl::IsNotFound(answer.status())) return std::nullopt;
+    if (absl::IsNotFound(response.status())) return std::nullopt;
     attempts = 1;
-    const auto delay = DelayBeforeRetry(options_.retries, answer.status(), attempts, deadline);
-    if (!delay) return answer.status();
+    const auto delay = DelayBeforeRetry(options_.retries, response.status(), attempts, deadline);
+    if (!delay) return response.status();
     const ConnectionLease connection = connections_.LeastBusy();
     if (!WaitBeforeRetry(*delay, *connection->channel, options.stop)) return StopRequested();
     return std::nullopt;
   }
-  absl::StatusOr<AttendResult> result = DecodeResponse(WantedBy(call), *answer, region->bytes());
+  absl::StatusOr<AttendResult> result = DecodeResponse(WantedBy(call), *response, region->bytes());
   if (result.ok()) result->path = Path::kSharedMemory;
   shared_regions_.Return(std::move(region));
   return result;
@@ -272,9 +272,9 @@ absl::StatusOr<AttendResult> Client::Core::AttendStream(const AttendCall& call,
                                                         const CallOptions& options,
                                                         const Deadline& deadline,
                                                         int64_t max_bytes) {
-  const absl::StatusOr<StreamCut> cut = StreamCut::Make(call, stream, max_bytes);
-  if (!cut.ok()) return cut.status();
-  StreamResult result(*cut);
+  const absl::StatusOr<ChunkedCall> chunked = ChunkedCall::Make(call, stream, max_bytes);
+  if (!chunked.ok()) return chunked.status();
+  StreamResult result(*chunked);
   BorrowedPayloads payloads;
   absl::Status own_error;
   absl::Status status;
@@ -283,9 +283,9 @@ absl::StatusOr<AttendResult> Client::Core::AttendStream(const AttendCall& call,
     context.set_deadline(deadline.ToGrpc());
     const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
     const ConnectionLease connection = connections_.LeastBusy();
-    StreamCall stream_call(*connection, context, *cut, stream, payloads, result);
-    const grpc::Status answer = stream_call.Run(own_error);
-    status = connections_.FromGrpc(answer, options.stop.stop_requested());
+    StreamCall stream_call(*connection, context, *chunked, stream, payloads, result);
+    const grpc::Status grpc_status = stream_call.Run(own_error);
+    status = connections_.FromGrpc(grpc_status, options.stop.stop_requested());
   }
   payloads.WaitUntilReleased();
   if (!own_error.ok()) return own_error;
@@ -298,7 +298,7 @@ absl::StatusOr<AttendResult> Client::Core::FallBackToStream(const AttendCall& ca
                                                             const Deadline& deadline,
                                                             int64_t max_bytes,
                                                             absl::Status refusal) {
-  if (max_bytes < kMinStreamMessageBytes || !StreamCut::Make(call, {}, max_bytes).ok())
+  if (max_bytes < kMinStreamMessageBytes || !ChunkedCall::Make(call, {}, max_bytes).ok())
     return refusal;
   return AttendStream(call, {}, options, deadline, max_bytes);
 }
@@ -481,15 +481,15 @@ absl::StatusOr<AttendResult> Client::Attend(const AttendCall& call, const CallOp
     return core_->FallBackToStream(call, options, deadline, max_bytes, request.status());
   }
   if (!request.ok()) return request.status();
-  const absl::StatusOr<grpc::ByteBuffer> answer = core_->Send<grpc::ByteBuffer>(
+  const absl::StatusOr<grpc::ByteBuffer> response = core_->Send<grpc::ByteBuffer>(
       kAttend, *request, options, deadline, core_->options().retries, attempts);
-  if (answer.ok()) return DecodeResponse(WantedBy(call), *answer);
-  if (!absl::IsResourceExhausted(answer.status())) return answer.status();
+  if (response.ok()) return DecodeResponse(WantedBy(call), *response);
+  if (!absl::IsResourceExhausted(response.status())) return response.status();
   const absl::StatusOr<ServerInfo> server =
       GetServerInfo({.timeout = deadline.left(), .stop = options.stop});
-  if (!server.ok() || request->size() <= server->max_message_bytes) return answer.status();
+  if (!server.ok() || request->size() <= server->max_message_bytes) return response.status();
   return core_->FallBackToStream(call, options, deadline,
-                                 std::min(max_bytes, server->max_message_bytes), answer.status());
+                                 std::min(max_bytes, server->max_message_bytes), response.status());
 }
 
 absl::StatusOr<AttendResult> Client::AttendStream(const AttendCall& call,
@@ -522,8 +522,8 @@ absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& que
       core_->Call<v1::EstimateMemoryResponse>(
           options, core_->DeadlineOf(options), core_->options().retries,
           [&request](const Connection& connection, grpc::ClientContext* context,
-                     v1::EstimateMemoryResponse* answer) {
-            return connection.attention->EstimateMemory(context, request, answer);
+                     v1::EstimateMemoryResponse* message) {
+            return connection.attention->EstimateMemory(context, request, message);
           });
   if (!response.ok()) return response.status();
   return Decode(*response);
@@ -533,8 +533,8 @@ absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {
   const absl::StatusOr<v1::GetServerInfoResponse> response = core_->Call<v1::GetServerInfoResponse>(
       options, core_->DeadlineOf(options), core_->options().retries,
       [](const Connection& connection, grpc::ClientContext* context,
-         v1::GetServerInfoResponse* answer) {
-        return connection.attention->GetServerInfo(context, {}, answer);
+         v1::GetServerInfoResponse* message) {
+        return connection.attention->GetServerInfo(context, {}, message);
       });
   if (!response.ok()) return response.status();
   return Decode(*response);
@@ -548,8 +548,8 @@ absl::StatusOr<HealthStatus> Client::CheckHealth(const std::string& service,
       core_->Call<grpc::health::v1::HealthCheckResponse>(
           options, core_->DeadlineOf(options), {.max_attempts = 1},
           [&request](const Connection& connection, grpc::ClientContext* context,
-                     grpc::health::v1::HealthCheckResponse* answer) {
-            return connection.health->Check(context, request, answer);
+                     grpc::health::v1::HealthCheckResponse* message) {
+            return connection.health->Check(context, request, message);
           });
   if (!response.ok()) return response.status();
   switch (response->status()) {

@@ -29,8 +29,8 @@ using Field = google::protobuf::FieldDescriptor;
 
 // --- Enumerations --------------------------------------------------------------------------------
 
-// The client's enumerations have the protocol's order; those without a value for "unset" begin at 1
-// there.
+// The client's enumerations have the protocol's order. Enumerations without a value for "unset"
+// begin at 1 in the protocol.
 template <typename Code>
 constexpr Code CodeOf(auto value, int first = 0) {
   return static_cast<Code>(static_cast<int>(value) + first);
@@ -42,7 +42,7 @@ static_assert(CodeOf<v1::Alignment>(Alignment::kBottomRight) == v1::BOTTOM_RIGHT
 static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kScores, 1) == v1::SCORES);
 static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kWeights, 1) == v1::WEIGHTS);
 
-// None: a type of a newer server.
+// Returns nullopt for a type that only newer servers know.
 std::optional<DType> FromProto(v1::DataType dtype) {
   if (dtype < v1::FP32 || dtype > v1::INT64) return std::nullopt;
   return static_cast<DType>(dtype - v1::FP32);
@@ -54,7 +54,7 @@ absl::Status CheckData(const char* name, const TensorView& view) {
   const std::optional<int64_t> bytes = ByteSize(view.dtype, view.shape);
   if (!bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s has shape %s; its axes must not be negative and its bytes must fit 63 bits", name,
+        "%s has shape %s; its axes must not be negative and its size must fit into 63 bits", name,
         ToString(view.shape)));
   }
   if (*bytes != static_cast<int64_t>(view.data.size())) {
@@ -89,7 +89,7 @@ void Append(const CallTensor& tensor, const TensorView& view, RequestMessage& me
   message.AppendPayload(view.data);
 }
 
-// Bytes of Y; none if the shapes do not fit.
+// Returns the size of Y, or nullopt if the shapes are inconsistent.
 std::optional<int64_t> BytesOfY(const AttendCall& call) {
   const Shape &q = call.q.shape, &v = call.v.shape;
   if (q.size() != v.size() || q.size() < 3 || q.size() > 4) return std::nullopt;
@@ -185,22 +185,22 @@ absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
 
 constexpr wire::PayloadField kTensorFields[] = {{v1::Tensor::kDataFieldNumber, nullptr}};
 constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
-constexpr wire::PayloadField kAnswerFields[] = {
+constexpr wire::PayloadField kResponseFields[] = {
     {v1::AttendResponse::kYFieldNumber, &kTensorSchema},
     {v1::AttendResponse::kScoresFieldNumber, &kTensorSchema},
     {v1::AttendResponse::kLseFieldNumber, &kTensorSchema},
     {v1::AttendResponse::kPresentKeyFieldNumber, &kTensorSchema},
     {v1::AttendResponse::kPresentValueFieldNumber, &kTensorSchema}};
-constexpr wire::MessageSchema kAnswerSchema = {kAnswerFields};
+constexpr wire::MessageSchema kResponseSchema = {kResponseFields};
 
 // A response whose tensor data is still in the received buffers.
-struct Answer {
+struct ReceivedResponse {
   SlicedBytes bytes;
   wire::Payloads payloads;
   v1::AttendResponse fields;           // without that data
-  absl::Span<const std::byte> region;  // where outputs may be instead
+  absl::Span<const std::byte> region;  // may contain outputs instead
 
-  // The data of the tensor in `field`; the last one wins. Null: empty.
+  // Returns the data of the tensor in `field`, the last one if there are several. Null if empty.
   const wire::Payload* DataOf(int field) const {
     const auto data = std::find_if(payloads.rbegin(), payloads.rend(),
                                    [field](const auto& p) { return p.path.front() == field; });
@@ -212,7 +212,7 @@ struct Output {
   const char* name;
   int field;
   bool wanted;
-  bool came;
+  bool received;
   const v1::Tensor& message;  // without data
   std::optional<Tensor>& tensor;
 };
@@ -224,19 +224,19 @@ bool IsWithin(const v1::SharedMemory& part, absl::Span<const std::byte> region) 
 }
 
 // Copies the data of an output. Allocates no more memory than was received.
-absl::Status Read(const Answer& answer, const Output& output) {
+absl::Status Read(const ReceivedResponse& response, const Output& output) {
   if (!output.wanted) return absl::OkStatus();
-  if (!output.came) {
+  if (!output.received) {
     return absl::InternalError(absl::StrCat("malformed response from server: no ", output.name));
   }
   const std::optional<DType> dtype = FromProto(output.message.dtype());
   if (!dtype) return UnknownType(output.name, output.message.dtype());
   Shape shape(output.message.shape().begin(), output.message.shape().end());
   const v1::SharedMemory& part = output.message.shared_memory();
-  const wire::Payload* data = answer.DataOf(output.field);
+  const wire::Payload* data = response.DataOf(output.field);
   const bool is_shared = output.message.has_shared_memory() && (data == nullptr || data->size == 0);
   const int64_t bytes = is_shared ? part.byte_size() : data == nullptr ? 0 : data->size;
-  if (is_shared && !IsWithin(part, answer.region)) {
+  if (is_shared && !IsWithin(part, response.region)) {
     return absl::InternalError(absl::StrCat("malformed response from server: ", output.name,
                                             " is outside the shared memory"));
   }
@@ -247,25 +247,26 @@ absl::Status Read(const Answer& answer, const Output& output) {
   }
   const auto buffer = std::make_shared<AlignedBuffer>(bytes);
   if (is_shared) {
-    std::memcpy(buffer->data(), answer.region.data() + part.offset(), static_cast<size_t>(bytes));
+    std::memcpy(buffer->data(), response.region.data() + part.offset(), static_cast<size_t>(bytes));
   } else if (bytes > 0) {
-    answer.bytes.Copy(data->begin, bytes, buffer->data());
+    response.bytes.Copy(data->begin, bytes, buffer->data());
   }
   output.tensor.emplace(*dtype, std::move(shape), buffer, buffer->span());
   return absl::OkStatus();
 }
 
-absl::Status NoAnswer(absl::string_view why) {
+absl::Status MalformedResponse(absl::string_view why) {
   return absl::InternalError(absl::StrCat("malformed response from server: ", why));
 }
 
-absl::StatusOr<Answer> TakeApart(const SlicedBytes& bytes, int64_t size,
-                                 absl::Span<const std::byte> region) {
-  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, kAnswerSchema);
-  if (!split.ok()) return NoAnswer(split.status().message());
-  Answer answer{bytes, std::move(split->payloads), {}, region};
-  if (!answer.fields.ParseFromString(split->rest)) return NoAnswer("its fields cannot be parsed");
-  return answer;
+absl::StatusOr<ReceivedResponse> SplitResponse(const SlicedBytes& bytes, int64_t size,
+                                               absl::Span<const std::byte> region) {
+  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, kResponseSchema);
+  if (!split.ok()) return MalformedResponse(split.status().message());
+  ReceivedResponse response{bytes, std::move(split->payloads), {}, region};
+  if (!response.fields.ParseFromString(split->rest))
+    return MalformedResponse("its fields cannot be parsed");
+  return response;
 }
 
 // --- Reports -------------------------------------------------------------------------------------
@@ -386,9 +387,9 @@ WantedOutputs WantedBy(const AttendCall& call) {
 absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
                                           int64_t size, absl::Span<const std::byte> region) {
   using Message = v1::AttendResponse;
-  const absl::StatusOr<Answer> answer = TakeApart(bytes, size, region);
-  if (!answer.ok()) return answer.status();
-  const Message& fields = answer->fields;
+  const absl::StatusOr<ReceivedResponse> response = SplitResponse(bytes, size, region);
+  if (!response.ok()) return response.status();
+  const Message& fields = response->fields;
   AttendResult result;
   std::optional<Tensor> y;
   const Output outputs[] = {
@@ -401,7 +402,7 @@ absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const Sli
       {"present_value", Message::kPresentValueFieldNumber, wanted.present,
        fields.has_present_value(), fields.present_value(), result.present_value}};
   for (const Output& output : outputs) {
-    if (absl::Status status = Read(*answer, output); !status.ok()) return status;
+    if (absl::Status status = Read(*response, output); !status.ok()) return status;
   }
   result.y = *std::move(y);
   result.backend = fields.backend();

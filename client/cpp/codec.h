@@ -19,15 +19,17 @@ namespace rapt::client {
 
 // Encodes an AttendRequest or a DiagnoseRequest, its tensors before its other fields; refers to the
 // call's tensors. InvalidArgument, naming the field, for a tensor whose data does not match its
-// shape; ResourceExhausted for a message of more than `max_bytes`. Other checks are the server's.
+// shape; ResourceExhausted for a message of more than `max_bytes`. The server checks everything
+// else.
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes);
 absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes);
 v1::EstimateMemoryRequest Encode(const MemoryQuestion& question);
 
-// Returns the size of a region for the call's tensors and its Y. None for an invalid call, for
-// which EncodeAttend() or the server returns an error.
+// Returns the size of a region for the call's tensors and its Y. Returns nullopt for an invalid
+// call, for which EncodeAttend() or the server returns an error.
 std::optional<int64_t> BytesInRegion(const AttendCall& call);
-// Copies the call's tensors into such a region, and requests Y there.
+// Copies the call's tensors into the region, and requests Y there.
+// REQUIRES: the region has at least BytesInRegion(call).
 RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call);
 
 // A call without its tensors.

@@ -22,7 +22,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsCredentials(const TlsOptions& tls) {
   if (tls.cert_file.empty() != tls.key_file.empty()) {
     return absl::InvalidArgumentError(
-        "a TLS certificate needs its key, and a key its certificate; only one is set");
+        "a TLS certificate and its key must be set together; only one is set");
   }
   grpc::SslCredentialsOptions options;
   for (const auto& [path, pem] : {std::pair(&tls.ca_file, &options.pem_root_certs),
@@ -50,7 +50,7 @@ std::shared_ptr<grpc::Channel> NewChannel(
   // Reconnects within a retry or two of a restart. gRPC's default initial backoff is 1 s.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
-  // An address may resolve to several servers, like a headless service of Kubernetes. Use all of
+  // An address may resolve to several servers, as a headless service of Kubernetes does. Use all of
   // them.
   arguments.SetLoadBalancingPolicyName("round_robin");
   // Unacknowledged data is detected within 20 s. A dead peer on an idle connection takes 6 minutes
@@ -112,11 +112,11 @@ absl::Status Connections::WaitUntilReady(std::chrono::nanoseconds timeout) {
     // A single refusal is final here; gRPC would keep trying.
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) {
       return absl::UnavailableError(absl::StrCat(
-          "no server answers at ", address_,
+          "no server responds at ", address_,
           uses_tls_ ? " over TLS, or one side does not trust the other's certificate" : ""));
     }
     if (!channel.WaitForStateChange(state, deadline)) {
-      return absl::UnavailableError(absl::StrCat("no server answered at ", address_, " within ",
+      return absl::UnavailableError(absl::StrCat("no server responded at ", address_, " within ",
                                                  std::chrono::duration<double>(timeout).count(),
                                                  " s"));
     }

@@ -31,15 +31,15 @@ grpc::ByteBuffer MakeOwningBuffer(const RequestMessage& message,
 }  // namespace
 
 StreamCall::StreamCall(const Connection& connection, grpc::ClientContext& context,
-                       const StreamCut& cut, const StreamOptions& options,
+                       const ChunkedCall& chunked, const StreamOptions& options,
                        BorrowedPayloads& payloads, StreamResult& result)
     : context_(context),
-      cut_(cut),
+      chunked_(chunked),
       options_(options),
       payloads_(payloads),
       result_(result),
       call_(grpc::GenericStub(connection.channel).PrepareCall(&context, kAttendStream, &queue_)) {
-  progress_.bytes = cut.bytes();
+  progress_.bytes = chunked.bytes();
 }
 
 grpc::Status StreamCall::Run(absl::Status& own_error) {
@@ -76,7 +76,7 @@ void StreamCall::OnStarted(bool ok) {
     return;
   }
   Read();
-  sent_ = payloads_.MakeBuffer(cut_.Header());
+  sent_ = payloads_.MakeBuffer(chunked_.Header());
   is_writing_ = true;
   call_->Write(sent_, TagOf(kWritten));
 }
@@ -87,14 +87,14 @@ void StreamCall::OnWritten(bool ok) {
   if (!ok) is_closed_ = true;  // the status says why
   if (is_closed_) return;
   if (next_chunk_ > 0) {
-    progress_.sent_bytes += cut_.BytesOf(cut_.chunks()[next_chunk_ - 1]);
+    progress_.sent_bytes += chunked_.BytesOf(chunked_.chunks()[next_chunk_ - 1]);
     if (options_.progress) options_.progress(progress_);
   }
   WriteNext();
 }
 
 void StreamCall::WriteNext() {
-  if (next_chunk_ == cut_.chunks().size()) {
+  if (next_chunk_ == chunked_.chunks().size()) {
     is_closed_ = is_writing_ = true;
     return call_->WritesDone(TagOf(kWritten));
   }
@@ -106,10 +106,10 @@ void StreamCall::WriteNext() {
 }
 
 absl::StatusOr<grpc::ByteBuffer> StreamCall::NextChunk() {
-  const StreamChunk& chunk = cut_.chunks()[next_chunk_++];
-  if (!cut_.IsMade(chunk)) return payloads_.MakeBuffer(cut_.Chunk(chunk));
+  const StreamChunk& chunk = chunked_.chunks()[next_chunk_++];
+  if (!chunked_.NeedsRead(chunk)) return payloads_.MakeBuffer(chunked_.Chunk(chunk));
   std::shared_ptr<std::string> bytes;
-  const absl::StatusOr<RequestMessage> message = cut_.MakeChunk(chunk, bytes);
+  const absl::StatusOr<RequestMessage> message = chunked_.ReadChunk(chunk, bytes);
   if (!message.ok()) return message.status();
   return MakeOwningBuffer(*message, bytes);
 }

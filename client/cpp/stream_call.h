@@ -22,7 +22,7 @@ class StreamCall {
  public:
   // REQUIRES: all arguments outlive this object. Run() does not wait until gRPC has released
   // `payloads`.
-  StreamCall(const Connection& connection, grpc::ClientContext& context, const StreamCut& cut,
+  StreamCall(const Connection& connection, grpc::ClientContext& context, const ChunkedCall& chunked,
              const StreamOptions& options, BorrowedPayloads& payloads, StreamResult& result);
 
   // Blocks until the call has finished. Sets `own_error` if the client or the function that makes
@@ -40,7 +40,7 @@ class StreamCall {
   void Abort(absl::Status why);
 
   grpc::ClientContext& context_;
-  const StreamCut& cut_;
+  const ChunkedCall& chunked_;
   const StreamOptions& options_;
   BorrowedPayloads& payloads_;
   StreamResult& result_;

@@ -18,8 +18,8 @@ namespace {
 using Request = v1::AttendStreamRequest;
 using Response = v1::AttendStreamResponse;
 
-constexpr int64_t kChunkBytes = 8 << 20;  // a server that folds it spends longer than on the state
-constexpr int64_t kFieldBytes = 1024;     // what a chunk's message may have besides its tensors
+constexpr int64_t kChunkBytes = 8 << 20;  // takes longer to compute than to update the state
+constexpr int64_t kFieldBytes = 1024;     // of a chunk's message in addition to its tensors
 
 constexpr wire::PayloadField kOutputFields[] = {{v1::OutputChunk::kYFieldNumber, nullptr},
                                                 {v1::OutputChunk::kLseFieldNumber, nullptr},
@@ -31,19 +31,15 @@ constexpr wire::PayloadField kResponseFields[] = {{Response::kOutputFieldNumber,
                                                   {Response::kScoresFieldNumber, &kScoreSchema}};
 constexpr wire::MessageSchema kResponseSchema = {kResponseFields};
 
-absl::Status NoAnswer(absl::string_view why) {
+absl::Status MalformedResponse(absl::string_view why) {
   return absl::InternalError(absl::StrCat("malformed response from server: ", why));
 }
 
 absl::Status CheckShape(const char* name, const TensorView& view, const Shape& expected) {
   if (view.shape == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrFormat("%s has shape %s; beside the others it must be %s", name,
+      absl::StrFormat("%s has shape %s; the shapes of the other tensors require %s", name,
                       ToString(view.shape), ToString(expected)));
-}
-
-absl::Status NotStreamed(const char* what) {
-  return absl::InvalidArgumentError(absl::StrCat(what, " can't be had from a stream"));
 }
 
 bool IsStreamed(absl::string_view tensor) {
@@ -58,23 +54,25 @@ struct NamedBytes {
 
 }  // namespace
 
-absl::StatusOr<StreamCut> StreamCut::Make(const AttendCall& call, const StreamOptions& options,
-                                          int64_t max_bytes) {
-  StreamCut cut(call, options);
-  absl::Status status = cut.ReadShapes();
-  if (status.ok() && call.mask) status = cut.ReadMask();
-  if (status.ok()) cut.ChooseSide();
-  if (status.ok()) status = cut.CheckData();
-  if (status.ok()) status = cut.ChooseChunks(max_bytes);
+absl::StatusOr<ChunkedCall> ChunkedCall::Make(const AttendCall& call, const StreamOptions& options,
+                                              int64_t max_bytes) {
+  ChunkedCall chunked(call, options);
+  absl::Status status = chunked.ReadShapes();
+  if (status.ok() && call.mask) status = chunked.ReadMask();
+  if (status.ok()) chunked.ChooseStreaming();
+  if (status.ok()) status = chunked.CheckData();
+  if (status.ok()) status = chunked.ChooseChunks(max_bytes);
   if (!status.ok()) return status;
-  const bool keys_stream = cut.keys_stream();
-  cut.AddChunks(/*is_keys=*/!keys_stream, /*streams=*/false);
-  cut.AddChunks(/*is_keys=*/keys_stream, /*streams=*/true);
-  return cut;
+  const bool keys_stream = chunked.keys_stream();
+  chunked.AddChunks(/*is_keys=*/!keys_stream, /*streams=*/false);
+  chunked.AddChunks(/*is_keys=*/keys_stream, /*streams=*/true);
+  return chunked;
 }
 
-absl::Status StreamCut::ReadShapes() {
-  if (call_.wants_present) return NotStreamed("present keys and values");
+absl::Status ChunkedCall::ReadShapes() {
+  if (call_.wants_present) {
+    return absl::InvalidArgumentError("present keys and values are not supported in streams");
+  }
   for (const CallTensor& tensor : CallTensors()) {
     if (tensor.In(call_) == nullptr || IsStreamed(tensor.name)) continue;
     return absl::InvalidArgumentError(absl::StrCat(tensor.name, " is not supported in streams"));
@@ -92,7 +90,7 @@ absl::Status StreamCut::ReadShapes() {
       continue;
     }
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s has shape %s; it must be of rank %d, without a negative axis", name,
+        absl::StrFormat("%s has shape %s; it must have rank %d and no negative axis", name,
                         ToString(*shape), rank));
   }
   Axes& a = axes_;
@@ -132,7 +130,7 @@ absl::Status StreamCut::ReadShapes() {
   if (status.ok()) status = CheckShape("v", call_.v, shape_of(a.value_head_size));
   if (!status.ok() || !call_.past_key || !call_.past_value) {
     if (status.ok() && call_.past_key.has_value() != call_.past_value.has_value()) {
-      return absl::InvalidArgumentError("past_key and past_value must come together");
+      return absl::InvalidArgumentError("past_key and past_value must be set together");
     }
     return status;
   }
@@ -145,7 +143,7 @@ absl::Status StreamCut::ReadShapes() {
   return status;
 }
 
-absl::Status StreamCut::ReadMask() {
+absl::Status ChunkedCall::ReadMask() {
   const TensorView& mask = *call_.mask;
   const bool is_float = mask.dtype == DType::kFloat32 || mask.dtype == DType::kFloat16 ||
                         mask.dtype == DType::kBFloat16 || mask.dtype == DType::kFloat64;
@@ -169,14 +167,14 @@ absl::Status StreamCut::ReadMask() {
                       ToString(mask.shape), ToString(whole)));
 }
 
-void StreamCut::ChooseSide() {
+void ChunkedCall::ChooseStreaming() {
   const auto bytes = [&](int64_t heads, int64_t length, int64_t elements, int64_t element_bytes) {
     return static_cast<double>(heads) * static_cast<double>(length) *
            static_cast<double>(elements) * static_cast<double>(element_bytes);
   };
   const Axes& a = axes_;
   const int64_t element = SizeOf(call_.q.dtype);
-  // While keys stream the server keeps Q and the sums of Y in float, else K and V.
+  // If keys stream, the server holds Q and the accumulators of Y in float, otherwise K and V.
   const double kept_queries = bytes(a.query_heads, a.query_length, a.head_size, element) +
                               bytes(a.query_heads, a.query_length, a.value_head_size, 4);
   const double kept_keys = bytes(a.kv_heads, a.key_length, a.head_size, element) +
@@ -186,13 +184,13 @@ void StreamCut::ChooseSide() {
       needs_queries || kept_keys < kept_queries ? Streaming::kQueries : Streaming::kKeys);
 }
 
-absl::Status StreamCut::CheckData() const {
+absl::Status ChunkedCall::CheckData() const {
   for (const CallTensor& tensor : CallTensors()) {
     const TensorView* view = tensor.In(call_);
     if (view == nullptr) continue;
     const absl::string_view name = tensor.name;
     const bool is_mask = name == "mask";
-    const bool is_made = options_.read && (is_mask || keys_stream() == (name != "q"));
+    const bool is_read = options_.read && (is_mask || keys_stream() == (name != "q"));
     if (view->dtype != call_.q.dtype && !is_mask) {
       return absl::InvalidArgumentError(
           absl::StrFormat("%s has type %s; it must be %s, the type of q", name, NameOf(view->dtype),
@@ -200,10 +198,10 @@ absl::Status StreamCut::CheckData() const {
     }
     const auto has = static_cast<int64_t>(view->data.size());
     const std::optional<int64_t> bytes = ByteSize(view->dtype, view->shape);
-    if (bytes && has == (is_made ? 0 : *bytes)) continue;
+    if (bytes && has == (is_read ? 0 : *bytes)) continue;
     return absl::InvalidArgumentError(absl::StrFormat(
         "%s has shape %s of %s%s, but its data has %d bytes", name, ToString(view->shape),
-        NameOf(view->dtype), is_made ? " and is made by a function" : "", has));
+        NameOf(view->dtype), is_read ? " and is read by a function" : "", has));
   }
   const Axes& a = axes_;
   if (ByteSize(DType::kFloat64, {a.batch, a.query_heads, a.query_length, a.key_length})) {
@@ -212,13 +210,13 @@ absl::Status StreamCut::CheckData() const {
   return absl::InvalidArgumentError("the size of the score matrix overflows 64 bits");
 }
 
-absl::Status StreamCut::ChooseChunks(int64_t max_bytes) {
+absl::Status ChunkedCall::ChooseChunks(int64_t max_bytes) {
   const auto choose = [&](bool is_keys, int64_t length, int64_t asked, int64_t& chunk) {
     const StreamChunk row = {is_keys, is_keys == keys_stream(), 0, 1};
     const int64_t row_bytes = std::max<int64_t>({SizesOf(row).total(), ResultBytes(row), 1});
     if (row_bytes > max_bytes - kFieldBytes) {
       return absl::ResourceExhaustedError(absl::StrFormat(
-          "a row of %s, or of its results, takes %d bytes; a message has at most %d",
+          "a row of %s, or of its results, takes %d bytes; a message may have at most %d",
           is_keys ? "k and v" : "q", row_bytes, max_bytes));
     }
     const int64_t most = std::min(kChunkBytes, max_bytes - kFieldBytes) / row_bytes;
@@ -226,15 +224,17 @@ absl::Status StreamCut::ChooseChunks(int64_t max_bytes) {
     return absl::OkStatus();
   };
   if (options_.query_chunk < 0 || options_.key_chunk < 0) {
-    return absl::InvalidArgumentError("a chunk has at least 1 row");
+    return absl::InvalidArgumentError(
+        absl::StrFormat("query_chunk is %d and key_chunk %d; both must be at least 0",
+                        options_.query_chunk, options_.key_chunk));
   }
   absl::Status status = choose(false, axes_.query_length, options_.query_chunk, query_chunk_);
   if (status.ok()) status = choose(true, axes_.key_length, options_.key_chunk, key_chunk_);
   return status;
 }
 
-// The size of the results of a chunk.
-int64_t StreamCut::ResultBytes(const StreamChunk& chunk) const {
+// Returns the size of the results of a chunk.
+int64_t ChunkedCall::ResultBytes(const StreamChunk& chunk) const {
   const Axes& a = axes_;
   const int64_t element = a.batch * a.query_heads * chunk.count * SizeOf(call_.q.dtype);
   const bool has_scores = call_.score_output.has_value() && chunk.streams;
@@ -242,7 +242,7 @@ int64_t StreamCut::ResultBytes(const StreamChunk& chunk) const {
   return (a.value_head_size + (has_scores ? a.key_length : 0)) * element;
 }
 
-void StreamCut::AddChunks(bool is_keys, bool streams) {
+void ChunkedCall::AddChunks(bool is_keys, bool streams) {
   const int64_t length = is_keys ? axes_.key_length : axes_.query_length;
   const int64_t chunk = is_keys ? key_chunk_ : query_chunk_;
   for (int64_t begin = 0; begin < length; begin += chunk) {
@@ -250,7 +250,7 @@ void StreamCut::AddChunks(bool is_keys, bool streams) {
   }
 }
 
-StreamCut::Sizes StreamCut::SizesOf(const StreamChunk& chunk) const {
+ChunkedCall::Sizes ChunkedCall::SizesOf(const StreamChunk& chunk) const {
   const Axes& a = axes_;
   const int64_t element = SizeOf(call_.q.dtype);
   Sizes sizes;
@@ -272,15 +272,15 @@ StreamCut::Sizes StreamCut::SizesOf(const StreamChunk& chunk) const {
   return sizes;
 }
 
-int64_t StreamCut::BytesOf(const StreamChunk& chunk) const { return SizesOf(chunk).total(); }
+int64_t ChunkedCall::BytesOf(const StreamChunk& chunk) const { return SizesOf(chunk).total(); }
 
-int64_t StreamCut::bytes() const {
+int64_t ChunkedCall::bytes() const {
   int64_t bytes = 0;
   for (const StreamChunk& chunk : chunks_) bytes += BytesOf(chunk);
   return bytes;
 }
 
-RequestMessage StreamCut::Header() const {
+RequestMessage ChunkedCall::Header() const {
   const v1::AttendRequest whole = WithoutTensors(call_);
   Request request;
   v1::AttendStreamHeader& header = *request.mutable_header();
@@ -312,9 +312,9 @@ RequestMessage StreamCut::Header() const {
   return message;
 }
 
-// Rows of `view`, whose heads of `size` elements lie as the call's do.
-void StreamCut::AppendRows(const TensorView& view, int64_t heads, int64_t size, int64_t begin,
-                           int64_t count, RequestMessage& message) const {
+// Appends rows of `view`, which has the call's layout and heads of `size` elements.
+void ChunkedCall::AppendRows(const TensorView& view, int64_t heads, int64_t size, int64_t begin,
+                             int64_t count, RequestMessage& message) const {
   const int64_t runs = heads_outside_ ? axes_.batch * heads : axes_.batch;
   const int64_t row = (heads_outside_ ? size : heads * size) * SizeOf(view.dtype);
   if (runs == 0) return;
@@ -324,10 +324,10 @@ void StreamCut::AppendRows(const TensorView& view, int64_t heads, int64_t size, 
   }
 }
 
-// Of K or V, whose first rows are the past's: [B, H, P, D] in every layout.
-void StreamCut::AppendKeyRows(const std::optional<TensorView>& past, const TensorView& view,
-                              int64_t size, const StreamChunk& chunk,
-                              RequestMessage& message) const {
+// Appends rows of K or V. The first rows are those of the past, [B, H, P, D] in every layout.
+void ChunkedCall::AppendKeyRows(const std::optional<TensorView>& past, const TensorView& view,
+                                int64_t size, const StreamChunk& chunk,
+                                RequestMessage& message) const {
   const int64_t past_length = axes_.past_length;
   const int64_t end = chunk.begin + chunk.count;
   if (!past || chunk.begin >= past_length) {
@@ -358,7 +358,7 @@ void StreamCut::AppendKeyRows(const std::optional<TensorView>& past, const Tenso
   }
 }
 
-void StreamCut::AppendMask(const StreamChunk& chunk, RequestMessage& message) const {
+void ChunkedCall::AppendMask(const StreamChunk& chunk, RequestMessage& message) const {
   const TensorView& mask = *call_.mask;
   const int axis = chunk.is_keys ? 3 : 2;
   if (mask_shape_[axis] == 1) return message.AppendPayload(mask.data);
@@ -373,7 +373,7 @@ void StreamCut::AppendMask(const StreamChunk& chunk, RequestMessage& message) co
 
 namespace {
 
-// Announces `parts` and lets `append` add the bytes of each.
+// Writes a field header for each of `parts`, followed by the bytes that `append` adds.
 template <typename AppendPart>
 RequestMessage ChunkMessage(const StreamChunk& chunk, absl::Span<const NamedBytes> parts,
                             const AppendPart& append) {
@@ -392,9 +392,9 @@ RequestMessage ChunkMessage(const StreamChunk& chunk, absl::Span<const NamedByte
   message.Append(header + rows);
   for (const NamedBytes& part : parts) {
     if (part.bytes == 0) continue;
-    std::string announcement;
-    wire::AppendFieldHeader(part.field, part.bytes, announcement);
-    message.Append(announcement);
+    std::string part_header;
+    wire::AppendFieldHeader(part.field, part.bytes, part_header);
+    message.Append(part_header);
     append(part.field, message);
   }
   return message;
@@ -402,7 +402,7 @@ RequestMessage ChunkMessage(const StreamChunk& chunk, absl::Span<const NamedByte
 
 }  // namespace
 
-RequestMessage StreamCut::Chunk(const StreamChunk& chunk) const {
+RequestMessage ChunkedCall::Chunk(const StreamChunk& chunk) const {
   const Sizes sizes = SizesOf(chunk);
   const Axes& a = axes_;
   if (!chunk.is_keys) {
@@ -430,11 +430,11 @@ RequestMessage StreamCut::Chunk(const StreamChunk& chunk) const {
                       });
 }
 
-absl::StatusOr<RequestMessage> StreamCut::MakeChunk(const StreamChunk& chunk,
-                                                    std::shared_ptr<std::string>& made) const {
+absl::StatusOr<RequestMessage> ChunkedCall::ReadChunk(const StreamChunk& chunk,
+                                                      std::shared_ptr<std::string>& owner) const {
   const Sizes sizes = SizesOf(chunk);
-  made = std::make_shared<std::string>(static_cast<size_t>(sizes.total()), '\0');
-  const absl::Span<std::byte> bytes(reinterpret_cast<std::byte*>(made->data()), made->size());
+  owner = std::make_shared<std::string>(static_cast<size_t>(sizes.total()), '\0');
+  const absl::Span<std::byte> bytes(reinterpret_cast<std::byte*>(owner->data()), owner->size());
   StreamRows rows;
   rows.begin = chunk.begin;
   rows.count = chunk.count;
@@ -464,9 +464,9 @@ absl::StatusOr<RequestMessage> StreamCut::MakeChunk(const StreamChunk& chunk,
 
 // --- The result ----------------------------------------------------------------------------------
 
-StreamResult::StreamResult(const StreamCut& cut) : cut_(cut) {
-  const StreamCut::Axes& a = cut.axes_;
-  const AttendCall& call = cut.call_;
+StreamResult::StreamResult(const ChunkedCall& chunked) : chunked_(chunked) {
+  const ChunkedCall::Axes& a = chunked.axes_;
+  const AttendCall& call = chunked.call_;
   Shape y = call.q.shape;
   y.back() = y.size() == 3 ? a.query_heads * a.value_head_size : a.value_head_size;
   y_ = Allocate(call.q.dtype, y);
@@ -490,7 +490,8 @@ absl::Status StreamResult::Put(const char* name, int field, const Output& output
                                     [field](const Payload& p) { return p.field == field; });
   const int64_t size = payload == payloads_.rend() ? 0 : payload->size;
   if (size != place.runs * place.run) {
-    return NoAnswer(absl::StrFormat("%s has %d bytes of %d", name, size, place.runs * place.run));
+    return MalformedResponse(
+        absl::StrFormat("%s has %d bytes; expected %d", name, size, place.runs * place.run));
   }
   for (int64_t run = 0; run < place.runs && size > 0; ++run) {
     bytes_.Copy(payload->begin + run * place.run, place.run,
@@ -501,10 +502,10 @@ absl::Status StreamResult::Put(const char* name, int field, const Output& output
 
 absl::Status StreamResult::TakeRows(const v1::OutputChunk& fields) {
   using Message = v1::OutputChunk;
-  const StreamCut::Axes& a = cut_.axes_;
+  const ChunkedCall::Axes& a = chunked_.axes_;
   const int64_t count = fields.count();
   if (fields.offset() != rows_ || count < 1 || count > a.query_length - rows_) {
-    return NoAnswer("rows of y are out of order");
+    return MalformedResponse("rows of y are out of order");
   }
   // Runs of `row` bytes for each row of each of `heads`.
   const auto rows = [&](int64_t heads, int64_t row) {
@@ -512,13 +513,13 @@ absl::Status StreamResult::TakeRows(const v1::OutputChunk& fields) {
   };
   const int64_t heads = a.batch * a.query_heads;
   const int64_t head_row = a.value_head_size * SizeOf(y_.dtype);
-  absl::Status status =
-      Put("y", Message::kYFieldNumber, y_,
-          cut_.heads_outside_ ? rows(heads, head_row) : rows(a.batch, a.query_heads * head_row));
+  absl::Status status = Put(
+      "y", Message::kYFieldNumber, y_,
+      chunked_.heads_outside_ ? rows(heads, head_row) : rows(a.batch, a.query_heads * head_row));
   if (status.ok() && lse_) {
     status = Put("lse", Message::kLseFieldNumber, *lse_, rows(heads, SizeOf(lse_->dtype)));
   }
-  if (status.ok() && scores_ && !cut_.keys_stream()) {
+  if (status.ok() && scores_ && !chunked_.keys_stream()) {
     status = Put("scores", Message::kScoresFieldNumber, *scores_,
                  rows(heads, a.key_length * SizeOf(scores_->dtype)));
   }
@@ -527,11 +528,11 @@ absl::Status StreamResult::TakeRows(const v1::OutputChunk& fields) {
 }
 
 absl::Status StreamResult::TakeScores(const v1::ScoreChunk& fields) {
-  const StreamCut::Axes& a = cut_.axes_;
+  const ChunkedCall::Axes& a = chunked_.axes_;
   const int64_t count = fields.count();
-  if (!scores_ || !cut_.keys_stream() || fields.offset() != keys_ || count < 1 ||
+  if (!scores_ || !chunked_.keys_stream() || fields.offset() != keys_ || count < 1 ||
       count > a.key_length - keys_) {
-    return NoAnswer("scores are out of order");
+    return MalformedResponse("scores are out of order");
   }
   const int64_t element = SizeOf(scores_->dtype);
   const Place place = {a.batch * a.query_heads * a.query_length, count * element,
@@ -542,16 +543,16 @@ absl::Status StreamResult::TakeScores(const v1::ScoreChunk& fields) {
 
 absl::Status StreamResult::Take(const SlicedBytes& bytes, int64_t size) {
   const absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, kResponseSchema);
-  if (!split.ok()) return NoAnswer(split.status().message());
+  if (!split.ok()) return MalformedResponse(split.status().message());
   Response response;
-  if (!response.ParseFromString(split->rest)) return NoAnswer("its fields can't be read");
+  if (!response.ParseFromString(split->rest)) return MalformedResponse("its fields can't be read");
   bytes_ = bytes;
   payloads_.clear();
   for (const wire::Payload& payload : split->payloads) {
     if (payload.path[0] != response.part_case()) continue;
     payloads_.push_back({payload.path[1], payload.begin, payload.size});
   }
-  if (end_) return NoAnswer("received a message after the end");
+  if (end_) return MalformedResponse("received a message after the end");
   switch (response.part_case()) {
     case Response::kOutput:
       return TakeRows(response.output());
@@ -561,14 +562,15 @@ absl::Status StreamResult::Take(const SlicedBytes& bytes, int64_t size) {
       end_ = response.end();
       return absl::OkStatus();
     default:
-      return NoAnswer("a message holds nothing");
+      return MalformedResponse("a message is empty");
   }
 }
 
 absl::StatusOr<AttendResult> StreamResult::Finish() {
-  const StreamCut::Axes& a = cut_.axes_;
-  const int64_t keys = scores_ && cut_.keys_stream() ? a.key_length : 0;
-  if (!end_ || rows_ != a.query_length || keys_ != keys) return NoAnswer("its end is missing");
+  const ChunkedCall::Axes& a = chunked_.axes_;
+  const int64_t keys = scores_ && chunked_.keys_stream() ? a.key_length : 0;
+  if (!end_ || rows_ != a.query_length || keys_ != keys)
+    return MalformedResponse("the stream ended before the result was complete");
   const auto tensor = [](const Output& output) {
     return Tensor(output.dtype, output.shape, output.bytes, output.bytes->span());
   };

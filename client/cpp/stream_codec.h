@@ -1,4 +1,4 @@
-// A call in chunks: its messages, and its result put together from the server's.
+// Divides a call into messages, and assembles its result from the server's messages.
 #ifndef RAPT_CLIENT_CPP_STREAM_CODEC_H_
 #define RAPT_CLIENT_CPP_STREAM_CODEC_H_
 
@@ -27,25 +27,25 @@ struct StreamChunk {
   int64_t count = 0;
 };
 
-// The division of a call into chunks. Thread-compatible value; references the call's tensors.
-class StreamCut {
+// A call divided into chunks. Thread-compatible value; references the call's tensors.
+class ChunkedCall {
  public:
   // InvalidArgument, naming the field, if shapes are inconsistent, if data does not have the size
   // of its shape, and for unsupported features: present outputs, integer masks. ResourceExhausted
   // if a row does not fit into a message of `max_bytes`.
-  static absl::StatusOr<StreamCut> Make(const AttendCall& call, const StreamOptions& options,
-                                        int64_t max_bytes);
+  static absl::StatusOr<ChunkedCall> Make(const AttendCall& call, const StreamOptions& options,
+                                          int64_t max_bytes);
 
   // Returns the first message.
   RequestMessage Header() const;
   // The chunks that follow, in order.
   const std::vector<StreamChunk>& chunks() const { return chunks_; }
   RequestMessage Chunk(const StreamChunk& chunk) const;
-  // The same, with bytes produced by StreamOptions::read and owned by `made`.
-  absl::StatusOr<RequestMessage> MakeChunk(const StreamChunk& chunk,
-                                           std::shared_ptr<std::string>& made) const;
-  // Whether StreamOptions::read produces that chunk.
-  bool IsMade(const StreamChunk& chunk) const { return chunk.streams && options_.read; }
+  // The same, with bytes produced by StreamOptions::read and owned by `owner`.
+  absl::StatusOr<RequestMessage> ReadChunk(const StreamChunk& chunk,
+                                           std::shared_ptr<std::string>& owner) const;
+  // Returns whether StreamOptions::read produces that chunk.
+  bool NeedsRead(const StreamChunk& chunk) const { return chunk.streams && options_.read; }
 
   int64_t BytesOf(const StreamChunk& chunk) const;
   int64_t bytes() const;  // of all chunks
@@ -63,12 +63,12 @@ class StreamCut {
     int64_t total() const { return q + k + v + mask; }
   };
 
-  StreamCut(const AttendCall& call, const StreamOptions& options)
+  ChunkedCall(const AttendCall& call, const StreamOptions& options)
       : call_(call), options_(options) {}
   absl::Status ReadShapes();
   absl::Status CheckData() const;
   absl::Status ReadMask();
-  void ChooseSide();
+  void ChooseStreaming();
   absl::Status ChooseChunks(int64_t max_bytes);
   void AddChunks(bool is_keys, bool streams);
   bool keys_stream() const { return streaming_ == Streaming::kKeys; }
@@ -90,11 +90,11 @@ class StreamCut {
   std::vector<StreamChunk> chunks_;
 };
 
-// Assembles the result from the server's messages. Thread-compatible. `cut` outlives it.
+// Assembles the result from the server's messages. Thread-compatible. `chunked` outlives it.
 class StreamResult {
  public:
   // Allocates the outputs.
-  explicit StreamResult(const StreamCut& cut);
+  explicit StreamResult(const ChunkedCall& chunked);
 
   // Adds the next message, of `size` bytes. Internal if it is malformed or unexpected.
   absl::Status Take(const SlicedBytes& bytes, int64_t size);
@@ -119,7 +119,7 @@ class StreamResult {
   absl::Status TakeScores(const v1::ScoreChunk& fields);
   absl::Status Put(const char* name, int field, const Output& output, const Place& place);
 
-  const StreamCut& cut_;
+  const ChunkedCall& chunked_;
   Output y_;
   std::optional<Output> lse_, scores_;
   int64_t rows_ = 0;  // received rows of Y

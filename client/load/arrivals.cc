@@ -58,8 +58,8 @@ absl::Status RateError(absl::string_view text) {
 
 absl::Status LineError(int64_t line, absl::string_view text) {
   return absl::InvalidArgumentError(absl::StrFormat(
-      "line %d of the trace is '%s'; it takes seconds from the start, at least 0, then a shape or "
-      "nothing",
+      "line %d of the trace is '%s'; it must be seconds from the start, at least 0, and optionally "
+      "a shape",
       line, text));
 }
 

@@ -31,7 +31,7 @@ absl::StatusOr<std::vector<RateSegment>> ParseRate(std::string_view text,
 // A sequence of arrival times. Thread-compatible.
 class Arrivals {
  public:
-  // Evenly spaced. The final rate of the last segment continues for ever.
+  // Evenly spaced. The final rate of the last segment continues forever.
   static Arrivals Evenly(std::vector<RateSegment> segments);
   // A Poisson process of the same rate.
   static Arrivals AtRandom(std::vector<RateSegment> segments, uint64_t seed);

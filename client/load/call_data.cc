@@ -163,7 +163,7 @@ absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
     }
   }
   const std::array<int64_t, 4> dims = DimsOf(call_.q);
-  const TensorView answer{y.data(), problem.dtype, dims, RowMajorStrides(dims)};
+  const TensorView actual{y.data(), problem.dtype, dims, RowMajorStrides(dims)};
   std::vector<double> scores(static_cast<size_t>(s.keys));
   std::vector<double> wanted(static_cast<size_t>(s.head_size));
   for (const int64_t b : Sample(s.batch)) {
@@ -173,7 +173,7 @@ absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
         const double lse = row.Weigh(absl::MakeSpan(scores), [](Step, absl::Span<const double>) {});
         row.Output(scores, lse, absl::MakeSpan(wanted));
         for (int64_t d = 0; d < s.head_size; ++d) {
-          const double got = LoadElement(answer.Row(b, h, i), problem.dtype, d);
+          const double got = LoadElement(actual.Row(b, h, i), problem.dtype, d);
           const double error = std::abs(got - wanted[static_cast<size_t>(d)]);
           if (error <= Tolerance(s.dtype)) continue;  // false for NaN
           return absl::InternalError(

@@ -66,7 +66,7 @@ void WriteSummary(const Result& result, const Summary& summary, JsonWriter& json
   json.Key("error_share").Number(summary.error_share);
   json.Key("gigabytes_per_s").Number(summary.gigabytes_per_s);
   json.Key("request_bytes").Integer(run.totals.request_bytes);
-  json.Key("answer_bytes").Integer(run.totals.answer_bytes);
+  json.Key("answer_bytes").Integer(run.totals.response_bytes);
   json.Key("meets_objective").Boolean(summary.meets_objective).EndObject();
   if (result.objective) {
     json.Key("objective").BeginObject().Key("p99_ms").Number(result.objective->p99_ms);

@@ -112,8 +112,11 @@ absl::Status ReadWord(absl::string_view word, CallShape& shape) {
   }
   if (absl::ConsumePrefix(&value, "mask=")) {
     const absl::StatusOr<MaskKind> mask = ParseMask(std::string(value));
-    if (mask.ok()) shape.mask = *mask;
-    return mask.status();
+    if (!mask.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("has an ", mask.status().message()));
+    }
+    shape.mask = *mask;
+    return absl::OkStatus();
   }
   const absl::StatusOr<client::DType> dtype = ParseDType(lower);
   if (!dtype.ok())
@@ -187,7 +190,7 @@ absl::StatusOr<MaskKind> ParseMask(std::string_view text) {
     if (text == name) return kind;
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("has a mask '%s'; it takes none, bool, float or padding", text));
+      absl::StrFormat("unknown mask '%s'; it must be none, bool, float or padding", text));
 }
 
 absl::StatusOr<client::DType> ParseDType(std::string_view text) {

@@ -21,7 +21,7 @@ void Totals::Add(const Totals& other) {
   }
   within_slo += other.within_slo;
   request_bytes += other.request_bytes;
-  answer_bytes += other.answer_bytes;
+  response_bytes += other.response_bytes;
   late_sends += other.late_sends;
 }
 
@@ -56,7 +56,7 @@ void Recorder::Record(const CallRecord& call) {
   if (call.status.ok()) {
     interval_.latency.Record(latency.count());
     interval_.service.Record(service.count());
-    interval_.bytes += call.request_bytes + call.answer_bytes;
+    interval_.bytes += call.request_bytes + call.response_bytes;
   }
   if (call.due < warmup_) return;
 
@@ -72,7 +72,7 @@ void Recorder::Record(const CallRecord& call) {
   totals_.service.Record(service.count());
   totals_.shapes[call.shape].Record(latency.count());
   totals_.request_bytes += call.request_bytes;
-  totals_.answer_bytes += call.answer_bytes;
+  totals_.response_bytes += call.response_bytes;
   if (!call.server) return;
   const auto nanoseconds = [](std::chrono::microseconds time) {
     return std::chrono::nanoseconds(time).count();

@@ -32,7 +32,7 @@ struct CallRecord {
   std::chrono::nanoseconds done{0};
   absl::Status status = {};
   int64_t request_bytes = 0;
-  int64_t answer_bytes = 0;
+  int64_t response_bytes = 0;
   std::optional<ServerTimes> server = {};
 };
 
@@ -54,7 +54,7 @@ struct Totals {
   std::map<absl::StatusCode, Failures> failures;
   int64_t within_slo = 0;  // successful calls within the SLO of Recorder
   int64_t request_bytes = 0;
-  int64_t answer_bytes = 0;
+  int64_t response_bytes = 0;
   int64_t late_sends = 0;  // sent more than kLate after they were due
 
   void Add(const Totals& other);
@@ -62,7 +62,7 @@ struct Totals {
   int64_t finished() const { return latency.count() + failed(); }
 };
 
-// A later send was delayed by more than timer inaccuracy.
+// A send that is later than this was delayed by more than timer inaccuracy.
 inline constexpr std::chrono::milliseconds kLate{1};
 
 // Statistics of the calls that finished in one time interval.

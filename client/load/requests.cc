@@ -251,13 +251,13 @@ EncodedCall EncodeStream(const CallData& data) {
 
 // Assembles Y from the chunks received.
 absl::StatusOr<std::string> GatherY(const CallData& data,
-                                    const std::vector<grpc::ByteBuffer>& answers) {
+                                    const std::vector<grpc::ByteBuffer>& responses) {
   const CallShape& shape = data.shape();
   const int64_t row_bytes = shape.head_size * client::SizeOf(shape.dtype);
   const int64_t heads = shape.batch * shape.query_heads;
   std::string y(static_cast<size_t>(data.y_bytes()), '\0');
-  for (const grpc::ByteBuffer& answer : answers) {
-    const auto message = Parse<v1::AttendStreamResponse>(answer);
+  for (const grpc::ByteBuffer& received : responses) {
+    const auto message = Parse<v1::AttendStreamResponse>(received);
     if (!message.ok()) return message.status();
     if (!message->has_output()) continue;
     const v1::OutputChunk& chunk = message->output();
@@ -313,14 +313,14 @@ void Release(const EncodedCall& call, const client::Connection& connection) {
   client::Unregister(*call.region, connection, client::Deadline::After(kRegistrationTimeout));
 }
 
-absl::Status StatusInAnswer(const Interface& interface, const grpc::ByteBuffer& answer) {
+absl::Status StatusInResponse(const Interface& interface, const grpc::ByteBuffer& received) {
   if (interface.protocol != Protocol::kOip || interface.transport != Transport::kStream) {
     return absl::OkStatus();
   }
   // An error is a short message with that field only. Larger messages are not parsed.
   constexpr int64_t kMaxErrorBytes = 64 * 1024;
-  if (static_cast<int64_t>(answer.Length()) > kMaxErrorBytes) return absl::OkStatus();
-  const auto message = Parse<inference::ModelStreamInferResponse>(answer);
+  if (static_cast<int64_t>(received.Length()) > kMaxErrorBytes) return absl::OkStatus();
+  const auto message = Parse<inference::ModelStreamInferResponse>(received);
   if (!message.ok()) return message.status();
   if (message->error_message().empty()) return absl::OkStatus();
   return absl::UnknownError(message->error_message());
@@ -328,22 +328,22 @@ absl::Status StatusInAnswer(const Interface& interface, const grpc::ByteBuffer& 
 
 absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& data,
                                   const EncodedCall& call,
-                                  const std::vector<grpc::ByteBuffer>& answers) {
-  if (answers.empty())
+                                  const std::vector<grpc::ByteBuffer>& responses) {
+  if (responses.empty())
     return absl::InternalError(
         "malformed response from server: the stream ended without a message");
-  const grpc::ByteBuffer& answer = answers.back();
+  const grpc::ByteBuffer& received = responses.back();
   if (interface.protocol == Protocol::kRapt && interface.transport == Transport::kStream) {
-    return GatherY(data, answers);
+    return GatherY(data, responses);
   }
   if (interface.protocol == Protocol::kRapt) {
     std::vector<grpc::Slice> slices;
-    if (!answer.Dump(&slices).ok())
+    if (!received.Dump(&slices).ok())
       return absl::InternalError("malformed response from server: its bytes can't be read");
     const absl::Span<const std::byte> region =
         call.region == nullptr ? absl::Span<const std::byte>() : call.region->bytes();
     const absl::StatusOr<client::AttendResult> result = client::DecodeAttend(
-        {}, {ToByteSlices(slices)}, static_cast<int64_t>(answer.Length()), region);
+        {}, {ToByteSlices(slices)}, static_cast<int64_t>(received.Length()), region);
     if (!result.ok()) return result.status();
     const absl::Span<const std::byte> y = result->y.bytes();
     return std::string(reinterpret_cast<const char*>(y.data()), y.size());
@@ -355,11 +355,11 @@ absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& da
   }
   absl::StatusOr<ModelInferResponse> response;
   if (interface.transport == Transport::kStream) {
-    const auto streamed = Parse<inference::ModelStreamInferResponse>(answer);
+    const auto streamed = Parse<inference::ModelStreamInferResponse>(received);
     if (!streamed.ok()) return streamed.status();
     response = streamed->infer_response();
   } else {
-    response = Parse<ModelInferResponse>(answer);
+    response = Parse<ModelInferResponse>(received);
   }
   if (!response.ok()) return response.status();
   if (response->raw_output_contents_size() != 1) {

@@ -51,12 +51,12 @@ absl::StatusOr<EncodedCall> Encode(const Interface& interface, const CallData& d
 void Release(const EncodedCall& call, const client::Connection& connection);
 
 // Returns the error that a stream's response carries, or OK.
-absl::Status StatusInAnswer(const Interface& interface, const grpc::ByteBuffer& answer);
+absl::Status StatusInResponse(const Interface& interface, const grpc::ByteBuffer& received);
 
 // Returns the bytes of Y. Internal if the responses are malformed.
 absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& data,
                                   const EncodedCall& call,
-                                  const std::vector<grpc::ByteBuffer>& answers);
+                                  const std::vector<grpc::ByteBuffer>& responses);
 
 }  // namespace rapt::load
 

@@ -110,7 +110,7 @@ class Stream {
     const EncodedCall& call = encoded_[shape];
     record_.request_bytes = call.message_bytes;
     context_.emplace();
-    answers_.clear();
+    received_.clear();
     record_.sent = shared_.Now();
     context_->set_deadline(
         client::Deadline::After(due + shared_.load.deadline - record_.sent).ToGrpc());
@@ -120,7 +120,7 @@ class Stream {
     if (shared_.load.interface.transport != Transport::kStream) {
       unary_ = stub_.PrepareUnaryCall(&*context_, shared_.method, call.messages.front(), &queue_);
       unary_->StartCall();
-      unary_->Finish(&answer_, &status_, &tags_[3]);
+      unary_->Finish(&incoming_, &status_, &tags_[3]);
       return;
     }
     pending_ = 0;
@@ -148,10 +148,10 @@ class Stream {
         --pending_;
         if (!ok) return FinishStream();
         if (record_.status.ok()) {
-          record_.status = StatusInAnswer(shared_.load.interface, answer_);
+          record_.status = StatusInResponse(shared_.load.interface, incoming_);
         }
-        record_.answer_bytes += static_cast<int64_t>(answer_.Length());
-        answers_.push_back(answer_);
+        record_.response_bytes += static_cast<int64_t>(incoming_.Length());
+        received_.push_back(incoming_);
         Read();
         return false;
       case Event::kFinished:
@@ -169,7 +169,7 @@ class Stream {
     const auto shape = static_cast<size_t>(last_ok_shape_);
     const CallData& data = shared_.calls[shape];
     const absl::StatusOr<std::string> y =
-        ReadY(shared_.load.interface, data, encoded_[shape], last_answers_);
+        ReadY(shared_.load.interface, data, encoded_[shape], last_received_);
     if (!y.ok()) return y.status();
     return data.CheckY({reinterpret_cast<const std::byte*>(y->data()), y->size()});
   }
@@ -188,7 +188,7 @@ class Stream {
 
   void Read() {
     ++pending_;
-    streaming_->Read(&answer_, &tags_[2]);
+    streaming_->Read(&incoming_, &tags_[2]);
   }
 
   bool FinishStream() {
@@ -199,8 +199,8 @@ class Stream {
   void Finish() {
     record_.done = shared_.Now();
     if (shared_.load.interface.transport != Transport::kStream) {
-      record_.answer_bytes = static_cast<int64_t>(answer_.Length());
-      answers_.push_back(answer_);
+      record_.response_bytes = static_cast<int64_t>(incoming_.Length());
+      received_.push_back(incoming_);
     }
     if (!status_.ok()) {
       record_.status = absl::Status(static_cast<absl::StatusCode>(status_.error_code()),
@@ -209,10 +209,10 @@ class Stream {
     if (record_.status.ok()) {
       record_.server = ReadServerTimes(*context_);
       last_ok_shape_ = static_cast<int64_t>(record_.shape);
-      last_answers_.swap(answers_);
+      last_received_.swap(received_);
     }
-    answers_.clear();
-    answer_.Clear();
+    received_.clear();
+    incoming_.Clear();
     unary_.reset();
     streaming_.reset();
   }
@@ -232,14 +232,14 @@ class Stream {
   std::optional<grpc::ClientContext> context_;
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> unary_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> streaming_;
-  grpc::ByteBuffer answer_;
+  grpc::ByteBuffer incoming_;
   grpc::Status status_;
-  std::vector<grpc::ByteBuffer> answers_;
+  std::vector<grpc::ByteBuffer> received_;
   size_t next_message_ = 0;
   int pending_ = 0;  // writes and reads
 
   int64_t last_ok_shape_ = -1;
-  std::vector<grpc::ByteBuffer> last_answers_;
+  std::vector<grpc::ByteBuffer> last_received_;
 };
 
 // Streams of a closed loop that send together. All belong to the same thread.
@@ -357,9 +357,9 @@ class Driver {
     if (load_.arrivals) {
       sender_ = std::thread([this] { SendArrivals(); });
     }
-    Watch(observe);
+    RecordIntervals(observe);
     if (sender_.joinable()) sender_.join();
-    WaitForAnswers();
+    WaitForResponses();
     for (const auto& receiver : receivers_) receiver->queue.Shutdown();
     for (const auto& receiver : receivers_) {
       receiver->thread.join();
@@ -464,7 +464,7 @@ class Driver {
     in_flight_.fetch_sub(1, std::memory_order_release);
   }
 
-  // --- Watching ---
+  // --- Recording ---
 
   bool IsOver(nanoseconds measured) const {
     if (interrupted_.load(std::memory_order_relaxed)) return true;
@@ -476,7 +476,7 @@ class Driver {
     return finished >= load_.min_requests;
   }
 
-  void Watch(absl::FunctionRef<void(const TimedInterval&)> observe) {
+  void RecordIntervals(absl::FunctionRef<void(const TimedInterval&)> observe) {
     std::vector<double> cpu_at_begin;
     double process_at_begin = 0;
     nanoseconds begin = -load_.warmup;  // of the interval
@@ -529,7 +529,7 @@ class Driver {
     if (sender_.joinable()) note_end(sender_);
   }
 
-  void WaitForAnswers() const {
+  void WaitForResponses() const {
     // Bounded by the calls' deadlines.
     while (in_flight_.load(std::memory_order_acquire) > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

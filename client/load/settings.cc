@@ -80,7 +80,7 @@ absl::StatusOr<Interface> ReadInterface(const LoadFlags& flags) {
   interface.protocol = flags.protocol == "rapt" ? Protocol::kRapt : Protocol::kOip;
   interface.model = flags.model;
   if (flags.shared_memory && flags.stream) {
-    return absl::InvalidArgumentError("--shared-memory and --stream exclude each other");
+    return absl::InvalidArgumentError("--shared-memory and --stream are mutually exclusive");
   }
   if (flags.shared_memory) {
     if (!client::IsSameMachine(flags.server.address)) {
@@ -186,7 +186,7 @@ absl::Status SetTrace(const LoadFlags& flags, Settings& settings) {
 absl::Status SetLoop(const LoadFlags& flags, const Scenario* scenario, Settings& settings) {
   Load& load = settings.load;
   if (flags.rate && flags.trace) {
-    return absl::InvalidArgumentError("--rate and --trace exclude each other");
+    return absl::InvalidArgumentError("--rate and --trace are mutually exclusive");
   }
   if (flags.search && (flags.rate || flags.trace)) {
     return absl::InvalidArgumentError("--search excludes --rate and --trace; it finds the rate");
@@ -273,9 +273,10 @@ std::vector<Flag> LoadFlags::Table() {
       {"threads", "N", "threads that receive responses (default: 1)", &threads},
 
       {"duration", "SECONDS", "measured time (default: 10)", &duration_s, 'd'},
-      {"warmup", "SECONDS", "time before, not measured (default: 1)", &warmup_s},
+      {"warmup", "SECONDS", "time before the measurement (default: 1)", &warmup_s},
       {"requests", "N", "continue until N calls are measured (default: 0)", &requests},
-      {"deadline", "MS", "deadline of each call, since it is due (default: 60000)", &deadline_ms},
+      {"deadline", "MS", "deadline of each call, from when it is due (default: 60000)",
+       &deadline_ms},
       {"seed", "N", "seed of arrivals, shapes and tensors (default: 0)", &seed},
 
       {"slo", "MS", "objective: 99th percentile of latency; exit code 1 if missed", &slo_ms},

@@ -1,5 +1,5 @@
 # For programs that run on machines without Debian's packages: links the static variant of every library that CMake's
-# packages import as a shared one. Debian has no static prometheus-cpp, so it is copied beside the
+# packages import as a shared one. Debian has no static prometheus-cpp, so it is copied next to the
 # programs. The C and C++ libraries stay shared, because CUDA and cuDNN are loaded at run time and use them, too.
 find_package(gRPC CONFIG REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED COMPONENTS core)

@@ -78,7 +78,7 @@ TLS = ("--tls-ca=ca.crt", "--tls-cert=alice.crt", "--tls-key=alice.key")
         (("info", "--token-file=alice.token"), 2, "never sent in plain text"),
         (("info", *TLS, "--token-file=none"), 2, "none"),
         (("info", "--tls-ca=none"), 2, "none"),
-        (("info", *TLS[:2]), 2, "needs its key"),
+        (("info", *TLS[:2]), 2, "must be set together"),
     ],
 )
 def test_the_command_line_reports_errors(server, files, arguments, code, message):

@@ -216,17 +216,17 @@ def test_reads_and_writes_archives(rapt, tmp_path, load, where, pack):
     q, k, v = draw(1, 1, 2, 5, 8), draw(2, 1, 2, 6, 8), draw(3, 1, 2, 6, 8)
     mask = BOOL_MASK[0, 0, :5, :6]
     pack(tmp_path / "in.npz", q=np.asfortranarray(q), k=k, v=v, mask=mask)
-    told = json.loads(rapt("attend", "in.npz", "-o", "out.npz", "--weights", "out.npz", "--json",
+    report = json.loads(rapt("attend", "in.npz", "-o", "out.npz", "--weights", "out.npz", "--json",
                            *where).stdout)  # fmt: skip
     y, weights = oracle(q, k, v, visible=mask)
     close(load("out.npz")["y"], y)
     close(load("out.npz")["weights"], weights)
-    assert [(o["name"], o["shape"]) for o in told["outputs"]] == [
+    assert [(o["name"], o["shape"]) for o in report["outputs"]] == [
         ("y", [1, 2, 5, 8]),
         ("weights", [1, 2, 5, 6]),
     ]
-    assert told["backend"] == "cpu"
-    assert told["plan"].startswith("cpu/")
+    assert report["backend"] == "cpu"
+    assert report["plan"].startswith("cpu/")
     rapt("attend", "--q=in.npz:q", "--k=in.npz", "--v=in.npz:v", "-o", "y.npy", *where)
     close(load("y.npy"), oracle(q, k, v)[0])
 
@@ -263,8 +263,8 @@ def test_plot_draws_labels_values_and_heads(rapt, save, tmp_path):
 
 def test_plot_draws_files_side_by_side(rapt, save, tmp_path):
     save(before=np.eye(3, dtype="f2"), after=np.full((3, 3), 1 / 3))
-    told = rapt("plot", "before.npy", "after.npy", "-o", "both.svg", "--json").stdout
-    assert json.loads(told) == {"output": "both.svg", "panels": 2, "queries": 3, "keys": 3}
+    report = rapt("plot", "before.npy", "after.npy", "-o", "both.svg", "--json").stdout
+    assert json.loads(report) == {"output": "both.svg", "panels": 2, "queries": 3, "keys": 3}
     assert {"before.npy", "after.npy"} <= set(svg_words(tmp_path / "both.svg"))
 
 
@@ -327,20 +327,20 @@ def test_demo_is_in_colour_on_a_terminal(server):
     demo = [RAPT, "demo", "--address", server.grpc_address]
     coloured = on_terminal(demo, 80)
     assert "\x1b[48;2;" in coloured
-    beside = re.compile("every word sees every word +causal: no word sees ahead")
-    assert beside.search(coloured)
-    assert not beside.search(on_terminal(demo, 60))
+    side_by_side = re.compile("every word sees every word +causal: no word sees ahead")
+    assert side_by_side.search(coloured)
+    assert not side_by_side.search(on_terminal(demo, 60))
     assert "\x1b" not in on_terminal(demo, 80, NO_COLOR="1")
 
 
 def test_demo_as_json(rapt):
-    told = json.loads(rapt("demo", "--json").stdout)
-    assert told["words"] == ["the₁", "cat", "sat", "on", "the₂", "mat"]
+    report = json.loads(rapt("demo", "--json").stdout)
+    assert report["words"] == ["the₁", "cat", "sat", "on", "the₂", "mat"]
     for kind in ("full", "causal"):
-        weights = np.array(told[kind]["weights"])
+        weights = np.array(report[kind]["weights"])
         close(weights.sum(1), 1, 1e-6)
-        assert (weights.argmax(1) == told[kind]["attends_most_to"]).all()
-    assert (np.triu(np.array(told["causal"]["weights"]), 1) == 0).all()
+        assert (weights.argmax(1) == report[kind]["attends_most_to"]).all()
+    assert (np.triu(np.array(report["causal"]["weights"]), 1) == 0).all()
 
 
 # --- diagnose -------------------------------------------------------------------------------------
@@ -352,19 +352,19 @@ def test_diagnose_reports_likely_causes(rapt, save, where):
     x[0, 1, 2, 3] = np.nan
     save(x=x, mask=np.array([[1, 0, 0]] * 3, np.float32))
     flags = ["--q", "x.npy", "--mask", "mask.npy", "--causal", *where]
-    told = json.loads(rapt("diagnose", *flags, "--json").stdout)
-    assert told["problem"].startswith("B=1 Hq=2 Hkv=2 Sq=3 Sk=3 P=0 D=4 Dv=4 FP32 ")
-    inputs = {tensor["name"]: tensor for tensor in told["inputs"]}
+    report = json.loads(rapt("diagnose", *flags, "--json").stdout)
+    assert report["problem"].startswith("B=1 Hq=2 Hkv=2 Sq=3 Sk=3 P=0 D=4 Dv=4 FP32 ")
+    inputs = {tensor["name"]: tensor for tensor in report["inputs"]}
     assert list(inputs) == ["q", "k", "v", "mask"]
     assert inputs["q"]["nan_count"] == 1
     assert inputs["q"]["shape"] == [1, 2, 3, 4]
     np.testing.assert_allclose(inputs["q"]["min"], np.nanmin(x), rtol=1e-6)
     assert inputs["mask"]["shape"] == [3, 3]
-    assert told["pairs"] == 18
-    assert told["masked_by_position"] == 6
-    assert told["masked_by_mask"] == 0
-    assert any("mask" in warning for warning in told["warnings"])
-    assert [choice["chosen"] for choice in told["backends"]].count(True) == 1
+    assert report["pairs"] == 18
+    assert report["masked_by_position"] == 6
+    assert report["masked_by_mask"] == 0
+    assert any("mask" in warning for warning in report["warnings"])
+    assert [choice["chosen"] for choice in report["backends"]].count(True) == 1
 
     shown = rapt("diagnose", *flags).stdout
     assert "Likely causes:" in shown
@@ -377,9 +377,9 @@ def test_diagnose_reports_likely_causes(rapt, save, where):
 def test_diagnose_lists_rows_that_see_no_key(rapt, save, where):
     save(x=draw(0, 1, 1, 3, 4), mask=np.array([[True] * 3, [False] * 3, [True] * 3]))
     flags = ["--q", "x.npy", "--mask", "mask.npy", *where]
-    told = json.loads(rapt("diagnose", *flags, "--json").stdout)
-    assert told["empty_rows"] == {"count": 1, "first": [{"batch": 0, "head": 0, "query": 1}]}
-    assert told["masked_by_mask"] == 3
+    report = json.loads(rapt("diagnose", *flags, "--json").stdout)
+    assert report["empty_rows"] == {"count": 1, "first": [{"batch": 0, "head": 0, "query": 1}]}
+    assert report["masked_by_mask"] == 3
     shown = rapt("diagnose", *flags).stdout
     assert "  1 query rows see no key; their output is zero\n    batch 0, head 0, query 1\n" in shown
 
@@ -396,16 +396,16 @@ def test_diagnose_of_a_healthy_call(rapt, save, where):
 def test_standard_memory_is_the_score_matrix(rapt):
     flags = ["--batch=32", "--heads=8", "--seq=512,1024"]
     assert re.search(r"^ +512 .* 256 MiB ", rapt("memory", *flags).stdout, re.MULTILINE)
-    told = json.loads(rapt("memory", *flags, "--json").stdout)
-    assert [row["standard_bytes"] for row in told["lengths"]] == [2**28, 2**30]
-    assert told["lengths"][1]["fused_bytes"] < 2**28
+    report = json.loads(rapt("memory", *flags, "--json").stdout)
+    assert [row["standard_bytes"] for row in report["lengths"]] == [2**28, 2**30]
+    assert report["lengths"][1]["fused_bytes"] < 2**28
 
 
 def test_memory_uses_the_plans_of_a_server(rapt, server):
     flags = ["--batch=32", "--heads=8", "--seq=512", "--address", server.grpc_address]
     assert f"the plan of {server.grpc_address}: cpu/" in rapt("memory", *flags).stdout
-    told = json.loads(rapt("memory", *flags, "--json").stdout)
-    assert told["lengths"][0]["standard_bytes"] == 2**28
+    report = json.loads(rapt("memory", *flags, "--json").stdout)
+    assert report["lengths"][0]["standard_bytes"] == 2**28
 
 
 def test_memory_agrees_with_a_server_on_this_machine(rapt, server):
@@ -416,11 +416,11 @@ def test_memory_agrees_with_a_server_on_this_machine(rapt, server):
 
 
 def test_info_shows_version_and_backends(rapt):
-    told = json.loads(rapt("info", "--json").stdout)
-    assert told["backend"] == "auto"
-    assert [backend["name"] for backend in told["backends"]][-1] == "reference"
+    report = json.loads(rapt("info", "--json").stdout)
+    assert report["backend"] == "auto"
+    assert [backend["name"] for backend in report["backends"]][-1] == "reference"
     shown = rapt("info").stdout
-    assert f"rapt-server {told['version']} at " in shown
+    assert f"rapt-server {report['version']} at " in shown
     assert "(in use)" in shown
 
 
@@ -436,8 +436,8 @@ def test_info_shows_the_limits(rapt):
 
 def test_health_of_server_and_service(rapt, server):
     assert rapt("health").stdout == "SERVING\n"
-    told = json.loads(rapt("health", "--json").stdout)
-    assert told == {"address": server.grpc_address, "status": "SERVING"}
+    report = json.loads(rapt("health", "--json").stdout)
+    assert report == {"address": server.grpc_address, "status": "SERVING"}
     assert rapt("health", "--service", "nobody", code=CALL_FAILED).stderr.startswith(
         "rapt: NOT_FOUND: "
     )
@@ -467,7 +467,7 @@ ERRORS = [
     ("atend", USAGE, "did you mean attend?"),
     ("frobnicate", USAGE, "unknown command 'frobnicate'"),
     ("attend --q x.npy", USAGE, "--output is required"),
-    ("attend -o y.npy --local", USAGE, "which query?"),
+    ("attend -o y.npy --local", USAGE, "no query given"),
     ("attend --q x.npy -o y.npy --cuasal", USAGE, "did you mean --causal?"),
     ("attend --q x.npy -o y.npy --heads two", USAGE, "--heads is 'two'; it takes a whole number"),
     ("attend --q x.npy -o y.npy --window 1", USAGE, "LEFT,RIGHT"),
@@ -475,7 +475,7 @@ ERRORS = [
     ("attend --q x.npy -o y.npy --layout sbhd", USAGE, "bhsd"),
     ("attend --q x.npy -o y.npy --dtype fp8", USAGE, "it takes bf16"),
     ("attend --q x.npy -o y.npy --kv-heads 2", USAGE, "--kv-heads is set without --heads"),
-    ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "--weights and --scores exclude each other"),
+    ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "--weights and --scores are mutually exclusive"),
     ("attend --q x.npy -o y.npy --weights ./y.npy", USAGE, "--output and --weights both name y.npy"),
     ("attend --q x.npy -o y.npy --heads 0 --local", USAGE, "--heads is 0; it must be at least 1"),
     ("attend --q x.npy -o y.npy --timeout 0", USAGE, "--timeout is 0"),
@@ -504,7 +504,7 @@ ERRORS = [
     ("demo --address 127.0.0.1:1", UNREACHABLE, "can't reach a server at 127.0.0.1:1"),
     ("info --address nonsense", UNREACHABLE, "can't reach a server at nonsense"),
     ("health --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
-    ("diagnose", USAGE, "which query?"),
+    ("diagnose", USAGE, "no query given"),
     ("diagnose --q x.npy --softcap -1", CALL_FAILED, "softcap"),
     ("diagnose --q x.npy --softcap -1 --local", CALL_FAILED, "softcap"),
     ("diagnose --q x.npy --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
@@ -515,7 +515,7 @@ ERRORS = [
     ("memory --seq 9000000000000000000", USAGE, "from 0 to 2^40"),
     ("memory --seq ,", USAGE, "whole numbers like 1,2,3"),
     ("memory --dtype fp8", USAGE, "fp32, fp16, bf16 or fp64"),
-    ("plot -o w.svg", USAGE, "no file of weights given"),
+    ("plot -o w.svg", USAGE, "no file with weights given"),
     ("plot w.npy -o w.jpg", USAGE, ".svg, .html or .png"),
     ("plot vector.npy -o w.svg", USAGE, "[queries, keys]"),
     ("plot empty.npy -o w.svg", USAGE, "it must not be empty"),
@@ -623,7 +623,7 @@ def test_a_stream_shows_progress_on_a_terminal(tmp_path, save, server):
     "flags, message",
     [
         (["--chunk", "4"], "--chunk needs --stream"),
-        (["--stream", "--local"], "--stream and --local exclude each other"),
+        (["--stream", "--local"], "--stream and --local are mutually exclusive"),
         (["--stream", "--chunk", "0"], "--chunk is 0; it must be at least 1"),
         (["--priority", "1", "--local"], "--local has no server"),
     ],

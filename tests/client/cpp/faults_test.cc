@@ -431,7 +431,7 @@ TEST_P(AttendFaultsTest, AnAddressWithoutAServerIsUnavailable) {
 TEST(ConnectTest, NamesTheAddressThatDoesNotAnswer) {
   const std::string address = DeadAddress();
   EXPECT_EQ(Client::Connect(address).status(),
-            absl::UnavailableError("no server answers at " + address));
+            absl::UnavailableError("no server responds at " + address));
 }
 
 TEST(ConnectTest, RejectsInvalidAddressesAndOptions) {

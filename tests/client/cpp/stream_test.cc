@@ -283,9 +283,9 @@ TEST_F(StreamTest, ErrorsNameTheField) {
     const char* message;
     void (*spoil)(AttendCall& call, StreamOptions& stream, const std::vector<uint8_t>& bytes);
   } cases[] = {
-      {"k has shape [2, 2, 33, 7]; beside the others it must be [2, 2, 33, 8]",
+      {"k has shape [2, 2, 33, 7]; the shapes of the other tensors require [2, 2, 33, 8]",
        [](AttendCall& c, StreamOptions&, const auto&) { c.k.shape[3] = 7; }},
-      {"q has shape [21, 8]; it must be of rank 4",
+      {"q has shape [21, 8]; it must have rank 4",
        [](AttendCall& c, StreamOptions&, const auto&) {
          c.q.shape = {21, 8};
        }},
@@ -297,9 +297,9 @@ TEST_F(StreamTest, ErrorsNameTheField) {
        [](AttendCall& c, StreamOptions&, const std::vector<uint8_t>& b) {
          c.mask = View<uint8_t>({33}, b);
        }},
-      {"present keys and values can't be had from a stream",
+      {"present keys and values are not supported in streams",
        [](AttendCall& c, StreamOptions&, const auto&) { c.wants_present = true; }},
-      {"a chunk has at least 1 row",
+      {"query_chunk is 0 and key_chunk -1; both must be at least 0",
        [](AttendCall&, StreamOptions& s, const auto&) { s.key_chunk = -1; }},
       {"stream the queries instead",  // from the server
        [](AttendCall& c, StreamOptions& s, const auto&) {

@@ -255,7 +255,7 @@ def test_calls_have_the_deadline(load):
         (("--shape", "@none"), "--shape: can't read none"),
         (("--dtype", "int8"), "--dtype: 'int8' is not a type"),
         (("--rate", "fast"), "--rate is 'fast'"),
-        (("--rate", "5", "--trace", "t"), "--rate and --trace exclude"),
+        (("--rate", "5", "--trace", "t"), "--rate and --trace are mutually exclusive"),
         (("--rate", "5", "--arrivals", "x"), "--arrivals is 'x'"),
         (("--protocol", "http"), "--protocol is 'http'"),
         (("--stream", "--mask", "bool"), "supports no masks"),

@@ -84,7 +84,7 @@ TEST(RecorderTest, ReturnsAnIntervalOnce) {
   CallRecord call = Call(milliseconds(0), milliseconds(0), milliseconds(1));
   call.shape = 1;
   call.request_bytes = 10;
-  call.answer_bytes = 5;
+  call.response_bytes = 5;
   recorder.Record(call);
   EXPECT_EQ(recorder.TakeInterval().bytes, 15);
   EXPECT_EQ(recorder.TakeInterval().ok, 0);

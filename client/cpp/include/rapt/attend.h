@@ -49,15 +49,15 @@ struct Dropout {
   uint64_t seed = 0;
 };
 
-// An intermediate of the computation, [B, Hq, Sq, T] in Q's type.
+// An intermediate result, [B, Hq, Sq, T] in Q's type.
 enum class ScoreOutput : uint8_t {
   kScores,
   kSoftcapped,
-  kBiased,  // holds real -inf where keys are masked
+  kBiased,  // contains -inf for masked keys
   kWeights,
 };
 
-// Written with the fields that matter: AttendCall{.q = q, .k = k, .v = v, .causal = true}.
+// Set only the fields that matter: AttendCall{.q = q, .k = k, .v = v, .causal = true}.
 struct AttendCall {
   TensorView q = {};  // a float type
   TensorView k = {};  // Q's type
@@ -72,19 +72,19 @@ struct AttendCall {
   std::optional<TensorView> past_key = {};
   std::optional<TensorView> past_value = {};
 
-  // One for each batch row: how many of the Sk keys are real, 0 to Sk. Empty: all.
+  // The number of valid keys of each batch row, 0 to Sk. Empty: all keys are valid.
   absl::Span<const int64_t> key_lengths = {};
 
-  // A float type, broadcast as mask: added to the scores as a float mask is, -inf hides. May come
-  // together with a mask. Not for streams.
+  // A float type, broadcast like mask and added to the scores like a float mask; -inf hides a key.
+  // May be combined with a mask. Not supported in streams.
   std::optional<TensorView> attention_bias = {};
 
   // [Hq], kFloat32 or Q's type: one more key per head with this score, which is neither scaled,
-  // capped nor hidden and has no value. Not for streams.
+  // capped nor hidden and has no value. Not supported in streams.
   std::optional<TensorView> head_sink = {};
 
   Layout layout = Layout::kByRank;
-  int64_t query_heads = 0;  // for kBse; with the other layouts 0, or what the shape says
+  int64_t query_heads = 0;  // for kBse; in other layouts 0, or as in the shape
   int64_t kv_heads = 0;
   std::optional<double> scale = {};  // any finite number; absent: 1 / sqrt(D)
   double softcap = 0;                // 0: none; else positive
@@ -99,8 +99,8 @@ struct AttendCall {
   bool wants_lse = false;
   bool wants_present = false;
 
-  // 1 is the most urgent; 0: the server's default, 8. Decides which calls wait in the server, never
-  // what is computed.
+  // 1 is the most urgent; 0: the server's default, 8. Affects the order of calls in the server,
+  // never their results.
   uint64_t priority = 0;
 };
 
@@ -113,7 +113,7 @@ enum class Path : uint8_t {
 
 struct AttendResult {
   Tensor y;                           // Q's type, layout and rank, with Dv for D
-  std::optional<Tensor> scores;       // [B, Hq, Sq, T], what score_output asked for
+  std::optional<Tensor> scores;       // [B, Hq, Sq, T], as requested by score_output
   std::optional<Tensor> lse;          // [B, Hq, Sq], natural logarithm; float, double for kFloat64
   std::optional<Tensor> present_key;  // [B, Hkv, T, D]
   std::optional<Tensor> present_value;  // [B, Hkv, T, Dv]

@@ -120,7 +120,7 @@ struct CallOptions {
 class Client {
  public:
   // `address` is a gRPC target: "127.0.0.1:8001", "dns:///rapt.example:8001",
-  // "unix:/run/rapt.sock". If it names several servers, like a DNS name or
+  // "unix:/run/rapt.sock". If it names several servers, as a DNS name or
   // "ipv4:10.0.0.1:8001,10.0.0.2:8001" can, calls go round robin to those that respond.
   // InvalidArgument if the options are invalid or name files that can't be read; Unavailable if no
   // server responds.
@@ -166,8 +166,8 @@ class Client {
   absl::StatusOr<ServerInfo> GetServerInfo(const CallOptions& options = {});
 
   // Returns the status of the server, or of one of its services such as "rapt.v1.AttentionService",
-  // by the gRPC health protocol. NotFound for an unknown service. Never retried, since the answer
-  // is about the present. Blocks until done.
+  // by the gRPC health protocol. NotFound for an unknown service. Never retried, since only the
+  // current status matters. Blocks until done.
   absl::StatusOr<HealthStatus> CheckHealth(const std::string& service = "",
                                            const CallOptions& options = {});
 

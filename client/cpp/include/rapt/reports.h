@@ -113,7 +113,7 @@ struct AdmissionLimits {
   std::chrono::milliseconds max_queue_delay{0};  // how long a request may wait
   int64_t min_receive_bytes_per_second = 0;
   std::chrono::milliseconds default_deadline{0};  // of calls without a deadline
-  std::chrono::milliseconds max_deadline{0};      // longer deadlines are cut to this
+  std::chrono::milliseconds max_deadline{0};      // longer deadlines are shortened to it
 };
 
 struct ServerInfo {

@@ -1,10 +1,10 @@
 // A call of any length. Its tensors are sent to the server in chunks. They come from memory, which
-// may be a mapped file, or from a function that makes them.
+// may be a mapped file, or from a function that reads or computes them.
 //
 // Either the queries are resident at the server and keys and values stream past them, or keys and
 // values are resident and queries stream. The server computes while chunks arrive. It needs memory
-// for the resident tensors, the accumulators of Y and two chunks, whatever the lengths. The result
-// is exact: it equals Attend() up to rounding.
+// for the resident tensors, the accumulators of Y and two chunks, regardless of the lengths. The
+// result is exact: it equals Attend() up to rounding.
 #ifndef RAPT_CLIENT_RAPT_STREAM_H_
 #define RAPT_CLIENT_RAPT_STREAM_H_
 
