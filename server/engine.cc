@@ -410,7 +410,8 @@ Engine::Engine(PlanOptions options, AdmissionGate& gate, BufferPool& pool, Execu
       pool_(pool),
       executor_(executor),
       lanes_(lanes) {
-  RAPT_CHECK(options_.threads == executor_.threads(), "plans are for the executor's threads");
+  RAPT_CHECK(options_.threads == executor_.threads(),
+             "the plan options must have the executor's number of threads");
 }
 
 void Engine::AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,

@@ -21,7 +21,7 @@ namespace {
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 
-int Complain(const absl::Status& status, int exit_code) {
+int Fail(const absl::Status& status, int exit_code) {
   std::fprintf(stderr, "rapt-server: %s\n", std::string(status.message()).c_str());
   return exit_code;
 }
@@ -44,7 +44,7 @@ bool HasStopSignal() {
   return sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1;
 }
 
-// Blocks until SIGTERM or SIGINT and returns its name; the next one ends the process at once.
+// Blocks until SIGTERM or SIGINT and returns its name; the next one terminates the process.
 // SIGHUP reloads files until then, and has no effect later.
 const char* WaitForStopSignal(Server& server, sigset_t signals) {
   int signal_number = 0;
@@ -56,7 +56,7 @@ const char* WaitForStopSignal(Server& server, sigset_t signals) {
 
 int Serve(std::unique_ptr<Server> server, const sigset_t& signals) {
   const absl::Status started = server->Start(HasStopSignal);
-  if (!started.ok() && !absl::IsCancelled(started)) return Complain(started, kExitFailure);
+  if (!started.ok() && !absl::IsCancelled(started)) return Fail(started, kExitFailure);
   if (started.ok()) {
     std::printf(
         "rapt-server ready grpc=%s metrics=%s grpc_security=%s metrics_security=plaintext\n",
@@ -79,7 +79,7 @@ int Main(int argc, char** argv) {
   const absl::StatusOr<Options> options = ParseOptions(
       std::vector<const char*>(argv + std::min(argc, 1), argv + argc),
       [](const char* name) -> const char* { return std::getenv(name); }, ReadHostLimits());
-  if (!options.ok()) return Complain(options.status(), kExitUsage);
+  if (!options.ok()) return Fail(options.status(), kExitUsage);
   if (const std::string& text = options->text_to_print; !text.empty()) {
     return std::fputs(text.c_str(), stdout) < 0 ? kExitFailure : EXIT_SUCCESS;
   }
@@ -89,7 +89,7 @@ int Main(int argc, char** argv) {
     Log(LogLevel::kInfo, "stopped", {{"reason", server.status().message()}});
     return EXIT_SUCCESS;
   }
-  if (!server.ok()) return Complain(server.status(), kExitUsage);
+  if (!server.ok()) return Fail(server.status(), kExitUsage);
   RaiseDescriptorLimit();
   const LogWriter log_writer;  // not earlier: Create() needs a process with one thread
   return Serve(*std::move(server), signals);

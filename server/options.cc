@@ -39,10 +39,10 @@ constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxCalls = 1 << 20;
 constexpr int64_t kDay = milliseconds(std::chrono::hours(24)).count();
 constexpr int64_t kDefaultCudnnMemoryBytes = int64_t{4} << 30;
-constexpr int64_t kLeastCudnnMemoryBytes = int64_t{64} << 20;
+constexpr int64_t kMinCudnnMemoryBytes = int64_t{64} << 20;
 constexpr double kMemoryShare = 0.6;
 
-// Of numbers; of durations in milliseconds.
+// A range of numbers, or of durations in milliseconds.
 struct Range {
   int64_t least;
   int64_t most;
@@ -70,7 +70,7 @@ std::vector<Setting> SettingsOf(Options& o) {
        "the path of a Unix domain socket to serve gRPC on as well, for clients at unix:PATH; with "
        "--grpc_address= only there"},
       {"unix_socket_mode", &o.grpc.unix_socket_mode,
-       "the file mode of the socket, in octal digits: it decides who may connect"},
+       "the file mode of the socket, in octal digits; determines who may connect"},
       {"max_connections", &o.grpc.max_connections,
        "connections to --grpc_address that may be open at once; further ones are closed", kCount},
       {"max_connections_per_address",
@@ -164,13 +164,14 @@ std::vector<Setting> SettingsOf(Options& o) {
        "directories of the CUDA 13 and cuDNN 9 libraries, separated by ':'; empty: the system's "
        "search path"},
       {"cudnn_memory_bytes", &o.cudnn.memory_bytes,
-       "GPU memory for cudnn, and as much pinned host memory beside the budget; 0: 4 GiB with "
+       "GPU memory for cudnn, and as much pinned host memory in addition to the budget; 0: 4 GiB "
+       "with "
        "--backend=cudnn, else none, and auto does not use the GPU"},
       {"cudnn_min_flops", &o.cudnn.min_flops,
        "the GPU offload threshold: auto computes problems of fewer operations on the cpu; empty: "
        "measured at the start"},
       {"cudnn_plan_cache", &o.cudnn.plan_cache,
-       "a directory where compiled kernels are kept for the next start; empty: none"},
+       "a directory for compiled kernels, which later starts read; empty: none"},
       {"cudnn_warm_plans", &o.cudnn.warm_plans,
        "shapes whose kernels, single and batched, are compiled before the server is ready, "
        "separated by commas: '1x32/8x4096x128 bf16 causal, 8x32/8x1:4096x128 bf16'"},
@@ -220,7 +221,7 @@ absl::Status ParseValue(std::string_view name, const std::string& text,
   return absl::OkStatus();
 }
 
-// `source` is what the user wrote: "--threads" or "RAPT_THREADS".
+// `source` is the name that the user set: "--threads" or "RAPT_THREADS".
 absl::Status Set(const Setting& setting, const std::string& source, const std::string& text) {
   return std::visit([&](auto* value) { return ParseValue(source, text, *value); }, setting.value);
 }
@@ -281,8 +282,8 @@ absl::StatusOr<std::vector<std::string>> ReadFlagFile(const std::string& path) {
 
 absl::Status SetFromFile(absl::Span<const Setting> settings, const std::string& path);
 
-// Sets what the arguments say, in their order. `app` has the other flags: --help, --version
-// and --flagfile. Returns the text that the first two ask for.
+// Applies the arguments in order. `app` has the other flags: --help, --version and --flagfile.
+// Returns the text that --help or --version prints.
 absl::StatusOr<std::string> SetFromArguments(absl::Span<const Setting> settings,
                                              absl::Span<const std::string> arguments,
                                              CLI::App& app) {
@@ -317,17 +318,17 @@ std::string HelpText() {
   std::string text =
       "Usage: rapt-server [--flag=value]...\n"
       "\n"
-      "Computes attention for clients of the Open Inference Protocol over gRPC.\n"
+      "Computes attention for clients over gRPC, by the Open Inference Protocol and rapt.v1.\n"
       "\n";
   Options defaults;
   for (const Setting& setting : SettingsOf(defaults)) {
     const std::string value = std::visit([](auto* v) { return Show(*v); }, setting.value);
     absl::StrAppend(&text, "  --", setting.name, "=", value, "\n      ", setting.help, "\n");
   }
-  absl::StrAppend(&text, "\nEnvironment variables set the same: --grpc_address is ",
-                  "RAPT_GRPC_ADDRESS; a flag overrides its variable.\n",
-                  "--flagfile=FILE stands for the flags in the file, one a line.\n",
-                  "When it serves, it prints: rapt-server ready grpc=HOST:PORT metrics=HOST:PORT\n",
+  absl::StrAppend(&text, "\nEach flag has an environment variable, such as RAPT_GRPC_ADDRESS for ",
+                  "--grpc_address; the flag overrides it.\n",
+                  "--flagfile=FILE reads flags from a file, one per line.\n",
+                  "Once ready, prints: rapt-server ready grpc=HOST:PORT metrics=HOST:PORT\n",
                   "and how each is secured (grpc=HOST:PORT,unix:PATH with a socket)\n");
   return text;
 }
@@ -373,19 +374,19 @@ absl::Status CheckGrpcAddress(const Options& options) {
                       security.insecure || !security.tls_cert.empty());
 }
 
-// Which settings of certificates and tokens belong together. The files are not read.
+// Checks that the settings of certificates and tokens are consistent. Does not read the files.
 absl::Status CheckSecurity(const Options& options) {
   const SecurityOptions& security = options.security;
   const bool has_cert = !security.tls_cert.empty();
   const bool has_address = !options.grpc.address.empty();
   if (has_cert != !security.tls_key.empty()) {
-    return Invalid("--tls_cert and --tls_key need each other");
+    return Invalid("--tls_cert and --tls_key must be set together");
   }
   if (!has_cert && !security.tls_client_ca.empty()) {
     return Invalid("--tls_client_ca needs --tls_cert and --tls_key");
   }
   if (has_cert && !has_address) {
-    return Invalid("--tls_cert is for --grpc_address, which is empty");
+    return Invalid("--tls_cert needs --grpc_address, which is empty");
   }
   if (has_address && !has_cert && !security.token_file.empty()) {
     return Invalid(
@@ -396,9 +397,9 @@ absl::Status CheckSecurity(const Options& options) {
 }
 
 absl::Status CheckCudnn(const CudnnOptions& cudnn) {
-  if (cudnn.memory_bytes > 0 && cudnn.memory_bytes < kLeastCudnnMemoryBytes) {
+  if (cudnn.memory_bytes > 0 && cudnn.memory_bytes < kMinCudnnMemoryBytes) {
     return Invalid("--cudnn_memory_bytes is ", cudnn.memory_bytes, "; it must be 0 or at least ",
-                   kLeastCudnnMemoryBytes);
+                   kMinCudnnMemoryBytes);
   }
   if (cudnn.warm_plans.empty() || cudnn.memory_bytes > 0) return absl::OkStatus();
   return Invalid("--cudnn_warm_plans needs --cudnn_memory_bytes or --backend=cudnn");

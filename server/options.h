@@ -48,12 +48,12 @@ struct SecurityOptions {
 struct ComputeOptions {
   std::string backend = "auto";  // auto, or a backend's name; not checked here
   std::string isa = "auto";      // auto, or an instruction set's name; not checked here
-  int64_t threads = 0;           // set from the host where the setting is 0
+  int64_t threads = 0;           // set from the host if the setting is 0
   std::chrono::milliseconds stall_timeout = std::chrono::seconds(10);
 };
 
 struct AdmissionOptions {
-  int64_t memory_budget_bytes = 0;  // set from the host where the setting is 0
+  int64_t memory_budget_bytes = 0;  // set from the host if the setting is 0
   int64_t max_queued_requests = 1024;
   std::chrono::milliseconds max_queue_delay = std::chrono::seconds(10);
 };
@@ -88,7 +88,7 @@ struct CudnnOptions {
   int64_t memory_bytes = 0;          // of the device; 0: no device is opened
   std::optional<int64_t> min_flops;  // absent: measured
   std::string plan_cache;            // a directory; empty: none
-  std::vector<Problem> warm_plans;   // whose kernels are compiled before the server is ready
+  std::vector<Problem> warm_plans;   // their kernels are compiled before the server is ready
 };
 
 struct Options {
@@ -107,12 +107,12 @@ struct Options {
   std::string text_to_print;
 };
 
-// A variable of the environment, or null, as std::getenv.
+// Returns an environment variable, or null, like std::getenv().
 using ReadEnvironment = absl::FunctionRef<const char*(const char* name)>;
 
 // `arguments` are main's without the program's name. Returns InvalidArgument, in one line that
 // names the flag or the variable, for an unknown flag, a bad value, a stray argument, or flags that
-// contradict each other. Reads no file but those of --flagfile.
+// contradict each other. Reads no files other than those of --flagfile.
 absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
                                      ReadEnvironment environment, const HostLimits& host);
 

@@ -69,7 +69,7 @@ struct InputBytes {
 };
 
 // Memory of the caller to which an output is written: host memory of the output's size, aligned to
-// its elements, or device memory. Neither: the engine allocates a buffer.
+// its elements, or device memory. If neither is set, the engine allocates a buffer.
 struct OutputPlace {
   absl::Span<std::byte> bytes;
   DevicePart device;
@@ -98,7 +98,7 @@ struct Request {
   // Keeps the inputs' bytes and the outputs' memory alive until `done` has run. Null: the caller
   // does.
   std::shared_ptr<const void> owner;
-  // Returns an error once shared memory of the request was revoked; the request then ends with it.
+  // Returns an error once shared memory of the request was revoked; the request then fails with it.
   // Thread-safe. Null: the request uses no shared memory.
   absl::AnyInvocable<absl::Status() const> check_shared_memory;
 

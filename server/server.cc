@@ -59,12 +59,12 @@ namespace {
 // which never end on their own, make it wait that long.
 constexpr std::chrono::milliseconds kGrpcShutdownTime{500};
 
-// One wire thread for this many compute threads. A single one wakes no others, and on two cores it
-// handles more small calls than two do: docs/tuning.md.
-constexpr int64_t kCoresOfWireThread = 4;
+// The number of compute threads per wire thread. On two cores, a single wire thread handles more
+// small calls than two, because it wakes no other; see docs/tuning.md.
+constexpr int64_t kCoresPerWireThread = 4;
 
-// A budget that leaves less than this for a message is of no use.
-constexpr int64_t kLeastMaxMessageBytes = 64 * 1024;
+// The memory budget must allow messages of this size.
+constexpr int64_t kMinMessageLimitBytes = 64 * 1024;
 
 // The default message limit, if the budget has room for two such messages.
 constexpr int64_t kDefaultMaxMessageBytes = int64_t{256} << 20;
@@ -98,9 +98,9 @@ struct Backends {
   const BackendSet set{{&cudnn}};
 };
 
-// Opens the device if the options ask for one, and begins to compile its kernels. A missing device
-// is an error only if --backend names it, which Validate() finds. Cancelled by a stop signal.
-// REQUIRES: the process has one thread: opening a GPU is first tried in a child process.
+// Opens the device if the options request one, and starts to compile its kernels. A missing device
+// is an error only if --backend names it; Validate() reports it. Returns Cancelled after a stop
+// signal. REQUIRES: the process has one thread: opening a GPU is first tried in a child process.
 absl::Status StartCudnn(const Options& options, Backends& backends) {
   if (options.cudnn.memory_bytes == 0) return absl::OkStatus();
   const bool is_auto = options.compute.backend == "auto";
@@ -108,7 +108,7 @@ absl::Status StartCudnn(const Options& options, Backends& backends) {
       {.libraries = options.cudnn.libraries, .memory_bytes = options.cudnn.memory_bytes});
   if (absl::IsCancelled(device.status())) return device.status();
   if (!device.ok() && is_auto) {
-    Log(LogLevel::kWarning, "without a GPU", {{"reason", device.status().message()}});
+    Log(LogLevel::kWarning, "no GPU available", {{"reason", device.status().message()}});
   }
   // The offload threshold is for "auto" only.
   std::optional<double> min_flops = 0;
@@ -124,17 +124,17 @@ absl::Status StartCudnn(const Options& options, Backends& backends) {
 absl::Status SetMaxMessage(const AdmissionGate& gate, Options& options) {
   const int64_t limit = gate.LimitOf(AdmissionGate::Share::kReceive);
   const int64_t budget = options.admission.memory_budget_bytes;
-  if (limit / 2 < kLeastMaxMessageBytes) {
+  if (limit / 2 < kMinMessageLimitBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--memory_budget_bytes is ", budget, "; messages get ", limit,
-                     " of it, and they need at least ", 2 * kLeastMaxMessageBytes));
+        absl::StrCat("--memory_budget_bytes is ", budget, "; its share for messages is ", limit,
+                     " bytes and must be at least ", 2 * kMinMessageLimitBytes));
   }
   int64_t& max_message_bytes = options.calls.max_message_bytes;
   if (max_message_bytes == 0) max_message_bytes = std::min(kDefaultMaxMessageBytes, limit / 2);
   if (max_message_bytes <= limit) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--max_message_bytes is ", max_message_bytes,
-                                                 "; of --memory_budget_bytes=", budget, ", ", limit,
-                                                 " are for messages"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--max_message_bytes is ", max_message_bytes, "; it must be at most ", limit,
+                   ", the share of --memory_budget_bytes=", budget, " for messages"));
 }
 
 // For the gRPC address; null without TLS. InvalidArgument if the files can't be used.
@@ -152,7 +152,7 @@ OpenCudaMemory OpenCudaMemoryOf(cudnn::Device* device) {
   };
 }
 
-// The result returns whether calls were open or served since it last ran.
+// Returns a function that reports whether calls were open or served since its previous call.
 std::function<bool()> HasBeenBusy(const OpenCalls& open_calls) {
   return [&open_calls, served_before = int64_t{0}]() mutable {
     const int64_t served = open_calls.served();
@@ -392,7 +392,7 @@ absl::Status ServerImpl::Listen() {
        .max_connection_age = options_.grpc.max_connection_age,
        .max_call_time = options_.calls.max_deadline,
        .reflection = options_.grpc.reflection,
-       .threads = std::max<int>(1, options_.compute.threads / kCoresOfWireThread)},
+       .threads = std::max<int>(1, options_.compute.threads / kCoresPerWireThread)},
       tensor_methods_, {&health_, oip_service_.get(), native_service_.get()});
   if (!grpc_server.ok()) return grpc_server.status();
   grpc_server_ = *std::move(grpc_server);
@@ -409,21 +409,21 @@ absl::Status ServerImpl::WaitUntilWarm(absl::FunctionRef<bool()> stop_requested)
     if (stop_requested()) return absl::CancelledError("stopped while kernels were compiled");
     std::this_thread::sleep_for(kInterval);
   }
-  Log(LogLevel::kInfo, "kernels warm",
+  Log(LogLevel::kInfo, "kernels compiled",
       {{"ready", plans.ready},
        {"declined", plans.declined},
        {"ms", Milliseconds(memory_.clock.Now() - begin)}});
   return absl::OkStatus();
 }
 
-// Measures GPU and CPU for the decision of "auto", unless an option decides. Without a result the
-// default threshold stays.
+// Measures the speed of GPU and CPU, on which "auto" bases its decision, unless an option sets the
+// threshold. If the measurement fails, the default threshold remains.
 absl::Status ServerImpl::MeasureSpeeds(absl::FunctionRef<bool()> stop_requested) {
   if (!backends_->cudnn.measures()) return absl::OkStatus();
   const absl::Status status =
       backends_->cudnn.Measure(plan_options_.threads, [&] { return !stop_requested(); });
   if (status.ok() || absl::IsCancelled(status)) return status;
-  Log(LogLevel::kWarning, "the GPU's speed is not known", {{"reason", status.message()}});
+  Log(LogLevel::kWarning, "GPU speed not measured", {{"reason", status.message()}});
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// rapt-server without its process: main() starts one, and so do tests.
+// rapt-server as an object, which main() and tests start.
 #ifndef RAPT_SERVER_SERVER_H_
 #define RAPT_SERVER_SERVER_H_
 
@@ -13,13 +13,13 @@
 
 namespace rapt {
 
-// Not thread-safe. Destruction ends the calls in flight at once, unless Drain() has returned.
+// Not thread-safe. Destruction cancels the calls in flight, unless Drain() has returned.
 class Server {
  public:
-  // Checks the options against this machine, opens the GPU if they ask for one, and reads
+  // Checks the options against this machine, opens the GPU if they request one, and reads
   // certificates and tokens. Listens on nothing yet. Returns an error that names the flag, or
-  // Cancelled if a stop signal ended the opening of the GPU.
-  // REQUIRES: options from ParseOptions(). If they ask for a GPU, the process has one thread.
+  // Cancelled if a stop signal interrupted the opening of the GPU.
+  // REQUIRES: options from ParseOptions(). If they request a GPU, the process has one thread.
   static absl::StatusOr<std::unique_ptr<Server>> Create(const Options& options);
 
   Server() = default;

@@ -23,11 +23,11 @@ class Access {
   static absl::StatusOr<std::unique_ptr<Access>> Open(const std::string& token_file,
                                                       const Clock& clock);
 
-  // Returns the caller's identity: "token:HOLDER" where tokens are required, else
-  // "certificate:NAME", else its address without the port, "ipv4:127.0.0.1". All callers on the
-  // Unix domain socket without a token share the identity "unix": the name of a client's end is the
-  // client's choice. Returns Unauthenticated, without revealing what was sent, if tokens are
-  // required and the call has no valid one, or more than one.
+  // Returns the caller's identity: "token:HOLDER" if tokens are required, else "certificate:NAME",
+  // else its address without the port, "ipv4:127.0.0.1". All callers on the Unix domain socket
+  // without a token share the identity "unix", because a client chooses the name of its own end.
+  // Returns Unauthenticated, without quoting the token, if tokens are required and the call has no
+  // valid one, or more than one.
   absl::StatusOr<std::string> Identify(const CallHeaders& headers) const;
 
   // Returns the identity of a caller without a token.

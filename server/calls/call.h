@@ -27,8 +27,8 @@ namespace rapt {
 
 struct CallLimits {
   int64_t max_message_bytes = 0;
-  int64_t min_receive_bytes_per_second =
-      0;  // of requests by the server and of responses by callers
+  // For requests received by the server and responses received by callers.
+  int64_t min_receive_bytes_per_second = 0;
   std::chrono::nanoseconds default_deadline{0};  // if the caller sets none
   std::chrono::nanoseconds max_deadline{0};
 };
@@ -36,7 +36,8 @@ struct CallLimits {
 // How a method treats its callers.
 struct MethodTraits {
   // Without tensors: the message has at most kMaxSmallMessageBytes and waits for no memory; the
-  // call is counted apart, so that health can be asked while all places of tensor calls are taken.
+  // call is counted separately, so that health can be queried while tensor calls are at their
+  // limit.
   bool carries_tensors = true;
   // Open to callers without a token.
   bool is_public = false;

@@ -1,5 +1,5 @@
-// The report of a completed call. Protocols fill it, metrics and logs read it; they do not know
-// each other.
+// The report of a completed call. Protocols fill it; metrics and logs read it, independently of
+// protocols.
 #ifndef RAPT_SERVER_CALLS_CALL_REPORT_H_
 #define RAPT_SERVER_CALLS_CALL_REPORT_H_
 

@@ -9,8 +9,8 @@
 
 namespace rapt {
 
-// Returns whether the specification lets a receiver use the text: version 00 in full, and of later
-// versions the part that it defines; never version ff, nor a trace or parent of zeros.
+// Returns whether the specification allows a receiver to use the text: version 00, or a later
+// version that begins with the same fields. Version ff and traces or parents of zeros are invalid.
 bool IsTraceparent(absl::string_view text);
 
 // Returns the traceparent to report and to return to the caller. Empty if there is none, more than

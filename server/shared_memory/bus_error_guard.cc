@@ -15,7 +15,7 @@ namespace rapt {
 namespace {
 
 // A guarded range. Its version is odd while it changes, so that the handler never combines the
-// begin of one range with the end of another. All operations are sequentially consistent: none is
+// start of one range with the end of another. All operations are sequentially consistent: none is
 // hot.
 struct Slot {
   std::atomic<bool> taken{false};

@@ -39,7 +39,7 @@ constexpr int kInt64Field = 3;
 constexpr int kFp32Field = 6;
 constexpr int kFp64Field = 7;
 
-// Values of these types that come packed, as every generated client sends them.
+// Packed values of these types; every generated client packs them.
 constexpr wire::PayloadField kContentsFields[] = {
     {kBoolField, nullptr}, {kInt64Field, nullptr}, {kFp32Field, nullptr}, {kFp64Field, nullptr}};
 constexpr wire::MessageSchema kContentsSchema = {kContentsFields};
@@ -107,7 +107,7 @@ int CountOf(const InferTensorContents& c, int field) {
 absl::Status TooManyPieces(const InputTensor& input) {
   return absl::InvalidArgumentError(
       absl::StrCat("input ", input.name(), " has contents in several pieces; more than ",
-                   kParsedContentsBytes, " bytes of contents must come packed, as one field"));
+                   kParsedContentsBytes, " bytes of contents must be packed into one field"));
 }
 
 absl::Status MixedContents(const InputTensor& input) {

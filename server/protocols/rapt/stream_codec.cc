@@ -43,7 +43,7 @@ constexpr wire::PayloadField kChunkFields[] = {{Message::kQueriesFieldNumber, &k
                                                {Message::kKeysFieldNumber, &kKeySchema}};
 constexpr wire::MessageSchema kChunkSchema = {kChunkFields};
 
-absl::Status NoSuchMessage() {
+absl::Status MalformedMessage() {
   return absl::InvalidArgumentError("not a rapt.v1.AttendStreamRequest");
 }
 
@@ -244,7 +244,7 @@ absl::StatusOr<StreamRequest> DecodeStreamHeader(const MessageBytes& message) {
       wire::Split(message.bytes, message.size, kChunkSchema, {.rest_bytes = kMaxHeaderBytes});
   if (!split.ok()) return split.status();
   Message fields;
-  if (!fields.ParseFromString(split->rest)) return NoSuchMessage();
+  if (!fields.ParseFromString(split->rest)) return MalformedMessage();
   if (!fields.has_header()) {
     return absl::InvalidArgumentError(
         absl::StrCat("received ", NameOf(fields.part_case()), "; expected a header"));
@@ -342,7 +342,7 @@ absl::StatusOr<StreamChunk> DecodeChunk(const MessageBytes& message, const Chunk
       wire::Split(message.bytes, message.size, kChunkSchema, {.rest_bytes = kMaxHeaderBytes});
   if (!split.ok()) return split.status();
   Message fields;
-  if (!fields.ParseFromString(split->rest)) return NoSuchMessage();
+  if (!fields.ParseFromString(split->rest)) return MalformedMessage();
   const Message::PartCase part = fields.part_case();
   absl::Status status = CheckPart(part, expected);
   if (!status.ok()) return status;

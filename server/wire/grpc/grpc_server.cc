@@ -31,7 +31,7 @@ constexpr int kMetadataBytes = 16 * 1024;
 // Limit of the TLS and HTTP/2 handshakes.
 constexpr std::chrono::seconds kHandshakeTime{20};
 
-constexpr std::chrono::minutes kLeastPingInterval{5};  // for callers, without data
+constexpr std::chrono::minutes kMinPingInterval{5};  // for callers, without data
 constexpr std::chrono::minutes kOurPingInterval{2};
 constexpr std::chrono::seconds kPingTimeout{20};
 
@@ -63,7 +63,7 @@ void LimitMemory(const GrpcSettings& settings, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
   // gRPC 1.51 checks the size of a message only when it is complete, and does not report the
-  // messages that it rejects. CheckSize() does both; until then the quota limits the memory.
+  // messages that it rejects. Call::AcceptMessage() does both; until then the quota limits memory.
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
   // Identity only: a small compressed message can expand to a huge one.
@@ -91,7 +91,7 @@ void LimitConnections(const GrpcSettings& settings, grpc::ServerBuilder& builder
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(kHandshakeTime));
   // Closes connections that ping more often than that three times.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             Milliseconds(kLeastPingInterval));
+                             Milliseconds(kMinPingInterval));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
   // Closes connections of callers that vanished.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(kOurPingInterval));
