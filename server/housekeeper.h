@@ -16,9 +16,9 @@ namespace rapt {
 
 // Makes malloc retain freed blocks of up to some megabytes, into which gRPC receives. By default
 // they are mapped and unmapped each time, and the page faults cost more than receiving: retaining
-// them doubles the speed, see docs/tuning.md. The budget's receive share bounds what is retained,
-// and Housekeeper returns it. REQUIRES: no thread has started: a thread that allocated earlier
-// would have a separate arena, which later threads share and malloc_trim() does not trim.
+// them doubles the speed, see docs/tuning.md. The budget's receive share limits the retained
+// memory, and Housekeeper returns it. REQUIRES: no thread has started: a thread that allocated
+// earlier would have a separate arena, which later threads share and malloc_trim() does not trim.
 void TuneMalloc();
 
 // Returns retained memory to the system. Has its own thread: malloc_trim() may take long, which

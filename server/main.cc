@@ -74,7 +74,7 @@ int Main(int argc, char** argv) {
   const sigset_t signals = BlockSignals();
   std::signal(SIGPIPE, SIG_IGN);
   TuneMalloc();
-  // Debian's Abseil, whose locks gRPC uses, looks for deadlocks in one graph under one lock.
+  // gRPC uses the locks of Debian's Abseil, which detect deadlocks in one graph under one lock.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const absl::StatusOr<Options> options = ParseOptions(
       std::vector<const char*>(argv + std::min(argc, 1), argv + argc),

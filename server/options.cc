@@ -65,7 +65,7 @@ struct Setting {
 std::vector<Setting> SettingsOf(Options& o) {
   return {
       {"grpc_address", &o.grpc.address,
-       "where to serve gRPC; port 0 takes a free one; empty: only on --unix_socket"},
+       "where to serve gRPC; port 0 selects a free port; empty: only on --unix_socket"},
       {"unix_socket", &o.grpc.unix_socket,
        "the path of a Unix domain socket to serve gRPC on as well, for clients at unix:PATH; with "
        "--grpc_address= only there"},
@@ -87,7 +87,7 @@ std::vector<Setting> SettingsOf(Options& o) {
        "older connections are closed once their calls have ended; 0: unlimited", kDuration},
       {"reflection", &o.grpc.reflection, "serve gRPC reflection, which lists the services"},
       {"metrics_address", &o.metrics_address,
-       "where to serve /metrics, /healthz and /readyz over HTTP; port 0 takes a free one"},
+       "where to serve /metrics, /healthz and /readyz over HTTP; port 0 selects a free port"},
       {"tls_cert", &o.security.tls_cert,
        "the file of the server's certificate chain, in PEM, for TLS on --grpc_address; read again "
        "when it is replaced, as are the next three"},

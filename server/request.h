@@ -75,12 +75,12 @@ struct OutputPlace {
   DevicePart device;
 };
 
-// 1 is the most urgent priority. The default leaves levels above and below it. Less urgent ones
-// than kLeastPriority count as that.
+// 1 is the most urgent priority. The default leaves levels above and below it. Levels less
+// urgent than kLowestPriority count as that one.
 inline constexpr uint64_t kDefaultPriority = 8;
-inline constexpr uint64_t kLeastPriority = 15;
+inline constexpr uint64_t kLowestPriority = 15;
 inline uint64_t PriorityLevel(uint64_t priority) {
-  return priority == 0 ? kDefaultPriority : std::min(priority, kLeastPriority);
+  return priority == 0 ? kDefaultPriority : std::min(priority, kLowestPriority);
 }
 
 struct CallerMemory;  // of server/admission
@@ -107,7 +107,7 @@ struct Request {
   const std::atomic<bool>* cancelled = nullptr;
   // 0: kDefaultPriority.
   uint64_t priority = 0;
-  // Whose share of the memory the request takes. Null: the server's own.
+  // The caller whose share of the memory the request takes. Null: the server.
   std::shared_ptr<CallerMemory> caller;
 };
 

@@ -70,7 +70,7 @@ constexpr int64_t kMinMessageLimitBytes = 64 * 1024;
 constexpr int64_t kDefaultMaxMessageBytes = int64_t{256} << 20;
 
 // The memory of requests. Never destroyed: gRPC may release the last slices, which return their
-// bytes here, after its server is gone.
+// bytes here, after its server is destroyed.
 struct Memory {
   explicit Memory(const AdmissionOptions& options)
       : timer(clock),

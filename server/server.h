@@ -17,7 +17,7 @@ namespace rapt {
 class Server {
  public:
   // Checks the options against this machine, opens the GPU if they request one, and reads
-  // certificates and tokens. Listens on nothing yet. Returns an error that names the flag, or
+  // certificates and tokens. Does not listen yet. Returns an error that names the flag, or
   // Cancelled if a stop signal interrupted the opening of the GPU.
   // REQUIRES: options from ParseOptions(). If they request a GPU, the process has one thread.
   static absl::StatusOr<std::unique_ptr<Server>> Create(const Options& options);
@@ -42,7 +42,7 @@ class Server {
 
   virtual int64_t open_calls() const = 0;
 
-  // Reads tokens and certificates again now; unusable files leave the previous ones in use.
+  // Reloads tokens and certificates now. Keeps the previous ones if the files are unusable.
   virtual void ReloadFiles() = 0;
 
   // Withdraws readiness, refuses new calls, waits for those in flight up to the grace period, and

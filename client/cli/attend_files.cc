@@ -129,14 +129,14 @@ absl::StatusOr<LoadedTensor> MaskTensor(NpyArray array, const std::string& dtype
   return LoadedTensor{std::move(array), client::DType::kBool, std::move(shape)};
 }
 
-void LeadWithOnes(Shape& shape, size_t rank) {
+void PrependOnes(Shape& shape, size_t rank) {
   while (shape.size() < rank) shape.insert(shape.begin(), 1);
 }
 
 // Changes [S, D] to [1, S, D]. Past keys and values get leading axes of 1 as well.
 void Widen2D(InputMap<std::optional<LoadedTensor>>& tensors) {
   for (Role role : {Role::kQ, Role::kK, Role::kV, Role::kPastKey, Role::kPastValue}) {
-    if (tensors[role]) LeadWithOnes(tensors[role]->shape, InfoOf(role).has_layout ? 3 : 4);
+    if (tensors[role]) PrependOnes(tensors[role]->shape, InfoOf(role).has_layout ? 3 : 4);
   }
 }
 

@@ -43,7 +43,7 @@ absl::Status SetWindow(const std::vector<int64_t>& window, client::AttendCall& c
   if (window.empty()) return absl::OkStatus();
   if (window.size() != 2) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "--window has %d numbers; it takes two, LEFT,RIGHT, and -1 means no limit", window.size()));
+        "--window has %d numbers; it takes two, LEFT,RIGHT; -1 means no limit", window.size()));
   }
   if (window[0] != -1) call.window.left = window[0];
   if (window[1] != -1) call.window.right = window[1];

@@ -107,7 +107,7 @@ Arguments InputsOf(const client::AttendCall& call, const ResolvedCall& resolved)
 // --- Its outputs ---
 
 // A buffer for an output.
-std::string RoomFor(const TensorSpec& spec) {
+std::string NewBuffer(const TensorSpec& spec) {
   const absl::StatusOr<int64_t> bytes = ByteSize("output", spec);
   RAPT_CHECK(bytes.ok(), "a resolved call has outputs whose sizes fit");
   return std::string(*bytes, '\0');
@@ -181,7 +181,7 @@ class LocalCaller : public AttentionCaller {
     OutputMap<std::string> outputs;
     for (Role role : kOutputs) {
       if (!InfoOf(role).wanted(resolved->problem)) continue;
-      outputs[role] = RoomFor(resolved->outputs[role]);
+      outputs[role] = NewBuffer(resolved->outputs[role]);
       arguments.outputs[role] =
           resolved->Output(role, reinterpret_cast<std::byte*>(outputs[role].data()));
     }

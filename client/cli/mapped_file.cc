@@ -15,7 +15,7 @@ std::shared_ptr<const MappedFile> MappedFile::Open(const std::string& path) {
   if (fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) && facts.st_size > 0) {
     bytes = mmap(nullptr, static_cast<size_t>(facts.st_size), PROT_READ, MAP_PRIVATE, file, 0);
   }
-  close(file);  // the mapping stays
+  close(file);  // the mapping remains valid
   if (bytes == MAP_FAILED) return nullptr;
   return std::shared_ptr<const MappedFile>(
       new MappedFile({static_cast<const char*>(bytes), static_cast<size_t>(facts.st_size)}));

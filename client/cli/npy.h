@@ -44,7 +44,7 @@ struct NpyArray {
 };
 
 // Parses the content of a file. Converts Fortran order to C order. The file may be hostile:
-// InvalidArgument says what is wrong with it.
+// InvalidArgument describes the problem.
 absl::StatusOr<NpyArray> ParseNpy(std::string file);
 
 // Like above. Does not copy elements in C order.

@@ -45,7 +45,7 @@ struct Pixels {
 
 using Figure = std::variant<Rect, Line, Text, Pixels>;
 
-// A grid whose cells show "row → column value" in the HTML when pointed at. Empty labels are
+// A grid whose cells show "row → column value" in the HTML under the pointer. Empty labels are
 // omitted.
 struct HoverGrid {
   double x = 0, y = 0, width = 0, height = 0;

@@ -19,7 +19,7 @@ namespace rapt {
 // An archive in memory. Members may be stored or deflated. Thread-compatible.
 class ZipReader {
  public:
-  // The archive may be hostile. InvalidArgument says what is wrong with it.
+  // The archive may be hostile. InvalidArgument describes the problem.
   static absl::StatusOr<ZipReader> Open(std::string archive);
 
   const std::vector<std::string>& names() const { return names_; }

@@ -58,11 +58,11 @@ std::vector<Flag> ServerFlags::Table() {
           {"tls", "", "use TLS; implied by the other --tls flags", &tls},
           {"tls-ca", "FILE",
            "trusted certificate authorities (default: RAPT_TLS_CA, else the system's)", &tls_ca},
-          {"tls-cert", "FILE", "client certificate, if the server asks for one", &tls_cert},
+          {"tls-cert", "FILE", "client certificate, if the server requires one", &tls_cert},
           {"tls-key", "FILE", "private key of --tls-cert", &tls_key},
           {"tls-name", "HOST", "name in the server's certificate (default: the host of --address)",
            &tls_name},
-          {"token-file", "FILE", "file with the token, if the server asks for one", &token_file}};
+          {"token-file", "FILE", "file with the token, if the server requires one", &token_file}};
 }
 
 absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags) {

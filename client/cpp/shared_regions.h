@@ -50,7 +50,7 @@ class SharedRegion {
 // Registers the region with the server, then unlinks the object. `stop` cancels the call.
 grpc::Status Register(SharedRegion& region, const Connection& connection, const Deadline& deadline,
                       const std::stop_token& stop = {});
-// If this fails, the server is gone, and its mapping with it.
+// Ignores failures: if the server is gone, so is its mapping.
 void Unregister(const SharedRegion& region, const Connection& connection, const Deadline& deadline);
 
 // A pool of regions registered with the server and reused from call to call. An object is unlinked
@@ -67,7 +67,7 @@ class SharedRegions {
 
   // Returns a region of at least `bytes` for one call. Returns nullptr if the server is on another
   // machine, does not allow shared memory or does not respond in time, if all regions are in use,
-  // or if a smaller idle region has to be evicted first. A server that has refused once is not
+  // or if a smaller idle region has to be evicted first. After a refusal, the server is not
   // asked again.
   std::unique_ptr<SharedRegion> Take(int64_t bytes, const Deadline& deadline,
                                      const std::stop_token& stop);

@@ -28,7 +28,7 @@ class CallerBytes {
   std::atomic<int64_t> held_{0};
 };
 
-// What one caller holds, for as long as it has calls or memory.
+// The memory that one caller holds. Exists as long as the caller has calls or memory.
 struct CallerMemory {
   CallerMemory(std::atomic<int64_t>& receive_holders, std::atomic<int64_t>& compute_holders)
       : receive(receive_holders), compute(compute_holders) {}

@@ -33,9 +33,9 @@ struct WaitingRequest {
 // caller that holds more gets no more while another one waits, and a caller that is alone can get
 // everything.
 //
-// Order. Within these two groups, requests are served in order of arrival, where each level of
-// priority counts as an arrival `level_delay` earlier. So a request that waits precedes later ones
-// of any priority in the end.
+// Order. Within these two groups, requests are served in order of arrival. Each level of priority
+// counts as an arrival `level_delay` earlier. So a waiting request eventually precedes later ones
+// of any priority.
 //
 // Head of the line. The first request that does not fit blocks those behind it, so that later small
 // requests cannot starve large ones.
@@ -52,8 +52,9 @@ class FairQueue {
 
   void Add(Entry entry);
 
-  // Offers memory to the requests for which `is_meant`, in order. `take` reserves it and takes the
-  // entry, or returns false without changing it if the memory is not free, which ends the offer.
+  // Offers memory to the requests that `is_meant` selects, in order. `take` reserves it and takes
+  // the entry, or returns false without changing it if the memory is not free, which ends the
+  // offer.
   void Offer(absl::FunctionRef<bool(const WaitingRequest&)> is_meant,
              absl::FunctionRef<bool(Entry&)> take);
 

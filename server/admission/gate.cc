@@ -162,7 +162,8 @@ void AdmissionGate::Queue(const MemoryRequest& request, Callback callback) {
                           options_.max_queued, " requests")));
 }
 
-// Returns the request that there is no place for: this one, or one of a caller with more requests.
+// Returns the request for which the queue has no place: this one, or one of a caller with more
+// requests.
 FairQueue::Entry AdmissionGate::Enqueue(FairQueue::Entry entry) {
   const Instant now = entry->since;
   FairQueue& queue = account(AsWaiter(entry).request.share).queue;

@@ -27,8 +27,8 @@
 
 namespace rapt {
 
-// One budget in two shares. A call first reserves bytes of the receive share for its message, then,
-// once, everything that computing and answering it takes from the compute share.
+// One budget in two shares. A call first reserves bytes of the receive share for its message. Then
+// it reserves, once, all bytes of the compute share that it needs until its response is sent.
 //
 // Deadlock-free: a call that waits for the receive share holds no memory, a call that waits for the
 // compute share holds none of that share, and a call that holds some of it waits for no memory. It
@@ -182,14 +182,14 @@ class AdmissionGate {
                                                       const MemoryRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   FairQueue::Entry Enqueue(FairQueue::Entry entry);
-  // Returns when to decide again at the latest.
+  // Returns the latest time of the next decision.
   Instant Decide(Share share, std::vector<Decision>& decisions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DequeueExpired(Account& account, Instant now, std::vector<Decision>& decisions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Dequeue(FairQueue::Entry entry, Result result, std::vector<Decision>& decisions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns when a silent call may have to end, at the earliest.
+  // Returns the earliest time at which a silent call may have to end.
   Instant EndSilentCall(Share share, Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndWait(const PeerWait::Key& key);
   void WakeIfQueued();

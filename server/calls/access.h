@@ -33,7 +33,7 @@ class Access {
   // Returns the identity of a caller without a token.
   static std::string PeerOf(const CallHeaders& headers);
 
-  // Reads the token file again, if there is one.
+  // Reloads the token file, if there is one.
   void Reload() const;
 
  private:

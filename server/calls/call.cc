@@ -27,8 +27,8 @@ std::chrono::nanoseconds SlowestTransfer(int64_t bytes, const CallLimits& limits
 
 absl::Status GivesWay(absl::string_view what) {
   return Reject(Rejection::kCallerShare, absl::StatusCode::kResourceExhausted,
-                absl::StrCat("the ", what, " was slow while other callers waited for memory, of ",
-                             "which this caller holds more than its fair share"));
+                absl::StrCat("the ", what, " was slow while other callers waited for memory and ",
+                             "this caller held more than its fair share"));
 }
 
 // 0 if the call never reached the stage.
@@ -134,7 +134,8 @@ absl::Status Call::AcceptMessage(int64_t bytes) {
   if (absl::Status status = CheckMessageSize(bytes); !status.ok()) return status;
   if (bytes <= declared_bytes_.value_or(bytes)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("the message has ", bytes, " bytes; its header ",
-                                                 kMessageBytesHeader, " says ", *declared_bytes_));
+                                                 kMessageBytesHeader, " declares ",
+                                                 *declared_bytes_));
 }
 
 void Call::BeginReceiving(int64_t bytes, Alarm& alarm) {
@@ -185,7 +186,7 @@ void Call::EndSending() {
 }
 
 absl::Status Call::NotSent() const {
-  if (gives_way_) return GivesWay("reader of the answer");
+  if (gives_way_) return GivesWay("reader of the response");
   if (Now() < send_end_) return absl::CancelledError("the caller cancelled the call");
   if (send_end_ == send_deadline_) {
     return absl::DeadlineExceededError("the deadline passed while the response was sent");

@@ -104,7 +104,7 @@ class Call {
   // Cancels the call: its request soon stops waiting or computing. Thread-safe.
   void Cancel();
   const std::atomic<bool>& cancelled() const { return cancelled_; }
-  // What the caller's calls hold of the memory; null before Enter().
+  // The memory that the caller's calls hold; null before Enter().
   const std::shared_ptr<CallerMemory>& caller_memory() const { return caller_memory_; }
   // Returns DeadlineExceeded if the deadline has passed, otherwise Cancelled.
   absl::Status CancelledOrLate() const;
@@ -138,7 +138,7 @@ class Call {
   void BeginSending(int64_t bytes, Instant deadline, Alarm& alarm);
   void EndSending();
   Instant send_end() const { return gives_way_ ? Instant::min() : send_end_; }
-  // True once these are earlier for that reason.
+  // Returns true once receive_end() and send_end() are earlier for that reason.
   bool gives_way() const { return gives_way_; }
   // Call before the alarms of BeginReceiving() and BeginSending() are destroyed.
   void EndWaits();

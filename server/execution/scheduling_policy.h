@@ -70,13 +70,13 @@ class SchedulingPolicy {
   // The clock outlives the policy.
   explicit SchedulingPolicy(const Clock& clock) : clock_(clock) {}
 
-  // A new job. It can be taken from now on.
+  // Adds a new job, which can be taken from now on.
   void Add(Entry* entry);
-  // All tasks of the job are handed out: it is no longer taken.
+  // Call when all tasks of the job are handed out: it is no longer taken.
   void Pause(Entry* entry) { runnable_.erase(entry); }
-  // It has tasks again.
+  // Call when the job has tasks again.
   void Resume(Entry* entry) { runnable_.insert(entry); }
-  // The job has ended. REQUIRES: paused.
+  // Call when the job has ended. REQUIRES: paused.
   void Remove(const Entry* /*entry*/) { --jobs_; }
 
   // Returns true if no job can be taken.

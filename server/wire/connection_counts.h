@@ -10,12 +10,12 @@
 
 namespace rapt {
 
-// The network that a connection comes from: an IPv4 address, or the /64 of an IPv6 address, of
-// which one host can use any address.
+// The network that a connection comes from: an IPv4 address, or the /64 of an IPv6 address, because
+// one host can use every address of its /64.
 using PeerNetwork = std::array<uint8_t, 16>;
 
-// All peers without an IP address count as one network. An IPv4 address mapped to IPv6 counts as
-// itself.
+// Returns the network of a peer. All peers without an IP address count as one network. An IPv4
+// address mapped to IPv6 counts as the IPv4 address.
 PeerNetwork NetworkOf(const sockaddr_storage& peer);
 
 // Counts open connections, in total and by network. Not thread-safe.
@@ -30,7 +30,7 @@ class ConnectionCounts {
   void Leave(const PeerNetwork& network);
 
   int64_t count() const { return count_; }
-  // Whether Enter() would return false.
+  // Returns whether Enter() would return false.
   bool IsFullFor(const PeerNetwork& network) const;
 
  private:

@@ -101,8 +101,8 @@ absl::Status Read(absl::string_view name, const InferParameter& value, std::opti
   return Read(name, value, out.emplace());
 }
 
-// Returns whether `name` is an attribute of the table, in which case `status` says whether `value`
-// fits.
+// Returns whether `name` is an attribute of the table. If so, `status` is the result of reading
+// `value`.
 bool ReadAttribute(absl::string_view name, const InferParameter& value, OperatorCall& call,
                    absl::Status& status) {
   const auto read = [&](const auto& field) {

@@ -30,7 +30,7 @@ struct Parameters {
 };
 
 // Sets the attributes of `call`; returns the other parameters. InvalidArgument, naming the
-// parameter, for an unknown one and for a value of the wrong kind. Integers may come as
+// parameter, for an unknown one and for a value of the wrong kind. Integers may be
 // int64, uint64 or a decimal string; real numbers as double, integer or decimal string; bools as
 // bool, 0 or 1.
 absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, OperatorCall& call);

@@ -50,8 +50,8 @@ const Field* FieldIn(const Descriptor& message, absl::string_view name) {
   return field;
 }
 
-// The protocol's columns of the tables. Fields of tensors are those of AttendRequest and
-// AttendResponse; of an attribute, those that lead to it from Attention, itself last.
+// The protocol's columns of the tables: for a tensor, its field in AttendRequest or AttendResponse;
+// for an attribute, the path of fields from Attention.
 struct Columns {
   RoleMap<const Field*> tensors;
   OutputMap<const Field*> places;  // in OutputPlaces
@@ -96,7 +96,7 @@ const Part* PartOf(const pb::Message& message, const Field* field) {
   return pb::DynamicCastToGenerated<Part>(&fields.GetMessage(message, field));
 }
 
-// Null: the output goes into the response.
+// Returns null if the output is sent in the response.
 const v1::SharedMemory* PlaceOf(const v1::OutputPlaces& places, Role output) {
   return PartOf<v1::SharedMemory>(places, ColumnsOfTables().places[output]);
 }

@@ -23,7 +23,7 @@ class Health::WatchCall final : public GenericCall, private HealthStatus::Watche
 
   void Begin() override { StartRead(&buffer_); }
 
-  // Writes a new status or finishes, unless an operation is pending, whose completion calls this
+  // Writes a new status or finishes, unless an operation is pending; its completion calls this
   // again.
   void OnChange() override {
     const HealthStatus::Status status = health_.StatusOf(service_);

@@ -1,5 +1,5 @@
 // Accepts connections for the gRPC server, by TCP or on a Unix domain socket, and limits their
-// number, in total and by the network of the peer, which gRPC does not.
+// number, in total and by the network of the peer. gRPC has no such limits.
 #ifndef RAPT_SERVER_WIRE_GRPC_LISTENER_H_
 #define RAPT_SERVER_WIRE_GRPC_LISTENER_H_
 
@@ -37,7 +37,7 @@ class Listener {
                                                         const ConnectionCounts& limits);
   // The same for a Unix domain socket with this file mode, which Stop() removes; without limits.
   // InvalidArgument if the path is too long, Unavailable if it can't be bound. Changes the umask
-  // for a moment, so use it at startup only.
+  // temporarily, so use it at startup only.
   static absl::StatusOr<std::unique_ptr<Listener>> BindUnix(const std::string& path, int mode);
   ~Listener() { Stop(); }
   Listener(const Listener&) = delete;

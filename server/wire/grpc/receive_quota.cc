@@ -3,7 +3,7 @@
 namespace rapt {
 namespace {
 
-// gRPC's memory besides messages: connections, headers, bytes being sent.
+// gRPC's memory other than messages: connections, headers, bytes being sent.
 constexpr int64_t kGrpcOwnBytes = int64_t{64} << 20;
 
 // The limit changes in steps of this number of calls, 4 MiB each, so that it changes rarely.

@@ -111,7 +111,7 @@ void TensorMethods::Post(absl::AnyInvocable<void()> run) {
     run();
     delete posted;
   };
-  // An alarm that is due already is gRPC's way to put an event into a queue.
+  // gRPC has no other way to post an event to a queue than an alarm that is already due.
   posted->alarm.Set(queue_.get(), std::chrono::system_clock::now(), &posted->fired);
 }
 

@@ -21,7 +21,7 @@ struct TlsFiles {
 
 class TlsCredentials : public grpc::ServerCredentials {
  public:
-  // Reads the files again now.
+  // Reloads the files now.
   virtual void Reload() = 0;
 };
 

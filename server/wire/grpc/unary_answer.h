@@ -10,7 +10,7 @@
 
 namespace rapt {
 
-// Answers a call without tensors where its caller may call: `fill` writes the response and returns
+// Answers a call without tensors if its caller has access. `fill` writes the response and returns
 // the status.
 grpc::Status AnswerAtOnce(grpc::ServerContext& context, const CallEnvironment& environment,
                           const CallObserver& observe, absl::FunctionRef<absl::Status()> fill);

@@ -28,7 +28,7 @@ struct Response {
   std::vector<Header> headers = {};
 };
 
-// Returns the response to a request; the response to GET also to HEAD, whose body is not sent.
+// Returns the response to a request. A HEAD request gets the response to GET; its body is not sent.
 using Handler = std::function<Response(const Request&)>;
 
 }  // namespace rapt::http

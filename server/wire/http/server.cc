@@ -199,7 +199,7 @@ class Session : public std::enable_shared_from_this<Session> {
         });
   }
 
-  // Goes on with the bytes that have arrived after the request.
+  // Continues with the bytes that have arrived after the request.
   void AwaitNext() {
     body_ = std::string();
     std::memmove(buffer_.data(), buffer_.data() + parsed_, received_ - parsed_);
@@ -250,7 +250,7 @@ Sessions::List::iterator Sessions::Add(std::shared_ptr<Session> session) {
   return open_.insert(open_.end(), std::move(session));
 }
 
-// Passes the connections to one listening socket to `take`.
+// Accepts the connections of one listening socket and passes them to `take`.
 class Acceptor {
  public:
   using Take = std::function<void(Descriptor connection)>;

@@ -145,9 +145,9 @@ TEST_F(FairQueueTest, UrgentRequestsThatKeepComingDoNotStarveOthers) {
 
 TEST_F(FairQueueTest, LevelsBeyondTheLeastUrgentCountAsIt) {
   const Caller a = NewCaller();
-  Add(1, a, 1, kLeastPriority);
+  Add(1, a, 1, kLowestPriority);
   Add(2, a, 1, ~uint64_t{0});
-  Add(3, a, 1, kLeastPriority);
+  Add(3, a, 1, kLowestPriority);
   EXPECT_THAT(Serve(1000), ElementsAre(1, 2, 3));
 }
 

@@ -142,7 +142,7 @@ TEST_F(SchedulingPolicyTest, AMoreUrgentJobIsTakenFirst) {
 
 TEST_F(SchedulingPolicyTest, PrioritiesBeyondTheLeastUrgentAreClamped) {
   Entry* const a = Add(Priority(~uint64_t{0}));
-  Entry* const b = Add(Priority(kLeastPriority));
+  Entry* const b = Add(Priority(kLowestPriority));
   EXPECT_EQ(RunNext(), a);
   EXPECT_EQ(RunNext(), b);
 }
@@ -170,7 +170,7 @@ TEST_F(SchedulingPolicyTest, AConsumedHeadStartDoesNotDelayNewJobs) {
 }
 
 TEST_F(SchedulingPolicyTest, ALessUrgentJobStaysBehindAfterRunningAlone) {
-  Entry* const lazy = Add(Priority(kLeastPriority));
+  Entry* const lazy = Add(Priority(kLowestPriority));
   for (int n = 0; n < 100; ++n) EXPECT_EQ(RunNext(), lazy);
   Entry* const normal = Add();
   for (int n = 0; n < 7 * kStep / kQuantum; ++n) EXPECT_EQ(RunNext(), normal) << n;

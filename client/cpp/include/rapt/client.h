@@ -32,8 +32,8 @@
 namespace rapt::client {
 
 // When a failed attempt is retried. Every method is stateless, so a retry is always safe.
-// UNAVAILABLE is retried: the server drains, restarts or is gone. CANCELLED without a stop request
-// is retried too: gRPC returns it to calls that arrive while a server shuts down.
+// UNAVAILABLE is retried: the server drains, restarts or is unreachable. CANCELLED without a stop
+// request is retried too: gRPC returns it to calls that arrive while a server shuts down.
 // RESOURCE_EXHAUSTED is retried only on request. No other code is retried.
 struct RetryPolicy {
   int max_attempts = 4;  // including the first one; 1: no retries
@@ -44,15 +44,15 @@ struct RetryPolicy {
   std::chrono::nanoseconds initial_backoff = std::chrono::milliseconds(50);
   std::chrono::nanoseconds max_backoff = std::chrono::seconds(1);
 
-  // A server over its memory budget may have room a moment later. However, a call that can never
-  // fit, or that exceeds max_message_bytes, has the same code and is then retried in vain.
+  // A server over its memory budget may have free memory a moment later. However, a call that can
+  // never fit, or that exceeds max_message_bytes, has the same code and is then retried in vain.
   bool retries_resource_exhausted = false;
 };
 
 // PEM files. Connect() reads them once.
 struct TlsOptions {
   std::string ca_file = {};    // trusted authorities; empty: gRPC's default
-  std::string cert_file = {};  // the client's certificate, if the server asks for one; empty: none
+  std::string cert_file = {};  // the client's certificate, if the server requires one; empty: none
   std::string key_file = {};   // its private key
   std::string server_name = {};  // in the server's certificate; empty: the host of the address
 };
@@ -84,8 +84,8 @@ struct Options {
 
   // Whether Attend() may pass the tensors of large calls through shared memory. The server must be
   // on the same machine (a loopback address or a Unix domain socket) and allow it.
-  // AttendResult::path says which way was used. Needs as much memory again as the largest calls,
-  // and keeps it for later calls.
+  // AttendResult::path reports which path was used. Needs additional memory of the size of the
+  // largest calls, and keeps it for later calls.
   bool shared_memory = true;
 };
 

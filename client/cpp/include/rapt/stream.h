@@ -32,7 +32,7 @@ struct StreamRows {
   absl::Span<std::byte> q;     // if queries stream
   absl::Span<std::byte> k, v;  // if keys stream; past rows come first
   absl::Span<std::byte> mask;  // [B, Hq, Sq, count] of keys, [B, Hq, count, T] of queries; an axis
-                               // of 1 stays one
+                               // of 1 stays 1
 };
 
 struct StreamProgress {

@@ -13,7 +13,7 @@ namespace {
 // One chunk is computed, one is received.
 constexpr int64_t kHeldChunks = 2;
 
-// The number of result slots; small results leave theirs when they are encoded.
+// The number of result slots; small results free theirs when they are encoded.
 constexpr size_t kHeldAnswers = 2;
 
 }  // namespace
