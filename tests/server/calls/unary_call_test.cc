@@ -192,7 +192,7 @@ TEST_F(UnaryCallTest, HoldsMemoryForTheDeclaredBytesAndAcceptsNoMore) {
   ASSERT_TRUE(call.OnRead(true));
   const absl::Status status = call.OnMessageBytes(301);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("301"), HasSubstr("says 300")));
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("301"), HasSubstr("declares 300")));
   EXPECT_EQ(message_memory(), 301) << "the bytes exist, whatever was declared";
   call.End(status);
   EXPECT_EQ(message_memory(), 0);
