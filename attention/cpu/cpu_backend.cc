@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <new>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -150,31 +151,32 @@ FlashBytes BytesOf(const TensorView& view, int64_t offset) {
           sliced.offset + offset};
 }
 
-// The rows of head (b, h), as rows from `begin` on.
-KeyValueSource SourceOf(const TensorView& view, int64_t b, int64_t h, int64_t begin) {
-  KeyValueSource source = {};
+// Sources and rows are built in place: a copy of one that was just written would wait for its
+// stores, which tiny problems feel.
+
+// The rows of head (b, h), as rows from `begin` on. REQUIRES: `source` is all zeros.
+void SetSource(const TensorView& view, int64_t b, int64_t h, int64_t begin,
+               KeyValueSource& source) {
   source.begin = begin;
   source.end = begin + view.dims[2];
   source.stride = view.strides[2] * SizeOf(view.dtype);
   if (view.pages == nullptr) {
     source.bytes = BytesOf(view, view.RowOffset(b, h, 0));
-    return source;
+    return;
   }
   const PagedRows& paged = *view.pages;
   source.bytes.offset = paged.offset + view.RowOffset(0, h, 0);
   source.pages = paged.pages.data() + b * paged.batch_pages;
   source.page_rows = paged.page_rows;
   source.first_row = paged.first_row;
-  return source;
 }
 
-FlashKeys KeysOf(const TensorView& past, int64_t past_count, const TensorView& now, int64_t b,
-                 int64_t h) {
-  FlashKeys keys = {};
+// Past and new rows. REQUIRES: `keys` is all zeros.
+void SetKeys(const TensorView& past, int64_t past_count, const TensorView& now, int64_t b,
+             int64_t h, FlashKeys& keys) {
   KeyValueSource* next = keys.sources;
-  if (past_count > 0) *next++ = SourceOf(past, b, h, 0);
-  if (now.dims[2] > 0) *next = SourceOf(now, b, h, past_count);
-  return keys;
+  if (past_count > 0) SetSource(past, b, h, 0, *next++);
+  if (now.dims[2] > 0) SetSource(now, b, h, past_count, *next);
 }
 
 // The partial results of split keys, in the shared workspace: O and lse of each query row and part.
@@ -313,8 +315,8 @@ FlashTask ShapeOf(const Problem& p) {
 FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_head) {
   FlashTask task = ShapeOf(p);
   task.queries = BytesOf(a.inputs[Role::kQ], 0);
-  task.keys = KeysOf(a.inputs[Role::kPastKey], p.past_length, a.inputs[Role::kK], b, kv_head);
-  task.values = KeysOf(a.inputs[Role::kPastValue], p.past_length, a.inputs[Role::kV], b, kv_head);
+  SetKeys(a.inputs[Role::kPastKey], p.past_length, a.inputs[Role::kK], b, kv_head, task.keys);
+  SetKeys(a.inputs[Role::kPastValue], p.past_length, a.inputs[Role::kV], b, kv_head, task.values);
   task.score = ScoreParamsOf(p, a);
   task.batch = b;
   task.first_key = p.section ? p.section->first_key : 0;
@@ -457,7 +459,7 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   if (splits > 1 || p.folds) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
   for (int64_t h = place.first_head; h < place.end_head; ++h) {
     for (int64_t i = place.first_query; i < place.end_query; ++i) {
-      FlashRow& row = rows[flash.row_count] = RowOf(p, a, place.b, h, i);
+      FlashRow& row = *new (&rows[flash.row_count]) FlashRow(RowOf(p, a, place.b, h, i));
       if (folds_here) unfolded.Redirect(row, flash.row_count);
       ++flash.row_count;
       if (splits > 1) Narrow(row, flash, parts, RowIndex(p, place.b, h, i), place.part);
