@@ -18,7 +18,6 @@
 namespace rapt {
 namespace {
 
-constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 
 int Fail(const absl::Status& status, int exit_code) {
@@ -56,7 +55,7 @@ const char* WaitForStopSignal(Server& server, sigset_t signals) {
 
 int Serve(std::unique_ptr<Server> server, const sigset_t& signals) {
   const absl::Status started = server->Start(HasStopSignal);
-  if (!started.ok() && !absl::IsCancelled(started)) return Fail(started, kExitFailure);
+  if (!started.ok() && !absl::IsCancelled(started)) return Fail(started, EXIT_FAILURE);
   if (started.ok()) {
     std::printf(
         "rapt-server ready grpc=%s metrics=%s grpc_security=%s metrics_security=plaintext\n",
@@ -76,12 +75,12 @@ int Main(int argc, char** argv) {
   TuneMalloc();
   // gRPC uses the locks of Debian's Abseil, which detect deadlocks in one graph under one lock.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  const absl::StatusOr<Options> options = ParseOptions(
-      std::vector<const char*>(argv + std::min(argc, 1), argv + argc),
-      [](const char* name) -> const char* { return std::getenv(name); }, ReadHostLimits());
+  const absl::StatusOr<Options> options =
+      ParseOptions(std::vector<const char*>(argv + std::min(argc, 1), argv + argc), std::getenv,
+                   ReadHostLimits());
   if (!options.ok()) return Fail(options.status(), kExitUsage);
   if (const std::string& text = options->text_to_print; !text.empty()) {
-    return std::fputs(text.c_str(), stdout) < 0 ? kExitFailure : EXIT_SUCCESS;
+    return std::fputs(text.c_str(), stdout) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
   }
   SetLogFormat(options->log.format);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(*options);
