@@ -37,7 +37,7 @@ struct StreamRequest {
 };
 
 // Rows of Q, or of K and V, with the part of the mask that belongs to streaming rows. Row-major in
-// the stream's layout, of the sizes that the problem gives for this number of rows.
+// the stream's layout. The problem and the number of rows determine the sizes.
 struct StreamChunk {
   RowRange rows = {};
   InputBytes query = {}, key = {}, value = {}, mask = {};

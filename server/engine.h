@@ -53,7 +53,7 @@ class Engine {
   // thread.
   void ShrinkMessage(MessageReservation& reservation, int64_t bytes);
 
-  // As of AdmissionGate.
+  // Same as in AdmissionGate.
   std::shared_ptr<CallerMemory> CallerOf(const std::string& name) { return gate_.CallerOf(name); }
   AdmissionGate::PeerWait WaitForPeer(std::shared_ptr<CallerMemory> caller, Instant silent_at,
                                       absl::AnyInvocable<void()> end) {

@@ -1,6 +1,6 @@
 // The settings of rapt-server. A setting comes from a flag, --grpc_address=..., on the command line
 // or in a file that --flagfile names, or from the environment, RAPT_GRPC_ADDRESS=...; the flag
-// wins. The table in options.cc has a row for each.
+// takes precedence. The table in options.cc has a row for each.
 #ifndef RAPT_SERVER_OPTIONS_H_
 #define RAPT_SERVER_OPTIONS_H_
 
@@ -103,7 +103,7 @@ struct Options {
   SharedMemoryOptions shared_memory;
   CudnnOptions cudnn;
 
-  // What --help or --version prints instead of serving.
+  // The text of --help or --version, printed instead of serving.
   std::string text_to_print;
 };
 

@@ -24,7 +24,7 @@
 namespace rapt {
 
 // Plans the canary, a small problem with a known result that takes some tens of microseconds.
-// Returns MakePlan()'s error if the backend supports it in no type.
+// Returns MakePlan()'s error if the backend does not support it in any type.
 absl::StatusOr<Plan> PlanCanary(const PlanOptions& options);
 
 // Runs the canary once a second, as an event of the network threads and then on the compute

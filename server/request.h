@@ -76,7 +76,7 @@ struct OutputPlace {
 };
 
 // 1 is the most urgent priority. The default leaves levels above and below it. Levels less
-// urgent than kLowestPriority count as that one.
+// urgent than kLowestPriority are treated as that level.
 inline constexpr uint64_t kDefaultPriority = 8;
 inline constexpr uint64_t kLowestPriority = 15;
 inline uint64_t PriorityLevel(uint64_t priority) {

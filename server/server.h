@@ -28,7 +28,7 @@ class Server {
   Server& operator=(const Server&) = delete;
 
   // Serves on return. Returns Unavailable if an address can't be used; Internal if the self-test
-  // fails; Cancelled as soon as `stop_requested` returns true, with Drain() still to be called.
+  // fails; Cancelled as soon as `stop_requested` returns true; Drain() must be called then too.
   // REQUIRES: called once.
   virtual absl::Status Start(absl::FunctionRef<bool()> stop_requested) = 0;
 

@@ -27,7 +27,7 @@ std::unique_ptr<AttentionCaller> NewLocalCaller();
 // Sends calls to the server.
 std::unique_ptr<AttentionCaller> NewRemoteCaller(std::unique_ptr<client::Client> server);
 
-// Streams calls to the server in chunks of `chunk` rows, 0: chosen by the library. Shows progress
+// Streams calls to the server in chunks of `chunk` rows; 0: the library chooses. Shows progress
 // on the terminal.
 std::unique_ptr<AttentionCaller> NewStreamCaller(std::unique_ptr<client::Client> server,
                                                  int64_t chunk);

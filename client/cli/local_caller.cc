@@ -106,7 +106,7 @@ Arguments InputsOf(const client::AttendCall& call, const ResolvedCall& resolved)
 
 // --- Its outputs ---
 
-// A buffer for an output.
+// Returns a buffer for an output.
 std::string NewBuffer(const TensorSpec& spec) {
   const absl::StatusOr<int64_t> bytes = ByteSize("output", spec);
   RAPT_CHECK(bytes.ok(), "a resolved call has outputs whose sizes fit");

@@ -46,8 +46,9 @@ struct CommandLine {
   std::vector<std::string_view> examples;  // one command each
   int max_operands = 0;                    // arguments that are not flags
 
-  // Accepts what ParseArguments() accepts; after "--" only operands. If a flag is repeated, its
-  // last value wins. InvalidArgument names the flag, its value and the values allowed.
+  // Accepts the syntax of ParseArguments(); arguments after "--" are operands. If a flag is
+  // repeated, its last value wins. InvalidArgument names the flag, its value and the values
+  // allowed.
   absl::StatusOr<ParsedArguments> Parse(absl::Span<const std::string> arguments) const;
 };
 

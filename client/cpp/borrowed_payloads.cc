@@ -39,7 +39,7 @@ void BorrowedPayloads::ReleaseSlice() {
     released = std::exchange(released_, nullptr);
     all_released_.SignalAll();
   }
-  // WaitUntilReleased() may have returned and this object be destroyed by now.
+  // By now, WaitUntilReleased() may have returned and this object may be destroyed.
   if (released) released();
 }
 

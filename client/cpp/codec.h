@@ -17,8 +17,8 @@
 
 namespace rapt::client {
 
-// Encodes an AttendRequest or a DiagnoseRequest, its tensors before its other fields; refers to the
-// call's tensors. InvalidArgument, naming the field, for a tensor whose data does not match its
+// Encodes an AttendRequest or a DiagnoseRequest, tensors before other fields. The message refers to
+// the call's tensors. InvalidArgument, naming the field, for a tensor whose data does not match its
 // shape; ResourceExhausted for a message of more than `max_bytes`. The server checks everything
 // else.
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes);
@@ -32,7 +32,7 @@ std::optional<int64_t> BytesInRegion(const AttendCall& call);
 // REQUIRES: the region has at least BytesInRegion(call).
 RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call);
 
-// A call without its tensors.
+// Returns the request without its tensors.
 v1::AttendRequest WithoutTensors(const AttendCall& call);
 v1::DataType ToProto(DType dtype);
 

@@ -18,7 +18,7 @@ namespace {
 using Request = v1::AttendStreamRequest;
 using Response = v1::AttendStreamResponse;
 
-constexpr int64_t kChunkBytes = 8 << 20;  // takes longer to compute than to update the state
+constexpr int64_t kChunkBytes = 8 << 20;  // computing it takes longer than updating the state
 constexpr int64_t kFieldBytes = 1024;     // of a chunk's message in addition to its tensors
 
 constexpr wire::PayloadField kOutputFields[] = {{v1::OutputChunk::kYFieldNumber, nullptr},

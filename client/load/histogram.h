@@ -38,7 +38,7 @@ class Histogram {
   static constexpr int64_t kMaxValue = int64_t{1} << 43;  // in nanoseconds, 2.4 hours
 
  private:
-  std::vector<int64_t> counts_;  // as long as the largest value needs
+  std::vector<int64_t> counts_;  // up to the bucket of the largest value
   int64_t count_ = 0;
   int64_t min_ = 0;
   int64_t max_ = 0;

@@ -101,7 +101,7 @@ class Session {
     if (!flat_out.ok()) return flat_out.status();
     result.run = *flat_out;
     const double capacity = Summarize(result).rate;
-    if (!(capacity > 0)) return flat_out;  // its failures say why
+    if (!(capacity > 0)) return flat_out;  // it reports the failures
     result.is_open_loop = true;
     absl::StatusOr<std::vector<Trial>> trials =
         SearchRate(capacity, kPrecision, [&](double rate) { return Try(rate, closed, result); });

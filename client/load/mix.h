@@ -36,10 +36,10 @@ struct CallShape {
   bool operator==(const CallShape&) const = default;
 };
 
-// Returns "8x32/8x1:4096x128 BF16 causal", as ParseMix reads it.
+// Returns "8x32/8x1:4096x128 BF16 causal", in the syntax of ParseMix().
 std::string Describe(const CallShape& shape);
 
-// Defaults for what a shape does not state.
+// Defaults for properties that a shape does not state.
 struct ShapeDefaults {
   client::DType dtype = client::DType::kFloat32;
   bool causal = false;

@@ -1,4 +1,4 @@
-// Counter-based random numbers: a seed and a position determine each, in any order.
+// Counter-based random numbers: a seed and a position determine each number.
 #ifndef RAPT_CLIENT_LOAD_RANDOM_H_
 #define RAPT_CLIENT_LOAD_RANDOM_H_
 

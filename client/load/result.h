@@ -26,7 +26,7 @@ Machine ReadMachine();
 struct ServerIdentity {
   std::string name;  // "rapt-server", or the name that an OIP server reports
   std::string version;
-  std::string isa;  // of rapt-server only, as is the next
+  std::string isa;  // of rapt-server only, like the next field
   int compute_threads = 0;
 };
 

@@ -36,7 +36,7 @@ struct Load {
   std::chrono::nanoseconds warmup{0};    // not measured
   std::chrono::nanoseconds duration{0};  // measured, minimum
   int64_t min_requests = 0;              // measured, minimum
-  std::chrono::nanoseconds deadline{0};  // of each call, since it is due
+  std::chrono::nanoseconds deadline{0};  // of each call, from when it is due
   std::chrono::nanoseconds interval{0};  // length of an interval
   std::optional<std::chrono::nanoseconds> slo;
   uint64_t seed = 0;

@@ -58,7 +58,7 @@ struct LoadFlags {
   std::vector<Flag> Table();
 };
 
-// Ready to run.
+// A load that is ready to run.
 struct Settings {
   std::string address;
   client::Options options = {};

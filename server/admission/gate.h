@@ -114,7 +114,7 @@ class AdmissionGate {
     return account(share).general.Charge(bytes, BytesOf(caller, share));
   }
 
-  // Returns the record of the memory of this caller, which all its calls share.
+  // Returns the record of this caller's memory, which all its calls share.
   std::shared_ptr<CallerMemory> CallerOf(const std::string& name);
 
   // The call counts as silent from `silent_at` on. `end` is called at most once, by any thread

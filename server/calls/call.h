@@ -125,8 +125,8 @@ class Call {
   absl::Status AcceptMessage(int64_t bytes);
 
   // Call when the read of a message of at most `bytes` begins. A sender is too slow after
-  // receive_end(), which becomes earlier, and `alarm` fires, if others wait for memory of which the
-  // caller holds more than its fair share.
+  // receive_end(). If others wait for memory and the caller holds more than its fair share,
+  // receive_end() becomes earlier and `alarm` fires.
   void BeginReceiving(int64_t bytes, Alarm& alarm);
   void EndReceiving();
   Instant receive_end() const { return gives_way_ ? Instant::min() : receive_end_; }
@@ -134,7 +134,7 @@ class Call {
   absl::Status SlowSender(absl::string_view what) const;
 
   // Call when sending of `bytes` begins. A reader is too slow after send_end(), which is at most
-  // `deadline` and becomes earlier as receive_end().
+  // `deadline` and becomes earlier like receive_end().
   void BeginSending(int64_t bytes, Instant deadline, Alarm& alarm);
   void EndSending();
   Instant send_end() const { return gives_way_ ? Instant::min() : send_end_; }

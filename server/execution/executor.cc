@@ -55,7 +55,7 @@ void Executor::Submit(Job job) {
   RAPT_CHECK(!stopping_, "a job was submitted while the executor was being destroyed");
   policy_.Add(active.release());
   submitted_jobs_.fetch_add(1, std::memory_order_relaxed);
-  // Under the lock: the job may end, and the executor with it, as soon as that is released.
+  // Under the lock: as soon as it is released, the job may end and the executor be destroyed.
   if (parallel) {
     work_posted_.SignalAll();
   } else {

@@ -48,8 +48,8 @@ struct Job {
   // Number of tasks of each stage. The tasks of one stage are independent and may run in any order;
   // a stage starts when the previous one has ended.
   absl::InlinedVector<int64_t, 3> stages;
-  // Called from several threads concurrently, never after done. `worker` is in [0, threads()); no
-  // two concurrent calls have the same.
+  // Called from several threads concurrently, never after done. `worker` is in [0, threads()) and
+  // differs between concurrent calls.
   absl::AnyInvocable<void(int stage, int64_t task, int worker, const Checkpoint& checkpoint) const>
       run_task;
   // Approximate cost of the longest task, in the same unit for all jobs. At a checkpoint, a job

@@ -20,8 +20,8 @@ class SharedTensors {
  public:
   explicit SharedTensors(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
 
-  // Returns the bytes of an input of `bytes` bytes. InvalidArgument if the reference has another
-  // size; otherwise as SharedMemory::Find().
+  // Returns the bytes of an input of `bytes` bytes. InvalidArgument if the reference has a
+  // different size; otherwise as SharedMemory::Find().
   absl::StatusOr<InputBytes> FindInput(const std::string& field, const SharedReference& reference,
                                        int64_t bytes);
 

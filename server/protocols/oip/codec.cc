@@ -58,7 +58,7 @@ constexpr int64_t kMaxKeyLengths = 64 * 1024;
 // Their maximum size in bytes as varints.
 constexpr int64_t kMaxIntegerBytes = kMaxKeyLengths * 10;
 
-// An input's typed contents that are read in place, and the field they came in.
+// An input's typed contents that are read in place, and the field that contains them.
 struct LargeContents {
   int field;
   InputBytes bytes;

@@ -30,9 +30,9 @@ struct Parameters {
 };
 
 // Sets the attributes of `call`; returns the other parameters. InvalidArgument, naming the
-// parameter, for an unknown one and for a value of the wrong kind. Integers may be
-// int64, uint64 or a decimal string; real numbers as double, integer or decimal string; bools as
-// bool, 0 or 1.
+// parameter, for an unknown one and for a value of the wrong kind. Accepts an integer as int64,
+// uint64 or decimal string, a real number as double, integer or decimal string, and a bool as bool,
+// 0 or 1.
 absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, OperatorCall& call);
 
 // Reads the parameters of a tensor, which refer to shared memory. Returns nullopt if there are

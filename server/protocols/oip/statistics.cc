@@ -8,7 +8,7 @@
 namespace rapt::oip {
 
 void Statistics::Count(const CallReport& report) {
-  const auto now = std::chrono::system_clock::now();  // wall-clock time; base/clock.h has no date
+  const auto now = std::chrono::system_clock::now();  // base/clock.h has no wall-clock time
   MutexLock lock(mutex_);
   if (!report.status.ok()) return fail_.Add(report.total);
   success_.Add(report.total);

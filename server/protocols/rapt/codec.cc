@@ -88,7 +88,7 @@ const Columns& ColumnsOfTables() {
   return *columns;
 }
 
-// The message in a field of `message`; null: absent.
+// Returns the message in a field of `message`, or null if it is absent.
 template <typename Part>
 const Part* PartOf(const pb::Message& message, const Field* field) {
   const pb::Reflection& fields = *message.GetReflection();
@@ -104,7 +104,7 @@ const v1::SharedMemory* PlaceOf(const v1::OutputPlaces& places, Role output) {
 struct ElementType {
   v1::DataType code;
   int64_t bytes;
-  std::optional<DType> dtype;  // none: integers, which the library reads as bool
+  std::optional<DType> dtype;  // nullopt: integers, which the library reads as bool
 };
 
 constexpr ElementType kElementTypes[] = {
@@ -243,7 +243,7 @@ absl::Status ReadValue(const pb::Message& message, const Field* field, const Att
   return absl::OkStatus();
 }
 
-// A field that is absent, or 0 without presence, leaves the default.
+// A field that is absent, or 0 without presence, keeps the default.
 absl::Status ReadAttribute(const AttributeInfo& info, const v1::Attention& attention,
                            OperatorCall& call) {
   const pb::Message* message = &attention;

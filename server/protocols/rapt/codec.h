@@ -60,7 +60,7 @@ std::string NameOf(v1::DataType code);
 void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds compute_time,
                  v1::Timing& timing);
 
-// The library's type; none for integers, unknown codes and the unspecified one.
+// Returns the library's type, or nullopt for integers, unknown codes and the unspecified code.
 std::optional<DType> ToDType(v1::DataType type);
 
 }  // namespace rapt::native

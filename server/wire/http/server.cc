@@ -40,8 +40,8 @@ using Protocol = asio::generic::stream_protocol;
 constexpr size_t kMaxHeadBytes = 8192;
 constexpr size_t kMaxHeaders = 100;
 
-// A close with unread bytes resets the connection, and the peer may lose the response. So this many
-// bytes are read and dropped first.
+// A close with unread bytes resets the connection, and the peer may lose the response. Therefore up
+// to this number of bytes is read and discarded first.
 constexpr size_t kMaxDroppedBytes = 64 * 1024;
 
 // Pause while the process has no descriptor left; connections wait meanwhile.

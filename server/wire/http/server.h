@@ -13,7 +13,7 @@
 namespace rapt::http {
 
 struct ServerLimits {
-  // The connection that has gone longest without a response is closed for a new one.
+  // Beyond this, the connection that has waited longest since its last response is closed.
   size_t max_connections = 128;
   // For a whole request head, a response, and the rest of the peer's bytes after the last response.
   std::chrono::milliseconds patience{5'000};

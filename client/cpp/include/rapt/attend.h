@@ -22,7 +22,7 @@
 
 namespace rapt::client {
 
-// The axes of Q, K, V and Y. Masks, past, present, scores and lse never depend on it.
+// The axes of Q, K, V and Y. Masks, past, present, scores and lse do not depend on it.
 enum class Layout : uint8_t {
   kByRank,  // rank 4 is kBhsd, rank 3 is kBse
   kBhsd,    // [B, H, S, D]
@@ -91,7 +91,7 @@ struct AttendCall {
   bool causal = false;
   Alignment alignment = Alignment::kTopLeft;
   Window window = {};
-  bool softmax_in_fp64 = false;  // kFloat64 inputs always are; otherwise float
+  bool softmax_in_fp64 = false;  // always true for kFloat64 inputs
   std::optional<Dropout> dropout = {};
 
   // Outputs in addition to Y.

@@ -11,7 +11,7 @@
 //     if (!result.ok()) return result.status();
 //     absl::Span<const float> y = result->y.values<float>();  // [1, 8, 128, 64]
 //
-// Compiling against this header needs Abseil only.
+// This header depends on Abseil only.
 #ifndef RAPT_CLIENT_RAPT_CLIENT_H_
 #define RAPT_CLIENT_RAPT_CLIENT_H_
 
@@ -45,7 +45,7 @@ struct RetryPolicy {
   std::chrono::nanoseconds max_backoff = std::chrono::seconds(1);
 
   // A server over its memory budget may have free memory a moment later. However, a call that can
-  // never fit, or that exceeds max_message_bytes, has the same code and is then retried in vain.
+  // never fit, or that exceeds max_message_bytes, has the same code, and its retries fail too.
   bool retries_resource_exhausted = false;
 };
 
@@ -108,7 +108,7 @@ struct CallOptions {
 // - ResourceExhausted: over the server's memory budget or the message size limit.
 // - DeadlineExceeded: the timeout passed.
 // - Cancelled: a stop was requested.
-// - Unimplemented: the server, or its backend, can't do this.
+// - Unimplemented: the server, or its backend, does not support the call.
 // - Unauthenticated: the token is missing or not accepted.
 // - Unavailable: no server at the address, it is not ready, or the TLS handshake failed; the
 //   message names the address.
