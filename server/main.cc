@@ -6,7 +6,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "base/host_limits.h"
@@ -76,8 +75,8 @@ int Main(int argc, char** argv) {
   // gRPC uses the locks of Debian's Abseil, which detect deadlocks in one graph under one lock.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const absl::StatusOr<Options> options =
-      ParseOptions(std::vector<const char*>(argv + std::min(argc, 1), argv + argc), std::getenv,
-                   ReadHostLimits());
+      ParseOptions(absl::Span<const char* const>(argv, argc).subspan(std::min(argc, 1)),
+                   std::getenv, ReadHostLimits());
   if (!options.ok()) return Fail(options.status(), kExitUsage);
   if (const std::string& text = options->text_to_print; !text.empty()) {
     return std::fputs(text.c_str(), stdout) < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
