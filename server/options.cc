@@ -67,8 +67,8 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"grpc_address", &o.grpc.address,
        "where to serve gRPC; port 0 selects a free port; empty: only on --unix_socket"},
       {"unix_socket", &o.grpc.unix_socket,
-       "the path of a Unix domain socket to serve gRPC on as well, for clients at unix:PATH; with "
-       "--grpc_address= only there"},
+       "the path of a Unix domain socket to serve gRPC on as well, for clients at unix:PATH; an "
+       "empty --grpc_address serves only there"},
       {"unix_socket_mode", &o.grpc.unix_socket_mode,
        "the file mode of the socket, in octal digits; determines who may connect"},
       {"max_connections", &o.grpc.max_connections,
@@ -89,8 +89,8 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"metrics_address", &o.metrics_address,
        "where to serve /metrics, /healthz and /readyz over HTTP; port 0 selects a free port"},
       {"tls_cert", &o.security.tls_cert,
-       "the file of the server's certificate chain, in PEM, for TLS on --grpc_address; read again "
-       "when it is replaced, as are the next three"},
+       "the file of the server's certificate chain, in PEM, for TLS on --grpc_address; reloaded "
+       "when it is replaced, like the next three"},
       {"tls_key", &o.security.tls_key, "the file of its private key, in PEM without a passphrase"},
       {"tls_client_ca", &o.security.tls_client_ca,
        "a file of certificate authorities in PEM: clients must present a certificate signed by one "
@@ -106,7 +106,7 @@ std::vector<Setting> SettingsOf(Options& o) {
        "compute a request"},
       {"isa", &o.compute.isa,
        "the instruction set of the cpu backend: auto, amx, avx512, avx2 or portable; auto uses the "
-       "first of these that the machine has"},
+       "first of these that the machine supports"},
       {"threads",
        &o.compute.threads,
        "compute threads, 1 to 1024; 0: one for each available core",
@@ -169,7 +169,7 @@ std::vector<Setting> SettingsOf(Options& o) {
        "--backend=cudnn, else none, and auto does not use the GPU"},
       {"cudnn_min_flops", &o.cudnn.min_flops,
        "the GPU offload threshold: auto computes problems of fewer operations on the cpu; empty: "
-       "measured at the start"},
+       "measured at startup"},
       {"cudnn_plan_cache", &o.cudnn.plan_cache,
        "a directory for compiled kernels, which later starts read; empty: none"},
       {"cudnn_warm_plans", &o.cudnn.warm_plans,

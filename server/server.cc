@@ -480,7 +480,7 @@ void ServerImpl::Drain() {
   // once it shuts down.
   const auto refused_until = std::chrono::steady_clock::now() + options_.drain.refusal_time;
   if (!open_calls_.WaitUntilNone(options_.drain.grace_period)) {
-    Log(LogLevel::kWarning, "grace period over", {{"open_calls", open_calls_.count()}});
+    Log(LogLevel::kWarning, "grace period expired", {{"open_calls", open_calls_.count()}});
   }
   std::this_thread::sleep_until(refused_until);
   StopListening();

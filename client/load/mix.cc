@@ -199,7 +199,7 @@ absl::StatusOr<client::DType> ParseDType(std::string_view text) {
     if (absl::EqualsIgnoreCase(Absl(text), client::NameOf(dtype))) return dtype;
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("'%s' is not a type; it must be fp32, fp16, bf16 or fp64", text));
+      absl::StrFormat("unknown type '%s'; it must be fp32, fp16, bf16 or fp64", text));
 }
 
 std::string Describe(const CallShape& shape) {

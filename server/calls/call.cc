@@ -168,7 +168,7 @@ absl::Status Call::SlowSender(absl::string_view what) const {
   if (gives_way_) return GivesWay(what);
   return Reject(Rejection::kSlowSender, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the ", what, " arrived slower than ",
-                             limits().min_receive_bytes_per_second, " bytes a second"));
+                             limits().min_receive_bytes_per_second, " bytes/s"));
 }
 
 void Call::BeginSending(int64_t bytes, Instant deadline, Alarm& alarm) {
@@ -193,7 +193,7 @@ absl::Status Call::NotSent() const {
   }
   return Reject(Rejection::kSlowReader, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the response was read slower than ",
-                             limits().min_receive_bytes_per_second, " bytes a second"));
+                             limits().min_receive_bytes_per_second, " bytes/s"));
 }
 
 void Call::AddTime(Stage stage, std::chrono::nanoseconds time) {

@@ -70,7 +70,8 @@ absl::StatusOr<std::shared_ptr<const Region>> OpenSystemRegion(const std::string
                                                                int64_t offset, int64_t byte_size) {
   const Descriptor file(shm_open(key.c_str(), O_RDWR, 0));
   if (file.get() < 0) {
-    return absl::NotFoundError("the key names no shared memory object that the server may open");
+    return absl::NotFoundError(
+        "there is no shared memory object of this key, or the server may not open it");
   }
   if (absl::Status status = CheckRange(file, offset, byte_size); !status.ok()) return status;
   const int64_t page = sysconf(_SC_PAGESIZE);

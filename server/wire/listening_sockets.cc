@@ -95,7 +95,7 @@ absl::StatusOr<ListeningSockets> ListenOn(const std::string& address) {
   if (bound.descriptors.empty()) bound = BindAll(host, port);
   if (!bound.descriptors.empty()) return bound;
   return absl::UnavailableError(absl::StrCat(
-      "can't listen on ", address, "; the port may be in use, or the address not be local"));
+      "can't listen on ", address, "; the port may be in use, or the address may not be local"));
 }
 
 bool IsShortage(int accept_error) {

@@ -699,7 +699,7 @@ TEST(AttendStreamEndTest, ASlowSenderIsEvicted) {
     for (size_t n = 0; n < sent; ++n) ASSERT_TRUE(caller.Send(messages[n]));
     const Answers answers = caller.Wait();
     EXPECT_EQ(answers.status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
-    EXPECT_THAT(answers.status.error_message(), HasSubstr("slower than 2000000000 bytes a second"));
+    EXPECT_THAT(answers.status.error_message(), HasSubstr("slower than 2000000000 bytes/s"));
     WaitUntilNothingIsHeld(server);
   }
 }

@@ -614,7 +614,7 @@ TEST(ServerShutdownTest, EveryAcceptedCallIsAnsweredUnderLoad) {
   server.Terminate();
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(server.Wait(), 0) << server.Log();
-  EXPECT_THAT(server.Log(), Not(HasSubstr("grace period over")));
+  EXPECT_THAT(server.Log(), Not(HasSubstr("grace period expired")));
   // Other failed calls never reached the service.
   EXPECT_THAT(server.Log(), HasSubstr(absl::StrCat("served_calls=", computed + refused, "\n")));
 }
@@ -625,7 +625,7 @@ TEST(ServerShutdownTest, ACallBeyondTheGracePeriodIsCancelled) {
   server.Terminate();
   EXPECT_FALSE(in_flight.Wait().ok());
   EXPECT_EQ(server.Wait(), 0) << server.Log();
-  EXPECT_THAT(server.Log(), HasSubstr("grace period over"));
+  EXPECT_THAT(server.Log(), HasSubstr("grace period expired"));
 }
 
 TEST(ServerShutdownTest, ASecondSignalEndsItAtOnce) {

@@ -55,8 +55,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::BindUnix(const std::string& 
   const ScopedFileMode scoped_mode(mode);
   if (bind(listening.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0 ||
       listen(listening.get(), SOMAXCONN) != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("can't listen on ", path, "; its directory may not exist or not be writable"));
+    return absl::UnavailableError(absl::StrCat(
+        "can't listen on ", path, "; its directory may not exist or may not be writable"));
   }
   ListeningSockets sockets;
   sockets.descriptors.push_back(std::move(listening));

@@ -28,7 +28,7 @@ Response Router::Route(const Request& request) const {
   if (found == handlers_.end()) {
     const std::string paths = absl::StrJoin(
         handlers_, ", ", [](std::string* out, const auto& entry) { *out += entry.first; });
-    return {.status = 404, .body = absl::StrCat("unknown path; there are ", paths, "\n")};
+    return {.status = 404, .body = absl::StrCat("unknown path; the paths are ", paths, "\n")};
   }
   if (request.method == "GET" || request.method == "HEAD") return found->second(request);
   return {.status = 405,

@@ -253,7 +253,7 @@ def test_calls_have_the_deadline(load):
     [
         (("--shape", "1x2x3"), "--shape: the shape '1x2x3' has 3 axes"),
         (("--shape", "@none"), "--shape: can't read none"),
-        (("--dtype", "int8"), "--dtype: 'int8' is not a type"),
+        (("--dtype", "int8"), "--dtype: unknown type 'int8'"),
         (("--rate", "fast"), "--rate is 'fast'"),
         (("--rate", "5", "--trace", "t"), "--rate and --trace are mutually exclusive"),
         (("--rate", "5", "--arrivals", "x"), "--arrivals is 'x'"),

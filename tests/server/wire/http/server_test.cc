@@ -401,7 +401,7 @@ TEST(RouterTest, AnUnknownPathIsNotFound) {
        {"", "/", "a", "/a/", "/A", "/%61", "*", "?/a", "http://a", "http://", "https://host/a"}) {
     const Response response = router.Route({"GET", target, {}});
     EXPECT_EQ(response.status, 404) << target;
-    EXPECT_EQ(response.body, "unknown path; there are /a, /b\n");
+    EXPECT_EQ(response.body, "unknown path; the paths are /a, /b\n");
   }
 }
 
