@@ -48,6 +48,7 @@
 #include "server/wire/health_status.h"
 #include "server/wire/http/probes.h"
 #include "server/wire/http/server.h"
+#include "server/wire/http2/http2_server.h"
 #include "server/wire/oip/methods.h"
 #include "server/wire/rapt/methods.h"
 #include "server/wire/unary_method.h"
@@ -227,6 +228,11 @@ class ServerImpl final : public Server {
   void ExportBuild();
   CallObserver Observe(absl::string_view method);
   absl::Status Listen();
+  absl::Status ListenByGrpc();
+  absl::Status ListenByHttp2();
+  int WireThreads() const {
+    return std::max<int>(1, static_cast<int>(options_.compute.threads / kCoresPerWireThread));
+  }
   void StopListening();
   absl::Status WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const;
   absl::Status MeasureSpeeds(absl::FunctionRef<bool()> stop_requested);
@@ -266,7 +272,9 @@ class ServerImpl final : public Server {
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<Listener> unix_listener_;
   std::unique_ptr<http::Server> http_;
+  // One of the two, by --transport.
   std::unique_ptr<GrpcServer> grpc_server_;
+  std::unique_ptr<Http2Server> http2_server_;
 };
 
 std::unique_ptr<Executor> LanesOf(const cudnn::CudnnBackend& backend, const Clock& clock) {
@@ -292,7 +300,10 @@ ServerImpl::ServerImpl(Configuration c)
       housekeeper_(memory_.pool, memory_.clock, HasBeenBusy(open_calls_)),
       readiness_(
           std::move(c.canary), options_.compute.stall_timeout,
-          [this](absl::AnyInvocable<void()> run) { tensor_methods_.Post(std::move(run)); },
+          [this](absl::AnyInvocable<void()> run) {
+            if (http2_server_ != nullptr) return http2_server_->Post(std::move(run));
+            tensor_methods_.Post(std::move(run));
+          },
           executor_, memory_.timer, memory_.clock),
       slow_calls_(options_.log.slow_call, memory_.clock),
       environment_{*access_, engine_,       open_calls_,   small_calls_,
@@ -311,6 +322,9 @@ ServerImpl::ServerImpl(Configuration c)
       health_(health_status_, tensor_methods_) {
   oip_methods_.AddTo(methods_);
   native_methods_.AddTo(methods_);
+  methods_["/grpc.health.v1.Health/Check"] =
+      SmallMethod<grpc::health::v1::HealthCheckRequest, grpc::health::v1::HealthCheckResponse>(
+          health_status_, [](const CallReport&) {}, /*is_public=*/true);
   tensor_methods_.AddUnary(environment_, methods_);
   ExportMetrics();
 }
@@ -364,6 +378,31 @@ absl::Status ServerImpl::Start(absl::FunctionRef<bool()> stop_requested) {
 }
 
 absl::Status ServerImpl::Listen() {
+  auto http = http::Server::Start(options_.metrics_address,
+                                  http::ProbeHandler([this] { return metrics_.Serialize(); },
+                                                     [this] { return readiness_.is_ready(); }));
+  if (!http.ok()) return http.status();
+  http_ = *std::move(http);
+  if (options_.grpc.transport == Transport::kHttp2) return ListenByHttp2();
+  return ListenByGrpc();
+}
+
+absl::Status ServerImpl::ListenByHttp2() {
+  http2_server_ = std::make_unique<Http2Server>(
+      Http2Settings{.address = options_.grpc.address,
+                    .unix_socket = options_.grpc.unix_socket,
+                    .unix_socket_mode = options_.grpc.unix_socket_mode.bits,
+                    .max_connections = options_.grpc.max_connections,
+                    .max_connections_per_address = options_.grpc.max_connections_per_address,
+                    .connection = {.max_streams = options_.grpc.max_streams_per_connection,
+                                   .max_idle = options_.grpc.max_connection_idle},
+                    .threads = WireThreads()},
+      environment_, memory_.pool, methods_);
+  http2_server_->ExportTo(metrics_);
+  return http2_server_->Start();
+}
+
+absl::Status ServerImpl::ListenByGrpc() {
   if (!options_.grpc.address.empty()) {
     auto listener = Listener::Bind(
         options_.grpc.address,
@@ -377,11 +416,6 @@ absl::Status ServerImpl::Listen() {
     if (!listener.ok()) return listener.status();
     unix_listener_ = *std::move(listener);
   }
-  auto http = http::Server::Start(options_.metrics_address,
-                                  http::ProbeHandler([this] { return metrics_.Serialize(); },
-                                                     [this] { return readiness_.is_ready(); }));
-  if (!http.ok()) return http.status();
-  http_ = *std::move(http);
   auto grpc_server = StartGrpc(
       {.listener = listener_.get(),
        .credentials = tls_ != nullptr ? tls_ : grpc::InsecureServerCredentials(),
@@ -392,7 +426,7 @@ absl::Status ServerImpl::Listen() {
        .max_connection_age = options_.grpc.max_connection_age,
        .max_call_time = options_.calls.max_deadline,
        .reflection = options_.grpc.reflection,
-       .threads = std::max<int>(1, options_.compute.threads / kCoresPerWireThread)},
+       .threads = WireThreads()},
       tensor_methods_, {&health_, oip_service_.get(), native_service_.get()});
   if (!grpc_server.ok()) return grpc_server.status();
   grpc_server_ = *std::move(grpc_server);
@@ -443,8 +477,9 @@ void ServerImpl::LogReady() const {
 
 std::string ServerImpl::grpc_address() const {
   std::vector<std::string> addresses;
-  if (listener_ != nullptr) {
-    addresses.push_back(WithPort(options_.grpc.address, listener_->port()));
+  if (!options_.grpc.address.empty()) {
+    const int port = http2_server_ != nullptr ? http2_server_->port() : listener_->port();
+    addresses.push_back(WithPort(options_.grpc.address, port));
   }
   const std::string& socket = options_.grpc.unix_socket;
   if (!socket.empty()) addresses.push_back(absl::StrCat("unix:", socket));
@@ -484,7 +519,10 @@ void ServerImpl::Drain() {
   }
   std::this_thread::sleep_until(refused_until);
   StopListening();
-  grpc_server_->Shutdown(std::chrono::system_clock::now() + kGrpcShutdownTime);
+  if (http2_server_ != nullptr) http2_server_->Shutdown(kGrpcShutdownTime);
+  if (grpc_server_ != nullptr) {
+    grpc_server_->Shutdown(std::chrono::system_clock::now() + kGrpcShutdownTime);
+  }
   Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls_.served()}});
 }
 

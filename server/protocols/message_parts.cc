@@ -32,6 +32,12 @@ void AnswerMessage::Append(const OutputBuffer& payload) {
   pieces_.push_back({std::exchange(open_, {}), payload});
 }
 
+int64_t AnswerMessage::size() const {
+  size_t size = open_.size();
+  for (const Piece& piece : pieces_) size += piece.bytes.size() + piece.payload.bytes.size();
+  return static_cast<int64_t>(size);
+}
+
 AnswerMessage::Pieces AnswerMessage::TakePieces() {
   if (!open_.empty()) pieces_.push_back({std::exchange(open_, {}), {}});
   return std::exchange(pieces_, {});

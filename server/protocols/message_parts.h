@@ -35,6 +35,8 @@ class AnswerMessage {
   // Appends the payload, which the message owns until it is destroyed.
   void Append(const OutputBuffer& payload);
 
+  int64_t size() const;
+
   // All bytes, in order.
   Pieces TakePieces();
 

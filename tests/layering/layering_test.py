@@ -77,7 +77,7 @@ RULES = {
 }
 
 # The parts that may include these libraries; no other part may.
-WIRE_LIBRARIES = ("grpc", "google/protobuf/", "prometheus/", "boost/", "openssl/")
+WIRE_LIBRARIES = ("grpc", "google/protobuf/", "prometheus/", "boost/", "nghttp2/", "openssl/")
 KNOWS_WIRE_LIBRARIES = (
     "server/server.cc",
     "server/wire/",

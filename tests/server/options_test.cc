@@ -61,6 +61,11 @@ TEST_F(OptionsTest, AFlagOverridesTheEnvironmentWhichOverridesTheDefault) {
   EXPECT_EQ(options->compute.backend, "auto");
 }
 
+TEST_F(OptionsTest, TheTransportIsGrpcUnlessSet) {
+  EXPECT_EQ(Parse({})->grpc.transport, Transport::kGrpc);
+  EXPECT_EQ(Parse({"--transport=http2"})->grpc.transport, Transport::kHttp2);
+}
+
 TEST_F(OptionsTest, EveryFlagHasAVariable) {
   environment_ = {{"RAPT_GRPC_ADDRESS", "0.0.0.0:1"},
                   {"RAPT_METRICS_ADDRESS", "[::1]:2"},
@@ -89,6 +94,7 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_MAX_DEADLINE", "13ms"},
                   {"RAPT_UNIX_SOCKET", "/run/rapt.sock"},
                   {"RAPT_UNIX_SOCKET_MODE", "0660"},
+                  {"RAPT_TRANSPORT", "grpc"},
                   {"RAPT_ALLOW_SHARED_MEMORY", "true"},
                   {"RAPT_SHARED_MEMORY_PREFIX", "mine"},
                   {"RAPT_MAX_CONNECTIONS", "14"},
@@ -132,6 +138,7 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->calls.max_deadline, std::chrono::milliseconds(13));
   EXPECT_EQ(options->grpc.unix_socket, "/run/rapt.sock");
   EXPECT_EQ(options->grpc.unix_socket_mode.bits, 0660);
+  EXPECT_EQ(options->grpc.transport, Transport::kGrpc);  // TLS needs it
   EXPECT_TRUE(options->shared_memory.allowed);
   EXPECT_EQ(options->shared_memory.prefix, "mine");
   EXPECT_EQ(options->grpc.max_connections, 14);
@@ -281,9 +288,10 @@ TEST_F(OptionsTest, HelpListsEveryFlagAndOverridesErrors) {
   ASSERT_TRUE(options.ok()) << options.status();
   for (const char* flag :
        {"--grpc_address=127.0.0.1:8001\n", "--metrics_address", "--threads=0\n", "--backend=auto\n",
-        "--isa=auto\n", "--unix_socket_mode=0600\n", "--max_connection_idle=30m\n",
-        "--max_connection_age=0\n", "--log_format=text\n", "--reflection=true\n",
-        "--cudnn_min_flops=\n", "--cudnn_warm_plans=\n", "--max_message_bytes", "--insecure"}) {
+        "--isa=auto\n", "--transport=grpc\n", "--unix_socket_mode=0600\n",
+        "--max_connection_idle=30m\n", "--max_connection_age=0\n", "--log_format=text\n",
+        "--reflection=true\n", "--cudnn_min_flops=\n", "--cudnn_warm_plans=\n",
+        "--max_message_bytes", "--insecure"}) {
     EXPECT_THAT(options->text_to_print, HasSubstr(flag));
   }
 }
@@ -332,6 +340,11 @@ const BadLine kBadLines[] = {
     {"NoAddress", {"--grpc_address="}, {}, {"--grpc_address", "host:port"}},
     {"ModeOfNine", {"--unix_socket_mode=0690"}, {}, {"--unix_socket_mode", "'0690'", "0777"}},
     {"ModeTooLong", {"--unix_socket_mode=1600"}, {}, {"--unix_socket_mode", "'1600'", "0777"}},
+    {"NoTransport", {"--transport=quic"}, {}, {"--transport", "'quic'", "grpc or http2"}},
+    {"TlsOverHttp2",
+     {"--transport=http2", "--tls_cert=a", "--tls_key=b"},
+     {},
+     {"--transport=http2", "--tls_cert"}},
     {"NotABool", {"--insecure=perhaps"}, {}, {"--insecure", "'perhaps'", "true or false"}},
     {"NotADuration", {"--grace_period=20"}, {}, {"--grace_period", "'20'", "20s"}},
     {"Variable", {}, {{"RAPT_THREADS", "many"}}, {"RAPT_THREADS", "'many'"}},

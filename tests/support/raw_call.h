@@ -6,6 +6,8 @@
 #include <map>
 #include <string>
 
+#include "tests/support/raw_http2.h"
+
 namespace rapt::test {
 
 // HTTP/2's default maximum frame size.
@@ -23,9 +25,6 @@ class RawCall {
   // Sends the headers.
   RawCall(const std::string& address, const std::string& path,
           const std::map<std::string, std::string>& headers = {});
-  ~RawCall();
-  RawCall(const RawCall&) = delete;
-  RawCall& operator=(const RawCall&) = delete;
 
   // Announces a message of `message_bytes` and sends the first `sent_bytes` of it.
   // REQUIRES: they fit into the initial window of a stream.
@@ -40,9 +39,7 @@ class RawCall {
   int WaitForStatus();
 
  private:
-  void Send(const std::string& bytes);
-
-  int connection_;
+  RawHttp2 connection_;
 };
 
 }  // namespace rapt::test

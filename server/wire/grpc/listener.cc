@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,10 +13,9 @@
 #include <optional>
 
 #include "absl/memory/memory.h"
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/log.h"
-#include "server/wire/grpc/unix_socket.h"
+#include "server/wire/unix_socket.h"
 
 namespace rapt {
 namespace {
@@ -47,19 +45,10 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(const std::string& addr
 }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::BindUnix(const std::string& path, int mode) {
-  if (absl::Status status = MakeRoomForSocket(path); !status.ok()) return status;
-  sockaddr_un name = {};
-  name.sun_family = AF_UNIX;
-  path.copy(name.sun_path, sizeof(name.sun_path) - 1);
-  Descriptor listening(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  const ScopedFileMode scoped_mode(mode);
-  if (bind(listening.get(), reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0 ||
-      listen(listening.get(), SOMAXCONN) != 0) {
-    return absl::UnavailableError(absl::StrCat(
-        "can't listen on ", path, "; its directory may not exist or may not be writable"));
-  }
+  absl::StatusOr<Descriptor> listening = ListenOnUnix(path, mode);
+  if (!listening.ok()) return listening.status();
   ListeningSockets sockets;
-  sockets.descriptors.push_back(std::move(listening));
+  sockets.descriptors.push_back(*std::move(listening));
   auto listener =
       absl::WrapUnique(new Listener(std::move(sockets), ConnectionCounts(kUnlimited, kUnlimited)));
   listener->socket_path_ = path;

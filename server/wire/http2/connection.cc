@@ -1,0 +1,637 @@
+#include "server/wire/http2/connection.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "server/wire/status_message.h"
+
+namespace rapt {
+namespace {
+
+// The window for bytes that are not admitted, of all streams together. Admitted bytes come on top.
+constexpr int64_t kConnectionWindow = 1 << 20;
+
+// The most that is let through at once of an admitted message: what the caller sends then stays in
+// the processor's cache until it is read. A window for the whole message is slower.
+constexpr int64_t kWindowStep = 512 * 1024;
+
+// Of DATA in both directions. Fewer and larger frames.
+constexpr uint32_t kFrameBytes = 1 << 20;
+constexpr int64_t kSentFrameBytes = 256 * 1024;
+
+// Bytes that are ready to be written, at most, and one frame. A caller that lets so many wait is
+// not read from.
+constexpr int64_t kMaxOut = 1 << 20;
+
+// A payload of at most this size is copied: a place in writev() costs about as much.
+constexpr size_t kCopiedBytes = 4096;
+constexpr size_t kSegmentBytes = 16 * 1024;
+constexpr size_t kMaxPlaces = 64;
+
+// A read into a message's place is worthwhile for this many bytes.
+constexpr size_t kLeastDirectBytes = 4096;
+// Read before other connections have their turn.
+constexpr int64_t kFairBytes = 2 << 20;
+
+constexpr std::chrono::seconds kHandshakeTime{20};
+// A caller that accepts no byte for so long is gone.
+constexpr std::chrono::seconds kWriteTime{20};
+// After GOAWAY: until the caller has read it. Some of its bytes are read and dropped: the system
+// drops what is unsent where a connection is closed with unread bytes.
+constexpr std::chrono::seconds kLingerTime{1};
+constexpr int64_t kMaxLingerBytes = 1 << 20;
+
+// nghttp2's own limits, above those of FrameBudget.
+constexpr uint64_t kResetBurst = 100000;
+constexpr size_t kMaxOutboundAcks = 100000;
+
+// Headers whose values seldom repeat: they would displace others from the compression's table.
+bool IsRepeated(absl::string_view name) {
+  return name != "grpc-message" && name != "traceparent" && !absl::EndsWith(name, "-us");
+}
+
+nghttp2_nv HeaderOf(absl::string_view name, absl::string_view value) {
+  const auto bytes = [](absl::string_view text) {
+    return reinterpret_cast<uint8_t*>(const_cast<char*>(text.data()));
+  };
+  const uint8_t flags = IsRepeated(name) ? NGHTTP2_NV_FLAG_NONE : NGHTTP2_NV_FLAG_NO_INDEX;
+  return {bytes(name), bytes(value), name.size(), value.size(), flags};
+}
+
+std::vector<nghttp2_nv> HeadersOf(const Trailers& headers) {
+  std::vector<nghttp2_nv> result;
+  for (const auto& [name, value] : headers) result.push_back(HeaderOf(name, value));
+  return result;
+}
+
+nghttp2_option* NewOption() {
+  nghttp2_option* option;
+  RAPT_CHECK(nghttp2_option_new(&option) == 0, "no memory");
+  nghttp2_option_set_no_auto_window_update(option, 1);
+  nghttp2_option_set_no_closed_streams(option, 1);
+  nghttp2_option_set_max_outbound_ack(option, kMaxOutboundAcks);
+  nghttp2_option_set_stream_reset_rate_limit(option, kResetBurst, kResetBurst);
+  return option;
+}
+
+}  // namespace
+
+// Bytes of a response that are not framed yet.
+struct Connection::Chunk {
+  std::string bytes;
+  OutputBuffer payload;  // instead of bytes
+  size_t offset = 0;     // framed so far
+
+  absl::string_view rest() const {
+    const absl::string_view whole =
+        payload.bytes.empty()
+            ? absl::string_view(bytes)
+            : absl::string_view(reinterpret_cast<const char*>(payload.bytes.data()),
+                                payload.bytes.size());
+    return whole.substr(offset);
+  }
+};
+
+// Bytes that are ready to be written.
+struct Connection::Segment {
+  std::string bytes;
+  OutputBuffer payload;  // instead of bytes
+
+  absl::string_view view() const {
+    if (payload.bytes.empty()) return bytes;
+    return {reinterpret_cast<const char*>(payload.bytes.data()), payload.bytes.size()};
+  }
+};
+
+struct Connection::Stream {
+  int32_t id = 0;
+  CallStream* handler = nullptr;
+  bool has_ended = false;    // the caller's half
+  bool has_begun = false;    // the response
+  bool is_answered = false;  // the response has been sent
+  int64_t expected = 0;      // admitted bytes still to come
+  int64_t held = 0;          // bytes that are not admitted
+  int64_t credit = 0;        // what the window lets through of the expected bytes
+  std::deque<Chunk> chunks;
+  int64_t chunk_bytes = 0;
+  std::optional<Trailers> trailers;
+};
+
+Connection::Connection(EventLoop& loop, Descriptor socket, std::string peer,
+                       const Settings& settings, NewStream new_stream,
+                       std::function<void()> on_closed)
+    : loop_(loop),
+      socket_(std::move(socket)),
+      peer_(std::move(peer)),
+      settings_(settings),
+      new_stream_(std::move(new_stream)),
+      on_closed_(std::move(on_closed)),
+      budget_(loop.clock().Now()),
+      created_(loop.clock().Now()),
+      idle_since_(created_),
+      written_(created_) {
+  NewSession();
+}
+
+Connection::~Connection() { RAPT_CHECK(session_ == nullptr, "a connection is closed first"); }
+
+void Connection::NewSession() {
+  static nghttp2_session_callbacks* const callbacks = Callbacks();
+  static nghttp2_option* const option = NewOption();
+  Submit(nghttp2_session_server_new2(&session_, callbacks, this, option));
+}
+
+// Other errors concern streams that have ended meanwhile.
+void Connection::Submit(int error) {
+  RAPT_CHECK(error != NGHTTP2_ERR_NOMEM, "no memory");
+  FlushSoon();
+}
+
+nghttp2_session_callbacks* Connection::Callbacks() {
+  nghttp2_session_callbacks* callbacks;
+  RAPT_CHECK(nghttp2_session_callbacks_new(&callbacks) == 0, "no memory");
+  nghttp2_session_callbacks_set_on_begin_headers_callback(
+      callbacks, [](nghttp2_session*, const nghttp2_frame* frame, void* connection) {
+        if (frame->headers.cat == NGHTTP2_HCAT_REQUEST) {
+          static_cast<Connection*>(connection)->OnBeginHeaders(frame->hd.stream_id);
+        }
+        return 0;
+      });
+  nghttp2_session_callbacks_set_on_header_callback(
+      callbacks,
+      [](nghttp2_session*, const nghttp2_frame* frame, const uint8_t* name, size_t name_size,
+         const uint8_t* value, size_t value_size, uint8_t, void* connection) {
+        static_cast<Connection*>(connection)
+            ->OnHeader(frame->hd.stream_id, {reinterpret_cast<const char*>(name), name_size},
+                       {reinterpret_cast<const char*>(value), value_size});
+        return 0;
+      });
+  nghttp2_session_callbacks_set_on_begin_frame_callback(
+      callbacks, [](nghttp2_session*, const nghttp2_frame_hd* head, void* connection) {
+        static_cast<Connection*>(connection)->OnDataHead(*head);
+        return 0;
+      });
+  nghttp2_session_callbacks_set_on_data_chunk_recv_callback(
+      callbacks, [](nghttp2_session*, uint8_t, int32_t id, const uint8_t* data, size_t size,
+                    void* connection) {
+        static_cast<Connection*>(connection)->OnData(id, {data, size});
+        return 0;
+      });
+  nghttp2_session_callbacks_set_on_frame_recv_callback(
+      callbacks, [](nghttp2_session*, const nghttp2_frame* frame, void* connection) {
+        static_cast<Connection*>(connection)->OnFrame(*frame);
+        return 0;
+      });
+  nghttp2_session_callbacks_set_on_frame_send_callback(
+      callbacks, [](nghttp2_session*, const nghttp2_frame* frame, void* connection) {
+        static_cast<Connection*>(connection)->OnFrameSent(*frame);
+        return 0;
+      });
+  nghttp2_session_callbacks_set_on_stream_close_callback(
+      callbacks, [](nghttp2_session*, int32_t id, uint32_t, void* connection) {
+        static_cast<Connection*>(connection)->OnStreamClose(id);
+        return 0;
+      });
+  nghttp2_session_callbacks_set_send_data_callback(
+      callbacks, [](nghttp2_session*, nghttp2_frame*, const uint8_t* head, size_t size,
+                    nghttp2_data_source* source, void* connection) {
+        return static_cast<Connection*>(connection)
+            ->WriteData(*static_cast<Stream*>(source->ptr), head, size);
+      });
+  nghttp2_session_callbacks_set_data_source_read_length_callback(
+      callbacks,
+      [](nghttp2_session*, uint8_t, int32_t, int32_t connection_window, int32_t stream_window,
+         uint32_t max_frame, void*) -> ssize_t {
+        return std::min<int64_t>(
+            {connection_window, stream_window, int64_t{max_frame}, kSentFrameBytes});
+      });
+  return callbacks;
+}
+
+void Connection::Start() {
+  const std::array<nghttp2_settings_entry, 4> settings = {{
+      {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, static_cast<uint32_t>(settings_.max_streams)},
+      {NGHTTP2_SETTINGS_MAX_FRAME_SIZE, kFrameBytes},
+      {NGHTTP2_SETTINGS_MAX_HEADER_LIST_SIZE, static_cast<uint32_t>(RequestHead::kMaxBytes)},
+      {NGHTTP2_SETTINGS_NO_RFC7540_PRIORITIES, 1},
+  }};
+  interest_ = EPOLLIN;
+  loop_.Add(socket_.get(), interest_, shared_from_this());
+  Submit(nghttp2_submit_settings(session_, NGHTTP2_FLAG_NONE, settings.data(), settings.size()));
+}
+
+void Connection::GoAway() {
+  if (session_ == nullptr) return;
+  Submit(nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
+                               nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
+                               nullptr, 0));
+}
+
+void Connection::Close() {
+  if (session_ == nullptr) return;
+  nghttp2_session_del(std::exchange(session_, nullptr));
+  for (auto& [id, stream] : std::exchange(streams_, {})) {
+    if (stream->handler != nullptr) stream->handler->OnClosed(stream->is_answered);
+  }
+  out_.clear();
+  loop_.Remove(socket_.get());
+  shutdown(socket_.get(), SHUT_RDWR);  // the descriptor is closed at the end of the round
+  on_closed_();
+}
+
+// Ends a connection that exceeds the budget.
+void Connection::Calm() {
+  if (std::exchange(is_calming_, true)) return;
+  Submit(nghttp2_session_terminate_session(session_, NGHTTP2_ENHANCE_YOUR_CALM));
+}
+
+void Connection::Linger() {
+  lingers_since_ = loop_.clock().Now();
+  shutdown(socket_.get(), SHUT_WR);
+  for (auto& [id, stream] : std::exchange(streams_, {})) {
+    if (stream->handler != nullptr) stream->handler->OnClosed(stream->is_answered);
+  }
+}
+
+void Connection::OnEvents(uint32_t events) {
+  if (session_ == nullptr) return;
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Read();
+  FlushSoon();
+}
+
+void Connection::OnTick(Instant now) {
+  if (session_ == nullptr) return;
+  if (lingers_since_) {
+    if (now - *lingers_since_ >= kLingerTime) Close();
+    return;
+  }
+  if (!has_settings_ && now - created_ >= kHandshakeTime) return Close();
+  if (!out_.empty() && now - written_ >= kWriteTime) return Close();
+  if (streams_.empty() && now - idle_since_ >= settings_.max_idle) {
+    Submit(nghttp2_session_terminate_session(session_, NGHTTP2_NO_ERROR));
+  }
+}
+
+// Reads the payload of a message into its place, and everything else into the loop's buffer.
+void Connection::Read() {
+  const absl::Span<uint8_t> scratch = loop_.scratch();
+  for (int64_t left = kFairBytes; left > 0;) {
+    absl::Span<uint8_t> direct;
+    if (Stream* const stream = data_left_ > 0 ? Find(data_stream_) : nullptr;
+        stream != nullptr && stream->handler != nullptr) {
+      direct = stream->handler->DirectPlace().subspan(0, static_cast<size_t>(data_left_));
+      if (direct.size() < kLeastDirectBytes) direct = {};
+    }
+    const std::array<iovec, 2> places = {
+        {{direct.data(), direct.size()}, {scratch.data(), scratch.size()}}};
+    const ssize_t count = readv(socket_.get(), places.data(), places.size());
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (count <= 0) return Close();
+    const size_t size = static_cast<size_t>(count);
+    Feed(direct.subspan(0, size));
+    if (session_ != nullptr && size > direct.size()) {
+      Feed(scratch.subspan(0, size - direct.size()));
+    }
+    if (session_ == nullptr || is_calming_ || size < direct.size() + scratch.size()) return;
+    left -= count;
+  }
+}
+
+void Connection::Feed(absl::Span<const uint8_t> bytes) {
+  if (bytes.empty()) return;
+  if (is_calming_ || lingers_since_) {
+    lingered_bytes_ += static_cast<int64_t>(bytes.size());
+    return;
+  }
+  if (!budget_.OnBytes(bytes, loop_.clock().Now())) return Calm();
+  const ssize_t result = nghttp2_session_mem_recv(session_, bytes.data(), bytes.size());
+  if (result < 0) Close();
+}
+
+void Connection::OnBeginHeaders(int32_t id) {
+  head_.Clear();
+  auto stream = std::make_unique<Stream>();
+  stream->id = id;
+  nghttp2_session_set_stream_user_data(session_, id, stream.get());
+  streams_[id] = std::move(stream);
+}
+
+void Connection::OnHeader(int32_t, absl::string_view name, absl::string_view value) {
+  head_.Add(name, value);
+  // A few bytes of the compressed block may stand for many of headers.
+  if (head_.bytes() > 2 * FrameBudget::kMaxHeaderBlock) Calm();
+}
+
+void Connection::OnRequest(Stream& stream) {
+  if (head_.is_too_large()) {
+    return SendStatus(stream.id,
+                      absl::ResourceExhaustedError(
+                          absl::StrCat("the headers have ", head_.bytes(), " bytes; at most ",
+                                       RequestHead::kMaxBytes, " are allowed")),
+                      {});
+  }
+  const int32_t id = stream.id;
+  CallStream* const handler = new_stream_(*this, id, head_);
+  if (Stream* const opened = Find(id)) opened->handler = handler;
+}
+
+void Connection::OnDataHead(const nghttp2_frame_hd& head) {
+  const bool is_plain = head.type == NGHTTP2_DATA && (head.flags & NGHTTP2_FLAG_PADDED) == 0;
+  data_stream_ = is_plain ? head.stream_id : 0;
+  data_left_ = is_plain ? static_cast<int64_t>(head.length) : 0;
+}
+
+void Connection::OnData(int32_t id, absl::Span<const uint8_t> bytes) {
+  data_left_ -= static_cast<int64_t>(bytes.size());
+  Stream* const stream = Find(id);
+  if (stream == nullptr) return;
+  if (stream->handler != nullptr) stream->handler->OnData(bytes);
+}
+
+void Connection::OnFrame(const nghttp2_frame& frame) {
+  data_left_ = 0;
+  if (frame.hd.type == NGHTTP2_SETTINGS) has_settings_ = true;
+  if (frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) return;
+  const int32_t id = frame.hd.stream_id;
+  Stream* stream = Find(id);
+  if (stream == nullptr) return;
+  stream->has_ended = (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
+  if (frame.hd.type == NGHTTP2_HEADERS && frame.headers.cat == NGHTTP2_HCAT_REQUEST) {
+    OnRequest(*stream);
+    stream = Find(id);
+  }
+  if (stream != nullptr && stream->has_ended && stream->handler != nullptr) {
+    stream->handler->OnEnd();
+  }
+}
+
+void Connection::OnFrameSent(const nghttp2_frame& frame) {
+  if (frame.hd.type == NGHTTP2_RST_STREAM) {
+    // A caller that makes the server reset streams is not better than one that resets them.
+    if (frame.rst_stream.error_code == NGHTTP2_NO_ERROR) return;
+    if (!budget_.Spend(FrameBudget::kResetCost)) Calm();
+    return;
+  }
+  if (frame.hd.type != NGHTTP2_HEADERS || (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) == 0) return;
+  Stream* const stream = Find(frame.hd.stream_id);
+  if (stream == nullptr) return;
+  stream->is_answered = true;
+  budget_.EarnByAnswer();
+  // A caller that still sends is told to stop. Not sooner: nghttp2 drops what is queued before a
+  // reset.
+  if (!stream->has_ended) Reset(stream->id, NGHTTP2_NO_ERROR);
+}
+
+void Connection::OnStreamClose(int32_t id) {
+  const auto found = streams_.find(id);
+  if (found == streams_.end()) return;
+  const std::unique_ptr<Stream> stream = std::move(found->second);
+  streams_.erase(found);
+  held_ -= stream->held;
+  credit_ -= stream->credit;
+  if (id == data_stream_) data_left_ = 0;
+  if (streams_.empty()) idle_since_ = loop_.clock().Now();
+  if (stream->handler != nullptr) stream->handler->OnClosed(stream->is_answered);
+}
+
+Connection::Stream* Connection::Find(int32_t id) {
+  const auto found = streams_.find(id);
+  return found == streams_.end() ? nullptr : found->second.get();
+}
+
+void Connection::SendMessage(int32_t id, AnswerMessage message) {
+  Stream* const stream = Find(id);
+  if (stream == nullptr) return;
+  const int64_t size = message.size();
+  AnswerMessage::Pieces pieces = message.TakePieces();
+  std::string prefix(5, '\0');
+  for (size_t i = 1; i < prefix.size(); ++i) {
+    prefix[i] = static_cast<char>(static_cast<uint64_t>(size) >> (8 * (prefix.size() - 1 - i)));
+  }
+  if (!pieces.empty()) pieces[0].bytes.insert(0, prefix);
+  if (pieces.empty()) pieces.push_back({prefix, {}});
+  stream->chunk_bytes += size + static_cast<int64_t>(prefix.size());
+  for (AnswerMessage::Piece& piece : pieces) {
+    if (!piece.bytes.empty()) stream->chunks.push_back({std::move(piece.bytes), {}});
+    if (!piece.payload.bytes.empty()) stream->chunks.push_back({{}, std::move(piece.payload)});
+  }
+  if (std::exchange(stream->has_begun, true)) {
+    return Submit(nghttp2_session_resume_data(session_, id));
+  }
+  const std::array<nghttp2_nv, 2> headers = {HeaderOf(":status", "200"),
+                                             HeaderOf("content-type", "application/grpc")};
+  nghttp2_data_provider provider;
+  provider.source.ptr = stream;
+  provider.read_callback = [](nghttp2_session*, int32_t, uint8_t*, size_t length, uint32_t* flags,
+                              nghttp2_data_source* source, void* connection) {
+    return static_cast<Connection*>(connection)
+        ->ProvideData(*static_cast<Stream*>(source->ptr), length, *flags);
+  };
+  Submit(nghttp2_submit_response(session_, id, headers.data(), headers.size(), &provider));
+}
+
+void Connection::SendStatus(int32_t id, const absl::Status& status, Trailers trailers) {
+  Stream* const stream = Find(id);
+  if (stream == nullptr) return;
+  Trailers all = {{"grpc-status", absl::StrCat(static_cast<int>(status.code()))}};
+  if (!status.ok()) all.emplace_back("grpc-message", PercentEncode(StatusMessage(status)));
+  for (auto& trailer : trailers) all.push_back(std::move(trailer));
+  if (stream->has_begun) {
+    stream->trailers = std::move(all);
+    return Submit(nghttp2_session_resume_data(session_, id));
+  }
+  stream->has_begun = true;
+  all.insert(all.begin(), {{":status", "200"}, {"content-type", "application/grpc"}});
+  const std::vector<nghttp2_nv> headers = HeadersOf(all);
+  Submit(nghttp2_submit_response(session_, id, headers.data(), headers.size(), nullptr));
+}
+
+void Connection::SendHttpError(int32_t id, int http_status) {
+  const std::string code = absl::StrCat(http_status);
+  const nghttp2_nv header = HeaderOf(":status", code);
+  Submit(nghttp2_submit_response(session_, id, &header, 1, nullptr));
+}
+
+void Connection::Reset(int32_t id, uint32_t error_code) {
+  if (Find(id) == nullptr) return;
+  Submit(nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, id, error_code));
+}
+
+// What of the response can be framed now. WriteData() takes it.
+ssize_t Connection::ProvideData(Stream& stream, size_t length, uint32_t& flags) {
+  if (stream.chunk_bytes == 0 && !stream.trailers) return NGHTTP2_ERR_DEFERRED;
+  const int64_t size = std::min(static_cast<int64_t>(length), stream.chunk_bytes);
+  flags |= NGHTTP2_DATA_FLAG_NO_COPY;
+  if (size < stream.chunk_bytes || !stream.trailers) return size;
+  flags |= NGHTTP2_DATA_FLAG_EOF | NGHTTP2_DATA_FLAG_NO_END_STREAM;
+  const std::vector<nghttp2_nv> headers = HeadersOf(*stream.trailers);
+  Submit(nghttp2_submit_trailer(session_, stream.id, headers.data(), headers.size()));
+  return size;
+}
+
+int Connection::WriteData(Stream& stream, const uint8_t* head, size_t length) {
+  constexpr size_t kFrameHead = 9;
+  if (out_bytes_ >= kMaxOut) return NGHTTP2_ERR_WOULDBLOCK;
+  Append(head, kFrameHead);
+  budget_.EarnByPayload(static_cast<int64_t>(length));
+  stream.chunk_bytes -= static_cast<int64_t>(length);
+  while (length > 0) {
+    Chunk& chunk = stream.chunks.front();
+    const absl::string_view part = chunk.rest().substr(0, length);
+    if (chunk.payload.bytes.empty() || part.size() <= kCopiedBytes) {
+      Append(part.data(), part.size());
+    } else {
+      out_.push_back(
+          {{}, {chunk.payload.bytes.subspan(chunk.offset, part.size()), chunk.payload.owner}});
+      out_bytes_ += static_cast<int64_t>(part.size());
+    }
+    length -= part.size();
+    chunk.offset += part.size();
+    if (chunk.rest().empty()) stream.chunks.pop_front();
+  }
+  return 0;
+}
+
+void Connection::Expect(int32_t id, int64_t bytes) {
+  Stream* const stream = Find(id);
+  if (stream == nullptr) return;
+  stream->expected = bytes;
+  Grant(*stream);
+}
+
+void Connection::Hold(int32_t id, int64_t bytes) {
+  Stream* const stream = Find(id);
+  if (stream == nullptr) return;
+  held_ += bytes - stream->held;
+  stream->held = bytes;
+  FlushSoon();
+}
+
+// Keeps the stream's window open for what is expected, in steps.
+void Connection::Grant(Stream& stream) {
+  int64_t window = nghttp2_session_get_stream_local_window_size(session_, stream.id);
+  const int64_t wanted = std::min(stream.expected, kWindowStep);
+  if (window < stream.expected && window <= wanted / 2) {
+    Submit(nghttp2_submit_window_update(session_, NGHTTP2_FLAG_NONE, stream.id,
+                                        static_cast<int32_t>(wanted - window)));
+    window = wanted;
+  }
+  SetCredit(stream, std::min(window, stream.expected));
+}
+
+void Connection::SetCredit(Stream& stream, int64_t credit) {
+  credit_ += credit - stream.credit;
+  stream.credit = credit;
+}
+
+// Sets the connection's window anew from what nghttp2 has counted, so that no error accumulates.
+void Connection::TopUp() {
+  const int64_t window = nghttp2_session_get_local_window_size(session_);
+  const int64_t wanted = std::max<int64_t>(kConnectionWindow - held_, 0) + credit_;
+  const int64_t missing = wanted - window;
+  if (missing <= 0 || (missing < kConnectionWindow / 4 && window > wanted / 2)) return;
+  Submit(
+      nghttp2_submit_window_update(session_, NGHTTP2_FLAG_NONE, 0, static_cast<int32_t>(missing)));
+}
+
+void Connection::FlushSoon() {
+  // While it is constructed, there is nothing to send.
+  if (flushes_soon_ || interest_ == 0) return;
+  flushes_soon_ = true;
+  loop_.AtRoundEnd(shared_from_this());
+}
+
+void Connection::OnRoundEnd() {
+  Flush();
+  flushes_soon_ = false;
+}
+
+void Connection::Flush() {
+  if (session_ == nullptr) return;
+  if (lingers_since_) return UpdateInterest();
+  TopUp();
+  do {
+    if (!Fill()) return Close();
+    if (out_.empty()) break;
+    const Written written = Write();
+    if (written == Written::kFailed) return Close();
+    if (written == Written::kBlocked) return UpdateInterest();
+  } while (nghttp2_session_want_write(session_) != 0);
+  if (nghttp2_session_want_read(session_) == 0 && nghttp2_session_want_write(session_) == 0) {
+    Linger();
+  }
+  UpdateInterest();
+}
+
+// Frames what nghttp2 has queued. Returns false if the connection has failed.
+bool Connection::Fill() {
+  while (out_bytes_ < kMaxOut) {
+    const uint8_t* data;
+    const ssize_t size = nghttp2_session_mem_send(session_, &data);
+    if (size < 0) return false;
+    if (size == 0) return true;
+    Append(data, static_cast<size_t>(size));
+  }
+  return true;
+}
+
+void Connection::Append(const void* bytes, size_t size) {
+  if (out_.empty()) written_ = loop_.clock().Now();
+  if (out_.empty() || !out_.back().payload.bytes.empty() ||
+      out_.back().bytes.size() + size > kSegmentBytes) {
+    out_.emplace_back();
+  }
+  out_.back().bytes.append(static_cast<const char*>(bytes), size);
+  out_bytes_ += static_cast<int64_t>(size);
+}
+
+Connection::Written Connection::Write() {
+  while (!out_.empty()) {
+    std::array<iovec, kMaxPlaces> places;
+    size_t count = 0, offset = out_offset_;
+    for (auto it = out_.begin(); it != out_.end() && count < places.size(); ++it) {
+      const absl::string_view rest = it->view().substr(std::exchange(offset, 0));
+      places[count++] = {const_cast<char*>(rest.data()), rest.size()};
+    }
+    msghdr message = {};
+    message.msg_iov = places.data();
+    message.msg_iovlen = count;
+    const ssize_t size = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+    if (size < 0) {
+      return errno == EAGAIN || errno == EINTR ? Written::kBlocked : Written::kFailed;
+    }
+    Drop(size);
+  }
+  return Written::kAll;
+}
+
+// Removes bytes that have been written, and releases the outputs among them.
+void Connection::Drop(int64_t bytes) {
+  written_ = loop_.clock().Now();
+  out_bytes_ -= bytes;
+  out_offset_ += static_cast<size_t>(bytes);
+  while (!out_.empty() && out_offset_ >= out_.front().view().size()) {
+    out_offset_ -= out_.front().view().size();
+    out_.pop_front();
+  }
+}
+
+void Connection::UpdateInterest() {
+  uint32_t interest = 0;
+  if (out_bytes_ < kMaxOut && lingered_bytes_ < kMaxLingerBytes) interest |= EPOLLIN;
+  if (!out_.empty()) interest |= EPOLLOUT;
+  if (interest == interest_) return;
+  interest_ = interest;
+  loop_.Change(socket_.get(), interest);
+}
+
+}  // namespace rapt

@@ -1,0 +1,177 @@
+// An HTTP/2 connection that carries gRPC messages.
+#ifndef RAPT_SERVER_WIRE_HTTP2_CONNECTION_H_
+#define RAPT_SERVER_WIRE_HTTP2_CONNECTION_H_
+
+#include <nghttp2/nghttp2.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "base/clock.h"
+#include "base/descriptor.h"
+#include "server/protocols/message_parts.h"
+#include "server/request.h"
+#include "server/wire/http2/event_loop.h"
+#include "server/wire/http2/frame_budget.h"
+#include "server/wire/http2/request_head.h"
+
+namespace rapt {
+
+// A call on a connection. Called on the thread of the connection's loop.
+class CallStream {
+ public:
+  // Bytes of messages. The bytes may lie in the place that DirectPlace() returned.
+  virtual void OnData(absl::Span<const uint8_t> bytes) = 0;
+  // The caller has half-closed.
+  virtual void OnEnd() = 0;
+  // The stream is gone, `is_answered`: after its trailers were sent. The last call; the stream then
+  // owns itself.
+  virtual void OnClosed(bool is_answered) = 0;
+  // Returns the place of the next bytes of DATA if it is known, so that they are not copied.
+  virtual absl::Span<uint8_t> DirectPlace() = 0;
+
+ protected:
+  ~CallStream() = default;
+};
+
+// Name and value.
+using Trailers = std::vector<std::pair<std::string, std::string>>;
+
+// Reads and writes frames, and bounds what they cost: windows are opened by hand, for bytes whose
+// memory is admitted; frames without use exhaust a budget, over which the connection ends. Belongs
+// to the thread of its loop.
+class Connection final : public EventLoop::Watcher,
+                         public std::enable_shared_from_this<Connection> {
+ public:
+  struct Settings {
+    int64_t max_streams = 0;
+    std::chrono::nanoseconds max_idle{0};  // without calls
+  };
+
+  // Bytes that a caller may send on a stream before its message is admitted: HTTP/2's default.
+  static constexpr int64_t kStreamWindow = 65535;
+
+  // Returns the handler of a request whose headers are complete, or null if it has answered it.
+  using NewStream = std::function<CallStream*(Connection&, int32_t id, const RequestHead&)>;
+
+  // `peer` is "ipv4:127.0.0.1:4711" or "unix:". `on_closed` runs once. REQUIRES: `settings`
+  // outlives this.
+  Connection(EventLoop& loop, Descriptor socket, std::string peer, const Settings& settings,
+             NewStream new_stream, std::function<void()> on_closed);
+  ~Connection() override;
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  // Sends the settings and begins to read.
+  void Start();
+
+  // Tells the caller to open no more streams.
+  void GoAway();
+  // Ends the connection and its streams at once.
+  void Close();
+
+  EventLoop& loop() const { return loop_; }
+  const std::string& peer() const { return peer_; }
+
+  // The following have no effect for a stream that is gone.
+
+  // Appends a message, whose outputs stay until they are written to the socket.
+  void SendMessage(int32_t id, AnswerMessage message);
+  // Ends the response with a status and trailers.
+  void SendStatus(int32_t id, const absl::Status& status, Trailers trailers);
+  // Ends the response with an HTTP status other than 200.
+  void SendHttpError(int32_t id, int http_status);
+  void Reset(int32_t id, uint32_t error_code);
+  // The memory of this many more bytes of the stream is admitted: opens its window for them, in
+  // steps. Call it again with each part that has come.
+  void Expect(int32_t id, int64_t bytes);
+  // The stream holds this many bytes that are not admitted yet.
+  void Hold(int32_t id, int64_t bytes);
+
+ private:
+  struct Chunk;
+  struct Segment;
+  struct Stream;
+  enum class Written : uint8_t { kAll, kBlocked, kFailed };
+
+  void OnEvents(uint32_t events) override;
+  void OnTick(Instant now) override;
+  void OnRoundEnd() override;
+
+  static nghttp2_session_callbacks* Callbacks();
+  void NewSession();
+  void Submit(int error);
+
+  void Read();
+  void Feed(absl::Span<const uint8_t> bytes);
+  void Calm();
+  void Linger();
+
+  void OnBeginHeaders(int32_t id);
+  void OnHeader(int32_t id, absl::string_view name, absl::string_view value);
+  void OnRequest(Stream& stream);
+  void OnDataHead(const nghttp2_frame_hd& head);
+  void OnData(int32_t id, absl::Span<const uint8_t> bytes);
+  void OnFrame(const nghttp2_frame& frame);
+  void OnFrameSent(const nghttp2_frame& frame);
+  void OnStreamClose(int32_t id);
+  ssize_t ProvideData(Stream& stream, size_t length, uint32_t& flags);
+  int WriteData(Stream& stream, const uint8_t* head, size_t length);
+
+  Stream* Find(int32_t id);
+  void Grant(Stream& stream);
+  void SetCredit(Stream& stream, int64_t credit);
+  void TopUp();
+
+  void FlushSoon();
+  void Flush();
+  bool Fill();
+  Written Write();
+  void Append(const void* bytes, size_t size);
+  void Drop(int64_t bytes);
+  void UpdateInterest();
+
+  EventLoop& loop_;
+  const Descriptor socket_;
+  const std::string peer_;
+  const Settings& settings_;
+  const NewStream new_stream_;
+  const std::function<void()> on_closed_;
+
+  nghttp2_session* session_ = nullptr;  // null: closed
+  absl::flat_hash_map<int32_t, std::unique_ptr<Stream>> streams_;
+  RequestHead head_;  // of the header block that is being received
+  FrameBudget budget_;
+  bool is_calming_ = false;
+
+  int32_t data_stream_ = 0;  // of the DATA frame that is being received; 0: none
+  int64_t data_left_ = 0;    // of its payload
+
+  int64_t held_ = 0;    // bytes of all streams that are not admitted
+  int64_t credit_ = 0;  // bytes that the windows of admitted streams let through
+
+  std::deque<Segment> out_;
+  int64_t out_bytes_ = 0;
+  size_t out_offset_ = 0;  // written bytes of the first segment
+  uint32_t interest_ = 0;
+  bool flushes_soon_ = false;
+
+  bool has_settings_ = false;  // of the peer
+  Instant created_, idle_since_, written_;
+  std::optional<Instant> lingers_since_;
+  int64_t lingered_bytes_ = 0;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_HTTP2_CONNECTION_H_

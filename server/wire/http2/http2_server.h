@@ -1,0 +1,120 @@
+// gRPC over HTTP/2 by nghttp2: addresses, threads and connections.
+#ifndef RAPT_SERVER_WIRE_HTTP2_HTTP2_SERVER_H_
+#define RAPT_SERVER_WIRE_HTTP2_HTTP2_SERVER_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "base/buffer_pool.h"
+#include "base/descriptor.h"
+#include "base/metric_sink.h"
+#include "base/mutex.h"
+#include "server/calls/call.h"
+#include "server/wire/connection_counts.h"
+#include "server/wire/http2/connection.h"
+#include "server/wire/http2/event_loop.h"
+#include "server/wire/http2/live_count.h"
+#include "server/wire/http2/request_head.h"
+#include "server/wire/unary_method.h"
+
+namespace rapt {
+
+struct Http2Settings {
+  std::string address;      // "host:port"; empty: none
+  std::string unix_socket;  // a path; empty: none
+  int unix_socket_mode = 0600;
+  int64_t max_connections = 0;  // of the address, and as many of the socket
+  int64_t max_connections_per_address = 0;
+  Connection::Settings connection;
+  int threads = 1;
+};
+
+// Thread-safe after Start().
+class Http2Server {
+ public:
+  // Everything borrowed outlives the server.
+  Http2Server(Http2Settings settings, const CallEnvironment& environment, BufferPool& pool,
+              const UnaryMethods& methods);
+  ~Http2Server();
+  Http2Server(const Http2Server&) = delete;
+  Http2Server& operator=(const Http2Server&) = delete;
+
+  // Binds the addresses and serves. InvalidArgument, Unavailable. Call it once.
+  absl::Status Start();
+
+  // The port of the address. REQUIRES: Start() has returned OK.
+  int port() const { return port_; }
+
+  // Runs a task on one of the threads, on each in turn.
+  void Post(EventLoop::Task task) { NextWire().loop.Post(std::move(task)); }
+
+  void ExportTo(MetricSink& sink) const;
+
+  // Accepts no more connections and calls, ends those still open after `time`, and returns when the
+  // last one has ended. REQUIRES: Start() was called.
+  void Shutdown(std::chrono::nanoseconds time);
+
+ private:
+  class Endpoint;
+
+  // Open connections of the address or of the socket. Thread-safe.
+  class Connections {
+   public:
+    explicit Connections(const ConnectionCounts& limits) : counts_(limits) {}
+
+    // Returns false, without counting the connection, if it exceeds a limit.
+    bool Enter(const PeerNetwork& network);
+    void Leave(const PeerNetwork& network);
+
+    int64_t count() const {
+      MutexLock lock(mutex_);
+      return counts_.count();
+    }
+    int64_t refused() const {
+      MutexLock lock(mutex_);
+      return refused_;
+    }
+
+   private:
+    mutable Mutex mutex_;
+    ConnectionCounts counts_ ABSL_GUARDED_BY(mutex_);
+    int64_t refused_ ABSL_GUARDED_BY(mutex_) = 0;
+  };
+
+  // A thread and the connections that it serves, which only it touches.
+  struct Wire {
+    explicit Wire(const Clock& clock) : loop(clock) {}
+    EventLoop loop;
+    absl::flat_hash_set<Connection*> connections;
+  };
+
+  void Listen(Descriptor listening, Connections& connections);
+  Wire& NextWire() { return *wires_[next_wire_++ % wires_.size()]; }
+  void Open(Descriptor socket, std::string peer, const PeerNetwork& network,
+            Connections& connections);
+  CallStream* NewCall(Connection& connection, int32_t id, const RequestHead& head);
+  void OnEveryConnection(void (Connection::*function)());
+
+  const Http2Settings settings_;
+  const CallEnvironment& environment_;
+  BufferPool& pool_;
+  const UnaryMethods& methods_;
+
+  int port_ = 0;
+  Connections tcp_, unix_;
+  LiveCount live_;  // calls and connections
+  std::vector<std::shared_ptr<Endpoint>> endpoints_;
+  std::atomic<size_t> next_wire_{0};
+  std::vector<std::unique_ptr<Wire>> wires_;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_HTTP2_HTTP2_SERVER_H_

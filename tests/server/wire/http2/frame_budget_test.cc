@@ -1,0 +1,109 @@
+#include "server/wire/http2/frame_budget.h"
+
+#include <gtest/gtest.h>
+#include <nghttp2/nghttp2.h>
+
+#include <chrono>
+#include <string>
+
+#include "tests/support/raw_http2.h"
+
+namespace rapt {
+namespace {
+
+using test::Frame;
+
+absl::Span<const uint8_t> Bytes(const std::string& text) {
+  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
+}
+
+class FrameBudgetTest : public ::testing::Test {
+ protected:
+  // Sends the frame after the preface, `count` times or until it is refused. Returns how often it
+  // was taken.
+  int64_t Send(const std::string& frame, int64_t count = 2 * FrameBudget::kCapacity) {
+    for (int64_t n = 0; n < count; ++n) {
+      if (!budget_.OnBytes(Bytes(frame), now_)) return n;
+    }
+    return count;
+  }
+
+  Instant now_ = Instant() + std::chrono::hours(1);
+  FrameBudget budget_{now_};
+  const bool has_preface_ = budget_.OnBytes(Bytes(NGHTTP2_CLIENT_MAGIC), now_);
+};
+
+TEST_F(FrameBudgetTest, FramesWithoutUseExhaustIt) {
+  struct Case {
+    const char* name;
+    std::string frame;
+    int64_t taken;
+  };
+  const int64_t all = FrameBudget::kCapacity;
+  for (const Case& c : std::vector<Case>{
+           {"ping", Frame(NGHTTP2_PING, 0, 0, "12345678"), all},
+           {"settings", Frame(NGHTTP2_SETTINGS, 0, 0, ""), all},
+           {"window update", Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, test::BigEndian(1)), all},
+           {"priority", Frame(NGHTTP2_PRIORITY, 0, 1, "12345"), all},
+           {"unknown", Frame(0xEE, 0, 1, "what"), all},
+           {"goaway", Frame(NGHTTP2_GOAWAY, 0, 0, "12345678"), all},
+           {"empty data", Frame(NGHTTP2_DATA, 0, 1, ""), all},
+           {"tiny data", Frame(NGHTTP2_DATA, 0, 1, "x"), all},
+           {"continuation", Frame(NGHTTP2_CONTINUATION, 0, 1, ""), all},
+           {"reset", Frame(NGHTTP2_RST_STREAM, 0, 1, test::BigEndian(8)),
+            all / FrameBudget::kResetCost},
+       }) {
+    budget_ = FrameBudget(now_);
+    ASSERT_TRUE(budget_.OnBytes(Bytes(NGHTTP2_CLIENT_MAGIC), now_));
+    // Tiny DATA earns a token for each kilobyte.
+    EXPECT_NEAR(Send(c.frame), c.taken, c.taken / 500) << c.name;
+  }
+}
+
+TEST_F(FrameBudgetTest, TimeRefillsIt) {
+  const std::string ping = Frame(NGHTTP2_PING, 0, 0, "12345678");
+  Send(ping);
+  now_ += std::chrono::seconds(2);
+  EXPECT_EQ(Send(ping), 2 * FrameBudget::kPerSecond - 1);
+  now_ += std::chrono::hours(1);
+  EXPECT_EQ(Send(ping), FrameBudget::kCapacity);
+}
+
+TEST_F(FrameBudgetTest, PayloadAndAnswersEarn) {
+  const std::string update = Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, test::BigEndian(1));
+  const std::string data = Frame(NGHTTP2_DATA, 0, 1, std::string(16384, 'x'));
+  EXPECT_EQ(Send(data + update), 2 * FrameBudget::kCapacity);
+  Send(update);
+  for (int n = 0; n < 1000; ++n) {
+    budget_.EarnByAnswer();
+    ASSERT_EQ(Send(update, FrameBudget::kAnswerEarns / 2), FrameBudget::kAnswerEarns / 2);
+  }
+}
+
+TEST_F(FrameBudgetTest, HeaderBlocksAndControlFramesHaveALimit) {
+  const std::string block(16384, 'x');
+  EXPECT_EQ(Send(Frame(NGHTTP2_HEADERS, 0, 1, block), 100), 100);
+  EXPECT_EQ(Send(Frame(NGHTTP2_CONTINUATION, 0, 1, block), 100), 1);
+  EXPECT_EQ(Send(Frame(NGHTTP2_GOAWAY, 0, 0, block + "x")), 0);
+}
+
+TEST_F(FrameBudgetTest, BytesMayArriveInAnyPieces) {
+  const std::string frames =
+      Frame(NGHTTP2_DATA, 0, 1, std::string(1000, 'x')) + Frame(NGHTTP2_PING, 0, 0, "12345678");
+  for (const size_t piece : {1u, 2u, 5u, 8u, 9u, 10u, 1008u, 1009u, 1010u}) {
+    budget_ = FrameBudget(now_);
+    ASSERT_TRUE(budget_.OnBytes(Bytes(NGHTTP2_CLIENT_MAGIC), now_));
+    int64_t taken = 0;
+    for (bool is_open = true; is_open && taken < 2 * FrameBudget::kCapacity; ++taken) {
+      for (size_t at = 0; at < frames.size() && is_open; at += piece) {
+        is_open = budget_.OnBytes(Bytes(frames.substr(at, piece)), now_);
+      }
+    }
+    // Each takes one token, and earns nearly one.
+    EXPECT_GE(taken, 2 * FrameBudget::kCapacity) << piece;
+    EXPECT_TRUE(budget_.Spend(FrameBudget::kCapacity / 2)) << piece;
+  }
+}
+
+}  // namespace
+}  // namespace rapt

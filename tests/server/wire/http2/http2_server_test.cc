@@ -1,0 +1,376 @@
+// rapt-server --transport=http2 against frames that no client library sends, and beside them gRPC's
+// client.
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <nghttp2/nghttp2.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/inference/grpc_service.grpc.pb.h"
+#include "tests/support/memory_watch.h"
+#include "tests/support/metrics_page.h"
+#include "tests/support/raw_http2.h"
+#include "tests/support/server_process.h"
+
+namespace rapt::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+constexpr char kLive[] = "/inference.GRPCInferenceService/ServerLive";
+constexpr char kInfer[] = "/inference.GRPCInferenceService/ModelInfer";
+
+std::vector<std::string> Flags(std::vector<std::string> flags = {}) {
+  flags.insert(flags.begin(), {"--transport=http2", "--threads=2"});
+  return flags;
+}
+
+auto HasStatus(grpc::StatusCode code) {
+  return Contains(Pair("grpc-status", absl::StrCat(static_cast<int>(code))));
+}
+
+// Reads the headers of the response to one call of ServerLive.
+Headers AskWhetherLive(RawHttp2& connection, uint32_t stream, const Headers& more = {}) {
+  connection.OpenCall(stream, CallHeaders(kLive, more));
+  connection.SendData(stream, Prefixed(""), /*ends=*/true);
+  return connection.ReadResponse(stream);
+}
+
+// Calls of another caller, by gRPC's client, which must not notice what the test does.
+class Bystander {
+ public:
+  explicit Bystander(const ServerProcess& server)
+      : stub_(inference::GRPCInferenceService::NewStub(
+            grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()))) {}
+
+  bool IsServed() {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    inference::ServerLiveResponse response;
+    const grpc::Status status = stub_->ServerLive(&context, {}, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return status.ok() && response.live();
+  }
+
+ private:
+  const std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
+};
+
+// --- Calls ---------------------------------------------------------------------------------------
+
+class Http2CallTest : public ::testing::Test {
+ protected:
+  ServerProcess server_{Flags({"--memory_budget_bytes=67108864"})};
+  RawHttp2 connection_{server_.grpc_address()};
+};
+
+TEST_F(Http2CallTest, MessagesMayArriveByteByByteAndInPaddedFrames) {
+  connection_.OpenCall(1, CallHeaders(kLive));
+  for (const char byte : Prefixed("")) connection_.SendData(1, std::string(1, byte));
+  connection_.Send(Frame(NGHTTP2_DATA, NGHTTP2_FLAG_END_STREAM | NGHTTP2_FLAG_PADDED, 1,
+                         std::string(1, '\3') + std::string(3, '\0')));
+  EXPECT_THAT(connection_.ReadResponse(1), HasStatus(grpc::StatusCode::OK));
+}
+
+TEST_F(Http2CallTest, RefusesRequestsThatAreNotGrpc) {
+  EXPECT_THAT(AskWhetherLive(connection_, 1, {{"content-type", "application/json"}}),
+              Contains(Pair(":status", "415")));
+  EXPECT_THAT(AskWhetherLive(connection_, 3, {{":method", "GET"}}),
+              Contains(Pair(":status", "405")));
+  EXPECT_THAT(AskWhetherLive(connection_, 5), HasStatus(grpc::StatusCode::OK));
+}
+
+TEST_F(Http2CallTest, RefusesUnknownMethodsAndBadTimeouts) {
+  EXPECT_THAT(AskWhetherLive(connection_, 1, {{":path", "/no.Service/Method"}}),
+              HasStatus(grpc::StatusCode::UNIMPLEMENTED));
+  EXPECT_THAT(AskWhetherLive(connection_, 3, {{"grpc-timeout", "1 second"}}),
+              AllOf(HasStatus(grpc::StatusCode::INVALID_ARGUMENT),
+                    Contains(Pair("grpc-message", HasSubstr("grpc-timeout")))));
+  EXPECT_THAT(AskWhetherLive(connection_, 5, {{"grpc-timeout", "0S"}}),
+              HasStatus(grpc::StatusCode::DEADLINE_EXCEEDED));
+}
+
+TEST_F(Http2CallTest, RefusesCompressedMessagesAndTellsWhatItAccepts) {
+  connection_.OpenCall(1, CallHeaders(kLive, {{"grpc-encoding", "gzip"}}));
+  connection_.SendData(1, "\1" + Prefixed("").substr(1), /*ends=*/true);
+  EXPECT_THAT(connection_.ReadResponse(1),
+              AllOf(HasStatus(grpc::StatusCode::UNIMPLEMENTED),
+                    Contains(Pair("grpc-accept-encoding", "identity"))));
+  connection_.OpenCall(3, CallHeaders(kLive));
+  connection_.SendData(3, "\1" + Prefixed("").substr(1), /*ends=*/true);
+  EXPECT_THAT(connection_.ReadResponse(3), HasStatus(grpc::StatusCode::INTERNAL));
+  // Encoding announced, but not used.
+  EXPECT_THAT(AskWhetherLive(connection_, 5, {{"grpc-encoding", "gzip"}}),
+              HasStatus(grpc::StatusCode::OK));
+}
+
+TEST_F(Http2CallTest, RefusesMessagesThatAreCutOffOrFollowedByMore) {
+  connection_.OpenCall(1, CallHeaders(kLive), NGHTTP2_FLAG_END_STREAM);
+  EXPECT_THAT(connection_.ReadResponse(1), HasStatus(grpc::StatusCode::INVALID_ARGUMENT));
+  connection_.OpenCall(3, CallHeaders(kInfer));
+  connection_.SendData(3, Prefixed("abc", 4), /*ends=*/true);
+  EXPECT_THAT(connection_.ReadResponse(3), HasStatus(grpc::StatusCode::INVALID_ARGUMENT));
+  connection_.OpenCall(5, CallHeaders(kInfer));
+  connection_.SendData(5, Prefixed("abcde", 4));
+  EXPECT_THAT(connection_.ReadResponse(5),
+              AllOf(HasStatus(grpc::StatusCode::INVALID_ARGUMENT),
+                    Contains(Pair("grpc-message", HasSubstr("more than one message")))));
+  connection_.OpenCall(7, CallHeaders(kLive));
+  connection_.SendData(7, Prefixed("\x0F"), /*ends=*/true);
+  EXPECT_THAT(connection_.ReadResponse(7),
+              AllOf(HasStatus(grpc::StatusCode::INVALID_ARGUMENT),
+                    Contains(Pair("grpc-message", HasSubstr("ServerLiveRequest")))));
+}
+
+TEST_F(Http2CallTest, RefusesASizeBeforeItsBytesArrive) {
+  connection_.OpenCall(1, CallHeaders(kLive));
+  connection_.SendData(1, Prefixed("", 64 * 1024 + 1));
+  EXPECT_THAT(connection_.ReadResponse(1),
+              AllOf(HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED),
+                    Contains(Pair("grpc-message", HasSubstr("at most 65536")))));
+  connection_.OpenCall(3, CallHeaders(kInfer));
+  connection_.SendData(3, Prefixed("", 0xFFFFFFFF));
+  EXPECT_THAT(connection_.ReadResponse(3), HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED));
+}
+
+TEST_F(Http2CallTest, RefusesLongHeaders) {
+  const std::string block = HeaderBlock(CallHeaders(kLive, {{"x", std::string(16 * 1024, 'x')}}));
+  constexpr size_t kHalf = 8 * 1024;
+  connection_.Send(Frame(NGHTTP2_HEADERS, 0, 1, block.substr(0, kHalf)) +
+                   Frame(NGHTTP2_CONTINUATION, NGHTTP2_FLAG_END_HEADERS, 1, block.substr(kHalf)));
+  EXPECT_THAT(connection_.ReadResponse(1),
+              AllOf(HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED),
+                    Contains(Pair("grpc-message", HasSubstr("at most 16384")))));
+  EXPECT_THAT(AskWhetherLive(connection_, 3), HasStatus(grpc::StatusCode::OK));
+}
+
+TEST_F(Http2CallTest, EvictsACallerThatSendsNoMessage) {
+  connection_.OpenCall(1, CallHeaders(kInfer));
+  EXPECT_THAT(connection_.ReadResponse(1),
+              AllOf(HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED),
+                    Contains(Pair("grpc-message", HasSubstr("slower")))));
+}
+
+// A large message that is announced reserves its size, and no more than a step of it is let in.
+TEST_F(Http2CallTest, OpensTheWindowInStepsAndOnlyForAdmittedBytes) {
+  constexpr uint32_t kSize = 10 << 20;
+  RawHttp2 first(server_.grpc_address()), second(server_.grpc_address()),
+      third(server_.grpc_address());
+  int64_t most = 0;
+  for (RawHttp2* connection : {&first, &second}) {
+    connection->OpenCall(1, CallHeaders(kInfer));
+    connection->SendData(1, Prefixed(std::string(16000, 'x'), kSize));
+    int64_t granted = 0;
+    while (granted < 400 * 1024) {  // less the 64 KiB that HTTP/2 gives
+      const auto update = connection->ReadUntil(NGHTTP2_WINDOW_UPDATE);
+      ASSERT_TRUE(update);
+      if (update->stream == 1) granted += update->Number(0);
+      most = std::max(most, granted);
+    }
+  }
+  EXPECT_LE(most, 600 * 1024);
+  EXPECT_EQ(ReadMetric(server_, "rapt_memory_reserved_bytes"), 2 * kSize);
+  // A third does not fit: it waits, and what it has sent is charged.
+  third.OpenCall(1, CallHeaders(kInfer));
+  third.SendData(1, Prefixed(std::string(16000, 'x'), kSize));
+  WaitForMetric(server_, "rapt_queue_depth", 1, {{"queue", "memory"}});
+  EXPECT_GT(ReadMetric(server_, "rapt_memory_reserved_bytes"), 2 * kSize);
+  EXPECT_TRUE(Bystander(server_).IsServed());
+}
+
+TEST_F(Http2CallTest, AResetEndsTheCallAndFreesItsMemory) {
+  connection_.OpenCall(1, CallHeaders(kInfer));
+  connection_.SendData(1, Prefixed(std::string(100, 'x'), 10 << 20));
+  WaitForMetric(server_, "rapt_memory_reserved_bytes", 10 << 20);
+  connection_.Send(Frame(NGHTTP2_RST_STREAM, 0, 1, BigEndian(NGHTTP2_CANCEL)));
+  WaitForMetric(server_, "rapt_memory_reserved_bytes", 0);
+  WaitForMetric(server_, "rapt_open_calls", 0);
+  EXPECT_THAT(AskWhetherLive(connection_, 3), HasStatus(grpc::StatusCode::OK));
+}
+
+TEST_F(Http2CallTest, TheEndOfAConnectionEndsItsCalls) {
+  {
+    RawHttp2 connection(server_.grpc_address());
+    connection.OpenCall(1, CallHeaders(kInfer));
+    connection.SendData(1, Prefixed(std::string(100, 'x'), 10 << 20));
+    WaitForMetric(server_, "rapt_open_calls", 1);
+  }
+  WaitForMetric(server_, "rapt_open_calls", 0);
+  WaitForMetric(server_, "rapt_memory_reserved_bytes", 0);
+}
+
+// --- Floods --------------------------------------------------------------------------------------
+
+// What the server reads of a connection that it has ended, and what sockets hold.
+constexpr size_t kLingeringBytes = 32 << 20;
+
+// Sends what `flood` returns, over and over: the server ends the connection with ENHANCE_YOUR_CALM
+// and stops reading it; its memory stays, and other callers are served.
+void ExpectCalm(const std::function<std::string(uint32_t n)>& flood) {
+  const ServerProcess server(Flags({"--memory_budget_bytes=67108864"}));
+  Bystander bystander(server);
+  EXPECT_TRUE(bystander.IsServed());
+  const int64_t before = RssAnonBytes(server.pid());
+  const MemoryWatch memory(server.pid());
+  RawHttp2 attacker(server.grpc_address());
+  auto error = std::async(std::launch::async, [&attacker] { return attacker.ReadGoAway(); });
+  size_t sent = 0;
+  for (uint32_t n = 0; sent < kLingeringBytes; ++n) {
+    const std::string bytes = flood(n);
+    if (!attacker.Send(bytes)) break;
+    sent += bytes.size();
+  }
+  EXPECT_LT(sent, kLingeringBytes) << "the server still reads";
+  EXPECT_EQ(error.get(), NGHTTP2_ENHANCE_YOUR_CALM);
+  EXPECT_TRUE(bystander.IsServed());
+  if (kRssIsMeaningful) {
+    EXPECT_LT(memory.peak() - before, 16 << 20);
+  }
+  WaitForMetric(server, "rapt_open_calls", 0);
+  EXPECT_EQ(ReadMetric(server, "rapt_memory_reserved_bytes"), 0);
+}
+
+std::string Repeat(const std::string& text, int count) {
+  std::string all;
+  for (int n = 0; n < count; ++n) all += text;
+  return all;
+}
+
+// Floods of one frame.
+struct Flood {
+  const char* name;
+  std::string frame;
+};
+
+class FrameFloodTest : public ::testing::TestWithParam<Flood> {};
+
+TEST_P(FrameFloodTest, EndsTheConnection) {
+  const std::string frames = Repeat(GetParam().frame, 100);
+  ExpectCalm([&frames](uint32_t n) {
+    const Headers headers = CallHeaders(kInfer);
+    if (n > 0) return frames;
+    return Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 1, HeaderBlock(headers)) + frames;
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , FrameFloodTest,
+    ::testing::Values(Flood{"Ping", Frame(NGHTTP2_PING, 0, 0, "12345678")},
+                      Flood{"PingAck", Frame(NGHTTP2_PING, NGHTTP2_FLAG_ACK, 0, "12345678")},
+                      Flood{"Settings", Frame(NGHTTP2_SETTINGS, 0, 0, "")},
+                      Flood{"EmptyData", Frame(NGHTTP2_DATA, 0, 1, "")},
+                      Flood{"WindowUpdate", Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, BigEndian(1))},
+                      Flood{"Priority", Frame(NGHTTP2_PRIORITY, 0, 3, std::string(4, '\0') + "x")},
+                      Flood{"GoAway", Frame(NGHTTP2_GOAWAY, 0, 0, std::string(8, '\0'))},
+                      Flood{"Unknown", Frame(0xEE, 0, 1, "what")}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Http2FloodTest, OfResetsEndsTheConnection) {
+  const std::string block = HeaderBlock(CallHeaders(kInfer));
+  ExpectCalm([&block](uint32_t n) {
+    return Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 2 * n + 1, block) +
+           Frame(NGHTTP2_RST_STREAM, 0, 2 * n + 1, BigEndian(NGHTTP2_CANCEL));
+  });
+}
+
+// Bad WINDOW_UPDATEs make the server reset the streams.
+TEST(Http2FloodTest, OfResetsByTheServerEndsTheConnection) {
+  const std::string block = HeaderBlock(CallHeaders(kInfer));
+  ExpectCalm([&block](uint32_t n) {
+    return Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 2 * n + 1, block) +
+           Frame(NGHTTP2_WINDOW_UPDATE, 0, 2 * n + 1, BigEndian(0x7FFFFFFF));
+  });
+}
+
+TEST(Http2FloodTest, OfHeadersInContinuationsEndsTheConnection) {
+  const std::string part = HeaderBlock({{"x", std::string(10000, 'x')}});
+  ExpectCalm([&part](uint32_t n) {
+    if (n > 0) return Frame(NGHTTP2_CONTINUATION, 0, 1, part);
+    return Frame(NGHTTP2_HEADERS, 0, 1, HeaderBlock(CallHeaders(kInfer)) + part);
+  });
+}
+
+// One long header in the table, and references to it of a byte each.
+TEST(Http2FloodTest, OfReferencesToALongHeaderEndsTheConnection) {
+  std::string block = HeaderBlock(CallHeaders(kInfer));
+  std::string indexed = HeaderBlock({{"x", std::string(4000, 'x')}});
+  indexed[0] = '\x40';  // with indexing
+  block += indexed + std::string(4000, '\xBE');
+  ExpectCalm([&block](uint32_t n) {
+    return Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 2 * n + 1, block);
+  });
+}
+
+// --- Connections ---------------------------------------------------------------------------------
+
+TEST(Http2ConnectionTest, StreamsBeyondTheLimitAreRefused) {
+  const ServerProcess server(Flags({"--max_streams_per_connection=2"}));
+  RawHttp2 connection(server.grpc_address());
+  for (const uint32_t stream : {1, 3, 5}) connection.OpenCall(stream, CallHeaders(kInfer));
+  const auto reset = connection.ReadUntil(NGHTTP2_RST_STREAM);
+  ASSERT_TRUE(reset);
+  EXPECT_EQ(reset->stream, 5u);
+  EXPECT_EQ(reset->Number(0), NGHTTP2_REFUSED_STREAM);
+  // It was not excusable any more once the limit was known.
+  connection.Send(Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_ACK, 0, ""));
+  connection.OpenCall(7, CallHeaders(kInfer));
+  EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_PROTOCOL_ERROR);
+}
+
+TEST(Http2ConnectionTest, SmallCallsWhoseAnswersAreNotReadHinderNobody) {
+  const ServerProcess server(Flags({"--max_calls_per_caller=300"}));
+  RawHttp2 connection(server.grpc_address());
+  // No answer fits into a window of 0.
+  connection.Send(Frame(NGHTTP2_SETTINGS, 0, 0, std::string("\0\4", 2) + BigEndian(0)));
+  for (uint32_t n = 0; n < 256; ++n) {
+    connection.OpenCall(2 * n + 1, CallHeaders("/grpc.health.v1.Health/Check"));
+    connection.SendData(2 * n + 1, Prefixed(""), /*ends=*/true);
+  }
+  Bystander bystander(server);
+  for (int n = 0; n < 10; ++n) EXPECT_TRUE(bystander.IsServed());
+}
+
+TEST(Http2ConnectionTest, IdleConnectionsAreClosed) {
+  const ServerProcess server(Flags({"--max_connection_idle=1s"}));
+  RawHttp2 connection(server.grpc_address());
+  EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_NO_ERROR);
+  EXPECT_FALSE(connection.Read());
+}
+
+TEST(Http2ConnectionTest, GarbageEndsTheConnectionOnly) {
+  const ServerProcess server(Flags());
+  Bystander bystander(server);
+  for (const std::string& garbage :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100000, 'x'),
+        Frame(NGHTTP2_HEADERS, 0, 0, "x"), Frame(NGHTTP2_SETTINGS, 0, 0, "x"),
+        Frame(NGHTTP2_PUSH_PROMISE, 0, 1, "1234"),
+        Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 1, "\xFF\xFF\xFF\xFF\xFF\xFF")}) {
+    RawHttp2 connection(server.grpc_address());
+    connection.Send(garbage);
+    while (connection.Read()) {
+    }
+    EXPECT_TRUE(bystander.IsServed());
+  }
+}
+
+TEST(Http2ConnectionTest, TlsIsRefusedAtTheStart) {
+  ChildProcess server(ServerCommand({"--transport=http2", "--tls_cert=a", "--tls_key=b"}));
+  EXPECT_EQ(server.Wait(), 2);
+  EXPECT_THAT(server.Errors(), HasSubstr("--transport=http2"));
+}
+
+}  // namespace
+}  // namespace rapt::test
