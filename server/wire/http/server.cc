@@ -115,7 +115,8 @@ class Sessions {
   List open_;
 };
 
-// One connection. Its pending operations keep it alive; it is in `sessions` until it is closed.
+// One connection. Its pending operations keep it alive; it is in `sessions` until it is closed. An
+// operation may have succeeded just before Close(): its completion checks for that.
 class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(Protocol::socket socket, const Handler& handler, const ServerLimits& limits,
@@ -153,7 +154,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void Read() {
     socket_.async_read_some(asio::buffer(buffer_) + received_,
                             [this, self = shared_from_this()](const error_code& error, size_t n) {
-                              if (error) return Close();
+                              if (error || !socket_.is_open()) return Close();
                               // The first bytes after a pause between requests.
                               if (received_ == 0) SetDeadline(limits_.patience);
                               received_ += n;
@@ -194,7 +195,7 @@ class Session : public std::enable_shared_from_this<Session> {
     asio::async_write(
         socket_, bytes,
         [this, keeps_alive, self = shared_from_this()](const error_code& error, size_t) {
-          if (error) return Close();
+          if (error || !socket_.is_open()) return Close();
           keeps_alive ? AwaitNext() : EndWriting();
         });
   }
@@ -222,7 +223,9 @@ class Session : public std::enable_shared_from_this<Session> {
     socket_.async_read_some(asio::buffer(buffer_),
                             [this, self = shared_from_this()](const error_code& error, size_t n) {
                               dropped_ += n;
-                              if (error || dropped_ > kMaxDroppedBytes) return Close();
+                              if (error || !socket_.is_open() || dropped_ > kMaxDroppedBytes) {
+                                return Close();
+                              }
                               Drop();
                             });
   }

@@ -377,6 +377,21 @@ TEST_F(SmallServerTest, ServesThroughAFloodOfConnections) {
   for (std::thread& thread : flood) thread.join();
 }
 
+class SingleServerTest : public HttpServerTest {
+ protected:
+  SingleServerTest() : HttpServerTest({.max_connections = 1, .patience = seconds(60)}) {}
+};
+
+// A connection may be closed for a new one while its request or response has just completed.
+TEST_F(SingleServerTest, AConnectionMayBeReplacedAsItIsServed) {
+  for (int n = 0; n < 2000; ++n) {
+    const Client first(address());
+    ASSERT_TRUE(first.Send(absl::StrCat(kGet, kGet)));
+    const Client second(address());
+  }
+  EXPECT_THAT(Exchange(kGet), StartsWith("HTTP/1.1 200 OK\r\n"));
+}
+
 // --- Routes --------------------------------------------------------------------------------------
 
 Router TwoRoutes() {
