@@ -55,9 +55,10 @@ class Engine {
 
   // Same as in AdmissionGate.
   std::shared_ptr<CallerMemory> CallerOf(const std::string& name) { return gate_.CallerOf(name); }
-  AdmissionGate::PeerWait WaitForPeer(std::shared_ptr<CallerMemory> caller, Instant silent_at,
+  AdmissionGate::PeerWait WaitForPeer(std::shared_ptr<CallerMemory> caller,
+                                      AdmissionGate::Shares shares, Instant silent_at,
                                       absl::AnyInvocable<void()> end) {
-    return gate_.WaitForPeer(std::move(caller), silent_at, std::move(end));
+    return gate_.WaitForPeer(std::move(caller), shares, silent_at, std::move(end));
   }
 
   // Call after setting a request's `cancelled`, so that waiting requests check theirs.

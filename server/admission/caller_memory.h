@@ -23,9 +23,15 @@ class CallerBytes {
   }
   int64_t held() const { return held_.load(); }
 
+  void AddReservation() { ++reservations_; }
+  void RemoveReservation() { --reservations_; }
+  // The number of calls that hold bytes: each makes one reservation of a share.
+  int64_t reservations() const { return reservations_.load(); }
+
  private:
   std::atomic<int64_t>& holders_;
   std::atomic<int64_t> held_{0};
+  std::atomic<int64_t> reservations_{0};
 };
 
 // The memory that one caller holds. Exists as long as the caller has calls or memory.

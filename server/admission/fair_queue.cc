@@ -4,9 +4,37 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "server/request.h"
 
 namespace rapt {
+namespace {
+
+bool IsWithin(int64_t fair_share, const WaitingRequest& request) {
+  if (request.caller == nullptr) return true;
+  const int64_t held = request.caller->held();
+  return held == 0 || (held <= fair_share && request.bytes <= fair_share - held);
+}
+
+// Selects the requests that are served first, when it is asked for each in order.
+class FirstGroup {
+ public:
+  explicit FirstGroup(int64_t fair_share) : fair_share_(fair_share) {}
+
+  bool Contains(const WaitingRequest& request) {
+    if (passed_over_.contains(request.caller.get())) return false;
+    if (IsWithin(fair_share_, request)) return true;
+    // Later small requests would keep the caller's memory from falling enough for this one.
+    passed_over_.insert(request.caller.get());
+    return false;
+  }
+
+ private:
+  const int64_t fair_share_;
+  absl::flat_hash_set<const CallerBytes*> passed_over_;
+};
+
+}  // namespace
 
 void FairQueue::Add(Entry entry) {
   const auto level = static_cast<int64_t>(PriorityLevel(entry->priority));
@@ -28,27 +56,21 @@ int64_t FairQueue::FairShare() const {
   return capacity_bytes_ / std::max<int64_t>(callers, 1);
 }
 
-bool FairQueue::IsWithin(int64_t fair_share, const WaitingRequest& request) {
-  if (request.caller == nullptr) return true;
-  const int64_t held = request.caller->held();
-  return held == 0 || (held <= fair_share && request.bytes <= fair_share - held);
-}
-
 void FairQueue::Offer(absl::FunctionRef<bool(const WaitingRequest&)> is_meant,
                       absl::FunctionRef<bool(Entry&)> take) {
-  const int64_t fair_share = FairShare();
-  if (OfferTo(/*within_share=*/true, fair_share, is_meant, take)) {
-    OfferTo(/*within_share=*/false, fair_share, is_meant, take);
-  }
+  FirstGroup first(FairShare());
+  const auto is_first = [&](const WaitingRequest& request) {
+    return is_meant(request) && first.Contains(request);
+  };
+  if (OfferTo(is_first, take)) OfferTo(is_meant, take);
 }
 
 // Returns false if `take` did.
-bool FairQueue::OfferTo(bool within_share, int64_t fair_share,
-                        absl::FunctionRef<bool(const WaitingRequest&)> is_meant,
+bool FairQueue::OfferTo(absl::FunctionRef<bool(const WaitingRequest&)> is_meant,
                         absl::FunctionRef<bool(Entry&)> take) {
   for (auto it = entries_.begin(); it != entries_.end();) {
     Entry& entry = it->second;
-    if (!is_meant(*entry) || IsWithin(fair_share, *entry) != within_share) {
+    if (!is_meant(*entry)) {
       ++it;
       continue;
     }
@@ -72,12 +94,15 @@ void FairQueue::RemoveIf(absl::FunctionRef<bool(Entry&)> take) {
   }
 }
 
-FairQueue::Entry FairQueue::Displace(const CallerBytes* newcomer) {
-  const auto own = waiting_.find(newcomer);
+int64_t FairQueue::CountOf(const CallerBytes* caller) const {
+  const auto count = waiting_.find(caller);
+  return count == waiting_.end() ? 0 : count->second;
+}
+
+FairQueue::Entry FairQueue::Displace(int64_t count) {
   const auto most = std::max_element(waiting_.begin(), waiting_.end(),
                                      [](auto& a, auto& b) { return a.second < b.second; });
-  const int64_t own_count = own == waiting_.end() ? 0 : own->second;
-  if (most == waiting_.end() || most->second < own_count + 2) return nullptr;
+  if (most == waiting_.end() || most->second < count + 2) return nullptr;
   const CallerBytes* const caller = most->first;
   const auto last = std::find_if(entries_.rbegin(), entries_.rend(), [caller](auto& entry) {
     return entry.second->caller.get() == caller;
@@ -89,10 +114,10 @@ FairQueue::Entry FairQueue::Displace(const CallerBytes* newcomer) {
 }
 
 Instant FairQueue::OldestWithinShare() const {
-  const int64_t fair_share = FairShare();
+  FirstGroup first(FairShare());
   Instant oldest = Instant::max();
   for (const auto& [rank, entry] : entries_) {
-    if (IsWithin(fair_share, *entry)) oldest = std::min(oldest, entry->since);
+    if (first.Contains(*entry)) oldest = std::min(oldest, entry->since);
   }
   return oldest;
 }

@@ -31,7 +31,7 @@ struct WaitingRequest {
 // A request is within its caller's fair share if the caller holds nothing, or would not exceed the
 // fair share with it. Such requests are served first; others only if none of these waits. So a
 // caller that holds more gets no more while another one waits, and a caller that is alone can get
-// everything.
+// everything. A request behind one of its caller that is not within the fair share waits with it.
 //
 // Order. Within these two groups, requests are served in order of arrival. Each level of priority
 // counts as an arrival `level_delay` earlier. So a waiting request eventually precedes later ones
@@ -61,9 +61,10 @@ class FairQueue {
   // Passes each request to `take`, which takes the entry, or leaves it and returns false.
   void RemoveIf(absl::FunctionRef<bool(Entry&)> take);
 
-  // Removes the last request of the caller with the most requests, in favor of a new one of
-  // `newcomer`. Returns null if no caller has at least two more requests than `newcomer`.
-  Entry Displace(const CallerBytes* newcomer);
+  // Removes the last request of the caller with the most requests, in favor of a new one of a
+  // caller that has `count`. Returns null if no caller has at least two more than that.
+  Entry Displace(int64_t count);
+  int64_t CountOf(const CallerBytes* caller) const;
 
   // Returns the earliest arrival of a request that is within its caller's fair share, or
   // Instant::max().
@@ -80,9 +81,7 @@ class FairQueue {
  private:
   using Entries = std::multimap<Instant, Entry>;  // by rank
 
-  static bool IsWithin(int64_t fair_share, const WaitingRequest& request);
-  bool OfferTo(bool within_share, int64_t fair_share,
-               absl::FunctionRef<bool(const WaitingRequest&)> is_meant,
+  bool OfferTo(absl::FunctionRef<bool(const WaitingRequest&)> is_meant,
                absl::FunctionRef<bool(Entry&)> take);
   void Forget(const CallerBytes* caller);
 

@@ -19,8 +19,8 @@ constexpr int64_t kShares = 2;
 // rejected only because others are more urgent.
 constexpr int kLevelsOfQueueDelay = 16;
 
-// Calls need a moment to release their memory.
-constexpr std::chrono::milliseconds kPauseBetweenEnds{10};
+// Calls need a moment to release their memory, and a search visits all calls that wait.
+constexpr std::chrono::milliseconds kPauseBetweenSearches{10};
 
 int64_t SmallBytes(int64_t budget) { return budget / kReservedPart / kShares; }
 int64_t GeneralBytes(int64_t budget) { return budget / kShares - SmallBytes(budget); }
@@ -166,18 +166,30 @@ void AdmissionGate::Queue(const MemoryRequest& request, Callback callback) {
 // requests.
 FairQueue::Entry AdmissionGate::Enqueue(FairQueue::Entry entry) {
   const Instant now = entry->since;
-  FairQueue& queue = account(AsWaiter(entry).request.share).queue;
+  const MemoryRequest& request = AsWaiter(entry).request;
   MutexLock lock(mutex_);
   FairQueue::Entry displaced;
   if (waiting_.load() >= options_.max_queued) {
-    displaced = queue.Displace(entry->caller.get());
+    displaced = Displace(request);
     if (displaced == nullptr) return entry;
     --waiting_;
   }
   ++waiting_;  // before Serve() checks for free bytes, see MemoryBudget
-  queue.Add(std::move(entry));
+  account(request.share).queue.Add(std::move(entry));
   alarm_.SetNoLaterThan(now);  // bytes may have been released meanwhile
   return displaced;
+}
+
+// Prefers the queue of the same share. Both have one limit.
+FairQueue::Entry AdmissionGate::Displace(const MemoryRequest& newcomer) {
+  const auto count_in = [&](Share share) {
+    return account(share).queue.CountOf(BytesOf(newcomer.caller, share).get());
+  };
+  const int64_t count = count_in(Share::kReceive) + count_in(Share::kCompute);
+  FairQueue::Entry displaced = account(newcomer.share).queue.Displace(count);
+  if (displaced != nullptr) return displaced;
+  const bool receives = newcomer.share == Share::kReceive;
+  return account(receives ? Share::kCompute : Share::kReceive).queue.Displace(count);
 }
 
 void AdmissionGate::Serve() {
@@ -236,27 +248,28 @@ Instant AdmissionGate::EndSilentCall(Share share, Instant now) {
   Account& account = this->account(share);
   const Instant oldest = account.queue.OldestWithinShare();
   if (oldest == Instant::max()) return Instant::max();
-  const Instant earliest = std::max(oldest + kSilentTime, account.next_end_of_a_call);
+  const Instant earliest = std::max(oldest + kSilentTime, account.next_search_of_a_call);
   if (now < earliest) return earliest;
+  account.next_search_of_a_call = now + kPauseBetweenSearches;
   const int64_t fair_share = account.queue.FairShare();
   for (auto it = waiting_calls_.begin(); it != waiting_calls_.end(); ++it) {
     const Instant silent_at = it->first.first;
-    if (BytesOf(it->second.caller, share)->held() <= fair_share) continue;
-    if (now < silent_at) return silent_at;
+    const CallerBytes* const bytes = it->second.Held(share);
+    if (bytes == nullptr || bytes->held() <= fair_share || bytes->reservations() == 1) continue;
+    if (now < silent_at) return std::max(silent_at, account.next_search_of_a_call);
     it->second.end();
     waiting_calls_.erase(it);
-    account.next_end_of_a_call = now + kPauseBetweenEnds;
-    return account.next_end_of_a_call;
+    break;
   }
-  return Instant::max();
+  return account.next_search_of_a_call;
 }
 
 AdmissionGate::PeerWait AdmissionGate::WaitForPeer(std::shared_ptr<CallerMemory> caller,
-                                                   Instant silent_at,
+                                                   Shares shares, Instant silent_at,
                                                    absl::AnyInvocable<void()> end) {
   MutexLock lock(mutex_);
   const PeerWait::Key key = {silent_at, next_wait_++};
-  waiting_calls_.emplace(key, WaitingCall{std::move(caller), std::move(end)});
+  waiting_calls_.emplace(key, WaitingCall{std::move(caller), shares, std::move(end)});
   if (waiting_.load() > 0) alarm_.SetNoLaterThan(silent_at);
   return {this, key};
 }

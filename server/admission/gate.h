@@ -39,8 +39,10 @@ namespace rapt {
 // is reserved for requests of at most 1/64 of the budget.
 //
 // Silent calls. A call that holds memory may wait for its peer to send or to read. If a request
-// within its caller's fair share has waited for kSilentTime, the longest silent call of a caller
-// above its fair share is ended, and the next one if that does not suffice.
+// within its caller's fair share has waited for kSilentTime, the longest silent call that holds
+// memory of that share, of a caller above its fair share, is ended, and the next one if that does
+// not suffice. A caller's only call that holds memory of the share stays: a message that alone
+// exceeds the fair share would otherwise never arrive.
 //
 // Thread-safe. Callbacks run outside the lock, on the timer's thread or on one that calls Serve().
 class AdmissionGate {
@@ -52,6 +54,12 @@ class AdmissionGate {
   };
 
   enum class Share : uint8_t { kReceive, kCompute };
+
+  // The shares of which a call holds memory.
+  struct Shares {
+    bool receive = false;
+    bool compute = false;
+  };
 
   struct MemoryRequest {
     Share share = Share::kCompute;
@@ -117,10 +125,10 @@ class AdmissionGate {
   // Returns the record of this caller's memory, which all its calls share.
   std::shared_ptr<CallerMemory> CallerOf(const std::string& name);
 
-  // The call counts as silent from `silent_at` on. `end` is called at most once, by any thread
-  // under the gate's lock: it must do no more than wake another thread. It is not running once the
-  // result is destroyed.
-  PeerWait WaitForPeer(std::shared_ptr<CallerMemory> caller, Instant silent_at,
+  // A call that holds memory of `shares` counts as silent from `silent_at` on. `end` is called at
+  // most once, by any thread under the gate's lock: it must do no more than wake another thread. It
+  // is not running once the result is destroyed.
+  PeerWait WaitForPeer(std::shared_ptr<CallerMemory> caller, Shares shares, Instant silent_at,
                        absl::AnyInvocable<void()> end);
 
   // Serves the queue on the calling thread, which has released bytes and may run callbacks.
@@ -153,13 +161,20 @@ class AdmissionGate {
     std::atomic<int64_t> holders{0};
     MemoryBudget general;
     MemoryBudget small;
-    FairQueue queue;             // guarded by the gate's mutex
-    Instant next_end_of_a_call;  // guarded by the gate's mutex
+    FairQueue queue;                // guarded by the gate's mutex
+    Instant next_search_of_a_call;  // to end; guarded by the gate's mutex
   };
 
   // A call that waits for its peer.
   struct WaitingCall {
+    // Returns the memory of a share that its caller holds, or null if the call holds none of it.
+    const CallerBytes* Held(Share share) const {
+      if (share == Share::kReceive) return shares.receive ? &caller->receive : nullptr;
+      return shares.compute ? &caller->compute : nullptr;
+    }
+
     std::shared_ptr<CallerMemory> caller;
+    Shares shares;
     absl::AnyInvocable<void()> end;
   };
 
@@ -182,6 +197,7 @@ class AdmissionGate {
                                                       const MemoryRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   FairQueue::Entry Enqueue(FairQueue::Entry entry);
+  FairQueue::Entry Displace(const MemoryRequest& newcomer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the latest time of the next decision.
   Instant Decide(Share share, std::vector<Decision>& decisions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

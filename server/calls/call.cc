@@ -138,23 +138,25 @@ absl::Status Call::AcceptMessage(int64_t bytes) {
                                                  *declared_bytes_));
 }
 
-void Call::BeginReceiving(int64_t bytes, Alarm& alarm) {
+void Call::BeginReceiving(int64_t bytes, AdmissionGate::Shares held, Alarm& alarm) {
   receive_began_ = Now();
-  if (bytes > 0) receive_wait_ = WaitForPeer(AdmissionGate::kSilentTime, alarm);
+  receive_wait_ = WaitForPeer(held, AdmissionGate::kSilentTime, receive_gives_way_, alarm);
   receive_end_ =
       std::min(deadline_, receive_began_ + kReceiveGrace + SlowestTransfer(bytes, limits()));
 }
 
 void Call::EndReceiving() {
   receive_wait_ = {};
-  gives_way_ = false;
+  receive_gives_way_ = false;
   AddTimeSince(receive_began_, Stage::kReceive);
 }
 
-AdmissionGate::PeerWait Call::WaitForPeer(std::chrono::nanoseconds patience, Alarm& alarm) {
+AdmissionGate::PeerWait Call::WaitForPeer(AdmissionGate::Shares held,
+                                          std::chrono::nanoseconds patience,
+                                          std::atomic<bool>& gives_way, Alarm& alarm) {
   if (caller_memory_ == nullptr) return {};
-  return engine().WaitForPeer(caller_memory_, Now() + patience, [this, &alarm] {
-    gives_way_ = true;
+  return engine().WaitForPeer(caller_memory_, held, Now() + patience, [&gives_way, &alarm] {
+    gives_way = true;
     alarm.SetNoLaterThan(Instant::min());
   });
 }
@@ -165,28 +167,28 @@ void Call::EndWaits() {
 }
 
 absl::Status Call::SlowSender(absl::string_view what) const {
-  if (gives_way_) return GivesWay(what);
+  if (receive_gives_way_) return GivesWay(what);
   return Reject(Rejection::kSlowSender, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the ", what, " arrived slower than ",
                              limits().min_receive_bytes_per_second, " bytes/s"));
 }
 
-void Call::BeginSending(int64_t bytes, Instant deadline, Alarm& alarm) {
+void Call::BeginSending(int64_t bytes, Instant deadline, AdmissionGate::Shares held, Alarm& alarm) {
   report_.sent_bytes += bytes;
   send_began_ = Now();
   send_deadline_ = deadline;
   send_end_ = std::min(deadline, send_began_ + kSendGrace + SlowestTransfer(bytes, limits()));
-  send_wait_ = WaitForPeer(kSendGrace, alarm);
+  send_wait_ = WaitForPeer(held, kSendGrace, send_gives_way_, alarm);
 }
 
 void Call::EndSending() {
   send_wait_ = {};
-  gives_way_ = false;
+  send_gives_way_ = false;
   AddTimeSince(send_began_, Stage::kSend);
 }
 
 absl::Status Call::NotSent() const {
-  if (gives_way_) return GivesWay("reader of the response");
+  if (send_gives_way_) return GivesWay("reader of the response");
   if (Now() < send_end_) return absl::CancelledError("the caller cancelled the call");
   if (send_end_ == send_deadline_) {
     return absl::DeadlineExceededError("the deadline passed while the response was sent");

@@ -124,22 +124,20 @@ class Call {
   // exceeds the declared size, ResourceExhausted if it exceeds the limit.
   absl::Status AcceptMessage(int64_t bytes);
 
-  // Call when the read of a message of at most `bytes` begins. A sender is too slow after
-  // receive_end(). If others wait for memory and the caller holds more than its fair share,
-  // receive_end() becomes earlier and `alarm` fires.
-  void BeginReceiving(int64_t bytes, Alarm& alarm);
+  // Call when the read of a message of at most `bytes` begins. The call holds memory of `held`. A
+  // sender is too slow after receive_end(). If others wait for that memory and the caller holds
+  // more than its fair share, receive_end() becomes earlier and `alarm` fires.
+  void BeginReceiving(int64_t bytes, AdmissionGate::Shares held, Alarm& alarm);
   void EndReceiving();
-  Instant receive_end() const { return gives_way_ ? Instant::min() : receive_end_; }
+  Instant receive_end() const { return receive_gives_way_ ? Instant::min() : receive_end_; }
   // Returns the status that rejects the slow sender of `what`.
   absl::Status SlowSender(absl::string_view what) const;
 
   // Call when sending of `bytes` begins. A reader is too slow after send_end(), which is at most
   // `deadline` and becomes earlier like receive_end().
-  void BeginSending(int64_t bytes, Instant deadline, Alarm& alarm);
+  void BeginSending(int64_t bytes, Instant deadline, AdmissionGate::Shares held, Alarm& alarm);
   void EndSending();
-  Instant send_end() const { return gives_way_ ? Instant::min() : send_end_; }
-  // Returns true once receive_end() and send_end() are earlier for that reason.
-  bool gives_way() const { return gives_way_; }
+  Instant send_end() const { return send_gives_way_ ? Instant::min() : send_end_; }
   // Call before the alarms of BeginReceiving() and BeginSending() are destroyed.
   void EndWaits();
   // Returns the status of a response that was not sent: ResourceExhausted if sending took until
@@ -164,7 +162,8 @@ class Call {
   void Report(absl::Status status);
 
  private:
-  AdmissionGate::PeerWait WaitForPeer(std::chrono::nanoseconds patience, Alarm& alarm);
+  AdmissionGate::PeerWait WaitForPeer(AdmissionGate::Shares held, std::chrono::nanoseconds patience,
+                                      std::atomic<bool>& gives_way, Alarm& alarm);
   OpenCalls& places() const {
     return traits_.carries_tensors ? environment_.open_calls : environment_.small_calls;
   }
@@ -174,7 +173,8 @@ class Call {
   const MethodTraits traits_;
   std::string caller_;  // empty unless counted as open
   std::shared_ptr<CallerMemory> caller_memory_;
-  std::atomic<bool> gives_way_{false};  // to callers that wait for memory
+  std::atomic<bool> receive_gives_way_{false};  // to callers that wait for memory
+  std::atomic<bool> send_gives_way_{false};
   AdmissionGate::PeerWait receive_wait_, send_wait_;
   bool is_idle_ = false;
   Instant arrived_;

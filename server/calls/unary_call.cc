@@ -17,7 +17,7 @@ void UnaryCall::OnHeaders(const CallHeaders& headers) {
 void UnaryCall::OnHeadersWithoutSize(const CallHeaders& headers) {
   if (absl::Status status = Open(headers); !status.ok()) return End(std::move(status));
   call_.report().ended_in = Stage::kReceive;
-  call_.BeginReceiving(0, alarm_);
+  call_.BeginReceiving(0, /*held=*/{}, alarm_);
   alarm_.Set(call_.receive_end());
   OnReadingStarted();
 }
@@ -53,7 +53,7 @@ void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory) {
   call_.report().ended_in = Stage::kReceive;
   const int64_t bytes = memory->bytes();
   call_.KeepMessageMemory(*std::move(memory));
-  call_.BeginReceiving(bytes, alarm_);
+  call_.BeginReceiving(bytes, {.receive = true}, alarm_);
   alarm_.Set(call_.receive_end());
   StartReading();
 }
@@ -81,6 +81,7 @@ void UnaryCall::Evict() {
 // Returns false if the call was evicted meanwhile.
 bool UnaryCall::EndReading() {
   if (phase_.exchange(Phase::kReceived) == Phase::kEvicted) return false;
+  call_.EndWaits();  // the wait may set the alarm
   alarm_.Cancel();
   return true;
 }
@@ -107,7 +108,7 @@ void UnaryCall::BeginAnswer(int64_t bytes) {
   ReleaseMessage();
   call_.report().ended_in = Stage::kSend;
   // A caller that does not read would hold the outputs.
-  call_.BeginSending(bytes, call_.deadline(), alarm_);
+  call_.BeginSending(bytes, call_.deadline(), {.compute = true}, alarm_);
   phase_ = Phase::kAnswering;
   alarm_.Set(call_.send_end());
 }

@@ -95,6 +95,19 @@ TEST_F(FairQueueTest, ACallerThatHoldsNothingMayExceedItsShareByOneRequest) {
   EXPECT_THAT(Serve(1000), ElementsAre(1, 3));
 }
 
+TEST_F(FairQueueTest, LaterSmallRequestsOfACallerDoNotStarveItsLargeOne) {
+  const Caller a = NewCaller(/*held=*/100), b = NewCaller();
+  Add(1, a, 600);  // beyond its fair share of 500
+  for (int n = 2; n <= 4; ++n) Add(n, a, 100);
+  Add(5, b, 400);
+  EXPECT_EQ(queue_.OldestWithinShare(), now_);
+  EXPECT_THAT(Serve(300), IsEmpty()) << "the memory is kept for the other caller";
+  EXPECT_THAT(Serve(900), ElementsAre(5)) << "the rest does not suffice for the large request";
+  a->Subtract(100);  // it holds nothing
+  EXPECT_THAT(Serve(700), ElementsAre(1, 2));
+  EXPECT_THAT(Serve(200), ElementsAre(3, 4));
+}
+
 TEST_F(FairQueueTest, TheShareCountsHoldersAndWaitingCallersOnce) {
   EXPECT_EQ(queue_.FairShare(), 1000);
   const Caller a = NewCaller(10), b = NewCaller(10);
@@ -155,13 +168,16 @@ TEST_F(FairQueueTest, AFullQueueDisplacesTheLastRequestOfTheCallerWithTheMost) {
   const Caller a = NewCaller(), b = NewCaller();
   for (int n = 1; n <= 3; ++n) Add(n, a, 1);
   Add(4, b, 1);
-  const FairQueue::Entry displaced = queue_.Displace(b.get());
+  const auto displace_for = [this](const Caller& newcomer) {
+    return queue_.Displace(queue_.CountOf(newcomer.get()));
+  };
+  const FairQueue::Entry displaced = displace_for(b);
   ASSERT_NE(displaced, nullptr);
   EXPECT_EQ(static_cast<NumberedRequest&>(*displaced).number, 3);
-  EXPECT_EQ(queue_.Displace(b.get()), nullptr) << "it would only change places";
-  EXPECT_EQ(queue_.Displace(a.get()), nullptr);
+  EXPECT_EQ(displace_for(b), nullptr) << "it would only change places";
+  EXPECT_EQ(displace_for(a), nullptr);
   EXPECT_THAT(Serve(1000), ElementsAre(1, 2, 4));
-  EXPECT_EQ(queue_.Displace(a.get()), nullptr);
+  EXPECT_EQ(displace_for(a), nullptr);
 }
 
 TEST_F(FairQueueTest, KnowsSinceWhenARequestWithinItsShareWaits) {

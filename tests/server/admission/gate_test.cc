@@ -227,8 +227,9 @@ class CallersTest : public GateTest {
  protected:
   using Caller = std::shared_ptr<CallerMemory>;
 
-  MemoryBudget::Reservation TakeFor(const Caller& caller, int64_t bytes) {
-    auto result = gate_.AdmitNow({.share = kReceive, .bytes = bytes, .caller = caller});
+  MemoryBudget::Reservation TakeFor(const Caller& caller, int64_t bytes,
+                                    AdmissionGate::Share share = kReceive) {
+    auto result = gate_.AdmitNow({.share = share, .bytes = bytes, .caller = caller});
     if (!result || !result->ok()) {
       ADD_FAILURE() << bytes << " bytes were not admitted";
       return {};
@@ -237,8 +238,9 @@ class CallersTest : public GateTest {
   }
 
   // A call that is silent after kSilentTime. Its end is recorded with its number.
-  AdmissionGate::PeerWait Wait(const Caller& caller, int number) {
-    return gate_.WaitForPeer(caller, clock_.Now() + kSilentTime,
+  AdmissionGate::PeerWait Wait(const Caller& caller, int number,
+                               AdmissionGate::Shares shares = {.receive = true}) {
+    return gate_.WaitForPeer(caller, shares, clock_.Now() + kSilentTime,
                              [this, number] { ended_.push_back(number); });
   }
 
@@ -308,8 +310,36 @@ TEST_F(CallersTest, NoCallOfACallerWithinItsShareEnds) {
   EXPECT_THAT(ended_, IsEmpty());
 }
 
+TEST_F(CallersTest, OnlyACallThatHoldsMemoryOfTheShareEnds) {
+  const MemoryBudget::Reservation message = TakeFor(a_, 1000);
+  const MemoryBudget::Reservation first = TakeFor(a_, 2240, kCompute),
+                                  second = TakeFor(a_, 2240, kCompute);
+  const AdmissionGate::PeerWait upload = Wait(a_, 1, {.receive = true});
+  const AdmissionGate::PeerWait stream = Wait(a_, 2, {.receive = true, .compute = true});
+  const AdmissionGate::PeerWait download = Wait(a_, 3, {.compute = true});
+  Queue(1, {.share = kCompute, .bytes = 1000, .caller = b_});
+  Advance(kSilentTime);
+  EXPECT_THAT(ended_, ElementsAre(2));
+  for (int n = 0; n < 3; ++n) Advance(seconds(1));
+  EXPECT_THAT(ended_, ElementsAre(2, 3));
+}
+
+// Even in parts. Otherwise a message that alone exceeds the fair share would never arrive.
+TEST_F(CallersTest, ACallersOnlyCallDoesNotEnd) {
+  MemoryBudget::Reservation held = TakeFor(a_, kGeneral);
+  const MemoryBudget::Reservation part = held.Split(1000);
+  const AdmissionGate::PeerWait wait = Wait(a_, 1);
+  Queue(1, {.share = kReceive, .bytes = 1000, .caller = b_});
+  for (int n = 0; n < 5; ++n) Advance(seconds(1));
+  EXPECT_THAT(ended_, IsEmpty());
+  const MemoryBudget::Reservation another = TakeFor(a_, kSmall);
+  Advance(seconds(1));
+  EXPECT_THAT(ended_, ElementsAre(1));
+}
+
 TEST_F(CallersTest, NoCallEndsForItsOwnCaller) {
   const MemoryBudget::Reservation held = TakeFor(a_, kGeneral);
+  const MemoryBudget::Reservation small = TakeFor(a_, kSmall);
   const AdmissionGate::PeerWait wait = Wait(a_, 1);
   Queue(1, {.share = kReceive, .bytes = 1000, .caller = a_});
   for (int n = 0; n < 9; ++n) Advance(seconds(1));
@@ -318,6 +348,7 @@ TEST_F(CallersTest, NoCallEndsForItsOwnCaller) {
 
 TEST_F(CallersTest, ACallThatIsNoLongerWaitingDoesNotEnd) {
   const MemoryBudget::Reservation held = TakeFor(a_, kGeneral);
+  const MemoryBudget::Reservation small = TakeFor(a_, kSmall);
   AdmissionGate::PeerWait wait = Wait(a_, 1);
   Queue(1, {.share = kReceive, .bytes = 1000, .caller = b_});
   wait = {};
@@ -332,6 +363,20 @@ TEST_F(CallersTest, ACallerThatFillsTheQueueLeavesRoomForAnother) {
   EXPECT_THAT(served_, ElementsAre(4));
   EXPECT_THAT(std::string(statuses_[0].message()), HasSubstr("full with 4 requests"));
   EXPECT_EQ(gate_.waiting().depth, 4);
+  clock_.Advance(seconds(11));
+  Settle();
+}
+
+TEST_F(CallersTest, ACallerThatFillsTheQueueLeavesRoomInTheOtherShareToo) {
+  const MemoryBudget::Reservation message = TakeFor(a_, kGeneral),
+                                  result = TakeFor(a_, kGeneral, kCompute);
+  for (int n = 1; n <= 3; ++n) Queue(n, {.share = kReceive, .bytes = 1000, .caller = a_});
+  Queue(4, {.share = kCompute, .bytes = 1000, .caller = b_});
+  Queue(5, {.share = kCompute, .bytes = 1000, .caller = b_});
+  EXPECT_THAT(served_, ElementsAre(3));
+  // Now both callers have two.
+  Queue(6, {.share = kCompute, .bytes = 1000, .caller = b_});
+  EXPECT_THAT(served_, ElementsAre(3, 6));
   clock_.Advance(seconds(11));
   Settle();
 }

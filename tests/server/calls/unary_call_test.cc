@@ -339,21 +339,25 @@ TEST_F(UnaryCallTest, AStreamIsIdleBetweenRequestsAndReportsEach) {
   EXPECT_EQ(open_calls_.places(), 0);
 }
 
-// The caller of Headers() holds most of the receive share, and another one waits for memory.
+// The caller of Headers() holds most of both shares, and another one waits for memory.
 class GivesWayTest : public UnaryCallTest {
  protected:
   GivesWayTest() {
-    const auto caller = gate_.CallerOf("ipv4:127.0.0.1");
-    const int64_t bytes = gate_.LimitOf(AdmissionGate::Share::kReceive);
-    held_ =
-        gate_.AdmitNow({.share = AdmissionGate::Share::kReceive, .bytes = bytes, .caller = caller});
-    EXPECT_TRUE(held_ && held_->ok());
+    const int64_t all = gate_.LimitOf(kReceive);
+    Hold(kReceive, all);
+    Hold(kCompute, all - 100);  // by two calls
+    Hold(kCompute, 100);
   }
 
-  void LetAnotherCallerWait() {
-    gate_.Queue({.share = AdmissionGate::Share::kReceive,
-                 .bytes = 20'000,
-                 .caller = gate_.CallerOf("another")},
+  void Hold(AdmissionGate::Share share, int64_t bytes) {
+    auto held = gate_.AdmitNow(
+        {.share = share, .bytes = bytes, .caller = gate_.CallerOf("ipv4:127.0.0.1")});
+    ASSERT_TRUE(held && held->ok());
+    held_.push_back(*std::move(held));
+  }
+
+  void LetAnotherCallerWait(AdmissionGate::Share share) {
+    gate_.Queue({.share = share, .bytes = 20'000, .caller = gate_.CallerOf("another")},
                 [](AdmissionGate::Result) {});
   }
 
@@ -363,12 +367,15 @@ class GivesWayTest : public UnaryCallTest {
     for (int n = 0; n < 3; ++n) Advance(std::chrono::nanoseconds(1));
   }
 
-  std::optional<AdmissionGate::Result> held_;
+  static constexpr auto kReceive = AdmissionGate::Share::kReceive;
+  static constexpr auto kCompute = AdmissionGate::Share::kCompute;
+
+  std::vector<AdmissionGate::Result> held_;
 };
 
 TEST_F(GivesWayTest, ASilentSenderEndsWhenItsMemoryIsWaitedFor) {
   FakeCall& call = NewCall(Headers());
-  LetAnotherCallerWait();
+  LetAnotherCallerWait(kReceive);
   AdvanceAndSettle(AdmissionGate::kSilentTime - milliseconds(1));
   EXPECT_TRUE(call.finishes().empty());
   AdvanceAndSettle(milliseconds(1));
@@ -382,13 +389,33 @@ TEST_F(GivesWayTest, ASilentReaderEndsWhenItsMemoryIsWaitedFor) {
   ASSERT_TRUE(call.OnRead(true));
   EXPECT_TRUE(call.OnMessageBytes(100).ok());
   call.BeginAnswer(30'000);  // a reader has 20 s, and 30 s at the minimum rate
-  LetAnotherCallerWait();
+  LetAnotherCallerWait(kCompute);
   AdvanceAndSettle(seconds(19));
   EXPECT_FALSE(call.is_aborted());
   AdvanceAndSettle(seconds(1));
   EXPECT_TRUE(call.is_aborted());
   call.OnCancelled();
   EXPECT_EQ(RejectionOf(Close().status), Rejection::kCallerShare);
+}
+
+// A stream does both at once, and must not be cancelled as a slow reader when its sender is slow.
+TEST_F(GivesWayTest, ASilentSenderIsNotASilentReader) {
+  Call call(environment_, observe_);
+  ASSERT_TRUE(call.Enter(Headers()).ok());
+  ASSERT_TRUE(call.SetDeadline(Instant::max()).ok());
+  EXPECT_TRUE(call.AcceptMessage(100).ok());
+  Alarm alarm(timer_, [] {});
+  call.BeginSending(30'000, call.deadline(), {.receive = true, .compute = true}, alarm);
+  call.BeginReceiving(100, {.receive = true, .compute = true}, alarm);
+  LetAnotherCallerWait(kReceive);
+  AdvanceAndSettle(AdmissionGate::kSilentTime);
+  EXPECT_EQ(call.receive_end(), Instant::min());
+  EXPECT_EQ(RejectionOf(call.SlowSender("stream")), Rejection::kCallerShare);
+  EXPECT_GT(call.send_end(), clock_.Now());
+  EXPECT_EQ(call.NotSent().code(), absl::StatusCode::kCancelled);
+  call.EndSending();
+  EXPECT_EQ(call.receive_end(), Instant::min()) << "still silent";
+  call.EndWaits();
 }
 
 TEST_F(GivesWayTest, NobodyEndsWhileNobodyWaits) {

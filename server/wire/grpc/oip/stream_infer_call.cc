@@ -126,7 +126,7 @@ void StreamInferCall::Answer(AnswerMessage answer) {
   // A caller that does not read would hold the outputs.
   const Instant deadline =
       std::min(call_.deadline(), call_.Now() + call_.limits().default_deadline);
-  call_.BeginSending(static_cast<int64_t>(buffer_.Length()), deadline, alarm_);
+  call_.BeginSending(static_cast<int64_t>(buffer_.Length()), deadline, {.compute = true}, alarm_);
   alarm_.Set(call_.send_end());
   StartWrite(&buffer_);
 }

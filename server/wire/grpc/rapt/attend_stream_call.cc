@@ -100,7 +100,7 @@ bool AttendStreamCall::MayRead() const { return !is_reading_ && !is_half_closed_
 void AttendStreamCall::Read() {
   is_reading_ = true;
   const int64_t bytes = order_ ? MaxChunkMessageBytes(stream_->plan()) : kMaxHeaderBytes;
-  call_.BeginReceiving(bytes, alarm_);
+  call_.BeginReceiving(bytes, Held(), alarm_);
   SetAlarm();
   StartRead(&incoming_);
 }
@@ -230,7 +230,12 @@ void AttendStreamCall::WriteNext() {
 // A caller that does not read would hold the outgoing message, and block results that need its
 // slot.
 void AttendStreamCall::BeginSending() {
-  call_.BeginSending(static_cast<int64_t>(outgoing_.Length()), call_.deadline(), alarm_);
+  call_.BeginSending(static_cast<int64_t>(outgoing_.Length()), call_.deadline(), Held(), alarm_);
+}
+
+// Memory of the header until the stream has its own, of both shares, until its last message.
+AdmissionGate::Shares AttendStreamCall::Held() const {
+  return {.receive = order_ || call_.message_memory_bytes() > 0, .compute = order_.has_value()};
 }
 
 void AttendStreamCall::OnWritten(bool ok) {
@@ -267,12 +272,15 @@ void AttendStreamCall::HandleAlarm() {
 }
 
 void AttendStreamCall::SetAlarm() {
+  alarm_.Set(NextEnd());
+  alarm_.SetNoLaterThan(NextEnd());  // it may have become earlier before the last line
+}
+
+Instant AttendStreamCall::NextEnd() const {
   Instant end = call_.deadline();
   if (is_reading_ && status_.ok()) end = std::min(end, call_.receive_end());
   if (is_writing_) end = std::min(end, call_.send_end());
-  alarm_.Set(end);
-  // The alarm may have been set for callers that wait for memory between the last two lines.
-  if (is_reading_ && status_.ok() && call_.gives_way()) alarm_.SetNoLaterThan(Instant::min());
+  return end;
 }
 
 Stage AttendStreamCall::StageNow() const {
@@ -301,8 +309,8 @@ void AttendStreamCall::FinishOk() {
   const auto queue_time = report.time_of(Stage::kQueue);
   const auto compute_time = std::max(report.time_of(Stage::kCompute), Instant::duration::zero());
   outgoing_ = ToByteBuffer(EncodeEnd(stream_->plan(), queue_time, compute_time));
-  BeginSending();
   Release();
+  BeginSending();
   AddTrailers(call_);
   is_answered_ = true;
   alarm_.Set(call_.send_end());

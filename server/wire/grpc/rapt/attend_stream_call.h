@@ -77,6 +77,7 @@ class AttendStreamCall final : public GenericCall {
   void OnAlarm();
   void HandleAlarm();
   void SetAlarm();
+  Instant NextEnd() const;
   void OnStreamAdmitted(absl::Status status);
 
   bool MayRead() const;
@@ -87,6 +88,7 @@ class AttendStreamCall final : public GenericCall {
   void PostResult(StepResult result);
   void WriteNext();
   void BeginSending();
+  AdmissionGate::Shares Held() const;
   bool IsComplete() const;
   void FinishOk();
   void FinishWithError();
