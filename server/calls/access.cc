@@ -1,5 +1,9 @@
 #include "server/calls/access.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -7,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace rapt {
 namespace {
@@ -20,6 +25,20 @@ std::optional<absl::string_view> TokenOf(const HeaderValues& authorization) {
   if (!absl::StartsWithIgnoreCase(value, kScheme)) return std::nullopt;
   value.remove_prefix(sizeof(kScheme) - 1);
   return value;
+}
+
+// Returns the /64 of "ipv6:%5B::1%5D" or "ipv6:[::1]", because one host can use every address of
+// its /64. Returns other peers unchanged.
+std::string NetworkOf(absl::string_view peer) {
+  absl::string_view address = peer;
+  if (!absl::ConsumePrefix(&address, "ipv6:")) return std::string(peer);
+  if (!absl::ConsumePrefix(&address, "%5B")) absl::ConsumePrefix(&address, "[");
+  address = address.substr(0, address.find_first_of("%]"));  // without a zone
+  in6_addr network;
+  if (inet_pton(AF_INET6, std::string(address).c_str(), &network) != 1) return std::string(peer);
+  std::fill(network.s6_addr + 8, network.s6_addr + 16, 0);
+  char text[INET6_ADDRSTRLEN];
+  return absl::StrCat("ipv6:", inet_ntop(AF_INET6, &network, text, sizeof(text)), "/64");
 }
 
 }  // namespace
@@ -39,7 +58,7 @@ std::string Access::PeerOf(const CallHeaders& headers) {
   const absl::string_view peer = headers.peer;
   if (absl::StartsWith(peer, "unix")) return "unix";
   const size_t colon = peer.rfind(':');
-  return std::string(colon > peer.find(':') ? peer.substr(0, colon) : peer);
+  return NetworkOf(colon > peer.find(':') ? peer.substr(0, colon) : peer);
 }
 
 absl::StatusOr<std::string> Access::Identify(const CallHeaders& headers) const {

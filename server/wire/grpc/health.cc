@@ -26,11 +26,13 @@ class Health::WatchCall final : public GenericCall, private HealthStatus::Watche
   // Writes a new status or finishes, unless an operation is pending; its completion calls this
   // again.
   void OnChange() override {
-    const HealthStatus::Status status = health_.StatusOf(service_);
+    HealthStatus::Status status;
     std::optional<grpc::Status> end;
     {
       MutexLock lock(mutex_);
-      if (is_busy_ || (!end_ && reported_ == status)) return;
+      if (is_busy_) return;  // OnReadDone() may set service_
+      status = health_.StatusOf(service_);
+      if (!end_ && reported_ == status) return;
       is_busy_ = true;  // permanently if the call finishes
       reported_ = status;
       end = end_;

@@ -33,7 +33,7 @@ class AccessTest : public ::testing::Test {
 TEST_F(AccessTest, WithoutTokensTheIdentityIsTheCertificateOrTheAddress) {
   const std::unique_ptr<Access> access = Open(/*with_tokens=*/false);
   EXPECT_EQ(access->Identify({.peer = "ipv4:127.0.0.1:4711"}).value(), "ipv4:127.0.0.1");
-  EXPECT_EQ(access->Identify({.peer = "ipv6:%5B::1%5D:4711"}).value(), "ipv6:%5B::1%5D");
+  EXPECT_EQ(access->Identify({.peer = "ipv6:%5B::1%5D:4711"}).value(), "ipv6:::/64");
   EXPECT_EQ(access->Identify({.peer = "ipv4"}).value(), "ipv4");
   EXPECT_EQ(access->Identify({.peer = "unix:/run/some.sock"}).value(), "unix");
   EXPECT_EQ(access->Identify({.certificate = "bob", .peer = "ipv4:127.0.0.1:4711"}).value(),
@@ -43,6 +43,17 @@ TEST_F(AccessTest, WithoutTokensTheIdentityIsTheCertificateOrTheAddress) {
       << "verified, although it has no name";
   EXPECT_EQ(access->Identify({.authorization = {"Bearer secret"}, .peer = "unix:"}).value(), "unix")
       << "tokens are not required";
+}
+
+TEST_F(AccessTest, AddressesOfOneIpv6NetworkAreOneCaller) {
+  const std::unique_ptr<Access> access = Open(/*with_tokens=*/false);
+  for (const char* peer : {"ipv6:%5B2001:db8::1%5D:4711", "ipv6:%5B2001:db8::1234:5:6:7%5D:4712",
+                           "ipv6:[2001:db8::1]:4711", "ipv6:%5B2001:db8::1%25eth0%5D:4711"}) {
+    EXPECT_EQ(access->Identify({.peer = peer}).value(), "ipv6:2001:db8::/64") << peer;
+  }
+  EXPECT_EQ(access->Identify({.peer = "ipv6:[2001:db8:0:1::1]:4711"}).value(),
+            "ipv6:2001:db8:0:1::/64");
+  EXPECT_EQ(access->Identify({.peer = "ipv6:[address]:4711"}).value(), "ipv6:[address]");
 }
 
 TEST_F(AccessTest, WithTokensTheIdentityIsTheHolder) {
