@@ -36,6 +36,10 @@ absl::Status CheckSupport(const Backend& backend, const Problem& problem,
     return absl::UnimplementedError(
         "its tasks wait for a device, and the caller provides no threads for that");
   }
+  if (options.source != Source::kStrided && !backend.Reads(options.source)) {
+    return absl::UnimplementedError(
+        absl::StrCat("it does not read ", NameOf(options.source), " tensors"));
+  }
   return backend.Supports(problem);
 }
 
@@ -128,8 +132,9 @@ namespace {
 // Below this, distributing the tasks costs more than it gains: the calling thread runs all of them.
 constexpr double kMinParallelFlops = 5e5;
 
-absl::Status ValidateSources(const Backend& backend, const Arguments& a) {
+absl::Status ValidateSources(const Backend& backend, const Problem& problem, const Arguments& a) {
   for (Role role : kInputTensors) {
+    if (!InfoOf(role).wanted(problem) || !a.inputs[role].has_elements()) continue;
     const Source source = a.inputs[role].source();
     if (source == Source::kStrided || backend.Reads(source)) continue;
     return absl::InvalidArgumentError(absl::StrCat(InfoOf(role).onnx, " is ", NameOf(source),
@@ -145,7 +150,9 @@ absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::b
                  ThreadPool& pool) {
   if (absl::Status status = Validate(plan.problem, arguments); !status.ok()) return status;
   const Backend& backend = *plan.routing.backend;
-  if (absl::Status status = ValidateSources(backend, arguments); !status.ok()) return status;
+  if (absl::Status status = ValidateSources(backend, plan.problem, arguments); !status.ok()) {
+    return status;
+  }
   if (static_cast<int64_t>(workspace.size()) < plan.workspace_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "workspace has ", workspace.size(), " bytes; the plan needs ", plan.workspace_bytes()));

@@ -2,6 +2,7 @@
 
 #include <iterator>
 #include <limits>
+#include <variant>
 
 #include "attention/operator.h"
 
@@ -79,6 +80,17 @@ constexpr bool IsIndexedByAttribute() {
   return std::size(kTable) == kAttributes;
 }
 static_assert(IsIndexedByAttribute(), "every attribute has a row, in the enumerators' order");
+
+constexpr bool HasMember(const AttributeInfo& info) {
+  return std::visit([](const auto& field) { return field.problem != nullptr; }, info.field);
+}
+constexpr bool RangesHaveMembers() {
+  for (const AttributeInfo& info : kTable) {
+    if (!info.allowed.empty() && !HasMember(info)) return false;
+  }
+  return true;
+}
+static_assert(RangesHaveMembers(), "Validate() compares members of Problem with the ranges");
 
 }  // namespace
 

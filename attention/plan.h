@@ -12,6 +12,7 @@
 #include "attention/present.h"
 #include "attention/problem.h"
 #include "attention/routing.h"
+#include "attention/tensor_view.h"
 
 namespace rapt {
 
@@ -30,6 +31,9 @@ struct PlanOptions {
   // backends with such tasks are not chosen.
   bool has_lanes = false;
   const BackendSet* backends = &BuiltInBackends();  // to choose from
+  // The last of the sources that the inputs of Run() will have. Backends that do not read it are
+  // not chosen.
+  Source source = Source::kStrided;
 };
 
 // Depends only on problem and options, never on load, except for Backend::Prefers() of a device.

@@ -213,7 +213,7 @@ absl::Status CheckPages(absl::string_view name, const TensorView& view) {
 absl::Status CheckSource(absl::string_view name, const TensorView& view, Source most) {
   if (view.source() > most) {
     return absl::InvalidArgumentError(absl::StrCat(name, " is ", NameOf(view.source()),
-                                                   "; it must be contiguous",
+                                                   "; it must be strided",
                                                    most == Source::kSliced ? " or sliced" : ""));
   }
   return view.source() == Source::kPaged ? CheckPages(name, view) : absl::OkStatus();
@@ -231,15 +231,14 @@ absl::Status CheckView(absl::string_view name, const TensorView& view, DType dty
                                                    "]; it must be [", absl::StrJoin(dims, ", "),
                                                    "]"));
   }
-  const bool has_elements = std::find(dims.begin(), dims.end(), 0) == dims.end();
-  if (has_elements && !view.present()) {
+  if (view.has_elements() && !view.present()) {
     return absl::InvalidArgumentError(absl::StrCat(name, " has no data"));
   }
   if (contiguous_rows && dims[3] > 1 && view.strides[3] != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, " has stride ", view.strides[3], " on its last axis; it must be 1"));
   }
-  return has_elements ? CheckSource(name, view, source) : absl::OkStatus();
+  return view.has_elements() ? CheckSource(name, view, source) : absl::OkStatus();
 }
 
 TensorView AsConst(const MutableTensorView& view) {

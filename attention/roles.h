@@ -87,7 +87,7 @@ struct RoleInfo {
   bool required = false;
   // The axes of Q, K, V and Y are in the order of the call's Layout.
   bool has_layout = false;
-  // Each axis of size 1 is repeated, by a stride of 0. Such an input must be contiguous.
+  // Each axis of size 1 is repeated, by a stride of 0. Such an input must be strided.
   bool broadcasts = false;
   // The last of the sources that it may have.
   Source source = Source::kStrided;

@@ -2,6 +2,7 @@
 #ifndef RAPT_ATTENTION_TENSOR_VIEW_H_
 #define RAPT_ATTENTION_TENSOR_VIEW_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -60,7 +61,7 @@ enum class Source : uint8_t { kStrided, kSliced, kPaged };
 constexpr absl::string_view NameOf(Source source) {
   switch (source) {
     case Source::kStrided:
-      return "contiguous";
+      return "strided";
     case Source::kSliced:
       return "sliced";
     case Source::kPaged:
@@ -73,11 +74,13 @@ constexpr absl::string_view NameOf(Source source) {
 // head, as in a resident cache. Row s of batch row b is row (first_row + s) % page_rows of the page
 // with index b * batch_pages + (first_row + s) / page_rows. Non-owning.
 struct PagedRows {
-  absl::Span<const std::byte* const> pages;  // none is null
-  int64_t batch_pages = 0;                   // 0: all batch rows have the same pages
-  int64_t page_rows = 0;                     // at least 1
-  int64_t first_row = 0;                     // in [0, page_rows)
-  int64_t offset = 0;  // from a page to its first row, in bytes; K and V may share pages
+  // None is null. All are readable, also those whose rows are beyond the key lengths: a backend may
+  // read rows that no query sees.
+  absl::Span<const std::byte* const> pages;
+  int64_t batch_pages = 0;  // 0: all batch rows have the same pages
+  int64_t page_rows = 0;    // at least 1
+  int64_t first_row = 0;    // in [0, page_rows)
+  int64_t offset = 0;       // from a page to its first row, in bytes; K and V may share pages
 };
 
 // A tensor of rank 4, [batch, head, position, element]. `dims` and `strides` count elements, not
@@ -101,6 +104,7 @@ struct BasicTensorView {
     if (pages != nullptr) return Source::kPaged;
     return slices != nullptr ? Source::kSliced : Source::kStrided;
   }
+  bool has_elements() const { return std::find(dims.begin(), dims.end(), 0) == dims.end(); }
   bool present() const { return data != nullptr || source() != Source::kStrided; }
 
   // Returns the byte offset of row (b, h, s); of a paged view with b = 0, of row s of a page.

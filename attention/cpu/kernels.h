@@ -22,7 +22,7 @@ inline constexpr int64_t kRowBlock = 48;
 // The maximum number of row blocks of a task, which share one packing of K and V. O of D 64 then
 // fills 96 KiB of L2.
 inline constexpr int64_t kMostRowBlocks = 8;
-// A task of at most this many rows reads K and V in place instead of packing them.
+// A task of at most this many rows reads K and V without packing them.
 inline constexpr int64_t kFewRows = 8;
 // Rows of K or V gathered at a time if they cross a boundary of slices, pages or sources: the
 // number of lanes of the widest vector.

@@ -1,4 +1,4 @@
-// Paged keys and values give the same bits as contiguous ones, for all page sizes and places.
+// Paged keys and values give the same bits as strided ones, for all page sizes and places.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "attention/diagnosis.h"
@@ -141,7 +142,7 @@ constexpr std::pair<Source, Source> kSources[] = {{Source::kPaged, Source::kPage
 
 class PagesTest : public ::testing::TestWithParam<std::tuple<Case, int64_t>> {};
 
-TEST_P(PagesTest, GiveTheSameBitsAsContiguousTensors) {
+TEST_P(PagesTest, GiveTheSameBitsAsStridedTensors) {
   const auto& [test, page_rows] = GetParam();
   Problem problem = test.problem;
   problem.wants_lse = problem.wants_present = true;
@@ -370,6 +371,154 @@ TEST(SharedPagesTest, KeysAndValuesOfAllBatchRowsMayShareTheirPages) {
   }
 }
 
+// ---- Unusual views
+
+const Problem kUnusual{.batch = 2,
+                       .query_heads = 4,
+                       .kv_heads = 2,
+                       .key_length = 200,
+                       .head_size = 16,
+                       .value_head_size = 24};
+
+// Computes kUnusual with few and with many queries, in every type and on every target: the result
+// of `inputs` with the views that `change` replaces must equal that of `expected`.
+void ExpectSameBits(
+    const std::function<void(const Problem&, Inputs& inputs, Inputs& expected)>& fill,
+    const std::function<void(const Inputs&, Arguments&)>& change, Problem problem = kUnusual) {
+  for (DType dtype : kFloatTypes) {
+    for (int64_t query_length : {2, 12}) {
+      problem.dtype = dtype;
+      problem.query_length = query_length;
+      problem.wants_lse = true;
+      Rng rng(kSeed);
+      Inputs inputs = RandomInputs(problem, rng);
+      Inputs expected = inputs;
+      fill(problem, inputs, expected);
+      for (const Target& target : Targets()) {
+        if (target.backend == "cudnn") continue;
+        SCOPED_TRACE(target.Name() + " " + ToText(problem));
+        const absl::StatusOr<Outputs> whole = RunAttention(problem, expected, target.Options(2));
+        const absl::StatusOr<Outputs> changed =
+            RunAttention(problem, inputs, target.Options(2), Storage::kRowMajor, std::nullopt,
+                         [&](Arguments& arguments) { change(inputs, arguments); });
+        ASSERT_TRUE(whole.ok() && changed.ok()) << whole.status() << changed.status();
+        EXPECT_TRUE(SameBits(*changed, *whole));
+      }
+    }
+  }
+}
+
+// Sets element e of row (b, h, s) to set(b, h, s, e).
+void SetEach(Tensor& tensor, const std::function<double(int64_t, int64_t, int64_t, int64_t)>& set) {
+  const auto [batch, heads, rows, size] = tensor.dims();
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t s = 0; s < rows; ++s) {
+        for (int64_t e = 0; e < size; ++e) tensor.Set(b, h, s, e, set(b, h, s, e));
+      }
+    }
+  }
+}
+
+TEST(UnusualPagesTest, RowsBeyondTheKeyLengthsHaveNoEffect) {
+  Problem problem = kUnusual;
+  problem.has_key_lengths = true;
+  std::unique_ptr<Pages> key, value;
+  ExpectSameBits(
+      [&](const Problem&, Inputs& inputs, Inputs& expected) {
+        inputs.key_lengths = expected.key_lengths = {70, 133};
+        for (Tensor* tensor : {&inputs.key, &inputs.value}) {
+          const Tensor before = *tensor;
+          SetEach(*tensor, [&](int64_t b, int64_t h, int64_t s, int64_t e) {
+            return s < inputs.key_lengths[b] ? before.At(b, h, s, e) : std::nan("");
+          });
+        }
+        key = std::make_unique<Pages>(inputs.key.View(), Pages::Layout{.page_rows = 16});
+        value = std::make_unique<Pages>(inputs.value.View(), Pages::Layout{.page_rows = 16});
+      },
+      [&](const Inputs&, Arguments& arguments) {
+        arguments.inputs[Role::kK] = key->View();
+        arguments.inputs[Role::kV] = value->View();
+      },
+      problem);
+}
+
+// All rows of a page, or all heads, are the same memory.
+TEST(UnusualPagesTest, AStrideInAPageMayBe0) {
+  constexpr int64_t kPageRows = 16;
+  for (int axis : {1, 2}) {
+    PagedRows key_pages, value_pages;
+    std::unique_ptr<Pages> key, value;
+    const auto share = [&](const Tensor& tensor, PagedRows& storage, const Pages& pages) {
+      TensorView view = tensor.View();
+      storage = *pages.View().pages;
+      if (axis == 2) storage.page_rows = kPageRows;
+      view.data = nullptr;
+      view.strides = pages.View().strides;
+      view.strides[axis] = 0;
+      view.pages = &storage;
+      return view;
+    };
+    ExpectSameBits(
+        [&](const Problem&, Inputs& inputs, Inputs& expected) {
+          const auto first = [&](Tensor& tensor, const Tensor& from) {
+            SetEach(tensor, [&](int64_t b, int64_t h, int64_t s, int64_t e) {
+              return axis == 1 ? from.At(b, 0, s, e) : from.At(b, h, s / kPageRows, e);
+            });
+          };
+          first(expected.key, inputs.key);
+          first(expected.value, inputs.value);
+          // Along axis 2, every row is a page of memory; a page of kPageRows rows repeats it.
+          const Pages::Layout layout{.page_rows = axis == 1 ? kPageRows : 1};
+          key = std::make_unique<Pages>(inputs.key.View(), layout);
+          value = std::make_unique<Pages>(inputs.value.View(), layout);
+        },
+        [&](const Inputs& inputs, Arguments& arguments) {
+          arguments.inputs[Role::kK] = share(inputs.key, key_pages, *key);
+          arguments.inputs[Role::kV] = share(inputs.value, value_pages, *value);
+        });
+  }
+}
+
+TEST(UnusualStridesTest, KeysAndValuesMayBeReversed) {
+  ExpectSameBits(
+      [&](const Problem& p, Inputs& inputs, Inputs& expected) {
+        for (const auto& [tensor, from] :
+             {std::pair{&inputs.key, &expected.key}, std::pair{&inputs.value, &expected.value}}) {
+          SetEach(*tensor, [&, from = from](int64_t b, int64_t h, int64_t s, int64_t e) {
+            return from->At(b, h, p.key_length - 1 - s, e);
+          });
+        }
+      },
+      [&](const Inputs&, Arguments& arguments) {
+        for (Role role : {Role::kK, Role::kV}) {
+          TensorView& view = arguments.inputs[role];
+          view.data = view.Row(0, 0, view.dims[2] - 1);
+          view.strides[2] = -view.strides[2];
+        }
+      });
+}
+
+const PagedRows kGarbage = {
+    .pages = {}, .batch_pages = -5, .page_rows = 0, .first_row = -7, .offset = -1};
+
+TEST(UnusualPagesTest, WithoutRowsTheirFieldsAreNotRead) {
+  for (Role role : {Role::kK, Role::kPastKey}) {
+    Problem problem = kUnusual;
+    problem.wants_present = true;
+    if (role == Role::kK) std::swap(problem.key_length, problem.past_length);
+    ExpectSameBits([](const Problem&, Inputs&, Inputs&) {},
+                   [&](const Inputs&, Arguments& arguments) {
+                     const Role value = role == Role::kK ? Role::kV : Role::kPastValue;
+                     for (Role empty : {role, value}) {
+                       arguments.inputs[empty].data = nullptr;
+                       arguments.inputs[empty].pages = &kGarbage;
+                     }
+                   },
+                   problem);
+  }
+}
+
 // ---- Refusals
 
 const Problem kSmall{.batch = 2,
@@ -502,20 +651,20 @@ TEST(PagesRefusalTest, OnlyKeysAndValuesMayBeInPages) {
   const absl::StatusOr<Outputs> outputs = RunAttention(
       problem, inputs, {.backend = "cpu"}, Storage::kRowMajor, std::nullopt, [&](Arguments& a) {
         EXPECT_EQ(refuse(a.inputs[Role::kQ], Source::kPaged, a),
-                  "Q is paged; it must be contiguous or sliced");
+                  "Q is paged; it must be strided or sliced");
         for (Role role : {Role::kMask, Role::kBias, Role::kHeadSink}) {
           const std::string name(InfoOf(role).onnx);
           EXPECT_EQ(refuse(a.inputs[role], Source::kPaged, a),
-                    name + " is paged; it must be contiguous");
+                    name + " is paged; it must be strided");
           EXPECT_EQ(refuse(a.inputs[role], Source::kSliced, a),
-                    name + " is sliced; it must be contiguous");
+                    name + " is sliced; it must be strided");
         }
         for (Role role : kOutputs) {
           const std::string name(InfoOf(role).onnx);
           EXPECT_EQ(refuse(a.outputs[role], Source::kPaged, a),
-                    name + " is paged; it must be contiguous");
+                    name + " is paged; it must be strided");
           EXPECT_EQ(refuse(a.outputs[role], Source::kSliced, a),
-                    name + " is sliced; it must be contiguous");
+                    name + " is sliced; it must be strided");
         }
       });
   EXPECT_TRUE(outputs.ok()) << outputs.status();
@@ -547,6 +696,53 @@ TEST(PagesRefusalTest, ABackendThatDoesNotReadPagesSaysSo) {
   }
 }
 
+// A backend that reads neither slices nor pages.
+class StridedOnly final : public Backend {
+ public:
+  absl::string_view name() const override { return "strided_only"; }
+  absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
+  void PlanTasks(Plan&) const override {}
+  void RunTask(const Plan&, const Arguments&, std::byte*, int, int64_t, int,
+               const Checkpoint&) const override {}
+};
+
+TEST(PagesRefusalTest, ABackendThatDoesNotReadPagesIgnoresThoseWithoutRows) {
+  const StridedOnly backend;
+  const BackendSet backends({&backend});
+  const PlanOptions options{.backend = "strided_only", .backends = &backends};
+  Problem problem = kUnusual;
+  problem.query_length = 2;
+  Rng rng(kSeed);
+  Inputs inputs = RandomInputs(problem, rng);
+  const auto run = [&](Role role) {
+    return RunAttention(problem, inputs, options, Storage::kRowMajor, std::nullopt,
+                        [&](Arguments& a) { a.inputs[role].pages = &kGarbage; })
+        .status();
+  };
+  EXPECT_TRUE(run(Role::kPastKey).ok()) << run(Role::kPastKey);
+  problem.key_length = 0;
+  inputs = RandomInputs(problem, rng);
+  EXPECT_TRUE(run(Role::kK).ok()) << run(Role::kK);
+}
+
+TEST(PagesRefusalTest, AutoDoesNotChooseABackendThatDoesNotReadThem) {
+  const StridedOnly backend;
+  const BackendSet backends({&backend});
+  PlanOptions options{.backends = &backends};
+  Problem problem = kUnusual;
+  problem.query_length = 2;
+  EXPECT_EQ(MakePlan(problem, options)->routing.backend, &backend);
+  options.source = Source::kPaged;
+  const absl::StatusOr<Plan> plan = MakePlan(problem, options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->routing.backend->name(), "cpu");
+  EXPECT_EQ(plan->routing.declined, &backend);
+  options.backend = "strided_only";
+  EXPECT_EQ(MakePlan(problem, options).status(),
+            absl::UnimplementedError("backend 'strided_only' can't compute this: it does not read "
+                                     "paged tensors"));
+}
+
 TEST(PagesDiagnosisTest, ADiagnosisReadsThem) {
   Problem problem = kSmall;
   Rng rng(kSeed);
@@ -565,7 +761,7 @@ TEST(PagesDiagnosisTest, ADiagnosisReadsThem) {
           return all;
         };
         const std::string whole = text();
-        EXPECT_THAT(whole, HasSubstr("K"));
+        EXPECT_THAT(whole, HasSubstr("K has 1 NaN"));
         a.inputs[Role::kK] = pages.View();
         a.inputs[Role::kV] = slices.View();
         EXPECT_EQ(text(), whole);
