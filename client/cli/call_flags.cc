@@ -1,5 +1,8 @@
 #include "client/cli/call_flags.h"
 
+#include <optional>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -86,13 +89,16 @@ const InputMap<std::string>& FlagNames() {
   return *names;
 }
 
-std::string_view PlaceholderOf(const bool&) { return ""; }
-std::string_view PlaceholderOf(const std::optional<double>&) { return "X"; }
-std::string_view PlaceholderOf(const std::optional<int64_t>&) { return "N"; }
+template <typename T>
+constexpr std::string_view PlaceholderOf() {
+  if constexpr (std::is_same_v<T, bool>) return "";
+  return std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>> ? "X" : "N";
+}
 
 Flag FlagOf(const AttributeInfo& info, client::AttendCall& call) {
   return client::FindCallAttribute(info.native)->Visit(call, [&](auto& value) {
-    return Flag{info.flag, PlaceholderOf(value), info.help, &value};
+    constexpr std::string_view kPlaceholder = PlaceholderOf<std::decay_t<decltype(value)>>();
+    return Flag{info.flag, kPlaceholder, info.help, &value};
   });
 }
 

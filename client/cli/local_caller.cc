@@ -35,8 +35,15 @@ template <typename Enum>
 constexpr Enum ToLibrary(auto value) {
   return static_cast<Enum>(value);
 }
+static_assert(ToLibrary<Layout>(client::Layout::kByRank) == Layout::kByRank);
+static_assert(ToLibrary<Layout>(client::Layout::kBhsd) == Layout::kBhsd);
+static_assert(ToLibrary<Layout>(client::Layout::kBshd) == Layout::kBshd);
 static_assert(ToLibrary<Layout>(client::Layout::kBse) == Layout::kBse);
+static_assert(ToLibrary<Alignment>(client::Alignment::kTopLeft) == Alignment::kTopLeft);
 static_assert(ToLibrary<Alignment>(client::Alignment::kBottomRight) == Alignment::kBottomRight);
+static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kScores) == ScoreOutput::kScores);
+static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kSoftcapped) == ScoreOutput::kSoftcapped);
+static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kBiased) == ScoreOutput::kBiased);
 static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kWeights) == ScoreOutput::kWeights);
 
 template <typename T>
@@ -52,7 +59,7 @@ void Assign(const T& value, std::optional<T>& out) {
   if (value != 0) out = value;
 }
 
-const AttributeInfo& InfoOf(absl::string_view native) {
+const AttributeInfo& AttributeOf(absl::string_view native) {
   const auto info = std::find_if(Attributes().begin(), Attributes().end(),
                                  [&](const AttributeInfo& i) { return i.native == native; });
   RAPT_CHECK(info != Attributes().end(), "the library has no such attribute");
@@ -61,11 +68,13 @@ const AttributeInfo& InfoOf(absl::string_view native) {
 
 void CopyAttributes(const client::AttendCall& call, OperatorCall& result) {
   for (const client::CallAttribute& own : client::CallAttributes()) {
-    const AttributeInfo& info = InfoOf(own.name);
+    const AttributeInfo& info = AttributeOf(own.name);
     own.Visit(call, [&](const auto& value) {
       const auto assign = [&](const auto& field) {
         if constexpr (requires { Assign(value, result.*field.call); }) {
           Assign(value, result.*field.call);
+        } else {
+          RAPT_CHECK(false, "the library's attribute has another type than the client's");
         }
       };
       std::visit(assign, info.field);
@@ -115,6 +124,12 @@ std::string NewBuffer(const TensorSpec& spec) {
 
 client::Tensor ToTensor(const TensorSpec& spec, std::string bytes) {
   return {FromLibrary(spec.dtype), spec.shape, std::move(bytes)};
+}
+
+void Set(Role output, client::Tensor tensor, client::AttendResult& result) {
+  const client::CallOutput* row = client::FindCallOutput(kNativeNames[output]);
+  RAPT_CHECK(row != nullptr, "the client has no such output");
+  row->Set(result, std::move(tensor));
 }
 
 // --- The diagnosis ---
@@ -192,16 +207,9 @@ class LocalCaller : public AttentionCaller {
     client::AttendResult result;
     result.compute_time = std::chrono::duration_cast<std::chrono::microseconds>(
         std::chrono::steady_clock::now() - start);
-    const auto take = [&](Role role) {
-      return ToTensor(resolved->outputs[role], std::move(outputs[role]));
-    };
-    const Problem& problem = resolved->problem;
-    result.y = take(Role::kY);
-    if (problem.score_output) result.scores = take(Role::kScores);
-    if (problem.wants_lse) result.lse = take(Role::kLse);
-    if (problem.wants_present) {
-      result.present_key = take(Role::kPresentKey);
-      result.present_value = take(Role::kPresentValue);
+    for (Role role : kOutputs) {
+      if (!InfoOf(role).wanted(resolved->problem)) continue;
+      Set(role, ToTensor(resolved->outputs[role], std::move(outputs[role])), result);
     }
     result.backend =
         plan->routing.backend == nullptr ? "" : std::string(plan->routing.backend->name());

@@ -1,6 +1,7 @@
 #include "client/cpp/call_fields.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace rapt::client {
 namespace {
@@ -26,6 +27,26 @@ constexpr CallAttribute kAttributes[] = {
     {"attention.softcap", &AttendCall::softcap},
 };
 
+constexpr CallOutput kOutputs[] = {
+    {"y", &AttendResult::y, [](const AttendCall&) { return true; }},
+    {"present_key", &AttendResult::present_key,
+     [](const AttendCall& c) { return c.wants_present; }},
+    {"present_value", &AttendResult::present_value,
+     [](const AttendCall& c) { return c.wants_present; }},
+    {"scores", &AttendResult::scores,
+     [](const AttendCall& c) { return c.score_output.has_value(); }},
+    {"lse", &AttendResult::lse, [](const AttendCall& c) { return c.wants_lse; }},
+};
+
+// Returns the object in `member` of `object`, or null if it is an optional without a value.
+template <typename T, typename Object>
+const T* MemberOf(const Object& object,
+                  const std::variant<T Object::*, std::optional<T> Object::*>& member) {
+  if (const auto* always = std::get_if<T Object::*>(&member)) return &(object.**always);
+  const std::optional<T>& value = object.*std::get<std::optional<T> Object::*>(member);
+  return value ? &*value : nullptr;
+}
+
 template <typename Row>
 const Row* Find(absl::Span<const Row> rows, absl::string_view name) {
   const auto row =
@@ -35,22 +56,26 @@ const Row* Find(absl::Span<const Row> rows, absl::string_view name) {
 
 }  // namespace
 
-const TensorView* CallTensor::In(const AttendCall& call) const {
-  if (const auto* always = std::get_if<TensorView AttendCall::*>(&member)) return &(call.**always);
-  const auto& tensor = call.*std::get<std::optional<TensorView> AttendCall::*>(member);
-  return tensor ? &*tensor : nullptr;
-}
+const TensorView* CallTensor::In(const AttendCall& call) const { return MemberOf(call, member); }
 
 void CallTensor::Set(AttendCall& call, const TensorView& view) const {
   std::visit([&](auto at) { call.*at = view; }, member);
 }
 
+const Tensor* CallOutput::In(const AttendResult& result) const { return MemberOf(result, member); }
+
+void CallOutput::Set(AttendResult& result, Tensor tensor) const {
+  std::visit([&](auto at) { result.*at = std::move(tensor); }, member);
+}
+
 absl::Span<const CallTensor> CallTensors() { return kTensors; }
 absl::Span<const CallAttribute> CallAttributes() { return kAttributes; }
+absl::Span<const CallOutput> CallOutputs() { return kOutputs; }
 
 const CallTensor* FindCallTensor(absl::string_view name) { return Find(CallTensors(), name); }
 const CallAttribute* FindCallAttribute(absl::string_view name) {
   return Find(CallAttributes(), name);
 }
+const CallOutput* FindCallOutput(absl::string_view name) { return Find(CallOutputs(), name); }
 
 }  // namespace rapt::client

@@ -1,6 +1,6 @@
-// The tables of a call's input tensors and scalar attributes: the name of each in rapt.v1, and the
-// member of AttendCall that holds it. Code that handles every tensor or attribute iterates over
-// them.
+// The tables of a call's input tensors, scalar attributes and outputs: the name of each in rapt.v1,
+// and the member of AttendCall or AttendResult that holds it. Code that handles every tensor,
+// attribute or output iterates over them.
 //
 // They repeat a column of attention/roles.h and attention/attributes.h, because this library is
 // installed without the attention library; tests/client/cpp/call_fields_test.cc compares them.
@@ -46,14 +46,26 @@ struct CallAttribute {
   }
 };
 
+struct CallOutput {
+  const char* name;  // the field of AttendResponse
+  std::variant<Tensor AttendResult::*, std::optional<Tensor> AttendResult::*> member;
+  bool (*wanted)(const AttendCall& call);
+
+  // Returns null if the result has no such tensor.
+  const Tensor* In(const AttendResult& result) const;
+  void Set(AttendResult& result, Tensor tensor) const;
+};
+
 // Tensors are in the order of their fields in AttendRequest, without key_lengths; attributes are
-// those of one number or bool.
+// those of one number or bool. Outputs are in the order of the ONNX operator, then extensions.
 absl::Span<const CallTensor> CallTensors();
 absl::Span<const CallAttribute> CallAttributes();
+absl::Span<const CallOutput> CallOutputs();
 
 // Return null if no row has this name.
 const CallTensor* FindCallTensor(absl::string_view name);
 const CallAttribute* FindCallAttribute(absl::string_view name);
+const CallOutput* FindCallOutput(absl::string_view name);
 
 }  // namespace rapt::client
 

@@ -16,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "base/aligned_buffer.h"
+#include "base/check.h"
 #include "base/checked_math.h"
 #include "base/wire_format.h"
 #include "client/cpp/byte_size.h"
@@ -24,6 +25,7 @@
 namespace rapt::client {
 namespace {
 
+using google::protobuf::Descriptor;
 using google::protobuf::Message;
 using Field = google::protobuf::FieldDescriptor;
 
@@ -35,11 +37,28 @@ template <typename Code>
 constexpr Code CodeOf(auto value, int first = 0) {
   return static_cast<Code>(static_cast<int>(value) + first);
 }
+static_assert(v1::DataType_MAX == v1::INT64);
 static_assert(CodeOf<v1::DataType>(DType::kFloat32, 1) == v1::FP32);
+static_assert(CodeOf<v1::DataType>(DType::kFloat16, 1) == v1::FP16);
+static_assert(CodeOf<v1::DataType>(DType::kBFloat16, 1) == v1::BF16);
+static_assert(CodeOf<v1::DataType>(DType::kFloat64, 1) == v1::FP64);
+static_assert(CodeOf<v1::DataType>(DType::kBool, 1) == v1::BOOL);
+static_assert(CodeOf<v1::DataType>(DType::kInt8, 1) == v1::INT8);
+static_assert(CodeOf<v1::DataType>(DType::kUint8, 1) == v1::UINT8);
+static_assert(CodeOf<v1::DataType>(DType::kInt32, 1) == v1::INT32);
 static_assert(CodeOf<v1::DataType>(DType::kInt64, 1) == v1::INT64);
+static_assert(v1::Layout_MAX == v1::BSE);
+static_assert(CodeOf<v1::Layout>(Layout::kByRank) == v1::LAYOUT_UNSPECIFIED);
+static_assert(CodeOf<v1::Layout>(Layout::kBhsd) == v1::BHSD);
+static_assert(CodeOf<v1::Layout>(Layout::kBshd) == v1::BSHD);
 static_assert(CodeOf<v1::Layout>(Layout::kBse) == v1::BSE);
+static_assert(v1::Alignment_MAX == v1::BOTTOM_RIGHT);
+static_assert(CodeOf<v1::Alignment>(Alignment::kTopLeft) == v1::TOP_LEFT);
 static_assert(CodeOf<v1::Alignment>(Alignment::kBottomRight) == v1::BOTTOM_RIGHT);
+static_assert(v1::ScoreOutput_MAX == v1::WEIGHTS);
 static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kScores, 1) == v1::SCORES);
+static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kSoftcapped, 1) == v1::SOFTCAPPED);
+static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kBiased, 1) == v1::BIASED);
 static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kWeights, 1) == v1::WEIGHTS);
 
 // Returns nullopt for a type that only newer servers know.
@@ -71,8 +90,15 @@ absl::Status CheckSize(int64_t bytes, int64_t max_bytes) {
       absl::StrFormat("the request takes %d bytes; max_message_bytes is %d", bytes, max_bytes));
 }
 
+// The field of `message` that a row of the tables names. REQUIRES: it exists.
+const Field* FieldIn(const Descriptor& message, absl::string_view name) {
+  const Field* field = message.FindFieldByName(std::string(name));
+  RAPT_CHECK(field != nullptr, "rapt.v1 lacks a field of the tables in call_fields.cc");
+  return field;
+}
+
 int NumberOf(const CallTensor& tensor) {
-  return v1::AttendRequest::descriptor()->FindFieldByName(tensor.name)->number();
+  return FieldIn(*v1::AttendRequest::descriptor(), tensor.name)->number();
 }
 
 void Append(const CallTensor& tensor, const TensorView& view, RequestMessage& message) {
@@ -151,7 +177,7 @@ void Write(const CallAttribute& attribute, const AttendCall& call, v1::AttendReq
     if (value == std::decay_t<decltype(value)>{}) return;
     Message* message = &request;
     for (absl::string_view name : absl::StrSplit(attribute.name, '.')) {
-      const Field* field = message->GetDescriptor()->FindFieldByName(std::string(name));
+      const Field* field = FieldIn(*message->GetDescriptor(), name);
       if (field->message_type() != nullptr) {
         message = message->GetReflection()->MutableMessage(message, field);
       } else if constexpr (requires { *value; }) {
@@ -185,13 +211,20 @@ absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
 
 constexpr wire::PayloadField kTensorFields[] = {{v1::Tensor::kDataFieldNumber, nullptr}};
 constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
-constexpr wire::PayloadField kResponseFields[] = {
-    {v1::AttendResponse::kYFieldNumber, &kTensorSchema},
-    {v1::AttendResponse::kScoresFieldNumber, &kTensorSchema},
-    {v1::AttendResponse::kLseFieldNumber, &kTensorSchema},
-    {v1::AttendResponse::kPresentKeyFieldNumber, &kTensorSchema},
-    {v1::AttendResponse::kPresentValueFieldNumber, &kTensorSchema}};
-constexpr wire::MessageSchema kResponseSchema = {kResponseFields};
+const Field* FieldOf(const CallOutput& output) {
+  return FieldIn(*v1::AttendResponse::descriptor(), output.name);
+}
+
+const wire::MessageSchema& ResponseSchema() {
+  static const auto* const schema = [] {
+    auto* const fields = new std::vector<wire::PayloadField>;
+    for (const CallOutput& output : CallOutputs()) {
+      fields->push_back({FieldOf(output)->number(), &kTensorSchema});
+    }
+    return new wire::MessageSchema{*fields};
+  }();
+  return *schema;
+}
 
 // A response whose tensor data is still in the received buffers.
 struct ReceivedResponse {
@@ -206,15 +239,14 @@ struct ReceivedResponse {
                                    [field](const auto& p) { return p.path.front() == field; });
     return data == payloads.rend() ? nullptr : &*data;
   }
-};
 
-struct Output {
-  const char* name;
-  int field;
-  bool wanted;
-  bool received;
-  const v1::Tensor& message;  // without data
-  std::optional<Tensor>& tensor;
+  // Returns the tensor in `field` without its data. Null if absent.
+  const v1::Tensor* TensorIn(const Field* field) const {
+    const google::protobuf::Reflection& reflection = *fields.GetReflection();
+    if (!reflection.HasField(fields, field)) return nullptr;
+    return google::protobuf::DynamicCastToGenerated<v1::Tensor>(
+        &reflection.GetMessage(fields, field));
+  }
 };
 
 bool IsWithin(const v1::SharedMemory& part, absl::Span<const std::byte> region) {
@@ -224,17 +256,19 @@ bool IsWithin(const v1::SharedMemory& part, absl::Span<const std::byte> region) 
 }
 
 // Copies the data of an output. Allocates no more memory than was received.
-absl::Status Read(const ReceivedResponse& response, const Output& output) {
-  if (!output.wanted) return absl::OkStatus();
-  if (!output.received) {
+absl::Status Read(const ReceivedResponse& response, const CallOutput& output,
+                  AttendResult& result) {
+  const Field* field = FieldOf(output);
+  const v1::Tensor* message = response.TensorIn(field);
+  if (message == nullptr) {
     return absl::InternalError(absl::StrCat("malformed response from server: no ", output.name));
   }
-  const std::optional<DType> dtype = FromProto(output.message.dtype());
-  if (!dtype) return UnknownType(output.name, output.message.dtype());
-  Shape shape(output.message.shape().begin(), output.message.shape().end());
-  const v1::SharedMemory& part = output.message.shared_memory();
-  const wire::Payload* data = response.DataOf(output.field);
-  const bool is_shared = output.message.has_shared_memory() && (data == nullptr || data->size == 0);
+  const std::optional<DType> dtype = FromProto(message->dtype());
+  if (!dtype) return UnknownType(output.name, message->dtype());
+  Shape shape(message->shape().begin(), message->shape().end());
+  const v1::SharedMemory& part = message->shared_memory();
+  const wire::Payload* data = response.DataOf(field->number());
+  const bool is_shared = message->has_shared_memory() && (data == nullptr || data->size == 0);
   const int64_t bytes = is_shared ? part.byte_size() : data == nullptr ? 0 : data->size;
   if (is_shared && !IsWithin(part, response.region)) {
     return absl::InternalError(absl::StrCat("malformed response from server: ", output.name,
@@ -251,7 +285,7 @@ absl::Status Read(const ReceivedResponse& response, const Output& output) {
   } else if (bytes > 0) {
     response.bytes.Copy(data->begin, bytes, buffer->data());
   }
-  output.tensor.emplace(*dtype, std::move(shape), buffer, buffer->span());
+  output.Set(result, Tensor(*dtype, std::move(shape), buffer, buffer->span()));
   return absl::OkStatus();
 }
 
@@ -261,7 +295,7 @@ absl::Status MalformedResponse(absl::string_view why) {
 
 absl::StatusOr<ReceivedResponse> SplitResponse(const SlicedBytes& bytes, int64_t size,
                                                absl::Span<const std::byte> region) {
-  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, kResponseSchema);
+  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, ResponseSchema());
   if (!split.ok()) return MalformedResponse(split.status().message());
   ReceivedResponse response{bytes, std::move(split->payloads), {}, region};
   if (!response.fields.ParseFromString(split->rest))
@@ -381,30 +415,22 @@ v1::EstimateMemoryRequest Encode(const MemoryQuestion& question) {
 }
 
 WantedOutputs WantedBy(const AttendCall& call) {
-  return {call.score_output.has_value(), call.wants_lse, call.wants_present};
+  WantedOutputs wanted;
+  for (const CallOutput& output : CallOutputs()) {
+    if (output.wanted(call)) wanted.push_back(&output);
+  }
+  return wanted;
 }
 
 absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
                                           int64_t size, absl::Span<const std::byte> region) {
-  using Message = v1::AttendResponse;
   const absl::StatusOr<ReceivedResponse> response = SplitResponse(bytes, size, region);
   if (!response.ok()) return response.status();
-  const Message& fields = response->fields;
   AttendResult result;
-  std::optional<Tensor> y;
-  const Output outputs[] = {
-      {"y", Message::kYFieldNumber, true, fields.has_y(), fields.y(), y},
-      {"scores", Message::kScoresFieldNumber, wanted.scores, fields.has_scores(), fields.scores(),
-       result.scores},
-      {"lse", Message::kLseFieldNumber, wanted.lse, fields.has_lse(), fields.lse(), result.lse},
-      {"present_key", Message::kPresentKeyFieldNumber, wanted.present, fields.has_present_key(),
-       fields.present_key(), result.present_key},
-      {"present_value", Message::kPresentValueFieldNumber, wanted.present,
-       fields.has_present_value(), fields.present_value(), result.present_value}};
-  for (const Output& output : outputs) {
-    if (absl::Status status = Read(*response, output); !status.ok()) return status;
+  for (const CallOutput* output : wanted) {
+    if (absl::Status status = Read(*response, *output, result); !status.ok()) return status;
   }
-  result.y = *std::move(y);
+  const v1::AttendResponse& fields = response->fields;
   result.backend = fields.backend();
   result.plan = fields.plan();
   result.queue_time = std::chrono::microseconds(fields.timing().queue_us());

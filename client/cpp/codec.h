@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <optional>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "base/sliced_bytes.h"
+#include "client/cpp/call_fields.h"
 #include "client/cpp/request_message.h"
 #include "client/cpp/shared_regions.h"
 #include "proto/rapt/v1/attention.pb.h"
@@ -36,12 +38,8 @@ RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call
 v1::AttendRequest WithoutTensors(const AttendCall& call);
 v1::DataType ToProto(DType dtype);
 
-// The outputs that a call requests in addition to Y.
-struct WantedOutputs {
-  bool scores = false;
-  bool lse = false;
-  bool present = false;
-};
+// The outputs that a call requests, with Y.
+using WantedOutputs = absl::InlinedVector<const CallOutput*, 5>;
 WantedOutputs WantedBy(const AttendCall& call);
 
 // Decodes an AttendResponse of `size` bytes, whose outputs may be in `region`. Internal for a

@@ -342,8 +342,9 @@ absl::StatusOr<std::string> ReadY(const Interface& interface, const CallData& da
       return absl::InternalError("malformed response from server: its bytes can't be read");
     const absl::Span<const std::byte> region =
         call.region == nullptr ? absl::Span<const std::byte>() : call.region->bytes();
-    const absl::StatusOr<client::AttendResult> result = client::DecodeAttend(
-        {}, {ToByteSlices(slices)}, static_cast<int64_t>(received.Length()), region);
+    const absl::StatusOr<client::AttendResult> result =
+        client::DecodeAttend(client::WantedBy({}), {ToByteSlices(slices)},
+                             static_cast<int64_t>(received.Length()), region);
     if (!result.ok()) return result.status();
     const absl::Span<const std::byte> y = result->y.bytes();
     return std::string(reinterpret_cast<const char*>(y.data()), y.size());

@@ -206,9 +206,19 @@ absl::Status ReadTensors(const Message& message, SharedTensors& shared_tensors,
 }
 
 // The library's enumerations have the protocol's values.
-static_assert(static_cast<int>(Layout::kBse) == v1::BSE);
-static_assert(static_cast<int>(Alignment::kBottomRight) == v1::BOTTOM_RIGHT);
-static_assert(static_cast<int>(ScoreOutput::kWeights) == v1::WEIGHTS - v1::SCORES);
+static_assert(v1::Layout_MAX == v1::BSE);
+static_assert(static_cast<Layout>(v1::LAYOUT_UNSPECIFIED) == Layout::kByRank);
+static_assert(static_cast<Layout>(v1::BHSD) == Layout::kBhsd);
+static_assert(static_cast<Layout>(v1::BSHD) == Layout::kBshd);
+static_assert(static_cast<Layout>(v1::BSE) == Layout::kBse);
+static_assert(v1::Alignment_MAX == v1::BOTTOM_RIGHT);
+static_assert(static_cast<Alignment>(v1::TOP_LEFT) == Alignment::kTopLeft);
+static_assert(static_cast<Alignment>(v1::BOTTOM_RIGHT) == Alignment::kBottomRight);
+static_assert(v1::ScoreOutput_MAX == v1::WEIGHTS);
+static_assert(static_cast<ScoreOutput>(v1::SCORES - v1::SCORES) == ScoreOutput::kScores);
+static_assert(static_cast<ScoreOutput>(v1::SOFTCAPPED - v1::SCORES) == ScoreOutput::kSoftcapped);
+static_assert(static_cast<ScoreOutput>(v1::BIASED - v1::SCORES) == ScoreOutput::kBiased);
+static_assert(static_cast<ScoreOutput>(v1::WEIGHTS - v1::SCORES) == ScoreOutput::kWeights);
 
 absl::Status ReadLayout(v1::Layout layout, Layout& out) {
   out = static_cast<Layout>(layout);
@@ -264,13 +274,13 @@ absl::Status ReadAttribute(const AttributeInfo& info, const v1::Attention& atten
 }
 
 // "[0, 2, 1]": the position of the element at `index`.
-std::string PlaceOf(int64_t index, const v1::Tensor& tensor) {
-  Shape place(tensor.shape_size());
+std::string PositionOf(int64_t index, const v1::Tensor& tensor) {
+  Shape position(tensor.shape_size());
   for (int axis = tensor.shape_size() - 1; axis >= 0; --axis) {
-    place[axis] = index % tensor.shape(axis);
+    position[axis] = index % tensor.shape(axis);
     index /= tensor.shape(axis);
   }
-  return ToString(place);
+  return ToString(position);
 }
 
 // A mask of integers 0 and 1.
@@ -297,7 +307,7 @@ struct IntegerMask {
 
   absl::Status NotABool(int64_t index, int64_t value) const {
     return absl::InvalidArgumentError(
-        absl::StrCat(kNativeNames[Role::kMask], PlaceOf(index, fields), " is ", value, "; ",
+        absl::StrCat(kNativeNames[Role::kMask], PositionOf(index, fields), " is ", value, "; ",
                      NameOf(fields.dtype()), " masks hold only 0 (hidden) and 1 (visible)"));
   }
 

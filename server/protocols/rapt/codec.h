@@ -21,7 +21,8 @@ struct DecodedCall {
   v1::AttendRequest fields;  // without the tensors' data
 };
 
-// The fields of AttendRequest and DiagnoseRequest that hold tensor data.
+// The fields of AttendRequest and DiagnoseRequest that hold tensor data. The first call aborts if
+// rapt.v1 lacks a field that the tables of the attention library name.
 const wire::MessageSchema& AttendSchema();
 const wire::MessageSchema& DiagnoseSchema();
 

@@ -97,7 +97,9 @@ Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_
       observe_attend_stream_(observe(NameOf("AttendStream"))),
       observe_diagnose_(observe(NameOf("Diagnose"))),
       observe_estimate_memory_(observe(NameOf("EstimateMemory"))),
-      observe_get_server_info_(observe(NameOf("GetServerInfo"))) {}
+      observe_get_server_info_(observe(NameOf("GetServerInfo"))) {
+  AttendSchema();  // checks the tables at startup, not at the first request
+}
 
 void Methods::AddTo(UnaryMethods& methods) {
   methods[PathOf("Attend")] = {.observe = observe_attend_, .new_handler = [this] {

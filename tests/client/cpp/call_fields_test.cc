@@ -9,11 +9,14 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "attention/attributes.h"
+#include "attention/backend.h"
 #include "attention/diagnosis.h"
 #include "attention/field_names.h"
+#include "attention/plan.h"
 #include "attention/roles.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
@@ -97,6 +100,10 @@ TEST(CallFieldsTest, HaveEveryRowOfTheLibrarysTables) {
   for (size_t n = 0; n < kInputTensors.size(); ++n) {
     EXPECT_EQ(CallTensors()[n].name, InfoOf(kInputTensors[n]).native);
   }
+  ASSERT_EQ(CallOutputs().size(), kOutputs.size());
+  for (size_t n = 0; n < kOutputs.size(); ++n) {
+    EXPECT_EQ(CallOutputs()[n].name, InfoOf(kOutputs[n]).native);
+  }
   std::vector<std::string> without;
   for (const AttributeInfo& info : Attributes()) {
     if (FindCallAttribute(info.native) == nullptr) without.emplace_back(info.c);
@@ -144,6 +151,60 @@ TEST(CallFieldsTest, EveryTensorArrivesInTheLocalLibrary) {
     EXPECT_EQ(input.name, kNativeNames[kInputTensors[n]]);
     const bool is_bool = input.dtype == DType::kBool;
     EXPECT_EQ(input.range.max, is_bool ? 1 : FullCall::ValueOf(kInputTensors[n])) << input.name;
+  }
+}
+
+// The call requests every output.
+AttendCall WithEveryOutput(AttendCall call) {
+  call.score_output = ScoreOutput::kBiased;
+  call.wants_lse = call.wants_present = true;
+  return call;
+}
+
+TEST(CallFieldsTest, EveryOutputOfTheServerArrivesAtTheClient) {
+  FullCall full;
+  const AttendCall call = WithEveryOutput(full.call);
+  const test::WireMessage message(Encoded(call));
+  const auto decoded = native::DecodeAttend(message.bytes(), SharedMemory({}));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const ResolvedCall& resolved = decoded->request.call;
+  OutputMap<std::string> sent;
+  Result result;
+  result.routing.backend = BuiltInBackends()[0];
+  for (Role role : kOutputs) {
+    const absl::StatusOr<int64_t> bytes = ByteSize("output", resolved.outputs[role]);
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    sent[role] = std::string(static_cast<size_t>(*bytes), static_cast<char>(role));
+    const auto* data = reinterpret_cast<const std::byte*>(sent[role].data());
+    result.outputs[role].bytes = {data, sent[role].size()};
+  }
+  const test::WireMessage answer(test::Gather(native::EncodeResult(resolved, {}, result)));
+  const absl::StatusOr<AttendResult> received =
+      DecodeAttend(WantedBy(call), answer.bytes().bytes, answer.bytes().size);
+  ASSERT_TRUE(received.ok()) << received.status();
+  for (Role role : kOutputs) {
+    SCOPED_TRACE(kNativeNames[role]);
+    const Tensor* tensor = FindCallOutput(kNativeNames[role])->In(*received);
+    ASSERT_NE(tensor, nullptr);
+    const absl::Span<const std::byte> bytes = tensor->bytes();
+    EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), sent[role]);
+    EXPECT_EQ(tensor->shape(), resolved.outputs[role].shape);
+  }
+}
+
+TEST(CallFieldsTest, EveryOutputOfTheLocalLibraryIsReturned) {
+  FullCall full;
+  const absl::StatusOr<AttendResult> result = NewLocalCaller()->Attend(WithEveryOutput(full.call));
+  ASSERT_TRUE(result.ok()) << result.status();
+  for (const CallOutput& output : CallOutputs()) {
+    EXPECT_NE(output.In(*result), nullptr) << output.name;
+  }
+}
+
+TEST(CallFieldsTest, OnlyFlagsWithoutAValueHaveNoPlaceholder) {
+  CallFlags flags;
+  for (const Flag& flag : flags.AttributeTable()) {
+    EXPECT_EQ(flag.placeholder.empty(), std::holds_alternative<bool*>(flag.target)) << flag.name;
   }
 }
 

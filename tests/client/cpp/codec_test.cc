@@ -259,10 +259,11 @@ TEST(CodecTest, ReadsAWholeResult) {
       present_value { dtype: FP16 shape: [1] data: "pv" }
       backend: "cpu" plan: "cpu/avx2 q1" timing { queue_us: 3 compute_us: 4 })");
   const std::string bytes = response.SerializeAsString();
+  const WantedOutputs wanted =
+      WantedBy({.score_output = ScoreOutput::kScores, .wants_lse = true, .wants_present = true});
   for (size_t slice_bytes = 1; slice_bytes <= bytes.size(); ++slice_bytes) {
     SCOPED_TRACE(slice_bytes);
-    const absl::StatusOr<AttendResult> result =
-        DecodeSliced({.scores = true, .lse = true, .present = true}, bytes, slice_bytes);
+    const absl::StatusOr<AttendResult> result = DecodeSliced(wanted, bytes, slice_bytes);
     ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->y.dtype(), DType::kFloat16);
     EXPECT_EQ(result->y.shape(), (Shape{1, 1}));
@@ -282,7 +283,7 @@ TEST(CodecTest, ARepeatedTensorIsMergedAsByGeneratedCode) {
   const std::string twice =
       Parse<v1::AttendResponse>("y { dtype: FP16 shape: 2 data: 'abcd' }").SerializeAsString() +
       Parse<v1::AttendResponse>("y { dtype: INT8 shape: 3 data: 'uvwxyz' }").SerializeAsString();
-  const absl::StatusOr<AttendResult> result = DecodeWhole({}, twice);
+  const absl::StatusOr<AttendResult> result = DecodeWhole(WantedBy({}), twice);
   ASSERT_TRUE(result.ok()) << result.status();
   v1::AttendResponse merged;
   ASSERT_TRUE(merged.ParseFromString(twice));
@@ -299,7 +300,7 @@ TEST(CodecTest, CorruptResponsesAreInternalOrRead) {
       backend: "cpu" timing { queue_us: 300 })")
                                 .SerializeAsString();
   const auto check = [](const std::string& broken) {
-    const absl::StatusOr<AttendResult> result = DecodeWhole({.lse = true}, broken);
+    const absl::StatusOr<AttendResult> result = DecodeWhole(WantedBy({.wants_lse = true}), broken);
     v1::AttendResponse generated;
     if (!generated.ParseFromString(broken)) {
       EXPECT_FALSE(result.ok());
@@ -327,7 +328,7 @@ TEST(CodecTest, CorruptResponsesAreInternalOrRead) {
 TEST(CodecTest, AResponseOfManySmallFieldsIsRejected) {
   std::string bytes;
   for (int n = 0; n < 1'000'000; ++n) bytes.append("\x0A\x00", 2);
-  const absl::Status status = DecodeWhole({}, bytes).status();
+  const absl::Status status = DecodeWhole(WantedBy({}), bytes).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
   EXPECT_THAT(status.message(), HasSubstr("malformed response from server"));
 }
@@ -342,7 +343,7 @@ TEST(CodecTest, AnInconsistentResponseIsInternal) {
       {"y { dtype: FP32 shape: 1 data: 'abcd' } lse { dtype: FP32 shape: 1 data: '' }",
        "lse of shape [1] of FP32 in 0 bytes"}};
   for (const auto& [text, message] : cases) {
-    const absl::Status status = DecodeText({.lse = true}, text).status();
+    const absl::Status status = DecodeText(WantedBy({.wants_lse = true}), text).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << text;
     EXPECT_THAT(status.message(), HasSubstr(message)) << text;
   }
@@ -350,7 +351,7 @@ TEST(CodecTest, AnInconsistentResponseIsInternal) {
 
 TEST(CodecTest, UnrequestedOutputsAreIgnored) {
   const absl::StatusOr<AttendResult> result =
-      DecodeText({}, "y { dtype: FP32 shape: 0 } scores { dtype: FP32 shape: 0 }");
+      DecodeText(WantedBy({}), "y { dtype: FP32 shape: 0 } scores { dtype: FP32 shape: 0 }");
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_FALSE(result->scores.has_value());
 }
