@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <deque>
 #include <utility>
 
@@ -88,13 +89,15 @@ std::string LineNow(LogLevel level, absl::string_view event, absl::Span<const Lo
   return FormatLogLine(log_format, absl::Now(), level, event, fields);
 }
 
-// Waits up to `timeout_ms` for each part of the line, without a limit if it is -1. Counts the line
-// as dropped on failure, which must not stop the server.
+// Waits up to `timeout_ms` for each part of the line, or without a limit for the whole line if it
+// is -1. Counts the line as dropped on failure, which must not stop the server.
 void Write(absl::string_view line, int timeout_ms) {
   while (!line.empty()) {
     pollfd ready = {STDERR_FILENO, POLLOUT, 0};
     const int polled = poll(&ready, 1, timeout_ms);
-    const ssize_t written = polled > 0 ? write(STDERR_FILENO, line.data(), line.size()) : -1;
+    // A pipe that is ready takes this many bytes without blocking.
+    const size_t part = timeout_ms < 0 ? line.size() : std::min<size_t>(line.size(), PIPE_BUF);
+    const ssize_t written = polled > 0 ? write(STDERR_FILENO, line.data(), part) : -1;
     if (written >= 0) {
       line.remove_prefix(static_cast<size_t>(written));
     } else if (polled == 0 || (errno != EINTR && errno != EAGAIN)) {
@@ -112,7 +115,7 @@ class LogWriter::Queue {
   void Push(std::string line) {
     MutexLock lock(mutex_);
     const auto bytes = static_cast<int64_t>(line.size());
-    if (is_abandoned_ || bytes_ + bytes > kMaxQueuedBytes) {
+    if (is_abandoned_ || is_flushed_ || bytes_ + bytes > kMaxQueuedBytes) {
       ++unreported_;
       ++dropped_lines;
       return;

@@ -40,17 +40,18 @@ struct LogField {
 // Sets the format of all later lines. The default is text. Thread-safe.
 void SetLogFormat(LogFormat format);
 
-// Thread-safe: each line is written with one system call. Never blocks while a LogWriter exists.
+// Thread-safe: each line is written by one system call. Never blocks while a LogWriter exists.
 void Log(LogLevel level, absl::string_view event, absl::Span<const LogField> fields = {});
 
 // Writes the line before it returns, ahead of queued lines, unless stderr accepts no bytes for a
-// second. For a line that precedes an abort.
+// second; then the rest is dropped. Lines of other threads may separate the parts of a line of more
+// than 4096 bytes. For a line that precedes an abort.
 void LogNow(LogLevel level, absl::string_view event, absl::Span<const LogField> fields = {});
 
 // Writes the lines of Log() on a separate thread, so that a full pipe on stderr blocks no other
 // thread. Lines beyond the capacity of the queue are dropped and counted; the line "log lines
-// dropped" reports their number as soon as stderr accepts bytes again. REQUIRES: at most one exists
-// at a time.
+// dropped" reports their number when the queued lines have been written. REQUIRES: at most one
+// exists at a time.
 class LogWriter {
  public:
   static constexpr int64_t kMaxQueuedBytes = 256 * 1024;

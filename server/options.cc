@@ -92,7 +92,7 @@ std::vector<Setting> SettingsOf(Options& o) {
        "where to serve /metrics, /healthz and /readyz over HTTP; port 0 selects a free port"},
       {"tls_cert", &o.security.tls_cert,
        "the file of the server's certificate chain, in PEM, for TLS on --grpc_address; reloaded "
-       "when it is replaced, like the next three"},
+       "when it is replaced and on SIGHUP, like the next three"},
       {"tls_key", &o.security.tls_key, "the file of its private key, in PEM without a passphrase"},
       {"tls_client_ca", &o.security.tls_client_ca,
        "a file of certificate authorities in PEM: clients must present a certificate signed by one "
@@ -115,8 +115,8 @@ std::vector<Setting> SettingsOf(Options& o) {
        {0, kMaxThreads}},
       {"stall_timeout",
        &o.compute.stall_timeout,
-       "the watchdog's timeout: the server is not ready if the compute threads make no progress "
-       "for this long",
+       "the watchdog's timeout: the server is not ready if the compute threads or the network "
+       "threads make no progress for this long",
        {100, kDay}},
       {"memory_budget_bytes", &o.admission.memory_budget_bytes,
        "the memory of all requests together; 0: 60 % of the available memory"},

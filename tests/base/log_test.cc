@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -189,6 +190,33 @@ TEST(LogWriterTest, EndsEvenIfThePipeIsNotRead) {
   Log(LogLevel::kInfo, "late");  // a thread that outlives the writer
   EXPECT_EQ(DroppedLines(), dropped + 1);
   while (!pipe.ReadSome().empty()) continue;  // lets the writer's thread end
+}
+
+// Each line is written by the writer's thread, or by its own after the writer's end, or counted.
+TEST(LogWriterTest, NoLineIsLostUncountedAtTheEnd) {
+  const int64_t dropped_before = DroppedLines();
+  std::atomic<bool> has_ended = false;
+  int64_t count = 0;
+  ::testing::internal::CaptureStderr();
+  std::thread thread([&] {
+    for (; !has_ended; ++count) Log(LogLevel::kInfo, "event");
+  });
+  for (int n = 0; n < 50; ++n) const LogWriter writer;
+  has_ended = true;
+  thread.join();
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  int64_t written = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    written += absl::EndsWith(line, "INFO event") ? 1 : 0;
+  }
+  EXPECT_EQ(written + DroppedLines() - dropped_before, count);
+}
+
+TEST(LogWriterTest, ALongLineBeforeAnAbortDoesNotWaitForever) {
+  const StderrPipe pipe;
+  const int64_t dropped = DroppedLines();
+  LogNow(LogLevel::kError, "last words", {{"text", std::string(100'000, 'x')}});
+  EXPECT_EQ(DroppedLines(), dropped + 1);
 }
 
 TEST(LogWriterTest, ALineBeforeAnAbortIsWrittenAtOnceAndDoesNotWaitForever) {
