@@ -21,12 +21,15 @@
 #include <exception>
 #include <functional>
 #include <list>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/log.h"
+#include "base/log_limit.h"
 #include "server/wire/listening_sockets.h"
 
 namespace rapt::http {
@@ -274,16 +277,15 @@ class Acceptor {
     Descriptor connection(
         accept4(listening_.native_handle(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (connection.get() < 0 && IsShortage(errno)) return Pause(errno);
-    pausing_ = false;
     if (connection.get() >= 0) take_(std::move(connection));
     Wait();
   }
 
   void Pause(int error) {
-    if (!pausing_) {
-      Log(LogLevel::kWarning, "cannot accept HTTP connections", {{"reason", std::strerror(error)}});
+    if (const std::optional<int64_t> left_out = lines_.Take()) {
+      Log(LogLevel::kWarning, "cannot accept HTTP connections",
+          {{"reason", std::strerror(error)}, {"left_out", *left_out}});
     }
-    pausing_ = true;
     pause_.expires_after(kAcceptPause);
     pause_.async_wait([this](const error_code& cancelled) {
       if (!cancelled) Accept();
@@ -293,7 +295,8 @@ class Acceptor {
   const Take take_;
   asio::posix::stream_descriptor listening_;
   asio::steady_timer pause_;
-  bool pausing_ = false;
+  const SteadyClock clock_;
+  LogLimit lines_{1, clock_};
 };
 
 }  // namespace
@@ -354,7 +357,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const std::string& address
   try {
     return std::unique_ptr<Server>(
         new Server(std::make_unique<Impl>(*std::move(listening), std::move(handler), limits)));
-  } catch (const boost::system::system_error& error) {  // no descriptor for the event loop
+  } catch (const std::exception& error) {  // no descriptor for the event loop, or no thread
     return absl::UnavailableError(absl::StrCat("can't listen on ", address, "; ", error.what()));
   }
 }
