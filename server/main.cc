@@ -62,8 +62,8 @@ int Serve(std::unique_ptr<Server> server, const sigset_t& signals) {
         server->security().c_str());
     std::fflush(stdout);
   }
-  Log(LogLevel::kInfo, "draining",
-      {{"signal", WaitForStopSignal(*server, signals)}, {"open_calls", server->open_calls()}});
+  const char* const signal = WaitForStopSignal(*server, signals);
+  Log(LogLevel::kInfo, "draining", {{"signal", signal}, {"open_calls", server->open_calls()}});
   server->Drain();
   return EXIT_SUCCESS;
 }

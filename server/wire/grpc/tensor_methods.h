@@ -35,7 +35,8 @@ class TensorMethods {
   // `path` is "/inference.GRPCInferenceService/ModelInfer".
   void Add(const std::string& path, NewCall new_call) { calls_[path] = std::move(new_call); }
 
-  // Adds those of the methods that carry tensors. REQUIRES: both outlive this.
+  // Adds those of the methods that carry tensors. REQUIRES: both outlive this; `methods` does not
+  // change.
   void AddUnary(const CallEnvironment& environment, const UnaryMethods& methods);
 
   grpc::AsyncGenericService& service() { return service_; }
