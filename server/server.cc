@@ -46,9 +46,11 @@
 #include "server/wire/grpc/tensor_methods.h"
 #include "server/wire/grpc/tls.h"
 #include "server/wire/health_status.h"
+#include "server/wire/health_watch.h"
 #include "server/wire/http/probes.h"
 #include "server/wire/http/server.h"
 #include "server/wire/http2/http2_server.h"
+#include "server/wire/message_stream.h"
 #include "server/wire/oip/methods.h"
 #include "server/wire/rapt/methods.h"
 #include "server/wire/unary_method.h"
@@ -262,6 +264,7 @@ class ServerImpl final : public Server {
   native::Methods native_methods_;
   HealthStatus health_status_;
   UnaryMethods methods_;
+  StreamMethods stream_methods_;
 
   TensorMethods tensor_methods_;
   const std::unique_ptr<grpc::Service> oip_service_;
@@ -317,15 +320,21 @@ ServerImpl::ServerImpl(Configuration c)
       native_methods_(environment_, shared_memory_,
                       [this](absl::string_view method) { return Observe(method); }),
       health_status_({oip::kServiceName, native::kServiceName}),
-      oip_service_(oip::NewService(environment_, oip_methods_, tensor_methods_)),
-      native_service_(native::NewService(environment_, native_methods_, tensor_methods_)),
-      health_(health_status_, tensor_methods_) {
+      oip_service_(oip::NewService(environment_, oip_methods_)),
+      native_service_(native::NewService(environment_, native_methods_)),
+      health_(health_status_) {
   oip_methods_.AddTo(methods_);
   native_methods_.AddTo(methods_);
   methods_["/grpc.health.v1.Health/Check"] =
       SmallMethod<grpc::health::v1::HealthCheckRequest, grpc::health::v1::HealthCheckResponse>(
           health_status_, [](const CallReport&) {}, /*is_public=*/true);
+  oip_methods_.AddTo(stream_methods_, environment_);
+  native_methods_.AddTo(stream_methods_);
+  stream_methods_["/grpc.health.v1.Health/Watch"] = [this](MessageStream& stream) {
+    return std::make_unique<HealthWatch>(environment_, health_status_, stream);
+  };
   tensor_methods_.AddUnary(environment_, methods_);
+  tensor_methods_.AddStreams(stream_methods_);
   ExportMetrics();
 }
 
@@ -395,9 +404,11 @@ absl::Status ServerImpl::ListenByHttp2() {
                     .max_connections = options_.grpc.max_connections,
                     .max_connections_per_address = options_.grpc.max_connections_per_address,
                     .connection = {.max_streams = options_.grpc.max_streams_per_connection,
-                                   .max_idle = options_.grpc.max_connection_idle},
+                                   .max_idle = options_.grpc.max_connection_idle,
+                                   .max_age = options_.grpc.max_connection_age,
+                                   .max_call_time = options_.calls.max_deadline},
                     .threads = WireThreads()},
-      environment_, memory_.pool, methods_);
+      environment_, memory_.pool, methods_, stream_methods_);
   http2_server_->ExportTo(metrics_);
   return http2_server_->Start();
 }
@@ -510,6 +521,8 @@ void ServerImpl::Drain() {
   readiness_.Withdraw();
   health_status_.SetServing(false);
   std::this_thread::sleep_for(options_.drain.pause);
+  // Callers use other connections, if they can, before their calls are refused.
+  if (http2_server_ != nullptr) http2_server_->GoAway();
   engine_.StopAccepting();
   // Callers that get UNAVAILABLE retry elsewhere; few retry the CANCELLED that gRPC itself sends
   // once it shuts down.

@@ -3,7 +3,6 @@
 #define RAPT_SERVER_WIRE_GRPC_HEALTH_H_
 
 #include "proto/grpc/health/v1/health.grpc.pb.h"
-#include "server/wire/grpc/tensor_methods.h"
 #include "server/wire/health_status.h"
 
 namespace rapt {
@@ -13,17 +12,16 @@ namespace rapt {
 class Health final
     : public grpc::health::v1::Health::WithGenericMethod_Watch<grpc::health::v1::Health::Service> {
  public:
-  // Adds the method Watch to `methods`. Outlives its calls. REQUIRES: `status` outlives this.
-  Health(HealthStatus& status, TensorMethods& methods);
+  // REQUIRES: `status` outlives this.
+  explicit Health(const HealthStatus& status) : status_(status) {}
 
  private:
-  class WatchCall;
-
+  // Watch is a generic method.
   grpc::Status Check(grpc::ServerContext* context,
                      const grpc::health::v1::HealthCheckRequest* request,
                      grpc::health::v1::HealthCheckResponse* response) override;
 
-  HealthStatus& status_;
+  const HealthStatus& status_;
 };
 
 }  // namespace rapt

@@ -9,11 +9,9 @@
 
 #include "base/mutex.h"
 #include "server/calls/open_calls.h"
+#include "server/wire/message_stream.h"
 
 namespace rapt {
-
-// Bytes that a caller may send before its call is read: the stream's flow-control window.
-inline constexpr int kStreamWindowBytes = 64 * 1024;
 
 // A limit just above the admitted memory. gRPC reaches it if callers send more than they declared,
 // or if many streams send undeclared large messages at once; it then closes idle connections and

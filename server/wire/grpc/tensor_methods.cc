@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "server/wire/grpc/grpc_stream.h"
 #include "server/wire/grpc/tensor_call.h"
 
 namespace rapt {
@@ -78,6 +79,16 @@ void TensorMethods::AddUnary(const CallEnvironment& environment, const UnaryMeth
     if (!method.traits.carries_tensors) continue;
     Add(path, [&environment, &method = method](auto call) {
       return new TensorCall(environment, method, std::move(call));
+    });
+  }
+}
+
+void TensorMethods::AddStreams(const StreamMethods& methods) {
+  for (const auto& [path, new_stream] : methods) {
+    Add(path, [&new_stream = new_stream](auto call) {
+      auto* const stream = new GrpcStream(std::move(call));
+      stream->Serve(new_stream);
+      return stream;
     });
   }
 }

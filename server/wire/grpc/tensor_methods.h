@@ -17,6 +17,7 @@
 #include "absl/functional/any_invocable.h"
 #include "base/mutex.h"
 #include "server/wire/grpc/generic_call.h"
+#include "server/wire/message_stream.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt {
@@ -38,6 +39,8 @@ class TensorMethods {
   // Adds those of the methods that carry tensors. REQUIRES: both outlive this; `methods` does not
   // change.
   void AddUnary(const CallEnvironment& environment, const UnaryMethods& methods);
+  // REQUIRES: `methods` outlives this.
+  void AddStreams(const StreamMethods& methods);
 
   grpc::AsyncGenericService& service() { return service_; }
 

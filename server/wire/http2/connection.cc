@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <random>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -50,6 +51,13 @@ constexpr std::chrono::seconds kWriteTime{20};
 constexpr std::chrono::seconds kLingerTime{1};
 constexpr int64_t kMaxLingerBytes = 1 << 20;
 
+// Pings of callers without calls and data, and the number of those that come sooner: as in gRPC.
+constexpr std::chrono::minutes kLeastPingInterval{5};
+constexpr int kPingStrikes = 2;
+// Closes connections of callers that have vanished.
+constexpr std::chrono::minutes kOurPingInterval{2};
+constexpr std::chrono::seconds kPingTimeout{20};
+
 // nghttp2's own limits, above those of FrameBudget.
 constexpr uint64_t kResetBurst = 100000;
 constexpr size_t kMaxOutboundAcks = 100000;
@@ -84,6 +92,14 @@ nghttp2_option* NewOption() {
 }
 
 }  // namespace
+
+Trailers TrailersOf(const Call& call) {
+  Trailers trailers;
+  call.ForEachTrailer([&trailers](const char* name, const std::string& value) {
+    trailers.emplace_back(name, value);
+  });
+  return trailers;
+}
 
 // Bytes of a response that are not framed yet.
 struct Connection::Chunk {
@@ -138,7 +154,16 @@ Connection::Connection(EventLoop& loop, Descriptor socket, std::string peer,
       budget_(loop.clock().Now()),
       created_(loop.clock().Now()),
       idle_since_(created_),
-      written_(created_) {
+      written_(created_),
+      read_(created_),
+      pinged_by_peer_(created_ - kLeastPingInterval) {
+  if (settings_.max_age.count() > 0) {
+    // So that connections that began together do not end together.
+    std::minstd_rand random(std::random_device{}());
+    const double factor = std::uniform_real_distribution<double>(0.9, 1.1)(random);
+    ages_at_ =
+        created_ + std::chrono::duration_cast<std::chrono::nanoseconds>(settings_.max_age * factor);
+  }
   NewSession();
 }
 
@@ -230,7 +255,7 @@ void Connection::Start() {
 }
 
 void Connection::GoAway() {
-  if (session_ == nullptr) return;
+  if (session_ == nullptr || std::exchange(is_going_away_, true)) return;
   Submit(nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
                                nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
                                nullptr, 0));
@@ -252,6 +277,35 @@ void Connection::Close() {
 void Connection::Calm() {
   if (std::exchange(is_calming_, true)) return;
   Submit(nghttp2_session_terminate_session(session_, NGHTTP2_ENHANCE_YOUR_CALM));
+}
+
+// Callers that ping too often are told so in gRPC's words, which its clients know.
+void Connection::OnPing() {
+  const Instant now = loop_.clock().Now();
+  const bool is_early = now - pinged_by_peer_ < kLeastPingInterval;
+  pinged_by_peer_ = now;
+  if (std::exchange(is_active_since_ping_, false) || !streams_.empty() || !is_early) return;
+  if (++ping_strikes_ <= kPingStrikes) return;
+  constexpr absl::string_view kReason = "too_many_pings";
+  Submit(nghttp2_submit_goaway(
+      session_, NGHTTP2_FLAG_NONE, nghttp2_session_get_last_proc_stream_id(session_),
+      NGHTTP2_ENHANCE_YOUR_CALM, reinterpret_cast<const uint8_t*>(kReason.data()), kReason.size()));
+}
+
+void Connection::KeepAlive(Instant now) {
+  if (pinged_ && *pinged_ <= read_) pinged_.reset();
+  if (pinged_) {
+    if (now - *pinged_ >= kPingTimeout) Close();
+  } else if (now - read_ >= kOurPingInterval) {
+    pinged_ = now;
+    Submit(nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE, nullptr));
+  }
+}
+
+void Connection::CheckAge(Instant now) {
+  if (now < ages_at_) return;
+  if (now - ages_at_ >= settings_.max_call_time) return Close();
+  GoAway();
 }
 
 void Connection::Linger() {
@@ -279,6 +333,8 @@ void Connection::OnTick(Instant now) {
   if (streams_.empty() && now - idle_since_ >= settings_.max_idle) {
     Submit(nghttp2_session_terminate_session(session_, NGHTTP2_NO_ERROR));
   }
+  CheckAge(now);
+  if (session_ != nullptr) KeepAlive(now);
 }
 
 // Reads the payload of a message into its place, and everything else into the loop's buffer.
@@ -296,6 +352,7 @@ void Connection::Read() {
     const ssize_t count = readv(socket_.get(), places.data(), places.size());
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (count <= 0) return Close();
+    read_ = loop_.clock().Now();
     const size_t size = static_cast<size_t>(count);
     Feed(direct.subspan(0, size));
     if (session_ != nullptr && size > direct.size()) {
@@ -360,7 +417,9 @@ void Connection::OnData(int32_t id, absl::Span<const uint8_t> bytes) {
 void Connection::OnFrame(const nghttp2_frame& frame) {
   data_left_ = 0;
   if (frame.hd.type == NGHTTP2_SETTINGS) has_settings_ = true;
+  if (frame.hd.type == NGHTTP2_PING && (frame.hd.flags & NGHTTP2_FLAG_ACK) == 0) OnPing();
   if (frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) return;
+  is_active_since_ping_ = true;
   const int32_t id = frame.hd.stream_id;
   Stream* stream = Find(id);
   if (stream == nullptr) return;
@@ -498,6 +557,7 @@ int Connection::WriteData(Stream& stream, const uint8_t* head, size_t length) {
     chunk.offset += part.size();
     if (chunk.rest().empty()) stream.chunks.pop_front();
   }
+  if (stream.chunk_bytes == 0 && stream.handler != nullptr) stream.handler->OnDrained();
   return 0;
 }
 

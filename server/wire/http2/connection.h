@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "base/clock.h"
 #include "base/descriptor.h"
+#include "server/calls/call.h"
 #include "server/protocols/message_parts.h"
 #include "server/request.h"
 #include "server/wire/http2/event_loop.h"
@@ -39,6 +40,8 @@ class CallStream {
   virtual void OnClosed(bool is_answered) = 0;
   // Returns the place of the next bytes of DATA if it is known, so that they are not copied.
   virtual absl::Span<uint8_t> DirectPlace() = 0;
+  // All messages passed to SendMessage() are framed.
+  virtual void OnDrained() {}
 
  protected:
   ~CallStream() = default;
@@ -46,6 +49,7 @@ class CallStream {
 
 // Name and value.
 using Trailers = std::vector<std::pair<std::string, std::string>>;
+Trailers TrailersOf(const Call& call);
 
 // Reads and writes frames, and bounds what they cost: windows are opened by hand, for bytes whose
 // memory is admitted; frames without use exhaust a budget, over which the connection ends. Belongs
@@ -55,7 +59,9 @@ class Connection final : public EventLoop::Watcher,
  public:
   struct Settings {
     int64_t max_streams = 0;
-    std::chrono::nanoseconds max_idle{0};  // without calls
+    std::chrono::nanoseconds max_idle{0};       // without calls
+    std::chrono::nanoseconds max_age{0};        // 0: unlimited; a tenth more or less by chance
+    std::chrono::nanoseconds max_call_time{0};  // on a connection that has reached that age
   };
 
   // Bytes that a caller may send on a stream before its message is admitted: HTTP/2's default.
@@ -117,6 +123,10 @@ class Connection final : public EventLoop::Watcher,
   void Calm();
   void Linger();
 
+  void OnPing();
+  void KeepAlive(Instant now);
+  void CheckAge(Instant now);
+
   void OnBeginHeaders(int32_t id);
   void OnHeader(int32_t id, absl::string_view name, absl::string_view value);
   void OnRequest(Stream& stream);
@@ -153,6 +163,7 @@ class Connection final : public EventLoop::Watcher,
   RequestHead head_;  // of the header block that is being received
   FrameBudget budget_;
   bool is_calming_ = false;
+  bool is_going_away_ = false;
 
   int32_t data_stream_ = 0;  // of the DATA frame that is being received; 0: none
   int64_t data_left_ = 0;    // of its payload
@@ -167,7 +178,12 @@ class Connection final : public EventLoop::Watcher,
   bool flushes_soon_ = false;
 
   bool has_settings_ = false;  // of the peer
-  Instant created_, idle_since_, written_;
+  Instant created_, idle_since_, written_, read_;
+  Instant ages_at_ = Instant::max();
+  std::optional<Instant> pinged_;  // by us, without an answer since
+  Instant pinged_by_peer_;
+  bool is_active_since_ping_ = true;  // HEADERS or DATA since the peer's last ping
+  int ping_strikes_ = 0;
   std::optional<Instant> lingers_since_;
   int64_t lingered_bytes_ = 0;
 };

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/log_limit.h"
+#include "server/wire/http2/http2_stream.h"
 #include "server/wire/http2/unary_stream.h"
 #include "server/wire/listening_sockets.h"
 #include "server/wire/unix_socket.h"
@@ -92,11 +93,13 @@ class Http2Server::Endpoint final : public EventLoop::Watcher {
 };
 
 Http2Server::Http2Server(Http2Settings settings, const CallEnvironment& environment,
-                         BufferPool& pool, const UnaryMethods& methods)
+                         BufferPool& pool, const UnaryMethods& methods,
+                         const StreamMethods& stream_methods)
     : settings_(std::move(settings)),
       environment_(environment),
       pool_(pool),
       methods_(methods),
+      stream_methods_(stream_methods),
       tcp_({settings_.max_connections, settings_.max_connections_per_address}),
       unix_({settings_.max_connections, settings_.max_connections}) {}
 
@@ -176,7 +179,8 @@ CallStream* Http2Server::NewCall(Connection& connection, int32_t id, const Reque
     return nullptr;
   }
   const auto method = methods_.find(head.path());
-  if (method == methods_.end()) {
+  const auto stream_method = stream_methods_.find(head.path());
+  if (method == methods_.end() && stream_method == stream_methods_.end()) {
     connection.SendStatus(id, absl::UnimplementedError("unknown method"), {});
     return nullptr;
   }
@@ -191,6 +195,11 @@ CallStream* Http2Server::NewCall(Connection& connection, int32_t id, const Reque
   }
   CallHeaders headers = head.ToCallHeaders();
   headers.peer = connection.peer();
+  if (stream_method != stream_methods_.end()) {
+    auto* const stream = new Http2Stream(connection, id, environment_.engine, pool_, live_);
+    stream->Serve(stream_method->second, headers, *timeout);
+    return stream;
+  }
   auto* const call = new UnaryStream(connection, id, environment_, pool_, live_, method->second);
   call->Begin(std::move(headers), *timeout, head.has_encoding());
   return call;
@@ -224,7 +233,7 @@ void Http2Server::Shutdown(std::chrono::nanoseconds time) {
   });
   stopped.get_future().wait();
   if (!settings_.unix_socket.empty()) unlink(settings_.unix_socket.c_str());
-  OnEveryConnection(&Connection::GoAway);
+  GoAway();
   live_.WaitUntilNone(time);
   OnEveryConnection(&Connection::Close);
   live_.WaitUntilNone();

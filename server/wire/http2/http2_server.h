@@ -22,6 +22,7 @@
 #include "server/wire/http2/event_loop.h"
 #include "server/wire/http2/live_count.h"
 #include "server/wire/http2/request_head.h"
+#include "server/wire/message_stream.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt {
@@ -41,7 +42,7 @@ class Http2Server {
  public:
   // Everything borrowed outlives the server.
   Http2Server(Http2Settings settings, const CallEnvironment& environment, BufferPool& pool,
-              const UnaryMethods& methods);
+              const UnaryMethods& methods, const StreamMethods& stream_methods);
   ~Http2Server();
   Http2Server(const Http2Server&) = delete;
   Http2Server& operator=(const Http2Server&) = delete;
@@ -56,6 +57,9 @@ class Http2Server {
   void Post(EventLoop::Task task) { NextWire().loop.Post(std::move(task)); }
 
   void ExportTo(MetricSink& sink) const;
+
+  // Tells all callers to open no more calls on their connections. Others are still accepted.
+  void GoAway() { OnEveryConnection(&Connection::GoAway); }
 
   // Accepts no more connections and calls, ends those still open after `time`, and returns when the
   // last one has ended. REQUIRES: Start() was called.
@@ -106,6 +110,7 @@ class Http2Server {
   const CallEnvironment& environment_;
   BufferPool& pool_;
   const UnaryMethods& methods_;
+  const StreamMethods& stream_methods_;
 
   int port_ = 0;
   Connections tcp_, unix_;

@@ -8,18 +8,6 @@
 #include "absl/strings/str_cat.h"
 
 namespace rapt {
-namespace {
-
-Trailers TrailersOf(const Call& call) {
-  Trailers trailers;
-  call.ForEachTrailer([&trailers](const char* name, const std::string& value) {
-    trailers.emplace_back(name, value);
-  });
-  return trailers;
-}
-
-}  // namespace
-
 UnaryStream::UnaryStream(Connection& connection, int32_t id, const CallEnvironment& environment,
                          BufferPool& pool, LiveCount& live_calls, const UnaryMethod& method)
     : UnaryCall(environment, method.observe, method.traits),

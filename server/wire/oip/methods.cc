@@ -8,6 +8,7 @@
 #include "base/version.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/oip/model.h"
+#include "server/wire/oip/stream_infer_call.h"
 
 namespace rapt::oip {
 namespace {
@@ -136,6 +137,13 @@ void Methods::AddTo(UnaryMethods& methods) {
   AddSmall<inference::TraceSettingRequest, inference::TraceSettingResponse>("TraceSetting",
                                                                             methods);
   AddSmall<inference::LogSettingsRequest, inference::LogSettingsResponse>("LogSettings", methods);
+}
+
+void Methods::AddTo(StreamMethods& methods, const CallEnvironment& environment) {
+  methods[PathOf("ModelStreamInfer")] = [this, &environment](MessageStream& stream) {
+    return std::make_unique<StreamInferCall>(environment, shared_memory_,
+                                             observe("ModelStreamInfer"), stream);
+  };
 }
 
 absl::Status Methods::Answer(const inference::ServerLiveRequest&,

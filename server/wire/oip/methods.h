@@ -14,6 +14,7 @@
 #include "server/calls/call_observer.h"
 #include "server/protocols/oip/statistics.h"
 #include "server/shared_memory/shared_memory.h"
+#include "server/wire/message_stream.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt::oip {
@@ -28,11 +29,11 @@ class Methods {
 
   // Adds the unary methods. REQUIRES: this outlives them.
   void AddTo(UnaryMethods& methods);
+  // Adds ModelStreamInfer. REQUIRES: both outlive the methods.
+  void AddTo(StreamMethods& methods, const CallEnvironment& environment);
 
   // The observer of a method, with resolved labels. `name` is "ModelInfer".
   const CallObserver& observe(const std::string& name) const { return observers_.at(name); }
-
-  SharedMemory& shared_memory() const { return shared_memory_; }
 
   // The methods without tensors. Return InvalidArgument, Unimplemented, or as SharedMemory does.
   absl::Status Answer(const inference::ServerLiveRequest& request,

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "server/protocols/rapt/codec.h"
 #include "server/protocols/rapt/reports.h"
+#include "server/wire/rapt/attend_stream_call.h"
 
 namespace rapt::native {
 namespace {
@@ -114,6 +115,12 @@ void Methods::AddTo(UnaryMethods& methods) {
   methods[PathOf("GetServerInfo")] =
       SmallMethod<v1::GetServerInfoRequest, v1::GetServerInfoResponse>(*this,
                                                                        observe_get_server_info_);
+}
+
+void Methods::AddTo(StreamMethods& methods) {
+  methods[PathOf("AttendStream")] = [this](MessageStream& stream) {
+    return std::make_unique<AttendStreamCall>(environment_, observe_attend_stream_, stream);
+  };
 }
 
 absl::Status Methods::Answer(const v1::EstimateMemoryRequest& request,

@@ -8,6 +8,7 @@
 #include "server/calls/call.h"
 #include "server/calls/call_observer.h"
 #include "server/shared_memory/shared_memory.h"
+#include "server/wire/message_stream.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt::native {
@@ -22,8 +23,9 @@ class Methods {
 
   // Adds the unary methods. REQUIRES: this outlives them.
   void AddTo(UnaryMethods& methods);
+  // Adds AttendStream. REQUIRES: this outlives it.
+  void AddTo(StreamMethods& methods);
 
-  const CallObserver& observe_attend_stream() const { return observe_attend_stream_; }
   const CallObserver& observe_estimate_memory() const { return observe_estimate_memory_; }
   const CallObserver& observe_get_server_info() const { return observe_get_server_info_; }
 

@@ -1,8 +1,6 @@
 #include "server/wire/grpc/oip/service.h"
 
-#include "absl/strings/str_cat.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
-#include "server/wire/grpc/oip/stream_infer_call.h"
 #include "server/wire/grpc/unary_answer.h"
 
 namespace rapt::oip {
@@ -138,12 +136,7 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
 }  // namespace
 
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
-                                          const Methods& methods, TensorMethods& tensor_methods) {
-  tensor_methods.Add(
-      absl::StrCat("/", kServiceName, "/ModelStreamInfer"), [&environment, &methods](auto call) {
-        return new StreamInferCall(environment, methods.shared_memory(),
-                                   methods.observe("ModelStreamInfer"), std::move(call));
-      });
+                                          const Methods& methods) {
   return std::make_unique<Service>(environment, methods);
 }
 

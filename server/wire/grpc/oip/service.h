@@ -7,16 +7,14 @@
 #include <memory>
 
 #include "server/calls/call.h"
-#include "server/wire/grpc/tensor_methods.h"
 #include "server/wire/oip/methods.h"
 
 namespace rapt::oip {
 
-// Returns the service with the methods without tensors, and adds ModelStreamInfer to
-// `tensor_methods`; register both with a server. Thread-safe. REQUIRES: everything borrowed
-// outlives it.
+// Returns the service; its methods with tensors are generic ones, of TensorMethods. Thread-safe.
+// REQUIRES: everything borrowed outlives it.
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
-                                          const Methods& methods, TensorMethods& tensor_methods);
+                                          const Methods& methods);
 
 }  // namespace rapt::oip
 

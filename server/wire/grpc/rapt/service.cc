@@ -1,8 +1,6 @@
 #include "server/wire/grpc/rapt/service.h"
 
-#include "absl/strings/str_cat.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
-#include "server/wire/grpc/rapt/attend_stream_call.h"
 #include "server/wire/grpc/unary_answer.h"
 
 namespace rapt::native {
@@ -39,11 +37,7 @@ class Service final
 }  // namespace
 
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
-                                          const Methods& methods, TensorMethods& tensor_methods) {
-  tensor_methods.Add(
-      absl::StrCat("/", kServiceName, "/AttendStream"), [&environment, &methods](auto call) {
-        return new AttendStreamCall(environment, methods.observe_attend_stream(), std::move(call));
-      });
+                                          const Methods& methods) {
   return std::make_unique<Service>(environment, methods);
 }
 

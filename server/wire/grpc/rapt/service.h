@@ -7,15 +7,14 @@
 #include <memory>
 
 #include "server/calls/call.h"
-#include "server/wire/grpc/tensor_methods.h"
 #include "server/wire/rapt/methods.h"
 
 namespace rapt::native {
 
-// Returns the service with the methods without tensors, and adds AttendStream to `tensor_methods`;
-// register both with a server. Thread-safe. REQUIRES: everything borrowed outlives it.
+// Returns the service; its methods with tensors are generic ones, of TensorMethods. Thread-safe.
+// REQUIRES: everything borrowed outlives it.
 std::unique_ptr<grpc::Service> NewService(const CallEnvironment& environment,
-                                          const Methods& methods, TensorMethods& tensor_methods);
+                                          const Methods& methods);
 
 }  // namespace rapt::native
 

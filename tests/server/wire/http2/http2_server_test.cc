@@ -350,6 +350,48 @@ TEST(Http2ConnectionTest, IdleConnectionsAreClosed) {
   EXPECT_FALSE(connection.Read());
 }
 
+TEST(Http2ConnectionTest, OldConnectionsGoAwayWhenTheirCallsHaveEnded) {
+  const ServerProcess server(Flags({"--max_connection_age=1s"}));
+  RawHttp2 connection(server.grpc_address());
+  connection.OpenCall(1, CallHeaders(kLive));
+  EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_NO_ERROR);
+  connection.SendData(1, Prefixed(""), /*ends=*/true);
+  EXPECT_THAT(connection.ReadResponse(1), HasStatus(grpc::StatusCode::OK));
+  EXPECT_FALSE(connection.Read());
+}
+
+TEST(Http2ConnectionTest, PingsWithoutCallsAreTooMany) {
+  const ServerProcess server(Flags());
+  RawHttp2 connection(server.grpc_address());
+  for (int n = 0; n < 4; ++n) connection.Send(Frame(NGHTTP2_PING, 0, 0, "12345678"));
+  const auto last = connection.ReadUntil(NGHTTP2_GOAWAY);
+  ASSERT_TRUE(last);
+  EXPECT_EQ(last->Number(4), NGHTTP2_ENHANCE_YOUR_CALM);
+  EXPECT_THAT(last->payload, HasSubstr("too_many_pings"));
+}
+
+TEST(Http2ConnectionTest, ADrainingServerSendsGoAwayBeforeItRefuses) {
+  ServerProcess server(Flags({"--drain_pause=100ms", "--drain_refusal_time=200ms"}));
+  RawHttp2 connection(server.grpc_address());
+  connection.OpenCall(1, CallHeaders(kLive));
+  EXPECT_THAT(AskWhetherLive(connection, 3), HasStatus(grpc::StatusCode::OK));
+  server.Terminate();
+  EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_NO_ERROR);
+  connection.SendData(1, Prefixed(""), /*ends=*/true);
+  EXPECT_THAT(connection.ReadResponse(1), HasStatus(grpc::StatusCode::OK));
+  EXPECT_FALSE(connection.Read());
+  EXPECT_EQ(server.Wait(), 0);
+}
+
+TEST(Http2ConnectionTest, WatchesAreCountedAsOpenCalls) {
+  const ServerProcess server(Flags({"--max_calls_per_caller=2"}));
+  RawHttp2 connection(server.grpc_address());
+  for (const uint32_t stream : {1, 3, 5}) {
+    connection.OpenCall(stream, CallHeaders("/grpc.health.v1.Health/Watch"));
+  }
+  EXPECT_THAT(connection.ReadResponse(5), HasStatus(grpc::StatusCode::RESOURCE_EXHAUSTED));
+}
+
 TEST(Http2ConnectionTest, GarbageEndsTheConnectionOnly) {
   const ServerProcess server(Flags());
   Bystander bystander(server);

@@ -1,11 +1,10 @@
-#include "server/wire/grpc/rapt/attend_stream_call.h"
+#include "server/wire/rapt/attend_stream_call.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/wire/grpc/call_headers.h"
-#include "server/wire/grpc/status.h"
 
 namespace rapt::native {
 namespace {
@@ -19,15 +18,15 @@ constexpr size_t kHeldAnswers = 2;
 }  // namespace
 
 AttendStreamCall::AttendStreamCall(const CallEnvironment& environment, const CallObserver& observe,
-                                   std::unique_ptr<GrpcCall> call)
-    : GenericCall(std::move(call)),
+                                   MessageStream& stream)
+    : StreamCall(stream),
       call_(environment, observe),
       alarm_(environment.timer, [this] { OnAlarm(); }) {
   ++call_.streams().open;
 }
 
 void AttendStreamCall::Begin() {
-  const CallHeaders headers = HeadersOf(context(), call_.arrived());
+  const CallHeaders headers = stream().Headers(call_.arrived());
   absl::Status status = call_.Enter(headers);
   if (status.ok()) status = call_.SetDeadline(headers.deadline);
   is_admitting_ = true;
@@ -73,6 +72,7 @@ void AttendStreamCall::Handle(Events events) {
     }
   }
   if (events.stream_admitted) OnStreamAdmitted(*std::move(events.stream_admitted));
+  if (events.too_large) OnTooLarge(*events.too_large);
   if (events.read) OnRead(*events.read);
   if (events.written) OnWritten(*events.written);
   if (events.computed) OnComputed(*std::move(events.computed));
@@ -102,7 +102,7 @@ void AttendStreamCall::Read() {
   const int64_t bytes = order_ ? MaxChunkMessageBytes(stream_->plan()) : kMaxHeaderBytes;
   call_.BeginReceiving(bytes, Held(), alarm_);
   SetAlarm();
-  StartRead(&incoming_);
+  stream().StartRead(bytes);
 }
 
 void AttendStreamCall::OnRead(bool ok) {
@@ -125,11 +125,22 @@ void AttendStreamCall::OnRead(bool ok) {
   if (!status.ok()) Fail(std::move(status), Stage::kReceive);
 }
 
+void AttendStreamCall::OnTooLarge(int64_t bytes) {
+  is_reading_ = false;
+  // In the words of the codec, which sees such a message if the transport does not know sizes.
+  const std::string error =
+      order_ ? absl::StrCat("the message has ", bytes, " bytes; a chunk of the header's size has ",
+                            "at most ", MaxChunkMessageBytes(stream_->plan()))
+             : absl::StrCat("the header has ", bytes, " bytes; at most ", kMaxHeaderBytes,
+                            " are allowed");
+  Fail(absl::InvalidArgumentError(error), Stage::kReceive);
+}
+
 absl::Status AttendStreamCall::OpenStream() {
-  ReceivedMessage header;
-  if (absl::Status status = header.Take(incoming_); !status.ok()) return status;
-  call_.report().received_bytes += header.size();
-  absl::StatusOr<StreamRequest> request = DecodeStreamHeader(header.bytes());
+  const absl::StatusOr<IncomingMessage> header = stream().TakeMessage();
+  if (!header.ok()) return header.status();
+  call_.report().received_bytes += header->bytes.size;
+  absl::StatusOr<StreamRequest> request = DecodeStreamHeader(header->bytes);
   if (!request.ok()) return request.status();
   request->deadline = call_.deadline();
   request->cancelled = &call_.cancelled();
@@ -163,12 +174,13 @@ void AttendStreamCall::OnStreamAdmitted(absl::Status status) {
 }
 
 absl::Status AttendStreamCall::TakeChunk() {
-  Received received;
-  if (absl::Status status = received.message.Take(incoming_); !status.ok()) return status;
-  call_.report().received_bytes += received.message.size();
+  absl::StatusOr<IncomingMessage> message = stream().TakeMessage();
+  if (!message.ok()) return message.status();
+  Received received{.message = *std::move(message), .chunk = {}};
+  call_.report().received_bytes += received.message.bytes.size;
   const std::optional<ChunkOrder::Expected> expected = order_->next();
   absl::StatusOr<StreamChunk> chunk =
-      DecodeChunk(received.message.bytes(), stream_->plan(), expected);
+      DecodeChunk(received.message.bytes, stream_->plan(), expected);
   if (!chunk.ok()) return chunk.status();
   received.chunk = *std::move(chunk);
   received.streams = expected->streams;
@@ -219,18 +231,18 @@ void AttendStreamCall::OnComputed(StepResult result) {
 }
 
 void AttendStreamCall::WriteNext() {
-  outgoing_ = ToByteBuffer(std::move(answers_.front()));
+  AnswerMessage answer = std::move(answers_.front());
   answers_.pop_front();
   is_writing_ = true;
-  BeginSending();
+  BeginSending(answer);
   SetAlarm();
-  StartWrite(&outgoing_);
+  stream().StartWrite(std::move(answer));
 }
 
 // A caller that does not read would hold the outgoing message, and block results that need its
 // slot.
-void AttendStreamCall::BeginSending() {
-  call_.BeginSending(static_cast<int64_t>(outgoing_.Length()), call_.deadline(), Held(), alarm_);
+void AttendStreamCall::BeginSending(const AnswerMessage& message) {
+  call_.BeginSending(message.size(), call_.deadline(), Held(), alarm_);
 }
 
 // Memory of the header until the stream has its own, of both shares, until its last message.
@@ -241,14 +253,13 @@ AdmissionGate::Shares AttendStreamCall::Held() const {
 void AttendStreamCall::OnWritten(bool ok) {
   is_writing_ = false;
   SetAlarm();
-  outgoing_.Clear();  // its slot is free once gRPC has also released it
   call_.EndSending();
   if (!ok) Fail(call_.CancelledOrLate(), Stage::kSend);
 }
 
 void AttendStreamCall::OnAlarm() {
   if (is_answered_) {  // the caller does not read the end of the stream
-    if (call_.Now() >= call_.send_end()) context().TryCancel();
+    if (call_.Now() >= call_.send_end()) stream().Cancel();
     return;
   }
   Post([](Events& events) { events.alarm = true; });
@@ -258,12 +269,12 @@ void AttendStreamCall::HandleAlarm() {
   const Instant now = call_.Now();
   if (now >= call_.deadline()) {
     Fail(call_.CancelledOrLate(), StageNow());
-    if (is_writing_) context().TryCancel();  // the caller does not read
+    if (is_writing_) stream().Cancel();  // the caller does not read
     return;
   }
   if (is_writing_ && now >= call_.send_end()) {
     Fail(call_.NotSent(), Stage::kSend);
-    return context().TryCancel();
+    return stream().Cancel();
   }
   if (is_reading_ && now >= call_.receive_end()) {
     Fail(call_.SlowSender("stream"), Stage::kReceive);
@@ -308,22 +319,21 @@ void AttendStreamCall::FinishOk() {
   const CallReport& report = call_.report();
   const auto queue_time = report.time_of(Stage::kQueue);
   const auto compute_time = std::max(report.time_of(Stage::kCompute), Instant::duration::zero());
-  outgoing_ = ToByteBuffer(EncodeEnd(stream_->plan(), queue_time, compute_time));
+  AnswerMessage end = EncodeEnd(stream_->plan(), queue_time, compute_time);
   Release();
-  BeginSending();
-  AddTrailers(call_);
+  BeginSending(end);
   is_answered_ = true;
   alarm_.Set(call_.send_end());
-  StartWriteAndFinish(&outgoing_, grpc::Status::OK);
+  stream().StartWriteAndFinish(std::move(end), call_);
 }
 
 void AttendStreamCall::FinishWithError() {
   Release();
-  AddTrailers(call_);
-  StartFinish(ToGrpcStatus(status_));
+  stream().StartFinish(status_, call_);
 }
 
-// Releases the memory before the caller receives the status, except results that gRPC still sends.
+// Releases the memory before the caller receives the status, except results that the transport
+// still sends.
 void AttendStreamCall::Release() {
   call_.ReleaseMessageMemory();
   answers_.clear();
@@ -331,6 +341,10 @@ void AttendStreamCall::Release() {
   computed_.reset();
   order_.reset();
   stream_.reset();
+}
+
+void AttendStreamCall::OnSize(int64_t bytes) {
+  Post([bytes](Events& events) { events.too_large = bytes; });
 }
 
 void AttendStreamCall::OnReadDone(bool ok) {
@@ -357,7 +371,6 @@ void AttendStreamCall::OnDone() {
   }
   call_.Report(std::move(status_));
   --call_.streams().open;
-  delete this;
 }
 
 }  // namespace rapt::native

@@ -1,18 +1,14 @@
-#include "server/wire/grpc/oip/stream_infer_call.h"
+#include "server/wire/oip/stream_infer_call.h"
 
 #include <algorithm>
 #include <utility>
-
-#include "server/wire/grpc/call_headers.h"
-#include "server/wire/grpc/receive_quota.h"
-#include "server/wire/grpc/status.h"
 
 namespace rapt::oip {
 
 StreamInferCall::StreamInferCall(const CallEnvironment& environment,
                                  const SharedMemory& shared_memory, const CallObserver& observe,
-                                 std::unique_ptr<GrpcCall> call)
-    : GenericCall(std::move(call)),
+                                 MessageStream& stream)
+    : StreamCall(stream),
       shared_memory_(shared_memory),
       call_(environment, observe),
       alarm_(environment.timer, [this] { OnAlarm(); }) {
@@ -20,7 +16,7 @@ StreamInferCall::StreamInferCall(const CallEnvironment& environment,
 }
 
 void StreamInferCall::Begin() {
-  const CallHeaders headers = HeadersOf(context(), call_.arrived());
+  const CallHeaders headers = stream().Headers(call_.arrived());
   absl::Status status = call_.Enter(headers);
   if (status.ok()) status = ReadHeaders(headers);
   if (!status.ok()) return Refuse(std::move(status));
@@ -37,7 +33,8 @@ absl::Status StreamInferCall::ReadHeaders(const CallHeaders& headers) {
 
 // A message that fits into the stream's window arrives without a read and needs no reservation.
 void StreamInferCall::Wait() {
-  const int64_t bytes = expected_bytes_ > kStreamWindowBytes ? expected_bytes_ : 0;
+  const bool guesses = !stream().ReportsSizes() && expected_bytes_ > kStreamWindowBytes;
+  const int64_t bytes = guesses ? expected_bytes_ : 0;
   call_.AdmitMessage(
       bytes, [this](absl::StatusOr<MessageReservation> memory) { Read(std::move(memory)); });
 }
@@ -52,11 +49,27 @@ void StreamInferCall::Read(absl::StatusOr<MessageReservation> memory) {
   const bool has_memory = call_.message_memory_bytes() > 0;
   alarm_.Set(has_memory ? std::min(call_.deadline(), call_.Now() + kReservationTime)
                         : call_.deadline());
-  StartRead(&buffer_);
+  stream().StartRead(kStreamWindowBytes);
+}
+
+// A larger message waits for its memory before it is received.
+void StreamInferCall::OnSize(int64_t bytes) {
+  alarm_.Cancel();
+  if (absl::Status status = call_.CheckMessageSize(bytes); !status.ok()) {
+    return Refuse(std::move(status));
+  }
+  call_.AdmitMessage(bytes, [this, bytes](absl::StatusOr<MessageReservation> memory) {
+    if (!memory.ok()) return Refuse(memory.status());
+    call_.KeepMessageMemory(*std::move(memory));
+    has_size_ = true;
+    call_.BeginReceiving(bytes, {.receive = true}, alarm_);
+    alarm_.Set(call_.receive_end());
+    stream().StartRead(bytes);
+  });
 }
 
 void StreamInferCall::OnAlarm() {
-  if (!is_reading_ || call_.Now() >= call_.deadline()) return context().TryCancel();
+  if (!is_reading_ || has_size_ || call_.Now() >= call_.deadline()) return stream().Cancel();
   call_.ReleaseMessageMemory();
   alarm_.Set(call_.deadline());
 }
@@ -67,13 +80,13 @@ void StreamInferCall::Refuse(absl::Status status) {
 }
 
 void StreamInferCall::FinishStream(const absl::Status& status) {
-  AddTrailers(call_);
-  StartFinish(ToGrpcStatus(status));
+  stream().StartFinish(status, call_);
 }
 
 void StreamInferCall::OnReadDone(bool ok) {
   alarm_.Cancel();
   is_reading_ = false;
+  if (std::exchange(has_size_, false)) call_.EndReceiving();
   if (!ok) {
     call_.ReleaseMessageMemory();
     return FinishStream(
@@ -89,15 +102,16 @@ void StreamInferCall::OnReadDone(bool ok) {
 }
 
 absl::Status StreamInferCall::TakeMessage() {
-  absl::Status status = message_.Take(buffer_);
-  if (!status.ok()) return status;
-  if (!call_.declared_bytes()) expected_bytes_ = message_.size();
-  return call_.AcceptMessage(message_.size());
+  absl::StatusOr<IncomingMessage> message = stream().TakeMessage();
+  if (!message.ok()) return message.status();
+  message_ = *std::move(message);
+  if (!call_.declared_bytes()) expected_bytes_ = message_.bytes.size;
+  return call_.AcceptMessage(message_.bytes.size);
 }
 
 absl::Status StreamInferCall::Decode() {
   absl::StatusOr<DecodedInfer> decoded =
-      DecodeInfer(message_.bytes(), call_.arrived(), shared_memory_);
+      DecodeInfer(message_.bytes, call_.arrived(), shared_memory_);
   if (!decoded.ok()) return decoded.status();
   decoded_ = *std::move(decoded);
   Request& request = decoded_.request;
@@ -120,21 +134,19 @@ void StreamInferCall::AnswerError(absl::Status status) {
 }
 
 void StreamInferCall::Answer(AnswerMessage answer) {
-  message_.Clear();
+  message_ = {};
   call_.ReleaseMessageMemory();
-  ToByteBuffer(std::move(answer)).Swap(&buffer_);
   // A caller that does not read would hold the outputs.
   const Instant deadline =
       std::min(call_.deadline(), call_.Now() + call_.limits().default_deadline);
-  call_.BeginSending(static_cast<int64_t>(buffer_.Length()), deadline, {.compute = true}, alarm_);
+  call_.BeginSending(answer.size(), deadline, {.compute = true}, alarm_);
   alarm_.Set(call_.send_end());
-  StartWrite(&buffer_);
+  stream().StartWrite(std::move(answer));
 }
 
 void StreamInferCall::OnWriteDone(bool ok) {
   alarm_.Cancel();
   if (!ok && status_.ok()) status_ = call_.NotSent();
-  buffer_.Clear();
   call_.EndSending();
   call_.Report(std::move(status_));
   call_.MarkIdle();
@@ -146,7 +158,6 @@ void StreamInferCall::OnDone() {
   call_.EndWaits();
   alarm_.Cancel();
   --call_.streams().open;
-  delete this;
 }
 
 }  // namespace rapt::oip

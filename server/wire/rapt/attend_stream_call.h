@@ -1,8 +1,6 @@
 // AttendStream: a call whose tensors arrive in chunks.
-#ifndef RAPT_SERVER_WIRE_GRPC_RAPT_ATTEND_STREAM_CALL_H_
-#define RAPT_SERVER_WIRE_GRPC_RAPT_ATTEND_STREAM_CALL_H_
-
-#include <grpcpp/support/byte_buffer.h>
+#ifndef RAPT_SERVER_WIRE_RAPT_ATTEND_STREAM_CALL_H_
+#define RAPT_SERVER_WIRE_RAPT_ATTEND_STREAM_CALL_H_
 
 #include <atomic>
 #include <chrono>
@@ -21,8 +19,7 @@
 #include "server/attention_stream.h"
 #include "server/calls/call.h"
 #include "server/protocols/rapt/stream_codec.h"
-#include "server/wire/grpc/generic_call.h"
-#include "server/wire/grpc/received_message.h"
+#include "server/wire/message_stream.h"
 
 namespace rapt::native {
 
@@ -36,11 +33,11 @@ namespace rapt::native {
 // finds no other thread handling them. Therefore all state except the events belongs to that
 // thread. The call is finished when none of its operations is pending, except a read, which gRPC
 // then ends.
-class AttendStreamCall final : public GenericCall {
+class AttendStreamCall final : public StreamCall {
  public:
   // `observe` outlives the call.
   AttendStreamCall(const CallEnvironment& environment, const CallObserver& observe,
-                   std::unique_ptr<GrpcCall> call);
+                   MessageStream& stream);
 
   void Begin() override;
 
@@ -50,15 +47,16 @@ class AttendStreamCall final : public GenericCall {
     bool any = false;
     std::optional<absl::StatusOr<MessageReservation>> header_admitted;
     std::optional<absl::Status> stream_admitted;
-    std::optional<bool> read;     // whether there was a message
-    std::optional<bool> written;  // whether it was sent
+    std::optional<int64_t> too_large;  // a message, of this size
+    std::optional<bool> read;          // whether there was a message
+    std::optional<bool> written;       // whether it was sent
     std::optional<StepResult> computed;
     bool alarm = false;
     bool cancelled = false;
   };
   // A received chunk.
   struct Received {
-    ReceivedMessage message;
+    IncomingMessage message;
     StreamChunk chunk;  // in the message
     bool streams = false;
   };
@@ -70,6 +68,7 @@ class AttendStreamCall final : public GenericCall {
   bool Proceed();
 
   void OnRead(bool ok);
+  void OnTooLarge(int64_t bytes);
   absl::Status OpenStream();
   absl::Status TakeChunk();
   void OnComputed(StepResult result);
@@ -87,7 +86,7 @@ class AttendStreamCall final : public GenericCall {
   void FinishRows();
   void PostResult(StepResult result);
   void WriteNext();
-  void BeginSending();
+  void BeginSending(const AnswerMessage& message);
   AdmissionGate::Shares Held() const;
   bool IsComplete() const;
   void FinishOk();
@@ -96,6 +95,7 @@ class AttendStreamCall final : public GenericCall {
   Stage StageNow() const;
   void Release();
 
+  void OnSize(int64_t bytes) override;
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -124,11 +124,9 @@ class AttendStreamCall final : public GenericCall {
   Instant admission_began_;
   absl::Status status_;
 
-  grpc::ByteBuffer incoming_;
-  grpc::ByteBuffer outgoing_;
   Alarm alarm_;  // the end of a read, or of a write, or the deadline
 };
 
 }  // namespace rapt::native
 
-#endif  // RAPT_SERVER_WIRE_GRPC_RAPT_ATTEND_STREAM_CALL_H_
+#endif  // RAPT_SERVER_WIRE_RAPT_ATTEND_STREAM_CALL_H_

@@ -1,8 +1,6 @@
 // ModelStreamInfer: a sequence of requests on one call.
-#ifndef RAPT_SERVER_WIRE_GRPC_OIP_STREAM_INFER_CALL_H_
-#define RAPT_SERVER_WIRE_GRPC_OIP_STREAM_INFER_CALL_H_
-
-#include <grpcpp/support/byte_buffer.h>
+#ifndef RAPT_SERVER_WIRE_OIP_STREAM_INFER_CALL_H_
+#define RAPT_SERVER_WIRE_OIP_STREAM_INFER_CALL_H_
 
 #include <chrono>
 #include <cstdint>
@@ -15,8 +13,7 @@
 #include "server/protocols/oip/codec.h"
 #include "server/request.h"
 #include "server/shared_memory/shared_memory.h"
-#include "server/wire/grpc/generic_call.h"
-#include "server/wire/grpc/received_message.h"
+#include "server/wire/message_stream.h"
 
 namespace rapt::oip {
 
@@ -38,14 +35,14 @@ namespace rapt::oip {
 // The stream has a place among its caller's open calls from its arrival, and is idle between
 // requests, so that a silent one does not delay the drain of the server. Each request is reported
 // on its own. Deletes itself.
-class StreamInferCall final : public GenericCall {
+class StreamInferCall final : public StreamCall {
  public:
   // Enough for a caller that sends the next request when it has received the response.
   static constexpr std::chrono::seconds kReservationTime{2};
 
   // `observe` and `shared_memory` outlive the call.
   StreamInferCall(const CallEnvironment& environment, const SharedMemory& shared_memory,
-                  const CallObserver& observe, std::unique_ptr<GrpcCall> call);
+                  const CallObserver& observe, MessageStream& stream);
 
   void Begin() override;
 
@@ -56,6 +53,7 @@ class StreamInferCall final : public GenericCall {
   void Wait();
   void Read(absl::StatusOr<MessageReservation> memory);
   void Refuse(absl::Status status);
+  void OnSize(int64_t bytes) override;
   void OnReadDone(bool ok) override;
   absl::Status TakeMessage();
   absl::Status Decode();
@@ -72,17 +70,17 @@ class StreamInferCall final : public GenericCall {
   const SharedMemory& shared_memory_;
   Call call_;
   int64_t expected_bytes_ = 0;  // of the next message
+  bool has_size_ = false;       // the next message is being received, its memory admitted
   bool is_reading_ = false;     // changed while the alarm is not set
 
   // Of the request in progress.
-  ReceivedMessage message_;
+  IncomingMessage message_;
   DecodedInfer decoded_;
   absl::Status status_;
 
-  grpc::ByteBuffer buffer_;  // the request, then the response
   Alarm alarm_;  // the end of the reservation, then of the stream; Call::send_end() while it writes
 };
 
 }  // namespace rapt::oip
 
-#endif  // RAPT_SERVER_WIRE_GRPC_OIP_STREAM_INFER_CALL_H_
+#endif  // RAPT_SERVER_WIRE_OIP_STREAM_INFER_CALL_H_

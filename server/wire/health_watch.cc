@@ -1,0 +1,93 @@
+#include "server/wire/health_watch.h"
+
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "proto/grpc/health/v1/health.pb.h"
+
+namespace rapt {
+namespace {
+
+const CallObserver& NoObserver() {
+  static const CallObserver* const none = new CallObserver([](const CallReport&) {});
+  return *none;
+}
+
+}  // namespace
+
+HealthWatch::HealthWatch(const CallEnvironment& environment, HealthStatus& health,
+                         MessageStream& stream)
+    : StreamCall(stream),
+      health_(health),
+      call_(environment, NoObserver(), {.carries_tensors = false, .is_public = true}) {}
+
+void HealthWatch::Begin() {
+  absl::Status status = call_.Enter(stream().Headers(call_.arrived()));
+  if (!status.ok()) return Continue(std::move(status));
+  stream().StartRead(kMaxSmallMessageBytes);
+}
+
+void HealthWatch::OnSize(int64_t bytes) { Continue(call_.CheckMessageSize(bytes)); }
+
+void HealthWatch::OnReadDone(bool ok) {
+  absl::StatusOr<IncomingMessage> message = absl::InvalidArgumentError("malformed request");
+  if (ok) message = stream().TakeMessage();
+  if (!message.ok()) return Continue(message.status());
+  if (absl::Status status = call_.CheckMessageSize(message->bytes.size); !status.ok()) {
+    return Continue(std::move(status));
+  }
+  std::string text(static_cast<size_t>(message->bytes.size), '\0');
+  message->bytes.bytes.Copy(0, message->bytes.size, reinterpret_cast<std::byte*>(text.data()));
+  grpc::health::v1::HealthCheckRequest request;
+  if (!request.ParseFromString(text)) {
+    return Continue(absl::InvalidArgumentError("malformed request"));
+  }
+  service_ = request.service();
+  health_.Add(*this);
+  Continue();
+}
+
+void HealthWatch::OnWriteDone(bool ok) {
+  ok ? Continue() : Continue(absl::CancelledError("the caller cancelled the call"));
+}
+
+void HealthWatch::OnCancel() {
+  {
+    MutexLock lock(mutex_);
+    end_ = absl::CancelledError("the caller cancelled the call");
+  }
+  OnChange();
+}
+
+void HealthWatch::OnDone() { health_.Remove(*this); }
+
+void HealthWatch::Continue(std::optional<absl::Status> end) {
+  {
+    MutexLock lock(mutex_);
+    is_busy_ = false;
+    if (end) end_ = std::move(end);
+  }
+  OnChange();
+}
+
+void HealthWatch::OnChange() {
+  HealthStatus::Status status;
+  std::optional<absl::Status> end;
+  {
+    MutexLock lock(mutex_);
+    if (is_busy_) return;  // OnReadDone() may set service_
+    status = health_.StatusOf(service_);
+    if (!end_ && reported_ == status) return;
+    is_busy_ = true;  // permanently if the call finishes
+    reported_ = status;
+    end = end_;
+  }
+  if (end) return stream().StartFinish(*end, call_);
+  grpc::health::v1::HealthCheckResponse response;
+  response.set_status(status);
+  AnswerMessage message;
+  message.Append(response.SerializeAsString());
+  stream().StartWrite(std::move(message));
+}
+
+}  // namespace rapt

@@ -1,0 +1,244 @@
+#include "server/wire/http2/http2_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace rapt {
+
+Http2Stream::Http2Stream(Connection& connection, int32_t id, Engine& engine, BufferPool& pool,
+                         LiveCount& live)
+    : loop_(connection.loop()),
+      weak_connection_(connection.weak_from_this()),
+      connection_(&connection),
+      id_(id),
+      engine_(engine),
+      pool_(pool),
+      place_(live) {}
+
+void Http2Stream::Serve(const StreamMethods::mapped_type& new_call, const CallHeaders& headers,
+                        std::chrono::nanoseconds timeout) {
+  headers_ = &headers;
+  timeout_ = timeout;
+  call_ = new_call(*this);
+  Ref();
+  call_->Begin();
+  headers_ = nullptr;
+  Unref();
+}
+
+CallHeaders Http2Stream::Headers(Instant now) const {
+  CallHeaders headers = *headers_;
+  if (timeout_ < Instant::max() - now) headers.deadline = now + timeout_;
+  return headers;
+}
+
+void Http2Stream::Unref() {
+  if (--pending_ > 0) return;
+  call_->OnDone();
+  delete this;
+}
+
+template <typename Task>
+void Http2Stream::Run(Task task) {
+  Ref();
+  loop_.Run([this, task = std::move(task)]() mutable {
+    task();
+    Unref();
+  });
+}
+
+void Http2Stream::OnData(absl::Span<const uint8_t> bytes) {
+  if (has_finished_ || is_bad_) return;
+  Ref();
+  if (early_.empty()) {
+    is_taking_ = true;
+    bytes = Take(bytes);
+    is_taking_ = false;
+  }
+  HoldEarly(bytes);
+  Proceed();
+  Unref();
+}
+
+// Takes bytes of the message that is read. Returns those behind it.
+absl::Span<const uint8_t> Http2Stream::Take(absl::Span<const uint8_t> bytes) {
+  while (is_reading_ && (!bytes.empty() || body_ != nullptr)) {
+    if (body_ == nullptr) {
+      const size_t count = std::min(bytes.size(), prefix_.size() - prefix_bytes_);
+      std::copy_n(bytes.begin(), count, prefix_.begin() + static_cast<ptrdiff_t>(prefix_bytes_));
+      prefix_bytes_ += count;
+      bytes.remove_prefix(count);
+      if (prefix_bytes_ == prefix_.size()) OpenBody();
+      continue;
+    }
+    const absl::Span<uint8_t> place = DirectPlace();
+    const size_t count = std::min(bytes.size(), place.size());
+    if (count > 0 && bytes.data() != place.data()) std::memcpy(place.data(), bytes.data(), count);
+    bytes.remove_prefix(count);
+    received_ += static_cast<int64_t>(count);
+    if (received_ < size_) return bytes;
+    EndRead(true);
+  }
+  return bytes;
+}
+
+void Http2Stream::OpenBody() {
+  size_ = 0;
+  for (size_t i = 1; i < prefix_.size(); ++i) size_ = size_ << 8 | prefix_[i];
+  if (prefix_[0] != 0) {  // compressed
+    is_bad_ = true;
+    is_reading_ = false;
+    return connection_->Reset(id_, NGHTTP2_PROTOCOL_ERROR);
+  }
+  if (size_ > max_bytes_) {
+    is_reading_ = false;
+    return call_->OnSize(size_);
+  }
+  auto body = std::make_shared<Body>();
+  try {
+    body->buffer = pool_.Take(size_);
+  } catch (const std::bad_alloc&) {
+    is_bad_ = true;
+    return connection_->Reset(id_, NGHTTP2_INTERNAL_ERROR);
+  }
+  body->slice = {body->buffer.data(), 0, size_};
+  body_ = std::move(body);
+  received_ = 0;
+}
+
+absl::Span<uint8_t> Http2Stream::DirectPlace() {
+  if (!is_reading_ || body_ == nullptr) return {};
+  return {reinterpret_cast<uint8_t*>(body_->buffer.data()) + received_,
+          static_cast<size_t>(size_ - received_)};
+}
+
+void Http2Stream::EndRead(bool ok) {
+  is_reading_ = false;
+  prefix_bytes_ = 0;
+  call_->OnReadDone(ok);
+}
+
+absl::StatusOr<IncomingMessage> Http2Stream::TakeMessage() {
+  std::shared_ptr<Body> body = std::exchange(body_, nullptr);
+  const absl::Span<const ByteSlice> slices(&body->slice, size_ > 0 ? 1 : 0);
+  return IncomingMessage{{{slices, 0}, size_}, std::move(body)};
+}
+
+// Keeps what comes while no message is read: at most the window that OpenWindow() leaves.
+void Http2Stream::HoldEarly(absl::Span<const uint8_t> bytes) {
+  if (bytes.empty()) return;
+  if (early_.empty()) early_memory_ = engine_.ChargeMessage(Connection::kStreamWindow);
+  early_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+// Reads on after something has changed. A read that starts meanwhile is served by the loop.
+void Http2Stream::Proceed() {
+  if (connection_ == nullptr || has_finished_ || is_bad_ || is_taking_) return;
+  TakeEarly();
+  OpenWindow();
+  if (is_reading_ && has_ended_) EndRead(false);
+}
+
+void Http2Stream::TakeEarly() {
+  is_taking_ = true;
+  while (is_reading_ && !early_.empty()) {
+    const std::string early = std::exchange(early_, {});
+    const absl::Span<const uint8_t> rest =
+        Take({reinterpret_cast<const uint8_t*>(early.data()), early.size()});
+    early_.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
+  }
+  is_taking_ = false;
+  if (early_.empty()) {
+    early_ = {};
+    early_memory_ = {};
+  }
+  connection_->Hold(id_, static_cast<int64_t>(early_.size()));
+}
+
+// Opens the window for the rest of the message that is read, and as much as may come early.
+void Http2Stream::OpenWindow() {
+  const int64_t rest = is_reading_ && body_ != nullptr ? size_ - received_ : 0;
+  connection_->Expect(id_, rest + Connection::kStreamWindow - static_cast<int64_t>(early_.size()));
+}
+
+void Http2Stream::OnEnd() {
+  has_ended_ = true;
+  Ref();
+  Proceed();
+  Unref();
+}
+
+void Http2Stream::OnDrained() {
+  if (!is_writing_) return;
+  is_writing_ = false;
+  // Not from within nghttp2, nor nested in what led to the write.
+  Ref();
+  loop_.Post([this] {
+    call_->OnWriteDone(true);
+    Unref();
+  });
+}
+
+void Http2Stream::OnClosed(bool is_answered) {
+  Ref();
+  connection_ = nullptr;
+  if (!is_answered) call_->OnCancel();
+  if (is_reading_) EndRead(false);
+  if (std::exchange(is_writing_, false)) call_->OnWriteDone(false);
+  Unref();
+  Unref();  // the end of the stream
+}
+
+void Http2Stream::StartRead(int64_t max_bytes) {
+  Run([this, max_bytes] {
+    if (has_finished_) return;
+    max_bytes_ = max_bytes;
+    is_reading_ = true;
+    if (connection_ == nullptr) return EndRead(false);
+    if (prefix_bytes_ == prefix_.size()) OpenBody();  // after OnSize()
+    Proceed();
+  });
+}
+
+void Http2Stream::StartWrite(AnswerMessage message) {
+  Run([this, message = std::move(message)]() mutable {
+    if (connection_ == nullptr) {
+      Ref();
+      return loop_.Post([this] {
+        call_->OnWriteDone(false);
+        Unref();
+      });
+    }
+    is_writing_ = true;
+    connection_->SendMessage(id_, std::move(message));
+  });
+}
+
+void Http2Stream::StartWriteAndFinish(AnswerMessage message, const Call& call) {
+  Run([this, message = std::move(message), trailers = TrailersOf(call)]() mutable {
+    has_finished_ = true;
+    if (connection_ != nullptr) {
+      connection_->SendMessage(id_, std::move(message));
+      connection_->SendStatus(id_, absl::OkStatus(), std::move(trailers));
+    }
+    Unref();  // the end of the call
+  });
+}
+
+void Http2Stream::StartFinish(const absl::Status& status, const Call& call) {
+  Run([this, status, trailers = TrailersOf(call)]() mutable {
+    has_finished_ = true;
+    if (connection_ != nullptr) connection_->SendStatus(id_, status, std::move(trailers));
+    Unref();  // the end of the call
+  });
+}
+
+void Http2Stream::Cancel() {
+  loop_.Post([connection = weak_connection_, id = id_] {
+    if (const auto open = connection.lock()) open->Reset(id, NGHTTP2_CANCEL);
+  });
+}
+
+}  // namespace rapt

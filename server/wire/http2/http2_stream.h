@@ -1,0 +1,105 @@
+#ifndef RAPT_SERVER_WIRE_HTTP2_HTTP2_STREAM_H_
+#define RAPT_SERVER_WIRE_HTTP2_HTTP2_STREAM_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/types/span.h"
+#include "base/buffer_pool.h"
+#include "base/byte_slice.h"
+#include "server/wire/http2/connection.h"
+#include "server/wire/http2/live_count.h"
+#include "server/wire/message_stream.h"
+
+namespace rapt {
+
+// A MessageStream over HTTP/2. While no message is read, the caller may send as much as the initial
+// window of a stream; it is charged to the budget. A message that is read has its own buffer, and
+// the window opens for it.
+//
+// Its state belongs to the thread of the connection's loop, where the calls of other threads are
+// posted. Deletes itself when the stream is closed, the call has finished, and nothing is posted.
+class Http2Stream final : public CallStream, private MessageStream {
+ public:
+  // Everything but the connection outlives this.
+  Http2Stream(Connection& connection, int32_t id, Engine& engine, BufferPool& pool,
+              LiveCount& live);
+
+  // Begins the call. `headers` need to be valid during this only. Call it once.
+  void Serve(const StreamMethods::mapped_type& new_call, const CallHeaders& headers,
+             std::chrono::nanoseconds timeout);
+
+  void OnData(absl::Span<const uint8_t> bytes) override;
+  void OnEnd() override;
+  void OnClosed(bool is_answered) override;
+  absl::Span<uint8_t> DirectPlace() override;
+  void OnDrained() override;
+
+ private:
+  // A message's buffer, and where it lies.
+  struct Body {
+    PooledBuffer buffer;
+    ByteSlice slice;
+  };
+
+  ~Http2Stream() = default;
+
+  CallHeaders Headers(Instant now) const override;
+  bool ReportsSizes() const override { return true; }
+  void StartRead(int64_t max_bytes) override;
+  absl::StatusOr<IncomingMessage> TakeMessage() override;
+  void StartWrite(AnswerMessage message) override;
+  void StartWriteAndFinish(AnswerMessage message, const Call& call) override;
+  void StartFinish(const absl::Status& status, const Call& call) override;
+  void Cancel() override;
+
+  // Runs the task on the loop's thread; this stays alive until then.
+  template <typename Task>
+  void Run(Task task);
+  void Ref() { ++pending_; }
+  void Unref();
+
+  void Proceed();
+  void TakeEarly();
+  absl::Span<const uint8_t> Take(absl::Span<const uint8_t> bytes);
+  void OpenBody();
+  void HoldEarly(absl::Span<const uint8_t> bytes);
+  void OpenWindow();
+  void EndRead(bool ok);
+
+  EventLoop& loop_;
+  const std::weak_ptr<Connection> weak_connection_;
+  Connection* connection_;  // null: the stream is closed
+  const int32_t id_;
+  Engine& engine_;
+  BufferPool& pool_;
+  const LiveCount::Place place_;
+  std::unique_ptr<StreamCall> call_;
+  const CallHeaders* headers_ = nullptr;
+  std::chrono::nanoseconds timeout_{0};
+
+  std::atomic<int> pending_{2};  // the end of the stream and that of the call, and what is posted
+  bool has_ended_ = false;       // the caller has half-closed
+  bool has_finished_ = false;
+  bool is_reading_ = false;
+  bool is_taking_ = false;  // bytes are being taken further up the stack
+  bool is_writing_ = false;
+  bool is_bad_ = false;  // the caller's framing; nothing more is read
+  int64_t max_bytes_ = 0;
+
+  std::array<uint8_t, 5> prefix_ = {};
+  size_t prefix_bytes_ = 0;
+  int64_t size_ = 0;  // of the message, once the prefix is complete
+  std::shared_ptr<Body> body_;
+  int64_t received_ = 0;
+  std::string early_;
+  MessageReservation early_memory_;
+};
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_HTTP2_HTTP2_STREAM_H_

@@ -1,0 +1,92 @@
+// A call with any number of messages in each direction, independent of the transport.
+#ifndef RAPT_SERVER_WIRE_MESSAGE_STREAM_H_
+#define RAPT_SERVER_WIRE_MESSAGE_STREAM_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "server/calls/call.h"
+#include "server/calls/call_headers.h"
+#include "server/protocols/message_parts.h"
+
+namespace rapt {
+
+// Bytes that a caller may send before its message is read: the stream's flow-control window.
+inline constexpr int kStreamWindowBytes = 64 * 1024;
+
+// A received message, which owns its bytes.
+struct IncomingMessage {
+  MessageBytes bytes;
+  std::shared_ptr<const void> owner;
+};
+
+// The transport's side of a call. Thread-safe, one read and one write at a time. Results come to
+// the StreamCall.
+class MessageStream {
+ public:
+  // Valid during StreamCall::Begin().
+  virtual CallHeaders Headers(Instant now) const = 0;
+
+  // Whether OnSize() reports messages that need memory before they are received.
+  virtual bool ReportsSizes() const = 0;
+
+  // Leads to OnReadDone(), or to OnSize() if the message has more than `max_bytes`; StartRead() may
+  // then be called again with its size.
+  virtual void StartRead(int64_t max_bytes) = 0;
+  // Returns the message after OnReadDone(true), or InvalidArgument if it arrived in too many
+  // pieces.
+  virtual absl::StatusOr<IncomingMessage> TakeMessage() = 0;
+  // Leads to OnWriteDone() when the caller has read the message, but for what the network holds.
+  virtual void StartWrite(AnswerMessage message) = 0;
+
+  // Call one of these two once, while no write is pending. A call adds its trailers.
+  virtual void StartWriteAndFinish(AnswerMessage message, const Call& call) = 0;
+  virtual void StartFinish(const absl::Status& status, const Call& call) = 0;
+
+  // Breaks off the call.
+  virtual void Cancel() = 0;
+
+ protected:
+  ~MessageStream() = default;
+};
+
+// A method's side of a call. Called on the transport's threads, possibly concurrently.
+class StreamCall {
+ public:
+  explicit StreamCall(MessageStream& stream) : stream_(stream) {}
+  virtual ~StreamCall() = default;
+  StreamCall(const StreamCall&) = delete;
+  StreamCall& operator=(const StreamCall&) = delete;
+
+  // Called once, right after construction.
+  virtual void Begin() = 0;
+
+  virtual void OnSize(int64_t bytes) = 0;
+  virtual void OnReadDone(bool ok) = 0;
+  virtual void OnWriteDone(bool ok) = 0;
+  // The caller has left, or Cancel() was called.
+  virtual void OnCancel() = 0;
+  // The call is finished and no operation is pending. Comes last; the call is then destroyed.
+  virtual void OnDone() = 0;
+
+ protected:
+  MessageStream& stream() const { return stream_; }
+
+ private:
+  MessageStream& stream_;
+};
+
+// By path.
+using StreamMethods =
+    absl::flat_hash_map<std::string,
+                        std::function<std::unique_ptr<StreamCall>(MessageStream& stream)>>;
+
+}  // namespace rapt
+
+#endif  // RAPT_SERVER_WIRE_MESSAGE_STREAM_H_
