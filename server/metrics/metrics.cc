@@ -151,6 +151,7 @@ void Metrics::AddCounter(const std::string& name, const std::string& help, Label
 
 void Metrics::Add(MetricType type, const std::string& name, const std::string& help, Labels labels,
                   std::function<double()> read) {
+  MutexLock lock(exported_mutex_);
   auto family = std::find_if(exported_.begin(), exported_.end(),
                              [&name](const ExportedFamily& f) { return f.name == name; });
   if (family == exported_.end()) family = exported_.insert(family, {name, help, type, {}});
@@ -250,6 +251,7 @@ void Metrics::CollectWork(Families& families) const {
 }
 
 void Metrics::CollectExported(Families& families) const {
+  MutexLock lock(exported_mutex_);
   for (const ExportedFamily& exported : exported_) {
     MetricFamily family = Family(exported.type, exported.name, exported.help);
     for (const Series& series : exported.series) {

@@ -13,9 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "attention/backend.h"
 #include "base/metric_sink.h"
+#include "base/mutex.h"
 #include "server/calls/call_report.h"
 #include "server/metrics/instruments.h"
 #include "server/rejection.h"
@@ -100,7 +102,8 @@ class Metrics final : public MetricSink {
   Counter received_bytes_;
   Counter sent_bytes_;
   RealCounter flops_;
-  std::vector<ExportedFamily> exported_;
+  mutable Mutex exported_mutex_;
+  std::vector<ExportedFamily> exported_ ABSL_GUARDED_BY(exported_mutex_);
 };
 
 }  // namespace rapt
