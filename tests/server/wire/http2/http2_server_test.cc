@@ -215,7 +215,7 @@ TEST_F(Http2CallTest, TheEndOfAConnectionEndsItsCalls) {
 // --- Floods --------------------------------------------------------------------------------------
 
 // What the server reads of a connection that it has ended, and what sockets hold.
-constexpr size_t kLingeringBytes = 32 << 20;
+constexpr size_t kLingeringBytes = 128 << 20;
 
 // Sends what `flood` returns, over and over: the server ends the connection with ENHANCE_YOUR_CALM
 // and stops reading it; its memory stays, and other callers are served.
