@@ -351,7 +351,8 @@ TEST(Http2ConnectionTest, IdleConnectionsAreClosed) {
 }
 
 TEST(Http2ConnectionTest, OldConnectionsGoAwayWhenTheirCallsHaveEnded) {
-  const ServerProcess server(Flags({"--max_connection_age=1s"}));
+  // Well before the 2 s after which a silent call ends.
+  const ServerProcess server(Flags({"--max_connection_age=100ms"}));
   RawHttp2 connection(server.grpc_address());
   connection.OpenCall(1, CallHeaders(kLive));
   EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_NO_ERROR);
