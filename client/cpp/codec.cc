@@ -216,14 +216,15 @@ const Field* FieldOf(const CallOutput& output) {
 }
 
 const wire::MessageSchema& ResponseSchema() {
-  static const auto* const schema = [] {
-    auto* const fields = new std::vector<wire::PayloadField>;
+  static const auto* const fields = [] {
+    auto* const all = new std::vector<wire::PayloadField>;
     for (const CallOutput& output : CallOutputs()) {
-      fields->push_back({FieldOf(output)->number(), &kTensorSchema});
+      all->push_back({FieldOf(output)->number(), &kTensorSchema});
     }
-    return new wire::MessageSchema{*fields};
+    return all;
   }();
-  return *schema;
+  static const wire::MessageSchema schema = {*fields};
+  return schema;
 }
 
 // A response whose tensor data is still in the received buffers.
