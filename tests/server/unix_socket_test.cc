@@ -105,6 +105,10 @@ rlim_t LowestFreeDescriptor(pid_t process) {
 }
 
 TEST_F(UnixSocketTest, SurvivesAMomentWithoutDescriptors) {
+#ifdef RAPT_SANITIZED
+  // UBSan looks at the type of an object through a pipe, for which there is no descriptor.
+  if (std::getenv("RAPT_TRANSPORT") != nullptr) GTEST_SKIP() << "UBSan needs descriptors";
+#endif
   const ServerProcess server({Flag()});
   rlimit usual = {};
   ASSERT_EQ(prlimit(server.pid(), RLIMIT_NOFILE, nullptr, &usual), 0);
