@@ -29,8 +29,8 @@ constexpr int64_t kWindowStep = 512 * 1024;
 constexpr uint32_t kFrameBytes = 1 << 20;
 constexpr int64_t kSentFrameBytes = 256 * 1024;
 
-// Bytes that are ready to be written, at most, and one frame. A caller that lets so many wait is
-// not read from.
+// The limit of bytes that wait to be written, apart from one frame. A connection at the limit is
+// not read until its caller has taken some.
 constexpr int64_t kMaxOut = 1 << 20;
 
 // A payload of at most this size is copied: a place in writev() costs about as much.
