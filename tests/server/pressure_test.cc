@@ -94,6 +94,9 @@ std::shared_ptr<grpc::Channel> Connect(const ServerProcess& server) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a separate connection
+  // gRPC 1.51 reads errno of connect() after other calls that may set it, and then takes a
+  // connection in progress for a failed one (grpc/grpc#35064). Calls wait for the next attempt.
+  arguments.SetServiceConfigJSON(R"({"methodConfig": [{"name": [{}], "waitForReady": true}]})");
   return grpc::CreateCustomChannel(server.grpc_address(), grpc::InsecureChannelCredentials(),
                                    arguments);
 }

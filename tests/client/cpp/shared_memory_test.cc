@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <atomic>
 #include <chrono>
@@ -174,7 +175,12 @@ TEST(LibrarySharedMemoryOffTest, AServerThatDoesNotAllowItGetsMessages) {
 // Stops the server process until destruction.
 class Frozen {
  public:
-  explicit Frozen(ServerProcess& server) : server_(server) { server_.Signal(SIGSTOP); }
+  explicit Frozen(ServerProcess& server) : server_(server) {
+    server_.Signal(SIGSTOP);
+    // The signal stops one thread after another.
+    siginfo_t stopped = {};
+    EXPECT_EQ(waitid(P_PID, server_.pid(), &stopped, WSTOPPED), 0);
+  }
   ~Frozen() { server_.Signal(SIGCONT); }
 
  private:
@@ -184,8 +190,11 @@ class Frozen {
 // An unanswered call by a separate client.
 class UnansweredCall {
  public:
-  UnansweredCall(const ServerProcess& server, std::chrono::milliseconds timeout)
-      : client_(MustConnect(server.grpc_address(), {.connect_timeout = {}})) {
+  explicit UnansweredCall(const ServerProcess& server)
+      : client_(MustConnect(server.grpc_address())) {}
+
+  // REQUIRES: the server is frozen.
+  void Start(std::chrono::milliseconds timeout) {
     const TensorView view = View<float>({1, 1, 1, 1}, x_);
     client_->AttendAsync({.q = view, .k = view, .v = view}, {.timeout = timeout},
                          [this](const auto&) { has_ended_ = true; });
@@ -208,8 +217,9 @@ TEST(LibrarySharedMemoryFrozenTest, ADeadlineEndsTheCall) {
   const auto client = MustConnect(server.grpc_address());
   const LargeCall large;
   EXPECT_EQ(client->Attend(large.call()).value().path, Path::kSharedMemory);
+  UnansweredCall other(server);
   const Frozen frozen(server);
-  const UnansweredCall other(server, kLessThanUnregistration);
+  other.Start(kLessThanUnregistration);
   const auto result = client->Attend(large.call(), {.timeout = std::chrono::milliseconds(100)});
   EXPECT_FALSE(other.has_ended());
   EXPECT_EQ(result.status().code(), absl::StatusCode::kDeadlineExceeded);
@@ -223,8 +233,9 @@ TEST(LibrarySharedMemoryFrozenTest, AStopEndsTheCall) {
     if (has_region) {
       EXPECT_EQ(client->Attend(large.call()).value().path, Path::kSharedMemory);
     }
+    UnansweredCall other(server);
     const Frozen frozen(server);
-    const UnansweredCall other(server, kLessThanUnregistration);
+    other.Start(kLessThanUnregistration);
     std::stop_source stop;
     stop.request_stop();
     const auto result = client->Attend(large.call(), {.stop = stop.get_token()});
@@ -244,8 +255,9 @@ TEST(LibrarySharedMemoryFrozenTest, DestructionUnregistersAllRegionsAtOnce) {
     ASSERT_NE(taken.back(), nullptr);
   }
   for (auto& region : taken) regions->Return(std::move(region));
+  UnansweredCall other(server);
   const Frozen frozen(server);
-  const UnansweredCall other(server, kRegions * std::chrono::milliseconds(900));
+  other.Start(kRegions * std::chrono::milliseconds(900));
   regions.reset();
   EXPECT_FALSE(other.has_ended());
 }
