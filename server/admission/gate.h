@@ -203,8 +203,7 @@ class AdmissionGate {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DequeueExpired(Account& account, Instant now, std::vector<Decision>& decisions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Dequeue(FairQueue::Entry entry, Result result, std::vector<Decision>& decisions)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Dequeue(FairQueue::Entry entry, Result result, std::vector<Decision>& decisions);
   // Returns the earliest time at which a silent call may have to end.
   Instant EndSilentCall(Share share, Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndWait(const PeerWait::Key& key);
