@@ -67,7 +67,7 @@ void UnaryCall::OnReadingStarted() {
 }
 
 void UnaryCall::OnAlarm() {
-  if (phase_.load() == Phase::kAnswering) return Abort();
+  if (phase_.load() == Phase::kResponding) return Abort();
   Evict();
 }
 
@@ -104,12 +104,12 @@ void UnaryCall::OnBadRead(absl::Status status) {
 
 absl::Status UnaryCall::OnMessageBytes(int64_t bytes) { return call_.AcceptMessage(bytes); }
 
-void UnaryCall::BeginAnswer(int64_t bytes) {
+void UnaryCall::BeginResponse(int64_t bytes) {
   ReleaseMessage();
   call_.report().ended_in = Stage::kSend;
   // A caller that does not read would hold the outputs.
   call_.BeginSending(bytes, call_.deadline(), {.compute = true}, alarm_);
-  phase_ = Phase::kAnswering;
+  phase_ = Phase::kResponding;
   alarm_.Set(call_.send_end());
 }
 
@@ -132,7 +132,7 @@ void UnaryCall::OnClosed() {
   if (message_lost_ && is_cancelled)
     status_ = absl::CancelledError("the caller cancelled the call");
   // The response was complete but not sent: the caller disconnected or read too slowly.
-  if (phase_.load() == Phase::kAnswering && is_cancelled) status_ = call_.NotSent();
+  if (phase_.load() == Phase::kResponding && is_cancelled) status_ = call_.NotSent();
   if (call_.report().ended_in == Stage::kReceive) call_.EndReceiving();
   if (call_.report().ended_in == Stage::kSend) call_.EndSending();
   call_.Report(std::move(status_));

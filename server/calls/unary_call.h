@@ -54,7 +54,7 @@ class UnaryCall {
   void OnClosed();
 
   // Call when sending of a response of `bytes` begins. Releases the message.
-  void BeginAnswer(int64_t bytes);
+  void BeginResponse(int64_t bytes);
   // Ends the call without a response.
   void End(absl::Status status);
 
@@ -62,7 +62,7 @@ class UnaryCall {
   Call& call() { return call_; }
 
  private:
-  enum class Phase : uint8_t { kAdmitting, kReading, kReceived, kEvicted, kAnswering };
+  enum class Phase : uint8_t { kAdmitting, kReading, kReceived, kEvicted, kResponding };
 
   absl::Status Open(const CallHeaders& headers);
   void Admit(int64_t bytes);

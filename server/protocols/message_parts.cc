@@ -24,7 +24,7 @@ InputBytes MessageBytes::Part(int64_t begin, int64_t count) const {
   return {SlicedBytes{{&*first, static_cast<size_t>(end - first)}, first_byte}, count};
 }
 
-void AnswerMessage::Append(const OutputBuffer& payload) {
+void ResponseMessage::Append(const OutputBuffer& payload) {
   if (payload.bytes.size() <= kCopiedBytes) {
     open_.append(reinterpret_cast<const char*>(payload.bytes.data()), payload.bytes.size());
     return;
@@ -32,13 +32,13 @@ void AnswerMessage::Append(const OutputBuffer& payload) {
   pieces_.push_back({std::exchange(open_, {}), payload});
 }
 
-int64_t AnswerMessage::size() const {
+int64_t ResponseMessage::size() const {
   size_t size = open_.size();
   for (const Piece& piece : pieces_) size += piece.bytes.size() + piece.payload.bytes.size();
   return static_cast<int64_t>(size);
 }
 
-AnswerMessage::Pieces AnswerMessage::TakePieces() {
+ResponseMessage::Pieces ResponseMessage::TakePieces() {
   if (!open_.empty()) pieces_.push_back({std::exchange(open_, {}), {}});
   return std::exchange(pieces_, {});
 }

@@ -22,7 +22,7 @@ struct MessageBytes {
 };
 
 // A serialized message that references outputs.
-class AnswerMessage {
+class ResponseMessage {
  public:
   // Serialized fields, and payloads too small to be sent by reference.
   struct Piece {

@@ -20,8 +20,8 @@ HealthStatus::Status HealthStatus::StatusOf(const std::string& service) const {
   return serving_ ? HealthCheckResponse::SERVING : HealthCheckResponse::NOT_SERVING;
 }
 
-absl::Status HealthStatus::Answer(const grpc::health::v1::HealthCheckRequest& request,
-                                  HealthCheckResponse& response) const {
+absl::Status HealthStatus::Respond(const grpc::health::v1::HealthCheckRequest& request,
+                                   HealthCheckResponse& response) const {
   const Status status = StatusOf(request.service());
   if (status == HealthCheckResponse::SERVICE_UNKNOWN) {
     return absl::NotFoundError("service name unknown");

@@ -36,8 +36,8 @@ class HealthStatus {
   Status StatusOf(const std::string& service) const;
 
   // The method Check. NotFound if the service is unknown.
-  absl::Status Answer(const grpc::health::v1::HealthCheckRequest& request,
-                      grpc::health::v1::HealthCheckResponse& response) const;
+  absl::Status Respond(const grpc::health::v1::HealthCheckRequest& request,
+                       grpc::health::v1::HealthCheckResponse& response) const;
 
   void Add(Watcher& watcher);
   // On return the watcher is neither called nor being called.

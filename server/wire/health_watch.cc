@@ -85,7 +85,7 @@ void HealthWatch::OnChange() {
   if (end) return stream().StartFinish(*end, call_);
   grpc::health::v1::HealthCheckResponse response;
   response.set_status(status);
-  AnswerMessage message;
+  ResponseMessage message;
   message.Append(response.SerializeAsString());
   stream().StartWrite(std::move(message));
 }

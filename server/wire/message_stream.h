@@ -43,10 +43,10 @@ class MessageStream {
   // pieces.
   virtual absl::StatusOr<IncomingMessage> TakeMessage() = 0;
   // Leads to OnWriteDone() when the caller has read the message, but for what the network holds.
-  virtual void StartWrite(AnswerMessage message) = 0;
+  virtual void StartWrite(ResponseMessage message) = 0;
 
   // Call one of these two once, while no write is pending. A call adds its trailers.
-  virtual void StartWriteAndFinish(AnswerMessage message, const Call& call) = 0;
+  virtual void StartWriteAndFinish(ResponseMessage message, const Call& call) = 0;
   virtual void StartFinish(const absl::Status& status, const Call& call) = 0;
 
   // Breaks off the call.

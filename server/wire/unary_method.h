@@ -22,7 +22,7 @@ class MethodCall {
 
   // Finish the call: neither its message nor its handler must be used afterwards. Call one of them
   // once, on any thread.
-  virtual void Answer(AnswerMessage answer) = 0;
+  virtual void Respond(ResponseMessage response) = 0;
   virtual void End(absl::Status status) = 0;
 
  protected:
@@ -34,7 +34,7 @@ class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
 
-  // Leads to call.Answer() or call.End(). The message and the call stay valid until then.
+  // Leads to call.Respond() or call.End(). The message and the call stay valid until then.
   virtual void OnMessage(const MessageBytes& message, MethodCall& call) = 0;
 };
 
@@ -47,8 +47,8 @@ struct UnaryMethod {
 // By path: "/inference.GRPCInferenceService/ModelInfer".
 using UnaryMethods = absl::flat_hash_map<std::string, UnaryMethod>;
 
-// The handler of a method without tensors: `service` has absl::Status Answer(request, response&).
-template <typename Service, typename RequestMessage, typename ResponseMessage>
+// The handler of a method without tensors: `service` has absl::Status Respond(request, response&).
+template <typename Service, typename ProtoRequest, typename ProtoResponse>
 class SmallHandler final : public MessageHandler {
  public:
   explicit SmallHandler(Service& service) : service_(service) {}
@@ -57,32 +57,31 @@ class SmallHandler final : public MessageHandler {
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
     std::string bytes(static_cast<size_t>(message.size), '\0');
     message.bytes.Copy(0, message.size, reinterpret_cast<std::byte*>(bytes.data()));
-    RequestMessage request;
+    ProtoRequest request;
     if (!request.ParseFromString(bytes)) {
       return call.End(absl::InvalidArgumentError(
           absl::StrCat("the message is not a valid ", request.GetTypeName())));
     }
-    ResponseMessage response;
-    if (absl::Status status = service_.Answer(request, response); !status.ok()) {
+    ProtoResponse response;
+    if (absl::Status status = service_.Respond(request, response); !status.ok()) {
       return call.End(std::move(status));
     }
-    AnswerMessage answer;
-    answer.Append(response.SerializeAsString());
-    call.Answer(std::move(answer));
+    ResponseMessage serialized;
+    serialized.Append(response.SerializeAsString());
+    call.Respond(std::move(serialized));
   }
 
   Service& service_;
 };
 
 // REQUIRES: `service` outlives the method.
-template <typename RequestMessage, typename ResponseMessage, typename Service>
+template <typename ProtoRequest, typename ProtoResponse, typename Service>
 UnaryMethod SmallMethod(Service& service, CallObserver observe, bool is_public = false) {
-  return {
-      .observe = std::move(observe),
-      .traits = {.carries_tensors = false, .is_public = is_public},
-      .new_handler = [&service] {
-        return std::make_unique<SmallHandler<Service, RequestMessage, ResponseMessage>>(service);
-      }};
+  return {.observe = std::move(observe),
+          .traits = {.carries_tensors = false, .is_public = is_public},
+          .new_handler = [&service] {
+            return std::make_unique<SmallHandler<Service, ProtoRequest, ProtoResponse>>(service);
+          }};
 }
 
 }  // namespace rapt

@@ -60,9 +60,9 @@ void CheckRefusal(const absl::Status& status) {
 }
 
 template <typename Message>
-void CheckAnswer(AnswerMessage answer) {
+void CheckResponse(ResponseMessage response) {
   Message message;
-  RAPT_CHECK(message.ParseFromString(test::Gather(std::move(answer))),
+  RAPT_CHECK(message.ParseFromString(test::Gather(std::move(response))),
              "the response cannot be parsed");
 }
 
@@ -71,19 +71,19 @@ void Infer(const MessageBytes& message, const SharedMemory& shared_memory) {
   if (!decoded.ok()) return CheckRefusal(decoded.status());
   const Result result = Compute(std::move(decoded->request));
   if (!result.status.ok()) return CheckRefusal(result.status);
-  CheckAnswer<inference::ModelInferResponse>(oip::EncodeInfer(*decoded, result));
+  CheckResponse<inference::ModelInferResponse>(oip::EncodeInfer(*decoded, result));
 }
 
 void Attend(const MessageBytes& message, const SharedMemory& shared_memory) {
   auto decoded = native::DecodeAttend(message, shared_memory);
   if (!decoded.ok()) return CheckRefusal(decoded.status());
-  if (absl::Status status = native::CheckAnswerSize(*decoded); !status.ok()) {
+  if (absl::Status status = native::CheckResponseSize(*decoded); !status.ok()) {
     return CheckRefusal(status);
   }
   const ResolvedCall call = decoded->request.call;
   const Result result = Compute(std::move(decoded->request));
   if (!result.status.ok()) return CheckRefusal(result.status);
-  CheckAnswer<rapt::v1::AttendResponse>(
+  CheckResponse<rapt::v1::AttendResponse>(
       native::EncodeResult(call, decoded->fields.places(), result));
 }
 

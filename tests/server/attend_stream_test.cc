@@ -29,7 +29,7 @@ using grpc::StatusCode;
 using ::testing::HasSubstr;
 using Stub = v1::AttentionService::Stub;
 using Message = v1::AttendStreamRequest;
-using Answer = v1::AttendStreamResponse;
+using Response = v1::AttendStreamResponse;
 
 constexpr char kMethod[] = "rapt.v1.AttentionService/AttendStream";
 constexpr int64_t kMiB = 1 << 20;
@@ -127,9 +127,9 @@ std::vector<Message> MessagesOf(const Problem& p, const Inputs& inputs, const Cu
 
 // --- Messages received ---------------------------------------------------------------------------
 
-struct Answers {
+struct Responses {
   grpc::Status status;
-  std::vector<Answer> messages;
+  std::vector<Response> messages;
 };
 
 // An open stream whose responses are read while messages are sent.
@@ -139,8 +139,8 @@ class Caller {
     context_.set_deadline(std::chrono::system_clock::now() + timeout);
     stream_ = stub.AttendStream(&context_);
     reader_ = std::thread([this] {
-      Answer answer;
-      while (stream_->Read(&answer)) answers_.messages.push_back(answer);
+      Response response;
+      while (stream_->Read(&response)) responses_.messages.push_back(response);
     });
   }
 
@@ -149,10 +149,10 @@ class Caller {
   void HalfClose() { stream_->WritesDone(); }
   void Cancel() { context_.TryCancel(); }
 
-  Answers Wait() {
+  Responses Wait() {
     reader_.join();
-    answers_.status = stream_->Finish();
-    return std::move(answers_);
+    responses_.status = stream_->Finish();
+    return std::move(responses_);
   }
 
   std::string Trailer(const std::string& name) const {
@@ -163,12 +163,12 @@ class Caller {
 
  private:
   grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<Message, Answer>> stream_;
+  std::unique_ptr<grpc::ClientReaderWriter<Message, Response>> stream_;
   std::thread reader_;
-  Answers answers_;
+  Responses responses_;
 };
 
-Answers Call(Stub& stub, const std::vector<Message>& messages) {
+Responses Call(Stub& stub, const std::vector<Message>& messages) {
   Caller caller(stub);
   for (const Message& message : messages) {
     if (!caller.Send(message)) break;
@@ -190,20 +190,20 @@ class Collector {
     }
   }
 
-  Outputs Collect(const std::vector<Answer>& answers) {
-    for (const Answer& answer : answers) {
+  Outputs Collect(const std::vector<Response>& responses) {
+    for (const Response& response : responses) {
       EXPECT_FALSE(ended_) << "a message came after the end";
-      switch (answer.part_case()) {
-        case Answer::kOutput:
-          TakeRows(answer.output());
+      switch (response.part_case()) {
+        case Response::kOutput:
+          TakeRows(response.output());
           break;
-        case Answer::kScores:
-          TakeScores(answer.scores());
+        case Response::kScores:
+          TakeScores(response.scores());
           break;
         default:
-          EXPECT_TRUE(answer.has_end());
-          EXPECT_EQ(answer.end().backend(), "cpu");
-          outputs_.plan = answer.end().plan();
+          EXPECT_TRUE(response.has_end());
+          EXPECT_EQ(response.end().backend(), "cpu");
+          outputs_.plan = response.end().plan();
           ended_ = true;
       }
     }
@@ -264,9 +264,9 @@ void ExpectConforms(Stub& stub, const Problem& p, const Inputs& inputs, const Cu
   SCOPED_TRACE(absl::StrCat(ToText(p), " ", v1::StreamDirection_Name(cut.direction), " ",
                             v1::Layout_Name(cut.layout), " query_chunk ", cut.query_chunk,
                             " key_chunk ", cut.key_chunk));
-  const Answers answers = Call(stub, MessagesOf(p, inputs, cut));
-  ASSERT_TRUE(answers.status.ok()) << answers.status.error_message();
-  const Outputs outputs = Collector(p, cut).Collect(answers.messages);
+  const Responses responses = Call(stub, MessagesOf(p, inputs, cut));
+  ASSERT_TRUE(responses.status.ok()) << responses.status.error_message();
+  const Outputs outputs = Collector(p, cut).Collect(responses.messages);
   if (::testing::Test::HasFailure()) return;
   EXPECT_TRUE(Matches(p, outputs, rapt::test::Attend(p, inputs)));
 }
@@ -450,9 +450,9 @@ TEST(AttendStreamBackendTest, TheReferenceBackendComputesStreams) {
   const Inputs inputs = RandomInputs(problem, rng);
   for (const v1::StreamDirection direction : kDirections) {
     const Cut cut = {direction, 5, 700};
-    const Answers answers = Call(*stub, MessagesOf(problem, inputs, cut));
-    ASSERT_TRUE(answers.status.ok()) << answers.status.error_message();
-    EXPECT_EQ(answers.messages.back().end().backend(), "reference");
+    const Responses responses = Call(*stub, MessagesOf(problem, inputs, cut));
+    ASSERT_TRUE(responses.status.ok()) << responses.status.error_message();
+    EXPECT_EQ(responses.messages.back().end().backend(), "reference");
   }
 }
 
@@ -468,10 +468,10 @@ TEST_F(AttendStreamTest, NamesBackendAndPlanInTheTrailersAndCountsChunks) {
     ASSERT_TRUE(caller.Send(message));
   }
   caller.HalfClose();
-  const Answers answers = caller.Wait();
-  ASSERT_TRUE(answers.status.ok());
+  const Responses responses = caller.Wait();
+  ASSERT_TRUE(responses.status.ok());
   EXPECT_EQ(caller.Trailer("rapt-backend"), "cpu");
-  EXPECT_EQ(caller.Trailer("rapt-plan"), answers.messages.back().end().plan());
+  EXPECT_EQ(caller.Trailer("rapt-plan"), responses.messages.back().end().plan());
   EXPECT_NE(caller.Trailer("rapt-compute-us"), "");
   WaitForMetric(*server_, "rapt_requests_total", calls + 1, {{"method", kMethod}, {"code", "OK"}});
   EXPECT_EQ(ReadMetric(*server_, "rapt_chunks_total"), chunks + 3 + 4);
@@ -593,10 +593,10 @@ TEST_P(FaultyStreamTest, EndsInOneClearStatusAndReleasesEverything) {
   const Inputs inputs = RandomInputs(problem, rng);
   std::vector<Message> messages = MessagesOf(problem, inputs, kFaultyCut);
   GetParam().spoil(messages);
-  const Answers answers = Call(*stub_, messages);
-  EXPECT_EQ(answers.status.error_code(), GetParam().code);
-  EXPECT_THAT(answers.status.error_message(), HasSubstr(GetParam().message));
-  for (const Answer& answer : answers.messages) EXPECT_FALSE(answer.has_end());
+  const Responses responses = Call(*stub_, messages);
+  EXPECT_EQ(responses.status.error_code(), GetParam().code);
+  EXPECT_THAT(responses.status.error_message(), HasSubstr(GetParam().message));
+  for (const Response& response : responses.messages) EXPECT_FALSE(response.has_end());
   WaitUntilNothingIsHeld(*server_);
 }
 
@@ -697,9 +697,9 @@ TEST(AttendStreamEndTest, ASlowSenderIsEvicted) {
   for (const size_t sent : {0, 3}) {
     Caller caller(*stub);
     for (size_t n = 0; n < sent; ++n) ASSERT_TRUE(caller.Send(messages[n]));
-    const Answers answers = caller.Wait();
-    EXPECT_EQ(answers.status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
-    EXPECT_THAT(answers.status.error_message(), HasSubstr("slower than 2000000000 bytes/s"));
+    const Responses responses = caller.Wait();
+    EXPECT_EQ(responses.status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(responses.status.error_message(), HasSubstr("slower than 2000000000 bytes/s"));
     WaitUntilNothingIsHeld(server);
   }
 }
@@ -727,7 +727,7 @@ StatusCode SendAllAndReadNothing(const ServerProcess& server, std::chrono::secon
   // Of 16 chunks, at most: one result is being sent, two wait, one is computed, two are received.
   EXPECT_LE(ReadMetric(server, "rapt_chunks_total"), 1 + 6);
   WaitUntilNothingIsHeld(server);
-  for (Answer answer; stream->Read(&answer);) {
+  for (Response response; stream->Read(&response);) {
   }  // drain the responses: the status follows them
   return stream->Finish().error_code();
 }
@@ -773,12 +773,12 @@ TEST(AttendStreamEndTest, ACallerThatReadsLateGetsEveryResponse) {
     taken = now;
   }
   EXPECT_LT(taken, static_cast<double>(messages.size()) - 1);
-  Answers answers;
-  for (Answer answer; stream->Read(&answer);) answers.messages.push_back(answer);
+  Responses responses;
+  for (Response response; stream->Read(&response);) responses.messages.push_back(response);
   sender.join();
   const grpc::Status status = stream->Finish();
   ASSERT_TRUE(status.ok()) << status.error_message();
-  const Outputs outputs = Collector(problem, cut).Collect(answers.messages);
+  const Outputs outputs = Collector(problem, cut).Collect(responses.messages);
   EXPECT_TRUE(Matches(problem, outputs, rapt::test::Attend(problem, inputs)));
 }
 
@@ -799,9 +799,9 @@ TEST(AttendStreamEndTest, ADrainingServerFinishesStreamsAndAcceptsNone) {
   EXPECT_EQ(refused, StatusCode::UNAVAILABLE);
   for (size_t n = 2; n < messages.size(); ++n) EXPECT_TRUE(open.Send(messages[n]));
   open.HalfClose();
-  const Answers answers = open.Wait();
-  EXPECT_TRUE(answers.status.ok()) << answers.status.error_message();
-  EXPECT_TRUE(answers.messages.back().has_end());
+  const Responses responses = open.Wait();
+  EXPECT_TRUE(responses.status.ok()) << responses.status.error_message();
+  EXPECT_TRUE(responses.messages.back().has_end());
   EXPECT_EQ(server.Wait(), 0);
 }
 
@@ -853,7 +853,7 @@ TEST(AttendStreamLengthTest, AMillionKeysTakeTheMemoryOfTwoChunks) {
   const Tensor none(DType::kFloat32, {0, 0, 0, 0});
 
   const int64_t before = RssAnonBytes(server.pid());
-  Answers answers;
+  Responses responses;
   int64_t peak;
   {
     const MemoryWatch watch(server.pid());
@@ -873,15 +873,15 @@ TEST(AttendStreamLengthTest, AMillionKeysTakeTheMemoryOfTwoChunks) {
       ASSERT_TRUE(caller.Send(message));
     }
     caller.HalfClose();
-    answers = caller.Wait();
+    responses = caller.Wait();
     peak = watch.peak();
   }
-  ASSERT_TRUE(answers.status.ok()) << answers.status.error_message();
-  ASSERT_EQ(answers.messages.size(), 2u);
+  ASSERT_TRUE(responses.status.ok()) << responses.status.error_message();
+  ASSERT_EQ(responses.messages.size(), 2u);
   std::printf("RssAnon %ld MiB before, %ld MiB at most\n", before / kMiB, peak / kMiB);
   EXPECT_LE(kRssIsMeaningful ? peak - before : 0, 32 * kMiB);
   const Tensor y =
-      FromBytes("y", answers.messages[0].output().y(), DType::kFloat32, {1, 1, kQueries, kSize});
+      FromBytes("y", responses.messages[0].output().y(), DType::kFloat32, {1, 1, kQueries, kSize});
   for (int64_t i = 0; i < kQueries; ++i) {
     double sum = 0;
     std::vector<double> want(kSize);

@@ -44,10 +44,10 @@ inline std::string Gather(const InputBytes& input) {
   return bytes;
 }
 
-// Returns the serialized answer.
-inline std::string Gather(AnswerMessage answer) {
+// Returns the serialized response.
+inline std::string Gather(ResponseMessage response) {
   std::string bytes;
-  for (const AnswerMessage::Piece& piece : answer.TakePieces()) {
+  for (const ResponseMessage::Piece& piece : response.TakePieces()) {
     bytes += piece.bytes;
     bytes.append(reinterpret_cast<const char*>(piece.payload.bytes.data()),
                  piece.payload.bytes.size());

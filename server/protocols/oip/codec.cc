@@ -494,7 +494,7 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
   return decoded;
 }
 
-AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
+ResponseMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
   alignas(8) char block[1024];  // few responses need more
   google::protobuf::Arena arena(block, sizeof(block));
   auto& fields = *google::protobuf::Arena::CreateMessage<inference::ModelInferResponse>(&arena);
@@ -515,45 +515,45 @@ AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
     parameters[kRegionBytesParameter].set_int64_param(
         static_cast<int64_t>(result.outputs[output.role].bytes.size()));
   }
-  AnswerMessage answer;
+  ResponseMessage response;
   std::string header = fields.SerializeAsString();
   for (const RequestedOutput& output : decoded.outputs) {
     // Clients expect an entry for each output; it is empty for outputs in shared memory.
     const OutputBuffer payload = output.shared ? OutputBuffer{} : result.outputs[output.role];
     wire::AppendFieldHeader(kRawOutputField, static_cast<int64_t>(payload.bytes.size()), header);
-    answer.Append(std::exchange(header, {}));
-    answer.Append(payload);
+    response.Append(std::exchange(header, {}));
+    response.Append(payload);
   }
-  return answer;
+  return response;
 }
 
-AnswerMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result) {
-  const AnswerMessage::Pieces pieces = EncodeInfer(decoded, result).TakePieces();
+ResponseMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result) {
+  const ResponseMessage::Pieces pieces = EncodeInfer(decoded, result).TakePieces();
   size_t size = 0;
-  for (const AnswerMessage::Piece& piece : pieces) {
+  for (const ResponseMessage::Piece& piece : pieces) {
     size += piece.bytes.size() + piece.payload.bytes.size();
   }
   std::string header;
   wire::AppendFieldHeader(inference::ModelStreamInferResponse::kInferResponseFieldNumber,
                           static_cast<int64_t>(size), header);
-  AnswerMessage answer;
-  answer.Append(header);
-  for (const AnswerMessage::Piece& piece : pieces) {
-    answer.Append(piece.bytes);
-    answer.Append(piece.payload);
+  ResponseMessage response;
+  response.Append(header);
+  for (const ResponseMessage::Piece& piece : pieces) {
+    response.Append(piece.bytes);
+    response.Append(piece.payload);
   }
-  return answer;
+  return response;
 }
 
-AnswerMessage EncodeStreamError(const std::string& id, const absl::Status& status) {
+ResponseMessage EncodeStreamError(const std::string& id, const absl::Status& status) {
   inference::ModelStreamInferResponse fields;
   // The response has no other field for the code.
   fields.set_error_message(
       absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message()));
   fields.mutable_infer_response()->set_id(id);
-  AnswerMessage answer;
-  answer.Append(fields.SerializeAsString());
-  return answer;
+  ResponseMessage response;
+  response.Append(fields.SerializeAsString());
+  return response;
 }
 
 }  // namespace rapt::oip

@@ -40,12 +40,12 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& message, Instant no
 
 // Encodes the ModelInferResponse. REQUIRES: result.status is OK; `result` is that of `decoded`,
 // whose request may have been moved away.
-AnswerMessage EncodeInfer(const DecodedInfer& decoded, const Result& result);
+ResponseMessage EncodeInfer(const DecodedInfer& decoded, const Result& result);
 
 // The same in a ModelStreamInferResponse.
-AnswerMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result);
+ResponseMessage EncodeStreamInfer(const DecodedInfer& decoded, const Result& result);
 // Encodes a ModelStreamInferResponse with the error of request `id`.
-AnswerMessage EncodeStreamError(const std::string& id, const absl::Status& status);
+ResponseMessage EncodeStreamError(const std::string& id, const absl::Status& status);
 
 }  // namespace rapt::oip
 

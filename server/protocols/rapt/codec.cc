@@ -421,7 +421,7 @@ absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
   return DecodeCall(std::move(*fields.mutable_call()), parts->inputs, shared_memory);
 }
 
-absl::Status CheckAnswerSize(const DecodedCall& decoded) {
+absl::Status CheckResponseSize(const DecodedCall& decoded) {
   const ResolvedCall& call = decoded.request.call;
   absl::InlinedVector<const TensorSpec*, 5> outputs;
   for (Role role : kOutputs) {
@@ -432,9 +432,9 @@ absl::Status CheckAnswerSize(const DecodedCall& decoded) {
   return CheckResponseSize(outputs);
 }
 
-AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
-                           const Result& result) {
-  AnswerMessage answer;
+ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
+                             const Result& result) {
+  ResponseMessage response;
   for (Role role : kOutputs) {
     if (!InfoOf(role).wanted(call.problem)) continue;
     const TensorSpec& spec = call.outputs[role];
@@ -453,15 +453,15 @@ AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& pla
     std::string header;
     wire::AppendFieldHeader(ColumnsOfTables().tensors[role]->number(),
                             static_cast<int64_t>(tensor.size()) + payload_size, header);
-    answer.Append(header + tensor);
-    answer.Append(payload);
+    response.Append(header + tensor);
+    response.Append(payload);
   }
   v1::AttendResponse fields;
   fields.set_backend(NamesOf(result.routing));
   fields.set_plan(result.plan);
   WriteTiming(result.queue_time, result.compute_time, *fields.mutable_timing());
-  answer.Append(fields.SerializeAsString());
-  return answer;
+  response.Append(fields.SerializeAsString());
+  return response;
 }
 
 absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {

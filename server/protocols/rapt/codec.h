@@ -38,12 +38,12 @@ absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
                                            const SharedMemory& shared_memory);
 
 // ResourceExhausted if the response would exceed the largest message.
-absl::Status CheckAnswerSize(const DecodedCall& decoded);
+absl::Status CheckResponseSize(const DecodedCall& decoded);
 
 // Encodes the AttendResponse. REQUIRES: result.status is OK; `result` is that of `call`, whose
 // outputs are in `places`.
-AnswerMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
-                           const Result& result);
+ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
+                             const Result& result);
 
 // REQUIRES: `role` is one of kInputTensors, and the message has it.
 const v1::Tensor& TensorOf(const v1::AttendRequest& message, Role role);

@@ -363,7 +363,7 @@ absl::StatusOr<StreamChunk> DecodeChunk(const MessageBytes& message, const Chunk
   return chunk;
 }
 
-AnswerMessage EncodeOutput(const StepResult& result) {
+ResponseMessage EncodeOutput(const StepResult& result) {
   const bool has_rows = result.outputs == StepResult::Outputs::kRows;
   v1::OutputChunk fields;  // ScoreChunk begins with the same fields
   fields.set_offset(result.rows.begin);
@@ -391,29 +391,29 @@ AnswerMessage EncodeOutput(const StepResult& result) {
   wire::AppendFieldHeader(has_rows ? v1::AttendStreamResponse::kOutputFieldNumber
                                    : v1::AttendStreamResponse::kScoresFieldNumber,
                           size, header);
-  AnswerMessage answer;
-  answer.Append(header + head);
+  ResponseMessage response;
+  response.Append(header + head);
   for (const Payload& payload : payloads) {
     if (payload.bytes->bytes.empty()) continue;
     std::string field_header;
     wire::AppendFieldHeader(payload.number, static_cast<int64_t>(payload.bytes->bytes.size()),
                             field_header);
-    answer.Append(field_header);
-    answer.Append(*payload.bytes);
+    response.Append(field_header);
+    response.Append(*payload.bytes);
   }
-  return answer;
+  return response;
 }
 
-AnswerMessage EncodeEnd(const ChunkedPlan& plan, std::chrono::nanoseconds queue_time,
-                        std::chrono::nanoseconds compute_time) {
+ResponseMessage EncodeEnd(const ChunkedPlan& plan, std::chrono::nanoseconds queue_time,
+                          std::chrono::nanoseconds compute_time) {
   v1::AttendStreamResponse response;
   v1::StreamEnd& end = *response.mutable_end();
   end.set_backend(std::string(plan.full.routing.backend->name()));
   end.set_plan(plan.full.Describe());
   WriteTiming(queue_time, compute_time, *end.mutable_timing());
-  AnswerMessage answer;
-  answer.Append(response.SerializeAsString());
-  return answer;
+  ResponseMessage serialized;
+  serialized.Append(response.SerializeAsString());
+  return serialized;
 }
 
 }  // namespace rapt::native

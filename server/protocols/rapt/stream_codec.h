@@ -63,11 +63,11 @@ absl::StatusOr<StreamChunk> DecodeChunk(const MessageBytes& message, const Chunk
                                         const std::optional<ChunkOrder::Expected>& expected);
 
 // The result of a step: an OutputChunk, or a ScoreChunk if the step computed only scores.
-AnswerMessage EncodeOutput(const StepResult& result);
+ResponseMessage EncodeOutput(const StepResult& result);
 
 // Encodes the StreamEnd.
-AnswerMessage EncodeEnd(const ChunkedPlan& plan, std::chrono::nanoseconds queue_time,
-                        std::chrono::nanoseconds compute_time);
+ResponseMessage EncodeEnd(const ChunkedPlan& plan, std::chrono::nanoseconds queue_time,
+                          std::chrono::nanoseconds compute_time);
 
 }  // namespace rapt::native
 

@@ -68,9 +68,9 @@ void GenericCall::StartFinish(const grpc::Status& status) {
   call_->stream.Finish(status, &finished_);
 }
 
-grpc::ByteBuffer ToByteBuffer(AnswerMessage answer) {
+grpc::ByteBuffer ToByteBuffer(ResponseMessage response) {
   absl::InlinedVector<grpc::Slice, 4> slices;
-  for (const AnswerMessage::Piece& piece : answer.TakePieces()) {
+  for (const ResponseMessage::Piece& piece : response.TakePieces()) {
     if (!piece.bytes.empty()) slices.emplace_back(piece.bytes);
     if (!piece.payload.bytes.empty()) slices.push_back(SliceOf(piece.payload));
   }

@@ -73,7 +73,7 @@ class GenericCall {
 };
 
 // Refers to the outputs, and keeps them and their memory reservation until gRPC has sent them.
-grpc::ByteBuffer ToByteBuffer(AnswerMessage answer);
+grpc::ByteBuffer ToByteBuffer(ResponseMessage response);
 
 }  // namespace rapt
 

@@ -19,12 +19,12 @@ absl::StatusOr<IncomingMessage> GrpcStream::TakeMessage() {
   return IncomingMessage{bytes, std::move(message)};
 }
 
-void GrpcStream::StartWrite(AnswerMessage message) {
+void GrpcStream::StartWrite(ResponseMessage message) {
   ToByteBuffer(std::move(message)).Swap(&outgoing_);
   GenericCall::StartWrite(&outgoing_);
 }
 
-void GrpcStream::StartWriteAndFinish(AnswerMessage message, const Call& call) {
+void GrpcStream::StartWriteAndFinish(ResponseMessage message, const Call& call) {
   ToByteBuffer(std::move(message)).Swap(&outgoing_);
   AddTrailers(call);
   GenericCall::StartWriteAndFinish(&outgoing_, grpc::Status::OK);

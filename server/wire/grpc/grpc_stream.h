@@ -24,8 +24,8 @@ class GrpcStream final : public GenericCall, private MessageStream {
   bool ReportsSizes() const override { return false; }
   void StartRead(int64_t max_bytes) override;
   absl::StatusOr<IncomingMessage> TakeMessage() override;
-  void StartWrite(AnswerMessage message) override;
-  void StartWriteAndFinish(AnswerMessage message, const Call& call) override;
+  void StartWrite(ResponseMessage message) override;
+  void StartWriteAndFinish(ResponseMessage message, const Call& call) override;
   void StartFinish(const absl::Status& status, const Call& call) override;
   void Cancel() override { context().TryCancel(); }
 

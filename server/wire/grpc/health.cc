@@ -9,7 +9,7 @@ using grpc::health::v1::HealthCheckResponse;
 
 grpc::Status Health::Check(grpc::ServerContext*, const HealthCheckRequest* request,
                            HealthCheckResponse* response) {
-  return ToGrpcStatus(status_.Answer(*request, *response));
+  return ToGrpcStatus(status_.Respond(*request, *response));
 }
 
 }  // namespace rapt

@@ -35,10 +35,10 @@ absl::Status TensorCall::TakeMessage() {
   return status.ok() ? OnMessageBytes(message_.size()) : status;
 }
 
-void TensorCall::Answer(AnswerMessage answer) {
-  ToByteBuffer(std::move(answer)).Swap(&buffer_);
+void TensorCall::Respond(ResponseMessage response) {
+  ToByteBuffer(std::move(response)).Swap(&buffer_);
   AddTrailers(call());
-  BeginAnswer(static_cast<int64_t>(buffer_.Length()));
+  BeginResponse(static_cast<int64_t>(buffer_.Length()));
   StartWriteAndFinish(&buffer_, grpc::Status::OK);
 }
 

@@ -26,7 +26,7 @@ class TensorCall final : public GenericCall, private UnaryCall, private MethodCa
 
  private:
   Call& call() override { return UnaryCall::call(); }
-  void Answer(AnswerMessage answer) override;
+  void Respond(ResponseMessage response) override;
   void End(absl::Status status) override;
 
   void StartReading() override;

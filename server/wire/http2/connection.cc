@@ -131,12 +131,12 @@ struct Connection::Segment {
 struct Connection::Stream {
   int32_t id = 0;
   CallStream* handler = nullptr;
-  bool has_ended = false;    // the caller's half
-  bool has_begun = false;    // the response
-  bool is_answered = false;  // the response has been sent
-  int64_t expected = 0;      // admitted bytes still to come
-  int64_t held = 0;          // bytes that are not admitted
-  int64_t credit = 0;        // what the window lets through of the expected bytes
+  bool has_ended = false;      // the caller's half
+  bool has_begun = false;      // the response
+  bool has_responded = false;  // the response has been sent
+  int64_t expected = 0;        // admitted bytes still to come
+  int64_t held = 0;            // bytes that are not admitted
+  int64_t credit = 0;          // what the window lets through of the expected bytes
   std::deque<Chunk> chunks;
   int64_t chunk_bytes = 0;
   std::optional<Trailers> trailers;
@@ -265,7 +265,7 @@ void Connection::Close() {
   if (session_ == nullptr) return;
   nghttp2_session_del(std::exchange(session_, nullptr));
   for (auto& [id, stream] : std::exchange(streams_, {})) {
-    if (stream->handler != nullptr) stream->handler->OnClosed(stream->is_answered);
+    if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
   }
   out_.clear();
   loop_.Remove(socket_.get());
@@ -312,7 +312,7 @@ void Connection::Linger() {
   lingers_since_ = loop_.clock().Now();
   shutdown(socket_.get(), SHUT_WR);
   for (auto& [id, stream] : std::exchange(streams_, {})) {
-    if (stream->handler != nullptr) stream->handler->OnClosed(stream->is_answered);
+    if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
   }
 }
 
@@ -443,8 +443,8 @@ void Connection::OnFrameSent(const nghttp2_frame& frame) {
   if (frame.hd.type != NGHTTP2_HEADERS || (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) == 0) return;
   Stream* const stream = Find(frame.hd.stream_id);
   if (stream == nullptr) return;
-  stream->is_answered = true;
-  budget_.EarnByAnswer();
+  stream->has_responded = true;
+  budget_.EarnByResponse();
   // A caller that still sends is told to stop. Not sooner: nghttp2 drops what is queued before a
   // reset.
   if (!stream->has_ended) Reset(stream->id, NGHTTP2_NO_ERROR);
@@ -459,7 +459,7 @@ void Connection::OnStreamClose(int32_t id) {
   credit_ -= stream->credit;
   if (id == data_stream_) data_left_ = 0;
   if (streams_.empty()) idle_since_ = loop_.clock().Now();
-  if (stream->handler != nullptr) stream->handler->OnClosed(stream->is_answered);
+  if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
 }
 
 Connection::Stream* Connection::Find(int32_t id) {
@@ -467,11 +467,11 @@ Connection::Stream* Connection::Find(int32_t id) {
   return found == streams_.end() ? nullptr : found->second.get();
 }
 
-void Connection::SendMessage(int32_t id, AnswerMessage message) {
+void Connection::SendMessage(int32_t id, ResponseMessage message) {
   Stream* const stream = Find(id);
   if (stream == nullptr) return;
   const int64_t size = message.size();
-  AnswerMessage::Pieces pieces = message.TakePieces();
+  ResponseMessage::Pieces pieces = message.TakePieces();
   std::string prefix(5, '\0');
   for (size_t i = 1; i < prefix.size(); ++i) {
     prefix[i] = static_cast<char>(static_cast<uint64_t>(size) >> (8 * (prefix.size() - 1 - i)));
@@ -479,7 +479,7 @@ void Connection::SendMessage(int32_t id, AnswerMessage message) {
   if (!pieces.empty()) pieces[0].bytes.insert(0, prefix);
   if (pieces.empty()) pieces.push_back({prefix, {}});
   stream->chunk_bytes += size + static_cast<int64_t>(prefix.size());
-  for (AnswerMessage::Piece& piece : pieces) {
+  for (ResponseMessage::Piece& piece : pieces) {
     if (!piece.bytes.empty()) stream->chunks.push_back({std::move(piece.bytes), {}});
     if (!piece.payload.bytes.empty()) stream->chunks.push_back({{}, std::move(piece.payload)});
   }

@@ -35,9 +35,9 @@ class CallStream {
   virtual void OnData(absl::Span<const uint8_t> bytes) = 0;
   // The caller has half-closed.
   virtual void OnEnd() = 0;
-  // The stream is gone, `is_answered`: after its trailers were sent. The last call; the stream then
-  // owns itself.
-  virtual void OnClosed(bool is_answered) = 0;
+  // The stream is gone, `has_responded`: after its trailers were sent. The last call; the stream
+  // then owns itself.
+  virtual void OnClosed(bool has_responded) = 0;
   // Returns the place of the next bytes of DATA if it is known, so that they are not copied.
   virtual absl::Span<uint8_t> DirectPlace() = 0;
   // All messages passed to SendMessage() are framed.
@@ -92,7 +92,7 @@ class Connection final : public EventLoop::Watcher,
   // The following have no effect for a stream that is gone.
 
   // Appends a message, whose outputs stay until they are written to the socket.
-  void SendMessage(int32_t id, AnswerMessage message);
+  void SendMessage(int32_t id, ResponseMessage message);
   // Ends the response with a status and trailers.
   void SendStatus(int32_t id, const absl::Status& status, Trailers trailers);
   // Ends the response with an HTTP status other than 200.

@@ -20,7 +20,7 @@ class FrameBudget {
   static constexpr int64_t kCapacity = 10000;
   static constexpr int64_t kPerSecond = 1000;
   static constexpr int64_t kResetCost = 5;
-  static constexpr int64_t kAnswerEarns = 10;
+  static constexpr int64_t kResponseEarns = 10;
   static constexpr int64_t kTinyData = 256;  // DATA of fewer bytes takes a token
   // A header block of at most 16 KiB of headers is never longer, also where it is padded.
   static constexpr int64_t kMaxHeaderBlock = 32 * 1024;
@@ -34,7 +34,7 @@ class FrameBudget {
 
   // Returns false if the budget is exceeded.
   bool Spend(int64_t tokens);
-  void EarnByAnswer() { Earn(kAnswerEarns); }
+  void EarnByResponse() { Earn(kResponseEarns); }
   void EarnByPayload(int64_t bytes);
 
  private:

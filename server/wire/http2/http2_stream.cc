@@ -181,10 +181,10 @@ void Http2Stream::OnDrained() {
   });
 }
 
-void Http2Stream::OnClosed(bool is_answered) {
+void Http2Stream::OnClosed(bool has_responded) {
   Ref();
   connection_ = nullptr;
-  if (!is_answered) call_->OnCancel();
+  if (!has_responded) call_->OnCancel();
   if (is_reading_) EndRead(false);
   if (std::exchange(is_writing_, false)) call_->OnWriteDone(false);
   Unref();
@@ -202,7 +202,7 @@ void Http2Stream::StartRead(int64_t max_bytes) {
   });
 }
 
-void Http2Stream::StartWrite(AnswerMessage message) {
+void Http2Stream::StartWrite(ResponseMessage message) {
   Run([this, message = std::move(message)]() mutable {
     if (connection_ == nullptr) {
       Ref();
@@ -216,7 +216,7 @@ void Http2Stream::StartWrite(AnswerMessage message) {
   });
 }
 
-void Http2Stream::StartWriteAndFinish(AnswerMessage message, const Call& call) {
+void Http2Stream::StartWriteAndFinish(ResponseMessage message, const Call& call) {
   Run([this, message = std::move(message), trailers = TrailersOf(call)]() mutable {
     has_finished_ = true;
     if (connection_ != nullptr) {

@@ -35,7 +35,7 @@ class Http2Stream final : public CallStream, private MessageStream {
 
   void OnData(absl::Span<const uint8_t> bytes) override;
   void OnEnd() override;
-  void OnClosed(bool is_answered) override;
+  void OnClosed(bool has_responded) override;
   absl::Span<uint8_t> DirectPlace() override;
   void OnDrained() override;
 
@@ -52,8 +52,8 @@ class Http2Stream final : public CallStream, private MessageStream {
   bool ReportsSizes() const override { return true; }
   void StartRead(int64_t max_bytes) override;
   absl::StatusOr<IncomingMessage> TakeMessage() override;
-  void StartWrite(AnswerMessage message) override;
-  void StartWriteAndFinish(AnswerMessage message, const Call& call) override;
+  void StartWrite(ResponseMessage message) override;
+  void StartWriteAndFinish(ResponseMessage message, const Call& call) override;
   void StartFinish(const absl::Status& status, const Call& call) override;
   void Cancel() override;
 

@@ -151,12 +151,12 @@ void UnaryStream::OnEnd() {
   OnRead(false);
 }
 
-void UnaryStream::Answer(AnswerMessage answer) {
-  BeginAnswer(answer.size());
-  loop_.Run([this, answer = std::move(answer)]() mutable {
+void UnaryStream::Respond(ResponseMessage response) {
+  BeginResponse(response.size());
+  loop_.Run([this, response = std::move(response)]() mutable {
     has_finished_ = true;
     if (connection_ == nullptr) return Delete();
-    connection_->SendMessage(id_, std::move(answer));
+    connection_->SendMessage(id_, std::move(response));
     connection_->SendStatus(id_, absl::OkStatus(), TrailersOf(call()));
   });
 }
@@ -178,9 +178,9 @@ void UnaryStream::Abort() {
   });
 }
 
-void UnaryStream::OnClosed(bool is_answered) {
+void UnaryStream::OnClosed(bool has_responded) {
   connection_ = nullptr;
-  if (!is_answered) OnCancelled();
+  if (!has_responded) OnCancelled();
   if (has_finished_) return Delete();
   if (state_ == State::kPrefix || state_ == State::kBody) OnRead(false);  // deletes this
 }

@@ -23,7 +23,7 @@
 namespace rapt {
 
 // Reads the size of the message from its prefix, reserves that, and only then opens the stream's
-// window. The message lies in one buffer, the answer refers to its outputs.
+// window. The message lies in one buffer, the response refers to its outputs.
 //
 // Its own state belongs to the thread of the connection's loop; steps of UnaryCall that come from
 // other threads are posted there. Deletes itself when the stream is closed and the call has ended.
@@ -38,7 +38,7 @@ class UnaryStream final : public CallStream, private UnaryCall, private MethodCa
 
   void OnData(absl::Span<const uint8_t> bytes) override;
   void OnEnd() override;
-  void OnClosed(bool is_answered) override;
+  void OnClosed(bool has_responded) override;
   absl::Span<uint8_t> DirectPlace() override;
 
  private:
@@ -47,7 +47,7 @@ class UnaryStream final : public CallStream, private UnaryCall, private MethodCa
   ~UnaryStream() = default;
 
   Call& call() override { return UnaryCall::call(); }
-  void Answer(AnswerMessage answer) override;
+  void Respond(ResponseMessage response) override;
   void End(absl::Status status) override { UnaryCall::End(std::move(status)); }
 
   void StartReading() override;
@@ -76,7 +76,7 @@ class UnaryStream final : public CallStream, private UnaryCall, private MethodCa
 
   State state_ = State::kPrefix;
   bool has_encoding_ = false;
-  bool has_finished_ = false;  // Answer() or Finish() has run
+  bool has_finished_ = false;  // Respond() or Finish() has run
   bool has_ended_ = false;     // the caller has half-closed
   bool has_surplus_ = false;   // more came early than the message
   bool expects_ = false;       // the window is opened for the rest of the message

@@ -68,7 +68,7 @@ class InferHandler final : public MessageHandler {
   void OnResult(Result result, MethodCall& call) const {
     call.call().Record(result);
     if (!result.status.ok()) return call.End(std::move(result.status));
-    call.Answer(EncodeInfer(decoded_, result));
+    call.Respond(EncodeInfer(decoded_, result));
   }
 
   const SharedMemory& shared_memory_;
@@ -96,9 +96,9 @@ Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
   }
 }
 
-template <typename RequestMessage, typename ResponseMessage>
+template <typename ProtoRequest, typename ProtoResponse>
 void Methods::AddSmall(const std::string& name, UnaryMethods& methods) {
-  methods[PathOf(name)] = SmallMethod<RequestMessage, ResponseMessage>(*this, observe(name));
+  methods[PathOf(name)] = SmallMethod<ProtoRequest, ProtoResponse>(*this, observe(name));
 }
 
 void Methods::AddTo(UnaryMethods& methods) {
@@ -146,27 +146,27 @@ void Methods::AddTo(StreamMethods& methods, const CallEnvironment& environment) 
   };
 }
 
-absl::Status Methods::Answer(const inference::ServerLiveRequest&,
-                             inference::ServerLiveResponse& response) const {
+absl::Status Methods::Respond(const inference::ServerLiveRequest&,
+                              inference::ServerLiveResponse& response) const {
   response.set_live(true);
   return absl::OkStatus();
 }
 
-absl::Status Methods::Answer(const inference::ServerReadyRequest&,
-                             inference::ServerReadyResponse& response) const {
+absl::Status Methods::Respond(const inference::ServerReadyRequest&,
+                              inference::ServerReadyResponse& response) const {
   response.set_ready(is_ready_());
   return absl::OkStatus();
 }
 
 // As in Triton, an unknown model is not ready, without an error.
-absl::Status Methods::Answer(const inference::ModelReadyRequest& request,
-                             inference::ModelReadyResponse& response) const {
+absl::Status Methods::Respond(const inference::ModelReadyRequest& request,
+                              inference::ModelReadyResponse& response) const {
   response.set_ready(CheckModel(request.name(), request.version()).ok() && is_ready_());
   return absl::OkStatus();
 }
 
-absl::Status Methods::Answer(const inference::ServerMetadataRequest&,
-                             inference::ServerMetadataResponse& response) const {
+absl::Status Methods::Respond(const inference::ServerMetadataRequest&,
+                              inference::ServerMetadataResponse& response) const {
   response.set_name("rapt");
   response.set_version(std::string(Version()));
   for (const char* extension : {"statistics", "parameters", "model_configuration"}) {
@@ -177,22 +177,22 @@ absl::Status Methods::Answer(const inference::ServerMetadataRequest&,
   return absl::OkStatus();
 }
 
-absl::Status Methods::Answer(const inference::ModelMetadataRequest& request,
-                             inference::ModelMetadataResponse& response) const {
+absl::Status Methods::Respond(const inference::ModelMetadataRequest& request,
+                              inference::ModelMetadataResponse& response) const {
   absl::Status status = CheckModel(request.name(), request.version());
   if (status.ok()) response = DescribeModel();
   return status;
 }
 
-absl::Status Methods::Answer(const inference::ModelConfigRequest& request,
-                             inference::ModelConfigResponse& response) const {
+absl::Status Methods::Respond(const inference::ModelConfigRequest& request,
+                              inference::ModelConfigResponse& response) const {
   absl::Status status = CheckModel(request.name(), request.version());
   if (status.ok()) *response.mutable_config() = ConfigureModel();
   return status;
 }
 
-absl::Status Methods::Answer(const inference::ModelStatisticsRequest& request,
-                             inference::ModelStatisticsResponse& response) const {
+absl::Status Methods::Respond(const inference::ModelStatisticsRequest& request,
+                              inference::ModelStatisticsResponse& response) const {
   absl::Status status = CheckModelOrAll(request.name(), request.version());
   if (!status.ok()) return status;
   inference::ModelStatistics& model = *response.add_model_stats();
@@ -202,8 +202,8 @@ absl::Status Methods::Answer(const inference::ModelStatisticsRequest& request,
   return status;
 }
 
-absl::Status Methods::Answer(const inference::RepositoryIndexRequest& request,
-                             inference::RepositoryIndexResponse& response) const {
+absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
+                              inference::RepositoryIndexResponse& response) const {
   if (!request.repository_name().empty()) {
     return absl::UnimplementedError("the only repository has no name; leave it empty");
   }
@@ -216,18 +216,18 @@ absl::Status Methods::Answer(const inference::RepositoryIndexRequest& request,
   return absl::OkStatus();
 }
 
-absl::Status Methods::Answer(const inference::RepositoryModelLoadRequest&,
-                             inference::RepositoryModelLoadResponse&) const {
+absl::Status Methods::Respond(const inference::RepositoryModelLoadRequest&,
+                              inference::RepositoryModelLoadResponse&) const {
   return absl::UnimplementedError("not supported: RepositoryModelLoad");
 }
 
-absl::Status Methods::Answer(const inference::RepositoryModelUnloadRequest&,
-                             inference::RepositoryModelUnloadResponse&) const {
+absl::Status Methods::Respond(const inference::RepositoryModelUnloadRequest&,
+                              inference::RepositoryModelUnloadResponse&) const {
   return absl::UnimplementedError("not supported: RepositoryModelUnload");
 }
 
-absl::Status Methods::Answer(const inference::SystemSharedMemoryStatusRequest& request,
-                             inference::SystemSharedMemoryStatusResponse& response) const {
+absl::Status Methods::Respond(const inference::SystemSharedMemoryStatusRequest& request,
+                              inference::SystemSharedMemoryStatusResponse& response) const {
   const auto regions = shared_memory_.Describe(SharedMemory::Kind::kSystem, request.name());
   if (!regions.ok()) return regions.status();
   for (const SharedMemory::Description& region : *regions) {
@@ -239,19 +239,19 @@ absl::Status Methods::Answer(const inference::SystemSharedMemoryStatusRequest& r
   return absl::OkStatus();
 }
 
-absl::Status Methods::Answer(const inference::SystemSharedMemoryRegisterRequest& request,
-                             inference::SystemSharedMemoryRegisterResponse&) const {
+absl::Status Methods::Respond(const inference::SystemSharedMemoryRegisterRequest& request,
+                              inference::SystemSharedMemoryRegisterResponse&) const {
   return shared_memory_.RegisterSystem(request.name(), request.key(), request.offset(),
                                        request.byte_size());
 }
 
-absl::Status Methods::Answer(const inference::SystemSharedMemoryUnregisterRequest& request,
-                             inference::SystemSharedMemoryUnregisterResponse&) const {
+absl::Status Methods::Respond(const inference::SystemSharedMemoryUnregisterRequest& request,
+                              inference::SystemSharedMemoryUnregisterResponse&) const {
   return shared_memory_.Unregister(SharedMemory::Kind::kSystem, request.name());
 }
 
-absl::Status Methods::Answer(const inference::CudaSharedMemoryStatusRequest& request,
-                             inference::CudaSharedMemoryStatusResponse& response) const {
+absl::Status Methods::Respond(const inference::CudaSharedMemoryStatusRequest& request,
+                              inference::CudaSharedMemoryStatusResponse& response) const {
   const auto regions = shared_memory_.Describe(SharedMemory::Kind::kCuda, request.name());
   if (!regions.ok()) return regions.status();
   for (const SharedMemory::Description& region : *regions) {
@@ -263,26 +263,26 @@ absl::Status Methods::Answer(const inference::CudaSharedMemoryStatusRequest& req
   return absl::OkStatus();
 }
 
-absl::Status Methods::Answer(const inference::CudaSharedMemoryRegisterRequest& request,
-                             inference::CudaSharedMemoryRegisterResponse&) const {
+absl::Status Methods::Respond(const inference::CudaSharedMemoryRegisterRequest& request,
+                              inference::CudaSharedMemoryRegisterResponse&) const {
   return shared_memory_.RegisterCuda(request.name(), request.raw_handle(), request.device_id(),
                                      request.byte_size());
 }
 
-absl::Status Methods::Answer(const inference::CudaSharedMemoryUnregisterRequest& request,
-                             inference::CudaSharedMemoryUnregisterResponse&) const {
+absl::Status Methods::Respond(const inference::CudaSharedMemoryUnregisterRequest& request,
+                              inference::CudaSharedMemoryUnregisterResponse&) const {
   return shared_memory_.Unregister(SharedMemory::Kind::kCuda, request.name());
 }
 
-absl::Status Methods::Answer(const inference::TraceSettingRequest& request,
-                             inference::TraceSettingResponse&) const {
+absl::Status Methods::Respond(const inference::TraceSettingRequest& request,
+                              inference::TraceSettingResponse&) const {
   absl::Status status = CheckModelOrAll(request.model_name(), "");
   status.Update(CheckNoSettings(request.settings(), "trace"));
   return status;
 }
 
-absl::Status Methods::Answer(const inference::LogSettingsRequest& request,
-                             inference::LogSettingsResponse&) const {
+absl::Status Methods::Respond(const inference::LogSettingsRequest& request,
+                              inference::LogSettingsResponse&) const {
   return CheckNoSettings(request.settings(), "log");
 }
 

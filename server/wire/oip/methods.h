@@ -36,45 +36,45 @@ class Methods {
   const CallObserver& observe(const std::string& name) const { return observers_.at(name); }
 
   // The methods without tensors. Return InvalidArgument, Unimplemented, or as SharedMemory does.
-  absl::Status Answer(const inference::ServerLiveRequest& request,
-                      inference::ServerLiveResponse& response) const;
-  absl::Status Answer(const inference::ServerReadyRequest& request,
-                      inference::ServerReadyResponse& response) const;
-  absl::Status Answer(const inference::ModelReadyRequest& request,
-                      inference::ModelReadyResponse& response) const;
-  absl::Status Answer(const inference::ServerMetadataRequest& request,
-                      inference::ServerMetadataResponse& response) const;
-  absl::Status Answer(const inference::ModelMetadataRequest& request,
-                      inference::ModelMetadataResponse& response) const;
-  absl::Status Answer(const inference::ModelConfigRequest& request,
-                      inference::ModelConfigResponse& response) const;
-  absl::Status Answer(const inference::ModelStatisticsRequest& request,
-                      inference::ModelStatisticsResponse& response) const;
-  absl::Status Answer(const inference::RepositoryIndexRequest& request,
-                      inference::RepositoryIndexResponse& response) const;
-  absl::Status Answer(const inference::RepositoryModelLoadRequest& request,
-                      inference::RepositoryModelLoadResponse& response) const;
-  absl::Status Answer(const inference::RepositoryModelUnloadRequest& request,
-                      inference::RepositoryModelUnloadResponse& response) const;
-  absl::Status Answer(const inference::SystemSharedMemoryStatusRequest& request,
-                      inference::SystemSharedMemoryStatusResponse& response) const;
-  absl::Status Answer(const inference::SystemSharedMemoryRegisterRequest& request,
-                      inference::SystemSharedMemoryRegisterResponse& response) const;
-  absl::Status Answer(const inference::SystemSharedMemoryUnregisterRequest& request,
-                      inference::SystemSharedMemoryUnregisterResponse& response) const;
-  absl::Status Answer(const inference::CudaSharedMemoryStatusRequest& request,
-                      inference::CudaSharedMemoryStatusResponse& response) const;
-  absl::Status Answer(const inference::CudaSharedMemoryRegisterRequest& request,
-                      inference::CudaSharedMemoryRegisterResponse& response) const;
-  absl::Status Answer(const inference::CudaSharedMemoryUnregisterRequest& request,
-                      inference::CudaSharedMemoryUnregisterResponse& response) const;
-  absl::Status Answer(const inference::TraceSettingRequest& request,
-                      inference::TraceSettingResponse& response) const;
-  absl::Status Answer(const inference::LogSettingsRequest& request,
-                      inference::LogSettingsResponse& response) const;
+  absl::Status Respond(const inference::ServerLiveRequest& request,
+                       inference::ServerLiveResponse& response) const;
+  absl::Status Respond(const inference::ServerReadyRequest& request,
+                       inference::ServerReadyResponse& response) const;
+  absl::Status Respond(const inference::ModelReadyRequest& request,
+                       inference::ModelReadyResponse& response) const;
+  absl::Status Respond(const inference::ServerMetadataRequest& request,
+                       inference::ServerMetadataResponse& response) const;
+  absl::Status Respond(const inference::ModelMetadataRequest& request,
+                       inference::ModelMetadataResponse& response) const;
+  absl::Status Respond(const inference::ModelConfigRequest& request,
+                       inference::ModelConfigResponse& response) const;
+  absl::Status Respond(const inference::ModelStatisticsRequest& request,
+                       inference::ModelStatisticsResponse& response) const;
+  absl::Status Respond(const inference::RepositoryIndexRequest& request,
+                       inference::RepositoryIndexResponse& response) const;
+  absl::Status Respond(const inference::RepositoryModelLoadRequest& request,
+                       inference::RepositoryModelLoadResponse& response) const;
+  absl::Status Respond(const inference::RepositoryModelUnloadRequest& request,
+                       inference::RepositoryModelUnloadResponse& response) const;
+  absl::Status Respond(const inference::SystemSharedMemoryStatusRequest& request,
+                       inference::SystemSharedMemoryStatusResponse& response) const;
+  absl::Status Respond(const inference::SystemSharedMemoryRegisterRequest& request,
+                       inference::SystemSharedMemoryRegisterResponse& response) const;
+  absl::Status Respond(const inference::SystemSharedMemoryUnregisterRequest& request,
+                       inference::SystemSharedMemoryUnregisterResponse& response) const;
+  absl::Status Respond(const inference::CudaSharedMemoryStatusRequest& request,
+                       inference::CudaSharedMemoryStatusResponse& response) const;
+  absl::Status Respond(const inference::CudaSharedMemoryRegisterRequest& request,
+                       inference::CudaSharedMemoryRegisterResponse& response) const;
+  absl::Status Respond(const inference::CudaSharedMemoryUnregisterRequest& request,
+                       inference::CudaSharedMemoryUnregisterResponse& response) const;
+  absl::Status Respond(const inference::TraceSettingRequest& request,
+                       inference::TraceSettingResponse& response) const;
+  absl::Status Respond(const inference::LogSettingsRequest& request,
+                       inference::LogSettingsResponse& response) const;
 
  private:
-  template <typename RequestMessage, typename ResponseMessage>
+  template <typename ProtoRequest, typename ProtoResponse>
   void AddSmall(const std::string& name, UnaryMethods& methods);
 
   SharedMemory& shared_memory_;

@@ -96,7 +96,7 @@ void StreamInferCall::OnReadDone(bool ok) {
   decoded_ = {};
   absl::Status status = TakeMessage();
   if (status.ok()) status = Decode();
-  if (!status.ok()) return AnswerError(std::move(status));
+  if (!status.ok()) return RespondWithError(std::move(status));
   call_.engine().Submit(std::move(decoded_.request),
                         [this](Result result) { OnResult(std::move(result)); });
 }
@@ -122,26 +122,26 @@ absl::Status StreamInferCall::Decode() {
 
 void StreamInferCall::OnResult(Result result) {
   call_.Record(result);
-  if (!result.status.ok()) return AnswerError(std::move(result.status));
+  if (!result.status.ok()) return RespondWithError(std::move(result.status));
   status_ = absl::OkStatus();
   call_.report().ended_in = Stage::kSend;
-  Answer(EncodeStreamInfer(decoded_, result));
+  Respond(EncodeStreamInfer(decoded_, result));
 }
 
-void StreamInferCall::AnswerError(absl::Status status) {
+void StreamInferCall::RespondWithError(absl::Status status) {
   status_ = std::move(status);
-  Answer(EncodeStreamError(decoded_.id, status_));
+  Respond(EncodeStreamError(decoded_.id, status_));
 }
 
-void StreamInferCall::Answer(AnswerMessage answer) {
+void StreamInferCall::Respond(ResponseMessage response) {
   message_ = {};
   call_.ReleaseMessageMemory();
   // A caller that does not read would hold the outputs.
   const Instant deadline =
       std::min(call_.deadline(), call_.Now() + call_.limits().default_deadline);
-  call_.BeginSending(answer.size(), deadline, {.compute = true}, alarm_);
+  call_.BeginSending(response.size(), deadline, {.compute = true}, alarm_);
   alarm_.Set(call_.send_end());
-  stream().StartWrite(std::move(answer));
+  stream().StartWrite(std::move(response));
 }
 
 void StreamInferCall::OnWriteDone(bool ok) {

@@ -58,8 +58,8 @@ class StreamInferCall final : public StreamCall {
   absl::Status TakeMessage();
   absl::Status Decode();
   void OnResult(Result result);
-  void Answer(AnswerMessage answer);
-  void AnswerError(absl::Status status);
+  void Respond(ResponseMessage response);
+  void RespondWithError(absl::Status status);
   void OnWriteDone(bool ok) override;
 
   void FinishStream(const absl::Status& status);

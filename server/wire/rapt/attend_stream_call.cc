@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kHeldChunks = 2;
 
 // The number of result slots; small results free theirs when they are encoded.
-constexpr size_t kHeldAnswers = 2;
+constexpr size_t kHeldResponses = 2;
 
 }  // namespace
 
@@ -31,11 +31,11 @@ void AttendStreamCall::Begin() {
   if (status.ok()) status = call_.SetDeadline(headers.deadline);
   is_admitting_ = true;
   admission_began_ = call_.arrived();
-  const auto answer = [this](absl::StatusOr<MessageReservation> place) {
+  const auto on_admitted = [this](absl::StatusOr<MessageReservation> place) {
     Post([&](Events& events) { events.header_admitted = std::move(place); });
   };
-  if (!status.ok()) return answer(std::move(status));
-  call_.AdmitMessage(kMaxHeaderBytes, answer);
+  if (!status.ok()) return on_admitted(std::move(status));
+  call_.AdmitMessage(kMaxHeaderBytes, on_admitted);
 }
 
 void AttendStreamCall::Post(absl::FunctionRef<void(Events&)> record) {
@@ -87,7 +87,7 @@ bool AttendStreamCall::Proceed() {
   }
   if (is_admitting_) return false;
   if (!is_computing_) ComputeNext();
-  if (!is_writing_ && !answers_.empty()) WriteNext();
+  if (!is_writing_ && !responses_.empty()) WriteNext();
   if (MayRead()) Read();
   if (!IsComplete()) return false;
   FinishOk();
@@ -191,7 +191,7 @@ absl::Status AttendStreamCall::TakeChunk() {
 }
 
 void AttendStreamCall::ComputeNext() {
-  if (!order_ || answers_.size() >= kHeldAnswers) return;
+  if (!order_ || responses_.size() >= kHeldResponses) return;
   if (waiting_) return ComputeChunk();
   if (!order_->next() && stream_->plan().keys_stream()) FinishRows();
 }
@@ -227,21 +227,21 @@ void AttendStreamCall::OnComputed(StepResult result) {
   call_.AddTime(Stage::kCompute, result.compute_time);
   if (!result.status.ok()) return Fail(std::move(result.status), Stage::kCompute);
   call_.report().flops += result.flops;
-  if (result.outputs != StepResult::Outputs::kNone) answers_.push_back(EncodeOutput(result));
+  if (result.outputs != StepResult::Outputs::kNone) responses_.push_back(EncodeOutput(result));
 }
 
 void AttendStreamCall::WriteNext() {
-  AnswerMessage answer = std::move(answers_.front());
-  answers_.pop_front();
+  ResponseMessage response = std::move(responses_.front());
+  responses_.pop_front();
   is_writing_ = true;
-  BeginSending(answer);
+  BeginSending(response);
   SetAlarm();
-  stream().StartWrite(std::move(answer));
+  stream().StartWrite(std::move(response));
 }
 
 // A caller that does not read would hold the outgoing message, and block results that need its
 // slot.
-void AttendStreamCall::BeginSending(const AnswerMessage& message) {
+void AttendStreamCall::BeginSending(const ResponseMessage& message) {
   call_.BeginSending(message.size(), call_.deadline(), Held(), alarm_);
 }
 
@@ -258,7 +258,7 @@ void AttendStreamCall::OnWritten(bool ok) {
 }
 
 void AttendStreamCall::OnAlarm() {
-  if (is_answered_) {  // the caller does not read the end of the stream
+  if (has_responded_) {  // the caller does not read the end of the stream
     if (call_.Now() >= call_.send_end()) stream().Cancel();
     return;
   }
@@ -304,12 +304,12 @@ void AttendStreamCall::Fail(absl::Status status, Stage stage) {
   if (!status_.ok()) return;
   status_ = std::move(status);
   call_.report().ended_in = stage;
-  answers_.clear();  // a step may wait for their slots
+  responses_.clear();  // a step may wait for their slots
   call_.Cancel();
 }
 
 bool AttendStreamCall::IsComplete() const {
-  if (!is_half_closed_ || waiting_ || is_computing_ || is_writing_ || !answers_.empty())
+  if (!is_half_closed_ || waiting_ || is_computing_ || is_writing_ || !responses_.empty())
     return false;
   return !stream_->plan().keys_stream() || finished_rows_ == stream_->plan().problem.query_length;
 }
@@ -319,10 +319,10 @@ void AttendStreamCall::FinishOk() {
   const CallReport& report = call_.report();
   const auto queue_time = report.time_of(Stage::kQueue);
   const auto compute_time = std::max(report.time_of(Stage::kCompute), Instant::duration::zero());
-  AnswerMessage end = EncodeEnd(stream_->plan(), queue_time, compute_time);
+  ResponseMessage end = EncodeEnd(stream_->plan(), queue_time, compute_time);
   Release();
   BeginSending(end);
-  is_answered_ = true;
+  has_responded_ = true;
   alarm_.Set(call_.send_end());
   stream().StartWriteAndFinish(std::move(end), call_);
 }
@@ -336,7 +336,7 @@ void AttendStreamCall::FinishWithError() {
 // still sends.
 void AttendStreamCall::Release() {
   call_.ReleaseMessageMemory();
-  answers_.clear();
+  responses_.clear();
   waiting_.reset();
   computed_.reset();
   order_.reset();

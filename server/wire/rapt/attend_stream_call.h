@@ -86,7 +86,7 @@ class AttendStreamCall final : public StreamCall {
   void FinishRows();
   void PostResult(StepResult result);
   void WriteNext();
-  void BeginSending(const AnswerMessage& message);
+  void BeginSending(const ResponseMessage& message);
   AdmissionGate::Shares Held() const;
   bool IsComplete() const;
   void FinishOk();
@@ -103,7 +103,7 @@ class AttendStreamCall final : public StreamCall {
 
   Call call_;
   std::atomic<bool> is_cancelled_{false};
-  std::atomic<bool> is_answered_{false};  // the end of the stream may not have been sent yet
+  std::atomic<bool> has_responded_{false};  // the end of the stream may not have been sent yet
 
   Mutex mutex_;
   Events events_ ABSL_GUARDED_BY(mutex_);
@@ -114,7 +114,7 @@ class AttendStreamCall final : public StreamCall {
   std::optional<Received> waiting_;
   std::optional<Received> computed_;  // the one being computed
   int64_t finished_rows_ = 0;         // of Y, if keys stream
-  std::deque<AnswerMessage> answers_;
+  std::deque<ResponseMessage> responses_;
   bool is_admitting_ = false;
   bool is_reading_ = false;
   bool is_computing_ = false;

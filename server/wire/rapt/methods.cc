@@ -23,7 +23,7 @@ class AttendHandler final : public MessageHandler {
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
     absl::StatusOr<DecodedCall> decoded = DecodeAttend(message, shared_memory_);
     if (!decoded.ok()) return call.End(decoded.status());
-    if (absl::Status status = CheckAnswerSize(*decoded); !status.ok()) {
+    if (absl::Status status = CheckResponseSize(*decoded); !status.ok()) {
       return call.End(std::move(status));
     }
     Request& request = decoded->request;
@@ -37,7 +37,7 @@ class AttendHandler final : public MessageHandler {
   void OnResult(Result result, MethodCall& call) const {
     call.call().Record(result);
     if (!result.status.ok()) return call.End(std::move(result.status));
-    call.Answer(EncodeResult(call_, places_, result));
+    call.Respond(EncodeResult(call_, places_, result));
   }
 
   const SharedMemory& shared_memory_;
@@ -64,9 +64,9 @@ class DiagnoseHandler final : public MessageHandler {
     if (!report.ok()) return call.End(report.status());
     v1::DiagnoseResponse response;
     EncodeDiagnosis(fields_, *report, response);
-    AnswerMessage answer;
-    answer.Append(response.SerializeAsString());
-    call.Answer(std::move(answer));
+    ResponseMessage serialized;
+    serialized.Append(response.SerializeAsString());
+    call.Respond(std::move(serialized));
   }
 
   const SharedMemory& shared_memory_;
@@ -123,13 +123,13 @@ void Methods::AddTo(StreamMethods& methods) {
   };
 }
 
-absl::Status Methods::Answer(const v1::EstimateMemoryRequest& request,
-                             v1::EstimateMemoryResponse& response) const {
+absl::Status Methods::Respond(const v1::EstimateMemoryRequest& request,
+                              v1::EstimateMemoryResponse& response) const {
   return native::EstimateMemory(request, environment_.engine.plan_options(), response);
 }
 
-absl::Status Methods::Answer(const v1::GetServerInfoRequest&,
-                             v1::GetServerInfoResponse& response) const {
+absl::Status Methods::Respond(const v1::GetServerInfoRequest&,
+                              v1::GetServerInfoResponse& response) const {
   const Engine& engine = environment_.engine;
   DescribeServer(engine.plan_options(), response);
   response.set_memory_budget_bytes(engine.gate().capacity_bytes());

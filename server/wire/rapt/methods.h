@@ -30,10 +30,10 @@ class Methods {
   const CallObserver& observe_get_server_info() const { return observe_get_server_info_; }
 
   // The methods without tensors.
-  absl::Status Answer(const v1::EstimateMemoryRequest& request,
-                      v1::EstimateMemoryResponse& response) const;
-  absl::Status Answer(const v1::GetServerInfoRequest& request,
-                      v1::GetServerInfoResponse& response) const;
+  absl::Status Respond(const v1::EstimateMemoryRequest& request,
+                       v1::EstimateMemoryResponse& response) const;
+  absl::Status Respond(const v1::GetServerInfoRequest& request,
+                       v1::GetServerInfoResponse& response) const;
 
  private:
   const CallEnvironment& environment_;

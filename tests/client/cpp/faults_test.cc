@@ -358,7 +358,7 @@ TEST_P(AttendFaultsTest, AStopBeforeTheStartEndsTheCall) {
             absl::StatusCode::kCancelled);
 }
 
-TEST_P(AttendFaultsTest, StopsThatRaceWithAnswersEndEveryCallOnce) {
+TEST_P(AttendFaultsTest, StopsThatRaceWithResponsesEndEveryCallOnce) {
   ScriptedServer server(FailFirst(100, {grpc::UNAVAILABLE, "draining"}));
   const auto client = ConnectTo(server.address(), {.retries = kNoBackoff});
   const Call call(9);

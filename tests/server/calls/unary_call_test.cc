@@ -32,7 +32,7 @@ constexpr char kTraceparent[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba
 // Records the requested steps.
 class FakeCall final : public UnaryCall {
  public:
-  using UnaryCall::BeginAnswer;
+  using UnaryCall::BeginResponse;
   using UnaryCall::call;
   using UnaryCall::End;
   using UnaryCall::OnCancelled;
@@ -174,7 +174,7 @@ TEST_F(UnaryCallTest, HoldsMemoryForTheLargestMessageUntilItsSizeIsKnown) {
   ASSERT_TRUE(call.OnRead(true));
   EXPECT_TRUE(call.OnMessageBytes(300).ok());
   EXPECT_EQ(message_memory(), 300);
-  call.BeginAnswer(10);
+  call.BeginResponse(10);
   EXPECT_TRUE(call.has_dropped_message());
   EXPECT_EQ(message_memory(), 0);
   const CallReport report = Close();
@@ -269,7 +269,7 @@ TEST_F(UnaryCallTest, ARequestIsCancelledWithItsCall) {
 TEST_F(UnaryCallTest, AbortsAResponseThatIsReadTooSlowly) {
   FakeCall& call = NewCall(Headers());
   ASSERT_TRUE(call.OnRead(true));
-  call.BeginAnswer(2 * kBytesPerSecond);
+  call.BeginResponse(2 * kBytesPerSecond);
   Advance(seconds(22) - milliseconds(1));
   EXPECT_FALSE(call.is_aborted());
   Advance(milliseconds(1));
@@ -288,7 +288,7 @@ TEST_F(UnaryCallTest, AnUnsentResponseIsNotReportedAsOk) {
     headers.deadline = clock_.Now() + seconds(10);
     FakeCall& call = NewCall(headers);
     ASSERT_TRUE(call.OnRead(true));
-    call.BeginAnswer(1);
+    call.BeginResponse(1);
     Advance(time);
     call.OnCancelled();
     EXPECT_EQ(Close().status.code(), code);
@@ -388,7 +388,7 @@ TEST_F(GivesWayTest, ASilentReaderEndsWhenItsMemoryIsWaitedFor) {
   FakeCall& call = NewCall(Headers());
   ASSERT_TRUE(call.OnRead(true));
   EXPECT_TRUE(call.OnMessageBytes(100).ok());
-  call.BeginAnswer(30'000);  // a reader has 20 s, and 30 s at the minimum rate
+  call.BeginResponse(30'000);  // a reader has 20 s, and 30 s at the minimum rate
   LetAnotherCallerWait(kCompute);
   AdvanceAndSettle(seconds(19));
   EXPECT_FALSE(call.is_aborted());

@@ -1,7 +1,7 @@
 #include "server/wire/grpc/oip/service.h"
 
 #include "proto/inference/grpc_service.grpc.pb.h"
-#include "server/wire/grpc/unary_answer.h"
+#include "server/wire/grpc/unary_response.h"
 
 namespace rapt::oip {
 namespace {
@@ -17,116 +17,116 @@ class Service final : public Rpcs::WithGenericMethod_ModelInfer<
 
   grpc::Status ServerLive(grpc::ServerContext* context, const inference::ServerLiveRequest* request,
                           inference::ServerLiveResponse* response) override {
-    return Answer(context, "ServerLive", *request, *response);
+    return Respond(context, "ServerLive", *request, *response);
   }
 
   grpc::Status ServerReady(grpc::ServerContext* context,
                            const inference::ServerReadyRequest* request,
                            inference::ServerReadyResponse* response) override {
-    return Answer(context, "ServerReady", *request, *response);
+    return Respond(context, "ServerReady", *request, *response);
   }
 
   grpc::Status ModelReady(grpc::ServerContext* context, const inference::ModelReadyRequest* request,
                           inference::ModelReadyResponse* response) override {
-    return Answer(context, "ModelReady", *request, *response);
+    return Respond(context, "ModelReady", *request, *response);
   }
 
   grpc::Status ServerMetadata(grpc::ServerContext* context,
                               const inference::ServerMetadataRequest* request,
                               inference::ServerMetadataResponse* response) override {
-    return Answer(context, "ServerMetadata", *request, *response);
+    return Respond(context, "ServerMetadata", *request, *response);
   }
 
   grpc::Status ModelMetadata(grpc::ServerContext* context,
                              const inference::ModelMetadataRequest* request,
                              inference::ModelMetadataResponse* response) override {
-    return Answer(context, "ModelMetadata", *request, *response);
+    return Respond(context, "ModelMetadata", *request, *response);
   }
 
   grpc::Status ModelConfig(grpc::ServerContext* context,
                            const inference::ModelConfigRequest* request,
                            inference::ModelConfigResponse* response) override {
-    return Answer(context, "ModelConfig", *request, *response);
+    return Respond(context, "ModelConfig", *request, *response);
   }
 
   grpc::Status ModelStatistics(grpc::ServerContext* context,
                                const inference::ModelStatisticsRequest* request,
                                inference::ModelStatisticsResponse* response) override {
-    return Answer(context, "ModelStatistics", *request, *response);
+    return Respond(context, "ModelStatistics", *request, *response);
   }
 
   grpc::Status RepositoryIndex(grpc::ServerContext* context,
                                const inference::RepositoryIndexRequest* request,
                                inference::RepositoryIndexResponse* response) override {
-    return Answer(context, "RepositoryIndex", *request, *response);
+    return Respond(context, "RepositoryIndex", *request, *response);
   }
 
   grpc::Status RepositoryModelLoad(grpc::ServerContext* context,
                                    const inference::RepositoryModelLoadRequest* request,
                                    inference::RepositoryModelLoadResponse* response) override {
-    return Answer(context, "RepositoryModelLoad", *request, *response);
+    return Respond(context, "RepositoryModelLoad", *request, *response);
   }
 
   grpc::Status RepositoryModelUnload(grpc::ServerContext* context,
                                      const inference::RepositoryModelUnloadRequest* request,
                                      inference::RepositoryModelUnloadResponse* response) override {
-    return Answer(context, "RepositoryModelUnload", *request, *response);
+    return Respond(context, "RepositoryModelUnload", *request, *response);
   }
 
   grpc::Status SystemSharedMemoryStatus(
       grpc::ServerContext* context, const inference::SystemSharedMemoryStatusRequest* request,
       inference::SystemSharedMemoryStatusResponse* response) override {
-    return Answer(context, "SystemSharedMemoryStatus", *request, *response);
+    return Respond(context, "SystemSharedMemoryStatus", *request, *response);
   }
 
   grpc::Status SystemSharedMemoryRegister(
       grpc::ServerContext* context, const inference::SystemSharedMemoryRegisterRequest* request,
       inference::SystemSharedMemoryRegisterResponse* response) override {
-    return Answer(context, "SystemSharedMemoryRegister", *request, *response);
+    return Respond(context, "SystemSharedMemoryRegister", *request, *response);
   }
 
   grpc::Status SystemSharedMemoryUnregister(
       grpc::ServerContext* context, const inference::SystemSharedMemoryUnregisterRequest* request,
       inference::SystemSharedMemoryUnregisterResponse* response) override {
-    return Answer(context, "SystemSharedMemoryUnregister", *request, *response);
+    return Respond(context, "SystemSharedMemoryUnregister", *request, *response);
   }
 
   grpc::Status CudaSharedMemoryStatus(
       grpc::ServerContext* context, const inference::CudaSharedMemoryStatusRequest* request,
       inference::CudaSharedMemoryStatusResponse* response) override {
-    return Answer(context, "CudaSharedMemoryStatus", *request, *response);
+    return Respond(context, "CudaSharedMemoryStatus", *request, *response);
   }
 
   grpc::Status CudaSharedMemoryRegister(
       grpc::ServerContext* context, const inference::CudaSharedMemoryRegisterRequest* request,
       inference::CudaSharedMemoryRegisterResponse* response) override {
-    return Answer(context, "CudaSharedMemoryRegister", *request, *response);
+    return Respond(context, "CudaSharedMemoryRegister", *request, *response);
   }
 
   grpc::Status CudaSharedMemoryUnregister(
       grpc::ServerContext* context, const inference::CudaSharedMemoryUnregisterRequest* request,
       inference::CudaSharedMemoryUnregisterResponse* response) override {
-    return Answer(context, "CudaSharedMemoryUnregister", *request, *response);
+    return Respond(context, "CudaSharedMemoryUnregister", *request, *response);
   }
 
   grpc::Status TraceSetting(grpc::ServerContext* context,
                             const inference::TraceSettingRequest* request,
                             inference::TraceSettingResponse* response) override {
-    return Answer(context, "TraceSetting", *request, *response);
+    return Respond(context, "TraceSetting", *request, *response);
   }
 
   grpc::Status LogSettings(grpc::ServerContext* context,
                            const inference::LogSettingsRequest* request,
                            inference::LogSettingsResponse* response) override {
-    return Answer(context, "LogSettings", *request, *response);
+    return Respond(context, "LogSettings", *request, *response);
   }
 
  private:
-  template <typename RequestMessage, typename ResponseMessage>
-  grpc::Status Answer(grpc::ServerContext* context, const char* name, const RequestMessage& request,
-                      ResponseMessage& response) {
-    return AnswerAtOnce(*context, environment_, methods_.observe(name),
-                        [&] { return methods_.Answer(request, response); });
+  template <typename ProtoRequest, typename ProtoResponse>
+  grpc::Status Respond(grpc::ServerContext* context, const char* name, const ProtoRequest& request,
+                       ProtoResponse& response) {
+    return RespondAtOnce(*context, environment_, methods_.observe(name),
+                         [&] { return methods_.Respond(request, response); });
   }
 
   const CallEnvironment& environment_;

@@ -1,7 +1,7 @@
 #include "server/wire/grpc/rapt/service.h"
 
 #include "proto/rapt/v1/attention.grpc.pb.h"
-#include "server/wire/grpc/unary_answer.h"
+#include "server/wire/grpc/unary_response.h"
 
 namespace rapt::native {
 namespace {
@@ -19,14 +19,14 @@ class Service final
   grpc::Status EstimateMemory(grpc::ServerContext* context,
                               const v1::EstimateMemoryRequest* request,
                               v1::EstimateMemoryResponse* response) override {
-    return AnswerAtOnce(*context, environment_, methods_.observe_estimate_memory(),
-                        [&] { return methods_.Answer(*request, *response); });
+    return RespondAtOnce(*context, environment_, methods_.observe_estimate_memory(),
+                         [&] { return methods_.Respond(*request, *response); });
   }
 
   grpc::Status GetServerInfo(grpc::ServerContext* context, const v1::GetServerInfoRequest* request,
                              v1::GetServerInfoResponse* response) override {
-    return AnswerAtOnce(*context, environment_, methods_.observe_get_server_info(),
-                        [&] { return methods_.Answer(*request, *response); });
+    return RespondAtOnce(*context, environment_, methods_.observe_get_server_info(),
+                         [&] { return methods_.Respond(*request, *response); });
   }
 
  private:

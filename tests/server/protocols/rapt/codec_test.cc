@@ -350,9 +350,9 @@ TEST(RaptCodecTest, AResponseBeyondTheMessageLimitIsRejected) {
   for (v1::Tensor* tensor : {message.mutable_q(), message.mutable_k(), message.mutable_v()}) {
     SetTensor(*tensor, v1::FP32, {1, 1, 1 << 15, 1}, 4);
   }
-  EXPECT_TRUE(CheckAnswerSize(*Decode(message)).ok());
+  EXPECT_TRUE(CheckResponseSize(*Decode(message)).ok());
   message.set_score_output(v1::SCORES);  // 4 GiB
-  const absl::Status status = CheckAnswerSize(*Decode(message));
+  const absl::Status status = CheckResponseSize(*Decode(message));
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("4295098368"));
 }

@@ -103,7 +103,7 @@ class Client {
 
 // --- Answers -------------------------------------------------------------------------------------
 
-TEST_F(HttpServerTest, AnswersWithTheHandlersResponse) {
+TEST_F(HttpServerTest, RespondsWithTheHandlersResponse) {
   EXPECT_EQ(Exchange("GET /a?b HTTP/1.1\r\nHost: h\r\nx-y:  z \r\nConnection: close\r\n\r\n"),
             "HTTP/1.1 200 OK\r\n"
             "Content-Type: text/plain; charset=utf-8\r\n"
@@ -167,7 +167,7 @@ TEST_F(HttpServerTest, ABodyEndsTheConnectionUnread) {
   }
 }
 
-TEST_F(HttpServerTest, AClientThatSendsALargeBodyGetsItsAnswer) {
+TEST_F(HttpServerTest, AClientThatSendsALargeBodyGetsItsResponse) {
   const Client client(address());
   ASSERT_TRUE(client.Send("POST /a HTTP/1.1\r\nContent-Length: 40000\r\n\r\n"));
   ASSERT_TRUE(client.Send(std::string(40000, 'x')));

@@ -69,14 +69,14 @@ TEST_F(FrameBudgetTest, TimeRefillsIt) {
   EXPECT_EQ(Send(ping), FrameBudget::kCapacity);
 }
 
-TEST_F(FrameBudgetTest, PayloadAndAnswersEarn) {
+TEST_F(FrameBudgetTest, PayloadAndResponsesEarn) {
   const std::string update = Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, test::BigEndian(1));
   const std::string data = Frame(NGHTTP2_DATA, 0, 1, std::string(16384, 'x'));
   EXPECT_EQ(Send(data + update), 2 * FrameBudget::kCapacity);
   Send(update);
   for (int n = 0; n < 1000; ++n) {
-    budget_.EarnByAnswer();
-    ASSERT_EQ(Send(update, FrameBudget::kAnswerEarns / 2), FrameBudget::kAnswerEarns / 2);
+    budget_.EarnByResponse();
+    ASSERT_EQ(Send(update, FrameBudget::kResponseEarns / 2), FrameBudget::kResponseEarns / 2);
   }
 }
 

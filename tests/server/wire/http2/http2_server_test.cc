@@ -330,7 +330,7 @@ TEST(Http2ConnectionTest, StreamsBeyondTheLimitAreRefused) {
   EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_PROTOCOL_ERROR);
 }
 
-TEST(Http2ConnectionTest, SmallCallsWhoseAnswersAreNotReadHinderNobody) {
+TEST(Http2ConnectionTest, SmallCallsWhoseResponsesAreNotReadHinderNobody) {
   const ServerProcess server(Flags({"--max_calls_per_caller=300"}));
   RawHttp2 connection(server.grpc_address());
   // No answer fits into a window of 0.

@@ -1,4 +1,4 @@
-#include "server/wire/grpc/unary_answer.h"
+#include "server/wire/grpc/unary_response.h"
 
 #include "server/calls/traceparent.h"
 #include "server/wire/grpc/call_headers.h"
@@ -6,8 +6,8 @@
 
 namespace rapt {
 
-grpc::Status AnswerAtOnce(grpc::ServerContext& context, const CallEnvironment& environment,
-                          const CallObserver& observe, absl::FunctionRef<absl::Status()> fill) {
+grpc::Status RespondAtOnce(grpc::ServerContext& context, const CallEnvironment& environment,
+                           const CallObserver& observe, absl::FunctionRef<absl::Status()> fill) {
   const Instant arrived = environment.clock.Now();
   const CallHeaders headers = HeadersOf(context, arrived);
   CallReport report;
