@@ -202,7 +202,7 @@ nghttp2_session_callbacks* Connection::Callbacks() {
       });
   nghttp2_session_callbacks_set_on_begin_frame_callback(
       callbacks, [](nghttp2_session*, const nghttp2_frame_hd* head, void* connection) {
-        static_cast<Connection*>(connection)->OnDataHead(*head);
+        static_cast<Connection*>(connection)->OnFrameHead(*head);
         return 0;
       });
   nghttp2_session_callbacks_set_on_data_chunk_recv_callback(
@@ -401,7 +401,11 @@ void Connection::OnRequest(Stream& stream) {
   if (Stream* const opened = Find(id)) opened->handler = handler;
 }
 
-void Connection::OnDataHead(const nghttp2_frame_hd& head) {
+void Connection::OnFrameHead(const nghttp2_frame_hd& head) {
+  // nghttp2 ignores priorities, also that of the connection, which is an error.
+  if (head.type == NGHTTP2_PRIORITY && head.stream_id == 0) {
+    Submit(nghttp2_session_terminate_session(session_, NGHTTP2_PROTOCOL_ERROR));
+  }
   const bool is_plain = head.type == NGHTTP2_DATA && (head.flags & NGHTTP2_FLAG_PADDED) == 0;
   data_stream_ = is_plain ? head.stream_id : 0;
   data_left_ = is_plain ? static_cast<int64_t>(head.length) : 0;

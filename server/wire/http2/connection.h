@@ -130,7 +130,7 @@ class Connection final : public EventLoop::Watcher,
   void OnBeginHeaders(int32_t id);
   void OnHeader(int32_t id, absl::string_view name, absl::string_view value);
   void OnRequest(Stream& stream);
-  void OnDataHead(const nghttp2_frame_hd& head);
+  void OnFrameHead(const nghttp2_frame_hd& head);
   void OnData(int32_t id, absl::Span<const uint8_t> bytes);
   void OnFrame(const nghttp2_frame& frame);
   void OnFrameSent(const nghttp2_frame& frame);
