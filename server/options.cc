@@ -72,7 +72,7 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"unix_socket_mode", &o.grpc.unix_socket_mode,
        "the file mode of the socket, in octal digits; determines who may connect"},
       {"transport", &o.grpc.transport,
-       "the HTTP/2 stack: grpc, or http2, which is new and has no TLS and no reflection yet"},
+       "the HTTP/2 stack: grpc, or http2, which is new and has no TLS yet"},
       {"max_connections", &o.grpc.max_connections,
        "connections to --grpc_address that may be open at once; further ones are closed", kCount},
       {"max_connections_per_address",

@@ -53,6 +53,7 @@
 #include "server/wire/message_stream.h"
 #include "server/wire/oip/methods.h"
 #include "server/wire/rapt/methods.h"
+#include "server/wire/reflection.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt {
@@ -265,6 +266,7 @@ class ServerImpl final : public Server {
   HealthStatus health_status_;
   UnaryMethods methods_;
   StreamMethods stream_methods_;
+  std::unique_ptr<Reflection> reflection_;  // null if it is turned off
 
   TensorMethods tensor_methods_;
   const std::unique_ptr<grpc::Service> oip_service_;
@@ -333,6 +335,10 @@ ServerImpl::ServerImpl(Configuration c)
   stream_methods_["/grpc.health.v1.Health/Watch"] = [this](MessageStream& stream) {
     return std::make_unique<HealthWatch>(environment_, health_status_, stream);
   };
+  if (options_.grpc.reflection) {
+    reflection_ = std::make_unique<Reflection>(environment_, methods_, stream_methods_);
+    reflection_->AddTo(stream_methods_);
+  }
   tensor_methods_.AddUnary(environment_, methods_);
   tensor_methods_.AddStreams(stream_methods_);
   ExportMetrics();
@@ -436,7 +442,6 @@ absl::Status ServerImpl::ListenByGrpc() {
        .max_connection_idle = options_.grpc.max_connection_idle,
        .max_connection_age = options_.grpc.max_connection_age,
        .max_call_time = options_.calls.max_deadline,
-       .reflection = options_.grpc.reflection,
        .threads = WireThreads()},
       tensor_methods_, {&health_, oip_service_.get(), native_service_.get()});
   if (!grpc_server.ok()) return grpc_server.status();

@@ -12,6 +12,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 SERVICES = {
     "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",
     "inference.GRPCInferenceService",
     "rapt.v1.AttentionService",
@@ -33,12 +34,18 @@ def ask(grpcurl, method, request=None):
 
 
 def test_lists_the_services(grpcurl):
-    assert SERVICES <= set(grpcurl("list").split())
+    assert SERVICES == set(grpcurl("list").split())
 
 
 @pytest.mark.parametrize("service", sorted(SERVICES))
 def test_describes_each_service(grpcurl, service):
     assert f"{service} is a service" in grpcurl("describe", service)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_both_versions_of_reflection_answer(grpcurl, version):
+    answer = ask(grpcurl, f"grpc.reflection.{version}.ServerReflection/ServerReflectionInfo", {"list_services": ""})
+    assert {service["name"] for service in answer["list_services_response"]["service"]} == SERVICES
 
 
 def test_calls_server_live(grpcurl):

@@ -2,10 +2,7 @@
 
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/impl/server_builder_option.h>
-#include <grpcpp/impl/server_builder_plugin.h>
 
 #include <atomic>
 #include <chrono>
@@ -100,16 +97,6 @@ void LimitConnections(const GrpcSettings& settings, grpc::ServerBuilder& builder
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // no limit
 }
 
-// Linking the reflection library registers its plugin.
-class WithoutReflection final : public grpc::ServerBuilderOption {
- private:
-  void UpdateArguments(grpc::ChannelArguments*) override {}
-  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    std::erase_if(*plugins,
-                  [](const auto& plugin) { return plugin->name() == "proto_server_reflection"; });
-  }
-};
-
 // Returns null without a listener.
 std::unique_ptr<Listener::Acceptor> AddAcceptor(
     const Listener* listener, const std::shared_ptr<grpc::ServerCredentials>& credentials,
@@ -129,8 +116,6 @@ void TakeOverGrpcLog() {
 absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
     const GrpcSettings& settings, TensorMethods& tensor_methods,
     std::initializer_list<grpc::Service*> services) {
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-
   grpc::ServerBuilder builder;
   for (grpc::Service* service : services) builder.RegisterService(service);
   builder.RegisterAsyncGenericService(&tensor_methods.service());
@@ -138,7 +123,6 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
   std::unique_ptr<grpc::ServerCompletionQueue> queue = builder.AddCompletionQueue();
   LimitMemory(settings, builder);
   LimitConnections(settings, builder);
-  if (!settings.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   auto acceptor = AddAcceptor(settings.listener, settings.credentials, builder);
   auto unix_acceptor =
       AddAcceptor(settings.unix_listener, grpc::InsecureServerCredentials(), builder);

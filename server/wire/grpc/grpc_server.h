@@ -29,8 +29,7 @@ struct GrpcSettings {
   std::chrono::milliseconds max_connection_idle{0};  // without calls
   std::chrono::milliseconds max_connection_age{0};   // 0: unlimited
   std::chrono::milliseconds max_call_time{0};        // on a connection that reached that age
-  bool reflection = false;
-  int threads = 1;  // that serve tensor calls, see docs/tuning.md
+  int threads = 1;                                   // that serve tensor calls, see docs/tuning.md
 };
 
 // Redirects gRPC's errors to the log once the first server listens; StartGrpc() reports startup
@@ -58,7 +57,7 @@ class GrpcServer {
   TensorMethods& tensor_methods_;
 };
 
-// Serves the services and, if enabled, reflection. Unavailable if gRPC does not start.
+// Serves the services. Unavailable if gRPC does not start.
 absl::StatusOr<std::unique_ptr<GrpcServer>> StartGrpc(
     const GrpcSettings& settings, TensorMethods& tensor_methods,
     std::initializer_list<grpc::Service*> services);
