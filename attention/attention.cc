@@ -133,8 +133,8 @@ namespace {
 constexpr double kMinParallelFlops = 5e5;
 
 absl::Status ValidateSources(const Backend& backend, const Problem& problem, const Arguments& a) {
-  for (Role role : kInputTensors) {
-    if (!InfoOf(role).wanted(problem) || !a.inputs[role].has_elements()) continue;
+  for (Role role : InputTensorsOf(problem)) {
+    if (!a.inputs[role].has_elements()) continue;
     const Source source = a.inputs[role].source();
     if (source == Source::kStrided || backend.Reads(source)) continue;
     return absl::InvalidArgumentError(absl::StrCat(InfoOf(role).onnx, " is ", NameOf(source),

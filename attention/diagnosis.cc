@@ -194,8 +194,7 @@ std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptio
 
 Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const FieldNames& names)
     : problem_(problem), arguments_(arguments) {
-  for (Role role : kInputTensors) {
-    if (!InfoOf(role).wanted(problem)) continue;
+  for (Role role : InputTensorsOf(problem)) {
     const TensorView& view = arguments.inputs[role];
     inputs_.push_back({view, view.dims[0] * view.dims[1] * view.dims[2]});
     input_rows_ += inputs_.back().rows;

@@ -245,10 +245,10 @@ TensorView AsConst(const MutableTensorView& view) {
   return {view.data, view.dtype, view.dims, view.strides, view.slices, view.pages};
 }
 
+// REQUIRES: the problem has this role.
 absl::Status CheckRole(Role role, const Problem& p, const TensorView& view,
                        const FieldNames& names) {
   const RoleInfo& info = InfoOf(role);
-  if (!info.wanted(p)) return absl::OkStatus();
   return CheckView(names[role], view, info.dtype(p), info.dims(p), !info.broadcasts, info.source);
 }
 
@@ -295,7 +295,7 @@ absl::Status Validate(const Problem& problem, const FieldNames& names) {
 }
 
 absl::Status ValidateInputs(const Problem& p, const Arguments& a, const FieldNames& names) {
-  for (Role role : kInputTensors) {
+  for (Role role : InputTensorsOf(p)) {
     absl::Status status = CheckRole(role, p, a.inputs[role], names);
     if (!status.ok()) return status;
   }
@@ -306,7 +306,7 @@ absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& na
   absl::Status status = ValidateInputs(p, a, names);
   if (status.ok() && p.folds) status = CheckState(p, a.state);
   if (!status.ok()) return status;
-  for (Role role : kOutputs) {
+  for (Role role : OutputsOf(p)) {
     status = CheckRole(role, p, AsConst(a.outputs[role]), names);
     if (!status.ok()) return status;
   }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -78,6 +79,35 @@ using OutputMap = RoleRange<T, kOutputs.front(), kOutputs.size()>;
 template <typename T>
 using RoleMap = RoleRange<T, kInputs.front(), static_cast<size_t>(Role::kEnd)>;
 
+// A set of roles, iterated in the order of the enumerators.
+class RoleSet {
+ public:
+  class Iterator {
+   public:
+    constexpr explicit Iterator(uint64_t rest) : rest_(rest) {}
+    constexpr Role operator*() const { return static_cast<Role>(std::countr_zero(rest_)); }
+    constexpr Iterator& operator++() {
+      rest_ &= rest_ - 1;
+      return *this;
+    }
+    bool operator==(const Iterator&) const = default;
+
+   private:
+    uint64_t rest_;
+  };
+
+  constexpr void Add(Role role, bool condition = true) {
+    bits_ |= uint64_t{condition} << static_cast<int>(role);
+  }
+  constexpr bool contains(Role role) const { return bits_ >> static_cast<int>(role) & 1; }
+  constexpr Iterator begin() const { return Iterator(bits_); }
+  constexpr Iterator end() const { return Iterator(0); }
+
+ private:
+  static_assert(static_cast<int>(Role::kEnd) <= 64);
+  uint64_t bits_ = 0;
+};
+
 struct RoleInfo {
   Role role;
   absl::string_view onnx;      // also of the Open Inference Protocol
@@ -103,6 +133,10 @@ struct RoleInfo {
 };
 
 const RoleInfo& InfoOf(Role role);
+
+// Returns those of kInputTensors, or of kOutputs, that the problem has.
+RoleSet InputTensorsOf(const Problem& problem);
+RoleSet OutputsOf(const Problem& problem);
 
 }  // namespace rapt
 

@@ -44,8 +44,7 @@ struct Delivery {
 
 Arguments ViewInputs(const Request& request) {
   Arguments arguments;
-  for (Role role : kInputTensors) {
-    if (!InfoOf(role).wanted(request.call.problem)) continue;
+  for (Role role : InputTensorsOf(request.call.problem)) {
     const InputBytes& bytes = request.inputs[role];
     TensorView& view = arguments.inputs[role];
     view = request.call.Input(role, bytes.data);
@@ -202,8 +201,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     PlanGathers(routing.backend->Reads(Source::kSliced));
 
     std::optional<int64_t> needed_bytes = 0;
-    for (Role role : kOutputs) {
-      if (!InfoOf(role).wanted(call().problem)) continue;
+    for (Role role : OutputsOf(call().problem)) {
       if (IsInCallersMemory(role)) {
         callers_bytes_ += BytesOf(role);  // of existing memory, so no overflow
       } else {
@@ -216,8 +214,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
   }
 
   absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation reservation) override {
-    for (Role role : kOutputs) {
-      if (!InfoOf(role).wanted(call().problem)) continue;
+    for (Role role : OutputsOf(call().problem)) {
       const OutputPlace& place = request_.places[role];
       OutputBuffer& output = result_.outputs[role];
       if (IsInCallersMemory(role)) {

@@ -254,11 +254,13 @@ View ViewOf(Role role, const rapt::Problem& p, const CTensor& tensor) {
 
 rapt::Arguments ArgumentsOf(const rapt::Problem& p, const rapt_arguments& c) {
   rapt::Arguments a;
+  const rapt::RoleSet inputs = rapt::InputTensorsOf(p);
+  const rapt::RoleSet outputs = rapt::OutputsOf(p);
   for (const auto& [role, field] : kInputFields) {
-    if (rapt::InfoOf(role).wanted(p)) a.inputs[role] = ViewOf<rapt::TensorView>(role, p, c.*field);
+    if (inputs.contains(role)) a.inputs[role] = ViewOf<rapt::TensorView>(role, p, c.*field);
   }
   for (const auto& [role, field] : kOutputFields) {
-    if (!rapt::InfoOf(role).wanted(p)) continue;
+    if (!outputs.contains(role)) continue;
     a.outputs[role] = ViewOf<rapt::MutableTensorView>(role, p, c.*field);
   }
   if (p.has_key_lengths) a.key_lengths = {c.key_lengths, static_cast<size_t>(p.batch)};

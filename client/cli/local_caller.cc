@@ -105,8 +105,7 @@ OperatorCall ToLibrary(const client::AttendCall& call) {
 
 Arguments InputsOf(const client::AttendCall& call, const ResolvedCall& resolved) {
   Arguments arguments;
-  for (Role role : kInputTensors) {
-    if (!InfoOf(role).wanted(resolved.problem)) continue;
+  for (Role role : InputTensorsOf(resolved.problem)) {
     arguments.inputs[role] = resolved.Input(role, TensorOf(call, role)->data.data());
   }
   arguments.key_lengths = call.key_lengths;
@@ -194,8 +193,7 @@ class LocalCaller : public AttentionCaller {
 
     Arguments arguments = InputsOf(call, *resolved);
     OutputMap<std::string> outputs;
-    for (Role role : kOutputs) {
-      if (!InfoOf(role).wanted(resolved->problem)) continue;
+    for (Role role : OutputsOf(resolved->problem)) {
       outputs[role] = NewBuffer(resolved->outputs[role]);
       arguments.outputs[role] =
           resolved->Output(role, reinterpret_cast<std::byte*>(outputs[role].data()));
@@ -207,8 +205,7 @@ class LocalCaller : public AttentionCaller {
     client::AttendResult result;
     result.compute_time = std::chrono::duration_cast<std::chrono::microseconds>(
         std::chrono::steady_clock::now() - start);
-    for (Role role : kOutputs) {
-      if (!InfoOf(role).wanted(resolved->problem)) continue;
+    for (Role role : OutputsOf(resolved->problem)) {
       Set(role, ToTensor(resolved->outputs[role], std::move(outputs[role])), result);
     }
     result.backend =

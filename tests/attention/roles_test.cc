@@ -16,6 +16,8 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
+using ::testing::IsEmpty;
 using ::testing::IsSupersetOf;
 using ::testing::Ne;
 
@@ -39,14 +41,33 @@ TEST(RolesTest, NamesAreDistinctInEveryInterface) {
   }
 }
 
+std::vector<Role> InOrder(const RoleSet& set) {
+  std::vector<Role> roles;
+  for (Role role : set) roles.push_back(role);
+  return roles;
+}
+
 TEST(RolesTest, AProblemWantsWhatItStates) {
   const Problem p;
+  EXPECT_THAT(InOrder(InputTensorsOf(p)), ElementsAre(Role::kQ, Role::kK, Role::kV));
+  EXPECT_THAT(InOrder(OutputsOf(p)), ElementsAre(Role::kY));
   for (Role role : AllRoles()) {
     EXPECT_EQ(InfoOf(role).wanted(p), InfoOf(role).required) << InfoOf(role).onnx;
   }
-  for (Role role : AllRoles()) {
-    EXPECT_TRUE(InfoOf(role).wanted(test::EveryTensor())) << InfoOf(role).onnx;
-  }
+  const Problem full = test::EveryTensor();
+  EXPECT_THAT(InOrder(InputTensorsOf(full)), ElementsAreArray(kInputTensors));
+  EXPECT_THAT(InOrder(OutputsOf(full)), ElementsAreArray(kOutputs));
+}
+
+TEST(RolesTest, ASetContainsWhatWasAdded) {
+  RoleSet roles;
+  EXPECT_THAT(InOrder(roles), IsEmpty());
+  roles.Add(Role::kLse);
+  roles.Add(Role::kQ);
+  roles.Add(Role::kMask, false);
+  EXPECT_THAT(InOrder(roles), ElementsAre(Role::kQ, Role::kLse));
+  EXPECT_TRUE(roles.contains(Role::kLse));
+  EXPECT_FALSE(roles.contains(Role::kMask));
 }
 
 TEST(RolesTest, AxesAndTypesFollowTheProblem) {

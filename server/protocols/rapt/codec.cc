@@ -358,9 +358,9 @@ absl::StatusOr<Parts> SplitMessage(const MessageBytes& bytes, const wire::Messag
 }
 
 absl::Status PlaceOutputs(const Message& message, SharedTensors& shared_tensors, Request& request) {
-  for (Role role : kOutputs) {
+  for (Role role : OutputsOf(request.call.problem)) {
     const v1::SharedMemory* part = PlaceOf(message.places(), role);
-    if (part == nullptr || !InfoOf(role).wanted(request.call.problem)) continue;
+    if (part == nullptr) continue;
     const absl::StatusOr<OutputPlace> place = shared_tensors.FindOutput(
         std::string(kNativeNames[role]), ReferenceOf(*part), request.call.outputs[role]);
     if (!place.ok()) return place.status();
@@ -424,8 +424,7 @@ absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
 absl::Status CheckResponseSize(const DecodedCall& decoded) {
   const ResolvedCall& call = decoded.request.call;
   absl::InlinedVector<const TensorSpec*, 5> outputs;
-  for (Role role : kOutputs) {
-    if (!InfoOf(role).wanted(call.problem)) continue;
+  for (Role role : OutputsOf(call.problem)) {
     if (PlaceOf(decoded.fields.places(), role) != nullptr) continue;
     outputs.push_back(&call.outputs[role]);
   }
@@ -435,8 +434,7 @@ absl::Status CheckResponseSize(const DecodedCall& decoded) {
 ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
                              const Result& result) {
   ResponseMessage response;
-  for (Role role : kOutputs) {
-    if (!InfoOf(role).wanted(call.problem)) continue;
+  for (Role role : OutputsOf(call.problem)) {
     const TensorSpec& spec = call.outputs[role];
     OutputBuffer payload = result.outputs[role];
     v1::Tensor fields;
