@@ -306,8 +306,9 @@ absl::StatusOr<std::string> SetFromArguments(absl::Span<const Setting> settings,
     return Invalid("unexpected argument '", parsed->operands[0], "'; --help lists the flags");
   }
   for (const auto& [name, value] : parsed->flags) {
+    // `flag` instead of `name`: Clang 14 can't capture a structured binding.
     const auto setting = std::find_if(settings.begin(), settings.end(),
-                                      [&name](const Setting& s) { return s.name == name; });
+                                      [&flag = name](const Setting& s) { return s.name == flag; });
     const absl::Status status = setting == settings.end() ? SetFromFile(settings, value)
                                                           : Set(*setting, "--" + name, value);
     if (!status.ok()) return status;
