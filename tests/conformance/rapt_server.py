@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import urllib.request
 
 STOP_SECONDS = 60  # longer than any grace period a test configures
 
@@ -12,10 +13,10 @@ STOP_SECONDS = 60  # longer than any grace period a test configures
 class RaptServer:
     """Context manager: ready on entry; must exit cleanly on SIGTERM at the end."""
 
-    def __init__(self, *flags, program="RAPT_SERVER"):
+    def __init__(self, *flags, program="RAPT_SERVER", grpc_address="127.0.0.1:0"):
         self._command = [
             os.environ[program],
-            "--grpc_address=127.0.0.1:0",
+            f"--grpc_address={grpc_address}",
             "--metrics_address=127.0.0.1:0",
             "--drain_pause=0",
             "--drain_refusal_time=0",
@@ -23,6 +24,7 @@ class RaptServer:
         ]
 
     def __enter__(self):
+        self._is_stopping = False
         self._log = tempfile.TemporaryFile(mode="w+")
         self._process = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stderr=self._log, text=True
@@ -36,7 +38,7 @@ class RaptServer:
         return self
 
     def __exit__(self, *_):
-        self._process.send_signal(signal.SIGTERM)
+        self.stop()
         try:
             status = self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -48,8 +50,18 @@ class RaptServer:
         self._process.stdout.close()
         assert status == 0, f"rapt-server exited with {status}; the log:\n{log}"
 
+    def stop(self):
+        """Sends SIGTERM, once: a second one would end the process at once."""
+        if not self._is_stopping:
+            self._process.send_signal(signal.SIGTERM)
+        self._is_stopping = True
+
     def signal(self, number):
         self._process.send_signal(number)
+
+    def read_gauge(self, name):
+        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics") as page:
+            return float(re.search(f"^{name} (.*)$", page.read().decode(), re.MULTILINE)[1])
 
     def read_log(self):
         with open(f"/proc/self/fd/{self._log.fileno()}") as log:  # the server writes at the place of the first

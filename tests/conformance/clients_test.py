@@ -1,0 +1,148 @@
+"""gRPC's client libraries, unmodified: calls of every kind and outcome.
+
+RAPT_CLIENTS names them. `./dev test clients` installs all, and waits for those that ping seldom (RAPT_PATIENT).
+"""
+
+import concurrent.futures
+import os
+import time
+
+import numpy as np
+import pytest
+from grpc import StatusCode
+from grpc_clients import CLIENTS
+from rapt_server import RaptServer
+from tritonclient.grpc import service_pb2
+
+NAMES = os.environ.get("RAPT_CLIENTS", "grpcio aio go").split()
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+CHECK = "/grpc.health.v1.Health/Check"
+WATCH = "/grpc.health.v1.Health/Watch"
+SERVING = b"\x08\x01"  # HealthCheckResponse
+
+MAX_PING_STRIKES = 2  # of gRPC's servers, for pings that come too early
+SLOW_ROWS = 1024  # take about a second on the backend "reference"
+
+
+def request(q_rows=4, k_rows=4, model="attention", identifier=""):
+    """A ModelInferRequest whose V is 0.5 everywhere."""
+    message = service_pb2.ModelInferRequest(model_name=model, id=identifier)
+    for name, rows in {"Q": q_rows, "K": k_rows, "V": k_rows}.items():
+        message.inputs.add(name=name, datatype="FP32", shape=[1, 1, rows, 64])
+        message.raw_input_contents.append(np.full((rows, 64), 0.5, np.float32).tobytes())
+    return message.SerializeToString()
+
+
+def check_answer(response, rows=4):
+    (y,) = service_pb2.ModelInferResponse.FromString(response).raw_output_contents
+    np.testing.assert_array_equal(np.frombuffer(y, np.float32), np.full(rows * 64, 0.5, np.float32))
+
+
+def slow_request(times=1):
+    return request(times * SLOW_ROWS, SLOW_ROWS)
+
+
+def wait_for_gauge(server, name, value):
+    deadline = time.monotonic() + 60
+    while (read := server.read_gauge(name)) != value:
+        assert time.monotonic() < deadline, f"{name} is {read}, want {value}"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with RaptServer("--backend=reference") as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def client(request, server):
+    connected = CLIENTS[request.param](server.grpc_address)
+    yield connected
+    connected.close()
+
+
+def test_unary_call(client):
+    code, message, (response,) = client.call("unary", INFER, request())
+    assert (code, message) == (StatusCode.OK, "")
+    check_answer(response)
+
+
+def test_health(client):
+    assert client.call("unary", CHECK, b"") == (StatusCode.OK, "", [SERVING])
+
+
+def test_error_with_code_and_message(client):
+    code, message, responses = client.call("unary", INFER, request(model="modèle 100 %41\n"))
+    assert code == StatusCode.NOT_FOUND
+    assert "modèle 100 %41\n" in message
+    assert responses == []
+
+
+def test_unknown_method(client):
+    assert client.call("unary", "/no.Service/Method", b"").code == StatusCode.UNIMPLEMENTED
+
+
+def test_stream_answers_in_order(client):
+    names = ["first", "second", "third"]
+    code, _, responses = client.call("stream", STREAM_INFER, *(request(identifier=name) for name in names))
+    assert code == StatusCode.OK
+    answers = [service_pb2.ModelStreamInferResponse.FromString(response) for response in responses]
+    assert [(answer.infer_response.id, answer.error_message) for answer in answers] == [(n, "") for n in names]
+    for answer in answers:
+        check_answer(answer.infer_response.SerializeToString())
+
+
+def test_6_mib_in_both_directions(client):
+    rows = (6 << 20) // (64 * 4)
+    code, message, (response,) = client.call("unary", INFER, request(rows, 1))
+    assert (code, message) == (StatusCode.OK, "")
+    check_answer(response, rows)
+
+
+def test_deadline(client):
+    assert client.call("unary", INFER, slow_request(10), timeout=0.3).code == StatusCode.DEADLINE_EXCEEDED
+
+
+def test_cancellation_stops_the_computation(server, client):
+    before = time.monotonic()
+    assert client.call("unary", INFER, slow_request(100), cancel_after=0.5).code == StatusCode.CANCELLED
+    wait_for_gauge(server, "rapt_compute_threads_busy", 0)
+    wait_for_gauge(server, 'rapt_memory_reserved_bytes{kind="compute"}', 0)
+    assert time.monotonic() - before < 50  # the whole computation takes longer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keepalive_during_a_silent_stream(server, name):
+    if CLIENTS[name].keepalive_seconds > 1 and "RAPT_PATIENT" not in os.environ:
+        pytest.skip("it pings every 10 s; ./dev test clients waits for that")
+    client = CLIENTS[name](server.grpc_address)
+    seconds = client.keepalive_seconds * (MAX_PING_STRIKES + 2.5)
+    code, _, responses = client.call("stream", WATCH, b"", timeout=seconds)
+    client.close()
+    assert (code, responses) == (StatusCode.DEADLINE_EXCEEDED, [SERVING])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_drained_server_completes_its_calls(name):
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:  # the client's
+
+        def call(*args, **kwargs):
+            return thread.submit(client.call, *args, **kwargs)
+
+        with RaptServer("--backend=reference", "--threads=1", "--grace_period=60s") as server:
+            address = server.grpc_address
+            client = thread.submit(CLIENTS[name], address).result()
+            slow = call("unary", INFER, slow_request())
+            wait_for_gauge(server, "rapt_compute_threads_busy", 1)
+            server.stop()
+            code, message, (response,) = slow.result()
+            assert (code, message) == (StatusCode.OK, "")
+            check_answer(response, SLOW_ROWS)
+        assert call("unary", CHECK, b"").result().code == StatusCode.UNAVAILABLE
+        with RaptServer(grpc_address=address):
+            outcome = call("unary", CHECK, b"", wait_for_ready=True).result()
+            assert outcome == (StatusCode.OK, "", [SERVING])
+        thread.submit(client.close).result()
