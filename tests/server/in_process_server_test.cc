@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,7 +21,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// On free ports and without drain pauses.
+// On free ports and without drain pauses, over the suite's transport.
 absl::StatusOr<std::unique_ptr<Server>> CreateServer(const std::vector<const char*>& flags = {}) {
   std::vector<const char*> all = {"--grpc_address=127.0.0.1:0",
                                   "--metrics_address=127.0.0.1:0",
@@ -29,8 +30,10 @@ absl::StatusOr<std::unique_ptr<Server>> CreateServer(const std::vector<const cha
                                   "--drain_pause=0",
                                   "--drain_refusal_time=0"};
   all.insert(all.end(), flags.begin(), flags.end());
-  const absl::StatusOr<Options> options = ParseOptions(
-      all, [](const char*) -> const char* { return nullptr; }, HostLimits{});
+  const auto environment = [](const char* name) -> const char* {
+    return absl::string_view(name) == "RAPT_TRANSPORT" ? std::getenv(name) : nullptr;
+  };
+  const absl::StatusOr<Options> options = ParseOptions(all, environment, HostLimits{});
   if (!options.ok()) return options.status();
   return Server::Create(*options);
 }

@@ -341,7 +341,9 @@ TEST(StreamPressureTest, ADeclaredSizeIsReservedForALimitedTime) {
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   {
     Stream stream(*stub, kMiB);
-    WaitForMetric(server, "rapt_memory_reserved_bytes", kMiB, {{"kind", "receive"}});
+    if (!IsOverHttp2()) {
+      WaitForMetric(server, "rapt_memory_reserved_bytes", kMiB, {{"kind", "receive"}});
+    }
     WaitForMetric(server, "rapt_memory_reserved_bytes", 0);  // the stream is silent
     ExpectRight(stream.Infer(Call(1, 4, 4)));
     const std::string error = stream.Infer(LargeCall()).error_message();
@@ -353,6 +355,7 @@ TEST(StreamPressureTest, ADeclaredSizeIsReservedForALimitedTime) {
 }
 
 TEST(StreamPressureTest, TheNextMessageIsReservedLikeThePreviousOne) {
+  if (IsOverHttp2()) GTEST_SKIP() << "nothing is reserved for a message whose size is not known";
   const ServerProcess server({absl::StrCat("--memory_budget_bytes=", kBudget)});
   const auto stub = GRPCInferenceService::NewStub(Connect(server));
   const ModelInferRequest request = LargeCall();
@@ -578,6 +581,7 @@ TEST(BrokenCallTest, ACallWithoutAMessageIsRejected) {
 
 // The bookkeeping of tiny frames would double the memory, beyond what the budget accounts for.
 TEST(BrokenCallTest, AMessageInTinyFramesIsRejected) {
+  if (IsOverHttp2()) GTEST_SKIP() << "frames are copied into one buffer; their number is bounded";
   const ServerProcess server;
   const std::string message = Call(1, 96, 64).SerializeAsString();  // 48 KiB
   const auto status_in_frames = [&](uint32_t bytes) {

@@ -108,10 +108,7 @@ rlim_t LowestFreeDescriptor(pid_t process) {
 TEST_F(UnixSocketTest, SurvivesAMomentWithoutDescriptors) {
 #ifdef RAPT_SANITIZED
   // UBSan looks at the type of an object through a pipe, for which there is no descriptor.
-  const char* const transport = std::getenv("RAPT_TRANSPORT");
-  if (transport != nullptr && absl::string_view(transport) == "http2") {
-    GTEST_SKIP() << "UBSan needs descriptors";
-  }
+  if (IsOverHttp2()) GTEST_SKIP() << "UBSan needs descriptors";
 #endif
   const ServerProcess server({Flag()});
   rlimit usual = {};

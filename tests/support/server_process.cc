@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <regex>
 
+#include "absl/strings/string_view.h"
 #include "base/check.h"
 
 namespace rapt::test {
@@ -36,6 +38,11 @@ std::vector<std::string> WithDefaults(std::vector<std::string> flags) {
 }
 
 }  // namespace
+
+bool IsOverHttp2() {
+  const char* const transport = std::getenv("RAPT_TRANSPORT");
+  return transport != nullptr && absl::string_view(transport) == "http2";
+}
 
 ChildProcess::ChildProcess(std::vector<std::string> command,
                            const std::vector<std::string>& environment) {
