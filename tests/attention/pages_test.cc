@@ -19,6 +19,7 @@
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "tests/support/run_attention.h"
+#include "tests/support/strided_only_backend.h"
 
 namespace rapt::test {
 namespace {
@@ -696,18 +697,8 @@ TEST(PagesRefusalTest, ABackendThatDoesNotReadPagesSaysSo) {
   }
 }
 
-// A backend that reads neither slices nor pages.
-class StridedOnly final : public Backend {
- public:
-  absl::string_view name() const override { return "strided_only"; }
-  absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
-  void PlanTasks(Plan&) const override {}
-  void RunTask(const Plan&, const Arguments&, std::byte*, int, int64_t, int,
-               const Checkpoint&) const override {}
-};
-
 TEST(PagesRefusalTest, ABackendThatDoesNotReadPagesIgnoresThoseWithoutRows) {
-  const StridedOnly backend;
+  const StridedOnlyBackend backend;
   const BackendSet backends({&backend});
   const PlanOptions options{.backend = "strided_only", .backends = &backends};
   Problem problem = kUnusual;
@@ -726,7 +717,7 @@ TEST(PagesRefusalTest, ABackendThatDoesNotReadPagesIgnoresThoseWithoutRows) {
 }
 
 TEST(PagesRefusalTest, AutoDoesNotChooseABackendThatDoesNotReadThem) {
-  const StridedOnly backend;
+  const StridedOnlyBackend backend;
   const BackendSet backends({&backend});
   PlanOptions options{.backends = &backends};
   Problem problem = kUnusual;

@@ -11,6 +11,7 @@
 #include "attention/attention.h"
 #include "base/sliced_bytes.h"
 #include "tests/support/run_attention.h"
+#include "tests/support/strided_only_backend.h"
 
 namespace rapt::test {
 namespace {
@@ -139,16 +140,6 @@ INSTANTIATE_TEST_SUITE_P(, SlicesTest,
                                                 500}),
                          [](const auto& info) { return info.param.name; });
 
-// A backend that reads no slices.
-class ContiguousOnly final : public Backend {
- public:
-  absl::string_view name() const override { return "contiguous_only"; }
-  absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
-  void PlanTasks(Plan&) const override {}
-  void RunTask(const Plan&, const Arguments&, std::byte*, int, int64_t, int,
-               const Checkpoint&) const override {}
-};
-
 TEST(SlicesRejectionTest, AreRejectedByABackendThatDoesNotReadThem) {
   const Problem problem{.batch = 1,
                         .query_heads = 1,
@@ -160,10 +151,10 @@ TEST(SlicesRejectionTest, AreRejectedByABackendThatDoesNotReadThem) {
   Rng rng(1);
   const Inputs inputs = RandomInputs(problem, rng);
   const Slices slices(inputs.key.View(), rng, 3);
-  const ContiguousOnly backend;
+  const StridedOnlyBackend backend;
   const BackendSet backends({&backend});
   PlanOptions options;
-  options.backend = "contiguous_only";
+  options.backend = "strided_only";
   options.backends = &backends;
   EXPECT_TRUE(RunAttention(problem, inputs, options).ok());
   const absl::StatusOr<Outputs> outputs = RunAttention(
@@ -171,7 +162,7 @@ TEST(SlicesRejectionTest, AreRejectedByABackendThatDoesNotReadThem) {
       [&](Arguments& arguments) { arguments.inputs[Role::kK] = slices.View(inputs.key.View()); });
   EXPECT_EQ(outputs.status(),
             absl::InvalidArgumentError(
-                "K is sliced; backend 'contiguous_only' does not read sliced tensors"));
+                "K is sliced; backend 'strided_only' does not read sliced tensors"));
 }
 
 }  // namespace

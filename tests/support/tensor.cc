@@ -267,19 +267,29 @@ bool Tensor::GapsIntact() const {
   return true;
 }
 
+namespace {
+
+// Calls `body` for each element of a part with its index there and in the whole.
+template <typename Body>
+void ForEachOfPart(const Dims& part, int axis, int64_t begin, Body body) {
+  ForEach(part, [&](auto... at) {
+    Dims place = {at...};
+    place[axis] += begin;
+    body(Dims{at...}, place);
+  });
+}
+
+double At(const Tensor& tensor, const Dims& at) { return tensor.At(at[0], at[1], at[2], at[3]); }
+
+void Set(Tensor& tensor, const Dims& at, double value) {
+  tensor.Set(at[0], at[1], at[2], at[3], value);
+}
+
+}  // namespace
+
 void PasteAxis(Tensor& whole, int axis, int64_t begin, const Tensor& part) {
-  const Dims& dims = part.dims();
-  for (int64_t b = 0; b < dims[0]; ++b) {
-    for (int64_t h = 0; h < dims[1]; ++h) {
-      for (int64_t s = 0; s < dims[2]; ++s) {
-        for (int64_t e = 0; e < dims[3]; ++e) {
-          Dims place = {b, h, s, e};
-          place[axis] += begin;
-          whole.Set(place[0], place[1], place[2], place[3], part.At(b, h, s, e));
-        }
-      }
-    }
-  }
+  ForEachOfPart(part.dims(), axis, begin,
+                [&](const Dims& from, const Dims& to) { Set(whole, to, At(part, from)); });
 }
 
 Tensor JoinRows(const std::optional<Tensor>& first, const Tensor& second) {
@@ -297,17 +307,8 @@ Tensor SliceAxis(const Tensor& tensor, int axis, int64_t begin, int64_t count) {
   if (dims[axis] == 1) begin = 0, count = 1;
   dims[axis] = count;
   Tensor part(tensor.dtype(), dims);
-  for (int64_t b = 0; b < dims[0]; ++b) {
-    for (int64_t h = 0; h < dims[1]; ++h) {
-      for (int64_t s = 0; s < dims[2]; ++s) {
-        for (int64_t e = 0; e < dims[3]; ++e) {
-          Dims place = {b, h, s, e};
-          place[axis] += begin;
-          part.Set(b, h, s, e, tensor.At(place[0], place[1], place[2], place[3]));
-        }
-      }
-    }
-  }
+  ForEachOfPart(dims, axis, begin,
+                [&](const Dims& to, const Dims& from) { Set(part, to, At(tensor, from)); });
   return part;
 }
 
