@@ -339,6 +339,8 @@ AdmissionLimits Read(const v1::AdmissionLimits& limits) {
 
 }  // namespace
 
+absl::string_view NameOf(DType dtype) { return v1::DataType_Name(CodeOf<v1::DataType>(dtype, 1)); }
+
 v1::DataType ToProto(DType dtype) { return CodeOf<v1::DataType>(dtype, 1); }
 
 v1::AttendRequest WithoutTensors(const AttendCall& call) {

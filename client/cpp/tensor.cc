@@ -11,30 +11,6 @@
 
 namespace rapt::client {
 
-absl::string_view NameOf(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "FP32";
-    case DType::kFloat16:
-      return "FP16";
-    case DType::kBFloat16:
-      return "BF16";
-    case DType::kFloat64:
-      return "FP64";
-    case DType::kBool:
-      return "BOOL";
-    case DType::kInt8:
-      return "INT8";
-    case DType::kUint8:
-      return "UINT8";
-    case DType::kInt32:
-      return "INT32";
-    case DType::kInt64:
-      return "INT64";
-  }
-  return "?";
-}
-
 std::string ToString(const Shape& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }

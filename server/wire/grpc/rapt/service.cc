@@ -10,28 +10,22 @@ using Rpcs = v1::AttentionService;
 
 // Attend, AttendStream and Diagnose are tensor methods.
 class Service final
-    : public Rpcs::WithGenericMethod_Attend<
-          Rpcs::WithGenericMethod_AttendStream<Rpcs::WithGenericMethod_Diagnose<Rpcs::Service>>> {
+    : public UnaryService<Rpcs::WithGenericMethod_Attend<Rpcs::WithGenericMethod_AttendStream<
+                              Rpcs::WithGenericMethod_Diagnose<Rpcs::Service>>>,
+                          Methods> {
  public:
-  Service(const CallEnvironment& environment, const Methods& methods)
-      : environment_(environment), methods_(methods) {}
+  using UnaryService::UnaryService;
 
   grpc::Status EstimateMemory(grpc::ServerContext* context,
                               const v1::EstimateMemoryRequest* request,
                               v1::EstimateMemoryResponse* response) override {
-    return RespondAtOnce(*context, environment_, methods_.observe_estimate_memory(),
-                         [&] { return methods_.Respond(*request, *response); });
+    return Respond(context, methods().observe_estimate_memory(), request, response);
   }
 
   grpc::Status GetServerInfo(grpc::ServerContext* context, const v1::GetServerInfoRequest* request,
                              v1::GetServerInfoResponse* response) override {
-    return RespondAtOnce(*context, environment_, methods_.observe_get_server_info(),
-                         [&] { return methods_.Respond(*request, *response); });
+    return Respond(context, methods().observe_get_server_info(), request, response);
   }
-
- private:
-  const CallEnvironment& environment_;
-  const Methods& methods_;
 };
 
 }  // namespace
