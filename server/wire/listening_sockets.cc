@@ -1,11 +1,11 @@
 #include "server/wire/listening_sockets.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -15,6 +15,8 @@
 
 namespace rapt {
 namespace {
+
+constexpr int kAttempts = 16;
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
@@ -28,26 +30,25 @@ Addresses Resolve(const std::string& host, const std::string& port) {
   return {found, freeaddrinfo};
 }
 
+in_port_t& PortIn(sockaddr& address) {
+  return address.sa_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                       : reinterpret_cast<sockaddr_in&>(address).sin_port;
+}
+
 int PortOf(int listening) {
   sockaddr_storage name = {};
   socklen_t size = sizeof(name);
   RAPT_CHECK(getsockname(listening, reinterpret_cast<sockaddr*>(&name), &size) == 0,
              "a bound socket has an address");
-  return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
-                                          : reinterpret_cast<sockaddr_in*>(&name)->sin_port);
+  return ntohs(PortIn(reinterpret_cast<sockaddr&>(name)));
 }
 
-void SetPort(int port, addrinfo& address) {
-  const in_port_t number = htons(static_cast<uint16_t>(port));
-  if (address.ai_family == AF_INET6) {
-    reinterpret_cast<sockaddr_in6*>(address.ai_addr)->sin6_port = number;
-  } else {
-    reinterpret_cast<sockaddr_in*>(address.ai_addr)->sin_port = number;
-  }
-}
-
-// Returns -1 with errno set on failure.
-Descriptor Bind(const addrinfo& address) {
+// Uses `port` unless it is 0. Returns -1 with errno set on failure.
+Descriptor Bind(const addrinfo& address, int port) {
+  sockaddr_storage name = {};
+  std::memcpy(&name, address.ai_addr, address.ai_addrlen);
+  auto& generic = reinterpret_cast<sockaddr&>(name);
+  if (port != 0) PortIn(generic) = htons(static_cast<uint16_t>(port));
   Descriptor result(::socket(address.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (result.get() < 0) return result;
   const int on = 1, off = 0;
@@ -56,7 +57,7 @@ Descriptor Bind(const addrinfo& address) {
   if (address.ai_family == AF_INET6) {
     setsockopt(result.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
   }
-  if (bind(result.get(), address.ai_addr, address.ai_addrlen) == 0 &&
+  if (bind(result.get(), &generic, address.ai_addrlen) == 0 &&
       listen(result.get(), SOMAXCONN) == 0) {
     return result;
   }
@@ -66,13 +67,11 @@ Descriptor Bind(const addrinfo& address) {
   return result;
 }
 
-// Binds all addresses of the host or none, except address families that this machine lacks.
-ListeningSockets BindAll(const std::string& host, const std::string& port) {
+// Returns no sockets with errno set on failure.
+ListeningSockets BindAll(const addrinfo* addresses) {
   ListeningSockets bound;
-  const Addresses addresses = Resolve(host, port);
-  for (addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    if (bound.port != 0) SetPort(bound.port, *address);  // the first address chose a free port
-    Descriptor listening = Bind(*address);
+  for (const addrinfo* address = addresses; address != nullptr; address = address->ai_next) {
+    Descriptor listening = Bind(*address, bound.port);  // the first address chose a free port
     if (listening.get() >= 0) {
       bound.port = PortOf(listening.get());
       bound.descriptors.push_back(std::move(listening));
@@ -85,14 +84,24 @@ ListeningSockets BindAll(const std::string& host, const std::string& port) {
 
 }  // namespace
 
+ListeningSockets ListenOnAll(const addrinfo* addresses) {
+  ListeningSockets bound;
+  // The port that is free on the first address may be in use on another one.
+  for (int attempt = 0; attempt < kAttempts && bound.descriptors.empty(); ++attempt) {
+    bound = BindAll(addresses);
+    if (bound.descriptors.empty() && errno != EADDRINUSE) break;
+  }
+  return bound;
+}
+
 absl::StatusOr<ListeningSockets> ListenOn(const std::string& address) {
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, colon);
   const std::string port = address.substr(colon + 1);
   if (absl::StartsWith(host, "[")) host = host.substr(1, host.size() - 2);
   ListeningSockets bound;
-  if (host == "0.0.0.0") bound = BindAll("::", port);
-  if (bound.descriptors.empty()) bound = BindAll(host, port);
+  if (host == "0.0.0.0") bound = ListenOnAll(Resolve("::", port).get());
+  if (bound.descriptors.empty()) bound = ListenOnAll(Resolve(host, port).get());
   if (!bound.descriptors.empty()) return bound;
   return absl::UnavailableError(absl::StrCat(
       "can't listen on ", address, "; the port may be in use, or the address may not be local"));

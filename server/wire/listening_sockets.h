@@ -2,6 +2,8 @@
 #ifndef RAPT_SERVER_WIRE_LISTENING_SOCKETS_H_
 #define RAPT_SERVER_WIRE_LISTENING_SOCKETS_H_
 
+#include <netdb.h>
+
 #include <string>
 #include <vector>
 
@@ -20,6 +22,10 @@ struct ListeningSockets {
 // port. 0.0.0.0 means all addresses of both families. Accepted connections inherit TCP_NODELAY.
 // Unavailable if the address can't be bound.
 absl::StatusOr<ListeningSockets> ListenOn(const std::string& address);
+
+// Binds all addresses of the list to one port and listens, except on those of families that this
+// machine lacks. Port 0 chooses a port that is free on all of them. Returns no sockets on failure.
+ListeningSockets ListenOnAll(const addrinfo* addresses);
 
 // Returns whether accept() failed with this errno because the process or the system lacks
 // descriptors or memory: a retry fails until some are free.
