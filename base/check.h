@@ -3,16 +3,12 @@
 #ifndef RAPT_BASE_CHECK_H_
 #define RAPT_BASE_CHECK_H_
 
-#include <cstdio>
-#include <cstdlib>
-
 namespace rapt {
 
-[[noreturn]] inline void CheckFailed(const char* file, int line, const char* condition,
-                                     const char* message) {
-  std::fprintf(stderr, "%s:%d: check failed: %s: %s\n", file, line, condition, message);
-  std::abort();
-}
+// Writes the message to stderr and aborts. If nobody reads stderr, aborts without it after a
+// second.
+[[noreturn]] void CheckFailed(const char* file, int line, const char* condition,
+                              const char* message);
 
 }  // namespace rapt
 
