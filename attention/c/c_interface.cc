@@ -40,7 +40,9 @@ struct rapt_plan {
 
 namespace {
 
+using rapt::Alignment;
 using rapt::DType;
+using rapt::ScoreOutput;
 
 static_assert(RAPT_WORKSPACE_ALIGNMENT == rapt::AlignedBuffer::kAlignment);
 
@@ -78,6 +80,33 @@ constexpr AttributeFields kAttributeFields[] = {
 };
 // Without the heads, which are axes here, and the probability of dropout.
 static_assert(std::size(kAttributeFields) == rapt::kAttributes - 3);
+
+// The codes are those of Abseil, which are gRPC's.
+constexpr bool IsCode(rapt_code code, absl::StatusCode status) {
+  return static_cast<int>(code) == static_cast<int>(status);
+}
+static_assert(IsCode(RAPT_OK, absl::StatusCode::kOk));
+static_assert(IsCode(RAPT_INVALID_ARGUMENT, absl::StatusCode::kInvalidArgument));
+static_assert(IsCode(RAPT_RESOURCE_EXHAUSTED, absl::StatusCode::kResourceExhausted));
+static_assert(IsCode(RAPT_FAILED_PRECONDITION, absl::StatusCode::kFailedPrecondition));
+static_assert(IsCode(RAPT_UNIMPLEMENTED, absl::StatusCode::kUnimplemented));
+
+// The enumerations have the order of those of C, which begin at `first`.
+template <typename Enum>
+constexpr Enum FromC(int32_t value, int first) {
+  return static_cast<Enum>(value - first);
+}
+static_assert(FromC<DType>(RAPT_FP32, RAPT_FP32) == DType::kFloat32);
+static_assert(FromC<DType>(RAPT_FP16, RAPT_FP32) == DType::kFloat16);
+static_assert(FromC<DType>(RAPT_BF16, RAPT_FP32) == DType::kBFloat16);
+static_assert(FromC<DType>(RAPT_FP64, RAPT_FP32) == DType::kFloat64);
+static_assert(FromC<DType>(RAPT_BOOL, RAPT_FP32) == DType::kBool);
+static_assert(FromC<ScoreOutput>(RAPT_SCORES, RAPT_SCORES) == ScoreOutput::kScores);
+static_assert(FromC<ScoreOutput>(RAPT_SOFTCAPPED, RAPT_SCORES) == ScoreOutput::kSoftcapped);
+static_assert(FromC<ScoreOutput>(RAPT_BIASED, RAPT_SCORES) == ScoreOutput::kBiased);
+static_assert(FromC<ScoreOutput>(RAPT_WEIGHTS, RAPT_SCORES) == ScoreOutput::kWeights);
+static_assert(FromC<Alignment>(RAPT_TOP_LEFT, RAPT_TOP_LEFT) == Alignment::kTopLeft);
+static_assert(FromC<Alignment>(RAPT_BOTTOM_RIGHT, RAPT_TOP_LEFT) == Alignment::kBottomRight);
 
 constexpr int kMaxThreads = 1024;
 
@@ -170,11 +199,7 @@ absl::Status CheckEnums(const rapt_problem& p) {
   return status;
 }
 
-DType TypeOf(int32_t dtype) {
-  constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
-                              DType::kBool};
-  return kTypes[dtype - RAPT_FP32];
-}
+DType TypeOf(int32_t dtype) { return FromC<DType>(dtype, RAPT_FP32); }
 
 absl::Status ReadAttribute(const AttributeFields& fields, const rapt_problem& c, rapt::Problem& p) {
   if (fields.given != nullptr && c.*fields.given == 0) return absl::OkStatus();
@@ -201,7 +226,7 @@ rapt::Problem ProblemOf(const rapt_problem& c) {
   p.past_length = c.past_length;
   p.head_size = c.head_size;
   p.value_head_size = c.value_head_size;
-  if (c.alignment == RAPT_BOTTOM_RIGHT) p.alignment = rapt::Alignment::kBottomRight;
+  p.alignment = FromC<Alignment>(c.alignment, RAPT_TOP_LEFT);
   if (c.mask_dtype != 0) {
     p.mask = rapt::MaskShape{.dtype = TypeOf(c.mask_dtype)};
     std::copy(c.mask_shape, c.mask_shape + 4, p.mask->dims.begin());
@@ -212,7 +237,7 @@ rapt::Problem ProblemOf(const rapt_problem& c) {
     p.dropout = rapt::Dropout{.probability = c.dropout_probability, .seed = c.dropout_seed};
   }
   if (c.score_output != RAPT_NO_SCORES) {
-    p.score_output = static_cast<rapt::ScoreOutput>(c.score_output - RAPT_SCORES);
+    p.score_output = FromC<ScoreOutput>(c.score_output, RAPT_SCORES);
   }
   p.wants_lse = c.wants_lse != 0;
   p.wants_present = c.wants_present != 0;

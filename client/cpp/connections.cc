@@ -133,6 +133,11 @@ ConnectionLease Connections::LeastBusy() {
                          [&busy](const auto& a, const auto& b) { return busy(a) < busy(b); }));
 }
 
+static_assert(static_cast<absl::StatusCode>(grpc::StatusCode::CANCELLED) ==
+              absl::StatusCode::kCancelled);
+static_assert(static_cast<absl::StatusCode>(grpc::StatusCode::UNAUTHENTICATED) ==
+              absl::StatusCode::kUnauthenticated);  // the last one
+
 absl::Status Connections::FromGrpc(const grpc::Status& status, bool was_stopped) const {
   auto code = static_cast<absl::StatusCode>(status.error_code());
   // gRPC returns this to calls that arrive while a server shuts down.

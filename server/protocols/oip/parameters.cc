@@ -116,6 +116,12 @@ bool ReadAttribute(absl::string_view name, const InferParameter& value, Operator
   return false;
 }
 
+// The modes of qk_matmul_output_mode.
+static_assert(static_cast<ScoreOutput>(0) == ScoreOutput::kScores);
+static_assert(static_cast<ScoreOutput>(1) == ScoreOutput::kSoftcapped);
+static_assert(static_cast<ScoreOutput>(2) == ScoreOutput::kBiased);
+static_assert(static_cast<ScoreOutput>(3) == ScoreOutput::kWeights);
+
 absl::Status ReadScoreOutput(absl::string_view name, const InferParameter& value,
                              ScoreOutput& out) {
   int64_t mode;
