@@ -5,9 +5,9 @@
 //     AlignedBuffer workspace(plan->workspace_bytes());
 //     absl::Status status = Run(*plan, arguments, workspace.span(), pool);
 //
-// Keys and values are read where they are: strided, in the slices of a message, or in pages. A page
-// is a block of memory with a fixed number of rows (tensor_view.h). Of all of them, only one block
-// of rows is copied at a time.
+// Keys and values are read in place: strided, in the slices of a message, or in pages. A page is a
+// block of memory with a fixed number of rows (tensor_view.h). If rows have to be copied, only one
+// block of them is copied at a time.
 #ifndef RAPT_ATTENTION_ATTENTION_H_
 #define RAPT_ATTENTION_ATTENTION_H_
 

@@ -68,7 +68,7 @@ struct AttributeInfo {
   // The number that stands for absence. rapt.v1 and C, where a caller leaves the field out instead,
   // accept only larger ones.
   std::optional<int64_t> absent = std::nullopt;
-  // The flag of the command line. Null: the command line has its own.
+  // The flag of `rapt attend`. Null: none, or one that client/cli defines itself.
   const char* flag = nullptr;
   const char* help = nullptr;
 };

@@ -1,4 +1,4 @@
-// The interface of a backend. To add one: a folder beside this file and a line in backends.cc.
+// The interface of a backend. To add one: a folder next to this file and a line in backends.cc.
 #ifndef RAPT_ATTENTION_BACKEND_H_
 #define RAPT_ATTENTION_BACKEND_H_
 

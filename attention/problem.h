@@ -26,8 +26,8 @@ namespace rapt {
 
 class Backend;
 
-// The intermediate returned beside O, [B, Hq, Sq, T] in Q's type. The values are those of ONNX
-// qk_matmul_output_mode.
+// The intermediate returned in addition to O, [B, Hq, Sq, T] in Q's type. The values are those of
+// ONNX qk_matmul_output_mode.
 enum class ScoreOutput : uint8_t { kScores = 0, kSoftcapped = 1, kBiased = 2, kWeights = 3 };
 
 // Position of the causal diagonal and the window when there are more keys than queries or fewer.

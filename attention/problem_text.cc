@@ -17,7 +17,7 @@
 namespace rapt {
 namespace {
 
-// An error message that continues the quoted text of a problem; nullopt if there is no error.
+// The predicate of an error whose subject is the quoted text: "is empty". nullopt on success.
 using ParseError = std::optional<std::string>;
 
 // Parses "32/8" into two numbers and "32" into the same number twice.

@@ -33,7 +33,7 @@ constexpr int64_t SizeOf(DType type) {
   return 0;
 }
 
-// Returns the type's name in Triton, KServe and our own interfaces: FP32, BF16, ...
+// Returns the type's name in Triton, KServe and rapt's interfaces: FP32, BF16, ...
 constexpr absl::string_view NameOf(DType type) {
   switch (type) {
     case DType::kFloat32:

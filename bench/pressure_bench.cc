@@ -1,6 +1,6 @@
-// The service under pressure: small requests beside a long one, computation after a cancellation,
-// memory after a burst, correct answers under overload. Every wait is bounded; the whole run takes
-// about a minute. Prints Markdown for RESULTS.md.
+// The service under pressure: small requests during a long one, computation after a cancellation,
+// memory after a burst, correct responses under overload. Every wait is bounded; the whole run
+// takes about a minute. Prints Markdown for RESULTS.md.
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,14 +26,14 @@ InferShape SelfAttention(int64_t heads, int64_t length) {
   return {.heads = heads, .queries = length, .keys = length};
 }
 
-// --- Beside a long request -----------------------------------------------------------------------
+// --- During a long request -----------------------------------------------------------------------
 
 // One kind of request and its latencies under two conditions.
 struct Timed {
   const char* name;
   std::string message;
   std::vector<double> alone = {};
-  std::vector<double> beside = {};
+  std::vector<double> concurrent = {};
 
   // Sends requests one after the other for half a second.
   void CallFor(InferCaller& caller, std::vector<double>& seconds) const {
@@ -85,7 +85,7 @@ struct Afterwards {
   }
 };
 
-void MeasureBesideALongOne(const Server& server) {
+void MeasureDuringALongOne(const Server& server) {
   constexpr int kRounds = 8;
   InferCaller caller(server.address(), true), long_caller(server.address(), true);
   const int64_t length = LengthOfLong(caller);
@@ -99,21 +99,21 @@ void MeasureBesideALongOne(const Server& server) {
     grpc::StatusCode code;
     std::thread sender([&] { code = long_caller.WaitForOne().status.error_code(); });
     WaitUntilItComputes(server.pid);
-    for (Timed& timed : requests) timed.CallFor(caller, timed.beside);
+    for (Timed& timed : requests) timed.CallFor(caller, timed.concurrent);
     long_caller.CancelAll();
     afterwards.Watch(server.pid);
     sender.join();
     RAPT_CHECK(code == grpc::StatusCode::CANCELLED, "the long request was over too early");
   }
   std::printf(
-      "Beside a request of about %.0f s (1x1x%ldx64), alternating with none, %d times:\n\n"
-      "| request | alone p50 ms | p99 | beside it p50 ms | p99 |\n| --- | --- | --- | --- | --- "
+      "Alone, and during a request of about %.0f s (1x1x%ldx64), alternating, %d times:\n\n"
+      "| request | alone p50 ms | p99 | during it p50 ms | p99 |\n| --- | --- | --- | --- | --- "
       "|\n",
       kLong.count(), static_cast<long>(length), kRounds);
   for (const Timed& timed : requests) {
     std::printf("| %s | %.3f | %.3f | %.3f | %.3f |\n", timed.name, 1e3 * Median(timed.alone),
-                1e3 * Quantile(timed.alone, 0.99), 1e3 * Median(timed.beside),
-                1e3 * Quantile(timed.beside, 0.99));
+                1e3 * Quantile(timed.alone, 0.99), 1e3 * Median(timed.concurrent),
+                1e3 * Quantile(timed.concurrent, 0.99));
   }
   std::printf(
       "\nAfter the cancellation, the server computed for %.1f ms more (%.1f at most; 20 allowed) "
@@ -128,7 +128,7 @@ void MeasureBesideALongOne(const Server& server) {
 struct Load {
   int in_flight;
   double seconds = 0;
-  std::vector<double> correct = {};  // latencies of correct answers
+  std::vector<double> correct = {};  // latencies of correct responses
   int rejected = 0;
 
   Load(const Server& server, const std::string& message, int calls) : in_flight(calls) {
@@ -159,12 +159,12 @@ void MeasureOverload(const Server& server) {
   for (const int in_flight : {4, 32, 256, 1024}) loads.emplace_back(server, message, in_flight);
   std::printf(
       "\nThe same request of 1 ms from one caller, --memory_budget_bytes=%ld,\n"
-      "--max_queued_requests=256; rejected calls are repeated at once:\n\n"
-      "| in flight | correct answers/s | of those at 4 | p50 ms | p99 | rejected/s |\n"
+      "--max_queued_requests=256; rejected calls are retried at once:\n\n"
+      "| in flight | correct responses/s | of those at 4 | p50 ms | p99 | rejected/s |\n"
       "| --- | --- | --- | --- | --- | --- |\n",
       static_cast<long>(256 * kMiB));
   for (const Load& load : loads) {
-    RAPT_CHECK(!load.correct.empty(), "nothing was answered");
+    RAPT_CHECK(!load.correct.empty(), "no call succeeded");
     std::printf(
         "| %d | %.0f | %.2f | %.1f | %.1f | %.0f |\n", load.in_flight, load.correct_per_second(),
         load.correct_per_second() / loads[0].correct_per_second(), 1e3 * Median(load.correct),
@@ -199,7 +199,7 @@ void MeasureMemory(const Server& server) {
 
 int Main() {
   const Server usual = StartRapt({});
-  MeasureBesideALongOne(usual);
+  MeasureDuringALongOne(usual);
   Stop(usual);
   const Server small =
       StartRapt({absl::StrCat("--memory_budget_bytes=", 256 * kMiB), "--max_queued_requests=256"});

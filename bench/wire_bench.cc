@@ -3,7 +3,7 @@
 // figures are medians. Takes about two minutes. Prints Markdown for RESULTS.md.
 //
 // A request has one row of Q, and K and V of the stated payload. If only the transport is
-// measured, a window of a few keys keeps the computation negligible. The answer is one row. The
+// measured, a window of a few keys keeps the computation negligible. The response is one row. The
 // client sends serialized requests, so its cost is the same for every peer.
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -47,7 +47,7 @@ using inference::GRPCInferenceService;
 using inference::ModelInferRequest;
 using inference::ModelInferResponse;
 
-constexpr int kAnswerBytes = 256;
+constexpr int kResponseBytes = 256;
 constexpr char kPythonVariable[] = "RAPT_BENCH_PYTHON";
 
 // --- Peers ---------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ void WriteAll(int connection, const char* data, int64_t size) {
   }
 }
 
-// Reads a length and that many bytes into a reused buffer; answers with a few bytes.
+// Reads a length and that many bytes into a reused buffer; responds with a few bytes.
 [[noreturn]] void ServeRawTcp(int pipe) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in name = {};
@@ -87,25 +87,25 @@ void WriteAll(int connection, const char* data, int64_t size) {
   RAPT_CHECK(listen(listener, 16) == 0, "can't listen");
   getsockname(listener, reinterpret_cast<sockaddr*>(&name), &size);
   WritePort(pipe, ntohs(name.sin_port));
-  std::vector<char> buffer(256 * kMiB), answer(kAnswerBytes);
+  std::vector<char> buffer(256 * kMiB), reply(kResponseBytes);
   for (;;) {
     const int connection = accept(listener, nullptr, nullptr);
     const int on = 1;
     setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     for (int64_t bytes; ReadAll(connection, reinterpret_cast<char*>(&bytes), sizeof(bytes));) {
       if (!ReadAll(connection, buffer.data(), bytes)) break;
-      WriteAll(connection, answer.data(), kAnswerBytes);
+      WriteAll(connection, reply.data(), kResponseBytes);
     }
     close(connection);
   }
 }
 
-// Parses the request, does not read its tensors, and answers with a few bytes.
+// Parses the request, does not read its tensors, and responds with a few bytes.
 class GeneratedEcho final : public GRPCInferenceService::Service {
   grpc::Status ModelInfer(grpc::ServerContext*, const ModelInferRequest* request,
                           ModelInferResponse* response) override {
     response->set_id(request->id());
-    response->add_raw_output_contents(std::string(kAnswerBytes, 'y'));
+    response->add_raw_output_contents(std::string(kResponseBytes, 'y'));
     return grpc::Status::OK;
   }
 };
@@ -126,9 +126,9 @@ class GeneratedEcho final : public GRPCInferenceService::Service {
 // A handler that returns constant bytes, run by the Python interpreter RAPT_BENCH_PYTHON.
 [[noreturn]] void ServePython(int pipe) {
   dup2(pipe, STDOUT_FILENO);
-  const std::string answer_bytes = absl::StrCat(kAnswerBytes);
+  const std::string response_bytes = absl::StrCat(kResponseBytes);
   const char* python = std::getenv(kPythonVariable);
-  execl(python, python, RAPT_BENCH_DIRECTORY "/grpcio_echo.py", answer_bytes.c_str(), nullptr);
+  execl(python, python, RAPT_BENCH_DIRECTORY "/grpcio_echo.py", response_bytes.c_str(), nullptr);
   std::_Exit(1);
 }
 
@@ -167,8 +167,8 @@ class RawCaller {
     const auto size = static_cast<int64_t>(bytes.size());
     WriteAll(connection_, reinterpret_cast<const char*>(&size), sizeof(size));
     WriteAll(connection_, bytes.data(), size);
-    char answer[kAnswerBytes];
-    RAPT_CHECK(ReadAll(connection_, answer, kAnswerBytes), "no answer");
+    char reply[kResponseBytes];
+    RAPT_CHECK(ReadAll(connection_, reply, kResponseBytes), "no response");
   }
 
  private:
@@ -343,7 +343,7 @@ void ComparePeaks(const Server& generated, const Server& rapt, Goals& goals) {
 // generated code.
 class AttendCaller {
  public:
-  // `window`: negligible computation; `wants_present`: the answer is as large as the request.
+  // `window`: negligible computation; `wants_present`: the response is as large as the request.
   struct Options {
     bool shared_memory = false;
     std::optional<int64_t> window = {};
@@ -408,7 +408,7 @@ class AttendCaller {
 
 void CompareClients(const Server& rapt) {
   std::printf(
-      "\n| request | answer | client | p50 ms | client CPU ns/byte | of generated |\n"
+      "\n| request | response | client | p50 ms | client CPU ns/byte | of generated |\n"
       "| --- | --- | --- | --- | --- | --- |\n");
   for (const int64_t bytes : {64 * kKiB, 1 * kMiB, 6 * kMiB, 48 * kMiB}) {
     for (const bool wants_present : {false, true}) {

@@ -316,7 +316,7 @@ void AttentionStream::ReturnSlot(int slot) {
 }
 
 std::shared_ptr<const void> AttentionStream::Share(int slot) {
-  // Results may outlive the stream; then there is no slot to return.
+  // A result may outlive the stream; its slot is then freed with the buffer.
   return {slots_[slot].get(),
           [buffer = slots_[slot], stream = weak_from_this(), slot](const void*) {
             if (const auto alive = stream.lock()) alive->ReturnSlot(slot);

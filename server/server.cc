@@ -273,7 +273,7 @@ class ServerImpl final : public Server {
   const std::unique_ptr<grpc::Service> native_service_;
   Health health_;
 
-  // From Start() on. A listener is null if there is no such address.
+  // Set by Start(). A listener is null if its address is not configured.
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<Listener> unix_listener_;
   std::unique_ptr<http::Server> http_;

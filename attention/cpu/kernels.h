@@ -1,6 +1,6 @@
 // The interface of the kernels. Each instruction set is one file, compiled with its own flags from
 // the one source flash.inc; kernels_amx.cc adds a loop over tiles. They share only these plain
-// structs: of a shared inline function, the linker could keep the AVX-512 copy for every machine.
+// structs: the linker could keep the AVX-512 copy of a shared inline function for every machine.
 #ifndef RAPT_ATTENTION_CPU_KERNELS_H_
 #define RAPT_ATTENTION_CPU_KERNELS_H_
 

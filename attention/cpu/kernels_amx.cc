@@ -439,7 +439,7 @@ class TileFlash : Flash<float> {
     for (int64_t n = 0; n < 2 * size_.depths * kTerms; ++n) TransposeTile(tiles + n * kTileBytes);
   }
 
-  // One depth block of all column tiles. As in P, key n is beside n + 16.
+  // One depth block of all column tiles. As in P, key n is next to n + 16.
   void PackValueRows(const Block& values, int64_t rows, int64_t depth_block, Largest& largest) {
     std::byte* tiles = v_tiles_ + depth_block * size_.column_tiles * kTermBytes;
     for (int64_t n = 0; n < kTileRows; ++n) {

@@ -14,8 +14,8 @@
 
 namespace rapt {
 
-// Consulted at the beginning of every call of our services; gRPC's own, health and reflection, are
-// open to every client that can connect. Thread-safe.
+// Consulted at the beginning of every call of rapt's services; gRPC's own, health and reflection,
+// are open to every client that can connect. Thread-safe.
 class Access {
  public:
   // `token_file` is a path; empty: every client that can connect may call. Returns InvalidArgument

@@ -72,7 +72,7 @@ class SchedulingPolicy {
 
   // Adds a new job, which can be taken from now on.
   void Add(Entry* entry);
-  // Call when all tasks of the job are handed out: it is no longer taken.
+  // Call when all tasks of the job have been handed out. It is not taken until Resume().
   void Pause(Entry* entry) { runnable_.erase(entry); }
   // Call when the job has tasks again.
   void Resume(Entry* entry) { runnable_.insert(entry); }

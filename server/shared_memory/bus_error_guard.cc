@@ -15,8 +15,8 @@ namespace rapt {
 namespace {
 
 // A guarded range. Its version is odd while it changes, so that the handler never combines the
-// start of one range with the end of another. All operations are sequentially consistent: none is
-// hot.
+// start of one range with the end of another. All operations are sequentially consistent,
+// because none is on a hot path.
 struct Slot {
   std::atomic<bool> taken{false};
   std::atomic<uint64_t> version{0};

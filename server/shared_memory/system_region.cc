@@ -71,7 +71,7 @@ absl::StatusOr<std::shared_ptr<const Region>> OpenSystemRegion(const std::string
   const Descriptor file(shm_open(key.c_str(), O_RDWR, 0));
   if (file.get() < 0) {
     return absl::NotFoundError(
-        "there is no shared memory object of this key, or the server may not open it");
+        "no shared memory object has this key, or the server is not permitted to open it");
   }
   if (absl::Status status = CheckRange(file, offset, byte_size); !status.ok()) return status;
   const int64_t page = sysconf(_SC_PAGESIZE);

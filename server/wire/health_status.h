@@ -40,7 +40,7 @@ class HealthStatus {
                        grpc::health::v1::HealthCheckResponse& response) const;
 
   void Add(Watcher& watcher);
-  // On return the watcher is neither called nor being called.
+  // On return the watcher is not running and will not be called again.
   void Remove(Watcher& watcher);
 
  private:

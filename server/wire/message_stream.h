@@ -42,14 +42,14 @@ class MessageStream {
   // Returns the message after OnReadDone(true), or InvalidArgument if it arrived in too many
   // pieces.
   virtual absl::StatusOr<IncomingMessage> TakeMessage() = 0;
-  // Leads to OnWriteDone() when the caller has read the message, but for what the network holds.
+  // Leads to OnWriteDone() when the caller has read the message, except for bytes in transit.
   virtual void StartWrite(ResponseMessage message) = 0;
 
   // Call one of these two once, while no write is pending. A call adds its trailers.
   virtual void StartWriteAndFinish(ResponseMessage message, const Call& call) = 0;
   virtual void StartFinish(const absl::Status& status, const Call& call) = 0;
 
-  // Breaks off the call.
+  // Cancels the call.
   virtual void Cancel() = 0;
 
  protected:

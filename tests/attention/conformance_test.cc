@@ -426,17 +426,16 @@ std::vector<Case> Biases() {
       {"bias_of_bf16", bias({DType::kBFloat16, {2, 1, 1, 65}}, [](Problem&) {})},
       {"bias_of_fp64", bias({DType::kFloat64, {1, 1, 17, 1}}, [](Problem&) {})},
       {"bias_shorter_than_the_keys", bias({DType::kFloat16, {1, 1, 17, 60}}, [](Problem&) {})},
-      {"bias_beside_a_bool_mask", bias(rows,
-                                       [](Problem& p) {
-                                         p.mask = MaskShape{DType::kBool, {2, 1, 1, 65}};
-                                         p.score_output = ScoreOutput::kBiased;
-                                       })},
-      {"bias_beside_a_shorter_float_mask",
-       bias(rows,
-            [](Problem& p) {
-              p.mask = MaskShape{DType::kFloat32, {1, 1, 17, 40}};
-              p.score_output = ScoreOutput::kWeights;
-            })},
+      {"bias_with_a_bool_mask", bias(rows,
+                                     [](Problem& p) {
+                                       p.mask = MaskShape{DType::kBool, {2, 1, 1, 65}};
+                                       p.score_output = ScoreOutput::kBiased;
+                                     })},
+      {"bias_with_a_shorter_float_mask", bias(rows,
+                                              [](Problem& p) {
+                                                p.mask = MaskShape{DType::kFloat32, {1, 1, 17, 40}};
+                                                p.score_output = ScoreOutput::kWeights;
+                                              })},
       {"bias_with_a_past_and_everything", bias({DType::kFloat32, {2, 1, 17, 70}},
                                                [](Problem& p) {
                                                  p.past_length = 5;

@@ -212,7 +212,7 @@ TEST_P(EdgesTest, NanAndInfinityInAMaskPropagateLikeTheOracle) {
   ExpectConforms(problem, inputs);
 }
 
-// Both infinities of V in one sum; a finite value beside them in the next column.
+// Both infinities of V in one sum; a single one in the next column.
 TEST_P(EdgesTest, OppositeInfinitiesInValuesGiveNan) {
   const Problem problem = Make();
   Rng rng(kSeed);

@@ -7,7 +7,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Part of the tree -> what its files may include beside themselves. The most specific part that a
+# Part of the tree -> what its files may include besides themselves. The most specific part that a
 # file belongs to decides alone. "x/" is everything below x; "x/*.h" is the headers right in x.
 ATTENTION = ("attention/*.h", "attention/mechanism/*/*.h", "attention/score/*.h")
 BACKENDS = ("attention/cpu/", "attention/cudnn/", "attention/reference/")

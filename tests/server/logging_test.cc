@@ -79,7 +79,7 @@ absl::Status AttendSlowly(Client& client, std::chrono::nanoseconds timeout) {
   return client.Attend({.q = tokens, .k = tokens, .v = tokens}, {.timeout = timeout}).status();
 }
 
-TEST(LoggingTest, AServerWhoseLogNobodyReadsAnswersAndStops) {
+TEST(LoggingTest, AServerWithAnUnreadLogServesAndStops) {
   constexpr int kRefused = 900;
   UnreadServer server;
   auto client = Client::Connect(server.grpc_address(), {.retries = {.max_attempts = 1}});

@@ -332,7 +332,7 @@ const BadLine kBadLines[] = {
     {"FlagAsValue", {"--threads", "--insecure"}, {}, {"--threads needs a value"}},
     {"DashesAsValue", {"--threads=--x"}, {}, {"--threads is '--x'", "whole number"}},
     {"DashAsValue", {"--threads", "-x"}, {}, {"--threads is '-x'", "whole number"}},
-    {"NegativeBesideItsFlag", {"--threads", "-1"}, {}, {"--threads is -1", "1024"}},
+    {"NegativeAfterItsFlag", {"--threads", "-1"}, {}, {"--threads is -1", "1024"}},
     {"TooLargeForAnyNumber", {"--threads=9223372036854775808"}, {}, {"whole number"}},
     {"DoubleDashAlone", {"--"}, {}, {"'--'"}},
     {"NoValue", {"--threads"}, {}, {"--threads", "value"}},

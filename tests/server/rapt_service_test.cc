@@ -218,7 +218,7 @@ constexpr Feature kFeatures[] = {
        p.wants_lse = p.wants_present = true;
        p.score_output = ScoreOutput::kBiased;
      }},
-    {"bias beside a mask",
+    {"bias with a mask",
      [](Problem& p) {
        p.mask = MaskShape{DType::kBool, {2, 1, 1, 7}};
        p.bias = MaskShape{DType::kFloat32, {1, 1, 5, 7}};

@@ -13,7 +13,7 @@ namespace rapt::oip {
 inline constexpr char kModelName[] = "attention";
 inline constexpr char kModelVersion[] = "1";
 
-// NotFound unless this is our model; an empty version selects the only one.
+// NotFound unless this is the model; an empty version selects the only one.
 absl::Status CheckModel(absl::string_view name, absl::string_view version);
 
 inference::ModelMetadataResponse DescribeModel();

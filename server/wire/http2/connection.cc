@@ -21,8 +21,8 @@ namespace {
 // The window for bytes that are not admitted, of all streams together. Admitted bytes come on top.
 constexpr int64_t kConnectionWindow = 1 << 20;
 
-// The most that is let through at once of an admitted message: what the caller sends then stays in
-// the processor's cache until it is read. A window for the whole message is slower.
+// The most bytes of an admitted message that a window lets through at once: they stay in the
+// processor's cache until they are read. A window for the whole message is slower.
 constexpr int64_t kWindowStep = 512 * 1024;
 
 // Of DATA in both directions. Fewer and larger frames.
@@ -44,14 +44,14 @@ constexpr size_t kLeastDirectBytes = 4096;
 constexpr int64_t kFairBytes = 2 << 20;
 
 constexpr std::chrono::seconds kHandshakeTime{20};
-// A caller that accepts no byte for so long is gone.
+// A caller that reads nothing for this long is considered gone.
 constexpr std::chrono::seconds kWriteTime{20};
-// After GOAWAY: until the caller has read it. Some of its bytes are read and dropped: the system
-// drops what is unsent where a connection is closed with unread bytes.
+// The time for the caller to read GOAWAY. Meanwhile some of its bytes are read and dropped, because
+// closing a socket with unread bytes discards unsent ones.
 constexpr std::chrono::seconds kLingerTime{1};
 constexpr int64_t kMaxLingerBytes = 1 << 20;
 
-// Pings of callers without calls and data, and the number of those that come sooner: as in gRPC.
+// The minimum interval of pings without calls and data, and the earlier ones allowed, as in gRPC.
 constexpr std::chrono::minutes kLeastPingInterval{5};
 constexpr int kPingStrikes = 2;
 // Closes connections of callers that have vanished.
@@ -279,7 +279,7 @@ void Connection::Calm() {
   Submit(nghttp2_session_terminate_session(session_, NGHTTP2_ENHANCE_YOUR_CALM));
 }
 
-// Callers that ping too often are told so in gRPC's words, which its clients know.
+// Tells callers that ping too often in gRPC's words, to which its clients react.
 void Connection::OnPing() {
   const Instant now = loop_.clock().Now();
   const bool is_early = now - pinged_by_peer_ < kLeastPingInterval;
@@ -384,7 +384,7 @@ void Connection::OnBeginHeaders(int32_t id) {
 
 void Connection::OnHeader(int32_t, absl::string_view name, absl::string_view value) {
   head_.Add(name, value);
-  // A few bytes of the compressed block may stand for many of headers.
+  // A few compressed bytes can expand to large headers.
   if (head_.bytes() > 2 * FrameBudget::kMaxHeaderBlock) Calm();
 }
 
@@ -439,7 +439,7 @@ void Connection::OnFrame(const nghttp2_frame& frame) {
 
 void Connection::OnFrameSent(const nghttp2_frame& frame) {
   if (frame.hd.type == NGHTTP2_RST_STREAM) {
-    // A caller that makes the server reset streams is not better than one that resets them.
+    // Costs as much as a reset by the caller, which provoked it.
     if (frame.rst_stream.error_code == NGHTTP2_NO_ERROR) return;
     if (!budget_.Spend(FrameBudget::kResetCost)) Calm();
     return;
@@ -449,7 +449,7 @@ void Connection::OnFrameSent(const nghttp2_frame& frame) {
   if (stream == nullptr) return;
   stream->has_responded = true;
   budget_.EarnByResponse();
-  // A caller that still sends is told to stop. Not sooner: nghttp2 drops what is queued before a
+  // Tells a caller that still sends to stop. Not earlier: nghttp2 drops frames queued before a
   // reset.
   if (!stream->has_ended) Reset(stream->id, NGHTTP2_NO_ERROR);
 }
@@ -529,7 +529,7 @@ void Connection::Reset(int32_t id, uint32_t error_code) {
   Submit(nghttp2_submit_rst_stream(session_, NGHTTP2_FLAG_NONE, id, error_code));
 }
 
-// What of the response can be framed now. WriteData() takes it.
+// Returns how much of the response can be framed now. WriteData() takes it.
 ssize_t Connection::ProvideData(Stream& stream, size_t length, uint32_t& flags) {
   if (stream.chunk_bytes == 0 && !stream.trailers) return NGHTTP2_ERR_DEFERRED;
   const int64_t size = std::min(static_cast<int64_t>(length), stream.chunk_bytes);
@@ -597,7 +597,7 @@ void Connection::SetCredit(Stream& stream, int64_t credit) {
   stream.credit = credit;
 }
 
-// Sets the connection's window anew from what nghttp2 has counted, so that no error accumulates.
+// Recomputes the connection's window from nghttp2's counts, so that no error accumulates.
 void Connection::TopUp() {
   const int64_t window = nghttp2_session_get_local_window_size(session_);
   const int64_t wanted = std::max<int64_t>(kConnectionWindow - held_, 0) + credit_;

@@ -51,23 +51,23 @@ class CallStream {
 using Trailers = std::vector<std::pair<std::string, std::string>>;
 Trailers TrailersOf(const Call& call);
 
-// Reads and writes frames, and bounds what they cost: windows are opened by hand, for bytes whose
-// memory is admitted; frames without use exhaust a budget, over which the connection ends. Belongs
-// to the thread of its loop.
+// Reads and writes frames and bounds their cost: windows are opened explicitly, for bytes whose
+// memory is admitted; frames that carry nothing exhaust a budget, which ends the connection.
+// Belongs to the thread of its loop.
 class Connection final : public EventLoop::Watcher,
                          public std::enable_shared_from_this<Connection> {
  public:
   struct Settings {
     int64_t max_streams = 0;
     std::chrono::nanoseconds max_idle{0};       // without calls
-    std::chrono::nanoseconds max_age{0};        // 0: unlimited; a tenth more or less by chance
+    std::chrono::nanoseconds max_age{0};        // 0: unlimited; varied randomly by a tenth
     std::chrono::nanoseconds max_call_time{0};  // on a connection that has reached that age
   };
 
   // Bytes that a caller may send on a stream before its message is admitted: HTTP/2's default.
   static constexpr int64_t kStreamWindow = 65535;
 
-  // Returns the handler of a request whose headers are complete, or null if it has answered it.
+  // Returns the handler of a request whose headers are complete, or null if it has responded.
   using NewStream = std::function<CallStream*(Connection&, int32_t id, const RequestHead&)>;
 
   // `peer` is "ipv4:127.0.0.1:4711" or "unix:". `on_closed` runs once. REQUIRES: `settings`
@@ -180,7 +180,7 @@ class Connection final : public EventLoop::Watcher,
   bool has_settings_ = false;  // of the peer
   Instant created_, idle_since_, written_, read_;
   Instant ages_at_ = Instant::max();
-  std::optional<Instant> pinged_;  // by us, without an answer since
+  std::optional<Instant> pinged_;  // by us, not acknowledged yet
   Instant pinged_by_peer_;
   bool is_active_since_ping_ = true;  // HEADERS or DATA since the peer's last ping
   int ping_strikes_ = 0;

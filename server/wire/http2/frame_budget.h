@@ -1,4 +1,4 @@
-// Bounds what a connection may cost beside its calls.
+// Bounds the cost of a connection in addition to that of its calls.
 #ifndef RAPT_SERVER_WIRE_HTTP2_FRAME_BUDGET_H_
 #define RAPT_SERVER_WIRE_HTTP2_FRAME_BUDGET_H_
 
@@ -11,10 +11,10 @@
 
 namespace rapt {
 
-// A bucket of tokens. Frames that carry nothing take tokens: pings, settings, window updates,
-// priorities, resets, unknown frames, tiny DATA. They come back with time, with payload and with
-// answered calls, so that a connection that works is never short of them. Reads the heads of
-// frames itself, because nghttp2 does not report all frames that it ignores. Not thread-safe.
+// A token bucket. Frames that carry nothing take tokens: pings, settings, window updates,
+// priorities, resets, unknown frames, tiny DATA. Time, payload and responses refill it, so that a
+// connection that does useful work never runs out of tokens. Parses the frame headers itself,
+// because nghttp2 does not report all frames that it ignores. Not thread-safe.
 class FrameBudget {
  public:
   static constexpr int64_t kCapacity = 10000;
@@ -22,7 +22,7 @@ class FrameBudget {
   static constexpr int64_t kResetCost = 5;
   static constexpr int64_t kResponseEarns = 10;
   static constexpr int64_t kTinyData = 256;  // DATA of fewer bytes takes a token
-  // A header block of at most 16 KiB of headers is never longer, also where it is padded.
+  // A header block with at most 16 KiB of headers is never longer, even if it is padded.
   static constexpr int64_t kMaxHeaderBlock = 32 * 1024;
   static constexpr int64_t kMaxControlFrame = 16 * 1024;
 

@@ -148,7 +148,7 @@ void Http2Server::Connections::Leave(const PeerNetwork& network) {
   counts_.Leave(network);
 }
 
-// The threads serve the connections in turn.
+// Assigns connections to the threads in turn.
 void Http2Server::Open(Descriptor socket, std::string peer, const PeerNetwork& network,
                        Connections& connections) {
   Wire& wire = NextWire();

@@ -62,7 +62,7 @@ void Http2Stream::OnData(absl::Span<const uint8_t> bytes) {
   Unref();
 }
 
-// Takes bytes of the message that is read. Returns those behind it.
+// Takes bytes of the message that is read. Returns those after it.
 absl::Span<const uint8_t> Http2Stream::Take(absl::Span<const uint8_t> bytes) {
   while (is_reading_ && (!bytes.empty() || body_ != nullptr)) {
     if (body_ == nullptr) {
@@ -126,14 +126,14 @@ absl::StatusOr<IncomingMessage> Http2Stream::TakeMessage() {
   return IncomingMessage{{{slices, 0}, size_}, std::move(body)};
 }
 
-// Keeps what comes while no message is read: at most the window that OpenWindow() leaves.
+// Keeps bytes that arrive while no message is read, at most the window that OpenWindow() leaves.
 void Http2Stream::HoldEarly(absl::Span<const uint8_t> bytes) {
   if (bytes.empty()) return;
   if (early_.empty()) early_memory_ = engine_.ChargeMessage(Connection::kStreamWindow);
   early_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-// Reads on after something has changed. A read that starts meanwhile is served by the loop.
+// Resumes reading after a change. A read that starts meanwhile is served by the loop.
 void Http2Stream::Proceed() {
   if (connection_ == nullptr || has_finished_ || is_bad_ || is_taking_) return;
   TakeEarly();
@@ -157,7 +157,7 @@ void Http2Stream::TakeEarly() {
   connection_->Hold(id_, static_cast<int64_t>(early_.size()));
 }
 
-// Opens the window for the rest of the message that is read, and as much as may come early.
+// Opens the window for the rest of the message that is read, and for bytes that may come early.
 void Http2Stream::OpenWindow() {
   const int64_t rest = is_reading_ && body_ != nullptr ? size_ - received_ : 0;
   connection_->Expect(id_, rest + Connection::kStreamWindow - static_cast<int64_t>(early_.size()));
@@ -173,7 +173,7 @@ void Http2Stream::OnEnd() {
 void Http2Stream::OnDrained() {
   if (!is_writing_) return;
   is_writing_ = false;
-  // Not from within nghttp2, nor nested in what led to the write.
+  // Posted: must run neither inside nghttp2 nor inside the call that started the write.
   Ref();
   loop_.Post([this] {
     call_->OnWriteDone(true);

@@ -9,7 +9,7 @@
 
 namespace rapt {
 
-// Counts objects that exist, so that what they refer to outlives them. Thread-safe.
+// Counts live objects, so that their dependencies can be kept until they are gone. Thread-safe.
 class LiveCount {
  public:
   // Counts one object.

@@ -23,7 +23,7 @@ class RequestHead {
   void Add(absl::string_view name, absl::string_view value);
   void Clear() { *this = {}; }
 
-  // The other functions know only what came before it got too large.
+  // The other functions see only the headers received before the limit was exceeded.
   bool is_too_large() const { return bytes_ > kMaxBytes; }
   int64_t bytes() const { return bytes_; }
 
@@ -45,7 +45,7 @@ class RequestHead {
   std::vector<std::string> authorization_, traceparent_, message_bytes_;
 };
 
-// Encodes what a header can't carry, as gRPC does in grpc-message.
+// Percent-encodes bytes that a header can't carry, as gRPC does in grpc-message.
 std::string PercentEncode(absl::string_view text);
 
 }  // namespace rapt

@@ -23,7 +23,7 @@
 namespace rapt {
 
 // Reads the size of the message from its prefix, reserves that, and only then opens the stream's
-// window. The message lies in one buffer, the response refers to its outputs.
+// window. The message is in one buffer; the response references its outputs.
 //
 // Its own state belongs to the thread of the connection's loop; steps of UnaryCall that come from
 // other threads are posted there. Deletes itself when the stream is closed and the call has ended.
@@ -78,12 +78,12 @@ class UnaryStream final : public CallStream, private UnaryCall, private MethodCa
   bool has_encoding_ = false;
   bool has_finished_ = false;  // Respond() or Finish() has run
   bool has_ended_ = false;     // the caller has half-closed
-  bool has_surplus_ = false;   // more came early than the message
+  bool has_surplus_ = false;   // more bytes than the message arrived early
   bool expects_ = false;       // the window is opened for the rest of the message
   std::array<uint8_t, 5> prefix_ = {};
   size_t prefix_bytes_ = 0;
   int64_t size_ = 0;   // of the message
-  std::string early_;  // what came before its memory was admitted
+  std::string early_;  // bytes that arrived before their memory was admitted
   MessageReservation early_memory_;
   PooledBuffer body_;
   int64_t received_ = 0;

@@ -151,7 +151,7 @@ TEST_F(CommandLineTest, AValueBehindAnEqualsSignMayBeginWithDashes) {
   EXPECT_EQ(values_.mask, "--mask=x");
 }
 
-TEST_F(CommandLineTest, AValueBesideItsFlagMayBeginWithOneDash) {
+TEST_F(CommandLineTest, AValueAfterItsFlagMayBeginWithOneDash) {
   ASSERT_TRUE(Parse({"-o", "-a=b", "--mask", "-o=z"}).ok());
   EXPECT_EQ(values_.output, "-a=b");
   EXPECT_EQ(values_.mask, "-o=z");

@@ -164,7 +164,7 @@ TEST(OipCodecTest, LargeTypedTensorsAreCheckedLikeSmallOnes) {
               HasSubstr("must be in fp64_contents alone"));
 }
 
-TEST(OipCodecTest, ReadsKeyLengthsBesideLargeTypedTensors) {
+TEST(OipCodecTest, ReadsKeyLengthsAndLargeTypedTensors) {
   ModelInferRequest message = LargeTypedMessage();
   auto& lengths = AddInput(message, "nonpad_kv_seqlen", "INT64", {1});
   lengths.mutable_contents()->add_int64_contents(77);
