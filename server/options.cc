@@ -71,8 +71,7 @@ std::vector<Setting> SettingsOf(Options& o) {
        "empty --grpc_address serves only there"},
       {"unix_socket_mode", &o.grpc.unix_socket_mode,
        "the file mode of the socket, in octal digits; determines who may connect"},
-      {"transport", &o.grpc.transport,
-       "the HTTP/2 stack: grpc, or http2, which is new and has no TLS yet"},
+      {"transport", &o.grpc.transport, "the HTTP/2 stack: grpc, or http2, which is new"},
       {"max_connections", &o.grpc.max_connections,
        "connections to --grpc_address that may be open at once; further ones are closed", kCount},
       {"max_connections_per_address",
@@ -394,9 +393,6 @@ absl::Status CheckSecurity(const Options& options) {
   }
   if (!has_cert && !security.tls_client_ca.empty()) {
     return Invalid("--tls_client_ca needs --tls_cert and --tls_key");
-  }
-  if (has_cert && options.grpc.transport == Transport::kHttp2) {
-    return Invalid("--transport=http2 has no TLS yet; --tls_cert needs grpc");
   }
   if (has_cert && !has_address) {
     return Invalid("--tls_cert needs --grpc_address, which is empty");

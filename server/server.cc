@@ -50,10 +50,12 @@
 #include "server/wire/http/probes.h"
 #include "server/wire/http/server.h"
 #include "server/wire/http2/http2_server.h"
+#include "server/wire/http2/tls_socket.h"
 #include "server/wire/message_stream.h"
 #include "server/wire/oip/methods.h"
 #include "server/wire/rapt/methods.h"
 #include "server/wire/reflection.h"
+#include "server/wire/tls_files.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt {
@@ -141,11 +143,28 @@ absl::Status SetMaxMessage(const AdmissionGate& gate, Options& options) {
                    ", the share of --memory_budget_bytes=", budget, " for messages"));
 }
 
-// For the gRPC address; null without TLS. InvalidArgument if the files can't be used.
-absl::StatusOr<std::shared_ptr<TlsCredentials>> TlsOf(const SecurityOptions& options,
-                                                      const Clock& clock) {
-  if (options.tls_cert.empty()) return nullptr;
-  return LoadTlsCredentials({options.tls_cert, options.tls_key, options.tls_client_ca}, clock);
+// TLS of the gRPC address, for the transport that serves it. Both are null without TLS.
+struct Tls {
+  std::shared_ptr<TlsCredentials> grpc;
+  std::unique_ptr<TlsAcceptor> http2;
+};
+
+// InvalidArgument if the files can't be used.
+absl::StatusOr<Tls> TlsOf(const Options& options, const Clock& clock) {
+  Tls tls;
+  const SecurityOptions& security = options.security;
+  if (security.tls_cert.empty()) return tls;
+  const TlsFiles files = {security.tls_cert, security.tls_key, security.tls_client_ca};
+  if (options.grpc.transport == Transport::kHttp2) {
+    auto acceptor = TlsAcceptor::Load(files, clock);
+    if (!acceptor.ok()) return acceptor.status();
+    tls.http2 = *std::move(acceptor);
+  } else {
+    auto credentials = LoadTlsCredentials(files, clock);
+    if (!credentials.ok()) return credentials.status();
+    tls.grpc = *std::move(credentials);
+  }
+  return tls;
 }
 
 // Null without a device.
@@ -182,7 +201,7 @@ struct Configuration {
   Memory& memory;
   PlanOptions plan_options;
   Plan canary;
-  std::shared_ptr<TlsCredentials> tls;
+  Tls tls;
   std::unique_ptr<Access> access;
 };
 
@@ -201,7 +220,7 @@ absl::StatusOr<Configuration> Configure(Options options) {
   if (options.compute.backend == backends->cudnn.name()) canary_options.backend = "auto";
   absl::StatusOr<Plan> canary = PlanCanary(canary_options);
   if (!canary.ok()) return canary.status();
-  auto tls = TlsOf(options.security, memory.clock);
+  auto tls = TlsOf(options, memory.clock);
   if (!tls.ok()) return tls.status();
   auto access = Access::Open(options.security.token_file, memory.clock);
   if (!access.ok()) return access.status();
@@ -245,7 +264,7 @@ class ServerImpl final : public Server {
   const std::unique_ptr<Backends> backends_;
   Memory& memory_;
   const PlanOptions plan_options_;
-  const std::shared_ptr<TlsCredentials> tls_;  // null without TLS
+  const Tls tls_;
   const std::unique_ptr<Access> access_;
 
   Metrics metrics_;
@@ -405,6 +424,7 @@ absl::Status ServerImpl::Listen() {
 absl::Status ServerImpl::ListenByHttp2() {
   http2_server_ = std::make_unique<Http2Server>(
       Http2Settings{.address = options_.grpc.address,
+                    .tls = tls_.http2.get(),
                     .unix_socket = options_.grpc.unix_socket,
                     .unix_socket_mode = options_.grpc.unix_socket_mode.bits,
                     .max_connections = options_.grpc.max_connections,
@@ -435,7 +455,7 @@ absl::Status ServerImpl::ListenByGrpc() {
   }
   auto grpc_server = StartGrpc(
       {.listener = listener_.get(),
-       .credentials = tls_ != nullptr ? tls_ : grpc::InsecureServerCredentials(),
+       .credentials = tls_.grpc != nullptr ? tls_.grpc : grpc::InsecureServerCredentials(),
        .unix_listener = unix_listener_.get(),
        .quota = quota_,
        .max_streams_per_connection = static_cast<int>(options_.grpc.max_streams_per_connection),
@@ -519,7 +539,8 @@ void ServerImpl::StopListening() {
 
 void ServerImpl::ReloadFiles() {
   access_->Reload();
-  if (tls_ != nullptr) tls_->Reload();
+  if (tls_.grpc != nullptr) tls_.grpc->Reload();
+  if (tls_.http2 != nullptr) tls_.http2->Reload();
 }
 
 void ServerImpl::Drain() {

@@ -94,7 +94,7 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_MAX_DEADLINE", "13ms"},
                   {"RAPT_UNIX_SOCKET", "/run/rapt.sock"},
                   {"RAPT_UNIX_SOCKET_MODE", "0660"},
-                  {"RAPT_TRANSPORT", "grpc"},
+                  {"RAPT_TRANSPORT", "http2"},
                   {"RAPT_ALLOW_SHARED_MEMORY", "true"},
                   {"RAPT_SHARED_MEMORY_PREFIX", "mine"},
                   {"RAPT_MAX_CONNECTIONS", "14"},
@@ -138,7 +138,7 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->calls.max_deadline, std::chrono::milliseconds(13));
   EXPECT_EQ(options->grpc.unix_socket, "/run/rapt.sock");
   EXPECT_EQ(options->grpc.unix_socket_mode.bits, 0660);
-  EXPECT_EQ(options->grpc.transport, Transport::kGrpc);  // TLS needs it
+  EXPECT_EQ(options->grpc.transport, Transport::kHttp2);
   EXPECT_TRUE(options->shared_memory.allowed);
   EXPECT_EQ(options->shared_memory.prefix, "mine");
   EXPECT_EQ(options->grpc.max_connections, 14);
@@ -341,10 +341,6 @@ const BadLine kBadLines[] = {
     {"ModeOfNine", {"--unix_socket_mode=0690"}, {}, {"--unix_socket_mode", "'0690'", "0777"}},
     {"ModeTooLong", {"--unix_socket_mode=1600"}, {}, {"--unix_socket_mode", "'1600'", "0777"}},
     {"NoTransport", {"--transport=quic"}, {}, {"--transport", "'quic'", "grpc or http2"}},
-    {"TlsOverHttp2",
-     {"--transport=http2", "--tls_cert=a", "--tls_key=b"},
-     {},
-     {"--transport=http2", "--tls_cert"}},
     {"NotABool", {"--insecure=perhaps"}, {}, {"--insecure", "'perhaps'", "true or false"}},
     {"NotADuration", {"--grace_period=20"}, {}, {"--grace_period", "'20'", "20s"}},
     {"Variable", {}, {{"RAPT_THREADS", "many"}}, {"RAPT_THREADS", "'many'"}},

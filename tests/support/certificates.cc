@@ -51,6 +51,7 @@ std::string PemOf(EVP_PKEY* key) {
 }
 
 void SetName(X509_NAME* name, const std::string& text) {
+  if (text.empty()) return;
   X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_UTF8,
                              reinterpret_cast<const unsigned char*>(text.data()),
                              static_cast<int>(text.size()), -1, 0);
@@ -96,12 +97,19 @@ Authority::~Authority() = default;
 const std::string& Authority::cert() const { return identity_->pem; }
 
 Certificate Authority::Issue(const std::vector<std::string>& names, Validity validity) const {
-  const Key key(EVP_EC_gen("P-256"));
-  const X509Certificate certificate = NewCertificate(names.front(), key.get(), validity);
-  X509_set_issuer_name(certificate.get(), X509_get_subject_name(identity_->certificate.get()));
   std::string alternatives;
   for (const std::string& name : names) absl::StrAppend(&alternatives, "DNS:", name, ",");
-  AddExtension(certificate.get(), NID_subject_alt_name, absl::StrCat(alternatives, "IP:127.0.0.1"));
+  return IssueNamed(names.front(), absl::StrCat(alternatives, "IP:127.0.0.1"), validity);
+}
+
+Certificate Authority::IssueNamed(const std::string& common_name,
+                                  const std::string& alternative_names, Validity validity) const {
+  const Key key(EVP_EC_gen("P-256"));
+  const X509Certificate certificate = NewCertificate(common_name, key.get(), validity);
+  X509_set_issuer_name(certificate.get(), X509_get_subject_name(identity_->certificate.get()));
+  if (!alternative_names.empty()) {
+    AddExtension(certificate.get(), NID_subject_alt_name, alternative_names);
+  }
   X509_sign(certificate.get(), identity_->key.get(), EVP_sha256());
   return {PemOf(certificate.get()), PemOf(key.get())};
 }

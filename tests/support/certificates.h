@@ -31,6 +31,10 @@ class Authority {
 
   // For these DNS names and 127.0.0.1.
   Certificate Issue(const std::vector<std::string>& names, Validity validity = {}) const;
+  // With this common name, and alternative names as OpenSSL's configuration writes them, such as
+  // "DNS:alice,IP:::1". An empty text leaves them out.
+  Certificate IssueNamed(const std::string& common_name, const std::string& alternative_names,
+                         Validity validity = {}) const;
 
  private:
   struct Identity;

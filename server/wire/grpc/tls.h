@@ -5,19 +5,12 @@
 #include <grpcpp/security/server_credentials.h>
 
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "server/wire/tls_files.h"
 
 namespace rapt {
-
-// Paths of PEM files.
-struct TlsFiles {
-  std::string cert;       // the server's certificate chain
-  std::string key;        // without a passphrase
-  std::string client_ca;  // authorities of callers' certificates; empty: callers need none
-};
 
 class TlsCredentials : public grpc::ServerCredentials {
  public:

@@ -2,11 +2,9 @@
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <random>
 
@@ -43,6 +41,7 @@ constexpr size_t kLeastDirectBytes = 4096;
 // Read before other connections have their turn.
 constexpr int64_t kFairBytes = 2 << 20;
 
+// Of TLS and HTTP/2: until the caller's SETTINGS.
 constexpr std::chrono::seconds kHandshakeTime{20};
 // A caller that reads nothing for this long is considered gone.
 constexpr std::chrono::seconds kWriteTime{20};
@@ -87,6 +86,8 @@ nghttp2_option* NewOption() {
   nghttp2_option_set_no_auto_window_update(option, 1);
   nghttp2_option_set_no_closed_streams(option, 1);
   nghttp2_option_set_max_outbound_ack(option, kMaxOutboundAcks);
+  // gRPC's clients send values such as "Bearer ", which RFC 9113 forbids.
+  nghttp2_option_set_no_rfc9113_leading_and_trailing_ws_validation(option, 1);
   nghttp2_option_set_stream_reset_rate_limit(option, kResetBurst, kResetBurst);
   return option;
 }
@@ -142,7 +143,7 @@ struct Connection::Stream {
   std::optional<Trailers> trailers;
 };
 
-Connection::Connection(EventLoop& loop, Descriptor socket, std::string peer,
+Connection::Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::string peer,
                        const Settings& settings, NewStream new_stream,
                        std::function<void()> on_closed)
     : loop_(loop),
@@ -250,7 +251,7 @@ void Connection::Start() {
       {NGHTTP2_SETTINGS_NO_RFC7540_PRIORITIES, 1},
   }};
   interest_ = EPOLLIN;
-  loop_.Add(socket_.get(), interest_, shared_from_this());
+  loop_.Add(socket_->descriptor(), interest_, shared_from_this());
   Submit(nghttp2_submit_settings(session_, NGHTTP2_FLAG_NONE, settings.data(), settings.size()));
 }
 
@@ -268,8 +269,9 @@ void Connection::Close() {
     if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
   }
   out_.clear();
-  loop_.Remove(socket_.get());
-  shutdown(socket_.get(), SHUT_RDWR);  // the descriptor is closed at the end of the round
+  loop_.Remove(socket_->descriptor());
+  if (!lingers_since_) socket_->EndWriting();
+  shutdown(socket_->descriptor(), SHUT_RDWR);  // the socket is closed at the end of the round
   on_closed_();
 }
 
@@ -310,7 +312,7 @@ void Connection::CheckAge(Instant now) {
 
 void Connection::Linger() {
   lingers_since_ = loop_.clock().Now();
-  shutdown(socket_.get(), SHUT_WR);
+  socket_->EndWriting();
   for (auto& [id, stream] : std::exchange(streams_, {})) {
     if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
   }
@@ -318,6 +320,7 @@ void Connection::Linger() {
 
 void Connection::OnEvents(uint32_t events) {
   if (session_ == nullptr) return;
+  if (socket_->NeedsHandshake() && !Establish()) return;
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Read();
   FlushSoon();
 }
@@ -329,12 +332,32 @@ void Connection::OnTick(Instant now) {
     return;
   }
   if (!has_settings_ && now - created_ >= kHandshakeTime) return Close();
+  if (socket_->NeedsHandshake()) return;
   if (!out_.empty() && now - written_ >= kWriteTime) return Close();
   if (streams_.empty() && now - idle_since_ >= settings_.max_idle) {
     Submit(nghttp2_session_terminate_session(session_, NGHTTP2_NO_ERROR));
   }
   CheckAge(now);
   if (session_ != nullptr) KeepAlive(now);
+}
+
+// Continues the handshake. Returns whether it is complete.
+bool Connection::Establish() {
+  if (!loop_.TakeHeavyTurn()) return false;  // the loop reports the socket again
+  switch (socket_->ContinueHandshake()) {
+    case Socket::Handshake::kComplete:
+      return true;
+    case Socket::Handshake::kNeedsRead:
+      SetInterest(EPOLLIN);
+      return false;
+    case Socket::Handshake::kNeedsWrite:
+      SetInterest(EPOLLOUT);
+      return false;
+    case Socket::Handshake::kFailed:
+      Close();
+      return false;
+  }
+  return false;
 }
 
 // Reads the payload of a message into its place, and everything else into the loop's buffer.
@@ -349,9 +372,9 @@ void Connection::Read() {
     }
     const std::array<iovec, 2> places = {
         {{direct.data(), direct.size()}, {scratch.data(), scratch.size()}}};
-    const ssize_t count = readv(socket_.get(), places.data(), places.size());
-    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (count <= 0) return Close();
+    const ssize_t count = socket_->Read(places);
+    if (count == Socket::kBlocked) return;
+    if (count == Socket::kEnded) return Close();
     read_ = loop_.clock().Now();
     const size_t size = static_cast<size_t>(count);
     Feed(direct.subspan(0, size));
@@ -620,7 +643,7 @@ void Connection::OnRoundEnd() {
 }
 
 void Connection::Flush() {
-  if (session_ == nullptr) return;
+  if (session_ == nullptr || socket_->NeedsHandshake()) return;
   if (lingers_since_) return UpdateInterest();
   TopUp();
   do {
@@ -666,13 +689,9 @@ Connection::Written Connection::Write() {
       const absl::string_view rest = it->view().substr(std::exchange(offset, 0));
       places[count++] = {const_cast<char*>(rest.data()), rest.size()};
     }
-    msghdr message = {};
-    message.msg_iov = places.data();
-    message.msg_iovlen = count;
-    const ssize_t size = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
-    if (size < 0) {
-      return errno == EAGAIN || errno == EINTR ? Written::kBlocked : Written::kFailed;
-    }
+    const ssize_t size = socket_->Write({places.data(), count});
+    if (size == Socket::kBlocked) return Written::kBlocked;
+    if (size == Socket::kEnded) return Written::kFailed;
     Drop(size);
   }
   return Written::kAll;
@@ -693,9 +712,16 @@ void Connection::UpdateInterest() {
   uint32_t interest = 0;
   if (out_bytes_ < kMaxOut && lingered_bytes_ < kMaxLingerBytes) interest |= EPOLLIN;
   if (!out_.empty()) interest |= EPOLLOUT;
+  SetInterest(interest);
+  if ((interest & EPOLLIN) != 0 && socket_->HasPending()) {
+    loop_.Post([connection = shared_from_this()] { connection->OnEvents(EPOLLIN); });
+  }
+}
+
+void Connection::SetInterest(uint32_t interest) {
   if (interest == interest_) return;
   interest_ = interest;
-  loop_.Change(socket_.get(), interest);
+  loop_.Change(socket_->descriptor(), interest);
 }
 
 }  // namespace rapt

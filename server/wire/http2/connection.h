@@ -18,13 +18,13 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
-#include "base/descriptor.h"
 #include "server/calls/call.h"
 #include "server/protocols/message_parts.h"
 #include "server/request.h"
 #include "server/wire/http2/event_loop.h"
 #include "server/wire/http2/frame_budget.h"
 #include "server/wire/http2/request_head.h"
+#include "server/wire/http2/socket.h"
 
 namespace rapt {
 
@@ -72,8 +72,8 @@ class Connection final : public EventLoop::Watcher,
 
   // `peer` is "ipv4:127.0.0.1:4711" or "unix:". `on_closed` runs once. REQUIRES: `settings`
   // outlives this.
-  Connection(EventLoop& loop, Descriptor socket, std::string peer, const Settings& settings,
-             NewStream new_stream, std::function<void()> on_closed);
+  Connection(EventLoop& loop, std::unique_ptr<Socket> socket, std::string peer,
+             const Settings& settings, NewStream new_stream, std::function<void()> on_closed);
   ~Connection() override;
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -88,6 +88,8 @@ class Connection final : public EventLoop::Watcher,
 
   EventLoop& loop() const { return loop_; }
   const std::string& peer() const { return peer_; }
+  // The name in the peer's certificate, as in CallHeaders.
+  std::optional<absl::string_view> certificate() const { return socket_->certificate(); }
 
   // The following have no effect for a stream that is gone.
 
@@ -118,6 +120,7 @@ class Connection final : public EventLoop::Watcher,
   void NewSession();
   void Submit(int error);
 
+  bool Establish();
   void Read();
   void Feed(absl::Span<const uint8_t> bytes);
   void Calm();
@@ -150,9 +153,10 @@ class Connection final : public EventLoop::Watcher,
   void Append(const void* bytes, size_t size);
   void Drop(int64_t bytes);
   void UpdateInterest();
+  void SetInterest(uint32_t interest);
 
   EventLoop& loop_;
-  const Descriptor socket_;
+  const std::unique_ptr<Socket> socket_;
   const std::string peer_;
   const Settings& settings_;
   const NewStream new_stream_;

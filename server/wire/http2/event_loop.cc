@@ -6,6 +6,7 @@
 
 #include <array>
 #include <chrono>
+#include <csignal>
 
 #include "base/check.h"
 
@@ -18,6 +19,15 @@ constexpr char kThreadName[] = "rapt-wire";
 constexpr std::chrono::milliseconds kTick{1000};
 constexpr size_t kScratchBytes = 64 * 1024;  // stays in the second-level cache
 constexpr int kEvents = 128;
+constexpr int kHeavyTurns = 2;
+
+// OpenSSL writes to sockets whose peers may be gone.
+void IgnoreBrokenPipes() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGPIPE);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
 
 }  // namespace
 
@@ -82,6 +92,7 @@ void EventLoop::Remove(int descriptor) {
 void EventLoop::Serve() {
   thread_id_ = std::this_thread::get_id();
   pthread_setname_np(pthread_self(), kThreadName);
+  IgnoreBrokenPipes();
   next_tick_ = clock_.Now() + kTick;
   for (;;) {
     Wait();
@@ -97,6 +108,7 @@ void EventLoop::Wait() {
   std::array<epoll_event, kEvents> events;
   const int count =
       epoll_wait(epoll_.get(), events.data(), kEvents, static_cast<int>(kTick.count()));
+  heavy_turns_ = kHeavyTurns;
   for (int i = 0; i < count; ++i) {
     const epoll_event& event = events[static_cast<size_t>(i)];
     if (event.data.ptr != nullptr) {

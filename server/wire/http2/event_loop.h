@@ -61,6 +61,10 @@ class EventLoop {
   // Calls watcher.OnRoundEnd() once before the loop waits again.
   void AtRoundEnd(std::shared_ptr<Watcher> watcher) { round_end_.push_back(std::move(watcher)); }
 
+  // Returns whether the caller may compute for about a millisecond, as for a handshake. A few may
+  // in each round, so that other watchers are not delayed.
+  bool TakeHeavyTurn() { return heavy_turns_-- > 0; }
+
   // A buffer for bytes that are used up before the watcher returns.
   absl::Span<uint8_t> scratch() { return absl::MakeSpan(scratch_); }
 
@@ -80,6 +84,7 @@ class EventLoop {
   std::vector<std::shared_ptr<Watcher>> removed_, round_end_;
   std::vector<uint8_t> scratch_;
   Instant next_tick_;
+  int heavy_turns_ = 0;  // left in this round
 
   Mutex mutex_;
   std::vector<Task> posted_ ABSL_GUARDED_BY(mutex_);

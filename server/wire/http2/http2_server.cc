@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/log_limit.h"
 #include "server/wire/http2/http2_stream.h"
+#include "server/wire/http2/tls_socket.h"
 #include "server/wire/http2/unary_stream.h"
 #include "server/wire/listening_sockets.h"
 #include "server/wire/unix_socket.h"
@@ -157,7 +158,7 @@ void Http2Server::Open(Descriptor socket, std::string peer, const PeerNetwork& n
     auto place = std::make_shared<LiveCount::Place>(live_);
     auto opened = std::make_shared<Connection*>();
     const auto connection = std::make_shared<Connection>(
-        wire.loop, std::move(socket), std::move(peer), settings_.connection,
+        wire.loop, NewSocket(std::move(socket), connections), std::move(peer), settings_.connection,
         [this](Connection& c, int32_t id, const RequestHead& head) { return NewCall(c, id, head); },
         [&wire, &connections, network, place, opened] {
           connections.Leave(network);
@@ -167,6 +168,13 @@ void Http2Server::Open(Descriptor socket, std::string peer, const PeerNetwork& n
     wire.connections.insert(connection.get());
     connection->Start();
   });
+}
+
+std::unique_ptr<Socket> Http2Server::NewSocket(Descriptor socket, const Connections& connections) {
+  if (settings_.tls != nullptr && &connections == &tcp_) {
+    return settings_.tls->Accept(std::move(socket));
+  }
+  return std::make_unique<PlainSocket>(std::move(socket));
 }
 
 CallStream* Http2Server::NewCall(Connection& connection, int32_t id, const RequestHead& head) {
@@ -195,6 +203,7 @@ CallStream* Http2Server::NewCall(Connection& connection, int32_t id, const Reque
   }
   CallHeaders headers = head.ToCallHeaders();
   headers.peer = connection.peer();
+  headers.certificate = connection.certificate();
   if (stream_method != stream_methods_.end()) {
     auto* const stream = new Http2Stream(connection, id, environment_.engine, pool_, live_);
     stream->Serve(stream_method->second, headers, *timeout);

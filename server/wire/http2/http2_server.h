@@ -22,14 +22,18 @@
 #include "server/wire/http2/event_loop.h"
 #include "server/wire/http2/live_count.h"
 #include "server/wire/http2/request_head.h"
+#include "server/wire/http2/socket.h"
 #include "server/wire/message_stream.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt {
 
+class TlsAcceptor;
+
 struct Http2Settings {
-  std::string address;      // "host:port"; empty: none
-  std::string unix_socket;  // a path; empty: none
+  std::string address;         // "host:port"; empty: none
+  TlsAcceptor* tls = nullptr;  // of the address; null: plain text
+  std::string unix_socket;     // a path; empty: none
   int unix_socket_mode = 0600;
   int64_t max_connections = 0;  // of the address, and as many of the socket
   int64_t max_connections_per_address = 0;
@@ -103,6 +107,7 @@ class Http2Server {
   Wire& NextWire() { return *wires_[next_wire_++ % wires_.size()]; }
   void Open(Descriptor socket, std::string peer, const PeerNetwork& network,
             Connections& connections);
+  std::unique_ptr<Socket> NewSocket(Descriptor socket, const Connections& connections);
   CallStream* NewCall(Connection& connection, int32_t id, const RequestHead& head);
   void OnEveryConnection(void (Connection::*function)());
 

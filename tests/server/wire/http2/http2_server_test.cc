@@ -409,11 +409,5 @@ TEST(Http2ConnectionTest, GarbageEndsTheConnectionOnly) {
   }
 }
 
-TEST(Http2ConnectionTest, TlsIsRefusedAtTheStart) {
-  ChildProcess server(ServerCommand({"--transport=http2", "--tls_cert=a", "--tls_key=b"}));
-  EXPECT_EQ(server.Wait(), 2);
-  EXPECT_THAT(server.Errors(), HasSubstr("--transport=http2"));
-}
-
 }  // namespace
 }  // namespace rapt::test
