@@ -53,7 +53,7 @@ void SetError(absl::StatusCode code, const std::string& message,
 
 }  // namespace
 
-// One request is answered at a time. A caller may be silent or not read until its deadline.
+// Responds to one request at a time. A caller may be silent, or not read, until its deadline.
 class Reflection::Call final : public StreamCall {
  public:
   Call(const Reflection& reflection, MessageStream& stream)
@@ -78,7 +78,7 @@ class Reflection::Call final : public StreamCall {
 
   void OnSize(int64_t bytes) override { Finish(call_.CheckMessageSize(bytes)); }
 
-  // At the end of the requests, a caller that has left does not read the status.
+  // `ok` is false at the end of the requests, or if the caller has left, which reads no status.
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(absl::OkStatus());
     const absl::StatusOr<IncomingMessage> message = stream().TakeMessage();
@@ -163,7 +163,7 @@ ResponseMessage Reflection::Respond(const ServerReflectionRequest& request) cons
       break;
     default:
       if (const auto file = files_.find(FileOf(request)); file != files_.end()) {
-        // The fields of a message may come in parts.
+        // A message may be serialized in parts: the parser merges the fields of all parts.
         message.Append(response.SerializeAsString());
         message.Append({std::as_bytes(std::span(*file->second)), file->second});
         return message;

@@ -18,8 +18,8 @@
 
 namespace rapt {
 
-// Describes the services that are served, and the files that they consist of. Other files of the
-// process are not found. Thread-safe.
+// Describes the served services and the files that define them. Other files of the process are not
+// found. Thread-safe.
 class Reflection {
  public:
   // Describes the services of both sets of methods and its own. REQUIRES: the program is linked

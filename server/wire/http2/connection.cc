@@ -425,7 +425,7 @@ void Connection::OnRequest(Stream& stream) {
 }
 
 void Connection::OnFrameHead(const nghttp2_frame_hd& head) {
-  // nghttp2 ignores priorities, also that of the connection, which is an error.
+  // nghttp2 ignores all PRIORITY frames, but one on stream 0 is an error.
   if (head.type == NGHTTP2_PRIORITY && head.stream_id == 0) {
     Submit(nghttp2_session_terminate_session(session_, NGHTTP2_PROTOCOL_ERROR));
   }
