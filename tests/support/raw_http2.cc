@@ -5,6 +5,8 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "tests/support/loopback.h"
 
 namespace rapt::test {
@@ -138,6 +140,7 @@ bool RawHttp2::ReadExactly(size_t count, std::string& bytes) {
   bytes.resize(count);
   for (size_t have = 0; have < count;) {
     const ssize_t n = read(connection_, bytes.data() + have, count - have);
+    EXPECT_FALSE(n < 0 && errno == EAGAIN) << "the server is silent";
     if (n <= 0) return false;
     have += static_cast<size_t>(n);
   }

@@ -56,7 +56,7 @@ class RawHttp2 {
   void OpenCall(uint32_t stream, const Headers& headers, uint8_t flags = NGHTTP2_FLAG_NONE);
   void SendData(uint32_t stream, const std::string& bytes, bool ends = false);
 
-  // Blocks. nullopt: the server has closed the connection, or is silent for a minute.
+  // Blocks. nullopt: the server has closed the connection. Silence for a minute fails the test.
   std::optional<Received> Read();
   // Reads until the frame.
   std::optional<Received> ReadUntil(uint8_t type);

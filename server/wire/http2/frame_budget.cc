@@ -61,10 +61,11 @@ bool FrameBudget::OnFrame() {
       return length >= kTinyData || (flags & NGHTTP2_FLAG_END_STREAM) != 0 || Spend(1);
     case NGHTTP2_HEADERS:
       header_block_ = length;
+      continuations_ = 0;
       return header_block_ <= kMaxHeaderBlock;
     case NGHTTP2_CONTINUATION:
       header_block_ += length;
-      return header_block_ <= kMaxHeaderBlock && Spend(1);
+      return header_block_ <= kMaxHeaderBlock && ++continuations_ <= kMaxContinuations && Spend(1);
     case NGHTTP2_RST_STREAM:
       return Spend(kResetCost);
     default:

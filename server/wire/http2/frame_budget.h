@@ -24,6 +24,8 @@ class FrameBudget {
   static constexpr int64_t kTinyData = 256;  // DATA of fewer bytes takes a token
   // A header block with at most 16 KiB of headers is never longer, even if it is padded.
   static constexpr int64_t kMaxHeaderBlock = 32 * 1024;
+  // In a block; nghttp2 closes the connection at more, without a GOAWAY.
+  static constexpr int kMaxContinuations = 8;
   static constexpr int64_t kMaxControlFrame = 16 * 1024;
 
   explicit FrameBudget(Instant now) : refilled_(now) {}
@@ -50,6 +52,7 @@ class FrameBudget {
   std::array<uint8_t, 9> head_ = {};
   size_t head_bytes_ = 0;
   int64_t header_block_ = 0;  // bytes of HEADERS and CONTINUATION so far
+  int continuations_ = 0;     // of the block
 };
 
 }  // namespace rapt

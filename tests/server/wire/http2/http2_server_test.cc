@@ -164,6 +164,33 @@ TEST_F(Http2CallTest, EvictsACallerThatSendsNoMessage) {
                     Contains(Pair("grpc-message", HasSubstr("slower")))));
 }
 
+// The server reads no binary metadata; what can't be decoded is no error.
+TEST_F(Http2CallTest, AcceptsBinaryMetadataWithAndWithoutPaddingAndInvalid) {
+  uint32_t stream = 1;
+  for (const char* value : {"AAECAw", "AAECAw==", "AAECAw=", "", "!no base64!", "AA,AA==,\xFF"}) {
+    EXPECT_THAT(AskWhetherLive(connection_, stream, {{"trace-bin", value}}),
+                HasStatus(grpc::StatusCode::OK))
+        << value;
+    stream += 2;
+  }
+}
+
+TEST_F(Http2CallTest, PercentEncodesStatusMessagesAsClientsExpect) {
+  const std::string name = "100% \xC3\xA9t\xC3\xA9\n\x7F";
+  inference::ModelMetadataRequest request;
+  request.set_name(name);
+  connection_.OpenCall(1, CallHeaders("/inference.GRPCInferenceService/ModelMetadata"));
+  connection_.SendData(1, Prefixed(request.SerializeAsString()), /*ends=*/true);
+  EXPECT_THAT(connection_.ReadResponse(1),
+              Contains(Pair("grpc-message", HasSubstr("'100%25 %C3%A9t%C3%A9%0A%7F'"))));
+  const auto stub = inference::GRPCInferenceService::NewStub(
+      grpc::CreateChannel(server_.grpc_address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  inference::ModelMetadataResponse response;
+  EXPECT_THAT(stub->ModelMetadata(&context, request, &response).error_message(),
+              HasSubstr(absl::StrCat("'", name, "'")));
+}
+
 // A large message that is announced reserves its size, and no more than a step of it is let in.
 TEST_F(Http2CallTest, OpensTheWindowInStepsAndOnlyForAdmittedBytes) {
   constexpr uint32_t kSize = 10 << 20;
@@ -272,6 +299,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Flood{"PingAck", Frame(NGHTTP2_PING, NGHTTP2_FLAG_ACK, 0, "12345678")},
                       Flood{"Settings", Frame(NGHTTP2_SETTINGS, 0, 0, "")},
                       Flood{"EmptyData", Frame(NGHTTP2_DATA, 0, 1, "")},
+                      Flood{"TinyData", Frame(NGHTTP2_DATA, 0, 1, "x")},
                       Flood{"WindowUpdate", Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, BigEndian(1))},
                       Flood{"Priority", Frame(NGHTTP2_PRIORITY, 0, 3, std::string(4, '\0') + "x")},
                       Flood{"GoAway", Frame(NGHTTP2_GOAWAY, 0, 0, std::string(8, '\0'))},
@@ -300,6 +328,23 @@ TEST(Http2FloodTest, OfHeadersInContinuationsEndsTheConnection) {
   ExpectCalm([&part](uint32_t n) {
     if (n > 0) return Frame(NGHTTP2_CONTINUATION, 0, 1, part);
     return Frame(NGHTTP2_HEADERS, 0, 1, HeaderBlock(CallHeaders(kInfer)) + part);
+  });
+}
+
+TEST(Http2FloodTest, OfEmptyContinuationsEndsTheConnection) {
+  const std::string empty = Repeat(Frame(NGHTTP2_CONTINUATION, 0, 1, ""), 100);
+  ExpectCalm([&empty](uint32_t n) {
+    if (n > 0) return empty;
+    return Frame(NGHTTP2_HEADERS, 0, 1, HeaderBlock(CallHeaders(kInfer)));
+  });
+}
+
+// Their resets cost as much as those of the peer. Its SETTINGS are not acknowledged, so that the
+// limit is not known to it.
+TEST(Http2FloodTest, OfStreamsBeyondTheLimitEndsTheConnection) {
+  const std::string block = HeaderBlock(CallHeaders(kInfer));
+  ExpectCalm([&block](uint32_t n) {
+    return Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 2 * n + 1, block);
   });
 }
 
@@ -341,6 +386,22 @@ TEST(Http2ConnectionTest, SmallCallsWhoseResponsesAreNotReadHinderNobody) {
   }
   Bystander bystander(server);
   for (int n = 0; n < 10; ++n) EXPECT_TRUE(bystander.IsServed());
+}
+
+// IPv4 over an IPv6 socket counts as IPv4.
+TEST(Http2ConnectionTest, AnAddressHasALimitedShareOfTheConnections) {
+  const ServerProcess server(Flags({"--grpc_address=[::]:0", "--insecure", "--max_connections=3",
+                                    "--max_connections_per_address=2"}));
+  const std::string port = server.grpc_address().substr(server.grpc_address().rfind(':'));
+  RawHttp2 first("127.0.0.1" + port), second("127.0.0.1" + port), third("127.0.0.1" + port);
+  EXPECT_FALSE(third.Read());
+  EXPECT_THAT(AskWhetherLive(first, 1), HasStatus(grpc::StatusCode::OK));
+  EXPECT_THAT(AskWhetherLive(second, 1), HasStatus(grpc::StatusCode::OK));
+  RawHttp2 other("[::1]" + port), beyond("[::1]" + port);
+  EXPECT_FALSE(beyond.Read());  // by --max_connections
+  EXPECT_THAT(AskWhetherLive(other, 1), HasStatus(grpc::StatusCode::OK));
+  EXPECT_EQ(ReadMetric(server, "rapt_refused_connections_total"), 2);
+  EXPECT_EQ(ReadMetric(server, "rapt_open_connections"), 3);
 }
 
 TEST(Http2ConnectionTest, IdleConnectionsAreClosed) {

@@ -1,0 +1,160 @@
+// Times of a connection, with a clock that the test advances.
+#include "server/wire/http2/connection.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nghttp2/nghttp2.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "server/wire/http2/http2_server.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/loopback.h"
+#include "tests/support/raw_http2.h"
+
+namespace rapt::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr minutes kPingInterval{2}, kLeastPingIntervalOfPeers{5};
+constexpr seconds kPingTimeout{20}, kHandshakeTime{20};
+
+class Peer : public RawHttp2 {
+ public:
+  explicit Peer(const std::string& address) : RawHttp2(address) { AwaitAcknowledgement(); }
+
+  // Returns once the server has read what was sent before.
+  void Synchronize() {
+    Send(Frame(NGHTTP2_SETTINGS, NGHTTP2_FLAG_NONE, 0, ""));
+    AwaitAcknowledgement();
+  }
+
+  void AwaitPing() {
+    const auto ping = ReadUntil(NGHTTP2_PING);
+    ASSERT_TRUE(ping);
+    EXPECT_EQ(ping->flags & NGHTTP2_FLAG_ACK, 0);
+  }
+
+ private:
+  void AwaitAcknowledgement() {
+    for (;;) {
+      const auto frame = ReadUntil(NGHTTP2_SETTINGS);
+      ASSERT_TRUE(frame);
+      if ((frame->flags & NGHTTP2_FLAG_ACK) != 0) return;
+    }
+  }
+};
+
+// A server without methods.
+class ConnectionTest : public ::testing::Test {
+ protected:
+  ConnectionTest() { EXPECT_TRUE(server_.Start().ok()); }
+
+  static Http2Settings Settings() {
+    Http2Settings settings;
+    settings.address = "127.0.0.1:0";
+    settings.max_connections = settings.max_connections_per_address = 10;
+    settings.connection.max_streams = 10;
+    settings.connection.max_idle = std::chrono::hours(100);
+    return settings;
+  }
+
+  std::string address() const { return absl::StrCat("127.0.0.1:", server_.port()); }
+
+  // Lets all connections notice the time.
+  void Advance(std::chrono::nanoseconds time) {
+    clock_.Advance(time);
+    server_.Post([] {});
+  }
+
+  FakeClock clock_;
+  Timer timer_{clock_};
+  AdmissionGate gate_{
+      {.budget_bytes = 1 << 20, .max_queued = 4, .max_queue_delay = std::chrono::hours(1)},
+      timer_,
+      clock_};
+  BufferPool pool_{1 << 19, clock_};
+  Executor executor_{1, clock_};
+  Engine engine_{{.threads = 1}, gate_, pool_, executor_};
+  std::unique_ptr<Access> access_ = Access::Open("", clock_).value();
+  OpenCalls open_calls_{{.calls = 10, .calls_per_caller = 10}};
+  OpenCalls small_calls_{{.calls = 10, .calls_per_caller = 10}};
+  StreamCounts streams_;
+  const CallEnvironment environment_{*access_, engine_, open_calls_, small_calls_,
+                                     streams_, timer_,  clock_,      {}};
+  const UnaryMethods methods_;
+  const StreamMethods stream_methods_;
+  Http2Server server_{Settings(), environment_, pool_, methods_, stream_methods_};
+};
+
+TEST_F(ConnectionTest, ASilentPeerIsPingedAndItsConnectionEndsWithoutAnAnswer) {
+  Peer connection(address());
+  Advance(kPingInterval);
+  connection.AwaitPing();
+  Advance(kPingTimeout);
+  EXPECT_FALSE(connection.Read());
+}
+
+TEST_F(ConnectionTest, APeerThatAnswersPingsStays) {
+  Peer connection(address());
+  for (int n = 0; n < 3; ++n) {
+    Advance(kPingInterval);
+    connection.AwaitPing();
+    connection.Send(Frame(NGHTTP2_PING, NGHTTP2_FLAG_ACK, 0, std::string(8, '\0')));
+    connection.Synchronize();
+    Advance(kPingTimeout);
+    connection.Synchronize();
+  }
+}
+
+TEST_F(ConnectionTest, APeerThatSendsNothingAtAllIsGivenTheTimeOfAHandshake) {
+  const int silent = ConnectTo(address());
+  const Peer other(address());  // the first has been accepted as well
+  Advance(kHandshakeTime);
+  std::string settings(1000, '\0');
+  while (read(silent, settings.data(), settings.size()) > 0) {
+  }
+  close(silent);
+}
+
+TEST_F(ConnectionTest, PingsAreTooManyFromTheThirdThatComesEarly) {
+  Peer connection(address());
+  const std::string ping = Frame(NGHTTP2_PING, NGHTTP2_FLAG_NONE, 0, "12345678");
+  connection.Send(ping);
+  connection.Synchronize();
+  for (int n = 0; n < 5; ++n) {
+    Advance(kLeastPingIntervalOfPeers);
+    connection.Send(ping);
+    connection.Synchronize();
+  }
+  connection.Send(ping + ping);
+  connection.Synchronize();
+  Advance(kLeastPingIntervalOfPeers - milliseconds(1));
+  connection.Send(ping);
+  const auto last = connection.ReadUntil(NGHTTP2_GOAWAY);
+  ASSERT_TRUE(last);
+  EXPECT_EQ(last->Number(4), NGHTTP2_ENHANCE_YOUR_CALM);
+  EXPECT_THAT(last->payload, HasSubstr("too_many_pings"));
+  EXPECT_FALSE(connection.Read());
+}
+
+TEST_F(ConnectionTest, PingsBetweenCallsAreNotTooMany) {
+  Peer connection(address());
+  for (uint32_t n = 0; n < 10; ++n) {
+    connection.OpenCall(2 * n + 1, CallHeaders("/no.Service/Method"), NGHTTP2_FLAG_END_STREAM);
+    EXPECT_FALSE(connection.ReadResponse(2 * n + 1).empty());
+    connection.Send(Frame(NGHTTP2_PING, NGHTTP2_FLAG_NONE, 0, "12345678"));
+    EXPECT_TRUE(connection.ReadUntil(NGHTTP2_PING));
+  }
+}
+
+}  // namespace
+}  // namespace rapt::test
