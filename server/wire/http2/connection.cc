@@ -270,7 +270,7 @@ void Connection::Close() {
   }
   out_.clear();
   loop_.Remove(socket_->descriptor());
-  if (!lingers_since_) socket_->EndWriting();
+  if (!lingers_since_ || is_going_away_) socket_->EndWriting();
   shutdown(socket_->descriptor(), SHUT_RDWR);  // the socket is closed at the end of the round
   on_closed_();
 }
@@ -312,7 +312,9 @@ void Connection::CheckAge(Instant now) {
 
 void Connection::Linger() {
   lingers_since_ = loop_.clock().Now();
-  socket_->EndWriting();
+  // A caller that was told to go away closes the connection once it has read its responses. Some
+  // clients lose responses that come together with the end of the connection.
+  if (!is_going_away_) socket_->EndWriting();
   for (auto& [id, stream] : std::exchange(streams_, {})) {
     if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
   }
