@@ -1,4 +1,4 @@
-"""Triton's client and `rapt` with TLS and tokens; files are created as in docs/security.md."""
+"""Triton's client, grpcurl and `rapt` with TLS and tokens; files are created as in docs/security.md."""
 
 import hashlib
 import os
@@ -59,6 +59,17 @@ def test_tritons_client_sends_its_certificate_and_token(server, files):
     np.testing.assert_allclose(infer(server, files, TOKEN), np.ones((1, 1, 2, 4)), atol=1e-6)
     with pytest.raises(triton.InferenceServerException, match="UNAUTHENTICATED"):
         infer(server, files, "wrong")
+
+
+def test_grpcurl_sends_its_certificate_and_token(server, files):
+    command = [os.environ["RAPT_TOOLS"] + "/grpcurl", "-cacert=ca.crt", "-cert=alice.crt", "-key=alice.key"]
+    for token, code in ((TOKEN, 0), ("wrong", 64 + 16)):
+        ran = subprocess.run(
+            [*command, "-H", f"authorization: Bearer {token}", server.grpc_address, "inference.GRPCInferenceService/ServerLive"],
+            cwd=files, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert ran.returncode == code, ran
+        assert ('"live": true' in ran.stdout) == (code == 0), ran
 
 
 TLS = ("--tls-ca=ca.crt", "--tls-cert=alice.crt", "--tls-key=alice.key")
