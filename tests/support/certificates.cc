@@ -1,11 +1,7 @@
 #include "tests/support/certificates.h"
 
-#include <openssl/bio.h>
 #include <openssl/ec.h>
-#include <openssl/evp.h>
-#include <openssl/pem.h>
 #include <openssl/sha.h>
-#include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
 #include <atomic>
@@ -14,20 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
+#include "server/wire/openssl_objects.h"
 
 namespace rapt::test {
 namespace {
 
-template <auto free>
-struct FreeBy {
-  template <typename T>
-  void operator()(T* object) const {
-    free(object);
-  }
-};
-using Key = std::unique_ptr<EVP_PKEY, FreeBy<EVP_PKEY_free>>;
-using X509Certificate = std::unique_ptr<X509, FreeBy<X509_free>>;
-using Bio = std::unique_ptr<BIO, FreeBy<BIO_free_all>>;
+using Key = PrivateKey;
+using X509Certificate = rapt::Certificate;
 using Extension = std::unique_ptr<X509_EXTENSION, FreeBy<X509_EXTENSION_free>>;
 
 // Returns the PEM text written by `write`.

@@ -65,7 +65,7 @@ class EventLoop {
   // in each round, so that other watchers are not delayed.
   bool TakeHeavyTurn() { return heavy_turns_-- > 0; }
 
-  // A buffer for bytes that are used up before the watcher returns.
+  // A scratch buffer, valid until the watcher returns.
   absl::Span<uint8_t> scratch() { return absl::MakeSpan(scratch_); }
 
   const Clock& clock() const { return clock_; }

@@ -24,7 +24,7 @@ class FrameBudget {
   static constexpr int64_t kTinyData = 256;  // DATA of fewer bytes takes a token
   // A header block with at most 16 KiB of headers is never longer, even if it is padded.
   static constexpr int64_t kMaxHeaderBlock = 32 * 1024;
-  // In a block; nghttp2 closes the connection at more, without a GOAWAY.
+  // Per block. Beyond this, nghttp2 closes the connection without a GOAWAY.
   static constexpr int kMaxContinuations = 8;
   static constexpr int64_t kMaxControlFrame = 16 * 1024;
 

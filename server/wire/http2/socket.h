@@ -47,7 +47,7 @@ class Socket {
   // the same bytes.
   virtual ssize_t Write(absl::Span<const iovec> places) = 0;
 
-  // Tells the peer that nothing more is written.
+  // Tells the peer that no more bytes follow.
   virtual void EndWriting() = 0;
 
  protected:

@@ -30,11 +30,11 @@ constexpr absl::string_view kProtocol("\2h2", 3);  // as ALPN encodes it
 // Ample for a chain of four certificates. OpenSSL's default is 100 KiB.
 constexpr long kMaxCertificateBytes = 32 * 1024;
 
-// Records of a Read(): a flood of tiny ones gives way to other connections.
+// The most records of a Read(), so that a flood of tiny ones does not delay other connections.
 constexpr int kRecordsPerRead = 128;
 
-// Messages of handshakes: a whole one takes 5. Others are attempts to renegotiate, which are
-// refused, and updates of keys, which are due after gigabytes.
+// The handshake messages allowed. A full handshake takes 5. Others are attempts to renegotiate,
+// which are refused, and key updates, which are needed only after gigabytes.
 constexpr int64_t kHandshakeMessages = 32;
 constexpr int64_t kBytesPerHandshakeMessage = 1 << 20;
 
@@ -121,8 +121,7 @@ absl::StatusOr<TlsAcceptor::Context> NewContext(const std::vector<std::string>& 
                  SSL_CTX_set1_groups_list(c, kGroups) == 1,
              "OpenSSL lacks the ciphers");
   SSL_CTX_set_options(c, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
-  // An idle connection holds no buffers. Answers are written from where they are, a record at a
-  // time.
+  // An idle connection holds no buffers. Responses are written in place, a record at a time.
   SSL_CTX_set_mode(c, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ENABLE_PARTIAL_WRITE |
                           SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
   SSL_CTX_set_max_cert_list(c, kMaxCertificateBytes);
@@ -254,8 +253,8 @@ Socket::Handshake TlsSocket::ContinueHandshake() {
   }
 }
 
-// Only a certificate that the handshake has verified gets here. Returns false if its name can't be
-// read.
+// Called only with a certificate that the handshake has verified. Returns false if its name can't
+// be read.
 bool TlsSocket::TakeName() {
   const X509* const leaf = SSL_get0_peer_certificate(ssl_.get());
   if (leaf == nullptr) return true;
@@ -263,7 +262,7 @@ bool TlsSocket::TakeName() {
   return certificate_.has_value();
 }
 
-// At most a record at a time comes of OpenSSL.
+// OpenSSL returns at most a record at a time.
 ssize_t TlsSocket::Read(absl::Span<const iovec> places) {
   const ScopedErrors errors;
   ssize_t total = 0;
@@ -276,7 +275,7 @@ ssize_t TlsSocket::Read(absl::Span<const iovec> places) {
                                      place.iov_len - filled, &count);
       if (result != 1) {
         const int error = SSL_get_error(ssl_.get(), result);
-        // WANT_WRITE: the peer does not take an alert that it has provoked.
+        // WANT_WRITE: the peer does not read an alert that it provoked.
         has_ended_ = error != SSL_ERROR_WANT_READ;
         has_failed_ = has_ended_ && error != SSL_ERROR_ZERO_RETURN;
         if (total > 0) return total;
@@ -290,7 +289,7 @@ ssize_t TlsSocket::Read(absl::Span<const iovec> places) {
   return total;
 }
 
-// Encrypts a record where its bytes lie if they are together, else gathers them.
+// Encrypts a record in place if its bytes are contiguous, otherwise gathers them.
 ssize_t TlsSocket::Write(absl::Span<const iovec> places) {
   const ScopedErrors errors;
   std::array<char, SSL3_RT_MAX_PLAIN_LENGTH> gathered;
