@@ -64,7 +64,7 @@ void Http2Stream::OnData(absl::Span<const uint8_t> bytes) {
 
 // Takes bytes of the message that is read. Returns those after it.
 absl::Span<const uint8_t> Http2Stream::Take(absl::Span<const uint8_t> bytes) {
-  while (is_reading_ && (!bytes.empty() || body_ != nullptr)) {
+  while (takes() && (!bytes.empty() || body_ != nullptr)) {
     if (body_ == nullptr) {
       const size_t count = std::min(bytes.size(), prefix_.size() - prefix_bytes_);
       std::copy_n(bytes.begin(), count, prefix_.begin() + static_cast<ptrdiff_t>(prefix_bytes_));
@@ -89,7 +89,6 @@ void Http2Stream::OpenBody() {
   for (size_t i = 1; i < prefix_.size(); ++i) size_ = size_ << 8 | prefix_[i];
   if (prefix_[0] != 0) {  // compressed
     is_bad_ = true;
-    is_reading_ = false;
     return connection_->Reset(id_, NGHTTP2_PROTOCOL_ERROR);
   }
   if (size_ > max_bytes_) {
@@ -143,7 +142,7 @@ void Http2Stream::Proceed() {
 
 void Http2Stream::TakeEarly() {
   is_taking_ = true;
-  while (is_reading_ && !early_.empty()) {
+  while (takes() && !early_.empty()) {
     const std::string early = std::exchange(early_, {});
     const absl::Span<const uint8_t> rest =
         Take({reinterpret_cast<const uint8_t*>(early.data()), early.size()});

@@ -63,6 +63,7 @@ class Http2Stream final : public CallStream, private MessageStream {
   void Ref() { ++pending_; }
   void Unref();
 
+  bool takes() const { return is_reading_ && !is_bad_; }
   void Proceed();
   void TakeEarly();
   absl::Span<const uint8_t> Take(absl::Span<const uint8_t> bytes);

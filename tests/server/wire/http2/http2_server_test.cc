@@ -117,6 +117,16 @@ TEST_F(Http2CallTest, RefusesCompressedMessagesAndTellsWhatItAccepts) {
               HasStatus(grpc::StatusCode::OK));
 }
 
+TEST_F(Http2CallTest, ACompressedMessageEndsAStream) {
+  connection_.OpenCall(1, CallHeaders("/inference.GRPCInferenceService/ModelStreamInfer"));
+  WaitForMetric(server_, "rapt_open_streams", 1);
+  connection_.SendData(1, "\1" + Prefixed("abc").substr(1));
+  const auto reset = connection_.ReadUntil(NGHTTP2_RST_STREAM);
+  ASSERT_TRUE(reset);
+  EXPECT_EQ(reset->Number(0), static_cast<uint32_t>(NGHTTP2_PROTOCOL_ERROR));
+  WaitForMetric(server_, "rapt_open_streams", 0);
+}
+
 TEST_F(Http2CallTest, RefusesMessagesThatAreCutOffOrFollowedByMore) {
   connection_.OpenCall(1, CallHeaders(kLive), NGHTTP2_FLAG_END_STREAM);
   EXPECT_THAT(connection_.ReadResponse(1), HasStatus(grpc::StatusCode::INVALID_ARGUMENT));
