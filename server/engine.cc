@@ -420,11 +420,11 @@ void Engine::AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<boo
                                                .deadline = deadline,
                                                .cancelled = &cancelled,
                                                .caller = std::move(caller)};
-  auto answer = [admitted = std::move(admitted)](AdmissionGate::Result result) mutable {
+  auto on_result = [admitted = std::move(admitted)](AdmissionGate::Result result) mutable {
     if (!result.ok()) return admitted(result.status());
     admitted(std::move(result->reservation));
   };
-  AdmitOrQueue(memory, std::move(answer));
+  AdmitOrQueue(memory, std::move(on_result));
 }
 
 template <typename Callback>

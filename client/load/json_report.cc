@@ -66,7 +66,7 @@ void WriteSummary(const Result& result, const Summary& summary, JsonWriter& json
   json.Key("error_share").Number(summary.error_share);
   json.Key("gigabytes_per_s").Number(summary.gigabytes_per_s);
   json.Key("request_bytes").Integer(run.totals.request_bytes);
-  json.Key("answer_bytes").Integer(run.totals.response_bytes);
+  json.Key("response_bytes").Integer(run.totals.response_bytes);
   json.Key("meets_objective").Boolean(summary.meets_objective).EndObject();
   if (result.objective) {
     json.Key("objective").BeginObject().Key("p99_ms").Number(result.objective->p99_ms);
@@ -119,7 +119,7 @@ void WriteTester(const Result& result, const Summary& summary, JsonWriter& json)
   json.Key("cores").Number(summary.seconds > 0 ? run.tester.cpu_seconds / summary.seconds : 0);
   json.Key("busiest_thread").Number(run.tester.busiest_thread);
   json.Key("held_up_sends").Integer(run.tester.held_up).EndObject();
-  json.Key("checked").BeginObject().Key("answers").Integer(run.checked);
+  json.Key("checked").BeginObject().Key("responses").Integer(run.checked);
   json.Key("wrong").Integer(static_cast<int64_t>(run.wrong.size())).Key("examples").BeginArray();
   for (const absl::Status& wrong : run.wrong) json.String(std::string(wrong.message()));
   json.EndArray().EndObject();

@@ -86,7 +86,7 @@ def wait_for_a_call(server, before=0):
 def test_responses_are_correct_over_every_interface(load, interface):
     result = load(*TINY, *BRIEF, "-c", 4, "--connections", 2, *interface)
     assert result["summary"]["ok"] > 0 and result["summary"]["failed"] == 0
-    assert result["checked"] == {"answers": 4, "wrong": 0, "examples": []}
+    assert result["checked"] == {"responses": 4, "wrong": 0, "examples": []}
     assert sum(count for _, count in result["histograms_ns"]["latency"]) == result["summary"]["ok"]
     # The report includes server times, which ModelStreamInfer does not send in its trailing metadata.
     assert ("server" in result["milliseconds"]) == (interface != ("--protocol", "oip", "--stream"))
@@ -96,7 +96,7 @@ def test_responses_are_correct_over_every_interface(load, interface):
 def test_streams_of_many_chunks_are_correct(load, shape):
     result = load(*BRIEF, "--stream", "--shape", shape, "-c", 2)
     assert result["summary"]["failed"] == 0
-    assert result["checked"]["answers"] == 2 and result["checked"]["wrong"] == 0
+    assert result["checked"]["responses"] == 2 and result["checked"]["wrong"] == 0
 
 
 @pytest.mark.parametrize("protocol", ["rapt", "oip"])
@@ -111,7 +111,7 @@ def test_responses_are_correct_for_all_attributes(load, tmp_path, protocol, dtyp
     (tmp_path / "trace").write_text("\n".join(f"0 {shape}" for shape in shapes))
     result = load("--trace", "trace", "--dtype", dtype, "--protocol", protocol, "-c", len(shapes))
     assert result["summary"]["ok"] == len(shapes) and result["summary"]["failed"] == 0
-    assert result["checked"]["answers"] > 0 and result["checked"]["wrong"] == 0
+    assert result["checked"]["responses"] > 0 and result["checked"]["wrong"] == 0
     assert all(shape["latency_ms"]["count"] == 1 for shape in result["shapes"])
 
 

@@ -1,4 +1,4 @@
-// rapt-server --transport=http2 against frames that no client library sends, and beside them gRPC's
+// rapt-server --transport=http2 against frames that no client library sends, and with gRPC's
 // client.
 
 #include <gmock/gmock.h>
