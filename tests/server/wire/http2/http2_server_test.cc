@@ -225,6 +225,10 @@ TEST_F(Http2CallTest, OpensTheWindowInStepsAndOnlyForAdmittedBytes) {
   third.SendData(1, Prefixed(std::string(16000, 'x'), kSize));
   WaitForMetric(server_, "rapt_queue_depth", 1, {{"queue", "memory"}});
   EXPECT_GT(ReadMetric(server_, "rapt_memory_reserved_bytes"), 2 * kSize);
+  third.Send(Frame(NGHTTP2_PING, 0, 0, "12345678"));
+  for (auto frame = third.Read(); frame && frame->type != NGHTTP2_PING; frame = third.Read()) {
+    EXPECT_FALSE(frame->type == NGHTTP2_WINDOW_UPDATE && frame->stream == 1);
+  }
   EXPECT_TRUE(Bystander(server_).IsServed());
 }
 
