@@ -28,6 +28,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::Pair;
 
 constexpr char kLive[] = "/inference.GRPCInferenceService/ServerLive";
@@ -456,6 +457,25 @@ TEST(Http2ConnectionTest, ADrainingServerSendsGoAwayBeforeItRefuses) {
   connection.SendData(1, Prefixed(""), /*ends=*/true);
   EXPECT_THAT(connection.ReadResponse(1), HasStatus(grpc::StatusCode::OK));
   EXPECT_FALSE(connection.Read());
+  EXPECT_EQ(server.Wait(), 0);
+}
+
+TEST(Http2ConnectionTest, ADrainingServerRefusesNoCallOfACallerThatItHasNotTold) {
+  ServerProcess server(Flags({"--drain_pause=100ms", "--drain_refusal_time=200ms"}));
+  RawHttp2 connection(server.grpc_address());
+  server.Terminate();
+  bool is_told = false;
+  for (uint32_t stream = 1; !is_told; stream += 2) {
+    connection.OpenCall(stream, CallHeaders(kInfer));
+    connection.SendData(stream, Prefixed(""), /*ends=*/true);
+    for (bool has_ended = false; !is_told && !has_ended;) {
+      const auto frame = connection.Read();
+      ASSERT_TRUE(frame);
+      is_told = frame->type == NGHTTP2_GOAWAY;
+      has_ended = frame->headers.contains("grpc-status");
+      EXPECT_THAT(frame->headers, Not(HasStatus(grpc::StatusCode::UNAVAILABLE)));
+    }
+  }
   EXPECT_EQ(server.Wait(), 0);
 }
 
