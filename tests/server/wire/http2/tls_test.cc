@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -33,6 +34,7 @@ namespace {
 
 using std::chrono::seconds;
 using std::chrono::steady_clock;
+using ::testing::HasSubstr;
 
 // OpenSSL's client on a blocking socket, which trusts every server.
 class RawTls {
@@ -214,16 +216,53 @@ TEST_F(Http2TlsTest, LargeMessagesBothWays) {
 TEST_F(Http2TlsTest, FloodsEndTheConnection) {
   const ServerProcess server(Flags());
   const auto stub = Stub(server);
-  RawTls attacker(server.grpc_address());
-  ASSERT_TRUE(attacker.Handshake());
-  std::string pings = Preface();
-  for (int n = 0; n < 20000; ++n) pings += Frame(NGHTTP2_PING, 0, 0, "12345678");
-  attacker.Send(pings);
-  const std::string received = attacker.ReadToEnd();
-  const std::string calm = BigEndian(0) + BigEndian(NGHTTP2_ENHANCE_YOUR_CALM);
-  EXPECT_NE(received.find(calm), std::string::npos);
-  EXPECT_TRUE(attacker.HasEndedCleanly());
-  ExpectServed(*stub);
+  const std::string headers =
+      HeaderBlock(CallHeaders("/inference.GRPCInferenceService/ModelInfer"));
+  const auto open = [&headers](uint32_t stream) {
+    return Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, stream, headers);
+  };
+  const std::function<std::string(uint32_t n)> floods[] = {
+      [](uint32_t) { return Frame(NGHTTP2_PING, 0, 0, "12345678"); },
+      [](uint32_t) { return Frame(NGHTTP2_SETTINGS, 0, 0, ""); },
+      [&open](uint32_t n) { return n == 0 ? open(1) : Frame(NGHTTP2_DATA, 0, 1, ""); },
+      [&open](uint32_t n) {
+        return open(2 * n + 1) + Frame(NGHTTP2_RST_STREAM, 0, 2 * n + 1, BigEndian(NGHTTP2_CANCEL));
+      },
+  };
+  for (const auto& flood : floods) {
+    RawTls attacker(server.grpc_address());
+    ASSERT_TRUE(attacker.Handshake());
+    // Fewer bytes than the server reads of a connection that it has ended.
+    std::string bytes = Preface();
+    for (uint32_t n = 0; n < 20000 && bytes.size() < 900000; ++n) bytes += flood(n);
+    attacker.Send(bytes);
+    const std::string calm = BigEndian(NGHTTP2_ENHANCE_YOUR_CALM);
+    EXPECT_THAT(attacker.ReadToEnd(), HasSubstr(calm));
+    EXPECT_TRUE(attacker.HasEndedCleanly());
+    ExpectServed(*stub);
+  }
+  WaitForMetric(server, "rapt_open_calls", 0);
+}
+
+// Each costs a decryption.
+TEST_F(Http2TlsTest, TinyRecordsStopNobody) {
+  const ServerProcess server(Flags());
+  const auto stub = Stub(server);
+  std::atomic<bool> has_ended{false};
+  std::thread attacker([&] {
+    RawTls connection(server.grpc_address());
+    EXPECT_TRUE(connection.Handshake());
+    connection.Send(Preface());
+    const std::string ignored = Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, BigEndian(1));
+    for (int n = 0; n < 5000; ++n) {
+      for (const char byte : ignored) connection.Send(std::string(1, byte));
+    }
+    has_ended = true;
+  });
+  do {
+    ExpectServed(*stub);
+  } while (!has_ended);
+  attacker.join();
 }
 
 TEST_F(Http2TlsTest, ADrainEndsConnectionsCleanly) {
