@@ -38,7 +38,7 @@ constexpr size_t kMaxPlaces = 64;
 
 // A read into a message's place is worthwhile for this many bytes.
 constexpr size_t kLeastDirectBytes = 4096;
-// Read before other connections have their turn.
+// Read, and written, before other connections have their turn.
 constexpr int64_t kFairBytes = 2 << 20;
 
 // Of TLS and HTTP/2: until the caller's SETTINGS.
@@ -648,10 +648,11 @@ void Connection::Flush() {
   if (session_ == nullptr || socket_->NeedsHandshake()) return;
   if (lingers_since_) return UpdateInterest();
   TopUp();
+  int64_t left = kFairBytes;
   do {
     if (!Fill()) return Close();
     if (out_.empty()) break;
-    const Written written = Write();
+    const Written written = Write(left);
     if (written == Written::kFailed) return Close();
     if (written == Written::kBlocked) return UpdateInterest();
   } while (nghttp2_session_want_write(session_) != 0);
@@ -683,8 +684,11 @@ void Connection::Append(const void* bytes, size_t size) {
   out_bytes_ += static_cast<int64_t>(size);
 }
 
-Connection::Written Connection::Write() {
+// Writes at most about `left` bytes, and subtracts what it has written. kBlocked: the loop reports
+// the socket when it accepts more, at once if only `left` is used up.
+Connection::Written Connection::Write(int64_t& left) {
   while (!out_.empty()) {
+    if (left <= 0) return Written::kBlocked;
     std::array<iovec, kMaxPlaces> places;
     size_t count = 0, offset = out_offset_;
     for (auto it = out_.begin(); it != out_.end() && count < places.size(); ++it) {
@@ -694,6 +698,7 @@ Connection::Written Connection::Write() {
     const ssize_t size = socket_->Write({places.data(), count});
     if (size == Socket::kBlocked) return Written::kBlocked;
     if (size == Socket::kEnded) return Written::kFailed;
+    left -= size;
     Drop(size);
   }
   return Written::kAll;

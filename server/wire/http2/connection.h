@@ -149,7 +149,7 @@ class Connection final : public EventLoop::Watcher,
   void FlushSoon();
   void Flush();
   bool Fill();
-  Written Write();
+  Written Write(int64_t& left);
   void Append(const void* bytes, size_t size);
   void Drop(int64_t bytes);
   void UpdateInterest();

@@ -4,11 +4,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nghttp2/nghttp2.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <future>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/wire/http2/http2_server.h"
@@ -55,9 +64,7 @@ class Peer : public RawHttp2 {
 
 // A server without methods.
 class ConnectionTest : public ::testing::Test {
- protected:
-  ConnectionTest() { EXPECT_TRUE(server_.Start().ok()); }
-
+ public:
   static Http2Settings Settings() {
     Http2Settings settings;
     settings.address = "127.0.0.1:0";
@@ -66,6 +73,9 @@ class ConnectionTest : public ::testing::Test {
     settings.connection.max_idle = std::chrono::hours(100);
     return settings;
   }
+
+ protected:
+  ConnectionTest() { EXPECT_TRUE(server_.Start().ok()); }
 
   std::string address() const { return absl::StrCat("127.0.0.1:", server_.port()); }
 
@@ -154,6 +164,92 @@ TEST_F(ConnectionTest, PingsBetweenCallsAreNotTooMany) {
     connection.Send(Frame(NGHTTP2_PING, NGHTTP2_FLAG_NONE, 0, "12345678"));
     EXPECT_TRUE(connection.ReadUntil(NGHTTP2_PING));
   }
+}
+
+// --- Large responses -----------------------------------------------------------------------------
+
+// A peer that takes everything at once. It asks for one response; its window is as large as it can
+// be.
+class GreedySocket final : public Socket {
+ public:
+  explicit GreedySocket(int64_t& written)
+      : Socket(Descriptor(eventfd(1, EFD_CLOEXEC))), written_(written) {}
+
+  bool NeedsHandshake() const override { return false; }
+  Handshake ContinueHandshake() override { return Handshake::kComplete; }
+  std::optional<absl::string_view> certificate() const override { return std::nullopt; }
+  ssize_t Read(absl::Span<const iovec> places) override {
+    const std::string request = std::exchange(request_, "");
+    if (request.empty()) return kBlocked;
+    std::memcpy(places.back().iov_base, request.data(), request.size());
+    return static_cast<ssize_t>(request.size());
+  }
+  bool HasPending() const override { return false; }
+  ssize_t Write(absl::Span<const iovec> places) override {
+    ssize_t size = 0;
+    for (const iovec& place : places) size += static_cast<ssize_t>(place.iov_len);
+    written_ += size;
+    return size;
+  }
+  void EndWriting() override {}
+
+ private:
+  std::string request_ =
+      std::string(NGHTTP2_CLIENT_MAGIC) +
+      Frame(NGHTTP2_SETTINGS, 0, 0, std::string("\0\4", 2) + BigEndian(0x7FFFFFFF)) +
+      Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, BigEndian(0x7FFF0000)) +
+      Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS | NGHTTP2_FLAG_END_STREAM, 1,
+            HeaderBlock(CallHeaders("/a/b")));
+  int64_t& written_;
+};
+
+// Reports what was written since its last turn in the loop.
+class Bystander final : public EventLoop::Watcher {
+ public:
+  Bystander(const int64_t& written, int64_t expected) : written_(written), expected_(expected) {}
+
+  int descriptor() const { return event_.get(); }
+  int64_t AwaitMostBetweenTurns() { return most_.get_future().get(); }
+
+ private:
+  void OnEvents(uint32_t) override {
+    most_between_ = std::max(most_between_, written_ - seen_);
+    const bool was_complete = seen_ >= expected_;
+    seen_ = written_;
+    if (!was_complete && seen_ >= expected_) most_.set_value(most_between_);
+  }
+  void OnTick(Instant) override {}
+
+  const Descriptor event_{eventfd(1, EFD_CLOEXEC)};
+  const int64_t& written_;
+  const int64_t expected_;
+  int64_t seen_ = 0, most_between_ = 0;
+  std::promise<int64_t> most_;
+};
+
+TEST(LargeResponseTest, OthersHaveTheirTurnBetweenItsParts) {
+  constexpr int64_t kSize = 64 << 20;
+  const SteadyClock clock;
+  const Connection::Settings settings = ConnectionTest::Settings().connection;
+  const std::vector<std::byte> payload(kSize);
+  int64_t written = 0;  // of the loop's thread
+  EventLoop loop(clock);
+  const auto bystander = std::make_shared<Bystander>(written, kSize);
+  loop.Add(bystander->descriptor(), EPOLLIN, bystander);
+  const auto connection = std::make_shared<Connection>(
+      loop, std::make_unique<GreedySocket>(written), "unix:", settings,
+      [&payload](Connection& connection, int32_t id, const RequestHead&) -> CallStream* {
+        ResponseMessage message;
+        message.Append({payload, nullptr});
+        connection.SendMessage(id, std::move(message));
+        return nullptr;
+      },
+      [] {});
+  loop.Post([&connection] { connection->Start(); });
+  loop.Start();
+  EXPECT_LE(bystander->AwaitMostBetweenTurns(), 4 << 20);
+  loop.Post([&connection] { connection->Close(); });
+  loop.Stop();
 }
 
 }  // namespace
