@@ -6,7 +6,6 @@
 
 #include <array>
 #include <chrono>
-#include <csignal>
 
 #include "base/check.h"
 
@@ -20,14 +19,6 @@ constexpr std::chrono::milliseconds kTick{1000};
 constexpr size_t kScratchBytes = 64 * 1024;  // stays in the second-level cache
 constexpr int kEvents = 128;
 constexpr int kHeavyTurns = 2;
-
-// OpenSSL writes to sockets whose peers may be gone.
-void IgnoreBrokenPipes() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGPIPE);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-}
 
 }  // namespace
 
@@ -92,7 +83,6 @@ void EventLoop::Remove(int descriptor) {
 void EventLoop::Serve() {
   thread_id_ = std::this_thread::get_id();
   pthread_setname_np(pthread_self(), kThreadName);
-  IgnoreBrokenPipes();
   next_tick_ = clock_.Now() + kTick;
   for (;;) {
     Wait();

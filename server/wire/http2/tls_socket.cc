@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "server/wire/http2/client_records.h"
 
 namespace rapt {
 namespace {
@@ -33,8 +35,8 @@ constexpr long kMaxCertificateBytes = 32 * 1024;
 // The most records of a Read(), so that a flood of tiny ones does not delay other connections.
 constexpr int kRecordsPerRead = 128;
 
-// The handshake messages allowed. A full handshake takes 5. Others are attempts to renegotiate,
-// which are refused, and key updates, which are needed only after gigabytes.
+// The handshake messages allowed. A full handshake takes 5. Others are key updates, which are
+// needed only after gigabytes.
 constexpr int64_t kHandshakeMessages = 32;
 constexpr int64_t kBytesPerHandshakeMessage = 1 << 20;
 
@@ -200,15 +202,23 @@ class TlsSocket final : public Socket {
   void EndWriting() override;
 
   void CountHandshakeMessage();
+  // Returns whether OpenSSL may parse these bytes of the client.
+  bool Admits(absl::Span<const uint8_t> bytes) { return records_.OnBytes(bytes, phase()); }
 
  private:
   using Ssl = std::unique_ptr<SSL, FreeBy<SSL_free>>;
 
   void Begin();
   bool TakeName();
+  ClientRecords::Phase phase() const {
+    if (is_open_) return ClientRecords::Phase::kOpen;
+    return SSL_version(ssl_.get()) == TLS1_2_VERSION ? ClientRecords::Phase::kVerify
+                                                     : ClientRecords::Phase::kHello;
+  }
 
   Reloaded<TlsAcceptor::Context>& context_;
   Ssl ssl_;  // null until the first bytes arrive
+  ClientRecords records_;
   bool is_open_ = false;
   bool has_ended_ = false;  // what is read
   bool has_failed_ = false;
@@ -227,9 +237,52 @@ void TlsSocket::CountHandshakeMessage() {
   SSL_set_shutdown(ssl_.get(), SSL_RECEIVED_SHUTDOWN);  // ends the read that called this
 }
 
+// --- OpenSSL's access to the socket --------------------------------------------------------------
+
+TlsSocket& SocketOf(BIO* bio) { return *static_cast<TlsSocket*>(BIO_get_data(bio)); }
+
+bool WouldBlock(ssize_t count) { return count < 0 && (errno == EAGAIN || errno == EINTR); }
+
+int Receive(BIO* bio, char* bytes, int size) {
+  BIO_clear_retry_flags(bio);
+  const ssize_t count = recv(SocketOf(bio).descriptor(), bytes, static_cast<size_t>(size), 0);
+  if (WouldBlock(count)) BIO_set_retry_read(bio);
+  if (count <= 0) return static_cast<int>(count);
+  const absl::Span<const uint8_t> received(reinterpret_cast<const uint8_t*>(bytes),
+                                           static_cast<size_t>(count));
+  return SocketOf(bio).Admits(received) ? static_cast<int>(count) : -1;
+}
+
+int Send(BIO* bio, const char* bytes, int size) {
+  BIO_clear_retry_flags(bio);
+  const ssize_t count =
+      send(SocketOf(bio).descriptor(), bytes, static_cast<size_t>(size), MSG_NOSIGNAL);
+  if (WouldBlock(count)) BIO_set_retry_write(bio);
+  return static_cast<int>(count);
+}
+
+long Control(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
+
+BIO* NewBio(TlsSocket* socket) {
+  static BIO_METHOD* const method = [] {
+    BIO_METHOD* const m = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket");
+    RAPT_CHECK(m != nullptr && BIO_meth_set_read(m, Receive) == 1 &&
+                   BIO_meth_set_write(m, Send) == 1 && BIO_meth_set_ctrl(m, Control) == 1,
+               "no memory");
+    return m;
+  }();
+  BIO* const bio = BIO_new(method);
+  RAPT_CHECK(bio != nullptr, "no memory");
+  BIO_set_data(bio, socket);
+  BIO_set_init(bio, 1);
+  return bio;
+}
+
 void TlsSocket::Begin() {
   ssl_.reset(SSL_new(context_.Get()->get()));
-  RAPT_CHECK(ssl_ != nullptr && SSL_set_fd(ssl_.get(), descriptor()) == 1, "no memory");
+  RAPT_CHECK(ssl_ != nullptr, "no memory");
+  BIO* const bio = NewBio(this);
+  SSL_set_bio(ssl_.get(), bio, bio);  // owns it
   SSL_set_app_data(ssl_.get(), this);
   SSL_set_accept_state(ssl_.get());
 }

@@ -41,6 +41,7 @@ struct ClientOptions {
   int max_version = TLS1_3_VERSION;
   std::string ciphers = "DEFAULT@SECLEVEL=0";
   std::string groups = "X25519:P-256";
+  long max_fragment = SSL3_RT_MAX_PLAIN_LENGTH;  // of what it sends
   std::optional<Certificate> certificate = {};
   std::string more_certificates = {};  // sent after it
 };
@@ -62,6 +63,7 @@ class TlsClient {
     SSL_CTX_set_max_proto_version(c, options.max_version);
     EXPECT_EQ(SSL_CTX_set_cipher_list(c, options.ciphers.c_str()), 1);
     EXPECT_EQ(SSL_CTX_set1_groups_list(c, options.groups.c_str()), 1);
+    SSL_CTX_set_max_send_fragment(c, options.max_fragment);
     if (options.certificate) Present(*options.certificate, options.more_certificates);
     ssl_.reset(SSL_new(c));
     if (!options.alpn.empty()) {
@@ -249,6 +251,57 @@ TEST_F(TlsSocketTest, WaitsForTheRestOfAClientHello) {
   ASSERT_EQ(write(pair.client_descriptor.get(), half.data(), half.size()), 9);
   EXPECT_EQ(pair.server->ContinueHandshake(), Socket::Handshake::kNeedsRead);
   EXPECT_TRUE(pair.server->NeedsHandshake());
+}
+
+// OpenSSL would allocate the size at once.
+TEST_F(TlsSocketTest, RefusesLargeClientHellosByTheirHeader) {
+  const auto acceptor = Load();
+  const struct {
+    std::string bytes;
+    Socket::Handshake expected;
+  } kCases[] = {
+      {std::string("\x16\x03\x01\x00\x04\x01\x00\x40\x00", 9), Socket::Handshake::kNeedsRead},
+      {std::string("\x16\x03\x01\x00\x04\x01\x00\x40\x01", 9), Socket::Handshake::kFailed},
+      {std::string("\x16\x03\x01\x00\x04\x01\x02\x01\x00", 9), Socket::Handshake::kFailed},
+      // The header in two records.
+      {std::string("\x16\x03\x01\x00\x03\x01\x00\x00", 8), Socket::Handshake::kFailed},
+  };
+  for (const auto& test : kCases) {
+    const Pair pair = Connect(*acceptor);
+    // Byte by byte, because that is what the server may get.
+    Socket::Handshake state = Socket::Handshake::kNeedsRead;
+    for (const char byte : test.bytes) {
+      ASSERT_EQ(state, Socket::Handshake::kNeedsRead);
+      ASSERT_EQ(write(pair.client_descriptor.get(), &byte, 1), 1);
+      state = pair.server->ContinueHandshake();
+      if (state == Socket::Handshake::kFailed) break;
+    }
+    EXPECT_EQ(state, test.expected);
+  }
+}
+
+// The server asks for a second one if it does not know the group of the first.
+TEST_F(TlsSocketTest, RefusesALargeSecondClientHello) {
+  const auto acceptor = Load();
+  const ClientOptions client{.groups = "P-521:X25519"};
+  Open(*acceptor, client);
+  const std::string change_cipher_spec("\x14\x03\x03\x00\x01\x01", 6);
+  const std::string large_hello("\x16\x03\x03\x00\x04\x01\x02\x01\x00", 9);
+  const Pair pair = Connect(*acceptor, client);
+  pair.client->Handshake();
+  EXPECT_EQ(pair.server->ContinueHandshake(), Socket::Handshake::kNeedsRead);
+  const std::string bytes = change_cipher_spec + large_hello;
+  ASSERT_GT(write(pair.client_descriptor.get(), bytes.data(), bytes.size()), 0);
+  EXPECT_EQ(pair.server->ContinueHandshake(), Socket::Handshake::kFailed);
+}
+
+TEST_F(TlsSocketTest, TakesClientHellosInSeveralRecords) {
+  const auto acceptor = Load();
+  std::string alpn("\2h2");
+  for (const char c : {'\1', '\x16', 'x'}) alpn += '\xFF' + std::string(255, c);
+  for (const int version : {TLS1_2_VERSION, TLS1_3_VERSION}) {
+    Open(*acceptor, {.alpn = alpn, .max_version = version, .max_fragment = 512});
+  }
 }
 
 TEST_F(TlsSocketTest, PlainTextFailsTheHandshake) {
@@ -471,13 +524,13 @@ TEST_F(TlsSocketTest, ChangedBytesEndTheConnection) {
 
 TEST_F(TlsSocketTest, RenegotiationIsRefused) {
   const auto acceptor = Load();
-  Pair pair = Open(*acceptor, {.max_version = TLS1_2_VERSION});
-  ERR_clear_error();
+  const Pair pair = Open(*acceptor, {.max_version = TLS1_2_VERSION});
+  pair.client->Write("before");
   EXPECT_EQ(SSL_renegotiate(pair.client->ssl()), 1);
   pair.client->Handshake();  // sends a ClientHello
-  EXPECT_EQ(pair.Read().second, Socket::kBlocked);
-  EXPECT_FALSE(pair.client->Handshake());
-  EXPECT_THAT(LastError(), HasSubstr("no renegotiation"));
+  const auto [bytes, end] = pair.Read();
+  EXPECT_EQ(bytes, "before");
+  EXPECT_EQ(end, Socket::kEnded);
 }
 
 TEST_F(TlsSocketTest, AFewUpdatesOfKeysAreFine) {
