@@ -67,8 +67,7 @@ struct InferCaller::Call {
   std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
 };
 
-InferCaller::InferCaller(const std::string& address, bool declares_size)
-    : stub_(Connect(address)), declares_size_(declares_size) {}
+InferCaller::InferCaller(const std::string& address) : stub_(Connect(address)) {}
 
 InferCaller::~InferCaller() {
   CancelAll();
@@ -82,9 +81,6 @@ InferCaller::~InferCaller() {
 void InferCaller::Start(const grpc::ByteBuffer& request) {
   auto call = std::make_unique<Call>();
   call->context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-  if (declares_size_) {
-    call->context.AddMetadata("rapt-message-bytes", absl::StrCat(request.Length()));
-  }
   call->reader = stub_.PrepareUnaryCall(&call->context, kPath, request, &queue_);
   call->reader->StartCall();
   Call* const key = call.get();

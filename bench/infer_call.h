@@ -46,7 +46,7 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address);
 class InferCaller {
  public:
   // `address` is "127.0.0.1:8001" or "unix:PATH". Opens a separate connection.
-  InferCaller(const std::string& address, bool declares_size);
+  explicit InferCaller(const std::string& address);
   // Cancels the calls in flight.
   ~InferCaller();
   InferCaller(const InferCaller&) = delete;
@@ -73,7 +73,6 @@ class InferCaller {
 
   grpc::CompletionQueue queue_;
   grpc::GenericStub stub_;
-  const bool declares_size_;
   Mutex mutex_;
   std::map<Call*, std::unique_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);
 };

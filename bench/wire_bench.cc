@@ -268,16 +268,14 @@ void CompareSizes(const Server& raw, const Server& generated, const Server& rapt
     const grpc::ByteBuffer buffer = BufferOf(request);
     std::string copy(request.size(), '\0');
     RawCaller raw_caller(raw);
-    InferCaller generated_caller(generated.address(), false), rapt_caller(rapt.address(), false),
-        declaring(rapt.address(), true);
+    InferCaller generated_caller(generated.address()), rapt_caller(rapt.address());
     Peer peers[] = {
         {"raw TCP", raw.pid, [&] { raw_caller.CallOnce(request); }},
-        {"rapt, size declared", rapt.pid, [&] { declaring.CallOnce(buffer); }},
-        {"rapt, size not declared", rapt.pid, [&] { rapt_caller.CallOnce(buffer); }},
+        {"rapt", rapt.pid, [&] { rapt_caller.CallOnce(buffer); }},
         {"memcpy", getpid(), [&] { std::memcpy(copy.data(), request.data(), copy.size()); }},
         {"generated gRPC (sync)", generated.pid, [&] { generated_caller.CallOnce(buffer); }},
     };
-    const Peer &raw_peer = peers[0], &rapt_peer = peers[1], &generated_peer = peers[4];
+    const Peer &raw_peer = peers[0], &rapt_peer = peers[1], &generated_peer = peers[3];
     for (Peer& peer : peers) peer.call();  // also connects
     if (!UseCongestionControl(congestion_control)) {
       std::printf("\nThe system does not permit it.\n");
@@ -384,7 +382,6 @@ class AttendCaller {
     }
     request.set_want_present(options_.wants_present);
     grpc::ClientContext context;
-    context.AddMetadata("rapt-message-bytes", std::to_string(request.ByteSizeLong()));
     v1::AttendResponse response;
     RAPT_CHECK(stub_->Attend(&context, request, &response).ok(), "a call failed");
   }

@@ -55,7 +55,7 @@ constexpr Range kCount = {1, kMaxCalls};
 struct Setting {
   absl::string_view name;
   std::variant<bool*, int64_t*, std::optional<int64_t>*, milliseconds*, std::string*, LogFormat*,
-               FileMode*, Transport*, std::vector<Problem>*>
+               FileMode*, std::vector<Problem>*>
       value;
   absl::string_view help;
   Range range = {0, kMaxInt64};
@@ -71,7 +71,6 @@ std::vector<Setting> SettingsOf(Options& o) {
        "empty --grpc_address serves only there"},
       {"unix_socket_mode", &o.grpc.unix_socket_mode,
        "the file mode of the socket, in octal digits; determines who may connect"},
-      {"transport", &o.grpc.transport, "the HTTP/2 stack: grpc, or http2, which is new"},
       {"max_connections", &o.grpc.max_connections,
        "connections to --grpc_address that may be open at once; further ones are closed", kCount},
       {"max_connections_per_address",
@@ -201,12 +200,6 @@ absl::Status ParseValue(std::string_view name, const std::string& text, LogForma
   return BadValue(name, text, "text or json");
 }
 
-absl::Status ParseValue(std::string_view name, const std::string& text, Transport& value) {
-  value = text == "http2" ? Transport::kHttp2 : Transport::kGrpc;
-  if (text == "http2" || text == "grpc") return absl::OkStatus();
-  return BadValue(name, text, "grpc or http2");
-}
-
 absl::Status ParseValue(std::string_view name, const std::string& text, FileMode& value) {
   const char* const end = text.data() + text.size();
   unsigned bits = 0;
@@ -241,7 +234,6 @@ std::string Show(const milliseconds& value) {
   return absl::FormatDuration(absl::FromChrono(value));
 }
 std::string Show(const LogFormat& value) { return value == LogFormat::kJson ? "json" : "text"; }
-std::string Show(const Transport& value) { return value == Transport::kHttp2 ? "http2" : "grpc"; }
 std::string Show(const FileMode& value) { return absl::StrFormat("%04o", value.bits); }
 std::string Show(const std::vector<Problem>&) { return ""; }  // the default
 

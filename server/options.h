@@ -24,10 +24,7 @@ struct FileMode {
   int bits = 0;
 };
 
-enum class Transport : uint8_t { kGrpc, kHttp2 };
-
 struct GrpcOptions {
-  Transport transport = Transport::kGrpc;
   std::string address = "127.0.0.1:8001";  // "host:port", port 0: a free one; empty: none
   std::string unix_socket;                 // a path; empty: none
   FileMode unix_socket_mode{0600};

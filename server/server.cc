@@ -1,6 +1,6 @@
 #include "server/server.h"
 
-#include <grpcpp/grpcpp.h>
+#include <google/protobuf/stubs/logging.h>
 
 #include <algorithm>
 #include <chrono>
@@ -36,15 +36,6 @@
 #include "server/readiness.h"
 #include "server/shared_memory/shared_memory.h"
 #include "server/wire/connection_counts.h"
-#include "server/wire/grpc/grpc_server.h"
-#include "server/wire/grpc/health.h"
-#include "server/wire/grpc/listener.h"
-#include "server/wire/grpc/oip/service.h"
-#include "server/wire/grpc/rapt/service.h"
-#include "server/wire/grpc/receive_quota.h"
-#include "server/wire/grpc/tensor_call.h"
-#include "server/wire/grpc/tensor_methods.h"
-#include "server/wire/grpc/tls.h"
 #include "server/wire/health_status.h"
 #include "server/wire/health_watch.h"
 #include "server/wire/http/probes.h"
@@ -61,9 +52,9 @@
 namespace rapt {
 namespace {
 
-// The deadline of gRPC's own shutdown, which sends the last responses. Only open health watches,
-// which never end on their own, make it wait that long.
-constexpr std::chrono::milliseconds kGrpcShutdownTime{500};
+// Limit of the transport's shutdown, which sends the last responses. Only open health watches,
+// which never end on their own, make it take that long.
+constexpr std::chrono::milliseconds kTransportShutdownTime{500};
 
 // The number of compute threads per wire thread. On two cores, a single wire thread handles more
 // small calls than two, because it wakes no other; see docs/tuning.md.
@@ -143,28 +134,11 @@ absl::Status SetMaxMessage(const AdmissionGate& gate, Options& options) {
                    ", the share of --memory_budget_bytes=", budget, " for messages"));
 }
 
-// TLS of the gRPC address, for the transport that serves it. Both are null without TLS.
-struct Tls {
-  std::shared_ptr<TlsCredentials> grpc;
-  std::unique_ptr<TlsAcceptor> http2;
-};
-
-// InvalidArgument if the files can't be used.
-absl::StatusOr<Tls> TlsOf(const Options& options, const Clock& clock) {
-  Tls tls;
-  const SecurityOptions& security = options.security;
-  if (security.tls_cert.empty()) return tls;
-  const TlsFiles files = {security.tls_cert, security.tls_key, security.tls_client_ca};
-  if (options.grpc.transport == Transport::kHttp2) {
-    auto acceptor = TlsAcceptor::Load(files, clock);
-    if (!acceptor.ok()) return acceptor.status();
-    tls.http2 = *std::move(acceptor);
-  } else {
-    auto credentials = LoadTlsCredentials(files, clock);
-    if (!credentials.ok()) return credentials.status();
-    tls.grpc = *std::move(credentials);
-  }
-  return tls;
+// For the gRPC address; null without TLS. InvalidArgument if the files can't be used.
+absl::StatusOr<std::unique_ptr<TlsAcceptor>> TlsOf(const SecurityOptions& options,
+                                                   const Clock& clock) {
+  if (options.tls_cert.empty()) return nullptr;
+  return TlsAcceptor::Load({options.tls_cert, options.tls_key, options.tls_client_ca}, clock);
 }
 
 // Null without a device.
@@ -201,7 +175,7 @@ struct Configuration {
   Memory& memory;
   PlanOptions plan_options;
   Plan canary;
-  Tls tls;
+  std::unique_ptr<TlsAcceptor> tls;
   std::unique_ptr<Access> access;
 };
 
@@ -220,7 +194,7 @@ absl::StatusOr<Configuration> Configure(Options options) {
   if (options.compute.backend == backends->cudnn.name()) canary_options.backend = "auto";
   absl::StatusOr<Plan> canary = PlanCanary(canary_options);
   if (!canary.ok()) return canary.status();
-  auto tls = TlsOf(options, memory.clock);
+  auto tls = TlsOf(options.security, memory.clock);
   if (!tls.ok()) return tls.status();
   auto access = Access::Open(options.security.token_file, memory.clock);
   if (!access.ok()) return access.status();
@@ -250,12 +224,9 @@ class ServerImpl final : public Server {
   void ExportBuild();
   CallObserver Observe(absl::string_view method);
   absl::Status Listen();
-  absl::Status ListenByGrpc();
-  absl::Status ListenByHttp2();
   int WireThreads() const {
     return std::max<int>(1, static_cast<int>(options_.compute.threads / kCoresPerWireThread));
   }
-  void StopListening();
   absl::Status WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const;
   absl::Status MeasureSpeeds(absl::FunctionRef<bool()> stop_requested);
   void LogReady() const;
@@ -264,14 +235,13 @@ class ServerImpl final : public Server {
   const std::unique_ptr<Backends> backends_;
   Memory& memory_;
   const PlanOptions plan_options_;
-  const Tls tls_;
+  const std::unique_ptr<TlsAcceptor> tls_;  // null without TLS
   const std::unique_ptr<Access> access_;
 
   Metrics metrics_;
   Executor executor_;
   const std::unique_ptr<Executor> lanes_;  // null without a device
   Engine engine_;
-  ReceiveQuota quota_;
   OpenCalls open_calls_;
   OpenCalls small_calls_;
   const Housekeeper housekeeper_;
@@ -287,17 +257,8 @@ class ServerImpl final : public Server {
   StreamMethods stream_methods_;
   std::unique_ptr<Reflection> reflection_;  // null if it is turned off
 
-  TensorMethods tensor_methods_;
-  const std::unique_ptr<grpc::Service> oip_service_;
-  const std::unique_ptr<grpc::Service> native_service_;
-  Health health_;
-
-  // Set by Start(). A listener is null if its address is not configured.
-  std::unique_ptr<Listener> listener_;
-  std::unique_ptr<Listener> unix_listener_;
+  // Set by Start().
   std::unique_ptr<http::Server> http_;
-  // One of the two, by --transport.
-  std::unique_ptr<GrpcServer> grpc_server_;
   std::unique_ptr<Http2Server> http2_server_;
 };
 
@@ -317,17 +278,12 @@ ServerImpl::ServerImpl(Configuration c)
       executor_(plan_options_.threads, memory_.clock),
       lanes_(LanesOf(backends_->cudnn, memory_.clock)),
       engine_(plan_options_, memory_.gate, memory_.pool, executor_, lanes_.get()),
-      quota_(memory_.gate.LimitOf(AdmissionGate::Share::kReceive)),
-      open_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller},
-                  [this] { quota_.Follow(open_calls_); }),
+      open_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller}),
       small_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller}),
       housekeeper_(memory_.pool, memory_.clock, HasBeenBusy(open_calls_)),
       readiness_(
           std::move(c.canary), options_.compute.stall_timeout,
-          [this](absl::AnyInvocable<void()> run) {
-            if (http2_server_ != nullptr) return http2_server_->Post(std::move(run));
-            tensor_methods_.Post(std::move(run));
-          },
+          [this](absl::AnyInvocable<void()> run) { http2_server_->Post(std::move(run)); },
           executor_, memory_.timer, memory_.clock),
       slow_calls_(options_.log.slow_call, memory_.clock),
       environment_{*access_, engine_,       open_calls_,   small_calls_,
@@ -340,10 +296,7 @@ ServerImpl::ServerImpl(Configuration c)
           [this](absl::string_view method) { return Observe(method); }),
       native_methods_(environment_, shared_memory_,
                       [this](absl::string_view method) { return Observe(method); }),
-      health_status_({oip::kServiceName, native::kServiceName}),
-      oip_service_(oip::NewService(environment_, oip_methods_)),
-      native_service_(native::NewService(environment_, native_methods_)),
-      health_(health_status_) {
+      health_status_({oip::kServiceName, native::kServiceName}) {
   oip_methods_.AddTo(methods_);
   native_methods_.AddTo(methods_);
   methods_["/grpc.health.v1.Health/Check"] =
@@ -358,15 +311,10 @@ ServerImpl::ServerImpl(Configuration c)
     reflection_ = std::make_unique<Reflection>(environment_, methods_, stream_methods_);
     reflection_->AddTo(stream_methods_);
   }
-  tensor_methods_.AddUnary(environment_, methods_);
-  tensor_methods_.AddStreams(stream_methods_);
   ExportMetrics();
 }
 
-ServerImpl::~ServerImpl() {
-  readiness_.Withdraw();
-  StopListening();
-}
+ServerImpl::~ServerImpl() { readiness_.Withdraw(); }
 
 void ServerImpl::ExportMetrics() {
   open_calls_.ExportTo(metrics_);
@@ -401,7 +349,7 @@ CallObserver ServerImpl::Observe(absl::string_view method) {
 }
 
 absl::Status ServerImpl::Start(absl::FunctionRef<bool()> stop_requested) {
-  TakeOverGrpcLog();
+  google::protobuf::SetLogHandler(nullptr);  // it would log every malformed message
   absl::Status status = Listen();
   if (status.ok()) status = WaitUntilWarm(stop_requested);
   if (status.ok()) status = MeasureSpeeds(stop_requested);
@@ -417,14 +365,9 @@ absl::Status ServerImpl::Listen() {
                                                      [this] { return readiness_.is_ready(); }));
   if (!http.ok()) return http.status();
   http_ = *std::move(http);
-  if (options_.grpc.transport == Transport::kHttp2) return ListenByHttp2();
-  return ListenByGrpc();
-}
-
-absl::Status ServerImpl::ListenByHttp2() {
   http2_server_ = std::make_unique<Http2Server>(
       Http2Settings{.address = options_.grpc.address,
-                    .tls = tls_.http2.get(),
+                    .tls = tls_.get(),
                     .unix_socket = options_.grpc.unix_socket,
                     .unix_socket_mode = options_.grpc.unix_socket_mode.bits,
                     .max_connections = options_.grpc.max_connections,
@@ -437,36 +380,6 @@ absl::Status ServerImpl::ListenByHttp2() {
       environment_, memory_.pool, methods_, stream_methods_);
   http2_server_->ExportTo(metrics_);
   return http2_server_->Start();
-}
-
-absl::Status ServerImpl::ListenByGrpc() {
-  if (!options_.grpc.address.empty()) {
-    auto listener = Listener::Bind(
-        options_.grpc.address,
-        ConnectionCounts(options_.grpc.max_connections, options_.grpc.max_connections_per_address));
-    if (!listener.ok()) return listener.status();
-    listener_ = *std::move(listener);
-    listener_->ExportTo(metrics_);
-  }
-  if (const std::string& path = options_.grpc.unix_socket; !path.empty()) {
-    auto listener = Listener::BindUnix(path, options_.grpc.unix_socket_mode.bits);
-    if (!listener.ok()) return listener.status();
-    unix_listener_ = *std::move(listener);
-  }
-  auto grpc_server = StartGrpc(
-      {.listener = listener_.get(),
-       .credentials = tls_.grpc != nullptr ? tls_.grpc : grpc::InsecureServerCredentials(),
-       .unix_listener = unix_listener_.get(),
-       .quota = quota_,
-       .max_streams_per_connection = static_cast<int>(options_.grpc.max_streams_per_connection),
-       .max_connection_idle = options_.grpc.max_connection_idle,
-       .max_connection_age = options_.grpc.max_connection_age,
-       .max_call_time = options_.calls.max_deadline,
-       .threads = WireThreads()},
-      tensor_methods_, {&health_, oip_service_.get(), native_service_.get()});
-  if (!grpc_server.ok()) return grpc_server.status();
-  grpc_server_ = *std::move(grpc_server);
-  return absl::OkStatus();
 }
 
 // Waits for the kernels of --cudnn_warm_plans.
@@ -514,8 +427,7 @@ void ServerImpl::LogReady() const {
 std::string ServerImpl::grpc_address() const {
   std::vector<std::string> addresses;
   if (!options_.grpc.address.empty()) {
-    const int port = http2_server_ != nullptr ? http2_server_->port() : listener_->port();
-    addresses.push_back(WithPort(options_.grpc.address, port));
+    addresses.push_back(WithPort(options_.grpc.address, http2_server_->port()));
   }
   const std::string& socket = options_.grpc.unix_socket;
   if (!socket.empty()) addresses.push_back(absl::StrCat("unix:", socket));
@@ -531,16 +443,9 @@ std::string ServerImpl::security() const {
   return files.token_file.empty() ? transport : absl::StrCat(transport, "+tokens");
 }
 
-void ServerImpl::StopListening() {
-  for (Listener* listener : {listener_.get(), unix_listener_.get()}) {
-    if (listener != nullptr) listener->Stop();
-  }
-}
-
 void ServerImpl::ReloadFiles() {
   access_->Reload();
-  if (tls_.grpc != nullptr) tls_.grpc->Reload();
-  if (tls_.http2 != nullptr) tls_.http2->Reload();
+  if (tls_ != nullptr) tls_->Reload();
 }
 
 void ServerImpl::Drain() {
@@ -550,18 +455,14 @@ void ServerImpl::Drain() {
   // Callers use other connections, if they can, before their calls are refused.
   if (http2_server_ != nullptr) http2_server_->GoAway();
   engine_.StopAccepting();
-  // Callers that get UNAVAILABLE retry elsewhere; few retry the CANCELLED that gRPC itself sends
-  // once it shuts down.
+  // Callers that get UNAVAILABLE retry elsewhere; few retry the CANCELLED of a call that the
+  // shutdown ends.
   const auto refused_until = std::chrono::steady_clock::now() + options_.drain.refusal_time;
   if (!open_calls_.WaitUntilNone(options_.drain.grace_period)) {
     Log(LogLevel::kWarning, "grace period expired", {{"open_calls", open_calls_.count()}});
   }
   std::this_thread::sleep_until(refused_until);
-  StopListening();
-  if (http2_server_ != nullptr) http2_server_->Shutdown(kGrpcShutdownTime);
-  if (grpc_server_ != nullptr) {
-    grpc_server_->Shutdown(std::chrono::system_clock::now() + kGrpcShutdownTime);
-  }
+  if (http2_server_ != nullptr) http2_server_->Shutdown(kTransportShutdownTime);
   Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls_.served()}});
 }
 

@@ -54,11 +54,6 @@ constexpr int64_t kMinStreamMessageBytes = 64 * 1024;
 constexpr char kAttend[] = "/rapt.v1.AttentionService/Attend";
 constexpr char kDiagnose[] = "/rapt.v1.AttentionService/Diagnose";
 
-// Lets the server reserve memory for this message only, not for the largest one allowed.
-void DeclareSize(const RequestMessage& request, grpc::ClientContext& context) {
-  context.AddMetadata("rapt-message-bytes", absl::StrCat(request.size()));
-}
-
 // Sends a serialized request. Blocks until the call has finished.
 template <typename Response>
 grpc::Status SendAndWait(const Connection& connection, const char* method,
@@ -228,7 +223,6 @@ absl::StatusOr<Response> Client::Core::Send(const char* method, const RequestMes
   absl::StatusOr<Response> response = Call<Response>(
       options, deadline, policy,
       [&](const Connection& connection, grpc::ClientContext* context, Response* message) {
-        DeclareSize(request, *context);
         return SendAndWait(connection, method, *context, payloads.MakeBuffer(request), *message);
       },
       attempts);
@@ -337,7 +331,6 @@ class Client::AsyncAttend {
   void Attempt() {
     auto context = std::make_shared<grpc::ClientContext>();
     context->set_deadline(deadline_.ToGrpc());
-    DeclareSize(*request_, *context);
     {
       MutexLock lock(mutex_);
       context_ = context;

@@ -114,9 +114,6 @@ class Stream {
     record_.sent = shared_.Now();
     context_->set_deadline(
         client::Deadline::After(due + shared_.load.deadline - record_.sent).ToGrpc());
-    if (call.messages.size() == 1) {
-      context_->AddMetadata("rapt-message-bytes", absl::StrCat(call.message_bytes));
-    }
     if (shared_.load.interface.transport != Transport::kStream) {
       unary_ = stub_.PrepareUnaryCall(&*context_, shared_.method, call.messages.front(), &queue_);
       unary_->StartCall();

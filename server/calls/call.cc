@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/calls/traceparent.h"
 #include "server/rejection.h"
@@ -77,20 +76,6 @@ void Call::SetStreamDeadline(Instant requested) {
   deadline_ = std::min(requested, arrived_ + limits().max_deadline);
 }
 
-absl::Status Call::ReadDeclaredBytes(const CallHeaders& headers) {
-  if (headers.message_bytes.empty()) return absl::OkStatus();
-  const absl::string_view text = headers.message_bytes.front();
-  int64_t bytes;
-  if (!absl::SimpleAtoi(text, &bytes) || bytes < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("header ", kMessageBytesHeader, " is '",
-                                                   text.substr(0, 32),
-                                                   "'; it must be a number of bytes"));
-  }
-  absl::Status status = CheckMessageSize(bytes);
-  if (status.ok()) declared_bytes_ = bytes;
-  return status;
-}
-
 void Call::MarkIdle() {
   places().MarkIdle();
   is_idle_ = true;
@@ -131,11 +116,7 @@ absl::Status Call::AcceptMessage(int64_t bytes) {
   } else {
     engine().ShrinkMessage(message_memory_, bytes);
   }
-  if (absl::Status status = CheckMessageSize(bytes); !status.ok()) return status;
-  if (bytes <= declared_bytes_.value_or(bytes)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the message has ", bytes, " bytes; its header ",
-                                                 kMessageBytesHeader, " declares ",
-                                                 *declared_bytes_));
+  return CheckMessageSize(bytes);
 }
 
 void Call::BeginReceiving(int64_t bytes, AdmissionGate::Shares held, Alarm& alarm) {

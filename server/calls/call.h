@@ -90,10 +90,6 @@ class Call {
   absl::Status SetDeadline(Instant requested);
   // The same without a default deadline, for streams.
   void SetStreamDeadline(Instant requested);
-  // Reads kMessageBytesHeader. Returns InvalidArgument if its value is not a number of bytes,
-  // ResourceExhausted if it exceeds the limit.
-  absl::Status ReadDeclaredBytes(const CallHeaders& headers);
-  std::optional<int64_t> declared_bytes() const { return declared_bytes_; }
 
   // Call between the requests of a stream. The call keeps its place but does not count as open.
   // Starts the report of the next request.
@@ -120,8 +116,8 @@ class Call {
   void KeepMessageMemory(MessageReservation memory) { message_memory_ = std::move(memory); }
   void ReleaseMessageMemory() { message_memory_ = {}; }
   int64_t message_memory_bytes() const { return message_memory_.bytes(); }
-  // Counts a received message and keeps memory for exactly its bytes. Returns InvalidArgument if it
-  // exceeds the declared size, ResourceExhausted if it exceeds the limit.
+  // Counts a received message and keeps memory for exactly its bytes. Returns
+  // ResourceExhausted if it exceeds the limit.
   absl::Status AcceptMessage(int64_t bytes);
 
   // Call when the read of a message of at most `bytes` begins. The call holds memory of `held`. A
@@ -179,7 +175,6 @@ class Call {
   bool is_idle_ = false;
   Instant arrived_;
   Instant deadline_ = Instant::max();
-  std::optional<int64_t> declared_bytes_;
   std::atomic<bool> cancelled_{false};
   MessageReservation message_memory_;
   Instant receive_began_, receive_end_;

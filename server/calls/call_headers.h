@@ -11,9 +11,6 @@
 
 namespace rapt {
 
-// The size of the message. A caller that declares it reserves only this many bytes while it sends,
-// not the maximum message size.
-inline constexpr char kMessageBytesHeader[] = "rapt-message-bytes";
 inline constexpr char kTraceparentHeader[] = "traceparent";
 inline constexpr char kAuthorizationHeader[] = "authorization";
 
@@ -24,7 +21,6 @@ using HeaderValues = absl::InlinedVector<absl::string_view, 1>;
 struct CallHeaders {
   HeaderValues authorization = {};
   HeaderValues traceparent = {};
-  HeaderValues message_bytes = {};
   // The name in the caller's verified certificate, which may be empty.
   std::optional<absl::string_view> certificate = {};
   std::string peer = {};              // "ipv4:127.0.0.1:4711", "unix:"

@@ -6,12 +6,6 @@
 namespace rapt {
 
 absl::Status OpenCalls::Enter(const std::string& caller) {
-  absl::Status status = Count(caller);
-  if (status.ok()) on_change_();
-  return status;
-}
-
-absl::Status OpenCalls::Count(const std::string& caller) {
   MutexLock lock(mutex_);
   if (const int64_t places = count_ + idle_; places >= limits_.calls) {
     return Reject(Rejection::kOpenCalls, absl::StatusCode::kResourceExhausted,
@@ -30,22 +24,16 @@ absl::Status OpenCalls::Count(const std::string& caller) {
 }
 
 void OpenCalls::Leave(const std::string& caller) {
-  {
-    MutexLock lock(mutex_);
-    ++served_;
-    Forget(caller);
-    Close();
-  }
-  on_change_();
+  MutexLock lock(mutex_);
+  ++served_;
+  Forget(caller);
+  Close();
 }
 
 void OpenCalls::LeaveIdle(const std::string& caller) {
-  {
-    MutexLock lock(mutex_);
-    --idle_;
-    Forget(caller);
-  }
-  on_change_();
+  MutexLock lock(mutex_);
+  --idle_;
+  Forget(caller);
 }
 
 void OpenCalls::MarkIdle() {

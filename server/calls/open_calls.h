@@ -5,9 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <string>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -25,10 +23,7 @@ class OpenCalls {
     int64_t calls_per_caller = 0;
   };
 
-  // `on_change` is called after each change of places(), on any thread and outside the lock.
-  explicit OpenCalls(
-      Limits limits, std::function<void()> on_change = [] {})
-      : limits_(limits), on_change_(std::move(on_change)) {}
+  explicit OpenCalls(Limits limits) : limits_(limits) {}
 
   // Returns ResourceExhausted, with the limit, if the server or this caller has too many open
   // calls; Leave() must not be called then.
@@ -54,12 +49,10 @@ class OpenCalls {
   bool WaitUntilNone(std::chrono::nanoseconds timeout);
 
  private:
-  absl::Status Count(const std::string& caller);
   void Close() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Forget(const std::string& caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Limits limits_;
-  const std::function<void()> on_change_;
   mutable Mutex mutex_;
   CondVar all_closed_;
   int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;

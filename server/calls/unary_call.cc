@@ -10,12 +10,6 @@ UnaryCall::UnaryCall(const CallEnvironment& environment, const CallObserver& obs
 
 void UnaryCall::OnHeaders(const CallHeaders& headers) {
   if (absl::Status status = Open(headers); !status.ok()) return End(std::move(status));
-  admission_began_ = call_.arrived();
-  Admit(call_.declared_bytes().value_or(call_.limits().max_message_bytes));
-}
-
-void UnaryCall::OnHeadersWithoutSize(const CallHeaders& headers) {
-  if (absl::Status status = Open(headers); !status.ok()) return End(std::move(status));
   call_.report().ended_in = Stage::kReceive;
   call_.BeginReceiving(0, /*held=*/{}, alarm_);
   alarm_.Set(call_.receive_end());
@@ -43,7 +37,6 @@ void UnaryCall::Admit(int64_t bytes) {
 absl::Status UnaryCall::Open(const CallHeaders& headers) {
   absl::Status status = call_.Enter(headers);
   if (status.ok()) status = call_.SetDeadline(headers.deadline);
-  if (status.ok()) status = call_.ReadDeclaredBytes(headers);
   return status;
 }
 

@@ -36,10 +36,9 @@ class UnaryCall {
   virtual void Abort() = 0;
 
   // Events.
+  // OnSize() follows when the prefix of the message has arrived, or OnRead(false) if the caller
+  // ends the call.
   void OnHeaders(const CallHeaders& headers);
-  // Call instead of OnHeaders() if the transport learns the size of a message before its bytes:
-  // OnSize() follows, or OnRead(false) if the caller ends the call.
-  void OnHeadersWithoutSize(const CallHeaders& headers);
   void OnSize(int64_t bytes);
   // Call after the read has been started. REQUIRES: the call is not destroyed while this runs.
   void OnReadingStarted();

@@ -30,14 +30,13 @@ void HealthWatch::Begin() {
 void HealthWatch::OnSize(int64_t bytes) { Continue(call_.CheckMessageSize(bytes)); }
 
 void HealthWatch::OnReadDone(bool ok) {
-  absl::StatusOr<IncomingMessage> message = absl::InvalidArgumentError("malformed request");
-  if (ok) message = stream().TakeMessage();
-  if (!message.ok()) return Continue(message.status());
-  if (absl::Status status = call_.CheckMessageSize(message->bytes.size); !status.ok()) {
+  if (!ok) return Continue(absl::InvalidArgumentError("malformed request"));
+  const IncomingMessage message = stream().TakeMessage();
+  if (absl::Status status = call_.CheckMessageSize(message.bytes.size); !status.ok()) {
     return Continue(std::move(status));
   }
-  std::string text(static_cast<size_t>(message->bytes.size), '\0');
-  message->bytes.bytes.Copy(0, message->bytes.size, reinterpret_cast<std::byte*>(text.data()));
+  std::string text(static_cast<size_t>(message.bytes.size), '\0');
+  message.bytes.bytes.Copy(0, message.bytes.size, reinterpret_cast<std::byte*>(text.data()));
   grpc::health::v1::HealthCheckRequest request;
   if (!request.ParseFromString(text)) {
     return Continue(absl::InvalidArgumentError("malformed request"));

@@ -33,15 +33,11 @@ class MessageStream {
   // Valid during StreamCall::Begin().
   virtual CallHeaders Headers(Instant now) const = 0;
 
-  // Whether OnSize() reports messages that need memory before they are received.
-  virtual bool ReportsSizes() const = 0;
-
   // Leads to OnReadDone(), or to OnSize() if the message has more than `max_bytes`; StartRead() may
   // then be called again with its size.
   virtual void StartRead(int64_t max_bytes) = 0;
-  // Returns the message after OnReadDone(true), or InvalidArgument if it arrived in too many
-  // pieces.
-  virtual absl::StatusOr<IncomingMessage> TakeMessage() = 0;
+  // Returns the message after OnReadDone(true).
+  virtual IncomingMessage TakeMessage() = 0;
   // Leads to OnWriteDone() when the caller has read the message, except for bytes in transit.
   virtual void StartWrite(ResponseMessage message) = 0;
 

@@ -81,12 +81,11 @@ class Reflection::Call final : public StreamCall {
   // `ok` is false at the end of the requests, or if the caller has left, which reads no status.
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(absl::OkStatus());
-    const absl::StatusOr<IncomingMessage> message = stream().TakeMessage();
-    absl::Status status = message.status();
-    if (status.ok()) status = call_.CheckMessageSize(message->bytes.size);
+    const IncomingMessage message = stream().TakeMessage();
+    const absl::Status status = call_.CheckMessageSize(message.bytes.size);
     if (!status.ok()) return Finish(status);
-    std::string text(static_cast<size_t>(message->bytes.size), '\0');
-    message->bytes.bytes.Copy(0, message->bytes.size, reinterpret_cast<std::byte*>(text.data()));
+    std::string text(static_cast<size_t>(message.bytes.size), '\0');
+    message.bytes.bytes.Copy(0, message.bytes.size, reinterpret_cast<std::byte*>(text.data()));
     ServerReflectionRequest request;
     if (!request.ParseFromString(text)) {
       return Finish(absl::InvalidArgumentError(

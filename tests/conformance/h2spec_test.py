@@ -115,7 +115,7 @@ def h2spec(tmp_path_factory):
             for number, case in enumerate(group, 1)
         }
 
-    with RaptServer("--transport=http2") as server, Relay(server.grpc_address) as relay:
+    with RaptServer() as server, Relay(server.grpc_address) as relay:
         yield run
 
 

@@ -176,8 +176,8 @@ class LayeringTest(unittest.TestCase):
         allowed = {
             "attention/backends.cc": '#include "attention/cpu/cpu_backend.h"',
             "attention/cpu/cpu_backend.cc": '#include "attention/backend.h"\n#include <vector>',
-            "server/wire/grpc/oip/service.cc": '#include "proto/inference/service.grpc.pb.h"',
-            "server/server.cc": '#include "server/wire/grpc/oip/service.h"',
+            "server/wire/oip/methods.cc": '#include "proto/inference/grpc_service.pb.h"',
+            "server/server.cc": '#include "server/wire/oip/methods.h"',
             "client/cli/attend.cc": '#include "attention/attention.h"\n#include "rapt/client.h"',
             "client/cpp/client.cc": '#include "rapt/client.h"\n#include <grpcpp/grpcpp.h>',
         }

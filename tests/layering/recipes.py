@@ -31,7 +31,7 @@ RECIPES = {
     "backend": ("reference", "attention/reference/", r"\breference/reference_"),
     "instruction set": ("avx2", "attention/cpu/kernels_avx2.cc", r"(?i)avx2"),
     "model": ("attention", "server/protocols/oip/model.cc", r"\bkModelName\b|protocols/oip/model\.cc"),
-    "transport": ("grpc", "server/wire/grpc/", r"\bwire/grpc/"),
+    "transport": ("http2", "server/wire/http2/", r"\bwire/http2/"),
 }
 
 

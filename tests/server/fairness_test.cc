@@ -57,8 +57,8 @@ TEST(FairnessTest, HeadersWithoutMessagesDelayOtherCallersForABoundedTime) {
       silent.push_back(
           std::make_unique<RawCall>(server.grpc_address(), kInferPath,
                                     std::map<std::string, std::string>{{"grpc-timeout", "1H"}}));
-      // The transport that knows sizes reserves nothing for headers alone.
-      if (IsOverHttp2()) silent.back()->SendPart(kMessageBytes, 0);
+      // Nothing is reserved for headers alone.
+      silent.back()->SendPart(kMessageBytes, 0);
     }
     WaitForMetric(server, "rapt_open_calls", kSilent);
     // Each reserves as much, of which two fit.

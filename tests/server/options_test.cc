@@ -61,11 +61,6 @@ TEST_F(OptionsTest, AFlagOverridesTheEnvironmentWhichOverridesTheDefault) {
   EXPECT_EQ(options->compute.backend, "auto");
 }
 
-TEST_F(OptionsTest, TheTransportIsGrpcUnlessSet) {
-  EXPECT_EQ(Parse({})->grpc.transport, Transport::kGrpc);
-  EXPECT_EQ(Parse({"--transport=http2"})->grpc.transport, Transport::kHttp2);
-}
-
 TEST_F(OptionsTest, EveryFlagHasAVariable) {
   environment_ = {{"RAPT_GRPC_ADDRESS", "0.0.0.0:1"},
                   {"RAPT_METRICS_ADDRESS", "[::1]:2"},
@@ -94,7 +89,6 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
                   {"RAPT_MAX_DEADLINE", "13ms"},
                   {"RAPT_UNIX_SOCKET", "/run/rapt.sock"},
                   {"RAPT_UNIX_SOCKET_MODE", "0660"},
-                  {"RAPT_TRANSPORT", "http2"},
                   {"RAPT_ALLOW_SHARED_MEMORY", "true"},
                   {"RAPT_SHARED_MEMORY_PREFIX", "mine"},
                   {"RAPT_MAX_CONNECTIONS", "14"},
@@ -138,7 +132,6 @@ TEST_F(OptionsTest, EveryFlagHasAVariable) {
   EXPECT_EQ(options->calls.max_deadline, std::chrono::milliseconds(13));
   EXPECT_EQ(options->grpc.unix_socket, "/run/rapt.sock");
   EXPECT_EQ(options->grpc.unix_socket_mode.bits, 0660);
-  EXPECT_EQ(options->grpc.transport, Transport::kHttp2);
   EXPECT_TRUE(options->shared_memory.allowed);
   EXPECT_EQ(options->shared_memory.prefix, "mine");
   EXPECT_EQ(options->grpc.max_connections, 14);
@@ -288,10 +281,9 @@ TEST_F(OptionsTest, HelpListsEveryFlagAndOverridesErrors) {
   ASSERT_TRUE(options.ok()) << options.status();
   for (const char* flag :
        {"--grpc_address=127.0.0.1:8001\n", "--metrics_address", "--threads=0\n", "--backend=auto\n",
-        "--isa=auto\n", "--transport=grpc\n", "--unix_socket_mode=0600\n",
-        "--max_connection_idle=30m\n", "--max_connection_age=0\n", "--log_format=text\n",
-        "--reflection=true\n", "--cudnn_min_flops=\n", "--cudnn_warm_plans=\n",
-        "--max_message_bytes", "--insecure"}) {
+        "--isa=auto\n", "--unix_socket_mode=0600\n", "--max_connection_idle=30m\n",
+        "--max_connection_age=0\n", "--log_format=text\n", "--reflection=true\n",
+        "--cudnn_min_flops=\n", "--cudnn_warm_plans=\n", "--max_message_bytes", "--insecure"}) {
     EXPECT_THAT(options->text_to_print, HasSubstr(flag));
   }
 }
@@ -340,7 +332,6 @@ const BadLine kBadLines[] = {
     {"NoAddress", {"--grpc_address="}, {}, {"--grpc_address", "host:port"}},
     {"ModeOfNine", {"--unix_socket_mode=0690"}, {}, {"--unix_socket_mode", "'0690'", "0777"}},
     {"ModeTooLong", {"--unix_socket_mode=1600"}, {}, {"--unix_socket_mode", "'1600'", "0777"}},
-    {"NoTransport", {"--transport=quic"}, {}, {"--transport", "'quic'", "grpc or http2"}},
     {"NotABool", {"--insecure=perhaps"}, {}, {"--insecure", "'perhaps'", "true or false"}},
     {"NotADuration", {"--grace_period=20"}, {}, {"--grace_period", "'20'", "20s"}},
     {"Variable", {}, {{"RAPT_THREADS", "many"}}, {"RAPT_THREADS", "'many'"}},

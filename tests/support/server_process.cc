@@ -39,11 +39,6 @@ std::vector<std::string> WithDefaults(std::vector<std::string> flags) {
 
 }  // namespace
 
-bool IsOverHttp2() {
-  const char* const transport = std::getenv("RAPT_TRANSPORT");
-  return transport != nullptr && absl::string_view(transport) == "http2";
-}
-
 ChildProcess::ChildProcess(std::vector<std::string> command,
                            const std::vector<std::string>& environment) {
   int pipe_ends[2];

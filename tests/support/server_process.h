@@ -42,10 +42,6 @@ class ChildProcess {
 // Returns the command line of rapt-server with these flags.
 std::vector<std::string> ServerCommand(const std::vector<std::string>& flags);
 
-// Whether the environment selects the transport over nghttp2 for the suite's servers. It knows the
-// size of a message before it receives the message; gRPC's library does not.
-bool IsOverHttp2();
-
 // By default, servers under test drain without pauses. Tests of the phases of a drain pass these.
 inline constexpr char kDrainPause[] = "--drain_pause=100ms";
 inline constexpr char kDrainRefusalTime[] = "--drain_refusal_time=200ms";

@@ -119,10 +119,10 @@ void Http2Stream::EndRead(bool ok) {
   call_->OnReadDone(ok);
 }
 
-absl::StatusOr<IncomingMessage> Http2Stream::TakeMessage() {
+IncomingMessage Http2Stream::TakeMessage() {
   std::shared_ptr<Body> body = std::exchange(body_, nullptr);
   const absl::Span<const ByteSlice> slices(&body->slice, size_ > 0 ? 1 : 0);
-  return IncomingMessage{{{slices, 0}, size_}, std::move(body)};
+  return {{{slices, 0}, size_}, std::move(body)};
 }
 
 // Keeps bytes that arrive while no message is read, at most the window that OpenWindow() leaves.

@@ -49,9 +49,8 @@ class Http2Stream final : public CallStream, private MessageStream {
   ~Http2Stream() = default;
 
   CallHeaders Headers(Instant now) const override;
-  bool ReportsSizes() const override { return true; }
   void StartRead(int64_t max_bytes) override;
-  absl::StatusOr<IncomingMessage> TakeMessage() override;
+  IncomingMessage TakeMessage() override;
   void StartWrite(ResponseMessage message) override;
   void StartWriteAndFinish(ResponseMessage message, const Call& call) override;
   void StartFinish(const absl::Status& status, const Call& call) override;

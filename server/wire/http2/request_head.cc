@@ -55,8 +55,6 @@ void RequestHead::Add(absl::string_view name, absl::string_view value) {
     authorization_.push_back(text);
   } else if (name == kTraceparentHeader) {
     traceparent_.push_back(text);
-  } else if (name == kMessageBytesHeader) {
-    message_bytes_.push_back(text);
   }
 }
 
@@ -84,9 +82,7 @@ std::optional<std::chrono::nanoseconds> RequestHead::timeout() const {
 }
 
 CallHeaders RequestHead::ToCallHeaders() const {
-  return {.authorization = ViewsOf(authorization_),
-          .traceparent = ViewsOf(traceparent_),
-          .message_bytes = ViewsOf(message_bytes_)};
+  return {.authorization = ViewsOf(authorization_), .traceparent = ViewsOf(traceparent_)};
 }
 
 std::string PercentEncode(absl::string_view text) {

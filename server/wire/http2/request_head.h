@@ -42,7 +42,7 @@ class RequestHead {
   int64_t bytes_ = 0;
   std::string method_, path_, content_type_, encoding_;
   std::optional<std::string> timeout_;
-  std::vector<std::string> authorization_, traceparent_, message_bytes_;
+  std::vector<std::string> authorization_, traceparent_;
 };
 
 // Percent-encodes bytes that a header can't carry, as gRPC does in grpc-message.

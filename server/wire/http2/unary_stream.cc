@@ -23,7 +23,7 @@ void UnaryStream::Begin(CallHeaders headers, std::chrono::nanoseconds timeout, b
   has_encoding_ = has_encoding;
   const Instant arrived = call().arrived();
   if (timeout < Instant::max() - arrived) headers.deadline = arrived + timeout;
-  OnHeadersWithoutSize(headers);
+  OnHeaders(headers);
 }
 
 void UnaryStream::OnData(absl::Span<const uint8_t> bytes) {

@@ -11,45 +11,26 @@ StreamInferCall::StreamInferCall(const CallEnvironment& environment,
     : StreamCall(stream),
       shared_memory_(shared_memory),
       call_(environment, observe),
-      alarm_(environment.timer, [this] { OnAlarm(); }) {
+      alarm_(environment.timer, [this] { this->stream().Cancel(); }) {
   ++call_.streams().open;
 }
 
 void StreamInferCall::Begin() {
   const CallHeaders headers = stream().Headers(call_.arrived());
   absl::Status status = call_.Enter(headers);
-  if (status.ok()) status = ReadHeaders(headers);
   if (!status.ok()) return Refuse(std::move(status));
+  call_.MarkIdle();
+  call_.SetStreamDeadline(headers.deadline);
   Wait();
 }
 
-absl::Status StreamInferCall::ReadHeaders(const CallHeaders& headers) {
-  call_.MarkIdle();
-  call_.SetStreamDeadline(headers.deadline);
-  absl::Status status = call_.ReadDeclaredBytes(headers);
-  expected_bytes_ = call_.declared_bytes().value_or(0);
-  return status;
-}
-
-// A message that fits into the stream's window arrives without a read and needs no reservation.
+// A message that fits into the stream's window needs no reservation.
 void StreamInferCall::Wait() {
-  const bool guesses = !stream().ReportsSizes() && expected_bytes_ > kStreamWindowBytes;
-  const int64_t bytes = guesses ? expected_bytes_ : 0;
-  call_.AdmitMessage(
-      bytes, [this](absl::StatusOr<MessageReservation> memory) { Read(std::move(memory)); });
-}
-
-void StreamInferCall::Read(absl::StatusOr<MessageReservation> memory) {
-  if (memory.ok()) {
-    call_.KeepMessageMemory(*std::move(memory));
-  } else if (!absl::IsResourceExhausted(memory.status())) {
-    return Refuse(memory.status());
-  }  // on ResourceExhausted there is no request yet to reject
-  is_reading_ = true;
-  const bool has_memory = call_.message_memory_bytes() > 0;
-  alarm_.Set(has_memory ? std::min(call_.deadline(), call_.Now() + kReservationTime)
-                        : call_.deadline());
-  stream().StartRead(kStreamWindowBytes);
+  call_.AdmitMessage(0, [this](const absl::StatusOr<MessageReservation>& admitted) {
+    if (!admitted.ok()) return Refuse(admitted.status());
+    alarm_.Set(call_.deadline());
+    stream().StartRead(kStreamWindowBytes);
+  });
 }
 
 // A larger message waits for its memory before it is received.
@@ -68,12 +49,6 @@ void StreamInferCall::OnSize(int64_t bytes) {
   });
 }
 
-void StreamInferCall::OnAlarm() {
-  if (!is_reading_ || has_size_ || call_.Now() >= call_.deadline()) return stream().Cancel();
-  call_.ReleaseMessageMemory();
-  alarm_.Set(call_.deadline());
-}
-
 void StreamInferCall::Refuse(absl::Status status) {
   call_.Report(status);
   FinishStream(status);
@@ -85,7 +60,6 @@ void StreamInferCall::FinishStream(const absl::Status& status) {
 
 void StreamInferCall::OnReadDone(bool ok) {
   alarm_.Cancel();
-  is_reading_ = false;
   if (std::exchange(has_size_, false)) call_.EndReceiving();
   if (!ok) {
     call_.ReleaseMessageMemory();
@@ -94,19 +68,12 @@ void StreamInferCall::OnReadDone(bool ok) {
   }
   call_.MarkActive();
   decoded_ = {};
-  absl::Status status = TakeMessage();
+  message_ = stream().TakeMessage();
+  absl::Status status = call_.AcceptMessage(message_.bytes.size);
   if (status.ok()) status = Decode();
   if (!status.ok()) return RespondWithError(std::move(status));
   call_.engine().Submit(std::move(decoded_.request),
                         [this](Result result) { OnResult(std::move(result)); });
-}
-
-absl::Status StreamInferCall::TakeMessage() {
-  absl::StatusOr<IncomingMessage> message = stream().TakeMessage();
-  if (!message.ok()) return message.status();
-  message_ = *std::move(message);
-  if (!call_.declared_bytes()) expected_bytes_ = message_.bytes.size;
-  return call_.AcceptMessage(message_.bytes.size);
 }
 
 absl::Status StreamInferCall::Decode() {

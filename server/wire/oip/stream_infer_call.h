@@ -23,11 +23,9 @@ namespace rapt::oip {
 // error_message in its position; the stream continues. It ends when the caller has half-closed it
 // and has received all responses.
 //
-// A stream may be silent for hours and then holds no memory. The size of its next message is the
-// size that the caller declared, otherwise that of the previous message. Memory of that size is
-// reserved before the read begins and held for kReservationTime. A message that arrives later or is
-// larger is complete before memory can be requested; it is charged to the budget nevertheless, so
-// that other calls wait.
+// A stream may be silent for hours and then holds no memory. A message that fits into the stream's
+// window is charged to the budget when it has arrived; memory for a larger one is reserved before
+// it is received.
 //
 // The stream is cancelled if its caller reads a response too slowly or not within the default
 // deadline.
@@ -37,9 +35,6 @@ namespace rapt::oip {
 // on its own. Deletes itself.
 class StreamInferCall final : public StreamCall {
  public:
-  // Enough for a caller that sends the next request when it has received the response.
-  static constexpr std::chrono::seconds kReservationTime{2};
-
   // `observe` and `shared_memory` outlive the call.
   StreamInferCall(const CallEnvironment& environment, const SharedMemory& shared_memory,
                   const CallObserver& observe, MessageStream& stream);
@@ -47,15 +42,11 @@ class StreamInferCall final : public StreamCall {
   void Begin() override;
 
  private:
-  absl::Status ReadHeaders(const CallHeaders& headers);
-
   // The steps, each leading to the next on any thread; none after FinishStream().
   void Wait();
-  void Read(absl::StatusOr<MessageReservation> memory);
   void Refuse(absl::Status status);
   void OnSize(int64_t bytes) override;
   void OnReadDone(bool ok) override;
-  absl::Status TakeMessage();
   absl::Status Decode();
   void OnResult(Result result);
   void Respond(ResponseMessage response);
@@ -63,22 +54,19 @@ class StreamInferCall final : public StreamCall {
   void OnWriteDone(bool ok) override;
 
   void FinishStream(const absl::Status& status);
-  void OnAlarm();
   void OnCancel() override { call_.Cancel(); }
   void OnDone() override;
 
   const SharedMemory& shared_memory_;
   Call call_;
-  int64_t expected_bytes_ = 0;  // of the next message
-  bool has_size_ = false;       // the next message is being received, its memory admitted
-  bool is_reading_ = false;     // changed while the alarm is not set
+  bool has_size_ = false;  // the next message is being received, its memory admitted
 
   // Of the request in progress.
   IncomingMessage message_;
   DecodedInfer decoded_;
   absl::Status status_;
 
-  Alarm alarm_;  // the end of the reservation, then of the stream; Call::send_end() while it writes
+  Alarm alarm_;  // the deadline; Call::receive_end() or send_end() while a message is in transit
 };
 
 }  // namespace rapt::oip

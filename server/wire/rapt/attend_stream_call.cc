@@ -137,10 +137,9 @@ void AttendStreamCall::OnTooLarge(int64_t bytes) {
 }
 
 absl::Status AttendStreamCall::OpenStream() {
-  const absl::StatusOr<IncomingMessage> header = stream().TakeMessage();
-  if (!header.ok()) return header.status();
-  call_.report().received_bytes += header->bytes.size;
-  absl::StatusOr<StreamRequest> request = DecodeStreamHeader(header->bytes);
+  const IncomingMessage header = stream().TakeMessage();
+  call_.report().received_bytes += header.bytes.size;
+  absl::StatusOr<StreamRequest> request = DecodeStreamHeader(header.bytes);
   if (!request.ok()) return request.status();
   request->deadline = call_.deadline();
   request->cancelled = &call_.cancelled();
@@ -174,9 +173,7 @@ void AttendStreamCall::OnStreamAdmitted(absl::Status status) {
 }
 
 absl::Status AttendStreamCall::TakeChunk() {
-  absl::StatusOr<IncomingMessage> message = stream().TakeMessage();
-  if (!message.ok()) return message.status();
-  Received received{.message = *std::move(message), .chunk = {}};
+  Received received{.message = stream().TakeMessage(), .chunk = {}};
   call_.report().received_bytes += received.message.bytes.size;
   const std::optional<ChunkOrder::Expected> expected = order_->next();
   absl::StatusOr<StreamChunk> chunk =

@@ -20,7 +20,7 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
       MutexLock lock(mutex_);
       ++calls_;
       peers_.insert(context->peer());
-      messages_.push_back(MessageOf(*context, request->ByteSizeLong()));
+      message_bytes_.push_back(request->ByteSizeLong());
       changed_.SignalAll();
     }
     const std::optional<grpc::Status> status = script_(*request, *response);
@@ -35,7 +35,7 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
                                      v1::DiagnoseResponse*) override {
     {
       MutexLock lock(mutex_);
-      messages_.push_back(MessageOf(*context, request->ByteSizeLong()));
+      message_bytes_.push_back(request->ByteSizeLong());
     }
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish({grpc::UNIMPLEMENTED, "the script has no Diagnose"});
@@ -47,9 +47,9 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
     return calls_;
   }
 
-  std::vector<Message> messages() const {
+  std::vector<size_t> message_bytes() const {
     MutexLock lock(mutex_);
-    return messages_;
+    return message_bytes_;
   }
 
   std::set<std::string> peers() const {
@@ -85,18 +85,12 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
     Service& service_;
   };
 
-  static Message MessageOf(const grpc::CallbackServerContext& context, size_t bytes) {
-    const auto header = context.client_metadata().find("rapt-message-bytes");
-    if (header == context.client_metadata().end()) return {"", bytes};
-    return {std::string(header->second.data(), header->second.size()), bytes};
-  }
-
   const Script script_;
   mutable Mutex mutex_;
   mutable CondVar changed_;
   int calls_ ABSL_GUARDED_BY(mutex_) = 0;
   int cancellations_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<Message> messages_ ABSL_GUARDED_BY(mutex_);
+  std::vector<size_t> message_bytes_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> peers_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -134,9 +128,7 @@ ScriptedServer::ScriptedServer(Script script, SharedMemory shared_memory)
 ScriptedServer::~ScriptedServer() { server_->Shutdown(std::chrono::system_clock::now()); }
 
 int ScriptedServer::calls() const { return service_->calls(); }
-std::vector<ScriptedServer::Message> ScriptedServer::messages() const {
-  return service_->messages();
-}
+std::vector<size_t> ScriptedServer::message_bytes() const { return service_->message_bytes(); }
 std::set<std::string> ScriptedServer::peers() const { return service_->peers(); }
 void ScriptedServer::WaitForCalls(int count) const { service_->WaitForCalls(count); }
 void ScriptedServer::WaitForCancellations(int count) const {

@@ -33,15 +33,9 @@ class ScriptedServer {
 
   const std::string& address() const { return address_; }
 
-  // A message as it arrived.
-  struct Message {
-    std::string declared;  // the header rapt-message-bytes of its call; empty: none
-    size_t bytes = 0;
-  };
-
   int calls() const;
   // The messages of Attend and Diagnose, in order.
-  std::vector<Message> messages() const;
+  std::vector<size_t> message_bytes() const;
   // The peers of the connections that carried calls.
   std::set<std::string> peers() const;
 

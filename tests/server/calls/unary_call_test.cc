@@ -21,9 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using ::testing::AllOf;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 constexpr int64_t kMaxMessageBytes = 4000;
 constexpr int64_t kBytesPerSecond = 1000;
@@ -40,6 +38,7 @@ class FakeCall final : public UnaryCall {
   using UnaryCall::OnHeaders;
   using UnaryCall::OnMessageBytes;
   using UnaryCall::OnRead;
+  using UnaryCall::OnSize;
   FakeCall(const CallEnvironment& environment, const CallObserver& observe)
       : UnaryCall(environment, observe) {}
 
@@ -67,10 +66,19 @@ class UnaryCallTest : public ::testing::Test {
  protected:
   CallHeaders Headers() const { return {.peer = "ipv4:127.0.0.1:4711"}; }
 
+  // The headers have arrived.
   FakeCall& NewCall(const CallHeaders& headers) {
     call_ = std::make_unique<FakeCall>(environment_, observe_);
     call_->OnHeaders(headers);
     return *call_;
+  }
+
+  // The size of the message has arrived as well, and memory for it is reserved.
+  FakeCall& NewReadingCall(const CallHeaders& headers, int64_t bytes = kMaxMessageBytes) {
+    FakeCall& call = NewCall(headers);
+    call.OnSize(bytes);
+    EXPECT_TRUE(call.is_reading());
+    return call;
   }
 
   // Closes the call and returns its report.
@@ -123,8 +131,7 @@ class UnaryCallTest : public ::testing::Test {
 };
 
 TEST_F(UnaryCallTest, IsOpenFromItsHeadersUntilItIsClosed) {
-  FakeCall& call = NewCall(Headers());
-  EXPECT_TRUE(call.is_reading());
+  FakeCall& call = NewReadingCall(Headers());
   EXPECT_EQ(open_calls_.count(), 1);
   call.End(absl::InternalError("a reason"));
   EXPECT_EQ(open_calls_.count(), 1);
@@ -168,9 +175,13 @@ TEST_F(UnaryCallTest, RejectsACallWhoseDeadlineHasPassed) {
   EXPECT_EQ(Close().status.code(), absl::StatusCode::kDeadlineExceeded);
 }
 
-TEST_F(UnaryCallTest, HoldsMemoryForTheLargestMessageUntilItsSizeIsKnown) {
+TEST_F(UnaryCallTest, HoldsMemoryForItsMessageFromTheSizeToTheResponse) {
   FakeCall& call = NewCall(Headers());
-  EXPECT_EQ(message_memory(), kMaxMessageBytes);
+  EXPECT_FALSE(call.is_reading());
+  EXPECT_EQ(message_memory(), 0);
+  call.OnSize(300);
+  EXPECT_TRUE(call.is_reading());
+  EXPECT_EQ(message_memory(), 300);
   ASSERT_TRUE(call.OnRead(true));
   EXPECT_TRUE(call.OnMessageBytes(300).ok());
   EXPECT_EQ(message_memory(), 300);
@@ -184,39 +195,26 @@ TEST_F(UnaryCallTest, HoldsMemoryForTheLargestMessageUntilItsSizeIsKnown) {
   EXPECT_EQ(report.ended_in, Stage::kSend);
 }
 
-TEST_F(UnaryCallTest, HoldsMemoryForTheDeclaredBytesAndAcceptsNoMore) {
-  CallHeaders headers = Headers();
-  headers.message_bytes = {"300"};
-  FakeCall& call = NewCall(headers);
-  EXPECT_EQ(message_memory(), 300);
-  ASSERT_TRUE(call.OnRead(true));
-  const absl::Status status = call.OnMessageBytes(301);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("301"), HasSubstr("declares 300")));
-  EXPECT_EQ(message_memory(), 301) << "the bytes exist, whatever was declared";
-  call.End(status);
+TEST_F(UnaryCallTest, RejectsAMessageOverTheLimitBeforeItIsRead) {
+  FakeCall& call = NewCall(Headers());
+  call.OnSize(kMaxMessageBytes + 1);
+  EXPECT_FALSE(call.is_reading());
+  ASSERT_EQ(call.finishes().size(), 1u);
+  EXPECT_EQ(RejectionOf(call.finishes()[0]), Rejection::kTooLarge);
   EXPECT_EQ(message_memory(), 0);
 }
 
-TEST_F(UnaryCallTest, RejectsInvalidDeclarations) {
-  const std::pair<const char*, absl::StatusCode> cases[] = {
-      {"many", absl::StatusCode::kInvalidArgument},
-      {"-1", absl::StatusCode::kInvalidArgument},
-      {"", absl::StatusCode::kInvalidArgument},
-      {"4001", absl::StatusCode::kResourceExhausted}};
-  for (const auto& [declared, code] : cases) {
-    CallHeaders headers = Headers();
-    headers.message_bytes = {declared};
-    FakeCall& call = NewCall(headers);
-    EXPECT_FALSE(call.is_reading());
-    ASSERT_EQ(call.finishes().size(), 1u);
-    EXPECT_EQ(call.finishes()[0].code(), code) << declared;
-    call_.reset();
-  }
+TEST_F(UnaryCallTest, EvictsASenderWhoseSizeDoesNotArrive) {
+  FakeCall& call = NewCall(Headers());
+  Advance(seconds(2));
+  ASSERT_EQ(call.finishes().size(), 1u);
+  EXPECT_EQ(RejectionOf(call.finishes()[0]), Rejection::kSlowSender);
+  call.OnSize(300);
+  EXPECT_FALSE(call.is_reading()) << "the size arrived too late";
 }
 
 TEST_F(UnaryCallTest, EvictsASenderThatIsTooSlow) {
-  FakeCall& call = NewCall(Headers());
+  FakeCall& call = NewReadingCall(Headers());
   Advance(seconds(2) + seconds(kMaxMessageBytes / kBytesPerSecond) - milliseconds(1));
   EXPECT_TRUE(call.finishes().empty());
   Advance(milliseconds(1));
@@ -239,7 +237,7 @@ TEST_F(UnaryCallTest, EvictsASenderAtTheDeadline) {
 }
 
 TEST_F(UnaryCallTest, AReceivedMessageIsNotEvicted) {
-  FakeCall& call = NewCall(Headers());
+  FakeCall& call = NewReadingCall(Headers());
   ASSERT_TRUE(call.OnRead(true));
   Advance(seconds(50));
   EXPECT_TRUE(call.finishes().empty());
@@ -247,7 +245,7 @@ TEST_F(UnaryCallTest, AReceivedMessageIsNotEvicted) {
 
 TEST_F(UnaryCallTest, AnIncompleteMessageEndsTheCall) {
   for (const bool caller_left : {false, true}) {
-    FakeCall& call = NewCall(Headers());
+    FakeCall& call = NewReadingCall(Headers());
     EXPECT_FALSE(call.OnRead(false));
     ASSERT_EQ(call.finishes().size(), 1u);
     if (caller_left) call.OnCancelled();
@@ -267,7 +265,7 @@ TEST_F(UnaryCallTest, ARequestIsCancelledWithItsCall) {
 }
 
 TEST_F(UnaryCallTest, AbortsAResponseThatIsReadTooSlowly) {
-  FakeCall& call = NewCall(Headers());
+  FakeCall& call = NewReadingCall(Headers());
   ASSERT_TRUE(call.OnRead(true));
   call.BeginResponse(2 * kBytesPerSecond);
   Advance(seconds(22) - milliseconds(1));
@@ -286,7 +284,7 @@ TEST_F(UnaryCallTest, AnUnsentResponseIsNotReportedAsOk) {
                                    std::pair(seconds(10), absl::StatusCode::kDeadlineExceeded)}) {
     CallHeaders headers = Headers();
     headers.deadline = clock_.Now() + seconds(10);
-    FakeCall& call = NewCall(headers);
+    FakeCall& call = NewReadingCall(headers);
     ASSERT_TRUE(call.OnRead(true));
     call.BeginResponse(1);
     Advance(time);
@@ -374,7 +372,7 @@ class GivesWayTest : public UnaryCallTest {
 };
 
 TEST_F(GivesWayTest, ASilentSenderEndsWhenItsMemoryIsWaitedFor) {
-  FakeCall& call = NewCall(Headers());
+  FakeCall& call = NewReadingCall(Headers());
   LetAnotherCallerWait(kReceive);
   AdvanceAndSettle(AdmissionGate::kSilentTime - milliseconds(1));
   EXPECT_TRUE(call.finishes().empty());
@@ -385,7 +383,7 @@ TEST_F(GivesWayTest, ASilentSenderEndsWhenItsMemoryIsWaitedFor) {
 }
 
 TEST_F(GivesWayTest, ASilentReaderEndsWhenItsMemoryIsWaitedFor) {
-  FakeCall& call = NewCall(Headers());
+  FakeCall& call = NewReadingCall(Headers());
   ASSERT_TRUE(call.OnRead(true));
   EXPECT_TRUE(call.OnMessageBytes(100).ok());
   call.BeginResponse(30'000);  // a reader has 20 s, and 30 s at the minimum rate
@@ -419,7 +417,7 @@ TEST_F(GivesWayTest, ASilentSenderIsNotASilentReader) {
 }
 
 TEST_F(GivesWayTest, NobodyEndsWhileNobodyWaits) {
-  FakeCall& call = NewCall(Headers());
+  FakeCall& call = NewReadingCall(Headers());
   AdvanceAndSettle(seconds(4));
   EXPECT_TRUE(call.finishes().empty());
   call.End(absl::OkStatus());

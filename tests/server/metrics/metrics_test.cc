@@ -247,8 +247,9 @@ TEST(MetricsPageTest, ARejectionIsCountedByReason) {
   const ServerProcess server(
       {"--memory_budget_bytes=67108864", "--max_open_calls=1", "--max_message_bytes=8388608"});
   {
-    test::RawCall declared(server.grpc_address(), kPath, {{"rapt-message-bytes", "99999999"}});
-    EXPECT_EQ(declared.WaitForStatus(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    test::RawCall too_large(server.grpc_address(), kPath);
+    too_large.SendPart(99'999'999, 0);
+    EXPECT_EQ(too_large.WaitForStatus(), grpc::StatusCode::RESOURCE_EXHAUSTED);
     WaitForMetric(server, "rapt_rejected_total", 1, {{"reason", "too_large"}});
     const test::RawCall first(server.grpc_address(), kPath);
     WaitForMetric(server, "rapt_open_calls", 1);

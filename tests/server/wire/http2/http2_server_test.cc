@@ -1,4 +1,4 @@
-// rapt-server --transport=http2 against frames that no client library sends, and with gRPC's
+// rapt-server against frames that no client library sends, and with gRPC's
 // client.
 
 #include <gmock/gmock.h>
@@ -35,7 +35,7 @@ constexpr char kLive[] = "/inference.GRPCInferenceService/ServerLive";
 constexpr char kInfer[] = "/inference.GRPCInferenceService/ModelInfer";
 
 std::vector<std::string> Flags(std::vector<std::string> flags = {}) {
-  flags.insert(flags.begin(), {"--transport=http2", "--threads=2"});
+  flags.insert(flags.begin(), {"--threads=2"});
   return flags;
 }
 

@@ -52,11 +52,9 @@ TEST(RequestHeadTest, KeepsRepeatedValues) {
   head.Add("authorization", "Bearer a");
   head.Add("authorization", "Bearer b");
   head.Add("traceparent", "00-x");
-  head.Add("rapt-message-bytes", "7");
   const CallHeaders headers = head.ToCallHeaders();
   EXPECT_THAT(headers.authorization, ElementsAre("Bearer a", "Bearer b"));
   EXPECT_THAT(headers.traceparent, ElementsAre("00-x"));
-  EXPECT_THAT(headers.message_bytes, ElementsAre("7"));
 }
 
 TEST(RequestHeadTest, CountsBytesAndKeepsNoMoreThanTheLimit) {

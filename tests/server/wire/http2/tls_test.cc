@@ -1,4 +1,4 @@
-// rapt-server --transport=http2 with TLS: peers that are slow, mistaken or many.
+// rapt-server with TLS: peers that are slow, mistaken or many.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -86,9 +86,8 @@ class Http2TlsTest : public ::testing::Test {
   ~Http2TlsTest() override { std::filesystem::remove_all(folder_); }
 
   std::vector<std::string> Flags(std::vector<std::string> flags = {}) const {
-    flags.insert(flags.begin(),
-                 {"--transport=http2", "--threads=2", absl::StrCat("--tls_cert=", Path("cert")),
-                  absl::StrCat("--tls_key=", Path("key"))});
+    flags.insert(flags.begin(), {"--threads=2", absl::StrCat("--tls_cert=", Path("cert")),
+                                 absl::StrCat("--tls_key=", Path("key"))});
     return flags;
   }
   std::string Path(const std::string& name) const { return folder_ / name; }
@@ -174,7 +173,7 @@ TEST_F(Http2TlsTest, PlainTextIsRefused) {
 }
 
 TEST_F(Http2TlsTest, TlsToAPlainTextPortFails) {
-  const ServerProcess server({"--transport=http2"});
+  const ServerProcess server;
   EXPECT_FALSE(RawTls(server.grpc_address()).Handshake());
   const grpc::Status status = AskWhetherLive(*Stub(server));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
