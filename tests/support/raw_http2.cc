@@ -5,6 +5,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "tests/support/loopback.h"
@@ -126,6 +127,11 @@ bool RawHttp2::Send(const std::string& bytes) {
     sent += static_cast<size_t>(n);
   }
   return true;
+}
+
+size_t RawHttp2::SendWithoutWaiting(absl::string_view bytes) {
+  const ssize_t n = send(connection_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  return static_cast<size_t>(std::max<ssize_t>(n, 0));
 }
 
 void RawHttp2::OpenCall(uint32_t stream, const Headers& headers, uint8_t flags) {

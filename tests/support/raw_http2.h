@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "absl/strings/string_view.h"
+
 namespace rapt::test {
 
 using Headers = std::map<std::string, std::string>;
@@ -51,6 +53,9 @@ class RawHttp2 {
 
   // Returns false once the server has closed the connection.
   bool Send(const std::string& bytes);
+
+  // Returns how many of the bytes were sent without waiting.
+  size_t SendWithoutWaiting(absl::string_view bytes);
 
   // Sends HEADERS, and the rest of a call.
   void OpenCall(uint32_t stream, const Headers& headers, uint8_t flags = NGHTTP2_FLAG_NONE);

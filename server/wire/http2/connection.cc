@@ -30,6 +30,12 @@ constexpr int64_t kSentFrameBytes = 256 * 1024;
 // The limit of bytes that wait to be written, apart from one frame. A connection at the limit is
 // not read until its caller has taken some.
 constexpr int64_t kMaxOut = 1 << 20;
+// The limit of those that are not of an output, whose memory is charged.
+constexpr int64_t kMaxOwnOut = 64 * 1024;
+// Frames that wait in nghttp2 are written before more is read: it needs many times their bytes.
+constexpr size_t kMaxQueuedFrames = 128;
+// What is read at once from a caller that leaves many responses unread.
+constexpr size_t kSlowReadBytes = 4096;
 
 // A payload of at most this size is copied: a place in writev() costs about as much.
 constexpr size_t kCopiedBytes = 4096;
@@ -364,8 +370,9 @@ bool Connection::Establish() {
 
 // Reads the payload of a message into its place, and everything else into the loop's buffer.
 void Connection::Read() {
-  const absl::Span<uint8_t> scratch = loop_.scratch();
   for (int64_t left = kFairBytes; left > 0;) {
+    absl::Span<uint8_t> scratch = loop_.scratch();
+    if (own_bytes_ >= kMaxOwnOut / 4) scratch = scratch.subspan(0, kSlowReadBytes);
     absl::Span<uint8_t> direct;
     if (Stream* const stream = data_left_ > 0 ? Find(data_stream_) : nullptr;
         stream != nullptr && stream->handler != nullptr) {
@@ -383,7 +390,9 @@ void Connection::Read() {
     if (session_ != nullptr && size > direct.size()) {
       Feed(scratch.subspan(0, size - direct.size()));
     }
-    if (session_ == nullptr || is_calming_ || size < direct.size() + scratch.size()) return;
+    if (session_ == nullptr || is_calming_) return;
+    if (nghttp2_session_get_outbound_queue_size(session_) >= kMaxQueuedFrames) return Flush();
+    if (size < direct.size() + scratch.size()) return;
     left -= count;
   }
 }
@@ -423,6 +432,7 @@ void Connection::OnRequest(Stream& stream) {
   }
   const int32_t id = stream.id;
   CallStream* const handler = new_stream_(*this, id, head_);
+  head_.Clear();
   if (Stream* const opened = Find(id)) opened->handler = handler;
 }
 
@@ -568,7 +578,7 @@ ssize_t Connection::ProvideData(Stream& stream, size_t length, uint32_t& flags) 
 
 int Connection::WriteData(Stream& stream, const uint8_t* head, size_t length) {
   constexpr size_t kFrameHead = 9;
-  if (out_bytes_ >= kMaxOut) return NGHTTP2_ERR_WOULDBLOCK;
+  if (!HasRoom()) return NGHTTP2_ERR_WOULDBLOCK;
   Append(head, kFrameHead);
   budget_.EarnByPayload(static_cast<int64_t>(length));
   stream.chunk_bytes -= static_cast<int64_t>(length);
@@ -664,7 +674,7 @@ void Connection::Flush() {
 
 // Frames what nghttp2 has queued. Returns false if the connection has failed.
 bool Connection::Fill() {
-  while (out_bytes_ < kMaxOut) {
+  while (HasRoom()) {
     const uint8_t* data;
     const ssize_t size = nghttp2_session_mem_send(session_, &data);
     if (size < 0) return false;
@@ -682,7 +692,10 @@ void Connection::Append(const void* bytes, size_t size) {
   }
   out_.back().bytes.append(static_cast<const char*>(bytes), size);
   out_bytes_ += static_cast<int64_t>(size);
+  own_bytes_ += static_cast<int64_t>(size);
 }
+
+bool Connection::HasRoom() const { return out_bytes_ < kMaxOut && own_bytes_ < kMaxOwnOut; }
 
 // Writes at most about `left` bytes, and subtracts what it has written. kBlocked: the loop reports
 // the socket when it accepts more, at once if only `left` is used up.
@@ -711,13 +724,14 @@ void Connection::Drop(int64_t bytes) {
   out_offset_ += static_cast<size_t>(bytes);
   while (!out_.empty() && out_offset_ >= out_.front().view().size()) {
     out_offset_ -= out_.front().view().size();
+    own_bytes_ -= static_cast<int64_t>(out_.front().bytes.size());
     out_.pop_front();
   }
 }
 
 void Connection::UpdateInterest() {
   uint32_t interest = 0;
-  if (out_bytes_ < kMaxOut && lingered_bytes_ < kMaxLingerBytes) interest |= EPOLLIN;
+  if (HasRoom() && lingered_bytes_ < kMaxLingerBytes) interest |= EPOLLIN;
   if (!out_.empty()) interest |= EPOLLOUT;
   SetInterest(interest);
   if ((interest & EPOLLIN) != 0 && socket_->HasPending()) {

@@ -151,6 +151,7 @@ class Connection final : public EventLoop::Watcher,
   bool Fill();
   Written Write(int64_t& left);
   void Append(const void* bytes, size_t size);
+  bool HasRoom() const;
   void Drop(int64_t bytes);
   void UpdateInterest();
   void SetInterest(uint32_t interest);
@@ -177,6 +178,7 @@ class Connection final : public EventLoop::Watcher,
 
   std::deque<Segment> out_;
   int64_t out_bytes_ = 0;
+  int64_t own_bytes_ = 0;  // of them; outputs are not copied
   size_t out_offset_ = 0;  // written bytes of the first segment
   uint32_t interest_ = 0;
   bool flushes_soon_ = false;

@@ -13,9 +13,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "tests/support/memory_watch.h"
 #include "tests/support/metrics_page.h"
@@ -372,6 +374,43 @@ TEST(Http2FloodTest, OfReferencesToALongHeaderEndsTheConnection) {
   ExpectCalm([&block](uint32_t n) {
     return Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 2 * n + 1, block);
   });
+}
+
+// Small calls are sent until the server stops reading: many connections hold little of the requests
+// and responses.
+TEST(Http2FloodTest, OfCallsWhoseResponsesAreNotReadHoldsLittle) {
+  constexpr int kConnections = 16;
+  constexpr int64_t kBytesEach = 256 * 1024;  // as docs/security.md says
+  std::string calls;
+  const std::string block = HeaderBlock(CallHeaders(kLive, {{"grpc-timeout", "x"}}));
+  for (uint32_t n = 0; n < 100'000; ++n) {
+    calls += Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS | NGHTTP2_FLAG_END_STREAM, 2 * n + 1,
+                   block);
+  }
+  const ServerProcess server(Flags());
+  Bystander bystander(server);
+  EXPECT_TRUE(bystander.IsServed());
+  const int64_t before = RssAnonBytes(server.pid());
+  const MemoryWatch memory(server.pid());
+  std::vector<std::unique_ptr<RawHttp2>> connections;
+  for (int n = 0; n < kConnections; ++n) {
+    connections.push_back(std::make_unique<RawHttp2>(server.grpc_address()));
+  }
+  std::vector<size_t> sent(kConnections);
+  for (int silent_rounds = 0; silent_rounds < 50; ++silent_rounds) {
+    for (size_t n = 0; n < sent.size(); ++n) {
+      const size_t more =
+          connections[n]->SendWithoutWaiting(absl::string_view(calls).substr(sent[n]));
+      sent[n] += more;
+      if (more > 0) silent_rounds = 0;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_LT(*std::max_element(sent.begin(), sent.end()), calls.size()) << "the server still reads";
+  EXPECT_TRUE(bystander.IsServed());
+  if (kRssIsMeaningful) {
+    EXPECT_LT(memory.peak() - before, kConnections * kBytesEach);
+  }
 }
 
 // --- Connections ---------------------------------------------------------------------------------
