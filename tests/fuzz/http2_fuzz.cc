@@ -2,6 +2,7 @@
 // The first byte chooses how the others are sent: as they are or as frames, in which pieces, and
 // whether the answers are read.
 #include <arpa/inet.h>
+#include <google/protobuf/stubs/logging.h>
 #include <netinet/in.h>
 #include <sanitizer/allocator_interface.h>
 #include <sys/socket.h>
@@ -82,6 +83,7 @@ CallObserver Ignore(absl::string_view) {
 // A server on a free port of the loopback.
 struct Service {
   Service() {
+    google::protobuf::SetLogHandler(nullptr);  // as in the server
     health.SetServing(true);
     oip_methods.AddTo(methods);
     oip_methods.AddTo(streams, environment);
