@@ -365,14 +365,15 @@ TEST(ServerFaultsTest, ACallOverTheServersLimitThatCannotBeStreamedIsRejected) {
   EXPECT_TRUE((*client)->Attend(OneToken()).ok());
 }
 
-// The budget has 28 MiB for messages that are not small. Another caller, which declares no size and
-// never sends, holds 20 MiB of them.
+// The budget has 28 MiB for messages that are not small. Another caller, which announces the
+// largest message and never sends it, holds 20 MiB of them.
 TEST(ServerFaultsTest, ACallReservesOnlyItsOwnMessageWhileItIsSent) {
   ServerProcess server({"--memory_budget_bytes=67108864", "--max_message_bytes=20971520",
                         "--min_receive_bytes_per_second=1", "--max_queue_delay=100ms"});
   const auto client = Client::Connect(server.grpc_address());
   ASSERT_TRUE(client.ok()) << client.status();
-  const test::RawCall silent(server.grpc_address(), "/rapt.v1.AttentionService/Attend");
+  test::RawCall silent(server.grpc_address(), "/rapt.v1.AttentionService/Attend");
+  silent.SendPart(20971520, 0);
   test::WaitForMetric(server, "rapt_memory_reserved_bytes", 20971520);
   const absl::Status attend = (*client)->Attend(OneToken()).status();
   EXPECT_TRUE(attend.ok()) << attend;
