@@ -304,7 +304,7 @@ void AttentionStream::WhenSlotIsFree(WithSlot run) {
   run(slot);
 }
 
-// Runs on the gRPC thread that releases the last slice: submits at most one job.
+// Runs on the network thread that has written the last of a response: submits at most one job.
 void AttentionStream::ReturnSlot(int slot) {
   WithSlot run;
   {

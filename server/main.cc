@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/synchronization/mutex.h"
 #include "base/host_limits.h"
 #include "base/log.h"
 #include "server/housekeeper.h"
@@ -72,8 +71,6 @@ int Main(int argc, char** argv) {
   const sigset_t signals = BlockSignals();
   std::signal(SIGPIPE, SIG_IGN);
   TuneMalloc();
-  // gRPC uses the locks of Debian's Abseil, which detect deadlocks in one graph under one lock.
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   const absl::StatusOr<Options> options =
       ParseOptions(absl::Span<const char* const>(argv, argc).subspan(std::min(argc, 1)),
                    std::getenv, ReadHostLimits());

@@ -66,8 +66,7 @@ constexpr int64_t kMinMessageLimitBytes = 64 * 1024;
 // The default message limit, if the budget has room for two such messages.
 constexpr int64_t kDefaultMaxMessageBytes = int64_t{256} << 20;
 
-// The memory of requests. Never destroyed: gRPC may release the last slices, which return their
-// bytes here, after its server is destroyed.
+// The memory of requests.
 struct Memory {
   explicit Memory(const AdmissionOptions& options)
       : timer(clock),
@@ -82,11 +81,6 @@ struct Memory {
   AdmissionGate gate;
   BufferPool pool;
 };
-
-Memory& NewMemory(const AdmissionOptions& options) {
-  static Memory* memory;  // for leak checkers
-  return *(memory = new Memory(options));
-}
 
 // The cuDNN backend, with a device or without, and the set that it belongs to.
 struct Backends {
@@ -172,7 +166,7 @@ std::string WithPort(const std::string& address, int port) {
 struct Configuration {
   Options options;
   std::unique_ptr<Backends> backends;
-  Memory& memory;
+  std::unique_ptr<Memory> memory;
   PlanOptions plan_options;
   Plan canary;
   std::unique_ptr<TlsAcceptor> tls;
@@ -182,8 +176,8 @@ struct Configuration {
 absl::StatusOr<Configuration> Configure(Options options) {
   auto backends = std::make_unique<Backends>();
   if (absl::Status status = StartCudnn(options, *backends); !status.ok()) return status;
-  Memory& memory = NewMemory(options.admission);
-  if (absl::Status status = SetMaxMessage(memory.gate, options); !status.ok()) return status;
+  auto memory = std::make_unique<Memory>(options.admission);
+  if (absl::Status status = SetMaxMessage(memory->gate, options); !status.ok()) return status;
   PlanOptions plan_options{.backend = options.compute.backend,
                            .isa = options.compute.isa,
                            .threads = static_cast<int>(options.compute.threads),
@@ -194,11 +188,11 @@ absl::StatusOr<Configuration> Configure(Options options) {
   if (options.compute.backend == backends->cudnn.name()) canary_options.backend = "auto";
   absl::StatusOr<Plan> canary = PlanCanary(canary_options);
   if (!canary.ok()) return canary.status();
-  auto tls = TlsOf(options.security, memory.clock);
+  auto tls = TlsOf(options.security, memory->clock);
   if (!tls.ok()) return tls.status();
-  auto access = Access::Open(options.security.token_file, memory.clock);
+  auto access = Access::Open(options.security.token_file, memory->clock);
   if (!access.ok()) return access.status();
-  return Configuration{std::move(options),      std::move(backends), memory,
+  return Configuration{std::move(options),      std::move(backends), std::move(memory),
                        std::move(plan_options), *std::move(canary),  *std::move(tls),
                        *std::move(access)};
 }
@@ -233,7 +227,7 @@ class ServerImpl final : public Server {
 
   const Options options_;
   const std::unique_ptr<Backends> backends_;
-  Memory& memory_;
+  const std::unique_ptr<Memory> memory_;
   const PlanOptions plan_options_;
   const std::unique_ptr<TlsAcceptor> tls_;  // null without TLS
   const std::unique_ptr<Access> access_;
@@ -257,9 +251,9 @@ class ServerImpl final : public Server {
   StreamMethods stream_methods_;
   std::unique_ptr<Reflection> reflection_;  // null if it is turned off
 
-  // Set by Start().
-  std::unique_ptr<http::Server> http_;
+  // Set by Start(). The probes read the metrics of the other server.
   std::unique_ptr<Http2Server> http2_server_;
+  std::unique_ptr<http::Server> http_;
 };
 
 std::unique_ptr<Executor> LanesOf(const cudnn::CudnnBackend& backend, const Clock& clock) {
@@ -270,24 +264,24 @@ std::unique_ptr<Executor> LanesOf(const cudnn::CudnnBackend& backend, const Cloc
 ServerImpl::ServerImpl(Configuration c)
     : options_(std::move(c.options)),
       backends_(std::move(c.backends)),
-      memory_(c.memory),
+      memory_(std::move(c.memory)),
       plan_options_(std::move(c.plan_options)),
       tls_(std::move(c.tls)),
       access_(std::move(c.access)),
       metrics_(backends_->set),
-      executor_(plan_options_.threads, memory_.clock),
-      lanes_(LanesOf(backends_->cudnn, memory_.clock)),
-      engine_(plan_options_, memory_.gate, memory_.pool, executor_, lanes_.get()),
+      executor_(plan_options_.threads, memory_->clock),
+      lanes_(LanesOf(backends_->cudnn, memory_->clock)),
+      engine_(plan_options_, memory_->gate, memory_->pool, executor_, lanes_.get()),
       open_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller}),
       small_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller}),
-      housekeeper_(memory_.pool, memory_.clock, HasBeenBusy(open_calls_)),
+      housekeeper_(memory_->pool, memory_->clock, HasBeenBusy(open_calls_)),
       readiness_(
           std::move(c.canary), options_.compute.stall_timeout,
           [this](absl::AnyInvocable<void()> run) { http2_server_->Post(std::move(run)); },
-          executor_, memory_.timer, memory_.clock),
-      slow_calls_(options_.log.slow_call, memory_.clock),
-      environment_{*access_, engine_,       open_calls_,   small_calls_,
-                   streams_, memory_.timer, memory_.clock, LimitsOf(options_.calls)},
+          executor_, memory_->timer, memory_->clock),
+      slow_calls_(options_.log.slow_call, memory_->clock),
+      environment_{*access_, engine_,        open_calls_,    small_calls_,
+                   streams_, memory_->timer, memory_->clock, LimitsOf(options_.calls)},
       shared_memory_({.allowed = options_.shared_memory.allowed,
                       .key_prefix = options_.shared_memory.prefix,
                       .open_cuda = OpenCudaMemoryOf(backends_->cudnn.device())}),
@@ -322,8 +316,8 @@ void ServerImpl::ExportMetrics() {
   executor_.ExportTo(metrics_);
   ExportQueue(
       "lanes", [this] { return lanes_ == nullptr ? QueueState{} : lanes_->waiting(); }, metrics_);
-  memory_.gate.ExportTo(metrics_);
-  memory_.pool.ExportTo(metrics_);
+  memory_->gate.ExportTo(metrics_);
+  memory_->pool.ExportTo(metrics_);
   backends_->cudnn.ExportTo(metrics_);
   readiness_.ExportTo(metrics_);
   ExportProcess(metrics_);
@@ -377,7 +371,7 @@ absl::Status ServerImpl::Listen() {
                                    .max_age = options_.grpc.max_connection_age,
                                    .max_call_time = options_.calls.max_deadline},
                     .threads = WireThreads()},
-      environment_, memory_.pool, methods_, stream_methods_);
+      environment_, memory_->pool, methods_, stream_methods_);
   http2_server_->ExportTo(metrics_);
   return http2_server_->Start();
 }
@@ -385,7 +379,7 @@ absl::Status ServerImpl::Listen() {
 // Waits for the kernels of --cudnn_warm_plans.
 absl::Status ServerImpl::WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const {
   constexpr std::chrono::milliseconds kInterval{50};
-  const Instant begin = memory_.clock.Now();
+  const Instant begin = memory_->clock.Now();
   cudnn::PlanCache::Counts plans = backends_->cudnn.warmth();
   if (plans.ready + plans.compiling + plans.declined == 0) return absl::OkStatus();
   for (; plans.compiling > 0; plans = backends_->cudnn.warmth()) {
@@ -395,7 +389,7 @@ absl::Status ServerImpl::WaitUntilWarm(absl::FunctionRef<bool()> stop_requested)
   Log(LogLevel::kInfo, "kernels compiled",
       {{"ready", plans.ready},
        {"declined", plans.declined},
-       {"ms", Milliseconds(memory_.clock.Now() - begin)}});
+       {"ms", Milliseconds(memory_->clock.Now() - begin)}});
   return absl::OkStatus();
 }
 

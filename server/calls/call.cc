@@ -109,14 +109,13 @@ absl::Status Call::CheckMessageSize(int64_t bytes) const {
                 absl::StrCat("the message has ", bytes, " bytes; at most ", most, " are allowed"));
 }
 
-absl::Status Call::AcceptMessage(int64_t bytes) {
+void Call::AcceptMessage(int64_t bytes) {
   report_.received_bytes += bytes;
   if (bytes > message_memory_.bytes()) {
     message_memory_ = engine().ChargeMessage(bytes, caller_memory_);
   } else {
     engine().ShrinkMessage(message_memory_, bytes);
   }
-  return CheckMessageSize(bytes);
 }
 
 void Call::BeginReceiving(int64_t bytes, AdmissionGate::Shares held, Alarm& alarm) {

@@ -95,7 +95,7 @@ void UnaryCall::OnBadRead(absl::Status status) {
   if (EndReading()) End(std::move(status));
 }
 
-absl::Status UnaryCall::OnMessageBytes(int64_t bytes) { return call_.AcceptMessage(bytes); }
+void UnaryCall::OnMessageBytes(int64_t bytes) { call_.AcceptMessage(bytes); }
 
 void UnaryCall::BeginResponse(int64_t bytes) {
   ReleaseMessage();

@@ -19,28 +19,35 @@ HealthWatch::HealthWatch(const CallEnvironment& environment, HealthStatus& healt
                          MessageStream& stream)
     : StreamCall(stream),
       health_(health),
-      call_(environment, NoObserver(), {.carries_tensors = false, .is_public = true}) {}
+      call_(environment, NoObserver(), {.carries_tensors = false, .is_public = true}),
+      alarm_(environment.timer, [this] { this->stream().Cancel(); }) {}
 
 void HealthWatch::Begin() {
   absl::Status status = call_.Enter(stream().Headers(call_.arrived()));
   if (!status.ok()) return Continue(std::move(status));
-  stream().StartRead(kMaxSmallMessageBytes);
+  alarm_.Set(call_.Now() + call_.limits().default_deadline);
+  stream().StartRead(/*max_bytes=*/0);
 }
 
-void HealthWatch::OnSize(int64_t bytes) { Continue(call_.CheckMessageSize(bytes)); }
-
-void HealthWatch::OnReadDone(bool ok) {
-  if (!ok) return Continue(absl::InvalidArgumentError("malformed request"));
-  const IncomingMessage message = stream().TakeMessage();
-  if (absl::Status status = call_.CheckMessageSize(message.bytes.size); !status.ok()) {
+void HealthWatch::OnSize(int64_t bytes) {
+  if (absl::Status status = call_.CheckMessageSize(bytes); !status.ok()) {
     return Continue(std::move(status));
   }
+  call_.KeepMessageMemory(call_.engine().ChargeMessage(bytes, call_.caller_memory()));
+  stream().StartRead(bytes);
+}
+
+void HealthWatch::OnReadDone(bool ok) {
+  alarm_.Cancel();
+  if (!ok) return Continue(absl::InvalidArgumentError("malformed request"));
+  const IncomingMessage message = stream().TakeMessage();
   std::string text(static_cast<size_t>(message.bytes.size), '\0');
   message.bytes.bytes.Copy(0, message.bytes.size, reinterpret_cast<std::byte*>(text.data()));
   grpc::health::v1::HealthCheckRequest request;
   if (!request.ParseFromString(text)) {
     return Continue(absl::InvalidArgumentError("malformed request"));
   }
+  call_.ReleaseMessageMemory();
   service_ = request.service();
   health_.Add(*this);
   Continue();
@@ -58,7 +65,10 @@ void HealthWatch::OnCancel() {
   OnChange();
 }
 
-void HealthWatch::OnDone() { health_.Remove(*this); }
+void HealthWatch::OnDone() {
+  alarm_.Cancel();
+  health_.Remove(*this);
+}
 
 void HealthWatch::Continue(std::optional<absl::Status> end) {
   {

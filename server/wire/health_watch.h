@@ -8,6 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "base/mutex.h"
+#include "base/timer.h"
 #include "server/calls/call.h"
 #include "server/wire/health_status.h"
 #include "server/wire/message_stream.h"
@@ -15,7 +16,8 @@
 namespace rapt {
 
 // Writes the status and its changes, one at a time. If it changes several times during a write,
-// only the last change is written next. Counts as an open call without tensors.
+// only the last change is written next. Counts as an open call without tensors. A caller that does
+// not send its request within the default deadline is cancelled.
 class HealthWatch final : public StreamCall, private HealthStatus::Watcher {
  public:
   // Everything borrowed outlives the call.
@@ -38,6 +40,7 @@ class HealthWatch final : public StreamCall, private HealthStatus::Watcher {
 
   HealthStatus& health_;
   Call call_;
+  Alarm alarm_;  // the end of the time to send the request
   std::string service_;
   Mutex mutex_;
   bool is_busy_ ABSL_GUARDED_BY(mutex_) = true;

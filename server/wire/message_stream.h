@@ -17,9 +17,6 @@
 
 namespace rapt {
 
-// Bytes that a caller may send before its message is read: the stream's flow-control window.
-inline constexpr int kStreamWindowBytes = 64 * 1024;
-
 // A received message, which owns its bytes.
 struct IncomingMessage {
   MessageBytes bytes;

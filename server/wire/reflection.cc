@@ -73,17 +73,21 @@ class Reflection::Call final : public StreamCall {
   }
 
  private:
-  void Read() { stream().StartRead(kMaxSmallMessageBytes); }
+  void Read() { stream().StartRead(/*max_bytes=*/0); }
   void Finish(const absl::Status& status) { stream().StartFinish(status, call_); }
 
-  void OnSize(int64_t bytes) override { Finish(call_.CheckMessageSize(bytes)); }
+  void OnSize(int64_t bytes) override {
+    const absl::Status status = call_.CheckMessageSize(bytes);
+    if (!status.ok()) return Finish(status);
+    // Twice: the response repeats the request.
+    call_.KeepMessageMemory(call_.engine().ChargeMessage(2 * bytes, call_.caller_memory()));
+    stream().StartRead(bytes);
+  }
 
   // `ok` is false at the end of the requests, or if the caller has left, which reads no status.
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(absl::OkStatus());
     const IncomingMessage message = stream().TakeMessage();
-    const absl::Status status = call_.CheckMessageSize(message.bytes.size);
-    if (!status.ok()) return Finish(status);
     std::string text(static_cast<size_t>(message.bytes.size), '\0');
     message.bytes.bytes.Copy(0, message.bytes.size, reinterpret_cast<std::byte*>(text.data()));
     ServerReflectionRequest request;
@@ -94,7 +98,10 @@ class Reflection::Call final : public StreamCall {
     stream().StartWrite(reflection_.Respond(request));
   }
 
-  void OnWriteDone(bool ok) override { ok ? Read() : Finish(absl::OkStatus()); }
+  void OnWriteDone(bool ok) override {
+    call_.ReleaseMessageMemory();
+    ok ? Read() : Finish(absl::OkStatus());
+  }
   void OnCancel() override {}
   void OnDone() override { alarm_.Cancel(); }
 

@@ -193,9 +193,7 @@ nghttp2_session_callbacks* Connection::Callbacks() {
   RAPT_CHECK(nghttp2_session_callbacks_new(&callbacks) == 0, "no memory");
   nghttp2_session_callbacks_set_on_begin_headers_callback(
       callbacks, [](nghttp2_session*, const nghttp2_frame* frame, void* connection) {
-        if (frame->headers.cat == NGHTTP2_HCAT_REQUEST) {
-          static_cast<Connection*>(connection)->OnBeginHeaders(frame->hd.stream_id);
-        }
+        static_cast<Connection*>(connection)->OnBeginHeaders(*frame);
         return 0;
       });
   nghttp2_session_callbacks_set_on_header_callback(
@@ -376,7 +374,10 @@ void Connection::Read() {
     absl::Span<uint8_t> direct;
     if (Stream* const stream = data_left_ > 0 ? Find(data_stream_) : nullptr;
         stream != nullptr && stream->handler != nullptr) {
-      direct = stream->handler->DirectPlace().subspan(0, static_cast<size_t>(data_left_));
+      // nghttp2 reports no DATA that it ignores, so data_left_ may be too large. The bytes of
+      // another frame may end the stream and free the place while they are parsed.
+      const int64_t payload = std::min(data_left_, budget_.payload_left());
+      direct = stream->handler->DirectPlace().subspan(0, static_cast<size_t>(payload));
       if (direct.size() < kLeastDirectBytes) direct = {};
     }
     const std::array<iovec, 2> places = {
@@ -408,8 +409,10 @@ void Connection::Feed(absl::Span<const uint8_t> bytes) {
   if (result < 0) Close();
 }
 
-void Connection::OnBeginHeaders(int32_t id) {
+void Connection::OnBeginHeaders(const nghttp2_frame& frame) {
   head_.Clear();
+  if (frame.headers.cat != NGHTTP2_HCAT_REQUEST) return;
+  const int32_t id = frame.hd.stream_id;
   auto stream = std::make_unique<Stream>();
   stream->id = id;
   nghttp2_session_set_stream_user_data(session_, id, stream.get());
@@ -632,14 +635,18 @@ void Connection::SetCredit(Stream& stream, int64_t credit) {
   stream.credit = credit;
 }
 
-// Recomputes the connection's window from nghttp2's counts, so that no error accumulates.
-void Connection::TopUp() {
+// Recomputes the connection's window from nghttp2's counts, so that no error accumulates. Returns
+// whether it opens the window.
+bool Connection::TopUp() {
   const int64_t window = nghttp2_session_get_local_window_size(session_);
-  const int64_t wanted = std::max<int64_t>(kConnectionWindow - held_, 0) + credit_;
+  // Calls that wait for memory leave room for those that do not. They hold no more than the windows
+  // of their streams.
+  const int64_t wanted = std::max(kConnectionWindow - held_, kStreamWindow) + credit_;
   const int64_t missing = wanted - window;
-  if (missing <= 0 || (missing < kConnectionWindow / 4 && window > wanted / 2)) return;
+  if (missing <= 0 || (missing < kConnectionWindow / 4 && window > wanted / 2)) return false;
   Submit(
       nghttp2_submit_window_update(session_, NGHTTP2_FLAG_NONE, 0, static_cast<int32_t>(missing)));
+  return true;
 }
 
 void Connection::FlushSoon() {
@@ -661,7 +668,8 @@ void Connection::Flush() {
   int64_t left = kFairBytes;
   do {
     if (!Fill()) return Close();
-    if (out_.empty()) break;
+    // Streams that ended meanwhile give their part of the window back.
+    if (!TopUp() && out_.empty()) break;
     const Written written = Write(left);
     if (written == Written::kFailed) return Close();
     if (written == Written::kBlocked) return UpdateInterest();

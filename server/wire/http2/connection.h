@@ -130,7 +130,7 @@ class Connection final : public EventLoop::Watcher,
   void KeepAlive(Instant now);
   void CheckAge(Instant now);
 
-  void OnBeginHeaders(int32_t id);
+  void OnBeginHeaders(const nghttp2_frame& frame);
   void OnHeader(int32_t id, absl::string_view name, absl::string_view value);
   void OnRequest(Stream& stream);
   void OnFrameHead(const nghttp2_frame_hd& head);
@@ -144,7 +144,7 @@ class Connection final : public EventLoop::Watcher,
   Stream* Find(int32_t id);
   void Grant(Stream& stream);
   void SetCredit(Stream& stream, int64_t credit);
-  void TopUp();
+  bool TopUp();
 
   void FlushSoon();
   void Flush();

@@ -47,13 +47,10 @@ void EventLoop::Stop() {
 }
 
 void EventLoop::Post(Task task) {
-  bool is_first;
-  {
-    MutexLock lock(mutex_);
-    is_first = posted_.empty();
-    posted_.push_back(std::move(task));
-  }
-  if (is_first) eventfd_write(wake_.get(), 1);
+  MutexLock lock(mutex_);
+  posted_.push_back(std::move(task));
+  // Under the lock: as soon as it is released, the task may run and the loop be destroyed.
+  if (posted_.size() == 1) eventfd_write(wake_.get(), 1);
 }
 
 void EventLoop::Add(int descriptor, uint32_t events, std::shared_ptr<Watcher> watcher) {

@@ -39,6 +39,9 @@ class FrameBudget {
   void EarnByResponse() { Earn(kResponseEarns); }
   void EarnByPayload(int64_t bytes);
 
+  // Returns the bytes of the current frame that have not arrived yet.
+  int64_t payload_left() const { return skip_; }
+
  private:
   void Earn(int64_t tokens);
   void Refill(Instant now);

@@ -83,12 +83,14 @@ void UnaryStream::StartReading() {
 }
 
 void UnaryStream::OpenBody() {
-  OnReadingStarted();
   state_ = State::kBody;
+  // Before OnReadingStarted(), which may end the call: without a connection, the end deletes this.
   if (connection_ == nullptr) {
     OnRead(false);  // deletes this
     return;
   }
+  OnReadingStarted();
+  if (has_finished_) return;
   try {
     body_ = pool_.Take(size_);
   } catch (const std::bad_alloc&) {
@@ -137,7 +139,7 @@ void UnaryStream::TakeBody(absl::Span<const uint8_t> bytes) {
 void UnaryStream::OnWhole() {
   state_ = State::kReceived;
   if (!OnRead(true)) return;
-  if (absl::Status status = OnMessageBytes(size_); !status.ok()) return End(std::move(status));
+  OnMessageBytes(size_);
   slice_ = {body_.data(), 0, size_};
   const absl::Span<const ByteSlice> slices(&slice_, size_ > 0 ? 1 : 0);
   handler_->OnMessage({{slices, 0}, size_}, *this);

@@ -24,29 +24,36 @@ void StreamInferCall::Begin() {
   Wait();
 }
 
-// A message that fits into the stream's window needs no reservation.
 void StreamInferCall::Wait() {
   call_.AdmitMessage(0, [this](const absl::StatusOr<MessageReservation>& admitted) {
     if (!admitted.ok()) return Refuse(admitted.status());
     alarm_.Set(call_.deadline());
-    stream().StartRead(kStreamWindowBytes);
+    stream().StartRead(/*max_bytes=*/0);
   });
 }
 
-// A larger message waits for its memory before it is received.
+// A small message has arrived, or is about to. A larger one waits for its memory before it is
+// received.
 void StreamInferCall::OnSize(int64_t bytes) {
   alarm_.Cancel();
   if (absl::Status status = call_.CheckMessageSize(bytes); !status.ok()) {
     return Refuse(std::move(status));
   }
+  if (bytes <= kMaxUnreservedBytes) {
+    return Receive(bytes, call_.engine().ChargeMessage(bytes, call_.caller_memory()));
+  }
   call_.AdmitMessage(bytes, [this, bytes](absl::StatusOr<MessageReservation> memory) {
     if (!memory.ok()) return Refuse(memory.status());
-    call_.KeepMessageMemory(*std::move(memory));
-    has_size_ = true;
-    call_.BeginReceiving(bytes, {.receive = true}, alarm_);
-    alarm_.Set(call_.receive_end());
-    stream().StartRead(bytes);
+    Receive(bytes, *std::move(memory));
   });
+}
+
+void StreamInferCall::Receive(int64_t bytes, MessageReservation memory) {
+  call_.KeepMessageMemory(std::move(memory));
+  has_size_ = true;
+  call_.BeginReceiving(bytes, {.receive = true}, alarm_);
+  alarm_.Set(call_.receive_end());
+  stream().StartRead(bytes);
 }
 
 void StreamInferCall::Refuse(absl::Status status) {
@@ -69,9 +76,8 @@ void StreamInferCall::OnReadDone(bool ok) {
   call_.MarkActive();
   decoded_ = {};
   message_ = stream().TakeMessage();
-  absl::Status status = call_.AcceptMessage(message_.bytes.size);
-  if (status.ok()) status = Decode();
-  if (!status.ok()) return RespondWithError(std::move(status));
+  call_.AcceptMessage(message_.bytes.size);
+  if (absl::Status status = Decode(); !status.ok()) return RespondWithError(std::move(status));
   call_.engine().Submit(std::move(decoded_.request),
                         [this](Result result) { OnResult(std::move(result)); });
 }

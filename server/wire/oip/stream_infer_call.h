@@ -23,9 +23,9 @@ namespace rapt::oip {
 // error_message in its position; the stream continues. It ends when the caller has half-closed it
 // and has received all responses.
 //
-// A stream may be silent for hours and then holds no memory. A message that fits into the stream's
-// window is charged to the budget when it has arrived; memory for a larger one is reserved before
-// it is received.
+// A stream may be silent for hours and then holds no memory. A message of at most
+// kMaxUnreservedBytes is charged to the budget when its size has arrived; a larger one waits until
+// its memory is reserved.
 //
 // The stream is cancelled if its caller reads a response too slowly or not within the default
 // deadline.
@@ -35,6 +35,9 @@ namespace rapt::oip {
 // on its own. Deletes itself.
 class StreamInferCall final : public StreamCall {
  public:
+  // Such a message fits into the window that a stream has before it is read.
+  static constexpr int64_t kMaxUnreservedBytes = 64 * 1024;
+
   // `observe` and `shared_memory` outlive the call.
   StreamInferCall(const CallEnvironment& environment, const SharedMemory& shared_memory,
                   const CallObserver& observe, MessageStream& stream);
@@ -46,6 +49,7 @@ class StreamInferCall final : public StreamCall {
   void Wait();
   void Refuse(absl::Status status);
   void OnSize(int64_t bytes) override;
+  void Receive(int64_t bytes, MessageReservation memory);
   void OnReadDone(bool ok) override;
   absl::Status Decode();
   void OnResult(Result result);

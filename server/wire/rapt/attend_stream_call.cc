@@ -127,7 +127,7 @@ void AttendStreamCall::OnRead(bool ok) {
 
 void AttendStreamCall::OnTooLarge(int64_t bytes) {
   is_reading_ = false;
-  // The same text as the codec's, which checks the message if the transport does not know sizes.
+  // The same text as the codec's.
   const std::string error =
       order_ ? absl::StrCat("the message has ", bytes, " bytes; a chunk of the header's size has ",
                             "at most ", MaxChunkMessageBytes(stream_->plan()))

@@ -31,8 +31,8 @@ namespace rapt::native {
 // A read, a write, a step of the computation and the alarm may end concurrently, on different
 // threads. Each only records its event. One thread at a time handles the events: the first one that
 // finds no other thread handling them. Therefore all state except the events belongs to that
-// thread. The call is finished when none of its operations is pending, except a read, which gRPC
-// then ends.
+// thread. The call is finished when none of its operations is pending, except a read, which the
+// transport then ends.
 class AttendStreamCall final : public StreamCall {
  public:
   // `observe` outlives the call.

@@ -183,7 +183,7 @@ TEST_F(UnaryCallTest, HoldsMemoryForItsMessageFromTheSizeToTheResponse) {
   EXPECT_TRUE(call.is_reading());
   EXPECT_EQ(message_memory(), 300);
   ASSERT_TRUE(call.OnRead(true));
-  EXPECT_TRUE(call.OnMessageBytes(300).ok());
+  call.OnMessageBytes(300);
   EXPECT_EQ(message_memory(), 300);
   call.BeginResponse(10);
   EXPECT_TRUE(call.has_dropped_message());
@@ -324,7 +324,7 @@ TEST_F(UnaryCallTest, AStreamIsIdleBetweenRequestsAndReportsEach) {
     clock_.Advance(seconds(5));
     call->MarkActive();
     EXPECT_EQ(open_calls_.count(), 1);
-    EXPECT_TRUE(call->AcceptMessage(100).ok());
+    call->AcceptMessage(100);
     EXPECT_EQ(message_memory(), 100) << "charged without a reservation";
     clock_.Advance(seconds(1));
     call->Report(absl::OkStatus());
@@ -385,7 +385,7 @@ TEST_F(GivesWayTest, ASilentSenderEndsWhenItsMemoryIsWaitedFor) {
 TEST_F(GivesWayTest, ASilentReaderEndsWhenItsMemoryIsWaitedFor) {
   FakeCall& call = NewReadingCall(Headers());
   ASSERT_TRUE(call.OnRead(true));
-  EXPECT_TRUE(call.OnMessageBytes(100).ok());
+  call.OnMessageBytes(100);
   call.BeginResponse(30'000);  // a reader has 20 s, and 30 s at the minimum rate
   LetAnotherCallerWait(kCompute);
   AdvanceAndSettle(seconds(19));
@@ -401,7 +401,7 @@ TEST_F(GivesWayTest, ASilentSenderIsNotASilentReader) {
   Call call(environment_, observe_);
   ASSERT_TRUE(call.Enter(Headers()).ok());
   ASSERT_TRUE(call.SetDeadline(Instant::max()).ok());
-  EXPECT_TRUE(call.AcceptMessage(100).ok());
+  call.AcceptMessage(100);
   Alarm alarm(timer_, [] {});
   call.BeginSending(30'000, call.deadline(), {.receive = true, .compute = true}, alarm);
   call.BeginReceiving(100, {.receive = true, .compute = true}, alarm);

@@ -256,6 +256,89 @@ TEST_F(Http2CallTest, TheEndOfAConnectionEndsItsCalls) {
   WaitForMetric(server_, "rapt_memory_reserved_bytes", 0);
 }
 
+// nghttp2 ignores what exceeds the content-length, and the end of the call comes in the same bytes.
+TEST_F(Http2CallTest, DataBeyondTheContentLengthIsNotReadIntoAFreedMessage) {
+  constexpr uint32_t kMessageBytes = 64 * 1024;
+  for (int n = 0; n < 20; ++n) {
+    RawHttp2 connection(server_.grpc_address());
+    ASSERT_TRUE(connection.ReadUntil(NGHTTP2_WINDOW_UPDATE));
+    std::string burst =
+        Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 1,
+              HeaderBlock(CallHeaders("/grpc.health.v1.Health/Check", {{"content-length", "5"}}))) +
+        Frame(NGHTTP2_DATA, 0, 1, Prefixed("", kMessageBytes));
+    for (int frame = 0; frame < 13; ++frame) {
+      burst += Frame(NGHTTP2_DATA, 0, 1, std::string(16 * 1024, 'x'));
+    }
+    burst += Frame(NGHTTP2_RST_STREAM, 0, 1, BigEndian(NGHTTP2_CANCEL));
+    for (int ping = 0; ping < 3000; ++ping) burst += Frame(NGHTTP2_PING, 0, 0, "12345678");
+    connection.Send(burst);
+    while (connection.Read()) {
+    }
+  }
+  EXPECT_TRUE(Bystander(server_).IsServed());
+  WaitForMetric(server_, "rapt_memory_reserved_bytes", 0);
+}
+
+TEST_F(Http2CallTest, TrailersOfManyStreamsDoNotAddUp) {
+  constexpr uint32_t kStreams = 40;
+  for (uint32_t n = 0; n < kStreams; ++n) connection_.OpenCall(2 * n + 1, CallHeaders(kLive));
+  for (uint32_t n = 0; n < kStreams; ++n) {
+    connection_.SendData(2 * n + 1, Prefixed(""));
+    connection_.Send(Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS | NGHTTP2_FLAG_END_STREAM,
+                           2 * n + 1, HeaderBlock({{"x-trailer", std::string(4000, 'x')}})));
+    EXPECT_THAT(connection_.ReadResponse(2 * n + 1), HasStatus(grpc::StatusCode::OK)) << n;
+  }
+}
+
+TEST_F(Http2CallTest, CallsThatWaitForMemoryLeaveRoomForOthersOfTheirConnection) {
+  constexpr uint32_t kSize = 10 << 20, kWaiting = 16, kEarly = 65535;
+  RawHttp2 first(server_.grpc_address()), second(server_.grpc_address());
+  for (RawHttp2* connection : {&first, &second}) {
+    connection->OpenCall(1, CallHeaders(kInfer));
+    connection->SendData(1, Prefixed(std::string(16000, 'x'), kSize));
+  }
+  WaitForMetric(server_, "rapt_memory_reserved_bytes", 2 * kSize);
+  int64_t window = kEarly + connection_.ReadUntil(NGHTTP2_WINDOW_UPDATE)->Number(0);
+  for (uint32_t n = 0; n < kWaiting; ++n) {
+    connection_.OpenCall(2 * n + 1, CallHeaders(kInfer));
+    const std::string early = Prefixed(std::string(kEarly - 5, 'x'), kSize);
+    for (size_t begin = 0; begin < early.size(); begin += 16 * 1024) {
+      connection_.SendData(2 * n + 1, early.substr(begin, 16 * 1024));
+    }
+    window -= kEarly;
+  }
+  WaitForMetric(server_, "rapt_queue_depth", kWaiting, {{"queue", "memory"}});
+  connection_.Send(Frame(NGHTTP2_PING, 0, 0, "12345678"));
+  for (auto frame = connection_.Read(); frame && frame->type != NGHTTP2_PING;
+       frame = connection_.Read()) {
+    if (frame->type == NGHTTP2_WINDOW_UPDATE && frame->stream == 0) window += frame->Number(0);
+  }
+  EXPECT_GE(window, 16 * 1024);
+  EXPECT_THAT(AskWhetherLive(connection_, 2 * kWaiting + 1), HasStatus(grpc::StatusCode::OK));
+}
+
+TEST(Http2WatchTest, ARequestThatDoesNotArriveIsChargedAndEndsTheCall) {
+  constexpr uint32_t kSize = 60'000;
+  const ServerProcess server(Flags({"--default_deadline=2s"}));
+  RawHttp2 connection(server.grpc_address());
+  connection.OpenCall(1, CallHeaders("/grpc.health.v1.Health/Watch"));
+  connection.SendData(1, Prefixed("part", kSize));
+  WaitForMetric(server, "rapt_memory_reserved_bytes", kSize);
+  EXPECT_TRUE(connection.ReadUntil(NGHTTP2_RST_STREAM));
+  WaitForMetric(server, "rapt_memory_reserved_bytes", 0);
+}
+
+TEST(Http2StreamInferTest, ASmallRequestThatDoesNotArriveIsChargedAndEndsTheCall) {
+  constexpr uint32_t kSize = 60'000;
+  const ServerProcess server(Flags({"--min_receive_bytes_per_second=1000000000"}));
+  RawHttp2 connection(server.grpc_address());
+  connection.OpenCall(1, CallHeaders("/inference.GRPCInferenceService/ModelStreamInfer"));
+  connection.SendData(1, Prefixed("part", kSize));
+  WaitForMetric(server, "rapt_memory_reserved_bytes", kSize);
+  EXPECT_TRUE(connection.ReadUntil(NGHTTP2_RST_STREAM));
+  WaitForMetric(server, "rapt_memory_reserved_bytes", 0);
+}
+
 // --- Floods --------------------------------------------------------------------------------------
 
 // What the server reads of a connection that it has ended, and what sockets hold.
