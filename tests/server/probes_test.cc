@@ -218,6 +218,10 @@ int64_t TicksOf(const ServerProcess& server) {
 }
 
 TEST(ProbesTest, RecoversFromAMomentWithoutDescriptors) {
+#ifdef RAPT_SANITIZED
+  // UBSan looks at the type of an object through a pipe, for which there is no descriptor.
+  GTEST_SKIP() << "UBSan needs descriptors";
+#endif
   const ServerProcess server;
   const Descriptor waiting(ConnectTo(server.metrics_address()));
   ASSERT_TRUE(Send(waiting, kProbe));
