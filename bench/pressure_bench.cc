@@ -87,7 +87,7 @@ struct Afterwards {
 
 void MeasureDuringALongOne(const Server& server) {
   constexpr int kRounds = 8;
-  InferCaller caller(server.address(), true), long_caller(server.address(), true);
+  InferCaller caller(server.address()), long_caller(server.address());
   const int64_t length = LengthOfLong(caller);
   const std::string long_message = SerializedInfer(SelfAttention(1, length));
   Timed requests[] = {{"tiny, 1x1x16x64", SerializedInfer(SelfAttention(1, 16))},
@@ -133,7 +133,7 @@ struct Load {
 
   Load(const Server& server, const std::string& message, int calls) : in_flight(calls) {
     const grpc::ByteBuffer request = BufferOf(message);
-    InferCaller caller(server.address(), true);
+    InferCaller caller(server.address());
     for (int n = 0; n < calls; ++n) caller.Start(request);
     const auto begin = Clock::now();
     while (Since(begin) < Seconds(3)) {

@@ -10,13 +10,23 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 
 namespace rapt::bench {
+namespace {
+
+// Returns the port of an address in rapt-server's ready line.
+int PortOf(const char* name, const std::string& line) {
+  const std::string before = absl::StrCat(" ", name, "=127.0.0.1:");
+  const size_t place = line.find(before);
+  RAPT_CHECK(place != std::string::npos, "the ready line has no such address");
+  return std::atoi(line.c_str() + place + before.size());
+}
+
+}  // namespace
 
 Server Fork(const std::function<void(int pipe)>& serve) {
   int ends[2];
@@ -31,9 +41,9 @@ Server Fork(const std::function<void(int pipe)>& serve) {
   close(ends[1]);
   std::string line;
   for (char c; read(ends[0], &c, 1) == 1 && c != '\n';) line += c;
-  const size_t place = line.find("grpc=127.0.0.1:");
-  if (place != std::string::npos) line = line.substr(place + std::strlen("grpc=127.0.0.1:"));
-  return {pid, std::atoi(line.c_str())};
+  // rapt-server writes its ready line, others only the port.
+  if (line.find('=') == std::string::npos) return {pid, std::atoi(line.c_str())};
+  return {pid, PortOf("grpc", line), PortOf("metrics", line)};
 }
 
 Server StartRapt(const std::vector<std::string>& flags) {

@@ -19,6 +19,7 @@ inline constexpr int64_t kMiB = 1024 * kKiB;
 struct Server {
   pid_t pid;
   int port;
+  int metrics_port = 0;  // of rapt-server
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port); }
 };

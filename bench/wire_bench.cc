@@ -318,7 +318,7 @@ void CompareSizes(const Server& raw, const Server& generated, const Server& rapt
 double PeakPerPayload(const Server& server, int64_t bytes, int in_flight, int rounds) {
   const std::string request = SerializedRequest(bytes);
   const grpc::ByteBuffer buffer = BufferOf(request);
-  InferCaller caller(server.address(), true);
+  InferCaller caller(server.address());
   const PeakMemory peak(server.pid);
   for (int n = 0; n < in_flight; ++n) caller.Start(buffer);
   for (int n = 0; n < in_flight * rounds; ++n) {
@@ -433,7 +433,7 @@ void CompareClients(const Server& rapt) {
 double SmallCallsPerSecond(const Server& server, int in_flight) {
   const std::string request = SerializedRequest(kKiB);
   const grpc::ByteBuffer buffer = BufferOf(request);
-  InferCaller caller(server.address(), true);
+  InferCaller caller(server.address());
   for (int n = 0; n < in_flight; ++n) caller.Start(buffer);
   int calls = 0;
   const auto begin = std::chrono::steady_clock::now();
@@ -516,7 +516,7 @@ void ComparePaths(const Server& rapt, const std::string& unix_address, Goals& go
     shape.region = Region::kName;
     const std::string reference = SerializedInfer(shape);
     const Region region(rapt, bytes + kMiB);
-    InferCaller tcp(rapt.address(), true), unix_socket(unix_address, true);
+    InferCaller tcp(rapt.address()), unix_socket(unix_address);
     AttendCaller library(rapt, bytes, {.shared_memory = false});
     AttendCaller sharing_library(rapt, bytes, {.shared_memory = true});
     const grpc::ByteBuffer message_buffer = BufferOf(message), small_buffer = BufferOf(reference);
