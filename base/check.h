@@ -5,8 +5,8 @@
 
 namespace rapt {
 
-// Writes the message to stderr and aborts. If nobody reads stderr, aborts without it after a
-// second.
+// Writes the message to stderr and aborts. If stderr stays blocked for a second, aborts without the
+// message.
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition,
                               const char* message);
 

@@ -433,11 +433,6 @@ void Engine::AdmitOrQueue(const AdmissionGate::MemoryRequest& memory, Callback c
   gate_.Queue(memory, std::move(callback));
 }
 
-void Engine::ShrinkMessage(MessageReservation& reservation, int64_t bytes) {
-  if (bytes < reservation.bytes()) reservation.Split(reservation.bytes() - bytes);
-  gate_.Serve();
-}
-
 void Engine::Submit(Request request, Done done) {
   auto attention = std::make_unique<PendingAttention>(std::move(request), std::move(done));
   absl::Status status = CheckAccepting();

@@ -49,9 +49,6 @@ class Engine {
                                    const std::shared_ptr<CallerMemory>& caller = nullptr) {
     return gate_.Charge(AdmissionGate::Share::kReceive, bytes, caller);
   }
-  // Shrinks the reservation of a received message to `bytes`. Waiting requests may start on this
-  // thread.
-  void ShrinkMessage(MessageReservation& reservation, int64_t bytes);
 
   // Same as in AdmissionGate.
   std::shared_ptr<CallerMemory> CallerOf(const std::string& name) { return gate_.CallerOf(name); }

@@ -109,15 +109,6 @@ absl::Status Call::CheckMessageSize(int64_t bytes) const {
                 absl::StrCat("the message has ", bytes, " bytes; at most ", most, " are allowed"));
 }
 
-void Call::AcceptMessage(int64_t bytes) {
-  report_.received_bytes += bytes;
-  if (bytes > message_memory_.bytes()) {
-    message_memory_ = engine().ChargeMessage(bytes, caller_memory_);
-  } else {
-    engine().ShrinkMessage(message_memory_, bytes);
-  }
-}
-
 void Call::BeginReceiving(int64_t bytes, AdmissionGate::Shares held, Alarm& alarm) {
   receive_began_ = Now();
   receive_wait_ = WaitForPeer(held, AdmissionGate::kSilentTime, receive_gives_way_, alarm);

@@ -116,8 +116,6 @@ class Call {
   void KeepMessageMemory(MessageReservation memory) { message_memory_ = std::move(memory); }
   void ReleaseMessageMemory() { message_memory_ = {}; }
   int64_t message_memory_bytes() const { return message_memory_.bytes(); }
-  // Counts a received message and keeps memory for exactly its bytes.
-  void AcceptMessage(int64_t bytes);
 
   // Call when the read of a message of at most `bytes` begins. The call holds memory of `held`. A
   // sender is too slow after receive_end(). If others wait for that memory and the caller holds

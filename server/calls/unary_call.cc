@@ -87,6 +87,7 @@ bool UnaryCall::OnRead(bool ok) {
     return false;
   }
   call_.EndReceiving();
+  call_.report().received_bytes += call_.message_memory_bytes();
   call_.report().ended_in = Stage::kCompute;  // until Call::Record()
   return true;
 }
@@ -94,8 +95,6 @@ bool UnaryCall::OnRead(bool ok) {
 void UnaryCall::OnBadRead(absl::Status status) {
   if (EndReading()) End(std::move(status));
 }
-
-void UnaryCall::OnMessageBytes(int64_t bytes) { call_.AcceptMessage(bytes); }
 
 void UnaryCall::BeginResponse(int64_t bytes) {
   ReleaseMessage();

@@ -46,8 +46,6 @@ class UnaryCall {
   bool OnRead(bool ok);
   // Call instead of OnRead() if the message can't be received. Ends the call with the status.
   void OnBadRead(absl::Status status);
-  // Call with the size of the received message.
-  void OnMessageBytes(int64_t bytes);
   void OnCancelled() { call_.Cancel(); }
   // Call when the transport has closed the call. Reports it.
   void OnClosed();

@@ -24,6 +24,12 @@ InputBytes MessageBytes::Part(int64_t begin, int64_t count) const {
   return {SlicedBytes{{&*first, static_cast<size_t>(end - first)}, first_byte}, count};
 }
 
+std::string MessageBytes::ToString() const {
+  std::string text(static_cast<size_t>(size), '\0');
+  bytes.Copy(0, size, reinterpret_cast<std::byte*>(text.data()));
+  return text;
+}
+
 void ResponseMessage::Append(const OutputBuffer& payload) {
   if (payload.bytes.size() <= kCopiedBytes) {
     open_.append(reinterpret_cast<const char*>(payload.bytes.data()), payload.bytes.size());

@@ -19,6 +19,9 @@ struct MessageBytes {
 
   // Returns the slices of bytes [begin, begin + count).
   InputBytes Part(int64_t begin, int64_t count) const;
+
+  // Returns a copy of all bytes.
+  std::string ToString() const;
 };
 
 // A serialized message that references outputs.

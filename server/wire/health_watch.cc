@@ -41,10 +41,8 @@ void HealthWatch::OnReadDone(bool ok) {
   alarm_.Cancel();
   if (!ok) return Continue(absl::InvalidArgumentError("malformed request"));
   const IncomingMessage message = stream().TakeMessage();
-  std::string text(static_cast<size_t>(message.bytes.size), '\0');
-  message.bytes.bytes.Copy(0, message.bytes.size, reinterpret_cast<std::byte*>(text.data()));
   grpc::health::v1::HealthCheckRequest request;
-  if (!request.ParseFromString(text)) {
+  if (!request.ParseFromString(message.bytes.ToString())) {
     return Continue(absl::InvalidArgumentError("malformed request"));
   }
   call_.ReleaseMessageMemory();

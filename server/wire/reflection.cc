@@ -88,10 +88,8 @@ class Reflection::Call final : public StreamCall {
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(absl::OkStatus());
     const IncomingMessage message = stream().TakeMessage();
-    std::string text(static_cast<size_t>(message.bytes.size), '\0');
-    message.bytes.bytes.Copy(0, message.bytes.size, reinterpret_cast<std::byte*>(text.data()));
     ServerReflectionRequest request;
-    if (!request.ParseFromString(text)) {
+    if (!request.ParseFromString(message.bytes.ToString())) {
       return Finish(absl::InvalidArgumentError(
           absl::StrCat("the message is not a valid ", request.GetTypeName())));
     }

@@ -55,10 +55,8 @@ class SmallHandler final : public MessageHandler {
 
  private:
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
-    std::string bytes(static_cast<size_t>(message.size), '\0');
-    message.bytes.Copy(0, message.size, reinterpret_cast<std::byte*>(bytes.data()));
     ProtoRequest request;
-    if (!request.ParseFromString(bytes)) {
+    if (!request.ParseFromString(message.ToString())) {
       return call.End(absl::InvalidArgumentError(
           absl::StrCat("the message is not a valid ", request.GetTypeName())));
     }

@@ -219,7 +219,7 @@ int64_t TicksOf(const ServerProcess& server) {
 
 TEST(ProbesTest, RecoversFromAMomentWithoutDescriptors) {
 #ifdef RAPT_SANITIZED
-  // UBSan looks at the type of an object through a pipe, for which there is no descriptor.
+  // UBSan checks the type of an object through a pipe, which needs descriptors.
   GTEST_SKIP() << "UBSan needs descriptors";
 #endif
   const ServerProcess server;

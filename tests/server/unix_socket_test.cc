@@ -107,7 +107,7 @@ rlim_t LowestFreeDescriptor(pid_t process) {
 
 TEST_F(UnixSocketTest, SurvivesAMomentWithoutDescriptors) {
 #ifdef RAPT_SANITIZED
-  // UBSan looks at the type of an object through a pipe, for which there is no descriptor.
+  // UBSan checks the type of an object through a pipe, which needs descriptors.
   GTEST_SKIP() << "UBSan needs descriptors";
 #endif
   const ServerProcess server({Flag()});

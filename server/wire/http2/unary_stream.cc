@@ -139,7 +139,6 @@ void UnaryStream::TakeBody(absl::Span<const uint8_t> bytes) {
 void UnaryStream::OnWhole() {
   state_ = State::kReceived;
   if (!OnRead(true)) return;
-  OnMessageBytes(size_);
   slice_ = {body_.data(), 0, size_};
   const absl::Span<const ByteSlice> slices(&slice_, size_ > 0 ? 1 : 0);
   handler_->OnMessage({{slices, 0}, size_}, *this);

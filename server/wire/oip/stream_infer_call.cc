@@ -76,7 +76,7 @@ void StreamInferCall::OnReadDone(bool ok) {
   call_.MarkActive();
   decoded_ = {};
   message_ = stream().TakeMessage();
-  call_.AcceptMessage(message_.bytes.size);
+  call_.report().received_bytes += message_.bytes.size;
   if (absl::Status status = Decode(); !status.ok()) return RespondWithError(std::move(status));
   call_.engine().Submit(std::move(decoded_.request),
                         [this](Result result) { OnResult(std::move(result)); });

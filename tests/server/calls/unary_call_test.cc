@@ -14,7 +14,7 @@
 
 #include "server/calls/call.h"
 #include "server/rejection.h"
-#include "tests/support/fake_clock.h"
+#include "tests/support/call_environment.h"
 
 namespace rapt {
 namespace {
@@ -36,7 +36,6 @@ class FakeCall final : public UnaryCall {
   using UnaryCall::OnCancelled;
   using UnaryCall::OnClosed;
   using UnaryCall::OnHeaders;
-  using UnaryCall::OnMessageBytes;
   using UnaryCall::OnRead;
   using UnaryCall::OnSize;
   FakeCall(const CallEnvironment& environment, const CallObserver& observe)
@@ -62,8 +61,15 @@ class FakeCall final : public UnaryCall {
   std::vector<absl::Status> finishes_;
 };
 
-class UnaryCallTest : public ::testing::Test {
+class UnaryCallTest : public test::CallEnvironmentTest {
  protected:
+  UnaryCallTest()
+      : CallEnvironmentTest(/*calls_per_caller=*/1,
+                            {.max_message_bytes = kMaxMessageBytes,
+                             .min_receive_bytes_per_second = kBytesPerSecond,
+                             .default_deadline = seconds(60),
+                             .max_deadline = seconds(100)}) {}
+
   CallHeaders Headers() const { return {.peer = "ipv4:127.0.0.1:4711"}; }
 
   // The headers have arrived.
@@ -101,32 +107,8 @@ class UnaryCallTest : public ::testing::Test {
 
   int64_t message_memory() const { return gate_.reserved_bytes(AdmissionGate::Share::kReceive); }
 
-  test::FakeClock clock_;
-  Timer timer_{clock_};
-  AdmissionGate gate_{
-      {.budget_bytes = 1 << 20, .max_queued = 4, .max_queue_delay = std::chrono::hours(1)},
-      timer_,
-      clock_};
-  BufferPool pool_{1 << 19, clock_};
-  Executor executor_{1, clock_};
-  Engine engine_{{.threads = 1}, gate_, pool_, executor_};
-  std::unique_ptr<Access> access_ = Access::Open("", clock_).value();
-  OpenCalls open_calls_{{.calls = 10, .calls_per_caller = 1}};
-  OpenCalls small_calls_{{.calls = 10, .calls_per_caller = 1}};
-  StreamCounts streams_;
   std::vector<CallReport> reports_;
   const CallObserver observe_ = [this](const CallReport& report) { reports_.push_back(report); };
-  const CallEnvironment environment_{*access_,
-                                     engine_,
-                                     open_calls_,
-                                     small_calls_,
-                                     streams_,
-                                     timer_,
-                                     clock_,
-                                     {.max_message_bytes = kMaxMessageBytes,
-                                      .min_receive_bytes_per_second = kBytesPerSecond,
-                                      .default_deadline = seconds(60),
-                                      .max_deadline = seconds(100)}};
   std::unique_ptr<FakeCall> call_;
 };
 
@@ -183,7 +165,6 @@ TEST_F(UnaryCallTest, HoldsMemoryForItsMessageFromTheSizeToTheResponse) {
   EXPECT_TRUE(call.is_reading());
   EXPECT_EQ(message_memory(), 300);
   ASSERT_TRUE(call.OnRead(true));
-  call.OnMessageBytes(300);
   EXPECT_EQ(message_memory(), 300);
   call.BeginResponse(10);
   EXPECT_TRUE(call.has_dropped_message());
@@ -324,7 +305,8 @@ TEST_F(UnaryCallTest, AStreamIsIdleBetweenRequestsAndReportsEach) {
     clock_.Advance(seconds(5));
     call->MarkActive();
     EXPECT_EQ(open_calls_.count(), 1);
-    call->AcceptMessage(100);
+    call->KeepMessageMemory(engine_.ChargeMessage(100));
+    call->report().received_bytes += 100;
     EXPECT_EQ(message_memory(), 100) << "charged without a reservation";
     clock_.Advance(seconds(1));
     call->Report(absl::OkStatus());
@@ -385,7 +367,6 @@ TEST_F(GivesWayTest, ASilentSenderEndsWhenItsMemoryIsWaitedFor) {
 TEST_F(GivesWayTest, ASilentReaderEndsWhenItsMemoryIsWaitedFor) {
   FakeCall& call = NewReadingCall(Headers());
   ASSERT_TRUE(call.OnRead(true));
-  call.OnMessageBytes(100);
   call.BeginResponse(30'000);  // a reader has 20 s, and 30 s at the minimum rate
   LetAnotherCallerWait(kCompute);
   AdvanceAndSettle(seconds(19));
@@ -401,7 +382,7 @@ TEST_F(GivesWayTest, ASilentSenderIsNotASilentReader) {
   Call call(environment_, observe_);
   ASSERT_TRUE(call.Enter(Headers()).ok());
   ASSERT_TRUE(call.SetDeadline(Instant::max()).ok());
-  call.AcceptMessage(100);
+  call.KeepMessageMemory(engine_.ChargeMessage(100, call.caller_memory()));
   Alarm alarm(timer_, [] {});
   call.BeginSending(30'000, call.deadline(), {.receive = true, .compute = true}, alarm);
   call.BeginReceiving(100, {.receive = true, .compute = true}, alarm);

@@ -21,7 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/wire/http2/http2_server.h"
-#include "tests/support/fake_clock.h"
+#include "tests/support/call_environment.h"
 #include "tests/support/loopback.h"
 #include "tests/support/raw_http2.h"
 
@@ -63,7 +63,7 @@ class Peer : public RawHttp2 {
 };
 
 // A server without methods.
-class ConnectionTest : public ::testing::Test {
+class ConnectionTest : public CallEnvironmentTest {
  public:
   static Http2Settings Settings() {
     Http2Settings settings;
@@ -75,7 +75,9 @@ class ConnectionTest : public ::testing::Test {
   }
 
  protected:
-  ConnectionTest() { EXPECT_TRUE(server_.Start().ok()); }
+  ConnectionTest() : CallEnvironmentTest(/*calls_per_caller=*/10, {}) {
+    EXPECT_TRUE(server_.Start().ok());
+  }
 
   std::string address() const { return absl::StrCat("127.0.0.1:", server_.port()); }
 
@@ -85,21 +87,6 @@ class ConnectionTest : public ::testing::Test {
     server_.Post([] {});
   }
 
-  FakeClock clock_;
-  Timer timer_{clock_};
-  AdmissionGate gate_{
-      {.budget_bytes = 1 << 20, .max_queued = 4, .max_queue_delay = std::chrono::hours(1)},
-      timer_,
-      clock_};
-  BufferPool pool_{1 << 19, clock_};
-  Executor executor_{1, clock_};
-  Engine engine_{{.threads = 1}, gate_, pool_, executor_};
-  std::unique_ptr<Access> access_ = Access::Open("", clock_).value();
-  OpenCalls open_calls_{{.calls = 10, .calls_per_caller = 10}};
-  OpenCalls small_calls_{{.calls = 10, .calls_per_caller = 10}};
-  StreamCounts streams_;
-  const CallEnvironment environment_{*access_, engine_, open_calls_, small_calls_,
-                                     streams_, timer_,  clock_,      {}};
   const UnaryMethods methods_;
   const StreamMethods stream_methods_;
   Http2Server server_{Settings(), environment_, pool_, methods_, stream_methods_};

@@ -177,7 +177,7 @@ TEST_F(Http2CallTest, EvictsACallerThatSendsNoMessage) {
                     Contains(Pair("grpc-message", HasSubstr("slower")))));
 }
 
-// The server reads no binary metadata; what can't be decoded is no error.
+// The server does not read binary metadata, so it accepts values that can't be decoded.
 TEST_F(Http2CallTest, AcceptsBinaryMetadataWithAndWithoutPaddingAndInvalid) {
   uint32_t stream = 1;
   for (const char* value : {"AAECAw", "AAECAw==", "AAECAw=", "", "!no base64!", "AA,AA==,\xFF"}) {
@@ -317,26 +317,25 @@ TEST_F(Http2CallTest, CallsThatWaitForMemoryLeaveRoomForOthersOfTheirConnection)
   EXPECT_THAT(AskWhetherLive(connection_, 2 * kWaiting + 1), HasStatus(grpc::StatusCode::OK));
 }
 
-TEST(Http2WatchTest, ARequestThatDoesNotArriveIsChargedAndEndsTheCall) {
+// Announces a message and sends a part of it: it is charged until the server ends the call.
+void ExpectPartIsChargedAndEnds(const ServerProcess& server, const std::string& path) {
   constexpr uint32_t kSize = 60'000;
-  const ServerProcess server(Flags({"--default_deadline=2s"}));
   RawHttp2 connection(server.grpc_address());
-  connection.OpenCall(1, CallHeaders("/grpc.health.v1.Health/Watch"));
+  connection.OpenCall(1, CallHeaders(path));
   connection.SendData(1, Prefixed("part", kSize));
   WaitForMetric(server, "rapt_memory_reserved_bytes", kSize);
   EXPECT_TRUE(connection.ReadUntil(NGHTTP2_RST_STREAM));
   WaitForMetric(server, "rapt_memory_reserved_bytes", 0);
 }
 
+TEST(Http2WatchTest, ARequestThatDoesNotArriveIsChargedAndEndsTheCall) {
+  const ServerProcess server(Flags({"--default_deadline=2s"}));
+  ExpectPartIsChargedAndEnds(server, "/grpc.health.v1.Health/Watch");
+}
+
 TEST(Http2StreamInferTest, ASmallRequestThatDoesNotArriveIsChargedAndEndsTheCall) {
-  constexpr uint32_t kSize = 60'000;
   const ServerProcess server(Flags({"--min_receive_bytes_per_second=1000000000"}));
-  RawHttp2 connection(server.grpc_address());
-  connection.OpenCall(1, CallHeaders("/inference.GRPCInferenceService/ModelStreamInfer"));
-  connection.SendData(1, Prefixed("part", kSize));
-  WaitForMetric(server, "rapt_memory_reserved_bytes", kSize);
-  EXPECT_TRUE(connection.ReadUntil(NGHTTP2_RST_STREAM));
-  WaitForMetric(server, "rapt_memory_reserved_bytes", 0);
+  ExpectPartIsChargedAndEnds(server, "/inference.GRPCInferenceService/ModelStreamInfer");
 }
 
 // --- Floods --------------------------------------------------------------------------------------
