@@ -22,6 +22,12 @@ constexpr int kClassesPerDoubling = 8;
 
 bool IsMapped(int64_t class_bytes) { return class_bytes >= kMinMappedBytes; }
 
+std::byte* FromHeap(int64_t bytes) {
+  void* const data = std::aligned_alloc(PooledBuffer::kAlignment, static_cast<size_t>(bytes));
+  if (data == nullptr) throw std::bad_alloc();
+  return static_cast<std::byte*>(data);
+}
+
 // Aligned to a huge page if at least that large, which takes one page fault instead of 512.
 std::byte* Map(int64_t bytes) {
   const int64_t slack = bytes >= kHugePage ? kHugePage : 0;
@@ -67,11 +73,6 @@ BufferPool::~BufferPool() { Trim(Instant::max()); }
 PooledBuffer BufferPool::Take(int64_t bytes) {
   if (bytes == 0) return {};
   const int64_t class_bytes = SizeOfClass(bytes);
-  if (!IsMapped(class_bytes)) {
-    void* data = std::aligned_alloc(PooledBuffer::kAlignment, static_cast<size_t>(class_bytes));
-    if (data == nullptr) throw std::bad_alloc();
-    return {this, static_cast<std::byte*>(data), bytes};
-  }
   std::vector<Mapping> surplus;
   {
     MutexLock lock(mutex_);
@@ -89,7 +90,7 @@ PooledBuffer BufferPool::Take(int64_t bytes) {
   }
   UnmapAll(surplus);
   try {
-    return {this, Map(class_bytes), bytes};
+    return {this, IsMapped(class_bytes) ? Map(class_bytes) : FromHeap(class_bytes), bytes};
   } catch (const std::bad_alloc&) {
     MutexLock lock(mutex_);
     used_bytes_ -= class_bytes;
@@ -98,11 +99,12 @@ PooledBuffer BufferPool::Take(int64_t bytes) {
 }
 
 void BufferPool::GiveBack(std::byte* data, int64_t bytes) {
-  if (!IsMapped(bytes)) return std::free(data);
+  if (!IsMapped(bytes)) std::free(data);
   std::vector<Mapping> surplus;
   {
     MutexLock lock(mutex_);
     used_bytes_ -= bytes;
+    if (!IsMapped(bytes)) return;
     idle_bytes_ += bytes;
     idle_.emplace(bytes, Idle{data, clock_.Now()});
     surplus = MakeRoom(0);

@@ -46,9 +46,10 @@ class PooledBuffer {
 
 // Thread-safe. REQUIRES: outlives its buffers.
 //
-// Small buffers come from the heap. Larger sizes are rounded up to a size class, an eighth of a
-// power of two, and mapped; a released buffer stays idle until a request of its class reuses it.
-// The sum of used and idle bytes stays within the capacity unless the used bytes alone exceed it.
+// Small buffers come from the heap and count as used. Larger sizes are rounded up to a size class,
+// an eighth of a power of two, and mapped; a released buffer stays idle until a request of its
+// class reuses it. The sum of used and idle bytes stays within the capacity unless the used bytes
+// alone exceed it.
 class BufferPool {
  public:
   BufferPool(int64_t capacity_bytes, const Clock& clock)

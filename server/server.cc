@@ -74,7 +74,7 @@ struct Memory {
               .max_queued = options.max_queued_requests,
               .max_queue_delay = options.max_queue_delay},
              timer, clock),
-        pool(options.memory_budget_bytes / 2, clock) {}
+        pool(options.memory_budget_bytes, clock) {}
 
   SteadyClock clock;
   Timer timer;

@@ -60,6 +60,14 @@ TEST_F(BufferPoolTest, EvictsIdleBuffersToStayWithinItsCapacity) {
   EXPECT_LE(pool_.idle_bytes(), 24 * kMiB);
 }
 
+TEST_F(BufferPoolTest, ManySmallBuffersEvictIdleOnes) {
+  pool_.Take(60 * kMiB);
+  EXPECT_EQ(pool_.idle_bytes(), 60 * kMiB);
+  std::vector<PooledBuffer> small;
+  for (int n = 0; n < 5 * 32; ++n) small.push_back(pool_.Take(32 * 1024));
+  EXPECT_EQ(pool_.idle_bytes(), 0);
+}
+
 TEST_F(BufferPoolTest, TrimUnmapsOldIdleBuffers) {
   pool_.Take(4 * kMiB);
   clock_.Advance(std::chrono::seconds(10));
