@@ -477,9 +477,8 @@ void Connection::OnFrame(const nghttp2_frame& frame) {
 
 void Connection::OnFrameSent(const nghttp2_frame& frame) {
   if (frame.hd.type == NGHTTP2_RST_STREAM) {
-    // Costs as much as a reset by the caller, which provoked it.
     if (frame.rst_stream.error_code == NGHTTP2_NO_ERROR) return;
-    if (!budget_.Spend(FrameBudget::kResetCost)) Calm();
+    if (!budget_.Spend(FrameBudget::kProvokedResetCost)) Calm();
     return;
   }
   if (frame.hd.type != NGHTTP2_HEADERS || (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) == 0) return;

@@ -66,8 +66,6 @@ bool FrameBudget::OnFrame() {
     case NGHTTP2_CONTINUATION:
       header_block_ += length;
       return header_block_ <= kMaxHeaderBlock && ++continuations_ <= kMaxContinuations && Spend(1);
-    case NGHTTP2_RST_STREAM:
-      return Spend(kResetCost);
     default:
       return length <= kMaxControlFrame && Spend(1);
   }

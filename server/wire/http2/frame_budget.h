@@ -19,7 +19,7 @@ class FrameBudget {
  public:
   static constexpr int64_t kCapacity = 10000;
   static constexpr int64_t kPerSecond = 1000;
-  static constexpr int64_t kResetCost = 5;
+  static constexpr int64_t kProvokedResetCost = 5;  // of a reset by the server
   static constexpr int64_t kResponseEarns = 10;
   static constexpr int64_t kTinyData = 256;  // DATA of fewer bytes takes a token
   // A header block with at most 16 KiB of headers is never longer, even if it is padded.

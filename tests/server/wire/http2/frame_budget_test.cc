@@ -37,25 +37,23 @@ TEST_F(FrameBudgetTest, FramesWithoutUseExhaustIt) {
   struct Case {
     const char* name;
     std::string frame;
-    int64_t taken;
   };
-  const int64_t all = FrameBudget::kCapacity;
+  constexpr int64_t kAll = FrameBudget::kCapacity;
   for (const Case& c : std::vector<Case>{
-           {"ping", Frame(NGHTTP2_PING, 0, 0, "12345678"), all},
-           {"settings", Frame(NGHTTP2_SETTINGS, 0, 0, ""), all},
-           {"window update", Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, test::BigEndian(1)), all},
-           {"priority", Frame(NGHTTP2_PRIORITY, 0, 1, "12345"), all},
-           {"unknown", Frame(0xEE, 0, 1, "what"), all},
-           {"goaway", Frame(NGHTTP2_GOAWAY, 0, 0, "12345678"), all},
-           {"empty data", Frame(NGHTTP2_DATA, 0, 1, ""), all},
-           {"tiny data", Frame(NGHTTP2_DATA, 0, 1, "x"), all},
-           {"reset", Frame(NGHTTP2_RST_STREAM, 0, 1, test::BigEndian(8)),
-            all / FrameBudget::kResetCost},
+           {"ping", Frame(NGHTTP2_PING, 0, 0, "12345678")},
+           {"settings", Frame(NGHTTP2_SETTINGS, 0, 0, "")},
+           {"window update", Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, test::BigEndian(1))},
+           {"priority", Frame(NGHTTP2_PRIORITY, 0, 1, "12345")},
+           {"unknown", Frame(0xEE, 0, 1, "what")},
+           {"goaway", Frame(NGHTTP2_GOAWAY, 0, 0, "12345678")},
+           {"empty data", Frame(NGHTTP2_DATA, 0, 1, "")},
+           {"tiny data", Frame(NGHTTP2_DATA, 0, 1, "x")},
+           {"reset", Frame(NGHTTP2_RST_STREAM, 0, 1, test::BigEndian(8))},
        }) {
     budget_ = FrameBudget(now_);
     ASSERT_TRUE(budget_.OnBytes(Bytes(NGHTTP2_CLIENT_MAGIC), now_));
     // Tiny DATA earns a token for each kilobyte.
-    EXPECT_NEAR(Send(c.frame), c.taken, c.taken / 500) << c.name;
+    EXPECT_NEAR(Send(c.frame), kAll, kAll / 500) << c.name;
   }
 }
 

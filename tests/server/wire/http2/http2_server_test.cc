@@ -245,6 +245,16 @@ TEST_F(Http2CallTest, AResetEndsTheCallAndFreesItsMemory) {
   EXPECT_THAT(AskWhetherLive(connection_, 3), HasStatus(grpc::StatusCode::OK));
 }
 
+// A client resets each call whose deadline passes; its other calls go on.
+TEST_F(Http2CallTest, ThousandsOfResetsLeaveTheConnectionOpen) {
+  constexpr uint32_t kCalls = 4000;
+  for (uint32_t n = 0; n < kCalls; ++n) {
+    connection_.OpenCall(2 * n + 1, CallHeaders(kInfer));
+    connection_.Send(Frame(NGHTTP2_RST_STREAM, 0, 2 * n + 1, BigEndian(NGHTTP2_CANCEL)));
+  }
+  EXPECT_THAT(AskWhetherLive(connection_, 2 * kCalls + 1), HasStatus(grpc::StatusCode::OK));
+}
+
 TEST_F(Http2CallTest, TheEndOfAConnectionEndsItsCalls) {
   {
     RawHttp2 connection(server_.grpc_address());
@@ -438,7 +448,7 @@ TEST(Http2FloodTest, OfEmptyContinuationsEndsTheConnection) {
   });
 }
 
-// Their resets cost as much as those of the peer. Its SETTINGS are not acknowledged, so that the
+// The server resets each. Its SETTINGS are not acknowledged, so that the
 // limit is not known to it.
 TEST(Http2FloodTest, OfStreamsBeyondTheLimitEndsTheConnection) {
   const std::string block = HeaderBlock(CallHeaders(kInfer));
