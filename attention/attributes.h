@@ -26,6 +26,9 @@ enum class Attribute : uint8_t {
   kScale,
   kSoftcap,
   kDropoutProbability,
+  kAlibi,
+  kBidirectional,
+  kMaxDistance,
 
   kEnd,  // not an attribute
 };

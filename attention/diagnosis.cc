@@ -68,7 +68,7 @@ void WarnAboutMask(const TensorSummary& mask, std::vector<std::string>& warnings
     warnings.push_back(absl::StrCat(mask.name, " has ", n.positive_inf, " values of +inf among ",
                                     n.count(), "; a row that sees one becomes NaN"));
   }
-  if (mask.role == Role::kBias) return;
+  if (mask.role != Role::kMask) return;
   // All zeros are a valid mask that hides nothing.
   if (mask.dtype != DType::kBool && mask.only_zero_and_one && n.count() > 0 && n.max == 1) {
     warnings.push_back(absl::StrCat(
@@ -85,9 +85,16 @@ void WarnAboutInputs(DiagnosisReport& report) {
                                              " values; each visible one propagates to the output"));
     }
     if (input.role == Role::kHeadSink) continue;  // 0 and -inf have a meaning
-    const bool may_hide = input.role == Role::kMask || input.role == Role::kBias;
+    const bool may_hide = input.role == Role::kMask || input.role == Role::kBias ||
+                          input.role == Role::kBiasTable || input.role == Role::kRelativeBias;
     (may_hide ? WarnAboutMask : WarnAboutTensor)(input, report.warnings);
   }
+}
+
+void WarnAboutScale(const Problem& p, std::vector<std::string>& warnings) {
+  if (!p.bias_table || p.scale == 1) return;
+  warnings.push_back(absl::StrCat("scale is ", p.effective_scale(),
+                                  " with a bias_table; the models of T5 have a scale of 1"));
 }
 
 void WarnAboutResults(DiagnosisReport& report) {
@@ -153,6 +160,13 @@ std::string Describe(const Problem& p) {
   if (p.mask) absl::StrAppend(&text, " mask=", TextOf(*p.mask));
   if (p.bias) absl::StrAppend(&text, " attention-bias=", TextOf(*p.bias));
   if (p.head_sink) absl::StrAppend(&text, " head-sink=", std::string(NameOf(*p.head_sink)));
+  for (Role role : {Role::kAlibiSlopes, Role::kBiasTable, Role::kRelativeBias}) {
+    const RoleInfo& info = InfoOf(role);
+    if (!info.wanted(p)) continue;
+    const std::array<int64_t, 4> dims = info.dims(p);
+    absl::StrAppend(&text, " ", info.c, "=", std::string(NameOf(info.dtype(p))), "[", dims[0], ",",
+                    dims[1], "]");
+  }
   if (p.has_key_lengths) absl::StrAppend(&text, " key-lengths");
   if (p.dropout) absl::StrAppend(&text, " dropout=", p.dropout->probability);
   return text;
@@ -205,7 +219,8 @@ Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const F
 }
 
 int64_t Diagnosis::WorkerWorkspaceBytes(const Problem& problem) {
-  return (problem.total_keys() + problem.value_head_size) * static_cast<int64_t>(sizeof(double));
+  return (problem.total_keys() + problem.value_head_size) * static_cast<int64_t>(sizeof(double)) +
+         QueryRow::MemoryBytes(problem);
 }
 
 void Diagnosis::RunTask(int64_t task, std::byte* worker_workspace) {
@@ -243,10 +258,11 @@ void Diagnosis::SummarizeQueryRow(int64_t index, std::byte* workspace) {
   const int64_t i = index % p.query_length;
   const int64_t h = index / p.query_length % p.query_heads;
   const int64_t b = index / p.query_length / p.query_heads;
-  const QueryRow row(p, arguments_, b, h, i);
   auto* numbers = reinterpret_cast<double*>(workspace);
   const absl::Span<double> scores(numbers, p.total_keys());
   const absl::Span<double> output(numbers + p.total_keys(), p.value_head_size);
+  auto* const memory = reinterpret_cast<std::byte*>(output.data() + output.size());
+  const QueryRow row(p, arguments_, b, h, i, memory);
 
   NumberSummary raw, scaled, biased, weights;
   double row_sum = 0;
@@ -298,6 +314,7 @@ DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
   report_.problem = Describe(problem_);
   report_.backends = ExplainChoice(problem_, options);
   WarnAboutInputs(report_);
+  WarnAboutScale(problem_, report_.warnings);
   WarnAboutResults(report_);
   return std::move(report_);
 }

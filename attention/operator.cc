@@ -195,6 +195,37 @@ absl::Status CheckHeadSink(const TensorSpec& sink, const FieldNames& names, int6
                                                  "], the number of heads of ", names[Role::kQ]));
 }
 
+// Checks the shape of alibi_slopes, bias_table and relative_bias as far as Validate() cannot.
+absl::Status ResolveRelative(const OperatorCall& call, const FieldNames& names, Problem& p) {
+  const auto wrong_shape = [&](Role role, absl::string_view allowed) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        names[role], " has shape ", ToString(call.inputs[role]->shape), "; it must be ", allowed));
+  };
+  if (const std::optional<TensorSpec>& slopes = call.inputs[Role::kAlibiSlopes]) {
+    const Shape& s = slopes->shape;
+    if (s.empty() || s.size() > 2 || s.back() != p.query_heads) {
+      return wrong_shape(Role::kAlibiSlopes,
+                         absl::StrCat("[", p.query_heads, "] or [", p.batch, ", ", p.query_heads,
+                                      "], the heads and batch of ", names[Role::kQ]));
+    }
+    p.alibi_slopes = AlibiSlopes{slopes->dtype, s.size() == 2 ? s[0] : 1};
+  }
+  if (const std::optional<TensorSpec>& table = call.inputs[Role::kBiasTable]) {
+    const Shape& s = table->shape;
+    if (s.size() != 2 || s[1] != p.query_heads) {
+      return wrong_shape(Role::kBiasTable, absl::StrCat("[buckets, ", p.query_heads,
+                                                        "], the heads of ", names[Role::kQ]));
+    }
+    p.bias_table = BiasTable{table->dtype, s[0]};
+  }
+  if (const std::optional<TensorSpec>& bias = call.inputs[Role::kRelativeBias]) {
+    const Shape& s = bias->shape;
+    if (s.size() != 2) return wrong_shape(Role::kRelativeBias, "[1 or heads, 2c + 1], rank 2");
+    p.relative_bias = RelativeBias{bias->dtype, s[0], s[1]};
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckHeadCounts(const OperatorCall& call, const FieldNames& names, Layout layout) {
   if (layout != Layout::kBse || call.q_num_heads.has_value() == call.kv_num_heads.has_value()) {
     return absl::OkStatus();
@@ -325,7 +356,8 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames&
     if (!status.ok()) return status;
     problem.head_sink = sink->dtype;
   }
-  status = Validate(problem, names);
+  status = ResolveRelative(call, names, problem);
+  if (status.ok()) status = Validate(problem, names);
   if (!status.ok()) return status;
   for (Role role : kOutputs) {
     const RoleInfo& info = InfoOf(role);

@@ -50,6 +50,9 @@ struct OperatorCall {
   int64_t right_window_size = -1;
   bool softmax_in_fp64 = false;
   std::optional<Dropout> dropout = std::nullopt;
+  bool alibi = false;
+  bool is_bidirectional = false;
+  std::optional<int64_t> max_distance = std::nullopt;
 
   std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;

@@ -61,10 +61,13 @@ struct Plan {
 
   // A multiply-add counts as two. Keys hidden by causality or window are not counted.
   double flops = 0;
-  // Returns the approximate flops of one task of the first stage, not counting copy tasks.
+  // Returns the approximate flops of one task of the stage with most tasks, not counting copy
+  // tasks, which are in the first stage.
   double task_flops() const {
     if (stages.empty()) return 0;
-    return flops / static_cast<double>(std::max<int64_t>(stages[0] - PresentTasks(problem), 1));
+    int64_t most = std::max<int64_t>(stages[0] - PresentTasks(problem), 1);
+    for (size_t n = 1; n < stages.size(); ++n) most = std::max(most, stages[n]);
+    return flops / static_cast<double>(most);
   }
 
   // Null if the backend needs no further details.

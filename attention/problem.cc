@@ -98,6 +98,14 @@ absl::Status CheckRange(const AttributeInfo& info, const Problem& p, absl::strin
       info.field);
 }
 
+absl::Status CheckFp32OrQueryType(Role role, DType dtype, const Problem& p,
+                                  const FieldNames& names) {
+  if (dtype == DType::kFloat32 || dtype == p.dtype) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(names[role], " has type ", NameOf(dtype),
+                                                 "; it must be FP32 or ", NameOf(p.dtype),
+                                                 ", the type of ", names[Role::kQ]));
+}
+
 absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
   if (!IsFloat(p.dtype)) {
     return absl::InvalidArgumentError(absl::StrCat(names[Role::kQ], " has type ", NameOf(p.dtype),
@@ -119,10 +127,9 @@ absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
     return absl::InvalidArgumentError(
         absl::StrCat(names[Role::kHeadSink], " is merged once, after all sections of the keys"));
   }
-  if (p.head_sink && *p.head_sink != DType::kFloat32 && *p.head_sink != p.dtype) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[Role::kHeadSink], " has type ", NameOf(*p.head_sink),
-                     "; it must be FP32 or ", NameOf(p.dtype), ", the type of ", names[Role::kQ]));
+  if (p.head_sink) {
+    absl::Status status = CheckFp32OrQueryType(Role::kHeadSink, *p.head_sink, p, names);
+    if (!status.ok()) return status;
   }
   if (p.dropout && !(p.dropout->probability >= 0 && p.dropout->probability < 1)) {
     return absl::InvalidArgumentError(absl::StrCat(names[Attribute::kDropoutProbability], " is ",
@@ -151,6 +158,74 @@ absl::Status CheckMask(Role role, const MaskShape& mask, const Problem& p,
       names[role], " [", absl::StrJoin(mask.dims, ", "), "] does not broadcast to [",
       absl::StrJoin(full, ", "), "] = [batch, query heads, query length, past + key length]; ",
       "only the last axis may be shorter"));
+}
+
+absl::Status CheckAxis(Role role, absl::string_view axis, int64_t size, int64_t full,
+                       const FieldNames& names) {
+  if (size == 1 || size == full) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(names[role], " has ", axis, " ", size,
+                                                 "; it must be 1 or ", full, ", that of ",
+                                                 names[Role::kQ]));
+}
+
+absl::Status CheckBiasTable(const Problem& p, const FieldNames& names) {
+  const absl::string_view name = names[Role::kBiasTable];
+  const int64_t buckets = p.bias_table->buckets;
+  const int64_t least = p.is_bidirectional ? 4 : 2;
+  if (buckets < least || buckets > kMaxAxis) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " has ", buckets, " buckets; it must have from ", least, " to 2^40",
+        p.is_bidirectional ? absl::StrCat(" if ", names[Attribute::kBidirectional]) : ""));
+  }
+  const int64_t exact = p.is_bidirectional ? buckets / 4 : buckets / 2;
+  const int64_t max_distance = p.max_distance.value_or(kDefaultMaxDistance);
+  if (max_distance > exact) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(names[Attribute::kMaxDistance], " is ",
+                                                 max_distance, "; it must be more than ", exact,
+                                                 ", the number of exact buckets of ", name));
+}
+
+absl::Status CheckRelativeBias(const Problem& p, const FieldNames& names) {
+  const RelativeBias& bias = *p.relative_bias;
+  absl::Status status = CheckAxis(Role::kRelativeBias, "heads", bias.heads, p.query_heads, names);
+  if (!status.ok() || (bias.length % 2 == 1 && bias.length >= 1 && bias.length <= kMaxAxis)) {
+    return status;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(names[Role::kRelativeBias], " has a last axis of ",
+                                                 bias.length, "; it must be 2c + 1, odd"));
+}
+
+// The biases by distance.
+absl::Status CheckRelative(const Problem& p, const FieldNames& names) {
+  const std::pair<absl::string_view, bool> given[] = {
+      {names[Attribute::kAlibi], p.alibi},
+      {names[Role::kAlibiSlopes], p.alibi_slopes.has_value()},
+      {names[Role::kBiasTable], p.bias_table.has_value()},
+      {names[Role::kRelativeBias], p.relative_bias.has_value()}};
+  absl::string_view first;
+  for (const auto& [name, is_given] : given) {
+    if (!is_given) continue;
+    if (!first.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(first, " and ", name, " are both set; at most one bias by distance may be"));
+    }
+    first = name;
+  }
+  absl::Status status;
+  if (p.alibi_slopes) {
+    status = CheckFp32OrQueryType(Role::kAlibiSlopes, p.alibi_slopes->dtype, p, names);
+    if (!status.ok()) return status;
+    return CheckAxis(Role::kAlibiSlopes, "batch", p.alibi_slopes->batch, p.batch, names);
+  }
+  if (p.bias_table) {
+    status = CheckFp32OrQueryType(Role::kBiasTable, p.bias_table->dtype, p, names);
+    return status.ok() ? CheckBiasTable(p, names) : status;
+  }
+  if (p.relative_bias) {
+    status = CheckFp32OrQueryType(Role::kRelativeBias, p.relative_bias->dtype, p, names);
+    return status.ok() ? CheckRelativeBias(p, names) : status;
+  }
+  return absl::OkStatus();
 }
 
 // The bytes from a page's start to the end of its last row that the view reads; nullopt if they
@@ -291,6 +366,7 @@ absl::Status Validate(const Problem& problem, const FieldNames& names) {
   if (status.ok()) status = CheckAttributes(problem, names);
   if (status.ok() && problem.mask) status = CheckMask(Role::kMask, *problem.mask, problem, names);
   if (status.ok() && problem.bias) status = CheckMask(Role::kBias, *problem.bias, problem, names);
+  if (status.ok()) status = CheckRelative(problem, names);
   return status;
 }
 
@@ -335,7 +411,7 @@ absl::Status ValidateKeyLengths(const Problem& p, absl::Span<const int64_t> leng
 KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b,
                      int64_t i) {
   const Section section = SectionOrFull(p);
-  const int64_t diagonal = section.first_query + i + DiagonalOffset(p, section, key_lengths, b);
+  const int64_t diagonal = section.first_key + DiagonalKey(p, key_lengths, b, i);
   KeyRange range{section.first_key, section.first_key + p.total_keys()};
   if (p.has_key_lengths) range.end = std::min(range.end, section.past_length + key_lengths[b]);
   if (p.causal) range.end = std::min(range.end, diagonal + 1);
@@ -348,6 +424,16 @@ KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, in
   }
   if (range.begin >= range.end) return {0, 0};
   return {range.begin - section.first_key, range.end - section.first_key};
+}
+
+int64_t DiagonalKey(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b, int64_t i) {
+  const Section section = SectionOrFull(p);
+  return section.first_query + i + DiagonalOffset(p, section, key_lengths, b) - section.first_key;
+}
+
+bool PositionVaries(const Problem& p) {
+  return p.has_key_lengths && p.alignment == Alignment::kTopLeft &&
+         SectionOrFull(p).past_length == 0;
 }
 
 }  // namespace rapt

@@ -2,8 +2,9 @@
 //
 //     S = scale * Q K^T                    kScores
 //     S = softcap * tanh(S / softcap)      kSoftcapped   (only when softcap > 0)
-//     S = S + mask + bias; causal, window
-//         and length limits give -inf      kBiased
+//     S = S + mask + bias + relative[j-p];
+//         causal, window and length limits
+//         give -inf                        kBiased
 //     P = softmax(S over keys and sink)    kWeights
 //     O = P V
 //
@@ -41,6 +42,30 @@ enum class Alignment : uint8_t {
 struct MaskShape {
   DType dtype = DType::kBool;  // kBool: true = attend. A float type: added to the scores.
   std::array<int64_t, 4> dims = {1, 1, 1, 1};
+};
+
+// alibi_slopes: -slope * |j - p| is added to the score of key j for a query at position p.
+struct AlibiSlopes {
+  DType dtype = DType::kFloat32;  // FP32 or Q's
+  int64_t batch = 1;              // B, or 1 for [Hq]
+};
+
+inline constexpr int64_t kDefaultMaxDistance = 128;
+
+// bias_table of T5, [N, Hq]: a bias for each bucket of distances. With m exact buckets, d is |j -
+// p| if bidirectional, else max(p - j, 0): bucket d if d < m, else m + floor(ln(d / m) /
+// ln(max_distance / m) * (N - m)), at most N - 1. Bidirectional halves N; later keys use the second
+// half. m is half of this N.
+struct BiasTable {
+  DType dtype = DType::kFloat32;  // FP32 or Q's
+  int64_t buckets = 2;            // N, at least 2; 4 if bidirectional
+};
+
+// relative_bias, [1 or Hq, 2c + 1]: entry c + (j - p), where j - p is clipped to [-c, c].
+struct RelativeBias {
+  DType dtype = DType::kFloat32;  // FP32 or Q's
+  int64_t heads = 1;
+  int64_t length = 1;  // 2c + 1
 };
 
 // Dropout on the weights: keep when draw >= p * 2^32, scale by 1 / (1 - p). The draw is
@@ -92,6 +117,15 @@ struct Problem {
   // scaled, capped or hidden, and has no value.
   std::optional<DType> head_sink = std::nullopt;
 
+  // Biases by the distance j - p from a query at position p among the T keys (DiagonalKey()); at
+  // most one of alibi, alibi_slopes, bias_table and relative_bias. -inf hides a key.
+  bool alibi = false;  // alibi_slopes 2^(-8 (h + 1) / Hq) if Hq is a power of two
+  std::optional<AlibiSlopes> alibi_slopes = std::nullopt;
+  std::optional<BiasTable> bias_table = std::nullopt;
+  bool is_bidirectional = false;                       // of bias_table
+  std::optional<int64_t> max_distance = std::nullopt;  // of bias_table; absent: 128
+  std::optional<RelativeBias> relative_bias = std::nullopt;
+
   std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;
   bool wants_present = false;
@@ -104,6 +138,7 @@ struct Problem {
   bool folds = false;
 
   int64_t total_keys() const { return past_length + key_length; }  // T
+  bool has_relative() const { return alibi || alibi_slopes || bias_table || relative_bias; }
   int64_t group_size() const { return query_heads / kv_heads; }
   double effective_scale() const;
   // The type that scores, weights and sums are computed in: kFloat32 or kFloat64.
@@ -168,6 +203,14 @@ struct KeyRange {
 };
 KeyRange VisibleKeys(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b,
                      int64_t i);
+
+// The position of query i of batch row b among the keys, with the offset of causality; may be
+// outside [0, T). In a section, i and the key count from the section's first query and key.
+int64_t DiagonalKey(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b,
+                    int64_t i);
+
+// Returns whether the position of a query depends on the batch row.
+bool PositionVaries(const Problem& problem);
 
 }  // namespace rapt
 

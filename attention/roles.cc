@@ -121,6 +121,48 @@ constexpr RoleInfo kRoles[] = {
          [](const Problem& p) {
            return Dims{p.query_heads, 1, 1, 1};
          }},
+    {.role = Role::kAlibiSlopes,
+     .onnx = "alibi_slopes",
+     .native = "alibi_slopes",
+     .c = "alibi_slopes",
+     .help = "-slope*|j-p| is added to the scores, [Hq] or [B, Hq]",
+     .exclusive = true,
+     .broadcasts = true,
+     .rank = 2,
+     .wanted = [](const Problem& p) { return p.alibi_slopes.has_value(); },
+     .dtype = [](const Problem& p) { return p.alibi_slopes->dtype; },
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.alibi_slopes->batch, p.query_heads, 1, 1};
+         }},
+    {.role = Role::kBiasTable,
+     .onnx = "bias_table",
+     .native = "bias_table",
+     .c = "bias_table",
+     .help = "T5: a bias for each bucket of distances, [N, Hq]",
+     .exclusive = true,
+     .broadcasts = true,
+     .rank = 2,
+     .wanted = [](const Problem& p) { return p.bias_table.has_value(); },
+     .dtype = [](const Problem& p) { return p.bias_table->dtype; },
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.bias_table->buckets, p.query_heads, 1, 1};
+         }},
+    {.role = Role::kRelativeBias,
+     .onnx = "relative_bias",
+     .native = "relative_bias",
+     .c = "relative_bias",
+     .help = "a bias for each distance, clipped to [-c, c], [1 or Hq, 2c+1]",
+     .exclusive = true,
+     .broadcasts = true,
+     .rank = 2,
+     .wanted = [](const Problem& p) { return p.relative_bias.has_value(); },
+     .dtype = [](const Problem& p) { return p.relative_bias->dtype; },
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.relative_bias->heads, p.relative_bias->length, 1, 1};
+         }},
     {.role = Role::kY,
      .onnx = "Y",
      .native = "y",

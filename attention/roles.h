@@ -29,6 +29,9 @@ enum class Role : uint8_t {
   kKeyLengths,
   kBias,
   kHeadSink,
+  kAlibiSlopes,
+  kBiasTable,
+  kRelativeBias,
 
   kY,
   kPresentKey,
@@ -117,6 +120,9 @@ struct RoleInfo {
   bool required = false;
   // The axes of Q, K, V and Y are in the order of the call's Layout.
   bool has_layout = false;
+  // At most one of these inputs may be given. Models do not list them: tools that send every input
+  // that a model lists, such as perf_analyzer with shared memory, could not call it.
+  bool exclusive = false;
   // Each axis of size 1 is repeated, by a stride of 0. Such an input must be strided.
   bool broadcasts = false;
   // The last of the sources that it may have.

@@ -62,6 +62,17 @@ class Problem(Sized):
         ("head_sink_dtype", _i32),
         ("bias_dtype", _i32),
         ("bias_shape", _i64 * 4),
+        ("alibi", _i32),
+        ("alibi_slopes_dtype", _i32),
+        ("alibi_slopes_batch", _i64),
+        ("bias_table_dtype", _i32),
+        ("is_bidirectional", _i32),
+        ("bias_table_buckets", _i64),
+        ("max_distance", _i64),
+        ("has_max_distance", _i32),
+        ("relative_bias_dtype", _i32),
+        ("relative_bias_heads", _i64),
+        ("relative_bias_length", _i64),
     ]
 
 
@@ -88,6 +99,9 @@ class Arguments(Sized):
         ("present_value", Tensor),
         ("head_sink", Tensor),
         ("bias", Tensor),
+        ("alibi_slopes", Tensor),
+        ("bias_table", Tensor),
+        ("relative_bias", Tensor),
     ]
 
 

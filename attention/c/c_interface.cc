@@ -50,10 +50,17 @@ using rapt::Role;
 
 // The tensors of rapt_arguments; key_lengths is a plain pointer.
 constexpr std::pair<Role, rapt_input rapt_arguments::*> kInputFields[] = {
-    {Role::kQ, &rapt_arguments::query},          {Role::kK, &rapt_arguments::key},
-    {Role::kV, &rapt_arguments::value},          {Role::kMask, &rapt_arguments::mask},
-    {Role::kPastKey, &rapt_arguments::past_key}, {Role::kPastValue, &rapt_arguments::past_value},
-    {Role::kBias, &rapt_arguments::bias},        {Role::kHeadSink, &rapt_arguments::head_sink},
+    {Role::kQ, &rapt_arguments::query},
+    {Role::kK, &rapt_arguments::key},
+    {Role::kV, &rapt_arguments::value},
+    {Role::kMask, &rapt_arguments::mask},
+    {Role::kPastKey, &rapt_arguments::past_key},
+    {Role::kPastValue, &rapt_arguments::past_value},
+    {Role::kBias, &rapt_arguments::bias},
+    {Role::kHeadSink, &rapt_arguments::head_sink},
+    {Role::kAlibiSlopes, &rapt_arguments::alibi_slopes},
+    {Role::kBiasTable, &rapt_arguments::bias_table},
+    {Role::kRelativeBias, &rapt_arguments::relative_bias},
 };
 constexpr std::pair<Role, rapt_output rapt_arguments::*> kOutputFields[] = {
     {Role::kY, &rapt_arguments::output},
@@ -77,6 +84,9 @@ constexpr AttributeFields kAttributeFields[] = {
     {rapt::Attribute::kRightWindow, &rapt_problem::right_window, &rapt_problem::has_right_window},
     {rapt::Attribute::kScale, &rapt_problem::scale, &rapt_problem::has_scale},
     {rapt::Attribute::kSoftcap, &rapt_problem::softcap},
+    {rapt::Attribute::kAlibi, &rapt_problem::alibi},
+    {rapt::Attribute::kBidirectional, &rapt_problem::is_bidirectional},
+    {rapt::Attribute::kMaxDistance, &rapt_problem::max_distance, &rapt_problem::has_max_distance},
 };
 // Without the heads, which are axes here, and the probability of dropout.
 static_assert(std::size(kAttributeFields) == rapt::kAttributes - 3);
@@ -189,12 +199,20 @@ absl::Status CheckEnum(absl::string_view name, int32_t value, int32_t least, int
       absl::StrCat(name, " is ", value, "; it must be from ", least, " to ", most));
 }
 
+// The type of a tensor that is absent if 0.
+absl::Status CheckType(absl::string_view name, int32_t dtype, int32_t most = RAPT_FP64) {
+  return CheckEnum(name, dtype, 0, most);
+}
+
 absl::Status CheckEnums(const rapt_problem& p) {
   absl::Status status = CheckEnum("dtype", p.dtype, RAPT_FP32, RAPT_FP64);
   if (status.ok()) status = CheckEnum("alignment", p.alignment, RAPT_TOP_LEFT, RAPT_BOTTOM_RIGHT);
-  if (status.ok()) status = CheckEnum("mask_dtype", p.mask_dtype, 0, RAPT_BOOL);
-  if (status.ok()) status = CheckEnum("bias_dtype", p.bias_dtype, 0, RAPT_FP64);
-  if (status.ok()) status = CheckEnum("head_sink_dtype", p.head_sink_dtype, 0, RAPT_FP64);
+  if (status.ok()) status = CheckType("mask_dtype", p.mask_dtype, RAPT_BOOL);
+  if (status.ok()) status = CheckType("bias_dtype", p.bias_dtype);
+  if (status.ok()) status = CheckType("head_sink_dtype", p.head_sink_dtype);
+  if (status.ok()) status = CheckType("alibi_slopes_dtype", p.alibi_slopes_dtype);
+  if (status.ok()) status = CheckType("bias_table_dtype", p.bias_table_dtype);
+  if (status.ok()) status = CheckType("relative_bias_dtype", p.relative_bias_dtype);
   if (status.ok()) status = CheckEnum("score_output", p.score_output, RAPT_NO_SCORES, RAPT_WEIGHTS);
   return status;
 }
@@ -246,6 +264,16 @@ rapt::Problem ProblemOf(const rapt_problem& c) {
     std::copy(c.bias_shape, c.bias_shape + 4, p.bias->dims.begin());
   }
   if (c.head_sink_dtype != 0) p.head_sink = TypeOf(c.head_sink_dtype);
+  if (c.alibi_slopes_dtype != 0) {
+    p.alibi_slopes = rapt::AlibiSlopes{TypeOf(c.alibi_slopes_dtype), c.alibi_slopes_batch};
+  }
+  if (c.bias_table_dtype != 0) {
+    p.bias_table = rapt::BiasTable{TypeOf(c.bias_table_dtype), c.bias_table_buckets};
+  }
+  if (c.relative_bias_dtype != 0) {
+    p.relative_bias = rapt::RelativeBias{TypeOf(c.relative_bias_dtype), c.relative_bias_heads,
+                                         c.relative_bias_length};
+  }
   return p;
 }
 

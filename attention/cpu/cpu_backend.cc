@@ -14,6 +14,7 @@
 #include "attention/mechanism/softmax/softmax_state.h"
 #include "attention/philox.h"
 #include "attention/present.h"
+#include "attention/score/relative_tables.h"
 #include "attention/score/score_params.h"
 #include "base/round_up.h"
 
@@ -96,6 +97,10 @@ bool AccumulatesInFp64(const Problem& p) {
   return p.accumulator() == DType::kFloat64 || beyond_fp32(p.effective_scale()) ||
          beyond_fp32(p.softcap) || (p.mask && p.mask->dtype == DType::kFloat64) ||
          (p.bias && p.bias->dtype == DType::kFloat64);
+}
+
+DType AccumulatorOf(const Problem& p) {
+  return AccumulatesInFp64(p) ? DType::kFloat64 : DType::kFloat32;
 }
 
 // Must match the layout in Flash's constructor.
@@ -317,7 +322,7 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
   task.queries = BytesOf(a.inputs[Role::kQ], 0);
   SetKeys(a.inputs[Role::kPastKey], p.past_length, a.inputs[Role::kK], b, kv_head, task.keys);
   SetKeys(a.inputs[Role::kPastValue], p.past_length, a.inputs[Role::kV], b, kv_head, task.values);
-  task.score = ScoreParamsOf(p, a);
+  task.score = ScoreParamsOf(p, a, AccumulatorOf(p));
   task.batch = b;
   task.first_key = p.section ? p.section->first_key : 0;
   return task;
@@ -326,10 +331,17 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
 int64_t TileScratchBytes(const Problem& p, const KernelTable& kernels, int64_t rows) {
   if (kernels.tile_scratch_bytes == nullptr || AccumulatesInFp64(p)) return 0;
   FlashTask task = ShapeOf(p);
-  task.score = ScoreParamsOf(p, {});
+  task.score = ScoreParamsOf(p, {}, AccumulatorOf(p));
   task.row_count = rows;
   return kernels.tile_scratch_bytes(task);
 }
+
+// The bytes of each part of the shared workspace, in this order.
+struct SharedLayout {
+  int64_t parts = 0, relative = 0;
+
+  int64_t bytes() const { return parts + RoundUp(relative, kVectorBytes); }
+};
 
 // The bytes of each part of a worker's workspace, in this order.
 struct WorkerLayout {
@@ -349,6 +361,14 @@ class CpuPlan final : public BackendPlan {
         split(SplitRows(p, query_block)),
         key_splits(ChooseKeySplits(p, AttentionTasks(p, split), threads)) {
     const int64_t rows_per_task = split.rows_per_task();
+    if (key_splits > 1) {
+      shared.parts =
+          fp64 ? Parts<double>::Bytes(p, key_splits) : Parts<float>::Bytes(p, key_splits);
+    }
+    if (p.has_relative()) {
+      shared.relative = fp64 ? RelativeTables<double>::Bytes(p) : RelativeTables<float>::Bytes(p);
+      relative_tables = RelativeTables<float>::Count(p);
+    }
     worker = {.rows = RowTableBytes(rows_per_task),
               .scratch = FlashScratchBytes(p, rows_per_task),
               .tile_scratch = TileScratchBytes(p, kernels, rows_per_task),
@@ -365,6 +385,8 @@ class CpuPlan final : public BackendPlan {
   const int64_t query_block;  // maximum query rows of a task
   const Split split;
   const int64_t key_splits;
+  int64_t relative_tables = 0;
+  SharedLayout shared;
   WorkerLayout worker;
 };
 
@@ -441,6 +463,7 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   const int64_t splits = cpu.key_splits;
   const TaskPlace place = PlaceOf(p, cpu.split, splits, task);
   const Parts<Real> parts(p, splits, workspace);
+  const RelativeTables<Real> relative(p, workspace + cpu.shared.parts);
   std::byte* begin = workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
   auto* rows = reinterpret_cast<FlashRow*>(begin);
 
@@ -460,6 +483,7 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   for (int64_t h = place.first_head; h < place.end_head; ++h) {
     for (int64_t i = place.first_query; i < place.end_query; ++i) {
       FlashRow& row = *new (&rows[flash.row_count]) FlashRow(RowOf(p, a, place.b, h, i));
+      if (p.has_relative()) row.score.relative = relative.Row(place.b, h, i);
       if (folds_here) unfolded.Redirect(row, flash.row_count);
       ++flash.row_count;
       if (splits > 1) Narrow(row, flash, parts, RowIndex(p, place.b, h, i), place.part);
@@ -491,13 +515,11 @@ class Cpu final : public Backend {
       return;
     }
     const auto cpu = std::make_shared<const CpuPlan>(p, plan.isa, plan.threads);
-    const int64_t splits = cpu->key_splits;
-    plan.stages = {AttentionTasks(p, cpu->split) * splits + PresentTasks(p)};
-    if (splits > 1) {
-      plan.stages.push_back(p.batch * p.query_heads);
-      plan.shared_workspace_bytes =
-          cpu->fp64 ? Parts<double>::Bytes(p, splits) : Parts<float>::Bytes(p, splits);
-    }
+    if (p.has_relative()) plan.stages.push_back(cpu->relative_tables);
+    plan.stages.push_back(AttentionTasks(p, cpu->split) * cpu->key_splits);
+    if (cpu->key_splits > 1) plan.stages.push_back(p.batch * p.query_heads);
+    plan.stages[0] += PresentTasks(p);
+    plan.shared_workspace_bytes = cpu->shared.bytes();
     plan.worker_workspace_bytes = cpu->worker.bytes();
     plan.state_dtype = cpu->fp64 ? DType::kFloat64 : DType::kFloat32;
     plan.flops = CountFlops(p);
@@ -507,15 +529,26 @@ class Cpu final : public Backend {
   void RunTask(const Plan& plan, const Arguments& a, std::byte* workspace, int stage, int64_t task,
                int worker, const Checkpoint& checkpoint) const override {
     const Problem& p = plan.problem;
-    if (stage == 1) {
-      return CpuPlanOf(plan).fp64 ? MergeHead<double>(plan, a, workspace, task)
-                                  : MergeHead<float>(plan, a, workspace, task);
+    if (stage == 0) {
+      const int64_t present_tasks = PresentTasks(p);
+      if (task < present_tasks) return RunPresentTask(p, a, task);
+      task -= present_tasks;
     }
-    const int64_t present_tasks = PresentTasks(p);
-    if (task < present_tasks) return RunPresentTask(p, a, task);
-    CpuPlanOf(plan).fp64
-        ? RunFlash<double>(plan, a, workspace, task - present_tasks, worker, checkpoint)
-        : RunFlash<float>(plan, a, workspace, task - present_tasks, worker, checkpoint);
+    CpuPlanOf(plan).fp64 ? RunStage<double>(plan, a, workspace, stage, task, worker, checkpoint)
+                         : RunStage<float>(plan, a, workspace, stage, task, worker, checkpoint);
+  }
+
+ private:
+  // The tables of biases by distance, if the problem has them; attention; the merge of split keys.
+  template <typename Real>
+  static void RunStage(const Plan& plan, const Arguments& a, std::byte* workspace, int stage,
+                       int64_t task, int worker, const Checkpoint& checkpoint) {
+    const Problem& p = plan.problem;
+    if (p.has_relative() && stage-- == 0) {
+      return RelativeTables<Real>(p, workspace + CpuPlanOf(plan).shared.parts).Fill(a, task);
+    }
+    if (stage == 0) return RunFlash<Real>(plan, a, workspace, task, worker, checkpoint);
+    MergeHead<Real>(plan, a, workspace, task);
   }
 };
 

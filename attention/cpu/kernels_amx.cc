@@ -320,7 +320,8 @@ class TileFlash : Flash<float> {
       : Flash(task),
         size_(task),
         plain_(task.score.softcap == 0 && task.rows[0].score.mask == nullptr &&
-               task.rows[0].score.bias == nullptr && task.score.scale > 0),
+               task.rows[0].score.bias == nullptr && task.rows[0].score.relative == nullptr &&
+               task.score.scale > 0),
         log2_step_(kLog2E * (plain_ ? static_cast<float>(task.score.scale) : 1.0f)) {
     std::byte* next = task.tile_scratch;
     const auto take = [&next](int64_t bytes) {

@@ -39,11 +39,12 @@ class Reference final : public Backend {
   bool Reads(Source) const override { return true; }
   absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
 
-  // One task per query row, with workspace for its T scores and Dv outputs.
+  // One task per query row, with workspace for its T scores, Dv outputs and T biases.
   void PlanTasks(Plan& plan) const override {
     const Problem& p = plan.problem;
     plan.stages = {Rows(p) + PresentTasks(p)};
-    plan.worker_workspace_bytes = (p.total_keys() + p.value_head_size) * kDouble;
+    plan.worker_workspace_bytes =
+        (p.total_keys() + p.value_head_size) * kDouble + QueryRow::MemoryBytes(p);
     plan.state_dtype = DType::kFloat64;
     plan.flops = 2.0 * static_cast<double>(Rows(p)) * static_cast<double>(p.total_keys()) *
                  static_cast<double>(p.head_size + p.value_head_size);
@@ -60,7 +61,8 @@ class Reference final : public Backend {
     const int64_t i = task % p.query_length;
     const int64_t h = task / p.query_length % p.query_heads;
     const int64_t b = task / p.query_length / p.query_heads;
-    const QueryRow row(p, arguments, b, h, i);
+    auto* const memory = reinterpret_cast<std::byte*>(output.data() + output.size());
+    const QueryRow row(p, arguments, b, h, i, memory);
     const double lse = row.Weigh(scores, [&](Step step, absl::Span<const double> s) {
       const std::optional<ScoreOutput> stage = OutputOf(step);
       if (stage && stage == p.score_output) StoreRow(arguments.outputs[Role::kScores], b, h, i, s);

@@ -28,12 +28,13 @@ MaskParams MaskParamsOf(const Problem& p, const MaskShape& shape, const TensorVi
 
 }  // namespace
 
-ScoreParams ScoreParamsOf(const Problem& p, const Arguments& a) {
+ScoreParams ScoreParamsOf(const Problem& p, const Arguments& a, DType real) {
   ScoreParams params = {};
   params.scale = p.effective_scale();
   params.softcap = p.softcap;
   if (p.mask) params.mask = MaskParamsOf(p, *p.mask, a.inputs[Role::kMask]);
   if (p.bias) params.bias = MaskParamsOf(p, *p.bias, a.inputs[Role::kBias]);
+  params.relative = {.element = ElementOf(real), .step = 1, .count = p.total_keys()};
   return params;
 }
 

@@ -12,7 +12,8 @@
 namespace rapt {
 
 Element ElementOf(DType dtype);
-ScoreParams ScoreParamsOf(const Problem& problem, const Arguments& arguments);
+// `real` is the type of the scores.
+ScoreParams ScoreParamsOf(const Problem& problem, const Arguments& arguments, DType real);
 
 // Returns a row of a mask or bias; never null. A row without columns hides every key.
 inline const std::byte* MaskRow(const TensorView& view, int64_t b, int64_t h, int64_t i) {
@@ -26,13 +27,15 @@ inline double SinkOf(const Problem& p, const Arguments& a, int64_t h) {
   return LoadElement(a.inputs[Role::kHeadSink].Row(h, 0, 0), *p.head_sink, 0);
 }
 
-// Inline: it runs for each row, and the rows of a tiny problem are cheap.
+// Without the biases by distance, which the caller's memory holds. Inline: it runs for each row,
+// and the rows of a tiny problem are cheap.
 inline ScoreRow ScoreRowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   return {.begin = visible.begin,
           .end = visible.end,
           .mask = p.mask ? MaskRow(a.inputs[Role::kMask], b, h, i) : nullptr,
           .bias = p.bias ? MaskRow(a.inputs[Role::kBias], b, h, i) : nullptr,
+          .relative = nullptr,
           .sink = SinkOf(p, a, h)};
 }
 

@@ -15,6 +15,9 @@ constexpr CallTensor kTensors[] = {
     {"past_value", &AttendCall::past_value},
     {"attention_bias", &AttendCall::attention_bias},
     {"head_sink", &AttendCall::head_sink},
+    {"alibi_slopes", &AttendCall::alibi_slopes},
+    {"bias_table", &AttendCall::bias_table},
+    {"relative_bias", &AttendCall::relative_bias},
 };
 
 constexpr CallAttribute kAttributes[] = {
@@ -25,6 +28,9 @@ constexpr CallAttribute kAttributes[] = {
     {"attention.window.right", &Window::right},
     {"attention.scale", &AttendCall::scale},
     {"attention.softcap", &AttendCall::softcap},
+    {"attention.alibi", &AttendCall::alibi},
+    {"attention.is_bidirectional", &AttendCall::is_bidirectional},
+    {"attention.max_distance", &AttendCall::max_distance},
 };
 
 constexpr CallOutput kOutputs[] = {

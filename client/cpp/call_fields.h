@@ -29,7 +29,8 @@ struct CallTensor {
 struct CallAttribute {
   const char* name;  // the path of the field in AttendRequest
   std::variant<bool AttendCall::*, int64_t AttendCall::*, double AttendCall::*,
-               std::optional<double> AttendCall::*, std::optional<int64_t> Window::*>
+               std::optional<double> AttendCall::*, std::optional<int64_t> AttendCall::*,
+               std::optional<int64_t> Window::*>
       member;
 
   // Calls `function` with a reference to the value in `call`.

@@ -59,6 +59,7 @@ Arguments ViewsOf(const Inputs& inputs) {
     }
   }
   if (inputs.bias) arguments.inputs[Role::kBias] = inputs.bias->View();
+  if (inputs.bias_table) arguments.inputs[Role::kBiasTable] = inputs.bias_table->View();
   if (inputs.past_key) arguments.inputs[Role::kPastKey] = inputs.past_key->View();
   if (inputs.past_value) arguments.inputs[Role::kPastValue] = inputs.past_value->View();
   arguments.key_lengths = inputs.key_lengths;
@@ -282,6 +283,31 @@ TEST(DiagnosisTest, WarnsAboutScoresFarApartWithinARowOnly) {
   const DiagnosisReport report = MustDiagnose(problem, inputs);
   EXPECT_EQ(report.widest_row, 100);
   EXPECT_THAT(report.warnings, warning);
+}
+
+TEST(DiagnosisTest, CountsTheBiasOfTheDistanceInTheBiasedScores) {
+  Problem problem = Square(3);
+  Inputs inputs = SomeInputs(problem);
+  inputs.key.Fill(0);
+  inputs.key.Set(0, 0, 0, 0, 1e-9);  // not constant
+  problem.alibi = true;              // one head: a slope of 2^-8
+  const DiagnosisReport report = MustDiagnose(problem, inputs);
+  EXPECT_THAT(report.problem, HasSubstr(" alibi"));
+  EXPECT_NEAR(report.scaled_scores.min, 0, 1e-6);
+  EXPECT_NEAR(report.biased_scores.min, -2 * 0x1p-8, 1e-6);
+}
+
+TEST(DiagnosisTest, WarnsAboutTheScaleOfABiasTable) {
+  Problem problem = Square(3);
+  problem.bias_table = BiasTable{DType::kFloat32, 4};
+  Inputs inputs = SomeInputs(problem);
+  inputs.bias_table = Tensor(DType::kFloat32, {4, 1, 1, 1});
+  const auto warning = Contains(HasSubstr("with a bias_table"));
+  const DiagnosisReport report = MustDiagnose(problem, inputs);
+  EXPECT_THAT(report.warnings, warning);
+  EXPECT_THAT(report.problem, HasSubstr(" bias_table=FP32[4,1]"));
+  problem.scale = 1;
+  EXPECT_THAT(MustDiagnose(problem, inputs).warnings, Not(warning));
 }
 
 TEST(DiagnosisTest, AHiddenNaNDoesNotReachTheOutput) {

@@ -331,72 +331,153 @@ std::string CaseName(const ::testing::TestParamInfo<InvalidCall>& info) { return
 
 INSTANTIATE_TEST_SUITE_P(
     Ranks, InvalidCallTest,
-    ::testing::ValuesIn(std::vector<InvalidCall>{
-        {"q_of_rank_0",
-         Rank4([](auto& c) { c.inputs[Role::kQ]->shape = {}; }),
-         {"Q", "0", "3", "4"}},
-        {"q_of_rank_2",
-         Rank4([](auto& c) {
-           c.inputs[Role::kQ]->shape = {16, 64};
-         }),
-         {"Q", "2", "3", "4"}},
-        {"q_of_rank_7",
-         Rank4([](auto& c) { c.inputs[Role::kQ]->shape = {1, 1, 1, 1, 1, 1, 1}; }),
-         {"Q", "7"}},
-        {"k_of_rank_3",
-         Rank4([](auto& c) {
-           c.inputs[Role::kK]->shape = {2, 20, 64};
-         }),
-         {"K", "3", "4"}},
-        {"v_of_rank_5",
-         Rank4([](auto& c) {
-           c.inputs[Role::kV]->shape = {2, 4, 20, 32, 1};
-         }),
-         {"V", "5", "4"}},
-        {"rank_3_as_bhsd",
-         Rank3WithHeads([](auto& c) { c.layout = Layout::kBhsd; }),
-         {"Q", "3", "4"}},
-        {"rank_3_as_bshd",
-         Rank3WithHeads([](auto& c) { c.layout = Layout::kBshd; }),
-         {"Q", "3", "4"}},
-        {"rank_4_as_bse", Rank4([](auto& c) { c.layout = Layout::kBse; }), {"Q", "4", "3"}},
-        {"mask_of_rank_0",
-         Rank4([](auto& c) {
-           c.inputs[Role::kMask] = TensorSpec{DType::kBool, {}};
-         }),
-         {"attn_mask", "0", "1", "4"}},
-        {"mask_of_rank_5",
-         Rank4([](auto& c) {
-           c.inputs[Role::kMask] = TensorSpec{DType::kBool, {1, 1, 1, 16, 20}};
-         }),
-         {"attn_mask", "5", "4"}},
-        {"past_of_rank_3",
-         Rank4([](auto& c) {
-           c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 7, 64}};
-           c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
-         }),
-         {"past_key", "3", "4"}},
-        {"lengths_of_rank_2",
-         Rank4([](auto& c) {
-           c.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {2, 1}};
-         }),
-         {"nonpad_kv_seqlen", "[2, 1]", "[2]"}},
-        {"bias_of_bool",
-         Rank4([](auto& c) {
-           c.inputs[Role::kBias] = TensorSpec{DType::kBool, {16, 20}};
-         }),
-         {"attention_bias", "BOOL", "a float type"}},
-        {"bias_of_other_queries",
-         Rank4([](auto& c) {
-           c.inputs[Role::kBias] = TensorSpec{DType::kFloat32, {15, 20}};
-         }),
-         {"attention_bias", "[1, 1, 15, 20]", "16"}},
-        {"a_sink_for_each_key_head",
-         Rank4([](auto& c) {
-           c.inputs[Role::kHeadSink] = TensorSpec{DType::kFloat32, {99}};
-         }),
-         {"head_sink", "[99]", "heads of Q"}},
-    }),
+    ::testing::ValuesIn(
+        std::vector<InvalidCall>{
+            {"q_of_rank_0",
+             Rank4([](auto& c) { c.inputs[Role::kQ]->shape = {}; }),
+             {"Q", "0", "3", "4"}},
+            {"q_of_rank_2",
+             Rank4([](auto& c) {
+               c.inputs[Role::kQ]->shape = {16, 64};
+             }),
+             {"Q", "2", "3", "4"}},
+            {"q_of_rank_7",
+             Rank4([](auto& c) { c.inputs[Role::kQ]->shape = {1, 1, 1, 1, 1, 1, 1}; }),
+             {"Q", "7"}},
+            {"k_of_rank_3",
+             Rank4([](auto& c) {
+               c.inputs[Role::kK]->shape = {2, 20, 64};
+             }),
+             {"K", "3", "4"}},
+            {"v_of_rank_5",
+             Rank4([](auto& c) {
+               c.inputs[Role::kV]->shape = {2, 4, 20, 32, 1};
+             }),
+             {"V", "5", "4"}},
+            {"rank_3_as_bhsd",
+             Rank3WithHeads([](auto& c) { c.layout = Layout::kBhsd; }),
+             {"Q", "3", "4"}},
+            {"rank_3_as_bshd",
+             Rank3WithHeads([](auto& c) { c.layout = Layout::kBshd; }),
+             {"Q", "3", "4"}},
+            {"rank_4_as_bse", Rank4([](auto& c) { c.layout = Layout::kBse; }), {"Q", "4", "3"}},
+            {"mask_of_rank_0",
+             Rank4([](auto& c) {
+               c.inputs[Role::kMask] = TensorSpec{DType::kBool, {}};
+             }),
+             {"attn_mask", "0", "1", "4"}},
+            {"mask_of_rank_5",
+             Rank4([](auto& c) {
+               c.inputs[Role::kMask] = TensorSpec{DType::kBool, {1, 1, 1, 16, 20}};
+             }),
+             {"attn_mask", "5", "4"}},
+            {"past_of_rank_3",
+             Rank4([](auto& c) {
+               c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 7, 64}};
+               c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
+             }),
+             {"past_key", "3", "4"}},
+            {"lengths_of_rank_2",
+             Rank4([](auto& c) {
+               c.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {2, 1}};
+             }),
+             {"nonpad_kv_seqlen", "[2, 1]", "[2]"}},
+            {"bias_of_bool",
+             Rank4([](auto& c) {
+               c.inputs[Role::kBias] = TensorSpec{DType::kBool, {16, 20}};
+             }),
+             {"attention_bias", "BOOL", "a float type"}},
+            {"bias_of_other_queries",
+             Rank4([](auto& c) {
+               c.inputs[Role::kBias] = TensorSpec{DType::kFloat32, {15, 20}};
+             }),
+             {"attention_bias", "[1, 1, 15, 20]", "16"}},
+            {"a_sink_for_each_key_head",
+             Rank4([](auto& c) {
+               c.inputs[Role::kHeadSink] = TensorSpec{DType::kFloat32, {99}};
+             }),
+             {"head_sink", "[99]", "heads of Q"}},
+            {"slopes_for_each_key_head",
+             Rank4([](auto& c) {
+               c.inputs[Role::kAlibiSlopes] = TensorSpec{DType::kFloat32, {4}};
+             }),
+             {"alibi_slopes", "[4]", "[8] or [2, 8]"}},
+            {"slopes_of_rank_3",
+             Rank4([](auto& c) {
+               c.inputs[Role::kAlibiSlopes] = TensorSpec{DType::kFloat32, {1, 2, 8}};
+             }),
+             {"alibi_slopes", "[1, 2, 8]", "[8] or [2, 8]"}},
+            {"slopes_of_another_batch",
+             Rank4([](auto& c) {
+               c.inputs[Role::kAlibiSlopes] = TensorSpec{DType::kFloat32, {3, 8}};
+             }),
+             {"alibi_slopes", "batch 3", "1 or 2"}},
+            {"buckets_of_other_heads",
+             Rank4([](auto& c) {
+               c.inputs[Role::kBiasTable] = TensorSpec{DType::kFloat32, {8, 32}};
+             }),
+             {"bias_table", "[8, 32]", "[buckets, 8]"}},
+            {"one_bucket",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kBiasTable] = TensorSpec{DType::kFloat32, {1, 8}};
+                 }),
+             {"bias_table", "1 buckets", "from 2"}},
+            {"too_few_buckets_for_both_directions",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kBiasTable] = TensorSpec{DType::kFloat32, {3, 8}};
+                   c.is_bidirectional = true;
+                 }),
+             {"bias_table", "3 buckets", "from 4", "is_bidirectional"}},
+            {"max_distance_within_the_exact_buckets",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kBiasTable] = TensorSpec{DType::kFloat32, {32, 8}};
+                   c.max_distance = 16;
+                 }),
+             {"max_distance", "16", "bias_table"}},
+            {"max_distance_of_0",
+             Rank4([](auto& c) { c.max_distance = 0; }),
+             {"max_distance", "0"}},
+            {"default_max_distance_within_the_exact_buckets",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kBiasTable] = TensorSpec{DType::kFloat32, {256, 8}};
+                 }),
+             {"max_distance", "128", "bias_table"}},
+            {"even_relative_bias",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeBias] = TensorSpec{DType::kFloat32, {8, 6}};
+                 }),
+             {"relative_bias", "6", "2c + 1"}},
+            {"empty_relative_bias",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeBias] = TensorSpec{DType::kFloat32, {8, 0}};
+                 }),
+             {"relative_bias", "0", "2c + 1"}},
+            {"relative_bias_of_other_heads",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeBias] = TensorSpec{DType::kFloat32, {4, 5}};
+                 }),
+             {"relative_bias", "heads 4", "1 or 8"}},
+            {"relative_bias_of_rank_1",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeBias] = TensorSpec{DType::kFloat32, {5}};
+                 }),
+             {"relative_bias", "[5]", "rank 2"}},
+            {"two_biases_by_distance",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeBias] = TensorSpec{DType::kFloat32, {8, 5}};
+                   c.alibi = true;
+                 }),
+             {"alibi", "relative_bias", "at most one"}},
+        }),
     CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -442,6 +523,21 @@ INSTANTIATE_TEST_SUITE_P(
            c.inputs[Role::kHeadSink] = TensorSpec{DType::kFloat16, {heads}};
          }),
          {"head_sink", "FP16", "FP32"}},
+        {"slopes_of_fp16_for_fp32",
+         Rank4([](auto& c) {
+           c.inputs[Role::kAlibiSlopes] = TensorSpec{DType::kFloat16, {8}};
+         }),
+         {"alibi_slopes", "FP16", "FP32"}},
+        {"buckets_of_bool",
+         Rank4([](auto& c) {
+           c.inputs[Role::kBiasTable] = TensorSpec{DType::kBool, {8, 8}};
+         }),
+         {"bias_table", "BOOL", "FP32"}},
+        {"relative_bias_of_fp64_for_fp32",
+         Rank4([](auto& c) {
+           c.inputs[Role::kRelativeBias] = TensorSpec{DType::kFloat64, {8, 5}};
+         }),
+         {"relative_bias", "FP64", "FP32"}},
     }),
     CaseName);
 

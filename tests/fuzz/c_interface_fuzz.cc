@@ -63,8 +63,9 @@ class Tensors {
 // Returns whether all tensors and the computation are small. REQUIRES: the problem is valid.
 bool IsSmall(const rapt_problem& p) {
   double product = 1;
-  for (const int64_t axis : {p.batch, p.query_heads, p.kv_heads, p.query_length,
-                             p.key_length + p.past_length, p.head_size + p.value_head_size}) {
+  for (const int64_t axis :
+       {p.batch, p.query_heads, p.kv_heads, p.query_length, p.key_length + p.past_length,
+        p.head_size + p.value_head_size, p.bias_table_buckets, p.relative_bias_length}) {
     product *= static_cast<double>(axis + 1);
   }
   return product < 1e6;
@@ -84,6 +85,10 @@ void Run(const rapt_problem& p, const rapt_plan& plan) {
                              {p.mask_shape[0], p.mask_shape[1], p.mask_shape[2], p.mask_shape[3]});
   a.bias.data = tensors.Make(p.bias_dtype,
                              {p.bias_shape[0], p.bias_shape[1], p.bias_shape[2], p.bias_shape[3]});
+  a.alibi_slopes.data = tensors.Make(p.alibi_slopes_dtype, {p.alibi_slopes_batch, hq, 1, 1});
+  a.bias_table.data = tensors.Make(p.bias_table_dtype, {p.bias_table_buckets, hq, 1, 1});
+  a.relative_bias.data =
+      tensors.Make(p.relative_bias_dtype, {p.relative_bias_heads, p.relative_bias_length, 1, 1});
   a.past_key.data = tensors.Make(p.dtype, {b, hkv, past, d});
   a.past_value.data = tensors.Make(p.dtype, {b, hkv, past, dv});
   a.key_lengths = key_lengths.data();
@@ -119,6 +124,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::memcpy(&problem, bytes.data(), std::min(size, sizeof(problem)));
   if (problem.mask_dtype == 0) std::memset(problem.mask_shape, 0, sizeof(problem.mask_shape));
   if (problem.bias_dtype == 0) std::memset(problem.bias_shape, 0, sizeof(problem.bias_shape));
+  if (problem.alibi_slopes_dtype == 0) problem.alibi_slopes_batch = 0;
+  if (problem.bias_table_dtype == 0) problem.bias_table_buckets = 0;
+  if (problem.relative_bias_dtype == 0) {
+    problem.relative_bias_heads = problem.relative_bias_length = 0;
+  }
   if (IsSmall(problem)) Run(problem, *plan);
   rapt_plan_destroy(plan);
   return 0;

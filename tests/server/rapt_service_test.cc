@@ -224,6 +224,21 @@ constexpr Feature kFeatures[] = {
        p.bias = MaskShape{DType::kFloat32, {1, 1, 5, 7}};
      }},
     {"head sink", [](Problem& p) { p.head_sink = DType::kFloat32, p.wants_lse = true; }},
+    {"default slopes", [](Problem& p) { p.alibi = true, p.causal = true; }},
+    {"slopes",
+     [](Problem& p) {
+       p.alibi_slopes = AlibiSlopes{p.dtype, p.batch};
+     }},
+    {"buckets",
+     [](Problem& p) {
+       p.bias_table = BiasTable{DType::kFloat32, 8};
+       p.is_bidirectional = true;
+       p.max_distance = 4;
+     }},
+    {"clipped distances",
+     [](Problem& p) {
+       p.relative_bias = RelativeBias{p.dtype, p.query_heads, 5};
+     }},
     {"no queries", [](Problem& p) { p.query_length = 0; }},
     {"no keys", [](Problem& p) { p.key_length = 0, p.wants_lse = true; }},
     {"no batch", [](Problem& p) { p.batch = 0, p.wants_lse = true; }},

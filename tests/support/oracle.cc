@@ -38,6 +38,15 @@ struct Row {
   double lse = -kInf;
 };
 
+// The offset of causality: query i is at position i + offset among the keys.
+int64_t Offset(const Problem& problem, const std::vector<int64_t>& key_lengths, int64_t b) {
+  if (problem.alignment == Alignment::kBottomRight) {
+    return problem.past_length + problem.key_length - problem.query_length;
+  }
+  if (problem.past_length > 0) return problem.past_length;
+  return problem.has_key_lengths ? key_lengths[b] - problem.query_length : 0;
+}
+
 // The value that a mask of this shape adds to score (b, h, i, j): 0, -inf or its float.
 double Added(const std::optional<MaskShape>& shape, const std::optional<Tensor>& mask, int64_t b,
              int64_t h, int64_t i, int64_t j) {
@@ -49,13 +58,62 @@ double Added(const std::optional<MaskShape>& shape, const std::optional<Tensor>&
   return value;
 }
 
-// The sum of what position, mask and bias add to score (b, h, i, j).
+// ALiBi's default slope of head h: for 2^n heads the powers of 2^(-8 / 2^n); for other numbers
+// those of the next smaller 2^n, followed by the odd powers of 2^(-8 / 2^(n + 1)).
+double AlibiSlope(int64_t heads, int64_t h) {
+  int64_t below = 1;
+  while (below * 2 <= heads) below *= 2;
+  if (h < below) return std::pow(2, -8.0 * static_cast<double>(h + 1) / static_cast<double>(below));
+  return std::pow(2,
+                  -8.0 * static_cast<double>(2 * (h - below) + 1) / static_cast<double>(2 * below));
+}
+
+// T5's bucket, by the powers of (max_distance / m) instead of logarithms: the largest k with
+// (d / m)^(N - m) >= (max_distance / m)^k.
+int64_t T5Bucket(const Problem& problem, int64_t distance) {
+  int64_t buckets = problem.bias_table->buckets;
+  int64_t first = 0;
+  if (problem.is_bidirectional) {
+    buckets /= 2;
+    if (distance > 0) first = buckets;
+  }
+  const int64_t d = problem.is_bidirectional ? std::abs(distance) : -std::min<int64_t>(distance, 0);
+  const int64_t exact = buckets / 2;
+  if (d < exact) return first + d;
+  const auto m = static_cast<long double>(exact);
+  const long double most = static_cast<long double>(problem.max_distance.value_or(128)) / m;
+  const auto steps = static_cast<long double>(buckets - exact);
+  int64_t k = 0;
+  // The epsilon counts exact powers, which the rounding of powl may miss.
+  while (k + 1 < buckets - exact &&
+         std::pow(static_cast<long double>(d) / m, steps) * (1 + 1e-12L) >=
+             std::pow(most, static_cast<long double>(k + 1))) {
+    ++k;
+  }
+  return first + exact + k;
+}
+
+// The bias of the distance from query i to key j.
+double BiasOfDistance(const Problem& problem, const Inputs& inputs, int64_t b, int64_t h, int64_t i,
+                      int64_t j) {
+  const int64_t distance = j - (i + Offset(problem, inputs.key_lengths, b));
+  const auto magnitude = static_cast<double>(std::abs(distance));
+  if (problem.alibi) return -AlibiSlope(problem.query_heads, h) * magnitude;
+  if (problem.alibi_slopes) return -inputs.alibi_slopes->At(b, h, 0, 0) * magnitude;
+  if (problem.bias_table) return inputs.bias_table->At(T5Bucket(problem, distance), h, 0, 0);
+  if (!problem.relative_bias) return 0;
+  const int64_t clip = problem.relative_bias->length / 2;
+  return inputs.relative_bias->At(h, clip + std::clamp(distance, -clip, clip), 0, 0);
+}
+
+// The sum of what position, mask and biases add to score (b, h, i, j).
 double Bias(const Problem& problem, const Inputs& inputs, int64_t b, int64_t h, int64_t i,
             int64_t j) {
   if (!IsVisible(problem, inputs.key_lengths, b, i, j)) return -kInf;
   const double mask = Added(problem.mask, inputs.mask, b, h, i, j);
   const double bias = Added(problem.bias, inputs.bias, b, h, i, j);
-  return mask == -kInf || bias == -kInf ? -kInf : mask + bias;
+  const double relative = BiasOfDistance(problem, inputs, b, h, i, j);
+  return mask == -kInf || bias == -kInf || relative == -kInf ? -kInf : mask + bias + relative;
 }
 
 void ScoreKeys(const Problem& problem, const double* query, const double* keys, Row& row) {
@@ -160,14 +218,7 @@ bool IsKept(const Dropout& dropout, int64_t b, int64_t h, int64_t i, int64_t j) 
 bool IsVisible(const Problem& problem, const std::vector<int64_t>& key_lengths, int64_t b,
                int64_t i, int64_t j) {
   const int64_t total = problem.past_length + problem.key_length;
-  int64_t offset = 0;
-  if (problem.alignment == Alignment::kBottomRight) {
-    offset = total - problem.query_length;
-  } else if (problem.past_length > 0) {
-    offset = problem.past_length;
-  } else if (problem.has_key_lengths) {
-    offset = key_lengths[b] - problem.query_length;
-  }
+  const int64_t offset = Offset(problem, key_lengths, b);
   if (problem.has_key_lengths && j >= problem.past_length + key_lengths[b]) return false;
   if (problem.causal && j > i + offset) return false;
   // Differences, because i + offset + window may overflow.

@@ -23,7 +23,10 @@ struct Inputs {
   std::optional<Tensor> past_value = std::nullopt;
   std::vector<int64_t> key_lengths = {};
   std::optional<Tensor> bias = std::nullopt;
-  std::optional<Tensor> head_sink = std::nullopt;  // [Hq, 1, 1, 1]
+  std::optional<Tensor> head_sink = std::nullopt;      // [Hq, 1, 1, 1]
+  std::optional<Tensor> alibi_slopes = std::nullopt;   // [1 or B, Hq, 1, 1]
+  std::optional<Tensor> bias_table = std::nullopt;     // [N, Hq, 1, 1]
+  std::optional<Tensor> relative_bias = std::nullopt;  // [1 or Hq, 2c + 1, 1, 1]
 };
 
 // Row-major, not rounded to any type.

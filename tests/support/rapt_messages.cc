@@ -59,6 +59,9 @@ void WriteAttention(const Problem& p, v1::Layout layout, v1::Attention& attentio
   if (p.left_window >= 0) attention.mutable_window()->set_left(p.left_window);
   if (p.right_window >= 0) attention.mutable_window()->set_right(p.right_window);
   attention.set_softmax_in_fp64(p.softmax_in_fp64);
+  attention.set_alibi(p.alibi);
+  attention.set_is_bidirectional(p.is_bidirectional);
+  if (p.max_distance) attention.set_max_distance(*p.max_distance);
   if (p.dropout) {
     attention.mutable_dropout()->set_probability(p.dropout->probability);
     attention.mutable_dropout()->set_seed(p.dropout->seed);
@@ -120,6 +123,17 @@ v1::AttendRequest ToMessage(const Problem& p, const Inputs& inputs, v1::Layout l
     *message.mutable_head_sink() = ToMessage(*inputs.head_sink);
     message.mutable_head_sink()->mutable_shape()->Truncate(1);  // [Hq]
   }
+  // Of rank 2.
+  const auto write_table = [](const std::optional<Tensor>& table,
+                              v1::Tensor* (v1::AttendRequest::*field)(), v1::AttendRequest& out) {
+    if (!table) return;
+    v1::Tensor& tensor = *(out.*field)();
+    tensor = ToMessage(*table);
+    tensor.mutable_shape()->Truncate(2);
+  };
+  write_table(inputs.alibi_slopes, &v1::AttendRequest::mutable_alibi_slopes, message);
+  write_table(inputs.bias_table, &v1::AttendRequest::mutable_bias_table, message);
+  write_table(inputs.relative_bias, &v1::AttendRequest::mutable_relative_bias, message);
   message.mutable_key_lengths()->Assign(inputs.key_lengths.begin(), inputs.key_lengths.end());
   WriteAttention(p, layout, *message.mutable_attention());
   if (p.score_output) message.set_score_output(CodeOf(*p.score_output));

@@ -90,6 +90,9 @@ Arguments MakeArguments(const Inputs& inputs, Outputs& outputs) {
   if (inputs.past_value) arguments.inputs[Role::kPastValue] = inputs.past_value->View();
   if (inputs.bias) arguments.inputs[Role::kBias] = MaskView(*inputs.bias);
   if (inputs.head_sink) arguments.inputs[Role::kHeadSink] = inputs.head_sink->View();
+  if (inputs.alibi_slopes) arguments.inputs[Role::kAlibiSlopes] = MaskView(*inputs.alibi_slopes);
+  if (inputs.bias_table) arguments.inputs[Role::kBiasTable] = inputs.bias_table->View();
+  if (inputs.relative_bias) arguments.inputs[Role::kRelativeBias] = MaskView(*inputs.relative_bias);
   arguments.key_lengths = inputs.key_lengths;
   arguments.outputs[Role::kY] = outputs.output.MutableView();
   if (outputs.lse) arguments.outputs[Role::kLse] = outputs.lse->MutableView();
@@ -229,6 +232,19 @@ Inputs RandomInputs(const Problem& p, Rng& rng, const Arrangement& arrangement, 
   if (p.bias) inputs.bias = RandomMask(*p.bias, rng, arrangement.mask);
   if (p.head_sink) {
     inputs.head_sink = Tensor(*p.head_sink, {p.query_heads, 1, 1, 1}).FillUniform(rng, -4, 4);
+  }
+  const auto table = [&](DType dtype, int64_t first, int64_t second) {
+    return Tensor(dtype, {first, second, 1, 1}).FillUniform(rng, -2, 2);
+  };
+  if (p.alibi_slopes) {
+    inputs.alibi_slopes = table(p.alibi_slopes->dtype, p.alibi_slopes->batch, p.query_heads);
+  }
+  if (p.bias_table) {
+    inputs.bias_table = table(p.bias_table->dtype, p.bias_table->buckets, p.query_heads);
+  }
+  if (p.relative_bias) {
+    inputs.relative_bias =
+        table(p.relative_bias->dtype, p.relative_bias->heads, p.relative_bias->length);
   }
   return inputs;
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <variant>
@@ -31,12 +32,17 @@ void SetUnusual(const AttributeInfo& info, T& value) {
 }
 
 // The same as text; empty for a bool.
+template <typename T>
+constexpr const char* UnusualTextOf(const T& /*value*/) {
+  return std::is_same_v<T, bool> ? "" : std::is_same_v<T, int64_t> ? "3" : "0.75";
+}
+template <typename T>
+constexpr const char* UnusualTextOf(const std::optional<T>& /*value*/) {
+  return UnusualTextOf(T{});
+}
 inline std::string UnusualText(const AttributeInfo& info) {
-  const auto text = [](const auto& field) {
-    using T = std::decay_t<decltype(Problem{}.*field.problem)>;
-    return std::is_same_v<T, bool> ? "" : std::is_same_v<T, int64_t> ? "3" : "0.75";
-  };
-  return std::visit(text, info.field);
+  return std::visit([](const auto& field) { return UnusualTextOf(Problem{}.*field.problem); },
+                    info.field);
 }
 
 // The problem with that attribute changed. REQUIRES: the attribute is a member of Problem.
@@ -49,8 +55,12 @@ inline bool IsInProblem(const AttributeInfo& info) {
   return std::visit([](const auto& field) { return field.problem != nullptr; }, info.field);
 }
 
-// A small problem that wants every input and output. RolesTest checks that it does.
-inline Problem EveryTensor() {
+// The biases by distance; a valid problem has at most one.
+inline constexpr Role kRelativeTables[] = {Role::kAlibiSlopes, Role::kBiasTable,
+                                           Role::kRelativeBias};
+
+// A small problem that wants every output, and every input except kRelativeTables.
+inline Problem MostTensors() {
   return {.batch = 1,
           .query_heads = 2,
           .kv_heads = 1,
@@ -66,6 +76,15 @@ inline Problem EveryTensor() {
           .score_output = ScoreOutput::kBiased,
           .wants_lse = true,
           .wants_present = true};
+}
+
+// The same with one of kRelativeTables. RolesTest checks that they want every input.
+inline Problem EveryTensorWith(Role table) {
+  Problem problem = MostTensors();
+  if (table == Role::kAlibiSlopes) problem.alibi_slopes = AlibiSlopes{};
+  if (table == Role::kBiasTable) problem.bias_table = BiasTable{.buckets = 4};
+  if (table == Role::kRelativeBias) problem.relative_bias = RelativeBias{.heads = 2, .length = 5};
+  return problem;
 }
 
 }  // namespace rapt::test

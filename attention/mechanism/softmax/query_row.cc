@@ -7,6 +7,7 @@
 #include "attention/half.h"
 #include "attention/philox.h"
 #include "attention/score/pipeline.inc"
+#include "attention/score/relative_tables.h"
 #include "attention/score/score_params.h"
 
 namespace rapt {
@@ -93,15 +94,24 @@ Step StepOf(ScoreStage stage) {
 }  // namespace
 
 QueryRow::QueryRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h,
-                   int64_t i)
+                   int64_t i, std::byte* memory)
     : p_(problem),
       a_(arguments),
       b_(b),
       h_(h),
       i_(i),
       kv_head_(h / problem.group_size()),
-      score_(ScoreParamsOf(problem, arguments)),
-      row_(ScoreRowOf(problem, arguments, b, h, i)) {}
+      score_(ScoreParamsOf(problem, arguments, DType::kFloat64)),
+      row_(ScoreRowOf(problem, arguments, b, h, i)) {
+  if (!problem.has_relative()) return;
+  const absl::Span<double> biases(reinterpret_cast<double*>(memory), problem.total_keys());
+  RelativeRow(problem, arguments, b, h, i, biases);
+  row_.relative = memory;
+}
+
+int64_t QueryRow::MemoryBytes(const Problem& problem) {
+  return problem.has_relative() ? problem.total_keys() * int64_t{sizeof(double)} : 0;
+}
 
 double QueryRow::Weigh(absl::Span<double> s, Observer observe) const {
   const int64_t t = p_.total_keys();

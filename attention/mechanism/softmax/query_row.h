@@ -26,7 +26,12 @@ enum class Step : uint8_t {
 // Borrows problem and arguments, which are valid. Thread-compatible.
 class QueryRow {
  public:
-  QueryRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h, int64_t i);
+  // REQUIRES: `memory` has MemoryBytes(problem) bytes, aligned to double, and outlives the object.
+  QueryRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h, int64_t i,
+           std::byte* memory);
+
+  // The size of the biases by distance; 0 if the problem has none.
+  static int64_t MemoryBytes(const Problem& problem);
 
   // Computes the T weights in `scores` and returns their lse; if no key is visible, the sink or
   // -inf. Calls `observe` after each step.

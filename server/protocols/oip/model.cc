@@ -51,7 +51,9 @@ inference::ModelMetadataResponse DescribeModel() {
   metadata.set_name(kModelName);
   metadata.add_versions(kModelVersion);
   metadata.set_platform(kPlatform);
-  for (Role role : kInputs) Describe(role, *metadata.add_inputs());
+  for (Role role : kInputs) {
+    if (!InfoOf(role).exclusive) Describe(role, *metadata.add_inputs());
+  }
   for (Role role : kOutputs) Describe(role, *metadata.add_outputs());
   return metadata;
 }
@@ -64,6 +66,7 @@ inference::ModelConfig ConfigureModel() {
   config.mutable_version_policy()->mutable_latest()->set_num_versions(1);
   config.set_max_batch_size(0);  // the batch is an axis of the tensors themselves
   for (Role role : kInputs) {
+    if (InfoOf(role).exclusive) continue;
     inference::ModelInput& input = *config.add_input();
     Configure(role, input);
     input.set_optional(!InfoOf(role).required);

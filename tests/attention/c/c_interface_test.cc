@@ -113,6 +113,23 @@ rapt_problem ToC(const Problem& p) {
     std::copy(p.bias->dims.begin(), p.bias->dims.end(), c.bias_shape);
   }
   if (p.head_sink) c.head_sink_dtype = CTypeOf(*p.head_sink);
+  c.alibi = p.alibi;
+  if (p.alibi_slopes) {
+    c.alibi_slopes_dtype = CTypeOf(p.alibi_slopes->dtype);
+    c.alibi_slopes_batch = p.alibi_slopes->batch;
+  }
+  if (p.bias_table) {
+    c.bias_table_dtype = CTypeOf(p.bias_table->dtype);
+    c.bias_table_buckets = p.bias_table->buckets;
+  }
+  c.is_bidirectional = p.is_bidirectional;
+  c.has_max_distance = p.max_distance.has_value();
+  c.max_distance = p.max_distance.value_or(-1);  // not to be read
+  if (p.relative_bias) {
+    c.relative_bias_dtype = CTypeOf(p.relative_bias->dtype);
+    c.relative_bias_heads = p.relative_bias->heads;
+    c.relative_bias_length = p.relative_bias->length;
+  }
   c.has_key_lengths = p.has_key_lengths;
   if (p.dropout) {
     c.dropout_probability = p.dropout->probability;
@@ -152,6 +169,9 @@ rapt_arguments ToC(const Inputs& inputs, Outputs& outputs) {
   c.key_lengths = inputs.key_lengths.data();
   c.bias = ToC(inputs.bias);
   c.head_sink = ToC(inputs.head_sink);
+  c.alibi_slopes = ToC(inputs.alibi_slopes);
+  c.bias_table = ToC(inputs.bias_table);
+  c.relative_bias = ToC(inputs.relative_bias);
   c.output = ToC<rapt_output>(outputs.output.MutableView());
   c.lse = ToC(outputs.lse);
   c.scores = ToC(outputs.scores);
@@ -288,26 +308,31 @@ TEST(CInterfaceTest, EveryAttributeOfTheTableChangesTheResult) {
   Problem usual = kSmall;
   usual.wants_lse = true;
   usual.score_output = ScoreOutput::kBiased;
+  Problem with_table = usual;  // for the attributes of bias_table
+  with_table.bias_table = BiasTable{.buckets = 4};
   Rng rng(4);
-  const Inputs inputs = RandomInputs(usual, rng);
-  const auto result = Compute(usual, inputs);
-  ASSERT_EQ(result, result) << "a NaN differs from itself";
+  const Inputs inputs = RandomInputs(with_table, rng);
   for (const AttributeInfo& info : Attributes()) {
     if (!IsInProblem(info)) continue;
-    EXPECT_NE(Compute(test::With(info, usual), inputs), result) << info.c;
+    const Problem& before = info.attribute == Attribute::kAlibi ? usual : with_table;
+    const auto result = Compute(before, inputs);
+    ASSERT_EQ(result, result) << "a NaN differs from itself";
+    EXPECT_NE(Compute(test::With(info, before), inputs), result) << info.c;
   }
 }
 
 TEST(CInterfaceTest, EveryTensorOfTheTableArrives) {
-  const Problem problem = EveryTensor();
-  Rng rng(5);
-  const Inputs inputs = RandomInputs(problem, rng);
-  Outputs outputs = MakeOutputs(problem, Storage::kRowMajor);
-  const ContextPtr context = MakeContext();
-  const Result result =
-      PlanAndRun(context.get(), ToC(problem), ToC(inputs, outputs), false, &outputs.plan);
-  ASSERT_EQ(result.code, RAPT_OK) << result.message;
-  EXPECT_TRUE(Matches(problem, outputs, Attend(problem, inputs)));
+  for (Role table : kRelativeTables) {
+    const Problem problem = EveryTensorWith(table);
+    Rng rng(5);
+    const Inputs inputs = RandomInputs(problem, rng);
+    Outputs outputs = MakeOutputs(problem, Storage::kRowMajor);
+    const ContextPtr context = MakeContext();
+    const Result result =
+        PlanAndRun(context.get(), ToC(problem), ToC(inputs, outputs), false, &outputs.plan);
+    ASSERT_EQ(result.code, RAPT_OK) << result.message;
+    EXPECT_TRUE(Matches(problem, outputs, Attend(problem, inputs)));
+  }
 }
 
 // --- Invalid calls -----------------------------------------------------------------------------

@@ -192,6 +192,29 @@ def test_attend_with_a_sink_of_zero_is_attention_with_one_more_key_of_zeros(rapt
 
 
 @EVERYWHERE
+def test_attend_with_a_bias_by_distance(rapt, save, load, where):
+    q, k, v = draw(1, 1, 4, 5, 8), draw(2, 1, 4, 9, 8), draw(3, 1, 4, 9, 8)
+    distance = np.arange(9)[None, :] - np.arange(5)[:, None]
+    slopes = np.array([0.25, 0.0625, 0.015625, 0.00390625], "f4")
+    clipped, buckets = draw(4, 4, 7).astype("f4"), draw(5, 8, 4).astype("f4")
+    save(q=q, k=k, v=v, slopes=slopes, clipped=clipped, buckets=buckets)
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *where]
+    alibi = oracle(q, k, v, bias=-slopes[:, None, None] * abs(distance))[0]
+    rapt("attend", *files, "--alibi")
+    close(load("y.npy"), alibi)
+    rapt("attend", *files, "--alibi-slopes=slopes.npy")
+    close(load("y.npy"), alibi)
+    rapt("attend", *files, "--relative-bias=clipped.npy")
+    close(load("y.npy"), oracle(q, k, v, bias=clipped[:, 3 + np.clip(distance, -3, 3)])[0])
+    # Buckets of |j - p|: 0, 1, 2 to 3, 4 and more; later keys use the second half.
+    bucket = np.array([0, 1, 2, 2, 3, 3, 3, 3, 3])[abs(distance)] + 4 * (distance > 0)
+    rapt("attend", *files, "--bias-table=buckets.npy", "--bidirectional", "--max-distance=8", "--scale=1")
+    close(load("y.npy"), oracle(q, k, v, bias=buckets[bucket].transpose(2, 0, 1), scale=1)[0])
+    refused = rapt("attend", *files, "--alibi", "--relative-bias=clipped.npy", code=CALL_FAILED)
+    assert "at most one" in refused.stderr
+
+
+@EVERYWHERE
 @pytest.mark.parametrize("dtype, tolerance", [("f2", 2e-3), ("f8", 1e-12)])
 def test_attend_keeps_the_type(rapt, save, load, where, dtype, tolerance):
     x = draw(1, 1, 2, 9, 8).astype(dtype)

@@ -59,15 +59,14 @@ std::string LocalProblem(const AttendCall& call) {
   return diagnosis.ok() ? diagnosis->problem : std::string(diagnosis.status().message());
 }
 
-// A call with every input, each filled with a number of its own.
+// A call with every input of `problem`, each filled with a number of its own.
 struct FullCall {
   InputMap<std::string> bytes;
   std::vector<int64_t> key_lengths = {2};
   AttendCall call;
 
-  FullCall() {
-    const Problem problem = test::EveryTensor();
-    for (Role role : kInputTensors) {
+  explicit FullCall(const Problem& problem = test::MostTensors()) {
+    for (Role role : InputTensorsOf(problem)) {
       const RoleInfo& info = InfoOf(role);
       const DType dtype = FromLibrary(info.dtype(problem));
       const auto dims = info.dims(problem);
@@ -131,26 +130,35 @@ TEST(CallFieldsTest, EveryAttributeArrivesAtTheServerAndInTheLocalLibrary) {
 }
 
 TEST(CallFieldsTest, EveryTensorArrivesAtTheServer) {
-  FullCall full;
-  const test::WireMessage message(Encoded(full.call));
-  const auto decoded = native::DecodeAttend(message.bytes(), SharedMemory({}));
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  for (Role role : kInputTensors) {
-    EXPECT_EQ(test::Gather(decoded->request.inputs[role]), full.bytes[role]) << kNativeNames[role];
+  for (Role table : test::kRelativeTables) {
+    const Problem problem = test::EveryTensorWith(table);
+    FullCall full(problem);
+    const test::WireMessage message(Encoded(full.call));
+    const auto decoded = native::DecodeAttend(message.bytes(), SharedMemory({}));
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    for (Role role : InputTensorsOf(problem)) {
+      EXPECT_EQ(test::Gather(decoded->request.inputs[role]), full.bytes[role])
+          << kNativeNames[role];
+    }
+    EXPECT_EQ(decoded->request.key_lengths, full.key_lengths);
   }
-  EXPECT_EQ(decoded->request.key_lengths, full.key_lengths);
 }
 
 TEST(CallFieldsTest, EveryTensorArrivesInTheLocalLibrary) {
-  FullCall full;
-  const absl::StatusOr<Diagnosis> diagnosis = NewLocalCaller()->Diagnose(full.call);
-  ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
-  ASSERT_EQ(diagnosis->inputs.size(), kInputTensors.size());
-  for (size_t n = 0; n < kInputTensors.size(); ++n) {
-    const TensorReport& input = diagnosis->inputs[n];
-    EXPECT_EQ(input.name, kNativeNames[kInputTensors[n]]);
-    const bool is_bool = input.dtype == DType::kBool;
-    EXPECT_EQ(input.range.max, is_bool ? 1 : FullCall::ValueOf(kInputTensors[n])) << input.name;
+  for (Role table : test::kRelativeTables) {
+    const Problem problem = test::EveryTensorWith(table);
+    FullCall full(problem);
+    const absl::StatusOr<Diagnosis> diagnosis = NewLocalCaller()->Diagnose(full.call);
+    ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
+    size_t n = 0;
+    for (Role role : InputTensorsOf(problem)) {
+      ASSERT_LT(n, diagnosis->inputs.size());
+      const TensorReport& input = diagnosis->inputs[n++];
+      EXPECT_EQ(input.name, kNativeNames[role]);
+      const bool is_bool = input.dtype == DType::kBool;
+      EXPECT_EQ(input.range.max, is_bool ? 1 : FullCall::ValueOf(role)) << input.name;
+    }
+    EXPECT_EQ(diagnosis->inputs.size(), n);
   }
 }
 
@@ -209,7 +217,11 @@ TEST(CallFieldsTest, OnlyFlagsWithoutAValueHaveNoPlaceholder) {
 }
 
 TEST(CallFieldsTest, EveryInputAndAttributeHasAFlagThatSetsIt) {
-  FullCall full;
+  Problem problem =
+      test::EveryTensorWith(Role::kAlibiSlopes);  // with all tables; it is not computed
+  problem.bias_table = BiasTable{};
+  problem.relative_bias = RelativeBias{};
+  FullCall full(problem);
   CallFlags flags;
   CommandLine line{.usage = "test", .flags = flags.InputTable()};
   for (const Flag& flag : flags.AttributeTable()) line.flags.push_back(flag);

@@ -238,6 +238,9 @@ TEST(CodecTest, EncodesLikeGeneratedCode) {
     if (draw(1)) call.past_value = draw_tensor();
     if (draw(1)) call.attention_bias = draw_tensor();
     if (draw(1)) call.head_sink = draw_tensor();
+    if (draw(1)) call.alibi_slopes = draw_tensor();
+    if (draw(1)) call.bias_table = draw_tensor();
+    if (draw(1)) call.relative_bias = draw_tensor();
     call.key_lengths = lengths;
     call.query_heads = draw(300);
     call.causal = draw(1) != 0;

@@ -2,8 +2,9 @@
  *
  *     S = scale * Q K^T
  *     S = softcap * tanh(S / softcap)       only if softcap > 0
- *     S = S + mask + bias; causality,
- *         window and lengths then set -inf
+ *     S = S + mask + bias + the bias of the
+ *         distance; causality, window and
+ *         lengths then set -inf
  *     P = softmax(S over keys and sink)
  *     O = P V
  *
@@ -142,6 +143,21 @@ typedef struct rapt_problem {
                               without a value and never scaled, capped or masked */
   int32_t bias_dtype;      /* 0: none; a float type: added to the scores like a float mask */
   int64_t bias_shape[4];   /* as mask_shape */
+
+  /* Biases by the distance j - p, where p = i + offset is the position of query i among the keys;
+   * at most one of alibi, alibi_slopes, bias_table and relative_bias. Types are RAPT_FP32 or dtype;
+   * 0: none. */
+  int32_t alibi;              /* alibi_slopes with the default slopes of ALiBi */
+  int32_t alibi_slopes_dtype; /* -slope * |j - p| */
+  int64_t alibi_slopes_batch; /* 1 or B */
+  int32_t bias_table_dtype;   /* T5: a bias for each bucket of distances */
+  int32_t is_bidirectional;   /* half of the buckets are for later keys */
+  int64_t bias_table_buckets; /* at least 2; 4 if is_bidirectional */
+  int64_t max_distance;       /* used if has_max_distance; otherwise 128 */
+  int32_t has_max_distance;
+  int32_t relative_bias_dtype;  /* entry c + (j - p), where j - p is clipped to [-c, c] */
+  int64_t relative_bias_heads;  /* 1 or Hq */
+  int64_t relative_bias_length; /* 2c + 1 */
 } rapt_problem;
 
 /* How a problem will be computed. Depends only on the problem and the context's options; the same
@@ -193,6 +209,10 @@ typedef struct rapt_arguments {
 
   rapt_input head_sink; /* [Hq, 1, 1, 1] */
   rapt_input bias;      /* bias_shape */
+
+  rapt_input alibi_slopes;  /* [1 or B, Hq, 1, 1] */
+  rapt_input bias_table;    /* [buckets, Hq, 1, 1] */
+  rapt_input relative_bias; /* [1 or Hq, 2c + 1, 1, 1] */
 } rapt_arguments;
 
 #define RAPT_WORKSPACE_ALIGNMENT 64

@@ -2,7 +2,8 @@
 //
 //     S = scale * Q K^T                                                       kScores
 //     S = softcap * tanh(S / softcap), when softcap > 0                       kSoftcapped
-//     S = S + mask + attention_bias; then -inf by causality, window, lengths  kBiased
+//     S = S + mask + attention_bias + bias of the distance;                   kBiased
+//         then -inf by causality, window, lengths
 //     P = softmax(S over keys); dropout, if requested                         kWeights
 //     Y = P V
 //
@@ -83,6 +84,16 @@ struct AttendCall {
   // capped nor hidden and has no value. Not supported in streams.
   std::optional<TensorView> head_sink = {};
 
+  // Biases by the distance j - p from a query at position p = i + offset among the T keys; kFloat32
+  // or Q's type, added to the scores. At most one of alibi and these three. The tensors are not
+  // supported in streams.
+  // [Hq] or [B, Hq]: -slope * |j - p|.
+  std::optional<TensorView> alibi_slopes = {};
+  // [N, Hq]: a bias for each bucket of distances, as in T5, whose models have scale 1.
+  std::optional<TensorView> bias_table = {};
+  // [1 or Hq, 2c + 1]: entry c + (j - p), where j - p is clipped to [-c, c].
+  std::optional<TensorView> relative_bias = {};
+
   Layout layout = Layout::kByRank;
   int64_t query_heads = 0;  // for kBse; in other layouts 0, or as in the shape
   int64_t kv_heads = 0;
@@ -93,6 +104,9 @@ struct AttendCall {
   Window window = {};
   bool softmax_in_fp64 = false;  // always true for kFloat64 inputs
   std::optional<Dropout> dropout = {};
+  bool alibi = false;                        // alibi_slopes with the default slopes
+  bool is_bidirectional = false;             // half of the buckets of bias_table are for later keys
+  std::optional<int64_t> max_distance = {};  // of bias_table; absent: 128
 
   // Outputs in addition to Y.
   std::optional<ScoreOutput> score_output = {};

@@ -92,6 +92,7 @@ class ChunkedRun {
       arguments.inputs[Role::kK] = SliceOf(key_.View(), 2, keys);
       arguments.inputs[Role::kV] = SliceOf(value_.View(), 2, keys);
       if (problem_.mask) arguments.inputs[Role::kMask] = SliceOf(MaskView(*inputs_.mask), 3, keys);
+      SetTables(arguments);
       arguments.key_lengths = inputs_.key_lengths;
       arguments.state = state;
       if (outputs_.scores) {
@@ -124,6 +125,7 @@ class ChunkedRun {
       if (problem_.mask)
         arguments.inputs[Role::kMask] = SliceOf(MaskView(*inputs_.mask), 2, queries);
       if (inputs_.head_sink) arguments.inputs[Role::kHeadSink] = inputs_.head_sink->View();
+      SetTables(arguments);
       arguments.key_lengths = inputs_.key_lengths;
       arguments.outputs[Role::kY] = SliceOf(outputs_.output.MutableView(), 2, queries);
       if (outputs_.lse) {
@@ -134,6 +136,14 @@ class ChunkedRun {
       }
       RunChunk(n, arguments);
     }
+  }
+
+  // Whole in every chunk.
+  void SetTables(Arguments& arguments) const {
+    const Inputs& in = inputs_;
+    if (in.alibi_slopes) arguments.inputs[Role::kAlibiSlopes] = in.alibi_slopes->View();
+    if (in.bias_table) arguments.inputs[Role::kBiasTable] = in.bias_table->View();
+    if (in.relative_bias) arguments.inputs[Role::kRelativeBias] = in.relative_bias->View();
   }
 
   const ChunkedPlan& plan_;
@@ -186,6 +196,21 @@ constexpr Feature kFeatures[] = {
        p.head_sink = p.dtype;
        p.causal = true, p.alignment = Alignment::kBottomRight;
        p.query_length = 23, p.key_length = 17;
+     }},
+    {"alibi", [](Problem& p) { p.alibi = true; }},
+    {"alibi_slopes_key_lengths",
+     [](Problem& p) {
+       p.alibi_slopes = AlibiSlopes{p.dtype, p.batch}, p.has_key_lengths = true;
+     }},
+    {"bias_table_causal_past",
+     [](Problem& p) {
+       p.bias_table = BiasTable{DType::kFloat32, 8};
+       p.max_distance = 30, p.causal = true, p.past_length = 20;
+     }},
+    {"relative_bias_bottom_right",
+     [](Problem& p) {
+       p.relative_bias = RelativeBias{p.dtype, 4, 9};
+       p.alignment = Alignment::kBottomRight, p.causal = true;
      }},
     {"window", [](Problem& p) { p.left_window = 5, p.right_window = 3; }},
     {"window_bottom_right",

@@ -243,6 +243,26 @@ TEST(OipCodecTest, AcceptsEveryInput) {
   EXPECT_EQ(problem.head_sink, DType::kFloat32);
 }
 
+TEST(OipCodecTest, AcceptsEachBiasByDistance) {
+  ModelInferRequest slopes = RawMessage();
+  AddRaw(slopes, "alibi_slopes", "FP32", {1, 1});
+  EXPECT_EQ(DecodedProblem(slopes).alibi_slopes->batch, 1);
+  ModelInferRequest table = RawMessage();
+  AddRaw(table, "bias_table", "FP32", {8, 1});
+  (*table.mutable_parameters())["is_bidirectional"].set_bool_param(true);
+  (*table.mutable_parameters())["max_distance"].set_int64_param(20);
+  const Problem t5 = DecodedProblem(table);
+  EXPECT_EQ(t5.bias_table->buckets, 8);
+  EXPECT_TRUE(t5.is_bidirectional);
+  EXPECT_EQ(t5.max_distance, 20);
+  ModelInferRequest clipped = RawMessage();
+  AddRaw(clipped, "relative_bias", "FP32", {1, 7});
+  EXPECT_EQ(DecodedProblem(clipped).relative_bias->length, 7);
+  ModelInferRequest alibi = RawMessage();
+  (*alibi.mutable_parameters())["alibi"].set_bool_param(true);
+  EXPECT_TRUE(DecodedProblem(alibi).alibi);
+}
+
 TEST(OipCodecTest, CopiesKeyLengthsRawAndTyped) {
   const std::vector<int64_t> lengths = {2};
   ModelInferRequest raw = RawMessage();
@@ -703,6 +723,12 @@ const Refusal kRefusals[] = {
      [](auto& m) { AddRaw(m, "head_sink", "FP32", {2}); },
      kInvalid,
      {"head_sink", "[2]", "[1]"}},
+    {"BucketsForOtherHeads",
+     [](auto& m) {
+       AddRaw(m, "bias_table", "FP32", {8, 2});
+     },
+     kInvalid,
+     {"bias_table", "[8, 2]", "[buckets, 1]"}},
     {"LengthsOfFloats",
      [](auto& m) { AddRaw(m, "nonpad_kv_seqlen", "FP32", {1}); },
      kInvalid,

@@ -70,6 +70,7 @@ TEST(RaptCodecTest, ReadsTensorsInPlace) {
   SetTensor(*message.mutable_past_value(), v1::FP32, {2, 2, 1, 6}, 4);
   SetTensor(*message.mutable_attention_bias(), v1::BF16, {3, 1}, 2);
   SetTensor(*message.mutable_head_sink(), v1::FP32, {4}, 4);
+  SetTensor(*message.mutable_relative_bias(), v1::FP32, {4, 3}, 4);
   v1::Tensor* const tensors[] = {message.mutable_q(),
                                  message.mutable_k(),
                                  message.mutable_v(),
@@ -77,7 +78,8 @@ TEST(RaptCodecTest, ReadsTensorsInPlace) {
                                  message.mutable_past_key(),
                                  message.mutable_past_value(),
                                  message.mutable_attention_bias(),
-                                 message.mutable_head_sink()};
+                                 message.mutable_head_sink(),
+                                 message.mutable_relative_bias()};
   char letter = 'a';
   for (v1::Tensor* tensor : tensors) {  // distinct bytes
     tensor->set_data(std::string(tensor->data().size(), letter++));
@@ -85,12 +87,14 @@ TEST(RaptCodecTest, ReadsTensorsInPlace) {
   const WireMessage bytes(message.SerializeAsString());
   const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes(), kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  ASSERT_EQ(std::size(tensors), kInputTensors.size());
-  for (size_t n = 0; n < kInputTensors.size(); ++n) {
-    const InputBytes& input = decoded->request.inputs[kInputTensors[n]];
+  size_t n = 0;
+  for (Role role : InputTensorsOf(decoded->request.call.problem)) {
+    const InputBytes& input = decoded->request.inputs[role];
     EXPECT_TRUE(bytes.Contains(input.data)) << n;
-    EXPECT_EQ(Gather(input), tensors[n]->data()) << n;
+    ASSERT_LT(n, std::size(tensors));
+    EXPECT_EQ(Gather(input), tensors[n++]->data()) << kNativeNames[role];
   }
+  EXPECT_EQ(n, std::size(tensors));
 }
 
 TEST(RaptCodecTest, ADefaultCallIsPlainAttention) {

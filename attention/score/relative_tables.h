@@ -1,0 +1,44 @@
+// Biases by distance, expanded: ALiBi, the buckets of T5 and clipped tables become one table per
+// head with the bias of every distance between the problem's queries and keys. The biases of a
+// query row are a slice of it, which kernels add to the scores as one more float mask.
+#ifndef RAPT_ATTENTION_SCORE_RELATIVE_TABLES_H_
+#define RAPT_ATTENTION_SCORE_RELATIVE_TABLES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "attention/problem.h"
+
+namespace rapt {
+
+// The tables of a problem with Problem::has_relative(), in memory of the caller. Their size is
+// linear in the lengths. `Real` is the type of the scores, float or double.
+template <typename Real>
+class RelativeTables {
+ public:
+  static int64_t Bytes(const Problem& problem);
+  // The number of tables: one per head, and per batch row if the rows differ.
+  static int64_t Count(const Problem& problem);
+
+  // REQUIRES: `memory` has Bytes() bytes, aligned to Real.
+  RelativeTables(const Problem& problem, std::byte* memory);
+
+  // Fills table n. Different tables may be filled concurrently.
+  void Fill(const Arguments& arguments, int64_t n) const;
+
+  // Returns the biases of keys [0, T) for query i. REQUIRES: their table is filled.
+  const std::byte* Row(int64_t b, int64_t h, int64_t i) const;
+
+ private:
+  const Problem& problem_;
+  Real* memory_;
+};
+
+// Writes the biases of the T keys for one query, in float64.
+void RelativeRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h,
+                 int64_t i, absl::Span<double> biases);
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_SCORE_RELATIVE_TABLES_H_
