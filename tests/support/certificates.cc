@@ -5,6 +5,8 @@
 #include <openssl/x509v3.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <fstream>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -101,6 +103,23 @@ Certificate Authority::IssueNamed(const std::string& common_name,
   }
   X509_sign(certificate.get(), identity_->key.get(), EVP_sha256());
   return {PemOf(certificate.get()), PemOf(key.get())};
+}
+
+ServerCertificate::ServerCertificate() {
+  std::string pattern = std::filesystem::temp_directory_path() / "rapt-XXXXXX";
+  RAPT_CHECK(mkdtemp(pattern.data()) != nullptr, "no temporary folder");
+  folder_ = pattern;
+  const Certificate certificate = authority_.Issue({"rapt.test"});
+  std::ofstream(authority_file()) << authority();
+  std::ofstream(folder_ / "cert") << certificate.cert;
+  std::ofstream(folder_ / "key") << certificate.key;
+}
+
+ServerCertificate::~ServerCertificate() { std::filesystem::remove_all(folder_); }
+
+std::vector<std::string> ServerCertificate::Flags() const {
+  return {absl::StrCat("--tls_cert=", (folder_ / "cert").string()),
+          absl::StrCat("--tls_key=", (folder_ / "key").string())};
 }
 
 std::string Encrypt(const std::string& key) {

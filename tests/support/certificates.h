@@ -3,6 +3,7 @@
 #define RAPT_TESTS_SUPPORT_CERTIFICATES_H_
 
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +40,25 @@ class Authority {
  private:
   struct Identity;
   const std::unique_ptr<Identity> identity_;
+};
+
+// Files with a certificate for 127.0.0.1 and its key, until it is destroyed.
+class ServerCertificate {
+ public:
+  ServerCertificate();
+  ~ServerCertificate();
+  ServerCertificate(const ServerCertificate&) = delete;
+  ServerCertificate& operator=(const ServerCertificate&) = delete;
+
+  // Of the server that uses them.
+  std::vector<std::string> Flags() const;
+  // The certificate of its authority, and a file with it.
+  const std::string& authority() const { return authority_.cert(); }
+  std::string authority_file() const { return folder_ / "authority"; }
+
+ private:
+  const Authority authority_;
+  std::filesystem::path folder_;
 };
 
 // Returns the key encrypted with a passphrase.

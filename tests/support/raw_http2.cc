@@ -1,20 +1,27 @@
 #include "tests/support/raw_http2.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
+#include <csignal>
 
+#include "base/mutex.h"
 #include "tests/support/loopback.h"
 
 namespace rapt::test {
 namespace {
 
 constexpr size_t kFrameHead = 9;
-constexpr int kPatienceSeconds = 60;
+constexpr std::chrono::seconds kPatience{60};
 
 // HPACK's integer with a prefix of 7 bits.
 void AppendLength(size_t length, std::string& block) {
@@ -56,6 +63,12 @@ Headers Inflate(nghttp2_hd_inflater* inflater, const std::string& block) {
   }
   nghttp2_hd_inflate_end_headers(inflater);
   return headers;
+}
+
+// Blocks until the socket has one of the events. Returns false if it has none in this time.
+bool WaitFor(int socket, short events, std::chrono::milliseconds time = kPatience) {
+  pollfd poll_for = {socket, events, 0};
+  return poll(&poll_for, 1, static_cast<int>(time.count())) > 0;
 }
 
 }  // namespace
@@ -107,11 +120,46 @@ std::string Preface() {
 
 uint32_t RawHttp2::Received::Number(size_t offset) const { return NumberAt(payload, offset, 4); }
 
-RawHttp2::RawHttp2(const std::string& address) : connection_(ConnectTo(address)) {
+// OpenSSL's client. A session is not thread-safe.
+struct RawHttp2::Tls {
+  explicit Tls(int socket)
+      : context(SSL_CTX_new(TLS_client_method()), SSL_CTX_free),
+        ssl(SSL_new(context.get()), SSL_free) {
+    std::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes without MSG_NOSIGNAL
+    SSL_set_alpn_protos(ssl.get(), reinterpret_cast<const unsigned char*>("\2h2"), 3);
+    SSL_set_mode(ssl.get(), SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    SSL_set_fd(ssl.get(), socket);
+    SSL_connect(ssl.get());
+  }
+
+  // Calls SSL_read_ex() or SSL_write_ex().
+  template <typename Bytes, typename Transfer>
+  std::optional<size_t> Try(Transfer transfer, Bytes* bytes, size_t count) {
+    MutexLock lock(mutex);
+    ERR_clear_error();
+    size_t done = 0;
+    if (transfer(ssl.get(), bytes, count, &done) == 1) return done;
+    const int error = SSL_get_error(ssl.get(), 0);
+    if (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) return 0;
+    return std::nullopt;
+  }
+
+  Mutex mutex;
+  const std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)> context;
+  const std::unique_ptr<SSL, void (*)(SSL*)> ssl;
+};
+
+RawHttp2::RawHttp2(const std::string& address, Security security)
+    : connection_(ConnectTo(address)) {
   EXPECT_EQ(nghttp2_hd_inflate_new(&inflater_), 0);
-  const timeval patience = {kPatienceSeconds, 0};
-  setsockopt(connection_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  setsockopt(connection_, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+  if (security == Security::kTls) {
+    const timeval patience = {kPatience.count(), 0};
+    setsockopt(connection_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    tls_ = std::make_unique<Tls>(connection_);
+  }
+  const int on = 1;
+  EXPECT_EQ(setsockopt(connection_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)), 0);
+  EXPECT_EQ(fcntl(connection_, F_SETFL, O_NONBLOCK), 0);
   Send(Preface());
 }
 
@@ -120,18 +168,40 @@ RawHttp2::~RawHttp2() {
   close(connection_);
 }
 
+std::optional<size_t> RawHttp2::TryRead(char* bytes, size_t count) {
+  if (tls_ != nullptr) return tls_->Try(SSL_read_ex, bytes, count);
+  const ssize_t n = recv(connection_, bytes, count, 0);
+  if (n > 0) return static_cast<size_t>(n);
+  if (n < 0 && errno == EAGAIN) return 0;
+  return std::nullopt;
+}
+
+std::optional<size_t> RawHttp2::TryWrite(absl::string_view bytes) {
+  if (tls_ != nullptr) return tls_->Try(SSL_write_ex, bytes.data(), bytes.size());
+  const ssize_t n = send(connection_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  if (n >= 0) return static_cast<size_t>(n);
+  if (errno == EAGAIN) return 0;
+  return std::nullopt;
+}
+
 bool RawHttp2::Send(const std::string& bytes) {
-  for (size_t sent = 0; sent < bytes.size();) {
-    const ssize_t n = send(connection_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-    if (n <= 0) return false;
-    sent += static_cast<size_t>(n);
+  for (absl::string_view left = bytes; !left.empty();) {
+    const std::optional<size_t> n = TryWrite(left);
+    if (!n) return false;
+    if (*n == 0 && !WaitFor(connection_, POLLOUT)) return false;
+    left.remove_prefix(*n);
   }
   return true;
 }
 
 size_t RawHttp2::SendWithoutWaiting(absl::string_view bytes) {
-  const ssize_t n = send(connection_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  return static_cast<size_t>(std::max<ssize_t>(n, 0));
+  absl::string_view left = bytes;
+  while (!left.empty()) {
+    const size_t n = TryWrite(left).value_or(0);
+    if (n == 0) break;
+    left.remove_prefix(n);
+  }
+  return bytes.size() - left.size();
 }
 
 void RawHttp2::OpenCall(uint32_t stream, const Headers& headers, uint8_t flags) {
@@ -142,13 +212,28 @@ void RawHttp2::SendData(uint32_t stream, const std::string& bytes, bool ends) {
   Send(Frame(NGHTTP2_DATA, ends ? NGHTTP2_FLAG_END_STREAM : NGHTTP2_FLAG_NONE, stream, bytes));
 }
 
+void RawHttp2::Discard(std::chrono::milliseconds time) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end = Clock::now() + time;
+  std::string bytes(16 * 1024, '\0');
+  for (Clock::time_point now = Clock::now(); now < end; now = Clock::now()) {
+    const std::optional<size_t> n = TryRead(bytes.data(), bytes.size());
+    if (!n) return;
+    if (*n == 0)
+      WaitFor(connection_, POLLIN, std::chrono::ceil<std::chrono::milliseconds>(end - now));
+  }
+}
+
 bool RawHttp2::ReadExactly(size_t count, std::string& bytes) {
   bytes.resize(count);
   for (size_t have = 0; have < count;) {
-    const ssize_t n = read(connection_, bytes.data() + have, count - have);
-    EXPECT_FALSE(n < 0 && errno == EAGAIN) << "the server is silent";
-    if (n <= 0) return false;
-    have += static_cast<size_t>(n);
+    const std::optional<size_t> n = TryRead(bytes.data() + have, count - have);
+    if (!n) return false;
+    if (*n == 0 && !WaitFor(connection_, POLLIN)) {
+      ADD_FAILURE() << "the server is silent";
+      return false;
+    }
+    have += *n;
   }
   return true;
 }

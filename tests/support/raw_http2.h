@@ -4,8 +4,10 @@
 
 #include <nghttp2/nghttp2.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -32,7 +34,10 @@ std::string BigEndian(uint32_t number);
 // The bytes that begin a connection.
 std::string Preface();
 
-// A connection whose frames the test writes, and whose frames from the server it reads.
+enum class Security { kPlainText, kTls };
+
+// A connection whose frames the test writes, and whose frames from the server it reads. One thread
+// may send while another one reads.
 class RawHttp2 {
  public:
   struct Received {
@@ -45,8 +50,9 @@ class RawHttp2 {
     uint32_t Number(size_t offset) const;  // in the payload
   };
 
-  // `address` is "127.0.0.1:43211". Sends the preface.
-  explicit RawHttp2(const std::string& address);
+  // `address` is "127.0.0.1:43211". Sends the preface. Over TLS, every certificate is accepted, and
+  // a handshake that fails is a connection that the server has closed.
+  explicit RawHttp2(const std::string& address, Security security = Security::kPlainText);
   ~RawHttp2();
   RawHttp2(const RawHttp2&) = delete;
   RawHttp2& operator=(const RawHttp2&) = delete;
@@ -61,6 +67,9 @@ class RawHttp2 {
   void OpenCall(uint32_t stream, const Headers& headers, uint8_t flags = NGHTTP2_FLAG_NONE);
   void SendData(uint32_t stream, const std::string& bytes, bool ends = false);
 
+  // Discards what the server sends during this time, or until it closes the connection.
+  void Discard(std::chrono::milliseconds time);
+
   // Blocks. nullopt: the server has closed the connection. Silence for a minute fails the test.
   std::optional<Received> Read();
   // Reads until the frame.
@@ -71,9 +80,15 @@ class RawHttp2 {
   std::optional<uint32_t> ReadGoAway();
 
  private:
+  struct Tls;
+
+  // Returns how many bytes were transferred without waiting. nullopt: the connection has ended.
+  std::optional<size_t> TryRead(char* bytes, size_t count);
+  std::optional<size_t> TryWrite(absl::string_view bytes);
   bool ReadExactly(size_t count, std::string& bytes);
 
   int connection_;
+  std::unique_ptr<Tls> tls_;  // null without TLS
   nghttp2_hd_inflater* inflater_;
 };
 

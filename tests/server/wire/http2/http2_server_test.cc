@@ -1,5 +1,5 @@
-// rapt-server against frames that no client library sends, and with gRPC's
-// client.
+// rapt-server against frames that no client library sends, and with gRPC's client. Over TLS if
+// RAPT_TEST_TLS is in the environment.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <future>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
+#include "tests/support/certificates.h"
 #include "tests/support/memory_watch.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/raw_http2.h"
@@ -36,9 +38,32 @@ using ::testing::Pair;
 constexpr char kLive[] = "/inference.GRPCInferenceService/ServerLive";
 constexpr char kInfer[] = "/inference.GRPCInferenceService/ModelInfer";
 
+const Security kSecurity =
+    std::getenv("RAPT_TEST_TLS") == nullptr ? Security::kPlainText : Security::kTls;
+
+const ServerCertificate& TheCertificate() {
+  static const ServerCertificate certificate;
+  return certificate;
+}
+
 std::vector<std::string> Flags(std::vector<std::string> flags = {}) {
-  flags.insert(flags.begin(), {"--threads=2"});
+  flags.push_back("--threads=2");
+  if (kSecurity == Security::kPlainText) return flags;
+  for (const std::string& flag : TheCertificate().Flags()) flags.push_back(flag);
   return flags;
+}
+
+class Connection : public RawHttp2 {
+ public:
+  explicit Connection(const std::string& address) : RawHttp2(address, kSecurity) {}
+};
+
+std::unique_ptr<inference::GRPCInferenceService::Stub> StubOf(const ServerProcess& server) {
+  const auto credentials = kSecurity == Security::kPlainText
+                               ? grpc::InsecureChannelCredentials()
+                               : grpc::SslCredentials({TheCertificate().authority(), "", ""});
+  return inference::GRPCInferenceService::NewStub(
+      grpc::CreateChannel(server.grpc_address(), credentials));
 }
 
 auto HasStatus(grpc::StatusCode code) {
@@ -46,7 +71,7 @@ auto HasStatus(grpc::StatusCode code) {
 }
 
 // Reads the headers of the response to one call of ServerLive.
-Headers AskWhetherLive(RawHttp2& connection, uint32_t stream, const Headers& more = {}) {
+Headers AskWhetherLive(Connection& connection, uint32_t stream, const Headers& more = {}) {
   connection.OpenCall(stream, CallHeaders(kLive, more));
   connection.SendData(stream, Prefixed(""), /*ends=*/true);
   return connection.ReadResponse(stream);
@@ -55,9 +80,7 @@ Headers AskWhetherLive(RawHttp2& connection, uint32_t stream, const Headers& mor
 // Calls of another caller, by gRPC's client, which must not notice what the test does.
 class Bystander {
  public:
-  explicit Bystander(const ServerProcess& server)
-      : stub_(inference::GRPCInferenceService::NewStub(
-            grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()))) {}
+  explicit Bystander(const ServerProcess& server) : stub_(StubOf(server)) {}
 
   bool IsServed() {
     grpc::ClientContext context;
@@ -77,7 +100,7 @@ class Bystander {
 class Http2CallTest : public ::testing::Test {
  protected:
   ServerProcess server_{Flags({"--memory_budget_bytes=67108864"})};
-  RawHttp2 connection_{server_.grpc_address()};
+  Connection connection_{server_.grpc_address()};
 };
 
 TEST_F(Http2CallTest, MessagesMayArriveByteByByteAndInPaddedFrames) {
@@ -196,21 +219,19 @@ TEST_F(Http2CallTest, PercentEncodesStatusMessagesAsClientsExpect) {
   connection_.SendData(1, Prefixed(request.SerializeAsString()), /*ends=*/true);
   EXPECT_THAT(connection_.ReadResponse(1),
               Contains(Pair("grpc-message", HasSubstr("'100%25 %C3%A9t%C3%A9%0A%7F'"))));
-  const auto stub = inference::GRPCInferenceService::NewStub(
-      grpc::CreateChannel(server_.grpc_address(), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   inference::ModelMetadataResponse response;
-  EXPECT_THAT(stub->ModelMetadata(&context, request, &response).error_message(),
+  EXPECT_THAT(StubOf(server_)->ModelMetadata(&context, request, &response).error_message(),
               HasSubstr(absl::StrCat("'", name, "'")));
 }
 
 // A large message that is announced reserves its size, and no more than a step of it is let in.
 TEST_F(Http2CallTest, OpensTheWindowInStepsAndOnlyForAdmittedBytes) {
   constexpr uint32_t kSize = 10 << 20;
-  RawHttp2 first(server_.grpc_address()), second(server_.grpc_address()),
+  Connection first(server_.grpc_address()), second(server_.grpc_address()),
       third(server_.grpc_address());
   int64_t most = 0;
-  for (RawHttp2* connection : {&first, &second}) {
+  for (Connection* connection : {&first, &second}) {
     connection->OpenCall(1, CallHeaders(kInfer));
     connection->SendData(1, Prefixed(std::string(16000, 'x'), kSize));
     int64_t granted = 0;
@@ -257,7 +278,7 @@ TEST_F(Http2CallTest, ThousandsOfResetsLeaveTheConnectionOpen) {
 
 TEST_F(Http2CallTest, TheEndOfAConnectionEndsItsCalls) {
   {
-    RawHttp2 connection(server_.grpc_address());
+    Connection connection(server_.grpc_address());
     connection.OpenCall(1, CallHeaders(kInfer));
     connection.SendData(1, Prefixed(std::string(100, 'x'), 10 << 20));
     WaitForMetric(server_, "rapt_open_calls", 1);
@@ -270,7 +291,7 @@ TEST_F(Http2CallTest, TheEndOfAConnectionEndsItsCalls) {
 TEST_F(Http2CallTest, DataBeyondTheContentLengthIsNotReadIntoAFreedMessage) {
   constexpr uint32_t kMessageBytes = 64 * 1024;
   for (int n = 0; n < 20; ++n) {
-    RawHttp2 connection(server_.grpc_address());
+    Connection connection(server_.grpc_address());
     ASSERT_TRUE(connection.ReadUntil(NGHTTP2_WINDOW_UPDATE));
     std::string burst =
         Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 1,
@@ -302,8 +323,8 @@ TEST_F(Http2CallTest, TrailersOfManyStreamsDoNotAddUp) {
 
 TEST_F(Http2CallTest, CallsThatWaitForMemoryLeaveRoomForOthersOfTheirConnection) {
   constexpr uint32_t kSize = 10 << 20, kWaiting = 16, kEarly = 65535;
-  RawHttp2 first(server_.grpc_address()), second(server_.grpc_address());
-  for (RawHttp2* connection : {&first, &second}) {
+  Connection first(server_.grpc_address()), second(server_.grpc_address());
+  for (Connection* connection : {&first, &second}) {
     connection->OpenCall(1, CallHeaders(kInfer));
     connection->SendData(1, Prefixed(std::string(16000, 'x'), kSize));
   }
@@ -330,7 +351,7 @@ TEST_F(Http2CallTest, CallsThatWaitForMemoryLeaveRoomForOthersOfTheirConnection)
 // Announces a message and sends a part of it: it is charged until the server ends the call.
 void ExpectPartIsChargedAndEnds(const ServerProcess& server, const std::string& path) {
   constexpr uint32_t kSize = 60'000;
-  RawHttp2 connection(server.grpc_address());
+  Connection connection(server.grpc_address());
   connection.OpenCall(1, CallHeaders(path));
   connection.SendData(1, Prefixed("part", kSize));
   WaitForMetric(server, "rapt_memory_reserved_bytes", kSize);
@@ -361,7 +382,7 @@ void ExpectCalm(const std::function<std::string(uint32_t n)>& flood) {
   EXPECT_TRUE(bystander.IsServed());
   const int64_t before = RssAnonBytes(server.pid());
   const MemoryWatch memory(server.pid());
-  RawHttp2 attacker(server.grpc_address());
+  Connection attacker(server.grpc_address());
   auto error = std::async(std::launch::async, [&attacker] { return attacker.ReadGoAway(); });
   size_t sent = 0;
   for (uint32_t n = 0; sent < kLingeringBytes; ++n) {
@@ -484,9 +505,9 @@ TEST(Http2FloodTest, OfCallsWhoseResponsesAreNotReadHoldsLittle) {
   EXPECT_TRUE(bystander.IsServed());
   const int64_t before = RssAnonBytes(server.pid());
   const MemoryWatch memory(server.pid());
-  std::vector<std::unique_ptr<RawHttp2>> connections;
+  std::vector<std::unique_ptr<Connection>> connections;
   for (int n = 0; n < kConnections; ++n) {
-    connections.push_back(std::make_unique<RawHttp2>(server.grpc_address()));
+    connections.push_back(std::make_unique<Connection>(server.grpc_address()));
   }
   std::vector<size_t> sent(kConnections);
   for (int silent_rounds = 0; silent_rounds < 50; ++silent_rounds) {
@@ -509,7 +530,7 @@ TEST(Http2FloodTest, OfCallsWhoseResponsesAreNotReadHoldsLittle) {
 
 TEST(Http2ConnectionTest, StreamsBeyondTheLimitAreRefused) {
   const ServerProcess server(Flags({"--max_streams_per_connection=2"}));
-  RawHttp2 connection(server.grpc_address());
+  Connection connection(server.grpc_address());
   for (const uint32_t stream : {1, 3, 5}) connection.OpenCall(stream, CallHeaders(kInfer));
   const auto reset = connection.ReadUntil(NGHTTP2_RST_STREAM);
   ASSERT_TRUE(reset);
@@ -523,7 +544,7 @@ TEST(Http2ConnectionTest, StreamsBeyondTheLimitAreRefused) {
 
 TEST(Http2ConnectionTest, SmallCallsWhoseResponsesAreNotReadHinderNobody) {
   const ServerProcess server(Flags({"--max_calls_per_caller=300"}));
-  RawHttp2 connection(server.grpc_address());
+  Connection connection(server.grpc_address());
   // No answer fits into a window of 0.
   connection.Send(Frame(NGHTTP2_SETTINGS, 0, 0, std::string("\0\4", 2) + BigEndian(0)));
   for (uint32_t n = 0; n < 256; ++n) {
@@ -539,11 +560,11 @@ TEST(Http2ConnectionTest, AnAddressHasALimitedShareOfTheConnections) {
   const ServerProcess server(Flags({"--grpc_address=[::]:0", "--insecure", "--max_connections=3",
                                     "--max_connections_per_address=2"}));
   const std::string port = server.grpc_address().substr(server.grpc_address().rfind(':'));
-  RawHttp2 first("127.0.0.1" + port), second("127.0.0.1" + port), third("127.0.0.1" + port);
+  Connection first("127.0.0.1" + port), second("127.0.0.1" + port), third("127.0.0.1" + port);
   EXPECT_FALSE(third.Read());
   EXPECT_THAT(AskWhetherLive(first, 1), HasStatus(grpc::StatusCode::OK));
   EXPECT_THAT(AskWhetherLive(second, 1), HasStatus(grpc::StatusCode::OK));
-  RawHttp2 other("[::1]" + port), beyond("[::1]" + port);
+  Connection other("[::1]" + port), beyond("[::1]" + port);
   EXPECT_FALSE(beyond.Read());  // by --max_connections
   EXPECT_THAT(AskWhetherLive(other, 1), HasStatus(grpc::StatusCode::OK));
   EXPECT_EQ(ReadMetric(server, "rapt_refused_connections_total"), 2);
@@ -552,7 +573,7 @@ TEST(Http2ConnectionTest, AnAddressHasALimitedShareOfTheConnections) {
 
 TEST(Http2ConnectionTest, IdleConnectionsAreClosed) {
   const ServerProcess server(Flags({"--max_connection_idle=1s"}));
-  RawHttp2 connection(server.grpc_address());
+  Connection connection(server.grpc_address());
   EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_NO_ERROR);
   EXPECT_FALSE(connection.Read());
 }
@@ -560,7 +581,7 @@ TEST(Http2ConnectionTest, IdleConnectionsAreClosed) {
 TEST(Http2ConnectionTest, OldConnectionsGoAwayWhenTheirCallsHaveEnded) {
   // Well before the 2 s after which a silent call ends.
   const ServerProcess server(Flags({"--max_connection_age=100ms"}));
-  RawHttp2 connection(server.grpc_address());
+  Connection connection(server.grpc_address());
   connection.OpenCall(1, CallHeaders(kLive));
   EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_NO_ERROR);
   connection.SendData(1, Prefixed(""), /*ends=*/true);
@@ -570,7 +591,7 @@ TEST(Http2ConnectionTest, OldConnectionsGoAwayWhenTheirCallsHaveEnded) {
 
 TEST(Http2ConnectionTest, PingsWithoutCallsAreTooMany) {
   const ServerProcess server(Flags());
-  RawHttp2 connection(server.grpc_address());
+  Connection connection(server.grpc_address());
   for (int n = 0; n < 4; ++n) connection.Send(Frame(NGHTTP2_PING, 0, 0, "12345678"));
   const auto last = connection.ReadUntil(NGHTTP2_GOAWAY);
   ASSERT_TRUE(last);
@@ -580,7 +601,7 @@ TEST(Http2ConnectionTest, PingsWithoutCallsAreTooMany) {
 
 TEST(Http2ConnectionTest, ADrainingServerSendsGoAwayBeforeItRefuses) {
   ServerProcess server(Flags({"--drain_pause=100ms", "--drain_refusal_time=200ms"}));
-  RawHttp2 connection(server.grpc_address());
+  Connection connection(server.grpc_address());
   connection.OpenCall(1, CallHeaders(kLive));
   EXPECT_THAT(AskWhetherLive(connection, 3), HasStatus(grpc::StatusCode::OK));
   server.Terminate();
@@ -593,7 +614,7 @@ TEST(Http2ConnectionTest, ADrainingServerSendsGoAwayBeforeItRefuses) {
 
 TEST(Http2ConnectionTest, ADrainingServerRefusesNoCallOfACallerThatItHasNotTold) {
   ServerProcess server(Flags({"--drain_pause=100ms", "--drain_refusal_time=200ms"}));
-  RawHttp2 connection(server.grpc_address());
+  Connection connection(server.grpc_address());
   server.Terminate();
   bool is_told = false;
   for (uint32_t stream = 1; !is_told; stream += 2) {
@@ -612,7 +633,7 @@ TEST(Http2ConnectionTest, ADrainingServerRefusesNoCallOfACallerThatItHasNotTold)
 
 TEST(Http2ConnectionTest, WatchesAreCountedAsOpenCalls) {
   const ServerProcess server(Flags({"--max_calls_per_caller=2"}));
-  RawHttp2 connection(server.grpc_address());
+  Connection connection(server.grpc_address());
   for (const uint32_t stream : {1, 3, 5}) {
     connection.OpenCall(stream, CallHeaders("/grpc.health.v1.Health/Watch"));
   }
@@ -627,7 +648,7 @@ TEST(Http2ConnectionTest, GarbageEndsTheConnectionOnly) {
         Frame(NGHTTP2_HEADERS, 0, 0, "x"), Frame(NGHTTP2_SETTINGS, 0, 0, "x"),
         Frame(NGHTTP2_PUSH_PROMISE, 0, 1, "1234"),
         Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 1, "\xFF\xFF\xFF\xFF\xFF\xFF")}) {
-    RawHttp2 connection(server.grpc_address());
+    Connection connection(server.grpc_address());
     connection.Send(garbage);
     while (connection.Read()) {
     }

@@ -10,9 +10,6 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/descriptor.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "tests/support/certificates.h"
@@ -75,33 +71,24 @@ class RawTls {
 
 class Http2TlsTest : public ::testing::Test {
  protected:
-  Http2TlsTest() {
-    std::signal(SIGPIPE, SIG_IGN);
-    std::string pattern = std::filesystem::temp_directory_path() / "rapt-XXXXXX";
-    folder_ = mkdtemp(pattern.data());
-    const Certificate certificate = ca_.Issue({"rapt.test"});
-    std::ofstream(folder_ / "cert") << certificate.cert;
-    std::ofstream(folder_ / "key") << certificate.key;
-  }
-  ~Http2TlsTest() override { std::filesystem::remove_all(folder_); }
+  Http2TlsTest() { std::signal(SIGPIPE, SIG_IGN); }
 
   std::vector<std::string> Flags(std::vector<std::string> flags = {}) const {
-    flags.insert(flags.begin(), {"--threads=2", absl::StrCat("--tls_cert=", Path("cert")),
-                                 absl::StrCat("--tls_key=", Path("key"))});
+    flags.push_back("--threads=2");
+    for (const std::string& flag : certificate_.Flags()) flags.push_back(flag);
     return flags;
   }
-  std::string Path(const std::string& name) const { return folder_ / name; }
 
   // gRPC's client, which other peers must not disturb.
   std::unique_ptr<inference::GRPCInferenceService::Stub> Stub(const ServerProcess& server) const {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
     return inference::GRPCInferenceService::NewStub(grpc::CreateCustomChannel(
-        server.grpc_address(), grpc::SslCredentials({ca_.cert(), "", ""}), arguments));
+        server.grpc_address(), grpc::SslCredentials({certificate_.authority(), "", ""}),
+        arguments));
   }
 
-  const Authority ca_;
-  std::filesystem::path folder_;
+  const ServerCertificate certificate_;
 };
 
 grpc::Status AskWhetherLive(inference::GRPCInferenceService::Stub& stub) {
