@@ -1,5 +1,6 @@
 #include "server/wire/health_watch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -23,9 +24,11 @@ HealthWatch::HealthWatch(const CallEnvironment& environment, HealthStatus& healt
       alarm_(environment.timer, [this] { this->stream().Cancel(); }) {}
 
 void HealthWatch::Begin() {
-  absl::Status status = call_.Enter(stream().Headers(call_.arrived()));
+  const CallHeaders headers = stream().Headers(call_.arrived());
+  absl::Status status = call_.Enter(headers);
   if (!status.ok()) return Continue(std::move(status));
-  alarm_.Set(call_.Now() + call_.limits().default_deadline);
+  deadline_ = headers.deadline;
+  alarm_.Set(std::min(deadline_, call_.Now() + call_.limits().default_deadline));
   stream().StartRead(/*max_bytes=*/0);
 }
 
@@ -38,7 +41,6 @@ void HealthWatch::OnSize(int64_t bytes) {
 }
 
 void HealthWatch::OnReadDone(bool ok) {
-  alarm_.Cancel();
   if (!ok) return Continue(absl::InvalidArgumentError("malformed request"));
   const IncomingMessage message = stream().TakeMessage();
   grpc::health::v1::HealthCheckRequest request;
@@ -46,6 +48,7 @@ void HealthWatch::OnReadDone(bool ok) {
     return Continue(absl::InvalidArgumentError("malformed request"));
   }
   call_.ReleaseMessageMemory();
+  deadline_ == Instant::max() ? alarm_.Cancel() : alarm_.Set(deadline_);
   service_ = request.service();
   health_.Add(*this);
   Continue();

@@ -7,6 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "base/timer.h"
 #include "server/calls/call.h"
@@ -16,8 +17,8 @@
 namespace rapt {
 
 // Writes the status and its changes, one at a time. If it changes several times during a write,
-// only the last change is written next. Counts as an open call without tensors. A caller that does
-// not send its request within the default deadline is cancelled.
+// only the last change is written next. Counts as an open call without tensors. Is cancelled at the
+// caller's deadline, and if the request does not arrive within the default deadline.
 class HealthWatch final : public StreamCall, private HealthStatus::Watcher {
  public:
   // Everything borrowed outlives the call.
@@ -40,7 +41,8 @@ class HealthWatch final : public StreamCall, private HealthStatus::Watcher {
 
   HealthStatus& health_;
   Call call_;
-  Alarm alarm_;  // the end of the time to send the request
+  Instant deadline_ = Instant::max();  // the caller's
+  Alarm alarm_;                        // the deadline, or the end of the time to send the request
   std::string service_;
   Mutex mutex_;
   bool is_busy_ ABSL_GUARDED_BY(mutex_) = true;

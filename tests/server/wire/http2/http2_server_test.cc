@@ -364,6 +364,23 @@ TEST(Http2WatchTest, ARequestThatDoesNotArriveIsChargedAndEndsTheCall) {
   ExpectPartIsChargedAndEnds(server, "/grpc.health.v1.Health/Watch");
 }
 
+// The second one needs the place of the first one.
+TEST(Http2WatchTest, EndsAtTheDeadlineOfItsCaller) {
+  const ServerProcess server(Flags({"--max_calls_per_caller=1"}));
+  Connection connection(server.grpc_address());
+  for (const uint32_t stream : {1, 3}) {
+    connection.OpenCall(stream,
+                        CallHeaders("/grpc.health.v1.Health/Watch", {{"grpc-timeout", "100m"}}));
+    connection.SendData(stream, Prefixed(""), /*ends=*/true);
+    auto frame = connection.Read();
+    for (; frame && frame->type != NGHTTP2_RST_STREAM; frame = connection.Read()) {
+      EXPECT_FALSE(frame->headers.contains("grpc-status"));
+    }
+    ASSERT_TRUE(frame);
+    EXPECT_EQ(frame->stream, stream);
+  }
+}
+
 TEST(Http2StreamInferTest, ASmallRequestThatDoesNotArriveIsChargedAndEndsTheCall) {
   const ServerProcess server(Flags({"--min_receive_bytes_per_second=1000000000"}));
   ExpectPartIsChargedAndEnds(server, "/inference.GRPCInferenceService/ModelStreamInfer");
