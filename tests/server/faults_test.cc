@@ -21,6 +21,7 @@
 #include "proto/rapt/v1/attention.pb.h"
 #include "rapt/client.h"
 #include "tests/support/callers.h"
+#include "tests/support/corrupt.h"
 #include "tests/support/loopback.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/raw_call.h"
@@ -147,28 +148,6 @@ TEST(FaultsTest, SlowSendersAreEvictedAndDoNotBlockSmallCalls) {
 }
 
 // --- Garbage -------------------------------------------------------------------------------------
-
-// Corrupts some bytes, as networks and attackers do: changes, removes or duplicates them.
-std::string Corrupt(std::string bytes, std::mt19937& random) {
-  const auto below = [&random](size_t n) { return n == 0 ? 0 : random() % n; };
-  for (size_t faults = 1 + below(4); faults > 0 && !bytes.empty(); --faults) {
-    const size_t at = below(bytes.size());
-    switch (below(4)) {
-      case 0:
-        bytes[at] = static_cast<char>(random());
-        break;
-      case 1:
-        bytes[at] = static_cast<char>(bytes[at] ^ 1 << below(8));
-        break;
-      case 2:
-        bytes.erase(at, below(16));
-        break;
-      default:
-        bytes.insert(at, bytes.substr(below(bytes.size()), below(32)));
-    }
-  }
-  return bytes;
-}
 
 TEST(FaultsTest, CorruptConnectionsLeaveNothingBehind) {
   const ServerProcess server({"--default_deadline=2s"});
