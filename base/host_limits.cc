@@ -80,10 +80,13 @@ int AffinityCores() {
   return std::max(CPU_COUNT(&set), 1);
 }
 
-int Cores(const fs::path& root) {
-  int64_t cores = AffinityCores();
+// Returns the minimum of all quotas in cores, rounded up.
+std::optional<int64_t> CpuQuota(const fs::path& root) {
+  std::optional<int64_t> cores;
   const auto tighten = [&cores](int64_t quota, int64_t period) {
-    if (quota > 0 && period > 0) cores = std::min(cores, quota / period + (quota % period != 0));
+    if (quota <= 0 || period <= 0) return;
+    const int64_t rounded_up = quota / period + (quota % period != 0);
+    cores = std::min(cores.value_or(rounded_up), rounded_up);
   };
   ForEachCgroup(root, "sys/fs/cgroup", "", [&](const fs::path& path) {
     const std::vector<int64_t> numbers = ReadNumbers(path / "cpu.max");
@@ -94,13 +97,17 @@ int Cores(const fs::path& root) {
     const std::vector<int64_t> period = ReadNumbers(path / "cpu.cfs_period_us");
     if (!quota.empty() && !period.empty()) tighten(quota[0], period[0]);
   });
-  return static_cast<int>(cores);
+  return cores;
 }
 
 }  // namespace
 
 HostLimits ReadHostLimits(const fs::path& root) {
-  return {.cores = Cores(root), .memory_bytes = MemoryLimitBytes(root)};
+  const int cores = AffinityCores();
+  const int64_t memory_bytes = MemoryLimitBytes(root);
+  const std::optional<int64_t> quota = CpuQuota(root);
+  if (!quota || *quota > cores) return {.cores = cores, .memory_bytes = memory_bytes};
+  return {.cores = static_cast<int>(*quota), .has_cpu_quota = true, .memory_bytes = memory_bytes};
 }
 
 void RaiseDescriptorLimit() {

@@ -8,8 +8,9 @@
 namespace rapt {
 
 struct HostLimits {
-  int cores = 1;             // a fractional CPU quota is rounded up
-  int64_t memory_bytes = 0;  // the minimum of physical memory and all cgroup limits
+  int cores = 1;               // a fractional CPU quota is rounded up
+  bool has_cpu_quota = false;  // of a cgroup, and it determines `cores`
+  int64_t memory_bytes = 0;    // the minimum of physical memory and all cgroup limits
 };
 
 // Reads /proc and /sys below `root`. Ignores missing or malformed files. Never fails.

@@ -434,17 +434,19 @@ void Engine::AdmitOrQueue(const AdmissionGate::MemoryRequest& memory, Callback c
 }
 
 void Engine::Submit(Request request, Done done) {
+  const bool is_accepted = request.is_accepted;
   auto attention = std::make_unique<PendingAttention>(std::move(request), std::move(done));
-  absl::Status status = CheckAccepting();
+  absl::Status status = is_accepted ? absl::OkStatus() : CheckAccepting();
   if (status.ok()) status = attention->MakePlan(options_);
   if (!status.ok()) return attention->Refuse(std::move(status));
   Admit(std::move(attention));
 }
 
 void Engine::Diagnose(Request request, DiagnosisDone done) {
+  const bool is_accepted = request.is_accepted;
   auto diagnosis = std::make_unique<PendingDiagnosis>(std::move(request), options_,
                                                       executor_.threads(), std::move(done));
-  absl::Status status = CheckAccepting();
+  absl::Status status = is_accepted ? absl::OkStatus() : CheckAccepting();
   if (status.ok()) status = diagnosis->Measure();
   if (!status.ok()) return diagnosis->Refuse(std::move(status));
   Admit(std::move(diagnosis));

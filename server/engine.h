@@ -63,7 +63,7 @@ class Engine {
 
   // Calls `done` exactly once: on this thread if the request is rejected or tiny, else on a compute
   // thread. The status is
-  //   Unavailable         after StopAccepting()
+  //   Unavailable         after StopAccepting(), unless the request was accepted before
   //   InvalidArgument     invalid data, such as key lengths out of range
   //   Unimplemented       the configured backend does not support the problem
   //   ResourceExhausted   it exceeds the memory budget, the queue is full or the wait was too long

@@ -109,7 +109,8 @@ std::vector<Setting> SettingsOf(Options& o) {
        "first of these that the machine supports"},
       {"threads",
        &o.compute.threads,
-       "compute threads, 1 to 1024; 0: one for each available core",
+       "compute threads, 1 to 1024; 0: one for each available core; under a CPU limit of a cgroup, "
+       "less those that the network threads need",
        {0, kMaxThreads}},
       {"stall_timeout",
        &o.compute.stall_timeout,
@@ -419,11 +420,18 @@ absl::Status Check(absl::Span<const Setting> settings, const Options& options) {
   return status;
 }
 
+// One for each core. With a quota, a process whose compute threads use all of it would be throttled
+// when the network threads run as well, so these are subtracted.
+int64_t DefaultThreads(const HostLimits& host) {
+  int64_t threads = std::clamp<int64_t>(host.cores, 1, kMaxThreads);
+  if (!host.has_cpu_quota) return threads;
+  while (threads > 1 && threads + WireThreads(threads) > host.cores) --threads;
+  return threads;
+}
+
 // Replaces settings of 0 by values derived from the host and other settings.
 void FillIn(const HostLimits& host, Options& options) {
-  if (options.compute.threads == 0) {
-    options.compute.threads = std::clamp<int64_t>(host.cores, 1, kMaxThreads);
-  }
+  if (options.compute.threads == 0) options.compute.threads = DefaultThreads(host);
   if (options.admission.memory_budget_bytes == 0) {
     options.admission.memory_budget_bytes =
         static_cast<int64_t>(kMemoryShare * static_cast<double>(host.memory_bytes));
@@ -434,6 +442,13 @@ void FillIn(const HostLimits& host, Options& options) {
 }
 
 }  // namespace
+
+int WireThreads(int64_t compute_threads) {
+  // On two cores, a single wire thread handles more small calls than two, because it wakes no
+  // other; see docs/tuning.md.
+  constexpr int64_t kComputeThreadsPerWireThread = 4;
+  return static_cast<int>(std::max<int64_t>(1, compute_threads / kComputeThreadsPerWireThread));
+}
 
 absl::StatusOr<Options> ParseOptions(absl::Span<const char* const> arguments,
                                      ReadEnvironment environment, const HostLimits& host) {

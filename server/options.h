@@ -107,6 +107,9 @@ struct Options {
   std::string text_to_print;
 };
 
+// Returns the number of threads that serve the network beside this many compute threads.
+int WireThreads(int64_t compute_threads);
+
 // Returns an environment variable, or null, like std::getenv().
 using ReadEnvironment = absl::FunctionRef<const char*(const char* name)>;
 

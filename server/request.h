@@ -109,6 +109,8 @@ struct Request {
   uint64_t priority = 0;
   // The caller whose share of the memory the request takes. Null: the server.
   std::shared_ptr<CallerMemory> caller;
+  // Its message was admitted before Engine::StopAccepting(), so it is not refused afterwards.
+  bool is_accepted = false;
 };
 
 // An output's bytes, row-major, aligned to a cache line unless they are in the caller's memory.

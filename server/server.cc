@@ -56,10 +56,6 @@ namespace {
 // which never end on their own, make it take that long.
 constexpr std::chrono::milliseconds kTransportShutdownTime{500};
 
-// The number of compute threads per wire thread. On two cores, a single wire thread handles more
-// small calls than two, because it wakes no other; see docs/tuning.md.
-constexpr int64_t kCoresPerWireThread = 4;
-
 // The memory budget must allow messages of this size.
 constexpr int64_t kMinMessageLimitBytes = 64 * 1024;
 
@@ -216,11 +212,9 @@ class ServerImpl final : public Server {
  private:
   void ExportMetrics();
   void ExportBuild();
+  std::chrono::duration<double> OldestRequestAge() const;
   CallObserver Observe(absl::string_view method);
   absl::Status Listen();
-  int WireThreads() const {
-    return std::max<int>(1, static_cast<int>(options_.compute.threads / kCoresPerWireThread));
-  }
   absl::Status WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const;
   absl::Status MeasureSpeeds(absl::FunctionRef<bool()> stop_requested);
   void LogReady() const;
@@ -317,12 +311,21 @@ void ServerImpl::ExportMetrics() {
   ExportQueue(
       "lanes", [this] { return lanes_ == nullptr ? QueueState{} : lanes_->waiting(); }, metrics_);
   memory_->gate.ExportTo(metrics_);
+  metrics_.AddGauge("rapt_oldest_request_age_seconds",
+                    "Age of the oldest waiting request of all queues.", {},
+                    [this] { return OldestRequestAge().count(); });
   memory_->pool.ExportTo(metrics_);
   backends_->cudnn.ExportTo(metrics_);
   readiness_.ExportTo(metrics_);
   ExportProcess(metrics_);
   ExportLog(metrics_);
   ExportBuild();
+}
+
+std::chrono::duration<double> ServerImpl::OldestRequestAge() const {
+  const auto age_of_lane = lanes_ == nullptr ? QueueState{} : lanes_->waiting();
+  return std::max(
+      {memory_->gate.waiting().oldest_age, executor_.waiting().oldest_age, age_of_lane.oldest_age});
 }
 
 void ServerImpl::ExportBuild() {
@@ -370,7 +373,7 @@ absl::Status ServerImpl::Listen() {
                                    .max_idle = options_.grpc.max_connection_idle,
                                    .max_age = options_.grpc.max_connection_age,
                                    .max_call_time = options_.calls.max_deadline},
-                    .threads = WireThreads()},
+                    .threads = WireThreads(options_.compute.threads)},
       environment_, memory_->pool, methods_, stream_methods_);
   http2_server_->ExportTo(metrics_);
   return http2_server_->Start();
@@ -445,8 +448,11 @@ void ServerImpl::ReloadFiles() {
 void ServerImpl::Drain() {
   readiness_.Withdraw();
   health_status_.SetServing(false);
+  // Callers use other connections, if they can, before their calls are refused. Calls that they
+  // have begun have the pause to send their messages.
+  if (http2_server_ != nullptr) http2_server_->GoAway();
   std::this_thread::sleep_for(options_.drain.pause);
-  // Callers use other connections, if they can, before their calls are refused.
+  // Also those that have connected meanwhile.
   if (http2_server_ != nullptr) http2_server_->GoAway();
   engine_.StopAccepting();
   // Callers that get UNAVAILABLE retry elsewhere; few retry the CANCELLED of a call that the

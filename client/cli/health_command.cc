@@ -39,9 +39,10 @@ ExitCode RunHealthCommand(CommandArguments arguments) {
   line.flags.push_back({"json", "", "print the status as JSON", &as_json});
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
-  const auto server = Connect(flags);
-  if (!server.ok()) return FailConnect(server.status());
-  const absl::StatusOr<client::HealthStatus> health = (*server)->CheckHealth(service);
+  const absl::StatusOr<client::HealthStatus> health = CheckHealth(flags, service);
+  if (absl::IsUnavailable(health.status()) || absl::IsInvalidArgument(health.status())) {
+    return FailConnect(health.status());
+  }
   if (!health.ok()) return FailCall(health.status());
   if (as_json) {
     JsonWriter json;

@@ -1,5 +1,6 @@
 #include "client/console/server_connection.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -45,6 +46,13 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
       absl::StrFormat("--token-file %s can't be read or is empty; it must hold a token", path));
 }
 
+absl::Status Unreachable(const std::string& address, const client::Options& options) {
+  return absl::UnavailableError(absl::StrFormat(
+      "can't reach a server at %s%s; start rapt-server there and wait until it is ready, or set "
+      "--address",
+      address, options.tls ? " over TLS with certificates that both sides trust" : ""));
+}
+
 }  // namespace
 
 ServerFlags::ServerFlags()
@@ -53,7 +61,9 @@ ServerFlags::ServerFlags()
 
 std::vector<Flag> ServerFlags::Table() {
   return {{"address", "HOST:PORT",
-           "server address, or unix:PATH (default: RAPT_ADDRESS, else 127.0.0.1:8001)", &address},
+           "server address, unix:PATH, or dns:///NAME:PORT for all addresses of a name (default: "
+           "RAPT_ADDRESS, else 127.0.0.1:8001)",
+           &address},
           {"timeout", "SECONDS", "timeout of each call (default: 60)", &timeout_s},
           {"tls", "", "use TLS; implied by the other --tls flags", &tls},
           {"tls-ca", "FILE",
@@ -86,12 +96,25 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags
   if (!options.ok()) return options.status();
   absl::StatusOr<std::unique_ptr<client::Client>> server =
       client::Client::Connect(flags.address, *options);
-  if (absl::IsUnavailable(server.status())) {
-    return absl::UnavailableError(absl::StrFormat(
-        "can't reach a server at %s%s; start rapt-server there, or set --address", flags.address,
-        options->tls ? " over TLS with certificates that both sides trust" : ""));
-  }
+  if (absl::IsUnavailable(server.status())) return Unreachable(flags.address, *options);
   return server;
+}
+
+absl::StatusOr<client::HealthStatus> CheckHealth(const ServerFlags& flags,
+                                                 const std::string& service) {
+  absl::StatusOr<client::Options> options = OptionsOf(flags);
+  if (!options.ok()) return options.status();
+  const auto timeout = std::min(options->connect_timeout, options->default_timeout);
+  options->connect_timeout = {};  // it would wait until the server is ready
+  const absl::StatusOr<std::unique_ptr<client::Client>> server =
+      client::Client::Connect(flags.address, *options);
+  if (!server.ok()) return server.status();
+  absl::StatusOr<client::HealthStatus> health =
+      (*server)->CheckHealth(service, {.timeout = timeout});
+  if (absl::IsUnavailable(health.status()) || absl::IsDeadlineExceeded(health.status())) {
+    return Unreachable(flags.address, *options);
+  }
+  return health;
 }
 
 }  // namespace rapt

@@ -29,9 +29,14 @@ struct ServerFlags {
 // can't be read.
 absl::StatusOr<client::Options> OptionsOf(const ServerFlags& flags);
 
-// Returns a client whose calls take at most the timeout. Unavailable, with advice, if no server
-// responds at the address; InvalidArgument as OptionsOf().
+// Returns a client whose calls take at most the timeout. Unavailable, with advice, if no server is
+// ready at the address; InvalidArgument as OptionsOf().
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const ServerFlags& flags);
+
+// Asks a server, ready or not. Unavailable, with advice, if none responds within 5 s or the
+// timeout; InvalidArgument as OptionsOf(); NotFound for an unknown service.
+absl::StatusOr<client::HealthStatus> CheckHealth(const ServerFlags& flags,
+                                                 const std::string& service);
 
 }  // namespace rapt
 

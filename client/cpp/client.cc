@@ -37,6 +37,13 @@ absl::Status Validate(const std::string& address, const Options& options) {
     return absl::InvalidArgumentError(absl::StrCat(
         "max_message_bytes is ", options.max_message_bytes, "; it must be 1 to 2147483647"));
   }
+  constexpr std::chrono::seconds kLeastMaxSilence{1};
+  constexpr std::chrono::hours kMostMaxSilence{24};
+  if (options.max_silence.count() != 0 &&
+      (options.max_silence < kLeastMaxSilence || options.max_silence > kMostMaxSilence)) {
+    return absl::InvalidArgumentError(absl::StrCat("max_silence is ", options.max_silence.count(),
+                                                   " ns; it must be 0 or from 1 s to 24 h"));
+  }
   if (options.connections < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("connections is ", options.connections, "; it must be at least 1"));
@@ -540,9 +547,9 @@ absl::StatusOr<HealthStatus> Client::CheckHealth(const std::string& service,
   const absl::StatusOr<grpc::health::v1::HealthCheckResponse> response =
       core_->Call<grpc::health::v1::HealthCheckResponse>(
           options, core_->DeadlineOf(options), {.max_attempts = 1},
-          [&request](const Connection& connection, grpc::ClientContext* context,
-                     grpc::health::v1::HealthCheckResponse* message) {
-            return connection.health->Check(context, request, message);
+          [this, &request](const Connection&, grpc::ClientContext* context,
+                           grpc::health::v1::HealthCheckResponse* message) {
+            return core_->connections().health().Check(context, request, message);
           });
   if (!response.ok()) return response.status();
   switch (response->status()) {

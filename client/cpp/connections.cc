@@ -12,6 +12,11 @@
 namespace rapt::client {
 namespace {
 
+// Calls go round robin to the servers of the address that report SERVING in Health.Watch. A server
+// without that method counts as serving.
+constexpr char kServiceConfig[] =
+    R"({"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}})";
+
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string bytes(std::istreambuf_iterator<char>(file), {});
@@ -36,9 +41,28 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsCredentials(const T
   return grpc::SslCredentials(options);
 }
 
+// A call keeps its connection busy, and so does Health.Watch, so that every open connection is
+// pinged. See docs/decisions/0019-pings-instead-of-hedging.md.
+void SetKeepAlive(const Options& options, grpc::ChannelArguments& arguments) {
+  // Unacknowledged data is detected within 20 s. A dead peer on an idle connection takes 6 minutes
+  // more, because servers reject pings more frequent than every 5 minutes.
+  std::chrono::milliseconds interval = std::chrono::minutes(6);
+  std::chrono::milliseconds timeout = std::chrono::seconds(20);
+  if (options.max_silence.count() > 0) {
+    interval = timeout =
+        std::chrono::duration_cast<std::chrono::milliseconds>(options.max_silence / 2);
+    // The default is 2, until data is sent.
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  }
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, static_cast<int>(interval.count()));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, static_cast<int>(timeout.count()));
+}
+
+enum class HealthChecks { kOn, kOff };
+
 std::shared_ptr<grpc::Channel> NewChannel(
     const std::string& address, const Options& options,
-    const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials, HealthChecks health_checks) {
   grpc::ChannelArguments arguments;
   if (options.tls && !options.tls->server_name.empty()) {
     arguments.SetSslTargetNameOverride(options.tls->server_name);
@@ -50,13 +74,14 @@ std::shared_ptr<grpc::Channel> NewChannel(
   // Reconnects within a retry or two of a restart. gRPC's default initial backoff is 1 s.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
-  // An address may resolve to several servers, as a headless service of Kubernetes does. Use all of
-  // them.
-  arguments.SetLoadBalancingPolicyName("round_robin");
-  // Unacknowledged data is detected within 20 s. A dead peer on an idle connection takes 6 minutes
-  // more, because servers reject pings more frequent than every 5 minutes.
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 6 * 60 * 1000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20 * 1000);
+  // A failed connection resolves the name again. gRPC's default is at most every 30 s, longer than
+  // a rollout may take.
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
+  arguments.SetServiceConfigJSON(kServiceConfig);
+  arguments.SetInt(GRPC_ARG_INHIBIT_HEALTH_CHECKING, health_checks == HealthChecks::kOff ? 1 : 0);
+  // Ends Health.Watch with the connection.
+  arguments.SetInt(GRPC_ARG_CLIENT_IDLE_TIMEOUT_MS, 5 * 60 * 1000);
+  SetKeepAlive(options, arguments);
   // An HTTP proxy for web traffic can't reach a server on loopback or in the same cluster.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, credentials, arguments);
@@ -65,9 +90,7 @@ std::shared_ptr<grpc::Channel> NewChannel(
 }  // namespace
 
 Connection::Connection(std::shared_ptr<grpc::Channel> to_server)
-    : channel(std::move(to_server)),
-      attention(v1::AttentionService::NewStub(channel)),
-      health(grpc::health::v1::Health::NewStub(channel)) {}
+    : channel(std::move(to_server)), attention(v1::AttentionService::NewStub(channel)) {}
 
 ConnectionLease::ConnectionLease(Connection& connection) : connection_(&connection) {
   connection.calls_in_flight.fetch_add(1, std::memory_order_relaxed);
@@ -98,9 +121,13 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> CredentialsFor(const s
 
 Connections::Connections(const std::string& address, const Options& options,
                          const std::shared_ptr<grpc::ChannelCredentials>& credentials)
-    : address_(address), uses_tls_(options.tls.has_value()) {
+    : address_(address),
+      uses_tls_(options.tls.has_value()),
+      health_(grpc::health::v1::Health::NewStub(
+          NewChannel(address, options, credentials, HealthChecks::kOff))) {
   for (int i = 0; i < options.connections; ++i) {
-    connections_.push_back(std::make_unique<Connection>(NewChannel(address, options, credentials)));
+    connections_.push_back(
+        std::make_unique<Connection>(NewChannel(address, options, credentials, HealthChecks::kOn)));
   }
 }
 
@@ -112,11 +139,11 @@ absl::Status Connections::WaitUntilReady(std::chrono::nanoseconds timeout) {
     // A single refusal is final here; gRPC would keep trying.
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) {
       return absl::UnavailableError(absl::StrCat(
-          "no server responds at ", address_,
+          "no server is ready at ", address_,
           uses_tls_ ? " over TLS, or one side does not trust the other's certificate" : ""));
     }
     if (!channel.WaitForStateChange(state, deadline)) {
-      return absl::UnavailableError(absl::StrCat("no server responded at ", address_, " within ",
+      return absl::UnavailableError(absl::StrCat("no server was ready at ", address_, " within ",
                                                  std::chrono::duration<double>(timeout).count(),
                                                  " s"));
     }

@@ -24,7 +24,6 @@ struct Connection {
 
   const std::shared_ptr<grpc::Channel> channel;
   const std::unique_ptr<v1::AttentionService::Stub> attention;
-  const std::unique_ptr<grpc::health::v1::Health::Stub> health;
   std::atomic<int> calls_in_flight{0};
 };
 
@@ -55,8 +54,8 @@ class Connections {
   Connections(const std::string& address, const Options& options,
               const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
-  // Blocks until the first connection is ready. Unavailable, with the address, if it is refused or
-  // the timeout expires.
+  // Blocks until the first connection has a server that is ready. Unavailable, with the address, if
+  // no server accepts it, all report that they are not ready, or the timeout expires.
   absl::Status WaitUntilReady(std::chrono::nanoseconds timeout);
 
   // Returns the connection with the fewest calls in flight. Ties go to the first one, so that
@@ -68,6 +67,10 @@ class Connections {
     return *connections_[static_cast<size_t>(i) % connections_.size()];
   }
 
+  // On a connection of its own, which also servers that are not ready get. Opened by the first
+  // call.
+  grpc::health::v1::Health::Stub& health() const { return *health_; }
+
   // Keeps code and message. Unavailable gets the address as a prefix. Cancelled becomes Unavailable
   // unless the caller stopped the call.
   absl::Status FromGrpc(const grpc::Status& status, bool was_stopped) const;
@@ -75,6 +78,7 @@ class Connections {
  private:
   const std::string address_;
   const bool uses_tls_;
+  const std::unique_ptr<grpc::health::v1::Health::Stub> health_;
   std::vector<std::unique_ptr<Connection>> connections_;
 };
 

@@ -106,7 +106,11 @@ void WriteDurations(const Result& result, JsonWriter& json) {
   for (const auto& [code, failures] : totals.failures) {
     json.BeginObject().Key("code").String(absl::StatusCodeToString(code));
     json.Key("count").Integer(failures.count).Key("example").String(failures.example);
-    json.Key("latency_ms");
+    json.Key("causes").BeginArray();
+    for (const auto& [cause, count] : failures.causes) {
+      json.BeginObject().Key("message").String(cause).Key("count").Integer(count).EndObject();
+    }
+    json.EndArray().Key("latency_ms");
     WritePercentiles(failures.latency, json);
     json.EndObject();
   }

@@ -2,7 +2,34 @@
 
 #include <utility>
 
+#include "absl/strings/ascii.h"
+
 namespace rapt::load {
+namespace {
+
+std::string WithoutNumbers(const std::string& message) {
+  std::string cause;
+  for (const char c : message) {
+    if (!absl::ascii_isdigit(c)) {
+      cause += c;
+    } else if (cause.empty() || cause.back() != '#') {
+      cause += '#';
+    }
+  }
+  return cause;
+}
+
+void AddCause(const std::string& cause, int64_t count, std::map<std::string, int64_t>& causes) {
+  const bool is_new = !causes.contains(cause);
+  causes[is_new && causes.size() >= Failures::kMaxCauses ? Failures::kOtherCauses : cause] += count;
+}
+
+}  // namespace
+
+void Failures::Add(const std::string& message) {
+  if (count++ == 0) example = message;
+  AddCause(WithoutNumbers(message), 1, causes);
+}
 
 void Totals::Add(const Totals& other) {
   latency.Add(other.latency);
@@ -17,6 +44,7 @@ void Totals::Add(const Totals& other) {
     Failures& ours = failures[code];
     if (ours.count == 0) ours.example = theirs.example;
     ours.count += theirs.count;
+    for (const auto& [cause, count] : theirs.causes) AddCause(cause, count, ours.causes);
     ours.latency.Add(theirs.latency);
   }
   within_slo += other.within_slo;
@@ -63,7 +91,7 @@ void Recorder::Record(const CallRecord& call) {
   if (call.sent - call.due > kLate) ++totals_.late_sends;
   if (!call.status.ok()) {
     Failures& failures = totals_.failures[call.status.code()];
-    if (failures.count++ == 0) failures.example = std::string(call.status.message());
+    failures.Add(std::string(call.status.message()));
     failures.latency.Record(latency.count());
     return;
   }

@@ -38,8 +38,17 @@ struct CallRecord {
 
 // Calls that failed with the same code.
 struct Failures {
+  // Further causes are counted as kOtherCauses.
+  static constexpr size_t kMaxCauses = 8;
+  static constexpr char kOtherCauses[] = "other messages";
+
+  void Add(const std::string& message);
+
   int64_t count = 0;
   std::string example;  // the first message
+  // Calls by message. Numbers in messages are replaced by #, so that those that differ only in
+  // addresses and sizes count as one.
+  std::map<std::string, int64_t> causes;
   Histogram latency;
 };
 

@@ -319,6 +319,8 @@ absl::StatusOr<Settings> MakeSettings(const LoadFlags& flags) {
                     .scenario = flags.scenario};
   Load& load = settings.load;
   load.interface = *interface;
+  // Servers of gRPC's own library reject frequent pings.
+  if (interface->protocol == Protocol::kOip) settings.options.max_silence = {};
   load.threads = static_cast<int>(flags.threads);
   load.warmup = ToNanoseconds(flags.warmup_s);
   load.duration = ToNanoseconds(flags.duration_s);

@@ -53,6 +53,16 @@ std::string Shapes(const Result& result) {
   return out;
 }
 
+// The causes of a code, if there is more than one.
+std::string Causes(const Failures& failures) {
+  std::string out;
+  if (failures.causes.size() < 2) return out;
+  for (const auto& [cause, count] : failures.causes) {
+    absl::StrAppendFormat(&out, "\n    %d x %s", count, cause);
+  }
+  return out;
+}
+
 std::string Trials(const Result& result) {
   if (result.trials.empty()) return "";
   std::string out =
@@ -87,6 +97,7 @@ std::string Table(const Result& result) {
     absl::StrAppendFormat(&out, "\n  %d x %s, p50 %.4g ms: %s", failures.count,
                           absl::StatusCodeToString(code),
                           Milliseconds(failures.latency.ValueAt(0.5)), failures.example);
+    absl::StrAppend(&out, Causes(failures));
   }
   absl::StrAppendFormat(&out, "\n  %d responses checked against the definition, %d wrong\n",
                         run.checked, run.wrong.size());

@@ -88,6 +88,7 @@ void Call::MarkIdle() {
 void Call::MarkActive() {
   places().MarkActive();
   is_idle_ = false;
+  is_accepted_ = false;
   arrived_ = Now();
 }
 
@@ -178,6 +179,7 @@ void Call::Bind(Request& request) {
   request.deadline = std::min(request.deadline, deadline_);
   request.cancelled = &cancelled_;
   request.caller = caller_memory_;
+  request.is_accepted = is_accepted_;
   SetProblem(request.call.problem);
 }
 

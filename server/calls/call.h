@@ -111,6 +111,7 @@ class Call {
   // Engine::AdmitMessage().
   template <typename Admitted>
   void AdmitMessage(int64_t bytes, Admitted admitted) {
+    is_accepted_ = engine().accepting();
     engine().AdmitMessage(bytes, deadline_, cancelled_, caller_memory_, std::move(admitted));
   }
   void KeepMessageMemory(MessageReservation memory) { message_memory_ = std::move(memory); }
@@ -141,8 +142,8 @@ class Call {
   void AddTimeSince(Instant begin, Stage stage) { AddTime(stage, Now() - begin); }
   void AddTime(Stage stage, std::chrono::nanoseconds time);
 
-  // Sets the request's deadline, unless it is earlier, and its cancellation to the call's. Reports
-  // its problem.
+  // Sets the request's deadline, unless it is earlier, and its cancellation to the call's. The
+  // engine accepts the request if it has admitted its message. Reports its problem.
   void Bind(Request& request);
   void SetProblem(const Problem& problem);
   // Records backend, plan and times in the report.
@@ -170,6 +171,7 @@ class Call {
   std::atomic<bool> send_gives_way_{false};
   AdmissionGate::PeerWait receive_wait_, send_wait_;
   bool is_idle_ = false;
+  bool is_accepted_ = false;  // the request's message
   Instant arrived_;
   Instant deadline_ = Instant::max();
   std::atomic<bool> cancelled_{false};

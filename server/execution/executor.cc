@@ -44,6 +44,9 @@ void Executor::ExportTo(MetricSink& sink) const {
   sink.AddGauge("rapt_compute_threads", "Compute threads.", {}, [this] { return threads(); });
   sink.AddGauge("rapt_compute_threads_busy", "Compute threads that are running tasks.", {},
                 [this] { return busy_threads(); });
+  sink.AddCounter("rapt_compute_busy_seconds_total",
+                  "Time that compute threads have spent running tasks, added up over all threads.",
+                  {}, [this] { return std::chrono::duration<double>(busy_time()).count(); });
 }
 
 void Executor::Submit(Job job) {
@@ -88,11 +91,13 @@ void Executor::WorkerLoop(int worker) {
       next = TakeNext();
       ++busy_threads_;
     }
+    const Instant begin = clock_.Now();
     if (next.size() > 1) {
       RunBatch(next, worker);
     } else {
       RunTurn(static_cast<ActiveJob*>(next.front()), worker);
     }
+    busy_ns_.fetch_add((clock_.Now() - begin).count(), std::memory_order_relaxed);
     --busy_threads_;
   }
 }

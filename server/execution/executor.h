@@ -40,6 +40,10 @@ class Executor {
   int threads() const { return thread_count_; }
   // Returns the number of threads that are running tasks.
   int busy_threads() const { return busy_threads_.load(std::memory_order_relaxed); }
+  // Returns the time that compute threads have spent running tasks, added up over all threads.
+  std::chrono::nanoseconds busy_time() const {
+    return std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed));
+  }
   // Returns the number of tasks completed by compute threads since the start.
   int64_t ended_tasks() const { return ended_tasks_.load(std::memory_order_relaxed); }
   // Returns the jobs that no thread has started yet.
@@ -95,6 +99,7 @@ class Executor {
   const int thread_count_;
   std::atomic<bool> stopping_{false};
   std::atomic<int> busy_threads_{0};  // incremented under the lock
+  std::atomic<int64_t> busy_ns_{0};
   std::atomic<int64_t> ended_tasks_{0};
 
   mutable Mutex mutex_;

@@ -44,6 +44,7 @@ TEST_F(HostLimitsTest, ReadsVersion2FromOurGroupAndItsParents) {
   const HostLimits limits = ReadHostLimits(root_);
   EXPECT_EQ(limits.memory_bytes, 1000000);
   EXPECT_EQ(limits.cores, 1) << "half a core is rounded up";
+  EXPECT_TRUE(limits.has_cpu_quota);
 }
 
 TEST_F(HostLimitsTest, ReadsVersion1) {
@@ -54,6 +55,7 @@ TEST_F(HostLimitsTest, ReadsVersion1) {
   const HostLimits limits = ReadHostLimits(root_);
   EXPECT_EQ(limits.memory_bytes, 3000000);
   EXPECT_EQ(limits.cores, 1);
+  EXPECT_TRUE(limits.has_cpu_quota);
 }
 
 TEST_F(HostLimitsTest, ReadsTheRootIfOurGroupIsNotMounted) {
@@ -69,6 +71,15 @@ TEST_F(HostLimitsTest, NoQuotaIsNoLimit) {
   Write("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
   Write("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
   EXPECT_EQ(ReadHostLimits(root_).cores, machine.cores);
+  EXPECT_FALSE(ReadHostLimits(root_).has_cpu_quota);
+}
+
+TEST_F(HostLimitsTest, AQuotaAboveTheMachineIsNoLimit) {
+  const HostLimits machine = ReadHostLimits(root_);
+  Write("proc/self/cgroup", "0::/\n");
+  Write("sys/fs/cgroup/cpu.max", "99999900000 100000\n");
+  EXPECT_EQ(ReadHostLimits(root_).cores, machine.cores);
+  EXPECT_FALSE(ReadHostLimits(root_).has_cpu_quota);
 }
 
 TEST_F(HostLimitsTest, IgnoresMalformedFiles) {

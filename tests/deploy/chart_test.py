@@ -14,7 +14,7 @@ import yaml
 CHART = pathlib.Path(__file__).parents[2] / "deploy" / "kubernetes" / "chart"
 KUBERNETES = "1.31"
 # Custom resources, for which Kubernetes has no schema.
-CUSTOM = {"ServiceMonitor"}
+CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute"}
 
 PLAIN = ("insecure=true",)
 TLS = ("tls.secret=rapt-tls",)
@@ -25,6 +25,23 @@ VALUE_SETS = {
     "gpu": (*TLS, "gpu.enabled=true", "gpu.runtimeClassName=nvidia"),
     "gpu with kept plans": (*PLAIN, "gpu.enabled=true", "gpu.planCacheClaim=plans"),
     "autoscaled": (*PLAIN, "autoscaler.enabled=true", "serviceMonitor.enabled=true"),
+    "scaled by KEDA": (
+        *PLAIN,
+        "autoscaler.enabled=true",
+        "autoscaler.kind=ScaledObject",
+        "autoscaler.prometheusAddress=http://prometheus:9090",
+    ),
+    "gpu, autoscaled": (*PLAIN, "gpu.enabled=true", "autoscaler.enabled=true"),
+    "routed": (*PLAIN, "grpcRoute.enabled=true", "grpcRoute.parentRefs[0].name=gateway", "grpcRoute.hostnames[0]=a.b"),
+    "observed": (*PLAIN, "serviceMonitor.enabled=true", "prometheusRule.enabled=true", "prometheusRule.labels.team=a"),
+    "shared memory": (
+        *TLS,
+        "sharedMemoryMiB=512",
+        "sidecars[0].name=caller",
+        "sidecars[0].image=caller:1",
+        "sidecars[0].volumeMounts[0].name=shm",
+        "sidecars[0].volumeMounts[0].mountPath=/dev/shm",
+    ),
     "bare": (*PLAIN, "podDisruptionBudget.enabled=false", "networkPolicy.enabled=false", "service.headless=false"),
     "placed": (
         *PLAIN,
@@ -35,6 +52,10 @@ VALUE_SETS = {
         "server.env[0].name=RAPT_BACKEND",
         "server.env[0].value=cpu",
         "podAnnotations.team=search",
+        "priorityClassName=important",
+        "strategy.type=Recreate",
+        "strategy.rollingUpdate=null",
+        "topologySpreadConstraints=null",
     ),
 }
 
@@ -47,12 +68,25 @@ def flags_of(values):
     return [argument for value in values for argument in ("--set", value)]
 
 
-def render(values):
-    """The resources by kind."""
+def render_all(values):
     done = helm("template", "--kube-version=1.31.0", "test", str(CHART), "--namespace=attention", *flags_of(values))
     assert done.returncode == 0, done.stderr
-    resources = [r for r in yaml.safe_load_all(done.stdout) if r]
-    return {resource["kind"]: resource for resource in resources}
+    return [r for r in yaml.safe_load_all(done.stdout) if r]
+
+
+def render(values):
+    """The resources by kind, the first of each."""
+    resources = {}
+    for resource in render_all(values):
+        resources.setdefault(resource["kind"], resource)
+    return resources
+
+
+def refusal(*values):
+    """The message that refuses the values."""
+    done = helm("template", "--kube-version=1.31.0", "test", str(CHART), *flags_of(values))
+    assert done.returncode != 0, values
+    return done.stderr
 
 
 def container_of(resources):
@@ -67,8 +101,8 @@ def test_lints(values):
 
 @pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS)
 def test_fits_the_schemas(values):
-    for kind, resource in render(values).items():
-        if kind not in CUSTOM:
+    for resource in render_all(values):
+        if resource["kind"] not in CUSTOM:
             kubernetes_validate.validate(resource, KUBERNETES, strict=True)
 
 
@@ -82,9 +116,40 @@ def test_tokens_need_tls():
     assert done.returncode != 0 and "tls.secret" in done.stderr
 
 
-@pytest.mark.parametrize("bad", ["server.threads=0", "server.memoryBudgetMiB=much", "insecure=yes", "replicas=-1"])
-def test_rejects_invalid_values(bad):
-    assert helm("template", "--kube-version=1.31.0", "test", str(CHART), *flags_of((*TLS, bad))).returncode != 0
+@pytest.mark.parametrize(
+    "bad, named",
+    [
+        ("server.threads=0", "server.threads"),
+        ("server.memoryBudgetMiB=much", "server.memoryBudgetMiB"),
+        ("server.maxConnectionAgeSeconds=10s", "server.maxConnectionAgeSeconds"),
+        ("server.extraArgs[0]=threads", "server.extraArgs.0"),
+        ("server.thread=2", "thread is not allowed"),
+        ("insecure=yes", "insecure"),
+        ("replicas=-1", "replicas"),
+        ("minReadySeconds=-1", "minReadySeconds"),
+        ("strategy.type=Slow", "strategy.type"),
+        ("resources.limit.cpu=1", "limit is not allowed"),
+        ("sharedMemoryMiB=1Gi", "sharedMemoryMiB"),
+        ("service.grpcPort=0", "service.grpcPort"),
+        ("service.clusterIp=true", "clusterIp is not allowed"),
+        ("autoscaler.kind=VPA", "autoscaler.kind"),
+        ("autoscaler.cpuPercent=0", "autoscaler.cpuPercent"),
+        ("autoscaler.busyThreadsPercent=70", "busyThreadsPercent is not allowed"),
+        ("autoscaler.minReplicas=20", "autoscaler.minReplicas is 20"),
+        ("autoscaler.prometheusAddress=prometheus", "autoscaler.prometheusAddress"),
+        ("grpcRoute.enabled=true", "grpcRoute"),
+        ("serviceMonitor.interval=fast", "serviceMonitor.interval"),
+        ("topologySpreadConstraints[0].maxSkew=1", "topologySpreadConstraints.0"),
+        ("priorityClassName=Not Valid", "priorityClassName"),
+        ("replica=2", "replica is not allowed"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(bad, named):
+    assert named in refusal(*TLS, bad)
+
+
+def test_keda_needs_the_address_of_prometheus():
+    assert "autoscaler.prometheusAddress" in refusal(*PLAIN, "autoscaler.enabled=true", "autoscaler.kind=ScaledObject")
 
 
 def test_resources_follow_the_servers_flags():
@@ -92,8 +157,155 @@ def test_resources_follow_the_servers_flags():
     assert "--threads=6" in container["args"]
     assert f"--memory_budget_bytes={4096 << 20}" in container["args"]
     promised = 4096 + 128 + 1024 * 64 // 1024 + 128
-    assert container["resources"]["requests"] == {"cpu": "6", "memory": f"{promised}Mi"}
+    assert container["resources"]["requests"] == {"cpu": "7", "memory": f"{promised}Mi"}
     assert container["resources"]["limits"] == container["resources"]["requests"]
+
+
+@pytest.mark.parametrize("threads, cores", [(1, 2), (2, 3), (7, 8), (8, 10), (16, 20)])
+def test_the_network_threads_have_cores(threads, cores):
+    container = container_of(render((*PLAIN, f"server.threads={threads}")))
+    assert container["resources"]["limits"]["cpu"] == str(cores)
+
+
+def test_resources_can_be_replaced():
+    resources = container_of(render((*PLAIN, r"resources.limits.nvidia\.com/mig-1g\.10gb=1", "gpu.enabled=true")))["resources"]
+    assert resources == {"limits": {"nvidia.com/mig-1g.10gb": 1}}
+
+
+def test_shared_memory_is_mounted_and_counted():
+    def limit(resources):
+        return int(container_of(resources)["resources"]["limits"]["memory"].removesuffix("Mi"))
+
+    resources = render((*PLAIN, "sharedMemoryMiB=512"))
+    assert "--allow_shared_memory" in container_of(resources)["args"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container_of(resources)["volumeMounts"]
+    assert resources["Deployment"]["spec"]["template"]["spec"]["volumes"] == [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}}
+    ]
+    assert limit(resources) == limit(render(PLAIN)) + 512
+    assert "--allow_shared_memory" not in container_of(render(PLAIN))["args"]
+
+
+def test_clients_find_new_pods_and_leave_old_ones():
+    deployment = render(PLAIN)["Deployment"]["spec"]
+    assert "--max_connection_age=10s" in deployment["template"]["spec"]["containers"][0]["args"]
+    assert deployment["minReadySeconds"] > 30, "gRPC resolves a name every 30 s"
+    assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+
+
+def test_the_autoscaler_never_lowers_the_number_of_pods_to_one():
+    # Without a cluster there are no pods, so the minimum is rendered.
+    deployment = render((*PLAIN, "autoscaler.enabled=true", "autoscaler.minReplicas=3"))["Deployment"]
+    assert deployment["spec"]["replicas"] == 3
+
+
+def metrics_of(*values):
+    metrics = render((*PLAIN, "autoscaler.enabled=true", *values))["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    return [metric["resource"]["name"] if "resource" in metric else metric["pods"]["metric"]["name"] for metric in metrics]
+
+
+def test_the_autoscaler_follows_cpu_or_lanes_and_the_age_of_requests():
+    assert metrics_of() == ["cpu", "rapt_oldest_request_age_seconds"]
+    assert metrics_of("gpu.enabled=true") == ["rapt_device_lanes_busy_ratio", "rapt_oldest_request_age_seconds"]
+    assert metrics_of("autoscaler.queueAgeMilliseconds=0") == ["cpu"]
+
+
+def test_the_adapter_exposes_the_autoscalers_metrics():
+    values = yaml.safe_load((CHART.parent / "prometheus-adapter-values.yaml").read_text())
+    exposed = {rule["name"]["as"] for rule in values["rules"]["custom"]}
+    assert exposed == {*metrics_of(), *metrics_of("gpu.enabled=true")} - {"cpu"}
+
+
+def test_keda_scales_instead_of_the_autoscaler():
+    resources = render((*VALUE_SETS["scaled by KEDA"], "autoscaler.queueAgeMilliseconds=500"))
+    assert "HorizontalPodAutoscaler" not in resources
+    cpu, age = resources["ScaledObject"]["spec"]["triggers"]
+    assert (cpu["type"], cpu["metadata"]) == ("cpu", {"value": "75"})
+    assert age["metadata"] == {
+        "serverAddress": "http://prometheus:9090",
+        "query": 'sum(max by (pod) (rapt_oldest_request_age_seconds{namespace="attention",pod=~"test-.*"}))',
+        "threshold": "0.5",
+    }
+
+
+def services_of(*values):
+    return {r["metadata"]["name"]: r["spec"] for r in render_all((*PLAIN, *values)) if r["kind"] == "Service"}
+
+
+def test_proxies_have_a_service_with_one_address():
+    services = services_of()
+    assert "clusterIP" not in services["test-cluster-ip"]
+    assert [port["name"] for port in services["test-cluster-ip"]["ports"]] == ["grpc"], "metrics are scraped once"
+    assert list(services_of("service.clusterIP=false")) == ["test"]
+    assert list(services_of("service.headless=false")) == ["test"]
+
+
+@pytest.mark.parametrize("values, name", [((), "test-cluster-ip"), (("service.clusterIP=false",), "test")])
+def test_the_route_leads_to_a_service(values, name):
+    route = render((*VALUE_SETS["routed"], *values))["GRPCRoute"]["spec"]
+    assert route["rules"] == [{"backendRefs": [{"name": name, "port": 8001}]}]
+    assert route["parentRefs"] == [{"name": "gateway"}] and route["hostnames"] == ["a.b"]
+
+
+def test_the_rules_are_those_of_prometheus():
+    rules = CHART.parents[1] / "prometheus" / "rules"
+    groups = render(VALUE_SETS["observed"])["PrometheusRule"]["spec"]["groups"]
+    expected = [rule for file in ("alerts", "recording") for group in yaml.safe_load((rules / f"{file}.yml").read_text())["groups"]
+                for rule in group["rules"]]  # fmt: skip
+    assert [rule for group in groups for rule in group["rules"]] == expected
+    assert len({group["name"] for group in groups}) == len(groups)
+
+
+def test_pods_that_are_not_ready_do_not_block_eviction():
+    assert render(PLAIN)["PodDisruptionBudget"]["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    old = helm("template", "--kube-version=1.26.0", "test", str(CHART), *flags_of(PLAIN)).stdout
+    assert "PodDisruptionBudget" in old and "unhealthyPodEvictionPolicy" not in old
+
+
+def test_pods_spread_over_zones():
+    pod = render(PLAIN)["Deployment"]["spec"]["template"]
+    (constraint,) = pod["spec"]["topologySpreadConstraints"]
+    assert constraint["topologyKey"] == "topology.kubernetes.io/zone"
+    assert constraint["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("values", [PLAIN, VALUE_SETS["mtls and tokens"]], ids=["plain", "mtls"])
+def test_helm_test_asks_for_health(values):
+    resources = render_all(values)
+    (pod,) = [resource for resource in resources if resource["kind"] == "Pod"]
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    container = pod["spec"]["containers"][0]
+    assert container["command"] == ["rapt", "health"] and "--address=test:8001" in container["args"]
+    assert ("--tls-cert=/etc/rapt/tls/tls.crt" in container["args"]) == (values != PLAIN)
+    for service in [r["spec"] for r in resources if r["kind"] == "Service"]:
+        assert not service["selector"].items() <= pod["metadata"]["labels"].items(), "it gets calls"
+
+
+def restricted_faults(pod):
+    """What the restricted Pod Security Standard refuses of the fields that these pods use."""
+    faults = []
+    of_pod = pod.get("securityContext", {})
+    for container in pod["containers"]:
+        context = {**of_pod, **container.get("securityContext", {})}
+        if context.get("allowPrivilegeEscalation") is not False:
+            faults.append("allowPrivilegeEscalation")
+        if context.get("capabilities", {}).get("drop") != ["ALL"]:
+            faults.append("capabilities")
+        if not context.get("runAsNonRoot"):
+            faults.append("runAsNonRoot")
+        if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            faults.append("seccompProfile")
+    return faults
+
+
+def test_every_pod_is_restricted():
+    for resource in render_all(PLAIN):
+        if resource["kind"] == "Deployment":
+            assert restricted_faults(resource["spec"]["template"]["spec"]) == []
+        if resource["kind"] == "Pod":
+            assert restricted_faults(resource["spec"]) == []
+    runtime, _ = yaml.safe_load_all((CHART.parent / "kserve.yaml").read_text())
+    assert restricted_faults(runtime["spec"]) == []
 
 
 def test_a_gpu_is_used_if_enabled():

@@ -52,6 +52,23 @@ TEST_F(OptionsTest, DefaultsComeFromTheHost) {
   EXPECT_EQ(options->drain.refusal_time, std::chrono::milliseconds(200));
 }
 
+TEST(DefaultThreadsTest, LeaveCoresOfAQuotaToTheWire) {
+  const auto threads_with = [](int quota) {
+    const auto no_environment = [](const char*) -> const char* { return nullptr; };
+    const HostLimits host{.cores = quota, .has_cpu_quota = true, .memory_bytes = 1000};
+    return ParseOptions({}, no_environment, host)->compute.threads;
+  };
+  EXPECT_EQ(threads_with(1), 1);
+  EXPECT_EQ(threads_with(2), 1);
+  EXPECT_EQ(threads_with(4), 3);
+  EXPECT_EQ(threads_with(16), 13);
+  for (int quota = 2; quota <= 1024; ++quota) {
+    const int64_t threads = threads_with(quota);
+    EXPECT_LE(threads + WireThreads(threads), quota);
+    EXPECT_GE(threads + 1 + WireThreads(threads + 1), quota) << quota << " leaves a core unused";
+  }
+}
+
 TEST_F(OptionsTest, AFlagOverridesTheEnvironmentWhichOverridesTheDefault) {
   environment_ = {{"RAPT_THREADS", "3"}, {"RAPT_ISA", "avx2"}};
   const absl::StatusOr<Options> options = Parse({"--threads=4"});

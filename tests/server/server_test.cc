@@ -24,6 +24,7 @@
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "tests/support/loopback.h"
 #include "tests/support/metrics_page.h"
+#include "tests/support/raw_http2.h"
 #include "tests/support/server_process.h"
 
 namespace rapt {
@@ -587,6 +588,28 @@ TEST(ServerShutdownTest, FinishesACallInFlightAndRejectsNewOnes) {
   const grpc::Status status = in_flight.Wait();
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_THAT(Floats(in_flight.response().raw_output_contents(0)), ::testing::Each(0.5f));
+  EXPECT_EQ(server.Wait(), 0) << server.Log();
+}
+
+TEST(ServerShutdownTest, ACallWhoseMessageIsOnItsWayIsNotRefused) {
+  ServerProcess server(
+      {kDrainPause, kDrainRefusalTime, "--min_receive_bytes_per_second=1", "--grace_period=1h"});
+  const std::string message = test::Prefixed(HandComputed().SerializeAsString());
+  test::RawHttp2 connection(server.grpc_address());
+  connection.OpenCall(1, test::CallHeaders(absl::StrCat("/", kServiceName, "/ModelInfer")));
+  connection.SendData(1, message.substr(0, message.size() / 2));
+  test::WaitForPage(server, "memory for the message", [](const std::string& page) {
+    return test::SumOnPage(page, "rapt_memory_reserved_bytes", {{"kind", "receive"}}) > 0;
+  });
+  server.Terminate();
+  const auto stub = GRPCInferenceService::NewStub(Connect(server));
+  for (bool is_refused = false; !is_refused;) {
+    grpc::ClientContext context;
+    ModelInferResponse response;
+    is_refused = !stub->ModelInfer(&context, HandComputed(), &response).ok();
+  }
+  connection.SendData(1, message.substr(message.size() / 2), /*ends=*/true);
+  EXPECT_EQ(connection.ReadResponse(1)["grpc-status"], "0");
   EXPECT_EQ(server.Wait(), 0) << server.Log();
 }
 

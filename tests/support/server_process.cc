@@ -101,7 +101,7 @@ ServerProcess::ServerProcess(const std::vector<std::string>& flags,
     : process_(ServerCommand(WithDefaults(flags)), environment) {
   const std::string line = process_.ReadLine();
   const std::regex ready(
-      R"(rapt-server ready grpc=((?:127\.0\.0\.1|\[::\]):\d+)(?:,unix:\S+)? metrics=(127\.0\.0\.1:\d+)(?: \S+)*)");
+      R"(rapt-server ready grpc=((?:127\.0\.0\.\d|\[::\]):\d+)(?:,unix:\S+)? metrics=(127\.0\.0\.1:\d+)(?: \S+)*)");
   std::smatch match;
   if (!std::regex_match(line, match, ready)) {
     ADD_FAILURE() << "rapt-server did not start; it printed '" << line << "'; its log:\n" << Log();

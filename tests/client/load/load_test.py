@@ -234,6 +234,8 @@ def test_failures_are_counted_separately_by_code(load):
     (failure,) = result["failures"]
     assert failure["code"] == "NOT_FOUND" and "other" in failure["example"]
     assert failure["count"] == result["summary"]["failed"] > 0
+    assert [cause["count"] for cause in failure["causes"]] == [failure["count"]]
+    assert "other" in failure["causes"][0]["message"]
     assert result["summary"]["error_share"] == 1 and "latency" not in result["milliseconds"]
 
 

@@ -1,9 +1,15 @@
 #include "client/load/recorder.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <string>
 
 namespace rapt::load {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Pair;
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
@@ -58,6 +64,26 @@ TEST(RecorderTest, SeparatesFailuresByCode) {
   EXPECT_EQ(totals.failures.at(absl::StatusCode::kDeadlineExceeded).latency.max(), 500'000'000);
 }
 
+TEST(RecorderTest, CountsFailuresByCauseWithoutNumbers) {
+  Recorder recorder(1, kWarmup, {});
+  for (const char* message : {"10.0.0.1:8001: refused", "10.0.0.22:8001: refused", "reset"}) {
+    recorder.Record(Failed(milliseconds(1), absl::UnavailableError(message)));
+  }
+  const Failures failures = recorder.totals().failures.at(absl::StatusCode::kUnavailable);
+  EXPECT_EQ(failures.example, "10.0.0.1:8001: refused");
+  EXPECT_THAT(failures.causes, ElementsAre(Pair("#.#.#.#:#: refused", 2), Pair("reset", 1)));
+}
+
+TEST(RecorderTest, BoundsTheNumberOfCauses) {
+  Recorder recorder(1, kWarmup, {});
+  for (size_t n = 0; n < Failures::kMaxCauses + 5; ++n) {
+    recorder.Record(Failed(milliseconds(1), absl::UnavailableError(std::string(n + 1, 'x'))));
+  }
+  const auto causes = recorder.totals().failures.at(absl::StatusCode::kUnavailable).causes;
+  EXPECT_EQ(causes.size(), Failures::kMaxCauses + 1);
+  EXPECT_EQ(causes.at(Failures::kOtherCauses), 5);
+}
+
 TEST(RecorderTest, CountsCallsWithinTheObjective) {
   Recorder recorder(1, kWarmup, milliseconds(10));
   recorder.Record(Call(milliseconds(0), milliseconds(0), milliseconds(10)));
@@ -102,6 +128,8 @@ TEST(TotalsTest, AddUpByCode) {
   totals.Add(other.totals());
   EXPECT_EQ(totals.failures.at(absl::StatusCode::kInternal).count, 2);
   EXPECT_EQ(totals.failures.at(absl::StatusCode::kInternal).example, "first");
+  EXPECT_THAT(totals.failures.at(absl::StatusCode::kInternal).causes,
+              ElementsAre(Pair("first", 1), Pair("second", 1)));
   EXPECT_EQ(totals.finished(), 3);
 }
 

@@ -473,6 +473,8 @@ TEST_F(BatchTest, WaitingJobsRunAsOne) {
   EXPECT_EQ(holder_.Wait().batch_size, 1);
   EXPECT_EQ(executor.ended_tasks(), 4);
   EXPECT_EQ(executor.waiting().depth, 0);
+  while (executor.busy_threads() > 0) std::this_thread::yield();
+  EXPECT_EQ(executor.busy_time(), milliseconds(3 + 5)) << "the holder's and the batch's";
 }
 
 TEST_F(BatchTest, NoJobWaitsForOthersToJoin) {

@@ -36,7 +36,9 @@ namespace rapt::client {
 // request is retried too: gRPC returns it to calls that arrive while a server shuts down.
 // RESOURCE_EXHAUSTED is retried only on request. No other code is retried.
 struct RetryPolicy {
-  int max_attempts = 4;  // including the first one; 1: no retries
+  // Including the first one; 1: no retries. By default the delays add up to more than a second, so
+  // that calls outlast the resolution of a name whose servers have all been replaced.
+  int max_attempts = 7;
 
   // The delay before the n-th retry is random between half and all of initial_backoff * 2^(n-1),
   // capped at max_backoff. If the retry would start after the deadline, the error is returned at
@@ -72,12 +74,19 @@ struct Options {
   // For calls without a timeout.
   std::chrono::nanoseconds default_timeout = std::chrono::seconds(60);
 
+  // A server that has not sent anything for this long, not even the acknowledgment of a ping, is
+  // considered dead: its calls fail with Unavailable and are retried on other servers. The client
+  // pings each server every max_silence / 2 and waits as long. Must exceed the time that the
+  // network takes for the contents of socket buffers, a few MiB each way. 1 s to 24 h; 0: a ping
+  // every 6 minutes, for proxies that reject frequent ones.
+  std::chrono::nanoseconds max_silence = std::chrono::seconds(2);
+
   // The largest request sent and the largest response accepted, in bytes: 1 to 2^31 - 1. The server
   // has its own limit (ServerInfo::max_message_bytes).
   int64_t max_message_bytes = int64_t{256} << 20;
 
-  // A call uses the connection with the fewest calls in flight. A connection carries any number of
-  // calls, but a single thread at each end reads it.
+  // To each server. A call uses the connection with the fewest calls in flight. A connection
+  // carries any number of calls, but a single thread at each end reads it.
   int connections = 4;
 
   RetryPolicy retries = {};
@@ -92,15 +101,15 @@ struct Options {
 struct CallOptions {
   // Covers the whole call, including encoding, retries and waits. The server gets the remaining
   // time as its deadline. Absent: Options::default_timeout. If the network fails silently in the
-  // middle of a large request, the call may return up to 20 s late: gRPC holds the request's bytes
-  // until it drops the connection.
+  // middle of a large request, the call may return late by Options::max_silence, or 20 s if that is
+  // 0: gRPC holds the request's bytes until it drops the connection.
   std::optional<std::chrono::nanoseconds> timeout = {};
 
   // When a stop is requested, the call soon returns CANCELLED and the server stops computing.
   std::stop_token stop = {};
 };
 
-// The connections to one server.
+// The connections to one server, or to several that serve the same address.
 //
 // Errors, of every method:
 // - InvalidArgument: the call is invalid; the message names the field, its value and the values
@@ -121,9 +130,9 @@ class Client {
  public:
   // `address` is a gRPC target: "127.0.0.1:8001", "dns:///rapt.example:8001",
   // "unix:/run/rapt.sock". If it names several servers, as a DNS name or
-  // "ipv4:10.0.0.1:8001,10.0.0.2:8001" can, calls go round robin to those that respond.
-  // InvalidArgument if the options are invalid or name files that can't be read; Unavailable if no
-  // server responds.
+  // "ipv4:10.0.0.1:8001,10.0.0.2:8001" can, calls go round robin to those that are ready. A name is
+  // resolved again, at most once a second, when a connection ends. InvalidArgument if the options
+  // are invalid or name files that can't be read; Unavailable if no server is ready.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
                                                          const Options& options = {});
 
@@ -165,9 +174,9 @@ class Client {
   // Blocks until done.
   absl::StatusOr<ServerInfo> GetServerInfo(const CallOptions& options = {});
 
-  // Returns the status of the server, or of one of its services such as "rapt.v1.AttentionService",
-  // by the gRPC health protocol. NotFound for an unknown service. Never retried, since only the
-  // current status matters. Blocks until done.
+  // Returns the status of a server, ready or not, or of one of its services such as
+  // "rapt.v1.AttentionService", by the gRPC health protocol. NotFound for an unknown service. Never
+  // retried, since only the current status matters. Blocks until done.
   absl::StatusOr<HealthStatus> CheckHealth(const std::string& service = "",
                                            const CallOptions& options = {});
 
