@@ -75,15 +75,28 @@ def test_health(client):
     assert client.call("unary", CHECK, b"") == (StatusCode.OK, "", [SERVING])
 
 
-def test_error_with_code_and_message(client):
-    code, message, responses = client.call("unary", INFER, request(model="modèle 100 %41\n"))
+@pytest.mark.parametrize("name", ["modèle 100 %41\n", "\t\nwhitespace\r\nand Unicode BMP ☺ and non-BMP 😈\t\n"])
+def test_error_with_code_and_message(client, name):
+    code, message, responses = client.call("unary", INFER, request(model=name))
     assert code == StatusCode.NOT_FOUND
-    assert "modèle 100 %41\n" in message
+    assert name in message
     assert responses == []
 
 
-def test_unknown_method(client):
-    assert client.call("unary", "/no.Service/Method", b"").code == StatusCode.UNIMPLEMENTED
+@pytest.mark.parametrize("method", ["/no.Service/Method", "/inference.GRPCInferenceService/NoMethod"])
+def test_unknown_method(client, method):
+    assert client.call("unary", method, b"").code == StatusCode.UNIMPLEMENTED
+
+
+def test_metadata_both_ways(client):
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert client.call("unary", INFER, request(), metadata={"traceparent": trace, "ignored-bin": b"abc"}).code == StatusCode.OK
+    assert client.trailers["traceparent"] == trace
+    assert client.trailers["rapt-backend"] == "reference"
+
+
+def test_stream_without_messages(client):
+    assert client.call("stream", STREAM_INFER) == (StatusCode.OK, "", [])
 
 
 def test_stream_answers_in_order(client):
@@ -112,6 +125,12 @@ def test_cancellation_stops_the_computation(server, client):
     assert client.call("unary", INFER, slow_request(100), cancel_after=0.5).code == StatusCode.CANCELLED
     wait_for_computation(server, runs=False)
     assert time.monotonic() - before < 50  # the whole computation takes longer
+
+
+def test_cancellation_ends_a_stream(server, client):
+    before = time.monotonic()
+    assert client.call("stream", WATCH, b"", cancel_after=0.5).code == StatusCode.CANCELLED
+    assert time.monotonic() - before < 50  # before its deadline
 
 
 @pytest.mark.parametrize("name", NAMES)

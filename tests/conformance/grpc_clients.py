@@ -1,4 +1,7 @@
-"""gRPC's client libraries, each behind one function: call(). Messages are bytes."""
+"""gRPC's client libraries, each behind one function: call(). Messages are bytes.
+
+`trailers` is the trailing metadata of the last call that succeeded. Names of metadata that end in -bin have bytes as values.
+"""
 
 import asyncio
 import base64
@@ -26,6 +29,10 @@ def failure(error, responses):
     return Outcome(error.code(), error.details(), responses)
 
 
+def options_of(timeout, wait_for_ready, metadata):
+    return {"timeout": timeout, "wait_for_ready": wait_for_ready, "metadata": tuple((metadata or {}).items())}
+
+
 class Grpcio:
     """grpcio, synchronous."""
 
@@ -37,19 +44,20 @@ class Grpcio:
     def close(self):
         self._channel.close()
 
-    def call(self, kind, method, *requests, timeout=60, cancel_after=0, wait_for_ready=False):
+    def call(self, kind, method, *requests, timeout=60, cancel_after=0, wait_for_ready=False, metadata=None):
         """Makes a unary call or one with streams in both directions, whose requests are sent at once."""
-        options = {"timeout": timeout, "wait_for_ready": wait_for_ready}
+        options = options_of(timeout, wait_for_ready, metadata)
         responses = []
         try:
             if kind == "unary":
-                future = self._channel.unary_unary(method).future(requests[0], **options)
-                self._cancel(future, cancel_after)
-                responses.append(future.result())
+                call = self._channel.unary_unary(method).future(requests[0], **options)
+                self._cancel(call, cancel_after)
+                responses.append(call.result())
             else:
                 call = self._channel.stream_stream(method)(iter(requests), **options)
                 self._cancel(call, cancel_after)
                 responses.extend(call)
+            self.trailers = dict(call.trailing_metadata())
         except grpc.FutureCancelledError:
             return CANCELLED
         except grpc.RpcError as error:
@@ -80,8 +88,8 @@ class GrpcioAio:
     def call(self, *args, **kwargs):
         return self._loop.run_until_complete(self._call(*args, **kwargs))
 
-    async def _call(self, kind, method, *requests, timeout=60, cancel_after=0, wait_for_ready=False):
-        options = {"timeout": timeout, "wait_for_ready": wait_for_ready}
+    async def _call(self, kind, method, *requests, timeout=60, cancel_after=0, wait_for_ready=False, metadata=None):
+        options = options_of(timeout, wait_for_ready, metadata)
         responses = []
         if kind == "unary":
             call = self._channel.unary_unary(method)(requests[0], **options)
@@ -95,6 +103,7 @@ class GrpcioAio:
             else:
                 async for response in call:
                     responses.append(response)
+            self.trailers = dict(await call.trailing_metadata())
         except asyncio.CancelledError:
             return CANCELLED
         except grpc.RpcError as error:
@@ -105,8 +114,9 @@ class GrpcioAio:
 class Program:
     """A program that makes the calls given on its standard input, one a line, and prints their outcomes.
 
-    A call is "unary|stream METHOD TIMEOUT_MS CANCEL_MS wait|now REQUEST...", an outcome "CODE MESSAGE RESPONSE...";
-    messages are in base64. CANCEL_MS is 0 if the call is not cancelled.
+    A call is "unary|stream METHOD TIMEOUT_MS CANCEL_MS wait|now METADATA REQUEST...", an outcome
+    "CODE MESSAGE TRAILERS RESPONSE...". CANCEL_MS is 0 if the call is not cancelled. Messages and metadata are in
+    base64; metadata is a line "NAME VALUE" for each name.
     """
 
     command = ()
@@ -125,13 +135,17 @@ class Program:
         self._process.stdin.close()
         assert self._process.wait(60) == 0
 
-    def call(self, kind, method, *requests, timeout=60, cancel_after=0, wait_for_ready=False):
+    def call(self, kind, method, *requests, timeout=60, cancel_after=0, wait_for_ready=False, metadata=None):
         words = [kind, method, str(round(timeout * 1000)), str(round(cancel_after * 1000))]
         words.append("wait" if wait_for_ready else "now")
-        words.extend(base64.b64encode(request).decode() for request in requests)
+        values = {n: v if isinstance(v, str) else v.decode() for n, v in (metadata or {}).items()}
+        lines = "\n".join(f"{name} {value}" for name, value in values.items())
+        words.extend(base64.b64encode(text).decode() for text in (lines.encode(), *requests))
         self._process.stdin.write(" ".join(words) + "\n")
         self._process.stdin.flush()
-        code, message, *responses = self._process.stdout.readline().removesuffix("\n").split(" ")
+        code, message, trailers, *responses = self._process.stdout.readline().removesuffix("\n").split(" ")
+        lines = base64.b64decode(trailers).decode().splitlines()
+        self.trailers = dict(line.split(" ", 1) for line in lines)
         (status,) = (status for status in grpc.StatusCode if status.value[0] == int(code))
         return Outcome(status, base64.b64decode(message).decode(), [base64.b64decode(r) for r in responses])
 
@@ -148,9 +162,9 @@ class Go(Program):
 
 
 class Node(Program):
-    """@grpc/grpc-js."""
+    """@grpc/grpc-js. After a GOAWAY, its next ping ends the calls that are still open."""
 
-    keepalive_seconds = 1
+    keepalive_seconds = 10
     command = ("node", HERE + "/clients/node/client.js")
     environment = {"NODE_PATH": TOOLS + "/node-client/node_modules"}
 

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -32,21 +33,22 @@ type command struct {
 	kind, method    string
 	timeout, cancel time.Duration
 	waitForReady    bool
+	metadata        metadata.MD
 	requests        [][]byte
 }
 
-func unary(ctx context.Context, channel *grpc.ClientConn, c command) ([][]byte, error) {
+func unary(ctx context.Context, channel *grpc.ClientConn, c command, options ...grpc.CallOption) ([][]byte, error) {
 	var response []byte
-	err := channel.Invoke(ctx, c.method, c.requests[0], &response, grpc.WaitForReady(c.waitForReady))
+	err := channel.Invoke(ctx, c.method, c.requests[0], &response, options...)
 	if err != nil {
 		return nil, err
 	}
 	return [][]byte{response}, nil
 }
 
-func stream(ctx context.Context, channel *grpc.ClientConn, c command) ([][]byte, error) {
+func stream(ctx context.Context, channel *grpc.ClientConn, c command, options ...grpc.CallOption) ([][]byte, error) {
 	description := grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
-	call, err := channel.NewStream(ctx, &description, c.method, grpc.WaitForReady(c.waitForReady))
+	call, err := channel.NewStream(ctx, &description, c.method, options...)
 	if err != nil {
 		return nil, err
 	}
@@ -68,16 +70,17 @@ func stream(ctx context.Context, channel *grpc.ClientConn, c command) ([][]byte,
 	}
 }
 
-func run(channel *grpc.ClientConn, c command) ([][]byte, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), c.timeout)
+func run(channel *grpc.ClientConn, c command, trailers *metadata.MD) ([][]byte, error) {
+	ctx, cancel := context.WithTimeout(metadata.NewOutgoingContext(context.Background(), c.metadata), c.timeout)
 	defer cancel()
 	if c.cancel > 0 {
 		time.AfterFunc(c.cancel, cancel)
 	}
+	options := []grpc.CallOption{grpc.WaitForReady(c.waitForReady), grpc.Trailer(trailers)}
 	if c.kind == "unary" {
-		return unary(ctx, channel, c)
+		return unary(ctx, channel, c, options...)
 	}
-	return stream(ctx, channel, c)
+	return stream(ctx, channel, c, options...)
 }
 
 func milliseconds(text string) time.Duration {
@@ -88,13 +91,31 @@ func milliseconds(text string) time.Duration {
 
 func parse(line string) command {
 	words := strings.Split(strings.TrimSuffix(line, "\n"), " ")
-	c := command{words[0], words[1], milliseconds(words[2]), milliseconds(words[3]), words[4] == "wait", nil}
-	for _, word := range words[5:] {
-		request, err := base64.StdEncoding.DecodeString(word)
-		check(err)
-		c.requests = append(c.requests, request)
+	c := command{words[0], words[1], milliseconds(words[2]), milliseconds(words[3]), words[4] == "wait", metadata.MD{}, nil}
+	for _, line := range strings.Split(string(decode(words[5])), "\n") {
+		if name, value, found := strings.Cut(line, " "); found {
+			c.metadata.Append(name, value)
+		}
+	}
+	for _, word := range words[6:] {
+		c.requests = append(c.requests, decode(word))
 	}
 	return c
+}
+
+func decode(word string) []byte {
+	bytes, err := base64.StdEncoding.DecodeString(word)
+	check(err)
+	return bytes
+}
+
+// A line for each name.
+func format(trailers metadata.MD) string {
+	var lines []string
+	for name, values := range trailers {
+		lines = append(lines, name+" "+values[0])
+	}
+	return strings.Join(lines, "\n")
 }
 
 func check(err error) {
@@ -117,10 +138,12 @@ func main() {
 			return
 		}
 		check(err)
-		responses, err := run(channel, parse(line))
-		fmt.Printf("%d %s", status.Code(err), base64.StdEncoding.EncodeToString([]byte(status.Convert(err).Message())))
-		for _, response := range responses {
-			fmt.Printf(" %s", base64.StdEncoding.EncodeToString(response))
+		var trailers metadata.MD
+		responses, err := run(channel, parse(line), &trailers)
+		fmt.Print(int(status.Code(err)))
+		texts := [][]byte{[]byte(status.Convert(err).Message()), []byte(format(trailers))}
+		for _, text := range append(texts, responses...) {
+			fmt.Print(" ", base64.StdEncoding.EncodeToString(text))
 		}
 		fmt.Println()
 	}

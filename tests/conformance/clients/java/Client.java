@@ -17,6 +17,7 @@ import java.util.Base64;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
+import java.util.stream.Collectors;
 
 public class Client {
   // Passes messages on as bytes.
@@ -41,6 +42,7 @@ public class Client {
   private static class Listener extends ClientCall.Listener<byte[]> {
     final StringBuilder responses = new StringBuilder();
     final BlockingQueue<Status> status = new LinkedBlockingQueue<>();
+    volatile Metadata trailers = new Metadata();
 
     @Override
     public void onMessage(byte[] message) {
@@ -49,8 +51,42 @@ public class Client {
 
     @Override
     public void onClose(Status closed, Metadata trailers) {
+      this.trailers = trailers;
       status.add(closed);
     }
+  }
+
+  private static byte[] decode(String word) {
+    return Base64.getDecoder().decode(word);
+  }
+
+  private static String encode(String text) {
+    return Base64.getEncoder().encodeToString(text.getBytes(StandardCharsets.UTF_8));
+  }
+
+  // A line for each name.
+  private static Metadata parse(String lines) {
+    Metadata metadata = new Metadata();
+    for (String line : lines.lines().toList()) {
+      String[] words = line.split(" ", 2);
+      if (words[0].endsWith(Metadata.BINARY_HEADER_SUFFIX)) {
+        metadata.put(
+            Metadata.Key.of(words[0], Metadata.BINARY_BYTE_MARSHALLER),
+            words[1].getBytes(StandardCharsets.UTF_8));
+      } else {
+        metadata.put(Metadata.Key.of(words[0], Metadata.ASCII_STRING_MARSHALLER), words[1]);
+      }
+    }
+    return metadata;
+  }
+
+  private static String format(Metadata metadata) {
+    return metadata.keys().stream()
+        .filter(name -> !name.endsWith(Metadata.BINARY_HEADER_SUFFIX))
+        .map(
+            name ->
+                name + " " + metadata.get(Metadata.Key.of(name, Metadata.ASCII_STRING_MARSHALLER)))
+        .collect(Collectors.joining("\n"));
   }
 
   private static String run(ManagedChannel channel, String[] words) throws InterruptedException {
@@ -67,9 +103,9 @@ public class Client {
     if (words[4].equals("wait")) options = options.withWaitForReady();
     ClientCall<byte[], byte[]> call = channel.newCall(method, options);
     Listener listener = new Listener();
-    call.start(listener, new Metadata());
+    call.start(listener, parse(new String(decode(words[5]), StandardCharsets.UTF_8)));
     call.request(1000);
-    for (int i = 5; i < words.length; ++i) call.sendMessage(Base64.getDecoder().decode(words[i]));
+    for (int i = 6; i < words.length; ++i) call.sendMessage(decode(words[i]));
     call.halfClose();
     long cancel = Long.parseLong(words[3]);
     Status status = cancel > 0 ? listener.status.poll(cancel, TimeUnit.MILLISECONDS) : null;
@@ -78,7 +114,9 @@ public class Client {
     String message = status.getDescription() == null ? "" : status.getDescription();
     return status.getCode().value()
         + " "
-        + Base64.getEncoder().encodeToString(message.getBytes(StandardCharsets.UTF_8))
+        + encode(message)
+        + " "
+        + encode(format(listener.trailers))
         + listener.responses;
   }
 

@@ -6,7 +6,7 @@ const readline = require('readline');
 const client = new grpc.Client(process.argv[2], grpc.credentials.createInsecure(), {
   'grpc.max_receive_message_length': 64 << 20,
   'grpc.max_send_message_length': 64 << 20,
-  'grpc.keepalive_time_ms': 1000,
+  'grpc.keepalive_time_ms': 10000,
   'grpc.enable_http_proxy': 0,
 });
 const asIs = (bytes) => bytes;
@@ -25,10 +25,19 @@ function begin(kind, method, requests, metadata, options, responses) {
   return call;
 }
 
+function metadataOf(text, options) {
+  const metadata = new grpc.Metadata(options);
+  for (const line of text.split('\n').filter(Boolean)) {
+    const [name, value] = line.split(' ');
+    metadata.set(name, name.endsWith('-bin') ? Buffer.from(value) : value);
+  }
+  return metadata;
+}
+
 function run(line) {
   const [kind, method, timeout, cancel, wait, ...words] = line.split(' ');
-  const requests = words.map((word) => Buffer.from(word, 'base64'));
-  const metadata = new grpc.Metadata({waitForReady: wait === 'wait'});
+  const [names, ...requests] = words.map((word) => Buffer.from(word, 'base64'));
+  const metadata = metadataOf(names.toString(), {waitForReady: wait === 'wait'});
   const responses = [];
   return new Promise((resolve) => {
     const call = begin(kind, method, requests, metadata, {deadline: Date.now() + Number(timeout)}, responses);
@@ -42,7 +51,9 @@ async function main() {
   for await (const line of readline.createInterface({input: process.stdin})) {
     const [status, responses] = await run(line);
     const message = status.code === 0 ? '' : status.details;
-    const texts = [Buffer.from(message), ...responses].map((bytes) => bytes.toString('base64'));
+    const trailers = Object.entries(status.metadata.getMap()).map(([name, value]) => `${name} ${value}`);
+    const all = [Buffer.from(message), Buffer.from(trailers.join('\n')), ...responses];
+    const texts = all.map((bytes) => bytes.toString('base64'));
     process.stdout.write([status.code, ...texts].join(' ') + '\n');
   }
   client.close();
