@@ -69,8 +69,9 @@ constexpr std::pair<Role, rapt_output rapt_arguments::*> kOutputFields[] = {
     {Role::kPresentKey, &rapt_arguments::present_key},
     {Role::kPresentValue, &rapt_arguments::present_value},
 };
-static_assert(std::size(kInputFields) == rapt::kInputTensors.size());
-static_assert(std::size(kOutputFields) == rapt::kOutputs.size());
+static_assert(std::size(kInputFields) == rapt::kInputTensors.size(),
+              "every input tensor has a row");
+static_assert(std::size(kOutputFields) == rapt::kOutputs.size(), "every output has a row");
 
 // The attributes of rapt_problem. `given`: 0 if the value is not to be read; null: it always is.
 struct AttributeFields {
@@ -88,8 +89,10 @@ constexpr AttributeFields kAttributeFields[] = {
     {rapt::Attribute::kBidirectional, &rapt_problem::is_bidirectional},
     {rapt::Attribute::kMaxDistance, &rapt_problem::max_distance, &rapt_problem::has_max_distance},
 };
-// Without the heads, which are axes here, and the probability of dropout.
-static_assert(std::size(kAttributeFields) == rapt::kAttributes - 3);
+static_assert(
+    std::size(kAttributeFields) == rapt::kAttributes - 3,
+    "every attribute has a row, but the two numbers of heads, which are axes here, and the "
+    "probability of dropout");
 
 // The codes are those of Abseil, which are gRPC's.
 constexpr bool IsCode(rapt_code code, absl::StatusCode status) {
