@@ -96,6 +96,13 @@ constexpr AttributeInfo kTable[] = {
      .allowed = "at least 1",
      .flag = "max-distance",
      .help = "distances from N on share the last bucket of --bias-table (default: 128)"},
+    {.attribute = Attribute::kValueHeadSize,
+     .onnx = "v_head_size",
+     .native = "attention.v_head_size",
+     .c = "values_in_keys",
+     .field = AttributeField<std::optional<int64_t>>{&OperatorCall::v_head_size},
+     .flag = "v-head-size",
+     .help = "without --v: V is the first N numbers of each row of K"},
 };
 
 constexpr bool IsIndexedByAttribute() {

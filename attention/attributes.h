@@ -29,6 +29,7 @@ enum class Attribute : uint8_t {
   kAlibi,
   kBidirectional,
   kMaxDistance,
+  kValueHeadSize,
 
   kEnd,  // not an attribute
 };

@@ -167,6 +167,7 @@ std::string Describe(const Problem& p) {
     absl::StrAppend(&text, " ", info.c, "=", std::string(NameOf(info.dtype(p))), "[", dims[0], ",",
                     dims[1], "]");
   }
+  if (p.values_in_keys) absl::StrAppend(&text, " values-in-keys");
   if (p.has_key_lengths) absl::StrAppend(&text, " key-lengths");
   if (p.dropout) absl::StrAppend(&text, " dropout=", p.dropout->probability);
   return text;

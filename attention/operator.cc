@@ -44,6 +44,7 @@ absl::StatusOr<Layout> ResolveLayout(const OperatorCall& call, const FieldNames&
   }
   const size_t wanted = layout == Layout::kBse ? 3 : 4;
   for (Role role : {Role::kQ, Role::kK, Role::kV}) {
+    if (!call.inputs[role]) continue;  // V in K
     const Shape& shape = call.inputs[role]->shape;
     if (shape.size() != wanted) {
       return WrongRank(
@@ -88,6 +89,19 @@ absl::StatusOr<Axes> AxesOf(const OperatorCall& call, Role role, Layout layout,
   return axes;
 }
 
+// The axes of V, which may be a part of K.
+absl::StatusOr<Axes> ValueAxesOf(const OperatorCall& call, Layout layout, const Axes& k,
+                                 const FieldNames& names) {
+  if (!call.v_head_size) return AxesOf(call, Role::kV, layout, names);
+  const int64_t size = *call.v_head_size;
+  if (size < 1 || size > k.size) {
+    return absl::InvalidArgumentError(absl::StrCat(names[Attribute::kValueHeadSize], " is ", size,
+                                                   "; it must be from 1 to ", k.size,
+                                                   ", the head size of ", names[Role::kK]));
+  }
+  return Axes{k.batch, k.heads, k.length, size};
+}
+
 absl::Status CheckSame(absl::string_view what, absl::string_view name_a, int64_t a,
                        absl::string_view name_b, int64_t b) {
   if (a == b) return absl::OkStatus();
@@ -110,7 +124,7 @@ absl::Status CheckQkv(const OperatorCall& call, const FieldNames& names, const A
   const absl::string_view k_name = names[Role::kK];
   const absl::string_view v_name = names[Role::kV];
   absl::Status status = CheckType(call, Role::kK, names);
-  if (status.ok()) status = CheckType(call, Role::kV, names);
+  if (status.ok() && call.inputs[Role::kV]) status = CheckType(call, Role::kV, names);
   if (status.ok()) status = CheckSame("batch", k_name, k.batch, q_name, q.batch);
   if (status.ok()) status = CheckSame("batch", v_name, v.batch, q_name, q.batch);
   if (status.ok()) status = CheckSame("head size", k_name, k.size, q_name, q.size);
@@ -140,6 +154,12 @@ absl::StatusOr<int64_t> ResolvePast(const OperatorCall& call, const FieldNames& 
                                     const Axes& k, const Axes& v) {
   const std::optional<TensorSpec>& key = call.inputs[Role::kPastKey];
   const std::optional<TensorSpec>& value = call.inputs[Role::kPastValue];
+  if (call.v_head_size) {
+    if (!key) return 0;
+    absl::Status status = CheckPastTensor(call, Role::kPastKey, names, k, names[Role::kK]);
+    if (!status.ok()) return status;
+    return key->shape[2];
+  }
   if (key.has_value() != value.has_value()) {
     const Role given = key ? Role::kPastKey : Role::kPastValue;
     const Role missing = key ? Role::kPastValue : Role::kPastKey;
@@ -242,9 +262,15 @@ absl::Status CheckPresenceAndSizes(const OperatorCall& call, const FieldNames& n
     const std::optional<TensorSpec>& spec = call.inputs[role];
     if (spec) {
       if (auto bytes = ByteSize(names[role], *spec); !bytes.ok()) return bytes.status();
-    } else if (InfoOf(role).required) {
+    } else if (InfoOf(role).required && !(role == Role::kV && call.v_head_size)) {
       return absl::InvalidArgumentError(absl::StrCat(names[role], " is missing"));
     }
+  }
+  for (Role role : {Role::kV, Role::kPastValue}) {
+    if (!call.v_head_size || !call.inputs[role]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[role], " and ", names[Attribute::kValueHeadSize], " are both set; with ",
+                     names[Attribute::kValueHeadSize], " the values are in ", names[Role::kK]));
   }
   return absl::OkStatus();
 }
@@ -316,7 +342,7 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames&
   if (!q.ok()) return q.status();
   const auto k = AxesOf(call, Role::kK, *layout, names);
   if (!k.ok()) return k.status();
-  const auto v = AxesOf(call, Role::kV, *layout, names);
+  const auto v = ValueAxesOf(call, *layout, *k, names);
   if (!v.ok()) return v.status();
   status = CheckQkv(call, names, *q, *k, *v);
   if (!status.ok()) return status;
@@ -336,6 +362,7 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames&
   problem.past_length = *past_length;
   problem.head_size = q->size;
   problem.value_head_size = v->size;
+  problem.values_in_keys = call.v_head_size.has_value();
   CopyAttributes(call, problem);
   const bool rank3_is_batch = *layout == Layout::kBse && !call.q_num_heads;
   for (const auto& [role, shape] :

@@ -50,6 +50,7 @@ struct OperatorCall {
   int64_t right_window_size = -1;
   bool softmax_in_fp64 = false;
   std::optional<Dropout> dropout = std::nullopt;
+  std::optional<int64_t> v_head_size = std::nullopt;  // V is in K
   bool alibi = false;
   bool is_bidirectional = false;
   std::optional<int64_t> max_distance = std::nullopt;

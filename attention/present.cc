@@ -44,6 +44,7 @@ void RunPresentTask(const Problem& p, const Arguments& arguments, int64_t task) 
   const int64_t end = std::min(begin + RowsPerTask(p), p.total_keys());
   CopyRows(arguments.inputs[Role::kPastKey], arguments.inputs[Role::kK],
            arguments.outputs[Role::kPresentKey], b, h, p.past_length, begin, end);
+  if (p.values_in_keys) return;
   CopyRows(arguments.inputs[Role::kPastValue], arguments.inputs[Role::kV],
            arguments.outputs[Role::kPresentValue], b, h, p.past_length, begin, end);
 }

@@ -36,6 +36,11 @@ absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
     return absl::InvalidArgumentError(absl::StrCat(name[0], name[1], name[2], name[3], " is ", size,
                                                    "; it must be from ", least, " to 2^40"));
   }
+  if (p.values_in_keys && p.value_head_size > p.head_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        names[Attribute::kValueHeadSize], " is set, but the value head size is ", p.value_head_size,
+        "; it must be at most ", p.head_size, ", the head size of ", names[Role::kK]));
+  }
   if (p.query_heads != 0 && p.query_heads % p.kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         names[Role::kQ], " has ", p.query_heads, " heads, ", names[Role::kK], " and ",
@@ -368,6 +373,25 @@ absl::Status Validate(const Problem& problem, const FieldNames& names) {
   if (status.ok() && problem.bias) status = CheckMask(Role::kBias, *problem.bias, problem, names);
   if (status.ok()) status = CheckRelative(problem, names);
   return status;
+}
+
+namespace {
+
+TensorView FirstElements(TensorView rows, int64_t count) {
+  rows.dims[3] = count;
+  return rows;
+}
+
+}  // namespace
+
+TensorView PastValuesOf(const Problem& p, const Arguments& a) {
+  return p.values_in_keys ? FirstElements(a.inputs[Role::kPastKey], p.value_head_size)
+                          : a.inputs[Role::kPastValue];
+}
+
+TensorView ValuesOf(const Problem& p, const Arguments& a) {
+  return p.values_in_keys ? FirstElements(a.inputs[Role::kK], p.value_head_size)
+                          : a.inputs[Role::kV];
 }
 
 absl::Status ValidateInputs(const Problem& p, const Arguments& a, const FieldNames& names) {

@@ -101,6 +101,9 @@ struct Problem {
   int64_t past_length = 0;      // P, keys that precede the Sk new ones
   int64_t head_size = 0;        // D, of Q and K
   int64_t value_head_size = 0;  // Dv, of V and O
+  // V is the first Dv numbers of each row of K, as in absorbed MLA: there are no kV, kPastValue and
+  // kPresentValue.
+  bool values_in_keys = false;
 
   std::optional<double> scale = std::nullopt;  // 1 / sqrt(D) when absent
   double softcap = 0;                          // 0: none
@@ -180,6 +183,11 @@ struct Arguments {
   // ends. Null: not recorded.
   std::atomic<const Backend*>* piece_fallback = nullptr;
 };
+
+// Return the values of the past and the new keys, which may be a part of the keys. REQUIRES: the
+// problem has them.
+TensorView PastValuesOf(const Problem& problem, const Arguments& arguments);
+TensorView ValuesOf(const Problem& problem, const Arguments& arguments);
 
 // Checks the arguments against the problem: key lengths are in range, and every tensor of the
 // problem is present with the right type and axes.

@@ -20,6 +20,7 @@ constexpr Dims ValueDims(const Problem& p, int64_t length) {
 }
 
 constexpr bool Always(const Problem&) { return true; }
+constexpr bool HasValues(const Problem& p) { return !p.values_in_keys; }
 constexpr bool HasPast(const Problem& p) { return p.past_length > 0; }
 constexpr bool WantsPresent(const Problem& p) { return p.wants_present; }
 constexpr DType QueryType(const Problem& p) { return p.dtype; }
@@ -55,7 +56,7 @@ constexpr RoleInfo kRoles[] = {
      .required = true,
      .has_layout = true,
      .source = Source::kPaged,
-     .wanted = Always,
+     .wanted = HasValues,
      .dtype = QueryType,
      .dims = [](const Problem& p) { return ValueDims(p, p.key_length); }},
     {.role = Role::kMask,
@@ -83,7 +84,7 @@ constexpr RoleInfo kRoles[] = {
      .c = "past_value",
      .help = "past values, [B, Hkv, P, Dv]",
      .source = Source::kPaged,
-     .wanted = HasPast,
+     .wanted = [](const Problem& p) { return HasPast(p) && HasValues(p); },
      .dtype = QueryType,
      .dims = [](const Problem& p) { return ValueDims(p, p.past_length); }},
     {.role = Role::kKeyLengths,
@@ -183,7 +184,7 @@ constexpr RoleInfo kRoles[] = {
      .onnx = "present_value",
      .native = "present_value",
      .c = "present_value",
-     .wanted = WantsPresent,
+     .wanted = [](const Problem& p) { return WantsPresent(p) && HasValues(p); },
      .dtype = QueryType,
      .dims = [](const Problem& p) { return ValueDims(p, p.total_keys()); }},
     {.role = Role::kScores,

@@ -117,7 +117,7 @@ struct RoleInfo {
   absl::string_view native;    // the field of rapt.v1.AttendRequest or AttendResponse
   absl::string_view c;         // the field of rapt_arguments
   const char* help = nullptr;  // of an input's flag of the command line, `native` with dashes
-  bool required = false;
+  bool required = false;       // V is not if it is a part of K
   // The axes of Q, K, V and Y are in the order of the call's Layout.
   bool has_layout = false;
   // At most one of these inputs may be given. Models do not list them: tools that send every input

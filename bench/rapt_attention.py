@@ -73,6 +73,7 @@ class Problem(Sized):
         ("relative_bias_dtype", _i32),
         ("relative_bias_heads", _i64),
         ("relative_bias_length", _i64),
+        ("values_in_keys", _i32),
     ]
 
 

@@ -90,9 +90,9 @@ constexpr AttributeFields kAttributeFields[] = {
     {rapt::Attribute::kMaxDistance, &rapt_problem::max_distance, &rapt_problem::has_max_distance},
 };
 static_assert(
-    std::size(kAttributeFields) == rapt::kAttributes - 3,
-    "every attribute has a row, but the two numbers of heads, which are axes here, and the "
-    "probability of dropout");
+    std::size(kAttributeFields) == rapt::kAttributes - 4,
+    "every attribute has a row, but the two numbers of heads and the value head size, which are "
+    "axes here, and the probability of dropout");
 
 // The codes are those of Abseil, which are gRPC's.
 constexpr bool IsCode(rapt_code code, absl::StatusCode status) {
@@ -247,6 +247,7 @@ rapt::Problem ProblemOf(const rapt_problem& c) {
   p.past_length = c.past_length;
   p.head_size = c.head_size;
   p.value_head_size = c.value_head_size;
+  p.values_in_keys = c.values_in_keys != 0;
   p.alignment = FromC<Alignment>(c.alignment, RAPT_TOP_LEFT);
   if (c.mask_dtype != 0) {
     p.mask = rapt::MaskShape{.dtype = TypeOf(c.mask_dtype)};

@@ -321,7 +321,7 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
   FlashTask task = ShapeOf(p);
   task.queries = BytesOf(a.inputs[Role::kQ], 0);
   SetKeys(a.inputs[Role::kPastKey], p.past_length, a.inputs[Role::kK], b, kv_head, task.keys);
-  SetKeys(a.inputs[Role::kPastValue], p.past_length, a.inputs[Role::kV], b, kv_head, task.values);
+  SetKeys(PastValuesOf(p, a), p.past_length, ValuesOf(p, a), b, kv_head, task.values);
   task.score = ScoreParamsOf(p, a, AccumulatorOf(p));
   task.batch = b;
   task.first_key = p.section ? p.section->first_key : 0;

@@ -115,6 +115,7 @@ absl::Status Supports(const Problem& p) {
   if (p.mask && p.mask->dtype == DType::kFloat64) return Unsupported("an FP64 mask");
   if (p.bias) return Unsupported("attention_bias");
   if (p.head_sink) return Unsupported("head_sink");
+  if (p.values_in_keys) return Unsupported("values inside the keys");
   if (p.has_relative()) return Unsupported("biases by distance");
   if (p.dropout) return Unsupported("dropout with a prescribed random number generator");
   if (p.score_output) return Unsupported("scores as an output");

@@ -148,7 +148,7 @@ absl::Status CheckPresent(const CallSources& sources, const InputArrays& arrays)
         sources.archive ? absl::StrCat(*sources.archive, " has no member q, and --q is not set")
                         : "no query given; set --q FILE or name an .npz archive with a member q");
   }
-  if (arrays[Role::kK].has_value() != arrays[Role::kV].has_value()) {
+  if (!sources.values_in_keys && arrays[Role::kK].has_value() != arrays[Role::kV].has_value()) {
     return absl::InvalidArgumentError(arrays[Role::kK]
                                           ? "k is given without v; give both, or neither for "
                                             "self-attention"
@@ -189,7 +189,8 @@ absl::string_view NameOf(Role role) { return kNativeNames[role]; }
 
 client::AttendCall LoadedCall::call() const {
   client::AttendCall call = attributes;
-  call.k = call.v = tensors[Role::kQ]->view();
+  call.k = tensors[Role::kQ]->view();
+  if (!call.v_head_size) call.v = call.k;
   for (Role role : kInputTensors) {
     if (!tensors[role]) continue;
     client::FindCallTensor(NameOf(role))->Set(call, tensors[role]->view());

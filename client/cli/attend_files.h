@@ -22,7 +22,8 @@ absl::string_view NameOf(Role role);
 struct CallSources {
   std::optional<std::string> archive;
   InputMap<std::optional<std::string>> files;
-  std::string dtype;  // --dtype
+  std::string dtype;            // --dtype
+  bool values_in_keys = false;  // --v-head-size: there is no v
 };
 
 struct LoadedTensor {

@@ -146,7 +146,9 @@ std::vector<Flag> CallFlags::CallerTable() {
 
 absl::StatusOr<LoadedCall> LoadCall(const CallFlags& flags) {
   if (absl::Status dtype = ValidateDTypeFlag(flags.sources.dtype); !dtype.ok()) return dtype;
-  absl::StatusOr<LoadedCall> loaded = LoadCall(flags.sources);
+  CallSources sources = flags.sources;
+  sources.values_in_keys = flags.attributes.v_head_size.has_value();
+  absl::StatusOr<LoadedCall> loaded = LoadCall(sources);
   if (!loaded.ok()) return loaded;
   if (absl::Status set = SetAttributes(flags, *loaded); !set.ok()) return set;
   return loaded;

@@ -31,6 +31,7 @@ constexpr CallAttribute kAttributes[] = {
     {"attention.alibi", &AttendCall::alibi},
     {"attention.is_bidirectional", &AttendCall::is_bidirectional},
     {"attention.max_distance", &AttendCall::max_distance},
+    {"attention.v_head_size", &AttendCall::v_head_size},
 };
 
 constexpr CallOutput kOutputs[] = {
@@ -38,7 +39,7 @@ constexpr CallOutput kOutputs[] = {
     {"present_key", &AttendResult::present_key,
      [](const AttendCall& c) { return c.wants_present; }},
     {"present_value", &AttendResult::present_value,
-     [](const AttendCall& c) { return c.wants_present; }},
+     [](const AttendCall& c) { return c.wants_present && !c.v_head_size; }},
     {"scores", &AttendResult::scores,
      [](const AttendCall& c) { return c.score_output.has_value(); }},
     {"lse", &AttendResult::lse, [](const AttendCall& c) { return c.wants_lse; }},
@@ -62,7 +63,11 @@ const Row* Find(absl::Span<const Row> rows, absl::string_view name) {
 
 }  // namespace
 
-const TensorView* CallTensor::In(const AttendCall& call) const { return MemberOf(call, member); }
+const TensorView* CallTensor::In(const AttendCall& call) const {
+  const TensorView* view = MemberOf(call, member);
+  const bool is_value = view == &call.v;
+  return is_value && call.v_head_size && view->shape.empty() ? nullptr : view;
+}
 
 void CallTensor::Set(AttendCall& call, const TensorView& view) const {
   std::visit([&](auto at) { call.*at = view; }, member);

@@ -117,7 +117,17 @@ void Append(const CallTensor& tensor, const TensorView& view, RequestMessage& me
 
 // Returns the size of Y, or nullopt if the shapes are inconsistent.
 std::optional<int64_t> BytesOfY(const AttendCall& call) {
-  const Shape &q = call.q.shape, &v = call.v.shape;
+  const Shape& q = call.q.shape;
+  Shape v = call.v.shape;
+  if (call.v_head_size) {
+    v = call.k.shape;
+    const bool is_3d = v.size() == 3;
+    const std::optional<int64_t> size =
+        is_3d ? CheckedMul(*call.v_head_size, std::max<int64_t>(call.kv_heads, 1))
+              : call.v_head_size;
+    if (v.empty() || !size || *size < 0) return std::nullopt;
+    v.back() = *size;
+  }
   if (q.size() != v.size() || q.size() < 3 || q.size() > 4) return std::nullopt;
   const bool has_heads = q.size() == 3 && call.query_heads > 0 && call.kv_heads > 0;
   std::optional<int64_t> bytes = SizeOf(call.q.dtype);

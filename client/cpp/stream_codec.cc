@@ -73,6 +73,9 @@ absl::Status ChunkedCall::ReadShapes() {
   if (call_.wants_present) {
     return absl::InvalidArgumentError("present keys and values are not supported in streams");
   }
+  if (call_.v_head_size) {
+    return absl::InvalidArgumentError("v_head_size is not supported in streams");
+  }
   for (const CallTensor& tensor : CallTensors()) {
     if (tensor.In(call_) == nullptr || IsStreamed(tensor.name)) continue;
     return absl::InvalidArgumentError(absl::StrCat(tensor.name, " is not supported in streams"));

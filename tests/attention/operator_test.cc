@@ -81,6 +81,21 @@ TEST(ResolveTest, Rank4IsBhsd) {
   EXPECT_THAT(resolved.outputs[Role::kPresentValue].shape, ElementsAre(2, 4, 20, 32));
 }
 
+TEST(ResolveTest, VMayBeAPartOfK) {
+  for (const auto& change : {&Rank4, &Rank3WithHeads}) {
+    const ResolvedCall resolved = MustResolve((*change)([](OperatorCall& c) {
+      c.inputs[Role::kV].reset();
+      c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+      c.v_head_size = 48;
+      c.wants_present = true;
+    }));
+    ExpectSizes(resolved.problem, {2, 8, 4, 16, 20, 7, 64, 48});
+    EXPECT_TRUE(resolved.problem.values_in_keys);
+    EXPECT_FALSE(OutputsOf(resolved.problem).contains(Role::kPresentValue));
+    EXPECT_THAT(resolved.outputs[Role::kPresentKey].shape, ElementsAre(2, 4, 27, 64));
+  }
+}
+
 TEST(ResolveTest, Rank4MayBeBshd) {
   const ResolvedCall resolved = MustResolve(Rank4([](OperatorCall& c) {
     c.layout = Layout::kBshd;
@@ -397,25 +412,55 @@ INSTANTIATE_TEST_SUITE_P(
                c.inputs[Role::kHeadSink] = TensorSpec{DType::kFloat32, {99}};
              }),
              {"head_sink", "[99]", "heads of Q"}},
-            {"slopes_for_each_key_head",
+            {"v_beside_v_head_size",
+             Rank4([](auto& c) { c.v_head_size = 32; }),
+             {"V", "v_head_size", "both set"}},
+            {"past_value_beside_v_head_size",
              Rank4([](auto& c) {
-               c.inputs[Role::kAlibiSlopes] = TensorSpec{DType::kFloat32, {4}};
+               c.v_head_size = 32;
+               c.inputs[Role::kV].reset();
+               c.inputs[Role::kPastKey] = TensorSpec{DType::kFloat32, {2, 4, 7, 64}};
+               c.inputs[Role::kPastValue] = TensorSpec{DType::kFloat32, {2, 4, 7, 32}};
              }),
+             {"past_value", "v_head_size", "both set"}},
+            {"v_head_size_of_0",
+             Rank4([](auto& c) {
+               c.v_head_size = 0;
+               c.inputs[Role::kV].reset();
+             }),
+             {"v_head_size", "0", "from 1 to 64"}},
+            {"v_head_size_above_the_head_size",
+             Rank4([](auto& c) {
+               c.v_head_size = 65;
+               c.inputs[Role::kV].reset();
+             }),
+             {"v_head_size", "65", "from 1 to 64"}},
+            {"neither_v_nor_v_head_size",
+             Rank4([](auto& c) { c.inputs[Role::kV].reset(); }),
+             {"V", "missing"}},
+            {"slopes_for_each_key_head",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kAlibiSlopes] = TensorSpec{DType::kFloat32, {4}};
+                 }),
              {"alibi_slopes", "[4]", "[8] or [2, 8]"}},
             {"slopes_of_rank_3",
-             Rank4([](auto& c) {
-               c.inputs[Role::kAlibiSlopes] = TensorSpec{DType::kFloat32, {1, 2, 8}};
-             }),
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kAlibiSlopes] = TensorSpec{DType::kFloat32, {1, 2, 8}};
+                 }),
              {"alibi_slopes", "[1, 2, 8]", "[8] or [2, 8]"}},
             {"slopes_of_another_batch",
-             Rank4([](auto& c) {
-               c.inputs[Role::kAlibiSlopes] = TensorSpec{DType::kFloat32, {3, 8}};
-             }),
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kAlibiSlopes] = TensorSpec{DType::kFloat32, {3, 8}};
+                 }),
              {"alibi_slopes", "batch 3", "1 or 2"}},
             {"buckets_of_other_heads",
-             Rank4([](auto& c) {
-               c.inputs[Role::kBiasTable] = TensorSpec{DType::kFloat32, {8, 32}};
-             }),
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kBiasTable] = TensorSpec{DType::kFloat32, {8, 32}};
+                 }),
              {"bias_table", "[8, 32]", "[buckets, 8]"}},
             {"one_bucket",
              Rank4(

@@ -239,6 +239,13 @@ constexpr Feature kFeatures[] = {
      [](Problem& p) {
        p.relative_bias = RelativeBias{p.dtype, p.query_heads, 5};
      }},
+    {"values in keys",
+     [](Problem& p) {
+       p.values_in_keys = true;
+       p.past_length = 4;
+       p.value_head_size = 5;
+       p.wants_present = true;
+     }},
     {"no queries", [](Problem& p) { p.query_length = 0; }},
     {"no keys", [](Problem& p) { p.key_length = 0, p.wants_lse = true; }},
     {"no batch", [](Problem& p) { p.batch = 0, p.wants_lse = true; }},

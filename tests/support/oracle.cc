@@ -28,6 +28,15 @@ std::vector<double> Concatenate(const std::optional<Tensor>& past, const Tensor&
   return rows;
 }
 
+// The first `count` numbers of each row of `size`.
+std::vector<double> FirstOfRows(const std::vector<double>& rows, int64_t size, int64_t count) {
+  std::vector<double> first;
+  for (size_t row = 0; row < rows.size(); row += size) {
+    first.insert(first.end(), rows.begin() + row, rows.begin() + row + count);
+  }
+  return first;
+}
+
 // The intermediate values of one query row, one per key.
 struct Row {
   explicit Row(int64_t total)
@@ -232,7 +241,8 @@ Expected Attend(const Problem& problem, const Inputs& inputs) {
   const std::vector<double> queries = inputs.query.ToVector();
   const std::vector<double> keys = Concatenate(inputs.past_key, inputs.key, problem.past_length);
   const std::vector<double> values =
-      Concatenate(inputs.past_value, inputs.value, problem.past_length);
+      problem.values_in_keys ? FirstOfRows(keys, problem.head_size, problem.value_head_size)
+                             : Concatenate(inputs.past_value, inputs.value, problem.past_length);
 
   Expected expected;
   const double* query = queries.data();
@@ -263,7 +273,7 @@ Expected Attend(const Problem& problem, const Inputs& inputs) {
   }
   if (problem.wants_present) {
     expected.present_key = keys;
-    expected.present_value = values;
+    if (!problem.values_in_keys) expected.present_value = values;
   }
   return expected;
 }

@@ -17,7 +17,7 @@ namespace rapt::test {
 struct Inputs {
   Tensor query;
   Tensor key;
-  Tensor value;
+  Tensor value;  // not read if the values are in the keys
   std::optional<Tensor> mask = std::nullopt;
   std::optional<Tensor> past_key = std::nullopt;
   std::optional<Tensor> past_value = std::nullopt;

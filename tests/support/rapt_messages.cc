@@ -59,6 +59,7 @@ void WriteAttention(const Problem& p, v1::Layout layout, v1::Attention& attentio
   if (p.left_window >= 0) attention.mutable_window()->set_left(p.left_window);
   if (p.right_window >= 0) attention.mutable_window()->set_right(p.right_window);
   attention.set_softmax_in_fp64(p.softmax_in_fp64);
+  if (p.values_in_keys) attention.set_v_head_size(p.value_head_size);
   attention.set_alibi(p.alibi);
   attention.set_is_bidirectional(p.is_bidirectional);
   if (p.max_distance) attention.set_max_distance(*p.max_distance);
@@ -114,10 +115,11 @@ v1::AttendRequest ToMessage(const Problem& p, const Inputs& inputs, v1::Layout l
   v1::AttendRequest message;
   *message.mutable_q() = ToMessage(inputs.query, layout);
   *message.mutable_k() = ToMessage(inputs.key, layout);
-  *message.mutable_v() = ToMessage(inputs.value, layout);
+  if (!p.values_in_keys) *message.mutable_v() = ToMessage(inputs.value, layout);
   if (inputs.mask) *message.mutable_mask() = ToMessage(*inputs.mask);
   if (inputs.past_key) *message.mutable_past_key() = ToMessage(*inputs.past_key);
-  if (inputs.past_value) *message.mutable_past_value() = ToMessage(*inputs.past_value);
+  if (inputs.past_value && !p.values_in_keys)
+    *message.mutable_past_value() = ToMessage(*inputs.past_value);
   if (inputs.bias) *message.mutable_attention_bias() = ToMessage(*inputs.bias);
   if (inputs.head_sink) {
     *message.mutable_head_sink() = ToMessage(*inputs.head_sink);
@@ -147,7 +149,7 @@ Outputs FromMessage(const Problem& p, const v1::AttendResponse& response, v1::La
   EXPECT_EQ(response.has_lse(), p.wants_lse);
   EXPECT_EQ(response.has_scores(), p.score_output.has_value());
   EXPECT_EQ(response.has_present_key(), p.wants_present);
-  EXPECT_EQ(response.has_present_value(), p.wants_present);
+  EXPECT_EQ(response.has_present_value(), p.wants_present && !p.values_in_keys);
   const int64_t t = p.total_keys();
   const Dims y = {p.batch, p.query_heads, p.query_length, p.value_head_size};
   const auto read = [&](const char* name, const v1::Tensor& message, int64_t heads, int64_t length,
@@ -168,6 +170,7 @@ Outputs FromMessage(const Problem& p, const v1::AttendResponse& response, v1::La
   }
   if (p.wants_present) {
     outputs.present_key = read("present_key", response.present_key(), p.kv_heads, t, p.head_size);
+    if (p.values_in_keys) return outputs;
     outputs.present_value =
         read("present_value", response.present_value(), p.kv_heads, t, p.value_head_size);
   }

@@ -75,7 +75,10 @@ Outputs MakeOutputs(const Problem& p, Storage storage) {
   }
   if (p.wants_present) {
     outputs.present_key = make(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.head_size});
-    outputs.present_value = make(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.value_head_size});
+    if (!p.values_in_keys) {
+      outputs.present_value =
+          make(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.value_head_size});
+    }
   }
   return outputs;
 }

@@ -133,10 +133,11 @@ void QueryRow::Output(absl::Span<const double> weights, double lse,
                       absl::Span<double> output) const {
   std::fill(output.begin(), output.end(), 0.0);
   if (lse == kMinusInfinity) return;
+  const TensorView past = PastValuesOf(p_, a_);
+  const TensorView now = ValuesOf(p_, a_);
   for (int64_t j = row_.begin; j < row_.end; ++j) {
     if (HiddenByMask(j)) continue;  // A NaN in its V must not matter.
-    const Elements v =
-        KeyRow(a_.inputs[Role::kPastValue], a_.inputs[Role::kV], p_.past_length, b_, kv_head_, j);
+    const Elements v = KeyRow(past, now, p_.past_length, b_, kv_head_, j);
     for (int64_t d = 0; d < p_.value_head_size; ++d) output[d] += weights[j] * v[d];
   }
 }

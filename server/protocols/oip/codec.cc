@@ -433,7 +433,13 @@ absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message) {
 absl::Status PlaceOutputs(const OutputRequests& all, SharedTensors& shared_tensors,
                           DecodedInfer& decoded) {
   absl::InlinedVector<const TensorSpec*, 5> in_message;
+  const RoleSet available = OutputsOf(decoded.request.call.problem);
   for (const OutputRequest& request : all) {
+    if (!available.contains(request.role)) {
+      return absl::InvalidArgumentError(absl::StrCat("output ", InfoOf(request.role).onnx,
+                                                     " is requested; there is none with ",
+                                                     kOnnxNames[Attribute::kValueHeadSize]));
+    }
     const TensorSpec& spec = decoded.request.call.outputs[request.role];
     decoded.outputs.push_back({request.role, spec, request.shared});
     if (!request.shared) {

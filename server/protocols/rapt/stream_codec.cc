@@ -106,6 +106,10 @@ absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call
     status = ReadMask(header.mask(), call.inputs[Role::kMask].emplace());
   }
   if (!status.ok()) return status;
+  if (call.v_head_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kNativeNames[Attribute::kValueHeadSize], " is not supported in streams"));
+  }
   const auto tensor = [&](int64_t heads, int64_t length, int64_t size) {
     return TensorSpec{dtype, {header.batch(), heads, length, size}};
   };

@@ -113,6 +113,7 @@ rapt_problem ToC(const Problem& p) {
     std::copy(p.bias->dims.begin(), p.bias->dims.end(), c.bias_shape);
   }
   if (p.head_sink) c.head_sink_dtype = CTypeOf(*p.head_sink);
+  c.values_in_keys = p.values_in_keys;
   c.alibi = p.alibi;
   if (p.alibi_slopes) {
     c.alibi_slopes_dtype = CTypeOf(p.alibi_slopes->dtype);
@@ -266,6 +267,7 @@ Outputs MakeOutputs(const Problem& p, Storage storage) {
   }
   if (p.wants_present) {
     o.present_key = Tensor(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.head_size}, storage);
+    if (p.values_in_keys) return o;
     o.present_value =
         Tensor(p.dtype, {p.batch, p.kv_heads, p.total_keys(), p.value_head_size}, storage);
   }

@@ -155,6 +155,7 @@ TEST(CudnnGraphTest, UnsupportedProblemsReportTheReason) {
          p.mask = MaskShape{DType::kFloat64, {1, 1, 40, 72}};
        },
        "FP64 mask"},
+      {[](Problem& p) { p.values_in_keys = true; }, "values inside the keys"},
       {[](Problem& p) { p.alibi = true; }, "biases by distance"},
       {[](Problem& p) { p.dropout = Dropout{.probability = 0.1}; }, "dropout"},
       {[](Problem& p) { p.score_output = ScoreOutput::kWeights; }, "scores"},

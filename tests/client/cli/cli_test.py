@@ -192,6 +192,16 @@ def test_attend_with_a_sink_of_zero_is_attention_with_one_more_key_of_zeros(rapt
 
 
 @EVERYWHERE
+def test_attend_with_values_in_keys(rapt, save, load, where):
+    q, k = draw(1, 2, 4, 5, 8), draw(2, 2, 1, 9, 8)
+    save(q=q, k=k)
+    files = ["--q=q.npy", "--k=k.npy", "-o=y.npy", *where]
+    rapt("attend", *files, "--v-head-size=6")
+    close(load("y.npy"), oracle(q, k, k[..., :6])[0])
+    assert "from 1 to 8" in rapt("attend", *files, "--v-head-size=9", code=CALL_FAILED).stderr
+
+
+@EVERYWHERE
 def test_attend_with_a_bias_by_distance(rapt, save, load, where):
     q, k, v = draw(1, 1, 4, 5, 8), draw(2, 1, 4, 9, 8), draw(3, 1, 4, 9, 8)
     distance = np.arange(9)[None, :] - np.arange(5)[:, None]

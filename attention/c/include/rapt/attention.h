@@ -158,6 +158,10 @@ typedef struct rapt_problem {
   int32_t relative_bias_dtype;  /* entry c + (j - p), where j - p is clipped to [-c, c] */
   int64_t relative_bias_heads;  /* 1 or Hq */
   int64_t relative_bias_length; /* 2c + 1 */
+
+  /* V is the first value_head_size numbers of each row of K, and likewise of the past: no value,
+   * past_value and present_value. */
+  int32_t values_in_keys;
 } rapt_problem;
 
 /* How a problem will be computed. Depends only on the problem and the context's options; the same

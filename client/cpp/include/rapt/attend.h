@@ -62,7 +62,7 @@ enum class ScoreOutput : uint8_t {
 struct AttendCall {
   TensorView q = {};  // a float type
   TensorView k = {};  // Q's type
-  TensorView v = {};  // Q's type
+  TensorView v = {};  // Q's type; absent if v_head_size is set
 
   // Broadcast to [B, Hq, Sq, T] as numpy does: rank 1 to 4, rank 3 is [Hq, Sq, T] (kBse without
   // head counts: [B, Sq, T]). kBool, or integers 0 and 1: true = attend. A float type: added to the
@@ -107,6 +107,10 @@ struct AttendCall {
   bool alibi = false;                        // alibi_slopes with the default slopes
   bool is_bidirectional = false;             // half of the buckets of bias_table are for later keys
   std::optional<int64_t> max_distance = {};  // of bias_table; absent: 128
+
+  // V is the first v_head_size numbers of each row of k, and likewise of past_key; v, past_value
+  // and present_value do not exist. Not supported in streams.
+  std::optional<int64_t> v_head_size = {};
 
   // Outputs in addition to Y.
   std::optional<ScoreOutput> score_output = {};

@@ -263,6 +263,23 @@ TEST(OipCodecTest, AcceptsEachBiasByDistance) {
   EXPECT_TRUE(DecodedProblem(alibi).alibi);
 }
 
+TEST(OipCodecTest, TakesVFromK) {
+  ModelInferRequest message = RawMessage();
+  message.mutable_inputs()->DeleteSubrange(2, 1);
+  message.mutable_raw_input_contents()->DeleteSubrange(2, 1);
+  (*message.mutable_parameters())["v_head_size"].set_int64_param(3);
+  message.add_outputs()->set_name("Y");
+  message.add_outputs()->set_name("present_key");
+  const Problem problem = DecodedProblem(message);
+  EXPECT_TRUE(problem.values_in_keys);
+  EXPECT_EQ(problem.value_head_size, 3);
+  message.add_outputs()->set_name("present_value");
+  const absl::Status refused = DecodeInfer(message, kNow).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("present_value"), HasSubstr("v_head_size")));
+}
+
 TEST(OipCodecTest, CopiesKeyLengthsRawAndTyped) {
   const std::vector<int64_t> lengths = {2};
   ModelInferRequest raw = RawMessage();
