@@ -149,8 +149,8 @@ struct RawHttp2::Tls {
   const std::unique_ptr<SSL, void (*)(SSL*)> ssl;
 };
 
-RawHttp2::RawHttp2(const std::string& address, Security security)
-    : connection_(ConnectTo(address)) {
+RawHttp2::RawHttp2(const std::string& address, Security security, const std::string& from)
+    : connection_(ConnectTo(address, from)) {
   EXPECT_EQ(nghttp2_hd_inflate_new(&inflater_), 0);
   if (security == Security::kTls) {
     const timeval patience = {kPatience.count(), 0};
@@ -192,6 +192,11 @@ bool RawHttp2::Send(const std::string& bytes) {
     left.remove_prefix(*n);
   }
   return true;
+}
+
+bool RawHttp2::HasUnread() const {
+  char byte;
+  return recv(connection_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
 size_t RawHttp2::SendWithoutWaiting(absl::string_view bytes) {

@@ -50,15 +50,19 @@ class RawHttp2 {
     uint32_t Number(size_t offset) const;  // in the payload
   };
 
-  // `address` is "127.0.0.1:43211". Sends the preface. Over TLS, every certificate is accepted, and
-  // a handshake that fails is a connection that the server has closed.
-  explicit RawHttp2(const std::string& address, Security security = Security::kPlainText);
+  // `address` and `from` are as for ConnectTo(). Sends the preface. Over TLS, every certificate is
+  // accepted, and a handshake that fails is a connection that the server has closed.
+  explicit RawHttp2(const std::string& address, Security security = Security::kPlainText,
+                    const std::string& from = "");
   ~RawHttp2();
   RawHttp2(const RawHttp2&) = delete;
   RawHttp2& operator=(const RawHttp2&) = delete;
 
   // Returns false once the server has closed the connection.
   bool Send(const std::string& bytes);
+
+  // Returns whether bytes have arrived that are not read yet.
+  bool HasUnread() const;
 
   // Returns how many of the bytes were sent without waiting.
   size_t SendWithoutWaiting(absl::string_view bytes);

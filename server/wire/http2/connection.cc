@@ -46,6 +46,8 @@ constexpr size_t kMaxPlaces = 64;
 constexpr size_t kLeastDirectBytes = 4096;
 // Read, and written, before other connections have their turn.
 constexpr int64_t kFairBytes = 2 << 20;
+// Read, if fewer bytes take that long: headers and small messages cost more than payload.
+constexpr std::chrono::milliseconds kFairTime{1};
 
 // Of TLS and HTTP/2: until the caller's SETTINGS.
 constexpr std::chrono::seconds kHandshakeTime{20};
@@ -247,7 +249,7 @@ nghttp2_session_callbacks* Connection::Callbacks() {
   return callbacks;
 }
 
-void Connection::Start() {
+void Connection::Start(const PeerNetwork& network) {
   const std::array<nghttp2_settings_entry, 4> settings = {{
       {NGHTTP2_SETTINGS_MAX_CONCURRENT_STREAMS, static_cast<uint32_t>(settings_.max_streams)},
       {NGHTTP2_SETTINGS_MAX_FRAME_SIZE, kFrameBytes},
@@ -255,7 +257,7 @@ void Connection::Start() {
       {NGHTTP2_SETTINGS_NO_RFC7540_PRIORITIES, 1},
   }};
   interest_ = EPOLLIN;
-  loop_.Add(socket_->descriptor(), interest_, shared_from_this());
+  loop_.Add(socket_->descriptor(), interest_, shared_from_this(), network);
   Submit(nghttp2_submit_settings(session_, NGHTTP2_FLAG_NONE, settings.data(), settings.size()));
 }
 
@@ -325,10 +327,16 @@ void Connection::Linger() {
 }
 
 void Connection::OnEvents(uint32_t events) {
+  flushes_soon_ = true;
+  TakeTurn(events);
+  flushes_soon_ = false;
+}
+
+void Connection::TakeTurn(uint32_t events) {
   if (session_ == nullptr) return;
   if (socket_->NeedsHandshake() && !Establish()) return;
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Read();
-  FlushSoon();
+  Flush();
 }
 
 void Connection::OnTick(Instant now) {
@@ -349,7 +357,6 @@ void Connection::OnTick(Instant now) {
 
 // Continues the handshake. Returns whether it is complete.
 bool Connection::Establish() {
-  if (!loop_.TakeHeavyTurn()) return false;  // the loop reports the socket again
   switch (socket_->ContinueHandshake()) {
     case Socket::Handshake::kComplete:
       return true;
@@ -368,7 +375,8 @@ bool Connection::Establish() {
 
 // Reads the payload of a message into its place, and everything else into the loop's buffer.
 void Connection::Read() {
-  for (int64_t left = kFairBytes; left > 0;) {
+  const Instant began = loop_.clock().Now();
+  for (int64_t left = kFairBytes; left > 0 && loop_.clock().Now() - began < kFairTime;) {
     absl::Span<uint8_t> scratch = loop_.scratch();
     if (own_bytes_ >= kMaxOwnOut / 4) scratch = scratch.subspan(0, kSlowReadBytes);
     absl::Span<uint8_t> direct;
@@ -392,7 +400,7 @@ void Connection::Read() {
       Feed(scratch.subspan(0, size - direct.size()));
     }
     if (session_ == nullptr || is_calming_) return;
-    if (nghttp2_session_get_outbound_queue_size(session_) >= kMaxQueuedFrames) return Flush();
+    if (nghttp2_session_get_outbound_queue_size(session_) >= kMaxQueuedFrames) return;
     if (size < direct.size() + scratch.size()) return;
     left -= count;
   }
@@ -649,19 +657,14 @@ bool Connection::TopUp() {
 }
 
 void Connection::FlushSoon() {
-  // While it is constructed, there is nothing to send.
-  if (flushes_soon_ || interest_ == 0) return;
+  // Until it is established, there is nothing to send.
+  if (flushes_soon_ || interest_ == 0 || socket_->NeedsHandshake()) return;
   flushes_soon_ = true;
-  loop_.AtRoundEnd(shared_from_this());
-}
-
-void Connection::OnRoundEnd() {
-  Flush();
-  flushes_soon_ = false;
+  loop_.RequestTurn(shared_from_this(), 0);
 }
 
 void Connection::Flush() {
-  if (session_ == nullptr || socket_->NeedsHandshake()) return;
+  if (session_ == nullptr) return;
   if (lingers_since_) return UpdateInterest();
   TopUp();
   int64_t left = kFairBytes;
@@ -742,7 +745,7 @@ void Connection::UpdateInterest() {
   if (!out_.empty()) interest |= EPOLLOUT;
   SetInterest(interest);
   if ((interest & EPOLLIN) != 0 && socket_->HasPending()) {
-    loop_.Post([connection = shared_from_this()] { connection->OnEvents(EPOLLIN); });
+    loop_.RequestTurn(shared_from_this(), EPOLLIN);
   }
 }
 

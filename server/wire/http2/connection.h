@@ -21,6 +21,7 @@
 #include "server/calls/call.h"
 #include "server/protocols/message_parts.h"
 #include "server/request.h"
+#include "server/wire/connection_counts.h"
 #include "server/wire/http2/event_loop.h"
 #include "server/wire/http2/frame_budget.h"
 #include "server/wire/http2/request_head.h"
@@ -78,8 +79,8 @@ class Connection final : public EventLoop::Watcher,
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // Sends the settings and begins to read.
-  void Start();
+  // Sends the settings and begins to read. The connection shares the turns of the network.
+  void Start(const PeerNetwork& network);
 
   // Tells the caller to open no more streams.
   void GoAway();
@@ -114,12 +115,13 @@ class Connection final : public EventLoop::Watcher,
 
   void OnEvents(uint32_t events) override;
   void OnTick(Instant now) override;
-  void OnRoundEnd() override;
+  bool NextTurnIsHeavy() const override { return socket_->NeedsHandshake(); }
 
   static nghttp2_session_callbacks* Callbacks();
   void NewSession();
   void Submit(int error);
 
+  void TakeTurn(uint32_t events);
   bool Establish();
   void Read();
   void Feed(absl::Span<const uint8_t> bytes);

@@ -1,10 +1,9 @@
 #include "server/wire/http2/event_loop.h"
 
 #include <pthread.h>
-#include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-#include <array>
+#include <algorithm>
 #include <chrono>
 
 #include "base/check.h"
@@ -17,8 +16,12 @@ constexpr char kThreadName[] = "rapt-wire";
 
 constexpr std::chrono::milliseconds kTick{1000};
 constexpr size_t kScratchBytes = 64 * 1024;  // stays in the second-level cache
-constexpr int kEvents = 128;
-constexpr int kHeavyTurns = 2;
+// Reported at a time. epoll reports the others in the next rounds, whatever their network.
+constexpr size_t kEvents = 4096;
+// Turns begin for this long before the loop looks for events and tasks again, which takes longer if
+// many descriptors are ready.
+constexpr std::chrono::milliseconds kRoundTime{1};
+constexpr size_t kHeavyTurns = 2;  // in a round
 
 }  // namespace
 
@@ -26,10 +29,11 @@ EventLoop::EventLoop(const Clock& clock)
     : clock_(clock),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      events_(kEvents),
       scratch_(kScratchBytes) {
   epoll_event event = {};
   event.events = EPOLLIN;
-  event.data.ptr = nullptr;
+  event.data.fd = wake_.get();
   RAPT_CHECK(epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) == 0, "no epoll");
 }
 
@@ -53,19 +57,22 @@ void EventLoop::Post(Task task) {
   if (posted_.size() == 1) eventfd_write(wake_.get(), 1);
 }
 
-void EventLoop::Add(int descriptor, uint32_t events, std::shared_ptr<Watcher> watcher) {
+void EventLoop::Add(int descriptor, uint32_t events, std::shared_ptr<Watcher> watcher,
+                    const PeerNetwork& network) {
   epoll_event event = {};
   event.events = events;
-  event.data.ptr = watcher.get();
+  event.data.fd = descriptor;
   const int error = epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, descriptor, &event);
   RAPT_CHECK(error == 0, "a socket can't be watched");
+  watcher->network_ = network;
+  watcher->is_watched_ = true;
   watchers_[descriptor] = std::move(watcher);
 }
 
 void EventLoop::Change(int descriptor, uint32_t events) {
   epoll_event event = {};
   event.events = events;
-  event.data.ptr = watchers_.at(descriptor).get();
+  event.data.fd = descriptor;
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, descriptor, &event);
 }
 
@@ -73,8 +80,17 @@ void EventLoop::Remove(int descriptor) {
   const auto found = watchers_.find(descriptor);
   if (found == watchers_.end()) return;
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, descriptor, nullptr);
+  found->second->is_watched_ = false;
   removed_.push_back(std::move(found->second));
   watchers_.erase(found);
+}
+
+void EventLoop::RequestTurn(std::shared_ptr<Watcher> watcher, uint32_t events) {
+  watcher->events_ |= events;
+  if (std::exchange(watcher->waits_, true)) return;
+  TurnQueue<std::shared_ptr<Watcher>>& queue = watcher->NextTurnIsHeavy() ? heavy_ : ready_;
+  const PeerNetwork network = watcher->network_;
+  queue.Push(network, std::move(watcher));
 }
 
 void EventLoop::Serve() {
@@ -84,25 +100,26 @@ void EventLoop::Serve() {
   for (;;) {
     Wait();
     RunPosted();
+    TakeTurns();
     Tick();
-    EndRound();
+    removed_.clear();
     MutexLock lock(mutex_);
     if (stopping_ && posted_.empty()) return;
   }
 }
 
+// Lets those wait for their turn that are ready. Does not wait itself if some did before.
 void EventLoop::Wait() {
-  std::array<epoll_event, kEvents> events;
-  const int count =
-      epoll_wait(epoll_.get(), events.data(), kEvents, static_cast<int>(kTick.count()));
-  heavy_turns_ = kHeavyTurns;
+  const auto timeout = ready_.empty() && heavy_.empty() ? kTick : std::chrono::milliseconds(0);
+  const int count = epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()),
+                               static_cast<int>(timeout.count()));
   for (int i = 0; i < count; ++i) {
-    const epoll_event& event = events[static_cast<size_t>(i)];
-    if (event.data.ptr != nullptr) {
-      static_cast<Watcher*>(event.data.ptr)->OnEvents(event.events);
-    } else {
+    const epoll_event& event = events_[static_cast<size_t>(i)];
+    if (event.data.fd == wake_.get()) {
       eventfd_t value;
       eventfd_read(wake_.get(), &value);
+    } else {
+      RequestTurn(watchers_.at(event.data.fd), event.events);
     }
   }
 }
@@ -116,6 +133,22 @@ void EventLoop::RunPosted() {
   for (Task& task : tasks) task();
 }
 
+// Those that become ready meanwhile have their turn in the next round.
+void EventLoop::TakeTurns() {
+  const Instant began = clock_.Now();
+  for (size_t left = ready_.size(); left > 0 && clock_.Now() - began < kRoundTime; --left) {
+    TakeTurn(*ready_.Pop());
+  }
+  for (size_t left = std::min(heavy_.size(), kHeavyTurns); left > 0; --left)
+    TakeTurn(*heavy_.Pop());
+}
+
+void EventLoop::TakeTurn(Watcher& watcher) {
+  watcher.waits_ = false;
+  const uint32_t events = std::exchange(watcher.events_, 0);
+  if (watcher.is_watched_) watcher.OnEvents(events);
+}
+
 void EventLoop::Tick() {
   const Instant now = clock_.Now();
   if (now < next_tick_) return;
@@ -123,15 +156,6 @@ void EventLoop::Tick() {
   std::vector<std::shared_ptr<Watcher>> watchers;  // a watcher may remove itself
   for (const auto& [descriptor, watcher] : watchers_) watchers.push_back(watcher);
   for (const auto& watcher : watchers) watcher->OnTick(now);
-}
-
-void EventLoop::EndRound() {
-  for (size_t i = 0; i < round_end_.size(); ++i) {  // it may grow
-    const std::shared_ptr<Watcher> watcher = round_end_[i];
-    watcher->OnRoundEnd();
-  }
-  round_end_.clear();
-  removed_.clear();
 }
 
 }  // namespace rapt

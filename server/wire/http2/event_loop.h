@@ -1,6 +1,8 @@
-// A thread that waits for sockets.
+// A thread that waits for sockets and divides its time among the networks of their peers.
 #ifndef RAPT_SERVER_WIRE_HTTP2_EVENT_LOOP_H_
 #define RAPT_SERVER_WIRE_HTTP2_EVENT_LOOP_H_
+
+#include <sys/epoll.h>
 
 #include <atomic>
 #include <cstddef>
@@ -17,11 +19,14 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/mutex.h"
+#include "server/wire/connection_counts.h"
+#include "server/wire/http2/turn_queue.h"
 
 namespace rapt {
 
-// Level-triggered epoll. Post() and IsInLoop() are thread-safe; the other functions belong to the
-// loop's thread.
+// Level-triggered epoll. Watchers that are ready take turns: networks in turn, and the watchers of
+// a network in turn, so that many connections of one network do not delay another network. Post()
+// and IsInLoop() are thread-safe; the other functions belong to the loop's thread.
 class EventLoop {
  public:
   using Task = absl::AnyInvocable<void()>;
@@ -29,9 +34,20 @@ class EventLoop {
   class Watcher {
    public:
     virtual ~Watcher() = default;
-    virtual void OnEvents(uint32_t events) = 0;  // EPOLLIN, ...
-    virtual void OnTick(Instant now) = 0;        // about once a second
-    virtual void OnRoundEnd() {}                 // after AtRoundEnd()
+    // A turn. `events`: EPOLLIN, ...; those of RequestTurn() too. Should return after about a
+    // millisecond; the loop reports the descriptor again.
+    virtual void OnEvents(uint32_t events) = 0;
+    virtual void OnTick(Instant now) = 0;  // about once a second
+    // Returns whether the next turn computes much for few bytes, as a handshake does. A few such
+    // turns follow the others.
+    virtual bool NextTurnIsHeavy() const { return false; }
+
+   private:
+    friend class EventLoop;
+    PeerNetwork network_ = {};
+    bool is_watched_ = false;
+    bool waits_ = false;   // for its turn
+    uint32_t events_ = 0;  // of its next turn
   };
 
   explicit EventLoop(const Clock& clock);
@@ -53,17 +69,14 @@ class EventLoop {
   }
 
   // Watches the descriptor until Remove(); the watcher stays alive until then, and until the end of
-  // the round.
-  void Add(int descriptor, uint32_t events, std::shared_ptr<Watcher> watcher);
+  // the round. It shares the turns of the network.
+  void Add(int descriptor, uint32_t events, std::shared_ptr<Watcher> watcher,
+           const PeerNetwork& network);
   void Change(int descriptor, uint32_t events);
   void Remove(int descriptor);
 
-  // Calls watcher.OnRoundEnd() once before the loop waits again.
-  void AtRoundEnd(std::shared_ptr<Watcher> watcher) { round_end_.push_back(std::move(watcher)); }
-
-  // Returns whether the caller may compute for about a millisecond, as for a handshake. A few may
-  // in each round, so that other watchers are not delayed.
-  bool TakeHeavyTurn() { return heavy_turns_-- > 0; }
+  // Gives the watcher a turn before the loop waits again, with these events or more.
+  void RequestTurn(std::shared_ptr<Watcher> watcher, uint32_t events);
 
   // A scratch buffer, valid until the watcher returns.
   absl::Span<uint8_t> scratch() { return absl::MakeSpan(scratch_); }
@@ -74,17 +87,19 @@ class EventLoop {
   void Serve();
   void Wait();
   void RunPosted();
+  void TakeTurns();
+  static void TakeTurn(Watcher& watcher);
   void Tick();
-  void EndRound();
 
   const Clock& clock_;
   const Descriptor epoll_;
   const Descriptor wake_;
   absl::flat_hash_map<int, std::shared_ptr<Watcher>> watchers_;
-  std::vector<std::shared_ptr<Watcher>> removed_, round_end_;
+  std::vector<std::shared_ptr<Watcher>> removed_;  // in this round
+  TurnQueue<std::shared_ptr<Watcher>> ready_, heavy_;
+  std::vector<epoll_event> events_;
   std::vector<uint8_t> scratch_;
   Instant next_tick_;
-  int heavy_turns_ = 0;  // left in this round
 
   Mutex mutex_;
   std::vector<Task> posted_ ABSL_GUARDED_BY(mutex_);

@@ -25,6 +25,8 @@ namespace rapt {
 namespace {
 
 constexpr int kAcceptsPerRound = 64;
+// Listening sockets have turns of their own. Multicast: the network of no peer.
+constexpr PeerNetwork kListening = {0xFF};
 
 // "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711" or "unix:". IPv4 over an IPv6 socket is IPv4.
 std::string PeerOf(const sockaddr_storage& address) {
@@ -134,7 +136,7 @@ absl::Status Http2Server::Start() {
 
 void Http2Server::Listen(Descriptor listening, Connections& connections) {
   endpoints_.push_back(std::make_shared<Endpoint>(*this, std::move(listening), connections));
-  wires_[0]->loop.Add(endpoints_.back()->descriptor(), EPOLLIN, endpoints_.back());
+  wires_[0]->loop.Add(endpoints_.back()->descriptor(), EPOLLIN, endpoints_.back(), kListening);
 }
 
 bool Http2Server::Connections::Enter(const PeerNetwork& network) {
@@ -166,7 +168,7 @@ void Http2Server::Open(Descriptor socket, std::string peer, const PeerNetwork& n
         });
     *opened = connection.get();
     wire.connections.insert(connection.get());
-    connection->Start();
+    connection->Start(network);
   });
 }
 

@@ -190,7 +190,7 @@ class GreedySocket final : public Socket {
   int64_t& written_;
 };
 
-// Reports what was written since its last turn in the loop.
+// Reports how much a count of another connection has grown since its last turn in the loop.
 class Bystander final : public EventLoop::Watcher {
  public:
   Bystander(const int64_t& written, int64_t expected) : written_(written), expected_(expected) {}
@@ -222,7 +222,7 @@ TEST(LargeResponseTest, OthersHaveTheirTurnBetweenItsParts) {
   int64_t written = 0;  // of the loop's thread
   EventLoop loop(clock);
   const auto bystander = std::make_shared<Bystander>(written, kSize);
-  loop.Add(bystander->descriptor(), EPOLLIN, bystander);
+  loop.Add(bystander->descriptor(), EPOLLIN, bystander, {});
   const auto connection = std::make_shared<Connection>(
       loop, std::make_unique<GreedySocket>(written), "unix:", settings,
       [&payload](Connection& connection, int32_t id, const RequestHead&) -> CallStream* {
@@ -232,9 +232,60 @@ TEST(LargeResponseTest, OthersHaveTheirTurnBetweenItsParts) {
         return nullptr;
       },
       [] {});
-  loop.Post([&connection] { connection->Start(); });
+  loop.Post([&connection] { connection->Start({}); });
   loop.Start();
   EXPECT_LE(bystander->AwaitMostBetweenTurns(), 4 << 20);
+  loop.Post([&connection] { connection->Close(); });
+  loop.Stop();
+}
+
+// --- Costly frames -------------------------------------------------------------------------------
+
+// A peer whose bytes never end. Each read, with what follows from it, takes a millisecond.
+class CostlySocket final : public Socket {
+ public:
+  CostlySocket(FakeClock& clock, int64_t& reads)
+      : Socket(Descriptor(eventfd(1, EFD_CLOEXEC))), clock_(clock), reads_(reads) {}
+
+  bool NeedsHandshake() const override { return false; }
+  Handshake ContinueHandshake() override { return Handshake::kComplete; }
+  std::optional<absl::string_view> certificate() const override { return std::nullopt; }
+  ssize_t Read(absl::Span<const iovec> places) override {
+    ++reads_;
+    clock_.Advance(milliseconds(1));
+    const iovec& place = places.back();
+    while (bytes_.size() < place.iov_len) bytes_ += Frame(0xEE, 0, 0, std::string(10000, 'x'));
+    std::memcpy(place.iov_base, bytes_.data(), place.iov_len);
+    bytes_.erase(0, place.iov_len);
+    return static_cast<ssize_t>(place.iov_len);
+  }
+  bool HasPending() const override { return false; }
+  ssize_t Write(absl::Span<const iovec> places) override {
+    ssize_t size = 0;
+    for (const iovec& place : places) size += static_cast<ssize_t>(place.iov_len);
+    return size;
+  }
+  void EndWriting() override {}
+
+ private:
+  FakeClock& clock_;
+  int64_t& reads_;
+  std::string bytes_ = Preface();
+};
+
+TEST(CostlyFramesTest, OthersHaveTheirTurnBetweenThem) {
+  FakeClock clock;
+  const Connection::Settings settings = ConnectionTest::Settings().connection;
+  int64_t reads = 0;  // of the loop's thread
+  EventLoop loop(clock);
+  const auto bystander = std::make_shared<Bystander>(reads, 100);
+  loop.Add(bystander->descriptor(), EPOLLIN, bystander, {});
+  const auto connection = std::make_shared<Connection>(
+      loop, std::make_unique<CostlySocket>(clock, reads), "unix:", settings,
+      [](Connection&, int32_t, const RequestHead&) -> CallStream* { return nullptr; }, [] {});
+  loop.Post([&connection] { connection->Start({}); });
+  loop.Start();
+  EXPECT_LE(bystander->AwaitMostBetweenTurns(), 4);
   loop.Post([&connection] { connection->Close(); });
   loop.Stop();
 }

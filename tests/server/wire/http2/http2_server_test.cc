@@ -5,6 +5,8 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <nghttp2/nghttp2.h>
+#include <signal.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <chrono>
@@ -586,6 +588,51 @@ TEST(Http2ConnectionTest, AnAddressHasALimitedShareOfTheConnections) {
   EXPECT_THAT(AskWhetherLive(other, 1), HasStatus(grpc::StatusCode::OK));
   EXPECT_EQ(ReadMetric(server, "rapt_refused_connections_total"), 2);
   EXPECT_EQ(ReadMetric(server, "rapt_open_connections"), 3);
+}
+
+// Returns a connection on which all that the server sends at first has been read.
+std::unique_ptr<RawHttp2> Greeted(const ServerProcess& server, const std::string& from) {
+  auto connection = std::make_unique<RawHttp2>(server.grpc_address(), Security::kPlainText, from);
+  for (bool is_acknowledged = false; !is_acknowledged;) {
+    const auto settings = connection->ReadUntil(NGHTTP2_SETTINGS);
+    if (!settings) break;
+    is_acknowledged = (settings->flags & NGHTTP2_FLAG_ACK) != 0;
+  }
+  connection->Send(Frame(NGHTTP2_PING, NGHTTP2_FLAG_NONE, 0, "12345678"));
+  EXPECT_TRUE(connection->ReadUntil(NGHTTP2_PING));
+  return connection;
+}
+
+// Returns when the server has stopped.
+void Pause(const ServerProcess& server) {
+  kill(server.pid(), SIGSTOP);
+  EXPECT_EQ(waitpid(server.pid(), nullptr, WUNTRACED), server.pid());
+}
+
+void Resume(const ServerProcess& server) { kill(server.pid(), SIGCONT); }
+
+// The server is stopped until all calls wait in its sockets. It serves each busy connection for
+// about a millisecond at a time; the other address should wait for one or two of them.
+TEST(Http2ConnectionTest, BusyConnectionsOfAnAddressDoNotDelayAnother) {
+  constexpr int kBusy = 200;
+  const ServerProcess server(Flags());
+  std::string calls;
+  for (uint32_t n = 0; n < 1000; ++n) {
+    calls += Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS | NGHTTP2_FLAG_END_STREAM, 2 * n + 1,
+                   HeaderBlock(CallHeaders(kLive)));
+  }
+  std::vector<std::unique_ptr<RawHttp2>> busy;
+  for (int n = 0; n < kBusy; ++n) busy.push_back(Greeted(server, "127.0.0.2"));
+  const std::unique_ptr<RawHttp2> other = Greeted(server, "127.0.0.1");
+  Pause(server);
+  for (const auto& connection : busy) connection->SendWithoutWaiting(calls);
+  other->OpenCall(1, CallHeaders(kLive));
+  other->SendData(1, Prefixed(""), /*ends=*/true);
+  Resume(server);
+  EXPECT_THAT(other->ReadResponse(1), HasStatus(grpc::StatusCode::OK));
+  const auto served = std::count_if(busy.begin(), busy.end(),
+                                    [](const auto& connection) { return connection->HasUnread(); });
+  EXPECT_LT(served, kBusy / 2);
 }
 
 TEST(Http2ConnectionTest, IdleConnectionsAreClosed) {
