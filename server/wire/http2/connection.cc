@@ -334,8 +334,10 @@ void Connection::OnEvents(uint32_t events) {
 
 void Connection::TakeTurn(uint32_t events) {
   if (session_ == nullptr) return;
+  // After a reset, the socket still returns what arrived before it. Nobody reads the responses.
+  if ((events & EPOLLHUP) != 0) return Close();
   if (socket_->NeedsHandshake() && !Establish()) return;
-  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Read();
+  if ((events & (EPOLLIN | EPOLLERR)) != 0) Read();
   Flush();
 }
 

@@ -635,6 +635,22 @@ TEST(Http2ConnectionTest, BusyConnectionsOfAnAddressDoNotDelayAnother) {
   EXPECT_LT(served, kBusy / 2);
 }
 
+TEST(Http2ConnectionTest, CallsBeforeAResetOfTheConnectionAreNotServed) {
+  const ServerProcess server(Flags());
+  std::unique_ptr<RawHttp2> reset = Greeted(server, "127.0.0.1");
+  reset->Send(Frame(NGHTTP2_PING, NGHTTP2_FLAG_NONE, 0, "12345678"));
+  while (!reset->HasUnread()) std::this_thread::yield();
+  Pause(server);
+  reset->OpenCall(1, CallHeaders(kLive));
+  reset->SendData(1, Prefixed(""), /*ends=*/true);
+  reset.reset();  // by the kernel, because there are unread bytes
+  Resume(server);
+  WaitForMetric(server, "rapt_open_connections", 0);
+  RawHttp2 other(server.grpc_address());
+  EXPECT_THAT(AskWhetherLive(other, 1), HasStatus(grpc::StatusCode::OK));
+  WaitForMetric(server, "rapt_requests_total", 1, {{"method", kLive + 1}});
+}
+
 TEST(Http2ConnectionTest, IdleConnectionsAreClosed) {
   const ServerProcess server(Flags({"--max_connection_idle=1s"}));
   Connection connection(server.grpc_address());
