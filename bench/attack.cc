@@ -23,7 +23,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr char kAttacker[] = "127.0.0.2";
 constexpr std::chrono::milliseconds kTick{10};
 constexpr size_t kSentAtOnce = 64 * 1024;
 constexpr int kSendBuffer = 64 * 1024;
@@ -38,7 +37,7 @@ sockaddr_in Name(const char* address, int port) {
 }
 
 // Returns a socket that connects to the port.
-Descriptor Connecting(int port) {
+Descriptor Connecting(const char* address, int port) {
   Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   RAPT_CHECK(socket.get() >= 0, "no descriptor is left");
   // Closed by a reset. Otherwise the attacker runs out of ports, which wait for a minute.
@@ -49,7 +48,7 @@ Descriptor Connecting(int port) {
   // The port is chosen by connect(), which knows that the same one may have several peers.
   const int yes = 1;
   setsockopt(socket.get(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &yes, sizeof(yes));
-  const sockaddr_in from = Name(kAttacker, 0), to = Name("127.0.0.1", port);
+  const sockaddr_in from = Name(address, 0), to = Name("127.0.0.1", port);
   RAPT_CHECK(bind(socket.get(), reinterpret_cast<const sockaddr*>(&from), sizeof(from)) == 0,
              "the attacker's address cannot be used");
   const int error = connect(socket.get(), reinterpret_cast<const sockaddr*>(&to), sizeof(to));
@@ -98,7 +97,7 @@ class Attacker {
   void Open(Peer& peer) {
     peer.due = Clock::time_point::max();
     peer.sent = 0;
-    peer.socket = Connecting(port_);
+    peer.socket = Connecting(flood_.from, port_);
     Watch(peer, EPOLL_CTL_ADD, EPOLLOUT);
   }
 

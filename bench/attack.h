@@ -24,9 +24,10 @@ struct Flood {
   // Before a connection that the server has ended is replaced.
   std::chrono::milliseconds pause{0};
   bool is_http = false;  // for the metrics port
+  const char* from = "127.0.0.2";
 };
 
-// Floods a port of this machine from the address 127.0.0.2 until destruction, on one thread.
+// Floods a port of this machine until destruction, on one thread.
 // Connections that the server ends are replaced. The thread has a low priority: an attacker usually
 // has a machine of its own and does not take the server's cores.
 class Attack {

@@ -1,6 +1,7 @@
 // The service under floods: others' small calls, probes and the server's memory while a peer
 // without a token sends frames that cost the server more than the peer. Each flood has a server of
-// its own. The whole run takes about four minutes. Prints Markdown for RESULTS.md.
+// its own. The whole run takes five minutes; `--filter REGEX` runs only floods whose names match.
+// Prints Markdown for RESULTS.md.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -12,6 +13,8 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
+#include <regex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -101,9 +104,12 @@ std::string EmptyCall(uint32_t stream, const char* path) {
   return Head(stream, path) + Data(stream, Prefixed(""), NGHTTP2_FLAG_END_STREAM);
 }
 
-// A window of 0 for the responses.
-std::string NoWindow() {
-  return Frame(NGHTTP2_SETTINGS, 0, 0, std::string("\0\4", 2) + BigEndian(0));
+// The window of each response.
+std::string Window(uint32_t bytes) {
+  return Frame(NGHTTP2_SETTINGS, 0, 0, std::string("\0\4", 2) + BigEndian(bytes));
+}
+std::string LargestWindows() {
+  return Window(0x7FFFFFFF) + Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, BigEndian(0x7FFF0000));
 }
 
 // Almost as large as a method without tensors may receive. Takes 20 times the memory once parsed.
@@ -112,6 +118,25 @@ std::string EmptyStrings() {
   auto& setting = (*request.mutable_settings())["trace_level"];
   for (int n = 0; n < 29'000; ++n) setting.add_value();
   return Prefixed(request.SerializeAsString());
+}
+
+// A call of 18 KiB whose response has 8 MiB.
+std::string CallOfLargeResponse(uint32_t stream) {
+  constexpr int64_t kQueries = 4096, kValues = 512;
+  inference::ModelInferRequest request;
+  request.set_model_name("attention");
+  const auto add = [&request](const char* name, int64_t rows, int64_t size) {
+    auto& input = *request.add_inputs();
+    input.set_name(name);
+    input.set_datatype("FP32");
+    for (const int64_t axis : {int64_t{1}, int64_t{1}, rows, size}) input.add_shape(axis);
+    request.add_raw_input_contents(std::string(static_cast<size_t>(rows * size * 4), '\0'));
+  };
+  add("Q", kQueries, 1);
+  add("K", 1, 1);
+  add("V", 1, kValues);
+  return Head(stream, kInfer) +
+         Data(stream, Prefixed(request.SerializeAsString()), NGHTTP2_FLAG_END_STREAM);
 }
 
 // The same frame over and over, on 4 connections.
@@ -186,7 +211,7 @@ std::vector<Flood> ManyAtOnce() {
       Streams(20'000, [](uint32_t stream) { return EmptyCall(stream, kCheck); });
   return {
       {.name = "D4 health calls, window 0",
-       .once = Preface() + NoWindow() +
+       .once = Preface() + Window(0) +
                Streams(256, [](uint32_t stream) { return EmptyCall(stream, kCheck); }),
        .connections = 8,
        .reads = false,
@@ -195,10 +220,19 @@ std::vector<Flood> ManyAtOnce() {
        .once = Preface() + checks,
        .connections = 16,
        .reads = false},
+      {.name = "D5 responses of 8 MiB, not read",
+       .once = Preface() + LargestWindows() + Streams(3, CallOfLargeResponse),
+       .connections = 16,
+       .reads = false},
       {.name = "D4 health calls on 1000 connections, responses not read",
        .once = Preface() + checks,
        .connections = 1000,
        .reads = false},
+      {.name = "D4 the same, from the address of the others",
+       .once = Preface() + checks,
+       .connections = 1000,
+       .reads = false,
+       .from = "127.0.0.1"},
       {.name = "D7 slow POSTs to the metrics port",
        .once = "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n",
        .repeated = "x",
@@ -346,7 +380,8 @@ std::string Mib(int64_t bytes) {
 void PrintHead() {
   std::printf(
       "Each flood runs for %.0f s against a server of its own with --memory_budget_bytes=%ld. It\n"
-      "comes from 127.0.0.2. Connections that the server ends are opened again at once; after\n"
+      "comes from 127.0.0.2 unless stated. Connections that the server ends are opened again at "
+      "once; after\n"
       "0.1 s for slow heads and for 4096 connections. Others, at 127.0.0.1: a gRPC client makes\n"
       "small calls (1x1x16x64), one at a time, and a client requests /readyz every 20 ms on a new\n"
       "connection. Server, clients and attacker share the cores; the attacker's thread has nice\n"
@@ -393,9 +428,19 @@ void AllowManyDescriptors() {
   RAPT_CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0, "the limit is not raised");
 }
 
-int Main() {
+std::vector<Flood> FloodsOf(const std::regex& filter) {
+  std::vector<Flood> floods = AllFloods();
+  floods.erase(std::remove_if(floods.begin(), floods.end(),
+                              [&](const Flood& f) { return !std::regex_search(f.name, filter); }),
+               floods.end());
+  return floods;
+}
+
+int Main(int argc, char** argv) {
+  const bool has_filter = argc == 3 && std::strcmp(argv[1], "--filter") == 0;
+  RAPT_CHECK(argc == 1 || has_filter, "usage: flood_bench [--filter REGEX]");
   AllowManyDescriptors();
-  const std::vector<Flood> floods = AllFloods();
+  const std::vector<Flood> floods = FloodsOf(std::regex(has_filter ? argv[2] : ""));
   // All before the first client's threads start: Fork() requires it.
   std::vector<Server> servers;
   for (size_t n = 0; n < floods.size(); ++n) {
@@ -412,4 +457,4 @@ int Main() {
 }  // namespace
 }  // namespace rapt::bench
 
-int main() { return rapt::bench::Main(); }
+int main(int argc, char** argv) { return rapt::bench::Main(argc, argv); }
