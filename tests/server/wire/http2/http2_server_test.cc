@@ -57,7 +57,8 @@ std::vector<std::string> Flags(std::vector<std::string> flags = {}) {
 
 class Connection : public RawHttp2 {
  public:
-  explicit Connection(const std::string& address) : RawHttp2(address, kSecurity) {}
+  explicit Connection(const std::string& address, const std::string& from = "")
+      : RawHttp2(address, kSecurity, from) {}
 };
 
 std::unique_ptr<inference::GRPCInferenceService::Stub> StubOf(const ServerProcess& server) {
@@ -591,8 +592,8 @@ TEST(Http2ConnectionTest, AnAddressHasALimitedShareOfTheConnections) {
 }
 
 // Returns a connection on which all that the server sends at first has been read.
-std::unique_ptr<RawHttp2> Greeted(const ServerProcess& server, const std::string& from) {
-  auto connection = std::make_unique<RawHttp2>(server.grpc_address(), Security::kPlainText, from);
+std::unique_ptr<Connection> Greeted(const ServerProcess& server, const std::string& from) {
+  auto connection = std::make_unique<Connection>(server.grpc_address(), from);
   for (bool is_acknowledged = false; !is_acknowledged;) {
     const auto settings = connection->ReadUntil(NGHTTP2_SETTINGS);
     if (!settings) break;
@@ -621,9 +622,9 @@ TEST(Http2ConnectionTest, BusyConnectionsOfAnAddressDoNotDelayAnother) {
     calls += Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS | NGHTTP2_FLAG_END_STREAM, 2 * n + 1,
                    HeaderBlock(CallHeaders(kLive)));
   }
-  std::vector<std::unique_ptr<RawHttp2>> busy;
+  std::vector<std::unique_ptr<Connection>> busy;
   for (int n = 0; n < kBusy; ++n) busy.push_back(Greeted(server, "127.0.0.2"));
-  const std::unique_ptr<RawHttp2> other = Greeted(server, "127.0.0.1");
+  const std::unique_ptr<Connection> other = Greeted(server, "127.0.0.1");
   Pause(server);
   for (const auto& connection : busy) connection->SendWithoutWaiting(calls);
   other->OpenCall(1, CallHeaders(kLive));
@@ -637,7 +638,7 @@ TEST(Http2ConnectionTest, BusyConnectionsOfAnAddressDoNotDelayAnother) {
 
 TEST(Http2ConnectionTest, CallsBeforeAResetOfTheConnectionAreNotServed) {
   const ServerProcess server(Flags());
-  std::unique_ptr<RawHttp2> reset = Greeted(server, "127.0.0.1");
+  std::unique_ptr<Connection> reset = Greeted(server, "127.0.0.1");
   reset->Send(Frame(NGHTTP2_PING, NGHTTP2_FLAG_NONE, 0, "12345678"));
   while (!reset->HasUnread()) std::this_thread::yield();
   Pause(server);
@@ -646,7 +647,7 @@ TEST(Http2ConnectionTest, CallsBeforeAResetOfTheConnectionAreNotServed) {
   reset.reset();  // by the kernel, because there are unread bytes
   Resume(server);
   WaitForMetric(server, "rapt_open_connections", 0);
-  RawHttp2 other(server.grpc_address());
+  Connection other(server.grpc_address());
   EXPECT_THAT(AskWhetherLive(other, 1), HasStatus(grpc::StatusCode::OK));
   WaitForMetric(server, "rapt_requests_total", 1, {{"method", kLive + 1}});
 }
