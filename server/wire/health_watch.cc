@@ -21,7 +21,7 @@ HealthWatch::HealthWatch(const CallEnvironment& environment, HealthStatus& healt
     : StreamCall(stream),
       health_(health),
       call_(environment, NoObserver(), {.carries_tensors = false, .is_public = true}),
-      alarm_(environment.timer, [this] { this->stream().Cancel(); }) {}
+      alarm_(environment.timer, [this] { OnDeadline(); }) {}
 
 void HealthWatch::Begin() {
   const CallHeaders headers = stream().Headers(call_.arrived());
@@ -64,6 +64,16 @@ void HealthWatch::OnCancel() {
     end_ = absl::CancelledError("the caller cancelled the call");
   }
   OnChange();
+}
+
+void HealthWatch::OnDeadline() {
+  bool is_busy;
+  {
+    MutexLock lock(mutex_);
+    is_busy = is_busy_;
+    end_ = absl::DeadlineExceededError("the deadline passed");
+  }
+  is_busy ? stream().Cancel() : OnChange();
 }
 
 void HealthWatch::OnDone() {
