@@ -17,8 +17,8 @@
 namespace rapt {
 
 // Writes the status and its changes, one at a time. If it changes several times during a write,
-// only the last change is written next. Counts as an open call without tensors. Ends at the caller's
-// deadline, and if the request does not arrive within the default deadline.
+// only the last change is written next. Counts as an open call without tensors. Ends at the
+// caller's deadline, and if the request does not arrive within the default deadline.
 class HealthWatch final : public StreamCall, private HealthStatus::Watcher {
  public:
   // Everything borrowed outlives the call.

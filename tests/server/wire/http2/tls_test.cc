@@ -204,16 +204,11 @@ TEST_F(Http2TlsTest, FloodsEndTheConnection) {
   const auto stub = Stub(server);
   const std::string headers =
       HeaderBlock(CallHeaders("/inference.GRPCInferenceService/ModelInfer"));
-  const auto open = [&headers](uint32_t stream) {
-    return Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, stream, headers);
-  };
+  const std::string open = Frame(NGHTTP2_HEADERS, NGHTTP2_FLAG_END_HEADERS, 1, headers);
   const std::function<std::string(uint32_t n)> floods[] = {
       [](uint32_t) { return Frame(NGHTTP2_PING, 0, 0, "12345678"); },
       [](uint32_t) { return Frame(NGHTTP2_SETTINGS, 0, 0, ""); },
-      [&open](uint32_t n) { return n == 0 ? open(1) : Frame(NGHTTP2_DATA, 0, 1, ""); },
-      [&open](uint32_t n) {
-        return open(2 * n + 1) + Frame(NGHTTP2_RST_STREAM, 0, 2 * n + 1, BigEndian(NGHTTP2_CANCEL));
-      },
+      [&open](uint32_t n) { return n == 0 ? open : Frame(NGHTTP2_DATA, 0, 1, ""); },
   };
   for (const auto& flood : floods) {
     RawTls attacker(server.grpc_address());
