@@ -33,16 +33,15 @@ void SetUnusual(const AttributeInfo& info, T& value) {
 
 // The same as text; empty for a bool.
 template <typename T>
-constexpr const char* UnusualTextOf(const T& /*value*/) {
-  return std::is_same_v<T, bool> ? "" : std::is_same_v<T, int64_t> ? "3" : "0.75";
+constexpr const char* UnusualTextOf(const AttributeField<T>& /*field*/) {
+  return std::is_same_v<T, bool> ? "" : std::is_same_v<T, double> ? "0.75" : "3";
 }
 template <typename T>
-constexpr const char* UnusualTextOf(const std::optional<T>& /*value*/) {
-  return UnusualTextOf(T{});
+constexpr const char* UnusualTextOf(const AttributeField<std::optional<T>>& /*field*/) {
+  return UnusualTextOf(AttributeField<T>{});
 }
 inline std::string UnusualText(const AttributeInfo& info) {
-  return std::visit([](const auto& field) { return UnusualTextOf(Problem{}.*field.problem); },
-                    info.field);
+  return std::visit([](const auto& field) { return UnusualTextOf(field); }, info.field);
 }
 
 // The problem with that attribute changed. REQUIRES: the attribute is a member of Problem.

@@ -266,6 +266,9 @@ void Connection::GoAway() {
   Submit(nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
                                nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
                                nullptr, 0));
+  // Framed at once: a call that arrived before that would be served, although the frame says that
+  // it is not.
+  if (!Fill()) Close();
 }
 
 void Connection::Close() {
