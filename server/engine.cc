@@ -434,19 +434,17 @@ void Engine::AdmitOrQueue(const AdmissionGate::MemoryRequest& memory, Callback c
 }
 
 void Engine::Submit(Request request, Done done) {
-  const bool is_accepted = request.is_accepted;
+  absl::Status status = CheckAccepting(request);
   auto attention = std::make_unique<PendingAttention>(std::move(request), std::move(done));
-  absl::Status status = is_accepted ? absl::OkStatus() : CheckAccepting();
   if (status.ok()) status = attention->MakePlan(options_);
   if (!status.ok()) return attention->Refuse(std::move(status));
   Admit(std::move(attention));
 }
 
 void Engine::Diagnose(Request request, DiagnosisDone done) {
-  const bool is_accepted = request.is_accepted;
+  absl::Status status = CheckAccepting(request);
   auto diagnosis = std::make_unique<PendingDiagnosis>(std::move(request), options_,
                                                       executor_.threads(), std::move(done));
-  absl::Status status = is_accepted ? absl::OkStatus() : CheckAccepting();
   if (status.ok()) status = diagnosis->Measure();
   if (!status.ok()) return diagnosis->Refuse(std::move(status));
   Admit(std::move(diagnosis));
@@ -516,6 +514,10 @@ absl::Status Engine::CheckAccepting() const {
   if (accepting()) return absl::OkStatus();
   return Reject(Rejection::kDraining, absl::StatusCode::kUnavailable,
                 "the server is draining and accepts no new requests");
+}
+
+absl::Status Engine::CheckAccepting(const Request& request) const {
+  return request.is_accepted ? absl::OkStatus() : CheckAccepting();
 }
 
 }  // namespace rapt

@@ -97,6 +97,8 @@ class Engine {
   class PendingAttention;
   class PendingDiagnosis;
   absl::Status CheckAccepting() const;
+  // The same, but a request whose message was admitted before is accepted.
+  absl::Status CheckAccepting(const Request& request) const;
   // Like AdmissionGate::Queue(), but calls `callback` on this thread if admitted at once.
   template <typename Callback>
   void AdmitOrQueue(const AdmissionGate::MemoryRequest& memory, Callback callback);

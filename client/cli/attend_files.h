@@ -23,7 +23,7 @@ struct CallSources {
   std::optional<std::string> archive;
   InputMap<std::optional<std::string>> files;
   std::string dtype;            // --dtype
-  bool values_in_keys = false;  // --v-head-size: there is no v
+  bool values_in_keys = false;  // --v-head-size was given; v has no file
 };
 
 struct LoadedTensor {

@@ -78,14 +78,15 @@ struct Method {
   std::string answer = {};  // a part of it
 };
 
-inference::ModelInferRequest InferRequest() {
+// Without the bytes of its tensors.
+inference::ModelInferRequest InferRequest(int64_t length = kLength, int64_t head_size = kHeadSize) {
   inference::ModelInferRequest request;
   request.set_model_name("attention");
   for (const char* name : {"Q", "K", "V"}) {
     auto& input = *request.add_inputs();
     input.set_name(name);
     input.set_datatype("FP32");
-    for (const int64_t axis : {int64_t{1}, int64_t{1}, kLength, kHeadSize}) input.add_shape(axis);
+    for (const int64_t axis : {int64_t{1}, int64_t{1}, length, head_size}) input.add_shape(axis);
   }
   return request;
 }
@@ -105,15 +106,8 @@ std::string SharedInferMessage() {
 // A small request with an answer of 1 MiB.
 std::string WeightsMessage() {
   constexpr int64_t kRows = 512;
-  inference::ModelInferRequest request;
-  request.set_model_name("attention");
-  for (const char* name : {"Q", "K", "V"}) {
-    auto& input = *request.add_inputs();
-    input.set_name(name);
-    input.set_datatype("FP32");
-    for (const int64_t axis : {int64_t{1}, int64_t{1}, kRows, int64_t{1}}) input.add_shape(axis);
-    request.add_raw_input_contents(Halves(kRows / kHeadSize));
-  }
+  inference::ModelInferRequest request = InferRequest(kRows, /*head_size=*/1);
+  for (int n = 0; n < 3; ++n) request.add_raw_input_contents(Halves(kRows / kHeadSize));
   request.add_outputs()->set_name("qk_matmul_output");
   return request.SerializeAsString();
 }
@@ -233,7 +227,7 @@ std::vector<Method> AllMethods(const SharedObject& object) {
       methods.push_back(found.empty() ? Method{path} : found.mapped());
     }
   }
-  EXPECT_TRUE(conversations.empty()) << "there is no method " << conversations.begin()->first;
+  EXPECT_TRUE(conversations.empty()) << "unknown method " << conversations.begin()->first;
   const std::string oip = "/inference.GRPCInferenceService/";
   methods.push_back({oip + "ModelInfer", {WeightsMessage()}});
   methods.push_back({oip + "SystemSharedMemoryRegister", {RegisterMessage(object)}});

@@ -347,6 +347,15 @@ std::vector<Outputs> RunBatched(absl::Span<const Problem> problems, absl::Span<c
   return same;
 }
 
+void ExpectSameOutputs(const Problem& a, const Inputs& inputs_a, const Problem& b,
+                       const Inputs& inputs_b) {
+  for (const Target& target : Targets()) {
+    SCOPED_TRACE(target.Name());
+    EXPECT_TRUE(SameBits(RunAttention(a, inputs_a, target.Options()).value(),
+                         RunAttention(b, inputs_b, target.Options()).value()));
+  }
+}
+
 ::testing::AssertionResult Matches(const Problem& problem, const Outputs& outputs,
                                    const Expected& expected) {
   // Larger scores lose relative precision in the exponential, in every type.

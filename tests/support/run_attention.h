@@ -77,6 +77,10 @@ absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& input
 // Succeeds if all outputs are equal to the bit.
 ::testing::AssertionResult SameBits(const Outputs& a, const Outputs& b);
 
+// Runs both problems on every target and expects outputs that are equal to the bit.
+void ExpectSameOutputs(const Problem& a, const Inputs& inputs_a, const Problem& b,
+                       const Inputs& inputs_b);
+
 // Returns the outputs of each problem in order. Plans of one batch group run batched on worker 0,
 // up to the capacity of a batch; the others run alone.
 std::vector<Outputs> RunBatched(absl::Span<const Problem> problems, absl::Span<const Inputs> inputs,

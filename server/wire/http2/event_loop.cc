@@ -108,7 +108,7 @@ void EventLoop::Serve() {
   }
 }
 
-// Lets those wait for their turn that are ready. Does not wait itself if some did before.
+// Queues the watchers that are ready for their turns. Does not block if turns are pending.
 void EventLoop::Wait() {
   const auto timeout = ready_.empty() && heavy_.empty() ? kTick : std::chrono::milliseconds(0);
   const int count = epoll_wait(epoll_.get(), events_.data(), static_cast<int>(events_.size()),
@@ -133,7 +133,7 @@ void EventLoop::RunPosted() {
   for (Task& task : tasks) task();
 }
 
-// Those that become ready meanwhile have their turn in the next round.
+// Watchers that become ready meanwhile have their turn in the next round.
 void EventLoop::TakeTurns() {
   const Instant began = clock_.Now();
   for (size_t left = ready_.size(); left > 0 && clock_.Now() - began < kRoundTime; --left) {

@@ -110,14 +110,7 @@ TEST_P(RelativeTest, EqualsAttentionBias) {
       }
     }
   }
-  for (const Target& target : Targets()) {
-    SCOPED_TRACE(target.Name());
-    const PlanOptions options = {.backend = target.backend, .isa = target.isa};
-    const Outputs table = RunAttention(problem, inputs, options).value();
-    const Outputs matrix = RunAttention(biased, with_bias, options).value();
-    EXPECT_EQ(table.output.ToVector(), matrix.output.ToVector());
-    EXPECT_EQ(table.lse->ToVector(), matrix.lse->ToVector());
-  }
+  ExpectSameOutputs(problem, inputs, biased, with_bias);
 }
 
 TEST_P(RelativeTest, MinusInfinityHidesAKey) {
