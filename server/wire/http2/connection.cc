@@ -498,6 +498,8 @@ void Connection::OnFrameSent(const nghttp2_frame& frame) {
   Stream* const stream = Find(frame.hd.stream_id);
   if (stream == nullptr) return;
   stream->has_responded = true;
+  is_active_since_ping_ = true;
+  ping_strikes_ = 0;
   budget_.EarnByResponse();
   // Tells a caller that still sends to stop. Not earlier: nghttp2 drops frames queued before a
   // reset.

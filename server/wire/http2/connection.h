@@ -191,7 +191,7 @@ class Connection final : public EventLoop::Watcher,
   std::optional<Instant> pinged_;  // by us, not acknowledged yet
   Instant pinged_by_peer_;
   bool is_active_since_ping_ = true;  // HEADERS or DATA since the peer's last ping
-  int ping_strikes_ = 0;
+  int ping_strikes_ = 0;              // since the last response
   std::optional<Instant> lingers_since_;
   int64_t lingered_bytes_ = 0;
 };

@@ -279,6 +279,19 @@ TEST_F(Http2CallTest, ThousandsOfResetsLeaveTheConnectionOpen) {
   EXPECT_THAT(AskWhetherLive(connection_, 2 * kCalls + 1), HasStatus(grpc::StatusCode::OK));
 }
 
+// gRPC's clients ping to estimate the bandwidth, also when the server has written a whole response.
+TEST_F(Http2CallTest, PingsAfterEachOfManyCallsAreNotTooMany) {
+  for (uint32_t stream = 1; stream < 20; stream += 2) {
+    EXPECT_THAT(AskWhetherLive(connection_, stream), HasStatus(grpc::StatusCode::OK));
+    for (int n = 0; n < 2; ++n) {
+      connection_.Send(Frame(NGHTTP2_PING, 0, 0, "12345678"));
+      const auto frame = connection_.Read();
+      ASSERT_TRUE(frame);
+      EXPECT_NE(frame->type, NGHTTP2_GOAWAY);
+    }
+  }
+}
+
 TEST_F(Http2CallTest, TheEndOfAConnectionEndsItsCalls) {
   {
     Connection connection(server_.grpc_address());
