@@ -1,11 +1,14 @@
 #include "attention/attention.h"
 
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "attention/data_checks.h"
 #include "base/aligned_buffer.h"
+#include "base/mutex.h"
 
 namespace rapt {
 namespace {
@@ -144,15 +147,34 @@ absl::Status ValidateSources(const Backend& backend, const Problem& problem, con
   return absl::OkStatus();
 }
 
+absl::Status CheckAllData(const Problem& problem, const Arguments& arguments, bool serial,
+                          ThreadPool& pool) {
+  if (serial) return CheckData(problem, arguments);
+  const int64_t tasks = DataChecks(problem);
+  if (tasks == 0) return absl::OkStatus();
+  Mutex mutex;
+  absl::Status error;
+  int64_t first = tasks;  // of the tasks that found an error
+  pool.ParallelFor(tasks, [&](int64_t task, int) {
+    absl::Status status = CheckData(problem, arguments, task);
+    if (status.ok()) return;
+    MutexLock lock(mutex);
+    if (task >= first) return;
+    first = task;
+    error = std::move(status);
+  });
+  return error;
+}
+
 }  // namespace
 
 absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
                  ThreadPool& pool) {
-  if (absl::Status status = Validate(plan.problem, arguments); !status.ok()) return status;
+  absl::Status status = Validate(plan.problem, arguments);
+  if (!status.ok()) return status;
   const Backend& backend = *plan.routing.backend;
-  if (absl::Status status = ValidateSources(backend, plan.problem, arguments); !status.ok()) {
-    return status;
-  }
+  status = ValidateSources(backend, plan.problem, arguments);
+  if (!status.ok()) return status;
   if (static_cast<int64_t>(workspace.size()) < plan.workspace_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "workspace has ", workspace.size(), " bytes; the plan needs ", plan.workspace_bytes()));
@@ -165,6 +187,8 @@ absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::b
         absl::StrCat("the pool has ", pool.workers(), " workers; the plan allows ", plan.threads));
   }
   const bool serial = plan.flops < kMinParallelFlops && backend.lanes() == 0;
+  status = CheckAllData(plan.problem, arguments, serial, pool);
+  if (!status.ok()) return status;
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     const auto run_task = [&](int64_t task, int worker) {
       backend.RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task, worker,

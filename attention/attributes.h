@@ -16,6 +16,8 @@ namespace rapt {
 
 struct OperatorCall;
 struct Problem;
+enum class ScoreFunction : uint8_t;
+enum class Normalizer : uint8_t;
 
 enum class Attribute : uint8_t {
   kQueryHeads,
@@ -30,6 +32,16 @@ enum class Attribute : uint8_t {
   kBidirectional,
   kMaxDistance,
   kValueHeadSize,
+  kInterleaved,
+  kRotaryDim,
+  kRopeTheta,
+  kRotaryKeys,
+  kScoreFunction,
+  kNormalizer,
+  kAlpha,
+  kBlockQ,
+  kBlockK,
+  kPrefixKeys,
 
   kEnd,  // not an attribute
 };
@@ -63,8 +75,12 @@ struct AttributeInfo {
   absl::string_view native;  // the field of rapt.v1.AttendRequest
   absl::string_view c;       // the field of rapt_problem; also in the text of a problem
   std::variant<AttributeField<bool>, AttributeField<int64_t>, AttributeField<double>,
-               AttributeField<std::optional<int64_t>>, AttributeField<std::optional<double>>>
+               AttributeField<std::optional<bool>>, AttributeField<std::optional<int64_t>>,
+               AttributeField<std::optional<double>>, AttributeField<ScoreFunction>,
+               AttributeField<Normalizer>>
       field = {};
+  // Of an enumeration: the name of each value, in their order; the default is first.
+  absl::Span<const absl::string_view> choices = {};
   // The range of the number in the problem, and the same in words: "it must be `allowed`".
   double least = 0;
   double most = 0;

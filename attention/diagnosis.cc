@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -11,9 +12,12 @@
 #include "absl/strings/str_join.h"
 #include "attention/attention.h"
 #include "attention/attributes.h"
+#include "attention/data_checks.h"
 #include "attention/half.h"
 #include "attention/mechanism/softmax/query_row.h"
+#include "attention/rotary/rotate.h"
 #include "base/aligned_buffer.h"
+#include "base/round_up.h"
 
 namespace rapt {
 namespace {
@@ -24,6 +28,16 @@ constexpr double kWideScores = 88;
 
 double LoadAny(const std::byte* data, DType dtype, int64_t index) {
   if (dtype == DType::kBool) return data[index] != std::byte{0} ? 1 : 0;
+  if (dtype == DType::kInt64) {
+    int64_t value;
+    std::memcpy(&value, data + index * int64_t{sizeof(value)}, sizeof(value));
+    return static_cast<double>(value);
+  }
+  if (dtype == DType::kInt32) {
+    int32_t value;
+    std::memcpy(&value, data + index * int64_t{sizeof(value)}, sizeof(value));
+    return value;
+  }
   return LoadElement(data, dtype, index);
 }
 
@@ -39,9 +53,12 @@ std::string TextOf(const AttributeInfo& info, const Problem& p) {
     if (field.problem == nullptr || p.*field.problem == Problem{}.*field.problem) return "";
     const auto& value = p.*field.problem;
     if constexpr (requires { *value; }) {
-      return absl::StrCat(" ", info.c, "=", *value);
+      // A bool as a number.
+      return absl::StrCat(" ", info.c, "=", +*value);
     } else if constexpr (std::is_same_v<decltype(value), const bool&>) {
       return absl::StrCat(" ", info.c);
+    } else if constexpr (std::is_enum_v<std::decay_t<decltype(value)>>) {
+      return absl::StrCat(" ", info.c, "=", info.choices[static_cast<size_t>(value)]);
     } else {
       return absl::StrCat(" ", info.c, "=", value);
     }
@@ -84,7 +101,12 @@ void WarnAboutInputs(DiagnosisReport& report) {
                                              input.numbers.count(),
                                              " values; each visible one propagates to the output"));
     }
-    if (input.role == Role::kHeadSink) continue;  // 0 and -inf have a meaning
+    // 0 and -inf have a meaning in a sink; positions may repeat, and so may the rest.
+    if (input.role == Role::kHeadSink || input.dtype == DType::kInt64 ||
+        input.role == Role::kBlockMask || input.role == Role::kSelectedIndices ||
+        input.role == Role::kGlobalMask) {
+      continue;
+    }
     const bool may_hide = input.role == Role::kMask || input.role == Role::kBias ||
                           input.role == Role::kBiasTable || input.role == Role::kRelativeBias;
     (may_hide ? WarnAboutMask : WarnAboutTensor)(input, report.warnings);
@@ -97,8 +119,8 @@ void WarnAboutScale(const Problem& p, std::vector<std::string>& warnings) {
                                   " with a bias_table; the models of T5 have a scale of 1"));
 }
 
-void WarnAboutResults(DiagnosisReport& report) {
-  if (report.widest_row > kWideScores) {
+void WarnAboutResults(const Problem& p, DiagnosisReport& report) {
+  if (report.widest_row > kWideScores && p.normalizer == Normalizer::kSoftmax) {
     report.warnings.push_back(absl::StrCat("the scaled scores of a row span up to ",
                                            report.widest_row,
                                            ": the softmax is almost one-hot; check the scale"));
@@ -160,13 +182,25 @@ std::string Describe(const Problem& p) {
   if (p.mask) absl::StrAppend(&text, " mask=", TextOf(*p.mask));
   if (p.bias) absl::StrAppend(&text, " attention-bias=", TextOf(*p.bias));
   if (p.head_sink) absl::StrAppend(&text, " head-sink=", std::string(NameOf(*p.head_sink)));
-  for (Role role : {Role::kAlibiSlopes, Role::kBiasTable, Role::kRelativeBias}) {
+  for (Role role : {Role::kAlibiSlopes, Role::kBiasTable, Role::kRelativeBias, Role::kRelativeKeys,
+                    Role::kRelativeValues, Role::kCosCache, Role::kPositionIds,
+                    Role::kKeyPositionIds, Role::kAdditiveWeight}) {
     const RoleInfo& info = InfoOf(role);
     if (!info.wanted(p)) continue;
     const std::array<int64_t, 4> dims = info.dims(p);
-    absl::StrAppend(&text, " ", info.c, "=", std::string(NameOf(info.dtype(p))), "[", dims[0], ",",
-                    dims[1], "]");
+    // The caches of angles have rank 2 or 3.
+    const bool is_3d = role == Role::kCosCache && !p.rotary_cache->by_position();
+    absl::StrAppend(&text, " ", info.c, "=", std::string(NameOf(info.dtype(p))), "[",
+                    absl::StrJoin(absl::MakeSpan(dims).first(is_3d ? 3 : info.rank), ","), "]");
   }
+  if (p.has_relative_query) absl::StrAppend(&text, " relative_query");
+  if (p.head_alpha) absl::StrAppend(&text, " head-alpha=", std::string(NameOf(*p.head_alpha)));
+  if (p.block_mask) absl::StrAppend(&text, " block-mask=[", absl::StrJoin(*p.block_mask, ","), "]");
+  if (p.selected) {
+    absl::StrAppend(&text, " selected-indices=[", p.batch, ",", p.selected->heads, ",",
+                    p.query_length, ",", p.selected->count, "]");
+  }
+  if (p.has_global_mask) absl::StrAppend(&text, " global-mask");
   if (p.values_in_keys) absl::StrAppend(&text, " values-in-keys");
   if (p.has_key_lengths) absl::StrAppend(&text, " key-lengths");
   if (p.dropout) absl::StrAppend(&text, " dropout=", p.dropout->probability);
@@ -207,6 +241,18 @@ std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptio
   return choices;
 }
 
+namespace {
+
+int64_t SharedBytes(const Problem& p) { return p.has_rotary() ? Rotation::SharedBytes(p) : 0; }
+
+int64_t WorkerBytes(const Problem& p) {
+  const int64_t row = (p.total_keys() + p.value_head_size) * static_cast<int64_t>(sizeof(double)) +
+                      QueryRow::MemoryBytes(p);
+  return RoundUp(p.has_rotary() ? std::max(row, Rotation::WorkerBytes(p)) : row, sizeof(double));
+}
+
+}  // namespace
+
 Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const FieldNames& names)
     : problem_(problem), arguments_(arguments) {
   for (Role role : InputTensorsOf(problem)) {
@@ -219,17 +265,29 @@ Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const F
   query_rows_ = problem.batch * problem.query_heads * problem.query_length;
 }
 
-int64_t Diagnosis::WorkerWorkspaceBytes(const Problem& problem) {
-  return (problem.total_keys() + problem.value_head_size) * static_cast<int64_t>(sizeof(double)) +
-         QueryRow::MemoryBytes(problem);
+absl::InlinedVector<int64_t, 2> Diagnosis::stages() const {
+  absl::InlinedVector<int64_t, 2> stages;
+  if (problem_.has_rotary()) stages.push_back(Rotation::Tasks(problem_));
+  stages.push_back(input_rows_ + query_rows_);
+  return stages;
 }
 
-void Diagnosis::RunTask(int64_t task, std::byte* worker_workspace) {
-  if (task < input_rows_) {
-    SummarizeInputRow(task);
-  } else {
-    SummarizeQueryRow(task - input_rows_, worker_workspace);
-  }
+int64_t Diagnosis::WorkspaceBytes(const Problem& problem, int workers) {
+  return SharedBytes(problem) + workers * WorkerBytes(problem);
+}
+
+void Diagnosis::RunTask(int stage, int64_t task, int worker, std::byte* workspace) {
+  std::byte* const own = workspace + SharedBytes(problem_) + worker * WorkerBytes(problem_);
+  if (!problem_.has_rotary()) return SummarizeRow(task, arguments_, nullptr, own);
+  const Rotation rotation(problem_, workspace, RotateRow);
+  if (stage == 0) return rotation.RunTask(arguments_, task, own, /*checkpoint=*/{});
+  SummarizeRow(task, rotation.WithKeys(arguments_), &rotation, own);
+}
+
+void Diagnosis::SummarizeRow(int64_t task, const Arguments& arguments, const Rotation* rotation,
+                             std::byte* workspace) {
+  if (task < input_rows_) return SummarizeInputRow(task);
+  SummarizeQueryRow(task - input_rows_, arguments, rotation, workspace);
 }
 
 void Diagnosis::SummarizeInputRow(int64_t row) {
@@ -254,7 +312,8 @@ void Diagnosis::SummarizeInputRow(int64_t row) {
   report_.inputs[input].only_zero_and_one &= only_zero_and_one;
 }
 
-void Diagnosis::SummarizeQueryRow(int64_t index, std::byte* workspace) {
+void Diagnosis::SummarizeQueryRow(int64_t index, const Arguments& arguments,
+                                  const Rotation* rotation, std::byte* workspace) {
   const Problem& p = problem_;
   const int64_t i = index % p.query_length;
   const int64_t h = index / p.query_length % p.query_heads;
@@ -263,7 +322,7 @@ void Diagnosis::SummarizeQueryRow(int64_t index, std::byte* workspace) {
   const absl::Span<double> scores(numbers, p.total_keys());
   const absl::Span<double> output(numbers + p.total_keys(), p.value_head_size);
   auto* const memory = reinterpret_cast<std::byte*>(output.data() + output.size());
-  const QueryRow row(p, arguments_, b, h, i, memory);
+  const QueryRow row(p, arguments, rotation, b, h, i, memory);
 
   NumberSummary raw, scaled, biased, weights;
   double row_sum = 0;
@@ -278,10 +337,16 @@ void Diagnosis::SummarizeQueryRow(int64_t index, std::byte* workspace) {
   row.Output(scores, lse, output);
   const NumberSummary output_numbers = Summarize(output);
   int64_t by_position = 0;
+  int64_t by_block_mask = 0;
+  int64_t by_selection = 0;
   int64_t by_mask = 0;
   for (int64_t j = 0; j < p.total_keys(); ++j) {
     if (row.HiddenByPosition(j)) {
       ++by_position;
+    } else if (row.HiddenByBlock(j)) {
+      ++by_block_mask;
+    } else if (row.HiddenBySelection(j)) {
+      ++by_selection;
     } else if (row.HiddenByMask(j)) {
       ++by_mask;
     }
@@ -297,6 +362,8 @@ void Diagnosis::SummarizeQueryRow(int64_t index, std::byte* workspace) {
   report_.weights.Merge(weights);
   report_.output.Merge(output_numbers);
   report_.hidden_by_position += by_position;
+  report_.hidden_by_block_mask += by_block_mask;
+  report_.hidden_by_selection += by_selection;
   report_.hidden_by_mask += by_mask;
   if (biased.negative_inf < p.total_keys()) {
     report_.row_sums.Add(row_sum);
@@ -316,7 +383,7 @@ DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
   report_.backends = ExplainChoice(problem_, options);
   WarnAboutInputs(report_);
   WarnAboutScale(problem_, report_.warnings);
-  WarnAboutResults(report_);
+  WarnAboutResults(problem_, report_);
   return std::move(report_);
 }
 
@@ -326,13 +393,16 @@ absl::StatusOr<DiagnosisReport> Diagnose(const Problem& problem, const Arguments
   absl::Status status = Validate(problem, names);
   if (status.ok()) status = Validate(options);
   if (status.ok()) status = ValidateInputs(problem, arguments, names);
+  if (status.ok()) status = CheckData(problem, arguments, names);
   if (!status.ok()) return status;
   Diagnosis diagnosis(problem, arguments, names);
-  const int64_t worker_bytes = Diagnosis::WorkerWorkspaceBytes(problem);
-  AlignedBuffer workspace(worker_bytes * pool.workers());
-  pool.ParallelFor(diagnosis.tasks(), [&](int64_t task, int worker) {
-    diagnosis.RunTask(task, workspace.data() + worker * worker_bytes);
-  });
+  AlignedBuffer workspace(Diagnosis::WorkspaceBytes(problem, pool.workers()));
+  const auto stages = diagnosis.stages();
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    pool.ParallelFor(stages[stage], [&](int64_t task, int worker) {
+      diagnosis.RunTask(static_cast<int>(stage), task, worker, workspace.data());
+    });
+  }
   return diagnosis.Finish(options);
 }
 

@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "attention/field_names.h"
 #include "attention/plan.h"
 #include "attention/problem.h"
+#include "attention/rotary/rotation.h"
 #include "base/mutex.h"
 #include "base/thread_pool.h"
 
@@ -59,12 +61,16 @@ struct BackendChoice {
 struct DiagnosisReport {
   std::string problem;
   std::vector<TensorSummary> inputs;
-  NumberSummary raw_scores;
+  NumberSummary raw_scores;     // Q K^T, with relative_keys
   NumberSummary scaled_scores;  // after softcap
   double widest_row = 0;        // the largest range of the finite scaled scores of a row
   NumberSummary biased_scores;
   int64_t hidden_by_position = 0;
-  int64_t hidden_by_mask = 0;  // of those visible by position
+  // Of those visible by position: by the block mask; else because they are not selected; else by
+  // mask or biases.
+  int64_t hidden_by_block_mask = 0;
+  int64_t hidden_by_selection = 0;
+  int64_t hidden_by_mask = 0;
   NumberSummary weights;
   NumberSummary row_sums;  // of rows that see a key
   int64_t empty_rows = 0;
@@ -80,17 +86,19 @@ std::string Describe(const Problem& problem);
 // Returns the choice for every backend, in auto's order. REQUIRES: both arguments are valid.
 std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptions& options);
 
-// Computes a report in independent tasks, like a plan. Tasks may run concurrently on any threads.
+// Computes a report in stages of independent tasks, like a plan. The tasks of a stage may run
+// concurrently on any threads.
 class Diagnosis {
  public:
   // Borrows all arguments until Finish() returns. REQUIRES: the problem and the inputs are valid.
   Diagnosis(const Problem& problem, const Arguments& arguments,
             const FieldNames& names = kOnnxNames);
 
-  int64_t tasks() const { return input_rows_ + query_rows_; }
-  // Returns the workspace that a worker needs, aligned to 8.
-  static int64_t WorkerWorkspaceBytes(const Problem& problem);
-  void RunTask(int64_t task, std::byte* worker_workspace);
+  // The tasks of each stage.
+  absl::InlinedVector<int64_t, 2> stages() const;
+  // The workspace: a shared part, then one for each worker; aligned to 64.
+  static int64_t WorkspaceBytes(const Problem& problem, int workers);
+  void RunTask(int stage, int64_t task, int worker, std::byte* workspace);
 
   // REQUIRES: all tasks are done.
   DiagnosisReport Finish(const PlanOptions& options);
@@ -101,8 +109,11 @@ class Diagnosis {
     int64_t rows;
   };
 
+  void SummarizeRow(int64_t task, const Arguments& arguments, const Rotation* rotation,
+                    std::byte* workspace);
   void SummarizeInputRow(int64_t row);
-  void SummarizeQueryRow(int64_t row, std::byte* workspace);
+  void SummarizeQueryRow(int64_t row, const Arguments& arguments, const Rotation* rotation,
+                         std::byte* workspace);
 
   const Problem& problem_;
   const Arguments& arguments_;

@@ -21,6 +21,22 @@ absl::StatusOr<int64_t> WorkspaceBytes(const Plan& plan) {
                                                  " bytes each overflows 64 bits"));
 }
 
+// No overflow: the indices are checked, and masks are smaller than the score matrix.
+int64_t SavedMaskBytes(const Problem& p) {
+  const int64_t pairs = p.query_length * p.total_keys();
+  int64_t saved = 0;
+  if (p.block_mask) {
+    const auto& [batch, heads, rows, columns] = *p.block_mask;
+    saved += batch * heads * (pairs - rows * columns);
+  }
+  if (p.selected) {
+    const int64_t heads = p.selected->heads;
+    saved += p.batch * (heads == 1 ? 1 : p.query_heads) * pairs -
+             p.batch * heads * p.query_length * p.selected->count * SizeOf(DType::kInt32);
+  }
+  return saved;
+}
+
 }  // namespace
 
 absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOptions& options) {
@@ -39,6 +55,7 @@ absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOption
   estimate.chunked_bytes =
       query_rows * (std::min(p.total_keys(), kEstimateChunk) + 2 + p.value_head_size) * real;
   estimate.fused_bytes = *workspace_bytes;
+  estimate.saved_mask_bytes = SavedMaskBytes(p);
   estimate.plan = plan->Describe();
   return estimate;
 }

@@ -18,6 +18,9 @@ struct MemoryEstimate {
   // The scores of kEstimateChunk keys for every query, and m, l and O of each row.
   int64_t chunked_bytes = 0;
   int64_t fused_bytes = 0;  // the plan's workspace
+  // What block mask and selected indices need less than BOOL masks of the same heads, [B, Hq, Sq,
+  // T] with axes that broadcast; negative if more.
+  int64_t saved_mask_bytes = 0;
   std::string plan;
 };
 

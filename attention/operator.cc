@@ -1,5 +1,6 @@
 #include "attention/operator.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <variant>
@@ -208,10 +209,15 @@ absl::Status CheckKeyLengths(const TensorSpec& lengths, const FieldNames& names,
   return absl::OkStatus();
 }
 
-absl::Status CheckHeadSink(const TensorSpec& sink, const FieldNames& names, int64_t heads) {
-  if (sink.shape.size() == 1 && sink.shape[0] == heads) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(names[Role::kHeadSink], " has shape ",
-                                                 ToString(sink.shape), "; it must be [", heads,
+// Checks an input with a number for each head, and copies its type.
+absl::Status ResolveHeads(Role role, const OperatorCall& call, const FieldNames& names,
+                          int64_t heads, std::optional<DType>& dtype) {
+  const std::optional<TensorSpec>& spec = call.inputs[role];
+  if (!spec) return absl::OkStatus();
+  dtype = spec->dtype;
+  if (spec->shape.size() == 1 && spec->shape[0] == heads) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(names[role], " has shape ", ToString(spec->shape),
+                                                 "; it must be [", heads,
                                                  "], the number of heads of ", names[Role::kQ]));
 }
 
@@ -242,6 +248,144 @@ absl::Status ResolveRelative(const OperatorCall& call, const FieldNames& names, 
     const Shape& s = bias->shape;
     if (s.size() != 2) return wrong_shape(Role::kRelativeBias, "[1 or heads, 2c + 1], rank 2");
     p.relative_bias = RelativeBias{bias->dtype, s[0], s[1]};
+  }
+  return absl::OkStatus();
+}
+
+// Checks the shape of relative_keys, relative_values and relative_query as far as Validate()
+// cannot.
+absl::Status ResolveRelativeVectors(const OperatorCall& call, const FieldNames& names, Problem& p) {
+  const struct {
+    Role role;
+    std::optional<RelativeVectors>& vectors;
+    int64_t size;
+    Role other;
+  } tables[] = {{Role::kRelativeKeys, p.relative_keys, p.head_size, Role::kQ},
+                {Role::kRelativeValues, p.relative_values, p.value_head_size, Role::kV}};
+  for (const auto& [role, vectors, size, other] : tables) {
+    if (!call.inputs[role]) continue;
+    const Shape& s = call.inputs[role]->shape;
+    if (s.size() != 3 || s[2] != size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          names[role], " has shape ", ToString(s), "; it must be [1 or heads, 2c + 1, ", size,
+          "], where ", size, " is the head size of ", names[other]));
+    }
+    vectors = RelativeVectors{call.inputs[role]->dtype, s[0], s[1]};
+  }
+  const std::optional<TensorSpec>& query = call.inputs[Role::kRelativeQuery];
+  if (!query) return absl::OkStatus();
+  const Shape& shape = call.inputs[Role::kQ]->shape;
+  if (query->shape != shape) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[Role::kRelativeQuery], " has shape ", ToString(query->shape),
+                     "; it must be ", ToString(shape), ", the shape of ", names[Role::kQ]));
+  }
+  p.has_relative_query = true;
+  return CheckType(call, Role::kRelativeQuery, names);
+}
+
+absl::Status CheckPositionIds(const OperatorCall& call, Role role, const FieldNames& names,
+                              int64_t batch, int64_t length) {
+  const TensorSpec& ids = *call.inputs[role];
+  if (ids.dtype != DType::kInt64) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[role], " has type ", NameOf(ids.dtype), "; it must be INT64"));
+  }
+  if (ids.shape == Shape{batch, length}) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      names[role], " has shape ", ToString(ids.shape), "; it must be [", batch, ", ", length,
+      "], the batch and length of ", names[role == Role::kPositionIds ? Role::kQ : Role::kK]));
+}
+
+// Checks the shapes of the caches of angles and of position ids as far as Validate() cannot.
+absl::Status ResolveRotary(const OperatorCall& call, const FieldNames& names, Problem& p) {
+  const std::optional<TensorSpec>& cos = call.inputs[Role::kCosCache];
+  const std::optional<TensorSpec>& sin = call.inputs[Role::kSinCache];
+  if (cos.has_value() != sin.has_value()) {
+    const Role given = cos ? Role::kCosCache : Role::kSinCache;
+    const Role missing = cos ? Role::kSinCache : Role::kCosCache;
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[given], " is set but ", names[missing], " is not; set both or neither"));
+  }
+  if (cos) {
+    const Shape& s = cos->shape;
+    if (s.size() != 2 && s.size() != 3) {
+      return WrongRank(names[Role::kCosCache], s, "[M, r/2] or [B, S, r/2]");
+    }
+    if (sin->shape != s || sin->dtype != cos->dtype) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(names[Role::kSinCache], " is ", NameOf(sin->dtype), " ",
+                       ToString(sin->shape), ", ", names[Role::kCosCache], " is ",
+                       NameOf(cos->dtype), " ", ToString(s), "; they must be equal"));
+    }
+    p.rotary_cache = RotaryCache{.dtype = cos->dtype, .rows = s[s.size() - 2], .pairs = s.back()};
+    if (s.size() == 3) p.rotary_cache->batch = s[0];
+  }
+  p.has_position_ids = call.inputs[Role::kPositionIds].has_value();
+  p.has_key_position_ids = call.inputs[Role::kKeyPositionIds].has_value();
+  if (p.has_position_ids) {
+    absl::Status status =
+        CheckPositionIds(call, Role::kPositionIds, names, p.batch, p.query_length);
+    if (!status.ok()) return status;
+  }
+  if (!p.has_key_position_ids) return absl::OkStatus();
+  return CheckPositionIds(call, Role::kKeyPositionIds, names, p.batch, p.key_length);
+}
+
+absl::Status ResolveAdditive(const OperatorCall& call, const FieldNames& names, Problem& p) {
+  const std::optional<TensorSpec>& weight = call.inputs[Role::kAdditiveWeight];
+  if (!weight) return absl::OkStatus();
+  const Shape& s = weight->shape;
+  if (s.size() != 2 || s[1] != p.head_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        names[Role::kAdditiveWeight], " has shape ", ToString(s), "; it must be [1 or heads, ",
+        p.head_size, "], the head size of ", names[Role::kQ], " and ", names[Role::kK]));
+  }
+  p.additive_weight = AdditiveWeight{weight->dtype, s[0]};
+  return absl::OkStatus();
+}
+
+// The block mask, the selection and the global mask.
+absl::Status ResolveVisibility(const OperatorCall& call, const FieldNames& names, Problem& p) {
+  const auto check = [&](Role role, DType dtype, size_t rank, absl::string_view shape) {
+    const TensorSpec& spec = *call.inputs[role];
+    if (spec.dtype != dtype) {
+      return absl::InvalidArgumentError(absl::StrCat(names[role], " has type ", NameOf(spec.dtype),
+                                                     "; it must be ", NameOf(dtype)));
+    }
+    if (spec.shape.size() == rank) return absl::OkStatus();
+    return WrongRank(names[role], spec.shape, absl::StrCat(shape, ", rank ", rank));
+  };
+  absl::Status status;
+  if (const std::optional<TensorSpec>& mask = call.inputs[Role::kBlockMask]) {
+    status = check(Role::kBlockMask, DType::kBool, 4,
+                   "[1 or batch, 1 or heads, blocks of queries, blocks of keys]");
+    if (!status.ok()) return status;
+    p.block_mask.emplace();
+    std::copy(mask->shape.begin(), mask->shape.end(), p.block_mask->begin());
+  }
+  if (const std::optional<TensorSpec>& selected = call.inputs[Role::kSelectedIndices]) {
+    status = check(Role::kSelectedIndices, DType::kInt32, 4,
+                   "[batch, 1 or key/value heads, query length, N]");
+    if (!status.ok()) return status;
+    const Shape& s = selected->shape;
+    if (s[0] != p.batch || s[2] != p.query_length) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(names[Role::kSelectedIndices], " has shape ", ToString(s), "; it must be [",
+                       p.batch, ", 1 or ", p.kv_heads, ", ", p.query_length, ", N]"));
+    }
+    p.selected = SelectedIndices{s[1], s[3]};
+  }
+  if (const std::optional<TensorSpec>& global = call.inputs[Role::kGlobalMask]) {
+    status = check(Role::kGlobalMask, DType::kBool, 2, "[batch, past + key length]");
+    if (!status.ok()) return status;
+    const Shape& s = global->shape;
+    if (s[0] != p.batch || s[1] != p.total_keys()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(names[Role::kGlobalMask], " has shape ", ToString(s), "; it must be [",
+                       p.batch, ", ", p.total_keys(), "], [batch, past + key length]"));
+    }
+    p.has_global_mask = true;
   }
   return absl::OkStatus();
 }
@@ -378,12 +522,16 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames&
     if (!status.ok()) return status;
     problem.has_key_lengths = true;
   }
-  if (const std::optional<TensorSpec>& sink = call.inputs[Role::kHeadSink]) {
-    status = CheckHeadSink(*sink, names, q->heads);
+  for (const auto& [role, dtype] :
+       {std::pair{Role::kHeadSink, &problem.head_sink}, {Role::kAlpha, &problem.head_alpha}}) {
+    status = ResolveHeads(role, call, names, q->heads, *dtype);
     if (!status.ok()) return status;
-    problem.head_sink = sink->dtype;
   }
   status = ResolveRelative(call, names, problem);
+  if (status.ok()) status = ResolveRelativeVectors(call, names, problem);
+  if (status.ok()) status = ResolveRotary(call, names, problem);
+  if (status.ok()) status = ResolveAdditive(call, names, problem);
+  if (status.ok()) status = ResolveVisibility(call, names, problem);
   if (status.ok()) status = Validate(problem, names);
   if (!status.ok()) return status;
   for (Role role : kOutputs) {

@@ -54,6 +54,16 @@ struct OperatorCall {
   bool alibi = false;
   bool is_bidirectional = false;
   std::optional<int64_t> max_distance = std::nullopt;
+  bool interleaved = false;
+  int64_t rotary_embedding_dim = 0;
+  std::optional<double> rope_theta = std::nullopt;
+  std::optional<bool> rotary_keys = std::nullopt;
+  ScoreFunction score_function = ScoreFunction::kDotProduct;
+  Normalizer normalizer = Normalizer::kSoftmax;
+  std::optional<double> alpha = std::nullopt;
+  std::optional<int64_t> block_q = std::nullopt;
+  std::optional<int64_t> block_k = std::nullopt;
+  int64_t prefix_keys = 0;
 
   std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;

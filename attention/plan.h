@@ -48,6 +48,8 @@ struct Plan {
   // The number of tasks of each stage. Tasks of one stage are independent and may run in any order
   // on any worker; a stage starts when the previous one is done. Empty: nothing to compute.
   absl::InlinedVector<int64_t, 3> stages;
+  // The stage that begins with the copy tasks of the present outputs, if there are any.
+  int present_stage = 0;
 
   // The exact workspace that Run() needs: the shared part, then one part per worker.
   int64_t shared_workspace_bytes = 0;
@@ -62,11 +64,14 @@ struct Plan {
   // A multiply-add counts as two. Keys hidden by causality or window are not counted.
   double flops = 0;
   // Returns the approximate flops of one task of the stage with most tasks, not counting copy
-  // tasks, which are in the first stage.
+  // tasks.
   double task_flops() const {
     if (stages.empty()) return 0;
-    int64_t most = std::max<int64_t>(stages[0] - PresentTasks(problem), 1);
-    for (size_t n = 1; n < stages.size(); ++n) most = std::max(most, stages[n]);
+    int64_t most = 1;
+    for (size_t n = 0; n < stages.size(); ++n) {
+      const int64_t copies = static_cast<int>(n) == present_stage ? PresentTasks(problem) : 0;
+      most = std::max(most, stages[n] - copies);
+    }
     return flops / static_cast<double>(most);
   }
 

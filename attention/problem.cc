@@ -5,12 +5,15 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "attention/half.h"
+#include "attention/rotary/checks.h"
 #include "base/checked_math.h"
 
 namespace rapt {
@@ -51,15 +54,17 @@ absl::Status CheckAxes(const Problem& p, const FieldNames& names) {
 
 // Neither the size of a tensor in fp64, the widest type, nor the sum of a few sizes may overflow.
 // An axis of 0 counts as 1, so that the strides of empty tensors do not overflow either.
+absl::Status CheckVolume(absl::string_view name, const std::array<int64_t, 4>& axes) {
+  std::optional<int64_t> bytes = 8 * 8;
+  for (int64_t axis : axes) {
+    if (bytes) bytes = CheckedMul(*bytes, std::max<int64_t>(axis, 1));
+  }
+  if (bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the size of ", name, " overflows 64 bits"));
+}
+
 absl::Status CheckVolumes(const Problem& p, const FieldNames& names) {
   const int64_t t = p.total_keys();
-  const auto overflows = [](const std::array<int64_t, 4>& axes) {
-    std::optional<int64_t> bytes = 8 * 8;
-    for (int64_t axis : axes) {
-      if (bytes) bytes = CheckedMul(*bytes, std::max<int64_t>(axis, 1));
-    }
-    return !bytes;
-  };
   const struct {
     absl::string_view name;
     std::array<int64_t, 4> axes;
@@ -70,21 +75,22 @@ absl::Status CheckVolumes(const Problem& p, const FieldNames& names) {
       {names[Role::kY], {p.batch, p.query_heads, p.query_length, p.value_head_size}},
       {"the score matrix", {p.batch, p.query_heads, p.query_length, t}},
   };
-  for (const auto& volume : volumes) {
-    if (overflows(volume.axes)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the size of ", volume.name, " overflows 64 bits"));
-    }
+  for (const auto& [name, axes] : volumes) {
+    if (absl::Status status = CheckVolume(name, axes); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
 template <typename Number>
 absl::Status CheckRange(const AttributeInfo& info, Number value, absl::string_view name) {
-  const auto number = static_cast<double>(value);
-  if (number >= info.least && number <= info.most) return absl::OkStatus();  // false for NaN
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", value, "; it must be ", info.allowed));
+  if constexpr (std::is_enum_v<Number>) {
+    return CheckRange(info, static_cast<int64_t>(value), name);
+  } else {
+    const auto number = static_cast<double>(value);
+    if (number >= info.least && number <= info.most) return absl::OkStatus();  // false for NaN
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, "; it must be ", info.allowed));
+  }
 }
 
 absl::Status CheckRange(const AttributeInfo&, bool, absl::string_view) { return absl::OkStatus(); }
@@ -144,6 +150,38 @@ absl::Status CheckAttributes(const Problem& p, const FieldNames& names) {
   return absl::OkStatus();
 }
 
+// Normalizers other than softmax, and alpha.
+absl::Status CheckNormalizer(const Problem& p, const FieldNames& names) {
+  const std::string normalizer =
+      absl::StrCat(names[Attribute::kNormalizer], " is ", NameOf(p.normalizer));
+  if (p.normalizer != Normalizer::kEntmax && (p.alpha || p.head_alpha)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(p.alpha ? names[Attribute::kAlpha] : names[Role::kAlpha], " is set, but ",
+                     normalizer, "; it must be ", NameOf(Normalizer::kEntmax)));
+  }
+  if (p.normalizer == Normalizer::kSoftmax) return absl::OkStatus();
+  if (p.normalizer == Normalizer::kEntmax && p.alpha.has_value() == p.head_alpha.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        normalizer, ", and ", names[Attribute::kAlpha], p.alpha ? " is given twice" : " is missing",
+        "; it must be either one number or a tensor with one for each head"));
+  }
+  const std::pair<absl::string_view, bool> excluded[] = {
+      {names[Role::kHeadSink], p.head_sink.has_value()}, {names[Role::kLse], p.wants_lse}};
+  for (const auto& [name, is_set] : excluded) {
+    if (!is_set) continue;
+    return absl::InvalidArgumentError(absl::StrCat(normalizer, ", which has no ", name,
+                                                   "; it must be ", NameOf(Normalizer::kSoftmax)));
+  }
+  if (p.folds) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(normalizer,
+                     ", which needs all keys at once; sections of the keys cannot be "
+                     "merged"));
+  }
+  return p.head_alpha ? CheckFp32OrQueryType(Role::kAlpha, *p.head_alpha, p, names)
+                      : absl::OkStatus();
+}
+
 // Checks the mask or the bias, which must not be BOOL.
 absl::Status CheckMask(Role role, const MaskShape& mask, const Problem& p,
                        const FieldNames& names) {
@@ -190,14 +228,14 @@ absl::Status CheckBiasTable(const Problem& p, const FieldNames& names) {
                                                  ", the number of exact buckets of ", name));
 }
 
-absl::Status CheckRelativeBias(const Problem& p, const FieldNames& names) {
-  const RelativeBias& bias = *p.relative_bias;
-  absl::Status status = CheckAxis(Role::kRelativeBias, "heads", bias.heads, p.query_heads, names);
-  if (!status.ok() || (bias.length % 2 == 1 && bias.length >= 1 && bias.length <= kMaxAxis)) {
-    return status;
-  }
-  return absl::InvalidArgumentError(absl::StrCat(names[Role::kRelativeBias], " has a last axis of ",
-                                                 bias.length, "; it must be 2c + 1, odd"));
+// A table with an entry for each distance, clipped.
+absl::Status CheckClipped(Role role, DType dtype, int64_t heads, int64_t length, const Problem& p,
+                          const FieldNames& names) {
+  absl::Status status = CheckFp32OrQueryType(role, dtype, p, names);
+  if (status.ok()) status = CheckAxis(role, "heads", heads, p.query_heads, names);
+  if (!status.ok() || (length % 2 == 1 && length >= 1 && length <= kMaxAxis)) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat(names[role], " has ", length, " distances; their number must be 2c + 1, odd"));
 }
 
 // The biases by distance.
@@ -227,10 +265,120 @@ absl::Status CheckRelative(const Problem& p, const FieldNames& names) {
     return status.ok() ? CheckBiasTable(p, names) : status;
   }
   if (p.relative_bias) {
-    status = CheckFp32OrQueryType(Role::kRelativeBias, p.relative_bias->dtype, p, names);
-    return status.ok() ? CheckRelativeBias(p, names) : status;
+    const RelativeBias& bias = *p.relative_bias;
+    return CheckClipped(Role::kRelativeBias, bias.dtype, bias.heads, bias.length, p, names);
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckRelativeVectors(const Problem& p, const FieldNames& names) {
+  if (p.relative_keys && p.is_additive()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        names[Role::kRelativeKeys], " and ", names[Role::kAdditiveWeight], " are both set; ",
+        names[Role::kRelativeKeys], " need scores that are dot products"));
+  }
+  if (p.has_relative_query && !p.relative_keys) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[Role::kRelativeQuery], " is set but ", names[Role::kRelativeKeys],
+                     " is not; set both, because the one multiplies the other"));
+  }
+  // Backends may pad the distances of a table by so many.
+  constexpr int64_t kPadding = 64;
+  const struct {
+    Role role;
+    const std::optional<RelativeVectors>& vectors;
+    int64_t size;
+  } tables[] = {{Role::kRelativeKeys, p.relative_keys, p.head_size},
+                {Role::kRelativeValues, p.relative_values, p.value_head_size}};
+  for (const auto& [role, vectors, size] : tables) {
+    if (!vectors) continue;
+    const auto& [dtype, heads, length] = *vectors;
+    absl::Status status = CheckClipped(role, dtype, heads, length, p, names);
+    if (status.ok()) status = CheckVolume(names[role], {heads, length + kPadding, size, 1});
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAdditive(const Problem& p, const FieldNames& names) {
+  const absl::string_view function = names[Attribute::kScoreFunction];
+  const absl::string_view weight = names[Role::kAdditiveWeight];
+  if (p.is_additive() != p.additive_weight.has_value()) {
+    return absl::InvalidArgumentError(
+        p.is_additive() ? absl::StrCat(function, " is additive, but ", weight, " is missing")
+                        : absl::StrCat(weight, " is set, but ", function,
+                                       " is dot_product; it must be additive"));
+  }
+  if (!p.additive_weight) return absl::OkStatus();
+  absl::Status status =
+      CheckFp32OrQueryType(Role::kAdditiveWeight, p.additive_weight->dtype, p, names);
+  if (!status.ok()) return status;
+  return CheckAxis(Role::kAdditiveWeight, "heads", p.additive_weight->heads, p.query_heads, names);
+}
+
+absl::Status CheckBlockMask(const Problem& p, const FieldNames& names) {
+  if (!p.block_mask) return absl::OkStatus();
+  for (const auto& [size, attribute] :
+       {std::pair{p.block_q, Attribute::kBlockQ}, {p.block_k, Attribute::kBlockK}}) {
+    if (size) continue;
+    return absl::InvalidArgumentError(absl::StrCat(names[Role::kBlockMask], " is set but ",
+                                                   names[attribute],
+                                                   " is not; set the size of its blocks"));
+  }
+  const auto blocks = [](int64_t length, int64_t size) {
+    return length / size + (length % size != 0 ? 1 : 0);
+  };
+  const std::array<int64_t, 4>& dims = *p.block_mask;
+  const int64_t rows = blocks(p.query_length, *p.block_q);
+  const int64_t columns = blocks(p.total_keys(), *p.block_k);
+  if ((dims[0] == 1 || dims[0] == p.batch) && (dims[1] == 1 || dims[1] == p.query_heads) &&
+      dims[2] == rows && dims[3] == columns) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(names[Role::kBlockMask], " is [", absl::StrJoin(dims, ", "),
+                   "]; it must be [1 or ", p.batch, ", 1 or ", p.query_heads, ", ", rows, ", ",
+                   columns, "], for ", p.query_length, " queries in blocks of ", *p.block_q,
+                   " and ", p.total_keys(), " keys in blocks of ", *p.block_k));
+}
+
+absl::Status CheckSelected(const Problem& p, const FieldNames& names) {
+  const SelectedIndices& selected = *p.selected;
+  const absl::string_view name = names[Role::kSelectedIndices];
+  if (selected.heads != 1 && selected.heads != p.kv_heads) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " has ", selected.heads,
+                                                   " heads; it must have 1 or ", p.kv_heads,
+                                                   ", the number of heads of ", names[Role::kK]));
+  }
+  if (selected.count < 0 || selected.count > kMaxAxis) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has a last axis of ", selected.count, "; it must be from 0 to 2^40"));
+  }
+  // Of INT32, and not more than T positions can be used.
+  constexpr int64_t kMostKeys = int64_t{1} << 31;
+  if (p.total_keys() > kMostKeys) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " is set, but there are ", p.total_keys(),
+                                                   " keys; INT32 numbers at most ", kMostKeys));
+  }
+  std::optional<int64_t> bytes = CheckedMul(p.batch, selected.heads);
+  for (const int64_t axis : {p.query_length, selected.count, int64_t{32}}) {
+    if (bytes) bytes = CheckedMul(*bytes, std::max<int64_t>(axis, 1));
+  }
+  if (bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the size of ", name, " overflows 64 bits"));
+}
+
+absl::Status CheckVisibility(const Problem& p, const FieldNames& names) {
+  const std::pair<Role, bool> whole[] = {{Role::kBlockMask, p.block_mask.has_value()},
+                                         {Role::kSelectedIndices, p.selected.has_value()},
+                                         {Role::kGlobalMask, p.has_global_mask}};
+  for (const auto& [role, is_given] : whole) {
+    if (!is_given || !p.section) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[role], " is not available for a part of a problem, as in a stream"));
+  }
+  absl::Status status = CheckBlockMask(p, names);
+  return status.ok() && p.selected ? CheckSelected(p, names) : status;
 }
 
 // The bytes from a page's start to the end of its last row that the view reads; nullopt if they
@@ -332,6 +480,16 @@ absl::Status CheckRole(Role role, const Problem& p, const TensorView& view,
   return CheckView(names[role], view, info.dtype(p), info.dims(p), !info.broadcasts, info.source);
 }
 
+absl::Status CheckAlphas(const Problem& p, const Arguments& a, const FieldNames& names) {
+  const AttributeInfo& info = Attributes()[static_cast<size_t>(Attribute::kAlpha)];
+  for (int64_t h = 0; p.head_alpha && h < p.query_heads; ++h) {
+    const double alpha = LoadElement(a.inputs[Role::kAlpha].Row(h, 0, 0), *p.head_alpha, 0);
+    absl::Status status = CheckRange(info, alpha, absl::StrCat(names[Role::kAlpha], "[", h, "]"));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
 // Returns the offset from a query to the key on its diagonal, both as positions in the full
 // problem.
 int64_t DiagonalOffset(const Problem& p, const Section& section,
@@ -356,8 +514,14 @@ absl::Status CheckState(const Problem& p, const Arguments::State& state) {
 
 }  // namespace
 
+absl::string_view NameOf(Normalizer normalizer) {
+  const AttributeInfo& info = Attributes()[static_cast<size_t>(Attribute::kNormalizer)];
+  return info.choices[static_cast<size_t>(normalizer)];
+}
+
 double Problem::effective_scale() const {
-  return scale.value_or(1.0 / std::sqrt(static_cast<double>(head_size)));
+  if (scale) return *scale;
+  return is_additive() ? 1 : 1.0 / std::sqrt(static_cast<double>(head_size));
 }
 
 Section SectionOrFull(const Problem& p) {
@@ -372,6 +536,11 @@ absl::Status Validate(const Problem& problem, const FieldNames& names) {
   if (status.ok() && problem.mask) status = CheckMask(Role::kMask, *problem.mask, problem, names);
   if (status.ok() && problem.bias) status = CheckMask(Role::kBias, *problem.bias, problem, names);
   if (status.ok()) status = CheckRelative(problem, names);
+  if (status.ok()) status = CheckRelativeVectors(problem, names);
+  if (status.ok()) status = CheckRotary(problem, names);
+  if (status.ok()) status = CheckAdditive(problem, names);
+  if (status.ok()) status = CheckNormalizer(problem, names);
+  if (status.ok()) status = CheckVisibility(problem, names);
   return status;
 }
 
@@ -399,7 +568,13 @@ absl::Status ValidateInputs(const Problem& p, const Arguments& a, const FieldNam
     absl::Status status = CheckRole(role, p, a.inputs[role], names);
     if (!status.ok()) return status;
   }
+  if (absl::Status status = CheckAlphas(p, a, names); !status.ok()) return status;
   return ValidateKeyLengths(p, a.key_lengths, names);
+}
+
+absl::Status ValidatePositions(const Problem& p, const Arguments& a, const FieldNames& names) {
+  absl::Status status = CheckPositionIds(Role::kPositionIds, p, a, names);
+  return status.ok() ? CheckPositionIds(Role::kKeyPositionIds, p, a, names) : status;
 }
 
 absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& names) {
@@ -429,30 +604,62 @@ absl::Status ValidateKeyLengths(const Problem& p, absl::Span<const int64_t> leng
                        "; it must be from 0 to the key length ", key_length));
     }
   }
-  return absl::OkStatus();
+  return CheckQueryPositions(p, lengths, names);
 }
 
-KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b,
-                     int64_t i) {
+namespace {
+
+// `exempt`: with the keys that may be exempt from the window.
+KeyRange KeysOf(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b, int64_t i,
+                bool exempt) {
   const Section section = SectionOrFull(p);
   const int64_t diagonal = section.first_key + DiagonalKey(p, key_lengths, b, i);
   KeyRange range{section.first_key, section.first_key + p.total_keys()};
   if (p.has_key_lengths) range.end = std::min(range.end, section.past_length + key_lengths[b]);
   if (p.causal) range.end = std::min(range.end, diagonal + 1);
+  const auto in_section = [&](const KeyRange& keys) {
+    if (keys.begin >= keys.end) return KeyRange{0, 0};
+    return KeyRange{keys.begin - section.first_key, keys.end - section.first_key};
+  };
+  if (exempt && p.has_global_mask) return in_section(range);
   // A window wider than any axis is no window; clamping it keeps the sums in range.
+  KeyRange window = range;
   if (p.left_window >= 0) {
-    range.begin = std::max(range.begin, diagonal - std::min(p.left_window, kMaxAxis));
+    window.begin = std::max(window.begin, diagonal - std::min(p.left_window, kMaxAxis));
   }
   if (p.right_window >= 0) {
-    range.end = std::min(range.end, diagonal + std::min(p.right_window, kMaxAxis) + 1);
+    window.end = std::min(window.end, diagonal + std::min(p.right_window, kMaxAxis) + 1);
   }
-  if (range.begin >= range.end) return {0, 0};
-  return {range.begin - section.first_key, range.end - section.first_key};
+  const KeyRange prefix = {range.begin, std::min(range.end, p.prefix_keys)};
+  if (!exempt || prefix.begin >= prefix.end) return in_section(window);
+  if (window.begin >= window.end) return in_section(prefix);
+  return in_section({prefix.begin, std::max(prefix.end, window.end)});
+}
+
+}  // namespace
+
+KeyRange VisibleKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b,
+                     int64_t i) {
+  return KeysOf(p, key_lengths, b, i, p.has_exemptions());
+}
+
+KeyRange WindowKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b, int64_t i) {
+  return KeysOf(p, key_lengths, b, i, /*exempt=*/false);
 }
 
 int64_t DiagonalKey(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b, int64_t i) {
   const Section section = SectionOrFull(p);
   return section.first_query + i + DiagonalOffset(p, section, key_lengths, b) - section.first_key;
+}
+
+int64_t QueryPosition(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t b,
+                      int64_t i) {
+  const Section section = SectionOrFull(p);
+  return section.first_query + i + DiagonalOffset(p, section, key_lengths, b);
+}
+
+int64_t KeyPosition(const Problem& p, int64_t j) {
+  return SectionOrFull(p).first_key + p.past_length + j;
 }
 
 bool PositionVaries(const Problem& p) {

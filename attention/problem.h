@@ -1,12 +1,16 @@
 // What to compute: shapes, types, mask, scale, window. No data.
 //
-//     S = scale * Q K^T                    kScores
+//     Q, K = rotary(Q), rotary(K)          if requested
+//     S = scale * Q (K + Rk[j-p])^T,       kScores
+//         or additive:
+//         scale * sum w tanh(q + k)
 //     S = softcap * tanh(S / softcap)      kSoftcapped   (only when softcap > 0)
 //     S = S + mask + bias + relative[j-p];
 //         causal, window and length limits
-//         give -inf                        kBiased
-//     P = softmax(S over keys and sink)    kWeights
-//     O = P V
+//         give -inf, and so do block mask
+//         and selection                    kBiased
+//     P = normalizer(S over keys, sink)    kWeights      (softmax, sparsemax or entmax)
+//     O = P (V + Rv[j-p])
 //
 // Names and semantics are those of the ONNX operator Attention (opsets 23 to 25).
 #ifndef RAPT_ATTENTION_PROBLEM_H_
@@ -18,6 +22,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "attention/field_names.h"
 #include "attention/roles.h"
@@ -68,6 +73,60 @@ struct RelativeBias {
   int64_t length = 1;  // 2c + 1
 };
 
+// relative_keys and relative_values, [1 or Hq, 2c + 1, D or Dv] (Shaw et al. 2018): row c + (j -
+// p), where j - p is clipped to [-c, c], is added to key or value j of a query at position p.
+struct RelativeVectors {
+  DType dtype = DType::kFloat32;  // FP32 or Q's
+  int64_t heads = 1;
+  int64_t length = 1;  // 2c + 1
+};
+
+// cos_cache and sin_cache, which have the same shape.
+struct RotaryCache {
+  DType dtype = DType::kFloat32;  // FP32 or Q's
+  // Absent: [rows, pairs], a row for each position. B: [B, rows, pairs], a row for each token.
+  std::optional<int64_t> batch = std::nullopt;
+  int64_t rows = 0;
+  int64_t pairs = 0;  // r / 2
+
+  constexpr bool by_position() const { return !batch.has_value(); }
+};
+
+// How a query and a key are compared.
+enum class ScoreFunction : uint8_t {
+  kDotProduct,  // q . k
+  kAdditive,    // sum over d of w[d] tanh(q[d] + k[d]), as in Bahdanau et al. 2014
+};
+
+// additive_weight, [1 or Hq, D]: w.
+struct AdditiveWeight {
+  DType dtype = DType::kFloat32;  // FP32 or Q's
+  int64_t heads = 1;
+};
+
+// Turns the scores S of a row into weights that sum to 1. All but softmax give 0 to keys whose
+// score is below a threshold: with tau such that the weights sum to 1,
+//
+//     P = max((alpha - 1) S - tau, 0)^(1 / (alpha - 1)),    1 < alpha <= 2
+//
+// (Peters et al. 2019); alpha = 1 is softmax. A key of weight 0 does not matter, whatever its V.
+enum class Normalizer : uint8_t {
+  kSoftmax,
+  kSparsemax,  // alpha = 2
+  kEntmax15,   // alpha = 1.5
+  kEntmax,     // alpha is given, for all heads or for each
+};
+
+// "softmax", "sparsemax", "entmax15", "entmax"
+absl::string_view NameOf(Normalizer normalizer);
+
+// selected_indices, INT32 [B, 1 or Hkv, Sq, N]: the only keys that a query may see, in any order;
+// -1 is unused.
+struct SelectedIndices {
+  int64_t heads = 1;
+  int64_t count = 0;  // N
+};
+
 // Dropout on the weights: keep when draw >= p * 2^32, scale by 1 / (1 - p). The draw is
 // Philox4x32-10 with key = seed and counter = (j / 4, i, h, b), lane j % 4.
 struct Dropout {
@@ -105,7 +164,7 @@ struct Problem {
   // kPresentValue.
   bool values_in_keys = false;
 
-  std::optional<double> scale = std::nullopt;  // 1 / sqrt(D) when absent
+  std::optional<double> scale = std::nullopt;  // absent: 1 / sqrt(D), or 1 for additive scores
   double softcap = 0;                          // 0: none
   bool causal = false;
   Alignment alignment = Alignment::kTopLeft;
@@ -129,6 +188,44 @@ struct Problem {
   std::optional<int64_t> max_distance = std::nullopt;  // of bias_table; absent: 128
   std::optional<RelativeBias> relative_bias = std::nullopt;
 
+  std::optional<RelativeVectors> relative_keys = std::nullopt;    // Rk
+  std::optional<RelativeVectors> relative_values = std::nullopt;  // Rv
+  // relative_query is given, which is multiplied by Rk instead of Q: scale * (Q K + relative_query
+  // Rk[j-p]), as in Transformer-XL.
+  bool has_relative_query = false;
+
+  // Rotary position embedding of Q and the new K, if there is a cache or rope_theta: as the ONNX
+  // operator RotaryEmbedding-23 on the first r numbers of each head, rounded to Q's type. The past
+  // is rotated already. A query is at position p of DiagonalKey(), a key at its index among the T
+  // keys, unless there are ids. rope_theta: the angle of pair t is position * rope_theta^(-2t/r).
+  std::optional<RotaryCache> rotary_cache = std::nullopt;
+  bool has_position_ids = false;      // of the queries
+  bool has_key_position_ids = false;  // of the new keys
+  bool interleaved = false;           // pairs (2t, 2t + 1), otherwise (t, t + r / 2)
+  int64_t rotary_embedding_dim = 0;   // r, even; 0: D
+  std::optional<double> rope_theta = std::nullopt;
+  std::optional<bool> rotary_keys = std::nullopt;  // false: only Q is rotated
+
+  ScoreFunction score_function = ScoreFunction::kDotProduct;
+  std::optional<AdditiveWeight> additive_weight = std::nullopt;  // of additive scores only
+  // Query i sees key j if causality, lengths, mask, block mask and selection show it, and one of:
+  // the window shows it, j < prefix_keys, global_mask[j], or global_mask[p] of the query's position
+  // p, false for p outside [0, T).
+  //
+  // The dims of block_mask, BOOL [1 or B, 1 or Hq, Sq / block_q, T / block_k], rounded up: entry [i
+  // / block_q, j / block_k] shows key j to query i.
+  std::optional<std::array<int64_t, 4>> block_mask = std::nullopt;
+  std::optional<int64_t> block_q = std::nullopt;  // needed with a block mask
+  std::optional<int64_t> block_k = std::nullopt;
+  std::optional<SelectedIndices> selected = std::nullopt;
+  int64_t prefix_keys = 0;
+  bool has_global_mask = false;  // BOOL [B, T]
+
+  // Any but softmax excludes head_sink, lse and folding. With kEntmax, either alpha or head_alpha.
+  Normalizer normalizer = Normalizer::kSoftmax;
+  std::optional<double> alpha = std::nullopt;
+  std::optional<DType> head_alpha = std::nullopt;  // the type of kAlpha, FP32 or Q's
+
   std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;
   bool wants_present = false;
@@ -142,6 +239,18 @@ struct Problem {
 
   int64_t total_keys() const { return past_length + key_length; }  // T
   bool has_relative() const { return alibi || alibi_slopes || bias_table || relative_bias; }
+  bool has_relative_vectors() const { return relative_keys || relative_values; }
+  bool has_rotary() const { return rotary_cache || rope_theta; }
+  bool rotates_keys() const { return has_rotary() && rotary_keys.value_or(true); }
+  int64_t rotary_size() const {
+    return rotary_embedding_dim > 0 ? rotary_embedding_dim : head_size;
+  }
+  bool is_additive() const { return score_function == ScoreFunction::kAdditive; }
+  bool has_window() const { return left_window >= 0 || right_window >= 0; }
+  // Returns whether some keys or queries are exempt from the window.
+  bool has_exemptions() const { return has_window() && (prefix_keys > 0 || has_global_mask); }
+  // Returns whether a query may see other sets of keys than intervals, before mask and biases.
+  bool is_sparse() const { return block_mask || selected || has_exemptions(); }
   int64_t group_size() const { return query_heads / kv_heads; }
   double effective_scale() const;
   // The type that scores, weights and sums are computed in: kFloat32 or kFloat64.
@@ -202,9 +311,16 @@ absl::Status ValidateInputs(const Problem& problem, const Arguments& arguments,
 absl::Status ValidateKeyLengths(const Problem& problem, absl::Span<const int64_t> key_lengths,
                                 const FieldNames& names = kOnnxNames);
 
+// The same for the values of position_ids and key_position_ids, which must have been copied out of
+// memory that others can write.
+absl::Status ValidatePositions(const Problem& problem, const Arguments& arguments,
+                               const FieldNames& names = kOnnxNames);
+
 // The keys that causality, window and lengths leave visible to query i of batch row b: one interval
 // [begin, end) within [0, T). The mask is applied on top of it. In a section, i and the keys count
-// from the section's first query and key.
+// from the section's first query and key. With exemptions from the window, the interval is that of
+// causality and lengths if all keys may be exempt, else it extends to the prefix; keys within it
+// may be hidden.
 struct KeyRange {
   int64_t begin = 0;
   int64_t end = 0;
@@ -212,10 +328,19 @@ struct KeyRange {
 KeyRange VisibleKeys(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b,
                      int64_t i);
 
+// The part of that interval that the window shows, without exemptions.
+KeyRange WindowKeys(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b,
+                    int64_t i);
+
 // The position of query i of batch row b among the keys, with the offset of causality; may be
 // outside [0, T). In a section, i and the key count from the section's first query and key.
 int64_t DiagonalKey(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b,
                     int64_t i);
+
+// The positions of query i and of new key j in the full problem, without ids.
+int64_t QueryPosition(const Problem& problem, absl::Span<const int64_t> key_lengths, int64_t b,
+                      int64_t i);
+int64_t KeyPosition(const Problem& problem, int64_t j);
 
 // Returns whether the position of a query depends on the batch row.
 bool PositionVaries(const Problem& problem);

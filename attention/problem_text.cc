@@ -1,8 +1,10 @@
 #include "attention/problem_text.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -47,9 +49,19 @@ bool ReadDType(absl::string_view word, Problem& p) {
   return false;
 }
 
-bool ReadValue(absl::string_view text, bool& out) { return out = text.empty(); }
+bool ReadValue(absl::string_view text, bool& out) {
+  out = text != "0";
+  return text.empty() || text == "0" || text == "1";
+}
 bool ReadValue(absl::string_view text, int64_t& out) { return absl::SimpleAtoi(text, &out); }
 bool ReadValue(absl::string_view text, double& out) { return absl::SimpleAtod(text, &out); }
+
+bool ReadChoice(absl::Span<const absl::string_view> choices, absl::string_view text, auto& out) {
+  const auto choice = std::find(choices.begin(), choices.end(), text);
+  if (choice == choices.end()) return false;
+  out = static_cast<std::decay_t<decltype(out)>>(choice - choices.begin());
+  return true;
+}
 
 template <typename T>
 bool ReadValue(absl::string_view text, std::optional<T>& out) {
@@ -58,12 +70,18 @@ bool ReadValue(absl::string_view text, std::optional<T>& out) {
 
 // Parses "causal", or a number: "past=512", "scale=0.5". Validate() checks the range of the number.
 bool ReadAttribute(absl::string_view name, absl::string_view value, Problem& p) {
-  const auto read = [&](const auto& field) {
-    if (field.problem == nullptr) return false;
-    return ReadValue(value, p.*field.problem);
-  };
   for (const AttributeInfo& info : Attributes()) {
-    if (info.c == name) return std::visit(read, info.field);
+    if (info.c != name) continue;
+    const auto read = [&](const auto& field) {
+      if (field.problem == nullptr) return false;
+      auto& out = p.*field.problem;
+      if constexpr (std::is_enum_v<std::decay_t<decltype(out)>>) {
+        return ReadChoice(info.choices, value, out);
+      } else {
+        return ReadValue(value, out);
+      }
+    };
+    return std::visit(read, info.field);
   }
   if (name == "past") return ReadValue(value, p.past_length);
   if (name == "ragged") return ReadValue(value, p.has_key_lengths);
@@ -95,6 +113,7 @@ ParseError ReadWords(absl::Span<const absl::string_view> words, Problem& p) {
       return absl::StrCat("has the invalid word '", any_case, "'");
     }
   }
+  if (p.is_additive()) p.additive_weight = AdditiveWeight{};
   if (!mask.empty() && !SetMask(mask, p)) {
     return absl::StrCat("has mask '", mask, "'; it must be bool, float or padding");
   }

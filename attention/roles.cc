@@ -19,11 +19,24 @@ constexpr Dims ValueDims(const Problem& p, int64_t length) {
   return {p.batch, p.kv_heads, length, p.value_head_size};
 }
 
+constexpr Dims VectorDims(const RelativeVectors& vectors, int64_t size) {
+  return {vectors.heads, vectors.length, size, 1};
+}
+
 constexpr bool Always(const Problem&) { return true; }
 constexpr bool HasValues(const Problem& p) { return !p.values_in_keys; }
 constexpr bool HasPast(const Problem& p) { return p.past_length > 0; }
 constexpr bool WantsPresent(const Problem& p) { return p.wants_present; }
 constexpr DType QueryType(const Problem& p) { return p.dtype; }
+
+constexpr bool HasRotaryCache(const Problem& p) { return p.rotary_cache.has_value(); }
+constexpr DType RotaryCacheType(const Problem& p) { return p.rotary_cache->dtype; }
+constexpr Dims RotaryCacheDims(const Problem& p) {
+  const RotaryCache& cache = *p.rotary_cache;
+  if (cache.by_position()) return {cache.rows, cache.pairs, 1, 1};
+  return {*cache.batch, cache.rows, cache.pairs, 1};
+}
+constexpr DType Integer(const Problem&) { return DType::kInt64; }
 
 constexpr RoleInfo kRoles[] = {
     {.role = Role::kQ,
@@ -127,7 +140,7 @@ constexpr RoleInfo kRoles[] = {
      .native = "alibi_slopes",
      .c = "alibi_slopes",
      .help = "-slope*|j-p| is added to the scores, [Hq] or [B, Hq]",
-     .exclusive = true,
+     .unlisted = true,
      .broadcasts = true,
      .rank = 2,
      .wanted = [](const Problem& p) { return p.alibi_slopes.has_value(); },
@@ -141,7 +154,7 @@ constexpr RoleInfo kRoles[] = {
      .native = "bias_table",
      .c = "bias_table",
      .help = "T5: a bias for each bucket of distances, [N, Hq]",
-     .exclusive = true,
+     .unlisted = true,
      .broadcasts = true,
      .rank = 2,
      .wanted = [](const Problem& p) { return p.bias_table.has_value(); },
@@ -155,7 +168,7 @@ constexpr RoleInfo kRoles[] = {
      .native = "relative_bias",
      .c = "relative_bias",
      .help = "a bias for each distance, clipped to [-c, c], [1 or Hq, 2c+1]",
-     .exclusive = true,
+     .unlisted = true,
      .broadcasts = true,
      .rank = 2,
      .wanted = [](const Problem& p) { return p.relative_bias.has_value(); },
@@ -163,6 +176,161 @@ constexpr RoleInfo kRoles[] = {
      .dims =
          [](const Problem& p) {
            return Dims{p.relative_bias->heads, p.relative_bias->length, 1, 1};
+         }},
+    {.role = Role::kRelativeKeys,
+     .onnx = "relative_keys",
+     .native = "relative_keys",
+     .c = "relative_keys",
+     .help = "added to the keys by distance, clipped to [-c, c], [1 or Hq, 2c+1, D]",
+     .unlisted = true,
+     .broadcasts = true,
+     .rank = 3,
+     .wanted = [](const Problem& p) { return p.relative_keys.has_value(); },
+     .dtype = [](const Problem& p) { return p.relative_keys->dtype; },
+     .dims = [](const Problem& p) { return VectorDims(*p.relative_keys, p.head_size); }},
+    {.role = Role::kRelativeValues,
+     .onnx = "relative_values",
+     .native = "relative_values",
+     .c = "relative_values",
+     .help = "added to the values by distance, clipped to [-c, c], [1 or Hq, 2c+1, Dv]",
+     .unlisted = true,
+     .broadcasts = true,
+     .rank = 3,
+     .wanted = [](const Problem& p) { return p.relative_values.has_value(); },
+     .dtype = [](const Problem& p) { return p.relative_values->dtype; },
+     .dims = [](const Problem& p) { return VectorDims(*p.relative_values, p.value_head_size); }},
+    {.role = Role::kRelativeQuery,
+     .onnx = "relative_query",
+     .native = "relative_query",
+     .c = "relative_query",
+     .help = "queries of --relative-keys instead of Q, shaped as Q",
+     .has_layout = true,
+     .unlisted = true,
+     .source = Source::kSliced,
+     .wanted = [](const Problem& p) { return p.has_relative_query; },
+     .dtype = QueryType,
+     .dims = [](const Problem& p) { return QueryDims(p, p.head_size); }},
+    {.role = Role::kCosCache,
+     .onnx = "cos_cache",
+     .native = "cos_cache",
+     .c = "cos_cache",
+     .help = "rotary embedding: cosines by position, [M, r/2] or [B, S, r/2]",
+     .unlisted = true,
+     .broadcasts = true,
+     .rank = 2,
+     .wanted = HasRotaryCache,
+     .dtype = RotaryCacheType,
+     .dims = RotaryCacheDims},
+    {.role = Role::kSinCache,
+     .onnx = "sin_cache",
+     .native = "sin_cache",
+     .c = "sin_cache",
+     .help = "rotary embedding: sines, as --cos-cache",
+     .unlisted = true,
+     .broadcasts = true,
+     .rank = 2,
+     .wanted = HasRotaryCache,
+     .dtype = RotaryCacheType,
+     .dims = RotaryCacheDims},
+    {.role = Role::kPositionIds,
+     .onnx = "position_ids",
+     .native = "position_ids",
+     .c = "position_ids",
+     .help = "rotary embedding: integer positions of the queries, [B, Sq]",
+     .unlisted = true,
+     .broadcasts = true,
+     .rank = 2,
+     .usual_dtype = DType::kInt64,
+     .wanted = [](const Problem& p) { return p.has_position_ids; },
+     .dtype = Integer,
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.batch, p.query_length, 1, 1};
+         }},
+    {.role = Role::kKeyPositionIds,
+     .onnx = "key_position_ids",
+     .native = "key_position_ids",
+     .c = "key_position_ids",
+     .help = "rotary embedding: integer positions of the new keys, [B, Sk]",
+     .unlisted = true,
+     .broadcasts = true,
+     .rank = 2,
+     .usual_dtype = DType::kInt64,
+     .wanted = [](const Problem& p) { return p.has_key_position_ids; },
+     .dtype = Integer,
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.batch, p.key_length, 1, 1};
+         }},
+    {.role = Role::kAdditiveWeight,
+     .onnx = "additive_weight",
+     .native = "additive_weight",
+     .c = "additive_weight",
+     .help = "weight of each element in additive scores, [1 or Hq, D]",
+     .unlisted = true,
+     .broadcasts = true,
+     .rank = 2,
+     .wanted = [](const Problem& p) { return p.additive_weight.has_value(); },
+     .dtype = [](const Problem& p) { return p.additive_weight->dtype; },
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.additive_weight->heads, p.head_size, 1, 1};
+         }},
+    {.role = Role::kAlpha,
+     .onnx = "alpha",
+     .native = "alpha",
+     .c = "head_alpha",
+     .flag = "head-alpha",
+     .help = "--alpha of each head, [Hq]",
+     .unlisted = true,
+     .broadcasts = true,
+     .rank = 1,
+     .wanted = [](const Problem& p) { return p.head_alpha.has_value(); },
+     .dtype = [](const Problem& p) { return *p.head_alpha; },
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.query_heads, 1, 1, 1};
+         }},
+    {.role = Role::kBlockMask,
+     .onnx = "block_mask",
+     .native = "block_mask",
+     .c = "block_mask",
+     .help = "bool, true: these block_q queries may see these block_k keys, [1 or B, 1 or Hq, "
+             "Sq/block_q, T/block_k]",
+     .unlisted = true,
+     .broadcasts = true,
+     .usual_dtype = DType::kBool,
+     .wanted = [](const Problem& p) { return p.block_mask.has_value(); },
+     .dtype = [](const Problem&) { return DType::kBool; },
+     .dims = [](const Problem& p) { return *p.block_mask; }},
+    {.role = Role::kSelectedIndices,
+     .onnx = "selected_indices",
+     .native = "selected_indices",
+     .c = "selected_indices",
+     .help = "INT32, the only keys that a query may see, -1: unused, [B, 1 or Hkv, Sq, N]",
+     .unlisted = true,
+     .broadcasts = true,
+     .usual_dtype = DType::kInt32,
+     .wanted = [](const Problem& p) { return p.selected.has_value(); },
+     .dtype = [](const Problem&) { return DType::kInt32; },
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.batch, p.selected->heads, p.query_length, p.selected->count};
+         }},
+    {.role = Role::kGlobalMask,
+     .onnx = "global_mask",
+     .native = "global_mask",
+     .c = "global_mask",
+     .help = "bool, true: the window hides neither this key nor keys from its query, [B, T]",
+     .unlisted = true,
+     .broadcasts = true,
+     .rank = 2,
+     .usual_dtype = DType::kBool,
+     .wanted = [](const Problem& p) { return p.has_global_mask; },
+     .dtype = [](const Problem&) { return DType::kBool; },
+     .dims =
+         [](const Problem& p) {
+           return Dims{p.batch, p.total_keys(), 1, 1};
          }},
     {.role = Role::kY,
      .onnx = "Y",

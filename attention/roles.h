@@ -32,6 +32,18 @@ enum class Role : uint8_t {
   kAlibiSlopes,
   kBiasTable,
   kRelativeBias,
+  kRelativeKeys,
+  kRelativeValues,
+  kRelativeQuery,
+  kCosCache,
+  kSinCache,
+  kPositionIds,
+  kKeyPositionIds,
+  kAdditiveWeight,
+  kAlpha,
+  kBlockMask,
+  kSelectedIndices,
+  kGlobalMask,
 
   kY,
   kPresentKey,
@@ -116,13 +128,14 @@ struct RoleInfo {
   absl::string_view onnx;      // also of the Open Inference Protocol
   absl::string_view native;    // the field of rapt.v1.AttendRequest or AttendResponse
   absl::string_view c;         // the field of rapt_arguments
-  const char* help = nullptr;  // of an input's flag of the command line, `native` with dashes
+  const char* flag = nullptr;  // an input's flag of the command line; null: `native` with dashes
+  const char* help = nullptr;  // of that flag
   bool required = false;       // V is not if it is a part of K
   // The axes of Q, K, V and Y are in the order of the call's Layout.
   bool has_layout = false;
-  // At most one of these inputs may be given. Models do not list them: tools that send every input
-  // that a model lists, such as perf_analyzer with shared memory, could not call it.
-  bool exclusive = false;
+  // Models do not list this input: tools that send every input that a model lists, such as
+  // perf_analyzer with shared memory, could not call it, because not all of them go together.
+  bool unlisted = false;
   // Each axis of size 1 is repeated, by a stride of 0. Such an input must be strided.
   bool broadcasts = false;
   // The last of the sources that it may have.

@@ -14,7 +14,7 @@
 
 namespace rapt {
 
-enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kBool, kInt64 };
+enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kBool, kInt64, kInt32 };
 
 // Returns the bytes of one element.
 constexpr int64_t SizeOf(DType type) {
@@ -23,6 +23,7 @@ constexpr int64_t SizeOf(DType type) {
     case DType::kInt64:
       return 8;
     case DType::kFloat32:
+    case DType::kInt32:
       return 4;
     case DType::kFloat16:
     case DType::kBFloat16:
@@ -48,11 +49,15 @@ constexpr absl::string_view NameOf(DType type) {
       return "BOOL";
     case DType::kInt64:
       return "INT64";
+    case DType::kInt32:
+      return "INT32";
   }
   return "?";
 }
 
-constexpr bool IsFloat(DType type) { return type != DType::kBool && type != DType::kInt64; }
+constexpr bool IsFloat(DType type) {
+  return type != DType::kBool && type != DType::kInt64 && type != DType::kInt32;
+}
 
 // The form of a tensor in memory. An input that may have one form may have those before it.
 enum class Source : uint8_t { kStrided, kSliced, kPaged };

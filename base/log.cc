@@ -149,8 +149,8 @@ class LogWriter::Queue {
     is_stopping_ = true;
     changed_.SignalAll();
     while (!is_flushed_) {
-      const auto left = end - std::chrono::steady_clock::now();
-      if (left <= left.zero()) break;
+      const std::chrono::nanoseconds left = end - std::chrono::steady_clock::now();
+      if (left <= std::chrono::nanoseconds::zero()) break;
       changed_.WaitFor(mutex_, left);
     }
     is_abandoned_ = !is_flushed_;
@@ -221,7 +221,8 @@ LogWriter::~LogWriter() {
   if (!queue_->Stop(kFlushTime)) {
     // Its write may never return. The queue stays for it, and for threads that still log; it also
     // stays reachable, or LeakSanitizer would report it.
-    static auto* const abandoned = new std::deque<Queue*>;
+    static auto* const abandoned =
+        new std::deque<Queue*>;  // NOLINT(bugprone-unhandled-exception-at-new)
     MutexLock lock(writer_mutex);
     abandoned->push_back(queue_);
     thread_.detach();

@@ -198,36 +198,47 @@ def make_tensors(case):
 
 
 class Rapt:
-    def __init__(self, library, context, case, tensors):
-        problem = rapt_attention.Problem(
-            dtype=RAPT_DTYPES[tensors.q.dtype],
-            causal=case.causal,
-            batch=case.batch,
-            query_heads=case.query_heads,
-            kv_heads=case.key_heads,
-            query_length=case.query_length,
-            key_length=case.keys,
-            head_size=case.head_size,
-            value_head_size=case.head_size,
-        )
-        self._tensors = tensors  # kept alive: the arguments hold addresses
+    """A call of the library. `inputs`: fields of rapt_arguments -> tensors, all contiguous."""
+
+    def __init__(self, library, context, problem, inputs):
+        query = inputs["query"]
+        problem.dtype = RAPT_DTYPES[query.dtype]
+        self._inputs = inputs  # kept alive: the arguments hold addresses
         self._arguments = rapt_attention.Arguments()
-        for name, tensor in (("query", tensors.q), ("key", tensors.k), ("value", tensors.v)):
+        for name, tensor in inputs.items():
             getattr(self._arguments, name).data = tensor.data_ptr()
-        if tensors.mask is not None:
-            problem.mask_dtype = RAPT_DTYPES[tensors.mask.dtype]
-            problem.mask_shape[:] = tensors.mask.shape
-            self._arguments.mask.data = tensors.mask.data_ptr()
         self.plan = library.plan(context, problem)
         self._output = self._arguments.output
         self._run = library.runner(context, self.plan, self._arguments)
-        self._shape, self._dtype = tensors.q.shape, tensors.q.dtype
+        self._shape, self._dtype = (*query.shape[:3], problem.value_head_size), query.dtype
 
     def __call__(self):
         output = torch.empty(self._shape, dtype=self._dtype)
         self._output.data = output.data_ptr()
         self._run()
         return output
+
+
+def problem_of(case):
+    return rapt_attention.Problem(
+        causal=case.causal,
+        batch=case.batch,
+        query_heads=case.query_heads,
+        kv_heads=case.key_heads,
+        query_length=case.query_length,
+        key_length=case.keys,
+        head_size=case.head_size,
+        value_head_size=case.head_size,
+    )
+
+
+def rapt_attention_of(library, context, case, tensors):
+    problem, inputs = problem_of(case), {"query": tensors.q, "key": tensors.k, "value": tensors.v}
+    if tensors.mask is not None:
+        problem.mask_dtype = RAPT_DTYPES[tensors.mask.dtype]
+        problem.mask_shape[:] = tensors.mask.shape
+        inputs["mask"] = tensors.mask
+    return Rapt(library, context, problem, inputs)
 
 
 def torch_attention(case, tensors):
@@ -358,7 +369,7 @@ class Bench:
 
     def row(self, case):
         tensors = make_tensors(case)
-        rapt, peer = Rapt(self.library, self.context, case, tensors), torch_attention(case, tensors)
+        rapt, peer = rapt_attention_of(self.library, self.context, case, tensors), torch_attention(case, tensors)
         check(case, tensors, rapt(), peer())
         sides = {"rapt": rapt, "torch": peer}
         if not self.quick and (onnx := OnnxAttention.make(case, tensors, self.threads)):
@@ -460,7 +471,7 @@ def print_memory(bench):
         sides = {
             "standard": standard_attention(tensors),
             "torch": torch_attention(case, tensors),
-            "rapt": Rapt(bench.library, context, case, tensors),
+            "rapt": rapt_attention_of(bench.library, context, case, tensors),
         }
         mib = {name: peak_bytes(call) / 2**20 for name, call in sides.items()}
         seconds = {name: statistics.median(s) for name, s in measure(sides, 3, bench.block_seconds).items()}
@@ -482,8 +493,8 @@ def commit():
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def parse_arguments():
-    parser = argparse.ArgumentParser(prog="dev bench kernel", description=__doc__.split("\n")[0])
+def parse_arguments(prog, description):
+    parser = argparse.ArgumentParser(prog=prog, description=description.split("\n")[0])
     parser.add_argument("--filter", default="", help="regular expression: run only cases whose `NAME DTYPE` matches")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, without ONNX Runtime and memory")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -494,7 +505,7 @@ def parse_arguments():
 
 
 def main():
-    options = parse_arguments()
+    options = parse_arguments("dev bench kernel", __doc__)
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     gc.disable()

@@ -4,6 +4,8 @@ attention_python_structs compares them."""
 import ctypes
 
 FP32, FP16, BF16, FP64, BOOL = 1, 2, 3, 4, 5
+ADDITIVE = 1
+SPARSEMAX, ENTMAX15 = 1, 2
 MESSAGE_BYTES = 1024
 
 _i32, _i64, _size, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t, ctypes.c_void_p
@@ -74,6 +76,42 @@ class Problem(Sized):
         ("relative_bias_heads", _i64),
         ("relative_bias_length", _i64),
         ("values_in_keys", _i32),
+        ("relative_keys_dtype", _i32),
+        ("relative_keys_heads", _i64),
+        ("relative_keys_length", _i64),
+        ("relative_values_heads", _i64),
+        ("relative_values_length", _i64),
+        ("relative_values_dtype", _i32),
+        ("has_relative_query", _i32),
+        ("rotary_cache_dtype", _i32),
+        ("rotary_cache_batch", _i64),
+        ("rotary_cache_rows", _i64),
+        ("rotary_cache_pairs", _i64),
+        ("has_position_ids", _i32),
+        ("has_key_position_ids", _i32),
+        ("interleaved", _i32),
+        ("rotary_keys", _i32),
+        ("has_rotary_keys", _i32),
+        ("has_rope_theta", _i32),
+        ("rope_theta", ctypes.c_double),
+        ("rotary_embedding_dim", _i64),
+        ("score_function", _i32),
+        ("additive_weight_dtype", _i32),
+        ("additive_weight_heads", _i64),
+        ("normalizer", _i32),
+        ("has_alpha", _i32),
+        ("head_alpha_dtype", _i32),
+        ("alpha", ctypes.c_double),
+        ("has_block_mask", _i32),
+        ("block_mask_batch", _i64),
+        ("block_mask_heads", _i64),
+        ("block_q", _i64),
+        ("block_k", _i64),
+        ("selected_count", _i64),
+        ("selected_heads", _i64),
+        ("has_selected_indices", _i32),
+        ("has_global_mask", _i32),
+        ("prefix_keys", _i64),
     ]
 
 
@@ -103,6 +141,18 @@ class Arguments(Sized):
         ("alibi_slopes", Tensor),
         ("bias_table", Tensor),
         ("relative_bias", Tensor),
+        ("relative_keys", Tensor),
+        ("relative_values", Tensor),
+        ("relative_query", Tensor),
+        ("cos_cache", Tensor),
+        ("sin_cache", Tensor),
+        ("position_ids", Tensor),
+        ("key_position_ids", Tensor),
+        ("additive_weight", Tensor),
+        ("head_alpha", Tensor),
+        ("block_mask", Tensor),
+        ("selected_indices", Tensor),
+        ("global_mask", Tensor),
     ]
 
 

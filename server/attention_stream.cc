@@ -147,8 +147,8 @@ absl::Status AttentionStream::Allocate(BufferPool& pool, MemoryBudget::Reservati
   return absl::OkStatus();
 }
 
-void AttentionStream::Keep(StreamChunk chunk, StepDone done) {
-  chunk_ = std::move(chunk);
+void AttentionStream::Keep(const StreamChunk& chunk, StepDone done) {
+  chunk_ = chunk;
   const Problem& p = plan_.problem;
   const auto rows_of = [&](const InputBytes& source, const Part& part, int64_t heads,
                            int64_t length, int64_t size) {
@@ -179,8 +179,8 @@ void AttentionStream::Keep(StreamChunk chunk, StepDone done) {
   Submit(std::move(job), {.rows = chunk_.rows}, std::move(done));
 }
 
-void AttentionStream::Fold(StreamChunk chunk, StepDone done) {
-  chunk_ = std::move(chunk);
+void AttentionStream::Fold(const StreamChunk& chunk, StepDone done) {
+  chunk_ = chunk;
   const int64_t step = plan_.keys_stream() ? plan_.chunking.key_chunk : plan_.chunking.query_chunk;
   chunk_plan_ = plan_.PlanOf(chunk_.rows.begin / step);
   const Problem& p = chunk_plan_.problem;

@@ -87,8 +87,8 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
   absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation messages,
                         MemoryBudget::Reservation reservation);
 
-  void Keep(StreamChunk chunk, StepDone done);
-  void Fold(StreamChunk chunk, StepDone done);
+  void Keep(const StreamChunk& chunk, StepDone done);
+  void Fold(const StreamChunk& chunk, StepDone done);
   void Finish(RowRange rows, StepDone done);
 
  private:

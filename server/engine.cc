@@ -1,7 +1,6 @@
 #include "server/engine.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -13,8 +12,11 @@
 #include "absl/types/span.h"
 #include "attention/attention.h"
 #include "attention/backend.h"
+#include "attention/data_checks.h"
 #include "base/check.h"
 #include "base/checked_math.h"
+#include "base/mutex.h"
+#include "base/round_up.h"
 #include "server/rejection.h"
 
 namespace rapt {
@@ -25,6 +27,8 @@ constexpr double kInlineFlops = 1e6;
 // Few flops can still mean many bytes: zeros where no key is visible, the past copied to the
 // present, a mask that is gathered.
 constexpr int64_t kInlineBytes = 256 * 1024;
+// Of the parts of workers.
+constexpr int64_t kWorkspaceAlignment = 64;
 
 // An input that is copied to contiguous memory before the computation.
 struct Gather {
@@ -51,7 +55,25 @@ Arguments ViewInputs(const Request& request) {
     if (bytes.in_slices()) view.slices = &bytes.slices;
   }
   arguments.key_lengths = request.key_lengths;
+  if (request.token_operator == nullptr) return arguments;
+  for (Role role : kInputTensors) arguments.inputs[role].data = request.inputs[role].data;
   return arguments;
+}
+
+// The plan of an operator other than attention: one stage on the CPU.
+Plan PlanOf(const Request& request, const PlanOptions& options) {
+  Plan plan;
+  plan.problem = request.call.problem;
+  const auto cpu = std::find_if(options.backends->begin(), options.backends->end(),
+                                [](const Backend* backend) { return backend->lanes() == 0; });
+  RAPT_CHECK(cpu != options.backends->end(), "one backend computes on the CPU");
+  plan.routing.backend = *cpu;
+  plan.threads = options.threads;
+  plan.stages = {request.token_operator->tasks()};
+  plan.worker_workspace_bytes =
+      RoundUp(request.token_operator->worker_bytes(), kWorkspaceAlignment);
+  plan.flops = request.token_operator->flops();
+  return plan;
 }
 
 // Adds the size of a buffer of `bytes`; nullopt on overflow.
@@ -131,21 +153,27 @@ class Engine::PendingCall {
     return absl::OkStatus();
   }
 
-  // Returns a job with the request's deadline and cancellation: the gathers, then `stages` of
-  // `run_task`.
+  // Returns a job with the request's deadline and cancellation: the gathers, the checks of the
+  // inputs' numbers, then `stages` of `run_task`.
   template <typename Stages, typename RunTask>
   Job MakeJob(const Stages& stages, RunTask run_task) {
     Job job;
     job.priority = request_.priority;
     job.deadline = request_.deadline;
     job.cancelled = request_.cancelled;
-    if (!gathers_.empty()) job.stages.push_back(static_cast<int64_t>(gathers_.size()));
+    const int gathers = gathers_.empty() ? 0 : 1;
+    if (gathers > 0) job.stages.push_back(static_cast<int64_t>(gathers_.size()));
+    const int64_t checks = CountChecks();
+    if (checks > 0) job.stages.push_back(checks);
     const int first = static_cast<int>(job.stages.size());
     job.stages.insert(job.stages.end(), stages.begin(), stages.end());
-    job.run_task = [this, first, run_task](int stage, int64_t task, int worker,
-                                           const Checkpoint& checkpoint) {
-      if (stage < first) return RunGather(gathers_[task]);
-      if (!gather_failed_ && CheckSharedMemory().ok()) {
+    job.run_task = [this, gathers, first, run_task](int stage, int64_t task, int worker,
+                                                    const Checkpoint& checkpoint) {
+      if (stage < gathers) return RunGather(gathers_[task]);
+      if (inputs_failed_ || !CheckSharedMemory().ok()) return;
+      if (stage < first) {
+        RunCheck(task);
+      } else {
         run_task(stage - first, task, worker, checkpoint);
       }
     };
@@ -156,6 +184,8 @@ class Engine::PendingCall {
     absl::Status status = report.status;
     status.Update(CheckSharedMemory());
     for (const Gather& gather : gathers_) status.Update(gather.status);
+    MutexLock lock(check_mutex_);
+    status.Update(check_status_);
     return status;
   }
 
@@ -175,11 +205,29 @@ class Engine::PendingCall {
     const absl::Span<std::byte> copy = gather.copy.buffer.span();
     gather.status = gather.is_converted ? request_.write_mask(copy)
                                         : gather.source.Fetch(0, gather.source.size, copy.data());
-    if (!gather.status.ok()) gather_failed_ = true;
+    if (!gather.status.ok()) inputs_failed_ = true;
+  }
+
+  int64_t CountChecks() const {
+    if (request_.token_operator == nullptr) return DataChecks(call().problem);
+    return request_.token_operator->reads_positions() ? 1 : 0;
+  }
+
+  // Numbers are checked where they are used, as the caller may write to shared memory at any time.
+  void RunCheck(int64_t task) {
+    absl::Status status = request_.token_operator == nullptr
+                              ? CheckData(call().problem, arguments_, task, *call().names)
+                              : request_.token_operator->CheckData(arguments_);
+    if (status.ok()) return;
+    MutexLock lock(check_mutex_);
+    check_status_.Update(status);
+    inputs_failed_ = true;
   }
 
   std::vector<Gather> gathers_;
-  std::atomic<bool> gather_failed_{false};
+  std::atomic<bool> inputs_failed_{false};
+  mutable Mutex check_mutex_;
+  absl::Status check_status_ ABSL_GUARDED_BY(check_mutex_);
 };
 
 // A request from Submit() until `done` is called.
@@ -189,7 +237,9 @@ class Engine::PendingAttention final : public Engine::PendingCall {
       : PendingCall(std::move(request)), done_(std::move(done)) {}
 
   absl::Status MakePlan(const PlanOptions& options) {
-    absl::StatusOr<Plan> plan = ::rapt::MakePlan(call().problem, options);
+    const bool is_attention = request_.token_operator == nullptr;
+    absl::StatusOr<Plan> plan =
+        is_attention ? ::rapt::MakePlan(call().problem, options) : PlanOf(request_, options);
     if (!plan.ok()) return plan.status();
     plan_ = *std::move(plan);
     const Routing& routing = plan_.routing;
@@ -198,7 +248,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     result_.routing = routing;
     result_.plan = plan_.Describe();
     result_.flops = plan_.flops;
-    PlanGathers(routing.backend->Reads(Source::kSliced));
+    PlanGathers(is_attention && routing.backend->Reads(Source::kSliced));
 
     std::optional<int64_t> needed_bytes = 0;
     for (Role role : OutputsOf(call().problem)) {
@@ -245,8 +295,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     Job job =
         MakeJob(stages, [this](int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
           if (stage == static_cast<int>(plan_.stages.size())) return Deliver(deliveries_[task]);
-          plan_.routing.backend->RunTask(plan_, arguments_, workspace_.buffer.data(), stage, task,
-                                         worker, checkpoint);
+          RunPlanTask(stage, task, worker, checkpoint);
         });
     job.task_cost = plan_.task_flops();
     const BatchGroup* const group = plan_.batch_group();
@@ -266,6 +315,15 @@ class Engine::PendingAttention final : public Engine::PendingCall {
   bool WaitsForDevice() const override { return plan_.routing.backend->lanes() > 0; }
 
  private:
+  void RunPlanTask(int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
+    std::byte* const workspace = workspace_.buffer.data();
+    if (request_.token_operator != nullptr) {
+      std::byte* const own = workspace + worker * plan_.worker_workspace_bytes;
+      return request_.token_operator->RunTask(arguments_, task, own, checkpoint);
+    }
+    plan_.routing.backend->RunTask(plan_, arguments_, workspace, stage, task, worker, checkpoint);
+  }
+
   // Copies before or after the computation are tasks, too.
   static bool IsSingleTask(const Job& job) {
     return job.stages.size() == 1 && job.stages.front() == 1;
@@ -345,14 +403,13 @@ class Engine::PendingDiagnosis final : public Engine::PendingCall {
   absl::Status Measure() {
     PlanGathers(/*backend_reads_slices=*/false);
     std::optional<int64_t> needed_bytes = 0;
-    AddBuffer(needed_bytes, workers_ * WorkerBytes());
+    AddBuffer(needed_bytes, WorkspaceBytes());
     AddGathersTo(needed_bytes);
     return SetNeeded(needed_bytes);
   }
 
   absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation reservation) override {
-    absl::StatusOr<ReservedBuffer> workspace =
-        AllocatePart(pool, workers_ * WorkerBytes(), reservation);
+    absl::StatusOr<ReservedBuffer> workspace = AllocatePart(pool, WorkspaceBytes(), reservation);
     if (!workspace.ok()) return workspace.status();
     workspace_ = *std::move(workspace);
     if (absl::Status status = AllocateGathers(pool, reservation); !status.ok()) return status;
@@ -362,10 +419,10 @@ class Engine::PendingDiagnosis final : public Engine::PendingCall {
   }
 
   void Run(std::unique_ptr<PendingCall> self, Executor& executor, bool) override {
-    const std::array<int64_t, 1> stages = {diagnosis_->tasks()};
-    Job job = MakeJob(stages, [this](int, int64_t task, int worker, const Checkpoint&) {
-      diagnosis_->RunTask(task, workspace_.buffer.data() + worker * WorkerBytes());
-    });
+    Job job = MakeJob(diagnosis_->stages(),
+                      [this](int stage, int64_t task, int worker, const Checkpoint&) {
+                        diagnosis_->RunTask(stage, task, worker, workspace_.buffer.data());
+                      });
     job.done = [this, self = std::move(self)](const JobReport& report) { Finish(report); };
     executor.Submit(std::move(job));
   }
@@ -373,7 +430,7 @@ class Engine::PendingDiagnosis final : public Engine::PendingCall {
   void Refuse(absl::Status status) override { done_(std::move(status)); }
 
  private:
-  int64_t WorkerBytes() const { return Diagnosis::WorkerWorkspaceBytes(call().problem); }
+  int64_t WorkspaceBytes() const { return Diagnosis::WorkspaceBytes(call().problem, workers_); }
 
   void Finish(const JobReport& report) {
     workspace_ = {};  // released before the caller receives the response

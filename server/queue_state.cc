@@ -2,7 +2,8 @@
 
 namespace rapt {
 
-void ExportQueue(const std::string& name, std::function<QueueState()> read, MetricSink& sink) {
+void ExportQueue(const std::string& name, const std::function<QueueState()>& read,
+                 MetricSink& sink) {
   sink.AddGauge("rapt_queue_depth", "Requests waiting for memory, a compute thread or a GPU lane.",
                 {{"queue", name}}, [read] { return read().depth; });
   sink.AddGauge("rapt_queue_oldest_age_seconds", "Age of the oldest waiting request.",

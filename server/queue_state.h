@@ -17,7 +17,8 @@ struct QueueState {
 };
 
 // Exports depth and age with the label queue=`name`.
-void ExportQueue(const std::string& name, std::function<QueueState()> read, MetricSink& sink);
+void ExportQueue(const std::string& name, const std::function<QueueState()>& read,
+                 MetricSink& sink);
 
 }  // namespace rapt
 

@@ -14,9 +14,11 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "attention/backend.h"
 #include "attention/operator.h"
+#include "attention/positions/token_operator.h"
 #include "base/clock.h"
 #include "base/device_memory.h"
 #include "base/sliced_bytes.h"
@@ -85,9 +87,29 @@ inline uint64_t PriorityLevel(uint64_t priority) {
 
 struct CallerMemory;  // of server/admission
 
-// One attention call whose shapes have been checked.
+// The models, which statistics and metrics count separately.
+enum class Model : uint8_t { kAttention, kRotaryEmbedding, kPositionalEncoding };
+inline constexpr size_t kModels = 3;
+
+// Returns the model's name in the Open Inference Protocol.
+constexpr absl::string_view NameOf(Model model) {
+  switch (model) {
+    case Model::kAttention:
+      return "attention";
+    case Model::kRotaryEmbedding:
+      return "rotary_embedding";
+    case Model::kPositionalEncoding:
+      return "positional_encoding";
+  }
+  return "?";
+}
+
+// One call whose shapes have been checked.
 struct Request {
+  Model model = Model::kAttention;
   ResolvedCall call;
+  // Null: attention. Otherwise the call has a problem without axes and Y alone.
+  std::shared_ptr<const TokenOperator> token_operator;
   // Each has the size stated by the call; absent if the call has no such tensor.
   InputMap<InputBytes> inputs;
   std::vector<int64_t> key_lengths;  // a copy of Role::kKeyLengths, aligned

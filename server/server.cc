@@ -400,7 +400,7 @@ absl::Status ServerImpl::WaitUntilWarm(absl::FunctionRef<bool()> stop_requested)
 // threshold. If the measurement fails, the default threshold remains.
 absl::Status ServerImpl::MeasureSpeeds(absl::FunctionRef<bool()> stop_requested) {
   if (!backends_->cudnn.measures()) return absl::OkStatus();
-  const absl::Status status =
+  absl::Status status =
       backends_->cudnn.Measure(plan_options_.threads, [&] { return !stop_requested(); });
   if (status.ok() || absl::IsCancelled(status)) return status;
   Log(LogLevel::kWarning, "GPU speed not measured", {{"reason", status.message()}});

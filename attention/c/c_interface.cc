@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -42,6 +43,8 @@ namespace {
 
 using rapt::Alignment;
 using rapt::DType;
+using rapt::Normalizer;
+using rapt::ScoreFunction;
 using rapt::ScoreOutput;
 
 static_assert(RAPT_WORKSPACE_ALIGNMENT == rapt::AlignedBuffer::kAlignment);
@@ -61,6 +64,18 @@ constexpr std::pair<Role, rapt_input rapt_arguments::*> kInputFields[] = {
     {Role::kAlibiSlopes, &rapt_arguments::alibi_slopes},
     {Role::kBiasTable, &rapt_arguments::bias_table},
     {Role::kRelativeBias, &rapt_arguments::relative_bias},
+    {Role::kRelativeKeys, &rapt_arguments::relative_keys},
+    {Role::kRelativeValues, &rapt_arguments::relative_values},
+    {Role::kRelativeQuery, &rapt_arguments::relative_query},
+    {Role::kCosCache, &rapt_arguments::cos_cache},
+    {Role::kSinCache, &rapt_arguments::sin_cache},
+    {Role::kPositionIds, &rapt_arguments::position_ids},
+    {Role::kKeyPositionIds, &rapt_arguments::key_position_ids},
+    {Role::kAdditiveWeight, &rapt_arguments::additive_weight},
+    {Role::kAlpha, &rapt_arguments::head_alpha},
+    {Role::kBlockMask, &rapt_arguments::block_mask},
+    {Role::kSelectedIndices, &rapt_arguments::selected_indices},
+    {Role::kGlobalMask, &rapt_arguments::global_mask},
 };
 constexpr std::pair<Role, rapt_output rapt_arguments::*> kOutputFields[] = {
     {Role::kY, &rapt_arguments::output},
@@ -88,6 +103,16 @@ constexpr AttributeFields kAttributeFields[] = {
     {rapt::Attribute::kAlibi, &rapt_problem::alibi},
     {rapt::Attribute::kBidirectional, &rapt_problem::is_bidirectional},
     {rapt::Attribute::kMaxDistance, &rapt_problem::max_distance, &rapt_problem::has_max_distance},
+    {rapt::Attribute::kInterleaved, &rapt_problem::interleaved},
+    {rapt::Attribute::kRotaryDim, &rapt_problem::rotary_embedding_dim},
+    {rapt::Attribute::kRopeTheta, &rapt_problem::rope_theta, &rapt_problem::has_rope_theta},
+    {rapt::Attribute::kRotaryKeys, &rapt_problem::rotary_keys, &rapt_problem::has_rotary_keys},
+    {rapt::Attribute::kScoreFunction, &rapt_problem::score_function},
+    {rapt::Attribute::kNormalizer, &rapt_problem::normalizer},
+    {rapt::Attribute::kAlpha, &rapt_problem::alpha, &rapt_problem::has_alpha},
+    {rapt::Attribute::kBlockQ, &rapt_problem::block_q, &rapt_problem::has_block_mask},
+    {rapt::Attribute::kBlockK, &rapt_problem::block_k, &rapt_problem::has_block_mask},
+    {rapt::Attribute::kPrefixKeys, &rapt_problem::prefix_keys},
 };
 static_assert(
     std::size(kAttributeFields) == rapt::kAttributes - 4,
@@ -118,6 +143,12 @@ static_assert(FromC<ScoreOutput>(RAPT_SCORES, RAPT_SCORES) == ScoreOutput::kScor
 static_assert(FromC<ScoreOutput>(RAPT_SOFTCAPPED, RAPT_SCORES) == ScoreOutput::kSoftcapped);
 static_assert(FromC<ScoreOutput>(RAPT_BIASED, RAPT_SCORES) == ScoreOutput::kBiased);
 static_assert(FromC<ScoreOutput>(RAPT_WEIGHTS, RAPT_SCORES) == ScoreOutput::kWeights);
+static_assert(FromC<ScoreFunction>(RAPT_DOT_PRODUCT, 0) == ScoreFunction::kDotProduct);
+static_assert(FromC<ScoreFunction>(RAPT_ADDITIVE, 0) == ScoreFunction::kAdditive);
+static_assert(FromC<Normalizer>(RAPT_SOFTMAX, 0) == Normalizer::kSoftmax);
+static_assert(FromC<Normalizer>(RAPT_SPARSEMAX, 0) == Normalizer::kSparsemax);
+static_assert(FromC<Normalizer>(RAPT_ENTMAX15, 0) == Normalizer::kEntmax15);
+static_assert(FromC<Normalizer>(RAPT_ENTMAX, 0) == Normalizer::kEntmax);
 static_assert(FromC<Alignment>(RAPT_TOP_LEFT, RAPT_TOP_LEFT) == Alignment::kTopLeft);
 static_assert(FromC<Alignment>(RAPT_BOTTOM_RIGHT, RAPT_TOP_LEFT) == Alignment::kBottomRight);
 
@@ -216,6 +247,11 @@ absl::Status CheckEnums(const rapt_problem& p) {
   if (status.ok()) status = CheckType("alibi_slopes_dtype", p.alibi_slopes_dtype);
   if (status.ok()) status = CheckType("bias_table_dtype", p.bias_table_dtype);
   if (status.ok()) status = CheckType("relative_bias_dtype", p.relative_bias_dtype);
+  if (status.ok()) status = CheckType("relative_keys_dtype", p.relative_keys_dtype);
+  if (status.ok()) status = CheckType("relative_values_dtype", p.relative_values_dtype);
+  if (status.ok()) status = CheckType("rotary_cache_dtype", p.rotary_cache_dtype);
+  if (status.ok()) status = CheckType("additive_weight_dtype", p.additive_weight_dtype);
+  if (status.ok()) status = CheckType("head_alpha_dtype", p.head_alpha_dtype);
   if (status.ok()) status = CheckEnum("score_output", p.score_output, RAPT_NO_SCORES, RAPT_WEIGHTS);
   return status;
 }
@@ -230,7 +266,21 @@ absl::Status ReadAttribute(const AttributeFields& fields, const rapt_problem& c,
       return absl::InvalidArgumentError(
           absl::StrCat(info.c, " is ", c.*at, "; it must be at least ", *info.absent + 1));
     }
-    p.*field.problem = c.*at;
+    auto& out = p.*field.problem;
+    using Value = std::decay_t<decltype(out)>;
+    if constexpr (std::is_enum_v<Value>) {
+      const auto value = static_cast<int64_t>(c.*at);
+      if (value < 0 || value >= static_cast<int64_t>(info.choices.size())) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(info.c, " is ", value, "; it must be from 0 to ", info.choices.size() - 1,
+                         ", ", info.allowed));
+      }
+      out = static_cast<Value>(value);
+    } else if constexpr (std::is_same_v<Value, std::optional<bool>>) {
+      out = c.*at != 0;
+    } else {
+      out = c.*at;
+    }
     return absl::OkStatus();
   };
   return std::visit(read, fields.value, info.field);
@@ -278,7 +328,42 @@ rapt::Problem ProblemOf(const rapt_problem& c) {
     p.relative_bias = rapt::RelativeBias{TypeOf(c.relative_bias_dtype), c.relative_bias_heads,
                                          c.relative_bias_length};
   }
+  if (c.relative_keys_dtype != 0) {
+    p.relative_keys = rapt::RelativeVectors{TypeOf(c.relative_keys_dtype), c.relative_keys_heads,
+                                            c.relative_keys_length};
+  }
+  if (c.relative_values_dtype != 0) {
+    p.relative_values = rapt::RelativeVectors{TypeOf(c.relative_values_dtype),
+                                              c.relative_values_heads, c.relative_values_length};
+  }
+  p.has_relative_query = c.has_relative_query != 0;
+  if (c.rotary_cache_dtype != 0) {
+    p.rotary_cache = rapt::RotaryCache{.dtype = TypeOf(c.rotary_cache_dtype),
+                                       .rows = c.rotary_cache_rows,
+                                       .pairs = c.rotary_cache_pairs};
+    if (c.rotary_cache_batch != 0) p.rotary_cache->batch = c.rotary_cache_batch;
+  }
+  p.has_position_ids = c.has_position_ids != 0;
+  p.has_key_position_ids = c.has_key_position_ids != 0;
+  if (c.additive_weight_dtype != 0) {
+    p.additive_weight =
+        rapt::AdditiveWeight{TypeOf(c.additive_weight_dtype), c.additive_weight_heads};
+  }
+  if (c.head_alpha_dtype != 0) p.head_alpha = TypeOf(c.head_alpha_dtype);
+  if (c.has_selected_indices != 0) {
+    p.selected = rapt::SelectedIndices{c.selected_heads, c.selected_count};
+  }
+  p.has_global_mask = c.has_global_mask != 0;
   return p;
+}
+
+// REQUIRES: the attributes are read. Sizes of blocks that are not valid are refused later.
+void SetBlockMask(const rapt_problem& c, rapt::Problem& p) {
+  const auto blocks = [](int64_t length, int64_t size) {
+    return size < 1 ? 0 : length / size + (length % size != 0 ? 1 : 0);
+  };
+  p.block_mask = {c.block_mask_batch, c.block_mask_heads, blocks(c.query_length, c.block_q),
+                  blocks(p.total_keys(), c.block_k)};
 }
 
 absl::StatusOr<rapt::Problem> ValidProblem(const rapt_problem& c) {
@@ -289,6 +374,7 @@ absl::StatusOr<rapt::Problem> ValidProblem(const rapt_problem& c) {
     if (status.ok()) status = ReadAttribute(fields, c, problem);
   }
   if (!status.ok()) return status;
+  if (c.has_block_mask != 0) SetBlockMask(c, problem);
   if (status = Validate(problem, rapt::kCNames); !status.ok()) return status;
   return problem;
 }

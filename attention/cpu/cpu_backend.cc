@@ -10,10 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "attention/cpu/instruction_sets.h"
 #include "attention/cpu/kernels.h"
+#include "attention/cpu/vector_tables.h"
 #include "attention/half.h"
+#include "attention/mechanism/entmax/entmax.h"
 #include "attention/mechanism/softmax/softmax_state.h"
 #include "attention/philox.h"
 #include "attention/present.h"
+#include "attention/rotary/rotate.h"
+#include "attention/rotary/rotation.h"
 #include "attention/score/relative_tables.h"
 #include "attention/score/score_params.h"
 #include "base/round_up.h"
@@ -34,6 +38,10 @@ constexpr int64_t kMaxQueryRows = kMostRowBlocks * kRowBlock;
 // Minimum number of tasks per thread, so that threads do not idle while the last tasks finish.
 constexpr int64_t kTasksPerThread = 4;
 
+// Candidates of a task's rows, unless those of one block of rows take more. Few of these bytes are
+// used if few keys have a weight.
+constexpr int64_t kMostCandidateBytes = 4 << 20;
+
 // Shorter key splits cost more to merge than they gain.
 constexpr int64_t kMinSplitKeys = 1024;
 
@@ -50,16 +58,47 @@ struct Split {
   int64_t rows_per_task() const { return queries_per_task * heads_per_task; }
 };
 
+bool IsEntmax(const Problem& p) { return p.normalizer != Normalizer::kSoftmax; }
+
+// The queries of a task are a multiple of this. Tasks should not divide the blocks of a mask.
+int64_t StepOf(const Problem& p, int64_t query_rows) {
+  if (!p.block_mask || query_rows % *p.block_q != 0) return kRowStep;
+  return *p.block_q % kSparseRows == 0 ? *p.block_q : kRowStep;
+}
+
 Split SplitRows(const Problem& p, int64_t query_rows) {
   Split split;
   // Tasks of about equal size.
   const int64_t blocks = CeilDiv(p.query_length, query_rows);
   split.queries_per_task =
-      std::min(p.query_length, RoundUp(CeilDiv(p.query_length, blocks), kRowStep));
+      std::min(p.query_length, RoundUp(CeilDiv(p.query_length, blocks), StepOf(p, query_rows)));
+  // A task has one alpha.
   split.heads_per_task =
-      std::clamp<int64_t>(query_rows / split.queries_per_task, 1, p.group_size());
+      p.head_alpha ? 1
+                   : std::clamp<int64_t>(query_rows / split.queries_per_task, 1, p.group_size());
   split.query_tasks = CeilDiv(p.query_length, split.queries_per_task);
   split.head_tasks = CeilDiv(p.group_size(), split.heads_per_task);
+  return split;
+}
+
+// Whether the rows of the selected keys are gathered. Score outputs cover all keys; for these, for
+// entmax, additive scores and vectors by distance, the selection is one of the things that hide
+// keys.
+bool Gathers(const Problem& p) {
+  return p.selected && !p.score_output && !IsEntmax(p) && !p.is_additive() &&
+         !p.has_relative_vectors();
+}
+
+// Queries that select their keys are computed one by one, for all heads that share the keys.
+Split SplitSelecting(const Problem& p, int threads) {
+  Split split;
+  split.heads_per_task = std::min(p.group_size(), kMaxQueryRows);
+  split.head_tasks = CeilDiv(p.group_size(), split.heads_per_task);
+  const int64_t most = kMaxQueryRows / split.heads_per_task;
+  const int64_t others = p.batch * p.kv_heads * split.head_tasks;
+  const int64_t wanted = CeilDiv(threads * kTasksPerThread, std::max<int64_t>(others, 1));
+  split.queries_per_task = std::clamp<int64_t>(p.query_length / wanted, 1, most);
+  split.query_tasks = CeilDiv(p.query_length, split.queries_per_task);
   return split;
 }
 
@@ -67,10 +106,33 @@ int64_t AttentionTasks(const Problem& p, const Split& split) {
   return p.empty() ? 0 : p.batch * p.kv_heads * split.query_tasks * split.head_tasks;
 }
 
+DType AccumulatorOf(const Problem& p);
+
+// The candidates that a row of entmax has at most: all visible keys, and space for the vector that
+// a kernel writes at their end.
+int64_t CandidateStride(const Problem& p) {
+  int64_t keys = p.total_keys();
+  const int64_t right = p.causal ? 0 : p.right_window;
+  if (p.left_window >= 0 && right >= 0 && !p.has_exemptions()) {
+    keys = std::min(keys, std::min(p.left_window, keys) + std::min(right, keys) + 1);
+  }
+  return RoundUp(keys, kVectorBytes) + kVectorBytes;
+}
+
+// Must match the layout in Entmax's constructor.
+int64_t CandidateBytes(const Problem& p, int64_t rows) {
+  if (!IsEntmax(p)) return 0;
+  const int64_t most = rows * CandidateStride(p);
+  return RoundUp(rows * static_cast<int64_t>(sizeof(CandidateRow)), kVectorBytes) +
+         RoundUp(most * SizeOf(AccumulatorOf(p)), kVectorBytes) +
+         RoundUp(most * static_cast<int64_t>(sizeof(int32_t)), kVectorBytes);
+}
+
 // Large blocks pack K and V less often; small ones balance the load better.
 int64_t ChooseQueryRows(const Problem& p, int threads) {
   int64_t rows = kMaxQueryRows;
-  while (rows > kRowBlock && AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread) {
+  while (rows > kRowBlock && (AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread ||
+                              CandidateBytes(p, rows) > kMostCandidateBytes)) {
     rows /= 2;
   }
   return rows;
@@ -78,9 +140,11 @@ int64_t ChooseQueryRows(const Problem& p, int threads) {
 
 // Split-KV: with fewer tasks than threads, as in decoding with few heads, the keys are split and
 // the partial results are merged by their lse. Weights need the final lse before the first one can
-// be written, so they are not split.
+// be written, so they are not split. Entmax has no lse.
 int64_t ChooseKeySplits(const Problem& p, int64_t tasks, int threads) {
-  if (tasks >= threads || p.score_output == ScoreOutput::kWeights) return 1;
+  if (tasks >= threads || Gathers(p) || IsEntmax(p) || p.score_output == ScoreOutput::kWeights) {
+    return 1;
+  }
   return std::clamp<int64_t>(p.total_keys() / kMinSplitKeys, 1, CeilDiv(2 * threads, tasks));
 }
 
@@ -104,19 +168,25 @@ DType AccumulatorOf(const Problem& p) {
 }
 
 // Must match the layout in Flash's constructor.
-int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
+int64_t FlashScratchBytes(const Problem& p, const Split& split) {
+  const int64_t rows = Gathers(p) ? split.heads_per_task : split.rows_per_task();
   const int64_t real = AccumulatesInFp64(p) ? 8 : 4;
   const int64_t lanes_dv = RoundUp(p.value_head_size, kVectorBytes / real);
   const int64_t lanes_d = RoundUp(p.head_size, kVectorBytes / real);
-  const int64_t arrays[] = {rows * lanes_d,
-                            rows * lanes_dv,
-                            rows,
-                            rows,
-                            p.head_size * kKeyBlock,
-                            kKeyBlock * lanes_dv,
-                            kRowBlock * kKeyBlock,
-                            kRowBlock,
-                            kFewRows * lanes_dv};
+  const int64_t arrays[] = {
+      rows * lanes_d,
+      rows * lanes_dv,
+      rows,
+      rows,
+      p.head_size * kKeyBlock,
+      kKeyBlock * lanes_dv,
+      kRowBlock * kKeyBlock,
+      kRowBlock,
+      kFewRows * lanes_dv,
+      p.has_relative_query ? rows * lanes_d : 0,
+      p.has_relative_vectors() ? kDistanceRows * kPaddedDistances : 0,
+      p.has_relative_vectors() ? kDistanceRows : 0,
+      p.is_additive() ? rows * lanes_d + split.heads_per_task * (lanes_d + 1) : 0};
   int64_t bytes = 0;
   for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
   // Plus the buffer in which rows that are not contiguous are gathered.
@@ -125,8 +195,21 @@ int64_t FlashScratchBytes(const Problem& p, int64_t rows) {
                  kVectorBytes);
 }
 
-int64_t RowTableBytes(int64_t rows) {
-  return RoundUp(rows * static_cast<int64_t>(sizeof(FlashRow)), kVectorBytes);
+// The rows of a task, and the SparseRow of each if the kernel needs it.
+int64_t RowTableBytes(const Problem& p, int64_t rows) {
+  return RoundUp(rows * static_cast<int64_t>(sizeof(FlashRow)), kVectorBytes) +
+         (p.is_sparse() ? RoundUp(rows * static_cast<int64_t>(sizeof(SparseRow)), kVectorBytes)
+                        : 0);
+}
+
+// The bits of the selected keys of each query and key/value head of a task, or two lists of them.
+int64_t SelectionBytes(const Problem& p, const Split& split) {
+  if (!p.selected) return 0;
+  if (Gathers(p)) {
+    return RoundUp(2 * p.selected->count * static_cast<int64_t>(sizeof(int32_t)), kVectorBytes);
+  }
+  return RoundUp(split.queries_per_task * SelectedWords(p) * static_cast<int64_t>(sizeof(uint64_t)),
+                 kVectorBytes);
 }
 
 template <typename Real>
@@ -278,6 +361,8 @@ int64_t UnfoldedBytes(const Problem& p, int64_t rows) {
 FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   return {
       .query = a.inputs[Role::kQ].RowOffset(b, h, i),
+      .relative_query =
+          p.has_relative_query ? a.inputs[Role::kRelativeQuery].RowOffset(b, h, i) : 0,
       .output = p.folds ? nullptr : a.outputs[Role::kY].Row(b, h, i),
       .lse = p.wants_lse && !p.folds ? a.outputs[Role::kLse].Row(b, h, i) : nullptr,
       .scores = p.score_output ? a.outputs[Role::kScores].Row(b, h, i) : nullptr,
@@ -309,11 +394,22 @@ FlashTask ShapeOf(const Problem& p) {
   task.output_element = task.element;
   task.lse_element = ElementOf(p.lse_dtype());
   task.score_stage = StageOf(p.score_output);
+  task.alpha = IsEntmax(p) ? 1 : 0;
   if (p.dropout) {
     task.dropout = p.dropout->probability;
     task.seed = p.dropout->seed;
   }
   return task;
+}
+
+FlashAdditive AdditiveOf(const Problem& p, const Arguments& a) {
+  if (!p.is_additive()) return {};
+  const TensorView& weight = a.inputs[Role::kAdditiveWeight];
+  const int64_t size = SizeOf(weight.dtype);
+  return {.weights = weight.data,
+          .head_stride = weight.strides[0] * size,
+          .stride = weight.strides[1] * size,
+          .element = ElementOf(weight.dtype)};
 }
 
 // The fields of a task that are the same for every block of rows.
@@ -322,6 +418,7 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
   task.queries = BytesOf(a.inputs[Role::kQ], 0);
   SetKeys(a.inputs[Role::kPastKey], p.past_length, a.inputs[Role::kK], b, kv_head, task.keys);
   SetKeys(PastValuesOf(p, a), p.past_length, ValuesOf(p, a), b, kv_head, task.values);
+  task.additive = AdditiveOf(p, a);
   task.score = ScoreParamsOf(p, a, AccumulatorOf(p));
   task.batch = b;
   task.first_key = p.section ? p.section->first_key : 0;
@@ -330,24 +427,37 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
 
 int64_t TileScratchBytes(const Problem& p, const KernelTable& kernels, int64_t rows) {
   if (kernels.tile_scratch_bytes == nullptr || AccumulatesInFp64(p)) return 0;
+  if (p.is_additive() || p.has_relative_vectors() || p.is_sparse()) return 0;  // not for tiles
   FlashTask task = ShapeOf(p);
   task.score = ScoreParamsOf(p, {}, AccumulatorOf(p));
   task.row_count = rows;
   return kernels.tile_scratch_bytes(task);
 }
 
+// The rotated queries of a task, which follow the angles of a worker in the stage before.
+int64_t RotatedQueryBytes(const Problem& p, int64_t rows) {
+  if (!p.has_rotary()) return 0;
+  return std::max(Rotation::WorkerBytes(p),
+                  RoundUp(rows * p.head_size * SizeOf(p.dtype), kVectorBytes));
+}
+
 // The bytes of each part of the shared workspace, in this order.
 struct SharedLayout {
-  int64_t parts = 0, relative = 0;
+  int64_t parts = 0, relative = 0, vectors = 0, rotation = 0;
 
-  int64_t bytes() const { return parts + RoundUp(relative, kVectorBytes); }
+  int64_t vectors_begin() const { return parts + relative; }
+  int64_t rotation_begin() const { return vectors_begin() + vectors; }
+  int64_t bytes() const { return rotation_begin() + rotation; }
 };
 
 // The bytes of each part of a worker's workspace, in this order.
 struct WorkerLayout {
-  int64_t rows = 0, scratch = 0, tile_scratch = 0, unfolded = 0;
+  int64_t rows = 0, scratch = 0, tile_scratch = 0, selection = 0, unfolded = 0, queries = 0;
+  int64_t candidates = 0;
 
-  int64_t bytes() const { return rows + scratch + tile_scratch + unfolded; }
+  int64_t queries_begin() const { return rows + scratch + tile_scratch + selection + unfolded; }
+  int64_t candidates_begin() const { return queries_begin() + queries; }
+  int64_t bytes() const { return candidates_begin() + candidates; }
 };
 
 // Depends only on the problem's shape, not on the position of a section in the full problem: the
@@ -358,7 +468,7 @@ class CpuPlan final : public BackendPlan {
       : kernels(Kernels(isa)),
         fp64(AccumulatesInFp64(p)),
         query_block(ChooseQueryRows(p, threads)),
-        split(SplitRows(p, query_block)),
+        split(Gathers(p) ? SplitSelecting(p, threads) : SplitRows(p, query_block)),
         key_splits(ChooseKeySplits(p, AttentionTasks(p, split), threads)) {
     const int64_t rows_per_task = split.rows_per_task();
     if (key_splits > 1) {
@@ -366,13 +476,23 @@ class CpuPlan final : public BackendPlan {
           fp64 ? Parts<double>::Bytes(p, key_splits) : Parts<float>::Bytes(p, key_splits);
     }
     if (p.has_relative()) {
-      shared.relative = fp64 ? RelativeTables<double>::Bytes(p) : RelativeTables<float>::Bytes(p);
+      shared.relative = RoundUp(
+          fp64 ? RelativeTables<double>::Bytes(p) : RelativeTables<float>::Bytes(p), kVectorBytes);
       relative_tables = RelativeTables<float>::Count(p);
     }
-    worker = {.rows = RowTableBytes(rows_per_task),
-              .scratch = FlashScratchBytes(p, rows_per_task),
+    if (p.has_relative_vectors()) {
+      shared.vectors = RoundUp(
+          fp64 ? VectorTables<double>::Bytes(p) : VectorTables<float>::Bytes(p), kVectorBytes);
+      vector_tables = VectorTables<float>::Count(p);
+    }
+    if (p.has_rotary()) shared.rotation = Rotation::SharedBytes(p);
+    worker = {.rows = RowTableBytes(p, rows_per_task),
+              .scratch = FlashScratchBytes(p, split),
               .tile_scratch = TileScratchBytes(p, kernels, rows_per_task),
-              .unfolded = p.folds && key_splits == 1 ? UnfoldedBytes(p, rows_per_task) : 0};
+              .selection = SelectionBytes(p, split),
+              .unfolded = p.folds && key_splits == 1 ? UnfoldedBytes(p, rows_per_task) : 0,
+              .queries = RotatedQueryBytes(p, rows_per_task),
+              .candidates = CandidateBytes(p, rows_per_task)};
   }
 
   std::string Describe() const override {
@@ -380,12 +500,17 @@ class CpuPlan final : public BackendPlan {
     return absl::StrCat("q", query_block, " k", key_block, " s", key_splits);
   }
 
+  // The number of tasks of the first stage; 0: there is no such stage.
+  int64_t tables() const { return relative_tables + vector_tables; }
+
   const KernelTable& kernels;
   const bool fp64;            // accumulates in fp64
   const int64_t query_block;  // maximum query rows of a task
   const Split split;
   const int64_t key_splits;
+  // Filled by the first stage, in this order.
   int64_t relative_tables = 0;
+  int64_t vector_tables = 0;
   SharedLayout shared;
   WorkerLayout worker;
 };
@@ -416,19 +541,34 @@ void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64
   }
 }
 
-// Counts all visible pairs. Key lengths are not known yet and assumed to be full.
+// The keys that query i sees by position, all or a part of which are selected.
+int64_t CountKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t i) {
+  const KeyRange range = VisibleKeys(p, key_lengths, 0, i);
+  int64_t keys = range.end - range.begin;
+  if (p.has_exemptions() && !p.has_global_mask) {
+    const KeyRange window = WindowKeys(p, key_lengths, 0, i);
+    keys = std::min(keys, window.end - window.begin + p.prefix_keys);
+  }
+  return p.selected ? std::min(keys, p.selected->count) : keys;
+}
+
+// Counts all visible pairs, as far as the shapes tell: a block mask and global keys are not known,
+// and key lengths are assumed to be full.
 double CountFlops(const Problem& p) {
   const int64_t key_length = p.section ? p.section->key_length : p.key_length;
   double pairs = 0;
   // The visible range moves by one key per query, so sampling it is accurate enough.
   const int64_t step = std::max<int64_t>(1, p.query_length / 64);
   for (int64_t i = 0; i < p.query_length; i += step) {
-    const KeyRange range = VisibleKeys(p, {&key_length, 1}, 0, i);
-    pairs += static_cast<double>(range.end - range.begin) *
+    pairs += static_cast<double>(CountKeys(p, {&key_length, 1}, i)) *
              static_cast<double>(std::min(step, p.query_length - i));
   }
-  return 2.0 * static_cast<double>(p.batch) * static_cast<double>(p.query_heads) * pairs *
-         static_cast<double>(p.head_size + p.value_head_size);
+  const int64_t size =
+      p.head_size * ((p.is_additive() ? kAdditiveCost : 1) + (p.relative_keys ? 1 : 0)) +
+      p.value_head_size * (p.relative_values ? 2 : 1);
+  const double products = 2.0 * static_cast<double>(p.batch) * static_cast<double>(p.query_heads) *
+                          pairs * static_cast<double>(size);
+  return p.has_rotary() ? products + Rotation::Flops(p) : products;
 }
 
 // The rows and keys of a task of the first stage.
@@ -455,6 +595,80 @@ TaskPlace PlaceOf(const Problem& p, const Split& split, int64_t key_splits, int6
   return place;
 }
 
+Rotation RotationOf(const Plan& plan, std::byte* workspace) {
+  const CpuPlan& cpu = CpuPlanOf(plan);
+  return {plan.problem, workspace + cpu.shared.rotation_begin(), cpu.kernels.rotate};
+}
+
+// The worker's part of the workspace.
+std::byte* OwnPart(const Plan& plan, std::byte* workspace, int worker) {
+  return workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
+}
+
+// Lets the rows of a task read rotated queries at `queries`.
+void RotateQueries(const Plan& plan, const Arguments& a, std::byte* workspace,
+                   const TaskPlace& place, std::byte* queries, FlashTask& flash, FlashRow* rows) {
+  const Problem& p = plan.problem;
+  const Rotation rotation = RotationOf(plan, workspace);
+  const int64_t first_query = p.section ? p.section->first_query : 0;
+  flash.queries = {queries, nullptr, 0, 0};
+  for (int64_t n = 0; n < flash.row_count; ++n) {
+    rows[n].query = n * p.head_size * SizeOf(p.dtype);
+    if (rows[n].score.begin == rows[n].score.end && !rows[n].scores) continue;
+    rotation.RotateQuery(a, place.b, rows[n].head, rows[n].index - first_query,
+                         queries + rows[n].query);
+  }
+}
+
+// The SparseRows of a task, after its FlashRows in the worker's workspace.
+class SparseRows {
+ public:
+  // `bits`: the memory of the selection if it is not gathered.
+  SparseRows(const Problem& p, const Arguments& a, const TaskPlace& place, FlashRow* flash_rows,
+             int64_t most_rows, std::byte* bits)
+      : p_(p),
+        a_(a),
+        place_(place),
+        rows_(reinterpret_cast<SparseRow*>(
+            reinterpret_cast<std::byte*>(flash_rows) +
+            RoundUp(most_rows * static_cast<int64_t>(sizeof(FlashRow)), kVectorBytes))),
+        bits_(p.selected && !Gathers(p) ? reinterpret_cast<uint64_t*>(bits) : nullptr) {
+    if (bits_ == nullptr) return;
+    for (int64_t i = place.first_query; i < place.end_query; ++i) {
+      SetSelectedBits(p, a, place.b, place.first_head, i, BitsOf(i));
+    }
+  }
+
+  bool exist() const { return p_.block_mask || p_.has_exemptions() || bits_ != nullptr; }
+
+  const SparseRow* Make(int64_t row, int64_t h, int64_t i) const {
+    auto* const sparse = new (&rows_[row]) SparseRow(SparseRowOf(p_, a_, place_.b, h, i));
+    if (bits_ != nullptr) sparse->selected = BitsOf(i);
+    return sparse;
+  }
+
+ private:
+  uint64_t* BitsOf(int64_t i) const { return bits_ + (i - place_.first_query) * SelectedWords(p_); }
+
+  const Problem& p_;
+  const Arguments& a_;
+  const TaskPlace& place_;
+  SparseRow* rows_;
+  uint64_t* bits_;
+};
+
+FlashSelection SelectionOf(const Problem& p, const Arguments& a, const TaskPlace& place) {
+  const TensorView& indices = a.inputs[Role::kSelectedIndices];
+  static constexpr std::byte kNoIndices{};
+  const int64_t head = p.selected->heads == 1 ? 0 : place.kv_head;
+  return {.indices =
+              p.selected->count == 0 ? &kNoIndices : indices.Row(place.b, head, place.first_query),
+          .count = p.selected->count,
+          .step = indices.strides[3],
+          .query_bytes = indices.strides[2] * SizeOf(DType::kInt32),
+          .rows = place.end_head - place.first_head};
+}
+
 template <typename Real>
 void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task, int worker,
               const Checkpoint& checkpoint) {
@@ -464,7 +678,8 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   const TaskPlace place = PlaceOf(p, cpu.split, splits, task);
   const Parts<Real> parts(p, splits, workspace);
   const RelativeTables<Real> relative(p, workspace + cpu.shared.parts);
-  std::byte* begin = workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
+  std::byte* const vector_tables = workspace + cpu.shared.vectors_begin();
+  std::byte* const begin = OwnPart(plan, workspace, worker);
   auto* rows = reinterpret_cast<FlashRow*>(begin);
 
   FlashTask flash = TaskOf(p, a, place.b, place.kv_head);
@@ -474,31 +689,68 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   flash.checkpoint = checkpoint;
   flash.scratch = begin + cpu.worker.rows;
   flash.tile_scratch = flash.scratch + cpu.worker.scratch;
+  if (p.has_relative_vectors()) {
+    flash.vectors = VectorTables<Real>(p, vector_tables).For(a, place.b);
+    flash.vectors.has_queries = p.has_relative_query;
+    if (p.has_relative_query) flash.vectors.queries = BytesOf(a.inputs[Role::kRelativeQuery], 0);
+  }
+  flash.selection_scratch = flash.tile_scratch + cpu.worker.tile_scratch;
   flash.begin = flash.part_end;
   flash.end = flash.part_begin;
   const Unfolded<Real> unfolded(p, cpu.split.rows_per_task(),
-                                flash.tile_scratch + cpu.worker.tile_scratch);
+                                flash.selection_scratch + cpu.worker.selection);
+  if (IsEntmax(p)) {
+    flash.alpha = AlphaOf(p, a, place.first_head);
+    flash.candidates = begin + cpu.worker.candidates_begin();
+    flash.candidate_stride = CandidateStride(p);
+  }
   const bool folds_here = p.folds && splits == 1;
   if (splits > 1 || p.folds) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
-  for (int64_t h = place.first_head; h < place.end_head; ++h) {
+  const SparseRows sparse_rows(p, a, place, rows, cpu.split.rows_per_task(),
+                               flash.selection_scratch);
+  flash.sparse = sparse_rows.exist();
+  const auto add_row = [&](int64_t h, int64_t i) {
+    FlashRow& row = *new (&rows[flash.row_count]) FlashRow(RowOf(p, a, place.b, h, i));
+    if (p.has_relative()) row.score.relative = relative.Row(place.b, h, i);
+    if (flash.sparse) row.score.sparse = sparse_rows.Make(flash.row_count, h, i);
+    if (folds_here) unfolded.Redirect(row, flash.row_count);
+    ++flash.row_count;
+    if (splits > 1) Narrow(row, flash, parts, RowIndex(p, place.b, h, i), place.part);
+    if (row.score.begin == row.score.end) return;
+    flash.begin = std::min(flash.begin, row.score.begin);
+    flash.end = std::max(flash.end, row.score.end);
+  };
+  if (Gathers(p)) {
     for (int64_t i = place.first_query; i < place.end_query; ++i) {
-      FlashRow& row = *new (&rows[flash.row_count]) FlashRow(RowOf(p, a, place.b, h, i));
-      if (p.has_relative()) row.score.relative = relative.Row(place.b, h, i);
-      if (folds_here) unfolded.Redirect(row, flash.row_count);
-      ++flash.row_count;
-      if (splits > 1) Narrow(row, flash, parts, RowIndex(p, place.b, h, i), place.part);
-      if (row.score.begin == row.score.end) continue;
-      flash.begin = std::min(flash.begin, row.score.begin);
-      flash.end = std::max(flash.end, row.score.end);
+      for (int64_t h = place.first_head; h < place.end_head; ++h) add_row(h, i);
+    }
+    flash.selection = SelectionOf(p, a, place);
+  } else {
+    for (int64_t h = place.first_head; h < place.end_head; ++h) {
+      for (int64_t i = place.first_query; i < place.end_query; ++i) add_row(h, i);
     }
   }
   // Nothing to fold: these rows see no key of the chunk.
   if (folds_here && !p.score_output && flash.begin >= flash.end) return;
+  if (p.has_rotary()) {
+    RotateQueries(plan, a, workspace, place, begin + cpu.worker.queries_begin(), flash, rows);
+  }
   const bool done = (sizeof(Real) == 8 ? cpu.kernels.flash_fp64 : cpu.kernels.flash_fp32)(flash);
   if (done && folds_here) {
     unfolded.Fold(p, a, place.b, {rows, static_cast<size_t>(flash.row_count)},
                   p.section ? p.section->first_query : 0);
   }
+}
+
+// Fills a table of biases or vectors by distance.
+template <typename Real>
+void FillTable(const Plan& plan, const Arguments& a, std::byte* workspace, int64_t task) {
+  const CpuPlan& cpu = CpuPlanOf(plan);
+  if (task < cpu.relative_tables) {
+    return RelativeTables<Real>(plan.problem, workspace + cpu.shared.parts).Fill(a, task);
+  }
+  VectorTables<Real>(plan.problem, workspace + cpu.shared.vectors_begin())
+      .Fill(a, task - cpu.relative_tables);
 }
 
 class Cpu final : public Backend {
@@ -510,15 +762,22 @@ class Cpu final : public Backend {
 
   void PlanTasks(Plan& plan) const override {
     const Problem& p = plan.problem;
+    if (p.has_rotary()) {
+      plan.stages.push_back(Rotation::Tasks(p));
+      plan.present_stage = 1;
+    }
     if (p.empty()) {
-      plan.stages = {PresentTasks(p)};
+      plan.stages.push_back(PresentTasks(p));
+      if (!p.has_rotary()) return;
+      plan.shared_workspace_bytes = Rotation::SharedBytes(p);
+      plan.worker_workspace_bytes = Rotation::WorkerBytes(p);
       return;
     }
     const auto cpu = std::make_shared<const CpuPlan>(p, plan.isa, plan.threads);
-    if (p.has_relative()) plan.stages.push_back(cpu->relative_tables);
+    if (cpu->tables() > 0) plan.stages.push_back(cpu->tables());
     plan.stages.push_back(AttentionTasks(p, cpu->split) * cpu->key_splits);
     if (cpu->key_splits > 1) plan.stages.push_back(p.batch * p.query_heads);
-    plan.stages[0] += PresentTasks(p);
+    plan.stages[plan.present_stage] += PresentTasks(p);
     plan.shared_workspace_bytes = cpu->shared.bytes();
     plan.worker_workspace_bytes = cpu->worker.bytes();
     plan.state_dtype = cpu->fp64 ? DType::kFloat64 : DType::kFloat32;
@@ -529,6 +788,25 @@ class Cpu final : public Backend {
   void RunTask(const Plan& plan, const Arguments& a, std::byte* workspace, int stage, int64_t task,
                int worker, const Checkpoint& checkpoint) const override {
     const Problem& p = plan.problem;
+    if (!p.has_rotary()) {
+      return RunTaskAfterRotation(plan, a, workspace, stage, task, worker, checkpoint);
+    }
+    const Rotation rotation =
+        p.empty() ? Rotation(p, workspace, RotateRow) : RotationOf(plan, workspace);
+    if (stage > 0) {
+      const Arguments rotated = rotation.WithKeys(a);
+      return RunTaskAfterRotation(plan, rotated, workspace, stage - 1, task, worker, checkpoint);
+    }
+    std::byte* const own = OwnPart(plan, workspace, worker);
+    rotation.RunTask(a, task, p.empty() ? own : own + CpuPlanOf(plan).worker.queries_begin(),
+                     checkpoint);
+  }
+
+ private:
+  static void RunTaskAfterRotation(const Plan& plan, const Arguments& a, std::byte* workspace,
+                                   int stage, int64_t task, int worker,
+                                   const Checkpoint& checkpoint) {
+    const Problem& p = plan.problem;
     if (stage == 0) {
       const int64_t present_tasks = PresentTasks(p);
       if (task < present_tasks) return RunPresentTask(p, a, task);
@@ -538,15 +816,12 @@ class Cpu final : public Backend {
                          : RunStage<float>(plan, a, workspace, stage, task, worker, checkpoint);
   }
 
- private:
-  // The tables of biases by distance, if the problem has them; attention; the merge of split keys.
+  // The tables by distance, if the problem has them; attention; the merge of split keys.
   template <typename Real>
   static void RunStage(const Plan& plan, const Arguments& a, std::byte* workspace, int stage,
                        int64_t task, int worker, const Checkpoint& checkpoint) {
-    const Problem& p = plan.problem;
-    if (p.has_relative() && stage-- == 0) {
-      return RelativeTables<Real>(p, workspace + CpuPlanOf(plan).shared.parts).Fill(a, task);
-    }
+    if (CpuPlanOf(plan).tables() > 0 && stage-- == 0)
+      return FillTable<Real>(plan, a, workspace, task);
     if (stage == 0) return RunFlash<Real>(plan, a, workspace, task, worker, checkpoint);
     MergeHead<Real>(plan, a, workspace, task);
   }

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "attention/cpu/machine.h"
+#include "attention/rotary/rotate.h"
 #include "base/check.h"
 
 namespace rapt::cpu {
@@ -40,3 +41,14 @@ const KernelTable& Kernels(absl::string_view isa) {
 }
 
 }  // namespace rapt::cpu
+
+namespace rapt {
+
+RotateFunction FastestRotateRow() {
+  for (const InstructionSet& set : cpu::InstructionSets()) {
+    if (set.available) return cpu::Kernels(set.name).rotate;
+  }
+  return RotateRow;
+}
+
+}  // namespace rapt

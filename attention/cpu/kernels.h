@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "attention/checkpoint.h"
+#include "attention/rotary/rotary_row.h"
 #include "attention/score/score.h"
 #include "base/byte_slice.h"
 
@@ -22,20 +23,31 @@ inline constexpr int64_t kRowBlock = 48;
 // The maximum number of row blocks of a task, which share one packing of K and V. O of D 64 then
 // fills 96 KiB of L2.
 inline constexpr int64_t kMostRowBlocks = 8;
+// With a block mask, row blocks end where a block of queries does if that is at a multiple of this.
+// FoldSoftmax() needs a multiple of the lanes of the widest vector.
+inline constexpr int64_t kSparseRows = 16;
 // A task of at most this many rows reads K and V without packing them.
 inline constexpr int64_t kFewRows = 8;
 // Rows of K or V gathered at a time if they cross a boundary of slices, pages or sources: the
 // number of lanes of the widest vector.
 inline constexpr int64_t kGatheredRows = 16;
+// Query rows that are multiplied with vectors by distance at once; a multiple of every kernel's
+// register block. More rows have more distances to a block of keys, of which each needs one part.
+inline constexpr int64_t kDistanceRows = 12;
+// At least their number of distances, rounded up to vectors.
+inline constexpr int64_t kDistances = kKeyBlock + 16;
+// Numbers by distance of a row, with one for each key before and after them.
+inline constexpr int64_t kPaddedDistances = kDistances + 2 * kKeyBlock;
 // O and V rows are padded to a multiple of the widest vector, 64 bytes.
 inline constexpr int64_t kVectorBytes = 64;
 
 // One query row of a task.
 struct FlashRow {
-  int64_t query;      // D elements, at this byte offset into FlashTask::queries
-  std::byte* output;  // Dv elements
-  std::byte* lse;     // one element, or null
-  std::byte* scores;  // T elements, or null
+  int64_t query;           // D elements, at this byte offset into FlashTask::queries
+  int64_t relative_query;  // D elements, at this byte offset into FlashVectors::queries
+  std::byte* output;       // Dv elements
+  std::byte* lse;          // one element, or null
+  std::byte* scores;       // T elements, or null
   ScoreRow score;
   int64_t head;  // h and i in the full problem, for dropout
   int64_t index;
@@ -64,6 +76,51 @@ struct FlashKeys {
   KeyValueSource sources[2];
 };
 
+// Vectors of the accumulator's type for distances [first, last]; those beyond have the same ones.
+struct FlashVectorTable {
+  const std::byte* data;  // null: none
+  int64_t head_step;      // elements from one head's table to the next; 0: all heads share one
+  int64_t step;           // elements from one row to the next
+  int64_t first, last;
+};
+
+// relative_keys and relative_values, see vector_tables.h.
+struct FlashVectors {
+  FlashVectorTable keys;         // transposed: a row has all distances
+  FlashVectorTable values;       // a row is a vector, padded to vectors of registers
+  const int64_t* values_finite;  // of each table of values
+  FlashBytes queries;            // relative_query, if has_queries; otherwise Q multiplies the keys
+  bool has_queries;
+  int64_t first_position;  // among the task's keys, of query 0 of the full problem
+};
+
+// additive_weight, for additive scores. Strides in bytes.
+struct FlashAdditive {
+  const std::byte* weights;  // of head 0; null: scores are dot products
+  int64_t head_stride;       // 0: the same for all heads
+  int64_t stride;
+  Element element;
+};
+
+// A query row of entmax: the keys that may have a weight, and their threshold.
+struct CandidateRow {
+  double level;       // of Newton's method; see entmax.inc
+  double level_rest;  // what rounding removed from it
+  double threshold;   // scores that are not above have no weight
+  int64_t count;      // of candidates
+  int64_t limit;      // candidates that make the threshold be solved again
+  bool finite;        // false: a score is NaN or +inf
+};
+
+// selected_indices: consecutive rows of a task are the heads of one query and share its keys.
+struct FlashSelection {
+  const std::byte* indices;  // INT32, of the task's first query; null: rows see intervals of keys
+  int64_t count;             // of a query
+  int64_t step;              // elements from one index to the next
+  int64_t query_bytes;       // from one query's indices to the next one's
+  int64_t rows;              // of each query
+};
+
 // Query rows of one batch row that read the same key/value head.
 struct FlashTask {
   const FlashRow* rows;
@@ -80,6 +137,11 @@ struct FlashTask {
   Element output_element;  // Q's, or the accumulator's for a partial result
   Element lse_element;     // kFloat32 or kFloat64
 
+  FlashVectors vectors;
+  FlashAdditive additive;
+  bool sparse;  // rows have a SparseRow
+  FlashSelection selection;
+
   ScoreParams score;
   ScoreStage score_stage;  // which scores the caller wants
 
@@ -90,10 +152,18 @@ struct FlashTask {
 
   Checkpoint checkpoint;
 
-  std::byte* scratch;       // FlashScratchBytes(), aligned to 64
-  std::byte* tile_scratch;  // tile_scratch_bytes(), aligned to 64
+  std::byte* scratch;            // FlashScratchBytes(), aligned to 64
+  std::byte* tile_scratch;       // tile_scratch_bytes(), aligned to 64
+  std::byte* selection_scratch;  // two lists of selection.count INT32, aligned to 64
+
+  // 0: softmax. Above 1: entmax. 1: softmax in a problem where other heads may have entmax.
+  double alpha;
+  std::byte* candidates;     // CandidateBytes(), aligned to 64; only of entmax
+  int64_t candidate_stride;  // candidates of a row, at most; more than the keys it sees by a vector
 };
 
+// The time of an element of an additive score, relative to a product of two elements.
+inline constexpr int64_t kAdditiveCost = 8;
 // Row and key pairs between two checkpoints: tens of microseconds.
 inline constexpr int64_t kCheckpointPairs = 24 * 1024;
 
@@ -105,6 +175,7 @@ struct KernelTable {
   // Returns the tile scratch bytes that flash_fp32 needs. Reads only the fields that depend on the
   // problem, and row_count. Null if the set has no tiles.
   int64_t (*tile_scratch_bytes)(const FlashTask& task);
+  RotateFunction rotate;
 };
 
 extern const KernelTable kPortableKernels;

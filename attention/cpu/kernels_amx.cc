@@ -628,10 +628,15 @@ class TileFlash : Flash<float> {
   std::byte* row_buffer_;  // where FindBlock() gathers rows of K or V
 };
 
-// Tiles are not used for a few rows, which are bound by memory; for score outputs and dropout,
-// which favor clarity over speed; or for scales that magnify flushed subnormals beyond noise.
+// Tiles are not used for additive scores; for vectors by distance; for normalizers other than
+// softmax; for rows that see no interval of keys; for a few rows, which are bound by memory; for
+// score outputs and dropout, which favor clarity over speed; or for scales that magnify flushed
+// subnormals beyond noise.
 bool Suits(const FlashTask& task) {
-  return task.row_count > kFewRows && task.score_stage == ScoreStage::kNone && task.dropout == 0 &&
+  return task.additive.weights == nullptr && task.vectors.keys.data == nullptr &&
+         task.vectors.values.data == nullptr && task.alpha == 0 && !task.sparse &&
+         task.selection.indices == nullptr && task.row_count > kFewRows &&
+         task.score_stage == ScoreStage::kNone && task.dropout == 0 &&
          __builtin_fabs(task.score.scale) < kTooLargeScale;
 }
 
@@ -665,6 +670,6 @@ int64_t TileScratchBytes(const FlashTask& task) {
 
 }  // namespace
 
-extern const KernelTable kAmxKernels = {FlashFp32, FlashFp64, TileScratchBytes};
+extern const KernelTable kAmxKernels = {FlashFp32, FlashFp64, TileScratchBytes, Rotate};
 
 }  // namespace rapt::cpu

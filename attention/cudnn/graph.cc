@@ -115,8 +115,15 @@ absl::Status Supports(const Problem& p) {
   if (p.mask && p.mask->dtype == DType::kFloat64) return Unsupported("an FP64 mask");
   if (p.bias) return Unsupported("attention_bias");
   if (p.head_sink) return Unsupported("head_sink");
+  if (p.normalizer != Normalizer::kSoftmax) return Unsupported("a normalizer but softmax");
   if (p.values_in_keys) return Unsupported("values inside the keys");
   if (p.has_relative()) return Unsupported("biases by distance");
+  if (p.has_relative_vectors()) return Unsupported("relative_keys and relative_values");
+  if (p.has_rotary()) return Unsupported("rotary embedding");
+  if (p.is_additive()) return Unsupported("additive scores");
+  if (p.block_mask) return Unsupported("block_mask");
+  if (p.selected) return Unsupported("selected_indices");
+  if (p.has_exemptions()) return Unsupported("prefix_keys and global_mask with a window");
   if (p.dropout) return Unsupported("dropout with a prescribed random number generator");
   if (p.score_output) return Unsupported("scores as an output");
   if (std::max(p.head_size, p.value_head_size) > kMaxHeadSize) {

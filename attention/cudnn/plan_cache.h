@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -32,7 +33,8 @@ class PlanCache {
 
   // An empty `directory` stores nothing. REQUIRES: `directory` exists; the device outlives the
   // cache.
-  PlanCache(Device& device, std::string directory) : PlanCache(device, directory, Limits()) {}
+  PlanCache(Device& device, std::string directory)
+      : PlanCache(device, std::move(directory), Limits()) {}
   PlanCache(Device& device, std::string directory, Limits limits);
   ~PlanCache();
   PlanCache(const PlanCache&) = delete;

@@ -4,6 +4,8 @@
 #include "attention/mechanism/softmax/query_row.h"
 #include "attention/mechanism/softmax/softmax_state.h"
 #include "attention/present.h"
+#include "attention/rotary/rotate.h"
+#include "attention/rotary/rotation.h"
 
 namespace rapt {
 namespace {
@@ -39,22 +41,41 @@ class Reference final : public Backend {
   bool Reads(Source) const override { return true; }
   absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
 
-  // One task per query row, with workspace for its T scores, Dv outputs and T biases.
+  // One task per query row, with workspace for its T scores, Dv outputs and T biases. A rotary
+  // embedding has a stage before.
   void PlanTasks(Plan& plan) const override {
     const Problem& p = plan.problem;
-    plan.stages = {Rows(p) + PresentTasks(p)};
     plan.worker_workspace_bytes =
         (p.total_keys() + p.value_head_size) * kDouble + QueryRow::MemoryBytes(p);
+    if (p.has_rotary()) {
+      plan.present_stage = 1;
+      plan.stages.push_back(Rotation::Tasks(p));
+      plan.shared_workspace_bytes = Rotation::SharedBytes(p);
+      plan.worker_workspace_bytes += Rotation::WorkerBytes(p);
+    }
+    plan.stages.push_back(PresentTasks(p) + Rows(p));
     plan.state_dtype = DType::kFloat64;
     plan.flops = 2.0 * static_cast<double>(Rows(p)) * static_cast<double>(p.total_keys()) *
                  static_cast<double>(p.head_size + p.value_head_size);
   }
 
-  void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int /*stage*/,
-               int64_t task, int worker, const Checkpoint&) const override {
+  void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
+               int64_t task, int worker, const Checkpoint& checkpoint) const override {
     const Problem& p = plan.problem;
-    if (task >= Rows(p)) return RunPresentTask(p, arguments, task - Rows(p));
-    auto* numbers = reinterpret_cast<double*>(workspace + worker * plan.worker_workspace_bytes);
+    std::byte* const own =
+        workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
+    if (!p.has_rotary()) return RunRow(p, arguments, nullptr, task, own);
+    const Rotation rotation(p, workspace, RotateRow);
+    if (stage == 0) return rotation.RunTask(arguments, task, own, checkpoint);
+    RunRow(p, rotation.WithKeys(arguments), &rotation, task, own);
+  }
+
+ private:
+  static void RunRow(const Problem& p, const Arguments& arguments, const Rotation* rotation,
+                     int64_t task, std::byte* workspace) {
+    if (task < PresentTasks(p)) return RunPresentTask(p, arguments, task);
+    task -= PresentTasks(p);
+    auto* numbers = reinterpret_cast<double*>(workspace);
     const absl::Span<double> scores(numbers, p.total_keys());
     const absl::Span<double> output(numbers + p.total_keys(), p.value_head_size);
 
@@ -62,7 +83,7 @@ class Reference final : public Backend {
     const int64_t h = task / p.query_length % p.query_heads;
     const int64_t b = task / p.query_length / p.query_heads;
     auto* const memory = reinterpret_cast<std::byte*>(output.data() + output.size());
-    const QueryRow row(p, arguments, b, h, i, memory);
+    const QueryRow row(p, arguments, rotation, b, h, i, memory);
     const double lse = row.Weigh(scores, [&](Step step, absl::Span<const double> s) {
       const std::optional<ScoreOutput> stage = OutputOf(step);
       if (stage && stage == p.score_output) StoreRow(arguments.outputs[Role::kScores], b, h, i, s);
@@ -73,7 +94,6 @@ class Reference final : public Backend {
     if (p.wants_lse) StoreRow(arguments.outputs[Role::kLse], b, h, i, {lse});
   }
 
- private:
   static void Fold(const Arguments::State& state, int64_t b, int64_t h, int64_t i,
                    absl::Span<const double> output, double lse) {
     const auto row = [&](const MutableTensorView& view) {

@@ -20,12 +20,30 @@ struct MaskParams {
   int64_t count;  // keys beyond it are hidden; T if it broadcasts
 };
 
+// Of the block mask and the global mask, in elements.
+struct SparseParams {
+  int64_t block_keys;   // keys of an entry of the block mask
+  int64_t block_step;   // from one entry to the next
+  int64_t global_step;  // from one key to the next
+};
+
 struct ScoreParams {
   double scale;
   double softcap;  // 0: none
   MaskParams mask;
   MaskParams bias;
   MaskParams relative;
+  SparseParams sparse;
+};
+
+// Which keys in a ScoreRow's [begin, end) a row sees besides those that masks and biases hide.
+struct SparseRow {
+  int64_t window_begin;      // keys outside [window_begin, window_end) are hidden, except
+  int64_t window_end;        //
+  int64_t prefix_end;        // those before prefix_end
+  const std::byte* global;   // and those with a nonzero byte here; or null
+  const std::byte* blocks;   // a nonzero byte for each block of visible keys, or null
+  const uint64_t* selected;  // a bit for each visible key, or null
 };
 
 struct ScoreRow {
@@ -34,6 +52,7 @@ struct ScoreRow {
   const std::byte* mask;      // the row of the mask, or null
   const std::byte* bias;      // of a float type, or null
   const std::byte* relative;  // the bias of each key by distance, or null; a slice of a table
+  const SparseRow* sparse;    // null: every key in [begin, end) is visible
   double sink;                // the score of one more key without a value; -inf: none
 };
 

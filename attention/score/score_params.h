@@ -27,8 +27,19 @@ inline double SinkOf(const Problem& p, const Arguments& a, int64_t h) {
   return LoadElement(a.inputs[Role::kHeadSink].Row(h, 0, 0), *p.head_sink, 0);
 }
 
-// Without the biases by distance, which the caller's memory holds. Inline: it runs for each row,
-// and the rows of a tiny problem are cheap.
+// Which keys of query i of head h are visible, without the selection. REQUIRES: the problem is
+// sparse.
+SparseRow SparseRowOf(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h,
+                      int64_t i);
+
+// Sets the bits of the keys that a query selects: `bits` has SelectedWords(problem) words.
+// REQUIRES: the problem has a selection.
+int64_t SelectedWords(const Problem& problem);
+void SetSelectedBits(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h,
+                     int64_t i, uint64_t* bits);
+
+// Without the biases by distance and SparseRow, which the caller's memory holds. Inline: it runs
+// for each row, and the rows of a tiny problem are cheap.
 inline ScoreRow ScoreRowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
   const KeyRange visible = VisibleKeys(p, a.key_lengths, b, i);
   return {.begin = visible.begin,
@@ -36,6 +47,7 @@ inline ScoreRow ScoreRowOf(const Problem& p, const Arguments& a, int64_t b, int6
           .mask = p.mask ? MaskRow(a.inputs[Role::kMask], b, h, i) : nullptr,
           .bias = p.bias ? MaskRow(a.inputs[Role::kBias], b, h, i) : nullptr,
           .relative = nullptr,
+          .sparse = nullptr,
           .sink = SinkOf(p, a, h)};
 }
 

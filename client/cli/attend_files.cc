@@ -51,14 +51,14 @@ std::string Position(const Shape& shape, int64_t index) {
 }
 
 // Converts an integer mask of 0 and 1, as tutorials use, to a boolean mask.
-absl::Status MakeBoolean(NpyArray& mask) {
+absl::Status MakeBoolean(Role role, NpyArray& mask) {
   std::string flags(mask.size(), '\0');
   for (int64_t at = 0; at < mask.size(); ++at) {
     const int64_t value = IntegerAt(mask, at);
     if (value != 0 && value != 1) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("the mask has type %s, so its elements must be 0 or 1; element %s is %d",
-                          ToString(mask.type), Position(mask.shape, at), value));
+          absl::StrFormat("the %s has type %s, so its elements must be 0 or 1; element %s is %d",
+                          NameOf(role), ToString(mask.type), Position(mask.shape, at), value));
     }
     flags[at] = static_cast<char>(value);
   }
@@ -120,23 +120,66 @@ absl::StatusOr<LoadedTensor> FloatTensor(Role role, NpyArray array, const std::s
   return LoadedTensor{std::move(array), FromLibrary(*type), std::move(shape)};
 }
 
-absl::StatusOr<LoadedTensor> MaskTensor(NpyArray array, const std::string& dtype) {
+absl::StatusOr<LoadedTensor> MaskTensor(Role role, NpyArray array, const std::string& dtype) {
   if (IsInteger(array.type)) {
-    if (absl::Status made = MakeBoolean(array); !made.ok()) return made;
+    if (absl::Status made = MakeBoolean(role, array); !made.ok()) return made;
   }
-  if (array.type.kind != 'b') return FloatTensor(Role::kMask, std::move(array), dtype);
+  if (array.type.kind != 'b' && role != Role::kMask) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has type %s; it must be bool, or integers 0 and 1", NameOf(role),
+                        ToString(array.type)));
+  }
+  if (array.type.kind != 'b') return FloatTensor(role, std::move(array), dtype);
   Shape shape = array.shape;
   return LoadedTensor{std::move(array), client::DType::kBool, std::move(shape)};
+}
+
+// Indices of any integer type as INT32.
+absl::StatusOr<LoadedTensor> IndexTensor(Role role, const NpyArray& array) {
+  if (!IsInteger(array.type)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s has type %s; it must have an integer type", NameOf(role), ToString(array.type)));
+  }
+  std::string bytes(array.size() * sizeof(int32_t), '\0');
+  for (int64_t at = 0; at < array.size(); ++at) {
+    const int64_t value = IntegerAt(array, at);
+    const auto index = static_cast<int32_t>(value);
+    if (index != value) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s%s is %d, which is not an INT32", NameOf(role), Position(array.shape, at), value));
+    }
+    std::memcpy(bytes.data() + at * sizeof(index), &index, sizeof(index));
+  }
+  return LoadedTensor{NpyArray{{'i', 4}, array.shape, std::move(bytes)}, client::DType::kInt32,
+                      array.shape};
+}
+
+absl::StatusOr<LoadedTensor> TensorOf(Role role, NpyArray array, const std::string& dtype) {
+  switch (InfoOf(role).usual_dtype) {
+    case DType::kBool:
+      return MaskTensor(role, std::move(array), dtype);
+    case DType::kInt64:
+      return IntegerTensor(NameOf(role), array);
+    case DType::kInt32:
+      return IndexTensor(role, array);
+    default:
+      return FloatTensor(role, std::move(array), dtype);
+  }
 }
 
 void PrependOnes(Shape& shape, size_t rank) {
   while (shape.size() < rank) shape.insert(shape.begin(), 1);
 }
 
-// Changes [S, D] to [1, S, D]. Past keys and values get leading axes of 1 as well.
+// Changes [S, D] to [1, S, D], also of relative_query. Past keys and values and positions get
+// leading axes of 1 as well.
 void Widen2D(InputMap<std::optional<LoadedTensor>>& tensors) {
-  for (Role role : {Role::kQ, Role::kK, Role::kV, Role::kPastKey, Role::kPastValue}) {
+  for (Role role :
+       {Role::kQ, Role::kK, Role::kV, Role::kPastKey, Role::kPastValue, Role::kRelativeQuery}) {
     if (tensors[role]) PrependOnes(tensors[role]->shape, InfoOf(role).has_layout ? 3 : 4);
+  }
+  for (Role role : {Role::kPositionIds, Role::kKeyPositionIds}) {
+    if (tensors[role]) PrependOnes(tensors[role]->shape, 2);
   }
 }
 
@@ -173,9 +216,7 @@ absl::StatusOr<InputArrays> ReadArrays(const CallSources& sources) {
 absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCall* call) {
   for (Role role : kInputTensors) {
     if (!arrays[role]) continue;
-    absl::StatusOr<LoadedTensor> tensor = role == Role::kMask
-                                              ? MaskTensor(*std::move(arrays[role]), dtype)
-                                              : FloatTensor(role, *std::move(arrays[role]), dtype);
+    absl::StatusOr<LoadedTensor> tensor = TensorOf(role, *std::move(arrays[role]), dtype);
     if (!tensor.ok()) return tensor.status();
     call->tensors[role] = *std::move(tensor);
   }
@@ -186,6 +227,20 @@ absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCal
 }  // namespace
 
 absl::string_view NameOf(Role role) { return kNativeNames[role]; }
+
+absl::StatusOr<LoadedTensor> IntegerTensor(absl::string_view name, const NpyArray& array) {
+  if (!IsInteger(array.type)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s has type %s; it must have an integer type", name, ToString(array.type)));
+  }
+  std::string values(static_cast<size_t>(array.size()) * sizeof(int64_t), '\0');
+  for (int64_t at = 0; at < array.size(); ++at) {
+    const int64_t value = IntegerAt(array, at);
+    std::memcpy(values.data() + at * int64_t{sizeof(value)}, &value, sizeof(value));
+  }
+  return LoadedTensor{NpyArray{{'i', 8}, array.shape, std::move(values)}, client::DType::kInt64,
+                      array.shape};
+}
 
 client::AttendCall LoadedCall::call() const {
   client::AttendCall call = attributes;
@@ -208,6 +263,26 @@ absl::StatusOr<LoadedCall> LoadCall(const CallSources& sources) {
   loaded.is_2d = loaded.tensors[Role::kQ]->shape.size() == 2;
   if (loaded.is_2d) Widen2D(loaded.tensors);
   return loaded;
+}
+
+absl::StatusOr<LoadedTensor> PaddingMask(const NpyArray& ids, int64_t pad_token, int64_t batch,
+                                         int64_t keys) {
+  if (!IsInteger(ids.type)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--pad-ids has type %s; it must have an integer type", ToString(ids.type)));
+  }
+  if (ids.shape != Shape{keys} && ids.shape != Shape{batch, keys}) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--pad-ids has shape %s; it must be [%d] or [%d, %d], a token per key",
+                        ToString(ids.shape), keys, batch, keys));
+  }
+  const int64_t rows = ids.shape.size() == 1 ? 1 : batch;
+  std::string visible;
+  for (int64_t at = 0; at < ids.size(); ++at) {
+    visible.push_back(static_cast<char>(IntegerAt(ids, at) != pad_token));
+  }
+  const Shape shape = {rows, 1, 1, keys};
+  return LoadedTensor{NpyArray{{'b', 1}, shape, std::move(visible)}, client::DType::kBool, shape};
 }
 
 Shape ShapeInFile(const Shape& shape, HeadAxis head_axis, bool is_2d) {

@@ -49,6 +49,14 @@ struct LoadedCall {
 // InvalidArgument or NotFound names the file.
 absl::StatusOr<LoadedCall> LoadCall(const CallSources& sources);
 
+// Returns a mask [batch, 1, 1, keys] that hides the keys whose token is `pad_token`. `ids` has one
+// integer per key, [keys] for all batch rows or [batch, keys]; InvalidArgument otherwise.
+absl::StatusOr<LoadedTensor> PaddingMask(const NpyArray& ids, int64_t pad_token, int64_t batch,
+                                         int64_t keys);
+
+// Returns positions of any integer type as int64. InvalidArgument names the tensor.
+absl::StatusOr<LoadedTensor> IntegerTensor(absl::string_view name, const NpyArray& array);
+
 // Returns the shape of an output in its file. For 2-D inputs, drops the batch axis and, if there is
 // one head, the head axis of scores and lse.
 enum class HeadAxis { kNone, kSecond };

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "attention/attributes.h"
+#include "base/check.h"
 #include "client/cli/tensor_file.h"
 #include "client/cpp/call_fields.h"
 
@@ -53,14 +54,45 @@ absl::Status SetWindow(const std::vector<int64_t>& window, client::AttendCall& c
   return absl::OkStatus();
 }
 
+// The mask of --pad-ids. REQUIRES: the layout is set.
+absl::Status SetPadding(const CallFlags& flags, LoadedCall& loaded) {
+  if (!flags.pad_ids) {
+    return flags.pad_token ? absl::InvalidArgumentError("--pad-token needs --pad-ids")
+                           : absl::OkStatus();
+  }
+  if (loaded.tensors[Role::kMask]) {
+    return absl::InvalidArgumentError(
+        "a mask and --pad-ids are both given; give a mask that hides the padding as well");
+  }
+  const absl::StatusOr<NpyArray> ids = LoadArray(*flags.pad_ids, "ids");
+  if (!ids.ok()) return ids.status();
+  const std::optional<LoadedTensor>& k = loaded.tensors[Role::kK];
+  const Shape& shape = (k ? k : loaded.tensors[Role::kQ])->shape;
+  if (shape.size() < 3) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "--pad-ids needs keys of rank 2 to 4; they have shape %s", ToString(shape)));
+  }
+  const bool heads_first = shape.size() == 4 && loaded.attributes.layout != client::Layout::kBshd;
+  int64_t keys = shape[heads_first ? 2 : 1];
+  const std::optional<LoadedTensor>& past = loaded.tensors[Role::kPastKey];
+  if (past && past->shape.size() == 4) keys += past->shape[2];
+  absl::StatusOr<LoadedTensor> mask =
+      PaddingMask(*ids, flags.pad_token.value_or(0), shape[0], keys);
+  if (!mask.ok()) return mask.status();
+  loaded.tensors[Role::kMask] = *std::move(mask);
+  return absl::OkStatus();
+}
+
 absl::Status SetAttributes(const CallFlags& flags, LoadedCall& loaded) {
   client::AttendCall& call = loaded.attributes;
   call = flags.attributes;
+  if (flags.only_queries_rotate) call.rotary_keys = false;
   if (flags.bottom_right) call.alignment = client::Alignment::kBottomRight;
   if (flags.dropout) call.dropout = client::Dropout{*flags.dropout, flags.seed};
   absl::Status status = SetHeads(flags, call);
   if (status.ok()) status = SetLayout(flags, loaded);
   if (status.ok()) status = SetWindow(flags.window, call);
+  if (status.ok()) status = SetPadding(flags, loaded);
   return status;
 }
 
@@ -79,11 +111,14 @@ absl::Status CheckStream(const CallFlags& flags) {
   return CheckAtLeastOne("chunk", flags.chunk.value_or(1));
 }
 
-// "past-key" for past_key.
+// "past-key" for past_key, unless the table has another.
 const InputMap<std::string>& FlagNames() {
   static const auto* const names = [] {
     auto* result = new InputMap<std::string>;
-    for (Role role : kInputs) (*result)[role] = absl::StrReplaceAll(NameOf(role), {{"_", "-"}});
+    for (Role role : kInputs) {
+      const char* const flag = InfoOf(role).flag;
+      (*result)[role] = flag != nullptr ? flag : absl::StrReplaceAll(NameOf(role), {{"_", "-"}});
+    }
     return result;
   }();
   return *names;
@@ -96,9 +131,16 @@ constexpr std::string_view PlaceholderOf() {
 }
 
 Flag FlagOf(const AttributeInfo& info, client::AttendCall& call) {
-  return client::FindCallAttribute(info.native)->Visit(call, [&](auto& value) {
-    constexpr std::string_view kPlaceholder = PlaceholderOf<std::decay_t<decltype(value)>>();
-    return Flag{info.flag, kPlaceholder, info.help, &value};
+  return client::FindCallAttribute(info.native)->Visit(call, [&](auto& value) -> Flag {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_enum_v<Value>) {
+      const auto set = [&value](size_t index) { value = static_cast<Value>(index); };
+      return {info.flag, "NAME", info.help, NamedChoice{info.choices, set}};
+    } else if constexpr (std::is_constructible_v<FlagTarget, Value*>) {
+      return {info.flag, PlaceholderOf<Value>(), info.help, &value};
+    } else {
+      RAPT_CHECK(false, "an attribute of this type has no flag");
+    }
   });
 }
 
@@ -106,9 +148,14 @@ Flag FlagOf(const AttributeInfo& info, client::AttendCall& call) {
 
 std::vector<Flag> CallFlags::InputTable() {
   std::vector<Flag> table;
+  table.reserve(kInputs.size() + 1);
   for (Role role : kInputs) {
     table.push_back({FlagNames()[role], "FILE", InfoOf(role).help, &sources.files[role]});
   }
+  table.push_back(
+      {"pad-ids", "FILE", "hides padding: the token of each key, [T] or [B, T]", &pad_ids});
+  table.push_back(
+      {"pad-token", "N", "the token of --pad-ids that is padding (default: 0)", &pad_token});
   table.push_back(
       {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &sources.dtype});
   return table;
@@ -122,6 +169,8 @@ std::vector<Flag> CallFlags::AttributeTable() {
       {"window", "L,R", "keys visible before and after the query; -1: no limit", &window},
       {"bottom-right", "", "align the last query with the last key, not the first with the first",
        &bottom_right},
+      {"rotary-queries-only", "", "rotary embedding: rotate Q and leave K as it is",
+       &only_queries_rotate},
       {"dropout", "P", "fraction of the weights to drop", &dropout},
       {"seed", "N", "seed of --dropout (default: 0)", &seed}};
   for (const AttributeInfo& info : Attributes()) {

@@ -25,6 +25,9 @@ struct CallFlags {
   std::vector<int64_t> window;
   std::optional<double> dropout;
   uint64_t seed = 0;
+  bool only_queries_rotate = false;
+  std::optional<std::string> pad_ids;
+  std::optional<int64_t> pad_token;
   bool stream = false;
   std::optional<int64_t> chunk;
   bool local = false;

@@ -13,13 +13,17 @@ namespace rapt {
 using CommandArguments = absl::Span<const std::string>;
 
 ExitCode RunAttendCommand(CommandArguments arguments);
+ExitCode RunCompareCommand(CommandArguments arguments);
 ExitCode RunCompareMemoryCommand(CommandArguments arguments);
 ExitCode RunDemoCommand(CommandArguments arguments);
 ExitCode RunDiagnoseCommand(CommandArguments arguments);
 ExitCode RunHealthCommand(CommandArguments arguments);
 ExitCode RunInfoCommand(CommandArguments arguments);
 ExitCode RunMemoryCommand(CommandArguments arguments);
+ExitCode RunPatternCommand(CommandArguments arguments);
 ExitCode RunPlotCommand(CommandArguments arguments);
+ExitCode RunPositionsCommand(CommandArguments arguments);
+ExitCode RunRotaryCommand(CommandArguments arguments);
 
 }  // namespace rapt
 

@@ -86,6 +86,13 @@ void PrintVisibility(const Diagnosis& diagnosis) {
   absl::PrintF("\n  %d pairs of query and key; hidden by position: %s, by the mask: %s\n",
                diagnosis.pairs, Share(diagnosis.masked_by_position, diagnosis.pairs),
                Share(diagnosis.masked_by_mask, diagnosis.pairs));
+  const std::pair<const char*, int64_t> causes[] = {
+      {"by the block mask", diagnosis.masked_by_block_mask},
+      {"because they are not selected", diagnosis.masked_by_selection}};
+  for (const auto& [cause, count] : causes) {
+    if (count == 0) continue;
+    absl::PrintF("  hidden %s, not by position: %s\n", cause, Share(count, diagnosis.pairs));
+  }
   absl::PrintF("  %d query rows see no key; their output is zero\n", diagnosis.empty_rows);
   for (const client::QueryRow& row : diagnosis.first_empty_rows) {
     absl::PrintF("    batch %d, head %d, query %d\n", row.batch, row.head, row.query);
@@ -177,6 +184,8 @@ void PrintJson(const Diagnosis& diagnosis) {
   json.Key("pairs").Integer(diagnosis.pairs);
   json.Key("masked_by_mask").Integer(diagnosis.masked_by_mask);
   json.Key("masked_by_position").Integer(diagnosis.masked_by_position);
+  json.Key("masked_by_block_mask").Integer(diagnosis.masked_by_block_mask);
+  json.Key("masked_by_selection").Integer(diagnosis.masked_by_selection);
   WriteEmptyRows(diagnosis, json);
   WriteBackends(diagnosis, json);
   std::puts(json.EndObject().Take().c_str());

@@ -107,8 +107,9 @@ std::vector<double> Ticks(double low, double high) {
     if (step >= rough * 0.999) break;
   }
   std::vector<double> ticks;
-  for (double tick = std::ceil(low / step) * step; tick <= high + step * 1e-6; tick += step) {
-    ticks.push_back(std::abs(tick) < step * 1e-6 ? 0 : tick);
+  const auto last = std::floor(high / step + 1e-6);
+  for (auto n = static_cast<int64_t>(std::ceil(low / step)); n <= static_cast<int64_t>(last); ++n) {
+    ticks.push_back(static_cast<double>(n) * step);
   }
   return ticks;
 }
@@ -258,7 +259,8 @@ class HeatMapLayout {
   void DrawPanel(size_t panel) {
     const HeadWeights& head = figure_.heads[panel];
     const double x = left_ + (panel % grid_.columns) * (CellsWidth() + kPanelGap);
-    const double y = top_ + (panel / grid_.columns) * PanelHeight() + panel_title_room_;
+    const double y =
+        top_ + static_cast<double>(panel / grid_.columns) * PanelHeight() + panel_title_room_;
     if (!head.title.empty()) {
       Add(Text{x + CellsWidth() / 2, y - 14, head.title, kPanelTitleSize, kInk, Anchor::kMiddle, 0,
                true});
@@ -461,7 +463,7 @@ class BarLayout {
   void DrawPanel(size_t panel) {
     const HeadWeights& head = figure_.heads[panel];
     const double x = left_ + (panel % columns_) * PanelWidth();
-    const double y = kTop + (panel / columns_) * PanelHeight() + kPanelTitleRoom;
+    const double y = kTop + static_cast<double>(panel / columns_) * PanelHeight() + kPanelTitleRoom;
     Add(Text{x, y - 14, head.title, kPanelTitleSize, kInk, Anchor::kStart, 0, true});
     const double zero = x + bar_width_ * std::clamp(scale_.Share(0), 0.0, 1.0);
     HoverGrid hover{x, y, bar_width_ + value_room_, keys_.size() * kRow, hover_labels_, {""}, {}};

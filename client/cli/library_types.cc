@@ -14,12 +14,15 @@ static_assert(static_cast<int>(DType::kInt64) == static_cast<int>(DType::kBool) 
 
 DType ToLibrary(client::DType dtype) {
   if (dtype == client::DType::kInt64) return DType::kInt64;
+  if (dtype == client::DType::kInt32) return DType::kInt32;
   RAPT_CHECK(dtype <= client::DType::kBool, "rapt_attention has no such type");
   return static_cast<DType>(dtype);
 }
 
 client::DType FromLibrary(DType dtype) {
-  return dtype == DType::kInt64 ? client::DType::kInt64 : static_cast<client::DType>(dtype);
+  if (dtype == DType::kInt64) return client::DType::kInt64;
+  if (dtype == DType::kInt32) return client::DType::kInt32;
+  return static_cast<client::DType>(dtype);
 }
 
 }  // namespace rapt

@@ -7,7 +7,7 @@
 
 namespace rapt {
 
-// REQUIRES: a float type, kBool or kInt64. Aborts otherwise.
+// REQUIRES: a float type, kBool, kInt64 or kInt32. Aborts otherwise.
 DType ToLibrary(client::DType dtype);
 client::DType FromLibrary(DType dtype);
 

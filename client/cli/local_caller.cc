@@ -41,6 +41,14 @@ static_assert(ToLibrary<Layout>(client::Layout::kBshd) == Layout::kBshd);
 static_assert(ToLibrary<Layout>(client::Layout::kBse) == Layout::kBse);
 static_assert(ToLibrary<Alignment>(client::Alignment::kTopLeft) == Alignment::kTopLeft);
 static_assert(ToLibrary<Alignment>(client::Alignment::kBottomRight) == Alignment::kBottomRight);
+static_assert(ToLibrary<ScoreFunction>(client::ScoreFunction::kDotProduct) ==
+              ScoreFunction::kDotProduct);
+static_assert(ToLibrary<ScoreFunction>(client::ScoreFunction::kAdditive) ==
+              ScoreFunction::kAdditive);
+static_assert(ToLibrary<Normalizer>(client::Normalizer::kSoftmax) == Normalizer::kSoftmax);
+static_assert(ToLibrary<Normalizer>(client::Normalizer::kSparsemax) == Normalizer::kSparsemax);
+static_assert(ToLibrary<Normalizer>(client::Normalizer::kEntmax15) == Normalizer::kEntmax15);
+static_assert(ToLibrary<Normalizer>(client::Normalizer::kEntmax) == Normalizer::kEntmax);
 static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kScores) == ScoreOutput::kScores);
 static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kSoftcapped) == ScoreOutput::kSoftcapped);
 static_assert(ToLibrary<ScoreOutput>(client::ScoreOutput::kBiased) == ScoreOutput::kBiased);
@@ -58,6 +66,10 @@ template <typename T>
 void Assign(const T& value, std::optional<T>& out) {
   if (value != 0) out = value;
 }
+void Assign(client::ScoreFunction value, ScoreFunction& out) {
+  out = ToLibrary<ScoreFunction>(value);
+}
+void Assign(client::Normalizer value, Normalizer& out) { out = ToLibrary<Normalizer>(value); }
 
 const AttributeInfo& AttributeOf(absl::string_view native) {
   const auto info = std::find_if(Attributes().begin(), Attributes().end(),
@@ -166,6 +178,8 @@ client::Diagnosis ToDiagnosis(const client::AttendCall& call, const DiagnosisRep
   diagnosis.pairs = report.raw_scores.count();
   diagnosis.masked_by_mask = report.hidden_by_mask;
   diagnosis.masked_by_position = report.hidden_by_position;
+  diagnosis.masked_by_block_mask = report.hidden_by_block_mask;
+  diagnosis.masked_by_selection = report.hidden_by_selection;
   diagnosis.weights = RangeOf(report.weights);
   diagnosis.row_sums = RangeOf(report.row_sums);
   diagnosis.empty_rows = report.empty_rows;

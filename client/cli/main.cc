@@ -22,8 +22,13 @@ struct Command {
 constexpr Command kCommands[] = {
     {"demo", "show attention in \"the cat sat on the mat\"", RunDemoCommand},
     {"attend", "compute attention over arrays in .npy and .npz files", RunAttendCommand},
+    {"compare", "show what a mask, a sink or another flag changes", RunCompareCommand},
     {"plot", "draw attention weights as heat maps: .svg, .html or .png", RunPlotCommand},
+    {"pattern", "write a sparsity pattern as a mask: longformer, strided, bigbird, neighbourhood",
+     RunPatternCommand},
     {"diagnose", "explain a call whose result looks wrong", RunDiagnoseCommand},
+    {"rotary", "rotate a tensor by its positions, as models do with Q and K", RunRotaryCommand},
+    {"positions", "add a positional encoding to a tensor", RunPositionsCommand},
     {"memory", "estimate the memory attention needs at several lengths", RunMemoryCommand},
     {"compare-memory", "measure attention with the full score matrix against chunks",
      RunCompareMemoryCommand},

@@ -74,6 +74,11 @@ absl::StatusOr<std::string> RenderHtml(const Picture& picture);
 // Renders two pixels per unit, for high-density screens and print.
 absl::StatusOr<std::string> RenderPng(const Picture& picture);
 
+using Renderer = absl::StatusOr<std::string> (*)(const Picture&);
+
+// Returns the renderer for the end of the path that --output names.
+absl::StatusOr<Renderer> RendererFor(std::string_view path);
+
 // Encodes the grid alone, one pixel per cell.
 absl::StatusOr<std::string> EncodePng(const Pixels& pixels);
 

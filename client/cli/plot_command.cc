@@ -38,7 +38,9 @@ struct WeightFile {
 absl::StatusOr<WeightFile> LoadWeights(const std::string& reference, const PlotFlags& flags) {
   const absl::StatusOr<NpyArray> array = LoadArray(reference, "weights");
   if (!array.ok()) return array.status();
-  const absl::StatusOr<DType> dtype = FloatTypeOf(*array, reference, flags.dtype);
+  const bool is_mask = array->type == NpyType{'b', 1};
+  const absl::StatusOr<DType> dtype =
+      is_mask ? DType::kBool : FloatTypeOf(*array, reference, flags.dtype);
   if (!dtype.ok()) return dtype.status();
   Shape shape = array->shape;
   if (shape.size() < 2 || shape.size() > 4) {
@@ -60,7 +62,9 @@ absl::StatusOr<WeightFile> LoadWeights(const std::string& reference, const PlotF
   const int64_t size = shape[1] * shape[2] * shape[3];
   weights.values.reserve(size);
   for (int64_t at = flags.batch * size; at < (flags.batch + 1) * size; ++at) {
-    weights.values.push_back(LoadElement(array->bytes().data(), *dtype, at));
+    const std::byte* elements = array->bytes().data();
+    weights.values.push_back(is_mask ? static_cast<double>(elements[at] != std::byte{0})
+                                     : LoadElement(elements, *dtype, at));
   }
   return weights;
 }
@@ -134,16 +138,6 @@ absl::StatusOr<Picture> Draw(const AttentionFigure& figure, const PlotFlags& fla
   const absl::StatusOr<int64_t> query = FindLabel(figure.query_labels, *flags.query);
   if (!query.ok()) return query.status();
   return DrawBars(figure, *query);
-}
-
-using Renderer = absl::StatusOr<std::string> (*)(const Picture&);
-
-absl::StatusOr<Renderer> RendererFor(std::string_view path) {
-  if (path.ends_with(".svg")) return RenderSvg;
-  if (path.ends_with(".html")) return RenderHtml;
-  if (path.ends_with(".png")) return RenderPng;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("--output is '%s'; it must end in .svg, .html or .png", path));
 }
 
 absl::Status Plot(const std::vector<std::string>& files, const PlotFlags& flags) {

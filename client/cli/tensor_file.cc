@@ -78,6 +78,8 @@ NpyType NpyTypeOf(DType type) {
       return {'b', 1};
     case DType::kInt64:
       return {'i', 8};
+    case DType::kInt32:
+      return {'i', 4};
   }
   RAPT_CHECK(false, "unknown DType");
 }
@@ -188,9 +190,8 @@ void ArrayWriter::Add(const std::string& path, std::string_view member, NpyType 
 
 absl::Status ArrayWriter::Write() const {
   for (const File& file : files_) {
-    const absl::Status written = IsNpz(file.path)
-                                     ? WriteZip(file.path, file.arrays)
-                                     : WriteFile(file.path, file.arrays.front().content);
+    absl::Status written = IsNpz(file.path) ? WriteZip(file.path, file.arrays)
+                                            : WriteFile(file.path, file.arrays.front().content);
     if (!written.ok()) return written;
   }
   return absl::OkStatus();

@@ -128,7 +128,7 @@ absl::Status WriteZip(const std::string& path, absl::Span<const ZipContent> memb
             zip_file_set_dostime(archive, index, 0, kDate1980, 0) == 0;
   }
   if (added && zip_close(archive) == 0) return absl::OkStatus();
-  const absl::Status status = failed(zip_strerror(archive));
+  absl::Status status = failed(zip_strerror(archive));
   zip_discard(archive);
   return status;
 }

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 namespace rapt {
@@ -35,11 +36,29 @@ absl::Status ParseValue(std::string_view name, const std::string& text, std::opt
   return ParseValue(name, text, value.emplace());
 }
 
+absl::Status ParseChoice(std::string_view name, const std::string& text,
+                         const NamedChoice& choice) {
+  const auto found = std::find(choice.names.begin(), choice.names.end(), text);
+  if (found == choice.names.end()) {
+    return BadValue(name, text, absl::StrJoin(choice.names, " or "));
+  }
+  choice.set(static_cast<size_t>(found - choice.names.begin()));
+  return absl::OkStatus();
+}
+
 bool IsSwitch(const Flag& flag) { return std::holds_alternative<bool*>(flag.target); }
 
 absl::Status Assign(const Flag& flag, const std::string& text) {
   const std::string name = absl::StrCat("--", Absl(flag.name));
-  return std::visit([&](auto* target) { return ParseValue(name, text, *target); }, flag.target);
+  if (const auto* choice = std::get_if<NamedChoice>(&flag.target)) {
+    return ParseChoice(name, text, *choice);
+  }
+  return std::visit(
+      [&](auto target) {
+        if constexpr (std::is_pointer_v<decltype(target)>) return ParseValue(name, text, *target);
+        return absl::OkStatus();
+      },
+      flag.target);
 }
 
 // Breaks text into lines of at most `width` columns.

@@ -11,7 +11,9 @@
 #ifndef RAPT_CLIENT_CONSOLE_COMMAND_LINE_H_
 #define RAPT_CLIENT_CONSOLE_COMMAND_LINE_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,15 +22,22 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/arguments.h"
 
 namespace rapt {
 
+// One of `names`; `set` receives its index.
+struct NamedChoice {
+  absl::Span<const absl::string_view> names;
+  std::function<void(size_t index)> set;
+};
+
 // Points to the variable that receives the value and holds the default. A list is written 1,2,3.
-using FlagTarget =
-    std::variant<bool*, int64_t*, uint64_t*, double*, std::string*, std::optional<int64_t>*,
-                 std::optional<double>*, std::optional<std::string>*, std::vector<int64_t>*>;
+using FlagTarget = std::variant<bool*, int64_t*, uint64_t*, double*, std::string*,
+                                std::optional<int64_t>*, std::optional<double>*,
+                                std::optional<std::string>*, std::vector<int64_t>*, NamedChoice>;
 
 struct Flag {
   std::string_view name;         // without the dashes

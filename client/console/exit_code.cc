@@ -1,7 +1,6 @@
 #include "client/console/exit_code.h"
 
-#include <errno.h>
-
+#include <cerrno>
 #include <cstdio>
 #include <string>
 #include <utility>

@@ -18,6 +18,18 @@ constexpr CallTensor kTensors[] = {
     {"alibi_slopes", &AttendCall::alibi_slopes},
     {"bias_table", &AttendCall::bias_table},
     {"relative_bias", &AttendCall::relative_bias},
+    {"relative_keys", &AttendCall::relative_keys},
+    {"relative_values", &AttendCall::relative_values},
+    {"relative_query", &AttendCall::relative_query},
+    {"cos_cache", &AttendCall::cos_cache},
+    {"sin_cache", &AttendCall::sin_cache},
+    {"position_ids", &AttendCall::position_ids},
+    {"key_position_ids", &AttendCall::key_position_ids},
+    {"additive_weight", &AttendCall::additive_weight},
+    {"alpha", &AttendCall::head_alpha},
+    {"block_mask", &AttendCall::block_mask},
+    {"selected_indices", &AttendCall::selected_indices},
+    {"global_mask", &AttendCall::global_mask},
 };
 
 constexpr CallAttribute kAttributes[] = {
@@ -32,6 +44,16 @@ constexpr CallAttribute kAttributes[] = {
     {"attention.is_bidirectional", &AttendCall::is_bidirectional},
     {"attention.max_distance", &AttendCall::max_distance},
     {"attention.v_head_size", &AttendCall::v_head_size},
+    {"attention.interleaved", &AttendCall::interleaved},
+    {"attention.rotary_embedding_dim", &AttendCall::rotary_embedding_dim},
+    {"attention.rope_theta", &AttendCall::rope_theta},
+    {"attention.rotary_keys", &AttendCall::rotary_keys},
+    {"attention.score_function", &AttendCall::score_function},
+    {"attention.normalizer", &AttendCall::normalizer},
+    {"attention.alpha", &AttendCall::alpha},
+    {"attention.block_q", &AttendCall::block_q},
+    {"attention.block_k", &AttendCall::block_k},
+    {"attention.prefix_keys", &AttendCall::prefix_keys},
 };
 
 constexpr CallOutput kOutputs[] = {

@@ -29,8 +29,9 @@ struct CallTensor {
 struct CallAttribute {
   const char* name;  // the path of the field in AttendRequest
   std::variant<bool AttendCall::*, int64_t AttendCall::*, double AttendCall::*,
-               std::optional<double> AttendCall::*, std::optional<int64_t> AttendCall::*,
-               std::optional<int64_t> Window::*>
+               std::optional<bool> AttendCall::*, std::optional<double> AttendCall::*,
+               std::optional<int64_t> AttendCall::*, std::optional<int64_t> Window::*,
+               ScoreFunction AttendCall::*, Normalizer AttendCall::*>
       member;
 
   // Calls `function` with a reference to the value in `call`.
@@ -58,7 +59,8 @@ struct CallOutput {
 };
 
 // Tensors are in the order of their fields in AttendRequest, without key_lengths; attributes are
-// those of one number or bool. Outputs are in the order of the ONNX operator, then extensions.
+// those of one number, bool or enumeration with a name for each value. Outputs are in the order of
+// the ONNX operator, then extensions.
 absl::Span<const CallTensor> CallTensors();
 absl::Span<const CallAttribute> CallAttributes();
 absl::Span<const CallOutput> CallOutputs();

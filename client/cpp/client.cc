@@ -17,6 +17,7 @@
 #include "client/cpp/codec.h"
 #include "client/cpp/connections.h"
 #include "client/cpp/deadline.h"
+#include "client/cpp/infer_codec.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/shared_regions.h"
 #include "client/cpp/stream_call.h"
@@ -96,7 +97,7 @@ bool WaitBeforeRetry(std::chrono::nanoseconds delay, grpc::Channel& channel,
                      const std::stop_token& stop) {
   constexpr std::chrono::milliseconds kStopPollInterval{20};
   const Deadline end = Deadline::After(delay);
-  while (!stop.stop_requested() && end.left() > end.left().zero()) {
+  while (!stop.stop_requested() && end.left() > std::chrono::nanoseconds::zero()) {
     const auto turn = std::min<std::chrono::nanoseconds>(end.left(), kStopPollInterval);
     channel.WaitForStateChange(channel.GetState(/*try_to_connect=*/true),
                                Deadline::After(turn).ToGrpc());
@@ -146,6 +147,10 @@ class Client::Core {
   absl::StatusOr<Response> Send(const char* method, const RequestMessage& request,
                                 const CallOptions& options, const Deadline& deadline,
                                 const RetryPolicy& policy, int attempts = 0);
+
+  // Calls a model that rapt.v1 has no method for.
+  template <typename PositionsCall>
+  absl::StatusOr<Tensor> Infer(const PositionsCall& call, const CallOptions& options);
 
   // Makes one attempt through shared memory. Returns nullopt if the caller should send a message
   // instead: shared memory is unavailable, the call is too small, or the attempt failed and may be
@@ -527,6 +532,29 @@ absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& que
           });
   if (!response.ok()) return response.status();
   return Decode(*response);
+}
+
+template <typename PositionsCall>
+absl::StatusOr<Tensor> Client::Core::Infer(const PositionsCall& call, const CallOptions& options) {
+  const absl::StatusOr<inference::ModelInferRequest> request = EncodeInfer(call);
+  if (!request.ok()) return request.status();
+  absl::StatusOr<inference::ModelInferResponse> response = Call<inference::ModelInferResponse>(
+      options, DeadlineOf(options), options_.retries,
+      [&request](const Connection& connection, grpc::ClientContext* context,
+                 inference::ModelInferResponse* message) {
+        return connection.open_inference->ModelInfer(context, *request, message);
+      });
+  if (!response.ok()) return response.status();
+  return DecodeInfer(*std::move(response));
+}
+
+absl::StatusOr<Tensor> Client::RotaryEmbedding(const RotaryCall& call, const CallOptions& options) {
+  return core_->Infer(call, options);
+}
+
+absl::StatusOr<Tensor> Client::PositionalEncoding(const PositionalEncodingCall& call,
+                                                  const CallOptions& options) {
+  return core_->Infer(call, options);
 }
 
 absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {

@@ -55,6 +55,14 @@ static_assert(CodeOf<v1::Layout>(Layout::kBse) == v1::BSE);
 static_assert(v1::Alignment_MAX == v1::BOTTOM_RIGHT);
 static_assert(CodeOf<v1::Alignment>(Alignment::kTopLeft) == v1::TOP_LEFT);
 static_assert(CodeOf<v1::Alignment>(Alignment::kBottomRight) == v1::BOTTOM_RIGHT);
+static_assert(v1::ScoreFunction_MAX == v1::ADDITIVE);
+static_assert(CodeOf<v1::ScoreFunction>(ScoreFunction::kDotProduct) == v1::DOT_PRODUCT);
+static_assert(CodeOf<v1::ScoreFunction>(ScoreFunction::kAdditive) == v1::ADDITIVE);
+static_assert(v1::Normalizer_MAX == v1::ENTMAX);
+static_assert(CodeOf<v1::Normalizer>(Normalizer::kSoftmax) == v1::SOFTMAX);
+static_assert(CodeOf<v1::Normalizer>(Normalizer::kSparsemax) == v1::SPARSEMAX);
+static_assert(CodeOf<v1::Normalizer>(Normalizer::kEntmax15) == v1::ENTMAX15);
+static_assert(CodeOf<v1::Normalizer>(Normalizer::kEntmax) == v1::ENTMAX);
 static_assert(v1::ScoreOutput_MAX == v1::WEIGHTS);
 static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kScores, 1) == v1::SCORES);
 static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kSoftcapped, 1) == v1::SOFTCAPPED);
@@ -176,6 +184,8 @@ void Set(Message& message, const Field* field, const T& value) {
     fields.SetBool(&message, field, value);
   } else if constexpr (std::is_same_v<T, int64_t>) {
     fields.SetInt64(&message, field, value);
+  } else if constexpr (std::is_enum_v<T>) {
+    fields.SetEnumValue(&message, field, static_cast<int>(value));
   } else {
     fields.SetDouble(&message, field, value);
   }
@@ -253,7 +263,7 @@ struct ReceivedResponse {
 
   // Returns the tensor in `field` without its data. Null if absent.
   const v1::Tensor* TensorIn(const Field* field) const {
-    const google::protobuf::Reflection& reflection = *fields.GetReflection();
+    const google::protobuf::Reflection& reflection = *v1::AttendResponse::GetReflection();
     if (!reflection.HasField(fields, field)) return nullptr;
     return google::protobuf::DynamicCastToGenerated<v1::Tensor>(
         &reflection.GetMessage(fields, field));
@@ -468,6 +478,8 @@ absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response) {
   diagnosis.pairs = response.pairs();
   diagnosis.masked_by_mask = response.masked_by_mask();
   diagnosis.masked_by_position = response.masked_by_position();
+  diagnosis.masked_by_block_mask = response.masked_by_block_mask();
+  diagnosis.masked_by_selection = response.masked_by_selection();
   diagnosis.weights = ReadRange(response.weights());
   diagnosis.row_sums = ReadRange(response.row_sums());
   diagnosis.empty_rows = response.empty_rows().count();

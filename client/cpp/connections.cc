@@ -90,7 +90,9 @@ std::shared_ptr<grpc::Channel> NewChannel(
 }  // namespace
 
 Connection::Connection(std::shared_ptr<grpc::Channel> to_server)
-    : channel(std::move(to_server)), attention(v1::AttentionService::NewStub(channel)) {}
+    : channel(std::move(to_server)),
+      attention(v1::AttentionService::NewStub(channel)),
+      open_inference(inference::GRPCInferenceService::NewStub(channel)) {}
 
 ConnectionLease::ConnectionLease(Connection& connection) : connection_(&connection) {
   connection.calls_in_flight.fetch_add(1, std::memory_order_relaxed);

@@ -94,8 +94,8 @@ grpc::Status Register(SharedRegion& region, const Connection& connection, const 
   grpc::ClientContext context;
   context.set_deadline(deadline.ToGrpc());
   const std::stop_callback cancel(stop, [&context] { context.TryCancel(); });
-  const grpc::Status status = GRPCInferenceService::NewStub(connection.channel)
-                                  ->SystemSharedMemoryRegister(&context, request, &response);
+  grpc::Status status = GRPCInferenceService::NewStub(connection.channel)
+                            ->SystemSharedMemoryRegister(&context, request, &response);
   region.Unlink();
   return status;
 }

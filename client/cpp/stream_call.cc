@@ -11,7 +11,10 @@ constexpr char kAttendStream[] = "/rapt.v1.AttentionService/AttendStream";
 // The operation that a completion belongs to.
 enum Event : intptr_t { kStarted = 1, kWritten, kReadDone, kFinished };
 
-void* TagOf(Event event) { return reinterpret_cast<void*>(event); }
+// gRPC returns tags as they are.
+void* TagOf(Event event) {
+  return reinterpret_cast<void*>(event);  // NOLINT(performance-no-int-to-ptr)
+}
 
 // Refers to the payloads, which `bytes` owns.
 grpc::ByteBuffer MakeOwningBuffer(const RequestMessage& message,
@@ -121,7 +124,7 @@ void StreamCall::OnRead(bool ok) {
     is_read_ = true;
     return;
   }
-  if (absl::Status status = TakeResponse(); !status.ok()) Abort(std::move(status));
+  if (const absl::Status status = TakeResponse(); !status.ok()) Abort(status);
   Read();  // until the end, which follows TryCancel() immediately
 }
 
@@ -134,7 +137,7 @@ absl::Status StreamCall::TakeResponse() {
   return result_.Take({ToByteSlices(slices)}, static_cast<int64_t>(received_.Length()));
 }
 
-void StreamCall::Abort(absl::Status why) {
+void StreamCall::Abort(const absl::Status& why) {
   own_error_.Update(why);
   is_closed_ = true;
   context_.TryCancel();

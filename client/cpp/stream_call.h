@@ -37,7 +37,7 @@ class StreamCall {
   void Read();
   absl::StatusOr<grpc::ByteBuffer> NextChunk();
   absl::Status TakeResponse();
-  void Abort(absl::Status why);
+  void Abort(const absl::Status& why);
 
   grpc::ClientContext& context_;
   const ChunkedCall& chunked_;

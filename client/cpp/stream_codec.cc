@@ -76,6 +76,9 @@ absl::Status ChunkedCall::ReadShapes() {
   if (call_.v_head_size) {
     return absl::InvalidArgumentError("v_head_size is not supported in streams");
   }
+  if (call_.score_function != ScoreFunction::kDotProduct) {
+    return absl::InvalidArgumentError("additive scores are not supported in streams");
+  }
   for (const CallTensor& tensor : CallTensors()) {
     if (tensor.In(call_) == nullptr || IsStreamed(tensor.name)) continue;
     return absl::InvalidArgumentError(absl::StrCat(tensor.name, " is not supported in streams"));
@@ -182,7 +185,8 @@ void ChunkedCall::ChooseStreaming() {
                               bytes(a.query_heads, a.query_length, a.value_head_size, 4);
   const double kept_keys = bytes(a.kv_heads, a.key_length, a.head_size, element) +
                            bytes(a.kv_heads, a.key_length, a.value_head_size, element);
-  const bool needs_queries = call_.score_output == ScoreOutput::kWeights;
+  const bool needs_queries =
+      call_.score_output == ScoreOutput::kWeights || call_.normalizer != Normalizer::kSoftmax;
   streaming_ = options_.streaming.value_or(
       needs_queries || kept_keys < kept_queries ? Streaming::kQueries : Streaming::kKeys);
 }

@@ -30,7 +30,7 @@ Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<const void> owner,
              "the number of bytes must match the shape and type of the tensor");
 }
 
-Tensor::Tensor(DType dtype, Shape shape, std::shared_ptr<const std::string> bytes)
+Tensor::Tensor(DType dtype, Shape shape, const std::shared_ptr<const std::string>& bytes)
     : Tensor(dtype, std::move(shape), bytes,
              {reinterpret_cast<const std::byte*>(bytes->data()), bytes->size()}) {}
 

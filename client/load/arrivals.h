@@ -25,7 +25,7 @@ struct RateSegment {
 
 // Parses "100", "10..500" for a ramp, or "10..500/5" for five equal steps, over `duration`.
 // InvalidArgument names --rate.
-absl::StatusOr<std::vector<RateSegment>> ParseRate(std::string_view text,
+absl::StatusOr<std::vector<RateSegment>> ParseRate(std::string_view rate,
                                                    std::chrono::nanoseconds duration);
 
 // A sequence of arrival times. Thread-compatible.

@@ -169,7 +169,7 @@ absl::Status CallData::CheckY(absl::Span<const std::byte> y) const {
   for (const int64_t b : Sample(s.batch)) {
     for (const int64_t h : Sample(s.query_heads)) {
       for (const int64_t i : Sample(s.queries)) {
-        const QueryRow row(problem, arguments, b, h, i, /*memory=*/nullptr);
+        const QueryRow row(problem, arguments, /*rotation=*/nullptr, b, h, i, /*memory=*/nullptr);
         const double lse = row.Weigh(absl::MakeSpan(scores), [](Step, absl::Span<const double>) {});
         row.Output(scores, lse, absl::MakeSpan(wanted));
         for (int64_t d = 0; d < s.head_size; ++d) {

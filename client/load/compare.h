@@ -20,7 +20,7 @@ struct Recorded {
 };
 
 // InvalidArgument if the text is not a rapt-load report.
-absl::StatusOr<Recorded> ReadReport(std::string_view json);
+absl::StatusOr<Recorded> ReadReport(std::string_view text);
 
 struct Comparison {
   std::string figure;

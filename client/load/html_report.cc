@@ -146,7 +146,8 @@ std::string PercentileChart(const Totals& totals) {
   const auto place = [](double share) { return -std::log10(1 - share); };
   const auto line = [](const char* name, const Histogram& histogram) {
     Line line{name, {}};
-    for (double x = 0; x <= 4.001; x += 0.1) {
+    for (int tenths = 0; tenths <= 40; ++tenths) {
+      const double x = tenths / 10.0;
       line.points.emplace_back(x, Milliseconds(histogram.ValueAt(1 - std::pow(10, -x))));
     }
     return line;

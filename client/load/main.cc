@@ -1,10 +1,10 @@
 // rapt-load: the load tester.
 #include <grpcpp/grpcpp.h>
-#include <signal.h>
-#include <time.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -97,7 +97,7 @@ class Session {
     constexpr double kPrecision = 0.05;
     Load closed = settings_.load;
     closed.duration = settings_.load.duration / 4;
-    const absl::StatusOr<Run> flat_out = RunOnce(closed);
+    absl::StatusOr<Run> flat_out = RunOnce(closed);
     if (!flat_out.ok()) return flat_out.status();
     result.run = *flat_out;
     const double capacity = Summarize(result).rate;
@@ -216,7 +216,7 @@ ExitCode RunLoadCommand(absl::Span<const std::string> arguments) {
 absl::StatusOr<Recorded> ReadReportFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return absl::NotFoundError(absl::StrFormat("can't read %s", path));
-  const absl::StatusOr<Recorded> report =
+  absl::StatusOr<Recorded> report =
       ReadReport(std::string(std::istreambuf_iterator<char>(file), {}));
   if (report.ok()) return report;
   return absl::InvalidArgumentError(absl::StrFormat("%s: %s", path, report.status().message()));

@@ -4,10 +4,10 @@
 #include <grpcpp/grpcpp.h>
 #include <pthread.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include <algorithm>
 #include <charconv>
+#include <ctime>
 #include <deque>
 #include <thread>
 #include <utility>
@@ -318,6 +318,7 @@ class Driver {
  private:
   static std::vector<CallShape> ShapesOf(const std::vector<CallData>& calls) {
     std::vector<CallShape> shapes;
+    shapes.reserve(calls.size());
     for (const CallData& call : calls) shapes.push_back(call.shape());
     return shapes;
   }

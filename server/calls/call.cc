@@ -32,7 +32,7 @@ absl::Status GivesWay(absl::string_view what) {
 
 // 0 if the call never reached the stage.
 std::string TimeSpent(std::chrono::nanoseconds time) {
-  return absl::StrCat(Microseconds(std::max(time, time.zero())));
+  return absl::StrCat(Microseconds(std::max(time, std::chrono::nanoseconds::zero())));
 }
 
 }  // namespace
@@ -172,7 +172,7 @@ absl::Status Call::NotSent() const {
 
 void Call::AddTime(Stage stage, std::chrono::nanoseconds time) {
   std::chrono::nanoseconds& sum = report_.time_of(stage);
-  sum = std::max(sum, sum.zero()) + time;
+  sum = std::max(sum, std::chrono::nanoseconds::zero()) + time;
 }
 
 void Call::Bind(Request& request) {
@@ -180,6 +180,7 @@ void Call::Bind(Request& request) {
   request.cancelled = &cancelled_;
   request.caller = caller_memory_;
   request.is_accepted = is_accepted_;
+  report_.model = request.model;
   SetProblem(request.call.problem);
 }
 

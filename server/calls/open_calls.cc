@@ -81,8 +81,8 @@ bool OpenCalls::WaitUntilNone(std::chrono::nanoseconds timeout) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   MutexLock lock(mutex_);
   while (count_ > 0) {
-    const auto left = end - std::chrono::steady_clock::now();
-    if (left <= left.zero()) return false;
+    const std::chrono::nanoseconds left = end - std::chrono::steady_clock::now();
+    if (left <= std::chrono::nanoseconds::zero()) return false;
     all_closed_.WaitFor(mutex_, left);
   }
   return true;

@@ -38,7 +38,7 @@ std::vector<LogField> FieldsOf(absl::string_view method, const CallReport& repor
 }  // namespace
 
 void SlowCalls::Note(absl::string_view method, const CallReport& report) {
-  if (limit_ == limit_.zero() || report.total < limit_) return;
+  if (limit_ == std::chrono::nanoseconds::zero() || report.total < limit_) return;
   const std::optional<int64_t> left_out = lines_.Take();
   if (!left_out) return;
   std::vector<LogField> fields = FieldsOf(method, report);

@@ -104,7 +104,7 @@ void Executor::WorkerLoop(int worker) {
 
 SchedulingPolicy::Entries Executor::TakeNext() {
   const bool is_last_free_thread = busy_threads() + 1 == threads();
-  const SchedulingPolicy::Entries next = policy_.Take(
+  SchedulingPolicy::Entries next = policy_.Take(
       is_last_free_thread,
       [this](const SchedulingPolicy::Entry& entry) { return CheckAlive(entry.job).ok(); });
   for (SchedulingPolicy::Entry* entry : next) ++static_cast<ActiveJob*>(entry)->workers;

@@ -118,6 +118,7 @@ void Metrics::Count(Method& method, const CallReport& report) {
   if (report.problem != nullptr) batch_size_.Observe(report.problem->batch);
   if (report.batch_size > 0) run_requests_.Observe(report.batch_size);
   if (report.flops > 0) flops_.Add(report.flops);
+  if (report.problem != nullptr) models_[static_cast<size_t>(report.model)].Add();
   if (routing.declined != nullptr && routing.backend != nullptr) {
     const FallbackReason reason = routing.declined_for_now ? kNotNow : kUnsupported;
     fallbacks_[IndexOf(routing.declined)][IndexOf(routing.backend)][reason].Add();
@@ -235,6 +236,10 @@ void Metrics::CollectWork(Families& families) const {
                             "For each request, the number of requests computed by the same run.");
   run.metric.push_back(HistogramOf({}, run_requests_));
   families.push_back(std::move(run));
+
+  families.push_back(CountersOf(
+      "rapt_model_requests_total", "Valid requests, by the model of the Open Inference Protocol.",
+      "model", models_, [](size_t i) { return NameOf(static_cast<Model>(i)); }));
 
   MetricFamily payload = Family(MetricType::Counter, "rapt_payload_bytes_total",
                                 "Bytes of messages that carry tensors.");

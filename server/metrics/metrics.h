@@ -35,7 +35,7 @@ class Metrics final : public MetricSink {
 
   // Returns a function that counts the calls of a method. Start-up only; the result is thread-safe
   // and valid for the lifetime of this.
-  std::function<void(const CallReport&)> ForMethod(absl::string_view method);
+  std::function<void(const CallReport&)> ForMethod(absl::string_view name);
 
   // Start-up only; `read` is called at every scrape.
   void AddGauge(const std::string& name, const std::string& help, Labels labels,
@@ -102,6 +102,7 @@ class Metrics final : public MetricSink {
   Counter received_bytes_;
   Counter sent_bytes_;
   RealCounter flops_;
+  std::array<Counter, kModels> models_;  // requests of each
   mutable Mutex exported_mutex_;
   std::vector<ExportedFamily> exported_ ABSL_GUARDED_BY(exported_mutex_);
 };

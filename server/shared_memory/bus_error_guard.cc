@@ -1,12 +1,12 @@
 #include "server/shared_memory/bus_error_guard.h"
 
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <mutex>
 
 #include "base/check.h"
@@ -32,7 +32,7 @@ struct Slot {
   }
 };
 static_assert(std::atomic<uintptr_t>::is_always_lock_free &&
-              std::atomic<uint64_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+              std::atomic<bool>::is_always_lock_free);
 
 Slot slots[BusErrorGuard::kMaxGuards];
 struct sigaction previous_action;

@@ -72,7 +72,8 @@ absl::Status SharedMemory::CheckAllowed() const {
 
 absl::Status SharedMemory::CheckKey(const std::string& key) const {
   const absl::string_view object = WithoutLeadingSlashes(key);
-  if (object.empty() || object.find_first_of(absl::string_view("/\0", 2)) != object.npos) {
+  if (object.empty() ||
+      object.find_first_of(absl::string_view("/\0", 2)) != absl::string_view::npos) {
     return absl::InvalidArgumentError("the key must be a name without inner slashes");
   }
   if (absl::StartsWith(object, options_.key_prefix)) return absl::OkStatus();

@@ -74,8 +74,8 @@ class SmallHandler final : public MessageHandler {
 
 // REQUIRES: `service` outlives the method.
 template <typename ProtoRequest, typename ProtoResponse, typename Service>
-UnaryMethod SmallMethod(Service& service, CallObserver observe, bool is_public = false) {
-  return {.observe = std::move(observe),
+UnaryMethod SmallMethod(Service& service, const CallObserver& observe, bool is_public = false) {
+  return {.observe = observe,
           .traits = {.carries_tensors = false, .is_public = is_public},
           .new_handler = [&service] {
             return std::make_unique<SmallHandler<Service, ProtoRequest, ProtoResponse>>(service);

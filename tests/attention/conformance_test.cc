@@ -582,6 +582,7 @@ class RandomProblem {
     MakeShape();
     MakeMask();
     MakeRules();
+    MakeVectors(seed);
     arrangement_ = {
         Pick<Storage>({Storage::kRowMajor, Storage::kBshd, Storage::kPositionFirst,
                        Storage::kPaddedRows, Storage::kMisaligned, Storage::kBroadcastHeads}),
@@ -647,14 +648,49 @@ class RandomProblem {
           MaskShape{Pick({DType::kFloat32, DType::kBFloat16, p.dtype}),
                     {1, 1, Pick<int64_t>({1, p.query_length}), Pick<int64_t>({1, p.total_keys()})}};
     if (OneIn(4)) p.head_sink = Pick({DType::kFloat32, p.dtype});
+    MakeNormalizer();
     p.softmax_in_fp64 = OneIn(6);
     if (OneIn(6)) p.dropout = Dropout{Uniform(rng_, 0, 0.9), rng_()};
     if (OneIn(2)) {
       p.score_output = Pick({ScoreOutput::kScores, ScoreOutput::kSoftcapped, ScoreOutput::kBiased,
                              ScoreOutput::kWeights});
     }
-    p.wants_lse = OneIn(2);
+    p.wants_lse = OneIn(2) && p.normalizer == Normalizer::kSoftmax;
     p.wants_present = OneIn(3);
+    if (OneIn(5)) {
+      p.score_function = ScoreFunction::kAdditive;
+      p.additive_weight =
+          AdditiveWeight{Pick({DType::kFloat32, p.dtype}), Pick({int64_t{1}, p.query_heads})};
+    }
+  }
+
+  // From a generator of its own, so that the numbers of other problems do not depend on it.
+  void MakeVectors(uint64_t seed) {
+    Rng rng(seed + 1'000'000);
+    Problem& p = problem_;
+    const auto vectors = [&] {
+      constexpr int64_t kLengths[] = {1, 5, 33, 201, 999};
+      return RelativeVectors{UniformInt(rng, 0, 1) == 0 ? DType::kFloat32 : p.dtype,
+                             UniformInt(rng, 0, 1) == 0 ? 1 : p.query_heads,
+                             kLengths[UniformInt(rng, 0, 4)]};
+    };
+    if (UniformInt(rng, 0, 3) == 0 && !p.is_additive()) {
+      p.relative_keys = vectors();
+      p.has_relative_query = UniformInt(rng, 0, 1) == 0;
+    }
+    if (UniformInt(rng, 0, 3) == 0) p.relative_values = vectors();
+  }
+
+  void MakeNormalizer() {
+    Problem& p = problem_;
+    if (p.head_sink || !OneIn(4)) return;
+    p.normalizer = Pick({Normalizer::kSparsemax, Normalizer::kEntmax15, Normalizer::kEntmax});
+    if (p.normalizer != Normalizer::kEntmax) return;
+    if (OneIn(2)) {
+      p.head_alpha = Pick({DType::kFloat32, p.dtype});
+    } else {
+      p.alpha = Uniform(rng_, 1, 2);
+    }
   }
 
   Rng rng_;

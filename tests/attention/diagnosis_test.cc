@@ -60,6 +60,9 @@ Arguments ViewsOf(const Inputs& inputs) {
   }
   if (inputs.bias) arguments.inputs[Role::kBias] = inputs.bias->View();
   if (inputs.bias_table) arguments.inputs[Role::kBiasTable] = inputs.bias_table->View();
+  if (inputs.cos_cache) arguments.inputs[Role::kCosCache] = inputs.cos_cache->View();
+  if (inputs.sin_cache) arguments.inputs[Role::kSinCache] = inputs.sin_cache->View();
+  if (inputs.position_ids) arguments.inputs[Role::kPositionIds] = inputs.position_ids->View();
   if (inputs.past_key) arguments.inputs[Role::kPastKey] = inputs.past_key->View();
   if (inputs.past_value) arguments.inputs[Role::kPastValue] = inputs.past_value->View();
   arguments.key_lengths = inputs.key_lengths;
@@ -442,6 +445,28 @@ TEST(DiagnosisTest, UsesTheNamesOfTheInterface) {
   EXPECT_THAT(report->warnings, Contains(HasSubstr("query has 8 infinite values")));
   EXPECT_THAT(report->warnings,
               Contains(HasSubstr("bias has type FP32 and contains only 0 and 1")));
+}
+
+TEST(DiagnosisTest, ReportsTheScoresOfRotatedRows) {
+  const Problem plain{.batch = 2,
+                      .query_heads = 2,
+                      .kv_heads = 1,
+                      .query_length = 3,
+                      .key_length = 4,
+                      .head_size = 6,
+                      .value_head_size = 6};
+  Problem problem = plain;
+  problem.has_position_ids = true;
+  problem.rotary_cache = RotaryCache{.rows = 9, .pairs = 3};
+  const Inputs inputs = SomeInputs(problem);
+  Inputs rotated = inputs;
+  rotated.query = RotatedQueries(problem, inputs);
+  rotated.key = RotatedKeys(problem, inputs);
+  const DiagnosisReport got = MustDiagnose(problem, inputs);
+  const DiagnosisReport want = MustDiagnose(plain, rotated);
+  EXPECT_NEAR(got.raw_scores.max, want.raw_scores.max, 1e-6);
+  EXPECT_NEAR(got.raw_scores.min, want.raw_scores.min, 1e-6);
+  EXPECT_THAT(got.problem, HasSubstr("cos_cache=FP32[9,3] position_ids=INT64[2,3]"));
 }
 
 TEST(DiagnosisTest, RejectsWhatRunRejects) {

@@ -515,6 +515,106 @@ INSTANTIATE_TEST_SUITE_P(
                    c.inputs[Role::kRelativeBias] = TensorSpec{DType::kFloat32, {5}};
                  }),
              {"relative_bias", "[5]", "rank 2"}},
+            {"even_relative_keys",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeKeys] = TensorSpec{DType::kFloat32, {8, 6, 64}};
+                 }),
+             {"relative_keys", "6 distances", "2c + 1"}},
+            {"empty_relative_values",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeValues] = TensorSpec{DType::kFloat32, {8, 0, 32}};
+                 }),
+             {"relative_values", "0 distances", "2c + 1"}},
+            {"relative_keys_of_other_heads",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeKeys] = TensorSpec{DType::kFloat32, {4, 5, 64}};
+                 }),
+             {"relative_keys", "heads 4", "1 or 8"}},
+            {"relative_values_without_heads",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeValues] = TensorSpec{DType::kFloat32, {0, 5, 32}};
+                 }),
+             {"relative_values", "heads 0", "1 or 8"}},
+            {"relative_keys_of_rank_2",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeKeys] = TensorSpec{DType::kFloat32, {5, 64}};
+                 }),
+             {"relative_keys", "[5, 64]", "[1 or heads, 2c + 1, 64]", "Q"}},
+            {"relative_keys_of_another_head_size",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeKeys] = TensorSpec{DType::kFloat32, {8, 5, 32}};
+                 }),
+             {"relative_keys", "[8, 5, 32]", "[1 or heads, 2c + 1, 64]"}},
+            {"relative_values_of_the_head_size_of_keys",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeValues] = TensorSpec{DType::kFloat32, {8, 5, 64}};
+                 }),
+             {"relative_values", "[8, 5, 64]", "[1 or heads, 2c + 1, 32]", "V"}},
+            {"huge_relative_keys",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeKeys] =
+                       TensorSpec{DType::kFloat32, {8, (int64_t{1} << 50) + 1, 64}};
+                 }),
+             {"relative_keys", "1125899906842625 distances", "2c + 1"}},
+            {"relative_keys_of_additive_scores",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeKeys] = TensorSpec{DType::kFloat32, {8, 5, 64}};
+                   c.inputs[Role::kAdditiveWeight] = TensorSpec{DType::kFloat32, {8, 64}};
+                   c.score_function = ScoreFunction::kAdditive;
+                 }),
+             {"relative_keys", "additive_weight", "dot products"}},
+            {"relative_query_without_keys",
+             Rank4([](auto& c) { c.inputs[Role::kRelativeQuery] = c.inputs[Role::kQ]; }),
+             {"relative_query", "relative_keys"}},
+            {"relative_query_of_one_head",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kRelativeKeys] = TensorSpec{DType::kFloat32, {8, 5, 64}};
+                   c.inputs[Role::kRelativeQuery] = TensorSpec{DType::kFloat32, {2, 1, 16, 64}};
+                 }),
+             {"relative_query", "[2, 1, 16, 64]", "[2, 8, 16, 64]", "Q"}},
+            {"additive_scores_without_weights",
+             Rank4([](auto& c) { c.score_function = ScoreFunction::kAdditive; }),
+             {"score_function is additive", "additive_weight is missing"}},
+            {"additive_weight_for_dot_products",
+             Rank4(
+                 [](auto& c) {
+                   c.inputs[Role::kAdditiveWeight] = TensorSpec{DType::kFloat32, {8, 64}};
+                 }),
+             {"additive_weight", "score_function is dot_product", "additive"}},
+            {"additive_weight_of_another_head_size",
+             Rank4(
+                 [](auto& c) {
+                   c.score_function = ScoreFunction::kAdditive;
+                   c.inputs[Role::kAdditiveWeight] = TensorSpec{DType::kFloat32, {8, 32}};
+                 }),
+             {"additive_weight", "[8, 32]", "[1 or heads, 64]"}},
+            {"additive_weight_of_rank_1",
+             Rank4(
+                 [](auto& c) {
+                   c.score_function = ScoreFunction::kAdditive;
+                   c.inputs[Role::kAdditiveWeight] = TensorSpec{DType::kFloat32, {64}};
+                 }),
+             {"additive_weight", "[64]", "[1 or heads, 64]"}},
+            {"additive_weight_of_key_heads",
+             Rank4(
+                 [](auto& c) {
+                   c.score_function = ScoreFunction::kAdditive;
+                   c.inputs[Role::kAdditiveWeight] = TensorSpec{DType::kFloat32, {4, 64}};
+                 }),
+             {"additive_weight", "heads 4", "1 or 8"}},
+            {"unknown_score_function",
+             Rank4([](auto& c) { c.score_function = static_cast<ScoreFunction>(7); }),
+             {"score_function is 7", "dot_product or additive"}},
             {"two_biases_by_distance",
              Rank4(
                  [](auto& c) {
@@ -578,11 +678,33 @@ INSTANTIATE_TEST_SUITE_P(
            c.inputs[Role::kBiasTable] = TensorSpec{DType::kBool, {8, 8}};
          }),
          {"bias_table", "BOOL", "FP32"}},
+        {"additive_weight_of_bf16_for_fp32",
+         Rank4([](auto& c) {
+           c.score_function = ScoreFunction::kAdditive;
+           c.inputs[Role::kAdditiveWeight] = TensorSpec{DType::kBFloat16, {8, 64}};
+         }),
+         {"additive_weight", "BF16", "FP32"}},
         {"relative_bias_of_fp64_for_fp32",
          Rank4([](auto& c) {
            c.inputs[Role::kRelativeBias] = TensorSpec{DType::kFloat64, {8, 5}};
          }),
          {"relative_bias", "FP64", "FP32"}},
+        {"relative_keys_of_fp16_for_fp32",
+         Rank4([](auto& c) {
+           c.inputs[Role::kRelativeKeys] = TensorSpec{DType::kFloat16, {8, 5, 64}};
+         }),
+         {"relative_keys", "FP16", "FP32"}},
+        {"relative_values_of_bool",
+         Rank4([](auto& c) {
+           c.inputs[Role::kRelativeValues] = TensorSpec{DType::kBool, {8, 5, 32}};
+         }),
+         {"relative_values", "BOOL", "FP32"}},
+        {"relative_query_of_fp64_for_fp32",
+         Rank4([](auto& c) {
+           c.inputs[Role::kRelativeKeys] = TensorSpec{DType::kFloat32, {8, 5, 64}};
+           c.inputs[Role::kRelativeQuery] = TensorSpec{DType::kFloat64, {2, 8, 16, 64}};
+         }),
+         {"relative_query", "FP64", "FP32"}},
     }),
     CaseName);
 

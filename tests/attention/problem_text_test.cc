@@ -63,9 +63,18 @@ TEST(ProblemTextTest, ReadsAndDescribesEveryAttributeOfTheTable) {
     if (!test::IsInProblem(info)) continue;
     const std::string value = test::UnusualText(info);
     const std::string word = absl::StrCat(info.c, value.empty() ? "" : "=", value);
-    EXPECT_THAT(Describe(Parse("2x8x1024x64 " + word)), HasSubstr(" " + word));
+    const std::string before = info.attribute == Attribute::kAlpha ? "normalizer=entmax " : "";
+    EXPECT_THAT(Describe(Parse("2x8x1024x64 " + before + word)), HasSubstr(" " + word));
     EXPECT_THAT(Describe(Parse("2x8x1024x64")), Not(HasSubstr(" " + word)));
   }
+}
+
+TEST(ProblemTextTest, ReadsAndDescribesTheNormalizer) {
+  EXPECT_EQ(Parse("2x8x1024x64 normalizer=softmax").normalizer, Normalizer::kSoftmax);
+  for (const char* word : {" normalizer=sparsemax", " normalizer=entmax15"}) {
+    EXPECT_THAT(Describe(Parse(std::string("2x8x1024x64") + word)), HasSubstr(word));
+  }
+  EXPECT_FALSE(ParseProblems("2x8x1024x64 normalizer=entmax16").ok());
 }
 
 TEST(ProblemTextTest, AMaskCoversAllQueriesAndKeys) {

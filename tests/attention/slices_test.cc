@@ -76,7 +76,8 @@ TEST_P(SlicesTest, GiveTheSameBitsAsContiguousTensors) {
       std::vector<std::unique_ptr<Slices>> slices;
       const absl::StatusOr<Outputs> sliced = RunAttention(
           problem, inputs, options, Storage::kRowMajor, std::nullopt, [&](Arguments& arguments) {
-            for (Role role : {Role::kQ, Role::kK, Role::kV, Role::kPastKey, Role::kPastValue}) {
+            for (Role role : {Role::kQ, Role::kK, Role::kV, Role::kPastKey, Role::kPastValue,
+                              Role::kRelativeQuery}) {
               TensorView& view = arguments.inputs[role];
               if (!view.present()) continue;
               slices.push_back(std::make_unique<Slices>(view, rng, GetParam().largest_slice));
@@ -109,6 +110,17 @@ INSTANTIATE_TEST_SUITE_P(, SlicesTest,
                                                  .head_size = 5,
                                                  .value_head_size = 3},
                                                 3},
+                                           Case{"relative_query",
+                                                {.batch = 2,
+                                                 .query_heads = 4,
+                                                 .kv_heads = 2,
+                                                 .query_length = 13,
+                                                 .key_length = 17,
+                                                 .head_size = 20,
+                                                 .value_head_size = 3,
+                                                 .relative_keys = RelativeVectors{.length = 5},
+                                                 .has_relative_query = true},
+                                                50},
                                            Case{"decode_in_large_slices",
                                                 {.batch = 2,
                                                  .query_heads = 8,

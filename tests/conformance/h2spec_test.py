@@ -19,17 +19,20 @@ PAUSE_SECONDS = 0.02
 
 NO_BODY = "the answer has no DATA"
 CLOSED = "RFC 9113, 5.1: a frame on a closed stream may be an error; here it is ignored"
+NOT_OPENED = "gRPC's clients reset streams that they have not opened; see AResetOfAStreamThatWasNotOpenedIsIgnored"
 DEVIATIONS = {
     "generic/2/2": NO_BODY,
     "generic/2/3": NO_BODY,
     "http2/4.2/1": "SETTINGS_MAX_FRAME_SIZE is 1 MiB here, which exceeds the window",
     "http2/4.2/3": "20 kB do not exceed SETTINGS_MAX_FRAME_SIZE; see test_a_header_block_beyond_the_frame_size",
+    "http2/5.1/2": NOT_OPENED,
     "http2/5.1/8": CLOSED,
     "http2/5.1/9": CLOSED,
     "http2/5.1/11": CLOSED,
     "http2/5.1/12": CLOSED,
     "http2/5.1.1/2": "nghttp2 keeps no list of closed streams, and takes a lower identifier for one of them",
     "http2/5.3.1/2": "RFC 9113, 5.3.2: priorities are obsolete; the server announces SETTINGS_NO_RFC7540_PRIORITIES",
+    "http2/6.4/2": NOT_OPENED,
     "http2/6.5.3/1": NO_BODY,
     "http2/6.9.1/1": NO_BODY,
     "http2/6.9.2/1": NO_BODY,

@@ -381,15 +381,59 @@ def test_statistics_count_successes_and_failures(client):
     assert now.fail.count - then.fail.count == 1
 
 
-def test_statistics_of_all_models_equal_those_of_the_only_one(client):
-    (model,) = client.get_inference_statistics().model_stats
-    assert model.name == "attention"
-    refusal(grpc.StatusCode.NOT_FOUND, client.get_inference_statistics, "transformer")
+MODELS = ["attention", "rotary_embedding", "positional_encoding"]
 
 
-def test_the_repository_has_one_model(client):
-    (model,) = client.get_model_repository_index().models
-    assert (model.name, model.version, model.state) == ("attention", "1", "READY")
+def test_statistics_name_every_model(client):
+    assert [model.name for model in client.get_inference_statistics().model_stats] == MODELS
+    error = refusal(grpc.StatusCode.NOT_FOUND, client.get_inference_statistics, "transformer")
+    assert all(name in str(error) for name in MODELS)
+
+
+def test_statistics_count_each_model(client):
+    def counts():
+        stats = client.get_inference_statistics().model_stats
+        return {model.name: (model.inference_stats.success.count, model.inference_stats.fail.count) for model in stats}
+
+    before = counts()
+    x = np.ones((2, 3, 4), np.float32)
+    client.infer("positional_encoding", [to_input("X", x)])
+    refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "rotary_embedding", [to_input("X", x)])
+    after = counts()
+    success, fail = ({name: after[name][n] - before[name][n] for name in MODELS} for n in (0, 1))
+    assert success == {"attention": 0, "rotary_embedding": 0, "positional_encoding": 1}
+    assert fail == {"attention": 0, "rotary_embedding": 1, "positional_encoding": 0}
+
+
+def test_the_repository_has_every_model(client):
+    models = client.get_model_repository_index().models
+    assert [(m.name, m.version, m.state) for m in models] == [(name, "1", "READY") for name in MODELS]
+
+
+def test_every_model_describes_itself(client):
+    for name in MODELS:
+        metadata, config = client.get_model_metadata(name), client.get_model_config(name).config
+        assert (metadata.name, config.name) == (name, name)
+        assert [i.name for i in metadata.inputs] == [i.name for i in config.input]
+
+
+def test_positional_encoding(client):
+    x = np.random.default_rng(1).standard_normal((2, 5, 7)).astype(np.float32)
+    angles = np.arange(5)[:, None] * 100.0 ** (-(np.arange(7) // 2 * 2) / 7)
+    want = x + np.where(np.arange(7) % 2 == 0, np.sin(angles), np.cos(angles))
+    y = client.infer("positional_encoding", [to_input("X", x)], parameters={"base": 100}).as_numpy("Y")
+    np.testing.assert_allclose(y, want, rtol=1e-6, atol=1e-6)
+    table = np.arange(42, dtype=np.float32).reshape(6, 7)
+    y = client.infer("positional_encoding", [to_input("X", x), to_input("table", table)]).as_numpy("Y")
+    np.testing.assert_array_equal(y, x + table[:5])
+
+
+def test_a_position_outside_the_cache(client):
+    x, cache = np.ones((1, 1, 2, 4), np.float32), np.ones((3, 2), np.float32)
+    inputs = [to_input(name, array) for name, array in (("X", x), ("cos_cache", cache), ("sin_cache", cache))]
+    error = refusal(grpc.StatusCode.INVALID_ARGUMENT, client.infer, "rotary_embedding",
+                    [*inputs, to_input("position_ids", np.array([[0, 3]]))])  # fmt: skip
+    assert "position_ids[0, 1] is 3; it must be from 0 to 2" in str(error)
 
 
 def test_there_are_no_settings_to_change(client):

@@ -65,7 +65,9 @@ bool IsSmall(const rapt_problem& p) {
   double product = 1;
   for (const int64_t axis :
        {p.batch, p.query_heads, p.kv_heads, p.query_length, p.key_length + p.past_length,
-        p.head_size + p.value_head_size, p.bias_table_buckets, p.relative_bias_length}) {
+        p.head_size + p.value_head_size, p.bias_table_buckets, p.relative_bias_length,
+        p.relative_keys_length, p.relative_values_length, p.rotary_cache_rows, p.rotary_cache_batch,
+        p.selected_count}) {
     product *= static_cast<double>(axis + 1);
   }
   return product < 1e6;
@@ -89,6 +91,28 @@ void Run(const rapt_problem& p, const rapt_plan& plan) {
   a.bias_table.data = tensors.Make(p.bias_table_dtype, {p.bias_table_buckets, hq, 1, 1});
   a.relative_bias.data =
       tensors.Make(p.relative_bias_dtype, {p.relative_bias_heads, p.relative_bias_length, 1, 1});
+  a.relative_keys.data =
+      tensors.Make(p.relative_keys_dtype, {p.relative_keys_heads, p.relative_keys_length, d, 1});
+  a.relative_values.data = tensors.Make(p.relative_values_dtype,
+                                        {p.relative_values_heads, p.relative_values_length, dv, 1});
+  a.relative_query.data = tensors.Make(p.dtype, {b, hq, sq, d});
+  const int64_t cache_batch = p.rotary_cache_batch == 0 ? 1 : p.rotary_cache_batch;
+  for (rapt_input* cache : {&a.cos_cache, &a.sin_cache}) {
+    cache->data = tensors.Make(p.rotary_cache_dtype,
+                               {cache_batch, p.rotary_cache_rows, p.rotary_cache_pairs, 1});
+  }
+  a.position_ids.data = tensors.Make(RAPT_FP64, {b, p.query_length, 1, 1});  // of 8 bytes, too
+  a.key_position_ids.data = tensors.Make(RAPT_FP64, {b, p.key_length, 1, 1});
+  a.additive_weight.data =
+      tensors.Make(p.additive_weight_dtype, {p.additive_weight_heads, d, 1, 1});
+  if (p.has_block_mask != 0) {
+    const int64_t rows = (sq - 1) / p.block_q + 1, columns = (past + sk - 1) / p.block_k + 1;
+    a.block_mask.data =
+        tensors.Make(RAPT_BOOL, {p.block_mask_batch, p.block_mask_heads, rows, columns});
+  }
+  // As many bytes as INT32.
+  a.selected_indices.data = tensors.Make(RAPT_FP32, {b, p.selected_heads, sq, p.selected_count});
+  a.global_mask.data = tensors.Make(RAPT_BOOL, {b, past + sk, 1, 1});
   a.past_key.data = tensors.Make(p.dtype, {b, hkv, past, d});
   a.past_value.data = tensors.Make(p.dtype, {b, hkv, past, dv});
   a.key_lengths = key_lengths.data();
@@ -129,6 +153,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (problem.relative_bias_dtype == 0) {
     problem.relative_bias_heads = problem.relative_bias_length = 0;
   }
+  if (problem.relative_keys_dtype == 0) {
+    problem.relative_keys_heads = problem.relative_keys_length = 0;
+  }
+  if (problem.relative_values_dtype == 0) {
+    problem.relative_values_heads = problem.relative_values_length = 0;
+  }
+  if (problem.rotary_cache_dtype == 0) {
+    problem.rotary_cache_batch = problem.rotary_cache_rows = problem.rotary_cache_pairs = 0;
+  }
+  if (problem.additive_weight_dtype == 0) problem.additive_weight_heads = 0;
+  if (problem.has_selected_indices == 0) problem.selected_heads = problem.selected_count = 0;
   if (IsSmall(problem)) Run(problem, *plan);
   rapt_plan_destroy(plan);
   return 0;

@@ -23,6 +23,15 @@ constexpr DType kMaskTypes[] = {DType::kBool,     DType::kFloat32, DType::kFloat
 constexpr ScoreOutput kScoreOutputs[] = {ScoreOutput::kScores, ScoreOutput::kSoftcapped,
                                          ScoreOutput::kBiased, ScoreOutput::kWeights};
 
+constexpr Normalizer kNormalizers[] = {Normalizer::kSoftmax, Normalizer::kSoftmax,
+                                       Normalizer::kSparsemax, Normalizer::kEntmax15,
+                                       Normalizer::kEntmax};
+
+RelativeVectors SomeVectors(const Problem& p, FuzzedDataProvider& data) {
+  return {data.ConsumeBool() ? DType::kFloat32 : p.dtype, data.ConsumeBool() ? 1 : p.query_heads,
+          2 * data.ConsumeIntegralInRange<int64_t>(0, 300) + 1};
+}
+
 // A problem that is valid in most cases, and small because the oracle is slow.
 Problem SmallProblem(FuzzedDataProvider& data) {
   Problem p;
@@ -50,14 +59,56 @@ Problem SmallProblem(FuzzedDataProvider& data) {
     p.mask = mask;
   }
   p.has_key_lengths = data.ConsumeBool();
+  if (data.ConsumeBool()) {
+    p.rotary_embedding_dim = data.ConsumeIntegralInRange(0, 12);
+    p.interleaved = data.ConsumeBool();
+    if (data.ConsumeBool()) p.rotary_keys = data.ConsumeBool();
+    p.has_position_ids = data.ConsumeBool();
+    p.has_key_position_ids = data.ConsumeBool();
+    if (data.ConsumeBool()) {
+      p.rope_theta = data.ConsumeIntegralInRange(2, 10000);
+    } else {
+      p.rotary_cache = RotaryCache{.dtype = p.dtype,
+                                   .rows = data.ConsumeIntegralInRange(0, 180),
+                                   .pairs = p.rotary_size() / 2};
+      if (data.ConsumeBool()) p.rotary_cache->batch = p.batch;
+    }
+  }
   p.softmax_in_fp64 = data.ConsumeBool();
   if (data.ConsumeBool()) {
     p.dropout =
         Dropout{data.ConsumeFloatingPointInRange(0.0, 0.9), data.ConsumeIntegral<uint64_t>()};
   }
   if (data.ConsumeBool()) p.score_output = data.PickValueInArray(kScoreOutputs);
+  if (data.ConsumeBool()) p.relative_values = SomeVectors(p, data);
+  if (data.ConsumeBool()) {
+    p.relative_keys = SomeVectors(p, data);
+    p.has_relative_query = data.ConsumeBool();
+  } else if (data.ConsumeBool()) {
+    p.score_function = ScoreFunction::kAdditive;
+    p.additive_weight =
+        AdditiveWeight{data.PickValueInArray(kFloatTypes), data.ConsumeBool() ? p.query_heads : 1};
+  }
+  if (data.ConsumeBool()) {
+    const int64_t block_q = data.ConsumeIntegralInRange(1, 80);
+    const int64_t block_k = data.ConsumeIntegralInRange(1, 80);
+    p.block_q = block_q;
+    p.block_k = block_k;
+    p.block_mask = {data.ConsumeBool() ? p.batch : 1, data.ConsumeBool() ? p.query_heads : 1,
+                    (p.query_length + block_q - 1) / block_q,
+                    (p.total_keys() + block_k - 1) / block_k};
+  }
+  if (data.ConsumeBool()) {
+    p.selected = SelectedIndices{data.ConsumeBool() ? p.kv_heads : 1,
+                                 data.ConsumeIntegralInRange<int64_t>(0, p.total_keys() + 3)};
+  }
+  p.prefix_keys = data.ConsumeIntegralInRange(0, 60);
+  p.has_global_mask = data.ConsumeBool();
   p.wants_lse = data.ConsumeBool();
   p.wants_present = data.ConsumeBool();
+  p.normalizer = data.PickValueInArray(kNormalizers);
+  if (data.ConsumeBool()) p.alpha = data.ConsumeFloatingPointInRange(0.9, 2.1);
+  if (data.ConsumeBool()) p.head_alpha = data.PickValueInArray(kFloatTypes);
   return p;
 }
 
@@ -71,9 +122,32 @@ void Corrupt(Problem& p, FuzzedDataProvider& data) {
   }
   if (data.ConsumeBool()) p.scale = data.ConsumeFloatingPoint<double>();
   if (data.ConsumeBool()) p.softcap = data.ConsumeFloatingPoint<double>();
+  if (data.ConsumeBool()) p.rotary_embedding_dim = data.ConsumeIntegral<int64_t>();
+  if (data.ConsumeBool() && p.rotary_cache) {
+    p.rotary_cache->rows = data.ConsumeIntegral<int64_t>();
+    p.rotary_cache->pairs = data.ConsumeIntegral<int64_t>();
+  }
   if (data.ConsumeBool() && p.mask) {
     for (int64_t& axis : p.mask->dims) axis = data.ConsumeIntegral<int64_t>();
   }
+  for (std::optional<RelativeVectors>* const vectors : {&p.relative_keys, &p.relative_values}) {
+    if (!*vectors || !data.ConsumeBool()) continue;
+    (*vectors)->heads = data.ConsumeIntegral<int64_t>();
+    (*vectors)->length = data.ConsumeIntegral<int64_t>();
+  }
+  if (data.ConsumeBool() && p.additive_weight) {
+    p.additive_weight->heads = data.ConsumeIntegral<int64_t>();
+  }
+  if (data.ConsumeBool()) p.score_function = ScoreFunction::kAdditive;
+  if (data.ConsumeBool()) p.block_q = data.ConsumeIntegral<int64_t>();
+  if (data.ConsumeBool()) p.block_k = data.ConsumeIntegral<int64_t>();
+  if (data.ConsumeBool() && p.block_mask) {
+    for (int64_t& axis : *p.block_mask) axis = data.ConsumeIntegral<int64_t>();
+  }
+  if (data.ConsumeBool()) {
+    p.selected = SelectedIndices{data.ConsumeIntegral<int64_t>(), data.ConsumeIntegral<int64_t>()};
+  }
+  if (data.ConsumeBool()) p.prefix_keys = data.ConsumeIntegral<int64_t>();
   if (data.ConsumeBool() && p.dropout) {
     p.dropout->probability = data.ConsumeFloatingPoint<double>();
   }

@@ -30,7 +30,7 @@ RECIPES = {
     "mechanism": ("softmax", "attention/mechanism/softmax/", r"mechanism/softmax/"),
     "backend": ("reference", "attention/reference/", r"\breference/reference_"),
     "instruction set": ("avx2", "attention/cpu/kernels_avx2.cc", r"(?i)avx2"),
-    "model": ("attention", "server/protocols/oip/model.cc", r"\bkModelName\b|protocols/oip/model\.cc"),
+    "model": ("rotary_embedding", "server/protocols/oip/model.cc", r"\bkRotaryEmbedding\b|positions/rotary_embedding\.(cc|h)|protocols/oip/model\.cc"),
     "transport": ("http2", "server/wire/http2/", r"\bwire/http2/"),
 }
 

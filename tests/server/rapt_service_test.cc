@@ -239,12 +239,79 @@ constexpr Feature kFeatures[] = {
      [](Problem& p) {
        p.relative_bias = RelativeBias{p.dtype, p.query_heads, 5};
      }},
+    {"vectors by distance",
+     [](Problem& p) {
+       p.relative_keys = RelativeVectors{p.dtype, p.query_heads, 5};
+       p.relative_values = RelativeVectors{DType::kFloat32, 1, 3};
+     }},
+    {"relative query",
+     [](Problem& p) {
+       p.relative_keys = RelativeVectors{DType::kFloat32, 1, 3};
+       p.has_relative_query = true;
+     }},
+    {"additive scores",
+     [](Problem& p) {
+       p.score_function = ScoreFunction::kAdditive;
+       p.additive_weight = AdditiveWeight{p.dtype, p.query_heads};
+       p.causal = true;
+     }},
+    {"block mask",
+     [](Problem& p) {
+       p.block_mask = std::array<int64_t, 4>{2, 1, 3, 3};
+       p.block_q = 2;
+       p.block_k = 3;
+     }},
+    {"selected keys",
+     [](Problem& p) {
+       p.selected = SelectedIndices{p.kv_heads, 4};
+       p.causal = true;
+     }},
+    {"exemptions from the window",
+     [](Problem& p) {
+       p.left_window = p.right_window = 1;
+       p.prefix_keys = 2;
+       p.has_global_mask = true;
+     }},
     {"values in keys",
      [](Problem& p) {
        p.values_in_keys = true;
        p.past_length = 4;
        p.value_head_size = 5;
        p.wants_present = true;
+     }},
+    {"rotary with angles",
+     [](Problem& p) {
+       p.rope_theta = 100;
+       p.interleaved = true;
+       p.past_length = 4;
+       p.wants_present = true;
+     }},
+    {"rotary with a cache",
+     [](Problem& p) {
+       p.rotary_cache = RotaryCache{.dtype = p.dtype, .rows = 9, .pairs = 3};
+       p.rotary_embedding_dim = 6;
+       p.has_position_ids = p.has_key_position_ids = true;
+     }},
+    {"rotary by token",
+     [](Problem& p) {
+       p.rotary_cache = RotaryCache{.batch = p.batch, .rows = p.query_length, .pairs = 4};
+       p.rotary_keys = false;
+     }},
+    {"sparsemax",
+     [](Problem& p) {
+       p.normalizer = Normalizer::kSparsemax;
+       p.score_output = ScoreOutput::kWeights;
+     }},
+    {"entmax15", [](Problem& p) { p.normalizer = Normalizer::kEntmax15, p.causal = true; }},
+    {"entmax",
+     [](Problem& p) {
+       p.normalizer = Normalizer::kEntmax;
+       p.alpha = 1.25;
+     }},
+    {"entmax with an alpha for each head",
+     [](Problem& p) {
+       p.normalizer = Normalizer::kEntmax;
+       p.head_alpha = p.dtype;
      }},
     {"no queries", [](Problem& p) { p.query_length = 0; }},
     {"no keys", [](Problem& p) { p.key_length = 0, p.wants_lse = true; }},
@@ -538,9 +605,29 @@ const Refusal kRefusals[] = {
     {"unknown layout",
      [](auto& r) { r.mutable_attention()->set_layout(static_cast<v1::Layout>(9)); },
      {"attention.layout is 9", "BHSD (1), BSHD (2) or BSE (3)"}},
+    {"unknown normalizer",
+     [](auto& r) { r.mutable_attention()->set_normalizer(static_cast<v1::Normalizer>(4)); },
+     {"attention.normalizer is 4", "SPARSEMAX (1), ENTMAX15 (2) or ENTMAX (3)"}},
+    {"alpha of softmax",
+     [](auto& r) { r.mutable_attention()->set_alpha(1.5); },
+     {"attention.alpha is set", "attention.normalizer is softmax"}},
+    {"lse of sparsemax",
+     [](auto& r) {
+       r.mutable_attention()->set_normalizer(v1::SPARSEMAX);
+       r.set_want_lse(true);
+     },
+     {"attention.normalizer is sparsemax", "no lse"}},
     {"unknown alignment",
      [](auto& r) { r.mutable_attention()->set_alignment(static_cast<v1::Alignment>(-1)); },
      {"attention.alignment is -1", "TOP_LEFT (0) or BOTTOM_RIGHT (1)"}},
+    {"unknown score function",
+     [](auto& r) {
+       r.mutable_attention()->set_score_function(static_cast<v1::ScoreFunction>(256));
+     },
+     {"attention.score_function is 256", "DOT_PRODUCT (0) or ADDITIVE (1)"}},
+    {"additive scores without weights",
+     [](auto& r) { r.mutable_attention()->set_score_function(v1::ADDITIVE); },
+     {"attention.score_function is additive", "additive_weight is missing"}},
     {"unknown score output",
      [](auto& r) { r.set_score_output(static_cast<v1::ScoreOutput>(5)); },
      {"score_output is 5", "WEIGHTS (4)"}},

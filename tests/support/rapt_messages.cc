@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -60,9 +61,19 @@ void WriteAttention(const Problem& p, v1::Layout layout, v1::Attention& attentio
   if (p.right_window >= 0) attention.mutable_window()->set_right(p.right_window);
   attention.set_softmax_in_fp64(p.softmax_in_fp64);
   if (p.values_in_keys) attention.set_v_head_size(p.value_head_size);
+  attention.set_score_function(p.is_additive() ? v1::ADDITIVE : v1::DOT_PRODUCT);
   attention.set_alibi(p.alibi);
   attention.set_is_bidirectional(p.is_bidirectional);
   if (p.max_distance) attention.set_max_distance(*p.max_distance);
+  attention.set_interleaved(p.interleaved);
+  attention.set_rotary_embedding_dim(p.rotary_embedding_dim);
+  if (p.rope_theta) attention.set_rope_theta(*p.rope_theta);
+  if (p.rotary_keys) attention.set_rotary_keys(*p.rotary_keys);
+  attention.set_normalizer(static_cast<v1::Normalizer>(p.normalizer));
+  if (p.alpha) attention.set_alpha(*p.alpha);
+  if (p.block_q) attention.set_block_q(*p.block_q);
+  if (p.block_k) attention.set_block_k(*p.block_k);
+  attention.set_prefix_keys(p.prefix_keys);
   if (p.dropout) {
     attention.mutable_dropout()->set_probability(p.dropout->probability);
     attention.mutable_dropout()->set_seed(p.dropout->seed);
@@ -103,6 +114,12 @@ v1::Tensor ToMessage(const Tensor& tensor, v1::Layout layout) {
     const double value = tensor.At(b, h, s, e);
     if (tensor.dtype() == DType::kBool) {
       bytes[index++] = static_cast<std::byte>(value != 0);
+    } else if (tensor.dtype() == DType::kInt64) {
+      const auto integer = static_cast<int64_t>(value);
+      std::memcpy(bytes + element_bytes * index++, &integer, sizeof(integer));
+    } else if (tensor.dtype() == DType::kInt32) {
+      const auto integer = static_cast<int32_t>(value);
+      std::memcpy(bytes + index++ * sizeof(integer), &integer, sizeof(integer));
     } else {
       StoreElement(bytes, tensor.dtype(), index++, value);
     }
@@ -125,17 +142,35 @@ v1::AttendRequest ToMessage(const Problem& p, const Inputs& inputs, v1::Layout l
     *message.mutable_head_sink() = ToMessage(*inputs.head_sink);
     message.mutable_head_sink()->mutable_shape()->Truncate(1);  // [Hq]
   }
-  // Of rank 2.
+  if (inputs.head_alpha) {
+    *message.mutable_alpha() = ToMessage(*inputs.head_alpha);
+    message.mutable_alpha()->mutable_shape()->Truncate(1);
+  }
   const auto write_table = [](const std::optional<Tensor>& table,
-                              v1::Tensor* (v1::AttendRequest::*field)(), v1::AttendRequest& out) {
+                              v1::Tensor* (v1::AttendRequest::*field)(), v1::AttendRequest& out,
+                              int rank = 2) {
     if (!table) return;
     v1::Tensor& tensor = *(out.*field)();
     tensor = ToMessage(*table);
-    tensor.mutable_shape()->Truncate(2);
+    tensor.mutable_shape()->Truncate(rank);
   };
   write_table(inputs.alibi_slopes, &v1::AttendRequest::mutable_alibi_slopes, message);
   write_table(inputs.bias_table, &v1::AttendRequest::mutable_bias_table, message);
   write_table(inputs.relative_bias, &v1::AttendRequest::mutable_relative_bias, message);
+  write_table(inputs.relative_keys, &v1::AttendRequest::mutable_relative_keys, message, 3);
+  write_table(inputs.relative_values, &v1::AttendRequest::mutable_relative_values, message, 3);
+  if (inputs.relative_query) {
+    *message.mutable_relative_query() = ToMessage(*inputs.relative_query, layout);
+  }
+  const int rank = p.rotary_cache && p.rotary_cache->batch ? 3 : 2;
+  write_table(inputs.cos_cache, &v1::AttendRequest::mutable_cos_cache, message, rank);
+  write_table(inputs.sin_cache, &v1::AttendRequest::mutable_sin_cache, message, rank);
+  write_table(inputs.position_ids, &v1::AttendRequest::mutable_position_ids, message);
+  write_table(inputs.key_position_ids, &v1::AttendRequest::mutable_key_position_ids, message);
+  write_table(inputs.additive_weight, &v1::AttendRequest::mutable_additive_weight, message);
+  write_table(inputs.global_mask, &v1::AttendRequest::mutable_global_mask, message);
+  if (inputs.block_mask) *message.mutable_block_mask() = ToMessage(*inputs.block_mask);
+  if (inputs.selected) *message.mutable_selected_indices() = ToMessage(*inputs.selected);
   message.mutable_key_lengths()->Assign(inputs.key_lengths.begin(), inputs.key_lengths.end());
   WriteAttention(p, layout, *message.mutable_attention());
   if (p.score_output) message.set_score_output(CodeOf(*p.score_output));

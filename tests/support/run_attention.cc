@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <sstream>
 #include <utility>
 #include <variant>
@@ -96,6 +97,26 @@ Arguments MakeArguments(const Inputs& inputs, Outputs& outputs) {
   if (inputs.alibi_slopes) arguments.inputs[Role::kAlibiSlopes] = MaskView(*inputs.alibi_slopes);
   if (inputs.bias_table) arguments.inputs[Role::kBiasTable] = inputs.bias_table->View();
   if (inputs.relative_bias) arguments.inputs[Role::kRelativeBias] = MaskView(*inputs.relative_bias);
+  if (inputs.relative_keys) arguments.inputs[Role::kRelativeKeys] = MaskView(*inputs.relative_keys);
+  if (inputs.relative_values) {
+    arguments.inputs[Role::kRelativeValues] = MaskView(*inputs.relative_values);
+  }
+  if (inputs.relative_query) {
+    arguments.inputs[Role::kRelativeQuery] = inputs.relative_query->View();
+  }
+  if (inputs.cos_cache) arguments.inputs[Role::kCosCache] = inputs.cos_cache->View();
+  if (inputs.sin_cache) arguments.inputs[Role::kSinCache] = inputs.sin_cache->View();
+  if (inputs.position_ids) arguments.inputs[Role::kPositionIds] = inputs.position_ids->View();
+  if (inputs.key_position_ids) {
+    arguments.inputs[Role::kKeyPositionIds] = inputs.key_position_ids->View();
+  }
+  if (inputs.additive_weight) {
+    arguments.inputs[Role::kAdditiveWeight] = MaskView(*inputs.additive_weight);
+  }
+  if (inputs.head_alpha) arguments.inputs[Role::kAlpha] = inputs.head_alpha->View();
+  if (inputs.block_mask) arguments.inputs[Role::kBlockMask] = MaskView(*inputs.block_mask);
+  if (inputs.selected) arguments.inputs[Role::kSelectedIndices] = MaskView(*inputs.selected);
+  if (inputs.global_mask) arguments.inputs[Role::kGlobalMask] = MaskView(*inputs.global_mask);
   arguments.key_lengths = inputs.key_lengths;
   arguments.outputs[Role::kY] = outputs.output.MutableView();
   if (outputs.lse) arguments.outputs[Role::kLse] = outputs.lse->MutableView();
@@ -128,6 +149,8 @@ std::string TextOf(const AttributeInfo& info, const Problem& p) {
     out << " " << info.c << "=";
     if constexpr (requires { *(p.*field.problem); }) {
       out << *(p.*field.problem);
+    } else if constexpr (std::is_enum_v<std::decay_t<decltype(p.*field.problem)>>) {
+      out << info.choices[static_cast<size_t>(p.*field.problem)];
     } else {
       out << p.*field.problem;
     }
@@ -145,6 +168,26 @@ Tensor RandomMask(const MaskShape& shape, Rng& rng, Storage storage) {
              UniformInt(rng, 0, shape.dims[2] - 1), UniformInt(rng, 0, shape.dims[3] - 1), -kInf);
   }
   return mask;
+}
+
+// Different keys in any order, with some unused places.
+Tensor RandomIndices(const Problem& p, Rng& rng) {
+  Tensor indices(DType::kInt32, {p.batch, p.selected->heads, p.query_length, p.selected->count});
+  std::vector<int64_t> keys(p.total_keys());
+  std::iota(keys.begin(), keys.end(), 0);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.selected->heads; ++h) {
+      for (int64_t i = 0; i < p.query_length; ++i) {
+        int64_t used = 0;
+        for (int64_t n = 0; n < p.selected->count; ++n) {
+          const bool is_used = used < p.total_keys() && UniformInt(rng, 0, 7) > 0;
+          if (is_used) std::swap(keys[used], keys[UniformInt(rng, used, p.total_keys() - 1)]);
+          indices.Set(b, h, i, n, is_used ? static_cast<double>(keys[used++]) : -1);
+        }
+      }
+    }
+  }
+  return indices;
 }
 
 }  // namespace
@@ -198,6 +241,25 @@ std::string ToText(const Problem& p) {
          << "," << p.bias->dims[2] << "," << p.bias->dims[3] << "]";
   }
   if (p.head_sink) text << " head_sink=" << NameOf(*p.head_sink);
+  const auto vectors = [&](const char* name, const std::optional<RelativeVectors>& shape) {
+    if (shape)
+      text << " " << name << "=" << NameOf(shape->dtype) << "[" << shape->heads << ","
+           << shape->length << "]";
+  };
+  vectors("relative_keys", p.relative_keys);
+  vectors("relative_values", p.relative_values);
+  if (p.has_relative_query) text << " relative_query";
+  if (p.additive_weight) {
+    text << " additive_weight=" << NameOf(p.additive_weight->dtype) << "["
+         << p.additive_weight->heads << "]";
+  }
+  if (p.head_alpha) text << " head_alpha=" << NameOf(*p.head_alpha);
+  if (p.block_mask) {
+    const Dims& dims = *p.block_mask;
+    text << " block_mask=[" << dims[0] << "," << dims[1] << "," << dims[2] << "," << dims[3] << "]";
+  }
+  if (p.selected) text << " selected=[" << p.selected->heads << "," << p.selected->count << "]";
+  if (p.has_global_mask) text << " global_mask";
   if (p.softmax_in_fp64) text << " softmax_in_fp64";
   if (p.dropout) text << " dropout=" << p.dropout->probability << " seed " << p.dropout->seed;
   if (p.score_output) text << " score_output=" << static_cast<int>(*p.score_output);
@@ -248,6 +310,51 @@ Inputs RandomInputs(const Problem& p, Rng& rng, const Arrangement& arrangement, 
   if (p.relative_bias) {
     inputs.relative_bias =
         table(p.relative_bias->dtype, p.relative_bias->heads, p.relative_bias->length);
+  }
+  const auto vectors = [&](const RelativeVectors& shape, int64_t size, double largest) {
+    return Tensor(shape.dtype, {shape.heads, shape.length, size, 1}, arrangement.mask)
+        .FillUniform(rng, -largest, largest);
+  };
+  if (p.relative_keys) {
+    inputs.relative_keys = vectors(*p.relative_keys, p.head_size, magnitude);
+  }
+  if (p.relative_values) {
+    inputs.relative_values = vectors(*p.relative_values, p.value_head_size, 1);
+  }
+  if (p.has_relative_query) {
+    inputs.relative_query =
+        random({p.batch, p.query_heads, p.query_length, p.head_size}, arrangement.query, magnitude);
+  }
+  const auto ids = [&](int64_t length) {
+    Tensor positions(DType::kInt64, {p.batch, length, 1, 1});
+    const int64_t last = p.rotary_cache ? p.rotary_cache->rows - 1 : 1000;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      for (int64_t s = 0; s < length; ++s) {
+        positions.Set(b, s, 0, 0, static_cast<double>(UniformInt(rng, 0, last)));
+      }
+    }
+    return positions;
+  };
+  if (p.rotary_cache) {
+    // Not those of an angle, so that the cosines and sines are told apart.
+    const RotaryCache& cache = *p.rotary_cache;
+    const Dims dims = cache.by_position() ? Dims{cache.rows, cache.pairs, 1, 1}
+                                          : Dims{*cache.batch, cache.rows, cache.pairs, 1};
+    inputs.cos_cache = Tensor(cache.dtype, dims).FillUniform(rng, -1, 1);
+    inputs.sin_cache = Tensor(cache.dtype, dims).FillUniform(rng, -1, 1);
+  }
+  if (p.has_position_ids) inputs.position_ids = ids(p.query_length);
+  if (p.has_key_position_ids) inputs.key_position_ids = ids(p.key_length);
+  if (p.additive_weight) {
+    inputs.additive_weight = table(p.additive_weight->dtype, p.additive_weight->heads, p.head_size);
+  }
+  if (p.head_alpha) {
+    inputs.head_alpha = Tensor(*p.head_alpha, {p.query_heads, 1, 1, 1}).FillUniform(rng, 1, 2);
+  }
+  if (p.block_mask) inputs.block_mask = Tensor(DType::kBool, *p.block_mask).FillBool(rng, 0.4);
+  if (p.selected) inputs.selected = RandomIndices(p, rng);
+  if (p.has_global_mask) {
+    inputs.global_mask = Tensor(DType::kBool, {p.batch, p.total_keys(), 1, 1}).FillBool(rng, 0.1);
   }
   return inputs;
 }
@@ -351,19 +458,30 @@ void ExpectSameOutputs(const Problem& a, const Inputs& inputs_a, const Problem& 
                        const Inputs& inputs_b) {
   for (const Target& target : Targets()) {
     SCOPED_TRACE(target.Name());
-    EXPECT_TRUE(SameBits(RunAttention(a, inputs_a, target.Options()).value(),
-                         RunAttention(b, inputs_b, target.Options()).value()));
+    const Outputs left = RunAttention(a, inputs_a, target.Options()).value();
+    const Outputs right = RunAttention(b, inputs_b, target.Options()).value();
+    if (target.isa != "amx") {
+      EXPECT_TRUE(SameBits(left, right));
+      continue;
+    }
+    const Tolerance rounding{2 * ToleranceOf(a.dtype), {}};
+    EXPECT_TRUE(AllClose("output", left.output, right.output.ToVector(), rounding));
   }
 }
 
 ::testing::AssertionResult Matches(const Problem& problem, const Outputs& outputs,
                                    const Expected& expected) {
-  // Larger scores lose relative precision in the exponential, in every type.
-  constexpr double kLargeScore = 8;
+  // Larger scores lose relative precision in the exponential, in every type. The weights of other
+  // normalizers have the absolute error of the scores, and vectors by distance add two terms, which
+  // may cancel.
+  const bool is_absolute = problem.normalizer != Normalizer::kSoftmax || problem.relative_keys;
+  const double large_score = is_absolute ? 0 : 8;
   const double unit = problem.accumulator() == DType::kFloat64 ? 0x1p-53 : 0x1p-24;
   Tolerance tolerance{ToleranceOf(problem.dtype), {}};
-  for (double score : expected.row_max_score) {
-    tolerance.row_slack.push_back(score > kLargeScore ? 8 * unit * score : 0);
+  for (size_t row = 0; row < expected.row_max_score.size(); ++row) {
+    const double score = expected.row_max_score[row];
+    tolerance.row_slack.push_back((score > large_score ? 8 * unit * score : 0) +
+                                  4 * unit * expected.row_weight_sum[row]);
   }
   ::testing::AssertionResult result =
       AllClose("output", outputs.output, expected.output, tolerance);
@@ -373,7 +491,8 @@ void ExpectSameOutputs(const Problem& a, const Inputs& inputs_a, const Problem& 
   }
   const Tolerance exact;
   if (result && outputs.present_key) {
-    result = AllClose("present_key", *outputs.present_key, expected.present_key, exact);
+    const Tolerance of_keys{problem.rotates_keys() ? ToleranceOf(problem.dtype) : 0, {}};
+    result = AllClose("present_key", *outputs.present_key, expected.present_key, of_keys);
   }
   if (result && outputs.present_value) {
     result = AllClose("present_value", *outputs.present_value, expected.present_value, exact);

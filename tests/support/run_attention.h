@@ -77,7 +77,9 @@ absl::StatusOr<Outputs> RunAttention(const Problem& problem, const Inputs& input
 // Succeeds if all outputs are equal to the bit.
 ::testing::AssertionResult SameBits(const Outputs& a, const Outputs& b);
 
-// Runs both problems on every target and expects outputs that are equal to the bit.
+// Runs both problems on every target and expects outputs that are equal to the bit. On AMX, Y may
+// differ by rounding: features and numbers decide whether tiles or the kernel of AVX-512 compute a
+// task.
 void ExpectSameOutputs(const Problem& a, const Inputs& inputs_a, const Problem& b,
                        const Inputs& inputs_b);
 

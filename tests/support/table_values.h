@@ -4,6 +4,7 @@
 #define RAPT_TESTS_SUPPORT_TABLE_VALUES_H_
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,33 +21,50 @@ namespace rapt::test {
 // the attribute.
 template <typename T>
 void SetUnusual(const AttributeInfo& info, T& value) {
-  if constexpr (requires { value.emplace(); }) {
+  if constexpr (std::is_same_v<T, std::optional<bool>>) {
+    value = false;
+  } else if constexpr (requires { value.emplace(); }) {
     SetUnusual(info, value.emplace());
   } else if constexpr (std::is_same_v<T, bool>) {
     value = true;
   } else if constexpr (std::is_same_v<T, int64_t>) {
-    value = 3;
+    value = info.attribute == Attribute::kRotaryDim ? 2 : 3;  // even
+  } else if constexpr (std::is_enum_v<T>) {
+    value = static_cast<T>(1);
   } else {
-    value = std::clamp(0.75, info.least, info.most);
+    value = std::clamp(info.attribute == Attribute::kAlpha ? 1.75 : 0.75, info.least, info.most);
   }
 }
 
-// The same as text; empty for a bool.
+// The same as text; empty for a bool that is not optional.
 template <typename T>
 constexpr const char* UnusualTextOf(const AttributeField<T>& /*field*/) {
   return std::is_same_v<T, bool> ? "" : std::is_same_v<T, double> ? "0.75" : "3";
 }
 template <typename T>
 constexpr const char* UnusualTextOf(const AttributeField<std::optional<T>>& /*field*/) {
-  return UnusualTextOf(AttributeField<T>{});
+  return std::is_same_v<T, bool> ? "0" : UnusualTextOf(AttributeField<T>{});
 }
 inline std::string UnusualText(const AttributeInfo& info) {
+  if (info.attribute == Attribute::kRotaryDim) return "2";
+  if (!info.choices.empty()) return std::string(info.choices[1]);
+  if (info.attribute == Attribute::kAlpha) return "1.75";
   return std::visit([](const auto& field) { return UnusualTextOf(field); }, info.field);
+}
+
+// Removes what this normalizer excludes.
+inline void UseNormalizer(Normalizer normalizer, Problem& problem) {
+  problem.normalizer = normalizer;
+  problem.head_sink = std::nullopt;
+  problem.wants_lse = false;
 }
 
 // The problem with that attribute changed. REQUIRES: the attribute is a member of Problem.
 inline Problem With(const AttributeInfo& info, Problem problem) {
   std::visit([&](const auto& field) { SetUnusual(info, problem.*field.problem); }, info.field);
+  if (problem.is_additive()) problem.additive_weight = AdditiveWeight{};
+  if (problem.alpha) problem.normalizer = Normalizer::kEntmax;
+  if (problem.normalizer != Normalizer::kSoftmax) UseNormalizer(problem.normalizer, problem);
   return problem;
 }
 
@@ -54,9 +72,11 @@ inline bool IsInProblem(const AttributeInfo& info) {
   return std::visit([](const auto& field) { return field.problem != nullptr; }, info.field);
 }
 
-// The biases by distance; a valid problem has at most one.
-inline constexpr Role kRelativeTables[] = {Role::kAlibiSlopes, Role::kBiasTable,
-                                           Role::kRelativeBias};
+// The biases by distance, of which a valid problem has at most one, and what else is not in
+// MostTensors().
+inline constexpr Role kRelativeTables[] = {Role::kAlibiSlopes,    Role::kBiasTable,
+                                           Role::kRelativeBias,   Role::kCosCache,
+                                           Role::kAdditiveWeight, Role::kAlpha};
 
 // A small problem that wants every output, and every input except kRelativeTables.
 inline Problem MostTensors() {
@@ -72,6 +92,14 @@ inline Problem MostTensors() {
           .bias = MaskShape{DType::kFloat32, {1, 2, 2, 4}},
           .has_key_lengths = true,
           .head_sink = DType::kFloat32,
+          .relative_keys = RelativeVectors{.heads = 2, .length = 3},
+          .relative_values = RelativeVectors{.length = 5},
+          .has_relative_query = true,
+          .block_mask = std::array<int64_t, 4>{1, 2, 1, 2},
+          .block_q = 2,
+          .block_k = 2,
+          .selected = SelectedIndices{1, 2},
+          .has_global_mask = true,
           .score_output = ScoreOutput::kBiased,
           .wants_lse = true,
           .wants_present = true};
@@ -80,9 +108,23 @@ inline Problem MostTensors() {
 // The same with one of kRelativeTables. RolesTest checks that they want every input.
 inline Problem EveryTensorWith(Role table) {
   Problem problem = MostTensors();
+  if (table == Role::kAlpha) {
+    UseNormalizer(Normalizer::kEntmax, problem);
+    problem.head_alpha = DType::kFloat32;
+  }
   if (table == Role::kAlibiSlopes) problem.alibi_slopes = AlibiSlopes{};
   if (table == Role::kBiasTable) problem.bias_table = BiasTable{.buckets = 4};
   if (table == Role::kRelativeBias) problem.relative_bias = RelativeBias{.heads = 2, .length = 5};
+  if (table == Role::kCosCache) {
+    problem.rotary_cache = RotaryCache{.rows = 9, .pairs = 2};
+    problem.has_position_ids = problem.has_key_position_ids = true;
+  }
+  if (table == Role::kAdditiveWeight) {
+    problem.score_function = ScoreFunction::kAdditive;
+    problem.additive_weight = AdditiveWeight{.heads = 2};
+    problem.relative_keys.reset();  // only of dot products
+    problem.has_relative_query = false;
+  }
   return problem;
 }
 

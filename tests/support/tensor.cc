@@ -63,6 +63,8 @@ double Decode(DType dtype, const std::byte* bytes) {
       return Read<uint8_t>(bytes);
     case DType::kInt64:
       return Read<int64_t>(bytes);
+    case DType::kInt32:
+      return Read<int32_t>(bytes);
   }
   std::abort();
 }
@@ -81,6 +83,8 @@ void Encode(DType dtype, std::byte* bytes, double value) {
       return Write(bytes, static_cast<uint8_t>(value != 0));
     case DType::kInt64:
       return Write(bytes, static_cast<int64_t>(value));
+    case DType::kInt32:
+      return Write(bytes, static_cast<int32_t>(value));
   }
   std::abort();
 }

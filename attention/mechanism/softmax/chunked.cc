@@ -43,6 +43,20 @@ absl::Status Check(const Problem& problem, const Chunking& chunking, const Field
         "weights cannot be computed while keys stream, because they depend on the last key; stream "
         "the queries instead");
   }
+  if (problem.has_position_ids || problem.has_key_position_ids) {
+    const Role ids = problem.has_position_ids ? Role::kPositionIds : Role::kKeyPositionIds;
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[ids], " is not supported in chunked calls"));
+  }
+  if (problem.rotary_cache && !problem.rotary_cache->by_position()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        names[Role::kCosCache], " must be [M, r/2] in chunked calls; it has a row for each token"));
+  }
+  if (chunking.streaming == Streaming::kKeys && problem.normalizer != Normalizer::kSoftmax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        names[Attribute::kNormalizer], " is ", NameOf(problem.normalizer),
+        ", which needs all keys at once, so keys cannot stream; stream the queries instead"));
+  }
   for (const auto& [role, mask] :
        {std::pair{Role::kMask, &problem.mask}, {Role::kBias, &problem.bias}}) {
     if (!*mask || (*mask)->dims[3] == 1 || (*mask)->dims[3] == problem.total_keys()) continue;

@@ -5,10 +5,12 @@
 #include <limits>
 
 #include "attention/half.h"
+#include "attention/mechanism/entmax/entmax.h"
 #include "attention/philox.h"
 #include "attention/score/pipeline.inc"
 #include "attention/score/relative_tables.h"
 #include "attention/score/score_params.h"
+#include "base/round_up.h"
 
 namespace rapt {
 namespace {
@@ -80,6 +82,17 @@ Elements KeyRow(const TensorView& past, const TensorView& now, int64_t past_leng
   return j < past_length ? Elements(past, b, h, j) : Elements(now, b, h, j - past_length);
 }
 
+// The size of the biases by distance.
+int64_t RelativeBytes(const Problem& problem) {
+  return problem.has_relative() ? problem.total_keys() * int64_t{sizeof(double)} : 0;
+}
+
+// The size of a rotated query.
+int64_t QueryBytes(const Problem& problem) {
+  if (!problem.has_rotary()) return 0;
+  return RoundUp(problem.head_size * SizeOf(problem.dtype), sizeof(double));
+}
+
 Step StepOf(ScoreStage stage) {
   switch (stage) {
     case ScoreStage::kScores:
@@ -93,35 +106,52 @@ Step StepOf(ScoreStage stage) {
 
 }  // namespace
 
-QueryRow::QueryRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h,
-                   int64_t i, std::byte* memory)
+QueryRow::QueryRow(const Problem& problem, const Arguments& arguments, const Rotation* rotation,
+                   int64_t b, int64_t h, int64_t i, std::byte* memory)
     : p_(problem),
       a_(arguments),
       b_(b),
       h_(h),
       i_(i),
       kv_head_(h / problem.group_size()),
+      alpha_(AlphaOf(problem, arguments, h)),
+      query_(arguments.inputs[Role::kQ]),
       score_(ScoreParamsOf(problem, arguments, DType::kFloat64)),
       row_(ScoreRowOf(problem, arguments, b, h, i)) {
-  if (!problem.has_relative()) return;
-  const absl::Span<double> biases(reinterpret_cast<double*>(memory), problem.total_keys());
-  RelativeRow(problem, arguments, b, h, i, biases);
-  row_.relative = memory;
+  if (problem.has_relative()) {
+    const absl::Span<double> biases(reinterpret_cast<double*>(memory), problem.total_keys());
+    RelativeRow(problem, arguments, b, h, i, biases);
+    row_.relative = memory;
+    memory += RelativeBytes(problem);
+  }
+  if (rotation != nullptr) {
+    rotation->RotateQuery(arguments, b, h, i, memory);
+    query_ = {.data = memory, .dtype = problem.dtype, .dims = query_.dims, .strides = {0, 0, 0, 1}};
+    memory += QueryBytes(problem);
+  }
+  if (!problem.is_sparse()) return;
+  sparse_ = SparseRowOf(problem, arguments, b, h, i);
+  row_.sparse = &sparse_;
+  if (!problem.selected) return;
+  auto* const selected = reinterpret_cast<uint64_t*>(memory);
+  SetSelectedBits(problem, arguments, b, h, i, selected);
+  sparse_.selected = selected;
 }
 
 int64_t QueryRow::MemoryBytes(const Problem& problem) {
-  return problem.has_relative() ? problem.total_keys() * int64_t{sizeof(double)} : 0;
+  const int64_t words = problem.selected ? SelectedWords(problem) : 0;
+  return RelativeBytes(problem) + QueryBytes(problem) + words * int64_t{sizeof(uint64_t)};
 }
 
 double QueryRow::Weigh(absl::Span<double> s, Observer observe) const {
   const int64_t t = p_.total_keys();
-  for (int64_t j = 0; j < t; ++j) s[j] = Dot(j);
+  for (int64_t j = 0; j < t; ++j) s[j] = p_.is_additive() ? AdditiveScore(j) : Dot(j);
   observe(Step::kRaw, s);
 
   FinishScores<Float64Ops>(score_, row_, {.scale = true, .bias = true}, 0, t, s.data(),
                            [&](ScoreStage stage) { observe(StepOf(stage), s); });
 
-  const double lse = Softmax(s);
+  const double lse = Normalize(s);
   observe(Step::kSoftmax, s);
 
   if (p_.dropout) DropOut(s);
@@ -136,23 +166,60 @@ void QueryRow::Output(absl::Span<const double> weights, double lse,
   const TensorView past = PastValuesOf(p_, a_);
   const TensorView now = ValuesOf(p_, a_);
   for (int64_t j = row_.begin; j < row_.end; ++j) {
-    if (HiddenByMask(j)) continue;  // A NaN in its V must not matter.
+    // A NaN in its V must not matter.
+    if (IsHidden<Float64Ops>(score_, row_, j) || (alpha_ > 1 && weights[j] == 0)) continue;
     const Elements v = KeyRow(past, now, p_.past_length, b_, kv_head_, j);
-    for (int64_t d = 0; d < p_.value_head_size; ++d) output[d] += weights[j] * v[d];
+    for (int64_t d = 0; d < p_.value_head_size; ++d) {
+      const double relative = p_.relative_values ? Relative(Role::kRelativeValues, j, d) : 0;
+      output[d] += weights[j] * (v[d] + relative);
+    }
   }
 }
 
-bool QueryRow::HiddenByPosition(int64_t j) const { return PositionHides(row_, j); }
+bool QueryRow::HiddenByPosition(int64_t j) const { return PositionHides(score_.sparse, row_, j); }
+
+bool QueryRow::HiddenByBlock(int64_t j) const { return BlockHides(score_.sparse, row_, j); }
+
+bool QueryRow::HiddenBySelection(int64_t j) const { return SelectionHides(row_, j); }
 
 bool QueryRow::HiddenByMask(int64_t j) const { return MaskHides<Float64Ops>(score_, row_, j); }
 
 double QueryRow::Dot(int64_t j) const {
-  const Elements q(a_.inputs[Role::kQ], b_, h_, i_);
+  const Elements q(query_, b_, h_, i_);
   const Elements k =
       KeyRow(a_.inputs[Role::kPastKey], a_.inputs[Role::kK], p_.past_length, b_, kv_head_, j);
   double sum = 0;
   for (int64_t d = 0; d < p_.head_size; ++d) sum += q[d] * k[d];
+  if (!p_.relative_keys) return sum;
+  const Elements r(p_.has_relative_query ? a_.inputs[Role::kRelativeQuery] : query_, b_, h_, i_);
+  for (int64_t d = 0; d < p_.head_size; ++d) sum += r[d] * Relative(Role::kRelativeKeys, j, d);
   return sum;
+}
+
+// Element d of the vector for the distance from the query to key j.
+double QueryRow::Relative(Role role, int64_t j, int64_t d) const {
+  const TensorView& table = a_.inputs[role];
+  const int64_t clip = table.dims[1] / 2;
+  const int64_t distance = j - DiagonalKey(p_, a_.key_lengths, b_, i_);
+  const int64_t h = table.dims[0] == 1 ? 0 : h_;
+  return LoadElement(table.Row(h, clip + std::clamp(distance, -clip, clip), d), table.dtype, 0);
+}
+
+double QueryRow::AdditiveScore(int64_t j) const {
+  const Elements q(query_, b_, h_, i_);
+  const Elements k =
+      KeyRow(a_.inputs[Role::kPastKey], a_.inputs[Role::kK], p_.past_length, b_, kv_head_, j);
+  const TensorView& weight = a_.inputs[Role::kAdditiveWeight];
+  double sum = 0;
+  for (int64_t d = 0; d < p_.head_size; ++d) {
+    sum += LoadElement(weight.Row(h_, d, 0), weight.dtype, 0) * std::tanh(q[d] + k[d]);
+  }
+  return sum;
+}
+
+double QueryRow::Normalize(absl::Span<double> s) const {
+  if (alpha_ == 1) return Softmax(s);
+  return Entmax(alpha_, s) ? 0 : kMinusInfinity;
 }
 
 // Turns the scores into weights and returns their lse.

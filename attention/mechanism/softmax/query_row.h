@@ -9,13 +9,14 @@
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "attention/problem.h"
+#include "attention/rotary/rotation.h"
 #include "attention/score/score.h"
 
 namespace rapt {
 
 // The state of a row's T numbers.
 enum class Step : uint8_t {
-  kRaw,         // Q K^T
+  kRaw,         // Q (K + Rk)^T, or additive scores
   kScaled,      // ScoreOutput::kScores
   kSoftcapped,  // ScoreOutput::kSoftcapped
   kBiased,      // ScoreOutput::kBiased
@@ -26,35 +27,50 @@ enum class Step : uint8_t {
 // Borrows problem and arguments, which are valid. Thread-compatible.
 class QueryRow {
  public:
+  // `rotation` is null unless the problem has_rotary(); the arguments then have its rotated keys.
   // REQUIRES: `memory` has MemoryBytes(problem) bytes, aligned to double, and outlives the object.
-  QueryRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h, int64_t i,
-           std::byte* memory);
+  QueryRow(const Problem& problem, const Arguments& arguments, const Rotation* rotation, int64_t b,
+           int64_t h, int64_t i, std::byte* memory);
 
-  // The size of the biases by distance; 0 if the problem has none.
+  QueryRow(const QueryRow&) = delete;
+  QueryRow& operator=(const QueryRow&) = delete;
+
+  // The size of the biases by distance, of a rotated query and of the selected keys; 0 if the
+  // problem has none of them.
   static int64_t MemoryBytes(const Problem& problem);
 
   // Computes the T weights in `scores` and returns their lse; if no key is visible, the sink or
-  // -inf. Calls `observe` after each step.
+  // -inf. Normalizers other than softmax have no lse: only whether it is -inf has a meaning. Calls
+  // `observe` after each step.
   using Observer = absl::FunctionRef<void(Step, absl::Span<const double>)>;
   double Weigh(absl::Span<double> scores, Observer observe) const;
 
   // Computes the Dv numbers of the output. REQUIRES: weights and lse are Weigh()'s result.
   void Output(absl::Span<const double> weights, double lse, absl::Span<double> output) const;
 
-  // Return whether key j is hidden by causality, window or lengths; by mask or bias.
+  // Return whether key j is hidden by causality, window or lengths; by the block mask; because it
+  // is not selected; by mask or bias.
   bool HiddenByPosition(int64_t j) const;
+  bool HiddenByBlock(int64_t j) const;
+  bool HiddenBySelection(int64_t j) const;
   bool HiddenByMask(int64_t j) const;
 
  private:
   double Dot(int64_t j) const;
+  double Relative(Role role, int64_t j, int64_t d) const;
+  double AdditiveScore(int64_t j) const;
+  double Normalize(absl::Span<double> scores) const;
   double Softmax(absl::Span<double> scores) const;
   void DropOut(absl::Span<double> weights) const;
 
   const Problem& p_;
   const Arguments& a_;
   int64_t b_, h_, i_, kv_head_;
+  double alpha_;      // 1: softmax
+  TensorView query_;  // row (b, h, i) is the query
   ScoreParams score_;
   ScoreRow row_;
+  SparseRow sparse_ = {};  // if the problem is sparse
 };
 
 }  // namespace rapt

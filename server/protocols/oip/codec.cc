@@ -16,6 +16,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "attention/positions/positional_encoding.h"
+#include "attention/positions/rotary_embedding.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/protocols/oip/model.h"
 #include "server/protocols/oip/parameters.h"
@@ -173,22 +175,23 @@ absl::Status ReadFields(const MessageBytes& bytes, Fields& fields) {
   return absl::OkStatus();
 }
 
-// Finds a role among kInputs or kOutputs by its ONNX name.
-std::optional<Role> FindRole(absl::Span<const Role> roles, absl::string_view name) {
-  const auto role = std::find_if(roles.begin(), roles.end(),
-                                 [&](Role role) { return InfoOf(role).onnx == name; });
-  if (role == roles.end()) return std::nullopt;
-  return *role;
+// Finds an input or output of a model by its name.
+std::optional<Role> FindRole(absl::Span<const ModelTensor> tensors, absl::string_view name) {
+  const auto tensor = std::find_if(tensors.begin(), tensors.end(),
+                                   [&](const ModelTensor& t) { return t.name == name; });
+  if (tensor == tensors.end()) return std::nullopt;
+  return tensor->role;
 }
 
-std::string NamesOf(absl::Span<const Role> roles) {
-  return absl::StrJoin(
-      roles, ", ", [](std::string* out, Role role) { absl::StrAppend(out, InfoOf(role).onnx); });
+std::string NamesOf(absl::Span<const ModelTensor> tensors) {
+  return absl::StrJoin(tensors, ", ", [](std::string* out, const ModelTensor& tensor) {
+    absl::StrAppend(out, tensor.name);
+  });
 }
 
 std::optional<DType> ParseDatatype(absl::string_view name) {
   for (DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
-                     DType::kBool, DType::kInt64}) {
+                     DType::kBool, DType::kInt64, DType::kInt32}) {
     if (name == NameOf(type)) return type;
   }
   return std::nullopt;
@@ -200,7 +203,7 @@ absl::StatusOr<TensorSpec> ReadSpec(const InputTensor& input) {
     return absl::InvalidArgumentError(
         absl::StrCat("input ", input.name(), " has datatype '", input.datatype(),
                      "'; it must be FP32, FP16, BF16 or FP64, for a mask also BOOL, for ",
-                     "nonpad_kv_seqlen INT64"));
+                     "lengths and positions INT64, for selected_indices INT32"));
   }
   return TensorSpec{*dtype, Shape(input.shape().begin(), input.shape().end())};
 }
@@ -232,6 +235,7 @@ absl::StatusOr<TypedField> FieldOf(const InputTensor& input, DType dtype) {
       return TypedField{kInt64Field, "int64_contents", BytesOf(c.int64_contents())};
     case DType::kFloat16:
     case DType::kBFloat16:
+    case DType::kInt32:
       break;
   }
   return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is ", NameOf(dtype),
@@ -346,11 +350,11 @@ absl::Status ReadInput(InputReading& reading, int index, Role role,
 using Roles = absl::InlinedVector<Role, 4>;
 
 // `seen` are the roles of the preceding inputs.
-absl::StatusOr<Role> RoleOf(const InputTensor& input, const Roles& seen) {
-  const std::optional<Role> role = FindRole(kInputs, input.name());
+absl::StatusOr<Role> RoleOf(const InputTensor& input, const ModelInfo& model, const Roles& seen) {
+  const std::optional<Role> role = FindRole(model.inputs, input.name());
   if (!role) {
     return absl::InvalidArgumentError(
-        absl::StrCat("unknown input ", input.name(), "; the inputs are ", NamesOf(kInputs)));
+        absl::StrCat("unknown input ", input.name(), "; the inputs are ", NamesOf(model.inputs)));
   }
   if (std::find(seen.begin(), seen.end(), *role) != seen.end()) {
     return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is given twice"));
@@ -371,12 +375,12 @@ absl::StatusOr<References> ReadReferences(const ModelInferRequest& message) {
   return references;
 }
 
-absl::Status ReadInputs(const Fields& fields, SharedTensors& shared_tensors, OperatorCall& call,
-                        Request& request) {
+absl::Status ReadInputs(const Fields& fields, const ModelInfo& model, SharedTensors& shared_tensors,
+                        OperatorCall& call, Request& request) {
   const ModelInferRequest& message = fields.message;
   Roles roles;
   for (const InputTensor& input : message.inputs()) {
-    const absl::StatusOr<Role> role = RoleOf(input, roles);
+    const absl::StatusOr<Role> role = RoleOf(input, model, roles);
     if (!role.ok()) return role.status();
     roles.push_back(*role);
   }
@@ -409,14 +413,15 @@ bool Contains(const OutputRequests& all, Role role) {
                      [&](const OutputRequest& request) { return request.role == role; });
 }
 
-absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message) {
+absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message,
+                                           const ModelInfo& model) {
   OutputRequests all;
   if (message.outputs_size() == 0) all.push_back({Role::kY, std::nullopt});
   for (const auto& output : message.outputs()) {
-    const std::optional<Role> role = FindRole(kOutputs, output.name());
+    const std::optional<Role> role = FindRole(model.outputs, output.name());
     if (!role) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("unknown output ", output.name(), "; the outputs are ", NamesOf(kOutputs)));
+      return absl::InvalidArgumentError(absl::StrCat("unknown output ", output.name(),
+                                                     "; the outputs are ", NamesOf(model.outputs)));
     }
     if (Contains(all, *role)) {
       return absl::InvalidArgumentError(
@@ -454,6 +459,36 @@ absl::Status PlaceOutputs(const OutputRequests& all, SharedTensors& shared_tenso
   return CheckResponseSize(in_message);
 }
 
+absl::StatusOr<std::shared_ptr<const TokenOperator>> MakeOperator(Model model,
+                                                                  const OperatorCall& call,
+                                                                  const TokenParameters& p) {
+  if (model == Model::kPositionalEncoding) {
+    return MakePositionalEncoding({.inputs = call.inputs, .base = p.base});
+  }
+  return MakeRotaryEmbedding({.inputs = call.inputs,
+                              .interleaved = p.interleaved,
+                              .num_heads = p.num_heads,
+                              .rotary_embedding_dim = p.rotary_embedding_dim,
+                              .rope_theta = p.rope_theta});
+}
+
+// Checks the call and sets what the request computes.
+absl::Status ResolveCall(const OperatorCall& call, const TokenParameters& of_tokens,
+                         Request& request) {
+  if (request.model == Model::kAttention) {
+    absl::StatusOr<ResolvedCall> resolved = Resolve(call);
+    if (!resolved.ok()) return resolved.status();
+    request.call = *std::move(resolved);
+    return absl::OkStatus();
+  }
+  auto made = MakeOperator(request.model, call, of_tokens);
+  if (!made.ok()) return made.status();
+  request.token_operator = *std::move(made);
+  request.call.outputs[Role::kY] = request.token_operator->output();
+  request.call.problem.dtype = request.token_operator->output().dtype;
+  return absl::OkStatus();
+}
+
 Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
   // In whole microseconds: the sum of any timeout with `now` need not fit into nanoseconds.
   const auto longest = std::chrono::duration_cast<std::chrono::microseconds>(Instant::max() - now);
@@ -466,17 +501,21 @@ Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
 const wire::MessageSchema& InferSchema() { return kInferSchema; }
 
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
-                                         const SharedMemory& shared_memory) {
+                                         const SharedMemory& shared_memory, Model* reported) {
   const auto fields = std::make_shared<Fields>();  // the request reads small typed contents in it
   absl::Status status = ReadFields(bytes, *fields);
   if (!status.ok()) return status;
   const ModelInferRequest& message = fields->message;
-  status = CheckModel(message.model_name(), message.model_version());
-  if (!status.ok()) return status;
+  const auto info = FindModel(message.model_name(), message.model_version());
+  if (!info.ok()) return info.status();
+  const Model model = (*info)->model;
+  if (reported != nullptr) *reported = model;
   OperatorCall call;
-  const absl::StatusOr<Parameters> parameters = ReadParameters(message.parameters(), call);
+  TokenParameters of_tokens;
+  const absl::StatusOr<Parameters> parameters =
+      ReadParameters(message.parameters(), model, call, of_tokens);
   if (!parameters.ok()) return parameters.status();
-  const absl::StatusOr<OutputRequests> requested = ReadOutputs(message);
+  const absl::StatusOr<OutputRequests> requested = ReadOutputs(message, **info);
   if (!requested.ok()) return requested.status();
   if (Contains(*requested, Role::kScores)) call.score_output = parameters->score_output;
   call.wants_lse = Contains(*requested, Role::kLse);
@@ -484,12 +523,11 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
       Contains(*requested, Role::kPresentKey) || Contains(*requested, Role::kPresentValue);
 
   DecodedInfer decoded;
+  decoded.model = decoded.request.model = model;
   SharedTensors shared_tensors(shared_memory);
-  status = ReadInputs(*fields, shared_tensors, call, decoded.request);
+  status = ReadInputs(*fields, **info, shared_tensors, call, decoded.request);
+  if (status.ok()) status = ResolveCall(call, of_tokens, decoded.request);
   if (!status.ok()) return status;
-  absl::StatusOr<ResolvedCall> resolved = Resolve(call);
-  if (!resolved.ok()) return resolved.status();
-  decoded.request.call = *std::move(resolved);
   status = PlaceOutputs(*requested, shared_tensors, decoded);
   if (!status.ok()) return status;
   decoded.request.owner = fields;
@@ -504,7 +542,7 @@ ResponseMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
   alignas(8) char block[1024];  // few responses need more
   google::protobuf::Arena arena(block, sizeof(block));
   auto& fields = *google::protobuf::Arena::CreateMessage<inference::ModelInferResponse>(&arena);
-  fields.set_model_name(kModelName);
+  fields.set_model_name(std::string(NameOf(decoded.model)));
   fields.set_model_version(kModelVersion);
   fields.set_id(decoded.id);
   for (const RequestedOutput& output : decoded.outputs) {

@@ -22,6 +22,7 @@ struct RequestedOutput {
 };
 
 struct DecodedInfer {
+  Model model = Model::kAttention;
   Request request;
   std::vector<RequestedOutput> outputs;  // in the requested order
   std::string id;
@@ -31,12 +32,14 @@ struct DecodedInfer {
 const wire::MessageSchema& InferSchema();
 
 // `now` is when the message arrived, from which its timeout counts. The request reads its tensors
-// in place, in `message`, which must outlive it, or in `shared_memory`. InvalidArgument names the
+// in place, in `bytes`, which must outlive it, or in `shared_memory`. InvalidArgument names the
 // field, the value received and the values allowed; NotFound for an unknown model or region;
 // Unimplemented for shared memory if it is disabled; ResourceExhausted if the response would exceed
-// the largest message.
-absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& message, Instant now,
-                                         const SharedMemory& shared_memory);
+// the largest message. If the model is known, sets `reported`, for the report of a failed call,
+// unless it is null.
+absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
+                                         const SharedMemory& shared_memory,
+                                         Model* reported = nullptr);
 
 // Encodes the ModelInferResponse. REQUIRES: result.status is OK; `result` is that of `decoded`,
 // whose request may have been moved away.

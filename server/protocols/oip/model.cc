@@ -1,6 +1,9 @@
 #include "server/protocols/oip/model.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "attention/roles.h"
 
 namespace rapt::oip {
@@ -10,6 +13,35 @@ constexpr char kPlatform[] = "rapt_attention";
 
 constexpr int64_t kAnyLength = -1;
 
+ModelTensor TensorOf(Role role) {
+  const RoleInfo& info = InfoOf(role);
+  return {info.onnx, role, info.usual_dtype, info.rank, info.required, info.unlisted};
+}
+
+ModelInfo Attention() {
+  ModelInfo model{.model = Model::kAttention, .inputs = {}, .outputs = {}};
+  for (Role role : kInputs) model.inputs.push_back(TensorOf(role));
+  for (Role role : kOutputs) model.outputs.push_back(TensorOf(role));
+  return model;
+}
+
+// The caches are listed as a caller with ids sends them.
+ModelInfo RotaryEmbedding() {
+  return {.model = Model::kRotaryEmbedding,
+          .inputs = {{"X", kTokens, DType::kFloat32, 4, true},
+                     {"cos_cache", Role::kCosCache, DType::kFloat32, 2},
+                     {"sin_cache", Role::kSinCache, DType::kFloat32, 2},
+                     {"position_ids", Role::kPositionIds, DType::kInt64, 2}},
+          .outputs = {{"Y", Role::kY, DType::kFloat32, 4, true}}};
+}
+
+ModelInfo PositionalEncoding() {
+  return {.model = Model::kPositionalEncoding,
+          .inputs = {{"X", kTokens, DType::kFloat32, 3, true},
+                     {"table", kTokenTable, DType::kFloat32, 2}},
+          .outputs = {{"Y", Role::kY, DType::kFloat32, 3, true}}};
+}
+
 // "FP32" is "TYPE_FP32" in a configuration.
 inference::DataType TypeInConfiguration(DType dtype) {
   inference::DataType type = inference::TYPE_INVALID;
@@ -17,61 +49,69 @@ inference::DataType TypeInConfiguration(DType dtype) {
   return type;
 }
 
-void Describe(Role role, inference::ModelMetadataResponse::TensorMetadata& metadata) {
-  const RoleInfo& info = InfoOf(role);
-  metadata.set_name(std::string(info.onnx));
-  metadata.set_datatype(std::string(NameOf(info.usual_dtype)));
-  for (int axis = 0; axis < info.rank; ++axis) metadata.add_shape(kAnyLength);
+void Describe(const ModelTensor& tensor, inference::ModelMetadataResponse::TensorMetadata& out) {
+  out.set_name(std::string(tensor.name));
+  out.set_datatype(std::string(NameOf(tensor.dtype)));
+  for (int axis = 0; axis < tensor.rank; ++axis) out.add_shape(kAnyLength);
 }
 
 template <typename TensorConfig>
-void Configure(Role role, TensorConfig& config) {
-  const RoleInfo& info = InfoOf(role);
-  config.set_name(std::string(info.onnx));
-  config.set_data_type(TypeInConfiguration(info.usual_dtype));
-  for (int axis = 0; axis < info.rank; ++axis) config.add_dims(kAnyLength);
+void Configure(const ModelTensor& tensor, TensorConfig& config) {
+  config.set_name(std::string(tensor.name));
+  config.set_data_type(TypeInConfiguration(tensor.dtype));
+  for (int axis = 0; axis < tensor.rank; ++axis) config.add_dims(kAnyLength);
 }
 
 }  // namespace
 
-absl::Status CheckModel(absl::string_view name, absl::string_view version) {
-  if (name != kModelName) {
-    return absl::NotFoundError(
-        absl::StrCat("unknown model '", name, "'; this server has '", kModelName, "'"));
-  }
-  if (!version.empty() && version != kModelVersion) {
-    return absl::NotFoundError(absl::StrCat("model '", kModelName, "' has no version '", version,
-                                            "'; it has '", kModelVersion, "'"));
-  }
-  return absl::OkStatus();
+absl::Span<const ModelInfo> Models() {
+  static const auto* const models =
+      new std::vector<ModelInfo>{Attention(), RotaryEmbedding(), PositionalEncoding()};
+  return *models;
 }
 
-inference::ModelMetadataResponse DescribeModel() {
+absl::StatusOr<const ModelInfo*> FindModel(absl::string_view name, absl::string_view version) {
+  const auto model = std::find_if(Models().begin(), Models().end(),
+                                  [&](const ModelInfo& m) { return m.name() == name; });
+  if (model == Models().end()) {
+    const std::string known = absl::StrJoin(
+        Models(), ", ",
+        [](std::string* out, const ModelInfo& m) { absl::StrAppend(out, "'", m.name(), "'"); });
+    return absl::NotFoundError(absl::StrCat("unknown model '", name, "'; this server has ", known));
+  }
+  if (!version.empty() && version != kModelVersion) {
+    return absl::NotFoundError(absl::StrCat("model '", name, "' has no version '", version,
+                                            "'; it has '", kModelVersion, "'"));
+  }
+  return &*model;
+}
+
+inference::ModelMetadataResponse Describe(const ModelInfo& model) {
   inference::ModelMetadataResponse metadata;
-  metadata.set_name(kModelName);
+  metadata.set_name(std::string(model.name()));
   metadata.add_versions(kModelVersion);
   metadata.set_platform(kPlatform);
-  for (Role role : kInputs) {
-    if (!InfoOf(role).exclusive) Describe(role, *metadata.add_inputs());
+  for (const ModelTensor& input : model.inputs) {
+    if (!input.unlisted) Describe(input, *metadata.add_inputs());
   }
-  for (Role role : kOutputs) Describe(role, *metadata.add_outputs());
+  for (const ModelTensor& output : model.outputs) Describe(output, *metadata.add_outputs());
   return metadata;
 }
 
-inference::ModelConfig ConfigureModel() {
+inference::ModelConfig Configure(const ModelInfo& model) {
   inference::ModelConfig config;
-  config.set_name(kModelName);
+  config.set_name(std::string(model.name()));
   config.set_platform(kPlatform);
   config.set_backend("rapt");
   config.mutable_version_policy()->mutable_latest()->set_num_versions(1);
   config.set_max_batch_size(0);  // the batch is an axis of the tensors themselves
-  for (Role role : kInputs) {
-    if (InfoOf(role).exclusive) continue;
+  for (const ModelTensor& tensor : model.inputs) {
+    if (tensor.unlisted) continue;
     inference::ModelInput& input = *config.add_input();
-    Configure(role, input);
-    input.set_optional(!InfoOf(role).required);
+    Configure(tensor, input);
+    input.set_optional(!tensor.required);
   }
-  for (Role role : kOutputs) Configure(role, *config.add_output());
+  for (const ModelTensor& output : model.outputs) Configure(output, *config.add_output());
   return config;
 }
 

@@ -1,25 +1,47 @@
-// The model as the Open Inference Protocol describes it: its name and its tensors.
+// The models as the Open Inference Protocol describes them: their names and tensors.
 #ifndef RAPT_SERVER_PROTOCOLS_OIP_MODEL_H_
 #define RAPT_SERVER_PROTOCOLS_OIP_MODEL_H_
 
 #include <string>
+#include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "server/request.h"
 
 namespace rapt::oip {
 
-inline constexpr char kModelName[] = "attention";
 inline constexpr char kModelVersion[] = "1";
 
-// NotFound unless this is the model; an empty version selects the only one.
-absl::Status CheckModel(absl::string_view name, absl::string_view version);
+struct ModelTensor {
+  absl::string_view name;
+  Role role;    // in Request
+  DType dtype;  // if several are accepted, the one that tools should use
+  int rank;     // likewise
+  bool required = false;
+  bool unlisted = false;  // as RoleInfo::unlisted
+};
 
-inference::ModelMetadataResponse DescribeModel();
+struct ModelInfo {
+  Model model;
+  std::vector<ModelTensor> inputs;
+  std::vector<ModelTensor> outputs;
+
+  absl::string_view name() const { return NameOf(model); }
+};
+
+// In the order of the enumerators.
+absl::Span<const ModelInfo> Models();
+
+// Returns NotFound for an unknown model or version; an empty version selects the only one.
+absl::StatusOr<const ModelInfo*> FindModel(absl::string_view name, absl::string_view version);
+
+inference::ModelMetadataResponse Describe(const ModelInfo& model);
 
 // The same tensors as a Triton model configuration. perf_analyzer reads both.
-inference::ModelConfig ConfigureModel();
+inference::ModelConfig Configure(const ModelInfo& model);
 
 }  // namespace rapt::oip
 

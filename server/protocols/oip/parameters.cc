@@ -1,6 +1,8 @@
 #include "server/protocols/oip/parameters.h"
 
+#include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <variant>
 
 #include "absl/status/status.h"
@@ -101,17 +103,34 @@ absl::Status Read(absl::string_view name, const InferParameter& value, std::opti
   return Read(name, value, out.emplace());
 }
 
+// One of an enumeration's names.
+template <typename Enum>
+absl::Status ReadChoice(const AttributeInfo& info, const InferParameter& value, Enum& out) {
+  const auto choice = std::find(info.choices.begin(), info.choices.end(), value.string_param());
+  if (!value.has_string_param() || choice == info.choices.end()) {
+    return WrongValue(info.onnx, value, info.allowed);
+  }
+  out = static_cast<Enum>(choice - info.choices.begin());
+  return absl::OkStatus();
+}
+
 // Returns whether `name` is an attribute of the table. If so, `status` is the result of reading
 // `value`.
 bool ReadAttribute(absl::string_view name, const InferParameter& value, OperatorCall& call,
                    absl::Status& status) {
-  const auto read = [&](const auto& field) {
-    if (field.call == nullptr) return false;
-    status = Read(name, value, call.*field.call);
-    return true;
-  };
   for (const AttributeInfo& info : Attributes()) {
-    if (info.onnx == name) return std::visit(read, info.field);
+    if (info.onnx != name) continue;
+    const auto read = [&](const auto& field) {
+      if (field.call == nullptr) return false;
+      auto& out = call.*field.call;
+      if constexpr (std::is_enum_v<std::decay_t<decltype(out)>>) {
+        status = ReadChoice(info, value, out);
+      } else {
+        status = Read(name, value, out);
+      }
+      return true;
+    };
+    return std::visit(read, info.field);
   }
   return false;
 }
@@ -170,14 +189,43 @@ bool IsIgnored(absl::string_view name) {
          name == "headers" || absl::StartsWith(name, "triton_");
 }
 
-absl::Status ReadParameter(absl::string_view name, const InferParameter& value, OperatorCall& call,
-                           Parameters& parameters) {
-  absl::Status status;
-  if (ReadAttribute(name, value, call, status)) return status;
+// The same for the parameters of attention alone.
+bool ReadOfAttention(absl::string_view name, const InferParameter& value, OperatorCall& call,
+                     Parameters& parameters, absl::Status& status) {
+  if (ReadAttribute(name, value, call, status)) return true;
   if (name == "qk_matmul_output_mode") {
-    return ReadScoreOutput(name, value, parameters.score_output);
+    status = ReadScoreOutput(name, value, parameters.score_output);
+  } else if (name == "softmax_precision") {
+    status = ReadSoftmaxPrecision(name, value, call.softmax_in_fp64);
+  } else {
+    return false;
   }
-  if (name == "softmax_precision") return ReadSoftmaxPrecision(name, value, call.softmax_in_fp64);
+  return true;
+}
+
+// The same for the other models.
+bool ReadOfTokens(absl::string_view name, const InferParameter& value, Model model,
+                  TokenParameters& out, absl::Status& status) {
+  const bool is_rotary = model == Model::kRotaryEmbedding;
+  if (name == "interleaved" && is_rotary) {
+    status = Read(name, value, out.interleaved);
+  } else if (name == "num_heads" && is_rotary) {
+    status = Read(name, value, out.num_heads);
+  } else if (name == "rotary_embedding_dim" && is_rotary) {
+    status = Read(name, value, out.rotary_embedding_dim);
+  } else if (name == "rope_theta" && is_rotary) {
+    status = Read(name, value, out.rope_theta);
+  } else if (name == "base" && !is_rotary) {
+    status = Read(name, value, out.base);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// The parameters of every model.
+absl::Status ReadParameter(absl::string_view name, const InferParameter& value,
+                           Parameters& parameters) {
   if (name == "timeout") return ReadTimeout(name, value, parameters.timeout);
   if (name == "priority") return ReadPriority(name, value, parameters.priority);
   if (IsIgnored(name)) return absl::OkStatus();
@@ -186,10 +234,15 @@ absl::Status ReadParameter(absl::string_view name, const InferParameter& value, 
 
 }  // namespace
 
-absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, OperatorCall& call) {
+absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, OperatorCall& call,
+                                          TokenParameters& of_tokens) {
   Parameters parameters;
   for (const auto& [name, value] : map) {
-    absl::Status status = ReadParameter(name, value, call, parameters);
+    absl::Status status;
+    const bool is_own = model == Model::kAttention
+                            ? ReadOfAttention(name, value, call, parameters, status)
+                            : ReadOfTokens(name, value, model, of_tokens, status);
+    if (!is_own) status = ReadParameter(name, value, parameters);
     if (!status.ok()) return status;
   }
   return parameters;

@@ -29,11 +29,21 @@ struct Parameters {
   uint64_t priority = 0;
 };
 
-// Sets the attributes of `call`; returns the other parameters. InvalidArgument, naming the
-// parameter, for an unknown one and for a value of the wrong kind. Accepts an integer as int64,
-// uint64 or decimal string, a real number as double, integer or decimal string, and a bool as bool,
-// 0 or 1.
-absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, OperatorCall& call);
+// The attributes of the models rotary_embedding and positional_encoding.
+struct TokenParameters {
+  bool interleaved = false;
+  int64_t num_heads = 0;
+  int64_t rotary_embedding_dim = 0;
+  std::optional<double> rope_theta = std::nullopt;
+  std::optional<double> base = std::nullopt;
+};
+
+// Sets the attributes of `call`, or for other models than attention `of_tokens`; returns the other
+// parameters. InvalidArgument, naming the parameter, for an unknown one and for a value of the
+// wrong kind. Accepts an integer as int64, uint64 or decimal string, a real number as double,
+// integer or decimal string, and a bool as bool, 0 or 1.
+absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, OperatorCall& call,
+                                          TokenParameters& of_tokens);
 
 // Reads the parameters of a tensor, which refer to shared memory. Returns nullopt if there are
 // none. `tensor` is its name for errors: "input Q". InvalidArgument as above.

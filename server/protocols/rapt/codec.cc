@@ -104,14 +104,16 @@ const v1::SharedMemory* PlaceOf(const v1::OutputPlaces& places, Role output) {
 struct ElementType {
   v1::DataType code;
   int64_t bytes;
-  std::optional<DType> dtype;  // nullopt: integers, which the library reads as bool
+  std::optional<DType> dtype;  // nullopt: integers, of masks and positions
 };
 
 constexpr ElementType kElementTypes[] = {
     {v1::FP32, 4, DType::kFloat32}, {v1::FP16, 2, DType::kFloat16}, {v1::BF16, 2, DType::kBFloat16},
     {v1::FP64, 8, DType::kFloat64}, {v1::BOOL, 1, DType::kBool},    {v1::INT8, 1, std::nullopt},
-    {v1::UINT8, 1, std::nullopt},   {v1::INT32, 4, std::nullopt},   {v1::INT64, 8, std::nullopt},
+    {v1::UINT8, 1, std::nullopt},   {v1::INT32, 4, DType::kInt32},  {v1::INT64, 8, std::nullopt},
 };
+
+bool IsInteger(const ElementType& type) { return !type.dtype || *type.dtype == DType::kInt32; }
 
 const ElementType* FindElementType(v1::DataType code) {
   const auto type = std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
@@ -128,11 +130,19 @@ v1::DataType CodeOf(DType dtype) {
 
 absl::StatusOr<const ElementType*> ReadType(Role role, v1::DataType code) {
   const bool is_mask = role == Role::kMask;
+  const bool is_index = InfoOf(role).usual_dtype == DType::kInt32;
   const ElementType* type = FindElementType(code);
-  if (type != nullptr && (type->dtype || is_mask)) return type;
-  return absl::InvalidArgumentError(absl::StrCat(
-      kNativeNames[role], " has dtype ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64",
-      is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : ""));
+  if (InfoOf(role).usual_dtype == DType::kInt64) {
+    if (code == v1::INT64) return type;
+    return absl::InvalidArgumentError(
+        absl::StrCat(kNativeNames[role], " has dtype ", NameOf(code), "; it must be INT64"));
+  }
+  const bool is_allowed_integer = is_mask || (is_index && code == v1::INT32);
+  if (type != nullptr && (!IsInteger(*type) || is_allowed_integer)) return type;
+  return absl::InvalidArgumentError(
+      absl::StrCat(kNativeNames[role], " has dtype ", NameOf(code), "; it must be ",
+                   is_index ? "INT32" : "FP32, FP16, BF16 or FP64",
+                   is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : ""));
 }
 
 absl::StatusOr<int64_t> CountBytes(absl::string_view name, const Shape& shape,
@@ -174,7 +184,9 @@ absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
     return absl::InvalidArgumentError(
         absl::StrCat(name, " has a shape of rank ", tensor.shape_size(), "; it must be at most 4"));
   }
-  TensorSpec spec = {(*type)->dtype.value_or(DType::kBool),
+  const DType of_integers = role == Role::kMask ? DType::kBool : DType::kInt64;
+  const bool is_converted = role == Role::kMask && IsInteger(**type);
+  TensorSpec spec = {is_converted ? DType::kBool : (*type)->dtype.value_or(of_integers),
                      Shape(tensor.shape().begin(), tensor.shape().end())};
   const absl::StatusOr<int64_t> bytes = CountBytes(name, spec.shape, **type);
   if (!bytes.ok()) return bytes.status();
@@ -214,11 +226,19 @@ static_assert(static_cast<Layout>(v1::BSE) == Layout::kBse);
 static_assert(v1::Alignment_MAX == v1::BOTTOM_RIGHT);
 static_assert(static_cast<Alignment>(v1::TOP_LEFT) == Alignment::kTopLeft);
 static_assert(static_cast<Alignment>(v1::BOTTOM_RIGHT) == Alignment::kBottomRight);
+static_assert(v1::ScoreFunction_MAX == v1::ADDITIVE);
+static_assert(static_cast<ScoreFunction>(v1::DOT_PRODUCT) == ScoreFunction::kDotProduct);
+static_assert(static_cast<ScoreFunction>(v1::ADDITIVE) == ScoreFunction::kAdditive);
+static_assert(v1::Normalizer_MAX == v1::ENTMAX);
+static_assert(static_cast<Normalizer>(v1::SOFTMAX) == Normalizer::kSoftmax);
+static_assert(static_cast<Normalizer>(v1::SPARSEMAX) == Normalizer::kSparsemax);
+static_assert(static_cast<Normalizer>(v1::ENTMAX15) == Normalizer::kEntmax15);
+static_assert(static_cast<Normalizer>(v1::ENTMAX) == Normalizer::kEntmax);
 static_assert(v1::ScoreOutput_MAX == v1::WEIGHTS);
-static_assert(static_cast<ScoreOutput>(v1::SCORES - v1::SCORES) == ScoreOutput::kScores);
-static_assert(static_cast<ScoreOutput>(v1::SOFTCAPPED - v1::SCORES) == ScoreOutput::kSoftcapped);
-static_assert(static_cast<ScoreOutput>(v1::BIASED - v1::SCORES) == ScoreOutput::kBiased);
-static_assert(static_cast<ScoreOutput>(v1::WEIGHTS - v1::SCORES) == ScoreOutput::kWeights);
+static_assert(v1::SCORES == static_cast<int>(ScoreOutput::kScores) + 1);
+static_assert(v1::SOFTCAPPED == static_cast<int>(ScoreOutput::kSoftcapped) + 1);
+static_assert(v1::BIASED == static_cast<int>(ScoreOutput::kBiased) + 1);
+static_assert(v1::WEIGHTS == static_cast<int>(ScoreOutput::kWeights) + 1);
 
 absl::Status ReadLayout(v1::Layout layout, Layout& out) {
   out = static_cast<Layout>(layout);
@@ -233,6 +253,16 @@ absl::Status ReadAlignment(v1::Alignment alignment, Alignment& out) {
   return UnknownValue("attention.alignment", alignment, "TOP_LEFT (0) or BOTTOM_RIGHT (1)");
 }
 
+// "DOT_PRODUCT (0) or ADDITIVE (1)"
+std::string ChoicesOf(const pb::EnumDescriptor& type) {
+  std::string text;
+  for (int n = 0; n < type.value_count(); ++n) {
+    const char* separator = n == 0 ? "" : n + 1 == type.value_count() ? " or " : ", ";
+    absl::StrAppend(&text, separator, type.value(n)->name(), " (", type.value(n)->number(), ")");
+  }
+  return text;
+}
+
 template <typename T>
 absl::Status ReadValue(const pb::Message& message, const Field* field, const AttributeInfo& info,
                        T& out) {
@@ -243,6 +273,12 @@ absl::Status ReadValue(const pb::Message& message, const Field* field, const Att
     out = fields.GetBool(message, field);
   } else if constexpr (std::is_same_v<T, double>) {
     out = fields.GetDouble(message, field);
+  } else if constexpr (std::is_enum_v<T>) {
+    const int value = fields.GetEnumValue(message, field);
+    if (field->enum_type()->FindValueByNumber(value) == nullptr) {
+      return UnknownValue(info.native, value, ChoicesOf(*field->enum_type()));
+    }
+    out = static_cast<T>(value);
   } else {
     out = fields.GetInt64(message, field);
     if (info.absent && out <= *info.absent) {
@@ -328,7 +364,7 @@ struct IntegerMask {
 // Arranges for a mask of integers to be converted to a boolean one.
 void ConvertIntegerMask(const Message& message, Request& request) {
   const ElementType* type = FindElementType(message.mask().dtype());
-  if (!message.has_mask() || type->dtype) return;
+  if (!message.has_mask() || !IsInteger(*type)) return;
   InputBytes& mask = request.inputs[Role::kMask];
   request.write_mask = [integers = IntegerMask{mask, message.mask()}](absl::Span<std::byte> bools) {
     return integers.WriteTo(bools);

@@ -62,7 +62,7 @@ void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds c
                  v1::Timing& timing);
 
 // Returns the library's type, or nullopt for integers, unknown codes and the unspecified code.
-std::optional<DType> ToDType(v1::DataType type);
+std::optional<DType> ToDType(v1::DataType code);
 
 }  // namespace rapt::native
 

@@ -137,6 +137,8 @@ void EncodeDiagnosis(const v1::AttendRequest& call, const DiagnosisReport& repor
   response.set_pairs(report.raw_scores.count());
   response.set_masked_by_mask(report.hidden_by_mask);
   response.set_masked_by_position(report.hidden_by_position);
+  response.set_masked_by_block_mask(report.hidden_by_block_mask);
+  response.set_masked_by_selection(report.hidden_by_selection);
   EncodeBounds(report.weights, *response.mutable_weights());
   EncodeBounds(report.row_sums, *response.mutable_row_sums());
   EncodeEmptyRows(report, *response.mutable_empty_rows());

@@ -62,7 +62,7 @@ absl::Status ReadDirection(v1::StreamDirection direction, Streaming& out) {
 
 absl::Status ReadType(absl::string_view field, v1::DataType code, bool may_be_bool, DType& out) {
   const std::optional<DType> dtype = ToDType(code);
-  if (dtype && (IsFloat(*dtype) || may_be_bool)) {
+  if (dtype && (IsFloat(*dtype) || (may_be_bool && *dtype == DType::kBool))) {
     out = *dtype;
     return absl::OkStatus();
   }
@@ -97,7 +97,7 @@ absl::Status CheckPast(const v1::AttendStreamHeader& header) {
 
 // Converts the header to a call of the operator, so that both have the same meaning.
 absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call) {
-  DType dtype;
+  DType dtype = {};
   absl::Status status = ReadType("dtype", header.dtype(), /*may_be_bool=*/false, dtype);
   if (status.ok()) status = CheckPast(header);
   if (status.ok()) status = ReadAttention(header.attention(), call);
@@ -109,6 +109,17 @@ absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call
   if (call.v_head_size) {
     return absl::InvalidArgumentError(
         absl::StrCat(kNativeNames[Attribute::kValueHeadSize], " is not supported in streams"));
+  }
+  if (call.score_function != ScoreFunction::kDotProduct) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kNativeNames[Attribute::kScoreFunction],
+                     " is ADDITIVE; in streams it must be DOT_PRODUCT"));
+  }
+  for (const auto& [size, attribute] :
+       {std::pair{call.block_q, Attribute::kBlockQ}, {call.block_k, Attribute::kBlockK}}) {
+    if (!size) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(kNativeNames[attribute], " is not supported in streams"));
   }
   const auto tensor = [&](int64_t heads, int64_t length, int64_t size) {
     return TensorSpec{dtype, {header.batch(), heads, length, size}};

@@ -56,6 +56,10 @@ constexpr std::chrono::seconds kWriteTime{20};
 // The time for the caller to read GOAWAY. Meanwhile some of its bytes are read and dropped, because
 // closing a socket with unread bytes discards unsent ones.
 constexpr std::chrono::seconds kLingerTime{1};
+// The time for the calls that a caller has sent before it reads GOAWAY, and the ping behind that
+// GOAWAY: once it is acknowledged, there are no more.
+constexpr std::chrono::seconds kToldTime{1};
+constexpr uint8_t kToldPing[8] = {'g', 'o', ' ', 'a', 'w', 'a', 'y'};
 constexpr int64_t kMaxLingerBytes = 1 << 20;
 
 // The minimum interval of pings without calls and data, and the earlier ones allowed, as in gRPC.
@@ -262,6 +266,12 @@ void Connection::Start(const PeerNetwork& network) {
 }
 
 void Connection::GoAway() {
+  if (session_ == nullptr || told_) return;
+  told_ = loop_.clock().Now();
+  Submit(nghttp2_submit_shutdown_notice(session_));
+}
+
+void Connection::EndStreams() {
   if (session_ == nullptr || std::exchange(is_going_away_, true)) return;
   Submit(nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
                                nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
@@ -291,7 +301,11 @@ void Connection::Calm() {
 }
 
 // Tells callers that ping too often in gRPC's words, to which its clients react.
-void Connection::OnPing() {
+void Connection::OnPing(const nghttp2_ping& ping) {
+  if ((ping.hd.flags & NGHTTP2_FLAG_ACK) != 0) {
+    has_heard_ = std::equal(std::begin(kToldPing), std::end(kToldPing), ping.opaque_data);
+    return;
+  }
   const Instant now = loop_.clock().Now();
   const bool is_early = now - pinged_by_peer_ < kLeastPingInterval;
   pinged_by_peer_ = now;
@@ -353,10 +367,9 @@ void Connection::OnTick(Instant now) {
   if (!has_settings_ && now - created_ >= kHandshakeTime) return Close();
   if (socket_->NeedsHandshake()) return;
   if (!out_.empty() && now - written_ >= kWriteTime) return Close();
-  if (streams_.empty() && now - idle_since_ >= settings_.max_idle) {
-    Submit(nghttp2_session_terminate_session(session_, NGHTTP2_NO_ERROR));
-  }
+  if (streams_.empty() && now - idle_since_ >= settings_.max_idle) GoAway();
   CheckAge(now);
+  if (told_ && now - *told_ >= kToldTime) EndStreams();
   if (session_ != nullptr) KeepAlive(now);
 }
 
@@ -389,7 +402,7 @@ void Connection::Read() {
         stream != nullptr && stream->handler != nullptr) {
       // nghttp2 reports no DATA that it ignores, so data_left_ may be too large. The bytes of
       // another frame may end the stream and free the place while they are parsed.
-      const int64_t payload = std::min(data_left_, budget_.payload_left());
+      const int64_t payload = std::min(data_left_, reader_.payload_left());
       direct = stream->handler->DirectPlace().subspan(0, static_cast<size_t>(payload));
       if (direct.size() < kLeastDirectBytes) direct = {};
     }
@@ -417,9 +430,25 @@ void Connection::Feed(absl::Span<const uint8_t> bytes) {
     lingered_bytes_ += static_cast<int64_t>(bytes.size());
     return;
   }
-  if (!budget_.OnBytes(bytes, loop_.clock().Now())) return Calm();
-  const ssize_t result = nghttp2_session_mem_recv(session_, bytes.data(), bytes.size());
-  if (result < 0) Close();
+  budget_.Refill(loop_.clock().Now());
+  bool is_within_budget = true;
+  const FrameReader::Pieces pieces = reader_.Read(bytes, [&](const FrameHead& frame) {
+    is_within_budget = budget_.OnFrame(frame) && is_within_budget;
+    return Keeps(frame);
+  });
+  if (!is_within_budget) return Calm();
+  for (const absl::Span<const uint8_t> piece : pieces) {
+    if (nghttp2_session_mem_recv(session_, piece.data(), piece.size()) < 0) return Close();
+  }
+  if (has_heard_) EndStreams();
+}
+
+// nghttp2 ends the connection on a reset of a stream that was not opened, as RFC 9113 (5.1)
+// demands. gRPC's clients send one now and then, if a call ends before its headers are written.
+bool Connection::Keeps(const FrameHead& frame) {
+  if (frame.type == NGHTTP2_HEADERS) last_opened_ = std::max(last_opened_, frame.stream);
+  const bool is_of_caller = frame.stream % 2 == 1;
+  return frame.type != NGHTTP2_RST_STREAM || !is_of_caller || frame.stream <= last_opened_;
 }
 
 void Connection::OnBeginHeaders(const nghttp2_frame& frame) {
@@ -472,7 +501,7 @@ void Connection::OnData(int32_t id, absl::Span<const uint8_t> bytes) {
 void Connection::OnFrame(const nghttp2_frame& frame) {
   data_left_ = 0;
   if (frame.hd.type == NGHTTP2_SETTINGS) has_settings_ = true;
-  if (frame.hd.type == NGHTTP2_PING && (frame.hd.flags & NGHTTP2_FLAG_ACK) == 0) OnPing();
+  if (frame.hd.type == NGHTTP2_PING) OnPing(frame.ping);
   if (frame.hd.type != NGHTTP2_HEADERS && frame.hd.type != NGHTTP2_DATA) return;
   is_active_since_ping_ = true;
   const int32_t id = frame.hd.stream_id;
@@ -489,6 +518,11 @@ void Connection::OnFrame(const nghttp2_frame& frame) {
 }
 
 void Connection::OnFrameSent(const nghttp2_frame& frame) {
+  if (frame.hd.type == NGHTTP2_GOAWAY && told_ && !is_going_away_) {
+    // Not earlier: nghttp2 sends pings ahead of other frames.
+    Submit(nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE, kToldPing));
+    return;
+  }
   if (frame.hd.type == NGHTTP2_RST_STREAM) {
     if (frame.rst_stream.error_code == NGHTTP2_NO_ERROR) return;
     if (!budget_.Spend(FrameBudget::kProvokedResetCost)) Calm();

@@ -82,8 +82,10 @@ class Connection final : public EventLoop::Watcher,
   // Sends the settings and begins to read. The connection shares the turns of the network.
   void Start(const PeerNetwork& network);
 
-  // Tells the caller to open no more streams.
+  // Tells the caller to open no more streams. Those that are on their way are still served.
   void GoAway();
+  // Serves no more streams than those that have arrived.
+  void EndStreams();
   // Ends the connection and its streams at once.
   void Close();
 
@@ -104,6 +106,8 @@ class Connection final : public EventLoop::Watcher,
   // The memory of this many more bytes of the stream is admitted: opens its window for them, in
   // steps. Call it again with each part that has come.
   void Expect(int32_t id, int64_t bytes);
+  // A stream has taken a message.
+  void EarnByMessage() { budget_.EarnByMessage(); }
   // The stream holds this many bytes that are not admitted yet.
   void Hold(int32_t id, int64_t bytes);
 
@@ -125,10 +129,11 @@ class Connection final : public EventLoop::Watcher,
   bool Establish();
   void Read();
   void Feed(absl::Span<const uint8_t> bytes);
+  bool Keeps(const FrameHead& frame);
   void Calm();
   void Linger();
 
-  void OnPing();
+  void OnPing(const nghttp2_ping& ping);
   void KeepAlive(Instant now);
   void CheckAge(Instant now);
 
@@ -168,9 +173,13 @@ class Connection final : public EventLoop::Watcher,
   nghttp2_session* session_ = nullptr;  // null: closed
   absl::flat_hash_map<int32_t, std::unique_ptr<Stream>> streams_;
   RequestHead head_;  // of the header block that is being received
+  FrameReader reader_;
   FrameBudget budget_;
+  uint32_t last_opened_ = 0;  // the stream of the last new HEADERS
   bool is_calming_ = false;
-  bool is_going_away_ = false;
+  std::optional<Instant> told_;  // to open no more streams
+  bool has_heard_ = false;       // has acknowledged that
+  bool is_going_away_ = false;   // has been told the last stream that is served
 
   int32_t data_stream_ = 0;  // of the DATA frame that is being received; 0: none
   int64_t data_left_ = 0;    // of its payload

@@ -34,40 +34,20 @@ void FrameBudget::Refill(Instant now) {
   Earn(tokens);
 }
 
-bool FrameBudget::OnBytes(absl::Span<const uint8_t> bytes, Instant now) {
-  Refill(now);
-  for (bool is_within = true;;) {
-    const size_t skipped = std::min(bytes.size(), static_cast<size_t>(skip_));
-    skip_ -= static_cast<int64_t>(skipped);
-    bytes.remove_prefix(skipped);
-    if (bytes.empty()) return is_within;
-    const size_t taken = std::min(bytes.size(), head_.size() - head_bytes_);
-    std::copy_n(bytes.begin(), taken, head_.begin() + static_cast<ptrdiff_t>(head_bytes_));
-    head_bytes_ += taken;
-    bytes.remove_prefix(taken);
-    if (head_bytes_ < head_.size()) return is_within;
-    head_bytes_ = 0;
-    is_within = OnFrame() && is_within;
-  }
-}
-
-bool FrameBudget::OnFrame() {
-  const int64_t length = head_[0] << 16 | head_[1] << 8 | head_[2];
-  const uint8_t type = head_[3], flags = head_[4];
-  skip_ = length;
-  switch (type) {
+bool FrameBudget::OnFrame(const FrameHead& frame) {
+  switch (frame.type) {
     case NGHTTP2_DATA:
-      EarnByPayload(length);
-      return length >= kTinyData || (flags & NGHTTP2_FLAG_END_STREAM) != 0 || Spend(1);
+      EarnByPayload(frame.length);
+      return frame.length >= kTinyData || (frame.flags & NGHTTP2_FLAG_END_STREAM) != 0 || Spend(1);
     case NGHTTP2_HEADERS:
-      header_block_ = length;
+      header_block_ = frame.length;
       continuations_ = 0;
       return header_block_ <= kMaxHeaderBlock;
     case NGHTTP2_CONTINUATION:
-      header_block_ += length;
+      header_block_ += frame.length;
       return header_block_ <= kMaxHeaderBlock && ++continuations_ <= kMaxContinuations && Spend(1);
     default:
-      return length <= kMaxControlFrame && Spend(1);
+      return frame.length <= kMaxControlFrame && Spend(1);
   }
 }
 

@@ -244,7 +244,7 @@ void Http2Server::Shutdown(std::chrono::nanoseconds time) {
   });
   stopped.get_future().wait();
   if (!settings_.unix_socket.empty()) unlink(settings_.unix_socket.c_str());
-  GoAway();
+  OnEveryConnection(&Connection::EndStreams);
   live_.WaitUntilNone(time);
   OnEveryConnection(&Connection::Close);
   live_.WaitUntilNone();

@@ -45,7 +45,7 @@ void Http2Stream::Run(Task task) {
   Ref();
   loop_.Run([this, task = std::move(task)]() mutable {
     task();
-    Unref();
+    Unref();  // NOLINT(clang-analyzer-cplusplus.NewDelete): Ref() keeps it
   });
 }
 
@@ -79,6 +79,7 @@ absl::Span<const uint8_t> Http2Stream::Take(absl::Span<const uint8_t> bytes) {
     bytes.remove_prefix(count);
     received_ += static_cast<int64_t>(count);
     if (received_ < size_) return bytes;
+    connection_->EarnByMessage();
     EndRead(true);
   }
   return bytes;
@@ -187,7 +188,8 @@ void Http2Stream::OnClosed(bool has_responded) {
   if (is_reading_) EndRead(false);
   if (std::exchange(is_writing_, false)) call_->OnWriteDone(false);
   Unref();
-  Unref();  // the end of the stream
+  // The end of the stream, which holds a reference until here.
+  Unref();  // NOLINT(clang-analyzer-cplusplus.NewDelete)
 }
 
 void Http2Stream::StartRead(int64_t max_bytes) {

@@ -77,9 +77,8 @@ absl::Status UseCertificate(SSL_CTX* context, const TlsIdentity& identity) {
   if (SSL_CTX_use_certificate(context, ReadCertificate(chain).get()) != 1) {
     return Unusable("--tls_cert");
   }
-  while (Certificate certificate = ReadCertificate(chain)) {
-    if (SSL_CTX_add0_chain_cert(context, certificate.get()) != 1) return Unusable("--tls_cert");
-    certificate.release();  // owned by the context
+  while (const Certificate certificate = ReadCertificate(chain)) {
+    if (SSL_CTX_add1_chain_cert(context, certificate.get()) != 1) return Unusable("--tls_cert");
   }
   if (SSL_CTX_use_PrivateKey(context, ReadPrivateKey(identity.key).get()) != 1) {
     return Unusable("--tls_key");

@@ -44,7 +44,7 @@ class UnaryStream final : public CallStream, private UnaryCall, private MethodCa
  private:
   enum class State : uint8_t { kPrefix, kWaiting, kBody, kReceived };
 
-  ~UnaryStream() = default;
+  ~UnaryStream() override = default;
 
   Call& call() override { return UnaryCall::call(); }
   void Respond(ResponseMessage response) override;

@@ -44,9 +44,9 @@ absl::Status CheckNoSettings(const Settings& settings, absl::string_view kind) {
       absl::StrCat("unknown ", kind, " setting ", settings.begin()->first));
 }
 
-// An empty name selects all models; there is only one.
+// An empty name selects all models.
 absl::Status CheckModelOrAll(const std::string& name, const std::string& version) {
-  return name.empty() ? absl::OkStatus() : CheckModel(name, version);
+  return name.empty() ? absl::OkStatus() : FindModel(name, version).status();
 }
 
 class InferHandler final : public MessageHandler {
@@ -56,7 +56,7 @@ class InferHandler final : public MessageHandler {
  private:
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
     absl::StatusOr<DecodedInfer> decoded =
-        DecodeInfer(message, call.call().arrived(), shared_memory_);
+        DecodeInfer(message, call.call().arrived(), shared_memory_, &call.call().report().model);
     if (!decoded.ok()) return call.End(decoded.status());
     decoded_ = *std::move(decoded);
     call.call().Bind(decoded_.request);
@@ -83,14 +83,14 @@ Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
                  const CallObserverFactory& observe)
     : shared_memory_(shared_memory),
       is_ready_(std::move(is_ready)),
-      statistics_(std::make_shared<Statistics>()) {
+      statistics_(std::make_shared<std::array<Statistics, kModels>>()) {
   for (const char* name : kMethodNames) {
     observers_[name] = observe(absl::StrCat(kServiceName, "/", name));
   }
   for (const char* name : {"ModelInfer", "ModelStreamInfer"}) {
     CallObserver& observer = observers_[name];
     observer = [statistics = statistics_, observe = std::move(observer)](const CallReport& report) {
-      statistics->Count(report);
+      (*statistics)[static_cast<size_t>(report.model)].Count(report);
       observe(report);
     };
   }
@@ -161,7 +161,7 @@ absl::Status Methods::Respond(const inference::ServerReadyRequest&,
 // As in Triton, an unknown model is not ready, without an error.
 absl::Status Methods::Respond(const inference::ModelReadyRequest& request,
                               inference::ModelReadyResponse& response) const {
-  response.set_ready(CheckModel(request.name(), request.version()).ok() && is_ready_());
+  response.set_ready(FindModel(request.name(), request.version()).ok() && is_ready_());
   return absl::OkStatus();
 }
 
@@ -179,26 +179,29 @@ absl::Status Methods::Respond(const inference::ServerMetadataRequest&,
 
 absl::Status Methods::Respond(const inference::ModelMetadataRequest& request,
                               inference::ModelMetadataResponse& response) const {
-  absl::Status status = CheckModel(request.name(), request.version());
-  if (status.ok()) response = DescribeModel();
-  return status;
+  const auto model = FindModel(request.name(), request.version());
+  if (model.ok()) response = Describe(**model);
+  return model.status();
 }
 
 absl::Status Methods::Respond(const inference::ModelConfigRequest& request,
                               inference::ModelConfigResponse& response) const {
-  absl::Status status = CheckModel(request.name(), request.version());
-  if (status.ok()) *response.mutable_config() = ConfigureModel();
-  return status;
+  const auto model = FindModel(request.name(), request.version());
+  if (model.ok()) *response.mutable_config() = Configure(**model);
+  return model.status();
 }
 
 absl::Status Methods::Respond(const inference::ModelStatisticsRequest& request,
                               inference::ModelStatisticsResponse& response) const {
   absl::Status status = CheckModelOrAll(request.name(), request.version());
   if (!status.ok()) return status;
-  inference::ModelStatistics& model = *response.add_model_stats();
-  model.set_name(kModelName);
-  model.set_version(kModelVersion);
-  statistics_->Describe(model);
+  for (const ModelInfo& model : Models()) {
+    if (!request.name().empty() && request.name() != model.name()) continue;
+    inference::ModelStatistics& statistics = *response.add_model_stats();
+    statistics.set_name(std::string(model.name()));
+    statistics.set_version(kModelVersion);
+    (*statistics_)[static_cast<size_t>(model.model)].Describe(statistics);
+  }
   return status;
 }
 
@@ -209,10 +212,12 @@ absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
   }
   const bool is_ready = is_ready_();
   if (request.ready() && !is_ready) return absl::OkStatus();
-  auto& model = *response.add_models();
-  model.set_name(kModelName);
-  model.set_version(kModelVersion);
-  model.set_state(is_ready ? "READY" : "UNAVAILABLE");
+  for (const ModelInfo& info : Models()) {
+    auto& model = *response.add_models();
+    model.set_name(std::string(info.name()));
+    model.set_version(kModelVersion);
+    model.set_state(is_ready ? "READY" : "UNAVAILABLE");
+  }
   return absl::OkStatus();
 }
 

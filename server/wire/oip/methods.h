@@ -3,6 +3,7 @@
 #ifndef RAPT_SERVER_WIRE_OIP_METHODS_H_
 #define RAPT_SERVER_WIRE_OIP_METHODS_H_
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -79,7 +80,8 @@ class Methods {
 
   SharedMemory& shared_memory_;
   const std::function<bool()> is_ready_;
-  const std::shared_ptr<Statistics> statistics_;  // updated by the observers of both infer methods
+  const std::shared_ptr<std::array<Statistics, kModels>>
+      statistics_;  // updated by the observers of both infer methods
   std::map<std::string, CallObserver> observers_;
 };
 

@@ -17,8 +17,8 @@ StreamInferCall::StreamInferCall(const CallEnvironment& environment,
 
 void StreamInferCall::Begin() {
   const CallHeaders headers = stream().Headers(call_.arrived());
-  absl::Status status = call_.Enter(headers);
-  if (!status.ok()) return Refuse(std::move(status));
+  const absl::Status status = call_.Enter(headers);
+  if (!status.ok()) return Refuse(status);
   call_.MarkIdle();
   call_.SetStreamDeadline(headers.deadline);
   Wait();
@@ -36,8 +36,8 @@ void StreamInferCall::Wait() {
 // received.
 void StreamInferCall::OnSize(int64_t bytes) {
   alarm_.Cancel();
-  if (absl::Status status = call_.CheckMessageSize(bytes); !status.ok()) {
-    return Refuse(std::move(status));
+  if (const absl::Status status = call_.CheckMessageSize(bytes); !status.ok()) {
+    return Refuse(status);
   }
   if (bytes <= kMaxUnreservedBytes) {
     return Receive(bytes, call_.engine().ChargeMessage(bytes, call_.caller_memory()));
@@ -56,7 +56,7 @@ void StreamInferCall::Receive(int64_t bytes, MessageReservation memory) {
   stream().StartRead(bytes);
 }
 
-void StreamInferCall::Refuse(absl::Status status) {
+void StreamInferCall::Refuse(const absl::Status& status) {
   call_.Report(status);
   FinishStream(status);
 }
@@ -84,7 +84,7 @@ void StreamInferCall::OnReadDone(bool ok) {
 
 absl::Status StreamInferCall::Decode() {
   absl::StatusOr<DecodedInfer> decoded =
-      DecodeInfer(message_.bytes, call_.arrived(), shared_memory_);
+      DecodeInfer(message_.bytes, call_.arrived(), shared_memory_, &call_.report().model);
   if (!decoded.ok()) return decoded.status();
   decoded_ = *std::move(decoded);
   Request& request = decoded_.request;

@@ -47,7 +47,7 @@ class StreamInferCall final : public StreamCall {
  private:
   // The steps, each leading to the next on any thread; none after FinishStream().
   void Wait();
-  void Refuse(absl::Status status);
+  void Refuse(const absl::Status& status);
   void OnSize(int64_t bytes) override;
   void Receive(int64_t bytes, MessageReservation memory);
   void OnReadDone(bool ok) override;

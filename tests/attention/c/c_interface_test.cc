@@ -78,6 +78,7 @@ int32_t CTypeOf(DType dtype) {
     case DType::kBool:
       return RAPT_BOOL;
     case DType::kInt64:
+    case DType::kInt32:
       break;
   }
   ADD_FAILURE() << "C has no " << NameOf(dtype);
@@ -131,6 +132,54 @@ rapt_problem ToC(const Problem& p) {
     c.relative_bias_heads = p.relative_bias->heads;
     c.relative_bias_length = p.relative_bias->length;
   }
+  if (p.relative_keys) {
+    c.relative_keys_dtype = CTypeOf(p.relative_keys->dtype);
+    c.relative_keys_heads = p.relative_keys->heads;
+    c.relative_keys_length = p.relative_keys->length;
+  }
+  if (p.relative_values) {
+    c.relative_values_dtype = CTypeOf(p.relative_values->dtype);
+    c.relative_values_heads = p.relative_values->heads;
+    c.relative_values_length = p.relative_values->length;
+  }
+  c.has_relative_query = p.has_relative_query;
+  if (p.rotary_cache) {
+    c.rotary_cache_dtype = CTypeOf(p.rotary_cache->dtype);
+    c.rotary_cache_batch = p.rotary_cache->batch.value_or(0);
+    c.rotary_cache_rows = p.rotary_cache->rows;
+    c.rotary_cache_pairs = p.rotary_cache->pairs;
+  }
+  c.has_position_ids = p.has_position_ids;
+  c.has_key_position_ids = p.has_key_position_ids;
+  c.interleaved = p.interleaved;
+  c.rotary_embedding_dim = p.rotary_embedding_dim;
+  c.has_rope_theta = p.rope_theta.has_value();
+  c.rope_theta = p.rope_theta.value_or(-1);  // not to be read
+  c.has_rotary_keys = p.rotary_keys.has_value();
+  c.rotary_keys = p.rotary_keys.value_or(false);
+  c.score_function = p.is_additive() ? RAPT_ADDITIVE : RAPT_DOT_PRODUCT;
+  if (p.additive_weight) {
+    c.additive_weight_dtype = CTypeOf(p.additive_weight->dtype);
+    c.additive_weight_heads = p.additive_weight->heads;
+  }
+  c.normalizer = static_cast<int32_t>(p.normalizer);
+  c.has_alpha = p.alpha.has_value();
+  c.alpha = p.alpha.value_or(std::numeric_limits<double>::quiet_NaN());  // not to be read
+  if (p.head_alpha) c.head_alpha_dtype = CTypeOf(*p.head_alpha);
+  if (p.block_mask) {
+    c.has_block_mask = 1;
+    c.block_mask_batch = p.block_mask->at(0);
+    c.block_mask_heads = p.block_mask->at(1);
+  }
+  c.block_q = p.block_q.value_or(-7);  // not to be read without a block mask
+  c.block_k = p.block_k.value_or(-7);
+  if (p.selected) {
+    c.has_selected_indices = 1;
+    c.selected_heads = p.selected->heads;
+    c.selected_count = p.selected->count;
+  }
+  c.has_global_mask = p.has_global_mask;
+  c.prefix_keys = p.prefix_keys;
   c.has_key_lengths = p.has_key_lengths;
   if (p.dropout) {
     c.dropout_probability = p.dropout->probability;
@@ -173,6 +222,18 @@ rapt_arguments ToC(const Inputs& inputs, Outputs& outputs) {
   c.alibi_slopes = ToC(inputs.alibi_slopes);
   c.bias_table = ToC(inputs.bias_table);
   c.relative_bias = ToC(inputs.relative_bias);
+  c.relative_keys = ToC(inputs.relative_keys);
+  c.relative_values = ToC(inputs.relative_values);
+  c.relative_query = ToC(inputs.relative_query);
+  c.cos_cache = ToC(inputs.cos_cache);
+  c.sin_cache = ToC(inputs.sin_cache);
+  c.position_ids = ToC(inputs.position_ids);
+  c.key_position_ids = ToC(inputs.key_position_ids);
+  c.additive_weight = ToC(inputs.additive_weight);
+  c.head_alpha = ToC(inputs.head_alpha);
+  c.block_mask = ToC(inputs.block_mask);
+  c.selected_indices = ToC(inputs.selected);
+  c.global_mask = ToC(inputs.global_mask);
   c.output = ToC<rapt_output>(outputs.output.MutableView());
   c.lse = ToC(outputs.lse);
   c.scores = ToC(outputs.scores);
@@ -232,6 +293,16 @@ std::vector<Problem> Problems() {
       }),
       With([](Problem& p) { p.has_key_lengths = true; }),
       With([](Problem& p) { p.past_length = 3; }),
+      With([](Problem& p) { p.normalizer = Normalizer::kSparsemax; }),
+      With([](Problem& p) { p.normalizer = Normalizer::kEntmax15; }),
+      With([](Problem& p) {
+        p.normalizer = Normalizer::kEntmax;
+        p.alpha = 1.3;
+      }),
+      With([](Problem& p) {
+        p.normalizer = Normalizer::kEntmax;
+        p.head_alpha = DType::kFloat32;
+      }),
       With([](Problem& p) { p.softmax_in_fp64 = true; }),
       With([](Problem& p) {
         p.dropout = Dropout{0.3, 0x123456789abcdef0};
@@ -303,7 +374,8 @@ std::vector<std::vector<double>> Compute(const Problem& problem, const Inputs& i
   const Result result =
       PlanAndRun(context.get(), ToC(problem), ToC(inputs, outputs), false, &outputs.plan);
   EXPECT_EQ(result.code, RAPT_OK) << result.message;
-  std::vector<std::vector<double>> all = {outputs.output.ToVector(), outputs.lse->ToVector()};
+  std::vector<std::vector<double>> all = {outputs.output.ToVector()};
+  if (outputs.lse) all.push_back(outputs.lse->ToVector());
   if (outputs.scores) all.push_back(outputs.scores->ToVector());
   return all;
 }
@@ -318,13 +390,30 @@ TEST(CInterfaceTest, EveryAttributeOfTheTableChangesTheResult) {
     usual.wants_lse = true;
     Problem with_table = usual;  // for the attributes of bias_table
     with_table.bias_table = BiasTable{.buckets = 4};
+    Problem with_weight = with_table;  // for the score function
+    with_weight.additive_weight = AdditiveWeight{};
+    Problem with_blocks = usual;
+    with_blocks.block_q = with_blocks.block_k = 1;
+    with_blocks.block_mask = Dims{1, 1, usual.query_length, usual.total_keys()};
+    Problem with_window = usual;  // for the exemptions from it
+    with_window.left_window = 0;
     Rng rng(4);
-    const Inputs inputs = RandomInputs(with_table, rng);
+    Inputs inputs = RandomInputs(with_weight, rng);
+    inputs.block_mask = Tensor(DType::kBool, *with_blocks.block_mask).FillBool(rng, 0.5);
     for (const AttributeInfo& info : Attributes()) {
       if (!IsInProblem(info)) continue;
       const bool has_table =
           info.attribute == Attribute::kBidirectional || info.attribute == Attribute::kMaxDistance;
-      const Problem& before = has_table ? with_table : usual;
+      const bool is_rotated = info.attribute == Attribute::kInterleaved ||
+                              info.attribute == Attribute::kRotaryDim ||
+                              info.attribute == Attribute::kRotaryKeys;
+      const bool has_blocks =
+          info.attribute == Attribute::kBlockQ || info.attribute == Attribute::kBlockK;
+      Problem before = has_table                                  ? with_table
+                       : has_blocks                               ? with_blocks
+                       : info.attribute == Attribute::kPrefixKeys ? with_window
+                                                                  : usual;
+      if (is_rotated) before.rope_theta = 10;
       const auto result = Compute(before, inputs);
       ASSERT_EQ(result, result) << "a NaN differs from itself";
       EXPECT_NE(Compute(test::With(info, before), inputs), result) << info.c;
@@ -384,8 +473,32 @@ TEST(CInterfaceTest, NamesTheInvalidField) {
       {"alignment is -1", [](rapt_problem& p) { p.alignment = -1; }},
       {"score_output is 5", [](rapt_problem& p) { p.score_output = 5; }},
       {"mask_dtype is 6", [](rapt_problem& p) { p.mask_dtype = 6; }},
+      {"normalizer is 4; it must be from 0 to 3", [](rapt_problem& p) { p.normalizer = 4; }},
+      {"head_alpha_dtype is 5", [](rapt_problem& p) { p.head_alpha_dtype = RAPT_BOOL; }},
+      {"alpha is 2.5",
+       [](rapt_problem& p) {
+         p.normalizer = RAPT_ENTMAX;
+         p.has_alpha = 1;
+         p.alpha = 2.5;
+       }},
       {"head_sink_dtype is 5", [](rapt_problem& p) { p.head_sink_dtype = RAPT_BOOL; }},
       {"head_sink has type FP16", [](rapt_problem& p) { p.head_sink_dtype = RAPT_FP16; }},
+      {"score_function is 2; it must be from 0 to 1, dot_product or additive",
+       [](rapt_problem& p) { p.score_function = 2; }},
+      {"score_function is 256", [](rapt_problem& p) { p.score_function = 256; }},
+      {"score_function is -1", [](rapt_problem& p) { p.score_function = -1; }},
+      {"additive_weight is missing", [](rapt_problem& p) { p.score_function = RAPT_ADDITIVE; }},
+      {"score_function is dot_product",
+       [](rapt_problem& p) {
+         p.additive_weight_dtype = RAPT_FP32;
+         p.additive_weight_heads = 1;
+       }},
+      {"additive_weight has heads 3; it must be 1 or",
+       [](rapt_problem& p) {
+         p.score_function = RAPT_ADDITIVE;
+         p.additive_weight_dtype = RAPT_FP32;
+         p.additive_weight_heads = 3;
+       }},
       {"left_window is -2",
        [](rapt_problem& p) {
          p.has_left_window = 1;

@@ -157,6 +157,13 @@ TEST(CudnnGraphTest, UnsupportedProblemsReportTheReason) {
        "FP64 mask"},
       {[](Problem& p) { p.values_in_keys = true; }, "values inside the keys"},
       {[](Problem& p) { p.alibi = true; }, "biases by distance"},
+      {[](Problem& p) { p.relative_keys = RelativeVectors{}; }, "relative_keys"},
+      {[](Problem& p) { p.relative_values = RelativeVectors{}; }, "relative_values"},
+      {[](Problem& p) {
+         p.score_function = ScoreFunction::kAdditive;
+         p.additive_weight = AdditiveWeight{};
+       },
+       "additive scores"},
       {[](Problem& p) { p.dropout = Dropout{.probability = 0.1}; }, "dropout"},
       {[](Problem& p) { p.score_output = ScoreOutput::kWeights; }, "scores"},
       {[](Problem& p) { p.head_size = 257; }, "head size above 256"},

@@ -20,7 +20,8 @@ import pytest
 from rapt_server import RaptServer
 
 RAPT = os.environ["RAPT"]
-COMMANDS = ("demo", "attend", "plot", "diagnose", "memory", "compare-memory", "info", "health")
+COMMANDS = ("demo", "attend", "compare", "plot", "diagnose", "rotary", "positions", "memory",
+            "compare-memory", "info", "health")  # fmt: skip
 OK, CALL_FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 
@@ -224,6 +225,192 @@ def test_attend_with_a_bias_by_distance(rapt, save, load, where):
     assert "at most one" in refused.stderr
 
 
+def rotated(x, cos, sin, interleaved=False):
+    """Rotates the first 2 * cos.shape[-1] numbers of [B, H, S, D] by angles [B or 1, S, r / 2]."""
+    cos, sin, pairs = cos[:, None], sin[:, None], cos.shape[-1]
+    first = np.s_[..., 0 : 2 * pairs : 2] if interleaved else np.s_[..., :pairs]
+    second = np.s_[..., 1 : 2 * pairs : 2] if interleaved else np.s_[..., pairs : 2 * pairs]
+    y = x.copy()
+    y[first] = x[first] * cos - x[second] * sin
+    y[second] = x[second] * cos + x[first] * sin
+    return y
+
+
+@EVERYWHERE
+def test_attend_with_rotary_embedding(rapt, save, load, where):
+    q, k, v = draw(1, 2, 4, 5, 8), draw(2, 2, 4, 9, 8), draw(3, 2, 4, 9, 8)
+    angles = np.arange(12)[:, None] * 100.0 ** (-np.arange(3) / 3)
+    cos, sin = np.cos(angles), np.sin(angles)
+    ids = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]], "i4")
+    save(q=q, k=k, v=v, cos=cos.astype("f4"), sin=sin.astype("f4"), ids=ids)
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *where]
+    want = oracle(rotated(q, cos[None, :5], sin[None, :5]), rotated(k, cos[None, :9], sin[None, :9]), v)[0]
+    rapt("attend", *files, "--rope-theta=100", "--rotary-embedding-dim=6")
+    close(load("y.npy"), want)
+    caches = ["--cos-cache=cos.npy", "--sin-cache=sin.npy", "--rotary-embedding-dim=6"]
+    rapt("attend", *files, *caches)
+    close(load("y.npy"), want)
+    rapt("attend", *files, *caches, "--interleaved", "--position-ids=ids.npy", "--rotary-queries-only")
+    close(load("y.npy"), oracle(rotated(q, cos[ids], sin[ids], interleaved=True), k, v)[0])
+    refused = rapt("attend", *files, *caches, "--rope-theta=100", code=CALL_FAILED)
+    assert "cos_cache and attention.rope_theta are both set" in refused.stderr
+
+
+def entmax(scores, alpha):
+    """max((alpha - 1) s - tau, 0)^(1 / (alpha - 1)) of each row, by bisection."""
+    scaled = (alpha - 1) * scores
+    high = scaled.max(-1, keepdims=True)
+    low = high - 1
+    for _ in range(60):
+        tau = (low + high) / 2
+        is_low = (np.maximum(scaled - tau, 0) ** (1 / (alpha - 1))).sum(-1, keepdims=True) >= 1
+        low, high = np.where(is_low, tau, low), np.where(is_low, high, tau)
+    return np.maximum(scaled - low, 0) ** (1 / (alpha - 1))
+
+
+@EVERYWHERE
+def test_attend_with_another_normalizer(rapt, save, load, where):
+    q, k, v = draw(1, 1, 2, 5, 8), draw(2, 1, 2, 9, 8), draw(3, 1, 2, 9, 8)
+    alphas = np.array([1.5, 1.25], "f4")
+    save(q=q, k=k, v=v, alphas=alphas)
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", "--weights=w.npy", *where]
+    scores = q.astype("f8") @ k.astype("f8").swapaxes(-1, -2) * 8**-0.5
+    for flags, alpha in [
+        (["--normalizer=sparsemax"], 2),
+        (["--normalizer=entmax15"], 1.5),
+        (["--normalizer=entmax", "--alpha=1.75"], 1.75),
+        (["--normalizer=entmax", "--head-alpha=alphas.npy"], alphas[:, None, None].astype("f8")),
+    ]:
+        rapt("attend", *files, *flags)
+        want = entmax(scores, alpha)
+        close(load("w.npy"), want)
+        close(load("y.npy"), want @ v)
+    assert "softmax or sparsemax" in rapt("attend", *files, "--normalizer=max", code=USAGE).stderr
+    refused = rapt("attend", *files, "--normalizer=sparsemax", "--alpha=2", code=CALL_FAILED)
+    assert "it must be entmax" in refused.stderr
+
+
+@EVERYWHERE
+def test_attend_with_vectors_by_distance(rapt, save, load, where):
+    q, k, v, r = draw(1, 2, 4, 5, 8), draw(2, 2, 4, 9, 8), draw(3, 2, 4, 9, 6), draw(6, 2, 4, 5, 8)
+    keys, values = draw(4, 4, 7, 8).astype("f4"), draw(5, 1, 5, 6).astype("f4")
+    save(q=q, k=k, v=v, r=r, keys=keys, values=values)
+    distance = np.arange(9)[None, :] - np.arange(5)[:, None]
+    scores = np.einsum("bhid,hijd->bhij", r, keys[:, 3 + np.clip(distance, -3, 3)]) / np.sqrt(8)
+    want, weights = oracle(q, k, v, bias=scores)[:2]
+    want = want + np.einsum("bhij,ijd->bhid", weights, values[0, 2 + np.clip(distance, -2, 2)])
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *where]
+    rapt("attend", *files, "--relative-keys=keys.npy", "--relative-values=values.npy", "--relative-query=r.npy")
+    close(load("y.npy"), want)
+    refused = rapt("attend", *files, "--relative-query=r.npy", code=CALL_FAILED)
+    assert "relative_keys" in refused.stderr
+
+
+@EVERYWHERE
+def test_attend_with_sparse_visibility(rapt, save, load, where):
+    q, k, v = draw(1, 1, 4, 5, 8), draw(2, 1, 4, 9, 8), draw(3, 1, 4, 9, 8)
+    rows, columns = np.arange(5)[:, None], np.arange(9)[None, :]
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *where]
+
+    blocks = np.array([[1, 0, 1], [0, 1, 0], [1, 1, 1]], bool)
+    save(q=q, k=k, v=v, blocks=blocks[None, None].astype("i8"))
+    rapt("attend", *files, "--block-mask=blocks.npy", "--block-q=2", "--block-k=4")
+    close(load("y.npy"), oracle(q, k, v, visible=blocks[rows // 2, columns // 4])[0])
+    refused = rapt("attend", *files, "--block-mask=blocks.npy", "--block-q=2", code=CALL_FAILED)
+    assert "block_k is not" in refused.stderr
+
+    selected = np.array([[0, 8], [3, -1], [-1, 5], [2, 1], [7, 6]])
+    save(selected=selected[None, None])
+    rapt("attend", *files, "--selected-indices=selected.npy")
+    visible = (selected[:, None, :] == columns[..., None]).any(-1)
+    close(load("y.npy"), oracle(q, k, v, visible=visible)[0])
+    selected[3, 1] = 2
+    save(selected=selected[None, None])
+    refused = rapt("attend", *files, "--selected-indices=selected.npy", code=CALL_FAILED)
+    assert "selected_indices[0, 0, 3, 1] is 2, which the row already has" in refused.stderr
+
+    every = np.zeros((1, 9), bool)
+    every[0, [3, 7]] = True
+    save(every=every)
+    rapt("attend", *files, "--window=1,0", "--prefix-keys=1", "--global-mask=every.npy")
+    window = (columns >= rows - 1) & (columns <= rows)
+    visible = window | (columns < 1) | every | every[0][rows]
+    close(load("y.npy"), oracle(q, k, v, visible=visible)[0])
+
+
+def test_patterns(rapt, save, load, tmp_path):
+    x = draw(1, 1, 2, 12, 8)
+    save(q=x, k=x, v=x)
+    said = rapt("pattern", "longformer", "--length=12", "--window=1", "--global=0,5", "-o=mask.npy").stdout
+    distance = abs(np.arange(12)[:, None] - np.arange(12)[None, :])
+    visible = distance <= 1
+    visible[[0, 5], :] = visible[:, [0, 5]] = True
+    assert (load("mask.npy") == visible).all() and "[12, 12]" in said
+    rapt("attend", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--mask=mask.npy", "-o=y.npy", "--local")
+    close(load("y.npy"), oracle(x, x, x, visible=visible)[0])
+    rapt("plot", "mask.npy", "-o", "mask.svg")
+    assert (tmp_path / "mask.svg").read_text().count("<") > 10
+    rapt("pattern", "strided", "--length=8", "--stride=3", "-o=mask.npy")
+    assert load("mask.npy")[7].tolist() == [0, 1, 0, 0, 1, 1, 1, 1]
+    rapt("pattern", "bigbird", "--length=1000", "--block=50", "--heads=2", "--seed=1", "-o=blocks.npy")
+    assert load("blocks.npy").shape == (1, 2, 20, 20)
+    rapt("pattern", "neighbourhood", "--shape=3,4", "--kernel=2", "-o=mask.npy")
+    assert load("mask.npy").sum(1).tolist() == [4] * 12
+    assert "longformer needs --window" in rapt("pattern", "longformer", "--length=8", "-o=x.npy", code=USAGE).stderr
+    assert "unknown pattern 'x'" in rapt("pattern", "x", "-o=x.npy", code=USAGE).stderr
+    assert "no pattern given" in rapt("pattern", "-o=x.npy", code=USAGE).stderr
+
+
+@EVERYWHERE
+def test_attend_with_additive_scores(rapt, save, load, where):
+    q, k, v = draw(1, 1, 4, 5, 8), draw(2, 1, 4, 9, 8), draw(3, 1, 4, 9, 8)
+    weight = draw(4, 4, 8).astype("f4")
+    save(q=q, k=k, v=v, weight=weight)
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *where]
+    rapt("attend", *files, "--score-function=additive", "--additive-weight=weight.npy")
+    scores = (weight[:, None, None] * np.tanh(q[:, :, :, None] + k[:, :, None])).sum(-1)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    close(load("y.npy"), weights @ v)
+    refused = rapt("attend", *files, "--score-function=additive", code=CALL_FAILED)
+    assert "additive_weight is missing" in refused.stderr
+    refused = rapt("attend", *files, "--score-function=concat", code=USAGE)
+    assert "dot_product or additive" in refused.stderr
+
+
+@EVERYWHERE
+def test_rotary(rapt, save, load, where):
+    x = draw(1, 2, 4, 5, 8)
+    angles = np.arange(9)[:, None] * 50.0 ** (-np.arange(4) / 4)
+    cos, sin = np.cos(angles).astype("f4"), np.sin(angles).astype("f4")
+    ids = np.array([[3, 1, 4, 1, 5], [8, 2, 6, 5, 3]], "i4")
+    save(x=x, cos=cos, sin=sin, ids=ids, flat=x.transpose(0, 2, 1, 3).reshape(2, 5, 32))
+    rapt("rotary", "--x=x.npy", "--rope-theta=50", "-o=y.npy", *where)
+    want = rotated(x, cos[None, :5], sin[None, :5])
+    close(load("y.npy"), want)
+    rapt("rotary", "--x=flat.npy", "--num-heads=4", "--rope-theta=50", "-o=y.npy", *where)
+    close(load("y.npy"), want.transpose(0, 2, 1, 3).reshape(2, 5, 32))
+    caches = ["--cos-cache=cos.npy", "--sin-cache=sin.npy", "--position-ids=ids.npy"]
+    rapt("rotary", "--x=x.npy", *caches, "--interleaved", "-o=y.npy", *where)
+    close(load("y.npy"), rotated(x, cos[ids], sin[ids], interleaved=True))
+    ids[1, 2] = 9
+    save(ids=ids)
+    refused = rapt("rotary", "--x=x.npy", *caches, "-o=y.npy", *where, code=CALL_FAILED)
+    assert "position_ids[1, 2] is 9; it must be from 0 to 8" in refused.stderr
+
+
+@EVERYWHERE
+def test_positions(rapt, save, load, where):
+    x, table = draw(1, 2, 5, 6), draw(2, 7, 6)
+    save(x=x, table=table)
+    angles = np.arange(5)[:, None] * 100.0 ** (-(np.arange(6) // 2 * 2) / 6)
+    rapt("positions", "--x=x.npy", "--base=100", "-o=y.npy", *where)
+    close(load("y.npy"), x + np.where(np.arange(6) % 2 == 0, np.sin(angles), np.cos(angles)))
+    rapt("positions", "--x=x.npy", "--table=table.npy", "-o=y.npy", *where)
+    close(load("y.npy"), x + table[:5])
+    refused = rapt("positions", "--x=x.npy", "--base=-1", "-o=y.npy", *where, code=CALL_FAILED)
+    assert "base is -1; it must be positive and finite" in refused.stderr
+
+
 @EVERYWHERE
 @pytest.mark.parametrize("dtype, tolerance", [("f2", 2e-3), ("f8", 1e-12)])
 def test_attend_keeps_the_type(rapt, save, load, where, dtype, tolerance):
@@ -323,6 +510,56 @@ def test_plot_reads_labels_from_a_file(rapt, save, tmp_path):
     (tmp_path / "tokens.txt").write_text("comma,\nünï\n")
     rapt("plot", "w.npy", "--keys", "@tokens.txt", "-o", "w.svg")
     assert {"comma,", "ünï"} <= set(svg_words(tmp_path / "w.svg"))
+
+
+# --- compare --------------------------------------------------------------------------------------
+
+
+@EVERYWHERE
+def test_compare_shows_what_a_causal_mask_changes(rapt, save, where, tmp_path):
+    x = draw(1, 5, 8)
+    save(x=x)
+    shown = rapt("compare", "--q=x.npy", "--causal", "-o=c.svg", "--queries=a,b,c,d,e", "--keys=a,b,c,d,e",
+                 *where).stdout  # fmt: skip
+    assert re.search("without +with", shown)
+    assert re.search("share of keys with weight 0 +0 +0.4", shown)
+    assert {"without", "with"} <= set(svg_words(tmp_path / "c.svg"))
+    report = json.loads(rapt("compare", "--q=x.npy", "--causal", "--json", *where).stdout)
+    full = oracle(x[None, None], x[None, None], x[None, None])[1][0, 0]
+    causal = oracle(x[None, None], x[None, None], x[None, None], visible=np.tril(np.ones((5, 5), bool)))[1][0, 0]
+    b, h, i, j = report["largest_change"]["at"]
+    assert (b, h) == (0, 0) and (i, j) == np.unravel_index(abs(causal - full).argmax(), (5, 5))
+    close(report["largest_change"]["with"], causal[i, j], 1e-5)
+    entropy = -np.where(causal > 0, causal * np.log(np.maximum(causal, 1e-30)), 0).sum(-1)
+    close(report["with"]["effective_keys"], np.exp(entropy).mean(), 1e-5)
+
+
+def test_compare_shows_what_a_sink_takes(rapt, save):
+    q, k, v = draw(1, 1, 2, 5, 8), draw(2, 1, 2, 5, 8), draw(3, 1, 2, 5, 8)
+    save(q=q, k=k, v=v, sink=np.zeros(2, "f4"))
+    report = json.loads(rapt("compare", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--causal", "--head-sink=sink.npy",
+                             "--without=head-sink", "--json", "--local").stdout)  # fmt: skip
+    assert abs(report["without"]["sum"] - 1) < 1e-6 and report["with"]["sum"] < 0.9
+    assert report["with"]["zeros"] == report["without"]["zeros"] == 0.4
+    refused = rapt("compare", "--q=q.npy", "--without=sink", code=USAGE).stderr
+    assert "'sink'" in refused and "head-sink" in refused
+
+
+@EVERYWHERE
+def test_padding_is_hidden_by_token_ids(rapt, save, load, where):
+    q, k, v = draw(1, 2, 2, 5, 8), draw(2, 2, 2, 7, 8), draw(3, 2, 2, 7, 8)
+    ids = np.array([[5, 6, 7, 8, 9, 10, 1], [5, 6, 1, 1, 1, 1, 1]], "i4")
+    save(q=q, k=k, v=v, ids=ids, short=ids[:, :5], floats=ids.astype("f4"), mask=np.ones((5, 7), bool))
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *where]
+    rapt("attend", *files, "--pad-ids=ids.npy", "--pad-token=1")
+    close(load("y.npy"), oracle(q, k, v, visible=(ids != 1)[:, None, None])[0])
+    for wrong, message in [
+        (["--pad-ids=short.npy"], "--pad-ids has shape [2, 5]; it must be [7] or [2, 7]"),
+        (["--pad-ids=floats.npy"], "--pad-ids has type float32; it must have an integer type"),
+        (["--pad-ids=ids.npy", "--mask=mask.npy"], "a mask and --pad-ids are both given"),
+        (["--pad-token=1"], "--pad-token needs --pad-ids"),
+    ]:
+        assert message in rapt("attend", *files, *wrong, code=USAGE).stderr
 
 
 # --- demo -----------------------------------------------------------------------------------------
@@ -700,6 +937,7 @@ def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
     if "--heads" not in example:
         k = v = q
     save(x=q, q=q, k=k, v=v, w=np.full((4, 3, 3), 1 / 3), before=np.eye(3), after=np.eye(3))
+    save(sink=np.zeros(1, "f4"), ids=np.array([5, 7, 0]), table=draw(4, 9, 64))
     np.savez(tmp_path / "in.npz", q=q, k=k, v=v)
     words = shlex.split(example.replace("127.0.0.1:8001", server.grpc_address))
     assert words[0] == "rapt"

@@ -6,10 +6,13 @@
 namespace rapt {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
+
+constexpr absl::string_view kColours[] = {"red", "green"};
 
 struct Values {
   std::string output;
@@ -20,6 +23,7 @@ struct Values {
   std::vector<int64_t> window;
   std::optional<double> dropout;
   std::optional<std::string> mask;
+  size_t colour = 0;
 };
 
 class CommandLineTest : public ::testing::Test {
@@ -41,7 +45,9 @@ class CommandLineTest : public ::testing::Test {
                               {"causal", "", "causal mask", &values_.causal},
                               {"window", "L,R", "window size", &values_.window},
                               {"dropout", "P", "probability", &values_.dropout},
-                              {"mask", "FILE", "mask file", &values_.mask}},
+                              {"mask", "FILE", "mask file", &values_.mask},
+                              {"colour", "NAME", "red or green",
+                               NamedChoice{kColours, [this](size_t n) { values_.colour = n; }}}},
                     .examples = {"rapt try x.npy -o y.npy"},
                     .max_operands = 1};
 };
@@ -59,6 +65,15 @@ TEST_F(CommandLineTest, KeepsDefaultsOfAbsentFlags) {
   EXPECT_FALSE(values_.causal);
   EXPECT_FALSE(values_.dropout.has_value());
   EXPECT_FALSE(values_.mask.has_value());
+}
+
+TEST_F(CommandLineTest, AChoiceIsOneOfItsNames) {
+  ASSERT_TRUE(Parse({"-o", "y"}).ok());
+  EXPECT_EQ(values_.colour, 0u);
+  ASSERT_TRUE(Parse({"-o", "y", "--colour=green"}).ok());
+  EXPECT_EQ(values_.colour, 1u);
+  EXPECT_THAT(std::string(Parse({"-o", "y", "--colour", "Green"}).message()),
+              AllOf(HasSubstr("--colour is 'Green'"), HasSubstr("red or green")));
 }
 
 TEST_F(CommandLineTest, SwitchesDoNotConsumeTheNextArgument) {

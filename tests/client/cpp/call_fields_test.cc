@@ -77,6 +77,12 @@ struct FullCall {
       for (int64_t n = 0; n < count; ++n) {
         if (dtype == DType::kBool) {
           bytes[role].push_back(1);
+        } else if (dtype == DType::kInt64) {
+          const int64_t position = 1;
+          bytes[role].append(reinterpret_cast<const char*>(&position), sizeof(position));
+        } else if (dtype == DType::kInt32) {  // each number once
+          const auto index = static_cast<int32_t>(n);
+          bytes[role].append(reinterpret_cast<const char*>(&index), sizeof(index));
         } else {
           bytes[role].append(reinterpret_cast<const char*>(&value), sizeof(value));
         }
@@ -87,11 +93,17 @@ struct FullCall {
       tensor->Set(call, {dtype, shape, absl::MakeConstSpan(data, bytes[role].size())});
     }
     call.key_lengths = key_lengths;
+    call.block_q = problem.block_q;
+    call.block_k = problem.block_k;
+    call.score_function = static_cast<ScoreFunction>(problem.score_function);
+    call.normalizer = static_cast<Normalizer>(problem.normalizer);
   }
   FullCall(const FullCall&) = delete;
   FullCall& operator=(const FullCall&) = delete;
 
-  static float ValueOf(Role role) { return 0.25F * (static_cast<float>(role) + 1); }
+  static float ValueOf(Role role) {
+    return role == Role::kAlpha ? 1.375F : 0.25F * (static_cast<float>(role) + 1);
+  }
 };
 
 TEST(CallFieldsTest, HaveEveryRowOfTheLibrarysTables) {
@@ -120,6 +132,8 @@ TEST(CallFieldsTest, EveryAttributeArrivesAtTheServerAndInTheLocalLibrary) {
       if (info.native != attribute.name) continue;
       AttendCall call = full.call;
       attribute.Visit(call, [&](auto& value) { test::SetUnusual(info, value); });
+      if (call.alpha) call.normalizer = Normalizer::kEntmax;
+      if (call.normalizer != Normalizer::kSoftmax) call.head_sink = std::nullopt;
       const std::string served = ServedProblem(call);
       EXPECT_NE(served, usual);
       EXPECT_EQ(LocalProblem(call), served);
@@ -155,8 +169,9 @@ TEST(CallFieldsTest, EveryTensorArrivesInTheLocalLibrary) {
       ASSERT_LT(n, diagnosis->inputs.size());
       const TensorReport& input = diagnosis->inputs[n++];
       EXPECT_EQ(input.name, kNativeNames[role]);
-      const bool is_bool = input.dtype == DType::kBool;
-      EXPECT_EQ(input.range.max, is_bool ? 1 : FullCall::ValueOf(role)) << input.name;
+      const bool is_one = input.dtype == DType::kBool || input.dtype == DType::kInt64;
+      const bool is_index = input.dtype == DType::kInt32;
+      EXPECT_EQ(input.range.max, is_one ? 1 : is_index ? 3 : FullCall::ValueOf(role)) << input.name;
     }
     EXPECT_EQ(diagnosis->inputs.size(), n);
   }
@@ -221,6 +236,10 @@ TEST(CallFieldsTest, EveryInputAndAttributeHasAFlagThatSetsIt) {
       test::EveryTensorWith(Role::kAlibiSlopes);  // with all tables; it is not computed
   problem.bias_table = BiasTable{};
   problem.relative_bias = RelativeBias{};
+  problem.rotary_cache = RotaryCache{.rows = 9, .pairs = 2};
+  problem.has_position_ids = problem.has_key_position_ids = true;
+  problem.additive_weight = AdditiveWeight{};
+  problem.head_alpha = ::rapt::DType::kFloat32;
   FullCall full(problem);
   CallFlags flags;
   CommandLine line{.usage = "test", .flags = flags.InputTable()};
@@ -238,7 +257,7 @@ TEST(CallFieldsTest, EveryInputAndAttributeHasAFlagThatSetsIt) {
       const TensorView view = *FindCallTensor(name)->In(full.call);
       files.Add(path, name, NpyTypeOf(ToLibrary(view.dtype)), view.shape, view.data);
     }
-    std::string flag = "--" + name;
+    std::string flag = "--" + (InfoOf(role).flag == nullptr ? name : InfoOf(role).flag);
     for (char& c : flag) c = c == '_' ? '-' : c;
     arguments.insert(arguments.end(), {flag, path});
   }
@@ -255,7 +274,7 @@ TEST(CallFieldsTest, EveryInputAndAttributeHasAFlagThatSetsIt) {
   }
   // These have flags of another form.
   EXPECT_THAT(without, ElementsAre("query_heads", "kv_heads", "left_window", "right_window",
-                                   "dropout_probability"));
+                                   "dropout_probability", "rotary_keys"));
   const absl::StatusOr<ParsedArguments> parsed = line.Parse(arguments);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   const absl::StatusOr<LoadedCall> loaded = LoadCall(flags);

@@ -241,6 +241,11 @@ TEST(CodecTest, EncodesLikeGeneratedCode) {
     if (draw(1)) call.alibi_slopes = draw_tensor();
     if (draw(1)) call.bias_table = draw_tensor();
     if (draw(1)) call.relative_bias = draw_tensor();
+    if (draw(1)) call.relative_keys = draw_tensor();
+    if (draw(1)) call.relative_values = draw_tensor();
+    if (draw(1)) call.relative_query = draw_tensor();
+    if (draw(1)) call.additive_weight = draw_tensor();
+    if (draw(1)) call.head_alpha = draw_tensor();
     call.key_lengths = lengths;
     call.query_heads = draw(300);
     call.causal = draw(1) != 0;

@@ -133,6 +133,42 @@ TEST_F(ServedClientTest, ComputesTheHandComputedExample) {
   EXPECT_FALSE(result.present_key.has_value());
 }
 
+TEST_F(ServedClientTest, RotatesATensor) {
+  // One pair, turned by the angle of its position: 0 and 1.
+  const std::vector<float> x = {1, 0, 1, 0};
+  RotaryCall call{.x = View<float>({1, 1, 2, 2}, x), .rope_theta = 10000};
+  const absl::StatusOr<Tensor> y = client_->RotaryEmbedding(call);
+  ASSERT_TRUE(y.ok()) << y.status();
+  EXPECT_EQ(y->shape(), (Shape{1, 1, 2, 2}));
+  EXPECT_THAT(ToFloats(*y), Pointwise(FloatNear(1e-6F),
+                                      std::vector<float>{1, 0, std::cos(1.0F), std::sin(1.0F)}));
+  const std::vector<int64_t> ids = {0, 2};
+  const std::vector<float> cache = {1, 1};
+  call.rope_theta.reset();
+  call.cos_cache = call.sin_cache = View<float>({2, 1}, cache);
+  call.position_ids = View<int64_t>({1, 2}, ids);
+  const absl::Status refused = client_->RotaryEmbedding(call).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("position_ids[0, 1] is 2"));
+  call.x.shape = {1, 1, 2, 4};
+  EXPECT_THAT(std::string(client_->RotaryEmbedding(call).status().message()),
+              HasSubstr("X has shape [1, 1, 2, 4] of FP32 in 16 bytes"));
+}
+
+TEST_F(ServedClientTest, AddsAPositionalEncoding) {
+  const std::vector<float> x = {0, 0, 1, 1};
+  PositionalEncodingCall call{.x = View<float>({2, 2}, x)};
+  const absl::StatusOr<Tensor> y = client_->PositionalEncoding(call);
+  ASSERT_TRUE(y.ok()) << y.status();
+  EXPECT_THAT(ToFloats(*y), Pointwise(FloatNear(1e-6F), std::vector<float>{0, 1, 1 + std::sin(1.0F),
+                                                                           1 + std::cos(1.0F)}));
+  const std::vector<float> table = {5, 6, 7, 8};
+  call.table = View<float>({2, 2}, table);
+  const absl::StatusOr<Tensor> learned = client_->PositionalEncoding(call);
+  ASSERT_TRUE(learned.ok()) << learned.status();
+  EXPECT_THAT(ToFloats(*learned), ElementsAre(5, 6, 8, 9));
+}
+
 TEST_F(ServedClientTest, LayoutsGiveTheSameResult) {
   const std::vector<float> expected = ToFloats(Attend(SelfAttention()).y);
   const std::vector<float> inside = HeadsInside(x_);

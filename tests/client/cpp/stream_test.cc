@@ -299,6 +299,10 @@ TEST_F(StreamTest, ErrorsNameTheField) {
        }},
       {"present keys and values are not supported in streams",
        [](AttendCall& c, StreamOptions&, const auto&) { c.wants_present = true; }},
+      {"additive scores are not supported in streams",
+       [](AttendCall& c, StreamOptions&, const auto&) {
+         c.score_function = ScoreFunction::kAdditive;
+       }},
       {"query_chunk is 0 and key_chunk -1; both must be at least 0",
        [](AttendCall&, StreamOptions& s, const auto&) { s.key_chunk = -1; }},
       {"stream the queries instead",  // from the server

@@ -1,12 +1,15 @@
 /* Exact attention in process: the C interface of librapt_attention.so.
  *
- *     S = scale * Q K^T
+ *     Q, K = rotary(Q), rotary(K)           if requested
+ *     S = scale * Q (K + Rk)^T, or additive:  Rk and Rv: vectors of the distance, if any
+ *         scale * sum over d of w[d] tanh(q[d] + k[d])
  *     S = softcap * tanh(S / softcap)       only if softcap > 0
  *     S = S + mask + bias + the bias of the
- *         distance; causality, window and
- *         lengths then set -inf
- *     P = softmax(S over keys and sink)
- *     O = P V
+ *         distance; causality, window,
+ *         lengths, block mask and selection
+ *         then set -inf
+ *     P = normalizer(S over keys and sink)
+ *     O = P (V + Rv)
  *
  * The semantics are those of the ONNX operator Attention (opsets 23 to 25). Letters in shapes: B
  * batch, Hq query heads, Hkv key/value heads (Hq is a multiple of Hkv; head h reads key/value head
@@ -69,17 +72,33 @@ typedef enum rapt_dtype {
 /* The step above to return in addition to O, [B, Hq, Sq, T] in Q's type. */
 typedef enum rapt_score_output {
   RAPT_NO_SCORES = 0,
-  RAPT_SCORES = 1,     /* scale * Q K^T */
+  RAPT_SCORES = 1,     /* scale * Q (K + Rk)^T, or additive scores */
   RAPT_SOFTCAPPED = 2, /* after softcap */
   RAPT_BIASED = 3,     /* after mask, causality, window and lengths: holds -inf */
   RAPT_WEIGHTS = 4     /* after softmax and dropout */
 } rapt_score_output;
+
+/* How a query and a key are compared. */
+typedef enum rapt_score_function {
+  RAPT_DOT_PRODUCT = 0,
+  RAPT_ADDITIVE = 1 /* sum over d of additive_weight[d] * tanh(q[d] + k[d]) */
+} rapt_score_function;
 
 /* Key j is visible to query i of batch row b if j <= i + offset. */
 typedef enum rapt_alignment {
   RAPT_TOP_LEFT = 0,    /* offset = P with a past, key_lengths[b] - Sq with lengths, else 0 */
   RAPT_BOTTOM_RIGHT = 1 /* offset = T - Sq: the last query sees the last key */
 } rapt_alignment;
+
+/* Turns the scores of a row into weights that sum to 1. All but softmax give exactly 0 to keys with
+ * low scores, whose value then does not matter: P = max((alpha - 1) S - tau, 0)^(1 / (alpha - 1)),
+ * with tau such that the sum of P is 1. They have no lse and no head_sink. */
+typedef enum rapt_normalizer {
+  RAPT_SOFTMAX = 0,   /* alpha = 1 */
+  RAPT_SPARSEMAX = 1, /* alpha = 2 */
+  RAPT_ENTMAX15 = 2,  /* alpha = 1.5 */
+  RAPT_ENTMAX = 3     /* alpha or head_alpha is given */
+} rapt_normalizer;
 
 /* --- Threads --------------------------------------------------------------------------------- */
 
@@ -116,7 +135,7 @@ typedef struct rapt_problem {
   int64_t head_size;
   int64_t value_head_size;
 
-  double scale; /* used if has_scale; otherwise 1 / sqrt(D) */
+  double scale; /* used if has_scale; otherwise 1 / sqrt(D), or 1 for additive scores */
   int32_t has_scale;
   int32_t alignment; /* a rapt_alignment, of causality and window */
   double softcap;    /* 0: none */
@@ -162,6 +181,55 @@ typedef struct rapt_problem {
   /* V is the first value_head_size numbers of each row of K, and likewise of the past: no value,
    * past_value and present_value. */
   int32_t values_in_keys;
+
+  /* Vectors by distance: vector c + (j - p), where j - p is clipped to [-c, c], is added to key or
+   * value j. Types are RAPT_FP32 or dtype; 0: none. */
+  int32_t relative_keys_dtype;
+  int64_t relative_keys_heads;  /* 1 or Hq */
+  int64_t relative_keys_length; /* 2c + 1 */
+  int64_t relative_values_heads;
+  int64_t relative_values_length;
+  int32_t relative_values_dtype;
+  int32_t has_relative_query; /* relative_query multiplies the relative_keys instead of Q */
+
+  /* Rotary embedding of Q and K before the scores, as the ONNX operator RotaryEmbedding-23 on the
+   * first r numbers of each head, rounded to dtype; the past is rotated already. With a cache or
+   * with rope_theta, not both. */
+  int32_t rotary_cache_dtype; /* 0: none; RAPT_FP32 or dtype */
+  int64_t rotary_cache_batch; /* 0: [rows, pairs], a row for each position; B: [B, rows, pairs] */
+  int64_t rotary_cache_rows;
+  int64_t rotary_cache_pairs;   /* r / 2 */
+  int32_t has_position_ids;     /* otherwise the position of query i is i + offset */
+  int32_t has_key_position_ids; /* otherwise that of new key j is P + j */
+  int32_t interleaved;          /* pairs (2t, 2t + 1), otherwise (t, t + r / 2) */
+  int32_t rotary_keys;          /* used if has_rotary_keys: 0: only Q is rotated */
+  int32_t has_rotary_keys;
+  int32_t has_rope_theta;
+  double rope_theta;            /* positive: angle t is position * rope_theta^(-2t / r) */
+  int64_t rotary_embedding_dim; /* r, even; 0: D */
+
+  int32_t score_function;        /* a rapt_score_function */
+  int32_t additive_weight_dtype; /* of additive scores: RAPT_FP32 or dtype; otherwise 0 */
+  int64_t additive_weight_heads; /* 1 or Hq */
+
+  int32_t normalizer;       /* a rapt_normalizer */
+  int32_t has_alpha;        /* with RAPT_ENTMAX either alpha or head_alpha */
+  int32_t head_alpha_dtype; /* 0: none; RAPT_FP32 or dtype: the alpha of each head */
+  double alpha;             /* used if has_alpha: 1 (softmax) to 2 (sparsemax) */
+
+  /* Query i sees key j if causality, lengths, mask, block mask and selection show it, and one of:
+   * the window shows it, j < prefix_keys, global_mask[j], or global_mask[p], where p = i + offset
+   * is the position of query i among the keys; false for p outside [0, T). */
+  int32_t has_block_mask;   /* BOOL: entry [i / block_q, j / block_k] shows key j to query i */
+  int64_t block_mask_batch; /* 1 or B */
+  int64_t block_mask_heads; /* 1 or Hq */
+  int64_t block_q;          /* queries and keys of a block, at least 1; used if has_block_mask */
+  int64_t block_k;
+  int64_t selected_count; /* N, keys selected by each query; used if has_selected_indices */
+  int64_t selected_heads; /* 1 or Hkv */
+  int32_t has_selected_indices;
+  int32_t has_global_mask;
+  int64_t prefix_keys;
 } rapt_problem;
 
 /* How a problem will be computed. Depends only on the problem and the context's options; the same
@@ -217,6 +285,22 @@ typedef struct rapt_arguments {
   rapt_input alibi_slopes;  /* [1 or B, Hq, 1, 1] */
   rapt_input bias_table;    /* [buckets, Hq, 1, 1] */
   rapt_input relative_bias; /* [1 or Hq, 2c + 1, 1, 1] */
+
+  rapt_input relative_keys;   /* [1 or Hq, 2c + 1, D, 1] */
+  rapt_input relative_values; /* [1 or Hq, 2c + 1, Dv, 1] */
+  rapt_input relative_query;  /* [B, Hq, Sq, D] */
+
+  rapt_input cos_cache; /* [rows, pairs, 1, 1] or [B, rows, pairs, 1] */
+  rapt_input sin_cache;
+  rapt_input position_ids;     /* int64_t, [B, Sq, 1, 1] */
+  rapt_input key_position_ids; /* int64_t, [B, Sk, 1, 1] */
+
+  rapt_input additive_weight;  /* [1 or Hq, D, 1, 1] */
+  rapt_input head_alpha;       /* [Hq, 1, 1, 1] */
+  rapt_input block_mask;       /* bytes, [1 or B, 1 or Hq, Sq / block_q, T / block_k], rounded up */
+  rapt_input selected_indices; /* int32_t [B, 1 or Hkv, Sq, N]: different keys from 0 to T - 1, or
+                                  -1, unused, in any order */
+  rapt_input global_mask;      /* bytes, [B, T, 1, 1] */
 } rapt_arguments;
 
 #define RAPT_WORKSPACE_ALIGNMENT 64

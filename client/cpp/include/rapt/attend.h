@@ -1,11 +1,13 @@
 // The inputs and outputs of one attention call.
 //
-//     S = scale * Q K^T                                                       kScores
+//     Q, K = rotary(Q), rotary(K), when requested
+//     S = scale * Q (K + relative_keys of the distance)^T,                    kScores
+//         or scale * sum over d of w[d] tanh(q[d] + k[d])
 //     S = softcap * tanh(S / softcap), when softcap > 0                       kSoftcapped
 //     S = S + mask + attention_bias + bias of the distance;                   kBiased
-//         then -inf by causality, window, lengths
-//     P = softmax(S over keys); dropout, if requested                         kWeights
-//     Y = P V
+//         then -inf by causality, window, lengths, block_mask, selected_indices
+//     P = normalizer(S over keys); dropout, if requested                      kWeights
+//     Y = P (V + relative_values of the distance)
 //
 // Letters in shapes: B batch; Hq query heads; Hkv key/value heads, Hq a multiple of Hkv; Sq
 // queries; Sk keys; P past keys; T = P + Sk; D head size of Q and K; Dv head size of V and Y. The
@@ -37,6 +39,12 @@ enum class Alignment : uint8_t {
   kBottomRight,  // offset = T - Sq: the last query sees the last key
 };
 
+// How a query and a key are compared.
+enum class ScoreFunction : uint8_t {
+  kDotProduct,
+  kAdditive,  // the sum over d of additive_weight[d] * tanh(q[d] + k[d])
+};
+
 // Keys around the diagonal that stay visible, with or without causality:
 // i + offset - left <= j <= i + offset + right. An absent side is unbounded; 0 is the diagonal.
 struct Window {
@@ -48,6 +56,16 @@ struct Window {
 struct Dropout {
   double probability = 0;  // at least 0, less than 1
   uint64_t seed = 0;
+};
+
+// Turns the scores of a row into weights that sum to 1. All but kSoftmax give exactly 0 to keys
+// with low scores, whose V then does not matter: P = max((alpha - 1) S - tau, 0)^(1 / (alpha - 1)),
+// with tau such that the sum of P is 1. They have no lse and no head_sink, and keys cannot stream.
+enum class Normalizer : uint8_t {
+  kSoftmax,    // alpha = 1
+  kSparsemax,  // alpha = 2
+  kEntmax15,   // alpha = 1.5
+  kEntmax,     // AttendCall::alpha or head_alpha
 };
 
 // An intermediate result, [B, Hq, Sq, T] in Q's type.
@@ -94,10 +112,46 @@ struct AttendCall {
   // [1 or Hq, 2c + 1]: entry c + (j - p), where j - p is clipped to [-c, c].
   std::optional<TensorView> relative_bias = {};
 
+  // Vectors added to key and value j by the distance j - p, clipped likewise: [1 or Hq, 2c + 1, D]
+  // and [1 or Hq, 2c + 1, Dv], kFloat32 or Q's type. Not supported in streams, nor is
+  // relative_query, shaped as q, which multiplies relative_keys instead of q.
+  std::optional<TensorView> relative_keys = {};
+  std::optional<TensorView> relative_values = {};
+  std::optional<TensorView> relative_query = {};
+
+  // Rotary embedding of Q and K before the scores, as the ONNX operator RotaryEmbedding-23 on the
+  // first r numbers of each head, rounded to their type; past_key is rotated already, present_key
+  // has the rotated K. Both caches or rope_theta; kFloat32 or Q's type. [M, r/2] has a row for each
+  // position, [B, S, r/2] one for each token; then S = Sq, and = Sk unless rotary_keys is false.
+  // The tensors are not supported in streams.
+  std::optional<TensorView> cos_cache = {};
+  std::optional<TensorView> sin_cache = {};
+  // kInt64, [B, Sq] and [B, Sk]. Absent: p of a query, P plus the index of a key.
+  std::optional<TensorView> position_ids = {};
+  std::optional<TensorView> key_position_ids = {};
+
+  // [1 or Hq, D], kFloat32 or Q's type: the weights of additive scores, set only with them.
+  std::optional<TensorView> additive_weight = {};
+
+  // [Hq], kFloat32 or Q's type: the alpha of each head, with Normalizer::kEntmax and without alpha.
+  // Not supported in streams.
+  std::optional<TensorView> head_alpha = {};
+  // Query i sees key j if causality, lengths, mask, block_mask and selected_indices show it, and
+  // one of: the window shows it, j < prefix_keys, global_mask[j], or global_mask[p] of the query's
+  // position p, false for p outside [0, T). Of these, only prefix_keys is supported in streams.
+  // rapt/patterns.h makes common block masks and masks.
+  // kBool [1 or B, 1 or Hq, Sq / block_q, T / block_k], rounded up: entry [i / block_q, j /
+  // block_k] shows key j to query i.
+  std::optional<TensorView> block_mask = {};
+  // kInt32 [B, 1 or Hkv, Sq, N]: the only keys that a query may see, each once; -1 is unused.
+  std::optional<TensorView> selected_indices = {};
+  // kBool [B, T].
+  std::optional<TensorView> global_mask = {};
+
   Layout layout = Layout::kByRank;
   int64_t query_heads = 0;  // for kBse; in other layouts 0, or as in the shape
   int64_t kv_heads = 0;
-  std::optional<double> scale = {};  // any finite number; absent: 1 / sqrt(D)
+  std::optional<double> scale = {};  // any finite number; absent: 1 / sqrt(D), or 1 if additive
   double softcap = 0;                // 0: none; else positive
   bool causal = false;
   Alignment alignment = Alignment::kTopLeft;
@@ -111,6 +165,20 @@ struct AttendCall {
   // V is the first v_head_size numbers of each row of k, and likewise of past_key; v, past_value
   // and present_value do not exist. Not supported in streams.
   std::optional<int64_t> v_head_size = {};
+
+  bool interleaved = false;               // rotates pairs (2t, 2t + 1), otherwise (t, t + r/2)
+  int64_t rotary_embedding_dim = 0;       // r, even; 0: D
+  std::optional<double> rope_theta = {};  // positive: angle t is position * rope_theta^(-2t/r)
+  std::optional<bool> rotary_keys = {};   // false: only Q is rotated
+
+  // kAdditive needs additive_weight and is not supported in streams.
+  ScoreFunction score_function = ScoreFunction::kDotProduct;
+
+  Normalizer normalizer = Normalizer::kSoftmax;
+  std::optional<double> alpha = {};     // of kEntmax: 1 (softmax) to 2 (sparsemax)
+  std::optional<int64_t> block_q = {};  // the queries and keys of an entry of block_mask
+  std::optional<int64_t> block_k = {};
+  int64_t prefix_keys = 0;
 
   // Outputs in addition to Y.
   std::optional<ScoreOutput> score_output = {};

@@ -25,6 +25,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "rapt/attend.h"
+#include "rapt/positions.h"
 #include "rapt/reports.h"
 #include "rapt/stream.h"
 #include "rapt/tensor.h"
@@ -170,6 +171,12 @@ class Client {
   // Blocks until done.
   absl::StatusOr<MemoryEstimates> EstimateMemory(const MemoryQuestion& question,
                                                  const CallOptions& options = {});
+
+  // Positions outside of attention, by the models of these names. Return Y, like X. Block until
+  // done.
+  absl::StatusOr<Tensor> RotaryEmbedding(const RotaryCall& call, const CallOptions& options = {});
+  absl::StatusOr<Tensor> PositionalEncoding(const PositionalEncodingCall& call,
+                                            const CallOptions& options = {});
 
   // Blocks until done.
   absl::StatusOr<ServerInfo> GetServerInfo(const CallOptions& options = {});

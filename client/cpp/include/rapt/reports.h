@@ -50,12 +50,14 @@ struct BackendChoice {
 struct Diagnosis {
   std::string problem;  // "B=2 Hq=8 Hkv=2 Sq=128 Sk=128 P=0 D=64 Dv=64 FP32 causal"
   std::vector<TensorReport> inputs;
-  Range raw_scores;     // Q K^T
-  Range scaled_scores;  // after scale and softcap
-  Range biased_scores;  // after the mask; negative_inf_count counts hidden pairs
-  int64_t pairs = 0;    // B * Hq * Sq * T
-  int64_t masked_by_mask = 0;
-  int64_t masked_by_position = 0;  // by causality, window or lengths
+  Range raw_scores;                  // Q K^T, with relative_keys
+  Range scaled_scores;               // after scale and softcap
+  Range biased_scores;               // after the mask; negative_inf_count counts hidden pairs
+  int64_t pairs = 0;                 // B * Hq * Sq * T
+  int64_t masked_by_mask = 0;        // by the mask or biases, and by nothing below
+  int64_t masked_by_position = 0;    // by causality, window or lengths
+  int64_t masked_by_block_mask = 0;  // and not by position
+  int64_t masked_by_selection = 0;   // and by neither of these
   Range weights;
   Range row_sums;                          // of the weights before dropout, rows that see a key
   int64_t empty_rows = 0;                  // query rows that see no key; their output is zero

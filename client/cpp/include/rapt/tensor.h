@@ -113,13 +113,15 @@ class Tensor {
   template <typename T>
   absl::Span<const T> values() const {
     CheckDType(DTypeOf<T>());
-    return {reinterpret_cast<const T*>(bytes_.data()), bytes_.size() / sizeof(T)};
+    // Not in braces: they would make a list of two bools of pointer and size.
+    return absl::Span<const T>(reinterpret_cast<const T*>(bytes_.data()),
+                               bytes_.size() / sizeof(T));
   }
 
   TensorView view() const { return {dtype_, shape_, bytes_}; }
 
  private:
-  Tensor(DType dtype, Shape shape, std::shared_ptr<const std::string> bytes);
+  Tensor(DType dtype, Shape shape, const std::shared_ptr<const std::string>& bytes);
   void CheckDType(DType wanted) const;
 
   DType dtype_ = DType::kFloat32;

@@ -93,6 +93,9 @@ class ChunkedRun {
       arguments.inputs[Role::kV] = SliceOf(value_.View(), 2, keys);
       if (problem_.mask) arguments.inputs[Role::kMask] = SliceOf(MaskView(*inputs_.mask), 3, keys);
       SetTables(arguments);
+      if (inputs_.relative_query) {
+        arguments.inputs[Role::kRelativeQuery] = inputs_.relative_query->View();
+      }
       arguments.key_lengths = inputs_.key_lengths;
       arguments.state = state;
       if (outputs_.scores) {
@@ -126,6 +129,10 @@ class ChunkedRun {
         arguments.inputs[Role::kMask] = SliceOf(MaskView(*inputs_.mask), 2, queries);
       if (inputs_.head_sink) arguments.inputs[Role::kHeadSink] = inputs_.head_sink->View();
       SetTables(arguments);
+      if (inputs_.relative_query) {
+        arguments.inputs[Role::kRelativeQuery] =
+            SliceOf(inputs_.relative_query->View(), 2, queries);
+      }
       arguments.key_lengths = inputs_.key_lengths;
       arguments.outputs[Role::kY] = SliceOf(outputs_.output.MutableView(), 2, queries);
       if (outputs_.lse) {
@@ -144,6 +151,11 @@ class ChunkedRun {
     if (in.alibi_slopes) arguments.inputs[Role::kAlibiSlopes] = in.alibi_slopes->View();
     if (in.bias_table) arguments.inputs[Role::kBiasTable] = in.bias_table->View();
     if (in.relative_bias) arguments.inputs[Role::kRelativeBias] = in.relative_bias->View();
+    if (in.relative_keys) arguments.inputs[Role::kRelativeKeys] = MaskView(*in.relative_keys);
+    if (in.relative_values) arguments.inputs[Role::kRelativeValues] = MaskView(*in.relative_values);
+    if (in.additive_weight) {
+      arguments.inputs[Role::kAdditiveWeight] = MaskView(*in.additive_weight);
+    }
   }
 
   const ChunkedPlan& plan_;
@@ -211,6 +223,24 @@ constexpr Feature kFeatures[] = {
      [](Problem& p) {
        p.relative_bias = RelativeBias{p.dtype, 4, 9};
        p.alignment = Alignment::kBottomRight, p.causal = true;
+     }},
+    {"relative_vectors",
+     [](Problem& p) {
+       p.relative_keys = RelativeVectors{p.dtype, 4, 21};
+       p.relative_values = RelativeVectors{DType::kFloat32, 1, 201};
+       p.causal = true, p.past_length = 20;
+     }},
+    {"relative_query_key_lengths",
+     [](Problem& p) {
+       p.relative_keys = RelativeVectors{DType::kFloat32, 1, 41};
+       p.relative_values = RelativeVectors{p.dtype, 4, 5};
+       p.has_relative_query = true, p.has_key_lengths = true;
+     }},
+    {"additive_causal",
+     [](Problem& p) {
+       p.score_function = ScoreFunction::kAdditive;
+       p.additive_weight = AdditiveWeight{p.dtype, 1};
+       p.causal = true;
      }},
     {"window", [](Problem& p) { p.left_window = 5, p.right_window = 3; }},
     {"window_bottom_right",
@@ -427,6 +457,17 @@ TEST(ChunkedPlanTest, ChunkFlopsAddUpToThoseOfOneCall) {
     for (int64_t n = 0; n < plan->chunks(); ++n) flops += plan->PlanOf(n).flops;
     EXPECT_NEAR(flops / whole->flops, 1, 0.02) << static_cast<int>(streaming);
   }
+}
+
+TEST(ChunkedPlanTest, RejectsOtherNormalizersIfKeysStream) {
+  Problem problem = Small();
+  problem.normalizer = Normalizer::kEntmax15;
+  problem.wants_lse = false;
+  const absl::Status status = PlanStatus(problem, {Streaming::kKeys, 5, 16});
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::HasSubstr("normalizer is entmax15, which needs all keys at once"));
+  EXPECT_TRUE(PlanStatus(problem, {Streaming::kQueries, 5, 16}).ok());
 }
 
 TEST(ChunkedPlanTest, RejectsWeightsIfKeysStream) {

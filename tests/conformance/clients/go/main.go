@@ -1,4 +1,5 @@
-// grpc-go, driven by tests/conformance/clients_test.py through calls on its standard input.
+// grpc-go, driven by tests/conformance/clients_test.py through calls on its standard input, or as `go-client load ...` by
+// losses_test.py.
 package main
 
 import (
@@ -125,6 +126,10 @@ func check(err error) {
 }
 
 func main() {
+	if os.Args[1] == "load" {
+		runLoad(os.Args[2], os.Args[3], os.Args[4], os.Args[5], os.Args[6])
+		return
+	}
 	channel, err := grpc.NewClient("passthrough:///"+os.Args[1],
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithNoProxy(),

@@ -21,7 +21,7 @@ import java.util.stream.Collectors;
 
 public class Client {
   // Passes messages on as bytes.
-  private static final MethodDescriptor.Marshaller<byte[]> BYTES =
+  static final MethodDescriptor.Marshaller<byte[]> BYTES =
       new MethodDescriptor.Marshaller<>() {
         @Override
         public InputStream stream(byte[] message) {

@@ -243,6 +243,24 @@ TEST(OipCodecTest, AcceptsEveryInput) {
   EXPECT_EQ(problem.head_sink, DType::kFloat32);
 }
 
+TEST(OipCodecTest, AcceptsEachNormalizer) {
+  const auto with = [](const char* name) {
+    ModelInferRequest message = RawMessage();
+    (*message.mutable_parameters())["normalizer"].set_string_param(name);
+    return message;
+  };
+  EXPECT_EQ(DecodedProblem(with("softmax")).normalizer, Normalizer::kSoftmax);
+  EXPECT_EQ(DecodedProblem(with("sparsemax")).normalizer, Normalizer::kSparsemax);
+  EXPECT_EQ(DecodedProblem(with("entmax15")).normalizer, Normalizer::kEntmax15);
+  ModelInferRequest number = with("entmax");
+  (*number.mutable_parameters())["alpha"].set_double_param(1.25);
+  EXPECT_EQ(DecodedProblem(number).normalizer, Normalizer::kEntmax);
+  EXPECT_EQ(DecodedProblem(number).alpha, 1.25);
+  ModelInferRequest tensor = with("entmax");
+  AddRaw(tensor, "alpha", "FP32", {1});
+  EXPECT_EQ(DecodedProblem(tensor).head_alpha, DType::kFloat32);
+}
+
 TEST(OipCodecTest, AcceptsEachBiasByDistance) {
   ModelInferRequest slopes = RawMessage();
   AddRaw(slopes, "alibi_slopes", "FP32", {1, 1});
@@ -261,6 +279,56 @@ TEST(OipCodecTest, AcceptsEachBiasByDistance) {
   ModelInferRequest alibi = RawMessage();
   (*alibi.mutable_parameters())["alibi"].set_bool_param(true);
   EXPECT_TRUE(DecodedProblem(alibi).alibi);
+}
+
+TEST(OipCodecTest, AcceptsVectorsByDistance) {
+  ModelInferRequest message = RawMessage();
+  AddRaw(message, "relative_keys", "FP32", {1, 7, 4});
+  AddRaw(message, "relative_values", "FP32", {1, 5, 4});
+  AddRaw(message, "relative_query", "FP32", {1, 1, 3, 4});
+  const Problem problem = DecodedProblem(message);
+  EXPECT_EQ(problem.relative_keys->length, 7);
+  EXPECT_EQ(problem.relative_values->length, 5);
+  EXPECT_TRUE(problem.has_relative_query);
+}
+
+TEST(OipCodecTest, AcceptsARotaryEmbedding) {
+  ModelInferRequest caches = RawMessage();
+  AddRaw(caches, "cos_cache", "FP32", {9, 1});
+  AddRaw(caches, "sin_cache", "FP32", {9, 1});
+  (*caches.mutable_parameters())["rotary_embedding_dim"].set_int64_param(2);
+  (*caches.mutable_parameters())["interleaved"].set_int64_param(1);
+  (*caches.mutable_parameters())["rotary_keys"].set_bool_param(false);
+  const Problem problem = DecodedProblem(caches);
+  EXPECT_EQ(problem.rotary_cache->rows, 9);
+  EXPECT_TRUE(problem.interleaved);
+  EXPECT_EQ(problem.rotary_keys, false);
+  caches.mutable_inputs()->RemoveLast();
+  caches.mutable_raw_input_contents()->RemoveLast();
+  EXPECT_THAT(std::string(DecodeInfer(caches, kNow).status().message()),
+              HasSubstr("cos_cache is set but sin_cache is not"));
+}
+
+TEST(OipCodecTest, AcceptsAdditiveScores) {
+  const auto error_of = [](const ModelInferRequest& message) {
+    return std::string(DecodeInfer(message, kNow).status().message());
+  };
+  ModelInferRequest message = RawMessage();
+  AddRaw(message, "additive_weight", "FP32", {1, 4});
+  auto& parameters = *message.mutable_parameters();
+  EXPECT_THAT(error_of(message),
+              AllOf(HasSubstr("additive_weight"), HasSubstr("score_function is dot_product")));
+  parameters["score_function"].set_string_param("additive");
+  EXPECT_EQ(DecodedProblem(message).score_function, ScoreFunction::kAdditive);
+  EXPECT_EQ(DecodedProblem(message).additive_weight->heads, 1);
+  for (const char* name : {"concat", "", "Additive"}) {
+    parameters["score_function"].set_string_param(name);
+    EXPECT_THAT(error_of(message),
+                AllOf(HasSubstr("parameter score_function is '" + std::string(name) + "'"),
+                      HasSubstr("dot_product or additive")));
+  }
+  parameters["score_function"].set_int64_param(1);
+  EXPECT_THAT(error_of(message), HasSubstr("parameter score_function is 1"));
 }
 
 TEST(OipCodecTest, TakesVFromK) {
@@ -740,6 +808,29 @@ const Refusal kRefusals[] = {
      [](auto& m) { AddRaw(m, "head_sink", "FP32", {2}); },
      kInvalid,
      {"head_sink", "[2]", "[1]"}},
+    {"UnknownNormalizer",
+     [](auto& m) { Parameter(m, "normalizer").set_string_param("entmax16"); },
+     kInvalid,
+     {"normalizer", "'entmax16'", "sparsemax"}},
+    {"NormalizerOfAnotherKind",
+     [](auto& m) { Parameter(m, "normalizer").set_int64_param(1); },
+     kInvalid,
+     {"normalizer is 1", "sparsemax"}},
+    {"AlphaForOtherHeads",
+     [](auto& m) {
+       Parameter(m, "normalizer").set_string_param("entmax");
+       AddRaw(m, "alpha", "FP32", {2});
+     },
+     kInvalid,
+     {"alpha", "[2]", "[1]"}},
+    {"AlphaTwice",
+     [](auto& m) {
+       Parameter(m, "normalizer").set_string_param("entmax");
+       Parameter(m, "alpha").set_double_param(1.5);
+       AddRaw(m, "alpha", "FP32", {1});
+     },
+     kInvalid,
+     {"alpha is given twice"}},
     {"BucketsForOtherHeads",
      [](auto& m) {
        AddRaw(m, "bias_table", "FP32", {8, 2});

@@ -63,23 +63,8 @@ Problem DecodedProblem(const v1::AttendRequest& message) {
   return MustDecode(message).call.problem;
 }
 
-TEST(RaptCodecTest, ReadsTensorsInPlace) {
-  v1::AttendRequest message = SomeCall();
-  SetTensor(*message.mutable_mask(), v1::FP16, {3, 5}, 2);
-  SetTensor(*message.mutable_past_key(), v1::FP32, {2, 2, 1, 8}, 4);
-  SetTensor(*message.mutable_past_value(), v1::FP32, {2, 2, 1, 6}, 4);
-  SetTensor(*message.mutable_attention_bias(), v1::BF16, {3, 1}, 2);
-  SetTensor(*message.mutable_head_sink(), v1::FP32, {4}, 4);
-  SetTensor(*message.mutable_relative_bias(), v1::FP32, {4, 3}, 4);
-  v1::Tensor* const tensors[] = {message.mutable_q(),
-                                 message.mutable_k(),
-                                 message.mutable_v(),
-                                 message.mutable_mask(),
-                                 message.mutable_past_key(),
-                                 message.mutable_past_value(),
-                                 message.mutable_attention_bias(),
-                                 message.mutable_head_sink(),
-                                 message.mutable_relative_bias()};
+// Expects the payloads of `tensors`, which are those of the call in order, where the message is.
+void ExpectTensorsInPlace(const v1::AttendRequest& message, absl::Span<v1::Tensor* const> tensors) {
   char letter = 'a';
   for (v1::Tensor* tensor : tensors) {  // distinct bytes
     tensor->set_data(std::string(tensor->data().size(), letter++));
@@ -91,10 +76,45 @@ TEST(RaptCodecTest, ReadsTensorsInPlace) {
   for (Role role : InputTensorsOf(decoded->request.call.problem)) {
     const InputBytes& input = decoded->request.inputs[role];
     EXPECT_TRUE(bytes.Contains(input.data)) << n;
-    ASSERT_LT(n, std::size(tensors));
+    ASSERT_LT(n, tensors.size());
     EXPECT_EQ(Gather(input), tensors[n++]->data()) << kNativeNames[role];
   }
-  EXPECT_EQ(n, std::size(tensors));
+  EXPECT_EQ(n, tensors.size());
+}
+
+TEST(RaptCodecTest, ReadsTensorsInPlace) {
+  v1::AttendRequest message = SomeCall();
+  SetTensor(*message.mutable_mask(), v1::FP16, {3, 5}, 2);
+  SetTensor(*message.mutable_past_key(), v1::FP32, {2, 2, 1, 8}, 4);
+  SetTensor(*message.mutable_past_value(), v1::FP32, {2, 2, 1, 6}, 4);
+  SetTensor(*message.mutable_attention_bias(), v1::BF16, {3, 1}, 2);
+  SetTensor(*message.mutable_head_sink(), v1::FP32, {4}, 4);
+  SetTensor(*message.mutable_relative_bias(), v1::FP32, {4, 3}, 4);
+  SetTensor(*message.mutable_relative_keys(), v1::FP32, {1, 5, 8}, 4);
+  SetTensor(*message.mutable_relative_values(), v1::FP32, {4, 1, 6}, 4);
+  SetTensor(*message.mutable_relative_query(), v1::FP32, {2, 4, 3, 8}, 4);
+  v1::Tensor* const tensors[] = {message.mutable_q(),
+                                 message.mutable_k(),
+                                 message.mutable_v(),
+                                 message.mutable_mask(),
+                                 message.mutable_past_key(),
+                                 message.mutable_past_value(),
+                                 message.mutable_attention_bias(),
+                                 message.mutable_head_sink(),
+                                 message.mutable_relative_bias(),
+                                 message.mutable_relative_keys(),
+                                 message.mutable_relative_values(),
+                                 message.mutable_relative_query()};
+  ExpectTensorsInPlace(message, tensors);
+}
+
+TEST(RaptCodecTest, ReadsTheWeightsOfAdditiveScoresInPlace) {
+  v1::AttendRequest message = SomeCall();
+  SetTensor(*message.mutable_additive_weight(), v1::FP32, {4, 8}, 4);
+  message.mutable_attention()->set_score_function(v1::ADDITIVE);
+  v1::Tensor* const tensors[] = {message.mutable_q(), message.mutable_k(), message.mutable_v(),
+                                 message.mutable_additive_weight()};
+  ExpectTensorsInPlace(message, tensors);
 }
 
 TEST(RaptCodecTest, ADefaultCallIsPlainAttention) {

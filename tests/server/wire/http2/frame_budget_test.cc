@@ -19,18 +19,24 @@ absl::Span<const uint8_t> Bytes(const std::string& text) {
 
 class FrameBudgetTest : public ::testing::Test {
  protected:
-  // Sends the frame after the preface, `count` times or until it is refused. Returns how often it
-  // was taken.
-  int64_t Send(const std::string& frame, int64_t count = 2 * FrameBudget::kCapacity) {
+  // Sends the frames `count` times or until one is refused. Returns how often they were taken.
+  int64_t Send(const std::string& frames, int64_t count = 2 * FrameBudget::kCapacity) {
     for (int64_t n = 0; n < count; ++n) {
-      if (!budget_.OnBytes(Bytes(frame), now_)) return n;
+      budget_.Refill(now_);
+      bool taken = true;
+      reader_.Read(Bytes(frames), [&](const FrameHead& frame) {
+        taken = budget_.OnFrame(frame) && taken;
+        return true;
+      });
+      if (!taken) return n;
     }
     return count;
   }
 
   Instant now_ = Instant() + std::chrono::hours(1);
   FrameBudget budget_{now_};
-  const bool has_preface_ = budget_.OnBytes(Bytes(NGHTTP2_CLIENT_MAGIC), now_);
+  FrameReader reader_;
+  const int64_t sent_preface_ = Send(NGHTTP2_CLIENT_MAGIC, 1);
 };
 
 TEST_F(FrameBudgetTest, FramesWithoutUseExhaustIt) {
@@ -51,7 +57,6 @@ TEST_F(FrameBudgetTest, FramesWithoutUseExhaustIt) {
            {"reset", Frame(NGHTTP2_RST_STREAM, 0, 1, test::BigEndian(8))},
        }) {
     budget_ = FrameBudget(now_);
-    ASSERT_TRUE(budget_.OnBytes(Bytes(NGHTTP2_CLIENT_MAGIC), now_));
     // Tiny DATA earns a token for each kilobyte.
     EXPECT_NEAR(Send(c.frame), kAll, kAll / 500) << c.name;
   }
@@ -88,21 +93,11 @@ TEST_F(FrameBudgetTest, HeaderBlocksAndControlFramesHaveALimit) {
   EXPECT_EQ(Send(Frame(NGHTTP2_GOAWAY, 0, 0, block + "x")), 0);
 }
 
-TEST_F(FrameBudgetTest, BytesMayArriveInAnyPieces) {
-  const std::string frames =
-      Frame(NGHTTP2_DATA, 0, 1, std::string(1000, 'x')) + Frame(NGHTTP2_PING, 0, 0, "12345678");
-  for (const size_t piece : {1u, 2u, 5u, 8u, 9u, 10u, 1008u, 1009u, 1010u}) {
-    budget_ = FrameBudget(now_);
-    ASSERT_TRUE(budget_.OnBytes(Bytes(NGHTTP2_CLIENT_MAGIC), now_));
-    int64_t taken = 0;
-    for (bool is_open = true; is_open && taken < 2 * FrameBudget::kCapacity; ++taken) {
-      for (size_t at = 0; at < frames.size() && is_open; at += piece) {
-        is_open = budget_.OnBytes(Bytes(frames.substr(at, piece)), now_);
-      }
-    }
-    // Each takes one token, and earns nearly one.
-    EXPECT_GE(taken, 2 * FrameBudget::kCapacity) << piece;
-    EXPECT_TRUE(budget_.Spend(FrameBudget::kCapacity / 2)) << piece;
+TEST_F(FrameBudgetTest, MessagesPayForTheirFrames) {
+  const std::string tiny = Frame(NGHTTP2_DATA, 0, 1, "message");
+  for (int64_t n = 0; n < 2 * FrameBudget::kCapacity; ++n) {
+    ASSERT_EQ(Send(tiny, 1), 1) << n;
+    budget_.EarnByMessage();
   }
 }
 

@@ -664,10 +664,21 @@ TEST(Http2ConnectionTest, CallsBeforeAResetOfTheConnectionAreNotServed) {
   WaitForMetric(server, "rapt_requests_total", 1, {{"method", kLive + 1}});
 }
 
+// Of the frames GOAWAY.
+constexpr uint32_t kNoLastStream = 0x7fffffff;
+
+std::optional<uint32_t> ReadLastStream(Connection& connection) {
+  const auto frame = connection.ReadUntil(NGHTTP2_GOAWAY);
+  if (!frame) return std::nullopt;
+  EXPECT_EQ(frame->Number(4), NGHTTP2_NO_ERROR);
+  return frame->Number(0);
+}
+
 TEST(Http2ConnectionTest, IdleConnectionsAreClosed) {
   const ServerProcess server(Flags({"--max_connection_idle=1s"}));
   Connection connection(server.grpc_address());
-  EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_NO_ERROR);
+  EXPECT_EQ(ReadLastStream(connection), kNoLastStream);
+  EXPECT_EQ(ReadLastStream(connection), 0);
   EXPECT_FALSE(connection.Read());
 }
 
@@ -676,9 +687,23 @@ TEST(Http2ConnectionTest, OldConnectionsGoAwayWhenTheirCallsHaveEnded) {
   const ServerProcess server(Flags({"--max_connection_age=100ms"}));
   Connection connection(server.grpc_address());
   connection.OpenCall(1, CallHeaders(kLive));
-  EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_NO_ERROR);
+  EXPECT_EQ(ReadLastStream(connection), kNoLastStream);
   connection.SendData(1, Prefixed(""), /*ends=*/true);
   EXPECT_THAT(connection.ReadResponse(1), HasStatus(grpc::StatusCode::OK));
+  EXPECT_EQ(ReadLastStream(connection), 1);  // although the caller acknowledges no ping
+  EXPECT_FALSE(connection.Read());
+}
+
+// gRPC's clients cannot repeat it without retries.
+TEST(Http2ConnectionTest, ACallOnItsWayWhenItsConnectionEndsIsServed) {
+  const ServerProcess server(Flags({"--max_connection_age=100ms"}));
+  Connection connection(server.grpc_address());
+  EXPECT_EQ(ReadLastStream(connection), kNoLastStream);
+  const auto ping = connection.ReadUntil(NGHTTP2_PING);
+  ASSERT_TRUE(ping);
+  EXPECT_THAT(AskWhetherLive(connection, 1), HasStatus(grpc::StatusCode::OK));
+  connection.Send(Frame(NGHTTP2_PING, NGHTTP2_FLAG_ACK, 0, ping->payload));
+  EXPECT_EQ(ReadLastStream(connection), 1);
   EXPECT_FALSE(connection.Read());
 }
 
@@ -692,15 +717,29 @@ TEST(Http2ConnectionTest, PingsWithoutCallsAreTooMany) {
   EXPECT_THAT(last->payload, HasSubstr("too_many_pings"));
 }
 
+// gRPC's clients send such resets; other calls of the connection do not suffer.
+TEST(Http2ConnectionTest, AResetOfAStreamThatWasNotOpenedIsIgnored) {
+  const ServerProcess server(Flags());
+  Connection connection(server.grpc_address());
+  connection.OpenCall(1, CallHeaders(kLive));
+  for (const uint32_t stream : {3u, 9u}) {
+    connection.Send(Frame(NGHTTP2_RST_STREAM, 0, stream, BigEndian(NGHTTP2_CANCEL)));
+  }
+  connection.SendData(1, Prefixed(""), /*ends=*/true);
+  EXPECT_THAT(connection.ReadResponse(1), HasStatus(grpc::StatusCode::OK));
+  EXPECT_THAT(AskWhetherLive(connection, 9), HasStatus(grpc::StatusCode::OK));
+}
+
 TEST(Http2ConnectionTest, ADrainingServerSendsGoAwayBeforeItRefuses) {
   ServerProcess server(Flags({"--drain_pause=100ms", "--drain_refusal_time=200ms"}));
   Connection connection(server.grpc_address());
   connection.OpenCall(1, CallHeaders(kLive));
   EXPECT_THAT(AskWhetherLive(connection, 3), HasStatus(grpc::StatusCode::OK));
   server.Terminate();
-  EXPECT_EQ(connection.ReadGoAway(), NGHTTP2_NO_ERROR);
+  EXPECT_EQ(ReadLastStream(connection), kNoLastStream);
   connection.SendData(1, Prefixed(""), /*ends=*/true);
   EXPECT_THAT(connection.ReadResponse(1), HasStatus(grpc::StatusCode::OK));
+  EXPECT_EQ(ReadLastStream(connection), 3);
   EXPECT_FALSE(connection.Read());
   EXPECT_EQ(server.Wait(), 0);
 }

@@ -1,0 +1,34 @@
+// Positional encoding: Y = X + PE, of sines and cosines (Vaswani et al. 2017) or from a table.
+#ifndef RAPT_ATTENTION_POSITIONS_POSITIONAL_ENCODING_H_
+#define RAPT_ATTENTION_POSITIONS_POSITIONAL_ENCODING_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "attention/positions/token_operator.h"
+
+namespace rapt {
+
+inline constexpr double kDefaultBase = 10000;
+
+struct PositionalEncodingCall {
+  // kTokens is X, [..., S, E]; kTokenTable is a table of learned encodings, [M, E] with M >= S, in
+  // FP32 or X's type.
+  InputMap<std::optional<TensorSpec>> inputs;
+  // Without a table, PE[s, 2i] = sin(s * base^(-2i / E)), PE[s, 2i + 1] = cos(the same).
+  std::optional<double> base = std::nullopt;  // absent: kDefaultBase
+};
+
+// Returns InvalidArgument with the tensor or attribute, its value and the allowed values.
+absl::StatusOr<std::shared_ptr<const TokenOperator>> MakePositionalEncoding(
+    const PositionalEncodingCall& call);
+
+// Writes the encoding of a position, of sines and cosines.
+void SinusoidalEncoding(double base, int64_t position, absl::Span<double> out);
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_POSITIONS_POSITIONAL_ENCODING_H_

@@ -1,0 +1,169 @@
+#include "attention/positions/rotary_embedding.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "attention/rotary/rotate.h"
+#include "attention/rotary/rotation.h"
+
+namespace rapt {
+namespace {
+
+// The operator's names of the tensors of KeyProblem().
+const FieldNames& Names() {
+  static const FieldNames names = [] {
+    FieldNames names = kOnnxNames;
+    names.tensors[Role::kQ] = names.tensors[Role::kK] = names.tensors[Role::kV] = "X";
+    names.tensors[Role::kKeyPositionIds] = names.tensors[Role::kPositionIds];
+    return names;
+  }();
+  return names;
+}
+
+// X as the keys of an attention without queries, which are rotated in the same way.
+class RotaryEmbedding final : public TokenOperator {
+ public:
+  RotaryEmbedding(const Problem& keys, TensorSpec output)
+      : keys_(keys), output_(std::move(output)) {}
+
+  const TensorSpec& output() const override { return output_; }
+  int64_t tasks() const override { return Rotation::Tasks(keys_); }
+  int64_t worker_bytes() const override { return Rotation::WorkerBytes(keys_); }
+  double flops() const override { return Rotation::Flops(keys_); }
+
+  bool reads_positions() const override { return keys_.has_key_position_ids; }
+  absl::Status CheckData(const Arguments& arguments) const override {
+    return ValidatePositions(keys_, Views(arguments), Names());
+  }
+
+  void RunTask(const Arguments& arguments, int64_t task, std::byte* worker,
+               const Checkpoint& checkpoint) const override {
+    MutableTensorView y{arguments.outputs[Role::kY].data, keys_.dtype, Dims(), Strides()};
+    Rotation(keys_, y, FastestRotateRow()).RunTask(Views(arguments), task, worker, checkpoint);
+  }
+
+ private:
+  std::array<int64_t, 4> Dims() const {
+    return {keys_.batch, keys_.kv_heads, keys_.key_length, keys_.head_size};
+  }
+  std::array<int64_t, 4> Strides() const {
+    const auto [b, h, s, d] = Dims();
+    if (output_.shape.size() == 4) return RowMajorStrides({b, h, s, d});
+    return {s * h * d, d, h * d, 1};
+  }
+
+  Arguments Views(const Arguments& arguments) const {
+    Arguments views;
+    views.inputs[Role::kK] = {arguments.inputs[kTokens].data, keys_.dtype, Dims(), Strides()};
+    for (const auto& [role, from] : {std::pair{Role::kCosCache, Role::kCosCache},
+                                     {Role::kSinCache, Role::kSinCache},
+                                     {Role::kKeyPositionIds, Role::kPositionIds}}) {
+      const RoleInfo& info = InfoOf(role);
+      if (!info.wanted(keys_)) continue;
+      TensorView& view = views.inputs[role];
+      view = {arguments.inputs[from].data, info.dtype(keys_), info.dims(keys_)};
+      view.strides = RowMajorStrides(view.dims);
+    }
+    return views;
+  }
+
+  const Problem keys_;
+  const TensorSpec output_;
+};
+
+absl::Status CheckPositionIds(const TensorSpec& ids, int64_t batch, int64_t length) {
+  if (ids.dtype != DType::kInt64) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("position_ids has type ", NameOf(ids.dtype), "; it must be INT64"));
+  }
+  if (ids.shape == Shape{batch, length}) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("position_ids has shape ", ToString(ids.shape),
+                                                 "; it must be [", batch, ", ", length,
+                                                 "], the batch and length of X"));
+}
+
+absl::Status CheckInputs(const RotaryEmbeddingCall& call) {
+  for (Role role : kInputs) {
+    const std::optional<TensorSpec>& spec = call.inputs[role];
+    if (!spec) continue;
+    if (auto bytes = ByteSize(Names()[role], *spec); !bytes.ok()) return bytes.status();
+  }
+  if (!call.inputs[kTokens]) return absl::InvalidArgumentError("X is missing");
+  if (call.inputs[Role::kCosCache].has_value() != call.inputs[Role::kSinCache].has_value()) {
+    return absl::InvalidArgumentError("cos_cache and sin_cache must be given both or neither");
+  }
+  if (call.inputs[Role::kCosCache] || call.rope_theta) return absl::OkStatus();
+  return absl::InvalidArgumentError("cos_cache is missing; it or rope_theta must be given");
+}
+
+// Sets the axes of X.
+absl::Status ReadTokens(const RotaryEmbeddingCall& call, Problem& p) {
+  const TensorSpec& x = *call.inputs[kTokens];
+  p.dtype = x.dtype;
+  if (x.shape.size() == 4) {
+    if (call.num_heads != 0 && call.num_heads != x.shape[1]) {
+      return absl::InvalidArgumentError(absl::StrCat("num_heads is ", call.num_heads, ", but X ",
+                                                     ToString(x.shape), " has ", x.shape[1],
+                                                     " heads; they must be equal"));
+    }
+    p.batch = x.shape[0];
+    p.kv_heads = x.shape[1];
+    p.key_length = x.shape[2];
+    p.head_size = x.shape[3];
+    return absl::OkStatus();
+  }
+  if (x.shape.size() != 3) {
+    return absl::InvalidArgumentError(absl::StrCat("X has shape ", ToString(x.shape),
+                                                   "; it must be [B, H, S, D], or [B, S, H * D]"));
+  }
+  if (call.num_heads < 1 || x.shape[2] % call.num_heads != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("num_heads is ", call.num_heads, "; with X ", ToString(x.shape),
+                     " of rank 3 it must be at least 1 and a divisor of ", x.shape[2]));
+  }
+  p.batch = x.shape[0];
+  p.kv_heads = call.num_heads;
+  p.key_length = x.shape[1];
+  p.head_size = x.shape[2] / call.num_heads;
+  return absl::OkStatus();
+}
+
+absl::Status ReadCaches(const RotaryEmbeddingCall& call, Problem& p) {
+  const std::optional<TensorSpec>& cos = call.inputs[Role::kCosCache];
+  if (!cos) return absl::OkStatus();
+  const TensorSpec& sin = *call.inputs[Role::kSinCache];
+  const Shape& s = cos->shape;
+  if ((s.size() != 2 && s.size() != 3) || sin.shape != s || sin.dtype != cos->dtype) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cos_cache is ", NameOf(cos->dtype), " ", ToString(s), ", sin_cache is ", NameOf(sin.dtype),
+        " ", ToString(sin.shape), "; they must be equal, [M, r / 2] or [B, S, r / 2]"));
+  }
+  p.rotary_cache = RotaryCache{.dtype = cos->dtype, .rows = s[s.size() - 2], .pairs = s.back()};
+  if (s.size() == 3) p.rotary_cache->batch = s[0];
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const TokenOperator>> MakeRotaryEmbedding(
+    const RotaryEmbeddingCall& call) {
+  Problem keys;
+  absl::Status status = CheckInputs(call);
+  if (status.ok()) status = ReadTokens(call, keys);
+  if (status.ok()) status = ReadCaches(call, keys);
+  if (!status.ok()) return status;
+  if (const std::optional<TensorSpec>& ids = call.inputs[Role::kPositionIds]) {
+    status = CheckPositionIds(*ids, keys.batch, keys.key_length);
+    if (!status.ok()) return status;
+    keys.has_key_position_ids = true;
+  }
+  keys.value_head_size = keys.head_size;
+  keys.interleaved = call.interleaved;
+  keys.rotary_embedding_dim = call.rotary_embedding_dim;
+  keys.rope_theta = call.rope_theta;
+  if (status = Validate(keys, Names()); !status.ok()) return status;
+  return std::shared_ptr<const TokenOperator>(
+      std::make_shared<const RotaryEmbedding>(keys, *call.inputs[kTokens]));
+}
+
+}  // namespace rapt

@@ -1,0 +1,117 @@
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "client/cli/commands.h"
+#include "client/cli/tensor_file.h"
+#include "client/console/command_line.h"
+#include "rapt/patterns.h"
+
+namespace rapt {
+namespace {
+
+struct PatternFlags {
+  std::string output;
+  std::optional<int64_t> length;
+  std::optional<int64_t> window;
+  std::vector<int64_t> global;
+  std::optional<int64_t> stride;
+  std::vector<int64_t> shape;
+  std::optional<int64_t> kernel;
+  int64_t dilation = 1;
+  client::BigBird bigbird;
+};
+
+absl::StatusOr<int64_t> Needed(std::string_view pattern, std::string_view flag,
+                               const std::optional<int64_t>& value) {
+  if (value) return *value;
+  return absl::InvalidArgumentError(absl::StrFormat("%s needs --%s", pattern, flag));
+}
+
+absl::StatusOr<client::Tensor> MakePattern(const std::string& name, const PatternFlags& flags) {
+  if (name == "neighbourhood") {
+    if (flags.shape.empty()) {
+      return absl::InvalidArgumentError("neighbourhood needs --shape");
+    }
+    const absl::StatusOr<int64_t> kernel = Needed(name, "kernel", flags.kernel);
+    if (!kernel.ok()) return kernel.status();
+    return client::NeighbourhoodMask(flags.shape, *kernel, flags.dilation);
+  }
+  if (name != "longformer" && name != "strided" && name != "bigbird") {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "unknown pattern '%s'; it must be longformer, strided, bigbird or neighbourhood", name));
+  }
+  const absl::StatusOr<int64_t> length = Needed(name, "length", flags.length);
+  if (!length.ok()) return length.status();
+  if (name == "longformer") {
+    const absl::StatusOr<int64_t> window = Needed(name, "window", flags.window);
+    if (!window.ok()) return window.status();
+    return client::LongformerMask(*length, *window, flags.global);
+  }
+  if (name == "strided") {
+    const absl::StatusOr<int64_t> stride = Needed(name, "stride", flags.stride);
+    if (!stride.ok()) return stride.status();
+    return client::StridedMask(*length, *stride);
+  }
+  client::BigBird bigbird = flags.bigbird;
+  bigbird.length = *length;
+  return client::BigBirdBlockMask(bigbird);
+}
+
+ExitCode WritePattern(const std::string& name, const PatternFlags& flags) {
+  const absl::StatusOr<client::Tensor> pattern = MakePattern(name, flags);
+  if (!pattern.ok()) return FailUsage(pattern.status());
+  const absl::Span<const std::byte> bytes = pattern->bytes();
+  ArrayWriter writer;
+  writer.Add(flags.output, name, NpyTypeOf(DType::kBool), pattern->shape(), bytes);
+  if (absl::Status written = writer.Write(); !written.ok()) return FailUsage(written);
+  int64_t visible = 0;
+  for (const std::byte flag : bytes) visible += flag != std::byte{0} ? 1 : 0;
+  absl::PrintF("%s: %s, %.1f %% true\n", flags.output, client::ToString(pattern->shape()),
+               100.0 * static_cast<double>(visible) / static_cast<double>(bytes.size()));
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+ExitCode RunPatternCommand(CommandArguments arguments) {
+  PatternFlags flags;
+  const CommandLine line{
+      .usage = "rapt pattern longformer|strided|bigbird|neighbourhood -o MASK.npy [flags]",
+      .summary =
+          "Writes a sparsity pattern, true where a query may see a key: for `rapt attend --mask`, "
+          "and of bigbird for --block-mask with --block-q and --block-k. `rapt plot` draws it.",
+      .flags =
+          {{"output", "FILE", ".npy or .npz file", &flags.output, 'o', true},
+           {"length", "N", "queries and keys", &flags.length},
+           {"window", "N", "longformer: keys on each side of the query", &flags.window},
+           {"global", "LIST", "longformer: positions that see and are seen by all", &flags.global},
+           {"stride", "N", "strided: the last N keys and every N-th key before", &flags.stride},
+           {"block", "N", "bigbird: queries and keys of a block (default: 64)",
+            &flags.bigbird.block},
+           {"heads", "N", "bigbird: heads, each with its own blocks (default: 1)",
+            &flags.bigbird.heads},
+           {"random", "N", "bigbird: blocks drawn for each row (default: 3)",
+            &flags.bigbird.random},
+           {"seed", "N", "bigbird: seed of the draws (default: 0)", &flags.bigbird.seed},
+           {"shape", "LIST", "neighbourhood: the grid of positions, 1 to 3 axes", &flags.shape},
+           {"kernel", "N", "neighbourhood: keys along each axis", &flags.kernel},
+           {"dilation", "N", "neighbourhood: distance of these keys (default: 1)",
+            &flags.dilation}},
+      .examples = {"rapt pattern longformer --length 512 --window 32 --global 0 -o mask.npy",
+                   "rapt pattern strided --length 512 --stride 16 -o mask.npy",
+                   "rapt pattern bigbird --length 4096 --block 64 --heads 8 -o blocks.npy",
+                   "rapt pattern neighbourhood --shape 14,14 --kernel 3 -o mask.npy"},
+      .max_operands = 1};
+  std::vector<std::string> operands;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  if (operands.empty()) {
+    return Fail(ExitCode::kUsage,
+                "no pattern given; it must be longformer, strided, bigbird or neighbourhood");
+  }
+  return WritePattern(operands.front(), flags);
+}
+
+}  // namespace rapt

@@ -1,0 +1,89 @@
+#include "client/cpp/infer_codec.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "client/cpp/byte_size.h"
+
+namespace rapt::client {
+namespace {
+
+absl::Status AddInput(absl::string_view name, const TensorView& view,
+                      inference::ModelInferRequest& request) {
+  const auto bytes = static_cast<int64_t>(view.data.size());
+  if (ByteSize(view.dtype, view.shape) != bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " has shape ", ToString(view.shape),
+                                                   " of ", NameOf(view.dtype), " in ", bytes,
+                                                   " bytes of data; they must match"));
+  }
+  auto& input = *request.add_inputs();
+  input.set_name(std::string(name));
+  input.set_datatype(std::string(NameOf(view.dtype)));
+  input.mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  request.add_raw_input_contents(view.data.data(), view.data.size());
+  return absl::OkStatus();
+}
+
+absl::Status AddInput(absl::string_view name, const std::optional<TensorView>& view,
+                      inference::ModelInferRequest& request) {
+  return view ? AddInput(name, *view, request) : absl::OkStatus();
+}
+
+absl::Status Malformed(absl::string_view why) {
+  return absl::InternalError(absl::StrCat("malformed response from server: ", why));
+}
+
+std::optional<DType> ParseDType(absl::string_view name) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    if (name == NameOf(dtype)) return dtype;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const RotaryCall& call) {
+  inference::ModelInferRequest request;
+  request.set_model_name("rotary_embedding");
+  absl::Status status = AddInput("X", call.x, request);
+  if (status.ok()) status = AddInput("cos_cache", call.cos_cache, request);
+  if (status.ok()) status = AddInput("sin_cache", call.sin_cache, request);
+  if (status.ok()) status = AddInput("position_ids", call.position_ids, request);
+  if (!status.ok()) return status;
+  auto& parameters = *request.mutable_parameters();
+  parameters["interleaved"].set_bool_param(call.interleaved);
+  parameters["num_heads"].set_int64_param(call.num_heads);
+  parameters["rotary_embedding_dim"].set_int64_param(call.rotary_embedding_dim);
+  if (call.rope_theta) parameters["rope_theta"].set_double_param(*call.rope_theta);
+  return request;
+}
+
+absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const PositionalEncodingCall& call) {
+  inference::ModelInferRequest request;
+  request.set_model_name("positional_encoding");
+  absl::Status status = AddInput("X", call.x, request);
+  if (status.ok()) status = AddInput("table", call.table, request);
+  if (!status.ok()) return status;
+  if (call.base) (*request.mutable_parameters())["base"].set_double_param(*call.base);
+  return request;
+}
+
+absl::StatusOr<Tensor> DecodeInfer(inference::ModelInferResponse response) {
+  if (response.outputs_size() != 1 || response.raw_output_contents_size() != 1) {
+    return Malformed("it must have one output");
+  }
+  const auto& output = response.outputs(0);
+  const std::optional<DType> dtype = ParseDType(output.datatype());
+  if (!dtype) return Malformed(absl::StrCat("Y has type '", output.datatype(), "'"));
+  Shape shape(output.shape().begin(), output.shape().end());
+  std::string& bytes = *response.mutable_raw_output_contents(0);
+  if (ByteSize(*dtype, shape) != static_cast<int64_t>(bytes.size())) {
+    return Malformed(absl::StrCat("Y has shape ", ToString(shape), " in ", bytes.size(), " bytes"));
+  }
+  return Tensor(*dtype, std::move(shape), std::move(bytes));
+}
+
+}  // namespace rapt::client

@@ -1,0 +1,171 @@
+#include "rapt/patterns.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
+
+namespace rapt::client {
+namespace {
+
+constexpr size_t kMostAxes = 3;
+
+absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", value, "; it must be from ", least, " to ", most));
+}
+
+// The longest pattern whose square, times a few heads, is not out of any memory.
+constexpr int64_t kMostLength = int64_t{1} << 20;
+
+absl::Status CheckLength(int64_t length) { return CheckRange("length", length, 1, kMostLength); }
+
+// [length, length], with visible(query, key).
+template <typename Visible>
+Tensor MakeMask(int64_t length, Visible visible) {
+  std::string flags(length * length, '\0');
+  for (int64_t i = 0; i < length; ++i) {
+    for (int64_t j = 0; j < length; ++j) flags[i * length + j] = visible(i, j) ? 1 : 0;
+  }
+  return Tensor(DType::kBool, {length, length}, std::move(flags));
+}
+
+// Philox4x32-10 (Salmon et al. 2011).
+std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, uint64_t seed) {
+  std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t a = uint64_t{0xD2511F53} * counter[0];
+    const uint64_t b = uint64_t{0xCD9E8D57} * counter[2];
+    counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),
+               static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(a)};
+    key[0] += 0x9E3779B9;
+    key[1] += 0xBB67AE85;
+  }
+  return counter;
+}
+
+// Whether a row of BigBird sees a block without chance.
+bool IsFixed(int64_t row, int64_t column, int64_t blocks) {
+  const auto is_edge = [&](int64_t n) { return n == 0 || n == blocks - 1; };
+  return is_edge(row) || is_edge(column) || std::abs(row - column) <= 1;
+}
+
+void DrawBlocks(const BigBird& pattern, int64_t blocks, int64_t head, int64_t row, char* flags) {
+  std::vector<int64_t> left;
+  for (int64_t column = 0; column < blocks; ++column) {
+    if (IsFixed(row, column, blocks)) {
+      flags[column] = 1;
+    } else {
+      left.push_back(column);
+    }
+  }
+  std::array<uint32_t, 4> draws = {};
+  for (int64_t t = 0; t < pattern.random && !left.empty(); ++t) {
+    if (t % 4 == 0) {
+      draws = Philox({static_cast<uint32_t>(t / 4), static_cast<uint32_t>(row),
+                      static_cast<uint32_t>(head), 0},
+                     pattern.seed);
+    }
+    const auto taken = left.begin() + static_cast<int64_t>(draws[t % 4] * left.size() >> 32);
+    flags[*taken] = 1;
+    left.erase(taken);
+  }
+}
+
+// Whether query i sees key j along an axis of size n.
+bool AreNeighbours(int64_t i, int64_t j, int64_t n, int64_t kernel, int64_t dilation) {
+  const int64_t remainder = i % dilation;
+  if (j % dilation != remainder) return false;
+  const int64_t count = (n - remainder + dilation - 1) / dilation;  // with this remainder
+  const int64_t start = std::clamp<int64_t>(i / dilation - kernel / 2, 0, count - kernel);
+  return j / dilation >= start && j / dilation < start + kernel;
+}
+
+}  // namespace
+
+absl::StatusOr<Tensor> LongformerMask(int64_t length, int64_t window,
+                                      absl::Span<const int64_t> global) {
+  absl::Status status = CheckLength(length);
+  if (status.ok() && window < 0) {
+    status =
+        absl::InvalidArgumentError(absl::StrCat("window is ", window, "; it must be at least 0"));
+  }
+  for (const int64_t position : global) {
+    if (status.ok()) status = CheckRange("a global position", position, 0, length - 1);
+  }
+  if (!status.ok()) return status;
+  std::vector<bool> is_global(length, false);
+  for (const int64_t position : global) is_global[position] = true;
+  return MakeMask(length, [&](int64_t i, int64_t j) {
+    return std::abs(i - j) <= window || is_global[i] || is_global[j];
+  });
+}
+
+absl::StatusOr<Tensor> StridedMask(int64_t length, int64_t stride) {
+  absl::Status status = CheckLength(length);
+  if (status.ok() && stride < 1) {
+    status =
+        absl::InvalidArgumentError(absl::StrCat("stride is ", stride, "; it must be at least 1"));
+  }
+  if (!status.ok()) return status;
+  return MakeMask(length, [&](int64_t i, int64_t j) {
+    return j <= i && (i - j < stride || (i - j) % stride == 0);
+  });
+}
+
+absl::StatusOr<Tensor> BigBirdBlockMask(const BigBird& pattern) {
+  absl::Status status = CheckRange("length", pattern.length, 1, int64_t{1} << 40);
+  if (status.ok()) status = CheckRange("block", pattern.block, 1, int64_t{1} << 40);
+  if (status.ok()) status = CheckRange("heads", pattern.heads, 1, int64_t{1} << 31);
+  if (status.ok()) status = CheckRange("random", pattern.random, 0, int64_t{1} << 31);
+  if (!status.ok()) return status;
+  const int64_t blocks = (pattern.length + pattern.block - 1) / pattern.block;
+  status = CheckRange("the number of blocks", blocks, 1, kMostLength);
+  if (status.ok()) {
+    status = CheckRange("heads", pattern.heads, 1, kMostLength * kMostLength / (blocks * blocks));
+  }
+  if (!status.ok()) return status;
+  std::string flags(pattern.heads * blocks * blocks, '\0');
+  for (int64_t head = 0; head < pattern.heads; ++head) {
+    for (int64_t row = 0; row < blocks; ++row) {
+      DrawBlocks(pattern, blocks, head, row, flags.data() + (head * blocks + row) * blocks);
+    }
+  }
+  return Tensor(DType::kBool, {1, pattern.heads, blocks, blocks}, std::move(flags));
+}
+
+absl::StatusOr<Tensor> NeighbourhoodMask(absl::Span<const int64_t> shape, int64_t kernel,
+                                         int64_t dilation) {
+  if (shape.empty() || shape.size() > kMostAxes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shape has ", shape.size(), " axes; it must have 1 to 3"));
+  }
+  std::optional<int64_t> length = 1;
+  for (const int64_t size : shape) {
+    absl::Status status = CheckRange("an axis of shape", size, 1, kMostLength);
+    if (status.ok()) status = CheckRange("kernel", kernel, 1, size);
+    if (status.ok()) status = CheckRange("dilation", dilation, 1, size / kernel);
+    if (!status.ok()) return status;
+    length = CheckedMul(*length, size);
+  }
+  if (absl::Status status = CheckLength(*length); !status.ok()) return status;
+  return MakeMask(*length, [&](int64_t i, int64_t j) {
+    for (size_t axis = shape.size(); axis-- > 0;) {
+      const int64_t n = shape[axis];
+      if (!AreNeighbours(i % n, j % n, n, kernel, dilation)) return false;
+      i /= n;
+      j /= n;
+    }
+    return true;
+  });
+}
+
+}  // namespace rapt::client
