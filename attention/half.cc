@@ -27,18 +27,6 @@ uint16_t RoundTo16(double value, int mantissa_bits, int max_exponent) {
   return sign | (bits >= infinity ? infinity : static_cast<uint16_t>(bits));
 }
 
-template <typename T>
-T LoadAs(const std::byte* data, int64_t index) {
-  T value;
-  std::memcpy(&value, data + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
-  return value;
-}
-
-template <typename T>
-void StoreAs(std::byte* data, int64_t index, T value) {
-  std::memcpy(data + index * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
-}
-
 }  // namespace
 
 double HalfToDouble(uint16_t bits) {

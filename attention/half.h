@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "attention/tensor_view.h"
 
@@ -18,6 +19,18 @@ uint16_t DoubleToBFloat16(double value);
 // The same results for floats, but much faster.
 uint16_t FloatToHalf(float value);
 uint16_t FloatToBFloat16(float value);
+
+// Loads or stores element `index` of unaligned storage of T.
+template <typename T>
+T LoadAs(const std::byte* data, int64_t index) {
+  T value;
+  std::memcpy(&value, data + index * int64_t{sizeof(T)}, sizeof(T));
+  return value;
+}
+template <typename T>
+void StoreAs(std::byte* data, int64_t index, T value) {
+  std::memcpy(data + index * int64_t{sizeof(T)}, &value, sizeof(T));
+}
 
 // Loads or stores element `index` of unaligned storage of a float type.
 double LoadElement(const std::byte* data, DType dtype, int64_t index);

@@ -282,7 +282,7 @@ absl::Status CheckRelativeVectors(const Problem& p, const FieldNames& names) {
         absl::StrCat(names[Role::kRelativeQuery], " is set but ", names[Role::kRelativeKeys],
                      " is not; set both, because the one multiplies the other"));
   }
-  // Backends may pad the distances of a table by so many.
+  // The most distances by which a backend may pad a table.
   constexpr int64_t kPadding = 64;
   const struct {
     Role role;

@@ -45,8 +45,6 @@ constexpr int64_t kMostCandidateBytes = 4 << 20;
 // Shorter key splits cost more to merge than they gain.
 constexpr int64_t kMinSplitKeys = 1024;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // How the g * Sq query rows of a key/value head are divided into tasks: blocks of queries of one
 // head, or for a short Sq several whole heads, so that K and V are read once for all of them.
 struct Split {

@@ -4,6 +4,7 @@
 
 #include "attention/cudnn/device.h"
 #include "attention/cudnn/graph.h"
+#include "base/round_up.h"
 
 namespace rapt::cudnn {
 namespace {
@@ -13,8 +14,6 @@ constexpr int64_t kMinPieceBytes = int64_t{8} << 20;
 
 // The minimum rows of a split head. With fewer, launching the kernels costs more than running them.
 constexpr int64_t kMinRows = 16;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Keys beyond the columns of the mask are hidden from all queries.
 int64_t KeysToSend(const Problem& p) {

@@ -2,31 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "attention/half.h"
+#include "base/round_up.h"
 
 namespace rapt {
 namespace {
 
 // Numbers of a task, approximately.
 constexpr int64_t kTaskNumbers = 64 * 1024;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-template <typename T>
-T LoadAs(const std::byte* data, int64_t index) {
-  T value;
-  std::memcpy(&value, data + index * int64_t{sizeof(T)}, sizeof(T));
-  return value;
-}
-
-template <typename T>
-void StoreAs(std::byte* data, int64_t index, T value) {
-  std::memcpy(data + index * int64_t{sizeof(T)}, &value, sizeof(T));
-}
 
 // y = x + encoding, in double, for `count` elements.
 void AddTo(const std::byte* x, const double* encoding, DType dtype, int64_t count, std::byte* y) {

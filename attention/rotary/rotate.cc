@@ -7,18 +7,6 @@
 namespace rapt {
 namespace {
 
-template <typename T>
-T LoadAs(const std::byte* data, int64_t index) {
-  T value;
-  std::memcpy(&value, data + index * int64_t{sizeof(T)}, sizeof(T));
-  return value;
-}
-
-template <typename T>
-void StoreAs(std::byte* data, int64_t index, T value) {
-  std::memcpy(data + index * int64_t{sizeof(T)}, &value, sizeof(T));
-}
-
 // The storage types, by their bits in memory and their angles' type.
 struct Fp64 {
   using Bits = double;

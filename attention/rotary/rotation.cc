@@ -19,8 +19,6 @@ constexpr int64_t kMostTokens = 64;
 // Numbers between two checkpoints.
 constexpr int64_t kCheckpointNumbers = 64 * 1024;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 int64_t QueryTokens(const Problem& p) { return p.empty() ? 0 : p.query_length; }
 int64_t KeyTokens(const Problem& p) { return p.rotates_keys() ? p.key_length : 0; }
 

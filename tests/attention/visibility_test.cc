@@ -13,6 +13,7 @@
 #include "attention/attention.h"
 #include "attention/data_checks.h"
 #include "attention/memory_estimate.h"
+#include "base/round_up.h"
 #include "tests/support/run_attention.h"
 #include "tests/support/tensor.h"
 
@@ -27,8 +28,6 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr uint64_t kSeed = 20261123;
 constexpr int64_t kQueries = 50;  // two blocks of rows
 constexpr int64_t kKeys = 150;    // three blocks of keys
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void SetBlocks(Problem& p, int64_t block_q, int64_t block_k, int64_t batch, int64_t heads) {
   p.block_q = block_q;

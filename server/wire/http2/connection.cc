@@ -58,8 +58,8 @@ constexpr std::chrono::seconds kWriteTime{20};
 constexpr std::chrono::seconds kLingerTime{1};
 // The time for the calls that a caller has sent before it reads GOAWAY, and the ping behind that
 // GOAWAY: once it is acknowledged, there are no more.
-constexpr std::chrono::seconds kToldTime{1};
-constexpr uint8_t kToldPing[8] = {'g', 'o', ' ', 'a', 'w', 'a', 'y'};
+constexpr std::chrono::seconds kAnnouncedTime{1};
+constexpr uint8_t kAnnouncedPing[8] = {'g', 'o', ' ', 'a', 'w', 'a', 'y'};
 constexpr int64_t kMaxLingerBytes = 1 << 20;
 
 // The minimum interval of pings without calls and data, and the earlier ones allowed, as in gRPC.
@@ -266,13 +266,14 @@ void Connection::Start(const PeerNetwork& network) {
 }
 
 void Connection::GoAway() {
-  if (session_ == nullptr || told_) return;
-  told_ = loop_.clock().Now();
+  if (session_ == nullptr || leaving_ != Leaving::kNo) return;
+  leaving_ = Leaving::kAnnounced;
+  announced_ = loop_.clock().Now();
   Submit(nghttp2_submit_shutdown_notice(session_));
 }
 
 void Connection::EndStreams() {
-  if (session_ == nullptr || std::exchange(is_going_away_, true)) return;
+  if (session_ == nullptr || std::exchange(leaving_, Leaving::kFinal) == Leaving::kFinal) return;
   Submit(nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
                                nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
                                nullptr, 0));
@@ -289,7 +290,7 @@ void Connection::Close() {
   }
   out_.clear();
   loop_.Remove(socket_->descriptor());
-  if (!lingers_since_ || is_going_away_) socket_->EndWriting();
+  if (!lingers_since_ || leaving_ == Leaving::kFinal) socket_->EndWriting();
   shutdown(socket_->descriptor(), SHUT_RDWR);  // the socket is closed at the end of the round
   on_closed_();
 }
@@ -303,7 +304,9 @@ void Connection::Calm() {
 // Tells callers that ping too often in gRPC's words, to which its clients react.
 void Connection::OnPing(const nghttp2_ping& ping) {
   if ((ping.hd.flags & NGHTTP2_FLAG_ACK) != 0) {
-    has_heard_ = std::equal(std::begin(kToldPing), std::end(kToldPing), ping.opaque_data);
+    const bool is_ours =
+        std::equal(std::begin(kAnnouncedPing), std::end(kAnnouncedPing), ping.opaque_data);
+    if (is_ours && leaving_ == Leaving::kAnnounced) leaving_ = Leaving::kAcknowledged;
     return;
   }
   const Instant now = loop_.clock().Now();
@@ -337,7 +340,7 @@ void Connection::Linger() {
   lingers_since_ = loop_.clock().Now();
   // A caller that was told to go away closes the connection once it has read its responses. Some
   // clients lose responses that come together with the end of the connection.
-  if (!is_going_away_) socket_->EndWriting();
+  if (leaving_ != Leaving::kFinal) socket_->EndWriting();
   for (auto& [id, stream] : std::exchange(streams_, {})) {
     if (stream->handler != nullptr) stream->handler->OnClosed(stream->has_responded);
   }
@@ -369,7 +372,7 @@ void Connection::OnTick(Instant now) {
   if (!out_.empty() && now - written_ >= kWriteTime) return Close();
   if (streams_.empty() && now - idle_since_ >= settings_.max_idle) GoAway();
   CheckAge(now);
-  if (told_ && now - *told_ >= kToldTime) EndStreams();
+  if (leaving_ != Leaving::kNo && now - announced_ >= kAnnouncedTime) EndStreams();
   if (session_ != nullptr) KeepAlive(now);
 }
 
@@ -440,7 +443,7 @@ void Connection::Feed(absl::Span<const uint8_t> bytes) {
   for (const absl::Span<const uint8_t> piece : pieces) {
     if (nghttp2_session_mem_recv(session_, piece.data(), piece.size()) < 0) return Close();
   }
-  if (has_heard_) EndStreams();
+  if (leaving_ == Leaving::kAcknowledged) EndStreams();
 }
 
 // nghttp2 ends the connection on a reset of a stream that was not opened, as RFC 9113 (5.1)
@@ -518,9 +521,9 @@ void Connection::OnFrame(const nghttp2_frame& frame) {
 }
 
 void Connection::OnFrameSent(const nghttp2_frame& frame) {
-  if (frame.hd.type == NGHTTP2_GOAWAY && told_ && !is_going_away_) {
+  if (frame.hd.type == NGHTTP2_GOAWAY && leaving_ == Leaving::kAnnounced) {
     // Not earlier: nghttp2 sends pings ahead of other frames.
-    Submit(nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE, kToldPing));
+    Submit(nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE, kAnnouncedPing));
     return;
   }
   if (frame.hd.type == NGHTTP2_RST_STREAM) {

@@ -82,7 +82,7 @@ class Connection final : public EventLoop::Watcher,
   // Sends the settings and begins to read. The connection shares the turns of the network.
   void Start(const PeerNetwork& network);
 
-  // Tells the caller to open no more streams. Those that are on their way are still served.
+  // Tells the caller to open no more streams. Streams that are on their way are still served.
   void GoAway();
   // Serves no more streams than those that have arrived.
   void EndStreams();
@@ -116,6 +116,9 @@ class Connection final : public EventLoop::Watcher,
   struct Segment;
   struct Stream;
   enum class Written : uint8_t { kAll, kBlocked, kFailed };
+  // What the caller was told: nothing; to open no more streams; the same, and it has read that; the
+  // last stream that is served.
+  enum class Leaving : uint8_t { kNo, kAnnounced, kAcknowledged, kFinal };
 
   void OnEvents(uint32_t events) override;
   void OnTick(Instant now) override;
@@ -177,9 +180,8 @@ class Connection final : public EventLoop::Watcher,
   FrameBudget budget_;
   uint32_t last_opened_ = 0;  // the stream of the last new HEADERS
   bool is_calming_ = false;
-  std::optional<Instant> told_;  // to open no more streams
-  bool has_heard_ = false;       // has acknowledged that
-  bool is_going_away_ = false;   // has been told the last stream that is served
+  Leaving leaving_ = Leaving::kNo;
+  Instant announced_;
 
   int32_t data_stream_ = 0;  // of the DATA frame that is being received; 0: none
   int64_t data_left_ = 0;    // of its payload
