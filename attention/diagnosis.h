@@ -112,7 +112,7 @@ class Diagnosis {
   void SummarizeRow(int64_t task, const Arguments& arguments, const Rotation* rotation,
                     std::byte* workspace);
   void SummarizeInputRow(int64_t row);
-  void SummarizeQueryRow(int64_t row, const Arguments& arguments, const Rotation* rotation,
+  void SummarizeQueryRow(int64_t index, const Arguments& arguments, const Rotation* rotation,
                          std::byte* workspace);
 
   const Problem& problem_;
