@@ -15,6 +15,7 @@
 #include "attention/half.h"
 #include "attention/rotary/checks.h"
 #include "base/checked_math.h"
+#include "base/round_up.h"
 
 namespace rapt {
 namespace {
@@ -262,11 +263,15 @@ absl::Status CheckRelative(const Problem& p, const FieldNames& names) {
   }
   if (p.bias_table) {
     status = CheckFp32OrQueryType(Role::kBiasTable, p.bias_table->dtype, p, names);
-    return status.ok() ? CheckBiasTable(p, names) : status;
+    if (status.ok()) status = CheckBiasTable(p, names);
+    if (!status.ok()) return status;
+    return CheckVolume(names[Role::kBiasTable], {p.bias_table->buckets, p.query_heads, 1, 1});
   }
   if (p.relative_bias) {
     const RelativeBias& bias = *p.relative_bias;
-    return CheckClipped(Role::kRelativeBias, bias.dtype, bias.heads, bias.length, p, names);
+    status = CheckClipped(Role::kRelativeBias, bias.dtype, bias.heads, bias.length, p, names);
+    if (!status.ok()) return status;
+    return CheckVolume(names[Role::kRelativeBias], {bias.heads, bias.length, 1, 1});
   }
   return absl::OkStatus();
 }
@@ -325,12 +330,9 @@ absl::Status CheckBlockMask(const Problem& p, const FieldNames& names) {
                                                    names[attribute],
                                                    " is not; set the size of its blocks"));
   }
-  const auto blocks = [](int64_t length, int64_t size) {
-    return length / size + (length % size != 0 ? 1 : 0);
-  };
   const std::array<int64_t, 4>& dims = *p.block_mask;
-  const int64_t rows = blocks(p.query_length, *p.block_q);
-  const int64_t columns = blocks(p.total_keys(), *p.block_k);
+  const int64_t rows = CeilDiv(p.query_length, *p.block_q);
+  const int64_t columns = CeilDiv(p.total_keys(), *p.block_k);
   if ((dims[0] == 1 || dims[0] == p.batch) && (dims[1] == 1 || dims[1] == p.query_heads) &&
       dims[2] == rows && dims[3] == columns) {
     return absl::OkStatus();

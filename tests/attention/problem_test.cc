@@ -150,40 +150,54 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& info) { return std::string(info.param.name); });
 
-INSTANTIATE_TEST_SUITE_P(Overflows, InvalidProblemTest,
-                         ::testing::ValuesIn(std::vector<Invalid>{
-                             {"queries", [](Problem& p) { p.query_length = kHuge / 4; }, {}},
-                             {"keys", [](Problem& p) { p.key_length = kHuge / 4; }, {}},
-                             {"past_and_keys",
-                              [](Problem& p) {
-                                p.past_length = kHuge;
-                                p.key_length = kHuge;
-                              },
-                              {}},
-                             {"past_and_keys_of_no_batch",
-                              [](Problem& p) {
-                                p.batch = 0;
-                                p.past_length = kHuge;
-                                p.key_length = kHuge;
-                              },
-                              {}},
-                             {"values", [](Problem& p) { p.value_head_size = kHuge / 8; }, {}},
-                             {"head_size", [](Problem& p) { p.head_size = kHuge; }, {}},
-                             {"scores",
-                              [](Problem& p) {
-                                p.query_length = p.key_length = int64_t{1} << 32;
-                                p.score_output = ScoreOutput::kScores;
-                              },
-                              {}},
-                             {"heads_of_no_batch",
-                              [](Problem& p) {
-                                p.batch = 0;
-                                p.query_heads = p.kv_heads = kHuge;
-                                p.query_length = kHuge;
-                              },
-                              {}},
-                         }),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Overflows, InvalidProblemTest,
+    ::testing::ValuesIn(std::vector<Invalid>{
+        {"queries", [](Problem& p) { p.query_length = kHuge / 4; }, {}},
+        {"keys", [](Problem& p) { p.key_length = kHuge / 4; }, {}},
+        {"past_and_keys",
+         [](Problem& p) {
+           p.past_length = kHuge;
+           p.key_length = kHuge;
+         },
+         {}},
+        {"past_and_keys_of_no_batch",
+         [](Problem& p) {
+           p.batch = 0;
+           p.past_length = kHuge;
+           p.key_length = kHuge;
+         },
+         {}},
+        {"values", [](Problem& p) { p.value_head_size = kHuge / 8; }, {}},
+        {"head_size", [](Problem& p) { p.head_size = kHuge; }, {}},
+        {"scores",
+         [](Problem& p) {
+           p.query_length = p.key_length = int64_t{1} << 32;
+           p.score_output = ScoreOutput::kScores;
+         },
+         {}},
+        {"heads_of_no_batch",
+         [](Problem& p) {
+           p.batch = 0;
+           p.query_heads = p.kv_heads = kHuge;
+           p.query_length = kHuge;
+         },
+         {}},
+        {"bias_table",
+         [](Problem& p) {
+           p.query_heads = p.kv_heads = 1 << 20;
+           p.bias_table = BiasTable{DType::kFloat32, kMaxAxis};
+           p.max_distance = kMaxAxis;
+         },
+         {"the size of bias_table overflows 64 bits"}},
+        {"relative_bias",
+         [](Problem& p) {
+           p.query_heads = p.kv_heads = 1 << 20;
+           p.relative_bias = RelativeBias{DType::kFloat32, 1 << 20, kMaxAxis - 1};
+         },
+         {"the size of relative_bias overflows 64 bits"}},
+    }),
+    [](const auto& info) { return std::string(info.param.name); });
 
 // Arguments with every tensor, for a problem that uses all of them.
 class ArgumentsTest : public ::testing::Test {
