@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/attention.h"
 #include "base/checked_math.h"
+#include "base/round_up.h"
 
 namespace rapt {
 namespace {
@@ -21,23 +22,58 @@ absl::StatusOr<int64_t> WorkspaceBytes(const Plan& plan) {
                                                  " bytes each overflows 64 bits"));
 }
 
-// No overflow: the indices are checked, and masks are smaller than the score matrix.
-int64_t SavedMaskBytes(const Problem& p) {
+// No overflow for a valid problem, because no mask or bias is larger than the score matrix in FP64.
+std::vector<InputEstimate> EstimateInputs(const Problem& p) {
+  std::vector<InputEstimate> inputs;
   const int64_t pairs = p.query_length * p.total_keys();
-  int64_t saved = 0;
-  if (p.block_mask) {
-    const auto& [batch, heads, rows, columns] = *p.block_mask;
-    saved += batch * heads * (pairs - rows * columns);
-  }
+  const auto add = [&](Role role, int64_t batch, int64_t heads) {
+    const RoleInfo& info = InfoOf(role);
+    const int64_t element = SizeOf(info.dtype(p));
+    int64_t bytes = element;
+    for (const int64_t axis : info.dims(p)) bytes *= axis;
+    const int64_t replaced = role == Role::kSelectedIndices ? 1 : element;  // by a BOOL mask
+    inputs.push_back({kOnnxNames[role], bytes, batch * heads * pairs * replaced - bytes});
+  };
+  if (p.block_mask) add(Role::kBlockMask, (*p.block_mask)[0], (*p.block_mask)[1]);
   if (p.selected) {
-    const int64_t heads = p.selected->heads;
-    saved += p.batch * (heads == 1 ? 1 : p.query_heads) * pairs -
-             p.batch * heads * p.query_length * p.selected->count * SizeOf(DType::kInt32);
+    add(Role::kSelectedIndices, p.batch, p.selected->heads == 1 ? 1 : p.query_heads);
   }
-  return saved;
+  const int64_t batch = PositionVaries(p) ? p.batch : 1;
+  if (p.alibi) {
+    inputs.push_back(
+        {kOnnxNames[Attribute::kAlibi], 0, batch * p.query_heads * pairs * SizeOf(p.dtype)});
+  }
+  if (p.alibi_slopes) {
+    add(Role::kAlibiSlopes, std::max(batch, p.alibi_slopes->batch), p.query_heads);
+  }
+  if (p.bias_table) add(Role::kBiasTable, batch, p.query_heads);
+  if (p.relative_bias) add(Role::kRelativeBias, batch, p.relative_bias->heads);
+  return inputs;
 }
 
 }  // namespace
+
+void AddInputs(const CompactInputs& inputs, Problem& p) {
+  const int64_t query_heads = inputs.per_head ? p.query_heads : 1;
+  if (inputs.block_q != 0) p.block_q = inputs.block_q;
+  if (inputs.block_k != 0) p.block_k = inputs.block_k;
+  if (p.block_q || p.block_k) {
+    // Validate() refuses blocks of less than 1.
+    p.block_mask = {1, query_heads, CeilDiv(p.query_length, std::max<int64_t>(inputs.block_q, 1)),
+                    CeilDiv(p.total_keys(), std::max<int64_t>(inputs.block_k, 1))};
+  }
+  if (inputs.selected_indices != 0) {
+    p.selected = SelectedIndices{inputs.per_head ? p.kv_heads : 1, inputs.selected_indices};
+  }
+  if (inputs.alibi) p.alibi = true;
+  if (inputs.bias_table != 0) {
+    p.bias_table = BiasTable{p.dtype, inputs.bias_table};
+    p.max_distance = kMaxAxis;  // any that fits all tables; it does not change the memory
+  }
+  if (inputs.relative_bias != 0) {
+    p.relative_bias = RelativeBias{p.dtype, query_heads, inputs.relative_bias};
+  }
+}
 
 absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOptions& options) {
   const absl::StatusOr<Plan> plan = MakePlan(p, options);
@@ -55,8 +91,8 @@ absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOption
   estimate.chunked_bytes =
       query_rows * (std::min(p.total_keys(), kEstimateChunk) + 2 + p.value_head_size) * real;
   estimate.fused_bytes = *workspace_bytes;
-  estimate.saved_mask_bytes = SavedMaskBytes(p);
   estimate.plan = plan->Describe();
+  estimate.inputs = EstimateInputs(p);
   return estimate;
 }
 

@@ -20,6 +20,7 @@ struct MemoryFlags {
   std::vector<int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384};
   int64_t head_size = 64;
   std::string dtype = "fp32";
+  client::CompactInputs inputs;
   std::optional<std::string> address;
   bool json = false;
 };
@@ -50,7 +51,37 @@ absl::StatusOr<client::MemoryQuestion> QuestionOf(const MemoryFlags& flags) {
                                 .lengths = flags.lengths,
                                 .head_size = flags.head_size,
                                 .value_head_size = flags.head_size,
-                                .dtype = *dtype};
+                                .dtype = *dtype,
+                                .inputs = flags.inputs};
+}
+
+Problem ProblemOf(const client::MemoryQuestion& question, int64_t length) {
+  Problem problem;
+  problem.dtype = ToLibrary(question.dtype);
+  problem.batch = question.batch;
+  problem.query_heads = question.query_heads;
+  problem.kv_heads = question.kv_heads;
+  problem.query_length = problem.key_length = length;
+  problem.head_size = question.head_size;
+  problem.value_head_size = question.value_head_size;
+  const client::CompactInputs& inputs = question.inputs;
+  AddInputs({.block_q = inputs.block_q,
+             .block_k = inputs.block_k,
+             .selected_indices = inputs.selected_indices,
+             .alibi = inputs.alibi,
+             .bias_table = inputs.bias_table,
+             .relative_bias = inputs.relative_bias,
+             .per_head = inputs.per_head},
+            problem);
+  return problem;
+}
+
+std::vector<client::InputEstimate> ToClient(const std::vector<InputEstimate>& inputs) {
+  std::vector<client::InputEstimate> converted;
+  for (const auto& [name, bytes, saved_bytes] : inputs) {
+    converted.push_back({std::string(name), bytes, saved_bytes});
+  }
+  return converted;
 }
 
 // Uses the plans for this machine.
@@ -58,18 +89,12 @@ absl::StatusOr<client::MemoryEstimates> EstimateHere(const client::MemoryQuestio
   const PlanOptions options{.threads = ReadHostLimits().cores};
   client::MemoryEstimates estimates{.estimates = {}, .chunk = kEstimateChunk};
   for (const int64_t length : question.lengths) {
-    Problem problem;
-    problem.dtype = ToLibrary(question.dtype);
-    problem.batch = question.batch;
-    problem.query_heads = question.query_heads;
-    problem.kv_heads = question.kv_heads;
-    problem.query_length = problem.key_length = length;
-    problem.head_size = question.head_size;
-    problem.value_head_size = question.value_head_size;
-    const absl::StatusOr<MemoryEstimate> estimate = EstimateMemory(problem, options);
+    const absl::StatusOr<MemoryEstimate> estimate =
+        EstimateMemory(ProblemOf(question, length), options);
     if (!estimate.ok()) return estimate.status();
     estimates.estimates.push_back({length, estimate->tensor_bytes, estimate->standard_bytes,
-                                   estimate->chunked_bytes, estimate->fused_bytes, estimate->plan});
+                                   estimate->chunked_bytes, estimate->fused_bytes, estimate->plan,
+                                   ToClient(estimate->inputs)});
   }
   return estimates;
 }
@@ -77,18 +102,29 @@ absl::StatusOr<client::MemoryEstimates> EstimateHere(const client::MemoryQuestio
 void Print(const MemoryFlags& flags, const client::MemoryEstimates& estimates) {
   absl::PrintF("batch %d, %d heads, head size %d, %s; memory in addition to Q, K, V and Y:\n\n",
                flags.batch, flags.heads, flags.head_size, flags.dtype);
-  absl::PrintF("%8s  %12s  %12s  %12s  %12s\n", "length", "Q, K, V, Y", "standard", "chunked",
+  absl::PrintF("%8s  %12s  %12s  %12s  %12s", "length", "Q, K, V, Y", "standard", "chunked",
                "fused");
+  for (const client::InputEstimate& input : estimates.estimates.front().inputs) {
+    absl::PrintF("  %16s  %12s", input.name, "saved");
+  }
+  absl::PrintF("\n");
   for (const client::MemoryEstimate& estimate : estimates.estimates) {
-    absl::PrintF("%8d  %12s  %12s  %12s  %12s\n", estimate.length,
-                 HumanBytes(estimate.tensor_bytes), HumanBytes(estimate.standard_bytes),
-                 HumanBytes(estimate.chunked_bytes), HumanBytes(estimate.fused_bytes));
+    absl::PrintF("%8d  %12s  %12s  %12s  %12s", estimate.length, HumanBytes(estimate.tensor_bytes),
+                 HumanBytes(estimate.standard_bytes), HumanBytes(estimate.chunked_bytes),
+                 HumanBytes(estimate.fused_bytes));
+    for (const client::InputEstimate& input : estimate.inputs) {
+      absl::PrintF("  %16s  %12s", HumanBytes(input.bytes), HumanBytes(input.saved_bytes));
+    }
+    absl::PrintF("\n");
   }
   absl::PrintF(
       "\nstandard  the full score matrix, heads x length x length\n"
       "chunked   scores of %d keys at a time, by online softmax\n"
       "fused     the exact workspace of the plan of %s: %s\n",
       estimates.chunk, flags.address.value_or("this machine"), estimates.estimates.back().plan);
+  if (estimates.estimates.front().inputs.empty()) return;
+  absl::PrintF(
+      "saved     what the input before it takes less than the mask or bias of length x length\n");
 }
 
 void PrintJson(const MemoryFlags& flags, const client::MemoryEstimates& estimates) {
@@ -102,7 +138,12 @@ void PrintJson(const MemoryFlags& flags, const client::MemoryEstimates& estimate
     json.Key("standard_bytes").Integer(estimate.standard_bytes);
     json.Key("chunked_bytes").Integer(estimate.chunked_bytes);
     json.Key("fused_bytes").Integer(estimate.fused_bytes);
-    json.Key("plan").String(estimate.plan).EndObject();
+    json.Key("plan").String(estimate.plan).Key("inputs").BeginArray();
+    for (const client::InputEstimate& input : estimate.inputs) {
+      json.BeginObject().Key("name").String(input.name).Key("bytes").Integer(input.bytes);
+      json.Key("saved_bytes").Integer(input.saved_bytes).EndObject();
+    }
+    json.EndArray().EndObject();
   }
   json.EndArray().EndObject();
   std::puts(json.Take().c_str());
@@ -135,19 +176,33 @@ ExitCode RunMemoryCommand(CommandArguments arguments) {
       .usage = "rapt memory [flags]",
       .summary =
           "Estimates the memory that self-attention needs in addition to its tensors, at several "
-          "lengths: with the full score matrix, in chunks of keys, and fused as in rapt. Needs no "
-          "server unless --address is set.",
+          "lengths: with the full score matrix, in chunks of keys, and fused as in rapt; and what "
+          "inputs save that replace a mask or bias of length x length. Needs no server unless "
+          "--address is set.",
       .flags = {{"batch", "N", "batch size (default: 1)", &flags.batch},
                 {"heads", "N", "query heads (default: 8)", &flags.heads},
                 {"kv-heads", "N", "key and value heads (default: --heads)", &flags.kv_heads},
                 {"seq", "LIST", "lengths (default: 512,1024,2048,4096,8192,16384)", &flags.lengths},
                 {"head-size", "N", "head size (default: 64)", &flags.head_size},
                 {"dtype", "TYPE", "fp32, fp16, bf16 or fp64 (default: fp32)", &flags.dtype},
+                {"block-q", "N", "a block_mask with N queries in an entry; with --block-k",
+                 &flags.inputs.block_q},
+                {"block-k", "N", "keys in an entry of the block_mask", &flags.inputs.block_k},
+                {"selected-indices", "N", "selected_indices with N keys for each query",
+                 &flags.inputs.selected_indices},
+                {"alibi", "", "a bias by distance with the slopes of ALiBi", &flags.inputs.alibi},
+                {"bias-table", "N", "a bias_table with N buckets", &flags.inputs.bias_table},
+                {"relative-bias", "N", "a relative_bias with N distances, odd",
+                 &flags.inputs.relative_bias},
+                {"per-head", "",
+                 "block_mask, selected_indices and relative_bias differ between heads",
+                 &flags.inputs.per_head},
                 {"address", "HOST:PORT", "use the plans of this server (default: of this machine)",
                  &flags.address},
                 {"json", "", "print the bytes as JSON", &flags.json}},
       .examples = {"rapt memory --batch 32 --heads 8 --seq 512,1024,2048,4096,8192,16384",
                    "rapt memory --heads 32 --kv-heads 8 --head-size 128 --dtype bf16 --json",
+                   "rapt memory --heads 32 --per-head --block-q 64 --block-k 64",
                    "rapt memory --heads 32 --address 127.0.0.1:8001"}};
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;

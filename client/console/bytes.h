@@ -7,7 +7,7 @@
 
 namespace rapt {
 
-// "256 MiB", "1.5 GiB". REQUIRES: bytes >= 0.
+// "256 MiB", "-1.5 GiB"
 std::string HumanBytes(int64_t bytes);
 
 }  // namespace rapt

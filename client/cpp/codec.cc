@@ -337,6 +337,19 @@ Range ReadRange(const Message& message) {
   return range;
 }
 
+MemoryEstimate Read(const v1::MemoryEstimate& message) {
+  MemoryEstimate estimate{.length = message.length(),
+                          .tensor_bytes = message.tensor_bytes(),
+                          .standard_bytes = message.standard_bytes(),
+                          .chunked_bytes = message.chunked_bytes(),
+                          .fused_bytes = message.fused_bytes(),
+                          .plan = message.plan()};
+  for (const v1::InputEstimate& input : message.inputs()) {
+    estimate.inputs.push_back({input.name(), input.bytes(), input.saved_bytes()});
+  }
+  return estimate;
+}
+
 BackendInfo Read(const v1::BackendInfo& message) {
   BackendInfo info{message.name(), message.available(), message.reason(), {}};
   for (const v1::InstructionSetInfo& set : message.instruction_sets()) {
@@ -434,6 +447,14 @@ v1::EstimateMemoryRequest Encode(const MemoryQuestion& question) {
   request.set_head_size(question.head_size);
   request.set_value_head_size(question.value_head_size);
   request.set_dtype(ToProto(question.dtype));
+  const CompactInputs& inputs = question.inputs;
+  request.set_block_q(inputs.block_q);
+  request.set_block_k(inputs.block_k);
+  request.set_selected_indices(inputs.selected_indices);
+  request.set_alibi(inputs.alibi);
+  request.set_bias_table(inputs.bias_table);
+  request.set_relative_bias(inputs.relative_bias);
+  request.set_per_head(inputs.per_head);
   return request;
 }
 
@@ -499,9 +520,7 @@ MemoryEstimates Decode(const v1::EstimateMemoryResponse& response) {
   MemoryEstimates estimates;
   estimates.chunk = response.chunk();
   for (const v1::MemoryEstimate& estimate : response.estimates()) {
-    estimates.estimates.push_back({estimate.length(), estimate.tensor_bytes(),
-                                   estimate.standard_bytes(), estimate.chunked_bytes(),
-                                   estimate.fused_bytes(), estimate.plan()});
+    estimates.estimates.push_back(Read(estimate));
   }
   return estimates;
 }

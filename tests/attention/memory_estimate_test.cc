@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "attention/attention.h"
@@ -11,7 +12,10 @@
 namespace rapt {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::FieldsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 const PlanOptions kOneThread = {.backend = "auto", .isa = "auto", .threads = 1};
@@ -95,6 +99,111 @@ TEST(MemoryEstimateTest, NoKeysOrNoQueriesNeedNoScores) {
   problem.query_length = 0;
   EXPECT_EQ(Estimate(problem).standard_bytes, 0);
   EXPECT_EQ(Estimate(problem).chunked_bytes, 0);
+}
+
+// 10 queries and 20 keys.
+Problem Grouped(const CompactInputs& inputs = {}, DType dtype = DType::kFloat32) {
+  Problem problem = {.dtype = dtype,
+                     .batch = 2,
+                     .query_heads = 6,
+                     .kv_heads = 3,
+                     .query_length = 10,
+                     .key_length = 16,
+                     .past_length = 4,
+                     .head_size = 8,
+                     .value_head_size = 8};
+  AddInputs(inputs, problem);
+  return problem;
+}
+
+constexpr int64_t kPairs = 10 * 20;
+
+TEST(InputEstimateTest, ABlockMaskSavesAgainstABoolMask) {
+  EXPECT_THAT(Estimate(Grouped({.block_q = 4, .block_k = 10})).inputs,
+              ElementsAre(FieldsAre("block_mask", 3 * 2, kPairs - 3 * 2)));
+  EXPECT_THAT(Estimate(Grouped({.block_q = 4, .block_k = 10, .per_head = true})).inputs,
+              ElementsAre(FieldsAre("block_mask", 6 * 3 * 2, 6 * (kPairs - 3 * 2))));
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  EXPECT_THAT(Estimate(Grouped({.block_q = kLargest, .block_k = kLargest})).inputs,
+              ElementsAre(FieldsAre("block_mask", 1, kPairs - 1)));
+}
+
+TEST(InputEstimateTest, SelectedIndicesSaveAgainstABoolMask) {
+  EXPECT_THAT(Estimate(Grouped({.selected_indices = 3})).inputs,
+              ElementsAre(FieldsAre("selected_indices", 240, 2 * kPairs - 240)));
+  EXPECT_THAT(Estimate(Grouped({.selected_indices = 3, .per_head = true})).inputs,
+              ElementsAre(FieldsAre("selected_indices", 3 * 240, 2 * 6 * kPairs - 3 * 240)))
+      << "per key/value head; a mask has query heads";
+  EXPECT_THAT(Estimate(Grouped({.selected_indices = 9})).inputs,
+              ElementsAre(FieldsAre("selected_indices", 720, 2 * kPairs - 720)))
+      << "more than the mask";
+}
+
+TEST(InputEstimateTest, ABiasByDistanceSavesAgainstABiasOfItsType) {
+  EXPECT_THAT(Estimate(Grouped({.alibi = true})).inputs,
+              ElementsAre(FieldsAre("alibi", 0, 6 * kPairs * 4)));
+  EXPECT_THAT(Estimate(Grouped({.bias_table = 32}, DType::kFloat16)).inputs,
+              ElementsAre(FieldsAre("bias_table", 32 * 6 * 2, 6 * kPairs * 2 - 32 * 6 * 2)));
+  EXPECT_THAT(Estimate(Grouped({.relative_bias = 7})).inputs,
+              ElementsAre(FieldsAre("relative_bias", 7 * 4, kPairs * 4 - 7 * 4)));
+  EXPECT_THAT(Estimate(Grouped({.relative_bias = 7, .per_head = true}, DType::kFloat64)).inputs,
+              ElementsAre(FieldsAre("relative_bias", 6 * 7 * 8, 6 * 8 * (kPairs - 7))));
+}
+
+TEST(InputEstimateTest, ABiasHasBatchRowsIfSlopesOrPositionsHaveThem) {
+  Problem problem = Grouped();
+  problem.alibi_slopes = AlibiSlopes{DType::kFloat32, 2};
+  EXPECT_THAT(Estimate(problem).inputs,
+              ElementsAre(FieldsAre("alibi_slopes", 2 * 6 * 4, 2 * 6 * 4 * (kPairs - 1))));
+  problem = Grouped({.alibi = true});
+  problem.past_length = 0;
+  problem.key_length = 20;
+  problem.has_key_lengths = true;
+  EXPECT_THAT(Estimate(problem).inputs, ElementsAre(FieldsAre("alibi", 0, 2 * 6 * kPairs * 4)));
+}
+
+TEST(InputEstimateTest, ListsEveryInput) {
+  EXPECT_THAT(Estimate(Grouped()).inputs, IsEmpty());
+  const Problem problem =
+      Grouped({.block_q = 10, .block_k = 20, .selected_indices = 1, .alibi = true});
+  EXPECT_THAT(Estimate(problem).inputs,
+              ElementsAre(FieldsAre("block_mask", 1, kPairs - 1),
+                          FieldsAre("selected_indices", 80, 2 * kPairs - 80),
+                          FieldsAre("alibi", 0, 6 * kPairs * 4)));
+}
+
+TEST(InputEstimateTest, TheWorkspaceIsThatOfThePlanWithTheInputs) {
+  const Problem problem = Grouped({.selected_indices = 3, .relative_bias = 7});
+  const absl::StatusOr<Plan> plan = MakePlan(problem, kOneThread);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(Estimate(problem).fused_bytes, plan->workspace_bytes());
+  EXPECT_NE(Estimate(problem).fused_bytes, Estimate(Grouped()).fused_bytes);
+}
+
+TEST(InputEstimateTest, RejectsInvalidInputs) {
+  constexpr int64_t kLongest = int64_t{1} << 40;
+  const struct {
+    CompactInputs inputs;
+    const char* message;
+  } cases[] = {
+      {{.block_q = 64}, "block_mask is set but block_k is not"},
+      {{.block_k = 64}, "block_mask is set but block_q is not"},
+      {{.block_q = -1, .block_k = 64}, "block_q is -1; it must be at least 1"},
+      {{.block_q = 64, .block_k = -2}, "block_k is -2; it must be at least 1"},
+      {{.selected_indices = -3}, "selected_indices has a last axis of -3"},
+      {{.alibi = true, .bias_table = 32}, "alibi and bias_table are both set"},
+      {{.bias_table = 32, .relative_bias = 7}, "bias_table and relative_bias are both set"},
+      {{.bias_table = 1}, "bias_table has 1 buckets; it must have from 2 to 2^40"},
+      {{.bias_table = kLongest + 1}, "bias_table has 1099511627777 buckets"},
+      {{.relative_bias = 6}, "relative_bias has 6 distances; their number must be 2c + 1, odd"},
+      {{.relative_bias = -7}, "relative_bias has -7 distances"},
+  };
+  for (const auto& c : cases) {
+    const absl::StatusOr<MemoryEstimate> estimate = EstimateMemory(Grouped(c.inputs), kOneThread);
+    ASSERT_FALSE(estimate.ok()) << c.message;
+    EXPECT_EQ(estimate.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(estimate.status().message()), HasSubstr(c.message));
+  }
 }
 
 TEST(MemoryEstimateTest, RejectsInvalidProblemsAndOverflows) {

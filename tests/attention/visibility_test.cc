@@ -12,7 +12,6 @@
 
 #include "attention/attention.h"
 #include "attention/data_checks.h"
-#include "attention/memory_estimate.h"
 #include "base/round_up.h"
 #include "tests/support/run_attention.h"
 #include "tests/support/tensor.h"
@@ -527,16 +526,6 @@ TEST(SparsePlanTest, FlopsOfASelectionAreLinear) {
   problem.right_window = 0;
   problem.prefix_keys = 4;
   EXPECT_NEAR(MakePlan(problem, {.backend = "cpu"})->flops, dense / 64, dense / 1000);
-}
-
-TEST(SparseMemoryTest, EstimatesWhatAMaskWouldNeedMore) {
-  Problem problem = Small();
-  SetBlocks(problem, 5, 10, 1, 4);
-  EXPECT_EQ(EstimateMemory(problem, {})->saved_mask_bytes, 4 * (10 * 20 - 2 * 2));
-  problem.selected = SelectedIndices{2, 3};
-  EXPECT_EQ(EstimateMemory(problem, {})->saved_mask_bytes,
-            4 * (10 * 20 - 2 * 2) + 2 * 4 * 10 * 20 - 2 * 2 * 10 * 3 * 4);
-  EXPECT_EQ(EstimateMemory(Small(), {})->saved_mask_bytes, 0);
 }
 
 }  // namespace

@@ -1113,6 +1113,39 @@ TEST_F(RaptServiceTest, EstimatesAPlanToTheByte) {
   EXPECT_EQ(response.estimates(0).tensor_bytes(), 2 * 2 * 333 * (6 + 2) * (40 + 24));
 }
 
+TEST_F(RaptServiceTest, EstimatesWhatInputsSave) {
+  v1::EstimateMemoryRequest request = TutorialSizes();
+  request.set_kv_heads(2);
+  request.set_block_q(64);
+  request.set_block_k(32);
+  request.set_selected_indices(16);
+  request.set_relative_bias(127);
+  request.set_per_head(true);
+  v1::EstimateMemoryResponse response;
+  const grpc::Status status = TryEstimate(request, response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  for (const v1::MemoryEstimate& estimate : response.estimates()) {
+    const int64_t length = estimate.length();
+    const int64_t pairs = length * length;
+    const struct {
+      const char* name;
+      int64_t bytes;
+      int64_t mask_bytes;
+    } expected[] = {
+        {"block_mask", 8 * (length / 64) * (length / 32), 8 * pairs},
+        {"selected_indices", 32 * 2 * length * 16 * 4, 32 * 8 * pairs},
+        {"relative_bias", 8 * 127 * 4, 8 * pairs * 4},
+    };
+    ASSERT_EQ(estimate.inputs_size(), 3);
+    for (int n = 0; n < 3; ++n) {
+      const v1::InputEstimate& input = estimate.inputs(n);
+      EXPECT_EQ(input.name(), expected[n].name);
+      EXPECT_EQ(input.bytes(), expected[n].bytes) << input.name();
+      EXPECT_EQ(input.saved_bytes(), expected[n].mask_bytes - expected[n].bytes) << input.name();
+    }
+  }
+}
+
 TEST_F(RaptServiceTest, RejectsInvalidSizes) {
   const struct {
     void (*spoil)(v1::EstimateMemoryRequest& r);
@@ -1132,6 +1165,17 @@ TEST_F(RaptServiceTest, RejectsInvalidSizes) {
       {[](auto& r) { r.set_lengths(1, 0); }, "lengths[1] is 0"},
       {[](auto& r) { r.set_lengths(2, kHuge); }, "lengths[2] is 4611686018427387904"},
       {[](auto& r) { r.set_lengths(2, int64_t{1} << 40); }, "overflows 64 bits"},
+      {[](auto& r) { r.set_block_q(64); }, "block_mask is set but block_k is not"},
+      {[](auto& r) { r.set_block_k(-1); }, "block_k is -1; it must be at least 1"},
+      {[](auto& r) { r.set_selected_indices(-1); }, "selected_indices has a last axis of -1"},
+      {[](auto& r) { r.set_selected_indices(kHuge); }, "selected_indices has a last axis of"},
+      {[](auto& r) { r.set_bias_table(1); }, "bias_table has 1 buckets"},
+      {[](auto& r) { r.set_relative_bias(2); }, "relative_bias has 2 distances"},
+      {[](auto& r) {
+         r.set_alibi(true);
+         r.set_relative_bias(3);
+       },
+       "alibi and relative_bias are both set"},
       {[](auto& r) { r.set_dtype(v1::BOOL); }, "dtype is BOOL; it must be FP32, FP16"},
       {[](auto& r) { r.set_dtype(v1::INT8); }, "dtype is INT8"},
       {[](auto& r) { r.set_dtype(static_cast<v1::DataType>(77)); }, "dtype is 77"},

@@ -96,6 +96,17 @@ absl::StatusOr<Problem> ReadSizes(const v1::EstimateMemoryRequest& request) {
   return problem;
 }
 
+// rapt::EstimateMemory() checks them.
+CompactInputs ReadInputs(const v1::EstimateMemoryRequest& request) {
+  return {.block_q = request.block_q(),
+          .block_k = request.block_k(),
+          .selected_indices = request.selected_indices(),
+          .alibi = request.alibi(),
+          .bias_table = request.bias_table(),
+          .relative_bias = request.relative_bias(),
+          .per_head = request.per_head()};
+}
+
 absl::Status CheckLengths(const v1::EstimateMemoryRequest& request) {
   const int count = request.lengths_size();
   if (count < 1 || count > kMaxLengths) {
@@ -154,8 +165,10 @@ absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const Plan
   absl::StatusOr<Problem> problem = ReadSizes(request);
   if (!problem.ok()) return problem.status();
   if (absl::Status status = CheckLengths(request); !status.ok()) return status;
+  const CompactInputs inputs = ReadInputs(request);
   for (const int64_t length : request.lengths()) {
     problem->query_length = problem->key_length = length;
+    AddInputs(inputs, *problem);
     const absl::StatusOr<MemoryEstimate> estimate = rapt::EstimateMemory(*problem, options);
     if (!estimate.ok()) return estimate.status();
     v1::MemoryEstimate& message = *response.add_estimates();
@@ -165,6 +178,12 @@ absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const Plan
     message.set_chunked_bytes(estimate->chunked_bytes);
     message.set_fused_bytes(estimate->fused_bytes);
     message.set_plan(estimate->plan);
+    for (const InputEstimate& input : estimate->inputs) {
+      v1::InputEstimate& input_message = *message.add_inputs();
+      input_message.set_name(std::string(input.name));
+      input_message.set_bytes(input.bytes);
+      input_message.set_saved_bytes(input.saved_bytes);
+    }
   }
   response.set_chunk(kEstimateChunk);
   return absl::OkStatus();

@@ -685,6 +685,28 @@ def test_memory_agrees_with_a_server_on_this_machine(rapt, server):
     assert here == json.loads(rapt("memory", *flags, "--address", server.grpc_address).stdout)
 
 
+def test_memory_shows_what_inputs_save(rapt, server):
+    flags = ["--seq=128,1024", "--heads=8", "--block-q=64", "--block-k=64", "--alibi", "--per-head"]
+    shown = rapt("memory", *flags).stdout
+    assert re.search(r"^ +length .* block_mask +saved +alibi +saved$", shown, re.MULTILINE)
+    assert re.search(r"^ +1024 .* 2 KiB +7.998 MiB +0 B +32 MiB$", shown, re.MULTILINE)
+    here = json.loads(rapt("memory", *flags, "--json").stdout)
+    assert here["lengths"][0]["inputs"] == [
+        {"name": "block_mask", "bytes": 8 * 4, "saved_bytes": 8 * (128**2 - 4)},
+        {"name": "alibi", "bytes": 0, "saved_bytes": 8 * 128**2 * 4},
+    ]
+    there = rapt("memory", *flags, "--json", "--address", server.grpc_address).stdout
+    assert here == json.loads(there)
+
+
+def test_memory_shows_what_an_input_costs_more(rapt):
+    flags = ["--seq=1024", "--selected-indices=1024", "--bias-table=32"]
+    shown = rapt("memory", *flags).stdout
+    assert re.search(r" 4 MiB +-3 MiB +1 KiB +32 MiB$", shown, re.MULTILINE)
+    (row,) = json.loads(rapt("memory", "--relative-bias=7", *flags[:2], "--json").stdout)["lengths"]
+    assert [entry["name"] for entry in row["inputs"]] == ["selected_indices", "relative_bias"]
+
+
 def test_info_shows_version_and_backends(rapt):
     report = json.loads(rapt("info", "--json").stdout)
     assert report["backend"] == "auto"
@@ -785,6 +807,9 @@ ERRORS = [
     ("memory --seq 9000000000000000000", USAGE, "from 0 to 2^40"),
     ("memory --seq ,", USAGE, "whole numbers like 1,2,3"),
     ("memory --dtype fp8", USAGE, "fp32, fp16, bf16 or fp64"),
+    ("memory --block-q 64", USAGE, "block_mask is set but block_k is not"),
+    ("memory --bias-table 32 --alibi", USAGE, "alibi and bias_table are both set"),
+    ("memory --relative-bias 6", USAGE, "relative_bias has 6 distances"),
     ("plot -o w.svg", USAGE, "no file with weights given"),
     ("plot w.npy -o w.jpg", USAGE, ".svg, .html or .png"),
     ("plot vector.npy -o w.svg", USAGE, "[queries, keys]"),

@@ -18,6 +18,7 @@ namespace {
 using google::protobuf::TextFormat;
 using google::protobuf::util::MessageDifferencer;
 using testing::ElementsAre;
+using testing::FieldsAre;
 using testing::HasSubstr;
 
 constexpr int64_t kNoLimit = int64_t{1} << 30;
@@ -421,18 +422,27 @@ TEST(CodecTest, ConvertsMemoryEstimatesAndServerInfo) {
                                                                   .lengths = {512, 1024},
                                                                   .head_size = 64,
                                                                   .value_head_size = 32,
-                                                                  .dtype = DType::kBFloat16});
+                                                                  .dtype = DType::kBFloat16,
+                                                                  .inputs = {.block_q = 1,
+                                                                             .block_k = 2,
+                                                                             .selected_indices = 3,
+                                                                             .alibi = true,
+                                                                             .bias_table = 4,
+                                                                             .relative_bias = 5,
+                                                                             .per_head = true}});
   EXPECT_TRUE(MessageDifferencer::Equals(request, Parse<v1::EstimateMemoryRequest>(R"(
       batch: 32 query_heads: 8 kv_heads: 2 lengths: [512, 1024] head_size: 64 value_head_size: 32
-      dtype: BF16)")));
+      dtype: BF16 block_q: 1 block_k: 2 selected_indices: 3 alibi: true bias_table: 4
+      relative_bias: 5 per_head: true)")));
 
   const MemoryEstimates estimates = Decode(Parse<v1::EstimateMemoryResponse>(R"(
       estimates { length: 1 tensor_bytes: 2 standard_bytes: 3 chunked_bytes: 4 fused_bytes: 5
-                  plan: "p" }
+                  plan: "p" inputs { name: "alibi" bytes: 6 saved_bytes: -7 } }
       chunk: 512)"));
   ASSERT_EQ(estimates.estimates.size(), 1u);
   EXPECT_EQ(estimates.estimates[0].fused_bytes, 5);
   EXPECT_EQ(estimates.estimates[0].plan, "p");
+  EXPECT_THAT(estimates.estimates[0].inputs, ElementsAre(FieldsAre("alibi", 6, -7)));
   EXPECT_EQ(estimates.chunk, 512);
 
   const ServerInfo info = Decode(Parse<v1::GetServerInfoResponse>(R"(

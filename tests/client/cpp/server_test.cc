@@ -27,6 +27,7 @@ using testing::Contains;
 using testing::Each;
 using testing::ElementsAre;
 using testing::ElementsAreArray;
+using testing::FieldsAre;
 using testing::FloatNear;
 using testing::HasSubstr;
 using testing::Pointwise;
@@ -353,6 +354,17 @@ TEST_F(ServedClientTest, EstimatesTheScoreMatrixOfTheTutorial) {
   EXPECT_LT(memory->estimates[1].fused_bytes, memory->estimates[1].chunked_bytes);
   EXPECT_EQ(client_->EstimateMemory({.lengths = {}}).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ServedClientTest, EstimatesWhatABlockMaskSaves) {
+  const absl::StatusOr<MemoryEstimates> memory = client_->EstimateMemory(
+      {.query_heads = 8,
+       .lengths = {1024},
+       .inputs = {.block_q = 64, .block_k = 128, .alibi = true, .per_head = true}});
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_THAT(memory->estimates[0].inputs,
+              ElementsAre(FieldsAre("block_mask", 8 * 16 * 8, 8 * (1024 * 1024 - 16 * 8)),
+                          FieldsAre("alibi", 0, 8 * 1024 * 1024 * 4)));
 }
 
 TEST_F(ServedClientTest, ReturnsServerInfo) {

@@ -67,6 +67,20 @@ struct Diagnosis {
   std::vector<std::string> warnings;  // likely causes, one sentence each
 };
 
+// Inputs of AttendCall in place of a mask or bias of all pairs, by the size that the other members
+// of MemoryQuestion leave open. S is the length; H is 1, or with per_head the number of heads. 0 or
+// false: not given.
+struct CompactInputs {
+  int64_t block_q = 0;  // block_mask [1, H, S / block_q, S / block_k], rounded up; both or neither
+  int64_t block_k = 0;
+  int64_t selected_indices = 0;  // N of [batch, H, S, N]
+  // Biases by distance, at most one.
+  bool alibi = false;
+  int64_t bias_table = 0;     // N of [N, query_heads], in dtype
+  int64_t relative_bias = 0;  // 2c + 1 of [H, 2c + 1], in dtype
+  bool per_head = false;      // H is query_heads; kv_heads for selected_indices
+};
+
 // Self-attention of several lengths.
 struct MemoryQuestion {
   int64_t batch = 1;
@@ -76,6 +90,14 @@ struct MemoryQuestion {
   int64_t head_size = 64;
   int64_t value_head_size = 0;  // 0: head_size
   DType dtype = DType::kFloat32;
+  CompactInputs inputs = {};
+};
+
+struct InputEstimate {
+  std::string name;  // "block_mask", "selected_indices", "alibi", "bias_table" or "relative_bias"
+  int64_t bytes = 0;
+  // What it takes less than the mask or attention_bias that means the same; negative if more.
+  int64_t saved_bytes = 0;
 };
 
 struct MemoryEstimate {
@@ -86,6 +108,7 @@ struct MemoryEstimate {
   int64_t chunked_bytes = 0;   // scores of one block of keys at a time, for all queries
   int64_t fused_bytes = 0;     // the exact workspace of the server's plan
   std::string plan;
+  std::vector<InputEstimate> inputs = {};  // those of the question
 };
 
 struct MemoryEstimates {
