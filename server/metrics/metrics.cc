@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "attention/variants.h"
 #include "base/check.h"
 
 namespace rapt {
@@ -85,7 +86,8 @@ Metrics::Metrics(const BackendSet& backends)
                         {kDurationBounds, kNanosecond},
                         {kDurationBounds, kNanosecond}}},
       batch_size_(kBatchBounds, 1),
-      run_requests_(kBatchBounds, 1) {
+      run_requests_(kBatchBounds, 1),
+      variants_(Variants().size()) {
   RAPT_CHECK(backends.size() <= kMaxBackends, "there are more backends than kMaxBackends");
 }
 
@@ -119,6 +121,9 @@ void Metrics::Count(Method& method, const CallReport& report) {
   if (report.batch_size > 0) run_requests_.Observe(report.batch_size);
   if (report.flops > 0) flops_.Add(report.flops);
   if (report.problem != nullptr) models_[static_cast<size_t>(report.model)].Add();
+  if (report.problem != nullptr && report.model == Model::kAttention) {
+    CountVariants(*report.problem);
+  }
   if (routing.declined != nullptr && routing.backend != nullptr) {
     const FallbackReason reason = routing.declined_for_now ? kNotNow : kUnsupported;
     fallbacks_[IndexOf(routing.declined)][IndexOf(routing.backend)][reason].Add();
@@ -138,6 +143,12 @@ void Metrics::CountStages(const CallReport& report) {
   if (absl::IsCancelled(report.status)) cancelled_[ended_in].Add();
   if (absl::IsDeadlineExceeded(report.status)) deadline_exceeded_[ended_in].Add();
   rejected_[static_cast<size_t>(RejectionOf(report.status))].Add();
+}
+
+void Metrics::CountVariants(const Problem& problem) {
+  for (size_t n = 0; n < variants_.size(); ++n) {
+    if (Variants()[n].used(problem)) variants_[n].Add();
+  }
 }
 
 void Metrics::AddGauge(const std::string& name, const std::string& help, Labels labels,
@@ -240,6 +251,10 @@ void Metrics::CollectWork(Families& families) const {
   families.push_back(CountersOf(
       "rapt_model_requests_total", "Valid requests, by the model of the Open Inference Protocol.",
       "model", models_, [](size_t i) { return NameOf(static_cast<Model>(i)); }));
+
+  families.push_back(CountersOf("rapt_variant_requests_total",
+                                "Valid attention requests that use each variant.", "variant",
+                                variants_, [](size_t i) { return Variants()[i].name; }));
 
   MetricFamily payload = Family(MetricType::Counter, "rapt_payload_bytes_total",
                                 "Bytes of messages that carry tensors.");

@@ -79,6 +79,7 @@ class Metrics final : public MetricSink {
   std::string BackendLabel(size_t label) const;
   void Count(Method& method, const CallReport& report);
   void CountStages(const CallReport& report);
+  void CountVariants(const Problem& problem);
   void Add(prometheus::MetricType type, const std::string& name, const std::string& help,
            Labels labels, std::function<double()> read);
   void CollectMethods(Families& families) const;
@@ -103,6 +104,7 @@ class Metrics final : public MetricSink {
   Counter sent_bytes_;
   RealCounter flops_;
   std::array<Counter, kModels> models_;  // requests of each
+  std::vector<Counter> variants_;        // of Variants(), requests that use each
   mutable Mutex exported_mutex_;
   std::vector<ExportedFamily> exported_ ABSL_GUARDED_BY(exported_mutex_);
 };

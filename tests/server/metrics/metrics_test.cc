@@ -20,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "attention/backend.h"
+#include "attention/variants.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "server/rejection.h"
 #include "tests/support/metrics_page.h"
@@ -135,6 +136,26 @@ TEST(MetricsTest, ObservesTheSizeOfARun) {
   EXPECT_EQ(SumOnPage(page, "rapt_run_requests_sum"), 10);
 }
 
+TEST(MetricsTest, CountsEachVariantOfAnAttentionRequest) {
+  Metrics metrics(BuiltInBackends());
+  const auto count = metrics.ForMethod("service/Method");
+  const Problem plain{.batch = 1};
+  const Problem both{.batch = 1, .head_sink = DType::kFloat32, .alibi = true};
+  count(Answered(plain));
+  count(Answered(both));
+  count(Answered(both));
+  count(CallReport());  // without a valid message
+  CallReport other = Answered(plain);
+  other.model = Model::kRotaryEmbedding;
+  count(other);
+  const std::string page = metrics.Serialize();
+  const char* name = "rapt_variant_requests_total";
+  EXPECT_EQ(SumOnPage(page, name, {{"variant", "plain"}}), 1);
+  EXPECT_EQ(SumOnPage(page, name, {{"variant", "head_sink"}}), 2);
+  EXPECT_EQ(SumOnPage(page, name, {{"variant", "alibi"}}), 2);
+  EXPECT_EQ(SumOnPage(page, name), 5);
+}
+
 TEST(MetricsTest, CountsPartialFallbacks) {
   Metrics metrics(BuiltInBackends());
   const Problem problem{.batch = 1};
@@ -213,6 +234,26 @@ TEST(MetricsPageTest, ShowsEveryMetricOfACall) {
   EXPECT_GT(SumOnPage(page, "process_resident_memory_bytes"), 1e6);
   EXPECT_GT(SumOnPage(page, "process_open_fds"), 3);
   EXPECT_GT(SumOnPage(page, "process_start_time_seconds"), 1.6e9);
+}
+
+TEST(MetricsPageTest, ShowsTheVariantsOfCalls) {
+  const ServerProcess server;
+  const char* name = "rapt_variant_requests_total";
+  EXPECT_EQ(ReadMetric(server, name, {{"variant", "entmax15"}}), 0) << "from the start";
+  ASSERT_TRUE(Infer(server, Call(1, 8)).ok());
+  ModelInferRequest request = Call(1, 8);
+  (*request.mutable_parameters())["rope_theta"].set_double_param(10000);
+  (*request.mutable_parameters())["normalizer"].set_string_param("sparsemax");
+  const grpc::Status status = Infer(server, request);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  (*request.mutable_parameters())["normalizer"].set_string_param("none");
+  ASSERT_FALSE(Infer(server, request).ok());
+  WaitForMetric(server, "rapt_requests_total", 3, {{"method", kMethod}});
+  const std::string page = ReadMetricsPage(server);
+  for (const char* variant : {"plain", "rotary", "sparsemax"}) {
+    EXPECT_EQ(SumOnPage(page, name, {{"variant", variant}}), 1) << variant;
+  }
+  EXPECT_EQ(SumOnPage(page, name), 3);
 }
 
 TEST(MetricsPageTest, ShowsReservationsDuringACall) {
@@ -315,6 +356,15 @@ TEST(MetricsPageTest, TheReferenceMatchesThePage) {
     meanings.erase(name);
   }
   EXPECT_THAT(meanings, ::testing::IsEmpty()) << "not on the page";
+}
+
+TEST(MetricsPageTest, TheReferenceListsEveryVariant) {
+  std::ifstream file(RAPT_SOURCE_DIR "/docs/metrics.md");
+  std::string row;
+  while (std::getline(file, row) && !absl::StartsWith(row, "| variant |")) continue;
+  for (const VariantInfo& variant : Variants()) {
+    EXPECT_THAT(row, ::testing::HasSubstr(absl::StrCat("`", variant.name, "`")));
+  }
 }
 
 }  // namespace
