@@ -22,7 +22,6 @@ namespace rapt::bench {
 namespace {
 
 using client::AttendCall;
-using client::AttendResult;
 using client::DType;
 using client::Streaming;
 using Seconds = std::chrono::duration<double>;
