@@ -1,9 +1,8 @@
-// Compares every backend, on every available instruction set and in every type, with the oracle:
-// feature by feature and in random combinations.
+// Compares every backend, on every available instruction set and in every type, with the oracle,
+// feature by feature.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <functional>
 #include <iostream>
 #include <string>
@@ -574,147 +573,6 @@ INSTANTIATE(Splits);
 INSTANTIATE(Biases);
 INSTANTIATE(Sinks);
 INSTANTIATE(Others);
-
-// A random combination of all features of a problem.
-class RandomProblem {
- public:
-  explicit RandomProblem(uint64_t seed) : rng_(seed) {
-    MakeShape();
-    MakeMask();
-    MakeRules();
-    MakeVectors(seed);
-    arrangement_ = {
-        Pick<Storage>({Storage::kRowMajor, Storage::kBshd, Storage::kPositionFirst,
-                       Storage::kPaddedRows, Storage::kMisaligned, Storage::kBroadcastHeads}),
-        Pick<Storage>({Storage::kRowMajor, Storage::kBshd, Storage::kPositionFirst,
-                       Storage::kPaddedRows, Storage::kMisaligned, Storage::kBroadcastBatch}),
-        Pick<Storage>({Storage::kRowMajor, Storage::kBshd, Storage::kPositionFirst,
-                       Storage::kPaddedRows, Storage::kMisaligned}),
-        Pick<Storage>({Storage::kRowMajor, Storage::kTransposed, Storage::kElementsApart,
-                       Storage::kMisaligned, Storage::kPositionFirst}),
-        Pick<Storage>({Storage::kRowMajor, Storage::kBshd, Storage::kPositionFirst,
-                       Storage::kPaddedRows, Storage::kMisaligned})};
-    threads_ = Pick({1, 2, 5});
-    inputs_ = RandomInputs(problem_, rng_, arrangement_, Pick({0.5, 2.0, 6.0}));
-  }
-
-  const Problem& problem() const { return problem_; }
-  const Inputs& inputs() const { return inputs_; }
-  const Arrangement& arrangement() const { return arrangement_; }
-  int threads() const { return threads_; }
-
- private:
-  template <typename T>
-  T Pick(std::initializer_list<T> choices) {
-    return choices.begin()[UniformInt(rng_, 0, static_cast<int64_t>(choices.size()) - 1)];
-  }
-  bool OneIn(int64_t n) { return UniformInt(rng_, 1, n) == 1; }
-
-  void MakeShape() {
-    Problem& p = problem_;
-    p.dtype = Pick({DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64});
-    p.batch = UniformInt(rng_, 1, 3);
-    p.kv_heads = UniformInt(rng_, 1, 3);
-    p.query_heads = p.kv_heads * Pick<int64_t>({1, 1, 2, 3, 4});
-    p.query_length = Pick<int64_t>({1, 1, 2, 3, 17, 33, 63, 65});
-    p.key_length = Pick<int64_t>({1, 3, 17, 63, 64, 65, 127, 129, 200});
-    p.past_length = OneIn(3) ? Pick<int64_t>({1, 3, 64, 65, 100}) : 0;
-    p.head_size = Pick<int64_t>({1, 3, 8, 16, 17, 32, 33, 64, 65, 80});
-    p.value_head_size = OneIn(2) ? p.head_size : Pick<int64_t>({1, 3, 15, 16, 31, 64, 72});
-  }
-
-  void MakeMask() {
-    Problem& p = problem_;
-    if (OneIn(2)) return;
-    const auto axis = [&](int64_t full) { return OneIn(2) ? 1 : full; };
-    const int64_t total = p.total_keys();
-    p.mask = MaskShape{Pick({DType::kBool, DType::kBool, DType::kFloat32, DType::kFloat16,
-                             DType::kBFloat16, DType::kFloat64}),
-                       {axis(p.batch), axis(p.query_heads), axis(p.query_length),
-                        Pick<int64_t>({1, total, total, total, std::max<int64_t>(1, total - 2)})}};
-  }
-
-  void MakeRules() {
-    Problem& p = problem_;
-    p.causal = OneIn(3);
-    p.alignment = Pick({Alignment::kTopLeft, Alignment::kBottomRight});
-    if (OneIn(4)) p.left_window = UniformInt(rng_, 0, 40);
-    if (OneIn(4)) p.right_window = UniformInt(rng_, 0, 40);
-    if (OneIn(4)) p.softcap = Uniform(rng_, 0.5, 20);
-    if (OneIn(4)) p.scale = Uniform(rng_, -0.5, 0.5);
-    p.has_key_lengths = OneIn(4);
-    if (OneIn(4))
-      p.bias =
-          MaskShape{Pick({DType::kFloat32, DType::kBFloat16, p.dtype}),
-                    {1, 1, Pick<int64_t>({1, p.query_length}), Pick<int64_t>({1, p.total_keys()})}};
-    if (OneIn(4)) p.head_sink = Pick({DType::kFloat32, p.dtype});
-    MakeNormalizer();
-    p.softmax_in_fp64 = OneIn(6);
-    if (OneIn(6)) p.dropout = Dropout{Uniform(rng_, 0, 0.9), rng_()};
-    if (OneIn(2)) {
-      p.score_output = Pick({ScoreOutput::kScores, ScoreOutput::kSoftcapped, ScoreOutput::kBiased,
-                             ScoreOutput::kWeights});
-    }
-    p.wants_lse = OneIn(2) && p.normalizer == Normalizer::kSoftmax;
-    p.wants_present = OneIn(3);
-    if (OneIn(5)) {
-      p.score_function = ScoreFunction::kAdditive;
-      p.additive_weight =
-          AdditiveWeight{Pick({DType::kFloat32, p.dtype}), Pick({int64_t{1}, p.query_heads})};
-    }
-  }
-
-  // From a generator of its own, so that the numbers of other problems do not depend on it.
-  void MakeVectors(uint64_t seed) {
-    Rng rng(seed + 1'000'000);
-    Problem& p = problem_;
-    const auto vectors = [&] {
-      constexpr int64_t kLengths[] = {1, 5, 33, 201, 999};
-      return RelativeVectors{UniformInt(rng, 0, 1) == 0 ? DType::kFloat32 : p.dtype,
-                             UniformInt(rng, 0, 1) == 0 ? 1 : p.query_heads,
-                             kLengths[UniformInt(rng, 0, 4)]};
-    };
-    if (UniformInt(rng, 0, 3) == 0 && !p.is_additive()) {
-      p.relative_keys = vectors();
-      p.has_relative_query = UniformInt(rng, 0, 1) == 0;
-    }
-    if (UniformInt(rng, 0, 3) == 0) p.relative_values = vectors();
-  }
-
-  void MakeNormalizer() {
-    Problem& p = problem_;
-    if (p.head_sink || !OneIn(4)) return;
-    p.normalizer = Pick({Normalizer::kSparsemax, Normalizer::kEntmax15, Normalizer::kEntmax});
-    if (p.normalizer != Normalizer::kEntmax) return;
-    if (OneIn(2)) {
-      p.head_alpha = Pick({DType::kFloat32, p.dtype});
-    } else {
-      p.alpha = Uniform(rng_, 1, 2);
-    }
-  }
-
-  Rng rng_;
-  Problem problem_;
-  Arrangement arrangement_;
-  int threads_ = 1;
-  Inputs inputs_;
-};
-
-constexpr uint64_t kSeedsInARange = 25;
-
-class RandomConformanceTest : public ::testing::TestWithParam<uint64_t> {};
-
-TEST_P(RandomConformanceTest, MatchesTheOracle) {
-  for (uint64_t seed = GetParam(); seed < GetParam() + kSeedsInARange; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    const RandomProblem random(seed);
-    ExpectConforms(random.problem(), random.inputs(), random.threads(),
-                   random.arrangement().output);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomConformanceTest,
-                         ::testing::Range<uint64_t>(0, 500, kSeedsInARange));
 
 // X = [[1,0,1,0],[0,1,0,1],[1,1,0,0]] attends to itself, computed by hand to four decimals.
 class HandComputedExampleTest : public ::testing::TestWithParam<DType> {};
