@@ -7,51 +7,22 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/cli/figure_style.h"
 
 namespace rapt {
 namespace {
 
-constexpr Colour kInk = {0x22, 0x22, 0x22};
-constexpr Colour kFaintInk = {0x77, 0x77, 0x77};
 constexpr Colour kNothing = {0xf0, 0xf0, 0xf0};  // a key without attention
 constexpr Colour kNotANumber = {0xd6, 0x27, 0x28};
-constexpr Colour kAxis = {0xbb, 0xbb, 0xbb};
 
-constexpr double kMargin = 24;
-constexpr double kTitleSize = 17;
-constexpr double kPanelTitleSize = 13;
-constexpr double kLabelSize = 12;
-constexpr double kNoteSize = 11;
-constexpr double kPanelGap = 28;
-constexpr double kLabelGap = 8;  // between a label and its cells
-constexpr double kAxisTitleRoom = 24;
 constexpr double kMaxCell = 48;
 constexpr double kMinTickSpacing = 13;     // closer labels would touch
 constexpr double kSparseTickSpacing = 26;  // spacing once some labels are omitted
 constexpr double kShortLabelWidth = 40;    // labels up to this width stay horizontal
-constexpr double kMaxLabelWidth = 140;     // longer labels are truncated
 constexpr double kColourBarWidth = 14;
 constexpr int kColourBarSteps = 128;
 constexpr int64_t kMaxRectangles = 64;  // cells per side; beyond that, pixels
 constexpr size_t kMaxBars = 40;
-
-// Returns the label, truncated with an ellipsis if it is too long.
-std::string Shorten(const std::string& label) {
-  if (TextWidth(label, kLabelSize) <= kMaxLabelWidth) return label;
-  std::string start = label;
-  do {
-    // Removes a whole UTF-8 character: its continuation bytes are 10xxxxxx.
-    while ((static_cast<unsigned char>(start.back()) & 0xc0) == 0x80) start.pop_back();
-    start.pop_back();
-  } while (TextWidth(start + "…", kLabelSize) > kMaxLabelWidth);
-  return start + "…";
-}
-
-double WidestLabel(const std::vector<std::string>& labels) {
-  double widest = 0;
-  for (const std::string& label : labels) widest = std::max(widest, TextWidth(label, kLabelSize));
-  return widest;
-}
 
 // The scale of colours and numbers, shared by all panels.
 class Scale {
@@ -96,35 +67,6 @@ class Scale {
   bool are_weights_ = true;
   int decimals_ = 2;
 };
-
-// Round numbers within [low, high], at most six.
-std::vector<double> Ticks(double low, double high) {
-  const double rough = (high - low) / 5;
-  const double power = std::pow(10, std::floor(std::log10(rough)));
-  double step = power;
-  for (const double multiple : {1.0, 2.0, 5.0, 10.0}) {
-    step = multiple * power;
-    if (step >= rough * 0.999) break;
-  }
-  std::vector<double> ticks;
-  const auto last = std::floor(high / step + 1e-6);
-  for (auto n = static_cast<int64_t>(std::ceil(low / step)); n <= static_cast<int64_t>(last); ++n) {
-    ticks.push_back(static_cast<double>(n) * step);
-  }
-  return ticks;
-}
-
-// Returns the first of 1, 2, 5, 10, 20, ... that is at least `step`.
-int64_t RoundStep(double step) {
-  int64_t power = 1;
-  for (;; power *= 10) {
-    for (const int64_t multiple : {1, 2, 5}) {
-      if (multiple * power >= step) return multiple * power;
-    }
-  }
-}
-
-std::string FormatTick(double tick) { return absl::StrFormat("%.3g", tick); }
 
 // One axis, divided into at most max_cells cells.
 struct Axis {

@@ -71,7 +71,8 @@ absl::StatusOr<std::vector<std::string>> ParseLabels(std::string_view flag, cons
   return labels;
 }
 
-absl::StatusOr<int64_t> FindLabel(const std::vector<std::string>& labels, const std::string& name) {
+absl::StatusOr<int64_t> FindLabel(std::string_view flag, const std::vector<std::string>& labels,
+                                  const std::string& name) {
   const auto found = std::find(labels.begin(), labels.end(), name);
   if (found != labels.end()) return found - labels.begin();
   int64_t index = 0;
@@ -79,7 +80,7 @@ absl::StatusOr<int64_t> FindLabel(const std::vector<std::string>& labels, const 
     return index;
   }
   return absl::InvalidArgumentError(
-      absl::StrFormat("--query is '%s'; it takes a query's label or a number from 0 to %d", name,
+      absl::StrFormat("%s is '%s'; it takes a label or a number from 0 to %d", flag, name,
                       static_cast<int64_t>(labels.size()) - 1));
 }
 

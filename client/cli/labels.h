@@ -17,8 +17,9 @@ namespace rapt {
 absl::StatusOr<std::vector<std::string>> ParseLabels(std::string_view flag, const std::string& text,
                                                      int64_t count);
 
-// Returns the position of `name` in `labels`. `name` may also be a position.
-absl::StatusOr<int64_t> FindLabel(const std::vector<std::string>& labels, const std::string& name);
+// Returns the position of `name` in `labels`. `name` may also be a position. An error names `flag`.
+absl::StatusOr<int64_t> FindLabel(std::string_view flag, const std::vector<std::string>& labels,
+                                  const std::string& name);
 
 }  // namespace rapt
 

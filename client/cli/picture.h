@@ -24,6 +24,17 @@ struct Line {
   Colour colour;
 };
 
+struct Point {
+  double x = 0, y = 0;
+};
+
+// A line through points, with round ends: a single point is a dot.
+struct Polyline {
+  std::vector<Point> points;  // at least one
+  Colour colour;
+  double width = 1;
+};
+
 enum class Anchor : uint8_t { kStart, kMiddle, kEnd };
 
 struct Text {
@@ -43,7 +54,7 @@ struct Pixels {
   std::vector<Colour> cells;  // row by row
 };
 
-using Figure = std::variant<Rect, Line, Text, Pixels>;
+using Figure = std::variant<Rect, Line, Polyline, Text, Pixels>;
 
 // A grid whose cells show "row → column value" in the HTML under the pointer. Empty labels are
 // omitted.

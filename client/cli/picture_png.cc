@@ -67,6 +67,16 @@ struct Painter {
     cairo_line_to(cr, line.x2, line.y2);
     cairo_stroke(cr);
   }
+  void operator()(const Polyline& line) const {
+    SetColour(cr, line.colour);
+    cairo_set_line_width(cr, line.width);
+    cairo_set_line_cap(cr, CAIRO_LINE_CAP_ROUND);
+    cairo_set_line_join(cr, CAIRO_LINE_JOIN_ROUND);
+    cairo_move_to(cr, line.points[0].x, line.points[0].y);
+    for (const Point& point : line.points) cairo_line_to(cr, point.x, point.y);
+    cairo_stroke(cr);
+    cairo_set_line_cap(cr, CAIRO_LINE_CAP_BUTT);
+  }
   void operator()(const Text& text) const {
     SetColour(cr, text.colour);
     SetFont(cr, text.size, text.bold);

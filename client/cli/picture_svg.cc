@@ -35,6 +35,10 @@ std::string Box(double x, double y, double width, double height) {
                          Number(width), Number(height));
 }
 
+std::string PointText(const Point& point) {
+  return absl::StrCat(Number(point.x), ",", Number(point.y));
+}
+
 struct Element {
   absl::StatusOr<std::string> operator()(const Rect& rect) const {
     return absl::StrFormat("<rect %s fill=\"%s\"/>\n", Box(rect.x, rect.y, rect.width, rect.height),
@@ -44,6 +48,15 @@ struct Element {
     return absl::StrFormat("<line x1=\"%s\" y1=\"%s\" x2=\"%s\" y2=\"%s\" stroke=\"%s\"/>\n",
                            Number(line.x1), Number(line.y1), Number(line.x2), Number(line.y2),
                            Hex(line.colour));
+  }
+  absl::StatusOr<std::string> operator()(const Polyline& line) const {
+    // The first point twice: one point alone draws nothing.
+    std::string points = PointText(line.points[0]);
+    for (const Point& point : line.points) absl::StrAppend(&points, " ", PointText(point));
+    return absl::StrFormat(
+        "<polyline points=\"%s\" fill=\"none\" stroke=\"%s\" stroke-width=\"%s\" "
+        "stroke-linecap=\"round\" stroke-linejoin=\"round\"/>\n",
+        points, Hex(line.colour), Number(line.width));
   }
   absl::StatusOr<std::string> operator()(const Text& text) const {
     constexpr std::string_view kAnchors[] = {"start", "middle", "end"};

@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "attention/half.h"
 #include "client/cli/commands.h"
+#include "client/cli/curves.h"
 #include "client/cli/heat_map.h"
 #include "client/cli/labels.h"
 #include "client/cli/tensor_file.h"
@@ -21,8 +22,7 @@ struct PlotFlags {
   std::string output;
   std::string query_labels, key_labels;
   std::string heads = "all";
-  std::string title = "Attention weights";
-  std::optional<std::string> query;
+  std::optional<std::string> title, query, curves;
   std::string dtype;
   int64_t batch = 0;
   bool json = false;
@@ -105,7 +105,7 @@ absl::Status AddHeads(const WeightFile& file, const PlotFlags& flags, bool names
 absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& references,
                                            const PlotFlags& flags) {
   AttentionFigure figure;
-  figure.title = flags.title;
+  figure.title = flags.title.value_or(flags.curves ? "Values by position" : "Attention weights");
   int64_t queries = 0, keys = 0;
   for (const std::string& reference : references) {
     const absl::StatusOr<WeightFile> file = LoadWeights(reference, flags);
@@ -133,9 +133,27 @@ absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& refer
   return figure;
 }
 
+absl::StatusOr<std::vector<int64_t>> ParseCurves(const std::string& text,
+                                                 const std::vector<std::string>& labels) {
+  std::vector<int64_t> columns;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    const absl::StatusOr<int64_t> column = FindLabel("--curves", labels, std::string(part));
+    if (!column.ok()) return column.status();
+    columns.push_back(*column);
+  }
+  if (columns.size() <= kMaxCurves) return columns;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--curves names %d columns; it takes at most %d", columns.size(), kMaxCurves));
+}
+
 absl::StatusOr<Picture> Draw(const AttentionFigure& figure, const PlotFlags& flags) {
+  if (flags.curves) {
+    const auto columns = ParseCurves(*flags.curves, figure.key_labels);
+    if (!columns.ok()) return columns.status();
+    return DrawCurves(figure, *columns);
+  }
   if (!flags.query) return DrawHeatMap(figure);
-  const absl::StatusOr<int64_t> query = FindLabel(figure.query_labels, *flags.query);
+  const absl::StatusOr<int64_t> query = FindLabel("--query", figure.query_labels, *flags.query);
   if (!query.ok()) return query.status();
   return DrawBars(figure, *query);
 }
@@ -144,6 +162,9 @@ absl::Status Plot(const std::vector<std::string>& files, const PlotFlags& flags)
   if (files.empty()) {
     return absl::InvalidArgumentError(
         "no file with weights given; usage: rapt plot WEIGHTS.npy -o PICTURE");
+  }
+  if (flags.query && flags.curves) {
+    return absl::InvalidArgumentError("--query and --curves are both set; set one of them");
   }
   if (absl::Status dtype = ValidateDTypeFlag(flags.dtype); !dtype.ok()) return dtype;
   const absl::StatusOr<Renderer> render = RendererFor(flags.output);
@@ -175,9 +196,10 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
       .usage = "rapt plot WEIGHTS.npy... -o PICTURE [flags]",
       .summary =
           "Draws attention weights or scores from files: a heat map per head, or with --query one "
-          "query's attention as bars. WEIGHTS is a .npy file, or a member of an archive such as "
-          "w.npz:weights, of shape [queries, keys], [heads, queries, keys] or [batch, heads, "
-          "queries, keys]. Several files are drawn side by side on one colour scale.",
+          "query's attention as bars, or with --curves columns as curves over the rows, such as "
+          "dimensions of a positional encoding over the positions. WEIGHTS is a .npy file, or a "
+          "member of an archive such as w.npz:weights, of shape [queries, keys], [heads, queries, "
+          "keys] or [batch, heads, queries, keys]. Several files are drawn on one scale.",
       .flags = {{"output", "FILE",
                  "the picture: .svg, .html (shows the value under the pointer) or .png",
                  &flags.output, 'o', true},
@@ -188,14 +210,19 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
                 {"batch", "N", "batch row to draw (default: 0)", &flags.batch},
                 {"query", "NAME", "draw bars for this query only, by label or number",
                  &flags.query},
-                {"title", "TEXT", "title of the picture (default: Attention weights)",
+                {"curves", "LIST",
+                 "draw these columns only, as curves over the rows, by label or number: 0,1,4",
+                 &flags.curves},
+                {"title", "TEXT",
+                 "title of the picture (default: Attention weights, or Values by position)",
                  &flags.title},
                 {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &flags.dtype},
                 {"json", "", "print a report as JSON", &flags.json}},
       .examples = {"rapt plot w.npy --queries the,cat,sat --keys le,chat,assis -o w.svg",
                    "rapt plot w.npy --heads 0,1,3 -o heads.html",
                    "rapt plot before.npy after.npy -o compared.png",
-                   "rapt plot w.npy --queries the,cat,sat --query cat -o cat.svg"},
+                   "rapt plot w.npy --queries the,cat,sat --query cat -o cat.svg",
+                   "rapt plot encoding.npy --curves 0,1,4,5 --title Encoding -o curves.svg"},
       .max_operands = kMaxFiles};
   std::vector<std::string> files;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &files)) return *done;

@@ -496,6 +496,29 @@ def test_plot_draws_one_query_as_bars(rapt, save, tmp_path):
     assert any("“the”" in word for word in words)
 
 
+def test_plot_draws_curves_of_a_positional_encoding(rapt, save, tmp_path):
+    save(zeros=np.zeros((50, 8), "f4"))
+    rapt("positions", "--local", "--x=zeros.npy", "-o=encoding.npy")
+    for name in ("curves.svg", "curves.png", "curves.html"):
+        rapt("plot", "encoding.npy", "--curves", "0,1,6", "--title", "Encoding", "-o", name)
+    words = svg_words(tmp_path / "curves.svg")
+    assert {"Encoding", "positions", "dimensions", "0", "1", "6", "-0.5"} <= set(words)
+    svg = xml.etree.ElementTree.parse(tmp_path / "curves.svg")
+    curves = [line.get("points").split() for line in svg.iter(SVG + "polyline")][:3]
+    heights = [[float(point.split(",")[1]) for point in curve[1:]] for curve in curves]
+    sine, cosine, slow = np.array(heights)
+    assert sine.shape == (50,)
+    # A height is linear in the value: dimension 0 is sin(s), 1 is cos(s) and 6 is sin(s / 1000).
+    want = np.stack([np.sin(np.arange(50)), np.cos(np.arange(50)), np.sin(np.arange(50) / 1000)])
+    slope = cosine[0] - sine[0]
+    assert slope < 0
+    np.testing.assert_allclose((np.stack([sine, cosine, slow]) - sine[0]) / slope, want, atol=1e-3)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert "0: 0.8415, 1: 0.5403" in (tmp_path / "curves.html").read_text()
+    rapt("plot", "encoding.npy", "--keys", "a,b,c,d,e,f,g,h", "--curves", "h,2", "-o", "named.svg")
+    assert {"h", "c"} <= set(svg_words(tmp_path / "named.svg"))
+
+
 def test_plot_writes_pages_and_png(rapt, save, tmp_path):
     save(w=draw(1, 2, 300, 300))
     rapt("plot", "w.npy", "-o", "w.html")
@@ -821,6 +844,9 @@ ERRORS = [
     ("plot w.npy --heads x -o w.svg", USAGE, "all, or numbers"),
     ("plot w.npy --batch 1 -o w.svg", USAGE, "batch rows 0 to 0"),
     ("plot w.npy --query dog -o w.svg", USAGE, "--query is 'dog'"),
+    ("plot w.npy --curves 0,3 -o w.svg", USAGE, "--curves is '3'; it takes a label or a number from 0 to 2"),
+    ("plot w.npy --curves 0,1,2,0,1,2,0,1,2 -o w.svg", USAGE, "--curves names 9 columns; it takes at most 8"),
+    ("plot w.npy --curves 0 --query 1 -o w.svg", USAGE, "--query and --curves are both set"),
     ("plot w.npy -o none/w.svg", USAGE, "can't write none/w.svg"),
 ]
 
@@ -962,7 +988,7 @@ def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
     if "--heads" not in example:
         k = v = q
     save(x=q, q=q, k=k, v=v, w=np.full((4, 3, 3), 1 / 3), before=np.eye(3), after=np.eye(3))
-    save(sink=np.zeros(1, "f4"), ids=np.array([5, 7, 0]), table=draw(4, 9, 64))
+    save(sink=np.zeros(1, "f4"), ids=np.array([5, 7, 0]), table=draw(4, 9, 64), encoding=draw(5, 9, 8))
     np.savez(tmp_path / "in.npz", q=q, k=k, v=v)
     words = shlex.split(example.replace("127.0.0.1:8001", server.grpc_address))
     assert words[0] == "rapt"

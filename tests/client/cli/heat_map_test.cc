@@ -8,6 +8,8 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "client/cli/curves.h"
 
 // Read by LeakSanitizer: fontconfig keeps its font cache until the process ends.
 extern "C" const char* __lsan_default_suppressions() { return "leak:libfontconfig.so"; }
@@ -157,6 +159,94 @@ TEST(BarsTest, KeepTheLargestOfManyKeysInOrder) {
   EXPECT_EQ(All<Rect>(picture).size(), 40);
   EXPECT_THAT(Words(picture), Contains("99"));
   EXPECT_THAT(Words(picture), Not(Contains("59")));
+}
+
+// The points of each curve, without the lines of the legend.
+std::vector<Polyline> Curves(const Picture& picture, size_t columns) {
+  std::vector<Polyline> lines = All<Polyline>(picture);
+  lines.resize(lines.size() - columns);
+  return lines;
+}
+
+TEST(CurvesTest, FollowTheColumnsOverTheRows) {
+  const Picture picture = DrawCurves(ThreeByTwo(), {1, 0});
+  const std::vector<Polyline> curves = Curves(picture, 2);
+  ASSERT_EQ(curves.size(), 2);
+  const std::vector<Point>& chat = curves[0].points;  // .5, .75, 1
+  const std::vector<Point>& le = curves[1].points;    // .5, .25, 0
+  ASSERT_EQ(chat.size(), 3);
+  ASSERT_EQ(le.size(), 3);
+  EXPECT_NEAR(chat[2].x - chat[1].x, chat[1].x - chat[0].x, 1e-9);
+  EXPECT_GT(chat[1].x, chat[0].x);
+  EXPECT_NEAR(chat[0].y, le[0].y, 1e-9);
+  EXPECT_NEAR(chat[0].y - chat[2].y, le[2].y - le[0].y, 1e-9);
+  EXPECT_LT(chat[2].y, chat[0].y);  // larger is higher
+  EXPECT_NE(curves[0].colour, curves[1].colour);
+}
+
+TEST(CurvesTest, HaveAxesAndALegend) {
+  const std::vector<std::string> words = Words(DrawCurves(ThreeByTwo(), {1}));
+  for (const char* word : {"Weights", "head 0", "the", "cat", "sat", "positions", "dimensions",
+                           "chat", "0.6", "0.8", "1"}) {
+    EXPECT_THAT(words, Contains(word));
+  }
+  EXPECT_THAT(words, Not(Contains("le")));
+}
+
+TEST(CurvesTest, HeadsShareOneScale) {
+  AttentionFigure figure = {"", Numbers(2), Numbers(1), {{"a", {0, 1}}, {"b", {0, .5}}}};
+  const std::vector<Polyline> lines = All<Polyline>(DrawCurves(figure, {0}));
+  ASSERT_EQ(lines.size(), 4);  // each panel has a legend
+  const auto rise = [](const Polyline& line) { return line.points[0].y - line.points[1].y; };
+  EXPECT_NEAR(rise(lines[0]), 2 * rise(lines[2]), 1e-9);
+  EXPECT_GT(lines[2].points[0].y, lines[0].points[0].y);  // below
+}
+
+TEST(CurvesTest, ValuesThatAreNotFiniteInterruptACurve) {
+  const AttentionFigure figure = {
+      "", Numbers(6), Numbers(1), {{"", {kMasked, 1, 2, std::nan(""), 4, kMasked}}}};
+  const std::vector<Polyline> curves = Curves(DrawCurves(figure, {0}), 1);
+  ASSERT_EQ(curves.size(), 2);
+  EXPECT_EQ(curves[0].points.size(), 2);
+  EXPECT_EQ(curves[1].points.size(), 1);
+}
+
+TEST(CurvesTest, StayWithinThePage) {
+  constexpr double kLargest = std::numeric_limits<double>::max();
+  for (const std::vector<double>& values :
+       std::vector<std::vector<double>>{{0, 0, 0, 0},
+                                        {1, -1, 1e-3, 5},
+                                        {kMasked, kMasked, std::nan(""), kMasked},
+                                        {-kLargest, kLargest, 0, 1},
+                                        {0, std::numeric_limits<double>::denorm_min(), 0, 0}}) {
+    const AttentionFigure figure = {"A title", {"a", "b"}, {"x", "y"}, {{"", values}}};
+    const Picture picture = DrawCurves(figure, {0, 1});
+    for (const Polyline& line : All<Polyline>(picture)) {
+      for (const Point& point : line.points) {
+        EXPECT_GE(point.x, 0);
+        EXPECT_LE(point.x, picture.width);
+        EXPECT_GE(point.y, 0);
+        EXPECT_LE(point.y, picture.height);
+      }
+    }
+    EXPECT_TRUE(RenderPng(picture).ok());
+  }
+}
+
+TEST(CurvesTest, ManyRowsHaveFewLabels) {
+  AttentionFigure figure = {"", Numbers(5000), Numbers(1), {{"", std::vector<double>(5000, .1)}}};
+  const Picture picture = DrawCurves(figure, {0});
+  EXPECT_LT(All<Text>(picture).size(), 40);
+  EXPECT_EQ(picture.hover_grids[0].values[4999], "0: 0.1");
+}
+
+TEST(CurvesTest, ASvgDrawsASinglePointAsADot) {
+  const AttentionFigure figure = {"", {"0"}, {"0"}, {{"", {1}}}};
+  const std::string svg = *RenderSvg(DrawCurves(figure, {0}));
+  const Point dot = All<Polyline>(DrawCurves(figure, {0}))[0].points[0];
+  const std::string text = absl::StrFormat("%g,%g", dot.x, dot.y);
+  EXPECT_THAT(svg, HasSubstr("<polyline points=\"" + text + " " + text + "\""));
+  EXPECT_THAT(svg, HasSubstr("stroke-linecap=\"round\""));
 }
 
 TEST(PictureTest, SvgAndHtmlEscapeLabels) {

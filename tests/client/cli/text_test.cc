@@ -38,10 +38,10 @@ TEST(LabelsTest, MustBePrintableUtf8) {
 }
 
 TEST(LabelsTest, AreFoundByNameBeforeNumber) {
-  EXPECT_EQ(*FindLabel({"a", "0"}, "0"), 1);
-  EXPECT_EQ(*FindLabel({"a", "b"}, "1"), 1);
-  EXPECT_FALSE(FindLabel({"a", "b"}, "2").ok());
-  EXPECT_FALSE(FindLabel({"a", "b"}, "-1").ok());
+  EXPECT_EQ(*FindLabel("--query", {"a", "0"}, "0"), 1);
+  EXPECT_EQ(*FindLabel("--query", {"a", "b"}, "1"), 1);
+  EXPECT_FALSE(FindLabel("--query", {"a", "b"}, "2").ok());
+  EXPECT_FALSE(FindLabel("--query", {"a", "b"}, "-1").ok());
 }
 
 TEST(JsonTest, WritesNestedValues) {
