@@ -4,13 +4,16 @@ import dataclasses
 import fcntl
 import json
 import os
+import pathlib
 import pty
 import re
 import shlex
 import socket
 import struct
 import subprocess
+import sys
 import termios
+import textwrap
 import threading
 import xml.etree.ElementTree
 
@@ -20,8 +23,9 @@ import pytest
 from rapt_server import RaptServer
 
 RAPT = os.environ["RAPT"]
-COMMANDS = ("demo", "attend", "compare", "plot", "diagnose", "rotary", "positions", "memory",
-            "compare-memory", "info", "health")  # fmt: skip
+COMMANDS = ("demo", "attend", "compare", "plot", "diagnose", "rotary", "positions", "pattern",
+            "memory", "compare-memory", "info", "health")  # fmt: skip
+VARIANTS = (pathlib.Path(__file__).resolve().parents[3] / "docs/variants.md").read_text()
 OK, CALL_FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 
@@ -993,3 +997,13 @@ def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
     words = shlex.split(example.replace("127.0.0.1:8001", server.grpc_address))
     assert words[0] == "rapt"
     rapt(*words[1:])
+
+
+@EVERYWHERE
+def test_every_command_of_the_variants_works(rapt, tmp_path, where):
+    code, commands = re.search(r'^    python3 -c "\n(.*?)^    "\n(.*)', VARIANTS, re.MULTILINE | re.DOTALL).groups()
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, check=True)
+    ran = [shlex.split(command) for command in re.findall(r"^    rapt (.*)", commands, re.MULTILINE)]
+    assert len(ran) > 20
+    for words in ran:
+        rapt(*[word for word in words if word != "--local" or where])
