@@ -109,9 +109,9 @@ std::vector<Problem> KindsOfPieces(const Problem& problem, const Partition& part
 std::vector<Problem> SizesOfPieces(const Problem& problem, const Partition& partition) {
   std::vector<Problem> sizes;
   std::set<std::pair<int64_t, int64_t>> known;
-  for (Problem& kind : KindsOfPieces(problem, partition)) {
+  for (const Problem& kind : KindsOfPieces(problem, partition)) {
     const bool is_new = known.emplace(kind.query_length, kind.key_length).second;
-    if (is_new || !partition.splits_heads()) sizes.push_back(std::move(kind));
+    if (is_new || !partition.splits_heads()) sizes.push_back(kind);
   }
   return sizes;
 }
@@ -249,8 +249,8 @@ absl::Status CudnnBackend::Warm(absl::Span<const Problem> problems) {
   }
   if (measures()) {
     for (const Problem& sample : SamplesForLanes().all()) {
-      for (SdpaGraph& graph : GraphsOf(sample)) {
-        if (keys.insert(graph.Key()).second) warm_.push_back(std::move(graph));
+      for (const SdpaGraph& graph : GraphsOf(sample)) {
+        if (keys.insert(graph.Key()).second) warm_.push_back(graph);
       }
     }
   }
@@ -340,8 +340,8 @@ CudnnBackend::State CudnnBackend::state() const {
 
 void CudnnBackend::ExportTo(MetricSink& sink) const {
   const auto gauge = [this, &sink](const char* name, const char* help, auto read,
-                                   MetricSink::Labels labels = {}) {
-    sink.AddGauge(name, help, std::move(labels), [this, read] { return read(state()); });
+                                   const MetricSink::Labels& labels = {}) {
+    sink.AddGauge(name, help, labels, [this, read] { return read(state()); });
   };
   gauge("rapt_device_healthy", "1 if there is a GPU that has not failed recently.",
         [](const State& s) { return s.healthy; });
@@ -435,8 +435,8 @@ std::vector<SdpaGraph> CudnnBackend::GraphsOf(const Problem& problem) const {
   std::set<std::string> keys;
   for (const Problem& piece : KindsOfPieces(problem, PartitionOn(*device_, problem))) {
     if (CropOf(piece).empty()) continue;
-    SdpaGraph graph = GraphOf(piece);
-    if (keys.insert(graph.Key()).second) graphs.push_back(std::move(graph));
+    const SdpaGraph graph = GraphOf(piece);
+    if (keys.insert(graph.Key()).second) graphs.push_back(graph);
   }
   return graphs;
 }

@@ -201,8 +201,8 @@ class HeatMapLayout {
   void DrawPanel(size_t panel) {
     const HeadWeights& head = figure_.heads[panel];
     const double x = left_ + (panel % grid_.columns) * (CellsWidth() + kPanelGap);
-    const double y =
-        top_ + static_cast<double>(panel / grid_.columns) * PanelHeight() + panel_title_room_;
+    const size_t grid_row = panel / grid_.columns;
+    const double y = top_ + static_cast<double>(grid_row) * PanelHeight() + panel_title_room_;
     if (!head.title.empty()) {
       Add(Text{x + CellsWidth() / 2, y - 14, head.title, kPanelTitleSize, kInk, Anchor::kMiddle, 0,
                true});
@@ -405,7 +405,8 @@ class BarLayout {
   void DrawPanel(size_t panel) {
     const HeadWeights& head = figure_.heads[panel];
     const double x = left_ + (panel % columns_) * PanelWidth();
-    const double y = kTop + static_cast<double>(panel / columns_) * PanelHeight() + kPanelTitleRoom;
+    const size_t grid_row = panel / columns_;
+    const double y = kTop + static_cast<double>(grid_row) * PanelHeight() + kPanelTitleRoom;
     Add(Text{x, y - 14, head.title, kPanelTitleSize, kInk, Anchor::kStart, 0, true});
     const double zero = x + bar_width_ * std::clamp(scale_.Share(0), 0.0, 1.0);
     HoverGrid hover{x, y, bar_width_ + value_room_, keys_.size() * kRow, hover_labels_, {""}, {}};
