@@ -146,7 +146,7 @@ void RunCase(benchmark::State& state, const Case& c, const PlanOptions& options)
 
   double ceiling = Ceiling(c, options.threads);
   const auto begin = std::chrono::steady_clock::now();
-  for (auto iteration : state) {
+  while (state.KeepRunning()) {
     const absl::Status status = Run(*plan, arguments, workspace.span(), pool);
     if (!status.ok()) state.SkipWithError(std::string(status.message()).c_str());
   }

@@ -1,15 +1,15 @@
 #include "bench/server_process.h"
 
-#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -54,6 +54,7 @@ Server StartRapt(const std::vector<std::string>& flags) {
                                         "--metrics_address=127.0.0.1:0"};
     command.insert(command.end(), flags.begin(), flags.end());
     std::vector<char*> arguments;
+    arguments.reserve(command.size() + 1);
     for (std::string& word : command) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     execv(RAPT_SERVER_BINARY, arguments.data());
