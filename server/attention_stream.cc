@@ -104,6 +104,12 @@ AttentionStream::AttentionStream(StreamRequest request, ChunkedPlan plan, Execut
   }
 }
 
+int64_t AttentionStream::TensorBytes() const {
+  int64_t bytes = 0;
+  for (Role role : kInputTensors) bytes += static_cast<int64_t>(request_.tensors[role].size());
+  return bytes;
+}
+
 // Masks must be contiguous, and all inputs if the backend does not read slices.
 int64_t AttentionStream::GatheredBytes() const {
   const Problem& chunk = plan_.full.problem;
@@ -116,7 +122,7 @@ int64_t AttentionStream::GatheredBytes() const {
 }
 
 absl::StatusOr<int64_t> AttentionStream::NeededBytes() const {
-  std::optional<int64_t> total = 0;
+  std::optional<int64_t> total = TensorBytes();
   for (const int64_t bytes : {query_.bytes, key_.bytes, value_.bytes, state_.bytes,
                               workspace_.bytes, gathered_.bytes, slot_bytes_, slot_bytes_}) {
     if (total) total = CheckedAdd(*total, BufferPool::SizeOfClass(bytes));
@@ -129,6 +135,7 @@ absl::StatusOr<int64_t> AttentionStream::NeededBytes() const {
 absl::Status AttentionStream::Allocate(BufferPool& pool, MemoryBudget::Reservation messages,
                                        MemoryBudget::Reservation reservation) {
   messages_ = std::move(messages);
+  tensors_ = reservation.Split(TensorBytes());
   for (Part* part : {&query_, &key_, &value_, &state_, &workspace_, &gathered_}) {
     absl::StatusOr<ReservedBuffer> buffer = AllocatePart(pool, part->bytes, reservation);
     if (!buffer.ok()) return buffer.status();
@@ -143,6 +150,13 @@ absl::Status AttentionStream::Allocate(BufferPool& pool, MemoryBudget::Reservati
   }
   if (plan_.keys_stream()) {
     arguments_.state = StateIn(plan_.problem, plan_.full.state_dtype, state_.data());
+  }
+  ResolvedCall whole;
+  whole.problem = plan_.problem;
+  for (Role role : kInputTensors) {
+    const std::string& data = request_.tensors[role];
+    if (data.empty()) continue;
+    arguments_.inputs[role] = whole.Input(role, reinterpret_cast<const std::byte*>(data.data()));
   }
   return absl::OkStatus();
 }

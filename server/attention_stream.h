@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -29,6 +30,8 @@ struct StreamRequest {
   Chunking chunking;
   Layout layout = Layout::kBhsd;  // of the chunks and of Y; kBhsd or kBshd
   std::vector<int64_t> key_lengths;
+  // The data of the tensors that do not arrive in chunks, of the size that the problem states.
+  InputMap<std::string> tensors;
   const FieldNames* names = &kOnnxNames;  // outlives the stream
   Instant deadline = Instant::max();
   const std::atomic<bool>* cancelled = nullptr;  // as in Request
@@ -64,10 +67,10 @@ struct StepResult {
 // Then the streaming chunks are folded in, one at a time and in order. If keys stream, the rows of
 // the output are finished at the end.
 //
-// Engine::AdmitStream() reserves all memory once: the resident tensors, the running softmax, the
-// workspace, and two result slots, one of which is filled while the other is sent. A step with
-// results waits until a slot is free. Destruction releases everything except results that are still
-// referenced.
+// Engine::AdmitStream() reserves all memory once: the request's and the resident tensors, the
+// running softmax, the workspace, and two result slots, one of which is filled while the other is
+// sent. A step with results waits until a slot is free. Destruction releases everything except
+// results that are still referenced.
 //
 // REQUIRES: one step at a time; the next may begin once `done` of the previous one has been called,
 // on a compute thread. Until then the caller keeps the stream and the bytes of the chunk alive.
@@ -107,6 +110,7 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
     std::byte* target;
   };
 
+  int64_t TensorBytes() const;
   int64_t GatheredBytes() const;
   void ViewChunk(const ResolvedCall& call);
   TensorView ViewInput(TensorView view, const InputBytes& bytes, bool reads_slices,
@@ -123,7 +127,7 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
   const ChunkedPlan plan_;
   Executor& executor_;
 
-  MemoryBudget::Reservation messages_;
+  MemoryBudget::Reservation messages_, tensors_;
   Part query_, key_, value_;  // of the resident side
   Part state_, workspace_, gathered_;
   int64_t slot_bytes_ = 0;

@@ -1,5 +1,8 @@
 #include "client/cpp/stream_codec.h"
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -17,9 +20,11 @@ namespace {
 
 using Request = v1::AttendStreamRequest;
 using Response = v1::AttendStreamResponse;
+using Field = google::protobuf::FieldDescriptor;
 
 constexpr int64_t kChunkBytes = 8 << 20;  // computing it takes longer than updating the state
 constexpr int64_t kFieldBytes = 1024;     // of a chunk's message in addition to its tensors
+constexpr int64_t kHeaderTensorBytes = 63 << 10;  // the server takes headers of 64 KiB
 
 constexpr wire::PayloadField kOutputFields[] = {{v1::OutputChunk::kYFieldNumber, nullptr},
                                                 {v1::OutputChunk::kLseFieldNumber, nullptr},
@@ -47,6 +52,21 @@ bool IsStreamed(absl::string_view tensor) {
   return std::find(std::begin(kStreamed), std::end(kStreamed), tensor) != std::end(kStreamed);
 }
 
+// Returns the field of the header that holds the tensor; null if the header has none.
+const Field* HeaderField(const CallTensor& tensor) {
+  const Field* field = v1::AttendStreamHeader::descriptor()->FindFieldByName(tensor.name);
+  const bool is_tensor = field != nullptr && field->message_type() == v1::Tensor::descriptor();
+  return is_tensor ? field : nullptr;
+}
+
+void Write(const Field* field, const TensorView& view, v1::AttendStreamHeader& header) {
+  auto& tensor = *google::protobuf::DynamicCastToGenerated<v1::Tensor>(
+      v1::AttendStreamHeader::GetReflection()->MutableMessage(&header, field));
+  tensor.set_dtype(ToProto(view.dtype));
+  tensor.mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  tensor.set_data(view.data.data(), view.data.size());
+}
+
 struct NamedBytes {
   int field;
   int64_t bytes;
@@ -61,6 +81,7 @@ absl::StatusOr<ChunkedCall> ChunkedCall::Make(const AttendCall& call, const Stre
   if (status.ok() && call.mask) status = chunked.ReadMask();
   if (status.ok()) chunked.ChooseStreaming();
   if (status.ok()) status = chunked.CheckData();
+  if (status.ok()) status = chunked.CheckHeader();
   if (status.ok()) status = chunked.ChooseChunks(max_bytes);
   if (!status.ok()) return status;
   const bool keys_stream = chunked.keys_stream();
@@ -80,7 +101,7 @@ absl::Status ChunkedCall::ReadShapes() {
     return absl::InvalidArgumentError("additive scores are not supported in streams");
   }
   for (const CallTensor& tensor : CallTensors()) {
-    if (tensor.In(call_) == nullptr || IsStreamed(tensor.name)) continue;
+    if (tensor.In(call_) == nullptr || IsStreamed(tensor.name) || HeaderField(tensor)) continue;
     return absl::InvalidArgumentError(absl::StrCat(tensor.name, " is not supported in streams"));
   }
   const Shape& q = call_.q.shape;
@@ -197,8 +218,10 @@ absl::Status ChunkedCall::CheckData() const {
     if (view == nullptr) continue;
     const absl::string_view name = tensor.name;
     const bool is_mask = name == "mask";
-    const bool is_read = options_.read && (is_mask || keys_stream() == (name != "q"));
-    if (view->dtype != call_.q.dtype && !is_mask) {
+    const bool is_in_header = HeaderField(tensor) != nullptr;
+    const bool is_read =
+        options_.read && !is_in_header && (is_mask || keys_stream() == (name != "q"));
+    if (view->dtype != call_.q.dtype && !is_mask && !is_in_header) {
       return absl::InvalidArgumentError(
           absl::StrFormat("%s has type %s; it must be %s, the type of q", name, NameOf(view->dtype),
                           NameOf(call_.q.dtype)));
@@ -215,6 +238,21 @@ absl::Status ChunkedCall::CheckData() const {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError("the size of the score matrix overflows 64 bits");
+}
+
+absl::Status ChunkedCall::CheckHeader() const {
+  int64_t bytes = 0;
+  for (const CallTensor& tensor : CallTensors()) {
+    const TensorView* view = tensor.In(call_);
+    if (view == nullptr || HeaderField(tensor) == nullptr) continue;
+    bytes += static_cast<int64_t>(view->data.size());
+    if (bytes <= kHeaderTensorBytes) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s has %d bytes; in a stream, the tensors that do not arrive in chunks may have %d "
+        "together",
+        tensor.name, view->data.size(), kHeaderTensorBytes));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ChunkedCall::ChooseChunks(int64_t max_bytes) {
@@ -314,6 +352,11 @@ RequestMessage ChunkedCall::Header() const {
   header.set_score_output(whole.score_output());
   header.set_want_lse(whole.want_lse());
   header.set_priority(whole.priority());
+  for (const CallTensor& tensor : CallTensors()) {
+    const TensorView* view = tensor.In(call_);
+    const Field* field = HeaderField(tensor);
+    if (view != nullptr && field != nullptr) Write(field, *view, header);
+  }
   RequestMessage message;
   message.Append(request.SerializeAsString());
   return message;

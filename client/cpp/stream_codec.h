@@ -31,8 +31,9 @@ struct StreamChunk {
 class ChunkedCall {
  public:
   // InvalidArgument, naming the field, if shapes are inconsistent, if data does not have the size
-  // of its shape, and for unsupported features: present outputs, integer masks. ResourceExhausted
-  // if a row does not fit into a message of `max_bytes`.
+  // of its shape, if the tensors of the header do not fit into it, and for unsupported features:
+  // present outputs, integer masks. ResourceExhausted if a row does not fit into a message of
+  // `max_bytes`.
   static absl::StatusOr<ChunkedCall> Make(const AttendCall& call, const StreamOptions& options,
                                           int64_t max_bytes);
 
@@ -67,6 +68,7 @@ class ChunkedCall {
       : call_(call), options_(options) {}
   absl::Status ReadShapes();
   absl::Status CheckData() const;
+  absl::Status CheckHeader() const;
   absl::Status ReadMask();
   void ChooseStreaming();
   absl::Status ChooseChunks(int64_t max_bytes);

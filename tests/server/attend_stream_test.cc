@@ -8,8 +8,10 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
@@ -80,6 +82,7 @@ Message HeaderOf(const Problem& p, const Inputs& inputs, const Cut& cut) {
   }
   header.set_score_output(whole.score_output());
   header.set_want_lse(whole.want_lse());
+  if (whole.has_head_sink()) *header.mutable_head_sink() = whole.head_sink();
   return message;
 }
 
@@ -361,6 +364,22 @@ constexpr Feature kFeatures[] = {
        p.mask = MaskShape{DType::kFloat32, {1, 1, 11, 23}};
        p.causal = p.wants_lse = true;
      }},
+    {"sink", [](Problem& p) { p.head_sink = p.dtype, p.wants_lse = true; }},
+    {"FP32 sink, rows without a key",
+     [](Problem& p) {
+       p.head_sink = DType::kFloat32;
+       p.causal = p.wants_lse = true;
+       p.alignment = Alignment::kBottomRight;
+       p.key_length = 5;
+     }},
+    {"sink, past, softcap, mask",
+     [](Problem& p) {
+       p.head_sink = DType::kFloat32;
+       p.softcap = 1.5, p.past_length = 9;
+       p.mask = MaskShape{DType::kBool, {2, 1, 1, 32}};
+     }},
+    {"sink without keys",
+     [](Problem& p) { p.head_sink = p.dtype, p.key_length = 0, p.wants_lse = true; }},
     {"softmax in FP64", [](Problem& p) { p.softmax_in_fp64 = true; }},
     {"dropout", [](Problem& p) { p.dropout = Dropout{.probability = 0.3, .seed = 12345678901}; }},
     {"no queries", [](Problem& p) { p.query_length = 0; }},
@@ -514,6 +533,15 @@ struct Fault {
 };
 
 v1::AttendStreamHeader& Header(std::vector<Message>& m) { return *m[0].mutable_header(); }
+// Sets a tensor of the header; its data is of the size of its shape.
+void Fill(v1::Tensor& tensor, v1::DataType dtype, std::initializer_list<int64_t> shape) {
+  const auto count = std::accumulate(shape.begin(), shape.end(), size_t{1}, std::multiplies<>());
+  const std::map<v1::DataType, size_t> sizes = {
+      {v1::FP32, 4}, {v1::FP16, 2}, {v1::FP64, 8}, {v1::BOOL, 1}};
+  tensor.set_dtype(dtype);
+  tensor.mutable_shape()->Assign(shape.begin(), shape.end());
+  tensor.set_data(std::string(count * sizes.at(dtype), '\0'));
+}
 v1::QueryChunk& Queries(std::vector<Message>& m, int n) { return *m[1 + n].mutable_queries(); }
 v1::KeyChunk& Keys(std::vector<Message>& m, int n) { return *m[3 + n].mutable_keys(); }
 
@@ -602,6 +630,37 @@ const Fault kFaults[] = {
      [](auto& m) { Header(m).set_score_output(v1::WEIGHTS); }},
     {"SparsemaxWhileKeysStream", "attention.normalizer is sparsemax, which needs all keys at once",
      [](auto& m) { Header(m).mutable_attention()->set_normalizer(v1::SPARSEMAX); }},
+    {"ALongTensor", "the header has 65",
+     [](auto& m) { Fill(*Header(m).mutable_head_sink(), v1::FP32, {16384}); }},
+    {"ASinkOfFewHeads", "head_sink has shape [3]; it must be [4], the number of heads of q",
+     [](auto& m) { Fill(*Header(m).mutable_head_sink(), v1::FP32, {3}); }},
+    {"ASinkOfRank2", "head_sink has shape [2, 4]; it must be [4], the number of heads of q",
+     [](auto& m) {
+       Fill(*Header(m).mutable_head_sink(), v1::FP32, {2, 4});
+     }},
+    {"ASinkOfRank5", "head_sink has a shape of rank 5; it must be at most 4",
+     [](auto& m) {
+       Fill(*Header(m).mutable_head_sink(), v1::FP32, {1, 1, 1, 1, 4});
+     }},
+    {"ASinkOfAnotherType", "head_sink has type FP64; it must be FP32 or FP32, the type of q",
+     [](auto& m) { Fill(*Header(m).mutable_head_sink(), v1::FP64, {4}); }},
+    {"ASinkOfUnknownType", "head_sink has dtype INT8; it must be FP32, FP16, BF16 or FP64",
+     [](auto& m) { Header(m).mutable_head_sink()->set_dtype(v1::INT8); }},
+    {"AShortSink", "head_sink has 15 bytes of data; its shape [4] of FP32 needs 16",
+     [](auto& m) {
+       Fill(*Header(m).mutable_head_sink(), v1::FP32, {4});
+       Header(m).mutable_head_sink()->mutable_data()->pop_back();
+     }},
+    {"ASinkInSharedMemory", "head_sink is in shared memory; it must be in the message",
+     [](auto& m) {
+       Fill(*Header(m).mutable_head_sink(), v1::FP32, {4});
+       Header(m).mutable_head_sink()->mutable_shared_memory()->set_region("a");
+     }},
+    {"ASinkOfSparsemax", "head_sink",
+     [](auto& m) {
+       Fill(*Header(m).mutable_head_sink(), v1::FP32, {4});
+       Header(m).mutable_attention()->set_normalizer(v1::SPARSEMAX);
+     }},
     {"Overflow", "overflows 64 bits",
      [](auto& m) {
        Header(m).set_query_length(int64_t{1} << 40);

@@ -173,41 +173,12 @@ absl::Status FindShared(absl::string_view name, const v1::SharedMemory& part, in
   return absl::OkStatus();
 }
 
-// `data` is the tensor's data field; set to the bytes in shared memory if the tensor is there.
-absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
-                                      SharedTensors& shared_tensors, InputBytes& data) {
-  const absl::string_view name = kNativeNames[role];
-  const absl::StatusOr<const ElementType*> type = ReadType(role, tensor.dtype());
-  if (!type.ok()) return type.status();
-  // Checked before the shape is copied and printed: it may be as long as a message.
-  if (static_cast<size_t>(tensor.shape_size()) > kMaxRank) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has a shape of rank ", tensor.shape_size(), "; it must be at most 4"));
-  }
-  const DType of_integers = role == Role::kMask ? DType::kBool : DType::kInt64;
-  const bool is_converted = role == Role::kMask && IsInteger(**type);
-  TensorSpec spec = {is_converted ? DType::kBool : (*type)->dtype.value_or(of_integers),
-                     Shape(tensor.shape().begin(), tensor.shape().end())};
-  const absl::StatusOr<int64_t> bytes = CountBytes(name, spec.shape, **type);
-  if (!bytes.ok()) return bytes.status();
-  if (tensor.has_shared_memory()) {
-    absl::Status status = FindShared(name, tensor.shared_memory(), *bytes, shared_tensors, data);
-    if (!status.ok()) return status;
-  }
-  if (data.size != *bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " has ", data.size, " bytes of data; its shape ", ToString(spec.shape),
-                     " of ", NameOf(tensor.dtype()), " needs ", *bytes));
-  }
-  return spec;
-}
-
 absl::Status ReadTensors(const Message& message, SharedTensors& shared_tensors,
                          InputMap<InputBytes>& inputs, OperatorCall& call) {
   for (Role role : kInputTensors) {
     const auto* tensor = PartOf<v1::Tensor>(message, ColumnsOfTables().tensors[role]);
     if (tensor == nullptr) continue;
-    absl::StatusOr<TensorSpec> spec = ReadTensor(role, *tensor, shared_tensors, inputs[role]);
+    absl::StatusOr<TensorSpec> spec = ReadTensor(role, *tensor, &shared_tensors, inputs[role]);
     if (!spec.ok()) return spec.status();
     call.inputs[role] = *std::move(spec);
   }
@@ -496,6 +467,38 @@ ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& p
   WriteTiming(result.queue_time, result.compute_time, *fields.mutable_timing());
   response.Append(fields.SerializeAsString());
   return response;
+}
+
+absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
+                                      SharedTensors* shared_tensors, InputBytes& data) {
+  const absl::string_view name = kNativeNames[role];
+  const absl::StatusOr<const ElementType*> type = ReadType(role, tensor.dtype());
+  if (!type.ok()) return type.status();
+  // Checked before the shape is copied and printed: it may be as long as a message.
+  if (static_cast<size_t>(tensor.shape_size()) > kMaxRank) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has a shape of rank ", tensor.shape_size(), "; it must be at most 4"));
+  }
+  const DType of_integers = role == Role::kMask ? DType::kBool : DType::kInt64;
+  const bool is_converted = role == Role::kMask && IsInteger(**type);
+  TensorSpec spec = {is_converted ? DType::kBool : (*type)->dtype.value_or(of_integers),
+                     Shape(tensor.shape().begin(), tensor.shape().end())};
+  const absl::StatusOr<int64_t> bytes = CountBytes(name, spec.shape, **type);
+  if (!bytes.ok()) return bytes.status();
+  if (tensor.has_shared_memory()) {
+    if (shared_tensors == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, " is in shared memory; it must be in the message"));
+    }
+    absl::Status status = FindShared(name, tensor.shared_memory(), *bytes, *shared_tensors, data);
+    if (!status.ok()) return status;
+  }
+  if (data.size != *bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " has ", data.size, " bytes of data; its shape ", ToString(spec.shape),
+                     " of ", NameOf(tensor.dtype()), " needs ", *bytes));
+  }
+  return spec;
 }
 
 absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call) {

@@ -11,6 +11,7 @@
 #include "base/wire_format.h"
 #include "proto/rapt/v1/attention.pb.h"
 #include "server/protocols/message_parts.h"
+#include "server/protocols/shared_tensors.h"
 #include "server/request.h"
 #include "server/shared_memory/shared_memory.h"
 
@@ -47,6 +48,12 @@ ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& p
 
 // REQUIRES: `role` is one of kInputTensors, and the message has it.
 const v1::Tensor& TensorOf(const v1::AttendRequest& message, Role role);
+
+// Reads the type and shape of an input. `data` is its data field, of the size that they require;
+// set to the bytes in shared memory if the tensor is there. Null `shared_tensors`: it must not be
+// there.
+absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
+                                      SharedTensors* shared_tensors, InputBytes& data);
 
 // Sets the attributes of `call`.
 absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call);

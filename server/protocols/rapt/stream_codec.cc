@@ -1,5 +1,8 @@
 #include "server/protocols/rapt/stream_codec.h"
 
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -42,6 +45,24 @@ constexpr wire::MessageSchema kKeySchema = {kKeyFields};
 constexpr wire::PayloadField kChunkFields[] = {{Message::kQueriesFieldNumber, &kQuerySchema},
                                                {Message::kKeysFieldNumber, &kKeySchema}};
 constexpr wire::MessageSchema kChunkSchema = {kChunkFields};
+
+using Field = google::protobuf::FieldDescriptor;
+
+// The inputs that are tensors of the header, and their fields.
+const std::vector<std::pair<Role, const Field*>>& HeaderTensors() {
+  static const auto* const tensors = [] {
+    auto* const all = new std::vector<std::pair<Role, const Field*>>;
+    for (Role role : kInputTensors) {
+      const Field* field =
+          v1::AttendStreamHeader::descriptor()->FindFieldByName(std::string(kNativeNames[role]));
+      if (field != nullptr && field->message_type() == v1::Tensor::descriptor()) {
+        all->emplace_back(role, field);
+      }
+    }
+    return all;
+  }();
+  return *tensors;
+}
 
 absl::Status MalformedMessage() {
   return absl::InvalidArgumentError("not a rapt.v1.AttendStreamRequest");
@@ -93,6 +114,23 @@ absl::Status CheckPast(const v1::AttendStreamHeader& header) {
   return absl::InvalidArgumentError(
       absl::StrCat("past_length is ", header.past_length(),
                    "; it must be from 0 to key_length = ", header.key_length()));
+}
+
+absl::Status ReadTensors(const v1::AttendStreamHeader& header, OperatorCall& call,
+                         InputMap<std::string>& tensors) {
+  const google::protobuf::Reflection& fields = *v1::AttendStreamHeader::GetReflection();
+  for (const auto& [role, field] : HeaderTensors()) {
+    if (!fields.HasField(header, field)) continue;
+    const auto& tensor =
+        *google::protobuf::DynamicCastToGenerated<v1::Tensor>(&fields.GetMessage(header, field));
+    InputBytes data(reinterpret_cast<const std::byte*>(tensor.data().data()),
+                    static_cast<int64_t>(tensor.data().size()));
+    absl::StatusOr<TensorSpec> spec = ReadTensor(role, tensor, /*shared_tensors=*/nullptr, data);
+    if (!spec.ok()) return spec.status();
+    call.inputs[role] = *std::move(spec);
+    tensors[role] = tensor.data();
+  }
+  return absl::OkStatus();
 }
 
 // Converts the header to a call of the operator, so that both have the same meaning.
@@ -269,6 +307,7 @@ absl::StatusOr<StreamRequest> DecodeStreamHeader(const MessageBytes& message) {
   OperatorCall call;
   absl::Status status = ReadDirection(header.direction(), request.chunking.streaming);
   if (status.ok()) status = ReadHeader(header, call);
+  if (status.ok()) status = ReadTensors(header, call, request.tensors);
   if (!status.ok()) return status;
   const absl::StatusOr<ResolvedCall> resolved = Resolve(call, StreamNames());
   if (!resolved.ok()) return resolved.status();

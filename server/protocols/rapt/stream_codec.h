@@ -14,7 +14,7 @@
 
 namespace rapt::native {
 
-// Maximum size of a message without its tensors' bytes.
+// Maximum size of the header, with its tensors, and of a chunk's message without its tensors.
 inline constexpr int64_t kMaxHeaderBytes = 64 * 1024;
 inline constexpr int64_t kMaxChunkFieldBytes = 1024;
 

@@ -918,6 +918,23 @@ def test_a_stream_equals_a_unary_call(rapt, save, load, case, chunk):
     close(scores, load("s.npy"), 1e-5)
 
 
+@pytest.mark.parametrize("streams", ["--chunk=2", "--weights=w.npy"])  # keys; queries, for weights
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--head-sink=sink.npy", "--causal"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_a_stream_takes_variants(rapt, save, load, flags, streams):
+    save(q=draw(1, 2, 4, 5, 8), k=draw(2, 2, 4, 9, 8), v=draw(3, 2, 4, 9, 6), sink=draw(4, 4))
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *flags]
+    rapt("attend", *files, "--local")
+    want = load("y.npy")
+    rapt("attend", *files, "--stream", streams)
+    close(load("y.npy"), want, 1e-5)
+
+
 def test_streams_return_weights(rapt, save, load):
     save(x=draw(1, 9, 8))
     rapt("attend", "--q", "x.npy", "-o", "y.npy", "--weights", "w.npy", "--stream", "--chunk", "2")

@@ -59,6 +59,7 @@ struct OwnedCall {
   std::vector<float> q = Values(2 * 4 * 21 * 8, 1), k = Values(2 * 2 * 33 * 8, 2),
                      v = Values(2 * 2 * 33 * 6, 3), mask = Values(4 * 21 * 44, 4),
                      past_key = Values(2 * 2 * 11 * 8, 5), past_value = Values(2 * 2 * 11 * 6, 6);
+  std::vector<float> sink = {0.5f, -1, 2, 0};
   std::vector<int64_t> key_lengths = {33, 20};
   AttendCall call;
 };
@@ -93,6 +94,11 @@ constexpr Feature kFeatures[] = {
        c.call.past_value = View<float>({2, 2, 11, 6}, c.past_value);
        c.call.causal = true;
        c.call.mask = View<float>({1, 4, 21, 44}, c.mask);
+     }},
+    {"sink",
+     [](OwnedCall& c) {
+       c.call.head_sink = View<float>({4}, c.sink);
+       c.call.wants_lse = true;
      }},
     {"mask of a row",
      [](OwnedCall& c) {
@@ -299,6 +305,24 @@ TEST_F(StreamTest, ErrorsNameTheField) {
        }},
       {"present keys and values are not supported in streams",
        [](AttendCall& c, StreamOptions&, const auto&) { c.wants_present = true; }},
+      {"block_mask is not supported in streams",
+       [](AttendCall& c, StreamOptions&, const std::vector<uint8_t>& b) {
+         c.block_mask = View<uint8_t>({33}, b);
+       }},
+      {"head_sink has shape [4] of FP32, but its data has 132 bytes",
+       [](AttendCall& c, StreamOptions&, const auto&) {
+         c.head_sink = TensorView{DType::kFloat32, {4}, c.q.data.first(132)};
+       }},
+      {"head_sink has 64516 bytes; in a stream, the tensors that do not arrive in chunks may have "
+       "64512 together",
+       [](AttendCall& c, StreamOptions&, const auto&) {
+         static const std::vector<float> zeros(16129);
+         c.head_sink = View<float>({16129}, zeros);
+       }},
+      {"head_sink has shape [3]; it must be [4], the number of heads of q",  // from the server
+       [](AttendCall& c, StreamOptions&, const auto&) {
+         c.head_sink = TensorView{DType::kFloat32, {3}, c.q.data.first(12)};
+       }},
       {"additive scores are not supported in streams",
        [](AttendCall& c, StreamOptions&, const auto&) {
          c.score_function = ScoreFunction::kAdditive;

@@ -99,7 +99,7 @@ struct AttendCall {
   std::optional<TensorView> attention_bias = {};
 
   // [Hq], kFloat32 or Q's type: one more key per head with this score, which is neither scaled,
-  // capped nor hidden and has no value. Not supported in streams.
+  // capped nor hidden and has no value.
   std::optional<TensorView> head_sink = {};
 
   // Biases by the distance j - p from a query at position p = i + offset among the T keys; kFloat32
