@@ -58,6 +58,20 @@ struct Cut {
   bool keys_stream() const { return direction == v1::KEYS_STREAM; }
 };
 
+// Copies the tensors that the header holds whole. Their fields have the same names in both
+// messages.
+void CopyTensors(const v1::AttendRequest& from, v1::AttendStreamHeader& to) {
+  const auto& header = *v1::AttendStreamHeader::descriptor();
+  for (int n = 0; n < header.field_count(); ++n) {
+    if (header.field(n)->message_type() != v1::Tensor::descriptor()) continue;
+    const auto* field = v1::AttendRequest::descriptor()->FindFieldByName(header.field(n)->name());
+    if (!from.GetReflection()->HasField(from, field)) continue;
+    to.GetReflection()
+        ->MutableMessage(&to, header.field(n))
+        ->CopyFrom(from.GetReflection()->GetMessage(from, field));
+  }
+}
+
 Message HeaderOf(const Problem& p, const Inputs& inputs, const Cut& cut) {
   const v1::AttendRequest whole = ToMessage(p, inputs, cut.layout);
   Message message;
@@ -82,7 +96,7 @@ Message HeaderOf(const Problem& p, const Inputs& inputs, const Cut& cut) {
   }
   header.set_score_output(whole.score_output());
   header.set_want_lse(whole.want_lse());
-  if (whole.has_head_sink()) *header.mutable_head_sink() = whole.head_sink();
+  CopyTensors(whole, header);
   return message;
 }
 
@@ -380,6 +394,39 @@ constexpr Feature kFeatures[] = {
      }},
     {"sink without keys",
      [](Problem& p) { p.head_sink = p.dtype, p.key_length = 0, p.wants_lse = true; }},
+    {"alibi slopes of each batch row, key lengths",
+     [](Problem& p) {
+       p.alibi_slopes = AlibiSlopes{DType::kFloat32, 2};
+       p.has_key_lengths = true;
+     }},
+    {"alibi slopes, past, window",
+     [](Problem& p) {
+       p.alibi_slopes = AlibiSlopes{p.dtype, 1};
+       p.past_length = 9, p.left_window = 6;
+     }},
+    {"bidirectional bias table, sink",
+     [](Problem& p) {
+       p.bias_table = BiasTable{p.dtype, 8};
+       p.is_bidirectional = true;
+       p.max_distance = 16;
+       p.head_sink = DType::kFloat32;
+     }},
+    {"bias table, past, causal",
+     [](Problem& p) {
+       p.bias_table = BiasTable{DType::kFloat32, 6};
+       p.past_length = 9, p.causal = true;
+     }},
+    {"relative bias of each head, bottom right",
+     [](Problem& p) {
+       p.relative_bias = RelativeBias{p.dtype, 4, 9};
+       p.alignment = Alignment::kBottomRight, p.causal = true;
+     }},
+    {"relative bias, mask, scores",
+     [](Problem& p) {
+       p.relative_bias = RelativeBias{DType::kFloat32, 1, 51};
+       p.mask = MaskShape{DType::kFloat32, {1, 4, 11, 23}};
+       p.score_output = ScoreOutput::kBiased;
+     }},
     {"softmax in FP64", [](Problem& p) { p.softmax_in_fp64 = true; }},
     {"dropout", [](Problem& p) { p.dropout = Dropout{.probability = 0.3, .seed = 12345678901}; }},
     {"no queries", [](Problem& p) { p.query_length = 0; }},
@@ -457,6 +504,22 @@ TEST_F(AttendStreamTest, RandomChunkingsOfRandomProblemsEqualTheWhole) {
                           coin() ? 1 : p.query_length, coin() ? 1 : p.total_keys()}};
     }
     if (coin()) p.score_output = ScoreOutput::kBiased;
+    if (coin()) p.head_sink = coin() ? p.dtype : DType::kFloat32;
+    switch (any(0, 5)) {
+      case 0:
+        p.alibi_slopes = AlibiSlopes{DType::kFloat32, coin() ? 1 : p.batch};
+        break;
+      case 1:
+        p.bias_table = BiasTable{p.dtype, any(4, 40)};
+        p.is_bidirectional = coin();
+        break;
+      case 2:
+        p.relative_bias =
+            RelativeBias{DType::kFloat32, coin() ? 1 : p.query_heads, 2 * any(0, 400) + 1};
+        break;
+      default:
+        break;
+    }
     const Inputs inputs = RandomInputs(p, rng);
     const Cut cut = {kDirections[any(0, 1)], any(1, 90), any(1, 350), kLayouts[any(0, 2)]};
     ExpectConforms(*stub_, p, inputs, cut);
@@ -518,6 +581,32 @@ TEST_F(AttendStreamTest, NamesBackendAndPlanInTheTrailersAndCountsChunks) {
   EXPECT_NE(caller.Trailer("rapt-compute-us"), "");
   WaitForMetric(*server_, "rapt_requests_total", calls + 1, {{"method", kMethod}, {"code", "OK"}});
   EXPECT_EQ(ReadMetric(*server_, "rapt_chunks_total"), chunks + 3 + 4);
+}
+
+// Returns the bytes that the server reserves for an open stream.
+double BytesOfStream(const ServerProcess& server, Stub& stub,
+                     const std::vector<Message>& messages) {
+  const double chunks = ReadMetric(server, "rapt_chunks_total");
+  Caller caller(stub);
+  EXPECT_TRUE(caller.Send(messages[0]));
+  EXPECT_TRUE(caller.Send(messages[1]));
+  WaitForMetric(server, "rapt_chunks_total", chunks + 1);  // the stream is admitted
+  const double bytes = ReadMetric(server, "rapt_memory_reserved_bytes");
+  caller.Cancel();
+  caller.Wait();
+  WaitUntilNothingIsHeld(server);
+  return bytes;
+}
+
+TEST_F(AttendStreamTest, TheTensorsOfTheHeaderAreChargedToTheBudget) {
+  Problem problem = SmallProblem();
+  const auto bytes_with = [&](int64_t distances) {
+    problem.relative_bias = RelativeBias{DType::kFloat32, 4, distances};
+    Rng rng(8);
+    const Inputs inputs = RandomInputs(problem, rng);
+    return BytesOfStream(*server_, *stub_, MessagesOf(problem, inputs, {v1::KEYS_STREAM, 4, 7}));
+  };
+  EXPECT_EQ(bytes_with(4001) - bytes_with(1), 4 * 4000 * 4);
 }
 
 // --- Invalid streams -----------------------------------------------------------------------------
@@ -656,10 +745,53 @@ const Fault kFaults[] = {
        Fill(*Header(m).mutable_head_sink(), v1::FP32, {4});
        Header(m).mutable_head_sink()->mutable_shared_memory()->set_region("a");
      }},
-    {"ASinkOfSparsemax", "head_sink",
+    {"ASinkOfSparsemax", "attention.normalizer is sparsemax, which has no head_sink",
      [](auto& m) {
        Fill(*Header(m).mutable_head_sink(), v1::FP32, {4});
        Header(m).mutable_attention()->set_normalizer(v1::SPARSEMAX);
+     }},
+    {"SlopesOfFewHeads",
+     "alibi_slopes has shape [2, 3]; it must be [4] or [2, 4], the heads and batch of q",
+     [](auto& m) {
+       Fill(*Header(m).mutable_alibi_slopes(), v1::FP32, {2, 3});
+     }},
+    {"SlopesOfAnotherBatch", "alibi_slopes has batch 3; it must be 1 or 2, that of q",
+     [](auto& m) {
+       Fill(*Header(m).mutable_alibi_slopes(), v1::FP32, {3, 4});
+     }},
+    {"ABiasTableOfFewHeads", "bias_table has shape [8, 3]; it must be [buckets, 4], the heads of q",
+     [](auto& m) {
+       Fill(*Header(m).mutable_bias_table(), v1::FP32, {8, 3});
+     }},
+    {"ABiasTableOfFewBuckets",
+     "bias_table has 2 buckets; it must have from 4 to 2^40 if attention.is_bidirectional",
+     [](auto& m) {
+       Fill(*Header(m).mutable_bias_table(), v1::FP32, {2, 4});
+       Header(m).mutable_attention()->set_is_bidirectional(true);
+     }},
+    {"AShortMaxDistance", "attention.max_distance is 4; it must be more than 4",
+     [](auto& m) {
+       Fill(*Header(m).mutable_bias_table(), v1::FP32, {8, 4});
+       Header(m).mutable_attention()->set_max_distance(4);
+     }},
+    {"ARelativeBiasOfRank1", "relative_bias has shape [5]; it must be [1 or heads, 2c + 1], rank 2",
+     [](auto& m) { Fill(*Header(m).mutable_relative_bias(), v1::FP32, {5}); }},
+    {"ARelativeBiasOfFewHeads", "relative_bias has heads 2; it must be 1 or 4, that of q",
+     [](auto& m) {
+       Fill(*Header(m).mutable_relative_bias(), v1::FP32, {2, 5});
+     }},
+    {"ARelativeBiasOfEvenLength", "relative_bias has 6 distances; their number must be 2c + 1, odd",
+     [](auto& m) {
+       Fill(*Header(m).mutable_relative_bias(), v1::FP32, {4, 6});
+     }},
+    {"ARelativeBiasOfAnotherType", "relative_bias has type FP16; it must be FP32",
+     [](auto& m) {
+       Fill(*Header(m).mutable_relative_bias(), v1::FP16, {4, 5});
+     }},
+    {"TwoBiasesByDistance", "attention.alibi and relative_bias are both set; at most one",
+     [](auto& m) {
+       Fill(*Header(m).mutable_relative_bias(), v1::FP32, {4, 5});
+       Header(m).mutable_attention()->set_alibi(true);
      }},
     {"Overflow", "overflows 64 bits",
      [](auto& m) {

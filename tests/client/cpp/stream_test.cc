@@ -59,7 +59,8 @@ struct OwnedCall {
   std::vector<float> q = Values(2 * 4 * 21 * 8, 1), k = Values(2 * 2 * 33 * 8, 2),
                      v = Values(2 * 2 * 33 * 6, 3), mask = Values(4 * 21 * 44, 4),
                      past_key = Values(2 * 2 * 11 * 8, 5), past_value = Values(2 * 2 * 11 * 6, 6);
-  std::vector<float> sink = {0.5f, -1, 2, 0};
+  std::vector<float> sink = {0.5f, -1, 2, 0}, slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
+  std::vector<float> table = Values(8 * 4, 7), clipped = Values(4 * 9, 8);
   std::vector<int64_t> key_lengths = {33, 20};
   AttendCall call;
 };
@@ -99,6 +100,23 @@ constexpr Feature kFeatures[] = {
      [](OwnedCall& c) {
        c.call.head_sink = View<float>({4}, c.sink);
        c.call.wants_lse = true;
+     }},
+    {"alibi slopes, causal, bottom right",
+     [](OwnedCall& c) {
+       c.call.alibi_slopes = View<float>({4}, c.slopes);
+       c.call.causal = true;
+       c.call.alignment = Alignment::kBottomRight;
+     }},
+    {"bias table",
+     [](OwnedCall& c) {
+       c.call.bias_table = View<float>({8, 4}, c.table);
+       c.call.is_bidirectional = true;
+       c.call.max_distance = 20;
+     }},
+    {"relative bias and sink",
+     [](OwnedCall& c) {
+       c.call.relative_bias = View<float>({4, 9}, c.clipped);
+       c.call.head_sink = View<float>({4}, c.sink);
      }},
     {"mask of a row",
      [](OwnedCall& c) {

@@ -103,8 +103,7 @@ struct AttendCall {
   std::optional<TensorView> head_sink = {};
 
   // Biases by the distance j - p from a query at position p = i + offset among the T keys; kFloat32
-  // or Q's type, added to the scores. At most one of alibi and these three. The tensors are not
-  // supported in streams.
+  // or Q's type, added to the scores. At most one of alibi and these three.
   // [Hq] or [B, Hq]: -slope * |j - p|.
   std::optional<TensorView> alibi_slopes = {};
   // [N, Hq]: a bias for each bucket of distances, as in T5, whose models have scale 1.
