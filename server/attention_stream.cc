@@ -24,8 +24,9 @@ int64_t KeyBytes(const Problem& p, int64_t rows) {
 int64_t ValueBytes(const Problem& p, int64_t rows) {
   return p.batch * p.kv_heads * rows * p.value_head_size * SizeOf(p.dtype);
 }
-int64_t MaskBytes(const MaskShape& mask) {
-  return mask.dims[0] * mask.dims[1] * mask.dims[2] * mask.dims[3] * SizeOf(mask.dtype);
+int64_t MaskBytes(const std::optional<MaskShape>& mask) {
+  if (!mask) return 0;
+  return mask->dims[0] * mask->dims[1] * mask->dims[2] * mask->dims[3] * SizeOf(mask->dtype);
 }
 
 // The sizes of a problem's outputs, which share one buffer.
@@ -110,11 +111,10 @@ int64_t AttentionStream::TensorBytes() const {
   return bytes;
 }
 
-// Masks must be contiguous, and all inputs if the backend does not read slices.
+// Mask and bias must be contiguous, and all inputs if the backend does not read slices.
 int64_t AttentionStream::GatheredBytes() const {
   const Problem& chunk = plan_.full.problem;
-  int64_t bytes = 0;
-  if (chunk.mask) bytes += Aligned(MaskBytes(*chunk.mask));
+  const int64_t bytes = Aligned(MaskBytes(chunk.mask)) + Aligned(MaskBytes(chunk.bias));
   if (plan_.full.routing.backend->Reads(Source::kSliced)) return bytes;
   if (!plan_.keys_stream()) return bytes + Aligned(QueryBytes(chunk, chunk.query_length));
   return bytes + Aligned(KeyBytes(chunk, chunk.key_length)) +
@@ -230,10 +230,11 @@ void AttentionStream::ViewChunk(const ResolvedCall& call) {
   arguments_.inputs[Role::kQ] = view(Role::kQ, chunk_.query, query_, keys_stream);
   arguments_.inputs[Role::kK] = view(Role::kK, chunk_.key, key_, !keys_stream);
   arguments_.inputs[Role::kV] = view(Role::kV, chunk_.value, value_, !keys_stream);
-  if (call.problem.mask) {
-    arguments_.inputs[Role::kMask] =
-        ViewInput(call.Input(Role::kMask, chunk_.mask.data), chunk_.mask, false, gathered);
-  }
+  const auto view_mask = [&](Role role, const InputBytes& bytes) {
+    arguments_.inputs[role] = ViewInput(call.Input(role, bytes.data), bytes, false, gathered);
+  };
+  if (call.problem.mask) view_mask(Role::kMask, chunk_.mask);
+  if (call.problem.bias) view_mask(Role::kBias, chunk_.bias);
   arguments_.key_lengths = request_.key_lengths;
 }
 

@@ -39,11 +39,11 @@ struct StreamRequest {
   std::shared_ptr<CallerMemory> caller;          // as in Request
 };
 
-// Rows of Q, or of K and V, with the part of the mask that belongs to streaming rows. Row-major in
-// the stream's layout. The problem and the number of rows determine the sizes.
+// Rows of Q, or of K and V, with the parts of mask and bias that belong to streaming rows.
+// Row-major in the stream's layout. The problem and the number of rows determine the sizes.
 struct StreamChunk {
   RowRange rows = {};
-  InputBytes query = {}, key = {}, value = {}, mask = {};
+  InputBytes query = {}, key = {}, value = {}, mask = {}, bias = {};
 };
 
 // The result of a step.

@@ -48,9 +48,11 @@ absl::Status CheckShape(const char* name, const TensorView& view, const Shape& e
 }
 
 bool IsStreamed(absl::string_view tensor) {
-  constexpr absl::string_view kStreamed[] = {"q", "k", "v", "mask", "past_key", "past_value"};
+  constexpr absl::string_view kStreamed[] = {"q", "k", "v", "past_key", "past_value"};
   return std::find(std::begin(kStreamed), std::end(kStreamed), tensor) != std::end(kStreamed);
 }
+
+bool IsMask(absl::string_view tensor) { return tensor == "mask" || tensor == "attention_bias"; }
 
 // Returns the field of the header that holds the tensor; null if the header has none.
 const Field* HeaderField(const CallTensor& tensor) {
@@ -67,10 +69,20 @@ void Write(const Field* field, const TensorView& view, v1::AttendStreamHeader& h
   tensor.set_data(view.data.data(), view.data.size());
 }
 
-struct NamedBytes {
-  int field;
-  int64_t bytes;
-};
+// The size of a chunk's part of a mask of this shape.
+int64_t MaskBytes(const TensorView& mask, const Shape& shape, const StreamChunk& chunk) {
+  const size_t streaming_axis = chunk.is_keys ? 3 : 2;
+  int64_t bytes = SizeOf(mask.dtype);
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    bytes *= axis == streaming_axis && shape[axis] != 1 ? chunk.count : shape[axis];
+  }
+  return bytes;
+}
+
+void Write(const TensorView& mask, const Shape& shape, v1::StreamMask& message) {
+  message.set_dtype(ToProto(mask.dtype));
+  message.mutable_shape()->Add(shape.begin(), shape.end());
+}
 
 }  // namespace
 
@@ -78,7 +90,10 @@ absl::StatusOr<ChunkedCall> ChunkedCall::Make(const AttendCall& call, const Stre
                                               int64_t max_bytes) {
   ChunkedCall chunked(call, options);
   absl::Status status = chunked.ReadShapes();
-  if (status.ok() && call.mask) status = chunked.ReadMask();
+  if (status.ok() && call.mask) status = chunked.ReadMask("mask", *call.mask, chunked.mask_shape_);
+  if (status.ok() && call.attention_bias) {
+    status = chunked.ReadMask("attention_bias", *call.attention_bias, chunked.bias_shape_);
+  }
   if (status.ok()) chunked.ChooseStreaming();
   if (status.ok()) status = chunked.CheckData();
   if (status.ok()) status = chunked.CheckHeader();
@@ -101,7 +116,10 @@ absl::Status ChunkedCall::ReadShapes() {
     return absl::InvalidArgumentError("additive scores are not supported in streams");
   }
   for (const CallTensor& tensor : CallTensors()) {
-    if (tensor.In(call_) == nullptr || IsStreamed(tensor.name) || HeaderField(tensor)) continue;
+    if (tensor.In(call_) == nullptr || IsStreamed(tensor.name) || IsMask(tensor.name) ||
+        HeaderField(tensor)) {
+      continue;
+    }
     return absl::InvalidArgumentError(absl::StrCat(tensor.name, " is not supported in streams"));
   }
   const Shape& q = call_.q.shape;
@@ -170,27 +188,30 @@ absl::Status ChunkedCall::ReadShapes() {
   return status;
 }
 
-absl::Status ChunkedCall::ReadMask() {
-  const TensorView& mask = *call_.mask;
+// Expands the shape of the mask or the bias to rank 4.
+absl::Status ChunkedCall::ReadMask(absl::string_view name, const TensorView& mask,
+                                   Shape& shape) const {
   const bool is_float = mask.dtype == DType::kFloat32 || mask.dtype == DType::kFloat16 ||
                         mask.dtype == DType::kBFloat16 || mask.dtype == DType::kFloat64;
-  if (!is_float && mask.dtype != DType::kBool) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "mask has type %s; in a stream it must be BOOL or a float type", NameOf(mask.dtype)));
+  const bool may_be_bool = name == "mask";
+  if (!is_float && !(may_be_bool && mask.dtype == DType::kBool)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has type %s; in a stream it must be %sa float type", name,
+                        NameOf(mask.dtype), may_be_bool ? "BOOL or " : ""));
   }
-  mask_shape_ = mask.shape;
+  shape = mask.shape;
   const bool is_batched = !heads_outside_ && call_.q.shape.size() == 3 && call_.query_heads == 0;
-  if (mask_shape_.size() == 3 && is_batched) mask_shape_.insert(mask_shape_.begin() + 1, 1);
-  while (mask_shape_.size() < 4) mask_shape_.insert(mask_shape_.begin(), 1);
+  if (shape.size() == 3 && is_batched) shape.insert(shape.begin() + 1, 1);
+  while (shape.size() < 4) shape.insert(shape.begin(), 1);
   const Axes& a = axes_;
   const Shape whole = {a.batch, a.query_heads, a.query_length, a.key_length};
-  bool fits = mask_shape_.size() == 4;
+  bool fits = shape.size() == 4;
   for (int axis = 0; axis < 4 && fits; ++axis) {
-    fits = mask_shape_[axis] == 1 || mask_shape_[axis] == whole[axis];
+    fits = shape[axis] == 1 || shape[axis] == whole[axis];
   }
   if (fits) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrFormat("mask has shape %s; in a stream it must broadcast to %s",
+      absl::StrFormat("%s has shape %s; in a stream it must broadcast to %s", name,
                       ToString(mask.shape), ToString(whole)));
 }
 
@@ -217,7 +238,7 @@ absl::Status ChunkedCall::CheckData() const {
     const TensorView* view = tensor.In(call_);
     if (view == nullptr) continue;
     const absl::string_view name = tensor.name;
-    const bool is_mask = name == "mask";
+    const bool is_mask = IsMask(name);
     const bool is_in_header = HeaderField(tensor) != nullptr;
     const bool is_read =
         options_.read && !is_in_header && (is_mask || keys_stream() == (name != "q"));
@@ -306,13 +327,9 @@ ChunkedCall::Sizes ChunkedCall::SizesOf(const StreamChunk& chunk) const {
   } else {
     sizes.q = a.batch * a.query_heads * chunk.count * a.head_size * element;
   }
-  if (call_.mask && chunk.streams) {
-    sizes.mask = SizeOf(call_.mask->dtype);
-    const int streaming_axis = chunk.is_keys ? 3 : 2;
-    for (int axis = 0; axis < 4; ++axis) {
-      const int64_t size = mask_shape_[axis];
-      sizes.mask *= axis == streaming_axis && size != 1 ? chunk.count : size;
-    }
+  if (chunk.streams && call_.mask) sizes.mask = MaskBytes(*call_.mask, mask_shape_, chunk);
+  if (chunk.streams && call_.attention_bias) {
+    sizes.bias = MaskBytes(*call_.attention_bias, bias_shape_, chunk);
   }
   return sizes;
 }
@@ -346,8 +363,10 @@ RequestMessage ChunkedCall::Header() const {
   header.mutable_attention()->set_layout(heads_outside_ ? v1::BHSD : v1::BSHD);
   *header.mutable_key_lengths() = whole.key_lengths();
   if (call_.mask) {
-    header.mutable_mask()->set_dtype(ToProto(call_.mask->dtype));
-    header.mutable_mask()->mutable_shape()->Add(mask_shape_.begin(), mask_shape_.end());
+    Write(*call_.mask, mask_shape_, *header.mutable_mask());
+  }
+  if (call_.attention_bias) {
+    Write(*call_.attention_bias, bias_shape_, *header.mutable_attention_bias());
   }
   header.set_score_output(whole.score_output());
   header.set_want_lse(whole.want_lse());
@@ -408,31 +427,43 @@ void ChunkedCall::AppendKeyRows(const std::optional<TensorView>& past, const Ten
   }
 }
 
-void ChunkedCall::AppendMask(const StreamChunk& chunk, RequestMessage& message) const {
-  const TensorView& mask = *call_.mask;
+void ChunkedCall::AppendMask(const TensorView& mask, const Shape& shape, const StreamChunk& chunk,
+                             RequestMessage& message) {
   const int axis = chunk.is_keys ? 3 : 2;
-  if (mask_shape_[axis] == 1) return message.AppendPayload(mask.data);
+  if (shape[axis] == 1) return message.AppendPayload(mask.data);
   int64_t runs = 1;
-  for (int before = 0; before < axis; ++before) runs *= mask_shape_[before];
-  const int64_t row = SizeOf(mask.dtype) * (axis == 2 ? mask_shape_[3] : 1);
-  const int64_t stride = mask_shape_[axis] * row;
+  for (int before = 0; before < axis; ++before) runs *= shape[before];
+  const int64_t row = SizeOf(mask.dtype) * (axis == 2 ? shape[3] : 1);
+  const int64_t stride = shape[axis] * row;
   for (int64_t run = 0; run < runs; ++run) {
     message.AppendPayload(mask.data.subspan(run * stride + chunk.begin * row, chunk.count * row));
   }
 }
 
-namespace {
-
-// Writes a field header for each of `parts`, followed by the bytes that `append` adds.
-template <typename AppendPart>
-RequestMessage ChunkMessage(const StreamChunk& chunk, absl::Span<const NamedBytes> parts,
-                            const AppendPart& append) {
-  v1::KeyChunk fields;  // QueryChunk begins with the same fields
+RequestMessage ChunkedCall::Message(const StreamChunk& chunk, const Sizes& sizes,
+                                    const Appends& append) {
+  using Queries = v1::QueryChunk;
+  using Keys = v1::KeyChunk;
+  struct Part {
+    int field;
+    int64_t bytes;
+    Append append;
+  };
+  const Part queries[] = {{Queries::kQFieldNumber, sizes.q, append.q},
+                          {Queries::kMaskFieldNumber, sizes.mask, append.mask},
+                          {Queries::kAttentionBiasFieldNumber, sizes.bias, append.bias}};
+  const Part keys[] = {{Keys::kKFieldNumber, sizes.k, append.k},
+                       {Keys::kVFieldNumber, sizes.v, append.v},
+                       {Keys::kMaskFieldNumber, sizes.mask, append.mask},
+                       {Keys::kAttentionBiasFieldNumber, sizes.bias, append.bias}};
+  const absl::Span<const Part> parts =
+      chunk.is_keys ? absl::MakeConstSpan(keys) : absl::MakeConstSpan(queries);
+  Keys fields;  // QueryChunk begins with the same fields
   fields.set_offset(chunk.begin);
   fields.set_count(chunk.count);
   const std::string rows = fields.SerializeAsString();
   auto size = static_cast<int64_t>(rows.size());
-  for (const NamedBytes& part : parts) {
+  for (const Part& part : parts) {
     if (part.bytes > 0) size += wire::FieldHeaderSize(part.field, part.bytes) + part.bytes;
   }
   std::string header;
@@ -440,76 +471,62 @@ RequestMessage ChunkMessage(const StreamChunk& chunk, absl::Span<const NamedByte
                           size, header);
   RequestMessage message;
   message.Append(header + rows);
-  for (const NamedBytes& part : parts) {
+  for (const Part& part : parts) {
     if (part.bytes == 0) continue;
     std::string part_header;
     wire::AppendFieldHeader(part.field, part.bytes, part_header);
     message.Append(part_header);
-    append(part.field, message);
+    part.append(message);
   }
   return message;
 }
 
-}  // namespace
-
 RequestMessage ChunkedCall::Chunk(const StreamChunk& chunk) const {
-  const Sizes sizes = SizesOf(chunk);
   const Axes& a = axes_;
-  if (!chunk.is_keys) {
-    return ChunkMessage(
-        chunk,
-        {{v1::QueryChunk::kQFieldNumber, sizes.q}, {v1::QueryChunk::kMaskFieldNumber, sizes.mask}},
-        [&](int field, RequestMessage& message) {
-          if (field == v1::QueryChunk::kMaskFieldNumber) {
-            return AppendMask(chunk, message);
-          }
-          AppendRows(call_.q, a.query_heads, a.head_size, chunk.begin, chunk.count, message);
-        });
-  }
-  return ChunkMessage(chunk,
-                      {{v1::KeyChunk::kKFieldNumber, sizes.k},
-                       {v1::KeyChunk::kVFieldNumber, sizes.v},
-                       {v1::KeyChunk::kMaskFieldNumber, sizes.mask}},
-                      [&](int field, RequestMessage& message) {
-                        if (field == v1::KeyChunk::kMaskFieldNumber)
-                          return AppendMask(chunk, message);
-                        const bool is_k = field == v1::KeyChunk::kKFieldNumber;
-                        AppendKeyRows(is_k ? call_.past_key : call_.past_value,
-                                      is_k ? call_.k : call_.v,
-                                      is_k ? a.head_size : a.value_head_size, chunk, message);
-                      });
+  return Message(
+      chunk, SizesOf(chunk),
+      {.q =
+           [&](RequestMessage& m) {
+             AppendRows(call_.q, a.query_heads, a.head_size, chunk.begin, chunk.count, m);
+           },
+       .k =
+           [&](RequestMessage& m) {
+             AppendKeyRows(call_.past_key, call_.k, a.head_size, chunk, m);
+           },
+       .v =
+           [&](RequestMessage& m) {
+             AppendKeyRows(call_.past_value, call_.v, a.value_head_size, chunk, m);
+           },
+       .mask = [&](RequestMessage& m) { AppendMask(*call_.mask, mask_shape_, chunk, m); },
+       .bias =
+           [&](RequestMessage& m) { AppendMask(*call_.attention_bias, bias_shape_, chunk, m); }});
 }
 
 absl::StatusOr<RequestMessage> ChunkedCall::ReadChunk(const StreamChunk& chunk,
                                                       std::shared_ptr<std::string>& owner) const {
   const Sizes sizes = SizesOf(chunk);
   owner = std::make_shared<std::string>(static_cast<size_t>(sizes.total()), '\0');
-  const absl::Span<std::byte> bytes(reinterpret_cast<std::byte*>(owner->data()), owner->size());
+  absl::Span<std::byte> rest(reinterpret_cast<std::byte*>(owner->data()), owner->size());
+  const auto take = [&rest](int64_t bytes) {
+    const absl::Span<std::byte> taken = rest.first(bytes);
+    rest.remove_prefix(bytes);
+    return taken;
+  };
   StreamRows rows;
   rows.begin = chunk.begin;
   rows.count = chunk.count;
-  rows.q = bytes.subspan(0, sizes.q);
-  rows.k = bytes.subspan(sizes.q, sizes.k);
-  rows.v = bytes.subspan(sizes.q + sizes.k, sizes.v);
-  rows.mask = bytes.subspan(sizes.q + sizes.k + sizes.v, sizes.mask);
+  rows.q = take(sizes.q);
+  rows.k = take(sizes.k);
+  rows.v = take(sizes.v);
+  rows.mask = take(sizes.mask);
+  rows.attention_bias = take(sizes.bias);
   if (absl::Status status = options_.read(rows); !status.ok()) return status;
-  if (!chunk.is_keys) {
-    return ChunkMessage(
-        chunk,
-        {{v1::QueryChunk::kQFieldNumber, sizes.q}, {v1::QueryChunk::kMaskFieldNumber, sizes.mask}},
-        [&](int field, RequestMessage& message) {
-          message.AppendPayload(field == v1::QueryChunk::kQFieldNumber ? rows.q : rows.mask);
-        });
-  }
-  return ChunkMessage(chunk,
-                      {{v1::KeyChunk::kKFieldNumber, sizes.k},
-                       {v1::KeyChunk::kVFieldNumber, sizes.v},
-                       {v1::KeyChunk::kMaskFieldNumber, sizes.mask}},
-                      [&](int field, RequestMessage& message) {
-                        message.AppendPayload(field == v1::KeyChunk::kKFieldNumber   ? rows.k
-                                              : field == v1::KeyChunk::kVFieldNumber ? rows.v
-                                                                                     : rows.mask);
-                      });
+  return Message(chunk, sizes,
+                 {.q = [&](RequestMessage& m) { m.AppendPayload(rows.q); },
+                  .k = [&](RequestMessage& m) { m.AppendPayload(rows.k); },
+                  .v = [&](RequestMessage& m) { m.AppendPayload(rows.v); },
+                  .mask = [&](RequestMessage& m) { m.AppendPayload(rows.mask); },
+                  .bias = [&](RequestMessage& m) { m.AppendPayload(rows.attention_bias); }});
 }
 
 // --- The result ----------------------------------------------------------------------------------

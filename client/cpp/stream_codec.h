@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/aligned_buffer.h"
@@ -60,8 +61,13 @@ class ChunkedCall {
   };
   // Bytes of a chunk's tensors.
   struct Sizes {
-    int64_t q = 0, k = 0, v = 0, mask = 0;
-    int64_t total() const { return q + k + v + mask; }
+    int64_t q = 0, k = 0, v = 0, mask = 0, bias = 0;
+    int64_t total() const { return q + k + v + mask + bias; }
+  };
+  // Append the data of a field of a chunk's message.
+  using Append = absl::FunctionRef<void(RequestMessage&)>;
+  struct Appends {
+    Append q, k, v, mask, bias;
   };
 
   ChunkedCall(const AttendCall& call, const StreamOptions& options)
@@ -69,18 +75,21 @@ class ChunkedCall {
   absl::Status ReadShapes();
   absl::Status CheckData() const;
   absl::Status CheckHeader() const;
-  absl::Status ReadMask();
+  absl::Status ReadMask(absl::string_view name, const TensorView& mask, Shape& shape) const;
   void ChooseStreaming();
   absl::Status ChooseChunks(int64_t max_bytes);
   void AddChunks(bool is_keys, bool streams);
   bool keys_stream() const { return streaming_ == Streaming::kKeys; }
   Sizes SizesOf(const StreamChunk& chunk) const;
+  static RequestMessage Message(const StreamChunk& chunk, const Sizes& sizes,
+                                const Appends& append);
   int64_t ResultBytes(const StreamChunk& chunk) const;
   void AppendRows(const TensorView& view, int64_t heads, int64_t size, int64_t begin, int64_t count,
                   RequestMessage& message) const;
   void AppendKeyRows(const std::optional<TensorView>& past, const TensorView& view, int64_t size,
                      const StreamChunk& chunk, RequestMessage& message) const;
-  void AppendMask(const StreamChunk& chunk, RequestMessage& message) const;
+  static void AppendMask(const TensorView& mask, const Shape& shape, const StreamChunk& chunk,
+                         RequestMessage& message);
 
   AttendCall call_;
   StreamOptions options_;
@@ -88,7 +97,7 @@ class ChunkedCall {
   bool heads_outside_ = true;  // [B, H, S, D]; else [B, S, H, D]
   Streaming streaming_ = Streaming::kKeys;
   int64_t query_chunk_ = 0, key_chunk_ = 0;
-  Shape mask_shape_;  // of rank 4, if there is a mask
+  Shape mask_shape_, bias_shape_;  // of rank 4, if there is a mask or a bias
   std::vector<StreamChunk> chunks_;
 };
 

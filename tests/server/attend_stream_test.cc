@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
 #include "tests/support/memory_watch.h"
 #include "tests/support/metrics_page.h"
@@ -58,6 +59,11 @@ struct Cut {
   bool keys_stream() const { return direction == v1::KEYS_STREAM; }
 };
 
+void Declare(v1::StreamMask& mask, v1::DataType dtype, absl::Span<const int64_t> shape) {
+  mask.set_dtype(dtype);
+  mask.mutable_shape()->Assign(shape.begin(), shape.end());
+}
+
 // Copies the tensors that the header holds whole. Their fields have the same names in both
 // messages.
 void CopyTensors(const v1::AttendRequest& from, v1::AttendStreamHeader& to) {
@@ -90,10 +96,8 @@ Message HeaderOf(const Problem& p, const Inputs& inputs, const Cut& cut) {
   header.set_key_chunk(cut.key_chunk);
   *header.mutable_attention() = whole.attention();
   *header.mutable_key_lengths() = whole.key_lengths();
-  if (p.mask) {
-    header.mutable_mask()->set_dtype(CodeOf(p.mask->dtype));
-    header.mutable_mask()->mutable_shape()->Assign(p.mask->dims.begin(), p.mask->dims.end());
-  }
+  if (p.mask) Declare(*header.mutable_mask(), CodeOf(p.mask->dtype), p.mask->dims);
+  if (p.bias) Declare(*header.mutable_attention_bias(), CodeOf(p.bias->dtype), p.bias->dims);
   header.set_score_output(whole.score_output());
   header.set_want_lse(whole.want_lse());
   CopyTensors(whole, header);
@@ -113,7 +117,9 @@ void AddQueries(const Problem& p, const Inputs& inputs, const Cut& cut,
     chunk.set_offset(begin);
     chunk.set_count(count);
     chunk.set_q(BytesOf(inputs.query, 2, begin, count, cut.layout));
-    if (p.mask && !cut.keys_stream()) chunk.set_mask(BytesOf(*inputs.mask, 2, begin, count));
+    if (cut.keys_stream()) continue;
+    if (p.mask) chunk.set_mask(BytesOf(*inputs.mask, 2, begin, count));
+    if (p.bias) chunk.set_attention_bias(BytesOf(*inputs.bias, 2, begin, count));
   }
 }
 
@@ -128,7 +134,9 @@ void AddKeys(const Problem& p, const Inputs& inputs, const Cut& cut,
     chunk.set_count(count);
     chunk.set_k(BytesOf(key, 2, begin, count, cut.layout));
     chunk.set_v(BytesOf(value, 2, begin, count, cut.layout));
-    if (p.mask && cut.keys_stream()) chunk.set_mask(BytesOf(*inputs.mask, 3, begin, count));
+    if (!cut.keys_stream()) continue;
+    if (p.mask) chunk.set_mask(BytesOf(*inputs.mask, 3, begin, count));
+    if (p.bias) chunk.set_attention_bias(BytesOf(*inputs.bias, 3, begin, count));
   }
 }
 
@@ -427,6 +435,29 @@ constexpr Feature kFeatures[] = {
        p.mask = MaskShape{DType::kFloat32, {1, 4, 11, 23}};
        p.score_output = ScoreOutput::kBiased;
      }},
+    {"bias",
+     [](Problem& p) {
+       p.bias = MaskShape{p.dtype, {2, 4, 11, 23}};
+       p.wants_lse = true;
+     }},
+    {"FP64 bias of a row, causal",
+     [](Problem& p) {
+       p.bias = MaskShape{DType::kFloat64, {1, 4, 1, 23}};
+       p.causal = true;
+     }},
+    {"FP16 bias of a column and bool mask",
+     [](Problem& p) {
+       p.bias = MaskShape{DType::kFloat16, {2, 1, 11, 1}};
+       p.mask = MaskShape{DType::kBool, {1, 4, 11, 23}};
+     }},
+    {"bias, FP32 mask, sink and relative bias",
+     [](Problem& p) {
+       p.bias = MaskShape{DType::kBFloat16, {1, 1, 11, 23}};
+       p.mask = MaskShape{DType::kFloat32, {2, 1, 1, 23}};
+       p.head_sink = p.dtype;
+       p.relative_bias = RelativeBias{p.dtype, 1, 9};
+       p.score_output = ScoreOutput::kBiased;
+     }},
     {"softmax in FP64", [](Problem& p) { p.softmax_in_fp64 = true; }},
     {"dropout", [](Problem& p) { p.dropout = Dropout{.probability = 0.3, .seed = 12345678901}; }},
     {"no queries", [](Problem& p) { p.query_length = 0; }},
@@ -504,6 +535,11 @@ TEST_F(AttendStreamTest, RandomChunkingsOfRandomProblemsEqualTheWhole) {
                           coin() ? 1 : p.query_length, coin() ? 1 : p.total_keys()}};
     }
     if (coin()) p.score_output = ScoreOutput::kBiased;
+    if (coin()) {
+      p.bias = MaskShape{p.dtype,
+                         {coin() ? 1 : p.batch, coin() ? 1 : p.query_heads,
+                          coin() ? 1 : p.query_length, coin() ? 1 : p.total_keys()}};
+    }
     if (coin()) p.head_sink = coin() ? p.dtype : DType::kFloat32;
     switch (any(0, 5)) {
       case 0:
@@ -535,6 +571,7 @@ TEST_F(AttendStreamTest, ReadsChunksOfMegabytes) {
   problem.key_length = 9'000;
   problem.head_size = problem.value_head_size = 64;
   problem.mask = MaskShape{DType::kFloat32, {1, 4, 3, 9'000}};
+  problem.bias = MaskShape{DType::kFloat64, {1, 4, 3, 9'000}};
   Rng rng(5);
   const Inputs inputs = RandomInputs(problem, rng);
   for (const v1::Layout layout : {v1::BHSD, v1::BSHD}) {
@@ -591,7 +628,7 @@ double BytesOfStream(const ServerProcess& server, Stub& stub,
   EXPECT_TRUE(caller.Send(messages[0]));
   EXPECT_TRUE(caller.Send(messages[1]));
   WaitForMetric(server, "rapt_chunks_total", chunks + 1);  // the stream is admitted
-  const double bytes = ReadMetric(server, "rapt_memory_reserved_bytes");
+  const double bytes = ReadMetric(server, "rapt_memory_reserved_bytes", {{"kind", "compute"}});
   caller.Cancel();
   caller.Wait();
   WaitUntilNothingIsHeld(server);
@@ -683,14 +720,34 @@ const Fault kFaults[] = {
     {"BadMaskType", "mask.dtype is INT32; it must be BOOL, FP32, FP16, BF16 or FP64",
      [](auto& m) { Header(m).mutable_mask()->set_dtype(v1::INT32); }},
     {"BadMaskRank", "mask.shape has rank 1; it must be [B, Hq, Sq, T], rank 4",
-     [](auto& m) {
-       Header(m).mutable_mask()->set_dtype(v1::BOOL);
-       Header(m).mutable_mask()->add_shape(23);
-     }},
+     [](auto& m) { Declare(*Header(m).mutable_mask(), v1::BOOL, {23}); }},
     {"ShortMask", "mask has 20 keys; a chunked call requires 1 or all 23",
      [](auto& m) {
-       Header(m).mutable_mask()->set_dtype(v1::BOOL);
-       for (const int64_t size : {1, 1, 1, 20}) Header(m).mutable_mask()->add_shape(size);
+       Declare(*Header(m).mutable_mask(), v1::BOOL, {1, 1, 1, 20});
+     }},
+    {"ABiasThatWasNotDeclared", "keys.attention_bias has 4 bytes; 6 rows of it have 0",
+     [](auto& m) { Keys(m, 0).set_attention_bias("abcd"); }},
+    {"ABiasInAResidentChunk", "queries.attention_bias has 4 bytes; 6 rows of it have 0",
+     [](auto& m) { Queries(m, 0).set_attention_bias("abcd"); }},
+    {"AMissingBias", "keys.attention_bias has 0 bytes; 6 rows of it have 1056",
+     [](auto& m) {
+       Declare(*Header(m).mutable_attention_bias(), v1::FP32, {1, 4, 11, 23});
+     }},
+    {"ABoolBias", "attention_bias.dtype is BOOL; it must be FP32, FP16, BF16 or FP64",
+     [](auto& m) {
+       Declare(*Header(m).mutable_attention_bias(), v1::BOOL, {1, 1, 1, 23});
+     }},
+    {"ABiasOfRank2", "attention_bias.shape has rank 2; it must be [B, Hq, Sq, T], rank 4",
+     [](auto& m) {
+       Declare(*Header(m).mutable_attention_bias(), v1::FP32, {11, 23});
+     }},
+    {"ABiasOfOtherHeads", "attention_bias [1, 3, 11, 23] does not broadcast to [2, 4, 11, 23]",
+     [](auto& m) {
+       Declare(*Header(m).mutable_attention_bias(), v1::FP32, {1, 3, 11, 23});
+     }},
+    {"AShortBias", "attention_bias has 20 keys; a chunked call requires 1 or all 23",
+     [](auto& m) {
+       Declare(*Header(m).mutable_attention_bias(), v1::FP32, {1, 1, 1, 20});
      }},
     {"NegativeLength", "key_length is -1; it must be at least 0",
      [](auto& m) { Header(m).set_key_length(-1); }},

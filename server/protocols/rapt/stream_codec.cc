@@ -36,11 +36,13 @@ const FieldNames& StreamNames() {
 }
 
 constexpr wire::PayloadField kQueryFields[] = {{QueryChunk::kQFieldNumber, nullptr},
-                                               {QueryChunk::kMaskFieldNumber, nullptr}};
+                                               {QueryChunk::kMaskFieldNumber, nullptr},
+                                               {QueryChunk::kAttentionBiasFieldNumber, nullptr}};
 constexpr wire::MessageSchema kQuerySchema = {kQueryFields};
 constexpr wire::PayloadField kKeyFields[] = {{KeyChunk::kKFieldNumber, nullptr},
                                              {KeyChunk::kVFieldNumber, nullptr},
-                                             {KeyChunk::kMaskFieldNumber, nullptr}};
+                                             {KeyChunk::kMaskFieldNumber, nullptr},
+                                             {KeyChunk::kAttentionBiasFieldNumber, nullptr}};
 constexpr wire::MessageSchema kKeySchema = {kKeyFields};
 constexpr wire::PayloadField kChunkFields[] = {{Message::kQueriesFieldNumber, &kQuerySchema},
                                                {Message::kKeysFieldNumber, &kKeySchema}};
@@ -92,11 +94,14 @@ absl::Status ReadType(absl::string_view field, v1::DataType code, bool may_be_bo
                                                  "FP32, FP16, BF16 or FP64"));
 }
 
-absl::Status ReadMask(const v1::StreamMask& mask, TensorSpec& out) {
-  absl::Status status = ReadType("mask.dtype", mask.dtype(), /*may_be_bool=*/true, out.dtype);
+// Reads the mask or the bias.
+absl::Status ReadMask(Role role, const v1::StreamMask& mask, TensorSpec& out) {
+  const absl::string_view name = kNativeNames[role];
+  absl::Status status =
+      ReadType(absl::StrCat(name, ".dtype"), mask.dtype(), role == Role::kMask, out.dtype);
   if (!status.ok()) return status;
   if (mask.shape_size() != 4) {
-    return absl::InvalidArgumentError(absl::StrCat("mask.shape has rank ", mask.shape_size(),
+    return absl::InvalidArgumentError(absl::StrCat(name, ".shape has rank ", mask.shape_size(),
                                                    "; it must be [B, Hq, Sq, T], rank 4"));
   }
   out.shape.assign(mask.shape().begin(), mask.shape().end());
@@ -141,7 +146,10 @@ absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call
   if (status.ok()) status = ReadAttention(header.attention(), call);
   if (status.ok()) status = ReadScoreOutput(header.score_output(), call.score_output);
   if (status.ok() && header.has_mask()) {
-    status = ReadMask(header.mask(), call.inputs[Role::kMask].emplace());
+    status = ReadMask(Role::kMask, header.mask(), call.inputs[Role::kMask].emplace());
+  }
+  if (status.ok() && header.has_attention_bias()) {
+    status = ReadMask(Role::kBias, header.attention_bias(), call.inputs[Role::kBias].emplace());
   }
   if (!status.ok()) return status;
   if (call.v_head_size) {
@@ -180,11 +188,23 @@ absl::Status ReadHeader(const v1::AttendStreamHeader& header, OperatorCall& call
   return absl::OkStatus();
 }
 
-// The required sizes of a chunk in bytes: of Q, or of K and V, and of its part of the mask.
+// The required sizes of a chunk in bytes: of Q, or of K and V, and of its parts of mask and bias.
 struct ChunkSizes {
-  int64_t query = 0, key = 0, value = 0, mask = 0;
-  int64_t total() const { return query + key + value + mask; }
+  int64_t query = 0, key = 0, value = 0, mask = 0, bias = 0;
+  int64_t total() const { return query + key + value + mask + bias; }
 };
+
+// The size of a streaming chunk's part of the mask or bias.
+int64_t MaskBytes(const std::optional<MaskShape>& mask, const ChunkOrder::Expected& expected) {
+  if (!mask) return 0;
+  const int streaming_axis = expected.is_keys ? 3 : 2;
+  int64_t bytes = SizeOf(mask->dtype);
+  for (int axis = 0; axis < 4; ++axis) {
+    const int64_t size = mask->dims[axis];
+    bytes *= axis == streaming_axis && size != 1 ? expected.rows.count : size;
+  }
+  return bytes;
+}
 
 ChunkSizes SizesOf(const ChunkedPlan& plan, const ChunkOrder::Expected& expected) {
   const Problem& p = plan.problem;
@@ -197,13 +217,9 @@ ChunkSizes SizesOf(const ChunkedPlan& plan, const ChunkOrder::Expected& expected
   } else {
     sizes.query = p.batch * p.query_heads * count * p.head_size * SizeOf(p.dtype);
   }
-  if (expected.streams && p.mask) {
-    sizes.mask = SizeOf(p.mask->dtype);
-    const int streaming_axis = expected.is_keys ? 3 : 2;
-    for (int axis = 0; axis < 4; ++axis) {
-      const int64_t size = p.mask->dims[axis];
-      sizes.mask *= axis == streaming_axis && size != 1 ? count : size;
-    }
+  if (expected.streams) {
+    sizes.mask = MaskBytes(p.mask, expected);
+    sizes.bias = MaskBytes(p.bias, expected);
   }
   return sizes;
 }
@@ -258,10 +274,14 @@ constexpr ChunkField kFields[] = {
      "queries.q"},
     {Message::kQueries, QueryChunk::kMaskFieldNumber, &StreamChunk::mask, &ChunkSizes::mask,
      "queries.mask"},
+    {Message::kQueries, QueryChunk::kAttentionBiasFieldNumber, &StreamChunk::bias,
+     &ChunkSizes::bias, "queries.attention_bias"},
     {Message::kKeys, KeyChunk::kKFieldNumber, &StreamChunk::key, &ChunkSizes::key, "keys.k"},
     {Message::kKeys, KeyChunk::kVFieldNumber, &StreamChunk::value, &ChunkSizes::value, "keys.v"},
     {Message::kKeys, KeyChunk::kMaskFieldNumber, &StreamChunk::mask, &ChunkSizes::mask,
      "keys.mask"},
+    {Message::kKeys, KeyChunk::kAttentionBiasFieldNumber, &StreamChunk::bias, &ChunkSizes::bias,
+     "keys.attention_bias"},
 };
 
 // Sets the payloads of the chunk. The last field of a number wins.

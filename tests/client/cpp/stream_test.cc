@@ -122,6 +122,18 @@ constexpr Feature kFeatures[] = {
      [](OwnedCall& c) {
        c.call.mask = View<float>({33}, absl::MakeConstSpan(c.mask).subspan(0, 33));
      }},
+    {"bias and mask",
+     [](OwnedCall& c) {
+       c.call.attention_bias =
+           View<float>({4, 21, 33}, absl::MakeConstSpan(c.mask).first(4 * 21 * 33));
+       c.call.mask = View<float>({21, 1}, absl::MakeConstSpan(c.mask).subspan(0, 21));
+     }},
+    {"past and bias of a row",
+     [](OwnedCall& c) {
+       c.call.past_key = View<float>({2, 2, 11, 8}, c.past_key);
+       c.call.past_value = View<float>({2, 2, 11, 6}, c.past_value);
+       c.call.attention_bias = View<float>({44}, absl::MakeConstSpan(c.mask).first(44));
+     }},
     {"mask of a column",
      [](OwnedCall& c) {
        c.call.mask = View<float>({21, 1}, absl::MakeConstSpan(c.mask).subspan(0, 21));
@@ -204,36 +216,38 @@ TEST_F(StreamTest, SendsLargeRowsWithoutCopies) {
   ExpectSame(call, {.streaming = Streaming::kQueries, .query_chunk = 1, .key_chunk = 700});
 }
 
+// Copies these rows of `length` rows of each head.
+void CopyRows(const std::vector<float>& from, int64_t heads, int64_t length, int64_t size,
+              const StreamRows& rows, absl::Span<std::byte> to) {
+  auto* out = reinterpret_cast<float*>(to.data());
+  for (int64_t head = 0; head < heads; ++head) {
+    const float* first = from.data() + (head * length + rows.begin) * size;
+    out = std::copy_n(first, rows.count * size, out);
+  }
+}
+
 TEST_F(StreamTest, AFunctionFillsTheStreamingRows) {
   OwnedCall owned(Layout::kBhsd);
   for (const Streaming streaming : {Streaming::kKeys, Streaming::kQueries}) {
     const absl::StatusOr<AttendResult> whole = client_->Attend(owned.call);
     ASSERT_TRUE(whole.ok());
     AttendCall call = owned.call;
-    const auto copy = [](const std::vector<float>& from, int64_t heads, int64_t length,
-                         int64_t size, const StreamRows& rows, absl::Span<std::byte> to) {
-      auto* out = reinterpret_cast<float*>(to.data());
-      for (int64_t head = 0; head < 2 * heads; ++head) {
-        const float* first = from.data() + (head * length + rows.begin) * size;
-        out = std::copy_n(first, rows.count * size, out);
-      }
-    };
     int64_t next = 0;
     StreamOptions stream = {.streaming = streaming, .query_chunk = 4, .key_chunk = 10};
     if (streaming == Streaming::kKeys) {
       call.k.data = call.v.data = {};
       stream.read = [&](const StreamRows& rows) {
         EXPECT_EQ(std::exchange(next, rows.begin + rows.count), rows.begin);
-        EXPECT_TRUE(rows.q.empty() && rows.mask.empty());
-        copy(owned.k, 2, 33, 8, rows, rows.k);
-        copy(owned.v, 2, 33, 6, rows, rows.v);
+        EXPECT_TRUE(rows.q.empty() && rows.mask.empty() && rows.attention_bias.empty());
+        CopyRows(owned.k, 2 * 2, 33, 8, rows, rows.k);
+        CopyRows(owned.v, 2 * 2, 33, 6, rows, rows.v);
         return absl::OkStatus();
       };
     } else {
       call.q.data = {};
       stream.read = [&](const StreamRows& rows) {
         EXPECT_EQ(std::exchange(next, rows.begin + rows.count), rows.begin);
-        copy(owned.q, 4, 21, 8, rows, rows.q);
+        CopyRows(owned.q, 2 * 4, 21, 8, rows, rows.q);
         return absl::OkStatus();
       };
     }
@@ -242,6 +256,27 @@ TEST_F(StreamTest, AFunctionFillsTheStreamingRows) {
     EXPECT_EQ(next, streaming == Streaming::kKeys ? 33 : 21);
     ExpectNear(streamed->y, whole->y);
   }
+}
+
+TEST_F(StreamTest, AFunctionFillsMaskAndBias) {
+  const std::vector<float> bias = Values(21 * 33, 9);
+  OwnedCall owned(Layout::kBhsd);
+  owned.call.mask = View<float>({21, 33}, absl::MakeConstSpan(owned.mask).first(21 * 33));
+  owned.call.attention_bias = View<float>({21, 33}, bias);
+  const absl::StatusOr<AttendResult> whole = client_->Attend(owned.call);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  AttendCall call = owned.call;
+  call.q.data = call.mask->data = call.attention_bias->data = {};
+  StreamOptions stream = {.streaming = Streaming::kQueries, .query_chunk = 4};
+  stream.read = [&](const StreamRows& rows) {
+    CopyRows(owned.q, 2 * 4, 21, 8, rows, rows.q);
+    CopyRows(owned.mask, 1, 21, 33, rows, rows.mask);
+    CopyRows(bias, 1, 21, 33, rows, rows.attention_bias);
+    return absl::OkStatus();
+  };
+  const absl::StatusOr<AttendResult> streamed = client_->AttendStream(call, stream);
+  ASSERT_TRUE(streamed.ok()) << streamed.status();
+  ExpectNear(streamed->y, whole->y);
 }
 
 TEST_F(StreamTest, ReportsItsProgress) {
@@ -320,6 +355,15 @@ TEST_F(StreamTest, ErrorsNameTheField) {
       {"mask has type UINT8; in a stream it must be BOOL or a float type",
        [](AttendCall& c, StreamOptions&, const std::vector<uint8_t>& b) {
          c.mask = View<uint8_t>({33}, b);
+       }},
+      {"attention_bias has type BOOL; in a stream it must be a float type",
+       [](AttendCall& c, StreamOptions&, const std::vector<uint8_t>& b) {
+         c.attention_bias = View<uint8_t>({33}, b);
+         c.attention_bias->dtype = DType::kBool;
+       }},
+      {"attention_bias has shape [34]; in a stream it must broadcast to [2, 4, 21, 33]",
+       [](AttendCall& c, StreamOptions&, const auto&) {
+         c.attention_bias = TensorView{DType::kFloat32, {34}, c.q.data.first(4 * 34)};
        }},
       {"present keys and values are not supported in streams",
        [](AttendCall& c, StreamOptions&, const auto&) { c.wants_present = true; }},

@@ -95,7 +95,7 @@ struct AttendCall {
   absl::Span<const int64_t> key_lengths = {};
 
   // A float type, broadcast like mask and added to the scores like a float mask; -inf hides a key.
-  // May be combined with a mask. Not supported in streams.
+  // May be combined with a mask.
   std::optional<TensorView> attention_bias = {};
 
   // [Hq], kFloat32 or Q's type: one more key per head with this score, which is neither scaled,

@@ -19,8 +19,8 @@
 namespace rapt::client {
 
 enum class Streaming : uint8_t {
-  kKeys,     // K and V; a chunk has the mask's columns of its keys
-  kQueries,  // Q; a chunk has the mask's rows of its queries
+  kKeys,     // K and V; a chunk has the columns of mask and attention_bias of its keys
+  kQueries,  // Q; a chunk has the rows of mask and attention_bias of its queries
 };
 
 // The buffers that a function fills with rows [begin, begin + count) of the streaming tensors: [B,
@@ -33,6 +33,7 @@ struct StreamRows {
   absl::Span<std::byte> k, v;  // if keys stream; past rows come first
   absl::Span<std::byte> mask;  // [B, Hq, Sq, count] of keys, [B, Hq, count, T] of queries; an axis
                                // of 1 stays 1
+  absl::Span<std::byte> attention_bias;  // likewise
 };
 
 struct StreamProgress {

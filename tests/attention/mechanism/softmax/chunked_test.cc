@@ -92,6 +92,7 @@ class ChunkedRun {
       arguments.inputs[Role::kK] = SliceOf(key_.View(), 2, keys);
       arguments.inputs[Role::kV] = SliceOf(value_.View(), 2, keys);
       if (problem_.mask) arguments.inputs[Role::kMask] = SliceOf(MaskView(*inputs_.mask), 3, keys);
+      if (problem_.bias) arguments.inputs[Role::kBias] = SliceOf(MaskView(*inputs_.bias), 3, keys);
       SetTables(arguments);
       if (inputs_.relative_query) {
         arguments.inputs[Role::kRelativeQuery] = inputs_.relative_query->View();
@@ -127,6 +128,8 @@ class ChunkedRun {
       arguments.inputs[Role::kV] = value_.View();
       if (problem_.mask)
         arguments.inputs[Role::kMask] = SliceOf(MaskView(*inputs_.mask), 2, queries);
+      if (problem_.bias)
+        arguments.inputs[Role::kBias] = SliceOf(MaskView(*inputs_.bias), 2, queries);
       if (inputs_.head_sink) arguments.inputs[Role::kHeadSink] = inputs_.head_sink->View();
       SetTables(arguments);
       if (inputs_.relative_query) {
@@ -268,6 +271,15 @@ constexpr Feature kFeatures[] = {
     {"mask_of_one_key",
      [](Problem& p) {
        p.mask = MaskShape{DType::kBool, {1, 1, 9, 1}};
+     }},
+    {"bias",
+     [](Problem& p) {
+       p.bias = MaskShape{p.dtype, {p.batch, p.query_heads, p.query_length, p.key_length}};
+     }},
+    {"bias_of_a_row_and_bool_mask",
+     [](Problem& p) {
+       p.bias = MaskShape{DType::kFloat32, {1, p.query_heads, 1, p.key_length}};
+       p.mask = MaskShape{DType::kBool, {p.batch, 1, p.query_length, p.key_length}};
      }},
     {"softmax_in_fp64", [](Problem& p) { p.softmax_in_fp64 = true; }},
     {"dropout",
