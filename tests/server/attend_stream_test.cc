@@ -435,6 +435,12 @@ constexpr Feature kFeatures[] = {
        p.mask = MaskShape{DType::kFloat32, {1, 4, 11, 23}};
        p.score_output = ScoreOutput::kBiased;
      }},
+    {"relative keys and values, past, causal",
+     [](Problem& p) {
+       p.relative_keys = RelativeVectors{p.dtype, 4, 21};
+       p.relative_values = RelativeVectors{DType::kFloat32, 1, 71};
+       p.past_length = 9, p.causal = true;
+     }},
     {"bias",
      [](Problem& p) {
        p.bias = MaskShape{p.dtype, {2, 4, 11, 23}};
@@ -504,6 +510,15 @@ TEST_F(AttendStreamTest, ComputesOtherNormalizersIfQueriesStream) {
     const Inputs inputs = RandomInputs(problem, rng);
     ExpectConforms(*stub_, problem, inputs, {v1::QUERIES_STREAM, 4, 7});
   }
+}
+
+TEST_F(AttendStreamTest, TakesAnAlphaForEachHeadIfQueriesStream) {
+  Problem problem = SmallProblem();
+  problem.normalizer = Normalizer::kEntmax;
+  problem.head_alpha = DType::kFloat32;
+  Rng rng(4);
+  const Inputs inputs = RandomInputs(problem, rng);
+  ExpectConforms(*stub_, problem, inputs, {v1::QUERIES_STREAM, 4, 7});
 }
 
 // The result does not depend on the chunk sizes.
@@ -845,6 +860,17 @@ const Fault kFaults[] = {
      [](auto& m) {
        Fill(*Header(m).mutable_relative_bias(), v1::FP16, {4, 5});
      }},
+    {"RelativeKeysOfAnotherSize",
+     "relative_keys has shape [4, 5, 7]; it must be [1 or heads, 2c + 1, 8]",
+     [](auto& m) {
+       Fill(*Header(m).mutable_relative_keys(), v1::FP32, {4, 5, 7});
+     }},
+    {"RelativeValuesOfEvenLength", "relative_values has 4 distances; their number must be 2c + 1",
+     [](auto& m) {
+       Fill(*Header(m).mutable_relative_values(), v1::FP32, {1, 4, 6});
+     }},
+    {"AnAlphaOfFewHeads", "alpha has shape [2]; it must be [4], the number of heads of q",
+     [](auto& m) { Fill(*Header(m).mutable_alpha(), v1::FP32, {2}); }},
     {"TwoBiasesByDistance", "attention.alibi and relative_bias are both set; at most one",
      [](auto& m) {
        Fill(*Header(m).mutable_relative_bias(), v1::FP32, {4, 5});

@@ -927,12 +927,14 @@ def test_a_stream_equals_a_unary_call(rapt, save, load, case, chunk):
         ["--bias-table=buckets.npy", "--bidirectional", "--max-distance=8"],
         ["--relative-bias=clipped.npy"],
         ["--attention-bias=bias.npy", "--causal"],
+        ["--relative-keys=rk.npy", "--relative-values=rv.npy"],
     ],
     ids=lambda flags: flags[0],
 )
 def test_a_stream_takes_variants(rapt, save, load, flags, streams):
     save(q=draw(1, 2, 4, 5, 8), k=draw(2, 2, 4, 9, 8), v=draw(3, 2, 4, 9, 6))
     save(sink=draw(4, 4), buckets=draw(5, 8, 4), clipped=draw(6, 4, 7), bias=draw(7, 4, 5, 9))
+    save(rk=draw(8, 4, 7, 8), rv=draw(9, 1, 7, 6))
     files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "-o=y.npy", *flags]
     rapt("attend", *files, "--local")
     want = load("y.npy")

@@ -60,7 +60,8 @@ struct OwnedCall {
                      v = Values(2 * 2 * 33 * 6, 3), mask = Values(4 * 21 * 44, 4),
                      past_key = Values(2 * 2 * 11 * 8, 5), past_value = Values(2 * 2 * 11 * 6, 6);
   std::vector<float> sink = {0.5f, -1, 2, 0}, slopes = {0.5f, 0.25f, 0.125f, 0.0625f};
-  std::vector<float> table = Values(8 * 4, 7), clipped = Values(4 * 9, 8);
+  std::vector<float> table = Values(8 * 4, 7), clipped = Values(4 * 9, 8),
+                     relative = Values(4 * 9 * 8, 9);
   std::vector<int64_t> key_lengths = {33, 20};
   AttendCall call;
 };
@@ -117,6 +118,12 @@ constexpr Feature kFeatures[] = {
      [](OwnedCall& c) {
        c.call.relative_bias = View<float>({4, 9}, c.clipped);
        c.call.head_sink = View<float>({4}, c.sink);
+     }},
+    {"relative keys and values",
+     [](OwnedCall& c) {
+       c.call.relative_keys = View<float>({4, 9, 8}, c.relative);
+       c.call.relative_values =
+           View<float>({1, 9, 6}, absl::MakeConstSpan(c.relative).first(9 * 6));
      }},
     {"mask of a row",
      [](OwnedCall& c) {
@@ -194,6 +201,14 @@ TEST_F(StreamTest, EqualsAttendInEveryLayoutAndChunking) {
       }
     }
   }
+}
+
+TEST_F(StreamTest, TakesAnAlphaForEachHead) {
+  const std::vector<float> alpha = {1, 1.25f, 1.5f, 2};
+  OwnedCall owned(Layout::kBhsd);
+  owned.call.normalizer = Normalizer::kEntmax;
+  owned.call.head_alpha = View<float>({4}, alpha);
+  ExpectSame(owned.call, {.query_chunk = 5});
 }
 
 TEST_F(StreamTest, ChoosesSideAndChunks) {
@@ -367,6 +382,8 @@ TEST_F(StreamTest, ErrorsNameTheField) {
        }},
       {"present keys and values are not supported in streams",
        [](AttendCall& c, StreamOptions&, const auto&) { c.wants_present = true; }},
+      {"relative_query is not supported in streams",
+       [](AttendCall& c, StreamOptions&, const auto&) { c.relative_query = c.q; }},
       {"block_mask is not supported in streams",
        [](AttendCall& c, StreamOptions&, const std::vector<uint8_t>& b) {
          c.block_mask = View<uint8_t>({33}, b);

@@ -112,8 +112,8 @@ struct AttendCall {
   std::optional<TensorView> relative_bias = {};
 
   // Vectors added to key and value j by the distance j - p, clipped likewise: [1 or Hq, 2c + 1, D]
-  // and [1 or Hq, 2c + 1, Dv], kFloat32 or Q's type. Not supported in streams, nor is
-  // relative_query, shaped as q, which multiplies relative_keys instead of q.
+  // and [1 or Hq, 2c + 1, Dv], kFloat32 or Q's type. relative_query, shaped as q, multiplies
+  // relative_keys instead of q; it is not supported in streams.
   std::optional<TensorView> relative_keys = {};
   std::optional<TensorView> relative_values = {};
   std::optional<TensorView> relative_query = {};
@@ -133,7 +133,6 @@ struct AttendCall {
   std::optional<TensorView> additive_weight = {};
 
   // [Hq], kFloat32 or Q's type: the alpha of each head, with Normalizer::kEntmax and without alpha.
-  // Not supported in streams.
   std::optional<TensorView> head_alpha = {};
   // Query i sees key j if causality, lengths, mask, block_mask and selected_indices show it, and
   // one of: the window shows it, j < prefix_keys, global_mask[j], or global_mask[p] of the query's
