@@ -128,6 +128,7 @@ class GeneratedEcho final : public GRPCInferenceService::Service {
   dup2(pipe, STDOUT_FILENO);
   const std::string response_bytes = absl::StrCat(kResponseBytes);
   const char* python = std::getenv(kPythonVariable);
+  RAPT_CHECK(python != nullptr, "RAPT_BENCH_PYTHON is not set");
   execl(python, python, RAPT_BENCH_DIRECTORY "/grpcio_echo.py", response_bytes.c_str(), nullptr);
   std::_Exit(1);
 }
@@ -163,7 +164,7 @@ class RawCaller {
   RawCaller(const RawCaller&) = delete;
   RawCaller& operator=(const RawCaller&) = delete;
 
-  void CallOnce(const std::string& bytes) {
+  void CallOnce(const std::string& bytes) const {
     const auto size = static_cast<int64_t>(bytes.size());
     WriteAll(connection_, reinterpret_cast<const char*>(&size), sizeof(size));
     WriteAll(connection_, bytes.data(), size);

@@ -11,9 +11,9 @@ namespace rapt::cpu {
 namespace {
 
 // Every tile has the maximum size.
-constexpr int64_t kTileRows = 16;
-constexpr int64_t kTileRowBytes = 64;
-constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
+inline constexpr int64_t kTileRows = 16;
+inline constexpr int64_t kTileRowBytes = 64;
+inline constexpr int64_t kTileBytes = kTileRows * kTileRowBytes;
 
 // The creating thread may use tiles during the object's lifetime.
 class TileConfiguration {

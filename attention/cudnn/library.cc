@@ -111,7 +111,7 @@ struct Lengths {
 // keys.
 ScoreModifier SoftcapAndBounds(const SdpaGraph& g, const Lengths& lengths) {
   namespace modifiers = fe::graph::attn::score_modifiers;
-  return [g, lengths](std::shared_ptr<fe::graph::Graph> graph, TensorPtr scores) {
+  return [g, lengths](const std::shared_ptr<fe::graph::Graph>& graph, TensorPtr scores) {
     modifiers::Softcap softcap;
     scores = softcap.forward(graph, scores,
                              std::make_shared<Tensor_attributes>(static_cast<float>(g.softcap)));
