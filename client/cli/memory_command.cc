@@ -78,6 +78,7 @@ Problem ProblemOf(const client::MemoryQuestion& question, int64_t length) {
 
 std::vector<client::InputEstimate> ToClient(const std::vector<InputEstimate>& inputs) {
   std::vector<client::InputEstimate> converted;
+  converted.reserve(inputs.size());
   for (const auto& [name, bytes, saved_bytes] : inputs) {
     converted.push_back({std::string(name), bytes, saved_bytes});
   }
