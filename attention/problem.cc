@@ -482,16 +482,6 @@ absl::Status CheckRole(Role role, const Problem& p, const TensorView& view,
   return CheckView(names[role], view, info.dtype(p), info.dims(p), !info.broadcasts, info.source);
 }
 
-absl::Status CheckAlphas(const Problem& p, const Arguments& a, const FieldNames& names) {
-  const AttributeInfo& info = Attributes()[static_cast<size_t>(Attribute::kAlpha)];
-  for (int64_t h = 0; p.head_alpha && h < p.query_heads; ++h) {
-    const double alpha = LoadElement(a.inputs[Role::kAlpha].Row(h, 0, 0), *p.head_alpha, 0);
-    absl::Status status = CheckRange(info, alpha, absl::StrCat(names[Role::kAlpha], "[", h, "]"));
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
 // Returns the offset from a query to the key on its diagonal, both as positions in the full
 // problem.
 int64_t DiagonalOffset(const Problem& p, const Section& section,
@@ -570,7 +560,7 @@ absl::Status ValidateInputs(const Problem& p, const Arguments& a, const FieldNam
     absl::Status status = CheckRole(role, p, a.inputs[role], names);
     if (!status.ok()) return status;
   }
-  if (absl::Status status = CheckAlphas(p, a, names); !status.ok()) return status;
+  if (absl::Status status = ValidateAlphas(p, a, names); !status.ok()) return status;
   return ValidateKeyLengths(p, a.key_lengths, names);
 }
 
@@ -585,6 +575,16 @@ absl::Status Validate(const Problem& p, const Arguments& a, const FieldNames& na
   if (!status.ok()) return status;
   for (Role role : OutputsOf(p)) {
     status = CheckRole(role, p, AsConst(a.outputs[role]), names);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateAlphas(const Problem& p, const Arguments& a, const FieldNames& names) {
+  const AttributeInfo& info = Attributes()[static_cast<size_t>(Attribute::kAlpha)];
+  for (int64_t h = 0; p.head_alpha && h < p.query_heads; ++h) {
+    const double alpha = LoadElement(a.inputs[Role::kAlpha].Row(h, 0, 0), *p.head_alpha, 0);
+    absl::Status status = CheckRange(info, alpha, absl::StrCat(names[Role::kAlpha], "[", h, "]"));
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

@@ -311,6 +311,10 @@ absl::Status ValidateInputs(const Problem& problem, const Arguments& arguments,
 absl::Status ValidateKeyLengths(const Problem& problem, absl::Span<const int64_t> key_lengths,
                                 const FieldNames& names = kOnnxNames);
 
+// The same for the values of alpha only.
+absl::Status ValidateAlphas(const Problem& problem, const Arguments& arguments,
+                            const FieldNames& names = kOnnxNames);
+
 // The same for the values of position_ids and key_position_ids, which must have been copied out of
 // memory that others can write.
 absl::Status ValidatePositions(const Problem& problem, const Arguments& arguments,

@@ -105,8 +105,8 @@ AttentionStream::AttentionStream(StreamRequest request, ChunkedPlan plan, Execut
   }
 }
 
-int64_t AttentionStream::TensorBytes() const {
-  int64_t bytes = 0;
+int64_t AttentionStream::HeaderBytes() const {
+  auto bytes = static_cast<int64_t>(request_.key_lengths.size() * sizeof(int64_t));
   for (Role role : kInputTensors) bytes += static_cast<int64_t>(request_.tensors[role].size());
   return bytes;
 }
@@ -122,7 +122,7 @@ int64_t AttentionStream::GatheredBytes() const {
 }
 
 absl::StatusOr<int64_t> AttentionStream::NeededBytes() const {
-  std::optional<int64_t> total = TensorBytes();
+  std::optional<int64_t> total = HeaderBytes();
   for (const int64_t bytes : {query_.bytes, key_.bytes, value_.bytes, state_.bytes,
                               workspace_.bytes, gathered_.bytes, slot_bytes_, slot_bytes_}) {
     if (total) total = CheckedAdd(*total, BufferPool::SizeOfClass(bytes));
@@ -135,7 +135,7 @@ absl::StatusOr<int64_t> AttentionStream::NeededBytes() const {
 absl::Status AttentionStream::Allocate(BufferPool& pool, MemoryBudget::Reservation messages,
                                        MemoryBudget::Reservation reservation) {
   messages_ = std::move(messages);
-  tensors_ = reservation.Split(TensorBytes());
+  header_ = reservation.Split(HeaderBytes());
   for (Part* part : {&query_, &key_, &value_, &state_, &workspace_, &gathered_}) {
     absl::StatusOr<ReservedBuffer> buffer = AllocatePart(pool, part->bytes, reservation);
     if (!buffer.ok()) return buffer.status();
@@ -158,7 +158,7 @@ absl::Status AttentionStream::Allocate(BufferPool& pool, MemoryBudget::Reservati
     if (data.empty()) continue;
     arguments_.inputs[role] = whole.Input(role, reinterpret_cast<const std::byte*>(data.data()));
   }
-  return absl::OkStatus();
+  return ValidateAlphas(plan_.problem, arguments_, *request_.names);
 }
 
 void AttentionStream::Keep(const StreamChunk& chunk, StepDone done) {

@@ -110,7 +110,7 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
     std::byte* target;
   };
 
-  int64_t TensorBytes() const;
+  int64_t HeaderBytes() const;
   int64_t GatheredBytes() const;
   void ViewChunk(const ResolvedCall& call);
   TensorView ViewInput(TensorView view, const InputBytes& bytes, bool reads_slices,
@@ -127,7 +127,7 @@ class AttentionStream : public std::enable_shared_from_this<AttentionStream> {
   const ChunkedPlan plan_;
   Executor& executor_;
 
-  MemoryBudget::Reservation messages_, tensors_;
+  MemoryBudget::Reservation messages_, header_;
   Part query_, key_, value_;  // of the resident side
   Part state_, workspace_, gathered_;
   int64_t slot_bytes_ = 0;

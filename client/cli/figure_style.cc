@@ -31,7 +31,7 @@ double WidestLabel(const std::vector<std::string>& labels) {
 }
 
 std::vector<double> Ticks(double low, double high) {
-  const double rough = high / 5 - low / 5;  // does not overflow
+  const double rough = (high / 2 - low / 2) / 2.5;  // exact before the last division, no overflow
   const double power = std::pow(10, std::floor(std::log10(rough)));
   double step = power;
   for (const double multiple : {1.0, 2.0, 5.0, 10.0}) {

@@ -269,9 +269,9 @@ absl::Status ChunkedCall::CheckHeader() const {
     bytes += static_cast<int64_t>(view->data.size());
     if (bytes <= kHeaderTensorBytes) continue;
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s has %d bytes; in a stream, the tensors that do not arrive in chunks may have %d "
-        "together",
-        tensor.name, view->data.size(), kHeaderTensorBytes));
+        "%s and the tensors before it have %d bytes; in a stream, those that do not arrive in "
+        "chunks may have %d together",
+        tensor.name, bytes, kHeaderTensorBytes));
   }
   return absl::OkStatus();
 }

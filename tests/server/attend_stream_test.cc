@@ -915,6 +915,22 @@ TEST_F(AttendStreamTest, TheStreamWithoutFaultsIsValid) {
   ExpectConforms(*stub_, problem, RandomInputs(problem, rng), kFaultyCut);
 }
 
+TEST_F(AttendStreamTest, RefusesAnAlphaOutOfRange) {
+  Problem problem = SmallProblem();
+  problem.normalizer = Normalizer::kEntmax;
+  problem.head_alpha = DType::kFloat32;
+  Rng rng(11);
+  std::vector<Message> messages =
+      MessagesOf(problem, RandomInputs(problem, rng), {v1::QUERIES_STREAM, 4, 7});
+  const float alphas[] = {1, 2, 3, 1.5};
+  Header(messages).mutable_alpha()->set_data(alphas, sizeof(alphas));
+  const Responses responses = Call(*stub_, messages);
+  EXPECT_EQ(responses.status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(responses.status.error_message(),
+              HasSubstr("alpha[2] is 3; it must be from 1 (softmax) to 2 (sparsemax)"));
+  WaitUntilNothingIsHeld(*server_);
+}
+
 // --- Streams that stop ---------------------------------------------------------------------------
 
 // After each number of messages: the header only, resident chunks, streaming chunks, all of them.

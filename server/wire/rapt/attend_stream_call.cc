@@ -155,7 +155,8 @@ absl::Status AttendStreamCall::OpenStream() {
   absl::Status status = CheckMessageSizes(plan, call_.limits().max_message_bytes);
   if (!status.ok()) return status;
 
-  call_.ReleaseMessageMemory();  // a call that waits for memory holds none
+  // A call that waits for memory holds none, except the tensors of its header: 64 KiB at most.
+  call_.ReleaseMessageMemory();
   is_admitting_ = true;
   admission_began_ = call_.Now();
   call_.engine().AdmitStream(

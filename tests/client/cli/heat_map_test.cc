@@ -218,7 +218,8 @@ TEST(CurvesTest, StayWithinThePage) {
                                         {1, -1, 1e-3, 5},
                                         {kMasked, kMasked, std::nan(""), kMasked},
                                         {-kLargest, kLargest, 0, 1},
-                                        {0, std::numeric_limits<double>::denorm_min(), 0, 0}}) {
+                                        {0, std::numeric_limits<double>::denorm_min(), 0, 0},
+                                        {1.5 + 0x3p-52, 1.5 + 0x4p-52, 1.5 + 0x3p-52, 1.5}}) {
     const AttentionFigure figure = {"A title", {"a", "b"}, {"x", "y"}, {{"", values}}};
     const Picture picture = DrawCurves(figure, {0, 1});
     for (const Polyline& line : All<Polyline>(picture)) {

@@ -392,8 +392,9 @@ TEST_F(StreamTest, ErrorsNameTheField) {
        [](AttendCall& c, StreamOptions&, const auto&) {
          c.head_sink = TensorView{DType::kFloat32, {4}, c.q.data.first(132)};
        }},
-      {"head_sink has 64516 bytes; in a stream, the tensors that do not arrive in chunks may have "
-       "64512 together",
+      {"head_sink and the tensors before it have 64516 bytes; in a stream, those that do not "
+       "arrive "
+       "in chunks may have 64512 together",
        [](AttendCall& c, StreamOptions&, const auto&) {
          static const std::vector<float> zeros(16129);
          c.head_sink = View<float>({16129}, zeros);
