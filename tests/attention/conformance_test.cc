@@ -3,12 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <iostream>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "attention/backend.h"
 #include "tests/support/run_attention.h"
 
@@ -118,16 +120,15 @@ std::vector<Case> HeadCounts() {
 }
 
 std::vector<Case> Masks() {
-  constexpr int64_t kShapes[][4] = {{1, 1, 1, 1},   {1, 1, 1, 65},  {1, 1, 17, 65}, {1, 4, 17, 65},
-                                    {2, 1, 17, 65}, {2, 4, 17, 65}, {2, 1, 1, 65},  {2, 4, 17, 1},
-                                    {1, 4, 1, 1},   {1, 1, 17, 60}, {2, 4, 17, 3}};
+  constexpr std::array<int64_t, 4> kShapes[] = {
+      {1, 1, 1, 1},  {1, 1, 1, 65}, {1, 1, 17, 65}, {1, 4, 17, 65}, {2, 1, 17, 65}, {2, 4, 17, 65},
+      {2, 1, 1, 65}, {2, 4, 17, 1}, {1, 4, 1, 1},   {1, 1, 17, 60}, {2, 4, 17, 3}};
   std::vector<Case> cases;
-  for (const auto& [b, h, s, t] : kShapes) {
-    const std::string shape = std::to_string(b) + "x" + std::to_string(h) + "x" +
-                              std::to_string(s) + "x" + std::to_string(t);
+  for (const std::array<int64_t, 4>& dims : kShapes) {
+    const std::string shape = absl::StrJoin(dims, "x");
     for (const DType type : {DType::kBool, DType::kFloat32}) {
       cases.push_back({"mask_" + std::string(NameOf(type)) + "_" + shape, With([&](Problem& p) {
-                         p.mask = MaskShape{type, {b, h, s, t}};
+                         p.mask = MaskShape{type, dims};
                        })});
     }
   }
