@@ -69,9 +69,11 @@ Problem SmallProblem(FuzzedDataProvider& data) {
       p.rope_theta = data.ConsumeIntegralInRange(2, 10000);
     } else {
       p.rotary_cache = RotaryCache{.dtype = p.dtype,
-                                   .rows = data.ConsumeIntegralInRange(0, 180),
+                                   .rows = data.ConsumeIntegralInRange(1, 180),
                                    .pairs = p.rotary_size() / 2};
       if (data.ConsumeBool()) p.rotary_cache->batch = p.batch;
+      // Random lengths place queries before the first row of the cache, which is an error.
+      if (p.rotary_cache->by_position() && !p.has_position_ids) p.has_key_lengths = false;
     }
   }
   p.softmax_in_fp64 = data.ConsumeBool();
