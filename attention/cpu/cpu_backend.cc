@@ -432,10 +432,16 @@ int64_t TileScratchBytes(const Problem& p, const KernelTable& kernels, int64_t r
   return kernels.tile_scratch_bytes(task);
 }
 
+// Tasks rotate the keys that they read, unless others read the same keys or they are returned.
+KeyRotation ChooseKeyRotation(const Problem& p, const Split& split) {
+  const bool read_once = split.query_tasks * split.head_tasks == 1 && !Gathers(p);
+  return read_once && !p.wants_present ? KeyRotation::kOnRead : KeyRotation::kStored;
+}
+
 // The rotated queries of a task, which follow the angles of a worker in the stage before.
-int64_t RotatedQueryBytes(const Problem& p, int64_t rows) {
+int64_t RotatedQueryBytes(const Problem& p, int64_t rows, KeyRotation keys) {
   if (!p.has_rotary()) return 0;
-  return std::max(Rotation::WorkerBytes(p),
+  return std::max(Rotation::WorkerBytes(p, keys),
                   RoundUp(rows * p.head_size * SizeOf(p.dtype), kVectorBytes));
 }
 
@@ -467,6 +473,7 @@ class CpuPlan final : public BackendPlan {
         fp64(AccumulatesInFp64(p)),
         query_block(ChooseQueryRows(p, threads)),
         split(Gathers(p) ? SplitSelecting(p, threads) : SplitRows(p, query_block)),
+        key_rotation(ChooseKeyRotation(p, split)),
         key_splits(ChooseKeySplits(p, AttentionTasks(p, split), threads)) {
     const int64_t rows_per_task = split.rows_per_task();
     if (key_splits > 1) {
@@ -474,8 +481,9 @@ class CpuPlan final : public BackendPlan {
           fp64 ? Parts<double>::Bytes(p, key_splits) : Parts<float>::Bytes(p, key_splits);
     }
     if (p.has_relative()) {
-      shared.relative = RoundUp(
-          fp64 ? RelativeTables<double>::Bytes(p) : RelativeTables<float>::Bytes(p), kVectorBytes);
+      const int64_t bytes =
+          fp64 ? RelativeTables<double>::Bytes(p) : RelativeTables<float>::Bytes(p);
+      shared.relative = RoundUp(bytes, kVectorBytes) + kVectorBytes;  // read to a vector's end
       relative_tables = RelativeTables<float>::Count(p);
     }
     if (p.has_relative_vectors()) {
@@ -483,13 +491,13 @@ class CpuPlan final : public BackendPlan {
           fp64 ? VectorTables<double>::Bytes(p) : VectorTables<float>::Bytes(p), kVectorBytes);
       vector_tables = VectorTables<float>::Count(p);
     }
-    if (p.has_rotary()) shared.rotation = Rotation::SharedBytes(p);
+    if (p.has_rotary()) shared.rotation = Rotation::SharedBytes(p, key_rotation);
     worker = {.rows = RowTableBytes(p, rows_per_task),
               .scratch = FlashScratchBytes(p, split),
               .tile_scratch = TileScratchBytes(p, kernels, rows_per_task),
               .selection = SelectionBytes(p, split),
               .unfolded = p.folds && key_splits == 1 ? UnfoldedBytes(p, rows_per_task) : 0,
-              .queries = RotatedQueryBytes(p, rows_per_task),
+              .queries = RotatedQueryBytes(p, rows_per_task, key_rotation),
               .candidates = CandidateBytes(p, rows_per_task)};
   }
 
@@ -505,6 +513,7 @@ class CpuPlan final : public BackendPlan {
   const bool fp64;            // accumulates in fp64
   const int64_t query_block;  // maximum query rows of a task
   const Split split;
+  const KeyRotation key_rotation;
   const int64_t key_splits;
   // Filled by the first stage, in this order.
   int64_t relative_tables = 0;
@@ -595,7 +604,8 @@ TaskPlace PlaceOf(const Problem& p, const Split& split, int64_t key_splits, int6
 
 Rotation RotationOf(const Plan& plan, std::byte* workspace) {
   const CpuPlan& cpu = CpuPlanOf(plan);
-  return {plan.problem, workspace + cpu.shared.rotation_begin(), cpu.kernels.rotate};
+  return {plan.problem, workspace + cpu.shared.rotation_begin(), cpu.kernels.rotate,
+          cpu.key_rotation};
 }
 
 // The worker's part of the workspace.
@@ -603,13 +613,14 @@ std::byte* OwnPart(const Plan& plan, std::byte* workspace, int worker) {
   return workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
 }
 
-// Lets the rows of a task read rotated queries at `queries`.
-void RotateQueries(const Plan& plan, const Arguments& a, std::byte* workspace,
-                   const TaskPlace& place, std::byte* queries, FlashTask& flash, FlashRow* rows) {
+// Lets the rows of a task read rotated queries at `queries`, and the kernel rotate keys.
+void Rotate(const Plan& plan, const Arguments& a, std::byte* workspace, const TaskPlace& place,
+            std::byte* queries, FlashTask& flash, FlashRow* rows) {
   const Problem& p = plan.problem;
   const Rotation rotation = RotationOf(plan, workspace);
   const int64_t first_query = p.section ? p.section->first_query : 0;
   flash.queries = {queries, nullptr, 0, 0};
+  flash.rotary = rotation.KeysToRotate(place.b);
   for (int64_t n = 0; n < flash.row_count; ++n) {
     rows[n].query = n * p.head_size * SizeOf(p.dtype);
     if (rows[n].score.begin == rows[n].score.end && !rows[n].scores) continue;
@@ -731,7 +742,7 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   // Nothing to fold: these rows see no key of the chunk.
   if (folds_here && !p.score_output && flash.begin >= flash.end) return;
   if (p.has_rotary()) {
-    RotateQueries(plan, a, workspace, place, begin + cpu.worker.queries_begin(), flash, rows);
+    Rotate(plan, a, workspace, place, begin + cpu.worker.queries_begin(), flash, rows);
   }
   const bool done = (sizeof(Real) == 8 ? cpu.kernels.flash_fp64 : cpu.kernels.flash_fp32)(flash);
   if (done && folds_here) {
@@ -760,11 +771,9 @@ class Cpu final : public Backend {
 
   void PlanTasks(Plan& plan) const override {
     const Problem& p = plan.problem;
-    if (p.has_rotary()) {
-      plan.stages.push_back(Rotation::Tasks(p));
-      plan.present_stage = 1;
-    }
+    if (p.has_rotary()) plan.present_stage = 1;
     if (p.empty()) {
+      if (p.has_rotary()) plan.stages.push_back(Rotation::Tasks(p));
       plan.stages.push_back(PresentTasks(p));
       if (!p.has_rotary()) return;
       plan.shared_workspace_bytes = Rotation::SharedBytes(p);
@@ -772,6 +781,7 @@ class Cpu final : public Backend {
       return;
     }
     const auto cpu = std::make_shared<const CpuPlan>(p, plan.isa, plan.threads);
+    if (p.has_rotary()) plan.stages.push_back(Rotation::Tasks(p, cpu->key_rotation));
     if (cpu->tables() > 0) plan.stages.push_back(cpu->tables());
     plan.stages.push_back(AttentionTasks(p, cpu->split) * cpu->key_splits);
     if (cpu->key_splits > 1) plan.stages.push_back(p.batch * p.query_heads);

@@ -139,7 +139,8 @@ struct FlashTask {
 
   FlashVectors vectors;
   FlashAdditive additive;
-  bool sparse;  // rows have a SparseRow
+  RotaryKeys rotary;  // keys that are rotated when they are read
+  bool sparse;        // rows have a SparseRow
   FlashSelection selection;
 
   ScoreParams score;

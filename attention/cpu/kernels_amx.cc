@@ -412,8 +412,7 @@ class TileFlash : Flash<float> {
     Largest largest;
     for (int64_t c = 0; c < count; c += kDepth) {
       const int64_t rows = Min(kDepth, count - c);
-      PackKeyRows(FindBlock(t_.keys, j + c, rows, t_.head_size, row_buffer_), rows, c / kDepth,
-                  largest);
+      PackKeyRows(ReadKeys(j + c, rows, row_buffer_), rows, c / kDepth, largest);
       PackValueRows(FindBlock(t_.values, j + c, rows, t_.value_head_size, row_buffer_), rows,
                     c / kDepth, largest);
     }

@@ -26,6 +26,14 @@ struct RotaryRow {
 // and then to the element. kFloat64 is rotated by RotateRow() alone.
 using RotateFunction = void (*)(const RotaryRow& row);
 
+// Keys of one batch row that a kernel rotates when it reads them.
+struct RotaryKeys {
+  RotateFunction rotate;  // null: none
+  int64_t begin, end;     // the keys to rotate
+  RotaryRow row;          // of key `begin`, without `from` and `to`
+  int64_t angles_step;    // bytes from one key's cosines, or sines, to the next one's
+};
+
 }  // namespace rapt
 
 #endif  // RAPT_ATTENTION_ROTARY_ROTARY_ROW_H_

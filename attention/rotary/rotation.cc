@@ -22,17 +22,37 @@ constexpr int64_t kCheckpointNumbers = 64 * 1024;
 int64_t QueryTokens(const Problem& p) { return p.empty() ? 0 : p.query_length; }
 int64_t KeyTokens(const Problem& p) { return p.rotates_keys() ? p.key_length : 0; }
 
-int64_t KeyBytes(const Problem& p) {
+int64_t RealBytes(const Problem& p) { return p.dtype == DType::kFloat64 ? 8 : 4; }
+
+// Of one token.
+int64_t AnglesBytes(const Problem& p) { return p.rotary_size() * RealBytes(p); }
+
+// Whether the angles of a key depend on the batch row.
+bool KeyAnglesVary(const Problem& p) {
+  return p.has_key_position_ids || (p.rotary_cache && !p.rotary_cache->by_position());
+}
+
+// The bytes of the rotated keys or of their angles.
+int64_t KeyBytes(const Problem& p, KeyRotation keys) {
+  if (keys == KeyRotation::kOnRead) {
+    return RoundUp((KeyAnglesVary(p) ? p.batch : 1) * KeyTokens(p) * AnglesBytes(p), kAlignment);
+  }
   return RoundUp(p.batch * p.kv_heads * KeyTokens(p) * p.head_size * SizeOf(p.dtype), kAlignment);
 }
 
-int64_t RealBytes(const Problem& p) { return p.dtype == DType::kFloat64 ? 8 : 4; }
+// The first key to rotate, by index among the problem's new keys. Those of a section may be past
+// ones, which are rotated already.
+int64_t FirstKeyToRotate(const Problem& p) {
+  return std::clamp<int64_t>(SectionOrFull(p).past_length - KeyPosition(p, 0), 0, p.key_length);
+}
 
 // Tasks are blocks of tokens of some batch rows. Positions are mostly the same in all batch rows,
 // which then share the angles.
 struct Blocks {
-  explicit Blocks(const Problem& p) : length(std::max(QueryTokens(p), KeyTokens(p))) {
-    const int64_t numbers = std::max<int64_t>(p.kv_heads * p.head_size, 1);
+  Blocks(const Problem& p, KeyRotation keys) : length(std::max(QueryTokens(p), KeyTokens(p))) {
+    const int64_t numbers = keys == KeyRotation::kOnRead
+                                ? p.rotary_size()
+                                : std::max<int64_t>(p.kv_heads * p.head_size, 1);
     batch = std::clamp<int64_t>(kTaskNumbers / numbers, 1, std::max<int64_t>(p.batch, 1));
     tokens = std::clamp<int64_t>(kTaskNumbers / numbers / batch, 1, kMostTokens);
     count = CeilDiv(length, tokens) * CeilDiv(p.batch, batch);
@@ -73,16 +93,16 @@ AngleSource SourceOf(const Problem& p, const Arguments& a) {
 
 }  // namespace
 
-int64_t Rotation::SharedBytes(const Problem& p) {
-  const int64_t angles = p.batch * QueryTokens(p) * p.rotary_size() * RealBytes(p);
-  return KeyBytes(p) + RoundUp(angles, kAlignment);
+int64_t Rotation::SharedBytes(const Problem& p, KeyRotation keys) {
+  const int64_t angles = p.batch * QueryTokens(p) * AnglesBytes(p);
+  return KeyBytes(p, keys) + RoundUp(angles, kAlignment);
 }
 
-int64_t Rotation::WorkerBytes(const Problem& p) {
-  return RoundUp(Angles::Bytes(p.rotary_size() / 2, p.dtype, Blocks(p).tokens), kAlignment);
+int64_t Rotation::WorkerBytes(const Problem& p, KeyRotation keys) {
+  return RoundUp(Angles::Bytes(p.rotary_size() / 2, p.dtype, Blocks(p, keys).tokens), kAlignment);
 }
 
-int64_t Rotation::Tasks(const Problem& p) { return Blocks(p).count; }
+int64_t Rotation::Tasks(const Problem& p, KeyRotation keys) { return Blocks(p, keys).count; }
 
 double Rotation::Flops(const Problem& p) {
   constexpr double kPerNumber = 3;  // 6 for a pair
@@ -91,25 +111,27 @@ double Rotation::Flops(const Problem& p) {
          static_cast<double>(p.rotary_size());
 }
 
-Rotation::Rotation(const Problem& problem, std::byte* shared, RotateFunction rotate)
+Rotation::Rotation(const Problem& problem, std::byte* shared, RotateFunction rotate,
+                   KeyRotation keys)
     : problem_(problem),
+      key_rotation_(keys),
       keys_(RowMajorKeys(problem, shared)),
-      angles_(shared + KeyBytes(problem)),
+      key_angles_(shared),
+      angles_(shared + KeyBytes(problem, keys)),
       rotate_(problem.dtype == DType::kFloat64 ? RotateRow : rotate) {}
 
 Rotation::Rotation(const Problem& problem, const MutableTensorView& keys, RotateFunction rotate)
     : problem_(problem),
+      key_rotation_(KeyRotation::kStored),
       keys_(keys),
+      key_angles_(nullptr),
       angles_(nullptr),
       rotate_(problem.dtype == DType::kFloat64 ? RotateRow : rotate) {}
-
-// Of one query.
-int64_t Rotation::AnglesBytes() const { return problem_.rotary_size() * RealBytes(problem_); }
 
 void Rotation::RunTask(const Arguments& a, int64_t task, std::byte* worker,
                        const Checkpoint& checkpoint) const {
   const Problem& p = problem_;
-  const Blocks blocks(p);
+  const Blocks blocks(p, key_rotation_);
   const int64_t batch_blocks = CeilDiv(p.batch, blocks.batch);
   const int64_t first_b = task % batch_blocks * blocks.batch;
   const int64_t end_b = std::min(first_b + blocks.batch, p.batch);
@@ -119,12 +141,27 @@ void Rotation::RunTask(const Arguments& a, int64_t task, std::byte* worker,
   for (int64_t b = first_b; b < end_b; ++b) {
     for (int64_t s = first_s; s < std::min(end_s, QueryTokens(p)); ++s) {
       angles.Set(s - first_s, b, s, QueryPositionOf(p, a, b, s));
-      std::memcpy(angles_ + (b * p.query_length + s) * AnglesBytes(), angles.of(s - first_s),
-                  static_cast<size_t>(AnglesBytes()));
+      std::memcpy(angles_ + (b * p.query_length + s) * AnglesBytes(p), angles.of(s - first_s),
+                  static_cast<size_t>(AnglesBytes(p)));
     }
   }
+  const int64_t end_key = std::min(end_s, KeyTokens(p));
   for (int64_t b = first_b; b < end_b; ++b) {
-    if (!RotateKeys(a, b, first_s, std::min(end_s, KeyTokens(p)), angles, checkpoint)) return;
+    if (key_rotation_ == KeyRotation::kOnRead) {
+      if (b == 0 || KeyAnglesVary(p)) StoreKeyAngles(a, b, first_s, end_key, angles);
+    } else if (!RotateKeys(a, b, first_s, end_key, angles, checkpoint)) {
+      return;
+    }
+  }
+}
+
+void Rotation::StoreKeyAngles(const Arguments& a, int64_t b, int64_t begin, int64_t end,
+                              Angles& angles) const {
+  const Problem& p = problem_;
+  for (int64_t s = begin; s < end; ++s) {
+    angles.Set(s - begin, b, s, KeyPositionOf(p, a, b, s));
+    std::memcpy(key_angles_ + (b * p.key_length + s) * AnglesBytes(p), angles.of(s - begin),
+                static_cast<size_t>(AnglesBytes(p)));
   }
 }
 
@@ -133,14 +170,13 @@ bool Rotation::RotateKeys(const Arguments& a, int64_t b, int64_t begin, int64_t 
                           const Checkpoint& checkpoint) const {
   const Problem& p = problem_;
   const TensorView& keys = a.inputs[Role::kK];
-  // The keys of a section may be past ones, which are rotated already.
-  const int64_t first_new = SectionOrFull(p).past_length;
+  const int64_t first = FirstKeyToRotate(p);
   for (int64_t s = begin; s < end; ++s) angles.Set(s - begin, b, s, KeyPositionOf(p, a, b, s));
   int64_t numbers = 0;
   for (int64_t h = 0; h < p.kv_heads; ++h) {
     for (int64_t s = begin; s < end; ++s) {
       std::byte* const out = keys_.Row(b, h, s);
-      if (KeyPosition(p, s) < first_new) {
+      if (s < first) {
         keys.CopyRow(b, h, s, out);
       } else {
         Rotate(keys, b, h, s, angles.of(s - begin), out);
@@ -156,15 +192,27 @@ bool Rotation::RotateKeys(const Arguments& a, int64_t b, int64_t begin, int64_t 
 
 Arguments Rotation::WithKeys(const Arguments& arguments) const {
   Arguments rotated = arguments;
-  if (!problem_.rotates_keys()) return rotated;
+  if (!problem_.rotates_keys() || key_rotation_ == KeyRotation::kOnRead) return rotated;
   rotated.inputs[Role::kK] = {keys_.data, keys_.dtype, keys_.dims, keys_.strides};
   return rotated;
 }
 
+RotaryKeys Rotation::KeysToRotate(int64_t b) const {
+  const Problem& p = problem_;
+  if (!p.rotates_keys() || key_rotation_ == KeyRotation::kStored) return {};
+  const int64_t first = FirstKeyToRotate(p);
+  const int64_t row = (KeyAnglesVary(p) ? b * p.key_length : 0) + first;
+  return {.rotate = rotate_,
+          .begin = p.past_length + first,
+          .end = p.total_keys(),
+          .row = RowWith(key_angles_ + row * AnglesBytes(p)),
+          .angles_step = AnglesBytes(p)};
+}
+
 void Rotation::RotateQuery(const Arguments& a, int64_t b, int64_t h, int64_t i,
                            std::byte* out) const {
-  Rotate(a.inputs[Role::kQ], b, h, i, angles_ + (b * problem_.query_length + i) * AnglesBytes(),
-         out);
+  Rotate(a.inputs[Role::kQ], b, h, i,
+         angles_ + (b * problem_.query_length + i) * AnglesBytes(problem_), out);
 }
 
 void Rotation::Rotate(const TensorView& tensor, int64_t b, int64_t h, int64_t s,
@@ -174,14 +222,21 @@ void Rotation::Rotate(const TensorView& tensor, int64_t b, int64_t h, int64_t s,
     tensor.CopyRow(b, h, s, out);
     row = out;
   }
-  rotate_({.from = row,
-           .to = out,
-           .cos = angles,
-           .sin = angles + AnglesBytes() / 2,
-           .pairs = problem_.rotary_size() / 2,
-           .size = problem_.head_size,
-           .interleaved = problem_.interleaved,
-           .element = ElementOf(problem_.dtype)});
+  RotaryRow rotated = RowWith(angles);
+  rotated.from = row;
+  rotated.to = out;
+  rotate_(rotated);
+}
+
+RotaryRow Rotation::RowWith(const std::byte* angles) const {
+  return {.from = nullptr,
+          .to = nullptr,
+          .cos = angles,
+          .sin = angles + AnglesBytes(problem_) / 2,
+          .pairs = problem_.rotary_size() / 2,
+          .size = problem_.head_size,
+          .interleaved = problem_.interleaved,
+          .element = ElementOf(problem_.dtype)};
 }
 
 }  // namespace rapt

@@ -77,7 +77,7 @@ class RotaryTest : public ::testing::TestWithParam<DType> {
 };
 
 TEST_P(RotaryTest, MatchesTheDefinition) {
-  std::vector<Problem> places(7, Make());
+  std::vector<Problem> places(10, Make());
   places[1].causal = true;
   places[1].alignment = Alignment::kBottomRight;
   places[2].past_length = 9;
@@ -92,6 +92,15 @@ TEST_P(RotaryTest, MatchesTheDefinition) {
   places[5].wants_present = true;
   places[6].alibi = true;
   places[6].score_output = ScoreOutput::kScores;
+  // Few enough rows to read each key once.
+  places[7].query_length = 2;
+  places[7].past_length = 9;
+  places[8].query_length = 15;
+  places[8].past_length = 9;
+  places[8].causal = true;
+  places[9].query_length = 12;
+  places[9].key_length = 12;
+  places[9].score_output = ScoreOutput::kWeights;
   for (const Problem& place : places) {
     for (const Problem& problem : WithEachRotation(place)) {
       ExpectConforms(problem, InputsFor(problem));
@@ -152,20 +161,23 @@ Tensor RotateFirst(const Problem& p, const Inputs& inputs, bool is_key) {
 TEST_P(RotaryTest, EqualsRotationBeforeTheCallToTheBit) {
   for (const bool interleaved : {false, true}) {
     for (const int64_t size : {int64_t{42}, int64_t{32}, int64_t{2}}) {
-      Problem problem = Make();
-      problem.past_length = 3;
-      problem.wants_present = true;
-      problem.causal = true;
-      problem.score_output = ScoreOutput::kScores;
-      Problem rotated = problem;
-      problem.interleaved = interleaved;
-      problem.rotary_embedding_dim = size;
-      problem.rotary_cache = RotaryCache{.rows = kRows, .pairs = size / 2};
-      const Inputs inputs = InputsFor(problem);
-      Inputs before = inputs;
-      before.query = RotateFirst(problem, inputs, /*is_key=*/false);
-      before.key = RotateFirst(problem, inputs, /*is_key=*/true);
-      ExpectSameOutputs(problem, inputs, rotated, before);
+      for (const int64_t queries : {kQueries, int64_t{2}}) {
+        Problem problem = Make();
+        problem.query_length = queries;
+        problem.past_length = 3;
+        problem.wants_present = queries == kQueries;  // otherwise keys are rotated when read
+        problem.causal = true;
+        problem.score_output = ScoreOutput::kScores;
+        Problem rotated = problem;
+        problem.interleaved = interleaved;
+        problem.rotary_embedding_dim = size;
+        problem.rotary_cache = RotaryCache{.rows = kRows, .pairs = size / 2};
+        const Inputs inputs = InputsFor(problem);
+        Inputs before = inputs;
+        before.query = RotateFirst(problem, inputs, /*is_key=*/false);
+        before.key = RotateFirst(problem, inputs, /*is_key=*/true);
+        ExpectSameOutputs(problem, inputs, rotated, before);
+      }
     }
   }
 }
@@ -308,6 +320,24 @@ TEST(RotaryPlanTest, HoldsTheRotatedKeysAndTheAnglesOfTheQueries) {
   problem.rotary_keys = false;
   EXPECT_LE(MakePlan(problem, {}).value().workspace_bytes() - without,
             angles + rows_of_a_task + 4096);
+}
+
+TEST(RotaryPlanTest, HoldsOnlyAnglesIfEachKeyIsReadOnce) {
+  Problem problem{.batch = 8,
+                  .query_heads = 32,
+                  .kv_heads = 32,
+                  .query_length = 1,
+                  .key_length = 4096,
+                  .head_size = 128,
+                  .value_head_size = 128};
+  const int64_t without = MakePlan(problem, {}).value().workspace_bytes();
+  problem.rope_theta = 10000;
+  const int64_t angles = (4096 + 8) * 128 * 4;
+  const int64_t angles_of_a_task = 64 * 128 * 4;
+  EXPECT_LE(MakePlan(problem, {}).value().workspace_bytes() - without,
+            angles + angles_of_a_task + 4096);
+  problem.wants_present = true;  // has the rotated keys
+  EXPECT_GE(MakePlan(problem, {}).value().workspace_bytes() - without, 8 * 32 * 4096 * 128 * 4);
 }
 
 std::string ErrorOf(const Problem& problem) {
