@@ -432,10 +432,15 @@ int64_t TileScratchBytes(const Problem& p, const KernelTable& kernels, int64_t r
   return kernels.tile_scratch_bytes(task);
 }
 
-// Tasks rotate the keys that they read, unless others read the same keys or they are returned.
-KeyRotation ChooseKeyRotation(const Problem& p, const Split& split) {
-  const bool read_once = split.query_tasks * split.head_tasks == 1 && !Gathers(p);
-  return read_once && !p.wants_present ? KeyRotation::kOnRead : KeyRotation::kStored;
+// Tasks rotate the keys that they read, unless others read the same keys, they are returned,
+// threads would idle, or their angles need more memory.
+KeyRotation ChooseKeyRotation(const Problem& p, const Split& split, int64_t key_splits,
+                              int threads) {
+  const bool shared = split.query_tasks * split.head_tasks > 1 || Gathers(p);
+  const bool on_read = !shared && !p.wants_present &&
+                       AttentionTasks(p, split) * key_splits >= threads &&
+                       Rotation::SharedBytes(p, KeyRotation::kOnRead) <= Rotation::SharedBytes(p);
+  return on_read ? KeyRotation::kOnRead : KeyRotation::kStored;
 }
 
 // The rotated queries of a task, which follow the angles of a worker in the stage before.
@@ -473,17 +478,16 @@ class CpuPlan final : public BackendPlan {
         fp64(AccumulatesInFp64(p)),
         query_block(ChooseQueryRows(p, threads)),
         split(Gathers(p) ? SplitSelecting(p, threads) : SplitRows(p, query_block)),
-        key_rotation(ChooseKeyRotation(p, split)),
-        key_splits(ChooseKeySplits(p, AttentionTasks(p, split), threads)) {
+        key_splits(ChooseKeySplits(p, AttentionTasks(p, split), threads)),
+        key_rotation(ChooseKeyRotation(p, split, key_splits, threads)) {
     const int64_t rows_per_task = split.rows_per_task();
     if (key_splits > 1) {
       shared.parts =
           fp64 ? Parts<double>::Bytes(p, key_splits) : Parts<float>::Bytes(p, key_splits);
     }
     if (p.has_relative()) {
-      const int64_t bytes =
-          fp64 ? RelativeTables<double>::Bytes(p) : RelativeTables<float>::Bytes(p);
-      shared.relative = RoundUp(bytes, kVectorBytes) + kVectorBytes;  // read to a vector's end
+      shared.relative = RoundUp(
+          fp64 ? RelativeTables<double>::Bytes(p) : RelativeTables<float>::Bytes(p), kVectorBytes);
       relative_tables = RelativeTables<float>::Count(p);
     }
     if (p.has_relative_vectors()) {
@@ -513,8 +517,8 @@ class CpuPlan final : public BackendPlan {
   const bool fp64;            // accumulates in fp64
   const int64_t query_block;  // maximum query rows of a task
   const Split split;
-  const KeyRotation key_rotation;
   const int64_t key_splits;
+  const KeyRotation key_rotation;
   // Filled by the first stage, in this order.
   int64_t relative_tables = 0;
   int64_t vector_tables = 0;

@@ -29,7 +29,7 @@ using RotateFunction = void (*)(const RotaryRow& row);
 // Keys of one batch row that a kernel rotates when it reads them.
 struct RotaryKeys {
   RotateFunction rotate;  // null: none
-  int64_t begin, end;     // the keys to rotate
+  int64_t begin;          // the keys before it are rotated already
   RotaryRow row;          // of key `begin`, without `from` and `to`
   int64_t angles_step;    // bytes from one key's cosines, or sines, to the next one's
 };

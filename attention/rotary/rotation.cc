@@ -204,7 +204,6 @@ RotaryKeys Rotation::KeysToRotate(int64_t b) const {
   const int64_t row = (KeyAnglesVary(p) ? b * p.key_length : 0) + first;
   return {.rotate = rotate_,
           .begin = p.past_length + first,
-          .end = p.total_keys(),
           .row = RowWith(key_angles_ + row * AnglesBytes(p)),
           .angles_step = AnglesBytes(p)};
 }

@@ -116,7 +116,7 @@ RelativeTables<Real>::RelativeTables(const Problem& problem, std::byte* memory)
 
 template <typename Real>
 int64_t RelativeTables<Real>::Bytes(const Problem& p) {
-  return Count(p) * DistancesOf(p) * static_cast<int64_t>(sizeof(Real));
+  return (Count(p) * DistancesOf(p) + kSlack) * static_cast<int64_t>(sizeof(Real));
 }
 
 template <typename Real>

@@ -1,6 +1,6 @@
 // Biases by distance, expanded: ALiBi, the buckets of T5 and clipped tables become one table per
 // head with the bias of every distance between the problem's queries and keys. The biases of a
-// query row are a slice of it, which kernels add to the scores as one more float mask.
+// query row are a slice of it, which kernels add to the scores.
 #ifndef RAPT_ATTENTION_SCORE_RELATIVE_TABLES_H_
 #define RAPT_ATTENTION_SCORE_RELATIVE_TABLES_H_
 
@@ -17,6 +17,10 @@ namespace rapt {
 template <typename Real>
 class RelativeTables {
  public:
+  // Numbers after the last table that kernels may read, because they add whole vectors or tiles.
+  static constexpr int64_t kSlack = 32;
+
+  // With the slack.
   static int64_t Bytes(const Problem& problem);
   // The number of tables: one per head, and per batch row if the rows differ.
   static int64_t Count(const Problem& problem);
