@@ -290,6 +290,15 @@ def run(row, bench):
     }
 
 
+NOTES = """
+Rows that miss their floor on two cores with AVX-512, and why:
+
+- `rope_theta`, short and decode: pairs are rotated in FP64, so that every path returns the same bits. A short call
+  uses each rotated row 128 times, a decode step once; the step also computes the sines of all positions.
+- `selected_indices` with 8 KV heads: each query and head reads 64 rows of K and V of its own, 128 MiB in all, so that
+  memory sets the time. Heads of a group share the rows: the row with one KV head.
+"""
+
 HEADER = (
     "| variant | case | type | against | rapt ms | its ms | ratio | floor, aim | reached | workspace KiB | plan |\n"
     + "| --- " * 11
@@ -332,6 +341,7 @@ def main():
     others = sorted(row["others_share"] for row in rows)
     print(f"\n{below} of {len(rows)} below the floor. Other processes took {others[len(others) // 2]:.0%} of the cores")
     print(f"in the median of the rows, {others[-1]:.0%} at most.")
+    print(NOTES, end="")
     if options.json:
         machine = {"cpu": cpu_model(), "threads": options.threads, "amx": bench.probes.has_amx}
         report = {"machine": machine, "commit": commit(), "rows": rows}
