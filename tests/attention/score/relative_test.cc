@@ -266,7 +266,7 @@ TEST(RelativeTableTest, MemoryIsLinearInTheLengths) {
                   .value_head_size = 64};
   const int64_t without = MakePlan(problem, {}).value().workspace_bytes();
   problem.alibi = true;
-  EXPECT_LE(MakePlan(problem, {}).value().workspace_bytes() - without, 8 * 4000 * 4);
+  EXPECT_LE(MakePlan(problem, {}).value().workspace_bytes() - without, 8 * 4000 * 4 + 128);
 }
 
 }  // namespace
