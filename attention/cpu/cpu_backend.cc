@@ -436,6 +436,7 @@ int64_t TileScratchBytes(const Problem& p, const KernelTable& kernels, int64_t r
 // threads would idle, or their angles need more memory.
 KeyRotation ChooseKeyRotation(const Problem& p, const Split& split, int64_t key_splits,
                               int threads) {
+  if (!p.rotates_keys()) return KeyRotation::kStored;
   const bool shared = split.query_tasks * split.head_tasks > 1 || Gathers(p);
   const bool on_read = !shared && !p.wants_present &&
                        AttentionTasks(p, split) * key_splits >= threads &&
@@ -777,11 +778,12 @@ class Cpu final : public Backend {
     const Problem& p = plan.problem;
     if (p.has_rotary()) plan.present_stage = 1;
     if (p.empty()) {
-      if (p.has_rotary()) plan.stages.push_back(Rotation::Tasks(p));
+      if (p.has_rotary()) {
+        plan.stages.push_back(Rotation::Tasks(p));
+        plan.shared_workspace_bytes = Rotation::SharedBytes(p);
+        plan.worker_workspace_bytes = Rotation::WorkerBytes(p);
+      }
       plan.stages.push_back(PresentTasks(p));
-      if (!p.has_rotary()) return;
-      plan.shared_workspace_bytes = Rotation::SharedBytes(p);
-      plan.worker_workspace_bytes = Rotation::WorkerBytes(p);
       return;
     }
     const auto cpu = std::make_shared<const CpuPlan>(p, plan.isa, plan.threads);
