@@ -116,6 +116,12 @@ class StderrPipe {
     return text;
   }
 
+  // Until the writer's thread has filled the pipe.
+  static void WaitUntilFull() {
+    pollfd ready = {STDERR_FILENO, POLLOUT, 0};
+    while (poll(&ready, 1, 0) > 0) std::this_thread::yield();
+  }
+
  private:
   void Close() const { dup2(stderr_, STDERR_FILENO); }
 
@@ -226,6 +232,7 @@ TEST(LogWriterTest, ALineBeforeAnAbortIsWrittenAtOnceAndDoesNotWaitForever) {
     LogNow(LogLevel::kError, "last words");
     EXPECT_THAT(pipe.ReadSome(), ::testing::HasSubstr("ERROR last words\n"));
     for (int n = 0; n < 10'000; ++n) Log(LogLevel::kInfo, "event", {{"n", n}});
+    pipe.WaitUntilFull();
     const int64_t dropped = DroppedLines();
     LogNow(LogLevel::kError, "last words");
     EXPECT_EQ(DroppedLines(), dropped + 1);
