@@ -6,8 +6,8 @@ namespace {
 FieldNames NamesIn(absl::string_view RoleInfo::*tensor,
                    absl::string_view AttributeInfo::*attribute) {
   FieldNames names;
-  for (Role role : kInputs) names.tensors[role] = InfoOf(role).*tensor;
-  for (Role role : kOutputs) names.tensors[role] = InfoOf(role).*tensor;
+  for (Role role : kAllInputs) names.tensors[role] = InfoOf(role).*tensor;
+  for (Role role : kAllOutputs) names.tensors[role] = InfoOf(role).*tensor;
   for (const AttributeInfo& info : Attributes()) {
     names.attributes[info.attribute] = info.*attribute;
   }

@@ -402,7 +402,7 @@ absl::Status CheckHeadCounts(const OperatorCall& call, const FieldNames& names, 
 }
 
 absl::Status CheckPresenceAndSizes(const OperatorCall& call, const FieldNames& names) {
-  for (Role role : kInputs) {
+  for (Role role : kAllInputs) {
     const std::optional<TensorSpec>& spec = call.inputs[role];
     if (spec) {
       if (auto bytes = ByteSize(names[role], *spec); !bytes.ok()) return bytes.status();
@@ -419,6 +419,48 @@ absl::Status CheckPresenceAndSizes(const OperatorCall& call, const FieldNames& n
   return absl::OkStatus();
 }
 
+// The shape of an output as the caller sees it.
+Shape OutputShape(const RoleInfo& info, const Problem& p, Layout layout) {
+  const auto [b, h, s, d] = info.dims(p);
+  if (info.has_layout && layout == Layout::kBshd) return {b, s, h, d};
+  if (info.has_layout && layout == Layout::kBse) return {b, s, h * d};
+  Shape shape = {b, h, s, d};
+  shape.resize(static_cast<size_t>(info.rank));
+  return shape;
+}
+
+// The inputs of the backward pass.
+absl::Status ResolveBackward(const OperatorCall& call, const FieldNames& names, Layout layout,
+                             Problem& p) {
+  if (!call.gradients) return absl::OkStatus();
+  if (!call.inputs[Role::kOutputGradient]) {
+    return absl::InvalidArgumentError(absl::StrCat(names[Role::kOutputGradient], " is missing"));
+  }
+  const bool has_output = call.inputs[Role::kForwardOutput].has_value();
+  if (has_output != call.inputs[Role::kForwardLse].has_value()) {
+    const Role given = has_output ? Role::kForwardOutput : Role::kForwardLse;
+    const Role missing = has_output ? Role::kForwardLse : Role::kForwardOutput;
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[given], " of the forward pass is set but ", names[missing],
+                     " is not; set both, or neither to compute them again"));
+  }
+  p.backward = Backward{.gradients = *call.gradients,
+                        .has_forward = has_output,
+                        .has_lse_gradient = call.inputs[Role::kLseGradient].has_value()};
+  for (Role role : kBackwardInputs) {
+    const std::optional<TensorSpec>& spec = call.inputs[role];
+    if (!spec) continue;
+    const RoleInfo& info = InfoOf(role);
+    const DType dtype = info.dtype(p);
+    const Shape shape = OutputShape(info, p, layout);
+    if (spec->dtype == dtype && spec->shape == shape) continue;
+    return absl::InvalidArgumentError(absl::StrCat(names[role], " is ", NameOf(spec->dtype), " ",
+                                                   ToString(spec->shape), "; it must be ",
+                                                   NameOf(dtype), " ", ToString(shape)));
+  }
+  return absl::OkStatus();
+}
+
 void CopyAttributes(const OperatorCall& call, Problem& problem) {
   const auto copy = [&](const auto& field) {
     if (field.problem != nullptr) problem.*field.problem = call.*field.call;
@@ -430,16 +472,6 @@ void CopyAttributes(const OperatorCall& call, Problem& problem) {
   problem.score_output = call.score_output;
   problem.wants_lse = call.wants_lse;
   problem.wants_present = call.wants_present;
-}
-
-// The shape of an output as the caller sees it.
-Shape OutputShape(const RoleInfo& info, const Problem& p, Layout layout) {
-  const auto [b, h, s, d] = info.dims(p);
-  if (info.has_layout && layout == Layout::kBshd) return {b, s, h, d};
-  if (info.has_layout && layout == Layout::kBse) return {b, s, h * d};
-  Shape shape = {b, h, s, d};
-  shape.resize(static_cast<size_t>(info.rank));
-  return shape;
 }
 
 template <typename Byte>
@@ -532,11 +564,16 @@ absl::StatusOr<ResolvedCall> Resolve(const OperatorCall& call, const FieldNames&
   if (status.ok()) status = ResolveRotary(call, names, problem);
   if (status.ok()) status = ResolveAdditive(call, names, problem);
   if (status.ok()) status = ResolveVisibility(call, names, problem);
+  if (status.ok()) status = ResolveBackward(call, names, *layout, problem);
   if (status.ok()) status = Validate(problem, names);
   if (!status.ok()) return status;
   for (Role role : kOutputs) {
     const RoleInfo& info = InfoOf(role);
     resolved.outputs[role] = {info.dtype(problem), OutputShape(info, problem, *layout)};
+  }
+  if (!problem.backward) return resolved;
+  for (Role role : problem.backward->gradients) {
+    resolved.outputs[role] = *call.inputs[InfoOf(role).gradient_of];
   }
   return resolved;
 }

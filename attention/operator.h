@@ -68,6 +68,9 @@ struct OperatorCall {
   std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;
   bool wants_present = false;
+
+  // Set: the backward pass, which has kBackwardInputs and returns these gradients.
+  std::optional<RoleSet> gradients = std::nullopt;
 };
 
 // A valid call. Thread-compatible value type.
@@ -76,7 +79,8 @@ struct ResolvedCall {
   Layout layout = Layout::kBhsd;          // never kByRank
   const FieldNames* names = &kOnnxNames;  // also for errors about the data
 
-  OutputMap<TensorSpec> outputs;  // as the caller sees them: Y has Q's layout and rank
+  OutputMap<TensorSpec>
+      outputs;  // as the caller sees them: Y has Q's layout and rank, a gradient its input's
 
   // Return views of row-major bytes in the caller's layout. REQUIRES: the problem wants the role.
   TensorView Input(Role role, const std::byte* data) const;

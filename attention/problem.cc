@@ -383,6 +383,40 @@ absl::Status CheckVisibility(const Problem& p, const FieldNames& names) {
   return status.ok() && p.selected ? CheckSelected(p, names) : status;
 }
 
+absl::Status CheckBackward(const Problem& p, const FieldNames& names) {
+  if (!p.backward) return absl::OkStatus();
+  const Backward& backward = *p.backward;
+  if (p.score_output || p.wants_lse || p.wants_present || p.section || p.folds) {
+    return absl::InvalidArgumentError(
+        "the backward pass returns gradients only, of a whole problem: neither scores, lse nor "
+        "present keys and values");
+  }
+  if (backward.gradients.empty()) {
+    return absl::InvalidArgumentError("no gradient is wanted; at least one must be");
+  }
+  const std::pair<Role, bool> excluded[] = {{Role::kForwardLse, backward.has_forward},
+                                            {Role::kLseGradient, backward.has_lse_gradient}};
+  for (const auto& [role, is_given] : excluded) {
+    if (!is_given || p.normalizer == Normalizer::kSoftmax) continue;
+    return absl::InvalidArgumentError(absl::StrCat(names[role], " is set, but ",
+                                                   names[Attribute::kNormalizer], " is ",
+                                                   NameOf(p.normalizer), ", which has no lse"));
+  }
+  const RoleSet inputs = InputTensorsOf(p);
+  for (Role gradient : backward.gradients) {
+    const Role input = InfoOf(gradient).gradient_of;
+    if (!inputs.contains(input)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(names[gradient], " is wanted, but ", names[input], " is not given"));
+    }
+    if (input != Role::kMask || IsFloat(p.mask->dtype)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(names[gradient], " is wanted, but ", names[input], " has type ",
+                     NameOf(p.mask->dtype), "; only a float type has a gradient"));
+  }
+  return absl::OkStatus();
+}
+
 // The bytes from a page's start to the end of its last row that the view reads; nullopt if they
 // overflow or a stride is negative.
 std::optional<int64_t> BytesOfPage(const TensorView& view) {
@@ -533,6 +567,7 @@ absl::Status Validate(const Problem& problem, const FieldNames& names) {
   if (status.ok()) status = CheckAdditive(problem, names);
   if (status.ok()) status = CheckNormalizer(problem, names);
   if (status.ok()) status = CheckVisibility(problem, names);
+  if (status.ok()) status = CheckBackward(problem, names);
   return status;
 }
 

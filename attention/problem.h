@@ -12,6 +12,8 @@
 //     P = normalizer(S over keys, sink)    kWeights      (softmax, sparsemax or entmax)
 //     O = P (V + Rv[j-p])
 //
+// or, with Problem::backward, the gradients of its inputs.
+//
 // Names and semantics are those of the ONNX operator Attention (opsets 23 to 25).
 #ifndef RAPT_ATTENTION_PROBLEM_H_
 #define RAPT_ATTENTION_PROBLEM_H_
@@ -149,6 +151,23 @@ struct Section {
   int64_t past_length = 0;
 };
 
+// The backward pass: gradients of the inputs for a gradient dY of O. With Z the dropout's 0 or
+// 1 / (1 - p), and delta = sum dY O - dlse of a row (Dao 2023):
+//
+//     P = e^(S - lse)                        without dropout
+//     G = Z dY (V + Rv)^T
+//     dX = P (G - delta)                     of mask, bias and biases by distance
+//     dS = dX (1 - (capped S / softcap)^2)
+//     dQ = scale dS (K + Rk),  dK = scale dS^T Q,  dV = (P Z)^T dY
+//
+// Hidden keys, and rows without a visible key, have gradients of exactly 0, whatever they contain.
+// A gradient has its input's axes and type; axes that the input broadcasts are summed.
+struct Backward {
+  RoleSet gradients;              // those of kGradients that are wanted, at least one
+  bool has_forward = false;       // Y and lse are given; otherwise they are computed again
+  bool has_lse_gradient = false;  // dlse is given
+};
+
 struct Problem {
   DType dtype = DType::kFloat32;  // of Q, K, V and O; any float type
 
@@ -229,6 +248,9 @@ struct Problem {
   std::optional<ScoreOutput> score_output = std::nullopt;
   bool wants_lse = false;
   bool wants_present = false;
+
+  // Set: gradients are computed instead of Y. Excludes the other outputs and sections.
+  std::optional<Backward> backward = std::nullopt;
 
   // Set for a part of a larger problem. Such a part has no past and no present outputs.
   std::optional<Section> section = std::nullopt;

@@ -1,5 +1,8 @@
 #include "attention/roles.h"
 
+#include <algorithm>
+#include <array>
+#include <iterator>
 #include <utility>
 
 #include "attention/problem.h"
@@ -38,7 +41,12 @@ constexpr Dims RotaryCacheDims(const Problem& p) {
 }
 constexpr DType Integer(const Problem&) { return DType::kInt64; }
 
-constexpr RoleInfo kRoles[] = {
+constexpr bool HasForward(const Problem& p) { return p.backward && p.backward->has_forward; }
+DType LseType(const Problem& p) { return p.lse_dtype(); }
+constexpr Dims LseDims(const Problem& p) { return QueryDims(p, 1); }
+constexpr Dims OutputDims(const Problem& p) { return QueryDims(p, p.value_head_size); }
+
+constexpr RoleInfo kForwardRoles[] = {
     {.role = Role::kQ,
      .onnx = "Q",
      .native = "q",
@@ -332,15 +340,57 @@ constexpr RoleInfo kRoles[] = {
          [](const Problem& p) {
            return Dims{p.batch, p.total_keys(), 1, 1};
          }},
+    {.role = Role::kOutputGradient,
+     .onnx = "dY",
+     .native = "dy",
+     .c = "output_gradient",
+     .flag = "grad",
+     .help = "gradient of the output, shaped as it",
+     .has_layout = true,
+     .source = Source::kSliced,
+     .wanted = [](const Problem& p) { return p.backward.has_value(); },
+     .dtype = QueryType,
+     .dims = OutputDims},
+    {.role = Role::kForwardOutput,
+     .onnx = "Y",
+     .native = "y",
+     .c = "forward_output",
+     .flag = "forward-output",
+     .help = "output of the forward pass; without it, it is computed again",
+     .has_layout = true,
+     .source = Source::kSliced,
+     .wanted = HasForward,
+     .dtype = QueryType,
+     .dims = OutputDims},
+    {.role = Role::kForwardLse,
+     .onnx = "lse",
+     .native = "lse",
+     .c = "forward_lse",
+     .flag = "forward-lse",
+     .help = "lse of the forward pass, with --forward-output",
+     .rank = 3,
+     .wanted = HasForward,
+     .dtype = LseType,
+     .dims = LseDims},
+    {.role = Role::kLseGradient,
+     .onnx = "dlse",
+     .native = "dlse",
+     .c = "lse_gradient",
+     .flag = "lse-grad",
+     .help = "gradient of lse, [B, Hq, Sq]",
+     .rank = 3,
+     .wanted = [](const Problem& p) { return p.backward && p.backward->has_lse_gradient; },
+     .dtype = LseType,
+     .dims = LseDims},
     {.role = Role::kY,
      .onnx = "Y",
      .native = "y",
      .c = "output",
      .required = true,
      .has_layout = true,
-     .wanted = [](const Problem& p) { return !p.folds; },
+     .wanted = [](const Problem& p) { return !p.folds && !p.backward; },
      .dtype = QueryType,
-     .dims = [](const Problem& p) { return QueryDims(p, p.value_head_size); }},
+     .dims = OutputDims},
     {.role = Role::kPresentKey,
      .onnx = "present_key",
      .native = "present_key",
@@ -368,9 +418,62 @@ constexpr RoleInfo kRoles[] = {
      .c = "lse",
      .rank = 3,
      .wanted = [](const Problem& p) { return p.wants_lse && !p.folds; },
-     .dtype = [](const Problem& p) { return p.lse_dtype(); },
-     .dims = [](const Problem& p) { return QueryDims(p, 1); }},
+     .dtype = LseType,
+     .dims = LseDims},
 };
+
+// The row of the gradient of an input, with the input's axes and type.
+template <Role kGradient>
+constexpr RoleInfo GradientOf(Role input, absl::string_view onnx, absl::string_view native,
+                              absl::string_view c) {
+  RoleInfo info = kForwardRoles[static_cast<size_t>(input)];
+  info.role = kGradient;
+  info.onnx = onnx;
+  info.native = native;
+  info.c = c;
+  info.flag = nullptr;
+  info.help = nullptr;
+  info.required = false;
+  info.source = Source::kStrided;
+  info.wanted = [](const Problem& p) {
+    return p.backward && p.backward->gradients.contains(kGradient);
+  };
+  info.gradient_of = input;
+  return info;
+}
+
+constexpr RoleInfo kGradientRoles[] = {
+    GradientOf<Role::kDQ>(Role::kQ, "dQ", "dq", "d_query"),
+    GradientOf<Role::kDK>(Role::kK, "dK", "dk", "d_key"),
+    GradientOf<Role::kDV>(Role::kV, "dV", "dv", "d_value"),
+    GradientOf<Role::kDMask>(Role::kMask, "d_attn_mask", "d_mask", "d_mask"),
+    GradientOf<Role::kDPastKey>(Role::kPastKey, "d_past_key", "d_past_key", "d_past_key"),
+    GradientOf<Role::kDPastValue>(Role::kPastValue, "d_past_value", "d_past_value", "d_past_value"),
+    GradientOf<Role::kDBias>(Role::kBias, "d_attention_bias", "d_attention_bias", "d_bias"),
+    GradientOf<Role::kDHeadSink>(Role::kHeadSink, "d_head_sink", "d_head_sink", "d_head_sink"),
+    GradientOf<Role::kDAlibiSlopes>(Role::kAlibiSlopes, "d_alibi_slopes", "d_alibi_slopes",
+                                    "d_alibi_slopes"),
+    GradientOf<Role::kDBiasTable>(Role::kBiasTable, "d_bias_table", "d_bias_table", "d_bias_table"),
+    GradientOf<Role::kDRelativeBias>(Role::kRelativeBias, "d_relative_bias", "d_relative_bias",
+                                     "d_relative_bias"),
+    GradientOf<Role::kDRelativeKeys>(Role::kRelativeKeys, "d_relative_keys", "d_relative_keys",
+                                     "d_relative_keys"),
+    GradientOf<Role::kDRelativeValues>(Role::kRelativeValues, "d_relative_values",
+                                       "d_relative_values", "d_relative_values"),
+    GradientOf<Role::kDRelativeQuery>(Role::kRelativeQuery, "d_relative_query", "d_relative_query",
+                                      "d_relative_query"),
+    GradientOf<Role::kDAdditiveWeight>(Role::kAdditiveWeight, "d_additive_weight",
+                                       "d_additive_weight", "d_additive_weight"),
+};
+
+constexpr auto kRoles = [] {
+  std::array<RoleInfo, static_cast<size_t>(Role::kEnd)> roles;
+  static_assert(std::size(kForwardRoles) + std::size(kGradientRoles) == roles.size());
+  std::copy(std::begin(kForwardRoles), std::end(kForwardRoles), roles.begin());
+  std::copy(std::begin(kGradientRoles), std::end(kGradientRoles),
+            roles.begin() + std::size(kForwardRoles));
+  return roles;
+}();
 
 constexpr bool IsIndexedByRole() {
   for (size_t n = 0; n < std::size(kRoles); ++n) {
@@ -398,7 +501,14 @@ RoleSet Wanted(const Problem& problem) {
 
 const RoleInfo& InfoOf(Role role) { return kRoles[static_cast<size_t>(role)]; }
 
-RoleSet InputTensorsOf(const Problem& problem) { return Wanted<kInputTensors>(problem); }
-RoleSet OutputsOf(const Problem& problem) { return Wanted<kOutputs>(problem); }
+RoleSet InputTensorsOf(const Problem& problem) {
+  RoleSet roles = Wanted<kInputTensors>(problem);
+  if (problem.backward) roles.Add(Wanted<kBackwardInputs>(problem));
+  return roles;
+}
+
+RoleSet OutputsOf(const Problem& problem) {
+  return problem.backward ? Wanted<kGradients>(problem) : Wanted<kOutputs>(problem);
+}
 
 }  // namespace rapt

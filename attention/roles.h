@@ -18,7 +18,7 @@ namespace rapt {
 struct Problem;
 
 // Inputs first. Inputs and outputs are each in the order of the ONNX operator, followed by
-// extensions.
+// extensions and by those of the backward pass, Problem::backward.
 enum class Role : uint8_t {
   kQ,
   kK,
@@ -45,11 +45,32 @@ enum class Role : uint8_t {
   kSelectedIndices,
   kGlobalMask,
 
+  kOutputGradient,  // dY
+  kForwardOutput,   // Y
+  kForwardLse,      // lse
+  kLseGradient,     // dlse
+
   kY,
   kPresentKey,
   kPresentValue,
   kScores,
   kLse,
+
+  kDQ,
+  kDK,
+  kDV,
+  kDMask,
+  kDPastKey,
+  kDPastValue,
+  kDBias,
+  kDHeadSink,
+  kDAlibiSlopes,
+  kDBiasTable,
+  kDRelativeBias,
+  kDRelativeKeys,
+  kDRelativeValues,
+  kDRelativeQuery,
+  kDAdditiveWeight,
 
   kEnd,  // not a role
 };
@@ -63,8 +84,14 @@ consteval auto RolesBetween() {
   return roles;
 }
 
-inline constexpr std::array kInputs = RolesBetween<Role::kQ, Role::kY>();
-inline constexpr std::array kOutputs = RolesBetween<Role::kY, Role::kEnd>();
+// Of the forward pass.
+inline constexpr std::array kInputs = RolesBetween<Role::kQ, Role::kOutputGradient>();
+inline constexpr std::array kOutputs = RolesBetween<Role::kY, Role::kDQ>();
+// Of the backward pass, which has the inputs of the forward pass, too.
+inline constexpr std::array kBackwardInputs = RolesBetween<Role::kOutputGradient, Role::kY>();
+inline constexpr std::array kGradients = RolesBetween<Role::kDQ, Role::kEnd>();
+inline constexpr std::array kAllInputs = RolesBetween<Role::kQ, Role::kY>();
+inline constexpr std::array kAllOutputs = RolesBetween<Role::kY, Role::kEnd>();
 // kKeyLengths is not among the tensors: the library takes the lengths as a span of integers.
 inline constexpr std::array kInputTensors = [] {
   std::array<Role, kInputs.size() - 1> tensors;
@@ -88,11 +115,11 @@ class RoleRange {
 };
 
 template <typename T>
-using InputMap = RoleRange<T, kInputs.front(), kInputs.size()>;
+using InputMap = RoleRange<T, kAllInputs.front(), kAllInputs.size()>;
 template <typename T>
-using OutputMap = RoleRange<T, kOutputs.front(), kOutputs.size()>;
+using OutputMap = RoleRange<T, kAllOutputs.front(), kAllOutputs.size()>;
 template <typename T>
-using RoleMap = RoleRange<T, kInputs.front(), static_cast<size_t>(Role::kEnd)>;
+using RoleMap = RoleRange<T, kAllInputs.front(), static_cast<size_t>(Role::kEnd)>;
 
 // A set of roles, iterated in the order of the enumerators.
 class RoleSet {
@@ -114,7 +141,9 @@ class RoleSet {
   constexpr void Add(Role role, bool condition = true) {
     bits_ |= uint64_t{condition} << static_cast<int>(role);
   }
+  constexpr void Add(const RoleSet& roles) { bits_ |= roles.bits_; }
   constexpr bool contains(Role role) const { return bits_ >> static_cast<int>(role) & 1; }
+  constexpr bool empty() const { return bits_ == 0; }
   constexpr Iterator begin() const { return Iterator(bits_); }
   constexpr Iterator end() const { return Iterator(0); }
 
@@ -149,11 +178,13 @@ struct RoleInfo {
   bool (*wanted)(const Problem& problem) = nullptr;
   DType (*dtype)(const Problem& problem) = nullptr;
   std::array<int64_t, 4> (*dims)(const Problem& problem) = nullptr;
+
+  Role gradient_of = Role::kEnd;  // of a gradient: the input, whose axes and type it has
 };
 
 const RoleInfo& InfoOf(Role role);
 
-// Returns those of kInputTensors, or of kOutputs, that the problem has.
+// Returns those of kInputTensors and kBackwardInputs, or of kAllOutputs, that the problem has.
 RoleSet InputTensorsOf(const Problem& problem);
 RoleSet OutputsOf(const Problem& problem);
 

@@ -772,7 +772,10 @@ class Cpu final : public Backend {
   absl::string_view name() const override { return "cpu"; }
   absl::Span<const InstructionSet> instruction_sets() const override { return InstructionSets(); }
   bool Reads(Source) const override { return true; }
-  absl::Status Supports(const Problem&) const override { return absl::OkStatus(); }
+  absl::Status Supports(const Problem& p) const override {
+    return p.backward ? absl::UnimplementedError("it does not compute gradients")
+                      : absl::OkStatus();
+  }
 
   void PlanTasks(Plan& plan) const override {
     const Problem& p = plan.problem;

@@ -120,6 +120,7 @@ absl::Status Supports(const Problem& p) {
   if (p.has_relative()) return Unsupported("biases by distance");
   if (p.has_relative_vectors()) return Unsupported("relative_keys and relative_values");
   if (p.has_rotary()) return Unsupported("rotary embedding");
+  if (p.backward) return Unsupported("gradients");
   if (p.is_additive()) return Unsupported("additive scores");
   if (p.block_mask) return Unsupported("block_mask");
   if (p.selected) return Unsupported("selected_indices");

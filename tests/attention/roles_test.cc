@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "attention/attributes.h"
@@ -20,11 +21,12 @@ using ::testing::ElementsAre;
 using ::testing::ElementsAreArray;
 using ::testing::IsEmpty;
 using ::testing::IsSupersetOf;
+using ::testing::MatchesRegex;
 using ::testing::Ne;
 
 std::vector<Role> AllRoles() {
-  std::vector<Role> roles(kInputs.begin(), kInputs.end());
-  for (Role role : kOutputs) roles.push_back(role);
+  std::vector<Role> roles(kAllInputs.begin(), kAllInputs.end());
+  for (Role role : kAllOutputs) roles.push_back(role);
   return roles;
 }
 
@@ -34,13 +36,16 @@ TEST(RolesTest, EveryRowIsFoundByItsRole) {
 
 TEST(RolesTest, NamesAreDistinctInEveryInterface) {
   for (const FieldNames* names : {&kOnnxNames, &kNativeNames, &kCNames}) {
-    // A tensor and an attribute may have the same name: alpha.
-    std::set<absl::string_view> tensors, attributes;
-    for (Role role : AllRoles()) tensors.insert((*names)[role]);
+    // A tensor and an attribute may have the same name: alpha. Y and lse are outputs, and inputs of
+    // the backward pass.
+    std::set<absl::string_view> inputs, outputs, attributes;
+    for (Role role : kAllInputs) inputs.insert((*names)[role]);
+    for (Role role : kAllOutputs) outputs.insert((*names)[role]);
     for (const AttributeInfo& info : Attributes()) attributes.insert((*names)[info.attribute]);
-    EXPECT_EQ(tensors.size(), AllRoles().size());
+    EXPECT_EQ(inputs.size(), kAllInputs.size());
+    EXPECT_EQ(outputs.size(), kAllOutputs.size());
     EXPECT_EQ(attributes.size(), kAttributes);
-    EXPECT_EQ(tensors.count("") + attributes.count(""), 0u);
+    EXPECT_EQ(inputs.count("") + outputs.count("") + attributes.count(""), 0u);
   }
 }
 
@@ -112,8 +117,20 @@ TEST(RolesTest, InputsComeBeforeOutputsWithoutGaps) {
   EXPECT_THAT(kInputs, IsSupersetOf(kInputTensors));
 }
 
+TEST(RolesTest, GradientsHaveTheAxesOfInputs) {
+  for (Role role : kGradients) {
+    const RoleInfo& info = InfoOf(role);
+    ASSERT_NE(info.gradient_of, Role::kEnd) << info.onnx;
+    const RoleInfo& input = InfoOf(info.gradient_of);
+    EXPECT_EQ(info.dims, input.dims) << info.onnx;
+    EXPECT_EQ(info.dtype, input.dtype) << info.onnx;
+    EXPECT_EQ(info.rank, input.rank) << info.onnx;
+    EXPECT_THAT(std::string(info.onnx), MatchesRegex("d_?" + std::string(input.onnx)));
+  }
+}
+
 TEST(RolesTest, EveryInputHasHelp) {
-  for (Role role : kInputs) EXPECT_NE(InfoOf(role).help, nullptr) << InfoOf(role).onnx;
+  for (Role role : kAllInputs) EXPECT_NE(InfoOf(role).help, nullptr) << InfoOf(role).onnx;
   for (const AttributeInfo& info : Attributes()) {
     EXPECT_EQ(info.help == nullptr, info.flag == nullptr) << info.c;
   }
