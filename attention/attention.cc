@@ -126,7 +126,7 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
   plan.routing = *routing;
   plan.isa = ChooseIsa(backend, options.isa);
   plan.threads = backend.lanes() > 0 ? backend.lanes() : options.threads;
-  if (!problem.empty() || problem.wants_present) backend.PlanTasks(plan);
+  if (!problem.empty() || problem.wants_present || problem.backward) backend.PlanTasks(plan);
   return plan;
 }
 

@@ -8,6 +8,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "attention/cpu/backward.h"
+#include "attention/cpu/flash_tasks.h"
 #include "attention/cpu/instruction_sets.h"
 #include "attention/cpu/kernels.h"
 #include "attention/cpu/vector_tables.h"
@@ -32,9 +34,6 @@ void DropoutKeepsOutOfLine(double p, uint64_t seed, int64_t b, int64_t h, int64_
 
 namespace {
 
-// The rows of a task are a multiple of this, which is a multiple of every kernel's register block.
-constexpr int64_t kRowStep = 12;
-constexpr int64_t kMaxQueryRows = kMostRowBlocks * kRowBlock;
 // Minimum number of tasks per thread, so that threads do not idle while the last tasks finish.
 constexpr int64_t kTasksPerThread = 4;
 
@@ -44,48 +43,6 @@ constexpr int64_t kMostCandidateBytes = 4 << 20;
 
 // Shorter key splits cost more to merge than they gain.
 constexpr int64_t kMinSplitKeys = 1024;
-
-// How the g * Sq query rows of a key/value head are divided into tasks: blocks of queries of one
-// head, or for a short Sq several whole heads, so that K and V are read once for all of them.
-struct Split {
-  int64_t queries_per_task = 0;
-  int64_t heads_per_task = 0;
-  int64_t query_tasks = 0;
-  int64_t head_tasks = 0;
-
-  int64_t rows_per_task() const { return queries_per_task * heads_per_task; }
-};
-
-bool IsEntmax(const Problem& p) { return p.normalizer != Normalizer::kSoftmax; }
-
-// The queries of a task are a multiple of this. Tasks should not divide the blocks of a mask.
-int64_t StepOf(const Problem& p, int64_t query_rows) {
-  if (!p.block_mask || query_rows % *p.block_q != 0) return kRowStep;
-  return *p.block_q % kSparseRows == 0 ? *p.block_q : kRowStep;
-}
-
-Split SplitRows(const Problem& p, int64_t query_rows) {
-  Split split;
-  // Tasks of about equal size.
-  const int64_t blocks = CeilDiv(p.query_length, query_rows);
-  split.queries_per_task =
-      std::min(p.query_length, RoundUp(CeilDiv(p.query_length, blocks), StepOf(p, query_rows)));
-  // A task has one alpha.
-  split.heads_per_task =
-      p.head_alpha ? 1
-                   : std::clamp<int64_t>(query_rows / split.queries_per_task, 1, p.group_size());
-  split.query_tasks = CeilDiv(p.query_length, split.queries_per_task);
-  split.head_tasks = CeilDiv(p.group_size(), split.heads_per_task);
-  return split;
-}
-
-// Whether the rows of the selected keys are gathered. Score outputs cover all keys; for these, for
-// entmax, additive scores and vectors by distance, the selection is one of the things that hide
-// keys.
-bool Gathers(const Problem& p) {
-  return p.selected && !p.score_output && !IsEntmax(p) && !p.is_additive() &&
-         !p.has_relative_vectors();
-}
 
 // Queries that select their keys are computed one by one, for all heads that share the keys.
 Split SplitSelecting(const Problem& p, int threads) {
@@ -99,12 +56,6 @@ Split SplitSelecting(const Problem& p, int threads) {
   split.query_tasks = CeilDiv(p.query_length, split.queries_per_task);
   return split;
 }
-
-int64_t AttentionTasks(const Problem& p, const Split& split) {
-  return p.empty() ? 0 : p.batch * p.kv_heads * split.query_tasks * split.head_tasks;
-}
-
-DType AccumulatorOf(const Problem& p);
 
 // The candidates that a row of entmax has at most: all visible keys, and space for the vector that
 // a kernel writes at their end.
@@ -150,119 +101,9 @@ int64_t SplitKeys(const Problem& p, int64_t splits) {
   return RoundUp(CeilDiv(p.total_keys(), splits), kKeyBlock);
 }
 
-// A scale, softcap, mask or bias outside fp32's range needs fp64 for the whole softmax: a finite
-// mask must not become -inf.
-bool AccumulatesInFp64(const Problem& p) {
-  const auto beyond_fp32 = [](double x) {
-    return x != 0 && (std::fabs(x) > 1e30 || std::fabs(x) < 1e-30);
-  };
-  return p.accumulator() == DType::kFloat64 || beyond_fp32(p.effective_scale()) ||
-         beyond_fp32(p.softcap) || (p.mask && p.mask->dtype == DType::kFloat64) ||
-         (p.bias && p.bias->dtype == DType::kFloat64);
-}
-
-DType AccumulatorOf(const Problem& p) {
-  return AccumulatesInFp64(p) ? DType::kFloat64 : DType::kFloat32;
-}
-
-// Must match the layout in Flash's constructor.
-int64_t FlashScratchBytes(const Problem& p, const Split& split) {
-  const int64_t rows = Gathers(p) ? split.heads_per_task : split.rows_per_task();
-  const int64_t real = AccumulatesInFp64(p) ? 8 : 4;
-  const int64_t lanes_dv = RoundUp(p.value_head_size, kVectorBytes / real);
-  const int64_t lanes_d = RoundUp(p.head_size, kVectorBytes / real);
-  const int64_t arrays[] = {
-      rows * lanes_d,
-      rows * lanes_dv,
-      rows,
-      rows,
-      p.head_size * kKeyBlock,
-      kKeyBlock * lanes_dv,
-      kRowBlock * kKeyBlock,
-      kRowBlock,
-      kFewRows * lanes_dv,
-      p.has_relative_query ? rows * lanes_d : 0,
-      p.has_relative_vectors() ? kDistanceRows * kPaddedDistances : 0,
-      p.has_relative_vectors() ? kDistanceRows : 0,
-      p.is_additive() ? rows * lanes_d + split.heads_per_task * (lanes_d + 1) : 0};
-  int64_t bytes = 0;
-  for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
-  // Plus the buffer in which rows that are not contiguous are gathered.
-  return bytes +
-         RoundUp((1 + kGatheredRows) * std::max(p.head_size, p.value_head_size) * SizeOf(p.dtype),
-                 kVectorBytes);
-}
-
-// The rows of a task, and the SparseRow of each if the kernel needs it.
-int64_t RowTableBytes(const Problem& p, int64_t rows) {
-  return RoundUp(rows * static_cast<int64_t>(sizeof(FlashRow)), kVectorBytes) +
-         (p.is_sparse() ? RoundUp(rows * static_cast<int64_t>(sizeof(SparseRow)), kVectorBytes)
-                        : 0);
-}
-
-// The bits of the selected keys of each query and key/value head of a task, or two lists of them.
-int64_t SelectionBytes(const Problem& p, const Split& split) {
-  if (!p.selected) return 0;
-  if (Gathers(p)) {
-    return RoundUp(2 * p.selected->count * static_cast<int64_t>(sizeof(int32_t)), kVectorBytes);
-  }
-  return RoundUp(split.queries_per_task * SelectedWords(p) * static_cast<int64_t>(sizeof(uint64_t)),
-                 kVectorBytes);
-}
-
 template <typename Real>
 constexpr DType RealType() {
   return sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32;
-}
-
-ScoreStage StageOf(std::optional<ScoreOutput> output) {
-  if (!output) return ScoreStage::kNone;
-  switch (*output) {
-    case ScoreOutput::kScores:
-      return ScoreStage::kScores;
-    case ScoreOutput::kSoftcapped:
-      return ScoreStage::kSoftcapped;
-    case ScoreOutput::kBiased:
-      return ScoreStage::kBiased;
-    default:
-      return ScoreStage::kWeights;
-  }
-}
-
-// Returns the tensor's bytes starting at `offset`.
-FlashBytes BytesOf(const TensorView& view, int64_t offset) {
-  if (view.slices == nullptr) return {view.data + offset, nullptr, 0, 0};
-  const SlicedBytes& sliced = *view.slices;
-  return {nullptr, sliced.slices.data(), static_cast<int64_t>(sliced.slices.size()),
-          sliced.offset + offset};
-}
-
-// Sources and rows are built in place: a copy of one that was just written would wait for its
-// stores, which tiny problems feel.
-
-// The rows of head (b, h), as rows from `begin` on. REQUIRES: `source` is all zeros.
-void SetSource(const TensorView& view, int64_t b, int64_t h, int64_t begin,
-               KeyValueSource& source) {
-  source.begin = begin;
-  source.end = begin + view.dims[2];
-  source.stride = view.strides[2] * SizeOf(view.dtype);
-  if (view.pages == nullptr) {
-    source.bytes = BytesOf(view, view.RowOffset(b, h, 0));
-    return;
-  }
-  const PagedRows& paged = *view.pages;
-  source.bytes.offset = paged.offset + view.RowOffset(0, h, 0);
-  source.pages = paged.pages.data() + b * paged.batch_pages;
-  source.page_rows = paged.page_rows;
-  source.first_row = paged.first_row;
-}
-
-// Past and new rows. REQUIRES: `keys` is all zeros.
-void SetKeys(const TensorView& past, int64_t past_count, const TensorView& now, int64_t b,
-             int64_t h, FlashKeys& keys) {
-  KeyValueSource* next = keys.sources;
-  if (past_count > 0) SetSource(past, b, h, 0, *next++);
-  if (now.dims[2] > 0) SetSource(now, b, h, past_count, *next);
 }
 
 // The partial results of split keys, in the shared workspace: O and lse of each query row and part.
@@ -303,10 +144,6 @@ class Parts {
   Real* lse_;
   Real* output_;
 };
-
-int64_t RowIndex(const Problem& p, int64_t b, int64_t h, int64_t i) {
-  return (b * p.query_heads + h) * p.query_length + i;
-}
 
 template <typename Real>
 void FoldRow(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i,
@@ -356,20 +193,6 @@ int64_t UnfoldedBytes(const Problem& p, int64_t rows) {
   return AccumulatesInFp64(p) ? Unfolded<double>::Bytes(p, rows) : Unfolded<float>::Bytes(p, rows);
 }
 
-FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {
-  return {
-      .query = a.inputs[Role::kQ].RowOffset(b, h, i),
-      .relative_query =
-          p.has_relative_query ? a.inputs[Role::kRelativeQuery].RowOffset(b, h, i) : 0,
-      .output = p.folds ? nullptr : a.outputs[Role::kY].Row(b, h, i),
-      .lse = p.wants_lse && !p.folds ? a.outputs[Role::kLse].Row(b, h, i) : nullptr,
-      .scores = p.score_output ? a.outputs[Role::kScores].Row(b, h, i) : nullptr,
-      .score = ScoreRowOf(p, a, b, h, i),
-      .head = h,
-      .index = i + (p.section ? p.section->first_query : 0),
-  };
-}
-
 // Restricts a row to the task's split of the keys and redirects its result to that split's buffers.
 template <typename Real>
 void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int64_t index,
@@ -380,47 +203,6 @@ void Narrow(FlashRow& row, const FlashTask& task, const Parts<Real>& parts, int6
   keys.end = std::clamp(keys.end, keys.begin, task.part_end);
   row.output = reinterpret_cast<std::byte*>(parts.Output(index, part));
   row.lse = reinterpret_cast<std::byte*>(parts.Lse(index, part));
-}
-
-// The fields of a task that depend only on the problem.
-FlashTask ShapeOf(const Problem& p) {
-  FlashTask task = {};
-  task.key_count = p.total_keys();
-  task.head_size = p.head_size;
-  task.value_head_size = p.value_head_size;
-  task.element = ElementOf(p.dtype);
-  task.output_element = task.element;
-  task.lse_element = ElementOf(p.lse_dtype());
-  task.score_stage = StageOf(p.score_output);
-  task.alpha = IsEntmax(p) ? 1 : 0;
-  if (p.dropout) {
-    task.dropout = p.dropout->probability;
-    task.seed = p.dropout->seed;
-  }
-  return task;
-}
-
-FlashAdditive AdditiveOf(const Problem& p, const Arguments& a) {
-  if (!p.is_additive()) return {};
-  const TensorView& weight = a.inputs[Role::kAdditiveWeight];
-  const int64_t size = SizeOf(weight.dtype);
-  return {.weights = weight.data,
-          .head_stride = weight.strides[0] * size,
-          .stride = weight.strides[1] * size,
-          .element = ElementOf(weight.dtype)};
-}
-
-// The fields of a task that are the same for every block of rows.
-FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_head) {
-  FlashTask task = ShapeOf(p);
-  task.queries = BytesOf(a.inputs[Role::kQ], 0);
-  SetKeys(a.inputs[Role::kPastKey], p.past_length, a.inputs[Role::kK], b, kv_head, task.keys);
-  SetKeys(PastValuesOf(p, a), p.past_length, ValuesOf(p, a), b, kv_head, task.values);
-  task.additive = AdditiveOf(p, a);
-  task.score = ScoreParamsOf(p, a, AccumulatorOf(p));
-  task.batch = b;
-  task.first_key = p.section ? p.section->first_key : 0;
-  return task;
 }
 
 int64_t TileScratchBytes(const Problem& p, const KernelTable& kernels, int64_t rows) {
@@ -553,60 +335,6 @@ void MergeHead(const Plan& plan, const Arguments& a, std::byte* workspace, int64
   }
 }
 
-// The keys that query i sees by position, all or a part of which are selected.
-int64_t CountKeys(const Problem& p, absl::Span<const int64_t> key_lengths, int64_t i) {
-  const KeyRange range = VisibleKeys(p, key_lengths, 0, i);
-  int64_t keys = range.end - range.begin;
-  if (p.has_exemptions() && !p.has_global_mask) {
-    const KeyRange window = WindowKeys(p, key_lengths, 0, i);
-    keys = std::min(keys, window.end - window.begin + p.prefix_keys);
-  }
-  return p.selected ? std::min(keys, p.selected->count) : keys;
-}
-
-// Counts all visible pairs, as far as the shapes tell: a block mask and global keys are not known,
-// and key lengths are assumed to be full.
-double CountFlops(const Problem& p) {
-  const int64_t key_length = p.section ? p.section->key_length : p.key_length;
-  double pairs = 0;
-  // The visible range moves by one key per query, so sampling it is accurate enough.
-  const int64_t step = std::max<int64_t>(1, p.query_length / 64);
-  for (int64_t i = 0; i < p.query_length; i += step) {
-    pairs += static_cast<double>(CountKeys(p, {&key_length, 1}, i)) *
-             static_cast<double>(std::min(step, p.query_length - i));
-  }
-  const int64_t size =
-      p.head_size * ((p.is_additive() ? kAdditiveCost : 1) + (p.relative_keys ? 1 : 0)) +
-      p.value_head_size * (p.relative_values ? 2 : 1);
-  const double products = 2.0 * static_cast<double>(p.batch) * static_cast<double>(p.query_heads) *
-                          pairs * static_cast<double>(size);
-  return p.has_rotary() ? products + Rotation::Flops(p) : products;
-}
-
-// The rows and keys of a task of the first stage.
-struct TaskPlace {
-  int64_t b, kv_head, first_head, end_head, first_query, end_query, part;
-};
-
-TaskPlace PlaceOf(const Problem& p, const Split& split, int64_t key_splits, int64_t task) {
-  TaskPlace place;
-  place.part = task % key_splits;
-  task /= key_splits;
-  // The last queries go first: under a causal mask they see the most keys and take longest.
-  const int64_t query_task = split.query_tasks - 1 - task % split.query_tasks;
-  task /= split.query_tasks;
-  const int64_t head_task = task % split.head_tasks;
-  task /= split.head_tasks;
-  place.kv_head = task % p.kv_heads;
-  place.b = task / p.kv_heads;
-  const int64_t group_begin = place.kv_head * p.group_size();
-  place.first_head = group_begin + head_task * split.heads_per_task;
-  place.end_head = std::min(place.first_head + split.heads_per_task, group_begin + p.group_size());
-  place.first_query = query_task * split.queries_per_task;
-  place.end_query = std::min(place.first_query + split.queries_per_task, p.query_length);
-  return place;
-}
-
 Rotation RotationOf(const Plan& plan, std::byte* workspace) {
   const CpuPlan& cpu = CpuPlanOf(plan);
   return {plan.problem, workspace + cpu.shared.rotation_begin(), cpu.kernels.rotate,
@@ -617,59 +345,6 @@ Rotation RotationOf(const Plan& plan, std::byte* workspace) {
 std::byte* OwnPart(const Plan& plan, std::byte* workspace, int worker) {
   return workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
 }
-
-// Lets the rows of a task read rotated queries at `queries`, and the kernel rotate keys.
-void Rotate(const Plan& plan, const Arguments& a, std::byte* workspace, const TaskPlace& place,
-            std::byte* queries, FlashTask& flash, FlashRow* rows) {
-  const Problem& p = plan.problem;
-  const Rotation rotation = RotationOf(plan, workspace);
-  const int64_t first_query = p.section ? p.section->first_query : 0;
-  flash.queries = {queries, nullptr, 0, 0};
-  flash.rotary = rotation.KeysToRotate(place.b);
-  for (int64_t n = 0; n < flash.row_count; ++n) {
-    rows[n].query = n * p.head_size * SizeOf(p.dtype);
-    if (rows[n].score.begin == rows[n].score.end && !rows[n].scores) continue;
-    rotation.RotateQuery(a, place.b, rows[n].head, rows[n].index - first_query,
-                         queries + rows[n].query);
-  }
-}
-
-// The SparseRows of a task, after its FlashRows in the worker's workspace.
-class SparseRows {
- public:
-  // `bits`: the memory of the selection if it is not gathered.
-  SparseRows(const Problem& p, const Arguments& a, const TaskPlace& place, FlashRow* flash_rows,
-             int64_t most_rows, std::byte* bits)
-      : p_(p),
-        a_(a),
-        place_(place),
-        rows_(reinterpret_cast<SparseRow*>(
-            reinterpret_cast<std::byte*>(flash_rows) +
-            RoundUp(most_rows * static_cast<int64_t>(sizeof(FlashRow)), kVectorBytes))),
-        bits_(p.selected && !Gathers(p) ? reinterpret_cast<uint64_t*>(bits) : nullptr) {
-    if (bits_ == nullptr) return;
-    for (int64_t i = place.first_query; i < place.end_query; ++i) {
-      SetSelectedBits(p, a, place.b, place.first_head, i, BitsOf(i));
-    }
-  }
-
-  bool exist() const { return p_.block_mask || p_.has_exemptions() || bits_ != nullptr; }
-
-  const SparseRow* Make(int64_t row, int64_t h, int64_t i) const {
-    auto* const sparse = new (&rows_[row]) SparseRow(SparseRowOf(p_, a_, place_.b, h, i));
-    if (bits_ != nullptr) sparse->selected = BitsOf(i);
-    return sparse;
-  }
-
- private:
-  uint64_t* BitsOf(int64_t i) const { return bits_ + (i - place_.first_query) * SelectedWords(p_); }
-
-  const Problem& p_;
-  const Arguments& a_;
-  const TaskPlace& place_;
-  SparseRow* rows_;
-  uint64_t* bits_;
-};
 
 FlashSelection SelectionOf(const Problem& p, const Arguments& a, const TaskPlace& place) {
   const TensorView& indices = a.inputs[Role::kSelectedIndices];
@@ -747,7 +422,8 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   // Nothing to fold: these rows see no key of the chunk.
   if (folds_here && !p.score_output && flash.begin >= flash.end) return;
   if (p.has_rotary()) {
-    Rotate(plan, a, workspace, place, begin + cpu.worker.queries_begin(), flash, rows);
+    Rotate(p, a, RotationOf(plan, workspace), place.b, begin + cpu.worker.queries_begin(), flash,
+           rows);
   }
   const bool done = (sizeof(Real) == 8 ? cpu.kernels.flash_fp64 : cpu.kernels.flash_fp32)(flash);
   if (done && folds_here) {
@@ -773,12 +449,12 @@ class Cpu final : public Backend {
   absl::Span<const InstructionSet> instruction_sets() const override { return InstructionSets(); }
   bool Reads(Source) const override { return true; }
   absl::Status Supports(const Problem& p) const override {
-    return p.backward ? absl::UnimplementedError("it does not compute gradients")
-                      : absl::OkStatus();
+    return p.backward ? SupportsBackward(p) : absl::OkStatus();
   }
 
   void PlanTasks(Plan& plan) const override {
     const Problem& p = plan.problem;
+    if (p.backward) return PlanBackward(plan);
     if (p.has_rotary()) plan.present_stage = 1;
     if (p.empty()) {
       if (p.has_rotary()) {
@@ -805,6 +481,9 @@ class Cpu final : public Backend {
   void RunTask(const Plan& plan, const Arguments& a, std::byte* workspace, int stage, int64_t task,
                int worker, const Checkpoint& checkpoint) const override {
     const Problem& p = plan.problem;
+    if (p.backward) {
+      return RunBackwardTask(plan, a, workspace, stage, task, worker, checkpoint);
+    }
     if (!p.has_rotary()) {
       return RunTaskAfterRotation(plan, a, workspace, stage, task, worker, checkpoint);
     }

@@ -45,7 +45,7 @@ inline constexpr int64_t kVectorBytes = 64;
 struct FlashRow {
   int64_t query;           // D elements, at this byte offset into FlashTask::queries
   int64_t relative_query;  // D elements, at this byte offset into FlashVectors::queries
-  std::byte* output;       // Dv elements
+  std::byte* output;       // Dv elements, or null
   std::byte* lse;          // one element, or null
   std::byte* scores;       // T elements, or null
   ScoreRow score;
@@ -163,6 +163,51 @@ struct FlashTask {
   int64_t candidate_stride;  // candidates of a row, at most; more than the keys it sees by a vector
 };
 
+// lse and delta = sum dY Y - dlse of a query row; lse is -inf if no key is visible.
+struct RowStatistics {
+  double lse;
+  double delta;
+};
+
+// The backward pass of a FlashRow.
+struct BackwardRow {
+  int64_t output_gradient =
+      0;  // Dv elements, at this byte offset into FlashBackward::output_gradients
+  int64_t forward_output = 0;  // the same in forward_outputs, if the statistics come from them
+  // In: lse, if given; delta, if both are known, otherwise -dlse. Out: both.
+  RowStatistics* statistics = nullptr;
+  std::byte* query_gradient = nullptr;  // D elements, or null
+  // Reals to which dX of key j is added, or null: by distance at index j, of the mask at index
+  // j - part_begin.
+  std::byte* distances = nullptr;
+  std::byte* mask_gradient = nullptr;
+};
+
+// Where the statistics of rows come from.
+enum class StatisticsSource : uint8_t {
+  kForwardPass,    // which the task computes first
+  kForwardOutput,  // lse and Y are given
+  kKnown,
+};
+
+// The backward pass of a FlashTask, whose output, lse and scores are not used.
+struct FlashBackward {
+  const FlashTask* task = nullptr;
+  const BackwardRow* rows = nullptr;
+  FlashBytes output_gradients = {};
+  FlashBytes forward_outputs = {};
+  StatisticsSource source = StatisticsSource::kKnown;
+  Element gradient_element = Element::kFloat32;  // of query_gradient
+  // Reals to which dK and dV of the T keys are added, or null. Rows are padded to vectors of
+  // kVectorBytes.
+  std::byte* key_gradients = nullptr;
+  std::byte* value_gradients = nullptr;
+  std::byte* scratch = nullptr;  // BackwardScratchBytes(), aligned to 64
+};
+
+// The time of a pair of row and key, relative to the forward pass.
+inline constexpr int64_t kBackwardCost = 3;
+
 // The time of an element of an additive score, relative to a product of two elements.
 inline constexpr int64_t kAdditiveCost = 8;
 // Row and key pairs between two checkpoints: tens of microseconds.
@@ -177,6 +222,9 @@ struct KernelTable {
   // problem, and row_count. Null if the set has no tiles.
   int64_t (*tile_scratch_bytes)(const FlashTask& task);
   RotateFunction rotate;
+  // Return false if the checkpoint abandoned the task.
+  bool (*backward_fp32)(const FlashBackward& backward);
+  bool (*backward_fp64)(const FlashBackward& backward);
 };
 
 extern const KernelTable kPortableKernels;

@@ -667,8 +667,13 @@ int64_t TileScratchBytes(const FlashTask& task) {
   return bytes;
 }
 
+// The backward pass has no tiles.
+bool BackwardFp32(const FlashBackward& backward) { return kAvx512Kernels.backward_fp32(backward); }
+bool BackwardFp64(const FlashBackward& backward) { return kAvx512Kernels.backward_fp64(backward); }
+
 }  // namespace
 
-extern const KernelTable kAmxKernels = {FlashFp32, FlashFp64, TileScratchBytes, Rotate};
+extern const KernelTable kAmxKernels = {FlashFp32, FlashFp64,    TileScratchBytes,
+                                        Rotate,    BackwardFp32, BackwardFp64};
 
 }  // namespace rapt::cpu

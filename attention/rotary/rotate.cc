@@ -69,4 +69,26 @@ void RotateRow(const RotaryRow& row) {
   }
 }
 
+template <typename Real>
+void RotateBack(const RotaryRow& row, Real* gradient) {
+  const auto angle = [&row](const std::byte* angles, int64_t t) -> double {
+    return row.element == Element::kFloat64 ? LoadAs<double>(angles, t) : LoadAs<float>(angles, t);
+  };
+  const int64_t step = row.interleaved ? 2 : 1;
+  const int64_t distance = row.interleaved ? 1 : row.pairs;
+  for (int64_t t = 0; t < row.pairs; ++t) {
+    Real& first = gradient[t * step];
+    Real& second = gradient[t * step + distance];
+    const double x = first;
+    const double y = second;
+    const double cos = angle(row.cos, t);
+    const double sin = angle(row.sin, t);
+    first = static_cast<Real>(x * cos + y * sin);
+    second = static_cast<Real>(y * cos - x * sin);
+  }
+}
+
+template void RotateBack(const RotaryRow& row, float* gradient);
+template void RotateBack(const RotaryRow& row, double* gradient);
+
 }  // namespace rapt

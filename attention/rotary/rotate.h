@@ -13,6 +13,11 @@ void RotateRow(const RotaryRow& row);
 // Returns the fastest function for other types that this machine has.
 RotateFunction FastestRotateRow();
 
+// Rotates the gradient of a rotated row, `row.size` numbers, back in place: each pair (x, y) to
+// (x cos + y sin, y cos - x sin). `row` has the angles; `from` and `to` are not used.
+template <typename Real>
+void RotateBack(const RotaryRow& row, Real* gradient);
+
 }  // namespace rapt
 
 #endif  // RAPT_ATTENTION_ROTARY_ROTATE_H_

@@ -201,11 +201,19 @@ RotaryKeys Rotation::KeysToRotate(int64_t b) const {
   const Problem& p = problem_;
   if (!p.rotates_keys() || key_rotation_ == KeyRotation::kStored) return {};
   const int64_t first = FirstKeyToRotate(p);
-  const int64_t row = (KeyAnglesVary(p) ? b * p.key_length : 0) + first;
   return {.rotate = rotate_,
           .begin = p.past_length + first,
-          .row = RowWith(key_angles_ + row * AnglesBytes(p)),
+          .row = KeyAngles(b, first),
           .angles_step = AnglesBytes(p)};
+}
+
+RotaryRow Rotation::QueryAngles(int64_t b, int64_t i) const {
+  return RowWith(angles_ + (b * problem_.query_length + i) * AnglesBytes(problem_));
+}
+
+RotaryRow Rotation::KeyAngles(int64_t b, int64_t j) const {
+  const int64_t row = (KeyAnglesVary(problem_) ? b * problem_.key_length : 0) + j;
+  return RowWith(key_angles_ + row * AnglesBytes(problem_));
 }
 
 void Rotation::RotateQuery(const Arguments& a, int64_t b, int64_t h, int64_t i,

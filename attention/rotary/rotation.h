@@ -54,6 +54,11 @@ class Rotation {
   void RotateQuery(const Arguments& arguments, int64_t b, int64_t h, int64_t i,
                    std::byte* out) const;
 
+  // Return the angles that a query, or the new key j of batch row b, is rotated by, for
+  // RotateBack(). REQUIRES: all tasks are done; key j is rotated, and KeyRotation is kOnRead.
+  RotaryRow QueryAngles(int64_t b, int64_t i) const;
+  RotaryRow KeyAngles(int64_t b, int64_t j) const;
+
  private:
   bool RotateKeys(const Arguments& arguments, int64_t b, int64_t begin, int64_t end, Angles& angles,
                   const Checkpoint& checkpoint) const;

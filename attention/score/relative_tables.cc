@@ -149,4 +149,23 @@ void RelativeRow(const Problem& p, const Arguments& a, int64_t b, int64_t h, int
   FillBiases(BiasOfHead(p, a, b, h), -DiagonalKey(p, a.key_lengths, b, i), biases);
 }
 
+int64_t RelativeEntries(const Problem& p) {
+  if (p.bias_table) return p.bias_table->buckets;
+  return p.relative_bias ? p.relative_bias->length : 1;
+}
+
+RelativeEntry RelativeEntryOf(const Problem& p, int64_t distance) {
+  if (p.bias_table) return {BucketOf(p, distance), 1};
+  if (!p.relative_bias) return {0, -std::abs(static_cast<double>(distance))};
+  const int64_t clip = p.relative_bias->length / 2;
+  return {std::clamp(distance, -clip, clip) + clip, 1};
+}
+
+std::byte* RelativeElement(const Problem& p, const MutableTensorView& table, int64_t b, int64_t h,
+                           int64_t index) {
+  if (p.bias_table) return table.Row(index, h, 0);
+  if (p.relative_bias) return table.Row(p.relative_bias->heads == 1 ? 0 : h, index, 0);
+  return table.Row(p.alibi_slopes->batch == 1 ? 0 : b, h, 0);
+}
+
 }  // namespace rapt

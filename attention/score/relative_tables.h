@@ -43,6 +43,19 @@ class RelativeTables {
 void RelativeRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h,
                  int64_t i, absl::Span<double> biases);
 
+// For gradients. The element of a head's alibi_slopes, bias_table or relative_bias that the bias of a
+// distance comes from, and its factor.
+struct RelativeEntry {
+  int64_t index;  // from 0 to RelativeEntries() - 1
+  double factor;
+};
+int64_t RelativeEntries(const Problem& problem);
+RelativeEntry RelativeEntryOf(const Problem& problem, int64_t distance);
+
+// Returns where that element is in a tensor with the axes of the input.
+std::byte* RelativeElement(const Problem& problem, const MutableTensorView& table, int64_t b,
+                           int64_t h, int64_t index);
+
 }  // namespace rapt
 
 #endif  // RAPT_ATTENTION_SCORE_RELATIVE_TABLES_H_
