@@ -414,7 +414,11 @@ class Backward {
   }
 
   void StoreNumbers(const Real* numbers, int64_t count, std::byte* out) const {
-    for (int64_t n = 0; n < count; ++n) StoreElement(out, p_.dtype, n, numbers[n]);
+    if constexpr (sizeof(Real) == 8) {
+      plan_.kernels.store_fp64(ElementOf(p_.dtype), numbers, count, out);
+    } else {
+      plan_.kernels.store_fp32(ElementOf(p_.dtype), numbers, count, out);
+    }
   }
 
   // Adds the parts of dK and dV of some keys.

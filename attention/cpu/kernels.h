@@ -225,6 +225,9 @@ struct KernelTable {
   // Return false if the checkpoint abandoned the task.
   bool (*backward_fp32)(const FlashBackward& backward);
   bool (*backward_fp64)(const FlashBackward& backward);
+  // Store a row of accumulators as elements.
+  void (*store_fp32)(Element element, const float* values, int64_t count, std::byte* row);
+  void (*store_fp64)(Element element, const double* values, int64_t count, std::byte* row);
 };
 
 extern const KernelTable kPortableKernels;

@@ -673,7 +673,8 @@ bool BackwardFp64(const FlashBackward& backward) { return kAvx512Kernels.backwar
 
 }  // namespace
 
-extern const KernelTable kAmxKernels = {FlashFp32, FlashFp64,    TileScratchBytes,
-                                        Rotate,    BackwardFp32, BackwardFp64};
+extern const KernelTable kAmxKernels = {FlashFp32,       FlashFp64,       TileScratchBytes,
+                                        Rotate,          BackwardFp32,    BackwardFp64,
+                                        StoreRow<float>, StoreRow<double>};
 
 }  // namespace rapt::cpu
