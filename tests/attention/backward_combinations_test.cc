@@ -1,0 +1,312 @@
+// Gradients of random combinations of features: every instruction set of the CPU against the
+// reference backend, which backward_test.cc compares with finite differences.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "base/aligned_buffer.h"
+#include "tests/support/features.h"
+#include "tests/support/run_attention.h"
+
+namespace rapt::test {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+struct BackwardInputs {
+  Inputs forward;
+  Tensor output_gradient;
+  std::optional<Tensor> output;
+  std::optional<Tensor> lse;
+  std::optional<Tensor> lse_gradient;
+};
+
+using Gradients = OutputMap<std::optional<Tensor>>;
+
+// All gradients that the problem has.
+RoleSet GradientsOf(const Problem& p) {
+  RoleSet gradients;
+  for (Role role : kGradients) {
+    const Role input = InfoOf(role).gradient_of;
+    const bool is_bool = input == Role::kMask && p.mask && p.mask->dtype == DType::kBool;
+    gradients.Add(role, InfoOf(input).wanted(p) && !is_bool);
+  }
+  return gradients;
+}
+
+BackwardInputs RandomBackwardInputs(const Problem& p, Inputs forward, Rng& rng) {
+  BackwardInputs inputs{.forward = std::move(forward)};
+  const Dims rows = {p.batch, p.query_heads, p.query_length, 1};
+  inputs.output_gradient =
+      Tensor(p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size},
+             Storage::kPaddedRows)
+          .FillUniform(rng, -1, 1);
+  if (p.backward->has_lse_gradient) {
+    inputs.lse_gradient = Tensor(p.lse_dtype(), rows).FillUniform(rng, -1, 1);
+  }
+  if (!p.backward->has_forward) return inputs;
+  Problem problem = p;
+  problem.backward.reset();
+  problem.wants_lse = true;
+  Outputs outputs = RunAttention(problem, inputs.forward, {.backend = "cpu"}).value();
+  inputs.output = std::move(outputs.output);
+  inputs.lse = std::move(outputs.lse);
+  return inputs;
+}
+
+absl::StatusOr<Gradients> RunBackward(const Problem& p, const BackwardInputs& inputs,
+                                      const PlanOptions& options,
+                                      Storage storage = Storage::kRowMajor) {
+  Gradients gradients;
+  for (Role role : p.backward->gradients) {
+    const RoleInfo& info = InfoOf(role);
+    gradients[role] = Tensor(info.dtype(p), info.dims(p),
+                             info.broadcasts ? Storage::kRowMajor : storage, /*guard_bytes=*/256);
+  }
+  const absl::Status status =
+      RunAttention(p, inputs.forward, options, Storage::kRowMajor, std::nullopt,
+                   [&](Arguments& arguments) {
+                     arguments.inputs[Role::kOutputGradient] = inputs.output_gradient.View();
+                     if (inputs.output) {
+                       arguments.inputs[Role::kForwardOutput] = inputs.output->View();
+                       arguments.inputs[Role::kForwardLse] = inputs.lse->View();
+                     }
+                     if (inputs.lse_gradient) {
+                       arguments.inputs[Role::kLseGradient] = inputs.lse_gradient->View();
+                     }
+                     for (Role role : p.backward->gradients) {
+                       arguments.outputs[role] = gradients[role]->MutableView();
+                     }
+                   })
+          .status();
+  if (!status.ok()) return status;
+  for (Role role : p.backward->gradients) {
+    EXPECT_TRUE(gradients[role]->GapsIntact()) << "write outside of " << InfoOf(role).onnx;
+  }
+  return gradients;
+}
+
+double MaxOf(const std::vector<double>& values) {
+  double max = 0;
+  for (const double value : values) max = std::max(max, std::fabs(value));
+  return max;
+}
+
+double LargestOf(const std::optional<Tensor>& tensor) {
+  return tensor ? MaxOf(tensor->ToVector()) : 0;
+}
+
+// The size of the terms of dX that cancel: of dY V.
+double TermsOf(const Problem& p, const BackwardInputs& inputs) {
+  const double values = p.values_in_keys ? LargestOf(inputs.forward.key) : 1;
+  return std::sqrt(static_cast<double>(p.value_head_size)) * std::max(values, 1.0);
+}
+
+double BackwardToleranceOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return 1e-12;
+    case DType::kFloat16:
+      return 4e-3;
+    case DType::kBFloat16:
+      return 3e-2;
+    default:
+      return 1e-5;
+  }
+}
+
+void ExpectClose(const Problem& p, const BackwardInputs& inputs, const Gradients& got,
+                 const Gradients& want) {
+  // Rounding of rotated Q and K to their type changes scores.
+  const double rotation = p.has_rotary() ? 2 : 1;
+  // Scores of up to 100, and the weights of dropout.
+  const double scores = p.dtype == DType::kFloat64 ? 1e-13 : 5e-6;
+  const double tolerance = rotation * (BackwardToleranceOf(p.dtype) + scores) *
+                           (p.dropout ? 1 / (1 - p.dropout->probability) : 1);
+  for (Role role : p.backward->gradients) {
+    SCOPED_TRACE(std::string(InfoOf(role).onnx));
+    const std::vector<double> a = got[role]->ToVector();
+    const std::vector<double> b = want[role]->ToVector();
+    const double most = tolerance * std::max(MaxOf(b), 0.05 * TermsOf(p, inputs));
+    for (size_t n = 0; n < b.size(); ++n) {
+      ASSERT_LE(std::fabs(a[n] - b[n]), most) << "at " << n << ": " << a[n] << ", not " << b[n];
+    }
+  }
+}
+
+Problem DrawProblem(Rng& rng) {
+  const std::vector<FeaturePair>& pairs = AllowedPairs();
+  Problem p = ProblemWith(pairs[UniformInt(rng, 0, static_cast<int64_t>(pairs.size()) - 1)], rng);
+  p.score_output.reset();
+  p.wants_lse = false;
+  p.wants_present = false;
+  const bool has_lse = p.normalizer == Normalizer::kSoftmax;
+  p.backward = Backward{.gradients = GradientsOf(p),
+                        .has_forward = has_lse && OneIn(rng, 2),
+                        .has_lse_gradient = has_lse && OneIn(rng, 2)};
+  return p;
+}
+
+constexpr uint64_t kProblems = 300;
+constexpr uint64_t kProblemsInARange = 30;
+
+class BackwardCombinationsTest : public ::testing::TestWithParam<uint64_t> {};
+
+TEST_P(BackwardCombinationsTest, MatchTheReference) {
+  for (uint64_t n = GetParam(); n < GetParam() + kProblemsInARange; ++n) {
+    Rng rng(n);
+    const Problem p = DrawProblem(rng);
+    SCOPED_TRACE("problem " + std::to_string(n) + ": " + FeaturesOf(p) + " " + ToText(p));
+    const BackwardInputs inputs =
+        RandomBackwardInputs(p, InputsFor(p, RandomArrangement(rng), rng), rng);
+    const absl::StatusOr<Gradients> want = RunBackward(p, inputs, {.backend = "reference"});
+    ASSERT_TRUE(want.ok()) << want.status();
+    for (const Target& target : Targets()) {
+      if (target.backend == "reference") continue;
+      SCOPED_TRACE(target.Name());
+      const Storage storage = Pick(rng, {Storage::kRowMajor, Storage::kBshd, Storage::kPaddedRows});
+      const absl::StatusOr<Gradients> got =
+          RunBackward(p, inputs, target.Options(Pick(rng, {1, 2, 5})), storage);
+      if (absl::IsUnimplemented(got.status())) continue;
+      ASSERT_TRUE(got.ok()) << got.status();
+      ExpectClose(p, inputs, *got, *want);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Problems, BackwardCombinationsTest,
+                         ::testing::Range<uint64_t>(0, kProblems, kProblemsInARange));
+
+// Enough rows and keys that several tasks add to the same gradients.
+Problem LongProblem() {
+  Problem p{.batch = 2,
+            .query_heads = 4,
+            .kv_heads = 2,
+            .query_length = 150,
+            .key_length = 170,
+            .head_size = 40,
+            .value_head_size = 24};
+  p.causal = true;
+  p.mask = MaskShape{DType::kFloat32, {1, 1, 150, 170}};
+  p.head_sink = DType::kFloat32;
+  p.relative_bias = RelativeBias{DType::kFloat32, 1, 21};
+  p.backward = Backward{.gradients = GradientsOf(p)};
+  return p;
+}
+
+TEST(BackwardTest, ThreadsDoNotChangeBits) {
+  Rng rng(1);
+  const Problem p = LongProblem();
+  const BackwardInputs inputs = RandomBackwardInputs(p, RandomInputs(p, rng), rng);
+  for (const Target& target : Targets()) {
+    SCOPED_TRACE(target.Name());
+    const Gradients one = RunBackward(p, inputs, target.Options(1)).value();
+    for (const int threads : {2, 3, 8}) {
+      const Gradients more = RunBackward(p, inputs, target.Options(threads)).value();
+      for (Role role : p.backward->gradients) {
+        EXPECT_TRUE(SameBits(std::string(InfoOf(role).onnx), *one[role], *more[role]));
+      }
+    }
+  }
+}
+
+TEST(BackwardTest, WhatIsHiddenDoesNotMatter) {
+  Rng rng(2);
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    Problem p = LongProblem();
+    p.dtype = dtype;
+    p.has_key_lengths = true;
+    p.alignment = Alignment::kBottomRight;
+    p.mask = MaskShape{DType::kBool, {1, 1, 150, 170}};
+    p.relative_bias.reset();
+    p.backward->gradients = GradientsOf(p);
+    Inputs forward = RandomInputs(p, rng);
+    forward.key_lengths = {100, 60};
+    forward.mask->Fill(1);
+    // Query 7 sees no key; keys 40 to 49 are hidden from all.
+    for (int64_t i = 0; i < p.query_length; ++i) {
+      for (int64_t j = 0; j < p.key_length; ++j) {
+        if (i == 7 || (j >= 40 && j < 50)) forward.mask->Set(0, 0, i, j, 0);
+      }
+    }
+    const BackwardInputs finite = RandomBackwardInputs(p, forward, rng);
+    BackwardInputs hostile = finite;
+    for (int64_t h = 0; h < p.query_heads; ++h) {
+      for (int64_t d = 0; d < p.head_size; ++d) hostile.forward.query.Set(0, h, 7, d, kNan);
+      for (int64_t d = 0; d < p.value_head_size; ++d) hostile.output_gradient.Set(0, h, 7, d, kNan);
+    }
+    for (int64_t b = 0; b < p.batch; ++b) {
+      for (const int64_t j : {int64_t{43}, int64_t{100}, int64_t{169}}) {
+        for (int64_t d = 0; d < p.head_size; ++d) hostile.forward.key.Set(b, 1, j, d, kNan);
+        for (int64_t d = 0; d < p.value_head_size; ++d) hostile.forward.value.Set(b, 1, j, d, kNan);
+      }
+    }
+    for (const Target& target : Targets()) {
+      SCOPED_TRACE(target.Name());
+      const Gradients want = RunBackward(p, finite, target.Options()).value();
+      const Gradients got = RunBackward(p, hostile, target.Options()).value();
+      ExpectClose(p, finite, got, want);
+      for (int64_t d = 0; d < p.head_size; ++d) {
+        EXPECT_EQ(got[Role::kDQ]->At(0, 0, 7, d), 0);
+        EXPECT_EQ(got[Role::kDK]->At(0, 1, 43, d), 0);
+      }
+      for (int64_t d = 0; d < p.value_head_size; ++d) {
+        EXPECT_EQ(got[Role::kDV]->At(1, 1, 100, d), 0);
+      }
+    }
+  }
+}
+
+// A checkpoint that abandons each task stops the backward pass early.
+TEST(BackwardTest, CheckpointsAbandonTasks) {
+  Rng rng(3);
+  Problem p = LongProblem();
+  p.key_length = 4000;
+  p.mask.reset();
+  p.backward->gradients = GradientsOf(p);
+  const BackwardInputs inputs = RandomBackwardInputs(p, RandomInputs(p, rng), rng);
+  Gradients gradients;
+  Arguments arguments;
+  arguments.inputs[Role::kQ] = inputs.forward.query.View();
+  arguments.inputs[Role::kK] = inputs.forward.key.View();
+  arguments.inputs[Role::kV] = inputs.forward.value.View();
+  arguments.inputs[Role::kHeadSink] = inputs.forward.head_sink->View();
+  arguments.inputs[Role::kRelativeBias] = inputs.forward.relative_bias->View();
+  arguments.inputs[Role::kOutputGradient] = inputs.output_gradient.View();
+  for (Role role : p.backward->gradients) {
+    gradients[role] = Tensor(InfoOf(role).dtype(p), InfoOf(role).dims(p));
+    arguments.outputs[role] = gradients[role]->MutableView();
+  }
+  for (const Target& target : Targets()) {
+    SCOPED_TRACE(target.Name());
+    const absl::StatusOr<Plan> plan = MakePlan(p, target.Options());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    AlignedBuffer workspace(plan->workspace_bytes());
+    int calls = 0;
+    const Checkpoint checkpoint = {.go_on =
+                                       [](void* count) {
+                                         ++*static_cast<int*>(count);
+                                         return false;
+                                       },
+                                   .context = &calls};
+    const int stages = static_cast<int>(plan->stages.size());
+    for (int stage = 0; stage < stages; ++stage) {
+      for (int64_t task = 0; task < plan->stages[stage]; ++task) {
+        plan->routing.backend->RunTask(*plan, arguments, workspace.data(), stage, task, 0,
+                                       checkpoint);
+      }
+    }
+    EXPECT_GT(calls, 0);
+    EXPECT_LE(calls, std::accumulate(plan->stages.begin(), plan->stages.end(), int64_t{0}));
+  }
+}
+
+}  // namespace
+}  // namespace rapt::test
