@@ -45,6 +45,8 @@ bool WantsDistances(const Problem& p) {
          Wants(p, Role::kDRelativeBias);
 }
 
+bool WantsWeights(const Problem& p) { return Wants(p, Role::kDAdditiveWeight); }
+
 Role DistanceGradient(const Problem& p) {
   if (p.bias_table) return Role::kDBiasTable;
   return p.relative_bias ? Role::kDRelativeBias : Role::kDAlibiSlopes;
@@ -66,7 +68,8 @@ int64_t BackwardScratchBytes(const Problem& p, int64_t rows) {
   int64_t bytes = 0;
   for (const int64_t count :
        {rows * lanes_dv, rows * lanes_d, kKeyBlock * lanes_d, p.value_head_size * kKeyBlock,
-        kRowBlock * kKeyBlock, kRowBlock * kKeyBlock, rows, rows, kKeyBlock}) {
+        kRowBlock * kKeyBlock, kRowBlock * kKeyBlock, rows, rows, kKeyBlock,
+        p.is_additive() ? rows * lanes_d : 0, p.is_additive() ? p.head_size * kKeyBlock : 0}) {
     bytes += Align(count * real);
   }
   return bytes;
@@ -90,6 +93,7 @@ struct SumTasks {
                  ? p.batch * p.kv_heads * CeilDiv(p.total_keys(), kSumKeys)
                  : 0),
         sinks(Wants(p, Role::kDHeadSink) ? p.query_heads : 0),
+        weights(WantsWeights(p) ? p.additive_weight->heads : 0),
         distances(WantsDistances(p) ? DistanceTasks(p) : 0),
         mask(Wants(p, Role::kDMask) ? MaskTasks(p, *p.mask) : 0),
         bias(Wants(p, Role::kDBias) ? MaskTasks(p, *p.bias) : 0) {}
@@ -112,21 +116,23 @@ struct SumTasks {
   }
   static int64_t KeyBlocks(const MaskShape& mask) { return CeilDiv(mask.dims[3], kMaskKeys); }
 
-  int64_t count() const { return keys + sinks + distances + mask + bias; }
+  int64_t count() const { return keys + sinks + weights + distances + mask + bias; }
 
-  int64_t keys, sinks, distances, mask, bias;
+  int64_t keys, sinks, weights, distances, mask, bias;
 };
 
 // The bytes of each part of the shared workspace, in this order.
 struct SharedLayout {
   int64_t relative = 0, rotation = 0, statistics = 0, keys = 0, values = 0, distances = 0;
+  int64_t weights = 0;
 
   int64_t rotation_begin() const { return relative; }
   int64_t statistics_begin() const { return rotation_begin() + rotation; }
   int64_t keys_begin() const { return statistics_begin() + statistics; }
   int64_t values_begin() const { return keys_begin() + keys; }
   int64_t distances_begin() const { return values_begin() + values; }
-  int64_t bytes() const { return distances_begin() + distances; }
+  int64_t weights_begin() const { return distances_begin() + distances; }
+  int64_t bytes() const { return weights_begin() + weights; }
 };
 
 // The same of a worker's workspace. `sums` is used by tasks of the first and the last stage, and
@@ -167,6 +173,10 @@ class BackwardPlan final : public BackendPlan {
     if (WantsKeys(p)) shared.keys = part_rows * key_row;
     if (WantsValues(p)) shared.values = part_rows * value_row;
     if (WantsDistances(p)) shared.distances = p.batch * p.query_heads * parts * distance_row;
+
+    if (WantsWeights(p)) {
+      shared.weights = p.batch * p.query_heads * parts * key_row;
+    }
 
     const int64_t task_rows = split.rows_per_task();
     worker = {.rows = RowTableBytes(p, task_rows),
@@ -252,6 +262,8 @@ class Backward {
     task -= tasks.keys;
     if (task < tasks.sinks) return SumSink(task);
     task -= tasks.sinks;
+    if (task < tasks.weights) return SumWeights(task);
+    task -= tasks.weights;
     if (task < tasks.distances) return SumDistances(task);
     task -= tasks.distances;
     if (task < tasks.mask) return SumMask(Role::kDMask, *p_.mask, task);
@@ -280,15 +292,21 @@ class Backward {
            ((b * p_.query_heads + h) * plan_.parts + part) * plan_.distance_row;
   }
 
+  // Of additive_weight, of a query head.
+  std::byte* WeightPart(int64_t b, int64_t h, int64_t part) const {
+    return shared_ + plan_.shared.weights_begin() +
+           ((b * p_.query_heads + h) * plan_.parts + part) * plan_.key_row;
+  }
+
   void ClearPart(int64_t head, int64_t part) const {
     const int64_t t = p_.total_keys();
     if (WantsKeys(p_)) std::memset(KeyPart(head, part, 0), 0, t * plan_.key_row);
     if (WantsValues(p_)) std::memset(ValuePart(head, part, 0), 0, t * plan_.value_row);
-    if (!WantsDistances(p_)) return;
     const int64_t b = head / p_.kv_heads;
     const int64_t first = head % p_.kv_heads * p_.group_size();
     for (int64_t h = first; h < first + p_.group_size(); ++h) {
-      std::memset(DistancePart(b, h, part), 0, plan_.distance_row);
+      if (WantsDistances(p_)) std::memset(DistancePart(b, h, part), 0, plan_.distance_row);
+      if (WantsWeights(p_)) std::memset(WeightPart(b, h, part), 0, plan_.key_row);
     }
   }
 
@@ -382,6 +400,7 @@ class Backward {
         row.query_gradient =
             p_.has_rotary() ? Sums() + n * plan_.key_row : a_.outputs[Role::kDQ].Row(place.b, h, i);
       }
+      if (WantsWeights(p_)) row.weight_gradient = WeightPart(place.b, h, part);
       if (WantsDistances(p_)) {
         row.distances = DistancePart(place.b, h, part) + (p_.query_length - 1 - i) * plan_.real;
       }
@@ -470,6 +489,23 @@ class Backward {
       }
     }
     StoreElement(a_.outputs[Role::kDHeadSink].Row(h, 0, 0), *p_.head_sink, 0, sum);
+  }
+
+  // One head of additive_weight.
+  void SumWeights(int64_t head) const {
+    const bool one = p_.additive_weight->heads == 1;
+    const MutableTensorView& out = a_.outputs[Role::kDAdditiveWeight];
+    for (int64_t d = 0; d < p_.head_size; ++d) {
+      double sum = 0;
+      for (int64_t b = 0; b < p_.batch; ++b) {
+        for (int64_t h = one ? 0 : head; h < (one ? p_.query_heads : head + 1); ++h) {
+          for (int64_t part = 0; part < plan_.parts; ++part) {
+            sum += static_cast<double>(reinterpret_cast<const Real*>(WeightPart(b, h, part))[d]);
+          }
+        }
+      }
+      StoreElement(out.Row(head, d, 0), out.dtype, 0, sum);
+    }
   }
 
   // One head of a table of biases by distance, or one slope.
@@ -615,7 +651,6 @@ void RunStage(const Plan& plan, const Arguments& a, std::byte* workspace, int st
 
 absl::Status SupportsBackward(const Problem& p) {
   const std::pair<absl::string_view, bool> reasons[] = {
-      {"additive scores", p.is_additive()},
       {"vectors by distance", p.has_relative_vectors()},
       {"normalizers other than softmax", IsEntmax(p)}};
   for (const auto& [reason, given] : reasons) {

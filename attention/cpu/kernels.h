@@ -181,6 +181,8 @@ struct BackwardRow {
   // j - part_begin.
   std::byte* distances = nullptr;
   std::byte* mask_gradient = nullptr;
+  std::byte* weight_gradient =
+      nullptr;  // D Reals to which that of additive_weight is added, or null
 };
 
 // Where the statistics of rows come from.

@@ -184,6 +184,132 @@ TEST_P(BackwardCombinationsTest, MatchTheReference) {
 INSTANTIATE_TEST_SUITE_P(Problems, BackwardCombinationsTest,
                          ::testing::Range<uint64_t>(0, kProblems, kProblemsInARange));
 
+// The tensor of an input that has a gradient.
+Tensor& TensorOf(Inputs& inputs, Role role) {
+  switch (role) {
+    case Role::kQ:
+      return inputs.query;
+    case Role::kK:
+      return inputs.key;
+    case Role::kV:
+      return inputs.value;
+    case Role::kMask:
+      return *inputs.mask;
+    case Role::kPastKey:
+      return *inputs.past_key;
+    case Role::kPastValue:
+      return *inputs.past_value;
+    case Role::kBias:
+      return *inputs.bias;
+    case Role::kHeadSink:
+      return *inputs.head_sink;
+    case Role::kAlibiSlopes:
+      return *inputs.alibi_slopes;
+    case Role::kBiasTable:
+      return *inputs.bias_table;
+    case Role::kRelativeBias:
+      return *inputs.relative_bias;
+    case Role::kRelativeKeys:
+      return *inputs.relative_keys;
+    case Role::kRelativeValues:
+      return *inputs.relative_values;
+    case Role::kRelativeQuery:
+      return *inputs.relative_query;
+    default:
+      return *inputs.additive_weight;
+  }
+}
+
+// Calls body(role, gradient, b, h, s, e) for each element of the inputs that have gradients.
+template <typename Body>
+void ForElements(const Problem& p, Body body) {
+  for (Role gradient : p.backward->gradients) {
+    const Role role = InfoOf(gradient).gradient_of;
+    const Dims dims = InfoOf(role).dims(p);
+    for (int64_t b = 0; b < dims[0]; ++b) {
+      for (int64_t h = 0; h < dims[1]; ++h) {
+        for (int64_t s = 0; s < dims[2]; ++s) {
+          for (int64_t e = 0; e < dims[3]; ++e) body(role, gradient, b, h, s, e);
+        }
+      }
+    }
+  }
+}
+
+// The sum of dY Y and dlse lse.
+double LossOf(Problem p, const BackwardInputs& inputs) {
+  p.backward.reset();
+  p.wants_lse = p.normalizer == Normalizer::kSoftmax;
+  const Outputs outputs = RunAttention(p, inputs.forward, {.backend = "reference"}).value();
+  const std::vector<double> y = outputs.output.ToVector();
+  const std::vector<double> dy = inputs.output_gradient.ToVector();
+  double loss = 0;
+  for (size_t n = 0; n < y.size(); ++n) loss += y[n] * dy[n];
+  if (!inputs.lse_gradient) return loss;
+  const std::vector<double> lse = outputs.lse->ToVector();
+  const std::vector<double> dlse = inputs.lse_gradient->ToVector();
+  for (size_t n = 0; n < lse.size(); ++n) {
+    if (std::isfinite(lse[n])) loss += lse[n] * dlse[n];
+  }
+  return loss;
+}
+
+// Tensors whose type is FP64 for all, so that differences are exact enough.
+void Widen(Problem& p) {
+  p.dtype = DType::kFloat64;
+  for (std::optional<MaskShape>* mask : {&p.mask, &p.bias}) {
+    if (*mask && (*mask)->dtype != DType::kBool) (*mask)->dtype = DType::kFloat64;
+  }
+  if (p.head_sink) p.head_sink = DType::kFloat64;
+  if (p.rotary_cache) p.rotary_cache->dtype = DType::kFloat64;
+  if (p.head_alpha) p.head_alpha = DType::kFloat64;
+  if (p.alibi_slopes) p.alibi_slopes->dtype = DType::kFloat64;
+  if (p.bias_table) p.bias_table->dtype = DType::kFloat64;
+  if (p.relative_bias) p.relative_bias->dtype = DType::kFloat64;
+  if (p.relative_keys) p.relative_keys->dtype = DType::kFloat64;
+  if (p.relative_values) p.relative_values->dtype = DType::kFloat64;
+  if (p.additive_weight) p.additive_weight->dtype = DType::kFloat64;
+}
+
+TEST_P(BackwardCombinationsTest, AreTheSlopesOfTheForwardPass) {
+  for (uint64_t n = GetParam(); n < GetParam() + kProblemsInARange; ++n) {
+    Rng rng(n);
+    Problem p = DrawProblem(rng);
+    if (p.normalizer != Normalizer::kSoftmax) continue;  // has kinks: backward_test.cc
+    Widen(p);
+    SCOPED_TRACE("problem " + std::to_string(n) + ": " + FeaturesOf(p) + " " + ToText(p));
+    const BackwardInputs inputs =
+        RandomBackwardInputs(p, RandomInputs(p, rng, {}, /*magnitude=*/0.5), rng);
+    std::vector<double> direction;
+    ForElements(p, [&](auto...) { direction.push_back(Uniform(rng, -1, 1)); });
+    constexpr double kStep = 1e-5;
+    double loss[2];
+    for (const int side : {0, 1}) {
+      BackwardInputs moved = inputs;
+      size_t element = 0;
+      ForElements(p, [&](Role role, Role, int64_t b, int64_t h, int64_t s, int64_t e) {
+        Tensor& tensor = TensorOf(moved.forward, role);
+        const double step = (side == 0 ? -kStep : kStep) * direction[element++];
+        tensor.Set(b, h, s, e, tensor.At(b, h, s, e) + step);
+      });
+      loss[side] = LossOf(p, moved);
+    }
+    const double slope = (loss[1] - loss[0]) / (2 * kStep);
+    for (const Target& target : Targets()) {
+      SCOPED_TRACE(target.Name());
+      const absl::StatusOr<Gradients> gradients = RunBackward(p, inputs, target.Options());
+      if (absl::IsUnimplemented(gradients.status())) continue;
+      ASSERT_TRUE(gradients.ok()) << gradients.status();
+      double sum = 0;
+      size_t element = 0;
+      ForElements(p, [&](Role, Role gradient, int64_t b, int64_t h, int64_t s, int64_t e) {
+        sum += (*gradients)[gradient]->At(b, h, s, e) * direction[element++];
+      });
+      EXPECT_NEAR(sum, slope, 1e-6 * std::max(1.0, std::fabs(slope)));
+    }
+  }
+}
+
 // Enough rows and keys that several tasks add to the same gradients.
 Problem LongProblem() {
   Problem p{.batch = 2,
