@@ -435,6 +435,7 @@ constexpr RoleInfo GradientOf(Role input, absl::string_view onnx, absl::string_v
   info.help = nullptr;
   info.required = false;
   info.source = Source::kStrided;
+  info.usual_dtype = DType::kFloat32;
   info.wanted = [](const Problem& p) {
     return p.backward && p.backward->gradients.contains(kGradient);
   };

@@ -18,6 +18,7 @@ bool Normalizes(const Problem& p) {
 
 constexpr VariantInfo kTable[] = {
     {"plain", IsPlain},
+    {"backward", [](const Problem& p) { return p.backward.has_value(); }},
     {"head_sink", [](const Problem& p) { return p.head_sink.has_value(); }},
     {"v_head_size", [](const Problem& p) { return p.values_in_keys; }},
     {"rotary", [](const Problem& p) { return p.has_rotary(); }},

@@ -112,9 +112,9 @@ class Engine::PendingCall {
   const ResolvedCall& call() const { return request_.call; }
 
   void PlanGathers(bool backend_reads_slices) {
-    for (Role role : kInputTensors) {
+    for (Role role : kAllInputs) {
       const InputBytes& source = request_.inputs[role];
-      const bool must_be_contiguous = InfoOf(role).broadcasts;
+      const bool must_be_contiguous = InfoOf(role).source == Source::kStrided;
       const bool is_converted = role == Role::kMask && request_.write_mask;
       if (is_converted || source.on_device() || (must_be_contiguous && source.is_shared) ||
           (source.in_slices() && (must_be_contiguous || !backend_reads_slices))) {

@@ -88,14 +88,21 @@ inline uint64_t PriorityLevel(uint64_t priority) {
 struct CallerMemory;  // of server/admission
 
 // The models, which statistics and metrics count separately.
-enum class Model : uint8_t { kAttention, kRotaryEmbedding, kPositionalEncoding };
-inline constexpr size_t kModels = 3;
+enum class Model : uint8_t {
+  kAttention,
+  kAttentionBackward,
+  kRotaryEmbedding,
+  kPositionalEncoding,
+};
+inline constexpr size_t kModels = 4;
 
 // Returns the model's name in the Open Inference Protocol.
 constexpr absl::string_view NameOf(Model model) {
   switch (model) {
     case Model::kAttention:
       return "attention";
+    case Model::kAttentionBackward:
+      return "attention_backward";
     case Model::kRotaryEmbedding:
       return "rotary_embedding";
     case Model::kPositionalEncoding:
@@ -104,11 +111,17 @@ constexpr absl::string_view NameOf(Model model) {
   return "?";
 }
 
+// Whether the model's calls have an attention problem, or its backward pass.
+constexpr bool IsAttention(Model model) {
+  return model == Model::kAttention || model == Model::kAttentionBackward;
+}
+
 // One call whose shapes have been checked.
 struct Request {
   Model model = Model::kAttention;
   ResolvedCall call;
-  // Null: attention. Otherwise the call has a problem without axes and Y alone.
+  // Null: attention or its backward pass. Otherwise the call has a problem without axes and Y
+  // alone.
   std::shared_ptr<const TokenOperator> token_operator;
   // Each has the size stated by the call; absent if the call has no such tensor.
   InputMap<InputBytes> inputs;

@@ -121,9 +121,7 @@ void Metrics::Count(Method& method, const CallReport& report) {
   if (report.batch_size > 0) run_requests_.Observe(report.batch_size);
   if (report.flops > 0) flops_.Add(report.flops);
   if (report.problem != nullptr) models_[static_cast<size_t>(report.model)].Add();
-  if (report.problem != nullptr && report.model == Model::kAttention) {
-    CountVariants(*report.problem);
-  }
+  if (report.problem != nullptr && IsAttention(report.model)) CountVariants(*report.problem);
   if (routing.declined != nullptr && routing.backend != nullptr) {
     const FallbackReason reason = routing.declined_for_now ? kNotNow : kUnsupported;
     fallbacks_[IndexOf(routing.declined)][IndexOf(routing.backend)][reason].Add();

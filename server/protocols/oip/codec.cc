@@ -413,10 +413,17 @@ bool Contains(const OutputRequests& all, Role role) {
                      [&](const OutputRequest& request) { return request.role == role; });
 }
 
+// Those of a message that requests none.
+OutputRequests UsualOutputs(Model model, const OperatorCall& call) {
+  if (model != Model::kAttentionBackward) return {{Role::kY, std::nullopt}};
+  OutputRequests all = {{Role::kDQ, std::nullopt}, {Role::kDK, std::nullopt}};
+  if (!call.v_head_size) all.push_back({Role::kDV, std::nullopt});
+  return all;
+}
+
 absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message,
                                            const ModelInfo& model) {
   OutputRequests all;
-  if (message.outputs_size() == 0) all.push_back({Role::kY, std::nullopt});
   for (const auto& output : message.outputs()) {
     const std::optional<Role> role = FindRole(model.outputs, output.name());
     if (!role) {
@@ -432,6 +439,19 @@ absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message,
     all.push_back({*role, *std::move(shared)});
   }
   return all;
+}
+
+// Sets what the call computes.
+void RequestOutputs(const OutputRequests& all, Model model, const Parameters& parameters,
+                    OperatorCall& call) {
+  if (model == Model::kAttentionBackward) {
+    call.gradients.emplace();
+    for (const OutputRequest& request : all) call.gradients->Add(request.role);
+    return;
+  }
+  if (Contains(all, Role::kScores)) call.score_output = parameters.score_output;
+  call.wants_lse = Contains(all, Role::kLse);
+  call.wants_present = Contains(all, Role::kPresentKey) || Contains(all, Role::kPresentValue);
 }
 
 // Sets the destinations of the outputs. REQUIRES: the call is resolved.
@@ -475,7 +495,7 @@ absl::StatusOr<std::shared_ptr<const TokenOperator>> MakeOperator(Model model,
 // Checks the call and sets what the request computes.
 absl::Status ResolveCall(const OperatorCall& call, const TokenParameters& of_tokens,
                          Request& request) {
-  if (request.model == Model::kAttention) {
+  if (IsAttention(request.model)) {
     absl::StatusOr<ResolvedCall> resolved = Resolve(call);
     if (!resolved.ok()) return resolved.status();
     request.call = *std::move(resolved);
@@ -515,12 +535,10 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
   const absl::StatusOr<Parameters> parameters =
       ReadParameters(message.parameters(), model, call, of_tokens);
   if (!parameters.ok()) return parameters.status();
-  const absl::StatusOr<OutputRequests> requested = ReadOutputs(message, **info);
+  absl::StatusOr<OutputRequests> requested = ReadOutputs(message, **info);
   if (!requested.ok()) return requested.status();
-  if (Contains(*requested, Role::kScores)) call.score_output = parameters->score_output;
-  call.wants_lse = Contains(*requested, Role::kLse);
-  call.wants_present =
-      Contains(*requested, Role::kPresentKey) || Contains(*requested, Role::kPresentValue);
+  if (requested->empty()) *requested = UsualOutputs(model, call);
+  RequestOutputs(*requested, model, *parameters, call);
 
   DecodedInfer decoded;
   decoded.model = decoded.request.model = model;

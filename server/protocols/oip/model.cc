@@ -25,6 +25,18 @@ ModelInfo Attention() {
   return model;
 }
 
+ModelInfo AttentionBackward() {
+  ModelInfo model{.model = Model::kAttentionBackward, .inputs = {}, .outputs = {}};
+  for (Role role : kAllInputs) {
+    ModelTensor tensor = TensorOf(role);
+    if (role == Role::kOutputGradient) tensor.required = true;
+    if (role == Role::kMask) tensor.dtype = DType::kFloat32;  // only then it has a gradient
+    model.inputs.push_back(tensor);
+  }
+  for (Role role : kGradients) model.outputs.push_back(TensorOf(role));
+  return model;
+}
+
 // The caches are listed as a caller with ids sends them.
 ModelInfo RotaryEmbedding() {
   return {.model = Model::kRotaryEmbedding,
@@ -65,8 +77,8 @@ void Configure(const ModelTensor& tensor, TensorConfig& config) {
 }  // namespace
 
 absl::Span<const ModelInfo> Models() {
-  static const auto* const models =
-      new std::vector<ModelInfo>{Attention(), RotaryEmbedding(), PositionalEncoding()};
+  static const auto* const models = new std::vector<ModelInfo>{
+      Attention(), AttentionBackward(), RotaryEmbedding(), PositionalEncoding()};
   return *models;
 }
 
@@ -94,7 +106,9 @@ inference::ModelMetadataResponse Describe(const ModelInfo& model) {
   for (const ModelTensor& input : model.inputs) {
     if (!input.unlisted) Describe(input, *metadata.add_inputs());
   }
-  for (const ModelTensor& output : model.outputs) Describe(output, *metadata.add_outputs());
+  for (const ModelTensor& output : model.outputs) {
+    if (!output.unlisted) Describe(output, *metadata.add_outputs());
+  }
   return metadata;
 }
 
@@ -111,7 +125,9 @@ inference::ModelConfig Configure(const ModelInfo& model) {
     Configure(tensor, input);
     input.set_optional(!tensor.required);
   }
-  for (const ModelTensor& output : model.outputs) Configure(output, *config.add_output());
+  for (const ModelTensor& output : model.outputs) {
+    if (!output.unlisted) Configure(output, *config.add_output());
+  }
   return config;
 }
 

@@ -65,6 +65,21 @@ absl::Status Read(absl::string_view name, const InferParameter& value, int64_t& 
   return WrongValue(name, value, "a 64-bit integer");
 }
 
+absl::Status Read(absl::string_view name, const InferParameter& value, uint64_t& out) {
+  if (value.has_uint64_param()) {
+    out = value.uint64_param();
+    return absl::OkStatus();
+  }
+  if (value.has_int64_param() && value.int64_param() >= 0) {
+    out = static_cast<uint64_t>(value.int64_param());
+    return absl::OkStatus();
+  }
+  if (value.has_string_param() && absl::SimpleAtoi(value.string_param(), &out)) {
+    return absl::OkStatus();
+  }
+  return WrongValue(name, value, "an integer from 0 to 2^64 - 1");
+}
+
 absl::Status Read(absl::string_view name, const InferParameter& value, double& out) {
   switch (value.parameter_choice_case()) {
     case InferParameter::kDoubleParam:
@@ -189,11 +204,20 @@ bool IsIgnored(absl::string_view name) {
          name == "headers" || absl::StartsWith(name, "triton_");
 }
 
-// The same for the parameters of attention alone.
-bool ReadOfAttention(absl::string_view name, const InferParameter& value, OperatorCall& call,
-                     Parameters& parameters, absl::Status& status) {
+// Returns the call's dropout. A seed alone drops nothing.
+Dropout& DropoutOf(OperatorCall& call) {
+  return call.dropout ? *call.dropout : call.dropout.emplace();
+}
+
+// The same for the parameters of attention and its backward pass alone.
+bool ReadOfAttention(absl::string_view name, const InferParameter& value, Model model,
+                     OperatorCall& call, Parameters& parameters, absl::Status& status) {
   if (ReadAttribute(name, value, call, status)) return true;
-  if (name == "qk_matmul_output_mode") {
+  if (name == "dropout_probability") {
+    status = Read(name, value, DropoutOf(call).probability);
+  } else if (name == "dropout_seed") {
+    status = Read(name, value, DropoutOf(call).seed);
+  } else if (name == "qk_matmul_output_mode" && model == Model::kAttention) {
     status = ReadScoreOutput(name, value, parameters.score_output);
   } else if (name == "softmax_precision") {
     status = ReadSoftmaxPrecision(name, value, call.softmax_in_fp64);
@@ -239,8 +263,8 @@ absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, 
   Parameters parameters;
   for (const auto& [name, value] : map) {
     absl::Status status;
-    const bool is_own = model == Model::kAttention
-                            ? ReadOfAttention(name, value, call, parameters, status)
+    const bool is_own = IsAttention(model)
+                            ? ReadOfAttention(name, value, model, call, parameters, status)
                             : ReadOfTokens(name, value, model, of_tokens, status);
     if (!is_own) status = ReadParameter(name, value, parameters);
     if (!status.ok()) return status;

@@ -38,9 +38,9 @@ struct TokenParameters {
   std::optional<double> base = std::nullopt;
 };
 
-// Sets the attributes of `call`, or for other models than attention `of_tokens`; returns the other
-// parameters. InvalidArgument, naming the parameter, for an unknown one and for a value of the
-// wrong kind. Accepts an integer as int64, uint64 or decimal string, a real number as double,
+// Sets the attributes of `call`, or for models other than attention's `of_tokens`; returns the
+// other parameters. InvalidArgument, naming the parameter, for an unknown one and for a value of
+// the wrong kind. Accepts an integer as int64, uint64 or decimal string, a real number as double,
 // integer or decimal string, and a bool as bool, 0 or 1.
 absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, OperatorCall& call,
                                           TokenParameters& of_tokens);

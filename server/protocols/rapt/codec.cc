@@ -15,6 +15,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
@@ -30,11 +31,12 @@ namespace rapt::native {
 namespace {
 
 using Message = v1::AttendRequest;
+using BackwardMessage = v1::AttendBackwardRequest;
 
 constexpr size_t kMaxRank = 4;
 
 constexpr int kDataField = 3;  // of Tensor
-constexpr int kCallField = 1;  // of DiagnoseRequest
+constexpr int kCallField = 1;  // of AttendBackwardRequest and DiagnoseRequest
 
 constexpr wire::PayloadField kTensorFields[] = {{kDataField, nullptr}};
 constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
@@ -50,14 +52,16 @@ const Field* FieldIn(const Descriptor& message, absl::string_view name) {
   return field;
 }
 
-// The protocol's columns of the tables: for a tensor, its field in AttendRequest or AttendResponse;
-// for an attribute, the path of fields from Attention.
+// The protocol's columns of the tables: for a tensor, its field in the request or response of
+// Attend or AttendBackward; for an attribute, the path of fields from Attention.
 struct Columns {
   RoleMap<const Field*> tensors;
   OutputMap<const Field*> places;  // in OutputPlaces
   AttributeMap<absl::InlinedVector<const Field*, 2>> attributes;
   std::vector<wire::PayloadField> attend;
   wire::MessageSchema attend_schema;
+  std::vector<wire::PayloadField> backward;
+  wire::MessageSchema backward_schema;
   wire::PayloadField diagnose;
   wire::MessageSchema diagnose_schema;
 };
@@ -73,6 +77,14 @@ const Columns& ColumnsOfTables() {
       c->tensors[role] = FieldIn(*v1::AttendResponse::descriptor(), kNativeNames[role]);
       c->places[role] = FieldIn(*v1::OutputPlaces::descriptor(), kNativeNames[role]);
     }
+    c->backward.push_back({kCallField, &c->attend_schema});
+    for (Role role : kBackwardInputs) {
+      c->tensors[role] = FieldIn(*BackwardMessage::descriptor(), kNativeNames[role]);
+      c->backward.push_back({c->tensors[role]->number(), &kTensorSchema});
+    }
+    for (Role role : kGradients) {
+      c->tensors[role] = FieldIn(*v1::AttendBackwardResponse::descriptor(), kNativeNames[role]);
+    }
     for (const AttributeInfo& info : Attributes()) {
       const Descriptor* message = v1::Attention::descriptor();
       for (auto name : absl::StrSplit(absl::StripPrefix(info.native, "attention."), '.')) {
@@ -81,6 +93,7 @@ const Columns& ColumnsOfTables() {
       }
     }
     c->attend_schema = {c->attend};
+    c->backward_schema = {c->backward};
     c->diagnose = {kCallField, &c->attend_schema};
     c->diagnose_schema = {absl::MakeConstSpan(&c->diagnose, 1)};
     return c;
@@ -96,9 +109,10 @@ const Part* PartOf(const pb::Message& message, const Field* field) {
   return pb::DynamicCastToGenerated<Part>(&fields.GetMessage(message, field));
 }
 
-// Returns null if the output is sent in the response.
+// Returns null if the output is sent in the response, as every gradient is.
 const v1::SharedMemory* PlaceOf(const v1::OutputPlaces& places, Role output) {
-  return PartOf<v1::SharedMemory>(places, ColumnsOfTables().places[output]);
+  const Field* field = ColumnsOfTables().places[output];
+  return field == nullptr ? nullptr : PartOf<v1::SharedMemory>(places, field);
 }
 
 struct ElementType {
@@ -173,17 +187,15 @@ absl::Status FindShared(absl::string_view name, const v1::SharedMemory& part, in
   return absl::OkStatus();
 }
 
-absl::Status ReadTensors(const Message& message, SharedTensors& shared_tensors,
-                         InputMap<InputBytes>& inputs, OperatorCall& call) {
-  for (Role role : kInputTensors) {
+absl::Status ReadTensors(const pb::Message& message, absl::Span<const Role> roles,
+                         SharedTensors& shared_tensors, InputMap<InputBytes>& inputs,
+                         OperatorCall& call) {
+  for (Role role : roles) {
     const auto* tensor = PartOf<v1::Tensor>(message, ColumnsOfTables().tensors[role]);
     if (tensor == nullptr) continue;
     absl::StatusOr<TensorSpec> spec = ReadTensor(role, *tensor, &shared_tensors, inputs[role]);
     if (!spec.ok()) return spec.status();
     call.inputs[role] = *std::move(spec);
-  }
-  if (message.key_lengths_size() > 0) {
-    call.inputs[Role::kKeyLengths] = {DType::kInt64, {message.key_lengths_size()}};
   }
   return absl::OkStatus();
 }
@@ -349,17 +361,24 @@ struct Parts {
   InputMap<InputBytes> inputs;
 };
 
-absl::StatusOr<Parts> SplitMessage(const MessageBytes& bytes, const wire::MessageSchema& schema) {
+// The input whose data is at `path` from `message`. REQUIRES: a schema of the message has the path.
+Role RoleAt(absl::Span<const int> path, const Descriptor* message) {
+  const absl::Span<const int> outer = path.subspan(0, path.size() - 2);
+  for (int number : outer) message = message->FindFieldByNumber(number)->message_type();
+  const Field* field = message->FindFieldByNumber(path[outer.size()]);
+  return *std::find_if(kAllInputs.begin(), kAllInputs.end(),
+                       [&](Role role) { return ColumnsOfTables().tensors[role] == field; });
+}
+
+absl::StatusOr<Parts> SplitMessage(const MessageBytes& bytes, const wire::MessageSchema& schema,
+                                   const Descriptor* message) {
   absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes.bytes, bytes.size, schema);
   if (!split.ok()) return split.status();
   Parts parts;
   parts.rest = std::move(split->rest);
   for (const wire::Payload& payload : split->payloads) {
-    const int field = payload.path[payload.path.size() - 2];
-    const auto* const role = std::find_if(kInputTensors.begin(), kInputTensors.end(), [&](Role r) {
-      return ColumnsOfTables().tensors[r]->number() == field;
-    });
-    parts.inputs[*role] = bytes.Part(payload.begin, payload.size);  // the last one wins
+    const Role role = RoleAt(payload.path, message);
+    parts.inputs[role] = bytes.Part(payload.begin, payload.size);  // the last one wins
   }
   return parts;
 }
@@ -376,19 +395,74 @@ absl::Status PlaceOutputs(const Message& message, SharedTensors& shared_tensors,
   return absl::OkStatus();
 }
 
+// The gradients by name; without names those of Q, K and V.
+absl::Status ReadGradients(const BackwardMessage& message, OperatorCall& call) {
+  RoleSet& gradients = call.gradients.emplace();
+  if (message.gradients().empty()) {
+    gradients.Add(Role::kDQ);
+    gradients.Add(Role::kDK);
+    gradients.Add(Role::kDV, !call.v_head_size);
+  }
+  for (const std::string& name : message.gradients()) {
+    const auto gradient = std::find_if(kGradients.begin(), kGradients.end(),
+                                       [&](Role role) { return kNativeNames[role] == name; });
+    if (gradient == kGradients.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("gradients has '", name, "'; the gradients are ",
+                       absl::StrJoin(kGradients, ", ", [](std::string* out, Role role) {
+                         absl::StrAppend(out, kNativeNames[role]);
+                       })));
+    }
+    gradients.Add(*gradient);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNoOutputs(const Message& fields) {
+  const std::pair<absl::string_view, bool> outputs[] = {
+      {"score_output", fields.score_output() != v1::SCORE_OUTPUT_NONE},
+      {"want_lse", fields.want_lse()},
+      {"want_present", fields.want_present()},
+      {"places", fields.has_places()}};
+  for (const auto& [name, is_set] : outputs) {
+    if (!is_set) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is set; AttendBackward returns gradients alone, in its response"));
+  }
+  return absl::OkStatus();
+}
+
+// What a backward pass has besides its call.
+absl::Status ReadBackward(const BackwardMessage& message, const Message& fields,
+                          SharedTensors& shared_tensors, InputMap<InputBytes>& inputs,
+                          OperatorCall& call) {
+  absl::Status status = CheckNoOutputs(fields);
+  if (status.ok()) status = ReadTensors(message, kBackwardInputs, shared_tensors, inputs, call);
+  return status.ok() ? ReadGradients(message, call) : status;
+}
+
+// `backward` is null in the forward pass.
 absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inputs,
-                                       const SharedMemory& shared_memory) {
+                                       const SharedMemory& shared_memory,
+                                       const BackwardMessage* backward = nullptr) {
   OperatorCall call;
   SharedTensors shared_tensors(shared_memory);
-  absl::Status status = ReadTensors(fields, shared_tensors, inputs, call);
+  absl::Status status = ReadTensors(fields, kInputTensors, shared_tensors, inputs, call);
   if (status.ok()) status = ReadAttention(fields.attention(), call);
   if (status.ok()) status = ReadScoreOutput(fields.score_output(), call.score_output);
+  if (status.ok() && backward != nullptr) {
+    status = ReadBackward(*backward, fields, shared_tensors, inputs, call);
+  }
   if (!status.ok()) return status;
+  if (fields.key_lengths_size() > 0) {
+    call.inputs[Role::kKeyLengths] = {DType::kInt64, {fields.key_lengths_size()}};
+  }
   call.wants_lse = fields.want_lse();
   call.wants_present = fields.want_present();
   absl::StatusOr<ResolvedCall> resolved = Resolve(call, kNativeNames);
   if (!resolved.ok()) return resolved.status();
   DecodedCall decoded;
+  if (backward != nullptr) decoded.request.model = Model::kAttentionBackward;
   decoded.request.call = *std::move(resolved);
   decoded.request.inputs = inputs;
   decoded.request.key_lengths.assign(fields.key_lengths().begin(), fields.key_lengths().end());
@@ -401,14 +475,25 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inpu
   return decoded;
 }
 
+// The fields of a response that follow its tensors.
+template <typename Response>
+std::string EndOf(const Result& result) {
+  Response fields;
+  fields.set_backend(NamesOf(result.routing));
+  fields.set_plan(result.plan);
+  WriteTiming(result.queue_time, result.compute_time, *fields.mutable_timing());
+  return fields.SerializeAsString();
+}
+
 }  // namespace
 
 const wire::MessageSchema& AttendSchema() { return ColumnsOfTables().attend_schema; }
+const wire::MessageSchema& BackwardSchema() { return ColumnsOfTables().backward_schema; }
 const wire::MessageSchema& DiagnoseSchema() { return ColumnsOfTables().diagnose_schema; }
 
 absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
                                          const SharedMemory& shared_memory) {
-  absl::StatusOr<Parts> parts = SplitMessage(message, AttendSchema());
+  absl::StatusOr<Parts> parts = SplitMessage(message, AttendSchema(), Message::descriptor());
   if (!parts.ok()) return parts.status();
   v1::AttendRequest fields;
   if (!fields.ParseFromString(parts->rest)) {
@@ -417,9 +502,22 @@ absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
   return DecodeCall(std::move(fields), parts->inputs, shared_memory);
 }
 
+absl::StatusOr<DecodedCall> DecodeBackward(const MessageBytes& message,
+                                           const SharedMemory& shared_memory) {
+  absl::StatusOr<Parts> parts =
+      SplitMessage(message, BackwardSchema(), BackwardMessage::descriptor());
+  if (!parts.ok()) return parts.status();
+  BackwardMessage fields;
+  if (!fields.ParseFromString(parts->rest)) {
+    return absl::InvalidArgumentError("not a rapt.v1.AttendBackwardRequest");
+  }
+  return DecodeCall(std::move(*fields.mutable_call()), parts->inputs, shared_memory, &fields);
+}
+
 absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
                                            const SharedMemory& shared_memory) {
-  absl::StatusOr<Parts> parts = SplitMessage(message, DiagnoseSchema());
+  absl::StatusOr<Parts> parts =
+      SplitMessage(message, DiagnoseSchema(), v1::DiagnoseRequest::descriptor());
   if (!parts.ok()) return parts.status();
   v1::DiagnoseRequest fields;
   if (!fields.ParseFromString(parts->rest)) {
@@ -461,11 +559,8 @@ ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& p
     response.Append(header + tensor);
     response.Append(payload);
   }
-  v1::AttendResponse fields;
-  fields.set_backend(NamesOf(result.routing));
-  fields.set_plan(result.plan);
-  WriteTiming(result.queue_time, result.compute_time, *fields.mutable_timing());
-  response.Append(fields.SerializeAsString());
+  response.Append(call.problem.backward ? EndOf<v1::AttendBackwardResponse>(result)
+                                        : EndOf<v1::AttendResponse>(result));
   return response;
 }
 

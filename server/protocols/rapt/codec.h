@@ -1,4 +1,4 @@
-// Converts Attend's messages to the engine's requests and back.
+// Converts the messages of Attend and AttendBackward to the engine's requests and back.
 #ifndef RAPT_SERVER_PROTOCOLS_RAPT_CODEC_H_
 #define RAPT_SERVER_PROTOCOLS_RAPT_CODEC_H_
 
@@ -22,9 +22,10 @@ struct DecodedCall {
   v1::AttendRequest fields;  // without the tensors' data
 };
 
-// The fields of AttendRequest and DiagnoseRequest that hold tensor data. The first call aborts if
-// rapt.v1 lacks a field that the tables of the attention library name.
+// The fields of AttendRequest, AttendBackwardRequest and DiagnoseRequest that hold tensor data. The
+// first call aborts if rapt.v1 lacks a field that the tables of the attention library name.
 const wire::MessageSchema& AttendSchema();
+const wire::MessageSchema& BackwardSchema();
 const wire::MessageSchema& DiagnoseSchema();
 
 // Decodes an AttendRequest. The request reads its tensors in place, in `message`, which must
@@ -34,6 +35,10 @@ const wire::MessageSchema& DiagnoseSchema();
 absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
                                          const SharedMemory& shared_memory);
 
+// The same for an AttendBackwardRequest; errors name the fields of its call as those of Attend do.
+absl::StatusOr<DecodedCall> DecodeBackward(const MessageBytes& message,
+                                           const SharedMemory& shared_memory);
+
 // The same for the call in a DiagnoseRequest.
 absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
                                            const SharedMemory& shared_memory);
@@ -41,8 +46,8 @@ absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
 // ResourceExhausted if the response would exceed the largest message.
 absl::Status CheckResponseSize(const DecodedCall& decoded);
 
-// Encodes the AttendResponse. REQUIRES: result.status is OK; `result` is that of `call`, whose
-// outputs are in `places`.
+// Encodes the AttendResponse, or of a backward pass the AttendBackwardResponse. REQUIRES:
+// result.status is OK; `result` is that of `call`, whose outputs are in `places`.
 ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
                              const Result& result);
 

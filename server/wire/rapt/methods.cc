@@ -15,13 +15,17 @@
 namespace rapt::native {
 namespace {
 
+// Of Attend and AttendBackward, which differ in their messages.
 class AttendHandler final : public MessageHandler {
  public:
-  explicit AttendHandler(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
+  using Decode = absl::StatusOr<DecodedCall> (*)(const MessageBytes&, const SharedMemory&);
+
+  AttendHandler(Decode decode, const SharedMemory& shared_memory)
+      : decode_(decode), shared_memory_(shared_memory) {}
 
  private:
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
-    absl::StatusOr<DecodedCall> decoded = DecodeAttend(message, shared_memory_);
+    absl::StatusOr<DecodedCall> decoded = decode_(message, shared_memory_);
     if (!decoded.ok()) return call.End(decoded.status());
     if (absl::Status status = CheckResponseSize(*decoded); !status.ok()) {
       return call.End(std::move(status));
@@ -40,6 +44,7 @@ class AttendHandler final : public MessageHandler {
     call.Respond(EncodeResult(call_, places_, result));
   }
 
+  const Decode decode_;
   const SharedMemory& shared_memory_;
   ResolvedCall call_;
   v1::OutputPlaces places_;
@@ -95,6 +100,7 @@ Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_
     : environment_(environment),
       shared_memory_(shared_memory),
       observe_attend_(observe(NameOf("Attend"))),
+      observe_attend_backward_(observe(NameOf("AttendBackward"))),
       observe_attend_stream_(observe(NameOf("AttendStream"))),
       observe_diagnose_(observe(NameOf("Diagnose"))),
       observe_estimate_memory_(observe(NameOf("EstimateMemory"))),
@@ -104,8 +110,13 @@ Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_
 
 void Methods::AddTo(UnaryMethods& methods) {
   methods[PathOf("Attend")] = {.observe = observe_attend_, .new_handler = [this] {
-                                 return std::make_unique<AttendHandler>(shared_memory_);
+                                 return std::make_unique<AttendHandler>(DecodeAttend,
+                                                                        shared_memory_);
                                }};
+  methods[PathOf("AttendBackward")] = {.observe = observe_attend_backward_, .new_handler = [this] {
+                                         return std::make_unique<AttendHandler>(DecodeBackward,
+                                                                                shared_memory_);
+                                       }};
   methods[PathOf("Diagnose")] = {.observe = observe_diagnose_, .new_handler = [this] {
                                    return std::make_unique<DiagnoseHandler>(shared_memory_);
                                  }};
