@@ -500,6 +500,98 @@ TEST(OipCodecTest, ReturnsYByDefault) {
   EXPECT_EQ(decoded->outputs[0].role, Role::kY);
 }
 
+// A backward pass of RawMessage().
+ModelInferRequest BackwardMessage() {
+  ModelInferRequest message = RawMessage();
+  message.set_model_name("attention_backward");
+  AddRaw(message, "dY", "FP32", {1, 1, 3, 4});
+  return message;
+}
+
+TEST(OipBackwardCodecTest, ReadsTheInputsOfTheBackwardPass) {
+  ModelInferRequest message = BackwardMessage();
+  AddRaw(message, "Y", "FP32", {1, 1, 3, 4});
+  AddRaw(message, "lse", "FP32", {1, 1, 3});
+  AddRaw(message, "dlse", "FP32", {1, 1, 3});
+  message.set_raw_input_contents(3, std::string(48, 'd'));
+  const WireMessage bytes(message.SerializeAsString());
+  const absl::StatusOr<DecodedInfer> decoded =
+      oip::DecodeInfer(bytes.bytes(), kNow, kNoSharedMemory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->model, Model::kAttentionBackward);
+  EXPECT_EQ(decoded->request.model, Model::kAttentionBackward);
+  const InputBytes& gradient = decoded->request.inputs[Role::kOutputGradient];
+  EXPECT_TRUE(bytes.Contains(gradient.data));
+  EXPECT_EQ(Gather(gradient), std::string(48, 'd'));
+  ASSERT_TRUE(decoded->request.call.problem.backward.has_value());
+  EXPECT_TRUE(decoded->request.call.problem.backward->has_forward);
+  EXPECT_TRUE(decoded->request.call.problem.backward->has_lse_gradient);
+}
+
+std::vector<Role> RolesOf(const std::vector<RequestedOutput>& outputs) {
+  std::vector<Role> roles;
+  for (const RequestedOutput& output : outputs) roles.push_back(output.role);
+  return roles;
+}
+
+TEST(OipBackwardCodecTest, ReturnsTheGradientsOfQAndKAndVByDefault) {
+  ModelInferRequest message = BackwardMessage();
+  absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_THAT(RolesOf(decoded->outputs), ElementsAre(Role::kDQ, Role::kDK, Role::kDV));
+  EXPECT_FALSE(decoded->request.call.problem.backward->has_forward);
+
+  message.mutable_inputs()->DeleteSubrange(2, 1);
+  message.mutable_raw_input_contents()->DeleteSubrange(2, 1);
+  Parameter(message, "v_head_size").set_int64_param(4);
+  decoded = DecodeInfer(message, kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_THAT(RolesOf(decoded->outputs), ElementsAre(Role::kDQ, Role::kDK));
+}
+
+TEST(OipBackwardCodecTest, ReturnsTheRequestedGradientsInTheirOrder) {
+  ModelInferRequest message = BackwardMessage();
+  AddRaw(message, "attn_mask", "FP16", {3, 1}, 2);
+  AddRaw(message, "head_sink", "FP32", {1});
+  for (const char* name : {"d_head_sink", "d_attn_mask", "dK"}) {
+    message.add_outputs()->set_name(name);
+  }
+  const absl::StatusOr<DecodedInfer> decoded = DecodeInfer(message, kNow);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_THAT(RolesOf(decoded->outputs), ElementsAre(Role::kDHeadSink, Role::kDMask, Role::kDK));
+  EXPECT_EQ(decoded->outputs[1].spec.dtype, DType::kFloat16);
+  EXPECT_THAT(decoded->outputs[1].spec.shape, ElementsAre(3, 1));
+  Result result;
+  const std::string zeros(64, '\0');
+  for (const auto& [role, size] : {std::pair(Role::kDHeadSink, 4), {Role::kDMask, 6}}) {
+    result.outputs[role].bytes = {reinterpret_cast<const std::byte*>(zeros.data()),
+                                  static_cast<size_t>(size)};
+  }
+  inference::ModelInferResponse response;
+  ASSERT_TRUE(response.ParseFromString(Gather(EncodeInfer(*decoded, result))));
+  EXPECT_EQ(response.model_name(), "attention_backward");
+  ASSERT_EQ(response.outputs_size(), 3);
+  EXPECT_EQ(response.outputs(0).name(), "d_head_sink");
+  EXPECT_EQ(response.outputs(1).datatype(), "FP16");
+  EXPECT_EQ(response.raw_output_contents(1).size(), 6);
+}
+
+TEST(OipCodecTest, ReadsTheDropout) {
+  for (const ModelInferRequest& plain : {RawMessage(), BackwardMessage()}) {
+    ModelInferRequest message = plain;
+    Parameter(message, "dropout_probability").set_double_param(0.25);
+    Parameter(message, "dropout_seed").set_uint64_param(~uint64_t{0});
+    const Problem problem = DecodedProblem(message);
+    ASSERT_TRUE(problem.dropout.has_value());
+    EXPECT_EQ(problem.dropout->probability, 0.25);
+    EXPECT_EQ(problem.dropout->seed, ~uint64_t{0});
+    Parameter(message, "dropout_seed").set_string_param("18446744073709551614");
+    EXPECT_EQ(DecodedProblem(message).dropout->seed, ~uint64_t{1});
+    Parameter(message, "dropout_seed").set_int64_param(7);
+    EXPECT_EQ(DecodedProblem(message).dropout->seed, 7u);
+  }
+}
+
 TEST(OipCodecTest, EncodesTheRequestedOutputsRaw) {
   DecodedInfer asked;
   asked.id = "7f";
@@ -932,6 +1024,14 @@ const Refusal kRefusals[] = {
      [](auto& m) { Parameter(m, "left_window_size").set_int64_param(-2); },
      kInvalid,
      {"left", "-2"}},
+    {"DropoutOfEverything",
+     [](auto& m) { Parameter(m, "dropout_probability").set_double_param(1); },
+     kInvalid,
+     {"dropout_probability is 1"}},
+    {"SeedNegative",
+     [](auto& m) { Parameter(m, "dropout_seed").set_int64_param(-1); },
+     kInvalid,
+     {"dropout_seed is -1; it must be an integer from 0 to 2^64 - 1"}},
     {"TimeoutNegative",
      [](auto& m) { Parameter(m, "timeout").set_int64_param(-1); },
      kInvalid,
@@ -964,6 +1064,60 @@ TEST_P(OipRefusalTest, NamesWhatIsWrong) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OipRefusalTest, ::testing::ValuesIn(kRefusals),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+const Refusal kBackwardRefusals[] = {
+    {"NoOutputGradient",
+     [](auto& m) {
+       m.mutable_inputs()->RemoveLast();
+       m.mutable_raw_input_contents()->RemoveLast();
+     },
+     kInvalid,
+     {"dY is missing"}},
+    {"OutputWithoutLse",
+     [](auto& m) {
+       AddRaw(m, "Y", "FP32", {1, 1, 3, 4});
+     },
+     kInvalid,
+     {"Y of the forward pass is set but lse is not"}},
+    {"UnknownInput",
+     [](auto& m) { AddRaw(m, "dX", "FP32", {1}); },
+     kInvalid,
+     {"unknown input dX", "dY, Y, lse, dlse"}},
+    {"OutputOfTheForwardPass",
+     [](auto& m) { m.add_outputs()->set_name("Y"); },
+     kInvalid,
+     {"unknown output Y; the outputs are dQ, dK, dV, d_attn_mask,"}},
+    {"GradientTwice",
+     [](auto& m) {
+       m.add_outputs()->set_name("dQ");
+       m.add_outputs()->set_name("dQ");
+     },
+     kInvalid,
+     {"output dQ is requested twice"}},
+    {"GradientOfAnAbsentInput",
+     [](auto& m) { m.add_outputs()->set_name("d_past_key"); },
+     kInvalid,
+     {"d_past_key is wanted, but past_key is not given"}},
+    {"ScoreMode",
+     [](auto& m) { Parameter(m, "qk_matmul_output_mode").set_int64_param(0); },
+     kInvalid,
+     {"unknown request parameter qk_matmul_output_mode"}},
+};
+
+class OipBackwardRefusalTest : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(OipBackwardRefusalTest, NamesWhatIsWrong) {
+  ModelInferRequest message = BackwardMessage();
+  GetParam().spoil(message);
+  const absl::Status status = DecodeInfer(message, kNow).status();
+  EXPECT_EQ(status.code(), GetParam().code) << status;
+  for (const char* fragment : GetParam().fragments) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(fragment));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OipBackwardRefusalTest, ::testing::ValuesIn(kBackwardRefusals),
                          [](const auto& info) { return std::string(info.param.name); });
 
 const Refusal kTypedRefusals[] = {

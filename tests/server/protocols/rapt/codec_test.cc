@@ -63,14 +63,17 @@ Problem DecodedProblem(const v1::AttendRequest& message) {
   return MustDecode(message).call.problem;
 }
 
+using Decoder = absl::StatusOr<DecodedCall> (*)(const MessageBytes&, const SharedMemory&);
+
 // Expects the payloads of `tensors`, which are those of the call in order, where the message is.
-void ExpectTensorsInPlace(const v1::AttendRequest& message, absl::Span<v1::Tensor* const> tensors) {
+void ExpectTensorsInPlace(const google::protobuf::Message& message,
+                          absl::Span<v1::Tensor* const> tensors, Decoder decode = DecodeAttend) {
   char letter = 'a';
   for (v1::Tensor* tensor : tensors) {  // distinct bytes
     tensor->set_data(std::string(tensor->data().size(), letter++));
   }
   const WireMessage bytes(message.SerializeAsString());
-  const absl::StatusOr<DecodedCall> decoded = DecodeAttend(bytes.bytes(), kNoSharedMemory);
+  const absl::StatusOr<DecodedCall> decoded = decode(bytes.bytes(), kNoSharedMemory);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   size_t n = 0;
   for (Role role : InputTensorsOf(decoded->request.call.problem)) {
@@ -381,6 +384,223 @@ TEST(RaptCodecTest, AResponseBeyondTheMessageLimitIsRejected) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("4295098368"));
 }
 
+// --- AttendBackward ------------------------------------------------------------------------------
+
+v1::AttendBackwardRequest SomeBackward() {
+  v1::AttendBackwardRequest message;
+  *message.mutable_call() = SomeCall();
+  SetTensor(*message.mutable_dy(), v1::FP32, {2, 4, 3, 6}, 4);
+  return message;
+}
+
+absl::StatusOr<DecodedCall> Decode(const v1::AttendBackwardRequest& message,
+                                   const SharedMemory& shared_memory = kNoSharedMemory) {
+  return DecodeBackward(WireMessage(message.SerializeAsString()).bytes(), shared_memory);
+}
+
+ResolvedCall MustResolve(const v1::AttendBackwardRequest& message) {
+  absl::StatusOr<DecodedCall> call = Decode(message);
+  EXPECT_TRUE(call.ok()) << call.status();
+  return call.ok() ? std::move(call->request.call) : ResolvedCall{};
+}
+
+std::vector<Role> GradientsOf(const ResolvedCall& call) {
+  const RoleSet roles = OutputsOf(call.problem);
+  std::vector<Role> gradients;
+  for (Role role : roles) gradients.push_back(role);
+  return gradients;
+}
+
+TEST(RaptBackwardCodecTest, ReadsTensorsInPlace) {
+  v1::AttendBackwardRequest message = SomeBackward();
+  v1::AttendRequest& call = *message.mutable_call();
+  SetTensor(*call.mutable_mask(), v1::FP16, {3, 5}, 2);
+  SetTensor(*call.mutable_head_sink(), v1::FP32, {4}, 4);
+  SetTensor(*message.mutable_y(), v1::FP32, {2, 4, 3, 6}, 4);
+  SetTensor(*message.mutable_lse(), v1::FP32, {2, 4, 3}, 4);
+  SetTensor(*message.mutable_dlse(), v1::FP32, {2, 4, 3}, 4);
+  v1::Tensor* const tensors[] = {
+      call.mutable_q(),    call.mutable_k(),         call.mutable_v(),
+      call.mutable_mask(), call.mutable_head_sink(), message.mutable_dy(),
+      message.mutable_y(), message.mutable_lse(),    message.mutable_dlse()};
+  ExpectTensorsInPlace(message, tensors, DecodeBackward);
+}
+
+TEST(RaptBackwardCodecTest, ReadsTheCallAsAttendDoes) {
+  v1::AttendBackwardRequest message = SomeBackward();
+  message.mutable_call()->mutable_attention()->set_softcap(30);
+  message.mutable_call()->add_key_lengths(5);
+  message.mutable_call()->add_key_lengths(0);
+  message.mutable_call()->set_priority(3);
+  const absl::StatusOr<DecodedCall> decoded = Decode(message);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const Request& request = decoded->request;
+  EXPECT_EQ(request.model, Model::kAttentionBackward);
+  EXPECT_EQ(request.priority, 3u);
+  EXPECT_EQ(request.call.problem.softcap, 30);
+  EXPECT_THAT(request.key_lengths, ElementsAre(5, 0));
+  EXPECT_FALSE(request.call.problem.backward->has_forward);
+  EXPECT_FALSE(request.call.problem.backward->has_lse_gradient);
+}
+
+TEST(RaptBackwardCodecTest, ReturnsTheGradientsOfQAndKAndVByDefault) {
+  v1::AttendBackwardRequest message = SomeBackward();
+  const ResolvedCall call = MustResolve(message);
+  EXPECT_THAT(GradientsOf(call), ElementsAre(Role::kDQ, Role::kDK, Role::kDV));
+  EXPECT_THAT(call.outputs[Role::kDQ].shape, ElementsAre(2, 4, 3, 8));
+  EXPECT_THAT(call.outputs[Role::kDK].shape, ElementsAre(2, 2, 5, 8));
+  EXPECT_THAT(call.outputs[Role::kDV].shape, ElementsAre(2, 2, 5, 6));
+
+  message.mutable_call()->clear_v();
+  message.mutable_call()->mutable_attention()->set_v_head_size(6);
+  EXPECT_THAT(GradientsOf(MustResolve(message)), ElementsAre(Role::kDQ, Role::kDK));
+}
+
+TEST(RaptBackwardCodecTest, AGradientHasTheShapeAndTypeOfItsInput) {
+  v1::AttendBackwardRequest message = SomeBackward();
+  v1::AttendRequest& call = *message.mutable_call();
+  SetTensor(*call.mutable_mask(), v1::FP16, {3, 1}, 2);
+  SetTensor(*call.mutable_attention_bias(), v1::FP64, {4, 1, 5}, 8);
+  SetTensor(*call.mutable_relative_bias(), v1::FP32, {1, 3}, 4);
+  for (const char* name : {"d_relative_bias", "d_mask", "d_attention_bias", "d_mask"}) {
+    message.add_gradients(name);
+  }
+  const ResolvedCall resolved = MustResolve(message);
+  EXPECT_THAT(GradientsOf(resolved), ElementsAre(Role::kDMask, Role::kDBias, Role::kDRelativeBias));
+  EXPECT_EQ(resolved.outputs[Role::kDMask].dtype, DType::kFloat16);
+  EXPECT_THAT(resolved.outputs[Role::kDMask].shape, ElementsAre(3, 1));
+  EXPECT_EQ(resolved.outputs[Role::kDBias].dtype, DType::kFloat64);
+  EXPECT_THAT(resolved.outputs[Role::kDBias].shape, ElementsAre(4, 1, 5));
+  EXPECT_THAT(resolved.outputs[Role::kDRelativeBias].shape, ElementsAre(1, 3));
+}
+
+TEST(RaptBackwardCodecTest, AGradientHasTheLayoutOfItsInput) {
+  v1::AttendBackwardRequest message = SomeBackward();
+  v1::AttendRequest& call = *message.mutable_call();
+  call.mutable_attention()->set_layout(v1::BSHD);
+  SetTensor(*call.mutable_q(), v1::FP32, {2, 3, 4, 8}, 4);
+  SetTensor(*call.mutable_k(), v1::FP32, {2, 5, 2, 8}, 4);
+  SetTensor(*call.mutable_v(), v1::FP32, {2, 5, 2, 6}, 4);
+  SetTensor(*message.mutable_dy(), v1::FP32, {2, 3, 4, 6}, 4);
+  EXPECT_THAT(MustResolve(message).outputs[Role::kDK].shape, ElementsAre(2, 5, 2, 8));
+}
+
+TEST(RaptBackwardCodecTest, TheResponseHoldsTheGradients) {
+  v1::AttendBackwardRequest message = SomeBackward();
+  message.add_gradients("dv");
+  const ResolvedCall call = MustResolve(message);
+  const std::vector<float> dv(2 * 2 * 5 * 6, 1.5f);
+  Result result;
+  result.outputs[Role::kDV] = {
+      {reinterpret_cast<const std::byte*>(dv.data()), dv.size() * sizeof(float)}, {}};
+  result.routing.backend = BuiltInBackends()[0];
+  result.plan = "cpu/avx2";
+  result.compute_time = std::chrono::nanoseconds(34567);
+  v1::AttendBackwardResponse response;
+  ASSERT_TRUE(response.ParseFromString(Gather(EncodeResult(call, {}, result))));
+  EXPECT_THAT(response.dv().shape(), ElementsAre(2, 2, 5, 6));
+  EXPECT_EQ(response.dv().data(), Bytes(dv));
+  EXPECT_FALSE(response.has_dq() || response.has_dk() || response.has_d_mask());
+  EXPECT_EQ(response.backend(), "cpu");
+  EXPECT_EQ(response.plan(), "cpu/avx2");
+  EXPECT_EQ(response.timing().compute_us(), 34);
+}
+
+struct BackwardRefusal {
+  const char* name;
+  void (*spoil)(v1::AttendBackwardRequest& message);
+  std::vector<const char*> fragments;
+};
+
+const BackwardRefusal kBackwardRefusals[] = {
+    {"NoOutputGradient", [](auto& m) { m.clear_dy(); }, {"dy is missing"}},
+    {"NoCall", [](auto& m) { m.clear_call(); }, {"q is missing"}},
+    {"OutputGradientOfAnotherShape",
+     [](auto& m) {
+       SetTensor(*m.mutable_dy(), v1::FP32, {2, 4, 3, 8}, 4);
+     },
+     {"dy is FP32 [2, 4, 3, 8]; it must be FP32 [2, 4, 3, 6]"}},
+    {"OutputGradientOfAnotherType",
+     [](auto& m) {
+       SetTensor(*m.mutable_dy(), v1::BF16, {2, 4, 3, 6}, 2);
+     },
+     {"dy is BF16", "FP32"}},
+    {"OutputGradientOfIntegers",
+     [](auto& m) {
+       SetTensor(*m.mutable_dy(), v1::INT32, {2, 4, 3, 6}, 4);
+     },
+     {"dy has dtype INT32; it must be FP32, FP16, BF16 or FP64"}},
+    {"TooFewBytes",
+     [](auto& m) { m.mutable_dy()->set_data("dy"); },
+     {"dy has 2 bytes of data", "576"}},
+    {"KeysOfAnotherSize",
+     [](auto& m) {
+       SetTensor(*m.mutable_call()->mutable_k(), v1::FP32, {2, 2, 5, 7}, 4);
+     },
+     {"k has head size 7, q has 8"}},
+    {"OutputWithoutLse",
+     [](auto& m) {
+       SetTensor(*m.mutable_y(), v1::FP32, {2, 4, 3, 6}, 4);
+     },
+     {"y of the forward pass is set but lse is not"}},
+    {"LseWithoutOutput",
+     [](auto& m) {
+       SetTensor(*m.mutable_lse(), v1::FP32, {2, 4, 3}, 4);
+     },
+     {"lse of the forward pass is set but y is not"}},
+    {"LseGradientOfAnotherShape",
+     [](auto& m) {
+       SetTensor(*m.mutable_dlse(), v1::FP32, {2, 4, 3, 1}, 4);
+     },
+     {"dlse", "[2, 4, 3, 1]", "[2, 4, 3]"}},
+    {"LseGradientOfSparsemax",
+     [](auto& m) {
+       SetTensor(*m.mutable_dlse(), v1::FP32, {2, 4, 3}, 4);
+       m.mutable_call()->mutable_attention()->set_normalizer(v1::SPARSEMAX);
+     },
+     {"dlse", "sparsemax", "no lse"}},
+    {"UnknownGradient",
+     [](auto& m) { m.add_gradients("dx"); },
+     {"gradients has 'dx'; the gradients are dq, dk, dv, d_mask,", "d_additive_weight"}},
+    {"GradientOfATensorThatIsAbsent",
+     [](auto& m) { m.add_gradients("d_head_sink"); },
+     {"d_head_sink is wanted, but head_sink is not given"}},
+    {"GradientOfAMaskOfBools",
+     [](auto& m) {
+       SetTensor(*m.mutable_call()->mutable_mask(), v1::BOOL, {3, 5}, 1);
+       m.add_gradients("d_mask");
+     },
+     {"d_mask is wanted, but mask has type BOOL"}},
+    {"GradientOfVInK",
+     [](auto& m) {
+       m.mutable_call()->clear_v();
+       m.mutable_call()->mutable_attention()->set_v_head_size(6);
+       m.add_gradients("dv");
+     },
+     {"dv is wanted, but v is not given"}},
+    {"Scores",
+     [](auto& m) { m.mutable_call()->set_score_output(v1::WEIGHTS); },
+     {"score_output is set; AttendBackward returns gradients alone"}},
+    {"Lse", [](auto& m) { m.mutable_call()->set_want_lse(true); }, {"want_lse is set"}},
+    {"Present", [](auto& m) { m.mutable_call()->set_want_present(true); }, {"want_present is set"}},
+    {"Places", [](auto& m) { m.mutable_call()->mutable_places()->mutable_y(); }, {"places is set"}},
+};
+
+class RaptBackwardRefusalTest : public ::testing::TestWithParam<BackwardRefusal> {};
+
+TEST_P(RaptBackwardRefusalTest, NamesWhatIsWrong) {
+  v1::AttendBackwardRequest message = SomeBackward();
+  GetParam().spoil(message);
+  const absl::Status status = Decode(message).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  for (const char* fragment : GetParam().fragments) {
+    EXPECT_THAT(std::string(status.message()), HasSubstr(fragment));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RaptBackwardRefusalTest, ::testing::ValuesIn(kBackwardRefusals),
+                         [](const auto& info) { return std::string(info.param.name); });
+
 // --- Shared memory -------------------------------------------------------------------------------
 
 void Share(v1::SharedMemory& part, const std::string& region, int64_t offset, int64_t byte_size) {
@@ -411,6 +631,18 @@ TEST_F(RaptSharedMemoryTest, ReadsASharedTensor) {
   EXPECT_EQ(Gather(decoded->request.inputs[Role::kK])[0], 'T');
   EXPECT_TRUE(decoded->request.inputs[Role::kK].is_shared);
   EXPECT_FALSE(decoded->request.inputs[Role::kV].is_shared);
+}
+
+TEST_F(RaptSharedMemoryTest, ReadsASharedOutputGradient) {
+  v1::AttendBackwardRequest message = SomeBackward();
+  *message.mutable_call() = message_;
+  message.mutable_dy()->clear_data();
+  Share(*message.mutable_dy()->mutable_shared_memory(), "r", 1024, kYBytes);
+  const absl::StatusOr<DecodedCall> decoded = Decode(message, memory_);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  object_.data()[1024] = std::byte{'G'};
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kOutputGradient])[0], 'G');
+  EXPECT_TRUE(decoded->request.inputs[Role::kOutputGradient].is_shared);
 }
 
 TEST_F(RaptSharedMemoryTest, ConvertsASharedIntegerMask) {
