@@ -74,8 +74,10 @@ void Infer(const MessageBytes& message, const SharedMemory& shared_memory) {
   CheckResponse<inference::ModelInferResponse>(oip::EncodeInfer(*decoded, result));
 }
 
-void Attend(const MessageBytes& message, const SharedMemory& shared_memory) {
-  auto decoded = native::DecodeAttend(message, shared_memory);
+// A message of Attend or AttendBackward.
+template <typename Response, typename Decode>
+void Attend(const MessageBytes& message, const SharedMemory& shared_memory, Decode decode) {
+  auto decoded = decode(message, shared_memory);
   if (!decoded.ok()) return CheckRefusal(decoded.status());
   if (absl::Status status = native::CheckResponseSize(*decoded); !status.ok()) {
     return CheckRefusal(status);
@@ -83,8 +85,7 @@ void Attend(const MessageBytes& message, const SharedMemory& shared_memory) {
   const ResolvedCall call = decoded->request.call;
   const Result result = Compute(std::move(decoded->request));
   if (!result.status.ok()) return CheckRefusal(result.status);
-  CheckResponse<rapt::v1::AttendResponse>(
-      native::EncodeResult(call, decoded->fields.places(), result));
+  CheckResponse<Response>(native::EncodeResult(call, decoded->fields.places(), result));
 }
 
 void Diagnose(const MessageBytes& message, const SharedMemory& shared_memory) {
@@ -101,15 +102,18 @@ void Diagnose(const MessageBytes& message, const SharedMemory& shared_memory) {
 void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
   const test::WireMessage message(bytes, slice_bytes);
   const SharedMemory shared_memory({});
-  switch (kind % 3) {
+  switch (kind % 4) {
     case 0:
       Infer(message.bytes(), shared_memory);
       break;
     case 1:
-      Attend(message.bytes(), shared_memory);
+      Attend<v1::AttendResponse>(message.bytes(), shared_memory, native::DecodeAttend);
+      break;
+    case 2:
+      Diagnose(message.bytes(), shared_memory);
       break;
     default:
-      Diagnose(message.bytes(), shared_memory);
+      Attend<v1::AttendBackwardResponse>(message.bytes(), shared_memory, native::DecodeBackward);
   }
   RAPT_CHECK(TheServer().gate.reserved_bytes() == 0, "a completed request holds memory");
 }

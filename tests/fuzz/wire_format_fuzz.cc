@@ -3,6 +3,7 @@
 // choose the message and the slices.
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/message.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +22,7 @@ namespace rapt {
 namespace {
 
 using inference::ModelInferRequest;
+using ::rapt::v1::AttendBackwardRequest;
 using ::rapt::v1::AttendRequest;
 using ::rapt::v1::DiagnoseRequest;
 
@@ -32,15 +34,13 @@ void PutBack(const wire::Payload&, std::string bytes, ModelInferRequest& message
   message.add_raw_input_contents(std::move(bytes));
 }
 
-void PutBack(const wire::Payload& payload, std::string bytes, AttendRequest& message) {
-  const int field = payload.path[payload.path.size() - 2];
-  const auto* descriptor = AttendRequest::descriptor()->FindFieldByNumber(field);
-  auto* tensor = message.GetReflection()->MutableMessage(&message, descriptor);
-  static_cast<rapt::v1::Tensor*>(tensor)->set_data(std::move(bytes));
-}
-
-void PutBack(const wire::Payload& payload, std::string bytes, DiagnoseRequest& message) {
-  PutBack(payload, std::move(bytes), *message.mutable_call());
+void PutBack(const wire::Payload& payload, std::string bytes, google::protobuf::Message& request) {
+  google::protobuf::Message* message = &request;
+  for (size_t n = 0; n + 1 < payload.path.size(); ++n) {
+    const auto* field = message->GetDescriptor()->FindFieldByNumber(payload.path[n]);
+    message = message->GetReflection()->MutableMessage(message, field);
+  }
+  static_cast<rapt::v1::Tensor*>(message)->set_data(std::move(bytes));
 }
 
 // Serializes deterministically, because the order of maps may differ from call to call.
@@ -77,7 +77,7 @@ bool CheckSplit(const std::string& bytes, const test::WireMessage& sliced,
 void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
   const test::WireMessage sliced(bytes, slice_bytes);
   bool accepted, decoded;
-  switch (kind % 3) {
+  switch (kind % 4) {
     case 0:
       accepted = CheckSplit<ModelInferRequest>(bytes, sliced, kRawSchema);
       decoded = oip::DecodeInfer(sliced.bytes(), Instant{}, SharedMemory({})).ok();
@@ -86,9 +86,13 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
       accepted = CheckSplit<AttendRequest>(bytes, sliced, native::AttendSchema());
       decoded = native::DecodeAttend(sliced.bytes(), SharedMemory({})).ok();
       break;
-    default:
+    case 2:
       accepted = CheckSplit<DiagnoseRequest>(bytes, sliced, native::DiagnoseSchema());
       decoded = native::DecodeDiagnose(sliced.bytes(), SharedMemory({})).ok();
+      break;
+    default:
+      accepted = CheckSplit<AttendBackwardRequest>(bytes, sliced, native::BackwardSchema());
+      decoded = native::DecodeBackward(sliced.bytes(), SharedMemory({})).ok();
   }
   RAPT_CHECK(accepted || !decoded, "a codec accepted an invalid message");
 }
