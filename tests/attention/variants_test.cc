@@ -24,6 +24,7 @@ TEST(VariantsTest, EachIsUsedByItsFields) {
     void (*set)(Problem& p);
     const char* variant;
   } cases[] = {
+      {[](Problem& p) { p.backward.emplace(); }, "backward"},
       {[](Problem& p) { p.head_sink = DType::kFloat32; }, "head_sink"},
       {[](Problem& p) { p.values_in_keys = true; }, "v_head_size"},
       {[](Problem& p) { p.rope_theta = 10000; }, "rotary"},

@@ -107,6 +107,16 @@ class EngineTest : public ::testing::Test {
     return promise.get_future().get();
   }
 
+  // The result of an engine with that backend.
+  Result RunOn(const char* backend, Request request) {
+    PlanOptions options = options_;
+    options.backend = backend;
+    Engine engine(options, gate_, pool_, executor_);
+    std::promise<Result> promise;
+    engine.Submit(std::move(request), [&](Result r) { promise.set_value(std::move(r)); });
+    return promise.get_future().get();
+  }
+
   SteadyClock clock_;
   Timer timer_{clock_};
   AdmissionGate gate_{
@@ -595,14 +605,6 @@ TEST_F(EngineTest, TensorsInSlicesGiveTheSameBitsOnEveryBackend) {
   std::mt19937 random(2);
   const std::vector<float> mask = Call::Fill({33, 70}, random);
   for (const char* backend : {"cpu", "reference"}) {
-    PlanOptions options = options_;
-    options.backend = backend;
-    Engine engine(options, gate_, pool_, executor_);
-    const auto run = [&engine](Request request) {
-      std::promise<Result> promise;
-      engine.Submit(std::move(request), [&](Result r) { promise.set_value(std::move(r)); });
-      return promise.get_future().get();
-    };
     Request whole = call.ToRequest();
     whole.inputs[Role::kMask] = Call::Input(mask);
     Request sliced = call.ToRequest();
@@ -612,10 +614,44 @@ TEST_F(EngineTest, TensorsInSlicesGiveTheSameBitsOnEveryBackend) {
     sliced.inputs[Role::kK] = k.input();
     sliced.inputs[Role::kV] = v.input();
     sliced.inputs[Role::kMask] = m.input();
-    const Result want = run(std::move(whole));
-    const Result got = run(std::move(sliced));
+    const Result want = RunOn(backend, std::move(whole));
+    const Result got = RunOn(backend, std::move(sliced));
     ASSERT_TRUE(want.status.ok() && got.status.ok()) << got.status;
     EXPECT_EQ(Floats(got.outputs[Role::kY]), Floats(want.outputs[Role::kY])) << backend;
+  }
+}
+
+// The lse is strided to every backend, so that it is gathered.
+TEST_F(EngineTest, TheBackwardPassReadsTensorsInSlicesOnEveryBackend) {
+  Call call({1, 4, 33, 16}, {1, 2, 70, 16});
+  OperatorCall& backward = call.call;
+  backward.gradients = RoleSet();
+  for (Role role : {Role::kDQ, Role::kDK, Role::kDV}) backward.gradients->Add(role);
+  InputMap<std::vector<float>> values;
+  std::mt19937 random(3);
+  for (Role role : kBackwardInputs) {
+    const bool is_lse = role == Role::kForwardLse || role == Role::kLseGradient;
+    const Shape shape = is_lse ? Shape{1, 4, 33} : Shape{1, 4, 33, 16};
+    backward.inputs[role] = TensorSpec{DType::kFloat32, shape};
+    values[role] = Call::Fill(shape, random);
+  }
+  for (const char* backend : {"cpu", "reference"}) {
+    Request whole = call.ToRequest();
+    for (Role role : kBackwardInputs) whole.inputs[role] = Call::Input(values[role]);
+    Request sliced = call.ToRequest();
+    std::vector<std::unique_ptr<SlicedInput>> slices;
+    for (Role role : InputTensorsOf(whole.call.problem)) {
+      slices.push_back(std::make_unique<SlicedInput>(whole.inputs[role], 7 + slices.size()));
+      sliced.inputs[role] = slices.back()->input();
+    }
+    const Result want = RunOn(backend, std::move(whole));
+    const Result got = RunOn(backend, std::move(sliced));
+    ASSERT_TRUE(want.status.ok() && got.status.ok()) << got.status;
+    for (Role role : *backward.gradients) {
+      EXPECT_EQ(Floats(got.outputs[role]), Floats(want.outputs[role])) << backend;
+      EXPECT_FALSE(got.outputs[role].bytes.empty()) << backend;
+    }
+    EXPECT_TRUE(got.outputs[Role::kY].bytes.empty());
   }
 }
 

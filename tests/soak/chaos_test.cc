@@ -122,6 +122,14 @@ v1::AttendRequest AttendRequest() {
   return request;
 }
 
+// The gradient of V is that of Y: every query attends to all keys alike.
+std::string BackwardMessage() {
+  v1::AttendBackwardRequest request;
+  *request.mutable_call() = AttendRequest();
+  *request.mutable_dy() = request.call().q();
+  return request.SerializeAsString();
+}
+
 std::string DiagnoseMessage() {
   v1::DiagnoseRequest request;
   *request.mutable_call() = AttendRequest();
@@ -200,6 +208,7 @@ std::map<std::string, Method> Conversations(const SharedObject& object) {
   add({oip + "ModelStreamInfer", {InferMessage(), InferMessage()}, answer});
   add({oip + "SystemSharedMemoryRegister", {RegisterMessage(object)}});
   add({native + "Attend", {AttendRequest().SerializeAsString()}, answer});
+  add({native + "AttendBackward", {BackwardMessage()}, answer});
   add({native + "AttendStream", StreamMessages(), answer});
   add({native + "Diagnose", {DiagnoseMessage()}, "cpu"});
   add({native + "EstimateMemory", {EstimateMessage()}});
