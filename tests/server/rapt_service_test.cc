@@ -80,6 +80,16 @@ class RaptServiceTest : public ::testing::Test {
     return stub_->Diagnose(&context, request, &response);
   }
 
+  // With the gradient of an output with the shape of Q.
+  grpc::Status TryBackward(const v1::AttendRequest& call) {
+    grpc::ClientContext context;
+    v1::AttendBackwardRequest request;
+    *request.mutable_call() = call;
+    *request.mutable_dy() = call.q();
+    v1::AttendBackwardResponse response;
+    return stub_->AttendBackward(&context, request, &response);
+  }
+
   v1::DiagnoseResponse Diagnose(const v1::AttendRequest& call) {
     v1::DiagnoseResponse response;
     const grpc::Status status = TryDiagnose(call, response);
@@ -525,7 +535,7 @@ struct Refusal {
 
 constexpr int64_t kHuge = int64_t{1} << 62;
 
-// Each is INVALID_ARGUMENT for Attend and Diagnose.
+// Each is INVALID_ARGUMENT for Attend, AttendBackward and Diagnose.
 const Refusal kRefusals[] = {
     {"no q", [](auto& r) { r.clear_q(); }, {"q is missing"}},
     {"no k", [](auto& r) { r.clear_k(); }, {"k is missing"}},
@@ -838,6 +848,8 @@ TEST_F(RaptServiceTest, RejectsInvalidCallsAndNamesTheError) {
     const grpc::Status diagnose = TryDiagnose(request, report);
     EXPECT_EQ(diagnose.error_code(), StatusCode::INVALID_ARGUMENT) << diagnose.error_message();
     EXPECT_EQ(diagnose.error_message(), attend.error_message());
+    const grpc::Status backward = TryBackward(request);
+    EXPECT_EQ(backward.error_code(), StatusCode::INVALID_ARGUMENT) << backward.error_message();
   }
 }
 
