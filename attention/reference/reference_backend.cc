@@ -4,6 +4,7 @@
 #include "attention/mechanism/softmax/query_row.h"
 #include "attention/mechanism/softmax/softmax_state.h"
 #include "attention/present.h"
+#include "attention/reference/backward.h"
 #include "attention/rotary/rotate.h"
 #include "attention/rotary/rotation.h"
 
@@ -45,6 +46,7 @@ class Reference final : public Backend {
   // embedding has a stage before.
   void PlanTasks(Plan& plan) const override {
     const Problem& p = plan.problem;
+    if (p.backward) return PlanReferenceBackward(plan);
     plan.worker_workspace_bytes =
         (p.total_keys() + p.value_head_size) * kDouble + QueryRow::MemoryBytes(p);
     if (p.has_rotary()) {
@@ -62,6 +64,9 @@ class Reference final : public Backend {
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
                int64_t task, int worker, const Checkpoint& checkpoint) const override {
     const Problem& p = plan.problem;
+    if (p.backward) {
+      return RunReferenceBackward(plan, arguments, workspace, stage, task, worker, checkpoint);
+    }
     std::byte* const own =
         workspace + plan.shared_workspace_bytes + worker * plan.worker_workspace_bytes;
     if (!p.has_rotary()) return RunRow(p, arguments, nullptr, task, own);

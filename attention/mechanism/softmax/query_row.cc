@@ -176,6 +176,115 @@ void QueryRow::Output(absl::Span<const double> weights, double lse,
   }
 }
 
+// Until the end, gradient.raw has the weights before dropout, gradient.biased the slope of the
+// biased scores in the raw ones, and gradient.weights G.
+void QueryRow::Differentiate(const RowCotangent& cotangent, RowGradient& gradient) const {
+  const absl::Span<double> weights = gradient.raw;
+  const absl::Span<double> slope = gradient.biased;
+  std::fill(slope.begin(), slope.end(), p_.effective_scale());
+  double lse = Weigh(gradient.weights, [&](Step step, absl::Span<const double> s) {
+    for (size_t j = 0; step == Step::kSoftcapped && p_.softcap > 0 && j < s.size(); ++j) {
+      slope[j] *= 1 - s[j] / p_.softcap * (s[j] / p_.softcap);
+    }
+    for (size_t j = 0; step == Step::kBiased && cotangent.forward && j < s.size(); ++j) {
+      const double given = cotangent.forward->lse;
+      weights[j] = given == kMinusInfinity ? 0 : std::exp(s[j] - given);
+    }
+    if (step == Step::kSoftmax && !cotangent.forward) {
+      std::copy(s.begin(), s.end(), weights.begin());
+    }
+  });
+  if (cotangent.forward) lse = cotangent.forward->lse;
+
+  double sum = 0;  // of dY Y
+  double entmax_sum = 0;
+  double entmax_slopes = 0;
+  bool blind = true;
+  for (int64_t j = 0; j < p_.total_keys(); ++j) {
+    const bool hidden = Hidden(j);
+    blind = blind && hidden;
+    if (hidden) weights[j] = 0;
+    gradient.weights[j] = 0;
+    if (weights[j] == 0) continue;
+    const double g = gradient.weights[j] = DropoutFactor(j) * ValueGradient(j, cotangent.output);
+    sum += weights[j] * g;
+    const double s = std::pow(weights[j], 2 - alpha_);
+    entmax_sum += s * g;
+    entmax_slopes += s;
+  }
+  // What dY contains in a row without keys does not matter.
+  if (cotangent.forward && !blind) sum = cotangent.forward->sum;
+  const double delta = sum - cotangent.lse;
+  gradient.sink = row_.sink == kMinusInfinity ? 0 : -std::exp(row_.sink - lse) * delta;
+
+  for (int64_t j = 0; j < p_.total_keys(); ++j) {
+    const double weight = weights[j];
+    double dx = 0;
+    if (weight != 0) {
+      const double g = gradient.weights[j];
+      dx = alpha_ == 1 ? weight * (g - delta)
+                       : std::pow(weight, 2 - alpha_) * (g - entmax_sum / entmax_slopes);
+    }
+    gradient.raw[j] = weight == 0 ? 0 : dx * slope[j];
+    gradient.biased[j] = dx;
+    gradient.weights[j] = weight == 0 ? 0 : weight * DropoutFactor(j);
+  }
+}
+
+// Z of key j.
+double QueryRow::DropoutFactor(int64_t j) const {
+  if (!p_.dropout) return 1;
+  const double p = p_.dropout->probability;
+  bool keep;
+  DropoutKeeps(p, p_.dropout->seed, b_, h_, i_, j, 1, &keep);
+  return keep ? 1 / (1 - p) : 0;
+}
+
+// dY (V + Rv) of key j.
+double QueryRow::ValueGradient(int64_t j, absl::Span<const double> output) const {
+  const TensorView past = PastValuesOf(p_, a_);
+  const TensorView now = ValuesOf(p_, a_);
+  const Elements v = KeyRow(past, now, p_.past_length, b_, kv_head_, j);
+  double sum = 0;
+  for (int64_t d = 0; d < p_.value_head_size; ++d) {
+    const double relative = p_.relative_values ? Relative(Role::kRelativeValues, j, d) : 0;
+    sum += output[d] * (v[d] + relative);
+  }
+  return sum;
+}
+
+void QueryRow::AddToQuery(int64_t j, double raw, absl::Span<double> query) const {
+  const Elements k =
+      KeyRow(a_.inputs[Role::kPastKey], a_.inputs[Role::kK], p_.past_length, b_, kv_head_, j);
+  const bool has_vectors = p_.relative_keys && !p_.has_relative_query;
+  for (int64_t d = 0; d < p_.head_size; ++d) {
+    const double relative = has_vectors ? Relative(Role::kRelativeKeys, j, d) : 0;
+    query[d] += raw * (p_.is_additive() ? AdditiveSlope(j, d) : k[d] + relative);
+  }
+}
+
+void QueryRow::AddToRelativeQuery(int64_t j, double raw, absl::Span<double> query) const {
+  for (int64_t d = 0; d < p_.head_size; ++d) query[d] += raw * Relative(Role::kRelativeKeys, j, d);
+}
+
+void QueryRow::AddToKey(int64_t j, double raw, absl::Span<double> key) const {
+  const Elements q(query_, b_, h_, i_);
+  for (int64_t d = 0; d < p_.head_size; ++d) {
+    key[d] += raw * (p_.is_additive() ? AdditiveSlope(j, d) : q[d]);
+  }
+}
+
+void QueryRow::AddToRelativeKey(double raw, absl::Span<double> vector) const {
+  const Elements q(p_.has_relative_query ? a_.inputs[Role::kRelativeQuery] : query_, b_, h_, i_);
+  for (int64_t d = 0; d < p_.head_size; ++d) vector[d] += raw * q[d];
+}
+
+void QueryRow::AddToAdditiveWeight(int64_t j, double raw, absl::Span<double> weight) const {
+  for (int64_t d = 0; d < p_.head_size; ++d) weight[d] += raw * AdditiveTanh(j, d);
+}
+
+bool QueryRow::Hidden(int64_t j) const { return IsHidden<Float64Ops>(score_, row_, j); }
+
 bool QueryRow::HiddenByPosition(int64_t j) const { return PositionHides(score_.sparse, row_, j); }
 
 bool QueryRow::HiddenByBlock(int64_t j) const { return BlockHides(score_.sparse, row_, j); }
@@ -199,22 +308,38 @@ double QueryRow::Dot(int64_t j) const {
 // Element d of the vector for the distance from the query to key j.
 double QueryRow::Relative(Role role, int64_t j, int64_t d) const {
   const TensorView& table = a_.inputs[role];
-  const int64_t clip = table.dims[1] / 2;
-  const int64_t distance = j - DiagonalKey(p_, a_.key_lengths, b_, i_);
   const int64_t h = table.dims[0] == 1 ? 0 : h_;
-  return LoadElement(table.Row(h, clip + std::clamp(distance, -clip, clip), d), table.dtype, 0);
+  return LoadElement(table.Row(h, RelativeIndex(role, j), d), table.dtype, 0);
+}
+
+int64_t QueryRow::RelativeIndex(Role role, int64_t j) const {
+  const int64_t clip = a_.inputs[role].dims[1] / 2;
+  const int64_t distance = j - DiagonalKey(p_, a_.key_lengths, b_, i_);
+  return clip + std::clamp(distance, -clip, clip);
 }
 
 double QueryRow::AdditiveScore(int64_t j) const {
+  double sum = 0;
+  for (int64_t d = 0; d < p_.head_size; ++d) sum += AdditiveWeightOf(d) * AdditiveTanh(j, d);
+  return sum;
+}
+
+double QueryRow::AdditiveWeightOf(int64_t d) const {
+  const TensorView& weight = a_.inputs[Role::kAdditiveWeight];
+  return LoadElement(weight.Row(h_, d, 0), weight.dtype, 0);
+}
+
+double QueryRow::AdditiveTanh(int64_t j, int64_t d) const {
   const Elements q(query_, b_, h_, i_);
   const Elements k =
       KeyRow(a_.inputs[Role::kPastKey], a_.inputs[Role::kK], p_.past_length, b_, kv_head_, j);
-  const TensorView& weight = a_.inputs[Role::kAdditiveWeight];
-  double sum = 0;
-  for (int64_t d = 0; d < p_.head_size; ++d) {
-    sum += LoadElement(weight.Row(h_, d, 0), weight.dtype, 0) * std::tanh(q[d] + k[d]);
-  }
-  return sum;
+  return std::tanh(q[d] + k[d]);
+}
+
+// Of an additive score, in element d of the query and of key j.
+double QueryRow::AdditiveSlope(int64_t j, int64_t d) const {
+  const double t = AdditiveTanh(j, d);
+  return AdditiveWeightOf(d) * (1 - t * t);
 }
 
 double QueryRow::Normalize(absl::Span<double> s) const {
