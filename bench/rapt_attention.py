@@ -112,6 +112,9 @@ class Problem(Sized):
         ("has_selected_indices", _i32),
         ("has_global_mask", _i32),
         ("prefix_keys", _i64),
+        ("gradients", ctypes.c_uint64),
+        ("has_forward", _i32),
+        ("has_lse_gradient", _i32),
     ]
 
 
@@ -153,6 +156,25 @@ class Arguments(Sized):
         ("block_mask", Tensor),
         ("selected_indices", Tensor),
         ("global_mask", Tensor),
+        ("output_gradient", Tensor),
+        ("forward_output", Tensor),
+        ("forward_lse", Tensor),
+        ("lse_gradient", Tensor),
+        ("d_query", Tensor),
+        ("d_key", Tensor),
+        ("d_value", Tensor),
+        ("d_mask", Tensor),
+        ("d_past_key", Tensor),
+        ("d_past_value", Tensor),
+        ("d_bias", Tensor),
+        ("d_head_sink", Tensor),
+        ("d_alibi_slopes", Tensor),
+        ("d_bias_table", Tensor),
+        ("d_relative_bias", Tensor),
+        ("d_relative_keys", Tensor),
+        ("d_relative_values", Tensor),
+        ("d_relative_query", Tensor),
+        ("d_additive_weight", Tensor),
     ]
 
 

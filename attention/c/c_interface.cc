@@ -76,6 +76,10 @@ constexpr std::pair<Role, rapt_input rapt_arguments::*> kInputFields[] = {
     {Role::kBlockMask, &rapt_arguments::block_mask},
     {Role::kSelectedIndices, &rapt_arguments::selected_indices},
     {Role::kGlobalMask, &rapt_arguments::global_mask},
+    {Role::kOutputGradient, &rapt_arguments::output_gradient},
+    {Role::kForwardOutput, &rapt_arguments::forward_output},
+    {Role::kForwardLse, &rapt_arguments::forward_lse},
+    {Role::kLseGradient, &rapt_arguments::lse_gradient},
 };
 constexpr std::pair<Role, rapt_output rapt_arguments::*> kOutputFields[] = {
     {Role::kY, &rapt_arguments::output},
@@ -83,10 +87,25 @@ constexpr std::pair<Role, rapt_output rapt_arguments::*> kOutputFields[] = {
     {Role::kScores, &rapt_arguments::scores},
     {Role::kPresentKey, &rapt_arguments::present_key},
     {Role::kPresentValue, &rapt_arguments::present_value},
+    {Role::kDQ, &rapt_arguments::d_query},
+    {Role::kDK, &rapt_arguments::d_key},
+    {Role::kDV, &rapt_arguments::d_value},
+    {Role::kDMask, &rapt_arguments::d_mask},
+    {Role::kDPastKey, &rapt_arguments::d_past_key},
+    {Role::kDPastValue, &rapt_arguments::d_past_value},
+    {Role::kDBias, &rapt_arguments::d_bias},
+    {Role::kDHeadSink, &rapt_arguments::d_head_sink},
+    {Role::kDAlibiSlopes, &rapt_arguments::d_alibi_slopes},
+    {Role::kDBiasTable, &rapt_arguments::d_bias_table},
+    {Role::kDRelativeBias, &rapt_arguments::d_relative_bias},
+    {Role::kDRelativeKeys, &rapt_arguments::d_relative_keys},
+    {Role::kDRelativeValues, &rapt_arguments::d_relative_values},
+    {Role::kDRelativeQuery, &rapt_arguments::d_relative_query},
+    {Role::kDAdditiveWeight, &rapt_arguments::d_additive_weight},
 };
-static_assert(std::size(kInputFields) == rapt::kInputTensors.size(),
+static_assert(std::size(kInputFields) == rapt::kInputTensors.size() + rapt::kBackwardInputs.size(),
               "every input tensor has a row");
-static_assert(std::size(kOutputFields) == rapt::kOutputs.size(), "every output has a row");
+static_assert(std::size(kOutputFields) == rapt::kAllOutputs.size(), "every output has a row");
 
 // The attributes of rapt_problem. `given`: 0 if the value is not to be read; null: it always is.
 struct AttributeFields {
@@ -151,6 +170,26 @@ static_assert(FromC<Normalizer>(RAPT_ENTMAX15, 0) == Normalizer::kEntmax15);
 static_assert(FromC<Normalizer>(RAPT_ENTMAX, 0) == Normalizer::kEntmax);
 static_assert(FromC<Alignment>(RAPT_TOP_LEFT, RAPT_TOP_LEFT) == Alignment::kTopLeft);
 static_assert(FromC<Alignment>(RAPT_BOTTOM_RIGHT, RAPT_TOP_LEFT) == Alignment::kBottomRight);
+
+// The bits of rapt_gradient have the order of kGradients.
+constexpr uint64_t BitOf(Role gradient) {
+  return uint64_t{1} << (static_cast<int>(gradient) - static_cast<int>(Role::kDQ));
+}
+static_assert(BitOf(Role::kDQ) == RAPT_D_QUERY);
+static_assert(BitOf(Role::kDK) == RAPT_D_KEY);
+static_assert(BitOf(Role::kDV) == RAPT_D_VALUE);
+static_assert(BitOf(Role::kDMask) == RAPT_D_MASK);
+static_assert(BitOf(Role::kDPastKey) == RAPT_D_PAST_KEY);
+static_assert(BitOf(Role::kDPastValue) == RAPT_D_PAST_VALUE);
+static_assert(BitOf(Role::kDBias) == RAPT_D_BIAS);
+static_assert(BitOf(Role::kDHeadSink) == RAPT_D_HEAD_SINK);
+static_assert(BitOf(Role::kDAlibiSlopes) == RAPT_D_ALIBI_SLOPES);
+static_assert(BitOf(Role::kDBiasTable) == RAPT_D_BIAS_TABLE);
+static_assert(BitOf(Role::kDRelativeBias) == RAPT_D_RELATIVE_BIAS);
+static_assert(BitOf(Role::kDRelativeKeys) == RAPT_D_RELATIVE_KEYS);
+static_assert(BitOf(Role::kDRelativeValues) == RAPT_D_RELATIVE_VALUES);
+static_assert(BitOf(Role::kDRelativeQuery) == RAPT_D_RELATIVE_QUERY);
+static_assert(BitOf(Role::kDAdditiveWeight) == RAPT_D_ADDITIVE_WEIGHT);
 
 constexpr int kMaxThreads = 1024;
 
@@ -366,6 +405,27 @@ void SetBlockMask(const rapt_problem& c, rapt::Problem& p) {
                   blocks(p.total_keys(), c.block_k)};
 }
 
+absl::Status SetBackward(const rapt_problem& c, rapt::Problem& p) {
+  constexpr uint64_t kAll = (uint64_t{1} << rapt::kGradients.size()) - 1;
+  if ((c.gradients & ~kAll) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "gradients is ", c.gradients, "; it must be bits of rapt_gradient, up to ", kAll));
+  }
+  if (c.gradients == 0) {
+    if (c.has_forward == 0 && c.has_lse_gradient == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(c.has_forward != 0 ? "has_forward" : "has_lse_gradient",
+                     " is set, but gradients is 0; only the backward pass has such an input"));
+  }
+  rapt::Backward& backward = p.backward.emplace();
+  backward.has_forward = c.has_forward != 0;
+  backward.has_lse_gradient = c.has_lse_gradient != 0;
+  for (Role gradient : rapt::kGradients) {
+    backward.gradients.Add(gradient, (c.gradients & BitOf(gradient)) != 0);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<rapt::Problem> ValidProblem(const rapt_problem& c) {
   absl::Status status = CheckEnums(c);
   if (!status.ok()) return status;
@@ -373,6 +433,7 @@ absl::StatusOr<rapt::Problem> ValidProblem(const rapt_problem& c) {
   for (const AttributeFields& fields : kAttributeFields) {
     if (status.ok()) status = ReadAttribute(fields, c, problem);
   }
+  if (status.ok()) status = SetBackward(c, problem);
   if (!status.ok()) return status;
   if (c.has_block_mask != 0) SetBlockMask(c, problem);
   if (status = Validate(problem, rapt::kCNames); !status.ok()) return status;

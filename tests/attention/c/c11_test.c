@@ -12,10 +12,12 @@ _Static_assert(offsetof(rapt_problem, value_head_size) == 72, "rapt_problem has 
 _Static_assert(offsetof(rapt_problem, softcap) == 96, "rapt_problem has changed");
 _Static_assert(offsetof(rapt_problem, mask_shape) == 136, "rapt_problem has changed");
 _Static_assert(offsetof(rapt_problem, wants_present) == 196, "rapt_problem has changed");
+_Static_assert(offsetof(rapt_problem, gradients) == 536, "rapt_problem has changed");
 _Static_assert(sizeof(rapt_input) == 40, "rapt_input has changed");
 _Static_assert(sizeof(rapt_output) == 40, "rapt_output has changed");
 _Static_assert(offsetof(rapt_arguments, key_lengths) == 248, "rapt_arguments has changed");
 _Static_assert(offsetof(rapt_arguments, present_value) == 416, "rapt_arguments has changed");
+_Static_assert(offsetof(rapt_arguments, output_gradient) == 1136, "rapt_arguments has changed");
 
 static int failures = 0;
 
@@ -75,6 +77,46 @@ static void run_example(rapt_context* context) {
   rapt_plan_destroy(plan);
 }
 
+/* A query of 0 sees two keys equally: P = 1/2, dO V^T = (1, 0), delta = 1/2, dS = (1/4, -1/4). */
+static void run_backward(rapt_context* context) {
+  const float q[] = {0, 0}, k[] = {1, 2, 3, 4}, v[] = {1, 0, 0, 1}, d_output[] = {1, 0};
+  const float want_d_query[] = {-.5f, -.5f}, want_d_key[] = {0, 0, 0, 0};
+  const float want_d_value[] = {.5f, 0, .5f, 0};
+  float d_query[2], d_key[4], d_value[4];
+  char message[RAPT_MESSAGE_BYTES] = "";
+
+  rapt_problem problem = {.struct_size = sizeof(problem),
+                          .dtype = RAPT_FP32,
+                          .batch = 1,
+                          .query_heads = 1,
+                          .kv_heads = 1,
+                          .query_length = 1,
+                          .key_length = 2,
+                          .head_size = 2,
+                          .value_head_size = 2,
+                          .scale = 1,
+                          .has_scale = 1,
+                          .gradients = RAPT_D_QUERY | RAPT_D_KEY | RAPT_D_VALUE};
+  rapt_plan* plan = NULL;
+  rapt_code code = rapt_plan_create(context, &problem, &plan, message, sizeof(message));
+  expect(code == RAPT_OK, "rapt_plan_create of gradients", message);
+  if (code != RAPT_OK) return;
+  rapt_arguments arguments = {.struct_size = sizeof(arguments),
+                              .query = {.data = q},
+                              .key = {.data = k},
+                              .value = {.data = v},
+                              .output_gradient = {.data = d_output},
+                              .d_query = {.data = d_query},
+                              .d_key = {.data = d_key},
+                              .d_value = {.data = d_value}};
+  code = rapt_run(context, plan, &arguments, NULL, 0, message, sizeof(message));
+  expect(code == RAPT_OK, "rapt_run of gradients", message);
+  expect_close(d_query, want_d_query, 2, "d_query");
+  expect_close(d_key, want_d_key, 4, "d_key");
+  expect_close(d_value, want_d_value, 4, "d_value");
+  rapt_plan_destroy(plan);
+}
+
 int main(void) {
   char message[RAPT_MESSAGE_BYTES] = "";
   rapt_context_options options = {.struct_size = sizeof(options), .threads = 2};
@@ -82,6 +124,7 @@ int main(void) {
   expect(rapt_context_create(&options, &context, message, sizeof(message)) == RAPT_OK,
          "rapt_context_create", message);
   if (context != NULL) run_example(context);
+  if (context != NULL) run_backward(context);
   rapt_context_destroy(context);
   expect(strcmp(rapt_version(), RAPT_TEST_VERSION) == 0, "rapt_version", rapt_version());
   return failures == 0 ? 0 : 1;

@@ -85,6 +85,30 @@ int32_t CTypeOf(DType dtype) {
   return 0;
 }
 
+// A gradient in both interfaces.
+struct GradientRow {
+  Role role;
+  rapt_gradient bit;
+  rapt_output rapt_arguments::*output;
+};
+constexpr GradientRow kGradientRows[] = {
+    {Role::kDQ, RAPT_D_QUERY, &rapt_arguments::d_query},
+    {Role::kDK, RAPT_D_KEY, &rapt_arguments::d_key},
+    {Role::kDV, RAPT_D_VALUE, &rapt_arguments::d_value},
+    {Role::kDMask, RAPT_D_MASK, &rapt_arguments::d_mask},
+    {Role::kDPastKey, RAPT_D_PAST_KEY, &rapt_arguments::d_past_key},
+    {Role::kDPastValue, RAPT_D_PAST_VALUE, &rapt_arguments::d_past_value},
+    {Role::kDBias, RAPT_D_BIAS, &rapt_arguments::d_bias},
+    {Role::kDHeadSink, RAPT_D_HEAD_SINK, &rapt_arguments::d_head_sink},
+    {Role::kDAlibiSlopes, RAPT_D_ALIBI_SLOPES, &rapt_arguments::d_alibi_slopes},
+    {Role::kDBiasTable, RAPT_D_BIAS_TABLE, &rapt_arguments::d_bias_table},
+    {Role::kDRelativeBias, RAPT_D_RELATIVE_BIAS, &rapt_arguments::d_relative_bias},
+    {Role::kDRelativeKeys, RAPT_D_RELATIVE_KEYS, &rapt_arguments::d_relative_keys},
+    {Role::kDRelativeValues, RAPT_D_RELATIVE_VALUES, &rapt_arguments::d_relative_values},
+    {Role::kDRelativeQuery, RAPT_D_RELATIVE_QUERY, &rapt_arguments::d_relative_query},
+    {Role::kDAdditiveWeight, RAPT_D_ADDITIVE_WEIGHT, &rapt_arguments::d_additive_weight},
+};
+
 rapt_problem ToC(const Problem& p) {
   rapt_problem c = {.struct_size = sizeof(rapt_problem)};
   c.dtype = CTypeOf(p.dtype);
@@ -189,6 +213,12 @@ rapt_problem ToC(const Problem& p) {
   if (p.score_output) c.score_output = RAPT_SCORES + static_cast<int>(*p.score_output);
   c.wants_lse = p.wants_lse;
   c.wants_present = p.wants_present;
+  if (!p.backward) return c;
+  for (const GradientRow& row : kGradientRows) {
+    if (p.backward->gradients.contains(row.role)) c.gradients |= row.bit;
+  }
+  c.has_forward = p.backward->has_forward;
+  c.has_lse_gradient = p.backward->has_lse_gradient;
   return c;
 }
 
@@ -432,6 +462,131 @@ TEST(CInterfaceTest, EveryTensorOfTheTableArrives) {
         PlanAndRun(context.get(), ToC(problem), ToC(inputs, outputs), false, &outputs.plan);
     ASSERT_EQ(result.code, RAPT_OK) << result.message;
     EXPECT_TRUE(Matches(problem, outputs, Attend(problem, inputs)));
+  }
+}
+
+// --- The backward pass -------------------------------------------------------------------------
+
+// The problem's gradients by all inputs that have one.
+Problem BackwardOf(Problem problem) {
+  problem.score_output = std::nullopt;
+  problem.wants_lse = problem.wants_present = false;
+  if (problem.mask) problem.mask->dtype = DType::kFloat32;
+  const bool has_lse = problem.normalizer == Normalizer::kSoftmax;
+  problem.backward.emplace();
+  problem.backward->has_forward = problem.backward->has_lse_gradient = has_lse;
+  const RoleSet inputs = InputTensorsOf(problem);
+  for (Role role : kGradients) {
+    if (inputs.contains(InfoOf(role).gradient_of)) problem.backward->gradients.Add(role);
+  }
+  return problem;
+}
+
+// What a backward problem has besides the inputs of the forward pass. Y and lse need not be those
+// of the forward pass, because both interfaces get the same.
+struct BackwardTensors {
+  InputMap<Tensor> inputs;
+  OutputMap<Tensor> gradients;
+
+  BackwardTensors(const Problem& problem, Rng& rng) {
+    const RoleSet given = InputTensorsOf(problem);
+    for (Role role : kBackwardInputs) {
+      if (!given.contains(role)) continue;
+      inputs[role] = TensorOf(role, problem).FillUniform(rng, 1, 2);
+    }
+    for (Role role : problem.backward->gradients) gradients[role] = TensorOf(role, problem);
+  }
+
+  static Tensor TensorOf(Role role, const Problem& problem) {
+    return {InfoOf(role).dtype(problem), InfoOf(role).dims(problem)};
+  }
+
+  void AddTo(rapt_arguments& arguments) {
+    arguments.output_gradient = ToC<rapt_input>(inputs[Role::kOutputGradient].View());
+    arguments.forward_output = ToC<rapt_input>(inputs[Role::kForwardOutput].View());
+    arguments.forward_lse = ToC<rapt_input>(inputs[Role::kForwardLse].View());
+    arguments.lse_gradient = ToC<rapt_input>(inputs[Role::kLseGradient].View());
+    for (const GradientRow& row : kGradientRows) {
+      arguments.*row.output = ToC<rapt_output>(gradients[row.role].MutableView());
+    }
+  }
+
+  void AddTo(const Problem& problem, Arguments& arguments) {
+    const RoleSet given = InputTensorsOf(problem);
+    for (Role role : kBackwardInputs) {
+      if (given.contains(role)) arguments.inputs[role] = inputs[role].View();
+    }
+    for (Role role : problem.backward->gradients) {
+      arguments.outputs[role] = gradients[role].MutableView();
+    }
+  }
+};
+
+TEST(CInterfaceTest, GradientsAreThoseOfTheLibrary) {
+  Rng rng(6);
+  for (Role table : kRelativeTables) {
+    const Problem problem = BackwardOf(EveryTensorWith(table));
+    SCOPED_TRACE(ToText(problem));
+    const Inputs inputs = RandomInputs(problem, rng);
+    BackwardTensors from_c(problem, rng);
+    BackwardTensors wanted = from_c;
+    const auto ran = RunAttention(problem, inputs, {.threads = 1}, Storage::kRowMajor, std::nullopt,
+                                  [&](Arguments& arguments) { wanted.AddTo(problem, arguments); });
+    ASSERT_TRUE(ran.ok()) << ran.status();
+    Outputs outputs = MakeOutputs(problem, Storage::kRowMajor);
+    rapt_arguments arguments = ToC(inputs, outputs);
+    from_c.AddTo(arguments);
+    const ContextPtr context = MakeContext();
+    const Result result = PlanAndRun(context.get(), ToC(problem), arguments, false, &outputs.plan);
+    ASSERT_EQ(result.code, RAPT_OK) << result.message;
+    for (Role role : problem.backward->gradients) {
+      EXPECT_EQ(from_c.gradients[role].ToVector(), wanted.gradients[role].ToVector())
+          << InfoOf(role).c;
+    }
+  }
+}
+
+TEST(CInterfaceTest, NamesTheInvalidFieldOfABackwardPass) {
+  struct {
+    const char* message;
+    void (*change)(rapt_problem&);
+  } const kCases[] = {
+      {"gradients is 32768; it must be bits of rapt_gradient, up to 32767",
+       [](rapt_problem& p) { p.gradients = 1 << 15; }},
+      {"has_forward is set, but gradients is 0",
+       [](rapt_problem& p) {
+         p.gradients = 0;
+         p.has_forward = 1;
+       }},
+      {"has_lse_gradient is set, but gradients is 0",
+       [](rapt_problem& p) {
+         p.gradients = 0;
+         p.has_lse_gradient = 1;
+       }},
+      {"d_head_sink is wanted, but head_sink is not given",
+       [](rapt_problem& p) { p.gradients = RAPT_D_HEAD_SINK; }},
+      {"d_mask is wanted, but mask has type BOOL",
+       [](rapt_problem& p) {
+         p.gradients = RAPT_D_MASK;
+         p.mask_dtype = RAPT_BOOL;
+         std::fill_n(p.mask_shape, 4, 1);
+       }},
+      {"lse_gradient is set, but normalizer is sparsemax",
+       [](rapt_problem& p) {
+         p.normalizer = RAPT_SPARSEMAX;
+         p.has_lse_gradient = 1;
+       }},
+      {"neither scores, lse nor present", [](rapt_problem& p) { p.wants_lse = 1; }},
+  };
+  const ContextPtr context = MakeContext();
+  for (const auto& c : kCases) {
+    rapt_problem problem = ToC(kSmall);
+    problem.gradients = RAPT_D_QUERY;
+    c.change(problem);
+    rapt_plan* plan = nullptr;
+    const Result result = Call(rapt_plan_create, context.get(), &problem, &plan);
+    EXPECT_EQ(result.code, RAPT_INVALID_ARGUMENT) << c.message;
+    EXPECT_THAT(result.message, HasSubstr(c.message));
   }
 }
 

@@ -11,6 +11,8 @@
  *     P = normalizer(S over keys and sink)
  *     O = P (V + Rv)
  *
+ * or, with rapt_problem.gradients, the gradients of its inputs.
+ *
  * The semantics are those of the ONNX operator Attention (opsets 23 to 25). Letters in shapes: B
  * batch, Hq query heads, Hkv key/value heads (Hq is a multiple of Hkv; head h reads key/value head
  * h / (Hq / Hkv)), Sq queries, Sk keys, P past keys, T = P + Sk, D head size of Q and K, Dv of V
@@ -99,6 +101,25 @@ typedef enum rapt_normalizer {
   RAPT_ENTMAX15 = 2,  /* alpha = 1.5 */
   RAPT_ENTMAX = 3     /* alpha or head_alpha is given */
 } rapt_normalizer;
+
+/* The gradients that a backward pass returns: a bit for each input that has one. */
+typedef enum rapt_gradient {
+  RAPT_D_QUERY = 1 << 0,
+  RAPT_D_KEY = 1 << 1, /* with values_in_keys the sum of its gradients as keys and as values */
+  RAPT_D_VALUE = 1 << 2,
+  RAPT_D_MASK = 1 << 3, /* of a mask with a float type */
+  RAPT_D_PAST_KEY = 1 << 4,
+  RAPT_D_PAST_VALUE = 1 << 5,
+  RAPT_D_BIAS = 1 << 6,
+  RAPT_D_HEAD_SINK = 1 << 7,
+  RAPT_D_ALIBI_SLOPES = 1 << 8,
+  RAPT_D_BIAS_TABLE = 1 << 9,
+  RAPT_D_RELATIVE_BIAS = 1 << 10,
+  RAPT_D_RELATIVE_KEYS = 1 << 11,
+  RAPT_D_RELATIVE_VALUES = 1 << 12,
+  RAPT_D_RELATIVE_QUERY = 1 << 13,
+  RAPT_D_ADDITIVE_WEIGHT = 1 << 14
+} rapt_gradient;
 
 /* --- Threads --------------------------------------------------------------------------------- */
 
@@ -230,6 +251,20 @@ typedef struct rapt_problem {
   int32_t has_selected_indices;
   int32_t has_global_mask;
   int64_t prefix_keys;
+
+  /* Not 0: the backward pass, the gradients of a loss by these inputs for its gradient dO by O.
+   * With Z the 0 or 1 / (1 - probability) of dropout and delta = sum dO O - dlse of each row:
+   *     P = e^(S - lse)                     before dropout
+   *     dX = P * (Z * (dO (V + Rv)^T) - delta)        of mask, bias and biases by the distance
+   *     dS = dX * (1 - (S after softcap / softcap)^2)
+   *     dQ = scale * dS (K + Rk), dK = scale * dS^T Q, dV = (P * Z)^T dO
+   * Hidden pairs, and rows without a visible key, contribute exactly 0, whatever the tensors
+   * contain there; but such a row adds dlse to the gradient of its sink. O, scores, lse and present
+   * are not returned: score_output, wants_lse and wants_present must be 0. */
+  uint64_t gradients; /* bits of rapt_gradient, whose inputs the problem has; 0: the forward pass */
+  int32_t has_forward;      /* forward_output and forward_lse are given; otherwise they are computed
+                               again, with 7 instead of 5 matrix products; RAPT_SOFTMAX only */
+  int32_t has_lse_gradient; /* lse_gradient is given; otherwise 0; RAPT_SOFTMAX only */
 } rapt_problem;
 
 /* How a problem will be computed. Depends only on the problem and the context's options; the same
@@ -301,6 +336,30 @@ typedef struct rapt_arguments {
   rapt_input selected_indices; /* int32_t [B, 1 or Hkv, Sq, N]: different keys from 0 to T - 1, or
                                   -1, unused, in any order */
   rapt_input global_mask;      /* bytes, [B, T, 1, 1] */
+
+  /* Of the backward pass. */
+  rapt_input output_gradient; /* dO, [B, Hq, Sq, Dv], dtype */
+  rapt_input forward_output;  /* O, as output */
+  rapt_input forward_lse;     /* as lse */
+  rapt_input lse_gradient;    /* dlse, as lse */
+
+  /* The gradients; each has the type and shape of its input, with axes that the input broadcasts
+   * summed. */
+  rapt_output d_query;
+  rapt_output d_key;
+  rapt_output d_value;
+  rapt_output d_mask;
+  rapt_output d_past_key;
+  rapt_output d_past_value;
+  rapt_output d_bias;
+  rapt_output d_head_sink;
+  rapt_output d_alibi_slopes;
+  rapt_output d_bias_table;
+  rapt_output d_relative_bias;
+  rapt_output d_relative_keys;
+  rapt_output d_relative_values;
+  rapt_output d_relative_query;
+  rapt_output d_additive_weight;
 } rapt_arguments;
 
 #define RAPT_WORKSPACE_ALIGNMENT 64
