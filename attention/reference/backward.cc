@@ -73,6 +73,11 @@ Division DivisionOf(const Problem& p, Role gradient) {
   }
 }
 
+// Row `index` of rows of `size` numbers.
+absl::Span<double> Part(absl::Span<double> numbers, int64_t index, int64_t size) {
+  return absl::MakeSpan(numbers.data() + index * size, size);
+}
+
 // The gradients that have tasks of their own, in this order.
 constexpr Role kSummed[] = {Role::kDMask,         Role::kDBias,           Role::kDHeadSink,
                             Role::kDAlibiSlopes,  Role::kDBiasTable,      Role::kDRelativeBias,
@@ -179,7 +184,7 @@ class BackwardTask {
       if (!Wants(p_, role)) continue;
       const Division division = DivisionOf(p_, role);
       if (task < division.tasks()) {
-        return Sum(role, division.SliceOf(p_, task), n_.sums.subspan(0, division.numbers));
+        return Sum(role, division.SliceOf(p_, task), Part(n_.sums, 0, division.numbers));
       }
       task -= division.tasks();
     }
@@ -234,7 +239,7 @@ class BackwardTask {
       const double raw = n_.gradient.raw[j];
       if (raw == 0) continue;
       row.AddToQuery(j, raw, n_.query);
-      row.AddToKey(j, raw, n_.keys.subspan(j * d, d));
+      row.AddToKey(j, raw, Part(n_.keys, j, d));
       if (p_.has_relative_query) row.AddToRelativeQuery(j, raw, n_.relative_query);
     }
     if (rotations_ != nullptr) RotateBack(rotations_->angles.QueryAngles(b, i), n_.query.data());
@@ -243,8 +248,8 @@ class BackwardTask {
   }
 
   void StoreKey(int64_t b, int64_t h, int64_t j) {
-    const absl::Span<double> key = n_.keys.subspan(j * p_.head_size, p_.head_size);
-    const absl::Span<double> value = n_.values.subspan(j * p_.value_head_size, p_.value_head_size);
+    const absl::Span<double> key = Part(n_.keys, j, p_.head_size);
+    const absl::Span<double> value = Part(n_.values, j, p_.value_head_size);
     const bool past = j < p_.past_length;
     const int64_t row = past ? j : j - p_.past_length;
     if (!past && p_.rotates_keys()) RotateBack(rotations_->angles.KeyAngles(b, row), key.data());
@@ -289,7 +294,7 @@ class BackwardTask {
       const double raw = n_.gradient.raw[j];
       const double weight = n_.gradient.weights[j];
       const auto vector = [&](Role role, int64_t size) {
-        return sums.subspan(row.RelativeIndex(role, j) * size, size);
+        return Part(sums, row.RelativeIndex(role, j), size);
       };
       switch (gradient) {
         case Role::kDMask:
