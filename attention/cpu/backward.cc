@@ -68,7 +68,7 @@ int64_t BackwardScratchBytes(const Problem& p, int64_t rows) {
   int64_t bytes = 0;
   for (const int64_t count :
        {rows * lanes_dv, rows * lanes_d, kKeyBlock * lanes_d, p.value_head_size * kKeyBlock,
-        kRowBlock * kKeyBlock, kRowBlock * kKeyBlock, rows, rows, kKeyBlock,
+        kRowBlock * kKeyBlock, kRowBlock * kKeyBlock, rows, rows,
         p.is_additive() ? rows * lanes_d : 0, p.is_additive() ? p.head_size * kKeyBlock : 0}) {
     bytes += Align(count * real);
   }
