@@ -1,7 +1,11 @@
 #include "client/cpp/call_fields.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace rapt::client {
 namespace {
@@ -67,6 +71,31 @@ constexpr CallOutput kOutputs[] = {
     {"lse", &AttendResult::lse, [](const AttendCall& c) { return c.wants_lse; }},
 };
 
+constexpr BackwardTensor kBackwardTensors[] = {
+    {"dy", &BackwardCall::dy},
+    {"y", &BackwardCall::y},
+    {"lse", &BackwardCall::lse},
+    {"dlse", &BackwardCall::dlse},
+};
+
+constexpr GradientField kGradients[] = {
+    {"dq", &BackwardResult::dq},
+    {"dk", &BackwardResult::dk},
+    {"dv", &BackwardResult::dv},
+    {"d_mask", &BackwardResult::d_mask},
+    {"d_past_key", &BackwardResult::d_past_key},
+    {"d_past_value", &BackwardResult::d_past_value},
+    {"d_attention_bias", &BackwardResult::d_attention_bias},
+    {"d_head_sink", &BackwardResult::d_head_sink},
+    {"d_alibi_slopes", &BackwardResult::d_alibi_slopes},
+    {"d_bias_table", &BackwardResult::d_bias_table},
+    {"d_relative_bias", &BackwardResult::d_relative_bias},
+    {"d_relative_keys", &BackwardResult::d_relative_keys},
+    {"d_relative_values", &BackwardResult::d_relative_values},
+    {"d_relative_query", &BackwardResult::d_relative_query},
+    {"d_additive_weight", &BackwardResult::d_additive_weight},
+};
+
 // Returns the object in `member` of `object`, or null if it is an optional without a value.
 template <typename T, typename Object>
 const T* MemberOf(const Object& object,
@@ -101,14 +130,47 @@ void CallOutput::Set(AttendResult& result, Tensor tensor) const {
   std::visit([&](auto at) { result.*at = std::move(tensor); }, member);
 }
 
+const TensorView* BackwardTensor::In(const BackwardCall& call) const {
+  return MemberOf(call, member);
+}
+
+void BackwardTensor::Set(BackwardCall& call, const TensorView& view) const {
+  std::visit([&](auto at) { call.*at = view; }, member);
+}
+
 absl::Span<const CallTensor> CallTensors() { return kTensors; }
 absl::Span<const CallAttribute> CallAttributes() { return kAttributes; }
 absl::Span<const CallOutput> CallOutputs() { return kOutputs; }
+absl::Span<const BackwardTensor> BackwardTensors() { return kBackwardTensors; }
+absl::Span<const GradientField> Gradients() { return kGradients; }
 
 const CallTensor* FindCallTensor(absl::string_view name) { return Find(CallTensors(), name); }
 const CallAttribute* FindCallAttribute(absl::string_view name) {
   return Find(CallAttributes(), name);
 }
 const CallOutput* FindCallOutput(absl::string_view name) { return Find(CallOutputs(), name); }
+const BackwardTensor* FindBackwardTensor(absl::string_view name) {
+  return Find(BackwardTensors(), name);
+}
+const GradientField* FindGradient(absl::string_view name) { return Find(Gradients(), name); }
+
+absl::Status CheckGradients(const BackwardCall& call) {
+  for (const std::string& name : call.gradients) {
+    if (FindGradient(name) != nullptr) continue;
+    const auto append = [](std::string* out, const GradientField& row) { *out += row.name; };
+    return absl::InvalidArgumentError(absl::StrCat("gradients has '", name, "'; it takes any of ",
+                                                   absl::StrJoin(Gradients(), ", ", append)));
+  }
+  return absl::OkStatus();
+}
+
+WantedGradients GradientsWantedBy(const BackwardCall& call) {
+  WantedGradients wanted;
+  for (const std::string& name : call.gradients) wanted.push_back(FindGradient(name));
+  if (!wanted.empty()) return wanted;
+  wanted = {FindGradient("dq"), FindGradient("dk")};
+  if (!call.call.v_head_size) wanted.push_back(FindGradient("dv"));
+  return wanted;
+}
 
 }  // namespace rapt::client

@@ -11,6 +11,8 @@
 #include <optional>
 #include <variant>
 
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "rapt/attend.h"
@@ -58,17 +60,43 @@ struct CallOutput {
   void Set(AttendResult& result, Tensor tensor) const;
 };
 
+// A tensor of the backward pass besides those of its AttendCall.
+struct BackwardTensor {
+  const char* name;  // the field of AttendBackwardRequest
+  std::variant<TensorView BackwardCall::*, std::optional<TensorView> BackwardCall::*> member;
+
+  // Returns null if the call has no such tensor.
+  const TensorView* In(const BackwardCall& call) const;
+  void Set(BackwardCall& call, const TensorView& view) const;
+};
+
+struct GradientField {
+  const char* name;  // the field of AttendBackwardResponse
+  std::optional<Tensor> BackwardResult::*member;
+};
+
 // Tensors are in the order of their fields in AttendRequest, without key_lengths; attributes are
 // those of one number, bool or enumeration with a name for each value. Outputs are in the order of
-// the ONNX operator, then extensions.
+// the ONNX operator, then extensions. Gradients are in the order of their inputs.
 absl::Span<const CallTensor> CallTensors();
 absl::Span<const CallAttribute> CallAttributes();
 absl::Span<const CallOutput> CallOutputs();
+absl::Span<const BackwardTensor> BackwardTensors();
+absl::Span<const GradientField> Gradients();
 
 // Return null if no row has this name.
 const CallTensor* FindCallTensor(absl::string_view name);
 const CallAttribute* FindCallAttribute(absl::string_view name);
 const CallOutput* FindCallOutput(absl::string_view name);
+const BackwardTensor* FindBackwardTensor(absl::string_view name);
+const GradientField* FindGradient(absl::string_view name);
+
+// InvalidArgument, with the name, for a gradient that does not exist.
+absl::Status CheckGradients(const BackwardCall& call);
+
+// The gradients that a call requests. REQUIRES: CheckGradients() accepts them.
+using WantedGradients = absl::InlinedVector<const GradientField*, 3>;
+WantedGradients GradientsWantedBy(const BackwardCall& call);
 
 }  // namespace rapt::client
 

@@ -60,6 +60,7 @@ constexpr int64_t kMinStreamMessageBytes = 64 * 1024;
 
 // Methods whose requests are serialized by hand.
 constexpr char kAttend[] = "/rapt.v1.AttentionService/Attend";
+constexpr char kAttendBackward[] = "/rapt.v1.AttentionService/AttendBackward";
 constexpr char kDiagnose[] = "/rapt.v1.AttentionService/Diagnose";
 
 // Sends a serialized request. Blocks until the call has finished.
@@ -79,14 +80,29 @@ grpc::Status SendAndWait(const Connection& connection, const char* method,
   return status;
 }
 
-absl::StatusOr<AttendResult> DecodeResponse(const WantedOutputs& wanted,
-                                            const grpc::ByteBuffer& response,
-                                            absl::Span<const std::byte> region = {}) {
+// Calls `decode` with the bytes of a response and their number.
+template <typename Decode>
+auto DecodeBytes(const grpc::ByteBuffer& response, const Decode& decode)
+    -> decltype(decode(SlicedBytes{}, int64_t{})) {
   std::vector<grpc::Slice> slices;
   if (!response.Dump(&slices).ok())
     return absl::InternalError("malformed response from server: its bytes can't be read");
-  return DecodeAttend(wanted, {ToByteSlices(slices)}, static_cast<int64_t>(response.Length()),
-                      region);
+  return decode({ToByteSlices(slices)}, static_cast<int64_t>(response.Length()));
+}
+
+absl::StatusOr<AttendResult> DecodeResponse(const WantedOutputs& wanted,
+                                            const grpc::ByteBuffer& response,
+                                            absl::Span<const std::byte> region = {}) {
+  return DecodeBytes(response, [&](const SlicedBytes& bytes, int64_t size) {
+    return DecodeAttend(wanted, bytes, size, region);
+  });
+}
+
+absl::StatusOr<BackwardResult> DecodeResponse(const WantedGradients& wanted,
+                                              const grpc::ByteBuffer& response) {
+  return DecodeBytes(response, [&](const SlicedBytes& bytes, int64_t size) {
+    return DecodeBackward(wanted, bytes, size);
+  });
 }
 
 absl::Status StopRequested() { return absl::CancelledError("a stop was requested"); }
@@ -309,18 +325,44 @@ absl::StatusOr<AttendResult> Client::Core::FallBackToStream(const AttendCall& ca
   return AttendStream(call, {}, options, deadline, max_bytes);
 }
 
-// One AttendAsync call. Makes attempts until one is final, deletes itself and runs the callback.
+// How each asynchronous method names itself, encodes its call and knows what to decode.
+template <typename Result>
+struct AsyncMethod;
+
+template <>
+struct AsyncMethod<AttendResult> {
+  using Call = AttendCall;
+  using Wanted = WantedOutputs;
+  static constexpr const char* kName = kAttend;
+  static constexpr auto& kEncode = EncodeAttend;
+  static constexpr auto& kWanted = WantedBy;
+};
+
+template <>
+struct AsyncMethod<BackwardResult> {
+  using Call = BackwardCall;
+  using Wanted = WantedGradients;
+  static constexpr const char* kName = kAttendBackward;
+  static constexpr auto& kEncode = EncodeBackward;
+  static constexpr auto& kWanted = GradientsWantedBy;
+};
+
+// One asynchronous call. Makes attempts until one is final, deletes itself and runs the callback.
 // Its steps run one after another, the first on the caller's thread, the others on gRPC's. Only
 // Stop() may run at any time, on any thread.
-class Client::AsyncAttend {
+template <typename Result>
+class Client::AsyncCall {
+  using Method = AsyncMethod<Result>;
+  using Callback = absl::AnyInvocable<void(absl::StatusOr<Result>)>;
+
  public:
-  AsyncAttend(Core& core, const AttendCall& call, CallOptions options, AttendCallback callback)
+  AsyncCall(Core& core, const typename Method::Call& call, CallOptions options, Callback callback)
       : core_(core),
         options_(std::move(options)),
         deadline_(core.DeadlineOf(options_)),
         callback_(std::move(callback)),
-        wanted_(WantedBy(call)),
-        request_(EncodeAttend(call, core.options().max_message_bytes)) {
+        request_(Method::kEncode(call, core.options().max_message_bytes)) {
+    if (request_.ok()) wanted_ = Method::kWanted(call);
     core_.EnterAsync();
   }
 
@@ -330,13 +372,13 @@ class Client::AsyncAttend {
     if (request_.ok()) {
       Attempt();
     } else {
-      ContinueAfter({});  // the callback never runs inside AttendAsync
+      ContinueAfter({});  // the callback never runs inside the method
     }
   }
 
  private:
   struct CallStop {
-    AsyncAttend* call;
+    AsyncCall* call;
     void operator()() const { call->Stop(); }
   };
 
@@ -352,7 +394,7 @@ class Client::AsyncAttend {
     connection_.emplace(core_.connections().LeastBusy());
     sent_ = payloads_.MakeBuffer(*request_);
     grpc::GenericStub((*connection_)->channel)
-        .UnaryCall(context.get(), kAttend, {}, &sent_, &received_,
+        .UnaryCall(context.get(), Method::kName, {}, &sent_, &received_,
                    [this](const grpc::Status& status) { OnAttempt(status); });
     // Another thread may have deleted this object by now. Do not touch it.
   }
@@ -409,7 +451,7 @@ class Client::AsyncAttend {
   }
 
   // Ends the call once gRPC has released the caller's bytes.
-  void EndWith(absl::StatusOr<AttendResult> result) {
+  void EndWith(absl::StatusOr<Result> result) {
     result_.emplace(std::move(result));
     std::shared_ptr<grpc::ClientContext>
         context;  // the context of a call that failed early holds its message
@@ -426,8 +468,8 @@ class Client::AsyncAttend {
     stop_of_client_.reset();
     Core& core = core_;
     {
-      AttendCallback callback = std::move(callback_);
-      absl::StatusOr<AttendResult> result = *std::move(result_);
+      Callback callback = std::move(callback_);
+      absl::StatusOr<Result> result = *std::move(result_);
       delete this;
       callback(std::move(result));
     }
@@ -437,13 +479,13 @@ class Client::AsyncAttend {
   Core& core_;
   const CallOptions options_;
   const Deadline deadline_;
-  AttendCallback callback_;
-  const WantedOutputs wanted_;
+  Callback callback_;
   const absl::StatusOr<RequestMessage> request_;
+  typename Method::Wanted wanted_;
   BorrowedPayloads payloads_;
   grpc::ByteBuffer sent_;
   grpc::ByteBuffer received_;
-  std::optional<absl::StatusOr<AttendResult>> result_;  // once final
+  std::optional<absl::StatusOr<Result>> result_;  // once final
   std::optional<ConnectionLease> connection_;
   int attempts_ = 0;
 
@@ -506,7 +548,24 @@ absl::StatusOr<AttendResult> Client::AttendStream(const AttendCall& call,
 
 void Client::AttendAsync(const AttendCall& call, const CallOptions& options,
                          AttendCallback callback) {
-  (new AsyncAttend(*core_, call, options, std::move(callback)))->Start();
+  (new AsyncCall<AttendResult>(*core_, call, options, std::move(callback)))->Start();
+}
+
+absl::StatusOr<BackwardResult> Client::AttendBackward(const BackwardCall& call,
+                                                      const CallOptions& options) {
+  const Deadline deadline = core_->DeadlineOf(options);
+  const absl::StatusOr<RequestMessage> request =
+      EncodeBackward(call, core_->options().max_message_bytes);
+  if (!request.ok()) return request.status();
+  const absl::StatusOr<grpc::ByteBuffer> response = core_->Send<grpc::ByteBuffer>(
+      kAttendBackward, *request, options, deadline, core_->options().retries);
+  if (!response.ok()) return response.status();
+  return DecodeResponse(GradientsWantedBy(call), *response);
+}
+
+void Client::AttendBackwardAsync(const BackwardCall& call, const CallOptions& options,
+                                 BackwardCallback callback) {
+  (new AsyncCall<BackwardResult>(*core_, call, options, std::move(callback)))->Start();
 }
 
 absl::StatusOr<Diagnosis> Client::Diagnose(const AttendCall& call, const CallOptions& options) {

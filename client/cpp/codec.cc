@@ -109,7 +109,17 @@ int NumberOf(const CallTensor& tensor) {
   return FieldIn(*v1::AttendRequest::descriptor(), tensor.name)->number();
 }
 
-void Append(const CallTensor& tensor, const TensorView& view, RequestMessage& message) {
+int NumberOf(const BackwardTensor& tensor) {
+  return FieldIn(*v1::AttendBackwardRequest::descriptor(), tensor.name)->number();
+}
+
+// Appends the tensor of a row of the tables, if `call` has it.
+template <typename Row, typename Call>
+absl::Status Append(const Row& tensor, const Call& call, RequestMessage& message) {
+  const TensorView* const given = tensor.In(call);
+  if (given == nullptr) return absl::OkStatus();
+  const TensorView& view = *given;
+  if (absl::Status status = CheckData(tensor.name, view); !status.ok()) return status;
   v1::Tensor fields;
   fields.set_dtype(ToProto(view.dtype));
   fields.mutable_shape()->Add(view.shape.begin(), view.shape.end());
@@ -121,6 +131,7 @@ void Append(const CallTensor& tensor, const TensorView& view, RequestMessage& me
                           header);
   message.Append(header + bytes);
   message.AppendPayload(view.data);
+  return absl::OkStatus();
 }
 
 // Returns the size of Y, or nullopt if the shapes are inconsistent.
@@ -231,27 +242,35 @@ absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
 
 constexpr wire::PayloadField kTensorFields[] = {{v1::Tensor::kDataFieldNumber, nullptr}};
 constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
-const Field* FieldOf(const CallOutput& output) {
-  return FieldIn(*v1::AttendResponse::descriptor(), output.name);
+
+template <typename Row>
+std::vector<wire::PayloadField> PayloadsOf(const Descriptor& message, absl::Span<const Row> rows) {
+  std::vector<wire::PayloadField> fields;
+  for (const Row& row : rows)
+    fields.push_back({FieldIn(message, row.name)->number(), &kTensorSchema});
+  return fields;
 }
 
-const wire::MessageSchema& ResponseSchema() {
-  static const auto* const fields = [] {
-    auto* const all = new std::vector<wire::PayloadField>;
-    for (const CallOutput& output : CallOutputs()) {
-      all->push_back({FieldOf(output)->number(), &kTensorSchema});
-    }
-    return all;
-  }();
+const wire::MessageSchema& SchemaOf(const v1::AttendResponse& /*response*/) {
+  static const auto* const fields = new std::vector<wire::PayloadField>(
+      PayloadsOf(*v1::AttendResponse::descriptor(), CallOutputs()));
+  static const wire::MessageSchema schema = {*fields};
+  return schema;
+}
+
+const wire::MessageSchema& SchemaOf(const v1::AttendBackwardResponse& /*response*/) {
+  static const auto* const fields = new std::vector<wire::PayloadField>(
+      PayloadsOf(*v1::AttendBackwardResponse::descriptor(), Gradients()));
   static const wire::MessageSchema schema = {*fields};
   return schema;
 }
 
 // A response whose tensor data is still in the received buffers.
+template <typename Response>
 struct ReceivedResponse {
   SlicedBytes bytes;
   wire::Payloads payloads;
-  v1::AttendResponse fields;           // without that data
+  Response fields;                     // without that data
   absl::Span<const std::byte> region;  // may contain outputs instead
 
   // Returns the data of the tensor in `field`, the last one if there are several. Null if empty.
@@ -263,7 +282,7 @@ struct ReceivedResponse {
 
   // Returns the tensor in `field` without its data. Null if absent.
   const v1::Tensor* TensorIn(const Field* field) const {
-    const google::protobuf::Reflection& reflection = *v1::AttendResponse::GetReflection();
+    const google::protobuf::Reflection& reflection = *Response::GetReflection();
     if (!reflection.HasField(fields, field)) return nullptr;
     return google::protobuf::DynamicCastToGenerated<v1::Tensor>(
         &reflection.GetMessage(fields, field));
@@ -276,29 +295,29 @@ bool IsWithin(const v1::SharedMemory& part, absl::Span<const std::byte> region) 
          part.byte_size() <= size - part.offset();
 }
 
-// Copies the data of an output. Allocates no more memory than was received.
-absl::Status Read(const ReceivedResponse& response, const CallOutput& output,
-                  AttendResult& result) {
-  const Field* field = FieldOf(output);
+// Copies the tensor in the field `name`. Allocates no more memory than was received.
+template <typename Response>
+absl::StatusOr<Tensor> Read(const ReceivedResponse<Response>& response, const char* name) {
+  const Field* field = FieldIn(*Response::descriptor(), name);
   const v1::Tensor* message = response.TensorIn(field);
   if (message == nullptr) {
-    return absl::InternalError(absl::StrCat("malformed response from server: no ", output.name));
+    return absl::InternalError(absl::StrCat("malformed response from server: no ", name));
   }
   const std::optional<DType> dtype = FromProto(message->dtype());
-  if (!dtype) return UnknownType(output.name, message->dtype());
+  if (!dtype) return UnknownType(name, message->dtype());
   Shape shape(message->shape().begin(), message->shape().end());
   const v1::SharedMemory& part = message->shared_memory();
   const wire::Payload* data = response.DataOf(field->number());
   const bool is_shared = message->has_shared_memory() && (data == nullptr || data->size == 0);
   const int64_t bytes = is_shared ? part.byte_size() : data == nullptr ? 0 : data->size;
   if (is_shared && !IsWithin(part, response.region)) {
-    return absl::InternalError(absl::StrCat("malformed response from server: ", output.name,
-                                            " is outside the shared memory"));
+    return absl::InternalError(
+        absl::StrCat("malformed response from server: ", name, " is outside the shared memory"));
   }
   if (ByteSize(*dtype, shape) != bytes) {
     return absl::InternalError(
-        absl::StrFormat("malformed response from server: %s of shape %s of %s in %d bytes",
-                        output.name, ToString(shape), NameOf(*dtype), bytes));
+        absl::StrFormat("malformed response from server: %s of shape %s of %s in %d bytes", name,
+                        ToString(shape), NameOf(*dtype), bytes));
   }
   const auto buffer = std::make_shared<AlignedBuffer>(bytes);
   if (is_shared) {
@@ -306,22 +325,32 @@ absl::Status Read(const ReceivedResponse& response, const CallOutput& output,
   } else if (bytes > 0) {
     response.bytes.Copy(data->begin, bytes, buffer->data());
   }
-  output.Set(result, Tensor(*dtype, std::move(shape), buffer, buffer->span()));
-  return absl::OkStatus();
+  return Tensor(*dtype, std::move(shape), buffer, buffer->span());
 }
 
 absl::Status MalformedResponse(absl::string_view why) {
   return absl::InternalError(absl::StrCat("malformed response from server: ", why));
 }
 
-absl::StatusOr<ReceivedResponse> SplitResponse(const SlicedBytes& bytes, int64_t size,
-                                               absl::Span<const std::byte> region) {
-  absl::StatusOr<wire::SplitMessage> split = wire::Split(bytes, size, ResponseSchema());
+template <typename Response>
+absl::StatusOr<ReceivedResponse<Response>> SplitResponse(const SlicedBytes& bytes, int64_t size,
+                                                         absl::Span<const std::byte> region) {
+  absl::StatusOr<wire::SplitMessage> split =
+      wire::Split(bytes, size, SchemaOf(Response::default_instance()));
   if (!split.ok()) return MalformedResponse(split.status().message());
-  ReceivedResponse response{bytes, std::move(split->payloads), {}, region};
+  ReceivedResponse<Response> response{bytes, std::move(split->payloads), {}, region};
   if (!response.fields.ParseFromString(split->rest))
     return MalformedResponse("its fields cannot be parsed");
   return response;
+}
+
+// Copies how the server computed the result.
+template <typename Response, typename Result>
+void ReadPlan(const Response& fields, Result& result) {
+  result.backend = fields.backend();
+  result.plan = fields.plan();
+  result.queue_time = std::chrono::microseconds(fields.timing().queue_us());
+  result.compute_time = std::chrono::microseconds(fields.timing().compute_us());
 }
 
 // --- Reports -------------------------------------------------------------------------------------
@@ -418,10 +447,7 @@ RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes) {
   RequestMessage message;
   for (const CallTensor& tensor : CallTensors()) {
-    const TensorView* view = tensor.In(call);
-    if (view == nullptr) continue;
-    if (absl::Status status = CheckData(tensor.name, *view); !status.ok()) return status;
-    Append(tensor, *view, message);
+    if (absl::Status status = Append(tensor, call, message); !status.ok()) return status;
   }
   message.Append(WithoutTensors(call).SerializeAsString());
   if (absl::Status status = CheckSize(message.size(), max_bytes); !status.ok()) return status;
@@ -434,6 +460,23 @@ absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t ma
   std::string header;
   wire::AppendFieldHeader(v1::DiagnoseRequest::kCallFieldNumber, message->size(), header);
   message->Prepend(header);
+  if (absl::Status status = CheckSize(message->size(), max_bytes); !status.ok()) return status;
+  return message;
+}
+
+absl::StatusOr<RequestMessage> EncodeBackward(const BackwardCall& call, int64_t max_bytes) {
+  if (absl::Status status = CheckGradients(call); !status.ok()) return status;
+  absl::StatusOr<RequestMessage> message = EncodeAttend(call.call, max_bytes);
+  if (!message.ok()) return message;
+  std::string header;
+  wire::AppendFieldHeader(v1::AttendBackwardRequest::kCallFieldNumber, message->size(), header);
+  message->Prepend(header);
+  for (const BackwardTensor& tensor : BackwardTensors()) {
+    if (absl::Status status = Append(tensor, call, *message); !status.ok()) return status;
+  }
+  v1::AttendBackwardRequest rest;
+  rest.mutable_gradients()->Add(call.gradients.begin(), call.gradients.end());
+  message->Append(rest.SerializeAsString());
   if (absl::Status status = CheckSize(message->size(), max_bytes); !status.ok()) return status;
   return message;
 }
@@ -468,17 +511,29 @@ WantedOutputs WantedBy(const AttendCall& call) {
 
 absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
                                           int64_t size, absl::Span<const std::byte> region) {
-  const absl::StatusOr<ReceivedResponse> response = SplitResponse(bytes, size, region);
+  const auto response = SplitResponse<v1::AttendResponse>(bytes, size, region);
   if (!response.ok()) return response.status();
   AttendResult result;
   for (const CallOutput* output : wanted) {
-    if (absl::Status status = Read(*response, *output, result); !status.ok()) return status;
+    absl::StatusOr<Tensor> tensor = Read(*response, output->name);
+    if (!tensor.ok()) return tensor.status();
+    output->Set(result, *std::move(tensor));
   }
-  const v1::AttendResponse& fields = response->fields;
-  result.backend = fields.backend();
-  result.plan = fields.plan();
-  result.queue_time = std::chrono::microseconds(fields.timing().queue_us());
-  result.compute_time = std::chrono::microseconds(fields.timing().compute_us());
+  ReadPlan(response->fields, result);
+  return result;
+}
+
+absl::StatusOr<BackwardResult> DecodeBackward(const WantedGradients& wanted,
+                                              const SlicedBytes& bytes, int64_t size) {
+  const auto response = SplitResponse<v1::AttendBackwardResponse>(bytes, size, {});
+  if (!response.ok()) return response.status();
+  BackwardResult result;
+  for (const GradientField* gradient : wanted) {
+    absl::StatusOr<Tensor> tensor = Read(*response, gradient->name);
+    if (!tensor.ok()) return tensor.status();
+    result.*gradient->member = *std::move(tensor);
+  }
+  ReadPlan(response->fields, result);
   return result;
 }
 

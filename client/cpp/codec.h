@@ -19,12 +19,13 @@
 
 namespace rapt::client {
 
-// Encodes an AttendRequest or a DiagnoseRequest, tensors before other fields. The message refers to
-// the call's tensors. InvalidArgument, naming the field, for a tensor whose data does not match its
-// shape; ResourceExhausted for a message of more than `max_bytes`. The server checks everything
-// else.
+// Encodes an AttendRequest, a DiagnoseRequest or an AttendBackwardRequest, tensors before other
+// fields. The message refers to the call's tensors. InvalidArgument, naming the field, for a tensor
+// whose data does not match its shape and for an unknown gradient; ResourceExhausted for a message
+// of more than `max_bytes`. The server checks everything else.
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes);
 absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes);
+absl::StatusOr<RequestMessage> EncodeBackward(const BackwardCall& call, int64_t max_bytes);
 v1::EstimateMemoryRequest Encode(const MemoryQuestion& question);
 
 // Returns the size of a region for the call's tensors and its Y. Returns nullopt for an invalid
@@ -46,6 +47,10 @@ WantedOutputs WantedBy(const AttendCall& call);
 // malformed response or one without the wanted outputs.
 absl::StatusOr<AttendResult> DecodeAttend(const WantedOutputs& wanted, const SlicedBytes& bytes,
                                           int64_t size, absl::Span<const std::byte> region = {});
+
+// Decodes an AttendBackwardResponse likewise.
+absl::StatusOr<BackwardResult> DecodeBackward(const WantedGradients& wanted,
+                                              const SlicedBytes& bytes, int64_t size);
 
 // Internal for an unknown data type.
 absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response);

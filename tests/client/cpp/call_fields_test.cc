@@ -115,6 +115,14 @@ TEST(CallFieldsTest, HaveEveryRowOfTheLibrarysTables) {
   for (size_t n = 0; n < kOutputs.size(); ++n) {
     EXPECT_EQ(CallOutputs()[n].name, InfoOf(kOutputs[n]).native);
   }
+  ASSERT_EQ(BackwardTensors().size(), kBackwardInputs.size());
+  for (size_t n = 0; n < kBackwardInputs.size(); ++n) {
+    EXPECT_EQ(BackwardTensors()[n].name, InfoOf(kBackwardInputs[n]).native);
+  }
+  ASSERT_EQ(Gradients().size(), ::rapt::kGradients.size());
+  for (size_t n = 0; n < Gradients().size(); ++n) {
+    EXPECT_EQ(Gradients()[n].name, InfoOf(::rapt::kGradients[n]).native);
+  }
   std::vector<std::string> without;
   for (const AttributeInfo& info : Attributes()) {
     if (FindCallAttribute(info.native) == nullptr) without.emplace_back(info.c);

@@ -136,6 +136,53 @@ TEST(CodecTest, EncodesEveryField) {
   EXPECT_TRUE(MessageDifferencer::Equals(request, expected)) << request.DebugString();
 }
 
+TEST(CodecTest, EncodesABackwardCall) {
+  BackwardCall call = {.call = SmallCall(), .dy = {DType::kFloat16, {1, 1, 1, 1}, Bytes("dy")}};
+  call.call.causal = true;
+  const auto minimal = Parse<v1::AttendBackwardRequest>(R"(
+      call {
+        q { dtype: FP16 shape: [1, 1, 1, 1] data: "qq" }
+        k { dtype: FP16 shape: [1, 1, 1, 1] data: "kk" }
+        v { dtype: FP16 shape: [1, 1, 1, 1] data: "vv" }
+        attention { causal: true }
+      }
+      dy { dtype: FP16 shape: [1, 1, 1, 1] data: "dy" })");
+  auto request = Parsed<v1::AttendBackwardRequest>(EncodeBackward(call, kNoLimit));
+  EXPECT_TRUE(MessageDifferencer::Equals(request, minimal)) << request.DebugString();
+
+  call.y = TensorView{DType::kFloat16, {1, 1, 1, 1}, Bytes("yy")};
+  call.lse = TensorView{DType::kFloat32, {1, 1, 1}, Bytes("lse.")};
+  call.dlse = TensorView{DType::kFloat32, {1, 1, 1}, Bytes("dls.")};
+  call.gradients = {"dv", "dq"};
+  auto whole = minimal;
+  whole.MergeFrom(Parse<v1::AttendBackwardRequest>(R"(
+      y { dtype: FP16 shape: [1, 1, 1, 1] data: "yy" }
+      lse { dtype: FP32 shape: [1, 1, 1] data: "lse." }
+      dlse { dtype: FP32 shape: [1, 1, 1] data: "dls." }
+      gradients: ["dv", "dq"])"));
+  request = Parsed<v1::AttendBackwardRequest>(EncodeBackward(call, kNoLimit));
+  EXPECT_TRUE(MessageDifferencer::Equals(request, whole)) << request.DebugString();
+}
+
+TEST(CodecTest, ChecksABackwardCall) {
+  const BackwardCall valid = {.call = SmallCall(),
+                              .dy = {DType::kFloat16, {1, 1, 1, 1}, Bytes("dy")}};
+  const int64_t bytes = EncodeBackward(valid, kNoLimit)->size();
+  EXPECT_TRUE(EncodeBackward(valid, bytes).ok());
+  EXPECT_EQ(EncodeBackward(valid, bytes - 1).status().code(), absl::StatusCode::kResourceExhausted);
+  BackwardCall call = valid;
+  call.gradients = {"dq", "dz"};
+  EXPECT_THAT(EncodeBackward(call, kNoLimit).status().message(),
+              HasSubstr("gradients has 'dz'; it takes any of dq, dk, dv, d_mask,"));
+  call = valid;
+  call.dy.shape = {1, 1, 1, 2};
+  EXPECT_THAT(EncodeBackward(call, kNoLimit).status().message(),
+              HasSubstr("dy has shape [1, 1, 1, 2] of FP16, which is 4 bytes"));
+  call = valid;
+  call.call.q.shape = {2};
+  EXPECT_THAT(EncodeBackward(call, kNoLimit).status().message(), HasSubstr("q has shape [2]"));
+}
+
 TEST(CodecTest, EnumsMatchTheProtocol) {
   const std::pair<DType, v1::DataType> dtypes[] = {
       {DType::kFloat32, v1::FP32}, {DType::kFloat16, v1::FP16}, {DType::kBFloat16, v1::BF16},
@@ -286,6 +333,46 @@ TEST(CodecTest, ReadsAWholeResult) {
     EXPECT_EQ(result->queue_time, std::chrono::microseconds(3));
     EXPECT_EQ(result->compute_time, std::chrono::microseconds(4));
   }
+}
+
+absl::StatusOr<BackwardResult> DecodeBackwardText(const BackwardCall& call,
+                                                  const std::string& text) {
+  const std::string bytes = Parse<v1::AttendBackwardResponse>(text).SerializeAsString();
+  return DecodeBackward(GradientsWantedBy(call),
+                        {ToByteSlices(std::vector<absl::Span<const char>>{bytes})},
+                        static_cast<int64_t>(bytes.size()));
+}
+
+TEST(CodecTest, ReadsTheGradientsThatACallRequests) {
+  const std::string text = R"(
+      dq { dtype: FP16 shape: [1, 1] data: "qq" }
+      dk { dtype: FP16 shape: [2] data: "kkkk" }
+      dv { dtype: FP16 shape: [1] data: "vv" }
+      d_head_sink { dtype: FP32 shape: [1] data: "sink" }
+      backend: "cpu" plan: "cpu/avx2" timing { queue_us: 3 compute_us: 4 })";
+  BackwardCall call;
+  auto result = DecodeBackwardText(call, text);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->dq->bytes(), Bytes("qq"));
+  EXPECT_EQ(result->dq->shape(), (Shape{1, 1}));
+  EXPECT_EQ(result->dk->bytes(), Bytes("kkkk"));
+  EXPECT_EQ(result->dv->bytes(), Bytes("vv"));
+  EXPECT_FALSE(result->d_head_sink.has_value());
+  EXPECT_EQ(result->backend, "cpu");
+  EXPECT_EQ(result->plan, "cpu/avx2");
+  EXPECT_EQ(result->queue_time, std::chrono::microseconds(3));
+  EXPECT_EQ(result->compute_time, std::chrono::microseconds(4));
+
+  call.call.v_head_size = 1;  // V is in K
+  EXPECT_FALSE(DecodeBackwardText(call, text)->dv.has_value());
+  call.gradients = {"d_head_sink"};
+  result = DecodeBackwardText(call, text);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->d_head_sink->dtype(), DType::kFloat32);
+  EXPECT_FALSE(result->dq.has_value());
+  call.gradients = {"d_mask"};
+  EXPECT_EQ(DecodeBackwardText(call, text).status(),
+            absl::InternalError("malformed response from server: no d_mask"));
 }
 
 TEST(CodecTest, ARepeatedTensorIsMergedAsByGeneratedCode) {

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "rapt/client.h"
 #include "tests/client/cpp/scripted_server.h"
 
@@ -174,15 +175,39 @@ class StalledServer {
   std::thread thread_;
 };
 
-// Attend() and AttendAsync() have the same contract: each test runs with both.
-class AttendFaultsTest : public testing::TestWithParam<bool> {
+enum class Method { kSync, kAsync, kBackwardSync, kBackwardAsync };
+
+// dq as Y.
+absl::StatusOr<AttendResult> ToAttend(absl::StatusOr<BackwardResult> result) {
+  if (!result.ok()) return result.status();
+  AttendResult attend;
+  attend.y = *std::move(result->dq);
+  return attend;
+}
+
+// Attend(), AttendAsync(), AttendBackward() and AttendBackwardAsync() have the same contract: each
+// test runs with all.
+class AttendFaultsTest : public testing::TestWithParam<Method> {
  protected:
-  // Starts a call and returns its future result.
+  bool IsBackward() const { return GetParam() >= Method::kBackwardSync; }
+
+  // Starts a call, or its backward pass with Q as dY, and returns its future result.
   std::future<absl::StatusOr<AttendResult>> Start(Client& client, const AttendCall& call,
                                                   const CallOptions& options = {}) {
-    if (GetParam()) return StartAsync(client, call, options);
-    return std::async(std::launch::async,
-                      [&client, call, options] { return client.Attend(call, options); });
+    const BackwardCall backward = {.call = call, .dy = call.q, .gradients = {"dq"}};
+    switch (GetParam()) {
+      case Method::kAsync:
+        return StartAsync(client, call, options);
+      case Method::kBackwardSync:
+        return std::async(std::launch::async, [&client, backward, options] {
+          return ToAttend(client.AttendBackward(backward, options));
+        });
+      case Method::kBackwardAsync:
+        return StartBackwardAsync(client, backward, options);
+      default:
+        return std::async(std::launch::async,
+                          [&client, call, options] { return client.Attend(call, options); });
+    }
   }
 
   absl::StatusOr<AttendResult> Attend(Client& client, const AttendCall& call,
@@ -201,11 +226,30 @@ class AttendFaultsTest : public testing::TestWithParam<bool> {
                        });
     return future;
   }
+
+  static std::future<absl::StatusOr<AttendResult>> StartBackwardAsync(Client& client,
+                                                                      const BackwardCall& call,
+                                                                      const CallOptions& options) {
+    std::promise<absl::StatusOr<AttendResult>> promise;
+    std::future<absl::StatusOr<AttendResult>> future = promise.get_future();
+    client.AttendBackwardAsync(
+        call, options,
+        [promise = std::move(promise)](absl::StatusOr<BackwardResult> result) mutable {
+          promise.set_value(ToAttend(std::move(result)));
+        });
+    return future;
+  }
 };
 
-INSTANTIATE_TEST_SUITE_P(, AttendFaultsTest, testing::Bool(), [](const auto& info) {
-  return std::string(info.param ? "Async" : "Sync");
-});
+std::string NameOf(const testing::TestParamInfo<Method>& info) {
+  constexpr const char* kNames[] = {"Sync", "Async", "BackwardSync", "BackwardAsync"};
+  return kNames[static_cast<int>(info.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(, AttendFaultsTest,
+                         testing::Values(Method::kSync, Method::kAsync, Method::kBackwardSync,
+                                         Method::kBackwardAsync),
+                         NameOf);
 
 TEST_P(AttendFaultsTest, ReturnsTheResponse) {
   ScriptedServer server(Echo);
@@ -329,7 +373,8 @@ TEST_P(AttendFaultsTest, LargeTensorsAreResentIntact) {
 
 TEST_P(AttendFaultsTest, ACallEndsOnceGrpcReleasesItsBytes) {
   StalledServer server;
-  const auto client = ConnectTo(server.address(), {.retries = {.max_attempts = 1}});
+  const auto client = ConnectTo(
+      server.address(), {.max_message_bytes = int64_t{1} << 30, .retries = {.max_attempts = 1}});
   auto values = std::make_unique<std::vector<float>>(16 << 20);
   const TensorView tensor = View<float>({16, 1 << 20}, *values);
   auto result =
@@ -440,7 +485,8 @@ TEST_P(AttendFaultsTest, AnInconsistentResponseIsInternal) {
   const auto client = ConnectTo(server.address());
   const Call call;
   EXPECT_EQ(Attend(*client, call).status(),
-            absl::InternalError("malformed response from server: no y"));
+            absl::InternalError(
+                absl::StrCat("malformed response from server: no ", IsBackward() ? "dq" : "y")));
 }
 
 TEST_P(AttendFaultsTest, AnAddressWithoutAServerIsUnavailable) {

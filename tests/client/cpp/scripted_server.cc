@@ -16,18 +16,18 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
   grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* context,
                                    const v1::AttendRequest* request,
                                    v1::AttendResponse* response) override {
-    {
-      MutexLock lock(mutex_);
-      ++calls_;
-      peers_.insert(context->peer());
-      message_bytes_.push_back(request->ByteSizeLong());
-      changed_.SignalAll();
-    }
-    const std::optional<grpc::Status> status = script_(*request, *response);
-    if (!status) return new Unanswered(*this);
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(*status);
-    return reactor;
+    Count(*context, request->ByteSizeLong());
+    return Answer(*context, script_(*request, *response));
+  }
+
+  grpc::ServerUnaryReactor* AttendBackward(grpc::CallbackServerContext* context,
+                                           const v1::AttendBackwardRequest* request,
+                                           v1::AttendBackwardResponse* response) override {
+    Count(*context, request->ByteSizeLong());
+    v1::AttendResponse forward;
+    const std::optional<grpc::Status> status = script_(request->call(), forward);
+    if (forward.has_y()) *response->mutable_dq() = std::move(*forward.mutable_y());
+    return Answer(*context, status);
   }
 
   grpc::ServerUnaryReactor* Diagnose(grpc::CallbackServerContext* context,
@@ -68,6 +68,22 @@ class ScriptedServer::Service : public v1::AttentionService::CallbackService {
   }
 
  private:
+  void Count(const grpc::CallbackServerContext& context, size_t message_bytes) {
+    MutexLock lock(mutex_);
+    ++calls_;
+    peers_.insert(context.peer());
+    message_bytes_.push_back(message_bytes);
+    changed_.SignalAll();
+  }
+
+  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext& context,
+                                   const std::optional<grpc::Status>& status) {
+    if (!status) return new Unanswered(*this);
+    grpc::ServerUnaryReactor* reactor = context.DefaultReactor();
+    reactor->Finish(*status);
+    return reactor;
+  }
+
   class Unanswered : public grpc::ServerUnaryReactor {
    public:
     explicit Unanswered(Service& service) : service_(service) {}

@@ -1,4 +1,5 @@
-// A gRPC server with a scripted Attend; its other methods fail. It shows faults that the real
+// A gRPC server with a scripted Attend; AttendBackward runs the same script on its call and returns
+// Y as the gradient dq; its other methods fail. It shows faults that the real
 // server does not have on demand. Uses real sockets on a free loopback port.
 #ifndef RAPT_TESTS_CLIENT_CPP_SCRIPTED_SERVER_H_
 #define RAPT_TESTS_CLIENT_CPP_SCRIPTED_SERVER_H_
@@ -34,7 +35,7 @@ class ScriptedServer {
   const std::string& address() const { return address_; }
 
   int calls() const;
-  // The messages of Attend and Diagnose, in order.
+  // The messages of Attend, AttendBackward and Diagnose, in order.
   std::vector<size_t> message_bytes() const;
   // The peers of the connections that carried calls.
   std::set<std::string> peers() const;

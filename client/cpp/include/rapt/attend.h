@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "rapt/tensor.h"
@@ -211,6 +212,51 @@ struct AttendResult {
   std::string plan;
 
   // Time spent on the server.
+  std::chrono::microseconds queue_time{0};
+  std::chrono::microseconds compute_time{0};
+};
+
+// The backward pass: the gradients of a loss by the inputs of a call, for its gradient by Y.
+struct BackwardCall {
+  AttendCall call = {};  // of the forward pass; requests no outputs in addition to Y
+  TensorView dy = {};    // shaped as Y, Q's type
+
+  // Y and lse of the forward pass, both or neither. Without them the server computes them again,
+  // which is gradient checkpointing: 7 instead of 5 matrix products, and nothing to keep. That is
+  // also more accurate for kFloat16 and kBFloat16, since Y was rounded. Only of kSoftmax.
+  std::optional<TensorView> y = {};
+  std::optional<TensorView> lse = {};
+  // The gradient of lse, [B, Hq, Sq], of its type; absent: 0. Only of kSoftmax.
+  std::optional<TensorView> dlse = {};
+
+  // The gradients to return, as members of BackwardResult: {"dq", "d_head_sink"}. Empty: dq, dk and
+  // dv, the last not with v_head_size. Their inputs must be set; a mask must have a float type.
+  std::vector<std::string> gradients = {};
+};
+
+// Each gradient has the type, shape and layout of its input; axes that the input broadcasts are
+// summed. Hidden pairs, and queries that see no key, contribute exactly 0, whatever the tensors
+// contain there; but dlse of such a query adds to d_head_sink.
+struct BackwardResult {
+  std::optional<Tensor> dq;
+  std::optional<Tensor> dk;  // with v_head_size the sum of its gradients as keys and as values
+  std::optional<Tensor> dv;
+  std::optional<Tensor> d_mask;
+  std::optional<Tensor> d_past_key;
+  std::optional<Tensor> d_past_value;
+  std::optional<Tensor> d_attention_bias;
+  std::optional<Tensor> d_head_sink;
+  std::optional<Tensor> d_alibi_slopes;
+  std::optional<Tensor> d_bias_table;
+  std::optional<Tensor> d_relative_bias;
+  std::optional<Tensor> d_relative_keys;
+  std::optional<Tensor> d_relative_values;
+  std::optional<Tensor> d_relative_query;
+  std::optional<Tensor> d_additive_weight;
+
+  // As in AttendResult. Equal backends and plans give equal bits.
+  std::string backend;
+  std::string plan;
   std::chrono::microseconds queue_time{0};
   std::chrono::microseconds compute_time{0};
 };

@@ -137,9 +137,9 @@ class Client {
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
                                                          const Options& options = {});
 
-  // Cancels AttendAsync calls in flight and waits until their callbacks have run. Then waits at
-  // most a second until the server has released the shared memory. REQUIRES: not called from a
-  // callback or while another method runs.
+  // Cancels AttendAsync and AttendBackwardAsync calls in flight and waits until their callbacks
+  // have run. Then waits at most a second until the server has released the shared memory.
+  // REQUIRES: not called from a callback or while another method runs.
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
@@ -162,6 +162,16 @@ class Client {
   // destroyed.
   using AttendCallback = absl::AnyInvocable<void(absl::StatusOr<AttendResult>)>;
   void AttendAsync(const AttendCall& call, const CallOptions& options, AttendCallback callback);
+
+  // Returns the gradients of a call's inputs. Sends the tensors in one message, without copying
+  // them. Blocks until done.
+  absl::StatusOr<BackwardResult> AttendBackward(const BackwardCall& call,
+                                                const CallOptions& options = {});
+
+  // Like AttendAsync().
+  using BackwardCallback = absl::AnyInvocable<void(absl::StatusOr<BackwardResult>)>;
+  void AttendBackwardAsync(const BackwardCall& call, const CallOptions& options,
+                           BackwardCallback callback);
 
   // Explains a call whose result seems wrong. Does not compute the requested outputs. Slower than
   // Attend. Blocks until done.
@@ -189,7 +199,8 @@ class Client {
 
  private:
   class Core;
-  class AsyncAttend;
+  template <typename Result>
+  class AsyncCall;
   explicit Client(std::unique_ptr<Core> core);
 
   const std::unique_ptr<Core> core_;
