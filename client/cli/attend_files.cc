@@ -98,7 +98,9 @@ class SourceReader {
     absl::StatusOr<NpyArray> array = absl::NotFoundError("");
     if (file) {
       array = LoadArray(*file, name);
-    } else if (archive_ && archive_->Has(name)) {
+    } else if (sources_.arrays[role]) {
+      array = *sources_.arrays[role];
+    } else if (archive_ && role < kBackwardInputs.front() && archive_->Has(name)) {
       array = archive_->Read(name);
     } else {
       return absl::OkStatus();
@@ -181,6 +183,9 @@ void Widen2D(InputMap<std::optional<LoadedTensor>>& tensors) {
   for (Role role : {Role::kPositionIds, Role::kKeyPositionIds}) {
     if (tensors[role]) PrependOnes(tensors[role]->shape, 2);
   }
+  for (Role role : kBackwardInputs) {
+    if (tensors[role]) PrependOnes(tensors[role]->shape, 3);
+  }
 }
 
 using InputArrays = InputMap<std::optional<NpyArray>>;
@@ -205,7 +210,7 @@ absl::StatusOr<InputArrays> ReadArrays(const CallSources& sources) {
   SourceReader reader(sources);
   InputArrays arrays;
   absl::Status status = reader.Open();
-  for (Role role : kInputs) {
+  for (Role role : kAllInputs) {
     if (status.ok()) status = reader.Read(role, &arrays[role]);
   }
   if (status.ok()) status = CheckPresent(sources, arrays);
@@ -214,8 +219,8 @@ absl::StatusOr<InputArrays> ReadArrays(const CallSources& sources) {
 }
 
 absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCall* call) {
-  for (Role role : kInputTensors) {
-    if (!arrays[role]) continue;
+  for (Role role : kAllInputs) {
+    if (!arrays[role] || role == Role::kKeyLengths) continue;
     absl::StatusOr<LoadedTensor> tensor = TensorOf(role, *std::move(arrays[role]), dtype);
     if (!tensor.ok()) return tensor.status();
     call->tensors[role] = *std::move(tensor);
@@ -252,6 +257,15 @@ client::AttendCall LoadedCall::call() const {
   }
   call.key_lengths = key_lengths;
   return call;
+}
+
+client::BackwardCall LoadedCall::backward() const {
+  client::BackwardCall backward = {.call = call(), .gradients = gradients};
+  for (Role role : kBackwardInputs) {
+    if (!tensors[role]) continue;
+    client::FindBackwardTensor(NameOf(role))->Set(backward, tensors[role]->view());
+  }
+  return backward;
 }
 
 absl::StatusOr<LoadedCall> LoadCall(const CallSources& sources) {

@@ -21,9 +21,10 @@ absl::string_view NameOf(Role role);
 // The sources of the inputs: the file of each, or else the member of its name in the archive.
 struct CallSources {
   std::optional<std::string> archive;
-  InputMap<std::optional<std::string>> files;
-  std::string dtype;            // --dtype
-  bool values_in_keys = false;  // --v-head-size was given; v has no file
+  InputMap<std::optional<std::string>> files;  // only files have the inputs of the backward pass
+  InputMap<std::optional<NpyArray>> arrays;    // instead of files, if the command made them
+  std::string dtype;                           // --dtype
+  bool values_in_keys = false;                 // --v-head-size was given; v has no file
 };
 
 struct LoadedTensor {
@@ -39,10 +40,18 @@ struct LoadedCall {
   std::vector<int64_t> key_lengths;
 
   client::AttendCall attributes;  // the call without its tensors
-  bool is_2d = false;             // read as [S, D], sent as [1, S, D]
+  std::vector<std::string> gradients;
+  bool is_2d = false;  // read as [S, D], sent as [1, S, D]
 
   // Returns the whole call, which refers to this object. Without K and V, Q stands for both.
   client::AttendCall call() const;
+  // Returns its backward pass, likewise. REQUIRES: dY is loaded.
+  client::BackwardCall backward() const;
+
+  // Returns the array that stands for an input: Q for K and V that have no file.
+  const LoadedTensor& InputOf(Role role) const {
+    return *(tensors[role] ? tensors[role] : tensors[Role::kQ]);
+  }
 };
 
 // Reads the tensors of a call and converts integer masks to boolean. Does not set the attributes.

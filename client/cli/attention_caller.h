@@ -15,9 +15,11 @@ class AttentionCaller {
  public:
   virtual ~AttentionCaller() = default;
 
-  // Both block until done. REQUIRES: the data of each tensor matches its shape; masks are bool or
+  // All block until done. REQUIRES: the data of each tensor matches its shape; masks are bool or
   // float. InvalidArgument for an invalid call.
   virtual absl::StatusOr<client::AttendResult> Attend(const client::AttendCall& call) = 0;
+  virtual absl::StatusOr<client::BackwardResult> AttendBackward(
+      const client::BackwardCall& call) = 0;
   virtual absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) = 0;
 };
 
@@ -27,8 +29,8 @@ std::unique_ptr<AttentionCaller> NewLocalCaller();
 // Sends calls to the server.
 std::unique_ptr<AttentionCaller> NewRemoteCaller(std::unique_ptr<client::Client> server);
 
-// Streams calls to the server in chunks of `chunk` rows; 0: the library chooses. Shows progress
-// on the terminal.
+// Streams Attend to the server in chunks of `chunk` rows; 0: the library chooses. Shows progress
+// on the terminal. Sends other calls whole.
 std::unique_ptr<AttentionCaller> NewStreamCaller(std::unique_ptr<client::Client> server,
                                                  int64_t chunk);
 

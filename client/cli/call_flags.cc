@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "attention/attributes.h"
 #include "base/check.h"
 #include "client/cli/tensor_file.h"
@@ -96,6 +97,11 @@ absl::Status SetAttributes(const CallFlags& flags, LoadedCall& loaded) {
   return status;
 }
 
+// The names of --gradients, which the client library checks.
+void SetGradients(const CallFlags& flags, LoadedCall& loaded) {
+  if (flags.gradients) loaded.gradients = absl::StrSplit(*flags.gradients, ',');
+}
+
 absl::Status CheckStream(const CallFlags& flags) {
   if (flags.chunk && !flags.stream) {
     return absl::InvalidArgumentError("--chunk needs --stream");
@@ -115,13 +121,17 @@ absl::Status CheckStream(const CallFlags& flags) {
 const InputMap<std::string>& FlagNames() {
   static const auto* const names = [] {
     auto* result = new InputMap<std::string>;
-    for (Role role : kInputs) {
+    for (Role role : kAllInputs) {
       const char* const flag = InfoOf(role).flag;
       (*result)[role] = flag != nullptr ? flag : absl::StrReplaceAll(NameOf(role), {{"_", "-"}});
     }
     return result;
   }();
   return *names;
+}
+
+Flag FileFlag(Role role, CallSources& sources) {
+  return {FlagNames()[role], "FILE", InfoOf(role).help, &sources.files[role]};
 }
 
 template <typename T>
@@ -148,10 +158,8 @@ Flag FlagOf(const AttributeInfo& info, client::AttendCall& call) {
 
 std::vector<Flag> CallFlags::InputTable() {
   std::vector<Flag> table;
-  table.reserve(kInputs.size() + 1);
-  for (Role role : kInputs) {
-    table.push_back({FlagNames()[role], "FILE", InfoOf(role).help, &sources.files[role]});
-  }
+  table.reserve(kInputs.size() + 3);
+  for (Role role : kInputs) table.push_back(FileFlag(role, sources));
   table.push_back(
       {"pad-ids", "FILE", "hides padding: the token of each key, [T] or [B, T]", &pad_ids});
   table.push_back(
@@ -179,6 +187,16 @@ std::vector<Flag> CallFlags::AttributeTable() {
   return table;
 }
 
+std::vector<Flag> CallFlags::GradientTable() {
+  return {FileFlag(Role::kOutputGradient, sources),
+          FileFlag(Role::kLseGradient, sources),
+          {"gradients", "LIST", "the gradients to compute, such as dq,d_head_sink", &gradients}};
+}
+
+std::vector<Flag> CallFlags::ForwardTable() {
+  return {FileFlag(Role::kForwardOutput, sources), FileFlag(Role::kForwardLse, sources)};
+}
+
 std::vector<Flag> CallFlags::StreamTable() {
   return {{"stream", "", "send the call in chunks; bounds the server's memory", &stream},
           {"chunk", "N", "rows in a chunk (default: about 8 MiB)", &chunk}};
@@ -200,6 +218,7 @@ absl::StatusOr<LoadedCall> LoadCall(const CallFlags& flags) {
   absl::StatusOr<LoadedCall> loaded = LoadCall(sources);
   if (!loaded.ok()) return loaded;
   if (absl::Status set = SetAttributes(flags, *loaded); !set.ok()) return set;
+  SetGradients(flags, *loaded);
   return loaded;
 }
 

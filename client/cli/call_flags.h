@@ -28,6 +28,7 @@ struct CallFlags {
   bool only_queries_rotate = false;
   std::optional<std::string> pad_ids;
   std::optional<int64_t> pad_token;
+  std::optional<std::string> gradients;
   bool stream = false;
   std::optional<int64_t> chunk;
   bool local = false;
@@ -36,6 +37,8 @@ struct CallFlags {
   // Return the rows of a command's table.
   std::vector<Flag> InputTable();
   std::vector<Flag> AttributeTable();
+  std::vector<Flag> GradientTable();  // dY, dlse and the gradients to compute
+  std::vector<Flag> ForwardTable();   // the results of the forward pass
   std::vector<Flag> StreamTable();
   std::vector<Flag> CallerTable();
 };

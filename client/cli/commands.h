@@ -17,6 +17,7 @@ ExitCode RunCompareCommand(CommandArguments arguments);
 ExitCode RunCompareMemoryCommand(CommandArguments arguments);
 ExitCode RunDemoCommand(CommandArguments arguments);
 ExitCode RunDiagnoseCommand(CommandArguments arguments);
+ExitCode RunGradcheckCommand(CommandArguments arguments);
 ExitCode RunHealthCommand(CommandArguments arguments);
 ExitCode RunInfoCommand(CommandArguments arguments);
 ExitCode RunMemoryCommand(CommandArguments arguments);

@@ -51,9 +51,11 @@ struct Range {
 
 class CurveLayout {
  public:
-  CurveLayout(const AttentionFigure& figure, const std::vector<int64_t>& columns)
+  CurveLayout(const AttentionFigure& figure, const std::vector<int64_t>& columns,
+              std::string columns_title)
       : figure_(figure),
         columns_(columns),
+        columns_title_(std::move(columns_title)),
         range_(figure, columns),
         ticks_(Ticks(range_.low, range_.high)),
         spacing_(kPlotWidth / static_cast<double>(figure.query_labels.size())) {
@@ -76,8 +78,9 @@ class CurveLayout {
     double y = kTop;
     for (const HeadWeights& head : figure_.heads) y = DrawPanel(head, y) + kPanelGap;
     picture_.height = y - kPanelGap + kMargin / 2;
-    const double legend = kPanelGap + kLegendLine + kLabelGap +
-                          std::max(WidestLabel(column_labels_), TextWidth("dimensions", kNoteSize));
+    const double legend =
+        kPanelGap + kLegendLine + kLabelGap +
+        std::max(WidestLabel(column_labels_), TextWidth(columns_title_, kNoteSize));
     picture_.width = std::max(left_ + kPlotWidth + legend + kMargin,
                               kMargin * 2 + TextWidth(figure_.title, kTitleSize, true));
     return std::move(picture_);
@@ -147,7 +150,7 @@ class CurveLayout {
 
   void DrawLegend(double top) {
     const double x = left_ + kPlotWidth + kPanelGap;
-    Add(Text{x, top, "dimensions", kNoteSize, kFaintInk});
+    Add(Text{x, top, columns_title_, kNoteSize, kFaintInk});
     for (size_t n = 0; n < columns_.size(); ++n) {
       const double y = top + static_cast<double>(n + 1) * kLegendRow;
       Add(Polyline{{{x, y}, {x + kLegendLine, y}}, kCurveColours[n], kStroke});
@@ -175,6 +178,7 @@ class CurveLayout {
 
   const AttentionFigure& figure_;
   const std::vector<int64_t>& columns_;
+  const std::string columns_title_;
   const Range range_;
   const std::vector<double> ticks_;
   const double spacing_;  // of the rows
@@ -186,8 +190,9 @@ class CurveLayout {
 
 }  // namespace
 
-Picture DrawCurves(const AttentionFigure& figure, const std::vector<int64_t>& columns) {
-  return CurveLayout(figure, columns).Draw();
+Picture DrawCurves(const AttentionFigure& figure, const std::vector<int64_t>& columns,
+                   std::string columns_title) {
+  return CurveLayout(figure, columns, std::move(columns_title)).Draw();
 }
 
 }  // namespace rapt

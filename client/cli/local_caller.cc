@@ -30,6 +30,11 @@ const client::TensorView* TensorOf(const client::AttendCall& call, Role role) {
   return client::FindCallTensor(kNativeNames[role])->In(call);
 }
 
+const client::TensorView* TensorOf(const client::BackwardCall& call, Role role) {
+  const client::BackwardTensor* const row = client::FindBackwardTensor(kNativeNames[role]);
+  return row != nullptr ? row->In(call) : TensorOf(call.call, role);
+}
+
 // The client's enumerations have the library's values.
 template <typename Enum>
 constexpr Enum ToLibrary(auto value) {
@@ -115,12 +120,34 @@ OperatorCall ToLibrary(const client::AttendCall& call) {
   return result;
 }
 
-Arguments InputsOf(const client::AttendCall& call, const ResolvedCall& resolved) {
+absl::StatusOr<OperatorCall> ToLibrary(const client::BackwardCall& call) {
+  if (absl::Status status = CheckGradients(call); !status.ok()) return status;
+  OperatorCall result = ToLibrary(call.call);
+  for (Role role : kBackwardInputs) {
+    const client::TensorView* tensor = TensorOf(call, role);
+    if (tensor != nullptr) result.inputs[role] = SpecOf(*tensor);
+  }
+  const client::WantedGradients wanted = GradientsWantedBy(call);
+  RoleSet& gradients = result.gradients.emplace();
+  for (Role role : kGradients) {
+    const client::GradientField* const row = client::FindGradient(kNativeNames[role]);
+    gradients.Add(role, std::find(wanted.begin(), wanted.end(), row) != wanted.end());
+  }
+  return result;
+}
+
+absl::Span<const int64_t> KeyLengthsOf(const client::AttendCall& call) { return call.key_lengths; }
+absl::Span<const int64_t> KeyLengthsOf(const client::BackwardCall& call) {
+  return call.call.key_lengths;
+}
+
+template <typename Call>
+Arguments InputsOf(const Call& call, const ResolvedCall& resolved) {
   Arguments arguments;
   for (Role role : InputTensorsOf(resolved.problem)) {
     arguments.inputs[role] = resolved.Input(role, TensorOf(call, role)->data.data());
   }
-  arguments.key_lengths = call.key_lengths;
+  arguments.key_lengths = KeyLengthsOf(call);
   return arguments;
 }
 
@@ -141,6 +168,10 @@ void Set(Role output, client::Tensor tensor, client::AttendResult& result) {
   const client::CallOutput* row = client::FindCallOutput(kNativeNames[output]);
   RAPT_CHECK(row != nullptr, "the client has no such output");
   row->Set(result, std::move(tensor));
+}
+
+void Set(Role gradient, client::Tensor tensor, client::BackwardResult& result) {
+  result.*client::FindGradient(kNativeNames[gradient])->member = std::move(tensor);
 }
 
 // --- The diagnosis ---
@@ -200,7 +231,28 @@ class LocalCaller : public AttentionCaller {
   LocalCaller() : pool_(ReadHostLimits().cores) {}
 
   absl::StatusOr<client::AttendResult> Attend(const client::AttendCall& call) override {
+    return Compute<client::AttendResult>(call, ToLibrary(call));
+  }
+
+  absl::StatusOr<client::BackwardResult> AttendBackward(const client::BackwardCall& call) override {
+    const absl::StatusOr<OperatorCall> backward = ToLibrary(call);
+    if (!backward.ok()) return backward.status();
+    return Compute<client::BackwardResult>(call, *backward);
+  }
+
+  absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {
     const absl::StatusOr<ResolvedCall> resolved = Resolve(ToLibrary(call), kNativeNames);
+    if (!resolved.ok()) return resolved.status();
+    const absl::StatusOr<DiagnosisReport> report = rapt::Diagnose(
+        resolved->problem, InputsOf(call, *resolved), options(), pool_, kNativeNames);
+    if (!report.ok()) return report.status();
+    return ToDiagnosis(call, *report);
+  }
+
+ private:
+  template <typename Result, typename Call>
+  absl::StatusOr<Result> Compute(const Call& call, const OperatorCall& in_library) {
+    const absl::StatusOr<ResolvedCall> resolved = Resolve(in_library, kNativeNames);
     if (!resolved.ok()) return resolved.status();
     const absl::StatusOr<Plan> plan = MakePlan(resolved->problem, options());
     if (!plan.ok()) return plan.status();
@@ -216,7 +268,7 @@ class LocalCaller : public AttentionCaller {
     AlignedBuffer workspace(plan->workspace_bytes());
     const auto start = std::chrono::steady_clock::now();
     if (absl::Status ran = Run(*plan, arguments, workspace.span(), pool_); !ran.ok()) return ran;
-    client::AttendResult result;
+    Result result;
     result.compute_time = std::chrono::duration_cast<std::chrono::microseconds>(
         std::chrono::steady_clock::now() - start);
     for (Role role : OutputsOf(resolved->problem)) {
@@ -228,16 +280,6 @@ class LocalCaller : public AttentionCaller {
     return result;
   }
 
-  absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {
-    const absl::StatusOr<ResolvedCall> resolved = Resolve(ToLibrary(call), kNativeNames);
-    if (!resolved.ok()) return resolved.status();
-    const absl::StatusOr<DiagnosisReport> report = rapt::Diagnose(
-        resolved->problem, InputsOf(call, *resolved), options(), pool_, kNativeNames);
-    if (!report.ok()) return report.status();
-    return ToDiagnosis(call, *report);
-  }
-
- private:
   PlanOptions options() const { return {.threads = pool_.workers()}; }
 
   ThreadPool pool_;

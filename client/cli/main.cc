@@ -28,6 +28,7 @@ constexpr Command kCommands[] = {
     {"pattern", "write a sparsity pattern as a mask: longformer, strided, bigbird, neighbourhood",
      RunPatternCommand},
     {"diagnose", "explain a call whose result looks wrong", RunDiagnoseCommand},
+    {"gradcheck", "check gradients against differences of the forward pass", RunGradcheckCommand},
     {"rotary", "rotate a tensor by its positions, as models do with Q and K", RunRotaryCommand},
     {"positions", "add a positional encoding to a tensor", RunPositionsCommand},
     {"memory", "estimate the memory attention needs at several lengths", RunMemoryCommand},

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,7 @@
 #include "attention/half.h"
 #include "client/cli/commands.h"
 #include "client/cli/curves.h"
+#include "client/cli/gradient_figure.h"
 #include "client/cli/heat_map.h"
 #include "client/cli/labels.h"
 #include "client/cli/tensor_file.h"
@@ -25,6 +27,7 @@ struct PlotFlags {
   std::optional<std::string> title, query, curves;
   std::string dtype;
   int64_t batch = 0;
+  bool gradients = false;
   bool json = false;
 };
 
@@ -146,7 +149,25 @@ absl::StatusOr<std::vector<int64_t>> ParseCurves(const std::string& text,
       "--curves names %d columns; it takes at most %d", columns.size(), kMaxCurves));
 }
 
+absl::StatusOr<AttentionFigure> LoadGradients(const std::vector<std::string>& references,
+                                              const PlotFlags& flags) {
+  absl::StatusOr<AttentionFigure> figure = LoadGradientFigure(references, flags.batch, flags.dtype);
+  if (!figure.ok()) return figure.status();
+  figure->title = flags.title.value_or("Norm of the gradient by position");
+  const auto positions =
+      static_cast<int64_t>(figure->heads[0].values.size() / figure->key_labels.size());
+  auto labels = ParseLabels("--queries", flags.query_labels, positions);
+  if (!labels.ok()) return labels.status();
+  figure->query_labels = *std::move(labels);
+  return figure;
+}
+
 absl::StatusOr<Picture> Draw(const AttentionFigure& figure, const PlotFlags& flags) {
+  if (flags.gradients) {
+    std::vector<int64_t> all(figure.key_labels.size());
+    std::iota(all.begin(), all.end(), 0);
+    return DrawCurves(figure, all, "gradients");
+  }
   if (flags.curves) {
     const auto columns = ParseCurves(*flags.curves, figure.key_labels);
     if (!columns.ok()) return columns.status();
@@ -166,10 +187,17 @@ absl::Status Plot(const std::vector<std::string>& files, const PlotFlags& flags)
   if (flags.query && flags.curves) {
     return absl::InvalidArgumentError("--query and --curves are both set; set one of them");
   }
+  if (flags.gradients &&
+      (flags.query || flags.curves || flags.heads != "all" || !flags.key_labels.empty())) {
+    return absl::InvalidArgumentError(
+        "--gradients draws norms over all heads; it excludes --query, --curves, --heads and "
+        "--keys");
+  }
   if (absl::Status dtype = ValidateDTypeFlag(flags.dtype); !dtype.ok()) return dtype;
   const absl::StatusOr<Renderer> render = RendererFor(flags.output);
   if (!render.ok()) return render.status();
-  const absl::StatusOr<AttentionFigure> figure = LoadFigure(files, flags);
+  const absl::StatusOr<AttentionFigure> figure =
+      flags.gradients ? LoadGradients(files, flags) : LoadFigure(files, flags);
   if (!figure.ok()) return figure.status();
   const absl::StatusOr<Picture> picture = Draw(*figure, flags);
   if (!picture.ok()) return picture.status();
@@ -199,7 +227,10 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
           "query's attention as bars, or with --curves columns as curves over the rows, such as "
           "dimensions of a positional encoding over the positions. WEIGHTS is a .npy file, or a "
           "member of an archive such as w.npz:weights, of shape [queries, keys], [heads, queries, "
-          "keys] or [batch, heads, queries, keys]. Several files are drawn on one scale.",
+          "keys] or [batch, heads, queries, keys]. Several files are drawn on one scale. With "
+          "--gradients, files of gradients are drawn instead, [S, D], [B, S, H*D] or [B, H, S, D] "
+          "each: the norm over heads and head size, as curves over the positions. Of an archive, "
+          "dq, dk and dv are drawn.",
       .flags = {{"output", "FILE",
                  "the picture: .svg, .html (shows the value under the pointer) or .png",
                  &flags.output, 'o', true},
@@ -213,8 +244,11 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
                 {"curves", "LIST",
                  "draw these columns only, as curves over the rows, by label or number: 0,1,4",
                  &flags.curves},
+                {"gradients", "", "draw the norms of gradients over the positions",
+                 &flags.gradients},
                 {"title", "TEXT",
-                 "title of the picture (default: Attention weights, or Values by position)",
+                 "title of the picture (default: Attention weights, Values by position or Norm of "
+                 "the gradient by position)",
                  &flags.title},
                 {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &flags.dtype},
                 {"json", "", "print a report as JSON", &flags.json}},
@@ -222,6 +256,7 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
                    "rapt plot w.npy --heads 0,1,3 -o heads.html",
                    "rapt plot before.npy after.npy -o compared.png",
                    "rapt plot w.npy --queries the,cat,sat --query cat -o cat.svg",
+                   "rapt plot gradients.npz --gradients -o flow.svg",
                    "rapt plot encoding.npy --curves 0,1,4,5 --title Encoding -o curves.svg"},
       .max_operands = kMaxFiles};
   std::vector<std::string> files;

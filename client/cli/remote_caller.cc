@@ -14,6 +14,10 @@ class RemoteCaller : public AttentionCaller {
     return server_->Attend(call);
   }
 
+  absl::StatusOr<client::BackwardResult> AttendBackward(const client::BackwardCall& call) override {
+    return server_->AttendBackward(call);
+  }
+
   absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {
     return server_->Diagnose(call);
   }
@@ -35,6 +39,10 @@ class StreamCaller : public AttentionCaller {
       bar.Show(now.sent_bytes, now.bytes);
     };
     return server_->AttendStream(call, stream);
+  }
+
+  absl::StatusOr<client::BackwardResult> AttendBackward(const client::BackwardCall& call) override {
+    return server_->AttendBackward(call);
   }
 
   absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {

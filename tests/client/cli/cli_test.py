@@ -23,8 +23,8 @@ import pytest
 from rapt_server import RaptServer
 
 RAPT = os.environ["RAPT"]
-COMMANDS = ("demo", "attend", "compare", "plot", "diagnose", "rotary", "positions", "pattern",
-            "memory", "compare-memory", "info", "health")  # fmt: skip
+COMMANDS = ("demo", "attend", "compare", "plot", "diagnose", "gradcheck", "rotary", "positions",
+            "pattern", "memory", "compare-memory", "info", "health")  # fmt: skip
 VARIANTS = (pathlib.Path(__file__).resolve().parents[3] / "docs/variants.md").read_text()
 OK, CALL_FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
@@ -467,6 +467,113 @@ def test_dropout_is_seeded(rapt, save, load):
     assert 0.3 < (weights[0] == 0).mean() < 0.7
 
 
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def gradients(q, k, v, dy, dlse=0.0):
+    """The gradients of Q, K and V, [S, D] each, in float64."""
+    q, k, v, dy = (np.asarray(x, "f8") for x in (q, k, v, dy))
+    y, p = (x[0, 0] for x in oracle(q[None, None], k[None, None], v[None, None]))
+    delta = (dy * y).sum(-1, keepdims=True) - np.reshape(dlse, (-1, 1))
+    ds = p * (dy @ v.T - delta) * q.shape[-1] ** -0.5
+    return {"dq": ds @ k, "dk": ds.T @ q, "dv": p.T @ dy}
+
+
+@EVERYWHERE
+def test_grad_writes_the_gradients_of_q_k_and_v(rapt, save, load, where):
+    q, k, v, dy = draw(1, 5, 8), draw(2, 7, 8), draw(3, 7, 6), draw(4, 5, 6)
+    save(q=q, k=k, v=v, dy=dy)
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "--grad=dy.npy", *where]
+    shown = rapt("attend", *files, "-o", "g.npz").stdout
+    want, got = gradients(q, k, v, dy), load("g.npz")
+    assert list(got) == list(want)
+    for name, gradient in want.items():
+        close(got[name], gradient)
+        norm = re.search(rf"^{name} .* in g.npz, norm (.*)$", shown, re.MULTILINE).group(1)
+        close(float(norm), np.linalg.norm(gradient), 1e-3)
+    report = json.loads(rapt("attend", *files, "-o", "dk.npy", "--gradients=dk", "--json").stdout)
+    (output,) = report["outputs"]
+    assert output["name"] == "dk" and output["shape"] == [7, 8] and output["file"] == "dk.npy"
+    close(output["norm"], np.linalg.norm(want["dk"]))
+    close(load("dk.npy"), want["dk"])
+
+
+@EVERYWHERE
+def test_grad_with_results_of_the_forward_pass(rapt, save, load, where):
+    q, k, v, dy, dlse = draw(1, 5, 8), draw(2, 7, 8), draw(3, 7, 6), draw(4, 5, 6), draw(5, 5)
+    save(q=q, k=k, v=v, dy=dy, dlse=dlse)
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", *where]
+    rapt("attend", *files, "-o=y.npy", "--lse=lse.npy")
+    forward = ["--forward-output=y.npy", "--forward-lse=lse.npy"]
+    rapt("attend", *files, "--grad=dy.npy", "--lse-grad=dlse.npy", *forward, "-o=g.npz")
+    for name, gradient in gradients(q, k, v, dy, dlse).items():
+        close(load("g.npz")[name], gradient)
+
+
+@EVERYWHERE
+def test_a_gradient_has_the_shape_of_its_input(rapt, save, load, where):
+    inputs = {"q": draw(1, 2, 4, 5, 8), "k": draw(2, 2, 2, 6, 8), "v": draw(3, 2, 2, 6, 8),
+              "past_key": draw(4, 2, 2, 3, 8), "past_value": draw(5, 2, 2, 3, 8),
+              "mask": draw(6, 1, 9), "head_sink": draw(7, 4), "relative_bias": draw(8, 4, 5)}  # fmt: skip
+    save(dy=draw(9, 2, 4, 5, 8), **inputs)
+    flags = [f"--{name.replace('_', '-')}={name}.npy" for name in inputs]
+    names = ["dq", "dk", "dv", *(f"d_{name}" for name in list(inputs)[3:])]
+    rapt("attend", *flags, "--grad=dy.npy", "-o=g.npz", f"--gradients={','.join(names)}", *where)
+    got = load("g.npz")
+    assert {name: got[name].shape for name in names} == dict(zip(names, (x.shape for x in inputs.values()), strict=True))
+    assert all(np.abs(got[name]).max() > 0 for name in names)
+
+
+GRADCHECKS = {
+    "plain": [],
+    "grouped_window": ["--heads=4", "--kv-heads=2", "--batch=2", "--seq=9", "--window=3,0"],
+    "softcap_alibi": ["--causal", "--softcap=2", "--alibi"],
+    "rotary_dropout": ["--rope-theta=100", "--dropout=0.3"],
+    "values_in_keys": ["--v-head-size=5"],
+}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("flags", GRADCHECKS.values(), ids=GRADCHECKS.keys())
+def test_gradcheck_passes(rapt, where, flags):
+    shown = rapt("gradcheck", *flags, *where).stdout.splitlines()
+    names = ["dq", "dk", *(["dv"] if "--v-head-size=5" not in flags else []), "all"]
+    assert [line.split()[0] for line in shown] == ["gradient", *names]
+    assert all(line.endswith("PASS") for line in shown[1:]), shown
+
+
+@EVERYWHERE
+def test_gradcheck_of_every_element_of_files(rapt, save, where):
+    save(x=draw(1, 3, 4), dy=draw(2, 3, 4), sink=draw(3, 1), mask=np.array([1, 1, 0]))
+    flags = ["--q=x.npy", "--grad=dy.npy", "--head-sink=sink.npy", "--mask=mask.npy", "--all", "--json"]
+    shown = json.loads(rapt("gradcheck", *flags, *where).stdout)["gradients"]
+    assert [check["name"] for check in shown] == ["dq", "dk", "dv", "d_head_sink"]
+    assert all(check["passed"] and 0 <= check["element"] < 12 for check in shown)
+
+
+def test_gradcheck_fails_where_differences_are_no_slopes(rapt):
+    """With scores of hundreds, weights bend within h."""
+    ran = rapt("gradcheck", "--local", "--scale=100", "--gradients=dq", code=CALL_FAILED)
+    assert re.search(r"^dq .* FAIL$", ran.stdout, re.MULTILINE)
+    assert "a gradient is not the slope of the forward pass" in ran.stderr
+
+
+def test_plot_draws_gradients_by_position(rapt, save, tmp_path):
+    arrays = {"dq": draw(1, 2, 3, 5, 4), "dk": draw(2, 2, 3, 8, 4), "other": draw(3, 2, 8, 12)}
+    np.savez(tmp_path / "g.npz", **arrays)
+    rapt("plot", "g.npz", "g.npz:other", "--gradients", "--batch=1", "-o", "g.html")
+    page = (tmp_path / "g.html").read_text()
+    at_two = [np.linalg.norm(arrays[name][1, :, 2]) for name in ("dq", "dk")] + [np.linalg.norm(arrays["other"][1, 2])]
+    values = ", ".join(f"{name}: {norm:.4g}" for name, norm in zip(("dq", "dk", "g.npz:other"), at_two, strict=True))
+    assert values in page
+    rapt("plot", "g.npz", "--gradients", "--queries=a,b,c,d,e,f,g,h", "-o", "g.svg")
+    words = svg_words(tmp_path / "g.svg")
+    assert {"Norm of the gradient by position", "gradients", "positions", "dq", "dk", "h"} <= set(words)
+    svg = xml.etree.ElementTree.parse(tmp_path / "g.svg")
+    curves = [line.get("points").split() for line in svg.iter(SVG + "polyline")][:2]
+    assert [len(curve[1:]) for curve in curves] == [5, 8]
+
+
 # --- plot -----------------------------------------------------------------------------------------
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -819,6 +926,22 @@ ERRORS = [
     ("attend --q q.npy --k k.npy --v v.npy -o y.npy --local", CALL_FAILED, "head size"),
     ("attend --q q.npy --k k.npy --v v.npy -o y.npy", CALL_FAILED, "INVALID_ARGUMENT"),
     ("attend --q x.npy -o y.npy --softcap -1", CALL_FAILED, "softcap"),
+    ("attend --q x.npy --grad x.npy -o y.npy", USAGE, "there are 3 gradients; only an .npz can"),
+    ("attend --q x.npy --grad x.npy -o y.npz --lse l.npy", USAGE, "--lse and --grad are mutually exclusive"),
+    ("attend --q x.npy --grad x.npy -o y.npz --stream", USAGE, "--stream and --grad are mutually exclusive"),
+    ("attend --q x.npy --gradients dq -o y.npz", USAGE, "--gradients needs --grad"),
+    ("attend --q x.npy --forward-lse x.npy -o y.npz", USAGE, "--forward-lse needs --grad"),
+    ("attend --q x.npy --grad x.npy --gradients dq,dz -o y.npz", USAGE, "gradients has 'dz'; it takes any of dq, dk,"),
+    ("attend --q x.npy --grad w.npy -o y.npz --local", CALL_FAILED, "dy is FP64 [1, 3, 3]; it must be FP32 [1, 3, 4]"),
+    ("attend --q x.npy --grad x.npy --forward-output x.npy -o y.npz --local", CALL_FAILED, "lse is not"),
+    ("gradcheck --seq 0", USAGE, "--seq is 0; it must be at least 1"),
+    ("gradcheck --local --gradients d_head_sink", CALL_FAILED, "head_sink is not given"),
+    ("gradcheck --gradients x", USAGE, "gradients has 'x'"),
+    ("gradcheck --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
+    ("plot w.npy --gradients --curves 1 -o w.svg", USAGE, "--gradients draws norms over all heads"),
+    ("plot vector.npy --gradients -o w.svg", USAGE, "vector.npy has shape [4]; a gradient"),
+    ("plot in.npz --gradients -o w.svg", USAGE, "in.npz has no member dq, dk or dv"),
+    ("plot w.npy --gradients --batch 1 -o w.svg", USAGE, "--batch is 1; w.npy has batch rows 0 to 0"),
     ("attend --q x.npy -o y.npy --address 127.0.0.1:1", UNREACHABLE, "127.0.0.1:1"),
     ("demo --address 127.0.0.1:1", UNREACHABLE, "can't reach a server at 127.0.0.1:1"),
     ("info --address nonsense", UNREACHABLE, "can't reach a server at nonsense"),
@@ -1017,7 +1140,9 @@ def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
         k = v = q
     save(x=q, q=q, k=k, v=v, w=np.full((4, 3, 3), 1 / 3), before=np.eye(3), after=np.eye(3))
     save(sink=np.zeros(1, "f4"), ids=np.array([5, 7, 0]), table=draw(4, 9, 64), encoding=draw(5, 9, 8))
+    save(dy=v)
     np.savez(tmp_path / "in.npz", q=q, k=k, v=v)
+    np.savez(tmp_path / "gradients.npz", dq=q, dk=k, dv=v)
     words = shlex.split(example.replace("127.0.0.1:8001", server.grpc_address))
     assert words[0] == "rapt"
     rapt(*words[1:])
