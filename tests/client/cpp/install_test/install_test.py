@@ -5,6 +5,7 @@ install_test.py BUILD CMAKE COMPILER COMPILE_FLAGS; all output is under BUILD/in
 import pathlib
 import re
 import sys
+from xml.etree import ElementTree
 
 from installed import EXAMPLE_OUTPUT, InstalledComponent, run
 from rapt_server import RaptServer
@@ -27,10 +28,20 @@ def main(build, cmake, compiler, flags):
     private = sorted({path for path in included if PRIVATE.search(path.removeprefix(str(root)))})
     assert not private, f"public headers include {private}"
 
+    picture = root / "train_copy.svg"
     with RaptServer() as server:
         output = run(consumer / "attend", server.grpc_address)
-    print(output)
+        training = run(consumer / "train_copy", server.grpc_address, picture)
+    print(output, training)
     assert output.splitlines() == EXAMPLE_OUTPUT, output
+    check_training(training, picture)
+
+
+def check_training(output, picture):
+    losses = [float(loss) for loss in re.findall(r"^step +\d+: loss ([0-9.]+)$", output, re.MULTILINE)]
+    assert losses[-1] < 0.01 * losses[0], output
+    cells = ElementTree.parse(picture).findall(".//{http://www.w3.org/2000/svg}rect[@stroke]")
+    assert len(cells) == 2 * 2 * 12 * 12, f"{len(cells)} cells in {picture}"
 
 
 if __name__ == "__main__":
