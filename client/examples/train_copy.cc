@@ -1,4 +1,5 @@
-// Example: trains a tiny multi-head attention model to copy. Usage: train_copy [HOST:PORT] [FILE.svg]
+// Example: trains a tiny multi-head attention model to copy. Usage: train_copy [HOST:PORT]
+// [FILE.svg]
 //
 // A sequence has kLength random tokens followed by as many blanks; the model shall write token i
 // into blank i. It has one layer:
@@ -31,15 +32,15 @@ using rapt::client::BackwardResult;
 using rapt::client::Client;
 using rapt::client::TensorView;
 
-constexpr int kTokens = 8;   // and one more, the blank
-constexpr int kLength = 6;   // tokens to copy
+constexpr int kTokens = 8;  // and one more, the blank
+constexpr int kLength = 6;  // tokens to copy
 constexpr int kSequence = 2 * kLength;
 constexpr int kBatch = 32;
 constexpr int kRows = kBatch * kSequence;
 constexpr int kHeads = 2;
 constexpr int kWidth = 32;  // of X; kHeads heads of 16
-constexpr int kSteps = 400;
-constexpr double kRate = 0.01;
+constexpr int kSteps = 200;
+constexpr double kRate = 0.003;
 
 using Matrix = std::vector<float>;  // row-major
 
@@ -124,7 +125,8 @@ class Model {
                                position_.value[row % kSequence * kWidth + n];
       }
     }
-    for (const auto& [parameter, result] : {std::pair{&query_, &q_}, {&key_, &k_}, {&value_, &v_}}) {
+    for (const auto& [parameter, result] :
+         {std::pair{&query_, &q_}, {&key_, &k_}, {&value_, &v_}}) {
       result->assign(kRows * kWidth, 0);
       Project(x_, *parameter, kWidth, kWidth, *result);
     }
@@ -200,8 +202,8 @@ class Model {
 };
 
 rapt::client::AttendCall CallOf(const Model& model) {
-  return {.q = model.q(), .k = model.k(), .v = model.v(), .query_heads = kHeads,
-          .kv_heads = kHeads};
+  return {
+      .q = model.q(), .k = model.k(), .v = model.v(), .query_heads = kHeads, .kv_heads = kHeads};
 }
 
 // One step of training. Returns the loss.
@@ -245,8 +247,8 @@ void DrawWeights(const std::vector<Matrix>& maps, const std::string& path) {
   for (size_t map = 0; map < maps.size(); ++map) {
     for (int h = 0; h < kHeads; ++h) {
       const int left = kGap + h * kSide, top = kGap + static_cast<int>(map) * kSide;
-      svg << "<text x='" << left << "' y='" << top - 8 << "'>"
-          << (map == 0 ? "before" : "after") << ", head " << h << "</text>\n";
+      svg << "<text x='" << left << "' y='" << top - 8 << "'>" << (map == 0 ? "before" : "after")
+          << ", head " << h << "</text>\n";
       for (int cell = 0; cell < kSequence * kSequence; ++cell) {
         const float weight = maps[map][h * kSequence * kSequence + cell];
         const int shade = 255 - static_cast<int>(std::lround(255 * weight));
