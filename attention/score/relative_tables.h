@@ -43,8 +43,8 @@ class RelativeTables {
 void RelativeRow(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h,
                  int64_t i, absl::Span<double> biases);
 
-// For gradients. The element of a head's alibi_slopes, bias_table or relative_bias that the bias of a
-// distance comes from, and its factor.
+// For gradients. The element of a head's alibi_slopes, bias_table or relative_bias that the bias of
+// a distance comes from, and its factor.
 struct RelativeEntry {
   int64_t index;  // from 0 to RelativeEntries() - 1
   double factor;

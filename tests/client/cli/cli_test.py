@@ -25,7 +25,7 @@ from rapt_server import RaptServer
 RAPT = os.environ["RAPT"]
 COMMANDS = ("demo", "attend", "compare", "plot", "diagnose", "gradcheck", "rotary", "positions",
             "pattern", "memory", "compare-memory", "info", "health")  # fmt: skip
-VARIANTS = (pathlib.Path(__file__).resolve().parents[3] / "docs/variants.md").read_text()
+DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
 OK, CALL_FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 
@@ -1149,10 +1149,12 @@ def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
 
 
 @EVERYWHERE
-def test_every_command_of_the_variants_works(rapt, tmp_path, where):
-    code, commands = re.search(r'^    python3 -c "\n(.*?)^    "\n(.*)', VARIANTS, re.MULTILINE | re.DOTALL).groups()
+@pytest.mark.parametrize("page, least", [("variants.md", 20), ("gradients.md", 6)])
+def test_every_command_of_the_pages_works(rapt, tmp_path, where, page, least):
+    text = (DOCS / page).read_text()
+    code, commands = re.search(r'^    python3 -c "\n(.*?)^    "\n(.*)', text, re.MULTILINE | re.DOTALL).groups()
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, check=True)
     ran = [shlex.split(command) for command in re.findall(r"^    rapt (.*)", commands, re.MULTILINE)]
-    assert len(ran) > 20
+    assert len(ran) >= least
     for words in ran:
         rapt(*[word for word in words if word != "--local" or where])
