@@ -134,6 +134,34 @@ TEST_F(ServedClientTest, ComputesTheHandComputedExample) {
   EXPECT_FALSE(result.present_key.has_value());
 }
 
+// A query of 0 sees two keys equally: P = 1/2, dY V^T = (1, 0), delta = 1/2, dS = (1/4, -1/4).
+TEST_F(ServedClientTest, ReturnsTheGradientsOfTheHandComputedExample) {
+  const std::vector<float> q = {0, 0}, k = {1, 2, 3, 4}, v = {1, 0, 0, 1}, dy = {1, 0};
+  const Shape keys = {1, 1, 2, 2};
+  BackwardCall call = {.call = {.q = View<float>({1, 1, 1, 2}, q),
+                                .k = View<float>(keys, k),
+                                .v = View<float>(keys, v),
+                                .scale = 1},
+                       .dy = View<float>({1, 1, 1, 2}, dy)};
+  std::promise<absl::StatusOr<BackwardResult>> promise;
+  client_->AttendBackwardAsync(call, {}, [&promise](absl::StatusOr<BackwardResult> result) {
+    promise.set_value(std::move(result));
+  });
+  for (const auto& result : {client_->AttendBackward(call), promise.get_future().get()}) {
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_THAT(ToFloats(*result->dq), Pointwise(FloatNear(1e-6F), {-0.5F, -0.5F}));
+    EXPECT_THAT(ToFloats(*result->dk), Each(FloatNear(0, 1e-6F)));
+    EXPECT_THAT(ToFloats(*result->dv), Pointwise(FloatNear(1e-6F), {0.5F, 0.0F, 0.5F, 0.0F}));
+    EXPECT_EQ(result->dv->shape(), keys);
+    EXPECT_THAT(result->plan, HasSubstr("cpu/"));
+  }
+
+  call.gradients = {"d_head_sink"};
+  const absl::Status refused = client_->AttendBackward(call).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("head_sink is not given"));
+}
+
 TEST_F(ServedClientTest, RotatesATensor) {
   // One pair, turned by the angle of its position: 0 and 1.
   const std::vector<float> x = {1, 0, 1, 0};
