@@ -232,6 +232,88 @@ TEST(CallFieldsTest, EveryOutputOfTheLocalLibraryIsReturned) {
   }
 }
 
+// The gradients of every input of `problem` that has one, in a call of floats.
+struct FullBackward {
+  explicit FullBackward(Problem problem) : full(WithFloatMask(std::move(problem))) {
+    call.call = full.call;
+    call.dy = View<float>({1, 2, 2, 4}, y);
+    if (full.call.normalizer == Normalizer::kSoftmax) {
+      call.y = View<float>({1, 2, 2, 4}, y);
+      call.lse = call.dlse = View<float>({1, 2, 2}, absl::MakeConstSpan(y).first(4));
+    }
+    for (const GradientField& gradient : Gradients()) {
+      const CallTensor* input = FindCallTensor(InputOf(gradient));
+      if (input->In(call.call) != nullptr) call.gradients.emplace_back(gradient.name);
+    }
+  }
+
+  static Problem WithFloatMask(Problem problem) {
+    problem.mask->dtype = ::rapt::DType::kFloat32;
+    problem.wants_lse = problem.wants_present = false;
+    problem.score_output.reset();
+    return problem;
+  }
+
+  // "dq" is of "q", "d_mask" of "mask".
+  static absl::string_view InputOf(const GradientField& gradient) {
+    const absl::string_view name = gradient.name;
+    return name.substr(name[1] == '_' ? 2 : 1);
+  }
+
+  const std::vector<float> y = std::vector<float>(16, 0.5F);
+  FullCall full;
+  BackwardCall call;
+};
+
+TEST(CallFieldsTest, EveryGradientOfTheLocalLibraryIsReturned) {
+  for (Role table : test::kRelativeTables) {
+    const FullBackward full(test::EveryTensorWith(table));
+    const absl::StatusOr<BackwardResult> result = NewLocalCaller()->AttendBackward(full.call);
+    ASSERT_TRUE(result.ok()) << result.status();
+    for (const GradientField& gradient : Gradients()) {
+      SCOPED_TRACE(gradient.name);
+      const TensorView* input = FindCallTensor(FullBackward::InputOf(gradient))->In(full.call.call);
+      const std::optional<Tensor>& returned = (*result).*gradient.member;
+      ASSERT_EQ(returned.has_value(), input != nullptr);
+      if (returned) {
+        EXPECT_EQ(returned->shape(), input->shape);
+      }
+    }
+  }
+}
+
+TEST(CallFieldsTest, EveryInputOfTheBackwardPassHasAFlagThatSetsIt) {
+  const FullBackward full(test::MostTensors());
+  CallFlags flags;
+  CommandLine line{.usage = "test", .flags = flags.InputTable()};
+  for (const std::vector<Flag>& table : {flags.GradientTable(), flags.ForwardTable()}) {
+    line.flags.insert(line.flags.end(), table.begin(), table.end());
+  }
+  const std::string q = ::testing::TempDir() + "backward_q.npy";
+  std::vector<std::string> arguments = {"--q", q, "--gradients", "dq,d_mask"};
+  ArrayWriter files;
+  files.Add(q, "q", {'f', 4}, full.call.call.q.shape, full.call.call.q.data);
+  for (Role role : kBackwardInputs) {
+    const std::string path = ::testing::TempDir() + "backward_" + InfoOf(role).flag + ".npy";
+    const TensorView view = *FindBackwardTensor(kNativeNames[role])->In(full.call);
+    files.Add(path, "", {'f', 4}, view.shape, view.data);
+    arguments.insert(arguments.end(), {std::string("--") + InfoOf(role).flag, path});
+  }
+  ASSERT_TRUE(files.Write().ok());
+  const absl::StatusOr<ParsedArguments> parsed = line.Parse(arguments);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const absl::StatusOr<LoadedCall> loaded = LoadCall(flags);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const BackwardCall call = loaded->backward();
+  EXPECT_THAT(call.gradients, ElementsAre("dq", "d_mask"));
+  for (const BackwardTensor& tensor : BackwardTensors()) {
+    SCOPED_TRACE(tensor.name);
+    ASSERT_NE(tensor.In(call), nullptr);
+    EXPECT_EQ(tensor.In(call)->shape, tensor.In(full.call)->shape);
+    EXPECT_EQ(tensor.In(call)->data, tensor.In(full.call)->data);
+  }
+}
+
 TEST(CallFieldsTest, OnlyFlagsWithoutAValueHaveNoPlaceholder) {
   CallFlags flags;
   for (const Flag& flag : flags.AttributeTable()) {

@@ -1,4 +1,4 @@
-// The inputs and outputs of one attention call.
+// The inputs and outputs of one attention call, and of its backward pass.
 //
 //     Q, K = rotary(Q), rotary(K), when requested
 //     S = scale * Q (K + relative_keys of the distance)^T,                    kScores
