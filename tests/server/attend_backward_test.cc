@@ -113,6 +113,15 @@ std::vector<std::string> AllGradients() {
   return names;
 }
 
+v1::AttendBackwardResponse BackwardBy(v1::AttentionService::Stub& stub,
+                                      const v1::AttendBackwardRequest& request) {
+  grpc::ClientContext context;
+  v1::AttendBackwardResponse response;
+  const grpc::Status status = stub.AttendBackward(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return response;
+}
+
 // Tests that leave the server unchanged share one.
 class AttendBackwardTest : public ::testing::Test {
  protected:
@@ -128,11 +137,7 @@ class AttendBackwardTest : public ::testing::Test {
   }
 
   v1::AttendBackwardResponse Backward(const v1::AttendBackwardRequest& request) {
-    grpc::ClientContext context;
-    v1::AttendBackwardResponse response;
-    const grpc::Status status = stub_->AttendBackward(&context, request, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return response;
+    return BackwardBy(*stub_, request);
   }
 
   // A backward pass of `call` with random gradients of its outputs, which returns every gradient.
@@ -355,6 +360,26 @@ double Distance(const v1::Tensor& got, const v1::Tensor& want) {
     largest = std::max(largest, std::abs(b[n]));
   }
   return difference / largest;
+}
+
+TEST_F(AttendBackwardTest, EqualsTheReferenceBackendForEveryFeature) {
+  const ServerProcess server({"--threads=2", "--backend=reference"});
+  const auto reference = Connect<v1::AttentionService>(server);
+  for (const Feature& feature : kFeatures) {
+    SCOPED_TRACE(feature.name);
+    Problem problem = SmallProblem();
+    feature.change(problem);
+    Rng rng(19);
+    const v1::AttendRequest call = ToMessage(problem, RandomInputs(problem, rng));
+    const v1::AttendBackwardRequest request =
+        BackwardOf(call, problem.normalizer == Normalizer::kSoftmax, rng);
+    const v1::AttendBackwardResponse got = Backward(request);
+    const v1::AttendBackwardResponse want = BackwardBy(*reference, request);
+    EXPECT_EQ(want.backend(), "reference");
+    for (const std::string& gradient : request.gradients()) {
+      EXPECT_LT(Distance(*Find(got, gradient), *Find(want, gradient)), 1e-12) << gradient;
+    }
+  }
 }
 
 TEST_F(AttendBackwardTest, TakesTheResultOfTheForwardPassOrComputesItAgain) {
