@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -251,10 +252,160 @@ int64_t WorkerBytes(const Problem& p) {
   return RoundUp(p.has_rotary() ? std::max(row, Rotation::WorkerBytes(p)) : row, sizeof(double));
 }
 
+// Of the stages before the gradients.
+int64_t ForwardBytes(const Problem& p, int workers) {
+  return RoundUp(SharedBytes(p) + workers * WorkerBytes(p), AlignedBuffer::kAlignment);
+}
+
+// Of Q, K and V with their past.
+RoleSet FlowGradients(const Problem& p) {
+  RoleSet gradients;
+  for (Role role : {Role::kDQ, Role::kDK, Role::kDV, Role::kDPastKey, Role::kDPastValue}) {
+    gradients.Add(role, InfoOf(InfoOf(role).gradient_of).wanted(p));
+  }
+  return gradients;
+}
+
+std::optional<Plan> BackwardPlanOf(Problem problem, int workers) {
+  if (!problem.backward) return std::nullopt;
+  problem.backward->gradients = FlowGradients(problem);
+  // The reference supports every valid problem.
+  return *MakePlan(problem, {.backend = "reference", .threads = workers});
+}
+
+// The gradients one after the other, each with the type and axes of its input.
+struct GradientMemory {
+  explicit GradientMemory(const Problem& p) {
+    for (Role role : FlowGradients(p)) {
+      const RoleInfo& info = InfoOf(role);
+      MutableTensorView view{nullptr, info.dtype(p), info.dims(p)};
+      view.strides = RowMajorStrides(view.dims);
+      views[role] = view;
+      offsets[role] = bytes;
+      bytes +=
+          RoundUp(view.dims[0] * view.dims[1] * view.dims[2] * view.dims[3] * SizeOf(view.dtype),
+                  AlignedBuffer::kAlignment);
+    }
+  }
+
+  MutableTensorView View(Role role, std::byte* memory) const {
+    MutableTensorView view = views[role];
+    view.data = memory + offsets[role];
+    return view;
+  }
+
+  OutputMap<MutableTensorView> views;
+  OutputMap<int64_t> offsets;
+  int64_t bytes = 0;
+};
+
+// Adds the squares of the gradient's finite numbers to those of the positions from `first` on.
+void AddSquares(const MutableTensorView& view, int64_t first, GradientSummary& summary,
+                std::vector<double>& squares) {
+  for (int64_t b = 0; b < view.dims[0]; ++b) {
+    for (int64_t h = 0; h < view.dims[1]; ++h) {
+      for (int64_t s = 0; s < view.dims[2]; ++s) {
+        for (int64_t d = 0; d < view.dims[3]; ++d) {
+          const double value = LoadElement(view.Row(b, h, s), view.dtype, d);
+          summary.numbers.Add(value);
+          if (std::isfinite(value)) squares[first + s] += value * value;
+        }
+      }
+    }
+  }
+}
+
+double NormOf(const DiagnosisReport& report, Role role) {
+  for (const GradientSummary& gradient : report.gradients) {
+    if (gradient.role == role) return gradient.norm;
+  }
+  return 0;
+}
+
+// "0, 3 and 5 more"
+std::string TextOf(absl::Span<const int64_t> positions) {
+  constexpr size_t kShown = 5;
+  const auto shown = positions.first(std::min(kShown, positions.size()));
+  std::string text = absl::StrJoin(shown, ", ");
+  if (positions.size() > kShown) {
+    absl::StrAppend(&text, " and ", positions.size() - kShown, " more");
+  }
+  return text;
+}
+
+// `learns` of each position: false if no gradient is expected.
+void WarnAboutStarved(const GradientSummary& gradient, const std::vector<bool>& learns,
+                      std::vector<std::string>& warnings) {
+  const std::vector<double>& norms = gradient.position_norms;
+  std::vector<int64_t> starved;
+  for (size_t n = 0; n < norms.size(); ++n) {
+    if (norms[n] == 0 && learns[n]) starved.push_back(static_cast<int64_t>(n));
+  }
+  if (starved.empty()) return;
+  const bool is_query = gradient.role == Role::kDQ;
+  warnings.push_back(absl::StrCat(
+      gradient.name, " is 0 at ", starved.size(), " of ", norms.size(),
+      is_query ? " query" : " key", " positions: ", TextOf(starved),
+      is_query ? "; they do not learn, because their weights are 0 and 1: reduce the scale"
+               : "; they do not learn, because a mask, causality, the window or lengths hide them "
+                 "from all queries, or their weights are 0"));
+}
+
+void WarnAboutOutliers(const GradientSummary& gradient, std::vector<std::string>& warnings) {
+  constexpr double kExploding = 1000;
+  const std::vector<double>& norms = gradient.position_norms;
+  const absl::string_view whose = gradient.role == Role::kDQ ? "query" : "key";
+  if (norms.empty()) return;
+  std::vector<double> sorted = norms;
+  std::sort(sorted.begin(), sorted.end());
+  const double median = sorted[sorted.size() / 2];
+  if (median == 0 || sorted.back() <= kExploding * median) return;
+  const auto largest = std::max_element(norms.begin(), norms.end()) - norms.begin();
+  warnings.push_back(absl::StrCat(
+      "the gradient explodes: the norm of ", gradient.name, " at ", whose, " position ", largest,
+      " is ", sorted.back(), ", ", sorted.back() / median,
+      " times the median; look for outliers in the inputs there, or clip the gradient"));
+}
+
+void WarnAboutFlow(const std::vector<bool>& chooses, DiagnosisReport& report) {
+  constexpr double kVanishing = 1e-4;
+  for (const GradientSummary& gradient : report.gradients) {
+    const NumberSummary& numbers = gradient.numbers;
+    if (numbers.finite < numbers.count()) {
+      report.warnings.push_back(absl::StrCat(
+          gradient.name, " has ", numbers.nan, " NaN and ",
+          numbers.positive_inf + numbers.negative_inf,
+          " infinite values; look for them in the inputs above, or reduce the scores"));
+    }
+    const std::vector<bool> all(gradient.position_norms.size(), true);
+    WarnAboutStarved(gradient, gradient.role == Role::kDQ ? chooses : all, report.warnings);
+    WarnAboutOutliers(gradient, report.warnings);
+  }
+  const double scores = std::hypot(NormOf(report, Role::kDQ), NormOf(report, Role::kDK));
+  const double values = NormOf(report, Role::kDV);
+  if (values > 0 && scores < kVanishing * values) {
+    report.warnings.push_back(absl::StrCat(
+        "the gradient vanishes: the norm of those of queries and keys is ", scores,
+        ", that of values ", values,
+        "; the softmax is peaked, so that its slope is near 0: reduce the scale or the norms of Q "
+        "and K, or raise the temperature"));
+  }
+  if (report.empty_rows > 0) {
+    report.warnings.push_back(absl::StrCat(
+        "rows that see no key: ", report.empty_rows,
+        "; their gradient is exactly 0 here, and NaN where a row of -inf goes through a softmax: "
+        "let each row see at least one key, or ignore these rows in the loss"));
+  }
+}
+
 }  // namespace
 
-Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const FieldNames& names)
-    : problem_(problem), arguments_(arguments) {
+Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, int workers,
+                     const FieldNames& names)
+    : problem_(problem),
+      names_(names),
+      arguments_(arguments),
+      backward_(BackwardPlanOf(problem, workers)) {
   for (Role role : InputTensorsOf(problem)) {
     const TensorView& view = arguments.inputs[role];
     inputs_.push_back({view, view.dims[0] * view.dims[1] * view.dims[2]});
@@ -263,25 +414,73 @@ Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, const F
     report_.inputs.push_back({role, std::string(names[role]), view.dtype, view.dims, {}, true});
   }
   query_rows_ = problem.batch * problem.query_heads * problem.query_length;
+  MutexLock lock(mutex_);
+  chooses_.resize(problem.query_length);
 }
 
-absl::InlinedVector<int64_t, 2> Diagnosis::stages() const {
-  absl::InlinedVector<int64_t, 2> stages;
+absl::InlinedVector<int64_t, 6> Diagnosis::stages() const {
+  absl::InlinedVector<int64_t, 6> stages;
   if (problem_.has_rotary()) stages.push_back(Rotation::Tasks(problem_));
   stages.push_back(input_rows_ + query_rows_);
+  if (!backward_) return stages;
+  stages.insert(stages.end(), backward_->stages.begin(), backward_->stages.end());
+  stages.push_back(3);  // the summaries of the gradients of Q, K and V
   return stages;
 }
 
 int64_t Diagnosis::WorkspaceBytes(const Problem& problem, int workers) {
-  return SharedBytes(problem) + workers * WorkerBytes(problem);
+  const std::optional<Plan> backward = BackwardPlanOf(problem, workers);
+  if (!backward) return ForwardBytes(problem, workers);
+  return ForwardBytes(problem, workers) + GradientMemory(problem).bytes +
+         backward->workspace_bytes();
 }
 
-void Diagnosis::RunTask(int stage, int64_t task, int worker, std::byte* workspace) {
+void Diagnosis::RunTask(int stage, int64_t task, int worker, std::byte* workspace,
+                        const Checkpoint& checkpoint) {
+  const int forward_stages = problem_.has_rotary() ? 2 : 1;
+  if (stage >= forward_stages) {
+    std::byte* const gradients = workspace + ForwardBytes(problem_, backward_->threads);
+    stage -= forward_stages;
+    if (stage < static_cast<int>(backward_->stages.size())) {
+      return RunBackwardTask(stage, task, worker, gradients, checkpoint);
+    }
+    constexpr Role kRoles[] = {Role::kDQ, Role::kDK, Role::kDV};
+    return SummarizeGradient(kRoles[task], gradients);
+  }
   std::byte* const own = workspace + SharedBytes(problem_) + worker * WorkerBytes(problem_);
   if (!problem_.has_rotary()) return SummarizeRow(task, arguments_, nullptr, own);
   const Rotation rotation(problem_, workspace, RotateRow);
   if (stage == 0) return rotation.RunTask(arguments_, task, own, /*checkpoint=*/{});
   SummarizeRow(task, rotation.WithKeys(arguments_), &rotation, own);
+}
+
+void Diagnosis::RunBackwardTask(int stage, int64_t task, int worker, std::byte* workspace,
+                                const Checkpoint& checkpoint) const {
+  const GradientMemory memory(problem_);
+  Arguments arguments = arguments_;
+  for (Role role : FlowGradients(problem_)) arguments.outputs[role] = memory.View(role, workspace);
+  backward_->routing.backend->RunTask(*backward_, arguments, workspace + memory.bytes, stage, task,
+                                      worker, checkpoint);
+}
+
+// `role` is that of Q, K or V; the summary includes the past.
+void Diagnosis::SummarizeGradient(Role role, std::byte* workspace) {
+  const RoleSet gradients = FlowGradients(problem_);
+  if (!gradients.contains(role)) return;
+  const GradientMemory memory(problem_);
+  const Role past = role == Role::kDK ? Role::kDPastKey : Role::kDPastValue;
+  const bool has_past = role != Role::kDQ && gradients.contains(past);
+  const int64_t first = has_past ? problem_.past_length : 0;
+  GradientSummary summary;
+  summary.role = role;
+  summary.name = std::string(names_[role]);
+  std::vector<double> squares(first + memory.views[role].dims[2]);
+  if (has_past) AddSquares(memory.View(past, workspace), 0, summary, squares);
+  AddSquares(memory.View(role, workspace), first, summary, squares);
+  summary.norm = std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
+  for (const double square : squares) summary.position_norms.push_back(std::sqrt(square));
+  MutexLock lock(mutex_);
+  report_.gradients.push_back(std::move(summary));
 }
 
 void Diagnosis::SummarizeRow(int64_t task, const Arguments& arguments, const Rotation* rotation,
@@ -365,6 +564,8 @@ void Diagnosis::SummarizeQueryRow(int64_t index, const Arguments& arguments,
   report_.hidden_by_block_mask += by_block_mask;
   report_.hidden_by_selection += by_selection;
   report_.hidden_by_mask += by_mask;
+  const int64_t hidden = by_position + by_block_mask + by_selection + by_mask;
+  if (p.total_keys() - hidden > 1) chooses_[i] = true;
   if (biased.negative_inf < p.total_keys()) {
     report_.row_sums.Add(row_sum);
     return;
@@ -384,6 +585,9 @@ DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
   WarnAboutInputs(report_);
   WarnAboutScale(problem_, report_.warnings);
   WarnAboutResults(problem_, report_);
+  std::sort(report_.gradients.begin(), report_.gradients.end(),
+            [](const GradientSummary& a, const GradientSummary& b) { return a.role < b.role; });
+  if (backward_) WarnAboutFlow(chooses_, report_);
   return std::move(report_);
 }
 
@@ -395,12 +599,13 @@ absl::StatusOr<DiagnosisReport> Diagnose(const Problem& problem, const Arguments
   if (status.ok()) status = ValidateInputs(problem, arguments, names);
   if (status.ok()) status = CheckData(problem, arguments, names);
   if (!status.ok()) return status;
-  Diagnosis diagnosis(problem, arguments, names);
+  Diagnosis diagnosis(problem, arguments, pool.workers(), names);
   AlignedBuffer workspace(Diagnosis::WorkspaceBytes(problem, pool.workers()));
   const auto stages = diagnosis.stages();
   for (size_t stage = 0; stage < stages.size(); ++stage) {
     pool.ParallelFor(stages[stage], [&](int64_t task, int worker) {
-      diagnosis.RunTask(static_cast<int>(stage), task, worker, workspace.data());
+      diagnosis.RunTask(static_cast<int>(stage), task, worker, workspace.data(),
+                        /*checkpoint=*/{});
     });
   }
   return diagnosis.Finish(options);

@@ -1,5 +1,6 @@
 // A report for debugging attention that looks wrong: statistics of the inputs and of every step of
-// the computation, and which backend is chosen and why.
+// the computation, and which backend is chosen and why. Of a problem with Problem::backward also
+// how the gradient flows, in which case its backward.gradients do not matter.
 #ifndef RAPT_ATTENTION_DIAGNOSIS_H_
 #define RAPT_ATTENTION_DIAGNOSIS_H_
 
@@ -15,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "attention/checkpoint.h"
 #include "attention/field_names.h"
 #include "attention/plan.h"
 #include "attention/problem.h"
@@ -57,6 +59,14 @@ struct BackendChoice {
   int64_t workspace_bytes = 0;
   std::string reason;  // why it cannot run or was not chosen
 };
+// The gradient of Q, K or V.
+struct GradientSummary {
+  Role role = Role::kDQ;
+  std::string name;
+  NumberSummary numbers;
+  double norm = 0;                     // of the finite numbers
+  std::vector<double> position_norms;  // of each query, or of each key, past ones first
+};
 
 struct DiagnosisReport {
   std::string problem;
@@ -76,6 +86,7 @@ struct DiagnosisReport {
   int64_t empty_rows = 0;
   std::vector<std::array<int64_t, 3>> first_empty_rows;  // the first few (b, h, i)
   NumberSummary output;
+  std::vector<GradientSummary> gradients;
   std::vector<BackendChoice> backends;
   std::vector<std::string> warnings;
 };
@@ -90,15 +101,17 @@ std::vector<BackendChoice> ExplainChoice(const Problem& problem, const PlanOptio
 // concurrently on any threads.
 class Diagnosis {
  public:
-  // Borrows all arguments until Finish() returns. REQUIRES: the problem and the inputs are valid.
-  Diagnosis(const Problem& problem, const Arguments& arguments,
+  // Borrows all arguments until Finish() returns. `workers` as in WorkspaceBytes(). REQUIRES: the
+  // problem and the inputs are valid.
+  Diagnosis(const Problem& problem, const Arguments& arguments, int workers,
             const FieldNames& names = kOnnxNames);
 
   // The tasks of each stage.
-  absl::InlinedVector<int64_t, 2> stages() const;
+  absl::InlinedVector<int64_t, 6> stages() const;
   // The workspace: a shared part, then one for each worker; aligned to 64.
   static int64_t WorkspaceBytes(const Problem& problem, int workers);
-  void RunTask(int stage, int64_t task, int worker, std::byte* workspace);
+  void RunTask(int stage, int64_t task, int worker, std::byte* workspace,
+               const Checkpoint& checkpoint);
 
   // REQUIRES: all tasks are done.
   DiagnosisReport Finish(const PlanOptions& options);
@@ -109,6 +122,9 @@ class Diagnosis {
     int64_t rows;
   };
 
+  void RunBackwardTask(int stage, int64_t task, int worker, std::byte* workspace,
+                       const Checkpoint& checkpoint) const;
+  void SummarizeGradient(Role role, std::byte* workspace);
   void SummarizeRow(int64_t task, const Arguments& arguments, const Rotation* rotation,
                     std::byte* workspace);
   void SummarizeInputRow(int64_t row);
@@ -116,13 +132,17 @@ class Diagnosis {
                          std::byte* workspace);
 
   const Problem& problem_;
+  const FieldNames& names_;
   const Arguments& arguments_;
   std::vector<Input> inputs_;
   int64_t input_rows_ = 0;
   int64_t query_rows_ = 0;
+  std::optional<Plan> backward_;  // of the gradients
 
   Mutex mutex_;
   DiagnosisReport report_ ABSL_GUARDED_BY(mutex_);
+  // Of each query position: whether some row sees two keys or more, so that Q matters.
+  std::vector<bool> chooses_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Runs all tasks and returns the report. Does not access outputs. Returns InvalidArgument as

@@ -414,15 +414,17 @@ class Engine::PendingDiagnosis final : public Engine::PendingCall {
     workspace_ = *std::move(workspace);
     if (absl::Status status = AllocateGathers(pool, reservation); !status.ok()) return status;
     absl::Status status = ValidateInputs(call().problem, arguments_, *call().names);
-    if (status.ok()) diagnosis_.emplace(call().problem, arguments_, *call().names);
+    if (status.ok()) {
+      diagnosis_.emplace(call().problem, arguments_, workers_, *call().names);
+    }
     return status;
   }
 
   void Run(std::unique_ptr<PendingCall> self, Executor& executor, bool) override {
-    Job job = MakeJob(diagnosis_->stages(),
-                      [this](int stage, int64_t task, int worker, const Checkpoint&) {
-                        diagnosis_->RunTask(stage, task, worker, workspace_.buffer.data());
-                      });
+    Job job = MakeJob(diagnosis_->stages(), [this](int stage, int64_t task, int worker,
+                                                   const Checkpoint& checkpoint) {
+      diagnosis_->RunTask(stage, task, worker, workspace_.buffer.data(), checkpoint);
+    });
     job.done = [this, self = std::move(self)](const JobReport& report) { Finish(report); };
     executor.Submit(std::move(job));
   }

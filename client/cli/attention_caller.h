@@ -21,6 +21,7 @@ class AttentionCaller {
   virtual absl::StatusOr<client::BackwardResult> AttendBackward(
       const client::BackwardCall& call) = 0;
   virtual absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) = 0;
+  virtual absl::StatusOr<client::Diagnosis> Diagnose(const client::BackwardCall& call) = 0;
 };
 
 // Computes in this process, on all cores.

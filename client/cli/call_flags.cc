@@ -187,8 +187,10 @@ std::vector<Flag> CallFlags::AttributeTable() {
   return table;
 }
 
+Flag CallFlags::OutputGradientFlag() { return FileFlag(Role::kOutputGradient, sources); }
+
 std::vector<Flag> CallFlags::GradientTable() {
-  return {FileFlag(Role::kOutputGradient, sources),
+  return {OutputGradientFlag(),
           FileFlag(Role::kLseGradient, sources),
           {"gradients", "LIST", "the gradients to compute, such as dq,d_head_sink", &gradients}};
 }

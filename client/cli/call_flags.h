@@ -37,6 +37,7 @@ struct CallFlags {
   // Return the rows of a command's table.
   std::vector<Flag> InputTable();
   std::vector<Flag> AttributeTable();
+  Flag OutputGradientFlag();
   std::vector<Flag> GradientTable();  // dY, dlse and the gradients to compute
   std::vector<Flag> ForwardTable();   // the results of the forward pass
   std::vector<Flag> StreamTable();

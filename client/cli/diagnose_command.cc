@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
@@ -101,6 +103,32 @@ void PrintVisibility(const Diagnosis& diagnosis) {
   if (shown < diagnosis.empty_rows) absl::PrintF("    and %d more\n", diagnosis.empty_rows - shown);
 }
 
+// The positions with the least and the largest norm, of which at most a few of each are shown.
+void PrintFlow(const Diagnosis& diagnosis) {
+  constexpr size_t kShown = 3;
+  if (diagnosis.gradients.empty()) return;
+  absl::PrintF("\n  %-9s %11s %11s  %s\n", "gradient", "norm", "NaN, Inf", "norm by position");
+  for (const client::GradientReport& gradient : diagnosis.gradients) {
+    const std::vector<double>& norms = gradient.position_norms;
+    std::vector<size_t> order(norms.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return norms[a] < norms[b]; });
+    std::vector<std::string> shown;
+    for (size_t n = 0; n < order.size(); ++n) {
+      if (n == kShown && order.size() > 2 * kShown) {
+        shown.push_back("...");
+        n = order.size() - kShown;
+      }
+      shown.push_back(absl::StrFormat("%d: %.3g", order[n], norms[order[n]]));
+    }
+    const Range& range = gradient.range;
+    absl::PrintF("  %-9s %11.5g %11s  %s\n", gradient.name, gradient.norm,
+                 Count(range.nan_count + range.positive_inf_count + range.negative_inf_count),
+                 absl::StrJoin(shown, ", "));
+  }
+}
+
 void PrintBackends(const Diagnosis& diagnosis) {
   std::puts("");
   for (const client::BackendChoice& choice : diagnosis.backends) {
@@ -120,6 +148,7 @@ void Print(const Diagnosis& diagnosis) {
   PrintWarnings(diagnosis);
   PrintNumbers(diagnosis);
   PrintVisibility(diagnosis);
+  PrintFlow(diagnosis);
   PrintBackends(diagnosis);
 }
 
@@ -160,6 +189,18 @@ void WriteEmptyRows(const Diagnosis& diagnosis, JsonWriter& json) {
   json.EndArray().EndObject();
 }
 
+void WriteGradients(const Diagnosis& diagnosis, JsonWriter& json) {
+  json.Key("gradients").BeginArray();
+  for (const client::GradientReport& gradient : diagnosis.gradients) {
+    json.BeginObject().Key("name").String(gradient.name);
+    WriteRange(gradient.range, json);
+    json.Key("norm").Number(gradient.norm).Key("position_norms").BeginArray();
+    for (const double norm : gradient.position_norms) json.Number(norm);
+    json.EndArray().EndObject();
+  }
+  json.EndArray();
+}
+
 void WriteBackends(const Diagnosis& diagnosis, JsonWriter& json) {
   json.Key("backends").BeginArray();
   for (const client::BackendChoice& choice : diagnosis.backends) {
@@ -187,6 +228,7 @@ void PrintJson(const Diagnosis& diagnosis) {
   json.Key("masked_by_block_mask").Integer(diagnosis.masked_by_block_mask);
   json.Key("masked_by_selection").Integer(diagnosis.masked_by_selection);
   WriteEmptyRows(diagnosis, json);
+  if (!diagnosis.gradients.empty()) WriteGradients(diagnosis, json);
   WriteBackends(diagnosis, json);
   std::puts(json.EndObject().Take().c_str());
 }
@@ -201,12 +243,16 @@ ExitCode RunDiagnoseCommand(CommandArguments arguments) {
       .summary =
           "Explains a call whose result looks wrong. Shows NaN and infinities in the inputs, the "
           "range of every step, the masked pairs and their causes, the backend that would run, "
-          "and why the others would not. Takes the files and flags of rapt attend.",
+          "and why the others would not. Takes the files and flags of rapt attend. With --grad "
+          "also shows how the gradient flows to Q, K and V: norms, positions without gradient, "
+          "vanishing and exploding gradients.",
       .flags = flags.InputTable(),
       .examples = {"rapt diagnose --q q.npy --k k.npy --v v.npy",
                    "rapt diagnose --q x.npy --causal --local",
-                   "rapt diagnose in.npz --heads 8 --kv-heads 2 --json"},
+                   "rapt diagnose in.npz --heads 8 --kv-heads 2 --json",
+                   "rapt diagnose --q q.npy --k k.npy --v v.npy --grad dy.npy"},
       .max_operands = 1};
+  line.flags.push_back(flags.OutputGradientFlag());
   for (const std::vector<Flag>& part : {flags.AttributeTable(), flags.CallerTable()}) {
     line.flags.insert(line.flags.end(), part.begin(), part.end());
   }
@@ -219,7 +265,9 @@ ExitCode RunDiagnoseCommand(CommandArguments arguments) {
   if (!loaded.ok()) return FailUsage(loaded.status());
   const absl::StatusOr<std::unique_ptr<AttentionCaller>> caller = NewCaller(flags);
   if (!caller.ok()) return FailConnect(caller.status());
-  const absl::StatusOr<Diagnosis> diagnosis = (*caller)->Diagnose(loaded->call());
+  const bool is_backward = flags.sources.files[Role::kOutputGradient].has_value();
+  const absl::StatusOr<Diagnosis> diagnosis =
+      is_backward ? (*caller)->Diagnose(loaded->backward()) : (*caller)->Diagnose(loaded->call());
   if (!diagnosis.ok()) return FailCall(diagnosis.status());
   (as_json ? PrintJson : Print)(*diagnosis);
   return ExitCode::kOk;

@@ -188,7 +188,8 @@ client::Range RangeOf(const NumberSummary& numbers) {
   return range;
 }
 
-client::TensorReport ReportOf(const client::AttendCall& call, const TensorSummary& summary) {
+template <typename Call>
+client::TensorReport ReportOf(const Call& call, const TensorSummary& summary) {
   const client::TensorView& tensor = *TensorOf(call, summary.role);  // in the caller's type
   const NumberSummary& numbers = summary.numbers;
   client::TensorReport report{summary.name,    tensor.dtype,     tensor.shape,
@@ -197,7 +198,8 @@ client::TensorReport ReportOf(const client::AttendCall& call, const TensorSummar
   return report;
 }
 
-client::Diagnosis ToDiagnosis(const client::AttendCall& call, const DiagnosisReport& report) {
+template <typename Call>
+client::Diagnosis ToDiagnosis(const Call& call, const DiagnosisReport& report) {
   client::Diagnosis diagnosis;
   diagnosis.problem = report.problem;
   for (const TensorSummary& input : report.inputs) {
@@ -218,6 +220,10 @@ client::Diagnosis ToDiagnosis(const client::AttendCall& call, const DiagnosisRep
     diagnosis.first_empty_rows.push_back({batch, head, query});
   }
   diagnosis.output = RangeOf(report.output);
+  for (const GradientSummary& gradient : report.gradients) {
+    diagnosis.gradients.push_back(
+        {gradient.name, RangeOf(gradient.numbers), gradient.norm, gradient.position_norms});
+  }
   for (const BackendChoice& choice : report.backends) {
     diagnosis.backends.push_back(
         {choice.backend, choice.chosen, choice.plan, choice.workspace_bytes, choice.reason});
@@ -241,7 +247,19 @@ class LocalCaller : public AttentionCaller {
   }
 
   absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {
-    const absl::StatusOr<ResolvedCall> resolved = Resolve(ToLibrary(call), kNativeNames);
+    return Explain(call, ToLibrary(call));
+  }
+
+  absl::StatusOr<client::Diagnosis> Diagnose(const client::BackwardCall& call) override {
+    const absl::StatusOr<OperatorCall> backward = ToLibrary(call);
+    if (!backward.ok()) return backward.status();
+    return Explain(call, *backward);
+  }
+
+ private:
+  template <typename Call>
+  absl::StatusOr<client::Diagnosis> Explain(const Call& call, const OperatorCall& in_library) {
+    const absl::StatusOr<ResolvedCall> resolved = Resolve(in_library, kNativeNames);
     if (!resolved.ok()) return resolved.status();
     const absl::StatusOr<DiagnosisReport> report = rapt::Diagnose(
         resolved->problem, InputsOf(call, *resolved), options(), pool_, kNativeNames);
@@ -249,7 +267,6 @@ class LocalCaller : public AttentionCaller {
     return ToDiagnosis(call, *report);
   }
 
- private:
   template <typename Result, typename Call>
   absl::StatusOr<Result> Compute(const Call& call, const OperatorCall& in_library) {
     const absl::StatusOr<ResolvedCall> resolved = Resolve(in_library, kNativeNames);

@@ -22,6 +22,10 @@ class RemoteCaller : public AttentionCaller {
     return server_->Diagnose(call);
   }
 
+  absl::StatusOr<client::Diagnosis> Diagnose(const client::BackwardCall& call) override {
+    return server_->Diagnose(call);
+  }
+
  private:
   const std::unique_ptr<client::Client> server_;
 };
@@ -46,6 +50,10 @@ class StreamCaller : public AttentionCaller {
   }
 
   absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall& call) override {
+    return server_->Diagnose(call);
+  }
+
+  absl::StatusOr<client::Diagnosis> Diagnose(const client::BackwardCall& call) override {
     return server_->Diagnose(call);
   }
 

@@ -167,6 +167,8 @@ class Client::Core {
   // Calls a model that rapt.v1 has no method for.
   template <typename PositionsCall>
   absl::StatusOr<Tensor> Infer(const PositionsCall& call, const CallOptions& options);
+  template <typename AnyCall>
+  absl::StatusOr<Diagnosis> Diagnose(const AnyCall& call, const CallOptions& options);
 
   // Makes one attempt through shared memory. Returns nullopt if the caller should send a message
   // instead: shared memory is unavailable, the call is too small, or the attempt failed and may be
@@ -568,15 +570,24 @@ void Client::AttendBackwardAsync(const BackwardCall& call, const CallOptions& op
   (new AsyncCall<BackwardResult>(*core_, call, options, std::move(callback)))->Start();
 }
 
-absl::StatusOr<Diagnosis> Client::Diagnose(const AttendCall& call, const CallOptions& options) {
-  const Deadline deadline = core_->DeadlineOf(options);
+template <typename AnyCall>
+absl::StatusOr<Diagnosis> Client::Core::Diagnose(const AnyCall& call, const CallOptions& options) {
+  const Deadline deadline = DeadlineOf(options);
   const absl::StatusOr<RequestMessage> request =
-      EncodeDiagnose(call, core_->options().max_message_bytes);
+      EncodeDiagnose(call, this->options().max_message_bytes);
   if (!request.ok()) return request.status();
-  const absl::StatusOr<v1::DiagnoseResponse> response = core_->Send<v1::DiagnoseResponse>(
-      kDiagnose, *request, options, deadline, core_->options().retries);
+  const absl::StatusOr<v1::DiagnoseResponse> response =
+      Send<v1::DiagnoseResponse>(kDiagnose, *request, options, deadline, this->options().retries);
   if (!response.ok()) return response.status();
   return Decode(*response);
+}
+
+absl::StatusOr<Diagnosis> Client::Diagnose(const AttendCall& call, const CallOptions& options) {
+  return core_->Diagnose(call, options);
+}
+
+absl::StatusOr<Diagnosis> Client::Diagnose(const BackwardCall& call, const CallOptions& options) {
+  return core_->Diagnose(call, options);
 }
 
 absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& question,

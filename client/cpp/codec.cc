@@ -454,16 +454,6 @@ absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_
   return message;
 }
 
-absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes) {
-  absl::StatusOr<RequestMessage> message = EncodeAttend(call, max_bytes);
-  if (!message.ok()) return message;
-  std::string header;
-  wire::AppendFieldHeader(v1::DiagnoseRequest::kCallFieldNumber, message->size(), header);
-  message->Prepend(header);
-  if (absl::Status status = CheckSize(message->size(), max_bytes); !status.ok()) return status;
-  return message;
-}
-
 absl::StatusOr<RequestMessage> EncodeBackward(const BackwardCall& call, int64_t max_bytes) {
   if (absl::Status status = CheckGradients(call); !status.ok()) return status;
   absl::StatusOr<RequestMessage> message = EncodeAttend(call.call, max_bytes);
@@ -479,6 +469,31 @@ absl::StatusOr<RequestMessage> EncodeBackward(const BackwardCall& call, int64_t 
   message->Append(rest.SerializeAsString());
   if (absl::Status status = CheckSize(message->size(), max_bytes); !status.ok()) return status;
   return message;
+}
+
+namespace {
+
+// A DiagnoseRequest with `message` in one field.
+absl::StatusOr<RequestMessage> DiagnoseWith(int field, absl::StatusOr<RequestMessage> message,
+                                            int64_t max_bytes) {
+  if (!message.ok()) return message;
+  std::string header;
+  wire::AppendFieldHeader(field, message->size(), header);
+  message->Prepend(header);
+  if (absl::Status status = CheckSize(message->size(), max_bytes); !status.ok()) return status;
+  return message;
+}
+
+}  // namespace
+
+absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes) {
+  return DiagnoseWith(v1::DiagnoseRequest::kCallFieldNumber, EncodeAttend(call, max_bytes),
+                      max_bytes);
+}
+
+absl::StatusOr<RequestMessage> EncodeDiagnose(const BackwardCall& call, int64_t max_bytes) {
+  return DiagnoseWith(v1::DiagnoseRequest::kBackwardFieldNumber, EncodeBackward(call, max_bytes),
+                      max_bytes);
 }
 
 v1::EstimateMemoryRequest Encode(const MemoryQuestion& question) {
@@ -563,6 +578,13 @@ absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response) {
     diagnosis.first_empty_rows.push_back({row.batch(), row.head(), row.query()});
   }
   diagnosis.output = ReadRange(response.output());
+  for (const v1::GradientReport& gradient : response.gradients()) {
+    diagnosis.gradients.push_back(
+        {gradient.name(),
+         ReadRange(gradient.range()),
+         gradient.norm(),
+         {gradient.position_norms().begin(), gradient.position_norms().end()}});
+  }
   for (const v1::BackendChoice& choice : response.backends()) {
     diagnosis.backends.push_back({choice.backend(), choice.chosen(), choice.plan(),
                                   choice.workspace_bytes(), choice.reason()});

@@ -25,6 +25,7 @@ namespace rapt::client {
 // of more than `max_bytes`. The server checks everything else.
 absl::StatusOr<RequestMessage> EncodeAttend(const AttendCall& call, int64_t max_bytes);
 absl::StatusOr<RequestMessage> EncodeDiagnose(const AttendCall& call, int64_t max_bytes);
+absl::StatusOr<RequestMessage> EncodeDiagnose(const BackwardCall& call, int64_t max_bytes);
 absl::StatusOr<RequestMessage> EncodeBackward(const BackwardCall& call, int64_t max_bytes);
 v1::EstimateMemoryRequest Encode(const MemoryQuestion& question);
 

@@ -507,5 +507,105 @@ TEST(NumberSummaryTest, MergesInAnyOrder) {
   }
 }
 
+// The report of a backward pass with dY.
+DiagnosisReport DiagnoseFlow(Problem problem, const Inputs& inputs, const Tensor& output_gradient,
+                             int workers = 2) {
+  problem.backward = Backward{};
+  problem.backward->gradients.Add(Role::kDQ);
+  Arguments arguments = ViewsOf(inputs);
+  arguments.inputs[Role::kOutputGradient] = output_gradient.View();
+  ThreadPool pool(workers);
+  return Diagnose(problem, arguments, {}, pool).value();
+}
+
+Tensor SomeOutputGradient(const Problem& p) {
+  Rng rng(8);
+  return Tensor(p.dtype, {p.batch, p.query_heads, p.query_length, p.value_head_size})
+      .FillUniform(rng, -1, 1);
+}
+
+TEST(DiagnosisTest, TheGradientFlowsToEveryPosition) {
+  Problem p = Square(6);
+  p.batch = 2;
+  p.past_length = 3;
+  p.rope_theta = 100;
+  const DiagnosisReport report = DiagnoseFlow(p, SomeInputs(p), SomeOutputGradient(p));
+  ASSERT_EQ(report.gradients.size(), 3u);
+  const int64_t positions[] = {6, 9, 9};
+  for (size_t n = 0; n < 3; ++n) {
+    const GradientSummary& gradient = report.gradients[n];
+    EXPECT_EQ(gradient.role, static_cast<Role>(static_cast<size_t>(Role::kDQ) + n));
+    ASSERT_EQ(gradient.position_norms.size(), static_cast<size_t>(positions[n]));
+    EXPECT_EQ(gradient.numbers.finite, 2 * positions[n] * 4);
+    double squares = 0;
+    for (const double norm : gradient.position_norms) {
+      EXPECT_GT(norm, 0);
+      squares += norm * norm;
+    }
+    EXPECT_NEAR(gradient.norm, std::sqrt(squares), 1e-12);
+  }
+  EXPECT_THAT(report.warnings, IsEmpty());
+}
+
+TEST(DiagnosisTest, WithoutOutputGradientThereIsNoFlow) {
+  const Problem p = Square(3);
+  EXPECT_THAT(MustDiagnose(p, SomeInputs(p)).gradients, IsEmpty());
+}
+
+TEST(DiagnosisTest, PeakedWeightsLetTheGradientVanish) {
+  Problem p = Square(4);
+  p.scale = 1000;
+  Inputs inputs = SomeInputs(p);
+  const DiagnosisReport report = DiagnoseFlow(p, inputs, SomeOutputGradient(p));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("the gradient vanishes")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("reduce the scale")));
+}
+
+TEST(DiagnosisTest, HiddenKeysReceiveNoGradient) {
+  Problem p = Square(4);
+  p.mask = MaskShape{DType::kBool, {1, 1, 1, 4}};
+  Inputs inputs = SomeInputs(p);
+  inputs.mask->Fill(1);
+  inputs.mask->Set(0, 0, 0, 2, 0);
+  const DiagnosisReport report = DiagnoseFlow(p, inputs, SomeOutputGradient(p));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("dK is 0 at 1 of 4 key positions: 2")));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("dV is 0 at 1 of 4 key positions: 2")));
+}
+
+TEST(DiagnosisTest, AQueryThatSeesOneKeyNeedsNoGradient) {
+  Problem p = Square(4);
+  p.causal = true;
+  const DiagnosisReport report = DiagnoseFlow(p, SomeInputs(p), SomeOutputGradient(p));
+  EXPECT_EQ(report.gradients[0].position_norms[0], 0);
+  EXPECT_THAT(report.warnings, IsEmpty());
+}
+
+TEST(DiagnosisTest, RowsWithoutKeysAreZeroHereAndNanElsewhere) {
+  Problem p = Square(4);
+  p.has_key_lengths = true;
+  Inputs inputs = SomeInputs(p);
+  inputs.key_lengths = {0};
+  const DiagnosisReport report = DiagnoseFlow(p, inputs, SomeOutputGradient(p));
+  EXPECT_EQ(report.gradients[0].norm, 0);
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("rows that see no key: 4; their gradient is")));
+}
+
+TEST(DiagnosisTest, AnOutlierExplodes) {
+  const Problem p = Square(5);
+  Tensor output_gradient = SomeOutputGradient(p);
+  for (int64_t d = 0; d < 4; ++d) output_gradient.Set(0, 0, 3, d, 1e5 * (d + 1));
+  const DiagnosisReport report = DiagnoseFlow(p, SomeInputs(p), output_gradient);
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("the norm of dQ at query position 3 is")));
+}
+
+TEST(DiagnosisTest, NanInTheGradientIsNamed) {
+  const Problem p = Square(3);
+  Inputs inputs = SomeInputs(p);
+  inputs.value.Set(0, 0, 1, 1, kNan);
+  const DiagnosisReport report = DiagnoseFlow(p, inputs, SomeOutputGradient(p));
+  EXPECT_THAT(report.warnings, Contains(HasSubstr("dQ has ")));
+  EXPECT_GT(report.gradients[0].numbers.nan, 0);
+}
+
 }  // namespace
 }  // namespace rapt::test

@@ -35,8 +35,9 @@ using BackwardMessage = v1::AttendBackwardRequest;
 
 constexpr size_t kMaxRank = 4;
 
-constexpr int kDataField = 3;  // of Tensor
-constexpr int kCallField = 1;  // of AttendBackwardRequest and DiagnoseRequest
+constexpr int kDataField = 3;      // of Tensor
+constexpr int kCallField = 1;      // of AttendBackwardRequest and DiagnoseRequest
+constexpr int kBackwardField = 2;  // of DiagnoseRequest
 
 constexpr wire::PayloadField kTensorFields[] = {{kDataField, nullptr}};
 constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
@@ -62,7 +63,7 @@ struct Columns {
   wire::MessageSchema attend_schema;
   std::vector<wire::PayloadField> backward;
   wire::MessageSchema backward_schema;
-  wire::PayloadField diagnose;
+  std::vector<wire::PayloadField> diagnose;
   wire::MessageSchema diagnose_schema;
 };
 
@@ -94,8 +95,8 @@ const Columns& ColumnsOfTables() {
     }
     c->attend_schema = {c->attend};
     c->backward_schema = {c->backward};
-    c->diagnose = {kCallField, &c->attend_schema};
-    c->diagnose_schema = {absl::MakeConstSpan(&c->diagnose, 1)};
+    c->diagnose = {{kCallField, &c->attend_schema}, {kBackwardField, &c->backward_schema}};
+    c->diagnose_schema = {c->diagnose};
     return c;
   }();
   return *columns;
@@ -441,10 +442,10 @@ absl::Status ReadBackward(const BackwardMessage& message, const Message& fields,
   return status.ok() ? ReadGradients(message, call) : status;
 }
 
-// `backward` is null in the forward pass.
+// `backward` is null in the forward pass, and otherwise moved from.
 absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inputs,
                                        const SharedMemory& shared_memory,
-                                       const BackwardMessage* backward = nullptr) {
+                                       BackwardMessage* backward = nullptr) {
   OperatorCall call;
   SharedTensors shared_tensors(shared_memory);
   absl::Status status = ReadTensors(fields, kInputTensors, shared_tensors, inputs, call);
@@ -462,7 +463,10 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inpu
   absl::StatusOr<ResolvedCall> resolved = Resolve(call, kNativeNames);
   if (!resolved.ok()) return resolved.status();
   DecodedCall decoded;
-  if (backward != nullptr) decoded.request.model = Model::kAttentionBackward;
+  if (backward != nullptr) {
+    decoded.request.model = Model::kAttentionBackward;
+    decoded.backward = std::move(*backward);
+  }
   decoded.request.call = *std::move(resolved);
   decoded.request.inputs = inputs;
   decoded.request.key_lengths.assign(fields.key_lengths().begin(), fields.key_lengths().end());
@@ -523,7 +527,15 @@ absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
   if (!fields.ParseFromString(parts->rest)) {
     return absl::InvalidArgumentError("not a rapt.v1.DiagnoseRequest");
   }
-  return DecodeCall(std::move(*fields.mutable_call()), parts->inputs, shared_memory);
+  if (!fields.has_backward()) {
+    return DecodeCall(std::move(*fields.mutable_call()), parts->inputs, shared_memory);
+  }
+  if (fields.has_call()) {
+    return absl::InvalidArgumentError(
+        "call and backward are both set; backward has the call of the forward pass");
+  }
+  BackwardMessage& backward = *fields.mutable_backward();
+  return DecodeCall(std::move(*backward.mutable_call()), parts->inputs, shared_memory, &backward);
 }
 
 absl::Status CheckResponseSize(const DecodedCall& decoded) {
@@ -635,7 +647,7 @@ void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds c
   timing.set_compute_us(Microseconds(compute_time));
 }
 
-const v1::Tensor& TensorOf(const Message& message, Role role) {
+const v1::Tensor& TensorOf(const pb::Message& message, Role role) {
   return *PartOf<v1::Tensor>(message, ColumnsOfTables().tensors[role]);
 }
 

@@ -19,7 +19,9 @@ namespace rapt::native {
 
 struct DecodedCall {
   Request request;
-  v1::AttendRequest fields;  // without the tensors' data
+  // Without the tensors' data. `backward` is empty in the forward pass and has no call.
+  v1::AttendRequest fields;
+  v1::AttendBackwardRequest backward;
 };
 
 // The fields of AttendRequest, AttendBackwardRequest and DiagnoseRequest that hold tensor data. The
@@ -39,7 +41,7 @@ absl::StatusOr<DecodedCall> DecodeAttend(const MessageBytes& message,
 absl::StatusOr<DecodedCall> DecodeBackward(const MessageBytes& message,
                                            const SharedMemory& shared_memory);
 
-// The same for the call in a DiagnoseRequest.
+// The same for the call or backward pass in a DiagnoseRequest.
 absl::StatusOr<DecodedCall> DecodeDiagnose(const MessageBytes& message,
                                            const SharedMemory& shared_memory);
 
@@ -51,8 +53,9 @@ absl::Status CheckResponseSize(const DecodedCall& decoded);
 ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& places,
                              const Result& result);
 
-// REQUIRES: `role` is one of kInputTensors, and the message has it.
-const v1::Tensor& TensorOf(const v1::AttendRequest& message, Role role);
+// REQUIRES: the message has `role`: of AttendRequest one of kInputTensors, of AttendBackwardRequest
+// one of kBackwardInputs.
+const v1::Tensor& TensorOf(const google::protobuf::Message& message, Role role);
 
 // Reads the type and shape of an input. `data` is its data field, of the size that they require;
 // set to the bytes in shared memory if the tensor is there. Null `shared_tensors`: it must not be

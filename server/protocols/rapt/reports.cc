@@ -1,5 +1,6 @@
 #include "server/protocols/rapt/reports.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -136,11 +137,13 @@ void DescribeBackend(const Backend& backend, const PlanOptions& options, v1::Bac
 
 }  // namespace
 
-void EncodeDiagnosis(const v1::AttendRequest& call, const DiagnosisReport& report,
-                     v1::DiagnoseResponse& response) {
+void EncodeDiagnosis(const v1::AttendRequest& call, const v1::AttendBackwardRequest& backward,
+                     const DiagnosisReport& report, v1::DiagnoseResponse& response) {
   response.set_problem(report.problem);
   for (const TensorSummary& input : report.inputs) {
-    EncodeTensor(TensorOf(call, input.role), input, *response.add_inputs());
+    const bool is_forward = std::find(kInputs.begin(), kInputs.end(), input.role) != kInputs.end();
+    EncodeTensor(is_forward ? TensorOf(call, input.role) : TensorOf(backward, input.role), input,
+                 *response.add_inputs());
   }
   EncodeBounds(report.raw_scores, *response.mutable_raw_scores());
   EncodeBounds(report.scaled_scores, *response.mutable_scaled_scores());
@@ -154,6 +157,14 @@ void EncodeDiagnosis(const v1::AttendRequest& call, const DiagnosisReport& repor
   EncodeBounds(report.row_sums, *response.mutable_row_sums());
   EncodeEmptyRows(report, *response.mutable_empty_rows());
   EncodeBounds(report.output, *response.mutable_output());
+  for (const GradientSummary& gradient : report.gradients) {
+    v1::GradientReport& message = *response.add_gradients();
+    message.set_name(gradient.name);
+    EncodeBounds(gradient.numbers, *message.mutable_range());
+    message.set_norm(gradient.norm);
+    message.mutable_position_norms()->Assign(gradient.position_norms.begin(),
+                                             gradient.position_norms.end());
+  }
   for (const BackendChoice& choice : report.backends) {
     EncodeChoice(choice, *response.add_backends());
   }

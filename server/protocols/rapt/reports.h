@@ -9,9 +9,10 @@
 
 namespace rapt::native {
 
-// `report` is the diagnosis of `call`; the response shows the call's tensors as received.
-void EncodeDiagnosis(const v1::AttendRequest& call, const DiagnosisReport& report,
-                     v1::DiagnoseResponse& response);
+// `report` is the diagnosis of `call`, and of `backward` if it is not empty; the response shows
+// their tensors as received.
+void EncodeDiagnosis(const v1::AttendRequest& call, const v1::AttendBackwardRequest& backward,
+                     const DiagnosisReport& report, v1::DiagnoseResponse& response);
 
 // InvalidArgument names the field, the value received and the values allowed; otherwise as
 // MakePlan.

@@ -59,6 +59,7 @@ class DiagnoseHandler final : public MessageHandler {
     absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(message, shared_memory_);
     if (!decoded.ok()) return call.End(decoded.status());
     fields_ = std::move(decoded->fields);
+    backward_ = std::move(decoded->backward);
     call.call().Bind(decoded->request);
     call.call().engine().Diagnose(
         std::move(decoded->request),
@@ -68,7 +69,7 @@ class DiagnoseHandler final : public MessageHandler {
   void OnReport(const absl::StatusOr<DiagnosisReport>& report, MethodCall& call) const {
     if (!report.ok()) return call.End(report.status());
     v1::DiagnoseResponse response;
-    EncodeDiagnosis(fields_, *report, response);
+    EncodeDiagnosis(fields_, backward_, *report, response);
     ResponseMessage serialized;
     serialized.Append(response.SerializeAsString());
     call.Respond(std::move(serialized));
@@ -76,6 +77,7 @@ class DiagnoseHandler final : public MessageHandler {
 
   const SharedMemory& shared_memory_;
   v1::AttendRequest fields_;
+  v1::AttendBackwardRequest backward_;
 };
 
 void DescribeAdmission(const CallEnvironment& call, v1::AdmissionLimits& limits) {

@@ -1149,6 +1149,28 @@ def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
 
 
 @EVERYWHERE
+def test_diagnose_shows_how_the_gradient_flows(rapt, save, load, where):
+    random = np.random.default_rng(3)
+    tensors = {name: random.standard_normal((1, 2, 6, 4), "f4") for name in ("q", "k", "v", "dy")}
+    save(**tensors, mask=np.arange(6)[None] != 4)
+    files = [*where, "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--mask", "mask.npy"]
+    report = json.loads(rapt("diagnose", *files, "--grad", "dy.npy", "--json").stdout)
+    rapt("attend", *files, "--grad", "dy.npy", "-o", "gradients.npz")
+    with load("gradients.npz") as gradients:
+        for gradient in report["gradients"]:
+            values = gradients[gradient["name"]].astype("f8")
+            assert gradient["norm"] == pytest.approx(np.linalg.norm(values), rel=1e-5)
+            assert gradient["position_norms"] == pytest.approx(
+                np.sqrt((values**2).sum((0, 1, 3))), rel=1e-5, abs=1e-7
+            )
+    assert [gradient["name"] for gradient in report["gradients"]] == ["dq", "dk", "dv"]
+    assert sum("is 0 at 1 of 6 key positions: 4" in warning for warning in report["warnings"]) == 2
+    text = rapt("diagnose", *files, "--grad", "dy.npy").stdout
+    assert "norm by position" in text and "4: 0," in text
+    assert "norm by position" not in rapt("diagnose", *files).stdout
+
+
+@EVERYWHERE
 @pytest.mark.parametrize("page, least", [("variants.md", 20), ("gradients.md", 6)])
 def test_every_command_of_the_pages_works(rapt, tmp_path, where, page, least):
     text = (DOCS / page).read_text()

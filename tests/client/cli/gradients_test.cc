@@ -62,6 +62,9 @@ class FakeCaller : public AttentionCaller {
   absl::StatusOr<client::Diagnosis> Diagnose(const client::AttendCall&) override {
     return absl::UnimplementedError("it diagnoses nothing");
   }
+  absl::StatusOr<client::Diagnosis> Diagnose(const client::BackwardCall&) override {
+    return absl::UnimplementedError("it diagnoses nothing");
+  }
 
  private:
   const double factor_;

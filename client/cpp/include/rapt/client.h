@@ -176,6 +176,8 @@ class Client {
   // Explains a call whose result seems wrong. Does not compute the requested outputs. Slower than
   // Attend. Blocks until done.
   absl::StatusOr<Diagnosis> Diagnose(const AttendCall& call, const CallOptions& options = {});
+  // Also explains how the gradient flows to Q, K and V. Does not compute other gradients.
+  absl::StatusOr<Diagnosis> Diagnose(const BackwardCall& call, const CallOptions& options = {});
 
   // Returns the memory that self-attention needs at the server, for three ways to compute it.
   // Blocks until done.

@@ -46,6 +46,14 @@ struct BackendChoice {
   std::string reason;           // why it can't run, or why another backend was chosen
 };
 
+// The gradient of Q, K or V, with that of past keys and values.
+struct GradientReport {
+  std::string name;  // "dq"
+  Range range;
+  double norm = 0;                     // of the finite values
+  std::vector<double> position_norms;  // at each query of dq, or at each key of dk and dv
+};
+
 // The result of each step of the definition for a call.
 struct Diagnosis {
   std::string problem;  // "B=2 Hq=8 Hkv=2 Sq=128 Sk=128 P=0 D=64 Dv=64 FP32 causal"
@@ -63,6 +71,7 @@ struct Diagnosis {
   int64_t empty_rows = 0;                  // query rows that see no key; their output is zero
   std::vector<QueryRow> first_empty_rows;  // a few of them
   Range output;
+  std::vector<GradientReport> gradients;  // of dq, dk and dv; only of a BackwardCall
   std::vector<BackendChoice> backends;
   std::vector<std::string> warnings;  // likely causes, one sentence each
 };

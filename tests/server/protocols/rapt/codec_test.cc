@@ -328,6 +328,30 @@ TEST(RaptCodecTest, ReadsTheCallToDiagnose) {
   EXPECT_TRUE(decoded->fields.k().data().empty());
 }
 
+TEST(RaptCodecTest, ReadsTheBackwardPassToDiagnose) {
+  v1::DiagnoseRequest message;
+  v1::AttendBackwardRequest& backward = *message.mutable_backward();
+  *backward.mutable_call() = SomeCall();
+  SetTensor(*backward.mutable_dy(), v1::FP32, {2, 4, 3, 6}, 4);
+  backward.mutable_dy()->set_data(std::string(2 * 4 * 3 * 6 * 4, 'd'));
+  const WireMessage bytes(message.SerializeAsString(), 100);
+  const absl::StatusOr<DecodedCall> decoded = DecodeDiagnose(bytes.bytes(), kNoSharedMemory);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_TRUE(decoded->request.call.problem.backward.has_value());
+  EXPECT_EQ(Gather(decoded->request.inputs[Role::kOutputGradient]), backward.dy().data());
+  EXPECT_THAT(decoded->backward.dy().shape(), ElementsAre(2, 4, 3, 6));
+}
+
+TEST(RaptCodecTest, DiagnosesEitherACallOrABackwardPass) {
+  v1::DiagnoseRequest message;
+  *message.mutable_call() = SomeCall();
+  *message.mutable_backward()->mutable_call() = SomeCall();
+  const WireMessage bytes(message.SerializeAsString());
+  const absl::Status status = DecodeDiagnose(bytes.bytes(), kNoSharedMemory).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("call and backward are both set"));
+}
+
 TEST(RaptCodecTest, TheLastDataOfARepeatedTensorWins) {
   v1::AttendRequest again;
   again.mutable_v()->set_data(std::string(2 * 2 * 5 * 6 * 4, 'v'));
