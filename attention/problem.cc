@@ -391,6 +391,18 @@ absl::Status CheckBackward(const Problem& p, const FieldNames& names) {
         "the backward pass returns gradients only, of a whole problem: neither scores, lse nor "
         "present keys and values");
   }
+  // Backends may keep this many partial sums of gradients, whose rows they pad.
+  constexpr int64_t kParts = 32;
+  constexpr int64_t kPadding = 64;
+  const int64_t t = p.total_keys();
+  absl::Status status = CheckVolume("the sums of gradients by distance",
+                                    {p.batch, p.query_heads, p.query_length + t, kParts});
+  if (status.ok()) {
+    status = CheckVolume(
+        "the sums of gradients by key",
+        {p.batch, p.kv_heads, t, kParts * (std::max(p.head_size, p.value_head_size) + kPadding)});
+  }
+  if (!status.ok()) return status;
   if (backward.gradients.empty()) {
     return absl::InvalidArgumentError("no gradient is wanted; at least one must be");
   }

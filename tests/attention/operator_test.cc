@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <vector>
@@ -885,6 +886,82 @@ INSTANTIATE_TEST_SUITE_P(
            c.dropout = Dropout{std::nan(""), 0};
          }),
          {"dropout", "nan"}},
+    }),
+    CaseName);
+
+OperatorCall BackwardOf(std::initializer_list<Role> gradients, const Change& change) {
+  return Rank4([&](OperatorCall& c) {
+    c.gradients.emplace();
+    for (Role role : gradients) c.gradients->Add(role);
+    c.inputs[Role::kOutputGradient] = TensorSpec{DType::kFloat32, {2, 8, 16, 32}};
+    change(c);
+  });
+}
+
+TEST(ResolveTest, GradientsHaveTheShapesOfInputs) {
+  const ResolvedCall resolved =
+      MustResolve(BackwardOf({Role::kDQ, Role::kDV, Role::kDBias}, [](OperatorCall& c) {
+        c.inputs[Role::kBias] = TensorSpec{DType::kFloat16, {16, 20}};
+        c.inputs[Role::kForwardOutput] = c.inputs[Role::kOutputGradient];
+        c.inputs[Role::kForwardLse] = c.inputs[Role::kLseGradient] =
+            TensorSpec{DType::kFloat32, {2, 8, 16}};
+      }));
+  ASSERT_TRUE(resolved.problem.backward.has_value());
+  EXPECT_TRUE(resolved.problem.backward->has_forward);
+  EXPECT_TRUE(resolved.problem.backward->has_lse_gradient);
+  EXPECT_THAT(resolved.outputs[Role::kDQ].shape, ElementsAre(2, 8, 16, 64));
+  EXPECT_THAT(resolved.outputs[Role::kDV].shape, ElementsAre(2, 4, 20, 32));
+  EXPECT_THAT(resolved.outputs[Role::kDBias].shape, ElementsAre(16, 20));
+  EXPECT_EQ(resolved.outputs[Role::kDBias].dtype, DType::kFloat16);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Gradients, InvalidCallTest,
+    ::testing::ValuesIn(std::vector<InvalidCall>{
+        {"no_output_gradient",
+         BackwardOf({Role::kDQ}, [](auto& c) { c.inputs[Role::kOutputGradient].reset(); }),
+         {"dY is missing"}},
+        {"output_gradient_shape",
+         BackwardOf({Role::kDQ}, [](auto& c) { c.inputs[Role::kOutputGradient]->shape[3] = 64; }),
+         {"dY is FP32 [2, 8, 16, 64]", "FP32 [2, 8, 16, 32]"}},
+        {"output_gradient_type",
+         BackwardOf({Role::kDQ},
+                    [](auto& c) { c.inputs[Role::kOutputGradient]->dtype = DType::kBFloat16; }),
+         {"dY is BF16", "it must be FP32"}},
+        {"output_without_lse",
+         BackwardOf({Role::kDQ},
+                    [](auto& c) {
+                      c.inputs[Role::kForwardOutput] = c.inputs[Role::kOutputGradient];
+                    }),
+         {"Y of the forward pass is set but lse is not"}},
+        {"lse_of_a_normalizer_without",
+         BackwardOf({Role::kDQ},
+                    [](auto& c) {
+                      c.normalizer = Normalizer::kSparsemax;
+                      c.inputs[Role::kLseGradient] = TensorSpec{DType::kFloat32, {2, 8, 16}};
+                    }),
+         {"dlse is set, but normalizer is sparsemax"}},
+        {"no_gradient", BackwardOf({}, [](auto&) {}), {"no gradient is wanted"}},
+        {"gradient_of_nothing",
+         BackwardOf({Role::kDHeadSink}, [](auto&) {}),
+         {"d_head_sink is wanted, but head_sink is not given"}},
+        {"gradient_of_bools",
+         BackwardOf({Role::kDMask},
+                    [](auto& c) {
+                      c.inputs[Role::kMask] = TensorSpec{DType::kBool, {16, 20}};
+                    }),
+         {"d_attn_mask is wanted, but attn_mask has type BOOL"}},
+        {"with_scores",
+         BackwardOf({Role::kDQ}, [](auto& c) { c.score_output = ScoreOutput::kWeights; }),
+         {"the backward pass returns gradients only"}},
+        {"sums_overflow",
+         BackwardOf({Role::kDQ},
+                    [](auto& c) {
+                      c.inputs[Role::kQ]->shape = {1, int64_t{1} << 27, 1, 1};
+                      c.inputs[Role::kK]->shape = c.inputs[Role::kV]->shape = {1, 1, 1 << 29, 1};
+                      c.inputs[Role::kOutputGradient]->shape = {1, int64_t{1} << 27, 1, 1};
+                    }),
+         {"sums of gradients by distance overflows"}},
     }),
     CaseName);
 
