@@ -84,6 +84,7 @@ double MovedBytes(const Problem& p) {
       number(p.query_heads) * number(p.query_length) + number(p.kv_heads) * number(p.total_keys());
   double bytes =
       number(p.batch) * rows * number(p.head_size + p.value_head_size) * number(SizeOf(p.dtype));
+  if (p.backward) bytes *= 2;
   if (p.mask) {
     double elements = 1;
     for (const int64_t dim : p.mask->dims) elements *= number(dim);

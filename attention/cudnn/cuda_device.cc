@@ -62,11 +62,11 @@ class CudaLane final : public Lane {
   absl::Status Run(const SdpaGraph& graph, const CompiledPlan& plan,
                    const ArenaLayout& layout) override {
     absl::Status status =
-        runtime_.Check("copying in", Copy(0, layout.output, cudaMemcpyHostToDevice));
+        runtime_.Check("copying in", Copy(0, layout.outputs, cudaMemcpyHostToDevice));
     if (status.ok()) status = cudnn_->Run(graph, plan, layout, device_, device_ + layout.end);
     if (status.ok()) {
       status =
-          runtime_.Check("copying out", Copy(layout.output, layout.end, cudaMemcpyDeviceToHost));
+          runtime_.Check("copying out", Copy(layout.outputs, layout.end, cudaMemcpyDeviceToHost));
     }
     // Also after an error: nothing of this request may be in flight when the next one starts.
     status.Update(runtime_.Check("running", runtime_.StreamSynchronize(stream_)));

@@ -382,8 +382,10 @@ absl::Status CudnnBackend::Supports(const Problem& problem) const {
   if (!status.ok() || problem.empty()) return status;
   const Partition partition = PartitionOn(*device_, problem);
   if (partition.batch == 0) {
-    return absl::UnimplementedError(absl::StrCat("a few rows of a single head exceed the ",
-                                                 TensorBytes(*device_), " bytes of a device lane"));
+    return absl::UnimplementedError(
+        absl::StrCat(problem.backward ? "the gradients of a single head need more than"
+                                      : "a few rows of a single head exceed",
+                     " the ", TensorBytes(*device_), " bytes of a device lane"));
   }
   if (!partition.splits_heads()) return absl::OkStatus();
   // At scores of -1e38, an FP32 lse has no precision left for the number of keys.

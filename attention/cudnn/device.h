@@ -36,8 +36,13 @@ struct ArenaLayout {
   int64_t key_offsets = 0;
   int64_t value_offsets = 0;
   int64_t output_offsets = 0;
-  int64_t output = 0;  // outputs begin here
+  int64_t output = 0;  // an input of a backward graph, as is lse
   int64_t lse = 0;
+  int64_t output_gradient = 0;
+  int64_t query_gradient = 0;
+  int64_t key_gradient = 0;
+  int64_t value_gradient = 0;
+  int64_t outputs = 0;  // where the outputs begin
   int64_t end = 0;
 };
 

@@ -22,6 +22,11 @@ constexpr int64_t kLengthsPerOctave = 8;
 constexpr int64_t kMinRaggedBatch = 4;
 constexpr int64_t kRaggedBatchStep = 4;
 
+// Tiles of the backward kernels' matrix of the scores' gradients.
+constexpr int64_t kBackwardTileRows = 64;
+constexpr int64_t kBackwardTileKeys = 128;
+constexpr double kBackwardScheduleBytes = 4 << 10;
+
 absl::Status Unsupported(absl::string_view what) {
   return absl::UnimplementedError(absl::StrCat("cuDNN does not support ", what));
 }
@@ -97,6 +102,19 @@ MaskShape BiasOf(const SdpaGraph& graph, const MaskShape& mask) {
   return bias;
 }
 
+absl::Status CheckBackward(const Problem& p) {
+  if (!p.backward) return absl::OkStatus();
+  if (p.dtype == DType::kFloat32) return Unsupported("gradients in FP32");
+  if (!p.backward->has_forward) return Unsupported("gradients without Y and lse");
+  if (p.backward->has_lse_gradient) return Unsupported("a gradient of lse");
+  if (p.backward->gradients.contains(Role::kDMask)) {
+    return Unsupported("the gradient of an attn_mask");
+  }
+  // It would need a second score modifier, for the derivative.
+  if (p.softcap != 0) return Unsupported("gradients through a softcap");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int64_t PowerOfTwoFrom(int64_t n) {
@@ -120,7 +138,6 @@ absl::Status Supports(const Problem& p) {
   if (p.has_relative()) return Unsupported("biases by distance");
   if (p.has_relative_vectors()) return Unsupported("relative_keys and relative_values");
   if (p.has_rotary()) return Unsupported("rotary embedding");
-  if (p.backward) return Unsupported("gradients");
   if (p.is_additive()) return Unsupported("additive scores");
   if (p.block_mask) return Unsupported("block_mask");
   if (p.selected) return Unsupported("selected_indices");
@@ -137,6 +154,7 @@ absl::Status Supports(const Problem& p) {
   if (std::max(p.query_length, p.total_keys()) > kMaxRows) {
     return Unsupported(absl::StrCat("more than ", kMaxRows, " queries or keys"));
   }
+  if (absl::Status status = CheckBackward(p); !status.ok()) return status;
   return CheckDiagonal(p);
 }
 
@@ -184,7 +202,8 @@ SdpaGraph GraphOf(const Problem& p) {
                   .head_size = RoundUp(p.head_size, kHeadSizeStep),
                   .value_head_size = RoundUp(p.value_head_size, kHeadSizeStep),
                   .scale = p.effective_scale(),
-                  .softcap = p.softcap};
+                  .softcap = p.softcap,
+                  .backward = p.backward.has_value()};
   graph.has_lengths =
       p.has_key_lengths || graph.query_length != crop.queries || graph.key_length != crop.keys;
   if (p.mask) graph.bias = BiasOf(graph, *p.mask);
@@ -212,8 +231,23 @@ SdpaGraph GraphOf(const Problem& p) {
   return graph;
 }
 
+int64_t BackwardWorkspaceBytes(const SdpaGraph& g) {
+  // Computed as doubles, as large problems exceed int64.
+  const auto rows = static_cast<double>(g.batch * g.query_heads);
+  const auto queries = static_cast<double>(RoundUp(g.query_length, kBackwardTileRows));
+  const auto keys = static_cast<double>(RoundUp(g.key_length, kBackwardTileKeys));
+  double bytes = rows * queries * keys * 2 + rows * queries * 4 + kBackwardScheduleBytes;
+  // The gradients of the keys for each query head, which are added for each key head.
+  if (g.kv_heads != g.query_heads) {
+    bytes += rows * keys * static_cast<double>(g.head_size + g.value_head_size) * 2;
+  }
+  return static_cast<int64_t>(std::min(bytes, 1e18));
+}
+
 // With a softcap, lengths only mask scores: kernels would read beyond ragged rows.
-bool MayBeRagged(const SdpaGraph& graph) { return !graph.bias && graph.softcap == 0; }
+bool MayBeRagged(const SdpaGraph& graph) {
+  return !graph.bias && graph.softcap == 0 && !graph.backward;
+}
 
 SdpaGraph RaggedOf(SdpaGraph graph, int64_t batch, int64_t queries, int64_t keys) {
   graph.has_lengths = graph.ragged = true;
@@ -237,6 +271,7 @@ std::string SdpaGraph::Key() const {
   if (bias) {
     absl::StrAppend(&key, " bias-", NameOf(bias->dtype), "[", absl::StrJoin(bias->dims, ","), "]");
   }
+  if (backward) absl::StrAppend(&key, " backward");
   return key;
 }
 

@@ -48,6 +48,11 @@ struct SdpaGraph {
   // A tensor of a float type that is added to the scores after the softcap; axes of 1 broadcast.
   std::optional<MaskShape> bias = std::nullopt;
 
+  // Computes the backward pass: O and LSE are inputs, as is the gradient dO of O, and the gradients
+  // dQ, dK and dV, packed as Q, K and V, are the outputs. FP16 or BF16, neither ragged nor with a
+  // softcap. Every run returns the same bits.
+  bool backward = false;
+
   // All fields on one line. Equal graphs have equal keys; a plan serves every graph of its key.
   std::string Key() const;
 };
@@ -81,6 +86,12 @@ SentKeys KeysOf(const Problem& problem, absl::Span<const int64_t> key_lengths, i
 // Returns the graph of a problem. Lengths are rounded up, so that a service that receives arbitrary
 // lengths needs few graphs. REQUIRES: the problem is supported and its crop is not empty.
 SdpaGraph GraphOf(const Problem& problem);
+
+// cuDNN's limit for the workspace of a deterministic backward pass.
+inline constexpr int64_t kMaxBackwardWorkspaceBytes = int64_t{256} << 20;
+
+// Returns an upper bound of the workspace that the kernels of a backward graph need.
+int64_t BackwardWorkspaceBytes(const SdpaGraph& graph);
 
 // Returns whether cuDNN can also compute the graph over ragged tensors.
 bool MayBeRagged(const SdpaGraph& graph);

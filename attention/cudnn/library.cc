@@ -126,7 +126,8 @@ ScoreModifier SoftcapAndBounds(const SdpaGraph& g, const Lengths& lengths) {
   };
 }
 
-void SetBounds(const SdpaGraph& g, const Lengths& lengths, fe::graph::SDPA_attributes& sdpa) {
+template <typename Attributes>
+void SetBounds(const SdpaGraph& g, const Lengths& lengths, Attributes& sdpa) {
   sdpa.set_diagonal_alignment(g.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
                                              : fe::DiagonalAlignment_t::TOP_LEFT);
   if (g.left_bound) sdpa.set_diagonal_band_left_bound(static_cast<int>(*g.left_bound));
@@ -136,54 +137,95 @@ void SetBounds(const SdpaGraph& g, const Lengths& lengths, fe::graph::SDPA_attri
   }
 }
 
+struct Inputs {
+  TensorPtr q;
+  TensorPtr k;
+  TensorPtr v;
+  TensorPtr scale;
+  TensorPtr bias;  // or null
+  Lengths lengths;
+};
+
 // FP32 is exact: cuDNN's FP32 attention engines use no TF32.
-void Define(const SdpaGraph& g, fe::graph::Graph& graph) {
+Inputs DefineInputs(const SdpaGraph& g, fe::graph::Graph& graph) {
   graph.set_io_data_type(TypeOf(g.dtype))
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
   const auto rows = [&](TensorId id, TensorId offsets, const std::array<int64_t, 4>& dims) {
     return Rows(g, graph, id, offsets, dims);
   };
-  const TensorPtr q = graph.tensor(rows(TensorId::kQuery, TensorId::kQueryOffsets,
-                                        {g.batch, g.query_heads, g.query_length, g.head_size}));
-  const TensorPtr k = graph.tensor(rows(TensorId::kKey, TensorId::kKeyOffsets,
-                                        {g.batch, g.kv_heads, g.key_length, g.head_size}));
-  const TensorPtr v = graph.tensor(rows(TensorId::kValue, TensorId::kValueOffsets,
-                                        {g.batch, g.kv_heads, g.key_length, g.value_head_size}));
-
-  auto sdpa = fe::graph::SDPA_attributes().set_name("sdpa").set_generate_stats(true).set_attn_scale(
-      graph.tensor(Packed(TensorId::kScale, fe::DataType_t::FLOAT, {1, 1, 1, 1})
-                       .set_is_pass_by_value(true)));
-  Lengths lengths;
+  Inputs in;
+  in.q = graph.tensor(rows(TensorId::kQuery, TensorId::kQueryOffsets,
+                           {g.batch, g.query_heads, g.query_length, g.head_size}));
+  in.k = graph.tensor(rows(TensorId::kKey, TensorId::kKeyOffsets,
+                           {g.batch, g.kv_heads, g.key_length, g.head_size}));
+  in.v = graph.tensor(rows(TensorId::kValue, TensorId::kValueOffsets,
+                           {g.batch, g.kv_heads, g.key_length, g.value_head_size}));
+  in.scale = graph.tensor(
+      Packed(TensorId::kScale, fe::DataType_t::FLOAT, {1, 1, 1, 1}).set_is_pass_by_value(true));
   if (g.has_lengths) {
     const std::array<int64_t, 4> dims = {g.batch, 1, 1, 1};
-    lengths.queries = graph.tensor(Packed(TensorId::kQueryLengths, fe::DataType_t::INT32, dims));
-    lengths.keys = graph.tensor(Packed(TensorId::kKeyLengths, fe::DataType_t::INT32, dims));
+    in.lengths.queries = graph.tensor(Packed(TensorId::kQueryLengths, fe::DataType_t::INT32, dims));
+    in.lengths.keys = graph.tensor(Packed(TensorId::kKeyLengths, fe::DataType_t::INT32, dims));
   }
   if (g.bias) {
-    sdpa.set_bias(graph.tensor(Packed(TensorId::kBias, TypeOf(g.bias->dtype), g.bias->dims)));
+    in.bias = graph.tensor(Packed(TensorId::kBias, TypeOf(g.bias->dtype), g.bias->dims));
   }
+  return in;
+}
+
+void Write(const TensorPtr& to, Tensor_attributes packed) {
+  to->set_output(true)
+      .set_uid(packed.get_uid())
+      .set_dim(packed.get_dim())
+      .set_stride(packed.get_stride())
+      .set_data_type(packed.get_data_type())
+      .set_ragged_offset(packed.get_ragged_offset());
+}
+
+void DefineForward(const SdpaGraph& g, fe::graph::Graph& graph) {
+  const Inputs in = DefineInputs(g, graph);
+  auto sdpa = fe::graph::SDPA_attributes().set_name("sdpa").set_generate_stats(true).set_attn_scale(
+      in.scale);
+  if (in.bias) sdpa.set_bias(in.bias);
   if (g.softcap > 0) {
-    sdpa.set_score_mod(SoftcapAndBounds(g, lengths));
+    sdpa.set_score_mod(SoftcapAndBounds(g, in.lengths));
   } else {
-    SetBounds(g, lengths, sdpa);
+    SetBounds(g, in.lengths, sdpa);
   }
 
-  auto [output, lse] = graph.sdpa(q, k, v, std::move(sdpa));
-  const auto write = [](const TensorPtr& to, Tensor_attributes packed) {
-    to->set_output(true)
-        .set_uid(packed.get_uid())
-        .set_dim(packed.get_dim())
-        .set_stride(packed.get_stride())
-        .set_data_type(packed.get_data_type())
-        .set_ragged_offset(packed.get_ragged_offset());
-  };
-  write(output, rows(TensorId::kOutput, TensorId::kOutputOffsets,
+  auto [output, lse] = graph.sdpa(in.q, in.k, in.v, std::move(sdpa));
+  Write(output, Rows(g, graph, TensorId::kOutput, TensorId::kOutputOffsets,
                      {g.batch, g.query_heads, g.query_length, g.value_head_size}));
   // Never ragged: with a single query per row, cuDNN 9.26 writes a ragged LSE only for the first
   // head of each group.
-  write(lse,
+  Write(lse,
         Packed(TensorId::kLse, fe::DataType_t::FLOAT, {g.batch, g.query_heads, g.query_length, 1}));
+}
+
+void DefineBackward(const SdpaGraph& g, fe::graph::Graph& graph) {
+  const fe::DataType_t type = TypeOf(g.dtype);
+  const Inputs in = DefineInputs(g, graph);
+  const std::array<int64_t, 4> rows = {g.batch, g.query_heads, g.query_length, g.value_head_size};
+  const TensorPtr output = graph.tensor(Packed(TensorId::kOutput, type, rows));
+  const TensorPtr output_gradient = graph.tensor(Packed(TensorId::kOutputGradient, type, rows));
+  const TensorPtr lse = graph.tensor(
+      Packed(TensorId::kLse, fe::DataType_t::FLOAT, {g.batch, g.query_heads, g.query_length, 1}));
+
+  auto sdpa = fe::graph::SDPA_backward_attributes()
+                  .set_name("sdpa_backward")
+                  .set_deterministic_algorithm(true)
+                  .set_attn_scale(in.scale);
+  if (in.bias) sdpa.set_bias(in.bias);
+  SetBounds(g, in.lengths, sdpa);
+
+  auto [dq, dk, dv] =
+      graph.sdpa_backward(in.q, in.k, in.v, output, output_gradient, lse, std::move(sdpa));
+  Write(dq, Packed(TensorId::kQueryGradient, type,
+                   {g.batch, g.query_heads, g.query_length, g.head_size}));
+  Write(dk, Packed(TensorId::kKeyGradient, type, {g.batch, g.kv_heads, g.key_length, g.head_size}));
+  Write(dv, Packed(TensorId::kValueGradient, type,
+                   {g.batch, g.kv_heads, g.key_length, g.value_head_size}));
 }
 
 bool Has(const SdpaGraph& g, TensorId id) {
@@ -198,6 +240,11 @@ bool Has(const SdpaGraph& g, TensorId id) {
     case TensorId::kValueOffsets:
     case TensorId::kOutputOffsets:
       return g.ragged;
+    case TensorId::kOutputGradient:
+    case TensorId::kQueryGradient:
+    case TensorId::kKeyGradient:
+    case TensorId::kValueGradient:
+      return g.backward;
     default:
       return true;
   }
@@ -220,7 +267,7 @@ absl::StatusOr<CompiledPlan> CompileGraph(const SdpaGraph& g, absl::string_view 
   fe::graph::Graph graph;
   // Set before nodes are added, which otherwise query the current device.
   graph.set_device_properties(device).set_sm_version(described.at("deviceVer").get<int>() / 10);
-  Define(g, graph);
+  g.backward ? DefineBackward(g, graph) : DefineForward(g, graph);
   CompiledPlan plan;
   for (const auto& step : std::initializer_list<std::function<fe::error_t()>>{
            [&] { return graph.validate(); }, [&] { return graph.build_operation_graph(); },
@@ -269,7 +316,11 @@ class FrontendStream final : public Stream {
           {TensorId::kValueOffsets, layout.value_offsets},
           {TensorId::kOutputOffsets, layout.output_offsets},
           {TensorId::kOutput, layout.output},
-          {TensorId::kLse, layout.lse}};
+          {TensorId::kLse, layout.lse},
+          {TensorId::kOutputGradient, layout.output_gradient},
+          {TensorId::kQueryGradient, layout.query_gradient},
+          {TensorId::kKeyGradient, layout.key_gradient},
+          {TensorId::kValueGradient, layout.value_gradient}};
       std::unordered_map<int64_t, void*> tensors;
       for (const auto& [id, place] : places) {
         if (Has(g, id)) tensors[static_cast<int64_t>(id)] = arena + place;

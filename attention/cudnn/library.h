@@ -29,6 +29,10 @@ enum class TensorId : int64_t {
   kOutputOffsets,
   kOutput,
   kLse,
+  kOutputGradient,
+  kQueryGradient,
+  kKeyGradient,
+  kValueGradient,
 };
 
 // A cuDNN handle on a stream of the device that was current when it was opened. Not thread-safe.

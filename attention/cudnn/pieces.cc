@@ -1,6 +1,7 @@
 #include "attention/cudnn/pieces.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "attention/cudnn/device.h"
 #include "attention/cudnn/graph.h"
@@ -39,7 +40,12 @@ Problem LargestPiece(const Problem& p, const Partition& partition) {
 
 int64_t BytesOf(const Problem& problem, const Partition& partition) {
   const Problem piece = LargestPiece(problem, partition);
-  return CropOf(piece).empty() ? 0 : LayOut(GraphOf(piece)).end;
+  if (CropOf(piece).empty()) return 0;
+  const SdpaGraph graph = GraphOf(piece);
+  if (!graph.backward) return LayOut(graph).end;
+  const int64_t workspace = BackwardWorkspaceBytes(graph);
+  if (workspace > kMaxBackwardWorkspaceBytes) return std::numeric_limits<int64_t>::max();
+  return LayOut(graph).end + workspace;
 }
 
 // Returns the smallest size that divides `total` into as many ranges as `size` does.
@@ -114,6 +120,7 @@ Partition MakePartition(const Problem& p, int64_t arena_bytes, int lanes) {
   while (partition.kv_heads > 1 && BytesOf(p, partition) > target_bytes)
     partition.kv_heads = CeilDiv(partition.kv_heads, 2);
   if (BytesOf(p, partition) > arena_bytes) {
+    if (p.backward) return {};  // partial gradients cannot be merged
     partition.rows = PowerOfTwoFrom(std::max(p.query_length, p.total_keys()));
     while (partition.rows > kMinRows && BytesOf(p, partition) > target_bytes) partition.rows /= 2;
     if (BytesOf(p, partition) > arena_bytes) return {};
@@ -167,11 +174,18 @@ PieceArguments::PieceArguments(const Arguments& arguments, const Problem& p, con
   read(arguments_.inputs[Role::kV], 1, keys);
   read(arguments_.inputs[Role::kPastKey], 1, {});
   read(arguments_.inputs[Role::kPastValue], 1, {});
+  for (Role role : {Role::kOutputGradient, Role::kForwardOutput, Role::kForwardLse}) {
+    read(arguments_.inputs[role], group, piece.queries);
+  }
   of_queries(arguments_.inputs[Role::kMask]);
   for (MutableTensorView* view :
        {&arguments_.outputs[Role::kY], &arguments_.outputs[Role::kLse], &arguments_.state.output,
         &arguments_.state.max, &arguments_.state.sum}) {
     of_queries(*view);
+  }
+  of_queries(arguments_.outputs[Role::kDQ]);
+  for (Role role : {Role::kDK, Role::kDV, Role::kDPastKey, Role::kDPastValue}) {
+    arguments_.outputs[role] = PartOf(arguments_.outputs[role], piece, 1);
   }
   if (!arguments.key_lengths.empty()) {
     arguments_.key_lengths = arguments.key_lengths.subspan(piece.first_batch, piece.batch);

@@ -41,7 +41,8 @@ struct Partition {
 
 // Returns pieces of similar size that take at most `arena_bytes` of a lane each. Large problems get
 // one piece per lane, so that one is copied while another is computed. Returns 0 batch rows if
-// even a few rows of a head do not fit. REQUIRES: the problem is supported and not empty.
+// even a few rows of a head do not fit, or with gradients a whole head. REQUIRES: the problem is
+// supported and not empty.
 Partition MakePartition(const Problem& problem, int64_t arena_bytes, int lanes);
 
 // Returns the piece as a separate problem. It folds if the piece splits a head.
@@ -60,7 +61,7 @@ class PieceArguments {
 
  private:
   Arguments arguments_;
-  std::array<SlicedBytes, 5> slices_;  // referenced by the sliced views
+  std::array<SlicedBytes, 8> slices_;  // referenced by the sliced views
 };
 
 }  // namespace rapt::cudnn

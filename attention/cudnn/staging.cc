@@ -21,6 +21,9 @@ constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 constexpr double kMaxBias = 1e30;
 constexpr int64_t kMaxHeadSize = 256;
 
+// exp(score - lse) is 0 for every score.
+constexpr float kLseOfNoKeys = 1e30f;
+
 // Ragged rows are packed in blocks of this many tokens, one head after the other.
 constexpr int64_t kTokenBlock = 16;
 
@@ -128,6 +131,14 @@ bool SeesAKey(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_
   return false;
 }
 
+// Writes a row of a gradient; zeros if there is no `row`.
+void WriteGradient(const MutableTensorView& gradient, int64_t b, int64_t h, int64_t s,
+                   const std::byte* row) {
+  const auto bytes = static_cast<size_t>(gradient.dims[3] * SizeOf(gradient.dtype));
+  std::byte* const target = gradient.Row(b, h, s);
+  row == nullptr ? std::memset(target, 0, bytes) : std::memcpy(target, row, bytes);
+}
+
 void FoldRow(const SdpaGraph& g, const Arguments::State& state, int64_t b, int64_t h, int64_t i,
              const std::byte* row, float lse) {
   std::array<float, kMaxHeadSize> part;
@@ -181,8 +192,16 @@ ArenaLayout LayOut(const SdpaGraph& g, const TokenCounts& tokens) {
       place(*offsets, (g.batch + 1) * static_cast<int64_t>(sizeof(int64_t)));
     }
   }
+  if (!g.backward) layout.outputs = end;
   place(layout.output, query_rows * g.value_head_size * element);
   place(layout.lse, g.batch * g.query_heads * g.query_length * static_cast<int64_t>(sizeof(float)));
+  if (g.backward) {
+    place(layout.output_gradient, query_rows * g.value_head_size * element);
+    layout.outputs = end;
+    place(layout.query_gradient, query_rows * g.head_size * element);
+    place(layout.key_gradient, key_rows * g.head_size * element);
+    place(layout.value_gradient, key_rows * g.value_head_size * element);
+  }
   layout.end = end;
   return layout;
 }
@@ -246,6 +265,12 @@ struct Staging::RowTensor {
   int64_t length;  // of a head, if the graph is not ragged
   int64_t row_bytes;
   TokenRange BatchRow::*tokens;
+
+  RowTensor At(int64_t another_place) const {
+    RowTensor tensor = *this;
+    tensor.place = another_place;
+    return tensor;
+  }
 };
 
 Staging::Staging(const SdpaGraph& graph, absl::Span<const Part> parts)
@@ -336,11 +361,18 @@ bool Staging::StagePart(size_t part, std::byte* arena) const {
         }
         for (int64_t h = 0; h < tensor.heads; ++h) RowsOf(tensor, row, h).Clear(count, arena);
       };
-  for (int64_t b = 0; b < p.batch && finite; ++b) {
-    pack(QueryTensor(), rows[b], crop.queries,
+  const auto pack_queries = [&](const RowTensor& tensor, Role role, int64_t b) {
+    pack(tensor, rows[b], crop.queries,
          [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
-           return to.Pack(a.inputs[Role::kQ], b, h, crop.first_query + at, count, at, arena);
+           return to.Pack(a.inputs[role], b, h, crop.first_query + at, count, at, arena);
          });
+  };
+  for (int64_t b = 0; b < p.batch && finite; ++b) {
+    pack_queries(QueryTensor(), Role::kQ, b);
+    if (graph_.backward) {
+      pack_queries(OutputTensor(), Role::kForwardOutput, b);
+      pack_queries(OutputTensor().At(layout_.output_gradient), Role::kOutputGradient, b);
+    }
     const SentKeys sent = KeysOf(p, a.key_lengths, b);
     pack(KeyTensor(), rows[b], sent.count,
          [&](const HeadRows& to, int64_t h, int64_t at, int64_t count) {
@@ -356,9 +388,36 @@ bool Staging::StagePart(size_t part, std::byte* arena) const {
   if (finite && graph_.bias) {
     finite = PackBias(p, graph_, a, arena + layout_.bias) && !HasFaintRow(p, a);
   }
+  if (finite && graph_.backward) finite = StageLse(parts_[part], arena);
   if (finite) return true;
   for (const BatchRow& row : rows) ClearRow(row, arena);
   return false;
+}
+
+// Also removes the gradients of rows that see no key, whose lse the device would multiply.
+bool Staging::StageLse(const Part& part, std::byte* arena) const {
+  const Problem& p = *part.problem;
+  const Crop crop = CropOf(p);
+  std::memset(arena + layout_.lse, 0, layout_.output_gradient - layout_.lse);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.query_heads; ++h) {
+      const HeadRows gradients = RowsOf(OutputTensor().At(layout_.output_gradient), rows_[b], h);
+      for (int64_t n = 0; n < crop.queries; ++n) {
+        float lse = kLseOfNoKeys;
+        if (SeesAKey(p, *part.arguments, b, h, crop.first_query + n)) {
+          std::byte element[sizeof(double)];
+          const TensorView& given = part.arguments->inputs[Role::kForwardLse];
+          given.CopyElement(b, h, crop.first_query + n, 0, element);
+          lse = static_cast<float>(LoadElement(element, given.dtype, 0));
+          if (!std::isfinite(lse)) return false;
+        } else {
+          std::memset(arena + gradients.Row(n), 0, gradients.bytes);
+        }
+        PutAt(arena + layout_.lse, (b * graph_.query_heads + h) * graph_.query_length + n, lse);
+      }
+    }
+  }
+  return true;
 }
 
 void Staging::ClearRow(const BatchRow& row, std::byte* arena) const {
@@ -386,7 +445,43 @@ void Staging::StageLengths(std::byte* arena) const {
   }
 }
 
+void Staging::TakeGradients(const Part& part, const std::byte* arena) const {
+  const Problem& p = *part.problem;
+  const Arguments& a = *part.arguments;
+  const Crop crop = CropOf(p);
+  const RoleSet& wanted = p.backward->gradients;
+  const auto take_keys = [&](const RowTensor& tensor, Role past, Role now, int64_t b) {
+    const SentKeys sent = KeysOf(p, a.key_lengths, b);
+    for (int64_t h = 0; h < p.kv_heads; ++h) {
+      const HeadRows rows = RowsOf(tensor, rows_[b], h);
+      for (int64_t j = 0; j < p.total_keys(); ++j) {
+        const bool is_past = j < p.past_length;
+        const Role role = is_past ? past : now;
+        if (!wanted.contains(role)) continue;
+        const int64_t n = j - sent.first;
+        const bool is_sent = n >= 0 && n < sent.count;
+        WriteGradient(a.outputs[role], b, h, is_past ? j : j - p.past_length,
+                      is_sent ? arena + rows.Row(n) : nullptr);
+      }
+    }
+  };
+  for (int64_t b = 0; b < p.batch; ++b) {
+    take_keys(KeyTensor().At(layout_.key_gradient), Role::kDPastKey, Role::kDK, b);
+    take_keys(ValueTensor().At(layout_.value_gradient), Role::kDPastValue, Role::kDV, b);
+    if (!wanted.contains(Role::kDQ)) continue;
+    for (int64_t h = 0; h < p.query_heads; ++h) {
+      const HeadRows rows = RowsOf(QueryTensor().At(layout_.query_gradient), rows_[b], h);
+      for (int64_t i = 0; i < p.query_length; ++i) {
+        const bool sees = SeesAKey(p, a, b, h, i);
+        WriteGradient(a.outputs[Role::kDQ], b, h, i,
+                      sees ? arena + rows.Row(i - crop.first_query) : nullptr);
+      }
+    }
+  }
+}
+
 void Staging::TakeOutputs(size_t part, const std::byte* arena) const {
+  if (graph_.backward) return TakeGradients(parts_[part], arena);
   const Problem& p = *parts_[part].problem;
   const Arguments& a = *parts_[part].arguments;
   const Crop crop = CropOf(p);
@@ -419,6 +514,17 @@ void Staging::TakeOutputs(size_t part, const std::byte* arena) const {
 }
 
 void WriteFullyMasked(const Problem& p, const Arguments& a) {
+  if (p.backward) {
+    for (Role role : p.backward->gradients) {
+      const MutableTensorView& gradient = a.outputs[role];
+      for (int64_t b = 0; b < gradient.dims[0]; ++b) {
+        for (int64_t h = 0; h < gradient.dims[1]; ++h) {
+          for (int64_t s = 0; s < gradient.dims[2]; ++s) WriteGradient(gradient, b, h, s, nullptr);
+        }
+      }
+    }
+    return;
+  }
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < p.query_heads; ++h) {
       for (int64_t i = 0; i < p.query_length; ++i) WriteMaskedRow(p, a, b, h, i);

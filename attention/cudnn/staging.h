@@ -30,14 +30,16 @@ class Staging {
   const ArenaLayout& layout() const { return layout_; }
 
   // Writes everything that the graph reads into the arena, padded with zeros. Returns for each part
-  // whether the device computes it according to the definition. It does not if Q, K or V contains a
-  // NaN or an infinity, which on the device reaches rows that must not see it, or if the bias of a
-  // row never exceeds -1e30, which the device treats as masked. Such a part is replaced by zeros,
-  // so that it cannot affect the others.
+  // whether the device computes it according to the definition. It does not if Q, K, V, Y or dY
+  // contains a NaN or an infinity, which on the device reaches rows that must not see it, if the
+  // bias of a row never exceeds -1e30, which the device treats as masked, or if the lse of a row
+  // that sees a key is not finite. Such a part is replaced by zeros, so that it cannot affect the
+  // others.
   std::vector<bool> StageInputs(std::byte* arena) const;
 
   // Writes the part's outputs, or folds them into the state if its problem folds. Rows that see no
-  // key get zeros and an lse of -inf, regardless of what the device computed.
+  // key get zeros and an lse of -inf, regardless of what the device computed, and so do the
+  // gradients of what was not sent.
   void TakeOutputs(size_t part, const std::byte* arena) const;
 
  private:
@@ -63,8 +65,10 @@ class Staging {
   RowTensor OutputTensor() const;
   HeadRows RowsOf(const RowTensor& tensor, const BatchRow& row, int64_t h) const;
   bool StagePart(size_t part, std::byte* arena) const;
+  bool StageLse(const Part& part, std::byte* arena) const;
   void ClearRow(const BatchRow& row, std::byte* arena) const;
   void StageLengths(std::byte* arena) const;
+  void TakeGradients(const Part& part, const std::byte* arena) const;
 
   const SdpaGraph& graph_;
   const absl::Span<const Part> parts_;

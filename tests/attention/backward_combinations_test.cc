@@ -347,9 +347,17 @@ TEST(BackwardTest, ThreadsDoNotChangeBits) {
 
 TEST(BackwardTest, WhatIsHiddenDoesNotMatter) {
   Rng rng(2);
-  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+  struct Case {
+    DType dtype;
+    bool has_forward;
+  };
+  for (const auto& [dtype, has_forward] :
+       {Case{DType::kFloat32, false}, Case{DType::kFloat16, false}, Case{DType::kBFloat16, true},
+        Case{DType::kFloat64, true}}) {
     Problem p = LongProblem();
     p.dtype = dtype;
+    if (has_forward) p.head_sink.reset();  // a device computes the rest
+    p.backward->has_forward = has_forward;
     p.has_key_lengths = true;
     p.alignment = Alignment::kBottomRight;
     p.mask = MaskShape{DType::kBool, {1, 1, 150, 170}};
@@ -392,6 +400,74 @@ TEST(BackwardTest, WhatIsHiddenDoesNotMatter) {
   }
 }
 
+struct Variant {
+  const char* name;
+  void (*change)(Problem&);
+};
+
+// A device computes gradients of these, given Y and lse.
+const std::vector<Variant>& Variants() {
+  static const std::vector<Variant>& variants = *new std::vector<Variant>{
+      {"plain", [](Problem&) {}},
+      {"causal", [](Problem& p) { p.causal = true; }},
+      {"bottom right", [](Problem& p) { p.causal = true, p.alignment = Alignment::kBottomRight; }},
+      {"window", [](Problem& p) { p.left_window = 9, p.right_window = 5; }},
+      {"queries that see nothing", [](Problem& p) { p.query_length = 150, p.left_window = 5; }},
+      {"keys that none sees", [](Problem& p) { p.causal = true, p.key_length = 150; }},
+      {"past", [](Problem& p) { p.causal = true, p.past_length = 21; }},
+      {"lengths", [](Problem& p) { p.has_key_lengths = true; }},
+      {"causal of lengths", [](Problem& p) { p.causal = true, p.has_key_lengths = true; }},
+      {"bool mask",
+       [](Problem& p) {
+         p.mask = MaskShape{DType::kBool, {p.batch, 1, p.query_length, p.total_keys()}};
+       }},
+      {"float mask",
+       [](Problem& p) {
+         p.mask = MaskShape{DType::kFloat32, {1, p.query_heads, p.query_length, p.total_keys()}};
+       }},
+      {"mask of keys",
+       [](Problem& p) {
+         p.mask = MaskShape{DType::kBool, {p.batch, 1, 1, p.total_keys()}};
+       }},
+      {"one query", [](Problem& p) { p.query_length = 1; }},
+      {"nothing visible", [](Problem& p) { p.causal = true, p.past_length = 0, p.key_length = 0; }},
+      {"scale", [](Problem& p) { p.scale = 0.3; }},
+  };
+  return variants;
+}
+
+TEST(BackwardTest, HalfTypesWithTheForwardsOutputs) {
+  Rng rng(4);
+  for (const Variant& variant : Variants()) {
+    for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+      SCOPED_TRACE(std::string(variant.name) + " " + std::string(NameOf(dtype)));
+      Problem p{.dtype = dtype,
+                .batch = 3,
+                .query_heads = 4,
+                .kv_heads = 2,
+                .query_length = 37,
+                .key_length = 53,
+                .head_size = 41,
+                .value_head_size = 24};
+      variant.change(p);
+      p.backward = Backward{.has_forward = true};
+      for (Role role : {Role::kDQ, Role::kDK, Role::kDV, Role::kDPastKey, Role::kDPastValue}) {
+        p.backward->gradients.Add(role, InfoOf(InfoOf(role).gradient_of).wanted(p));
+      }
+      const BackwardInputs inputs =
+          RandomBackwardInputs(p, RandomInputs(p, rng, RandomArrangement(rng)), rng);
+      const Gradients want = RunBackward(p, inputs, {.backend = "reference"}).value();
+      for (const Target& target : Targets()) {
+        SCOPED_TRACE(target.Name());
+        const absl::StatusOr<Gradients> got =
+            RunBackward(p, inputs, target.Options(2), Storage::kBshd);
+        ASSERT_TRUE(got.ok()) << got.status();
+        ExpectClose(p, inputs, *got, want);
+      }
+    }
+  }
+}
+
 // A checkpoint that abandons each task stops the backward pass early.
 TEST(BackwardTest, CheckpointsAbandonTasks) {
   Rng rng(3);
@@ -415,6 +491,7 @@ TEST(BackwardTest, CheckpointsAbandonTasks) {
   for (const Target& target : Targets()) {
     SCOPED_TRACE(target.Name());
     const absl::StatusOr<Plan> plan = MakePlan(p, target.Options());
+    if (absl::IsUnimplemented(plan.status())) continue;
     ASSERT_TRUE(plan.ok()) << plan.status();
     AlignedBuffer workspace(plan->workspace_bytes());
     int calls = 0;

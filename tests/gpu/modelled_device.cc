@@ -47,7 +47,7 @@ class ModelledLane final : public cudnn::Lane {
         kLaunchSeconds + (graph.ragged ? RaggedSeconds(graph, layout) : ComputeSecondsOf(graph));
     std::this_thread::sleep_for(
         std::chrono::duration<double>(kernel_seconds + layout.end / kPinnedBytesPerSecond));
-    std::fill(host_.data() + layout.output, host_.data() + layout.end, std::byte{0});
+    std::fill(host_.data() + layout.outputs, host_.data() + layout.end, std::byte{0});
     return absl::OkStatus();
   }
 

@@ -30,6 +30,7 @@ class Kernel {
       : g_(graph), layout_(layout), arena_(arena) {}
 
   void Run() {
+    if (g_.backward) return RunBackward();
     for (int64_t b = 0; b < g_.batch; ++b) {
       for (int64_t h = 0; h < g_.query_heads; ++h) {
         for (int64_t i = 0; i < g_.query_length; ++i) {
@@ -137,6 +138,61 @@ class Kernel {
     StoreLse(b, h, i, max == kMinusInfinity ? kNaN : max + std::log(sum));
   }
 
+  // As on the device, hidden rows are multiplied by weights of 0, and the gradients of queries
+  // beyond a length are undefined.
+  void RunBackward() {
+    const int64_t group = g_.query_heads / g_.kv_heads;
+    for (int64_t b = 0; b < g_.batch; ++b) {
+      for (int64_t kv_head = 0; kv_head < g_.kv_heads; ++kv_head) {
+        std::vector<double> dk(g_.key_length * g_.head_size);
+        std::vector<double> dv(g_.key_length * g_.value_head_size);
+        for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+          for (int64_t i = 0; i < g_.query_length; ++i) AddRow(b, h, i, dk, dv);
+        }
+        const int64_t first = (b * g_.kv_heads + kv_head) * g_.key_length;
+        StoreAll(layout_.key_gradient, first * g_.head_size, dk);
+        StoreAll(layout_.value_gradient, first * g_.value_head_size, dv);
+      }
+    }
+  }
+
+  void AddRow(int64_t b, int64_t h, int64_t i, std::vector<double>& dk, std::vector<double>& dv) {
+    const int64_t row = (b * g_.query_heads + h) * g_.query_length + i;
+    const int64_t size = g_.head_size;
+    const int64_t value_size = g_.value_head_size;
+    const auto gradient = [&](int64_t d) {
+      return Load(layout_.output_gradient, row * value_size + d);
+    };
+    const double lse = LoadElement(arena_ + layout_.lse, DType::kFloat32, row);
+    double sum = 0;
+    for (int64_t d = 0; d < value_size; ++d) {
+      sum += gradient(d) * Load(layout_.output, row * value_size + d);
+    }
+    std::vector<double> dq(size);
+    for (int64_t j = 0; j < g_.key_length; ++j) {
+      const double weight = Sees(b, i, j) ? std::exp(ScoreAt(b, h, i, j) - lse) : 0;
+      const int64_t value = KeyRow(0, b, h, j, value_size);
+      double dp = 0;
+      for (int64_t d = 0; d < value_size; ++d) {
+        dp += gradient(d) * Load(layout_.value, value + d);
+        dv[j * value_size + d] += weight * gradient(d);
+      }
+      const double ds = weight * (dp - sum) * g_.scale;
+      for (int64_t d = 0; d < size; ++d) {
+        dq[d] += ds * Load(layout_.key, KeyRow(0, b, h, j, size) + d);
+        dk[j * size + d] += ds * Load(layout_.query, row * size + d);
+      }
+    }
+    if (i >= LengthAt(layout_.query_lengths, b, g_.query_length)) dq.assign(size, kNaN);
+    StoreAll(layout_.query_gradient, row * size, dq);
+  }
+
+  void StoreAll(int64_t place, int64_t first, const std::vector<double>& values) {
+    for (size_t n = 0; n < values.size(); ++n) {
+      StoreElement(arena_ + place, g_.dtype, first + static_cast<int64_t>(n), values[n]);
+    }
+  }
+
   const SdpaGraph& g_;
   const ArenaLayout& layout_;
   std::byte* arena_;
@@ -210,10 +266,10 @@ class FakeDevice::FakeLane final : public cudnn::Lane {
       return absl::InternalError("the tensors exceed the lane's memory");
     }
     if (Take(controls_.failures)) return absl::UnavailableError("the device was told to fail");
-    std::memcpy(device_.data(), host_.data(), layout.output);
+    std::memcpy(device_.data(), host_.data(), layout.outputs);
     if (controls_.computes) Kernel(graph, layout, device_.data()).Run();
-    std::memcpy(host_.data() + layout.output, device_.data() + layout.output,
-                layout.end - layout.output);
+    std::memcpy(host_.data() + layout.outputs, device_.data() + layout.outputs,
+                layout.end - layout.outputs);
     return absl::OkStatus();
   }
 

@@ -140,6 +140,24 @@ TEST_F(CudnnBackendTest, UsesTheCpuWhileKernelsCompile) {
   EXPECT_EQ(after->routing.declined, nullptr);
 }
 
+TEST_F(CudnnBackendTest, DividesGradientsByHeadsAndNotFurther) {
+  Problem problem = Small();
+  problem.dtype = DType::kBFloat16;
+  problem.wants_lse = false;
+  problem.backward = Backward{.has_forward = true};
+  problem.backward->gradients.Add(Role::kDQ);
+  Start(/*arena_bytes=*/128 << 10);
+  const absl::StatusOr<Plan> plan = MakePlan(problem, WithLanes());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(plan->stages, ::testing::ElementsAre(8)) << "4 batch rows of 2 heads";
+  EXPECT_EQ(plan->backend_plan->batch_group(), nullptr);
+  problem.query_length = 200;
+  const absl::Status status = MakePlan(problem, WithLanes()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("the gradients of a single head need more than the 114688 bytes"));
+}
+
 TEST_F(CudnnBackendTest, WarmsKernelsBeforeTheFirstRequest) {
   std::latch may_compile(1);
   controls_.on_compile = [&] { may_compile.wait(); };

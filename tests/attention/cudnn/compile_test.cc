@@ -233,6 +233,78 @@ TEST_P(CudnnSupportsRaggedTest, WhatMayBeRaggedAllows) {
 INSTANTIATE_TEST_SUITE_P(, CudnnSupportsRaggedTest, ::testing::ValuesIn(RaggedCases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
+Problem Gradients(
+    Problem problem, void (*change)(Problem&) = [](Problem&) {}) {
+  problem.backward = Backward{.has_forward = true};
+  for (const Role role : {Role::kDQ, Role::kDK, Role::kDV}) problem.backward->gradients.Add(role);
+  change(problem);
+  return problem;
+}
+
+std::vector<Case> BackwardCases() {
+  const Problem square = Of(1024, 1024);
+  const Problem mask = With(square, [](Problem& p) {
+    p.mask = MaskShape{DType::kBool, {1, 1, 1024, 1024}};
+  });
+  return {
+      {"Bf16", Gradients(square)},
+      {"Fp16", Gradients(square, [](Problem& p) { p.dtype = DType::kFloat16; })},
+      {"OddLengths", Gradients(Of(1000, 777))},
+      {"Causal", Gradients(square, [](Problem& p) { p.causal = true; })},
+      {"CausalWithPast",
+       Gradients(Of(512, 512), [](Problem& p) { p.causal = true, p.past_length = 512; })},
+      {"CausalMoreQueriesThanKeys", Gradients(Of(1024, 512), [](Problem& p) { p.causal = true; })},
+      {"CausalOfLengths",
+       Gradients(square, [](Problem& p) { p.causal = true, p.has_key_lengths = true; })},
+      {"WindowBoth",
+       Gradients(square, [](Problem& p) { p.left_window = 128, p.right_window = 64; })},
+      {"CausalWindow", Gradients(square, [](Problem& p) { p.causal = true, p.left_window = 128; })},
+      {"WindowOfLengths", Gradients(square,
+                                    [](Problem& p) {
+                                      p.causal = true, p.left_window = 128,
+                                      p.has_key_lengths = true;
+                                    })},
+      {"Lengths", Gradients(square, [](Problem& p) { p.has_key_lengths = true; })},
+      {"HeadsAlike", Gradients(square, [](Problem& p) { p.kv_heads = 32; })},
+      {"OneKvHead", Gradients(square, [](Problem& p) { p.kv_heads = 1; })},
+      {"Head64", Gradients(square, [](Problem& p) { p.head_size = p.value_head_size = 64; })},
+      {"Head80And40",
+       Gradients(square, [](Problem& p) { p.head_size = 80, p.value_head_size = 40; })},
+      {"Head1", Gradients(square, [](Problem& p) { p.head_size = p.value_head_size = 1; })},
+      {"Head192And128", Gradients(square, [](Problem& p) { p.head_size = 192; })},
+      {"Head256",
+       Gradients(square, [](Problem& p) { p.batch = 1, p.head_size = p.value_head_size = 256; })},
+      {"OneQuery", Gradients(Of(1, 1024))},
+      {"OneQueryAndKey", Gradients(Of(1, 1))},
+      {"BoolMask", Gradients(mask)},
+      {"BoolMaskCausal", Gradients(mask, [](Problem& p) { p.causal = true; })},
+      {"BoolMaskLengths", Gradients(mask, [](Problem& p) { p.has_key_lengths = true; })},
+      {"MaskOfKeys", Gradients(mask,
+                               [](Problem& p) {
+                                 p.mask->dims = {2, 1, 1, 1024};
+                               })},
+      {"MaskOfFloat32", Gradients(mask, [](Problem& p) { p.mask->dtype = DType::kFloat32; })},
+      {"Long",
+       Gradients(Of(8192, 8192), [](Problem& p) { p.batch = p.query_heads = p.kv_heads = 1; })},
+  };
+}
+
+class CudnnBackwardGraphTest : public ::testing::TestWithParam<Case> {};
+
+TEST_P(CudnnBackwardGraphTest, Compiles) {
+  const Problem& p = GetParam().problem;
+  ASSERT_TRUE(Validate(p).ok()) << Validate(p);
+  ASSERT_TRUE(Supports(p).ok()) << Supports(p);
+  const SdpaGraph graph = GraphOf(p);
+  const absl::StatusOr<CompiledPlan> plan = Cudnn().Compile(graph, Properties());
+  ASSERT_TRUE(plan.ok()) << graph.Key() << "\n" << plan.status();
+  EXPECT_GT(plan->bytes.size(), 10'000u) << "it contains kernels";
+  EXPECT_LE(plan->workspace_bytes, BackwardWorkspaceBytes(graph)) << graph.Key();
+}
+
+INSTANTIATE_TEST_SUITE_P(, CudnnBackwardGraphTest, ::testing::ValuesIn(BackwardCases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
 // Graphs that GraphOf() never returns, and cuDNN's reason for rejecting them.
 struct RejectedGraph {
   const char* name;

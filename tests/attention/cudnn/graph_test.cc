@@ -197,6 +197,35 @@ TEST(CudnnGraphTest, UnsupportedProblemsReportTheReason) {
   }
 }
 
+TEST(CudnnGraphTest, GradientsAreDeclinedWithTheReason) {
+  struct Case {
+    void (*change)(Problem&);
+    const char* reason;
+  };
+  const Case cases[] = {
+      {[](Problem& p) { p.dtype = DType::kFloat32; }, "gradients in FP32"},
+      {[](Problem& p) { p.backward->has_lse_gradient = true; }, "a gradient of lse"},
+      {[](Problem& p) { p.backward->has_forward = false; }, "without Y and lse"},
+      {[](Problem& p) {
+         p.mask = MaskShape{DType::kFloat32, {1, 1, p.query_length, p.total_keys()}};
+         p.backward->gradients.Add(Role::kDMask);
+       },
+       "the gradient of an attn_mask"},
+      {[](Problem& p) { p.softcap = 30; }, "through a softcap"},
+      {[](Problem& p) { p.dropout = Dropout{.probability = 0.1}; }, "dropout"},
+  };
+  for (const Case& c : cases) {
+    Problem p = Small();
+    p.backward = Backward{.has_forward = true};
+    p.backward->gradients.Add(Role::kDQ);
+    c.change(p);
+    ASSERT_TRUE(Validate(p).ok()) << Validate(p);
+    const absl::Status status = Supports(p);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.reason));
+  }
+}
+
 TEST(CudnnGraphTest, ADecodedTokenSendsOnlyTheKeysOfItsWindow) {
   Problem p = Small();
   p.query_length = 1;
