@@ -138,8 +138,8 @@ class Kernel {
     StoreLse(b, h, i, max == kMinusInfinity ? kNaN : max + std::log(sum));
   }
 
-  // As on the device, hidden rows are multiplied by weights of 0, and the gradients of queries
-  // beyond a length are undefined.
+  // As on the device, hidden rows are multiplied by weights of 0, or of NaN at an lse of -inf, and
+  // the gradients of queries beyond a length are undefined.
   void RunBackward() {
     const int64_t group = g_.query_heads / g_.kv_heads;
     for (int64_t b = 0; b < g_.batch; ++b) {
@@ -170,7 +170,8 @@ class Kernel {
     }
     std::vector<double> dq(size);
     for (int64_t j = 0; j < g_.key_length; ++j) {
-      const double weight = Sees(b, i, j) ? std::exp(ScoreAt(b, h, i, j) - lse) : 0;
+      const double score = Sees(b, i, j) ? ScoreAt(b, h, i, j) : kMinusInfinity;
+      const double weight = std::exp(score - lse);
       const int64_t value = KeyRow(0, b, h, j, value_size);
       double dp = 0;
       for (int64_t d = 0; d < value_size; ++d) {

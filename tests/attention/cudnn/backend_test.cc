@@ -146,7 +146,7 @@ TEST_F(CudnnBackendTest, DividesGradientsByHeadsAndNotFurther) {
   problem.wants_lse = false;
   problem.backward = Backward{.has_forward = true};
   problem.backward->gradients.Add(Role::kDQ);
-  Start(/*arena_bytes=*/128 << 10);
+  Start(/*arena_bytes=*/64 << 10);
   const absl::StatusOr<Plan> plan = MakePlan(problem, WithLanes());
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_THAT(plan->stages, ::testing::ElementsAre(8)) << "4 batch rows of 2 heads";
@@ -155,7 +155,7 @@ TEST_F(CudnnBackendTest, DividesGradientsByHeadsAndNotFurther) {
   const absl::Status status = MakePlan(problem, WithLanes()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("the gradients of a single head need more than the 114688 bytes"));
+              HasSubstr("the gradients of a single head need more than the 57344 bytes"));
 }
 
 TEST_F(CudnnBackendTest, WarmsKernelsBeforeTheFirstRequest) {
