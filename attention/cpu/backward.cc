@@ -14,6 +14,7 @@
 #include "attention/cpu/instruction_sets.h"
 #include "attention/cpu/kernels.h"
 #include "attention/half.h"
+#include "attention/mechanism/entmax/entmax.h"
 #include "attention/rotary/rotate.h"
 #include "attention/rotary/rotation.h"
 #include "attention/score/relative_tables.h"
@@ -54,7 +55,10 @@ Role DistanceGradient(const Problem& p) {
 
 Split SplitBackward(const Problem& p) {
   int64_t rows = kMaxQueryRows;
-  while (rows > kRowBlock && AttentionTasks(p, SplitRows(p, rows)) < kTasks) rows /= 2;
+  while (rows > kRowBlock &&
+         (AttentionTasks(p, SplitRows(p, rows)) < kTasks || HasTooManyCandidates(p, rows))) {
+    rows /= 2;
+  }
   return SplitRows(p, rows);
 }
 
@@ -123,12 +127,13 @@ struct SumTasks {
 
 // The bytes of each part of the shared workspace, in this order.
 struct SharedLayout {
-  int64_t relative = 0, rotation = 0, statistics = 0, keys = 0, values = 0, distances = 0;
-  int64_t weights = 0;
+  int64_t relative = 0, rotation = 0, statistics = 0, entmax = 0, keys = 0, values = 0;
+  int64_t distances = 0, weights = 0;
 
   int64_t rotation_begin() const { return relative; }
   int64_t statistics_begin() const { return rotation_begin() + rotation; }
-  int64_t keys_begin() const { return statistics_begin() + statistics; }
+  int64_t entmax_begin() const { return statistics_begin() + statistics; }
+  int64_t keys_begin() const { return entmax_begin() + entmax; }
   int64_t values_begin() const { return keys_begin() + keys; }
   int64_t distances_begin() const { return values_begin() + values; }
   int64_t weights_begin() const { return distances_begin() + distances; }
@@ -139,14 +144,15 @@ struct SharedLayout {
 // has the rows of dQ that are rotated back.
 struct WorkerLayout {
   int64_t rows = 0, backward_rows = 0, scratch = 0, backward_scratch = 0, selection = 0;
-  int64_t queries = 0, sums = 0;
+  int64_t queries = 0, candidates = 0, sums = 0;
 
   int64_t backward_rows_begin() const { return rows; }
   int64_t scratch_begin() const { return backward_rows_begin() + backward_rows; }
   int64_t backward_scratch_begin() const { return scratch_begin() + scratch; }
   int64_t selection_begin() const { return backward_scratch_begin() + backward_scratch; }
   int64_t queries_begin() const { return selection_begin() + selection; }
-  int64_t sums_begin() const { return queries_begin() + queries; }
+  int64_t candidates_begin() const { return queries_begin() + queries; }
+  int64_t sums_begin() const { return candidates_begin() + candidates; }
   int64_t bytes() const { return sums_begin() + sums; }
 };
 
@@ -170,6 +176,7 @@ class BackwardPlan final : public BackendPlan {
     }
     if (p.has_rotary()) shared.rotation = Rotation::SharedBytes(p, KeyRotation::kOnRead);
     shared.statistics = Align(rows * static_cast<int64_t>(sizeof(RowStatistics)));
+    if (IsEntmax(p)) shared.entmax = Align(rows * static_cast<int64_t>(sizeof(EntmaxRow)));
     if (WantsKeys(p)) shared.keys = part_rows * key_row;
     if (WantsValues(p)) shared.values = part_rows * value_row;
     if (WantsDistances(p)) shared.distances = p.batch * p.query_heads * parts * distance_row;
@@ -185,6 +192,7 @@ class BackwardPlan final : public BackendPlan {
               .backward_scratch = BackwardScratchBytes(p, task_rows),
               .selection = SelectionBytes(p, split),
               .queries = p.has_rotary() ? Align(task_rows * p.head_size * SizeOf(p.dtype)) : 0,
+              .candidates = CandidateBytes(p, task_rows),
               .sums = SumBytes(p)};
   }
 
@@ -277,6 +285,10 @@ class Backward {
     return reinterpret_cast<RowStatistics*>(shared_ + plan_.shared.statistics_begin());
   }
 
+  EntmaxRow* EntmaxRows() const {
+    return reinterpret_cast<EntmaxRow*>(shared_ + plan_.shared.entmax_begin());
+  }
+
   // Row j of a part of dK or dV of a key/value head.
   std::byte* KeyPart(int64_t head, int64_t part, int64_t j) const {
     return shared_ + plan_.shared.keys_begin() +
@@ -330,6 +342,11 @@ class Backward {
     flash.scratch = own_ + plan_.worker.scratch_begin();
     flash.begin = end;
     flash.end = begin;
+    if (IsEntmax(p_)) {
+      flash.alpha = AlphaOf(p_, a_, place.first_head);
+      flash.candidates = own_ + plan_.worker.candidates_begin();
+      flash.candidate_stride = CandidateStride(p_);
+    }
     const SparseRows sparse_rows(p_, a_, place, block.rows, plan_.split.rows_per_task(),
                                  own_ + plan_.worker.selection_begin());
     flash.sparse = sparse_rows.exist();
@@ -364,7 +381,8 @@ class Backward {
     }
     new (&block.backward_rows[n])
         BackwardRow{.output_gradient = a_.inputs[Role::kOutputGradient].RowOffset(b, h, i),
-                    .statistics = Statistics() + RowIndex(p_, b, h, i)};
+                    .statistics = Statistics() + RowIndex(p_, b, h, i),
+                    .entmax = IsEntmax(p_) ? EntmaxRows() + RowIndex(p_, b, h, i) : nullptr};
   }
 
   bool Run(const Block& block) const {
@@ -650,15 +668,8 @@ void RunStage(const Plan& plan, const Arguments& a, std::byte* workspace, int st
 }  // namespace
 
 absl::Status SupportsBackward(const Problem& p) {
-  const std::pair<absl::string_view, bool> reasons[] = {
-      {"vectors by distance", p.has_relative_vectors()},
-      {"normalizers other than softmax", IsEntmax(p)}};
-  for (const auto& [reason, given] : reasons) {
-    if (!given) continue;
-    return absl::UnimplementedError(
-        absl::StrCat("it does not compute gradients of ", std::string(reason)));
-  }
-  return absl::OkStatus();
+  if (!p.has_relative_vectors()) return absl::OkStatus();
+  return absl::UnimplementedError("it does not compute gradients of vectors by distance");
 }
 
 void PlanBackward(Plan& plan) {

@@ -37,10 +37,6 @@ namespace {
 // Minimum number of tasks per thread, so that threads do not idle while the last tasks finish.
 constexpr int64_t kTasksPerThread = 4;
 
-// Candidates of a task's rows, unless those of one block of rows take more. Few of these bytes are
-// used if few keys have a weight.
-constexpr int64_t kMostCandidateBytes = 4 << 20;
-
 // Shorter key splits cost more to merge than they gain.
 constexpr int64_t kMinSplitKeys = 1024;
 
@@ -57,31 +53,11 @@ Split SplitSelecting(const Problem& p, int threads) {
   return split;
 }
 
-// The candidates that a row of entmax has at most: all visible keys, and space for the vector that
-// a kernel writes at their end.
-int64_t CandidateStride(const Problem& p) {
-  int64_t keys = p.total_keys();
-  const int64_t right = p.causal ? 0 : p.right_window;
-  if (p.left_window >= 0 && right >= 0 && !p.has_exemptions()) {
-    keys = std::min(keys, std::min(p.left_window, keys) + std::min(right, keys) + 1);
-  }
-  return RoundUp(keys, kVectorBytes) + kVectorBytes;
-}
-
-// Must match the layout in Entmax's constructor.
-int64_t CandidateBytes(const Problem& p, int64_t rows) {
-  if (!IsEntmax(p)) return 0;
-  const int64_t most = rows * CandidateStride(p);
-  return RoundUp(rows * static_cast<int64_t>(sizeof(CandidateRow)), kVectorBytes) +
-         RoundUp(most * SizeOf(AccumulatorOf(p)), kVectorBytes) +
-         RoundUp(most * static_cast<int64_t>(sizeof(int32_t)), kVectorBytes);
-}
-
 // Large blocks pack K and V less often; small ones balance the load better.
 int64_t ChooseQueryRows(const Problem& p, int threads) {
   int64_t rows = kMaxQueryRows;
   while (rows > kRowBlock && (AttentionTasks(p, SplitRows(p, rows)) < threads * kTasksPerThread ||
-                              CandidateBytes(p, rows) > kMostCandidateBytes)) {
+                              HasTooManyCandidates(p, rows))) {
     rows /= 2;
   }
   return rows;

@@ -9,6 +9,10 @@
 namespace rapt::cpu {
 namespace {
 
+// Candidates of a task's rows, unless those of one block of rows take more. Few of these bytes are
+// used if few keys have a weight.
+constexpr int64_t kMostCandidateBytes = 4 << 20;
+
 // The rows of a task are a multiple of this, which is a multiple of every kernel's register block.
 constexpr int64_t kRowStep = 12;
 // The queries of a task are a multiple of this. Tasks should not divide the blocks of a mask.
@@ -100,6 +104,29 @@ Split SplitRows(const Problem& p, int64_t query_rows) {
 bool Gathers(const Problem& p) {
   return p.selected && !p.score_output && !IsEntmax(p) && !p.is_additive() &&
          !p.has_relative_vectors() && !p.backward;
+}
+
+// All visible keys, and space for the vector that a kernel writes at their end.
+int64_t CandidateStride(const Problem& p) {
+  int64_t keys = p.total_keys();
+  const int64_t right = p.causal ? 0 : p.right_window;
+  if (p.left_window >= 0 && right >= 0 && !p.has_exemptions()) {
+    keys = std::min(keys, std::min(p.left_window, keys) + std::min(right, keys) + 1);
+  }
+  return RoundUp(keys, kVectorBytes) + kVectorBytes;
+}
+
+// Must match the layout in Entmax's constructor.
+int64_t CandidateBytes(const Problem& p, int64_t rows) {
+  if (!IsEntmax(p)) return 0;
+  const int64_t most = rows * CandidateStride(p);
+  return RoundUp(rows * static_cast<int64_t>(sizeof(CandidateRow)), kVectorBytes) +
+         RoundUp(most * SizeOf(AccumulatorOf(p)), kVectorBytes) +
+         RoundUp(most * static_cast<int64_t>(sizeof(int32_t)), kVectorBytes);
+}
+
+bool HasTooManyCandidates(const Problem& p, int64_t rows) {
+  return CandidateBytes(p, rows) > kMostCandidateBytes;
 }
 
 int64_t AttentionTasks(const Problem& p, const Split& split) {

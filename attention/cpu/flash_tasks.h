@@ -52,6 +52,11 @@ int64_t FlashScratchBytes(const Problem& problem, const Split& split);
 int64_t RowTableBytes(const Problem& problem, int64_t rows);
 int64_t SelectionBytes(const Problem& problem, const Split& split);
 
+// Of entmax: the candidates that a row has at most, and the bytes of those of a task.
+int64_t CandidateStride(const Problem& problem);
+int64_t CandidateBytes(const Problem& problem, int64_t rows);
+bool HasTooManyCandidates(const Problem& problem, int64_t rows);
+
 // The rows and keys of a task.
 struct TaskPlace {
   int64_t b, kv_head, first_head, end_head, first_query, end_query, part;

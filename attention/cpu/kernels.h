@@ -169,6 +169,14 @@ struct RowStatistics {
   double delta;
 };
 
+// The weights of a row of entmax, see entmax.inc. Written by the backward pass, which reads them
+// again for the gradient of a mask.
+struct EntmaxRow {
+  double level, level_rest, threshold;  // as those of CandidateRow
+  double inverse;                       // 1 / the sum of the weights
+  bool ties;                            // all candidates weigh the same
+};
+
 // The backward pass of a FlashRow.
 struct BackwardRow {
   int64_t output_gradient =
@@ -176,6 +184,7 @@ struct BackwardRow {
   int64_t forward_output = 0;  // the same in forward_outputs, if the statistics come from them
   // In: lse, if given; delta, if both are known, otherwise -dlse. Out: both.
   RowStatistics* statistics = nullptr;
+  EntmaxRow* entmax = nullptr;          // of entmax, which has no lse
   std::byte* query_gradient = nullptr;  // D elements, or null
   // Reals to which dX of key j is added, or null: by distance at index j, of the mask at index
   // j - part_begin.
