@@ -7,6 +7,7 @@ import tritonclient.utils.shared_memory as shm
 
 DATATYPES = {
     np.dtype(np.bool_): "BOOL",
+    np.dtype(np.int32): "INT32",
     np.dtype(np.int64): "INT64",
     np.dtype(np.float16): "FP16",
     np.dtype(ml_dtypes.bfloat16): "BF16",
