@@ -542,6 +542,44 @@ def test_gradcheck_passes(rapt, where, flags):
     assert all(line.endswith("PASS") for line in shown[1:]), shown
 
 
+ANGLES = np.arange(9)[:, None] * 10000.0 ** (-np.arange(0, 8, 2) / 8)
+VARIANTS = {  # arrays beside Q, K and V, and flags
+    "past": ({"past_key": draw(4, 2, 2, 3, 8), "past_value": draw(5, 2, 2, 3, 8)}, ["--causal"]),
+    "lengths": ({"key_lengths": np.array([4, 6])}, ["--bottom-right", "--causal"]),
+    "mask": ({"mask": draw(6, 5, 6)}, ["--softcap=3"]),
+    "bool_mask": ({"mask": draw(6, 5, 6) > -0.5}, []),
+    "bias": ({"attention_bias": draw(6, 4, 1, 6)}, []),
+    "sink": ({"head_sink": draw(6, 4)}, []),
+    "alibi_slopes": ({"alibi_slopes": draw(6, 4)}, []),
+    "t5": ({"bias_table": draw(6, 8, 4)}, ["--bidirectional", "--max-distance=5"]),
+    "relative_bias": ({"relative_bias": draw(6, 1, 5)}, []),
+    "shaw": ({"relative_keys": draw(6, 4, 5, 8), "relative_values": draw(7, 1, 7, 8)}, []),
+    "transformer_xl": ({"relative_keys": draw(6, 4, 9, 8), "relative_query": draw(7, 2, 4, 5, 8)}, []),
+    "rotary": ({"cos_cache": np.cos(ANGLES), "sin_cache": np.sin(ANGLES)}, ["--interleaved"]),
+    "rotary_queries": ({"cos_cache": np.cos(ANGLES), "sin_cache": np.sin(ANGLES)}, ["--rotary-queries-only"]),
+    "additive": ({"additive_weight": draw(6, 4, 8)}, ["--score-function=additive"]),
+    "sparsemax": ({}, ["--normalizer=sparsemax"]),
+    "entmax15": ({}, ["--normalizer=entmax15", "--dropout=0.2"]),
+    "entmax": ({}, ["--normalizer=entmax", "--alpha=1.3"]),
+    "entmax_by_head": ({"alpha": np.array([1.1, 1.4, 1.6, 1.9])}, ["--normalizer=entmax"]),
+    "blocks": ({"block_mask": np.eye(3, dtype=bool)[None, None]}, ["--block-q=2", "--block-k=2"]),
+    "selected": ({"selected_indices": np.array([[[[0, 3, -1], [5, 1, 2]] + [[4, 0, 1]] * 3]] * 2, np.int32)}, []),
+    "global": ({"global_mask": np.eye(2, 6, dtype=bool)}, ["--window=1,0", "--prefix-keys=1"]),
+}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(("arrays", "flags"), VARIANTS.values(), ids=VARIANTS.keys())
+def test_gradcheck_of_every_variant_passes(rapt, tmp_path, where, arrays, flags):
+    np.savez(tmp_path / "in.npz", q=draw(1, 2, 4, 5, 8), k=draw(2, 2, 2, 6, 8), v=draw(3, 2, 2, 6, 8), **arrays)
+    shown = rapt("gradcheck", "in.npz", *flags, *where).stdout.splitlines()
+    floats = [name for name, array in arrays.items() if array.dtype.kind == "f"]
+    without = {"cos_cache", "sin_cache", "alpha"}
+    names = {"dq", "dk", "dv", *(f"d_{name}" for name in floats if name not in without), "all"}
+    assert {line.split()[0] for line in shown[1:]} == names
+    assert all(line.endswith("PASS") for line in shown[1:]), shown
+
+
 @EVERYWHERE
 def test_gradcheck_of_every_element_of_files(rapt, save, where):
     save(x=draw(1, 3, 4), dy=draw(2, 3, 4), sink=draw(3, 1), mask=np.array([1, 1, 0]))
