@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from attention_client import assert_close, attend
+import tritonclient.grpc as triton
+from attention_client import assert_close, attend, to_input
 
 CASES = 400
 
@@ -23,6 +24,7 @@ LENGTHS = (1, 2, 3, 5, 17, 31, 63, 64, 65, 127, 129)
 HEAD_SIZES = (1, 3, 8, 17, 32, 64, 80)
 LARGE = 16.0  # scores beyond this earn the tolerance's extra term
 OUTPUTS = ["Y", "qk_matmul_output", "lse"]
+GRADIENT_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 @dataclasses.dataclass
@@ -158,6 +160,29 @@ class Oracle:
         blind = torch.isneginf(self.bias).all(-1, keepdim=True)
         return y.to(torch.float64).masked_fill(blind, 0.0)
 
+    def gradients(self, dy, dtype):
+        """dQ, dK and dV of all keys in that type, and the largest |dY V^T|, whose terms cancel. Rows that see
+        no key are left out."""
+        leaves = [to_torch(array, dtype).requires_grad_() for array in (self.query, self.key, self.value)]
+        q, k, v = leaves
+        group = self.query.shape[1] // self.key.shape[1]
+        bias = self.bias.expand(self.query.shape[0], self.query.shape[1], -1, -1)
+        blind = torch.isneginf(bias).all(-1, keepdim=True)
+        bias = bias.masked_fill(blind, 0.0).to(dtype)
+        dy = to_torch(dy, dtype).masked_fill(blind, 0.0)
+        values = v.repeat_interleave(group, dim=1)
+        if self.softcap:
+            scores = self.scale * (q @ k.repeat_interleave(group, dim=1).transpose(2, 3))
+            weights = torch.softmax(self.softcap * torch.tanh(scores / self.softcap) + bias, -1)
+            y = weights @ values
+        else:
+            y = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=bias, scale=self.scale, enable_gqa=True
+            )
+        y.backward(dy)
+        terms = float((dy @ values.detach().transpose(2, 3)).abs().max())
+        return [leaf.grad.to(torch.float64).numpy() for leaf in leaves], terms
+
     def compute(self):
         """Y, qk_matmul_output and lse in float64, and the largest score."""
         group = self.query.shape[1] // self.key.shape[1]
@@ -193,7 +218,12 @@ def test_agrees_with_pytorch(client, seed):
 
 
 def assert_not_worse_than_pytorch(got, oracle, want):
-    """At most twice PyTorch's own error in the same type, and one rounding of the largest output.
+    assert_error_is_at_most_twice(got, oracle.sdpa(TORCH_TYPES[got.dtype]).numpy(), want)
+
+
+def assert_error_is_at_most_twice(got, reference, want, terms=0.0):
+    """At most twice PyTorch's own error in the same type, and one rounding of the largest number, or of the terms
+    that cancel.
 
     The errors are root mean squares: the largest of a few hundred roundings is chance.
     """
@@ -201,7 +231,42 @@ def assert_not_worse_than_pytorch(got, oracle, want):
     def error(y):
         return float(np.sqrt(np.mean((y.astype(np.float64) - want) ** 2)))
 
-    theirs = error(oracle.sdpa(TORCH_TYPES[got.dtype]).numpy())
-    ours = error(got)
-    rounding = float(ml_dtypes.finfo(got.dtype).eps) * np.abs(want).max()
+    theirs, ours = error(reference), error(got)
+    rounding = float(ml_dtypes.finfo(got.dtype).eps) * max(np.abs(want).max(), terms)
     assert ours <= 2 * theirs + rounding, f"our error {ours:.3g}, PyTorch's {theirs:.3g}"
+
+
+@pytest.mark.parametrize("seed", range(CASES), ids=lambda seed: f"seed{seed}")
+def test_gradients_agree_with_pytorch(client, seed):
+    case = make_case(seed)
+    oracle = Oracle(case)
+    rng = np.random.default_rng(seed)
+    shape = (*case.tensors["Q"].shape[:3], case.tensors["V"].shape[3])
+    dy = rng.standard_normal(shape).astype(case.dtype)
+    (dq, dk, dv), terms = oracle.gradients(dy, torch.float64)
+    want = {"dQ": dq, "dK": dk[:, :, oracle.past :], "dV": dv[:, :, oracle.past :]}
+    if oracle.past:
+        want |= {"d_past_key": dk[:, :, : oracle.past], "d_past_value": dv[:, :, : oracle.past]}
+    largest = oracle.compute()[3]
+    del case.parameters["qk_matmul_output_mode"]
+    result = client.infer(
+        "attention_backward",
+        [to_input(name, array) for name, array in (case.tensors | {"dY": dy}).items()],
+        outputs=[triton.InferRequestedOutput(name) for name in want],
+        parameters=case.parameters,
+    )
+    dtype = TORCH_TYPES[case.dtype]
+    precision = 2**-53 if dtype == torch.float64 else 2**-24
+    tolerance = GRADIENT_TOLERANCES[dtype] + 8 * precision * largest
+    for name, gradient in want.items():
+        got = result.as_numpy(name)
+        assert got.dtype == case.dtype
+        error = np.abs(got.astype(np.float64) - gradient).max()
+        assert error <= tolerance * max(np.abs(gradient).max(), 0.05 * terms), f"{case.describe()}: {name}: {error}"
+    # Of peaked weights, terms cancel that PyTorch's formula for small problems does not have.
+    if dtype != torch.float64 and not oracle.softcap and largest <= LARGE:
+        theirs = oracle.gradients(dy, dtype)[0]
+        for name, ours, reference in zip(("dQ", "dK", "dV"), (result.as_numpy(n) for n in ("dQ", "dK", "dV")), theirs):
+            reference = reference if name == "dQ" else reference[:, :, oracle.past :]
+            if reference.any():  # PyTorch's formula gives exactly 0 for rows that see one key
+                assert_error_is_at_most_twice(ours, reference, want[name], terms)
