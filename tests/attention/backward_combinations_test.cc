@@ -423,6 +423,27 @@ TEST_P(BackwardOfNormalizerTest, WhatIsHiddenDoesNotMatter) {
   }
 }
 
+TEST_P(BackwardOfNormalizerTest, ANanReachesTheRowsThatSeeIt) {
+  Rng rng(5);
+  Problem p = LongProblem();
+  p.mask.reset();
+  p.backward->gradients = GradientsOf(p);
+  Inputs forward = RandomInputs(p, rng);
+  constexpr int64_t kKey = 100;
+  forward.key.Set(0, 0, kKey, 3, kNan);
+  const BackwardInputs inputs = RandomBackwardInputs(p, forward, rng);
+  for (const Target& target : Targets()) {
+    SCOPED_TRACE(target.Name());
+    const Gradients gradients = RunBackward(p, inputs, target.Options()).value();
+    for (int64_t i = 0; i < p.query_length; ++i) {
+      EXPECT_EQ(std::isnan(gradients[Role::kDQ]->At(0, 1, i, 3)), i >= kKey) << "query " << i;
+      EXPECT_TRUE(std::isfinite(gradients[Role::kDQ]->At(0, 2, i, 3))) << "of another head";
+    }
+    EXPECT_TRUE(std::isnan(gradients[Role::kDV]->At(0, 0, 0, 0)));
+    EXPECT_TRUE(std::isfinite(gradients[Role::kDV]->At(0, 0, 160, 0))) << "a key that none sees";
+  }
+}
+
 struct Variant {
   const char* name;
   void (*change)(Problem&);
