@@ -44,12 +44,17 @@ struct CompareFlags {
   bool json = false;
 };
 
-// What --without may name: how to remove it from a call.
+// What --without may name.
 struct Part {
   std::string name;
-  bool by_default;  // also removed if --without is absent
-  std::function<void(LoadedCall&)> remove;
+  bool by_default;                          // also removed if --without is absent
+  std::function<bool(LoadedCall&)> remove;  // returns false if the call does not have it
 };
+
+template <typename Value>
+bool Reset(Value& value) {
+  return std::exchange(value, Value()) != Value();
+}
 
 bool DescribesShapes(Attribute attribute) {
   return attribute == Attribute::kQueryHeads || attribute == Attribute::kKvHeads ||
@@ -64,18 +69,30 @@ std::vector<Part> Parts() {
   std::vector<Part> parts;
   for (Role role : kInputTensors) {
     if (InfoOf(role).has_layout || role == Role::kPastKey || role == Role::kPastValue) continue;
-    parts.push_back({absl::StrReplaceAll(NameOf(role), {{"_", "-"}}), role != Role::kAdditiveWeight,
-                     [role](LoadedCall& call) { call.tensors[role].reset(); }});
+    const std::string name =
+        role == Role::kAlpha ? "head-alpha" : absl::StrReplaceAll(NameOf(role), {{"_", "-"}});
+    parts.push_back({name, role != Role::kAdditiveWeight, [role](LoadedCall& call) {
+                       const bool given = call.tensors[role].has_value();
+                       call.tensors[role].reset();
+                       return given;
+                     }});
   }
-  parts.push_back({"key-lengths", true, [](LoadedCall& call) { call.key_lengths.clear(); }});
-  parts.push_back({"window", true, [](LoadedCall& call) { call.attributes.window = {}; }});
-  parts.push_back({"dropout", true, [](LoadedCall& call) { call.attributes.dropout.reset(); }});
+  parts.push_back({"key-lengths", true, [](LoadedCall& call) { return Reset(call.key_lengths); }});
+  parts.push_back({"window", true, [](LoadedCall& call) {
+                     const bool left = Reset(call.attributes.window.left);
+                     return Reset(call.attributes.window.right) || left;
+                   }});
+  parts.push_back({"dropout", true, [](LoadedCall& call) {
+                     const bool given = call.attributes.dropout.has_value();
+                     call.attributes.dropout.reset();
+                     return given;
+                   }});
   for (const AttributeInfo& info : Attributes()) {
     if (info.flag == nullptr || DescribesShapes(info.attribute)) continue;
     parts.push_back(
         {info.flag, !DescribesScores(info.attribute), [&info](LoadedCall& call) {
-           client::FindCallAttribute(info.native)->Visit(call.attributes, [](auto& value) {
-             value = {};
+           return client::FindCallAttribute(info.native)->Visit(call.attributes, [](auto& value) {
+             return Reset(value);
            });
          }});
   }
@@ -99,7 +116,10 @@ absl::Status Remove(const std::string& without, LoadedCall& call) {
           "--without names '%s'; it takes any of %s", name,
           absl::StrJoin(parts, ", ", [](std::string* out, const Part& p) { *out += p.name; })));
     }
-    part->remove(call);
+    if (!part->remove(call)) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("--without names '%s', which the call does not have", name));
+    }
   }
   return absl::OkStatus();
 }

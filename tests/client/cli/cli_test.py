@@ -713,6 +713,8 @@ def test_compare_shows_what_a_sink_takes(rapt, save):
                              "--without=head-sink", "--json", "--local").stdout)  # fmt: skip
     assert abs(report["without"]["sum"] - 1) < 1e-6 and report["with"]["sum"] < 0.9
     assert report["with"]["zeros"] == report["without"]["zeros"] == 0.4
+    refused = rapt("compare", "--q=q.npy", "--without=softcap", code=USAGE).stderr
+    assert "--without names 'softcap', which the call does not have" in refused
     refused = rapt("compare", "--q=q.npy", "--without=sink", code=USAGE).stderr
     assert "'sink'" in refused and "head-sink" in refused
 
