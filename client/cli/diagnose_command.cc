@@ -117,7 +117,7 @@ void PrintFlow(const Diagnosis& diagnosis) {
     std::vector<std::string> shown;
     for (size_t n = 0; n < order.size(); ++n) {
       if (n == kShown && order.size() > 2 * kShown) {
-        shown.push_back("...");
+        shown.emplace_back("...");
         n = order.size() - kShown;
       }
       shown.push_back(absl::StrFormat("%d: %.3g", order[n], norms[order[n]]));

@@ -51,8 +51,9 @@ absl::Status Load(const std::string& reference, int64_t batch, const std::string
   const auto add = [&](std::string name, const absl::StatusOr<NpyArray>& array) {
     if (!array.ok()) return array.status();
     absl::StatusOr<GradientCurve> curve = CurveOf(std::move(name), *array, batch, dtype);
-    if (curve.ok()) curves->push_back(*std::move(curve));
-    return curve.status();
+    if (!curve.ok()) return curve.status();
+    curves->push_back(*std::move(curve));
+    return absl::OkStatus();
   };
   const std::string file = reference.substr(reference.rfind('/') + 1);
   if (!IsNpz(reference)) return add(file, LoadArray(reference, ""));

@@ -735,7 +735,7 @@ TEST(CInterfaceTest, RejectsInvalidContextOptions) {
   const auto create = [](int64_t threads, const char* backend, const char* isa) {
     const rapt_context_options options = {sizeof(options), threads, backend, isa};
     rapt_context* context = nullptr;
-    const Result result = Call(rapt_context_create, &options, &context);
+    Result result = Call(rapt_context_create, &options, &context);
     EXPECT_EQ(context, nullptr);
     return result;
   };
@@ -800,6 +800,7 @@ TEST(CInterfaceTest, ManyThreadsShareOneContextAndOnePlan) {
   const PlanPtr plan = MakePlan(context.get(), first.problem);
   const Expected expected = Attend(kSmall, first.inputs);
   std::vector<std::thread> callers;
+  callers.reserve(4);
   for (int n = 0; n < 4; ++n) {
     callers.emplace_back([&] {
       for (int round = 0; round < 50; ++round) {

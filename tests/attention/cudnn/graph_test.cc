@@ -275,7 +275,8 @@ TEST(CudnnGraphTest, DifferentGraphsHaveDifferentKeys) {
            },
            [](Problem& q) {
              q.mask = MaskShape{DType::kBool, {2, 1, 40, 72}};
-           }}) {
+           },
+           [](Problem& q) { q.backward = Backward{.has_forward = true}; }}) {
     Problem other = p;
     change(other);
     EXPECT_TRUE(keys.insert(GraphOf(other).Key()).second) << GraphOf(other).Key();

@@ -234,7 +234,7 @@ TEST(CallFieldsTest, EveryOutputOfTheLocalLibraryIsReturned) {
 
 // The gradients of every input of `problem` that has one, in a call of floats.
 struct FullBackward {
-  explicit FullBackward(Problem problem) : full(WithFloatMask(std::move(problem))) {
+  explicit FullBackward(const Problem& problem) : full(WithFloatMask(problem)) {
     call.call = full.call;
     call.dy = View<float>({1, 2, 2, 4}, y);
     if (full.call.normalizer == Normalizer::kSoftmax) {
