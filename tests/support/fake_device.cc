@@ -247,7 +247,7 @@ class FakeDevice::FakeLane final : public cudnn::Lane {
     controls_.on_run();
     controls_.on_graph(graph, layout);
     if (busy_.exchange(true)) return absl::InternalError("two workers are on one lane");
-    const absl::Status status = Compute(graph, plan, layout);
+    absl::Status status = Compute(graph, plan, layout);
     busy_ = false;
     return status;
   }
