@@ -31,10 +31,11 @@ struct PlotFlags {
   bool json = false;
 };
 
-// Weights from one file: [heads, queries, keys] of one batch row.
+// Weights, or a bool mask, from one file: [heads, queries, keys] of one batch row.
 struct WeightFile {
   std::string name;
   int64_t heads = 0, queries = 0, keys = 0;
+  bool is_mask = false;
   std::vector<double> values;
 };
 
@@ -61,7 +62,8 @@ absl::StatusOr<WeightFile> LoadWeights(const std::string& reference, const PlotF
     return absl::InvalidArgumentError(absl::StrFormat("--batch is %d; %s has batch rows 0 to %d",
                                                       flags.batch, reference, shape[0] - 1));
   }
-  WeightFile weights{reference.substr(reference.rfind('/') + 1), shape[1], shape[2], shape[3], {}};
+  WeightFile weights{
+      reference.substr(reference.rfind('/') + 1), shape[1], shape[2], shape[3], is_mask, {}};
   const int64_t size = shape[1] * shape[2] * shape[3];
   weights.values.reserve(size);
   for (int64_t at = flags.batch * size; at < (flags.batch + 1) * size; ++at) {
@@ -108,11 +110,12 @@ absl::Status AddHeads(const WeightFile& file, const PlotFlags& flags, bool names
 absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& references,
                                            const PlotFlags& flags) {
   AttentionFigure figure;
-  figure.title = flags.title.value_or(flags.curves ? "Values by position" : "Attention weights");
   int64_t queries = 0, keys = 0;
+  bool masks = true;
   for (const std::string& reference : references) {
     const absl::StatusOr<WeightFile> file = LoadWeights(reference, flags);
     if (!file.ok()) return file.status();
+    masks = masks && file->is_mask;
     if (figure.heads.empty()) {
       queries = file->queries;
       keys = file->keys;
@@ -125,6 +128,10 @@ absl::StatusOr<AttentionFigure> LoadFigure(const std::vector<std::string>& refer
     const absl::Status added = AddHeads(*file, flags, references.size() > 1, &figure);
     if (!added.ok()) return added;
   }
+  const char* const title = flags.curves ? "Values by position"
+                            : masks      ? "Mask"
+                                         : "Attention weights";
+  figure.title = flags.title.value_or(title);
   absl::StatusOr<std::vector<std::string>> query_labels =
       ParseLabels("--queries", flags.query_labels, queries);
   if (!query_labels.ok()) return query_labels.status();
@@ -231,27 +238,26 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
           "--gradients, files of gradients are drawn instead, [S, D], [B, S, H*D] or [B, H, S, D] "
           "each: the norm over heads and head size, as curves over the positions. Of an archive, "
           "dq, dk and dv are drawn.",
-      .flags = {{"output", "FILE",
-                 "the picture: .svg, .html (shows the value under the pointer) or .png",
-                 &flags.output, 'o', true},
-                {"queries", "NAMES", "a label per query: a,b,c, or @file with one per line",
-                 &flags.query_labels},
-                {"keys", "NAMES", "a label per key, in the same form", &flags.key_labels},
-                {"heads", "LIST", "heads to draw: all, or 0,1,3 (default: all)", &flags.heads},
-                {"batch", "N", "batch row to draw (default: 0)", &flags.batch},
-                {"query", "NAME", "draw bars for this query only, by label or number",
-                 &flags.query},
-                {"curves", "LIST",
-                 "draw these columns only, as curves over the rows, by label or number: 0,1,4",
-                 &flags.curves},
-                {"gradients", "", "draw the norms of gradients over the positions",
-                 &flags.gradients},
-                {"title", "TEXT",
-                 "title of the picture (default: Attention weights, Values by position or Norm of "
-                 "the gradient by position)",
-                 &flags.title},
-                {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &flags.dtype},
-                {"json", "", "print a report as JSON", &flags.json}},
+      .flags =
+          {{"output", "FILE",
+            "the picture: .svg, .html (shows the value under the pointer) or .png", &flags.output,
+            'o', true},
+           {"queries", "NAMES", "a label per query: a,b,c, or @file with one per line",
+            &flags.query_labels},
+           {"keys", "NAMES", "a label per key, in the same form", &flags.key_labels},
+           {"heads", "LIST", "heads to draw: all, or 0,1,3 (default: all)", &flags.heads},
+           {"batch", "N", "batch row to draw (default: 0)", &flags.batch},
+           {"query", "NAME", "draw bars for this query only, by label or number", &flags.query},
+           {"curves", "LIST",
+            "draw these columns only, as curves over the rows, by label or number: 0,1,4",
+            &flags.curves},
+           {"gradients", "", "draw the norms of gradients over the positions", &flags.gradients},
+           {"title", "TEXT",
+            "title of the picture (default: Attention weights, Mask, Values by position or Norm of "
+            "the gradient by position)",
+            &flags.title},
+           {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &flags.dtype},
+           {"json", "", "print a report as JSON", &flags.json}},
       .examples = {"rapt plot w.npy --queries the,cat,sat --keys le,chat,assis -o w.svg",
                    "rapt plot w.npy --heads 0,1,3 -o heads.html",
                    "rapt plot before.npy after.npy -o compared.png",

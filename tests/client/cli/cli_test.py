@@ -637,6 +637,13 @@ def test_plot_draws_files_side_by_side(rapt, save, tmp_path):
     assert {"before.npy", "after.npy"} <= set(svg_words(tmp_path / "both.svg"))
 
 
+def test_plot_names_a_mask(rapt, save, tmp_path):
+    save(mask=np.tri(3, dtype=bool))
+    rapt("plot", "mask.npy", "-o", "mask.svg")
+    words = svg_words(tmp_path / "mask.svg")
+    assert "Mask" in words and "Attention weights" not in words
+
+
 def test_plot_draws_one_query_as_bars(rapt, save, tmp_path):
     save(w=np.array([[0.25, 0.75], [0.5, 0.5]]))
     rapt("plot", "w.npy", "--queries", "the,cat", "--query", "the", "-o", "bars.svg")
