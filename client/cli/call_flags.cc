@@ -97,6 +97,32 @@ absl::Status SetAttributes(const CallFlags& flags, LoadedCall& loaded) {
   return status;
 }
 
+// A flag that would have no effect is an error.
+absl::Status CheckUsed(const CallFlags& flags, const LoadedCall& loaded) {
+  const client::AttendCall& call = loaded.attributes;
+  const bool rotates = loaded.tensors[Role::kCosCache] || call.rope_theta;
+  const bool has_blocks = loaded.tensors[Role::kBlockMask].has_value();
+  const bool has_buckets = loaded.tensors[Role::kBiasTable].has_value();
+  const char* const rotation = "--cos-cache and --sin-cache, or --rope-theta";
+  const struct {
+    const char* flag;
+    bool given, used;
+    const char* needed;
+  } rows[] = {{"interleaved", call.interleaved, rotates, rotation},
+              {"rotary-embedding-dim", call.rotary_embedding_dim != 0, rotates, rotation},
+              {"rotary-queries-only", flags.only_queries_rotate, rotates, rotation},
+              {"block-q", call.block_q.has_value(), has_blocks, "--block-mask"},
+              {"block-k", call.block_k.has_value(), has_blocks, "--block-mask"},
+              {"bidirectional", call.is_bidirectional, has_buckets, "--bias-table"},
+              {"max-distance", call.max_distance.has_value(), has_buckets, "--bias-table"}};
+  for (const auto& row : rows) {
+    if (row.given && !row.used) {
+      return absl::InvalidArgumentError(absl::StrFormat("--%s needs %s", row.flag, row.needed));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // The names of --gradients, which the client library checks.
 void SetGradients(const CallFlags& flags, LoadedCall& loaded) {
   if (flags.gradients) loaded.gradients = absl::StrSplit(*flags.gradients, ',');
@@ -220,6 +246,7 @@ absl::StatusOr<LoadedCall> LoadCall(const CallFlags& flags) {
   absl::StatusOr<LoadedCall> loaded = LoadCall(sources);
   if (!loaded.ok()) return loaded;
   if (absl::Status set = SetAttributes(flags, *loaded); !set.ok()) return set;
+  if (absl::Status used = CheckUsed(flags, *loaded); !used.ok()) return used;
   SetGradients(flags, *loaded);
   return loaded;
 }
