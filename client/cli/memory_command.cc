@@ -22,6 +22,7 @@ struct MemoryFlags {
   std::string dtype = "fp32";
   client::CompactInputs inputs;
   std::optional<std::string> address;
+  ServerFlags server;  // its address is not used
   bool json = false;
 };
 
@@ -155,7 +156,7 @@ ExitCode Estimate(const MemoryFlags& flags) {
   if (!question.ok()) return FailUsage(question.status());
   absl::StatusOr<client::MemoryEstimates> estimates;
   if (flags.address) {
-    ServerFlags at_address;
+    ServerFlags at_address = flags.server;
     at_address.address = *flags.address;
     const auto server = Connect(at_address);
     if (!server.ok()) return FailConnect(server.status());
@@ -173,7 +174,7 @@ ExitCode Estimate(const MemoryFlags& flags) {
 
 ExitCode RunMemoryCommand(CommandArguments arguments) {
   MemoryFlags flags;
-  const CommandLine line{
+  CommandLine line{
       .usage = "rapt memory [flags]",
       .summary =
           "Estimates the memory that self-attention needs in addition to its tensors, at several "
@@ -205,6 +206,9 @@ ExitCode RunMemoryCommand(CommandArguments arguments) {
                    "rapt memory --heads 32 --kv-heads 8 --head-size 128 --dtype bf16 --json",
                    "rapt memory --heads 32 --per-head --block-q 64 --block-k 64",
                    "rapt memory --heads 32 --address 127.0.0.1:8001"}};
+  for (const Flag& flag : flags.server.Table()) {
+    if (flag.name != "address") line.flags.push_back(flag);
+  }
   std::vector<std::string> operands;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
   return Estimate(flags);

@@ -1001,6 +1001,7 @@ ERRORS = [
     ("diagnose --q x.npy --softcap -1 --local", CALL_FAILED, "softcap"),
     ("diagnose --q x.npy --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
     ("memory --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
+    ("memory --address 127.0.0.1:1 --token-file none", USAGE, "--token-file none can't be read"),
     ("demo now", USAGE, "unexpected argument 'now'"),
     ("memory --seq 0", USAGE, "--seq is 0; it must be at least 1"),
     ("memory --batch -1", USAGE, "--batch is -1; it must be at least 1"),
