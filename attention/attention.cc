@@ -1,5 +1,6 @@
 #include "attention/attention.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "attention/data_checks.h"
 #include "base/aligned_buffer.h"
+#include "base/check.h"
 #include "base/mutex.h"
 
 namespace rapt {
@@ -130,6 +132,26 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem, const PlanOptions& options
   return plan;
 }
 
+absl::StatusOr<Plan> MakePlan(const TensorOperator& op, const PlanOptions& options) {
+  if (absl::Status status = Validate(options); !status.ok()) return status;
+  const BackendSet& backends = *options.backends;
+  const auto find = [&](auto matches) {
+    return std::find_if(backends.begin(), backends.end(), [&](const Backend* backend) {
+      return backend->lanes() == 0 && matches(*backend);
+    });
+  };
+  auto chosen = find([&](const Backend& backend) { return backend.name() == options.backend; });
+  if (chosen == backends.end()) chosen = find([](const Backend&) { return true; });
+  RAPT_CHECK(chosen != backends.end(), "one backend computes on the CPU");
+  Plan plan;
+  plan.problem.dtype = op.outputs()[Role::kY]->dtype;
+  plan.routing.backend = *chosen;
+  plan.isa = ChooseIsa(**chosen, options.isa);
+  plan.threads = options.threads;
+  op.PlanTasks(plan);
+  return plan;
+}
+
 namespace {
 
 // Below this, distributing the tasks costs more than it gains: the calling thread runs all of them.
@@ -166,15 +188,8 @@ absl::Status CheckAllData(const Problem& problem, const Arguments& arguments, bo
   return error;
 }
 
-}  // namespace
-
-absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
-                 ThreadPool& pool) {
-  absl::Status status = Validate(plan.problem, arguments);
-  if (!status.ok()) return status;
-  const Backend& backend = *plan.routing.backend;
-  status = ValidateSources(backend, plan.problem, arguments);
-  if (!status.ok()) return status;
+absl::Status ValidateResources(const Plan& plan, absl::Span<std::byte> workspace,
+                               const ThreadPool& pool) {
   if (static_cast<int64_t>(workspace.size()) < plan.workspace_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "workspace has ", workspace.size(), " bytes; the plan needs ", plan.workspace_bytes()));
@@ -186,13 +201,17 @@ absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::b
     return absl::InvalidArgumentError(
         absl::StrCat("the pool has ", pool.workers(), " workers; the plan allows ", plan.threads));
   }
-  const bool serial = plan.flops < kMinParallelFlops && backend.lanes() == 0;
-  status = CheckAllData(plan.problem, arguments, serial, pool);
-  if (!status.ok()) return status;
+  return absl::OkStatus();
+}
+
+// Runs all tasks by `runner`, a backend or an operator.
+template <typename Runner>
+void RunStages(const Runner& runner, const Plan& plan, const Arguments& arguments,
+               absl::Span<std::byte> workspace, bool serial, ThreadPool& pool) {
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     const auto run_task = [&](int64_t task, int worker) {
-      backend.RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task, worker,
-                      /*checkpoint=*/{});
+      runner.RunTask(plan, arguments, workspace.data(), static_cast<int>(stage), task, worker,
+                     /*checkpoint=*/{});
     };
     if (serial) {
       for (int64_t task = 0; task < plan.stages[stage]; ++task) run_task(task, 0);
@@ -200,6 +219,31 @@ absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::b
       pool.ParallelFor(plan.stages[stage], run_task);
     }
   }
+}
+
+}  // namespace
+
+absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
+                 ThreadPool& pool) {
+  absl::Status status = Validate(plan.problem, arguments);
+  if (!status.ok()) return status;
+  const Backend& backend = *plan.routing.backend;
+  status = ValidateSources(backend, plan.problem, arguments);
+  if (status.ok()) status = ValidateResources(plan, workspace, pool);
+  if (!status.ok()) return status;
+  const bool serial = plan.flops < kMinParallelFlops && backend.lanes() == 0;
+  status = CheckAllData(plan.problem, arguments, serial, pool);
+  if (!status.ok()) return status;
+  RunStages(backend, plan, arguments, workspace, serial, pool);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const TensorOperator& op, const Plan& plan, const Arguments& arguments,
+                 absl::Span<std::byte> workspace, ThreadPool& pool) {
+  absl::Status status = ValidateResources(plan, workspace, pool);
+  if (status.ok()) status = op.CheckData(arguments);
+  if (!status.ok()) return status;
+  RunStages(op, plan, arguments, workspace, plan.flops < kMinParallelFlops, pool);
   return absl::OkStatus();
 }
 

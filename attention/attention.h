@@ -21,6 +21,7 @@
 #include "attention/backend.h"
 #include "attention/plan.h"
 #include "attention/problem.h"
+#include "attention/tensor_operator.h"
 #include "base/thread_pool.h"
 
 namespace rapt {
@@ -43,6 +44,12 @@ std::string ChooseIsa(const Backend& backend, absl::string_view wanted);
 // plan.threads workers. Safe to call from several threads with different workspaces and outputs.
 absl::Status Run(const Plan& plan, const Arguments& arguments, absl::Span<std::byte> workspace,
                  ThreadPool& pool);
+
+// The same for another operator, which is computed on the CPU: by the backend that the options
+// name, unless that is a device's.
+absl::StatusOr<Plan> MakePlan(const TensorOperator& op, const PlanOptions& options);
+absl::Status Run(const TensorOperator& op, const Plan& plan, const Arguments& arguments,
+                 absl::Span<std::byte> workspace, ThreadPool& pool);
 
 }  // namespace rapt
 

@@ -36,6 +36,9 @@ struct PlanOptions {
   Source source = Source::kStrided;
 };
 
+// Of the workspace and its parts.
+inline constexpr int64_t kWorkspaceAlignment = 64;
+
 // Depends only on problem and options, never on load, except for Backend::Prefers() of a device.
 // The same plan gives the same bits, except in a joined run, which may round differently.
 // Immutable after MakePlan; may be shared by threads. Cheap to copy.

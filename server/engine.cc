@@ -27,8 +27,6 @@ constexpr double kInlineFlops = 1e6;
 // Few flops can still mean many bytes: zeros where no key is visible, the past copied to the
 // present, a mask that is gathered.
 constexpr int64_t kInlineBytes = 256 * 1024;
-// Of the parts of workers.
-constexpr int64_t kWorkspaceAlignment = 64;
 
 // An input that is copied to contiguous memory before the computation.
 struct Gather {
@@ -55,25 +53,9 @@ Arguments ViewInputs(const Request& request) {
     if (bytes.in_slices()) view.slices = &bytes.slices;
   }
   arguments.key_lengths = request.key_lengths;
-  if (request.token_operator == nullptr) return arguments;
+  if (request.tensor_operator == nullptr) return arguments;
   for (Role role : kInputTensors) arguments.inputs[role].data = request.inputs[role].data;
   return arguments;
-}
-
-// The plan of an operator other than attention: one stage on the CPU.
-Plan PlanOf(const Request& request, const PlanOptions& options) {
-  Plan plan;
-  plan.problem = request.call.problem;
-  const auto cpu = std::find_if(options.backends->begin(), options.backends->end(),
-                                [](const Backend* backend) { return backend->lanes() == 0; });
-  RAPT_CHECK(cpu != options.backends->end(), "one backend computes on the CPU");
-  plan.routing.backend = *cpu;
-  plan.threads = options.threads;
-  plan.stages = {request.token_operator->tasks()};
-  plan.worker_workspace_bytes =
-      RoundUp(request.token_operator->worker_bytes(), kWorkspaceAlignment);
-  plan.flops = request.token_operator->flops();
-  return plan;
 }
 
 // Adds the size of a buffer of `bytes`; nullopt on overflow.
@@ -209,15 +191,15 @@ class Engine::PendingCall {
   }
 
   int64_t CountChecks() const {
-    if (request_.token_operator == nullptr) return DataChecks(call().problem);
-    return request_.token_operator->reads_positions() ? 1 : 0;
+    if (request_.tensor_operator == nullptr) return DataChecks(call().problem);
+    return request_.tensor_operator->checks_data() ? 1 : 0;
   }
 
   // Numbers are checked where they are used, as the caller may write to shared memory at any time.
   void RunCheck(int64_t task) {
-    absl::Status status = request_.token_operator == nullptr
+    absl::Status status = request_.tensor_operator == nullptr
                               ? CheckData(call().problem, arguments_, task, *call().names)
-                              : request_.token_operator->CheckData(arguments_);
+                              : request_.tensor_operator->CheckData(arguments_);
     if (status.ok()) return;
     MutexLock lock(check_mutex_);
     check_status_.Update(status);
@@ -237,9 +219,9 @@ class Engine::PendingAttention final : public Engine::PendingCall {
       : PendingCall(std::move(request)), done_(std::move(done)) {}
 
   absl::Status MakePlan(const PlanOptions& options) {
-    const bool is_attention = request_.token_operator == nullptr;
-    absl::StatusOr<Plan> plan =
-        is_attention ? ::rapt::MakePlan(call().problem, options) : PlanOf(request_, options);
+    const bool is_attention = request_.tensor_operator == nullptr;
+    absl::StatusOr<Plan> plan = is_attention ? ::rapt::MakePlan(call().problem, options)
+                                             : ::rapt::MakePlan(*request_.tensor_operator, options);
     if (!plan.ok()) return plan.status();
     plan_ = *std::move(plan);
     const Routing& routing = plan_.routing;
@@ -317,9 +299,9 @@ class Engine::PendingAttention final : public Engine::PendingCall {
  private:
   void RunPlanTask(int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
     std::byte* const workspace = workspace_.buffer.data();
-    if (request_.token_operator != nullptr) {
-      std::byte* const own = workspace + worker * plan_.worker_workspace_bytes;
-      return request_.token_operator->RunTask(arguments_, task, own, checkpoint);
+    if (request_.tensor_operator != nullptr) {
+      return request_.tensor_operator->RunTask(plan_, arguments_, workspace, stage, task, worker,
+                                               checkpoint);
     }
     plan_.routing.backend->RunTask(plan_, arguments_, workspace, stage, task, worker, checkpoint);
   }

@@ -18,7 +18,7 @@
 #include "absl/types/span.h"
 #include "attention/backend.h"
 #include "attention/operator.h"
-#include "attention/positions/token_operator.h"
+#include "attention/tensor_operator.h"
 #include "base/clock.h"
 #include "base/device_memory.h"
 #include "base/sliced_bytes.h"
@@ -122,7 +122,7 @@ struct Request {
   ResolvedCall call;
   // Null: attention or its backward pass. Otherwise the call has a problem without axes and Y
   // alone.
-  std::shared_ptr<const TokenOperator> token_operator;
+  std::shared_ptr<const TensorOperator> tensor_operator;
   // Each has the size stated by the call; absent if the call has no such tensor.
   InputMap<InputBytes> inputs;
   std::vector<int64_t> key_lengths;  // a copy of Role::kKeyLengths, aligned

@@ -27,14 +27,15 @@ void AddTo(const std::byte* x, const double* encoding, DType dtype, int64_t coun
   }
 }
 
-class PositionalEncoding final : public TokenOperator {
+class PositionalEncoding final : public TensorOperator {
  public:
-  PositionalEncoding(TensorSpec x, std::optional<DType> table, double base)
-      : output_(std::move(x)),
+  PositionalEncoding(const TensorSpec& x, std::optional<DType> table, double base)
+      : output_(x),
         table_(table),
         base_(base),
         length_(output_.shape[output_.shape.size() - 2]),
         size_(output_.shape.back()) {
+    outputs_[Role::kY] = output_;
     // The product of the other axes may overflow if one is 0.
     const bool is_empty = std::count(output_.shape.begin(), output_.shape.end(), 0) > 0;
     if (is_empty) batch_ = 0;
@@ -44,23 +45,25 @@ class PositionalEncoding final : public TokenOperator {
     length_block_ = std::max<int64_t>(kTaskNumbers / numbers / batch_block_, 1);
   }
 
-  const TensorSpec& output() const override { return output_; }
-  int64_t tasks() const override {
-    return size_ == 0 ? 0 : CeilDiv(length_, length_block_) * CeilDiv(batch_, batch_block_);
-  }
-  int64_t worker_bytes() const override { return size_ * int64_t{sizeof(double)}; }
-  double flops() const override {
-    return static_cast<double>(batch_) * static_cast<double>(length_) * static_cast<double>(size_);
+  const OutputMap<std::optional<TensorSpec>>& outputs() const override { return outputs_; }
+
+  void PlanTasks(Plan& plan) const override {
+    const int64_t tasks = CeilDiv(length_, length_block_) * CeilDiv(batch_, batch_block_);
+    plan.stages = {size_ == 0 ? 0 : tasks};
+    plan.worker_workspace_bytes = RoundUp(size_ * int64_t{sizeof(double)}, kWorkspaceAlignment);
+    plan.flops =
+        static_cast<double>(batch_) * static_cast<double>(length_) * static_cast<double>(size_);
   }
 
-  void RunTask(const Arguments& arguments, int64_t task, std::byte* worker,
-               const Checkpoint& /*checkpoint*/) const override {
+  void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int /*stage*/,
+               int64_t task, int worker, const Checkpoint& /*checkpoint*/) const override {
     const int64_t batch_blocks = CeilDiv(batch_, batch_block_);
     const int64_t first_b = task % batch_blocks * batch_block_;
     const int64_t end_b = std::min(first_b + batch_block_, batch_);
     const int64_t first_s = task / batch_blocks * length_block_;
     const int64_t end_s = std::min(first_s + length_block_, length_);
-    const absl::Span<double> encoding(reinterpret_cast<double*>(worker), size_);
+    const absl::Span<double> encoding(
+        reinterpret_cast<double*>(workspace + worker * plan.worker_workspace_bytes), size_);
     const int64_t row_bytes = size_ * SizeOf(output_.dtype);
     for (int64_t s = first_s; s < end_s; ++s) {
       Encode(arguments, s, encoding);
@@ -80,6 +83,7 @@ class PositionalEncoding final : public TokenOperator {
   }
 
   const TensorSpec output_;
+  OutputMap<std::optional<TensorSpec>> outputs_;
   const std::optional<DType> table_;
   const double base_;
   int64_t batch_ = 1;
@@ -116,7 +120,7 @@ void SinusoidalEncoding(double base, int64_t position, absl::Span<double> out) {
   }
 }
 
-absl::StatusOr<std::shared_ptr<const TokenOperator>> MakePositionalEncoding(
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakePositionalEncoding(
     const PositionalEncodingCall& call) {
   const std::optional<TensorSpec>& x = call.inputs[kTokens];
   const std::optional<TensorSpec>& table = call.inputs[kTokenTable];
@@ -142,7 +146,7 @@ absl::StatusOr<std::shared_ptr<const TokenOperator>> MakePositionalEncoding(
     return absl::InvalidArgumentError(
         absl::StrCat("base is ", base, "; it must be positive and finite"));
   }
-  using Made = std::shared_ptr<const TokenOperator>;
+  using Made = std::shared_ptr<const TensorOperator>;
   if (!table) return Made(std::make_shared<const PositionalEncoding>(*x, std::nullopt, base));
   if (auto bytes = ByteSize("table", *table); !bytes.ok()) return bytes.status();
   if (absl::Status status = CheckTable(*table, *x); !status.ok()) return status;

@@ -8,7 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "attention/positions/token_operator.h"
+#include "attention/positions/tokens.h"
+#include "attention/tensor_operator.h"
 
 namespace rapt {
 
@@ -23,7 +24,7 @@ struct PositionalEncodingCall {
 };
 
 // Returns InvalidArgument with the tensor or attribute, its value and the allowed values.
-absl::StatusOr<std::shared_ptr<const TokenOperator>> MakePositionalEncoding(
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakePositionalEncoding(
     const PositionalEncodingCall& call);
 
 // Writes the encoding of a position, of sines and cosines.

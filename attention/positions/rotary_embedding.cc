@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/rotary/rotate.h"
 #include "attention/rotary/rotation.h"
+#include "base/round_up.h"
 
 namespace rapt {
 namespace {
@@ -21,25 +22,32 @@ const FieldNames& Names() {
 }
 
 // X as the keys of an attention without queries, which are rotated in the same way.
-class RotaryEmbedding final : public TokenOperator {
+class RotaryEmbedding final : public TensorOperator {
  public:
-  RotaryEmbedding(const Problem& keys, TensorSpec output)
-      : keys_(keys), output_(std::move(output)) {}
+  RotaryEmbedding(const Problem& keys, const TensorSpec& output)
+      : keys_(keys), rank_(output.shape.size()) {
+    outputs_[Role::kY] = output;
+  }
 
-  const TensorSpec& output() const override { return output_; }
-  int64_t tasks() const override { return Rotation::Tasks(keys_); }
-  int64_t worker_bytes() const override { return Rotation::WorkerBytes(keys_); }
-  double flops() const override { return Rotation::Flops(keys_); }
+  const OutputMap<std::optional<TensorSpec>>& outputs() const override { return outputs_; }
 
-  bool reads_positions() const override { return keys_.has_key_position_ids; }
+  bool checks_data() const override { return keys_.has_key_position_ids; }
   absl::Status CheckData(const Arguments& arguments) const override {
     return ValidatePositions(keys_, Views(arguments), Names());
   }
 
-  void RunTask(const Arguments& arguments, int64_t task, std::byte* worker,
-               const Checkpoint& checkpoint) const override {
+  void PlanTasks(Plan& plan) const override {
+    plan.stages = {Rotation::Tasks(keys_)};
+    plan.worker_workspace_bytes = RoundUp(Rotation::WorkerBytes(keys_), kWorkspaceAlignment);
+    plan.flops = Rotation::Flops(keys_);
+  }
+
+  void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int /*stage*/,
+               int64_t task, int worker, const Checkpoint& checkpoint) const override {
     MutableTensorView y{arguments.outputs[Role::kY].data, keys_.dtype, Dims(), Strides()};
-    Rotation(keys_, y, FastestRotateRow()).RunTask(Views(arguments), task, worker, checkpoint);
+    Rotation(keys_, y, FastestRotateRow())
+        .RunTask(Views(arguments), task, workspace + worker * plan.worker_workspace_bytes,
+                 checkpoint);
   }
 
  private:
@@ -48,7 +56,7 @@ class RotaryEmbedding final : public TokenOperator {
   }
   std::array<int64_t, 4> Strides() const {
     const auto [b, h, s, d] = Dims();
-    if (output_.shape.size() == 4) return RowMajorStrides({b, h, s, d});
+    if (rank_ == 4) return RowMajorStrides({b, h, s, d});
     return {s * h * d, d, h * d, 1};
   }
 
@@ -68,7 +76,8 @@ class RotaryEmbedding final : public TokenOperator {
   }
 
   const Problem keys_;
-  const TensorSpec output_;
+  const size_t rank_;
+  OutputMap<std::optional<TensorSpec>> outputs_;
 };
 
 absl::Status CheckPositionIds(const TensorSpec& ids, int64_t batch, int64_t length) {
@@ -145,7 +154,7 @@ absl::Status ReadCaches(const RotaryEmbeddingCall& call, Problem& p) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<const TokenOperator>> MakeRotaryEmbedding(
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRotaryEmbedding(
     const RotaryEmbeddingCall& call) {
   Problem keys;
   absl::Status status = CheckInputs(call);
@@ -162,7 +171,7 @@ absl::StatusOr<std::shared_ptr<const TokenOperator>> MakeRotaryEmbedding(
   keys.rotary_embedding_dim = call.rotary_embedding_dim;
   keys.rope_theta = call.rope_theta;
   if (status = Validate(keys, Names()); !status.ok()) return status;
-  return std::shared_ptr<const TokenOperator>(
+  return std::shared_ptr<const TensorOperator>(
       std::make_shared<const RotaryEmbedding>(keys, *call.inputs[kTokens]));
 }
 

@@ -7,7 +7,8 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
-#include "attention/positions/token_operator.h"
+#include "attention/positions/tokens.h"
+#include "attention/tensor_operator.h"
 
 namespace rapt {
 
@@ -22,7 +23,7 @@ struct RotaryEmbeddingCall {
 };
 
 // Returns InvalidArgument with the tensor or attribute, its value and the allowed values.
-absl::StatusOr<std::shared_ptr<const TokenOperator>> MakeRotaryEmbedding(
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRotaryEmbedding(
     const RotaryEmbeddingCall& call);
 
 }  // namespace rapt

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "attention/attention.h"
 #include "attention/positions/positional_encoding.h"
 #include "attention/positions/rotary_embedding.h"
 #include "base/aligned_buffer.h"
@@ -56,21 +57,20 @@ struct PositionsFlags {
   }
 };
 
-absl::StatusOr<client::Tensor> RunHere(const TokenOperator& op, const Arguments& inputs) {
-  const absl::StatusOr<int64_t> bytes = ByteSize("Y", op.output());
+absl::StatusOr<client::Tensor> RunHere(const TensorOperator& op, const Arguments& inputs) {
+  const TensorSpec& output = *op.outputs()[Role::kY];
+  const absl::StatusOr<int64_t> bytes = ByteSize("Y", output);
   if (!bytes.ok()) return bytes.status();
   Arguments arguments = inputs;
-  if (absl::Status status = op.CheckData(arguments); !status.ok()) return status;
   std::string y(*bytes, '\0');
   arguments.outputs[Role::kY].data = reinterpret_cast<std::byte*>(y.data());
   ThreadPool pool(ReadHostLimits().cores);
-  constexpr int64_t kAlignment = AlignedBuffer::kAlignment;
-  const int64_t own = (op.worker_bytes() + kAlignment - 1) / kAlignment * kAlignment;
-  AlignedBuffer workspace(own * pool.workers());
-  pool.ParallelFor(op.tasks(), [&](int64_t task, int worker) {
-    op.RunTask(arguments, task, workspace.data() + worker * own, /*checkpoint=*/{});
-  });
-  return client::Tensor(FromLibrary(op.output().dtype), op.output().shape, std::move(y));
+  const absl::StatusOr<Plan> plan = MakePlan(op, {.threads = pool.workers()});
+  if (!plan.ok()) return plan.status();
+  AlignedBuffer workspace(plan->workspace_bytes());
+  const absl::Status status = Run(op, *plan, arguments, workspace.span(), pool);
+  if (!status.ok()) return status;
+  return client::Tensor(FromLibrary(output.dtype), output.shape, std::move(y));
 }
 
 // Loads the files, computes and writes the result.

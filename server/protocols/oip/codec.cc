@@ -479,9 +479,9 @@ absl::Status PlaceOutputs(const OutputRequests& all, SharedTensors& shared_tenso
   return CheckResponseSize(in_message);
 }
 
-absl::StatusOr<std::shared_ptr<const TokenOperator>> MakeOperator(Model model,
-                                                                  const OperatorCall& call,
-                                                                  const TokenParameters& p) {
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(Model model,
+                                                                   const OperatorCall& call,
+                                                                   const TokenParameters& p) {
   if (model == Model::kPositionalEncoding) {
     return MakePositionalEncoding({.inputs = call.inputs, .base = p.base});
   }
@@ -503,9 +503,10 @@ absl::Status ResolveCall(const OperatorCall& call, const TokenParameters& of_tok
   }
   auto made = MakeOperator(request.model, call, of_tokens);
   if (!made.ok()) return made.status();
-  request.token_operator = *std::move(made);
-  request.call.outputs[Role::kY] = request.token_operator->output();
-  request.call.problem.dtype = request.token_operator->output().dtype;
+  request.tensor_operator = *std::move(made);
+  const TensorSpec& output = *request.tensor_operator->outputs()[Role::kY];
+  request.call.outputs[Role::kY] = output;
+  request.call.problem.dtype = output.dtype;
   return absl::OkStatus();
 }
 

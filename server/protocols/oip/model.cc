@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "attention/positions/tokens.h"
 #include "attention/roles.h"
 
 namespace rapt::oip {

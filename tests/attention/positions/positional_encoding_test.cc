@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/aligned_buffer.h"
+#include "tests/support/run_operator.h"
 #include "tests/support/tensor.h"
 
 namespace rapt::test {
@@ -22,15 +22,13 @@ PositionalEncodingCall CallOf(DType dtype, const Shape& shape) {
   return call;
 }
 
-// Runs all tasks, the last one first.
-Tensor Encode(const TokenOperator& op, const Tensor& x, const Tensor* table = nullptr) {
+Tensor Encode(const TensorOperator& op, const Tensor& x, const Tensor* table = nullptr) {
   Tensor y(x.dtype(), x.dims());
   Arguments arguments;
   arguments.inputs[kTokens] = x.View();
   if (table != nullptr) arguments.inputs[kTokenTable] = table->View();
   arguments.outputs[Role::kY] = y.MutableView();
-  AlignedBuffer worker(op.worker_bytes());
-  for (int64_t task = op.tasks(); task-- > 0;) op.RunTask(arguments, task, worker.data(), {});
+  RunOperator(op, arguments);
   return y;
 }
 
@@ -46,7 +44,7 @@ TEST(PositionalEncodingTest, AddsSinesAndCosinesInEveryType) {
       call.base = dims[3] == 7 ? std::optional(50.0) : std::nullopt;
       const double base = call.base.value_or(10000);
       const auto op = MakePositionalEncoding(call).value();
-      EXPECT_EQ(op->output().shape, call.inputs[kTokens]->shape);
+      EXPECT_EQ(op->outputs()[Role::kY]->shape, call.inputs[kTokens]->shape);
       const Tensor x = Tensor(dtype, dims).FillUniform(rng, -1, 1);
       std::vector<double> want;
       for (const double value : x.ToVector()) {
@@ -80,7 +78,8 @@ TEST(PositionalEncodingTest, AddsTheRowsOfATable) {
 TEST(PositionalEncodingTest, HasNoTasksWithoutElements) {
   for (const Shape& shape : {Shape{0, 3, 4}, Shape{2, 0, 4}, Shape{2, 3, 0},
                              Shape{int64_t{1} << 40, int64_t{1} << 40, 0, 4}}) {
-    EXPECT_EQ(MakePositionalEncoding(CallOf(DType::kFloat32, shape)).value()->tasks(), 0);
+    const auto op = MakePositionalEncoding(CallOf(DType::kFloat32, shape)).value();
+    EXPECT_EQ(MakePlan(*op, {}).value().stages[0], 0);
   }
 }
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "base/aligned_buffer.h"
 #include "tests/support/oracle.h"
 #include "tests/support/run_attention.h"
+#include "tests/support/run_operator.h"
 
 namespace rapt::test {
 namespace {
@@ -59,11 +59,6 @@ Arguments ArgumentsOf(const Inputs& inputs, Tensor& y) {
   return arguments;
 }
 
-void RunTasks(const TokenOperator& op, const Arguments& arguments) {
-  AlignedBuffer worker(op.worker_bytes());
-  for (int64_t task = op.tasks(); task-- > 0;) op.RunTask(arguments, task, worker.data(), {});
-}
-
 std::vector<Problem> WithEachRotation(const Problem& problem) {
   std::vector<Problem> problems(4, problem);
   problems[0].rope_theta = 500;
@@ -85,7 +80,7 @@ TEST(RotaryEmbeddingTest, RotatesAsAttentionDoesToTheBit) {
       Tensor y(dtype, inputs.key.dims());
       const Arguments arguments = ArgumentsOf(inputs, y);
       ASSERT_TRUE(op->CheckData(arguments).ok());
-      RunTasks(*op, arguments);
+      RunOperator(*op, arguments);
       EXPECT_TRUE(SameBits("Y", y, *RunAttention(problem, inputs, {}).value().present_key));
       EXPECT_TRUE(
           AllClose("Y", y, RotatedKeys(problem, inputs).ToVector(), {ToleranceOf(dtype), {}}));
@@ -102,9 +97,9 @@ TEST(RotaryEmbeddingTest, SplitsHeadsOfARank3Tensor) {
   call.num_heads = 4;
   call.inputs[kTokens]->shape = {3, 33, 48};
   const auto op = MakeRotaryEmbedding(call).value();
-  EXPECT_EQ(op->output().shape, (Shape{3, 33, 48}));
+  EXPECT_EQ(op->outputs()[Role::kY]->shape, (Shape{3, 33, 48}));
   Tensor y(problem.dtype, inputs.key.dims(), Storage::kBshd);
-  RunTasks(*op, ArgumentsOf(inputs, y));
+  RunOperator(*op, ArgumentsOf(inputs, y));
   EXPECT_TRUE(
       AllClose("Y", y, RotatedKeys(problem, inputs).ToVector(), {ToleranceOf(problem.dtype), {}}));
 }
@@ -157,7 +152,7 @@ TEST(RotaryEmbeddingTest, NamesAnIdBeyondTheCache) {
   inputs.key_position_ids->Set(2, 1, 0, 0, kRows);
   Tensor y(problem.dtype, inputs.key.dims());
   const auto op = MakeRotaryEmbedding(CallOf(problem)).value();
-  EXPECT_TRUE(op->reads_positions());
+  EXPECT_TRUE(op->checks_data());
   EXPECT_THAT(std::string(op->CheckData(ArgumentsOf(inputs, y)).message()),
               HasSubstr("position_ids[2, 1] is 40; it must be from 0 to 39"));
 }
