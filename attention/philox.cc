@@ -1,5 +1,8 @@
 #include "attention/philox.h"
 
+#include <cmath>
+#include <numbers>
+
 namespace rapt {
 
 std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
@@ -26,6 +29,23 @@ void DropoutKeeps(double p, uint64_t seed, int64_t b, int64_t h, int64_t i, int6
                          {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
     }
     keep[n] = draws[j % 4] >= threshold;
+  }
+}
+
+void DrawNormals(uint64_t seed, uint32_t head, DrawPurpose purpose, int64_t begin,
+                 absl::Span<double> out) {
+  std::array<uint32_t, 4> draws = {};
+  for (size_t n = 0; n < out.size(); ++n) {
+    const int64_t t = begin + static_cast<int64_t>(n);
+    if (n == 0 || t % 4 == 0) {
+      draws = Philox4x32({static_cast<uint32_t>(t / 4), head, static_cast<uint32_t>(purpose), 0},
+                         {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    }
+    const auto uniform = [&](int64_t lane) { return (draws[lane] + 0.5) / 4294967296.0; };
+    const int64_t first = t % 4 / 2 * 2;
+    const double radius = std::sqrt(-2 * std::log(uniform(first)));
+    const double angle = 2 * std::numbers::pi * uniform(first + 1);
+    out[n] = radius * (t % 2 == 0 ? std::cos(angle) : std::sin(angle));
   }
 }
 
