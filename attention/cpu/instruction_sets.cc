@@ -3,6 +3,7 @@
 #include <array>
 
 #include "attention/cpu/machine.h"
+#include "attention/mechanism/linear/linear_kernels.h"
 #include "attention/rotary/rotate.h"
 #include "base/check.h"
 
@@ -49,6 +50,11 @@ RotateFunction FastestRotateRow() {
     if (set.available) return cpu::Kernels(set.name).rotate;
   }
   return RotateRow;
+}
+
+const LinearKernel& LinearKernelOf(absl::string_view isa, DType accumulator) {
+  const cpu::KernelTable& kernels = cpu::Kernels(isa);
+  return accumulator == DType::kFloat64 ? kernels.linear_fp64 : kernels.linear_fp32;
 }
 
 }  // namespace rapt

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "attention/checkpoint.h"
+#include "attention/mechanism/linear/linear_task.h"
 #include "attention/rotary/rotary_row.h"
 #include "attention/score/score.h"
 #include "base/byte_slice.h"
@@ -239,6 +240,8 @@ struct KernelTable {
   // Store a row of accumulators as elements.
   void (*store_fp32)(Element element, const float* values, int64_t count, std::byte* row);
   void (*store_fp64)(Element element, const double* values, int64_t count, std::byte* row);
+  LinearKernel linear_fp32;  // sums in fp32
+  LinearKernel linear_fp64;
 };
 
 extern const KernelTable kPortableKernels;

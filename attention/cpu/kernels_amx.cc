@@ -671,10 +671,29 @@ int64_t TileScratchBytes(const FlashTask& task) {
 bool BackwardFp32(const FlashBackward& backward) { return kAvx512Kernels.backward_fp32(backward); }
 bool BackwardFp64(const FlashBackward& backward) { return kAvx512Kernels.backward_fp64(backward); }
 
+// Nor has linear attention.
+template <LinearKernel KernelTable::*kKernel>
+int64_t LinearScratchBytes(const LinearTask& task) {
+  return (kAvx512Kernels.*kKernel).scratch_bytes(task);
+}
+template <LinearKernel KernelTable::*kKernel>
+bool RunLinear(const LinearTask& task) {
+  return (kAvx512Kernels.*kKernel).run(task);
+}
+template <LinearKernel KernelTable::*kKernel>
+constexpr LinearKernel kLinear = {LinearScratchBytes<kKernel>, RunLinear<kKernel>};
+
 }  // namespace
 
-extern const KernelTable kAmxKernels = {FlashFp32,       FlashFp64,       TileScratchBytes,
-                                        Rotate,          BackwardFp32,    BackwardFp64,
-                                        StoreRow<float>, StoreRow<double>};
+extern const KernelTable kAmxKernels = {FlashFp32,
+                                        FlashFp64,
+                                        TileScratchBytes,
+                                        Rotate,
+                                        BackwardFp32,
+                                        BackwardFp64,
+                                        StoreRow<float>,
+                                        StoreRow<double>,
+                                        kLinear<&KernelTable::linear_fp32>,
+                                        kLinear<&KernelTable::linear_fp64>};
 
 }  // namespace rapt::cpu

@@ -21,6 +21,12 @@ enum class FeatureMap : uint8_t {
            // sqrt(scale): positive random features, Choromanski et al. 2021
 };
 
+enum class DecayKind : uint8_t {
+  kNone,
+  kPerHead,
+  kPerKey,  // a number for each of the key_size numbers of a key
+};
+
 // The most tokens that a kernel computes at once.
 inline constexpr int64_t kMostChunk = 64;
 
@@ -35,8 +41,9 @@ struct LinearRows {
 // features for each feature. Null: absent.
 struct LinearState {
   const std::byte* rows;
-  const std::byte* normalizer;
   Element element;
+  const std::byte* normalizer;
+  Element normalizer_element;
 };
 struct LinearPresent {
   std::byte* rows;
@@ -51,8 +58,8 @@ struct LinearTask {
   LinearRows query;  // the next head is key_size elements further
   LinearRows key;
   LinearRows value;
-  LinearRows decay;       // one number, or key_size
-  LinearRows beta;        // one number; null: no delta rule
+  LinearRows decay;       // if decay_kind says so
+  LinearRows beta;        // one number, if is_delta
   LinearRows projection;  // a row for each feature
   std::byte* output;      // the next head is value_size elements further
   int64_t output_stride;
@@ -71,8 +78,9 @@ struct LinearTask {
   int64_t columns;     // of this task
   int64_t chunk;       // tokens computed at once, at most kMostChunk
 
-  bool is_causal;
-  bool is_decay_per_key;
+  bool is_causal;  // false: every query sees all tokens; without decay and delta rule
+  bool is_delta;   // has beta
+  DecayKind decay_kind;
   bool is_normalized;
   FeatureMap feature_map;
   double scale;
@@ -82,7 +90,7 @@ struct LinearTask {
 };
 
 struct LinearKernel {
-  // Depends on the sizes only.
+  // Reads no pointers.
   int64_t (*scratch_bytes)(const LinearTask& task);
   // Returns false if the checkpoint abandoned the task.
   bool (*run)(const LinearTask& task);

@@ -90,7 +90,8 @@ class Recurrence {
       for (int64_t c = 0; c < t_.columns; ++c) {
         row[c] = past.rows == nullptr ? 0 : Load(past.rows, past.element, f * t_.state_stride + c);
       }
-      normalizer_[f] = past.normalizer == nullptr ? 0 : Load(past.normalizer, past.element, f);
+      normalizer_[f] =
+          past.normalizer == nullptr ? 0 : Load(past.normalizer, past.normalizer_element, f);
       stabilizer_[f] = past.rows == nullptr && is_favor() ? -kInfinite : 0;
     }
   }
@@ -170,20 +171,21 @@ class Recurrence {
 
   void Decay(int64_t t) {
     for (int64_t f = 0; f < t_.features; ++f) {
-      const double g = Load(RowOf(t_.decay, t), t_.decay.element, t_.is_decay_per_key ? f : 0);
+      const double g =
+          Load(RowOf(t_.decay, t), t_.decay.element, t_.decay_kind == DecayKind::kPerKey ? f : 0);
       const double factor = std::exp(g);
       for (double& s : StateRow(f)) s = g == -kInfinite ? 0 : s * factor;
     }
   }
 
   void Update(int64_t t) {
-    if (t_.decay.data != nullptr) Decay(t);
+    if (t_.decay_kind != DecayKind::kNone) Decay(t);
     LoadFeatures(t_.key, t, 0);
     if (is_favor()) StabilizeKeys();
     for (int64_t c = 0; c < t_.columns; ++c) {
       row_[c] = Load(RowOf(t_.value, t), t_.value.element, c);
     }
-    if (t_.beta.data != nullptr) {
+    if (t_.is_delta) {
       const double beta = Load(RowOf(t_.beta, t), t_.beta.element, 0);
       for (int64_t f = 0; f < t_.features; ++f) {
         const absl::Span<double> state = StateRow(f);
