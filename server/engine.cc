@@ -233,7 +233,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     PlanGathers(is_attention && routing.backend->Reads(Source::kSliced));
 
     std::optional<int64_t> needed_bytes = 0;
-    for (Role role : OutputsOf(call().problem)) {
+    for (Role role : request_.Outputs()) {
       if (IsInCallersMemory(role)) {
         callers_bytes_ += BytesOf(role);  // of existing memory, so no overflow
       } else {
@@ -246,18 +246,18 @@ class Engine::PendingAttention final : public Engine::PendingCall {
   }
 
   absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation reservation) override {
-    for (Role role : OutputsOf(call().problem)) {
+    for (Role role : request_.Outputs()) {
       const OutputPlace& place = request_.places[role];
       OutputBuffer& output = result_.outputs[role];
       if (IsInCallersMemory(role)) {
-        arguments_.outputs[role] = call().Output(role, place.bytes.data());
+        arguments_.outputs[role] = ViewOf(role, place.bytes.data());
         output = {place.bytes, nullptr};
         continue;
       }
       absl::StatusOr<ReservedBuffer> taken = AllocatePart(pool, BytesOf(role), reservation);
       if (!taken.ok()) return taken.status();
       auto owner = std::make_shared<ReservedBuffer>(*std::move(taken));
-      arguments_.outputs[role] = call().Output(role, owner->buffer.data());
+      arguments_.outputs[role] = ViewOf(role, owner->buffer.data());
       if (place.device.memory != nullptr) {
         deliveries_.push_back({owner->buffer.span(), place.device});
       }
@@ -268,6 +268,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     if (!workspace.ok()) return workspace.status();
     workspace_ = *std::move(workspace);
     if (absl::Status status = AllocateGathers(pool, reservation); !status.ok()) return status;
+    if (request_.tensor_operator != nullptr) return absl::OkStatus();
     return Validate(call().problem, arguments_, *call().names);
   }
 
@@ -343,6 +344,12 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     const int64_t workspace_bytes = BufferPool::SizeOfClass(plan_.workspace_bytes());
     return plan_.flops <= kInlineFlops &&
            needed_bytes_ - workspace_bytes + callers_bytes_ <= kInlineBytes;
+  }
+
+  // An operator other than attention knows the axes.
+  MutableTensorView ViewOf(Role role, std::byte* data) const {
+    if (request_.tensor_operator == nullptr) return call().Output(role, data);
+    return {data, call().outputs[role].dtype};
   }
 
   // Returns whether the output is written to memory of the caller.

@@ -93,8 +93,9 @@ enum class Model : uint8_t {
   kAttentionBackward,
   kRotaryEmbedding,
   kPositionalEncoding,
+  kLinearAttention,
 };
-inline constexpr size_t kModels = 4;
+inline constexpr size_t kModels = 5;
 
 // Returns the model's name in the Open Inference Protocol.
 constexpr absl::string_view NameOf(Model model) {
@@ -107,6 +108,8 @@ constexpr absl::string_view NameOf(Model model) {
       return "rotary_embedding";
     case Model::kPositionalEncoding:
       return "positional_encoding";
+    case Model::kLinearAttention:
+      return "linear_attention";
   }
   return "?";
 }
@@ -120,9 +123,22 @@ constexpr bool IsAttention(Model model) {
 struct Request {
   Model model = Model::kAttention;
   ResolvedCall call;
-  // Null: attention or its backward pass. Otherwise the call has a problem without axes and Y
-  // alone.
+  // Null: attention or its backward pass. Otherwise the call has a problem without axes, and the
+  // operator's outputs.
   std::shared_ptr<const TensorOperator> tensor_operator;
+  // The outputs that the request has.
+  RoleSet Outputs() const {
+    if (tensor_operator == nullptr) return OutputsOf(call.problem);
+    RoleSet roles;
+    for (Role role : kOutputs) roles.Add(role, tensor_operator->outputs()[role].has_value());
+    return roles;
+  }
+  // Makes the request one for an operator other than attention.
+  void SetOperator(std::shared_ptr<const TensorOperator> op) {
+    tensor_operator = std::move(op);
+    for (Role role : Outputs()) call.outputs[role] = *tensor_operator->outputs()[role];
+    call.problem.dtype = call.outputs[Role::kY].dtype;
+  }
   // Each has the size stated by the call; absent if the call has no such tensor.
   InputMap<InputBytes> inputs;
   std::vector<int64_t> key_lengths;  // a copy of Role::kKeyLengths, aligned

@@ -84,19 +84,7 @@ bool HasBeta(LinearRule rule) {
   return rule == LinearRule::kDelta || rule == LinearRule::kGatedDelta;
 }
 
-absl::string_view NameOf(LinearRule rule) {
-  switch (rule) {
-    case LinearRule::kLinear:
-      return "linear";
-    case LinearRule::kGated:
-      return "gated";
-    case LinearRule::kDelta:
-      return "delta";
-    case LinearRule::kGatedDelta:
-      return "gated_delta";
-  }
-  return "?";
-}
+absl::string_view NameOf(LinearRule rule) { return LinearRuleNames()[static_cast<size_t>(rule)]; }
 
 struct Sizes {
   int64_t batch = 0;
@@ -642,6 +630,16 @@ class LinearAttention final : public TensorOperator {
 };
 
 }  // namespace
+
+absl::Span<const absl::string_view> LinearRuleNames() {
+  static constexpr absl::string_view kNames[] = {"linear", "gated", "delta", "gated_delta"};
+  return kNames;
+}
+
+absl::Span<const absl::string_view> FeatureMapNames() {
+  static constexpr absl::string_view kNames[] = {"none", "elu1", "relu", "favor"};
+  return kNames;
+}
 
 int64_t UsualFeatures(int64_t key_size) {
   const auto size = static_cast<double>(key_size);

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "attention/mechanism/linear/linear_task.h"
 #include "attention/roles.h"
 #include "attention/tensor_operator.h"
@@ -38,6 +39,10 @@ enum class LinearRule : uint8_t {
   kDelta,       // with beta
   kGatedDelta,  // with both
 };
+
+// The names of the enumerators, in their order.
+absl::Span<const absl::string_view> LinearRuleNames();
+absl::Span<const absl::string_view> FeatureMapNames();
 
 struct LinearAttentionCall {
   // Q is [B, T, Hq * d_k], K [B, T, Hkv * d_k], V [B, T, Hkv * d_v], of one type; the others have

@@ -16,8 +16,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "attention/positions/positional_encoding.h"
-#include "attention/positions/rotary_embedding.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/protocols/oip/model.h"
 #include "server/protocols/oip/parameters.h"
@@ -175,12 +173,11 @@ absl::Status ReadFields(const MessageBytes& bytes, Fields& fields) {
   return absl::OkStatus();
 }
 
-// Finds an input or output of a model by its name.
-std::optional<Role> FindRole(absl::Span<const ModelTensor> tensors, absl::string_view name) {
+// Finds an input or output of a model by its name; null if there is none.
+const ModelTensor* FindTensor(absl::Span<const ModelTensor> tensors, absl::string_view name) {
   const auto tensor = std::find_if(tensors.begin(), tensors.end(),
                                    [&](const ModelTensor& t) { return t.name == name; });
-  if (tensor == tensors.end()) return std::nullopt;
-  return tensor->role;
+  return tensor == tensors.end() ? nullptr : &*tensor;
 }
 
 std::string NamesOf(absl::Span<const ModelTensor> tensors) {
@@ -351,15 +348,15 @@ using Roles = absl::InlinedVector<Role, 4>;
 
 // `seen` are the roles of the preceding inputs.
 absl::StatusOr<Role> RoleOf(const InputTensor& input, const ModelInfo& model, const Roles& seen) {
-  const std::optional<Role> role = FindRole(model.inputs, input.name());
-  if (!role) {
+  const ModelTensor* const tensor = FindTensor(model.inputs, input.name());
+  if (tensor == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("unknown input ", input.name(), "; the inputs are ", NamesOf(model.inputs)));
   }
-  if (std::find(seen.begin(), seen.end(), *role) != seen.end()) {
+  if (std::find(seen.begin(), seen.end(), tensor->role) != seen.end()) {
     return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is given twice"));
   }
-  return *role;
+  return tensor->role;
 }
 
 // Returns the shared memory reference of each input.
@@ -402,6 +399,7 @@ absl::Status ReadInputs(const Fields& fields, const ModelInfo& model, SharedTens
 
 // An output that the message requests.
 struct OutputRequest {
+  absl::string_view name;
   Role role;
   std::optional<SharedReference> shared;
 };
@@ -414,10 +412,15 @@ bool Contains(const OutputRequests& all, Role role) {
 }
 
 // Those of a message that requests none.
-OutputRequests UsualOutputs(Model model, const OperatorCall& call) {
-  if (model != Model::kAttentionBackward) return {{Role::kY, std::nullopt}};
-  OutputRequests all = {{Role::kDQ, std::nullopt}, {Role::kDK, std::nullopt}};
-  if (!call.v_head_size) all.push_back({Role::kDV, std::nullopt});
+OutputRequests UsualOutputs(const ModelInfo& model, const OperatorCall& call) {
+  OutputRequests all;
+  for (const ModelTensor& output : model.outputs) {
+    const bool usual = model.model != Model::kAttentionBackward
+                           ? output.role == Role::kY
+                           : output.role == Role::kDQ || output.role == Role::kDK ||
+                                 (output.role == Role::kDV && !call.v_head_size);
+    if (usual) all.push_back({output.name, output.role, std::nullopt});
+  }
   return all;
 }
 
@@ -425,25 +428,29 @@ absl::StatusOr<OutputRequests> ReadOutputs(const ModelInferRequest& message,
                                            const ModelInfo& model) {
   OutputRequests all;
   for (const auto& output : message.outputs()) {
-    const std::optional<Role> role = FindRole(model.outputs, output.name());
-    if (!role) {
+    const ModelTensor* const tensor = FindTensor(model.outputs, output.name());
+    if (tensor == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat("unknown output ", output.name(),
                                                      "; the outputs are ", NamesOf(model.outputs)));
     }
-    if (Contains(all, *role)) {
+    if (Contains(all, tensor->role)) {
       return absl::InvalidArgumentError(
           absl::StrCat("output ", output.name(), " is requested twice"));
     }
     auto shared = ReadTensorParameters(absl::StrCat("output ", output.name()), output.parameters());
     if (!shared.ok()) return shared.status();
-    all.push_back({*role, *std::move(shared)});
+    all.push_back({tensor->name, tensor->role, *std::move(shared)});
   }
   return all;
 }
 
 // Sets what the call computes.
 void RequestOutputs(const OutputRequests& all, Model model, const Parameters& parameters,
-                    OperatorCall& call) {
+                    Calls& calls) {
+  OperatorCall& call = calls.attention;
+  LinearAttentionCall& linear = calls.linear_attention;
+  linear.wants_present_state = Contains(all, linear::kPresentState);
+  linear.wants_present_normalizer = Contains(all, linear::kPresentNormalizer);
   if (model == Model::kAttentionBackward) {
     call.gradients.emplace();
     for (const OutputRequest& request : all) call.gradients->Add(request.role);
@@ -454,59 +461,63 @@ void RequestOutputs(const OutputRequests& all, Model model, const Parameters& pa
   call.wants_present = Contains(all, Role::kPresentKey) || Contains(all, Role::kPresentValue);
 }
 
+absl::Status Unavailable(const OutputRequest& request) {
+  return absl::InvalidArgumentError(absl::StrCat("output ", request.name, " is requested; ",
+                                                 request.role == linear::kRelativeError
+                                                     ? "it needs error_rows"
+                                                     : "there is none with v_head_size"));
+}
+
 // Sets the destinations of the outputs. REQUIRES: the call is resolved.
 absl::Status PlaceOutputs(const OutputRequests& all, SharedTensors& shared_tensors,
                           DecodedInfer& decoded) {
   absl::InlinedVector<const TensorSpec*, 5> in_message;
-  const RoleSet available = OutputsOf(decoded.request.call.problem);
+  const RoleSet available = decoded.request.Outputs();
   for (const OutputRequest& request : all) {
-    if (!available.contains(request.role)) {
-      return absl::InvalidArgumentError(absl::StrCat("output ", InfoOf(request.role).onnx,
-                                                     " is requested; there is none with ",
-                                                     kOnnxNames[Attribute::kValueHeadSize]));
-    }
+    if (!available.contains(request.role)) return Unavailable(request);
     const TensorSpec& spec = decoded.request.call.outputs[request.role];
-    decoded.outputs.push_back({request.role, spec, request.shared});
+    decoded.outputs.push_back({request.name, request.role, spec, request.shared});
     if (!request.shared) {
       in_message.push_back(&spec);
       continue;
     }
-    const absl::StatusOr<OutputPlace> place = shared_tensors.FindOutput(
-        absl::StrCat("output ", InfoOf(request.role).onnx), *request.shared, spec);
+    const absl::StatusOr<OutputPlace> place =
+        shared_tensors.FindOutput(absl::StrCat("output ", request.name), *request.shared, spec);
     if (!place.ok()) return place.status();
     decoded.request.places[request.role] = *place;
   }
   return CheckResponseSize(in_message);
 }
 
-absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(Model model,
-                                                                   const OperatorCall& call,
-                                                                   const TokenParameters& p) {
+template <typename Call, typename Make>
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeWith(const OperatorCall& read, Call& call,
+                                                               Make make) {
+  call.inputs = read.inputs;
+  return make(call);
+}
+
+// REQUIRES: the model is not attention's.
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(Model model, Calls& calls) {
   if (model == Model::kPositionalEncoding) {
-    return MakePositionalEncoding({.inputs = call.inputs, .base = p.base});
+    return MakeWith(calls.attention, calls.positional_encoding, MakePositionalEncoding);
   }
-  return MakeRotaryEmbedding({.inputs = call.inputs,
-                              .interleaved = p.interleaved,
-                              .num_heads = p.num_heads,
-                              .rotary_embedding_dim = p.rotary_embedding_dim,
-                              .rope_theta = p.rope_theta});
+  if (model == Model::kLinearAttention) {
+    return MakeWith(calls.attention, calls.linear_attention, MakeLinearAttention);
+  }
+  return MakeWith(calls.attention, calls.rotary_embedding, MakeRotaryEmbedding);
 }
 
 // Checks the call and sets what the request computes.
-absl::Status ResolveCall(const OperatorCall& call, const TokenParameters& of_tokens,
-                         Request& request) {
+absl::Status ResolveCall(Calls& calls, Request& request) {
   if (IsAttention(request.model)) {
-    absl::StatusOr<ResolvedCall> resolved = Resolve(call);
+    absl::StatusOr<ResolvedCall> resolved = Resolve(calls.attention);
     if (!resolved.ok()) return resolved.status();
     request.call = *std::move(resolved);
     return absl::OkStatus();
   }
-  auto made = MakeOperator(request.model, call, of_tokens);
+  auto made = MakeOperator(request.model, calls);
   if (!made.ok()) return made.status();
-  request.tensor_operator = *std::move(made);
-  const TensorSpec& output = *request.tensor_operator->outputs()[Role::kY];
-  request.call.outputs[Role::kY] = output;
-  request.call.problem.dtype = output.dtype;
+  request.SetOperator(*std::move(made));
   return absl::OkStatus();
 }
 
@@ -531,21 +542,19 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
   if (!info.ok()) return info.status();
   const Model model = (*info)->model;
   if (reported != nullptr) *reported = model;
-  OperatorCall call;
-  TokenParameters of_tokens;
-  const absl::StatusOr<Parameters> parameters =
-      ReadParameters(message.parameters(), model, call, of_tokens);
+  Calls calls;
+  const absl::StatusOr<Parameters> parameters = ReadParameters(message.parameters(), model, calls);
   if (!parameters.ok()) return parameters.status();
   absl::StatusOr<OutputRequests> requested = ReadOutputs(message, **info);
   if (!requested.ok()) return requested.status();
-  if (requested->empty()) *requested = UsualOutputs(model, call);
-  RequestOutputs(*requested, model, *parameters, call);
+  if (requested->empty()) *requested = UsualOutputs(**info, calls.attention);
+  RequestOutputs(*requested, model, *parameters, calls);
 
   DecodedInfer decoded;
   decoded.model = decoded.request.model = model;
   SharedTensors shared_tensors(shared_memory);
-  status = ReadInputs(*fields, **info, shared_tensors, call, decoded.request);
-  if (status.ok()) status = ResolveCall(call, of_tokens, decoded.request);
+  status = ReadInputs(*fields, **info, shared_tensors, calls.attention, decoded.request);
+  if (status.ok()) status = ResolveCall(calls, decoded.request);
   if (!status.ok()) return status;
   status = PlaceOutputs(*requested, shared_tensors, decoded);
   if (!status.ok()) return status;
@@ -566,8 +575,7 @@ ResponseMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {
   fields.set_id(decoded.id);
   for (const RequestedOutput& output : decoded.outputs) {
     auto& tensor = *fields.add_outputs();
-    const absl::string_view name = InfoOf(output.role).onnx;
-    tensor.set_name(name.data(), name.size());
+    tensor.set_name(output.name.data(), output.name.size());
     const absl::string_view datatype = NameOf(output.spec.dtype);
     tensor.set_datatype(datatype.data(), datatype.size());
     tensor.mutable_shape()->Assign(output.spec.shape.begin(), output.spec.shape.end());

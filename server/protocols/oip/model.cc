@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "attention/mechanism/linear/linear_attention.h"
 #include "attention/positions/tokens.h"
 #include "attention/roles.h"
 
@@ -55,6 +56,21 @@ ModelInfo PositionalEncoding() {
           .outputs = {{"Y", Role::kY, DType::kFloat32, 3, true}}};
 }
 
+ModelInfo LinearAttention() {
+  const auto tensor = [](Role role, int rank, bool required = false,
+                         DType dtype = DType::kFloat32) {
+    return ModelTensor{linear::NameOf(role), role, dtype, rank, required};
+  };
+  return {
+      .model = Model::kLinearAttention,
+      .inputs = {tensor(Role::kQ, 3, true), tensor(Role::kK, 3, true), tensor(Role::kV, 3, true),
+                 tensor(linear::kPastState, 4), tensor(linear::kDecay, 3), tensor(linear::kBeta, 3),
+                 tensor(Role::kKeyLengths, 1, false, DType::kInt64), tensor(linear::kProjection, 2),
+                 tensor(linear::kPastNormalizer, 3)},
+      .outputs = {tensor(Role::kY, 3, true), tensor(linear::kPresentState, 4),
+                  tensor(linear::kPresentNormalizer, 3), tensor(linear::kRelativeError, 1)}};
+}
+
 // "FP32" is "TYPE_FP32" in a configuration.
 inference::DataType TypeInConfiguration(DType dtype) {
   inference::DataType type = inference::TYPE_INVALID;
@@ -79,7 +95,7 @@ void Configure(const ModelTensor& tensor, TensorConfig& config) {
 
 absl::Span<const ModelInfo> Models() {
   static const auto* const models = new std::vector<ModelInfo>{
-      Attention(), AttentionBackward(), RotaryEmbedding(), PositionalEncoding()};
+      Attention(), AttentionBackward(), RotaryEmbedding(), PositionalEncoding(), LinearAttention()};
   return *models;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "attention/attributes.h"
 
@@ -118,14 +119,15 @@ absl::Status Read(absl::string_view name, const InferParameter& value, std::opti
   return Read(name, value, out.emplace());
 }
 
-// One of an enumeration's names.
+// One of an enumeration's names, which are in the order of its values.
 template <typename Enum>
-absl::Status ReadChoice(const AttributeInfo& info, const InferParameter& value, Enum& out) {
-  const auto choice = std::find(info.choices.begin(), info.choices.end(), value.string_param());
-  if (!value.has_string_param() || choice == info.choices.end()) {
-    return WrongValue(info.onnx, value, info.allowed);
+absl::Status ReadName(absl::string_view name, const InferParameter& value,
+                      absl::Span<const absl::string_view> names, Enum& out) {
+  const auto choice = std::find(names.begin(), names.end(), value.string_param());
+  if (!value.has_string_param() || choice == names.end()) {
+    return WrongValue(name, value, absl::StrJoin(names, " or "));
   }
-  out = static_cast<Enum>(choice - info.choices.begin());
+  out = static_cast<Enum>(choice - names.begin());
   return absl::OkStatus();
 }
 
@@ -139,7 +141,7 @@ bool ReadAttribute(absl::string_view name, const InferParameter& value, Operator
       if (field.call == nullptr) return false;
       auto& out = call.*field.call;
       if constexpr (std::is_enum_v<std::decay_t<decltype(out)>>) {
-        status = ReadChoice(info, value, out);
+        status = ReadName(name, value, info.choices, out);
       } else {
         status = Read(name, value, out);
       }
@@ -166,16 +168,34 @@ absl::Status ReadScoreOutput(absl::string_view name, const InferParameter& value
   return absl::OkStatus();
 }
 
+absl::Status ReadFloatType(absl::string_view name, const InferParameter& value, DType& out) {
+  int64_t code = 0;
+  if (absl::Status status = Read(name, value, code); !status.ok()) return status;
+  switch (code) {
+    case kOnnxFloat:
+      out = DType::kFloat32;
+      return absl::OkStatus();
+    case kOnnxFloat16:
+      out = DType::kFloat16;
+      return absl::OkStatus();
+    case kOnnxDouble:
+      out = DType::kFloat64;
+      return absl::OkStatus();
+    case kOnnxBFloat16:
+      out = DType::kBFloat16;
+      return absl::OkStatus();
+    default:
+      return WrongValue(name, value, "1 (FLOAT), 10 (FLOAT16), 11 (DOUBLE) or 16 (BFLOAT16)");
+  }
+}
+
 // Types narrower than FP32 are accepted and computed in FP32.
 absl::Status ReadSoftmaxPrecision(absl::string_view name, const InferParameter& value,
                                   bool& in_fp64) {
-  int64_t code = 0;
-  if (absl::Status status = Read(name, value, code); !status.ok()) return status;
-  if (code != kOnnxFloat && code != kOnnxFloat16 && code != kOnnxDouble && code != kOnnxBFloat16) {
-    return WrongValue(name, value, "1 (FLOAT), 10 (FLOAT16), 11 (DOUBLE) or 16 (BFLOAT16)");
-  }
-  in_fp64 = code == kOnnxDouble;
-  return absl::OkStatus();
+  DType type = DType::kFloat32;
+  absl::Status status = ReadFloatType(name, value, type);
+  in_fp64 = type == DType::kFloat64;
+  return status;
 }
 
 absl::Status ReadTimeout(absl::string_view name, const InferParameter& value,
@@ -228,23 +248,67 @@ bool ReadOfAttention(absl::string_view name, const InferParameter& value, Model 
 }
 
 // The same for the other models.
-bool ReadOfTokens(absl::string_view name, const InferParameter& value, Model model,
-                  TokenParameters& out, absl::Status& status) {
-  const bool is_rotary = model == Model::kRotaryEmbedding;
-  if (name == "interleaved" && is_rotary) {
+bool Read(absl::string_view name, const InferParameter& value, RotaryEmbeddingCall& out,
+          absl::Status& status) {
+  if (name == "interleaved") {
     status = Read(name, value, out.interleaved);
-  } else if (name == "num_heads" && is_rotary) {
+  } else if (name == "num_heads") {
     status = Read(name, value, out.num_heads);
-  } else if (name == "rotary_embedding_dim" && is_rotary) {
+  } else if (name == "rotary_embedding_dim") {
     status = Read(name, value, out.rotary_embedding_dim);
-  } else if (name == "rope_theta" && is_rotary) {
+  } else if (name == "rope_theta") {
     status = Read(name, value, out.rope_theta);
-  } else if (name == "base" && !is_rotary) {
-    status = Read(name, value, out.base);
   } else {
     return false;
   }
   return true;
+}
+
+bool Read(absl::string_view name, const InferParameter& value, PositionalEncodingCall& out,
+          absl::Status& status) {
+  if (name != "base") return false;
+  status = Read(name, value, out.base);
+  return true;
+}
+
+bool Read(absl::string_view name, const InferParameter& value, LinearAttentionCall& out,
+          absl::Status& status) {
+  const auto read = [&](absl::string_view wanted, auto& field) {
+    if (name != wanted) return false;
+    status = Read(name, value, field);
+    return true;
+  };
+  if (name == "update_rule") {
+    status = ReadName(name, value, LinearRuleNames(), out.update_rule);
+  } else if (name == "feature_map") {
+    status = ReadName(name, value, FeatureMapNames(), out.feature_map);
+  } else if (name == "state_type") {
+    status = ReadFloatType(name, value, out.state_type.emplace());
+  } else {
+    return read("q_num_heads", out.q_num_heads) || read("kv_num_heads", out.kv_num_heads) ||
+           read("scale", out.scale) || read("chunk_size", out.chunk_size) ||
+           read("is_causal", out.is_causal) || read("normalize", out.normalize) ||
+           read("num_features", out.num_features) || read("seed", out.seed) ||
+           read("error_rows", out.error_rows);
+  }
+  return true;
+}
+
+// The same for any model.
+bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, Calls& calls,
+             Parameters& parameters, absl::Status& status) {
+  switch (model) {
+    case Model::kAttention:
+    case Model::kAttentionBackward:
+      return ReadOfAttention(name, value, model, calls.attention, parameters, status);
+    case Model::kRotaryEmbedding:
+      return Read(name, value, calls.rotary_embedding, status);
+    case Model::kPositionalEncoding:
+      return Read(name, value, calls.positional_encoding, status);
+    case Model::kLinearAttention:
+      return Read(name, value, calls.linear_attention, status);
+  }
+  return false;
 }
 
 // The parameters of every model.
@@ -258,15 +322,13 @@ absl::Status ReadParameter(absl::string_view name, const InferParameter& value,
 
 }  // namespace
 
-absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, OperatorCall& call,
-                                          TokenParameters& of_tokens) {
+absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, Calls& calls) {
   Parameters parameters;
   for (const auto& [name, value] : map) {
     absl::Status status;
-    const bool is_own = IsAttention(model)
-                            ? ReadOfAttention(name, value, model, call, parameters, status)
-                            : ReadOfTokens(name, value, model, of_tokens, status);
-    if (!is_own) status = ReadParameter(name, value, parameters);
+    if (!ReadOwn(name, value, model, calls, parameters, status)) {
+      status = ReadParameter(name, value, parameters);
+    }
     if (!status.ok()) return status;
   }
   return parameters;

@@ -9,6 +9,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "attention/mechanism/linear/linear_attention.h"
+#include "attention/positions/positional_encoding.h"
+#include "attention/positions/rotary_embedding.h"
 #include "google/protobuf/map.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "server/request.h"
@@ -29,21 +32,19 @@ struct Parameters {
   uint64_t priority = 0;
 };
 
-// The attributes of the models rotary_embedding and positional_encoding.
-struct TokenParameters {
-  bool interleaved = false;
-  int64_t num_heads = 0;
-  int64_t rotary_embedding_dim = 0;
-  std::optional<double> rope_theta = std::nullopt;
-  std::optional<double> base = std::nullopt;
+// A call of each model; a message has one of them. Their inputs are read into `attention`.
+struct Calls {
+  OperatorCall attention;  // and of the backward pass
+  RotaryEmbeddingCall rotary_embedding;
+  PositionalEncodingCall positional_encoding;
+  LinearAttentionCall linear_attention;
 };
 
-// Sets the attributes of `call`, or for models other than attention's `of_tokens`; returns the
-// other parameters. InvalidArgument, naming the parameter, for an unknown one and for a value of
-// the wrong kind. Accepts an integer as int64, uint64 or decimal string, a real number as double,
-// integer or decimal string, and a bool as bool, 0 or 1.
-absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, OperatorCall& call,
-                                          TokenParameters& of_tokens);
+// Sets the attributes of the model's call and returns the other parameters. InvalidArgument, naming
+// the parameter, for an unknown one and for a value of the wrong kind. Accepts an integer as int64,
+// uint64 or decimal string, a real number as double, integer or decimal string, and a bool as bool,
+// 0 or 1.
+absl::StatusOr<Parameters> ReadParameters(const ParameterMap& map, Model model, Calls& calls);
 
 // Reads the parameters of a tensor, which refer to shared memory. Returns nullopt if there are
 // none. `tensor` is its name for errors: "input Q". InvalidArgument as above.

@@ -605,8 +605,8 @@ TEST(OipCodecTest, EncodesTheRequestedOutputsRaw) {
   result.outputs[Role::kY].bytes = bytes_of(y);
   result.outputs[Role::kLse].bytes = bytes_of(lse);
   asked.outputs = {
-      {Role::kLse, {DType::kFloat32, {1, 1, 2}}},
-      {Role::kY, {DType::kFloat32, {1, 1, 2, 3}}},
+      {"lse", Role::kLse, {DType::kFloat32, {1, 1, 2}}},
+      {"Y", Role::kY, {DType::kFloat32, {1, 1, 2, 3}}},
   };
   inference::ModelInferResponse response;
   ASSERT_TRUE(response.ParseFromString(Gather(EncodeInfer(asked, result))));
