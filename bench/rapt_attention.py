@@ -178,6 +178,58 @@ class Arguments(Sized):
     ]
 
 
+class LinearProblem(Sized):
+    _fields_ = [
+        ("struct_size", _size),
+        ("dtype", _i32),
+        ("update_rule", _i32),
+        ("batch", _i64),
+        ("query_heads", _i64),
+        ("kv_heads", _i64),
+        ("tokens", _i64),
+        ("key_size", _i64),
+        ("value_size", _i64),
+        ("scale", ctypes.c_double),
+        ("decay_dtype", _i32),
+        ("has_key_decays", _i32),
+        ("beta_dtype", _i32),
+        ("has_one_beta", _i32),
+        ("past_dtype", _i32),
+        ("state_dtype", _i32),
+        ("wants_present_state", _i32),
+        ("wants_present_normalizer", _i32),
+        ("bidirectional", _i32),
+        ("has_key_lengths", _i32),
+        ("feature_map", _i32),
+        ("normalize", _i32),
+        ("projection_dtype", _i32),
+        ("reserved", _i32),
+        ("num_features", _i64),
+        ("seed", ctypes.c_uint64),
+        ("chunk_size", _i64),
+        ("error_rows", _i64),
+    ]
+
+
+class LinearArguments(Sized):
+    _fields_ = [
+        ("struct_size", _size),
+        ("query", _pointer),
+        ("key", _pointer),
+        ("value", _pointer),
+        ("past_state", _pointer),
+        ("past_normalizer", _pointer),
+        ("decay", _pointer),
+        ("beta", _pointer),
+        ("projection", _pointer),
+        ("key_lengths", _pointer),
+        ("output", _pointer),
+        ("present_state", _pointer),
+        ("present_normalizer", _pointer),
+        ("relative_error", _pointer),
+    ]
+
+
 class RaptError(RuntimeError):
     pass
 
@@ -196,6 +248,14 @@ class Library:
             "rapt_plan_workspace_bytes": (_size, [_pointer]),
             "rapt_plan_description": (ctypes.c_char_p, [_pointer]),
             "rapt_run": (ctypes.c_int, [_pointer, _pointer, pointer_to(Arguments), _pointer, _size, *text]),
+            "rapt_linear_plan_create": (
+                ctypes.c_int,
+                [_pointer, pointer_to(LinearProblem), pointer_to(_pointer), *text],
+            ),
+            "rapt_linear_run": (
+                ctypes.c_int,
+                [_pointer, _pointer, pointer_to(LinearArguments), _pointer, _size, *text],
+            ),
             "rapt_version": (ctypes.c_char_p, []),
         }
         for name, (result, arguments) in signatures.items():
@@ -210,7 +270,8 @@ class Library:
         return Context(self._c, self._create("rapt_context_create", ctypes.byref(options)))
 
     def plan(self, context, problem):
-        return Plan(self._c, self._create("rapt_plan_create", context.handle, ctypes.byref(problem)))
+        create = "rapt_linear_plan_create" if isinstance(problem, LinearProblem) else "rapt_plan_create"
+        return Plan(self._c, self._create(create, context.handle, ctypes.byref(problem)))
 
     def _create(self, name, *arguments):
         handle, message = _pointer(), ctypes.create_string_buffer(MESSAGE_BYTES)
@@ -221,7 +282,8 @@ class Library:
     def runner(self, context, plan, arguments):
         """Returns a callable that computes the plan; `arguments` may change between calls."""
         message = ctypes.create_string_buffer(MESSAGE_BYTES)
-        run, given = self._c.rapt_run, ctypes.byref(arguments)
+        is_linear = isinstance(arguments, LinearArguments)
+        run, given = self._c.rapt_linear_run if is_linear else self._c.rapt_run, ctypes.byref(arguments)
 
         def call(context=context.handle, plan=plan.handle):
             if run(context, plan, given, None, 0, message, MESSAGE_BYTES) != 0:

@@ -19,6 +19,7 @@
 #include "attention/attention.h"
 #include "attention/attributes.h"
 #include "attention/c/include/rapt/attention.h"
+#include "attention/mechanism/linear/linear_attention.h"
 #include "base/aligned_buffer.h"
 #include "base/mutex.h"
 #include "base/thread_pool.h"
@@ -37,6 +38,8 @@ struct rapt_context {
 struct rapt_plan {
   rapt::Plan plan;
   std::string description;
+  std::shared_ptr<const rapt::TensorOperator> op = nullptr;     // null: attention
+  rapt::InputMap<std::optional<rapt::TensorSpec>> inputs = {};  // of op
 };
 
 namespace {
@@ -509,12 +512,25 @@ absl::Status CreatePlan(const rapt_context* context, const rapt_problem* theirs,
   return absl::OkStatus();
 }
 
+// The caller's workspace, or that of the context.
+absl::Span<std::byte> WorkspaceOf(rapt_context* context, const rapt::Plan& plan, void* workspace,
+                                  size_t workspace_bytes)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(context->running) {
+  if (workspace != nullptr) return {static_cast<std::byte*>(workspace), workspace_bytes};
+  const auto needed = static_cast<size_t>(plan.workspace_bytes());
+  if (context->workspace.size() < needed) context->workspace = rapt::AlignedBuffer(needed);
+  return context->workspace.span();
+}
+
 absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_arguments* theirs,
                      void* workspace, size_t workspace_bytes) {
   rapt_arguments c = {};
   absl::Status status = Adopt("arguments", theirs, c);
   if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
   if (!status.ok()) return status;
+  if (plan->op != nullptr) {
+    return absl::InvalidArgumentError("plan is of linear attention; rapt_linear_run runs it");
+  }
   const rapt::Problem& problem = plan->plan.problem;
   if (problem.has_key_lengths && problem.batch > 0) {
     status = CheckNotNull({{"key_lengths", c.key_lengths}});
@@ -524,13 +540,187 @@ absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_ar
   // Run() checks them as well, but with the operator's names.
   if (status = Validate(problem, arguments, rapt::kCNames); !status.ok()) return status;
   rapt::MutexLock lock(context->running);
-  absl::Span<std::byte> span(static_cast<std::byte*>(workspace), workspace_bytes);
-  if (workspace == nullptr) {
-    const auto needed = static_cast<size_t>(plan->plan.workspace_bytes());
-    if (context->workspace.size() < needed) context->workspace = rapt::AlignedBuffer(needed);
-    span = context->workspace.span();
+  return Run(plan->plan, arguments, WorkspaceOf(context, plan->plan, workspace, workspace_bytes),
+             context->pool);
+}
+
+// ---- Linear attention ---------------------------------------------------------------------------
+
+// The tensors of rapt_linear_arguments.
+constexpr std::pair<Role, const void * rapt_linear_arguments::*> kLinearInputs[] = {
+    {Role::kQ, &rapt_linear_arguments::query},
+    {Role::kK, &rapt_linear_arguments::key},
+    {Role::kV, &rapt_linear_arguments::value},
+    {rapt::linear::kPastState, &rapt_linear_arguments::past_state},
+    {rapt::linear::kPastNormalizer, &rapt_linear_arguments::past_normalizer},
+    {rapt::linear::kDecay, &rapt_linear_arguments::decay},
+    {rapt::linear::kBeta, &rapt_linear_arguments::beta},
+    {rapt::linear::kProjection, &rapt_linear_arguments::projection},
+};
+constexpr std::pair<Role, void * rapt_linear_arguments::*> kLinearOutputs[] = {
+    {Role::kY, &rapt_linear_arguments::output},
+    {rapt::linear::kPresentState, &rapt_linear_arguments::present_state},
+    {rapt::linear::kPresentNormalizer, &rapt_linear_arguments::present_normalizer},
+};
+
+// The sizes, of which products must not overflow, and the enumerations.
+absl::Status CheckLinearNumbers(const rapt_linear_problem& c) {
+  constexpr int64_t kMostSize = 65536;
+  constexpr int64_t kMostCount = int64_t{1} << 31;
+  const struct {
+    const char* name;
+    int64_t value, least, most;
+  } kNumbers[] = {
+      {"dtype", c.dtype, RAPT_FP32, RAPT_FP64},
+      {"update_rule", c.update_rule, RAPT_GATED_DELTA, RAPT_DELTA},
+      {"batch", c.batch, 0, kMostCount},
+      {"query_heads", c.query_heads, 1, kMostSize},
+      {"kv_heads", c.kv_heads, 1, kMostSize},
+      {"tokens", c.tokens, 0, kMostCount},
+      {"key_size", c.key_size, 1, kMostSize},
+      {"value_size", c.value_size, 1, kMostSize},
+      {"decay_dtype", c.decay_dtype, 0, RAPT_FP64},
+      {"beta_dtype", c.beta_dtype, 0, RAPT_FP64},
+      {"past_dtype", c.past_dtype, 0, RAPT_FP64},
+      {"state_dtype", c.state_dtype, 0, RAPT_FP64},
+      {"feature_map", c.feature_map, RAPT_NO_FEATURE_MAP, RAPT_FAVOR},
+      {"projection_dtype", c.projection_dtype, 0, RAPT_FP64},
+      {"reserved", c.reserved, 0, 0},
+      {"num_features", c.num_features, 0, kMostSize},
+  };
+  for (const auto& [name, value, least, most] : kNumbers) {
+    if (value >= least && value <= most) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, "; it must be from ", least, " to ", most));
   }
-  return Run(plan->plan, arguments, span, context->pool);
+  if (c.query_heads % c.kv_heads == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "query_heads is ", c.query_heads, "; it must be a multiple of kv_heads, ", c.kv_heads));
+}
+
+rapt::LinearRule RuleOf(int32_t rule) {
+  switch (rule) {
+    case RAPT_LINEAR:
+      return rapt::LinearRule::kLinear;
+    case RAPT_GATED:
+      return rapt::LinearRule::kGated;
+    case RAPT_DELTA:
+      return rapt::LinearRule::kDelta;
+    default:
+      return rapt::LinearRule::kGatedDelta;
+  }
+}
+
+// REQUIRES: the sizes are valid.
+rapt::LinearAttentionCall LinearCallOf(const rapt_linear_problem& c) {
+  rapt::LinearAttentionCall call;
+  const auto add = [&](Role role, int32_t type, const rapt::Shape& shape) {
+    if (type != 0) call.inputs[role] = rapt::TensorSpec{TypeOf(type), shape};
+  };
+  call.feature_map = static_cast<rapt::FeatureMap>(c.feature_map);
+  call.normalize = c.normalize != 0;
+  const bool is_favor = c.feature_map == RAPT_FAVOR;
+  const int64_t features = !is_favor            ? c.key_size
+                           : c.num_features > 0 ? c.num_features
+                                                : rapt::UsualFeatures(c.key_size);
+  const auto heads = [&](int64_t count, int64_t size) {
+    return rapt::Shape{c.batch, c.tokens, count * size};
+  };
+  add(Role::kQ, c.dtype, heads(c.query_heads, c.key_size));
+  add(Role::kK, c.dtype, heads(c.kv_heads, c.key_size));
+  add(Role::kV, c.dtype, heads(c.kv_heads, c.value_size));
+  add(rapt::linear::kPastState, c.past_dtype, {c.batch, c.kv_heads, features, c.value_size});
+  if (is_favor || call.normalize) {
+    add(rapt::linear::kPastNormalizer, c.past_dtype, {c.batch, c.kv_heads, features});
+  }
+  add(rapt::linear::kDecay, c.decay_dtype,
+      heads(c.kv_heads, c.has_key_decays != 0 ? c.key_size : 1));
+  add(rapt::linear::kBeta, c.beta_dtype, heads(c.has_one_beta != 0 ? 1 : c.kv_heads, 1));
+  add(rapt::linear::kProjection, c.projection_dtype, {features, c.key_size});
+  if (c.has_key_lengths != 0) {
+    call.inputs[Role::kKeyLengths] = rapt::TensorSpec{DType::kInt64, {c.batch}};
+  }
+  call.wants_present_state = c.wants_present_state != 0;
+  call.wants_present_normalizer = c.wants_present_normalizer != 0;
+  call.q_num_heads = c.query_heads;
+  call.kv_num_heads = c.kv_heads;
+  call.update_rule = RuleOf(c.update_rule);
+  call.scale = c.scale;
+  if (c.chunk_size != 0) call.chunk_size = c.chunk_size;
+  call.is_causal = c.bidirectional == 0;
+  if (c.num_features != 0) call.num_features = c.num_features;
+  if (c.seed != 0) call.seed = c.seed;
+  if (c.state_dtype != 0) call.state_type = TypeOf(c.state_dtype);
+  call.error_rows = c.error_rows;
+  return call;
+}
+
+absl::Status CreateLinearPlan(const rapt_context* context, const rapt_linear_problem* theirs,
+                              rapt_plan** plan) {
+  rapt_linear_problem c = {};
+  absl::Status status = Adopt("problem", theirs, c);
+  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
+  if (status.ok()) status = CheckLinearNumbers(c);
+  if (!status.ok()) return status;
+  const rapt::LinearAttentionCall call = LinearCallOf(c);
+  auto op = MakeLinearAttention(call);
+  if (!op.ok()) return op.status();
+  absl::StatusOr<rapt::Plan> made = MakePlan(**op, context->options);
+  if (!made.ok()) return made.status();
+  std::string description = made->Describe();
+  *plan = new rapt_plan{*std::move(made), std::move(description), *std::move(op), call.inputs};
+  return absl::OkStatus();
+}
+
+// Whether the call has numbers at all; otherwise its tensors may be null.
+bool HasElements(const rapt::TensorSpec& spec) {
+  return std::find(spec.shape.begin(), spec.shape.end(), 0) == spec.shape.end();
+}
+
+absl::StatusOr<rapt::Arguments> LinearArgumentsOf(const rapt_plan& plan,
+                                                  const rapt_linear_arguments& c) {
+  const rapt::TensorOperator& op = *plan.op;
+  rapt::Arguments a;
+  const auto check = [](Role role, const std::optional<rapt::TensorSpec>& spec, const void* data) {
+    if (!spec || !HasElements(*spec) || data != nullptr) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(rapt::linear::NameOf(role), " is null"));
+  };
+  for (const auto& [role, field] : kLinearInputs) {
+    a.inputs[role].data = static_cast<const std::byte*>(c.*field);
+    absl::Status status = check(role, plan.inputs[role], c.*field);
+    if (!status.ok()) return status;
+  }
+  for (const auto& [role, field] : kLinearOutputs) {
+    a.outputs[role].data = static_cast<std::byte*>(c.*field);
+    absl::Status status = check(role, op.outputs()[role], c.*field);
+    if (!status.ok()) return status;
+  }
+  a.outputs[rapt::linear::kRelativeError].data = reinterpret_cast<std::byte*>(c.relative_error);
+  absl::Status status = check(rapt::linear::kRelativeError,
+                              op.outputs()[rapt::linear::kRelativeError], c.relative_error);
+  if (const auto& lengths = plan.inputs[Role::kKeyLengths]; lengths && status.ok()) {
+    status = check(Role::kKeyLengths, lengths, c.key_lengths);
+    a.key_lengths = {c.key_lengths, static_cast<size_t>(lengths->shape[0])};
+  }
+  if (!status.ok()) return status;
+  return a;
+}
+
+absl::Status RunLinearPlan(rapt_context* context, const rapt_plan* plan,
+                           const rapt_linear_arguments* theirs, void* workspace,
+                           size_t workspace_bytes) {
+  rapt_linear_arguments c = {};
+  absl::Status status = Adopt("arguments", theirs, c);
+  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
+  if (!status.ok()) return status;
+  if (plan->op == nullptr) {
+    return absl::InvalidArgumentError("plan is of attention; rapt_run runs it");
+  }
+  const absl::StatusOr<rapt::Arguments> arguments = LinearArgumentsOf(*plan, c);
+  if (!arguments.ok()) return arguments.status();
+  rapt::MutexLock lock(context->running);
+  return Run(*plan->op, plan->plan, *arguments,
+             WorkspaceOf(context, plan->plan, workspace, workspace_bytes), context->pool);
 }
 
 }  // namespace
@@ -561,6 +751,20 @@ rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_argu
                    void* workspace, size_t workspace_bytes, char* message, size_t message_bytes) {
   return Guarded({message, message_bytes},
                  [&] { return RunPlan(context, plan, arguments, workspace, workspace_bytes); });
+}
+
+rapt_code rapt_linear_plan_create(const rapt_context* context, const rapt_linear_problem* problem,
+                                  rapt_plan** plan, char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes},
+                 [&] { return CreateLinearPlan(context, problem, plan); });
+}
+
+rapt_code rapt_linear_run(rapt_context* context, const rapt_plan* plan,
+                          const rapt_linear_arguments* arguments, void* workspace,
+                          size_t workspace_bytes, char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes}, [&] {
+    return RunLinearPlan(context, plan, arguments, workspace, workspace_bytes);
+  });
 }
 
 const char* rapt_version(void) {

@@ -27,8 +27,9 @@ enum class DecayKind : uint8_t {
   kPerKey,  // a number for each of the key_size numbers of a key
 };
 
-// The most tokens that a kernel computes at once.
-inline constexpr int64_t kMostChunk = 64;
+// The most tokens that a kernel computes at once. More of them cost more for the products among
+// themselves than they save in reading the state: 24 takes 0.9 of the time of 64 at 128 x 128.
+inline constexpr int64_t kMostChunk = 24;
 
 // Rows of a tensor, `stride` bytes apart; null: absent.
 struct LinearRows {

@@ -13,7 +13,7 @@ namespace {
 // row that it replaces. Twice, because once loses digits if rows are almost parallel. Returns false
 // if the checkpoint says so.
 bool Orthonormalize(int64_t size, absl::Span<double> matrix, const Checkpoint& checkpoint) {
-  const auto row = [&](int64_t n) { return matrix.subspan(n * size, size); };
+  const auto row = [&](int64_t n) { return absl::Span<double>(matrix.data() + n * size, size); };
   const auto dot = [](absl::Span<const double> a, absl::Span<const double> b) {
     return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
   };
@@ -39,8 +39,8 @@ void DrawProjectionBlock(uint64_t seed, int64_t block, int64_t features, int64_t
                          absl::Span<double> workspace, absl::Span<double> out,
                          const Checkpoint& checkpoint) {
   // The columns of the Gaussian block are the rows of `columns`.
-  const absl::Span<double> columns = workspace.subspan(0, size * size);
-  const absl::Span<double> gaussian = workspace.subspan(size * size, size);
+  const absl::Span<double> columns(workspace.data(), size * size);
+  const absl::Span<double> gaussian(workspace.data() + size * size, size);
   for (int64_t n = 0; n < size; ++n) {
     DrawNormals(seed, 0, DrawPurpose::kDirections, (block * size + n) * size, gaussian);
     for (int64_t d = 0; d < size; ++d) columns[d * size + n] = gaussian[d];

@@ -81,7 +81,9 @@ class Recurrence {
 
   bool is_favor() const { return t_.feature_map == FeatureMap::kFavor; }
 
-  absl::Span<double> StateRow(int64_t f) { return state_.subspan(f * t_.columns, t_.columns); }
+  absl::Span<double> StateRow(int64_t f) {
+    return {state_.data() + f * t_.columns, static_cast<size_t>(t_.columns)};
+  }
 
   void LoadState() {
     const LinearState& past = t_.past;

@@ -22,6 +22,7 @@ TYPES = {
     "const void*": ctypes.c_void_p,
     "void*": ctypes.c_void_p,
     "const int64_t*": ctypes.c_void_p,
+    "float*": ctypes.c_void_p,
     "rapt_input": rapt_attention.Tensor,
     "rapt_output": rapt_attention.Tensor,
 }
@@ -32,7 +33,7 @@ def fields_of(struct):
     body = re.search(rf"typedef struct {struct} {{(.*?)\n}} {struct};", HEADER, re.DOTALL).group(1)
     body = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
     fields = []
-    for text, name, count in re.findall(r"([\w ]+\*?) (\w+)(?:\[(\d+)\])?;", body):
+    for text, name, count in re.findall(r"([\w ]+?\*?)\s+(\w+)(?:\[(\d+)\])?;", body):
         kind = TYPES[text.strip()]
         fields.append((name, kind * int(count) if count else kind))
     return fields
@@ -44,6 +45,8 @@ class PythonStructsTest(unittest.TestCase):
             "rapt_context_options": rapt_attention.ContextOptions,
             "rapt_problem": rapt_attention.Problem,
             "rapt_arguments": rapt_attention.Arguments,
+            "rapt_linear_problem": rapt_attention.LinearProblem,
+            "rapt_linear_arguments": rapt_attention.LinearArguments,
             "rapt_input": rapt_attention.Tensor,
             "rapt_output": rapt_attention.Tensor,
         }.items():

@@ -372,6 +372,90 @@ typedef struct rapt_arguments {
 rapt_code rapt_run(rapt_context* context, const rapt_plan* plan, const rapt_arguments* arguments,
                    void* workspace, size_t workspace_bytes, char* message, size_t message_bytes);
 
+/* --- Linear attention ------------------------------------------------------------------------ */
+
+/* The ONNX operator LinearAttention (opset 27): a state S of d_k x d_v numbers for each key/value
+ * head instead of keys. For each token t
+ *
+ *     S = e^decay S + k u^T,  output = scale S^T q
+ *
+ * with u = value, or by a delta rule u = beta (value - (e^decay S)^T k). Letters: B, Hq and Hkv as
+ * above, T tokens, d_k and d_v the sizes of a head of keys and values. Sums are in FP32, or in FP64
+ * for FP64. */
+typedef enum rapt_update_rule {
+  RAPT_GATED_DELTA = 0, /* decay and beta */
+  RAPT_LINEAR = 1,
+  RAPT_GATED = 2, /* decay */
+  RAPT_DELTA = 3  /* beta */
+} rapt_update_rule;
+
+/* What stands for queries and keys. */
+typedef enum rapt_feature_map {
+  RAPT_NO_FEATURE_MAP = 0,
+  RAPT_ELU1 = 1, /* x + 1 if x > 0, else e^x */
+  RAPT_RELU = 2, /* max(x, 0) */
+  RAPT_FAVOR = 3 /* FAVOR+: num_features random features, whose quotient estimates softmax
+                     attention; RAPT_LINEAR only */
+} rapt_feature_map;
+
+typedef struct rapt_linear_problem {
+  size_t struct_size;
+  int32_t dtype; /* rapt_dtype of query, key, value and output: a float type */
+  int32_t update_rule;
+  int64_t batch;
+  int64_t query_heads;
+  int64_t kv_heads;
+  int64_t tokens;
+  int64_t key_size;   /* d_k, 1 to 65536 */
+  int64_t value_size; /* d_v, 1 to 65536 */
+  double scale;       /* 0: 1 / sqrt(d_k) */
+  int32_t decay_dtype;
+  int32_t has_key_decays; /* decay has a number for each of the d_k numbers of a key */
+  int32_t beta_dtype;
+  int32_t has_one_beta; /* beta has one number for all heads */
+  int32_t past_dtype;   /* 0: no past_state */
+  int32_t state_dtype;  /* of the present ones; 0: the past's, else dtype */
+  int32_t wants_present_state;
+  int32_t wants_present_normalizer;
+  int32_t bidirectional; /* every query sees all tokens; RAPT_LINEAR only */
+  int32_t has_key_lengths;
+  int32_t feature_map;
+  int32_t normalize; /* divide by scale * q . sum of keys; RAPT_LINEAR only; of favor always */
+  int32_t projection_dtype; /* of favor; 0: drawn from seed */
+  int32_t reserved;         /* 0 */
+  int64_t num_features;     /* of favor; 0: the rows of projection are floor(d_k ln d_k) */
+  uint64_t seed;
+  int64_t chunk_size; /* a hint; 0: 64 */
+  int64_t
+      error_rows; /* of favor: rows whose error as an estimate of softmax is measured, to 65536 */
+} rapt_linear_problem;
+
+/* Row-major. Tensors that the problem does not use are ignored. REQUIRES: outputs overlap no other
+ * tensor. */
+typedef struct rapt_linear_arguments {
+  size_t struct_size;
+  const void* query;           /* [B, T, Hq * d_k] */
+  const void* key;             /* [B, T, Hkv * d_k] */
+  const void* value;           /* [B, T, Hkv * d_v] */
+  const void* past_state;      /* [B, Hkv, features, d_v]; features are d_k, or favor's */
+  const void* past_normalizer; /* [B, Hkv, features], with past_state if the output is normalized */
+  const void* decay;           /* [B, T, Hkv] or [B, T, Hkv * d_k], not positive */
+  const void* beta;            /* [B, T, Hkv] or [B, T, 1] */
+  const void* projection;      /* [num_features, d_k] */
+  const int64_t* key_lengths;  /* [B], 0 to T; tokens from there on do not count */
+  void* output;                /* [B, T, Hq * d_v] */
+  void* present_state;         /* as past_state */
+  void* present_normalizer;    /* as past_normalizer */
+  float* relative_error;       /* one number, with error_rows */
+} rapt_linear_arguments;
+
+/* As rapt_plan_create and rapt_run. A plan is run by the function of its own kind. */
+rapt_code rapt_linear_plan_create(const rapt_context* context, const rapt_linear_problem* problem,
+                                  rapt_plan** plan, char* message, size_t message_bytes);
+rapt_code rapt_linear_run(rapt_context* context, const rapt_plan* plan,
+                          const rapt_linear_arguments* arguments, void* workspace,
+                          size_t workspace_bytes, char* message, size_t message_bytes);
+
 /* "0.1.0" */
 const char* rapt_version(void);
 
