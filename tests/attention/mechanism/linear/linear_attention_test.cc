@@ -442,6 +442,18 @@ TEST(LinearAttentionTest, ADecayOfMinusInfinityForgetsNaN) {
   }
 }
 
+TEST(LinearAttentionTest, ADecodeStepForgetsNaN) {
+  for (bool per_key : {false, true}) {
+    Case c;
+    c.tokens = 1;
+    Rng rng(4);
+    Fill(c, {.rule = LinearRule::kGatedDelta, .decay_per_key = per_key, .past = true}, rng);
+    c.inputs[linear::kPastState]->Fill(kNan);
+    c.inputs[linear::kDecay]->Fill(-kInf);
+    for (const Target& target : Targets()) ExpectOracle(c, target);
+  }
+}
+
 // A token must not change the outputs of those before it, not even by 0 * NaN.
 TEST(LinearAttentionTest, LaterTokensDoNotMatter) {
   std::vector<Options> all;
