@@ -141,8 +141,10 @@ absl::StatusOr<Plan> MakePlan(const TensorOperator& op, const PlanOptions& optio
     });
   };
   auto chosen = find([&](const Backend& backend) { return backend.name() == options.backend; });
-  if (chosen == backends.end()) chosen = find([](const Backend&) { return true; });
-  RAPT_CHECK(chosen != backends.end(), "one backend computes on the CPU");
+  if (chosen == backends.end()) {
+    chosen = find([](const Backend& backend) { return !backend.instruction_sets().empty(); });
+  }
+  RAPT_CHECK(chosen != backends.end(), "one backend has the CPU's instruction sets");
   Plan plan;
   plan.problem.dtype = op.outputs()[Role::kY]->dtype;
   plan.routing.backend = *chosen;

@@ -20,6 +20,7 @@
 #include "server/protocols/message_parts.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/rapt/codec.h"
+#include "server/protocols/rapt/linear_codec.h"
 #include "tests/support/wire_message.h"
 
 namespace rapt {
@@ -99,10 +100,19 @@ void Diagnose(const MessageBytes& message, const SharedMemory& shared_memory) {
   if (!status.ok()) CheckRefusal(status);
 }
 
+void LinearAttend(const MessageBytes& message, const SharedMemory& shared_memory) {
+  auto request = native::DecodeLinear(message, shared_memory);
+  if (!request.ok()) return CheckRefusal(request.status());
+  const auto op = request->tensor_operator;
+  const Result result = Compute(*std::move(request));
+  if (!result.status.ok()) return CheckRefusal(result.status);
+  CheckResponse<v1::LinearAttendResponse>(native::EncodeLinear(*op, result));
+}
+
 void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
   const test::WireMessage message(bytes, slice_bytes);
   const SharedMemory shared_memory({});
-  switch (kind % 4) {
+  switch (kind % 5) {
     case 0:
       Infer(message.bytes(), shared_memory);
       break;
@@ -112,8 +122,11 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
     case 2:
       Diagnose(message.bytes(), shared_memory);
       break;
-    default:
+    case 3:
       Attend<v1::AttendBackwardResponse>(message.bytes(), shared_memory, native::DecodeBackward);
+      break;
+    default:
+      LinearAttend(message.bytes(), shared_memory);
   }
   RAPT_CHECK(TheServer().gate.reserved_bytes() == 0, "a completed request holds memory");
 }

@@ -16,6 +16,7 @@
 #include "server/protocols/message_parts.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/rapt/codec.h"
+#include "server/protocols/rapt/linear_codec.h"
 #include "tests/support/wire_message.h"
 
 namespace rapt {
@@ -77,7 +78,7 @@ bool CheckSplit(const std::string& bytes, const test::WireMessage& sliced,
 void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
   const test::WireMessage sliced(bytes, slice_bytes);
   bool accepted, decoded;
-  switch (kind % 4) {
+  switch (kind % 5) {
     case 0:
       accepted = CheckSplit<ModelInferRequest>(bytes, sliced, kRawSchema);
       decoded = oip::DecodeInfer(sliced.bytes(), Instant{}, SharedMemory({})).ok();
@@ -90,9 +91,13 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
       accepted = CheckSplit<DiagnoseRequest>(bytes, sliced, native::DiagnoseSchema());
       decoded = native::DecodeDiagnose(sliced.bytes(), SharedMemory({})).ok();
       break;
-    default:
+    case 3:
       accepted = CheckSplit<AttendBackwardRequest>(bytes, sliced, native::BackwardSchema());
       decoded = native::DecodeBackward(sliced.bytes(), SharedMemory({})).ok();
+      break;
+    default:
+      accepted = CheckSplit<LinearAttendRequest>(bytes, sliced, native::LinearSchema());
+      decoded = native::DecodeLinear(sliced.bytes(), SharedMemory({})).ok();
   }
   RAPT_CHECK(accepted || !decoded, "a codec accepted an invalid message");
 }

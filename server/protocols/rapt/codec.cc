@@ -143,19 +143,19 @@ v1::DataType CodeOf(DType dtype) {
   return type->code;
 }
 
-absl::StatusOr<const ElementType*> ReadType(Role role, v1::DataType code) {
+absl::StatusOr<const ElementType*> ReadType(Role role, absl::string_view name, v1::DataType code) {
   const bool is_mask = role == Role::kMask;
   const bool is_index = InfoOf(role).usual_dtype == DType::kInt32;
   const ElementType* type = FindElementType(code);
   if (InfoOf(role).usual_dtype == DType::kInt64) {
     if (code == v1::INT64) return type;
     return absl::InvalidArgumentError(
-        absl::StrCat(kNativeNames[role], " has dtype ", NameOf(code), "; it must be INT64"));
+        absl::StrCat(name, " has dtype ", NameOf(code), "; it must be INT64"));
   }
   const bool is_allowed_integer = is_mask || (is_index && code == v1::INT32);
   if (type != nullptr && (!IsInteger(*type) || is_allowed_integer)) return type;
   return absl::InvalidArgumentError(
-      absl::StrCat(kNativeNames[role], " has dtype ", NameOf(code), "; it must be ",
+      absl::StrCat(name, " has dtype ", NameOf(code), "; it must be ",
                    is_index ? "INT32" : "FP32, FP16, BF16 or FP64",
                    is_mask ? ", or BOOL, INT8, UINT8, INT32 or INT64 for a mask of 0 and 1" : ""));
 }
@@ -479,18 +479,9 @@ absl::StatusOr<DecodedCall> DecodeCall(Message fields, InputMap<InputBytes> inpu
   return decoded;
 }
 
-// The fields of a response that follow its tensors.
-template <typename Response>
-std::string EndOf(const Result& result) {
-  Response fields;
-  fields.set_backend(NamesOf(result.routing));
-  fields.set_plan(result.plan);
-  WriteTiming(result.queue_time, result.compute_time, *fields.mutable_timing());
-  return fields.SerializeAsString();
-}
-
 }  // namespace
 
+const wire::MessageSchema& TensorSchema() { return kTensorSchema; }
 const wire::MessageSchema& AttendSchema() { return ColumnsOfTables().attend_schema; }
 const wire::MessageSchema& BackwardSchema() { return ColumnsOfTables().backward_schema; }
 const wire::MessageSchema& DiagnoseSchema() { return ColumnsOfTables().diagnose_schema; }
@@ -552,34 +543,41 @@ ResponseMessage EncodeResult(const ResolvedCall& call, const v1::OutputPlaces& p
                              const Result& result) {
   ResponseMessage response;
   for (Role role : OutputsOf(call.problem)) {
-    const TensorSpec& spec = call.outputs[role];
-    OutputBuffer payload = result.outputs[role];
-    v1::Tensor fields;
-    fields.set_dtype(CodeOf(spec.dtype));
-    fields.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
-    if (const v1::SharedMemory* part = PlaceOf(places, role)) {
-      *fields.mutable_shared_memory() = *part;
-      fields.mutable_shared_memory()->set_byte_size(static_cast<int64_t>(payload.bytes.size()));
-      payload = {};  // already written there
-    }
-    const auto payload_size = static_cast<int64_t>(payload.bytes.size());
-    std::string tensor = fields.SerializeAsString();
-    wire::AppendFieldHeader(kDataField, payload_size, tensor);
-    std::string header;
-    wire::AppendFieldHeader(ColumnsOfTables().tensors[role]->number(),
-                            static_cast<int64_t>(tensor.size()) + payload_size, header);
-    response.Append(header + tensor);
-    response.Append(payload);
+    AppendTensor(ColumnsOfTables().tensors[role]->number(), call.outputs[role],
+                 PlaceOf(places, role), result.outputs[role], response);
   }
   response.Append(call.problem.backward ? EndOf<v1::AttendBackwardResponse>(result)
                                         : EndOf<v1::AttendResponse>(result));
   return response;
 }
 
+void AppendTensor(int field, const TensorSpec& spec, const v1::SharedMemory* place,
+                  OutputBuffer payload, ResponseMessage& response) {
+  v1::Tensor fields;
+  fields.set_dtype(CodeOf(spec.dtype));
+  fields.mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
+  if (place != nullptr) {
+    *fields.mutable_shared_memory() = *place;
+    fields.mutable_shared_memory()->set_byte_size(static_cast<int64_t>(payload.bytes.size()));
+    payload = {};  // already written there
+  }
+  const auto payload_size = static_cast<int64_t>(payload.bytes.size());
+  std::string tensor = fields.SerializeAsString();
+  wire::AppendFieldHeader(kDataField, payload_size, tensor);
+  std::string header;
+  wire::AppendFieldHeader(field, static_cast<int64_t>(tensor.size()) + payload_size, header);
+  response.Append(header + tensor);
+  response.Append(std::move(payload));
+}
+
 absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
                                       SharedTensors* shared_tensors, InputBytes& data) {
-  const absl::string_view name = kNativeNames[role];
-  const absl::StatusOr<const ElementType*> type = ReadType(role, tensor.dtype());
+  return ReadTensor(role, kNativeNames[role], tensor, shared_tensors, data);
+}
+
+absl::StatusOr<TensorSpec> ReadTensor(Role role, absl::string_view name, const v1::Tensor& tensor,
+                                      SharedTensors* shared_tensors, InputBytes& data) {
+  const absl::StatusOr<const ElementType*> type = ReadType(role, name, tensor.dtype());
   if (!type.ok()) return type.status();
   // Checked before the shape is copied and printed: it may be as long as a message.
   if (static_cast<size_t>(tensor.shape_size()) > kMaxRank) {

@@ -24,6 +24,9 @@ struct DecodedCall {
   v1::AttendBackwardRequest backward;
 };
 
+// The field of Tensor that holds data.
+const wire::MessageSchema& TensorSchema();
+
 // The fields of AttendRequest, AttendBackwardRequest and DiagnoseRequest that hold tensor data. The
 // first call aborts if rapt.v1 lacks a field that the tables of the attention library name.
 const wire::MessageSchema& AttendSchema();
@@ -63,6 +66,15 @@ const v1::Tensor& TensorOf(const google::protobuf::Message& message, Role role);
 absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
                                       SharedTensors* shared_tensors, InputBytes& data);
 
+// The same for a tensor that a message gives another name.
+absl::StatusOr<TensorSpec> ReadTensor(Role role, absl::string_view name, const v1::Tensor& tensor,
+                                      SharedTensors* shared_tensors, InputBytes& data);
+
+// Appends a tensor as field number `field` of a response. `place`: where its data was written
+// instead, or null.
+void AppendTensor(int field, const TensorSpec& spec, const v1::SharedMemory* place,
+                  OutputBuffer payload, ResponseMessage& response);
+
 // Sets the attributes of `call`.
 absl::Status ReadAttention(const v1::Attention& attention, OperatorCall& call);
 absl::Status ReadScoreOutput(v1::ScoreOutput output, std::optional<ScoreOutput>& out);
@@ -75,6 +87,16 @@ std::string NameOf(v1::DataType code);
 
 void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds compute_time,
                  v1::Timing& timing);
+
+// The fields of a response that follow its tensors.
+template <typename Response>
+std::string EndOf(const Result& result) {
+  Response fields;
+  fields.set_backend(NamesOf(result.routing));
+  fields.set_plan(result.plan);
+  WriteTiming(result.queue_time, result.compute_time, *fields.mutable_timing());
+  return fields.SerializeAsString();
+}
 
 // Returns the library's type, or nullopt for integers, unknown codes and the unspecified code.
 std::optional<DType> ToDType(v1::DataType code);

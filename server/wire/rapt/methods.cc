@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
 #include "server/protocols/rapt/codec.h"
+#include "server/protocols/rapt/linear_codec.h"
 #include "server/protocols/rapt/reports.h"
 #include "server/wire/rapt/attend_stream_call.h"
 
@@ -48,6 +49,30 @@ class AttendHandler final : public MessageHandler {
   const SharedMemory& shared_memory_;
   ResolvedCall call_;
   v1::OutputPlaces places_;
+};
+
+class LinearHandler final : public MessageHandler {
+ public:
+  explicit LinearHandler(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
+
+ private:
+  void OnMessage(const MessageBytes& message, MethodCall& call) override {
+    absl::StatusOr<Request> request = DecodeLinear(message, shared_memory_);
+    if (!request.ok()) return call.End(request.status());
+    operator_ = request->tensor_operator;
+    call.call().Bind(*request);
+    call.call().engine().Submit(
+        *std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
+  }
+
+  void OnResult(Result result, MethodCall& call) const {
+    call.call().Record(result);
+    if (!result.status.ok()) return call.End(std::move(result.status));
+    call.Respond(EncodeLinear(*operator_, result));
+  }
+
+  const SharedMemory& shared_memory_;
+  std::shared_ptr<const TensorOperator> operator_;
 };
 
 class DiagnoseHandler final : public MessageHandler {
@@ -104,6 +129,7 @@ Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_
       observe_attend_(observe(NameOf("Attend"))),
       observe_attend_backward_(observe(NameOf("AttendBackward"))),
       observe_attend_stream_(observe(NameOf("AttendStream"))),
+      observe_linear_attend_(observe(NameOf("LinearAttend"))),
       observe_diagnose_(observe(NameOf("Diagnose"))),
       observe_estimate_memory_(observe(NameOf("EstimateMemory"))),
       observe_get_server_info_(observe(NameOf("GetServerInfo"))) {
@@ -119,6 +145,9 @@ void Methods::AddTo(UnaryMethods& methods) {
                                          return std::make_unique<AttendHandler>(DecodeBackward,
                                                                                 shared_memory_);
                                        }};
+  methods[PathOf("LinearAttend")] = {.observe = observe_linear_attend_, .new_handler = [this] {
+                                       return std::make_unique<LinearHandler>(shared_memory_);
+                                     }};
   methods[PathOf("Diagnose")] = {.observe = observe_diagnose_, .new_handler = [this] {
                                    return std::make_unique<DiagnoseHandler>(shared_memory_);
                                  }};

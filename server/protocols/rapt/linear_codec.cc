@@ -1,0 +1,190 @@
+#include "server/protocols/rapt/linear_codec.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "attention/mechanism/linear/linear_attention.h"
+#include "proto/rapt/v1/attention.pb.h"
+#include "server/protocols/rapt/codec.h"
+#include "server/protocols/response_size.h"
+#include "server/protocols/shared_tensors.h"
+
+namespace rapt::native {
+namespace {
+
+using Message = v1::LinearAttendRequest;
+using Response = v1::LinearAttendResponse;
+
+struct InputField {
+  int number;
+  Role role;
+  bool (Message::*has)() const;
+  const v1::Tensor& (Message::*get)() const;
+};
+constexpr InputField kInputFields[] = {
+    {Message::kQueryFieldNumber, Role::kQ, &Message::has_query, &Message::query},
+    {Message::kKeyFieldNumber, Role::kK, &Message::has_key, &Message::key},
+    {Message::kValueFieldNumber, Role::kV, &Message::has_value, &Message::value},
+    {Message::kPastStateFieldNumber, linear::kPastState, &Message::has_past_state,
+     &Message::past_state},
+    {Message::kDecayFieldNumber, linear::kDecay, &Message::has_decay, &Message::decay},
+    {Message::kBetaFieldNumber, linear::kBeta, &Message::has_beta, &Message::beta},
+    {Message::kProjectionFieldNumber, linear::kProjection, &Message::has_projection,
+     &Message::projection},
+    {Message::kPastNormalizerFieldNumber, linear::kPastNormalizer, &Message::has_past_normalizer,
+     &Message::past_normalizer},
+};
+constexpr std::pair<int, Role> kOutputFields[] = {
+    {Response::kOutputFieldNumber, Role::kY},
+    {Response::kPresentStateFieldNumber, linear::kPresentState},
+    {Response::kPresentNormalizerFieldNumber, linear::kPresentNormalizer},
+    {Response::kRelativeErrorFieldNumber, linear::kRelativeError},
+};
+
+const InputField& FieldAt(int number) {
+  return *std::find_if(std::begin(kInputFields), std::end(kInputFields),
+                       [&](const InputField& field) { return field.number == number; });
+}
+
+absl::Status ReadRule(v1::UpdateRule rule, LinearRule& out) {
+  switch (rule) {
+    case v1::UPDATE_GATED_DELTA:
+      out = LinearRule::kGatedDelta;
+      return absl::OkStatus();
+    case v1::UPDATE_LINEAR:
+      out = LinearRule::kLinear;
+      return absl::OkStatus();
+    case v1::UPDATE_GATED:
+      out = LinearRule::kGated;
+      return absl::OkStatus();
+    case v1::UPDATE_DELTA:
+      out = LinearRule::kDelta;
+      return absl::OkStatus();
+    default:
+      return UnknownValue("update_rule", rule,
+                          "UPDATE_GATED_DELTA (0), UPDATE_LINEAR (1), UPDATE_GATED (2) or "
+                          "UPDATE_DELTA (3)");
+  }
+}
+
+static_assert(static_cast<FeatureMap>(v1::FEATURE_MAP_NONE) == FeatureMap::kNone);
+static_assert(static_cast<FeatureMap>(v1::FEATURE_MAP_ELU1) == FeatureMap::kElu1);
+static_assert(static_cast<FeatureMap>(v1::FEATURE_MAP_RELU) == FeatureMap::kRelu);
+static_assert(static_cast<FeatureMap>(v1::FEATURE_MAP_FAVOR) == FeatureMap::kFavor);
+
+absl::Status ReadFeatureMap(v1::FeatureMap map, FeatureMap& out) {
+  if (!v1::FeatureMap_IsValid(map)) {
+    return UnknownValue("feature_map", map,
+                        "FEATURE_MAP_NONE (0), FEATURE_MAP_ELU1 (1), FEATURE_MAP_RELU (2) or "
+                        "FEATURE_MAP_FAVOR (3)");
+  }
+  out = static_cast<FeatureMap>(map);
+  return absl::OkStatus();
+}
+
+absl::Status ReadStateType(v1::DataType code, std::optional<DType>& out) {
+  if (code == v1::DATA_TYPE_UNSPECIFIED) return absl::OkStatus();
+  out = ToDType(code);
+  if (out) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("state_type is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64"));
+}
+
+absl::Status ReadAttributes(const Message& fields, LinearAttentionCall& call) {
+  absl::Status status = ReadRule(fields.update_rule(), call.update_rule);
+  if (status.ok()) status = ReadFeatureMap(fields.feature_map(), call.feature_map);
+  if (status.ok()) status = ReadStateType(fields.state_type(), call.state_type);
+  if (!status.ok()) return status;
+  call.q_num_heads = fields.q_num_heads();
+  call.kv_num_heads = fields.kv_num_heads();
+  call.scale = fields.scale();
+  if (fields.chunk_size() != 0) call.chunk_size = fields.chunk_size();
+  if (fields.has_is_causal()) call.is_causal = fields.is_causal();
+  call.normalize = fields.normalize();
+  if (fields.has_num_features()) call.num_features = fields.num_features();
+  if (fields.has_seed()) call.seed = fields.seed();
+  call.error_rows = fields.error_rows();
+  call.wants_present_state = fields.want_present_state();
+  call.wants_present_normalizer = fields.want_present_normalizer();
+  return absl::OkStatus();
+}
+
+absl::Status ReadTensors(const Message& fields, SharedTensors& shared_tensors,
+                         LinearAttentionCall& call, Request& request) {
+  for (const InputField& field : kInputFields) {
+    if (!(fields.*field.has)()) continue;
+    absl::StatusOr<TensorSpec> spec =
+        ReadTensor(field.role, linear::NameOf(field.role), (fields.*field.get)(), &shared_tensors,
+                   request.inputs[field.role]);
+    if (!spec.ok()) return spec.status();
+    call.inputs[field.role] = *std::move(spec);
+  }
+  if (fields.nonpad_kv_seqlen().empty()) return absl::OkStatus();
+  call.inputs[Role::kKeyLengths] = {DType::kInt64, {fields.nonpad_kv_seqlen_size()}};
+  request.key_lengths.assign(fields.nonpad_kv_seqlen().begin(), fields.nonpad_kv_seqlen().end());
+  return absl::OkStatus();
+}
+
+absl::Status CheckResponseSize(const TensorOperator& op) {
+  absl::InlinedVector<const TensorSpec*, 4> outputs;
+  for (const auto& [number, role] : kOutputFields) {
+    if (op.outputs()[role]) outputs.push_back(&*op.outputs()[role]);
+  }
+  return rapt::CheckResponseSize(outputs);
+}
+
+}  // namespace
+
+const wire::MessageSchema& LinearSchema() {
+  static const auto* const kFields = [] {
+    auto* fields = new std::vector<wire::PayloadField>;
+    for (const InputField& field : kInputFields) fields->push_back({field.number, &TensorSchema()});
+    return fields;
+  }();
+  static const wire::MessageSchema kSchema = {*kFields};
+  return kSchema;
+}
+
+absl::StatusOr<Request> DecodeLinear(const MessageBytes& message,
+                                     const SharedMemory& shared_memory) {
+  absl::StatusOr<wire::SplitMessage> split =
+      wire::Split(message.bytes, message.size, LinearSchema());
+  if (!split.ok()) return split.status();
+  Message fields;
+  if (!fields.ParseFromString(split->rest)) {
+    return absl::InvalidArgumentError("not a rapt.v1.LinearAttendRequest");
+  }
+  Request request;
+  request.model = Model::kLinearAttention;
+  request.priority = fields.priority();
+  for (const wire::Payload& payload : split->payloads) {
+    request.inputs[FieldAt(payload.path[0]).role] = message.Part(payload.begin, payload.size);
+  }
+  LinearAttentionCall call;
+  SharedTensors shared_tensors(shared_memory);
+  absl::Status status = ReadAttributes(fields, call);
+  if (status.ok()) status = ReadTensors(fields, shared_tensors, call, request);
+  if (!status.ok()) return status;
+  auto op = MakeLinearAttention(call);
+  if (!op.ok()) return op.status();
+  if (status = CheckResponseSize(**op); !status.ok()) return status;
+  request.SetOperator(*std::move(op));
+  std::move(shared_tensors).TransferTo(request);
+  return request;
+}
+
+ResponseMessage EncodeLinear(const TensorOperator& op, const Result& result) {
+  ResponseMessage response;
+  for (const auto& [number, role] : kOutputFields) {
+    if (!op.outputs()[role]) continue;
+    AppendTensor(number, *op.outputs()[role], /*place=*/nullptr, result.outputs[role], response);
+  }
+  response.Append(EndOf<Response>(result));
+  return response;
+}
+
+}  // namespace rapt::native
