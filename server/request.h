@@ -94,8 +94,9 @@ enum class Model : uint8_t {
   kRotaryEmbedding,
   kPositionalEncoding,
   kLinearAttention,
+  kLshAttention,
 };
-inline constexpr size_t kModels = 5;
+inline constexpr size_t kModels = 6;
 
 // Returns the model's name in the Open Inference Protocol.
 constexpr absl::string_view NameOf(Model model) {
@@ -110,6 +111,8 @@ constexpr absl::string_view NameOf(Model model) {
       return "positional_encoding";
     case Model::kLinearAttention:
       return "linear_attention";
+    case Model::kLshAttention:
+      return "lsh_attention";
   }
   return "?";
 }

@@ -451,6 +451,7 @@ void RequestOutputs(const OutputRequests& all, Model model, const Parameters& pa
   LinearAttentionCall& linear = calls.linear_attention;
   linear.wants_present_state = Contains(all, linear::kPresentState);
   linear.wants_present_normalizer = Contains(all, linear::kPresentNormalizer);
+  calls.lsh_attention.wants_buckets = Contains(all, kLshBuckets);
   if (model == Model::kAttentionBackward) {
     call.gradients.emplace();
     for (const OutputRequest& request : all) call.gradients->Add(request.role);
@@ -503,6 +504,9 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeOperator(Model model, 
   }
   if (model == Model::kLinearAttention) {
     return MakeWith(calls.attention, calls.linear_attention, MakeLinearAttention);
+  }
+  if (model == Model::kLshAttention) {
+    return MakeWith(calls.attention, calls.lsh_attention, MakeLshAttention);
   }
   return MakeWith(calls.attention, calls.rotary_embedding, MakeRotaryEmbedding);
 }

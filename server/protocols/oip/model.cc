@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "attention/mechanism/linear/linear_attention.h"
+#include "attention/mechanism/lsh/lsh_attention.h"
 #include "attention/positions/tokens.h"
 #include "attention/roles.h"
 
@@ -71,6 +72,18 @@ ModelInfo LinearAttention() {
                   tensor(linear::kPresentNormalizer, 3), tensor(linear::kRelativeError, 1)}};
 }
 
+// K is of the simple form alone, so that tools which send every listed input could not call it.
+ModelInfo LshAttention() {
+  return {.model = Model::kLshAttention,
+          .inputs = {{"QK", Role::kQ, DType::kFloat32, 4, true},
+                     {"V", Role::kV, DType::kFloat32, 4, true},
+                     {"K", Role::kK, DType::kFloat32, 4, false, true},
+                     {"rotations", kLshRotations, DType::kFloat32, 4},
+                     {"nonpad_kv_seqlen", Role::kKeyLengths, DType::kInt64, 1}},
+          .outputs = {{"Y", Role::kY, DType::kFloat32, 4, true},
+                      {"buckets", kLshBuckets, DType::kInt32, 4}}};
+}
+
 // "FP32" is "TYPE_FP32" in a configuration.
 inference::DataType TypeInConfiguration(DType dtype) {
   inference::DataType type = inference::TYPE_INVALID;
@@ -94,8 +107,9 @@ void Configure(const ModelTensor& tensor, TensorConfig& config) {
 }  // namespace
 
 absl::Span<const ModelInfo> Models() {
-  static const auto* const models = new std::vector<ModelInfo>{
-      Attention(), AttentionBackward(), RotaryEmbedding(), PositionalEncoding(), LinearAttention()};
+  static const auto* const models =
+      new std::vector<ModelInfo>{Attention(),          AttentionBackward(), RotaryEmbedding(),
+                                 PositionalEncoding(), LinearAttention(),   LshAttention()};
   return *models;
 }
 

@@ -294,6 +294,24 @@ bool Read(absl::string_view name, const InferParameter& value, LinearAttentionCa
   return true;
 }
 
+bool Read(absl::string_view name, const InferParameter& value, LshAttentionCall& out,
+          absl::Status& status) {
+  static constexpr absl::string_view kForms[] = {"reformer", "simple"};
+  if (name == "form") {
+    status = ReadName(name, value, kForms, out.form);
+    return true;
+  }
+  const auto read = [&](absl::string_view wanted, auto& field) {
+    if (name != wanted) return false;
+    status = Read(name, value, field);
+    return true;
+  };
+  return read("num_hashes", out.num_hashes) || read("num_buckets", out.num_buckets) ||
+         read("chunk_length", out.chunk_length) || read("chunks_before", out.chunks_before) ||
+         read("chunks_after", out.chunks_after) || read("is_causal", out.is_causal) ||
+         read("scale", out.scale) || read("seed", out.seed);
+}
+
 // The same for any model.
 bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, Calls& calls,
              Parameters& parameters, absl::Status& status) {
@@ -307,6 +325,8 @@ bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, C
       return Read(name, value, calls.positional_encoding, status);
     case Model::kLinearAttention:
       return Read(name, value, calls.linear_attention, status);
+    case Model::kLshAttention:
+      return Read(name, value, calls.lsh_attention, status);
   }
   return false;
 }

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "attention/mechanism/linear/linear_attention.h"
+#include "attention/mechanism/lsh/lsh_attention.h"
 #include "attention/positions/positional_encoding.h"
 #include "attention/positions/rotary_embedding.h"
 #include "google/protobuf/map.h"
@@ -38,6 +39,7 @@ struct Calls {
   RotaryEmbeddingCall rotary_embedding;
   PositionalEncodingCall positional_encoding;
   LinearAttentionCall linear_attention;
+  LshAttentionCall lsh_attention;
 };
 
 // Sets the attributes of the model's call and returns the other parameters. InvalidArgument, naming
