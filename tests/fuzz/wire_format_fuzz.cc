@@ -26,6 +26,7 @@ using inference::ModelInferRequest;
 using ::rapt::v1::AttendBackwardRequest;
 using ::rapt::v1::AttendRequest;
 using ::rapt::v1::DiagnoseRequest;
+using ::rapt::v1::LinearAttendRequest;
 
 constexpr wire::PayloadField kRawFields[] = {{7, nullptr}};
 constexpr wire::MessageSchema kRawSchema = {kRawFields};
