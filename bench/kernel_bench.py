@@ -344,18 +344,18 @@ class Probes:
         self._c, self._threads = ctypes.CDLL(path), threads
         for name in ("fma_gflops", "amx_gflops", "read_gbps"):
             getattr(self._c, f"rapt_probe_{name}").restype = ctypes.c_double
-        self.has_amx = self._ask("amx_gflops") > 0
+        self.has_amx = self.ask("amx_gflops") > 0
 
-    def _ask(self, name):
+    def ask(self, name):
         return getattr(self._c, f"rapt_probe_{name}")(self._threads)
 
     def ceiling(self, case):
         """Per second: 10^9 bytes for cases bound by K and V, else 10^9 operations."""
         if case.streams():
-            return self._ask("read_gbps")
+            return self.ask("read_gbps")
         if case.dtype == "BF16" and self.has_amx:
-            return self._ask("amx_gflops")
-        return self._ask("fma_gflops") / (2 if case.dtype == "FP64" else 1)
+            return self.ask("amx_gflops")
+        return self.ask("fma_gflops") / (2 if case.dtype == "FP64" else 1)
 
 
 class Bench:
