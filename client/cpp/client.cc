@@ -18,6 +18,7 @@
 #include "client/cpp/connections.h"
 #include "client/cpp/deadline.h"
 #include "client/cpp/infer_codec.h"
+#include "client/cpp/linear_codec.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/shared_regions.h"
 #include "client/cpp/stream_call.h"
@@ -602,6 +603,20 @@ absl::StatusOr<MemoryEstimates> Client::EstimateMemory(const MemoryQuestion& que
           });
   if (!response.ok()) return response.status();
   return Decode(*response);
+}
+
+absl::StatusOr<LinearResult> Client::LinearAttend(const LinearCall& call,
+                                                  const CallOptions& options) {
+  const absl::StatusOr<v1::LinearAttendRequest> request = Encode(call);
+  if (!request.ok()) return request.status();
+  absl::StatusOr<v1::LinearAttendResponse> response = core_->Call<v1::LinearAttendResponse>(
+      options, core_->DeadlineOf(options), core_->options().retries,
+      [&request](const Connection& connection, grpc::ClientContext* context,
+                 v1::LinearAttendResponse* message) {
+        return connection.attention->LinearAttend(context, *request, message);
+      });
+  if (!response.ok()) return response.status();
+  return Decode(*std::move(response));
 }
 
 template <typename PositionsCall>

@@ -69,28 +69,7 @@ static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kSoftcapped, 1) == v1::SOFTCA
 static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kBiased, 1) == v1::BIASED);
 static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kWeights, 1) == v1::WEIGHTS);
 
-// Returns nullopt for a type that only newer servers know.
-std::optional<DType> FromProto(v1::DataType dtype) {
-  if (dtype < v1::FP32 || dtype > v1::INT64) return std::nullopt;
-  return static_cast<DType>(dtype - v1::FP32);
-}
-
 // --- Request -------------------------------------------------------------------------------------
-
-absl::Status CheckData(const char* name, const TensorView& view) {
-  const std::optional<int64_t> bytes = ByteSize(view.dtype, view.shape);
-  if (!bytes) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s has shape %s; its axes must not be negative and its size must fit into 63 bits", name,
-        ToString(view.shape)));
-  }
-  if (*bytes != static_cast<int64_t>(view.data.size())) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s has shape %s of %s, which is %d bytes, but its data has %d", name,
-                        ToString(view.shape), NameOf(view.dtype), *bytes, view.data.size()));
-  }
-  return absl::OkStatus();
-}
 
 absl::Status CheckSize(int64_t bytes, int64_t max_bytes) {
   if (bytes <= max_bytes) return absl::OkStatus();
@@ -402,6 +381,26 @@ AdmissionLimits Read(const v1::AdmissionLimits& limits) {
 }  // namespace
 
 absl::string_view NameOf(DType dtype) { return v1::DataType_Name(CodeOf<v1::DataType>(dtype, 1)); }
+
+std::optional<DType> FromProto(v1::DataType dtype) {
+  if (dtype < v1::FP32 || dtype > v1::INT64) return std::nullopt;
+  return static_cast<DType>(dtype - v1::FP32);
+}
+
+absl::Status CheckData(const char* name, const TensorView& view) {
+  const std::optional<int64_t> bytes = ByteSize(view.dtype, view.shape);
+  if (!bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s has shape %s; its axes must not be negative and its size must fit into 63 bits", name,
+        ToString(view.shape)));
+  }
+  if (*bytes != static_cast<int64_t>(view.data.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has shape %s of %s, which is %d bytes, but its data has %d", name,
+                        ToString(view.shape), NameOf(view.dtype), *bytes, view.data.size()));
+  }
+  return absl::OkStatus();
+}
 
 v1::DataType ToProto(DType dtype) { return CodeOf<v1::DataType>(dtype, 1); }
 

@@ -39,6 +39,11 @@ RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call
 // Returns the request without its tensors.
 v1::AttendRequest WithoutTensors(const AttendCall& call);
 v1::DataType ToProto(DType dtype);
+// Returns nullopt for a type that only newer servers know.
+std::optional<DType> FromProto(v1::DataType dtype);
+
+// Returns InvalidArgument, with `name`, if the data of a tensor does not match its shape.
+absl::Status CheckData(const char* name, const TensorView& view);
 
 // The outputs that a call requests, with Y.
 using WantedOutputs = absl::InlinedVector<const CallOutput*, 5>;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -575,41 +576,54 @@ class LinearAttention final : public TensorOperator {
     const int64_t t = row % s_.length % tokens;
     const absl::Span<double> query(reinterpret_cast<double*>(scratch), s_.key_size);
     const absl::Span<double> exact(query.data() + s_.key_size, s_.value_size);
-    const auto element = [&](Role role, int64_t token, int64_t offset) {
-      const int64_t width = call_.inputs[role]->shape[2];
-      return LoadElement(a.inputs[role].data, dtype_, (b * s_.length + token) * width + offset);
-    };
+    const int64_t first = head * s_.key_size;
     for (int64_t d = 0; d < s_.key_size; ++d) {
-      query[d] = Scale() * element(Role::kQ, t, head * s_.key_size + d);
+      query[d] = Scale() * Number(a, Role::kQ, b, t, first + d);
     }
-    const int64_t kv_head = head / Group();
-    std::fill(exact.begin(), exact.end(), 0);
+    const int64_t keys = call_.is_causal ? t + 1 : tokens;
+    if (!ComputeSoftmaxRow(a, b, head / Group(), keys, query, exact, checkpoint)) return;
+    const std::byte* const output = a.outputs[Role::kY].data;
+    const int64_t at = ((b * s_.length + t) * s_.query_heads + head) * s_.value_size;
+    for (int64_t c = 0; c < s_.value_size; ++c) {
+      const double difference = LoadElement(output, dtype_, at + c) - exact[c];
+      errors[n].difference += difference * difference;
+      errors[n].exact += exact[c] * exact[c];
+    }
+  }
+
+  // Number `n` of a token of Q, K or V.
+  double Number(const Arguments& a, Role role, int64_t b, int64_t t, int64_t n) const {
+    const int64_t width = call_.inputs[role]->shape[2];
+    return LoadElement(a.inputs[role].data, dtype_, (b * s_.length + t) * width + n);
+  }
+
+  // Sets `output` to softmax(query . K) V over the first `keys` tokens, in float64. Returns false
+  // if the checkpoint abandoned the task.
+  bool ComputeSoftmaxRow(const Arguments& a, int64_t b, int64_t kv_head, int64_t keys,
+                         absl::Span<const double> query, absl::Span<double> output,
+                         const Checkpoint& checkpoint) const {
+    constexpr int64_t kKeysPerCheckpoint = 64;
+    std::fill(output.begin(), output.end(), 0);
     double most = -std::numeric_limits<double>::infinity();
     double sum = 0;
-    for (int64_t j = 0; j < (call_.is_causal ? t + 1 : tokens); ++j) {
-      if (j % 64 == 63 && checkpoint.go_on != nullptr && !checkpoint.go_on(checkpoint.context)) {
-        return;
-      }
+    for (int64_t j = 0; j < keys; ++j) {
+      const bool passes = checkpoint.go_on != nullptr && j % kKeysPerCheckpoint == 0;
+      if (passes && !checkpoint.go_on(checkpoint.context)) return false;
       double score = 0;
       for (int64_t d = 0; d < s_.key_size; ++d) {
-        score += query[d] * element(Role::kK, j, kv_head * s_.key_size + d);
+        score += query[d] * Number(a, Role::kK, b, j, kv_head * s_.key_size + d);
       }
       const double before = score > most ? std::exp(most - score) : 1;
       most = std::max(most, score);
       const double weight = std::exp(score - most);
       sum = sum * before + weight;
       for (int64_t c = 0; c < s_.value_size; ++c) {
-        exact[c] = exact[c] * before + weight * element(Role::kV, j, kv_head * s_.value_size + c);
+        const double value = Number(a, Role::kV, b, j, kv_head * s_.value_size + c);
+        output[c] = output[c] * before + weight * value;
       }
     }
-    for (int64_t c = 0; c < s_.value_size; ++c) {
-      const double want = exact[c] / sum;
-      const double got =
-          LoadElement(a.outputs[Role::kY].data, dtype_,
-                      ((b * s_.length + t) * s_.query_heads + head) * s_.value_size + c);
-      errors[n].difference += (got - want) * (got - want);
-      errors[n].exact += want * want;
-    }
+    for (double& o : output) o /= sum;
+    return true;
   }
 
   void SumErrors(const Arguments& a, const RowError* errors) const {

@@ -184,6 +184,63 @@ TEST_F(ServedClientTest, RotatesATensor) {
               HasSubstr("X has shape [1, 1, 2, 4] of FP32 in 16 bytes"));
 }
 
+TEST_F(ServedClientTest, KeepsAStateInsteadOfKeys) {
+  const std::vector<float> q = {1, 2}, k = {3, 4}, v = {5, 6}, past = {10};
+  LinearCall call{.query = View<float>({1, 2, 1}, q),
+                  .key = View<float>({1, 2, 1}, k),
+                  .value = View<float>({1, 2, 1}, v),
+                  .past_state = View<float>({1, 1, 1, 1}, past),
+                  .query_heads = 1,
+                  .kv_heads = 1,
+                  .update_rule = UpdateRule::kLinear,
+                  .scale = 0.5,
+                  .want_present_state = true};
+  const absl::StatusOr<LinearResult> result = client_->LinearAttend(call);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->output.values<float>(), ElementsAre(12.5, 49));
+  EXPECT_THAT(result->present_state->values<float>(), ElementsAre(49));
+  EXPECT_EQ(result->backend, "cpu");
+  EXPECT_FALSE(result->relative_error);
+
+  call.past_state.reset();
+  call.key_lengths = {1};
+  const absl::StatusOr<LinearResult> padded = client_->LinearAttend(call);
+  ASSERT_TRUE(padded.ok()) << padded.status();
+  EXPECT_THAT(padded->output.values<float>(), ElementsAre(7.5, 0));
+
+  call.beta = View<float>({1, 2, 1}, q);
+  EXPECT_THAT(std::string(client_->LinearAttend(call).status().message()),
+              HasSubstr("beta is given; update_rule is linear"));
+  call.beta->shape = {3};
+  EXPECT_THAT(std::string(client_->LinearAttend(call).status().message()),
+              HasSubstr("beta has shape [3] of FP32, which is 12 bytes, but its data has 8"));
+}
+
+TEST_F(ServedClientTest, MeasuresTheErrorOfRandomFeatures) {
+  std::vector<float> x(64);
+  for (size_t n = 0; n < x.size(); ++n) x[n] = static_cast<float>(n % 7) * 0.1F;
+  LinearCall call{.query = View<float>({1, 8, 8}, x),
+                  .key = View<float>({1, 8, 8}, x),
+                  .value = View<float>({1, 8, 8}, x),
+                  .query_heads = 2,
+                  .kv_heads = 2,
+                  .update_rule = UpdateRule::kLinear,
+                  .causal = false,
+                  .feature_map = FeatureMap::kFavor,
+                  .num_features = 256,
+                  .seed = 3,
+                  .state_type = DType::kFloat64,
+                  .error_rows = 16,
+                  .want_present_normalizer = true};
+  const absl::StatusOr<LinearResult> result = client_->LinearAttend(call);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_GT(*result->relative_error, 0);
+  EXPECT_LT(*result->relative_error, 0.2);
+  EXPECT_EQ(result->present_normalizer->dtype(), DType::kFloat64);
+  EXPECT_EQ(result->present_normalizer->shape(), (Shape{1, 2, 256}));
+  EXPECT_FALSE(result->present_state);
+}
+
 TEST_F(ServedClientTest, AddsAPositionalEncoding) {
   const std::vector<float> x = {0, 0, 1, 1};
   PositionalEncodingCall call{.x = View<float>({2, 2}, x)};

@@ -25,6 +25,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "rapt/attend.h"
+#include "rapt/linear.h"
 #include "rapt/positions.h"
 #include "rapt/reports.h"
 #include "rapt/stream.h"
@@ -183,6 +184,10 @@ class Client {
   // Blocks until done.
   absl::StatusOr<MemoryEstimates> EstimateMemory(const MemoryQuestion& question,
                                                  const CallOptions& options = {});
+
+  // Linear attention: a state instead of keys. Blocks until done.
+  absl::StatusOr<LinearResult> LinearAttend(const LinearCall& call,
+                                            const CallOptions& options = {});
 
   // Positions outside of attention, by the models of these names. Return Y, like X. Block until
   // done.

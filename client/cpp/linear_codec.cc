@@ -1,0 +1,123 @@
+#include "client/cpp/linear_codec.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/byte_size.h"
+#include "client/cpp/codec.h"
+
+namespace rapt::client {
+namespace {
+
+using Request = v1::LinearAttendRequest;
+using Response = v1::LinearAttendResponse;
+
+static_assert(static_cast<v1::UpdateRule>(UpdateRule::kGatedDelta) == v1::UPDATE_GATED_DELTA);
+static_assert(static_cast<v1::UpdateRule>(UpdateRule::kLinear) == v1::UPDATE_LINEAR);
+static_assert(static_cast<v1::UpdateRule>(UpdateRule::kGated) == v1::UPDATE_GATED);
+static_assert(static_cast<v1::UpdateRule>(UpdateRule::kDelta) == v1::UPDATE_DELTA);
+static_assert(static_cast<v1::FeatureMap>(FeatureMap::kNone) == v1::FEATURE_MAP_NONE);
+static_assert(static_cast<v1::FeatureMap>(FeatureMap::kElu1) == v1::FEATURE_MAP_ELU1);
+static_assert(static_cast<v1::FeatureMap>(FeatureMap::kRelu) == v1::FEATURE_MAP_RELU);
+static_assert(static_cast<v1::FeatureMap>(FeatureMap::kFavor) == v1::FEATURE_MAP_FAVOR);
+
+absl::Status SetTensor(const char* name, const TensorView& view, v1::Tensor* tensor) {
+  if (absl::Status status = CheckData(name, view); !status.ok()) return status;
+  tensor->set_dtype(ToProto(view.dtype));
+  tensor->mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  tensor->set_data(view.data.data(), view.data.size());
+  return absl::OkStatus();
+}
+
+absl::Status SetTensors(const LinearCall& call, Request& request) {
+  absl::Status status = SetTensor("query", call.query, request.mutable_query());
+  if (status.ok()) status = SetTensor("key", call.key, request.mutable_key());
+  if (status.ok()) status = SetTensor("value", call.value, request.mutable_value());
+  const struct {
+    const char* name;
+    const std::optional<TensorView>& view;
+    v1::Tensor* (Request::*field)();
+  } kOptional[] = {{"past_state", call.past_state, &Request::mutable_past_state},
+                   {"decay", call.decay, &Request::mutable_decay},
+                   {"beta", call.beta, &Request::mutable_beta},
+                   {"projection", call.projection, &Request::mutable_projection},
+                   {"past_normalizer", call.past_normalizer, &Request::mutable_past_normalizer}};
+  for (const auto& [name, view, field] : kOptional) {
+    if (status.ok() && view) status = SetTensor(name, *view, (request.*field)());
+  }
+  return status;
+}
+
+absl::Status Malformed(const char* name) {
+  return absl::InternalError(absl::StrCat("malformed response from server: ", name));
+}
+
+absl::Status Read(const char* name, v1::Tensor& message, Tensor& out) {
+  const std::optional<DType> dtype = FromProto(message.dtype());
+  Shape shape(message.shape().begin(), message.shape().end());
+  if (!dtype || ByteSize(*dtype, shape) != static_cast<int64_t>(message.data().size())) {
+    return Malformed(name);
+  }
+  out = Tensor(*dtype, std::move(shape), std::move(*message.mutable_data()));
+  return absl::OkStatus();
+}
+
+absl::Status ReadError(const v1::Tensor& message, std::optional<double>& out) {
+  float error = 0;
+  if (message.dtype() != v1::FP32 || message.data().size() != sizeof(error)) {
+    return Malformed("relative_error");
+  }
+  std::memcpy(&error, message.data().data(), sizeof(error));
+  out = error;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Request> Encode(const LinearCall& call) {
+  Request request;
+  if (absl::Status status = SetTensors(call, request); !status.ok()) return status;
+  request.mutable_nonpad_kv_seqlen()->Add(call.key_lengths.begin(), call.key_lengths.end());
+  request.set_q_num_heads(call.query_heads);
+  request.set_kv_num_heads(call.kv_heads);
+  request.set_update_rule(static_cast<v1::UpdateRule>(call.update_rule));
+  request.set_scale(call.scale);
+  request.set_chunk_size(call.chunk_size);
+  request.set_is_causal(call.causal);
+  request.set_feature_map(static_cast<v1::FeatureMap>(call.feature_map));
+  request.set_normalize(call.normalize);
+  if (call.num_features) request.set_num_features(*call.num_features);
+  if (call.seed) request.set_seed(*call.seed);
+  if (call.state_type) request.set_state_type(ToProto(*call.state_type));
+  request.set_error_rows(call.error_rows);
+  request.set_want_present_state(call.want_present_state);
+  request.set_want_present_normalizer(call.want_present_normalizer);
+  request.set_priority(call.priority);
+  return request;
+}
+
+absl::StatusOr<LinearResult> Decode(Response response) {
+  LinearResult result;
+  absl::Status status = Read("output", *response.mutable_output(), result.output);
+  if (status.ok() && response.has_present_state()) {
+    status =
+        Read("present_state", *response.mutable_present_state(), result.present_state.emplace());
+  }
+  if (status.ok() && response.has_present_normalizer()) {
+    status = Read("present_normalizer", *response.mutable_present_normalizer(),
+                  result.present_normalizer.emplace());
+  }
+  if (status.ok() && response.has_relative_error()) {
+    status = ReadError(response.relative_error(), result.relative_error);
+  }
+  if (!status.ok()) return status;
+  result.backend = response.backend();
+  result.plan = response.plan();
+  result.queue_time = std::chrono::microseconds(response.timing().queue_us());
+  result.compute_time = std::chrono::microseconds(response.timing().compute_us());
+  return result;
+}
+
+}  // namespace rapt::client

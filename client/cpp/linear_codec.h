@@ -1,0 +1,19 @@
+// Messages of LinearAttend.
+#ifndef RAPT_CLIENT_CPP_LINEAR_CODEC_H_
+#define RAPT_CLIENT_CPP_LINEAR_CODEC_H_
+
+#include "absl/status/statusor.h"
+#include "proto/rapt/v1/attention.pb.h"
+#include "rapt/linear.h"
+
+namespace rapt::client {
+
+// Returns InvalidArgument if the data of a tensor does not match its shape.
+absl::StatusOr<v1::LinearAttendRequest> Encode(const LinearCall& call);
+
+// Returns Internal if the response is malformed.
+absl::StatusOr<LinearResult> Decode(v1::LinearAttendResponse response);
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_CPP_LINEAR_CODEC_H_
