@@ -381,7 +381,14 @@ def test_statistics_count_successes_and_failures(client):
     assert now.fail.count - then.fail.count == 1
 
 
-MODELS = ["attention", "attention_backward", "rotary_embedding", "positional_encoding"]
+MODELS = [
+    "attention",
+    "attention_backward",
+    "rotary_embedding",
+    "positional_encoding",
+    "linear_attention",
+    "lsh_attention",
+]
 
 
 def test_statistics_name_every_model(client):

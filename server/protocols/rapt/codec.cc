@@ -567,7 +567,7 @@ void AppendTensor(int field, const TensorSpec& spec, const v1::SharedMemory* pla
   std::string header;
   wire::AppendFieldHeader(field, static_cast<int64_t>(tensor.size()) + payload_size, header);
   response.Append(header + tensor);
-  response.Append(std::move(payload));
+  response.Append(payload);
 }
 
 absl::StatusOr<TensorSpec> ReadTensor(Role role, const v1::Tensor& tensor,
