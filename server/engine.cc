@@ -463,6 +463,11 @@ void Engine::AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<boo
                           std::shared_ptr<CallerMemory> caller, MessageAdmitted admitted) {
   if (absl::Status status = CheckAccepting(); !status.ok()) return admitted(std::move(status));
   if (bytes == 0) return admitted(MessageReservation());
+  AdmitNextMessage(bytes, deadline, cancelled, std::move(caller), std::move(admitted));
+}
+
+void Engine::AdmitNextMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,
+                              std::shared_ptr<CallerMemory> caller, MessageAdmitted admitted) {
   const AdmissionGate::MemoryRequest memory = {.share = AdmissionGate::Share::kReceive,
                                                .bytes = bytes,
                                                .deadline = deadline,

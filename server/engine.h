@@ -43,6 +43,9 @@ class Engine {
   // DeadlineExceeded or Cancelled on failure.
   void AdmitMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,
                     std::shared_ptr<CallerMemory> caller, MessageAdmitted admitted);
+  // The same after StopAccepting(), for a message of a call that was accepted before.
+  void AdmitNextMessage(int64_t bytes, Instant deadline, const std::atomic<bool>& cancelled,
+                        std::shared_ptr<CallerMemory> caller, MessageAdmitted admitted);
   // Charges the budget for a message that arrived without a reservation, even beyond the limit, so
   // that others wait.
   MessageReservation ChargeMessage(int64_t bytes,

@@ -19,6 +19,7 @@
 #include "client/cpp/deadline.h"
 #include "client/cpp/infer_codec.h"
 #include "client/cpp/linear_codec.h"
+#include "client/cpp/linear_stream_call.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/shared_regions.h"
 #include "client/cpp/stream_call.h"
@@ -617,6 +618,11 @@ absl::StatusOr<LinearResult> Client::LinearAttend(const LinearCall& call,
       });
   if (!response.ok()) return response.status();
   return Decode(*std::move(response));
+}
+
+std::unique_ptr<LinearStream> Client::LinearAttendStream(const CallOptions& options) {
+  return std::make_unique<LinearStreamCall>(core_->connections(), core_->DeadlineOf(options),
+                                            options.stop);
 }
 
 template <typename PositionsCall>

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "client/cpp/byte_size.h"
 #include "client/cpp/codec.h"
 
@@ -31,21 +32,23 @@ absl::Status SetTensor(const char* name, const TensorView& view, v1::Tensor* ten
   return absl::OkStatus();
 }
 
-absl::Status SetTensors(const LinearCall& call, Request& request) {
-  absl::Status status = SetTensor("query", call.query, request.mutable_query());
-  if (status.ok()) status = SetTensor("key", call.key, request.mutable_key());
-  if (status.ok()) status = SetTensor("value", call.value, request.mutable_value());
-  const struct {
-    const char* name;
-    const std::optional<TensorView>& view;
-    v1::Tensor* (Request::*field)();
-  } kOptional[] = {{"past_state", call.past_state, &Request::mutable_past_state},
-                   {"decay", call.decay, &Request::mutable_decay},
-                   {"beta", call.beta, &Request::mutable_beta},
-                   {"projection", call.projection, &Request::mutable_projection},
-                   {"past_normalizer", call.past_normalizer, &Request::mutable_past_normalizer}};
-  for (const auto& [name, view, field] : kOptional) {
-    if (status.ok() && view) status = SetTensor(name, *view, (request.*field)());
+struct OptionalTensor {
+  const char* name;
+  std::optional<TensorView> LinearCall::*view;
+  v1::Tensor* (Request::*field)();
+};
+constexpr OptionalTensor kOfTokens[] = {{"decay", &LinearCall::decay, &Request::mutable_decay},
+                                        {"beta", &LinearCall::beta, &Request::mutable_beta}};
+constexpr OptionalTensor kOfCall[] = {
+    {"past_state", &LinearCall::past_state, &Request::mutable_past_state},
+    {"projection", &LinearCall::projection, &Request::mutable_projection},
+    {"past_normalizer", &LinearCall::past_normalizer, &Request::mutable_past_normalizer}};
+
+absl::Status SetOptional(absl::Span<const OptionalTensor> tensors, const LinearCall& call,
+                         Request& request) {
+  absl::Status status;
+  for (const auto& [name, view, field] : tensors) {
+    if (status.ok() && call.*view) status = SetTensor(name, *(call.*view), (request.*field)());
   }
   return status;
 }
@@ -76,10 +79,24 @@ absl::Status ReadError(const v1::Tensor& message, std::optional<double>& out) {
 
 }  // namespace
 
-absl::StatusOr<Request> Encode(const LinearCall& call) {
+absl::StatusOr<Request> EncodeTokens(const LinearCall& call) {
   Request request;
-  if (absl::Status status = SetTensors(call, request); !status.ok()) return status;
+  absl::Status status = SetTensor("query", call.query, request.mutable_query());
+  if (status.ok()) status = SetTensor("key", call.key, request.mutable_key());
+  if (status.ok()) status = SetTensor("value", call.value, request.mutable_value());
+  if (status.ok()) status = SetOptional(kOfTokens, call, request);
+  if (!status.ok()) return status;
   request.mutable_nonpad_kv_seqlen()->Add(call.key_lengths.begin(), call.key_lengths.end());
+  request.set_want_present_state(call.want_present_state);
+  request.set_want_present_normalizer(call.want_present_normalizer);
+  return request;
+}
+
+absl::StatusOr<Request> Encode(const LinearCall& call) {
+  absl::StatusOr<Request> encoded = EncodeTokens(call);
+  if (!encoded.ok()) return encoded;
+  Request& request = *encoded;
+  if (absl::Status status = SetOptional(kOfCall, call, request); !status.ok()) return status;
   request.set_q_num_heads(call.query_heads);
   request.set_kv_num_heads(call.kv_heads);
   request.set_update_rule(static_cast<v1::UpdateRule>(call.update_rule));
@@ -92,10 +109,8 @@ absl::StatusOr<Request> Encode(const LinearCall& call) {
   if (call.seed) request.set_seed(*call.seed);
   if (call.state_type) request.set_state_type(ToProto(*call.state_type));
   request.set_error_rows(call.error_rows);
-  request.set_want_present_state(call.want_present_state);
-  request.set_want_present_normalizer(call.want_present_normalizer);
   request.set_priority(call.priority);
-  return request;
+  return encoded;
 }
 
 absl::StatusOr<LinearResult> Decode(Response response) {

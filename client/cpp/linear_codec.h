@@ -11,6 +11,9 @@ namespace rapt::client {
 // Returns InvalidArgument if the data of a tensor does not match its shape.
 absl::StatusOr<v1::LinearAttendRequest> Encode(const LinearCall& call);
 
+// The same for a later message of a stream: only its tokens and wanted outputs.
+absl::StatusOr<v1::LinearAttendRequest> EncodeTokens(const LinearCall& call);
+
 // Returns Internal if the response is malformed.
 absl::StatusOr<LinearResult> Decode(v1::LinearAttendResponse response);
 

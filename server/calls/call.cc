@@ -196,7 +196,7 @@ void Call::Record(const Result& result) {
   report_.routing = result.routing;
   report_.plan = result.plan;
   report_.batch_size = result.batch_size;
-  if (result.status.ok()) report_.flops = result.flops;
+  if (result.status.ok()) report_.flops += result.flops;
 }
 
 void Call::ForEachTrailer(Trailer trailer) const {

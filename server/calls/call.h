@@ -114,6 +114,11 @@ class Call {
     is_accepted_ = engine().accepting();
     engine().AdmitMessage(bytes, deadline_, cancelled_, caller_memory_, std::move(admitted));
   }
+  // The same for a later message of a stream, which the server accepts while it drains.
+  template <typename Admitted>
+  void AdmitNextMessage(int64_t bytes, Admitted admitted) {
+    engine().AdmitNextMessage(bytes, deadline_, cancelled_, caller_memory_, std::move(admitted));
+  }
   void KeepMessageMemory(MessageReservation memory) { message_memory_ = std::move(memory); }
   void ReleaseMessageMemory() { message_memory_ = {}; }
   int64_t message_memory_bytes() const { return message_memory_.bytes(); }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/clock.h"
@@ -41,6 +42,10 @@ class MessageStream {
   // Call one of these two once, while no write is pending. A call adds its trailers.
   virtual void StartWriteAndFinish(ResponseMessage message, const Call& call) = 0;
   virtual void StartFinish(const absl::Status& status, const Call& call) = 0;
+
+  // Runs the task on the thread that calls OnReadDone(), which keeps the call until then. REQUIRES:
+  // the call has not finished.
+  virtual void Post(absl::AnyInvocable<void()> task) = 0;
 
   // Cancels the call.
   virtual void Cancel() = 0;

@@ -109,10 +109,33 @@ void LinearAttend(const MessageBytes& message, const SharedMemory& shared_memory
   CheckResponse<v1::LinearAttendResponse>(native::EncodeLinear(*op, result));
 }
 
+// Of a stream whose messages all have the tokens of the first one.
+void LinearAttendStream(const std::string& bytes, int64_t slice_bytes) {
+  native::LinearStream stream;
+  v1::LinearAttendRequest tokens;
+  std::string next = bytes;
+  for (int n = 0; n < 3; ++n) {
+    const test::WireMessage message(next, slice_bytes);
+    auto request = stream.Decode(message.bytes());
+    if (!request.ok()) return CheckRefusal(request.status());
+    const Result result = Compute(*std::move(request));
+    if (!result.status.ok()) return CheckRefusal(result.status);
+    CheckResponse<v1::LinearAttendResponse>(stream.Encode(result));
+    v1::LinearAttendRequest first;
+    if (n > 0 || !first.ParseFromString(bytes)) continue;
+    *tokens.mutable_query() = first.query();
+    *tokens.mutable_key() = first.key();
+    *tokens.mutable_value() = first.value();
+    if (first.has_decay()) *tokens.mutable_decay() = first.decay();
+    if (first.has_beta()) *tokens.mutable_beta() = first.beta();
+    next = tokens.SerializeAsString();
+  }
+}
+
 void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
   const test::WireMessage message(bytes, slice_bytes);
   const SharedMemory shared_memory({});
-  switch (kind % 5) {
+  switch (kind % 6) {
     case 0:
       Infer(message.bytes(), shared_memory);
       break;
@@ -125,8 +148,11 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
     case 3:
       Attend<v1::AttendBackwardResponse>(message.bytes(), shared_memory, native::DecodeBackward);
       break;
-    default:
+    case 4:
       LinearAttend(message.bytes(), shared_memory);
+      break;
+    default:
+      LinearAttendStream(bytes, slice_bytes);
   }
   RAPT_CHECK(TheServer().gate.reserved_bytes() == 0, "a completed request holds memory");
 }

@@ -77,7 +77,6 @@ absl::Status Invalid(const Parts&... parts) {
 }
 
 bool IsFavor(const LinearAttentionCall& call) { return call.feature_map == FeatureMap::kFavor; }
-bool IsNormalized(const LinearAttentionCall& call) { return call.normalize || IsFavor(call); }
 bool HasDecay(LinearRule rule) {
   return rule == LinearRule::kGated || rule == LinearRule::kGatedDelta;
 }
@@ -659,6 +658,8 @@ int64_t UsualFeatures(int64_t key_size) {
   const auto size = static_cast<double>(key_size);
   return std::clamp<int64_t>(static_cast<int64_t>(size * std::log(size)), 1, kMostSize);
 }
+
+bool IsNormalized(const LinearAttentionCall& call) { return call.normalize || IsFavor(call); }
 
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeLinearAttention(
     const LinearAttentionCall& call) {

@@ -4,7 +4,9 @@
 #include <iterator>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "attention/mechanism/linear/linear_attention.h"
@@ -113,12 +115,13 @@ absl::Status ReadAttributes(const Message& fields, LinearAttentionCall& call) {
   return absl::OkStatus();
 }
 
-absl::Status ReadTensors(const Message& fields, SharedTensors& shared_tensors,
+// Null `shared_tensors`: no tensor may be in shared memory.
+absl::Status ReadTensors(const Message& fields, SharedTensors* shared_tensors,
                          LinearAttentionCall& call, Request& request) {
   for (const InputField& field : kInputFields) {
     if (!(fields.*field.has)()) continue;
     absl::StatusOr<TensorSpec> spec =
-        ReadTensor(field.role, linear::NameOf(field.role), (fields.*field.get)(), &shared_tensors,
+        ReadTensor(field.role, linear::NameOf(field.role), (fields.*field.get)(), shared_tensors,
                    request.inputs[field.role]);
     if (!spec.ok()) return spec.status();
     call.inputs[field.role] = *std::move(spec);
@@ -129,12 +132,76 @@ absl::Status ReadTensors(const Message& fields, SharedTensors& shared_tensors,
   return absl::OkStatus();
 }
 
-absl::Status CheckResponseSize(const TensorOperator& op) {
+absl::Status CheckResponseSize(const TensorOperator& op, RoleSet wanted) {
   absl::InlinedVector<const TensorSpec*, 4> outputs;
   for (const auto& [number, role] : kOutputFields) {
-    if (op.outputs()[role]) outputs.push_back(&*op.outputs()[role]);
+    if (wanted.contains(role)) outputs.push_back(&*op.outputs()[role]);
   }
   return rapt::CheckResponseSize(outputs);
+}
+
+// A message whose payloads are the inputs of a request.
+struct ParsedMessage {
+  Message fields;  // without the tensors' data
+  Request request;
+};
+
+absl::StatusOr<ParsedMessage> Parse(const MessageBytes& message) {
+  absl::StatusOr<wire::SplitMessage> split =
+      wire::Split(message.bytes, message.size, LinearSchema());
+  if (!split.ok()) return split.status();
+  ParsedMessage parsed;
+  if (!parsed.fields.ParseFromString(split->rest)) {
+    return absl::InvalidArgumentError("not a rapt.v1.LinearAttendRequest");
+  }
+  parsed.request.model = Model::kLinearAttention;
+  for (const wire::Payload& payload : split->payloads) {
+    parsed.request.inputs[FieldAt(payload.path[0]).role] =
+        message.Part(payload.begin, payload.size);
+  }
+  return parsed;
+}
+
+ResponseMessage Encode(const TensorOperator& op, RoleSet wanted, const Result& result) {
+  ResponseMessage response;
+  for (const auto& [number, role] : kOutputFields) {
+    if (!wanted.contains(role)) continue;
+    AppendTensor(number, *op.outputs()[role], /*place=*/nullptr, result.outputs[role], response);
+  }
+  response.Append(EndOf<Response>(result));
+  return response;
+}
+
+RoleSet PresentOutputs(const LinearAttentionCall& call) {
+  RoleSet roles;
+  roles.Add(linear::kPresentState, call.wants_present_state);
+  roles.Add(linear::kPresentNormalizer, call.wants_present_normalizer);
+  return roles;
+}
+
+// --- Streams ---
+
+// The fields of each message of a stream. Only the first message sets others.
+constexpr int kFieldsOfEachMessage[] = {
+    Message::kQueryFieldNumber,
+    Message::kKeyFieldNumber,
+    Message::kValueFieldNumber,
+    Message::kDecayFieldNumber,
+    Message::kBetaFieldNumber,
+    Message::kNonpadKvSeqlenFieldNumber,
+    Message::kWantPresentStateFieldNumber,
+    Message::kWantPresentNormalizerFieldNumber,
+};
+
+absl::Status CheckLaterMessage(const Message& fields) {
+  std::vector<const google::protobuf::FieldDescriptor*> set;
+  Message::GetReflection()->ListFields(fields, &set);
+  for (const google::protobuf::FieldDescriptor* field : set) {
+    if (absl::c_linear_search(kFieldsOfEachMessage, field->number())) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        field->name(), " is set in a later message; only the first message of a stream sets it"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -151,40 +218,90 @@ const wire::MessageSchema& LinearSchema() {
 
 absl::StatusOr<Request> DecodeLinear(const MessageBytes& message,
                                      const SharedMemory& shared_memory) {
-  absl::StatusOr<wire::SplitMessage> split =
-      wire::Split(message.bytes, message.size, LinearSchema());
-  if (!split.ok()) return split.status();
-  Message fields;
-  if (!fields.ParseFromString(split->rest)) {
-    return absl::InvalidArgumentError("not a rapt.v1.LinearAttendRequest");
-  }
-  Request request;
-  request.model = Model::kLinearAttention;
-  request.priority = fields.priority();
-  for (const wire::Payload& payload : split->payloads) {
-    request.inputs[FieldAt(payload.path[0]).role] = message.Part(payload.begin, payload.size);
-  }
+  absl::StatusOr<ParsedMessage> parsed = Parse(message);
+  if (!parsed.ok()) return parsed.status();
+  Request& request = parsed->request;
+  request.priority = parsed->fields.priority();
   LinearAttentionCall call;
   SharedTensors shared_tensors(shared_memory);
-  absl::Status status = ReadAttributes(fields, call);
-  if (status.ok()) status = ReadTensors(fields, shared_tensors, call, request);
+  absl::Status status = ReadAttributes(parsed->fields, call);
+  if (status.ok()) status = ReadTensors(parsed->fields, &shared_tensors, call, request);
   if (!status.ok()) return status;
   auto op = MakeLinearAttention(call);
   if (!op.ok()) return op.status();
-  if (status = CheckResponseSize(**op); !status.ok()) return status;
   request.SetOperator(*std::move(op));
+  status = CheckResponseSize(*request.tensor_operator, request.Outputs());
+  if (!status.ok()) return status;
   std::move(shared_tensors).TransferTo(request);
-  return request;
+  return std::move(request);
 }
 
 ResponseMessage EncodeLinear(const TensorOperator& op, const Result& result) {
-  ResponseMessage response;
-  for (const auto& [number, role] : kOutputFields) {
-    if (!op.outputs()[role]) continue;
-    AppendTensor(number, *op.outputs()[role], /*place=*/nullptr, result.outputs[role], response);
+  RoleSet all;
+  for (const auto& [number, role] : kOutputFields) all.Add(role, op.outputs()[role].has_value());
+  return Encode(op, all, result);
+}
+
+absl::StatusOr<Request> LinearStream::Decode(const MessageBytes& message) {
+  absl::StatusOr<ParsedMessage> parsed = Parse(message);
+  if (!parsed.ok()) return parsed.status();
+  const Message& fields = parsed->fields;
+  Request& request = parsed->request;
+  const bool is_first = operator_ == nullptr;
+  absl::Status status = is_first ? ReadAttributes(fields, call_) : CheckLaterMessage(fields);
+  if (is_first) priority_ = fields.priority();
+  request.priority = priority_;
+  LinearAttentionCall call = call_;
+  if (status.ok()) status = ReadTensors(fields, /*shared_tensors=*/nullptr, call, request);
+  if (!status.ok()) return status;
+  if (is_first) {
+    KeepProjection(call, request);
+  } else {
+    AddKept(call, request);
   }
-  response.Append(EndOf<Response>(result));
-  return response;
+  call.wants_present_state = fields.want_present_state();
+  call.wants_present_normalizer = fields.want_present_normalizer();
+  const RoleSet asked = PresentOutputs(call);
+  call.wants_present_state = true;
+  if (IsNormalized(call)) call.wants_present_normalizer = true;
+  auto op = MakeLinearAttention(call);
+  if (!op.ok()) return op.status();
+  operator_ = *std::move(op);
+  request.SetOperator(operator_);
+  wanted_ = asked;
+  for (Role role : {Role::kY, linear::kRelativeError}) {
+    wanted_.Add(role, request.Outputs().contains(role));
+  }
+  status = CheckResponseSize(*operator_, wanted_);
+  if (!status.ok()) return status;
+  return std::move(request);
+}
+
+void LinearStream::KeepProjection(const LinearAttentionCall& call, Request& request) {
+  call_.inputs[linear::kProjection] = call.inputs[linear::kProjection];
+  InputBytes& bytes = request.inputs[linear::kProjection];
+  if (!bytes.present()) return;
+  projection_.resize(static_cast<size_t>(bytes.size));
+  bytes.Copy(0, bytes.size, projection_.data());
+}
+
+// Adds the tensors of earlier messages.
+void LinearStream::AddKept(LinearAttentionCall& call, Request& request) const {
+  const auto add = [&](Role role, const std::optional<TensorSpec>& spec,
+                       absl::Span<const std::byte> bytes) {
+    if (!spec) return;
+    call.inputs[role] = spec;
+    request.inputs[role] = InputBytes(bytes.data(), static_cast<int64_t>(bytes.size()));
+  };
+  add(linear::kProjection, call_.inputs[linear::kProjection], projection_);
+  add(linear::kPastState, operator_->outputs()[linear::kPresentState], state_.bytes);
+  add(linear::kPastNormalizer, operator_->outputs()[linear::kPresentNormalizer], normalizer_.bytes);
+}
+
+ResponseMessage LinearStream::Encode(const Result& result) {
+  state_ = result.outputs[linear::kPresentState];
+  normalizer_ = result.outputs[linear::kPresentNormalizer];
+  return native::Encode(*operator_, wanted_, result);
 }
 
 }  // namespace rapt::native

@@ -236,6 +236,8 @@ void Http2Stream::StartFinish(const absl::Status& status, const Call& call) {
   });
 }
 
+void Http2Stream::Post(absl::AnyInvocable<void()> task) { Run(std::move(task)); }
+
 void Http2Stream::Cancel() {
   loop_.Post([connection = weak_connection_, id = id_] {
     if (const auto open = connection.lock()) open->Reset(id, NGHTTP2_CANCEL);

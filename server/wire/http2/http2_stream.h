@@ -54,6 +54,7 @@ class Http2Stream final : public CallStream, private MessageStream {
   void StartWrite(ResponseMessage message) override;
   void StartWriteAndFinish(ResponseMessage message, const Call& call) override;
   void StartFinish(const absl::Status& status, const Call& call) override;
+  void Post(absl::AnyInvocable<void()> task) override;
   void Cancel() override;
 
   // Runs the task on the loop's thread; this stays alive until then.

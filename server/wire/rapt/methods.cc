@@ -12,6 +12,7 @@
 #include "server/protocols/rapt/linear_codec.h"
 #include "server/protocols/rapt/reports.h"
 #include "server/wire/rapt/attend_stream_call.h"
+#include "server/wire/rapt/linear_stream_call.h"
 
 namespace rapt::native {
 namespace {
@@ -130,6 +131,7 @@ Methods::Methods(const CallEnvironment& environment, const SharedMemory& shared_
       observe_attend_backward_(observe(NameOf("AttendBackward"))),
       observe_attend_stream_(observe(NameOf("AttendStream"))),
       observe_linear_attend_(observe(NameOf("LinearAttend"))),
+      observe_linear_attend_stream_(observe(NameOf("LinearAttendStream"))),
       observe_diagnose_(observe(NameOf("Diagnose"))),
       observe_estimate_memory_(observe(NameOf("EstimateMemory"))),
       observe_get_server_info_(observe(NameOf("GetServerInfo"))) {
@@ -162,6 +164,9 @@ void Methods::AddTo(UnaryMethods& methods) {
 void Methods::AddTo(StreamMethods& methods) {
   methods[PathOf("AttendStream")] = [this](MessageStream& stream) {
     return std::make_unique<AttendStreamCall>(environment_, observe_attend_stream_, stream);
+  };
+  methods[PathOf("LinearAttendStream")] = [this](MessageStream& stream) {
+    return std::make_unique<LinearStreamCall>(environment_, observe_linear_attend_stream_, stream);
   };
 }
 

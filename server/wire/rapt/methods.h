@@ -39,7 +39,8 @@ class Methods {
   const CallEnvironment& environment_;
   const SharedMemory& shared_memory_;
   const CallObserver observe_attend_, observe_attend_backward_, observe_attend_stream_,
-      observe_linear_attend_, observe_diagnose_, observe_estimate_memory_, observe_get_server_info_;
+      observe_linear_attend_, observe_linear_attend_stream_, observe_diagnose_,
+      observe_estimate_memory_, observe_get_server_info_;
 };
 
 }  // namespace rapt::native

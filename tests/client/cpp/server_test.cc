@@ -216,6 +216,69 @@ TEST_F(ServedClientTest, KeepsAStateInsteadOfKeys) {
               HasSubstr("beta has shape [3] of FP32, which is 12 bytes, but its data has 8"));
 }
 
+TEST_F(ServedClientTest, StreamsTokensWithTheirState) {
+  const std::vector<float> x = {1, 2, 3, 4}, past = {10}, decay = {-0.5F, -0.25F, 0, -1};
+  const auto tokens = [&](size_t begin, int64_t count) {
+    const auto part = [&](const std::vector<float>& values) {
+      return TensorView{DType::kFloat32,
+                        {1, count, 1},
+                        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(&values[begin]),
+                                            static_cast<size_t>(count) * sizeof(float))};
+    };
+    return LinearCall{.query = part(x),
+                      .key = part(x),
+                      .value = part(x),
+                      .past_state = View<float>({1, 1, 1, 1}, past),
+                      .decay = part(decay),
+                      .query_heads = 1,
+                      .kv_heads = 1,
+                      .update_rule = UpdateRule::kGated,
+                      .scale = 0.5,
+                      .chunk_size = 1,
+                      .want_present_state = begin > 0};
+  };
+  const absl::StatusOr<LinearResult> whole = client_->LinearAttend(tokens(0, 4));
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const std::unique_ptr<LinearStream> stream = client_->LinearAttendStream();
+  const absl::StatusOr<LinearResult> first = stream->Attend(tokens(0, 3));
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(first->present_state);
+  const absl::StatusOr<LinearResult> last = stream->Attend(tokens(3, 1));
+  ASSERT_TRUE(last.ok()) << last.status();
+  EXPECT_TRUE(last->present_state);
+  EXPECT_FLOAT_EQ(last->output.values<float>()[0], whole->output.values<float>()[3]);
+  EXPECT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(stream->Attend(tokens(0, 1)).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(stream->Finish().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(ServedClientTest, AnErrorEndsAStreamOfTokens) {
+  const std::vector<float> x = {1, 2};
+  LinearCall call{.query = View<float>({1, 2, 1}, x),
+                  .key = View<float>({1, 2, 1}, x),
+                  .value = View<float>({1, 2, 1}, x),
+                  .query_heads = 1,
+                  .kv_heads = 1,
+                  .update_rule = UpdateRule::kLinear};
+  std::unique_ptr<LinearStream> stream = client_->LinearAttendStream();
+  ASSERT_TRUE(stream->Attend(call).ok());
+  call.key.shape = {1, 1, 1};
+  EXPECT_THAT(std::string(stream->Attend(call).status().message()),
+              HasSubstr("key has shape [1, 1, 1] of FP32, which is 4 bytes"));
+  EXPECT_EQ(stream->Finish().code(), absl::StatusCode::kFailedPrecondition);
+
+  call.key.data.remove_suffix(4);
+  stream = client_->LinearAttendStream();
+  EXPECT_THAT(std::string(stream->Attend(call).status().message()), HasSubstr("key has"));
+
+  call.key = call.query;
+  std::stop_source stop;
+  stream = client_->LinearAttendStream({.stop = stop.get_token()});
+  ASSERT_TRUE(stream->Attend(call).ok());
+  stop.request_stop();
+  EXPECT_EQ(stream->Attend(call).status().code(), absl::StatusCode::kCancelled);
+}
+
 TEST_F(ServedClientTest, MeasuresTheErrorOfRandomFeatures) {
   std::vector<float> x(64);
   for (size_t n = 0; n < x.size(); ++n) x[n] = static_cast<float>(n % 7) * 0.1F;

@@ -189,6 +189,10 @@ class Client {
   absl::StatusOr<LinearResult> LinearAttend(const LinearCall& call,
                                             const CallOptions& options = {});
 
+  // The same for tokens in any number of messages on one call. The timeout covers the whole stream.
+  // Never retried. Does not wait for the server: Attend() of the stream reports errors.
+  std::unique_ptr<LinearStream> LinearAttendStream(const CallOptions& options = {});
+
   // Positions outside of attention, by the models of these names. Return Y, like X. Block until
   // done.
   absl::StatusOr<Tensor> RotaryEmbedding(const RotaryCall& call, const CallOptions& options = {});

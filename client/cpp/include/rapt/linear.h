@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "rapt/tensor.h"
 
 namespace rapt::client {
@@ -68,6 +70,24 @@ struct LinearResult {
   std::string plan;
   std::chrono::microseconds queue_time{0};
   std::chrono::microseconds compute_time{0};
+};
+
+// LinearAttend of any length on one call: the server keeps the state from message to message.
+// Results equal those of calls that each have the present_state of the one before as past_state,
+// bit for bit. Not thread-safe. REQUIRES: destroyed before its client; destruction cancels it
+// unless it has finished.
+class LinearStream {
+ public:
+  virtual ~LinearStream() = default;
+
+  // Sends tokens and blocks until their outputs have arrived. The first call's attributes,
+  // projection, past_state and past_normalizer hold for the whole stream; of later calls only
+  // query, key, value, decay, beta, key_lengths and the wanted outputs are sent. An error ends the
+  // stream, whose state is lost. FailedPrecondition after that.
+  virtual absl::StatusOr<LinearResult> Attend(const LinearCall& tokens) = 0;
+
+  // Ends the stream and returns its status. REQUIRES: call it once.
+  virtual absl::Status Finish() = 0;
 };
 
 }  // namespace rapt::client

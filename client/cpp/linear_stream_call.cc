@@ -1,0 +1,65 @@
+#include "client/cpp/linear_stream_call.h"
+
+#include <utility>
+
+#include "client/cpp/linear_codec.h"
+
+namespace rapt::client {
+namespace {
+
+template <typename Context>
+auto Start(const Connection& connection, const Deadline& deadline, Context& context) {
+  context.set_deadline(deadline.ToGrpc());
+  return connection.attention->LinearAttendStream(&context);
+}
+
+}  // namespace
+
+LinearStreamCall::LinearStreamCall(Connections& connections, const Deadline& deadline,
+                                   std::stop_token stop)
+    : connections_(connections),
+      connection_(connections.LeastBusy()),
+      stop_(std::move(stop)),
+      stream_(Start(*connection_, deadline, context_)),
+      on_stop_(stop_, Cancel{&context_}) {}
+
+LinearStreamCall::~LinearStreamCall() {
+  if (!has_ended_) Abort({}).IgnoreError();
+}
+
+absl::StatusOr<LinearResult> LinearStreamCall::Attend(const LinearCall& tokens) {
+  if (has_ended_) return absl::FailedPreconditionError("the stream has ended");
+  const absl::StatusOr<v1::LinearAttendRequest> request =
+      std::exchange(has_begun_, true) ? EncodeTokens(tokens) : Encode(tokens);
+  if (!request.ok()) return Abort(request.status());
+  v1::LinearAttendResponse response;
+  // After a failed write there is no response; the status says why.
+  stream_->Write(*request);
+  if (!stream_->Read(&response)) {
+    absl::Status status = End();
+    if (!status.ok()) return status;
+    return absl::InternalError("malformed response from server: the stream ended early");
+  }
+  absl::StatusOr<LinearResult> result = Decode(std::move(response));
+  if (!result.ok()) return Abort(result.status());
+  return result;
+}
+
+absl::Status LinearStreamCall::Finish() {
+  if (has_ended_) return absl::FailedPreconditionError("the stream has ended");
+  stream_->WritesDone();
+  return End();
+}
+
+absl::Status LinearStreamCall::End() {
+  has_ended_ = true;
+  return connections_.FromGrpc(stream_->Finish(), stop_.stop_requested());
+}
+
+absl::Status LinearStreamCall::Abort(absl::Status why) {
+  context_.TryCancel();
+  End().IgnoreError();
+  return why;
+}
+
+}  // namespace rapt::client
