@@ -637,23 +637,28 @@ absl::Status ValidateAlphas(const Problem& p, const Arguments& a, const FieldNam
   return absl::OkStatus();
 }
 
+absl::Status CheckLengths(absl::string_view name, absl::Span<const int64_t> lengths, int64_t batch,
+                          absl::string_view length_name, int64_t length) {
+  if (static_cast<int64_t>(lengths.size()) != batch) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " has ", lengths.size(),
+                                                   " elements; it must have one for each of the ",
+                                                   batch, " batch rows"));
+  }
+  for (size_t b = 0; b < lengths.size(); ++b) {
+    if (lengths[b] >= 0 && lengths[b] <= length) continue;
+    return absl::InvalidArgumentError(absl::StrCat(name, "[", b, "] is ", lengths[b],
+                                                   "; it must be from 0 to the ", length_name, " ",
+                                                   length));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateKeyLengths(const Problem& p, absl::Span<const int64_t> lengths,
                                 const FieldNames& names) {
   if (!p.has_key_lengths) return absl::OkStatus();
-  if (static_cast<int64_t>(lengths.size()) != p.batch) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(names[Role::kKeyLengths], " has ", lengths.size(),
-                     " elements; it must have one for each of the ", p.batch, " batch rows"));
-  }
-  for (size_t b = 0; b < lengths.size(); ++b) {
-    const int64_t key_length = p.section ? p.section->key_length : p.key_length;
-    if (lengths[b] < 0 || lengths[b] > key_length) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(names[Role::kKeyLengths], "[", b, "] is ", lengths[b],
-                       "; it must be from 0 to the key length ", key_length));
-    }
-  }
-  return CheckQueryPositions(p, lengths, names);
+  absl::Status status = CheckLengths(names[Role::kKeyLengths], lengths, p.batch, "key length",
+                                     p.section ? p.section->key_length : p.key_length);
+  return status.ok() ? CheckQueryPositions(p, lengths, names) : status;
 }
 
 namespace {

@@ -329,6 +329,10 @@ absl::Status Validate(const Problem& problem, const Arguments& arguments,
 absl::Status ValidateInputs(const Problem& problem, const Arguments& arguments,
                             const FieldNames& names = kOnnxNames);
 
+// Returns InvalidArgument unless there is a length from 0 to `length` for each batch row.
+absl::Status CheckLengths(absl::string_view name, absl::Span<const int64_t> lengths, int64_t batch,
+                          absl::string_view length_name, int64_t length);
+
 // The same for the key lengths only.
 absl::Status ValidateKeyLengths(const Problem& problem, absl::Span<const int64_t> key_lengths,
                                 const FieldNames& names = kOnnxNames);

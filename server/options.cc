@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 #include "attention/problem_text.h"
 #include "base/arguments.h"
+#include "base/invalid.h"
 #include "base/version.h"
 
 namespace rapt {
@@ -177,11 +178,6 @@ std::vector<Setting> SettingsOf(Options& o) {
        "shapes whose kernels, single and batched, are compiled before the server is ready, "
        "separated by commas: '1x32/8x4096x128 bf16 causal, 8x32/8x1:4096x128 bf16'"},
   };
-}
-
-template <typename... T>
-absl::Status Invalid(const T&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
 using rapt::ParseValue;

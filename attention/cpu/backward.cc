@@ -342,11 +342,7 @@ class Backward {
     flash.scratch = own_ + plan_.worker.scratch_begin();
     flash.begin = end;
     flash.end = begin;
-    if (IsEntmax(p_)) {
-      flash.alpha = AlphaOf(p_, a_, place.first_head);
-      flash.candidates = own_ + plan_.worker.candidates_begin();
-      flash.candidate_stride = CandidateStride(p_);
-    }
+    SetCandidates(p_, a_, place.first_head, own_ + plan_.worker.candidates_begin(), flash);
     const SparseRows sparse_rows(p_, a_, place, block.rows, plan_.split.rows_per_task(),
                                  own_ + plan_.worker.selection_begin());
     flash.sparse = sparse_rows.exist();

@@ -364,11 +364,7 @@ void RunFlash(const Plan& plan, const Arguments& a, std::byte* workspace, int64_
   flash.end = flash.part_begin;
   const Unfolded<Real> unfolded(p, cpu.split.rows_per_task(),
                                 flash.selection_scratch + cpu.worker.selection);
-  if (IsEntmax(p)) {
-    flash.alpha = AlphaOf(p, a, place.first_head);
-    flash.candidates = begin + cpu.worker.candidates_begin();
-    flash.candidate_stride = CandidateStride(p);
-  }
+  SetCandidates(p, a, place.first_head, begin + cpu.worker.candidates_begin(), flash);
   const bool folds_here = p.folds && splits == 1;
   if (splits > 1 || p.folds) flash.output_element = flash.lse_element = ElementOf(RealType<Real>());
   const SparseRows sparse_rows(p, a, place, rows, cpu.split.rows_per_task(),

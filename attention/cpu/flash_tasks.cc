@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "attention/mechanism/entmax/entmax.h"
 #include "base/round_up.h"
 
 namespace rapt::cpu {
@@ -223,6 +224,14 @@ FlashTask TaskOf(const Problem& p, const Arguments& a, int64_t b, int64_t kv_hea
   task.batch = b;
   task.first_key = p.section ? p.section->first_key : 0;
   return task;
+}
+
+void SetCandidates(const Problem& p, const Arguments& a, int64_t first_head, std::byte* candidates,
+                   FlashTask& flash) {
+  if (!IsEntmax(p)) return;
+  flash.alpha = AlphaOf(p, a, first_head);
+  flash.candidates = candidates;
+  flash.candidate_stride = CandidateStride(p);
 }
 
 FlashRow RowOf(const Problem& p, const Arguments& a, int64_t b, int64_t h, int64_t i) {

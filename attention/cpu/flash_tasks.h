@@ -74,6 +74,10 @@ FlashTask TaskOf(const Problem& problem, const Arguments& arguments, int64_t b, 
 
 FlashRow RowOf(const Problem& problem, const Arguments& arguments, int64_t b, int64_t h, int64_t i);
 
+// Lets a task of entmax keep its candidates at `candidates`. Without entmax it has no effect.
+void SetCandidates(const Problem& problem, const Arguments& arguments, int64_t first_head,
+                   std::byte* candidates, FlashTask& flash);
+
 inline int64_t RowIndex(const Problem& p, int64_t b, int64_t h, int64_t i) {
   return (b * p.query_heads + h) * p.query_length + i;
 }

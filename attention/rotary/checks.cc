@@ -7,14 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
 
 namespace rapt {
 namespace {
-
-template <typename... Part>
-absl::Status Invalid(const Part&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 absl::Status BothSet(absl::string_view a, absl::string_view b, absl::string_view why) {
   return Invalid(a, " and ", b, " are both set; ", why);

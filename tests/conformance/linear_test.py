@@ -227,7 +227,7 @@ def test_padding_leaves_the_state_alone(backend_client):
         ({}, {"kv_num_heads": 3}, "kv_num_heads is 3; with value"),
         ({}, {"window": 3}, "unknown request parameter window"),
         ({}, {"feature_map": "cos"}, "parameter feature_map is 'cos'; it must be none or elu1 or relu or favor"),
-        ({"nonpad_kv_seqlen": np.array([3, 9])}, {}, "nonpad_kv_seqlen[1] is 9; it must be from 0 to the 5 tokens"),
+        ({"nonpad_kv_seqlen": np.array([3, 9])}, {}, "nonpad_kv_seqlen[1] is 9; it must be from 0 to the length 5"),
     ),
 )
 def test_errors_name_the_field(backend_client, change, parameters, message):

@@ -265,7 +265,7 @@ TEST_F(LinearAttendTest, NamesTheInvalidField) {
        [](v1::LinearAttendRequest& r) { r.set_normalize(true); }},
       {"nonpad_kv_seqlen has shape [1]; it must be [2]",
        [](v1::LinearAttendRequest& r) { r.add_nonpad_kv_seqlen(1); }},
-      {"nonpad_kv_seqlen[1] is -1; it must be from 0 to the 30 tokens",
+      {"nonpad_kv_seqlen[1] is -1; it must be from 0 to the length 30",
        [](v1::LinearAttendRequest& r) {
          r.add_nonpad_kv_seqlen(1);
          r.add_nonpad_kv_seqlen(-1);

@@ -316,7 +316,7 @@ TEST(LinearStreamEndTest, ACallerThatDoesNotReadIsEnded) {
   Rng rng(7);
   Request request = Tokens(20000, rng);  // 4 MB of output
   SetHeads(request);
-  Caller caller(*stub);
+  Caller caller(*stub, std::chrono::hours(1));
   ASSERT_TRUE(caller.Write(request));
   request.clear_q_num_heads(), request.clear_kv_num_heads();
   ASSERT_TRUE(caller.Write(request));  // gRPC's client takes one response before it is read

@@ -6,13 +6,13 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "attention/half.h"
 #include "attention/mechanism/linear/linear_kernels.h"
 #include "attention/mechanism/linear/projection.h"
 #include "attention/mechanism/linear/recurrence.h"
 #include "attention/score/score_params.h"
+#include "base/invalid.h"
 #include "base/round_up.h"
 
 namespace rapt {
@@ -70,11 +70,6 @@ constexpr int64_t kMostSize = 65536;
 constexpr int64_t kMostErrorRows = 65536;
 // Columns of the state that a task has at least; a line of the cache in fp32.
 constexpr int64_t kLeastColumns = 16;
-
-template <typename... Parts>
-absl::Status Invalid(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 bool IsFavor(const LinearAttentionCall& call) { return call.feature_map == FeatureMap::kFavor; }
 bool HasDecay(LinearRule rule) {
@@ -351,13 +346,9 @@ class LinearAttention final : public TensorOperator {
 
   bool checks_data() const override { return call_.inputs[Role::kKeyLengths].has_value(); }
   absl::Status CheckData(const Arguments& arguments) const override {
-    for (size_t b = 0; b < arguments.key_lengths.size(); ++b) {
-      const int64_t length = arguments.key_lengths[b];
-      if (length >= 0 && length <= s_.length) continue;
-      return Invalid(linear::NameOf(Role::kKeyLengths), "[", b, "] is ", length,
-                     "; it must be from 0 to the ", s_.length, " tokens");
-    }
-    return absl::OkStatus();
+    if (!checks_data()) return absl::OkStatus();
+    return CheckLengths(linear::NameOf(Role::kKeyLengths), arguments.key_lengths, s_.batch,
+                        "length", s_.length);
   }
 
   void PlanTasks(Plan& plan) const override {

@@ -6,10 +6,10 @@
 #include <span>
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "attention/mechanism/lsh/definition.h"
 #include "attention/mechanism/lsh/rounds.h"
 #include "base/checked_math.h"
+#include "base/invalid.h"
 
 namespace rapt {
 namespace {
@@ -19,11 +19,6 @@ constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMostBuckets = std::numeric_limits<int32_t>::max() - 1;
 // DrawNormals() draws no more.
 constexpr int64_t kMostDraws = int64_t{1} << 34;
-
-template <typename... Parts>
-absl::Status Invalid(const Parts&... parts) {
-  return absl::InvalidArgumentError(absl::StrCat(parts...));
-}
 
 class LshAttention final : public TensorOperator {
  public:
@@ -39,16 +34,7 @@ class LshAttention final : public TensorOperator {
   bool checks_data() const override { return s_.has_lengths; }
   absl::Status CheckData(const Arguments& a) const override {
     if (!s_.has_lengths) return absl::OkStatus();
-    if (static_cast<int64_t>(a.key_lengths.size()) != s_.batch) {
-      return Invalid("nonpad_kv_seqlen has ", a.key_lengths.size(),
-                     " elements; it must have one for each of the ", s_.batch, " batch rows");
-    }
-    for (size_t b = 0; b < a.key_lengths.size(); ++b) {
-      if (a.key_lengths[b] >= 0 && a.key_lengths[b] <= s_.length) continue;
-      return Invalid("nonpad_kv_seqlen[", b, "] is ", a.key_lengths[b],
-                     "; it must be from 0 to the length ", s_.length);
-    }
-    return absl::OkStatus();
+    return CheckLengths("nonpad_kv_seqlen", a.key_lengths, s_.batch, "length", s_.length);
   }
 
   void PlanTasks(Plan& plan) const override {

@@ -247,86 +247,87 @@ bool ReadOfAttention(absl::string_view name, const InferParameter& value, Model 
   return true;
 }
 
+// Reads a parameter into the field of its name.
+class ParameterReader {
+ public:
+  ParameterReader(absl::string_view name, const InferParameter& value, absl::Status& status)
+      : name_(name), value_(value), status_(status) {}
+
+  // Return false unless the parameter has this name.
+  template <typename T>
+  bool Is(absl::string_view name, T& out) const {
+    if (name_ != name) return false;
+    status_ = Read(name_, value_, out);
+    return true;
+  }
+  template <typename Enum>
+  bool Is(absl::string_view name, absl::Span<const absl::string_view> names, Enum& out) const {
+    if (name_ != name) return false;
+    status_ = ReadName(name_, value_, names, out);
+    return true;
+  }
+  bool IsFloatType(absl::string_view name, std::optional<DType>& out) const {
+    if (name_ != name) return false;
+    status_ = ReadFloatType(name_, value_, out.emplace());
+    return true;
+  }
+
+ private:
+  const absl::string_view name_;
+  const InferParameter& value_;
+  absl::Status& status_;
+};
+
 // The same for the other models.
-bool Read(absl::string_view name, const InferParameter& value, RotaryEmbeddingCall& out,
-          absl::Status& status) {
-  if (name == "interleaved") {
-    status = Read(name, value, out.interleaved);
-  } else if (name == "num_heads") {
-    status = Read(name, value, out.num_heads);
-  } else if (name == "rotary_embedding_dim") {
-    status = Read(name, value, out.rotary_embedding_dim);
-  } else if (name == "rope_theta") {
-    status = Read(name, value, out.rope_theta);
-  } else {
-    return false;
-  }
-  return true;
+bool ReadOf(const ParameterReader& parameter, RotaryEmbeddingCall& out) {
+  return parameter.Is("interleaved", out.interleaved) || parameter.Is("num_heads", out.num_heads) ||
+         parameter.Is("rotary_embedding_dim", out.rotary_embedding_dim) ||
+         parameter.Is("rope_theta", out.rope_theta);
 }
 
-bool Read(absl::string_view name, const InferParameter& value, PositionalEncodingCall& out,
-          absl::Status& status) {
-  if (name != "base") return false;
-  status = Read(name, value, out.base);
-  return true;
+bool ReadOf(const ParameterReader& parameter, PositionalEncodingCall& out) {
+  return parameter.Is("base", out.base);
 }
 
-bool Read(absl::string_view name, const InferParameter& value, LinearAttentionCall& out,
-          absl::Status& status) {
-  const auto read = [&](absl::string_view wanted, auto& field) {
-    if (name != wanted) return false;
-    status = Read(name, value, field);
-    return true;
-  };
-  if (name == "update_rule") {
-    status = ReadName(name, value, LinearRuleNames(), out.update_rule);
-  } else if (name == "feature_map") {
-    status = ReadName(name, value, FeatureMapNames(), out.feature_map);
-  } else if (name == "state_type") {
-    status = ReadFloatType(name, value, out.state_type.emplace());
-  } else {
-    return read("q_num_heads", out.q_num_heads) || read("kv_num_heads", out.kv_num_heads) ||
-           read("scale", out.scale) || read("chunk_size", out.chunk_size) ||
-           read("is_causal", out.is_causal) || read("normalize", out.normalize) ||
-           read("num_features", out.num_features) || read("seed", out.seed) ||
-           read("error_rows", out.error_rows);
-  }
-  return true;
+bool ReadOf(const ParameterReader& parameter, LinearAttentionCall& out) {
+  return parameter.Is("update_rule", LinearRuleNames(), out.update_rule) ||
+         parameter.Is("feature_map", FeatureMapNames(), out.feature_map) ||
+         parameter.IsFloatType("state_type", out.state_type) ||
+         parameter.Is("q_num_heads", out.q_num_heads) ||
+         parameter.Is("kv_num_heads", out.kv_num_heads) || parameter.Is("scale", out.scale) ||
+         parameter.Is("chunk_size", out.chunk_size) || parameter.Is("is_causal", out.is_causal) ||
+         parameter.Is("normalize", out.normalize) ||
+         parameter.Is("num_features", out.num_features) || parameter.Is("seed", out.seed) ||
+         parameter.Is("error_rows", out.error_rows);
 }
 
-bool Read(absl::string_view name, const InferParameter& value, LshAttentionCall& out,
-          absl::Status& status) {
+bool ReadOf(const ParameterReader& parameter, LshAttentionCall& out) {
   static constexpr absl::string_view kForms[] = {"reformer", "simple"};
-  if (name == "form") {
-    status = ReadName(name, value, kForms, out.form);
-    return true;
-  }
-  const auto read = [&](absl::string_view wanted, auto& field) {
-    if (name != wanted) return false;
-    status = Read(name, value, field);
-    return true;
-  };
-  return read("num_hashes", out.num_hashes) || read("num_buckets", out.num_buckets) ||
-         read("chunk_length", out.chunk_length) || read("chunks_before", out.chunks_before) ||
-         read("chunks_after", out.chunks_after) || read("is_causal", out.is_causal) ||
-         read("scale", out.scale) || read("seed", out.seed);
+  return parameter.Is("form", kForms, out.form) || parameter.Is("num_hashes", out.num_hashes) ||
+         parameter.Is("num_buckets", out.num_buckets) ||
+         parameter.Is("chunk_length", out.chunk_length) ||
+         parameter.Is("chunks_before", out.chunks_before) ||
+         parameter.Is("chunks_after", out.chunks_after) ||
+         parameter.Is("is_causal", out.is_causal) || parameter.Is("scale", out.scale) ||
+         parameter.Is("seed", out.seed);
 }
 
 // The same for any model.
 bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, Calls& calls,
              Parameters& parameters, absl::Status& status) {
+  const ParameterReader parameter(name, value, status);
   switch (model) {
     case Model::kAttention:
     case Model::kAttentionBackward:
       return ReadOfAttention(name, value, model, calls.attention, parameters, status);
     case Model::kRotaryEmbedding:
-      return Read(name, value, calls.rotary_embedding, status);
+      return ReadOf(parameter, calls.rotary_embedding);
     case Model::kPositionalEncoding:
-      return Read(name, value, calls.positional_encoding, status);
+      return ReadOf(parameter, calls.positional_encoding);
     case Model::kLinearAttention:
-      return Read(name, value, calls.linear_attention, status);
+      return ReadOf(parameter, calls.linear_attention);
     case Model::kLshAttention:
-      return Read(name, value, calls.lsh_attention, status);
+      return ReadOf(parameter, calls.lsh_attention);
   }
   return false;
 }

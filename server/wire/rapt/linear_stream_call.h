@@ -8,7 +8,6 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/timer.h"
-#include "server/admission/gate.h"
 #include "server/calls/call.h"
 #include "server/protocols/rapt/linear_codec.h"
 #include "server/request.h"

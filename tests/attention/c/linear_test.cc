@@ -290,7 +290,7 @@ TEST_F(CLinearTest, NamesALengthThatIsOutOfRange) {
   const int64_t lengths[] = {1, 10};
   arguments.key_lengths = lengths;
   EXPECT_EQ(Run(arguments), RAPT_INVALID_ARGUMENT);
-  EXPECT_STREQ(message_, "nonpad_kv_seqlen[1] is 10; it must be from 0 to the 9 tokens");
+  EXPECT_STREQ(message_, "nonpad_kv_seqlen[1] is 10; it must be from 0 to the length 9");
 }
 
 TEST_F(CLinearTest, APlanIsRunByItsOwnFunction) {

@@ -816,7 +816,7 @@ TEST(LinearAttentionErrorsTest, NameALengthThatIsOutOfRange) {
   const auto op = MakeLinearAttention(CallOf(c)).value();
   EXPECT_TRUE(op->checks_data());
   EXPECT_EQ(std::string(op->CheckData(ArgumentsOf(c)).message()),
-            "nonpad_kv_seqlen[1] is 71; it must be from 0 to the 70 tokens");
+            "nonpad_kv_seqlen[1] is 71; it must be from 0 to the length 70");
 }
 
 }  // namespace
