@@ -1,26 +1,22 @@
 #include <chrono>
-#include <cstdio>
-#include <filesystem>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "client/cli/attend_files.h"
+#include "client/cli/attend_report.h"
 #include "client/cli/attention_caller.h"
 #include "client/cli/call_flags.h"
 #include "client/cli/commands.h"
 #include "client/cli/gradients.h"
-#include "client/cli/library_types.h"
-#include "client/cli/tensor_file.h"
-#include "client/console/json.h"
+#include "client/cli/linear_attend.h"
 #include "client/cpp/call_fields.h"
 
 namespace rapt {
@@ -44,24 +40,6 @@ struct AttendFlags {
 
   bool is_backward() const { return call.sources.files[Role::kOutputGradient].has_value(); }
 };
-
-// Normalizes the paths, so that different names of a file compare equal. Only an archive may
-// contain several outputs.
-absl::Status CheckFiles(AttendFlags& flags) {
-  flags.y = std::filesystem::path(flags.y).lexically_normal().string();
-  std::map<std::string, const char*> names = {{flags.y, "output"}};
-  for (const auto& [name, path] :
-       {std::pair{"weights", &flags.weights}, {"scores", &flags.scores}, {"lse", &flags.lse}}) {
-    if (!*path) continue;
-    **path = std::filesystem::path(**path).lexically_normal().string();
-    const auto [other, is_new] = names.emplace(**path, name);
-    if (is_new || absl::EndsWith(**path, ".npz")) continue;
-    return absl::InvalidArgumentError(absl::StrCat("--", other->second, " and --", name,
-                                                   " both name ", **path,
-                                                   "; only an .npz can contain several arrays"));
-  }
-  return absl::OkStatus();
-}
 
 // The forward and the backward pass have flags of their own.
 absl::Status CheckPass(const AttendFlags& flags) {
@@ -111,23 +89,6 @@ absl::Status CheckGradients(const AttendFlags& flags, const client::BackwardCall
                    " gradients; only an .npz can contain several arrays"));
 }
 
-// An output array, its file, and its line in the report.
-struct Output {
-  const char* name;
-  std::string path;
-  client::Tensor tensor;
-  Shape shape;  // in the file
-  std::optional<double> norm = std::nullopt;
-
-  NpyType type() const { return NpyTypeOf(ToLibrary(tensor.dtype())); }
-};
-
-struct Report {
-  std::vector<Output> outputs;
-  std::string backend, plan;
-  client::Path path = client::Path::kMessage;
-};
-
 absl::StatusOr<Report> Forward(const AttendFlags& flags, const LoadedCall& loaded,
                                AttentionCaller& caller) {
   const absl::StatusOr<client::AttendResult> result = caller.Attend(loaded.call());
@@ -159,53 +120,11 @@ absl::StatusOr<Report> Backward(const AttendFlags& flags, const LoadedCall& load
   return report;
 }
 
-absl::Status WriteOutputs(const std::vector<Output>& outputs) {
-  ArrayWriter writer;
-  for (const Output& output : outputs) {
-    writer.Add(output.path, output.name, output.type(), output.shape, output.tensor.bytes());
-  }
-  return writer.Write();
-}
-
-absl::string_view NameOf(client::Path path) {
-  switch (path) {
-    case client::Path::kSharedMemory:
-      return "shared memory";
-    case client::Path::kStream:
-      return "stream";
-    default:
-      return "message";
-  }
-}
-
-void Print(const Report& report, double elapsed_ms) {
-  for (const Output& output : report.outputs) {
-    absl::PrintF("%-8s %s %s in %s", output.name, ToString(output.type()), ToString(output.shape),
-                 output.path);
-    if (output.norm) absl::PrintF(", norm %.4g", *output.norm);
-    std::puts("");
-  }
-  absl::PrintF("plan     %s, %.1f ms\n", report.plan, elapsed_ms);
-  if (report.path != client::Path::kMessage) absl::PrintF("path     %s\n", NameOf(report.path));
-}
-
-void PrintJson(const Report& report, double elapsed_ms) {
-  JsonWriter json;
-  json.BeginObject().Key("outputs").BeginArray();
-  for (const Output& output : report.outputs) {
-    json.BeginObject().Key("name").String(output.name).Key("file").String(output.path);
-    json.Key("dtype").String(ToString(output.type())).Key("shape").Integers(output.shape);
-    if (output.norm) json.Key("norm").Number(*output.norm);
-    json.EndObject();
-  }
-  json.EndArray().Key("backend").String(report.backend).Key("plan").String(report.plan);
-  json.Key("path").String(absl::StrReplaceAll(NameOf(report.path), {{" ", "_"}}));
-  json.Key("elapsed_ms").Number(elapsed_ms).EndObject();
-  std::puts(json.Take().c_str());
-}
-
 ExitCode Attend(AttendFlags flags) {
-  absl::Status valid = CheckFiles(flags);
+  absl::Status valid = NormalizeOutputFiles({{"output", &flags.y},
+                                             {"weights", PathIn(flags.weights)},
+                                             {"scores", PathIn(flags.scores)},
+                                             {"lse", PathIn(flags.lse)}});
   if (valid.ok()) valid = CheckPass(flags);
   if (!valid.ok()) return FailUsage(valid);
   absl::StatusOr<LoadedCall> loaded = LoadCall(flags.call);
@@ -223,11 +142,7 @@ ExitCode Attend(AttendFlags flags) {
       std::chrono::steady_clock::now() - start;
   if (!report.ok()) return FailCall(report.status());
 
-  if (absl::Status written = WriteOutputs(report->outputs); !written.ok()) {
-    return FailUsage(written);
-  }
-  (flags.json ? PrintJson : Print)(*report, elapsed.count());
-  return ExitCode::kOk;
+  return WriteAndPrint(*report, elapsed.count(), flags.json);
 }
 
 std::vector<Flag> Table(AttendFlags& flags) {
@@ -241,9 +156,18 @@ std::vector<Flag> Table(AttendFlags& flags) {
   return table;
 }
 
+// Whether the flag is among the arguments.
+bool HasFlag(CommandArguments arguments, absl::string_view flag) {
+  return absl::c_any_of(arguments, [flag](absl::string_view argument) {
+    return absl::ConsumePrefix(&argument, flag) && (argument.empty() || argument[0] == '=');
+  });
+}
+
 }  // namespace
 
 ExitCode RunAttendCommand(CommandArguments arguments) {
+  // Other kinds of attention have flags of their own.
+  if (HasFlag(arguments, "--linear")) return RunLinearAttend(arguments);
   AttendFlags flags;
   const std::string names = absl::StrJoin(
       kInputs, ", ", [](std::string* out, Role role) { absl::StrAppend(out, NameOf(role)); });
@@ -251,7 +175,9 @@ ExitCode RunAttendCommand(CommandArguments arguments) {
       "Computes attention over NumPy arrays of float32, float16, float64 or bfloat16: [S, D], "
       "[B, S, H*D] or [B, H, S, D]. A FILE is a .npy file, or a member of an archive such as "
       "in.npz:q. ARCHIVE.npz contains any of ",
-      names, ". With --grad, computes gradients of the inputs instead.");
+      names,
+      ". With --grad, computes gradients of the inputs instead. Linear attention has flags of its "
+      "own: rapt attend --linear gated --help.");
   const CommandLine line{
       .usage = "rapt attend [ARCHIVE.npz] [--q FILE ...] -o FILE [flags]",
       .summary = summary,

@@ -66,17 +66,18 @@ absl::Status MakeBoolean(Role role, NpyArray& mask) {
   return absl::OkStatus();
 }
 
-absl::Status ToLengths(const NpyArray& array, std::vector<int64_t>* lengths) {
+absl::StatusOr<std::vector<int64_t>> ToLengths(absl::string_view name, const NpyArray& array) {
   if (!IsInteger(array.type)) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "key_lengths has type %s; it must have an integer type", ToString(array.type)));
+        "%s has type %s; it must have an integer type", name, ToString(array.type)));
   }
   if (array.shape.size() != 1) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("key_lengths has shape %s; it must be [B]", ToString(array.shape)));
+        absl::StrFormat("%s has shape %s; it must be [B]", name, ToString(array.shape)));
   }
-  for (int64_t at = 0; at < array.size(); ++at) lengths->push_back(IntegerAt(array, at));
-  return absl::OkStatus();
+  std::vector<int64_t> lengths;
+  for (int64_t at = 0; at < array.size(); ++at) lengths.push_back(IntegerAt(array, at));
+  return lengths;
 }
 
 // Reads each input from the file of its flag, or from the archive by its name.
@@ -226,7 +227,10 @@ absl::Status MakeTensors(InputArrays arrays, const std::string& dtype, LoadedCal
     call->tensors[role] = *std::move(tensor);
   }
   const std::optional<NpyArray>& key_lengths = arrays[Role::kKeyLengths];
-  return key_lengths ? ToLengths(*key_lengths, &call->key_lengths) : absl::OkStatus();
+  if (!key_lengths) return absl::OkStatus();
+  absl::StatusOr<std::vector<int64_t>> lengths = ToLengths("key_lengths", *key_lengths);
+  if (lengths.ok()) call->key_lengths = *std::move(lengths);
+  return lengths.status();
 }
 
 }  // namespace
@@ -245,6 +249,23 @@ absl::StatusOr<LoadedTensor> IntegerTensor(absl::string_view name, const NpyArra
   }
   return LoadedTensor{NpyArray{{'i', 8}, array.shape, std::move(values)}, client::DType::kInt64,
                       array.shape};
+}
+
+absl::StatusOr<LoadedTensor> LoadTensor(const std::string& path, std::string_view name,
+                                        const std::string& dtype) {
+  absl::StatusOr<NpyArray> array = LoadArray(path, name);
+  if (!array.ok()) return array.status();
+  if (name == "position_ids") return IntegerTensor("position_ids", *array);
+  const absl::StatusOr<DType> type = FloatTypeOf(*array, std::string(name), dtype);
+  if (!type.ok()) return type.status();
+  Shape shape = array->shape;
+  return LoadedTensor{*std::move(array), FromLibrary(*type), std::move(shape)};
+}
+
+absl::StatusOr<std::vector<int64_t>> LoadLengths(const std::string& path, std::string_view name) {
+  const absl::StatusOr<NpyArray> array = LoadArray(path, name);
+  if (!array.ok()) return array.status();
+  return ToLengths(std::string(name), *array);
 }
 
 client::AttendCall LoadedCall::call() const {

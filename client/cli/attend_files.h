@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -65,6 +66,14 @@ absl::StatusOr<LoadedTensor> PaddingMask(const NpyArray& ids, int64_t pad_token,
 
 // Returns positions of any integer type as int64. InvalidArgument names the tensor.
 absl::StatusOr<LoadedTensor> IntegerTensor(absl::string_view name, const NpyArray& array);
+
+// Reads a float tensor, or as int64 that of the name position_ids. Errors name the file or the
+// tensor.
+absl::StatusOr<LoadedTensor> LoadTensor(const std::string& path, std::string_view name,
+                                        const std::string& dtype);
+
+// Reads integers [B]. InvalidArgument names the tensor.
+absl::StatusOr<std::vector<int64_t>> LoadLengths(const std::string& path, std::string_view name);
 
 // Returns the shape of an output in its file. For 2-D inputs, drops the batch axis and, if there is
 // one head, the head axis of scores and lse.

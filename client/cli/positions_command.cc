@@ -1,38 +1,21 @@
 // rapt rotary and rapt positions: positions outside of attention.
-#include <cstdio>
 #include <optional>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include "absl/strings/str_format.h"
-#include "attention/attention.h"
 #include "attention/positions/positional_encoding.h"
 #include "attention/positions/rotary_embedding.h"
-#include "base/aligned_buffer.h"
-#include "base/host_limits.h"
-#include "base/thread_pool.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/commands.h"
 #include "client/cli/library_types.h"
+#include "client/cli/local_operator.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/server_connection.h"
 
 namespace rapt {
 namespace {
-
-// A float tensor, or the integers of positions, from a file.
-absl::StatusOr<LoadedTensor> Load(const std::string& path, std::string_view name,
-                                  const std::string& dtype) {
-  absl::StatusOr<NpyArray> array = LoadArray(path, name);
-  if (!array.ok()) return array.status();
-  if (name == "position_ids") return IntegerTensor("position_ids", *array);
-  const absl::StatusOr<DType> type = FloatTypeOf(*array, std::string(name), dtype);
-  if (!type.ok()) return type.status();
-  Shape shape = array->shape;
-  return LoadedTensor{*std::move(array), FromLibrary(*type), std::move(shape)};
-}
 
 // A file of a call and the place of its view.
 struct Source {
@@ -57,22 +40,6 @@ struct PositionsFlags {
   }
 };
 
-absl::StatusOr<client::Tensor> RunHere(const TensorOperator& op, const Arguments& inputs) {
-  const TensorSpec& output = *op.outputs()[Role::kY];
-  const absl::StatusOr<int64_t> bytes = ByteSize("Y", output);
-  if (!bytes.ok()) return bytes.status();
-  Arguments arguments = inputs;
-  std::string y(*bytes, '\0');
-  arguments.outputs[Role::kY].data = reinterpret_cast<std::byte*>(y.data());
-  ThreadPool pool(ReadHostLimits().cores);
-  const absl::StatusOr<Plan> plan = MakePlan(op, {.threads = pool.workers()});
-  if (!plan.ok()) return plan.status();
-  AlignedBuffer workspace(plan->workspace_bytes());
-  const absl::Status status = Run(op, *plan, arguments, workspace.span(), pool);
-  if (!status.ok()) return status;
-  return client::Tensor(FromLibrary(output.dtype), output.shape, std::move(y));
-}
-
 // Loads the files, computes and writes the result.
 template <typename Call, typename Make, typename Send>
 ExitCode Compute(const PositionsFlags& flags, Call& call, const std::vector<Source>& sources,
@@ -84,7 +51,7 @@ ExitCode Compute(const PositionsFlags& flags, Call& call, const std::vector<Sour
   Arguments inputs;
   const auto load = [&](const std::string& path, std::string_view name, Role role,
                         auto& view) -> absl::Status {
-    absl::StatusOr<LoadedTensor> tensor = Load(path, name, flags.dtype);
+    absl::StatusOr<LoadedTensor> tensor = LoadTensor(path, name, flags.dtype);
     if (!tensor.ok()) return tensor.status();
     view = loaded.emplace_back(*std::move(tensor)).view();
     const client::TensorView& own = loaded.back().view();
@@ -102,7 +69,9 @@ ExitCode Compute(const PositionsFlags& flags, Call& call, const std::vector<Sour
   absl::StatusOr<client::Tensor> y;
   if (flags.local) {
     const auto op = make(specs);
-    y = op.ok() ? RunHere(**op, inputs) : op.status();
+    auto result = op.ok() ? RunHere(**op, inputs) : op.status();
+    y = result.ok() ? *std::move(result->outputs[Role::kY])
+                    : absl::StatusOr<client::Tensor>(result.status());
   } else {
     const auto server = Connect(flags.server);
     if (!server.ok()) return FailConnect(server.status());

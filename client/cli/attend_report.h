@@ -1,0 +1,49 @@
+// The outputs of `rapt attend`: their files and the report that it prints.
+#ifndef RAPT_CLIENT_CLI_ATTEND_REPORT_H_
+#define RAPT_CLIENT_CLI_ATTEND_REPORT_H_
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/cli/library_types.h"
+#include "client/cli/tensor_file.h"
+#include "client/console/exit_code.h"
+#include "rapt/client.h"
+
+namespace rapt {
+
+// An output array, its file, and its line in the report.
+struct Output {
+  const char* name;
+  std::string path;
+  client::Tensor tensor;
+  Shape shape;  // in the file
+  std::optional<double> norm = std::nullopt;
+
+  NpyType type() const { return NpyTypeOf(ToLibrary(tensor.dtype())); }
+};
+
+struct Report {
+  std::vector<Output> outputs;
+  std::string backend, plan;
+  client::Path path = client::Path::kMessage;
+  std::optional<double> relative_error = std::nullopt;  // of an estimate
+};
+
+// An output flag and its path; null if the flag was not given.
+using OutputFile = std::pair<const char*, std::string*>;
+inline std::string* PathIn(std::optional<std::string>& flag) { return flag ? &*flag : nullptr; }
+
+// Normalizes the paths, so that different names of a file compare equal. InvalidArgument if several
+// outputs have the same file, which is not an archive.
+absl::Status NormalizeOutputFiles(const std::vector<OutputFile>& files);
+
+// Writes the outputs, then prints the report, as JSON if `json`.
+ExitCode WriteAndPrint(const Report& report, double elapsed_ms, bool json);
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_ATTEND_REPORT_H_

@@ -1,0 +1,389 @@
+#include "client/cli/linear_attend.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "attention/mechanism/linear/linear_attention.h"
+#include "client/cli/attend_files.h"
+#include "client/cli/attend_report.h"
+#include "client/cli/library_types.h"
+#include "client/cli/local_operator.h"
+#include "client/cli/progress_bar.h"
+#include "client/cli/tensor_file.h"
+#include "client/console/server_connection.h"
+
+namespace rapt {
+namespace {
+
+using client::LinearCall;
+using client::LinearResult;
+using client::UpdateRule;
+
+// The client's rule for each of the library's.
+constexpr UpdateRule kRules[] = {UpdateRule::kLinear, UpdateRule::kGated, UpdateRule::kDelta,
+                                 UpdateRule::kGatedDelta};
+
+constexpr int64_t kUsualChunkBytes = 8 << 20;
+
+struct LinearFlags {
+  LinearAttentionCall attributes;  // those set directly by a flag
+  std::optional<std::string> q, k, v, decay, beta, past_state, past_normalizer, projection;
+  std::optional<std::string> key_lengths, present_state, present_normalizer;
+  std::optional<int64_t> kv_heads, features, seed;
+  std::string y, dtype;
+  bool not_causal = false, json = false, local = false, stream = false;
+  std::optional<int64_t> chunk;
+  uint64_t priority = 0;
+  ServerFlags server;
+
+  std::vector<Flag> Table() {
+    LinearAttentionCall& a = attributes;
+    std::vector<Flag> table = {
+        {"linear", "RULE", "the update rule",
+         NamedChoice{LinearRuleNames(),
+                     [&a](size_t index) { a.update_rule = static_cast<LinearRule>(index); }},
+         '\0', true},
+        {"q", "FILE", "[B, T, H*d_k]; without --k and --v also keys and values", &q, '\0', true},
+        {"k", "FILE", "[B, T, Hkv*d_k]", &k},
+        {"v", "FILE", "[B, T, Hkv*d_v]", &v},
+        {"decay", "FILE", "logarithms, [B, T, Hkv] or [B, T, Hkv*d_k]; of gated rules", &decay},
+        {"beta", "FILE", "[B, T, Hkv] or [B, T, 1]; of delta rules", &beta},
+        {"past-state", "FILE", "the state before, [B, Hkv, features, d_v]", &past_state},
+        {"past-normalizer", "FILE", "its normalizer, [B, Hkv, features]", &past_normalizer},
+        {"projection", "FILE", "the directions of favor, [M, d_k]", &projection},
+        {"key-lengths", "FILE", "integers [B]: later tokens do not count", &key_lengths},
+        {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype},
+        {"output", "FILE", "result: a .npy file, or member y of an .npz file", &y, 'o', true},
+        {"present-state", "FILE", "the state after the last token", &present_state},
+        {"present-normalizer", "FILE", "its normalizer", &present_normalizer},
+        {"heads", "N", "query heads (default: 1)", &a.q_num_heads},
+        {"kv-heads", "N", "key and value heads (default: --heads)", &kv_heads},
+        {"scale", "X", "scale of the output (default: 1/sqrt(d_k))", &a.scale},
+        {"chunk-size", "N", "tokens computed at once, a hint (default: 64)", &a.chunk_size},
+        {"not-causal", "", "every query sees all tokens; of rule linear", &not_causal},
+        {"feature-map", "NAME", "what stands for queries and keys",
+         NamedChoice{FeatureMapNames(),
+                     [&a](size_t index) { a.feature_map = static_cast<FeatureMap>(index); }}},
+        {"normalize", "", "divide by the sum of the products with keys; of rule linear",
+         &a.normalize},
+        {"features", "M", "random features of favor (default: d_k ln d_k)", &features},
+        {"seed", "N", "seed of the directions of favor (default: 0)", &seed},
+        {"error-rows", "N", "measure the error of favor as an estimate of softmax over N rows",
+         &a.error_rows},
+        {"stream", "", "send the tokens in chunks; the server keeps the state", &stream},
+        {"chunk", "N", "tokens in a chunk (default: about 8 MiB)", &chunk},
+        {"local", "", "compute in this process, without a server", &local},
+        {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)", &priority}};
+    for (const Flag& flag : server.Table()) table.push_back(flag);
+    table.push_back({"json", "", "print a report as JSON", &json});
+    return table;
+  }
+};
+
+absl::Status CheckFlags(const LinearFlags& flags) {
+  if (flags.k.has_value() != flags.v.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.k ? "k is given without v" : "v is given without k",
+                     "; give both, or neither for self-attention"));
+  }
+  if (flags.chunk && !flags.stream) return absl::InvalidArgumentError("--chunk needs --stream");
+  if (flags.stream && flags.local) {
+    return absl::InvalidArgumentError(
+        "--stream and --local are mutually exclusive; --stream needs a server");
+  }
+  if (flags.stream && flags.attributes.error_rows > 0) {
+    return absl::InvalidArgumentError(
+        "--stream and --error-rows are mutually exclusive; the exact rows need all keys");
+  }
+  if (flags.stream && flags.not_causal) {
+    return absl::InvalidArgumentError(
+        "--stream and --not-causal are mutually exclusive; a chunk does not see later ones");
+  }
+  if (flags.priority != 0 && flags.local) {
+    return absl::InvalidArgumentError(
+        "--priority orders the calls of a server; --local has no server");
+  }
+  absl::Status status = ValidateDTypeFlag(flags.dtype);
+  if (status.ok()) status = CheckAtLeastOne("heads", flags.attributes.q_num_heads);
+  if (status.ok()) status = CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
+  if (status.ok() && flags.seed.value_or(0) < 0) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("--seed is ", *flags.seed, "; it must be at least 0"));
+  }
+  if (status.ok()) status = CheckAtLeastOne("chunk", flags.chunk.value_or(1));
+  return status;
+}
+
+// The tensors of a call and the call, which refers to them.
+struct LoadedLinearCall {
+  InputMap<std::optional<LoadedTensor>> tensors;
+  std::vector<int64_t> key_lengths;
+  LinearAttentionCall attributes;
+  bool is_2d = false;  // read as [T, H*d], sent as [1, T, H*d]
+
+  LinearAttentionCall InLibrary() const {
+    LinearAttentionCall call = attributes;
+    for (Role role : kInputTensors) {
+      if (!tensors[role]) continue;
+      call.inputs[role] = TensorSpec{ToLibrary(tensors[role]->dtype), tensors[role]->shape};
+    }
+    if (!key_lengths.empty()) {
+      call.inputs[Role::kKeyLengths] =
+          TensorSpec{DType::kInt64, {static_cast<int64_t>(key_lengths.size())}};
+    }
+    return call;
+  }
+
+  LinearCall ForServer(uint64_t priority) const {
+    const auto view = [this](Role role) {
+      return tensors[role] ? std::optional(tensors[role]->view()) : std::nullopt;
+    };
+    const LinearAttentionCall& a = attributes;
+    return {.query = *view(Role::kQ),
+            .key = *view(Role::kK),
+            .value = *view(Role::kV),
+            .past_state = view(linear::kPastState),
+            .decay = view(linear::kDecay),
+            .beta = view(linear::kBeta),
+            .projection = view(linear::kProjection),
+            .past_normalizer = view(linear::kPastNormalizer),
+            .key_lengths = key_lengths,
+            .query_heads = a.q_num_heads,
+            .kv_heads = a.kv_num_heads,
+            .update_rule = kRules[static_cast<size_t>(a.update_rule)],
+            .scale = a.scale,
+            .chunk_size = a.chunk_size,
+            .causal = a.is_causal,
+            .feature_map = static_cast<client::FeatureMap>(a.feature_map),
+            .normalize = a.normalize,
+            .num_features = a.num_features,
+            .seed = a.seed,
+            .error_rows = a.error_rows,
+            .want_present_state = a.wants_present_state,
+            .want_present_normalizer = a.wants_present_normalizer,
+            .priority = priority};
+  }
+};
+
+absl::StatusOr<LoadedLinearCall> Load(const LinearFlags& flags) {
+  LoadedLinearCall loaded;
+  const std::string& k = flags.k ? *flags.k : *flags.q;
+  const std::string& v = flags.v ? *flags.v : *flags.q;
+  const std::tuple<Role, const char*, std::optional<std::string>> inputs[] = {
+      {Role::kQ, "q", flags.q},
+      {Role::kK, "k", k},
+      {Role::kV, "v", v},
+      {linear::kDecay, "decay", flags.decay},
+      {linear::kBeta, "beta", flags.beta},
+      {linear::kPastState, "past_state", flags.past_state},
+      {linear::kPastNormalizer, "past_normalizer", flags.past_normalizer},
+      {linear::kProjection, "projection", flags.projection}};
+  for (const auto& [role, name, path] : inputs) {
+    if (!path) continue;
+    absl::StatusOr<LoadedTensor> tensor = LoadTensor(*path, name, flags.dtype);
+    if (!tensor.ok()) return tensor.status();
+    loaded.tensors[role] = *std::move(tensor);
+  }
+  loaded.is_2d = loaded.tensors[Role::kQ]->shape.size() == 2;
+  for (const auto& [role, name, path] : inputs) {
+    if (!loaded.is_2d || !path || role == linear::kProjection) continue;
+    loaded.tensors[role]->shape.insert(loaded.tensors[role]->shape.begin(), 1);
+  }
+  if (flags.key_lengths) {
+    absl::StatusOr<std::vector<int64_t>> lengths = LoadLengths(*flags.key_lengths, "key_lengths");
+    if (!lengths.ok()) return lengths.status();
+    loaded.key_lengths = *std::move(lengths);
+  }
+  LinearAttentionCall& a = loaded.attributes = flags.attributes;
+  a.kv_num_heads = flags.kv_heads.value_or(a.q_num_heads);
+  a.is_causal = !flags.not_causal;
+  a.num_features = flags.features;
+  if (flags.seed) a.seed = static_cast<uint64_t>(*flags.seed);
+  a.wants_present_state = flags.present_state.has_value();
+  a.wants_present_normalizer = flags.present_normalizer.has_value();
+  return loaded;
+}
+
+absl::StatusOr<LinearResult> ComputeHere(const LoadedLinearCall& loaded) {
+  const auto op = MakeLinearAttention(loaded.InLibrary());
+  if (!op.ok()) return op.status();
+  Arguments arguments;
+  for (Role role : kInputTensors) {
+    if (loaded.tensors[role])
+      arguments.inputs[role].data = loaded.tensors[role]->view().data.data();
+  }
+  arguments.key_lengths = loaded.key_lengths;
+  absl::StatusOr<OperatorResult> computed = RunHere(**op, arguments);
+  if (!computed.ok()) return computed.status();
+  LinearResult result;
+  result.output = *std::move(computed->outputs[Role::kY]);
+  result.present_state = std::move(computed->outputs[linear::kPresentState]);
+  result.present_normalizer = std::move(computed->outputs[linear::kPresentNormalizer]);
+  result.backend = computed->backend;
+  result.plan = computed->plan;
+  const std::optional<client::Tensor>& error = computed->outputs[linear::kRelativeError];
+  if (error) result.relative_error = error->values<float>()[0];
+  return result;
+}
+
+// Tokens [begin, begin + count) of a tensor [B, T, ...].
+LoadedTensor TokensOf(const LoadedTensor& tensor, int64_t begin, int64_t count) {
+  const int64_t tokens = tensor.shape[1];
+  const auto token_bytes =
+      static_cast<size_t>(tensor.array.size() / std::max<int64_t>(1, tensor.shape[0] * tokens) *
+                          tensor.array.type.bytes);
+  const auto* const from = reinterpret_cast<const char*>(tensor.array.bytes().data());
+  std::string bytes;
+  for (int64_t b = 0; b < tensor.shape[0]; ++b) {
+    bytes.append(from + static_cast<size_t>(b * tokens + begin) * token_bytes,
+                 static_cast<size_t>(count) * token_bytes);
+  }
+  Shape shape = tensor.shape;
+  shape[1] = count;
+  return {NpyArray{tensor.array.type, shape, std::move(bytes)}, tensor.dtype, shape};
+}
+
+// Joins outputs [B, T, E] of consecutive tokens.
+class Outputs {
+ public:
+  void Add(const client::Tensor& output) {
+    const Shape& shape = output.shape();
+    rows_.resize(static_cast<size_t>(shape[0]));
+    const size_t row = output.bytes().size() / std::max<size_t>(1, rows_.size());
+    for (size_t b = 0; b < rows_.size(); ++b) {
+      rows_[b].append(reinterpret_cast<const char*>(output.bytes().data()) + b * row, row);
+    }
+    dtype_ = output.dtype();
+    shape_ = {shape[0], shape_.empty() ? shape[1] : shape_[1] + shape[1], shape[2]};
+  }
+
+  client::Tensor Join() const {
+    std::string bytes;
+    for (const std::string& row : rows_) bytes += row;
+    return {dtype_, shape_, std::move(bytes)};
+  }
+
+ private:
+  std::vector<std::string> rows_;  // of each batch row
+  client::DType dtype_ = client::DType::kFloat32;
+  Shape shape_;
+};
+
+// Sends the tokens in chunks of about `chunk` tokens.
+absl::StatusOr<LinearResult> Stream(const LoadedLinearCall& loaded, const LinearFlags& flags,
+                                    client::Client& server) {
+  const Shape& shape = loaded.tensors[Role::kQ]->shape;
+  const absl::StatusOr<std::shared_ptr<const TensorOperator>> valid =
+      MakeLinearAttention(loaded.InLibrary());
+  if (!valid.ok()) return valid.status();  // before anything is cut into chunks
+  int64_t token_bytes = 1;
+  int64_t bytes = 0;
+  for (Role role : {Role::kQ, Role::kK, Role::kV}) {
+    bytes += static_cast<int64_t>(loaded.tensors[role]->view().data.size());
+  }
+  token_bytes = std::max<int64_t>(1, bytes / std::max<int64_t>(1, shape[1]));
+  const int64_t chunk = flags.chunk.value_or(std::max<int64_t>(1, kUsualChunkBytes / token_bytes));
+  const std::unique_ptr<client::LinearStream> stream = server.LinearAttendStream();
+  ProgressBar bar;
+  Outputs outputs;
+  absl::StatusOr<LinearResult> last;
+  int64_t begin = 0;
+  do {
+    const int64_t count = std::min(chunk, shape[1] - begin);
+    LoadedLinearCall tokens = loaded;
+    for (Role role : {Role::kQ, Role::kK, Role::kV, linear::kDecay, linear::kBeta}) {
+      if (loaded.tensors[role])
+        tokens.tensors[role] = TokensOf(*loaded.tensors[role], begin, count);
+    }
+    for (int64_t& length : tokens.key_lengths)
+      length = std::clamp<int64_t>(length - begin, 0, count);
+    begin += count;
+    const bool is_last = begin == shape[1];
+    tokens.attributes.wants_present_state &= is_last;
+    tokens.attributes.wants_present_normalizer &= is_last;
+    last = stream->Attend(tokens.ForServer(flags.priority));
+    if (!last.ok()) return last;
+    outputs.Add(last->output);
+    bar.Show(begin * token_bytes, bytes);
+  } while (begin < shape[1]);
+  if (absl::Status status = stream->Finish(); !status.ok()) return status;
+  last->output = outputs.Join();
+  return last;
+}
+
+Report ReportOf(const LinearFlags& flags, bool is_2d, const LinearResult& result) {
+  Report report{.outputs = {},
+                .backend = result.backend,
+                .plan = result.plan,
+                .path = flags.stream ? client::Path::kStream : client::Path::kMessage,
+                .relative_error = result.relative_error};
+  const auto add = [&](const char* name, const std::string& path, const client::Tensor& tensor) {
+    report.outputs.push_back(
+        {name, path, tensor, ShapeInFile(tensor.shape(), HeadAxis::kNone, is_2d)});
+  };
+  add("y", flags.y, result.output);
+  if (flags.present_state) add("present_state", *flags.present_state, *result.present_state);
+  if (flags.present_normalizer) {
+    add("present_normalizer", *flags.present_normalizer, *result.present_normalizer);
+  }
+  return report;
+}
+
+ExitCode Attend(LinearFlags flags) {
+  absl::Status valid = CheckFlags(flags);
+  if (valid.ok()) {
+    valid = NormalizeOutputFiles({{"output", &flags.y},
+                                  {"present-state", PathIn(flags.present_state)},
+                                  {"present-normalizer", PathIn(flags.present_normalizer)}});
+  }
+  if (!valid.ok()) return FailUsage(valid);
+  const absl::StatusOr<LoadedLinearCall> loaded = Load(flags);
+  if (!loaded.ok()) return FailUsage(loaded.status());
+  std::unique_ptr<client::Client> server;
+  if (!flags.local) {
+    absl::StatusOr<std::unique_ptr<client::Client>> connected = Connect(flags.server);
+    if (!connected.ok()) return FailConnect(connected.status());
+    server = *std::move(connected);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const absl::StatusOr<LinearResult> result =
+      flags.local    ? ComputeHere(*loaded)
+      : flags.stream ? Stream(*loaded, flags, *server)
+                     : server->LinearAttend(loaded->ForServer(flags.priority));
+  const std::chrono::duration<double, std::milli> elapsed =
+      std::chrono::steady_clock::now() - start;
+  if (!result.ok()) return FailCall(result.status());
+  return WriteAndPrint(ReportOf(flags, loaded->is_2d, *result), elapsed.count(), flags.json);
+}
+
+}  // namespace
+
+ExitCode RunLinearAttend(CommandArguments arguments) {
+  LinearFlags flags;
+  flags.attributes.q_num_heads = 1;
+  const CommandLine line{
+      .usage = "rapt attend --linear RULE --q FILE [--k FILE --v FILE] -o FILE [flags]",
+      .summary =
+          "Computes linear attention, the ONNX operator LinearAttention, over NumPy arrays of "
+          "float32, float16, float64 or bfloat16: [T, H*d], or [B, T, H*d]. For each token, "
+          "S = e^decay S + k u^T and y = scale S^T q, where u is v, or by the delta rules "
+          "beta (v - (e^decay S)^T k).",
+      .flags = flags.Table(),
+      .examples = {
+          "rapt attend --linear gated --q q.npy --k k.npy --v v.npy --decay g.npy -o y.npy",
+          "rapt attend --linear gated_delta --q q.npy --k k.npy --v v.npy --decay g.npy --beta "
+          "b.npy --heads 8 -o y.npy --present-state state.npy --stream",
+          "rapt attend --linear linear --feature-map favor --features 256 --error-rows 64 --q "
+          "q.npy --k k.npy --v v.npy -o y.npy --local"}};
+  std::vector<std::string> operands;
+  if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
+  return Attend(std::move(flags));
+}
+
+}  // namespace rapt
