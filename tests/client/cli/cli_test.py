@@ -415,6 +415,116 @@ def test_positions(rapt, save, load, where):
     assert "base is -1; it must be positive and finite" in refused.stderr
 
 
+def recurrence(q, k, v, decay=None, beta=None, state=None, lengths=None, scale=None):
+    """Y and the last state of linear attention over [B, T, H, D], token by token, in float64."""
+    q, k, v = (np.asarray(x, "f8") for x in (q, k, v))
+    batch, tokens, heads, size = k.shape
+    state = np.zeros((batch, heads, size, v.shape[-1])) if state is None else state.astype("f8")
+    y = np.zeros((batch, tokens, q.shape[2], v.shape[-1]))
+    for b in range(batch):
+        for t in range(tokens if lengths is None else lengths[b]):
+            for h in range(heads):
+                if decay is not None:
+                    state[b, h] *= np.exp(decay[b, t, h])
+                u = v[b, t, h]
+                if beta is not None:
+                    u = beta[b, t, h] * (u - k[b, t, h] @ state[b, h])
+                state[b, h] += np.outer(k[b, t, h], u)
+            for h in range(q.shape[2]):
+                s = state[b, h * heads // q.shape[2]]
+                y[b, t, h] = (scale or size**-0.5) * (q[b, t, h] @ s)
+    return y, state
+
+
+LINEAR = pytest.mark.parametrize(
+    "where", [["--local"], [], ["--stream"], ["--stream", "--chunk=3"]], ids=["local", "remote", "stream", "chunks"]
+)
+
+
+def flat(x):
+    return x.reshape(*x.shape[:2], -1)
+
+
+@LINEAR
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+def test_linear(rapt, save, load, rule, where):
+    batch, tokens, heads = 2, 10, 2
+    q, k, v = draw(1, batch, tokens, 4, 5), 0.3 * draw(2, batch, tokens, heads, 5), draw(3, batch, tokens, heads, 6)
+    state = draw(4, batch, heads, 5, 6)
+    gates = {}
+    if rule.startswith("gated"):
+        gates["decay"] = -np.abs(draw(5, batch, tokens, heads))
+    if rule.endswith("delta"):
+        gates["beta"] = np.abs(draw(6, batch, tokens, heads))
+    lengths = np.array([10, 7])
+    save(q=flat(q), k=flat(k), v=flat(v), state=state, lengths=lengths, **gates)
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "--heads=4", "--kv-heads=2", *(f"--{g}={g}.npy" for g in gates)]
+    rapt("attend", f"--linear={rule}", *files, "-o=y.npy", *where)
+    close(load("y.npy"), flat(recurrence(q, k, v, **gates)[0]))
+    options = ["--past-state=state.npy", "--key-lengths=lengths.npy", "--scale=0.5", "--chunk-size=4"]
+    ran = rapt("attend", "--linear", rule, *files, *options, "-o=out.npz", "--present-state=out.npz", "--json", *where)
+    y, after = recurrence(q, k, v, **gates, state=state, lengths=lengths, scale=0.5)
+    close(load("out.npz")["y"], flat(y))
+    close(load("out.npz")["present_state"], after)
+    report = json.loads(ran.stdout)
+    assert [output["shape"] for output in report["outputs"]] == [[2, 10, 24], [2, 2, 5, 6]]
+    assert report["path"] == ("stream" if "--stream" in where else "message")
+
+
+@LINEAR
+def test_linear_with_features(rapt, save, load, where):
+    q, k, v = np.abs(draw(1, 1, 9, 1, 4)), np.abs(draw(2, 1, 9, 1, 4)), draw(3, 1, 9, 1, 3)
+    before, sums = draw(4, 1, 4, 3), np.abs(draw(5, 1, 4))
+    save(q=q[0, :, 0], k=k[0, :, 0], v=v[0, :, 0], before=before, sums=sums)
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", "--past-state=before.npy", "--past-normalizer=sums.npy"]
+    rapt("attend", "--linear=linear", "--feature-map=relu", "--normalize", *files, "-o=y.npy",
+         "--present-state=s.npy", "--present-normalizer=z.npy", *where)  # fmt: skip
+    y, state = recurrence(q, k, v, state=before[None], scale=1)
+    z = sums + np.cumsum(k[0, :, 0], axis=0)
+    close(load("y.npy"), y[0, :, 0] / (q[0, :, 0] * z).sum(-1, keepdims=True))
+    close(load("s.npy"), state[0])
+    close(load("z.npy"), z[-1:])
+
+
+@EVERYWHERE
+def test_linear_estimates_softmax_and_says_how_well(rapt, save, load, where):
+    x, projection = 0.3 * draw(1, 20, 8), draw(2, 64, 8)
+    save(x=x, projection=projection)
+    call = ["attend", "--linear=linear", "--feature-map=favor", "--q=x.npy", "-o=y.npy", "--error-rows=20"]
+    for options in (["--features=512", "--seed=3"], ["--projection=projection.npy"], ["--features=512", "--not-causal"]):
+        error = json.loads(rapt(*call, *options, "--json", *where).stdout)["relative_error"]
+        exact = oracle(*3 * [x[None, None]], visible=None if "--not-causal" in options else triangle(20, 20))[0][0, 0]
+        want = np.linalg.norm(load("y.npy") - exact) / np.linalg.norm(exact)
+        np.testing.assert_allclose(error, want, rtol=1e-3)
+    assert "of the exact rows" in rapt(*call, *where).stdout
+
+
+def test_linear_refuses_what_does_not_fit(rapt, save):
+    save(x=draw(1, 4, 6), i=np.arange(3))
+    call = ["attend", "--linear=gated", "--q=x.npy", "-o=y.npy"]
+    for flags, code, message in [
+        (["--linear=favor"], USAGE, "--linear is 'favor'; it takes linear or gated or delta or gated_delta"),
+        (["--mask=x.npy"], USAGE, "unknown flag --mask"),
+        (["--k=x.npy"], USAGE, "k is given without v"),
+        (["--stream", "--local"], USAGE, "--stream needs a server"),
+        (["--chunk=4"], USAGE, "--chunk needs --stream"),
+        (["--chunk=0", "--stream"], USAGE, "--chunk is 0; it must be at least 1"),
+        (["--stream", "--error-rows=3"], USAGE, "--stream and --error-rows are mutually exclusive"),
+        (["--stream", "--not-causal"], USAGE, "--stream and --not-causal are mutually exclusive"),
+        (["--heads=0"], USAGE, "--heads is 0"),
+        (["--seed=-1"], USAGE, "--seed is -1"),
+        (["--priority=1", "--local"], USAGE, "--local has no server"),
+        (["--present-state=y.npy"], USAGE, "--output and --present-state both name y.npy"),
+        (["--decay=i.npy"], USAGE, "decay has type int64; it must be float16"),
+        (["--key-lengths=x.npy"], USAGE, "key_lengths has type float32"),
+        ([], CALL_FAILED, "decay is missing; update_rule is gated"),
+        (["--stream"], CALL_FAILED, "decay is missing; update_rule is gated"),
+        (["--linear=linear", "--local", "--heads=4"], CALL_FAILED, "q_num_heads is 4"),
+    ]:
+        refused = rapt(*call, *flags, code=code).stderr
+        assert message in refused, (flags, refused)
+
+
 @EVERYWHERE
 @pytest.mark.parametrize("dtype, tolerance", [("f2", 2e-3), ("f8", 1e-12)])
 def test_attend_keeps_the_type(rapt, save, load, where, dtype, tolerance):

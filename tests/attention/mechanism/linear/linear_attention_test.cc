@@ -519,6 +519,23 @@ TEST(LinearAttentionTest, FavorIsStableForLargeNorms) {
   }
 }
 
+// Later keys of the same chunk have features e^250 times as large as those that a query sees.
+TEST(LinearAttentionTest, FavorSeesSmallKeysBeforeLargeOnes) {
+  Case c;
+  c.batch = c.query_heads = c.kv_heads = c.key_size = c.value_size = c.features = 1;
+  c.tokens = 8;
+  Rng rng(6);
+  Fill(c, {.map = FeatureMap::kFavor}, rng);
+  c.inputs[linear::kProjection]->Fill(30);
+  for (int64_t t = 0; t < c.tokens; ++t) c.inputs[Role::kK]->Set(0, 0, t, 0, t < 4 ? 0 : 10);
+  c.call.wants_present_state = c.call.wants_present_normalizer = false;
+  const Oracle oracle(c);
+  for (const Target& target : Targets()) {
+    SCOPED_TRACE(target.Name());
+    EXPECT_TRUE(IsClose("output", Compute(c, target.Options())[Role::kY], oracle.output, 1e-4));
+  }
+}
+
 TEST(LinearAttentionTest, ThreadsDoNotChangeBits) {
   for (LinearRule rule : kRules) {
     Case c = CaseWith({.rule = rule});
@@ -686,6 +703,43 @@ TEST(FavorTest, FeaturesAreUnbiased) {
   const double sigma = std::sqrt((squares / kSeeds - mean * mean) / kSeeds);
   EXPECT_NEAR(mean, want, 4 * sigma);
   EXPECT_LT(sigma, want / 20);
+}
+
+// Each batch row has a unit vector as its only key, so the features are e^(omega_d - 1/2) /
+// sqrt(m).
+TEST(FavorTest, DrawnDirectionsAreOrthogonalWithNormsOfGaussianVectors) {
+  constexpr int64_t kSize = 8, kFeatures = 2048;
+  Case c;
+  c.batch = c.key_size = kSize;
+  c.tokens = c.query_heads = c.kv_heads = c.value_size = 1;
+  Rng rng(3);
+  Fill(c, {.dtype = DType::kFloat64, .map = FeatureMap::kFavor}, rng);
+  c.inputs[linear::kProjection].reset();
+  c.call.inputs[linear::kProjection].reset();
+  c.call.num_features = kFeatures;
+  c.call.scale = 1;
+  for (int64_t b = 0; b < kSize; ++b) {
+    for (int64_t d = 0; d < kSize; ++d) c.inputs[Role::kK]->Set(0, b, 0, d, b == d ? 1 : 0);
+  }
+  const Tensor z = Compute(c, {})[linear::kPresentNormalizer];
+  const auto omega = [&](int64_t f, int64_t d) {
+    return std::log(z.At(0, d, 0, f) * std::sqrt(double{kFeatures})) + 0.5;
+  };
+  const auto product = [&](int64_t f, int64_t g) {
+    double sum = 0;
+    for (int64_t d = 0; d < kSize; ++d) sum += omega(f, d) * omega(g, d);
+    return sum;
+  };
+  double sum = 0, squares = 0;
+  for (int64_t f = 0; f < kFeatures; ++f) {
+    for (int64_t g = f - f % kSize; g < f; ++g) EXPECT_NEAR(product(f, g), 0, 1e-9);
+    const double norm = product(f, f);
+    sum += norm / kFeatures;
+    squares += norm * norm / kFeatures;
+  }
+  // Chi-squared with kSize degrees of freedom: variance 2 kSize, of which the samples have 15 %.
+  EXPECT_NEAR(sum, kSize, 4 * std::sqrt(2.0 * kSize / kFeatures));
+  EXPECT_NEAR(squares - sum * sum, 2 * kSize, 0.3 * 2 * kSize);
 }
 
 // ---- Errors -------------------------------------------------------------------------------------
