@@ -17,6 +17,7 @@
 #include "client/cli/commands.h"
 #include "client/cli/gradients.h"
 #include "client/cli/linear_attend.h"
+#include "client/cli/lsh_attend.h"
 #include "client/cpp/call_fields.h"
 
 namespace rapt {
@@ -168,6 +169,7 @@ bool HasFlag(CommandArguments arguments, absl::string_view flag) {
 ExitCode RunAttendCommand(CommandArguments arguments) {
   // Other kinds of attention have flags of their own.
   if (HasFlag(arguments, "--linear")) return RunLinearAttend(arguments);
+  if (HasFlag(arguments, "--lsh")) return RunLshAttend(arguments);
   AttendFlags flags;
   const std::string names = absl::StrJoin(
       kInputs, ", ", [](std::string* out, Role role) { absl::StrAppend(out, NameOf(role)); });
@@ -176,8 +178,8 @@ ExitCode RunAttendCommand(CommandArguments arguments) {
       "[B, S, H*D] or [B, H, S, D]. A FILE is a .npy file, or a member of an archive such as "
       "in.npz:q. ARCHIVE.npz contains any of ",
       names,
-      ". With --grad, computes gradients of the inputs instead. Linear attention has flags of its "
-      "own: rapt attend --linear gated --help.");
+      ". With --grad, computes gradients of the inputs instead. Linear attention and attention by "
+      "hashing have flags of their own: rapt attend --linear gated --help, --lsh reformer --help.");
   const CommandLine line{
       .usage = "rapt attend [ARCHIVE.npz] [--q FILE ...] -o FILE [flags]",
       .summary = summary,

@@ -42,7 +42,11 @@ void Print(const Report& report, double elapsed_ms) {
   }
   if (report.relative_error)
     absl::PrintF("error    %.3g of the exact rows\n", *report.relative_error);
-  absl::PrintF("plan     %s, %.1f ms\n", report.plan, elapsed_ms);
+  if (report.plan.empty()) {
+    absl::PrintF("time     %.1f ms\n", elapsed_ms);
+  } else {
+    absl::PrintF("plan     %s, %.1f ms\n", report.plan, elapsed_ms);
+  }
   if (report.path != client::Path::kMessage) absl::PrintF("path     %s\n", NameOf(report.path));
 }
 

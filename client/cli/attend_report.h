@@ -28,7 +28,7 @@ struct Output {
 
 struct Report {
   std::vector<Output> outputs;
-  std::string backend, plan;
+  std::string backend, plan;  // empty if not known
   client::Path path = client::Path::kMessage;
   std::optional<double> relative_error = std::nullopt;  // of an estimate
 };

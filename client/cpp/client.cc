@@ -167,8 +167,9 @@ class Client::Core {
                                 const RetryPolicy& policy, int attempts = 0);
 
   // Calls a model that rapt.v1 has no method for.
-  template <typename PositionsCall>
-  absl::StatusOr<Tensor> Infer(const PositionsCall& call, const CallOptions& options);
+  template <typename ModelCall>
+  absl::StatusOr<inference::ModelInferResponse> Infer(const ModelCall& call,
+                                                      const CallOptions& options);
   template <typename AnyCall>
   absl::StatusOr<Diagnosis> Diagnose(const AnyCall& call, const CallOptions& options);
 
@@ -625,27 +626,34 @@ std::unique_ptr<LinearStream> Client::LinearAttendStream(const CallOptions& opti
                                             options.stop);
 }
 
-template <typename PositionsCall>
-absl::StatusOr<Tensor> Client::Core::Infer(const PositionsCall& call, const CallOptions& options) {
+template <typename ModelCall>
+absl::StatusOr<inference::ModelInferResponse> Client::Core::Infer(const ModelCall& call,
+                                                                  const CallOptions& options) {
   const absl::StatusOr<inference::ModelInferRequest> request = EncodeInfer(call);
   if (!request.ok()) return request.status();
-  absl::StatusOr<inference::ModelInferResponse> response = Call<inference::ModelInferResponse>(
+  return Call<inference::ModelInferResponse>(
       options, DeadlineOf(options), options_.retries,
       [&request](const Connection& connection, grpc::ClientContext* context,
                  inference::ModelInferResponse* message) {
         return connection.open_inference->ModelInfer(context, *request, message);
       });
+}
+
+absl::StatusOr<LshResult> Client::LshAttend(const LshCall& call, const CallOptions& options) {
+  auto response = core_->Infer(call, options);
   if (!response.ok()) return response.status();
-  return DecodeInfer(*std::move(response));
+  return DecodeLsh(*std::move(response));
 }
 
 absl::StatusOr<Tensor> Client::RotaryEmbedding(const RotaryCall& call, const CallOptions& options) {
-  return core_->Infer(call, options);
+  auto response = core_->Infer(call, options);
+  return response.ok() ? TakeOutput("Y", *response) : response.status();
 }
 
 absl::StatusOr<Tensor> Client::PositionalEncoding(const PositionalEncodingCall& call,
                                                   const CallOptions& options) {
-  return core_->Infer(call, options);
+  auto response = core_->Infer(call, options);
+  return response.ok() ? TakeOutput("Y", *response) : response.status();
 }
 
 absl::StatusOr<ServerInfo> Client::GetServerInfo(const CallOptions& options) {

@@ -37,7 +37,8 @@ absl::Status Malformed(absl::string_view why) {
 }
 
 std::optional<DType> ParseDType(absl::string_view name) {
-  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+  for (const DType dtype :
+       {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kInt32}) {
     if (name == NameOf(dtype)) return dtype;
   }
   return std::nullopt;
@@ -71,19 +72,62 @@ absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const PositionalEncodin
   return request;
 }
 
-absl::StatusOr<Tensor> DecodeInfer(inference::ModelInferResponse response) {
-  if (response.outputs_size() != 1 || response.raw_output_contents_size() != 1) {
-    return Malformed("it must have one output");
+absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LshCall& call) {
+  inference::ModelInferRequest request;
+  request.set_model_name("lsh_attention");
+  absl::Status status = AddInput("QK", call.q, request);
+  if (status.ok()) status = AddInput("K", call.k, request);
+  if (status.ok()) status = AddInput("V", call.v, request);
+  if (status.ok()) status = AddInput("rotations", call.rotations, request);
+  if (status.ok() && !call.key_lengths.empty()) {
+    const Shape shape = {static_cast<int64_t>(call.key_lengths.size())};
+    status = AddInput("nonpad_kv_seqlen", View<int64_t>(shape, call.key_lengths), request);
   }
-  const auto& output = response.outputs(0);
+  if (!status.ok()) return status;
+  auto& parameters = *request.mutable_parameters();
+  parameters["form"].set_string_param(call.form == LshForm::kSimple ? "simple" : "reformer");
+  parameters["num_hashes"].set_int64_param(call.num_hashes);
+  parameters["num_buckets"].set_int64_param(call.num_buckets);
+  parameters["chunk_length"].set_int64_param(call.chunk_length);
+  parameters["is_causal"].set_bool_param(call.causal);
+  if (call.chunks_before) parameters["chunks_before"].set_int64_param(*call.chunks_before);
+  if (call.chunks_after) parameters["chunks_after"].set_int64_param(*call.chunks_after);
+  if (call.scale) parameters["scale"].set_double_param(*call.scale);
+  if (call.seed) parameters["seed"].set_uint64_param(*call.seed);
+  if (call.priority != 0) parameters["priority"].set_uint64_param(call.priority);
+  request.add_outputs()->set_name("Y");
+  if (call.wants_buckets) request.add_outputs()->set_name("buckets");
+  return request;
+}
+
+absl::StatusOr<Tensor> TakeOutput(absl::string_view name, inference::ModelInferResponse& response) {
+  if (response.outputs_size() != response.raw_output_contents_size()) {
+    return Malformed("each output must have its contents");
+  }
+  int index = 0;
+  while (index < response.outputs_size() && response.outputs(index).name() != name) ++index;
+  if (index == response.outputs_size()) return Malformed(absl::StrCat(name, " is missing"));
+  const auto& output = response.outputs(index);
   const std::optional<DType> dtype = ParseDType(output.datatype());
-  if (!dtype) return Malformed(absl::StrCat("Y has type '", output.datatype(), "'"));
+  if (!dtype) return Malformed(absl::StrCat(name, " has type '", output.datatype(), "'"));
   Shape shape(output.shape().begin(), output.shape().end());
-  std::string& bytes = *response.mutable_raw_output_contents(0);
+  std::string& bytes = *response.mutable_raw_output_contents(index);
   if (ByteSize(*dtype, shape) != static_cast<int64_t>(bytes.size())) {
-    return Malformed(absl::StrCat("Y has shape ", ToString(shape), " in ", bytes.size(), " bytes"));
+    return Malformed(
+        absl::StrCat(name, " has shape ", ToString(shape), " in ", bytes.size(), " bytes"));
   }
   return Tensor(*dtype, std::move(shape), std::move(bytes));
+}
+
+absl::StatusOr<LshResult> DecodeLsh(inference::ModelInferResponse response) {
+  absl::StatusOr<Tensor> y = TakeOutput("Y", response);
+  if (!y.ok()) return y.status();
+  LshResult result{.y = *std::move(y), .buckets = std::nullopt};
+  if (response.outputs_size() == 1) return result;
+  absl::StatusOr<Tensor> buckets = TakeOutput("buckets", response);
+  if (!buckets.ok()) return buckets.status();
+  result.buckets = *std::move(buckets);
+  return result;
 }
 
 }  // namespace rapt::client

@@ -3,7 +3,9 @@
 #define RAPT_CLIENT_CPP_INFER_CODEC_H_
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "rapt/lsh.h"
 #include "rapt/positions.h"
 #include "rapt/tensor.h"
 
@@ -12,9 +14,11 @@ namespace rapt::client {
 // Return InvalidArgument if the data of a tensor does not match its shape.
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const RotaryCall& call);
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const PositionalEncodingCall& call);
+absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LshCall& call);
 
-// Returns the only output; Internal if the response is malformed.
-absl::StatusOr<Tensor> DecodeInfer(inference::ModelInferResponse response);
+// Moves the output of this name out of the response. Internal if the response is malformed.
+absl::StatusOr<Tensor> TakeOutput(absl::string_view name, inference::ModelInferResponse& response);
+absl::StatusOr<LshResult> DecodeLsh(inference::ModelInferResponse response);
 
 }  // namespace rapt::client
 

@@ -20,6 +20,7 @@ import xml.etree.ElementTree
 import ml_dtypes
 import numpy as np
 import pytest
+from lsh_oracle import lsh_attention
 from rapt_server import RaptServer
 
 RAPT = os.environ["RAPT"]
@@ -520,6 +521,62 @@ def test_linear_refuses_what_does_not_fit(rapt, save):
         ([], CALL_FAILED, "decay is missing; update_rule is gated"),
         (["--stream"], CALL_FAILED, "decay is missing; update_rule is gated"),
         (["--linear=linear", "--local", "--heads=4"], CALL_FAILED, "q_num_heads is 4"),
+    ]:
+        refused = rapt(*call, *flags, code=code).stderr
+        assert message in refused, (flags, refused)
+
+
+@EVERYWHERE
+def test_lsh(rapt, save, load, where):
+    x, v = draw(1, 2, 2, 24, 6), draw(2, 2, 2, 24, 5)
+    rotations, lengths = draw(3, 1, 6, 3, 2), np.array([24, 20])
+    save(x=x, v=v, rotations=rotations, lengths=lengths)
+    call = ["attend", "--lsh=reformer", "--q=x.npy", "--v=v.npy", "--hashes=3", "--chunk-length=6", *where]
+    ran = rapt(*call, "--rotations=rotations.npy", "--buckets=4", "--causal", "--key-lengths=lengths.npy",
+               "--chunks-before=1", "--chunks-after=1", "--scale=0.5", "-o=out.npz", "--bucket-ids=out.npz",
+               "--json")  # fmt: skip
+    y, buckets = lsh_attention(x, v, rotations, 6, before=1, after=1, scale=0.5, is_causal=True, lengths=lengths)
+    close(load("out.npz")["y"], y, 1e-5)
+    np.testing.assert_array_equal(load("out.npz")["buckets"], buckets)
+    report = json.loads(ran.stdout)
+    assert [(output["name"], output["shape"]) for output in report["outputs"]] == [
+        ("y", [2, 2, 24, 5]),
+        ("buckets", [2, 2, 3, 24]),
+    ]
+    rapt(*call, "--seed=7", "-o=a.npy")
+    rapt(*call, "--seed=7", "-o=b.npy", *([] if where else ["--local"]))
+    rapt(*call, "--seed=8", "-o=c.npy")
+    np.testing.assert_array_equal(load("a.npy"), load("b.npy"))
+    assert np.abs(load("a.npy") - load("c.npy")).max() > 1e-3
+
+
+@EVERYWHERE
+def test_lsh_in_the_simple_form(rapt, save, load, where):
+    q, k, v, rotations = draw(1, 16, 4), draw(2, 16, 4), draw(3, 16, 3), draw(4, 1, 4, 2, 4)
+    save(q=q, k=k, v=v, rotations=rotations)
+    rapt("attend", "--lsh", "simple", "--q=q.npy", "--k=k.npy", "--v=v.npy", "--rotations=rotations.npy",
+         "--hashes=2", "--chunk-length=4", "-o=y.npy", "--bucket-ids=b.npy", *where)  # fmt: skip
+    y, buckets = lsh_attention(q[None, None], v[None, None], rotations, 4, k=k[None, None])
+    close(load("y.npy"), y[0, 0], 1e-5)
+    np.testing.assert_array_equal(load("b.npy"), buckets[0, 0])
+    rapt("attend", "--lsh", "simple", "--q=q.npy", "--rotations=rotations.npy", "--hashes=2", "--chunk-length=4",
+         "-o=y.npy", *where)  # fmt: skip
+    close(load("y.npy"), lsh_attention(*2 * [q[None, None]], rotations, 4, k=q[None, None])[0][0, 0], 1e-5)
+
+
+def test_lsh_refuses_what_does_not_fit(rapt, save):
+    save(x=draw(1, 8, 6))
+    call = ["attend", "--lsh=reformer", "--q=x.npy", "-o=y.npy", "--chunk-length=4"]
+    for flags, code, message in [
+        (["--lsh=hash"], USAGE, "--lsh is 'hash'; it takes reformer or simple"),
+        (["--k=x.npy"], USAGE, "--k needs --lsh simple"),
+        (["--heads=2"], USAGE, "unknown flag --heads"),
+        (["--seed=-1"], USAGE, "--seed is -1"),
+        (["--priority=1", "--local"], USAGE, "--local has no server"),
+        (["--bucket-ids=y.npy"], USAGE, "--output and --bucket-ids both name y.npy"),
+        (["--chunk-length=3"], CALL_FAILED, "chunk_length is 3"),
+        (["--chunk-length=3", "--local"], CALL_FAILED, "chunk_length is 3"),
+        (["--lsh=simple", "--causal"], CALL_FAILED, "is_causal"),
     ]:
         refused = rapt(*call, *flags, code=code).stderr
         assert message in refused, (flags, refused)

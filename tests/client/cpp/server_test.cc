@@ -304,6 +304,49 @@ TEST_F(ServedClientTest, MeasuresTheErrorOfRandomFeatures) {
   EXPECT_FALSE(result->present_state);
 }
 
+TEST_F(ServedClientTest, AttendsToWhatHashesAlike) {
+  // Two clusters of keys; the rotation tells them apart. Each value is the number of its token.
+  const std::vector<float> q = {9, -9, 9, -9, 9, -9, 9, -9}, v = {0, 1, 2, 3, 4, 5, 6, 7},
+                           rotation = {1};
+  LshCall call{.q = View<float>({1, 1, 8, 1}, q),
+               .v = View<float>({1, 1, 8, 1}, v),
+               .rotations = View<float>({1, 1, 1, 1}, rotation),
+               .num_buckets = 2,
+               .chunk_length = 4,
+               .chunks_before = 0,
+               .wants_buckets = true};
+  const absl::StatusOr<LshResult> result = client_->LshAttend(call);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->buckets->values<int32_t>(), ElementsAre(0, 1, 0, 1, 0, 1, 0, 1));
+  // A token is hidden from itself: the mean of the three others of its cluster.
+  EXPECT_THAT(result->y.values<float>(), Pointwise(FloatNear(1e-5), {4.F, 5.F, 10 / 3.F, 13 / 3.F,
+                                                                     8 / 3.F, 11 / 3.F, 2.F, 3.F}));
+
+  call.form = LshForm::kSimple;
+  call.k = call.q;
+  call.chunks_before.reset();
+  call.num_buckets = 0;
+  call.rotations.reset();
+  call.seed = 3;
+  call.num_hashes = 2;
+  call.key_lengths = {8};
+  call.scale = 0.5;
+  call.wants_buckets = false;
+  const absl::StatusOr<LshResult> simple = client_->LshAttend(call);
+  ASSERT_TRUE(simple.ok()) << simple.status();
+  EXPECT_FALSE(simple->buckets);
+  EXPECT_EQ(simple->y.shape(), (Shape{1, 1, 8, 1}));
+
+  call.causal = true;
+  EXPECT_THAT(std::string(client_->LshAttend(call).status().message()), HasSubstr("is_causal"));
+  call.chunk_length = 3;
+  call.causal = false;
+  EXPECT_THAT(std::string(client_->LshAttend(call).status().message()),
+              HasSubstr("chunk_length is 3"));
+  call.v.shape = {8};
+  EXPECT_EQ(client_->LshAttend(call).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(ServedClientTest, AddsAPositionalEncoding) {
   const std::vector<float> x = {0, 0, 1, 1};
   PositionalEncodingCall call{.x = View<float>({2, 2}, x)};

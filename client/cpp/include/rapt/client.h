@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "rapt/attend.h"
 #include "rapt/linear.h"
+#include "rapt/lsh.h"
 #include "rapt/positions.h"
 #include "rapt/reports.h"
 #include "rapt/stream.h"
@@ -192,6 +193,9 @@ class Client {
   // The same for tokens in any number of messages on one call. The timeout covers the whole stream.
   // Never retried. Does not wait for the server: Attend() of the stream reports errors.
   std::unique_ptr<LinearStream> LinearAttendStream(const CallOptions& options = {});
+
+  // Attention by locality-sensitive hashing, by the model lsh_attention. Blocks until done.
+  absl::StatusOr<LshResult> LshAttend(const LshCall& call, const CallOptions& options = {});
 
   // Positions outside of attention, by the models of these names. Return Y, like X. Block until
   // done.
