@@ -20,6 +20,7 @@
 #include "attention/attributes.h"
 #include "attention/c/include/rapt/attention.h"
 #include "attention/mechanism/linear/linear_attention.h"
+#include "attention/mechanism/lsh/lsh_attention.h"
 #include "base/aligned_buffer.h"
 #include "base/mutex.h"
 #include "base/thread_pool.h"
@@ -35,9 +36,19 @@ struct rapt_context {
   rapt::ThreadPool pool;
 };
 
+// What a plan computes, and the function that runs it.
+struct PlanKind {
+  const char* name;
+  const char* run;
+};
+static constexpr PlanKind kAttentionPlan = {"attention", "rapt_run"};
+static constexpr PlanKind kLinearPlan = {"linear attention", "rapt_linear_run"};
+static constexpr PlanKind kLshPlan = {"attention by hashing", "rapt_lsh_run"};
+
 struct rapt_plan {
   rapt::Plan plan;
   std::string description;
+  const PlanKind* kind = &kAttentionPlan;
   std::shared_ptr<const rapt::TensorOperator> op = nullptr;     // null: attention
   rapt::InputMap<std::optional<rapt::TensorSpec>> inputs = {};  // of op
 };
@@ -522,15 +533,19 @@ absl::Span<std::byte> WorkspaceOf(rapt_context* context, const rapt::Plan& plan,
   return context->workspace.span();
 }
 
+absl::Status CheckKind(const rapt_plan& plan, const PlanKind& kind) {
+  if (plan.kind == &kind) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("plan is of ", plan.kind->name, "; ", plan.kind->run, " runs it"));
+}
+
 absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_arguments* theirs,
                      void* workspace, size_t workspace_bytes) {
   rapt_arguments c = {};
   absl::Status status = Adopt("arguments", theirs, c);
   if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
   if (!status.ok()) return status;
-  if (plan->op != nullptr) {
-    return absl::InvalidArgumentError("plan is of linear attention; rapt_linear_run runs it");
-  }
+  if (status = CheckKind(*plan, kAttentionPlan); !status.ok()) return status;
   const rapt::Problem& problem = plan->plan.problem;
   if (problem.has_key_lengths && problem.batch > 0) {
     status = CheckNotNull({{"key_lengths", c.key_lengths}});
@@ -543,6 +558,83 @@ absl::Status RunPlan(rapt_context* context, const rapt_plan* plan, const rapt_ar
   return Run(plan->plan, arguments, WorkspaceOf(context, plan->plan, workspace, workspace_bytes),
              context->pool);
 }
+
+// ---- Operators other than attention -------------------------------------------------------------
+
+constexpr int64_t kMostSize = 65536;
+constexpr int64_t kMostCount = int64_t{1} << 31;
+
+// A size, of which products must not overflow, or an enumeration.
+struct Number {
+  const char* name;
+  int64_t value, least, most;
+};
+
+absl::Status CheckNumbers(std::initializer_list<Number> numbers) {
+  for (const auto& [name, value, least, most] : numbers) {
+    if (value >= least && value <= most) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, "; it must be from ", least, " to ", most));
+  }
+  return absl::OkStatus();
+}
+
+// `op`: of `call`, or why it is invalid.
+template <typename Call>
+absl::Status CreateOperatorPlan(const rapt_context& context, const PlanKind& kind, const Call& call,
+                                absl::StatusOr<std::shared_ptr<const rapt::TensorOperator>> op,
+                                rapt_plan** plan) {
+  if (!op.ok()) return op.status();
+  absl::StatusOr<rapt::Plan> made = MakePlan(**op, context.options);
+  if (!made.ok()) return made.status();
+  std::string description = made->Describe();
+  *plan =
+      new rapt_plan{*std::move(made), std::move(description), &kind, *std::move(op), call.inputs};
+  return absl::OkStatus();
+}
+
+// Whether the call has numbers at all; otherwise its tensors may be null.
+bool HasElements(const rapt::TensorSpec& spec) {
+  return std::find(spec.shape.begin(), spec.shape.end(), 0) == spec.shape.end();
+}
+
+// Collects the tensors of an operator.
+class OperatorArguments {
+ public:
+  explicit OperatorArguments(const rapt_plan& plan) : plan_(plan) {}
+
+  void Add(Role input, absl::string_view name, const void* data) {
+    Check(plan_.inputs[input], name, data);
+    arguments_.inputs[input].data = static_cast<const std::byte*>(data);
+  }
+  void AddOutput(Role output, absl::string_view name, void* data) {
+    Check(plan_.op->outputs()[output], name, data);
+    arguments_.outputs[output].data = static_cast<std::byte*>(data);
+  }
+  void AddLengths(absl::string_view name, const int64_t* lengths) {
+    const auto& spec = plan_.inputs[Role::kKeyLengths];
+    Check(spec, name, lengths);
+    if (spec) arguments_.key_lengths = {lengths, static_cast<size_t>(spec->shape[0])};
+  }
+
+  absl::Status Run(rapt_context* context, void* workspace, size_t workspace_bytes) const {
+    if (!status_.ok()) return status_;
+    rapt::MutexLock lock(context->running);
+    return rapt::Run(*plan_.op, plan_.plan, arguments_,
+                     WorkspaceOf(context, plan_.plan, workspace, workspace_bytes), context->pool);
+  }
+
+ private:
+  void Check(const std::optional<rapt::TensorSpec>& spec, absl::string_view name,
+             const void* data) {
+    if (!spec || !HasElements(*spec) || data != nullptr || !status_.ok()) return;
+    status_ = absl::InvalidArgumentError(absl::StrCat(name, " is null"));
+  }
+
+  const rapt_plan& plan_;
+  rapt::Arguments arguments_;
+  absl::Status status_;
+};
 
 // ---- Linear attention ---------------------------------------------------------------------------
 
@@ -563,14 +655,8 @@ constexpr std::pair<Role, void * rapt_linear_arguments::*> kLinearOutputs[] = {
     {rapt::linear::kPresentNormalizer, &rapt_linear_arguments::present_normalizer},
 };
 
-// The sizes, of which products must not overflow, and the enumerations.
 absl::Status CheckLinearNumbers(const rapt_linear_problem& c) {
-  constexpr int64_t kMostSize = 65536;
-  constexpr int64_t kMostCount = int64_t{1} << 31;
-  const struct {
-    const char* name;
-    int64_t value, least, most;
-  } kNumbers[] = {
+  absl::Status status = CheckNumbers({
       {"dtype", c.dtype, RAPT_FP32, RAPT_FP64},
       {"update_rule", c.update_rule, RAPT_GATED_DELTA, RAPT_DELTA},
       {"batch", c.batch, 0, kMostCount},
@@ -587,12 +673,8 @@ absl::Status CheckLinearNumbers(const rapt_linear_problem& c) {
       {"projection_dtype", c.projection_dtype, 0, RAPT_FP64},
       {"reserved", c.reserved, 0, 0},
       {"num_features", c.num_features, 0, kMostSize},
-  };
-  for (const auto& [name, value, least, most] : kNumbers) {
-    if (value >= least && value <= most) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " is ", value, "; it must be from ", least, " to ", most));
-  }
+  });
+  if (!status.ok()) return status;
   if (c.query_heads % c.kv_heads == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "query_heads is ", c.query_heads, "; it must be a multiple of kv_heads, ", c.kv_heads));
@@ -663,47 +745,7 @@ absl::Status CreateLinearPlan(const rapt_context* context, const rapt_linear_pro
   if (status.ok()) status = CheckLinearNumbers(c);
   if (!status.ok()) return status;
   const rapt::LinearAttentionCall call = LinearCallOf(c);
-  auto op = MakeLinearAttention(call);
-  if (!op.ok()) return op.status();
-  absl::StatusOr<rapt::Plan> made = MakePlan(**op, context->options);
-  if (!made.ok()) return made.status();
-  std::string description = made->Describe();
-  *plan = new rapt_plan{*std::move(made), std::move(description), *std::move(op), call.inputs};
-  return absl::OkStatus();
-}
-
-// Whether the call has numbers at all; otherwise its tensors may be null.
-bool HasElements(const rapt::TensorSpec& spec) {
-  return std::find(spec.shape.begin(), spec.shape.end(), 0) == spec.shape.end();
-}
-
-absl::StatusOr<rapt::Arguments> LinearArgumentsOf(const rapt_plan& plan,
-                                                  const rapt_linear_arguments& c) {
-  const rapt::TensorOperator& op = *plan.op;
-  rapt::Arguments a;
-  const auto check = [](Role role, const std::optional<rapt::TensorSpec>& spec, const void* data) {
-    if (!spec || !HasElements(*spec) || data != nullptr) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(rapt::linear::NameOf(role), " is null"));
-  };
-  for (const auto& [role, field] : kLinearInputs) {
-    a.inputs[role].data = static_cast<const std::byte*>(c.*field);
-    absl::Status status = check(role, plan.inputs[role], c.*field);
-    if (!status.ok()) return status;
-  }
-  for (const auto& [role, field] : kLinearOutputs) {
-    a.outputs[role].data = static_cast<std::byte*>(c.*field);
-    absl::Status status = check(role, op.outputs()[role], c.*field);
-    if (!status.ok()) return status;
-  }
-  a.outputs[rapt::linear::kRelativeError].data = reinterpret_cast<std::byte*>(c.relative_error);
-  absl::Status status = check(rapt::linear::kRelativeError,
-                              op.outputs()[rapt::linear::kRelativeError], c.relative_error);
-  if (const auto& lengths = plan.inputs[Role::kKeyLengths]; lengths && status.ok()) {
-    status = check(Role::kKeyLengths, lengths, c.key_lengths);
-    a.key_lengths = {c.key_lengths, static_cast<size_t>(lengths->shape[0])};
-  }
-  if (!status.ok()) return status;
-  return a;
+  return CreateOperatorPlan(*context, kLinearPlan, call, MakeLinearAttention(call), plan);
 }
 
 absl::Status RunLinearPlan(rapt_context* context, const rapt_plan* plan,
@@ -713,14 +755,95 @@ absl::Status RunLinearPlan(rapt_context* context, const rapt_plan* plan,
   absl::Status status = Adopt("arguments", theirs, c);
   if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
   if (!status.ok()) return status;
-  if (plan->op == nullptr) {
-    return absl::InvalidArgumentError("plan is of attention; rapt_run runs it");
+  if (status = CheckKind(*plan, kLinearPlan); !status.ok()) return status;
+  OperatorArguments tensors(*plan);
+  const auto name = rapt::linear::NameOf;
+  for (const auto& [role, field] : kLinearInputs) tensors.Add(role, name(role), c.*field);
+  for (const auto& [role, field] : kLinearOutputs) tensors.AddOutput(role, name(role), c.*field);
+  tensors.AddOutput(rapt::linear::kRelativeError, name(rapt::linear::kRelativeError),
+                    c.relative_error);
+  tensors.AddLengths(name(Role::kKeyLengths), c.key_lengths);
+  return tensors.Run(context, workspace, workspace_bytes);
+}
+
+// ---- Attention by hashing -----------------------------------------------------------------------
+
+absl::Status CheckLshNumbers(const rapt_lsh_problem& c) {
+  return CheckNumbers({
+      {"dtype", c.dtype, RAPT_FP32, RAPT_FP64},
+      {"form", c.form, RAPT_REFORMER, RAPT_SIMPLE},
+      {"batch", c.batch, 0, kMostCount},
+      {"heads", c.heads, 0, kMostSize},
+      {"length", c.length, 0, kMostCount},
+      {"head_size", c.head_size, 1, kMostSize},
+      {"value_head_size", c.value_head_size, 1, kMostSize},
+      {"rotations_dtype", c.rotations_dtype, 0, RAPT_FP64},
+      {"num_hashes", c.num_hashes, 0, rapt::kMostHashes},
+      // The rotations' last axis follows from it.
+      {"num_buckets", c.num_buckets, c.rotations_dtype != 0 && c.form == RAPT_REFORMER ? 2 : 0,
+       kMostCount},
+  });
+}
+
+// REQUIRES: the numbers are valid.
+rapt::LshAttentionCall LshCallOf(const rapt_lsh_problem& c) {
+  rapt::LshAttentionCall call;
+  call.form = static_cast<rapt::LshForm>(c.form);
+  call.wants_buckets = c.wants_buckets != 0;
+  if (c.num_hashes != 0) call.num_hashes = c.num_hashes;
+  call.num_buckets = c.num_buckets;
+  call.chunk_length = c.chunk_length;
+  if (c.has_chunks_before != 0) call.chunks_before = c.chunks_before;
+  if (c.chunks_after != 0) call.chunks_after = c.chunks_after;
+  call.is_causal = c.causal != 0;
+  if (c.scale != 0) call.scale = c.scale;
+  const auto add = [&](Role role, int32_t type, const rapt::Shape& shape) {
+    call.inputs[role] = rapt::TensorSpec{TypeOf(type), shape};
+  };
+  const rapt::Shape keys = {c.batch, c.heads, c.length, c.head_size};
+  add(Role::kQ, c.dtype, keys);
+  if (c.form == RAPT_SIMPLE) add(Role::kK, c.dtype, keys);
+  add(Role::kV, c.dtype, {c.batch, c.heads, c.length, c.value_head_size});
+  if (c.rotations_dtype != 0) {
+    add(rapt::kLshRotations, c.rotations_dtype,
+        {c.has_head_rotations != 0 ? c.heads : 1, c.head_size, call.num_hashes,
+         c.form == RAPT_SIMPLE ? c.head_size : c.num_buckets / 2});
+  } else {
+    call.seed = c.seed;
   }
-  const absl::StatusOr<rapt::Arguments> arguments = LinearArgumentsOf(*plan, c);
-  if (!arguments.ok()) return arguments.status();
-  rapt::MutexLock lock(context->running);
-  return Run(*plan->op, plan->plan, *arguments,
-             WorkspaceOf(context, plan->plan, workspace, workspace_bytes), context->pool);
+  if (c.has_key_lengths != 0) {
+    call.inputs[Role::kKeyLengths] = rapt::TensorSpec{DType::kInt64, {c.batch}};
+  }
+  return call;
+}
+
+absl::Status CreateLshPlan(const rapt_context* context, const rapt_lsh_problem* theirs,
+                           rapt_plan** plan) {
+  rapt_lsh_problem c = {};
+  absl::Status status = Adopt("problem", theirs, c);
+  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
+  if (status.ok()) status = CheckLshNumbers(c);
+  if (!status.ok()) return status;
+  const rapt::LshAttentionCall call = LshCallOf(c);
+  return CreateOperatorPlan(*context, kLshPlan, call, MakeLshAttention(call), plan);
+}
+
+absl::Status RunLshPlan(rapt_context* context, const rapt_plan* plan,
+                        const rapt_lsh_arguments* theirs, void* workspace, size_t workspace_bytes) {
+  rapt_lsh_arguments c = {};
+  absl::Status status = Adopt("arguments", theirs, c);
+  if (status.ok()) status = CheckNotNull({{"context", context}, {"plan", plan}});
+  if (!status.ok()) return status;
+  if (status = CheckKind(*plan, kLshPlan); !status.ok()) return status;
+  OperatorArguments tensors(*plan);
+  tensors.Add(Role::kQ, "query", c.query);
+  tensors.Add(Role::kK, "key", c.key);
+  tensors.Add(Role::kV, "value", c.value);
+  tensors.Add(rapt::kLshRotations, "rotations", c.rotations);
+  tensors.AddLengths("key_lengths", c.key_lengths);
+  tensors.AddOutput(Role::kY, "output", c.output);
+  tensors.AddOutput(rapt::kLshBuckets, "buckets", c.buckets);
+  return tensors.Run(context, workspace, workspace_bytes);
 }
 
 }  // namespace
@@ -765,6 +888,18 @@ rapt_code rapt_linear_run(rapt_context* context, const rapt_plan* plan,
   return Guarded({message, message_bytes}, [&] {
     return RunLinearPlan(context, plan, arguments, workspace, workspace_bytes);
   });
+}
+
+rapt_code rapt_lsh_plan_create(const rapt_context* context, const rapt_lsh_problem* problem,
+                               rapt_plan** plan, char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes}, [&] { return CreateLshPlan(context, problem, plan); });
+}
+
+rapt_code rapt_lsh_run(rapt_context* context, const rapt_plan* plan,
+                       const rapt_lsh_arguments* arguments, void* workspace, size_t workspace_bytes,
+                       char* message, size_t message_bytes) {
+  return Guarded({message, message_bytes},
+                 [&] { return RunLshPlan(context, plan, arguments, workspace, workspace_bytes); });
 }
 
 const char* rapt_version(void) {

@@ -456,6 +456,63 @@ rapt_code rapt_linear_run(rapt_context* context, const rapt_plan* plan,
                           const rapt_linear_arguments* arguments, void* workspace,
                           size_t workspace_bytes, char* message, size_t message_bytes);
 
+/* --- Attention by locality-sensitive hashing -------------------------------------------------- */
+
+/* "Reformer: The Efficient Transformer" (Kitaev et al. 2020): in each round, tokens are sorted by
+ * their bucket and position and cut into chunks, and a chunk sees itself and its neighbours.
+ * Letters: B, D and Dv as above, H heads, S tokens, R rounds, n buckets, c tokens in a chunk. */
+typedef enum rapt_lsh_form {
+  RAPT_REFORMER = 0, /* queries are keys; a token sees itself only if it sees no other; rounds are
+                        weighted by their lse */
+  RAPT_SIMPLE = 1 /* of tutorials: hashes keys; chunks see themselves alone; rounds count equally */
+} rapt_lsh_form;
+
+typedef struct rapt_lsh_problem {
+  size_t struct_size;
+  int32_t dtype; /* rapt_dtype of query, key, value and output: a float type */
+  int32_t form;
+  int64_t batch;
+  int64_t heads;
+  int64_t length;
+  int64_t head_size;       /* D, 1 to 65536 */
+  int64_t value_head_size; /* Dv, 1 to 65536 */
+  double scale;            /* 0: 1 / sqrt(D) */
+  int64_t num_hashes;      /* R, to 1024; 0: 1 */
+  int64_t num_buckets;   /* n, even; 0: the largest power of two up to 2 S / c; RAPT_SIMPLE: 0 or D;
+                            with rotations of RAPT_REFORMER not 0 */
+  int64_t chunk_length;  /* c, a divisor of S, or at least S: then nothing is hashed */
+  int64_t chunks_before; /* neighbours that a chunk sees, with has_chunks_before; else 1, or 0
+                            of RAPT_SIMPLE */
+  int64_t chunks_after;
+  uint64_t seed; /* of the rotations, if they are drawn */
+  int32_t has_chunks_before;
+  int32_t causal;             /* RAPT_REFORMER only */
+  int32_t rotations_dtype;    /* 0: drawn from seed */
+  int32_t has_head_rotations; /* each head has its own rotations */
+  int32_t has_key_lengths;
+  int32_t wants_buckets;
+} rapt_lsh_problem;
+
+/* Row-major. Tensors that the problem does not use are ignored. REQUIRES: outputs overlap no other
+ * tensor. */
+typedef struct rapt_lsh_arguments {
+  size_t struct_size;
+  const void* query;          /* [B, H, S, D]; of RAPT_REFORMER also the keys */
+  const void* key;            /* [B, H, S, D], of RAPT_SIMPLE */
+  const void* value;          /* [B, H, S, Dv] */
+  const void* rotations;      /* [H or 1, D, R, n / 2]; of RAPT_SIMPLE [H or 1, D, R, D] */
+  const int64_t* key_lengths; /* [B], 0 to S; tokens from there on do not count */
+  void* output;               /* [B, H, S, Dv] */
+  int32_t* buckets;           /* [B, H, R, S]; that of padding is n */
+} rapt_lsh_arguments;
+
+/* As rapt_plan_create and rapt_run. */
+rapt_code rapt_lsh_plan_create(const rapt_context* context, const rapt_lsh_problem* problem,
+                               rapt_plan** plan, char* message, size_t message_bytes);
+rapt_code rapt_lsh_run(rapt_context* context, const rapt_plan* plan,
+                       const rapt_lsh_arguments* arguments, void* workspace, size_t workspace_bytes,
+                       char* message, size_t message_bytes);
+
 /* "0.1.0" */
 const char* rapt_version(void);
 
