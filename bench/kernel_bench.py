@@ -290,7 +290,7 @@ def check(case, tensors, ours, theirs):
 
 LONG_SECONDS = 0.1  # Calls this long vary little.
 ONNX_RUNTIME_ROUNDS = 2  # For orientation only; no target refers to it.
-SETTLE_SECONDS = 0.015  # until OpenMP's threads stop spinning, which would slow down the next side
+SETTLE_SECONDS = 0.06  # until the threads of OpenMP and ONNX Runtime stop spinning, which would slow down the next side
 
 
 def timed_block(call, calls):
