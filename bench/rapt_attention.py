@@ -230,6 +230,53 @@ class LinearArguments(Sized):
     ]
 
 
+class LshProblem(Sized):
+    _fields_ = [
+        ("struct_size", _size),
+        ("dtype", _i32),
+        ("form", _i32),
+        ("batch", _i64),
+        ("heads", _i64),
+        ("length", _i64),
+        ("head_size", _i64),
+        ("value_head_size", _i64),
+        ("scale", ctypes.c_double),
+        ("num_hashes", _i64),
+        ("num_buckets", _i64),
+        ("chunk_length", _i64),
+        ("chunks_before", _i64),
+        ("chunks_after", _i64),
+        ("seed", ctypes.c_uint64),
+        ("has_chunks_before", _i32),
+        ("causal", _i32),
+        ("rotations_dtype", _i32),
+        ("has_head_rotations", _i32),
+        ("has_key_lengths", _i32),
+        ("wants_buckets", _i32),
+    ]
+
+
+class LshArguments(Sized):
+    _fields_ = [
+        ("struct_size", _size),
+        ("query", _pointer),
+        ("key", _pointer),
+        ("value", _pointer),
+        ("rotations", _pointer),
+        ("key_lengths", _pointer),
+        ("output", _pointer),
+        ("buckets", _pointer),
+    ]
+
+
+# The prefix of the functions of each kind of problem, and its arguments.
+KINDS = {
+    Problem: ("rapt_", Arguments),
+    LinearProblem: ("rapt_linear_", LinearArguments),
+    LshProblem: ("rapt_lsh_", LshArguments),
+}
+
+
 class RaptError(RuntimeError):
     pass
 
@@ -243,21 +290,15 @@ class Library:
         signatures = {
             "rapt_context_create": (ctypes.c_int, [pointer_to(ContextOptions), pointer_to(_pointer), *text]),
             "rapt_context_destroy": (None, [_pointer]),
-            "rapt_plan_create": (ctypes.c_int, [_pointer, pointer_to(Problem), pointer_to(_pointer), *text]),
             "rapt_plan_destroy": (None, [_pointer]),
             "rapt_plan_workspace_bytes": (_size, [_pointer]),
             "rapt_plan_description": (ctypes.c_char_p, [_pointer]),
-            "rapt_run": (ctypes.c_int, [_pointer, _pointer, pointer_to(Arguments), _pointer, _size, *text]),
-            "rapt_linear_plan_create": (
-                ctypes.c_int,
-                [_pointer, pointer_to(LinearProblem), pointer_to(_pointer), *text],
-            ),
-            "rapt_linear_run": (
-                ctypes.c_int,
-                [_pointer, _pointer, pointer_to(LinearArguments), _pointer, _size, *text],
-            ),
             "rapt_version": (ctypes.c_char_p, []),
         }
+        for problem, (prefix, arguments) in KINDS.items():
+            create = [_pointer, pointer_to(problem), pointer_to(_pointer), *text]
+            run = [_pointer, _pointer, pointer_to(arguments), _pointer, _size, *text]
+            signatures |= {prefix + "plan_create": (ctypes.c_int, create), prefix + "run": (ctypes.c_int, run)}
         for name, (result, arguments) in signatures.items():
             function = getattr(self._c, name)
             function.restype, function.argtypes = result, arguments
@@ -270,7 +311,7 @@ class Library:
         return Context(self._c, self._create("rapt_context_create", ctypes.byref(options)))
 
     def plan(self, context, problem):
-        create = "rapt_linear_plan_create" if isinstance(problem, LinearProblem) else "rapt_plan_create"
+        create = KINDS[type(problem)][0] + "plan_create"
         return Plan(self._c, self._create(create, context.handle, ctypes.byref(problem)))
 
     def _create(self, name, *arguments):
@@ -282,8 +323,8 @@ class Library:
     def runner(self, context, plan, arguments):
         """Returns a callable that computes the plan; `arguments` may change between calls."""
         message = ctypes.create_string_buffer(MESSAGE_BYTES)
-        is_linear = isinstance(arguments, LinearArguments)
-        run, given = self._c.rapt_linear_run if is_linear else self._c.rapt_run, ctypes.byref(arguments)
+        prefix = next(prefix for prefix, kind in KINDS.values() if kind is type(arguments))
+        run, given = getattr(self._c, prefix + "run"), ctypes.byref(arguments)
 
         def call(context=context.handle, plan=plan.handle):
             if run(context, plan, given, None, 0, message, MESSAGE_BYTES) != 0:

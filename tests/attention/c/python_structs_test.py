@@ -23,6 +23,7 @@ TYPES = {
     "void*": ctypes.c_void_p,
     "const int64_t*": ctypes.c_void_p,
     "float*": ctypes.c_void_p,
+    "int32_t*": ctypes.c_void_p,
     "rapt_input": rapt_attention.Tensor,
     "rapt_output": rapt_attention.Tensor,
 }
@@ -47,6 +48,8 @@ class PythonStructsTest(unittest.TestCase):
             "rapt_arguments": rapt_attention.Arguments,
             "rapt_linear_problem": rapt_attention.LinearProblem,
             "rapt_linear_arguments": rapt_attention.LinearArguments,
+            "rapt_lsh_problem": rapt_attention.LshProblem,
+            "rapt_lsh_arguments": rapt_attention.LshArguments,
             "rapt_input": rapt_attention.Tensor,
             "rapt_output": rapt_attention.Tensor,
         }.items():
