@@ -1,12 +1,12 @@
 """Compares estimates of attention with exact attention; run by `./dev bench approximation`.
 
 Window, block mask, LSH and FAVOR+ compute the same inputs, whose queries are their keys. Rows of the inputs have the
-norm sqrt(D), so that a token's score with itself is sqrt(D) and LSH's division by the norm of keys has no effect:
+norm sqrt(D), so that LSH's division by the norm of keys has no effect; kinds differ in their directions and scale:
 
-    random      independent directions: every token sees all others alike
-    local       a random walk: neighbours are alike
-    clustered   64 tokens of each cluster, anywhere in the sequence
-    small       random directions, 0.3 times as long: scores near 0
+    random      independent directions, scale 1 / sqrt(D): every token sees all others alike
+    local       a random walk, scale 1 / sqrt(D): neighbours are alike
+    clustered   64 tokens of each cluster, anywhere in the sequence, scale 3 / sqrt(D): they have all of the weight
+    flat        independent directions, scale 0.1 / sqrt(D): scores near 0
 
 The error is |Y - exact| / |exact|. LSH hides a token from itself; its exact result is that of its own kernel without
 hashing. As in kernel_bench.py, all sides run in one process with the same number of threads, rounds alternate
@@ -50,7 +50,7 @@ def normalized(x):
 
 
 def make_inputs(length):
-    """Name -> X [1, H, S, D]; and V."""
+    """Kind -> X [1, H, S, D] and the scale; and V."""
     random = torch.Generator().manual_seed(2028)
 
     def normal(*shape):
@@ -62,15 +62,16 @@ def make_inputs(length):
     for t in range(1, length):
         walk[:, :, t] = 0.98 * walk[:, :, t - 1] + math.sqrt(1 - 0.98**2) * steps[:, :, t]
     members = torch.randperm(length, generator=random) // CLUSTER
-    clustered = normal(length // CLUSTER, SIZE)[:, :, members] + 0.3 * normal(length, SIZE)
+    clustered = normal(length // CLUSTER, SIZE)[:, :, members] + 0.1 * normal(length, SIZE)
     directions = normalized(normal(length, SIZE))
     inputs = {
-        "random": directions,
-        "local": normalized(walk),
-        "clustered": normalized(clustered),
-        "small": 0.3 * directions,
+        "random": (directions, 1),
+        "local": (normalized(walk), 1),
+        "clustered": (normalized(clustered), 3),
+        "flat": (directions, 0.1),
     }
-    return {name: x.contiguous() for name, x in inputs.items()}, normal(length, SIZE)
+    unit = SIZE**-0.5
+    return {kind: (x.contiguous(), scale * unit) for kind, (x, scale) in inputs.items()}, normal(length, SIZE)
 
 
 class Operator:
@@ -87,8 +88,10 @@ class Operator:
         return self.output
 
 
-def attention(bench, case, x, v, **fields):
+def attention(bench, case, x, v, scale, **fields):
     problem = rapt_attention.Problem(
+        has_scale=1,
+        scale=scale,
         causal=case.causal,
         batch=1,
         query_heads=HEADS,
@@ -107,12 +110,13 @@ def attention(bench, case, x, v, **fields):
     return Rapt(bench.library, bench.context, problem, tensors)
 
 
-def window(bench, case, x, v):
+def window(bench, case, x, v, scale):
     left, right = (WINDOW - 1, 0) if case.causal else (WINDOW // 2, WINDOW // 2 - 1)
-    return attention(bench, case, x, v, has_left_window=1, left_window=left, has_right_window=1, right_window=right)
+    fields = {"has_left_window": 1, "left_window": left, "has_right_window": 1, "right_window": right}
+    return attention(bench, case, x, v, scale, **fields)
 
 
-def block_mask(bench, case, x, v):
+def block_mask(bench, case, x, v, scale):
     """The block of the query and the one before, and random ones among those that it may see."""
     blocks = case.length // BLOCK
     random = torch.Generator().manual_seed(7)
@@ -127,6 +131,7 @@ def block_mask(bench, case, x, v):
         case,
         x,
         v,
+        scale,
         block_mask=shown[None, None].contiguous(),
         has_block_mask=1,
         block_mask_batch=1,
@@ -136,7 +141,7 @@ def block_mask(bench, case, x, v):
     )
 
 
-def lsh(bench, case, x, v, chunk=CHUNK):
+def lsh(bench, case, x, v, scale, chunk=CHUNK):
     problem = rapt_attention.LshProblem(
         dtype=rapt_attention.FP32,
         batch=1,
@@ -144,6 +149,7 @@ def lsh(bench, case, x, v, chunk=CHUNK):
         length=case.length,
         head_size=SIZE,
         value_head_size=SIZE,
+        scale=scale,
         num_hashes=HASHES,
         chunk_length=chunk,
         causal=case.causal,
@@ -153,7 +159,7 @@ def lsh(bench, case, x, v, chunk=CHUNK):
     return Operator(bench, problem, arguments, (x, v), y)
 
 
-def favor(bench, case, x, v):
+def favor(bench, case, x, v, scale):
     x, v = (tensor.transpose(1, 2).reshape(1, case.length, -1).contiguous() for tensor in (x, v))
     problem = rapt_attention.LinearProblem(
         dtype=rapt_attention.FP32,
@@ -164,6 +170,7 @@ def favor(bench, case, x, v):
         tokens=case.length,
         key_size=SIZE,
         value_size=SIZE,
+        scale=scale,
         bidirectional=not case.causal,
         feature_map=3,
         num_features=FEATURES,
@@ -185,17 +192,20 @@ SIDES = {
 }
 
 
-def error_of(make, bench, case, x, v):
-    got = make(bench, case, x, v)()
+def error_of(make, bench, case, x, v, scale):
+    got = make(bench, case, x, v, scale)()
     if make is favor:
         got = got.reshape(1, case.length, HEADS, SIZE).transpose(1, 2)
-    exact = lsh(bench, case, x, v, chunk=case.length)() if make is lsh else attention(bench, case, x, v)()
+    if make is lsh:
+        exact = lsh(bench, case, x, v, scale, chunk=case.length)()
+    else:
+        exact = attention(bench, case, x, v, scale)()
     return ((got - exact).norm() / exact.norm()).item()
 
 
 def run(case, bench):
     inputs, v = make_inputs(case.length)
-    sides = {name: make(bench, case, inputs["random"], v) for name, make in SIDES.items()}
+    sides = {name: make(bench, case, inputs["random"][0], v, inputs["random"][1]) for name, make in SIDES.items()}
     disturbance = Disturbance()
     seconds = measure(sides, bench.rounds, bench.block_seconds)
     seconds = {name: statistics.median(values) for name, values in seconds.items()}
@@ -209,14 +219,14 @@ def run(case, bench):
                 "ms": seconds[name] * 1e3,
                 "ratio": seconds["exact"] / seconds[name],
                 "workspace_bytes": sides[name].plan.workspace_bytes(),
-                "errors": {kind: error_of(make, bench, case, x, v) for kind, x in inputs.items()},
+                "errors": {kind: error_of(make, bench, case, x, v, scale) for kind, (x, scale) in inputs.items()},
                 "others_share": others,
             }
         )
     return rows
 
 
-KINDS = ("random", "local", "clustered", "small")
+KINDS = ("random", "local", "clustered", "flat")
 HEADER = (
     "| tokens | | ms | faster than exact | workspace KiB | " + " | ".join(f"error, {kind}" for kind in KINDS) + " |\n"
     + "| --- " * (5 + len(KINDS))
