@@ -24,6 +24,7 @@ namespace rapt {
 namespace {
 
 constexpr size_t kFirstEmptyRows = 8;
+constexpr int64_t kEstimateRows = 64;
 // e^-88 is about the smallest normal FP32 number.
 constexpr double kWideScores = 88;
 
@@ -414,6 +415,7 @@ Diagnosis::Diagnosis(const Problem& problem, const Arguments& arguments, int wor
     report_.inputs.push_back({role, std::string(names[role]), view.dtype, view.dims, {}, true});
   }
   query_rows_ = problem.batch * problem.query_heads * problem.query_length;
+  if (HasEstimates(problem)) estimate_stride_ = (query_rows_ + kEstimateRows - 1) / kEstimateRows;
   MutexLock lock(mutex_);
   chooses_.resize(problem.query_length);
 }
@@ -550,8 +552,14 @@ void Diagnosis::SummarizeQueryRow(int64_t index, const Arguments& arguments,
       ++by_mask;
     }
   }
+  const bool sees_key = biased.negative_inf < p.total_keys();
+  EstimateFit fit;
+  if (sees_key && estimate_stride_ > 0 && index % estimate_stride_ == 0) {
+    fit = MeasureRow(p, arguments, b, h, i, scores);
+  }
 
   MutexLock lock(mutex_);
+  report_.estimate_fit.Merge(fit);
   report_.raw_scores.Merge(raw);
   report_.scaled_scores.Merge(scaled);
   if (scaled.finite > 0) {
@@ -566,7 +574,7 @@ void Diagnosis::SummarizeQueryRow(int64_t index, const Arguments& arguments,
   report_.hidden_by_mask += by_mask;
   const int64_t hidden = by_position + by_block_mask + by_selection + by_mask;
   if (p.total_keys() - hidden > 1) chooses_[i] = true;
-  if (biased.negative_inf < p.total_keys()) {
+  if (sees_key) {
     report_.row_sums.Add(row_sum);
     return;
   }
@@ -588,6 +596,9 @@ DiagnosisReport Diagnosis::Finish(const PlanOptions& options) {
   std::sort(report_.gradients.begin(), report_.gradients.end(),
             [](const GradientSummary& a, const GradientSummary& b) { return a.role < b.role; });
   if (backward_) WarnAboutFlow(chooses_, report_);
+  if (report_.estimate_fit.rows > 0) {
+    report_.estimates = Explain(problem_, report_.estimate_fit);
+  }
   return std::move(report_);
 }
 

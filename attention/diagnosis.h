@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "attention/checkpoint.h"
+#include "attention/estimate_fit.h"
 #include "attention/field_names.h"
 #include "attention/plan.h"
 #include "attention/problem.h"
@@ -89,6 +90,9 @@ struct DiagnosisReport {
   std::vector<GradientSummary> gradients;
   std::vector<BackendChoice> backends;
   std::vector<std::string> warnings;
+  // Of up to 64 rows, evenly spaced; without rows unless HasEstimates(), and if gradients flow.
+  EstimateFit estimate_fit;
+  std::vector<std::string> estimates;  // what Explain() says
 };
 
 // "B=2 Hq=8 Hkv=2 Sq=128 Sk=128 P=0 D=64 Dv=64 FP32 scale=0.125 causal left_window=128"
@@ -137,6 +141,7 @@ class Diagnosis {
   std::vector<Input> inputs_;
   int64_t input_rows_ = 0;
   int64_t query_rows_ = 0;
+  int64_t estimate_stride_ = 0;   // every so many rows the fit of estimates is measured; 0: never
   std::optional<Plan> backward_;  // of the gradients
 
   Mutex mutex_;

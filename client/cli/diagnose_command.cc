@@ -64,6 +64,12 @@ void PrintWarnings(const Diagnosis& diagnosis) {
   for (const std::string& warning : diagnosis.warnings) absl::PrintF("  * %s\n", warning);
 }
 
+void PrintEstimates(const Diagnosis& diagnosis) {
+  if (diagnosis.estimates.empty()) return;
+  std::printf("\nEstimates:\n");
+  for (const std::string& estimate : diagnosis.estimates) absl::PrintF("  * %s\n", estimate);
+}
+
 void PrintNumbers(const Diagnosis& diagnosis) {
   std::vector<std::pair<std::string, std::string>> rows;  // name and columns
   for (const client::TensorReport& input : diagnosis.inputs) {
@@ -146,6 +152,7 @@ void PrintBackends(const Diagnosis& diagnosis) {
 void Print(const Diagnosis& diagnosis) {
   absl::PrintF("%s\n", diagnosis.problem);
   PrintWarnings(diagnosis);
+  PrintEstimates(diagnosis);
   PrintNumbers(diagnosis);
   PrintVisibility(diagnosis);
   PrintFlow(diagnosis);
@@ -216,6 +223,13 @@ void PrintJson(const Diagnosis& diagnosis) {
   JsonWriter json;
   json.BeginObject().Key("problem").String(diagnosis.problem);
   json.Key("warnings").Strings(diagnosis.warnings);
+  json.Key("estimates").Strings(diagnosis.estimates);
+  if (diagnosis.favor_squared_norm) {
+    json.Key("favor_squared_norm").Number(*diagnosis.favor_squared_norm);
+  }
+  if (diagnosis.lsh_reachable_weight) {
+    json.Key("lsh_reachable_weight").Number(*diagnosis.lsh_reachable_weight);
+  }
   WriteInputs(diagnosis, json);
   for (const Step& step : kSteps) {
     json.Key(step.key).BeginObject();

@@ -229,6 +229,11 @@ client::Diagnosis ToDiagnosis(const Call& call, const DiagnosisReport& report) {
         {choice.backend, choice.chosen, choice.plan, choice.workspace_bytes, choice.reason});
   }
   diagnosis.warnings = report.warnings;
+  diagnosis.estimates = report.estimates;
+  if (const EstimateFit& fit = report.estimate_fit; fit.rows > 0) {
+    diagnosis.favor_squared_norm = fit.squared_norms / static_cast<double>(fit.rows);
+    diagnosis.lsh_reachable_weight = fit.reachable_weights / static_cast<double>(fit.rows);
+  }
   return diagnosis;
 }
 

@@ -589,6 +589,13 @@ absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response) {
                                   choice.workspace_bytes(), choice.reason()});
   }
   diagnosis.warnings.assign(response.warnings().begin(), response.warnings().end());
+  diagnosis.estimates.assign(response.estimates().begin(), response.estimates().end());
+  if (response.has_favor_squared_norm()) {
+    diagnosis.favor_squared_norm = response.favor_squared_norm();
+  }
+  if (response.has_lsh_reachable_weight()) {
+    diagnosis.lsh_reachable_weight = response.lsh_reachable_weight();
+  }
   return diagnosis;
 }
 

@@ -169,6 +169,11 @@ void EncodeDiagnosis(const v1::AttendRequest& call, const v1::AttendBackwardRequ
     EncodeChoice(choice, *response.add_backends());
   }
   for (const std::string& warning : report.warnings) response.add_warnings(warning);
+  for (const std::string& estimate : report.estimates) response.add_estimates(estimate);
+  const EstimateFit& fit = report.estimate_fit;
+  if (fit.rows == 0) return;
+  response.set_favor_squared_norm(fit.squared_norms / static_cast<double>(fit.rows));
+  response.set_lsh_reachable_weight(fit.reachable_weights / static_cast<double>(fit.rows));
 }
 
 absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const PlanOptions& options,

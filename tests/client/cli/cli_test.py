@@ -1389,6 +1389,19 @@ def test_diagnose_shows_how_the_gradient_flows(rapt, save, load, where):
 
 
 @EVERYWHERE
+def test_diagnose_says_whether_estimates_fit(rapt, save, where):
+    save(q=0.3 * draw(1, 600, 8), k=0.3 * draw(2, 600, 8), v=draw(3, 600, 8))
+    files = ["--q=q.npy", "--k=k.npy", "--v=v.npy", *where]
+    text = rapt("diagnose", *files).stdout
+    assert "FAVOR+ may estimate this call" in text and "LSH is useless for these inputs" in text
+    report = json.loads(rapt("diagnose", *files, "--scale=30", "--json").stdout)
+    assert report["estimates"][0].startswith("FAVOR+ is useless for these inputs")
+    assert report["estimates"][1].startswith("LSH may estimate this call")
+    assert report["favor_squared_norm"] > 10 and report["lsh_reachable_weight"] > 0.9
+    assert "estimates" not in rapt("diagnose", *files, "--softcap=3").stdout.lower()
+
+
+@EVERYWHERE
 @pytest.mark.parametrize("page, least", [("variants.md", 20), ("gradients.md", 6)])
 def test_every_command_of_the_pages_works(rapt, tmp_path, where, page, least):
     text = (DOCS / page).read_text()

@@ -464,7 +464,8 @@ TEST(CodecTest, ReadsADiagnosis) {
       empty_rows { count: 20 first { batch: 1 head: 2 query: 3 } } output { max: 6 }
       backends { backend: "cpu" chosen: true plan: "p" workspace_bytes: 64 }
       backends { backend: "reference" reason: "slower" }
-      warnings: "first" warnings: "second")"));
+      warnings: "first" warnings: "second"
+      estimates: "third" favor_squared_norm: 0.5 lsh_reachable_weight: 0.25)"));
   ASSERT_TRUE(diagnosis.ok()) << diagnosis.status();
   EXPECT_EQ(diagnosis->problem, "B=1");
   ASSERT_EQ(diagnosis->inputs.size(), 2u);
@@ -500,6 +501,9 @@ TEST(CodecTest, ReadsADiagnosis) {
   EXPECT_EQ(diagnosis->backends[0].workspace_bytes, 64);
   EXPECT_EQ(diagnosis->backends[1].reason, "slower");
   EXPECT_THAT(diagnosis->warnings, ElementsAre("first", "second"));
+  EXPECT_THAT(diagnosis->estimates, ElementsAre("third"));
+  EXPECT_EQ(diagnosis->favor_squared_norm, 0.5);
+  EXPECT_EQ(diagnosis->lsh_reachable_weight, 0.25);
 }
 
 TEST(CodecTest, ConvertsMemoryEstimatesAndServerInfo) {

@@ -74,6 +74,11 @@ struct Diagnosis {
   std::vector<GradientReport> gradients;  // of dq, dk and dv; only of a BackwardCall
   std::vector<BackendChoice> backends;
   std::vector<std::string> warnings;  // likely causes, one sentence each
+  // Whether FAVOR+ and LSH could estimate a plain call for these inputs, one sentence each; and the
+  // figures on which they rest, as in the proto.
+  std::vector<std::string> estimates;
+  std::optional<double> favor_squared_norm;
+  std::optional<double> lsh_reachable_weight;
 };
 
 // Inputs of AttendCall in place of a mask or bias of all pairs, by the size that the other members
