@@ -1,11 +1,14 @@
 #include "attention/memory_estimate.h"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "attention/attention.h"
+#include "attention/mechanism/linear/linear_attention.h"
+#include "attention/mechanism/lsh/lsh_attention.h"
 #include "base/checked_math.h"
 #include "base/round_up.h"
 
@@ -51,6 +54,76 @@ std::vector<InputEstimate> EstimateInputs(const Problem& p) {
   return inputs;
 }
 
+absl::Status CheckOption(absl::string_view name, int64_t value, int64_t most) {
+  if (value >= 1 && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " is ", value, "; it must be from 1 to ", most));
+}
+
+absl::Status Check(const LinearTimeOptions& options) {
+  absl::Status status = CheckOption("lsh_hashes", options.lsh_hashes, kMostHashes);
+  if (status.ok()) status = CheckOption("lsh_chunk_length", options.lsh_chunk_length, kMaxAxis);
+  if (status.ok() && options.favor_features) {
+    status = CheckOption("favor_features", *options.favor_features, kMaxAxis);
+  }
+  return status;
+}
+
+OperatorEstimate EstimateOperator(const absl::StatusOr<std::shared_ptr<const TensorOperator>>& op,
+                                  const PlanOptions& options) {
+  OperatorEstimate estimate;
+  const auto refuse = [&](const absl::Status& status) {
+    estimate.refusal = std::string(status.message());
+    return estimate;
+  };
+  if (!op.ok()) return refuse(op.status());
+  const absl::StatusOr<Plan> plan = MakePlan(**op, options);
+  if (!plan.ok()) return refuse(plan.status());
+  const absl::StatusOr<int64_t> bytes = WorkspaceBytes(*plan);
+  if (!bytes.ok()) return refuse(bytes.status());
+  estimate.workspace_bytes = *bytes;
+  estimate.plan = plan->Describe();
+  return estimate;
+}
+
+OperatorEstimate EstimateLsh(const Problem& p, const PlanOptions& options,
+                             const LinearTimeOptions& linear_time) {
+  const int64_t chunk = linear_time.lsh_chunk_length;
+  const int64_t tokens = p.total_keys() > chunk ? RoundUp(p.total_keys(), chunk) : p.total_keys();
+  LshAttentionCall call;
+  call.num_hashes = linear_time.lsh_hashes;
+  call.chunk_length = chunk;
+  call.seed = 0;
+  call.inputs[Role::kQ] = {p.dtype, {p.batch, p.query_heads, tokens, p.head_size}};
+  call.inputs[Role::kV] = {p.dtype, {p.batch, p.query_heads, tokens, p.value_head_size}};
+  return EstimateOperator(MakeLshAttention(call), options);
+}
+
+OperatorEstimate EstimateFavor(const Problem& p, const PlanOptions& options,
+                               const LinearTimeOptions& linear_time) {
+  LinearAttentionCall call;
+  call.q_num_heads = p.query_heads;
+  call.kv_num_heads = p.kv_heads;
+  call.update_rule = LinearRule::kLinear;
+  call.feature_map = FeatureMap::kFavor;
+  call.num_features = linear_time.favor_features;
+  const auto tokens = [&](int64_t heads, int64_t size) {
+    return TensorSpec{p.dtype, {p.batch, p.total_keys(), heads * size}};
+  };
+  call.inputs[Role::kQ] = tokens(p.query_heads, p.head_size);
+  call.inputs[Role::kK] = tokens(p.kv_heads, p.head_size);
+  call.inputs[Role::kV] = tokens(p.kv_heads, p.value_head_size);
+  call.wants_present_state = call.wants_present_normalizer = true;
+  const auto op = MakeLinearAttention(call);
+  OperatorEstimate estimate = EstimateOperator(op, options);
+  if (!estimate.refusal.empty()) return estimate;
+  for (const Role state : {linear::kPresentState, linear::kPresentNormalizer}) {
+    // The operator has checked that its outputs have a size.
+    estimate.state_bytes += *ByteSize(linear::NameOf(state), *(*op)->outputs()[state]);
+  }
+  return estimate;
+}
+
 }  // namespace
 
 void AddInputs(const CompactInputs& inputs, Problem& p) {
@@ -75,7 +148,9 @@ void AddInputs(const CompactInputs& inputs, Problem& p) {
   }
 }
 
-absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOptions& options) {
+absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOptions& options,
+                                              const LinearTimeOptions& linear_time) {
+  if (absl::Status status = Check(linear_time); !status.ok()) return status;
   const absl::StatusOr<Plan> plan = MakePlan(p, options);
   if (!plan.ok()) return plan.status();
   const absl::StatusOr<int64_t> workspace_bytes = WorkspaceBytes(*plan);
@@ -93,6 +168,8 @@ absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& p, const PlanOption
   estimate.fused_bytes = *workspace_bytes;
   estimate.plan = plan->Describe();
   estimate.inputs = EstimateInputs(p);
+  estimate.lsh = EstimateLsh(p, options, linear_time);
+  estimate.linear = EstimateFavor(p, options, linear_time);
   return estimate;
 }
 

@@ -1,9 +1,11 @@
-// Estimates the bytes that attention needs in addition to its tensors, for three algorithms, and
-// those of inputs in place of a mask or bias of all pairs.
+// Estimates the bytes that attention needs in addition to its tensors, for three algorithms of
+// exact attention and two of linear time, and those of inputs in place of a mask or bias of all
+// pairs.
 #ifndef RAPT_ATTENTION_MEMORY_ESTIMATE_H_
 #define RAPT_ATTENTION_MEMORY_ESTIMATE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,6 +41,21 @@ struct InputEstimate {
   int64_t saved_bytes = 0;
 };
 
+// The attributes of the operators of linear time that decide their memory.
+struct LinearTimeOptions {
+  int64_t lsh_hashes = 4;
+  int64_t lsh_chunk_length = 64;
+  std::optional<int64_t> favor_features = std::nullopt;  // absent: floor(D ln D)
+};
+
+// lsh_attention or linear_attention in place of exact attention.
+struct OperatorEstimate {
+  int64_t workspace_bytes = 0;  // of the plan
+  int64_t state_bytes = 0;      // what later tokens need instead of keys and values
+  std::string plan;
+  std::string refusal;  // why the operator does not take these sizes; then the rest is empty
+};
+
 struct MemoryEstimate {
   int64_t tensor_bytes = 0;  // Q, K, V and Y
   // The score matrix [B, Hq, Sq, T], in the type of the softmax.
@@ -49,12 +66,17 @@ struct MemoryEstimate {
   std::string plan;
   // Block mask, selected indices and bias by distance, if the problem has them.
   std::vector<InputEstimate> inputs;
+  // Self-attention of the keys, without the problem's other inputs.
+  OperatorEstimate lsh;     // of the length rounded up to whole chunks; rotations drawn from a seed
+  OperatorEstimate linear;  // FAVOR+, with a projection drawn from a seed
 };
 
 inline constexpr int64_t kEstimateChunk = 256;
 
-// Returns MakePlan()'s errors, and InvalidArgument if sizes overflow.
-absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& problem, const PlanOptions& options);
+// Returns MakePlan()'s errors, and InvalidArgument if sizes overflow or an option of linear time is
+// out of range.
+absl::StatusOr<MemoryEstimate> EstimateMemory(const Problem& problem, const PlanOptions& options,
+                                              const LinearTimeOptions& linear_time = {});
 
 }  // namespace rapt
 

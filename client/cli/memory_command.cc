@@ -2,10 +2,8 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "attention/memory_estimate.h"
-#include "base/host_limits.h"
 #include "client/cli/commands.h"
-#include "client/cli/library_types.h"
+#include "client/cli/local_memory.h"
 #include "client/console/bytes.h"
 #include "client/console/json.h"
 #include "client/console/server_connection.h"
@@ -17,10 +15,11 @@ struct MemoryFlags {
   int64_t batch = 1;
   int64_t heads = 8;
   std::optional<int64_t> kv_heads;
-  std::vector<int64_t> lengths = {512, 1024, 2048, 4096, 8192, 16384};
+  std::vector<int64_t> lengths = DoubledLengths();
   int64_t head_size = 64;
   std::string dtype = "fp32";
   client::CompactInputs inputs;
+  client::LinearTimeOptions linear_time;
   std::optional<std::string> address;
   ServerFlags server;  // its address is not used
   bool json = false;
@@ -42,6 +41,8 @@ absl::StatusOr<client::MemoryQuestion> QuestionOf(const MemoryFlags& flags) {
   if (checked.ok()) checked = CheckAtLeastOne("heads", flags.heads);
   if (checked.ok()) checked = CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
   if (checked.ok()) checked = CheckAtLeastOne("head-size", flags.head_size);
+  if (checked.ok()) checked = CheckAtLeastOne("lsh-hashes", flags.linear_time.lsh_hashes);
+  if (checked.ok()) checked = CheckAtLeastOne("lsh-chunk", flags.linear_time.lsh_chunk_length);
   for (const int64_t length : flags.lengths) {
     if (checked.ok()) checked = CheckAtLeastOne("seq", length);
   }
@@ -53,80 +54,59 @@ absl::StatusOr<client::MemoryQuestion> QuestionOf(const MemoryFlags& flags) {
                                 .head_size = flags.head_size,
                                 .value_head_size = flags.head_size,
                                 .dtype = *dtype,
-                                .inputs = flags.inputs};
+                                .inputs = flags.inputs,
+                                .linear_time = flags.linear_time};
 }
 
-Problem ProblemOf(const client::MemoryQuestion& question, int64_t length) {
-  Problem problem;
-  problem.dtype = ToLibrary(question.dtype);
-  problem.batch = question.batch;
-  problem.query_heads = question.query_heads;
-  problem.kv_heads = question.kv_heads;
-  problem.query_length = problem.key_length = length;
-  problem.head_size = question.head_size;
-  problem.value_head_size = question.value_head_size;
-  const client::CompactInputs& inputs = question.inputs;
-  AddInputs({.block_q = inputs.block_q,
-             .block_k = inputs.block_k,
-             .selected_indices = inputs.selected_indices,
-             .alibi = inputs.alibi,
-             .bias_table = inputs.bias_table,
-             .relative_bias = inputs.relative_bias,
-             .per_head = inputs.per_head},
-            problem);
-  return problem;
+// "-" if the operator does not take the sizes.
+std::string Cell(const client::OperatorEstimate& estimate) {
+  return estimate.refusal.empty() ? HumanBytes(estimate.workspace_bytes + estimate.state_bytes)
+                                  : "-";
 }
 
-std::vector<client::InputEstimate> ToClient(const std::vector<InputEstimate>& inputs) {
-  std::vector<client::InputEstimate> converted;
-  converted.reserve(inputs.size());
-  for (const auto& [name, bytes, saved_bytes] : inputs) {
-    converted.push_back({std::string(name), bytes, saved_bytes});
-  }
-  return converted;
-}
-
-// Uses the plans for this machine.
-absl::StatusOr<client::MemoryEstimates> EstimateHere(const client::MemoryQuestion& question) {
-  const PlanOptions options{.threads = ReadHostLimits().cores};
-  client::MemoryEstimates estimates{.estimates = {}, .chunk = kEstimateChunk};
-  for (const int64_t length : question.lengths) {
-    const absl::StatusOr<MemoryEstimate> estimate =
-        EstimateMemory(ProblemOf(question, length), options);
-    if (!estimate.ok()) return estimate.status();
-    estimates.estimates.push_back({length, estimate->tensor_bytes, estimate->standard_bytes,
-                                   estimate->chunked_bytes, estimate->fused_bytes, estimate->plan,
-                                   ToClient(estimate->inputs)});
-  }
-  return estimates;
+// The plan of the longest estimate, or why there is none.
+std::string PlanOf(const client::OperatorEstimate& estimate) {
+  return estimate.refusal.empty() ? estimate.plan : estimate.refusal;
 }
 
 void Print(const MemoryFlags& flags, const client::MemoryEstimates& estimates) {
   absl::PrintF("batch %d, %d heads, head size %d, %s; memory in addition to Q, K, V and Y:\n\n",
                flags.batch, flags.heads, flags.head_size, flags.dtype);
-  absl::PrintF("%8s  %12s  %12s  %12s  %12s", "length", "Q, K, V, Y", "standard", "chunked",
-               "fused");
+  absl::PrintF("%8s  %12s  %12s  %12s  %12s  %12s  %12s", "length", "Q, K, V, Y", "standard",
+               "chunked", "fused", "LSH", "linear");
   for (const client::InputEstimate& input : estimates.estimates.front().inputs) {
     absl::PrintF("  %16s  %12s", input.name, "saved");
   }
   absl::PrintF("\n");
   for (const client::MemoryEstimate& estimate : estimates.estimates) {
-    absl::PrintF("%8d  %12s  %12s  %12s  %12s", estimate.length, HumanBytes(estimate.tensor_bytes),
-                 HumanBytes(estimate.standard_bytes), HumanBytes(estimate.chunked_bytes),
-                 HumanBytes(estimate.fused_bytes));
+    absl::PrintF("%8d  %12s  %12s  %12s  %12s  %12s  %12s", estimate.length,
+                 HumanBytes(estimate.tensor_bytes), HumanBytes(estimate.standard_bytes),
+                 HumanBytes(estimate.chunked_bytes), HumanBytes(estimate.fused_bytes),
+                 Cell(estimate.lsh), Cell(estimate.linear));
     for (const client::InputEstimate& input : estimate.inputs) {
       absl::PrintF("  %16s  %12s", HumanBytes(input.bytes), HumanBytes(input.saved_bytes));
     }
     absl::PrintF("\n");
   }
+  const client::MemoryEstimate& longest = estimates.estimates.back();
   absl::PrintF(
       "\nstandard  the full score matrix, heads x length x length\n"
       "chunked   scores of %d keys at a time, by online softmax\n"
-      "fused     the exact workspace of the plan of %s: %s\n",
-      estimates.chunk, flags.address.value_or("this machine"), estimates.estimates.back().plan);
+      "fused     the exact workspace of the plan of %s: %s\n"
+      "LSH       the same of lsh_attention, %d rounds, chunks of %d: %s\n"
+      "linear    the same of linear_attention with FAVOR+ and its state, at any length: %s\n",
+      estimates.chunk, flags.address.value_or("this machine"), longest.plan,
+      flags.linear_time.lsh_hashes, flags.linear_time.lsh_chunk_length, PlanOf(longest.lsh),
+      PlanOf(longest.linear));
   if (estimates.estimates.front().inputs.empty()) return;
   absl::PrintF(
       "saved     what the input before it takes less than the mask or bias of length x length\n");
+}
+
+void WriteOperator(const char* name, const client::OperatorEstimate& estimate, JsonWriter& json) {
+  json.Key(name).BeginObject().Key("workspace_bytes").Integer(estimate.workspace_bytes);
+  json.Key("state_bytes").Integer(estimate.state_bytes).Key("plan").String(estimate.plan);
+  json.Key("refusal").String(estimate.refusal).EndObject();
 }
 
 void PrintJson(const MemoryFlags& flags, const client::MemoryEstimates& estimates) {
@@ -145,7 +125,10 @@ void PrintJson(const MemoryFlags& flags, const client::MemoryEstimates& estimate
       json.BeginObject().Key("name").String(input.name).Key("bytes").Integer(input.bytes);
       json.Key("saved_bytes").Integer(input.saved_bytes).EndObject();
     }
-    json.EndArray().EndObject();
+    json.EndArray();
+    WriteOperator("lsh", estimate.lsh, json);
+    WriteOperator("linear", estimate.linear, json);
+    json.EndObject();
   }
   json.EndArray().EndObject();
   std::puts(json.Take().c_str());
@@ -163,7 +146,7 @@ ExitCode Estimate(const MemoryFlags& flags) {
     estimates = (*server)->EstimateMemory(*question);
     if (!estimates.ok()) return FailCall(estimates.status());
   } else {
-    estimates = EstimateHere(*question);
+    estimates = EstimateMemoryHere(*question);
     if (!estimates.ok()) return FailUsage(estimates.status());
   }
   (flags.json ? PrintJson : Print)(flags, *estimates);
@@ -178,13 +161,15 @@ ExitCode RunMemoryCommand(CommandArguments arguments) {
       .usage = "rapt memory [flags]",
       .summary =
           "Estimates the memory that self-attention needs in addition to its tensors, at several "
-          "lengths: with the full score matrix, in chunks of keys, and fused as in rapt; and what "
-          "inputs save that replace a mask or bias of length x length. Needs no server unless "
+          "lengths: with the full score matrix, in chunks of keys, and fused as in rapt; by "
+          "hashing "
+          "and with random features, which take time linear in the length; and what inputs save "
+          " that replace a mask or bias of length x length. Needs no server unless "
           "--address is set.",
       .flags = {{"batch", "N", "batch size (default: 1)", &flags.batch},
                 {"heads", "N", "query heads (default: 8)", &flags.heads},
                 {"kv-heads", "N", "key and value heads (default: --heads)", &flags.kv_heads},
-                {"seq", "LIST", "lengths (default: 512,1024,2048,4096,8192,16384)", &flags.lengths},
+                {"seq", "LIST", "lengths (default: 128 to 32768, doubling)", &flags.lengths},
                 {"head-size", "N", "head size (default: 64)", &flags.head_size},
                 {"dtype", "TYPE", "fp32, fp16, bf16 or fp64 (default: fp32)", &flags.dtype},
                 {"block-q", "N", "a block_mask with N queries in an entry; with --block-k",
@@ -199,6 +184,12 @@ ExitCode RunMemoryCommand(CommandArguments arguments) {
                 {"per-head", "",
                  "block_mask, selected_indices and relative_bias differ between heads",
                  &flags.inputs.per_head},
+                {"lsh-hashes", "N", "rounds of hashing of LSH (default: 4)",
+                 &flags.linear_time.lsh_hashes},
+                {"lsh-chunk", "N", "tokens in a chunk of LSH (default: 64)",
+                 &flags.linear_time.lsh_chunk_length},
+                {"features", "N", "random features of FAVOR+ (default: floor(D ln D))",
+                 &flags.linear_time.favor_features},
                 {"address", "HOST:PORT", "use the plans of this server (default: of this machine)",
                  &flags.address},
                 {"json", "", "print the bytes as JSON", &flags.json}},

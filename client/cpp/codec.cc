@@ -345,6 +345,10 @@ Range ReadRange(const Message& message) {
   return range;
 }
 
+OperatorEstimate Read(const v1::OperatorEstimate& message) {
+  return {message.workspace_bytes(), message.state_bytes(), message.plan(), message.refusal()};
+}
+
 MemoryEstimate Read(const v1::MemoryEstimate& message) {
   MemoryEstimate estimate{.length = message.length(),
                           .tensor_bytes = message.tensor_bytes(),
@@ -355,6 +359,8 @@ MemoryEstimate Read(const v1::MemoryEstimate& message) {
   for (const v1::InputEstimate& input : message.inputs()) {
     estimate.inputs.push_back({input.name(), input.bytes(), input.saved_bytes()});
   }
+  estimate.lsh = Read(message.lsh());
+  estimate.linear = Read(message.linear());
   return estimate;
 }
 
@@ -512,6 +518,9 @@ v1::EstimateMemoryRequest Encode(const MemoryQuestion& question) {
   request.set_bias_table(inputs.bias_table);
   request.set_relative_bias(inputs.relative_bias);
   request.set_per_head(inputs.per_head);
+  request.set_lsh_hashes(question.linear_time.lsh_hashes);
+  request.set_lsh_chunk_length(question.linear_time.lsh_chunk_length);
+  request.set_favor_features(question.linear_time.favor_features);
   return request;
 }
 

@@ -8,6 +8,8 @@
 #include <string>
 
 #include "attention/attention.h"
+#include "attention/mechanism/linear/linear_attention.h"
+#include "attention/mechanism/lsh/lsh_attention.h"
 
 namespace rapt {
 namespace {
@@ -89,6 +91,94 @@ TEST(MemoryEstimateTest, FusedIsThePlansWorkspaceForAnyLength) {
     EXPECT_EQ(estimate.plan, plan->Describe());
   }
   EXPECT_EQ(Estimate(Tutorial(4096)).fused_bytes, Estimate(Tutorial(1 << 20)).fused_bytes);
+}
+
+// ---- Linear time --------------------------------------------------------------------------------
+
+void ExpectPlanOf(const TensorOperator& op, const PlanOptions& options,
+                  const OperatorEstimate& estimate) {
+  const absl::StatusOr<Plan> plan = MakePlan(op, options);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(estimate.workspace_bytes, plan->workspace_bytes());
+  EXPECT_EQ(estimate.plan, plan->Describe());
+  EXPECT_EQ(estimate.refusal, "");
+}
+
+TEST(MemoryEstimateTest, LshIsItsPlansWorkspace) {
+  for (const char* backend : {"cpu", "reference"}) {
+    const PlanOptions options = {.backend = backend, .threads = 3};
+    const auto estimate = EstimateMemory(Tutorial(1000), options, {.lsh_hashes = 2});
+    ASSERT_TRUE(estimate.ok()) << estimate.status();
+    LshAttentionCall call;
+    call.num_hashes = 2;
+    call.chunk_length = 64;
+    call.seed = 7;
+    call.inputs[Role::kQ] = call.inputs[Role::kV] = {DType::kFloat32, {32, 8, 1024, 64}};
+    const auto op = MakeLshAttention(call);
+    ASSERT_TRUE(op.ok()) << op.status();
+    ExpectPlanOf(**op, options, estimate->lsh);
+    EXPECT_EQ(estimate->lsh.state_bytes, 0);
+  }
+}
+
+TEST(MemoryEstimateTest, LinearIsItsPlansWorkspaceAndAStateThatDoesNotGrow) {
+  Problem problem = Tutorial(1000);
+  problem.kv_heads = 2;
+  problem.value_head_size = 48;
+  const PlanOptions options = {.threads = 3};
+  const auto estimate = EstimateMemory(problem, options, {.favor_features = 100});
+  ASSERT_TRUE(estimate.ok()) << estimate.status();
+  LinearAttentionCall call;
+  call.q_num_heads = 8;
+  call.kv_num_heads = 2;
+  call.update_rule = LinearRule::kLinear;
+  call.feature_map = FeatureMap::kFavor;
+  call.num_features = 100;
+  call.inputs[Role::kQ] = {DType::kFloat32, {32, 1000, 8 * 64}};
+  call.inputs[Role::kK] = {DType::kFloat32, {32, 1000, 2 * 64}};
+  call.inputs[Role::kV] = {DType::kFloat32, {32, 1000, 2 * 48}};
+  const auto op = MakeLinearAttention(call);
+  ASSERT_TRUE(op.ok()) << op.status();
+  ExpectPlanOf(**op, options, estimate->linear);
+  EXPECT_EQ(estimate->linear.state_bytes, 32 * 2 * 100 * (48 + 1) * 4);
+  for (const int64_t length : {128, 32768}) {
+    problem.key_length = problem.query_length = length;
+    const auto other = EstimateMemory(problem, options, {.favor_features = 100});
+    ASSERT_TRUE(other.ok()) << other.status();
+    EXPECT_EQ(other->linear.state_bytes, estimate->linear.state_bytes);
+    EXPECT_EQ(other->linear.workspace_bytes, estimate->linear.workspace_bytes);
+  }
+}
+
+TEST(MemoryEstimateTest, SaysWhyAnOperatorDoesNotTakeTheSizes) {
+  Problem problem = Tutorial(1 << 26);
+  problem.batch = problem.query_heads = problem.kv_heads = 1;
+  const auto estimate =
+      EstimateMemory(problem, kOneThread, {.lsh_hashes = 1024, .lsh_chunk_length = 1});
+  ASSERT_TRUE(estimate.ok()) << estimate.status();
+  EXPECT_THAT(estimate->lsh.refusal, HasSubstr("can't be drawn"));
+  EXPECT_EQ(estimate->lsh.workspace_bytes, 0);
+  EXPECT_EQ(estimate->linear.refusal, "");
+  problem.query_length = problem.key_length = 1;
+  problem.head_size = 1 << 17;
+  EXPECT_THAT(Estimate(problem).linear.refusal, HasSubstr("into heads of 1 to 65536"));
+}
+
+TEST(MemoryEstimateTest, RejectsOptionsOfLinearTimeOutOfRange) {
+  const struct {
+    LinearTimeOptions options;
+    const char* message;
+  } cases[] = {
+      {{.lsh_hashes = 0}, "lsh_hashes is 0; it must be from 1 to 1024"},
+      {{.lsh_hashes = 1025}, "lsh_hashes is 1025; it must be from 1 to 1024"},
+      {{.lsh_chunk_length = -1}, "lsh_chunk_length is -1; it must be from 1 to"},
+      {{.favor_features = 0}, "favor_features is 0; it must be from 1 to"},
+  };
+  for (const auto& c : cases) {
+    const auto estimate = EstimateMemory(Tutorial(64), kOneThread, c.options);
+    EXPECT_EQ(estimate.status().code(), absl::StatusCode::kInvalidArgument) << c.message;
+    EXPECT_THAT(std::string(estimate.status().message()), HasSubstr(c.message));
+  }
 }
 
 TEST(MemoryEstimateTest, NoKeysOrNoQueriesNeedNoScores) {

@@ -1124,6 +1124,34 @@ TEST_F(RaptServiceTest, EstimatesAPlanToTheByte) {
   EXPECT_EQ(response.estimates(0).tensor_bytes(), 2 * 2 * 333 * (6 + 2) * (40 + 24));
 }
 
+TEST_F(RaptServiceTest, EstimatesAttentionInLinearTime) {
+  v1::EstimateMemoryRequest request;
+  request.set_batch(1);
+  request.set_query_heads(2);
+  for (const int64_t length : {128, 32768}) request.add_lengths(length);
+  v1::EstimateMemoryResponse response;
+  ASSERT_TRUE(TryEstimate(request, response).ok());
+  constexpr int64_t kFeatures = 266;  // floor(64 ln 64)
+  for (const v1::MemoryEstimate& estimate : response.estimates()) {
+    EXPECT_EQ(estimate.linear().state_bytes(), 2 * kFeatures * (64 + 1) * 4);
+    EXPECT_THAT(estimate.linear().plan(), HasSubstr("cpu/"));
+    EXPECT_THAT(estimate.lsh().plan(), HasSubstr("cpu/"));
+  }
+  const v1::MemoryEstimate& shortest = response.estimates(0);
+  const v1::MemoryEstimate& longest = response.estimates(1);
+  EXPECT_EQ(longest.linear().workspace_bytes(), shortest.linear().workspace_bytes());
+  EXPECT_LT(longest.lsh().workspace_bytes(), longest.standard_bytes() / 100);
+  EXPECT_GT(longest.lsh().workspace_bytes(), longest.fused_bytes());
+
+  request.set_lsh_hashes(1);
+  request.set_lsh_chunk_length(128);
+  request.set_favor_features(16);
+  v1::EstimateMemoryResponse fewer;
+  ASSERT_TRUE(TryEstimate(request, fewer).ok());
+  EXPECT_EQ(fewer.estimates(1).linear().state_bytes(), 2 * 16 * (64 + 1) * 4);
+  EXPECT_LT(fewer.estimates(1).lsh().workspace_bytes(), longest.lsh().workspace_bytes());
+}
+
 TEST_F(RaptServiceTest, EstimatesWhatInputsSave) {
   v1::EstimateMemoryRequest request = TutorialSizes();
   request.set_kv_heads(2);
@@ -1187,6 +1215,9 @@ TEST_F(RaptServiceTest, RejectsInvalidSizes) {
          r.set_relative_bias(3);
        },
        "alibi and relative_bias are both set"},
+      {[](auto& r) { r.set_lsh_hashes(-1); }, "lsh_hashes is -1; it must be from 1 to 1024"},
+      {[](auto& r) { r.set_lsh_chunk_length(-1); }, "lsh_chunk_length is -1"},
+      {[](auto& r) { r.set_favor_features(-1); }, "favor_features is -1"},
       {[](auto& r) { r.set_dtype(v1::BOOL); }, "dtype is BOOL; it must be FP32, FP16"},
       {[](auto& r) { r.set_dtype(v1::INT8); }, "dtype is INT8"},
       {[](auto& r) { r.set_dtype(static_cast<v1::DataType>(77)); }, "dtype is 77"},

@@ -108,6 +108,22 @@ CompactInputs ReadInputs(const v1::EstimateMemoryRequest& request) {
           .per_head = request.per_head()};
 }
 
+// rapt::EstimateMemory() checks them.
+LinearTimeOptions ReadLinearTime(const v1::EstimateMemoryRequest& request) {
+  LinearTimeOptions options;
+  options.lsh_hashes = OrDefault(request.lsh_hashes(), options.lsh_hashes);
+  options.lsh_chunk_length = OrDefault(request.lsh_chunk_length(), options.lsh_chunk_length);
+  if (request.favor_features() != 0) options.favor_features = request.favor_features();
+  return options;
+}
+
+void EncodeOperator(const OperatorEstimate& estimate, v1::OperatorEstimate& message) {
+  message.set_workspace_bytes(estimate.workspace_bytes);
+  message.set_state_bytes(estimate.state_bytes);
+  message.set_plan(estimate.plan);
+  message.set_refusal(estimate.refusal);
+}
+
 absl::Status CheckLengths(const v1::EstimateMemoryRequest& request) {
   const int count = request.lengths_size();
   if (count < 1 || count > kMaxLengths) {
@@ -182,10 +198,12 @@ absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const Plan
   if (!problem.ok()) return problem.status();
   if (absl::Status status = CheckLengths(request); !status.ok()) return status;
   const CompactInputs inputs = ReadInputs(request);
+  const LinearTimeOptions linear_time = ReadLinearTime(request);
   for (const int64_t length : request.lengths()) {
     problem->query_length = problem->key_length = length;
     AddInputs(inputs, *problem);
-    const absl::StatusOr<MemoryEstimate> estimate = rapt::EstimateMemory(*problem, options);
+    const absl::StatusOr<MemoryEstimate> estimate =
+        rapt::EstimateMemory(*problem, options, linear_time);
     if (!estimate.ok()) return estimate.status();
     v1::MemoryEstimate& message = *response.add_estimates();
     message.set_length(length);
@@ -200,6 +218,8 @@ absl::Status EstimateMemory(const v1::EstimateMemoryRequest& request, const Plan
       input_message.set_bytes(input.bytes);
       input_message.set_saved_bytes(input.saved_bytes);
     }
+    EncodeOperator(estimate->lsh, *message.mutable_lsh());
+    EncodeOperator(estimate->linear, *message.mutable_linear());
   }
   response.set_chunk(kEstimateChunk);
   return absl::OkStatus();

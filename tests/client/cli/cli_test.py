@@ -1033,6 +1033,22 @@ def test_memory_agrees_with_a_server_on_this_machine(rapt, server):
     assert here == json.loads(rapt("memory", *flags, "--address", server.grpc_address).stdout)
 
 
+def test_memory_shows_attention_in_linear_time(rapt, server):
+    report = json.loads(rapt("memory", "--json").stdout)
+    assert [row["length"] for row in report["lengths"]] == [2**n for n in range(7, 16)]
+    first, last = report["lengths"][0], report["lengths"][-1]
+    assert first["linear"]["state_bytes"] == 8 * 266 * 65 * 4
+    assert first["linear"] == last["linear"]
+    assert last["fused_bytes"] < last["lsh"]["workspace_bytes"] < last["standard_bytes"] / 20
+    flags = ["--seq=100,1024", "--features=16", "--lsh-hashes=2", "--lsh-chunk=32", "--json"]
+    here = json.loads(rapt("memory", *flags).stdout)
+    assert here["lengths"][1]["linear"]["state_bytes"] == 8 * 16 * 65 * 4
+    assert here == json.loads(rapt("memory", *flags, "--address", server.grpc_address).stdout)
+    shown = rapt("memory", "--seq=1024", "--head-size=100000").stdout
+    assert re.search(r"^ +1024 .* -$", shown, re.MULTILINE)
+    assert "into heads of 1 to 65536" in shown
+
+
 def test_memory_shows_what_inputs_save(rapt, server):
     flags = ["--seq=128,1024", "--heads=8", "--block-q=64", "--block-k=64", "--alibi", "--per-head"]
     shown = rapt("memory", *flags).stdout
@@ -1174,6 +1190,10 @@ ERRORS = [
     ("memory --batch -1", USAGE, "--batch is -1; it must be at least 1"),
     ("memory --seq 9000000000000000000", USAGE, "from 0 to 2^40"),
     ("memory --seq ,", USAGE, "whole numbers like 1,2,3"),
+    ("memory --lsh-hashes 0", USAGE, "--lsh-hashes is 0; it must be at least 1"),
+    ("memory --lsh-hashes 1025", USAGE, "lsh_hashes is 1025; it must be from 1 to 1024"),
+    ("memory --lsh-chunk 0", USAGE, "--lsh-chunk is 0; it must be at least 1"),
+    ("memory --features -1", USAGE, "favor_features is -1; it must be from 1"),
     ("memory --dtype fp8", USAGE, "fp32, fp16, bf16 or fp64"),
     ("memory --block-q 64", USAGE, "block_mask is set but block_k is not"),
     ("memory --bias-table 32 --alibi", USAGE, "alibi and bias_table are both set"),

@@ -520,20 +520,25 @@ TEST(CodecTest, ConvertsMemoryEstimatesAndServerInfo) {
                                                                              .alibi = true,
                                                                              .bias_table = 4,
                                                                              .relative_bias = 5,
-                                                                             .per_head = true}});
+                                                                             .per_head = true},
+                                                                  .linear_time = {6, 7, 8}});
   EXPECT_TRUE(MessageDifferencer::Equals(request, Parse<v1::EstimateMemoryRequest>(R"(
       batch: 32 query_heads: 8 kv_heads: 2 lengths: [512, 1024] head_size: 64 value_head_size: 32
       dtype: BF16 block_q: 1 block_k: 2 selected_indices: 3 alibi: true bias_table: 4
-      relative_bias: 5 per_head: true)")));
+      relative_bias: 5 per_head: true lsh_hashes: 6 lsh_chunk_length: 7 favor_features: 8)")));
 
   const MemoryEstimates estimates = Decode(Parse<v1::EstimateMemoryResponse>(R"(
       estimates { length: 1 tensor_bytes: 2 standard_bytes: 3 chunked_bytes: 4 fused_bytes: 5
-                  plan: "p" inputs { name: "alibi" bytes: 6 saved_bytes: -7 } }
+                  plan: "p" inputs { name: "alibi" bytes: 6 saved_bytes: -7 }
+                  lsh { refusal: "too long" }
+                  linear { workspace_bytes: 8 state_bytes: 9 plan: "l" } }
       chunk: 512)"));
   ASSERT_EQ(estimates.estimates.size(), 1u);
   EXPECT_EQ(estimates.estimates[0].fused_bytes, 5);
   EXPECT_EQ(estimates.estimates[0].plan, "p");
   EXPECT_THAT(estimates.estimates[0].inputs, ElementsAre(FieldsAre("alibi", 6, -7)));
+  EXPECT_THAT(estimates.estimates[0].lsh, FieldsAre(0, 0, "", "too long"));
+  EXPECT_THAT(estimates.estimates[0].linear, FieldsAre(8, 9, "l", ""));
   EXPECT_EQ(estimates.chunk, 512);
 
   const ServerInfo info = Decode(Parse<v1::GetServerInfoResponse>(R"(

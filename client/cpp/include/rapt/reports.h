@@ -95,6 +95,13 @@ struct CompactInputs {
   bool per_head = false;      // H is query_heads; kv_heads for selected_indices
 };
 
+// Attributes of attention in linear time that decide its memory.
+struct LinearTimeOptions {
+  int64_t lsh_hashes = 4;         // num_hashes of lsh_attention
+  int64_t lsh_chunk_length = 64;  // its chunk_length
+  int64_t favor_features = 0;     // num_features of FAVOR; 0: floor(head_size ln head_size)
+};
+
 // Self-attention of several lengths.
 struct MemoryQuestion {
   int64_t batch = 1;
@@ -105,6 +112,7 @@ struct MemoryQuestion {
   int64_t value_head_size = 0;  // 0: head_size
   DType dtype = DType::kFloat32;
   CompactInputs inputs = {};
+  LinearTimeOptions linear_time = {};
 };
 
 struct InputEstimate {
@@ -112,6 +120,14 @@ struct InputEstimate {
   int64_t bytes = 0;
   // What it takes less than the mask or attention_bias that means the same; negative if more.
   int64_t saved_bytes = 0;
+};
+
+// An operator in place of exact attention.
+struct OperatorEstimate {
+  int64_t workspace_bytes = 0;  // the exact workspace of the server's plan
+  int64_t state_bytes = 0;      // what later tokens need instead of keys and values
+  std::string plan;
+  std::string refusal;  // why the operator does not take these sizes; then the rest is empty
 };
 
 struct MemoryEstimate {
@@ -123,6 +139,8 @@ struct MemoryEstimate {
   int64_t fused_bytes = 0;     // the exact workspace of the server's plan
   std::string plan;
   std::vector<InputEstimate> inputs = {};  // those of the question
+  OperatorEstimate lsh = {};               // lsh_attention of S rounded up to whole chunks
+  OperatorEstimate linear = {};            // linear_attention with FAVOR
 };
 
 struct MemoryEstimates {
