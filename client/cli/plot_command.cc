@@ -12,6 +12,8 @@
 #include "client/cli/gradient_figure.h"
 #include "client/cli/heat_map.h"
 #include "client/cli/labels.h"
+#include "client/cli/local_memory.h"
+#include "client/cli/scaling.h"
 #include "client/cli/tensor_file.h"
 #include "client/console/json.h"
 
@@ -28,6 +30,8 @@ struct PlotFlags {
   std::string dtype;
   int64_t batch = 0;
   bool gradients = false;
+  bool scaling = false;
+  std::vector<int64_t> lengths = DoubledLengths();
   bool json = false;
 };
 
@@ -186,6 +190,40 @@ absl::StatusOr<Picture> Draw(const AttentionFigure& figure, const PlotFlags& fla
   return DrawBars(figure, *query);
 }
 
+absl::Status Write(const Picture& picture, const PlotFlags& flags) {
+  const absl::StatusOr<Renderer> render = RendererFor(flags.output);
+  if (!render.ok()) return render.status();
+  const absl::StatusOr<std::string> rendered = (*render)(picture);
+  if (!rendered.ok()) return rendered.status();
+  return WriteFile(flags.output, *rendered);
+}
+
+// Of one head of 64; more heads shift the curves and hardly bend them.
+absl::Status PlotScaling(const std::vector<std::string>& files, const PlotFlags& flags) {
+  if (!files.empty() || flags.query || flags.curves || flags.gradients) {
+    return absl::InvalidArgumentError(
+        "--scaling draws estimates; it excludes files, --query, --curves and --gradients");
+  }
+  absl::Status checked;
+  for (const int64_t length : flags.lengths) {
+    if (checked.ok()) checked = CheckAtLeastOne("seq", length);
+  }
+  if (!checked.ok()) return checked;
+  const absl::StatusOr<client::MemoryEstimates> estimates =
+      EstimateMemoryHere({.kv_heads = 1, .lengths = flags.lengths, .value_head_size = 64});
+  if (!estimates.ok()) return estimates.status();
+  const std::string title = flags.title.value_or("Memory of one head of 64 by length, FP32");
+  if (absl::Status written = Write(DrawScaling(*estimates, title), flags); !written.ok()) {
+    return written;
+  }
+  if (!flags.json) return absl::OkStatus();
+  JsonWriter json;
+  json.BeginObject().Key("output").String(flags.output);
+  json.Key("lengths").Integers(flags.lengths).EndObject();
+  std::puts(json.Take().c_str());
+  return absl::OkStatus();
+}
+
 absl::Status Plot(const std::vector<std::string>& files, const PlotFlags& flags) {
   if (files.empty()) {
     return absl::InvalidArgumentError(
@@ -201,16 +239,13 @@ absl::Status Plot(const std::vector<std::string>& files, const PlotFlags& flags)
         "--keys");
   }
   if (absl::Status dtype = ValidateDTypeFlag(flags.dtype); !dtype.ok()) return dtype;
-  const absl::StatusOr<Renderer> render = RendererFor(flags.output);
-  if (!render.ok()) return render.status();
+  if (const auto render = RendererFor(flags.output); !render.ok()) return render.status();
   const absl::StatusOr<AttentionFigure> figure =
       flags.gradients ? LoadGradients(files, flags) : LoadFigure(files, flags);
   if (!figure.ok()) return figure.status();
   const absl::StatusOr<Picture> picture = Draw(*figure, flags);
   if (!picture.ok()) return picture.status();
-  const absl::StatusOr<std::string> rendered = (*render)(*picture);
-  if (!rendered.ok()) return rendered.status();
-  if (absl::Status written = WriteFile(flags.output, *rendered); !written.ok()) return written;
+  if (absl::Status written = Write(*picture, flags); !written.ok()) return written;
 
   if (flags.json) {
     JsonWriter json;
@@ -237,7 +272,9 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
           "keys] or [batch, heads, queries, keys]. Several files are drawn on one scale. With "
           "--gradients, files of gradients are drawn instead, [S, D], [B, S, H*D] or [B, H, S, D] "
           "each: the norm over heads and head size, as curves over the positions. Of an archive, "
-          "dq, dk and dv are drawn.",
+          "dq, dk and dv are drawn. With --scaling, no file: the memory of attention against the "
+          "length, as rapt memory estimates it on this machine, of the full score matrix, the "
+          "fused kernel, LSH and linear attention.",
       .flags =
           {{"output", "FILE",
             "the picture: .svg, .html (shows the value under the pointer) or .png", &flags.output,
@@ -252,9 +289,12 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
             "draw these columns only, as curves over the rows, by label or number: 0,1,4",
             &flags.curves},
            {"gradients", "", "draw the norms of gradients over the positions", &flags.gradients},
+           {"scaling", "", "draw the memory of attention against the length", &flags.scaling},
+           {"seq", "LIST", "lengths of --scaling (default: 128 to 32768, doubling)",
+            &flags.lengths},
            {"title", "TEXT",
-            "title of the picture (default: Attention weights, Mask, Values by position or Norm of "
-            "the gradient by position)",
+            "title of the picture (default: Attention weights, Mask, Values by position, Norm of "
+            "the gradient by position or Memory of one head of 64 by length, FP32)",
             &flags.title},
            {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &flags.dtype},
            {"json", "", "print a report as JSON", &flags.json}},
@@ -263,11 +303,12 @@ ExitCode RunPlotCommand(CommandArguments arguments) {
                    "rapt plot before.npy after.npy -o compared.png",
                    "rapt plot w.npy --queries the,cat,sat --query cat -o cat.svg",
                    "rapt plot gradients.npz --gradients -o flow.svg",
+                   "rapt plot --scaling -o scaling.svg",
                    "rapt plot encoding.npy --curves 0,1,4,5 --title Encoding -o curves.svg"},
       .max_operands = kMaxFiles};
   std::vector<std::string> files;
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &files)) return *done;
-  const absl::Status plotted = Plot(files, flags);
+  const absl::Status plotted = flags.scaling ? PlotScaling(files, flags) : Plot(files, flags);
   return plotted.ok() ? ExitCode::kOk : FailUsage(plotted);
 }
 

@@ -842,6 +842,19 @@ def test_plot_draws_curves_of_a_positional_encoding(rapt, save, tmp_path):
     assert {"h", "c"} <= set(svg_words(tmp_path / "named.svg"))
 
 
+def test_plot_draws_memory_against_the_length(rapt, tmp_path):
+    assert json.loads(rapt("plot", "--scaling", "-o", "scaling.svg", "--json").stdout) == {
+        "output": "scaling.svg",
+        "lengths": [2**n for n in range(7, 16)],
+    }
+    words = svg_words(tmp_path / "scaling.svg")
+    assert {"128", "32768", "4 GiB", "standard", "fused", "LSH", "linear (FAVOR+)"} <= set(words)
+    rapt("plot", "--scaling", "--seq=4096,512", "--title=Short", "-o", "short.html")
+    page = (tmp_path / "short.html").read_text()
+    assert "standard: 64 MiB, fused: " in page and "Short" in page
+    rapt("plot", "--scaling", "--seq=1", "-o", "one.png")
+
+
 def test_plot_writes_pages_and_png(rapt, save, tmp_path):
     save(w=draw(1, 2, 300, 300))
     rapt("plot", "w.npy", "-o", "w.html")
@@ -1198,6 +1211,9 @@ ERRORS = [
     ("memory --block-q 64", USAGE, "block_mask is set but block_k is not"),
     ("memory --bias-table 32 --alibi", USAGE, "alibi and bias_table are both set"),
     ("memory --relative-bias 6", USAGE, "relative_bias has 6 distances"),
+    ("plot w.npy --scaling -o w.svg", USAGE, "--scaling draws estimates; it excludes files"),
+    ("plot --scaling --seq 0 -o w.svg", USAGE, "--seq is 0; it must be at least 1"),
+    ("plot --scaling -o w.jpg", USAGE, ".svg, .html or .png"),
     ("plot -o w.svg", USAGE, "no file with weights given"),
     ("plot w.npy -o w.jpg", USAGE, ".svg, .html or .png"),
     ("plot vector.npy -o w.svg", USAGE, "[queries, keys]"),
