@@ -12,8 +12,8 @@
 namespace rapt {
 namespace {
 
-// A relative standard deviation of the weights above which FAVOR+ is useless: outputs, which average
-// over keys, then were measured to be off by a half and more.
+// A relative standard deviation of the weights above which FAVOR+ is useless: outputs, which
+// average over keys, then were measured to be off by a half and more.
 constexpr double kMostDeviation = 3;
 // The share of the weight that LSH has to reach.
 constexpr double kLeastReach = 0.9;
