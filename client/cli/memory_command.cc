@@ -41,8 +41,8 @@ absl::StatusOr<client::MemoryQuestion> QuestionOf(const MemoryFlags& flags) {
   if (checked.ok()) checked = CheckAtLeastOne("heads", flags.heads);
   if (checked.ok()) checked = CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
   if (checked.ok()) checked = CheckAtLeastOne("head-size", flags.head_size);
-  if (checked.ok()) checked = CheckAtLeastOne("lsh-hashes", flags.linear_time.lsh_hashes);
-  if (checked.ok()) checked = CheckAtLeastOne("lsh-chunk", flags.linear_time.lsh_chunk_length);
+  if (checked.ok()) checked = CheckAtLeastOne("hashes", flags.linear_time.lsh_hashes);
+  if (checked.ok()) checked = CheckAtLeastOne("chunk-length", flags.linear_time.lsh_chunk_length);
   for (const int64_t length : flags.lengths) {
     if (checked.ok()) checked = CheckAtLeastOne("seq", length);
   }
@@ -184,9 +184,9 @@ ExitCode RunMemoryCommand(CommandArguments arguments) {
                 {"per-head", "",
                  "block_mask, selected_indices and relative_bias differ between heads",
                  &flags.inputs.per_head},
-                {"lsh-hashes", "N", "rounds of hashing of LSH (default: 4)",
+                {"hashes", "N", "rounds of hashing of LSH (default: 4)",
                  &flags.linear_time.lsh_hashes},
-                {"lsh-chunk", "N", "tokens in a chunk of LSH (default: 64)",
+                {"chunk-length", "N", "tokens in a chunk of LSH (default: 64)",
                  &flags.linear_time.lsh_chunk_length},
                 {"features", "N", "random features of FAVOR+ (default: floor(D ln D))",
                  &flags.linear_time.favor_features},

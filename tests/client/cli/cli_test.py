@@ -1053,7 +1053,7 @@ def test_memory_shows_attention_in_linear_time(rapt, server):
     assert first["linear"]["state_bytes"] == 8 * 266 * 65 * 4
     assert first["linear"] == last["linear"]
     assert last["fused_bytes"] < last["lsh"]["workspace_bytes"] < last["standard_bytes"] / 20
-    flags = ["--seq=100,1024", "--features=16", "--lsh-hashes=2", "--lsh-chunk=32", "--json"]
+    flags = ["--seq=100,1024", "--features=16", "--hashes=2", "--chunk-length=32", "--json"]
     here = json.loads(rapt("memory", *flags).stdout)
     assert here["lengths"][1]["linear"]["state_bytes"] == 8 * 16 * 65 * 4
     assert here == json.loads(rapt("memory", *flags, "--address", server.grpc_address).stdout)
@@ -1203,9 +1203,9 @@ ERRORS = [
     ("memory --batch -1", USAGE, "--batch is -1; it must be at least 1"),
     ("memory --seq 9000000000000000000", USAGE, "from 0 to 2^40"),
     ("memory --seq ,", USAGE, "whole numbers like 1,2,3"),
-    ("memory --lsh-hashes 0", USAGE, "--lsh-hashes is 0; it must be at least 1"),
-    ("memory --lsh-hashes 1025", USAGE, "lsh_hashes is 1025; it must be from 1 to 1024"),
-    ("memory --lsh-chunk 0", USAGE, "--lsh-chunk is 0; it must be at least 1"),
+    ("memory --hashes 0", USAGE, "--hashes is 0; it must be at least 1"),
+    ("memory --hashes 1025", USAGE, "lsh_hashes is 1025; it must be from 1 to 1024"),
+    ("memory --chunk-length 0", USAGE, "--chunk-length is 0; it must be at least 1"),
     ("memory --features -1", USAGE, "favor_features is -1; it must be from 1"),
     ("memory --dtype fp8", USAGE, "fp32, fp16, bf16 or fp64"),
     ("memory --block-q 64", USAGE, "block_mask is set but block_k is not"),
