@@ -131,7 +131,7 @@ double ReadRotations(const LshShape& shape, const Arguments& a, int64_t h, int64
       const int64_t first = (d * shape.num_hashes + round) * count + begin;
       if (!shape.rotations) {
         DrawNormals(shape.seed, static_cast<uint32_t>(h), DrawPurpose::kRotations, first,
-                    absl::MakeSpan(block).first(static_cast<size_t>(width)));
+                    absl::MakeSpan(block.data(), static_cast<size_t>(width)));
       }
       for (int64_t c = 0; c < width; ++c) {
         columns[(begin + c) * size + d] =
