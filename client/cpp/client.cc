@@ -87,8 +87,7 @@ template <typename Decode>
 auto DecodeBytes(const grpc::ByteBuffer& response, const Decode& decode)
     -> decltype(decode(SlicedBytes{}, int64_t{})) {
   std::vector<grpc::Slice> slices;
-  if (!response.Dump(&slices).ok())
-    return absl::InternalError("malformed response from server: its bytes can't be read");
+  if (!response.Dump(&slices).ok()) return MalformedResponse("its bytes can't be read");
   return decode({ToByteSlices(slices)}, static_cast<int64_t>(response.Length()));
 }
 
@@ -618,7 +617,7 @@ absl::StatusOr<LinearResult> Client::LinearAttend(const LinearCall& call,
         return connection.attention->LinearAttend(context, *request, message);
       });
   if (!response.ok()) return response.status();
-  return Decode(*std::move(response));
+  return Decode(call, *std::move(response));
 }
 
 std::unique_ptr<LinearStream> Client::LinearAttendStream(const CallOptions& options) {
@@ -642,7 +641,7 @@ absl::StatusOr<inference::ModelInferResponse> Client::Core::Infer(const ModelCal
 absl::StatusOr<LshResult> Client::LshAttend(const LshCall& call, const CallOptions& options) {
   auto response = core_->Infer(call, options);
   if (!response.ok()) return response.status();
-  return DecodeLsh(*std::move(response));
+  return DecodeLsh(call, *std::move(response));
 }
 
 absl::StatusOr<Tensor> Client::RotaryEmbedding(const RotaryCall& call, const CallOptions& options) {

@@ -100,8 +100,7 @@ absl::Status Append(const Row& tensor, const Call& call, RequestMessage& message
   const TensorView& view = *given;
   if (absl::Status status = CheckData(tensor.name, view); !status.ok()) return status;
   v1::Tensor fields;
-  fields.set_dtype(ToProto(view.dtype));
-  fields.mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  Describe(view, fields);
   std::string bytes = fields.SerializeAsString();
   const auto data_bytes = static_cast<int64_t>(view.data.size());
   if (data_bytes > 0) wire::AppendFieldHeader(v1::Tensor::kDataFieldNumber, data_bytes, bytes);
@@ -154,8 +153,7 @@ void SetPart(const std::string& region, int64_t offset, int64_t bytes, v1::Share
 void AppendShared(const CallTensor& tensor, const TensorView& view, const SharedRegion& region,
                   int64_t offset, RequestMessage& message) {
   v1::Tensor fields;
-  fields.set_dtype(ToProto(view.dtype));
-  fields.mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  Describe(view, fields);
   if (!view.data.empty()) {
     std::memcpy(region.bytes().data() + offset, view.data.data(), view.data.size());
     SetPart(region.name(), offset, static_cast<int64_t>(view.data.size()),
@@ -212,12 +210,6 @@ void WriteAttention(const AttendCall& call, v1::AttendRequest& request) {
 }
 
 // --- Response ------------------------------------------------------------------------------------
-
-absl::Status UnknownType(const std::string& name, v1::DataType dtype) {
-  return absl::InternalError(
-      absl::StrFormat("malformed response from server: %s has the unknown data type %d", name,
-                      static_cast<int>(dtype)));
-}
 
 constexpr wire::PayloadField kTensorFields[] = {{v1::Tensor::kDataFieldNumber, nullptr}};
 constexpr wire::MessageSchema kTensorSchema = {kTensorFields};
@@ -279,25 +271,18 @@ template <typename Response>
 absl::StatusOr<Tensor> Read(const ReceivedResponse<Response>& response, const char* name) {
   const Field* field = FieldIn(*Response::descriptor(), name);
   const v1::Tensor* message = response.TensorIn(field);
-  if (message == nullptr) {
-    return absl::InternalError(absl::StrCat("malformed response from server: no ", name));
-  }
-  const std::optional<DType> dtype = FromProto(message->dtype());
-  if (!dtype) return UnknownType(name, message->dtype());
+  if (message == nullptr) return MalformedResponse(absl::StrCat("no ", name));
+  const absl::StatusOr<DType> dtype = FromProto(name, message->dtype());
+  if (!dtype.ok()) return dtype.status();
   Shape shape(message->shape().begin(), message->shape().end());
   const v1::SharedMemory& part = message->shared_memory();
   const wire::Payload* data = response.DataOf(field->number());
   const bool is_shared = message->has_shared_memory() && (data == nullptr || data->size == 0);
   const int64_t bytes = is_shared ? part.byte_size() : data == nullptr ? 0 : data->size;
   if (is_shared && !IsWithin(part, response.region)) {
-    return absl::InternalError(
-        absl::StrCat("malformed response from server: ", name, " is outside the shared memory"));
+    return MalformedResponse(absl::StrCat(name, " is outside the shared memory"));
   }
-  if (ByteSize(*dtype, shape) != bytes) {
-    return absl::InternalError(
-        absl::StrFormat("malformed response from server: %s of shape %s of %s in %d bytes", name,
-                        ToString(shape), NameOf(*dtype), bytes));
-  }
+  if (absl::Status status = CheckReceived(name, *dtype, shape, bytes); !status.ok()) return status;
   const auto buffer = std::make_shared<AlignedBuffer>(bytes);
   if (is_shared) {
     std::memcpy(buffer->data(), response.region.data() + part.offset(), static_cast<size_t>(bytes));
@@ -305,10 +290,6 @@ absl::StatusOr<Tensor> Read(const ReceivedResponse<Response>& response, const ch
     response.bytes.Copy(data->begin, bytes, buffer->data());
   }
   return Tensor(*dtype, std::move(shape), buffer, buffer->span());
-}
-
-absl::Status MalformedResponse(absl::string_view why) {
-  return absl::InternalError(absl::StrCat("malformed response from server: ", why));
 }
 
 template <typename Response>
@@ -321,15 +302,6 @@ absl::StatusOr<ReceivedResponse<Response>> SplitResponse(const SlicedBytes& byte
   if (!response.fields.ParseFromString(split->rest))
     return MalformedResponse("its fields cannot be parsed");
   return response;
-}
-
-// Copies how the server computed the result.
-template <typename Response, typename Result>
-void ReadPlan(const Response& fields, Result& result) {
-  result.backend = fields.backend();
-  result.plan = fields.plan();
-  result.queue_time = std::chrono::microseconds(fields.timing().queue_us());
-  result.compute_time = std::chrono::microseconds(fields.timing().compute_us());
 }
 
 // --- Reports -------------------------------------------------------------------------------------
@@ -388,12 +360,15 @@ AdmissionLimits Read(const v1::AdmissionLimits& limits) {
 
 absl::string_view NameOf(DType dtype) { return v1::DataType_Name(CodeOf<v1::DataType>(dtype, 1)); }
 
-std::optional<DType> FromProto(v1::DataType dtype) {
-  if (dtype < v1::FP32 || dtype > v1::INT64) return std::nullopt;
+absl::StatusOr<DType> FromProto(absl::string_view name, v1::DataType dtype) {
+  if (dtype < v1::FP32 || dtype > v1::INT64) {
+    return MalformedResponse(
+        absl::StrFormat("%s has the unknown data type %d", name, static_cast<int>(dtype)));
+  }
   return static_cast<DType>(dtype - v1::FP32);
 }
 
-absl::Status CheckData(const char* name, const TensorView& view) {
+absl::Status CheckData(absl::string_view name, const TensorView& view) {
   const std::optional<int64_t> bytes = ByteSize(view.dtype, view.shape);
   if (!bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -406,6 +381,21 @@ absl::Status CheckData(const char* name, const TensorView& view) {
                         ToString(view.shape), NameOf(view.dtype), *bytes, view.data.size()));
   }
   return absl::OkStatus();
+}
+
+void Describe(const TensorView& view, v1::Tensor& tensor) {
+  tensor.set_dtype(ToProto(view.dtype));
+  tensor.mutable_shape()->Add(view.shape.begin(), view.shape.end());
+}
+
+absl::Status MalformedResponse(absl::string_view why) {
+  return absl::InternalError(absl::StrCat("malformed response from server: ", why));
+}
+
+absl::Status CheckReceived(absl::string_view name, DType dtype, const Shape& shape, int64_t bytes) {
+  if (ByteSize(dtype, shape) == bytes) return absl::OkStatus();
+  return MalformedResponse(absl::StrFormat("%s of shape %s of %s in %d bytes", name,
+                                           ToString(shape), NameOf(dtype), bytes));
 }
 
 v1::DataType ToProto(DType dtype) { return CodeOf<v1::DataType>(dtype, 1); }
@@ -564,8 +554,8 @@ absl::StatusOr<Diagnosis> Decode(const v1::DiagnoseResponse& response) {
   Diagnosis diagnosis;
   diagnosis.problem = response.problem();
   for (const v1::TensorReport& input : response.inputs()) {
-    const std::optional<DType> dtype = FromProto(input.dtype());
-    if (!dtype) return UnknownType(input.name(), input.dtype());
+    const absl::StatusOr<DType> dtype = FromProto(input.name(), input.dtype());
+    if (!dtype.ok()) return dtype.status();
     diagnosis.inputs.push_back({input.name(), *dtype,
                                 Shape(input.shape().begin(), input.shape().end()), input.elements(),
                                 ReadRange(input), std::nullopt});

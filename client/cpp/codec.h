@@ -3,12 +3,15 @@
 #ifndef RAPT_CLIENT_CPP_CODEC_H_
 #define RAPT_CLIENT_CPP_CODEC_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "base/sliced_bytes.h"
 #include "client/cpp/call_fields.h"
 #include "client/cpp/request_message.h"
@@ -39,11 +42,27 @@ RequestMessage EncodeAttendIn(const SharedRegion& region, const AttendCall& call
 // Returns the request without its tensors.
 v1::AttendRequest WithoutTensors(const AttendCall& call);
 v1::DataType ToProto(DType dtype);
-// Returns nullopt for a type that only newer servers know.
-std::optional<DType> FromProto(v1::DataType dtype);
 
 // Returns InvalidArgument, with `name`, if the data of a tensor does not match its shape.
-absl::Status CheckData(const char* name, const TensorView& view);
+absl::Status CheckData(absl::string_view name, const TensorView& view);
+// Sets the type and shape of a tensor.
+void Describe(const TensorView& view, v1::Tensor& tensor);
+
+// Internal: "malformed response from server: `why`".
+absl::Status MalformedResponse(absl::string_view why);
+// Returns the type of the tensor `name`; Internal for one that only newer servers know.
+absl::StatusOr<DType> FromProto(absl::string_view name, v1::DataType dtype);
+// Returns Internal, with `name`, unless a tensor of this type and shape has `bytes` bytes.
+absl::Status CheckReceived(absl::string_view name, DType dtype, const Shape& shape, int64_t bytes);
+
+// Copies how the server computed the result.
+template <typename Response, typename Result>
+void ReadPlan(const Response& fields, Result& result) {
+  result.backend = fields.backend();
+  result.plan = fields.plan();
+  result.queue_time = std::chrono::microseconds(fields.timing().queue_us());
+  result.compute_time = std::chrono::microseconds(fields.timing().compute_us());
+}
 
 // The outputs that a call requests, with Y.
 using WantedOutputs = absl::InlinedVector<const CallOutput*, 5>;

@@ -6,19 +6,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "client/cpp/byte_size.h"
+#include "client/cpp/codec.h"
 
 namespace rapt::client {
 namespace {
 
 absl::Status AddInput(absl::string_view name, const TensorView& view,
                       inference::ModelInferRequest& request) {
-  const auto bytes = static_cast<int64_t>(view.data.size());
-  if (ByteSize(view.dtype, view.shape) != bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(name, " has shape ", ToString(view.shape),
-                                                   " of ", NameOf(view.dtype), " in ", bytes,
-                                                   " bytes of data; they must match"));
-  }
+  if (absl::Status status = CheckData(name, view); !status.ok()) return status;
   auto& input = *request.add_inputs();
   input.set_name(std::string(name));
   input.set_datatype(std::string(NameOf(view.dtype)));
@@ -30,10 +25,6 @@ absl::Status AddInput(absl::string_view name, const TensorView& view,
 absl::Status AddInput(absl::string_view name, const std::optional<TensorView>& view,
                       inference::ModelInferRequest& request) {
   return view ? AddInput(name, *view, request) : absl::OkStatus();
-}
-
-absl::Status Malformed(absl::string_view why) {
-  return absl::InternalError(absl::StrCat("malformed response from server: ", why));
 }
 
 std::optional<DType> ParseDType(absl::string_view name) {
@@ -102,28 +93,26 @@ absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LshCall& call) {
 
 absl::StatusOr<Tensor> TakeOutput(absl::string_view name, inference::ModelInferResponse& response) {
   if (response.outputs_size() != response.raw_output_contents_size()) {
-    return Malformed("each output must have its contents");
+    return MalformedResponse("each output must have its contents");
   }
   int index = 0;
   while (index < response.outputs_size() && response.outputs(index).name() != name) ++index;
-  if (index == response.outputs_size()) return Malformed(absl::StrCat(name, " is missing"));
+  if (index == response.outputs_size()) return MalformedResponse(absl::StrCat("no ", name));
   const auto& output = response.outputs(index);
   const std::optional<DType> dtype = ParseDType(output.datatype());
-  if (!dtype) return Malformed(absl::StrCat(name, " has type '", output.datatype(), "'"));
+  if (!dtype) return MalformedResponse(absl::StrCat(name, " has type '", output.datatype(), "'"));
   Shape shape(output.shape().begin(), output.shape().end());
   std::string& bytes = *response.mutable_raw_output_contents(index);
-  if (ByteSize(*dtype, shape) != static_cast<int64_t>(bytes.size())) {
-    return Malformed(
-        absl::StrCat(name, " has shape ", ToString(shape), " in ", bytes.size(), " bytes"));
-  }
+  absl::Status status = CheckReceived(name, *dtype, shape, static_cast<int64_t>(bytes.size()));
+  if (!status.ok()) return status;
   return Tensor(*dtype, std::move(shape), std::move(bytes));
 }
 
-absl::StatusOr<LshResult> DecodeLsh(inference::ModelInferResponse response) {
+absl::StatusOr<LshResult> DecodeLsh(const LshCall& call, inference::ModelInferResponse response) {
   absl::StatusOr<Tensor> y = TakeOutput("Y", response);
   if (!y.ok()) return y.status();
   LshResult result{.y = *std::move(y), .buckets = std::nullopt};
-  if (response.outputs_size() == 1) return result;
+  if (!call.wants_buckets) return result;
   absl::StatusOr<Tensor> buckets = TakeOutput("buckets", response);
   if (!buckets.ok()) return buckets.status();
   result.buckets = *std::move(buckets);

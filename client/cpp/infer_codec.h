@@ -16,9 +16,11 @@ absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const RotaryCall& call)
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const PositionalEncodingCall& call);
 absl::StatusOr<inference::ModelInferRequest> EncodeInfer(const LshCall& call);
 
-// Moves the output of this name out of the response. Internal if the response is malformed.
+// Moves the output of this name out of the response. Internal if the response is malformed or has
+// no such output.
 absl::StatusOr<Tensor> TakeOutput(absl::string_view name, inference::ModelInferResponse& response);
-absl::StatusOr<LshResult> DecodeLsh(inference::ModelInferResponse response);
+// Returns the wanted outputs likewise.
+absl::StatusOr<LshResult> DecodeLsh(const LshCall& call, inference::ModelInferResponse response);
 
 }  // namespace rapt::client
 

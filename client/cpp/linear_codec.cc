@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "client/cpp/byte_size.h"
 #include "client/cpp/codec.h"
 
 namespace rapt::client {
@@ -26,8 +25,7 @@ static_assert(static_cast<v1::FeatureMap>(FeatureMap::kFavor) == v1::FEATURE_MAP
 
 absl::Status SetTensor(const char* name, const TensorView& view, v1::Tensor* tensor) {
   if (absl::Status status = CheckData(name, view); !status.ok()) return status;
-  tensor->set_dtype(ToProto(view.dtype));
-  tensor->mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  Describe(view, *tensor);
   tensor->set_data(view.data.data(), view.data.size());
   return absl::OkStatus();
 }
@@ -53,24 +51,19 @@ absl::Status SetOptional(absl::Span<const OptionalTensor> tensors, const LinearC
   return status;
 }
 
-absl::Status Malformed(const char* name) {
-  return absl::InternalError(absl::StrCat("malformed response from server: ", name));
-}
-
-absl::Status Read(const char* name, v1::Tensor& message, Tensor& out) {
-  const std::optional<DType> dtype = FromProto(message.dtype());
+absl::StatusOr<Tensor> Read(const char* name, v1::Tensor& message) {
+  const absl::StatusOr<DType> dtype = FromProto(name, message.dtype());
+  if (!dtype.ok()) return dtype.status();
   Shape shape(message.shape().begin(), message.shape().end());
-  if (!dtype || ByteSize(*dtype, shape) != static_cast<int64_t>(message.data().size())) {
-    return Malformed(name);
-  }
-  out = Tensor(*dtype, std::move(shape), std::move(*message.mutable_data()));
-  return absl::OkStatus();
+  const auto bytes = static_cast<int64_t>(message.data().size());
+  if (absl::Status status = CheckReceived(name, *dtype, shape, bytes); !status.ok()) return status;
+  return Tensor(*dtype, std::move(shape), std::move(*message.mutable_data()));
 }
 
 absl::Status ReadError(const v1::Tensor& message, std::optional<double>& out) {
   float error = 0;
   if (message.dtype() != v1::FP32 || message.data().size() != sizeof(error)) {
-    return Malformed("relative_error");
+    return MalformedResponse("relative_error must be one FP32");
   }
   std::memcpy(&error, message.data().data(), sizeof(error));
   out = error;
@@ -113,25 +106,33 @@ absl::StatusOr<Request> Encode(const LinearCall& call) {
   return encoded;
 }
 
-absl::StatusOr<LinearResult> Decode(Response response) {
+absl::StatusOr<LinearResult> Decode(const LinearCall& call, Response response) {
   LinearResult result;
-  absl::Status status = Read("output", *response.mutable_output(), result.output);
-  if (status.ok() && response.has_present_state()) {
-    status =
-        Read("present_state", *response.mutable_present_state(), result.present_state.emplace());
+  std::optional<Tensor> output;
+  const struct {
+    const char* name;
+    bool wanted, given;
+    v1::Tensor* message;
+    std::optional<Tensor>& out;
+  } kTensors[] = {
+      {"output", true, response.has_output(), response.mutable_output(), output},
+      {"present_state", call.want_present_state, response.has_present_state(),
+       response.mutable_present_state(), result.present_state},
+      {"present_normalizer", call.want_present_normalizer, response.has_present_normalizer(),
+       response.mutable_present_normalizer(), result.present_normalizer}};
+  for (const auto& [name, wanted, given, message, out] : kTensors) {
+    if (!wanted) continue;
+    if (!given) return MalformedResponse(absl::StrCat("no ", name));
+    absl::StatusOr<Tensor> tensor = Read(name, *message);
+    if (!tensor.ok()) return tensor.status();
+    out = *std::move(tensor);
   }
-  if (status.ok() && response.has_present_normalizer()) {
-    status = Read("present_normalizer", *response.mutable_present_normalizer(),
-                  result.present_normalizer.emplace());
+  result.output = *std::move(output);
+  if (response.has_relative_error()) {
+    absl::Status status = ReadError(response.relative_error(), result.relative_error);
+    if (!status.ok()) return status;
   }
-  if (status.ok() && response.has_relative_error()) {
-    status = ReadError(response.relative_error(), result.relative_error);
-  }
-  if (!status.ok()) return status;
-  result.backend = response.backend();
-  result.plan = response.plan();
-  result.queue_time = std::chrono::microseconds(response.timing().queue_us());
-  result.compute_time = std::chrono::microseconds(response.timing().compute_us());
+  ReadPlan(response, result);
   return result;
 }
 

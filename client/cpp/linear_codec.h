@@ -14,8 +14,8 @@ absl::StatusOr<v1::LinearAttendRequest> Encode(const LinearCall& call);
 // The same for a later message of a stream: only its tokens and wanted outputs.
 absl::StatusOr<v1::LinearAttendRequest> EncodeTokens(const LinearCall& call);
 
-// Returns Internal if the response is malformed.
-absl::StatusOr<LinearResult> Decode(v1::LinearAttendResponse response);
+// Returns Internal for a malformed response or one without the wanted outputs.
+absl::StatusOr<LinearResult> Decode(const LinearCall& call, v1::LinearAttendResponse response);
 
 }  // namespace rapt::client
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "client/cpp/codec.h"
 #include "client/cpp/linear_codec.h"
 
 namespace rapt::client {
@@ -38,9 +39,9 @@ absl::StatusOr<LinearResult> LinearStreamCall::Attend(const LinearCall& tokens) 
   if (!stream_->Read(&response)) {
     absl::Status status = End();
     if (!status.ok()) return status;
-    return absl::InternalError("malformed response from server: the stream ended early");
+    return MalformedResponse("the stream ended early");
   }
-  absl::StatusOr<LinearResult> result = Decode(std::move(response));
+  absl::StatusOr<LinearResult> result = Decode(tokens, std::move(response));
   if (!result.ok()) return Abort(result.status());
   return result;
 }

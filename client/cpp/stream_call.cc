@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "client/cpp/codec.h"
+
 namespace rapt::client {
 namespace {
 
@@ -131,9 +133,7 @@ void StreamCall::OnRead(bool ok) {
 absl::Status StreamCall::TakeResponse() {
   if (!own_error_.ok()) return absl::OkStatus();
   std::vector<grpc::Slice> slices;
-  if (!received_.Dump(&slices).ok()) {
-    return absl::InternalError("malformed response from server: its bytes can't be read");
-  }
+  if (!received_.Dump(&slices).ok()) return MalformedResponse("its bytes can't be read");
   return result_.Take({ToByteSlices(slices)}, static_cast<int64_t>(received_.Length()));
 }
 

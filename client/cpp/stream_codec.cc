@@ -36,10 +36,6 @@ constexpr wire::PayloadField kResponseFields[] = {{Response::kOutputFieldNumber,
                                                   {Response::kScoresFieldNumber, &kScoreSchema}};
 constexpr wire::MessageSchema kResponseSchema = {kResponseFields};
 
-absl::Status MalformedResponse(absl::string_view why) {
-  return absl::InternalError(absl::StrCat("malformed response from server: ", why));
-}
-
 absl::Status CheckShape(const char* name, const TensorView& view, const Shape& expected) {
   if (view.shape == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(

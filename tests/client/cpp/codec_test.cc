@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <google/protobuf/stubs/logging.h>
-#include <google/protobuf/text_format.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
@@ -12,27 +11,19 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/text_message.h"
+
 namespace rapt::client {
 namespace {
 
-using google::protobuf::TextFormat;
 using google::protobuf::util::MessageDifferencer;
+using test::Bytes;
+using test::Parse;
 using testing::ElementsAre;
 using testing::FieldsAre;
 using testing::HasSubstr;
 
 constexpr int64_t kNoLimit = int64_t{1} << 30;
-
-template <typename Message>
-Message Parse(const std::string& text) {
-  Message message;
-  EXPECT_TRUE(TextFormat::ParseFromString(text, &message)) << text;
-  return message;
-}
-
-absl::Span<const std::byte> Bytes(absl::string_view text) {
-  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
-}
 
 // A call of one query and one key, head size 1, with printable bytes.
 AttendCall SmallCall() {

@@ -180,8 +180,9 @@ TEST_F(ServedClientTest, RotatesATensor) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("position_ids[0, 1] is 2"));
   call.x.shape = {1, 1, 2, 4};
-  EXPECT_THAT(std::string(client_->RotaryEmbedding(call).status().message()),
-              HasSubstr("X has shape [1, 1, 2, 4] of FP32 in 16 bytes"));
+  EXPECT_THAT(
+      std::string(client_->RotaryEmbedding(call).status().message()),
+      HasSubstr("X has shape [1, 1, 2, 4] of FP32, which is 32 bytes, but its data has 16"));
 }
 
 TEST_F(ServedClientTest, KeepsAStateInsteadOfKeys) {
