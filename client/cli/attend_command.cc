@@ -49,7 +49,7 @@ absl::Status CheckPass(const AttendFlags& flags) {
   const std::pair<const char*, bool> excluded[] = {{"weights", is_backward && flags.weights},
                                                    {"scores", is_backward && flags.scores},
                                                    {"lse", is_backward && flags.lse},
-                                                   {"stream", is_backward && flags.call.stream}};
+                                                   {"stream", is_backward && flags.call.caller.stream}};
   for (const auto& [name, is_set] : excluded) {
     if (!is_set) continue;
     return absl::InvalidArgumentError(

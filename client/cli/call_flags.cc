@@ -87,6 +87,7 @@ absl::Status SetPadding(const CallFlags& flags, LoadedCall& loaded) {
 absl::Status SetAttributes(const CallFlags& flags, LoadedCall& loaded) {
   client::AttendCall& call = loaded.attributes;
   call = flags.attributes;
+  call.priority = flags.caller.priority;
   if (flags.only_queries_rotate) call.rotary_keys = false;
   if (flags.bottom_right) call.alignment = client::Alignment::kBottomRight;
   if (flags.dropout) call.dropout = client::Dropout{*flags.dropout, flags.seed};
@@ -128,36 +129,8 @@ void SetGradients(const CallFlags& flags, LoadedCall& loaded) {
   if (flags.gradients) loaded.gradients = absl::StrSplit(*flags.gradients, ',');
 }
 
-absl::Status CheckStream(const CallFlags& flags) {
-  if (flags.chunk && !flags.stream) {
-    return absl::InvalidArgumentError("--chunk needs --stream");
-  }
-  if (flags.stream && flags.local) {
-    return absl::InvalidArgumentError(
-        "--stream and --local are mutually exclusive; --stream needs a server");
-  }
-  if (flags.attributes.priority != 0 && flags.local) {
-    return absl::InvalidArgumentError(
-        "--priority orders the calls of a server; --local has no server");
-  }
-  return CheckAtLeastOne("chunk", flags.chunk.value_or(1));
-}
-
-// "past-key" for past_key, unless the table has another.
-const InputMap<std::string>& FlagNames() {
-  static const auto* const names = [] {
-    auto* result = new InputMap<std::string>;
-    for (Role role : kAllInputs) {
-      const char* const flag = InfoOf(role).flag;
-      (*result)[role] = flag != nullptr ? flag : absl::StrReplaceAll(NameOf(role), {{"_", "-"}});
-    }
-    return result;
-  }();
-  return *names;
-}
-
 Flag FileFlag(Role role, CallSources& sources) {
-  return {FlagNames()[role], "FILE", InfoOf(role).help, &sources.files[role]};
+  return {FlagNameOf(role), "FILE", InfoOf(role).help, &sources.files[role]};
 }
 
 template <typename T>
@@ -181,6 +154,18 @@ Flag FlagOf(const AttributeInfo& info, client::AttendCall& call) {
 }
 
 }  // namespace
+
+const std::string& FlagNameOf(Role input) {
+  static const auto* const names = [] {
+    auto* result = new InputMap<std::string>;
+    for (Role role : kAllInputs) {
+      const char* const flag = InfoOf(role).flag;
+      (*result)[role] = flag != nullptr ? flag : absl::StrReplaceAll(NameOf(role), {{"_", "-"}});
+    }
+    return result;
+  }();
+  return (*names)[input];
+}
 
 std::vector<Flag> CallFlags::InputTable() {
   std::vector<Flag> table;
@@ -226,18 +211,11 @@ std::vector<Flag> CallFlags::ForwardTable() {
 }
 
 std::vector<Flag> CallFlags::StreamTable() {
-  return {{"stream", "", "send the call in chunks; bounds the server's memory", &stream},
-          {"chunk", "N", "rows in a chunk (default: about 8 MiB)", &chunk}};
+  return {{"stream", "", "send the call in chunks; bounds the server's memory", &caller.stream},
+          {"chunk", "N", "rows in a chunk (default: about 8 MiB)", &caller.chunk}};
 }
 
-std::vector<Flag> CallFlags::CallerTable() {
-  std::vector<Flag> table = {
-      {"local", "", "compute in this process, without a server", &local},
-      {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)",
-       &attributes.priority}};
-  for (const Flag& flag : server.Table()) table.push_back(flag);
-  return table;
-}
+std::vector<Flag> CallFlags::CallerTable() { return caller.Table(); }
 
 absl::StatusOr<LoadedCall> LoadCall(const CallFlags& flags) {
   if (absl::Status dtype = ValidateDTypeFlag(flags.sources.dtype); !dtype.ok()) return dtype;
@@ -252,11 +230,12 @@ absl::StatusOr<LoadedCall> LoadCall(const CallFlags& flags) {
 }
 
 absl::StatusOr<std::unique_ptr<AttentionCaller>> NewCaller(const CallFlags& flags) {
-  if (absl::Status checked = CheckStream(flags); !checked.ok()) return checked;
-  if (flags.local) return NewLocalCaller();
-  absl::StatusOr<std::unique_ptr<client::Client>> server = Connect(flags.server);
+  absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
   if (!server.ok()) return server.status();
-  if (flags.stream) return NewStreamCaller(*std::move(server), flags.chunk.value_or(0));
+  if (*server == nullptr) return NewLocalCaller();
+  if (flags.caller.stream) {
+    return NewStreamCaller(*std::move(server), flags.caller.chunk.value_or(0));
+  }
   return NewRemoteCaller(*std::move(server));
 }
 

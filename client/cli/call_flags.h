@@ -11,10 +11,14 @@
 #include "absl/status/statusor.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attention_caller.h"
+#include "client/cli/caller_flags.h"
 #include "client/console/command_line.h"
-#include "client/console/server_connection.h"
 
 namespace rapt {
+
+// Returns the flag of an input without the dashes: "past-key" for past_key, unless the table of
+// roles has another.
+const std::string& FlagNameOf(Role input);
 
 struct CallFlags {
   CallSources sources;
@@ -29,10 +33,7 @@ struct CallFlags {
   std::optional<std::string> pad_ids;
   std::optional<int64_t> pad_token;
   std::optional<std::string> gradients;
-  bool stream = false;
-  std::optional<int64_t> chunk;
-  bool local = false;
-  ServerFlags server;
+  CallerFlags caller;
 
   // Return the rows of a command's table.
   std::vector<Flag> InputTable();

@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "attention/attributes.h"
 #include "attention/half.h"
@@ -69,9 +68,7 @@ std::vector<Part> Parts() {
   std::vector<Part> parts;
   for (Role role : kInputTensors) {
     if (InfoOf(role).has_layout || role == Role::kPastKey || role == Role::kPastValue) continue;
-    const std::string name =
-        role == Role::kAlpha ? "head-alpha" : absl::StrReplaceAll(NameOf(role), {{"_", "-"}});
-    parts.push_back({name, role != Role::kAdditiveWeight, [role](LoadedCall& call) {
+    parts.push_back({FlagNameOf(role), role != Role::kAdditiveWeight, [role](LoadedCall& call) {
                        const bool given = call.tensors[role].has_value();
                        call.tensors[role].reset();
                        return given;

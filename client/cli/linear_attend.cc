@@ -10,13 +10,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/mechanism/linear/linear_attention.h"
-#include "client/cli/attend_files.h"
 #include "client/cli/attend_report.h"
-#include "client/cli/library_types.h"
+#include "client/cli/caller_flags.h"
 #include "client/cli/local_operator.h"
+#include "client/cli/operator_inputs.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/tensor_file.h"
-#include "client/console/server_connection.h"
 
 namespace rapt {
 namespace {
@@ -35,12 +34,10 @@ struct LinearFlags {
   LinearAttentionCall attributes;  // those set directly by a flag
   std::optional<std::string> q, k, v, decay, beta, past_state, past_normalizer, projection;
   std::optional<std::string> key_lengths, present_state, present_normalizer;
-  std::optional<int64_t> kv_heads, features, seed;
+  std::optional<int64_t> kv_heads;
   std::string y, dtype;
-  bool not_causal = false, json = false, local = false, stream = false;
-  std::optional<int64_t> chunk;
-  uint64_t priority = 0;
-  ServerFlags server;
+  bool not_causal = false, json = false;
+  CallerFlags caller;
 
   std::vector<Flag> Table() {
     LinearAttentionCall& a = attributes;
@@ -67,20 +64,19 @@ struct LinearFlags {
         {"scale", "X", "scale of the output (default: 1/sqrt(d_k))", &a.scale},
         {"chunk-size", "N", "tokens computed at once, a hint (default: 64)", &a.chunk_size},
         {"not-causal", "", "every query sees all tokens; of rule linear", &not_causal},
-        {"feature-map", "NAME", "what stands for queries and keys",
+        {"feature-map", "NAME",
+         "what stands for queries and keys: none, elu1, relu or favor (default: none)",
          NamedChoice{FeatureMapNames(),
                      [&a](size_t index) { a.feature_map = static_cast<FeatureMap>(index); }}},
         {"normalize", "", "divide by the sum of the products with keys; of rule linear",
          &a.normalize},
-        {"features", "M", "random features of favor (default: d_k ln d_k)", &features},
-        {"seed", "N", "seed of the directions of favor (default: 0)", &seed},
+        {"features", "M", "random features of favor (default: d_k ln d_k)", &a.num_features},
+        {"seed", "N", "seed of the directions of favor (default: 0)", &a.seed},
         {"error-rows", "N", "measure the error of favor as an estimate of softmax over N rows",
          &a.error_rows},
-        {"stream", "", "send the tokens in chunks; the server keeps the state", &stream},
-        {"chunk", "N", "tokens in a chunk (default: about 8 MiB)", &chunk},
-        {"local", "", "compute in this process, without a server", &local},
-        {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)", &priority}};
-    for (const Flag& flag : server.Table()) table.push_back(flag);
+        {"stream", "", "send the tokens in chunks; the server keeps the state", &caller.stream},
+        {"chunk", "N", "tokens in a chunk (default: about 8 MiB)", &caller.chunk}};
+    for (const Flag& flag : caller.Table()) table.push_back(flag);
     table.push_back({"json", "", "print a report as JSON", &json});
     return table;
   }
@@ -92,68 +88,44 @@ absl::Status CheckFlags(const LinearFlags& flags) {
         absl::StrCat(flags.k ? "k is given without v" : "v is given without k",
                      "; give both, or neither for self-attention"));
   }
-  if (flags.chunk && !flags.stream) return absl::InvalidArgumentError("--chunk needs --stream");
-  if (flags.stream && flags.local) {
-    return absl::InvalidArgumentError(
-        "--stream and --local are mutually exclusive; --stream needs a server");
-  }
-  if (flags.stream && flags.attributes.error_rows > 0) {
+  if (flags.caller.stream && flags.attributes.error_rows > 0) {
     return absl::InvalidArgumentError(
         "--stream and --error-rows are mutually exclusive; the exact rows need all keys");
   }
-  if (flags.stream && flags.not_causal) {
+  if (flags.caller.stream && flags.not_causal) {
     return absl::InvalidArgumentError(
         "--stream and --not-causal are mutually exclusive; a chunk does not see later ones");
   }
-  if (flags.priority != 0 && flags.local) {
-    return absl::InvalidArgumentError(
-        "--priority orders the calls of a server; --local has no server");
-  }
-  absl::Status status = ValidateDTypeFlag(flags.dtype);
+  absl::Status status = flags.caller.Check();
+  if (status.ok()) status = ValidateDTypeFlag(flags.dtype);
   if (status.ok()) status = CheckAtLeastOne("heads", flags.attributes.q_num_heads);
   if (status.ok()) status = CheckAtLeastOne("kv-heads", flags.kv_heads.value_or(1));
-  if (status.ok() && flags.seed.value_or(0) < 0) {
-    status = absl::InvalidArgumentError(
-        absl::StrCat("--seed is ", *flags.seed, "; it must be at least 0"));
-  }
-  if (status.ok()) status = CheckAtLeastOne("chunk", flags.chunk.value_or(1));
   return status;
 }
 
-// The tensors of a call and the call, which refers to them.
 struct LoadedLinearCall {
-  InputMap<std::optional<LoadedTensor>> tensors;
-  std::vector<int64_t> key_lengths;
-  LinearAttentionCall attributes;
-  bool is_2d = false;  // read as [T, H*d], sent as [1, T, H*d]
+  OperatorInputs inputs;
+  LinearAttentionCall attributes;  // without inputs
+  bool is_2d = false;              // read as [T, H*d], sent as [1, T, H*d]
 
   LinearAttentionCall InLibrary() const {
     LinearAttentionCall call = attributes;
-    for (Role role : kInputTensors) {
-      if (!tensors[role]) continue;
-      call.inputs[role] = TensorSpec{ToLibrary(tensors[role]->dtype), tensors[role]->shape};
-    }
-    if (!key_lengths.empty()) {
-      call.inputs[Role::kKeyLengths] =
-          TensorSpec{DType::kInt64, {static_cast<int64_t>(key_lengths.size())}};
-    }
+    call.inputs = inputs.Specs();
     return call;
   }
 
+  // Refers to this object.
   LinearCall ForServer(uint64_t priority) const {
-    const auto view = [this](Role role) {
-      return tensors[role] ? std::optional(tensors[role]->view()) : std::nullopt;
-    };
     const LinearAttentionCall& a = attributes;
-    return {.query = *view(Role::kQ),
-            .key = *view(Role::kK),
-            .value = *view(Role::kV),
-            .past_state = view(linear::kPastState),
-            .decay = view(linear::kDecay),
-            .beta = view(linear::kBeta),
-            .projection = view(linear::kProjection),
-            .past_normalizer = view(linear::kPastNormalizer),
-            .key_lengths = key_lengths,
+    return {.query = *inputs.View(Role::kQ),
+            .key = *inputs.View(Role::kK),
+            .value = *inputs.View(Role::kV),
+            .past_state = inputs.View(linear::kPastState),
+            .decay = inputs.View(linear::kDecay),
+            .beta = inputs.View(linear::kBeta),
+            .projection = inputs.View(linear::kProjection),
+            .past_normalizer = inputs.View(linear::kPastNormalizer),
+            .key_lengths = inputs.key_lengths,
             .query_heads = a.q_num_heads,
             .kv_heads = a.kv_num_heads,
             .update_rule = kRules[static_cast<size_t>(a.update_rule)],
@@ -172,39 +144,27 @@ struct LoadedLinearCall {
 };
 
 absl::StatusOr<LoadedLinearCall> Load(const LinearFlags& flags) {
-  LoadedLinearCall loaded;
-  const std::string& k = flags.k ? *flags.k : *flags.q;
-  const std::string& v = flags.v ? *flags.v : *flags.q;
-  const std::tuple<Role, const char*, std::optional<std::string>> inputs[] = {
-      {Role::kQ, "q", flags.q},
-      {Role::kK, "k", k},
-      {Role::kV, "v", v},
-      {linear::kDecay, "decay", flags.decay},
-      {linear::kBeta, "beta", flags.beta},
-      {linear::kPastState, "past_state", flags.past_state},
-      {linear::kPastNormalizer, "past_normalizer", flags.past_normalizer},
-      {linear::kProjection, "projection", flags.projection}};
-  for (const auto& [role, name, path] : inputs) {
-    if (!path) continue;
-    absl::StatusOr<LoadedTensor> tensor = LoadTensor(*path, name, flags.dtype);
-    if (!tensor.ok()) return tensor.status();
-    loaded.tensors[role] = *std::move(tensor);
+  absl::StatusOr<OperatorInputs> inputs =
+      LoadInputs({{Role::kQ, "q", flags.q},
+                  {Role::kK, "k", flags.k ? flags.k : flags.q},
+                  {Role::kV, "v", flags.v ? flags.v : flags.q},
+                  {linear::kDecay, "decay", flags.decay},
+                  {linear::kBeta, "beta", flags.beta},
+                  {linear::kPastState, "past_state", flags.past_state},
+                  {linear::kPastNormalizer, "past_normalizer", flags.past_normalizer},
+                  {linear::kProjection, "projection", flags.projection}},
+                 flags.key_lengths, flags.dtype);
+  if (!inputs.ok()) return inputs.status();
+  LoadedLinearCall loaded{.inputs = *std::move(inputs), .attributes = flags.attributes};
+  auto& tensors = loaded.inputs.tensors;
+  loaded.is_2d = tensors[Role::kQ]->shape.size() == 2;
+  for (Role role : kInputTensors) {
+    if (!loaded.is_2d || !tensors[role] || role == linear::kProjection) continue;
+    tensors[role]->shape.insert(tensors[role]->shape.begin(), 1);
   }
-  loaded.is_2d = loaded.tensors[Role::kQ]->shape.size() == 2;
-  for (const auto& [role, name, path] : inputs) {
-    if (!loaded.is_2d || !path || role == linear::kProjection) continue;
-    loaded.tensors[role]->shape.insert(loaded.tensors[role]->shape.begin(), 1);
-  }
-  if (flags.key_lengths) {
-    absl::StatusOr<std::vector<int64_t>> lengths = LoadLengths(*flags.key_lengths, "key_lengths");
-    if (!lengths.ok()) return lengths.status();
-    loaded.key_lengths = *std::move(lengths);
-  }
-  LinearAttentionCall& a = loaded.attributes = flags.attributes;
+  LinearAttentionCall& a = loaded.attributes;
   a.kv_num_heads = flags.kv_heads.value_or(a.q_num_heads);
   a.is_causal = !flags.not_causal;
-  a.num_features = flags.features;
-  if (flags.seed) a.seed = static_cast<uint64_t>(*flags.seed);
   a.wants_present_state = flags.present_state.has_value();
   a.wants_present_normalizer = flags.present_normalizer.has_value();
   return loaded;
@@ -213,13 +173,7 @@ absl::StatusOr<LoadedLinearCall> Load(const LinearFlags& flags) {
 absl::StatusOr<LinearResult> ComputeHere(const LoadedLinearCall& loaded) {
   const auto op = MakeLinearAttention(loaded.InLibrary());
   if (!op.ok()) return op.status();
-  Arguments arguments;
-  for (Role role : kInputTensors) {
-    if (loaded.tensors[role])
-      arguments.inputs[role].data = loaded.tensors[role]->view().data.data();
-  }
-  arguments.key_lengths = loaded.key_lengths;
-  absl::StatusOr<OperatorResult> computed = RunHere(**op, arguments);
+  absl::StatusOr<OperatorResult> computed = RunHere(**op, loaded.inputs.ToArguments());
   if (!computed.ok()) return computed.status();
   LinearResult result;
   result.output = *std::move(computed->outputs[Role::kY]);
@@ -275,19 +229,51 @@ class Outputs {
   Shape shape_;
 };
 
-// Sends the tokens in chunks of about `chunk` tokens.
-absl::StatusOr<LinearResult> Stream(const LoadedLinearCall& loaded, const LinearFlags& flags,
-                                    client::Client& server) {
-  const Shape& shape = loaded.tensors[Role::kQ]->shape;
-  const absl::StatusOr<std::shared_ptr<const TensorOperator>> valid =
-      MakeLinearAttention(loaded.InLibrary());
-  if (!valid.ok()) return valid.status();  // before anything is cut into chunks
-  int64_t token_bytes = 1;
-  int64_t bytes = 0;
-  for (Role role : {Role::kQ, Role::kK, Role::kV}) {
-    bytes += static_cast<int64_t>(loaded.tensors[role]->view().data.size());
+// Whether the tensor has a row for each token.
+bool HasTokens(Role role) {
+  return role == Role::kQ || role == Role::kK || role == Role::kV || role == linear::kDecay ||
+         role == linear::kBeta;
+}
+
+// The part of a call with the tokens [begin, begin + count).
+LoadedLinearCall PartOf(const LoadedLinearCall& loaded, int64_t begin, int64_t count) {
+  LoadedLinearCall part{.inputs = {}, .attributes = loaded.attributes};
+  for (Role role : kInputTensors) {
+    const std::optional<LoadedTensor>& tensor = loaded.inputs.tensors[role];
+    if (!tensor) continue;
+    if (HasTokens(role)) {
+      part.inputs.tensors[role] = TokensOf(*tensor, begin, count);
+    } else if (begin == 0) {  // the server keeps it
+      part.inputs.tensors[role] = tensor;
+    }
   }
-  token_bytes = std::max<int64_t>(1, bytes / std::max<int64_t>(1, shape[1]));
+  part.inputs.key_lengths = loaded.inputs.key_lengths;
+  for (int64_t& length : part.inputs.key_lengths) {
+    length = std::clamp<int64_t>(length - begin, 0, count);
+  }
+  const bool is_last = begin + count == loaded.inputs.tensors[Role::kQ]->shape[1];
+  part.attributes.wants_present_state &= is_last;
+  part.attributes.wants_present_normalizer &= is_last;
+  return part;
+}
+
+int64_t BytesOfTokens(const OperatorInputs& inputs) {
+  int64_t bytes = 0;
+  for (Role role : kInputTensors) {
+    if (!HasTokens(role) || !inputs.tensors[role]) continue;
+    bytes += static_cast<int64_t>(inputs.View(role)->data.size());
+  }
+  return bytes;
+}
+
+// Sends the tokens in chunks.
+absl::StatusOr<LinearResult> Stream(const LoadedLinearCall& loaded, const CallerFlags& flags,
+                                    client::Client& server) {
+  const auto valid = MakeLinearAttention(loaded.InLibrary());
+  if (!valid.ok()) return valid.status();  // before anything is cut into chunks
+  const int64_t length = loaded.inputs.tensors[Role::kQ]->shape[1];
+  const int64_t bytes = BytesOfTokens(loaded.inputs);
+  const int64_t token_bytes = std::max<int64_t>(1, bytes / std::max<int64_t>(1, length));
   const int64_t chunk = flags.chunk.value_or(std::max<int64_t>(1, kUsualChunkBytes / token_bytes));
   const std::unique_ptr<client::LinearStream> stream = server.LinearAttendStream();
   ProgressBar bar;
@@ -295,23 +281,13 @@ absl::StatusOr<LinearResult> Stream(const LoadedLinearCall& loaded, const Linear
   absl::StatusOr<LinearResult> last;
   int64_t begin = 0;
   do {
-    const int64_t count = std::min(chunk, shape[1] - begin);
-    LoadedLinearCall tokens = loaded;
-    for (Role role : {Role::kQ, Role::kK, Role::kV, linear::kDecay, linear::kBeta}) {
-      if (loaded.tensors[role])
-        tokens.tensors[role] = TokensOf(*loaded.tensors[role], begin, count);
-    }
-    for (int64_t& length : tokens.key_lengths)
-      length = std::clamp<int64_t>(length - begin, 0, count);
-    begin += count;
-    const bool is_last = begin == shape[1];
-    tokens.attributes.wants_present_state &= is_last;
-    tokens.attributes.wants_present_normalizer &= is_last;
-    last = stream->Attend(tokens.ForServer(flags.priority));
+    const int64_t count = std::min(chunk, length - begin);
+    last = stream->Attend(PartOf(loaded, begin, count).ForServer(flags.priority));
     if (!last.ok()) return last;
     outputs.Add(last->output);
+    begin += count;
     bar.Show(begin * token_bytes, bytes);
-  } while (begin < shape[1]);
+  } while (begin < length);
   if (absl::Status status = stream->Finish(); !status.ok()) return status;
   last->output = outputs.Join();
   return last;
@@ -321,7 +297,7 @@ Report ReportOf(const LinearFlags& flags, bool is_2d, const LinearResult& result
   Report report{.outputs = {},
                 .backend = result.backend,
                 .plan = result.plan,
-                .path = flags.stream ? client::Path::kStream : client::Path::kMessage,
+                .path = flags.caller.stream ? client::Path::kStream : client::Path::kMessage,
                 .relative_error = result.relative_error};
   const auto add = [&](const char* name, const std::string& path, const client::Tensor& tensor) {
     report.outputs.push_back(
@@ -345,17 +321,13 @@ ExitCode Attend(LinearFlags flags) {
   if (!valid.ok()) return FailUsage(valid);
   const absl::StatusOr<LoadedLinearCall> loaded = Load(flags);
   if (!loaded.ok()) return FailUsage(loaded.status());
-  std::unique_ptr<client::Client> server;
-  if (!flags.local) {
-    absl::StatusOr<std::unique_ptr<client::Client>> connected = Connect(flags.server);
-    if (!connected.ok()) return FailConnect(connected.status());
-    server = *std::move(connected);
-  }
+  const absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
+  if (!server.ok()) return FailConnect(server.status());
   const auto start = std::chrono::steady_clock::now();
   const absl::StatusOr<LinearResult> result =
-      flags.local    ? ComputeHere(*loaded)
-      : flags.stream ? Stream(*loaded, flags, *server)
-                     : server->LinearAttend(loaded->ForServer(flags.priority));
+      flags.caller.local    ? ComputeHere(*loaded)
+      : flags.caller.stream ? Stream(*loaded, flags.caller, **server)
+                            : (*server)->LinearAttend(loaded->ForServer(flags.caller.priority));
   const std::chrono::duration<double, std::milli> elapsed =
       std::chrono::steady_clock::now() - start;
   if (!result.ok()) return FailCall(result.status());

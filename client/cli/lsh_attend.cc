@@ -4,18 +4,16 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "absl/status/statusor.h"
 #include "attention/mechanism/lsh/lsh_attention.h"
-#include "client/cli/attend_files.h"
 #include "client/cli/attend_report.h"
-#include "client/cli/library_types.h"
+#include "client/cli/caller_flags.h"
 #include "client/cli/local_operator.h"
+#include "client/cli/operator_inputs.h"
 #include "client/cli/tensor_file.h"
-#include "client/console/server_connection.h"
 
 namespace rapt {
 namespace {
@@ -27,10 +25,9 @@ using client::LshResult;
 struct LshFlags {
   LshCall call;  // what is set directly by a flag
   std::optional<std::string> q, k, v, rotations, key_lengths, bucket_ids;
-  std::optional<int64_t> seed;
   std::string y, dtype;
-  bool json = false, local = false;
-  ServerFlags server;
+  bool json = false;
+  CallerFlags caller;
 
   std::vector<Flag> Table() {
     static constexpr absl::string_view kForms[] = {"reformer", "simple"};
@@ -57,10 +54,8 @@ struct LshFlags {
         {"chunks-after", "N", "and after itself (default: 0)", &call.chunks_after},
         {"causal", "", "a token sees only itself and those before it", &call.causal},
         {"scale", "X", "factor of the scores (default: 1/sqrt(D))", &call.scale},
-        {"seed", "N", "seed of the rotations, without --rotations (default: 0)", &seed},
-        {"local", "", "compute in this process, without a server", &local},
-        {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)", &call.priority}};
-    for (const Flag& flag : server.Table()) table.push_back(flag);
+        {"seed", "N", "seed of the rotations, without --rotations (default: 0)", &call.seed}};
+    for (const Flag& flag : caller.Table()) table.push_back(flag);
     table.push_back({"json", "", "print a report as JSON", &json});
     return table;
   }
@@ -70,22 +65,15 @@ absl::Status CheckFlags(LshFlags& flags) {
   if (flags.k && flags.call.form == LshForm::kReformer) {
     return absl::InvalidArgumentError("--k needs --lsh simple; --lsh reformer has --q for keys");
   }
-  if (flags.call.priority != 0 && flags.local) {
-    return absl::InvalidArgumentError(
-        "--priority orders the calls of a server; --local has no server");
-  }
-  if (flags.seed.value_or(0) < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--seed is ", *flags.seed, "; it must be at least 0"));
-  }
-  absl::Status status = ValidateDTypeFlag(flags.dtype);
+  absl::Status status = flags.caller.Check();
+  if (status.ok()) status = ValidateDTypeFlag(flags.dtype);
   if (!status.ok()) return status;
   return NormalizeOutputFiles({{"output", &flags.y}, {"bucket-ids", PathIn(flags.bucket_ids)}});
 }
 
-// The tensors of a call and the call, which refers to them.
+// The inputs of a call and the call, which refers to them.
 struct LoadedLshCall {
-  InputMap<std::optional<LoadedTensor>> tensors;
+  OperatorInputs inputs;
   LshCall call;
   bool is_2d = false;  // read as [S, D], sent as [1, 1, S, D]
 };
@@ -93,37 +81,31 @@ struct LoadedLshCall {
 absl::Status Load(const LshFlags& flags, LoadedLshCall& loaded) {
   const bool is_simple = flags.call.form == LshForm::kSimple;
   const auto or_q = [&](const std::optional<std::string>& path) { return path ? path : flags.q; };
-  const std::tuple<Role, const char*, std::optional<std::string>> inputs[] = {
-      {Role::kQ, "q", flags.q},
-      {Role::kK, "k", is_simple ? or_q(flags.k) : std::nullopt},
-      {Role::kV, "v", or_q(flags.v)},
-      {kLshRotations, "rotations", flags.rotations}};
-  for (const auto& [role, name, path] : inputs) {
-    if (!path) continue;
-    absl::StatusOr<LoadedTensor> tensor = LoadTensor(*path, name, flags.dtype);
-    if (!tensor.ok()) return tensor.status();
-    loaded.tensors[role] = *std::move(tensor);
-  }
-  loaded.is_2d = loaded.tensors[Role::kQ]->shape.size() == 2;
+  absl::StatusOr<OperatorInputs> inputs =
+      LoadInputs({{Role::kQ, "q", flags.q},
+                  {Role::kK, "k", is_simple ? or_q(flags.k) : std::nullopt},
+                  {Role::kV, "v", or_q(flags.v)},
+                  {kLshRotations, "rotations", flags.rotations}},
+                 flags.key_lengths, flags.dtype);
+  if (!inputs.ok()) return inputs.status();
+  loaded.inputs = *std::move(inputs);
+  auto& tensors = loaded.inputs.tensors;
+  loaded.is_2d = tensors[Role::kQ]->shape.size() == 2;
   for (Role role : {Role::kQ, Role::kK, Role::kV}) {
-    if (!loaded.is_2d || !loaded.tensors[role]) continue;
-    Shape& shape = loaded.tensors[role]->shape;
+    if (!loaded.is_2d || !tensors[role]) continue;
+    Shape& shape = tensors[role]->shape;
     shape.insert(shape.begin(), {1, 1});
   }
-  const auto view = [&](Role role) {
-    return loaded.tensors[role] ? std::optional(loaded.tensors[role]->view()) : std::nullopt;
-  };
   LshCall& call = loaded.call = flags.call;
-  call.q = *view(Role::kQ);
-  call.k = view(Role::kK);
-  call.v = *view(Role::kV);
-  call.rotations = view(kLshRotations);
+  call.q = *loaded.inputs.View(Role::kQ);
+  call.k = loaded.inputs.View(Role::kK);
+  call.v = *loaded.inputs.View(Role::kV);
+  call.rotations = loaded.inputs.View(kLshRotations);
+  call.key_lengths = loaded.inputs.key_lengths;
   call.wants_buckets = flags.bucket_ids.has_value();
-  if (flags.seed || !flags.rotations) call.seed = static_cast<uint64_t>(flags.seed.value_or(0));
-  if (!flags.key_lengths) return absl::OkStatus();
-  absl::StatusOr<std::vector<int64_t>> lengths = LoadLengths(*flags.key_lengths, "key_lengths");
-  if (lengths.ok()) call.key_lengths = *std::move(lengths);
-  return lengths.status();
+  call.priority = flags.caller.priority;
+  if (!flags.rotations && !call.seed) call.seed = 0;
+  return absl::OkStatus();
 }
 
 struct Computed {
@@ -133,32 +115,19 @@ struct Computed {
 
 absl::StatusOr<Computed> ComputeHere(const LoadedLshCall& loaded) {
   const LshCall& call = loaded.call;
-  LshAttentionCall in_library{.inputs = {},
-                              .wants_buckets = call.wants_buckets,
-                              .form = static_cast<rapt::LshForm>(call.form),
-                              .num_hashes = call.num_hashes,
-                              .num_buckets = call.num_buckets,
-                              .chunk_length = call.chunk_length,
-                              .chunks_before = call.chunks_before,
-                              .chunks_after = call.chunks_after,
-                              .is_causal = call.causal,
-                              .scale = call.scale,
-                              .seed = call.seed};
-  Arguments arguments;
-  for (Role role : kInputTensors) {
-    if (!loaded.tensors[role]) continue;
-    const client::TensorView view = loaded.tensors[role]->view();
-    in_library.inputs[role] = TensorSpec{ToLibrary(view.dtype), view.shape};
-    arguments.inputs[role].data = view.data.data();
-  }
-  if (!call.key_lengths.empty()) {
-    in_library.inputs[Role::kKeyLengths] =
-        TensorSpec{DType::kInt64, {static_cast<int64_t>(call.key_lengths.size())}};
-  }
-  arguments.key_lengths = call.key_lengths;
-  const auto op = MakeLshAttention(in_library);
+  const auto op = MakeLshAttention({.inputs = loaded.inputs.Specs(),
+                                    .wants_buckets = call.wants_buckets,
+                                    .form = static_cast<rapt::LshForm>(call.form),
+                                    .num_hashes = call.num_hashes,
+                                    .num_buckets = call.num_buckets,
+                                    .chunk_length = call.chunk_length,
+                                    .chunks_before = call.chunks_before,
+                                    .chunks_after = call.chunks_after,
+                                    .is_causal = call.causal,
+                                    .scale = call.scale,
+                                    .seed = call.seed});
   if (!op.ok()) return op.status();
-  absl::StatusOr<OperatorResult> result = RunHere(**op, arguments);
+  absl::StatusOr<OperatorResult> result = RunHere(**op, loaded.inputs.ToArguments());
   if (!result.ok()) return result.status();
   return Computed{{*std::move(result->outputs[Role::kY]), std::move(result->outputs[kLshBuckets])},
                   result->backend,
@@ -175,15 +144,11 @@ ExitCode Attend(LshFlags flags) {
   if (absl::Status valid = CheckFlags(flags); !valid.ok()) return FailUsage(valid);
   LoadedLshCall loaded;
   if (absl::Status status = Load(flags, loaded); !status.ok()) return FailUsage(status);
-  std::unique_ptr<client::Client> server;
-  if (!flags.local) {
-    absl::StatusOr<std::unique_ptr<client::Client>> connected = Connect(flags.server);
-    if (!connected.ok()) return FailConnect(connected.status());
-    server = *std::move(connected);
-  }
+  const absl::StatusOr<std::unique_ptr<client::Client>> server = flags.caller.Connect();
+  if (!server.ok()) return FailConnect(server.status());
   const auto start = std::chrono::steady_clock::now();
   const absl::StatusOr<Computed> computed =
-      flags.local ? ComputeHere(loaded) : Send(loaded, *server);
+      flags.caller.local ? ComputeHere(loaded) : Send(loaded, **server);
   const std::chrono::duration<double, std::milli> elapsed =
       std::chrono::steady_clock::now() - start;
   if (!computed.ok()) return FailCall(computed.status());

@@ -35,9 +35,10 @@ struct NamedChoice {
 };
 
 // Points to the variable that receives the value and holds the default. A list is written 1,2,3.
-using FlagTarget = std::variant<bool*, int64_t*, uint64_t*, double*, std::string*,
-                                std::optional<int64_t>*, std::optional<double>*,
-                                std::optional<std::string>*, std::vector<int64_t>*, NamedChoice>;
+using FlagTarget =
+    std::variant<bool*, int64_t*, uint64_t*, double*, std::string*, std::optional<int64_t>*,
+                 std::optional<uint64_t>*, std::optional<double>*, std::optional<std::string>*,
+                 std::vector<int64_t>*, NamedChoice>;
 
 struct Flag {
   std::string_view name;         // without the dashes

@@ -487,6 +487,17 @@ def test_linear_with_features(rapt, save, load, where):
     close(load("z.npy"), z[-1:])
 
 
+@LINEAR
+def test_linear_reads_members_of_archives(rapt, tmp_path, load, where):
+    np.savez(tmp_path / "in.npz", x=draw(1, 2, 10, 8), directions=draw(2, 16, 4), lengths=[10, 4])
+    call = ["attend", "--linear=linear", "--feature-map=favor", "--heads=2", "--q=in.npz:x",
+            "--projection=in.npz:directions", "--key-lengths=in.npz:lengths"]  # fmt: skip
+    rapt(*call, "-o=want.npy", "--local")
+    rapt(*call, "-o=y.npy", *where)
+    close(load("y.npy"), load("want.npy"))
+    assert not load("y.npy")[1, 4:].any()
+
+
 @EVERYWHERE
 def test_linear_estimates_softmax_and_says_how_well(rapt, save, load, where):
     x, projection = 0.3 * draw(1, 20, 8), draw(2, 64, 8)
@@ -513,7 +524,7 @@ def test_linear_refuses_what_does_not_fit(rapt, save):
         (["--stream", "--error-rows=3"], USAGE, "--stream and --error-rows are mutually exclusive"),
         (["--stream", "--not-causal"], USAGE, "--stream and --not-causal are mutually exclusive"),
         (["--heads=0"], USAGE, "--heads is 0"),
-        (["--seed=-1"], USAGE, "--seed is -1"),
+        (["--seed=-1"], USAGE, "--seed is '-1'; it takes a whole number of at least 0"),
         (["--priority=1", "--local"], USAGE, "--local has no server"),
         (["--present-state=y.npy"], USAGE, "--output and --present-state both name y.npy"),
         (["--decay=i.npy"], USAGE, "decay has type int64; it must be float16"),
@@ -571,7 +582,7 @@ def test_lsh_refuses_what_does_not_fit(rapt, save):
         (["--lsh=hash"], USAGE, "--lsh is 'hash'; it takes reformer or simple"),
         (["--k=x.npy"], USAGE, "--k needs --lsh simple"),
         (["--heads=2"], USAGE, "unknown flag --heads"),
-        (["--seed=-1"], USAGE, "--seed is -1"),
+        (["--seed=-1"], USAGE, "--seed is '-1'; it takes a whole number of at least 0"),
         (["--priority=1", "--local"], USAGE, "--local has no server"),
         (["--bucket-ids=y.npy"], USAGE, "--output and --bucket-ids both name y.npy"),
         (["--chunk-length=3"], CALL_FAILED, "chunk_length is 3"),

@@ -21,6 +21,7 @@ struct Values {
   double scale = 1;
   bool causal = false;
   std::vector<int64_t> window;
+  std::optional<uint64_t> draws;
   std::optional<double> dropout;
   std::optional<std::string> mask;
   size_t colour = 0;
@@ -44,6 +45,7 @@ class CommandLineTest : public ::testing::Test {
                               {"scale", "X", "scale factor", &values_.scale},
                               {"causal", "", "causal mask", &values_.causal},
                               {"window", "L,R", "window size", &values_.window},
+                              {"draws", "N", "seed of the draws", &values_.draws},
                               {"dropout", "P", "probability", &values_.dropout},
                               {"mask", "FILE", "mask file", &values_.mask},
                               {"colour", "NAME", "red or green",
@@ -134,6 +136,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Negative",
                 {"-o", "y", "--seed=-1"},
                 "--seed is '-1'; it takes a whole number of at least 0"},
+        Refusal{"NegativeOptional",
+                {"-o", "y", "--draws=-1"},
+                "--draws is '-1'; it takes a whole number of at least 0"},
         Refusal{"NotADouble", {"-o", "y", "--dropout="}, "--dropout is ''; it takes a number"},
         Refusal{"NotABool",
                 {"-o", "y", "--causal=maybe"},

@@ -1,0 +1,53 @@
+#include "client/cli/operator_inputs.h"
+
+#include <utility>
+
+#include "client/cli/library_types.h"
+
+namespace rapt {
+
+std::optional<client::TensorView> OperatorInputs::View(Role role) const {
+  if (!tensors[role]) return std::nullopt;
+  return tensors[role]->view();
+}
+
+Arguments OperatorInputs::ToArguments() const {
+  Arguments arguments;
+  for (Role role : kInputTensors) {
+    if (tensors[role]) arguments.inputs[role].data = tensors[role]->view().data.data();
+  }
+  arguments.key_lengths = key_lengths;
+  return arguments;
+}
+
+InputMap<std::optional<TensorSpec>> OperatorInputs::Specs() const {
+  InputMap<std::optional<TensorSpec>> specs;
+  for (Role role : kInputTensors) {
+    if (!tensors[role]) continue;
+    specs[role] = TensorSpec{ToLibrary(tensors[role]->dtype), tensors[role]->shape};
+  }
+  if (!key_lengths.empty()) {
+    specs[Role::kKeyLengths] =
+        TensorSpec{DType::kInt64, {static_cast<int64_t>(key_lengths.size())}};
+  }
+  return specs;
+}
+
+absl::StatusOr<OperatorInputs> LoadInputs(const std::vector<InputFile>& files,
+                                          const std::optional<std::string>& key_lengths,
+                                          const std::string& dtype) {
+  OperatorInputs inputs;
+  for (const auto& [role, name, path] : files) {
+    if (!path) continue;
+    absl::StatusOr<LoadedTensor> tensor = LoadTensor(*path, name, dtype);
+    if (!tensor.ok()) return tensor.status();
+    inputs.tensors[role] = *std::move(tensor);
+  }
+  if (!key_lengths) return inputs;
+  absl::StatusOr<std::vector<int64_t>> lengths = LoadLengths(*key_lengths, "key_lengths");
+  if (!lengths.ok()) return lengths.status();
+  inputs.key_lengths = *std::move(lengths);
+  return inputs;
+}
+
+}  // namespace rapt

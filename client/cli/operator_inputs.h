@@ -1,0 +1,40 @@
+// The inputs of an operator other than attention, read from files.
+#ifndef RAPT_CLIENT_CLI_OPERATOR_INPUTS_H_
+#define RAPT_CLIENT_CLI_OPERATOR_INPUTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "attention/tensor_operator.h"
+#include "client/cli/attend_files.h"
+
+namespace rapt {
+
+struct OperatorInputs {
+  InputMap<std::optional<LoadedTensor>> tensors;
+  std::vector<int64_t> key_lengths;  // empty: none
+
+  // Refer to this object.
+  std::optional<client::TensorView> View(Role role) const;
+  Arguments ToArguments() const;
+
+  InputMap<std::optional<TensorSpec>> Specs() const;
+};
+
+struct InputFile {
+  Role role;
+  const char* name;
+  std::optional<std::string> path;  // absent: the call has no such input
+};
+
+// InvalidArgument or NotFound names the file or the input.
+absl::StatusOr<OperatorInputs> LoadInputs(const std::vector<InputFile>& files,
+                                          const std::optional<std::string>& key_lengths,
+                                          const std::string& dtype);
+
+}  // namespace rapt
+
+#endif  // RAPT_CLIENT_CLI_OPERATOR_INPUTS_H_
