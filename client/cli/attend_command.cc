@@ -1,15 +1,17 @@
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "client/cli/attend_files.h"
 #include "client/cli/attend_report.h"
 #include "client/cli/attention_caller.h"
@@ -46,10 +48,11 @@ struct AttendFlags {
 absl::Status CheckPass(const AttendFlags& flags) {
   const InputMap<std::optional<std::string>>& files = flags.call.sources.files;
   const bool is_backward = flags.is_backward();
-  const std::pair<const char*, bool> excluded[] = {{"weights", is_backward && flags.weights},
-                                                   {"scores", is_backward && flags.scores},
-                                                   {"lse", is_backward && flags.lse},
-                                                   {"stream", is_backward && flags.call.caller.stream}};
+  const std::pair<const char*, bool> excluded[] = {
+      {"weights", is_backward && flags.weights},
+      {"scores", is_backward && flags.scores},
+      {"lse", is_backward && flags.lse},
+      {"stream", is_backward && flags.call.caller.stream}};
   for (const auto& [name, is_set] : excluded) {
     if (!is_set) continue;
     return absl::InvalidArgumentError(
@@ -157,19 +160,12 @@ std::vector<Flag> Table(AttendFlags& flags) {
   return table;
 }
 
-// Whether the flag is among the arguments.
-bool HasFlag(CommandArguments arguments, absl::string_view flag) {
-  return absl::c_any_of(arguments, [flag](absl::string_view argument) {
-    return absl::ConsumePrefix(&argument, flag) && (argument.empty() || argument[0] == '=');
-  });
+std::vector<std::string_view> ExactFlagNames() {
+  AttendFlags flags;
+  return NamesOf(Table(flags));
 }
 
-}  // namespace
-
-ExitCode RunAttendCommand(CommandArguments arguments) {
-  // Other kinds of attention have flags of their own.
-  if (HasFlag(arguments, "--linear")) return RunLinearAttend(arguments);
-  if (HasFlag(arguments, "--lsh")) return RunLshAttend(arguments);
+ExitCode RunExactAttend(CommandArguments arguments) {
   AttendFlags flags;
   const std::string names = absl::StrJoin(
       kInputs, ", ", [](std::string* out, Role role) { absl::StrAppend(out, NameOf(role)); });
@@ -179,7 +175,7 @@ ExitCode RunAttendCommand(CommandArguments arguments) {
       "in.npz:q. ARCHIVE.npz contains any of ",
       names,
       ". With --grad, computes gradients of the inputs instead. Linear attention and attention by "
-      "hashing have flags of their own: rapt attend --linear gated --help, --lsh reformer --help.");
+      "hashing have flags of their own: rapt attend --linear --help, rapt attend --lsh --help.");
   const CommandLine line{
       .usage = "rapt attend [ARCHIVE.npz] [--q FILE ...] -o FILE [flags]",
       .summary = summary,
@@ -195,6 +191,61 @@ ExitCode RunAttendCommand(CommandArguments arguments) {
   if (const std::optional<ExitCode> done = ParseOrExit(line, arguments, &operands)) return *done;
   if (!operands.empty()) flags.call.sources.archive = operands.front();
   return Attend(flags);
+}
+
+// A kind of attention. Each has flags of its own, one of which chooses it.
+struct Kind {
+  std::string_view flag;  // empty: none chooses it
+  std::vector<std::string_view> (*flag_names)();
+  ExitCode (*run)(CommandArguments arguments);
+
+  bool Has(std::string_view name) const { return absl::c_linear_search(flag_names(), name); }
+};
+constexpr Kind kKinds[] = {{"", ExactFlagNames, RunExactAttend},
+                           {"linear", LinearFlagNames, RunLinearAttend},
+                           {"lsh", LshFlagNames, RunLshAttend}};
+
+// The names of the flags among the arguments, also of unknown ones.
+std::vector<std::string_view> GivenNames(CommandArguments arguments) {
+  std::vector<std::string_view> names;
+  for (std::string_view argument : arguments) {
+    if (argument == "--") break;
+    if (!argument.starts_with("--")) continue;
+    names.push_back(argument.substr(2, argument.find('=') - 2));
+  }
+  return names;
+}
+
+// Refuses the flags of other kinds. The parser refuses those that no kind has.
+absl::Status CheckKind(const Kind& kind, const std::vector<std::string_view>& names) {
+  for (const std::string_view name : names) {
+    if (kind.Has(name)) continue;
+    const auto* const other = absl::c_find_if(kKinds, [&](const Kind& k) { return k.Has(name); });
+    if (other == std::end(kKinds)) continue;
+    return absl::InvalidArgumentError(
+        kind.flag.empty()
+            ? absl::StrFormat("--%s needs --%s", name, other->flag)
+            : absl::StrFormat("--%s and --%s are mutually exclusive; rapt attend --%s --help lists "
+                              "its flags",
+                              kind.flag, name, kind.flag));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ExitCode RunAttendCommand(CommandArguments arguments) {
+  const std::vector<std::string_view> names = GivenNames(arguments);
+  const Kind* kind = absl::c_find_if(kKinds, [&](const Kind& k) {
+    return !k.flag.empty() && absl::c_linear_search(names, k.flag);
+  });
+  if (kind == std::end(kKinds)) kind = &kKinds[0];
+  if (absl::c_linear_search(names, "help")) {
+    const std::string help = "--help";  // alone: the flag that chooses the kind may have no value
+    return kind->run({&help, 1});
+  }
+  if (absl::Status status = CheckKind(*kind, names); !status.ok()) return FailUsage(status);
+  return kind->run(arguments);
 }
 
 }  // namespace rapt

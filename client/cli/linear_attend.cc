@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,7 +43,7 @@ struct LinearFlags {
   std::vector<Flag> Table() {
     LinearAttentionCall& a = attributes;
     std::vector<Flag> table = {
-        {"linear", "RULE", "the update rule",
+        {"linear", "RULE", "the update rule: linear, gated, delta or gated_delta",
          NamedChoice{LinearRuleNames(),
                      [&a](size_t index) { a.update_rule = static_cast<LinearRule>(index); }},
          '\0', true},
@@ -336,6 +337,8 @@ ExitCode Attend(LinearFlags flags) {
 
 }  // namespace
 
+std::vector<std::string_view> LinearFlagNames() { return NamesOf(LinearFlags().Table()); }
+
 ExitCode RunLinearAttend(CommandArguments arguments) {
   LinearFlags flags;
   flags.attributes.q_num_heads = 1;
@@ -350,7 +353,7 @@ ExitCode RunLinearAttend(CommandArguments arguments) {
       .examples = {
           "rapt attend --linear gated --q q.npy --k k.npy --v v.npy --decay g.npy -o y.npy",
           "rapt attend --linear gated_delta --q q.npy --k k.npy --v v.npy --decay g.npy --beta "
-          "b.npy --heads 8 -o y.npy --present-state state.npy --stream",
+          "b.npy --heads 8 --kv-heads 2 -o y.npy --present-state state.npy --stream",
           "rapt attend --linear linear --feature-map favor --features 256 --error-rows 64 --q "
           "q.npy --k k.npy --v v.npy -o y.npy --local"}};
   std::vector<std::string> operands;

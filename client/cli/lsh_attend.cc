@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -164,6 +165,8 @@ ExitCode Attend(LshFlags flags) {
 }
 
 }  // namespace
+
+std::vector<std::string_view> LshFlagNames() { return NamesOf(LshFlags().Table()); }
 
 ExitCode RunLshAttend(CommandArguments arguments) {
   LshFlags flags;

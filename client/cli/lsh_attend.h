@@ -2,11 +2,17 @@
 #ifndef RAPT_CLIENT_CLI_LSH_ATTEND_H_
 #define RAPT_CLIENT_CLI_LSH_ATTEND_H_
 
+#include <string_view>
+#include <vector>
+
 #include "client/cli/commands.h"
 
 namespace rapt {
 
-// REQUIRES: the arguments contain --lsh.
+// Returns its flags, without the dashes.
+std::vector<std::string_view> LshFlagNames();
+
+// REQUIRES: the arguments contain --lsh, or only --help.
 ExitCode RunLshAttend(CommandArguments arguments);
 
 }  // namespace rapt

@@ -107,6 +107,13 @@ std::unique_ptr<CLI::App> MakeApp(const CommandLine& line) {
 
 }  // namespace
 
+std::vector<std::string_view> NamesOf(const std::vector<Flag>& flags) {
+  std::vector<std::string_view> names;
+  names.reserve(flags.size());
+  for (const Flag& flag : flags) names.push_back(flag.name);
+  return names;
+}
+
 absl::Status CheckAtLeastOne(std::string_view flag, int64_t value) {
   if (value >= 1) return absl::OkStatus();
   return absl::InvalidArgumentError(

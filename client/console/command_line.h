@@ -49,6 +49,8 @@ struct Flag {
   bool required = false;
 };
 
+std::vector<std::string_view> NamesOf(const std::vector<Flag>& flags);
+
 struct CommandLine {
   std::string_view usage;  // "rapt plot WEIGHTS.npy... -o PICTURE [flags]"
   std::string_view summary;

@@ -516,7 +516,9 @@ def test_linear_refuses_what_does_not_fit(rapt, save):
     call = ["attend", "--linear=gated", "--q=x.npy", "-o=y.npy"]
     for flags, code, message in [
         (["--linear=favor"], USAGE, "--linear is 'favor'; it takes linear or gated or delta or gated_delta"),
-        (["--mask=x.npy"], USAGE, "unknown flag --mask"),
+        (["--mask=x.npy"], USAGE, "--linear and --mask are mutually exclusive; rapt attend --linear --help lists its flags"),
+        (["--lsh", "simple"], USAGE, "--linear and --lsh are mutually exclusive"),
+        (["--maks=x.npy"], USAGE, "unknown flag --maks"),
         (["--k=x.npy"], USAGE, "k is given without v"),
         (["--stream", "--local"], USAGE, "--stream needs a server"),
         (["--chunk=4"], USAGE, "--chunk needs --stream"),
@@ -581,7 +583,8 @@ def test_lsh_refuses_what_does_not_fit(rapt, save):
     for flags, code, message in [
         (["--lsh=hash"], USAGE, "--lsh is 'hash'; it takes reformer or simple"),
         (["--k=x.npy"], USAGE, "--k needs --lsh simple"),
-        (["--heads=2"], USAGE, "unknown flag --heads"),
+        (["--heads=2"], USAGE, "--lsh and --heads are mutually exclusive"),
+        (["--decay", "x.npy"], USAGE, "--lsh and --decay are mutually exclusive"),
         (["--seed=-1"], USAGE, "--seed is '-1'; it takes a whole number of at least 0"),
         (["--priority=1", "--local"], USAGE, "--local has no server"),
         (["--bucket-ids=y.npy"], USAGE, "--output and --bucket-ids both name y.npy"),
@@ -1155,6 +1158,8 @@ ERRORS = [
     ("attend --q x.npy -o y.npy --layout sbhd", USAGE, "bhsd"),
     ("attend --q x.npy -o y.npy --dtype fp8", USAGE, "it takes bf16"),
     ("attend --q x.npy -o y.npy --kv-heads 2", USAGE, "--kv-heads needs --heads"),
+    ("attend --q x.npy -o y.npy --decay=x.npy", USAGE, "--decay needs --linear"),
+    ("attend --q x.npy -o y.npy --hashes 2", USAGE, "--hashes needs --lsh"),
     ("attend --q x.npy -o y.npy --weights w.npy --scores s.npy", USAGE, "--weights and --scores are mutually exclusive"),
     ("attend --q x.npy -o y.npy --weights ./y.npy", USAGE, "--output and --weights both name y.npy"),
     ("attend --q x.npy -o y.npy --interleaved --local", USAGE, "--interleaved needs --cos-cache and --sin-cache, or"),
@@ -1385,8 +1390,12 @@ def test_compare_memory_finds_equal_outputs_and_less_memory(rapt):
 # --- help -----------------------------------------------------------------------------------------
 
 
+# Those of kinds of attention with help of their own.
+KINDS = ("attend --linear", "attend --lsh")
+
+
 def examples_of(command):
-    text = subprocess.run([RAPT, command, "--help"], capture_output=True, text=True).stdout
+    text = subprocess.run([RAPT, *command.split(), "--help"], capture_output=True, text=True).stdout
     return [line.strip() for line in text.partition("\nexamples:\n")[2].splitlines()]
 
 
@@ -1395,14 +1404,20 @@ def test_help_lists_every_command(rapt):
     for command in COMMANDS:
         assert re.search(rf"^  {command} ", shown, re.MULTILINE)
         assert rapt(command, "--help").stdout.startswith(f"usage: rapt {command}")
+    for kind in KINDS:
+        assert rapt(*kind.split(), "--help").stdout.startswith(f"usage: rapt {kind}")
+        assert f"rapt {kind} --help" in " ".join(rapt("attend", "--help").stdout.split())
 
 
-@pytest.mark.parametrize("example", [e for command in COMMANDS for e in examples_of(command)])
+@pytest.mark.parametrize("example", [e for command in (*COMMANDS, *KINDS) for e in examples_of(command)])
 def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
     heads = draw(1, 1, 8, 3, 8), draw(2, 1, 2, 3, 8), draw(3, 1, 2, 3, 8)
     q, k, v = (x.transpose(0, 2, 1, 3).reshape(1, 3, -1) for x in heads)
     if "--heads" not in example:
         k = v = q
+    if "--lsh" in example:
+        q = k = v = draw(1, 1, 2, 128, 8)
+    save(g=-np.ones((1, 3, 2 if "--kv-heads" in example else 1)), b=np.ones((1, 3, 1)))
     save(x=q, q=q, k=k, v=v, w=np.full((4, 3, 3), 1 / 3), before=np.eye(3), after=np.eye(3))
     save(sink=np.zeros(1, "f4"), ids=np.array([5, 7, 0]), table=draw(4, 9, 64), encoding=draw(5, 9, 8))
     save(dy=v)
