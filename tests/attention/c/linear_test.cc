@@ -9,6 +9,7 @@
 
 #include "attention/mechanism/linear/linear_attention.h"
 #include "rapt/attention.h"
+#include "tests/attention/c/c_plan_test.h"
 #include "tests/support/run_operator.h"
 #include "tests/support/tensor.h"
 
@@ -17,33 +18,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class CLinearTest : public ::testing::Test {
+class CLinearTest : public CPlanTest<rapt_linear_problem, rapt_linear_arguments> {
  protected:
-  CLinearTest() {
-    const rapt_context_options options = {.struct_size = sizeof(options), .threads = 2};
-    EXPECT_EQ(rapt_context_create(&options, &context_, message_, sizeof(message_)), RAPT_OK);
-  }
-  ~CLinearTest() override {
-    rapt_plan_destroy(plan_);
-    rapt_context_destroy(context_);
-  }
-
-  rapt_code Create(const rapt_linear_problem& problem) {
-    rapt_plan_destroy(plan_);
-    plan_ = nullptr;
-    return rapt_linear_plan_create(context_, &problem, &plan_, message_, sizeof(message_));
-  }
-  rapt_code Run(const rapt_linear_arguments& arguments) {
-    return rapt_linear_run(context_, plan_, &arguments, nullptr, 0, message_, sizeof(message_));
-  }
-  std::string ErrorOf(const rapt_linear_problem& problem) {
-    EXPECT_EQ(Create(problem), RAPT_INVALID_ARGUMENT);
-    return message_;
-  }
-
-  rapt_context* context_ = nullptr;
-  rapt_plan* plan_ = nullptr;
-  char message_[RAPT_MESSAGE_BYTES] = "";
+  CLinearTest() : CPlanTest(rapt_linear_plan_create, rapt_linear_run) {}
 };
 
 constexpr int64_t kBatch = 2, kTokens = 9, kHeads = 2, kQueryHeads = 4, kKeySize = 5,
@@ -295,21 +272,8 @@ TEST_F(CLinearTest, NamesALengthThatIsOutOfRange) {
 
 TEST_F(CLinearTest, APlanIsRunByItsOwnFunction) {
   ASSERT_EQ(Create(SmallProblem(RAPT_LINEAR)), RAPT_OK) << message_;
-  const rapt_arguments arguments = {.struct_size = sizeof(arguments)};
-  EXPECT_EQ(rapt_run(context_, plan_, &arguments, nullptr, 0, message_, sizeof(message_)),
-            RAPT_INVALID_ARGUMENT);
-  EXPECT_STREQ(message_, "plan is of linear attention; rapt_linear_run runs it");
-  rapt_plan_destroy(plan_);
-  const rapt_problem problem = {.struct_size = sizeof(problem),
-                                .dtype = RAPT_FP32,
-                                .batch = 1,
-                                .query_heads = 1,
-                                .kv_heads = 1,
-                                .query_length = 1,
-                                .key_length = 1,
-                                .head_size = 1,
-                                .value_head_size = 1};
-  ASSERT_EQ(rapt_plan_create(context_, &problem, &plan_, message_, sizeof(message_)), RAPT_OK);
+  EXPECT_EQ(ErrorOfAttention(), "plan is of linear attention; rapt_linear_run runs it");
+  CreateOfAttention();
   EXPECT_EQ(Run({.struct_size = sizeof(rapt_linear_arguments)}), RAPT_INVALID_ARGUMENT);
   EXPECT_STREQ(message_, "plan is of attention; rapt_run runs it");
 }

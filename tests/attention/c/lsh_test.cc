@@ -9,6 +9,7 @@
 
 #include "attention/mechanism/lsh/lsh_attention.h"
 #include "rapt/attention.h"
+#include "tests/attention/c/c_plan_test.h"
 #include "tests/support/run_operator.h"
 #include "tests/support/tensor.h"
 
@@ -48,34 +49,21 @@ LshAttentionCall SmallCall(LshForm form) {
   return call;
 }
 
-class CLshTest : public ::testing::Test {
+class CLshTest : public CPlanTest<rapt_lsh_problem, rapt_lsh_arguments> {
  protected:
-  CLshTest() {
-    const rapt_context_options options = {.struct_size = sizeof(options), .threads = 2};
-    EXPECT_EQ(rapt_context_create(&options, &context_, message_, sizeof(message_)), RAPT_OK);
+  CLshTest() : CPlanTest(rapt_lsh_plan_create, rapt_lsh_run) {
     Rng rng(1);
-    for (Tensor* tensor : {&query_, &key_, &value_, &rotations_}) tensor->FillUniform(rng, -1, 1);
-  }
-  ~CLshTest() override {
-    rapt_plan_destroy(plan_);
-    rapt_context_destroy(context_);
+    for (Tensor* tensor : {&query_, &key_, &value_, &rotations_, &simple_rotations_}) {
+      tensor->FillUniform(rng, -1, 1);
+    }
   }
 
-  rapt_code Create(const rapt_lsh_problem& problem) {
-    rapt_plan_destroy(plan_);
-    plan_ = nullptr;
-    return rapt_lsh_plan_create(context_, &problem, &plan_, message_, sizeof(message_));
-  }
-  rapt_code Run(const rapt_lsh_arguments& arguments) {
-    return rapt_lsh_run(context_, plan_, &arguments, nullptr, 0, message_, sizeof(message_));
-  }
-
-  rapt_lsh_arguments AllArguments() {
+  rapt_lsh_arguments AllArguments(bool is_simple = false) {
     return {.struct_size = sizeof(rapt_lsh_arguments),
             .query = query_.View().data,
             .key = key_.View().data,
             .value = value_.View().data,
-            .rotations = rotations_.View().data,
+            .rotations = RotationsOf(is_simple).View().data,
             .key_lengths = lengths_,
             .output = output_.MutableView().data,
             .buckets = buckets_.data()};
@@ -91,12 +79,15 @@ class CLshTest : public ::testing::Test {
     Arguments arguments;
     const Shape keys = {kBatch, kHeads, kLength, kSize};
     add(Role::kQ, query_, keys, arguments);
-    if (call.form == LshForm::kSimple) add(Role::kK, key_, keys, arguments);
+    const bool is_simple = call.form == LshForm::kSimple;
+    if (is_simple) add(Role::kK, key_, keys, arguments);
     add(Role::kV, value_, {kBatch, kHeads, kLength, kValueSize}, arguments);
     if (problem.rotations_dtype != 0) {
       call.seed.reset();
-      add(kLshRotations, rotations_,
-          {problem.has_head_rotations != 0 ? kHeads : 1, kSize, kHashes, kBuckets / 2}, arguments);
+      const Tensor& rotations = RotationsOf(is_simple);
+      add(kLshRotations, rotations,
+          {problem.has_head_rotations != 0 ? kHeads : 1, kSize, kHashes, rotations.dims()[3]},
+          arguments);
     }
     if (problem.has_key_lengths != 0) {
       call.inputs[Role::kKeyLengths] = TensorSpec{DType::kInt64, {kBatch}};
@@ -110,18 +101,21 @@ class CLshTest : public ::testing::Test {
     RunOperator(*MakeLshAttention(call).value(), arguments, {.threads = 2});
 
     ASSERT_EQ(Create(problem), RAPT_OK) << message_;
-    ASSERT_EQ(Run(AllArguments()), RAPT_OK) << message_;
+    ASSERT_EQ(Run(AllArguments(is_simple)), RAPT_OK) << message_;
     EXPECT_TRUE(SameBits("output", output_, want));
     EXPECT_EQ(buckets_, buckets);
   }
 
-  rapt_context* context_ = nullptr;
-  rapt_plan* plan_ = nullptr;
-  char message_[RAPT_MESSAGE_BYTES] = "";
+  // The rotations of a form.
+  const Tensor& RotationsOf(bool is_simple) const {
+    return is_simple ? simple_rotations_ : rotations_;
+  }
+
   Tensor query_{DType::kFloat32, {kBatch, kHeads, kLength, kSize}};
   Tensor key_{DType::kFloat32, {kBatch, kHeads, kLength, kSize}};
   Tensor value_{DType::kFloat32, {kBatch, kHeads, kLength, kValueSize}};
   Tensor rotations_{DType::kFloat32, {kHeads, kSize, kHashes, kBuckets / 2}};
+  Tensor simple_rotations_{DType::kFloat32, {kHeads, kSize, kHashes, kSize}};
   int64_t lengths_[kBatch] = {kLength, 19};
   Tensor output_{DType::kFloat32, {kBatch, kHeads, kLength, kValueSize}};
   std::vector<int32_t> buckets_ = std::vector<int32_t>(kBatch * kHeads * kHashes * kLength);
@@ -130,6 +124,13 @@ class CLshTest : public ::testing::Test {
 TEST_F(CLshTest, ComputesBothForms) {
   ExpectEqual(SmallProblem(RAPT_REFORMER), SmallCall(LshForm::kReformer));
   ExpectEqual(SmallProblem(RAPT_SIMPLE), SmallCall(LshForm::kSimple));
+}
+
+TEST_F(CLshTest, TakesRotationsOfTheSimpleForm) {
+  rapt_lsh_problem problem = SmallProblem(RAPT_SIMPLE);
+  problem.rotations_dtype = RAPT_FP32;
+  problem.has_head_rotations = 1;
+  ExpectEqual(problem, SmallCall(LshForm::kSimple));
 }
 
 TEST_F(CLshTest, ReadsEveryAttribute) {
@@ -194,8 +195,7 @@ TEST_F(CLshTest, NamesTheInvalidField) {
   for (const auto& c : kCases) {
     rapt_lsh_problem problem = SmallProblem(RAPT_REFORMER);
     c.change(problem);
-    EXPECT_EQ(Create(problem), RAPT_INVALID_ARGUMENT);
-    EXPECT_THAT(std::string(message_), HasSubstr(c.message));
+    EXPECT_THAT(ErrorOf(problem), HasSubstr(c.message));
   }
 }
 
@@ -235,10 +235,14 @@ TEST_F(CLshTest, NamesALengthThatIsOutOfRange) {
 
 TEST_F(CLshTest, APlanIsRunByItsOwnFunction) {
   ASSERT_EQ(Create(SmallProblem(RAPT_REFORMER)), RAPT_OK) << message_;
+  EXPECT_EQ(ErrorOfAttention(), "plan is of attention by hashing; rapt_lsh_run runs it");
   const rapt_linear_arguments arguments = {.struct_size = sizeof(arguments)};
   EXPECT_EQ(rapt_linear_run(context_, plan_, &arguments, nullptr, 0, message_, sizeof(message_)),
             RAPT_INVALID_ARGUMENT);
   EXPECT_STREQ(message_, "plan is of attention by hashing; rapt_lsh_run runs it");
+  CreateOfAttention();
+  EXPECT_EQ(Run(AllArguments()), RAPT_INVALID_ARGUMENT);
+  EXPECT_STREQ(message_, "plan is of attention; rapt_run runs it");
 }
 
 }  // namespace
