@@ -66,6 +66,7 @@ RULES = {
     ),
     "server/wire/http/": ("server/wire/*.h", "base/"),
     "server/shared_memory/": ("base/",),
+    "server/cache/": (ATTENTION, "base/"),
     "server/admission/": (*VALUES, ATTENTION, "base/"),
     "server/execution/": (*VALUES, ATTENTION, "base/"),
     "server/metrics/": (*VALUES, "server/calls/", ATTENTION, "base/"),

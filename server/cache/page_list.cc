@@ -1,0 +1,194 @@
+#include "server/cache/page_list.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace rapt::cache {
+
+// Entries are written once, by one list. A snapshot reads those that existed when it was taken.
+class PageTable {
+ public:
+  explicit PageTable(int64_t capacity)
+      : pages_(static_cast<size_t>(capacity)), memory_(static_cast<size_t>(capacity)) {}
+
+  int64_t capacity() const { return static_cast<int64_t>(pages_.size()); }
+  void Set(int64_t n, std::shared_ptr<const Arena::Page> page) {
+    memory_[n] = page->bytes().data();
+    pages_[n] = std::move(page);
+  }
+  const std::shared_ptr<const Arena::Page>& page(int64_t n) const { return pages_[n]; }
+  absl::Span<const std::byte* const> First(int64_t count) const {
+    return {memory_.data(), static_cast<size_t>(count)};
+  }
+  std::byte* memory(int64_t n) const { return pages_[n]->bytes().data(); }
+
+ private:
+  std::vector<std::shared_ptr<const Arena::Page>> pages_;
+  std::vector<const std::byte*> memory_;
+};
+
+namespace {
+
+int64_t PagesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+
+}  // namespace
+
+Snapshot::Snapshot(std::shared_ptr<const PageTable> table, const TokenShape& shape, int64_t length)
+    : table_(std::move(table)), shape_(shape), length_(length) {
+  if (length_ == 0) return;
+  key_pages_.pages = table_->First(PagesOf(length_));
+  key_pages_.page_rows = kPageTokens;
+  value_pages_ = key_pages_;
+  value_pages_.offset = kPageTokens * shape_.key_bytes();
+}
+
+TensorView Snapshot::View(const PagedRows& pages, int64_t head_size) const {
+  TensorView view;
+  view.dtype = shape_.dtype;
+  view.dims = {1, shape_.kv_heads, length_, head_size};
+  view.strides = {0, kPageTokens * head_size, head_size, 1};
+  view.pages = &pages;
+  return view;
+}
+
+TensorView Snapshot::keys() const { return View(key_pages_, shape_.head_size); }
+TensorView Snapshot::values() const { return View(value_pages_, shape_.value_head_size); }
+
+int64_t PageList::bytes() const {
+  return (pages() + static_cast<int64_t>(reserved_.size())) * shape_.page_bytes();
+}
+
+absl::Status PageList::Reserve(int64_t count) {
+  // Both terms fit: a length is bounded by the arena, and a larger count is refused before.
+  if (count > arena_->capacity_bytes()) {
+    return arena_->Take(shape_.page_bytes(), count).status();
+  }
+  const int64_t needed = PagesOf(length_ + count) - pages() + (MustCopyLastPage() ? 1 : 0);
+  const int64_t missing = needed - static_cast<int64_t>(reserved_.size());
+  if (missing <= 0) return absl::OkStatus();
+  absl::StatusOr<std::vector<Arena::Page>> taken = arena_->Take(shape_.page_bytes(), missing);
+  if (!taken.ok()) return taken.status();
+  for (Arena::Page& page : *taken) reserved_.push_back(std::move(page));
+  return absl::OkStatus();
+}
+
+Arena::Page PageList::TakeReserved() {
+  Arena::Page page = std::move(reserved_.back());
+  reserved_.pop_back();
+  return page;
+}
+
+void PageList::RenewTable(int64_t pages, int64_t capacity) {
+  auto table = std::make_shared<PageTable>(capacity);
+  for (int64_t n = 0; n < pages; ++n) table->Set(n, table_->page(n));
+  table_ = std::move(table);
+  owns_table_ = true;
+}
+
+// Leaves out the other rows, which the list that took the page may write now.
+void PageList::CopyTokens(const std::byte* from, int64_t count, std::byte* to) const {
+  const auto copy = [&](int64_t offset, int64_t head_size) {
+    const int64_t row_bytes = head_size * SizeOf(shape_.dtype);
+    for (int64_t head = 0; head < shape_.kv_heads; ++head) {
+      const int64_t begin = offset + head * kPageTokens * row_bytes;
+      std::memcpy(to + begin, from + begin, static_cast<size_t>(count * row_bytes));
+    }
+  };
+  copy(0, shape_.head_size);
+  copy(kPageTokens * shape_.key_bytes(), shape_.value_head_size);
+}
+
+void PageList::Append(int64_t count, const std::byte* keys, const std::byte* values) {
+  if (count == 0) return;
+  const int64_t old_pages = pages();
+  const int64_t new_pages = PagesOf(length_ + count);
+  const bool copies = MustCopyLastPage();
+  if (copies || !owns_table_ || table_->capacity() < new_pages) {
+    RenewTable(old_pages, std::max(new_pages, 2 * old_pages));
+  }
+  if (copies) {
+    Arena::Page page = TakeReserved();
+    CopyTokens(table_->memory(old_pages - 1), length_ % kPageTokens, page.bytes().data());
+    table_->Set(old_pages - 1, std::make_shared<const Arena::Page>(std::move(page)));
+  }
+  for (int64_t n = old_pages; n < new_pages; ++n) {
+    table_->Set(n, std::make_shared<const Arena::Page>(TakeReserved()));
+  }
+  owns_last_page_ = true;
+  const auto write = [](const std::byte* from) {
+    return [from](std::byte* row, int64_t offset, int64_t bytes) {
+      std::memcpy(row, from + offset, static_cast<size_t>(bytes));
+    };
+  };
+  ForEachRow(length_, count, /*is_value=*/false, write(keys));
+  ForEachRow(length_, count, /*is_value=*/true, write(values));
+  length_ += count;
+}
+
+bool PageList::Holds(int64_t at, int64_t count, const std::byte* keys,
+                     const std::byte* values) const {
+  bool same = true;
+  const auto compare = [&same](const std::byte* with) {
+    return [&same, with](const std::byte* row, int64_t offset, int64_t bytes) {
+      same = same && std::memcmp(row, with + offset, static_cast<size_t>(bytes)) == 0;
+    };
+  };
+  ForEachRow(at, count, /*is_value=*/false, compare(keys));
+  ForEachRow(at, count, /*is_value=*/true, compare(values));
+  return same;
+}
+
+std::byte* PageList::RowOf(int64_t token, int64_t head, bool is_value) const {
+  const int64_t head_size = is_value ? shape_.value_head_size : shape_.head_size;
+  const int64_t row = head * kPageTokens + token % kPageTokens;
+  return table_->memory(token / kPageTokens) + (is_value ? kPageTokens * shape_.key_bytes() : 0) +
+         row * head_size * SizeOf(shape_.dtype);
+}
+
+template <typename Visit>
+void PageList::ForEachRow(int64_t at, int64_t count, bool is_value, const Visit& visit) const {
+  const int64_t row_bytes =
+      (is_value ? shape_.value_head_size : shape_.head_size) * SizeOf(shape_.dtype);
+  for (int64_t token = 0; token < count; ++token) {
+    for (int64_t head = 0; head < shape_.kv_heads; ++head) {
+      visit(RowOf(at + token, head, is_value), (token * shape_.kv_heads + head) * row_bytes,
+            row_bytes);
+    }
+  }
+}
+
+void PageList::Truncate(int64_t length) {
+  if (length == length_) return;
+  length_ = length;
+  owns_last_page_ = false;
+  if (length == 0) {
+    table_ = nullptr;
+    owns_table_ = false;
+    return;
+  }
+  RenewTable(pages(), pages());
+}
+
+PageList PageList::Fork(int64_t length) const {
+  PageList fork(*arena_, shape_);
+  fork.length_ = length;
+  if (length == 0) return fork;
+  fork.table_ = table_;
+  // Of its own, so that it does not keep pages beyond its length.
+  fork.RenewTable(fork.pages(), fork.pages());
+  return fork;
+}
+
+Snapshot PageList::Take(int64_t length) const { return Snapshot(table_, shape_, length); }
+
+int64_t PageList::SharedPages(const PageList& a, const PageList& b) {
+  const int64_t most = std::min(a.pages(), b.pages());
+  int64_t shared = 0;
+  while (shared < most && a.table_->page(shared) == b.table_->page(shared)) ++shared;
+  return shared;
+}
+
+}  // namespace rapt::cache

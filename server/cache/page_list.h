@@ -1,0 +1,119 @@
+// The keys and values of one layer of a cache, in pages.
+#ifndef RAPT_SERVER_CACHE_PAGE_LIST_H_
+#define RAPT_SERVER_CACHE_PAGE_LIST_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "attention/tensor_view.h"
+#include "server/cache/arena.h"
+
+namespace rapt::cache {
+
+// Tokens of a page. Equal to the block of keys of the kernels, which then never joins two pages.
+inline constexpr int64_t kPageTokens = 64;
+
+// A token's key and value: [Hkv, D] and [Hkv, Dv].
+struct TokenShape {
+  int64_t kv_heads = 0;
+  int64_t head_size = 0;
+  int64_t value_head_size = 0;
+  DType dtype = DType::kFloat32;
+
+  int64_t key_bytes() const { return kv_heads * head_size * SizeOf(dtype); }
+  int64_t value_bytes() const { return kv_heads * value_head_size * SizeOf(dtype); }
+  // A page is [Hkv, 64, D] keys, then [Hkv, 64, Dv] values.
+  int64_t page_bytes() const { return kPageTokens * (key_bytes() + value_bytes()); }
+};
+
+// Pages in the order of their tokens. Pages may be appended while snapshots read those before.
+class PageTable;
+
+// The first tokens of a list at one time. Holds the pages, which never change where it reads:
+// neither appends, Truncate() nor the end of the list affects it. Immutable and thread-safe; cheap
+// to copy. The views of a snapshot refer to it.
+class Snapshot {
+ public:
+  int64_t length() const { return length_; }
+  // Return views [1, Hkv, length, D] and [1, Hkv, length, Dv]. REQUIRES: length() > 0.
+  TensorView keys() const;
+  TensorView values() const;
+
+ private:
+  friend class PageList;
+  Snapshot(std::shared_ptr<const PageTable> table, const TokenShape& shape, int64_t length);
+  TensorView View(const PagedRows& pages, int64_t head_size) const;
+
+  std::shared_ptr<const PageTable> table_;
+  TokenShape shape_;
+  int64_t length_;
+  PagedRows key_pages_, value_pages_;
+};
+
+// Tokens are appended at the end. A row of a page is written once, by the list that took the page:
+// a list that shares its last page, or that was truncated within it, copies that page before it
+// appends. Therefore forks and snapshots need no lock to read.
+//
+// Not thread-safe, apart from snapshots. Movable. The arena outlives the list and its snapshots.
+class PageList {
+ public:
+  PageList(Arena& arena, const TokenShape& shape) : arena_(&arena), shape_(shape) {}
+  PageList(PageList&&) = default;
+  PageList& operator=(PageList&&) = default;
+
+  int64_t length() const { return length_; }
+  const TokenShape& shape() const { return shape_; }
+  // Returns the bytes of the pages that it reaches, with those reserved.
+  int64_t bytes() const;
+
+  // Takes the pages that `count` more tokens need. Returns ResourceExhausted, as Arena::Take(),
+  // and has no effect then. REQUIRES: count >= 0.
+  absl::Status Reserve(int64_t count);
+
+  // Appends tokens: keys [count, Hkv, D] and values [count, Hkv, Dv], row-major.
+  // REQUIRES: Reserve(count) succeeded since the last change of the list.
+  void Append(int64_t count, const std::byte* keys, const std::byte* values);
+
+  // Returns whether the tokens from `at` on are these, to the bit.
+  // REQUIRES: at >= 0, at + count <= length().
+  bool Holds(int64_t at, int64_t count, const std::byte* keys, const std::byte* values) const;
+
+  // Keeps the first `length` tokens. REQUIRES: 0 <= length <= this->length().
+  void Truncate(int64_t length);
+
+  // Returns a list with the first `length` tokens, which shares their pages. REQUIRES: as above.
+  PageList Fork(int64_t length) const;
+  Snapshot Take(int64_t length) const;
+
+  // Returns how many pages at the beginning are the same ones.
+  static int64_t SharedPages(const PageList& a, const PageList& b);
+
+ private:
+  // Calls visit(row of a page, offset in the tokens' tensor, bytes) for each row of keys or values.
+  template <typename Visit>
+  void ForEachRow(int64_t at, int64_t count, bool is_value, const Visit& visit) const;
+  std::byte* RowOf(int64_t token, int64_t head, bool is_value) const;
+  int64_t pages() const { return (length_ + kPageTokens - 1) / kPageTokens; }
+  bool MustCopyLastPage() const { return length_ % kPageTokens != 0 && !owns_last_page_; }
+  // Makes `capacity` pages fit into a table that only this list appends to.
+  void RenewTable(int64_t pages, int64_t capacity);
+  Arena::Page TakeReserved();
+  // Copies the first rows of a page.
+  void CopyTokens(const std::byte* from, int64_t count, std::byte* to) const;
+
+  Arena* arena_;
+  TokenShape shape_;
+  int64_t length_ = 0;
+  bool owns_last_page_ = false;  // may write the rows from `length_` on
+  bool owns_table_ = false;      // may write the entries from pages() on
+  std::shared_ptr<PageTable> table_;
+  std::vector<Arena::Page> reserved_;
+};
+
+}  // namespace rapt::cache
+
+#endif  // RAPT_SERVER_CACHE_PAGE_LIST_H_
