@@ -61,14 +61,23 @@ int64_t PageList::bytes() const {
   return (pages() + static_cast<int64_t>(reserved_.size())) * shape_.page_bytes();
 }
 
+int64_t PageList::MissingPages(int64_t count) const {
+  if (count == 0) return 0;
+  const int64_t needed = PagesOf(length_ + count) - pages() + (MustCopyLastPage() ? 1 : 0);
+  return std::max<int64_t>(0, needed - reserved_pages());
+}
+
+int64_t PageList::MissingBytes(int64_t count) const {
+  return MissingPages(count) * shape_.page_bytes();
+}
+
 absl::Status PageList::Reserve(int64_t count) {
   // Both terms fit: a length is bounded by the arena, and a larger count is refused before.
   if (count > arena_->capacity_bytes()) {
     return arena_->Take(shape_.page_bytes(), count).status();
   }
-  const int64_t needed = PagesOf(length_ + count) - pages() + (MustCopyLastPage() ? 1 : 0);
-  const int64_t missing = needed - static_cast<int64_t>(reserved_.size());
-  if (missing <= 0) return absl::OkStatus();
+  const int64_t missing = MissingPages(count);
+  if (missing == 0) return absl::OkStatus();
   absl::StatusOr<std::vector<Arena::Page>> taken = arena_->Take(shape_.page_bytes(), missing);
   if (!taken.ok()) return taken.status();
   for (Arena::Page& page : *taken) reserved_.push_back(std::move(page));

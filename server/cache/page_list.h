@@ -25,6 +25,7 @@ struct TokenShape {
   DType dtype = DType::kFloat32;
 
   int64_t key_bytes() const { return kv_heads * head_size * SizeOf(dtype); }
+  bool operator==(const TokenShape&) const = default;
   int64_t value_bytes() const { return kv_heads * value_head_size * SizeOf(dtype); }
   // A page is [Hkv, 64, D] keys, then [Hkv, 64, Dv] values.
   int64_t page_bytes() const { return kPageTokens * (key_bytes() + value_bytes()); }
@@ -74,6 +75,13 @@ class PageList {
   // and has no effect then. REQUIRES: count >= 0.
   absl::Status Reserve(int64_t count);
 
+  // Returns the bytes of the pages that Reserve() would take. REQUIRES: as for Reserve(), and
+  // count <= the arena's capacity.
+  int64_t MissingBytes(int64_t count) const;
+  int64_t reserved_pages() const { return static_cast<int64_t>(reserved_.size()); }
+  // Gives back reserved pages beyond the first `pages`. REQUIRES: pages <= reserved_pages().
+  void KeepReserved(int64_t pages) { reserved_.resize(static_cast<size_t>(pages)); }
+
   // Appends tokens: keys [count, Hkv, D] and values [count, Hkv, Dv], row-major.
   // REQUIRES: Reserve(count) succeeded since the last change of the list.
   void Append(int64_t count, const std::byte* keys, const std::byte* values);
@@ -93,6 +101,7 @@ class PageList {
   static int64_t SharedPages(const PageList& a, const PageList& b);
 
  private:
+  int64_t MissingPages(int64_t count) const;
   // Calls visit(row of a page, offset in the tokens' tensor, bytes) for each row of keys or values.
   template <typename Visit>
   void ForEachRow(int64_t at, int64_t count, bool is_value, const Visit& visit) const;

@@ -1,0 +1,219 @@
+// The caches of all callers: their names, leases, quotas and tokens.
+#ifndef RAPT_SERVER_CACHE_CACHE_STORE_H_
+#define RAPT_SERVER_CACHE_CACHE_STORE_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "server/cache/arena.h"
+#include "server/cache/page_list.h"
+#include "server/cache/reason.h"
+
+namespace rapt::cache {
+
+// `layers` layers of one form.
+struct LayerShape {
+  int64_t layers = 1;
+  TokenShape token;
+
+  bool operator==(const LayerShape&) const = default;
+};
+inline constexpr int64_t kMaxLayers = 1024;
+
+// A new cache, and a fork.
+struct CacheSpec {
+  std::string name = {};  // empty: every call makes a new cache
+  std::vector<LayerShape> shapes = {};
+  int64_t first_position = 0;
+  int64_t reserve_tokens = 0;         // pages for this many tokens of every layer are taken at once
+  std::chrono::nanoseconds lease{0};  // 0: the default
+};
+struct ForkSpec {
+  std::string cache = {};
+  uint64_t generation = 0;             // of `cache`
+  std::optional<int64_t> length = {};  // absent: the least of the layers' lengths
+  std::string name = {};
+  int64_t reserve_tokens = 0;
+  std::chrono::nanoseconds lease{0};  // 0: as `cache`
+};
+
+// The state of a cache at one time.
+struct CacheInfo {
+  std::string id;
+  std::string name;
+  std::vector<LayerShape> shapes;
+  int64_t first_position = 0;
+  std::vector<int64_t> lengths;  // of each layer
+  uint64_t generation = 1;
+  std::chrono::nanoseconds lease{0};
+  std::chrono::nanoseconds expires_in{0};
+  int64_t reserve_tokens = 0;
+  int64_t bytes = 0;  // of the pages that it reaches, with those reserved
+};
+
+struct Missing {
+  std::string id;
+  Reason reason = Reason::kUnknown;
+};
+
+// In the order of the request.
+struct CacheList {
+  std::vector<CacheInfo> caches;
+  std::vector<Missing> missing;
+  std::string next_page_token;  // of List(); empty: there is no more
+};
+
+// New tokens of one layer: keys [count, Hkv, D] and values [count, Hkv, Dv], row-major.
+struct AppendPart {
+  std::string cache = {};
+  int64_t layer = 0;
+  uint64_t generation = 0;
+  // The tokens that the layer has before. Absent, with count 0 alone: its length.
+  std::optional<int64_t> at = {};
+  int64_t count = 0;
+  const std::byte* keys = nullptr;
+  const std::byte* values = nullptr;
+};
+
+struct AppendResult {
+  absl::Status status = {};
+  int64_t length = 0;           // of the layer, after the call
+  bool applied_before = false;  // the tokens were there already
+  std::optional<Snapshot> snapshot =
+      {};  // of the layer's first at + count tokens, if the status is OK
+};
+
+// A cache belongs to the caller who made it, and does not exist for others. Its lease is renewed by
+// Append() and Renew(); a cache whose lease has run out is gone. Memory is free when the last
+// snapshot of a cache that is gone has ended.
+//
+// NOT_FOUND, ABORTED and RESOURCE_EXHAUSTED carry a Reason. Other statuses: INVALID_ARGUMENT for
+// shapes, numbers and names that are not allowed; OUT_OF_RANGE for tokens that a layer does not
+// have.
+//
+// Thread-safe. Everything that it references outlives it.
+class CacheStore {
+ public:
+  struct Options {
+    std::string instance = {};  // part of every id; at most kMaxInstanceBytes
+    int64_t max_caches_per_caller = 65536;
+    int64_t max_bytes_per_caller = 0;  // 0: no limit
+    std::chrono::nanoseconds default_lease = std::chrono::minutes(10);
+    std::chrono::nanoseconds max_lease = std::chrono::hours(24);
+  };
+  static constexpr size_t kMaxInstanceBytes = 64;
+  static constexpr size_t kMaxNameBytes = 256;
+  static constexpr int64_t kMaxListed = 1000;
+
+  CacheStore(Options options, Arena& arena, const Clock& clock);
+  ~CacheStore();
+  CacheStore(const CacheStore&) = delete;
+  CacheStore& operator=(const CacheStore&) = delete;
+
+  // Returns the caller's cache of that name if it was made with the same shapes and first position,
+  // ALREADY_EXISTS if with others, else a new cache.
+  absl::StatusOr<CacheInfo> Create(const std::string& owner, const CacheSpec& spec);
+  // Makes a cache with the first tokens of another one, whose pages it shares. Idempotent by name.
+  absl::StatusOr<CacheInfo> Fork(const std::string& owner, const ForkSpec& spec);
+  // Every layer keeps its first `length` tokens; the generation rises by one. Called again with the
+  // same arguments, it returns the same as long as nothing was appended since.
+  absl::StatusOr<CacheInfo> Truncate(const std::string& owner, const std::string& id,
+                                     int64_t length, uint64_t generation);
+
+  // NOT_FOUND if none of the caches is found.
+  absl::StatusOr<CacheList> Get(const std::string& owner, absl::Span<const std::string> ids);
+  absl::StatusOr<CacheList> Renew(const std::string& owner, absl::Span<const std::string> ids);
+  absl::StatusOr<CacheList> Close(const std::string& owner, absl::Span<const std::string> ids);
+  // Returns the caller's caches in the order of their making. 0: kMaxListed.
+  absl::StatusOr<CacheList> List(const std::string& owner, int64_t page_size,
+                                 absl::string_view page_token, absl::string_view name_prefix);
+
+  // Appends each part at its place: at = length is applied; tokens that the layer has already are
+  // compared, and ABORTED if they are others. Unless `partial`, all parts are applied or none, and
+  // the status is that of the first that fails.
+  absl::StatusOr<std::vector<AppendResult>> Append(const std::string& owner,
+                                                   absl::Span<const AppendPart> parts,
+                                                   bool partial = false);
+
+  // Ends the caches whose lease has run out. Returns when the next one will; max() without caches.
+  Instant Expire();
+
+  int64_t caches() const;
+
+ private:
+  struct Owner;
+  struct Cache;
+  class Locks;
+  struct Handle {
+    std::shared_ptr<Cache> cache;
+    Instant expires;
+  };
+
+  std::string NewId();
+  absl::Status Validate(const CacheSpec& spec) const;
+  absl::Status ValidateName(absl::string_view name) const;
+  absl::StatusOr<std::chrono::nanoseconds> LeaseOf(std::chrono::nanoseconds wanted,
+                                                   std::chrono::nanoseconds otherwise) const;
+  std::shared_ptr<Cache> NewCache(const std::string& owner);
+  absl::Status ReserveTokens(Cache& cache, int64_t count);
+  absl::StatusOr<CacheInfo> Insert(std::shared_ptr<Cache> cache);
+  absl::StatusOr<std::optional<CacheInfo>> FindNamed(const std::shared_ptr<Owner>& owner,
+                                                     const Cache& wanted);
+  std::shared_ptr<Owner> OwnerOf(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Handle> Find(const std::string& owner, const std::string& id, bool renews);
+  absl::StatusOr<Handle> FindLocked(const std::string& owner, const std::string& id, bool renews)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Reason WhyMissing(const std::string& owner, absl::string_view id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Unlink(const std::shared_ptr<Cache>& cache, Reason reason)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ExpireLocked(Instant now, std::vector<std::shared_ptr<Cache>>& gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  CacheInfo InfoOf(Cache& cache, Instant expires) const;
+  enum class Action : uint8_t { kGet, kRenew, kClose };
+  absl::StatusOr<CacheList> ForEach(const std::string& owner, absl::Span<const std::string> ids,
+                                    Action action);
+  absl::Status CheckPart(const Cache& cache, const AppendPart& part, AppendResult& result) const;
+  absl::Status ReservePart(Cache& cache, int64_t layer, int64_t count) const;
+
+  const Options options_;
+  const std::string id_prefix_;  // names the instance and this start of it
+  Arena& arena_;
+  const Clock& clock_;
+
+  mutable Mutex mutex_;
+  absl::flat_hash_map<std::string, std::shared_ptr<Owner>> owners_ ABSL_GUARDED_BY(mutex_);
+  static constexpr size_t kFewOwners = 64;
+  size_t most_owners_ ABSL_GUARDED_BY(mutex_) = kFewOwners;  // before unused ones are removed
+  absl::flat_hash_map<std::string, std::shared_ptr<Cache>> caches_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::pair<Instant, Cache*>> leases_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
+  // The last caches that are gone.
+  struct Tombstone {
+    std::string owner;
+    Reason reason;
+  };
+  absl::flat_hash_map<std::string, Tombstone> tombstones_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> tombstone_order_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace rapt::cache
+
+#endif  // RAPT_SERVER_CACHE_CACHE_STORE_H_

@@ -1,0 +1,39 @@
+// Why a call on a cache failed, where the status code stands for several reasons.
+#ifndef RAPT_SERVER_CACHE_REASON_H_
+#define RAPT_SERVER_CACHE_REASON_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace rapt::cache {
+
+enum class Reason : uint8_t {
+  kNone,
+  // NOT_FOUND
+  kUnknown,        // never was, is another caller's, was closed long ago, or is malformed
+  kClosed,         // by its owner, of late
+  kExpired,        // its lease ran out, of late
+  kRestarted,      // made by this instance before it was started anew
+  kWrongInstance,  // made by another instance
+  // RESOURCE_EXHAUSTED
+  kPages,  // too few free pages
+  kQuota,  // the caller's quota of caches or bytes
+  // ABORTED
+  kConflict,    // the tokens there are others
+  kGeneration,  // the cache was truncated meanwhile
+};
+
+// Returns the value of the trailer rapt-reason, such as "wrong_instance"; empty for kNone.
+absl::string_view NameOf(Reason reason);
+
+// Returns a status of this code that carries the reason.
+absl::Status Fail(Reason reason, absl::StatusCode code, absl::string_view message);
+
+// Returns kNone for a status not made by Fail().
+Reason ReasonOf(const absl::Status& status);
+
+}  // namespace rapt::cache
+
+#endif  // RAPT_SERVER_CACHE_REASON_H_

@@ -1,0 +1,423 @@
+#include "server/cache/cache_store.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/fake_clock.h"
+
+namespace rapt::cache {
+namespace {
+
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+constexpr TokenShape kToken = {.kv_heads = 1, .head_size = 2, .value_head_size = 1};
+constexpr int64_t kPage = 64 * (2 + 1) * 4;
+
+// Tokens that are known by a number: their keys and values.
+struct Tokens {
+  std::vector<float> keys, values;
+};
+
+Tokens TokensOf(const std::vector<int>& numbers) {
+  Tokens tokens;
+  for (const int n : numbers) {
+    tokens.keys.insert(tokens.keys.end(), {static_cast<float>(n), 1});
+    tokens.values.push_back(static_cast<float>(-n));
+  }
+  return tokens;
+}
+
+std::vector<int> Read(const Snapshot& snapshot) {
+  std::vector<int> numbers;
+  for (int64_t s = 0; s < snapshot.length(); ++s) {
+    float key[2], value[1];
+    snapshot.keys().CopyRow(0, 0, s, reinterpret_cast<std::byte*>(key));
+    snapshot.values().CopyRow(0, 0, s, reinterpret_cast<std::byte*>(value));
+    EXPECT_EQ(key[0], -value[0]);
+    numbers.push_back(static_cast<int>(key[0]));
+  }
+  return numbers;
+}
+
+std::vector<int> Range(int begin, int count) {
+  std::vector<int> numbers;
+  for (int n = begin; n < begin + count; ++n) numbers.push_back(n);
+  return numbers;
+}
+
+class CacheStoreTest : public ::testing::Test {
+ protected:
+  CacheInfo Create(const std::string& owner = "a", CacheSpec spec = {}) {
+    if (spec.shapes.empty()) spec.shapes = {{.layers = 2, .token = kToken}};
+    absl::StatusOr<CacheInfo> info = store_.Create(owner, spec);
+    EXPECT_TRUE(info.ok()) << info.status();
+    return info.ok() ? *info : CacheInfo();
+  }
+
+  AppendResult Append(const CacheInfo& cache, std::optional<int64_t> at,
+                      const std::vector<int>& numbers, int64_t layer = 0,
+                      const std::string& owner = "a") {
+    const Tokens tokens = TokensOf(numbers);
+    const AppendPart part = PartOf(cache, at, tokens, layer);
+    auto results = store_.Append(owner, {&part, 1}, /*partial=*/true);
+    if (!results.ok()) return {.status = results.status()};
+    return std::move(results->front());
+  }
+
+  static AppendPart PartOf(const CacheInfo& cache, std::optional<int64_t> at, const Tokens& tokens,
+                           int64_t layer = 0) {
+    return {.cache = cache.id,
+            .layer = layer,
+            .generation = cache.generation,
+            .at = at,
+            .count = static_cast<int64_t>(tokens.values.size()),
+            .keys = reinterpret_cast<const std::byte*>(tokens.keys.data()),
+            .values = reinterpret_cast<const std::byte*>(tokens.values.data())};
+  }
+
+  std::vector<int> TokensIn(const CacheInfo& cache, int64_t layer = 0) {
+    const AppendResult result = Append(cache, std::nullopt, {}, layer);
+    EXPECT_TRUE(result.status.ok()) << result.status;
+    return result.snapshot ? Read(*result.snapshot) : std::vector<int>();
+  }
+
+  static void ExpectFails(const absl::Status& status, absl::StatusCode code, Reason reason) {
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_EQ(NameOf(ReasonOf(status)), NameOf(reason)) << status;
+  }
+
+  Arena arena_{4 * Arena::kSlabBytes};
+  test::FakeClock clock_;
+  CacheStore store_{{.instance = "here:1", .max_caches_per_caller = 50}, arena_, clock_};
+};
+
+TEST_F(CacheStoreTest, AppendsAreIdempotentByPosition) {
+  const CacheInfo cache = Create();
+  EXPECT_FALSE(Append(cache, 0, {1, 2, 3}).applied_before);
+  const AppendResult again = Append(cache, 0, {1, 2, 3});
+  EXPECT_TRUE(again.status.ok() && again.applied_before);
+  EXPECT_TRUE(Append(cache, 3, Range(4, 100)).status.ok());
+  // A late duplicate is answered over what it was answered over before.
+  const AppendResult late = Append(cache, 1, {2, 3});
+  EXPECT_EQ(Read(*late.snapshot), Range(1, 3));
+  EXPECT_EQ(late.length, 103);
+  ExpectFails(Append(cache, 1, {2, 4}).status, absl::StatusCode::kAborted, Reason::kConflict);
+  ExpectFails(Append(cache, 102, {103, 104}).status, absl::StatusCode::kAborted, Reason::kConflict);
+  EXPECT_EQ(Append(cache, 104, {1}).status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(Append(cache, -1, {1}).status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(Append(cache, std::nullopt, {1}).status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Append(cache, 0, {1}, /*layer=*/2).status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(TokensIn(cache), Range(1, 103));
+  EXPECT_TRUE(TokensIn(cache, /*layer=*/1).empty());
+}
+
+TEST_F(CacheStoreTest, ATruncationFencesLateAppends) {
+  const CacheInfo cache = Create();
+  for (const int64_t layer : {0, 1}) ASSERT_TRUE(Append(cache, 0, Range(1, 80), layer).status.ok());
+  EXPECT_EQ(store_.Truncate("a", cache.id, 81, 1).status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(store_.Truncate("a", cache.id, -1, 1).status().code(), absl::StatusCode::kOutOfRange);
+  const auto truncated = store_.Truncate("a", cache.id, 70, 1);
+  ASSERT_TRUE(truncated.ok());
+  EXPECT_EQ(truncated->generation, 2u);
+  EXPECT_EQ(truncated->lengths, (std::vector<int64_t>{70, 70}));
+  ExpectFails(Append(cache, 70, {71}).status, absl::StatusCode::kAborted, Reason::kGeneration);
+  // Sent again, until something is appended.
+  EXPECT_EQ(store_.Truncate("a", cache.id, 70, 1)->generation, 2u);
+  ASSERT_TRUE(Append(*truncated, 70, {5}).status.ok());
+  ExpectFails(store_.Truncate("a", cache.id, 70, 1).status(), absl::StatusCode::kAborted,
+              Reason::kGeneration);
+  EXPECT_EQ(TokensIn(*truncated).back(), 5);
+}
+
+TEST_F(CacheStoreTest, ABatchIsAppliedAsAWholeOrNotAtAll) {
+  const CacheInfo one = Create(), two = Create();
+  const Tokens good = TokensOf({1, 2}), many = TokensOf(Range(0, 40'000));
+  ASSERT_GT(20 * 40'000 / 64 * kPage, arena_.capacity_bytes());
+  std::vector<AppendPart> parts = {PartOf(one, 0, good), PartOf(two, 7, good)};
+  EXPECT_EQ(store_.Append("a", parts).status().message(),
+            "parts[1]: at is 7; the layer has 0 tokens");
+  EXPECT_TRUE(TokensIn(one).empty());
+  EXPECT_EQ(arena_.used_bytes(), 0);
+  // Pages that were taken for the parts before are given back.
+  parts.clear();
+  std::vector<CacheInfo> caches;
+  for (int n = 0; n < 20; ++n) caches.push_back(Create());
+  for (const CacheInfo& cache : caches) parts.push_back(PartOf(cache, 0, many));
+  ExpectFails(store_.Append("a", parts).status(), absl::StatusCode::kResourceExhausted,
+              Reason::kPages);
+  EXPECT_EQ(arena_.used_bytes(), 0);
+  // In part: each has its own status.
+  const auto results = store_.Append("a", parts, /*partial=*/true);
+  ASSERT_TRUE(results.ok());
+  EXPECT_TRUE(results->front().status.ok());
+  ExpectFails(results->back().status, absl::StatusCode::kResourceExhausted, Reason::kPages);
+  EXPECT_EQ(store_.Append("a", std::vector<AppendPart>{parts[0], parts[0]}).status().message(),
+            "parts[1]: layer 0 of the cache occurs twice");
+}
+
+TEST_F(CacheStoreTest, CreateIsIdempotentByName) {
+  const CacheInfo cache = Create("a", {.name = "x"});
+  ASSERT_TRUE(Append(cache, 0, {1}).status.ok());
+  const CacheInfo same = Create("a", {.name = "x"});
+  EXPECT_EQ(same.id, cache.id);
+  EXPECT_EQ(same.lengths, (std::vector<int64_t>{1, 0}));
+  EXPECT_NE(Create("b", {.name = "x"}).id, cache.id);
+  EXPECT_NE(Create().id, Create().id);
+  const CacheSpec other = {.name = "x", .shapes = {{.layers = 3, .token = kToken}}};
+  EXPECT_EQ(store_.Create("a", other).status().code(), absl::StatusCode::kAlreadyExists);
+  ASSERT_TRUE(store_.Close("a", {{cache.id}}).ok());
+  EXPECT_NE(Create("a", {.name = "x"}).id, cache.id);
+}
+
+TEST_F(CacheStoreTest, AForkGoesOnByItself) {
+  const CacheInfo parent = Create();
+  for (const int64_t layer : {0, 1}) {
+    ASSERT_TRUE(Append(parent, 0, Range(0, 100), layer).status.ok());
+  }
+  ASSERT_TRUE(Append(parent, 100, {100}).status.ok());
+  EXPECT_EQ(store_.Fork("a", {.cache = parent.id, .generation = 1, .length = 101}).status().code(),
+            absl::StatusCode::kOutOfRange);
+  ExpectFails(store_.Fork("a", {.cache = parent.id}).status(), absl::StatusCode::kAborted,
+              Reason::kGeneration);
+  const ForkSpec spec = {.cache = parent.id, .generation = 1, .name = "fork"};
+  const auto fork = store_.Fork("a", spec);
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  EXPECT_EQ(fork->lengths, (std::vector<int64_t>{100, 100}));
+  EXPECT_EQ(arena_.used_bytes(), 4 * kPage);
+  ASSERT_TRUE(Append(*fork, 100, {7}).status.ok());
+  ASSERT_TRUE(store_.Close("a", {{parent.id}}).ok());
+  std::vector<int> expected = Range(0, 100);
+  expected.push_back(7);
+  EXPECT_EQ(TokensIn(*fork), expected);
+}
+
+TEST_F(CacheStoreTest, AForkIsIdempotentByName) {
+  const CacheInfo parent = Create(), other = Create();
+  const ForkSpec spec = {.cache = parent.id, .generation = 1, .name = "fork"};
+  const auto fork = store_.Fork("a", spec);
+  ASSERT_TRUE(fork.ok());
+  EXPECT_EQ(store_.Fork("a", spec)->id, fork->id);
+  const ForkSpec of_other = {.cache = other.id, .generation = 1, .name = "fork"};
+  EXPECT_EQ(store_.Fork("a", of_other).status().code(), absl::StatusCode::kAlreadyExists);
+}
+
+TEST_F(CacheStoreTest, LeasesEnd) {
+  const CacheInfo kept = Create("a", {.lease = minutes(2)});
+  const CacheInfo lost = Create("a", {.lease = minutes(2)});
+  ASSERT_TRUE(Append(lost, 0, {1, 2}).status.ok());
+  const Snapshot running = *Append(lost, std::nullopt, {}).snapshot;
+  clock_.Advance(seconds(119));
+  ASSERT_TRUE(store_.Renew("a", {{kept.id}}).ok());
+  ASSERT_TRUE(store_.Get("a", {{lost.id}}).ok());  // does not renew
+  clock_.Advance(seconds(1));
+  EXPECT_GT(store_.Expire(), clock_.Now());
+  EXPECT_EQ(store_.caches(), 1);
+  ExpectFails(Append(lost, 2, {3}).status, absl::StatusCode::kNotFound, Reason::kExpired);
+  EXPECT_EQ(Read(running), (std::vector<int>{1, 2}));
+  EXPECT_TRUE(Append(kept, 0, {1}).status.ok());
+  EXPECT_EQ(Create("a", {.lease = std::chrono::hours(48)}).lease, std::chrono::hours(24));
+  EXPECT_EQ(Create().lease, minutes(10));
+}
+
+TEST_F(CacheStoreTest, OthersSeeNothingOfACache) {
+  const CacheInfo cache = Create();
+  ExpectFails(Append(cache, 0, {1}, 0, "b").status, absl::StatusCode::kNotFound, Reason::kUnknown);
+  ExpectFails(store_.Fork("b", {.cache = cache.id, .generation = 1}).status(),
+              absl::StatusCode::kNotFound, Reason::kUnknown);
+  ExpectFails(store_.Truncate("b", cache.id, 0, 1).status(), absl::StatusCode::kNotFound,
+              Reason::kUnknown);
+  ExpectFails(store_.Close("b", {{cache.id}}).status(), absl::StatusCode::kNotFound,
+              Reason::kUnknown);
+  EXPECT_TRUE(store_.List("b", 0, "", "")->caches.empty());
+  ASSERT_TRUE(store_.Close("a", {{cache.id}}).ok());
+  ExpectFails(store_.Get("b", {{cache.id}}).status(), absl::StatusCode::kNotFound,
+              Reason::kUnknown);
+  ExpectFails(store_.Get("a", {{cache.id}}).status(), absl::StatusCode::kNotFound, Reason::kClosed);
+}
+
+TEST_F(CacheStoreTest, SaysWhyACacheIsMissing) {
+  const CacheInfo cache = Create();
+  CacheStore restarted({.instance = "here:1"}, arena_, clock_);
+  CacheStore elsewhere({.instance = "there:1"}, arena_, clock_);
+  const auto why = [&](CacheStore& store, const std::string& id) {
+    return NameOf(ReasonOf(store.Get("a", {{id}}).status()));
+  };
+  EXPECT_EQ(why(restarted, cache.id), "restarted");
+  EXPECT_EQ(why(elsewhere, cache.id), "wrong_instance");
+  for (const std::string& id : {std::string(), std::string(":"), std::string("::"),
+                                std::string("x"), std::string(100'000, ':')}) {
+    EXPECT_FALSE(why(store_, id).empty());
+  }
+  const auto some = store_.Get("a", {{"x", cache.id}});
+  ASSERT_TRUE(some.ok());
+  EXPECT_EQ(some->caches.front().id, cache.id);
+  EXPECT_EQ(some->missing.front().id, "x");
+}
+
+TEST_F(CacheStoreTest, ListsInTheOrderOfMaking) {
+  std::vector<std::string> ids;
+  for (int n = 0; n < 7; ++n) {
+    const std::string name = n % 2 == 0 ? "even" : "odd";
+    ids.push_back(Create("a", {.name = absl::StrCat(name, n)}).id);
+  }
+  std::vector<std::string> listed;
+  std::string token;
+  do {
+    const auto page = store_.List("a", 3, token, "");
+    ASSERT_TRUE(page.ok());
+    for (const CacheInfo& info : page->caches) listed.push_back(info.id);
+    token = page->next_page_token;
+  } while (!token.empty());
+  EXPECT_EQ(listed, ids);
+  EXPECT_EQ(store_.List("a", 0, "", "odd")->caches.size(), 3u);
+  EXPECT_EQ(store_.List("a", 3, "", "odd")->next_page_token, "");
+  EXPECT_FALSE(store_.List("a", -1, "", "").ok());
+  EXPECT_FALSE(store_.List("a", 0, "x", "").ok());
+}
+
+TEST_F(CacheStoreTest, QuotasHoldForEachCaller) {
+  for (int n = 0; n < 50; ++n) Create();
+  ExpectFails(store_.Create("a", {.shapes = {{.token = kToken}}}).status(),
+              absl::StatusCode::kResourceExhausted, Reason::kQuota);
+  Create("b");
+  CacheStore small({.instance = "here", .max_bytes_per_caller = 2 * kPage}, arena_, clock_);
+  const auto cache = small.Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = 64});
+  ASSERT_TRUE(cache.ok());
+  const Tokens tokens = TokensOf(Range(0, 65)), more = TokensOf(Range(65, 64));
+  const AppendPart part = PartOf(*cache, 0, tokens);
+  ASSERT_TRUE(small.Append("a", {&part, 1}).ok());
+  const AppendPart next = PartOf(*cache, 65, more);
+  ExpectFails(small.Append("a", {&next, 1}).status(), absl::StatusCode::kResourceExhausted,
+              Reason::kQuota);
+  ExpectFails(small.Fork("a", {.cache = cache->id, .generation = 1}).status(),
+              absl::StatusCode::kResourceExhausted, Reason::kQuota);
+  ASSERT_TRUE(small.Truncate("a", cache->id, 64, 1).ok());
+  EXPECT_TRUE(small.Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = 64}).ok());
+}
+
+TEST_F(CacheStoreTest, RefusesShapesThatAreNotAllowed) {
+  const auto refused = [&](CacheSpec spec) {
+    const auto cache = store_.Create("a", spec);
+    EXPECT_EQ(cache.status().code(), absl::StatusCode::kInvalidArgument) << cache.status();
+  };
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  refused({});
+  for (const int64_t bad : {int64_t{0}, int64_t{-1}, most}) {
+    refused({.shapes = {{.layers = bad, .token = kToken}}});
+    refused({.shapes = {{.token = {.kv_heads = bad, .head_size = 2, .value_head_size = 1}}}});
+    refused({.shapes = {{.token = {.kv_heads = 2, .head_size = bad, .value_head_size = 1}}}});
+    refused({.shapes = {{.token = {.kv_heads = 2, .head_size = 1, .value_head_size = bad}}}});
+  }
+  refused({.name = std::string(257, 'n'), .shapes = {{.token = kToken}}});
+  refused({.shapes = {{.token = kToken}}, .first_position = -1});
+  refused({.shapes = {{.token = kToken}}, .reserve_tokens = -1});
+  refused({.shapes = {{.token = kToken}}, .lease = seconds(-1)});
+  ExpectFails(store_.Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = most}).status(),
+              absl::StatusCode::kResourceExhausted, Reason::kPages);
+  EXPECT_EQ(store_.caches(), 0);
+}
+
+// Each of the random calls is sent once or twice, some of them late.
+TEST_F(CacheStoreTest, RandomCallsEqualAModel) {
+  struct Model {
+    CacheInfo info;
+    std::vector<int> layers[2];
+  };
+  std::mt19937 random(5);
+  const auto pick = [&](size_t below) { return static_cast<int>(random() % below); };
+  std::vector<Model> models;
+  for (int n = 0; n < 2000; ++n) {
+    if (models.size() < 2) models.push_back({Create(), {}});
+    Model& model = models[static_cast<size_t>(pick(models.size()))];
+    const int layer = pick(2);
+    std::vector<int>& tokens = model.layers[layer];
+    const int64_t least =
+        static_cast<int64_t>(std::min(model.layers[0].size(), model.layers[1].size()));
+    switch (pick(6)) {
+      case 0:
+      case 1:
+      case 2: {
+        const std::vector<int> more = Range(n, pick(40));
+        const auto at = static_cast<int64_t>(tokens.size());
+        for (int times = 0; times < 1 + pick(2); ++times) {
+          ASSERT_TRUE(Append(model.info, at, more, layer).status.ok());
+        }
+        tokens.insert(tokens.end(), more.begin(), more.end());
+        break;
+      }
+      case 3: {
+        const int64_t keep = pick(static_cast<size_t>(least + 1));
+        const CacheInfo before = model.info;
+        for (int times = 0; times < 1 + pick(2); ++times) {
+          const auto info = store_.Truncate("a", before.id, keep, before.generation);
+          ASSERT_TRUE(info.ok());
+          model.info = *info;
+        }
+        for (auto& kept : model.layers) kept.resize(static_cast<size_t>(keep));
+        ExpectFails(Append(before, keep, {n}, layer).status, absl::StatusCode::kAborted,
+                    Reason::kGeneration);
+        break;
+      }
+      case 4: {
+        if (models.size() > 20) break;
+        const int64_t keep = pick(static_cast<size_t>(least + 1));
+        const auto fork = store_.Fork(
+            "a", {.cache = model.info.id, .generation = model.info.generation, .length = keep});
+        ASSERT_TRUE(fork.ok()) << fork.status();
+        Model forked = {*fork, {model.layers[0], model.layers[1]}};
+        for (auto& kept : forked.layers) kept.resize(static_cast<size_t>(keep));
+        models.push_back(std::move(forked));
+        break;
+      }
+      case 5:
+        if (models.size() < 10) break;
+        ASSERT_TRUE(store_.Close("a", {{model.info.id}}).ok());
+        std::swap(model, models.back());
+        models.pop_back();
+        continue;
+    }
+    const Model& other = models[static_cast<size_t>(pick(models.size()))];
+    for (const int64_t l : {0, 1}) ASSERT_EQ(TokensIn(other.info, l), other.layers[l]);
+  }
+  for (const Model& model : models) ASSERT_TRUE(store_.Close("a", {{model.info.id}}).ok());
+  EXPECT_EQ(arena_.used_bytes(), 0);
+}
+
+TEST_F(CacheStoreTest, ThreadsShareCaches) {
+  const CacheInfo one = Create(), two = Create();
+  std::vector<std::thread> threads;
+  for (int id = 0; id < 4; ++id) {
+    threads.emplace_back([&, id] {
+      for (int n = 0; n < 100; ++n) {
+        // All write the same tokens: the first is applied, and the others find them.
+        const Tokens tokens = TokensOf({n});
+        const std::vector<AppendPart> parts = {PartOf(id % 2 == 0 ? one : two, n, tokens),
+                                               PartOf(id % 2 == 0 ? two : one, n, tokens)};
+        const auto results = store_.Append("a", parts);
+        ASSERT_TRUE(results.ok()) << results.status();
+        ASSERT_EQ(Read(*results->back().snapshot), Range(0, n + 1));
+        const auto fork = store_.Fork("a", {.cache = one.id, .generation = 1});
+        ASSERT_TRUE(fork.ok()) << fork.status();
+        ASSERT_TRUE(store_.Close("a", {{fork->id}}).ok());
+        ASSERT_TRUE(store_.Get("a", {{one.id, two.id}}).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(TokensIn(one), Range(0, 100));
+}
+
+}  // namespace
+}  // namespace rapt::cache
