@@ -234,7 +234,7 @@ absl::Status CacheStore::ReserveTokens(Cache& cache, int64_t tokens) {
   }
   for (size_t n = 0; n < cache.layers.size(); ++n) {
     const int64_t more = std::max<int64_t>(0, tokens - cache.layers[n].length());
-    const absl::Status status = ReservePart(cache, static_cast<int64_t>(n), more);
+    absl::Status status = ReservePart(cache, static_cast<int64_t>(n), more);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -264,7 +264,7 @@ absl::StatusOr<std::optional<CacheInfo>> CacheStore::FindNamed(const std::shared
   return InfoOf(*handle.cache, handle.expires);
 }
 
-absl::StatusOr<CacheInfo> CacheStore::Insert(std::shared_ptr<Cache> cache) {
+absl::StatusOr<CacheInfo> CacheStore::Insert(const std::shared_ptr<Cache>& cache) {
   std::vector<std::shared_ptr<Cache>> gone;  // destroyed without the lock
   const std::shared_ptr<Owner> owner = cache->owner;
   Instant expires;
@@ -317,7 +317,7 @@ absl::StatusOr<CacheInfo> CacheStore::Create(const std::string& owner, const Cac
   if (absl::Status status = ReserveTokens(*cache, spec.reserve_tokens); !status.ok()) {
     return status;
   }
-  return Insert(std::move(cache));
+  return Insert(cache);
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Fork(const std::string& owner, const ForkSpec& spec) {
@@ -366,7 +366,7 @@ absl::StatusOr<CacheInfo> CacheStore::Fork(const std::string& owner, const ForkS
   }
   fork->charged = bytes;
   if (absl::Status status = ReserveTokens(*fork, spec.reserve_tokens); !status.ok()) return status;
-  return Insert(std::move(fork));
+  return Insert(fork);
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Truncate(const std::string& owner, const std::string& id,

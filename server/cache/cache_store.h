@@ -172,8 +172,8 @@ class CacheStore {
   absl::StatusOr<std::chrono::nanoseconds> LeaseOf(std::chrono::nanoseconds wanted,
                                                    std::chrono::nanoseconds otherwise) const;
   std::shared_ptr<Cache> NewCache(const std::string& owner);
-  absl::Status ReserveTokens(Cache& cache, int64_t count);
-  absl::StatusOr<CacheInfo> Insert(std::shared_ptr<Cache> cache);
+  absl::Status ReserveTokens(Cache& cache, int64_t tokens);
+  absl::StatusOr<CacheInfo> Insert(const std::shared_ptr<Cache>& cache);
   absl::StatusOr<std::optional<CacheInfo>> FindNamed(const std::shared_ptr<Owner>& owner,
                                                      const Cache& wanted);
   std::shared_ptr<Owner> OwnerOf(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
