@@ -136,7 +136,7 @@ class Engine::PendingCall {
   }
 
   // Returns a job with the request's deadline and cancellation: the gathers, the checks of the
-  // inputs' numbers, then `stages` of `run_task`.
+  // inputs' numbers, the preparation, then `stages` of `run_task`.
   template <typename Stages, typename RunTask>
   Job MakeJob(const Stages& stages, RunTask run_task) {
     Job job;
@@ -147,14 +147,18 @@ class Engine::PendingCall {
     if (gathers > 0) job.stages.push_back(static_cast<int64_t>(gathers_.size()));
     const int64_t checks = CountChecks();
     if (checks > 0) job.stages.push_back(checks);
+    const int preparation = static_cast<int>(job.stages.size());
+    if (request_.prepare) job.stages.push_back(1);
     const int first = static_cast<int>(job.stages.size());
     job.stages.insert(job.stages.end(), stages.begin(), stages.end());
-    job.run_task = [this, gathers, first, run_task](int stage, int64_t task, int worker,
-                                                    const Checkpoint& checkpoint) {
+    job.run_task = [this, gathers, preparation, first, run_task](
+                       int stage, int64_t task, int worker, const Checkpoint& checkpoint) {
       if (stage < gathers) return RunGather(gathers_[task]);
       if (inputs_failed_ || !CheckSharedMemory().ok()) return;
-      if (stage < first) {
+      if (stage < preparation) {
         RunCheck(task);
+      } else if (stage < first) {
+        NoteInputs(request_.prepare(arguments_));
       } else {
         run_task(stage - first, task, worker, checkpoint);
       }
@@ -197,9 +201,13 @@ class Engine::PendingCall {
 
   // Numbers are checked where they are used, as the caller may write to shared memory at any time.
   void RunCheck(int64_t task) {
-    absl::Status status = request_.tensor_operator == nullptr
-                              ? CheckData(call().problem, arguments_, task, *call().names)
-                              : request_.tensor_operator->CheckData(arguments_);
+    NoteInputs(request_.tensor_operator == nullptr
+                   ? CheckData(call().problem, arguments_, task, *call().names)
+                   : request_.tensor_operator->CheckData(arguments_));
+  }
+
+  // After an error no further task runs.
+  void NoteInputs(const absl::Status& status) {
     if (status.ok()) return;
     MutexLock lock(check_mutex_);
     check_status_.Update(status);

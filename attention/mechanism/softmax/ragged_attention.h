@@ -1,0 +1,85 @@
+// Attention of many sequences in one call, over keys and values that stay in pages.
+#ifndef RAPT_ATTENTION_MECHANISM_SOFTMAX_RAGGED_ATTENTION_H_
+#define RAPT_ATTENTION_MECHANISM_SOFTMAX_RAGGED_ATTENTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "attention/tensor_operator.h"
+#include "attention/tensor_view.h"
+
+namespace rapt {
+
+// One sequence's part of a call. Tokens and positions count from the sequence's first token.
+struct RaggedItem {
+  int64_t rows = 0;      // of Q
+  int64_t keys = 0;      // the tokens that may be seen: [0, keys)
+  int64_t position = 0;  // of the first row; may be negative or beyond the keys
+  // Row r, at p = position + r, sees token t if t <= p, and if t < first_keys or p - t <= window.
+  int64_t first_keys = 0;
+  int64_t left_window = -1;  // -1: all
+};
+
+// Tokens [begin, end) of a sequence.
+struct TokenRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  bool empty() const { return begin >= end; }
+};
+
+// The tokens that some row of an item may see: among the first ones, and within the windows.
+// Disjoint, in order; either may be empty. Tokens outside of them are not read.
+struct VisibleTokens {
+  TokenRange first;
+  TokenRange recent;
+};
+VisibleTokens VisibleTokensOf(const RaggedItem& item);
+
+// The keys and values of a call's items, known when its tasks run.
+class RaggedSource {
+ public:
+  virtual ~RaggedSource() = default;
+
+  // Return views [1, Hkv, keys, D] and [1, Hkv, keys, Dv] of an item, strided or paged.
+  // Thread-safe. REQUIRES: the item has keys and has not failed.
+  virtual TensorView keys(int64_t item) const = 0;
+  virtual TensorView values(int64_t item) const = 0;
+  // Returns whether the item's keys are not available: its outputs are then 0, its lse -inf.
+  virtual bool has_failed(int64_t item) const = 0;
+};
+
+// The same for all items.
+struct RaggedCall {
+  std::vector<RaggedItem> items = {};
+  DType dtype = DType::kFloat32;  // of Q, K and V
+  int64_t query_heads = 0;        // Hq, a multiple of Hkv
+  int64_t kv_heads = 0;
+  int64_t head_size = 0;
+  int64_t value_head_size = 0;
+  std::optional<double> scale = {};  // absent: 1 / sqrt(D)
+  double softcap = 0;                // 0: none
+  std::optional<DType> head_sink = {};
+  std::optional<DType> output = {};  // of Y; absent: dtype
+  bool wants_lse = false;
+};
+
+// The longest run of keys that one task computes. A row's keys are divided at multiples of it, and
+// the parts merged in order, so that a row's bits depend on neither the other items nor the
+// threads.
+inline constexpr int64_t kRaggedChunk = 2048;
+
+// Returns the operator: kQ [sum of rows, Hq, D] and kHeadSink [Hq] give kY [sum of rows, Hq, Dv]
+// and kLse [sum of rows, Hq]. A row that sees nothing gives zeros and -inf, or the sink as lse.
+// InvalidArgument for a scale or softcap that is not allowed; ResourceExhausted if sizes overflow
+// 64 bits. Of PlanOptions, a device's backend counts as "auto". REQUIRES: counts are at least 0,
+// head sizes and heads at least 1; `source` outlives all runs.
+absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRaggedAttention(
+    RaggedCall call, const RaggedSource& source);
+
+}  // namespace rapt
+
+#endif  // RAPT_ATTENTION_MECHANISM_SOFTMAX_RAGGED_ATTENTION_H_

@@ -1,0 +1,378 @@
+#include "attention/mechanism/softmax/ragged_attention.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
+#include "tests/support/run_attention.h"
+#include "tests/support/run_operator.h"
+#include "tests/support/tensor.h"
+
+namespace rapt::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr int64_t kPageTokens = 64;
+
+// The keys and values of a sequence, also in pages whose order in memory is random. Tokens that no
+// row sees are NaN.
+class Sequence {
+ public:
+  Sequence(const RaggedCall& call, const RaggedItem& item, Rng& rng)
+      : keys_(call.dtype, {1, call.kv_heads, item.keys, call.head_size}),
+        values_(call.dtype, {1, call.kv_heads, item.keys, call.value_head_size}) {
+    keys_.FillUniform(rng, -2, 2);
+    values_.FillUniform(rng, -2, 2);
+    const VisibleTokens visible = VisibleTokensOf(item);
+    for (int64_t t = 0; t < item.keys; ++t) {
+      const auto in = [&](const TokenRange& range) { return t >= range.begin && t < range.end; };
+      if (in(visible.first) || in(visible.recent)) continue;
+      for (Tensor* tensor : {&keys_, &values_}) {
+        for (int64_t h = 0; h < call.kv_heads; ++h) {
+          for (int64_t e = 0; e < tensor->dims()[3]; ++e) tensor->Set(0, h, t, e, kNan);
+        }
+      }
+    }
+    Page(keys_, key_memory_, key_pages_, paged_keys_);
+    Page(values_, value_memory_, value_pages_, paged_values_);
+  }
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+
+  const Tensor& keys() const { return keys_; }
+  const Tensor& values() const { return values_; }
+  TensorView keys(bool paged) const { return View(keys_, paged ? &paged_keys_ : nullptr); }
+  TensorView values(bool paged) const { return View(values_, paged ? &paged_values_ : nullptr); }
+
+ private:
+  static TensorView View(const Tensor& tensor, const PagedRows* pages) {
+    TensorView view = tensor.View();
+    if (pages == nullptr) return view;
+    view.data = nullptr;
+    view.pages = pages;
+    view.strides = {0, kPageTokens * view.dims[3], view.dims[3], 1};
+    return view;
+  }
+
+  static void Page(const Tensor& tensor, std::vector<std::byte>& memory,
+                   std::vector<const std::byte*>& pages, PagedRows& rows) {
+    const TensorView view = tensor.View();
+    const int64_t row_bytes = view.dims[3] * SizeOf(view.dtype);
+    const int64_t page_bytes = view.dims[1] * kPageTokens * row_bytes;
+    const int64_t count = (view.dims[2] + kPageTokens - 1) / kPageTokens;
+    memory.assign(static_cast<size_t>(count * page_bytes), std::byte{0xFF});
+    for (int64_t n = 0; n < count; ++n) {
+      pages.push_back(memory.data() + (count - 1 - n) * page_bytes);
+    }
+    for (int64_t h = 0; h < view.dims[1]; ++h) {
+      for (int64_t s = 0; s < view.dims[2]; ++s) {
+        const int64_t row = h * kPageTokens + s % kPageTokens;
+        std::byte* page = memory.data() + (count - 1 - s / kPageTokens) * page_bytes;
+        view.CopyRow(0, h, s, page + row * row_bytes);
+      }
+    }
+    rows.pages = pages;
+    rows.page_rows = kPageTokens;
+  }
+
+  Tensor keys_, values_;
+  std::vector<std::byte> key_memory_, value_memory_;
+  std::vector<const std::byte*> key_pages_, value_pages_;
+  PagedRows paged_keys_, paged_values_;
+};
+
+// A call with random tensors.
+struct Batch final : public RaggedSource {
+  Batch(RaggedCall wanted, uint64_t seed, bool is_paged = true)
+      : call(std::move(wanted)), paged(is_paged) {
+    Rng rng(seed);
+    int64_t rows = 0;
+    for (const RaggedItem& item : call.items) {
+      sequences.push_back(std::make_unique<Sequence>(call, item, rng));
+      rows += item.rows;
+    }
+    queries = Tensor(call.dtype, {1, rows, call.query_heads, call.head_size}, Storage::kMisaligned)
+                  .FillUniform(rng, -2, 2);
+    if (call.head_sink) {
+      sink = Tensor(*call.head_sink, {call.query_heads, 1, 1, 1}).FillUniform(rng, -4, 4);
+    }
+  }
+
+  TensorView keys(int64_t item) const override { return sequences[item]->keys(paged); }
+  TensorView values(int64_t item) const override { return sequences[item]->values(paged); }
+  bool has_failed(int64_t item) const override { return item == failed; }
+
+  RaggedCall call;
+  bool paged;
+  int64_t failed = -1;
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  Tensor queries;
+  std::optional<Tensor> sink;
+};
+
+struct Results {
+  Tensor y, lse;
+};
+
+Results RunBatch(const Batch& batch, const PlanOptions& options, bool in_threads = false) {
+  const auto op = MakeRaggedAttention(batch.call, batch).value();
+  const TensorSpec& y = *op->outputs()[Role::kY];
+  Results results{Tensor(y.dtype, {1, y.shape[0], y.shape[1], y.shape[2]}), Tensor()};
+  Arguments arguments;
+  arguments.inputs[Role::kQ] = batch.queries.View();
+  if (batch.sink) arguments.inputs[Role::kHeadSink] = batch.sink->View();
+  arguments.outputs[Role::kY] = results.y.MutableView();
+  if (batch.call.wants_lse) {
+    const TensorSpec& lse = *op->outputs()[Role::kLse];
+    results.lse = Tensor(lse.dtype, {1, lse.shape[0], lse.shape[1], 1});
+    arguments.outputs[Role::kLse] = results.lse.MutableView();
+  }
+  if (!in_threads) {
+    RunOperator(*op, arguments, options);
+    return results;
+  }
+  const Plan plan = MakePlan(*op, options).value();
+  AlignedBuffer workspace(plan.workspace_bytes());
+  ThreadPool pool(options.threads);
+  EXPECT_TRUE(Run(*op, plan, arguments, workspace.span(), pool).ok());
+  return results;
+}
+
+// The definition, in float64.
+struct Want {
+  std::vector<double> y, lse;
+};
+
+Want Define(const Batch& batch) {
+  const RaggedCall& call = batch.call;
+  const double scale = call.scale.value_or(1 / std::sqrt(static_cast<double>(call.head_size)));
+  Want want;
+  int64_t q_row = 0;
+  for (size_t n = 0; n < call.items.size(); ++n) {
+    const RaggedItem& item = call.items[n];
+    const Sequence& sequence = *batch.sequences[n];
+    for (int64_t r = 0; r < item.rows; ++r, ++q_row) {
+      const int64_t p = item.position + r;
+      for (int64_t h = 0; h < call.query_heads; ++h) {
+        const int64_t kv = h / (call.query_heads / call.kv_heads);
+        std::vector<std::pair<int64_t, double>> scores;
+        double max = -kInfinity;
+        for (int64_t t = 0; t < item.keys; ++t) {
+          if (t > p) continue;
+          if (t >= item.first_keys && item.left_window >= 0 && p - t > item.left_window) continue;
+          double score = 0;
+          for (int64_t e = 0; e < call.head_size; ++e) {
+            score += batch.queries.At(0, q_row, h, e) * sequence.keys().At(0, kv, t, e);
+          }
+          score *= scale;
+          if (call.softcap > 0) score = call.softcap * std::tanh(score / call.softcap);
+          scores.emplace_back(t, score);
+          max = std::max(max, score);
+        }
+        const double sink = batch.sink && batch.failed != static_cast<int64_t>(n)
+                                ? batch.sink->At(h, 0, 0, 0)
+                                : -kInfinity;
+        if (batch.failed == static_cast<int64_t>(n)) scores.clear();
+        max = std::max(scores.empty() ? -kInfinity : max, sink);
+        double sum = std::exp(sink - max);
+        std::vector<double> y(call.value_head_size, 0);
+        for (const auto& [t, score] : scores) {
+          const double weight = std::exp(score - max);
+          sum += weight;
+          for (size_t e = 0; e < y.size(); ++e) {
+            y[e] += weight * sequence.values().At(0, kv, t, static_cast<int64_t>(e));
+          }
+        }
+        for (double value : y) want.y.push_back(scores.empty() ? 0 : value / sum);
+        want.lse.push_back(max == -kInfinity ? -kInfinity : max + std::log(sum));
+      }
+    }
+  }
+  return want;
+}
+
+void ExpectMatches(const Batch& batch, const PlanOptions& options) {
+  const Results got = RunBatch(batch, options);
+  const Want want = Define(batch);
+  // The numbers are rounded to the type before they are multiplied, and sums have its type.
+  const Tolerance tolerance{4 * ToleranceOf(batch.call.dtype), {}};
+  EXPECT_TRUE(AllClose("y", got.y, want.y, tolerance));
+  if (!batch.call.wants_lse) return;
+  EXPECT_TRUE(AllClose("lse", got.lse, want.lse, tolerance));
+}
+
+RaggedCall CallOf(std::vector<RaggedItem> items, DType dtype = DType::kFloat32) {
+  return {.items = std::move(items),
+          .dtype = dtype,
+          .query_heads = 4,
+          .kv_heads = 2,
+          .head_size = 16,
+          .value_head_size = 8,
+          .wants_lse = true};
+}
+
+RaggedItem RandomItem(Rng& rng) {
+  RaggedItem item;
+  constexpr int64_t kRows[] = {0, 1, 1, 1, 2, 5, 63, 64, 65, 130};
+  item.rows = kRows[UniformInt(rng, 0, 9)];
+  const bool is_long = item.rows <= 5 && UniformInt(rng, 0, 3) == 0;
+  item.keys = UniformInt(rng, 0, is_long ? 5000 : 300);
+  item.position = item.keys - item.rows;
+  if (UniformInt(rng, 0, 3) == 0) item.position = UniformInt(rng, -10, item.keys + 10);
+  if (UniformInt(rng, 0, 1) == 0) {
+    item.left_window = UniformInt(rng, 0, 1) == 0 ? UniformInt(rng, 0, 100) : item.keys / 2;
+    item.first_keys = UniformInt(rng, 0, 1) == 0 ? 0 : UniformInt(rng, 0, 200);
+  }
+  return item;
+}
+
+RaggedCall RandomCall(Rng& rng, DType dtype) {
+  std::vector<RaggedItem> items(static_cast<size_t>(UniformInt(rng, 1, 6)));
+  for (RaggedItem& item : items) item = RandomItem(rng);
+  RaggedCall call = CallOf(std::move(items), dtype);
+  call.kv_heads = UniformInt(rng, 1, 3);
+  call.query_heads = call.kv_heads * (UniformInt(rng, 0, 2) == 0 ? 8 : UniformInt(rng, 1, 3));
+  call.head_size = UniformInt(rng, 1, 40);
+  call.value_head_size = UniformInt(rng, 1, 40);
+  if (UniformInt(rng, 0, 2) == 0) call.scale = Uniform(rng, -1, 1);
+  if (UniformInt(rng, 0, 2) == 0) call.softcap = Uniform(rng, 0.5, 5);
+  if (UniformInt(rng, 0, 2) == 0) call.head_sink = UniformInt(rng, 0, 1) ? dtype : DType::kFloat32;
+  if (dtype != DType::kFloat64 && UniformInt(rng, 0, 1)) call.output = DType::kFloat32;
+  call.wants_lse = UniformInt(rng, 0, 3) != 0;
+  return call;
+}
+
+TEST(RaggedAttention, RandomBatchesMatchTheDefinition) {
+  uint64_t seed = 1;
+  for (const Target& target : Targets()) {
+    for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+      const int64_t cases = target.backend == "reference" ? 3 : 10;
+      for (int64_t n = 0; n < cases; ++n) {
+        Rng rng(++seed);
+        const Batch batch(RandomCall(rng, dtype), seed, /*is_paged=*/n % 4 != 0);
+        SCOPED_TRACE(absl::StrCat(target.Name(), " ", NameOf(dtype), " seed ", seed));
+        ExpectMatches(batch, target.Options());
+      }
+    }
+  }
+}
+
+TEST(RaggedAttention, AnItemsBitsDependOnNothingElse) {
+  const std::vector<RaggedItem> items = {
+      {.rows = 1, .keys = 5000, .position = 4999},
+      {.rows = 3, .keys = 700, .position = 697},
+      {.rows = 100, .keys = 2500, .position = 2400},
+      {.rows = 1, .keys = 4500, .position = 4499, .first_keys = 4, .left_window = 2100},
+      {.rows = 1, .keys = 10, .position = 9},
+  };
+  for (const Target& target : Targets()) {
+    const Batch all(CallOf(items, DType::kFloat16), 5);
+    const Results together = RunBatch(all, target.Options(1));
+    for (int threads : {2, 5}) {
+      const Results again = RunBatch(all, target.Options(threads), /*in_threads=*/true);
+      EXPECT_TRUE(SameBits("y", together.y, again.y)) << target.Name() << " threads " << threads;
+      EXPECT_TRUE(SameBits("lse", together.lse, again.lse)) << target.Name();
+    }
+    int64_t first_row = 0;
+    for (size_t n = 0; n < items.size(); ++n) {
+      Batch alone(CallOf({items[n]}, DType::kFloat16), 6);
+      alone.sequences[0] = nullptr;
+      std::swap(alone.sequences[0], const_cast<Batch&>(all).sequences[n]);
+      alone.queries = SliceAxis(all.queries, 1, first_row, items[n].rows);
+      const Results got = RunBatch(alone, target.Options(3));
+      std::swap(alone.sequences[0], const_cast<Batch&>(all).sequences[n]);
+      EXPECT_TRUE(SameBits("y", got.y, SliceAxis(together.y, 1, first_row, items[n].rows)))
+          << target.Name() << " item " << n;
+      EXPECT_TRUE(SameBits("lse", got.lse, SliceAxis(together.lse, 1, first_row, items[n].rows)));
+      first_row += items[n].rows;
+    }
+  }
+}
+
+TEST(RaggedAttention, AFailedItemGivesZerosAndLeavesOthersAlone) {
+  RaggedCall call = CallOf({{.rows = 2, .keys = 100, .position = 98},
+                            {.rows = 1, .keys = 3000, .position = 2999},
+                            {.rows = 1, .keys = 50, .position = 49}});
+  call.head_sink = DType::kFloat32;
+  Batch batch(call, 9);
+  batch.failed = 1;
+  for (const Target& target : Targets()) ExpectMatches(batch, target.Options());
+}
+
+TEST(RaggedAttention, RowsAndItemsMayBeAbsent) {
+  for (const Target& target : Targets()) {
+    ExpectMatches(Batch(CallOf({}), 1), target.Options());
+    ExpectMatches(Batch(CallOf({{.rows = 0, .keys = 10, .position = 10}}), 1), target.Options());
+    ExpectMatches(Batch(CallOf({{.rows = 3, .keys = 0, .position = -3}}), 1), target.Options());
+  }
+}
+
+TEST(RaggedAttention, HostilePositionsSeeAllOrNothing) {
+  constexpr int64_t kFar = int64_t{1} << 62;
+  for (const Target& target : Targets()) {
+    ExpectMatches(Batch(CallOf({{.rows = 2, .keys = 70, .position = kFar},
+                                {.rows = 2, .keys = 70, .position = -kFar},
+                                {.rows = 2,
+                                 .keys = 70,
+                                 .position = kFar,
+                                 .first_keys = kFar,
+                                 .left_window = kFar - 40},
+                                {.rows = 2,
+                                 .keys = 70,
+                                 .position = kFar,
+                                 .first_keys = 3,
+                                 .left_window = std::numeric_limits<int64_t>::max()}}),
+                        3),
+                  target.Options());
+  }
+}
+
+TEST(RaggedAttention, RefusesNumbersThatAreNotAllowed) {
+  const Batch batch(CallOf({{.rows = 1, .keys = 1, .position = 0}}), 1);
+  const auto refusal = [&](RaggedCall call) {
+    return std::string(MakeRaggedAttention(std::move(call), batch).status().message());
+  };
+  RaggedCall call = batch.call;
+  call.scale = kInfinity;
+  EXPECT_THAT(refusal(call), HasSubstr("scale is inf; it must be finite"));
+  call = batch.call;
+  call.softcap = -1;
+  EXPECT_THAT(refusal(call), HasSubstr("softcap is -1; it must be finite and at least 0"));
+}
+
+TEST(RaggedAttention, RefusesSizesThatOverflow) {
+  const Batch batch(CallOf({{.rows = 1, .keys = 1, .position = 0}}), 1);
+  RaggedCall call = batch.call;
+  call.items = {{.rows = 1, .keys = int64_t{1} << 38, .position = int64_t{1} << 38}};
+  call.query_heads = int64_t{1} << 30;
+  const absl::Status status = MakeRaggedAttention(call, batch).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+}
+
+TEST(RaggedAttention, ReadsOnlyVisibleTokens) {
+  const VisibleTokens all = VisibleTokensOf({.rows = 2, .keys = 100, .position = 98});
+  EXPECT_EQ(all.recent.begin, 0);
+  EXPECT_EQ(all.recent.end, 100);
+  const VisibleTokens window =
+      VisibleTokensOf({.rows = 2, .keys = 100, .position = 50, .first_keys = 4, .left_window = 10});
+  EXPECT_EQ(window.first.end, 4);
+  EXPECT_EQ(window.recent.begin, 40);
+  EXPECT_EQ(window.recent.end, 52);
+}
+
+}  // namespace
+}  // namespace rapt::test
