@@ -95,8 +95,9 @@ enum class Model : uint8_t {
   kPositionalEncoding,
   kLinearAttention,
   kLshAttention,
+  kAttentionSession,
 };
-inline constexpr size_t kModels = 6;
+inline constexpr size_t kModels = 7;
 
 // Returns the model's name in the Open Inference Protocol.
 constexpr absl::string_view NameOf(Model model) {
@@ -113,6 +114,8 @@ constexpr absl::string_view NameOf(Model model) {
       return "linear_attention";
     case Model::kLshAttention:
       return "lsh_attention";
+    case Model::kAttentionSession:
+      return "attention_session";
   }
   return "?";
 }
@@ -148,6 +151,9 @@ struct Request {
   // Writes the converted mask, if it needs conversion. inputs[kMask] then has a size and no bytes.
   // Called once memory is reserved for it, on any thread. Null: no conversion.
   absl::AnyInvocable<absl::Status(absl::Span<std::byte> mask)> write_mask;
+  // Runs once after the inputs are complete and before the tasks of `tensor_operator`; the request
+  // fails with its error. Called on any thread. Null: nothing to do.
+  absl::AnyInvocable<absl::Status(const Arguments&)> prepare;
   OutputMap<OutputPlace> places;
   // Keeps the inputs' bytes and the outputs' memory alive until `done` has run. Null: the caller
   // does.
