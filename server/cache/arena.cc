@@ -104,6 +104,28 @@ absl::StatusOr<Arena::Zone*> Arena::FindZone(int64_t page_bytes) {
   return zone.get();
 }
 
+absl::StatusOr<Arena::Charge> Arena::TryCharge(int64_t bytes) {
+  MutexLock lock(mutex_);
+  if (bytes > capacity_bytes_ - committed_bytes_) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("needs ", bytes, " bytes for tables of pages, ",
+                     std::max<int64_t>(0, capacity_bytes_ - committed_bytes_), " are free"));
+  }
+  committed_bytes_ += bytes;
+  return Charge(this, bytes);
+}
+
+Arena::Charge Arena::ChargeAnyway(int64_t bytes) {
+  MutexLock lock(mutex_);
+  committed_bytes_ += bytes;
+  return Charge(this, bytes);
+}
+
+void Arena::Uncharge(int64_t bytes) {
+  MutexLock lock(mutex_);
+  committed_bytes_ -= bytes;
+}
+
 bool Arena::Fits(const Zone& zone, int64_t index) const {
   int64_t new_bytes = 0;
   for (int64_t slab = zone.FirstSlab(index); slab <= zone.LastSlab(index); ++slab) {
@@ -165,7 +187,7 @@ void Arena::GiveBackLocked(Zone& zone, int64_t index) {
 absl::Status Arena::Refuse(int64_t page_bytes, int64_t count) const {
   const int64_t needed =
       CheckedMul(page_bytes, count).value_or(std::numeric_limits<int64_t>::max());
-  int64_t free_bytes = capacity_bytes_ - committed_bytes_;
+  int64_t free_bytes = std::max<int64_t>(0, capacity_bytes_ - committed_bytes_);
   const auto zone = zones_.find(RoundUp(std::min(page_bytes, capacity_bytes_), kPageAlignment));
   if (zone != zones_.end()) {
     // Of the slabs in use, only pages of the same size can take what is free.

@@ -60,6 +60,29 @@ class Arena {
     absl::Span<std::byte> bytes_;
   };
 
+  // Memory of other kinds that counts towards the limit, such as tables of pages. Returned on
+  // destruction. Move-only.
+  class Charge {
+   public:
+    Charge() = default;
+    Charge(Charge&& other) noexcept { *this = std::move(other); }
+    Charge& operator=(Charge&& other) noexcept {
+      std::swap(arena_, other.arena_);
+      std::swap(bytes_, other.bytes_);
+      return *this;
+    }
+    ~Charge() {
+      if (arena_ != nullptr) arena_->Uncharge(bytes_);
+    }
+
+   private:
+    friend class Arena;
+    Charge(Arena* arena, int64_t bytes) : arena_(arena), bytes_(bytes) {}
+
+    Arena* arena_ = nullptr;
+    int64_t bytes_ = 0;
+  };
+
   // The limit is `capacity_bytes`, rounded down to whole slabs.
   explicit Arena(int64_t capacity_bytes);
   ~Arena();
@@ -70,10 +93,16 @@ class Arena {
   // taken. REQUIRES: page_bytes >= 1, count >= 0.
   absl::StatusOr<std::vector<Page>> Take(int64_t page_bytes, int64_t count);
 
+  // Counts memory that the caller allocates. ResourceExhausted as Take().
+  absl::StatusOr<Charge> TryCharge(int64_t bytes);
+  // The same even beyond the limit, so that others are refused. REQUIRES: other memory of the same
+  // kind is returned soon.
+  Charge ChargeAnyway(int64_t bytes);
+
   int64_t capacity_bytes() const { return capacity_bytes_; }
   // Returns the bytes of the pages in use.
   int64_t used_bytes() const;
-  // Returns the bytes of the slabs in use, which are at least used_bytes().
+  // Returns the bytes that count towards the limit: of slabs in use and charges.
   int64_t committed_bytes() const;
 
  private:
@@ -82,6 +111,7 @@ class Arena {
   bool TakeOne(Zone& zone, std::vector<Page>& pages) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Fits(const Zone& zone, int64_t index) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void GiveBack(Zone& zone, int64_t index);
+  void Uncharge(int64_t bytes);
   void GiveBackLocked(Zone& zone, int64_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Refuse(int64_t page_bytes, int64_t count) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <limits>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -29,15 +29,18 @@ std::string RandomHex(size_t bytes) {
 
 absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
 
+absl::Status AtLeast(absl::string_view name, int64_t value, int64_t least) {
+  if (value >= least) return absl::OkStatus();
+  return Invalid(absl::StrCat(name, " is ", value, "; it must be at least ", least));
+}
+
 absl::Status ValidateShape(const LayerShape& shape) {
-  const auto check = [](absl::string_view name, int64_t value) {
-    if (value >= 1) return absl::OkStatus();
-    return Invalid(absl::StrCat("shapes.", name, " is ", value, "; it must be at least 1"));
-  };
-  absl::Status status = check("layers", shape.layers);
-  status.Update(check("kv_heads", shape.token.kv_heads));
-  status.Update(check("head_size", shape.token.head_size));
-  status.Update(check("value_head_size", shape.token.value_head_size));
+  absl::Status status = AtLeast("shapes.layers", shape.layers, 1);
+  status.Update(AtLeast("shapes.kv_heads", shape.token.kv_heads, 1));
+  status.Update(AtLeast("shapes.head_size", shape.token.head_size, 1));
+  status.Update(AtLeast("shapes.value_head_size", shape.token.value_head_size, 1));
+  status.Update(AtLeast("shapes.keep_first", shape.keep_first, 0));
+  status.Update(AtLeast("shapes.keep_last", shape.keep_last, 0));
   if (!status.ok()) return status;
   const auto sizes = CheckedAdd(shape.token.head_size, shape.token.value_head_size);
   const int64_t factors[] = {kPageTokens, shape.token.kv_heads, sizes.value_or(0),
@@ -48,11 +51,48 @@ absl::Status ValidateShape(const LayerShape& shape) {
   return absl::OkStatus();
 }
 
+absl::Status ValidateName(absl::string_view name) {
+  if (name.size() <= CacheStore::kMaxNameBytes) return absl::OkStatus();
+  return Invalid(absl::StrCat("name has ", name.size(), " bytes; at most ",
+                              CacheStore::kMaxNameBytes, " are allowed"));
+}
+
+absl::Status Validate(const CacheSpec& spec) {
+  if (absl::Status status = ValidateName(spec.name); !status.ok()) return status;
+  if (spec.shapes.empty()) return Invalid("shapes is empty; a cache has at least one layer");
+  int64_t layers = 0;
+  for (const LayerShape& shape : spec.shapes) {
+    if (absl::Status status = ValidateShape(shape); !status.ok()) return status;
+    layers += std::min(shape.layers, kMaxLayers + 1);
+    if (layers > kMaxLayers) {
+      return Invalid(absl::StrCat("shapes have more than ", kMaxLayers, " layers"));
+    }
+  }
+  if (spec.first_position < 0 || spec.first_position > std::numeric_limits<int64_t>::max() / 2) {
+    return Invalid(
+        absl::StrCat("first_position is ", spec.first_position, "; it must be in [0, 2^62)"));
+  }
+  return AtLeast("reserve_tokens", spec.reserve_tokens, 0);
+}
+
 absl::Status Prefixed(const absl::Status& status, absl::string_view prefix) {
   const std::string text = absl::StrCat(prefix, std::string(status.message()));
   const Reason reason = ReasonOf(status);
   return reason == Reason::kNone ? absl::Status(status.code(), text)
                                  : Fail(reason, status.code(), text);
+}
+
+// The tokens of a layer that rows from `row` on, a token index, cannot see.
+TokenRange UnseenFrom(int64_t row, const LayerShape& shape, int64_t first_position) {
+  if (shape.keep_last == 0) return {};
+  const int64_t begin = std::max<int64_t>(0, shape.keep_first - first_position);
+  return {begin, std::max(begin, row < shape.keep_last ? 0 : row - shape.keep_last + 1)};
+}
+
+// Whether a row at token `row`, in front of which the layer ends, sees a token that is evicted.
+bool NeedsEvicted(int64_t row, const LayerShape& shape, const PageList& list) {
+  const int64_t begin = row < shape.keep_last ? 0 : row - shape.keep_last + 1;
+  return list.evicted().Overlaps({begin, row});
 }
 
 }  // namespace
@@ -78,40 +118,44 @@ struct CacheStore::Owner {
 };
 
 struct CacheStore::Cache {
-  explicit Cache(std::shared_ptr<Owner> owner) : owner(std::move(owner)) {}
+  // Of the record of a cache and of one layer, without pages.
+  static constexpr int64_t kRecordBytes = 2048;
+  static constexpr int64_t kLayerBytes = 256;
+
+  Cache(std::shared_ptr<Owner> owner, CacheSpec spec)
+      : owner(std::move(owner)), spec(std::move(spec)) {
+    for (const LayerShape& shape : this->spec.shapes) {
+      LayerShape one = shape;
+      one.layers = 1;
+      shapes.insert(shapes.end(), static_cast<size_t>(shape.layers), one);
+    }
+  }
   ~Cache() { owner->bytes -= charged; }
 
-  int64_t bytes() const {
-    int64_t sum = 0;
-    for (const PageList& layer : layers) sum += layer.bytes();
-    return sum;
-  }
-  // Charges the owner for what the pages take now.
-  void Settle() {
-    const int64_t now = bytes();
-    owner->bytes += now - charged;
-    charged = now;
+  // Charges the owner for what the pages of a changed layer take now.
+  void Settle(int64_t bytes_before, const PageList& layer) {
+    owner->bytes += layer.bytes() - bytes_before;
+    charged += layer.bytes() - bytes_before;
   }
   // Whether a call for `other` may be answered with this cache of the same name.
   bool WasMadeAs(const Cache& other) const {
-    return shapes == other.shapes && first_position == other.first_position &&
+    return spec.shapes == other.spec.shapes && spec.first_position == other.spec.first_position &&
            forked_from == other.forked_from && forked_length == other.forked_length;
   }
 
   // Constant once inserted.
   const std::shared_ptr<Owner> owner;
+  CacheSpec spec;
+  std::vector<LayerShape> shapes;  // of each layer
   std::string id;
-  std::string name;
   uint64_t number = 0;
-  std::vector<LayerShape> shapes;
-  int64_t first_position = 0;
-  int64_t reserve_tokens = 0;
-  std::chrono::nanoseconds lease{0};
   std::string forked_from;
   int64_t forked_length = 0;
+  Arena::Charge record;
 
   Instant expires;         // guarded by the store's mutex
-  bool is_linked = false;  // guarded by the store's mutex
+  Instant queued_expiry;   // its place in leases_; likewise
+  bool is_linked = false;  // likewise
 
   Mutex mutex;  // guards what follows; of several caches, locked in the order of their addresses
   std::vector<PageList> layers;
@@ -123,22 +167,22 @@ struct CacheStore::Cache {
 // Holds the mutexes of several caches.
 class CacheStore::Locks {
  public:
-  explicit Locks(std::vector<std::shared_ptr<Cache>> caches) ABSL_NO_THREAD_SAFETY_ANALYSIS
-      : caches_(std::move(caches)) {
+  explicit Locks(absl::Span<const std::shared_ptr<Cache>> caches) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    for (const auto& cache : caches) {
+      if (cache != nullptr) caches_.push_back(cache.get());
+    }
     std::sort(caches_.begin(), caches_.end());
     caches_.erase(std::unique(caches_.begin(), caches_.end()), caches_.end());
-    for (const auto& cache : caches_) cache->mutex.Lock();
+    for (Cache* cache : caches_) cache->mutex.Lock();
   }
   ~Locks() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    for (const auto& cache : caches_) cache->mutex.Unlock();
+    for (Cache* cache : caches_) cache->mutex.Unlock();
   }
   Locks(const Locks&) = delete;
   Locks& operator=(const Locks&) = delete;
 
-  absl::Span<const std::shared_ptr<Cache>> caches() const { return caches_; }
-
  private:
-  std::vector<std::shared_ptr<Cache>> caches_;
+  std::vector<Cache*> caches_;
 };
 
 CacheStore::CacheStore(Options options, Arena& arena, const Clock& clock)
@@ -165,6 +209,24 @@ int64_t CacheStore::caches() const {
   return static_cast<int64_t>(caches_.size());
 }
 
+absl::Status CacheStore::Fail(Reason reason, absl::StatusCode code,
+                              absl::string_view message) const {
+  ++refused_[static_cast<size_t>(reason)];
+  return cache::Fail(reason, code, message);
+}
+
+absl::Status CacheStore::CheckCreating() const {
+  if (creating_) return absl::OkStatus();
+  return Fail(Reason::kDraining, absl::StatusCode::kUnavailable,
+              "the server is draining and makes no new caches");
+}
+
+absl::Status CacheStore::CheckGeneration(const Cache& cache, uint64_t generation) const {
+  if (generation == cache.generation) return absl::OkStatus();
+  return Fail(Reason::kGeneration, absl::StatusCode::kAborted,
+              absl::StrCat("generation is ", generation, "; the cache has ", cache.generation));
+}
+
 std::shared_ptr<CacheStore::Owner> CacheStore::OwnerOf(const std::string& name) {
   if (owners_.size() > most_owners_) {
     // Copies are made under the lock or from a cache, so one that only the map holds stays unused.
@@ -176,12 +238,6 @@ std::shared_ptr<CacheStore::Owner> CacheStore::OwnerOf(const std::string& name) 
   return owner;
 }
 
-absl::Status CacheStore::ValidateName(absl::string_view name) const {
-  if (name.size() <= kMaxNameBytes) return absl::OkStatus();
-  return Invalid(
-      absl::StrCat("name has ", name.size(), " bytes; at most ", kMaxNameBytes, " are allowed"));
-}
-
 absl::StatusOr<std::chrono::nanoseconds> CacheStore::LeaseOf(
     std::chrono::nanoseconds wanted, std::chrono::nanoseconds otherwise) const {
   if (wanted.count() < 0) {
@@ -190,28 +246,7 @@ absl::StatusOr<std::chrono::nanoseconds> CacheStore::LeaseOf(
   return std::min(wanted.count() == 0 ? otherwise : wanted, options_.max_lease);
 }
 
-absl::Status CacheStore::Validate(const CacheSpec& spec) const {
-  if (absl::Status status = ValidateName(spec.name); !status.ok()) return status;
-  if (spec.shapes.empty()) return Invalid("shapes is empty; a cache has at least one layer");
-  int64_t layers = 0;
-  for (const LayerShape& shape : spec.shapes) {
-    if (absl::Status status = ValidateShape(shape); !status.ok()) return status;
-    layers += std::min(shape.layers, kMaxLayers + 1);
-    if (layers > kMaxLayers) {
-      return Invalid(absl::StrCat("shapes have more than ", kMaxLayers, " layers"));
-    }
-  }
-  if (spec.first_position < 0 || spec.first_position > std::numeric_limits<int64_t>::max() / 2) {
-    return Invalid(
-        absl::StrCat("first_position is ", spec.first_position, "; it must be in [0, 2^62)"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CacheStore::ReservePart(Cache& cache, int64_t layer, int64_t count) const {
-  PageList& list = cache.layers[static_cast<size_t>(layer)];
-  // More tokens than bytes can't fit; Reserve() says so.
-  const int64_t bytes = count > arena_.capacity_bytes() ? 0 : list.MissingBytes(count);
+absl::Status CacheStore::Charge(Cache& cache, int64_t bytes) const {
   const int64_t limit = options_.max_bytes_per_caller;
   if (!cache.owner->TryCharge(bytes, limit)) {
     return Fail(Reason::kQuota, absl::StatusCode::kResourceExhausted,
@@ -219,179 +254,218 @@ absl::Status CacheStore::ReservePart(Cache& cache, int64_t layer, int64_t count)
                              std::max<int64_t>(0, limit - cache.owner->bytes),
                              " are left of the caller's quota of ", limit));
   }
-  const absl::Status status = list.Reserve(count);
-  if (!status.ok()) {
-    cache.owner->bytes -= bytes;
-    return Fail(Reason::kPages, status.code(), status.message());
-  }
   cache.charged += bytes;
   return absl::OkStatus();
 }
 
+absl::Status CacheStore::ReserveMore(Cache& cache, PageList& list, int64_t count) const {
+  // More than the arena can have is not charged; Reserve() refuses it.
+  const int64_t missing =
+      count > arena_.capacity_bytes() ? 0 : list.MissingBytes(count).value_or(0);
+  if (absl::Status status = Charge(cache, missing); !status.ok()) return status;
+  absl::Status status = list.Reserve(count);
+  if (status.ok()) return status;
+  cache.owner->bytes -= missing;
+  cache.charged -= missing;
+  return Fail(Reason::kPages, status.code(), status.message());
+}
+
 absl::Status CacheStore::ReserveTokens(Cache& cache, int64_t tokens) {
-  if (tokens < 0) {
-    return Invalid(absl::StrCat("reserve_tokens is ", tokens, "; it must be at least 0"));
-  }
-  for (size_t n = 0; n < cache.layers.size(); ++n) {
-    const int64_t more = std::max<int64_t>(0, tokens - cache.layers[n].length());
-    absl::Status status = ReservePart(cache, static_cast<int64_t>(n), more);
-    if (!status.ok()) return status;
+  if (absl::Status status = AtLeast("reserve_tokens", tokens, 0); !status.ok()) return status;
+  for (PageList& list : cache.layers) {
+    const int64_t more = std::max<int64_t>(0, tokens - list.length());
+    if (absl::Status status = ReserveMore(cache, list, more); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-std::shared_ptr<CacheStore::Cache> CacheStore::NewCache(const std::string& owner) {
-  MutexLock lock(mutex_);
-  return std::make_shared<Cache>(OwnerOf(owner));
+absl::StatusOr<std::shared_ptr<CacheStore::Cache>> CacheStore::NewCache(
+    std::shared_ptr<Owner> owner, CacheSpec spec, int64_t pages) {
+  auto cache = std::make_shared<Cache>(std::move(owner), std::move(spec));
+  const auto layers = static_cast<int64_t>(cache->shapes.size());
+  absl::StatusOr<Arena::Charge> record =
+      arena_.TryCharge(Cache::kRecordBytes + layers * Cache::kLayerBytes + pages * kPageTableBytes);
+  if (!record.ok()) {
+    return Fail(Reason::kPages, record.status().code(), record.status().message());
+  }
+  cache->record = *std::move(record);
+  cache->id = NewId();
+  return cache;
 }
 
-absl::StatusOr<std::optional<CacheInfo>> CacheStore::FindNamed(const std::shared_ptr<Owner>& owner,
-                                                               const Cache& wanted) {
-  if (wanted.name.empty()) return std::nullopt;
+absl::StatusOr<std::optional<CacheInfo>> CacheStore::FindNamed(const Cache& wanted) {
+  if (wanted.spec.name.empty()) return std::nullopt;
   Handle handle;
   {
     MutexLock lock(mutex_);
-    const auto found = owner->named.find(wanted.name);
-    if (found == owner->named.end()) return std::nullopt;
+    const auto found = wanted.owner->named.find(wanted.spec.name);
+    if (found == wanted.owner->named.end()) return std::nullopt;
     if (found->second->expires <= clock_.Now()) return std::nullopt;
     handle = {found->second, found->second->expires};
   }
   if (!handle.cache->WasMadeAs(wanted)) {
     return absl::AlreadyExistsError(
-        absl::StrCat("name: the cache '", wanted.name,
+        absl::StrCat("name: the cache '", wanted.spec.name,
                      "' exists with other shapes, type or first_position, or of another fork"));
   }
   return InfoOf(*handle.cache, handle.expires);
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Insert(const std::shared_ptr<Cache>& cache) {
-  std::vector<std::shared_ptr<Cache>> gone;  // destroyed without the lock
-  const std::shared_ptr<Owner> owner = cache->owner;
+  const std::string& name = cache->spec.name;
+  Owner& owner = *cache->owner;
   Instant expires;
   {
+    Gone gone;
     MutexLock lock(mutex_);
     ExpireLocked(clock_.Now(), gone);
-    const bool is_taken = !cache->name.empty() && owner->named.contains(cache->name);
-    if (!is_taken) {
-      if (static_cast<int64_t>(owner->caches.size()) >= options_.max_caches_per_caller) {
-        return Fail(
-            Reason::kQuota, absl::StatusCode::kResourceExhausted,
-            absl::StrCat("the caller has ", owner->caches.size(), " caches, which is its quota"));
+    if (name.empty() || !owner.named.contains(name)) {
+      const auto count = static_cast<int64_t>(owner.caches.size());
+      if (count >= options_.max_caches_per_caller) {
+        return Fail(Reason::kQuota, absl::StatusCode::kResourceExhausted,
+                    absl::StrCat("the caller has ", count, " caches, which is its quota"));
       }
       cache->number = next_number_++;
       cache->is_linked = true;
-      expires = clock_.Now() + cache->lease;
-      cache->expires = expires;
+      expires = clock_.Now() + cache->spec.lease;
+      cache->expires = cache->queued_expiry = expires;
       caches_[cache->id] = cache;
-      owner->caches[cache->number] = cache;
-      if (!cache->name.empty()) owner->named[cache->name] = cache;
+      owner.caches[cache->number] = cache;
+      if (!name.empty()) owner.named[name] = cache;
       leases_.insert({expires, cache.get()});
     }
   }
   if (cache->number != 0) return InfoOf(*cache, expires);
   // Another call was first with this name.
-  absl::StatusOr<std::optional<CacheInfo>> other = FindNamed(owner, *cache);
+  absl::StatusOr<std::optional<CacheInfo>> other = FindNamed(*cache);
   if (!other.ok()) return other.status();
   if (*other) return **std::move(other);
-  return absl::AbortedError(absl::StrCat("name: the cache '", cache->name,
-                                         "' was made and closed by another call meanwhile"));
+  return absl::AbortedError(
+      absl::StrCat("name: the cache '", name, "' was made and closed by another call meanwhile"));
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Create(const std::string& owner, const CacheSpec& spec) {
+  if (absl::Status status = CheckCreating(); !status.ok()) return status;
   if (absl::Status status = Validate(spec); !status.ok()) return status;
   const auto lease = LeaseOf(spec.lease, options_.default_lease);
   if (!lease.ok()) return lease.status();
-  std::shared_ptr<Cache> cache = NewCache(owner);
-  cache->id = NewId();
-  cache->name = spec.name;
-  cache->shapes = spec.shapes;
-  cache->first_position = spec.first_position;
-  cache->reserve_tokens = spec.reserve_tokens;
-  cache->lease = *lease;
-  absl::StatusOr<std::optional<CacheInfo>> named = FindNamed(cache->owner, *cache);
+  CacheSpec made = spec;
+  made.lease = *lease;
+  std::shared_ptr<Owner> made_by;
+  {
+    MutexLock lock(mutex_);
+    made_by = OwnerOf(owner);
+  }
+  auto cache = NewCache(std::move(made_by), std::move(made), /*pages=*/0);
+  if (!cache.ok()) return cache.status();
+  absl::StatusOr<std::optional<CacheInfo>> named = FindNamed(**cache);
   if (!named.ok()) return named.status();
   if (*named) return **std::move(named);
-  for (const LayerShape& shape : spec.shapes) {
-    for (int64_t n = 0; n < shape.layers; ++n) cache->layers.emplace_back(arena_, shape.token);
+  for (const LayerShape& shape : (*cache)->shapes) {
+    (*cache)->layers.emplace_back(arena_, shape.token);
   }
-  if (absl::Status status = ReserveTokens(*cache, spec.reserve_tokens); !status.ok()) {
-    return status;
-  }
-  return Insert(cache);
+  absl::Status status = ReserveTokens(**cache, spec.reserve_tokens);
+  if (!status.ok()) return status;
+  return Insert(*cache);
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Fork(const std::string& owner, const ForkSpec& spec) {
+  if (absl::Status status = CheckCreating(); !status.ok()) return status;
   if (absl::Status status = ValidateName(spec.name); !status.ok()) return status;
-  const absl::StatusOr<Handle> parent = Find(owner, spec.cache, /*renews=*/false);
+  const absl::StatusOr<Handle> parent = FindLive(owner, spec.cache);
   if (!parent.ok()) return parent.status();
   Cache& from = *parent->cache;
-  const auto lease = LeaseOf(spec.lease, from.lease);
+  const auto lease = LeaseOf(spec.lease, from.spec.lease);
   if (!lease.ok()) return lease.status();
-  auto fork = std::make_shared<Cache>(from.owner);
-  fork->id = NewId();
-  fork->name = spec.name;
-  fork->shapes = from.shapes;
-  fork->first_position = from.first_position;
-  fork->reserve_tokens = spec.reserve_tokens;
-  fork->lease = *lease;
-  fork->forked_from = from.id;
+  CacheSpec made = from.spec;
+  made.name = spec.name;
+  made.reserve_tokens = spec.reserve_tokens;
+  made.lease = *lease;
+  std::shared_ptr<Cache> fork;
+  int64_t bytes = 0;
   {
     MutexLock lock(from.mutex);
-    if (spec.generation != from.generation) {
-      return Fail(
-          Reason::kGeneration, absl::StatusCode::kAborted,
-          absl::StrCat("generation is ", spec.generation, "; the cache has ", from.generation));
-    }
+    if (absl::Status status = CheckGeneration(from, spec.generation); !status.ok()) return status;
     int64_t least = std::numeric_limits<int64_t>::max();
     for (const PageList& layer : from.layers) least = std::min(least, layer.length());
-    fork->forked_length = spec.length.value_or(least);
-    if (fork->forked_length < 0 || fork->forked_length > least) {
-      return absl::OutOfRangeError(absl::StrCat("length is ", fork->forked_length,
-                                                "; the shortest layer has ", least, " tokens"));
+    const int64_t length = spec.length.value_or(least);
+    if (length < 0 || length > least) {
+      return absl::OutOfRangeError(
+          absl::StrCat("length is ", length, "; the shortest layer has ", least, " tokens"));
     }
+    if (absl::Status status = CheckCut(from, length); !status.ok()) return status;
+    const auto layers = static_cast<int64_t>(from.layers.size());
+    auto cache = NewCache(from.owner, std::move(made), layers * PageList::PagesOf(length));
+    if (!cache.ok()) return cache.status();
+    fork = *std::move(cache);
+    fork->forked_from = from.id;
+    fork->forked_length = length;
     for (const PageList& layer : from.layers) {
-      fork->layers.push_back(layer.Fork(fork->forked_length));
+      fork->layers.push_back(layer.Fork(length));
+      bytes += fork->layers.back().bytes();
     }
   }
-  absl::StatusOr<std::optional<CacheInfo>> named = FindNamed(fork->owner, *fork);
+  absl::StatusOr<std::optional<CacheInfo>> named = FindNamed(*fork);
   if (!named.ok()) return named.status();
   if (*named) return **std::move(named);
-  const int64_t limit = options_.max_bytes_per_caller;
-  const int64_t bytes = fork->bytes();
-  if (!fork->owner->TryCharge(bytes, limit)) {
-    return Fail(Reason::kQuota, absl::StatusCode::kResourceExhausted,
-                absl::StrCat("the fork reaches ", bytes, " bytes of pages, ",
-                             std::max<int64_t>(0, limit - fork->owner->bytes),
-                             " are left of the caller's quota of ", limit));
-  }
-  fork->charged = bytes;
-  if (absl::Status status = ReserveTokens(*fork, spec.reserve_tokens); !status.ok()) return status;
+  absl::Status status = Charge(*fork, bytes);
+  if (status.ok()) status = ReserveTokens(*fork, spec.reserve_tokens);
+  if (!status.ok()) return status;
   return Insert(fork);
+}
+
+// FailedPrecondition if the next row after `length` tokens needs an evicted one.
+absl::Status CacheStore::CheckCut(const Cache& cache, int64_t length) const {
+  for (size_t n = 0; n < cache.layers.size(); ++n) {
+    if (!NeedsEvicted(length, cache.shapes[n], cache.layers[n])) continue;
+    const TokenRange& evicted = cache.layers[n].evicted();
+    return Fail(Reason::kEvicted, absl::StatusCode::kFailedPrecondition,
+                absl::StrCat("length is ", length, "; the next row would see tokens that layer ", n,
+                             " has evicted: ", evicted.begin, " to ", evicted.end));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CacheStore::TruncateLayers(Cache& cache, int64_t length) const {
+  for (size_t n = 0; n < cache.layers.size(); ++n) {
+    if (length >= 0 && length <= cache.layers[n].length()) continue;
+    return absl::OutOfRangeError(absl::StrCat("length is ", length, "; layer ", n, " has ",
+                                              cache.layers[n].length(), " tokens"));
+  }
+  if (absl::Status status = CheckCut(cache, length); !status.ok()) return status;
+  const int64_t reserve = cache.spec.reserve_tokens;
+  std::vector<int64_t> bytes, reserved;
+  absl::Status status;
+  for (PageList& layer : cache.layers) {
+    bytes.push_back(layer.bytes());
+    reserved.push_back(layer.reserved_pages());
+    status = layer.ReserveToTruncate(length, reserve);
+    if (!status.ok()) break;
+  }
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    PageList& layer = cache.layers[n];
+    status.ok() ? layer.Truncate(length, reserve) : layer.KeepReserved(reserved[n]);
+    cache.Settle(bytes[n], layer);
+  }
+  if (status.ok()) return status;
+  return Fail(Reason::kPages, status.code(),
+              absl::StrCat("for reserve_tokens: ", std::string(status.message())));
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Truncate(const std::string& owner, const std::string& id,
                                                int64_t length, uint64_t generation) {
-  const absl::StatusOr<Handle> handle = Find(owner, id, /*renews=*/false);
+  const absl::StatusOr<Handle> handle = FindLive(owner, id);
   if (!handle.ok()) return handle.status();
   Cache& cache = *handle->cache;
   {
     MutexLock lock(cache.mutex);
     const bool is_repeated = cache.truncated_to == length && generation + 1 == cache.generation;
     if (!is_repeated) {
-      if (generation != cache.generation) {
-        return Fail(
-            Reason::kGeneration, absl::StatusCode::kAborted,
-            absl::StrCat("generation is ", generation, "; the cache has ", cache.generation));
-      }
-      for (size_t n = 0; n < cache.layers.size(); ++n) {
-        if (length >= 0 && length <= cache.layers[n].length()) continue;
-        return absl::OutOfRangeError(absl::StrCat("length is ", length, "; layer ", n, " has ",
-                                                  cache.layers[n].length(), " tokens"));
-      }
-      for (PageList& layer : cache.layers) layer.Truncate(length);
+      absl::Status status = CheckGeneration(cache, generation);
+      if (status.ok()) status = TruncateLayers(cache, length);
+      if (!status.ok()) return status;
       ++cache.generation;
       cache.truncated_to = length;
-      cache.Settle();
     }
   }
   return InfoOf(cache, handle->expires);
@@ -400,16 +474,15 @@ absl::StatusOr<CacheInfo> CacheStore::Truncate(const std::string& owner, const s
 CacheInfo CacheStore::InfoOf(Cache& cache, Instant expires) const {
   CacheInfo info;
   info.id = cache.id;
-  info.name = cache.name;
-  info.shapes = cache.shapes;
-  info.first_position = cache.first_position;
-  info.lease = cache.lease;
+  info.spec = cache.spec;
   info.expires_in = std::max(std::chrono::nanoseconds(0), expires - clock_.Now());
-  info.reserve_tokens = cache.reserve_tokens;
   MutexLock lock(cache.mutex);
-  for (const PageList& layer : cache.layers) info.lengths.push_back(layer.length());
+  for (const PageList& layer : cache.layers) {
+    info.lengths.push_back(layer.length());
+    info.shared_bytes += layer.shared_bytes();
+  }
   info.generation = cache.generation;
-  info.bytes = cache.bytes();
+  info.bytes = cache.charged;
   return info;
 }
 
@@ -427,8 +500,8 @@ Reason CacheStore::WhyMissing(const std::string& owner, absl::string_view id) co
   return id.substr(0, last + 1) == id_prefix_ ? Reason::kUnknown : Reason::kRestarted;
 }
 
-absl::StatusOr<CacheStore::Handle> CacheStore::FindLocked(const std::string& owner,
-                                                          const std::string& id, bool renews) {
+absl::StatusOr<CacheStore::Handle> CacheStore::Find(const std::string& owner, const std::string& id,
+                                                    bool renews) {
   const auto found = caches_.find(id);
   if (found == caches_.end() || found->second->owner->name != owner) {
     const Reason reason = WhyMissing(owner, id);
@@ -437,48 +510,51 @@ absl::StatusOr<CacheStore::Handle> CacheStore::FindLocked(const std::string& own
                              "' is not found: ", std::string(NameOf(reason))));
   }
   Cache& cache = *found->second;
-  if (renews) {
-    leases_.erase({cache.expires, &cache});
-    cache.expires = clock_.Now() + cache.lease;
-    leases_.insert({cache.expires, &cache});
-  }
+  if (renews) cache.expires = clock_.Now() + cache.spec.lease;
   return Handle{found->second, cache.expires};
 }
 
-absl::StatusOr<CacheStore::Handle> CacheStore::Find(const std::string& owner, const std::string& id,
-                                                    bool renews) {
-  std::vector<std::shared_ptr<Cache>> gone;  // destroyed without the lock
+absl::StatusOr<CacheStore::Handle> CacheStore::FindLive(const std::string& owner,
+                                                        const std::string& id) {
+  Gone gone;
   MutexLock lock(mutex_);
   ExpireLocked(clock_.Now(), gone);
-  return FindLocked(owner, id, renews);
+  return Find(owner, id, /*renews=*/false);
 }
 
 void CacheStore::Unlink(const std::shared_ptr<Cache>& cache, Reason reason) {
   if (!cache->is_linked) return;
   cache->is_linked = false;
   Owner& owner = *cache->owner;
-  leases_.erase({cache->expires, cache.get()});
+  leases_.erase({cache->queued_expiry, cache.get()});
   tombstones_[cache->id] = {owner.name, reason};
   tombstone_order_.push_back(cache->id);
   if (tombstone_order_.size() > kTombstones) {
     tombstones_.erase(tombstone_order_.front());
     tombstone_order_.pop_front();
   }
-  if (!cache->name.empty()) owner.named.erase(cache->name);
+  if (!cache->spec.name.empty()) owner.named.erase(cache->spec.name);
   owner.caches.erase(cache->number);
   caches_.erase(cache->id);
 }
 
-void CacheStore::ExpireLocked(Instant now, std::vector<std::shared_ptr<Cache>>& gone) {
+void CacheStore::ExpireLocked(Instant now, Gone& gone) {
   while (!leases_.empty() && leases_.begin()->first <= now) {
-    const std::shared_ptr<Cache> cache = caches_.at(leases_.begin()->second->id);
-    Unlink(cache, Reason::kExpired);
-    gone.push_back(cache);
+    Cache& first = *leases_.begin()->second;
+    if (first.expires > now) {
+      leases_.erase(leases_.begin());
+      first.queued_expiry = first.expires;
+      leases_.insert({first.expires, &first});
+      continue;
+    }
+    gone.push_back(caches_.at(first.id));
+    Unlink(gone.back(), Reason::kExpired);
+    ++expired_;
   }
 }
 
 Instant CacheStore::Expire() {
-  std::vector<std::shared_ptr<Cache>> gone;  // destroyed without the lock
+  Gone gone;
   MutexLock lock(mutex_);
   ExpireLocked(clock_.Now(), gone);
   return leases_.empty() ? Instant::max() : leases_.begin()->first;
@@ -487,20 +563,28 @@ Instant CacheStore::Expire() {
 absl::StatusOr<CacheList> CacheStore::ForEach(const std::string& owner,
                                               absl::Span<const std::string> ids, Action action) {
   CacheList list;
+  std::vector<Handle> handles;
   absl::Status first;
-  for (const std::string& id : ids) {
-    const absl::StatusOr<Handle> handle = Find(owner, id, action == Action::kRenew);
-    if (!handle.ok()) {
+  {
+    Gone gone;
+    MutexLock lock(mutex_);
+    ExpireLocked(clock_.Now(), gone);
+    for (const std::string& id : ids) {
+      absl::StatusOr<Handle> handle = Find(owner, id, action == Action::kRenew);
+      if (handle.ok()) {
+        handles.push_back(*std::move(handle));
+        continue;
+      }
       first.Update(handle.status());
       list.missing.push_back({id, ReasonOf(handle.status())});
-      continue;
     }
-    list.caches.push_back(InfoOf(*handle->cache, handle->expires));
-    if (action != Action::kClose) continue;
-    MutexLock lock(mutex_);
-    Unlink(handle->cache, Reason::kClosed);
   }
-  if (list.caches.empty() && !first.ok()) return first;
+  if (handles.empty() && !first.ok()) return first;
+  for (const Handle& handle : handles) list.caches.push_back(InfoOf(*handle.cache, handle.expires));
+  if (action == Action::kClose) {
+    MutexLock lock(mutex_);
+    for (const Handle& handle : handles) Unlink(handle.cache, Reason::kClosed);
+  }
   return list;
 }
 
@@ -534,14 +618,14 @@ absl::StatusOr<CacheList> CacheStore::List(const std::string& owner, int64_t pag
   std::vector<Handle> handles;
   CacheList list;
   {
-    std::vector<std::shared_ptr<Cache>> gone;
+    Gone gone;
     MutexLock lock(mutex_);
     ExpireLocked(clock_.Now(), gone);
     const auto found = owners_.find(owner);
     if (found == owners_.end()) return list;
     const auto& caches = found->second->caches;
     for (auto next = caches.upper_bound(after); next != caches.end(); ++next) {
-      if (!absl::StartsWith(next->second->name, name_prefix)) continue;
+      if (!absl::StartsWith(next->second->spec.name, name_prefix)) continue;
       if (static_cast<int64_t>(handles.size()) == page_size) {
         list.next_page_token = absl::StrCat(handles.back().cache->number);
         break;
@@ -553,103 +637,185 @@ absl::StatusOr<CacheList> CacheStore::List(const std::string& owner, int64_t pag
   return list;
 }
 
-absl::Status CacheStore::CheckPart(const Cache& cache, const AppendPart& part,
-                                   AppendResult& result) const {
-  if (part.layer < 0 || part.layer >= static_cast<int64_t>(cache.layers.size())) {
+// Checks everything but the tokens.
+absl::Status CacheStore::CheckPlace(const Cache& cache, const LayerCall& call,
+                                    LayerState& state) const {
+  if (call.layer < 0 || call.layer >= static_cast<int64_t>(cache.layers.size())) {
     return Invalid(
-        absl::StrCat("layer is ", part.layer, "; the cache has ", cache.layers.size(), " layers"));
+        absl::StrCat("layer is ", call.layer, "; the cache has ", cache.layers.size(), " layers"));
   }
-  if (part.generation != cache.generation) {
-    return Fail(
-        Reason::kGeneration, absl::StatusCode::kAborted,
-        absl::StrCat("generation is ", part.generation, "; the cache has ", cache.generation));
+  const auto layer = static_cast<size_t>(call.layer);
+  state.shape = cache.shapes[layer];
+  state.first_position = cache.spec.first_position;
+  state.length = cache.layers[layer].length();
+  state.at = call.at.value_or(state.length);
+  if (!call.at && call.count > 0) return Invalid("at is absent; new tokens need it");
+  if (absl::Status status = CheckGeneration(cache, call.generation); !status.ok()) return status;
+  if (state.at < 0 || state.at > state.length) {
+    return absl::OutOfRangeError(
+        absl::StrCat("at is ", state.at, "; the layer has ", state.length, " tokens"));
   }
-  const PageList& list = cache.layers[static_cast<size_t>(part.layer)];
-  const int64_t length = list.length();
-  result.length = length;
-  if (!part.at && part.count > 0) return Invalid("at is absent; new tokens need it");
-  const int64_t at = part.at.value_or(length);
-  if (at < 0 || at > length) {
-    return absl::OutOfRangeError(absl::StrCat("at is ", at, "; the layer has ", length, " tokens"));
-  }
-  if (at == length) return absl::OkStatus();
-  if (part.count > length - at) {
-    return Fail(Reason::kConflict, absl::StatusCode::kAborted,
-                absl::StrCat("at is ", at, " and ", part.count, " tokens come; the layer has ",
-                             length, " tokens, which is in the middle of them"));
-  }
-  if (!list.Holds(at, part.count, part.keys, part.values)) {
-    return Fail(Reason::kConflict, absl::StatusCode::kAborted,
-                absl::StrCat("the layer has other tokens from ", at, " to ", at + part.count));
-  }
-  result.applied_before = part.count > 0;
-  return absl::OkStatus();
+  if (state.at == state.length || call.count <= state.length - state.at) return absl::OkStatus();
+  return Fail(Reason::kConflict, absl::StatusCode::kAborted,
+              absl::StrCat("at is ", state.at, " and ", call.count, " tokens come; the layer has ",
+                           state.length, " tokens, which is in the middle of them"));
 }
 
-absl::StatusOr<std::vector<AppendResult>> CacheStore::Append(const std::string& owner,
-                                                             absl::Span<const AppendPart> parts,
-                                                             bool partial) {
-  std::set<std::pair<absl::string_view, int64_t>> seen;
-  for (size_t n = 0; n < parts.size(); ++n) {
-    if (parts[n].count < 0) {
-      return Invalid(
-          absl::StrCat("parts[", n, "]: count is ", parts[n].count, "; it must be at least 0"));
-    }
-    if (!seen.insert({parts[n].cache, parts[n].layer}).second) {
-      return Invalid(
-          absl::StrCat("parts[", n, "]: layer ", parts[n].layer, " of the cache occurs twice"));
+absl::StatusOr<CacheStore::Batch> CacheStore::Open(const std::string& owner,
+                                                   absl::Span<const LayerCall> calls,
+                                                   std::string field) {
+  absl::flat_hash_set<std::pair<absl::string_view, int64_t>> seen;
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (seen.insert({calls[n].cache, calls[n].layer}).second) continue;
+    return Invalid(
+        absl::StrCat(field, "[", n, "]: layer ", calls[n].layer, " of the cache occurs twice"));
+  }
+  Batch batch;
+  batch.field_ = std::move(field);
+  batch.calls_.assign(calls.begin(), calls.end());
+  batch.states_.resize(calls.size());
+  batch.caches_.resize(calls.size());
+  {
+    Gone gone;
+    MutexLock lock(mutex_);
+    ExpireLocked(clock_.Now(), gone);
+    for (size_t n = 0; n < calls.size(); ++n) {
+      absl::StatusOr<Handle> handle = Find(owner, calls[n].cache, /*renews=*/true);
+      if (handle.ok()) {
+        batch.caches_[n] = std::move(handle->cache);
+      } else {
+        batch.states_[n].status = handle.status();
+      }
     }
   }
-  std::vector<AppendResult> results(parts.size());
-  std::vector<std::shared_ptr<Cache>> caches(parts.size());
-  for (size_t n = 0; n < parts.size(); ++n) {
-    absl::StatusOr<Handle> handle = Find(owner, parts[n].cache, /*renews=*/true);
-    if (handle.ok()) {
-      caches[n] = std::move(handle->cache);
-    } else {
-      results[n].status = handle.status();
-    }
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (batch.caches_[n] == nullptr) continue;
+    Cache& cache = *batch.caches_[n];
+    MutexLock lock(cache.mutex);
+    batch.states_[n].status = CheckPlace(cache, calls[n], batch.states_[n]);
   }
-  std::vector<std::shared_ptr<Cache>> found;
-  std::copy_if(caches.begin(), caches.end(), std::back_inserter(found),
-               [](const auto& cache) { return cache != nullptr; });
-  const Locks locks(std::move(found));
+  return batch;
+}
 
-  // The reserved pages that each part found; absent if it appends nothing.
-  std::vector<std::optional<int64_t>> reserved_before(parts.size());
+// Checks the tokens of one layer and reserves its pages.
+absl::Status CacheStore::Prepare(Cache& cache, const LayerCall& call, const NewTokens& tokens,
+                                 AppendResult& result) const {
+  LayerState state;
+  const absl::Status place = CheckPlace(cache, call, state);
+  result.length = state.length;
+  if (!place.ok()) return place;
+  PageList& list = cache.layers[static_cast<size_t>(call.layer)];
+  for (const TokenRange& range : {tokens.visible.first, tokens.visible.recent}) {
+    if (!list.evicted().Overlaps(range)) continue;
+    return Fail(Reason::kEvicted, absl::StatusCode::kFailedPrecondition,
+                absl::StrCat("a row sees tokens that the layer has evicted: ", list.evicted().begin,
+                             " to ", list.evicted().end));
+  }
+  if (state.at == state.length) return ReserveMore(cache, list, call.count);
+  result.applied_before = call.count > 0;
+  if (list.Holds(state.at, call.count, tokens.keys, tokens.values)) return absl::OkStatus();
+  return Fail(
+      Reason::kConflict, absl::StatusCode::kAborted,
+      absl::StrCat("the layer has other tokens from ", state.at, " to ", state.at + call.count));
+}
+
+// Frees what neither a row of the call nor a later one can see.
+void CacheStore::Evict(const Cache& cache, const LayerCall& call, const NewTokens& tokens,
+                       PageList& list) {
+  const int64_t at = list.length() - call.count;
+  const int64_t row = std::min(at, tokens.first_row.value_or(at));
+  list.Evict(
+      UnseenFrom(row, cache.shapes[static_cast<size_t>(call.layer)], cache.spec.first_position));
+}
+
+absl::StatusOr<std::vector<AppendResult>> CacheStore::Append(const Batch& batch,
+                                                             absl::Span<const NewTokens> tokens,
+                                                             bool partial) {
+  const size_t count = batch.calls_.size();
+  std::vector<AppendResult> results(count);
+  // What a layer had before it reserved pages.
+  struct Before {
+    int64_t bytes, reserved_pages;
+  };
+  std::vector<Before> before(count);
+  const Locks locks(batch.caches_);
   absl::Status first;
-  for (size_t n = 0; n < parts.size(); ++n) {
+  for (size_t n = 0; n < count; ++n) {
     AppendResult& result = results[n];
-    if (result.status.ok()) result.status = CheckPart(*caches[n], parts[n], result);
-    if (result.status.ok() && !result.applied_before && parts[n].count > 0) {
-      const PageList& list = caches[n]->layers[static_cast<size_t>(parts[n].layer)];
-      const int64_t before = list.reserved_pages();
-      result.status = ReservePart(*caches[n], parts[n].layer, parts[n].count);
-      if (result.status.ok()) reserved_before[n] = before;
+    result.status = batch.states_[n].status;
+    result.length = batch.states_[n].length;
+    if (result.status.ok()) {
+      Cache& cache = *batch.caches_[n];
+      const PageList& list = cache.layers[static_cast<size_t>(batch.calls_[n].layer)];
+      before[n].reserved_pages = list.reserved_pages();
+      result.status = Prepare(cache, batch.calls_[n], tokens[n], result);
+      before[n].bytes = list.bytes();
     }
-    if (!result.status.ok())
-      first.Update(Prefixed(result.status, absl::StrCat("parts[", n, "]: ")));
+    if (!result.status.ok()) {
+      first.Update(Prefixed(result.status, absl::StrCat(batch.field_, "[", n, "]: ")));
+    }
   }
   const bool fails = !partial && !first.ok();
-  for (size_t n = 0; n < parts.size(); ++n) {
+  for (size_t n = 0; n < count; ++n) {
     if (!results[n].status.ok()) continue;
-    const AppendPart& part = parts[n];
-    PageList& list = caches[n]->layers[static_cast<size_t>(part.layer)];
+    const LayerCall& call = batch.calls_[n];
+    Cache& cache = *batch.caches_[n];
+    PageList& list = cache.layers[static_cast<size_t>(call.layer)];
+    const int64_t at = call.at.value_or(list.length());
     if (fails) {
-      if (reserved_before[n]) list.KeepReserved(*reserved_before[n]);
-      continue;
+      list.KeepReserved(before[n].reserved_pages);
+    } else if (call.count > 0 && !results[n].applied_before) {
+      list.Append(call.count, tokens[n].keys, tokens[n].values);
+      cache.truncated_to.reset();
+      Evict(cache, call, tokens[n], list);
     }
-    const int64_t at = part.at.value_or(list.length());
-    if (reserved_before[n]) {
-      list.Append(part.count, part.keys, part.values);
-      caches[n]->truncated_to.reset();
-    }
+    cache.Settle(before[n].bytes, list);
     results[n].length = list.length();
-    results[n].snapshot = list.Take(at + part.count);
+    if (!fails) results[n].snapshot = list.Take(at + call.count);
   }
-  for (const auto& cache : locks.caches()) cache->Settle();
   if (fails) return first;
   return results;
+}
+
+void CacheStore::ExportTo(MetricSink& metrics) {
+  const auto number = [](int64_t value) { return static_cast<double>(value); };
+  metrics.AddGauge("rapt_kv_limit_bytes", "Memory for resident keys and values.", {},
+                   [=, this] { return number(arena_.capacity_bytes()); });
+  metrics.AddGauge(
+      "rapt_kv_used_bytes",
+      "Memory in use for them, with reserved pages, tables and free places in between.", {},
+      [=, this] { return number(arena_.committed_bytes()); });
+  metrics.AddGauge("rapt_kv_reserved_bytes", "Pages taken by reserve_tokens and not yet written.",
+                   {}, [=, this] { return number(SumOfAll().reserved); });
+  metrics.AddGauge("rapt_kv_shared_bytes",
+                   "Bytes that caches reach beyond those of their pages, because they share some.",
+                   {}, [=, this] { return number(SumOfAll().shared); });
+  metrics.AddGauge("rapt_kv_caches", "Live caches.", {}, [=, this] { return number(caches()); });
+  metrics.AddCounter("rapt_kv_expired_total", "Caches whose lease ran out.", {},
+                     [=, this] { return number(expired_); });
+  for (int n = 1; n < kReasons; ++n) {
+    const auto reason = static_cast<Reason>(n);
+    metrics.AddCounter("rapt_kv_refused_total", "Refusals, by rapt-reason.",
+                       {{"reason", std::string(NameOf(reason))}},
+                       [=, this] { return number(refused_[static_cast<size_t>(reason)]); });
+  }
+}
+
+CacheStore::Sums CacheStore::SumOfAll() const {
+  std::vector<std::shared_ptr<Cache>> caches;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [id, cache] : caches_) caches.push_back(cache);
+  }
+  Sums sums;
+  int64_t reached = 0;
+  for (const auto& cache : caches) {
+    MutexLock lock(cache->mutex);
+    reached += cache->charged;
+    for (const PageList& layer : cache->layers) sums.reserved += layer.reserved_bytes();
+  }
+  sums.shared = std::max<int64_t>(0, reached - arena_.used_bytes());
+  return sums;
 }
 
 }  // namespace rapt::cache

@@ -2,6 +2,8 @@
 #ifndef RAPT_SERVER_CACHE_CACHE_STORE_H_
 #define RAPT_SERVER_CACHE_CACHE_STORE_H_
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +22,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "attention/mechanism/softmax/ragged_attention.h"
 #include "base/clock.h"
+#include "base/metric_sink.h"
 #include "base/mutex.h"
 #include "server/cache/arena.h"
 #include "server/cache/page_list.h"
@@ -32,6 +36,10 @@ namespace rapt::cache {
 struct LayerShape {
   int64_t layers = 1;
   TokenShape token;
+  // A token at position t stays while t < keep_first, or a row at position p with p - t < keep_last
+  // may come. keep_last 0: all stay.
+  int64_t keep_first = 0;
+  int64_t keep_last = 0;
 
   bool operator==(const LayerShape&) const = default;
 };
@@ -57,15 +65,12 @@ struct ForkSpec {
 // The state of a cache at one time.
 struct CacheInfo {
   std::string id;
-  std::string name;
-  std::vector<LayerShape> shapes;
-  int64_t first_position = 0;
+  CacheSpec spec;                // the lease as it is
   std::vector<int64_t> lengths;  // of each layer
   uint64_t generation = 1;
-  std::chrono::nanoseconds lease{0};
   std::chrono::nanoseconds expires_in{0};
-  int64_t reserve_tokens = 0;
-  int64_t bytes = 0;  // of the pages that it reaches, with those reserved
+  int64_t bytes = 0;         // of the pages that it reaches, with those reserved
+  int64_t shared_bytes = 0;  // of them, what other caches or running calls reach as well
 };
 
 struct Missing {
@@ -80,16 +85,34 @@ struct CacheList {
   std::string next_page_token;  // of List(); empty: there is no more
 };
 
-// New tokens of one layer: keys [count, Hkv, D] and values [count, Hkv, Dv], row-major.
-struct AppendPart {
+// One layer of a cache in a call.
+struct LayerCall {
   std::string cache = {};
   int64_t layer = 0;
   uint64_t generation = 0;
-  // The tokens that the layer has before. Absent, with count 0 alone: its length.
+  // The tokens that the layer has before the call. Absent, with count 0 alone: its length.
   std::optional<int64_t> at = {};
-  int64_t count = 0;
+  int64_t count = 0;  // of new tokens
+};
+
+// What such a call finds.
+struct LayerState {
+  absl::Status status = {};
+  // The rest has a meaning if the cache and the layer exist.
+  LayerShape shape = {};  // of one layer
+  int64_t first_position = 0;
+  int64_t length = 0;  // of the layer
+  int64_t at = 0;
+};
+
+// New tokens: keys [count, Hkv, D] and values [count, Hkv, Dv], row-major.
+struct NewTokens {
   const std::byte* keys = nullptr;
   const std::byte* values = nullptr;
+  // The tokens that the call's own rows may see, which must not be evicted; and the token of the
+  // first row, which limits what the call evicts.
+  VisibleTokens visible = {};
+  std::optional<int64_t> first_row = {};
 };
 
 struct AppendResult {
@@ -101,12 +124,12 @@ struct AppendResult {
 };
 
 // A cache belongs to the caller who made it, and does not exist for others. Its lease is renewed by
-// Append() and Renew(); a cache whose lease has run out is gone. Memory is free when the last
+// Open() and Renew(); a cache whose lease has run out is gone. Memory is free when the last
 // snapshot of a cache that is gone has ended.
 //
-// NOT_FOUND, ABORTED and RESOURCE_EXHAUSTED carry a Reason. Other statuses: INVALID_ARGUMENT for
-// shapes, numbers and names that are not allowed; OUT_OF_RANGE for tokens that a layer does not
-// have.
+// NOT_FOUND, ABORTED, FAILED_PRECONDITION, RESOURCE_EXHAUSTED and UNAVAILABLE carry a Reason. Other
+// statuses: INVALID_ARGUMENT for shapes, numbers and names that are not allowed; OUT_OF_RANGE for
+// tokens that a layer does not have.
 //
 // Thread-safe. Everything that it references outlives it.
 class CacheStore {
@@ -145,17 +168,34 @@ class CacheStore {
   absl::StatusOr<CacheList> List(const std::string& owner, int64_t page_size,
                                  absl::string_view page_token, absl::string_view name_prefix);
 
-  // Appends each part at its place: at = length is applied; tokens that the layer has already are
-  // compared, and ABORTED if they are others. Unless `partial`, all parts are applied or none, and
-  // the status is that of the first that fails.
-  absl::StatusOr<std::vector<AppendResult>> Append(const std::string& owner,
-                                                   absl::Span<const AppendPart> parts,
+  // The caches of one call, found when it came. They stay until it has ended, closed or not.
+  class Batch;
+  // Finds the layers of a call and checks what can be checked without their tokens: a state for
+  // each, whose status may be an error. InvalidArgument for a layer that occurs twice. Errors name
+  // a layer's place in `field`: "parts[2]: ".
+  absl::StatusOr<Batch> Open(const std::string& owner, absl::Span<const LayerCall> calls,
+                             std::string field = "parts");
+
+  // Appends to each layer at its place: at = length is applied; tokens that the layer has already
+  // are compared, and ABORTED if they are others. Evicts the tokens that no later row can see.
+  // Unless `partial`, all are applied or none, and the status is that of the first that fails.
+  // Layers whose state was an error fail with it. REQUIRES: `tokens` has an entry for each layer of
+  // the batch.
+  absl::StatusOr<std::vector<AppendResult>> Append(const Batch& batch,
+                                                   absl::Span<const NewTokens> tokens,
                                                    bool partial = false);
+
+  // From now on Create() and Fork() are UNAVAILABLE.
+  void StopCreating() { creating_ = false; }
 
   // Ends the caches whose lease has run out. Returns when the next one will; max() without caches.
   Instant Expire();
 
   int64_t caches() const;
+  const Arena& arena() const { return arena_; }
+
+  // Exports rapt_kv_limit_bytes and its siblings.
+  void ExportTo(MetricSink& metrics);
 
  private:
   struct Owner;
@@ -167,42 +207,60 @@ class CacheStore {
   };
 
   std::string NewId();
-  absl::Status Validate(const CacheSpec& spec) const;
-  absl::Status ValidateName(absl::string_view name) const;
+  absl::Status CheckCreating() const;
   absl::StatusOr<std::chrono::nanoseconds> LeaseOf(std::chrono::nanoseconds wanted,
                                                    std::chrono::nanoseconds otherwise) const;
-  std::shared_ptr<Cache> NewCache(const std::string& owner);
+  absl::StatusOr<std::shared_ptr<Cache>> NewCache(std::shared_ptr<Owner> owner, CacheSpec spec,
+                                                  int64_t pages);
   absl::Status ReserveTokens(Cache& cache, int64_t tokens);
+  // Charges the owner for `bytes` more.
+  absl::Status Charge(Cache& cache, int64_t bytes) const;
   absl::StatusOr<CacheInfo> Insert(const std::shared_ptr<Cache>& cache);
-  absl::StatusOr<std::optional<CacheInfo>> FindNamed(const std::shared_ptr<Owner>& owner,
-                                                     const Cache& wanted);
+  absl::StatusOr<std::optional<CacheInfo>> FindNamed(const Cache& wanted);
   std::shared_ptr<Owner> OwnerOf(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Handle> Find(const std::string& owner, const std::string& id, bool renews);
-  absl::StatusOr<Handle> FindLocked(const std::string& owner, const std::string& id, bool renews)
+  absl::StatusOr<Handle> Find(const std::string& owner, const std::string& id, bool renews)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Handle> FindLive(const std::string& owner, const std::string& id);
   Reason WhyMissing(const std::string& owner, absl::string_view id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Unlink(const std::shared_ptr<Cache>& cache, Reason reason)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ExpireLocked(Instant now, std::vector<std::shared_ptr<Cache>>& gone)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  using Gone = std::vector<std::shared_ptr<Cache>>;  // destroyed without the lock
+  void ExpireLocked(Instant now, Gone& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   CacheInfo InfoOf(Cache& cache, Instant expires) const;
   enum class Action : uint8_t { kGet, kRenew, kClose };
   absl::StatusOr<CacheList> ForEach(const std::string& owner, absl::Span<const std::string> ids,
                                     Action action);
-  absl::Status CheckPart(const Cache& cache, const AppendPart& part, AppendResult& result) const;
-  absl::Status ReservePart(Cache& cache, int64_t layer, int64_t count) const;
+  absl::Status Fail(Reason reason, absl::StatusCode code, absl::string_view message) const;
+  absl::Status CheckGeneration(const Cache& cache, uint64_t generation) const;
+  absl::Status CheckCut(const Cache& cache, int64_t length) const;
+  absl::Status TruncateLayers(Cache& cache, int64_t length) const;
+  absl::Status CheckPlace(const Cache& cache, const LayerCall& call, LayerState& state) const;
+  absl::Status Prepare(Cache& cache, const LayerCall& call, const NewTokens& tokens,
+                       AppendResult& result) const;
+  absl::Status ReserveMore(Cache& cache, PageList& list, int64_t count) const;
+  struct Sums {
+    int64_t reserved = 0;
+    int64_t shared = 0;
+  };
+  Sums SumOfAll() const;
+  static void Evict(const Cache& cache, const LayerCall& call, const NewTokens& tokens,
+                    PageList& list);
 
   const Options options_;
   const std::string id_prefix_;  // names the instance and this start of it
   Arena& arena_;
   const Clock& clock_;
+  std::atomic<bool> creating_{true};
+  mutable std::array<std::atomic<int64_t>, kReasons> refused_{};  // by reason
+  std::atomic<int64_t> expired_{0};
 
   mutable Mutex mutex_;
   absl::flat_hash_map<std::string, std::shared_ptr<Owner>> owners_ ABSL_GUARDED_BY(mutex_);
   static constexpr size_t kFewOwners = 64;
   size_t most_owners_ ABSL_GUARDED_BY(mutex_) = kFewOwners;  // before unused ones are removed
   absl::flat_hash_map<std::string, std::shared_ptr<Cache>> caches_ ABSL_GUARDED_BY(mutex_);
+  // By an expiry that may be earlier than the cache's, which later calls have renewed.
   std::set<std::pair<Instant, Cache*>> leases_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   // The last caches that are gone.
@@ -212,6 +270,19 @@ class CacheStore {
   };
   absl::flat_hash_map<std::string, Tombstone> tombstones_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> tombstone_order_ ABSL_GUARDED_BY(mutex_);
+};
+
+class CacheStore::Batch {
+ public:
+  absl::Span<const LayerState> states() const { return states_; }
+
+ private:
+  friend class CacheStore;
+
+  std::string field_;
+  std::vector<LayerCall> calls_;
+  std::vector<LayerState> states_;
+  std::vector<std::shared_ptr<Cache>> caches_;  // null: not found
 };
 
 }  // namespace rapt::cache

@@ -5,44 +5,43 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "base/checked_math.h"
 
 namespace rapt::cache {
 
 // Entries are written once, by one list. A snapshot reads those that existed when it was taken.
 class PageTable {
  public:
-  explicit PageTable(int64_t capacity)
-      : pages_(static_cast<size_t>(capacity)), memory_(static_cast<size_t>(capacity)) {}
+  PageTable(Arena& arena, int64_t capacity)
+      : charge_(arena.ChargeAnyway(capacity * kPageTableBytes)),
+        pages_(static_cast<size_t>(capacity)),
+        memory_(static_cast<size_t>(capacity)) {}
 
   int64_t capacity() const { return static_cast<int64_t>(pages_.size()); }
-  void Set(int64_t n, std::shared_ptr<const Arena::Page> page) {
-    memory_[n] = page->bytes().data();
+  // Null: evicted.
+  void Set(int64_t n, std::shared_ptr<Arena::Page> page) {
+    memory_[n] = page == nullptr ? nullptr : page->bytes().data();
     pages_[n] = std::move(page);
   }
-  const std::shared_ptr<const Arena::Page>& page(int64_t n) const { return pages_[n]; }
+  const std::shared_ptr<Arena::Page>& page(int64_t n) const { return pages_[n]; }
   absl::Span<const std::byte* const> First(int64_t count) const {
     return {memory_.data(), static_cast<size_t>(count)};
   }
   std::byte* memory(int64_t n) const { return pages_[n]->bytes().data(); }
 
  private:
-  std::vector<std::shared_ptr<const Arena::Page>> pages_;
+  const Arena::Charge charge_;
+  std::vector<std::shared_ptr<Arena::Page>> pages_;
   std::vector<const std::byte*> memory_;
 };
-
-namespace {
-
-int64_t PagesOf(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
-
-}  // namespace
 
 Snapshot::Snapshot(std::shared_ptr<const PageTable> table, const TokenShape& shape, int64_t length)
     : table_(std::move(table)), shape_(shape), length_(length) {
   if (length_ == 0) return;
-  key_pages_.pages = table_->First(PagesOf(length_));
+  key_pages_.pages = table_->First(PageList::PagesOf(length_));
   key_pages_.page_rows = kPageTokens;
   value_pages_ = key_pages_;
-  value_pages_.offset = kPageTokens * shape_.key_bytes();
+  value_pages_.offset = shape_.value_offset();
 }
 
 TensorView Snapshot::View(const PagedRows& pages, int64_t head_size) const {
@@ -58,7 +57,20 @@ TensorView Snapshot::keys() const { return View(key_pages_, shape_.head_size); }
 TensorView Snapshot::values() const { return View(value_pages_, shape_.value_head_size); }
 
 int64_t PageList::bytes() const {
-  return (pages() + static_cast<int64_t>(reserved_.size())) * shape_.page_bytes();
+  const int64_t evicted_pages = (evicted_.end - evicted_.begin) / kPageTokens;
+  return (pages() - evicted_pages + reserved_pages()) * shape_.page_bytes();
+}
+
+bool PageList::IsAlone(int64_t n) const {
+  return table_.use_count() == 1 && table_->page(n).use_count() == 1;
+}
+
+int64_t PageList::shared_bytes() const {
+  int64_t shared = 0;
+  for (int64_t n = 0; n < pages(); ++n) {
+    if (table_->page(n) != nullptr && !IsAlone(n)) ++shared;
+  }
+  return shared * shape_.page_bytes();
 }
 
 int64_t PageList::MissingPages(int64_t count) const {
@@ -67,8 +79,8 @@ int64_t PageList::MissingPages(int64_t count) const {
   return std::max<int64_t>(0, needed - reserved_pages());
 }
 
-int64_t PageList::MissingBytes(int64_t count) const {
-  return MissingPages(count) * shape_.page_bytes();
+std::optional<int64_t> PageList::MissingBytes(int64_t count) const {
+  return CheckedMul(MissingPages(count), shape_.page_bytes());
 }
 
 absl::Status PageList::Reserve(int64_t count) {
@@ -78,7 +90,11 @@ absl::Status PageList::Reserve(int64_t count) {
   }
   const int64_t missing = MissingPages(count);
   if (missing == 0) return absl::OkStatus();
-  absl::StatusOr<std::vector<Arena::Page>> taken = arena_->Take(shape_.page_bytes(), missing);
+  return TakeMore(missing);
+}
+
+absl::Status PageList::TakeMore(int64_t pages) {
+  absl::StatusOr<std::vector<Arena::Page>> taken = arena_->Take(shape_.page_bytes(), pages);
   if (!taken.ok()) return taken.status();
   for (Arena::Page& page : *taken) reserved_.push_back(std::move(page));
   return absl::OkStatus();
@@ -91,8 +107,11 @@ Arena::Page PageList::TakeReserved() {
 }
 
 void PageList::RenewTable(int64_t pages, int64_t capacity) {
-  auto table = std::make_shared<PageTable>(capacity);
-  for (int64_t n = 0; n < pages; ++n) table->Set(n, table_->page(n));
+  auto table = std::make_shared<PageTable>(*arena_, capacity);
+  for (int64_t n = 0; n < pages; ++n) {
+    if (!evicted_.Overlaps({n * kPageTokens, (n + 1) * kPageTokens}))
+      table->Set(n, table_->page(n));
+  }
   table_ = std::move(table);
   owns_table_ = true;
 }
@@ -107,7 +126,7 @@ void PageList::CopyTokens(const std::byte* from, int64_t count, std::byte* to) c
     }
   };
   copy(0, shape_.head_size);
-  copy(kPageTokens * shape_.key_bytes(), shape_.value_head_size);
+  copy(shape_.value_offset(), shape_.value_head_size);
 }
 
 void PageList::Append(int64_t count, const std::byte* keys, const std::byte* values) {
@@ -121,10 +140,10 @@ void PageList::Append(int64_t count, const std::byte* keys, const std::byte* val
   if (copies) {
     Arena::Page page = TakeReserved();
     CopyTokens(table_->memory(old_pages - 1), length_ % kPageTokens, page.bytes().data());
-    table_->Set(old_pages - 1, std::make_shared<const Arena::Page>(std::move(page)));
+    table_->Set(old_pages - 1, std::make_shared<Arena::Page>(std::move(page)));
   }
   for (int64_t n = old_pages; n < new_pages; ++n) {
-    table_->Set(n, std::make_shared<const Arena::Page>(TakeReserved()));
+    table_->Set(n, std::make_shared<Arena::Page>(TakeReserved()));
   }
   owns_last_page_ = true;
   const auto write = [](const std::byte* from) {
@@ -139,6 +158,13 @@ void PageList::Append(int64_t count, const std::byte* keys, const std::byte* val
 
 bool PageList::Holds(int64_t at, int64_t count, const std::byte* keys,
                      const std::byte* values) const {
+  if (evicted_.Overlaps({at, at + count})) {
+    const int64_t before = std::max<int64_t>(0, evicted_.begin - at);
+    const int64_t until = std::min(count, evicted_.end - at);  // the first token after them
+    return Holds(at, before, keys, values) &&
+           Holds(at + until, count - until, keys + until * shape_.key_bytes(),
+                 values + until * shape_.value_bytes());
+  }
   bool same = true;
   const auto compare = [&same](const std::byte* with) {
     return [&same, with](const std::byte* row, int64_t offset, int64_t bytes) {
@@ -153,7 +179,7 @@ bool PageList::Holds(int64_t at, int64_t count, const std::byte* keys,
 std::byte* PageList::RowOf(int64_t token, int64_t head, bool is_value) const {
   const int64_t head_size = is_value ? shape_.value_head_size : shape_.head_size;
   const int64_t row = head * kPageTokens + token % kPageTokens;
-  return table_->memory(token / kPageTokens) + (is_value ? kPageTokens * shape_.key_bytes() : 0) +
+  return table_->memory(token / kPageTokens) + (is_value ? shape_.value_offset() : 0) +
          row * head_size * SizeOf(shape_.dtype);
 }
 
@@ -169,10 +195,29 @@ void PageList::ForEachRow(int64_t at, int64_t count, bool is_value, const Visit&
   }
 }
 
-void PageList::Truncate(int64_t length) {
+int64_t PageList::PagesToGrow(int64_t length, int64_t tokens) {
+  if (tokens <= length) return 0;
+  return PagesOf(tokens) - PagesOf(length) + (length % kPageTokens != 0 ? 1 : 0);
+}
+
+absl::Status PageList::ReserveToTruncate(int64_t length, int64_t reserve_tokens) {
+  if (length == length_) return absl::OkStatus();
+  int64_t missing = PagesToGrow(length, reserve_tokens) - reserved_pages();
+  for (int64_t n = PagesOf(length); n < pages() && missing > 0; ++n) {
+    if (table_->page(n) != nullptr && IsAlone(n)) --missing;
+  }
+  return missing > 0 ? TakeMore(missing) : absl::OkStatus();
+}
+
+void PageList::Truncate(int64_t length, int64_t reserve_tokens) {
   if (length == length_) return;
+  const int64_t wanted = PagesToGrow(length, reserve_tokens);
+  for (int64_t n = PagesOf(length); n < pages() && reserved_pages() < wanted; ++n) {
+    if (table_->page(n) != nullptr && IsAlone(n)) reserved_.push_back(std::move(*table_->page(n)));
+  }
   length_ = length;
   owns_last_page_ = false;
+  if (length_ <= evicted_.begin) evicted_ = {};
   if (length == 0) {
     table_ = nullptr;
     owns_table_ = false;
@@ -181,10 +226,20 @@ void PageList::Truncate(int64_t length) {
   RenewTable(pages(), pages());
 }
 
+void PageList::Evict(const TokenRange& tokens) {
+  const int64_t begin = PagesOf(tokens.begin);
+  const int64_t end = tokens.end / kPageTokens;
+  if (begin >= end || end * kPageTokens <= evicted_.end) return;
+  evicted_ = {begin * kPageTokens, end * kPageTokens};
+  // A new table, because snapshots read the old one.
+  RenewTable(pages(), table_->capacity());
+}
+
 PageList PageList::Fork(int64_t length) const {
   PageList fork(*arena_, shape_);
   fork.length_ = length;
   if (length == 0) return fork;
+  if (length > evicted_.begin) fork.evicted_ = evicted_;
   fork.table_ = table_;
   // Of its own, so that it does not keep pages beyond its length.
   fork.RenewTable(fork.pages(), fork.pages());
@@ -196,7 +251,10 @@ Snapshot PageList::Take(int64_t length) const { return Snapshot(table_, shape_, 
 int64_t PageList::SharedPages(const PageList& a, const PageList& b) {
   const int64_t most = std::min(a.pages(), b.pages());
   int64_t shared = 0;
-  while (shared < most && a.table_->page(shared) == b.table_->page(shared)) ++shared;
+  while (shared < most && a.table_->page(shared) != nullptr &&
+         a.table_->page(shared) == b.table_->page(shared)) {
+    ++shared;
+  }
   return shared;
 }
 

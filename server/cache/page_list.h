@@ -5,14 +5,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/types/span.h"
+#include "attention/mechanism/softmax/ragged_attention.h"
 #include "attention/tensor_view.h"
 #include "server/cache/arena.h"
 
 namespace rapt::cache {
+
+// What an entry in a table of pages counts towards the arena's limit, with the record of its page.
+inline constexpr int64_t kPageTableBytes = 128;
 
 // Tokens of a page. Equal to the block of keys of the kernels, which then never joins two pages.
 inline constexpr int64_t kPageTokens = 64;
@@ -25,10 +29,12 @@ struct TokenShape {
   DType dtype = DType::kFloat32;
 
   int64_t key_bytes() const { return kv_heads * head_size * SizeOf(dtype); }
-  bool operator==(const TokenShape&) const = default;
   int64_t value_bytes() const { return kv_heads * value_head_size * SizeOf(dtype); }
   // A page is [Hkv, 64, D] keys, then [Hkv, 64, Dv] values.
-  int64_t page_bytes() const { return kPageTokens * (key_bytes() + value_bytes()); }
+  int64_t value_offset() const { return kPageTokens * key_bytes(); }
+  int64_t page_bytes() const { return value_offset() + kPageTokens * value_bytes(); }
+
+  bool operator==(const TokenShape&) const = default;
 };
 
 // Pages in the order of their tokens. Pages may be appended while snapshots read those before.
@@ -40,7 +46,8 @@ class PageTable;
 class Snapshot {
  public:
   int64_t length() const { return length_; }
-  // Return views [1, Hkv, length, D] and [1, Hkv, length, Dv]. REQUIRES: length() > 0.
+  // Return views [1, Hkv, length, D] and [1, Hkv, length, Dv]. The pages of evicted tokens are null
+  // and must not be read. REQUIRES: length() > 0.
   TensorView keys() const;
   TensorView values() const;
 
@@ -70,14 +77,21 @@ class PageList {
   const TokenShape& shape() const { return shape_; }
   // Returns the bytes of the pages that it reaches, with those reserved.
   int64_t bytes() const;
+  // Of them, the bytes of pages that other lists or snapshots of them reach as well.
+  int64_t shared_bytes() const;
+  int64_t reserved_bytes() const { return reserved_pages() * shape_.page_bytes(); }
+  // The tokens that Evict() freed, whole pages.
+  const TokenRange& evicted() const { return evicted_; }
+  // Returns the number of pages of the first `length` tokens, evicted ones included.
+  static int64_t PagesOf(int64_t length) { return (length + kPageTokens - 1) / kPageTokens; }
 
   // Takes the pages that `count` more tokens need. Returns ResourceExhausted, as Arena::Take(),
   // and has no effect then. REQUIRES: count >= 0.
   absl::Status Reserve(int64_t count);
 
-  // Returns the bytes of the pages that Reserve() would take. REQUIRES: as for Reserve(), and
-  // count <= the arena's capacity.
-  int64_t MissingBytes(int64_t count) const;
+  // Returns the bytes of the pages that Reserve() would take; nullopt if they overflow, and
+  // Reserve() fails. REQUIRES: as for Reserve(), and count <= the arena's capacity.
+  std::optional<int64_t> MissingBytes(int64_t count) const;
   int64_t reserved_pages() const { return static_cast<int64_t>(reserved_.size()); }
   // Gives back reserved pages beyond the first `pages`. REQUIRES: pages <= reserved_pages().
   void KeepReserved(int64_t pages) { reserved_.resize(static_cast<size_t>(pages)); }
@@ -86,12 +100,21 @@ class PageList {
   // REQUIRES: Reserve(count) succeeded since the last change of the list.
   void Append(int64_t count, const std::byte* keys, const std::byte* values);
 
-  // Returns whether the tokens from `at` on are these, to the bit.
+  // Returns whether the tokens from `at` on are these, to the bit; evicted tokens always are.
   // REQUIRES: at >= 0, at + count <= length().
   bool Holds(int64_t at, int64_t count, const std::byte* keys, const std::byte* values) const;
 
-  // Keeps the first `length` tokens. REQUIRES: 0 <= length <= this->length().
-  void Truncate(int64_t length);
+  // Keeps the first `length` tokens, and enough of the freed pages to grow to `reserve_tokens`.
+  // REQUIRES: 0 <= length <= this->length(); ReserveToTruncate() succeeded with these arguments
+  // since the last change of the list, or reserve_tokens is 0.
+  void Truncate(int64_t length, int64_t reserve_tokens = 0);
+  // Takes the pages that Truncate() will not find among those that it frees. ResourceExhausted as
+  // Reserve(). REQUIRES: as for Truncate(); reserve_tokens was reserved before.
+  absl::Status ReserveToTruncate(int64_t length, int64_t reserve_tokens);
+
+  // Frees the pages whose tokens are all in the range. REQUIRES: the range is within the tokens and
+  // begins where those of earlier calls did.
+  void Evict(const TokenRange& tokens);
 
   // Returns a list with the first `length` tokens, which shares their pages. REQUIRES: as above.
   PageList Fork(int64_t length) const;
@@ -102,14 +125,19 @@ class PageList {
 
  private:
   int64_t MissingPages(int64_t count) const;
+  // The pages that a list of `length` tokens, which must copy its last page, needs to grow.
+  static int64_t PagesToGrow(int64_t length, int64_t tokens);
+  // Whether only this list has page n, so that its memory may be used again.
+  bool IsAlone(int64_t n) const;
   // Calls visit(row of a page, offset in the tokens' tensor, bytes) for each row of keys or values.
   template <typename Visit>
   void ForEachRow(int64_t at, int64_t count, bool is_value, const Visit& visit) const;
   std::byte* RowOf(int64_t token, int64_t head, bool is_value) const;
-  int64_t pages() const { return (length_ + kPageTokens - 1) / kPageTokens; }
+  int64_t pages() const { return PagesOf(length_); }
   bool MustCopyLastPage() const { return length_ % kPageTokens != 0 && !owns_last_page_; }
   // Makes `capacity` pages fit into a table that only this list appends to.
   void RenewTable(int64_t pages, int64_t capacity);
+  absl::Status TakeMore(int64_t pages);
   Arena::Page TakeReserved();
   // Copies the first rows of a page.
   void CopyTokens(const std::byte* from, int64_t count, std::byte* to) const;
@@ -117,6 +145,7 @@ class PageList {
   Arena* arena_;
   TokenShape shape_;
   int64_t length_ = 0;
+  TokenRange evicted_;
   bool owns_last_page_ = false;  // may write the rows from `length_` on
   bool owns_table_ = false;      // may write the entries from pages() on
   std::shared_ptr<PageTable> table_;

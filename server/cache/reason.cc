@@ -9,9 +9,6 @@ namespace rapt::cache {
 namespace {
 
 constexpr absl::string_view kPayload = "rapt/cache_reason";
-constexpr Reason kReasons[] = {Reason::kUnknown,       Reason::kClosed,   Reason::kExpired,
-                               Reason::kRestarted,     Reason::kPages,    Reason::kQuota,
-                               Reason::kWrongInstance, Reason::kConflict, Reason::kGeneration};
 
 }  // namespace
 
@@ -33,27 +30,27 @@ absl::string_view NameOf(Reason reason) {
       return "pages";
     case Reason::kQuota:
       return "quota";
+    case Reason::kEvicted:
+      return "evicted";
     case Reason::kConflict:
       return "conflict";
     case Reason::kGeneration:
       return "generation";
+    case Reason::kDraining:
+      return "draining";
   }
   return "";
 }
 
 absl::Status Fail(Reason reason, absl::StatusCode code, absl::string_view message) {
   absl::Status status(code, message);
-  status.SetPayload(kPayload, absl::Cord(NameOf(reason)));
+  status.SetPayload(kPayload, absl::Cord(std::string(1, static_cast<char>(reason))));
   return status;
 }
 
 Reason ReasonOf(const absl::Status& status) {
-  const absl::optional<absl::Cord> name = status.GetPayload(kPayload);
-  if (!name) return Reason::kNone;
-  for (Reason reason : kReasons) {
-    if (*name == NameOf(reason)) return reason;
-  }
-  return Reason::kNone;
+  const absl::optional<absl::Cord> reason = status.GetPayload(kPayload);
+  return reason ? static_cast<Reason>(std::string(*reason).front()) : Reason::kNone;
 }
 
 }  // namespace rapt::cache

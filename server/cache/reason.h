@@ -20,10 +20,15 @@ enum class Reason : uint8_t {
   // RESOURCE_EXHAUSTED
   kPages,  // too few free pages
   kQuota,  // the caller's quota of caches or bytes
+  // FAILED_PRECONDITION
+  kEvicted,  // a token that is needed was freed
   // ABORTED
   kConflict,    // the tokens there are others
   kGeneration,  // the cache was truncated meanwhile
+  // UNAVAILABLE
+  kDraining,  // the server is shutting down
 };
+inline constexpr int kReasons = 12;
 
 // Returns the value of the trailer rapt-reason, such as "wrong_instance"; empty for kNone.
 absl::string_view NameOf(Reason reason);

@@ -2,6 +2,7 @@
 #ifndef RAPT_ATTENTION_MECHANISM_SOFTMAX_RAGGED_ATTENTION_H_
 #define RAPT_ATTENTION_MECHANISM_SOFTMAX_RAGGED_ATTENTION_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,6 +30,9 @@ struct TokenRange {
   int64_t end = 0;
 
   bool empty() const { return begin >= end; }
+  bool Overlaps(const TokenRange& other) const {
+    return std::max(begin, other.begin) < std::min(end, other.end);
+  }
 };
 
 // The tokens that some row of an item may see: among the first ones, and within the windows.

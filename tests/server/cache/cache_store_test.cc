@@ -57,6 +57,26 @@ std::vector<int> Range(int begin, int count) {
   return numbers;
 }
 
+// A layer in a call, and its new tokens.
+struct Part {
+  LayerCall call;
+  NewTokens tokens;
+};
+
+absl::StatusOr<std::vector<AppendResult>> AppendParts(CacheStore& store, const std::string& owner,
+                                                      const std::vector<Part>& parts,
+                                                      bool partial = false) {
+  std::vector<LayerCall> calls;
+  std::vector<NewTokens> tokens;
+  for (const Part& part : parts) {
+    calls.push_back(part.call);
+    tokens.push_back(part.tokens);
+  }
+  const auto batch = store.Open(owner, calls);
+  if (!batch.ok()) return batch.status();
+  return store.Append(*batch, tokens, partial);
+}
+
 class CacheStoreTest : public ::testing::Test {
  protected:
   CacheInfo Create(const std::string& owner = "a", CacheSpec spec = {}) {
@@ -70,21 +90,20 @@ class CacheStoreTest : public ::testing::Test {
                       const std::vector<int>& numbers, int64_t layer = 0,
                       const std::string& owner = "a") {
     const Tokens tokens = TokensOf(numbers);
-    const AppendPart part = PartOf(cache, at, tokens, layer);
-    auto results = store_.Append(owner, {&part, 1}, /*partial=*/true);
+    auto results = AppendParts(store_, owner, {PartOf(cache, at, tokens, layer)}, /*partial=*/true);
     if (!results.ok()) return {.status = results.status()};
     return std::move(results->front());
   }
 
-  static AppendPart PartOf(const CacheInfo& cache, std::optional<int64_t> at, const Tokens& tokens,
-                           int64_t layer = 0) {
-    return {.cache = cache.id,
-            .layer = layer,
-            .generation = cache.generation,
-            .at = at,
-            .count = static_cast<int64_t>(tokens.values.size()),
-            .keys = reinterpret_cast<const std::byte*>(tokens.keys.data()),
-            .values = reinterpret_cast<const std::byte*>(tokens.values.data())};
+  static Part PartOf(const CacheInfo& cache, std::optional<int64_t> at, const Tokens& tokens,
+                     int64_t layer = 0) {
+    return {{.cache = cache.id,
+             .layer = layer,
+             .generation = cache.generation,
+             .at = at,
+             .count = static_cast<int64_t>(tokens.values.size())},
+            {.keys = reinterpret_cast<const std::byte*>(tokens.keys.data()),
+             .values = reinterpret_cast<const std::byte*>(tokens.values.data())}};
   }
 
   std::vector<int> TokensIn(const CacheInfo& cache, int64_t layer = 0) {
@@ -145,8 +164,8 @@ TEST_F(CacheStoreTest, ABatchIsAppliedAsAWholeOrNotAtAll) {
   const CacheInfo one = Create(), two = Create();
   const Tokens good = TokensOf({1, 2}), many = TokensOf(Range(0, 40'000));
   ASSERT_GT(20 * 40'000 / 64 * kPage, arena_.capacity_bytes());
-  std::vector<AppendPart> parts = {PartOf(one, 0, good), PartOf(two, 7, good)};
-  EXPECT_EQ(store_.Append("a", parts).status().message(),
+  std::vector<Part> parts = {PartOf(one, 0, good), PartOf(two, 7, good)};
+  EXPECT_EQ(AppendParts(store_, "a", parts).status().message(),
             "parts[1]: at is 7; the layer has 0 tokens");
   EXPECT_TRUE(TokensIn(one).empty());
   EXPECT_EQ(arena_.used_bytes(), 0);
@@ -155,15 +174,15 @@ TEST_F(CacheStoreTest, ABatchIsAppliedAsAWholeOrNotAtAll) {
   std::vector<CacheInfo> caches;
   for (int n = 0; n < 20; ++n) caches.push_back(Create());
   for (const CacheInfo& cache : caches) parts.push_back(PartOf(cache, 0, many));
-  ExpectFails(store_.Append("a", parts).status(), absl::StatusCode::kResourceExhausted,
+  ExpectFails(AppendParts(store_, "a", parts).status(), absl::StatusCode::kResourceExhausted,
               Reason::kPages);
   EXPECT_EQ(arena_.used_bytes(), 0);
   // In part: each has its own status.
-  const auto results = store_.Append("a", parts, /*partial=*/true);
+  const auto results = AppendParts(store_, "a", parts, /*partial=*/true);
   ASSERT_TRUE(results.ok());
   EXPECT_TRUE(results->front().status.ok());
   ExpectFails(results->back().status, absl::StatusCode::kResourceExhausted, Reason::kPages);
-  EXPECT_EQ(store_.Append("a", std::vector<AppendPart>{parts[0], parts[0]}).status().message(),
+  EXPECT_EQ(AppendParts(store_, "a", std::vector<Part>{parts[0], parts[0]}).status().message(),
             "parts[1]: layer 0 of the cache occurs twice");
 }
 
@@ -227,8 +246,8 @@ TEST_F(CacheStoreTest, LeasesEnd) {
   ExpectFails(Append(lost, 2, {3}).status, absl::StatusCode::kNotFound, Reason::kExpired);
   EXPECT_EQ(Read(running), (std::vector<int>{1, 2}));
   EXPECT_TRUE(Append(kept, 0, {1}).status.ok());
-  EXPECT_EQ(Create("a", {.lease = std::chrono::hours(48)}).lease, std::chrono::hours(24));
-  EXPECT_EQ(Create().lease, minutes(10));
+  EXPECT_EQ(Create("a", {.lease = std::chrono::hours(48)}).spec.lease, std::chrono::hours(24));
+  EXPECT_EQ(Create().spec.lease, minutes(10));
 }
 
 TEST_F(CacheStoreTest, OthersSeeNothingOfACache) {
@@ -296,15 +315,139 @@ TEST_F(CacheStoreTest, QuotasHoldForEachCaller) {
   const auto cache = small.Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = 64});
   ASSERT_TRUE(cache.ok());
   const Tokens tokens = TokensOf(Range(0, 65)), more = TokensOf(Range(65, 64));
-  const AppendPart part = PartOf(*cache, 0, tokens);
-  ASSERT_TRUE(small.Append("a", {&part, 1}).ok());
-  const AppendPart next = PartOf(*cache, 65, more);
-  ExpectFails(small.Append("a", {&next, 1}).status(), absl::StatusCode::kResourceExhausted,
-              Reason::kQuota);
+  ASSERT_TRUE(AppendParts(small, "a", {PartOf(*cache, 0, tokens)}).ok());
+  ExpectFails(AppendParts(small, "a", {PartOf(*cache, 65, more)}).status(),
+              absl::StatusCode::kResourceExhausted, Reason::kQuota);
   ExpectFails(small.Fork("a", {.cache = cache->id, .generation = 1}).status(),
               absl::StatusCode::kResourceExhausted, Reason::kQuota);
   ASSERT_TRUE(small.Truncate("a", cache->id, 64, 1).ok());
   EXPECT_TRUE(small.Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = 64}).ok());
+}
+
+TEST_F(CacheStoreTest, EvictsWhatNoLaterRowSees) {
+  const CacheInfo cache = Create(
+      "a", {.shapes = {{.token = kToken, .keep_first = 70, .keep_last = 100}, {.token = kToken}}});
+  ASSERT_TRUE(Append(cache, 0, Range(0, 400)).status.ok());
+  EXPECT_EQ(store_.Get("a", {{cache.id}})->caches[0].bytes, 7 * kPage);
+  // Rows from token 400 on see tokens from 301 on: pages 2 and 3 have only tokens that are hidden.
+  const AppendResult last = Append(cache, 400, {400});
+  ASSERT_TRUE(last.status.ok()) << last.status;
+  EXPECT_EQ(store_.Get("a", {{cache.id}})->caches[0].bytes, 5 * kPage);
+  EXPECT_EQ(store_.Get("a", {{cache.id}})->caches[0].lengths[0], 401);
+  // The last call can be sent again, and so can earlier ones.
+  EXPECT_TRUE(Append(cache, 400, {400}).applied_before);
+  EXPECT_TRUE(Append(cache, 0, Range(0, 400)).applied_before);
+  // Only tokens that stay are compared: token 100 is on a page that does.
+  std::vector<int> other = Range(0, 400);
+  other[130] = -1;
+  EXPECT_TRUE(Append(cache, 0, other).applied_before);
+  other[100] = -1;
+  ExpectFails(Append(cache, 0, other).status, absl::StatusCode::kAborted, Reason::kConflict);
+}
+
+TEST_F(CacheStoreTest, WhatNeedsAnEvictedTokenFails) {
+  const CacheInfo cache =
+      Create("a", {.shapes = {{.token = kToken, .keep_first = 64, .keep_last = 64}}});
+  ASSERT_TRUE(Append(cache, 0, Range(0, 300)).status.ok());
+  ASSERT_TRUE(Append(cache, 300, Range(300, 100)).status.ok());  // pages 1 and 2 are gone
+  const Tokens none;
+  const auto attend = [&](TokenRange recent) {
+    Part part = PartOf(cache, std::nullopt, none);
+    part.tokens.visible = {.first = {0, 64}, .recent = recent};
+    return AppendParts(store_, "a", {part}).status();
+  };
+  EXPECT_TRUE(attend({192, 400}).ok()) << attend({192, 400});
+  ExpectFails(attend({191, 400}), absl::StatusCode::kFailedPrecondition, Reason::kEvicted);
+  for (const int64_t length : {65, 254}) {
+    ExpectFails(store_.Truncate("a", cache.id, length, 1).status(),
+                absl::StatusCode::kFailedPrecondition, Reason::kEvicted);
+    ExpectFails(store_.Fork("a", {.cache = cache.id, .generation = 1, .length = length}).status(),
+                absl::StatusCode::kFailedPrecondition, Reason::kEvicted);
+  }
+  EXPECT_TRUE(store_.Fork("a", {.cache = cache.id, .generation = 1, .length = 255}).ok());
+  const auto truncated = store_.Truncate("a", cache.id, 64, 1);
+  ASSERT_TRUE(truncated.ok()) << truncated.status();
+  EXPECT_EQ(truncated->bytes, kPage);
+  EXPECT_TRUE(Append(*truncated, 64, Range(0, 300)).status.ok());
+}
+
+TEST_F(CacheStoreTest, AnEarlierRowOfTheCallKeepsWhatItSees) {
+  const CacheInfo cache = Create("a", {.shapes = {{.token = kToken, .keep_last = 10}}});
+  ASSERT_TRUE(Append(cache, 0, Range(0, 200)).status.ok());
+  const Tokens one = TokensOf({200});
+  Part part = PartOf(cache, 200, one);
+  part.tokens.first_row = 100;
+  part.tokens.visible = {.first = {}, .recent = {91, 201}};
+  ASSERT_TRUE(AppendParts(store_, "a", {part}).ok());
+  EXPECT_EQ(store_.Get("a", {{cache.id}})->caches[0].bytes, 3 * kPage);
+  EXPECT_TRUE(AppendParts(store_, "a", {part})->front().applied_before);
+}
+
+TEST_F(CacheStoreTest, AReservationOutlivesATruncation) {
+  const int64_t reserve = 4 * Arena::kSlabBytes / kPage * 64;  // most of the arena
+  const CacheInfo cache =
+      Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = reserve * 3 / 4 / 64 * 64});
+  ASSERT_TRUE(Append(cache, 0, Range(0, 1000)).status.ok());
+  const auto truncated = store_.Truncate("a", cache.id, 10, 1);
+  ASSERT_TRUE(truncated.ok()) << truncated.status();
+  EXPECT_GE(truncated->bytes, cache.bytes);
+  EXPECT_LE(truncated->bytes, cache.bytes + kPage);
+  EXPECT_TRUE(Append(*truncated, 10, Range(0, 1000)).status.ok());
+}
+
+TEST_F(CacheStoreTest, CountsWhatForksShare) {
+  const CacheInfo cache = Create("a", {.shapes = {{.token = kToken}}});
+  ASSERT_TRUE(Append(cache, 0, Range(0, 130)).status.ok());
+  const auto fork = store_.Fork("a", {.cache = cache.id, .generation = 1, .length = 128});
+  ASSERT_TRUE(fork.ok());
+  EXPECT_EQ(fork->bytes, 2 * kPage);
+  EXPECT_EQ(fork->shared_bytes, 2 * kPage);
+  ASSERT_TRUE(store_.Close("a", {{cache.id}}).ok());
+  EXPECT_EQ(store_.Get("a", {{fork->id}})->caches[0].shared_bytes, 0);
+}
+
+TEST_F(CacheStoreTest, RecordsCountTowardsTheLimit) {
+  Arena arena(2 * Arena::kSlabBytes);
+  CacheStore store({.instance = "here"}, arena, clock_);
+  int made = 0;
+  absl::StatusOr<CacheInfo> cache;
+  do {
+    cache = store.Create("a", {.shapes = {{.layers = 1000, .token = kToken}}});
+    if (cache.ok()) ++made;
+  } while (cache.ok() && made < 1000);
+  ExpectFails(cache.status(), absl::StatusCode::kResourceExhausted, Reason::kPages);
+  EXPECT_GT(made, 2);
+  EXPECT_LT(made, 50);
+}
+
+TEST_F(CacheStoreTest, ADrainingServerMakesNoCaches) {
+  const CacheInfo cache = Create();
+  store_.StopCreating();
+  ExpectFails(store_.Create("a", {.shapes = {{.token = kToken}}}).status(),
+              absl::StatusCode::kUnavailable, Reason::kDraining);
+  ExpectFails(store_.Fork("a", {.cache = cache.id, .generation = 1}).status(),
+              absl::StatusCode::kUnavailable, Reason::kDraining);
+  EXPECT_TRUE(Append(cache, 0, {1}).status.ok());
+}
+
+TEST_F(CacheStoreTest, ARenewedLeaseRunsFromTheLastCall) {
+  const CacheInfo cache = Create("a", {.shapes = {{.token = kToken}}, .lease = seconds(10)});
+  for (int n = 0; n < 5; ++n) {
+    clock_.Advance(seconds(9));
+    store_.Expire();
+    ASSERT_TRUE(Append(cache, n, {n}).status.ok());
+  }
+  clock_.Advance(seconds(10));
+  EXPECT_EQ(store_.Expire(), Instant::max());
+  ExpectFails(Append(cache, 5, {5}).status, absl::StatusCode::kNotFound, Reason::kExpired);
+}
+
+TEST_F(CacheStoreTest, RefusesAReservationWhoseBytesOverflow) {
+  const TokenShape large = {.kv_heads = 1, .head_size = int64_t{1} << 52, .value_head_size = 1};
+  ExpectFails(
+      store_.Create("a", {.shapes = {{.token = large}}, .reserve_tokens = 1 << 20}).status(),
+      absl::StatusCode::kResourceExhausted, Reason::kPages);
+  EXPECT_TRUE(store_.Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = 64}).ok());
 }
 
 TEST_F(CacheStoreTest, RefusesShapesThatAreNotAllowed) {
@@ -403,9 +546,9 @@ TEST_F(CacheStoreTest, ThreadsShareCaches) {
       for (int n = 0; n < 100; ++n) {
         // All write the same tokens: the first is applied, and the others find them.
         const Tokens tokens = TokensOf({n});
-        const std::vector<AppendPart> parts = {PartOf(id % 2 == 0 ? one : two, n, tokens),
-                                               PartOf(id % 2 == 0 ? two : one, n, tokens)};
-        const auto results = store_.Append("a", parts);
+        const std::vector<Part> parts = {PartOf(id % 2 == 0 ? one : two, n, tokens),
+                                         PartOf(id % 2 == 0 ? two : one, n, tokens)};
+        const auto results = AppendParts(store_, "a", parts);
         ASSERT_TRUE(results.ok()) << results.status();
         ASSERT_EQ(Read(*results->back().snapshot), Range(0, n + 1));
         const auto fork = store_.Fork("a", {.cache = one.id, .generation = 1});
