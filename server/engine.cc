@@ -351,7 +351,8 @@ class Engine::PendingAttention final : public Engine::PendingCall {
     if (GathersFromDevice() || !deliveries_.empty()) return false;
     const int64_t workspace_bytes = BufferPool::SizeOfClass(plan_.workspace_bytes());
     return plan_.flops <= kInlineFlops &&
-           needed_bytes_ - workspace_bytes + callers_bytes_ <= kInlineBytes;
+           needed_bytes_ - workspace_bytes + callers_bytes_ + request_.prepared_bytes <=
+               kInlineBytes;
   }
 
   // An operator other than attention knows the axes.

@@ -21,8 +21,13 @@ void TuneMalloc() {
   mallopt(M_ARENA_MAX, 1);
 }
 
-Housekeeper::Housekeeper(BufferPool& pool, const Clock& clock, std::function<bool()> was_busy)
-    : pool_(pool), clock_(clock), was_busy_(std::move(was_busy)), thread_([this] { Run(); }) {}
+Housekeeper::Housekeeper(BufferPool& pool, const Clock& clock, std::function<bool()> was_busy,
+                         std::function<void()> expire)
+    : pool_(pool),
+      clock_(clock),
+      was_busy_(std::move(was_busy)),
+      expire_(std::move(expire)),
+      thread_([this] { Run(); }) {}
 
 Housekeeper::~Housekeeper() {
   {
@@ -41,6 +46,7 @@ void Housekeeper::Run() {
 }
 
 void Housekeeper::Check() {
+  expire_();
   const Instant now = clock_.Now();
   pool_.Trim(now - kIdle);
   if (was_busy_()) last_busy_ = now;

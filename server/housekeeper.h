@@ -21,12 +21,14 @@ namespace rapt {
 // earlier would have a separate arena, which later threads share and malloc_trim() does not trim.
 void TuneMalloc();
 
-// Returns retained memory to the system. Has its own thread: malloc_trim() may take long, which
-// would delay deadlines on the timer's thread.
+// Returns retained memory to the system every second. Has its own thread: malloc_trim() may take
+// long, which would delay deadlines on the timer's thread.
 class Housekeeper {
  public:
-  // `was_busy` returns whether there was work since its previous call. It runs on this thread.
-  Housekeeper(BufferPool& pool, const Clock& clock, std::function<bool()> was_busy);
+  // `was_busy` returns whether there was work since its previous call; `expire` frees what has
+  // expired. They run on this thread.
+  Housekeeper(BufferPool& pool, const Clock& clock, std::function<bool()> was_busy,
+              std::function<void()> expire);
   ~Housekeeper();
   Housekeeper(const Housekeeper&) = delete;
   Housekeeper& operator=(const Housekeeper&) = delete;
@@ -38,6 +40,7 @@ class Housekeeper {
   BufferPool& pool_;
   const Clock& clock_;
   const std::function<bool()> was_busy_;
+  const std::function<void()> expire_;
   Instant last_busy_ = clock_.Now();
   Instant last_trim_ = last_busy_;
 

@@ -158,6 +158,20 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"log_format", &o.log.format, "the format of log lines: text or json"},
       {"slow_call", &o.log.slow_call,
        "calls that take this long are logged, with shape, stages and plan; 0: none", kDuration},
+      {"kv_cache_bytes", &o.cache.bytes,
+       "memory for keys and values that stay with the server, on top of --memory_budget_bytes; 0: "
+       "the server keeps none"},
+      {"kv_max_caches_per_caller", &o.cache.max_caches_per_caller, "caches that a caller may have",
+       kCount},
+      {"kv_max_bytes_per_caller", &o.cache.max_bytes_per_caller,
+       "bytes of pages that the caches of a caller may reach; 0: all"},
+      {"kv_default_lease", &o.cache.default_lease,
+       "how long a cache stays after its last call, if its maker does not say", kPositiveDuration},
+      {"kv_max_lease", &o.cache.max_lease, "the longest lease; longer ones are shortened to it",
+       kPositiveDuration},
+      {"instance_name", &o.cache.instance_name,
+       "the name of this server in the ids of its caches, at most 86 bytes; the same after a "
+       "restart; empty: the host's name and the bound --grpc_address"},
       {"allow_shared_memory", &o.shared_memory.allowed,
        "let clients on this machine pass tensors in POSIX shared memory that they register"},
       {"shared_memory_prefix", &o.shared_memory.prefix,
@@ -403,6 +417,22 @@ absl::Status CheckCudnn(const CudnnOptions& cudnn) {
   return Invalid("--cudnn_warm_plans needs --cudnn_memory_bytes or --backend=cudnn");
 }
 
+absl::Status CheckCache(const CacheOptions& cache) {
+  constexpr int64_t kMinCacheBytes = int64_t{4} << 20;  // two slabs
+  constexpr size_t kMaxInstanceBytes = 86;
+  if (cache.bytes > 0 && cache.bytes < kMinCacheBytes) {
+    return Invalid("--kv_cache_bytes is ", cache.bytes, "; it must be 0 or at least ",
+                   kMinCacheBytes);
+  }
+  if (cache.default_lease > cache.max_lease) {
+    return Invalid("--kv_default_lease is ", Show(cache.default_lease),
+                   "; it must be at most --kv_max_lease, ", Show(cache.max_lease));
+  }
+  if (cache.instance_name.size() <= kMaxInstanceBytes) return absl::OkStatus();
+  return Invalid("--instance_name has ", cache.instance_name.size(), " bytes; at most ",
+                 kMaxInstanceBytes, " are allowed");
+}
+
 absl::Status Check(absl::Span<const Setting> settings, const Options& options) {
   absl::Status status = CheckGrpcAddress(options);
   status.Update(CheckSecurity(options));
@@ -412,6 +442,7 @@ absl::Status Check(absl::Span<const Setting> settings, const Options& options) {
     status.Update(
         std::visit([&](auto* value) { return CheckRange(setting, *value); }, setting.value));
   }
+  status.Update(CheckCache(options.cache));
   status.Update(CheckCudnn(options.cudnn));
   return status;
 }

@@ -78,6 +78,15 @@ struct LogOptions {
   std::chrono::milliseconds slow_call{0};  // 0: slow calls are not logged
 };
 
+struct CacheOptions {
+  int64_t bytes = 0;  // of resident keys and values; 0: none are kept
+  int64_t max_caches_per_caller = 65536;
+  int64_t max_bytes_per_caller = 0;  // 0: no limit
+  std::chrono::milliseconds default_lease = std::chrono::minutes(10);
+  std::chrono::milliseconds max_lease = std::chrono::hours(24);
+  std::string instance_name;  // empty: from the host and the address
+};
+
 struct SharedMemoryOptions {
   bool allowed = false;
   std::string prefix = "rapt";  // of the objects' names; empty: any
@@ -100,6 +109,7 @@ struct Options {
   CallOptions calls;
   DrainOptions drain;
   LogOptions log;
+  CacheOptions cache;
   SharedMemoryOptions shared_memory;
   CudnnOptions cudnn;
 

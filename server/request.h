@@ -154,6 +154,7 @@ struct Request {
   // Runs once after the inputs are complete and before the tasks of `tensor_operator`; the request
   // fails with its error. Called on any thread. Null: nothing to do.
   absl::AnyInvocable<absl::Status(const Arguments&)> prepare;
+  int64_t prepared_bytes = 0;  // that it reads or writes
   OutputMap<OutputPlace> places;
   // Keeps the inputs' bytes and the outputs' memory alive until `done` has run. Null: the caller
   // does.

@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include <google/protobuf/stubs/logging.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -23,6 +24,8 @@
 #include "base/timer.h"
 #include "base/version.h"
 #include "server/admission/gate.h"
+#include "server/cache/arena.h"
+#include "server/cache/cache_store.h"
 #include "server/calls/access.h"
 #include "server/calls/open_calls.h"
 #include "server/calls/slow_calls.h"
@@ -44,6 +47,7 @@
 #include "server/wire/http2/tls_socket.h"
 #include "server/wire/message_stream.h"
 #include "server/wire/oip/methods.h"
+#include "server/wire/rapt/cache_methods.h"
 #include "server/wire/rapt/methods.h"
 #include "server/wire/reflection.h"
 #include "server/wire/tls_files.h"
@@ -129,6 +133,36 @@ absl::StatusOr<std::unique_ptr<TlsAcceptor>> TlsOf(const SecurityOptions& option
                                                    const Clock& clock) {
   if (options.tls_cert.empty()) return nullptr;
   return TlsAcceptor::Load({options.tls_cert, options.tls_key, options.tls_client_ca}, clock);
+}
+
+// The memory of resident keys and values, and the caches in it.
+struct Caches {
+  Caches(const CacheOptions& options, const Clock& clock)
+      : arena(options.bytes),
+        store({.instance = options.instance_name,
+               .max_caches_per_caller = options.max_caches_per_caller,
+               .max_bytes_per_caller = options.max_bytes_per_caller,
+               .default_lease = options.default_lease,
+               .max_lease = options.max_lease},
+              arena, clock) {}
+
+  cache::Arena arena;
+  cache::CacheStore store;
+};
+
+// Null if the options give them no memory.
+std::unique_ptr<Caches> CachesOf(const CacheOptions& options, const Clock& clock) {
+  if (options.bytes == 0) return nullptr;
+  return std::make_unique<Caches>(options, clock);
+}
+
+// "host/127.0.0.1:8001", cut to the length that ids allow.
+std::string DefaultInstance(const std::string& address) {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  const size_t most = cache::CacheStore::kMaxInstanceBytes;
+  const std::string suffix = absl::StrCat("/", address).substr(0, most);
+  return absl::StrCat(absl::string_view(host).substr(0, most - suffix.size()), suffix);
 }
 
 // Null without a device.
@@ -218,6 +252,7 @@ class ServerImpl final : public Server {
   absl::Status WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const;
   absl::Status MeasureSpeeds(absl::FunctionRef<bool()> stop_requested);
   void LogReady() const;
+  void WaitForCaches(Instant end) const;
 
   const Options options_;
   const std::unique_ptr<Backends> backends_;
@@ -232,6 +267,7 @@ class ServerImpl final : public Server {
   Engine engine_;
   OpenCalls open_calls_;
   OpenCalls small_calls_;
+  const std::unique_ptr<Caches> caches_;  // null: the server keeps none
   const Housekeeper housekeeper_;
   StreamCounts streams_;
   Readiness readiness_;
@@ -240,6 +276,7 @@ class ServerImpl final : public Server {
   SharedMemory shared_memory_;
   oip::Methods oip_methods_;
   native::Methods native_methods_;
+  native::CacheMethods cache_methods_;
   HealthStatus health_status_;
   UnaryMethods methods_;
   StreamMethods stream_methods_;
@@ -268,7 +305,11 @@ ServerImpl::ServerImpl(Configuration c)
       engine_(plan_options_, memory_->gate, memory_->pool, executor_, lanes_.get()),
       open_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller}),
       small_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller}),
-      housekeeper_(memory_->pool, memory_->clock, HasBeenBusy(open_calls_)),
+      caches_(CachesOf(options_.cache, memory_->clock)),
+      housekeeper_(memory_->pool, memory_->clock, HasBeenBusy(open_calls_),
+                   [this] {
+                     if (caches_ != nullptr) caches_->store.Expire();
+                   }),
       readiness_(
           std::move(c.canary), options_.compute.stall_timeout,
           [this](absl::AnyInvocable<void()> run) { http2_server_->Post(std::move(run)); },
@@ -284,9 +325,12 @@ ServerImpl::ServerImpl(Configuration c)
           [this](absl::string_view method) { return Observe(method); }),
       native_methods_(environment_, shared_memory_,
                       [this](absl::string_view method) { return Observe(method); }),
-      health_status_({oip::kServiceName, native::kServiceName}) {
+      cache_methods_(caches_ == nullptr ? nullptr : &caches_->store,
+                     [this](absl::string_view method) { return Observe(method); }),
+      health_status_({oip::kServiceName, native::kServiceName, native::kCacheServiceName}) {
   oip_methods_.AddTo(methods_);
   native_methods_.AddTo(methods_);
+  cache_methods_.AddTo(methods_);
   methods_["/grpc.health.v1.Health/Check"] =
       SmallMethod<grpc::health::v1::HealthCheckRequest, grpc::health::v1::HealthCheckResponse>(
           health_status_, [](const CallReport&) {}, /*is_public=*/true);
@@ -315,6 +359,7 @@ void ServerImpl::ExportMetrics() {
                     "Age of the oldest waiting request of all queues.", {},
                     [this] { return OldestRequestAge().count(); });
   memory_->pool.ExportTo(metrics_);
+  if (caches_ != nullptr) caches_->store.ExportTo(metrics_);
   backends_->cudnn.ExportTo(metrics_);
   readiness_.ExportTo(metrics_);
   ExportProcess(metrics_);
@@ -376,7 +421,10 @@ absl::Status ServerImpl::Listen() {
                     .threads = WireThreads(options_.compute.threads)},
       environment_, memory_->pool, methods_, stream_methods_);
   http2_server_->ExportTo(metrics_);
-  return http2_server_->Start();
+  return http2_server_->Start([this] {
+    if (caches_ == nullptr || !options_.cache.instance_name.empty()) return;
+    caches_->store.SetInstance(DefaultInstance(grpc_address()));
+  });
 }
 
 // Waits for the kernels of --cudnn_warm_plans.
@@ -418,6 +466,7 @@ void ServerImpl::LogReady() const {
        {"isa", options_.compute.isa},
        {"threads", options_.compute.threads},
        {"memory_budget_bytes", options_.admission.memory_budget_bytes},
+       {"kv_cache_bytes", options_.cache.bytes},
        {"max_message_bytes", options_.calls.max_message_bytes}});
 }
 
@@ -445,8 +494,17 @@ void ServerImpl::ReloadFiles() {
   if (tls_ != nullptr) tls_->Reload();
 }
 
+// Live caches keep the server up: their callers may go on until the grace period ends.
+void ServerImpl::WaitForCaches(Instant end) const {
+  constexpr std::chrono::milliseconds kInterval{20};
+  while (caches_ != nullptr && caches_->store.caches() > 0 && memory_->clock.Now() < end) {
+    std::this_thread::sleep_for(kInterval);
+  }
+}
+
 void ServerImpl::Drain() {
   readiness_.Withdraw();
+  if (caches_ != nullptr) caches_->store.StopCreating();
   health_status_.SetServing(false);
   // Callers use other connections, if they can, before their calls are refused. Calls that they
   // have begun have the pause to send their messages.
@@ -458,7 +516,10 @@ void ServerImpl::Drain() {
   // Callers that get UNAVAILABLE retry elsewhere; few retry the CANCELLED of a call that the
   // shutdown ends.
   const auto refused_until = std::chrono::steady_clock::now() + options_.drain.refusal_time;
-  if (!open_calls_.WaitUntilNone(options_.drain.grace_period)) {
+  const Instant grace_end = memory_->clock.Now() + options_.drain.grace_period;
+  WaitForCaches(grace_end);
+  const auto rest = std::max(std::chrono::nanoseconds(0), grace_end - memory_->clock.Now());
+  if (!open_calls_.WaitUntilNone(rest)) {
     Log(LogLevel::kWarning, "grace period expired", {{"open_calls", open_calls_.count()}});
   }
   std::this_thread::sleep_until(refused_until);

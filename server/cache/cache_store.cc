@@ -186,11 +186,14 @@ class CacheStore::Locks {
 };
 
 CacheStore::CacheStore(Options options, Arena& arena, const Clock& clock)
-    : options_(std::move(options)),
-      id_prefix_(absl::StrCat(options_.instance, ":", RandomHex(4), ":")),
-      arena_(arena),
-      clock_(clock) {
-  RAPT_CHECK(options_.instance.size() <= kMaxInstanceBytes, "the instance's name fits into an id");
+    : options_(std::move(options)), arena_(arena), clock_(clock) {
+  SetInstance(options_.instance);
+}
+
+void CacheStore::SetInstance(const std::string& instance) {
+  RAPT_CHECK(instance.size() <= kMaxInstanceBytes, "the instance's name fits into an id");
+  options_.instance = instance;
+  id_prefix_ = absl::StrCat(instance, ":", RandomHex(4), ":");
 }
 
 CacheStore::~CacheStore() {
@@ -695,6 +698,15 @@ absl::StatusOr<CacheStore::Batch> CacheStore::Open(const std::string& owner,
     batch.states_[n].status = CheckPlace(cache, calls[n], batch.states_[n]);
   }
   return batch;
+}
+
+absl::Status CacheStore::Batch::FirstError(bool partial) const {
+  for (size_t n = 0; n < states_.size(); ++n) {
+    const absl::Status& status = states_[n].status;
+    if (status.ok() || (partial && !absl::IsInvalidArgument(status))) continue;
+    return Prefixed(status, absl::StrCat(field_, "[", n, "]: "));
+  }
+  return absl::OkStatus();
 }
 
 // Checks the tokens of one layer and reserves its pages.

@@ -141,11 +141,13 @@ class CacheStore {
     std::chrono::nanoseconds default_lease = std::chrono::minutes(10);
     std::chrono::nanoseconds max_lease = std::chrono::hours(24);
   };
-  static constexpr size_t kMaxInstanceBytes = 64;
+  static constexpr size_t kMaxInstanceBytes = 86;
   static constexpr size_t kMaxNameBytes = 256;
   static constexpr int64_t kMaxListed = 1000;
 
   CacheStore(Options options, Arena& arena, const Clock& clock);
+  // Replaces Options::instance. REQUIRES: no other method has been called.
+  void SetInstance(const std::string& instance);
   ~CacheStore();
   CacheStore(const CacheStore&) = delete;
   CacheStore& operator=(const CacheStore&) = delete;
@@ -247,8 +249,8 @@ class CacheStore {
   static void Evict(const Cache& cache, const LayerCall& call, const NewTokens& tokens,
                     PageList& list);
 
-  const Options options_;
-  const std::string id_prefix_;  // names the instance and this start of it
+  Options options_;        // constant once caches are made
+  std::string id_prefix_;  // names the instance and this start of it
   Arena& arena_;
   const Clock& clock_;
   std::atomic<bool> creating_{true};
@@ -275,6 +277,9 @@ class CacheStore {
 class CacheStore::Batch {
  public:
   absl::Span<const LayerState> states() const { return states_; }
+  // Returns the first error, with its place. If the call is `partial`, only INVALID_ARGUMENT
+  // counts.
+  absl::Status FirstError(bool partial) const;
 
  private:
   friend class CacheStore;

@@ -41,8 +41,10 @@ struct MethodTraits {
   bool carries_tensors = true;
   // Open to callers without a token.
   bool is_public = false;
+  // Its calls are accepted until the grace period ends.
+  bool serves_while_draining = false;
 };
-inline constexpr int64_t kMaxSmallMessageBytes = 64 * 1024;
+inline constexpr int64_t kMaxSmallMessageBytes = 128 * 1024;
 
 // Dependencies of all calls; outlives them.
 struct CallEnvironment {
@@ -100,6 +102,8 @@ class Call {
   // Cancels the call: its request soon stops waiting or computing. Thread-safe.
   void Cancel();
   const std::atomic<bool>& cancelled() const { return cancelled_; }
+  // The identity of the caller; empty before Enter().
+  const std::string& caller() const { return caller_; }
   // The memory that the caller's calls hold; null before Enter().
   const std::shared_ptr<CallerMemory>& caller_memory() const { return caller_memory_; }
   // Returns DeadlineExceeded if the deadline has passed, otherwise Cancelled.
@@ -111,7 +115,8 @@ class Call {
   // Engine::AdmitMessage().
   template <typename Admitted>
   void AdmitMessage(int64_t bytes, Admitted admitted) {
-    is_accepted_ = engine().accepting();
+    is_accepted_ = engine().accepting() || traits_.serves_while_draining;
+    if (traits_.serves_while_draining) return AdmitNextMessage(bytes, std::move(admitted));
     engine().AdmitMessage(bytes, deadline_, cancelled_, caller_memory_, std::move(admitted));
   }
   // The same for a later message of a stream, which the server accepts while it drains.

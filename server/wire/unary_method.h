@@ -47,7 +47,8 @@ struct UnaryMethod {
 // By path: "/inference.GRPCInferenceService/ModelInfer".
 using UnaryMethods = absl::flat_hash_map<std::string, UnaryMethod>;
 
-// The handler of a method without tensors: `service` has absl::Status Respond(request, response&).
+// The handler of a method without tensors: `service` has absl::Status Respond(request, response&),
+// or Respond(caller, request, response&) with the caller's identity.
 template <typename Service, typename ProtoRequest, typename ProtoResponse>
 class SmallHandler final : public MessageHandler {
  public:
@@ -61,12 +62,21 @@ class SmallHandler final : public MessageHandler {
           absl::StrCat("the message is not a valid ", request.GetTypeName())));
     }
     ProtoResponse response;
-    if (absl::Status status = service_.Respond(request, response); !status.ok()) {
+    if (absl::Status status = Respond(call.call().caller(), request, response); !status.ok()) {
       return call.End(std::move(status));
     }
     ResponseMessage serialized;
     serialized.Append(response.SerializeAsString());
     call.Respond(std::move(serialized));
+  }
+
+  absl::Status Respond(const std::string& caller, const ProtoRequest& request,
+                       ProtoResponse& response) {
+    if constexpr (requires { service_.Respond(caller, request, response); }) {
+      return service_.Respond(caller, request, response);
+    } else {
+      return service_.Respond(request, response);
+    }
   }
 
   Service& service_;

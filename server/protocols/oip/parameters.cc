@@ -328,6 +328,8 @@ bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, C
       return ReadOf(parameter, calls.linear_attention);
     case Model::kLshAttention:
       return ReadOf(parameter, calls.lsh_attention);
+    case Model::kAttentionSession:
+      return false;
   }
   return false;
 }

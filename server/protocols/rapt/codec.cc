@@ -136,13 +136,6 @@ const ElementType* FindElementType(v1::DataType code) {
   return type == std::end(kElementTypes) ? nullptr : type;
 }
 
-v1::DataType CodeOf(DType dtype) {
-  const auto type = std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
-                                 [&](const ElementType& t) { return t.dtype == dtype; });
-  RAPT_CHECK(type != std::end(kElementTypes), "rapt.v1 has no such type");
-  return type->code;
-}
-
 absl::StatusOr<const ElementType*> ReadType(Role role, absl::string_view name, v1::DataType code) {
   const bool is_mask = role == Role::kMask;
   const bool is_index = InfoOf(role).usual_dtype == DType::kInt32;
@@ -647,6 +640,13 @@ void WriteTiming(std::chrono::nanoseconds queue_time, std::chrono::nanoseconds c
 
 const v1::Tensor& TensorOf(const pb::Message& message, Role role) {
   return *PartOf<v1::Tensor>(message, ColumnsOfTables().tensors[role]);
+}
+
+v1::DataType CodeOf(DType dtype) {
+  const auto type = std::find_if(std::begin(kElementTypes), std::end(kElementTypes),
+                                 [&](const ElementType& t) { return t.dtype == dtype; });
+  RAPT_CHECK(type != std::end(kElementTypes), "rapt.v1 has no such type");
+  return type->code;
 }
 
 std::optional<DType> ToDType(v1::DataType code) {

@@ -100,6 +100,7 @@ std::string EndOf(const Result& result) {
 
 // Returns the library's type, or nullopt for integers, unknown codes and the unspecified code.
 std::optional<DType> ToDType(v1::DataType code);
+v1::DataType CodeOf(DType dtype);
 
 }  // namespace rapt::native
 

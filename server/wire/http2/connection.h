@@ -50,7 +50,7 @@ class CallStream {
 
 // Name and value.
 using Trailers = std::vector<std::pair<std::string, std::string>>;
-Trailers TrailersOf(const Call& call);
+Trailers TrailersOf(const Call& call, const absl::Status& status);
 
 // Reads and writes frames and bounds their cost: windows are opened explicitly, for bytes whose
 // memory is admitted; frames that carry nothing exhaust a budget, which ends the connection.

@@ -110,7 +110,7 @@ Http2Server::~Http2Server() {
   if (!wires_.empty()) Shutdown(std::chrono::nanoseconds(0));
 }
 
-absl::Status Http2Server::Start() {
+absl::Status Http2Server::Start(absl::FunctionRef<void()> on_bound) {
   ListeningSockets sockets;
   Descriptor unix_socket;
   if (!settings_.address.empty()) {
@@ -125,6 +125,7 @@ absl::Status Http2Server::Start() {
     unix_socket = *std::move(bound);
   }
   port_ = sockets.port;
+  on_bound();
   for (int i = 0; i < settings_.threads; ++i) {
     wires_.push_back(std::make_unique<Wire>(environment_.clock));
   }

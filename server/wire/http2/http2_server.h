@@ -11,6 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "base/buffer_pool.h"
 #include "base/descriptor.h"
@@ -51,10 +52,11 @@ class Http2Server {
   Http2Server(const Http2Server&) = delete;
   Http2Server& operator=(const Http2Server&) = delete;
 
-  // Binds the addresses and serves. InvalidArgument, Unavailable. Call it once.
-  absl::Status Start();
+  // Binds the addresses, calls `on_bound`, which may use port(), and serves. InvalidArgument,
+  // Unavailable. Call it once.
+  absl::Status Start(absl::FunctionRef<void()> on_bound = [] {});
 
-  // The port of the address. REQUIRES: Start() has returned OK.
+  // The port of the address. REQUIRES: Start() has bound it.
   int port() const { return port_; }
 
   // Runs a task on one of the threads, on each in turn.

@@ -218,7 +218,7 @@ void Http2Stream::StartWrite(ResponseMessage message) {
 }
 
 void Http2Stream::StartWriteAndFinish(ResponseMessage message, const Call& call) {
-  Run([this, message = std::move(message), trailers = TrailersOf(call)]() mutable {
+  Run([this, message = std::move(message), trailers = TrailersOf(call, absl::OkStatus())]() mutable {
     has_finished_ = true;
     if (connection_ != nullptr) {
       connection_->SendMessage(id_, std::move(message));
@@ -229,7 +229,7 @@ void Http2Stream::StartWriteAndFinish(ResponseMessage message, const Call& call)
 }
 
 void Http2Stream::StartFinish(const absl::Status& status, const Call& call) {
-  Run([this, status, trailers = TrailersOf(call)]() mutable {
+  Run([this, status, trailers = TrailersOf(call, status)]() mutable {
     has_finished_ = true;
     if (connection_ != nullptr) connection_->SendStatus(id_, status, std::move(trailers));
     Unref();  // the end of the call

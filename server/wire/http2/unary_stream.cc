@@ -158,7 +158,7 @@ void UnaryStream::Respond(ResponseMessage response) {
     has_finished_ = true;
     if (connection_ == nullptr) return Delete();
     connection_->SendMessage(id_, std::move(response));
-    connection_->SendStatus(id_, absl::OkStatus(), TrailersOf(call()));
+    connection_->SendStatus(id_, absl::OkStatus(), TrailersOf(call(), absl::OkStatus()));
   });
 }
 
@@ -166,7 +166,7 @@ void UnaryStream::Finish(const absl::Status& status) {
   loop_.Run([this, status] {
     has_finished_ = true;
     if (connection_ == nullptr) return Delete();
-    Trailers trailers = TrailersOf(call());
+    Trailers trailers = TrailersOf(call(), status);
     if (is_compressed()) trailers.emplace_back("grpc-accept-encoding", "identity");
     connection_->SendStatus(id_, status, std::move(trailers));
   });

@@ -1,0 +1,283 @@
+#include "server/cache/cached_attention.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "attention/tensor_operator.h"
+
+namespace rapt::cache {
+namespace {
+
+absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
+
+std::string ItemName(absl::string_view field, size_t n) {
+  return absl::StrCat(field, "[", n, "]: ");
+}
+
+// "Hkv 8, D 128, Dv 128, FP16"
+std::string Describe(const TokenShape& shape) {
+  return absl::StrCat("Hkv ", shape.kv_heads, ", D ", shape.head_size, ", Dv ",
+                      shape.value_head_size, ", ", std::string(NameOf(shape.dtype)));
+}
+
+// The bytes of a tensor, in one piece.
+const std::byte* Contiguous(const InputBytes& bytes, std::vector<std::byte>& copy) {
+  if (!bytes.in_slices()) return bytes.data;
+  copy.resize(static_cast<size_t>(bytes.size));
+  bytes.Copy(0, bytes.size, copy.data());
+  return copy.data();
+}
+
+absl::Status CheckCount(absl::string_view name, int64_t value) {
+  if (value >= 0) return absl::OkStatus();
+  return Invalid(absl::StrCat(name, " is ", value, "; it must be at least 0"));
+}
+
+// InvalidArgument for an item that no cache can answer.
+absl::Status CheckItem(const AttendItem& item) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 2;
+  absl::Status status = CheckCount("rows", item.rows);
+  status.Update(CheckCount("new_tokens", item.call.count));
+  if (!status.ok()) return status;
+  if (item.rows == 0 && item.call.count == 0) {
+    return Invalid("rows and new_tokens are both 0; an item needs one of them");
+  }
+  if (!item.position || (*item.position >= 0 && *item.position <= kMost)) return status;
+  return Invalid(absl::StrCat("position is ", *item.position, "; it must be in [0, 2^62)"));
+}
+
+// An operator that computes nothing, for requests that are all preparation.
+class Nothing final : public TensorOperator {
+ public:
+  Nothing() { outputs_[Role::kY] = TensorSpec{DType::kFloat32, {0}}; }
+
+  const OutputMap<std::optional<TensorSpec>>& outputs() const override { return outputs_; }
+  void PlanTasks(Plan&) const override {}
+  void RunTask(const Plan&, const Arguments&, std::byte*, int, int64_t, int,
+               const Checkpoint&) const override {}
+
+ private:
+  OutputMap<std::optional<TensorSpec>> outputs_;
+};
+
+}  // namespace
+
+absl::Status CachedAttention::CheckTensor(const CallTensor& tensor, const Shape& shape) const {
+  if (!tensor.spec) {
+    if (shape[0] == 0) return absl::OkStatus();
+    return Invalid(absl::StrCat(tensor.name, " is absent; the items need ", ToString(shape)));
+  }
+  if (tensor.spec->dtype != ragged_.dtype) {
+    return Invalid(absl::StrCat(tensor.name, " is ", std::string(NameOf(tensor.spec->dtype)),
+                                "; the caches hold ", std::string(NameOf(ragged_.dtype))));
+  }
+  if (tensor.spec->shape == shape) return absl::OkStatus();
+  return Invalid(absl::StrCat(tensor.name, " has shape ", ToString(tensor.spec->shape),
+                              "; the items and their caches need ", ToString(shape)));
+}
+
+// Takes the shapes of the first cache that was found, which the others must have.
+absl::Status CachedAttention::CheckShapes(absl::Span<const LayerState> states) {
+  std::optional<TokenShape> token;
+  for (size_t n = 0; n < states.size(); ++n) {
+    if (!states[n].status.ok()) continue;
+    if (!token) token = states[n].shape.token;
+    if (states[n].shape.token == *token) continue;
+    return Invalid(absl::StrCat(ItemName("items", n), "the layer has ",
+                                Describe(states[n].shape.token), "; other items have ",
+                                Describe(*token)));
+  }
+  const Shape none = {0, 1, 1};
+  const Shape& q = call_.q.spec ? call_.q.spec->shape : none;
+  const Shape& v = call_.v.spec ? call_.v.spec->shape : none;
+  if (q.size() != 3 || v.size() != 3) {
+    return Invalid("q, k and v must have rank 3: [rows or tokens, heads, head size]");
+  }
+  if (!token) {  // every item failed; the tensors' own shapes are as good as any
+    token = TokenShape{.kv_heads = std::max<int64_t>(1, v[1]),
+                       .head_size = std::max<int64_t>(1, q[2]),
+                       .value_head_size = std::max<int64_t>(1, v[2]),
+                       .dtype = call_.q.spec ? call_.q.spec->dtype : DType::kFloat32};
+  }
+  ragged_.dtype = token->dtype;
+  ragged_.kv_heads = token->kv_heads;
+  ragged_.head_size = token->head_size;
+  ragged_.value_head_size = token->value_head_size;
+  ragged_.query_heads = call_.q.spec ? q[1] : token->kv_heads;
+  if (ragged_.query_heads < 1 || ragged_.query_heads % ragged_.kv_heads != 0) {
+    return Invalid(absl::StrCat("q has ", ragged_.query_heads,
+                                " heads; they must be a positive multiple of the caches' ",
+                                ragged_.kv_heads));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CachedAttention::Check(absl::Span<const LayerState> states) {
+  if (absl::Status status = CheckShapes(states); !status.ok()) return status;
+  int64_t rows = 0, tokens = 0;
+  for (const AttendItem& item : call_.items) {
+    rows += item.rows;
+    tokens += item.call.count;
+  }
+  absl::Status status = CheckTensor(call_.q, {rows, ragged_.query_heads, ragged_.head_size});
+  status.Update(CheckTensor(call_.k, {tokens, ragged_.kv_heads, ragged_.head_size}));
+  status.Update(CheckTensor(call_.v, {tokens, ragged_.kv_heads, ragged_.value_head_size}));
+  if (!status.ok()) return status;
+  if (call_.left_window && *call_.left_window < 0) {
+    return Invalid(
+        absl::StrCat("window.left is ", *call_.left_window, "; it must be at least 0, or absent"));
+  }
+  if (call_.head_sink.spec) {
+    const TensorSpec& sink = *call_.head_sink.spec;
+    const Shape shape = {ragged_.query_heads};
+    if (sink.shape != shape) {
+      return Invalid(absl::StrCat(call_.head_sink.name, " has shape ", ToString(sink.shape),
+                                  "; it must be ", ToString(shape)));
+    }
+    if (sink.dtype != DType::kFloat32 && sink.dtype != ragged_.dtype) {
+      return Invalid(absl::StrCat(call_.head_sink.name, " is ", std::string(NameOf(sink.dtype)),
+                                  "; it must be FP32 or the caches' ",
+                                  std::string(NameOf(ragged_.dtype))));
+    }
+    ragged_.head_sink = sink.dtype;
+  }
+  const bool is_double = ragged_.dtype == DType::kFloat64;
+  if (call_.output && *call_.output != ragged_.dtype &&
+      (is_double || *call_.output != DType::kFloat32)) {
+    return Invalid(absl::StrCat("output is ", std::string(NameOf(*call_.output)),
+                                "; it must be the caches' ", std::string(NameOf(ragged_.dtype)),
+                                is_double ? "" : " or FP32"));
+  }
+  return absl::OkStatus();
+}
+
+// Where the rows of an item stand, and what they see.
+void CachedAttention::SetItem(size_t n, const LayerState& state) {
+  const AttendItem& item = call_.items[n];
+  RaggedItem& ragged = ragged_.items[n];
+  ragged.rows = item.rows;
+  if (!state.status.ok()) return;
+  ragged.keys = state.at + item.call.count;
+  ragged.position = item.position ? *item.position - state.first_position : ragged.keys - item.rows;
+  ragged.first_keys = std::max<int64_t>(0, state.shape.keep_first - state.first_position);
+  ragged.left_window = call_.left_window.value_or(-1);
+  if (state.shape.keep_last > 0) {
+    const int64_t kept = state.shape.keep_last - 1;
+    ragged.left_window = ragged.left_window < 0 ? kept : std::min(kept, ragged.left_window);
+  }
+  NewTokens& tokens = tokens_[n];
+  tokens.visible = VisibleTokensOf(ragged);
+  if (item.rows > 0) tokens.first_row = ragged.position;
+}
+
+absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::string& owner,
+                                               AttendCall call) {
+  call_ = std::move(call);
+  const size_t count = call_.items.size();
+  if (count < 1 || count > kMaxItems) {
+    return Invalid(absl::StrCat("items has ", count, " entries; it must have 1 to ", kMaxItems));
+  }
+  std::vector<LayerCall> layers;
+  for (size_t n = 0; n < count; ++n) {
+    if (absl::Status status = CheckItem(call_.items[n]); !status.ok()) {
+      return Invalid(absl::StrCat(ItemName("items", n), std::string(status.message())));
+    }
+    layers.push_back(call_.items[n].call);
+  }
+  absl::StatusOr<CacheStore::Batch> batch = store.Open(owner, layers, "items");
+  if (!batch.ok()) return batch.status();
+  batch_ = *std::move(batch);
+  if (absl::Status status = batch_->FirstError(call_.partial); !status.ok()) return status;
+  if (absl::Status status = Check(batch_->states()); !status.ok()) return status;
+
+  ragged_.scale = call_.scale;
+  ragged_.softcap = call_.softcap;
+  ragged_.output = call_.output;
+  ragged_.wants_lse = call_.wants_lse;
+  ragged_.items.resize(count);
+  tokens_.resize(count);
+  const std::byte* keys = Contiguous(call_.k.bytes, copies_[0]);
+  const std::byte* values = Contiguous(call_.v.bytes, copies_[1]);
+  for (size_t n = 0; n < count; ++n) {
+    SetItem(n, batch_->states()[n]);
+    const int64_t tokens = call_.items[n].call.count;
+    if (tokens == 0) continue;
+    const int64_t head_bytes = ragged_.kv_heads * SizeOf(ragged_.dtype);
+    tokens_[n].keys = keys;
+    tokens_[n].values = values;
+    keys += tokens * head_bytes * ragged_.head_size;
+    values += tokens * head_bytes * ragged_.value_head_size;
+  }
+  auto op = MakeRaggedAttention(ragged_, *this);
+  if (!op.ok()) return op.status();
+  Request request;
+  request.model = Model::kAttentionSession;
+  request.SetOperator(*std::move(op));
+  request.inputs[Role::kQ] = call_.q.bytes;
+  request.inputs[Role::kHeadSink] = call_.head_sink.bytes;
+  request.prepared_bytes = call_.k.bytes.size + call_.v.bytes.size;
+  request.prepare = [this, &store](const Arguments&) {
+    auto results = store.Append(*batch_, tokens_, call_.partial);
+    if (results.ok()) results_ = *std::move(results);
+    return results.status();
+  };
+  return request;
+}
+
+absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string& owner,
+                                            std::vector<AppendPart> parts, bool partial) {
+  if (parts.empty() || parts.size() > kMaxItems) {
+    return Invalid(
+        absl::StrCat("parts has ", parts.size(), " entries; it must have 1 to ", kMaxItems));
+  }
+  std::vector<LayerCall> layers;
+  for (size_t n = 0; n < parts.size(); ++n) {
+    AppendPart& part = parts[n];
+    if (!part.k.spec || !part.v.spec || part.k.spec->shape.size() != 3) {
+      return Invalid(absl::StrCat(ItemName("parts", n),
+                                  "k and v are needed, of shape [tokens, heads, head size]"));
+    }
+    part.call.count = part.k.spec->shape[0];
+    if (!part.call.at) {
+      return Invalid(absl::StrCat(ItemName("parts", n), "at is absent; it is needed"));
+    }
+    layers.push_back(part.call);
+  }
+  absl::StatusOr<CacheStore::Batch> batch = store.Open(owner, layers, "parts");
+  if (!batch.ok()) return batch.status();
+  batch_ = *std::move(batch);
+  if (absl::Status status = batch_->FirstError(partial); !status.ok()) return status;
+  copies_.resize(2 * parts.size());
+  Request request;
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const AppendPart& part = parts[n];
+    const LayerState& state = batch_->states()[n];
+    const TokenShape& token = state.shape.token;
+    for (const auto& [tensor, size] :
+         {std::pair{&part.k, token.head_size}, std::pair{&part.v, token.value_head_size}}) {
+      if (!state.status.ok()) continue;
+      const Shape shape = {part.call.count, token.kv_heads, size};
+      if (tensor->spec->dtype == token.dtype && tensor->spec->shape == shape) continue;
+      return Invalid(absl::StrCat(ItemName("parts", n), tensor->name, " is ",
+                                  std::string(NameOf(tensor->spec->dtype)), " ",
+                                  ToString(tensor->spec->shape), "; the layer needs ",
+                                  std::string(NameOf(token.dtype)), " ", ToString(shape)));
+    }
+    tokens_.push_back({.keys = Contiguous(part.k.bytes, copies_[2 * n]),
+                       .values = Contiguous(part.v.bytes, copies_[2 * n + 1])});
+    request.prepared_bytes += part.k.bytes.size + part.v.bytes.size;
+  }
+  request.model = Model::kAttentionSession;
+  static const auto* const kNothing = new std::shared_ptr<const TensorOperator>(new Nothing());
+  request.SetOperator(*kNothing);
+  request.prepare = [this, &store, partial](const Arguments&) {
+    auto results = store.Append(*batch_, tokens_, partial);
+    if (results.ok()) results_ = *std::move(results);
+    return results.status();
+  };
+  return request;
+}
+
+}  // namespace rapt::cache

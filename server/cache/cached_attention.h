@@ -1,0 +1,112 @@
+// Calls that append to resident keys and values and attend to them, independent of the protocol.
+#ifndef RAPT_SERVER_CACHE_CACHED_ATTENTION_H_
+#define RAPT_SERVER_CACHE_CACHED_ATTENTION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "attention/mechanism/softmax/ragged_attention.h"
+#include "attention/operator.h"
+#include "server/cache/cache_store.h"
+#include "server/request.h"
+
+namespace rapt::cache {
+
+inline constexpr size_t kMaxItems = 1024;
+
+// A tensor of a call, in memory that outlives it.
+struct CallTensor {
+  absl::string_view name;               // for errors
+  std::optional<TensorSpec> spec = {};  // absent: not given
+  InputBytes bytes = {};
+};
+
+// One cache's part of a call.
+struct AttendItem {
+  LayerCall call;
+  int64_t rows = 0;                      // of Q
+  std::optional<int64_t> position = {};  // of the first row; absent: bottom-right
+};
+
+// Appends the new tokens to a layer of each item's cache, then attends with the rows to it.
+struct AttendCall {
+  std::vector<AttendItem> items = {};
+  CallTensor q = {"q"};  // [sum of rows, Hq, D]
+  CallTensor k = {"k"};  // [sum of new tokens, Hkv, D]
+  CallTensor v = {"v"};  // [sum of new tokens, Hkv, Dv]
+  CallTensor head_sink = {"head_sink"};
+  std::optional<double> scale = {};
+  double softcap = 0;
+  std::optional<int64_t> left_window = {};
+  bool wants_lse = false;
+  std::optional<DType> output = {};
+  // An error of one item fails that item alone. INVALID_ARGUMENT always fails the call.
+  bool partial = false;
+};
+
+// From Start() until the response is encoded. Not thread-safe, except what the request does.
+class CachedAttention final : public RaggedSource {
+ public:
+  // Checks the call and returns its request, which borrows this: the caches are found now, tokens
+  // are appended when it runs. InvalidArgument names the item or the tensor; otherwise the statuses
+  // of CacheStore. REQUIRES: called once; `store` outlives this.
+  absl::StatusOr<Request> Start(CacheStore& store, const std::string& owner, AttendCall call);
+
+  // Of each item, once the request has succeeded.
+  absl::Span<const AppendResult> results() const { return results_; }
+  // Returns the pages that only this call still holds.
+  void Release() { results_.clear(); }
+
+  TensorView keys(int64_t item) const override { return results_[item].snapshot->keys(); }
+  TensorView values(int64_t item) const override { return results_[item].snapshot->values(); }
+  bool has_failed(int64_t item) const override { return !results_[item].status.ok(); }
+
+ private:
+  absl::Status Check(absl::Span<const LayerState> states);
+  absl::Status CheckShapes(absl::Span<const LayerState> states);
+  absl::Status CheckTensor(const CallTensor& tensor, const Shape& shape) const;
+  void SetItem(size_t n, const LayerState& state);
+
+  AttendCall call_;
+  RaggedCall ragged_;
+  std::optional<CacheStore::Batch> batch_;
+  std::vector<NewTokens> tokens_;
+  std::vector<std::byte> copies_[2];  // of k and v, unless they are contiguous
+  std::vector<AppendResult> results_;
+};
+
+// New tokens of one layer: k [n, Hkv, D] and v [n, Hkv, Dv].
+struct AppendPart {
+  LayerCall call;
+  CallTensor k = {"k"};
+  CallTensor v = {"v"};
+};
+
+// Appends to several layers, without queries.
+class CachedAppend {
+ public:
+  // As CachedAttention::Start().
+  absl::StatusOr<Request> Start(CacheStore& store, const std::string& owner,
+                                std::vector<AppendPart> parts, bool partial);
+
+  absl::Span<const AppendResult> results() const { return results_; }
+  void Release() { results_.clear(); }
+
+ private:
+  std::optional<CacheStore::Batch> batch_;
+  std::vector<NewTokens> tokens_;
+  std::vector<std::vector<std::byte>> copies_;
+  std::vector<AppendResult> results_;
+};
+
+}  // namespace rapt::cache
+
+#endif  // RAPT_SERVER_CACHE_CACHED_ATTENTION_H_

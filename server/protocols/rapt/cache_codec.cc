@@ -1,0 +1,329 @@
+#include "server/protocols/rapt/cache_codec.h"
+
+#include <chrono>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "server/protocols/rapt/codec.h"
+#include "server/protocols/response_size.h"
+
+namespace rapt::native {
+namespace {
+
+using AttendMessage = v1::AttendCachedRequest;
+using AttendResponse = v1::AttendCachedResponse;
+
+constexpr size_t kMaxIds = 1024;
+constexpr size_t kMaxIdBytes = 128;
+
+// Items and parts name caches, and their number is limited.
+constexpr wire::SplitLimits kAttendLimits = {.rest_bytes = 256 * 1024, .payloads = 64};
+constexpr wire::SplitLimits kAppendLimits = {.rest_bytes = 256 * 1024,
+                                             .payloads = 2 * cache::kMaxItems};
+
+absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
+
+absl::StatusOr<wire::SplitMessage> Split(const MessageBytes& message,
+                                         const wire::MessageSchema& schema,
+                                         const wire::SplitLimits& limits) {
+  return wire::Split(message.bytes, message.size, schema, limits);
+}
+
+absl::Status ReadCallTensor(Role role, const v1::Tensor& tensor, cache::CallTensor& out) {
+  absl::StatusOr<TensorSpec> spec =
+      ReadTensor(role, out.name, tensor, /*shared_tensors=*/nullptr, out.bytes);
+  if (!spec.ok()) return spec.status();
+  out.spec = *std::move(spec);
+  return absl::OkStatus();
+}
+
+// The bytes of an id that is longer than any are of no use, so they are not kept.
+std::string ReadId(const std::string& id) { return id.substr(0, kMaxIdBytes + 1); }
+
+cache::AttendItem ReadItem(const v1::Item& item, int64_t layer) {
+  cache::AttendItem read;
+  read.call.cache = ReadId(item.cache());
+  read.call.layer = layer;
+  read.call.generation = item.generation();
+  if (item.has_at()) read.call.at = item.at();
+  read.call.count = item.new_tokens();
+  read.rows = item.rows();
+  if (item.has_position()) read.position = item.position();
+  return read;
+}
+
+absl::Status ReadOutput(v1::DataType code, std::optional<DType>& out) {
+  if (code == v1::DATA_TYPE_UNSPECIFIED) return absl::OkStatus();
+  out = ToDType(code);
+  if (out && IsFloat(*out)) return absl::OkStatus();
+  return Invalid(absl::StrCat("output is ", NameOf(code), "; it must be FP32 or the caches' type"));
+}
+
+absl::Status ReadWindow(const v1::Window& window, cache::AttendCall& call) {
+  if (window.has_left()) call.left_window = window.left();
+  // Rows see no later tokens anyway.
+  if (!window.has_right() || window.right() >= 0) return absl::OkStatus();
+  return Invalid(
+      absl::StrCat("window.right is ", window.right(), "; it must be at least 0, or absent"));
+}
+
+absl::Status ReadAttributes(const AttendMessage& fields, cache::AttendCall& call) {
+  if (static_cast<size_t>(fields.items_size()) > cache::kMaxItems) {
+    return Invalid(absl::StrCat("items has ", fields.items_size(), " entries; at most ",
+                                cache::kMaxItems, " are allowed"));
+  }
+  if (!v1::SharePrefix_IsValid(fields.share_prefix())) {
+    return UnknownValue("share_prefix", fields.share_prefix(),
+                        "SHARE_PREFIX_AUTO (0) or SHARE_PREFIX_NEVER (1)");
+  }
+  for (const v1::Item& item : fields.items()) call.items.push_back(ReadItem(item, fields.layer()));
+  if (fields.has_scale()) call.scale = fields.scale();
+  call.softcap = fields.softcap();
+  call.wants_lse = fields.want_lse();
+  call.partial = fields.return_partial_success();
+  absl::Status status = ReadWindow(fields.window(), call);
+  status.Update(ReadOutput(fields.output(), call.output));
+  return status;
+}
+
+struct InputField {
+  int number;
+  Role role;
+  cache::CallTensor cache::AttendCall::*tensor;
+  bool (AttendMessage::*has)() const;
+  const v1::Tensor& (AttendMessage::*get)() const;
+};
+constexpr InputField kAttendInputs[] = {
+    {AttendMessage::kQFieldNumber, Role::kQ, &cache::AttendCall::q, &AttendMessage::has_q,
+     &AttendMessage::q},
+    {AttendMessage::kKFieldNumber, Role::kK, &cache::AttendCall::k, &AttendMessage::has_k,
+     &AttendMessage::k},
+    {AttendMessage::kVFieldNumber, Role::kV, &cache::AttendCall::v, &AttendMessage::has_v,
+     &AttendMessage::v},
+    {AttendMessage::kHeadSinkFieldNumber, Role::kHeadSink, &cache::AttendCall::head_sink,
+     &AttendMessage::has_head_sink, &AttendMessage::head_sink},
+};
+
+void WriteResult(const cache::AppendResult& from, v1::ItemResult& to) {
+  to.set_code(static_cast<int>(from.status.code()));
+  to.set_message(std::string(from.status.message()));
+  to.set_reason(std::string(NameOf(cache::ReasonOf(from.status))));
+  to.set_length(from.length);
+  to.set_applied_before(from.applied_before);
+}
+
+std::chrono::nanoseconds FromMilliseconds(int64_t ms) {
+  // A lease is cut to the longest allowed, which is far below.
+  constexpr int64_t kMost = std::chrono::milliseconds(std::chrono::hours(24 * 365)).count();
+  return std::chrono::milliseconds(std::min(ms, kMost));
+}
+
+absl::StatusOr<DType> ReadCacheType(v1::DataType code) {
+  const std::optional<DType> dtype = ToDType(code);
+  if (dtype && IsFloat(*dtype)) return *dtype;
+  return Invalid(absl::StrCat("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64"));
+}
+
+}  // namespace
+
+const wire::MessageSchema& AttendCachedSchema() {
+  static const auto* const kFields = [] {
+    auto* fields = new std::vector<wire::PayloadField>;
+    for (const InputField& field : kAttendInputs) {
+      fields->push_back({field.number, &TensorSchema()});
+    }
+    return fields;
+  }();
+  static const wire::MessageSchema kSchema = {*kFields};
+  return kSchema;
+}
+
+const wire::MessageSchema& AppendSchema() {
+  static const auto* const kPartFields =
+      new std::vector<wire::PayloadField>{{v1::AppendPart::kKFieldNumber, &TensorSchema()},
+                                          {v1::AppendPart::kVFieldNumber, &TensorSchema()}};
+  static const wire::MessageSchema kPartSchema = {*kPartFields};
+  static const auto* const kFields =
+      new std::vector<wire::PayloadField>{{v1::AppendRequest::kPartsFieldNumber, &kPartSchema}};
+  static const wire::MessageSchema kSchema = {*kFields};
+  return kSchema;
+}
+
+absl::StatusOr<DecodedAttend> DecodeAttendCached(const MessageBytes& message) {
+  absl::StatusOr<wire::SplitMessage> split = Split(message, AttendCachedSchema(), kAttendLimits);
+  if (!split.ok()) return split.status();
+  AttendMessage fields;
+  if (!fields.ParseFromString(split->rest)) return Invalid("not a rapt.v1.AttendCachedRequest");
+  DecodedAttend decoded;
+  cache::AttendCall& call = decoded.call;
+  decoded.priority = fields.priority();
+  for (const wire::Payload& payload : split->payloads) {
+    for (const InputField& field : kAttendInputs) {
+      if (field.number != payload.path[0]) continue;
+      (call.*field.tensor).bytes = message.Part(payload.begin, payload.size);
+    }
+  }
+  absl::Status status = ReadAttributes(fields, call);
+  for (const InputField& field : kAttendInputs) {
+    if (!status.ok() || !(fields.*field.has)()) continue;
+    status = ReadCallTensor(field.role, (fields.*field.get)(), call.*field.tensor);
+  }
+  if (!status.ok()) return status;
+  return decoded;
+}
+
+absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message) {
+  absl::StatusOr<wire::SplitMessage> split = Split(message, AppendSchema(), kAppendLimits);
+  if (!split.ok()) return split.status();
+  v1::AppendRequest fields;
+  if (!fields.ParseFromString(split->rest)) return Invalid("not a rapt.v1.AppendRequest");
+  const auto count = static_cast<size_t>(fields.parts_size());
+  if (count > cache::kMaxItems) {
+    return Invalid(
+        absl::StrCat("parts has ", count, " entries; at most ", cache::kMaxItems, " are allowed"));
+  }
+  DecodedAppend decoded;
+  decoded.partial = fields.return_partial_success();
+  decoded.priority = fields.priority();
+  decoded.parts.resize(count);
+  for (const wire::Payload& payload : split->payloads) {
+    cache::AppendPart& part = decoded.parts[static_cast<size_t>(payload.index)];
+    cache::CallTensor& tensor = payload.path[1] == v1::AppendPart::kKFieldNumber ? part.k : part.v;
+    tensor.bytes = message.Part(payload.begin, payload.size);
+  }
+  for (size_t n = 0; n < count; ++n) {
+    const v1::AppendPart& from = fields.parts(static_cast<int>(n));
+    cache::AppendPart& part = decoded.parts[n];
+    part.call = {
+        .cache = ReadId(from.cache()), .layer = from.layer(), .generation = from.generation()};
+    if (from.has_at()) part.call.at = from.at();
+    absl::Status status;
+    if (from.has_k()) status = ReadCallTensor(Role::kK, from.k(), part.k);
+    if (status.ok() && from.has_v()) status = ReadCallTensor(Role::kV, from.v(), part.v);
+    if (status.ok()) continue;
+    return Invalid(absl::StrCat("parts[", n, "]: ", std::string(status.message())));
+  }
+  return decoded;
+}
+
+absl::Status CheckAttendCached(const TensorOperator& op) {
+  absl::InlinedVector<const TensorSpec*, 2> outputs;
+  for (Role role : {Role::kY, Role::kLse}) {
+    if (op.outputs()[role]) outputs.push_back(&*op.outputs()[role]);
+  }
+  return CheckResponseSize(outputs);
+}
+
+ResponseMessage EncodeAttendCached(const TensorOperator& op,
+                                   absl::Span<const cache::AppendResult> items,
+                                   const Result& result) {
+  ResponseMessage response;
+  AppendTensor(AttendResponse::kYFieldNumber, *op.outputs()[Role::kY], /*place=*/nullptr,
+               result.outputs[Role::kY], response);
+  if (op.outputs()[Role::kLse]) {
+    AppendTensor(AttendResponse::kLseFieldNumber, *op.outputs()[Role::kLse], /*place=*/nullptr,
+                 result.outputs[Role::kLse], response);
+  }
+  AttendResponse fields;
+  for (const cache::AppendResult& item : items) WriteResult(item, *fields.add_items());
+  response.Append(fields.SerializeAsString());
+  response.Append(EndOf<AttendResponse>(result));
+  return response;
+}
+
+ResponseMessage EncodeAppend(absl::Span<const cache::AppendResult> parts) {
+  v1::AppendResponse fields;
+  for (const cache::AppendResult& part : parts) WriteResult(part, *fields.add_results());
+  ResponseMessage response;
+  response.Append(fields.SerializeAsString());
+  return response;
+}
+
+absl::StatusOr<cache::CacheSpec> DecodeCreate(const v1::CreateRequest& request) {
+  const absl::StatusOr<DType> dtype = ReadCacheType(request.dtype());
+  if (!dtype.ok()) return dtype.status();
+  cache::CacheSpec spec;
+  spec.name = request.name();
+  for (const v1::LayerShape& shape : request.shapes()) {
+    cache::LayerShape& layers = spec.shapes.emplace_back();
+    layers.layers = shape.layers();
+    layers.token = {.kv_heads = shape.kv_heads(),
+                    .head_size = shape.head_size(),
+                    .value_head_size =
+                        shape.value_head_size() == 0 ? shape.head_size() : shape.value_head_size(),
+                    .dtype = *dtype};
+    layers.keep_first = shape.keep_first();
+    layers.keep_last = shape.keep_last();
+  }
+  spec.first_position = request.first_position();
+  spec.reserve_tokens = request.reserve_tokens();
+  spec.lease = FromMilliseconds(request.lease_ms());
+  return spec;
+}
+
+cache::ForkSpec DecodeFork(const v1::ForkRequest& request) {
+  cache::ForkSpec spec;
+  spec.cache = ReadId(request.cache());
+  spec.generation = request.generation();
+  if (request.has_length()) spec.length = request.length();
+  spec.name = request.name();
+  spec.reserve_tokens = request.reserve_tokens();
+  spec.lease = FromMilliseconds(request.lease_ms());
+  return spec;
+}
+
+void Encode(const cache::CacheInfo& info, v1::Cache& cache) {
+  const cache::CacheSpec& spec = info.spec;
+  cache.set_id(info.id);
+  cache.set_name(spec.name);
+  for (const cache::LayerShape& shape : spec.shapes) {
+    v1::LayerShape& to = *cache.add_shapes();
+    to.set_layers(static_cast<int32_t>(shape.layers));
+    to.set_kv_heads(shape.token.kv_heads);
+    to.set_head_size(shape.token.head_size);
+    to.set_value_head_size(shape.token.value_head_size);
+    to.set_keep_first(shape.keep_first);
+    to.set_keep_last(shape.keep_last);
+  }
+  cache.set_dtype(CodeOf(spec.shapes.front().token.dtype));
+  cache.set_first_position(spec.first_position);
+  cache.mutable_lengths()->Assign(info.lengths.begin(), info.lengths.end());
+  cache.set_generation(info.generation);
+  cache.set_lease_ms(Milliseconds(spec.lease));
+  cache.set_expires_in_ms(Milliseconds(info.expires_in));
+  cache.set_reserve_tokens(spec.reserve_tokens);
+  cache.set_bytes(info.bytes);
+  cache.set_shared_bytes(info.shared_bytes);
+}
+
+void Encode(const cache::CacheList& list, v1::Caches& caches) {
+  for (const cache::CacheInfo& info : list.caches) Encode(info, *caches.add_caches());
+  for (const cache::Missing& missing : list.missing) {
+    v1::Missing& to = *caches.add_missing();
+    to.set_cache(missing.id);
+    to.set_reason(std::string(NameOf(missing.reason)));
+  }
+  caches.set_next_page_token(list.next_page_token);
+}
+
+absl::StatusOr<std::vector<std::string>> DecodeIds(const v1::Ids& ids) {
+  const auto count = static_cast<size_t>(ids.caches_size());
+  if (count < 1 || count > kMaxIds) {
+    return Invalid(absl::StrCat("caches has ", count, " ids; it must have 1 to ", kMaxIds));
+  }
+  absl::flat_hash_set<absl::string_view> seen;
+  std::vector<std::string> read;
+  for (const std::string& id : ids.caches()) {
+    if (!seen.insert(id).second) {
+      return Invalid(absl::StrCat("caches[", read.size(), "] occurs twice"));
+    }
+    read.push_back(ReadId(id));
+  }
+  return read;
+}
+
+}  // namespace rapt::native

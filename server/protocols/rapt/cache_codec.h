@@ -1,0 +1,58 @@
+// Converts the messages of rapt.v1.CacheService to calls on caches and back.
+#ifndef RAPT_SERVER_PROTOCOLS_RAPT_CACHE_CODEC_H_
+#define RAPT_SERVER_PROTOCOLS_RAPT_CACHE_CODEC_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/wire_format.h"
+#include "proto/rapt/v1/cache.pb.h"
+#include "server/cache/cache_store.h"
+#include "server/cache/cached_attention.h"
+#include "server/protocols/message_parts.h"
+#include "server/request.h"
+
+namespace rapt::native {
+
+// The fields of AttendCachedRequest and AppendRequest that hold tensor data.
+const wire::MessageSchema& AttendCachedSchema();
+const wire::MessageSchema& AppendSchema();
+
+struct DecodedAttend {
+  cache::AttendCall call;
+  uint64_t priority = 0;
+};
+struct DecodedAppend {
+  std::vector<cache::AppendPart> parts;
+  bool partial = false;
+  uint64_t priority = 0;
+};
+
+// Decode a message, which outlives the call. InvalidArgument names the field, what came and what is
+// allowed.
+absl::StatusOr<DecodedAttend> DecodeAttendCached(const MessageBytes& message);
+absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message);
+
+// ResourceExhausted if the response would exceed the largest message.
+absl::Status CheckAttendCached(const TensorOperator& op);
+
+// Encode the responses. REQUIRES: result.status is OK.
+ResponseMessage EncodeAttendCached(const TensorOperator& op,
+                                   absl::Span<const cache::AppendResult> items,
+                                   const Result& result);
+ResponseMessage EncodeAppend(absl::Span<const cache::AppendResult> parts);
+
+absl::StatusOr<cache::CacheSpec> DecodeCreate(const v1::CreateRequest& request);
+cache::ForkSpec DecodeFork(const v1::ForkRequest& request);
+void Encode(const cache::CacheInfo& info, v1::Cache& cache);
+void Encode(const cache::CacheList& list, v1::Caches& caches);
+
+// Checks the number and the size of the ids, and that none occurs twice.
+absl::StatusOr<std::vector<std::string>> DecodeIds(const v1::Ids& ids);
+
+}  // namespace rapt::native
+
+#endif  // RAPT_SERVER_PROTOCOLS_RAPT_CACHE_CODEC_H_

@@ -1,0 +1,174 @@
+#include "server/wire/rapt/cache_methods.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/cache/cached_attention.h"
+#include "server/protocols/rapt/cache_codec.h"
+
+namespace rapt::native {
+namespace {
+
+absl::Status NoCaches() {
+  return absl::UnimplementedError(
+      "this server keeps no caches; --kv_cache_bytes gives it memory for them");
+}
+
+class AttendCachedHandler final : public MessageHandler {
+ public:
+  explicit AttendCachedHandler(cache::CacheStore* store) : store_(store) {}
+
+ private:
+  void OnMessage(const MessageBytes& message, MethodCall& call) override {
+    absl::StatusOr<Request> request = Decode(message, call.call().caller());
+    if (!request.ok()) return call.End(request.status());
+    operator_ = request->tensor_operator;
+    call.call().Bind(*request);
+    call.call().engine().Submit(
+        *std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
+  }
+
+  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller) {
+    if (store_ == nullptr) return NoCaches();
+    absl::StatusOr<DecodedAttend> decoded = DecodeAttendCached(message);
+    if (!decoded.ok()) return decoded.status();
+    absl::StatusOr<Request> request = attention_.Start(*store_, caller, std::move(decoded->call));
+    if (!request.ok()) return request.status();
+    request->priority = decoded->priority;
+    absl::Status status = CheckAttendCached(*request->tensor_operator);
+    if (!status.ok()) return status;
+    return request;
+  }
+
+  void OnResult(Result result, MethodCall& call) {
+    call.call().Record(result);
+    if (!result.status.ok()) return call.End(std::move(result.status));
+    ResponseMessage response = EncodeAttendCached(*operator_, attention_.results(), result);
+    attention_.Release();
+    call.Respond(std::move(response));
+  }
+
+  cache::CacheStore* const store_;
+  cache::CachedAttention attention_;
+  std::shared_ptr<const TensorOperator> operator_;
+};
+
+class AppendHandler final : public MessageHandler {
+ public:
+  explicit AppendHandler(cache::CacheStore* store) : store_(store) {}
+
+ private:
+  void OnMessage(const MessageBytes& message, MethodCall& call) override {
+    absl::StatusOr<Request> request = Decode(message, call.call().caller());
+    if (!request.ok()) return call.End(request.status());
+    call.call().Bind(*request);
+    call.call().engine().Submit(
+        *std::move(request), [this, &call](Result result) { OnResult(std::move(result), call); });
+  }
+
+  absl::StatusOr<Request> Decode(const MessageBytes& message, const std::string& caller) {
+    if (store_ == nullptr) return NoCaches();
+    absl::StatusOr<DecodedAppend> decoded = DecodeAppend(message);
+    if (!decoded.ok()) return decoded.status();
+    absl::StatusOr<Request> request =
+        append_.Start(*store_, caller, std::move(decoded->parts), decoded->partial);
+    if (request.ok()) request->priority = decoded->priority;
+    return request;
+  }
+
+  void OnResult(Result result, MethodCall& call) {
+    call.call().Record(result);
+    if (!result.status.ok()) return call.End(std::move(result.status));
+    ResponseMessage response = EncodeAppend(append_.results());
+    append_.Release();
+    call.Respond(std::move(response));
+  }
+
+  cache::CacheStore* const store_;
+  cache::CachedAppend append_;
+};
+
+std::string NameOf(absl::string_view method) {
+  return absl::StrCat(kCacheServiceName, "/", method);
+}
+
+absl::Status Answer(const absl::StatusOr<cache::CacheInfo>& info, v1::Cache& response) {
+  if (info.ok()) Encode(*info, response);
+  return info.status();
+}
+
+absl::Status Answer(const absl::StatusOr<cache::CacheList>& list, v1::Caches& response) {
+  if (list.ok()) Encode(*list, response);
+  return list.status();
+}
+
+}  // namespace
+
+CacheMethods::CacheMethods(cache::CacheStore* store, const CallObserverFactory& observe)
+    : store_(store),
+      renew_{store, &cache::CacheStore::Renew},
+      close_{store, &cache::CacheStore::Close},
+      get_{store, &cache::CacheStore::Get},
+      observe_(observe) {}
+
+void CacheMethods::AddTo(UnaryMethods& methods) {
+  const auto add = [&](absl::string_view method, UnaryMethod unary) {
+    unary.observe = observe_(NameOf(method));
+    methods[absl::StrCat("/", NameOf(method))] = std::move(unary);
+  };
+  add("Create", SmallMethod<v1::CreateRequest, v1::Cache>(*this, {}));
+  add("Fork", SmallMethod<v1::ForkRequest, v1::Cache>(*this, {}));
+  add("Truncate", SmallMethod<v1::TruncateRequest, v1::Cache>(*this, {}));
+  add("Renew", SmallMethod<v1::Ids, v1::Caches>(renew_, {}));
+  add("Close", SmallMethod<v1::Ids, v1::Caches>(close_, {}));
+  add("Get", SmallMethod<v1::Ids, v1::Caches>(get_, {}));
+  add("List", SmallMethod<v1::ListRequest, v1::Caches>(*this, {}));
+  // While caches live, their callers go on.
+  constexpr MethodTraits kTraits = {.serves_while_draining = true};
+  add("Append", {.traits = kTraits,
+                 .new_handler = [this] { return std::make_unique<AppendHandler>(store_); }});
+  add("Attend", {.traits = kTraits,
+                 .new_handler = [this] { return std::make_unique<AttendCachedHandler>(store_); }});
+}
+
+absl::Status CacheMethods::Respond(const std::string& caller, const v1::CreateRequest& request,
+                                   v1::Cache& response) const {
+  if (store_ == nullptr) return NoCaches();
+  const absl::StatusOr<cache::CacheSpec> spec = DecodeCreate(request);
+  if (!spec.ok()) return spec.status();
+  return Answer(store_->Create(caller, *spec), response);
+}
+
+absl::Status CacheMethods::Respond(const std::string& caller, const v1::ForkRequest& request,
+                                   v1::Cache& response) const {
+  if (store_ == nullptr) return NoCaches();
+  return Answer(store_->Fork(caller, DecodeFork(request)), response);
+}
+
+absl::Status CacheMethods::Respond(const std::string& caller, const v1::TruncateRequest& request,
+                                   v1::Cache& response) const {
+  if (store_ == nullptr) return NoCaches();
+  return Answer(store_->Truncate(caller, request.cache(), request.length(), request.generation()),
+                response);
+}
+
+absl::Status CacheMethods::Respond(const std::string& caller, const v1::ListRequest& request,
+                                   v1::Caches& response) const {
+  if (store_ == nullptr) return NoCaches();
+  return Answer(
+      store_->List(caller, request.page_size(), request.page_token(), request.name_prefix()),
+      response);
+}
+
+absl::Status CacheMethods::OnIds::Respond(const std::string& caller, const v1::Ids& request,
+                                          v1::Caches& response) const {
+  if (store == nullptr) return NoCaches();
+  const absl::StatusOr<std::vector<std::string>> ids = DecodeIds(request);
+  if (!ids.ok()) return ids.status();
+  return Answer((store->*run)(caller, *ids), response);
+}
+
+}  // namespace rapt::native

@@ -1,0 +1,57 @@
+// The methods of rapt.v1.CacheService, independent of the transport. proto/rapt/v1/cache.proto
+// documents them.
+#ifndef RAPT_SERVER_WIRE_RAPT_CACHE_METHODS_H_
+#define RAPT_SERVER_WIRE_RAPT_CACHE_METHODS_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "proto/rapt/v1/cache.pb.h"
+#include "server/cache/cache_store.h"
+#include "server/calls/call_observer.h"
+#include "server/wire/unary_method.h"
+
+namespace rapt::native {
+
+inline constexpr char kCacheServiceName[] = "rapt.v1.CacheService";
+
+// Thread-safe. REQUIRES: everything borrowed outlives it.
+class CacheMethods {
+ public:
+  // Null `store`: the server keeps no caches, and every method is UNIMPLEMENTED.
+  CacheMethods(cache::CacheStore* store, const CallObserverFactory& observe);
+
+  // Adds the unary methods. REQUIRES: this outlives them.
+  void AddTo(UnaryMethods& methods);
+
+  // The methods without tensors. `caller` owns the caches.
+  absl::Status Respond(const std::string& caller, const v1::CreateRequest& request,
+                       v1::Cache& response) const;
+  absl::Status Respond(const std::string& caller, const v1::ForkRequest& request,
+                       v1::Cache& response) const;
+  absl::Status Respond(const std::string& caller, const v1::TruncateRequest& request,
+                       v1::Cache& response) const;
+  absl::Status Respond(const std::string& caller, const v1::ListRequest& request,
+                       v1::Caches& response) const;
+
+ private:
+  // Renew, Close and Get, which have the same messages.
+  struct OnIds {
+    using Run = absl::StatusOr<cache::CacheList> (cache::CacheStore::*)(
+        const std::string& owner, absl::Span<const std::string> ids);
+
+    absl::Status Respond(const std::string& caller, const v1::Ids& request,
+                         v1::Caches& response) const;
+
+    cache::CacheStore* store;
+    Run run;
+  };
+
+  cache::CacheStore* const store_;
+  const OnIds renew_, close_, get_;
+  const CallObserverFactory observe_;
+};
+
+}  // namespace rapt::native
+
+#endif  // RAPT_SERVER_WIRE_RAPT_CACHE_METHODS_H_

@@ -1,0 +1,439 @@
+// rapt.v1.CacheService of the real rapt-server, compared with a model in float64.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "proto/rapt/v1/cache.grpc.pb.h"
+#include "tests/support/metrics_page.h"
+#include "tests/support/server_process.h"
+#include "tests/support/tensor.h"
+
+namespace rapt::test {
+namespace {
+
+using grpc::StatusCode;
+using ::testing::HasSubstr;
+
+constexpr int64_t kKvHeads = 2, kQueryHeads = 4, kHeadSize = 8, kValueSize = 6;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+v1::Tensor ToMessage(const std::vector<float>& values, const std::vector<int64_t>& shape) {
+  v1::Tensor tensor;
+  tensor.set_dtype(v1::FP32);
+  tensor.mutable_shape()->Assign(shape.begin(), shape.end());
+  tensor.set_data(values.data(), values.size() * sizeof(float));
+  return tensor;
+}
+
+std::vector<float> Values(const v1::Tensor& tensor) {
+  std::vector<float> values(tensor.data().size() / sizeof(float));
+  std::copy_n(tensor.data().data(), tensor.data().size(), reinterpret_cast<char*>(values.data()));
+  return values;
+}
+
+// New tokens: keys [n, Hkv, D] and values [n, Hkv, Dv].
+struct Tokens {
+  std::vector<float> keys, values;
+
+  int64_t count() const { return static_cast<int64_t>(keys.size()) / (kKvHeads * kHeadSize); }
+  v1::Tensor k() const { return ToMessage(keys, {count(), kKvHeads, kHeadSize}); }
+  v1::Tensor v() const { return ToMessage(values, {count(), kKvHeads, kValueSize}); }
+  void Add(const Tokens& more) {
+    keys.insert(keys.end(), more.keys.begin(), more.keys.end());
+    values.insert(values.end(), more.values.begin(), more.values.end());
+  }
+  void Resize(int64_t count) {
+    keys.resize(static_cast<size_t>(count * kKvHeads * kHeadSize));
+    values.resize(static_cast<size_t>(count * kKvHeads * kValueSize));
+  }
+};
+
+std::vector<float> Random(int64_t count, Rng& rng) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = static_cast<float>(Uniform(rng, -2, 2));
+  return values;
+}
+
+Tokens RandomTokens(int64_t count, Rng& rng) {
+  return {Random(count * kKvHeads * kHeadSize, rng), Random(count * kKvHeads * kValueSize, rng)};
+}
+
+// What a layer of a cache holds.
+struct LayerModel {
+  Tokens tokens;
+  int64_t keep_first = 0, keep_last = 0;
+};
+
+struct CacheModel {
+  v1::Cache info;
+  std::vector<LayerModel> layers;
+
+  int64_t shortest() const {
+    int64_t least = layers[0].tokens.count();
+    for (const LayerModel& layer : layers) least = std::min(least, layer.tokens.count());
+    return least;
+  }
+};
+
+// One item's rows of y and lse by the definition. `q`: [rows, Hq, D].
+struct Answer {
+  std::vector<double> y, lse;
+};
+
+Answer Define(const LayerModel& layer, int64_t keys, int64_t first_position, int64_t position,
+              int64_t rows, const float* q, std::optional<int64_t> left) {
+  Answer answer;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t h = 0; h < kQueryHeads; ++h) {
+      const int64_t kv = h / (kQueryHeads / kKvHeads);
+      std::vector<std::pair<int64_t, double>> scores;
+      double max = -kInfinity;
+      for (int64_t t = 0; t < keys; ++t) {
+        const int64_t distance = position + r - (first_position + t);
+        if (distance < 0) continue;
+        const bool is_first = first_position + t < layer.keep_first;
+        const bool is_kept = layer.keep_last == 0 || distance < layer.keep_last;
+        if (!is_first && !(is_kept && (!left || distance <= *left))) continue;
+        double score = 0;
+        for (int64_t e = 0; e < kHeadSize; ++e) {
+          score += static_cast<double>(q[(r * kQueryHeads + h) * kHeadSize + e]) *
+                   layer.tokens.keys[(t * kKvHeads + kv) * kHeadSize + e];
+        }
+        score /= std::sqrt(static_cast<double>(kHeadSize));
+        scores.emplace_back(t, score);
+        max = std::max(max, score);
+      }
+      double sum = 0;
+      std::vector<double> y(kValueSize, 0);
+      for (const auto& [t, score] : scores) {
+        const double weight = std::exp(score - max);
+        sum += weight;
+        for (int64_t e = 0; e < kValueSize; ++e) {
+          y[e] += weight * layer.tokens.values[(t * kKvHeads + kv) * kValueSize + e];
+        }
+      }
+      for (double value : y) answer.y.push_back(scores.empty() ? 0 : value / sum);
+      answer.lse.push_back(scores.empty() ? -kInfinity : max + std::log(sum));
+    }
+  }
+  return answer;
+}
+
+void ExpectClose(const v1::Tensor& got, const std::vector<double>& want, const char* name) {
+  const std::vector<float> values = Values(got);
+  ASSERT_EQ(values.size(), want.size()) << name;
+  for (size_t n = 0; n < want.size(); ++n) {
+    if (values[n] == want[n]) continue;  // infinities
+    ASSERT_NEAR(values[n], want[n], 2e-5 * (1 + std::abs(want[n]))) << name << " " << n;
+  }
+}
+
+class CacheServiceTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    server_ = new ServerProcess(
+        {"--threads=2", "--kv_cache_bytes=67108864", "--instance_name=me", "--grace_period=0s"});
+  }
+  static void TearDownTestSuite() { delete server_; }
+
+  void SetUp() override { stub_ = StubOf(*server_); }
+
+  static std::unique_ptr<v1::CacheService::Stub> StubOf(const ServerProcess& server) {
+    return v1::CacheService::NewStub(
+        grpc::CreateChannel(server.grpc_address(), grpc::InsecureChannelCredentials()));
+  }
+
+  // Calls a method; the trailer rapt-reason is in reason_.
+  template <typename Method, typename Request, typename Response>
+  grpc::Status Call(Method method, const Request& request, Response& response) {
+    grpc::ClientContext context;
+    response.Clear();
+    const grpc::Status status = ((*stub_).*method)(&context, request, &response);
+    const auto& trailers = context.GetServerTrailingMetadata();
+    const auto reason = trailers.find("rapt-reason");
+    reason_ =
+        reason == trailers.end() ? "" : std::string(reason->second.data(), reason->second.size());
+    return status;
+  }
+
+  grpc::Status Create(const v1::CreateRequest& request, v1::Cache& cache) {
+    return Call(&v1::CacheService::Stub::Create, request, cache);
+  }
+  grpc::Status Append(const v1::AppendRequest& request, v1::AppendResponse& response) {
+    return Call(&v1::CacheService::Stub::Append, request, response);
+  }
+  grpc::Status Attend(const v1::AttendCachedRequest& request, v1::AttendCachedResponse& response) {
+    return Call(&v1::CacheService::Stub::Attend, request, response);
+  }
+
+  static v1::CreateRequest CreateOf(int layers = 2) {
+    v1::CreateRequest request;
+    request.set_dtype(v1::FP32);
+    v1::LayerShape& shape = *request.add_shapes();
+    shape.set_layers(layers);
+    shape.set_kv_heads(kKvHeads);
+    shape.set_head_size(kHeadSize);
+    shape.set_value_head_size(kValueSize);
+    return request;
+  }
+
+  v1::Cache CreateCache(const v1::CreateRequest& request = CreateOf()) {
+    v1::Cache cache;
+    const grpc::Status status = Create(request, cache);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return cache;
+  }
+
+  static v1::AppendRequest AppendOf(const v1::Cache& cache, int layer, int64_t at,
+                                    const Tokens& tokens) {
+    v1::AppendRequest request;
+    v1::AppendPart& part = *request.add_parts();
+    part.set_cache(cache.id());
+    part.set_generation(cache.generation());
+    part.set_layer(layer);
+    part.set_at(at);
+    *part.mutable_k() = tokens.k();
+    *part.mutable_v() = tokens.v();
+    return request;
+  }
+
+  // One item, with new tokens and rows.
+  static v1::AttendCachedRequest AttendOf(const v1::Cache& cache, int layer, int64_t at,
+                                          const Tokens& tokens, int rows, Rng& rng) {
+    v1::AttendCachedRequest request;
+    request.set_layer(layer);
+    v1::Item& item = *request.add_items();
+    item.set_cache(cache.id());
+    item.set_generation(cache.generation());
+    item.set_rows(rows);
+    item.set_new_tokens(static_cast<int>(tokens.count()));
+    item.set_at(at);
+    *request.mutable_q() =
+        ToMessage(Random(rows * kQueryHeads * kHeadSize, rng), {rows, kQueryHeads, kHeadSize});
+    if (tokens.count() == 0) return request;
+    *request.mutable_k() = tokens.k();
+    *request.mutable_v() = tokens.v();
+    return request;
+  }
+
+  void ExpectFails(const grpc::Status& status, StatusCode code, const std::string& reason) {
+    EXPECT_EQ(status.error_code(), code) << status.error_message();
+    EXPECT_EQ(reason_, reason) << status.error_message();
+  }
+
+  static ServerProcess* server_;
+  std::unique_ptr<v1::CacheService::Stub> stub_;
+  std::string reason_;
+};
+
+ServerProcess* CacheServiceTest::server_ = nullptr;
+
+TEST_F(CacheServiceTest, AStepAppendsAndAttends) {
+  Rng rng(1);
+  const v1::Cache cache = CreateCache();
+  EXPECT_THAT(cache.id(), HasSubstr("me:"));
+  EXPECT_EQ(cache.generation(), 1u);
+  LayerModel layer{RandomTokens(200, rng)};
+  v1::AppendResponse appended;
+  ASSERT_TRUE(Append(AppendOf(cache, 1, 0, layer.tokens), appended).ok());
+  EXPECT_EQ(appended.results(0).length(), 200);
+  for (int64_t n = 200; n < 210; ++n) {
+    const Tokens next = RandomTokens(1, rng);
+    const v1::AttendCachedRequest request = [&] {
+      v1::AttendCachedRequest r = AttendOf(cache, 1, n, next, 1, rng);
+      r.set_want_lse(true);
+      return r;
+    }();
+    layer.tokens.Add(next);
+    v1::AttendCachedResponse response;
+    const grpc::Status status = Attend(request, response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.items(0).length(), n + 1);
+    EXPECT_FALSE(response.items(0).applied_before());
+    const std::vector<float> q = Values(request.q());
+    const Answer want = Define(layer, n + 1, 0, n, 1, q.data(), {});
+    ExpectClose(response.y(), want.y, "y");
+    ExpectClose(response.lse(), want.lse, "lse");
+    EXPECT_THAT(response.plan(), HasSubstr("cpu/"));
+    // Sent again, as after a lost reply: the same bits.
+    v1::AttendCachedResponse again;
+    ASSERT_TRUE(Attend(request, again).ok());
+    EXPECT_TRUE(again.items(0).applied_before());
+    EXPECT_EQ(again.y().data(), response.y().data());
+    EXPECT_EQ(again.lse().data(), response.lse().data());
+  }
+}
+
+TEST_F(CacheServiceTest, TwoThousandRandomOperationsMatchTheModel) {
+  Rng rng(20261124);
+  std::vector<CacheModel> caches;
+  int64_t attended = 0, aborted = 0;
+  for (int n = 0; n < 2000; ++n) {
+    SCOPED_TRACE(absl::StrCat("operation ", n));
+    const int64_t kind = caches.empty() ? 0 : UniformInt(rng, 0, 19);
+    if (kind == 0 && caches.size() < 12) {
+      v1::CreateRequest request = CreateOf(1);
+      *request.add_shapes() = request.shapes(0);
+      request.set_first_position(UniformInt(rng, 0, 1) * 1000);
+      if (UniformInt(rng, 0, 1) == 1) {
+        request.mutable_shapes(1)->set_keep_last(UniformInt(rng, 1, 200));
+        request.mutable_shapes(1)->set_keep_first(UniformInt(rng, 0, 1) * 1100);
+      }
+      CacheModel model{CreateCache(request), {}};
+      for (const v1::LayerShape& shape : request.shapes()) {
+        model.layers.push_back({{}, shape.keep_first(), shape.keep_last()});
+      }
+      caches.push_back(std::move(model));
+      continue;
+    }
+    if (caches.empty()) continue;
+    CacheModel& cache =
+        caches[static_cast<size_t>(UniformInt(rng, 0, static_cast<int64_t>(caches.size()) - 1))];
+    if (kind == 1 && caches.size() < 12) {
+      v1::ForkRequest request;
+      request.set_cache(cache.info.id());
+      request.set_generation(cache.info.generation());
+      request.set_length(UniformInt(rng, 0, cache.shortest()));
+      v1::Cache fork;
+      const grpc::Status status = Call(&v1::CacheService::Stub::Fork, request, fork);
+      if (status.error_code() == StatusCode::FAILED_PRECONDITION) continue;  // evicted
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      CacheModel model = cache;
+      model.info = fork;
+      for (LayerModel& layer : model.layers) layer.tokens.Resize(request.length());
+      caches.push_back(std::move(model));
+    } else if (kind == 2) {
+      v1::TruncateRequest request;
+      request.set_cache(cache.info.id());
+      request.set_generation(cache.info.generation());
+      request.set_length(UniformInt(rng, 0, cache.shortest()));
+      const v1::Cache before = cache.info;
+      v1::Cache truncated;
+      const grpc::Status status = Call(&v1::CacheService::Stub::Truncate, request, truncated);
+      if (status.error_code() == StatusCode::FAILED_PRECONDITION) continue;
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      ASSERT_EQ(truncated.generation(), before.generation() + 1);
+      cache.info = truncated;
+      for (LayerModel& layer : cache.layers) layer.tokens.Resize(request.length());
+      // A late append is fenced.
+      v1::AppendResponse response;
+      ExpectFails(Append(AppendOf(before, 0, request.length(), RandomTokens(1, rng)), response),
+                  StatusCode::ABORTED, "generation");
+      ++aborted;
+    } else if (kind == 3 && caches.size() > 4) {
+      v1::Ids ids;
+      ids.add_caches(cache.info.id());
+      v1::Caches closed;
+      ASSERT_TRUE(Call(&v1::CacheService::Stub::Close, ids, closed).ok());
+      EXPECT_EQ(closed.caches(0).lengths(0), cache.layers[0].tokens.count());
+      ExpectFails(Call(&v1::CacheService::Stub::Get, ids, closed), StatusCode::NOT_FOUND, "closed");
+      std::swap(cache, caches.back());
+      caches.pop_back();
+    } else if (kind < 8) {
+      const auto layer = static_cast<int>(UniformInt(rng, 0, 1));
+      Tokens& tokens = cache.layers[layer].tokens;
+      const Tokens more = RandomTokens(UniformInt(rng, 0, 150), rng);
+      const v1::AppendRequest request = AppendOf(cache.info, layer, tokens.count(), more);
+      v1::AppendResponse response;
+      for (int64_t times = UniformInt(rng, 1, 2); times > 0; --times) {
+        const grpc::Status status = Append(request, response);
+        ASSERT_TRUE(status.ok()) << status.error_message();
+      }
+      tokens.Add(more);
+      ASSERT_EQ(response.results(0).length(), tokens.count());
+      if (more.count() == 0) continue;
+      // Other tokens at the same place.
+      Tokens other = more;
+      other.values.back() += 1;
+      if (cache.layers[layer].keep_last > 0) continue;  // evicted tokens count as the same
+      ExpectFails(
+          Append(AppendOf(cache.info, layer, tokens.count() - more.count(), other), response),
+          StatusCode::ABORTED, "conflict");
+      ++aborted;
+    } else {
+      // A ragged batch over some caches.
+      const auto layer = static_cast<int>(UniformInt(rng, 0, 1));
+      v1::AttendCachedRequest request;
+      request.set_layer(layer);
+      request.set_want_lse(true);
+      std::optional<int64_t> left;
+      if (UniformInt(rng, 0, 4) == 0) request.mutable_window()->set_left(*(left = 20));
+      Tokens all;
+      std::vector<float> q;
+      Answer want;
+      std::vector<std::pair<CacheModel*, Tokens>> parts;
+      for (CacheModel& each : caches) {
+        if (UniformInt(rng, 0, 1) == 0) continue;
+        LayerModel& model = each.layers[layer];
+        v1::Item& item = *request.add_items();
+        item.set_cache(each.info.id());
+        item.set_generation(each.info.generation());
+        const Tokens more = RandomTokens(UniformInt(rng, 0, 1) * UniformInt(rng, 1, 20), rng);
+        int64_t rows = more.count() == 0 ? 1 : UniformInt(rng, 0, more.count());
+        item.set_rows(static_cast<int>(rows));
+        item.set_new_tokens(static_cast<int>(more.count()));
+        item.set_at(model.tokens.count());
+        all.Add(more);
+        parts.emplace_back(&each, more);
+        LayerModel after = model;
+        after.tokens.Add(more);
+        const std::vector<float> own = Random(rows * kQueryHeads * kHeadSize, rng);
+        const int64_t length = after.tokens.count();
+        const int64_t first = each.info.first_position();
+        const Answer answer =
+            Define(after, length, first, first + length - rows, rows, own.data(), left);
+        want.y.insert(want.y.end(), answer.y.begin(), answer.y.end());
+        want.lse.insert(want.lse.end(), answer.lse.begin(), answer.lse.end());
+        q.insert(q.end(), own.begin(), own.end());
+      }
+      if (request.items().empty()) continue;
+      if (!q.empty()) {
+        *request.mutable_q() = ToMessage(
+            q,
+            {static_cast<int64_t>(q.size()) / (kQueryHeads * kHeadSize), kQueryHeads, kHeadSize});
+      }
+      if (all.count() > 0) {
+        *request.mutable_k() = all.k();
+        *request.mutable_v() = all.v();
+      }
+      v1::AttendCachedResponse response;
+      for (int64_t times = UniformInt(rng, 1, 2); times > 0; --times) {
+        const grpc::Status status = Attend(request, response);
+        ASSERT_TRUE(status.ok()) << status.error_message();
+      }
+      for (auto& [each, more] : parts) each->layers[layer].tokens.Add(more);
+      ExpectClose(response.y(), want.y, "y");
+      ExpectClose(response.lse(), want.lse, "lse");
+      ++attended;
+    }
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(attended, 800);
+  EXPECT_GT(aborted, 200);
+  v1::ListRequest list;
+  v1::Caches listed;
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::List, list, listed).ok());
+  for (const CacheModel& cache : caches) {
+    const auto found = std::find_if(listed.caches().begin(), listed.caches().end(),
+                                    [&](const v1::Cache& c) { return c.id() == cache.info.id(); });
+    ASSERT_NE(found, listed.caches().end());
+    for (int layer : {0, 1}) {
+      EXPECT_EQ(found->lengths(layer), cache.layers[layer].tokens.count());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rapt::test
