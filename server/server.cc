@@ -150,12 +150,6 @@ struct Caches {
   cache::CacheStore store;
 };
 
-// Null if the options give them no memory.
-std::unique_ptr<Caches> CachesOf(const CacheOptions& options, const Clock& clock) {
-  if (options.bytes == 0) return nullptr;
-  return std::make_unique<Caches>(options, clock);
-}
-
 // "host/127.0.0.1:8001", cut to the length that ids allow.
 std::string DefaultInstance(const std::string& address) {
   char host[256] = "";
@@ -267,7 +261,7 @@ class ServerImpl final : public Server {
   Engine engine_;
   OpenCalls open_calls_;
   OpenCalls small_calls_;
-  const std::unique_ptr<Caches> caches_;  // null: the server keeps none
+  Caches caches_;  // none are made without --kv_cache_bytes
   const Housekeeper housekeeper_;
   StreamCounts streams_;
   Readiness readiness_;
@@ -305,11 +299,9 @@ ServerImpl::ServerImpl(Configuration c)
       engine_(plan_options_, memory_->gate, memory_->pool, executor_, lanes_.get()),
       open_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller}),
       small_calls_({options_.calls.max_open_calls, options_.calls.max_calls_per_caller}),
-      caches_(CachesOf(options_.cache, memory_->clock)),
+      caches_(options_.cache, memory_->clock),
       housekeeper_(memory_->pool, memory_->clock, HasBeenBusy(open_calls_),
-                   [this] {
-                     if (caches_ != nullptr) caches_->store.Expire();
-                   }),
+                   [this] { caches_.store.Expire(); }),
       readiness_(
           std::move(c.canary), options_.compute.stall_timeout,
           [this](absl::AnyInvocable<void()> run) { http2_server_->Post(std::move(run)); },
@@ -325,7 +317,7 @@ ServerImpl::ServerImpl(Configuration c)
           [this](absl::string_view method) { return Observe(method); }),
       native_methods_(environment_, shared_memory_,
                       [this](absl::string_view method) { return Observe(method); }),
-      cache_methods_(caches_ == nullptr ? nullptr : &caches_->store,
+      cache_methods_(options_.cache.bytes == 0 ? nullptr : &caches_.store,
                      [this](absl::string_view method) { return Observe(method); }),
       health_status_({oip::kServiceName, native::kServiceName, native::kCacheServiceName}) {
   oip_methods_.AddTo(methods_);
@@ -359,7 +351,7 @@ void ServerImpl::ExportMetrics() {
                     "Age of the oldest waiting request of all queues.", {},
                     [this] { return OldestRequestAge().count(); });
   memory_->pool.ExportTo(metrics_);
-  if (caches_ != nullptr) caches_->store.ExportTo(metrics_);
+  caches_.store.ExportTo(metrics_);
   backends_->cudnn.ExportTo(metrics_);
   readiness_.ExportTo(metrics_);
   ExportProcess(metrics_);
@@ -422,8 +414,8 @@ absl::Status ServerImpl::Listen() {
       environment_, memory_->pool, methods_, stream_methods_);
   http2_server_->ExportTo(metrics_);
   return http2_server_->Start([this] {
-    if (caches_ == nullptr || !options_.cache.instance_name.empty()) return;
-    caches_->store.SetInstance(DefaultInstance(grpc_address()));
+    if (!options_.cache.instance_name.empty()) return;
+    caches_.store.SetInstance(DefaultInstance(grpc_address()));
   });
 }
 
@@ -497,14 +489,14 @@ void ServerImpl::ReloadFiles() {
 // Live caches keep the server up: their callers may go on until the grace period ends.
 void ServerImpl::WaitForCaches(Instant end) const {
   constexpr std::chrono::milliseconds kInterval{20};
-  while (caches_ != nullptr && caches_->store.caches() > 0 && memory_->clock.Now() < end) {
+  while (caches_.store.caches() > 0 && memory_->clock.Now() < end) {
     std::this_thread::sleep_for(kInterval);
   }
 }
 
 void ServerImpl::Drain() {
   readiness_.Withdraw();
-  if (caches_ != nullptr) caches_->store.StopCreating();
+  caches_.store.StopCreating();
   health_status_.SetServing(false);
   // Callers use other connections, if they can, before their calls are refused. Calls that they
   // have begun have the pause to send their messages.

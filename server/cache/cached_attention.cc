@@ -143,12 +143,13 @@ absl::Status CachedAttention::Check(absl::Span<const LayerState> states) {
     }
     ragged_.head_sink = sink.dtype;
   }
-  const bool is_double = ragged_.dtype == DType::kFloat64;
+  // Partial results of 16-bit caches need FP32.
+  const bool is_wide = ragged_.dtype == DType::kFloat32 || ragged_.dtype == DType::kFloat64;
   if (call_.output && *call_.output != ragged_.dtype &&
-      (is_double || *call_.output != DType::kFloat32)) {
+      (is_wide || *call_.output != DType::kFloat32)) {
     return Invalid(absl::StrCat("output is ", std::string(NameOf(*call_.output)),
                                 "; it must be the caches' ", std::string(NameOf(ragged_.dtype)),
-                                is_double ? "" : " or FP32"));
+                                is_wide ? "" : " or FP32"));
   }
   return absl::OkStatus();
 }

@@ -104,7 +104,7 @@ absl::Status Call::CancelledOrLate() const {
 
 absl::Status Call::CheckMessageSize(int64_t bytes) const {
   int64_t most = limits().max_message_bytes;
-  if (!traits_.carries_tensors) most = std::min(most, kMaxSmallMessageBytes);
+  if (!traits_.carries_tensors) most = std::min(most, traits_.max_small_bytes);
   if (bytes <= most) return absl::OkStatus();
   return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
                 absl::StrCat("the message has ", bytes, " bytes; at most ", most, " are allowed"));

@@ -33,18 +33,22 @@ struct CallLimits {
   std::chrono::nanoseconds max_deadline{0};
 };
 
+// Such a message fits into the window that a stream has before it is read.
+inline constexpr int64_t kMaxSmallMessageBytes = 64 * 1024;
+
 // How a method treats its callers.
 struct MethodTraits {
-  // Without tensors: the message has at most kMaxSmallMessageBytes and waits for no memory; the
+  // Without tensors: the message has at most `max_small_bytes` and waits for no memory; the
   // call is counted separately, so that health can be queried while tensor calls are at their
   // limit.
   bool carries_tensors = true;
+  int64_t max_small_bytes = kMaxSmallMessageBytes;
   // Open to callers without a token.
   bool is_public = false;
   // Its calls are accepted until the grace period ends.
   bool serves_while_draining = false;
 };
-inline constexpr int64_t kMaxSmallMessageBytes = 128 * 1024;
+
 
 // Dependencies of all calls; outlives them.
 struct CallEnvironment {

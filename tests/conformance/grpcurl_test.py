@@ -16,6 +16,7 @@ SERVICES = {
     "grpc.reflection.v1alpha.ServerReflection",
     "inference.GRPCInferenceService",
     "rapt.v1.AttentionService",
+    "rapt.v1.CacheService",
 }
 
 

@@ -52,11 +52,12 @@ RULES = {
     ),
     "server/calls/": ("server/engine.h", *VALUES, ATTENTION, "base/"),
     # Codecs use the library's values, of which requests consist.
-    "server/protocols/": (*VALUES, "server/attention_stream.h", "server/calls/", "server/shared_memory/", ATTENTION, "base/", "proto/"),
+    "server/protocols/": (*VALUES, "server/attention_stream.h", "server/cache/", "server/calls/", "server/shared_memory/", ATTENTION, "base/", "proto/"),
     "server/wire/": (
         "server/engine.h",
         "server/attention_stream.h",
         *VALUES,
+        "server/cache/",
         "server/calls/",
         "server/protocols/",
         "server/shared_memory/",
@@ -66,7 +67,7 @@ RULES = {
     ),
     "server/wire/http/": ("server/wire/*.h", "base/"),
     "server/shared_memory/": ("base/",),
-    "server/cache/": (ATTENTION, "base/"),
+    "server/cache/": (*VALUES, ATTENTION, "base/"),
     "server/admission/": (*VALUES, ATTENTION, "base/"),
     "server/execution/": (*VALUES, ATTENTION, "base/"),
     "server/metrics/": (*VALUES, "server/calls/", ATTENTION, "base/"),

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -433,6 +434,248 @@ TEST_F(CacheServiceTest, TwoThousandRandomOperationsMatchTheModel) {
       EXPECT_EQ(found->lengths(layer), cache.layers[layer].tokens.count());
     }
   }
+}
+
+TEST_F(CacheServiceTest, RefusesWhatIsNotAllowedAndSaysWhy) {
+  Rng rng(2);
+  const v1::Cache cache = CreateCache();
+  const Tokens two = RandomTokens(2, rng);
+  const v1::AttendCachedRequest good = AttendOf(cache, 0, 0, two, 2, rng);
+  const auto refusal = [&](const std::function<void(v1::AttendCachedRequest&)>& change) {
+    v1::AttendCachedRequest request = good;
+    change(request);
+    v1::AttendCachedResponse response;
+    const grpc::Status status = Attend(request, response);
+    EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT) << status.error_message();
+    return status.error_message();
+  };
+  using R = v1::AttendCachedRequest;
+  EXPECT_EQ(refusal([](R& r) { r.clear_items(); }), "items has 0 entries; it must have 1 to 1024");
+  EXPECT_EQ(refusal([](R& r) { r.mutable_items(0)->set_rows(-1); }),
+            "items[0]: rows is -1; it must be at least 0");
+  EXPECT_EQ(refusal([](R& r) { r.mutable_items(0)->set_new_tokens(-1); }),
+            "items[0]: new_tokens is -1; it must be at least 0");
+  EXPECT_EQ(refusal([](R& r) {
+              r.mutable_items(0)->set_rows(0);
+              r.mutable_items(0)->set_new_tokens(0);
+            }),
+            "items[0]: rows and new_tokens are both 0; an item needs one of them");
+  EXPECT_EQ(refusal([](R& r) { r.mutable_items(0)->clear_at(); }),
+            "items[0]: at is absent; new tokens need it");
+  EXPECT_EQ(refusal([](R& r) { r.mutable_items(0)->set_position(-1); }),
+            "items[0]: position is -1; it must be in [0, 2^62)");
+  EXPECT_EQ(refusal([](R& r) { r.set_layer(2); }), "items[0]: layer is 2; the cache has 2 layers");
+  EXPECT_EQ(refusal([](R& r) { *r.add_items() = r.items(0); }),
+            "items[1]: layer 0 of the cache occurs twice");
+  EXPECT_EQ(refusal([](R& r) { r.clear_q(); }), "q is absent; the items need [2, 2, 8]");
+  EXPECT_EQ(refusal([](R& r) { r.clear_v(); }), "v is absent; the items need [2, 2, 6]");
+  EXPECT_EQ(refusal([](R& r) { r.mutable_items(0)->set_rows(1); }),
+            "q has shape [2, 4, 8]; the items and their caches need [1, 4, 8]");
+  EXPECT_EQ(refusal([](R& r) { *r.mutable_q()->mutable_shape()->Mutable(1) = 3; }),
+            "q has 256 bytes of data; its shape [2, 3, 8] of FP32 needs 192");
+  EXPECT_EQ(refusal([](R& r) { r.set_scale(kInfinity); }),
+            "scale is inf; it must be finite, or absent for 1 / sqrt(D)");
+  EXPECT_EQ(refusal([](R& r) { r.set_softcap(-2); }),
+            "softcap is -2; it must be finite and at least 0");
+  EXPECT_EQ(refusal([](R& r) { r.mutable_window()->set_left(-1); }),
+            "window.left is -1; it must be at least 0, or absent");
+  EXPECT_EQ(refusal([](R& r) { r.mutable_window()->set_right(-1); }),
+            "window.right is -1; it must be at least 0, or absent");
+  EXPECT_EQ(refusal([](R& r) { r.set_output(v1::FP16); }),
+            "output is FP16; it must be the caches' FP32");
+  EXPECT_THAT(refusal([](R& r) { r.set_share_prefix(static_cast<v1::SharePrefix>(7)); }),
+              HasSubstr("share_prefix is 7"));
+  v1::AttendCachedResponse response;
+  ASSERT_TRUE(Attend(good, response).ok());
+}
+
+TEST_F(CacheServiceTest, AnItemThatFailsLeavesTheOthersAlone) {
+  Rng rng(3);
+  const v1::Cache cache = CreateCache();
+  Tokens tokens = RandomTokens(3, rng);
+  v1::AttendCachedRequest request = AttendOf(cache, 0, 0, tokens, 1, rng);
+  v1::Item& missing = *request.add_items();
+  missing.set_cache("me:0:1");
+  missing.set_generation(1);
+  missing.set_rows(2);
+  *request.mutable_q() =
+      ToMessage(Random(3 * kQueryHeads * kHeadSize, rng), {3, kQueryHeads, kHeadSize});
+  request.set_want_lse(true);
+  v1::AttendCachedResponse response;
+  ExpectFails(Attend(request, response), StatusCode::NOT_FOUND, "restarted");
+  v1::Ids ids;
+  ids.add_caches(cache.id());
+  v1::Caches caches;
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::Get, ids, caches).ok());
+  EXPECT_EQ(caches.caches(0).lengths(0), 0);  // all or nothing
+  request.set_return_partial_success(true);
+  ASSERT_TRUE(Attend(request, response).ok());
+  EXPECT_EQ(response.items(0).code(), 0);
+  EXPECT_EQ(response.items(0).length(), 3);
+  EXPECT_EQ(response.items(1).code(), static_cast<int>(StatusCode::NOT_FOUND));
+  EXPECT_EQ(response.items(1).reason(), "restarted");
+  const std::vector<float> q = Values(request.q());
+  Answer want = Define({tokens}, 3, 0, 2, 1, q.data(), {});
+  want.y.resize(want.y.size() + 2 * kQueryHeads * kValueSize, 0);
+  want.lse.resize(want.lse.size() + 2 * kQueryHeads, -kInfinity);
+  ExpectClose(response.y(), want.y, "y");
+  ExpectClose(response.lse(), want.lse, "lse");
+}
+
+TEST_F(CacheServiceTest, RunsOutOfPagesAtOnceAndOthersKeepTheirBits) {
+  const ServerProcess server({"--threads=2", "--kv_cache_bytes=8388608", "--grace_period=0s"});
+  stub_ = StubOf(server);
+  Rng rng(4);
+  const v1::Cache kept = CreateCache(CreateOf(1));
+  const Tokens tokens = RandomTokens(1000, rng);
+  v1::AppendResponse response;
+  ASSERT_TRUE(Append(AppendOf(kept, 0, 0, tokens), response).ok());
+  const v1::AttendCachedRequest question = AttendOf(kept, 0, 1000, {}, 1, rng);
+  v1::AttendCachedResponse before, after;
+  ASSERT_TRUE(Attend(question, before).ok());
+  const v1::Cache filler = CreateCache(CreateOf(1));
+  const Tokens more = RandomTokens(20000, rng);
+  int64_t length = 0;
+  grpc::Status status;
+  while ((status = Append(AppendOf(filler, 0, length, more), response)).ok()) {
+    length += more.count();
+  }
+  ExpectFails(status, StatusCode::RESOURCE_EXHAUSTED, "pages");
+  EXPECT_THAT(status.error_message(), ::testing::ContainsRegex("needs [0-9]+ bytes of pages, "
+                                                               "[0-9]+ are free"));
+  EXPECT_GT(length, 0);
+  ASSERT_TRUE(Attend(question, after).ok());
+  EXPECT_EQ(after.y().data(), before.y().data());
+  v1::Ids ids;
+  ids.add_caches(filler.id());
+  v1::Caches closed;
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::Close, ids, closed).ok());
+  EXPECT_TRUE(Append(AppendOf(kept, 0, 1000, more), response).ok());
+}
+
+TEST_F(CacheServiceTest, AnExpiredCacheIsGoneAndItsPagesAreFree) {
+  v1::CreateRequest request = CreateOf();
+  request.set_lease_ms(50);
+  request.set_reserve_tokens(1000);
+  const v1::Cache cache = CreateCache(request);
+  EXPECT_EQ(cache.lease_ms(), 50);
+  v1::Ids ids;
+  ids.add_caches(cache.id());
+  v1::Caches caches;
+  grpc::Status status;
+  do {
+    status = Call(&v1::CacheService::Stub::Get, ids, caches);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  } while (status.ok());
+  ExpectFails(status, StatusCode::NOT_FOUND, "expired");
+}
+
+TEST_F(CacheServiceTest, CloseDuringALongCallLetsItFinish) {
+  Rng rng(6);
+  const v1::Cache cache = CreateCache(CreateOf(1));
+  const Tokens tokens = RandomTokens(30000, rng);
+  v1::AppendResponse response;
+  ASSERT_TRUE(Append(AppendOf(cache, 0, 0, tokens), response).ok());
+  const v1::AttendCachedRequest question = AttendOf(cache, 0, 30000, {}, 500, rng);
+  v1::AttendCachedResponse alone;
+  ASSERT_TRUE(Attend(question, alone).ok());
+  v1::AttendCachedResponse answered;
+  grpc::Status status;
+  std::thread caller([&] {
+    grpc::ClientContext context;
+    status = stub_->Attend(&context, question, &answered);
+  });
+  v1::Ids ids;
+  ids.add_caches(cache.id());
+  v1::Caches closed;
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::Close, ids, closed).ok());
+  caller.join();
+  // The call came before the close, or found the cache closed; it is never half of either.
+  if (status.ok()) {
+    EXPECT_EQ(answered.y().data(), alone.y().data());
+  } else {
+    EXPECT_EQ(status.error_code(), StatusCode::NOT_FOUND);
+  }
+}
+
+TEST_F(CacheServiceTest, AServerThatWasKilledSaysSo) {
+  Rng rng(7);
+  v1::Cache cache;
+  {
+    ServerProcess first({"--kv_cache_bytes=8388608", "--instance_name=again"});
+    stub_ = StubOf(first);
+    cache = CreateCache();
+    v1::AppendResponse response;
+    ASSERT_TRUE(Append(AppendOf(cache, 0, 0, RandomTokens(100, rng)), response).ok());
+    first.Signal(SIGKILL);
+    first.Wait();
+  }
+  const ServerProcess second({"--kv_cache_bytes=8388608", "--instance_name=again"});
+  stub_ = StubOf(second);
+  v1::AppendResponse response;
+  ExpectFails(Append(AppendOf(cache, 0, 100, RandomTokens(1, rng)), response),
+              StatusCode::NOT_FOUND, "restarted");
+  const ServerProcess other({"--kv_cache_bytes=8388608"});
+  stub_ = StubOf(other);
+  ExpectFails(Append(AppendOf(cache, 0, 100, RandomTokens(1, rng)), response),
+              StatusCode::NOT_FOUND, "wrong_instance");
+}
+
+TEST_F(CacheServiceTest, ADrainingServerServesItsCachesAndMakesNone) {
+  Rng rng(8);
+  ServerProcess server({"--kv_cache_bytes=8388608", "--grace_period=20s"});
+  stub_ = StubOf(server);
+  const v1::Cache cache = CreateCache();
+  server.Terminate();
+  v1::Cache refused;
+  grpc::Status status;
+  do {
+    status = Create(CreateOf(), refused);
+  } while (status.ok());
+  ExpectFails(status, StatusCode::UNAVAILABLE, "draining");
+  v1::AppendResponse response;
+  for (int64_t n = 0; n < 5; ++n) {
+    const grpc::Status appended = Append(AppendOf(cache, 0, n, RandomTokens(1, rng)), response);
+    ASSERT_TRUE(appended.ok()) << appended.error_message();
+  }
+  v1::Ids ids;
+  ids.add_caches(cache.id());
+  v1::Caches closed;
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::Close, ids, closed).ok());
+  while (closed.caches_size() == 0) std::this_thread::yield();
+  EXPECT_EQ(server.Wait(), 0);  // long before the grace period ends: no cache lives
+}
+
+TEST_F(CacheServiceTest, AServerWithoutCachesSaysSo) {
+  const ServerProcess server;
+  stub_ = StubOf(server);
+  v1::Cache cache;
+  const grpc::Status status = Create(CreateOf(), cache);
+  EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("--kv_cache_bytes"));
+  v1::AttendCachedResponse response;
+  EXPECT_EQ(Attend({}, response).error_code(), StatusCode::UNIMPLEMENTED);
+  v1::Ids ids;
+  v1::Caches caches;
+  EXPECT_EQ(Call(&v1::CacheService::Stub::Get, ids, caches).error_code(),
+            StatusCode::UNIMPLEMENTED);
+}
+
+TEST_F(CacheServiceTest, ExportsItsState) {
+  v1::CreateRequest request = CreateOf();
+  request.set_reserve_tokens(640);
+  const v1::Cache cache = CreateCache(request);
+  EXPECT_EQ(ReadMetric(*server_, "rapt_kv_limit_bytes"), 67108864);
+  EXPECT_GE(ReadMetric(*server_, "rapt_kv_used_bytes"), static_cast<double>(cache.bytes()));
+  EXPECT_GE(ReadMetric(*server_, "rapt_kv_reserved_bytes"), static_cast<double>(cache.bytes()));
+  EXPECT_GE(ReadMetric(*server_, "rapt_kv_caches"), 1);
+  v1::AttendCachedResponse response;
+  v1::AttendCachedRequest unknown;
+  unknown.add_items()->set_cache("nobody");
+  unknown.mutable_items(0)->set_rows(1);
+  ExpectFails(Attend(unknown, response), StatusCode::NOT_FOUND, "unknown");
+  EXPECT_GE(ReadMetric(*server_, "rapt_kv_refused_total", {{"reason", "unknown"}}), 1);
 }
 
 }  // namespace

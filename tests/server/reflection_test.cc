@@ -139,10 +139,11 @@ TYPED_TEST(ReflectionTest, ListsTheServicesThatAreServed) {
   request.set_host("rapt.example");
   request.set_list_services("*");
   const auto response = this->client_.Ask(request);
-  EXPECT_THAT(this->NamesOf(response),
-              ElementsAre("grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
-                          "grpc.reflection.v1alpha.ServerReflection",
-                          "inference.GRPCInferenceService", "rapt.v1.AttentionService"));
+  EXPECT_THAT(
+      this->NamesOf(response),
+      ElementsAre("grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection",
+                  "grpc.reflection.v1alpha.ServerReflection", "inference.GRPCInferenceService",
+                  "rapt.v1.AttentionService", "rapt.v1.CacheService"));
   EXPECT_EQ(response.valid_host(), "rapt.example");
   EXPECT_EQ(response.original_request().SerializeAsString(), request.SerializeAsString());
   EXPECT_TRUE(this->client_.Finish().ok());

@@ -423,7 +423,7 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRaggedAttention(
   if (absl::Status status = CheckNumbers(call); !status.ok()) return status;
   auto ragged = std::make_shared<const RaggedAttention>(std::move(call), source);
   if (absl::Status status = ragged->CheckSizes(); !status.ok()) return status;
-  return ragged;
+  return std::shared_ptr<const TensorOperator>(std::move(ragged));
 }
 
 }  // namespace rapt

@@ -115,6 +115,12 @@ CacheMethods::CacheMethods(cache::CacheStore* store, const CallObserverFactory& 
       observe_(observe) {}
 
 void CacheMethods::AddTo(UnaryMethods& methods) {
+  constexpr int64_t kMaxIdsBytes = 128 * 1024;  // of 1024 ids
+  const auto add_of_ids = [&](absl::string_view method, const OnIds& service) {
+    UnaryMethod& unary = methods[absl::StrCat("/", NameOf(method))];
+    unary = SmallMethod<v1::Ids, v1::Caches>(service, observe_(NameOf(method)));
+    unary.traits.max_small_bytes = kMaxIdsBytes;
+  };
   const auto add = [&](absl::string_view method, UnaryMethod unary) {
     unary.observe = observe_(NameOf(method));
     methods[absl::StrCat("/", NameOf(method))] = std::move(unary);
@@ -122,9 +128,9 @@ void CacheMethods::AddTo(UnaryMethods& methods) {
   add("Create", SmallMethod<v1::CreateRequest, v1::Cache>(*this, {}));
   add("Fork", SmallMethod<v1::ForkRequest, v1::Cache>(*this, {}));
   add("Truncate", SmallMethod<v1::TruncateRequest, v1::Cache>(*this, {}));
-  add("Renew", SmallMethod<v1::Ids, v1::Caches>(renew_, {}));
-  add("Close", SmallMethod<v1::Ids, v1::Caches>(close_, {}));
-  add("Get", SmallMethod<v1::Ids, v1::Caches>(get_, {}));
+  add_of_ids("Renew", renew_);
+  add_of_ids("Close", close_);
+  add_of_ids("Get", get_);
   add("List", SmallMethod<v1::ListRequest, v1::Caches>(*this, {}));
   // While caches live, their callers go on.
   constexpr MethodTraits kTraits = {.serves_while_draining = true};
