@@ -695,7 +695,10 @@ absl::StatusOr<CacheStore::Batch> CacheStore::Open(const std::string& owner,
     if (batch.caches_[n] == nullptr) continue;
     Cache& cache = *batch.caches_[n];
     MutexLock lock(cache.mutex);
-    batch.states_[n].status = CheckPlace(cache, calls[n], batch.states_[n]);
+    LayerState& state = batch.states_[n];
+    state.status = CheckPlace(cache, calls[n], state);
+    if (!state.status.ok()) continue;
+    state.before = cache.layers[static_cast<size_t>(calls[n].layer)].Take(state.at);
   }
   return batch;
 }
@@ -805,6 +808,11 @@ void CacheStore::ExportTo(MetricSink& metrics) {
   metrics.AddGauge("rapt_kv_caches", "Live caches.", {}, [=, this] { return number(caches()); });
   metrics.AddCounter("rapt_kv_expired_total", "Caches whose lease ran out.", {},
                      [=, this] { return number(expired_); });
+  metrics.AddCounter("rapt_kv_read_bytes_total", "Keys and values that calls have read.", {},
+                     [=, this] { return number(read_bytes_); });
+  metrics.AddCounter("rapt_kv_saved_bytes_total",
+                     "Keys and values that were read once for several items of a call.", {},
+                     [=, this] { return number(saved_bytes_); });
   for (int n = 1; n < kReasons; ++n) {
     const auto reason = static_cast<Reason>(n);
     metrics.AddCounter("rapt_kv_refused_total", "Refusals, by rapt-reason.",

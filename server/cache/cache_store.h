@@ -103,6 +103,7 @@ struct LayerState {
   int64_t first_position = 0;
   int64_t length = 0;  // of the layer
   int64_t at = 0;
+  std::optional<Snapshot> before = {};  // of the first `at` tokens, if the status is OK
 };
 
 // New tokens: keys [count, Hkv, D] and values [count, Hkv, Dv], row-major.
@@ -196,6 +197,13 @@ class CacheStore {
   int64_t caches() const;
   const Arena& arena() const { return arena_; }
 
+  // Counts bytes of keys and values that a call reads, and those that it does not read again
+  // because items share them.
+  void CountRead(int64_t read, int64_t saved) {
+    read_bytes_ += read;
+    saved_bytes_ += saved;
+  }
+
   // Exports rapt_kv_limit_bytes and its siblings.
   void ExportTo(MetricSink& metrics);
 
@@ -256,6 +264,8 @@ class CacheStore {
   std::atomic<bool> creating_{true};
   mutable std::array<std::atomic<int64_t>, kReasons> refused_{};  // by reason
   std::atomic<int64_t> expired_{0};
+  std::atomic<int64_t> read_bytes_{0};
+  std::atomic<int64_t> saved_bytes_{0};
 
   mutable Mutex mutex_;
   absl::flat_hash_map<std::string, std::shared_ptr<Owner>> owners_ ABSL_GUARDED_BY(mutex_);

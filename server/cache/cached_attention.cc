@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,10 @@
 
 namespace rapt::cache {
 namespace {
+
+// Shorter prefixes, and fewer rows of a key/value head, gain nothing when they are read together.
+constexpr int64_t kLeastPrefixTokens = 512;
+constexpr int64_t kLeastSharedRows = 8;
 
 absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
 
@@ -173,6 +178,53 @@ void CachedAttention::SetItem(size_t n, const LayerState& state) {
   if (item.rows > 0) tokens.first_row = ragged.position;
 }
 
+// Finds the items whose caches begin with the same pages. A fork has the pages of its parent up to
+// the page where they part, so items with the same page at one place have the same ones before.
+void CachedAttention::FindPrefixes(absl::Span<const LayerState> states) {
+  constexpr int64_t kLeastPages = kLeastPrefixTokens / kPageTokens;
+  std::map<const std::byte*, std::vector<int64_t>> sharers;
+  for (size_t n = 0; n < states.size(); ++n) {
+    if (!states[n].before || !SeesAll(ragged_.items[n], kLeastPrefixTokens)) continue;
+    if (states[n].at < kLeastPrefixTokens) continue;
+    const std::byte* const page = states[n].before->pages()[kLeastPages - 1];
+    if (page != nullptr) sharers[page].push_back(static_cast<int64_t>(n));
+  }
+  for (auto& [page, items] : sharers) {
+    const auto first = states[items[0]].before->pages();
+    auto pages = static_cast<int64_t>(first.size());
+    int64_t rows = 0;
+    for (int64_t n : items) {
+      const auto own = states[n].before->pages();
+      int64_t same = 0;
+      while (same < std::min(pages, states[n].at / kPageTokens) && own[same] == first[same] &&
+             SeesAll(ragged_.items[n], (same + 1) * kPageTokens)) {
+        ++same;
+      }
+      pages = same;
+      rows += ragged_.items[n].rows;
+    }
+    const bool gains = items.size() > 1 && pages >= kLeastPages &&
+                       rows * (ragged_.query_heads / ragged_.kv_heads) > kLeastSharedRows;
+    if (gains) ragged_.prefixes.push_back({pages * kPageTokens, std::move(items)});
+  }
+}
+
+void CachedAttention::CountRead(CacheStore& store) const {
+  const int64_t token_bytes =
+      ragged_.kv_heads * (ragged_.head_size + ragged_.value_head_size) * SizeOf(ragged_.dtype);
+  int64_t tokens = 0, saved = 0;
+  for (const RaggedItem& item : ragged_.items) {
+    const VisibleTokens visible = VisibleTokensOf(item);
+    for (const TokenRange& range : {visible.first, visible.recent}) {
+      if (!range.empty()) tokens += range.end - range.begin;
+    }
+  }
+  for (const SharedPrefix& prefix : ragged_.prefixes) {
+    saved += prefix.tokens * (static_cast<int64_t>(prefix.items.size()) - 1);
+  }
+  store.CountRead((tokens - saved) * token_bytes, saved * token_bytes);
+}
+
 absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::string& owner,
                                                AttendCall call) {
   call_ = std::move(call);
@@ -211,6 +263,7 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
     keys += tokens * head_bytes * ragged_.head_size;
     values += tokens * head_bytes * ragged_.value_head_size;
   }
+  if (call_.shares_prefixes) FindPrefixes(batch_->states());
   auto op = MakeRaggedAttention(ragged_, *this);
   if (!op.ok()) return op.status();
   Request request;
@@ -221,8 +274,10 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
   request.prepared_bytes = call_.k.bytes.size + call_.v.bytes.size;
   request.prepare = [this, &store](const Arguments&) {
     auto results = store.Append(*batch_, tokens_, call_.partial);
-    if (results.ok()) results_ = *std::move(results);
-    return results.status();
+    if (!results.ok()) return results.status();
+    results_ = *std::move(results);
+    CountRead(store);
+    return absl::OkStatus();
   };
   return request;
 }

@@ -48,6 +48,7 @@ struct AttendCall {
   std::optional<int64_t> left_window = {};
   bool wants_lse = false;
   std::optional<DType> output = {};
+  bool shares_prefixes = true;
   // An error of one item fails that item alone. INVALID_ARGUMENT always fails the call.
   bool partial = false;
 };
@@ -74,6 +75,8 @@ class CachedAttention final : public RaggedSource {
   absl::Status CheckShapes(absl::Span<const LayerState> states);
   absl::Status CheckTensor(const CallTensor& tensor, const Shape& shape) const;
   void SetItem(size_t n, const LayerState& state);
+  void FindPrefixes(absl::Span<const LayerState> states);
+  void CountRead(CacheStore& store) const;
 
   AttendCall call_;
   RaggedCall ragged_;

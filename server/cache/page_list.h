@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "attention/mechanism/softmax/ragged_attention.h"
 #include "attention/tensor_view.h"
 #include "server/cache/arena.h"
@@ -46,6 +47,8 @@ class PageTable;
 class Snapshot {
  public:
   int64_t length() const { return length_; }
+  // The memory of each page, which identifies it while a snapshot holds it; null: evicted.
+  absl::Span<const std::byte* const> pages() const { return key_pages_.pages; }
   // Return views [1, Hkv, length, D] and [1, Hkv, length, Dv]. The pages of evicted tokens are null
   // and must not be read. REQUIRES: length() > 0.
   TensorView keys() const;

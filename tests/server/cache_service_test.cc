@@ -599,6 +599,64 @@ TEST_F(CacheServiceTest, CloseDuringALongCallLetsItFinish) {
   }
 }
 
+TEST_F(CacheServiceTest, ForksReadTheirPrefixOnce) {
+  Rng rng(9);
+  const v1::Cache parent = CreateCache(CreateOf(1));
+  LayerModel prompt{RandomTokens(1000, rng)};
+  v1::AppendResponse appended;
+  ASSERT_TRUE(Append(AppendOf(parent, 0, 0, prompt.tokens), appended).ok());
+  v1::AttendCachedRequest batch;
+  batch.set_want_lse(true);
+  Tokens all;
+  std::vector<float> q;
+  Answer want;
+  std::vector<v1::AttendCachedRequest> alone;
+  for (int n = 0; n < 6; ++n) {
+    v1::ForkRequest request;
+    request.set_cache(parent.id());
+    request.set_generation(1);
+    request.set_length(n == 5 ? 700 : 1000);
+    v1::Cache fork;
+    ASSERT_TRUE(Call(&v1::CacheService::Stub::Fork, request, fork).ok());
+    LayerModel layer = prompt;
+    layer.tokens.Resize(request.length());
+    const Tokens own = RandomTokens(1 + n, rng);
+    layer.tokens.Add(own);
+    const v1::AttendCachedRequest one = AttendOf(fork, 0, request.length(), own, 1, rng);
+    alone.push_back(one);
+    *batch.add_items() = one.items(0);
+    all.Add(own);
+    const std::vector<float> row = Values(one.q());
+    q.insert(q.end(), row.begin(), row.end());
+    const int64_t length = layer.tokens.count();
+    const Answer answer = Define(layer, length, 0, length - 1, 1, row.data(), {});
+    want.y.insert(want.y.end(), answer.y.begin(), answer.y.end());
+    want.lse.insert(want.lse.end(), answer.lse.begin(), answer.lse.end());
+  }
+  *batch.mutable_q() = ToMessage(q, {6, kQueryHeads, kHeadSize});
+  *batch.mutable_k() = all.k();
+  *batch.mutable_v() = all.v();
+  const double saved = ReadMetric(*server_, "rapt_kv_saved_bytes_total");
+  v1::AttendCachedResponse shared, apart;
+  ASSERT_TRUE(Attend(batch, shared).ok());
+  EXPECT_THAT(shared.plan(), HasSubstr("6 items, prefixes of 6"));
+  ExpectClose(shared.y(), want.y, "y");
+  ExpectClose(shared.lse(), want.lse, "lse");
+  // Ten whole pages of 64 tokens are common to all of them.
+  const double token_bytes = kKvHeads * (kHeadSize + kValueSize) * sizeof(float);
+  EXPECT_EQ(ReadMetric(*server_, "rapt_kv_saved_bytes_total") - saved, 5 * 640 * token_bytes);
+  batch.set_share_prefix(v1::SHARE_PREFIX_NEVER);
+  ASSERT_TRUE(Attend(batch, apart).ok());
+  EXPECT_THAT(apart.plan(), ::testing::EndsWith("6 items"));
+  std::string bytes;
+  for (v1::AttendCachedRequest& one : alone) {
+    v1::AttendCachedResponse response;
+    ASSERT_TRUE(Attend(one, response).ok());
+    bytes += response.y().data();
+  }
+  EXPECT_EQ(apart.y().data(), bytes);
+}
+
 TEST_F(CacheServiceTest, AServerThatWasKilledSaysSo) {
   Rng rng(7);
   v1::Cache cache;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <string>
@@ -67,17 +68,58 @@ TensorView TokensOf(const TensorView& view, const TokenRange& tokens, PagedRows&
   return part;
 }
 
-// Merges a part's row into the first part's. Each part was folded once, so its sum is 1 and its max
-// the lse.
+// Merges row `from` of a part into row `to` of another. Each part was folded once, so its sum is 1
+// and its max the lse.
 template <typename Real>
-void FoldRow(const Arguments::State& part, const Arguments::State& into, int64_t h, int64_t i) {
-  const auto row = [&](const MutableTensorView& view) {
+void FoldRow(const Arguments::State& part, int64_t from, const Arguments::State& into, int64_t to,
+             int64_t h) {
+  const auto row = [h](const MutableTensorView& view, int64_t i) {
     return reinterpret_cast<Real*>(view.Row(0, h, i));
   };
   const auto size = static_cast<size_t>(into.output.dims[3]);
-  FoldInto(absl::Span<Real>(row(into.output), size), *row(into.max), *row(into.sum),
-           absl::Span<const Real>(row(part.output), size), *row(part.max));
+  FoldInto(absl::Span<Real>(row(into.output, to), size), *row(into.max, to), *row(into.sum, to),
+           absl::Span<const Real>(row(part.output, from), size), *row(part.max, from));
 }
+
+// Rows that see the same keys: those of an item, or of all items with one prefix.
+struct Block {
+  Block(const RaggedItem& item, const VisibleTokens& visible, int64_t first_row)
+      : item(item), visible(visible), first_row(first_row) {}
+
+  bool is_split() const { return item.rows <= kMostSplitRows; }
+  int64_t parts_of_first() const {
+    return is_split() ? ChunksIn(visible.first) : (visible.first.empty() ? 0 : 1);
+  }
+  // The chunks of the first tokens, then those of the recent ones.
+  int64_t parts() const {
+    const TokenRange& recent = visible.recent;
+    const int64_t of_recent = is_split() ? ChunksIn(recent) : (recent.empty() ? 0 : 1);
+    // The parts of a prefix are merged into one of the item's own.
+    return std::max<int64_t>(parts_of_first() + of_recent, prefix == nullptr ? 0 : 1);
+  }
+  int64_t longest_part() const {
+    const auto length = [](const TokenRange& range) { return range.end - range.begin; };
+    const int64_t longest = std::max({length(visible.first), length(visible.recent), int64_t{1}});
+    return is_split() ? std::min(longest, kRaggedChunk) : longest;
+  }
+  // The tokens of a part; may be empty.
+  TokenRange Part(int64_t part) const {
+    const TokenRange& range = part < parts_of_first() ? visible.first : visible.recent;
+    if (!is_split()) return range;
+    if (part >= parts_of_first()) part -= parts_of_first();
+    const int64_t chunk = range.begin / kRaggedChunk + part;
+    return {std::max(range.begin, chunk * kRaggedChunk),
+            std::min(range.end, (chunk + 1) * kRaggedChunk)};
+  }
+
+  RaggedItem item;
+  VisibleTokens visible;
+  int64_t first_row;                      // of Q, or of the gathered queries
+  const SharedPrefix* sharers = nullptr;  // of a prefix
+  // Of an item with a prefix: its block, and the item's first row there.
+  const Block* prefix = nullptr;
+  int64_t prefix_row = 0;
+};
 
 // The tasks of a call, made for one backend.
 class RaggedPlan final : public BackendPlan {
@@ -94,15 +136,12 @@ class RaggedPlan final : public BackendPlan {
     int64_t state = 0;       // offset of the first part's state in the workspace
   };
 
-  std::string Describe() const override {
-    const std::string inner = forms.empty() || forms.begin()->second.plan.backend_plan == nullptr
-                                  ? ""
-                                  : forms.begin()->second.plan.backend_plan->Describe();
-    return absl::StrCat(inner, inner.empty() ? "" : " ", places.size(), " items");
-  }
+  std::string Describe() const override { return description; }
 
   std::map<int64_t, Form> forms;  // by the number of rows
-  std::vector<Place> places;      // of each item
+  std::vector<Place> places;      // of each block
+  std::string description;
+  int64_t queries = 0;  // offset of the gathered queries in the workspace
   int64_t units = 0;
   int64_t units_per_task = 1;
 };
@@ -111,12 +150,13 @@ class RaggedAttention final : public TensorOperator {
  public:
   RaggedAttention(RaggedCall call, const RaggedSource& source)
       : call_(std::move(call)), source_(source) {
-    for (RaggedItem& item : call_.items) {
-      item = Normalized(item);
-      visible_.push_back(VisibleTokensOf(item));
-      first_rows_.push_back(rows_);
+    blocks_.reserve(call_.items.size() + call_.prefixes.size());  // addresses stay
+    for (const RaggedItem& item : call_.items) {
+      const RaggedItem normalized = Normalized(item);
+      blocks_.emplace_back(normalized, VisibleTokensOf(normalized), rows_);
       rows_ += item.rows;
     }
+    for (const SharedPrefix& prefix : call_.prefixes) AddPrefix(prefix);
     const DType output = call_.output.value_or(call_.dtype);
     outputs_[Role::kY] = TensorSpec{output, {rows_, call_.query_heads, call_.value_head_size}};
     if (call_.wants_lse) {
@@ -127,61 +167,44 @@ class RaggedAttention final : public TensorOperator {
   // Returns ResourceExhausted if the plan's sizes could overflow.
   absl::Status CheckSizes() const {
     std::optional<int64_t> total = 0;
-    for (size_t n = 0; n < call_.items.size() && total; ++n) {
-      // A state is O, max and sum of each row, and its parts are aligned.
-      const auto values = CheckedAdd(call_.value_head_size, 2 + kWorkspaceAlignment);
-      const int64_t factors[] = {PartsOf(n), call_.items[n].rows, call_.query_heads,
+    for (const Block& block : blocks_) {
+      // A state is O, max and sum of each row, and its parts are aligned. Queries may be gathered.
+      const auto sizes = CheckedAdd(call_.value_head_size, call_.head_size);
+      const auto values = CheckedAdd(sizes.value_or(-1), 2 + kWorkspaceAlignment);
+      const int64_t factors[] = {block.parts(), block.item.rows, call_.query_heads,
                                  values.value_or(0), SizeOf(DType::kFloat64)};
-      const auto bytes = values ? CheckedProduct(factors) : std::nullopt;
-      total = bytes ? CheckedAdd(*total, *bytes) : std::nullopt;
+      const auto bytes = sizes && values ? CheckedProduct(factors) : std::nullopt;
+      total = total && bytes ? CheckedAdd(*total, *bytes) : std::nullopt;
     }
     if (total) return absl::OkStatus();
     return absl::ResourceExhaustedError(
         "the partial results of the items have more bytes than 64 bits can count");
   }
 
-  // A valid problem of one part, of the form of `rows` rows and at most `keys` keys.
-  Problem PartProblem(int64_t rows, int64_t keys) const {
-    Problem p;
-    p.dtype = call_.dtype;
-    p.batch = 1;
-    p.query_heads = call_.query_heads;
-    p.kv_heads = call_.kv_heads;
-    p.query_length = rows;
-    p.key_length = keys;
-    p.head_size = call_.head_size;
-    p.value_head_size = call_.value_head_size;
-    p.scale = call_.scale;
-    p.softcap = call_.softcap;
-    p.causal = true;
-    p.section = Section{.query_length = rows, .key_length = keys};
-    p.folds = true;
-    return p;
-  }
-
   const OutputMap<std::optional<TensorSpec>>& outputs() const override { return outputs_; }
 
-  // Stages: the states are cleared, the parts computed, and those of an item merged.
+  // Stages: the states are cleared and the queries of prefixes gathered; the parts are computed;
+  // those of an item are merged.
   void PlanTasks(Plan& plan) const override {
     auto ragged = std::make_shared<RaggedPlan>();
-    for (size_t n = 0; n < call_.items.size(); ++n) {
-      const int64_t keys = LongestPart(n);
-      const auto [form, is_new] = ragged->forms.try_emplace(call_.items[n].rows);
+    for (const Block& block : blocks_) {
+      const auto [form, is_new] = ragged->forms.try_emplace(block.item.rows);
       Problem& problem = form->second.plan.problem;
-      if (is_new) problem = PartProblem(call_.items[n].rows, keys);
-      problem.key_length = std::max(problem.key_length, keys);
+      if (is_new) problem = PartProblem(block.item.rows);
+      problem.key_length = std::max(problem.key_length, block.longest_part());
     }
     for (auto& [rows, form] : ragged->forms) PlanForm(plan, form);
-    double flops = 0;
-    for (size_t n = 0; n < call_.items.size(); ++n) {
-      const RaggedItem& item = call_.items[n];
-      const RaggedPlan::Form& form = ragged->forms.at(item.rows);
+    ragged->queries = plan.shared_workspace_bytes;
+    plan.shared_workspace_bytes += RoundUp(gathered_rows_ * QueryBytes(), kWorkspaceAlignment);
+    double pairs = 0;
+    for (const Block& block : blocks_) {
+      const RaggedPlan::Form& form = ragged->forms.at(block.item.rows);
       ragged->places.push_back({&form, ragged->units, plan.shared_workspace_bytes});
-      ragged->units += PartsOf(n) * form.tasks;
-      plan.shared_workspace_bytes += PartsOf(n) * form.state_bytes;
-      flops += VisiblePairs(item, visible_[n]);
+      ragged->units += block.parts() * form.tasks;
+      plan.shared_workspace_bytes += block.parts() * form.state_bytes;
+      pairs += VisiblePairs(block.item, block.visible);
     }
-    plan.flops = 2 * flops * static_cast<double>(call_.query_heads) *
+    plan.flops = 2 * pairs * static_cast<double>(call_.query_heads) *
                  static_cast<double>(call_.head_size + call_.value_head_size);
     const double unit_flops = plan.flops / static_cast<double>(std::max<int64_t>(ragged->units, 1));
     const int64_t share = std::max<int64_t>(1, CeilDiv(ragged->units, plan.threads));
@@ -189,21 +212,23 @@ class RaggedAttention final : public TensorOperator {
         std::clamp(kMinTaskFlops / std::max(unit_flops, 1.0), 1.0, static_cast<double>(share)));
     if (rows_ > 0) {
       const int64_t tasks = std::max<int64_t>(1, CeilDiv(ragged->units, ragged->units_per_task));
-      plan.stages = {std::min(Items(), tasks), tasks, std::min(Items() * call_.query_heads, tasks)};
+      plan.stages = {std::min(Blocks(), tasks), tasks,
+                     std::min(Items() * call_.query_heads, tasks)};
     }
+    ragged->description = Describe(*ragged);
     plan.backend_plan = std::move(ragged);
   }
 
   void RunTask(const Plan& plan, const Arguments& arguments, std::byte* workspace, int stage,
                int64_t task, int worker, const Checkpoint& checkpoint) const override {
     const auto& ragged = static_cast<const RaggedPlan&>(*plan.backend_plan);
-    const auto part = [&](int64_t count) {
+    const auto share = [&](int64_t count) {
       const int64_t tasks = plan.stages[static_cast<size_t>(stage)];
       return TokenRange{task * count / tasks, (task + 1) * count / tasks};
     };
-    if (stage == 0) return Clear(ragged, part(Items()), workspace);
+    if (stage == 0) return Begin(ragged, share(Blocks()), arguments, workspace);
     if (stage == 2) {
-      return Finish(ragged, part(Items() * call_.query_heads), arguments, workspace);
+      return Finish(ragged, share(Items() * call_.query_heads), arguments, workspace);
     }
     const int64_t begin = task * ragged.units_per_task;
     const TokenRange units = {begin, std::min(begin + ragged.units_per_task, ragged.units)};
@@ -214,35 +239,44 @@ class RaggedAttention final : public TensorOperator {
 
  private:
   int64_t Items() const { return static_cast<int64_t>(call_.items.size()); }
+  int64_t Blocks() const { return static_cast<int64_t>(blocks_.size()); }
+  int64_t QueryBytes() const { return call_.query_heads * call_.head_size * SizeOf(call_.dtype); }
   DType LseType() const {
     return call_.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   }
-  bool IsSplit(size_t n) const { return call_.items[n].rows <= kMostSplitRows; }
 
-  // The parts of an item: the chunks of its first tokens, then those of the recent ones.
-  int64_t PartsOf(size_t n) const {
-    const auto& [first, recent] = visible_[n];
-    if (!IsSplit(n)) return (first.empty() ? 0 : 1) + (recent.empty() ? 0 : 1);
-    return ChunksIn(first) + ChunksIn(recent);
+  // All rows of the sharers see the whole prefix; the items keep what comes after it.
+  void AddPrefix(const SharedPrefix& prefix) {
+    RaggedItem rows = {.keys = prefix.tokens, .position = prefix.tokens};
+    const int64_t first_row = gathered_rows_;
+    for (int64_t n : prefix.items) {
+      Block& block = blocks_[n];
+      block.prefix_row = rows.rows;
+      block.visible.recent.begin = prefix.tokens;
+      rows.rows += block.item.rows;
+    }
+    gathered_rows_ += rows.rows;
+    Block& block = blocks_.emplace_back(rows, VisibleTokensOf(rows), first_row);
+    block.sharers = &prefix;
+    for (int64_t n : prefix.items) blocks_[n].prefix = &block;
   }
 
-  int64_t LongestPart(size_t n) const {
-    const auto& [first, recent] = visible_[n];
-    const int64_t longest =
-        std::max({first.end - first.begin, recent.end - recent.begin, int64_t{1}});
-    return IsSplit(n) ? std::min(longest, kRaggedChunk) : longest;
-  }
-
-  // The tokens of a part.
-  TokenRange PartOf(size_t n, int64_t part) const {
-    const auto& [first, recent] = visible_[n];
-    const int64_t parts_of_first = IsSplit(n) ? ChunksIn(first) : (first.empty() ? 0 : 1);
-    const TokenRange& range = part < parts_of_first ? first : recent;
-    if (!IsSplit(n)) return range;
-    if (part >= parts_of_first) part -= parts_of_first;
-    const int64_t chunk = range.begin / kRaggedChunk + part;
-    return {std::max(range.begin, chunk * kRaggedChunk),
-            std::min(range.end, (chunk + 1) * kRaggedChunk)};
+  // A valid problem of one part, without keys yet.
+  Problem PartProblem(int64_t rows) const {
+    Problem p;
+    p.dtype = call_.dtype;
+    p.batch = 1;
+    p.query_heads = call_.query_heads;
+    p.kv_heads = call_.kv_heads;
+    p.query_length = rows;
+    p.head_size = call_.head_size;
+    p.value_head_size = call_.value_head_size;
+    p.scale = call_.scale;
+    p.softcap = call_.softcap;
+    p.causal = true;
+    p.section = Section{.query_length = rows};
+    p.folds = true;
+    return p;
   }
 
   // One thread plans each part, so that its bits do not depend on their number.
@@ -252,11 +286,25 @@ class RaggedAttention final : public TensorOperator {
     inner.isa = plan.isa;
     inner.threads = 1;
     if (inner.problem.empty()) return;
+    inner.problem.section->key_length = inner.problem.key_length;
     inner.routing.backend->PlanTasks(inner);
     form.tasks = inner.stages.front();
     form.state_bytes = StateBytes(inner.problem, inner.state_dtype);
     plan.worker_workspace_bytes = std::max(plan.worker_workspace_bytes,
                                            RoundUp(inner.workspace_bytes(), kWorkspaceAlignment));
+  }
+
+  // "q24 k64 s1 32 items, prefixes of 31"
+  std::string Describe(const RaggedPlan& ragged) const {
+    const auto form = ragged.forms.begin();
+    std::string text = absl::StrCat(Items(), " items");
+    if (form != ragged.forms.end() && form->second.plan.backend_plan != nullptr) {
+      text = absl::StrCat(form->second.plan.backend_plan->Describe(), " ", text);
+    }
+    size_t sharers = 0;
+    for (const SharedPrefix& prefix : call_.prefixes) sharers += prefix.items.size();
+    if (sharers > 0) absl::StrAppend(&text, ", prefixes of ", sharers);
+    return text;
   }
 
   static Arguments::State StateOf(const RaggedPlan::Place& place, int64_t part,
@@ -266,12 +314,35 @@ class RaggedAttention final : public TensorOperator {
                    workspace + place.state + part * form.state_bytes);
   }
 
-  void Clear(const RaggedPlan& ragged, TokenRange items, std::byte* workspace) const {
-    for (int64_t n = items.begin; n < items.end; ++n) {
-      for (int64_t part = 0; part < PartsOf(n) && call_.items[n].rows > 0; ++part) {
+  void Begin(const RaggedPlan& ragged, TokenRange range, const Arguments& arguments,
+             std::byte* workspace) const {
+    for (int64_t n = range.begin; n < range.end; ++n) {
+      const Block& block = blocks_[n];
+      if (block.item.rows == 0) continue;
+      for (int64_t part = 0; part < block.parts(); ++part) {
         ClearState(StateOf(ragged.places[n], part, workspace));
       }
+      if (block.sharers == nullptr) continue;
+      std::byte* to = workspace + ragged.queries + block.first_row * QueryBytes();
+      for (int64_t item : block.sharers->items) {
+        const Block& from = blocks_[item];
+        const int64_t bytes = from.item.rows * QueryBytes();
+        std::memcpy(to, arguments.inputs[Role::kQ].data + from.first_row * QueryBytes(),
+                    static_cast<size_t>(bytes));
+        to += bytes;
+      }
     }
+  }
+
+  // The item whose keys a block reads; nullopt if they are not available.
+  std::optional<int64_t> SourceOf(int64_t n) const {
+    if (blocks_[n].sharers == nullptr) {
+      return source_.has_failed(n) ? std::nullopt : std::optional(n);
+    }
+    for (int64_t item : blocks_[n].sharers->items) {
+      if (!source_.has_failed(item)) return item;
+    }
+    return std::nullopt;
   }
 
   void Attend(const Plan& plan, const RaggedPlan& ragged, TokenRange units,
@@ -285,41 +356,45 @@ class RaggedAttention final : public TensorOperator {
     inner.piece_fallback = arguments.piece_fallback;
     std::optional<Plan> part_plan;
     for (int64_t unit = units.begin; unit < units.end; ++unit) {
-      while (n + 1 < Items() && unit >= ragged.places[n + 1].first_unit) {
+      while (n + 1 < Blocks() && unit >= ragged.places[n + 1].first_unit) {
         ++n;
         part_plan.reset();
       }
-      if (!part_plan) part_plan = ragged.places[n].form->plan;
-      const int64_t tasks = ragged.places[n].form->tasks;
-      const int64_t local = unit - ragged.places[n].first_unit;
-      const TokenRange tokens = PartOf(n, local / tasks);
-      if (source_.has_failed(n)) continue;
+      const RaggedPlan::Place& place = ragged.places[n];
+      if (!part_plan) part_plan = place.form->plan;
+      const int64_t local = unit - place.first_unit;
+      const TokenRange tokens = blocks_[n].Part(local / place.form->tasks);
+      const std::optional<int64_t> source = SourceOf(n);
+      if (!source || tokens.empty()) continue;
       PagedRows key_pages, value_pages;
-      inner.inputs[Role::kQ] = QueriesOf(n, arguments);
-      inner.inputs[Role::kK] = TokensOf(source_.keys(n), tokens, key_pages);
-      inner.inputs[Role::kV] = TokensOf(source_.values(n), tokens, value_pages);
-      inner.state = StateOf(ragged.places[n], local / tasks, workspace);
-      SetPart(n, tokens, part_plan->problem);
-      plan.routing.backend->RunTask(*part_plan, inner, own, 0, local % tasks, 0, checkpoint);
+      inner.inputs[Role::kQ] = QueriesOf(blocks_[n], ragged, arguments, workspace);
+      inner.inputs[Role::kK] = TokensOf(source_.keys(*source), tokens, key_pages);
+      inner.inputs[Role::kV] = TokensOf(source_.values(*source), tokens, value_pages);
+      inner.state = StateOf(place, local / place.form->tasks, workspace);
+      SetPart(blocks_[n], tokens, part_plan->problem);
+      plan.routing.backend->RunTask(*part_plan, inner, own, 0, local % place.form->tasks, 0,
+                                    checkpoint);
     }
   }
 
-  void SetPart(int64_t n, TokenRange tokens, Problem& problem) const {
-    const RaggedItem& item = call_.items[n];
+  static void SetPart(const Block& block, TokenRange tokens, Problem& problem) {
+    const RaggedItem& item = block.item;
     problem.key_length = tokens.end - tokens.begin;
-    problem.left_window = tokens.begin < visible_[n].first.end ? -1 : item.left_window;
+    problem.left_window = tokens.begin < block.visible.first.end ? -1 : item.left_window;
     problem.section = Section{.first_query = item.position,
                               .first_key = tokens.begin,
                               .query_length = item.rows,
                               .key_length = item.keys};
   }
 
-  TensorView QueriesOf(int64_t n, const Arguments& arguments) const {
-    const int64_t row = call_.query_heads * call_.head_size;
-    return {.data = arguments.inputs[Role::kQ].data + first_rows_[n] * row * SizeOf(call_.dtype),
+  TensorView QueriesOf(const Block& block, const RaggedPlan& ragged, const Arguments& arguments,
+                       const std::byte* workspace) const {
+    const std::byte* const rows =
+        block.sharers == nullptr ? arguments.inputs[Role::kQ].data : workspace + ragged.queries;
+    return {.data = rows + block.first_row * QueryBytes(),
             .dtype = call_.dtype,
-            .dims = {1, call_.query_heads, call_.items[n].rows, call_.head_size},
-            .strides = {0, call_.head_size, row, 1}};
+            .dims = {1, call_.query_heads, block.item.rows, call_.head_size},
+            .strides = {0, call_.head_size, call_.query_heads * call_.head_size, 1}};
   }
 
   // Merges the parts of these heads of all items, and writes their results.
@@ -334,31 +409,44 @@ class RaggedAttention final : public TensorOperator {
     }
     for (int64_t head = heads.begin; head < heads.end; ++head) {
       const int64_t n = head / call_.query_heads;
-      if (call_.items[n].rows == 0) continue;
-      FinishHead(ragged.places[n], n, head % call_.query_heads, arguments, inner, workspace);
+      if (blocks_[n].item.rows == 0) continue;
+      FinishHead(ragged, n, head % call_.query_heads, arguments, inner, workspace);
     }
   }
 
-  void FinishHead(const RaggedPlan::Place& place, int64_t n, int64_t h, const Arguments& arguments,
+  void FinishHead(const RaggedPlan& ragged, int64_t n, int64_t h, const Arguments& arguments,
                   Arguments& inner, std::byte* workspace) const {
+    const Block& block = blocks_[n];
+    const RaggedPlan::Place& place = ragged.places[n];
     Problem problem = place.form->plan.problem;
     problem.dtype = outputs_[Role::kY]->dtype;
     problem.wants_lse = call_.wants_lse;
     problem.head_sink = call_.head_sink;
     const MutableTensorView output = OutputOf(Role::kY, n, call_.value_head_size, arguments);
     const MutableTensorView lse = OutputOf(Role::kLse, n, 1, arguments);
-    const int64_t parts = source_.has_failed(n) ? 0 : PartsOf(n);
-    if (source_.has_failed(n)) problem.head_sink.reset();
-    if (parts == 0) return FinishEmpty(problem, inner, h, output, lse);
+    const bool has_failed = source_.has_failed(n);
+    if (has_failed) problem.head_sink.reset();
+    if (has_failed || block.parts() == 0) return FinishEmpty(problem, inner, h, output, lse);
     inner.state = StateOf(place, 0, workspace);
-    for (int64_t part = 1; part < parts; ++part) {
-      const Arguments::State state = StateOf(place, part, workspace);
-      for (int64_t i = 0; i < problem.query_length; ++i) {
-        state.max.dtype == DType::kFloat64 ? FoldRow<double>(state, inner.state, h, i)
-                                           : FoldRow<float>(state, inner.state, h, i);
+    for (int64_t part = 1; part < block.parts(); ++part) {
+      MergeRows(StateOf(place, part, workspace), 0, inner.state, h);
+    }
+    if (block.prefix != nullptr) {
+      const RaggedPlan::Place& shared = ragged.places[block.prefix - blocks_.data()];
+      for (int64_t part = 0; part < block.prefix->parts(); ++part) {
+        MergeRows(StateOf(shared, part, workspace), block.prefix_row, inner.state, h);
       }
     }
     FinishRows(problem, inner, 0, output, lse, h);
+  }
+
+  // Merges the rows of `part` from `first` on into all rows of `into`.
+  static void MergeRows(const Arguments::State& part, int64_t first, const Arguments::State& into,
+                        int64_t h) {
+    for (int64_t i = 0; i < into.max.dims[2]; ++i) {
+      part.max.dtype == DType::kFloat64 ? FoldRow<double>(part, first + i, into, i, h)
+                                        : FoldRow<float>(part, first + i, into, i, h);
+    }
   }
 
   // Writes rows that see nothing. They need no memory for a state: one row stands for all.
@@ -378,17 +466,17 @@ class RaggedAttention final : public TensorOperator {
     if (!outputs_[role]) return {};
     const DType dtype = outputs_[role]->dtype;
     const int64_t row = call_.query_heads * size;
-    return {.data = arguments.outputs[role].data + first_rows_[n] * row * SizeOf(dtype),
+    return {.data = arguments.outputs[role].data + blocks_[n].first_row * row * SizeOf(dtype),
             .dtype = dtype,
-            .dims = {1, call_.query_heads, call_.items[n].rows, size},
+            .dims = {1, call_.query_heads, blocks_[n].item.rows, size},
             .strides = {0, size, row, 1}};
   }
 
-  RaggedCall call_;  // constant after construction
+  const RaggedCall call_;
   const RaggedSource& source_;
-  std::vector<VisibleTokens> visible_;  // of each item
-  std::vector<int64_t> first_rows_;     // of each item
+  std::vector<Block> blocks_;  // of each item, then of each prefix
   int64_t rows_ = 0;
+  int64_t gathered_rows_ = 0;  // of the prefixes
   OutputMap<std::optional<TensorSpec>> outputs_;
 };
 
@@ -416,6 +504,15 @@ VisibleTokens VisibleTokensOf(const RaggedItem& item) {
   const TokenRange first = {0, std::min(end, std::max<int64_t>(0, item.first_keys))};
   const int64_t begin = item.position <= item.left_window ? 0 : item.position - item.left_window;
   return {.first = first, .recent = {std::max(first.end, begin), end}};
+}
+
+bool SeesAll(const RaggedItem& item, int64_t tokens) {
+  const VisibleTokens visible = VisibleTokensOf(item);
+  const bool starts_at_0 = visible.first.empty() && visible.recent.begin == 0;
+  if (item.rows == 0 || !starts_at_0) return false;
+  if (tokens > item.keys || item.position < tokens - 1) return false;
+  // The last row's window is the one that begins last.
+  return item.left_window < 0 || item.position + item.rows - 1 <= item.left_window;
 }
 
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRaggedAttention(

@@ -43,6 +43,16 @@ struct VisibleTokens {
 };
 VisibleTokens VisibleTokensOf(const RaggedItem& item);
 
+// Whether every row of the item sees all of the first `tokens` tokens.
+bool SeesAll(const RaggedItem& item, int64_t tokens);
+
+// Items whose first tokens have the same keys and values in memory, which are read once for the
+// rows of all of them.
+struct SharedPrefix {
+  int64_t tokens = 0;
+  std::vector<int64_t> items = {};  // each sees all of the tokens, and is in no other prefix
+};
+
 // The keys and values of a call's items, known when its tasks run.
 class RaggedSource {
  public:
@@ -59,6 +69,7 @@ class RaggedSource {
 // The same for all items.
 struct RaggedCall {
   std::vector<RaggedItem> items = {};
+  std::vector<SharedPrefix> prefixes = {};
   DType dtype = DType::kFloat32;  // of Q, K and V
   int64_t query_heads = 0;        // Hq, a multiple of Hkv
   int64_t kv_heads = 0;

@@ -84,6 +84,7 @@ absl::Status ReadAttributes(const AttendMessage& fields, cache::AttendCall& call
   if (fields.has_scale()) call.scale = fields.scale();
   call.softcap = fields.softcap();
   call.wants_lse = fields.want_lse();
+  call.shares_prefixes = fields.share_prefix() == v1::SHARE_PREFIX_AUTO;
   call.partial = fields.return_partial_success();
   absl::Status status = ReadWindow(fields.window(), call);
   status.Update(ReadOutput(fields.output(), call.output));

@@ -47,12 +47,19 @@ class Sequence {
         }
       }
     }
-    Page(keys_, key_memory_, key_pages_, paged_keys_);
-    Page(values_, value_memory_, value_pages_, paged_values_);
+    PageAgain();
   }
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
+  // After a change.
+  void PageAgain() {
+    Page(keys_, key_memory_, key_pages_, paged_keys_);
+    Page(values_, value_memory_, value_pages_, paged_values_);
+  }
+
+  Tensor& mutable_keys() { return keys_; }
+  Tensor& mutable_values() { return values_; }
   const Tensor& keys() const { return keys_; }
   const Tensor& values() const { return values_; }
   TensorView keys(bool paged) const { return View(keys_, paged ? &paged_keys_ : nullptr); }
@@ -75,6 +82,7 @@ class Sequence {
     const int64_t page_bytes = view.dims[1] * kPageTokens * row_bytes;
     const int64_t count = (view.dims[2] + kPageTokens - 1) / kPageTokens;
     memory.assign(static_cast<size_t>(count * page_bytes), std::byte{0xFF});
+    pages.clear();
     for (int64_t n = 0; n < count; ++n) {
       pages.push_back(memory.data() + (count - 1 - n) * page_bytes);
     }
@@ -311,6 +319,56 @@ TEST(RaggedAttention, AFailedItemGivesZerosAndLeavesOthersAlone) {
   Batch batch(call, 9);
   batch.failed = 1;
   for (const Target& target : Targets()) ExpectMatches(batch, target.Options());
+}
+
+// Items 1, 2 and 4 have the same first tokens.
+Batch WithPrefix(RaggedCall call, int64_t tokens) {
+  Batch batch(std::move(call), 11);
+  batch.call.prefixes = {{.tokens = tokens, .items = {1, 2, 4}}};
+  for (int64_t n : {2, 4}) {
+    for (Tensor* to :
+         {&batch.sequences[n]->mutable_keys(), &batch.sequences[n]->mutable_values()}) {
+      const Sequence& from = *batch.sequences[1];
+      const Tensor& tensor = to == &batch.sequences[n]->keys() ? from.keys() : from.values();
+      PasteAxis(*to, 2, 0, SliceAxis(tensor, 2, 0, tokens));
+    }
+    batch.sequences[n]->PageAgain();
+  }
+  return batch;
+}
+
+TEST(RaggedAttention, ItemsShareAPrefix) {
+  for (DType dtype : {DType::kFloat32, DType::kFloat16}) {
+    RaggedCall call = CallOf({{.rows = 1, .keys = 70, .position = 69},
+                              {.rows = 1, .keys = 2200, .position = 2199},
+                              {.rows = 3, .keys = 2112, .position = 2111},
+                              {.rows = 0, .keys = 5, .position = 5},
+                              {.rows = 9, .keys = 2150, .position = 2141}},
+                             dtype);
+    call.head_sink = DType::kFloat32;
+    for (int64_t tokens : {64, 2112}) {  // row 0 of item 2 stands at the end of the latter
+      Batch batch = WithPrefix(call, tokens);
+      for (const Target& target : Targets()) {
+        SCOPED_TRACE(absl::StrCat(target.Name(), " ", NameOf(dtype), " prefix of ", tokens));
+        batch.failed = -1;
+        ExpectMatches(batch, target.Options());
+        batch.failed = 1;
+        ExpectMatches(batch, target.Options());
+      }
+    }
+  }
+}
+
+TEST(RaggedAttention, TellsWhichItemsSeeAWholePrefix) {
+  EXPECT_TRUE(SeesAll({.rows = 1, .keys = 100, .position = 99}, 100));
+  EXPECT_FALSE(SeesAll({.rows = 2, .keys = 100, .position = 98}, 100));
+  EXPECT_TRUE(SeesAll({.rows = 2, .keys = 100, .position = 98}, 99));
+  EXPECT_FALSE(SeesAll({.rows = 1, .keys = 99, .position = 200}, 100));
+  EXPECT_TRUE(SeesAll({.rows = 2, .keys = 100, .position = 98, .left_window = 99}, 50));
+  EXPECT_FALSE(SeesAll({.rows = 2, .keys = 100, .position = 98, .left_window = 98}, 50));
+  EXPECT_FALSE(
+      SeesAll({.rows = 1, .keys = 100, .position = 99, .first_keys = 4, .left_window = 200}, 50));
+  EXPECT_FALSE(SeesAll({.rows = 0, .keys = 100, .position = 99}, 50));
 }
 
 TEST(RaggedAttention, RowsAndItemsMayBeAbsent) {
