@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "client/cpp/borrowed_payloads.h"
+#include "client/cpp/cache_calls.h"
 #include "client/cpp/codec.h"
 #include "client/cpp/connections.h"
 #include "client/cpp/deadline.h"
@@ -24,6 +24,7 @@
 #include "client/cpp/shared_regions.h"
 #include "client/cpp/stream_call.h"
 #include "client/cpp/stream_codec.h"
+#include "client/cpp/unary_calls.h"
 
 namespace rapt::client {
 namespace {
@@ -65,23 +66,6 @@ constexpr char kAttend[] = "/rapt.v1.AttentionService/Attend";
 constexpr char kAttendBackward[] = "/rapt.v1.AttentionService/AttendBackward";
 constexpr char kDiagnose[] = "/rapt.v1.AttentionService/Diagnose";
 
-// Sends a serialized request. Blocks until the call has finished.
-template <typename Response>
-grpc::Status SendAndWait(const Connection& connection, const char* method,
-                         grpc::ClientContext& context, const grpc::ByteBuffer& request,
-                         Response& response) {
-  grpc::CompletionQueue queue;
-  grpc::TemplatedGenericStub<grpc::ByteBuffer, Response> stub(connection.channel);
-  const auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
-  call->StartCall();
-  grpc::Status status;
-  call->Finish(&response, &status, nullptr);
-  void* tag;
-  bool ok;
-  queue.Next(&tag, &ok);
-  return status;
-}
-
 // Calls `decode` with the bytes of a response and their number.
 template <typename Decode>
 auto DecodeBytes(const grpc::ByteBuffer& response, const Decode& decode)
@@ -106,64 +90,16 @@ absl::StatusOr<BackwardResult> DecodeResponse(const WantedGradients& wanted,
   });
 }
 
-absl::Status StopRequested() { return absl::CancelledError("a stop was requested"); }
-
-// Returns false if a stop was requested meanwhile. Waits on the channel because gRPC reconnects
-// promptly only while a caller waits; otherwise it polls every 5 s, long after the last retry.
-bool WaitBeforeRetry(std::chrono::nanoseconds delay, grpc::Channel& channel,
-                     const std::stop_token& stop) {
-  constexpr std::chrono::milliseconds kStopPollInterval{20};
-  const Deadline end = Deadline::After(delay);
-  while (!stop.stop_requested() && end.left() > std::chrono::nanoseconds::zero()) {
-    const auto turn = std::min<std::chrono::nanoseconds>(end.left(), kStopPollInterval);
-    channel.WaitForStateChange(channel.GetState(/*try_to_connect=*/true),
-                               Deadline::After(turn).ToGrpc());
-  }
-  return !stop.stop_requested();
-}
-
 }  // namespace
 
 // The state shared by all calls of a client. Thread-safe.
-class Client::Core {
+class Client::Core : public UnaryCalls {
  public:
   Core(const std::string& address, const Options& options,
        const std::shared_ptr<grpc::ChannelCredentials>& credentials)
-      : options_(options),
-        connections_(address, options, credentials),
-        random_(std::random_device()()),
-        shared_regions_(address, connections_) {}
+      : UnaryCalls(address, options, credentials), shared_regions_(address, connections()) {}
 
-  const Options& options() const { return options_; }
-  Connections& connections() { return connections_; }
-
-  Deadline DeadlineOf(const CallOptions& options) const {
-    return Deadline::After(options.timeout.value_or(options_.default_timeout));
-  }
-
-  std::optional<std::chrono::nanoseconds> DelayBeforeRetry(const RetryPolicy& policy,
-                                                           const absl::Status& status, int attempts,
-                                                           const Deadline& deadline) {
-    const double random = [this] {
-      MutexLock lock(mutex_);
-      return std::uniform_real_distribution<double>()(random_);
-    }();
-    return client::DelayBeforeRetry(policy, status.code(), attempts, deadline.left(), random);
-  }
-
-  // Makes attempts until one succeeds or fails with a final error; `attempts` were made before.
-  // `deadline` is the absolute form of the timeout in `options`. `method` is a blocking call:
-  // grpc::Status(const Connection&, grpc::ClientContext*, Response*).
-  template <typename Response, typename Method>
-  absl::StatusOr<Response> Call(const CallOptions& options, const Deadline& deadline,
-                                const RetryPolicy& policy, const Method& method, int attempts = 0);
-
-  // Like Call(), for a method that takes a serialized request. On return, gRPC has released the
-  // request's payloads.
-  template <typename Response>
-  absl::StatusOr<Response> Send(const char* method, const RequestMessage& request,
-                                const CallOptions& options, const Deadline& deadline,
-                                const RetryPolicy& policy, int attempts = 0);
+  CacheCalls& caches() { return caches_; }
 
   // Calls a model that rapt.v1 has no method for.
   template <typename ModelCall>
@@ -211,62 +147,23 @@ class Client::Core {
   }
 
  private:
-  const Options options_;
-  Connections connections_;
   std::stop_source stop_;
 
   Mutex mutex_;
   CondVar no_async_calls_;
   int async_calls_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::minstd_rand random_ ABSL_GUARDED_BY(mutex_);
 
   SharedRegions shared_regions_;
+  CacheCalls caches_{*this};
 };
 
-template <typename Response, typename Method>
-absl::StatusOr<Response> Client::Core::Call(const CallOptions& options, const Deadline& deadline,
-                                            const RetryPolicy& policy, const Method& method,
-                                            int attempts) {
-  for (++attempts;; ++attempts) {
-    Response response;
-    grpc::ClientContext context;
-    context.set_deadline(deadline.ToGrpc());
-    absl::Status status;
-    grpc::Channel* channel;  // owned by connections_
-    {
-      const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
-      const ConnectionLease connection = connections_.LeastBusy();
-      channel = connection->channel.get();
-      const grpc::Status grpc_status = method(*connection, &context, &response);
-      status = connections_.FromGrpc(grpc_status, options.stop.stop_requested());
-    }
-    if (status.ok()) return response;
-    const auto delay = DelayBeforeRetry(policy, status, attempts, deadline);
-    if (!delay) return status;
-    if (!WaitBeforeRetry(*delay, *channel, options.stop)) return StopRequested();
-  }
-}
-
-template <typename Response>
-absl::StatusOr<Response> Client::Core::Send(const char* method, const RequestMessage& request,
-                                            const CallOptions& options, const Deadline& deadline,
-                                            const RetryPolicy& policy, int attempts) {
-  BorrowedPayloads payloads;
-  absl::StatusOr<Response> response = Call<Response>(
-      options, deadline, policy,
-      [&](const Connection& connection, grpc::ClientContext* context, Response* message) {
-        return SendAndWait(connection, method, *context, payloads.MakeBuffer(request), *message);
-      },
-      attempts);
-  payloads.WaitUntilReleased();
-  return response;
-}
+CacheCalls& CacheCalls::Of(Client& client) { return client.core_->caches(); }
 
 std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const AttendCall& call,
                                                                        const CallOptions& options,
                                                                        const Deadline& deadline,
                                                                        int& attempts) {
-  if (!options_.shared_memory) return std::nullopt;
+  if (!this->options().shared_memory) return std::nullopt;
   const std::optional<int64_t> bytes = BytesInRegion(call);
   if (!bytes || *bytes < kMinSharedBytes) return std::nullopt;
   std::unique_ptr<SharedRegion> region = shared_regions_.Take(*bytes, deadline, options.stop);
@@ -281,9 +178,10 @@ std::optional<absl::StatusOr<AttendResult>> Client::Core::AttendShared(const Att
     // A restarted server does not know the region. That does not count as a failed attempt.
     if (absl::IsNotFound(response.status())) return std::nullopt;
     attempts = 1;
-    const auto delay = DelayBeforeRetry(options_.retries, response.status(), attempts, deadline);
+    const auto delay =
+        DelayBeforeRetry(this->options().retries, response.status(), attempts, deadline);
     if (!delay) return response.status();
-    const ConnectionLease connection = connections_.LeastBusy();
+    const ConnectionLease connection = connections().LeastBusy();
     if (!WaitBeforeRetry(*delay, *connection->channel, options.stop)) return StopRequested();
     return std::nullopt;
   }
@@ -308,10 +206,10 @@ absl::StatusOr<AttendResult> Client::Core::AttendStream(const AttendCall& call,
     grpc::ClientContext context;
     context.set_deadline(deadline.ToGrpc());
     const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
-    const ConnectionLease connection = connections_.LeastBusy();
+    const ConnectionLease connection = connections().LeastBusy();
     StreamCall stream_call(*connection, context, *chunked, stream, payloads, result);
     const grpc::Status grpc_status = stream_call.Run(own_error);
-    status = connections_.FromGrpc(grpc_status, options.stop.stop_requested());
+    status = connections().FromGrpc(grpc_status, options.stop.stop_requested());
   }
   payloads.WaitUntilReleased();
   if (!own_error.ok()) return own_error;
@@ -631,7 +529,7 @@ absl::StatusOr<inference::ModelInferResponse> Client::Core::Infer(const ModelCal
   const absl::StatusOr<inference::ModelInferRequest> request = EncodeInfer(call);
   if (!request.ok()) return request.status();
   return Call<inference::ModelInferResponse>(
-      options, DeadlineOf(options), options_.retries,
+      options, DeadlineOf(options), this->options().retries,
       [&request](const Connection& connection, grpc::ClientContext* context,
                  inference::ModelInferResponse* message) {
         return connection.open_inference->ModelInfer(context, *request, message);

@@ -71,12 +71,6 @@ static_assert(CodeOf<v1::ScoreOutput>(ScoreOutput::kWeights, 1) == v1::WEIGHTS);
 
 // --- Request -------------------------------------------------------------------------------------
 
-absl::Status CheckSize(int64_t bytes, int64_t max_bytes) {
-  if (bytes <= max_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrFormat("the request takes %d bytes; max_message_bytes is %d", bytes, max_bytes));
-}
-
 // The field of `message` that a row of the tables names. REQUIRES: it exists.
 const Field* FieldIn(const Descriptor& message, absl::string_view name) {
   const Field* field = message.FindFieldByName(std::string(name));
@@ -97,19 +91,7 @@ template <typename Row, typename Call>
 absl::Status Append(const Row& tensor, const Call& call, RequestMessage& message) {
   const TensorView* const given = tensor.In(call);
   if (given == nullptr) return absl::OkStatus();
-  const TensorView& view = *given;
-  if (absl::Status status = CheckData(tensor.name, view); !status.ok()) return status;
-  v1::Tensor fields;
-  Describe(view, fields);
-  std::string bytes = fields.SerializeAsString();
-  const auto data_bytes = static_cast<int64_t>(view.data.size());
-  if (data_bytes > 0) wire::AppendFieldHeader(v1::Tensor::kDataFieldNumber, data_bytes, bytes);
-  std::string header;
-  wire::AppendFieldHeader(NumberOf(tensor), static_cast<int64_t>(bytes.size()) + data_bytes,
-                          header);
-  message.Append(header + bytes);
-  message.AppendPayload(view.data);
-  return absl::OkStatus();
+  return AppendTensor(tensor.name, NumberOf(tensor), *given, message);
 }
 
 // Returns the size of Y, or nullopt if the shapes are inconsistent.
@@ -368,6 +350,27 @@ absl::StatusOr<DType> FromProto(absl::string_view name, v1::DataType dtype) {
   return static_cast<DType>(dtype - v1::FP32);
 }
 
+absl::Status CheckSize(int64_t bytes, int64_t max_bytes) {
+  if (bytes <= max_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("the request takes %d bytes; max_message_bytes is %d", bytes, max_bytes));
+}
+
+absl::Status AppendTensor(absl::string_view name, int number, const TensorView& view,
+                          RequestMessage& message) {
+  if (absl::Status status = CheckData(name, view); !status.ok()) return status;
+  v1::Tensor fields;
+  Describe(view, fields);
+  std::string bytes = fields.SerializeAsString();
+  const auto data_bytes = static_cast<int64_t>(view.data.size());
+  if (data_bytes > 0) wire::AppendFieldHeader(v1::Tensor::kDataFieldNumber, data_bytes, bytes);
+  std::string header;
+  wire::AppendFieldHeader(number, static_cast<int64_t>(bytes.size()) + data_bytes, header);
+  message.Append(header + bytes);
+  message.AppendPayload(view.data);
+  return absl::OkStatus();
+}
+
 absl::Status CheckData(absl::string_view name, const TensorView& view) {
   const std::optional<int64_t> bytes = ByteSize(view.dtype, view.shape);
   if (!bytes) {
@@ -396,6 +399,15 @@ absl::Status CheckReceived(absl::string_view name, DType dtype, const Shape& sha
   if (ByteSize(dtype, shape) == bytes) return absl::OkStatus();
   return MalformedResponse(absl::StrFormat("%s of shape %s of %s in %d bytes", name,
                                            ToString(shape), NameOf(dtype), bytes));
+}
+
+absl::StatusOr<Tensor> TakeTensor(absl::string_view name, v1::Tensor& message) {
+  const absl::StatusOr<DType> dtype = FromProto(name, message.dtype());
+  if (!dtype.ok()) return dtype.status();
+  Shape shape(message.shape().begin(), message.shape().end());
+  const auto bytes = static_cast<int64_t>(message.data().size());
+  if (absl::Status status = CheckReceived(name, *dtype, shape, bytes); !status.ok()) return status;
+  return Tensor(*dtype, std::move(shape), std::move(*message.mutable_data()));
 }
 
 v1::DataType ToProto(DType dtype) { return CodeOf<v1::DataType>(dtype, 1); }

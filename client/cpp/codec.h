@@ -45,6 +45,11 @@ v1::DataType ToProto(DType dtype);
 
 // Returns InvalidArgument, with `name`, if the data of a tensor does not match its shape.
 absl::Status CheckData(absl::string_view name, const TensorView& view);
+// Appends the tensor as field `number`; the message refers to its data. Errors as CheckData().
+absl::Status AppendTensor(absl::string_view name, int number, const TensorView& view,
+                          RequestMessage& message);
+// ResourceExhausted for a message of more than `max_bytes`.
+absl::Status CheckSize(int64_t bytes, int64_t max_bytes);
 // Sets the type and shape of a tensor.
 void Describe(const TensorView& view, v1::Tensor& tensor);
 
@@ -54,6 +59,8 @@ absl::Status MalformedResponse(absl::string_view why);
 absl::StatusOr<DType> FromProto(absl::string_view name, v1::DataType dtype);
 // Returns Internal, with `name`, unless a tensor of this type and shape has `bytes` bytes.
 absl::Status CheckReceived(absl::string_view name, DType dtype, const Shape& shape, int64_t bytes);
+// Returns the tensor `name` with the bytes of `message`. Internal if it is malformed.
+absl::StatusOr<Tensor> TakeTensor(absl::string_view name, v1::Tensor& message);
 
 // Copies how the server computed the result.
 template <typename Response, typename Result>

@@ -92,6 +92,7 @@ std::shared_ptr<grpc::Channel> NewChannel(
 Connection::Connection(std::shared_ptr<grpc::Channel> to_server)
     : channel(std::move(to_server)),
       attention(v1::AttentionService::NewStub(channel)),
+      cache(v1::CacheService::NewStub(channel)),
       open_inference(inference::GRPCInferenceService::NewStub(channel)) {}
 
 ConnectionLease::ConnectionLease(Connection& connection) : connection_(&connection) {

@@ -15,6 +15,7 @@
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "proto/inference/grpc_service.grpc.pb.h"
 #include "proto/rapt/v1/attention.grpc.pb.h"
+#include "proto/rapt/v1/cache.grpc.pb.h"
 #include "rapt/client.h"
 
 namespace rapt::client {
@@ -25,6 +26,7 @@ struct Connection {
 
   const std::shared_ptr<grpc::Channel> channel;
   const std::unique_ptr<v1::AttentionService::Stub> attention;
+  const std::unique_ptr<v1::CacheService::Stub> cache;
   const std::unique_ptr<inference::GRPCInferenceService::Stub> open_inference;
   std::atomic<int> calls_in_flight{0};
 };

@@ -51,15 +51,6 @@ absl::Status SetOptional(absl::Span<const OptionalTensor> tensors, const LinearC
   return status;
 }
 
-absl::StatusOr<Tensor> Read(const char* name, v1::Tensor& message) {
-  const absl::StatusOr<DType> dtype = FromProto(name, message.dtype());
-  if (!dtype.ok()) return dtype.status();
-  Shape shape(message.shape().begin(), message.shape().end());
-  const auto bytes = static_cast<int64_t>(message.data().size());
-  if (absl::Status status = CheckReceived(name, *dtype, shape, bytes); !status.ok()) return status;
-  return Tensor(*dtype, std::move(shape), std::move(*message.mutable_data()));
-}
-
 absl::Status ReadError(const v1::Tensor& message, std::optional<double>& out) {
   float error = 0;
   if (message.dtype() != v1::FP32 || message.data().size() != sizeof(error)) {
@@ -123,7 +114,7 @@ absl::StatusOr<LinearResult> Decode(const LinearCall& call, Response response) {
   for (const auto& [name, wanted, given, message, out] : kTensors) {
     if (!wanted) continue;
     if (!given) return MalformedResponse(absl::StrCat("no ", name));
-    absl::StatusOr<Tensor> tensor = Read(name, *message);
+    absl::StatusOr<Tensor> tensor = TakeTensor(name, *message);
     if (!tensor.ok()) return tensor.status();
     out = *std::move(tensor);
   }

@@ -23,6 +23,13 @@ void RequestMessage::AppendPayload(absl::Span<const std::byte> payload) {
   size_ += static_cast<int64_t>(payload.size());
 }
 
+void RequestMessage::Append(const RequestMessage& message) {
+  for (const Piece& piece : message.pieces()) {
+    Append(piece.bytes);
+    AppendPayload(piece.payload);
+  }
+}
+
 void RequestMessage::Prepend(absl::string_view bytes) {
   pieces_.front().bytes.insert(0, bytes.data(), bytes.size());
   size_ += static_cast<int64_t>(bytes.size());

@@ -25,6 +25,8 @@ class RequestMessage {
   void Append(absl::string_view bytes);
   // REQUIRES: the payload outlives the message.
   void AppendPayload(absl::Span<const std::byte> payload);
+  // REQUIRES: the payloads of `message` outlive this one.
+  void Append(const RequestMessage& message);
   void Prepend(absl::string_view bytes);
 
   int64_t size() const { return size_; }

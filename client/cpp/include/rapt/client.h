@@ -34,10 +34,13 @@
 
 namespace rapt::client {
 
-// When a failed attempt is retried. Every method is stateless, so a retry is always safe.
-// UNAVAILABLE is retried: the server drains, restarts or is unreachable. CANCELLED without a stop
-// request is retried too: gRPC returns it to calls that arrive while a server shuts down.
-// RESOURCE_EXHAUSTED is retried only on request. No other code is retried.
+class CacheCalls;
+
+// When a failed attempt is retried. A retry is always safe: the methods here are stateless, and
+// those of caches (rapt/cache.h) say what they expect the cache to be. UNAVAILABLE is retried: the
+// server drains, restarts or is unreachable. CANCELLED without a stop request is retried too: gRPC
+// returns it to calls that arrive while a server shuts down. RESOURCE_EXHAUSTED is retried only on
+// request. No other code is retried.
 struct RetryPolicy {
   // Including the first one; 1: no retries. By default the delays add up to more than a second, so
   // that calls outlast the resolution of a name whose servers have all been replaced.
@@ -213,6 +216,7 @@ class Client {
                                            const CallOptions& options = {});
 
  private:
+  friend class CacheCalls;  // for rapt/cache.h
   class Core;
   template <typename Result>
   class AsyncCall;

@@ -12,8 +12,8 @@ from rapt_server import RaptServer
 
 HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[3] / "client" / "examples"
-HEADERS = {"attend.h", "client.h", "linear.h", "lsh.h", "patterns.h", "positions.h", "reports.h", "stream.h",
-           "tensor.h"}  # fmt: skip
+HEADERS = {"attend.h", "cache.h", "client.h", "linear.h", "lsh.h", "patterns.h", "positions.h", "reports.h",
+           "stream.h", "tensor.h"}  # fmt: skip
 PRIVATE = re.compile(r"/(grpc|grpcpp|google/protobuf)/")
 
 

@@ -1,0 +1,384 @@
+#include "rapt/cache.h"
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "base/check.h"
+#include "base/mutex.h"
+#include "client/cpp/cache_calls.h"
+#include "client/cpp/cache_codec.h"
+
+namespace rapt::client {
+namespace {
+
+using Clock = CacheLease::Clock;
+using Stub = v1::CacheService::Stub;
+
+constexpr char kAppend[] = "/rapt.v1.CacheService/Append";
+constexpr char kAttend[] = "/rapt.v1.CacheService/Attend";
+
+// How long a destructor waits for the server.
+constexpr std::chrono::seconds kCloseTimeout{1};
+
+// A name that no other cache has, so that the server knows a repeated Create or Fork.
+std::string DrawName() {
+  std::random_device random;
+  return absl::StrFormat("drawn-%08x%08x%08x%08x", random(), random(), random(), random());
+}
+
+constexpr char kEmpty[] = "the cache was closed, released or moved from";
+
+absl::Status Empty() { return absl::FailedPreconditionError(kEmpty); }
+
+absl::StatusOr<FoundCaches> DecodeFound(const absl::StatusOr<v1::Caches>& caches) {
+  if (!caches.ok()) return caches.status();
+  return Decode(*caches);
+}
+
+absl::StatusOr<CacheInfo> DecodeOne(const absl::StatusOr<v1::Caches>& caches) {
+  absl::StatusOr<FoundCaches> found = DecodeFound(caches);
+  if (!found.ok()) return found.status();
+  if (found->caches.size() == 1) return std::move(found->caches.front());
+  return absl::InternalError("malformed response from server: not the one cache");
+}
+
+// Returns the first axis. InvalidArgument if it is beyond what a message can say.
+absl::StatusOr<int32_t> RowsOf(const char* name, const std::optional<TensorView>& view) {
+  const int64_t rows = view && !view->shape.empty() ? view->shape[0] : 0;
+  if (rows >= 0 && rows <= std::numeric_limits<int32_t>::max()) return static_cast<int32_t>(rows);
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " has ", rows, " rows; it must have 0 to 2147483647"));
+}
+
+}  // namespace
+
+CacheCalls::CacheCalls(UnaryCalls& calls)
+    : calls_(calls),
+      renewals_([this](const std::vector<std::string>& ids, std::chrono::nanoseconds timeout,
+                       std::stop_token stop) -> absl::StatusOr<std::vector<std::string>> {
+        const auto renewed =
+            Call(&Stub::Renew, EncodeIds(ids), {.timeout = timeout, .stop = std::move(stop)});
+        if (absl::IsNotFound(renewed.status())) return ids;
+        if (!renewed.ok()) return renewed.status();
+        std::vector<std::string> missing;
+        for (const v1::Missing& cache : renewed->missing()) missing.push_back(cache.cache());
+        return missing;
+      }) {}
+
+// What a handle knows of its cache. Thread-safe.
+class Cache::State {
+ public:
+  enum class Ownership { kOwned, kBorrowed };
+
+  // `counted_from`: before the call that made the cache.
+  State(CacheCalls& calls, const CacheInfo& info, Ownership ownership,
+        Clock::time_point counted_from)
+      : calls_(calls),
+        shapes_(info.shapes),
+        dtype_(info.dtype),
+        ownership_(ownership),
+        lease_(info.id, info.lease, counted_from),
+        lengths_(info.lengths),
+        generation_(info.generation) {
+    if (ownership_ == Ownership::kOwned) calls_.renewals().Add(lease_);
+  }
+
+  ~State() {
+    if (ownership_ == Ownership::kOwned) calls_.renewals().Remove(lease_);
+  }
+
+  CacheCalls& calls() const { return calls_; }
+  UnaryCalls& unary() const { return calls_.calls(); }
+  const std::string& id() const { return lease_.id; }
+  const std::vector<LayerShape>& shapes() const { return shapes_; }
+  DType dtype() const { return dtype_; }
+  bool is_owned() const { return ownership_ == Ownership::kOwned; }
+  v1::Ids ids() const { return EncodeIds({id()}); }
+
+  std::vector<int64_t> lengths() const {
+    MutexLock lock(mutex_);
+    return lengths_;
+  }
+
+  uint64_t generation() const {
+    MutexLock lock(mutex_);
+    return generation_;
+  }
+
+  // InvalidArgument for a layer that the cache does not have.
+  absl::StatusOr<KnownItem> At(int32_t layer) const {
+    MutexLock lock(mutex_);
+    if (layer < 0 || static_cast<size_t>(layer) >= lengths_.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer is ", layer, "; the cache has ", lengths_.size(), " layers"));
+    }
+    return KnownItem{id(), generation_, lengths_[static_cast<size_t>(layer)]};
+  }
+
+  // A call that began at `start` has left the layer with `length` tokens.
+  void Appended(int32_t layer, int64_t length, Clock::time_point start) {
+    MutexLock lock(mutex_);
+    lengths_[static_cast<size_t>(layer)] = length;
+    lease_.Renewed(start);
+  }
+
+  void Renewed(Clock::time_point start) { lease_.Renewed(start); }
+
+  void Take(const CacheInfo& info) {
+    MutexLock lock(mutex_);
+    lengths_ = info.lengths;
+    generation_ = info.generation;
+  }
+
+ private:
+  CacheCalls& calls_;
+  const std::vector<LayerShape> shapes_;
+  const DType dtype_;
+  const Ownership ownership_;
+  CacheLease lease_;
+
+  mutable Mutex mutex_;
+  std::vector<int64_t> lengths_ ABSL_GUARDED_BY(mutex_);
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_);
+};
+
+Cache::Cache(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Cache::Cache(Cache&& other) noexcept = default;
+
+Cache& Cache::operator=(Cache&& other) noexcept {
+  Cache(std::move(other)).state_.swap(state_);
+  return *this;
+}
+
+Cache::~Cache() {
+  if (state_ == nullptr || !state_->is_owned()) return;
+  // A cache that the server does not close now expires.
+  state_->calls()
+      .Call(&Stub::Close, state_->ids(), {.timeout = kCloseTimeout}, {.max_attempts = 1})
+      .status()
+      .IgnoreError();
+}
+
+const std::string& Cache::id() const {
+  RAPT_CHECK(state_ != nullptr, kEmpty);
+  return state_->id();
+}
+
+const std::vector<LayerShape>& Cache::shapes() const {
+  RAPT_CHECK(state_ != nullptr, kEmpty);
+  return state_->shapes();
+}
+
+DType Cache::dtype() const {
+  RAPT_CHECK(state_ != nullptr, kEmpty);
+  return state_->dtype();
+}
+
+std::vector<int64_t> Cache::lengths() const {
+  RAPT_CHECK(state_ != nullptr, kEmpty);
+  return state_->lengths();
+}
+
+uint64_t Cache::generation() const {
+  RAPT_CHECK(state_ != nullptr, kEmpty);
+  return state_->generation();
+}
+
+absl::StatusOr<CacheItemResult> Cache::Append(int32_t layer, const TensorView& k,
+                                              const TensorView& v, const CallOptions& options) {
+  auto results = Append({CacheTokens{layer, k, v}}, options);
+  if (!results.ok()) return results.status();
+  return std::move(results->front());
+}
+
+absl::StatusOr<std::vector<CacheItemResult>> Cache::Append(absl::Span<const CacheTokens> parts,
+                                                           const CallOptions& options) {
+  if (state_ == nullptr) return Empty();
+  UnaryCalls& calls = state_->unary();
+  const Deadline deadline = calls.DeadlineOf(options);
+  const Clock::time_point start = Clock::now();
+  std::vector<KnownItem> known;
+  for (const CacheTokens& part : parts) {
+    absl::StatusOr<KnownItem> item = state_->At(part.layer);
+    if (!item.ok()) return item.status();
+    known.push_back(*std::move(item));
+  }
+  const auto request = EncodeAppend(parts, known, calls.options().max_message_bytes);
+  if (!request.ok()) return request.status();
+  const auto response =
+      calls.Send<v1::AppendResponse>(kAppend, *request, options, deadline, calls.options().retries);
+  if (!response.ok()) return response.status();
+  auto results = Decode(parts.size(), *response);
+  if (!results.ok()) return results;
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const Shape& shape = parts[n].k.shape;
+    state_->Appended(parts[n].layer, known[n].at + (shape.empty() ? 0 : shape[0]), start);
+  }
+  return results;
+}
+
+absl::StatusOr<CacheAttendResult> Cache::Attend(const CacheAttendCall& call,
+                                                const CallOptions& options) {
+  const absl::StatusOr<int32_t> rows = RowsOf("q", call.q);
+  if (!rows.ok()) return rows.status();
+  const absl::StatusOr<int32_t> new_tokens = RowsOf("k", call.k);
+  if (!new_tokens.ok()) return new_tokens.status();
+  return AttendCaches(
+      {{.cache = this, .rows = *rows, .new_tokens = *new_tokens, .position = call.position}}, call,
+      options);
+}
+
+absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items,
+                                               const CacheAttendCall& call,
+                                               const CallOptions& options) {
+  if (items.empty()) {
+    return absl::InvalidArgumentError("items has 0 entries; it must have 1 to 1024");
+  }
+  const Clock::time_point start = Clock::now();
+  std::vector<KnownItem> known;
+  CacheCalls* caches = nullptr;
+  for (size_t n = 0; n < items.size(); ++n) {
+    Cache::State* const state = items[n].cache == nullptr ? nullptr : items[n].cache->state_.get();
+    if (state == nullptr) {
+      return absl::FailedPreconditionError(absl::StrCat("items[", n, "]: ", kEmpty));
+    }
+    if (caches == nullptr) caches = &state->calls();
+    if (caches != &state->calls()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("items[", n, "]: the cache is of another client; all must be of one"));
+    }
+    absl::StatusOr<KnownItem> item = state->At(call.layer);
+    if (!item.ok()) return item.status();
+    known.push_back(*std::move(item));
+  }
+  UnaryCalls& calls = caches->calls();
+  const Deadline deadline = calls.DeadlineOf(options);
+  const auto request = EncodeAttend(items, known, call, calls.options().max_message_bytes);
+  if (!request.ok()) return request.status();
+  auto response = calls.Send<v1::AttendCachedResponse>(kAttend, *request, options, deadline,
+                                                       calls.options().retries);
+  if (!response.ok()) return response.status();
+  auto result = Decode(items.size(), call, *std::move(response));
+  if (!result.ok()) return result;
+  for (size_t n = 0; n < items.size(); ++n) {
+    if (!result->items[n].status.ok()) continue;
+    items[n].cache->state_->Appended(call.layer, known[n].at + items[n].new_tokens, start);
+  }
+  return result;
+}
+
+absl::StatusOr<Cache> Cache::Fork(const ForkOptions& fork, const CallOptions& options) {
+  if (state_ == nullptr) return Empty();
+  v1::ForkRequest request;
+  request.set_cache(state_->id());
+  request.set_generation(state_->generation());
+  if (fork.length) request.set_length(*fork.length);
+  request.set_name(fork.name.empty() ? DrawName() : fork.name);
+  request.set_reserve_tokens(fork.reserve_tokens);
+  request.set_lease_ms(fork.lease.count());
+  const Clock::time_point start = Clock::now();
+  const absl::StatusOr<v1::Cache> made = state_->calls().Call(&Stub::Fork, request, options);
+  if (!made.ok()) return made.status();
+  const absl::StatusOr<CacheInfo> info = Decode(*made);
+  if (!info.ok()) return info.status();
+  return Cache(std::make_unique<State>(state_->calls(), *info, State::Ownership::kOwned, start));
+}
+
+absl::Status Cache::Truncate(int64_t length, const CallOptions& options) {
+  if (state_ == nullptr) return Empty();
+  v1::TruncateRequest request;
+  request.set_cache(state_->id());
+  request.set_length(length);
+  request.set_generation(state_->generation());
+  const absl::StatusOr<v1::Cache> cut = state_->calls().Call(&Stub::Truncate, request, options);
+  if (!cut.ok()) return cut.status();
+  const absl::StatusOr<CacheInfo> info = Decode(*cut);
+  if (!info.ok()) return info.status();
+  state_->Take(*info);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CacheInfo> Cache::Renew(const CallOptions& options) {
+  if (state_ == nullptr) return Empty();
+  const Clock::time_point start = Clock::now();
+  absl::StatusOr<CacheInfo> info =
+      DecodeOne(state_->calls().Call(&Stub::Renew, state_->ids(), options));
+  if (info.ok()) state_->Renewed(start);
+  return info;
+}
+
+absl::StatusOr<CacheInfo> Cache::Refresh(const CallOptions& options) {
+  if (state_ == nullptr) return Empty();
+  absl::StatusOr<CacheInfo> info =
+      DecodeOne(state_->calls().Call(&Stub::Get, state_->ids(), options));
+  if (info.ok()) state_->Take(*info);
+  return info;
+}
+
+absl::Status Cache::Close(const CallOptions& options) {
+  if (state_ == nullptr) return Empty();
+  const std::unique_ptr<State> state = std::move(state_);
+  return state->calls().Call(&Stub::Close, state->ids(), options).status();
+}
+
+std::string Cache::Release() {
+  std::string released = id();
+  state_.reset();
+  return released;
+}
+
+absl::StatusOr<Cache> CreateCache(Client& client, const CacheOptions& cache,
+                                  const CallOptions& options) {
+  CacheCalls& calls = CacheCalls::Of(client);
+  v1::CreateRequest request = Encode(cache);
+  if (cache.name.empty()) request.set_name(DrawName());
+  const Clock::time_point start = Clock::now();
+  const absl::StatusOr<v1::Cache> made = calls.Call(&Stub::Create, request, options);
+  if (!made.ok()) return made.status();
+  const absl::StatusOr<CacheInfo> info = Decode(*made);
+  if (!info.ok()) return info.status();
+  // A cache that existed keeps its lease, which may end sooner than a new one.
+  const Clock::time_point counted_from = std::min(start, start + info->expires_in - info->lease);
+  return Cache(
+      std::make_unique<Cache::State>(calls, *info, Cache::State::Ownership::kOwned, counted_from));
+}
+
+Cache BorrowCache(Client& client, const CacheInfo& known) {
+  return Cache(std::make_unique<Cache::State>(CacheCalls::Of(client), known,
+                                              Cache::State::Ownership::kBorrowed, Clock::now()));
+}
+
+absl::StatusOr<FoundCaches> GetCaches(Client& client, absl::Span<const std::string> ids,
+                                      const CallOptions& options) {
+  return DecodeFound(CacheCalls::Of(client).Call(&Stub::Get, EncodeIds(ids), options));
+}
+
+absl::StatusOr<FoundCaches> CloseCaches(Client& client, absl::Span<const std::string> ids,
+                                        const CallOptions& options) {
+  return DecodeFound(CacheCalls::Of(client).Call(&Stub::Close, EncodeIds(ids), options));
+}
+
+absl::StatusOr<std::vector<CacheInfo>> ListCaches(Client& client, const std::string& name_prefix,
+                                                  const CallOptions& options) {
+  CacheCalls& calls = CacheCalls::Of(client);
+  const Deadline deadline = calls.calls().DeadlineOf(options);
+  v1::ListRequest request;
+  request.set_name_prefix(name_prefix);
+  std::vector<CacheInfo> caches;
+  do {
+    const absl::StatusOr<v1::Caches> page =
+        calls.Call(&Stub::List, request, {.timeout = deadline.left(), .stop = options.stop});
+    absl::StatusOr<FoundCaches> found = DecodeFound(page);
+    if (!found.ok()) return found.status();
+    std::move(found->caches.begin(), found->caches.end(), std::back_inserter(caches));
+    request.set_page_token(page->next_page_token());
+  } while (!request.page_token().empty());
+  return caches;
+}
+
+}  // namespace rapt::client

@@ -1,0 +1,53 @@
+// What the handles of a client's caches share.
+#ifndef RAPT_CLIENT_CPP_CACHE_CALLS_H_
+#define RAPT_CLIENT_CPP_CACHE_CALLS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include "absl/status/statusor.h"
+#include "client/cpp/cache_renewals.h"
+#include "client/cpp/unary_calls.h"
+#include "proto/rapt/v1/cache.grpc.pb.h"
+
+namespace rapt::client {
+
+// Thread-safe.
+class CacheCalls {
+ public:
+  // REQUIRES: `calls` outlives this object.
+  explicit CacheCalls(UnaryCalls& calls);
+
+  static CacheCalls& Of(Client& client);
+
+  UnaryCalls& calls() { return calls_; }
+  CacheRenewals& renewals() { return renewals_; }
+
+  // Calls a method with a request of generated code.
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> Call(grpc::Status (v1::CacheService::Stub::*method)(grpc::ClientContext*,
+                                                                               const Request&,
+                                                                               Response*),
+                                const Request& request, const CallOptions& options,
+                                const RetryPolicy& policy) {
+    return calls_.Call<Response>(
+        options, calls_.DeadlineOf(options), policy,
+        [&](const Connection& connection, grpc::ClientContext* context, Response* response) {
+          return ((*connection.cache).*method)(context, request, response);
+        });
+  }
+  template <typename Request, typename Response>
+  absl::StatusOr<Response> Call(grpc::Status (v1::CacheService::Stub::*method)(grpc::ClientContext*,
+                                                                               const Request&,
+                                                                               Response*),
+                                const Request& request, const CallOptions& options) {
+    return Call(method, request, options, calls_.options().retries);
+  }
+
+ private:
+  UnaryCalls& calls_;
+  CacheRenewals renewals_;
+};
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_CPP_CACHE_CALLS_H_

@@ -1,0 +1,15 @@
+// The reason of an error, a payload of its status that ReasonOf() of rapt/cache.h returns.
+#ifndef RAPT_CLIENT_CPP_REASON_H_
+#define RAPT_CLIENT_CPP_REASON_H_
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace rapt::client {
+
+// Does nothing if `status` is OK or there is no reason.
+void SetReason(absl::string_view reason, absl::Status& status);
+
+}  // namespace rapt::client
+
+#endif  // RAPT_CLIENT_CPP_REASON_H_
