@@ -6,6 +6,11 @@
 //                                       prefix of T tokens, read together) or apart (each for
 //                                       itself)
 //     read                              bytes per second of pure reading instead
+//     forget                            drops the tensors of earlier commands
+//     serve ADDRESS DTYPE HQ HKV N T    makes N caches of T tokens on a server
+//     step                              appends a token to each and attends, in one call
+//     calls                             the same in a call for each cache, from four threads
+//     wire                              one Attend that carries the keys and values of T tokens
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -15,7 +20,8 @@
 #include <random>
 #include <sstream>
 #include <string>
-#include <tuple>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "attention/attention.h"
@@ -25,6 +31,8 @@
 #include "base/thread_pool.h"
 #include "bench/probes.h"
 #include "bench/random_tensor.h"
+#include "rapt/cache.h"
+#include "rapt/client.h"
 #include "server/cache/arena.h"
 #include "server/cache/page_list.h"
 
@@ -92,12 +100,6 @@ class Job {
  public:
   virtual ~Job() = default;
   virtual void Run(ThreadPool& pool) = 0;
-
-  double Time(ThreadPool& pool) {
-    const auto begin = std::chrono::steady_clock::now();
-    Run(pool);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  }
 };
 
 class Contiguous final : public Job {
@@ -148,7 +150,10 @@ class Ragged final : public Job {
     call_.query_heads = s.query_heads;
     call_.kv_heads = s.kv_heads;
     call_.head_size = call_.value_head_size = kSize;
-    (void)shares;
+    if (shares) {
+      call_.prefixes = {{.tokens = s.tokens}};
+      for (int64_t n = 0; n < s.sequences; ++n) call_.prefixes[0].items.push_back(n);
+    }
     arguments_.inputs[Role::kQ] = query_.View();
     arguments_.outputs[Role::kY] = output_.MutableView();
   }
@@ -171,39 +176,151 @@ class Ragged final : public Job {
   Arguments arguments_;
 };
 
+void Check(const absl::Status& status) {
+  RAPT_CHECK(status.ok(), std::string(status.message()).c_str());
+}
+
+client::DType ClientType(DType type) {
+  return type == DType::kFloat32   ? client::DType::kFloat32
+         : type == DType::kFloat16 ? client::DType::kFloat16
+                                   : client::DType::kBFloat16;
+}
+
+// Caches of one layer on a server, whose sequences grow by a token with each step.
+class Served {
+ public:
+  Served(const std::string& address, const Shape& shape)
+      : shape_(shape), rows_(shape.dtype, {1, 1, kMostRows, kSize}) {
+    client_ = *client::Client::Connect(address, {.shared_memory = false});
+    for (int64_t n = 0; n < shape.sequences; ++n) {
+      caches_.push_back(*client::CreateCache(
+          *client_, {.shapes = {{.layers = 1, .kv_heads = shape.kv_heads, .head_size = kSize}},
+                     .dtype = ClientType(shape.dtype)}));
+      const auto prompt = View({shape.tokens, shape.kv_heads, kSize});
+      Check(caches_.back().Append(0, prompt, prompt).status());
+    }
+    for (client::Cache& cache : caches_) {
+      items_.push_back({.cache = &cache, .rows = 1, .new_tokens = 1});
+    }
+  }
+
+  void Step() { Check(client::AttendCaches(items_, CallOf(shape_.sequences)).status()); }
+
+  void Calls() {
+    constexpr size_t kThreads = 4;
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < kThreads; ++t) {
+      threads.emplace_back([this, t] {
+        for (size_t n = t; n < caches_.size(); n += kThreads) {
+          Check(caches_[n].Attend(CallOf(1)).status());
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  void Wire() {
+    const auto keys = View({1, shape_.kv_heads, shape_.tokens, kSize});
+    Check(client_->Attend({.q = View({1, shape_.query_heads, 1, kSize}), .k = keys, .v = keys})
+              .status());
+  }
+
+ private:
+  static constexpr int64_t kMostRows = 32 * 4096;
+
+  client::TensorView View(const client::Shape& shape) const {
+    int64_t bytes = SizeOf(shape_.dtype);
+    for (int64_t axis : shape) bytes *= axis;
+    RAPT_CHECK(bytes <= kMostRows * kSize * SizeOf(shape_.dtype), "the rows are enough");
+    return {ClientType(shape_.dtype), shape, {rows_.View().data, static_cast<size_t>(bytes)}};
+  }
+
+  client::CacheAttendCall CallOf(int64_t sequences) const {
+    return {.layer = 0,
+            .q = View({sequences, shape_.query_heads, kSize}),
+            .k = View({sequences, shape_.kv_heads, kSize}),
+            .v = View({sequences, shape_.kv_heads, kSize})};
+  }
+
+  const Shape shape_;
+  const RandomTensor rows_;
+  std::unique_ptr<client::Client> client_;
+  std::vector<client::Cache> caches_;
+  std::vector<client::CacheItem> items_;
+};
+
+template <typename Run>
+double Time(const Run& run) {
+  const auto begin = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 std::unique_ptr<Job> MakeJob(const Shape& shape, const std::string& variant, int threads) {
   if (variant == "contiguous") return std::make_unique<Contiguous>(shape, threads);
   RAPT_CHECK(variant == "paged" || variant == "forks" || variant == "apart", "a known VARIANT");
   return std::make_unique<Ragged>(shape, variant != "paged", variant == "forks", threads);
 }
 
-int Main(int argc, char** argv) {
-  const int threads = argc > 1 ? std::stoi(argv[1]) : 1;
-  ThreadPool pool(threads);
-  std::map<std::pair<Shape, std::string>, std::unique_ptr<Job>> jobs;
-  for (std::string line; std::getline(std::cin, line);) {
+Shape ReadShape(std::istream& words) {
+  std::string dtype;
+  Shape shape;
+  words >> dtype >> shape.query_heads >> shape.kv_heads >> shape.sequences >> shape.tokens;
+  shape.dtype = TypeOf(dtype);
+  return shape;
+}
+
+// Answers commands; keeps what they need between them.
+class Probe {
+ public:
+  explicit Probe(int threads) : threads_(threads), pool_(threads) {}
+
+  double Answer(const std::string& line) {
     std::istringstream words(line);
-    std::string command, dtype, variant;
+    std::string command;
     words >> command;
-    if (command == "read") {
-      std::cout << rapt_probe_read_gbps(threads) * 1e9 << std::endl;
-      continue;
+    if (command == "kernel") return Kernel(words);
+    if (command == "read") return rapt_probe_read_gbps(threads_) * 1e9;
+    if (command == "serve") {
+      std::string address;
+      words >> address;
+      const Shape shape = ReadShape(words);
+      served_ = nullptr;
+      served_ = std::make_unique<Served>(address, shape);
+      return 0;
     }
-    if (command == "forget") {
-      jobs.clear();
-      std::cout << 0 << std::endl;
-      continue;
-    }
-    Shape shape;
-    words >> dtype >> shape.query_heads >> shape.kv_heads >> shape.sequences >> shape.tokens >>
-        variant;
-    shape.dtype = TypeOf(dtype);
-    std::unique_ptr<Job>& job = jobs[{shape, variant}];
+    if (command == "step") return Time([this] { served_->Step(); });
+    if (command == "calls") return Time([this] { served_->Calls(); });
+    if (command == "wire") return Time([this] { served_->Wire(); });
+    RAPT_CHECK(command == "forget", "a known command");
+    jobs_.clear();
+    served_ = nullptr;
+    return 0;
+  }
+
+ private:
+  double Kernel(std::istream& words) {
+    const Shape shape = ReadShape(words);
+    std::string variant;
+    words >> variant;
+    std::unique_ptr<Job>& job = jobs_[{shape, variant}];
     if (job == nullptr) {
-      job = MakeJob(shape, variant, threads);
-      job->Run(pool);
+      job = MakeJob(shape, variant, threads_);
+      job->Run(pool_);
     }
-    std::cout << job->Time(pool) << std::endl;
+    return Time([&] { job->Run(pool_); });
+  }
+
+  const int threads_;
+  ThreadPool pool_;
+  std::map<std::pair<Shape, std::string>, std::unique_ptr<Job>> jobs_;
+  std::unique_ptr<Served> served_;
+};
+
+int Main(int argc, char** argv) {
+  Probe probe(argc > 1 ? std::stoi(argv[1]) : 1);
+  for (std::string line; std::getline(std::cin, line);) {
+    std::cout << probe.Answer(line) << std::endl;
   }
   return 0;
 }

@@ -14,6 +14,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[3] / "client" / "examples"
 HEADERS = {"attend.h", "cache.h", "client.h", "linear.h", "lsh.h", "patterns.h", "positions.h", "reports.h",
            "stream.h", "tensor.h"}  # fmt: skip
+DECODED = [
+    "prompt:    red green blue yellow black red green",
+    "continues: blue yellow black red green blue yellow black",
+    "the fork:  black red green blue yellow black red green",
+]
 PRIVATE = re.compile(r"/(grpc|grpcpp|google/protobuf)/")
 
 
@@ -30,10 +35,12 @@ def main(build, cmake, compiler, flags):
     assert not private, f"public headers include {private}"
 
     picture = root / "train_copy.svg"
-    with RaptServer() as server:
+    with RaptServer("--kv_cache_bytes=4194304") as server:
         output = run(consumer / "attend", server.grpc_address)
         training = run(consumer / "train_copy", server.grpc_address, picture)
-    print(output, training)
+        decoded = run(consumer / "decode", server.grpc_address)
+    print(output, training, decoded)
+    assert decoded.splitlines() == DECODED, decoded
     assert output.splitlines() == EXAMPLE_OUTPUT, output
     check_training(training, picture)
 
