@@ -13,6 +13,7 @@ namespace rapt {
 using CommandArguments = absl::Span<const std::string>;
 
 ExitCode RunAttendCommand(CommandArguments arguments);
+ExitCode RunCacheCommand(CommandArguments arguments);
 ExitCode RunCompareCommand(CommandArguments arguments);
 ExitCode RunCompareMemoryCommand(CommandArguments arguments);
 ExitCode RunDemoCommand(CommandArguments arguments);

@@ -2,22 +2,15 @@
 #include <cstdio>
 #include <new>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "base/arguments.h"
 #include "base/version.h"
+#include "client/cli/command_table.h"
 #include "client/cli/commands.h"
 
 namespace rapt {
 namespace {
-
-struct Command {
-  std::string_view name;
-  std::string_view summary;
-  ExitCode (*run)(CommandArguments arguments);
-};
 
 constexpr Command kCommands[] = {
     {"demo", "show attention in \"the cat sat on the mat\"", RunDemoCommand},
@@ -34,41 +27,21 @@ constexpr Command kCommands[] = {
     {"memory", "estimate the memory attention needs at several lengths", RunMemoryCommand},
     {"compare-memory", "measure attention with the full score matrix against chunks",
      RunCompareMemoryCommand},
+    {"cache", "keep keys and values with a server: create, append, attend, fork, list",
+     RunCacheCommand},
     {"info", "show a server's version, backends and limits", RunInfoCommand},
     {"health", "check whether a server is ready", RunHealthCommand},
 };
 
 void PrintHelp() {
-  std::printf("usage: rapt COMMAND [flags]\n\nCommand line client of rapt-server.\n\n");
-  for (const Command& command : kCommands) {
-    absl::PrintF("  %-14s %s\n", command.name, command.summary);
-  }
+  PrintCommands("rapt", "Command line client of rapt-server.", kCommands);
   std::printf(
-      "\n`rapt COMMAND --help` shows the flags of a command, with examples.\n\n"
-      "exit codes: 0 success, 1 the call failed, 2 invalid flags or files, 3 no server "
+      "\nexit codes: 0 success, 1 the call failed, 2 invalid flags or files, 3 no server "
       "reachable\n");
 }
 
-ExitCode RunNamed(std::string_view name, CommandArguments arguments) {
-  std::vector<std::string_view> names;
-  for (const Command& command : kCommands) {
-    if (command.name == name) return command.run(arguments);
-    names.push_back(command.name);
-  }
-  const std::string_view nearest = Nearest(name, names);
-  if (nearest.empty()) {
-    return Fail(ExitCode::kUsage,
-                absl::StrFormat("unknown command '%s'; rapt --help lists the commands", name));
-  }
-  return Fail(ExitCode::kUsage,
-              absl::StrFormat("unknown command '%s'; did you mean %s?", name, nearest));
-}
-
 ExitCode Main(CommandArguments arguments) {
-  if (arguments.empty()) {
-    return Fail(ExitCode::kUsage, "no command given; rapt --help lists the commands");
-  }
-  const std::string& name = arguments.front();
+  const std::string name = arguments.empty() ? "" : arguments.front();
   if (name == "--help" || name == "-h" || name == "help") {
     PrintHelp();
     return ExitCode::kOk;
@@ -78,7 +51,7 @@ ExitCode Main(CommandArguments arguments) {
     return ExitCode::kOk;
   }
   try {
-    return RunNamed(name, arguments.subspan(1));
+    return RunNamed("rapt", kCommands, arguments);
   } catch (const std::bad_alloc&) {
     return Fail(ExitCode::kCallFailed, "out of memory");
   }

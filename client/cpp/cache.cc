@@ -228,8 +228,10 @@ absl::StatusOr<CacheAttendResult> Cache::Attend(const CacheAttendCall& call,
   if (!rows.ok()) return rows.status();
   const absl::StatusOr<int32_t> new_tokens = RowsOf("k", call.k);
   if (!new_tokens.ok()) return new_tokens.status();
+  CacheAttendCall batch = call;
+  batch.position.reset();
   return AttendCaches(
-      {{.cache = this, .rows = *rows, .new_tokens = *new_tokens, .position = call.position}}, call,
+      {{.cache = this, .rows = *rows, .new_tokens = *new_tokens, .position = call.position}}, batch,
       options);
 }
 
@@ -238,6 +240,9 @@ absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items
                                                const CallOptions& options) {
   if (items.empty()) {
     return absl::InvalidArgumentError("items has 0 entries; it must have 1 to 1024");
+  }
+  if (call.position) {
+    return absl::InvalidArgumentError("position is set in the call; a batch has one in each item");
   }
   const Clock::time_point start = Clock::now();
   std::vector<KnownItem> known;
@@ -323,7 +328,9 @@ absl::StatusOr<CacheInfo> Cache::Refresh(const CallOptions& options) {
 absl::Status Cache::Close(const CallOptions& options) {
   if (state_ == nullptr) return Empty();
   const std::unique_ptr<State> state = std::move(state_);
-  return state->calls().Call(&Stub::Close, state->ids(), options).status();
+  absl::Status closed = state->calls().Call(&Stub::Close, state->ids(), options).status();
+  // It may have been this call that closed it, and whose reply was lost.
+  return ReasonOf(closed) == "closed" ? absl::OkStatus() : closed;
 }
 
 std::string Cache::Release() {

@@ -25,20 +25,22 @@ from rapt_server import RaptServer
 
 RAPT = os.environ["RAPT"]
 COMMANDS = ("demo", "attend", "compare", "plot", "diagnose", "gradcheck", "rotary", "positions",
-            "pattern", "memory", "compare-memory", "info", "health")  # fmt: skip
+            "pattern", "memory", "compare-memory", "cache", "info", "health")  # fmt: skip
 DOCS = pathlib.Path(__file__).resolve().parents[3] / "docs"
 OK, CALL_FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3
 
 
 @pytest.fixture(scope="session")
 def server():
-    with RaptServer() as running:
+    # No grace period: caches that tests leave behind would keep the server for all of it.
+    with RaptServer("--kv_cache_bytes=67108864", "--grace_period=0s") as running:
         yield running
 
 
 @pytest.fixture
 def rapt(tmp_path, server):
-    """rapt(*arguments, code=OK): runs it in the test's directory, with the test's server, and checks the exit code."""
+    """rapt(*arguments, code=OK): runs it in the test's directory, with the test's server, and checks the exit code,
+    unless it is None."""
 
     def run(*arguments, code=OK, **environment):
         ran = subprocess.run(
@@ -49,7 +51,7 @@ def rapt(tmp_path, server):
             text=True,
             timeout=120,
         )
-        assert ran.returncode == code, ran
+        assert code is None or ran.returncode == code, ran
         return ran
 
     return run
@@ -1126,6 +1128,168 @@ def test_health_of_server_and_service(rapt, server):
     )
 
 
+# --- caches ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def create(rapt):
+    """create(*flags): the id of a cache of two layers, whose flags may be replaced."""
+    made = []
+
+    def run(*flags):
+        made.append(rapt("cache", "create", "--layers=2", "--kv-heads=2", "--head-size=4", *flags).stdout.strip())
+        return made[-1]
+
+    yield run
+    for cache in made:
+        rapt("cache", "close", cache, code=None)
+
+
+def show(rapt, cache):
+    return json.loads(rapt("cache", "show", cache, "--json").stdout)
+
+
+def tokens_of(seed, count, value_size=4):
+    """q, k and v of tokens, [count, heads, size]."""
+    return draw(seed, count, 4, 4), draw(seed + 1, count, 2, 4), draw(seed + 2, count, 2, value_size)
+
+
+def causal(q, k, v, **call):
+    """The oracle's Y, [S, Hq, Dv], for the last S of all tokens."""
+    heads_first = (x.transpose(1, 0, 2)[None] for x in (q, k, v))
+    visible = np.tril(np.ones((len(q), len(k)), bool), len(k) - len(q))
+    return oracle(*heads_first, visible=visible, **call)[0][0].transpose(1, 0, 2)
+
+
+def test_cache_steps_equal_attention_of_all_tokens(rapt, create, save, load):
+    q, k, v = tokens_of(1, 6, value_size=3)
+    cache = create("--value-head-size=3")
+    save(k=k[:4], v=v[:4])
+    assert rapt("cache", "append", cache, "k.npy", "v.npy", "--layer=1").stdout == "layer 1 has 4 tokens\n"
+    for at in (4, 5):
+        step = slice(at, at + 1)
+        save(q=q[step], k=k[step], v=v[step])
+        shown = rapt("cache", "attend", cache, "q.npy", "--k=k.npy", "--v=v.npy", "--layer=1", "-o=y.npy").stdout
+        assert shown.startswith("y        float32 [1, 4, 3] in y.npy\nplan     cpu/")
+        close(load("y.npy"), causal(q[step], k[: at + 1], v[: at + 1]))
+    assert show(rapt, cache)["lengths"] == [0, 6]
+    save(q=q)
+    flags = ["--scale=0.7", "--softcap=1.5", "--lse=lse.npy", "--layer=1", "-o=y.npy"]
+    report = json.loads(rapt("cache", "attend", cache, "q.npy", *flags, "--json").stdout)
+    assert [output["name"] for output in report["outputs"]] == ["y", "lse"]
+    close(load("y.npy"), causal(q, k, v, scale=0.7, softcap=1.5))
+    assert load("lse.npy").shape == (6, 4)
+    save(q=q[1:3])
+    rapt("cache", "attend", cache, "q.npy", "--layer=1", "--position=1", "-o=y.npy")
+    close(load("y.npy"), causal(q[1:3], k[:3], v[:3]))
+    rapt("cache", "attend", cache, "q.npy", "--layer=1", "--at=3", "-o=y.npy")
+    close(load("y.npy"), causal(q[1:3], k[:3], v[:3]))
+    rapt("cache", "attend", cache, "q.npy", "--layer=1", "--at=3", "--window=0", "-o=y.npy")
+    close(load("y.npy"), np.repeat(v[1:3], 2, axis=1))
+
+
+def test_cache_with_a_sink_of_zero(rapt, create, save, load):
+    q, k, v = tokens_of(2, 3)
+    save(q=q[2:], k=k, v=v, sink=np.zeros(4, "f4"))
+    rapt("cache", "attend", create(), "q.npy", "--k=k.npy", "--v=v.npy", "--head-sink=sink.npy", "-o=y.npy")
+    zeros = np.zeros((1, 2, 4), "f4")
+    close(load("y.npy"), causal(q[2:], np.concatenate([zeros, k]), np.concatenate([zeros, v])))
+
+
+@pytest.mark.parametrize(
+    "dtype, name, tolerance", [("f2", "fp16", 3e-3), (ml_dtypes.bfloat16, "bf16", 2e-2), ("f8", "fp64", 1e-12)]
+)
+def test_cache_keeps_the_type(rapt, create, save, load, dtype, name, tolerance):
+    q, k, v = (x.astype(dtype) for x in tokens_of(3, 3))
+    save(q=q, k=k, v=v)
+    cache = create("--dtype", name)
+    flags = ["-o=y.npy", *(["--dtype=bf16"] if name == "bf16" else [])]
+    rapt("cache", "attend", cache, "q.npy", "--k=k.npy", "--v=v.npy", *flags)
+    want = causal(*(x.astype("f8") for x in (q, k, v)))
+    close(load("y.npy").view(dtype).astype("f8"), want, tolerance)
+    if name != "fp64":
+        rapt("cache", "attend", cache, "q.npy", "--float-output", *flags)
+        assert load("y.npy").dtype == np.float32
+        close(load("y.npy"), want, tolerance)
+    assert show(rapt, cache)["dtype"] == name.upper()
+
+
+def test_cache_append_again_changes_nothing(rapt, create, save):
+    _, k, v = tokens_of(4, 3)
+    save(k=k, v=v, other=v + 1)
+    cache = create()
+    append = ["cache", "append", cache, "k.npy", "v.npy"]
+    assert json.loads(rapt(*append, "--json").stdout) == {
+        "id": cache, "layer": 0, "generation": 1, "length": 3, "applied_before": False}  # fmt: skip
+    assert rapt(*append, "--at=0").stdout == "layer 0 has 3 tokens; these were there already\n"
+    assert rapt(*append).stdout == "layer 0 has 6 tokens\n"
+    failed = rapt("cache", "append", cache, "k.npy", "other.npy", "--at=0", code=CALL_FAILED)
+    assert failed.stderr.startswith("rapt: ABORTED: ") and "other tokens" in failed.stderr
+    assert "OUT_OF_RANGE" in rapt(*append, "--at=9", code=CALL_FAILED).stderr
+    assert "generation is 2; the cache has 1" in rapt(*append, "--generation=2", code=CALL_FAILED).stderr
+    assert "--layer is 2; the cache has layers 0 to 1" in rapt(*append, "--layer=2", code=CALL_FAILED).stderr
+    assert show(rapt, cache)["lengths"] == [6, 0]
+
+
+def test_cache_fork_truncate_and_close(rapt, create, save, load):
+    q, k, v = tokens_of(5, 70)
+    save(q=q[:40], k=k, v=v)
+    cache = create("--name=life", "--reserve-tokens=64", "--lease=90", "--first-position=5", "--keep-last=500")
+    for layer in (0, 1):
+        rapt("cache", "append", cache, "k.npy", "v.npy", "--layer", layer)
+    fork = rapt("cache", "fork", cache, "--length=40").stdout.strip()
+    shown = show(rapt, cache)
+    assert shown["name"] == "life" and shown["lease_ms"] == 90_000 and 80_000 < shown["expires_in_ms"] <= 90_000
+    assert shown["shapes"] == [{"layers": 2, "kv_heads": 2, "head_size": 4, "value_head_size": 4, "keep_first": 0, "keep_last": 500}]
+    assert shown["first_position"] == 5 and shown["reserve_tokens"] == 64
+    assert json.loads(rapt("cache", "truncate", cache, "--length=1", "--json").stdout)["lengths"] == [1, 1]
+    assert rapt("cache", "truncate", cache, "--length=0").stdout == "generation 3\n"
+    assert show(rapt, fork)["lengths"] == [40, 40]
+    rapt("cache", "attend", fork, "q.npy", "-o=y.npy")
+    close(load("y.npy"), causal(q[:40], k[:40], v[:40]))
+    named = json.loads(rapt("cache", "fork", fork, "--name=twig", "--lease=7", "--json").stdout)
+    assert named["lease_ms"] == 7000 and named["lengths"] == [40, 40]
+    assert json.loads(rapt("cache", "fork", fork, "--name=twig", "--json").stdout)["id"] == named["id"]
+    assert rapt("cache", "create", "--kv-heads=1", "--head-size=1", "--name=twig", code=CALL_FAILED).stderr.startswith(
+        "rapt: ALREADY_EXISTS: "
+    )
+    closed = rapt("cache", "close", named["id"], fork, "nobody", code=CALL_FAILED)
+    assert closed.stdout == f"closed {named['id']}\nclosed {fork}\n"
+    assert closed.stderr == "rapt: NOT_FOUND: 1 of 3 caches are not found; first 'nobody': unknown\n"
+    assert rapt("cache", "show", fork, code=CALL_FAILED).stderr.endswith("is not found: closed\n")
+    assert json.loads(rapt("cache", "close", cache, "--json").stdout)["closed"][0]["id"] == cache
+
+
+def test_cache_list_shows_lengths_memory_and_lease(rapt, create, save):
+    _, k, v = tokens_of(6, 3)
+    save(k=k, v=v)
+    first, second = create("--name=list/a"), create("--name=list/b", "--lease=60")
+    rapt("cache", "append", second, "k.npy", "v.npy", "--layer=1")
+    heading, *rows = rapt("cache", "list", "--prefix=list/").stdout.splitlines()
+    assert re.split("  +", heading) == ["id", "name", "bytes", "shared", "lengths", "lease left"]
+    columns = [re.split("  +", row) for row in rows]
+    assert [row[:2] for row in columns] == [[first, "list/a"], [second, "list/b"]]
+    assert columns[0][2:5] == ["0 B", "0 B", "0"] and columns[0][5].startswith("9m5")
+    assert re.fullmatch(r"[0-9.]+ KiB", columns[1][2]) and columns[1][3:5] == ["0 B", "0..3"]
+    assert columns[1][5].startswith("5")
+    listed = json.loads(rapt("cache", "list", "--prefix=list/", "--json").stdout)["caches"]
+    assert [cache["lengths"] for cache in listed] == [[0, 0], [0, 3]]
+    fork = rapt("cache", "fork", second, "--length=0", "--name=list/c").stdout.strip()
+    assert [cache["id"] for cache in json.loads(rapt("cache", "list", "--json").stdout)["caches"]][-1] == fork
+    rapt("cache", "close", fork)
+    shown = rapt("cache", "show", second).stdout
+    for line in (f"id          {second}", "layers      2 of Hkv 2, D 4, Dv 4", "dtype       FP32", "lengths     0..3",
+                 "generation  1"):  # fmt: skip
+        assert line in shown.splitlines()
+    assert re.search(r"^lease       1m, 5\ds left$", shown, re.MULTILINE)
+
+
+def test_a_server_without_caches_says_so(rapt, tmp_path):
+    with RaptServer() as server:
+        failed = rapt("cache", "list", code=CALL_FAILED, RAPT_ADDRESS=server.grpc_address)
+    assert failed.stderr.startswith("rapt: UNIMPLEMENTED: ")
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 
@@ -1208,6 +1372,29 @@ ERRORS = [
     ("demo --address 127.0.0.1:1", UNREACHABLE, "can't reach a server at 127.0.0.1:1"),
     ("info --address nonsense", UNREACHABLE, "can't reach a server at nonsense"),
     ("health --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
+    ("cache", USAGE, "no command given; rapt cache --help lists the commands"),
+    ("cache frok", USAGE, "unknown command 'frok'; did you mean fork?"),
+    ("cache show", USAGE, "0 of 1 arguments given; usage: rapt cache show ID"),
+    ("cache show a b", USAGE, "unexpected argument 'b'"),
+    ("cache show nobody", CALL_FAILED, "NOT_FOUND: cache: 'nobody' is not found: unknown"),
+    ("cache close nobody", CALL_FAILED, "NOT_FOUND"),
+    ("cache create --kv-heads 2", USAGE, "--head-size is required"),
+    ("cache create --kv-heads 2 --head-size 4 --layers 0", USAGE, "--layers is 0; it must be from 1 to 1024"),
+    ("cache create --kv-heads 2 --head-size 4 --lease=-1", USAGE, "--lease is -1; it takes seconds"),
+    ("cache create --kv-heads 2 --head-size 4 --dtype fp8", USAGE, "fp32 or fp16 or bf16 or fp64"),
+    ("cache create --kv-heads 2 --head-size 0", CALL_FAILED, "INVALID_ARGUMENT"),
+    ("cache create --kv-heads 2 --head-size 4 --reserve-tokens 99999999", CALL_FAILED, "RESOURCE_EXHAUSTED: "),
+    ("cache fork nobody --lease nan", USAGE, "--lease is nan"),
+    ("cache append nobody k.npy", USAGE, "2 of 3 arguments given"),
+    ("cache append nobody none.npy v.npy", USAGE, "none.npy: No such file"),
+    ("cache append nobody bf16.npy v.npy", USAGE, "set --dtype bf16"),
+    ("cache attend nobody q.npy", USAGE, "--output is required"),
+    ("cache attend nobody q.npy --k k.npy -o y.npy", USAGE, "--k is given without --v"),
+    ("cache attend nobody q.npy -o y.npy --lse ./y.npy", USAGE, "--output and --lse both name y.npy"),
+    ("cache attend nobody q.npy -o y.npy --dtype fp8", USAGE, "it takes bf16"),
+    ("cache attend nobody q.npy -o y.npy", CALL_FAILED, "NOT_FOUND"),
+    ("cache truncate nobody", USAGE, "--length is required"),
+    ("cache list --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
     ("diagnose", USAGE, "no query given"),
     ("diagnose --q x.npy --softcap -1", CALL_FAILED, "softcap"),
     ("diagnose --q x.npy --softcap -1 --local", CALL_FAILED, "softcap"),
@@ -1392,6 +1579,7 @@ def test_compare_memory_finds_equal_outputs_and_less_memory(rapt):
 
 # Those of kinds of attention with help of their own.
 KINDS = ("attend --linear", "attend --lsh")
+CACHE_COMMANDS = tuple(f"cache {name}" for name in ("create", "append", "attend", "fork", "truncate", "list", "show", "close"))
 
 
 def examples_of(command):
@@ -1404,6 +1592,9 @@ def test_help_lists_every_command(rapt):
     for command in COMMANDS:
         assert re.search(rf"^  {command} ", shown, re.MULTILINE)
         assert rapt(command, "--help").stdout.startswith(f"usage: rapt {command}")
+    for command in CACHE_COMMANDS:
+        assert re.search(rf"^  {command.split()[1]} ", rapt("cache", "--help").stdout, re.MULTILINE)
+        assert rapt(*command.split(), "--help").stdout.startswith(f"usage: rapt {command}")
     for kind in KINDS:
         assert rapt(*kind.split(), "--help").stdout.startswith(f"usage: rapt {kind}")
         assert f"rapt {kind} --help" in " ".join(rapt("attend", "--help").stdout.split())
@@ -1424,6 +1615,18 @@ def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
     np.savez(tmp_path / "in.npz", q=q, k=k, v=v)
     np.savez(tmp_path / "gradients.npz", dq=q, dk=k, dv=v)
     words = shlex.split(example.replace("127.0.0.1:8001", server.grpc_address))
+    assert words[0] == "rapt"
+    rapt(*words[1:])
+
+
+@pytest.mark.parametrize("example", [e for command in CACHE_COMMANDS for e in examples_of(command)])
+def test_every_example_of_the_help_of_caches_works(rapt, create, save, example):
+    q, k, v = tokens_of(1, 3)
+    save(q=q, k=k, v=v)
+    cache = create()
+    for layer in (0, 1):
+        rapt("cache", "append", cache, "k.npy", "v.npy", "--layer", layer)
+    words = shlex.split(example.replace("$ID", cache))
     assert words[0] == "rapt"
     rapt(*words[1:])
 

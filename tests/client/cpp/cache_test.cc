@@ -296,6 +296,10 @@ TEST_F(CacheTest, ABatchNeedsCachesOfOneClient) {
   EXPECT_THAT(mixed.status().message(), HasSubstr("items[1]"));
   EXPECT_TRUE(absl::IsInvalidArgument(AttendCaches({}, call).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(AttendCaches({{nullptr, 1, 0}}, call).status()));
+  CacheAttendCall with_position = call;
+  with_position.position = 0;
+  EXPECT_THAT(std::string(AttendCaches({{&cache, 1, 0}}, with_position).status().message()),
+              HasSubstr("position is set in the call"));
 }
 
 TEST_F(CacheTest, ForksAndTruncatesIndependently) {
@@ -474,7 +478,7 @@ TEST_F(CacheTest, AnEmptyHandleSaysSo) {
   }
   Cache closed_elsewhere = Create();
   ASSERT_TRUE(CloseCaches(*client_, {closed_elsewhere.id()}).ok());
-  EXPECT_EQ(ReasonOf(closed_elsewhere.Close()), "closed");
+  EXPECT_TRUE(closed_elsewhere.Close().ok());
 }
 
 // `abandoned` shows that leases of this length run out: it is made last and expires first.
@@ -555,27 +559,31 @@ class LossyServer final : public v1::CacheService::Service {
     return ats_;
   }
 
-  grpc::Status Create(grpc::ServerContext*, const v1::CreateRequest* request,
+  grpc::Status Create(grpc::ServerContext* context, const v1::CreateRequest* request,
                       v1::Cache* response) override {
-    return Pass(0, &v1::CacheService::Stub::Create, *request, *response);
+    return Pass(*context, 0, &v1::CacheService::Stub::Create, *request, *response);
   }
-  grpc::Status Fork(grpc::ServerContext*, const v1::ForkRequest* request,
+  grpc::Status Fork(grpc::ServerContext* context, const v1::ForkRequest* request,
                     v1::Cache* response) override {
-    return Pass(1, &v1::CacheService::Stub::Fork, *request, *response);
+    return Pass(*context, 1, &v1::CacheService::Stub::Fork, *request, *response);
   }
-  grpc::Status Truncate(grpc::ServerContext*, const v1::TruncateRequest* request,
+  grpc::Status Truncate(grpc::ServerContext* context, const v1::TruncateRequest* request,
                         v1::Cache* response) override {
-    return Pass(2, &v1::CacheService::Stub::Truncate, *request, *response);
+    return Pass(*context, 2, &v1::CacheService::Stub::Truncate, *request, *response);
   }
-  grpc::Status Append(grpc::ServerContext*, const v1::AppendRequest* request,
+  grpc::Status Append(grpc::ServerContext* context, const v1::AppendRequest* request,
                       v1::AppendResponse* response) override {
     Note(request->parts(0).at());
-    return Pass(3, &v1::CacheService::Stub::Append, *request, *response);
+    return Pass(*context, 3, &v1::CacheService::Stub::Append, *request, *response);
   }
-  grpc::Status Attend(grpc::ServerContext*, const v1::AttendCachedRequest* request,
+  grpc::Status Attend(grpc::ServerContext* context, const v1::AttendCachedRequest* request,
                       v1::AttendCachedResponse* response) override {
     Note(request->items(0).at());
-    return Pass(4, &v1::CacheService::Stub::Attend, *request, *response);
+    return Pass(*context, 4, &v1::CacheService::Stub::Attend, *request, *response);
+  }
+  grpc::Status Close(grpc::ServerContext* context, const v1::Ids* request,
+                     v1::Caches* response) override {
+    return Pass(*context, 5, &v1::CacheService::Stub::Close, *request, *response);
   }
   grpc::Status Get(grpc::ServerContext*, const v1::Ids* request, v1::Caches* response) override {
     grpc::ClientContext context;
@@ -589,12 +597,19 @@ class LossyServer final : public v1::CacheService::Service {
   }
 
   template <typename Method, typename Request, typename Response>
-  grpc::Status Pass(int number, Method method, const Request& request, Response& response) {
+  grpc::Status Pass(grpc::ServerContext& server_context, int number, Method method,
+                    const Request& request, Response& response) {
     grpc::ClientContext context;
     const grpc::Status status = ((*stub_).*method)(&context, request, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
+    const auto& trailers = context.GetServerTrailingMetadata();
+    const auto reason = trailers.find("rapt-reason");
+    if (reason != trailers.end()) {
+      server_context.AddTrailingMetadata("rapt-reason",
+                                         {reason->second.data(), reason->second.size()});
+    }
     MutexLock lock(mutex_);
     if (std::exchange(was_lost_[number], true)) return status;
+    EXPECT_TRUE(status.ok()) << status.error_message();
     return {code_, "the reply is lost"};
   }
 
@@ -603,7 +618,7 @@ class LossyServer final : public v1::CacheService::Service {
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
   mutable Mutex mutex_;
-  bool was_lost_[5] ABSL_GUARDED_BY(mutex_) = {};
+  bool was_lost_[6] ABSL_GUARDED_BY(mutex_) = {};
   std::vector<int64_t> ats_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -637,7 +652,9 @@ TEST_F(CacheTest, RetriesAfterALostReplyChangeNothing) {
   const absl::StatusOr<CacheInfo> info = cache->Refresh();
   ASSERT_TRUE(info.ok()) << info.status();
   EXPECT_EQ(info->generation, 2u);
-  ASSERT_TRUE(CloseCaches(*client_, {cache->id(), fork->id()}).ok());
+  const std::string id = cache->id();
+  EXPECT_TRUE(cache->Close().ok());
+  EXPECT_EQ(ReasonOf(Find(id)), "closed");
 }
 
 TEST_F(CacheTest, ACallThatMayHaveBeenAppliedCanBeMadeAgain) {

@@ -152,6 +152,8 @@ struct ForkOptions {
   std::chrono::milliseconds lease{0};  // 0: as this cache
 };
 
+struct CacheItem;
+
 // A handle of a cache. While it lives, its client renews the lease in the background, at a third of
 // the lease after the last call that renewed it. Its destructor closes the cache: it waits at most
 // a second, and a cache that could not be closed expires.
@@ -202,7 +204,8 @@ class Cache {
   // REQUIRES: no other call runs.
   absl::StatusOr<CacheInfo> Refresh(const CallOptions& options = {});
 
-  // Closes the cache now. The handle is then empty, also after an error.
+  // Closes the cache now. OK if its owner closed it before. The handle is then empty, also after an
+  // error.
   absl::Status Close(const CallOptions& options = {});
 
   // Gives the cache up without closing it, and returns its id. Nothing renews it any more.
@@ -213,7 +216,7 @@ class Cache {
   friend absl::StatusOr<Cache> CreateCache(Client& client, const CacheOptions& cache,
                                            const CallOptions& options);
   friend Cache BorrowCache(Client& client, const CacheInfo& known);
-  friend absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const struct CacheItem> items,
+  friend absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items,
                                                         const CacheAttendCall& call,
                                                         const CallOptions& options);
   explicit Cache(std::unique_ptr<State> state);

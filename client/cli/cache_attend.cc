@@ -1,0 +1,186 @@
+// rapt cache append and rapt cache attend.
+#include <chrono>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "client/cli/attend_files.h"
+#include "client/cli/attend_report.h"
+#include "client/cli/cache_flags.h"
+#include "client/cli/tensor_file.h"
+#include "client/console/json.h"
+
+namespace rapt {
+namespace {
+
+using client::CacheInfo;
+
+void PrintAppended(const CacheInfo& cache, const ExpectedFlags& expected,
+                   const client::CacheItemResult& result, bool as_json) {
+  if (!as_json) {
+    absl::PrintF("layer %d has %d tokens%s\n", expected.layer, result.length,
+                 result.applied_before ? "; these were there already" : "");
+    return;
+  }
+  JsonWriter json;
+  json.BeginObject().Key("id").String(cache.id).Key("layer").Integer(expected.layer);
+  json.Key("generation").Integer(static_cast<int64_t>(cache.generation));
+  json.Key("length").Integer(result.length);
+  json.Key("applied_before").Boolean(result.applied_before).EndObject();
+  std::puts(json.Take().c_str());
+}
+
+struct AttendFlags {
+  CacheFlags flags;
+  ExpectedFlags expected;
+  std::optional<std::string> k, v, head_sink, lse;
+  std::string y, dtype;
+  client::CacheAttendCall call;  // without tensors and layer
+  bool float_output = false;
+
+  std::vector<Flag> Table() {
+    std::vector<Flag> table = {
+        {"k", "FILE", "keys of new tokens, [n, Hkv, D], which are appended first", &k},
+        {"v", "FILE", "their values, [n, Hkv, Dv]", &v},
+        {"output", "FILE", "result, [R, Hq, Dv]: a .npy file, or member y of an .npz file", &y, 'o',
+         true},
+        {"lse", "FILE", "logarithms of the sums of exponentials, [R, Hq]", &lse},
+        {"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype}};
+    for (const Flag& flag : expected.Table()) table.push_back(flag);
+    for (const Flag& flag : std::vector<Flag>{
+             {"position", "N",
+              "position of the first row (default: the last row sees the last token)",
+              &call.position},
+             {"scale", "X", "scale of the scores (default: 1/sqrt(D))", &call.scale},
+             {"softcap", "X", "bound of the scores: X tanh(score / X) (default: 0, none)",
+              &call.softcap},
+             {"window", "N", "tokens visible before the row's own (default: all)",
+              &call.window.left},
+             {"head-sink", "FILE", "one more score for each head, without a value, [Hq]",
+              &head_sink},
+             {"float-output", "", "results in float32, for partial results", &float_output},
+             {"priority", "N", "1 is the most urgent (default: 0, which counts as 8)",
+              &call.priority}}) {
+      table.push_back(flag);
+    }
+    return table;
+  }
+};
+
+absl::Status Check(AttendFlags& flags) {
+  if (flags.k.has_value() != flags.v.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("--%s is given without --%s; give both, or neither to append nothing",
+                        flags.k ? "k" : "v", flags.k ? "v" : "k"));
+  }
+  absl::Status status = ValidateDTypeFlag(flags.dtype);
+  if (!status.ok()) return status;
+  return NormalizeOutputFiles({{"output", &flags.y}, {"lse", PathIn(flags.lse)}});
+}
+
+// The tensors of a call. Views refer to it.
+struct LoadedStep {
+  LoadedTensor q;
+  std::optional<LoadedTensor> k, v, head_sink;
+};
+
+absl::StatusOr<LoadedStep> Load(const AttendFlags& flags) {
+  LoadedStep step;
+  absl::StatusOr<LoadedTensor> q = LoadTensor(flags.flags.operands[1], "q", flags.dtype);
+  if (!q.ok()) return q.status();
+  step.q = *std::move(q);
+  for (const auto& [path, name, out] :
+       {std::tuple(&flags.k, "k", &step.k), std::tuple(&flags.v, "v", &step.v),
+        std::tuple(&flags.head_sink, "head_sink", &step.head_sink)}) {
+    if (!*path) continue;
+    absl::StatusOr<LoadedTensor> tensor = LoadTensor(**path, name, flags.dtype);
+    if (!tensor.ok()) return tensor.status();
+    *out = *std::move(tensor);
+  }
+  return step;
+}
+
+ExitCode Attend(AttendFlags& flags) {
+  if (absl::Status valid = Check(flags); !valid.ok()) return FailUsage(valid);
+  const absl::StatusOr<LoadedStep> step = Load(flags);
+  if (!step.ok()) return FailUsage(step.status());
+  const auto server = Connect(flags.flags.server);
+  if (!server.ok()) return FailConnect(server.status());
+  const absl::StatusOr<CacheInfo> info =
+      FindCache(**server, flags.flags.operands[0], flags.expected);
+  if (!info.ok()) return FailCall(info.status());
+  client::CacheAttendCall call = flags.call;
+  call.layer = static_cast<int32_t>(flags.expected.layer);
+  call.q = step->q.view();
+  if (step->k) call.k = step->k->view();
+  if (step->v) call.v = step->v->view();
+  if (step->head_sink) call.head_sink = step->head_sink->view();
+  call.wants_lse = flags.lse.has_value();
+  if (flags.float_output) call.output = client::DType::kFloat32;
+  const auto start = std::chrono::steady_clock::now();
+  const absl::StatusOr<client::CacheAttendResult> result =
+      client::BorrowCache(**server, *info).Attend(call);
+  const std::chrono::duration<double, std::milli> elapsed =
+      std::chrono::steady_clock::now() - start;
+  if (!result.ok()) return FailCall(result.status());
+  Report report{.outputs = {{"y", flags.y, result->y, result->y.shape()}},
+                .backend = result->backend,
+                .plan = result->plan};
+  if (flags.lse) report.outputs.push_back({"lse", *flags.lse, *result->lse, result->lse->shape()});
+  return WriteAndPrint(report, elapsed.count(), flags.flags.json);
+}
+
+}  // namespace
+
+ExitCode RunCacheAppend(CommandArguments arguments) {
+  CacheFlags flags;
+  ExpectedFlags expected;
+  std::string dtype;
+  CommandLine line{
+      .usage = "rapt cache append ID K.npy V.npy [flags]",
+      .summary = "Appends keys, [n, Hkv, D], and values, [n, Hkv, Dv], of n tokens to a layer.",
+      .flags = expected.Table(),
+      .examples = {"rapt cache append $ID k.npy v.npy",
+                   "rapt cache append $ID k.npy v.npy --layer 1 --at 0 --generation 1 --json"},
+      .max_operands = 3};
+  line.flags.push_back({"dtype", "bf16", "type of V2 arrays; NumPy stores bfloat16 as V2", &dtype});
+  if (const auto done = flags.Parse(line, arguments, 3)) return *done;
+  if (absl::Status status = ValidateDTypeFlag(dtype); !status.ok()) return FailUsage(status);
+  const absl::StatusOr<LoadedTensor> k = LoadTensor(flags.operands[1], "k", dtype);
+  if (!k.ok()) return FailUsage(k.status());
+  const absl::StatusOr<LoadedTensor> v = LoadTensor(flags.operands[2], "v", dtype);
+  if (!v.ok()) return FailUsage(v.status());
+  const auto server = Connect(flags.server);
+  if (!server.ok()) return FailConnect(server.status());
+  const absl::StatusOr<CacheInfo> info = FindCache(**server, flags.operands[0], expected);
+  if (!info.ok()) return FailCall(info.status());
+  const absl::StatusOr<client::CacheItemResult> result =
+      client::BorrowCache(**server, *info)
+          .Append(static_cast<int32_t>(expected.layer), k->view(), v->view());
+  if (!result.ok()) return FailCall(result.status());
+  PrintAppended(*info, expected, *result, flags.json);
+  return ExitCode::kOk;
+}
+
+ExitCode RunCacheAttend(CommandArguments arguments) {
+  AttendFlags flags;
+  const CommandLine line{
+      .usage = "rapt cache attend ID Q.npy -o Y.npy [flags]",
+      .summary =
+          "Attends with R query rows, [R, Hq, D], over the tokens of a layer. Row by row, a "
+          "query sees the tokens up to its own position. --k and --v append tokens first.",
+      .flags = flags.Table(),
+      .examples = {"rapt cache attend $ID q.npy -o y.npy",
+                   "rapt cache attend $ID q.npy --k k.npy --v v.npy --layer 1 -o y.npy",
+                   "rapt cache attend $ID q.npy --k k.npy --v v.npy --at 0 --window 128 --lse "
+                   "lse.npy -o y.npy --json"},
+      .max_operands = 2};
+  if (const auto done = flags.flags.Parse(line, arguments, 2)) return *done;
+  return Attend(flags);
+}
+
+}  // namespace rapt
