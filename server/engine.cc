@@ -348,7 +348,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
 
   // A copy waits for the device, which must not block the thread that submits the request.
   bool IsTiny() const {
-    if (GathersFromDevice() || !deliveries_.empty()) return false;
+    if (GathersFromDevice() || !deliveries_.empty() || request_.leaves_thread) return false;
     const int64_t workspace_bytes = BufferPool::SizeOfClass(plan_.workspace_bytes());
     return plan_.flops <= kInlineFlops &&
            needed_bytes_ - workspace_bytes + callers_bytes_ + request_.prepared_bytes <=

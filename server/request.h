@@ -172,6 +172,8 @@ struct Request {
   std::shared_ptr<CallerMemory> caller;
   // Its message was admitted before Engine::StopAccepting(), so it is not refused afterwards.
   bool is_accepted = false;
+  // Even a tiny request is computed on a compute thread, as the one that submits it has other work.
+  bool leaves_thread = false;
 };
 
 // An output's bytes, row-major, aligned to a cache line unless they are in the caller's memory.

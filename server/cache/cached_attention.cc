@@ -196,6 +196,8 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
   ragged_.softcap = call_.softcap;
   ragged_.output = call_.output;
   ragged_.wants_lse = call_.wants_lse;
+  ragged_.heads_first = call_.heads_first;
+  ragged_.lse_heads_first = call_.lse_heads_first;
   ragged_.items.resize(count);
   tokens_.resize(count);
   const std::byte* keys = Contiguous(call_.k.bytes, copies_[0]);

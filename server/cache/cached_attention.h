@@ -47,6 +47,9 @@ struct AttendCall {
   double softcap = 0;
   std::optional<int64_t> left_window = {};
   bool wants_lse = false;
+  // With one item alone: the bytes of q and of y are [Hq, R, D], those of lse are [Hq, R].
+  bool heads_first = false;
+  bool lse_heads_first = false;
   std::optional<DType> output = {};
   // An error of one item fails that item alone. INVALID_ARGUMENT always fails the call.
   bool partial = false;

@@ -1,6 +1,7 @@
 #include "attention/mechanism/softmax/ragged_attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -118,10 +119,12 @@ class RaggedAttention final : public TensorOperator {
       rows_ += item.rows;
     }
     const DType output = call_.output.value_or(call_.dtype);
-    outputs_[Role::kY] = TensorSpec{output, {rows_, call_.query_heads, call_.value_head_size}};
-    if (call_.wants_lse) {
-      outputs_[Role::kLse] = TensorSpec{LseType(), {rows_, call_.query_heads}};
-    }
+    Shape y = {rows_, call_.query_heads, call_.value_head_size};
+    Shape lse = {rows_, call_.query_heads};
+    if (call_.heads_first) std::swap(y[0], y[1]);
+    if (call_.lse_heads_first) std::swap(lse[0], lse[1]);
+    outputs_[Role::kY] = TensorSpec{output, y};
+    if (call_.wants_lse) outputs_[Role::kLse] = TensorSpec{LseType(), lse};
   }
 
   // Returns ResourceExhausted if the plan's sizes could overflow.
@@ -319,7 +322,13 @@ class RaggedAttention final : public TensorOperator {
     return {.data = arguments.inputs[Role::kQ].data + first_rows_[n] * row * SizeOf(call_.dtype),
             .dtype = call_.dtype,
             .dims = {1, call_.query_heads, call_.items[n].rows, call_.head_size},
-            .strides = {0, call_.head_size, row, 1}};
+            .strides = StridesOf(call_.head_size, call_.heads_first)};
+  }
+
+  // Of heads and rows with `size` elements each.
+  std::array<int64_t, 4> StridesOf(int64_t size, bool heads_first) const {
+    if (heads_first) return {0, rows_ * size, size, 1};
+    return {0, size, call_.query_heads * size, 1};
   }
 
   // Merges the parts of these heads of all items, and writes their results.
@@ -378,10 +387,11 @@ class RaggedAttention final : public TensorOperator {
     if (!outputs_[role]) return {};
     const DType dtype = outputs_[role]->dtype;
     const int64_t row = call_.query_heads * size;
-    return {.data = arguments.outputs[role].data + first_rows_[n] * row * SizeOf(dtype),
-            .dtype = dtype,
-            .dims = {1, call_.query_heads, call_.items[n].rows, size},
-            .strides = {0, size, row, 1}};
+    return {
+        .data = arguments.outputs[role].data + first_rows_[n] * row * SizeOf(dtype),
+        .dtype = dtype,
+        .dims = {1, call_.query_heads, call_.items[n].rows, size},
+        .strides = StridesOf(size, role == Role::kLse ? call_.lse_heads_first : call_.heads_first)};
   }
 
   RaggedCall call_;  // constant after construction
@@ -423,7 +433,7 @@ absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRaggedAttention(
   if (absl::Status status = CheckNumbers(call); !status.ok()) return status;
   auto ragged = std::make_shared<const RaggedAttention>(std::move(call), source);
   if (absl::Status status = ragged->CheckSizes(); !status.ok()) return status;
-  return ragged;
+  return std::shared_ptr<const TensorOperator>(std::move(ragged));
 }
 
 }  // namespace rapt
