@@ -45,9 +45,9 @@ void Sequences::Enter(const std::string& owner, SequenceCall call, Run run) {
   {
     MutexLock lock(mutex_);
     RemoveDead();
-    const auto place = sequences_.try_emplace({owner, call.id}).first;
+    const auto [place, is_new] = sequences_.try_emplace({owner, call.id});
     sequence = &place->second;
-    sequence->place = place;
+    if (is_new) sequence->place = place;
     sequence->waiting.push_back({std::move(call), std::move(run), sequence->has_turn});
     if (std::exchange(sequence->has_turn, true)) return;
   }
