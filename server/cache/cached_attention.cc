@@ -30,6 +30,41 @@ const std::byte* Contiguous(const InputBytes& bytes, std::vector<std::byte>& cop
   return copy.data();
 }
 
+// Copies [heads, tokens, size] to [tokens, heads, size], the shape.
+void Transpose(const InputBytes& from, const TensorSpec& spec, std::byte* to) {
+  const int64_t tokens = spec.shape[0], heads = spec.shape[1];
+  const int64_t row_bytes = spec.shape[2] * SizeOf(spec.dtype);
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      from.Copy((h * tokens + t) * row_bytes, row_bytes, to + (t * heads + h) * row_bytes);
+    }
+  }
+}
+
+// Sets `data` to the bytes of a tensor in the layout of its shape, in `copy` unless they are so
+// already. A tensor in shared memory is copied, as it is read twice.
+absl::Status Arrange(const CallTensor& tensor, std::vector<std::byte>& copy,
+                     const std::byte*& data) {
+  if (!tensor.spec) return absl::OkStatus();
+  InputBytes from = tensor.bytes;
+  const Shape& shape = tensor.spec->shape;
+  const bool is_transposed = tensor.heads_first && shape[0] > 1 && shape[1] > 1;
+  data = from.data;
+  if (data != nullptr && !from.is_shared && !is_transposed) return absl::OkStatus();
+  const auto size = static_cast<size_t>(from.size);
+  copy.resize(size);
+  data = copy.data();
+  if (!is_transposed) return from.Fetch(0, from.size, copy.data());
+  std::vector<std::byte> fetched;
+  if (from.on_device()) {
+    fetched.resize(size);
+    if (absl::Status status = from.Fetch(0, from.size, fetched.data()); !status.ok()) return status;
+    from = InputBytes(fetched.data(), from.size);
+  }
+  Transpose(from, *tensor.spec, copy.data());
+  return absl::OkStatus();
+}
+
 absl::Status CheckCount(absl::string_view name, int64_t value) {
   if (value >= 0) return absl::OkStatus();
   return Invalid(absl::StrCat(name, " is ", value, "; it must be at least 0"));
@@ -196,22 +231,11 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
   ragged_.softcap = call_.softcap;
   ragged_.output = call_.output;
   ragged_.wants_lse = call_.wants_lse;
-  ragged_.heads_first = call_.heads_first;
+  ragged_.heads_first = call_.q.heads_first;
   ragged_.lse_heads_first = call_.lse_heads_first;
   ragged_.items.resize(count);
   tokens_.resize(count);
-  const std::byte* keys = Contiguous(call_.k.bytes, copies_[0]);
-  const std::byte* values = Contiguous(call_.v.bytes, copies_[1]);
-  for (size_t n = 0; n < count; ++n) {
-    SetItem(n, batch_->states()[n]);
-    const int64_t tokens = call_.items[n].call.count;
-    if (tokens == 0) continue;
-    const int64_t head_bytes = ragged_.kv_heads * SizeOf(ragged_.dtype);
-    tokens_[n].keys = keys;
-    tokens_[n].values = values;
-    keys += tokens * head_bytes * ragged_.head_size;
-    values += tokens * head_bytes * ragged_.value_head_size;
-  }
+  for (size_t n = 0; n < count; ++n) SetItem(n, batch_->states()[n]);
   auto op = MakeRaggedAttention(ragged_, *this);
   if (!op.ok()) return op.status();
   Request request;
@@ -220,12 +244,30 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
   request.inputs[Role::kQ] = call_.q.bytes;
   request.inputs[Role::kHeadSink] = call_.head_sink.bytes;
   request.prepared_bytes = call_.k.bytes.size + call_.v.bytes.size;
-  request.prepare = [this, &store](const Arguments&) {
-    auto results = store.Append(*batch_, tokens_, call_.partial);
-    if (results.ok()) results_ = *std::move(results);
-    return results.status();
-  };
+  request.leaves_thread = call_.k.bytes.on_device() || call_.v.bytes.on_device();
+  request.prepare = [this, &store](const Arguments&) { return Append(store); };
   return request;
+}
+
+absl::Status CachedAttention::Append(CacheStore& store) {
+  std::vector<std::byte> key_copy, value_copy;
+  const std::byte* keys = nullptr;
+  const std::byte* values = nullptr;
+  absl::Status status = Arrange(call_.k, key_copy, keys);
+  if (status.ok()) status = Arrange(call_.v, value_copy, values);
+  if (!status.ok()) return status;
+  const int64_t head_bytes = ragged_.kv_heads * SizeOf(ragged_.dtype);
+  for (size_t n = 0; n < tokens_.size(); ++n) {
+    const int64_t count = call_.items[n].call.count;
+    if (count == 0) continue;
+    tokens_[n].keys = keys;
+    tokens_[n].values = values;
+    keys += count * head_bytes * ragged_.head_size;
+    values += count * head_bytes * ragged_.value_head_size;
+  }
+  auto results = store.Append(*batch_, tokens_, call_.partial);
+  if (results.ok()) results_ = *std::move(results);
+  return results.status();
 }
 
 absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string& owner,

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "server/cache/reason.h"
 
 namespace rapt::cache {
 
@@ -101,7 +102,8 @@ absl::StatusOr<std::string> Sequences::CacheFor(Sequence& sequence, const Sequen
     sequence.cache = made->id;
   } else if (!store_.Has(owner, sequence.cache)) {
     sequence.cache.clear();
-    return absl::NotFoundError(absl::StrCat("no sequence ", ToString(call.id), " runs"));
+    return Fail(Reason::kUnknown, absl::StatusCode::kNotFound,
+                absl::StrCat("no sequence ", ToString(call.id), " runs"));
   }
   return sequence.cache;
 }

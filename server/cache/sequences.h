@@ -49,8 +49,8 @@ class Sequences {
     Turn& operator=(Turn&&) = delete;
     ~Turn();
 
-    // Returns the id of the cache, of generation 1. NotFound if the sequence does not run;
-    // otherwise the statuses of CacheStore::Create().
+    // Returns the id of the cache, of generation 1. NotFound, with a Reason, if the sequence does
+    // not run; otherwise the statuses of CacheStore::Create().
     const absl::StatusOr<std::string>& cache() const { return cache_; }
     // Whether the call waited, so that this is a thread of another call.
     bool has_waited() const { return has_waited_; }

@@ -364,6 +364,10 @@ def test_a_wrong_step_leaves_the_sequence(send):
     assert "layers" in refuse(send, "INVALID_ARGUMENT", sequence_id=sequence.id, parameters={"layers": 2})
     output = [triton.InferRequestedOutput("Y")]
     right = {"K": np.ones((1, 2, 1, 16), np.float32), "V": np.ones((1, 2, 1, 24), np.float32)}
+    nowhere = triton.InferRequestedOutput("Y")
+    nowhere.set_shared_memory("nowhere", 4096)
+    query = {"Q": np.ones((1, 4, 1, 16), np.float32)}
+    assert "nowhere" in refuse(send, "NOT_FOUND", query, sequence_id=sequence.id, outputs=[nowhere])
     assert "needs input Q" in refuse(send, "INVALID_ARGUMENT", right, sequence_id=sequence.id, outputs=output)
     sequence.step(1)
     sequence.step(1, end=True)

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "server/cache/reason.h"
 
 namespace rapt::oip {
 namespace {
@@ -50,43 +51,10 @@ absl::StatusOr<Axes> AxesOf(absl::string_view input, const TensorSpec& spec,
   return Axes{.heads = s[1], .length = s[2], .size = s[3], .heads_first = true};
 }
 
-cache::CallTensor TensorOf(absl::string_view name, const Axes& axes, DType dtype,
-                           const InputBytes& bytes) {
-  return {.name = name,
-          .spec = TensorSpec{dtype, {axes.length, axes.heads, axes.size}},
-          .bytes = bytes};
-}
-
-// Copies [heads, length, size] to [length, heads, size].
-void Transpose(const Axes& axes, int64_t element_bytes, const InputBytes& from, std::byte* to) {
-  const int64_t row_bytes = axes.size * element_bytes;
-  for (int64_t h = 0; h < axes.heads; ++h) {
-    for (int64_t s = 0; s < axes.length; ++s) {
-      from.Copy((h * axes.length + s) * row_bytes, row_bytes,
-                to + (s * axes.heads + h) * row_bytes);
-    }
-  }
-}
-
-// Reads K or V as [length, heads, size].
-absl::Status ReadTokens(const Axes& axes, const InputBytes& bytes, cache::CallTensor& tensor,
-                        DType dtype, std::vector<std::byte>& copy) {
-  if (bytes.on_device()) {
-    return absl::UnimplementedError(absl::StrCat(
-        tensor.name, " is in CUDA shared memory; attention_session keeps K and V in host memory"));
-  }
-  tensor = TensorOf(tensor.name, axes, dtype, bytes);
-  const bool is_transposed = axes.heads_first && axes.heads > 1 && axes.length > 1;
-  // The caller may write to shared memory while the tokens are compared.
-  if (!is_transposed && !bytes.is_shared) return absl::OkStatus();
-  copy.resize(static_cast<size_t>(bytes.size));
-  if (is_transposed) {
-    Transpose(axes, SizeOf(dtype), bytes, copy.data());
-  } else {
-    bytes.Copy(0, bytes.size, copy.data());
-  }
-  tensor.bytes = InputBytes(copy.data(), bytes.size);
-  return absl::OkStatus();
+void SetTensor(const Axes& axes, DType dtype, const InputBytes& bytes, cache::CallTensor& tensor) {
+  tensor.spec = TensorSpec{dtype, {axes.length, axes.heads, axes.size}};
+  tensor.bytes = bytes;
+  tensor.heads_first = axes.heads_first;
 }
 
 absl::Status ReadKeysAndValues(const OperatorCall& read, const InputMap<InputBytes>& inputs,
@@ -112,10 +80,9 @@ absl::Status ReadKeysAndValues(const OperatorCall& read, const InputMap<InputByt
            .value_head_size = values->size,
            .dtype = k->dtype};
   call.attend.items[0].call.count = keys->length;
-  absl::Status status =
-      ReadTokens(*keys, inputs[Role::kK], call.attend.k, k->dtype, call.copies[0]);
-  if (!status.ok()) return status;
-  return ReadTokens(*values, inputs[Role::kV], call.attend.v, v->dtype, call.copies[1]);
+  SetTensor(*keys, k->dtype, inputs[Role::kK], call.attend.k);
+  SetTensor(*values, v->dtype, inputs[Role::kV], call.attend.v);
+  return absl::OkStatus();
 }
 
 absl::Status ReadQueries(const OperatorCall& read, const InputMap<InputBytes>& inputs,
@@ -124,9 +91,8 @@ absl::Status ReadQueries(const OperatorCall& read, const InputMap<InputBytes>& i
   if (!q) return absl::OkStatus();
   const auto axes = AxesOf("Q", *q, "q_num_heads", read.q_num_heads);
   if (!axes.ok()) return axes.status();
-  call.attend.q = TensorOf(call.attend.q.name, *axes, q->dtype, inputs[Role::kQ]);
+  SetTensor(*axes, q->dtype, inputs[Role::kQ], call.attend.q);
   call.attend.items[0].rows = axes->length;
-  call.attend.heads_first = axes->heads_first;
   return absl::OkStatus();
 }
 
@@ -196,7 +162,7 @@ absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
 
 TensorSpec SessionOutput(const SessionCall& call, Role role, const TensorSpec& computed) {
   const Shape& s = computed.shape;
-  if (role == Role::kLse || call.attend.heads_first) {
+  if (role == Role::kLse || call.attend.q.heads_first) {
     Shape shape = {1};
     shape.insert(shape.end(), s.begin(), s.end());
     return {computed.dtype, shape};
@@ -206,7 +172,7 @@ TensorSpec SessionOutput(const SessionCall& call, Role role, const TensorSpec& c
 
 absl::Status SessionError(const absl::Status& status, const cache::SequenceId& id) {
   if (status.ok()) return status;
-  if (absl::IsNotFound(status)) {
+  if (absl::IsNotFound(status) && cache::ReasonOf(status) != cache::Reason::kNone) {
     return Invalid(
         absl::StrCat("inference request for sequence ", cache::ToString(id), " to model '",
                      NameOf(Model::kAttentionSession),

@@ -2,10 +2,8 @@
 #ifndef RAPT_SERVER_PROTOCOLS_OIP_SESSION_H_
 #define RAPT_SERVER_PROTOCOLS_OIP_SESSION_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,17 +27,14 @@ struct SessionParameters {
 // A call before its sequence's turn has come.
 struct SessionCall {
   cache::SequenceCall sequence = {};
-  // Of one item, without the id and generation of the cache. Its bytes are those of the message, of
-  // shared memory, or of `copies`.
-  cache::AttendCall attend = {};
-  std::vector<std::byte> copies[2] = {};  // of K and V
+  cache::AttendCall attend = {};  // of one item, without the id and generation of the cache
 
   // Whether it only ends the sequence.
   bool is_empty() const { return !attend.q.spec && !attend.k.spec; }
 };
 
 // Reads a call whose inputs were read into `read` and `inputs`. InvalidArgument names the parameter
-// or the input; Unimplemented for K and V in device memory.
+// or the input.
 absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
                                             const OperatorCall& read,
                                             const InputMap<InputBytes>& inputs);
@@ -48,8 +43,9 @@ absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
 // operator's.
 TensorSpec SessionOutput(const SessionCall& call, Role role, const TensorSpec& computed);
 
-// Returns the error of a call as its caller knows it: a sequence without a cache was not started,
-// which has the text of Triton's error; the only item needs no number, and `at` is `position`.
+// Returns the error of a call as its caller knows it: a cache that is not found is a sequence that
+// was not started, which has the text of Triton's error; the only item needs no number, and `at` is
+// `position`.
 absl::Status SessionError(const absl::Status& status, const cache::SequenceId& id);
 
 }  // namespace rapt::oip

@@ -48,7 +48,7 @@ void SessionRun::OnTurn(cache::Sequences::Turn turn) {
   }
   Request& request = decoded_->request;
   call_->Bind(request);
-  request.leaves_thread = turn_->has_waited();
+  if (turn_->has_waited()) request.leaves_thread = true;
   call_->engine().Submit(std::move(request),
                          [this](Result result) { Finish(std::move(result)); });
 }
