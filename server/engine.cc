@@ -126,6 +126,14 @@ class Engine::PendingCall {
     return absl::OkStatus();
   }
 
+  absl::Status AllocatePreparation(BufferPool& pool, MemoryBudget::Reservation& reservation) {
+    if (request_.preparation_bytes == 0) return absl::OkStatus();
+    absl::StatusOr<ReservedBuffer> buffer =
+        AllocatePart(pool, request_.preparation_bytes, reservation);
+    if (buffer.ok()) preparation_ = *std::move(buffer);
+    return buffer.status();
+  }
+
   absl::Status SetNeeded(std::optional<int64_t> bytes) {
     if (!bytes) {
       return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
@@ -158,7 +166,8 @@ class Engine::PendingCall {
       if (stage < preparation) {
         RunCheck(task);
       } else if (stage < first) {
-        NoteInputs(request_.prepare(arguments_));
+        NoteInputs(request_.prepare(preparation_.buffer.span()));
+        preparation_ = {};
       } else {
         run_task(stage - first, task, worker, checkpoint);
       }
@@ -215,6 +224,7 @@ class Engine::PendingCall {
   }
 
   std::vector<Gather> gathers_;
+  ReservedBuffer preparation_;
   std::atomic<bool> inputs_failed_{false};
   mutable Mutex check_mutex_;
   absl::Status check_status_ ABSL_GUARDED_BY(check_mutex_);
@@ -249,11 +259,13 @@ class Engine::PendingAttention final : public Engine::PendingCall {
       }
     }
     AddBuffer(needed_bytes, plan_.workspace_bytes());
+    if (request_.preparation_bytes > 0) AddBuffer(needed_bytes, request_.preparation_bytes);
     AddGathersTo(needed_bytes);
     return SetNeeded(needed_bytes);
   }
 
   absl::Status Allocate(BufferPool& pool, MemoryBudget::Reservation reservation) override {
+    if (absl::Status status = AllocatePreparation(pool, reservation); !status.ok()) return status;
     for (Role role : request_.Outputs()) {
       const OutputPlace& place = request_.places[role];
       OutputBuffer& output = result_.outputs[role];
@@ -348,7 +360,7 @@ class Engine::PendingAttention final : public Engine::PendingCall {
 
   // A copy waits for the device, which must not block the thread that submits the request.
   bool IsTiny() const {
-    if (GathersFromDevice() || !deliveries_.empty()) return false;
+    if (GathersFromDevice() || !deliveries_.empty() || request_.leaves_thread) return false;
     const int64_t workspace_bytes = BufferPool::SizeOfClass(plan_.workspace_bytes());
     return plan_.flops <= kInlineFlops &&
            needed_bytes_ - workspace_bytes + callers_bytes_ + request_.prepared_bytes <=

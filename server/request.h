@@ -152,9 +152,11 @@ struct Request {
   // Called once memory is reserved for it, on any thread. Null: no conversion.
   absl::AnyInvocable<absl::Status(absl::Span<std::byte> mask)> write_mask;
   // Runs once after the inputs are complete and before the tasks of `tensor_operator`; the request
-  // fails with its error. Called on any thread. Null: nothing to do.
-  absl::AnyInvocable<absl::Status(const Arguments&)> prepare;
-  int64_t prepared_bytes = 0;  // that it reads or writes
+  // fails with its error. Its workspace, of `preparation_bytes` bytes with any content, ends with
+  // it. Called on any thread. Null: nothing to do.
+  absl::AnyInvocable<absl::Status(absl::Span<std::byte> workspace)> prepare;
+  int64_t preparation_bytes = 0;
+  int64_t prepared_bytes = 0;  // that it reads or writes, apart from its workspace
   OutputMap<OutputPlace> places;
   // Keeps the inputs' bytes and the outputs' memory alive until `done` has run. Null: the caller
   // does.
@@ -172,6 +174,8 @@ struct Request {
   std::shared_ptr<CallerMemory> caller;
   // Its message was admitted before Engine::StopAccepting(), so it is not refused afterwards.
   bool is_accepted = false;
+  // Even a tiny request is computed on a compute thread, as the one that submits it has other work.
+  bool leaves_thread = false;
 };
 
 // An output's bytes, row-major, aligned to a cache line unless they are in the caller's memory.

@@ -26,6 +26,7 @@
 #include "server/admission/gate.h"
 #include "server/cache/arena.h"
 #include "server/cache/cache_store.h"
+#include "server/cache/sequences.h"
 #include "server/calls/access.h"
 #include "server/calls/open_calls.h"
 #include "server/calls/slow_calls.h"
@@ -144,10 +145,12 @@ struct Caches {
                .max_bytes_per_caller = options.max_bytes_per_caller,
                .default_lease = options.default_lease,
                .max_lease = options.max_lease},
-              arena, clock) {}
+              arena, clock),
+        sequences(store) {}
 
   cache::Arena arena;
   cache::CacheStore store;
+  cache::Sequences sequences;
 };
 
 // "host/127.0.0.1:8001", cut to the length that ids allow.
@@ -314,7 +317,8 @@ ServerImpl::ServerImpl(Configuration c)
                       .open_cuda = OpenCudaMemoryOf(backends_->cudnn.device())}),
       oip_methods_(
           shared_memory_, [this] { return readiness_.is_ready(); },
-          [this](absl::string_view method) { return Observe(method); }),
+          [this](absl::string_view method) { return Observe(method); },
+          options_.cache.bytes == 0 ? nullptr : &caches_.sequences),
       native_methods_(environment_, shared_memory_,
                       [this](absl::string_view method) { return Observe(method); }),
       cache_methods_(options_.cache.bytes == 0 ? nullptr : &caches_.store,

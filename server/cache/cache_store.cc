@@ -640,6 +640,13 @@ absl::StatusOr<CacheList> CacheStore::List(const std::string& owner, int64_t pag
   return list;
 }
 
+bool CacheStore::Has(const std::string& owner, const std::string& id) const {
+  MutexLock lock(mutex_);
+  const auto found = caches_.find(id);
+  return found != caches_.end() && found->second->owner->name == owner &&
+         found->second->expires > clock_.Now();
+}
+
 // Checks everything but the tokens.
 absl::Status CacheStore::CheckPlace(const Cache& cache, const LayerCall& call,
                                     LayerState& state) const {

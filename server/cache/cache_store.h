@@ -171,6 +171,9 @@ class CacheStore {
   absl::StatusOr<CacheList> List(const std::string& owner, int64_t page_size,
                                  absl::string_view page_token, absl::string_view name_prefix);
 
+  // Returns whether the caller has this cache. Renews nothing.
+  bool Has(const std::string& owner, const std::string& id) const;
+
   // The caches of one call, found when it came. They stay until it has ended, closed or not.
   class Batch;
   // Finds the layers of a call and checks what can be checked without their tokens: a state for
@@ -195,6 +198,7 @@ class CacheStore {
   Instant Expire();
 
   int64_t caches() const;
+  std::chrono::nanoseconds default_lease() const { return options_.default_lease; }
   const Arena& arena() const { return arena_; }
 
   // Counts bytes of keys and values that a call reads, and those that it does not read again

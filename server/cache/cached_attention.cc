@@ -27,12 +27,53 @@ std::string Describe(const TokenShape& shape) {
                       shape.value_head_size, ", ", std::string(NameOf(shape.dtype)));
 }
 
-// The bytes of a tensor, in one piece.
-const std::byte* Contiguous(const InputBytes& bytes, std::vector<std::byte>& copy) {
-  if (!bytes.in_slices()) return bytes.data;
-  copy.resize(static_cast<size_t>(bytes.size));
-  bytes.Copy(0, bytes.size, copy.data());
-  return copy.data();
+// Copies [heads, tokens, size] to [tokens, heads, size], the shape.
+void Transpose(const InputBytes& from, const TensorSpec& spec, std::byte* to) {
+  const int64_t tokens = spec.shape[0], heads = spec.shape[1];
+  const int64_t row_bytes = spec.shape[2] * SizeOf(spec.dtype);
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      from.Copy((h * tokens + t) * row_bytes, row_bytes, to + (t * heads + h) * row_bytes);
+    }
+  }
+}
+
+bool IsTransposed(const CallTensor& tensor) {
+  const Shape& shape = tensor.spec->shape;
+  return tensor.heads_first && shape[0] > 1 && shape[1] > 1;
+}
+
+// Returns the bytes that Arrange() needs for copies of a tensor. One in shared memory is copied, as
+// it is read twice; one on a device, once more if it is transposed.
+int64_t ArrangedBytes(const CallTensor& tensor) {
+  if (!tensor.spec) return 0;
+  const bool is_transposed = IsTransposed(tensor);
+  if (tensor.bytes.data != nullptr && !tensor.bytes.is_shared && !is_transposed) return 0;
+  return tensor.bytes.size * (is_transposed && tensor.bytes.on_device() ? 2 : 1);
+}
+
+// Sets `data` to the bytes of a tensor in the layout of its shape. Takes ArrangedBytes() from the
+// memory.
+absl::Status Arrange(const CallTensor& tensor, absl::Span<std::byte>& memory,
+                     const std::byte*& data) {
+  data = tensor.bytes.data;
+  if (ArrangedBytes(tensor) == 0) return absl::OkStatus();
+  InputBytes from = tensor.bytes;
+  const auto take = [&] {
+    std::byte* const taken = memory.data();
+    memory.remove_prefix(static_cast<size_t>(from.size));
+    return taken;
+  };
+  std::byte* const copy = take();
+  data = copy;
+  if (!IsTransposed(tensor)) return from.Fetch(0, from.size, copy);
+  if (from.on_device()) {
+    std::byte* const fetched = take();
+    if (absl::Status status = from.Fetch(0, from.size, fetched); !status.ok()) return status;
+    from = InputBytes(fetched, from.size);
+  }
+  Transpose(from, *tensor.spec, copy);
+  return absl::OkStatus();
 }
 
 absl::Status CheckCount(absl::string_view name, int64_t value) {
@@ -249,20 +290,11 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
   ragged_.softcap = call_.softcap;
   ragged_.output = call_.output;
   ragged_.wants_lse = call_.wants_lse;
+  ragged_.heads_first = call_.q.heads_first;
+  ragged_.lse_heads_first = call_.lse_heads_first;
   ragged_.items.resize(count);
   tokens_.resize(count);
-  const std::byte* keys = Contiguous(call_.k.bytes, copies_[0]);
-  const std::byte* values = Contiguous(call_.v.bytes, copies_[1]);
-  for (size_t n = 0; n < count; ++n) {
-    SetItem(n, batch_->states()[n]);
-    const int64_t tokens = call_.items[n].call.count;
-    if (tokens == 0) continue;
-    const int64_t head_bytes = ragged_.kv_heads * SizeOf(ragged_.dtype);
-    tokens_[n].keys = keys;
-    tokens_[n].values = values;
-    keys += tokens * head_bytes * ragged_.head_size;
-    values += tokens * head_bytes * ragged_.value_head_size;
-  }
+  for (size_t n = 0; n < count; ++n) SetItem(n, batch_->states()[n]);
   if (call_.shares_prefixes) FindPrefixes(batch_->states());
   auto op = MakeRaggedAttention(ragged_, *this);
   if (!op.ok()) return op.status();
@@ -272,14 +304,32 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
   request.inputs[Role::kQ] = call_.q.bytes;
   request.inputs[Role::kHeadSink] = call_.head_sink.bytes;
   request.prepared_bytes = call_.k.bytes.size + call_.v.bytes.size;
-  request.prepare = [this, &store](const Arguments&) {
-    auto results = store.Append(*batch_, tokens_, call_.partial);
-    if (!results.ok()) return results.status();
-    results_ = *std::move(results);
-    CountRead(store);
-    return absl::OkStatus();
-  };
+  request.leaves_thread = call_.k.bytes.on_device() || call_.v.bytes.on_device();
+  request.preparation_bytes = ArrangedBytes(call_.k) + ArrangedBytes(call_.v);
+  request.prepare = [this, &store](absl::Span<std::byte> memory) { return Append(store, memory); };
   return request;
+}
+
+absl::Status CachedAttention::Append(CacheStore& store, absl::Span<std::byte> memory) {
+  const std::byte* keys = nullptr;
+  const std::byte* values = nullptr;
+  absl::Status status = Arrange(call_.k, memory, keys);
+  if (status.ok()) status = Arrange(call_.v, memory, values);
+  if (!status.ok()) return status;
+  const int64_t head_bytes = ragged_.kv_heads * SizeOf(ragged_.dtype);
+  for (size_t n = 0; n < tokens_.size(); ++n) {
+    const int64_t count = call_.items[n].call.count;
+    if (count == 0) continue;
+    tokens_[n].keys = keys;
+    tokens_[n].values = values;
+    keys += count * head_bytes * ragged_.head_size;
+    values += count * head_bytes * ragged_.value_head_size;
+  }
+  auto results = store.Append(*batch_, tokens_, call_.partial);
+  if (!results.ok()) return results.status();
+  results_ = *std::move(results);
+  CountRead(store);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string& owner,
@@ -305,7 +355,6 @@ absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string
   if (!batch.ok()) return batch.status();
   batch_ = *std::move(batch);
   if (absl::Status status = batch_->FirstError(partial); !status.ok()) return status;
-  copies_.resize(2 * parts.size());
   Request request;
   for (size_t n = 0; n < parts.size(); ++n) {
     const AppendPart& part = parts[n];
@@ -321,19 +370,29 @@ absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string
                                   ToString(tensor->spec->shape), "; the layer needs ",
                                   std::string(NameOf(token.dtype)), " ", ToString(shape)));
     }
-    tokens_.push_back({.keys = Contiguous(part.k.bytes, copies_[2 * n]),
-                       .values = Contiguous(part.v.bytes, copies_[2 * n + 1])});
+    request.preparation_bytes += ArrangedBytes(part.k) + ArrangedBytes(part.v);
     request.prepared_bytes += part.k.bytes.size + part.v.bytes.size;
   }
   request.model = Model::kAttentionSession;
   static const auto* const kNothing = new std::shared_ptr<const TensorOperator>(new Nothing());
   request.SetOperator(*kNothing);
-  request.prepare = [this, &store, partial](const Arguments&) {
-    auto results = store.Append(*batch_, tokens_, partial);
-    if (results.ok()) results_ = *std::move(results);
-    return results.status();
+  parts_ = std::move(parts);
+  request.prepare = [this, &store, partial](absl::Span<std::byte> memory) {
+    return Append(store, partial, memory);
   };
   return request;
+}
+
+absl::Status CachedAppend::Append(CacheStore& store, bool partial, absl::Span<std::byte> memory) {
+  std::vector<NewTokens> tokens(parts_.size());
+  for (size_t n = 0; n < parts_.size(); ++n) {
+    absl::Status status = Arrange(parts_[n].k, memory, tokens[n].keys);
+    if (status.ok()) status = Arrange(parts_[n].v, memory, tokens[n].values);
+    if (!status.ok()) return status;
+  }
+  auto results = store.Append(*batch_, tokens, partial);
+  if (results.ok()) results_ = *std::move(results);
+  return results.status();
 }
 
 }  // namespace rapt::cache

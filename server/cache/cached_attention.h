@@ -27,6 +27,8 @@ struct CallTensor {
   absl::string_view name;               // for errors
   std::optional<TensorSpec> spec = {};  // absent: not given
   InputBytes bytes = {};
+  // The bytes are [heads, rows or tokens, size], not [rows or tokens, heads, size] as `spec` is.
+  bool heads_first = false;
 };
 
 // One cache's part of a call.
@@ -36,7 +38,8 @@ struct AttendItem {
   std::optional<int64_t> position = {};  // of the first row; absent: bottom-right
 };
 
-// Appends the new tokens to a layer of each item's cache, then attends with the rows to it.
+// Appends the new tokens to a layer of each item's cache, then attends with the rows to it. Only
+// with one item may heads come first; y then has the layout of q.
 struct AttendCall {
   std::vector<AttendItem> items = {};
   CallTensor q = {"q"};  // [sum of rows, Hq, D]
@@ -47,6 +50,7 @@ struct AttendCall {
   double softcap = 0;
   std::optional<int64_t> left_window = {};
   bool wants_lse = false;
+  bool lse_heads_first = false;  // lse is [Hq, R], not [R, Hq]
   std::optional<DType> output = {};
   bool shares_prefixes = true;
   // An error of one item fails that item alone. INVALID_ARGUMENT always fails the call.
@@ -77,12 +81,12 @@ class CachedAttention final : public RaggedSource {
   void SetItem(size_t n, const LayerState& state);
   void FindPrefixes(absl::Span<const LayerState> states);
   void CountRead(CacheStore& store) const;
+  absl::Status Append(CacheStore& store, absl::Span<std::byte> memory);
 
   AttendCall call_;
   RaggedCall ragged_;
   std::optional<CacheStore::Batch> batch_;
-  std::vector<NewTokens> tokens_;
-  std::vector<std::byte> copies_[2];  // of k and v, unless they are contiguous
+  std::vector<NewTokens> tokens_;  // without bytes until the request runs
   std::vector<AppendResult> results_;
 };
 
@@ -104,9 +108,10 @@ class CachedAppend {
   void Release() { results_.clear(); }
 
  private:
+  absl::Status Append(CacheStore& store, bool partial, absl::Span<std::byte> memory);
+
   std::optional<CacheStore::Batch> batch_;
-  std::vector<NewTokens> tokens_;
-  std::vector<std::vector<std::byte>> copies_;
+  std::vector<AppendPart> parts_;
   std::vector<AppendResult> results_;
 };
 

@@ -179,7 +179,8 @@ void Call::Bind(Request& request) {
   request.deadline = std::min(request.deadline, deadline_);
   request.cancelled = &cancelled_;
   request.caller = caller_memory_;
-  request.is_accepted = is_accepted_;
+  request.is_accepted =
+      is_accepted_ || (traits_.serves_while_draining && request.model == Model::kAttentionSession);
   report_.model = request.model;
   SetProblem(request.call.problem);
 }

@@ -45,7 +45,7 @@ struct MethodTraits {
   int64_t max_small_bytes = kMaxSmallMessageBytes;
   // Open to callers without a token.
   bool is_public = false;
-  // Its calls are accepted until the grace period ends.
+  // Its messages are received until the grace period ends, and requests on caches are accepted.
   bool serves_while_draining = false;
 };
 
@@ -119,7 +119,7 @@ class Call {
   // Engine::AdmitMessage().
   template <typename Admitted>
   void AdmitMessage(int64_t bytes, Admitted admitted) {
-    is_accepted_ = engine().accepting() || traits_.serves_while_draining;
+    is_accepted_ = engine().accepting();
     if (traits_.serves_while_draining) return AdmitNextMessage(bytes, std::move(admitted));
     engine().AdmitMessage(bytes, deadline_, cancelled_, caller_memory_, std::move(admitted));
   }

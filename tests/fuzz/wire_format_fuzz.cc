@@ -5,6 +5,7 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/message.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -82,7 +83,9 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
   switch (kind % 5) {
     case 0:
       accepted = CheckSplit<ModelInferRequest>(bytes, sliced, kRawSchema);
-      decoded = oip::DecodeInfer(sliced.bytes(), Instant{}, SharedMemory({})).ok();
+      decoded = oip::DecodeInfer(sliced.bytes(), Instant{}, SharedMemory({}), nullptr,
+                                 {.sequence_lease = std::chrono::minutes(1)})
+                    .ok();
       break;
     case 1:
       accepted = CheckSplit<AttendRequest>(bytes, sliced, native::AttendSchema());

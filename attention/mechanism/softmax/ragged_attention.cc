@@ -1,6 +1,7 @@
 #include "attention/mechanism/softmax/ragged_attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -158,10 +159,12 @@ class RaggedAttention final : public TensorOperator {
     }
     for (const SharedPrefix& prefix : call_.prefixes) AddPrefix(prefix);
     const DType output = call_.output.value_or(call_.dtype);
-    outputs_[Role::kY] = TensorSpec{output, {rows_, call_.query_heads, call_.value_head_size}};
-    if (call_.wants_lse) {
-      outputs_[Role::kLse] = TensorSpec{LseType(), {rows_, call_.query_heads}};
-    }
+    Shape y = {rows_, call_.query_heads, call_.value_head_size};
+    Shape lse = {rows_, call_.query_heads};
+    if (call_.heads_first) std::swap(y[0], y[1]);
+    if (call_.lse_heads_first) std::swap(lse[0], lse[1]);
+    outputs_[Role::kY] = TensorSpec{output, y};
+    if (call_.wants_lse) outputs_[Role::kLse] = TensorSpec{LseType(), lse};
   }
 
   // Returns ResourceExhausted if the plan's sizes could overflow.
@@ -394,7 +397,13 @@ class RaggedAttention final : public TensorOperator {
     return {.data = rows + block.first_row * QueryBytes(),
             .dtype = call_.dtype,
             .dims = {1, call_.query_heads, block.item.rows, call_.head_size},
-            .strides = {0, call_.head_size, call_.query_heads * call_.head_size, 1}};
+            .strides = StridesOf(call_.head_size, call_.heads_first && block.sharers == nullptr)};
+  }
+
+  // Of heads and rows with `size` elements each.
+  std::array<int64_t, 4> StridesOf(int64_t size, bool heads_first) const {
+    if (heads_first) return {0, rows_ * size, size, 1};
+    return {0, size, call_.query_heads * size, 1};
   }
 
   // Merges the parts of these heads of all items, and writes their results.
@@ -466,10 +475,11 @@ class RaggedAttention final : public TensorOperator {
     if (!outputs_[role]) return {};
     const DType dtype = outputs_[role]->dtype;
     const int64_t row = call_.query_heads * size;
-    return {.data = arguments.outputs[role].data + blocks_[n].first_row * row * SizeOf(dtype),
-            .dtype = dtype,
-            .dims = {1, call_.query_heads, blocks_[n].item.rows, size},
-            .strides = {0, size, row, 1}};
+    return {
+        .data = arguments.outputs[role].data + blocks_[n].first_row * row * SizeOf(dtype),
+        .dtype = dtype,
+        .dims = {1, call_.query_heads, blocks_[n].item.rows, size},
+        .strides = StridesOf(size, role == Role::kLse ? call_.lse_heads_first : call_.heads_first)};
   }
 
   const RaggedCall call_;

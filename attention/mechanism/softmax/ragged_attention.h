@@ -80,6 +80,9 @@ struct RaggedCall {
   std::optional<DType> head_sink = {};
   std::optional<DType> output = {};  // of Y; absent: dtype
   bool wants_lse = false;
+  // The layouts of a single item: Q and Y are [Hq, rows, size], lse is [Hq, rows].
+  bool heads_first = false;
+  bool lse_heads_first = false;
 };
 
 // The longest run of keys that one task computes. A row's keys are divided at multiples of it, and
@@ -91,7 +94,8 @@ inline constexpr int64_t kRaggedChunk = 2048;
 // and kLse [sum of rows, Hq]. A row that sees nothing gives zeros and -inf, or the sink as lse.
 // InvalidArgument for a scale or softcap that is not allowed; ResourceExhausted if sizes overflow
 // 64 bits. Of PlanOptions, a device's backend counts as "auto". REQUIRES: counts are at least 0,
-// head sizes and heads at least 1; `source` outlives all runs.
+// head sizes and heads at least 1; heads come first with one item alone; `source` outlives all
+// runs.
 absl::StatusOr<std::shared_ptr<const TensorOperator>> MakeRaggedAttention(
     RaggedCall call, const RaggedSource& source);
 

@@ -462,32 +462,48 @@ void RequestOutputs(const OutputRequests& all, Model model, const Parameters& pa
   call.wants_present = Contains(all, Role::kPresentKey) || Contains(all, Role::kPresentValue);
 }
 
-absl::Status Unavailable(const OutputRequest& request) {
-  return absl::InvalidArgumentError(absl::StrCat("output ", request.name, " is requested; ",
-                                                 request.role == linear::kRelativeError
+absl::Status Unavailable(const RequestedOutput& output) {
+  return absl::InvalidArgumentError(absl::StrCat("output ", output.name, " is requested; ",
+                                                 output.role == linear::kRelativeError
                                                      ? "it needs error_rows"
                                                      : "there is none with v_head_size"));
 }
 
-// Sets the destinations of the outputs. REQUIRES: the call is resolved.
-absl::Status PlaceOutputs(const OutputRequests& all, SharedTensors& shared_tensors,
-                          DecodedInfer& decoded) {
+// Sets the shapes and destinations of the outputs. REQUIRES: the call is resolved.
+absl::Status PlaceOutputs(SharedTensors& shared_tensors, DecodedInfer& decoded) {
   absl::InlinedVector<const TensorSpec*, 5> in_message;
   const RoleSet available = decoded.request.Outputs();
-  for (const OutputRequest& request : all) {
-    if (!available.contains(request.role)) return Unavailable(request);
-    const TensorSpec& spec = decoded.request.call.outputs[request.role];
-    decoded.outputs.push_back({request.name, request.role, spec, request.shared});
-    if (!request.shared) {
-      in_message.push_back(&spec);
+  for (RequestedOutput& output : decoded.outputs) {
+    if (!available.contains(output.role)) return Unavailable(output);
+    output.spec = decoded.request.call.outputs[output.role];
+    if (decoded.session) output.spec = SessionOutput(*decoded.session, output.role, output.spec);
+    if (!output.shared) {
+      in_message.push_back(&output.spec);
       continue;
     }
-    const absl::StatusOr<OutputPlace> place =
-        shared_tensors.FindOutput(absl::StrCat("output ", request.name), *request.shared, spec);
+    const absl::StatusOr<OutputPlace> place = shared_tensors.FindOutput(
+        absl::StrCat("output ", output.name), *output.shared, output.spec);
     if (!place.ok()) return place.status();
-    decoded.request.places[request.role] = *place;
+    decoded.request.places[output.role] = *place;
   }
   return CheckResponseSize(in_message);
+}
+
+// Reads a call of attention_session. Without Q it has no outputs.
+absl::Status ReadSession(const ModelInferRequest& message, const Calls& calls,
+                         DecodedInfer& decoded) {
+  absl::StatusOr<SessionCall> session =
+      MakeSessionCall(calls.session, calls.attention, decoded.request.inputs);
+  if (!session.ok()) return session.status();
+  if (!session->attend.q.spec) {
+    if (message.outputs_size() > 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("output ", message.outputs(0).name(), " is requested; it needs input Q"));
+    }
+    decoded.outputs.clear();
+  }
+  decoded.session = *std::move(session);
+  return absl::OkStatus();
 }
 
 template <typename Call, typename Make>
@@ -537,12 +553,13 @@ Instant DeadlineFor(std::chrono::microseconds timeout, Instant now) {
 const wire::MessageSchema& InferSchema() { return kInferSchema; }
 
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
-                                         const SharedMemory& shared_memory, Model* reported) {
+                                         const SharedMemory& shared_memory, Model* reported,
+                                         const Residence& residence) {
   const auto fields = std::make_shared<Fields>();  // the request reads small typed contents in it
   absl::Status status = ReadFields(bytes, *fields);
   if (!status.ok()) return status;
   const ModelInferRequest& message = fields->message;
-  const auto info = FindModel(message.model_name(), message.model_version());
+  const auto info = FindModel(message.model_name(), message.model_version(), residence);
   if (!info.ok()) return info.status();
   const Model model = (*info)->model;
   if (reported != nullptr) *reported = model;
@@ -556,18 +573,36 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
 
   DecodedInfer decoded;
   decoded.model = decoded.request.model = model;
+  for (const OutputRequest& output : *requested) {
+    decoded.outputs.push_back({output.name, output.role, {}, output.shared});
+  }
   SharedTensors shared_tensors(shared_memory);
   status = ReadInputs(*fields, **info, shared_tensors, calls.attention, decoded.request);
-  if (status.ok()) status = ResolveCall(calls, decoded.request);
-  if (!status.ok()) return status;
-  status = PlaceOutputs(*requested, shared_tensors, decoded);
-  if (!status.ok()) return status;
   decoded.request.owner = fields;
-  std::move(shared_tensors).TransferTo(decoded.request);
+  if (status.ok() && model == Model::kAttentionSession) {
+    status = ReadSession(message, calls, decoded);
+    decoded.shared_tensors = std::make_unique<SharedTensors>(std::move(shared_tensors));
+  } else if (status.ok()) {
+    status = ResolveCall(calls, decoded.request);
+    if (status.ok()) status = PlaceOutputs(shared_tensors, decoded);
+    std::move(shared_tensors).TransferTo(decoded.request);
+  }
+  if (!status.ok()) return status;
   decoded.request.deadline = DeadlineFor(parameters->timeout, now);
   decoded.request.priority = parameters->priority;
   decoded.id = message.id();
   return decoded;
+}
+
+absl::Status CompleteSession(Request started, DecodedInfer& decoded) {
+  const Request& read = decoded.request;
+  started.owner = read.owner;
+  started.deadline = read.deadline;
+  started.priority = read.priority;
+  decoded.request = std::move(started);
+  absl::Status status = PlaceOutputs(*decoded.shared_tensors, decoded);
+  std::move(*decoded.shared_tensors).TransferTo(decoded.request);
+  return status;
 }
 
 ResponseMessage EncodeInfer(const DecodedInfer& decoded, const Result& result) {

@@ -2,6 +2,7 @@
 #ifndef RAPT_SERVER_PROTOCOLS_OIP_CODEC_H_
 #define RAPT_SERVER_PROTOCOLS_OIP_CODEC_H_
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,9 @@
 #include "absl/status/statusor.h"
 #include "base/wire_format.h"
 #include "server/protocols/message_parts.h"
+#include "server/protocols/oip/model.h"
+#include "server/protocols/oip/session.h"
+#include "server/protocols/shared_tensors.h"
 #include "server/request.h"
 #include "server/shared_memory/shared_memory.h"
 
@@ -27,6 +31,9 @@ struct DecodedInfer {
   Request request;
   std::vector<RequestedOutput> outputs;  // in the requested order
   std::string id;
+  // Of attention_session: `request` has neither inputs nor an operator until CompleteSession().
+  std::optional<SessionCall> session = {};
+  std::unique_ptr<SharedTensors> shared_tensors = {};  // of a session
 };
 
 // The fields of ModelInferRequest that hold tensor data.
@@ -40,7 +47,12 @@ const wire::MessageSchema& InferSchema();
 // unless it is null.
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory,
-                                         Model* reported = nullptr);
+                                         Model* reported = nullptr,
+                                         const Residence& residence = {});
+
+// Sets the request of a session to `started`, by CachedAttention::Start(), and its outputs.
+// Statuses as for DecodeInfer(). REQUIRES: decoded.session is set.
+absl::Status CompleteSession(Request started, DecodedInfer& decoded);
 
 // Encodes the ModelInferResponse. REQUIRES: result.status is OK; `result` is that of `decoded`,
 // whose request may have been moved away.

@@ -84,6 +84,14 @@ ModelInfo LshAttention() {
                       {"buckets", kLshBuckets, DType::kInt32, 4}}};
 }
 
+ModelInfo AttentionSession() {
+  ModelInfo model{.model = Model::kAttentionSession, .inputs = {}, .outputs = {}};
+  for (Role role : {Role::kQ, Role::kK, Role::kV}) model.inputs.push_back(TensorOf(role));
+  model.inputs.front().required = false;
+  for (Role role : {Role::kY, Role::kLse}) model.outputs.push_back(TensorOf(role));
+  return model;
+}
+
 // "FP32" is "TYPE_FP32" in a configuration.
 inference::DataType TypeInConfiguration(DType dtype) {
   inference::DataType type = inference::TYPE_INVALID;
@@ -106,20 +114,24 @@ void Configure(const ModelTensor& tensor, TensorConfig& config) {
 
 }  // namespace
 
-absl::Span<const ModelInfo> Models() {
-  static const auto* const models =
-      new std::vector<ModelInfo>{Attention(),          AttentionBackward(), RotaryEmbedding(),
-                                 PositionalEncoding(), LinearAttention(),   LshAttention()};
-  return *models;
+absl::Span<const ModelInfo> Models(const Residence& residence) {
+  static const auto* const models = new std::vector<ModelInfo>{
+      Attention(),       AttentionBackward(), RotaryEmbedding(), PositionalEncoding(),
+      LinearAttention(), LshAttention(),      AttentionSession()};
+  absl::Span<const ModelInfo> all = *models;
+  if (!residence.sequence_lease) all.remove_suffix(1);
+  return all;
 }
 
-absl::StatusOr<const ModelInfo*> FindModel(absl::string_view name, absl::string_view version) {
-  const auto model = std::find_if(Models().begin(), Models().end(),
+absl::StatusOr<const ModelInfo*> FindModel(absl::string_view name, absl::string_view version,
+                                           const Residence& residence) {
+  const absl::Span<const ModelInfo> models = Models(residence);
+  const auto model = std::find_if(models.begin(), models.end(),
                                   [&](const ModelInfo& m) { return m.name() == name; });
-  if (model == Models().end()) {
-    const std::string known = absl::StrJoin(
-        Models(), ", ",
-        [](std::string* out, const ModelInfo& m) { absl::StrAppend(out, "'", m.name(), "'"); });
+  if (model == models.end()) {
+    const std::string known = absl::StrJoin(models, ", ", [](std::string* out, const ModelInfo& m) {
+      absl::StrAppend(out, "'", m.name(), "'");
+    });
     return absl::NotFoundError(absl::StrCat("unknown model '", name, "'; this server has ", known));
   }
   if (!version.empty() && version != kModelVersion) {
@@ -143,7 +155,7 @@ inference::ModelMetadataResponse Describe(const ModelInfo& model) {
   return metadata;
 }
 
-inference::ModelConfig Configure(const ModelInfo& model) {
+inference::ModelConfig Configure(const ModelInfo& model, const Residence& residence) {
   inference::ModelConfig config;
   config.set_name(std::string(model.name()));
   config.set_platform(kPlatform);
@@ -158,6 +170,12 @@ inference::ModelConfig Configure(const ModelInfo& model) {
   }
   for (const ModelTensor& output : model.outputs) {
     if (!output.unlisted) Configure(output, *config.add_output());
+  }
+  if (model.model == Model::kAttentionSession) {
+    const auto idle =
+        std::chrono::duration_cast<std::chrono::microseconds>(*residence.sequence_lease);
+    config.mutable_sequence_batching()->set_max_sequence_idle_microseconds(
+        static_cast<uint64_t>(idle.count()));
   }
   return config;
 }

@@ -2,6 +2,8 @@
 #ifndef RAPT_SERVER_PROTOCOLS_OIP_MODEL_H_
 #define RAPT_SERVER_PROTOCOLS_OIP_MODEL_H_
 
+#include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,16 +34,24 @@ struct ModelInfo {
   absl::string_view name() const { return NameOf(model); }
 };
 
+// What a server keeps for its callers.
+struct Residence {
+  // The time after which a sequence without calls ends. Absent: the server keeps no sequences, and
+  // has no attention_session.
+  std::optional<std::chrono::nanoseconds> sequence_lease = {};
+};
+
 // In the order of the enumerators.
-absl::Span<const ModelInfo> Models();
+absl::Span<const ModelInfo> Models(const Residence& residence);
 
 // Returns NotFound for an unknown model or version; an empty version selects the only one.
-absl::StatusOr<const ModelInfo*> FindModel(absl::string_view name, absl::string_view version);
+absl::StatusOr<const ModelInfo*> FindModel(absl::string_view name, absl::string_view version,
+                                           const Residence& residence);
 
 inference::ModelMetadataResponse Describe(const ModelInfo& model);
 
 // The same tensors as a Triton model configuration. perf_analyzer reads both.
-inference::ModelConfig Configure(const ModelInfo& model);
+inference::ModelConfig Configure(const ModelInfo& model, const Residence& residence);
 
 }  // namespace rapt::oip
 

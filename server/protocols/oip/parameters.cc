@@ -312,6 +312,44 @@ bool ReadOf(const ParameterReader& parameter, LshAttentionCall& out) {
          parameter.Is("seed", out.seed);
 }
 
+// Triton's longest one.
+constexpr size_t kMaxSequenceIdBytes = 128;
+
+// As in Triton, 0 and "" mean that there is none, and a negative number is that modulo 2^64.
+absl::Status ReadSequenceId(absl::string_view name, const InferParameter& value,
+                            std::optional<cache::SequenceId>& out) {
+  if (value.has_string_param() && value.string_param().size() <= kMaxSequenceIdBytes) {
+    if (!value.string_param().empty()) out.emplace(value.string_param());
+    return absl::OkStatus();
+  }
+  if (!value.has_int64_param() && !value.has_uint64_param()) {
+    return WrongValue(
+        name, value,
+        absl::StrCat("a 64-bit integer, or a string of at most ", kMaxSequenceIdBytes, " bytes"));
+  }
+  const uint64_t number =
+      value.has_uint64_param() ? value.uint64_param() : static_cast<uint64_t>(value.int64_param());
+  if (number != 0) out.emplace(number);
+  return absl::OkStatus();
+}
+
+bool ReadOfSession(absl::string_view name, const InferParameter& value, Calls& calls,
+                   absl::Status& status) {
+  constexpr absl::string_view kAttributes[] = {"scale", "softcap", "q_num_heads", "kv_num_heads"};
+  if (std::find(std::begin(kAttributes), std::end(kAttributes), name) != std::end(kAttributes)) {
+    return ReadAttribute(name, value, calls.attention, status);
+  }
+  SessionParameters& out = calls.session;
+  const ParameterReader parameter(name, value, status);
+  if (name == "sequence_id") {
+    status = ReadSequenceId(name, value, out.id);
+    return true;
+  }
+  return parameter.Is("sequence_start", out.starts) || parameter.Is("sequence_end", out.ends) ||
+         parameter.Is("layer", out.layer) || parameter.Is("layers", out.layers) ||
+         parameter.Is("position", out.position);
+}
+
 // The same for any model.
 bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, Calls& calls,
              Parameters& parameters, absl::Status& status) {
@@ -329,7 +367,7 @@ bool ReadOwn(absl::string_view name, const InferParameter& value, Model model, C
     case Model::kLshAttention:
       return ReadOf(parameter, calls.lsh_attention);
     case Model::kAttentionSession:
-      return false;
+      return ReadOfSession(name, value, calls, status);
   }
   return false;
 }

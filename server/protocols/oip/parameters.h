@@ -15,6 +15,7 @@
 #include "attention/positions/rotary_embedding.h"
 #include "google/protobuf/map.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "server/protocols/oip/session.h"
 #include "server/request.h"
 #include "server/shared_memory/shared_memory.h"
 
@@ -40,6 +41,7 @@ struct Calls {
   PositionalEncodingCall positional_encoding;
   LinearAttentionCall linear_attention;
   LshAttentionCall lsh_attention;
+  SessionParameters session;  // beside those of `attention`
 };
 
 // Sets the attributes of the model's call and returns the other parameters. InvalidArgument, naming

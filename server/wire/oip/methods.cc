@@ -1,5 +1,6 @@
 #include "server/wire/oip/methods.h"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "base/version.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/oip/model.h"
+#include "server/wire/oip/session_run.h"
 #include "server/wire/oip/stream_infer_call.h"
 
 namespace rapt::oip {
@@ -45,24 +47,34 @@ absl::Status CheckNoSettings(const Settings& settings, absl::string_view kind) {
 }
 
 // An empty name selects all models.
-absl::Status CheckModelOrAll(const std::string& name, const std::string& version) {
-  return name.empty() ? absl::OkStatus() : FindModel(name, version).status();
+absl::Status CheckModelOrAll(const std::string& name, const std::string& version,
+                             const Residence& residence) {
+  return name.empty() ? absl::OkStatus() : FindModel(name, version, residence).status();
+}
+
+Residence ResidenceOf(const cache::Sequences* sequences) {
+  if (sequences == nullptr) return {};
+  return {.sequence_lease = sequences->store().default_lease()};
 }
 
 class InferHandler final : public MessageHandler {
  public:
-  explicit InferHandler(const SharedMemory& shared_memory) : shared_memory_(shared_memory) {}
+  InferHandler(const SharedMemory& shared_memory, cache::Sequences* sequences,
+               const Residence& residence)
+      : shared_memory_(shared_memory), sequences_(sequences), residence_(residence) {}
 
  private:
   void OnMessage(const MessageBytes& message, MethodCall& call) override {
-    absl::StatusOr<DecodedInfer> decoded =
-        DecodeInfer(message, call.call().arrived(), shared_memory_, &call.call().report().model);
+    absl::StatusOr<DecodedInfer> decoded = DecodeInfer(
+        message, call.call().arrived(), shared_memory_, &call.call().report().model, residence_);
     if (!decoded.ok()) return call.End(decoded.status());
     decoded_ = *std::move(decoded);
+    auto done = [this, &call](Result result) { OnResult(std::move(result), call); };
+    if (decoded_.session) {
+      return session_.emplace().Start(*sequences_, decoded_, call.call(), std::move(done));
+    }
     call.call().Bind(decoded_.request);
-    call.call().engine().Submit(std::move(decoded_.request), [this, &call](Result result) {
-      OnResult(std::move(result), call);
-    });
+    call.call().engine().Submit(std::move(decoded_.request), std::move(done));
   }
 
   void OnResult(Result result, MethodCall& call) const {
@@ -72,7 +84,10 @@ class InferHandler final : public MessageHandler {
   }
 
   const SharedMemory& shared_memory_;
+  cache::Sequences* const sequences_;
+  const Residence& residence_;
   DecodedInfer decoded_;
+  std::optional<SessionRun> session_;
 };
 
 std::string PathOf(const std::string& name) { return absl::StrCat("/", kServiceName, "/", name); }
@@ -80,8 +95,10 @@ std::string PathOf(const std::string& name) { return absl::StrCat("/", kServiceN
 }  // namespace
 
 Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
-                 const CallObserverFactory& observe)
+                 const CallObserverFactory& observe, cache::Sequences* sequences)
     : shared_memory_(shared_memory),
+      sequences_(sequences),
+      residence_(ResidenceOf(sequences)),
       is_ready_(std::move(is_ready)),
       statistics_(std::make_shared<std::array<Statistics, kModels>>()) {
   for (const char* name : kMethodNames) {
@@ -102,9 +119,10 @@ void Methods::AddSmall(const std::string& name, UnaryMethods& methods) {
 }
 
 void Methods::AddTo(UnaryMethods& methods) {
-  methods[PathOf("ModelInfer")] = {.observe = observe("ModelInfer"), .new_handler = [this] {
-                                     return std::make_unique<InferHandler>(shared_memory_);
-                                   }};
+  methods[PathOf("ModelInfer")] = {
+      .observe = observe("ModelInfer"), .traits = InferTraits(), .new_handler = [this] {
+        return std::make_unique<InferHandler>(shared_memory_, sequences_, residence_);
+      }};
   AddSmall<inference::ServerLiveRequest, inference::ServerLiveResponse>("ServerLive", methods);
   AddSmall<inference::ServerReadyRequest, inference::ServerReadyResponse>("ServerReady", methods);
   AddSmall<inference::ModelReadyRequest, inference::ModelReadyResponse>("ModelReady", methods);
@@ -141,8 +159,8 @@ void Methods::AddTo(UnaryMethods& methods) {
 
 void Methods::AddTo(StreamMethods& methods, const CallEnvironment& environment) {
   methods[PathOf("ModelStreamInfer")] = [this, &environment](MessageStream& stream) {
-    return std::make_unique<StreamInferCall>(environment, shared_memory_,
-                                             observe("ModelStreamInfer"), stream);
+    return std::make_unique<StreamInferCall>(environment, shared_memory_, sequences_, residence_,
+                                             observe("ModelStreamInfer"), InferTraits(), stream);
   };
 }
 
@@ -161,7 +179,7 @@ absl::Status Methods::Respond(const inference::ServerReadyRequest&,
 // As in Triton, an unknown model is not ready, without an error.
 absl::Status Methods::Respond(const inference::ModelReadyRequest& request,
                               inference::ModelReadyResponse& response) const {
-  response.set_ready(FindModel(request.name(), request.version()).ok() && is_ready_());
+  response.set_ready(FindModel(request.name(), request.version(), residence_).ok() && is_ready_());
   return absl::OkStatus();
 }
 
@@ -172,6 +190,7 @@ absl::Status Methods::Respond(const inference::ServerMetadataRequest&,
   for (const char* extension : {"statistics", "parameters", "model_configuration"}) {
     response.add_extensions(extension);
   }
+  if (sequences_ != nullptr) response.add_extensions("sequence");
   if (shared_memory_.allowed()) response.add_extensions("system_shared_memory");
   if (shared_memory_.takes_cuda()) response.add_extensions("cuda_shared_memory");
   return absl::OkStatus();
@@ -179,23 +198,23 @@ absl::Status Methods::Respond(const inference::ServerMetadataRequest&,
 
 absl::Status Methods::Respond(const inference::ModelMetadataRequest& request,
                               inference::ModelMetadataResponse& response) const {
-  const auto model = FindModel(request.name(), request.version());
+  const auto model = FindModel(request.name(), request.version(), residence_);
   if (model.ok()) response = Describe(**model);
   return model.status();
 }
 
 absl::Status Methods::Respond(const inference::ModelConfigRequest& request,
                               inference::ModelConfigResponse& response) const {
-  const auto model = FindModel(request.name(), request.version());
-  if (model.ok()) *response.mutable_config() = Configure(**model);
+  const auto model = FindModel(request.name(), request.version(), residence_);
+  if (model.ok()) *response.mutable_config() = Configure(**model, residence_);
   return model.status();
 }
 
 absl::Status Methods::Respond(const inference::ModelStatisticsRequest& request,
                               inference::ModelStatisticsResponse& response) const {
-  absl::Status status = CheckModelOrAll(request.name(), request.version());
+  absl::Status status = CheckModelOrAll(request.name(), request.version(), residence_);
   if (!status.ok()) return status;
-  for (const ModelInfo& model : Models()) {
+  for (const ModelInfo& model : Models(residence_)) {
     if (!request.name().empty() && request.name() != model.name()) continue;
     inference::ModelStatistics& statistics = *response.add_model_stats();
     statistics.set_name(std::string(model.name()));
@@ -212,7 +231,7 @@ absl::Status Methods::Respond(const inference::RepositoryIndexRequest& request,
   }
   const bool is_ready = is_ready_();
   if (request.ready() && !is_ready) return absl::OkStatus();
-  for (const ModelInfo& info : Models()) {
+  for (const ModelInfo& info : Models(residence_)) {
     auto& model = *response.add_models();
     model.set_name(std::string(info.name()));
     model.set_version(kModelVersion);
@@ -281,7 +300,7 @@ absl::Status Methods::Respond(const inference::CudaSharedMemoryUnregisterRequest
 
 absl::Status Methods::Respond(const inference::TraceSettingRequest& request,
                               inference::TraceSettingResponse&) const {
-  absl::Status status = CheckModelOrAll(request.model_name(), "");
+  absl::Status status = CheckModelOrAll(request.model_name(), "", residence_);
   status.Update(CheckNoSettings(request.settings(), "trace"));
   return status;
 }

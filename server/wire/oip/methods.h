@@ -12,7 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "proto/inference/grpc_service.pb.h"
+#include "server/cache/sequences.h"
 #include "server/calls/call_observer.h"
+#include "server/protocols/oip/model.h"
 #include "server/protocols/oip/statistics.h"
 #include "server/shared_memory/shared_memory.h"
 #include "server/wire/message_stream.h"
@@ -25,8 +27,9 @@ inline constexpr char kServiceName[] = "inference.GRPCInferenceService";
 // Thread-safe. `is_ready` is called from any thread. REQUIRES: everything borrowed outlives it.
 class Methods {
  public:
+  // Null `sequences`: there is no attention_session.
   Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
-          const CallObserverFactory& observe);
+          const CallObserverFactory& observe, cache::Sequences* sequences = nullptr);
 
   // Adds the unary methods. REQUIRES: this outlives them.
   void AddTo(UnaryMethods& methods);
@@ -78,7 +81,12 @@ class Methods {
   template <typename ProtoRequest, typename ProtoResponse>
   void AddSmall(const std::string& name, UnaryMethods& methods);
 
+  // Calls of sequences are served while the server drains.
+  MethodTraits InferTraits() const { return {.serves_while_draining = sequences_ != nullptr}; }
+
   SharedMemory& shared_memory_;
+  cache::Sequences* const sequences_;
+  const Residence residence_;
   const std::function<bool()> is_ready_;
   const std::shared_ptr<std::array<Statistics, kModels>>
       statistics_;  // updated by the observers of both infer methods

@@ -6,11 +6,14 @@
 namespace rapt::oip {
 
 StreamInferCall::StreamInferCall(const CallEnvironment& environment,
-                                 const SharedMemory& shared_memory, const CallObserver& observe,
-                                 MessageStream& stream)
+                                 const SharedMemory& shared_memory, cache::Sequences* sequences,
+                                 const Residence& residence, const CallObserver& observe,
+                                 MethodTraits traits, MessageStream& stream)
     : StreamCall(stream),
       shared_memory_(shared_memory),
-      call_(environment, observe),
+      sequences_(sequences),
+      residence_(residence),
+      call_(environment, observe, traits),
       alarm_(environment.timer, [this] { this->stream().Cancel(); }) {
   ++call_.streams().open;
 }
@@ -78,18 +81,21 @@ void StreamInferCall::OnReadDone(bool ok) {
   message_ = stream().TakeMessage();
   call_.report().received_bytes += message_.bytes.size;
   if (absl::Status status = Decode(); !status.ok()) return RespondWithError(std::move(status));
-  call_.engine().Submit(std::move(decoded_.request),
-                        [this](Result result) { OnResult(std::move(result)); });
+  auto done = [this](Result result) { OnResult(std::move(result)); };
+  if (decoded_.session) {
+    return session_.emplace().Start(*sequences_, decoded_, call_, std::move(done));
+  }
+  call_.Bind(decoded_.request);
+  call_.engine().Submit(std::move(decoded_.request), std::move(done));
 }
 
 absl::Status StreamInferCall::Decode() {
-  absl::StatusOr<DecodedInfer> decoded =
-      DecodeInfer(message_.bytes, call_.arrived(), shared_memory_, &call_.report().model);
+  absl::StatusOr<DecodedInfer> decoded = DecodeInfer(
+      message_.bytes, call_.arrived(), shared_memory_, &call_.report().model, residence_);
   if (!decoded.ok()) return decoded.status();
   decoded_ = *std::move(decoded);
   Request& request = decoded_.request;
   request.deadline = std::min(request.deadline, call_.arrived() + call_.limits().default_deadline);
-  call_.Bind(request);
   return absl::OkStatus();
 }
 

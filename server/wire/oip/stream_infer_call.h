@@ -5,15 +5,18 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/timer.h"
+#include "server/cache/sequences.h"
 #include "server/calls/call.h"
 #include "server/protocols/oip/codec.h"
 #include "server/request.h"
 #include "server/shared_memory/shared_memory.h"
 #include "server/wire/message_stream.h"
+#include "server/wire/oip/session_run.h"
 
 namespace rapt::oip {
 
@@ -38,9 +41,10 @@ class StreamInferCall final : public StreamCall {
   // Such a message fits into the window that a stream has before it is read.
   static constexpr int64_t kMaxUnreservedBytes = 64 * 1024;
 
-  // `observe` and `shared_memory` outlive the call.
+  // Everything outlives the call. Null `sequences`: there is no attention_session.
   StreamInferCall(const CallEnvironment& environment, const SharedMemory& shared_memory,
-                  const CallObserver& observe, MessageStream& stream);
+                  cache::Sequences* sequences, const Residence& residence,
+                  const CallObserver& observe, MethodTraits traits, MessageStream& stream);
 
   void Begin() override;
 
@@ -62,12 +66,15 @@ class StreamInferCall final : public StreamCall {
   void OnDone() override;
 
   const SharedMemory& shared_memory_;
+  cache::Sequences* const sequences_;
+  const Residence& residence_;
   Call call_;
   bool has_size_ = false;  // the next message is being received, its memory admitted
 
   // Of the request in progress.
   IncomingMessage message_;
   DecodedInfer decoded_;
+  std::optional<SessionRun> session_;
   absl::Status status_;
 
   Alarm alarm_;  // the deadline; Call::receive_end() or send_end() while a message is in transit

@@ -379,6 +379,37 @@ TEST(RaggedAttention, RowsAndItemsMayBeAbsent) {
   }
 }
 
+TEST(RaggedAttention, HeadsMayComeFirst) {
+  constexpr int64_t kRows = 5, kHeads = 6, kSize = 8, kValueSize = 12;
+  Batch batch({.items = {{.rows = kRows, .keys = 70, .position = 65}},
+               .query_heads = kHeads,
+               .kv_heads = 3,
+               .head_size = kSize,
+               .value_head_size = kValueSize,
+               .wants_lse = true},
+              /*seed=*/1);
+  const Results rows_first = RunBatch(batch, {});
+  Tensor queries(DType::kFloat32, {1, kHeads, kRows, kSize});
+  for (int64_t h = 0; h < kHeads; ++h) {
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t e = 0; e < kSize; ++e) queries.Set(0, h, r, e, batch.queries.At(0, r, h, e));
+    }
+  }
+  batch.queries = queries;
+  batch.call.heads_first = batch.call.lse_heads_first = true;
+  const Results heads_first = RunBatch(batch, {});
+  ASSERT_EQ(heads_first.y.dims()[1], kHeads);
+  ASSERT_EQ(heads_first.lse.dims()[1], kHeads);
+  for (int64_t h = 0; h < kHeads; ++h) {
+    for (int64_t r = 0; r < kRows; ++r) {
+      EXPECT_EQ(heads_first.lse.At(0, h, r, 0), rows_first.lse.At(0, r, h, 0));
+      for (int64_t e = 0; e < kValueSize; ++e) {
+        EXPECT_EQ(heads_first.y.At(0, h, r, e), rows_first.y.At(0, r, h, e));
+      }
+    }
+  }
+}
+
 TEST(RaggedAttention, HostilePositionsSeeAllOrNothing) {
   constexpr int64_t kFar = int64_t{1} << 62;
   for (const Target& target : Targets()) {

@@ -1,0 +1,188 @@
+#include "server/protocols/oip/session.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "server/cache/reason.h"
+
+namespace rapt::oip {
+namespace {
+
+absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
+
+// One sequence's tensor.
+struct Axes {
+  int64_t heads = 0;
+  int64_t length = 0;
+  int64_t size = 0;  // of a head
+  bool heads_first = false;
+};
+
+// `parameter` is the name of the number of heads, which may be absent.
+absl::StatusOr<Axes> AxesOf(absl::string_view input, const TensorSpec& spec,
+                            absl::string_view parameter, const std::optional<int64_t>& heads) {
+  const Shape& s = spec.shape;
+  const auto fails = [&](const auto&... text) {
+    return Invalid(absl::StrCat("input ", input, " has shape ", ToString(s), text...));
+  };
+  if (!IsFloat(spec.dtype)) {
+    return Invalid(absl::StrCat("input ", input, " is ", NameOf(spec.dtype),
+                                "; it must be FP32, FP16, BF16 or FP64"));
+  }
+  if ((s.size() != 3 && s.size() != 4) || s[0] != 1) {
+    return fails("; it must be [1, heads, length, head size] or [1, length, heads * head size]");
+  }
+  if (s.size() == 3) {
+    const int64_t count = heads.value_or(1);
+    if (count < 1 || s[2] < count || s[2] % count != 0) {
+      return fails("; its last axis must be a positive multiple of ", parameter, ", which is ",
+                   count);
+    }
+    return Axes{.heads = count, .length = s[1], .size = s[2] / count};
+  }
+  if (heads && *heads != s[1]) {
+    return fails(" and thus ", s[1], " heads; ", parameter, " is ", *heads,
+                 ", and they must be equal");
+  }
+  if (s[1] < 1 || s[3] < 1) return fails("; it must have at least 1 head of at least 1 element");
+  return Axes{.heads = s[1], .length = s[2], .size = s[3], .heads_first = true};
+}
+
+void SetTensor(const Axes& axes, DType dtype, const InputBytes& bytes, cache::CallTensor& tensor) {
+  tensor.spec = TensorSpec{dtype, {axes.length, axes.heads, axes.size}};
+  tensor.bytes = bytes;
+  tensor.heads_first = axes.heads_first;
+}
+
+absl::Status ReadKeysAndValues(const OperatorCall& read, const InputMap<InputBytes>& inputs,
+                               cache::TokenShape& token, SessionCall& call) {
+  const std::optional<TensorSpec>& k = read.inputs[Role::kK];
+  const std::optional<TensorSpec>& v = read.inputs[Role::kV];
+  if (k.has_value() != v.has_value()) {
+    return Invalid(absl::StrCat("input ", k ? "K" : "V", " is set but ", k ? "V" : "K",
+                                " is not; set both or neither"));
+  }
+  if (!k) return absl::OkStatus();
+  const auto keys = AxesOf("K", *k, "kv_num_heads", read.kv_num_heads);
+  if (!keys.ok()) return keys.status();
+  const auto values = AxesOf("V", *v, "kv_num_heads", read.kv_num_heads);
+  if (!values.ok()) return values.status();
+  if (v->dtype != k->dtype || values->heads != keys->heads || values->length != keys->length) {
+    return Invalid(absl::StrCat("input V is ", NameOf(v->dtype), " ", ToString(v->shape),
+                                ", input K is ", NameOf(k->dtype), " ", ToString(k->shape),
+                                "; type, heads and length must be equal"));
+  }
+  token = {.kv_heads = keys->heads,
+           .head_size = keys->size,
+           .value_head_size = values->size,
+           .dtype = k->dtype};
+  call.attend.items[0].call.count = keys->length;
+  SetTensor(*keys, k->dtype, inputs[Role::kK], call.attend.k);
+  SetTensor(*values, v->dtype, inputs[Role::kV], call.attend.v);
+  return absl::OkStatus();
+}
+
+absl::Status ReadQueries(const OperatorCall& read, const InputMap<InputBytes>& inputs,
+                         SessionCall& call) {
+  const std::optional<TensorSpec>& q = read.inputs[Role::kQ];
+  if (!q) return absl::OkStatus();
+  const auto axes = AxesOf("Q", *q, "q_num_heads", read.q_num_heads);
+  if (!axes.ok()) return axes.status();
+  SetTensor(*axes, q->dtype, inputs[Role::kQ], call.attend.q);
+  call.attend.items[0].rows = axes->length;
+  return absl::OkStatus();
+}
+
+// The cache of a call that starts.
+absl::Status ReadSpec(const SessionParameters& parameters, const cache::TokenShape& token,
+                      SessionCall& call) {
+  if (!parameters.starts) {
+    if (!parameters.layers) return absl::OkStatus();
+    return Invalid(absl::StrCat("parameter layers is ", *parameters.layers,
+                                "; it is allowed with sequence_start only"));
+  }
+  const int64_t layers = parameters.layers.value_or(1);
+  if (layers < 1 || layers > cache::kMaxLayers) {
+    return Invalid(
+        absl::StrCat("parameter layers is ", layers, "; it must be from 1 to ", cache::kMaxLayers));
+  }
+  if (!call.attend.k.spec) {
+    return Invalid("inputs K and V are absent; a call with sequence_start needs them");
+  }
+  call.sequence.spec.shapes = {{.layers = layers, .token = token}};
+  return absl::OkStatus();
+}
+
+// Replaces the message, and keeps the reason.
+absl::Status WithMessage(const absl::Status& status, absl::string_view message) {
+  absl::Status changed(status.code(), message);
+  status.ForEachPayload([&](absl::string_view type, const absl::Cord& payload) {
+    changed.SetPayload(type, payload);
+  });
+  return changed;
+}
+
+}  // namespace
+
+absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
+                                            const OperatorCall& read,
+                                            const InputMap<InputBytes>& inputs) {
+  if (!parameters.id) {
+    return Invalid(absl::StrCat("inference request to model '", NameOf(Model::kAttentionSession),
+                                "' must specify a non-zero or non-empty correlation ID"));
+  }
+  SessionCall call;
+  call.sequence.id = *parameters.id;
+  call.sequence.starts = parameters.starts;
+  call.sequence.ends = parameters.ends;
+  cache::AttendCall& attend = call.attend;
+  attend.q.name = "input Q";
+  attend.k.name = "input K";
+  attend.v.name = "input V";
+  attend.scale = read.scale;
+  attend.softcap = read.softcap;
+  attend.wants_lse = read.wants_lse;
+  attend.lse_heads_first = true;
+  cache::LayerCall& layer = attend.items.emplace_back().call;
+  layer.layer = parameters.layer;
+  layer.at = parameters.position;
+  cache::TokenShape token;
+  absl::Status status = ReadKeysAndValues(read, inputs, token, call);
+  if (status.ok()) status = ReadQueries(read, inputs, call);
+  if (status.ok()) status = ReadSpec(parameters, token, call);
+  if (!status.ok()) return status;
+  const bool has_tokens = layer.count > 0 || attend.items[0].rows > 0;
+  if (has_tokens || (call.is_empty() && parameters.ends)) return call;
+  return Invalid(
+      "inputs Q, K and V have no tokens; a call needs some, or sequence_end without inputs");
+}
+
+TensorSpec SessionOutput(const SessionCall& call, Role role, const TensorSpec& computed) {
+  const Shape& s = computed.shape;
+  if (role == Role::kLse || call.attend.q.heads_first) {
+    Shape shape = {1};
+    shape.insert(shape.end(), s.begin(), s.end());
+    return {computed.dtype, shape};
+  }
+  return {computed.dtype, {1, s[0], s[1] * s[2]}};
+}
+
+absl::Status SessionError(const absl::Status& status, const cache::SequenceId& id) {
+  if (status.ok()) return status;
+  if (absl::IsNotFound(status) && cache::ReasonOf(status) != cache::Reason::kNone) {
+    return Invalid(
+        absl::StrCat("inference request for sequence ", cache::ToString(id), " to model '",
+                     NameOf(Model::kAttentionSession),
+                     "' must specify the START flag on the first request of the sequence"));
+  }
+  absl::string_view message = absl::StripPrefix(status.message(), "items[0]: ");
+  if (absl::ConsumePrefix(&message, "at is ")) {
+    return WithMessage(status, absl::StrCat("parameter position is ", message));
+  }
+  return WithMessage(status, message);
+}
+
+}  // namespace rapt::oip

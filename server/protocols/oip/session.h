@@ -1,0 +1,53 @@
+// Calls of the model attention_session: their parameters and tensors, and the answers to them.
+#ifndef RAPT_SERVER_PROTOCOLS_OIP_SESSION_H_
+#define RAPT_SERVER_PROTOCOLS_OIP_SESSION_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "attention/operator.h"
+#include "server/cache/cached_attention.h"
+#include "server/cache/sequences.h"
+#include "server/request.h"
+
+namespace rapt::oip {
+
+// The parameters of the model alone.
+struct SessionParameters {
+  std::optional<cache::SequenceId> id = {};  // absent also for 0 and ""
+  bool starts = false;
+  bool ends = false;
+  int64_t layer = 0;
+  std::optional<int64_t> layers = {};
+  std::optional<int64_t> position = {};
+};
+
+// A call before its sequence's turn has come.
+struct SessionCall {
+  cache::SequenceCall sequence = {};
+  cache::AttendCall attend = {};  // of one item, without the id and generation of the cache
+
+  // Whether it only ends the sequence.
+  bool is_empty() const { return !attend.q.spec && !attend.k.spec; }
+};
+
+// Reads a call whose inputs were read into `read` and `inputs`. InvalidArgument names the parameter
+// or the input.
+absl::StatusOr<SessionCall> MakeSessionCall(const SessionParameters& parameters,
+                                            const OperatorCall& read,
+                                            const InputMap<InputBytes>& inputs);
+
+// Returns an output as callers see it: Y in the layout of Q, lse as [1, Hq, S]. `computed` is the
+// operator's.
+TensorSpec SessionOutput(const SessionCall& call, Role role, const TensorSpec& computed);
+
+// Returns the error of a call as its caller knows it: a cache that is not found is a sequence that
+// was not started, which has the text of Triton's error; the only item needs no number, and `at` is
+// `position`.
+absl::Status SessionError(const absl::Status& status, const cache::SequenceId& id);
+
+}  // namespace rapt::oip
+
+#endif  // RAPT_SERVER_PROTOCOLS_OIP_SESSION_H_
