@@ -49,8 +49,7 @@ void SessionRun::OnTurn(cache::Sequences::Turn turn) {
   Request& request = decoded_->request;
   call_->Bind(request);
   if (turn_->has_waited()) request.leaves_thread = true;
-  call_->engine().Submit(std::move(request),
-                         [this](Result result) { Finish(std::move(result)); });
+  call_->engine().Submit(std::move(request), [this](Result result) { Finish(std::move(result)); });
 }
 
 // Makes the request, with the cache of the sequence.
