@@ -49,7 +49,6 @@ struct MethodTraits {
   bool serves_while_draining = false;
 };
 
-
 // Dependencies of all calls; outlives them.
 struct CallEnvironment {
   const Access& access;

@@ -218,7 +218,8 @@ void Http2Stream::StartWrite(ResponseMessage message) {
 }
 
 void Http2Stream::StartWriteAndFinish(ResponseMessage message, const Call& call) {
-  Run([this, message = std::move(message), trailers = TrailersOf(call, absl::OkStatus())]() mutable {
+  Run([this, message = std::move(message),
+       trailers = TrailersOf(call, absl::OkStatus())]() mutable {
     has_finished_ = true;
     if (connection_ != nullptr) {
       connection_->SendMessage(id_, std::move(message));
