@@ -14,8 +14,10 @@
 #include "base/wire_format.h"
 #include "proto/inference/grpc_service.pb.h"
 #include "proto/rapt/v1/attention.pb.h"
+#include "proto/rapt/v1/cache.pb.h"
 #include "server/protocols/message_parts.h"
 #include "server/protocols/oip/codec.h"
+#include "server/protocols/rapt/cache_codec.h"
 #include "server/protocols/rapt/codec.h"
 #include "server/protocols/rapt/linear_codec.h"
 #include "tests/support/wire_message.h"
@@ -24,7 +26,9 @@ namespace rapt {
 namespace {
 
 using inference::ModelInferRequest;
+using ::rapt::v1::AppendRequest;
 using ::rapt::v1::AttendBackwardRequest;
+using ::rapt::v1::AttendCachedRequest;
 using ::rapt::v1::AttendRequest;
 using ::rapt::v1::DiagnoseRequest;
 using ::rapt::v1::LinearAttendRequest;
@@ -44,6 +48,12 @@ void PutBack(const wire::Payload& payload, std::string bytes, google::protobuf::
     message = message->GetReflection()->MutableMessage(message, field);
   }
   static_cast<rapt::v1::Tensor*>(message)->set_data(std::move(bytes));
+}
+
+void PutBack(const wire::Payload& payload, std::string bytes, AppendRequest& request) {
+  v1::AppendPart& part = *request.mutable_parts(payload.index);
+  const bool is_key = payload.path[1] == v1::AppendPart::kKFieldNumber;
+  (is_key ? part.mutable_k() : part.mutable_v())->set_data(std::move(bytes));
 }
 
 // Serializes deterministically, because the order of maps may differ from call to call.
@@ -80,7 +90,7 @@ bool CheckSplit(const std::string& bytes, const test::WireMessage& sliced,
 void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
   const test::WireMessage sliced(bytes, slice_bytes);
   bool accepted, decoded;
-  switch (kind % 5) {
+  switch (kind % 7) {
     case 0:
       accepted = CheckSplit<ModelInferRequest>(bytes, sliced, kRawSchema);
       decoded = oip::DecodeInfer(sliced.bytes(), Instant{}, SharedMemory({}), nullptr,
@@ -99,9 +109,17 @@ void Check(const std::string& bytes, int kind, int64_t slice_bytes) {
       accepted = CheckSplit<AttendBackwardRequest>(bytes, sliced, native::BackwardSchema());
       decoded = native::DecodeBackward(sliced.bytes(), SharedMemory({})).ok();
       break;
-    default:
+    case 4:
       accepted = CheckSplit<LinearAttendRequest>(bytes, sliced, native::LinearSchema());
       decoded = native::DecodeLinear(sliced.bytes(), SharedMemory({})).ok();
+      break;
+    case 5:
+      accepted = CheckSplit<AttendCachedRequest>(bytes, sliced, native::AttendCachedSchema());
+      decoded = native::DecodeAttendCached(sliced.bytes()).ok();
+      break;
+    default:
+      accepted = CheckSplit<AppendRequest>(bytes, sliced, native::AppendSchema());
+      decoded = native::DecodeAppend(sliced.bytes()).ok();
   }
   RAPT_CHECK(accepted || !decoded, "a codec accepted an invalid message");
 }
