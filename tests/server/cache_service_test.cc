@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
+#include "tests/support/memory_watch.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/server_process.h"
 #include "tests/support/tensor.h"
@@ -523,8 +524,12 @@ TEST_F(CacheServiceTest, AnItemThatFailsLeavesTheOthersAlone) {
 }
 
 TEST_F(CacheServiceTest, RunsOutOfPagesAtOnceAndOthersKeepTheirBits) {
-  const ServerProcess server({"--threads=2", "--kv_cache_bytes=8388608", "--grace_period=0s"});
+  constexpr int64_t kCacheBytes = 48 << 20, kBudgetBytes = 64 << 20, kOthers = 128 << 20;
+  const ServerProcess server({"--threads=2", absl::StrCat("--kv_cache_bytes=", kCacheBytes),
+                              absl::StrCat("--memory_budget_bytes=", kBudgetBytes),
+                              "--grace_period=0s"});
   stub_ = StubOf(server);
+  const MemoryWatch memory(server.pid());
   Rng rng(4);
   const v1::Cache kept = CreateCache(CreateOf(1));
   const Tokens tokens = RandomTokens(1000, rng);
@@ -551,6 +556,8 @@ TEST_F(CacheServiceTest, RunsOutOfPagesAtOnceAndOthersKeepTheirBits) {
   v1::Caches closed;
   ASSERT_TRUE(Call(&v1::CacheService::Stub::Close, ids, closed).ok());
   EXPECT_TRUE(Append(AppendOf(kept, 0, 1000, more), response).ok());
+  EXPECT_GT(memory.peak(), kCacheBytes / 2);
+  EXPECT_LE(memory.peak(), kCacheBytes + kBudgetBytes + kOthers);
 }
 
 TEST_F(CacheServiceTest, AnExpiredCacheIsGoneAndItsPagesAreFree) {
