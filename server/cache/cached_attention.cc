@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/tensor_operator.h"
+#include "server/cache/preparation.h"
 
 namespace rapt::cache {
 namespace {
@@ -27,14 +28,6 @@ std::string Describe(const TokenShape& shape) {
                       shape.value_head_size, ", ", std::string(NameOf(shape.dtype)));
 }
 
-// The bytes of a tensor, in one piece.
-const std::byte* Contiguous(const InputBytes& bytes, std::vector<std::byte>& copy) {
-  if (!bytes.in_slices()) return bytes.data;
-  copy.resize(static_cast<size_t>(bytes.size));
-  bytes.Copy(0, bytes.size, copy.data());
-  return copy.data();
-}
-
 absl::Status CheckCount(absl::string_view name, int64_t value) {
   if (value >= 0) return absl::OkStatus();
   return Invalid(absl::StrCat(name, " is ", value, "; it must be at least 0"));
@@ -52,20 +45,6 @@ absl::Status CheckItem(const AttendItem& item) {
   if (!item.position || (*item.position >= 0 && *item.position <= kMost)) return status;
   return Invalid(absl::StrCat("position is ", *item.position, "; it must be in [0, 2^62)"));
 }
-
-// An operator that computes nothing, for requests that are all preparation.
-class Nothing final : public TensorOperator {
- public:
-  Nothing() { outputs_[Role::kY] = TensorSpec{DType::kFloat32, {0}}; }
-
-  const OutputMap<std::optional<TensorSpec>>& outputs() const override { return outputs_; }
-  void PlanTasks(Plan&) const override {}
-  void RunTask(const Plan&, const Arguments&, std::byte*, int, int64_t, int,
-               const Checkpoint&) const override {}
-
- private:
-  OutputMap<std::optional<TensorSpec>> outputs_;
-};
 
 }  // namespace
 
@@ -306,7 +285,7 @@ absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string
   batch_ = *std::move(batch);
   if (absl::Status status = batch_->FirstError(partial); !status.ok()) return status;
   copies_.resize(2 * parts.size());
-  Request request;
+  int64_t bytes = 0;
   for (size_t n = 0; n < parts.size(); ++n) {
     const AppendPart& part = parts[n];
     const LayerState& state = batch_->states()[n];
@@ -323,17 +302,15 @@ absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string
     }
     tokens_.push_back({.keys = Contiguous(part.k.bytes, copies_[2 * n]),
                        .values = Contiguous(part.v.bytes, copies_[2 * n + 1])});
-    request.prepared_bytes += part.k.bytes.size + part.v.bytes.size;
+    bytes += part.k.bytes.size + part.v.bytes.size;
   }
-  request.model = Model::kAttentionSession;
-  static const auto* const kNothing = new std::shared_ptr<const TensorOperator>(new Nothing());
-  request.SetOperator(*kNothing);
-  request.prepare = [this, &store, partial](const Arguments&) {
-    auto results = store.Append(*batch_, tokens_, partial);
-    if (results.ok()) results_ = *std::move(results);
-    return results.status();
-  };
-  return request;
+  return MakePreparation(
+      [this, &store, partial] {
+        auto results = store.Append(*batch_, tokens_, partial);
+        if (results.ok()) results_ = *std::move(results);
+        return results.status();
+      },
+      bytes);
 }
 
 }  // namespace rapt::cache
