@@ -53,6 +53,9 @@ class Snapshot {
   // and must not be read. REQUIRES: length() > 0.
   TensorView keys() const;
   TensorView values() const;
+  // Copies tokens to keys [count, Hkv, D] and values [count, Hkv, Dv], row-major. REQUIRES: 0 <=
+  // at, at + count <= length(), and none of them is evicted.
+  void CopyTokens(int64_t at, int64_t count, std::byte* keys, std::byte* values) const;
 
  private:
   friend class PageList;
@@ -119,7 +122,13 @@ class PageList {
   // begins where those of earlier calls did.
   void Evict(const TokenRange& tokens);
 
-  // Returns a list with the first `length` tokens, which shares their pages. REQUIRES: as above.
+  // Adds `count` tokens that are evicted. The table of pages then has room for `length` tokens.
+  // Returns ResourceExhausted if the arena has no memory for it, and has no effect then. REQUIRES:
+  // none is evicted; length() and `count` are multiples of kPageTokens; length() + count <= length.
+  absl::Status Skip(int64_t count, int64_t length);
+
+  // Returns a list with the first `length` tokens, which shares their pages. REQUIRES: as for
+  // Truncate().
   PageList Fork(int64_t length) const;
   Snapshot Take(int64_t length) const;
 
@@ -140,6 +149,8 @@ class PageList {
   bool MustCopyLastPage() const { return length_ % kPageTokens != 0 && !owns_last_page_; }
   // Makes `capacity` pages fit into a table that only this list appends to.
   void RenewTable(int64_t pages, int64_t capacity);
+  // Copies the entries of the first `pages` pages, and uses the table from now on.
+  void UseTable(int64_t pages, std::shared_ptr<PageTable> table);
   absl::Status TakeMore(int64_t pages);
   Arena::Page TakeReserved();
   // Copies the first rows of a page.
