@@ -93,9 +93,11 @@ TokenRange UnseenFrom(int64_t row, const LayerShape& shape, int64_t first_positi
   return {begin, std::max(begin, row < shape.keep_last ? 0 : row - shape.keep_last + 1)};
 }
 
-// Whether a row at token `row`, in front of which the layer ends, sees a token that is evicted.
+// Whether a row at token `row`, in front of which the layer ends, sees a token that is evicted, or
+// would be written to a page that is.
 bool NeedsEvicted(int64_t row, const LayerShape& shape, const PageList& list) {
-  const int64_t begin = row < shape.keep_last ? 0 : row - shape.keep_last + 1;
+  int64_t begin = row < shape.keep_last ? 0 : row - shape.keep_last + 1;
+  if (row % kPageTokens != 0) begin = std::min(begin, row - 1);
   return list.evicted().Overlaps({begin, row});
 }
 

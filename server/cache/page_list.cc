@@ -247,7 +247,7 @@ void PageList::Truncate(int64_t length, int64_t reserve_tokens) {
   }
   length_ = length;
   owns_last_page_ = false;
-  if (length_ <= evicted_.begin) evicted_ = {};
+  evicted_ = EvictedOf(length);
   if (length == 0) {
     table_ = nullptr;
     owns_table_ = false;
@@ -278,11 +278,16 @@ absl::Status PageList::Skip(int64_t count, int64_t length) {
   return absl::OkStatus();
 }
 
+TokenRange PageList::EvictedOf(int64_t length) const {
+  if (length <= evicted_.begin) return {};
+  return {evicted_.begin, std::min(evicted_.end, length)};
+}
+
 PageList PageList::Fork(int64_t length) const {
   PageList fork(*arena_, shape_);
   fork.length_ = length;
   if (length == 0) return fork;
-  if (length > evicted_.begin) fork.evicted_ = evicted_;
+  fork.evicted_ = EvictedOf(length);
   fork.table_ = table_;
   // Of its own, so that it does not keep pages beyond its length.
   fork.RenewTable(fork.pages(), fork.pages());

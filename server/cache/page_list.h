@@ -111,7 +111,8 @@ class PageList {
   bool Holds(int64_t at, int64_t count, const std::byte* keys, const std::byte* values) const;
 
   // Keeps the first `length` tokens, and enough of the freed pages to grow to `reserve_tokens`.
-  // REQUIRES: 0 <= length <= this->length(); ReserveToTruncate() succeeded with these arguments
+  // REQUIRES: 0 <= length <= this->length(); the page of token `length` is not evicted, unless the
+  // token is its first one; ReserveToTruncate() succeeded with these arguments
   // since the last change of the list, or reserve_tokens is 0.
   void Truncate(int64_t length, int64_t reserve_tokens = 0);
   // Takes the pages that Truncate() will not find among those that it frees. ResourceExhausted as
@@ -147,6 +148,8 @@ class PageList {
   std::byte* RowOf(int64_t token, int64_t head, bool is_value) const;
   int64_t pages() const { return PagesOf(length_); }
   bool MustCopyLastPage() const { return length_ % kPageTokens != 0 && !owns_last_page_; }
+  // Returns the evicted ones of the first `length` tokens.
+  TokenRange EvictedOf(int64_t length) const;
   // Makes `capacity` pages fit into a table that only this list appends to.
   void RenewTable(int64_t pages, int64_t capacity);
   // Copies the entries of the first `pages` pages, and uses the table from now on.
