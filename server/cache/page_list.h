@@ -112,8 +112,8 @@ class PageList {
 
   // Keeps the first `length` tokens, and enough of the freed pages to grow to `reserve_tokens`.
   // REQUIRES: 0 <= length <= this->length(); the page of token `length` is not evicted, unless the
-  // token is its first one; ReserveToTruncate() succeeded with these arguments
-  // since the last change of the list, or reserve_tokens is 0.
+  // token is its first one; ReserveToTruncate() succeeded with these arguments since the last
+  // change of the list, or reserve_tokens is 0.
   void Truncate(int64_t length, int64_t reserve_tokens = 0);
   // Takes the pages that Truncate() will not find among those that it frees. ResourceExhausted as
   // Reserve(). REQUIRES: as for Truncate(); reserve_tokens was reserved before.
