@@ -332,6 +332,7 @@ ServerImpl::ServerImpl(Configuration c)
           health_status_, [](const CallReport&) {}, /*is_public=*/true);
   oip_methods_.AddTo(stream_methods_, environment_);
   native_methods_.AddTo(stream_methods_);
+  cache_methods_.AddTo(stream_methods_, environment_);
   stream_methods_["/grpc.health.v1.Health/Watch"] = [this](MessageStream& stream) {
     return std::make_unique<HealthWatch>(environment_, health_status_, stream);
   };

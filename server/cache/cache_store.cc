@@ -82,6 +82,10 @@ absl::Status Prefixed(const absl::Status& status, absl::string_view prefix) {
                                  : Fail(reason, status.code(), text);
 }
 
+absl::Status NameInUse(absl::string_view name) {
+  return absl::AlreadyExistsError(absl::StrCat("name: the cache '", name, "' exists"));
+}
+
 // The tokens of a layer that rows from `row` on, a token index, cannot see.
 TokenRange UnseenFrom(int64_t row, const LayerShape& shape, int64_t first_position) {
   if (shape.keep_last == 0) return {};
@@ -89,9 +93,11 @@ TokenRange UnseenFrom(int64_t row, const LayerShape& shape, int64_t first_positi
   return {begin, std::max(begin, row < shape.keep_last ? 0 : row - shape.keep_last + 1)};
 }
 
-// Whether a row at token `row`, in front of which the layer ends, sees a token that is evicted.
+// Whether a row at token `row`, in front of which the layer ends, sees a token that is evicted, or
+// would be written to a page that is.
 bool NeedsEvicted(int64_t row, const LayerShape& shape, const PageList& list) {
-  const int64_t begin = row < shape.keep_last ? 0 : row - shape.keep_last + 1;
+  int64_t begin = row < shape.keep_last ? 0 : row - shape.keep_last + 1;
+  if (row % kPageTokens != 0) begin = std::min(begin, row - 1);
   return list.evicted().Overlaps({begin, row});
 }
 
@@ -111,7 +117,9 @@ struct CacheStore::Owner {
   }
 
   const std::string name;
-  std::atomic<int64_t> bytes{0};  // of its caches' pages; a page counts in each that reaches it
+  // Of its caches' pages, where a page counts in each that reaches it, and of the tables of tokens
+  // that were imported as evicted.
+  std::atomic<int64_t> bytes{0};
   // Guarded by the store's mutex.
   std::map<uint64_t, std::shared_ptr<Cache>> caches;  // in the order of their making
   std::map<std::string, std::shared_ptr<Cache>> named;
@@ -130,7 +138,7 @@ struct CacheStore::Cache {
       shapes.insert(shapes.end(), static_cast<size_t>(shape.layers), one);
     }
   }
-  ~Cache() { owner->bytes -= charged; }
+  ~Cache() { owner->bytes -= charged + charged_tables; }
 
   // Charges the owner for what the pages of a changed layer take now.
   void Settle(int64_t bytes_before, const PageList& layer) {
@@ -161,6 +169,7 @@ struct CacheStore::Cache {
   std::vector<PageList> layers;
   uint64_t generation = 1;
   int64_t charged = 0;
+  int64_t charged_tables = 0;           // of tokens that were imported as evicted
   std::optional<int64_t> truncated_to;  // by the last Truncate(), while nothing was appended since
 };
 
@@ -314,7 +323,7 @@ absl::StatusOr<std::optional<CacheInfo>> CacheStore::FindNamed(const Cache& want
   return InfoOf(*handle.cache, handle.expires);
 }
 
-absl::StatusOr<CacheInfo> CacheStore::Insert(const std::shared_ptr<Cache>& cache) {
+absl::StatusOr<std::optional<CacheInfo>> CacheStore::Link(const std::shared_ptr<Cache>& cache) {
   const std::string& name = cache->spec.name;
   Owner& owner = *cache->owner;
   Instant expires;
@@ -322,32 +331,38 @@ absl::StatusOr<CacheInfo> CacheStore::Insert(const std::shared_ptr<Cache>& cache
     Gone gone;
     MutexLock lock(mutex_);
     ExpireLocked(clock_.Now(), gone);
-    if (name.empty() || !owner.named.contains(name)) {
-      const auto count = static_cast<int64_t>(owner.caches.size());
-      if (count >= options_.max_caches_per_caller) {
-        return Fail(Reason::kQuota, absl::StatusCode::kResourceExhausted,
-                    absl::StrCat("the caller has ", count, " caches, which is its quota"));
-      }
-      cache->number = next_number_++;
-      cache->is_linked = true;
-      expires = clock_.Now() + cache->spec.lease;
-      cache->expires = cache->queued_expiry = expires;
-      caches_[cache->id] = cache;
-      owner.caches[cache->number] = cache;
-      if (!name.empty()) owner.named[name] = cache;
-      leases_.insert({expires, cache.get()});
+    if (!name.empty() && owner.named.contains(name)) return std::nullopt;
+    const auto count = static_cast<int64_t>(owner.caches.size());
+    if (count >= options_.max_caches_per_caller) {
+      return Fail(Reason::kQuota, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("the caller has ", count, " caches, which is its quota"));
     }
+    cache->number = next_number_++;
+    cache->is_linked = true;
+    expires = clock_.Now() + cache->spec.lease;
+    cache->expires = cache->queued_expiry = expires;
+    caches_[cache->id] = cache;
+    owner.caches[cache->number] = cache;
+    if (!name.empty()) owner.named[name] = cache;
+    leases_.insert({expires, cache.get()});
   }
-  if (cache->number != 0) return InfoOf(*cache, expires);
+  return InfoOf(*cache, expires);
+}
+
+absl::StatusOr<CacheInfo> CacheStore::Insert(const std::shared_ptr<Cache>& cache) {
+  absl::StatusOr<std::optional<CacheInfo>> linked = Link(cache);
+  if (!linked.ok()) return linked.status();
+  if (*linked) return **std::move(linked);
   // Another call was first with this name.
   absl::StatusOr<std::optional<CacheInfo>> other = FindNamed(*cache);
   if (!other.ok()) return other.status();
   if (*other) return **std::move(other);
-  return absl::AbortedError(
-      absl::StrCat("name: the cache '", name, "' was made and closed by another call meanwhile"));
+  return absl::AbortedError(absl::StrCat("name: the cache '", cache->spec.name,
+                                         "' was made and closed by another call meanwhile"));
 }
 
-absl::StatusOr<CacheInfo> CacheStore::Create(const std::string& owner, const CacheSpec& spec) {
+absl::StatusOr<std::shared_ptr<CacheStore::Cache>> CacheStore::NewCacheOf(const std::string& owner,
+                                                                          const CacheSpec& spec) {
   if (absl::Status status = CheckCreating(); !status.ok()) return status;
   if (absl::Status status = Validate(spec); !status.ok()) return status;
   const auto lease = LeaseOf(spec.lease, options_.default_lease);
@@ -361,15 +376,97 @@ absl::StatusOr<CacheInfo> CacheStore::Create(const std::string& owner, const Cac
   }
   auto cache = NewCache(std::move(made_by), std::move(made), /*pages=*/0);
   if (!cache.ok()) return cache.status();
-  absl::StatusOr<std::optional<CacheInfo>> named = FindNamed(**cache);
-  if (!named.ok()) return named.status();
-  if (*named) return **std::move(named);
   for (const LayerShape& shape : (*cache)->shapes) {
     (*cache)->layers.emplace_back(arena_, shape.token);
   }
+  return cache;
+}
+
+absl::StatusOr<CacheInfo> CacheStore::Create(const std::string& owner, const CacheSpec& spec) {
+  auto cache = NewCacheOf(owner, spec);
+  if (!cache.ok()) return cache.status();
+  absl::StatusOr<std::optional<CacheInfo>> named = FindNamed(**cache);
+  if (!named.ok()) return named.status();
+  if (*named) return **std::move(named);
   absl::Status status = ReserveTokens(**cache, spec.reserve_tokens);
   if (!status.ok()) return status;
   return Insert(*cache);
+}
+
+absl::StatusOr<CacheSnapshot> CacheStore::Freeze(const std::string& owner, const std::string& id,
+                                                 uint64_t generation) {
+  const absl::StatusOr<Handle> handle = FindLive(owner, id);
+  if (!handle.ok()) return handle.status();
+  Cache& cache = *handle->cache;
+  CacheSnapshot snapshot{.spec = cache.spec, .shapes = cache.shapes, .layers = {}};
+  MutexLock lock(cache.mutex);
+  if (absl::Status status = CheckGeneration(cache, generation); !status.ok()) return status;
+  for (const PageList& layer : cache.layers) snapshot.layers.push_back(layer.Take(layer.length()));
+  return snapshot;
+}
+
+absl::StatusOr<CacheStore::Draft> CacheStore::StartDraft(const std::string& owner,
+                                                         const CacheSpec& spec) {
+  auto cache = NewCacheOf(owner, spec);
+  if (!cache.ok()) return cache.status();
+  Gone gone;
+  MutexLock lock(mutex_);
+  ExpireLocked(clock_.Now(), gone);
+  if ((*cache)->owner->named.contains(spec.name)) return NameInUse(spec.name);
+  return Draft(*this, *std::move(cache));
+}
+
+absl::StatusOr<CacheInfo> CacheStore::Publish(Draft draft) {
+  if (absl::Status status = CheckCreating(); !status.ok()) return status;
+  Cache& cache = *draft.cache_;
+  absl::Status status = ReserveTokens(cache, cache.spec.reserve_tokens);
+  if (!status.ok()) return status;
+  absl::StatusOr<std::optional<CacheInfo>> linked = Link(draft.cache_);
+  if (!linked.ok()) return linked.status();
+  if (!*linked) return NameInUse(cache.spec.name);
+  return **std::move(linked);
+}
+
+absl::Span<const LayerShape> CacheStore::Draft::shapes() const { return cache_->shapes; }
+
+int64_t CacheStore::Draft::length(int64_t layer) const {
+  return cache_->layers[static_cast<size_t>(layer)].length();
+}
+
+absl::Status CacheStore::Draft::Append(int64_t layer, int64_t count, const std::byte* keys,
+                                       const std::byte* values) {
+  if (absl::Status status = store_->CheckCreating(); !status.ok()) return status;
+  PageList& list = cache_->layers[static_cast<size_t>(layer)];
+  absl::Status status = store_->ReserveMore(*cache_, list, count);
+  if (status.ok()) list.Append(count, keys, values);
+  return status;
+}
+
+absl::Status CacheStore::Draft::Skip(int64_t layer, int64_t at, int64_t length) {
+  const LayerShape& shape = cache_->shapes[static_cast<size_t>(layer)];
+  PageList& list = cache_->layers[static_cast<size_t>(layer)];
+  const TokenRange gap = {list.length(), at};
+  const TokenRange unseen = UnseenFrom(length, shape, cache_->spec.first_position);
+  const bool is_whole = gap.begin % kPageTokens == 0 && gap.end % kPageTokens == 0;
+  if (!is_whole || gap.begin < unseen.begin || gap.end > unseen.end || !list.evicted().empty()) {
+    const std::string allowed =
+        unseen.empty() ? "the layer evicts none"
+                       : absl::StrCat("one range of multiples of ", kPageTokens, " within ",
+                                      unseen.begin, " to ", unseen.end, " may be");
+    return Invalid(absl::StrCat("tokens ", gap.begin, " to ", gap.end, " of layer ", layer,
+                                " are missing; ", allowed));
+  }
+  // Tables without pages would escape the quota. More than the arena can have is not charged;
+  // PageList::Skip() refuses it.
+  const int64_t tables = length > store_->arena_.capacity_bytes()
+                             ? 0
+                             : (gap.end - gap.begin) / kPageTokens * kPageTableBytes;
+  if (absl::Status status = store_->Charge(*cache_, tables); !status.ok()) return status;
+  cache_->charged -= tables;
+  cache_->charged_tables += tables;
+  const absl::Status status = list.Skip(gap.end - gap.begin, length);
+  if (status.ok()) return status;
+  return store_->Fail(Reason::kPages, status.code(), status.message());
 }
 
 absl::StatusOr<CacheInfo> CacheStore::Fork(const std::string& owner, const ForkSpec& spec) {

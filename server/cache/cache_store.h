@@ -124,6 +124,13 @@ struct AppendResult {
       {};  // of the layer's first at + count tokens, if the status is OK
 };
 
+// What a cache holds at one time. Other calls do not affect it.
+struct CacheSnapshot {
+  CacheSpec spec;                  // the lease as it is
+  std::vector<LayerShape> shapes;  // of each layer
+  std::vector<Snapshot> layers;
+};
+
 // A cache belongs to the caller who made it, and does not exist for others. Its lease is renewed by
 // Open() and Renew(); a cache whose lease has run out is gone. Memory is free when the last
 // snapshot of a cache that is gone has ended.
@@ -191,7 +198,19 @@ class CacheStore {
                                                    absl::Span<const NewTokens> tokens,
                                                    bool partial = false);
 
-  // From now on Create() and Fork() are UNAVAILABLE.
+  // Returns what a cache holds. Does not renew its lease.
+  absl::StatusOr<CacheSnapshot> Freeze(const std::string& owner, const std::string& id,
+                                       uint64_t generation);
+
+  // A new cache that is not visible yet. Its destruction returns everything.
+  class Draft;
+  // Makes a draft. ALREADY_EXISTS if the caller has a live cache of that name; otherwise the
+  // statuses of Create(). Nothing is reserved before Publish().
+  absl::StatusOr<Draft> StartDraft(const std::string& owner, const CacheSpec& spec);
+  // Makes the draft a cache. ALREADY_EXISTS as above; otherwise the statuses of Create().
+  absl::StatusOr<CacheInfo> Publish(Draft draft);
+
+  // From now on Create(), Fork() and all methods of drafts are UNAVAILABLE.
   void StopCreating() { creating_ = false; }
 
   // Ends the caches whose lease has run out. Returns when the next one will; max() without caches.
@@ -229,6 +248,11 @@ class CacheStore {
   absl::Status ReserveTokens(Cache& cache, int64_t tokens);
   // Charges the owner for `bytes` more.
   absl::Status Charge(Cache& cache, int64_t bytes) const;
+  // Checks the arguments of Create() and makes a cache that is not visible.
+  absl::StatusOr<std::shared_ptr<Cache>> NewCacheOf(const std::string& owner,
+                                                    const CacheSpec& spec);
+  // Makes the cache visible; returns nullopt if its owner has another one of its name.
+  absl::StatusOr<std::optional<CacheInfo>> Link(const std::shared_ptr<Cache>& cache);
   absl::StatusOr<CacheInfo> Insert(const std::shared_ptr<Cache>& cache);
   absl::StatusOr<std::optional<CacheInfo>> FindNamed(const Cache& wanted);
   std::shared_ptr<Owner> OwnerOf(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -302,6 +326,31 @@ class CacheStore::Batch {
   std::vector<LayerCall> calls_;
   std::vector<LayerState> states_;
   std::vector<std::shared_ptr<Cache>> caches_;  // null: not found
+};
+
+// Movable; not thread-safe. The store outlives it.
+class CacheStore::Draft {
+ public:
+  // Of each layer.
+  absl::Span<const LayerShape> shapes() const;
+  // Returns the tokens of a layer so far, evicted ones counted. REQUIRES: the layer exists.
+  int64_t length(int64_t layer) const;
+
+  // Appends tokens: keys [count, Hkv, D] and values [count, Hkv, Dv]. RESOURCE_EXHAUSTED as
+  // CacheStore::Append().
+  absl::Status Append(int64_t layer, int64_t count, const std::byte* keys, const std::byte* values);
+  // Adds evicted tokens up to token `at` of a layer that will have `length` tokens.
+  // InvalidArgument unless they are whole pages that no row from token `length` on sees, and the
+  // layer has no other evicted tokens. REQUIRES: length(layer) < at <= length.
+  absl::Status Skip(int64_t layer, int64_t at, int64_t length);
+
+ private:
+  friend class CacheStore;
+  Draft(CacheStore& store, std::shared_ptr<Cache> cache)
+      : store_(&store), cache_(std::move(cache)) {}
+
+  CacheStore* store_;
+  std::shared_ptr<Cache> cache_;
 };
 
 }  // namespace rapt::cache

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/tensor_operator.h"
+#include "server/cache/preparation.h"
 
 namespace rapt::cache {
 namespace {
@@ -93,20 +94,6 @@ absl::Status CheckItem(const AttendItem& item) {
   if (!item.position || (*item.position >= 0 && *item.position <= kMost)) return status;
   return Invalid(absl::StrCat("position is ", *item.position, "; it must be in [0, 2^62)"));
 }
-
-// An operator that computes nothing, for requests that are all preparation.
-class Nothing final : public TensorOperator {
- public:
-  Nothing() { outputs_[Role::kY] = TensorSpec{DType::kFloat32, {0}}; }
-
-  const OutputMap<std::optional<TensorSpec>>& outputs() const override { return outputs_; }
-  void PlanTasks(Plan&) const override {}
-  void RunTask(const Plan&, const Arguments&, std::byte*, int, int64_t, int,
-               const Checkpoint&) const override {}
-
- private:
-  OutputMap<std::optional<TensorSpec>> outputs_;
-};
 
 }  // namespace
 
@@ -355,7 +342,7 @@ absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string
   if (!batch.ok()) return batch.status();
   batch_ = *std::move(batch);
   if (absl::Status status = batch_->FirstError(partial); !status.ok()) return status;
-  Request request;
+  int64_t bytes = 0, workspace_bytes = 0;
   for (size_t n = 0; n < parts.size(); ++n) {
     const AppendPart& part = parts[n];
     const LayerState& state = batch_->states()[n];
@@ -370,17 +357,15 @@ absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string
                                   ToString(tensor->spec->shape), "; the layer needs ",
                                   std::string(NameOf(token.dtype)), " ", ToString(shape)));
     }
-    request.preparation_bytes += ArrangedBytes(part.k) + ArrangedBytes(part.v);
-    request.prepared_bytes += part.k.bytes.size + part.v.bytes.size;
+    workspace_bytes += ArrangedBytes(part.k) + ArrangedBytes(part.v);
+    bytes += part.k.bytes.size + part.v.bytes.size;
   }
-  request.model = Model::kAttentionSession;
-  static const auto* const kNothing = new std::shared_ptr<const TensorOperator>(new Nothing());
-  request.SetOperator(*kNothing);
   parts_ = std::move(parts);
-  request.prepare = [this, &store, partial](absl::Span<std::byte> memory) {
-    return Append(store, partial, memory);
-  };
-  return request;
+  return MakePreparation(
+      [this, &store, partial](absl::Span<std::byte> memory) {
+        return Append(store, partial, memory);
+      },
+      bytes, workspace_bytes);
 }
 
 absl::Status CachedAppend::Append(CacheStore& store, bool partial, absl::Span<std::byte> memory) {

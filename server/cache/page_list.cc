@@ -12,8 +12,9 @@ namespace rapt::cache {
 // Entries are written once, by one list. A snapshot reads those that existed when it was taken.
 class PageTable {
  public:
-  PageTable(Arena& arena, int64_t capacity)
-      : charge_(arena.ChargeAnyway(capacity * kPageTableBytes)),
+  // `charge` is of the bytes that the table takes.
+  PageTable(Arena::Charge charge, int64_t capacity)
+      : charge_(std::move(charge)),
         pages_(static_cast<size_t>(capacity)),
         memory_(static_cast<size_t>(capacity)) {}
 
@@ -55,6 +56,31 @@ TensorView Snapshot::View(const PagedRows& pages, int64_t head_size) const {
 
 TensorView Snapshot::keys() const { return View(key_pages_, shape_.head_size); }
 TensorView Snapshot::values() const { return View(value_pages_, shape_.value_head_size); }
+
+void Snapshot::CopyTokens(int64_t at, int64_t count, std::byte* keys, std::byte* values) const {
+  const auto copy = [&](int64_t begin, int64_t rows, int64_t offset, int64_t head_size,
+                        std::byte* to) {
+    const auto row_bytes = static_cast<size_t>(head_size * SizeOf(shape_.dtype));
+    const size_t token_bytes = row_bytes * static_cast<size_t>(shape_.kv_heads);
+    const std::byte* page = key_pages_.pages[begin / kPageTokens] + offset;
+    for (int64_t head = 0; head < shape_.kv_heads; ++head) {
+      const std::byte* from =
+          page + static_cast<size_t>(head * kPageTokens + begin % kPageTokens) * row_bytes;
+      std::byte* row = to + static_cast<size_t>(head) * row_bytes;
+      for (int64_t n = 0; n < rows; ++n, from += row_bytes, row += token_bytes) {
+        std::memcpy(row, from, row_bytes);
+      }
+    }
+  };
+  for (int64_t done = 0; done < count;) {
+    const int64_t begin = at + done;
+    const int64_t rows = std::min(count - done, kPageTokens - begin % kPageTokens);
+    copy(begin, rows, 0, shape_.head_size, keys + done * shape_.key_bytes());
+    copy(begin, rows, shape_.value_offset(), shape_.value_head_size,
+         values + done * shape_.value_bytes());
+    done += rows;
+  }
+}
 
 int64_t PageList::bytes() const {
   const int64_t evicted_pages = (evicted_.end - evicted_.begin) / kPageTokens;
@@ -107,7 +133,11 @@ Arena::Page PageList::TakeReserved() {
 }
 
 void PageList::RenewTable(int64_t pages, int64_t capacity) {
-  auto table = std::make_shared<PageTable>(*arena_, capacity);
+  UseTable(pages,
+           std::make_shared<PageTable>(arena_->ChargeAnyway(capacity * kPageTableBytes), capacity));
+}
+
+void PageList::UseTable(int64_t pages, std::shared_ptr<PageTable> table) {
   for (int64_t n = 0; n < pages; ++n) {
     if (!evicted_.Overlaps({n * kPageTokens, (n + 1) * kPageTokens}))
       table->Set(n, table_->page(n));
@@ -217,7 +247,7 @@ void PageList::Truncate(int64_t length, int64_t reserve_tokens) {
   }
   length_ = length;
   owns_last_page_ = false;
-  if (length_ <= evicted_.begin) evicted_ = {};
+  evicted_ = EvictedOf(length);
   if (length == 0) {
     table_ = nullptr;
     owns_table_ = false;
@@ -235,11 +265,29 @@ void PageList::Evict(const TokenRange& tokens) {
   RenewTable(pages(), table_->capacity());
 }
 
+absl::Status PageList::Skip(int64_t count, int64_t length) {
+  if (length > arena_->capacity_bytes()) {
+    return arena_->Take(shape_.page_bytes(), length).status();
+  }
+  const int64_t capacity = PagesOf(length);
+  absl::StatusOr<Arena::Charge> charge = arena_->TryCharge(capacity * kPageTableBytes);
+  if (!charge.ok()) return charge.status();
+  UseTable(pages(), std::make_shared<PageTable>(*std::move(charge), capacity));
+  evicted_ = {length_, length_ + count};
+  length_ += count;
+  return absl::OkStatus();
+}
+
+TokenRange PageList::EvictedOf(int64_t length) const {
+  if (length <= evicted_.begin) return {};
+  return {evicted_.begin, std::min(evicted_.end, length)};
+}
+
 PageList PageList::Fork(int64_t length) const {
   PageList fork(*arena_, shape_);
   fork.length_ = length;
   if (length == 0) return fork;
-  if (length > evicted_.begin) fork.evicted_ = evicted_;
+  fork.evicted_ = EvictedOf(length);
   fork.table_ = table_;
   // Of its own, so that it does not keep pages beyond its length.
   fork.RenewTable(fork.pages(), fork.pages());

@@ -53,6 +53,9 @@ class Snapshot {
   // and must not be read. REQUIRES: length() > 0.
   TensorView keys() const;
   TensorView values() const;
+  // Copies tokens to keys [count, Hkv, D] and values [count, Hkv, Dv], row-major. REQUIRES: 0 <=
+  // at, at + count <= length(), and none of them is evicted.
+  void CopyTokens(int64_t at, int64_t count, std::byte* keys, std::byte* values) const;
 
  private:
   friend class PageList;
@@ -108,8 +111,9 @@ class PageList {
   bool Holds(int64_t at, int64_t count, const std::byte* keys, const std::byte* values) const;
 
   // Keeps the first `length` tokens, and enough of the freed pages to grow to `reserve_tokens`.
-  // REQUIRES: 0 <= length <= this->length(); ReserveToTruncate() succeeded with these arguments
-  // since the last change of the list, or reserve_tokens is 0.
+  // REQUIRES: 0 <= length <= this->length(); the page of token `length` is not evicted, unless the
+  // token is its first one; ReserveToTruncate() succeeded with these arguments since the last
+  // change of the list, or reserve_tokens is 0.
   void Truncate(int64_t length, int64_t reserve_tokens = 0);
   // Takes the pages that Truncate() will not find among those that it frees. ResourceExhausted as
   // Reserve(). REQUIRES: as for Truncate(); reserve_tokens was reserved before.
@@ -119,7 +123,13 @@ class PageList {
   // begins where those of earlier calls did.
   void Evict(const TokenRange& tokens);
 
-  // Returns a list with the first `length` tokens, which shares their pages. REQUIRES: as above.
+  // Adds `count` tokens that are evicted. The table of pages then has room for `length` tokens.
+  // Returns ResourceExhausted if the arena has no memory for it, and has no effect then. REQUIRES:
+  // none is evicted; length() and `count` are multiples of kPageTokens; length() + count <= length.
+  absl::Status Skip(int64_t count, int64_t length);
+
+  // Returns a list with the first `length` tokens, which shares their pages. REQUIRES: as for
+  // Truncate().
   PageList Fork(int64_t length) const;
   Snapshot Take(int64_t length) const;
 
@@ -138,8 +148,12 @@ class PageList {
   std::byte* RowOf(int64_t token, int64_t head, bool is_value) const;
   int64_t pages() const { return PagesOf(length_); }
   bool MustCopyLastPage() const { return length_ % kPageTokens != 0 && !owns_last_page_; }
+  // Returns the evicted ones of the first `length` tokens.
+  TokenRange EvictedOf(int64_t length) const;
   // Makes `capacity` pages fit into a table that only this list appends to.
   void RenewTable(int64_t pages, int64_t capacity);
+  // Copies the entries of the first `pages` pages, and uses the table from now on.
+  void UseTable(int64_t pages, std::shared_ptr<PageTable> table);
   absl::Status TakeMore(int64_t pages);
   Arena::Page TakeReserved();
   // Copies the first rows of a page.

@@ -25,6 +25,9 @@ constexpr wire::SplitLimits kAttendLimits = {.rest_bytes = 256 * 1024, .payloads
 constexpr wire::SplitLimits kAppendLimits = {.rest_bytes = 256 * 1024,
                                              .payloads = 2 * cache::kMaxItems};
 
+// A header names up to 1024 shapes, and as many lengths.
+constexpr wire::SplitLimits kKvChunkLimits = {.rest_bytes = 128 * 1024, .payloads = 4};
+
 absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
 
 absl::StatusOr<wire::SplitMessage> Split(const MessageBytes& message,
@@ -129,6 +132,33 @@ absl::StatusOr<DType> ReadCacheType(v1::DataType code) {
   return Invalid(absl::StrCat("dtype is ", NameOf(code), "; it must be FP32, FP16, BF16 or FP64"));
 }
 
+void WriteShape(const cache::LayerShape& from, v1::LayerShape& to) {
+  to.set_layers(static_cast<int32_t>(from.layers));
+  to.set_kv_heads(from.token.kv_heads);
+  to.set_head_size(from.token.head_size);
+  to.set_value_head_size(from.token.value_head_size);
+  to.set_keep_first(from.keep_first);
+  to.set_keep_last(from.keep_last);
+}
+
+void WriteCreate(const cache::CacheSpec& from, v1::CreateRequest& to) {
+  to.set_name(from.name);
+  for (const cache::LayerShape& shape : from.shapes) WriteShape(shape, *to.add_shapes());
+  to.set_dtype(CodeOf(from.shapes.front().token.dtype));
+  to.set_reserve_tokens(from.reserve_tokens);
+  to.set_lease_ms(Milliseconds(from.lease));
+  to.set_first_position(from.first_position);
+}
+
+absl::StatusOr<cache::KvPart> ReadHeader(const v1::KvHeader& header) {
+  absl::StatusOr<cache::CacheSpec> spec = DecodeCreate(header.cache());
+  if (!spec.ok()) {
+    return Invalid(absl::StrCat("header.cache.", std::string(spec.status().message())));
+  }
+  return cache::KvHeader{.cache = *std::move(spec),
+                         .lengths = {header.lengths().begin(), header.lengths().end()}};
+}
+
 }  // namespace
 
 const wire::MessageSchema& AttendCachedSchema() {
@@ -150,6 +180,16 @@ const wire::MessageSchema& AppendSchema() {
   static const wire::MessageSchema kPartSchema = {*kPartFields};
   static const auto* const kFields =
       new std::vector<wire::PayloadField>{{v1::AppendRequest::kPartsFieldNumber, &kPartSchema}};
+  static const wire::MessageSchema kSchema = {*kFields};
+  return kSchema;
+}
+
+const wire::MessageSchema& KvChunkSchema() {
+  static const auto* const kTokensFields = new std::vector<wire::PayloadField>{
+      {v1::KvTokens::kKFieldNumber}, {v1::KvTokens::kVFieldNumber}};
+  static const wire::MessageSchema kTokensSchema = {*kTokensFields};
+  static const auto* const kFields =
+      new std::vector<wire::PayloadField>{{v1::KvChunk::kTokensFieldNumber, &kTokensSchema}};
   static const wire::MessageSchema kSchema = {*kFields};
   return kSchema;
 }
@@ -211,6 +251,33 @@ absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message) {
   return decoded;
 }
 
+absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message) {
+  absl::StatusOr<wire::SplitMessage> split = Split(message, KvChunkSchema(), kKvChunkLimits);
+  if (!split.ok()) return split.status();
+  v1::KvChunk fields;
+  if (!fields.ParseFromString(split->rest)) return Invalid("not a rapt.v1.KvChunk");
+  if (fields.has_header()) return ReadHeader(fields.header());
+  if (fields.has_end()) return cache::KvEnd{.chunks = fields.end().chunks()};
+  if (!fields.has_tokens()) return Invalid("the message has neither header, tokens nor end");
+  cache::KvTokens tokens{.layer = fields.tokens().layer(),
+                         .at = fields.tokens().at(),
+                         .count = fields.tokens().tokens()};
+  for (const wire::Payload& payload : split->payloads) {
+    const bool is_key = payload.path[1] == v1::KvTokens::kKFieldNumber;
+    (is_key ? tokens.keys : tokens.values) = message.Part(payload.begin, payload.size);
+  }
+  return tokens;
+}
+
+absl::StatusOr<v1::ExportRequest> DecodeExport(const MessageBytes& message) {
+  v1::ExportRequest request;
+  if (!request.ParseFromString(message.ToString())) return Invalid("not a rapt.v1.ExportRequest");
+  request.set_cache(ReadId(request.cache()));
+  if (request.chunk_tokens() >= 0) return request;
+  return Invalid(
+      absl::StrCat("chunk_tokens is ", request.chunk_tokens(), "; it must be at least 0"));
+}
+
 absl::Status CheckAttendCached(const TensorOperator& op) {
   absl::InlinedVector<const TensorSpec*, 2> outputs;
   for (Role role : {Role::kY, Role::kLse}) {
@@ -241,6 +308,53 @@ ResponseMessage EncodeAppend(absl::Span<const cache::AppendResult> parts) {
   for (const cache::AppendResult& part : parts) WriteResult(part, *fields.add_results());
   ResponseMessage response;
   response.Append(fields.SerializeAsString());
+  return response;
+}
+
+ResponseMessage EncodeKvHeader(const cache::KvHeader& header) {
+  v1::KvChunk chunk;
+  WriteCreate(header.cache, *chunk.mutable_header()->mutable_cache());
+  chunk.mutable_header()->mutable_lengths()->Assign(header.lengths.begin(), header.lengths.end());
+  ResponseMessage response;
+  response.Append(chunk.SerializeAsString());
+  return response;
+}
+
+ResponseMessage EncodeKvTokens(const cache::Exporter::Chunk& chunk, const OutputBuffer& keys,
+                               const OutputBuffer& values) {
+  v1::KvTokens fields;
+  fields.set_layer(static_cast<int32_t>(chunk.layer));
+  fields.set_at(chunk.at);
+  fields.set_tokens(chunk.count);
+  std::string tokens = fields.SerializeAsString();
+  wire::AppendFieldHeader(v1::KvTokens::kKFieldNumber, chunk.key_bytes, tokens);
+  std::string v;
+  wire::AppendFieldHeader(v1::KvTokens::kVFieldNumber, chunk.value_bytes, v);
+  std::string header;
+  wire::AppendFieldHeader(
+      v1::KvChunk::kTokensFieldNumber,
+      static_cast<int64_t>(tokens.size() + v.size()) + chunk.key_bytes + chunk.value_bytes, header);
+  ResponseMessage response;
+  response.Append(header + tokens);
+  response.Append(keys);
+  response.Append(v);
+  response.Append(values);
+  return response;
+}
+
+ResponseMessage EncodeKvEnd(const cache::KvEnd& end) {
+  v1::KvChunk chunk;
+  chunk.mutable_end()->set_chunks(end.chunks);
+  ResponseMessage response;
+  response.Append(chunk.SerializeAsString());
+  return response;
+}
+
+ResponseMessage EncodeCache(const cache::CacheInfo& info) {
+  v1::Cache cache;
+  Encode(info, cache);
+  ResponseMessage response;
+  response.Append(cache.SerializeAsString());
   return response;
 }
 
@@ -281,15 +395,7 @@ void Encode(const cache::CacheInfo& info, v1::Cache& cache) {
   const cache::CacheSpec& spec = info.spec;
   cache.set_id(info.id);
   cache.set_name(spec.name);
-  for (const cache::LayerShape& shape : spec.shapes) {
-    v1::LayerShape& to = *cache.add_shapes();
-    to.set_layers(static_cast<int32_t>(shape.layers));
-    to.set_kv_heads(shape.token.kv_heads);
-    to.set_head_size(shape.token.head_size);
-    to.set_value_head_size(shape.token.value_head_size);
-    to.set_keep_first(shape.keep_first);
-    to.set_keep_last(shape.keep_last);
-  }
+  for (const cache::LayerShape& shape : spec.shapes) WriteShape(shape, *cache.add_shapes());
   cache.set_dtype(CodeOf(spec.shapes.front().token.dtype));
   cache.set_first_position(spec.first_position);
   cache.mutable_lengths()->Assign(info.lengths.begin(), info.lengths.end());

@@ -11,15 +11,17 @@
 #include "base/wire_format.h"
 #include "proto/rapt/v1/cache.pb.h"
 #include "server/cache/cache_store.h"
+#include "server/cache/cache_transfer.h"
 #include "server/cache/cached_attention.h"
 #include "server/protocols/message_parts.h"
 #include "server/request.h"
 
 namespace rapt::native {
 
-// The fields of AttendCachedRequest and AppendRequest that hold tensor data.
+// The fields of AttendCachedRequest, AppendRequest and KvChunk that hold tensor data.
 const wire::MessageSchema& AttendCachedSchema();
 const wire::MessageSchema& AppendSchema();
+const wire::MessageSchema& KvChunkSchema();
 
 struct DecodedAttend {
   cache::AttendCall call;
@@ -35,6 +37,8 @@ struct DecodedAppend {
 // allowed.
 absl::StatusOr<DecodedAttend> DecodeAttendCached(const MessageBytes& message);
 absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message);
+absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message);
+absl::StatusOr<v1::ExportRequest> DecodeExport(const MessageBytes& message);
 
 // ResourceExhausted if the response would exceed the largest message.
 absl::Status CheckAttendCached(const TensorOperator& op);
@@ -45,9 +49,19 @@ ResponseMessage EncodeAttendCached(const TensorOperator& op,
                                    const Result& result);
 ResponseMessage EncodeAppend(absl::Span<const cache::AppendResult> parts);
 
+// The bytes of a KvTokens beside those of keys and values, at most.
+inline constexpr int64_t kMaxKvFieldBytes = 128;
+
+// Encode the parts of a cache.
+ResponseMessage EncodeKvHeader(const cache::KvHeader& header);
+ResponseMessage EncodeKvTokens(const cache::Exporter::Chunk& chunk, const OutputBuffer& keys,
+                               const OutputBuffer& values);
+ResponseMessage EncodeKvEnd(const cache::KvEnd& end);
+
 absl::StatusOr<cache::CacheSpec> DecodeCreate(const v1::CreateRequest& request);
 cache::ForkSpec DecodeFork(const v1::ForkRequest& request);
 void Encode(const cache::CacheInfo& info, v1::Cache& cache);
+ResponseMessage EncodeCache(const cache::CacheInfo& info);
 void Encode(const cache::CacheList& list, v1::Caches& caches);
 
 // Checks the number and the size of the ids, and that none occurs twice.

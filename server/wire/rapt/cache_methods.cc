@@ -8,14 +8,11 @@
 #include "absl/strings/string_view.h"
 #include "server/cache/cached_attention.h"
 #include "server/protocols/rapt/cache_codec.h"
+#include "server/wire/rapt/cache_export_call.h"
+#include "server/wire/rapt/cache_import_call.h"
 
 namespace rapt::native {
 namespace {
-
-absl::Status NoCaches() {
-  return absl::UnimplementedError(
-      "this server keeps no caches; --kv_cache_bytes gives it memory for them");
-}
 
 class AttendCachedHandler final : public MessageHandler {
  public:
@@ -107,12 +104,28 @@ absl::Status Answer(const absl::StatusOr<cache::CacheList>& list, v1::Caches& re
 
 }  // namespace
 
+absl::Status NoCaches() {
+  return absl::UnimplementedError(
+      "this server keeps no caches; --kv_cache_bytes gives it memory for them");
+}
+
 CacheMethods::CacheMethods(cache::CacheStore* store, const CallObserverFactory& observe)
     : store_(store),
       renew_{store, &cache::CacheStore::Renew},
       close_{store, &cache::CacheStore::Close},
       get_{store, &cache::CacheStore::Get},
-      observe_(observe) {}
+      observe_(observe),
+      observe_export_(observe(NameOf("Export"))),
+      observe_import_(observe(NameOf("Import"))) {}
+
+void CacheMethods::AddTo(StreamMethods& methods, const CallEnvironment& environment) {
+  methods[absl::StrCat("/", NameOf("Export"))] = [this, &environment](MessageStream& stream) {
+    return std::make_unique<CacheExportCall>(environment, observe_export_, stream, store_);
+  };
+  methods[absl::StrCat("/", NameOf("Import"))] = [this, &environment](MessageStream& stream) {
+    return std::make_unique<CacheImportCall>(environment, observe_import_, stream, store_);
+  };
+}
 
 void CacheMethods::AddTo(UnaryMethods& methods) {
   constexpr int64_t kMaxIdsBytes = 128 * 1024;  // of 1024 ids

@@ -8,12 +8,17 @@
 #include "absl/status/status.h"
 #include "proto/rapt/v1/cache.pb.h"
 #include "server/cache/cache_store.h"
+#include "server/calls/call.h"
 #include "server/calls/call_observer.h"
+#include "server/wire/message_stream.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt::native {
 
 inline constexpr char kCacheServiceName[] = "rapt.v1.CacheService";
+
+// Returns the status of every method of a server without caches.
+absl::Status NoCaches();
 
 // Thread-safe. REQUIRES: everything borrowed outlives it.
 class CacheMethods {
@@ -23,6 +28,8 @@ class CacheMethods {
 
   // Adds the unary methods. REQUIRES: this outlives them.
   void AddTo(UnaryMethods& methods);
+  // Adds Export and Import. REQUIRES: this and `environment` outlive them.
+  void AddTo(StreamMethods& methods, const CallEnvironment& environment);
 
   // The methods without tensors. `caller` owns the caches.
   absl::Status Respond(const std::string& caller, const v1::CreateRequest& request,
@@ -50,6 +57,7 @@ class CacheMethods {
   cache::CacheStore* const store_;
   const OnIds renew_, close_, get_;
   const CallObserverFactory observe_;
+  const CallObserver observe_export_, observe_import_;
 };
 
 }  // namespace rapt::native

@@ -371,6 +371,25 @@ TEST_F(CacheStoreTest, WhatNeedsAnEvictedTokenFails) {
   EXPECT_TRUE(Append(*truncated, 64, Range(0, 300)).status.ok());
 }
 
+// The next row sees only itself, but the other tokens of its page are gone.
+TEST_F(CacheStoreTest, ACutThroughAnEvictedPageFails) {
+  const CacheInfo cache = Create("a", {.shapes = {{.token = kToken, .keep_last = 1}}});
+  ASSERT_TRUE(Append(cache, 0, Range(0, 200)).status.ok());
+  ASSERT_TRUE(Append(cache, 200, {200}).status.ok());  // pages 0 to 2 are gone
+  ExpectFails(store_.Truncate("a", cache.id, 100, 1).status(),
+              absl::StatusCode::kFailedPrecondition, Reason::kEvicted);
+  ExpectFails(store_.Fork("a", {.cache = cache.id, .generation = 1, .length = 100}).status(),
+              absl::StatusCode::kFailedPrecondition, Reason::kEvicted);
+  const auto fork = store_.Fork("a", {.cache = cache.id, .generation = 1, .length = 64});
+  const auto truncated = store_.Truncate("a", cache.id, 128, 1);
+  for (const auto& [cut, length] : {std::pair{&fork, 64}, std::pair{&truncated, 128}}) {
+    ASSERT_TRUE(cut->ok()) << cut->status();
+    EXPECT_EQ((*cut)->bytes, 0);
+    EXPECT_TRUE(Append(**cut, length, Range(0, 100)).status.ok());
+    EXPECT_EQ(store_.Get("a", {{(*cut)->id}})->caches[0].bytes, 2 * kPage);
+  }
+}
+
 TEST_F(CacheStoreTest, AnEarlierRowOfTheCallKeepsWhatItSees) {
   const CacheInfo cache = Create("a", {.shapes = {{.token = kToken, .keep_last = 10}}});
   ASSERT_TRUE(Append(cache, 0, Range(0, 200)).status.ok());

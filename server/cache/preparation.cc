@@ -1,0 +1,46 @@
+#include "server/cache/preparation.h"
+
+#include <memory>
+#include <utility>
+
+#include "attention/tensor_operator.h"
+
+namespace rapt::cache {
+namespace {
+
+// An operator that computes nothing.
+class Nothing final : public TensorOperator {
+ public:
+  Nothing() { outputs_[Role::kY] = TensorSpec{DType::kFloat32, {0}}; }
+
+  const OutputMap<std::optional<TensorSpec>>& outputs() const override { return outputs_; }
+  void PlanTasks(Plan&) const override {}
+  void RunTask(const Plan&, const Arguments&, std::byte*, int, int64_t, int,
+               const Checkpoint&) const override {}
+
+ private:
+  OutputMap<std::optional<TensorSpec>> outputs_;
+};
+
+}  // namespace
+
+Request MakePreparation(absl::AnyInvocable<absl::Status(absl::Span<std::byte> workspace)> prepare,
+                        int64_t bytes, int64_t workspace_bytes) {
+  static const auto* const kNothing = new std::shared_ptr<const TensorOperator>(new Nothing());
+  Request request;
+  request.model = Model::kAttentionSession;
+  request.SetOperator(*kNothing);
+  request.prepare = std::move(prepare);
+  request.preparation_bytes = workspace_bytes;
+  request.prepared_bytes = bytes;
+  return request;
+}
+
+const std::byte* Contiguous(const InputBytes& bytes, std::vector<std::byte>& copy) {
+  if (!bytes.in_slices()) return bytes.data;
+  copy.resize(static_cast<size_t>(bytes.size));
+  bytes.Copy(0, bytes.size, copy.data());
+  return copy.data();
+}
+
+}  // namespace rapt::cache

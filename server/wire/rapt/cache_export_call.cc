@@ -1,0 +1,82 @@
+#include "server/wire/rapt/cache_export_call.h"
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "server/cache/preparation.h"
+#include "server/protocols/rapt/cache_codec.h"
+#include "server/wire/rapt/cache_methods.h"
+
+namespace rapt::native {
+
+// The transport may keep it beyond the call.
+struct CacheExportCall::Buffer {
+  MessageReservation memory;
+  std::unique_ptr<std::byte[]> bytes;
+};
+
+absl::Status CacheExportCall::Check() { return store_ == nullptr ? NoCaches() : absl::OkStatus(); }
+
+void CacheExportCall::OnMessage(const MessageBytes& message) {
+  absl::Status status = Start(message);
+  if (!status.ok()) return End(std::move(status), Stage::kReceive);
+  ReleaseMessage();
+  const int64_t bytes = exporter_->largest_chunk_bytes();
+  Reserve(bytes, [this, bytes](MessageReservation memory) {
+    buffer_ = std::make_shared<Buffer>();
+    buffer_->memory = std::move(memory);
+    buffer_->bytes = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
+    Send(EncodeKvHeader(exporter_->header()), {.receive = true});
+  });
+}
+
+absl::Status CacheExportCall::Start(const MessageBytes& message) {
+  absl::StatusOr<v1::ExportRequest> request = DecodeExport(message);
+  if (!request.ok()) return request.status();
+  absl::StatusOr<cache::CacheSnapshot> snapshot =
+      store_->Freeze(call().caller(), request->cache(), request->generation());
+  if (!snapshot.ok()) return snapshot.status();
+  exporter_.emplace(*std::move(snapshot), request->chunk_tokens(),
+                    call().limits().max_message_bytes - kMaxKvFieldBytes);
+  return absl::OkStatus();
+}
+
+void CacheExportCall::OnHalfClose() {
+  End(absl::InvalidArgumentError("the call ended without a request"), Stage::kReceive);
+}
+
+void CacheExportCall::OnSent() {
+  if (has_sent_end_) return End(absl::OkStatus(), Stage::kSend);
+  if (const auto chunk = exporter_->Next()) return CopyChunk(*chunk);
+  has_sent_end_ = true;
+  Send(EncodeKvEnd({.chunks = exporter_->chunks()}), {.receive = true});
+}
+
+void CacheExportCall::CopyChunk(const cache::Exporter::Chunk& chunk) {
+  chunk_ = chunk;
+  Compute(cache::MakePreparation(
+      [this](absl::Span<std::byte>) {
+        std::byte* const keys = buffer_->bytes.get();
+        exporter_->Copy(chunk_, keys, keys + chunk_.key_bytes);
+        return absl::OkStatus();
+      },
+      chunk.key_bytes + chunk.value_bytes));
+}
+
+void CacheExportCall::OnComputed(Result) {
+  const std::byte* const keys = buffer_->bytes.get();
+  const auto bytes_at = [](const std::byte* begin, int64_t count) {
+    return absl::Span<const std::byte>(begin, static_cast<size_t>(count));
+  };
+  Send(EncodeKvTokens(chunk_, {bytes_at(keys, chunk_.key_bytes), buffer_},
+                      {bytes_at(keys + chunk_.key_bytes, chunk_.value_bytes), buffer_}),
+       {.receive = true});
+}
+
+void CacheExportCall::Release() {
+  buffer_ = nullptr;
+  exporter_.reset();
+}
+
+}  // namespace rapt::native

@@ -1,0 +1,47 @@
+// Export: a cache as a stream of chunks.
+#ifndef RAPT_SERVER_WIRE_RAPT_CACHE_EXPORT_CALL_H_
+#define RAPT_SERVER_WIRE_RAPT_CACHE_EXPORT_CALL_H_
+
+#include <memory>
+#include <optional>
+
+#include "server/cache/cache_store.h"
+#include "server/cache/cache_transfer.h"
+#include "server/wire/rapt/stepwise_call.h"
+
+namespace rapt::native {
+
+// The chunks are copied to one buffer, each when the one before has been sent. Its memory is
+// reserved once. A server that drains serves the call.
+class CacheExportCall final : public StepwiseCall {
+ public:
+  // Null `store`: the server keeps no caches. Otherwise it outlives the call, as does `observe`.
+  CacheExportCall(const CallEnvironment& environment, const CallObserver& observe,
+                  MessageStream& stream, cache::CacheStore* store)
+      : StepwiseCall(environment, observe, stream, "a place", {.serves_while_draining = true}),
+        store_(store) {}
+
+ private:
+  struct Buffer;
+
+  absl::Status Check() override;
+  void OnMessage(const MessageBytes& message) override;
+  void OnHalfClose() override;
+  void OnComputed(Result result) override;
+  void OnSent() override;
+  AdmissionGate::Shares Held() const override { return {}; }
+  void Release() override;
+
+  absl::Status Start(const MessageBytes& message);
+  void CopyChunk(const cache::Exporter::Chunk& chunk);
+
+  cache::CacheStore* const store_;
+  std::optional<cache::Exporter> exporter_;  // since the request
+  cache::Exporter::Chunk chunk_;             // in the buffer
+  std::shared_ptr<Buffer> buffer_;
+  bool has_sent_end_ = false;
+};
+
+}  // namespace rapt::native
+
+#endif  // RAPT_SERVER_WIRE_RAPT_CACHE_EXPORT_CALL_H_
