@@ -578,6 +578,16 @@ TEST(CacheTransferEndTest, AReaderThatStopsIsEnded) {
   WaitUntilNothingIsHeld(server);
 }
 
+void ExpectSame(const std::string& name, const Chunks& got, const Chunks& want) {
+  ASSERT_EQ(got.size(), want.size()) << name;
+  for (size_t n = 0; n < got.size(); ++n) {
+    const std::string a = got[n].SerializeAsString(), b = want[n].SerializeAsString();
+    const auto [at, other] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+    EXPECT_EQ(at - a.begin(), static_cast<int64_t>(b.size()))
+        << name << " chunk " << n << " of " << got.size() << " has " << a.size() << " bytes";
+  }
+}
+
 TEST(CacheTransferEndTest, ADrainingServerExportsAndDoesNotImport) {
   ServerProcess server({kCacheBytes, "--grace_period=30s"});
   const auto stub = Connect(server);
@@ -614,12 +624,8 @@ TEST(CacheTransferEndTest, ADrainingServerExportsAndDoesNotImport) {
   EXPECT_TRUE(after.status.ok()) << after.status.error_message();
   for (v1::KvChunk chunk; reader->Read(&chunk);) read.push_back(chunk);
   EXPECT_TRUE(reader->Finish().ok());
-  for (const Chunks& chunks : {after.chunks, read}) {
-    ASSERT_EQ(chunks.size(), before.size());
-    for (size_t n = 0; n < chunks.size(); ++n) {
-      EXPECT_EQ(chunks[n].SerializeAsString(), before[n].SerializeAsString());
-    }
-  }
+  ExpectSame("after", after.chunks, before);
+  ExpectSame("read", read, before);
   Close(*stub, cache.id());
   EXPECT_EQ(server.Wait(), 0);
 }

@@ -23,10 +23,8 @@ void CacheExportCall::OnMessage(const MessageBytes& message) {
   if (!status.ok()) return End(std::move(status), Stage::kReceive);
   ReleaseMessage();
   const int64_t bytes = exporter_->largest_chunk_bytes();
-  Reserve(bytes, [this, bytes](MessageReservation memory) {
-    buffer_ = std::make_shared<Buffer>();
-    buffer_->memory = std::move(memory);
-    buffer_->bytes = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
+  Reserve(bytes, [this](MessageReservation memory) {
+    first_memory_ = std::move(memory);
     Send(EncodeKvHeader(exporter_->header()), {.receive = true});
   });
 }
@@ -53,8 +51,19 @@ void CacheExportCall::OnSent() {
   Send(EncodeKvEnd({.chunks = exporter_->chunks()}), {.receive = true});
 }
 
+// The transport may still hold the last bytes of the chunk before, so each has a buffer of its own.
+void CacheExportCall::RenewBuffer() {
+  const int64_t bytes = exporter_->largest_chunk_bytes();
+  buffer_ = std::make_shared<Buffer>();
+  buffer_->memory = first_memory_.bytes() > 0
+                        ? std::exchange(first_memory_, {})
+                        : call().engine().ChargeMessage(bytes, call().caller_memory());
+  buffer_->bytes = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
+}
+
 void CacheExportCall::CopyChunk(const cache::Exporter::Chunk& chunk) {
   chunk_ = chunk;
+  RenewBuffer();
   Compute(cache::MakePreparation(
       [this](absl::Span<std::byte>) {
         std::byte* const keys = buffer_->bytes.get();
@@ -75,6 +84,7 @@ void CacheExportCall::OnComputed(Result) {
 }
 
 void CacheExportCall::Release() {
+  first_memory_ = {};
   buffer_ = nullptr;
   exporter_.reset();
 }

@@ -33,12 +33,14 @@ class CacheExportCall final : public StepwiseCall {
   void Release() override;
 
   absl::Status Start(const MessageBytes& message);
+  void RenewBuffer();
   void CopyChunk(const cache::Exporter::Chunk& chunk);
 
   cache::CacheStore* const store_;
   std::optional<cache::Exporter> exporter_;  // since the request
   cache::Exporter::Chunk chunk_;             // in the buffer
-  std::shared_ptr<Buffer> buffer_;
+  MessageReservation first_memory_;          // of the first buffer, for which the call waits
+  std::shared_ptr<Buffer> buffer_;           // of the current chunk; sent messages hold it, too
   bool has_sent_end_ = false;
 };
 
