@@ -5,16 +5,18 @@ shared buffer is the peer. All sides run with the same number of threads, rounds
 medians. Prints Markdown for RESULTS.md.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import statistics
 import subprocess
+import time
 
 import numpy as np
 import onnxruntime
-from kernel_bench import Disturbance, parse_arguments
 from onnx import TensorProto, helper
 from served import Server
 
@@ -98,8 +100,6 @@ class OnnxRuntime:
 
 
 def timed(call):
-    import time
-
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
@@ -223,15 +223,21 @@ def service(probe, options, rows):
         probe("forget")
 
 
+def parse_arguments():
+    parser = argparse.ArgumentParser(prog="dev bench cache", description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer steps, without ONNX Runtime")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
+    return parser.parse_args()
+
+
 def main():
-    options = parse_arguments("dev bench cache", __doc__)
-    disturbance = Disturbance()
+    options = parse_arguments()
     rows = []
     with contextlib.closing(Probe(options.threads)) as probe:
         kernels(probe, options, rows)
         forks(probe, rows)
         service(probe, options, rows)
-    print(f"\nOther processes used {disturbance.share():.0%} of the cores, cache_probe and rapt-server included.\n")
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))
 
