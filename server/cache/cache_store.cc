@@ -464,7 +464,7 @@ absl::Status CacheStore::Draft::Skip(int64_t layer, int64_t at, int64_t length) 
   if (absl::Status status = store_->Charge(*cache_, tables); !status.ok()) return status;
   cache_->charged -= tables;
   cache_->charged_tables += tables;
-  const absl::Status status = list.Skip(gap.end - gap.begin, length);
+  absl::Status status = list.Skip(gap.end - gap.begin, length);
   if (status.ok()) return status;
   return store_->Fail(Reason::kPages, status.code(), status.message());
 }
@@ -820,7 +820,7 @@ absl::Status CacheStore::Batch::FirstError(bool partial) const {
 absl::Status CacheStore::Prepare(Cache& cache, const LayerCall& call, const NewTokens& tokens,
                                  AppendResult& result) const {
   LayerState state;
-  const absl::Status place = CheckPlace(cache, call, state);
+  absl::Status place = CheckPlace(cache, call, state);
   result.length = state.length;
   if (!place.ok()) return place;
   PageList& list = cache.layers[static_cast<size_t>(call.layer)];

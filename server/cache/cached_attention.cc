@@ -376,8 +376,9 @@ absl::Status CachedAppend::Append(CacheStore& store, bool partial, absl::Span<st
     if (!status.ok()) return status;
   }
   auto results = store.Append(*batch_, tokens, partial);
-  if (results.ok()) results_ = *std::move(results);
-  return results.status();
+  if (!results.ok()) return results.status();
+  results_ = *std::move(results);
+  return absl::OkStatus();
 }
 
 }  // namespace rapt::cache
