@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "attention/tensor_operator.h"
 #include "server/cache/preparation.h"
 
 namespace rapt::cache {

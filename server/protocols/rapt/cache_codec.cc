@@ -30,12 +30,6 @@ constexpr wire::SplitLimits kKvChunkLimits = {.rest_bytes = 128 * 1024, .payload
 
 absl::Status Invalid(absl::string_view text) { return absl::InvalidArgumentError(text); }
 
-absl::StatusOr<wire::SplitMessage> Split(const MessageBytes& message,
-                                         const wire::MessageSchema& schema,
-                                         const wire::SplitLimits& limits) {
-  return wire::Split(message.bytes, message.size, schema, limits);
-}
-
 absl::Status ReadCallTensor(Role role, const v1::Tensor& tensor, cache::CallTensor& out) {
   absl::StatusOr<TensorSpec> spec =
       ReadTensor(role, out.name, tensor, /*shared_tensors=*/nullptr, out.bytes);
@@ -195,7 +189,8 @@ const wire::MessageSchema& KvChunkSchema() {
 }
 
 absl::StatusOr<DecodedAttend> DecodeAttendCached(const MessageBytes& message) {
-  absl::StatusOr<wire::SplitMessage> split = Split(message, AttendCachedSchema(), kAttendLimits);
+  absl::StatusOr<wire::SplitMessage> split =
+      wire::Split(message.bytes, message.size, AttendCachedSchema(), kAttendLimits);
   if (!split.ok()) return split.status();
   AttendMessage fields;
   if (!fields.ParseFromString(split->rest)) return Invalid("not a rapt.v1.AttendCachedRequest");
@@ -218,7 +213,8 @@ absl::StatusOr<DecodedAttend> DecodeAttendCached(const MessageBytes& message) {
 }
 
 absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message) {
-  absl::StatusOr<wire::SplitMessage> split = Split(message, AppendSchema(), kAppendLimits);
+  absl::StatusOr<wire::SplitMessage> split =
+      wire::Split(message.bytes, message.size, AppendSchema(), kAppendLimits);
   if (!split.ok()) return split.status();
   v1::AppendRequest fields;
   if (!fields.ParseFromString(split->rest)) return Invalid("not a rapt.v1.AppendRequest");
@@ -252,7 +248,8 @@ absl::StatusOr<DecodedAppend> DecodeAppend(const MessageBytes& message) {
 }
 
 absl::StatusOr<cache::KvPart> DecodeKvChunk(const MessageBytes& message) {
-  absl::StatusOr<wire::SplitMessage> split = Split(message, KvChunkSchema(), kKvChunkLimits);
+  absl::StatusOr<wire::SplitMessage> split =
+      wire::Split(message.bytes, message.size, KvChunkSchema(), kKvChunkLimits);
   if (!split.ok()) return split.status();
   v1::KvChunk fields;
   if (!fields.ParseFromString(split->rest)) return Invalid("not a rapt.v1.KvChunk");

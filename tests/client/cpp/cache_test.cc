@@ -86,6 +86,11 @@ void ExpectFails(const absl::StatusOr<T>& result, absl::StatusCode code, const c
   EXPECT_EQ(ReasonOf(result.status()), reason) << result.status();
 }
 
+std::vector<float> FirstRows(int64_t rows, std::vector<float> y) {
+  y.resize(static_cast<size_t>(rows * kQueryHeads * kValueSize));
+  return y;
+}
+
 class CacheTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -202,11 +207,7 @@ TEST_F(CacheTest, TakesAttributes) {
   EXPECT_EQ(result.lse->shape(), (Shape{7, kQueryHeads}));
   const CacheAttendResult first =
       Attend(cache, {.q = tokens.q.view(0, 2), .position = 0, .share_prefix = false});
-  const std::vector<float> all = Want(tokens);
-  EXPECT_THAT(
-      ValuesOf(first.y),
-      Pointwise(FloatNear(2e-6f),
-                std::vector<float>(all.begin(), all.begin() + 2 * kQueryHeads * kValueSize)));
+  EXPECT_THAT(ValuesOf(first.y), Pointwise(FloatNear(2e-6f), FirstRows(2, Want(tokens))));
 }
 
 TEST_F(CacheTest, AppendsToSeveralLayersAtOnce) {
@@ -322,11 +323,7 @@ TEST_F(CacheTest, ForksAndTruncatesIndependently) {
   EXPECT_THAT(cache.lengths(), ElementsAre(5, 2));
 
   const CacheAttendResult kept = Attend(*fork, {.q = tokens.q.view(0, 4)});
-  const std::vector<float> want = Want(tokens);
-  EXPECT_THAT(
-      ValuesOf(kept.y),
-      Pointwise(FloatNear(2e-6f),
-                std::vector<float>(want.begin(), want.begin() + 4 * kQueryHeads * kValueSize)));
+  EXPECT_THAT(ValuesOf(kept.y), Pointwise(FloatNear(2e-6f), FirstRows(4, Want(tokens))));
 }
 
 TEST_F(CacheTest, ErrorsHaveAReason) {
