@@ -28,6 +28,7 @@
 #include "base/arguments.h"
 #include "base/invalid.h"
 #include "base/version.h"
+#include "server/cache/limits.h"
 
 namespace rapt {
 namespace {
@@ -419,7 +420,6 @@ absl::Status CheckCudnn(const CudnnOptions& cudnn) {
 
 absl::Status CheckCache(const CacheOptions& cache) {
   constexpr int64_t kMinCacheBytes = int64_t{4} << 20;  // two slabs
-  constexpr size_t kMaxInstanceBytes = 86;
   if (cache.bytes > 0 && cache.bytes < kMinCacheBytes) {
     return Invalid("--kv_cache_bytes is ", cache.bytes, "; it must be 0 or at least ",
                    kMinCacheBytes);
@@ -428,9 +428,9 @@ absl::Status CheckCache(const CacheOptions& cache) {
     return Invalid("--kv_default_lease is ", Show(cache.default_lease),
                    "; it must be at most --kv_max_lease, ", Show(cache.max_lease));
   }
-  if (cache.instance_name.size() <= kMaxInstanceBytes) return absl::OkStatus();
+  if (cache.instance_name.size() <= cache::kMaxInstanceBytes) return absl::OkStatus();
   return Invalid("--instance_name has ", cache.instance_name.size(), " bytes; at most ",
-                 kMaxInstanceBytes, " are allowed");
+                 cache::kMaxInstanceBytes, " are allowed");
 }
 
 absl::Status Check(absl::Span<const Setting> settings, const Options& options) {

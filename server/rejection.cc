@@ -1,9 +1,6 @@
 #include "server/rejection.h"
 
-#include <optional>
-#include <string>
-
-#include "absl/strings/cord.h"
+#include "base/status_value.h"
 
 namespace rapt {
 namespace {
@@ -41,15 +38,9 @@ absl::string_view NameOf(Rejection rejection) {
 }
 
 absl::Status Reject(Rejection why, absl::StatusCode code, absl::string_view message) {
-  absl::Status status(code, message);
-  status.SetPayload(kPayload, absl::Cord(std::string(1, static_cast<char>(why))));
-  return status;
+  return StatusWith(kPayload, why, code, message);
 }
 
-Rejection RejectionOf(const absl::Status& status) {
-  if (status.ok()) return Rejection::kNone;
-  const auto payload = status.GetPayload(kPayload);
-  return payload ? static_cast<Rejection>(*payload->char_begin()) : Rejection::kNone;
-}
+Rejection RejectionOf(const absl::Status& status) { return ValueIn<Rejection>(status, kPayload); }
 
 }  // namespace rapt

@@ -26,6 +26,7 @@
 #include "server/admission/gate.h"
 #include "server/cache/arena.h"
 #include "server/cache/cache_store.h"
+#include "server/cache/limits.h"
 #include "server/cache/sequences.h"
 #include "server/calls/access.h"
 #include "server/calls/open_calls.h"
@@ -157,7 +158,7 @@ struct Caches {
 std::string DefaultInstance(const std::string& address) {
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
-  const size_t most = cache::CacheStore::kMaxInstanceBytes;
+  const size_t most = cache::kMaxInstanceBytes;
   const std::string suffix = absl::StrCat("/", address).substr(0, most);
   return absl::StrCat(absl::string_view(host).substr(0, most - suffix.size()), suffix);
 }

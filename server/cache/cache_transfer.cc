@@ -79,12 +79,17 @@ void Exporter::Copy(const Chunk& chunk, std::byte* keys, std::byte* values) cons
   cache_.layers[static_cast<size_t>(chunk.layer)].CopyTokens(chunk.at, chunk.count, keys, values);
 }
 
-absl::Status Importer::Take(const KvPart& part) {
-  if (has_ended_) return Invalid("a message came after the end");
-  return std::visit([this](const auto& one) { return TakePart(one); }, part);
+int64_t Importer::WorkspaceBytes(const KvPart& part) {
+  const auto* tokens = std::get_if<KvTokens>(&part);
+  return tokens == nullptr ? 0 : GatheredBytes(tokens->keys) + GatheredBytes(tokens->values);
 }
 
-absl::Status Importer::TakePart(const KvHeader& header) {
+absl::Status Importer::Take(const KvPart& part, absl::Span<std::byte> workspace) {
+  if (has_ended_) return Invalid("a message came after the end");
+  return std::visit([&](const auto& one) { return TakePart(one, workspace); }, part);
+}
+
+absl::Status Importer::TakePart(const KvHeader& header, absl::Span<std::byte> /*workspace*/) {
   if (draft_) return Invalid("the header came twice");
   absl::StatusOr<CacheStore::Draft> draft = store_.StartDraft(owner_, header.cache);
   if (absl::IsInvalidArgument(draft.status())) {
@@ -126,7 +131,7 @@ absl::Status Importer::CheckTokens(const KvTokens& tokens) const {
   return status;
 }
 
-absl::Status Importer::TakePart(const KvTokens& tokens) {
+absl::Status Importer::TakePart(const KvTokens& tokens, absl::Span<std::byte> workspace) {
   if (!draft_) return Invalid("tokens came before the header");
   absl::Status status = CheckTokens(tokens);
   if (status.ok() && tokens.at > draft_->length(tokens.layer)) {
@@ -137,12 +142,14 @@ absl::Status Importer::TakePart(const KvTokens& tokens) {
   }
   if (!status.ok()) return status;
   ++chunks_;
-  std::vector<std::byte> copies[2];
-  return draft_->Append(tokens.layer, tokens.count, Contiguous(tokens.keys, copies[0]),
-                        Contiguous(tokens.values, copies[1]));
+  const auto keys = Gather(tokens.keys, workspace);
+  if (!keys.ok()) return keys.status();
+  const auto values = Gather(tokens.values, workspace);
+  if (!values.ok()) return values.status();
+  return draft_->Append(tokens.layer, tokens.count, *keys, *values);
 }
 
-absl::Status Importer::TakePart(const KvEnd& end) {
+absl::Status Importer::TakePart(const KvEnd& end, absl::Span<std::byte> /*workspace*/) {
   if (!draft_) return Invalid("the end came before the header");
   if (end.chunks != chunks_) {
     return Invalid(absl::StrCat("end.chunks is ", end.chunks, "; ", chunks_, " chunks came"));

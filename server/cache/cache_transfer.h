@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "server/cache/cache_store.h"
 #include "server/request.h"
 
@@ -83,14 +84,16 @@ class Importer {
  public:
   Importer(CacheStore& store, std::string owner) : store_(store), owner_(std::move(owner)) {}
 
-  absl::Status Take(const KvPart& part);
+  // Returns the bytes of workspace that Take() needs.
+  static int64_t WorkspaceBytes(const KvPart& part);
+  absl::Status Take(const KvPart& part, absl::Span<std::byte> workspace);
   // Call after the last part.
   absl::StatusOr<CacheInfo> Finish();
 
  private:
-  absl::Status TakePart(const KvHeader& header);
-  absl::Status TakePart(const KvTokens& tokens);
-  absl::Status TakePart(const KvEnd& end);
+  absl::Status TakePart(const KvHeader& header, absl::Span<std::byte> workspace);
+  absl::Status TakePart(const KvTokens& tokens, absl::Span<std::byte> workspace);
+  absl::Status TakePart(const KvEnd& end, absl::Span<std::byte> workspace);
   absl::Status CheckTokens(const KvTokens& tokens) const;
 
   CacheStore& store_;

@@ -43,37 +43,42 @@ bool IsTransposed(const CallTensor& tensor) {
   return tensor.heads_first && shape[0] > 1 && shape[1] > 1;
 }
 
-// Returns the bytes that Arrange() needs for copies of a tensor. One in shared memory is copied, as
-// it is read twice; one on a device, once more if it is transposed.
+// Returns the bytes that Arrange() needs for copies of a tensor. One on a device is copied once
+// more if it is transposed.
 int64_t ArrangedBytes(const CallTensor& tensor) {
   if (!tensor.spec) return 0;
-  const bool is_transposed = IsTransposed(tensor);
-  if (tensor.bytes.data != nullptr && !tensor.bytes.is_shared && !is_transposed) return 0;
-  return tensor.bytes.size * (is_transposed && tensor.bytes.on_device() ? 2 : 1);
+  if (!IsTransposed(tensor)) return GatheredBytes(tensor.bytes);
+  return tensor.bytes.size * (tensor.bytes.on_device() ? 2 : 1);
 }
 
-// Sets `data` to the bytes of a tensor in the layout of its shape. Takes ArrangedBytes() from the
-// memory.
-absl::Status Arrange(const CallTensor& tensor, absl::Span<std::byte>& memory,
-                     const std::byte*& data) {
-  data = tensor.bytes.data;
-  if (ArrangedBytes(tensor) == 0) return absl::OkStatus();
+// Returns the bytes of a tensor in the layout of its shape. Takes ArrangedBytes() from the memory.
+absl::StatusOr<const std::byte*> Arrange(const CallTensor& tensor, absl::Span<std::byte>& memory) {
+  if (!tensor.spec) return nullptr;
+  if (!IsTransposed(tensor)) return Gather(tensor.bytes, memory);
+  std::byte* const copy = TakeFrom(memory, tensor.bytes.size);
   InputBytes from = tensor.bytes;
-  const auto take = [&] {
-    std::byte* const taken = memory.data();
-    memory.remove_prefix(static_cast<size_t>(from.size));
-    return taken;
-  };
-  std::byte* const copy = take();
-  data = copy;
-  if (!IsTransposed(tensor)) return from.Fetch(0, from.size, copy);
   if (from.on_device()) {
-    std::byte* const fetched = take();
-    if (absl::Status status = from.Fetch(0, from.size, fetched); !status.ok()) return status;
-    from = InputBytes(fetched, from.size);
+    const auto fetched = Gather(from, memory);
+    if (!fetched.ok()) return fetched.status();
+    from = InputBytes(*fetched, from.size);
   }
   Transpose(from, *tensor.spec, copy);
-  return absl::OkStatus();
+  return copy;
+}
+
+// The keys and values of a call, arranged.
+struct ArrangedTokens {
+  const std::byte* keys;
+  const std::byte* values;
+};
+
+absl::StatusOr<ArrangedTokens> Arrange(const CallTensor& k, const CallTensor& v,
+                                       absl::Span<std::byte>& memory) {
+  const auto keys = Arrange(k, memory);
+  if (!keys.ok()) return keys.status();
+  const auto values = Arrange(v, memory);
+  if (!values.ok()) return values.status();
+  return ArrangedTokens{*keys, *values};
 }
 
 absl::Status CheckCount(absl::string_view name, int64_t value) {
@@ -297,11 +302,9 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
 }
 
 absl::Status CachedAttention::Append(CacheStore& store, absl::Span<std::byte> memory) {
-  const std::byte* keys = nullptr;
-  const std::byte* values = nullptr;
-  absl::Status status = Arrange(call_.k, memory, keys);
-  if (status.ok()) status = Arrange(call_.v, memory, values);
-  if (!status.ok()) return status;
+  const absl::StatusOr<ArrangedTokens> arranged = Arrange(call_.k, call_.v, memory);
+  if (!arranged.ok()) return arranged.status();
+  auto [keys, values] = *arranged;
   const int64_t head_bytes = ragged_.kv_heads * SizeOf(ragged_.dtype);
   for (size_t n = 0; n < tokens_.size(); ++n) {
     const int64_t count = call_.items[n].call.count;
@@ -370,9 +373,10 @@ absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string
 absl::Status CachedAppend::Append(CacheStore& store, bool partial, absl::Span<std::byte> memory) {
   std::vector<NewTokens> tokens(parts_.size());
   for (size_t n = 0; n < parts_.size(); ++n) {
-    absl::Status status = Arrange(parts_[n].k, memory, tokens[n].keys);
-    if (status.ok()) status = Arrange(parts_[n].v, memory, tokens[n].values);
-    if (!status.ok()) return status;
+    const absl::StatusOr<ArrangedTokens> arranged = Arrange(parts_[n].k, parts_[n].v, memory);
+    if (!arranged.ok()) return arranged.status();
+    tokens[n].keys = arranged->keys;
+    tokens[n].values = arranged->values;
   }
   auto results = store.Append(*batch_, tokens, partial);
   if (!results.ok()) return results.status();

@@ -36,11 +36,21 @@ Request MakePreparation(absl::AnyInvocable<absl::Status(absl::Span<std::byte> wo
   return request;
 }
 
-const std::byte* Contiguous(const InputBytes& bytes, std::vector<std::byte>& copy) {
-  if (!bytes.in_slices()) return bytes.data;
-  copy.resize(static_cast<size_t>(bytes.size));
-  bytes.Copy(0, bytes.size, copy.data());
-  return copy.data();
+std::byte* TakeFrom(absl::Span<std::byte>& workspace, int64_t bytes) {
+  std::byte* const taken = workspace.data();
+  workspace.remove_prefix(static_cast<size_t>(bytes));
+  return taken;
+}
+
+int64_t GatheredBytes(const InputBytes& bytes) {
+  return bytes.data != nullptr && !bytes.is_shared ? 0 : bytes.size;
+}
+
+absl::StatusOr<const std::byte*> Gather(const InputBytes& bytes, absl::Span<std::byte>& workspace) {
+  if (GatheredBytes(bytes) == 0) return bytes.data;
+  std::byte* const copy = TakeFrom(workspace, bytes.size);
+  if (absl::Status status = bytes.Fetch(0, bytes.size, copy); !status.ok()) return status;
+  return copy;
 }
 
 }  // namespace rapt::cache

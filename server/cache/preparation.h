@@ -4,10 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "server/request.h"
 
@@ -18,8 +18,15 @@ namespace rapt::cache {
 Request MakePreparation(absl::AnyInvocable<absl::Status(absl::Span<std::byte> workspace)> prepare,
                         int64_t bytes, int64_t workspace_bytes = 0);
 
-// Returns the bytes of a tensor in one piece; if they are in slices, a copy, which `copy` holds.
-const std::byte* Contiguous(const InputBytes& bytes, std::vector<std::byte>& copy);
+// Returns the bytes of `workspace` that Gather() takes: none if the bytes are in one piece, and not
+// in shared memory, as they are read twice.
+int64_t GatheredBytes(const InputBytes& bytes);
+// Returns the bytes in one piece, or a copy at the beginning of `workspace`, which it removes from
+// there. Returns an error if a device fails.
+absl::StatusOr<const std::byte*> Gather(const InputBytes& bytes, absl::Span<std::byte>& workspace);
+
+// Takes bytes from the beginning of `workspace`. REQUIRES: it has as many.
+std::byte* TakeFrom(absl::Span<std::byte>& workspace, int64_t bytes);
 
 }  // namespace rapt::cache
 

@@ -1,9 +1,6 @@
 #include "server/cache/reason.h"
 
-#include <optional>
-#include <string>
-
-#include "absl/strings/cord.h"
+#include "base/status_value.h"
 
 namespace rapt::cache {
 namespace {
@@ -43,14 +40,14 @@ absl::string_view NameOf(Reason reason) {
 }
 
 absl::Status Fail(Reason reason, absl::StatusCode code, absl::string_view message) {
-  absl::Status status(code, message);
-  status.SetPayload(kPayload, absl::Cord(std::string(1, static_cast<char>(reason))));
-  return status;
+  return StatusWith(kPayload, reason, code, message);
 }
 
-Reason ReasonOf(const absl::Status& status) {
-  const absl::optional<absl::Cord> reason = status.GetPayload(kPayload);
-  return reason ? static_cast<Reason>(std::string(*reason).front()) : Reason::kNone;
+Reason ReasonOf(const absl::Status& status) { return ValueIn<Reason>(status, kPayload); }
+
+absl::Status Refusals::Fail(Reason reason, absl::StatusCode code, absl::string_view message) {
+  ++counts_[static_cast<size_t>(reason)];
+  return cache::Fail(reason, code, message);
 }
 
 }  // namespace rapt::cache

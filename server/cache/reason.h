@@ -2,6 +2,9 @@
 #ifndef RAPT_SERVER_CACHE_REASON_H_
 #define RAPT_SERVER_CACHE_REASON_H_
 
+#include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -38,6 +41,17 @@ absl::Status Fail(Reason reason, absl::StatusCode code, absl::string_view messag
 
 // Returns kNone for a status not made by Fail().
 Reason ReasonOf(const absl::Status& status);
+
+// Counts failures by reason. Thread-safe.
+class Refusals {
+ public:
+  // Counts a failure and returns its status.
+  absl::Status Fail(Reason reason, absl::StatusCode code, absl::string_view message);
+  int64_t count(Reason reason) const { return counts_[static_cast<size_t>(reason)]; }
+
+ private:
+  std::array<std::atomic<int64_t>, kReasons> counts_{};
+};
 
 }  // namespace rapt::cache
 

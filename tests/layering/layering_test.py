@@ -28,10 +28,10 @@ RULES = {
     "attention/score/": (ATTENTION, "base/"),
     "server/main.cc": ("server/server.h", "server/options.h", "server/housekeeper.h", "base/"),
     "server/server.*": ("server/", "attention/", "base/"),
-    "server/options.*": (ATTENTION, "base/"),
+    "server/options.*": ("server/cache/limits.h", ATTENTION, "base/"),
     "server/request.*": (ATTENTION, "base/"),
     "server/queue_state.*": ("base/",),
-    "server/rejection.*": (),
+    "server/rejection.*": ("base/",),
     "server/housekeeper.*": ("base/",),
     "server/engine.*": (
         "server/attention_stream.h",

@@ -561,20 +561,19 @@ TEST_F(CacheServiceTest, RunsOutOfPagesAtOnceAndOthersKeepTheirBits) {
 }
 
 TEST_F(CacheServiceTest, AnExpiredCacheIsGoneAndItsPagesAreFree) {
+  const double expired = ReadMetric(*server_, "rapt_kv_expired_total");
+  const double reserved = ReadMetric(*server_, "rapt_kv_reserved_bytes");
   v1::CreateRequest request = CreateOf();
   request.set_lease_ms(50);
   request.set_reserve_tokens(1000);
   const v1::Cache cache = CreateCache(request);
   EXPECT_EQ(cache.lease_ms(), 50);
+  WaitForMetric(*server_, "rapt_kv_expired_total", expired + 1);
+  WaitForMetric(*server_, "rapt_kv_reserved_bytes", reserved);
   v1::Ids ids;
   ids.add_caches(cache.id());
   v1::Caches caches;
-  grpc::Status status;
-  do {
-    status = Call(&v1::CacheService::Stub::Get, ids, caches);
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  } while (status.ok());
-  ExpectFails(status, StatusCode::NOT_FOUND, "expired");
+  ExpectFails(Call(&v1::CacheService::Stub::Get, ids, caches), StatusCode::NOT_FOUND, "expired");
 }
 
 TEST_F(CacheServiceTest, CloseDuringALongCallLetsItFinish) {
@@ -583,27 +582,25 @@ TEST_F(CacheServiceTest, CloseDuringALongCallLetsItFinish) {
   const Tokens tokens = RandomTokens(30000, rng);
   v1::AppendResponse response;
   ASSERT_TRUE(Append(AppendOf(cache, 0, 0, tokens), response).ok());
-  const v1::AttendCachedRequest question = AttendOf(cache, 0, 30000, {}, 500, rng);
+  const v1::AttendCachedRequest question = AttendOf(cache, 0, 30000, {}, 1500, rng);
   v1::AttendCachedResponse alone;
   ASSERT_TRUE(Attend(question, alone).ok());
+  WaitUntilNothingIsHeld(*server_);
   v1::AttendCachedResponse answered;
   grpc::Status status;
   std::thread caller([&] {
     grpc::ClientContext context;
     status = stub_->Attend(&context, question, &answered);
   });
+  WaitUntilComputing(*server_);
   v1::Ids ids;
   ids.add_caches(cache.id());
   v1::Caches closed;
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  ASSERT_TRUE(Call(&v1::CacheService::Stub::Close, ids, closed).ok());
+  const grpc::Status close = Call(&v1::CacheService::Stub::Close, ids, closed);
   caller.join();
-  // The call came before the close, or found the cache closed; it is never half of either.
-  if (status.ok()) {
-    EXPECT_EQ(answered.y().data(), alone.y().data());
-  } else {
-    EXPECT_EQ(status.error_code(), StatusCode::NOT_FOUND);
-  }
+  EXPECT_TRUE(close.ok()) << close.error_message();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(answered.y().data(), alone.y().data());
 }
 
 TEST_F(CacheServiceTest, ForksReadTheirPrefixOnce) {

@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "server/cache/limits.h"
 #include "server/protocols/rapt/codec.h"
 #include "server/protocols/response_size.h"
 
@@ -18,7 +19,6 @@ using AttendMessage = v1::AttendCachedRequest;
 using AttendResponse = v1::AttendCachedResponse;
 
 constexpr size_t kMaxIds = 1024;
-constexpr size_t kMaxIdBytes = 128;
 
 // Items and parts name caches, and their number is limited.
 constexpr wire::SplitLimits kAttendLimits = {.rest_bytes = 256 * 1024, .payloads = 64};
@@ -39,7 +39,7 @@ absl::Status ReadCallTensor(Role role, const v1::Tensor& tensor, cache::CallTens
 }
 
 // The bytes of an id that is longer than any are of no use, so they are not kept.
-std::string ReadId(const std::string& id) { return id.substr(0, kMaxIdBytes + 1); }
+std::string ReadId(const std::string& id) { return id.substr(0, cache::kMaxIdBytes + 1); }
 
 cache::AttendItem ReadItem(const v1::Item& item, int64_t layer) {
   cache::AttendItem read;

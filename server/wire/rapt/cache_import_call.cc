@@ -17,9 +17,12 @@ absl::Status CacheImportCall::Check() {
 void CacheImportCall::OnMessage(const MessageBytes& message) {
   absl::StatusOr<cache::KvPart> part = DecodeKvChunk(message);
   if (!part.ok()) return End(part.status(), Stage::kReceive);
+  const int64_t workspace_bytes = cache::Importer::WorkspaceBytes(*part);
   Compute(cache::MakePreparation(
-      [this, part = *std::move(part)](absl::Span<std::byte>) { return importer_->Take(part); },
-      message.size));
+      [this, part = *std::move(part)](absl::Span<std::byte> workspace) {
+        return importer_->Take(part, workspace);
+      },
+      message.size, workspace_bytes));
 }
 
 void CacheImportCall::OnHalfClose() {

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
+#include "tests/support/metrics_page.h"
 #include "tests/support/server_process.h"
 
 namespace rapt::client {
@@ -26,7 +27,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using test::ReadMetric;
 using test::ServerProcess;
+using test::WaitForMetric;
 using testing::ElementsAre;
 using testing::ElementsAreArray;
 using testing::FloatNear;
@@ -482,20 +485,21 @@ TEST_F(CacheTest, AnEmptyHandleSaysSo) {
 TEST_F(CacheTest, LeasesAreRenewedWhileTheirHandlesLive) {
   CacheOptions options = TwoLayers();
   options.lease = seconds(2);
+  const double expired = ReadMetric(*server_, "rapt_kv_expired_total");
   Cache cache = Create(options);
   absl::StatusOr<Cache> fork = cache.Fork();
   ASSERT_TRUE(fork.ok()) << fork.status();
   Cache closed_elsewhere = Create(options);  // does not keep the others from being renewed
   ASSERT_TRUE(CloseCaches(*client_, {closed_elsewhere.id()}).ok());
   const std::string abandoned = Create(options).Release();
-  while (Find(abandoned).ok()) std::this_thread::sleep_for(milliseconds(20));
+  WaitForMetric(*server_, "rapt_kv_expired_total", expired + 1);
   EXPECT_EQ(ReasonOf(Find(abandoned)), "expired");
   EXPECT_TRUE(Find(cache.id()).ok());
   EXPECT_TRUE(Find(fork->id()).ok());
   // Used caches are renewed by their calls, and then again by the thread.
   Append(cache, DrawTokens(1, 1));
   const std::string second = Create(options).Release();
-  while (Find(second).ok()) std::this_thread::sleep_for(milliseconds(20));
+  WaitForMetric(*server_, "rapt_kv_expired_total", expired + 2);
   EXPECT_TRUE(Find(cache.id()).ok());
   const absl::StatusOr<CacheInfo> renewed = cache.Renew();
   ASSERT_TRUE(renewed.ok()) << renewed.status();

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <random>
 #include <string>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/metric_sink.h"
 #include "tests/support/fake_clock.h"
 
 namespace rapt::cache {
@@ -420,9 +423,66 @@ TEST_F(CacheStoreTest, CountsWhatForksShare) {
   const auto fork = store_.Fork("a", {.cache = cache.id, .generation = 1, .length = 128});
   ASSERT_TRUE(fork.ok());
   EXPECT_EQ(fork->bytes, 2 * kPage);
-  EXPECT_EQ(fork->shared_bytes, 2 * kPage);
+  EXPECT_EQ(store_.Get("a", {{fork->id}})->caches[0].shared_bytes, 2 * kPage);
+  EXPECT_EQ(store_.List("a", 0, "", "")->caches[1].shared_bytes, 2 * kPage);
   ASSERT_TRUE(store_.Close("a", {{cache.id}}).ok());
   EXPECT_EQ(store_.Get("a", {{fork->id}})->caches[0].shared_bytes, 0);
+}
+
+TEST_F(CacheStoreTest, AForkCountsItsTablesOnce) {
+  const CacheInfo cache = Create("a", {.shapes = {{.token = kToken}}});
+  ASSERT_TRUE(Append(cache, 0, Range(0, 200 * 64)).status.ok());
+  const int64_t before = arena_.committed_bytes();
+  ASSERT_TRUE(store_.Fork("a", {.cache = cache.id, .generation = 1}).ok());
+  const int64_t tables = 200 * kPageTableBytes;
+  EXPECT_GE(arena_.committed_bytes() - before, tables);
+  EXPECT_LT(arena_.committed_bytes() - before, tables * 3 / 2);
+}
+
+// Reads the gauges that a store exports.
+class Gauges final : public MetricSink {
+ public:
+  explicit Gauges(CacheStore& store) { store.ExportTo(*this); }
+  void AddGauge(const std::string& name, const std::string&, Labels,
+                std::function<double()> read) override {
+    reads_[name] = std::move(read);
+  }
+  void AddCounter(const std::string&, const std::string&, Labels,
+                  std::function<double()>) override {}
+  int64_t operator()(const std::string& name) const {
+    return static_cast<int64_t>(reads_.at("rapt_kv_" + name + "_bytes")());
+  }
+
+ private:
+  std::map<std::string, std::function<double()>> reads_;
+};
+
+TEST_F(CacheStoreTest, GaugesFollowReservedAndSharedPages) {
+  const Gauges gauge(store_);
+  const CacheInfo cache = Create("a", {.shapes = {{.token = kToken}}, .reserve_tokens = 640});
+  EXPECT_EQ(gauge("reserved"), 10 * kPage);
+  ASSERT_TRUE(Append(cache, 0, Range(0, 65)).status.ok());
+  EXPECT_EQ(gauge("reserved"), 8 * kPage);
+  // A batch that fails gives back what it took.
+  const CacheInfo other = Create("a", {.shapes = {{.token = kToken}}});
+  const Tokens tokens = TokensOf(Range(0, 100));
+  EXPECT_FALSE(AppendParts(store_, "a", {PartOf(other, 0, tokens), PartOf(cache, 7, tokens)}).ok());
+  EXPECT_EQ(gauge("reserved"), 8 * kPage);
+  EXPECT_EQ(gauge("shared"), 0);
+  const auto fork = store_.Fork("a", {.cache = cache.id, .generation = 1, .reserve_tokens = 128});
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  EXPECT_EQ(gauge("reserved"), 9 * kPage);  // it copies the page in which it goes on
+  EXPECT_EQ(gauge("shared"), 2 * kPage);
+  const auto truncated = store_.Truncate("a", cache.id, 64, 1);
+  ASSERT_TRUE(truncated.ok()) << truncated.status();
+  EXPECT_EQ(gauge("reserved"), 10 * kPage);
+  EXPECT_EQ(gauge("shared"), kPage);
+  ASSERT_TRUE(store_.Close("a", {{cache.id}}).ok());
+  EXPECT_EQ(gauge("reserved"), kPage);
+  EXPECT_EQ(gauge("shared"), 0);
+  clock_.Advance(minutes(10));
+  EXPECT_EQ(store_.Expire(), Instant::max());
+  EXPECT_EQ(gauge("reserved"), 0);
 }
 
 TEST_F(CacheStoreTest, RecordsCountTowardsTheLimit) {

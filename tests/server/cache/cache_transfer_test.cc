@@ -94,7 +94,7 @@ class CacheTransferTest : public ::testing::Test {
   static absl::StatusOr<CacheInfo> Import(CacheStore& store, const std::vector<Message>& messages) {
     Importer importer(store, "me");
     for (const Message& message : messages) {
-      if (absl::Status status = importer.Take(message.part); !status.ok()) return status;
+      if (absl::Status status = importer.Take(message.part, {}); !status.ok()) return status;
     }
     return importer.Finish();
   }
@@ -393,7 +393,7 @@ TEST_F(CacheTransferTest, ANameIsUsedOnce) {
   Importer first(b_.store, "me"), second(b_.store, "me"), other(b_.store, "other");
   for (const Message& message : messages) {
     for (Importer* importer : {&first, &second, &other}) {
-      ASSERT_TRUE(importer->Take(message.part).ok());
+      ASSERT_TRUE(importer->Take(message.part, {}).ok());
     }
   }
   EXPECT_EQ(b_.store.caches(), 0);
@@ -409,10 +409,10 @@ TEST_F(CacheTransferTest, ADrainingServerImportsNothing) {
   Append(cache.id, 0, 0, 100);
   const auto messages = Export(a_.store, cache.id, 50);
   Importer begun(b_.store, "me"), complete(b_.store, "me");
-  ASSERT_TRUE(begun.Take(messages[0].part).ok());
-  for (const Message& message : messages) ASSERT_TRUE(complete.Take(message.part).ok());
+  ASSERT_TRUE(begun.Take(messages[0].part, {}).ok());
+  for (const Message& message : messages) ASSERT_TRUE(complete.Take(message.part, {}).ok());
   b_.store.StopCreating();
-  EXPECT_EQ(ReasonOf(begun.Take(messages[1].part)), Reason::kDraining);
+  EXPECT_EQ(ReasonOf(begun.Take(messages[1].part, {})), Reason::kDraining);
   EXPECT_EQ(ReasonOf(complete.Finish().status()), Reason::kDraining);
   EXPECT_EQ(ReasonOf(Import(b_.store, messages).status()), Reason::kDraining);
   a_.store.StopCreating();

@@ -91,8 +91,9 @@ struct CacheInfo {
   std::chrono::milliseconds lease{0};
   std::chrono::milliseconds expires_in{0};
   int64_t reserve_tokens = 0;
-  int64_t bytes = 0;         // of the pages it reaches, with those reserved
-  int64_t shared_bytes = 0;  // of them, what other caches reach as well
+  int64_t bytes = 0;  // of the pages it reaches, with those reserved
+  // Of them, what other caches reach as well. In answers to Get and List; otherwise 0.
+  int64_t shared_bytes = 0;
 };
 
 // New tokens of a layer.
