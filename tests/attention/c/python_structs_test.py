@@ -1,4 +1,6 @@
-"""The ctypes structs of bench/rapt_attention.py have the fields of rapt/attention.h."""
+"""The ctypes structs and enumerations of client/python/rapt/capi.py are those of rapt/attention.h.
+
+Needs RAPT_LIBRARY, which the module loads."""
 
 import ctypes
 import pathlib
@@ -7,11 +9,11 @@ import sys
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "client/python/rapt"))  # not the package, which needs NumPy
 
-import rapt_attention  # noqa: E402
+import capi  # noqa: E402
 
-HEADER = (ROOT / "attention/c/include/rapt/attention.h").read_text()
+HEADER = re.sub(r"/\*.*?\*/", "", (ROOT / "attention/c/include/rapt/attention.h").read_text(), flags=re.DOTALL)
 TYPES = {
     "size_t": ctypes.c_size_t,
     "int32_t": ctypes.c_int32,
@@ -24,15 +26,14 @@ TYPES = {
     "const int64_t*": ctypes.c_void_p,
     "float*": ctypes.c_void_p,
     "int32_t*": ctypes.c_void_p,
-    "rapt_input": rapt_attention.Tensor,
-    "rapt_output": rapt_attention.Tensor,
+    "rapt_input": capi.Tensor,
+    "rapt_output": capi.Tensor,
 }
 
 
 def fields_of(struct):
     """(name, type) of each field of a struct in the header."""
     body = re.search(rf"typedef struct {struct} {{(.*?)\n}} {struct};", HEADER, re.DOTALL).group(1)
-    body = re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL)
     fields = []
     for text, name, count in re.findall(r"([\w ]+?\*?)\s+(\w+)(?:\[(\d+)\])?;", body):
         kind = TYPES[text.strip()]
@@ -40,20 +41,41 @@ def fields_of(struct):
     return fields
 
 
+def values_of(enum):
+    """Name without RAPT_, in lower case -> value."""
+    body = re.search(rf"typedef enum {enum} {{(.*?)\n}} {enum};", HEADER, re.DOTALL).group(1)
+    return {name.lower(): eval(value) for name, value in re.findall(r"RAPT_(\w+) = ([\d< ]+)", body)}
+
+
 class PythonStructsTest(unittest.TestCase):
     def test_every_struct_has_the_fields_of_the_header(self):
         for struct, copy in {
-            "rapt_context_options": rapt_attention.ContextOptions,
-            "rapt_problem": rapt_attention.Problem,
-            "rapt_arguments": rapt_attention.Arguments,
-            "rapt_linear_problem": rapt_attention.LinearProblem,
-            "rapt_linear_arguments": rapt_attention.LinearArguments,
-            "rapt_lsh_problem": rapt_attention.LshProblem,
-            "rapt_lsh_arguments": rapt_attention.LshArguments,
-            "rapt_input": rapt_attention.Tensor,
-            "rapt_output": rapt_attention.Tensor,
+            "rapt_context_options": capi.ContextOptions,
+            "rapt_problem": capi.Problem,
+            "rapt_arguments": capi.Arguments,
+            "rapt_linear_problem": capi.LinearProblem,
+            "rapt_linear_arguments": capi.LinearArguments,
+            "rapt_lsh_problem": capi.LshProblem,
+            "rapt_lsh_arguments": capi.LshArguments,
+            "rapt_input": capi.Tensor,
+            "rapt_output": capi.Tensor,
         }.items():
             self.assertEqual(fields_of(struct), copy._fields_, struct)
+
+    def test_every_enumeration_has_the_values_of_the_header(self):
+        types = {"fp32": capi.FP32, "fp16": capi.FP16, "bf16": capi.BF16, "fp64": capi.FP64, "bool": capi.BOOL}
+        for enum, copy in {
+            "rapt_dtype": types,
+            "rapt_score_output": {"no_scores": 0, **capi.SCORE_OUTPUTS},
+            "rapt_score_function": capi.SCORE_FUNCTIONS,
+            "rapt_alignment": capi.ALIGNMENTS,
+            "rapt_normalizer": capi.NORMALIZERS,
+            "rapt_gradient": {f"d_{name}": 1 << bit for bit, name in enumerate(capi.GRADIENTS)},
+            "rapt_update_rule": capi.UPDATE_RULES,
+            "rapt_feature_map": {name.replace("none", "no_feature_map"): n for name, n in capi.FEATURE_MAPS.items()},
+            "rapt_lsh_form": capi.LSH_FORMS,
+        }.items():
+            self.assertEqual(values_of(enum), copy, enum)
 
 
 if __name__ == "__main__":

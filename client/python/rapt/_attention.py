@@ -1,0 +1,631 @@
+"""Attention, its parts and its gradients: from arrays and options to rapt_problem and rapt_arguments."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack
+
+import numpy as np
+
+from . import _arrays, _run, capi
+from ._arrays import A, Array, Layout, Shape
+
+Number = float | int
+Scores = Literal["scores", "softcapped", "biased", "weights"]
+
+
+class Options(TypedDict, total=False):
+    """The options of attention, attend and attend_backward; docs/variants.md explains those of variants. Letters: B
+    batch, Hq query heads, Hkv key and value heads, Sq queries, Sk keys, P past keys, T = P + Sk, D and Dv the head sizes
+    of keys and values. A table is float32 or has q's type."""
+
+    mask: Array | None  # broadcast to [B, Hq, Sq, T]; bool: true = attend; a float type: added to the scores
+    causal: bool  # key j is visible to query i if j <= i + offset
+    scale: Number | None  # of the scores; None: 1 / sqrt(D)
+    softcap: Number  # S = softcap * tanh(S / softcap); 0: none
+    window: tuple[int | None, int | None] | None  # (left, right): keys before and after i + offset; None: unbounded
+    alignment: Literal["top_left", "bottom_right"]  # offset is P, or key_lengths - Sq; or T - Sq
+    key_lengths: Sequence[int] | Array | None  # [B], int64: how many of the Sk keys are valid
+    past_key: Array | None  # [B, Hkv, P, D], before the keys in k
+    past_value: Array | None  # [B, Hkv, P, Dv]
+    layout: Literal["BHSD", "BSHD"]  # the axes of q, k, v, y, dy and relative_query
+    dropout: tuple[float, int] | None  # (probability, seed), of the weights
+    softmax_in_fp64: bool
+
+    attention_bias: Array | None  # a float type, broadcast to [B, Hq, Sq, T], added to the scores
+    head_sink: Array | None  # [Hq], a table: the score of one more key without a value
+    alibi: bool
+    alibi_slopes: Array | None  # [Hq] or [B, Hq], a table
+    bias_table: Array | None  # [N, Hq], a table: T5's bias of each bucket of distances
+    is_bidirectional: bool  # half of the buckets are for later keys
+    max_distance: int | None
+    relative_bias: Array | None  # [1 or Hq, 2c + 1], a table
+    relative_keys: Array | None  # [1 or Hq, 2c + 1, D], a table
+    relative_values: Array | None  # [1 or Hq, 2c + 1, Dv], a table
+    relative_query: Array | None  # as q
+    v_head_size: int | None  # without v: V is the first numbers of each row of k
+    cos_cache: Array | None  # [M, r / 2] or [B, S, r / 2], a table: rotary embedding
+    sin_cache: Array | None
+    position_ids: Array | None  # [B, Sq], int64
+    key_position_ids: Array | None  # [B, Sk], int64
+    interleaved: bool
+    rotary_embedding_dim: int  # r; 0: D
+    rope_theta: Number | None
+    rotary_keys: bool | None
+    score_function: Literal["dot_product", "additive"]
+    additive_weight: Array | None  # [1 or Hq, D], a table
+    normalizer: Literal["softmax", "sparsemax", "entmax15", "entmax"]
+    alpha: Number | None  # of entmax, 1 to 2
+    head_alpha: Array | None  # [Hq], a table
+    block_mask: Array | None  # bool, [1 or B, 1 or Hq, Sq / block_q, T / block_k], rounded up
+    block_q: int | None
+    block_k: int | None
+    selected_indices: Array | None  # int32, [B, 1 or Hkv, Sq, N]; -1: unused
+    global_mask: Array | None  # bool, [B, T]
+    prefix_keys: int
+
+
+# ---- Tensors ------------------------------------------------------------------------------------
+
+_FLOAT, _MASK, _QUERY, _TABLE, _LSE, _BOOL, _INT32, _INT64 = range(8)  # allowed types; see _check_type()
+
+
+class _Slot(NamedTuple):
+    """A tensor of the problem. An axis is a size of all tensors, in capitals, or a field of rapt_problem."""
+
+    field: str  # of rapt_arguments
+    axes: str
+    dtype: int
+    sets: str = ""  # a field of rapt_problem: the type, or 1
+
+
+# In this order sizes are known before they are compared.
+_SLOTS = {
+    "q": _Slot("query", "B Hq Sq D", _FLOAT, "dtype"),
+    "k": _Slot("key", "B Hkv Sk D", _QUERY),
+    "v": _Slot("value", "B Hkv Sk Dv", _QUERY),
+    "past_key": _Slot("past_key", "B Hkv P D", _QUERY),
+    "past_value": _Slot("past_value", "B Hkv P Dv", _QUERY),
+    "key_lengths": _Slot("key_lengths", "B", _INT64, "has_key_lengths"),
+    "mask": _Slot("mask", "", _MASK, "mask_dtype"),
+    "attention_bias": _Slot("bias", "", _FLOAT, "bias_dtype"),
+    "head_sink": _Slot("head_sink", "Hq", _TABLE, "head_sink_dtype"),
+    "alibi_slopes": _Slot("alibi_slopes", "alibi_slopes_batch Hq", _TABLE, "alibi_slopes_dtype"),
+    "bias_table": _Slot("bias_table", "bias_table_buckets Hq", _TABLE, "bias_table_dtype"),
+    "relative_bias": _Slot("relative_bias", "relative_bias_heads relative_bias_length", _TABLE, "relative_bias_dtype"),
+    "relative_keys": _Slot("relative_keys", "relative_keys_heads relative_keys_length D", _TABLE, "relative_keys_dtype"),
+    "relative_values": _Slot(
+        "relative_values", "relative_values_heads relative_values_length Dv", _TABLE, "relative_values_dtype"
+    ),
+    "relative_query": _Slot("relative_query", "B Hq Sq D", _QUERY, "has_relative_query"),
+    "cos_cache": _Slot(
+        "cos_cache", "rotary_cache_batch rotary_cache_rows rotary_cache_pairs", _TABLE, "rotary_cache_dtype"
+    ),
+    "sin_cache": _Slot(
+        "sin_cache", "rotary_cache_batch rotary_cache_rows rotary_cache_pairs", _TABLE, "rotary_cache_dtype"
+    ),
+    "position_ids": _Slot("position_ids", "B Sq", _INT64, "has_position_ids"),
+    "key_position_ids": _Slot("key_position_ids", "B Sk", _INT64, "has_key_position_ids"),
+    "additive_weight": _Slot("additive_weight", "additive_weight_heads D", _TABLE, "additive_weight_dtype"),
+    "head_alpha": _Slot("head_alpha", "Hq", _TABLE, "head_alpha_dtype"),
+    "block_mask": _Slot("block_mask", "block_mask_batch block_mask_heads Sq/block_q T/block_k", _BOOL, "has_block_mask"),
+    "selected_indices": _Slot("selected_indices", "B selected_heads Sq selected_count", _INT32, "has_selected_indices"),
+    "global_mask": _Slot("global_mask", "B T", _BOOL, "has_global_mask"),
+    "dy": _Slot("output_gradient", "B Hq Sq Dv", _QUERY),
+    "y": _Slot("forward_output", "B Hq Sq Dv", _QUERY, "has_forward"),
+    "lse": _Slot("forward_lse", "B Hq Sq", _LSE),
+    "dlse": _Slot("lse_gradient", "B Hq Sq", _LSE, "has_lse_gradient"),
+}
+_OUTPUTS = {
+    "y": _Slot("output", "B Hq Sq Dv", _QUERY),
+    "scores": _Slot("scores", "B Hq Sq T", _QUERY),
+    "lse": _Slot("lse", "B Hq Sq", _LSE),
+    "present_key": _Slot("present_key", "B Hkv T D", _QUERY),
+    "present_value": _Slot("present_value", "B Hkv T Dv", _QUERY),
+}
+# Gradient -> input.
+_GRADIENTS = {"dq": "q", "dk": "k", "dv": "v"} | {
+    f"d_{name}": name for name in _SLOTS if name not in ("q", "k", "v") and _SLOTS[name].field in capi.GRADIENTS
+}
+# The size of an axis in capitals is this field of rapt_problem.
+_SIZES = {
+    "B": "batch",
+    "Hq": "query_heads",
+    "Hkv": "kv_heads",
+    "Sq": "query_length",
+    "Sk": "key_length",
+    "P": "past_length",
+    "D": "head_size",
+    "Dv": "value_head_size",
+}
+_TENSORS = frozenset(_SLOTS) - {"q", "k", "v", "dy", "y", "lse", "dlse"}
+_BROADCASTS = ("mask", "attention_bias")  # these have rank 1 to 4
+_OF_LAYOUT = ("q", "k", "v", "relative_query", "dy", "y", "out")
+
+
+_OPTIONAL_AXIS = ("alibi_slopes", "cos_cache", "sin_cache")  # their first axis may be absent
+_COPY = "use numpy.ascontiguousarray, or contiguous() of a PyTorch tensor"
+
+
+def check(condition: bool, error: str, fix: str = "") -> None:
+    if not condition:
+        raise ValueError(f"{error}; {fix}" if fix else error)
+
+
+def text(shape: Sequence[object]) -> str:
+    return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def _lse_type(dtype: int) -> int:
+    return capi.FP64 if dtype == capi.FP64 else capi.FP32
+
+
+def _input_strides(name: str, layout: Layout) -> list[int]:
+    """With 1 for axes of size 1: the library takes strides that are all 0 for those of a row-major tensor."""
+    strides = [1 if size == 1 else stride for size, stride in zip(layout.shape, _arrays.strides_of(layout))]
+    if 0 in layout.shape:
+        return list(_arrays.row_major(layout.shape))
+    check(min(strides) >= 0, f"{name} has a negative stride", _COPY)
+    check(any(strides), f"{name} is one number that is broadcast; give it axes of size 1")
+    may_stride = name in _BROADCASTS or name == "block_mask" or len(strides) < 4
+    check(may_stride or strides[3] == 1, f"{name} is not contiguous: its last axis has stride {strides[-1]}", _COPY)
+    return strides
+
+
+class _Filling:
+    """Fills a rapt_problem and its rapt_arguments."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.problem, self.arguments = capi.Problem(), capi.Arguments()
+        self._sizes: dict[str, tuple[int, str]] = {}  # axis -> size, and the tensor that has it
+        self._swaps = options.get("layout") == "BSHD"
+
+    def set_size(self, axis: str, size: int, source: str) -> None:
+        self._sizes[axis] = size, source
+
+    def size(self, axis: str) -> int:
+        return self._sizes[axis][0]
+
+    def write_sizes(self) -> None:
+        for axis, (size, _) in self._sizes.items():
+            field = _SIZES.get(axis, axis)
+            if hasattr(capi.Problem, field):
+                setattr(self.problem, field, size)
+
+    def add_input(self, name: str, layout: Layout) -> None:
+        slot = _SLOTS[name]
+        self._check_type(name, slot, layout.dtype)
+        if slot.sets:
+            setattr(self.problem, slot.sets, layout.dtype if slot.sets.endswith("dtype") else 1)
+        if name in _BROADCASTS:
+            self._add_mask(name, slot, layout)
+            return
+        axes = slot.axes.split()
+        if name in _OPTIONAL_AXIS and len(layout.shape) < len(axes):
+            axes = axes[1:]
+        if name == "alibi_slopes" and len(axes) == 1:
+            self.set_size("alibi_slopes_batch", 1, name)
+        self._bind(name, self._in_layout(name, axes), layout.shape)
+        if name == "key_lengths":  # a plain pointer
+            check(layout.strides is None or layout.shape == (1,), f"{name} is not contiguous", _COPY)
+        elif layout.strides is not None or (self._swaps and name in _OF_LAYOUT):
+            strides = _input_strides(name, layout)
+            if name == "alibi_slopes" and len(axes) == 1:
+                strides = [1, *strides]
+            self._set_strides(name, slot, strides)
+
+    def _in_layout(self, name: str, axes: list[Any]) -> list[Any]:
+        """Axes from those of BHSD, or the other way round."""
+        return [axes[n] for n in (0, 2, 1, 3)] if self._swaps and name in _OF_LAYOUT else axes
+
+    def _set_strides(self, name: str, slot: _Slot, strides: list[int]) -> None:
+        """`strides`: of the first axes of four; the others have size 1."""
+        getattr(self.arguments, slot.field).strides[:] = (self._in_layout(name, strides) + [1, 1, 1])[:4]
+
+    def _check_type(self, name: str, slot: _Slot, dtype: int) -> None:
+        query = self.problem.dtype
+        allowed = {
+            _FLOAT: _arrays.FLOATS,
+            _MASK: (capi.BOOL, *_arrays.FLOATS),
+            _QUERY: (query,),
+            _TABLE: (capi.FP32, query),
+            _LSE: (_lse_type(query),),
+            _BOOL: (capi.BOOL,),
+            _INT32: (_arrays.INT32,),
+            _INT64: (_arrays.INT64,),
+        }[slot.dtype]
+        names = " or ".join(dict.fromkeys(_arrays.NAMES[code] for code in allowed))
+        fix = f"{name} != 0 is bool" if name == "mask" else ""
+        check(dtype in allowed, f"{name} has type {_arrays.NAMES[dtype]}; it must be {names}", fix)
+
+    def _bind(self, name: str, axes: list[str], shape: Shape) -> None:
+        has = f"{name} has shape {text(shape)}"
+        check(len(shape) == len(axes), f"{has}; it must be {text(axes)}")
+        for axis, size in zip(axes, shape):
+            known, source = self._sizes.setdefault(axis, (size, name))
+            check(known == size, f"{has}, {text(axes)}; {axis} must be {known}, as in {source}")
+
+    def _add_mask(self, name: str, slot: _Slot, layout: Layout) -> None:
+        rank = len(layout.shape)
+        check(1 <= rank <= 4, f"{name} has shape {text(layout.shape)}; its rank must be from 1 to 4")
+        getattr(self.problem, slot.field + "_shape")[:] = [1] * (4 - rank) + list(layout.shape)
+        getattr(self.arguments, slot.field).strides[:] = [1] * (4 - rank) + _input_strides(name, layout)
+
+    def add_output(self, name: str, given: Layout | None) -> _run.Output:
+        """`given`: the layout of the array for it, if it exists."""
+        slot = _OUTPUTS[name]
+        shape = tuple(self.size(axis) for axis in self._in_layout(name, slot.axes.split()))
+        dtype = _lse_type(self.problem.dtype) if slot.dtype == _LSE else self.problem.dtype
+        strides = list(_arrays.row_major(shape))
+        if given is not None:
+            name = "out"
+            check(
+                (given.dtype, given.shape) == (dtype, shape),
+                f"out has type {_arrays.NAMES[given.dtype]} and shape {text(given.shape)}; it must have"
+                f" {_arrays.NAMES[dtype]} and {text(shape)}",
+            )
+            strides = _input_strides("out", given)
+            check(min(strides) > 0, "out repeats elements: it has a stride of 0")
+        self._set_strides("y" if given else name, slot, strides)
+        return _run.Output(name, slot.field, shape, dtype)
+
+    def add_gradient(self, name: str, source: str, layout: Layout) -> _run.Output:
+        field = _SLOTS[source].field
+        self.problem.gradients |= 1 << capi.GRADIENTS.index(field)
+        if source in _OF_LAYOUT:
+            self._set_strides(source, _Slot(f"d_{field}", "", _QUERY), list(_arrays.row_major(layout.shape)))
+        return _run.Output(name, f"d_{field}", layout.shape, layout.dtype)
+
+
+# ---- Scalars ------------------------------------------------------------------------------------
+
+
+def integer(name: str, value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; it must be an integer") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {number}; it must be from {least} to {most}")
+    return number
+
+
+def real(name: str, value: Any) -> float:
+    try:
+        return float(value + 0.0)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; it must be a number") from None
+
+
+def _boolean(name: str, value: Any) -> int:
+    return integer(name, value.item() if isinstance(value, np.bool_) else value, 0, 1)
+
+
+def choice(name: str, value: Any, choices: dict[str, int]) -> int:
+    if isinstance(value, str) and value in choices:
+        return choices[value]
+    raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+
+
+def _pair(name: str, value: Any, parts: str) -> tuple[Any, Any]:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError(f"{name} is {value!r}; it must be ({parts})")
+    return value
+
+
+def _set_window(problem: capi.Problem, value: Any) -> None:
+    for side, keys in zip(("left", "right"), _pair("window", value, "left, right")):
+        if keys is None:
+            continue
+        setattr(problem, f"has_{side}_window", 1)
+        setattr(problem, f"{side}_window", integer(f"window's {side}", keys, 0))
+
+
+def _set_dropout(problem: capi.Problem, value: Any) -> None:
+    probability, seed = _pair("dropout", value, "probability, seed")
+    problem.dropout_probability = real("dropout's probability", probability)
+    problem.dropout_seed = integer("dropout's seed", seed, 0, 2**64 - 1)
+
+
+def _set_nothing(problem: capi.Problem, value: Any) -> None:
+    """Of options that are read elsewhere."""
+
+
+def _field(name: str, convert: Callable[[str, Any], Any], given: str | None = None) -> Callable[[capi.Problem, Any], None]:
+    """Sets the field of this name, and `given` to 1."""
+
+    def put(problem: capi.Problem, value: Any) -> None:
+        setattr(problem, name, convert(name, value))
+        if given:
+            setattr(problem, given, 1)
+
+    return put
+
+
+def _enumeration(name: str, choices: dict[str, int], field: str = "") -> Callable[[capi.Problem, Any], None]:
+    return lambda problem, value: setattr(problem, field or name, choice(name, value, choices))
+
+
+_SETTERS: dict[str, Callable[[capi.Problem, Any], None]] = {
+    "causal": _field("causal", _boolean),
+    "scale": _field("scale", real, "has_scale"),
+    "softcap": _field("softcap", real),
+    "window": _set_window,
+    "alignment": _enumeration("alignment", capi.ALIGNMENTS),
+    "layout": lambda problem, value: _set_nothing(problem, choice("layout", value, {"BHSD": 0, "BSHD": 1})),
+    "dropout": _set_dropout,
+    "softmax_in_fp64": _field("softmax_in_fp64", _boolean),
+    "alibi": _field("alibi", _boolean),
+    "is_bidirectional": _field("is_bidirectional", _boolean),
+    "max_distance": _field("max_distance", integer, "has_max_distance"),
+    "v_head_size": _set_nothing,
+    "interleaved": _field("interleaved", _boolean),
+    "rotary_embedding_dim": _field("rotary_embedding_dim", integer),
+    "rope_theta": _field("rope_theta", real, "has_rope_theta"),
+    "rotary_keys": _field("rotary_keys", _boolean, "has_rotary_keys"),
+    "score_function": _enumeration("score_function", capi.SCORE_FUNCTIONS),
+    "normalizer": _enumeration("normalizer", capi.NORMALIZERS),
+    "alpha": _field("alpha", real, "has_alpha"),
+    "block_q": _field("block_q", integer),
+    "block_k": _field("block_k", integer),
+    "prefix_keys": _field("prefix_keys", integer),
+    "scores": _enumeration("scores", capi.SCORE_OUTPUTS, "score_output"),
+}
+
+
+# ---- Calls --------------------------------------------------------------------------------------
+
+
+def _ceiling(name: str, length: int, block: Any) -> int:
+    if block is None:
+        raise ValueError(f"block_mask is given without {name}")
+    return -(-length // integer(name, block, 1))
+
+
+def _fill(layouts: dict[str, Layout], options: dict[str, Any]) -> _Filling:
+    filling = _Filling(options)
+    for name, value in options.items():
+        _SETTERS[name](filling.problem, value)
+    sized = [name for name in ("q", "k", "v", "past_key", "past_value") if name in layouts]
+    for name in sized:
+        filling.add_input(name, layouts[name])
+    _complete_sizes(filling, layouts, options)
+    for name in layouts:
+        if name not in sized:
+            filling.add_input(name, layouts[name])
+    filling.write_sizes()
+    return filling
+
+
+def _complete_sizes(filling: _Filling, layouts: dict[str, Layout], options: dict[str, Any]) -> None:
+    """Sets the sizes that no tensor has."""
+    if "v" not in layouts:
+        check("v_head_size" in options, "v is missing; without it, v_head_size says which part of a key is its value")
+        filling.problem.values_in_keys = 1
+        filling.set_size("Dv", integer("v_head_size", options["v_head_size"]), "v_head_size")
+    else:
+        check("v_head_size" not in options, "v and v_head_size are given; they exclude each other")
+        check(("past_key" in layouts) == ("past_value" in layouts), "past_key and past_value belong together")
+    if "past_key" not in layouts:
+        check("past_value" not in layouts, "past_value is given without past_key")
+        filling.set_size("P", 0, "past_key")
+    total = filling.size("P") + filling.size("Sk")
+    filling.set_size("T", total, "k and past_key")
+    if "block_mask" in layouts:
+        for axis, name, length in (("Sq/block_q", "block_q", filling.size("Sq")), ("T/block_k", "block_k", total)):
+            check(name in options, f"block_mask is given without {name}")
+            filling.set_size(axis, -(-length // integer(name, options[name], 1)), name)
+
+
+def _prepared(context: capi.Context, filling: _Filling, inputs: Iterable[str], outputs: list[_run.Output]) -> _run.Prepared:
+    plan = capi.Plan(context, filling.problem)
+    return _run.Prepared(plan, filling.arguments, [_SLOTS[name].field for name in inputs], outputs)
+
+
+def _prepare_forward(
+    context: capi.Context,
+    layouts: dict[str, Layout],
+    options: dict[str, Any],
+    wanted: tuple[str, ...],
+    given: dict[str, Layout],
+) -> _run.Prepared:
+    filling = _fill(layouts, options)
+    filling.problem.wants_lse = "lse" in wanted
+    filling.problem.wants_present = "present_key" in wanted
+    outputs = [filling.add_output(name, given.get("out") if name == "y" else None) for name in wanted]
+    return _prepared(context, filling, layouts, outputs)
+
+
+def _prepare_backward(
+    context: capi.Context,
+    layouts: dict[str, Layout],
+    options: dict[str, Any],
+    wanted: tuple[str, ...],
+    given: dict[str, Layout],
+) -> _run.Prepared:
+    filling = _fill(layouts, options)
+    outputs = [filling.add_gradient(name, _GRADIENTS[name], layouts[_GRADIENTS[name]]) for name in wanted]
+    return _prepared(context, filling, layouts, outputs)
+
+
+def split(
+    inputs: dict[str, Any], options: Mapping[str, Any], tensors: Collection[str], scalars: Collection[str]
+) -> dict[str, Any]:
+    """Adds those options that are tensors to the inputs and returns the others. None is absent."""
+    rest = {}
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in tensors:
+            inputs[name] = lengths(name, value) if name == "key_lengths" else value
+        elif name in scalars:
+            rest[name] = tuple(value) if isinstance(value, list) else value
+        else:
+            raise TypeError(f"there is no option {name}; the options are {', '.join(sorted([*tensors, *scalars]))}")
+    return rest
+
+
+def lengths(name: str, value: Any) -> Any:
+    """An array, also of a sequence of integers."""
+    if isinstance(value, Sequence):
+        return np.array([integer(name, n) for n in value], np.int64)
+    return value
+
+
+_SCALARS = frozenset(_SETTERS) - {"scores"}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _shows_options(function: F) -> F:
+    """Lists Options in the function's signature, which help() and notebooks show."""
+    signature = inspect.signature(function)
+    named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=annotation)
+        for name, annotation in Options.__annotations__.items()
+    ]
+    function.__signature__ = signature.replace(parameters=named + more)  # type: ignore[attr-defined]
+    return function
+
+
+@_shows_options
+def attention(q: A, k: Array, v: Array | None = None, *, out: A | None = None, **options: Unpack[Options]) -> A:
+    """Exact attention, softmax(scale * q k^T + mask) v, as the ONNX operator Attention defines it.
+
+    q [B, Hq, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv] are NumPy arrays, PyTorch tensors on the CPU or other
+    arrays with __dlpack__, of float32, float16, bfloat16 or float64, all of one type; Hq is a multiple of Hkv. They are
+    read where they are: any strides will do, but the last axis has to be contiguous. Returns y [B, Hq, Sq, Dv], a new
+    array of q's library, or `out`. rapt.Options lists the options.
+
+    Raises ValueError for sizes, types and options that do not fit, and for arrays on another device; TypeError for what
+    is no array; MemoryError; NotImplementedError; RuntimeError for a tensor that requires a gradient. Threads may
+    call it at the same time; it computes without the GIL."""
+    inputs: dict[str, Any] = {"q": q, "k": k}
+    if v is not None:
+        inputs["v"] = v
+    scalars = split(inputs, options, _TENSORS, _SCALARS) if options else {}
+    given = None if out is None else {"out": out}
+    results, _ = _run.run(_prepare_forward, inputs, scalars, ("y",), given)
+    y: A = results["y" if out is None else "out"]
+    return y
+
+
+@dataclass(frozen=True)
+class AttendResult(Generic[A]):
+    """What attend() returns. In a notebook it shows its scores as pictures."""
+
+    y: A  # [B, Hq, Sq, Dv]
+    scores: A | None = None  # [B, Hq, Sq, T], q's type
+    lse: A | None = None  # [B, Hq, Sq], the logarithm of the sum of exp(score); float32, float64 for float64
+    present_key: A | None = None  # [B, Hkv, T, D], the past keys and those of k
+    present_value: A | None = None  # [B, Hkv, T, Dv]
+    plan: str = ""  # "cpu/avx512 q96 k64 s1": backend, instruction set, tiles
+
+
+@_shows_options
+def attend(
+    q: A,
+    k: Array,
+    v: Array | None = None,
+    *,
+    scores: Scores | None = None,
+    lse: bool = False,
+    present: bool = False,
+    **options: Unpack[Options],
+) -> AttendResult[A]:
+    """attention() with more outputs: `scores` names the step to return, [B, Hq, Sq, T]: "scores", "softcapped",
+    "biased" (with -inf for hidden keys) or "weights"; `lse`; `present`, the keys and values for the next call."""
+    inputs: dict[str, Any] = {"q": q, "k": k}
+    if v is not None:
+        inputs["v"] = v
+    scalars = split(inputs, options, _TENSORS, _SCALARS)
+    wanted = ["y"]
+    if scores is not None:
+        scalars["scores"] = scores
+        wanted.append("scores")
+    if lse:
+        wanted.append("lse")
+    if present:
+        wanted += ["present_key", "present_value"] if v is not None else ["present_key"]
+    results, plan = _run.run(_prepare_forward, inputs, scalars, tuple(wanted))
+    return AttendResult(**results, plan=plan.description)
+
+
+@_shows_options
+def attend_backward(
+    q: A,
+    k: Array,
+    v: Array | None,
+    dy: Array,
+    *,
+    gradients: Sequence[str] | None = None,
+    y: Array | None = None,
+    lse: Array | None = None,
+    dlse: Array | None = None,
+    **options: Unpack[Options],
+) -> dict[str, A]:
+    """The gradients of a loss by the inputs of attention(), for its gradient dy by y.
+
+    `gradients`: "dq", "dk", "dv" (the default), "d_mask", "d_head_sink", ... of inputs that are given, each with the
+    type and shape of its input. With y and lse of the forward pass, the call need not compute them again. `dlse` is the
+    gradient by lse. See docs/gradients.md."""
+    if (y is None) != (lse is None):
+        raise ValueError("y and lse belong together: both or neither")
+    inputs: dict[str, Any] = {"q": q, "k": k, "dy": dy}
+    inputs |= {name: x for name, x in {"v": v, "y": y, "lse": lse, "dlse": dlse}.items() if x is not None}
+    scalars = split(inputs, options, _TENSORS, _SCALARS)
+    if gradients is None:
+        gradients = ("dq", "dk", "dv") if v is not None else ("dq", "dk")
+    for name in gradients:
+        if name not in _GRADIENTS:
+            raise ValueError(f"gradients has {name!r}; the gradients are {', '.join(_GRADIENTS)}")
+        if _GRADIENTS[name] not in inputs:
+            raise ValueError(f"gradients has {name}, but there is no {_GRADIENTS[name]}")
+    results, _ = _run.run(_prepare_backward, inputs, scalars, tuple(gradients))
+    return results
+
+
+def merge(parts: Iterable[AttendResult[A] | tuple[A, A]], *, layout: Literal["BHSD", "BSHD"] = "BHSD") -> AttendResult[A]:
+    """Attention over all keys from results over disjoint parts of them, each with y and lse; a part without keys has
+    y 0 and lse -inf. The result has y and lse, so that it can be merged again."""
+    pairs = [(part.y, part.lse) if isinstance(part, AttendResult) else part for part in parts]
+    if not pairs:
+        raise ValueError("parts is empty; merge() needs at least one part")
+    ys, lses = [], []
+    for n, (y, lse) in enumerate(pairs):
+        if lse is None:
+            raise ValueError(f"parts[{n}] has no lse; ask for it with attend(..., lse=True)")
+        ys.append(_arrays.as_floats(f"parts[{n}].y", y))
+        lses.append(_arrays.as_floats(f"parts[{n}].lse", lse))
+        of_y = tuple(ys[n].shape[axis] for axis in ((0, 1, 2) if layout == "BHSD" else (0, 2, 1))) if ys[n].ndim == 4 else ()
+        check(
+            ys[n].shape == ys[0].shape and lses[n].shape == of_y,
+            f"parts[{n}] has y of shape {text(ys[n].shape)} and lse of shape {text(lses[n].shape)}; they must be"
+            f" [B, Hq, Sq, Dv] and [B, Hq, Sq], the same in all parts",
+        )
+    top = np.maximum.reduce(lses)
+    shares = [np.exp(lse - np.where(top == -np.inf, 0, top)) for lse in lses]
+    total = np.add.reduce(shares)
+    y, lse = pairs[0]
+    kind = _arrays.kind_of("parts[0].y", y)
+    dtype = kind.read("parts[0].y", y)[1].dtype
+    sum_of_parts = np.zeros_like(ys[0])
+    for part, share in zip(ys, shares):
+        weight = share / np.where(total == 0, 1, total)
+        sum_of_parts += part * (weight if layout == "BHSD" else weight.swapaxes(1, 2))[..., None]
+    with np.errstate(divide="ignore"):
+        merged = top + np.log(total)
+    return AttendResult(y=_made(y, sum_of_parts, dtype), lse=_made(y, merged, _lse_type(dtype)))
+
+
+def _made(like: A, numbers: np.ndarray[Any, Any], dtype: int) -> A:
+    """A new array of the kind of `like`."""
+    kind = _arrays.kind_of("parts", like)
+    result = kind.empty(like, numbers.shape, dtype)
+    _arrays.as_numpy("result", result)[...] = _arrays.rounded(numbers, dtype)
+    made: A = kind.finish(like, result)
+    return made

@@ -1,0 +1,157 @@
+"""rapt.linear_attention and rapt.lsh_attention. onnx_in_process_test.py has the ONNX operator's cases."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import rapt
+from linear_test import RULES, Call, assert_close, features
+from lsh_oracle import lsh_attention
+
+
+def linear(call, **options):
+    """The call in process."""
+    arrays = call.arrays | {name: options.pop(name) for name in list(options) if isinstance(options[name], np.ndarray)}
+    parameters = dict(call.parameters)
+    heads = {"query_heads": parameters.pop("q_num_heads"), "kv_heads": parameters.pop("kv_num_heads")}
+    return rapt.linear_attention(**arrays, **heads, **(parameters | options))
+
+
+@pytest.mark.parametrize("per_key", (False, True), ids=("head", "key"))
+@pytest.mark.parametrize("rule", RULES)
+def test_linear_equals_onnxruntime(rule, per_key):
+    call = Call(rule, 65, per_key=per_key, past=True)
+    output, state = call.onnxruntime()
+    result = linear(call, present_state=True)
+    assert_close(result.output, output)
+    assert_close(result.present_state, state)
+    assert result.plan and result.present_normalizer is None and result.relative_error is None
+    np.testing.assert_array_equal(linear(call).output, result.output)
+
+
+def test_linear_continues_from_its_state():
+    call = Call("linear", 40, heads=(2, 2))
+    options = {"feature_map": "elu1", "normalize": True}
+    want = linear(call, **options).output
+    parts, past = [], {}
+    for begin, end in ((0, 10), (10, 11), (11, 40)):
+        step = Call("linear", 40, heads=(2, 2))
+        step.arrays = {name: np.ascontiguousarray(x[:, begin:end]) for name, x in call.arrays.items()}
+        result = linear(step, **options, **past, present_state=True, present_normalizer=True)
+        parts.append(result.output)
+        past = {"past_state": result.present_state, "past_normalizer": result.present_normalizer}
+    assert_close(np.concatenate(parts, 1), want)
+
+
+def test_favor_with_a_projection_and_with_a_seed():
+    call = Call("linear", 64, heads=(2, 2))
+    projection = np.random.default_rng(3).standard_normal((50, 24)).astype(np.float32)
+    q, k, v = (call.arrays[n].astype(np.float64).reshape(2, 64, 2, -1) for n in ("query", "key", "value"))
+    q, k = features(q, "favor", projection), features(k, "favor", projection)
+    weights = np.einsum("bihf,bjhf->bhij", q, k)
+    want = np.einsum("bhij,bjhv->bihv", weights / weights.sum(-1, keepdims=True), v).reshape(2, 64, -1)
+    assert_close(linear(call, feature_map="favor", projection=projection, causal=False).output, want)
+    first = linear(call, feature_map="favor", num_features=512, seed=5, error_rows=100)
+    assert 0 < first.relative_error < linear(call, feature_map="favor", num_features=16, seed=5, error_rows=100).relative_error
+    usual = linear(call, feature_map="favor", seed=5, present_state=True)  # floor(24 ln 24) features
+    assert usual.present_state.shape == (2, 2, 76, 40)
+
+
+@pytest.mark.parametrize("dtype", (np.float64, np.float16, ml_dtypes.bfloat16))
+def test_linear_types(dtype):
+    call = Call("gated_delta", 70)
+    call.arrays = {name: array.astype(dtype) for name, array in call.arrays.items()}
+    exact = Call("gated_delta", 70)
+    exact.arrays = {name: array.astype(np.float64) for name, array in call.arrays.items()}
+    want = linear(exact, present_state=True)
+    got = linear(call, present_state=True, state_type="float32")
+    assert got.output.dtype == dtype and got.present_state.dtype == np.float32
+    assert_close(got.output, want.output)
+
+
+def test_linear_padding():
+    call = Call("gated_delta", 40)
+    result = linear(call, key_lengths=[0, 25], present_state=True)
+    assert not result.output[0].any() and not result.present_state[0].any() and not result.output[1, 25:].any()
+
+
+def normal(*shape, dtype=np.float32):
+    return np.random.default_rng(shape).standard_normal(shape).astype(dtype)
+
+
+QUERY = normal(2, 6, 24)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    (
+        ({"query_heads": 5}, ValueError, "query's last axis is 24; it must be a multiple of Hq, 5"),
+        ({"query_heads": 0}, ValueError, "query_heads is 0; it must be from 1 to 65536"),
+        ({"query_heads": 2, "kv_heads": 4}, ValueError, r"key has shape \[2, 6, 24\]; it must be \[B,T,Hkv\*d_k\], \[2, 6, 48\]"),
+        ({"key": normal(2, 5, 24)}, ValueError, r"key has shape \[2, 5, 24\]"),
+        ({"key": normal(2, 6, 24, dtype=np.float64)}, ValueError, "key has type float64; it must be float32"),
+        ({"query": QUERY[0]}, ValueError, "its rank must be 3"),
+        ({"query": normal(6, 2, 24).swapaxes(0, 1)}, ValueError, "query is not contiguous"),
+        ({"decay": normal(2, 6, 5)}, ValueError, "decay has shape"),
+        ({"beta": normal(2, 6, 3)}, ValueError, "beta has shape"),
+        ({"past_state": normal(2, 4, 6, 5)}, ValueError, "past_state has shape"),
+        ({"past_normalizer": normal(2, 4, 6)}, ValueError, "past_normalizer is given without past_state"),
+        ({"past_state": normal(2, 4, 6, 6), "normalize": True}, ValueError, "past_normalizer is missing"),
+        ({"update_rule": "fast"}, ValueError, "update_rule is 'fast'; it must be one of gated_delta, linear"),
+        ({"feature_map": "relu2"}, ValueError, "feature_map is 'relu2'"),
+        ({"state_type": "int8"}, ValueError, "state_type is 'int8'"),
+        ({"num_features": 0}, ValueError, "num_features is 0"),
+        ({"seed": -1}, ValueError, "seed is -1"),
+        ({"key_lengths": [6, 7]}, ValueError, "7"),
+    ),
+)
+def test_linear_errors_name_the_argument(change, error, message):
+    arguments = {"query": QUERY, "key": QUERY, "value": QUERY, "query_heads": 4, "kv_heads": 4, "update_rule": "linear"}
+    with pytest.raises(error, match=message):
+        rapt.linear_attention(**arguments | change)
+
+
+@pytest.mark.parametrize("heads", (1, 3), ids=("shared", "each"))
+def test_reformer(heads):
+    q, v = normal(2, 3, 96, 16), normal(2, 3, 96, 24)
+    rotations = normal(heads, 16, 4, 4)
+    result = rapt.lsh_attention(
+        q, v, rotations=rotations, num_hashes=4, num_buckets=8, chunk_length=12, causal=True, key_lengths=[96, 50], buckets=True
+    )
+    want, buckets = lsh_attention(q, v, rotations, 12, is_causal=True, lengths=(96, 50))
+    np.testing.assert_array_equal(result.buckets, buckets)
+    assert result.buckets.dtype == np.int32
+    assert_close(result.y, want)
+
+
+def test_the_simple_form():
+    q, k, v = normal(2, 3, 96, 16), normal(2, 3, 48, 32).reshape(2, 3, 96, 16), normal(2, 3, 96, 24)
+    rotations = normal(1, 16, 3, 16)
+    result = rapt.lsh_attention(q, v, k=k, rotations=rotations, num_hashes=3, chunk_length=16, buckets=True)
+    want, buckets = lsh_attention(q, v, rotations, 16, k=k)
+    np.testing.assert_array_equal(result.buckets, buckets)
+    assert_close(result.y, want)
+
+
+def test_a_seed_draws_the_same_rotations():
+    q, v = normal(1, 2, 64, 16), normal(1, 2, 64, 8)
+    first, again, other = (rapt.lsh_attention(q, v, chunk_length=16, seed=seed).y for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    (
+        ({"chunk_length": 7}, "chunk_length is 7"),
+        ({"num_buckets": 5}, "num_buckets is 5"),
+        ({"num_hashes": 0}, "num_hashes is 0"),
+        ({"seed": None}, "rotations and seed are missing"),
+        ({"rotations": normal(1, 16, 1, 3), "num_buckets": 8}, r"rotations has shape \[1, 16, 1, 3\]; it must be"),
+        ({"v": normal(1, 2, 60, 8)}, r"v has shape \[1, 2, 60, 8\]"),
+        ({"q": normal(2, 64, 16)}, "q has shape .* its rank must be 4"),
+    ),
+)
+def test_lsh_errors_name_the_argument(change, message):
+    arguments = {"q": normal(1, 2, 64, 16), "v": normal(1, 2, 64, 8), "chunk_length": 16, "seed": 1}
+    with pytest.raises(ValueError, match=message):
+        rapt.lsh_attention(**arguments | change)

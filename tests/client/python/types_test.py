@@ -1,0 +1,43 @@
+"""The package passes mypy --strict, and callers see its types."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[3] / "client/python/rapt"
+
+CALLER = """
+import numpy as np
+import rapt
+
+x = np.zeros((1, 1, 4, 8), np.float32)
+reveal_type(rapt.attention(x, x, x, causal=True, window=(3, None)))
+reveal_type(rapt.attend(x, x, x, lse=True).y)
+rapt.attention(x, x, x, casual=True)
+rapt.attend(x, x, x, scores="probabilities")
+rapt.attention([1.0], x, x)
+"""
+
+
+def mypy(*arguments):
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-color-output", "--cache-dir=/dev/null", *arguments]
+    return subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def test_the_package_passes():
+    assert (PACKAGE / "py.typed").exists()
+    assert mypy(PACKAGE).startswith("Success: no issues found")
+
+
+def test_callers_see_types(tmp_path, monkeypatch):
+    monkeypatch.setenv("MYPYPATH", str(PACKAGE.parent))
+    caller = tmp_path / "caller.py"
+    caller.write_text(CALLER)
+    lines = [line for line in mypy(caller).splitlines()[:-1] if "error:" in line or "Revealed" in line]
+    assert len(lines) == 5, lines
+    assert 'Revealed type is "numpy.ndarray[' in lines[0] and 'Revealed type is "numpy.ndarray[' in lines[1]
+    assert 'Unexpected keyword argument "casual" for "attention"' in lines[2]
+    assert 'Argument "scores" to "attend" has incompatible type' in lines[3]
+    assert 'of "attention" cannot be "list[float]"' in lines[4]
