@@ -13,6 +13,7 @@ hashing. As in kernel_bench.py, all sides run in one process with the same numbe
 between them, and times are medians. Prints Markdown for RESULTS.md.
 """
 
+import ctypes
 import dataclasses
 import json
 import math
@@ -21,9 +22,9 @@ import re
 import statistics
 import sys
 
-import rapt_attention
 import torch
 from kernel_bench import Bench, Disturbance, Rapt, commit, cpu_model, measure, milliseconds, parse_arguments
+from rapt import capi
 
 HEADS, SIZE = 2, 64
 LENGTHS = (4096, 32768)
@@ -80,16 +81,17 @@ class Operator:
     def __init__(self, bench, problem, arguments, tensors, output):
         self._tensors = tensors  # alive: the arguments hold addresses
         self.output = output
-        self.plan = bench.library.plan(bench.context, problem)
-        self.run = bench.library.runner(bench.context, self.plan, arguments)
+        self._arguments = arguments
+        self.plan = capi.Plan(bench.context, problem)
+        self._given = ctypes.byref(arguments)
 
     def __call__(self):
-        self.run()
+        self.plan.run(self._given)
         return self.output
 
 
 def attention(bench, case, x, v, scale, **fields):
-    problem = rapt_attention.Problem(
+    problem = capi.Problem(
         has_scale=1,
         scale=scale,
         causal=case.causal,
@@ -107,7 +109,7 @@ def attention(bench, case, x, v, scale, **fields):
             tensors[name] = value
         else:
             setattr(problem, name, value)
-    return Rapt(bench.library, bench.context, problem, tensors)
+    return Rapt(bench.context, problem, tensors)
 
 
 def window(bench, case, x, v, scale):
@@ -142,8 +144,8 @@ def block_mask(bench, case, x, v, scale):
 
 
 def lsh(bench, case, x, v, scale, chunk=CHUNK):
-    problem = rapt_attention.LshProblem(
-        dtype=rapt_attention.FP32,
+    problem = capi.LshProblem(
+        dtype=capi.FP32,
         batch=1,
         heads=HEADS,
         length=case.length,
@@ -155,14 +157,14 @@ def lsh(bench, case, x, v, scale, chunk=CHUNK):
         causal=case.causal,
     )
     y = torch.empty_like(v)
-    arguments = rapt_attention.LshArguments(query=x.data_ptr(), value=v.data_ptr(), output=y.data_ptr())
+    arguments = capi.LshArguments(query=x.data_ptr(), value=v.data_ptr(), output=y.data_ptr())
     return Operator(bench, problem, arguments, (x, v), y)
 
 
 def favor(bench, case, x, v, scale):
     x, v = (tensor.transpose(1, 2).reshape(1, case.length, -1).contiguous() for tensor in (x, v))
-    problem = rapt_attention.LinearProblem(
-        dtype=rapt_attention.FP32,
+    problem = capi.LinearProblem(
+        dtype=capi.FP32,
         update_rule=1,
         batch=1,
         query_heads=HEADS,
@@ -177,7 +179,7 @@ def favor(bench, case, x, v, scale):
         seed=1,
     )
     y = torch.empty_like(v)
-    arguments = rapt_attention.LinearArguments(
+    arguments = capi.LinearArguments(
         query=x.data_ptr(), key=x.data_ptr(), value=v.data_ptr(), output=y.data_ptr()
     )
     return Operator(bench, problem, arguments, (x, v), y)
@@ -218,7 +220,7 @@ def run(case, bench):
                 "name": name,
                 "ms": seconds[name] * 1e3,
                 "ratio": seconds["exact"] / seconds[name],
-                "workspace_bytes": sides[name].plan.workspace_bytes(),
+                "workspace_bytes": sides[name].plan.workspace_bytes,
                 "errors": {kind: error_of(make, bench, case, x, v, scale) for kind, (x, scale) in inputs.items()},
                 "others_share": others,
             }

@@ -6,6 +6,7 @@ training. Before a row is timed, its gradients are compared with those of the sa
 for RESULTS.md.
 """
 
+import ctypes
 import dataclasses
 import gc
 import json
@@ -15,7 +16,6 @@ import re
 import statistics
 import sys
 
-import rapt_attention
 import torch
 from kernel_bench import (
     RAPT_DTYPES,
@@ -32,6 +32,7 @@ from kernel_bench import (
     problem_of,
     verdict,
 )
+from rapt import capi
 
 SDPA = torch.nn.functional.scaled_dot_product_attention
 D_QUERY, D_KEY, D_VALUE = 1, 2, 4
@@ -66,14 +67,14 @@ class Call:
                 raise TypeError(f"rapt_problem has no field {name}")
             setattr(problem, name, value)
         self._kept = inputs, outputs  # alive: the arguments hold addresses
-        self._arguments = rapt_attention.Arguments()
+        self._arguments = capi.Arguments()
         for name, tensor in {**inputs, **outputs}.items():
             getattr(self._arguments, name).data = tensor.data_ptr()
-        self.plan = bench.library.plan(bench.context, problem)
-        self.run = bench.library.runner(bench.context, self.plan, self._arguments)
+        self.plan = capi.Plan(bench.context, problem)
+        self._given = ctypes.byref(self._arguments)
 
     def __call__(self):
-        self.run()
+        self.plan.run(self._given)
 
 
 class Side:
@@ -146,8 +147,8 @@ def run(case, bench):
         "backward_share": seconds["backward"] / seconds["forward"],
         "without_share": seconds["without"] / seconds["forward"],
         "error_share": ours / theirs,
-        "workspace_bytes": side.backward.plan.workspace_bytes(),
-        "plan": side.backward.plan.description(),
+        "workspace_bytes": side.backward.plan.workspace_bytes,
+        "plan": side.backward.plan.description,
         "others_share": disturbance.share(),
     }
 

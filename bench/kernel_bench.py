@@ -21,19 +21,19 @@ import subprocess
 import sys
 import time
 
-import rapt_attention
 import torch
 from onnx_attention import OnnxAttention, onnxruntime_version
+from rapt import capi
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 DTYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16, "FP64": torch.float64}
 RAPT_DTYPES = {
-    torch.float32: rapt_attention.FP32,
-    torch.float16: rapt_attention.FP16,
-    torch.bfloat16: rapt_attention.BF16,
-    torch.float64: rapt_attention.FP64,
-    torch.bool: rapt_attention.BOOL,
+    torch.float32: capi.FP32,
+    torch.float16: capi.FP16,
+    torch.bfloat16: capi.BF16,
+    torch.float64: capi.FP64,
+    torch.bool: capi.BOOL,
 }
 TOLERANCES = {"FP64": 1e-12, "FP32": 2e-6, "FP16": 2e-3, "BF16": 1.6e-2}
 
@@ -200,27 +200,27 @@ def make_tensors(case):
 class Rapt:
     """A call of the library. `inputs`: fields of rapt_arguments -> tensors, all contiguous."""
 
-    def __init__(self, library, context, problem, inputs):
+    def __init__(self, context, problem, inputs):
         query = inputs["query"]
         problem.dtype = RAPT_DTYPES[query.dtype]
         self._inputs = inputs  # kept alive: the arguments hold addresses
-        self._arguments = rapt_attention.Arguments()
+        self._arguments = capi.Arguments()
         for name, tensor in inputs.items():
             getattr(self._arguments, name).data = tensor.data_ptr()
-        self.plan = library.plan(context, problem)
+        self.plan = capi.Plan(context, problem)
         self._output = self._arguments.output
-        self._run = library.runner(context, self.plan, self._arguments)
+        self._given = ctypes.byref(self._arguments)
         self._shape, self._dtype = (*query.shape[:3], problem.value_head_size), query.dtype
 
     def __call__(self):
         output = torch.empty(self._shape, dtype=self._dtype)
         self._output.data = output.data_ptr()
-        self._run()
+        self.plan.run(self._given)
         return output
 
 
 def problem_of(case):
-    return rapt_attention.Problem(
+    return capi.Problem(
         causal=case.causal,
         batch=case.batch,
         query_heads=case.query_heads,
@@ -232,13 +232,13 @@ def problem_of(case):
     )
 
 
-def rapt_attention_of(library, context, case, tensors):
+def rapt_attention_of(context, case, tensors):
     problem, inputs = problem_of(case), {"query": tensors.q, "key": tensors.k, "value": tensors.v}
     if tensors.mask is not None:
         problem.mask_dtype = RAPT_DTYPES[tensors.mask.dtype]
         problem.mask_shape[:] = tensors.mask.shape
         inputs["mask"] = tensors.mask
-    return Rapt(library, context, problem, inputs)
+    return Rapt(context, problem, inputs)
 
 
 def torch_attention(case, tensors):
@@ -360,16 +360,14 @@ class Probes:
 
 class Bench:
     def __init__(self, options):
-        lib = pathlib.Path(options.library).parent
         self.threads, self.quick = options.threads, options.quick
-        self.library = rapt_attention.Library(options.library)
-        self.context = self.library.context(options.threads, options.isa)
-        self.probes = Probes(lib / "librapt_probes.so", options.threads)
+        self.context = capi.Context(options.threads, isa=options.isa)
+        self.probes = Probes(capi.library_path().with_name("librapt_probes.so"), options.threads)
         self.rounds, self.block_seconds = (3, 0.015) if options.quick else (5, 0.02)
 
     def row(self, case):
         tensors = make_tensors(case)
-        rapt, peer = rapt_attention_of(self.library, self.context, case, tensors), torch_attention(case, tensors)
+        rapt, peer = rapt_attention_of(self.context, case, tensors), torch_attention(case, tensors)
         check(case, tensors, rapt(), peer())
         sides = {"rapt": rapt, "torch": peer}
         if not self.quick and (onnx := OnnxAttention.make(case, tensors, self.threads)):
@@ -400,8 +398,8 @@ class Bench:
             "rate": rate,
             "rate_unit": "GB/s" if case.streams() else "GF/s",
             "peak_share": rate / ceiling,
-            "workspace_bytes": plan.workspace_bytes(),
-            "plan": plan.description(),
+            "workspace_bytes": plan.workspace_bytes,
+            "plan": plan.description,
         }
 
 
@@ -467,11 +465,11 @@ def print_memory(bench):
     for length in (1024, 2048, 4096):
         case = Case("memory", "FP32", 1, 8, length, 64)
         tensors = make_tensors(case)
-        context = bench.library.context(bench.threads)  # A new context, so that its workspace is counted.
+        context = capi.Context(bench.threads)  # A new context, so that its workspace is counted.
         sides = {
             "standard": standard_attention(tensors),
             "torch": torch_attention(case, tensors),
-            "rapt": rapt_attention_of(bench.library, context, case, tensors),
+            "rapt": rapt_attention_of(context, case, tensors),
         }
         mib = {name: peak_bytes(call) / 2**20 for name, call in sides.items()}
         seconds = {name: statistics.median(s) for name, s in measure(sides, 3, bench.block_seconds).items()}
@@ -500,7 +498,6 @@ def parse_arguments(prog, description):
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--isa", help="force rapt's instruction set")
     parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
-    parser.add_argument("--library", default=ROOT / "build/release/lib/librapt_attention.so")
     return parser.parse_args()
 
 
@@ -514,7 +511,7 @@ def main():
     if not cases:
         sys.exit(f"no case matches {options.filter!r}")
     versions = {
-        "rapt": bench.library.version(),
+        "rapt": capi.version(),
         "torch": torch.__version__,
         "onnxruntime": onnxruntime_version(),
         "python": platform.python_version(),

@@ -5,6 +5,7 @@ them, and figures are medians. Before a row is timed, its results are compared w
 for RESULTS.md.
 """
 
+import ctypes
 import dataclasses
 import json
 import pathlib
@@ -13,13 +14,13 @@ import statistics
 import sys
 
 import onnxruntime
-import rapt_attention
 import torch
 from kernel_bench import Bench, Disturbance, commit, cpu_model, measure, milliseconds, parse_arguments, verdict
 from onnx import TensorProto, helper
+from rapt import capi
 
 INPUTS = ("query", "key", "value", "past_state", "decay", "beta")
-RULES = {"gated_delta": 0, "linear": 1, "gated": 2, "delta": 3}
+RULES = capi.UPDATE_RULES
 # Multiples of d_k * d_v that the recurrence takes per token and head.
 OPERATIONS = {"linear": 4, "gated": 5, "delta": 6, "gated_delta": 7}
 TOLERANCE = 1e-5
@@ -81,8 +82,8 @@ class Rapt:
     """A call of the library, whose outputs stay where they are."""
 
     def __init__(self, bench, case, tensors):
-        problem = rapt_attention.LinearProblem(
-            dtype=rapt_attention.FP32,
+        problem = capi.LinearProblem(
+            dtype=capi.FP32,
             update_rule=RULES[case.rule],
             batch=case.batch,
             query_heads=case.heads,
@@ -94,20 +95,20 @@ class Rapt:
             wants_present_state=case.keeps_state,
         )
         for field, name in (("decay_dtype", "decay"), ("beta_dtype", "beta"), ("past_dtype", "past_state")):
-            setattr(problem, field, rapt_attention.FP32 if name in tensors else 0)
+            setattr(problem, field, capi.FP32 if name in tensors else 0)
         self.output = torch.empty_like(tensors["query"])
         self.state = torch.empty(case.batch, case.heads, case.size, case.size)
         self._tensors = tensors  # alive: the arguments hold addresses
-        self._arguments = rapt_attention.LinearArguments(
+        self._arguments = capi.LinearArguments(
             **{name: tensor.data_ptr() for name, tensor in tensors.items()},
             output=self.output.data_ptr(),
             present_state=self.state.data_ptr(),
         )
-        self.plan = bench.library.plan(bench.context, problem)
-        self.run = bench.library.runner(bench.context, self.plan, self._arguments)
+        self.plan = capi.Plan(bench.context, problem)
+        self._given = ctypes.byref(self._arguments)
 
     def __call__(self):
-        self.run()
+        self.plan.run(self._given)
 
 
 class OnnxRuntime:
@@ -178,7 +179,7 @@ def run(case, bench):
         "peak_share": rate / ceiling,
         "is_step": case.is_step(),
         "difference": error,
-        "workspace_bytes": ours.plan.workspace_bytes(),
+        "workspace_bytes": ours.plan.workspace_bytes,
         "others_share": others,
     }
 
@@ -214,8 +215,8 @@ def over_exact(bench):
     case = Case("linear", tokens, heads=heads)
     tensors = make_tensors(case)
     ours = Rapt(bench, case, tensors)
-    problem = rapt_attention.Problem(
-        dtype=rapt_attention.FP32,
+    problem = capi.Problem(
+        dtype=capi.FP32,
         causal=1,
         batch=1,
         query_heads=heads,
@@ -227,11 +228,11 @@ def over_exact(bench):
     )
     q, k, v = (torch.randn(1, heads, tokens, size) for _ in range(3))
     y = torch.empty_like(q)
-    arguments = rapt_attention.Arguments()
+    arguments = capi.Arguments()
     for name, tensor in (("query", q), ("key", k), ("value", v), ("output", y)):
         getattr(arguments, name).data = tensor.data_ptr()
-    plan = bench.library.plan(bench.context, problem)
-    exact = bench.library.runner(bench.context, plan, arguments)
+    plan, given = capi.Plan(bench.context, problem), ctypes.byref(arguments)
+    exact = lambda: plan.run(given)
     seconds = measure({"linear": ours, "exact": exact}, bench.rounds, bench.block_seconds)
     return {name: statistics.median(values) * 1e3 for name, values in seconds.items()}
 

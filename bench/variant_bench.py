@@ -15,7 +15,6 @@ import statistics
 import sys
 from collections.abc import Callable
 
-import rapt_attention
 import torch
 from kernel_bench import (
     RAPT_DTYPES,
@@ -34,6 +33,7 @@ from kernel_bench import (
     rapt_attention_of,
     verdict,
 )
+from rapt import capi
 
 SDPA = torch.nn.functional.scaled_dot_product_attention
 
@@ -61,7 +61,7 @@ class Variants:
         return torch.randn(shape, generator=self._random).to(dtype)
 
     def _plain(self, case, tensors):
-        return rapt_attention_of(self._bench.library, self._bench.context, case, tensors)
+        return rapt_attention_of(self._bench.context, case, tensors)
 
     def _variant(self, case, tensors, inputs=(), values=True, **fields):
         problem = problem_of(case)
@@ -72,7 +72,7 @@ class Variants:
         inputs = {"query": tensors.q, "key": tensors.k, **dict(inputs)}
         if values:
             inputs["value"] = tensors.v
-        return Rapt(self._bench.library, self._bench.context, problem, inputs)
+        return Rapt(self._bench.context, problem, inputs)
 
     def rows(self):
         yield from self._of_plain_shapes()
@@ -168,7 +168,7 @@ class Variants:
             case,
             tensors,
             {"additive_weight": weight},
-            score_function=rapt_attention.ADDITIVE,
+            score_function=capi.SCORE_FUNCTIONS["additive"],
             additive_weight_dtype=RAPT_DTYPES[weight.dtype],
             additive_weight_heads=8,
         )
@@ -186,8 +186,8 @@ class Variants:
         tensors = make_tensors(case)
         plain = self._plain(case, tensors)
         for name, function, normalizer in (
-            ("sparsemax", entmax.sparsemax, rapt_attention.SPARSEMAX),
-            ("entmax15", entmax.entmax15, rapt_attention.ENTMAX15),
+            ("sparsemax", entmax.sparsemax, capi.NORMALIZERS["sparsemax"]),
+            ("entmax15", entmax.entmax15, capi.NORMALIZERS["entmax15"]),
         ):
             ours = self._variant(case, tensors, normalizer=normalizer)
 
@@ -284,8 +284,8 @@ def run(row, bench):
         "ratio": theirs / ours,
         "floor": row.floor,
         "aim": row.aim,
-        "workspace_bytes": row.ours.plan.workspace_bytes(),
-        "plan": row.ours.plan.description(),
+        "workspace_bytes": row.ours.plan.workspace_bytes,
+        "plan": row.ours.plan.description,
         "others_share": disturbance.share(),
     }
 
