@@ -25,20 +25,6 @@ constexpr int kMaxIds = 1024;
 // The names of client::DType up to kFloat64.
 constexpr absl::string_view kTypes[] = {"fp32", "fp16", "bf16", "fp64"};
 
-// Prints the id of a cache that was made, and leaves it with the server.
-ExitCode PrintMade(absl::StatusOr<client::Cache> made, bool json) {
-  if (!made.ok()) return FailCall(made.status());
-  if (json) {
-    const absl::StatusOr<CacheInfo> info = made->Refresh();
-    if (!info.ok()) return FailCall(info.status());
-    PrintJson(*info);
-    made->Release();
-  } else {
-    std::puts(made->Release().c_str());
-  }
-  return ExitCode::kOk;
-}
-
 ExitCode RunCreate(CommandArguments arguments) {
   CacheFlags flags;
   client::CacheOptions options;
@@ -224,6 +210,8 @@ constexpr Command kCommands[] = {
     {"list", "list your caches", RunList},
     {"show", "show one cache", RunShow},
     {"close", "close caches", RunClose},
+    {"export", "copy a cache to a file or to another server", RunCacheExport},
+    {"import", "make a cache of a file", RunCacheImport},
 };
 
 }  // namespace

@@ -100,4 +100,17 @@ void PrintJson(const client::CacheInfo& cache) {
   std::puts(json.Take().c_str());
 }
 
+ExitCode PrintMade(absl::StatusOr<client::Cache> made, bool json) {
+  if (!made.ok()) return FailCall(made.status());
+  if (json) {
+    const absl::StatusOr<client::CacheInfo> info = made->Refresh();
+    if (!info.ok()) return FailCall(info.status());
+    PrintJson(*info);
+    made->Release();
+  } else {
+    std::puts(made->Release().c_str());
+  }
+  return ExitCode::kOk;
+}
+
 }  // namespace rapt

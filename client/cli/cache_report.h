@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "client/console/exit_code.h"
 #include "client/console/json.h"
 #include "rapt/cache.h"
 
@@ -16,6 +18,8 @@ void Print(const client::CacheInfo& cache);
 // As an object.
 void Write(const client::CacheInfo& cache, JsonWriter& json);
 void PrintJson(const client::CacheInfo& cache);
+// Prints the id of a cache that was made, and leaves it with the server.
+ExitCode PrintMade(absl::StatusOr<client::Cache> made, bool json);
 
 }  // namespace rapt
 

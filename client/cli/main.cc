@@ -27,7 +27,7 @@ constexpr Command kCommands[] = {
     {"memory", "estimate the memory attention needs at several lengths", RunMemoryCommand},
     {"compare-memory", "measure attention with the full score matrix against chunks",
      RunCompareMemoryCommand},
-    {"cache", "keep keys and values with a server: create, append, attend, fork, list",
+    {"cache", "keep keys and values with a server: create, append, attend, fork, export",
      RunCacheCommand},
     {"info", "show a server's version, backends and limits", RunInfoCommand},
     {"health", "check whether a server is ready", RunHealthCommand},

@@ -5,6 +5,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/check.h"
@@ -23,12 +24,6 @@ constexpr char kAttend[] = "/rapt.v1.CacheService/Attend";
 
 // How long a destructor waits for the server.
 constexpr std::chrono::seconds kCloseTimeout{1};
-
-// A name that no other cache has, so that the server knows a repeated Create or Fork.
-std::string DrawName() {
-  std::random_device random;
-  return absl::StrFormat("drawn-%08x%08x%08x%08x", random(), random(), random(), random());
-}
 
 constexpr char kEmpty[] = "the cache was closed, released or moved from";
 
@@ -54,7 +49,16 @@ absl::StatusOr<int32_t> RowsOf(const char* name, const std::optional<TensorView>
       absl::StrCat(name, " has ", rows, " rows; it must have 0 to 2147483647"));
 }
 
+constexpr char kDrawn[] = "drawn-";
+
 }  // namespace
+
+std::string DrawName() {
+  std::random_device random;
+  return absl::StrFormat("%s%08x%08x%08x%08x", kDrawn, random(), random(), random(), random());
+}
+
+bool IsDrawn(absl::string_view name) { return absl::StartsWith(name, kDrawn); }
 
 CacheCalls::CacheCalls(UnaryCalls& calls)
     : calls_(calls),
@@ -349,10 +353,14 @@ absl::StatusOr<Cache> CreateCache(Client& client, const CacheOptions& cache,
   if (!made.ok()) return made.status();
   const absl::StatusOr<CacheInfo> info = Decode(*made);
   if (!info.ok()) return info.status();
+  return OwnCache(calls, *info, start);
+}
+
+Cache OwnCache(CacheCalls& calls, const CacheInfo& info, Clock::time_point start) {
   // A cache that existed keeps its lease, which may end sooner than a new one.
-  const Clock::time_point counted_from = std::min(start, start + info->expires_in - info->lease);
+  const Clock::time_point counted_from = std::min(start, start + info.expires_in - info.lease);
   return Cache(
-      std::make_unique<Cache::State>(calls, *info, Cache::State::Ownership::kOwned, counted_from));
+      std::make_unique<Cache::State>(calls, info, Cache::State::Ownership::kOwned, counted_from));
 }
 
 Cache BorrowCache(Client& client, const CacheInfo& known) {

@@ -4,10 +4,14 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <string>
+
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "client/cpp/cache_renewals.h"
 #include "client/cpp/unary_calls.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
+#include "rapt/cache.h"
 
 namespace rapt::client {
 
@@ -47,6 +51,13 @@ class CacheCalls {
   UnaryCalls& calls_;
   CacheRenewals renewals_;
 };
+
+// Returns a name that no other cache has, so that the server knows a call that is repeated.
+std::string DrawName();
+bool IsDrawn(absl::string_view name);
+
+// A handle that owns a cache. `start`: before the call that made it, or found it by its name.
+Cache OwnCache(CacheCalls& calls, const CacheInfo& info, CacheLease::Clock::time_point start);
 
 }  // namespace rapt::client
 

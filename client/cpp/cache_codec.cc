@@ -134,30 +134,35 @@ absl::StatusOr<RequestMessage> EncodeAttend(absl::Span<const CacheItem> items,
   return message;
 }
 
+std::vector<LayerShape> DecodeShapes(
+    const google::protobuf::RepeatedPtrField<v1::LayerShape>& shapes) {
+  std::vector<LayerShape> decoded;
+  for (const v1::LayerShape& shape : shapes) {
+    decoded.push_back({.layers = shape.layers(),
+                       .kv_heads = shape.kv_heads(),
+                       .head_size = shape.head_size(),
+                       .value_head_size = shape.value_head_size(),
+                       .keep_first = shape.keep_first(),
+                       .keep_last = shape.keep_last()});
+  }
+  return decoded;
+}
+
 absl::StatusOr<CacheInfo> Decode(const v1::Cache& cache) {
   const absl::StatusOr<DType> dtype = FromProto("a cache", cache.dtype());
   if (!dtype.ok()) return dtype.status();
-  CacheInfo info{.id = cache.id(),
-                 .name = cache.name(),
-                 .shapes = {},
-                 .dtype = *dtype,
-                 .first_position = cache.first_position(),
-                 .lengths = {cache.lengths().begin(), cache.lengths().end()},
-                 .generation = cache.generation(),
-                 .lease = std::chrono::milliseconds(cache.lease_ms()),
-                 .expires_in = std::chrono::milliseconds(cache.expires_in_ms()),
-                 .reserve_tokens = cache.reserve_tokens(),
-                 .bytes = cache.bytes(),
-                 .shared_bytes = cache.shared_bytes()};
-  for (const v1::LayerShape& shape : cache.shapes()) {
-    info.shapes.push_back({.layers = shape.layers(),
-                           .kv_heads = shape.kv_heads(),
-                           .head_size = shape.head_size(),
-                           .value_head_size = shape.value_head_size(),
-                           .keep_first = shape.keep_first(),
-                           .keep_last = shape.keep_last()});
-  }
-  return info;
+  return CacheInfo{.id = cache.id(),
+                   .name = cache.name(),
+                   .shapes = DecodeShapes(cache.shapes()),
+                   .dtype = *dtype,
+                   .first_position = cache.first_position(),
+                   .lengths = {cache.lengths().begin(), cache.lengths().end()},
+                   .generation = cache.generation(),
+                   .lease = std::chrono::milliseconds(cache.lease_ms()),
+                   .expires_in = std::chrono::milliseconds(cache.expires_in_ms()),
+                   .reserve_tokens = cache.reserve_tokens(),
+                   .bytes = cache.bytes(),
+                   .shared_bytes = cache.shared_bytes()};
 }
 
 absl::StatusOr<FoundCaches> Decode(const v1::Caches& caches) {

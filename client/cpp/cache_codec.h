@@ -33,6 +33,9 @@ absl::StatusOr<RequestMessage> EncodeAttend(absl::Span<const CacheItem> items,
                                             absl::Span<const KnownItem> known,
                                             const CacheAttendCall& call, int64_t max_bytes);
 
+std::vector<LayerShape> DecodeShapes(
+    const google::protobuf::RepeatedPtrField<v1::LayerShape>& shapes);
+
 // Internal for a malformed response.
 absl::StatusOr<CacheInfo> Decode(const v1::Cache& cache);
 absl::StatusOr<FoundCaches> Decode(const v1::Caches& caches);

@@ -62,8 +62,8 @@ enum class HealthChecks { kOn, kOff };
 
 std::shared_ptr<grpc::Channel> NewChannel(
     const std::string& address, const Options& options,
-    const std::shared_ptr<grpc::ChannelCredentials>& credentials, HealthChecks health_checks) {
-  grpc::ChannelArguments arguments;
+    const std::shared_ptr<grpc::ChannelCredentials>& credentials, HealthChecks health_checks,
+    grpc::ChannelArguments arguments = {}) {
   if (options.tls && !options.tls->server_name.empty()) {
     arguments.SetSslTargetNameOverride(options.tls->server_name);
   }
@@ -85,6 +85,15 @@ std::shared_ptr<grpc::Channel> NewChannel(
   // An HTTP proxy for web traffic can't reach a server on loopback or in the same cluster.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, credentials, arguments);
+}
+
+// By default gRPC reads ahead as much as it estimates to be on its way, which on a busy machine can
+// be a whole cache.
+grpc::ChannelArguments BoundedReadAhead() {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
+  return arguments;
 }
 
 }  // namespace
@@ -127,7 +136,8 @@ Connections::Connections(const std::string& address, const Options& options,
     : address_(address),
       uses_tls_(options.tls.has_value()),
       health_(grpc::health::v1::Health::NewStub(
-          NewChannel(address, options, credentials, HealthChecks::kOff))) {
+          NewChannel(address, options, credentials, HealthChecks::kOff))),
+      exports_(NewChannel(address, options, credentials, HealthChecks::kOn, BoundedReadAhead())) {
   for (int i = 0; i < options.connections; ++i) {
     connections_.push_back(
         std::make_unique<Connection>(NewChannel(address, options, credentials, HealthChecks::kOn)));

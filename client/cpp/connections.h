@@ -75,6 +75,10 @@ class Connections {
   // call.
   grpc::health::v1::Health::Stub& health() const { return *health_; }
 
+  // For streams of any length: little is read before the caller asks for it. Opened by the first
+  // call.
+  const Connection& exports() const { return exports_; }
+
   // Keeps code and message. Unavailable gets the address as a prefix. Cancelled becomes Unavailable
   // unless the caller stopped the call.
   absl::Status FromGrpc(const grpc::Status& status, bool was_stopped) const;
@@ -83,6 +87,7 @@ class Connections {
   const std::string address_;
   const bool uses_tls_;
   const std::unique_ptr<grpc::health::v1::Health::Stub> health_;
+  const Connection exports_;
   std::vector<std::unique_ptr<Connection>> connections_;
 };
 

@@ -39,8 +39,8 @@ std::optional<std::chrono::nanoseconds> UnaryCalls::DelayBeforeRetry(const Retry
 }
 
 absl::Status UnaryCalls::StatusOf(const grpc::Status& status, const grpc::ClientContext& context,
-                                  const CallOptions& options) const {
-  absl::Status converted = connections_.FromGrpc(status, options.stop.stop_requested());
+                                  bool was_stopped) const {
+  absl::Status converted = connections_.FromGrpc(status, was_stopped);
   if (converted.ok()) return converted;
   const auto& trailers = context.GetServerTrailingMetadata();
   const auto reason = trailers.find("rapt-reason");

@@ -79,11 +79,11 @@ class UnaryCalls {
                                 const CallOptions& options, const Deadline& deadline,
                                 const RetryPolicy& policy, int attempts = 0);
 
- private:
   // Converts the status of a finished call, with the reason that its trailing metadata give.
   absl::Status StatusOf(const grpc::Status& status, const grpc::ClientContext& context,
-                        const CallOptions& options) const;
+                        bool was_stopped) const;
 
+ private:
   const Options options_;
   Connections connections_;
 
@@ -105,7 +105,8 @@ absl::StatusOr<Response> UnaryCalls::Call(const CallOptions& options, const Dead
       const std::stop_callback stop(options.stop, [&context] { context.TryCancel(); });
       const ConnectionLease connection = connections_.LeastBusy();
       channel = connection->channel.get();
-      status = StatusOf(method(*connection, &context, &response), context, options);
+      const grpc::Status ended = method(*connection, &context, &response);
+      status = StatusOf(ended, context, options.stop.stop_requested());
     }
     if (status.ok()) return response;
     const auto delay = DelayBeforeRetry(policy, status, attempts, deadline);

@@ -1284,6 +1284,47 @@ def test_cache_list_shows_lengths_memory_and_lease(rapt, create, save):
     assert re.search(r"^lease       1m, 5\ds left$", shown, re.MULTILINE)
 
 
+def test_cache_export_and_import(rapt, create, save, load, server, tmp_path):
+    q, k, v = tokens_of(7, 90)
+    save(q=q, k=k, v=v)
+    cache = create("--name=moves", "--first-position=3", "--keep-last=70")
+    rapt("cache", "append", cache, "k.npy", "v.npy", "--layer=1")
+    with RaptServer("--kv_cache_bytes=4194304", "--grace_period=0s") as other:
+        there = {"RAPT_ADDRESS": other.grpc_address}
+        exported = rapt("cache", "export", cache, "-o=moves.kvcache", "--chunk-tokens=16")
+        assert exported.stdout == "" and exported.stderr == "wrote moves.kvcache\n"
+        report = json.loads(rapt("cache", "export", cache, "--output=again", "--generation=1", "--json").stdout)
+        assert report["path"] == "again" and report["cache"]["id"] == cache
+        ids = [
+            rapt("cache", "import", "moves.kvcache", **there).stdout.strip(),
+            rapt("cache", "export", cache, f"--to={other.grpc_address}", "--name=copy", "--lease=9").stdout.strip(),
+            json.loads(rapt("cache", "import", "again", "--name=third", "--json", **there).stdout)["id"],
+        ]
+        piped = subprocess.run(
+            f"{RAPT} cache export {cache} -o /dev/stdout | {RAPT} cache import /dev/stdin --name=piped "
+            f"--address={other.grpc_address}",
+            shell=True, env={**os.environ, "RAPT_ADDRESS": server.grpc_address}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert piped.returncode == OK, piped
+        ids.append(piped.stdout.strip())
+        listed = json.loads(rapt("cache", "list", "--json", **there).stdout)["caches"]
+        assert [shown["name"] for shown in listed] == ["moves", "copy", "third", "piped"]
+        assert [shown["id"] for shown in listed] == ids
+        assert [shown["lease_ms"] for shown in listed] == [600_000, 9_000, 600_000, 600_000]
+        save(q=q[80:])
+        rapt("cache", "attend", cache, "q.npy", "--layer=1", "-o=here.npy")
+        for id in ids:
+            rapt("cache", "attend", id, "q.npy", "--layer=1", "-o=there.npy", **there)
+            np.testing.assert_array_equal(load("there.npy"), load("here.npy"))
+            shown = json.loads(rapt("cache", "show", id, "--json", **there).stdout)
+            assert shown["lengths"] == [0, 90] and shown["first_position"] == 3 and shown["generation"] == 1
+        taken = rapt("cache", "import", "moves.kvcache", code=CALL_FAILED, **there)
+        assert taken.stderr.startswith("rapt: ALREADY_EXISTS: ")
+    (tmp_path / "cut").write_bytes((tmp_path / "moves.kvcache").read_bytes()[:-1])
+    assert rapt("cache", "import", "cut", "--name=cut", code=USAGE).stderr == "rapt: cut: the file is cut or damaged\n"
+    assert not list(tmp_path.glob("*.part"))
+
+
 def test_a_server_without_caches_says_so(rapt, tmp_path):
     with RaptServer() as server:
         failed = rapt("cache", "list", code=CALL_FAILED, RAPT_ADDRESS=server.grpc_address)
@@ -1394,6 +1435,13 @@ ERRORS = [
     ("cache attend nobody q.npy -o y.npy --dtype fp8", USAGE, "it takes bf16"),
     ("cache attend nobody q.npy -o y.npy", CALL_FAILED, "NOT_FOUND"),
     ("cache truncate nobody", USAGE, "--length is required"),
+    ("cache export nobody", USAGE, "one of --output and --to must be given, and not both"),
+    ("cache export nobody -o x --to 127.0.0.1:1", USAGE, "one of --output and --to must be given"),
+    ("cache export nobody -o x", CALL_FAILED, "NOT_FOUND"),
+    ("cache export nobody -o x --lease=-1", USAGE, "--lease is -1"),
+    ("cache import none.kvcache", USAGE, "none.kvcache: No such file"),
+    ("cache import q.npy", USAGE, "q.npy: "),
+    ("cache import", USAGE, "0 of 1 arguments given"),
     ("cache list --address 127.0.0.1:1", UNREACHABLE, "can't reach"),
     ("diagnose", USAGE, "no query given"),
     ("diagnose --q x.npy --softcap -1", CALL_FAILED, "softcap"),
@@ -1579,7 +1627,7 @@ def test_compare_memory_finds_equal_outputs_and_less_memory(rapt):
 
 # Those of kinds of attention with help of their own.
 KINDS = ("attend --linear", "attend --lsh")
-CACHE_COMMANDS = tuple(f"cache {name}" for name in ("create", "append", "attend", "fork", "truncate", "list", "show", "close"))
+CACHE_COMMANDS = tuple(f"cache {name}" for name in ("create", "append", "attend", "fork", "truncate", "list", "show", "close", "export", "import"))
 
 
 def examples_of(command):
@@ -1620,13 +1668,15 @@ def test_every_example_of_the_help_works(rapt, server, save, tmp_path, example):
 
 
 @pytest.mark.parametrize("example", [e for command in CACHE_COMMANDS for e in examples_of(command)])
-def test_every_example_of_the_help_of_caches_works(rapt, create, save, example):
+def test_every_example_of_the_help_of_caches_works(rapt, create, save, server, example):
     q, k, v = tokens_of(1, 3)
     save(q=q, k=k, v=v)
     cache = create()
     for layer in (0, 1):
         rapt("cache", "append", cache, "k.npy", "v.npy", "--layer", layer)
-    words = shlex.split(example.replace("$ID", cache))
+    if " import " in example:
+        rapt("cache", "export", cache, "-o=chat.kvcache")
+    words = shlex.split(example.replace("$ID", cache).replace("127.0.0.1:8001", server.grpc_address))
     assert words[0] == "rapt"
     rapt(*words[1:])
 

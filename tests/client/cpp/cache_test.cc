@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/mutex.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
+#include "tests/client/cpp/cache_tokens.h"
 #include "tests/support/metrics_page.h"
 #include "tests/support/server_process.h"
 
@@ -27,8 +28,16 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using test::DrawTokens;
+using test::ExpectFails;
+using test::kQueryHeads;
+using test::kValueSize;
 using test::ReadMetric;
+using test::Rows;
 using test::ServerProcess;
+using test::Tokens;
+using test::TwoLayers;
+using test::ValuesOf;
 using test::WaitForMetric;
 using testing::ElementsAre;
 using testing::ElementsAreArray;
@@ -36,58 +45,6 @@ using testing::FloatNear;
 using testing::HasSubstr;
 using testing::Pointwise;
 using testing::SizeIs;
-
-constexpr int64_t kKvHeads = 2, kQueryHeads = 4, kSize = 8, kValueSize = 6;
-
-// Rows [rows, heads, size] with numbers of their own.
-struct Rows {
-  std::vector<float> values;
-  Shape shape;
-
-  TensorView view() const { return View<float>(shape, values); }
-  // Rows [begin, end).
-  TensorView view(int64_t begin, int64_t end) const {
-    const int64_t row = shape[1] * shape[2];
-    return View<float>(
-        {end - begin, shape[1], shape[2]},
-        absl::MakeConstSpan(values).subspan(static_cast<size_t>(begin * row),
-                                            static_cast<size_t>((end - begin) * row)));
-  }
-};
-
-Rows Draw(int seed, int64_t rows, int64_t heads, int64_t size) {
-  Rows drawn{{}, {rows, heads, size}};
-  for (int64_t n = 0; n < rows * heads * size; ++n) {
-    drawn.values.push_back(std::sin(static_cast<float>(1000 * seed + 7 * n)));
-  }
-  return drawn;
-}
-
-struct Tokens {
-  Rows q, k, v;
-};
-
-Tokens DrawTokens(int seed, int64_t count) {
-  return {Draw(3 * seed, count, kQueryHeads, kSize), Draw(3 * seed + 1, count, kKvHeads, kSize),
-          Draw(3 * seed + 2, count, kKvHeads, kValueSize)};
-}
-
-CacheOptions TwoLayers() {
-  return {
-      .shapes = {
-          {.layers = 2, .kv_heads = kKvHeads, .head_size = kSize, .value_head_size = kValueSize}}};
-}
-
-std::vector<float> ValuesOf(const Tensor& tensor) {
-  const absl::Span<const float> values = tensor.values<float>();
-  return {values.begin(), values.end()};
-}
-
-template <typename T>
-void ExpectFails(const absl::StatusOr<T>& result, absl::StatusCode code, const char* reason) {
-  EXPECT_EQ(result.status().code(), code) << result.status();
-  EXPECT_EQ(ReasonOf(result.status()), reason) << result.status();
-}
 
 std::vector<float> FirstRows(int64_t rows, std::vector<float> y) {
   y.resize(static_cast<size_t>(rows * kQueryHeads * kValueSize));

@@ -63,6 +63,8 @@ struct LayerShape {
   // evicts tokens that no later row sees. keep_last 0: all tokens stay.
   int64_t keep_first = 0;
   int64_t keep_last = 0;
+
+  bool operator==(const LayerShape&) const = default;
 };
 
 struct CacheOptions {
@@ -214,8 +216,8 @@ class Cache {
 
  private:
   class State;
-  friend absl::StatusOr<Cache> CreateCache(Client& client, const CacheOptions& cache,
-                                           const CallOptions& options);
+  friend Cache OwnCache(CacheCalls& calls, const CacheInfo& info,
+                        std::chrono::steady_clock::time_point start);
   friend Cache BorrowCache(Client& client, const CacheInfo& known);
   friend absl::StatusOr<CacheAttendResult> AttendCaches(absl::Span<const CacheItem> items,
                                                         const CacheAttendCall& call,

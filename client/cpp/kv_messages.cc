@@ -1,0 +1,133 @@
+#include "client/cpp/kv_messages.h"
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/byte_size.h"
+#include "client/cpp/cache_codec.h"
+#include "client/cpp/codec.h"
+
+namespace rapt::client {
+namespace {
+
+// REQUIRES: FromProto() of its type is `dtype`.
+CacheHeader DecodeHeader(const v1::KvHeader& message, DType dtype) {
+  const v1::CreateRequest& cache = message.cache();
+  return {.cache = {.shapes = DecodeShapes(cache.shapes()),
+                    .dtype = dtype,
+                    .name = cache.name(),
+                    .reserve_tokens = cache.reserve_tokens(),
+                    .lease = std::chrono::milliseconds(cache.lease_ms()),
+                    .first_position = cache.first_position()},
+          .lengths = {message.lengths().begin(), message.lengths().end()}};
+}
+
+v1::KvChunk Encode(const CacheHeader& header) {
+  v1::KvChunk message;
+  *message.mutable_header()->mutable_cache() = Encode(header.cache);
+  message.mutable_header()->mutable_lengths()->Assign(header.lengths.begin(), header.lengths.end());
+  return message;
+}
+
+v1::KvChunk Encode(const CacheChunk& chunk) {
+  v1::KvChunk message;
+  v1::KvTokens& tokens = *message.mutable_tokens();
+  tokens.set_layer(chunk.layer);
+  tokens.set_at(chunk.at);
+  tokens.set_tokens(chunk.k.shape().empty() ? 0 : chunk.k.shape()[0]);
+  tokens.set_k(chunk.k.bytes().data(), chunk.k.bytes().size());
+  tokens.set_v(chunk.v.bytes().data(), chunk.v.bytes().size());
+  return message;
+}
+
+// Returns nullptr for a layer that the cache does not have.
+const LayerShape* ShapeOf(const CacheHeader& header, int64_t layer) {
+  if (layer < 0) return nullptr;
+  for (const LayerShape& shape : header.cache.shapes) {
+    if (layer < shape.layers) return &shape;
+    layer -= shape.layers;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+absl::StatusOr<CacheHeader> KvMessageReader::Begin() {
+  absl::Status status = Open();
+  v1::KvChunk message;
+  if (status.ok()) status = Read(message);
+  if (!status.ok()) return status;
+  if (!message.has_header()) return Malformed("the first message is not a header");
+  const absl::StatusOr<DType> dtype = FromProto("the cache", message.header().cache().dtype());
+  if (!dtype.ok()) return Malformed("the cache has an unknown data type");
+  header_ = DecodeHeader(message.header(), *dtype);
+  chunks_ = 0;
+  return header_;
+}
+
+absl::StatusOr<std::optional<CacheChunk>> KvMessageReader::Next() {
+  v1::KvChunk message;
+  if (absl::Status status = Read(message); !status.ok()) return status;
+  if (message.has_tokens()) {
+    absl::StatusOr<CacheChunk> chunk = Decode(std::move(*message.mutable_tokens()));
+    if (!chunk.ok()) return chunk.status();
+    ++chunks_;
+    return std::optional<CacheChunk>(*std::move(chunk));
+  }
+  if (!message.has_end()) return Malformed("a message has neither tokens nor an end");
+  if (message.end().chunks() != chunks_) {
+    return Malformed(
+        absl::StrCat("the end counts ", message.end().chunks(), " chunks; ", chunks_, " came"));
+  }
+  if (absl::Status status = Finish(); !status.ok()) return status;
+  return std::optional<CacheChunk>();
+}
+
+absl::StatusOr<CacheChunk> KvMessageReader::Decode(v1::KvTokens tokens) const {
+  const auto fail = [&](absl::string_view why) {
+    return Malformed(absl::StrCat("chunk ", chunks_, ": ", why));
+  };
+  const LayerShape* const layer = ShapeOf(header_, tokens.layer());
+  if (layer == nullptr) return fail(absl::StrCat("the cache has no layer ", tokens.layer()));
+  const int64_t value_size =
+      layer->value_head_size == 0 ? layer->head_size : layer->value_head_size;
+  CacheChunk chunk{.layer = tokens.layer(), .at = tokens.at(), .k = {}, .v = {}};
+  const auto take = [&](const char* name, int64_t size, std::string& bytes, Tensor& tensor) {
+    Shape shape = {tokens.tokens(), layer->kv_heads, size};
+    const std::optional<int64_t> wanted = ByteSize(header_.cache.dtype, shape);
+    if (!wanted || *wanted != static_cast<int64_t>(bytes.size())) {
+      return fail(
+          absl::StrCat(name, " has ", bytes.size(), " bytes; its shape is ", ToString(shape)));
+    }
+    tensor = Tensor(header_.cache.dtype, std::move(shape), std::move(bytes));
+    return absl::OkStatus();
+  };
+  absl::Status status = take("k", layer->head_size, *tokens.mutable_k(), chunk.k);
+  if (status.ok()) status = take("v", value_size, *tokens.mutable_v(), chunk.v);
+  if (!status.ok()) return status;
+  return chunk;
+}
+
+absl::Status WriteKvMessages(CacheReader& from, absl::FunctionRef<void(CacheHeader&)> change,
+                             absl::FunctionRef<bool(const v1::KvChunk&)> write) {
+  absl::StatusOr<CacheHeader> header = from.Begin();
+  if (!header.ok()) return header.status();
+  change(*header);
+  if (!write(Encode(*header))) return absl::OkStatus();
+  int64_t chunks = 0;
+  for (;;) {
+    const absl::StatusOr<std::optional<CacheChunk>> chunk = from.Next();
+    if (!chunk.ok()) return chunk.status();
+    if (!*chunk) break;
+    if (!write(Encode(**chunk))) return absl::OkStatus();
+    ++chunks;
+  }
+  v1::KvChunk end;
+  end.mutable_end()->set_chunks(chunks);
+  write(end);
+  return absl::OkStatus();
+}
+
+}  // namespace rapt::client
