@@ -24,6 +24,8 @@ class DnsServer {
   // Returns a gRPC target for a name that this server resolves.
   std::string TargetOf(int port) const;
 
+  int port() const { return port_; }  // UDP
+
   // "127.0.0.1"
   void SetAddresses(std::vector<std::string> addresses) {
     MutexLock lock(mutex_);
