@@ -252,6 +252,10 @@ struct Problem {
   // Set: gradients are computed instead of Y. Excludes the other outputs and sections.
   std::optional<Backward> backward = std::nullopt;
 
+  // K and V are views of INT8 whose last axis is a row of q8_0.h. Only of parts of ragged calls;
+  // Validate() does not accept such views.
+  bool q8_0 = false;
+
   // Set for a part of a larger problem. Such a part has no past and no present outputs.
   std::optional<Section> section = std::nullopt;
   // The result is merged into Arguments::state with those of other sections of the same queries

@@ -14,7 +14,17 @@
 
 namespace rapt {
 
-enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16, kFloat64, kBool, kInt64, kInt32 };
+// kInt8 is a byte of a row of q8_0.h, for resident keys and values alone.
+enum class DType : uint8_t {
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kFloat64,
+  kBool,
+  kInt64,
+  kInt32,
+  kInt8
+};
 
 // Returns the bytes of one element.
 constexpr int64_t SizeOf(DType type) {
@@ -29,6 +39,7 @@ constexpr int64_t SizeOf(DType type) {
     case DType::kBFloat16:
       return 2;
     case DType::kBool:
+    case DType::kInt8:
       return 1;
   }
   return 0;
@@ -51,13 +62,13 @@ constexpr absl::string_view NameOf(DType type) {
       return "INT64";
     case DType::kInt32:
       return "INT32";
+    case DType::kInt8:
+      return "INT8";
   }
   return "?";
 }
 
-constexpr bool IsFloat(DType type) {
-  return type != DType::kBool && type != DType::kInt64 && type != DType::kInt32;
-}
+constexpr bool IsFloat(DType type) { return type <= DType::kFloat64; }
 
 // The form of a tensor in memory. An input that may have one form may have those before it.
 enum class Source : uint8_t { kStrided, kSliced, kPaged };

@@ -169,6 +169,19 @@ def forks(probe, rows):
                   f" {ratio:.2f} | {mark(ratio, floor)} |", flush=True)  # fmt: skip
 
 
+def eight_bits(probe, rows):
+    print("\n### 8 bits\n\nSequences of 4096 tokens in random pages, stored as FP16 and in 8 bits (q8_0), 17/32 of the bytes.\n")
+    print("| heads | N | FP16 ms | INT8 ms | ratio |\n" + "| --- " * 5 + "|")
+    for heads in HEADS:
+        shape = ("FP16", *heads, 4 if heads[1] == 32 else 8, TOKENS)
+        seconds = medians(interleave({name: lambda name=name: probe("kernel", *shape, name) for name in ("paged", "int8")}))
+        probe("forget")
+        ratio = seconds["paged"] / seconds["int8"]
+        rows.append({"case": shape, "int8_ratio": ratio})
+        print(f"| {heads[0]}/{heads[1]} | {shape[3]} | {seconds['paged'] * 1e3:.2f} | {seconds['int8'] * 1e3:.2f} |"
+              f" {ratio:.2f} |", flush=True)  # fmt: skip
+
+
 @dataclasses.dataclass
 class Sample:
     seconds: list
@@ -237,6 +250,7 @@ def main():
     with contextlib.closing(Probe(options.threads)) as probe:
         kernels(probe, options, rows)
         forks(probe, rows)
+        eight_bits(probe, rows)
         service(probe, options, rows)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))

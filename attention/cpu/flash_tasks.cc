@@ -169,10 +169,10 @@ int64_t FlashScratchBytes(const Problem& p, const Split& split) {
       p.is_additive() ? rows * lanes_d + split.heads_per_task * (lanes_d + 1) : 0};
   int64_t bytes = 0;
   for (int64_t count : arrays) bytes += RoundUp(count * real, kVectorBytes);
-  // Plus the buffer in which rows that are not contiguous are gathered.
-  return bytes +
-         RoundUp((1 + kGatheredRows) * std::max(p.head_size, p.value_head_size) * SizeOf(p.dtype),
-                 kVectorBytes);
+  // Plus the buffer in which rows that are not contiguous, or q8_0, are gathered.
+  return bytes + RoundUp((1 + kGatheredRows) * std::max(p.head_size, p.value_head_size) *
+                             (p.q8_0 ? real : SizeOf(p.dtype)),
+                         kVectorBytes);
 }
 
 int64_t RowTableBytes(const Problem& p, int64_t rows) {
@@ -203,6 +203,7 @@ FlashTask ShapeOf(const Problem& p) {
   task.head_size = p.head_size;
   task.value_head_size = p.value_head_size;
   task.element = ElementOf(p.dtype);
+  task.q8_0 = p.q8_0;
   task.output_element = task.element;
   task.lse_element = ElementOf(p.lse_dtype());
   task.score_stage = StageOf(p.score_output);

@@ -135,6 +135,7 @@ struct FlashTask {
   int64_t head_size;
   int64_t value_head_size;
   Element element;         // of Q, K, V and scores
+  bool q8_0;               // rows of K and V are those of attention/q8_0.h
   Element output_element;  // Q's, or the accumulator's for a partial result
   Element lse_element;     // kFloat32 or kFloat64
 

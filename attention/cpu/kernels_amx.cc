@@ -629,13 +629,13 @@ class TileFlash : Flash<float> {
 
 // Tiles are not used for additive scores; for vectors by distance; for normalizers other than
 // softmax; for rows that see no interval of keys; for a few rows, which are bound by memory; for
-// score outputs and dropout, which favor clarity over speed; or for scales that magnify flushed
-// subnormals beyond noise.
+// score outputs, dropout and keys in 8 bits, which favor clarity over speed; or for scales that
+// magnify flushed subnormals beyond noise.
 bool Suits(const FlashTask& task) {
   return task.additive.weights == nullptr && task.vectors.keys.data == nullptr &&
          task.vectors.values.data == nullptr && task.alpha == 0 && !task.sparse &&
          task.selection.indices == nullptr && task.row_count > kFewRows &&
-         task.score_stage == ScoreStage::kNone && task.dropout == 0 &&
+         task.score_stage == ScoreStage::kNone && task.dropout == 0 && !task.q8_0 &&
          __builtin_fabs(task.score.scale) < kTooLargeScale;
 }
 

@@ -134,6 +134,7 @@ absl::Status Supports(const Problem& p) {
   if (p.bias) return Unsupported("attention_bias");
   if (p.head_sink) return Unsupported("head_sink");
   if (p.normalizer != Normalizer::kSoftmax) return Unsupported("a normalizer but softmax");
+  if (p.q8_0) return Unsupported("keys and values in 8 bits");
   if (p.values_in_keys) return Unsupported("values inside the keys");
   if (p.has_relative()) return Unsupported("biases by distance");
   if (p.has_relative_vectors()) return Unsupported("relative_keys and relative_values");

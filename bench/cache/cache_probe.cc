@@ -2,9 +2,9 @@
 // answers with one line of seconds.
 //
 //     kernel DTYPE HQ HKV N T VARIANT   N sequences of T tokens, one row each, D 128. VARIANT:
-//                                       contiguous, paged (pages in random order), forks (of one
-//                                       prefix of T tokens, read together) or apart (each for
-//                                       itself)
+//                                       contiguous, paged (pages in random order), int8 (the same,
+//                                       stored in 8 bits), forks (of one prefix of T tokens, read
+//                                       together) or apart (each for itself)
 //     read                              bytes per second of pure reading instead
 //     forget                            drops the tensors of earlier commands
 //     serve ADDRESS DTYPE HQ HKV N T    makes N caches of T tokens on a server
@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -26,6 +27,7 @@
 
 #include "attention/attention.h"
 #include "attention/mechanism/softmax/ragged_attention.h"
+#include "attention/q8_0.h"
 #include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "base/thread_pool.h"
@@ -59,11 +61,21 @@ DType TypeOf(const std::string& name) {
 // Sequences of random tokens in pages that were taken in random order.
 class Sequences final : public RaggedSource {
  public:
-  Sequences(const Shape& shape, bool are_forks)
+  Sequences(const Shape& shape, bool are_forks, bool q8_0)
       : arena_(2 * Bytes(shape, are_forks) + (int64_t{64} << 20)) {
-    const cache::TokenShape token = {shape.kv_heads, kSize, kSize, shape.dtype};
+    const cache::TokenShape token = {shape.kv_heads, kSize, kSize, shape.dtype, q8_0};
     const int64_t lists = are_forks ? 1 : shape.sequences;
-    const RandomTensor rows(shape.dtype, {1, kRowBlock, shape.kv_heads, kSize});
+    const RandomTensor numbers(shape.dtype, {1, kRowBlock, shape.kv_heads, kSize});
+    std::vector<std::byte> rows(static_cast<size_t>(kRowBlock * token.key_bytes()));
+    for (int64_t n = 0; n < kRowBlock * shape.kv_heads; ++n) {
+      const std::byte* const from = numbers.View().data + n * kSize * SizeOf(shape.dtype);
+      std::byte* const to = rows.data() + n * token.key_row_bytes();
+      if (q8_0) {
+        q8_0::StoreRow(from, shape.dtype, kSize, to);
+      } else {
+        std::memcpy(to, from, static_cast<size_t>(token.key_row_bytes()));
+      }
+    }
     for (int64_t n = 0; n < lists; ++n) lists_.emplace_back(arena_, token);
     std::mt19937 random(7);
     std::vector<int64_t> order;
@@ -73,7 +85,7 @@ class Sequences final : public RaggedSource {
     std::shuffle(order.begin(), order.end(), random);
     for (int64_t n : order) {
       RAPT_CHECK(lists_[n].Reserve(kRowBlock).ok(), "the arena is large enough");
-      lists_[n].Append(kRowBlock, rows.View().data, rows.View().data);
+      lists_[n].Append(kRowBlock, rows.data(), rows.data());
     }
     while (static_cast<int64_t>(lists_.size()) < shape.sequences) {
       lists_.push_back(lists_[0].Fork(shape.tokens));
@@ -139,18 +151,19 @@ class Contiguous final : public Job {
 // Plans every run anew, as the server does.
 class Ragged final : public Job {
  public:
-  Ragged(const Shape& s, bool are_forks, bool shares, int threads)
+  Ragged(const Shape& s, const std::string& variant, int threads)
       : threads_(threads),
-        source_(s, are_forks),
+        source_(s, variant == "forks" || variant == "apart", variant == "int8"),
         query_(s.dtype, {1, s.sequences, s.query_heads, kSize}),
         output_(s.dtype, {1, s.sequences, s.query_heads, kSize}) {
     call_.items.assign(static_cast<size_t>(s.sequences),
                        {.rows = 1, .keys = s.tokens, .position = s.tokens - 1});
     call_.dtype = s.dtype;
+    call_.q8_0 = variant == "int8";
     call_.query_heads = s.query_heads;
     call_.kv_heads = s.kv_heads;
     call_.head_size = call_.value_head_size = kSize;
-    if (shares) {
+    if (variant == "forks") {
       call_.prefixes = {{.tokens = s.tokens}};
       for (int64_t n = 0; n < s.sequences; ++n) call_.prefixes[0].items.push_back(n);
     }
@@ -258,8 +271,9 @@ double Time(const Run& run) {
 
 std::unique_ptr<Job> MakeJob(const Shape& shape, const std::string& variant, int threads) {
   if (variant == "contiguous") return std::make_unique<Contiguous>(shape, threads);
-  RAPT_CHECK(variant == "paged" || variant == "forks" || variant == "apart", "a known VARIANT");
-  return std::make_unique<Ragged>(shape, variant != "paged", variant == "forks", threads);
+  RAPT_CHECK(variant == "paged" || variant == "int8" || variant == "forks" || variant == "apart",
+             "a known VARIANT");
+  return std::make_unique<Ragged>(shape, variant, threads);
 }
 
 Shape ReadShape(std::istream& words) {

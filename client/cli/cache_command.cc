@@ -25,6 +25,9 @@ constexpr int kMaxIds = 1024;
 // The names of client::DType up to kFloat64.
 constexpr absl::string_view kTypes[] = {"fp32", "fp16", "bf16", "fp64"};
 
+// The names of client::CacheStorage.
+constexpr absl::string_view kStorages[] = {"plain", "int8"};
+
 ExitCode RunCreate(CommandArguments arguments) {
   CacheFlags flags;
   client::CacheOptions options;
@@ -45,6 +48,11 @@ ExitCode RunCreate(CommandArguments arguments) {
                  NamedChoice{kTypes,
                              [&options](size_t index) {
                                options.dtype = static_cast<client::DType>(index);
+                             }}},
+                {"storage", "TYPE", "plain or int8, 8 bits a number (default: plain)",
+                 NamedChoice{kStorages,
+                             [&options](size_t index) {
+                               options.storage = static_cast<client::CacheStorage>(index);
                              }}},
                 {"keep-last", "N", "a row sees the last N tokens only (default: all)",
                  &shape.keep_last},

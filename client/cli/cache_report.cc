@@ -26,6 +26,8 @@ std::string HumanLengths(const std::vector<int64_t>& lengths) {
   return *least == *most ? absl::StrCat(*least) : absl::StrCat(*least, "..", *most);
 }
 
+bool IsInt8(const client::CacheInfo& cache) { return cache.storage == client::CacheStorage::kInt8; }
+
 std::string Describe(const client::LayerShape& shape) {
   std::string text = absl::StrFormat("%d of Hkv %d, D %d, Dv %d", shape.layers, shape.kv_heads,
                                      shape.head_size, shape.value_head_size);
@@ -62,7 +64,8 @@ void Print(const client::CacheInfo& cache) {
   for (const client::LayerShape& shape : cache.shapes) {
     absl::PrintF("layers      %s\n", Describe(shape));
   }
-  absl::PrintF("dtype       %s\n", client::NameOf(cache.dtype));
+  absl::PrintF("dtype       %s%s\n", client::NameOf(cache.dtype),
+               IsInt8(cache) ? ", stored as INT8" : "");
   absl::PrintF("lengths     %s\n", HumanLengths(cache.lengths));
   absl::PrintF("position    %d of token 0\n", cache.first_position);
   absl::PrintF("generation  %d\n", cache.generation);
@@ -84,6 +87,7 @@ void Write(const client::CacheInfo& cache, JsonWriter& json) {
   }
   const absl::string_view dtype = client::NameOf(cache.dtype);
   json.EndArray().Key("dtype").String({dtype.data(), dtype.size()});
+  json.Key("storage").String(IsInt8(cache) ? "int8" : "plain");
   json.Key("first_position").Integer(cache.first_position);
   json.Key("lengths").Integers(cache.lengths);
   json.Key("generation").Integer(static_cast<int64_t>(cache.generation));

@@ -72,6 +72,8 @@ v1::CreateRequest Encode(const CacheOptions& options) {
     to.set_keep_last(shape.keep_last);
   }
   request.set_dtype(ToProto(options.dtype));
+  request.set_storage(options.storage == CacheStorage::kInt8 ? v1::STORAGE_INT8
+                                                             : v1::STORAGE_PLAIN);
   request.set_reserve_tokens(options.reserve_tokens);
   request.set_lease_ms(options.lease.count());
   request.set_first_position(options.first_position);
@@ -151,18 +153,20 @@ std::vector<LayerShape> DecodeShapes(
 absl::StatusOr<CacheInfo> Decode(const v1::Cache& cache) {
   const absl::StatusOr<DType> dtype = FromProto("a cache", cache.dtype());
   if (!dtype.ok()) return dtype.status();
-  return CacheInfo{.id = cache.id(),
-                   .name = cache.name(),
-                   .shapes = DecodeShapes(cache.shapes()),
-                   .dtype = *dtype,
-                   .first_position = cache.first_position(),
-                   .lengths = {cache.lengths().begin(), cache.lengths().end()},
-                   .generation = cache.generation(),
-                   .lease = std::chrono::milliseconds(cache.lease_ms()),
-                   .expires_in = std::chrono::milliseconds(cache.expires_in_ms()),
-                   .reserve_tokens = cache.reserve_tokens(),
-                   .bytes = cache.bytes(),
-                   .shared_bytes = cache.shared_bytes()};
+  return CacheInfo{
+      .id = cache.id(),
+      .name = cache.name(),
+      .shapes = DecodeShapes(cache.shapes()),
+      .dtype = *dtype,
+      .storage = cache.storage() == v1::STORAGE_INT8 ? CacheStorage::kInt8 : CacheStorage::kPlain,
+      .first_position = cache.first_position(),
+      .lengths = {cache.lengths().begin(), cache.lengths().end()},
+      .generation = cache.generation(),
+      .lease = std::chrono::milliseconds(cache.lease_ms()),
+      .expires_in = std::chrono::milliseconds(cache.expires_in_ms()),
+      .reserve_tokens = cache.reserve_tokens(),
+      .bytes = cache.bytes(),
+      .shared_bytes = cache.shared_bytes()};
 }
 
 absl::StatusOr<FoundCaches> Decode(const v1::Caches& caches) {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "attention/q8_0.h"
 #include "base/checked_math.h"
 #include "server/cache/limits.h"
 
@@ -25,9 +26,13 @@ absl::Status ValidateShape(const LayerShape& shape) {
   status.Update(AtLeast("shapes.keep_first", shape.keep_first, 0));
   status.Update(AtLeast("shapes.keep_last", shape.keep_last, 0));
   if (!status.ok()) return status;
+  if (shape.token.q8_0 && shape.token.dtype == DType::kFloat64) {
+    return Invalid("storage is INT8 and dtype is FP64; INT8 stores FP32, FP16 or BF16");
+  }
+  // At most; in 8 bits a row of one number has the most bytes for each.
+  const int64_t number_bytes = shape.token.q8_0 ? q8_0::RowBytes(1) : SizeOf(shape.token.dtype);
   const auto sizes = CheckedAdd(shape.token.head_size, shape.token.value_head_size);
-  const int64_t factors[] = {kPageTokens, shape.token.kv_heads, sizes.value_or(0),
-                             SizeOf(shape.token.dtype)};
+  const int64_t factors[] = {kPageTokens, shape.token.kv_heads, sizes.value_or(0), number_bytes};
   if (!sizes || !CheckedProduct(factors)) {
     return Invalid("shapes: the bytes of 64 tokens overflow 64 bits");
   }

@@ -206,8 +206,8 @@ class CacheStore::Draft {
   // Returns the tokens of a layer so far, evicted ones counted. REQUIRES: the layer exists.
   int64_t length(int64_t layer) const { return cache_->length(layer); }
 
-  // Appends tokens: keys [count, Hkv, D] and values [count, Hkv, Dv]. RESOURCE_EXHAUSTED as
-  // CacheStore::Append().
+  // Appends tokens: keys [count, Hkv, D] and values [count, Hkv, Dv], as they are stored.
+  // RESOURCE_EXHAUSTED as CacheStore::Append().
   absl::Status Append(int64_t layer, int64_t count, const std::byte* keys, const std::byte* values);
   // Adds evicted tokens up to token `at` of a layer that will have `length` tokens.
   // InvalidArgument unless they are whole pages that no row from token `length` on sees, and the

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "attention/q8_0.h"
 #include "server/cache/preparation.h"
 
 namespace rapt::cache {
@@ -21,10 +22,11 @@ std::string ItemName(absl::string_view field, size_t n) {
   return absl::StrCat(field, "[", n, "]: ");
 }
 
-// "Hkv 8, D 128, Dv 128, FP16"
+// "Hkv 8, D 128, Dv 128, FP16 stored as INT8"
 std::string Describe(const TokenShape& shape) {
   return absl::StrCat("Hkv ", shape.kv_heads, ", D ", shape.head_size, ", Dv ",
-                      shape.value_head_size, ", ", std::string(NameOf(shape.dtype)));
+                      shape.value_head_size, ", ", std::string(NameOf(shape.dtype)),
+                      shape.q8_0 ? " stored as INT8" : "");
 }
 
 // Copies [heads, tokens, size] to [tokens, heads, size], the shape.
@@ -66,20 +68,46 @@ absl::StatusOr<const std::byte*> Arrange(const CallTensor& tensor, absl::Span<st
   return copy;
 }
 
-// The keys and values of a call, arranged.
-struct ArrangedTokens {
+// Returns the bytes that Store() needs.
+int64_t StoredBytes(const CallTensor& tensor, bool q8_0) {
+  const int64_t arranged = ArrangedBytes(tensor);
+  if (!q8_0 || !tensor.spec) return arranged;
+  const Shape& shape = tensor.spec->shape;
+  return arranged + shape[0] * shape[1] * q8_0::RowBytes(shape[2]);
+}
+
+// Returns the bytes of a tensor as caches store them. Takes StoredBytes() from the memory.
+absl::StatusOr<const std::byte*> Store(const CallTensor& tensor, bool q8_0,
+                                       absl::Span<std::byte>& memory) {
+  const absl::StatusOr<const std::byte*> numbers = Arrange(tensor, memory);
+  if (!numbers.ok() || !q8_0 || !tensor.spec) return numbers;
+  const Shape& shape = tensor.spec->shape;
+  const int64_t rows = shape[0] * shape[1], row_bytes = q8_0::RowBytes(shape[2]);
+  std::byte* const stored = TakeFrom(memory, rows * row_bytes);
+  for (int64_t n = 0; n < rows; ++n) {
+    q8_0::StoreRow(*numbers + n * shape[2] * SizeOf(tensor.spec->dtype), tensor.spec->dtype,
+                   shape[2], stored + n * row_bytes);
+  }
+  return stored;
+}
+
+// The keys and values of a call as caches store them.
+struct StoredTokens {
   const std::byte* keys;
   const std::byte* values;
 };
 
-absl::StatusOr<ArrangedTokens> Arrange(const CallTensor& k, const CallTensor& v,
-                                       absl::Span<std::byte>& memory) {
-  const auto keys = Arrange(k, memory);
+absl::StatusOr<StoredTokens> Store(const CallTensor& k, const CallTensor& v, bool q8_0,
+                                   absl::Span<std::byte>& memory) {
+  const auto keys = Store(k, q8_0, memory);
   if (!keys.ok()) return keys.status();
-  const auto values = Arrange(v, memory);
+  const auto values = Store(v, q8_0, memory);
   if (!values.ok()) return values.status();
-  return ArrangedTokens{*keys, *values};
+  return StoredTokens{*keys, *values};
 }
+
+// The tensors of a layer that failed are not checked, and not stored.
+bool IsInEightBits(const LayerState& layer) { return layer.status.ok() && layer.shape.token.q8_0; }
 
 absl::Status CheckCount(absl::string_view name, int64_t value) {
   if (value >= 0) return absl::OkStatus();
@@ -138,7 +166,9 @@ absl::Status CachedAttention::CheckShapes(absl::Span<const LayerState> states) {
                        .value_head_size = std::max<int64_t>(1, v[2]),
                        .dtype = call_.q.spec ? call_.q.spec->dtype : DType::kFloat32};
   }
+  token_ = *token;
   ragged_.dtype = token->dtype;
+  ragged_.q8_0 = token->q8_0;
   ragged_.kv_heads = token->kv_heads;
   ragged_.head_size = token->head_size;
   ragged_.value_head_size = token->value_head_size;
@@ -242,8 +272,7 @@ void CachedAttention::FindPrefixes(absl::Span<const LayerState> states) {
 }
 
 void CachedAttention::CountRead(CacheStore& store) const {
-  const int64_t token_bytes =
-      ragged_.kv_heads * (ragged_.head_size + ragged_.value_head_size) * SizeOf(ragged_.dtype);
+  const int64_t token_bytes = token_.key_bytes() + token_.value_bytes();
   int64_t tokens = 0, saved = 0;
   for (const RaggedItem& item : ragged_.items) {
     const VisibleTokens visible = VisibleTokensOf(item);
@@ -296,23 +325,22 @@ absl::StatusOr<Request> CachedAttention::Start(CacheStore& store, const std::str
   request.inputs[Role::kHeadSink] = call_.head_sink.bytes;
   request.prepared_bytes = call_.k.bytes.size + call_.v.bytes.size;
   request.leaves_thread = call_.k.bytes.on_device() || call_.v.bytes.on_device();
-  request.preparation_bytes = ArrangedBytes(call_.k) + ArrangedBytes(call_.v);
+  request.preparation_bytes = StoredBytes(call_.k, token_.q8_0) + StoredBytes(call_.v, token_.q8_0);
   request.prepare = [this, &store](absl::Span<std::byte> memory) { return Append(store, memory); };
   return request;
 }
 
 absl::Status CachedAttention::Append(CacheStore& store, absl::Span<std::byte> memory) {
-  const absl::StatusOr<ArrangedTokens> arranged = Arrange(call_.k, call_.v, memory);
-  if (!arranged.ok()) return arranged.status();
-  auto [keys, values] = *arranged;
-  const int64_t head_bytes = ragged_.kv_heads * SizeOf(ragged_.dtype);
+  const absl::StatusOr<StoredTokens> stored = Store(call_.k, call_.v, token_.q8_0, memory);
+  if (!stored.ok()) return stored.status();
+  auto [keys, values] = *stored;
   for (size_t n = 0; n < tokens_.size(); ++n) {
     const int64_t count = call_.items[n].call.count;
     if (count == 0) continue;
     tokens_[n].keys = keys;
     tokens_[n].values = values;
-    keys += count * head_bytes * ragged_.head_size;
-    values += count * head_bytes * ragged_.value_head_size;
+    keys += count * token_.key_bytes();
+    values += count * token_.value_bytes();
   }
   auto results = store.Append(*batch_, tokens_, call_.partial);
   if (!results.ok()) return results.status();
@@ -359,7 +387,8 @@ absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string
                                   ToString(tensor->spec->shape), "; the layer needs ",
                                   std::string(NameOf(token.dtype)), " ", ToString(shape)));
     }
-    workspace_bytes += ArrangedBytes(part.k) + ArrangedBytes(part.v);
+    const bool q8_0 = IsInEightBits(state);
+    workspace_bytes += StoredBytes(part.k, q8_0) + StoredBytes(part.v, q8_0);
     bytes += part.k.bytes.size + part.v.bytes.size;
   }
   parts_ = std::move(parts);
@@ -373,10 +402,11 @@ absl::StatusOr<Request> CachedAppend::Start(CacheStore& store, const std::string
 absl::Status CachedAppend::Append(CacheStore& store, bool partial, absl::Span<std::byte> memory) {
   std::vector<NewTokens> tokens(parts_.size());
   for (size_t n = 0; n < parts_.size(); ++n) {
-    const absl::StatusOr<ArrangedTokens> arranged = Arrange(parts_[n].k, parts_[n].v, memory);
-    if (!arranged.ok()) return arranged.status();
-    tokens[n].keys = arranged->keys;
-    tokens[n].values = arranged->values;
+    const bool q8_0 = IsInEightBits(batch_->states()[n]);
+    const absl::StatusOr<StoredTokens> stored = Store(parts_[n].k, parts_[n].v, q8_0, memory);
+    if (!stored.ok()) return stored.status();
+    tokens[n].keys = stored->keys;
+    tokens[n].values = stored->values;
   }
   auto results = store.Append(*batch_, tokens, partial);
   if (!results.ok()) return results.status();

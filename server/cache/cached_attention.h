@@ -85,6 +85,7 @@ class CachedAttention final : public RaggedSource {
 
   AttendCall call_;
   RaggedCall ragged_;
+  TokenShape token_;  // of the caches
   std::optional<CacheStore::Batch> batch_;
   std::vector<NewTokens> tokens_;  // without bytes until the request runs
   std::vector<AppendResult> results_;

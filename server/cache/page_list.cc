@@ -45,22 +45,22 @@ Snapshot::Snapshot(std::shared_ptr<const PageTable> table, const TokenShape& sha
   value_pages_.offset = shape_.value_offset();
 }
 
-TensorView Snapshot::View(const PagedRows& pages, int64_t head_size) const {
+TensorView Snapshot::View(const PagedRows& pages, int64_t row_bytes) const {
   TensorView view;
-  view.dtype = shape_.dtype;
-  view.dims = {1, shape_.kv_heads, length_, head_size};
-  view.strides = {0, kPageTokens * head_size, head_size, 1};
+  view.dtype = shape_.q8_0 ? DType::kInt8 : shape_.dtype;
+  const int64_t size = row_bytes / SizeOf(view.dtype);
+  view.dims = {1, shape_.kv_heads, length_, size};
+  view.strides = {0, kPageTokens * size, size, 1};
   view.pages = &pages;
   return view;
 }
 
-TensorView Snapshot::keys() const { return View(key_pages_, shape_.head_size); }
-TensorView Snapshot::values() const { return View(value_pages_, shape_.value_head_size); }
+TensorView Snapshot::keys() const { return View(key_pages_, shape_.key_row_bytes()); }
+TensorView Snapshot::values() const { return View(value_pages_, shape_.value_row_bytes()); }
 
 void Snapshot::CopyTokens(int64_t at, int64_t count, std::byte* keys, std::byte* values) const {
-  const auto copy = [&](int64_t begin, int64_t rows, int64_t offset, int64_t head_size,
-                        std::byte* to) {
-    const auto row_bytes = static_cast<size_t>(head_size * SizeOf(shape_.dtype));
+  const auto copy = [&](int64_t begin, int64_t rows, int64_t offset, int64_t bytes, std::byte* to) {
+    const auto row_bytes = static_cast<size_t>(bytes);
     const size_t token_bytes = row_bytes * static_cast<size_t>(shape_.kv_heads);
     const std::byte* page = key_pages_.pages[begin / kPageTokens] + offset;
     for (int64_t head = 0; head < shape_.kv_heads; ++head) {
@@ -75,8 +75,8 @@ void Snapshot::CopyTokens(int64_t at, int64_t count, std::byte* keys, std::byte*
   for (int64_t done = 0; done < count;) {
     const int64_t begin = at + done;
     const int64_t rows = std::min(count - done, kPageTokens - begin % kPageTokens);
-    copy(begin, rows, 0, shape_.head_size, keys + done * shape_.key_bytes());
-    copy(begin, rows, shape_.value_offset(), shape_.value_head_size,
+    copy(begin, rows, 0, shape_.key_row_bytes(), keys + done * shape_.key_bytes());
+    copy(begin, rows, shape_.value_offset(), shape_.value_row_bytes(),
          values + done * shape_.value_bytes());
     done += rows;
   }
@@ -148,15 +148,14 @@ void PageList::UseTable(int64_t pages, std::shared_ptr<PageTable> table) {
 
 // Leaves out the other rows, which the list that took the page may write now.
 void PageList::CopyTokens(const std::byte* from, int64_t count, std::byte* to) const {
-  const auto copy = [&](int64_t offset, int64_t head_size) {
-    const int64_t row_bytes = head_size * SizeOf(shape_.dtype);
+  const auto copy = [&](int64_t offset, int64_t row_bytes) {
     for (int64_t head = 0; head < shape_.kv_heads; ++head) {
       const int64_t begin = offset + head * kPageTokens * row_bytes;
       std::memcpy(to + begin, from + begin, static_cast<size_t>(count * row_bytes));
     }
   };
-  copy(0, shape_.head_size);
-  copy(shape_.value_offset(), shape_.value_head_size);
+  copy(0, shape_.key_row_bytes());
+  copy(shape_.value_offset(), shape_.value_row_bytes());
 }
 
 void PageList::Append(int64_t count, const std::byte* keys, const std::byte* values) {
@@ -207,16 +206,15 @@ bool PageList::Holds(int64_t at, int64_t count, const std::byte* keys,
 }
 
 std::byte* PageList::RowOf(int64_t token, int64_t head, bool is_value) const {
-  const int64_t head_size = is_value ? shape_.value_head_size : shape_.head_size;
+  const int64_t row_bytes = is_value ? shape_.value_row_bytes() : shape_.key_row_bytes();
   const int64_t row = head * kPageTokens + token % kPageTokens;
   return table_->memory(token / kPageTokens) + (is_value ? shape_.value_offset() : 0) +
-         row * head_size * SizeOf(shape_.dtype);
+         row * row_bytes;
 }
 
 template <typename Visit>
 void PageList::ForEachRow(int64_t at, int64_t count, bool is_value, const Visit& visit) const {
-  const int64_t row_bytes =
-      (is_value ? shape_.value_head_size : shape_.head_size) * SizeOf(shape_.dtype);
+  const int64_t row_bytes = is_value ? shape_.value_row_bytes() : shape_.key_row_bytes();
   for (int64_t token = 0; token < count; ++token) {
     for (int64_t head = 0; head < shape_.kv_heads; ++head) {
       visit(RowOf(at + token, head, is_value), (token * shape_.kv_heads + head) * row_bytes,

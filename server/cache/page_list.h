@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "attention/mechanism/softmax/ragged_attention.h"
+#include "attention/q8_0.h"
 #include "attention/tensor_view.h"
 #include "server/cache/arena.h"
 
@@ -27,15 +28,24 @@ struct TokenShape {
   int64_t kv_heads = 0;
   int64_t head_size = 0;
   int64_t value_head_size = 0;
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;  // as callers send them
+  bool q8_0 = false;              // they are stored as rows of attention/q8_0.h, not in `dtype`
 
-  int64_t key_bytes() const { return kv_heads * head_size * SizeOf(dtype); }
-  int64_t value_bytes() const { return kv_heads * value_head_size * SizeOf(dtype); }
-  // A page is [Hkv, 64, D] keys, then [Hkv, 64, Dv] values.
+  // Return the bytes of one head's key or value, and of all heads', as they are stored.
+  int64_t key_row_bytes() const { return RowBytes(head_size); }
+  int64_t value_row_bytes() const { return RowBytes(value_head_size); }
+  int64_t key_bytes() const { return kv_heads * key_row_bytes(); }
+  int64_t value_bytes() const { return kv_heads * value_row_bytes(); }
+  // A page is [Hkv, 64] rows of keys, then [Hkv, 64] rows of values.
   int64_t value_offset() const { return kPageTokens * key_bytes(); }
   int64_t page_bytes() const { return value_offset() + kPageTokens * value_bytes(); }
 
   bool operator==(const TokenShape&) const = default;
+
+ private:
+  int64_t RowBytes(int64_t size) const {
+    return q8_0 ? q8_0::RowBytes(size) : size * SizeOf(dtype);
+  }
 };
 
 // Pages in the order of their tokens. Pages may be appended while snapshots read those before.
@@ -49,18 +59,19 @@ class Snapshot {
   int64_t length() const { return length_; }
   // The memory of each page, which identifies it while a snapshot holds it; null: evicted.
   absl::Span<const std::byte* const> pages() const { return key_pages_.pages; }
-  // Return views [1, Hkv, length, D] and [1, Hkv, length, Dv]. The pages of evicted tokens are null
-  // and must not be read. REQUIRES: length() > 0.
+  // Return views [1, Hkv, length, D] and [1, Hkv, length, Dv]; in 8 bits, views of INT8 whose last
+  // axis is a row of q8_0.h. The pages of evicted tokens are null and must not be read. REQUIRES:
+  // length() > 0.
   TensorView keys() const;
   TensorView values() const;
-  // Copies tokens to keys [count, Hkv, D] and values [count, Hkv, Dv], row-major. REQUIRES: 0 <=
-  // at, at + count <= length(), and none of them is evicted.
+  // Copies tokens, as they are stored, to keys [count, Hkv, D] and values [count, Hkv, Dv],
+  // row-major. REQUIRES: 0 <= at, at + count <= length(), and none of them is evicted.
   void CopyTokens(int64_t at, int64_t count, std::byte* keys, std::byte* values) const;
 
  private:
   friend class PageList;
   Snapshot(std::shared_ptr<const PageTable> table, const TokenShape& shape, int64_t length);
-  TensorView View(const PagedRows& pages, int64_t head_size) const;
+  TensorView View(const PagedRows& pages, int64_t row_bytes) const;
 
   std::shared_ptr<const PageTable> table_;
   TokenShape shape_;
@@ -102,8 +113,8 @@ class PageList {
   // Gives back reserved pages beyond the first `pages`. REQUIRES: pages <= reserved_pages().
   void KeepReserved(int64_t pages) { reserved_.resize(static_cast<size_t>(pages)); }
 
-  // Appends tokens: keys [count, Hkv, D] and values [count, Hkv, Dv], row-major.
-  // REQUIRES: Reserve(count) succeeded since the last change of the list.
+  // Appends tokens: keys [count, Hkv, D] and values [count, Hkv, Dv], row-major, as they are
+  // stored. REQUIRES: Reserve(count) succeeded since the last change of the list.
   void Append(int64_t count, const std::byte* keys, const std::byte* values);
 
   // Returns whether the tokens from `at` on are these, to the bit; evicted tokens always are.

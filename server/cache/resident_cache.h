@@ -44,7 +44,7 @@ struct LayerState {
   std::optional<Snapshot> before = {};  // of the first `at` tokens, if the status is OK
 };
 
-// New tokens: keys [count, Hkv, D] and values [count, Hkv, Dv], row-major.
+// New tokens: keys [count, Hkv, D] and values [count, Hkv, Dv], row-major, as they are stored.
 struct NewTokens {
   const std::byte* keys = nullptr;
   const std::byte* values = nullptr;

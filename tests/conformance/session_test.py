@@ -58,11 +58,23 @@ def define(q, k, v, *, scale=None, softcap=0.0):
     return np.einsum("rht,thd->rhd", weights / total, v), (top + np.log(total))[..., 0]
 
 
+def in_8_bits(x):
+    """The numbers as storage int8 keeps them: blocks of 32 with the least FP16 scale that cuts none."""
+    stored = np.zeros(x.shape)
+    for begin in range(0, x.shape[-1], 32):
+        block = x[..., begin : begin + 32].astype("f8")
+        largest = np.abs(block).max(-1, keepdims=True, initial=0)
+        scale = (largest / 127).astype("f2")
+        scale = np.where(scale.astype("f8") * 127 < largest, np.nextafter(scale, np.float16(np.inf)), scale).astype("f8")
+        stored[..., begin : begin + 32] = np.rint(block / np.where(scale == 0, 1, scale)) * scale
+    return stored
+
+
 class Sequence:
     """A sequence and what its server should know: the tokens of each layer."""
 
-    def __init__(self, send, *, id=None, dtype=np.float32, rank=4, layers=1, seed=0, widths=None, **parameters):
-        self.send = send
+    def __init__(self, send, *, id=None, dtype=np.float32, rank=4, layers=1, seed=0, widths=None, storage=None, **parameters):
+        self.send, self.storage = send, storage
         self.id = next(IDS) if id is None else id
         self.dtype, self.rank, self.layers, self.parameters = dtype, rank, layers, parameters
         self.widths = widths or WIDTHS
@@ -91,7 +103,8 @@ class Sequence:
             arrays["Q"] = self.shaped(q)
         if new:
             k, v = self.new(new, "Hkv", "D"), self.new(new, "Hkv", "Dv")
-            self.tokens[layer] = [np.concatenate(pair) for pair in zip(self.tokens[layer], (k, v))]
+            stored = (in_8_bits(k), in_8_bits(v)) if self.storage == "int8" else (k, v)
+            self.tokens[layer] = [np.concatenate(pair) for pair in zip(self.tokens[layer], stored)]
             arrays.update(K=self.shaped(k), V=self.shaped(v))
         parameters = {**self.parameters, **parameters}
         if self.rank == 3:
@@ -100,6 +113,8 @@ class Sequence:
             parameters["layer"] = layer
         if self.is_new and self.layers > 1:
             parameters["layers"] = self.layers
+        if self.is_new and self.storage:
+            parameters["storage"] = self.storage
         outputs = (["Y", "lse"] if lse else []) if rows else []
         answer = self.send(
             [to_input(name, array) for name, array in arrays.items()],
@@ -214,6 +229,17 @@ def test_scale_and_softcap(send, parameters):
     sequence = Sequence(send, **parameters)
     sequence.step(9)
     sequence.step(1, end=True)
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_stores_8_bits(send, rank):
+    sequence = Sequence(send, rank=rank, storage="int8", widths={**WIDTHS, "D": 40})
+    for new, rows in ((70, 2), (1, 1), (1, 1), (3, 3)):
+        sequence.step(new, rows)
+    plain = Sequence(send, storage="plain")
+    plain.step(3)
+    text = refuse(send, "INVALID_ARGUMENT", sequence_id=plain.id, parameters={"storage": "int8"})
+    assert "parameter storage is int8; it is allowed with sequence_start only" in text
 
 
 def test_layers_are_apart(send):
@@ -341,6 +367,8 @@ WRONG_STARTS = {
     "negative layer": ({"K": ONES, "V": ONES}, {"layer": -1}, "layer is -1"),
     "position": ({"K": ONES, "V": ONES}, {"position": -1}, "position is -1"),
     "softcap": ({"Q": ONES, "K": ONES, "V": ONES}, {"softcap": -1.0}, "softcap is -1"),
+    "storage": ({"K": ONES, "V": ONES}, {"storage": "int4"}, "storage"),
+    "storage of FP64": ({"K": ONES.astype("f8"), "V": ONES.astype("f8")}, {"storage": "int8"}, "INT8 stores FP32, FP16 or BF16"),
     "unknown": ({"K": ONES, "V": ONES}, {"is_causal": 1}, "unknown request parameter is_causal"),
     "input": ({"K": ONES, "V": ONES, "attn_mask": ONES}, {}, "unknown input attn_mask"),
 }

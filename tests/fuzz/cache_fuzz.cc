@@ -59,10 +59,12 @@ void CheckRefusal(const absl::Status& status) {
 class Session {
  public:
   Session() {
+    // One without and one with eviction, which stores 8 bits.
     for (int64_t keep_last : {0, 3}) {
       cache::CacheSpec spec;
+      const bool q8_0 = keep_last > 0;
       spec.shapes = {{.layers = 2,
-                      .token = {.kv_heads = 1, .head_size = 2, .value_head_size = 1},
+                      .token = {.kv_heads = 1, .head_size = 2, .value_head_size = 1, .q8_0 = q8_0},
                       .keep_first = keep_last / 2,
                       .keep_last = keep_last}};
       Note(store_.Create(kOwner, spec));

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/q8_0.h"
 #include "proto/rapt/v1/cache.grpc.pb.h"
 #include "tests/support/memory_watch.h"
 #include "tests/support/metrics_page.h"
@@ -56,6 +57,13 @@ struct Tokens {
     keys.insert(keys.end(), more.keys.begin(), more.keys.end());
     values.insert(values.end(), more.values.begin(), more.values.end());
   }
+  Tokens Slice(int64_t begin, int64_t count) const {
+    const auto part = [&](const std::vector<float>& of, int64_t size) {
+      const auto first = of.begin() + begin * kKvHeads * size;
+      return std::vector<float>(first, first + count * kKvHeads * size);
+    };
+    return {part(keys, kHeadSize), part(values, kValueSize)};
+  }
   void Resize(int64_t count) {
     keys.resize(static_cast<size_t>(count * kKvHeads * kHeadSize));
     values.resize(static_cast<size_t>(count * kKvHeads * kValueSize));
@@ -70,6 +78,24 @@ std::vector<float> Random(int64_t count, Rng& rng) {
 
 Tokens RandomTokens(int64_t count, Rng& rng) {
   return {Random(count * kKvHeads * kHeadSize, rng), Random(count * kKvHeads * kValueSize, rng)};
+}
+
+// Returns rows of `size` numbers as they are after they were stored in 8 bits.
+std::vector<float> Rounded(const std::vector<float>& numbers, int64_t size) {
+  std::vector<float> rounded;
+  std::vector<std::byte> row(static_cast<size_t>(q8_0::RowBytes(size)));
+  for (size_t n = 0; n < numbers.size(); n += static_cast<size_t>(size)) {
+    const auto* from = reinterpret_cast<const std::byte*>(numbers.data() + n);
+    q8_0::StoreRow(from, DType::kFloat32, size, row.data());
+    for (int64_t e = 0; e < size; ++e) rounded.push_back(q8_0::LoadNumber(row.data(), e));
+  }
+  return rounded;
+}
+
+// Returns tokens as a cache has them.
+Tokens Stored(const Tokens& tokens, v1::Storage storage) {
+  if (storage == v1::STORAGE_PLAIN) return tokens;
+  return {Rounded(tokens.keys, kHeadSize), Rounded(tokens.values, kValueSize)};
 }
 
 // What a layer of a cache holds.
@@ -235,6 +261,9 @@ class CacheServiceTest : public ::testing::Test {
     EXPECT_EQ(reason_, reason) << status.error_message();
   }
 
+  // Random operations on up to 12 caches, compared with models of them.
+  void RunRandomOperations(int operations, v1::Storage storage);
+
   static ServerProcess* server_;
   std::unique_ptr<v1::CacheService::Stub> stub_;
   std::string reason_;
@@ -278,15 +307,16 @@ TEST_F(CacheServiceTest, AStepAppendsAndAttends) {
   }
 }
 
-TEST_F(CacheServiceTest, TwoThousandRandomOperationsMatchTheModel) {
+void CacheServiceTest::RunRandomOperations(int operations, v1::Storage storage) {
   Rng rng(20261124);
   std::vector<CacheModel> caches;
   int64_t attended = 0, aborted = 0;
-  for (int n = 0; n < 2000; ++n) {
+  for (int n = 0; n < operations; ++n) {
     SCOPED_TRACE(absl::StrCat("operation ", n));
     const int64_t kind = caches.empty() ? 0 : UniformInt(rng, 0, 19);
     if (kind == 0 && caches.size() < 12) {
       v1::CreateRequest request = CreateOf(1);
+      request.set_storage(storage);
       *request.add_shapes() = request.shapes(0);
       request.set_first_position(UniformInt(rng, 0, 1) * 1000);
       if (UniformInt(rng, 0, 1) == 1) {
@@ -353,7 +383,7 @@ TEST_F(CacheServiceTest, TwoThousandRandomOperationsMatchTheModel) {
         const grpc::Status status = Append(request, response);
         ASSERT_TRUE(status.ok()) << status.error_message();
       }
-      tokens.Add(more);
+      tokens.Add(Stored(more, storage));
       ASSERT_EQ(response.results(0).length(), tokens.count());
       if (more.count() == 0) continue;
       // Other tokens at the same place.
@@ -390,7 +420,7 @@ TEST_F(CacheServiceTest, TwoThousandRandomOperationsMatchTheModel) {
         all.Add(more);
         parts.emplace_back(&each, more);
         LayerModel after = model;
-        after.tokens.Add(more);
+        after.tokens.Add(Stored(more, storage));
         const std::vector<float> own = Random(rows * kQueryHeads * kHeadSize, rng);
         const int64_t length = after.tokens.count();
         const int64_t first = each.info.first_position();
@@ -415,7 +445,7 @@ TEST_F(CacheServiceTest, TwoThousandRandomOperationsMatchTheModel) {
         const grpc::Status status = Attend(request, response);
         ASSERT_TRUE(status.ok()) << status.error_message();
       }
-      for (auto& [each, more] : parts) each->layers[layer].tokens.Add(more);
+      for (auto& [each, more] : parts) each->layers[layer].tokens.Add(Stored(more, storage));
       ExpectClose(response.y(), want.y, "y");
       ExpectClose(response.lse(), want.lse, "lse");
       ++attended;
@@ -435,6 +465,14 @@ TEST_F(CacheServiceTest, TwoThousandRandomOperationsMatchTheModel) {
       EXPECT_EQ(found->lengths(layer), cache.layers[layer].tokens.count());
     }
   }
+}
+
+TEST_F(CacheServiceTest, TwoThousandRandomOperationsMatchTheModel) {
+  RunRandomOperations(2000, v1::STORAGE_PLAIN);
+}
+
+TEST_F(CacheServiceTest, TwoThousandRandomOperationsInEightBitsMatchTheModel) {
+  RunRandomOperations(2000, v1::STORAGE_INT8);
 }
 
 TEST_F(CacheServiceTest, RefusesWhatIsNotAllowedAndSaysWhy) {
@@ -488,6 +526,77 @@ TEST_F(CacheServiceTest, RefusesWhatIsNotAllowedAndSaysWhy) {
               HasSubstr("share_prefix is 7"));
   v1::AttendCachedResponse response;
   ASSERT_TRUE(Attend(good, response).ok());
+}
+
+TEST_F(CacheServiceTest, StoresEightBits) {
+  Rng rng(31);
+  v1::CreateRequest create = CreateOf(1);
+  create.set_storage(v1::STORAGE_INT8);
+  const v1::Cache at_once = CreateCache(create), one_by_one = CreateCache(create);
+  EXPECT_EQ(at_once.storage(), v1::STORAGE_INT8);
+  const Tokens tokens = RandomTokens(130, rng);
+  v1::AppendResponse appended;
+  ASSERT_TRUE(Append(AppendOf(at_once, 0, 0, tokens), appended).ok());
+  for (int64_t n = 0; n < 130; ++n) {
+    ASSERT_TRUE(Append(AppendOf(one_by_one, 0, n, tokens.Slice(n, 1)), appended).ok());
+  }
+  // A page has 64 tokens, a row of 8 or 6 numbers one scale.
+  v1::Ids ids;
+  ids.add_caches(at_once.id());
+  v1::Caches caches;
+  ASSERT_TRUE(Call(&v1::CacheService::Stub::Get, ids, caches).ok());
+  EXPECT_EQ(caches.caches(0).bytes(), 3 * 64 * kKvHeads * (kHeadSize + 2 + kValueSize + 2));
+
+  v1::AttendCachedRequest request = AttendOf(at_once, 0, 130, {}, 2, rng);
+  v1::AttendCachedResponse response, other;
+  ASSERT_TRUE(Attend(request, response).ok());
+  EXPECT_THAT(response.plan(), ::testing::EndsWith("1 items, INT8"));
+  const std::vector<float> q = Values(request.q());
+  const LayerModel stored{Stored(tokens, v1::STORAGE_INT8)};
+  ExpectClose(response.y(), Define(stored, 130, 0, 128, 2, q.data(), {}).y, "y");
+  request.mutable_items(0)->set_cache(one_by_one.id());
+  ASSERT_TRUE(Attend(request, other).ok());
+  EXPECT_EQ(other.y().data(), response.y().data()) << "bits depend on how tokens were appended";
+
+  // What is rounded to the same is the same.
+  Tokens near = tokens.Slice(60, 10), far = near;
+  for (float& value : near.values) value = std::nextafter(value, 0.0F);
+  ASSERT_EQ(Rounded(near.values, kValueSize),
+            Stored(tokens.Slice(60, 10), v1::STORAGE_INT8).values);
+  ASSERT_TRUE(Append(AppendOf(at_once, 0, 60, near), appended).ok());
+  EXPECT_TRUE(appended.results(0).applied_before());
+  far.values[0] += 0.1F;
+  ExpectFails(Append(AppendOf(at_once, 0, 60, far), appended), StatusCode::ABORTED, "conflict");
+}
+
+TEST_F(CacheServiceTest, RefusesEightBitsWhereTheyAreNotPossible) {
+  v1::CreateRequest create = CreateOf(1);
+  create.set_storage(v1::STORAGE_INT8);
+  const v1::Cache cache = CreateCache(create);
+  create.set_dtype(v1::FP64);
+  v1::Cache none;
+  grpc::Status status = Create(create, none);
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            "storage is INT8 and dtype is FP64; INT8 stores FP32, FP16 or BF16");
+  create.set_dtype(v1::FP32);
+  create.set_storage(static_cast<v1::Storage>(2));
+  status = Create(create, none);
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("storage is 2"));
+  // Caches of one call are stored alike.
+  Rng rng(32);
+  v1::AttendCachedRequest request = AttendOf(cache, 0, 0, RandomTokens(1, rng), 1, rng);
+  v1::Item& plain = *request.add_items();
+  plain.set_cache(CreateCache(CreateOf(1)).id());
+  plain.set_generation(1);
+  plain.set_rows(1);
+  v1::AttendCachedResponse response;
+  status = Attend(request, response);
+  EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_message(),
+            "items[1]: the layer has Hkv 2, D 8, Dv 6, FP32; other items have Hkv 2, D 8, Dv 6, "
+            "FP32 stored as INT8");
 }
 
 TEST_F(CacheServiceTest, AnItemThatFailsLeavesTheOthersAlone) {

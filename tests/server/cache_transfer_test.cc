@@ -237,9 +237,11 @@ class CacheTransferTest : public ::testing::Test {
   }
 
   // A cache whose last pages are partly filled, and whose last layer has evicted tokens 64 to 256.
-  v1::Cache CreateFilled(v1::DataType dtype = v1::FP32, const std::string& name = "") {
+  v1::Cache CreateFilled(v1::DataType dtype = v1::FP32, const std::string& name = "",
+                         v1::Storage storage = v1::STORAGE_PLAIN) {
     v1::CreateRequest request = CreateOf(dtype);
     request.set_name(name);
+    request.set_storage(storage);
     const v1::Cache cache = Create(*source_, request);
     Append(*source_, cache, 0, 0, 333, rng_);
     Append(*source_, cache, 1, 0, 1, rng_);
@@ -271,10 +273,13 @@ class CacheTransferTest : public ::testing::Test {
 ServerProcess *CacheTransferTest::a_ = nullptr, *CacheTransferTest::b_ = nullptr;
 
 TEST_F(CacheTransferTest, AnImportAnswersTheSameBits) {
-  for (const v1::DataType dtype : {v1::FP32, v1::FP16}) {
+  for (const auto& [dtype, storage] :
+       {std::pair{v1::FP32, v1::STORAGE_PLAIN}, std::pair{v1::FP16, v1::STORAGE_PLAIN},
+        std::pair{v1::FP16, v1::STORAGE_INT8}}) {
     for (const int64_t chunk_tokens : {0, 1, 50, 64, 1000}) {
-      SCOPED_TRACE(absl::StrCat(v1::DataType_Name(dtype), " ", chunk_tokens));
-      const v1::Cache cache = Get(*source_, CreateFilled(dtype).id());
+      SCOPED_TRACE(absl::StrCat(v1::DataType_Name(dtype), " ", v1::Storage_Name(storage), " ",
+                                chunk_tokens));
+      const v1::Cache cache = Get(*source_, CreateFilled(dtype, "", storage).id());
       const Exported exported = Export(*source_, cache.id(), chunk_tokens);
       ASSERT_TRUE(exported.status.ok()) << exported.status.error_message();
       EXPECT_TRUE(exported.chunks.front().has_header());
@@ -285,6 +290,8 @@ TEST_F(CacheTransferTest, AnImportAnswersTheSameBits) {
       ASSERT_TRUE(status.ok()) << status.error_message();
       EXPECT_EQ(imported.generation(), 1u);
       EXPECT_EQ(imported.dtype(), dtype);
+      EXPECT_EQ(imported.storage(), storage);
+      EXPECT_EQ(imported.bytes(), cache.bytes());
       EXPECT_EQ(imported.lengths().size(), 3);
       EXPECT_EQ(imported.lengths(2), 405);
       EXPECT_EQ(imported.shapes(1).keep_last(), 100);

@@ -65,6 +65,8 @@ double Decode(DType dtype, const std::byte* bytes) {
       return Read<int64_t>(bytes);
     case DType::kInt32:
       return Read<int32_t>(bytes);
+    case DType::kInt8:
+      return Read<int8_t>(bytes);
   }
   std::abort();
 }
@@ -85,6 +87,8 @@ void Encode(DType dtype, std::byte* bytes, double value) {
       return Write(bytes, static_cast<int64_t>(value));
     case DType::kInt32:
       return Write(bytes, static_cast<int32_t>(value));
+    case DType::kInt8:
+      return Write(bytes, static_cast<int8_t>(value));
   }
   std::abort();
 }

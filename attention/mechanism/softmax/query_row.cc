@@ -7,6 +7,7 @@
 #include "attention/half.h"
 #include "attention/mechanism/entmax/entmax.h"
 #include "attention/philox.h"
+#include "attention/q8_0.h"
 #include "attention/score/pipeline.inc"
 #include "attention/score/relative_tables.h"
 #include "attention/score/score_params.h"
@@ -64,6 +65,7 @@ class Elements {
       : view_(view), b_(b), h_(h), s_(s), row_(view.FindRow(b, h, s)) {}
 
   double operator[](int64_t n) const {
+    if (view_.dtype == DType::kInt8) return q8_0::LoadNumber(row_, n);
     if (row_ != nullptr) return LoadElement(row_, view_.dtype, n);
     std::byte element[sizeof(double)];
     view_.CopyElement(b_, h_, s_, n, element);

@@ -268,6 +268,7 @@ class RaggedAttention final : public TensorOperator {
   Problem PartProblem(int64_t rows) const {
     Problem p;
     p.dtype = call_.dtype;
+    p.q8_0 = call_.q8_0;
     p.batch = 1;
     p.query_heads = call_.query_heads;
     p.kv_heads = call_.kv_heads;
@@ -297,7 +298,7 @@ class RaggedAttention final : public TensorOperator {
                                            RoundUp(inner.workspace_bytes(), kWorkspaceAlignment));
   }
 
-  // "q24 k64 s1 32 items, prefixes of 31"
+  // "q24 k64 s1 32 items, prefixes of 31, INT8"
   std::string Describe(const RaggedPlan& ragged) const {
     const auto form = ragged.forms.begin();
     std::string text = absl::StrCat(Items(), " items");
@@ -307,6 +308,7 @@ class RaggedAttention final : public TensorOperator {
     size_t sharers = 0;
     for (const SharedPrefix& prefix : call_.prefixes) sharers += prefix.items.size();
     if (sharers > 0) absl::StrAppend(&text, ", prefixes of ", sharers);
+    if (call_.q8_0) absl::StrAppend(&text, ", INT8");
     return text;
   }
 

@@ -58,8 +58,9 @@ class RaggedSource {
  public:
   virtual ~RaggedSource() = default;
 
-  // Return views [1, Hkv, keys, D] and [1, Hkv, keys, Dv] of an item, strided or paged.
-  // Thread-safe. REQUIRES: the item has keys and has not failed.
+  // Return views [1, Hkv, keys, D] and [1, Hkv, keys, Dv] of an item, strided or paged. With
+  // RaggedCall::q8_0 they are of INT8, and the last axis is a row of q8_0.h. Thread-safe. REQUIRES:
+  // the item has keys and has not failed.
   virtual TensorView keys(int64_t item) const = 0;
   virtual TensorView values(int64_t item) const = 0;
   // Returns whether the item's keys are not available: its outputs are then 0, its lse -inf.
@@ -71,6 +72,7 @@ struct RaggedCall {
   std::vector<RaggedItem> items = {};
   std::vector<SharedPrefix> prefixes = {};
   DType dtype = DType::kFloat32;  // of Q, K and V
+  bool q8_0 = false;              // K and V are in 8 bits; not for FP64
   int64_t query_heads = 0;        // Hq, a multiple of Hkv
   int64_t kv_heads = 0;
   int64_t head_size = 0;

@@ -233,6 +233,7 @@ absl::StatusOr<TypedField> FieldOf(const InputTensor& input, DType dtype) {
     case DType::kFloat16:
     case DType::kBFloat16:
     case DType::kInt32:
+    case DType::kInt8:
       break;
   }
   return absl::InvalidArgumentError(absl::StrCat("input ", input.name(), " is ", NameOf(dtype),

@@ -347,7 +347,8 @@ bool ReadOfSession(absl::string_view name, const InferParameter& value, Calls& c
   }
   return parameter.Is("sequence_start", out.starts) || parameter.Is("sequence_end", out.ends) ||
          parameter.Is("layer", out.layer) || parameter.Is("layers", out.layers) ||
-         parameter.Is("position", out.position);
+         parameter.Is("position", out.position) ||
+         parameter.Is("storage", kStorageNames, out.storage);
 }
 
 // The same for any model.

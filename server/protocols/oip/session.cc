@@ -100,9 +100,13 @@ absl::Status ReadQueries(const OperatorCall& read, const InputMap<InputBytes>& i
 absl::Status ReadSpec(const SessionParameters& parameters, const cache::TokenShape& token,
                       SessionCall& call) {
   if (!parameters.starts) {
-    if (!parameters.layers) return absl::OkStatus();
-    return Invalid(absl::StrCat("parameter layers is ", *parameters.layers,
-                                "; it is allowed with sequence_start only"));
+    const auto fails = [](const auto&... parameter) {
+      return Invalid(
+          absl::StrCat("parameter ", parameter..., "; it is allowed with sequence_start only"));
+    };
+    if (parameters.layers) return fails("layers is ", *parameters.layers);
+    if (parameters.storage != Storage::kPlain) return fails("storage is int8");
+    return absl::OkStatus();
   }
   const int64_t layers = parameters.layers.value_or(1);
   if (layers < 1 || layers > cache::kMaxLayers) {
@@ -112,7 +116,9 @@ absl::Status ReadSpec(const SessionParameters& parameters, const cache::TokenSha
   if (!call.attend.k.spec) {
     return Invalid("inputs K and V are absent; a call with sequence_start needs them");
   }
-  call.sequence.spec.shapes = {{.layers = layers, .token = token}};
+  cache::LayerShape& shape = call.sequence.spec.shapes.emplace_back();
+  shape = {.layers = layers, .token = token};
+  shape.token.q8_0 = parameters.storage == Storage::kInt8;
   return absl::OkStatus();
 }
 

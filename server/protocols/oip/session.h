@@ -7,12 +7,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "attention/operator.h"
 #include "server/cache/cached_attention.h"
 #include "server/cache/sequences.h"
 #include "server/request.h"
 
 namespace rapt::oip {
+
+// How keys and values are stored; the names are those of the parameter `storage`.
+enum class Storage : uint8_t { kPlain, kInt8 };
+inline constexpr absl::string_view kStorageNames[] = {"plain", "int8"};
 
 // The parameters of the model alone.
 struct SessionParameters {
@@ -22,6 +27,7 @@ struct SessionParameters {
   int64_t layer = 0;
   std::optional<int64_t> layers = {};
   std::optional<int64_t> position = {};
+  Storage storage = Storage::kPlain;
 };
 
 // A call before its sequence's turn has come.

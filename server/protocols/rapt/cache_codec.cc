@@ -135,10 +135,15 @@ void WriteShape(const cache::LayerShape& from, v1::LayerShape& to) {
   to.set_keep_last(from.keep_last);
 }
 
+v1::Storage StorageOf(const cache::CacheSpec& spec) {
+  return spec.shapes.front().token.q8_0 ? v1::STORAGE_INT8 : v1::STORAGE_PLAIN;
+}
+
 void WriteCreate(const cache::CacheSpec& from, v1::CreateRequest& to) {
   to.set_name(from.name);
   for (const cache::LayerShape& shape : from.shapes) WriteShape(shape, *to.add_shapes());
   to.set_dtype(CodeOf(from.shapes.front().token.dtype));
+  to.set_storage(StorageOf(from));
   to.set_reserve_tokens(from.reserve_tokens);
   to.set_lease_ms(Milliseconds(from.lease));
   to.set_first_position(from.first_position);
@@ -358,6 +363,9 @@ ResponseMessage EncodeCache(const cache::CacheInfo& info) {
 absl::StatusOr<cache::CacheSpec> DecodeCreate(const v1::CreateRequest& request) {
   const absl::StatusOr<DType> dtype = ReadCacheType(request.dtype());
   if (!dtype.ok()) return dtype.status();
+  if (!v1::Storage_IsValid(request.storage())) {
+    return UnknownValue("storage", request.storage(), "STORAGE_PLAIN (0) or STORAGE_INT8 (1)");
+  }
   cache::CacheSpec spec;
   spec.name = request.name();
   for (const v1::LayerShape& shape : request.shapes()) {
@@ -367,7 +375,8 @@ absl::StatusOr<cache::CacheSpec> DecodeCreate(const v1::CreateRequest& request) 
                     .head_size = shape.head_size(),
                     .value_head_size =
                         shape.value_head_size() == 0 ? shape.head_size() : shape.value_head_size(),
-                    .dtype = *dtype};
+                    .dtype = *dtype,
+                    .q8_0 = request.storage() == v1::STORAGE_INT8};
     layers.keep_first = shape.keep_first();
     layers.keep_last = shape.keep_last();
   }
@@ -394,6 +403,7 @@ void Encode(const cache::CacheInfo& info, v1::Cache& cache) {
   cache.set_name(spec.name);
   for (const cache::LayerShape& shape : spec.shapes) WriteShape(shape, *cache.add_shapes());
   cache.set_dtype(CodeOf(spec.shapes.front().token.dtype));
+  cache.set_storage(StorageOf(spec));
   cache.set_first_position(spec.first_position);
   cache.mutable_lengths()->Assign(info.lengths.begin(), info.lengths.end());
   cache.set_generation(info.generation);

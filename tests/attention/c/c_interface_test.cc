@@ -79,6 +79,7 @@ int32_t CTypeOf(DType dtype) {
       return RAPT_BOOL;
     case DType::kInt64:
     case DType::kInt32:
+    case DType::kInt8:
       break;
   }
   ADD_FAILURE() << "C has no " << NameOf(dtype);

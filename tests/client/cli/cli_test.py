@@ -1214,6 +1214,22 @@ def test_cache_keeps_the_type(rapt, create, save, load, dtype, name, tolerance):
     assert show(rapt, cache)["dtype"] == name.upper()
 
 
+def test_cache_stores_8_bits(rapt, create, save, load):
+    q, k, v = (x.astype("f2") for x in tokens_of(7, 70))
+    save(q=q[:1], k=k, v=v)
+    caches = {storage: create("--dtype=fp16", f"--storage={storage}") for storage in ("plain", "int8")}
+    errors = {}
+    for storage, cache in caches.items():
+        rapt("cache", "append", cache, "k.npy", "v.npy")
+        rapt("cache", "attend", cache, "q.npy", "--float-output", "-o=y.npy")
+        assert show(rapt, cache)["storage"] == storage
+        errors[storage] = np.abs(load("y.npy") - causal(*(x.astype("f8") for x in (q[:1], k, v)))).max()
+    assert errors["plain"] < errors["int8"] < 0.05
+    # Of 4 numbers a row has one block: 6 bytes instead of 8.
+    assert show(rapt, caches["int8"])["bytes"] * 8 == show(rapt, caches["plain"])["bytes"] * 6
+    assert "dtype       FP16, stored as INT8" in rapt("cache", "show", caches["int8"]).stdout.splitlines()
+
+
 def test_cache_append_again_changes_nothing(rapt, create, save):
     _, k, v = tokens_of(4, 3)
     save(k=k, v=v, other=v + 1)

@@ -67,12 +67,17 @@ struct LayerShape {
   bool operator==(const LayerShape&) const = default;
 };
 
+// How a cache stores keys and values: as they come, or rounded to 8 bits, which is Storage of
+// cache.proto.
+enum class CacheStorage { kPlain, kInt8 };
+
 struct CacheOptions {
   std::vector<LayerShape> shapes = {};
   DType dtype = DType::kFloat32;  // of q, k and v: a float type
+  CacheStorage storage = CacheStorage::kPlain;
   // At most 256 bytes. The caller's live cache of this name, if it was made with the same shapes,
-  // dtype and first_position, is the result, with what it holds. Empty: the client draws a name, so
-  // that a retry after a lost reply returns the cache that was made.
+  // dtype, storage and first_position, is the result, with what it holds. Empty: the client draws a
+  // name, so that a retry after a lost reply returns the cache that was made.
   std::string name = {};
   int64_t reserve_tokens = 0;  // of every layer: their pages are taken at once
   // How long the cache lives after a call that renewed it. 0: the server's default. The server
@@ -87,6 +92,7 @@ struct CacheInfo {
   std::string name;
   std::vector<LayerShape> shapes;
   DType dtype = DType::kFloat32;
+  CacheStorage storage = CacheStorage::kPlain;
   int64_t first_position = 0;
   std::vector<int64_t> lengths;  // tokens of each layer, evicted ones counted
   uint64_t generation = 0;       // 1 in a new cache, and one more after each truncation

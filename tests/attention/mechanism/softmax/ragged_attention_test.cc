@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/q8_0.h"
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "tests/support/run_attention.h"
@@ -28,12 +30,44 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kPageTokens = 64;
 
+// Returns the rows of a tensor as those of q8_0.h, bytes of INT8.
+Tensor InEightBits(const Tensor& tensor) {
+  const TensorView from = tensor.View();
+  auto dims = from.dims;
+  dims[3] = q8_0::RowBytes(from.dims[3]);
+  Tensor stored(DType::kInt8, dims);
+  std::vector<std::byte> numbers(static_cast<size_t>(from.dims[3] * SizeOf(from.dtype)));
+  for (int64_t h = 0; h < dims[1]; ++h) {
+    for (int64_t s = 0; s < dims[2]; ++s) {
+      from.CopyRow(0, h, s, numbers.data());
+      q8_0::StoreRow(numbers.data(), from.dtype, from.dims[3], stored.MutableView().Row(0, h, s));
+    }
+  }
+  return stored;
+}
+
+// Returns the numbers that such rows stand for.
+Tensor Numbers(const Tensor& stored, int64_t size) {
+  auto dims = stored.dims();
+  dims[3] = size;
+  Tensor numbers(DType::kFloat32, dims);
+  for (int64_t h = 0; h < dims[1]; ++h) {
+    for (int64_t s = 0; s < dims[2]; ++s) {
+      for (int64_t n = 0; n < size; ++n) {
+        numbers.Set(0, h, s, n, q8_0::LoadNumber(stored.View().Row(0, h, s), n));
+      }
+    }
+  }
+  return numbers;
+}
+
 // The keys and values of a sequence, also in pages whose order in memory is random. Tokens that no
 // row sees are NaN.
 class Sequence {
  public:
   Sequence(const RaggedCall& call, const RaggedItem& item, Rng& rng)
-      : keys_(call.dtype, {1, call.kv_heads, item.keys, call.head_size}),
+      : is_q8_0_(call.q8_0),
+        keys_(call.dtype, {1, call.kv_heads, item.keys, call.head_size}),
         values_(call.dtype, {1, call.kv_heads, item.keys, call.value_head_size}) {
     keys_.FillUniform(rng, -2, 2);
     values_.FillUniform(rng, -2, 2);
@@ -52,20 +86,31 @@ class Sequence {
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
-  // After a change.
+  // After a change. In 8 bits, keys and values are then what is stored.
   void PageAgain() {
-    Page(keys_, key_memory_, key_pages_, paged_keys_);
-    Page(values_, value_memory_, value_pages_, paged_values_);
+    stored_keys_ = Stored(keys_);
+    stored_values_ = Stored(values_);
+    Page(stored_keys_, key_memory_, key_pages_, paged_keys_);
+    Page(stored_values_, value_memory_, value_pages_, paged_values_);
   }
 
   Tensor& mutable_keys() { return keys_; }
   Tensor& mutable_values() { return values_; }
   const Tensor& keys() const { return keys_; }
   const Tensor& values() const { return values_; }
-  TensorView keys(bool paged) const { return View(keys_, paged ? &paged_keys_ : nullptr); }
-  TensorView values(bool paged) const { return View(values_, paged ? &paged_values_ : nullptr); }
+  TensorView keys(bool paged) const { return View(stored_keys_, paged ? &paged_keys_ : nullptr); }
+  TensorView values(bool paged) const {
+    return View(stored_values_, paged ? &paged_values_ : nullptr);
+  }
 
  private:
+  Tensor Stored(Tensor& tensor) const {
+    if (!is_q8_0_) return tensor;
+    Tensor stored = InEightBits(tensor);
+    tensor = Numbers(stored, tensor.dims()[3]);
+    return stored;
+  }
+
   static TensorView View(const Tensor& tensor, const PagedRows* pages) {
     TensorView view = tensor.View();
     if (pages == nullptr) return view;
@@ -97,7 +142,9 @@ class Sequence {
     rows.page_rows = kPageTokens;
   }
 
+  const bool is_q8_0_;
   Tensor keys_, values_;
+  Tensor stored_keys_, stored_values_;
   std::vector<std::byte> key_memory_, value_memory_;
   std::vector<const std::byte*> key_pages_, value_pages_;
   PagedRows paged_keys_, paged_values_;
@@ -264,19 +311,154 @@ RaggedCall RandomCall(Rng& rng, DType dtype) {
   return call;
 }
 
+// How keys and values are stored.
+struct Storing {
+  DType dtype;
+  bool q8_0 = false;
+};
+constexpr Storing kStorings[] = {
+    {DType::kFloat32},       {DType::kFloat16},       {DType::kBFloat16},      {DType::kFloat64},
+    {DType::kFloat32, true}, {DType::kFloat16, true}, {DType::kBFloat16, true}};
+
 TEST(RaggedAttention, RandomBatchesMatchTheDefinition) {
   uint64_t seed = 1;
   for (const Target& target : Targets()) {
-    for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    for (const Storing& storing : kStorings) {
       const int64_t cases = target.backend == "reference" ? 3 : 10;
       for (int64_t n = 0; n < cases; ++n) {
         Rng rng(++seed);
-        const Batch batch(RandomCall(rng, dtype), seed, /*is_paged=*/n % 4 != 0);
-        SCOPED_TRACE(absl::StrCat(target.Name(), " ", NameOf(dtype), " seed ", seed));
+        RaggedCall call = RandomCall(rng, storing.dtype);
+        call.q8_0 = storing.q8_0;
+        const Batch batch(std::move(call), seed, /*is_paged=*/n % 4 != 0);
+        SCOPED_TRACE(absl::StrCat(target.Name(), " ", NameOf(storing.dtype),
+                                  storing.q8_0 ? " in 8 bits" : "", " seed ", seed));
         ExpectMatches(batch, target.Options());
       }
     }
   }
+}
+
+void FillNormal(Tensor& tensor, Rng& rng) {
+  const auto& dims = tensor.dims();
+  for (int64_t h = 0; h < dims[1]; ++h) {
+    for (int64_t s = 0; s < dims[2]; ++s) {
+      for (int64_t e = 0; e < dims[3]; ++e) {
+        double sum = 0;  // of twelve, each of variance 1 / 12
+        for (int n = 0; n < 12; ++n) sum += Uniform(rng, -0.5, 0.5);
+        tensor.Set(0, h, s, e, sum);
+      }
+    }
+  }
+}
+
+// The scale of the block of 8-bit numbers that has element e of a row.
+double ScaleOf(const Tensor& tensor, int64_t h, int64_t t, int64_t e) {
+  double largest = 0;
+  const int64_t begin = e / q8_0::kBlock * q8_0::kBlock;
+  for (int64_t n = begin; n < std::min(begin + q8_0::kBlock, tensor.dims()[3]); ++n) {
+    largest = std::max(largest, std::abs(tensor.At(0, h, t, n)));
+  }
+  return largest / 127;
+}
+
+// The variance of Y of a row that sees all keys, to first order, if the errors of the stored
+// numbers are independent and uniform within half a scale, of variance scale^2 / 12: with weights w
+// and scores s, dY = sum w (v - y) ds + w dv, and ds = scale q dk.
+std::vector<double> VariancesOf(const Batch& batch, int64_t row, int64_t h) {
+  const Sequence& sequence = *batch.sequences[0];
+  const RaggedCall& call = batch.call;
+  const int64_t kv = h / (call.query_heads / call.kv_heads);
+  const double scale = 1 / std::sqrt(static_cast<double>(call.head_size));
+  std::vector<double> weights, score_variances;
+  double sum = 0;
+  for (int64_t t = 0; t < call.items[0].keys; ++t) {
+    double score = 0, variance = 0;
+    for (int64_t e = 0; e < call.head_size; ++e) {
+      const double q = scale * batch.queries.At(0, row, h, e);
+      score += q * sequence.keys().At(0, kv, t, e);
+      variance += std::pow(q * ScaleOf(sequence.keys(), kv, t, e), 2) / 12;
+    }
+    weights.push_back(std::exp(score));
+    score_variances.push_back(variance);
+    sum += weights.back();
+  }
+  std::vector<double> variances;
+  for (int64_t e = 0; e < call.value_head_size; ++e) {
+    const auto value = [&](size_t t) {
+      return sequence.values().At(0, kv, static_cast<int64_t>(t), e);
+    };
+    double y = 0, variance = 0;
+    for (size_t t = 0; t < weights.size(); ++t) y += weights[t] / sum * value(t);
+    for (size_t t = 0; t < weights.size(); ++t) {
+      const double of_value =
+          std::pow(ScaleOf(sequence.values(), kv, static_cast<int64_t>(t), e), 2) / 12;
+      variance += std::pow(weights[t] / sum, 2) *
+                  (std::pow(value(t) - y, 2) * score_variances[t] + of_value);
+    }
+    variances.push_back(variance);
+  }
+  return variances;
+}
+
+// Against the definition with the numbers as they were given.
+TEST(RaggedAttention, TheErrorOfEightBitsIsAsDerived) {
+  constexpr int64_t kKeys = 512, kSize = 64;
+  for (const double outlier : {1.0, 20.0}) {  // two channels of K are so much larger
+    RaggedCall call = CallOf({{.rows = 1, .keys = kKeys, .position = kKeys - 1}});
+    call.head_size = call.value_head_size = kSize;
+    Batch given(call, 3);
+    Rng rng(4);
+    Tensor& keys = given.sequences[0]->mutable_keys();
+    for (Tensor* tensor : {&keys, &given.sequences[0]->mutable_values(), &given.queries}) {
+      FillNormal(*tensor, rng);
+    }
+    for (int64_t n = 0; n < call.kv_heads * kKeys; ++n) {
+      for (int64_t e : {5, 40}) {
+        const int64_t h = n / kKeys, t = n % kKeys;
+        keys.Set(0, h, t, e, outlier * keys.At(0, h, t, e));
+      }
+    }
+    given.sequences[0]->PageAgain();
+    call.q8_0 = true;
+    Batch stored(call, 3);
+    stored.queries = given.queries;
+    stored.sequences[0]->mutable_keys() = keys;
+    stored.sequences[0]->mutable_values() = given.sequences[0]->values();
+    stored.sequences[0]->PageAgain();
+
+    std::vector<double> variances;
+    for (int64_t h = 0; h < call.query_heads; ++h) {
+      const std::vector<double> some = VariancesOf(given, 0, h);
+      variances.insert(variances.end(), some.begin(), some.end());
+    }
+    const Want want = Define(given);
+    for (const Target& target : Targets()) {
+      const std::vector<double> y = RunBatch(stored, target.Options()).y.ToVector();
+      double most = 0, squares = 0, variance = 0, size = 0;
+      for (size_t n = 0; n < y.size(); ++n) {
+        const double error = std::abs(y[n] - want.y[n]);
+        EXPECT_LE(error, 6 * std::sqrt(variances[n]));
+        most = std::max(most, error);
+        squares += error * error;
+        variance += variances[n];
+        size += want.y[n] * want.y[n];
+      }
+      const auto count = static_cast<double>(y.size());
+      const double rms = std::sqrt(squares / count), derived = std::sqrt(variance / count);
+      std::printf("%s, outliers of %g: rms of Y %.2g, error max %.2g, rms %.2g, derived %.2g\n",
+                  target.Name().c_str(), outlier, std::sqrt(size / count), most, rms, derived);
+      EXPECT_GE(rms, 0.7 * derived);
+      EXPECT_LE(rms, 1.4 * derived);
+    }
+  }
+}
+
+std::vector<std::pair<Target, bool>> TargetsAndStorings() {
+  std::vector<std::pair<Target, bool>> pairs;
+  for (const Target& target : Targets()) {
+    for (const bool q8_0 : {false, true}) pairs.emplace_back(target, q8_0);
+  }
+  return pairs;
 }
 
 TEST(RaggedAttention, AnItemsBitsDependOnNothingElse) {
@@ -287,8 +469,13 @@ TEST(RaggedAttention, AnItemsBitsDependOnNothingElse) {
       {.rows = 1, .keys = 4500, .position = 4499, .first_keys = 4, .left_window = 2100},
       {.rows = 1, .keys = 10, .position = 9},
   };
-  for (const Target& target : Targets()) {
-    const Batch all(CallOf(items, DType::kFloat16), 5);
+  const auto call_of = [](std::vector<RaggedItem> some, bool q8_0) {
+    RaggedCall call = CallOf(std::move(some), DType::kFloat16);
+    call.q8_0 = q8_0;
+    return call;
+  };
+  for (const auto& [target, q8_0] : TargetsAndStorings()) {
+    const Batch all(call_of(items, q8_0), 5);
     const Results together = RunBatch(all, target.Options(1));
     for (int threads : {2, 5}) {
       const Results again = RunBatch(all, target.Options(threads), /*in_threads=*/true);
@@ -297,7 +484,7 @@ TEST(RaggedAttention, AnItemsBitsDependOnNothingElse) {
     }
     int64_t first_row = 0;
     for (size_t n = 0; n < items.size(); ++n) {
-      Batch alone(CallOf({items[n]}, DType::kFloat16), 6);
+      Batch alone(call_of({items[n]}, q8_0), 6);
       alone.sequences[0] = nullptr;
       std::swap(alone.sequences[0], const_cast<Batch&>(all).sequences[n]);
       alone.queries = SliceAxis(all.queries, 1, first_row, items[n].rows);
@@ -338,7 +525,8 @@ Batch WithPrefix(RaggedCall call, int64_t tokens) {
 }
 
 TEST(RaggedAttention, ItemsShareAPrefix) {
-  for (DType dtype : {DType::kFloat32, DType::kFloat16}) {
+  for (const auto& [dtype, q8_0] :
+       {Storing{DType::kFloat32}, Storing{DType::kFloat16}, Storing{DType::kFloat16, true}}) {
     RaggedCall call = CallOf({{.rows = 1, .keys = 70, .position = 69},
                               {.rows = 1, .keys = 2200, .position = 2199},
                               {.rows = 3, .keys = 2112, .position = 2111},
@@ -346,6 +534,7 @@ TEST(RaggedAttention, ItemsShareAPrefix) {
                               {.rows = 9, .keys = 2150, .position = 2141}},
                              dtype);
     call.head_sink = DType::kFloat32;
+    call.q8_0 = q8_0;
     for (int64_t tokens : {64, 2112}) {  // row 0 of item 2 stands at the end of the latter
       Batch batch = WithPrefix(call, tokens);
       for (const Target& target : Targets()) {
