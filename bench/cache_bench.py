@@ -200,7 +200,7 @@ def quantile(values, share):
 
 
 def service(probe, options, rows):
-    command = [BIN / "rapt-server", "--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0",
+    command = [BIN / "rapt-server", "--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0", "--http_address=",
                f"--kv_cache_bytes={6 << 30}", f"--threads={options.threads}", "--grace_period=0s"]  # fmt: skip
     with Server("rapt-server", command) as server:
         print("\n### A step against keys and values on the wire\n\nOne sequence of 4096 tokens, FP16, 32/8 heads.\n")

@@ -417,7 +417,7 @@ def service(options, directories, cases, notes):
     seconds, in_flight = (0.5, (1, 4)) if options.quick else (1, (1, 4, 16))
     with contextlib.ExitStack() as stack:
         socket = f"{stack.enter_context(tempfile.TemporaryDirectory())}/rapt.sock"
-        command = [options.bin / "rapt-server", "--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0"]
+        command = [options.bin / "rapt-server", "--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0", "--http_address="]
         command += [f"--unix_socket={socket}", "--allow_shared_memory", f"--max_message_bytes={1 << 30}"]
         command += [f"--backend={options.backend}", f"--threads={options.threads}", f"--cudnn_libraries={directories}"]
         try:

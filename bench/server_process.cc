@@ -51,7 +51,7 @@ Server StartRapt(const std::vector<std::string>& flags) {
     dup2(pipe, STDOUT_FILENO);
     RAPT_CHECK(freopen("/dev/null", "w", stderr) != nullptr, "no /dev/null");
     std::vector<std::string> command = {RAPT_SERVER_BINARY, "--grpc_address=127.0.0.1:0",
-                                        "--metrics_address=127.0.0.1:0"};
+                                        "--metrics_address=127.0.0.1:0", "--http_address="};
     command.insert(command.end(), flags.begin(), flags.end());
     std::vector<char*> arguments;
     arguments.reserve(command.size() + 1);

@@ -96,7 +96,7 @@ def servers(threads):
     return [
         Server(
             "rapt",
-            [BIN / "rapt-server", "--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0"]
+            [BIN / "rapt-server", "--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0", "--http_address="]
             + [f"--threads={threads}", f"--max_message_bytes={1 << 30}"],
         ),
         Server("grpcio", [sys.executable, ROOT / "bench/peers/grpcio_server.py", "--threads", threads], peer),

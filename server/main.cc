@@ -55,10 +55,11 @@ int Serve(std::unique_ptr<Server> server, const sigset_t& signals) {
   const absl::Status started = server->Start(HasStopSignal);
   if (!started.ok() && !absl::IsCancelled(started)) return Fail(started, EXIT_FAILURE);
   if (started.ok()) {
+    const std::string http = server->http_address();
     std::printf(
-        "rapt-server ready grpc=%s metrics=%s grpc_security=%s metrics_security=plaintext\n",
+        "rapt-server ready grpc=%s metrics=%s grpc_security=%s metrics_security=plaintext%s%s\n",
         server->grpc_address().c_str(), server->metrics_address().c_str(),
-        server->security().c_str());
+        server->security().c_str(), http.empty() ? "" : " http=", http.c_str());
     std::fflush(stdout);
   }
   const char* const signal = WaitForStopSignal(*server, signals);

@@ -73,8 +73,22 @@ std::vector<Setting> SettingsOf(Options& o) {
        "empty --grpc_address serves only there"},
       {"unix_socket_mode", &o.grpc.unix_socket_mode,
        "the file mode of the socket, in octal digits; determines who may connect"},
+      {"http_address", &o.http.address,
+       "where to serve the Open Inference Protocol over HTTP, below /v2; port 0 selects a free "
+       "port; "
+       "empty: nowhere"},
+      {"max_json_bytes",
+       &o.http.max_json_bytes,
+       "the most bytes of JSON in a request or an answer; tensors as binary data do not count",
+       {1, kMaxInt32}},
+      {"http_allow_origin", &o.http.allow_origin,
+       "origins of web pages that may call --http_address, separated by commas: "
+       "https://example.org; empty: none"},
       {"max_connections", &o.grpc.max_connections,
-       "connections to --grpc_address that may be open at once; further ones are closed", kCount},
+       "connections to --grpc_address that may be open at once; further ones are closed; as many "
+       "to "
+       "--http_address, where they replace idle ones",
+       kCount},
       {"max_connections_per_address",
        &o.grpc.max_connections_per_address,
        "connections that may be open at once from one IPv4 address or one /64 of IPv6; 0: a "
@@ -91,8 +105,8 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"metrics_address", &o.metrics_address,
        "where to serve /metrics, /healthz and /readyz over HTTP; port 0 selects a free port"},
       {"tls_cert", &o.security.tls_cert,
-       "the file of the server's certificate chain, in PEM, for TLS on --grpc_address; reloaded "
-       "when it is replaced and on SIGHUP, like the next three"},
+       "the file of the server's certificate chain, in PEM, for TLS on --grpc_address and "
+       "--http_address; reloaded when it is replaced and on SIGHUP, like the next three"},
       {"tls_key", &o.security.tls_key, "the file of its private key, in PEM without a passphrase"},
       {"tls_client_ca", &o.security.tls_client_ca,
        "a file of certificate authorities in PEM: clients must present a certificate signed by one "
@@ -331,7 +345,9 @@ std::string HelpText() {
   std::string text =
       "Usage: rapt-server [--flag=value]...\n"
       "\n"
-      "Computes attention for clients over gRPC, by the Open Inference Protocol and rapt.v1.\n"
+      "Computes attention for clients over gRPC, by the Open Inference Protocol and rapt.v1, and "
+      "over "
+      "HTTP, by the former.\n"
       "\n";
   Options defaults;
   for (const Setting& setting : SettingsOf(defaults)) {
@@ -342,7 +358,8 @@ std::string HelpText() {
                   "--grpc_address; the flag overrides it.\n",
                   "--flagfile=FILE reads flags from a file, one per line.\n",
                   "Once ready, prints: rapt-server ready grpc=HOST:PORT metrics=HOST:PORT\n",
-                  "and how each is secured (grpc=HOST:PORT,unix:PATH with a socket)\n");
+                  "and how each is secured (grpc=HOST:PORT,unix:PATH with a socket), then ",
+                  "http=HOST:PORT\n");
   return text;
 }
 
@@ -387,11 +404,18 @@ absl::Status CheckGrpcAddress(const Options& options) {
                       security.insecure || !security.tls_cert.empty());
 }
 
+absl::Status CheckHttpAddress(const Options& options) {
+  if (options.http.address.empty()) return absl::OkStatus();
+  const SecurityOptions& security = options.security;
+  return CheckAddress("http_address", options.http.address,
+                      security.insecure || !security.tls_cert.empty());
+}
+
 // Checks that the settings of certificates and tokens are consistent. Does not read the files.
 absl::Status CheckSecurity(const Options& options) {
   const SecurityOptions& security = options.security;
   const bool has_cert = !security.tls_cert.empty();
-  const bool has_address = !options.grpc.address.empty();
+  const bool has_address = !options.grpc.address.empty() || !options.http.address.empty();
   if (has_cert != !security.tls_key.empty()) {
     return Invalid("--tls_cert and --tls_key must be set together");
   }
@@ -399,12 +423,12 @@ absl::Status CheckSecurity(const Options& options) {
     return Invalid("--tls_client_ca needs --tls_cert and --tls_key");
   }
   if (has_cert && !has_address) {
-    return Invalid("--tls_cert needs --grpc_address, which is empty");
+    return Invalid("--tls_cert needs --grpc_address or --http_address, which are empty");
   }
   if (has_address && !has_cert && !security.token_file.empty()) {
     return Invalid(
-        "--token_file needs --tls_cert, or --unix_socket with an empty --grpc_address: tokens "
-        "are not sent in plain text");
+        "--token_file needs --tls_cert, or --unix_socket with an empty --grpc_address and an empty "
+        "--http_address: tokens are not sent in plain text");
   }
   return absl::OkStatus();
 }
@@ -435,6 +459,7 @@ absl::Status CheckCache(const CacheOptions& cache) {
 
 absl::Status Check(absl::Span<const Setting> settings, const Options& options) {
   absl::Status status = CheckGrpcAddress(options);
+  status.Update(CheckHttpAddress(options));
   status.Update(CheckSecurity(options));
   status.Update(
       CheckAddress("metrics_address", options.metrics_address, options.security.insecure));

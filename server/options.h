@@ -36,6 +36,12 @@ struct GrpcOptions {
   bool reflection = true;
 };
 
+struct HttpOptions {
+  std::string address = "127.0.0.1:8000";  // "host:port", port 0: a free one; empty: none
+  int64_t max_json_bytes = int64_t{8} << 20;
+  std::string allow_origin;  // separated by commas; empty: none
+};
+
 // The files are paths; empty: TLS, client certificates or tokens are not used.
 struct SecurityOptions {
   std::string tls_cert;
@@ -102,6 +108,7 @@ struct CudnnOptions {
 
 struct Options {
   GrpcOptions grpc;
+  HttpOptions http;
   std::string metrics_address = "127.0.0.1:8002";
   SecurityOptions security;
   ComputeOptions compute;

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "attention/attention.h"
 #include "attention/backend.h"
 #include "attention/cpu/cpu_backend.h"
@@ -44,15 +45,17 @@
 #include "server/wire/health_status.h"
 #include "server/wire/health_watch.h"
 #include "server/wire/http/probes.h"
+#include "server/wire/http/router.h"
 #include "server/wire/http/server.h"
 #include "server/wire/http2/http2_server.h"
-#include "server/wire/http2/tls_socket.h"
 #include "server/wire/message_stream.h"
 #include "server/wire/oip/methods.h"
+#include "server/wire/oip/rest_methods.h"
 #include "server/wire/rapt/cache_methods.h"
 #include "server/wire/rapt/methods.h"
 #include "server/wire/reflection.h"
 #include "server/wire/tls_files.h"
+#include "server/wire/tls_socket.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt {
@@ -186,6 +189,15 @@ CallLimits LimitsOf(const CallOptions& options) {
           .max_deadline = options.max_deadline};
 }
 
+http::Serve ServeBy(http::Router router) {
+  return [router = std::make_shared<const http::Router>(std::move(router))](
+             const http::Request& request) { return router->Find(request); };
+}
+
+std::vector<std::string> OriginsOf(const std::string& list) {
+  return absl::StrSplit(list, ',', absl::SkipEmpty());
+}
+
 std::string WithPort(const std::string& address, int port) {
   return absl::StrCat(address.substr(0, address.rfind(':') + 1), port);
 }
@@ -235,7 +247,10 @@ class ServerImpl final : public Server {
 
   std::string grpc_address() const override;
   std::string metrics_address() const override {
-    return WithPort(options_.metrics_address, http_->port());
+    return WithPort(options_.metrics_address, probes_->port());
+  }
+  std::string http_address() const override {
+    return rest_ == nullptr ? "" : WithPort(options_.http.address, rest_->port());
   }
   std::string security() const override;
   int64_t open_calls() const override { return open_calls_.count(); }
@@ -247,6 +262,7 @@ class ServerImpl final : public Server {
   std::chrono::duration<double> OldestRequestAge() const;
   CallObserver Observe(absl::string_view method);
   absl::Status Listen();
+  absl::Status ServeRest();
   absl::Status WaitUntilWarm(absl::FunctionRef<bool()> stop_requested) const;
   absl::Status MeasureSpeeds(absl::FunctionRef<bool()> stop_requested);
   void LogReady() const;
@@ -280,9 +296,14 @@ class ServerImpl final : public Server {
   StreamMethods stream_methods_;
   std::unique_ptr<Reflection> reflection_;  // null if it is turned off
 
-  // Set by Start(). The probes read the metrics of the other server.
+  oip::JsonThreads json_threads_;
+  const oip::JsonInference json_inference_;
+  const http::CallServices http_services_;
+
+  // Set by Start(). The probes read the metrics of the other servers.
   std::unique_ptr<Http2Server> http2_server_;
-  std::unique_ptr<http::Server> http_;
+  std::unique_ptr<http::Server> rest_;  // null: not served
+  std::unique_ptr<http::Server> probes_;
 };
 
 std::unique_ptr<Executor> LanesOf(const cudnn::CudnnBackend& backend, const Clock& clock) {
@@ -324,7 +345,10 @@ ServerImpl::ServerImpl(Configuration c)
                       [this](absl::string_view method) { return Observe(method); }),
       cache_methods_(options_.cache.bytes == 0 ? nullptr : &caches_.store,
                      [this](absl::string_view method) { return Observe(method); }),
-      health_status_({oip::kServiceName, native::kServiceName, native::kCacheServiceName}) {
+      health_status_({oip::kServiceName, native::kServiceName, native::kCacheServiceName}),
+      json_threads_(WireThreads(options_.compute.threads), memory_->clock),
+      json_inference_{oip_methods_, memory_->pool, json_threads_, options_.http.max_json_bytes},
+      http_services_{environment_, memory_->pool} {
   oip_methods_.AddTo(methods_);
   native_methods_.AddTo(methods_);
   cache_methods_.AddTo(methods_);
@@ -400,11 +424,13 @@ absl::Status ServerImpl::Start(absl::FunctionRef<bool()> stop_requested) {
 }
 
 absl::Status ServerImpl::Listen() {
-  auto http = http::Server::Start(options_.metrics_address,
-                                  http::ProbeHandler([this] { return metrics_.Serialize(); },
-                                                     [this] { return readiness_.is_ready(); }));
-  if (!http.ok()) return http.status();
-  http_ = *std::move(http);
+  http::Router probes = http::ProbeRoutes([this] { return metrics_.Serialize(); },
+                                          [this] { return readiness_.is_ready(); });
+  auto server = http::Server::Start({.address = options_.metrics_address},
+                                    ServeBy(std::move(probes)), memory_->clock);
+  if (!server.ok()) return server.status();
+  probes_ = *std::move(server);
+  if (absl::Status status = ServeRest(); !status.ok()) return status;
   http2_server_ = std::make_unique<Http2Server>(
       Http2Settings{.address = options_.grpc.address,
                     .tls = tls_.get(),
@@ -423,6 +449,27 @@ absl::Status ServerImpl::Listen() {
     if (!options_.cache.instance_name.empty()) return;
     caches_.store.SetInstance(DefaultInstance(grpc_address()));
   });
+}
+
+absl::Status ServerImpl::ServeRest() {
+  if (options_.http.address.empty()) return absl::OkStatus();
+  http::Router router;
+  oip::AddRestMethods(
+      json_inference_, [this](absl::string_view method) { return Observe(method); }, router);
+  const int64_t max_connections = options_.grpc.max_connections;
+  const int64_t max_per_address = options_.grpc.max_connections_per_address;
+  auto server = http::Server::Start(
+      {.address = options_.http.address,
+       .tls = tls_.get(),
+       .threads = WireThreads(options_.compute.threads),
+       .max_connections = max_connections,
+       .max_connections_per_address = max_per_address == 0 ? max_connections / 4 : max_per_address,
+       .connection = {.allowed_origins = OriginsOf(options_.http.allow_origin)}},
+      ServeBy(std::move(router)), memory_->clock, &http_services_);
+  if (!server.ok()) return server.status();
+  rest_ = *std::move(server);
+  rest_->ExportTo(metrics_);
+  return absl::OkStatus();
 }
 
 // Waits for the kernels of --cudnn_warm_plans.
@@ -458,6 +505,7 @@ void ServerImpl::LogReady() const {
       {{"version", Version()},
        {"grpc", grpc_address()},
        {"metrics", metrics_address()},
+       {"http", http_address()},
        {"grpc_security", security()},
        {"metrics_security", "plaintext"},
        {"backend", options_.compute.backend},
@@ -507,6 +555,7 @@ void ServerImpl::Drain() {
   // Callers use other connections, if they can, before their calls are refused. Calls that they
   // have begun have the pause to send their messages.
   if (http2_server_ != nullptr) http2_server_->GoAway();
+  if (rest_ != nullptr) rest_->GoAway();
   std::this_thread::sleep_for(options_.drain.pause);
   // Also those that have connected meanwhile.
   if (http2_server_ != nullptr) http2_server_->GoAway();
@@ -521,6 +570,7 @@ void ServerImpl::Drain() {
     Log(LogLevel::kWarning, "grace period expired", {{"open_calls", open_calls_.count()}});
   }
   std::this_thread::sleep_until(refused_until);
+  if (rest_ != nullptr) rest_->Shutdown(kTransportShutdownTime);
   if (http2_server_ != nullptr) http2_server_->Shutdown(kTransportShutdownTime);
   Log(LogLevel::kInfo, "stopped", {{"served_calls", open_calls_.served()}});
 }

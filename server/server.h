@@ -36,6 +36,7 @@ class Server {
   // REQUIRES: Start() has returned OK.
   virtual std::string grpc_address() const = 0;
   virtual std::string metrics_address() const = 0;
+  virtual std::string http_address() const = 0;  // empty: HTTP is not served
 
   // How the gRPC address is secured: "plaintext", "tls", "mtls+tokens".
   virtual std::string security() const = 0;

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -127,9 +128,20 @@ class Call {
   void AdmitNextMessage(int64_t bytes, Admitted admitted) {
     engine().AdmitNextMessage(bytes, deadline_, cancelled_, caller_memory_, std::move(admitted));
   }
-  void KeepMessageMemory(MessageReservation memory) { message_memory_ = std::move(memory); }
-  void ReleaseMessageMemory() { message_memory_ = {}; }
-  int64_t message_memory_bytes() const { return message_memory_.bytes(); }
+  void KeepMessageMemory(MessageReservation memory) {
+    ReleaseMessageMemory();
+    AddMessageMemory(std::move(memory));
+  }
+  // The same, beside what is kept.
+  void AddMessageMemory(MessageReservation memory) {
+    message_memory_bytes_ += memory.bytes();
+    message_memory_.push_back(std::move(memory));
+  }
+  void ReleaseMessageMemory() {
+    message_memory_bytes_ = 0;
+    message_memory_.clear();
+  }
+  int64_t message_memory_bytes() const { return message_memory_bytes_; }
 
   // Call when the read of a message of at most `bytes` begins. The call holds memory of `held`. A
   // sender is too slow after receive_end(). If others wait for that memory and the caller holds
@@ -188,7 +200,8 @@ class Call {
   Instant arrived_;
   Instant deadline_ = Instant::max();
   std::atomic<bool> cancelled_{false};
-  MessageReservation message_memory_;
+  absl::InlinedVector<MessageReservation, 1> message_memory_;
+  int64_t message_memory_bytes_ = 0;
   Instant receive_began_, receive_end_;
   Instant send_began_, send_end_, send_deadline_;
   CallReport report_;

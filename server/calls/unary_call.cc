@@ -16,22 +16,30 @@ void UnaryCall::OnHeaders(const CallHeaders& headers) {
   OnReadingStarted();
 }
 
-void UnaryCall::OnSize(int64_t bytes) {
+void UnaryCall::OnSize(int64_t bytes, int64_t extra_bytes) {
+  extra_bytes_ = extra_bytes;
+  Admit(bytes, /*is_first=*/true);
+}
+
+void UnaryCall::OnMore(int64_t bytes) { Admit(bytes, /*is_first=*/false); }
+
+void UnaryCall::Admit(int64_t bytes, bool is_first) {
   Phase phase = Phase::kReading;
   if (!phase_.compare_exchange_strong(phase, Phase::kAdmitting)) return;  // evicted
   call_.EndReceiving();
-  if (absl::Status status = call_.CheckMessageSize(bytes); !status.ok()) {
+  const int64_t before = is_first ? 0 : call_.message_memory_bytes() - extra_bytes_;
+  if (absl::Status status = call_.CheckMessageSize(before + bytes); !status.ok()) {
     return End(std::move(status));
   }
+  const int64_t reserved = bytes + (is_first ? extra_bytes_ : 0);
   admission_began_ = call_.Now();
-  Admit(bytes);
-}
-
-void UnaryCall::Admit(int64_t bytes) {
-  if (!call_.traits().carries_tensors) return OnAdmitted(engine().ChargeMessage(bytes));
+  if (!call_.traits().carries_tensors) return OnAdmitted(engine().ChargeMessage(reserved));
   call_.report().ended_in = Stage::kQueue;
-  call_.AdmitMessage(
-      bytes, [this](absl::StatusOr<MessageReservation> memory) { OnAdmitted(std::move(memory)); });
+  auto admitted = [this](absl::StatusOr<MessageReservation> memory) {
+    OnAdmitted(std::move(memory));
+  };
+  if (is_first) return call_.AdmitMessage(reserved, std::move(admitted));
+  call_.AdmitNextMessage(reserved, std::move(admitted));
 }
 
 absl::Status UnaryCall::Open(const CallHeaders& headers) {
@@ -44,8 +52,8 @@ void UnaryCall::OnAdmitted(absl::StatusOr<MessageReservation> memory) {
   call_.AddTimeSince(admission_began_, Stage::kQueue);
   if (!memory.ok()) return End(memory.status());
   call_.report().ended_in = Stage::kReceive;
-  const int64_t bytes = memory->bytes();
-  call_.KeepMessageMemory(*std::move(memory));
+  const int64_t bytes = memory->bytes() - extra_bytes_;
+  call_.AddMessageMemory(*std::move(memory));
   call_.BeginReceiving(bytes, {.receive = true}, alarm_);
   alarm_.Set(call_.receive_end());
   StartReading();
@@ -87,7 +95,7 @@ bool UnaryCall::OnRead(bool ok) {
     return false;
   }
   call_.EndReceiving();
-  call_.report().received_bytes += call_.message_memory_bytes();
+  call_.report().received_bytes += call_.message_memory_bytes() - extra_bytes_;
   call_.report().ended_in = Stage::kCompute;  // until Call::Record()
   return true;
 }

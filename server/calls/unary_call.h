@@ -36,10 +36,12 @@ class UnaryCall {
   virtual void Abort() = 0;
 
   // Events.
-  // OnSize() follows when the prefix of the message has arrived, or OnRead(false) if the caller
-  // ends the call.
+  // OnSize() follows when the size of the message is known, or OnRead(false) if the caller ends the
+  // call. `extra_bytes` of memory are reserved with it.
   void OnHeaders(const CallHeaders& headers);
-  void OnSize(int64_t bytes);
+  void OnSize(int64_t bytes, int64_t extra_bytes = 0);
+  // Call instead of OnRead() if the message has `bytes` more, at most. Leads to StartReading().
+  void OnMore(int64_t bytes);
   // Call after the read has been started. REQUIRES: the call is not destroyed while this runs.
   void OnReadingStarted();
   // Returns true if the message has arrived and the call continues; false if it ends or has ended.
@@ -62,7 +64,7 @@ class UnaryCall {
   enum class Phase : uint8_t { kAdmitting, kReading, kReceived, kEvicted, kResponding };
 
   absl::Status Open(const CallHeaders& headers);
-  void Admit(int64_t bytes);
+  void Admit(int64_t bytes, bool is_first);
   bool EndReading();
   void OnAdmitted(absl::StatusOr<MessageReservation> memory);
   void OnAlarm();
@@ -72,6 +74,7 @@ class UnaryCall {
   Call call_;
   std::atomic<Phase> phase_{Phase::kAdmitting};
   Instant admission_began_;
+  int64_t extra_bytes_ = 0;
   bool message_lost_ = false;
   absl::Status status_;
   Alarm alarm_;  // the end of receiving, then that of sending

@@ -1,9 +1,12 @@
 #include "server/wire/connection_counts.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 
 #include <algorithm>
 #include <cstring>
+
+#include "absl/strings/str_cat.h"
 
 namespace rapt {
 namespace {
@@ -31,6 +34,23 @@ PeerNetwork NetworkOf(const sockaddr_storage& peer) {
   if (IN6_IS_ADDR_V4MAPPED(&address)) return MappedIpv4(&address.s6_addr[12]);
   std::memcpy(network.data(), &address, kPrefixBytes);
   return network;
+}
+
+std::string PeerNameOf(const sockaddr_storage& peer) {
+  char text[INET6_ADDRSTRLEN] = {};
+  if (peer.ss_family == AF_INET) {
+    const auto& name = reinterpret_cast<const sockaddr_in&>(peer);
+    inet_ntop(AF_INET, &name.sin_addr, text, sizeof(text));
+    return absl::StrCat("ipv4:", text, ":", ntohs(name.sin_port));
+  }
+  if (peer.ss_family != AF_INET6) return "unix:";
+  const auto& name = reinterpret_cast<const sockaddr_in6&>(peer);
+  if (IN6_IS_ADDR_V4MAPPED(&name.sin6_addr)) {
+    inet_ntop(AF_INET, &name.sin6_addr.s6_addr[12], text, sizeof(text));
+    return absl::StrCat("ipv4:", text, ":", ntohs(name.sin6_port));
+  }
+  inet_ntop(AF_INET6, &name.sin6_addr, text, sizeof(text));
+  return absl::StrCat("ipv6:[", text, "]:", ntohs(name.sin6_port));
 }
 
 ConnectionCounts::ConnectionCounts(int64_t total, int64_t per_network)

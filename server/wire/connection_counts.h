@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 #include "absl/container/flat_hash_map.h"
 
@@ -18,6 +19,9 @@ using PeerNetwork = std::array<uint8_t, 16>;
 // address mapped to IPv6 counts as the IPv4 address.
 PeerNetwork NetworkOf(const sockaddr_storage& peer);
 
+// Returns "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711" or "unix:". IPv4 over an IPv6 socket is IPv4.
+std::string PeerNameOf(const sockaddr_storage& peer);
+
 // Counts open connections, in total and by network. Not thread-safe.
 class ConnectionCounts {
  public:
@@ -30,6 +34,7 @@ class ConnectionCounts {
   void Leave(const PeerNetwork& network);
 
   int64_t count() const { return count_; }
+  bool IsFull() const { return count_ >= total_; }
   // Returns whether Enter() would return false.
   bool IsFullFor(const PeerNetwork& network) const;
 

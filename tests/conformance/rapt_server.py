@@ -18,6 +18,7 @@ class RaptServer:
             os.environ[program],
             f"--grpc_address={grpc_address}",
             "--metrics_address=127.0.0.1:0",
+            "--http_address=127.0.0.1:0",
             "--drain_pause=0",
             "--drain_refusal_time=0",
             *flags,
@@ -30,11 +31,11 @@ class RaptServer:
             self._command, stdout=subprocess.PIPE, stderr=self._log, text=True
         )
         line = self._process.stdout.readline()
-        ready = re.fullmatch(r"rapt-server ready grpc=(\S+) metrics=(\S+)( \S+)*\n", line)
+        ready = re.fullmatch(r"rapt-server ready grpc=(\S+) metrics=(\S+)(?: \S+)*?(?: http=(\S+))?\n", line)
         if not ready:
             self._process.kill()
             raise AssertionError(f"expected the ready line, got {line!r}; the log:\n{self.read_log()}")
-        self.grpc_address, self.metrics_address = ready.group(1, 2)
+        self.grpc_address, self.metrics_address, self.http_address = ready.groups()
         return self
 
     def __exit__(self, *_):

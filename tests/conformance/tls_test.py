@@ -121,3 +121,16 @@ def test_the_load_tester_reports_errors(server, files, arguments, code, message)
     assert ran.returncode == code, ran
     assert message in ran.stdout + ran.stderr, ran
     assert TOKEN not in ran.stdout + ran.stderr
+
+
+def curl(files, server, *arguments):
+    command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", f"{files}/ca.crt", *arguments]
+    return subprocess.run([*command, f"https://{server.http_address}/v2"], capture_output=True, text=True, check=False).stdout
+
+
+def test_http_needs_a_certificate_and_a_token(files, server):
+    certificate = ("--cert", f"{files}/alice.crt", "--key", f"{files}/alice.key")
+    assert curl(files, server, *certificate, "-H", f"Authorization: Bearer {TOKEN}") == "200"
+    assert curl(files, server, *certificate, "-H", "Authorization: Bearer another") == "401"
+    assert curl(files, server, *certificate) == "401"
+    assert curl(files, server, "-H", f"Authorization: Bearer {TOKEN}") == "000"

@@ -65,7 +65,7 @@ RULES = {
         "base/",
         "proto/",
     ),
-    "server/wire/http/": ("server/wire/*.h", "base/"),
+    "server/wire/http/": ("server/wire/*.h", "server/calls/", "server/protocols/*.h", *VALUES, "base/"),
     "server/shared_memory/": ("base/",),
     "server/cache/": (*VALUES, ATTENTION, "base/"),
     "server/admission/": (*VALUES, ATTENTION, "base/"),

@@ -56,6 +56,7 @@ class HeldDevice {
 absl::StatusOr<std::unique_ptr<Server>> StartServer(const std::vector<const char*>& more) {
   std::vector<const char*> flags = {"--grpc_address=127.0.0.1:0",
                                     "--metrics_address=127.0.0.1:0",
+                                    "--http_address=",
                                     "--threads=2",
                                     "--memory_budget_bytes=268435456",
                                     "--drain_pause=0",

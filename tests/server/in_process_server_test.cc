@@ -25,6 +25,7 @@ using ::testing::HasSubstr;
 absl::StatusOr<std::unique_ptr<Server>> CreateServer(const std::vector<const char*>& flags = {}) {
   std::vector<const char*> all = {"--grpc_address=127.0.0.1:0",
                                   "--metrics_address=127.0.0.1:0",
+                                  "--http_address=",
                                   "--threads=2",
                                   "--memory_budget_bytes=67108864",
                                   "--drain_pause=0",

@@ -37,6 +37,8 @@ TEST_F(OptionsTest, DefaultsComeFromTheHost) {
   const absl::StatusOr<Options> options = Parse({});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->grpc.address, "127.0.0.1:8001");
+  EXPECT_EQ(options->http.address, "127.0.0.1:8000");
+  EXPECT_EQ(options->http.max_json_bytes, 8 << 20);
   EXPECT_EQ(options->metrics_address, "127.0.0.1:8002");
   EXPECT_EQ(options->compute.backend, "auto");
   EXPECT_EQ(options->compute.isa, "auto");
@@ -383,9 +385,15 @@ const BadLine kBadLines[] = {
     {"KeyWithoutCert", {"--tls_key=k"}, {}, {"--tls_cert", "--tls_key"}},
     {"ClientCaWithoutCert", {"--tls_client_ca=c"}, {}, {"--tls_client_ca", "--tls_cert"}},
     {"CertForNoAddress",
-     {"--tls_cert=c", "--tls_key=k", "--grpc_address=", "--unix_socket=s"},
+     {"--tls_cert=c", "--tls_key=k", "--grpc_address=", "--http_address=", "--unix_socket=s"},
      {},
      {"--tls_cert", "--grpc_address"}},
+    {"HttpNotLoopback", {"--http_address=[::]:1"}, {}, {"--http_address", "--insecure"}},
+    {"NoJson", {"--max_json_bytes=0"}, {}, {"--max_json_bytes", "0"}},
+    {"TokensInPlainTextOverHttp",
+     {"--token_file=t", "--grpc_address=", "--unix_socket=s"},
+     {},
+     {"--token_file", "--http_address"}},
     {"TokensInPlainText", {"--token_file=t"}, {}, {"--token_file", "--tls_cert"}},
     {"TokensInPlainTextDespitePermission",
      {"--token_file=t", "--insecure", "--unix_socket=s"},

@@ -32,8 +32,9 @@ std::vector<std::string> WithOurEnvironment(std::vector<std::string> environment
 }
 
 std::vector<std::string> WithDefaults(std::vector<std::string> flags) {
-  flags.insert(flags.begin(), {"--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0",
-                               "--drain_pause=0", "--drain_refusal_time=0"});
+  flags.insert(flags.begin(),
+               {"--grpc_address=127.0.0.1:0", "--metrics_address=127.0.0.1:0",
+                "--http_address=127.0.0.1:0", "--drain_pause=0", "--drain_refusal_time=0"});
   return flags;
 }
 
@@ -91,7 +92,8 @@ std::string ChildProcess::Errors() const {
 }
 
 std::vector<std::string> ServerCommand(const std::vector<std::string>& flags) {
-  std::vector<std::string> command = {RAPT_SERVER_BINARY};
+  // Off unless a test asks for it: servers side by side can't share the default port.
+  std::vector<std::string> command = {RAPT_SERVER_BINARY, "--http_address="};
   command.insert(command.end(), flags.begin(), flags.end());
   return command;
 }
@@ -101,7 +103,7 @@ ServerProcess::ServerProcess(const std::vector<std::string>& flags,
     : process_(ServerCommand(WithDefaults(flags)), environment) {
   const std::string line = process_.ReadLine();
   const std::regex ready(
-      R"(rapt-server ready grpc=((?:127\.0\.0\.\d|\[::\]):\d+)(?:,unix:\S+)? metrics=(127\.0\.0\.1:\d+)(?: \S+)*)");
+      R"(rapt-server ready grpc=((?:127\.0\.0\.\d|\[::\]):\d+)(?:,unix:\S+)? metrics=(127\.0\.0\.1:\d+)(?: \S+?)*?(?: http=(\S+))?)");
   std::smatch match;
   if (!std::regex_match(line, match, ready)) {
     ADD_FAILURE() << "rapt-server did not start; it printed '" << line << "'; its log:\n" << Log();
@@ -109,6 +111,7 @@ ServerProcess::ServerProcess(const std::vector<std::string>& flags,
   }
   grpc_address_ = match[1];
   metrics_address_ = match[2];
+  http_address_ = match[3];
 }
 
 ServerProcess::~ServerProcess() {

@@ -59,6 +59,7 @@ class ServerProcess {
   // "127.0.0.1:43211"
   const std::string& grpc_address() const { return grpc_address_; }
   const std::string& metrics_address() const { return metrics_address_; }
+  const std::string& http_address() const { return http_address_; }
 
   // Sends SIGTERM.
   void Terminate();
@@ -74,6 +75,7 @@ class ServerProcess {
   ChildProcess process_;
   std::string grpc_address_;
   std::string metrics_address_;
+  std::string http_address_;
   bool waited_ = false;
 };
 

@@ -58,30 +58,8 @@ constexpr int64_t kMaxKeyLengths = 64 * 1024;
 // Their maximum size in bytes as varints.
 constexpr int64_t kMaxIntegerBytes = kMaxKeyLengths * 10;
 
-// An input's typed contents that are read in place, and the field that contains them.
-struct LargeContents {
-  int field;
-  InputBytes bytes;
-};
-
-// A parsed message without its payloads takes one or two KiB.
-google::protobuf::ArenaOptions OneBlock() {
-  google::protobuf::ArenaOptions options;
-  options.start_block_size = 2048;
-  return options;
-}
-
-// A message without its payloads, and the location of the payloads.
-struct Fields {
-  google::protobuf::Arena arena{OneBlock()};
-  ModelInferRequest& message = *google::protobuf::Arena::CreateMessage<ModelInferRequest>(&arena);
-  absl::InlinedVector<InputBytes, 4> raw;  // the entries of raw_input_contents
-  std::map<int, LargeContents> contents;   // by input
-
-  bool HasContents(int input) const {
-    return message.inputs(input).has_contents() || contents.count(input) > 0;
-  }
-};
+using Fields = InferFields;
+using LargeContents = InferFields::LargeContents;
 
 // The number of values of any type.
 int64_t CountOf(const InferTensorContents& c) {
@@ -186,6 +164,8 @@ std::string NamesOf(absl::Span<const ModelTensor> tensors) {
   });
 }
 
+}  // namespace
+
 std::optional<DType> ParseDatatype(absl::string_view name) {
   for (DType type : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64,
                      DType::kBool, DType::kInt64, DType::kInt32}) {
@@ -193,6 +173,8 @@ std::optional<DType> ParseDatatype(absl::string_view name) {
   }
   return std::nullopt;
 }
+
+namespace {
 
 absl::StatusOr<TensorSpec> ReadSpec(const InputTensor& input) {
   const std::optional<DType> dtype = ParseDatatype(input.datatype());
@@ -556,9 +538,15 @@ const wire::MessageSchema& InferSchema() { return kInferSchema; }
 absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory, Model* reported,
                                          const Residence& residence) {
-  const auto fields = std::make_shared<Fields>();  // the request reads small typed contents in it
+  const auto fields = std::make_shared<Fields>();
   absl::Status status = ReadFields(bytes, *fields);
   if (!status.ok()) return status;
+  return DecodeInfer(fields, now, shared_memory, reported, residence);
+}
+
+absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields, Instant now,
+                                         const SharedMemory& shared_memory, Model* reported,
+                                         const Residence& residence) {
   const ModelInferRequest& message = fields->message;
   const auto info = FindModel(message.model_name(), message.model_version(), residence);
   if (!info.ok()) return info.status();
@@ -578,8 +566,9 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
     decoded.outputs.push_back({output.name, output.role, {}, output.shared});
   }
   SharedTensors shared_tensors(shared_memory);
-  status = ReadInputs(*fields, **info, shared_tensors, calls.attention, decoded.request);
-  decoded.request.owner = fields;
+  absl::Status status =
+      ReadInputs(*fields, **info, shared_tensors, calls.attention, decoded.request);
+  decoded.request.owner = fields;  // the request reads small typed contents in it
   if (status.ok() && model == Model::kAttentionSession) {
     status = ReadSession(message, calls, decoded);
     decoded.shared_tensors = std::make_unique<SharedTensors>(std::move(shared_tensors));

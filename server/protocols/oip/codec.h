@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "base/wire_format.h"
 #include "server/protocols/message_parts.h"
+#include "server/protocols/oip/infer_fields.h"
 #include "server/protocols/oip/model.h"
 #include "server/protocols/oip/session.h"
 #include "server/protocols/shared_tensors.h"
@@ -36,6 +37,9 @@ struct DecodedInfer {
   std::unique_ptr<SharedTensors> shared_tensors = {};  // of a session
 };
 
+// Returns the type of "FP32"; nullopt if no tensor has it.
+std::optional<DType> ParseDatatype(absl::string_view name);
+
 // The fields of ModelInferRequest that hold tensor data.
 const wire::MessageSchema& InferSchema();
 
@@ -49,6 +53,11 @@ absl::StatusOr<DecodedInfer> DecodeInfer(const MessageBytes& bytes, Instant now,
                                          const SharedMemory& shared_memory,
                                          Model* reported = nullptr,
                                          const Residence& residence = {});
+
+// The same for a message whose fields another protocol has read.
+absl::StatusOr<DecodedInfer> DecodeInfer(std::shared_ptr<const InferFields> fields, Instant now,
+                                         const SharedMemory& shared_memory, Model* reported,
+                                         const Residence& residence);
 
 // Sets the request of a session to `started`, by CachedAttention::Start(), and its outputs.
 // Statuses as for DecodeInfer(). REQUIRES: decoded.session is set.

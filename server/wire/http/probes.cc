@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "server/wire/http/router.h"
-
 namespace rapt::http {
 namespace {
 
@@ -14,7 +12,7 @@ Response Uncached(Response response) {
 
 }  // namespace
 
-Handler ProbeHandler(std::function<std::string()> metrics_page, std::function<bool()> is_ready) {
+Router ProbeRoutes(std::function<std::string()> metrics_page, std::function<bool()> is_ready) {
   Router router;
   router.Get("/metrics", [metrics_page = std::move(metrics_page)](const Request&) {
     return Uncached(
@@ -25,7 +23,7 @@ Handler ProbeHandler(std::function<std::string()> metrics_page, std::function<bo
     return is_ready() ? Uncached({.body = "ready\n"})
                       : Uncached({.status = 503, .body = "not ready\n"});
   });
-  return [router = std::move(router)](const Request& request) { return router.Route(request); };
+  return router;
 }
 
 }  // namespace rapt::http

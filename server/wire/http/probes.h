@@ -4,13 +4,13 @@
 #include <functional>
 #include <string>
 
-#include "server/wire/http/message.h"
+#include "server/wire/http/router.h"
 
 namespace rapt::http {
 
-// Returns a handler of /metrics, /healthz and /readyz. `metrics_page` returns Prometheus' text
+// Returns the routes of /metrics, /healthz and /readyz. `metrics_page` returns Prometheus' text
 // format.
-Handler ProbeHandler(std::function<std::string()> metrics_page, std::function<bool()> is_ready);
+Router ProbeRoutes(std::function<std::string()> metrics_page, std::function<bool()> is_ready);
 
 }  // namespace rapt::http
 

@@ -1,48 +1,97 @@
-// An HTTP/1.1 server for short requests without bodies.
+// An HTTP/1.1 server.
 #ifndef RAPT_SERVER_WIRE_HTTP_SERVER_H_
 #define RAPT_SERVER_WIRE_HTTP_SERVER_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/wire/http/message.h"
+#include "base/buffer_pool.h"
+#include "base/clock.h"
+#include "base/metric_sink.h"
+#include "server/calls/call.h"
+#include "server/wire/acceptor.h"
+#include "server/wire/http/connection.h"
+#include "server/wire/http/router.h"
+#include "server/wire/listening_sockets.h"
+#include "server/wire/live_count.h"
+
+namespace rapt {
+class TlsAcceptor;
+}  // namespace rapt
 
 namespace rapt::http {
 
-struct ServerLimits {
-  // Beyond this, the connection that has waited longest since its last response is closed.
-  size_t max_connections = 128;
-  // For a whole request head, a response, and the rest of the peer's bytes after the last response.
-  std::chrono::milliseconds patience{5'000};
-  // Between two requests.
-  std::chrono::milliseconds idle{90'000};
+struct ServerSettings {
+  std::string address;         // that of ListenOn()
+  TlsAcceptor* tls = nullptr;  // null: plain text
+  int threads = 1;
+  // Beyond this, a new connection replaces the one without a call that has waited longest since its
+  // last response.
+  int64_t max_connections = 128;
+  int64_t max_connections_per_address = 128;  // beyond this, new ones are refused
+  ConnectionSettings connection = {};
 };
 
-// Serves from construction to destruction. One thread serves all connections and runs the handler,
-// which must be short. A connection holds at most 32 KiB and one response. A request head has at
-// most 8 KiB and 100 headers. Bodies are not read: a request with a body ends its connection.
+// What calls need.
+struct CallServices {
+  const CallEnvironment& environment;
+  BufferPool& pool;
+};
+
+// Chooses what serves a request, such as Router::Find. Short and thread-safe. An exception becomes
+// a response 500.
+using Serve = std::function<Served(const Request&)>;
+
+// Serves from construction to Shutdown(). A connection holds at most the bytes of a head and what
+// its call has reserved. Thread-safe.
 class Server {
  public:
-  // `address` is that of ListenOn(). An exception from `handler` becomes a response 500. Returns
-  // Unavailable if the address can't be bound.
-  static absl::StatusOr<std::unique_ptr<Server>> Start(const std::string& address, Handler handler,
-                                                       const ServerLimits& limits = {});
+  // Returns Unavailable if the address can't be bound. Null `calls`: nothing that `serve` returns
+  // is a call. Everything borrowed outlives the server.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(ServerSettings settings, Serve serve,
+                                                       const Clock& clock,
+                                                       const CallServices* calls = nullptr);
   // Closes all connections.
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  int port() const;
+  int port() const { return port_; }
+
+  void ExportTo(MetricSink& sink) const;
+
+  // From now on, responses end their connections. Others are still accepted.
+  void GoAway() { is_draining_ = true; }
+
+  // Accepts no more connections, ends calls that are still open after `time`, and returns when the
+  // last one has ended.
+  void Shutdown(std::chrono::nanoseconds time);
 
  private:
-  class Impl;
+  class Wire;
 
-  explicit Server(std::unique_ptr<Impl> impl);
+  Server(ServerSettings settings, Serve serve, const Clock& clock, const CallServices* calls,
+         ListeningSockets listening);
+  void Open(Descriptor socket, const sockaddr_storage& peer);
+  void OnEveryConnection(void (Connection::*function)());
 
-  const std::unique_ptr<Impl> impl_;
+  const ServerSettings settings_;
+  const Serve serve_;
+  const CallServices* const calls_;
+  const int port_;
+  std::atomic<bool> is_draining_{false};
+  std::atomic<int64_t> refused_{0};
+  LiveCount live_;  // calls and connections
+  std::vector<std::unique_ptr<Wire>> wires_;
+  std::vector<std::shared_ptr<Acceptor>> acceptors_;
+  size_t next_wire_ = 0;  // of the acceptors' thread
 };
 
 }  // namespace rapt::http

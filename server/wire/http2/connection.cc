@@ -11,7 +11,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "server/cache/reason.h"
 #include "server/wire/status_message.h"
 
 namespace rapt {
@@ -106,18 +105,6 @@ nghttp2_option* NewOption() {
 }
 
 }  // namespace
-
-Trailers TrailersOf(const Call& call, const absl::Status& status) {
-  Trailers trailers;
-  const cache::Reason reason = cache::ReasonOf(status);
-  if (reason != cache::Reason::kNone) {
-    trailers.emplace_back("rapt-reason", std::string(NameOf(reason)));
-  }
-  call.ForEachTrailer([&trailers](const char* name, const std::string& value) {
-    trailers.emplace_back(name, value);
-  });
-  return trailers;
-}
 
 // Bytes of a response that are not framed yet.
 struct Connection::Chunk {

@@ -18,14 +18,14 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
-#include "server/calls/call.h"
 #include "server/protocols/message_parts.h"
 #include "server/request.h"
 #include "server/wire/connection_counts.h"
-#include "server/wire/http2/event_loop.h"
+#include "server/wire/event_loop.h"
 #include "server/wire/http2/frame_budget.h"
 #include "server/wire/http2/request_head.h"
-#include "server/wire/http2/socket.h"
+#include "server/wire/socket.h"
+#include "server/wire/trailers.h"
 
 namespace rapt {
 
@@ -47,10 +47,6 @@ class CallStream {
  protected:
   ~CallStream() = default;
 };
-
-// Name and value.
-using Trailers = std::vector<std::pair<std::string, std::string>>;
-Trailers TrailersOf(const Call& call, const absl::Status& status);
 
 // Reads and writes frames and bounds their cost: windows are opened explicitly, for bytes whose
 // memory is admitted; frames that carry nothing exhaust a budget, which ends the connection.

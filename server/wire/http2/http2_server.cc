@@ -1,99 +1,20 @@
 #include "server/wire/http2/http2_server.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <future>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/log.h"
-#include "base/log_limit.h"
 #include "server/wire/http2/http2_stream.h"
-#include "server/wire/http2/tls_socket.h"
 #include "server/wire/http2/unary_stream.h"
 #include "server/wire/listening_sockets.h"
+#include "server/wire/tls_socket.h"
 #include "server/wire/unix_socket.h"
 
 namespace rapt {
-namespace {
-
-constexpr int kAcceptsPerRound = 64;
-// Listening sockets have turns of their own. Multicast: the network of no peer.
-constexpr PeerNetwork kListening = {0xFF};
-
-// "ipv4:127.0.0.1:4711", "ipv6:[::1]:4711" or "unix:". IPv4 over an IPv6 socket is IPv4.
-std::string PeerOf(const sockaddr_storage& address) {
-  char text[INET6_ADDRSTRLEN] = {};
-  if (address.ss_family == AF_INET) {
-    const auto& name = reinterpret_cast<const sockaddr_in&>(address);
-    inet_ntop(AF_INET, &name.sin_addr, text, sizeof(text));
-    return absl::StrCat("ipv4:", text, ":", ntohs(name.sin_port));
-  }
-  if (address.ss_family != AF_INET6) return "unix:";
-  const auto& name = reinterpret_cast<const sockaddr_in6&>(address);
-  if (IN6_IS_ADDR_V4MAPPED(&name.sin6_addr)) {
-    inet_ntop(AF_INET, &name.sin6_addr.s6_addr[12], text, sizeof(text));
-    return absl::StrCat("ipv4:", text, ":", ntohs(name.sin6_port));
-  }
-  inet_ntop(AF_INET6, &name.sin6_addr, text, sizeof(text));
-  return absl::StrCat("ipv6:[", text, "]:", ntohs(name.sin6_port));
-}
-
-}  // namespace
-
-// Accepts the connections of a listening socket.
-class Http2Server::Endpoint final : public EventLoop::Watcher {
- public:
-  Endpoint(Http2Server& server, Descriptor listening, Connections& connections)
-      : server_(server), listening_(std::move(listening)), connections_(connections) {}
-
-  int descriptor() const { return listening_.get(); }
-
- private:
-  void OnEvents(uint32_t) override {
-    for (int i = 0; i < kAcceptsPerRound; ++i) {
-      sockaddr_storage name = {};
-      socklen_t size = sizeof(name);
-      Descriptor socket(accept4(listening_.get(), reinterpret_cast<sockaddr*>(&name), &size,
-                                SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (socket.get() < 0) return OnFailure(errno);
-      const PeerNetwork network = NetworkOf(name);
-      if (connections_.Enter(network)) {
-        server_.Open(std::move(socket), PeerOf(name), network, connections_);
-      }
-    }
-  }
-
-  // Without descriptors or memory, connections wait until the next tick.
-  void OnFailure(int error) {
-    if (!IsShortage(error)) return;
-    if (const std::optional<int64_t> left_out = errors_.Take()) {
-      Log(LogLevel::kWarning, "cannot accept connections",
-          {{"reason", std::strerror(error)}, {"left_out", *left_out}});
-    }
-    is_paused_ = true;
-    server_.wires_[0]->loop.Change(listening_.get(), 0);
-  }
-
-  void OnTick(Instant) override {
-    if (std::exchange(is_paused_, false)) {
-      server_.wires_[0]->loop.Change(listening_.get(), EPOLLIN);
-    }
-  }
-
-  Http2Server& server_;
-  const Descriptor listening_;
-  Connections& connections_;
-  LogLimit errors_{1, server_.environment_.clock};
-  bool is_paused_ = false;
-};
 
 Http2Server::Http2Server(Http2Settings settings, const CallEnvironment& environment,
                          BufferPool& pool, const UnaryMethods& methods,
@@ -136,8 +57,15 @@ absl::Status Http2Server::Start(absl::FunctionRef<void()> on_bound) {
 }
 
 void Http2Server::Listen(Descriptor listening, Connections& connections) {
-  endpoints_.push_back(std::make_shared<Endpoint>(*this, std::move(listening), connections));
-  wires_[0]->loop.Add(endpoints_.back()->descriptor(), EPOLLIN, endpoints_.back(), kListening);
+  acceptors_.push_back(std::make_shared<Acceptor>(
+      wires_[0]->loop, std::move(listening),
+      [this, &connections](Descriptor socket, const sockaddr_storage& peer) {
+        const PeerNetwork network = NetworkOf(peer);
+        if (connections.Enter(network)) {
+          Open(std::move(socket), PeerNameOf(peer), network, connections);
+        }
+      }));
+  acceptors_.back()->Start();
 }
 
 bool Http2Server::Connections::Enter(const PeerNetwork& network) {
@@ -197,11 +125,10 @@ CallStream* Http2Server::NewCall(Connection& connection, int32_t id, const Reque
   }
   const auto timeout = head.timeout();
   if (!timeout) {
-    connection.SendStatus(
-        id,
-        absl::InvalidArgumentError(
-            "header grpc-timeout is invalid; it must be 1 to 8 digits and one of H, M, S, m, u, n"),
-        {});
+    connection.SendStatus(id,
+                          absl::InvalidArgumentError(absl::StrCat("header ", kTimeoutHeader,
+                                                                  " is invalid; ", kTimeoutFormat)),
+                          {});
     return nullptr;
   }
   CallHeaders headers = head.ToCallHeaders();
@@ -240,7 +167,7 @@ void Http2Server::OnEveryConnection(void (Connection::*function)()) {
 void Http2Server::Shutdown(std::chrono::nanoseconds time) {
   std::promise<void> stopped;
   wires_[0]->loop.Post([this, &stopped] {
-    for (const auto& endpoint : endpoints_) wires_[0]->loop.Remove(endpoint->descriptor());
+    for (const auto& acceptor : acceptors_) acceptor->Stop();
     stopped.set_value();
   });
   stopped.get_future().wait();
@@ -250,7 +177,7 @@ void Http2Server::Shutdown(std::chrono::nanoseconds time) {
   OnEveryConnection(&Connection::Close);
   live_.WaitUntilNone();
   for (const auto& wire : wires_) wire->loop.Stop();
-  endpoints_.clear();
+  acceptors_.clear();
   wires_.clear();
 }
 

@@ -18,13 +18,14 @@
 #include "base/metric_sink.h"
 #include "base/mutex.h"
 #include "server/calls/call.h"
+#include "server/wire/acceptor.h"
 #include "server/wire/connection_counts.h"
+#include "server/wire/event_loop.h"
 #include "server/wire/http2/connection.h"
-#include "server/wire/http2/event_loop.h"
-#include "server/wire/http2/live_count.h"
 #include "server/wire/http2/request_head.h"
-#include "server/wire/http2/socket.h"
+#include "server/wire/live_count.h"
 #include "server/wire/message_stream.h"
+#include "server/wire/socket.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt {
@@ -72,8 +73,6 @@ class Http2Server {
   void Shutdown(std::chrono::nanoseconds time);
 
  private:
-  class Endpoint;
-
   // Open connections of the address or of the socket. Thread-safe.
   class Connections {
    public:
@@ -122,7 +121,7 @@ class Http2Server {
   int port_ = 0;
   Connections tcp_, unix_;
   LiveCount live_;  // calls and connections
-  std::vector<std::shared_ptr<Endpoint>> endpoints_;
+  std::vector<std::shared_ptr<Acceptor>> acceptors_;
   std::atomic<size_t> next_wire_{0};
   std::vector<std::unique_ptr<Wire>> wires_;
 };

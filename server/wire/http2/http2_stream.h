@@ -12,7 +12,7 @@
 #include "base/buffer_pool.h"
 #include "base/byte_slice.h"
 #include "server/wire/http2/connection.h"
-#include "server/wire/http2/live_count.h"
+#include "server/wire/live_count.h"
 #include "server/wire/message_stream.h"
 
 namespace rapt {

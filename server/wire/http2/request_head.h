@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "base/clock.h"
 #include "server/calls/call_headers.h"
+#include "server/wire/timeout.h"
 
 namespace rapt {
 
@@ -33,7 +34,9 @@ class RequestHead {
   // Whether messages may be compressed.
   bool has_encoding() const { return !encoding_.empty() && encoding_ != "identity"; }
   // grpc-timeout; nullopt if it is invalid, nanoseconds::max() if there is none.
-  std::optional<std::chrono::nanoseconds> timeout() const;
+  std::optional<std::chrono::nanoseconds> timeout() const {
+    return timeout_ ? ParseTimeout(*timeout_) : std::chrono::nanoseconds::max();
+  }
 
   // The values point into this. The deadline is not set.
   CallHeaders ToCallHeaders() const;

@@ -17,7 +17,7 @@
 #include "server/calls/unary_call.h"
 #include "server/protocols/message_parts.h"
 #include "server/wire/http2/connection.h"
-#include "server/wire/http2/live_count.h"
+#include "server/wire/live_count.h"
 #include "server/wire/unary_method.h"
 
 namespace rapt {

@@ -1,6 +1,5 @@
 #include "server/wire/oip/methods.h"
 
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -9,7 +8,7 @@
 #include "base/version.h"
 #include "server/protocols/oip/codec.h"
 #include "server/protocols/oip/model.h"
-#include "server/wire/oip/session_run.h"
+#include "server/wire/oip/infer_run.h"
 #include "server/wire/oip/stream_infer_call.h"
 
 namespace rapt::oip {
@@ -68,26 +67,20 @@ class InferHandler final : public MessageHandler {
     absl::StatusOr<DecodedInfer> decoded = DecodeInfer(
         message, call.call().arrived(), shared_memory_, &call.call().report().model, residence_);
     if (!decoded.ok()) return call.End(decoded.status());
-    decoded_ = *std::move(decoded);
-    auto done = [this, &call](Result result) { OnResult(std::move(result), call); };
-    if (decoded_.session) {
-      return session_.emplace().Start(*sequences_, decoded_, call.call(), std::move(done));
-    }
-    call.call().Bind(decoded_.request);
-    call.call().engine().Submit(std::move(decoded_.request), std::move(done));
+    run_.Start(sequences_, *std::move(decoded), call.call(),
+               [this, &call](Result result) { OnResult(std::move(result), call); });
   }
 
   void OnResult(Result result, MethodCall& call) const {
     call.call().Record(result);
     if (!result.status.ok()) return call.End(std::move(result.status));
-    call.Respond(EncodeInfer(decoded_, result));
+    call.Respond(EncodeInfer(run_.decoded(), result));
   }
 
   const SharedMemory& shared_memory_;
   cache::Sequences* const sequences_;
   const Residence& residence_;
-  DecodedInfer decoded_;
-  std::optional<SessionRun> session_;
+  InferRun run_;
 };
 
 std::string PathOf(const std::string& name) { return absl::StrCat("/", kServiceName, "/", name); }
@@ -105,12 +98,15 @@ Methods::Methods(SharedMemory& shared_memory, std::function<bool()> is_ready,
     observers_[name] = observe(absl::StrCat(kServiceName, "/", name));
   }
   for (const char* name : {"ModelInfer", "ModelStreamInfer"}) {
-    CallObserver& observer = observers_[name];
-    observer = [statistics = statistics_, observe = std::move(observer)](const CallReport& report) {
-      (*statistics)[static_cast<size_t>(report.model)].Count(report);
-      observe(report);
-    };
+    observers_[name] = Counted(std::move(observers_[name]));
   }
+}
+
+CallObserver Methods::Counted(CallObserver observe) const {
+  return [statistics = statistics_, observe = std::move(observe)](const CallReport& report) {
+    (*statistics)[static_cast<size_t>(report.model)].Count(report);
+    observe(report);
+  };
 }
 
 template <typename ProtoRequest, typename ProtoResponse>

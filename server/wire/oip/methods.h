@@ -39,6 +39,16 @@ class Methods {
   // The observer of a method, with resolved labels. `name` is "ModelInfer".
   const CallObserver& observe(const std::string& name) const { return observers_.at(name); }
 
+  // Returns an observer of calls of a model that also counts them in its statistics.
+  CallObserver Counted(CallObserver observe) const;
+
+  // Calls of sequences are served while the server drains.
+  MethodTraits InferTraits() const { return {.serves_while_draining = sequences_ != nullptr}; }
+
+  const SharedMemory& shared_memory() const { return shared_memory_; }
+  cache::Sequences* sequences() const { return sequences_; }
+  const Residence& residence() const { return residence_; }
+
   // The methods without tensors. Return InvalidArgument, Unimplemented, or as SharedMemory does.
   absl::Status Respond(const inference::ServerLiveRequest& request,
                        inference::ServerLiveResponse& response) const;
@@ -80,9 +90,6 @@ class Methods {
  private:
   template <typename ProtoRequest, typename ProtoResponse>
   void AddSmall(const std::string& name, UnaryMethods& methods);
-
-  // Calls of sequences are served while the server drains.
-  MethodTraits InferTraits() const { return {.serves_while_draining = sequences_ != nullptr}; }
 
   SharedMemory& shared_memory_;
   cache::Sequences* const sequences_;

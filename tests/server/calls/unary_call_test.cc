@@ -36,6 +36,7 @@ class FakeCall final : public UnaryCall {
   using UnaryCall::OnCancelled;
   using UnaryCall::OnClosed;
   using UnaryCall::OnHeaders;
+  using UnaryCall::OnMore;
   using UnaryCall::OnRead;
   using UnaryCall::OnSize;
   FakeCall(const CallEnvironment& environment, const CallObserver& observe)
@@ -111,6 +112,27 @@ class UnaryCallTest : public test::CallEnvironmentTest {
   const CallObserver observe_ = [this](const CallReport& report) { reports_.push_back(report); };
   std::unique_ptr<FakeCall> call_;
 };
+
+TEST_F(UnaryCallTest, AMessageOfUnknownSizeIsReservedInParts) {
+  FakeCall& call = NewReadingCall(Headers(), 1000);
+  call.OnMore(3000);
+  EXPECT_EQ(message_memory(), 4000);
+  call.OnMore(1);
+  ASSERT_EQ(call.finishes().size(), 1u);
+  EXPECT_EQ(RejectionOf(call.finishes()[0]), Rejection::kTooLarge);
+  Close();
+  EXPECT_EQ(message_memory(), 0);
+}
+
+TEST_F(UnaryCallTest, ExtraMemoryIsNoPartOfTheMessage) {
+  FakeCall& call = NewCall(Headers());
+  call.OnSize(kMaxMessageBytes, 500);
+  EXPECT_EQ(message_memory(), kMaxMessageBytes + 500);
+  EXPECT_TRUE(call.OnRead(true));
+  call.End(absl::OkStatus());
+  EXPECT_EQ(Close().received_bytes, kMaxMessageBytes);
+  EXPECT_EQ(message_memory(), 0);
+}
 
 TEST_F(UnaryCallTest, IsOpenFromItsHeadersUntilItIsClosed) {
   FakeCall& call = NewReadingCall(Headers());

@@ -1,4 +1,4 @@
-#include "server/wire/http2/client_records.h"
+#include "server/wire/client_records.h"
 
 #include <algorithm>
 

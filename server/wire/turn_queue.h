@@ -1,5 +1,5 @@
-#ifndef RAPT_SERVER_WIRE_HTTP2_TURN_QUEUE_H_
-#define RAPT_SERVER_WIRE_HTTP2_TURN_QUEUE_H_
+#ifndef RAPT_SERVER_WIRE_TURN_QUEUE_H_
+#define RAPT_SERVER_WIRE_TURN_QUEUE_H_
 
 #include <cstddef>
 #include <deque>
@@ -47,4 +47,4 @@ class TurnQueue {
 
 }  // namespace rapt
 
-#endif  // RAPT_SERVER_WIRE_HTTP2_TURN_QUEUE_H_
+#endif  // RAPT_SERVER_WIRE_TURN_QUEUE_H_

@@ -1,6 +1,6 @@
 // Bounds the messages of a TLS handshake.
-#ifndef RAPT_SERVER_WIRE_HTTP2_CLIENT_RECORDS_H_
-#define RAPT_SERVER_WIRE_HTTP2_CLIENT_RECORDS_H_
+#ifndef RAPT_SERVER_WIRE_CLIENT_RECORDS_H_
+#define RAPT_SERVER_WIRE_CLIENT_RECORDS_H_
 
 #include <array>
 #include <cstddef>
@@ -41,4 +41,4 @@ class ClientRecords {
 
 }  // namespace rapt
 
-#endif  // RAPT_SERVER_WIRE_HTTP2_CLIENT_RECORDS_H_
+#endif  // RAPT_SERVER_WIRE_CLIENT_RECORDS_H_

@@ -1,4 +1,4 @@
-#include "server/wire/http2/socket.h"
+#include "server/wire/socket.h"
 
 #include <sys/socket.h>
 

@@ -1,9 +1,10 @@
-// TLS by OpenSSL for the connections of the HTTP/2 server.
-#ifndef RAPT_SERVER_WIRE_HTTP2_TLS_SOCKET_H_
-#define RAPT_SERVER_WIRE_HTTP2_TLS_SOCKET_H_
+// TLS by OpenSSL.
+#ifndef RAPT_SERVER_WIRE_TLS_SOCKET_H_
+#define RAPT_SERVER_WIRE_TLS_SOCKET_H_
 
 #include <openssl/ssl.h>
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -11,14 +12,19 @@
 #include "base/clock.h"
 #include "base/descriptor.h"
 #include "base/reloaded.h"
-#include "server/wire/http2/socket.h"
 #include "server/wire/openssl_objects.h"
+#include "server/wire/socket.h"
 #include "server/wire/tls_files.h"
 
 namespace rapt {
 
-// TLS 1.2 with forward secrecy and authenticated encryption, or TLS 1.3; ALPN must offer "h2".
-// Thread-safe.
+// The protocol that ALPN selects.
+enum class TlsProtocol : uint8_t {
+  kHttp2,  // must be offered
+  kHttp1,  // or the client offers none
+};
+
+// TLS 1.2 with forward secrecy and authenticated encryption, or TLS 1.3. Thread-safe.
 class TlsAcceptor {
  public:
   using Context = std::unique_ptr<SSL_CTX, FreeBy<SSL_CTX_free>>;
@@ -34,7 +40,7 @@ class TlsAcceptor {
   // Returns the server's end of TLS on this socket. Its handshake uses files that were read at most
   // a second before the first bytes arrived; invalid replacements are ignored. REQUIRES: this
   // outlives the handshake.
-  std::unique_ptr<Socket> Accept(Descriptor socket);
+  std::unique_ptr<Socket> Accept(Descriptor socket, TlsProtocol protocol = TlsProtocol::kHttp2);
 
  private:
   explicit TlsAcceptor(std::unique_ptr<Reloaded<Context>> context) : context_(std::move(context)) {}
@@ -44,4 +50,4 @@ class TlsAcceptor {
 
 }  // namespace rapt
 
-#endif  // RAPT_SERVER_WIRE_HTTP2_TLS_SOCKET_H_
+#endif  // RAPT_SERVER_WIRE_TLS_SOCKET_H_

@@ -1,6 +1,6 @@
 // The bytes of a connection, in plain text or within TLS.
-#ifndef RAPT_SERVER_WIRE_HTTP2_SOCKET_H_
-#define RAPT_SERVER_WIRE_HTTP2_SOCKET_H_
+#ifndef RAPT_SERVER_WIRE_SOCKET_H_
+#define RAPT_SERVER_WIRE_SOCKET_H_
 
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -72,4 +72,4 @@ class PlainSocket final : public Socket {
 
 }  // namespace rapt
 
-#endif  // RAPT_SERVER_WIRE_HTTP2_SOCKET_H_
+#endif  // RAPT_SERVER_WIRE_SOCKET_H_

@@ -1,5 +1,5 @@
 // The server's end of TLS against OpenSSL's client, both on this thread.
-#include "server/wire/http2/tls_socket.h"
+#include "server/wire/tls_socket.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -171,10 +171,11 @@ class TlsSocketTest : public ::testing::Test {
     return *std::move(acceptor);
   }
 
-  static Pair Connect(TlsAcceptor& acceptor, const ClientOptions& options = {}) {
+  static Pair Connect(TlsAcceptor& acceptor, const ClientOptions& options = {},
+                      TlsProtocol protocol = TlsProtocol::kHttp2) {
     int ends[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    return {acceptor.Accept(Descriptor(ends[0])), Descriptor(ends[1]),
+    return {acceptor.Accept(Descriptor(ends[0]), protocol), Descriptor(ends[1]),
             std::make_unique<TlsClient>(ends[1], options)};
   }
 
@@ -240,6 +241,18 @@ TEST_F(TlsSocketTest, RefusesClientsThatDoNotOfferH2) {
     }
     Open(*acceptor, {.alpn = "\x8http/1.1\2h2", .min_version = version, .max_version = version});
   }
+}
+
+TEST_F(TlsSocketTest, ClientsOfHttp1MayOfferNothing) {
+  const auto acceptor = Load();
+  for (const std::string& alpn : {std::string(), std::string("\2h2\x8http/1.1")}) {
+    Pair pair = Connect(*acceptor, {.alpn = alpn}, TlsProtocol::kHttp1);
+    pair.Shake();
+    EXPECT_TRUE(pair.IsOpen()) << LastError();
+  }
+  Pair pair = Connect(*acceptor, {}, TlsProtocol::kHttp1);  // offers h2 alone
+  pair.Shake();
+  EXPECT_EQ(pair.state, Socket::Handshake::kFailed);
 }
 
 TEST_F(TlsSocketTest, WaitsForTheRestOfAClientHello) {

@@ -1,5 +1,5 @@
-#ifndef RAPT_SERVER_WIRE_HTTP2_LIVE_COUNT_H_
-#define RAPT_SERVER_WIRE_HTTP2_LIVE_COUNT_H_
+#ifndef RAPT_SERVER_WIRE_LIVE_COUNT_H_
+#define RAPT_SERVER_WIRE_LIVE_COUNT_H_
 
 #include <chrono>
 #include <cstdint>
@@ -49,4 +49,4 @@ class LiveCount {
 
 }  // namespace rapt
 
-#endif  // RAPT_SERVER_WIRE_HTTP2_LIVE_COUNT_H_
+#endif  // RAPT_SERVER_WIRE_LIVE_COUNT_H_

@@ -1,4 +1,4 @@
-#include "server/wire/http2/tls_socket.h"
+#include "server/wire/tls_socket.h"
 
 #include <arpa/inet.h>
 #include <openssl/x509v3.h>
@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "server/wire/http2/client_records.h"
+#include "server/wire/client_records.h"
 
 namespace rapt {
 namespace {
@@ -27,7 +27,9 @@ using Names = std::unique_ptr<GENERAL_NAMES, FreeBy<GENERAL_NAMES_free>>;
 constexpr char kCiphers[] = "ECDHE+AESGCM:ECDHE+CHACHA20";
 // A client can't choose a group that costs more.
 constexpr char kGroups[] = "X25519:P-256:P-384";
-constexpr absl::string_view kProtocol("\2h2", 3);  // as ALPN encodes it
+// As ALPN encodes them.
+constexpr absl::string_view kHttp2("\2h2", 3);
+constexpr absl::string_view kHttp1("\10http/1.1", 9);
 
 // Ample for a chain of four certificates. OpenSSL's default is 100 KiB.
 constexpr long kMaxCertificateBytes = 32 * 1024;
@@ -42,8 +44,11 @@ constexpr int64_t kBytesPerHandshakeMessage = 1 << 20;
 
 // --- The context ---------------------------------------------------------------------------------
 
+TlsProtocol ProtocolOf(SSL* ssl);
+
 // Before the ALPN callback, which does not run without the extension.
 int RequireAlpn(SSL* ssl, int* alert, void*) {
+  if (ProtocolOf(ssl) == TlsProtocol::kHttp1) return SSL_CLIENT_HELLO_SUCCESS;
   const unsigned char* extension;
   size_t size;
   if (SSL_client_hello_get0_ext(ssl, TLSEXT_TYPE_application_layer_protocol_negotiation, &extension,
@@ -54,12 +59,13 @@ int RequireAlpn(SSL* ssl, int* alert, void*) {
   return SSL_CLIENT_HELLO_ERROR;
 }
 
-int SelectProtocol(SSL*, const unsigned char** chosen, unsigned char* chosen_size,
+int SelectProtocol(SSL* ssl, const unsigned char** chosen, unsigned char* chosen_size,
                    const unsigned char* offered, unsigned int offered_size, void*) {
-  const auto* const ours = reinterpret_cast<const unsigned char*>(kProtocol.data());
+  const absl::string_view ours = ProtocolOf(ssl) == TlsProtocol::kHttp2 ? kHttp2 : kHttp1;
   unsigned char* found;
-  if (SSL_select_next_proto(&found, chosen_size, ours, kProtocol.size(), offered, offered_size) !=
-      OPENSSL_NPN_NEGOTIATED) {
+  if (SSL_select_next_proto(
+          &found, chosen_size, reinterpret_cast<const unsigned char*>(ours.data()),
+          static_cast<unsigned>(ours.size()), offered, offered_size) != OPENSSL_NPN_NEGOTIATED) {
     return SSL_TLSEXT_ERR_ALERT_FATAL;  // no_application_protocol
   }
   *chosen = found;
@@ -189,8 +195,10 @@ std::optional<std::string> NameOf(const X509* certificate) {
 
 class TlsSocket final : public Socket {
  public:
-  TlsSocket(Descriptor descriptor, Reloaded<TlsAcceptor::Context>& context)
-      : Socket(std::move(descriptor)), context_(context) {}
+  TlsSocket(Descriptor descriptor, TlsProtocol protocol, Reloaded<TlsAcceptor::Context>& context)
+      : Socket(std::move(descriptor)), protocol_(protocol), context_(context) {}
+
+  TlsProtocol protocol() const { return protocol_; }
 
   bool NeedsHandshake() const override { return !is_open_; }
   Handshake ContinueHandshake() override;
@@ -215,6 +223,7 @@ class TlsSocket final : public Socket {
                                                      : ClientRecords::Phase::kHello;
   }
 
+  const TlsProtocol protocol_;
   Reloaded<TlsAcceptor::Context>& context_;
   Ssl ssl_;  // null until the first bytes arrive
   ClientRecords records_;
@@ -226,9 +235,12 @@ class TlsSocket final : public Socket {
   int64_t handshake_messages_ = 0;
 };
 
+TlsSocket& SocketOf(SSL* ssl) { return *static_cast<TlsSocket*>(SSL_get_app_data(ssl)); }
+
+TlsProtocol ProtocolOf(SSL* ssl) { return SocketOf(ssl).protocol(); }
+
 void CountHandshakeMessage(int is_sent, int, int type, const void*, size_t, SSL* ssl, void*) {
-  if (is_sent != 0 || type != SSL3_RT_HANDSHAKE) return;
-  static_cast<TlsSocket*>(SSL_get_app_data(ssl))->CountHandshakeMessage();
+  if (is_sent == 0 && type == SSL3_RT_HANDSHAKE) SocketOf(ssl).CountHandshakeMessage();
 }
 
 void TlsSocket::CountHandshakeMessage() {
@@ -380,8 +392,8 @@ absl::StatusOr<std::unique_ptr<TlsAcceptor>> TlsAcceptor::Load(const TlsFiles& f
   return absl::WrapUnique(new TlsAcceptor(*std::move(context)));
 }
 
-std::unique_ptr<Socket> TlsAcceptor::Accept(Descriptor socket) {
-  return std::make_unique<TlsSocket>(std::move(socket), *context_);
+std::unique_ptr<Socket> TlsAcceptor::Accept(Descriptor socket, TlsProtocol protocol) {
+  return std::make_unique<TlsSocket>(std::move(socket), protocol, *context_);
 }
 
 }  // namespace rapt

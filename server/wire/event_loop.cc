@@ -1,4 +1,4 @@
-#include "server/wire/http2/event_loop.h"
+#include "server/wire/event_loop.h"
 
 #include <pthread.h>
 #include <sys/eventfd.h>

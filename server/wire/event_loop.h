@@ -1,6 +1,6 @@
 // A thread that waits for sockets and divides its time among the networks of their peers.
-#ifndef RAPT_SERVER_WIRE_HTTP2_EVENT_LOOP_H_
-#define RAPT_SERVER_WIRE_HTTP2_EVENT_LOOP_H_
+#ifndef RAPT_SERVER_WIRE_EVENT_LOOP_H_
+#define RAPT_SERVER_WIRE_EVENT_LOOP_H_
 
 #include <sys/epoll.h>
 
@@ -20,7 +20,7 @@
 #include "base/descriptor.h"
 #include "base/mutex.h"
 #include "server/wire/connection_counts.h"
-#include "server/wire/http2/turn_queue.h"
+#include "server/wire/turn_queue.h"
 
 namespace rapt {
 
@@ -110,4 +110,4 @@ class EventLoop {
 
 }  // namespace rapt
 
-#endif  // RAPT_SERVER_WIRE_HTTP2_EVENT_LOOP_H_
+#endif  // RAPT_SERVER_WIRE_EVENT_LOOP_H_

@@ -1,0 +1,472 @@
+#include "server/wire/oip/rest_methods.h"
+
+#include <atomic>
+#include <functional>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/protocols/oip/json_codec.h"
+#include "server/rejection.h"
+#include "server/wire/http/call_method.h"
+#include "server/wire/json_message.h"
+#include "server/wire/oip/infer_run.h"
+
+namespace rapt::oip {
+namespace {
+
+using http::PathValues;
+using Json = nlohmann::ordered_json;
+
+constexpr char kJsonLengthHeader[] = "inference-header-content-length";
+
+// JSON and tensors in JSON of at most this size are read and written at once: less than it costs to
+// wake another thread, and to wait for it behind other JSON.
+constexpr int64_t kQuickBytes = 16 * 1024;
+
+// --- Inference -----------------------------------------------------------------------------------
+
+// The model that a path names; the version is empty if it names none.
+struct ModelPath {
+  explicit ModelPath(PathValues values)
+      : name(std::move(values[0])), version(values.size() > 1 ? std::move(values[1]) : "") {}
+
+  std::string name, version;
+};
+
+// Returns a message of the text and what follows it. The text keeps its memory until it is sent.
+ResponseMessage MessageOf(JsonAnswer answer, Call& call) {
+  struct Text {
+    std::string bytes;
+    MessageReservation memory;
+  };
+  const auto size = static_cast<int64_t>(answer.json.size());
+  auto text = std::make_shared<Text>(
+      Text{std::move(answer.json), call.engine().ChargeMessage(size, call.caller_memory())});
+  ResponseMessage message;
+  const absl::Span<const std::byte> bytes(reinterpret_cast<const std::byte*>(text->bytes.data()),
+                                          text->bytes.size());
+  message.Append(OutputBuffer{bytes, std::move(text)});
+  for (const OutputBuffer& output : answer.binary) message.Append(output);
+  return message;
+}
+
+class InferHandler final : public http::BodyHandler {
+ public:
+  InferHandler(const JsonInference& inference, const http::Request& request, PathValues values)
+      : inference_(inference), model_(std::move(values)), is_chunked_(request.is_chunked) {
+    if (const auto value = request.Value(kJsonLengthHeader)) json_length_ = std::string(*value);
+  }
+
+ private:
+  absl::StatusOr<int64_t> ExtraBytes(int64_t bytes) override {
+    if (is_chunked_) return 0;
+    const absl::StatusOr<int64_t> json = JsonBytesOf(bytes);
+    if (!json.ok()) return json.status();
+    return *json * kTypedBytesPerJsonByte;
+  }
+
+  absl::StatusOr<int64_t> JsonBytesOf(int64_t body) const {
+    int64_t json = body;
+    if (json_length_ && (!absl::SimpleAtoi(*json_length_, &json) || json < 0 || json > body)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("header ", kJsonLengthHeader, " is ", json_length_->substr(0, 32),
+                       "; it must be at most the ", body, " bytes of the body"));
+    }
+    if (json <= inference_.max_json_bytes) return json;
+    return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                  absl::StrCat("the request has ", json, " bytes of JSON; at most ",
+                               inference_.max_json_bytes,
+                               " are allowed by --max_json_bytes; send tensors as binary data"));
+  }
+
+  void OnBody(const MessageBytes& body, http::MethodCall& call) override {
+    const absl::StatusOr<int64_t> json_bytes = JsonBytesOf(body.size);
+    if (!json_bytes.ok()) return call.End(json_bytes.status());
+    if (*json_bytes <= kQuickBytes) return Decode(body, *json_bytes, call);
+    inference_.threads.Post(
+        [this, body, bytes = *json_bytes, &call] { Decode(body, bytes, call); });
+  }
+
+  void Decode(const MessageBytes& body, int64_t json_bytes, http::MethodCall& http_call) {
+    Call& call = http_call.call();
+    // The size of a chunked body was not known when its memory was reserved.
+    if (is_chunked_) {
+      typed_memory_ =
+          call.engine().ChargeMessage(json_bytes * kTypedBytesPerJsonByte, call.caller_memory());
+    }
+    absl::StatusOr<std::shared_ptr<JsonInfer>> fields = Read(body, json_bytes);
+    if (!fields.ok()) return http_call.End(fields.status());
+    binary_ = (*fields)->binary;
+    (*fields)->message.set_model_name(model_.name);
+    (*fields)->message.set_model_version(model_.version);
+    const Methods& methods = inference_.methods;
+    absl::StatusOr<DecodedInfer> decoded =
+        DecodeInfer(*std::move(fields), call.arrived(), methods.shared_memory(),
+                    &call.report().model, methods.residence());
+    if (!decoded.ok()) return http_call.End(decoded.status());
+    run_.Start(methods.sequences(), *std::move(decoded), call,
+               [this, &http_call](Result result) { OnResult(std::move(result), http_call); });
+  }
+
+  absl::StatusOr<std::shared_ptr<JsonInfer>> Read(const MessageBytes& body, int64_t json_bytes) {
+    try {
+      return ReadJsonInfer(body, json_bytes, inference_.pool);
+    } catch (const std::bad_alloc&) {
+      return Reject(Rejection::kOutOfMemory, absl::StatusCode::kResourceExhausted,
+                    "the system has no memory for the tensors of the request");
+    }
+  }
+
+  void OnResult(Result result, http::MethodCall& call) {
+    typed_memory_ = {};
+    call.call().Record(result);
+    if (!result.status.ok()) return call.End(std::move(result.status));
+    int64_t bytes_in_json = 0;
+    for (size_t i = 0; i < run_.decoded().outputs.size(); ++i) {
+      const RequestedOutput& output = run_.decoded().outputs[i];
+      if (binary_.IsBinary(i) || output.shared) continue;
+      bytes_in_json += static_cast<int64_t>(result.outputs[output.role].bytes.size());
+    }
+    if (bytes_in_json <= kQuickBytes) return Answer(result, call);
+    inference_.threads.Post([this, result = std::move(result), &call] { Answer(result, call); });
+  }
+
+  void Answer(const Result& result, http::MethodCall& call) const {
+    absl::StatusOr<JsonAnswer> answer =
+        EncodeJsonInfer(binary_, run_.decoded(), result, inference_.max_json_bytes);
+    if (!answer.ok()) return call.End(answer.status());
+    http::ResponseHead head;
+    if (!answer->binary.empty()) {
+      head.content_type = "application/octet-stream";
+      head.headers.push_back(
+          {"Inference-Header-Content-Length", absl::StrCat(answer->json.size())});
+    }
+    call.Respond(std::move(head), MessageOf(*std::move(answer), call.call()));
+  }
+
+  const JsonInference& inference_;
+  const ModelPath model_;
+  const bool is_chunked_;
+  std::optional<std::string> json_length_;
+  MessageReservation typed_memory_;
+  BinaryOutputs binary_;
+  InferRun run_;
+};
+
+// --- Methods without tensors ---------------------------------------------------------------------
+
+// How a method of `Methods` appears in HTTP.
+template <typename ProtoRequest, typename ProtoResponse>
+struct SmallRoute {
+  // Reads a request; null: it has no fields.
+  std::function<absl::Status(const PathValues& values, const Json& body, ProtoRequest& request)>
+      read = nullptr;
+  // Writes a response; null: all its fields.
+  std::function<Json(const ProtoResponse& response)> write = nullptr;
+  // Returns an error for a response that is one in HTTP; null: none is.
+  std::function<absl::Status(const ProtoResponse& response)> check = nullptr;
+};
+
+template <typename ProtoRequest, typename ProtoResponse>
+class SmallHandler final : public http::BodyHandler {
+ public:
+  using Route = SmallRoute<ProtoRequest, ProtoResponse>;
+
+  SmallHandler(const Methods& methods, const Route& route, PathValues values)
+      : methods_(methods), route_(route), values_(std::move(values)) {}
+
+ private:
+  void OnBody(const MessageBytes& body, http::MethodCall& call) override {
+    absl::StatusOr<std::string> text = Answer(body.ToString());
+    if (!text.ok()) return call.End(text.status());
+    ResponseMessage message;
+    message.Append(*text);
+    call.Respond({}, std::move(message));
+  }
+
+  absl::StatusOr<std::string> Answer(const std::string& body) const {
+    Json fields = Json::object();
+    if (!body.empty()) fields = Json::parse(body, nullptr, /*allow_exceptions=*/false);
+    if (!fields.is_object()) {
+      return absl::InvalidArgumentError("the body must be a JSON object, or empty");
+    }
+    ProtoRequest request;
+    absl::Status status;
+    if (route_.read != nullptr) status = route_.read(values_, fields, request);
+    ProtoResponse response;
+    status.Update(status.ok() ? methods_.Respond(request, response) : status);
+    if (status.ok() && route_.check != nullptr) status = route_.check(response);
+    if (!status.ok()) return status;
+    const Json json = route_.write == nullptr ? ToJson(response) : route_.write(response);
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  }
+
+  const Methods& methods_;
+  const Route& route_;
+  const PathValues values_;
+};
+
+absl::Status WrongType(const std::string& field, absl::string_view type) {
+  return absl::InvalidArgumentError(absl::StrCat("field ", field, " must be ", type));
+}
+
+// Reads a field of a body, if it is there.
+absl::Status Read(const Json& body, const char* field, std::string& value) {
+  const auto found = body.find(field);
+  if (found == body.end()) return absl::OkStatus();
+  if (!found->is_string()) return WrongType(field, "a string");
+  value = found->get<std::string>();
+  return absl::OkStatus();
+}
+absl::Status Read(const Json& body, const char* field, bool& value) {
+  const auto found = body.find(field);
+  if (found == body.end()) return absl::OkStatus();
+  if (!found->is_boolean()) return WrongType(field, "true or false");
+  value = found->get<bool>();
+  return absl::OkStatus();
+}
+absl::Status Read(const Json& body, const char* field, uint64_t& value) {
+  const auto found = body.find(field);
+  if (found == body.end()) return absl::OkStatus();
+  if (!found->is_number_unsigned()) return WrongType(field, "an integer of at least 0");
+  value = found->get<uint64_t>();
+  return absl::OkStatus();
+}
+
+// Reads the name and version of a model, if the path has them.
+template <typename ProtoRequest>
+absl::Status ReadModel(const PathValues& values, const Json&, ProtoRequest& request) {
+  if (!values.empty()) request.set_name(values[0]);
+  if (values.size() > 1) request.set_version(values[1]);
+  return absl::OkStatus();
+}
+
+template <typename ProtoRequest>
+absl::Status ReadName(const PathValues& values, const Json&, ProtoRequest& request) {
+  if (!values.empty()) request.set_name(values[0]);
+  return absl::OkStatus();
+}
+
+// Sets every field of the body, as the settings of tracing and logging are read.
+template <typename ProtoRequest>
+absl::Status ReadSettings(const PathValues&, const Json& body, ProtoRequest& request) {
+  for (const auto& [name, value] : body.items()) (*request.mutable_settings())[name];
+  return absl::OkStatus();
+}
+
+absl::Status ReadTraceSettings(const PathValues& values, const Json& body,
+                               inference::TraceSettingRequest& request) {
+  if (!values.empty()) request.set_model_name(values[0]);
+  return ReadSettings(values, body, request);
+}
+
+absl::Status ReadSystemRegion(const PathValues& values, const Json& body,
+                              inference::SystemSharedMemoryRegisterRequest& request) {
+  uint64_t offset = 0, byte_size = 0;
+  absl::Status status = Read(body, "key", *request.mutable_key());
+  status.Update(Read(body, "offset", offset));
+  status.Update(Read(body, "byte_size", byte_size));
+  request.set_name(values[0]);
+  request.set_offset(offset);
+  request.set_byte_size(byte_size);
+  return status;
+}
+
+absl::Status ReadCudaRegion(const PathValues& values, const Json& body,
+                            inference::CudaSharedMemoryRegisterRequest& request) {
+  uint64_t device = 0, byte_size = 0;
+  std::string handle;
+  absl::Status status;
+  if (const auto found = body.find("raw_handle"); found != body.end() && found->is_object()) {
+    status = Read(*found, "b64", handle);
+  }
+  status.Update(Read(body, "device_id", device));
+  status.Update(Read(body, "byte_size", byte_size));
+  if (!status.ok()) return status;
+  if (!absl::Base64Unescape(handle, request.mutable_raw_handle())) {
+    return WrongType("raw_handle.b64", "in base64");
+  }
+  request.set_name(values[0]);
+  request.set_device_id(static_cast<int64_t>(device));
+  request.set_byte_size(byte_size);
+  return absl::OkStatus();
+}
+
+absl::Status ReadIndex(const PathValues&, const Json& body,
+                       inference::RepositoryIndexRequest& request) {
+  bool ready = false;
+  absl::Status status = Read(body, "ready", ready);
+  request.set_ready(ready);
+  return status;
+}
+
+template <typename ProtoResponse>
+Json RegionsOf(const ProtoResponse& response) {
+  Json regions = Json::array();
+  for (const auto& [name, region] : response.regions()) regions.push_back(ToJson(region));
+  return regions;
+}
+
+absl::Status Unready(bool is_ready, absl::string_view what) {
+  return is_ready ? absl::OkStatus()
+                  : absl::UnavailableError(absl::StrCat("the ", what, " is not ready"));
+}
+
+template <typename ProtoResponse>
+Json Nothing(const ProtoResponse&) {
+  return Json::object();
+}
+
+// Adds routes. Each lives as long as its method.
+class Routes {
+ public:
+  Routes(const Methods& methods, const CallObserverFactory& observe, http::Router& router)
+      : methods_(methods), observe_(observe), router_(router) {}
+
+  CallObserver Observer(const std::string& name) const {
+    return observe_(absl::StrCat("v2/", name));
+  }
+
+  template <typename ProtoRequest, typename ProtoResponse>
+  void Add(const std::string& http_method, const std::vector<std::string>& patterns,
+           const std::string& name, SmallRoute<ProtoRequest, ProtoResponse> route,
+           bool is_public = false) {
+    using Handler = SmallHandler<ProtoRequest, ProtoResponse>;
+    const auto shared =
+        std::make_shared<const SmallRoute<ProtoRequest, ProtoResponse>>(std::move(route));
+    const http::CallMethod method = {
+        .observe = Observer(name),
+        .traits = {.carries_tensors = false, .is_public = is_public},
+        .new_handler = [&methods = methods_, shared](const http::Request&, PathValues values) {
+          return std::make_unique<Handler>(methods, *shared, std::move(values));
+        }};
+    for (const std::string& pattern : patterns) router_.Add(http_method, pattern, method);
+  }
+
+ private:
+  const Methods& methods_;
+  const CallObserverFactory& observe_;
+  http::Router& router_;
+};
+
+// Health has no need of a token, so that any probe can ask for it.
+void AddHealth(Routes& routes) {
+  routes.Add<inference::ServerLiveRequest, inference::ServerLiveResponse>(
+      "GET", {"/v2/health/live"}, "ServerLive",
+      {.write = Nothing<inference::ServerLiveResponse>,
+       .check = [](const auto& response) { return Unready(response.live(), "server"); }},
+      /*is_public=*/true);
+  routes.Add<inference::ServerReadyRequest, inference::ServerReadyResponse>(
+      "GET", {"/v2/health/ready"}, "ServerReady",
+      {.write = Nothing<inference::ServerReadyResponse>,
+       .check = [](const auto& response) { return Unready(response.ready(), "server"); }},
+      /*is_public=*/true);
+  routes.Add<inference::ModelReadyRequest, inference::ModelReadyResponse>(
+      "GET", {"/v2/models/*/ready", "/v2/models/*/versions/*/ready"}, "ModelReady",
+      {.read = ReadModel<inference::ModelReadyRequest>,
+       .write = Nothing<inference::ModelReadyResponse>,
+       .check = [](const auto& response) { return Unready(response.ready(), "model"); }});
+}
+
+void AddModels(Routes& routes) {
+  routes.Add<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
+      "GET", {"/v2"}, "ServerMetadata", {});
+  // Before the pattern of a model's metadata.
+  routes.Add<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
+      "GET", {"/v2/models/stats", "/v2/models/*/stats", "/v2/models/*/versions/*/stats"},
+      "ModelStatistics", {.read = ReadModel<inference::ModelStatisticsRequest>});
+  routes.Add<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
+      "GET", {"/v2/models/*", "/v2/models/*/versions/*"}, "ModelMetadata",
+      {.read = ReadModel<inference::ModelMetadataRequest>});
+  routes.Add<inference::ModelConfigRequest, inference::ModelConfigResponse>(
+      "GET", {"/v2/models/*/config", "/v2/models/*/versions/*/config"}, "ModelConfig",
+      {.read = ReadModel<inference::ModelConfigRequest>,
+       .write = [](const auto& response) { return ToJson(response.config()); }});
+  routes.Add<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
+      "POST", {"/v2/repository/index"}, "RepositoryIndex",
+      {.read = ReadIndex,
+       .write = [](const auto& response) { return ToJson(response).at("models"); }});
+  routes.Add<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
+      "POST", {"/v2/repository/models/*/load"}, "RepositoryModelLoad", {});
+  routes.Add<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
+      "POST", {"/v2/repository/models/*/unload"}, "RepositoryModelUnload", {});
+}
+
+void AddSharedMemory(Routes& routes) {
+  routes
+      .Add<inference::SystemSharedMemoryStatusRequest, inference::SystemSharedMemoryStatusResponse>(
+          "GET", {"/v2/systemsharedmemory/status", "/v2/systemsharedmemory/region/*/status"},
+          "SystemSharedMemoryStatus",
+          {.read = ReadName<inference::SystemSharedMemoryStatusRequest>,
+           .write = RegionsOf<inference::SystemSharedMemoryStatusResponse>});
+  routes.Add<inference::SystemSharedMemoryRegisterRequest,
+             inference::SystemSharedMemoryRegisterResponse>(
+      "POST", {"/v2/systemsharedmemory/region/*/register"}, "SystemSharedMemoryRegister",
+      {.read = ReadSystemRegion});
+  routes.Add<inference::SystemSharedMemoryUnregisterRequest,
+             inference::SystemSharedMemoryUnregisterResponse>(
+      "POST", {"/v2/systemsharedmemory/unregister", "/v2/systemsharedmemory/region/*/unregister"},
+      "SystemSharedMemoryUnregister",
+      {.read = ReadName<inference::SystemSharedMemoryUnregisterRequest>});
+  routes.Add<inference::CudaSharedMemoryStatusRequest, inference::CudaSharedMemoryStatusResponse>(
+      "GET", {"/v2/cudasharedmemory/status", "/v2/cudasharedmemory/region/*/status"},
+      "CudaSharedMemoryStatus",
+      {.read = ReadName<inference::CudaSharedMemoryStatusRequest>,
+       .write = RegionsOf<inference::CudaSharedMemoryStatusResponse>});
+  routes
+      .Add<inference::CudaSharedMemoryRegisterRequest, inference::CudaSharedMemoryRegisterResponse>(
+          "POST", {"/v2/cudasharedmemory/region/*/register"}, "CudaSharedMemoryRegister",
+          {.read = ReadCudaRegion});
+  routes.Add<inference::CudaSharedMemoryUnregisterRequest,
+             inference::CudaSharedMemoryUnregisterResponse>(
+      "POST", {"/v2/cudasharedmemory/unregister", "/v2/cudasharedmemory/region/*/unregister"},
+      "CudaSharedMemoryUnregister",
+      {.read = ReadName<inference::CudaSharedMemoryUnregisterRequest>});
+}
+
+void AddSettings(Routes& routes) {
+  for (const char* http_method : {"GET", "POST"}) {
+    routes.Add<inference::TraceSettingRequest, inference::TraceSettingResponse>(
+        http_method, {"/v2/trace/setting", "/v2/models/*/trace/setting"}, "TraceSetting",
+        {.read = ReadTraceSettings, .write = Nothing<inference::TraceSettingResponse>});
+    routes.Add<inference::LogSettingsRequest, inference::LogSettingsResponse>(
+        http_method, {"/v2/logging"}, "LogSettings",
+        {.read = ReadSettings<inference::LogSettingsRequest>,
+         .write = Nothing<inference::LogSettingsResponse>});
+  }
+}
+
+}  // namespace
+
+JsonThreads::JsonThreads(int threads, const Clock& clock) {
+  for (int i = 0; i < threads; ++i) {
+    loops_.push_back(std::make_unique<EventLoop>(clock));
+    loops_.back()->Start();
+  }
+}
+
+void AddRestMethods(const JsonInference& inference, const CallObserverFactory& observe,
+                    http::Router& router) {
+  Routes routes(inference.methods, observe, router);
+  const http::CallMethod infer = {
+      .observe = inference.methods.Counted(routes.Observer("ModelInfer")),
+      .traits = inference.methods.InferTraits(),
+      .new_handler = [&inference](const http::Request& request, PathValues values) {
+        return std::make_unique<InferHandler>(inference, request, std::move(values));
+      }};
+  router.Add("POST", "/v2/models/*/infer", infer);
+  router.Add("POST", "/v2/models/*/versions/*/infer", infer);
+  AddHealth(routes);
+  AddModels(routes);
+  AddSharedMemory(routes);
+  AddSettings(routes);
+}
+
+}  // namespace rapt::oip

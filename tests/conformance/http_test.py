@@ -1,0 +1,302 @@
+"""Triton's own Python client over HTTP, sync and aio, and curl, against a running server."""
+
+import asyncio
+import json
+import os
+import pathlib
+import re
+import subprocess
+import urllib.request
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
+import tritonclient.utils.shared_memory as shm
+from attention_client import DATATYPES, assert_close
+from onnx_test import CASES, INPUTS, OUTPUTS, by_name
+from rapt_server import RaptServer
+from tritonclient.utils import InferenceServerException
+
+import onnx
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RNG = np.random.default_rng(24)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with RaptServer("--allow_shared_memory", "--kv_cache_bytes=67108864") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with triton.InferenceServerClient(server.http_address) as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def grpc_client(server):
+    with tritonclient.grpc.InferenceServerClient(server.grpc_address) as connected:
+        yield connected
+
+
+def to_input(name, array, binary=True):
+    tensor = triton.InferInput(name, list(array.shape), DATATYPES[array.dtype])
+    tensor.set_data_from_numpy(array, binary_data=binary)
+    return tensor
+
+
+def qkv(dtype=np.float32, shape=(1, 2, 5, 8)):
+    return {name: RNG.standard_normal(shape).astype(dtype) for name in "QKV"}
+
+
+def attend(client, arrays, outputs=("Y",), parameters=None, binary=True):
+    result = client.infer(
+        "attention",
+        [to_input(name, array, binary) for name, array in arrays.items()],
+        outputs=[triton.InferRequestedOutput(name, binary_data=binary) for name in outputs],
+        parameters=parameters,
+    )
+    assert [output["name"] for output in result.get_response()["outputs"]] == list(outputs)
+    return {name: result.as_numpy(name) for name in outputs}
+
+
+def has_json(array):
+    """Whether tritonclient sends the array as JSON: it refuses other types, and has no numbers for infinities."""
+    return array.dtype not in (np.float16, ml_dtypes.bfloat16) and (array.dtype == bool or np.isfinite(array).all())
+
+
+# --- Inference ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_onnx_case(client, case):
+    (node,) = case.model.graph.node
+    parameters = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    for inputs, outputs in case.data_sets:
+        arrays = by_name(INPUTS, node.input, inputs)
+        want = by_name(OUTPUTS, node.output, outputs)
+        got = attend(client, arrays, want, parameters)
+        for name in want:
+            assert got[name].dtype == want[name].dtype
+            assert_close(name, got[name], want[name])
+        if all(has_json(array) for array in arrays.values()):
+            numbers = attend(client, arrays, want, parameters, binary=False)
+            for name in want:
+                np.testing.assert_array_equal(numbers[name].astype(got[name].dtype), got[name])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
+def test_same_bits_as_over_grpc(client, grpc_client, dtype):
+    arrays = qkv(dtype, (1, 4, 65, 32))
+    inputs = []
+    for name, array in arrays.items():
+        inputs.append(tritonclient.grpc.InferInput(name, array.shape, DATATYPES[array.dtype]))
+        inputs[-1].set_data_from_numpy(array)
+    want = grpc_client.infer("attention", inputs, parameters={"is_causal": True})
+    got = attend(client, arrays, parameters={"is_causal": True})
+    np.testing.assert_array_equal(got["Y"].view(np.uint8), want.as_numpy("Y").view(np.uint8))
+
+
+def test_numbers_round_trip(client):
+    arrays = qkv(np.float32)
+    binary, numbers = attend(client, arrays), attend(client, arrays, binary=False)
+    np.testing.assert_array_equal(numbers["Y"].astype(np.float32), binary["Y"])
+
+
+def test_answers_are_binary_unless_a_request_says_otherwise(client):
+    result = client.infer("attention", [to_input(name, array) for name, array in qkv().items()], request_id="seven")
+    response = result.get_response()
+    assert response["id"] == "seven"
+    assert response["outputs"][0]["parameters"] == {"binary_data_size": 2 * 5 * 8 * 4}
+    assert result.as_numpy("Y").shape == (1, 2, 5, 8)
+
+
+def test_large_tensors(client):
+    arrays = qkv(np.float32, (1, 8, 256, 1024))
+    arrays["K"][:], arrays["V"][:] = 0, 1
+    np.testing.assert_allclose(attend(client, arrays)["Y"], 1, rtol=1e-6)
+
+
+def test_errors(client):
+    arrays = qkv()
+    arrays["K"] = arrays["K"][..., :4]
+    with pytest.raises(InferenceServerException, match="head size") as caught:
+        attend(client, arrays)
+    assert caught.value.status() == "400"
+    with pytest.raises(InferenceServerException, match="unknown model 'none'") as caught:
+        client.infer("none", [to_input("Q", qkv()["Q"])])
+    assert caught.value.status() == "404"
+
+
+def test_compressed_requests_are_refused(client):
+    with pytest.raises(InferenceServerException, match="must not be compressed"):
+        client.infer("attention", [to_input("Q", qkv()["Q"])], request_compression_algorithm="gzip")
+
+
+def test_aio_client(server):
+    async def ask():
+        async with triton_aio.InferenceServerClient(server.http_address) as client:
+            assert await client.is_server_live()
+            inputs = [to_input(name, array) for name, array in qkv().items()]
+            results = await asyncio.gather(*[client.infer("attention", inputs) for _ in range(20)])
+            return [result.as_numpy("Y") for result in results]
+
+    answers = asyncio.run(ask())
+    for answer in answers:
+        np.testing.assert_array_equal(answer, answers[0])
+
+
+def test_a_sequence_keeps_its_keys(client):
+    q, k, v = (RNG.standard_normal((1, 2, 6, 8)).astype(np.float32) for _ in range(3))
+    whole = attend(client, {"Q": q, "K": k, "V": v}, parameters={"is_causal": True})["Y"]
+    for first in range(0, 6, 2):
+        step = {name: array[:, :, first : first + 2] for name, array in zip("QKV", (q, k, v))}
+        result = client.infer(
+            "attention_session",
+            [to_input(name, np.ascontiguousarray(array)) for name, array in step.items()],
+            sequence_id=5,
+            sequence_start=first == 0,
+            sequence_end=first == 4,
+        )
+        assert_close("Y", result.as_numpy("Y"), whole[:, :, first : first + 2])
+
+
+# --- The other paths ------------------------------------------------------------------------------
+
+
+def test_health(client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("attention")
+    assert client.is_model_ready("attention", "1")
+    assert not client.is_model_ready("none")
+
+
+def as_dict(message):
+    from google.protobuf.json_format import MessageToDict
+
+    return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def test_metadata_is_that_of_grpc(client, grpc_client):
+    def numbers(value):
+        """Protobuf's JSON has 64-bit integers as strings."""
+        if isinstance(value, dict):
+            return {key: numbers(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [numbers(item) for item in value]
+        return int(value) if isinstance(value, str) and re.fullmatch(r"-?\d+", value) else value
+
+    assert client.get_server_metadata() == as_dict(grpc_client.get_server_metadata())
+    for model in ("attention", "rotary_embedding", "attention_session"):
+        got, want = client.get_model_metadata(model), as_dict(grpc_client.get_model_metadata(model))
+        assert numbers(got) == numbers(want)
+        got, want = client.get_model_config(model), as_dict(grpc_client.get_model_config(model))["config"]
+        assert got["name"] == want["name"] and got["max_batch_size"] == 0
+        assert [t["name"] for t in got["input"]] == [t["name"] for t in want["input"]]
+        assert got["input"][0]["data_type"] == want["input"][0]["data_type"]
+        assert got["input"][0]["dims"] == [-1] * len(got["input"][0]["dims"])
+
+
+def test_statistics_count_calls_of_both_protocols(client, grpc_client):
+    def successes():
+        (model,) = client.get_inference_statistics("attention")["model_stats"]
+        return model["inference_stats"]["success"]["count"]
+
+    before = successes()
+    arrays = qkv()
+    attend(client, arrays)
+    inputs = [tritonclient.grpc.InferInput(name, array.shape, "FP32") for name, array in arrays.items()]
+    for tensor, array in zip(inputs, arrays.values()):
+        tensor.set_data_from_numpy(array)
+    grpc_client.infer("attention", inputs)
+    assert successes() == before + 2
+    assert len(client.get_inference_statistics()["model_stats"]) > 1
+
+
+def test_repository(client):
+    index = client.get_model_repository_index()
+    assert {"name": "attention", "version": "1", "state": "READY", "reason": ""} in index
+    for call in (client.load_model, client.unload_model):
+        with pytest.raises(InferenceServerException, match="not supported") as caught:
+            call("attention")
+        assert caught.value.status() == "501"
+
+
+def test_settings(client):
+    assert client.get_trace_settings() == {}
+    assert client.get_trace_settings("attention") == {}
+    assert client.get_log_settings() == {}
+    with pytest.raises(InferenceServerException, match="unknown trace setting trace_level"):
+        client.update_trace_settings(settings={"trace_level": ["OFF"]})
+    with pytest.raises(InferenceServerException, match="unknown log setting log_info"):
+        client.update_log_settings({"log_info": True})
+
+
+def test_shared_memory(client):
+    arrays = qkv(shape=(1, 2, 33, 16))
+    total = sum(array.nbytes for array in arrays.values())
+    key = f"/rapt-{os.getpid()}-http"
+    handle = shm.create_shared_memory_region("http", key, 2 * total, create_only=True)
+    try:
+        shm.set_shared_memory_region(handle, list(arrays.values()))
+        client.register_system_shared_memory("http", key, 2 * total)
+        (status,) = client.get_system_shared_memory_status()
+        assert status["name"] == "http" and status["byte_size"] == 2 * total
+        inputs, offset = [], 0
+        for name, array in arrays.items():
+            inputs.append(triton.InferInput(name, array.shape, "FP32"))
+            inputs[-1].set_shared_memory("http", array.nbytes, offset)
+            offset += array.nbytes
+        y = triton.InferRequestedOutput("Y")
+        y.set_shared_memory("http", arrays["Q"].nbytes, total)
+        result = client.infer("attention", inputs, outputs=[y])
+        got = shm.get_contents_as_numpy(handle, np.float32, arrays["Q"].shape, total)
+        np.testing.assert_array_equal(got, attend(client, arrays)["Y"])
+        assert result.get_output("Y")["parameters"]["shared_memory_region"] == "http"
+        client.unregister_system_shared_memory("http")
+        assert client.get_system_shared_memory_status() == []
+    finally:
+        shm.destroy_shared_memory_region(handle)
+    assert client.get_cuda_shared_memory_status() == []
+    with pytest.raises(InferenceServerException):
+        client.register_cuda_shared_memory("gpu", b"AAAA", 0, 16)
+
+
+# --- The documents --------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_readme_works_with_another_import_and_port(server):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    assert "tritonclient.grpc" in code and "127.0.0.1:8001" in code
+    code = code.replace("tritonclient.grpc", "tritonclient.http").replace("127.0.0.1:8001", server.http_address)
+    printed = []
+    exec(code, {"print": printed.append})  # pylint: disable=exec-used
+    assert printed == [(1, 8, 128, 64)]
+
+
+def examples():
+    """The commands of docs/rest.md, each with what it prints."""
+    text = (ROOT / "docs" / "rest.md").read_text()
+    return re.findall(r"```sh\n(.*?)```\n\n```json\n(.*?)```", text, re.DOTALL)
+
+
+def test_there_are_examples():
+    assert len(examples()) >= 4
+
+
+@pytest.mark.parametrize("command, prints", examples())
+def test_an_example_of_the_docs(server, command, prints):
+    command = command.replace("localhost:8000", server.http_address)
+    done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == json.loads(prints), done.stdout
+
+
+def test_probes_have_the_same_server(server):
+    with urllib.request.urlopen(f"http://{server.metrics_address}/metrics") as page:
+        assert 'rapt_requests_total{method="v2/ModelInfer"' in page.read().decode()
