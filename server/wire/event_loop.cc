@@ -11,9 +11,6 @@
 namespace rapt {
 namespace {
 
-// For top, gdb and perf.
-constexpr char kThreadName[] = "rapt-wire";
-
 constexpr std::chrono::milliseconds kTick{1000};
 constexpr size_t kScratchBytes = 64 * 1024;  // stays in the second-level cache
 // Reported at a time. epoll reports the others in the next rounds, whatever their network.
@@ -25,8 +22,9 @@ constexpr size_t kHeavyTurns = 2;  // in a round
 
 }  // namespace
 
-EventLoop::EventLoop(const Clock& clock)
+EventLoop::EventLoop(const Clock& clock, const char* thread_name)
     : clock_(clock),
+      thread_name_(thread_name),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       events_(kEvents),
@@ -95,7 +93,7 @@ void EventLoop::RequestTurn(std::shared_ptr<Watcher> watcher, uint32_t events) {
 
 void EventLoop::Serve() {
   thread_id_ = std::this_thread::get_id();
-  pthread_setname_np(pthread_self(), kThreadName);
+  pthread_setname_np(pthread_self(), thread_name_);
   next_tick_ = clock_.Now() + kTick;
   for (;;) {
     Wait();

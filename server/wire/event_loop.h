@@ -50,7 +50,8 @@ class EventLoop {
     uint32_t events_ = 0;  // of its next turn
   };
 
-  explicit EventLoop(const Clock& clock);
+  // `thread_name`, of at most 15 bytes, is for top, gdb and perf.
+  explicit EventLoop(const Clock& clock, const char* thread_name = "rapt-wire");
   ~EventLoop() { Stop(); }
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
@@ -92,6 +93,7 @@ class EventLoop {
   void Tick();
 
   const Clock& clock_;
+  const char* const thread_name_;
   const Descriptor epoll_;
   const Descriptor wake_;
   absl::flat_hash_map<int, std::shared_ptr<Watcher>> watchers_;

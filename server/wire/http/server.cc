@@ -39,7 +39,7 @@ bool IsLoopback(const Descriptor& listening) {
 class Server::Wire final : public ConnectionOwner {
  public:
   Wire(Server& server, const Clock& clock)
-      : loop_(clock),
+      : loop_(clock, server.calls_ == nullptr ? "rapt-probes" : "rapt-http"),
         server_(server),
         counts_(Share(server.settings_.max_connections),
                 Share(server.settings_.max_connections_per_address)) {}

@@ -447,7 +447,7 @@ void AddSettings(Routes& routes) {
 
 JsonThreads::JsonThreads(int threads, const Clock& clock) {
   for (int i = 0; i < threads; ++i) {
-    loops_.push_back(std::make_unique<EventLoop>(clock));
+    loops_.push_back(std::make_unique<EventLoop>(clock, "rapt-json"));
     loops_.back()->Start();
   }
 }
