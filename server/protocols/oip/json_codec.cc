@@ -145,6 +145,8 @@ NumberType NumberTypeOf(DType dtype) {
       return {StoreInteger<int64_t>, kInteger};
     case DType::kInt32:
       return {StoreInteger<int32_t>, kInteger};
+    case DType::kInt8:
+      return {StoreInteger<int8_t>, kInteger};
   }
   return {};
 }
@@ -544,6 +546,8 @@ void AppendElement(DType dtype, const std::byte* data, int64_t index, std::strin
       return AppendNumber(LoadAs<int64_t>(data, index), out);
     case DType::kInt32:
       return AppendNumber(LoadAs<int32_t>(data, index), out);
+    case DType::kInt8:
+      return AppendNumber(LoadAs<int8_t>(data, index), out);
   }
 }
 
