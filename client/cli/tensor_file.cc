@@ -80,6 +80,8 @@ NpyType NpyTypeOf(DType type) {
       return {'i', 8};
     case DType::kInt32:
       return {'i', 4};
+    case DType::kInt8:
+      return {'i', 1};
   }
   RAPT_CHECK(false, "unknown DType");
 }
