@@ -1,4 +1,4 @@
-"""The package passes mypy --strict, and callers see its types."""
+"""The package passes mypy --strict, and callers see its types. torch_cases.py checks rapt.torch, which needs PyTorch."""
 
 import pathlib
 import subprocess
@@ -28,7 +28,7 @@ def mypy(*arguments):
 
 def test_the_package_passes():
     assert (PACKAGE / "py.typed").exists()
-    assert mypy(PACKAGE).startswith("Success: no issues found")
+    assert mypy("--exclude=/torch.py$", PACKAGE).startswith("Success: no issues found")
 
 
 def test_callers_see_types(tmp_path, monkeypatch):
