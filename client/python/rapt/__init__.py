@@ -12,12 +12,14 @@ docs/python.md is the guide.
 from . import capi as _capi
 from ._attention import AttendResult, Options, attend, attend_backward, attention, merge
 from ._operators import LinearResult, LshResult, linear_attention, lsh_attention
+from ._plot import Figure, plot
 from ._run import get_num_threads, set_num_threads
 
 __version__ = _capi.version()
 
 __all__ = [
     "AttendResult",
+    "Figure",
     "LinearResult",
     "LshResult",
     "Options",
@@ -28,5 +30,6 @@ __all__ = [
     "linear_attention",
     "lsh_attention",
     "merge",
+    "plot",
     "set_num_threads",
 ]

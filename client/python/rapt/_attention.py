@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
-from . import _arrays, _run, capi
+from . import _arrays, _plot, _run, capi
 from ._arrays import A, Array, Layout, Shape
 
 Number = float | int
@@ -524,6 +524,10 @@ class AttendResult(Generic[A]):
     present_key: A | None = None  # [B, Hkv, T, D], the past keys and those of k
     present_value: A | None = None  # [B, Hkv, T, Dv]
     plan: str = ""  # "cpu/avx512 q96 k64 s1": backend, instruction set, tiles
+
+    def _repr_html_(self) -> str:
+        outputs = {name: getattr(self, name) for name in ("y", "scores", "lse", "present_key", "present_value")}
+        return _plot.summary(outputs, self.plan)
 
 
 @_shows_options
