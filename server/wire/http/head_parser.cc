@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/strip.h"
 
 namespace rapt::http {
@@ -60,6 +61,12 @@ class HeadParser::Impl final : public beast::http::basic_parser</*isRequest=*/tr
   using View = beast::string_view;
 
   Result Complete() {
+    // Beast accepts a length that is repeated.
+    if (const HeaderValues lengths = request_.Values("content-length");
+        lengths.size() > 1 || (lengths.size() == 1 && absl::StrContains(lengths[0], ','))) {
+      error_ = "several lengths";
+      return Result::kMalformed;
+    }
     request_.keeps_alive = keep_alive() && request_.is_http11;
     request_.is_chunked = chunked();
     request_.content_length = content_length() ? *content_length() : 0;

@@ -222,6 +222,8 @@ TEST_F(HttpServerTest, RejectsMalformedRequestsAtOnce) {
       "GET / HTTP/1.1\r\n: no name\r\n\r\n",
       "GET / HTTP/1.1\r\nx: \x01\r\n\r\n",
       "GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+      "GET / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 1\r\n\r\nx",
+      "GET / HTTP/1.1\r\nContent-Length: 1, 1\r\n\r\nx",
       "GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
       "GET / HTTP/1.1\r\nContent-Length: 18446744073709551616\r\n\r\n",
       "GET / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
