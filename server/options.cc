@@ -74,9 +74,9 @@ std::vector<Setting> SettingsOf(Options& o) {
       {"unix_socket_mode", &o.grpc.unix_socket_mode,
        "the file mode of the socket, in octal digits; determines who may connect"},
       {"http_address", &o.http.address,
-       "where to serve the Open Inference Protocol over HTTP, below /v2; port 0 selects a free "
-       "port; "
-       "empty: nowhere"},
+       "where to serve the Open Inference Protocol over HTTP, below /v2, and parts of rapt.v1; "
+       "port 0 "
+       "selects a free port; empty: nowhere"},
       {"max_json_bytes",
        &o.http.max_json_bytes,
        "the most bytes of JSON in a request or an answer; tensors as binary data do not count",

@@ -48,11 +48,13 @@
 #include "server/wire/http/router.h"
 #include "server/wire/http/server.h"
 #include "server/wire/http2/http2_server.h"
+#include "server/wire/json_threads.h"
 #include "server/wire/message_stream.h"
 #include "server/wire/oip/methods.h"
 #include "server/wire/oip/rest_methods.h"
 #include "server/wire/rapt/cache_methods.h"
 #include "server/wire/rapt/methods.h"
+#include "server/wire/rapt/rest_methods.h"
 #include "server/wire/reflection.h"
 #include "server/wire/tls_files.h"
 #include "server/wire/tls_socket.h"
@@ -296,7 +298,7 @@ class ServerImpl final : public Server {
   StreamMethods stream_methods_;
   std::unique_ptr<Reflection> reflection_;  // null if it is turned off
 
-  oip::JsonThreads json_threads_;
+  JsonThreads json_threads_;
   const oip::JsonInference json_inference_;
   const http::CallServices http_services_;
 
@@ -456,6 +458,9 @@ absl::Status ServerImpl::ServeRest() {
   http::Router router;
   oip::AddRestMethods(
       json_inference_, [this](absl::string_view method) { return Observe(method); }, router);
+  native::AddRestMethods(
+      {methods_, json_threads_, options_.http.max_json_bytes},
+      [this](absl::string_view method) { return Observe(method); }, router);
   const int64_t max_connections = options_.grpc.max_connections;
   const int64_t max_per_address = options_.grpc.max_connections_per_address;
   auto server = http::Server::Start(

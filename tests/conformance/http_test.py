@@ -1,11 +1,13 @@
 """Triton's own Python client over HTTP, sync and aio, and curl, against a running server."""
 
 import asyncio
+import base64
 import json
 import os
 import pathlib
 import re
 import subprocess
+import urllib.error
 import urllib.request
 
 import ml_dtypes
@@ -266,6 +268,54 @@ def test_shared_memory(client):
     assert client.get_cuda_shared_memory_status() == []
     with pytest.raises(InferenceServerException):
         client.register_cuda_shared_memory("gpu", b"AAAA", 0, 16)
+
+
+# --- rapt.v1 --------------------------------------------------------------------------------------
+
+
+def ask(server, path, message=None):
+    """Returns the status and the JSON of the answer."""
+    body = None if message is None else json.dumps(message).encode()
+    try:
+        with urllib.request.urlopen(f"http://{server.http_address}{path}", body) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def tensor(array):
+    return {"dtype": "FP32", "shape": array.shape, "data": base64.b64encode(array.tobytes()).decode()}
+
+
+def test_server_info(server):
+    status, info = ask(server, "/rapt/v1/server")
+    assert status == 200
+    assert info["version"] and info["computeThreads"] >= 1
+
+
+def test_estimate_of_memory(server):
+    call = {"batch": 1, "queryHeads": 2, "lengths": [64, 128]}
+    status, estimate = ask(server, "/rapt/v1/estimate-memory", call)
+    assert status == 200 and len(estimate["estimates"]) == 2
+    status, error = ask(server, "/rapt/v1/estimate-memory", {"batch": 1, "heads": 2})
+    assert status == 400 and "heads" in error["error"]
+    assert ask(server, "/rapt/v1/estimate-memory", {})[0] == 400
+
+
+def test_diagnosis(server):
+    x = RNG.standard_normal((1, 1, 512, 16)).astype(np.float32)
+    x[0, 0, 0, 0] = np.nan
+    call = {"call": {name: tensor(x) for name in "qkv"}}
+    status, report = ask(server, "/rapt/v1/diagnose", call)
+    assert status == 200, report
+    assert "nanCount" in json.dumps(report)
+    call["call"]["k"]["shape"] = [1, 1, 1, 1]
+    assert ask(server, "/rapt/v1/diagnose", call)[0] == 400
+
+
+def test_list_of_caches(server):
+    status, caches = ask(server, "/rapt/v1/caches")
+    assert status == 200 and isinstance(caches["caches"], list)
 
 
 # --- The documents --------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 #include "server/wire/oip/rest_methods.h"
 
-#include <atomic>
 #include <functional>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -25,10 +24,6 @@ using http::PathValues;
 using Json = nlohmann::ordered_json;
 
 constexpr char kJsonLengthHeader[] = "inference-header-content-length";
-
-// JSON and tensors in JSON of at most this size are read and written at once: less than it costs to
-// wake another thread, and to wait for it behind other JSON.
-constexpr int64_t kQuickBytes = 16 * 1024;
 
 // --- Inference -----------------------------------------------------------------------------------
 
@@ -89,7 +84,7 @@ class InferHandler final : public http::BodyHandler {
   void OnBody(const MessageBytes& body, http::MethodCall& call) override {
     const absl::StatusOr<int64_t> json_bytes = JsonBytesOf(body.size);
     if (!json_bytes.ok()) return call.End(json_bytes.status());
-    if (*json_bytes <= kQuickBytes) return Decode(body, *json_bytes, call);
+    if (*json_bytes <= kQuickJsonBytes) return Decode(body, *json_bytes, call);
     inference_.threads.Post(
         [this, body, bytes = *json_bytes, &call] { Decode(body, bytes, call); });
   }
@@ -134,7 +129,7 @@ class InferHandler final : public http::BodyHandler {
       if (binary_.IsBinary(i) || output.shared) continue;
       bytes_in_json += static_cast<int64_t>(result.outputs[output.role].bytes.size());
     }
-    if (bytes_in_json <= kQuickBytes) return Answer(result, call);
+    if (bytes_in_json <= kQuickJsonBytes) return Answer(result, call);
     inference_.threads.Post([this, result = std::move(result), &call] { Answer(result, call); });
   }
 
@@ -444,13 +439,6 @@ void AddSettings(Routes& routes) {
 }
 
 }  // namespace
-
-JsonThreads::JsonThreads(int threads, const Clock& clock) {
-  for (int i = 0; i < threads; ++i) {
-    loops_.push_back(std::make_unique<EventLoop>(clock, "rapt-json"));
-    loops_.back()->Start();
-  }
-}
 
 void AddRestMethods(const JsonInference& inference, const CallObserverFactory& observe,
                     http::Router& router) {

@@ -1,0 +1,151 @@
+#include "server/wire/rapt/rest_methods.h"
+
+#include <google/protobuf/message.h>
+#include <google/protobuf/util/json_util.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/byte_slice.h"
+#include "proto/rapt/v1/attention.pb.h"
+#include "proto/rapt/v1/cache.pb.h"
+#include "server/rejection.h"
+#include "server/wire/http/call_method.h"
+#include "server/wire/rapt/cache_methods.h"
+#include "server/wire/rapt/methods.h"
+
+namespace rapt::native {
+namespace {
+
+using google::protobuf::Message;
+
+// The parsed and the serialized message take at most this many times the bytes of the JSON.
+constexpr int64_t kMessageBytesPerJsonByte = 4;
+
+// A method of gRPC as a route.
+struct Route {
+  const UnaryMethod& method;
+  const Message& request;  // default instances
+  const Message& response;
+  JsonThreads& threads;
+  int64_t max_json_bytes;
+};
+
+absl::Status TooMuchJson(absl::string_view what, int64_t bytes, int64_t most) {
+  return Reject(Rejection::kTooLarge, absl::StatusCode::kResourceExhausted,
+                absl::StrCat("the ", what, " has ", bytes, " bytes of JSON; at most ", most,
+                             " are allowed by --max_json_bytes"));
+}
+
+// Translates the message of a call and its response.
+class JsonHandler final : public http::BodyHandler, private MethodCall {
+ public:
+  explicit JsonHandler(const Route& route) : route_(route), handler_(route.method.new_handler()) {}
+
+ private:
+  absl::StatusOr<int64_t> ExtraBytes(int64_t bytes) override {
+    if (bytes <= route_.max_json_bytes) return bytes * kMessageBytesPerJsonByte;
+    return TooMuchJson("request", bytes, route_.max_json_bytes);
+  }
+
+  void OnBody(const MessageBytes& body, http::MethodCall& call) override {
+    call_ = &call;
+    if (body.size <= kQuickJsonBytes) return Handle(body);
+    route_.threads.Post([this, body] { Handle(body); });
+  }
+
+  void Handle(const MessageBytes& body) {
+    if (absl::Status status = Translate(body); !status.ok()) return call_->End(std::move(status));
+    slice_ = {reinterpret_cast<const std::byte*>(message_.data()), 0,
+              static_cast<int64_t>(message_.size())};
+    const absl::Span<const ByteSlice> slices(&slice_, message_.empty() ? 0 : 1);
+    handler_->OnMessage({{slices, 0}, slice_.end}, *this);
+  }
+
+  absl::Status Translate(const MessageBytes& body) {
+    if (body.size > route_.max_json_bytes) {  // of a chunked body
+      return TooMuchJson("request", body.size, route_.max_json_bytes);
+    }
+    const std::unique_ptr<Message> request(route_.request.New());
+    if (body.size > 0) {
+      const auto status =
+          google::protobuf::util::JsonStringToMessage(body.ToString(), request.get());
+      if (!status.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "the body is not a ", request->GetTypeName(),
+            " in JSON: ", absl::string_view(status.message().data(), status.message().size())));
+      }
+    }
+    message_ = request->SerializeAsString();
+    return absl::OkStatus();
+  }
+
+  Call& call() override { return call_->call(); }
+  void End(absl::Status status) override { call_->End(std::move(status)); }
+
+  void Respond(ResponseMessage response) override {
+    absl::StatusOr<std::string> json = Translate(std::move(response));
+    if (!json.ok()) return call_->End(json.status());
+    ResponseMessage body;
+    body.Append(*json);
+    call_->Respond({}, std::move(body));
+  }
+
+  absl::StatusOr<std::string> Translate(ResponseMessage response) const {
+    std::string bytes;
+    for (const ResponseMessage::Piece& piece : response.TakePieces()) {
+      bytes += piece.bytes;
+      bytes.append(reinterpret_cast<const char*>(piece.payload.bytes.data()),
+                   piece.payload.bytes.size());
+    }
+    const std::unique_ptr<Message> message(route_.response.New());
+    message->ParseFromString(bytes);
+    google::protobuf::util::JsonPrintOptions options;
+    options.always_print_primitive_fields = true;
+    std::string json;
+    const auto status = google::protobuf::util::MessageToJsonString(*message, &json, options);
+    if (!status.ok()) return absl::InternalError("the response can't be written in JSON");
+    const auto size = static_cast<int64_t>(json.size());
+    if (size > route_.max_json_bytes) return TooMuchJson("answer", size, route_.max_json_bytes);
+    return json;
+  }
+
+  const Route& route_;
+  const std::unique_ptr<MessageHandler> handler_;
+  http::MethodCall* call_ = nullptr;
+  std::string message_;
+  ByteSlice slice_ = {};
+};
+
+}  // namespace
+
+void AddRestMethods(const JsonMethods& json, const CallObserverFactory& observe,
+                    http::Router& router) {
+  const auto add = [&](const char* http_method, const char* path, const char* service,
+                       const char* name, const Message& request, const Message& response) {
+    const auto found = json.methods.find(absl::StrCat("/", service, "/", name));
+    const auto route = std::make_shared<const Route>(
+        Route{found->second, request, response, json.threads, json.max_json_bytes});
+    router.Add(http_method, path,
+               {.observe = observe(absl::StrCat("rapt/v1/", name)),
+                .traits = found->second.traits,
+                .new_handler = [route](const http::Request&, const http::PathValues&) {
+                  return std::make_unique<JsonHandler>(*route);
+                }});
+  };
+  add("GET", "/rapt/v1/server", kServiceName, "GetServerInfo",
+      v1::GetServerInfoRequest::default_instance(), v1::GetServerInfoResponse::default_instance());
+  add("POST", "/rapt/v1/estimate-memory", kServiceName, "EstimateMemory",
+      v1::EstimateMemoryRequest::default_instance(),
+      v1::EstimateMemoryResponse::default_instance());
+  add("POST", "/rapt/v1/diagnose", kServiceName, "Diagnose",
+      v1::DiagnoseRequest::default_instance(), v1::DiagnoseResponse::default_instance());
+  add("GET", "/rapt/v1/caches", kCacheServiceName, "List", v1::ListRequest::default_instance(),
+      v1::Caches::default_instance());
+}
+
+}  // namespace rapt::native
