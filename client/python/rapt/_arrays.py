@@ -77,6 +77,13 @@ def _unknown_type(name: str, dtype: object) -> ValueError:
     return ValueError(f"{name} has type {dtype}; rapt computes in float32, float16, bfloat16 and float64")
 
 
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+# Where `data` is in the struct of NumPy's array interface, after 5 integers and the pointers to shape and strides.
+_ADDRESS_IN_ARRAY_STRUCT = 40
+
+
 class Numpy:
     """The kind of NumPy's arrays. bfloat16 is the type of ml_dtypes, which this module does not import."""
 
@@ -109,7 +116,10 @@ class Numpy:
             if any(stride % size for stride in x.strides):
                 raise ValueError(f"{name} has strides {x.strides} in bytes; they must be multiples of {size}")
             strides = tuple(stride // size for stride in x.strides)
-        return x.__array_interface__["data"][0], Layout(code, x.shape, strides), None
+        # A fifth of the time of __array_interface__, which would be most of that of a tiny call.
+        struct = x.__array_struct__
+        address = ctypes.c_void_p.from_address(_capsule_pointer(struct, None) + _ADDRESS_IN_ARRAY_STRUCT).value
+        return address or 0, Layout(code, x.shape, strides), None
 
     @classmethod
     def empty(cls, like: Any, shape: Shape, code: int) -> Any:
@@ -177,10 +187,6 @@ class _DLTensor(ctypes.Structure):
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
     ]
-
-
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
 class DLPack:

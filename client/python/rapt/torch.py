@@ -177,7 +177,9 @@ def scaled_dot_product_attention(
         raise ValueError(
             f"query has {query.shape[-3]} heads, key {key.shape[-3]}; enable_gqa=True permits groups of query heads"
         )
-    batch = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors.values())) if query.dim() > 3 else torch.Size()
+    batch = torch.Size()
+    if query.dim() > 3:
+        batch = torch.broadcast_shapes(*(x.shape[:-3] for x in tensors.values()))  # type: ignore[no-untyped-call]
     q, k, v = (_four_axes(x, batch) for x in tensors.values())
     mask = attn_mask
     if mask is not None and query.dim() == 3 and mask.dim() == 3:
@@ -185,7 +187,9 @@ def scaled_dot_product_attention(
     elif mask is not None and mask.dim() > 4:
         mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
     y, _, _ = _attention(q, k, v, mask, dropout_p, _seed_of(dropout_p), is_causal, scale, 0.0, False)
-    return y.reshape(*batch, *y.shape[1:]) if query.dim() > 3 else y.reshape(*query.shape[:-1], y.shape[-1])
+    shape = (*batch, *y.shape[1:]) if query.dim() > 3 else (*query.shape[:-1], y.shape[-1])
+    result: Tensor = y.reshape(shape)
+    return result
 
 
 # ---- transformers -------------------------------------------------------------------------------
@@ -198,7 +202,7 @@ def _wants_weights(arguments: dict[str, Any]) -> bool:
 
     if arguments.get("output_attentions"):
         return True
-    collected = output_capturing._active_collector.get()
+    collected = output_capturing._active_collector.get()  # type: ignore[no-untyped-call]
     return collected is not None and any("attentions" in name for name in collected)
 
 

@@ -1,5 +1,9 @@
 """PyTorch's tensors, rapt.torch and models of transformers with random weights. `./dev test torch` runs it."""
 
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import rapt
@@ -188,6 +192,12 @@ def test_compiled_functions_have_no_graph_break():
     want = torch.autograd.grad(loss(F.scaled_dot_product_attention), [q, k])
     for got, expected in zip(torch.autograd.grad(compiled(), [q, k]), want):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_types(tmp_path):
+    package = pathlib.Path(rapt.__file__).parent
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-color-output", "--cache-dir", tmp_path, package]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("Success: no issues found")
 
 
 # --- transformers ----------------------------------------------------------------------------------
