@@ -136,6 +136,10 @@ absl::StatusOr<RequestMessage> EncodeAttend(absl::Span<const CacheItem> items,
   return message;
 }
 
+CacheStorage DecodeStorage(v1::Storage storage) {
+  return storage == v1::STORAGE_INT8 ? CacheStorage::kInt8 : CacheStorage::kPlain;
+}
+
 std::vector<LayerShape> DecodeShapes(
     const google::protobuf::RepeatedPtrField<v1::LayerShape>& shapes) {
   std::vector<LayerShape> decoded;
@@ -153,20 +157,19 @@ std::vector<LayerShape> DecodeShapes(
 absl::StatusOr<CacheInfo> Decode(const v1::Cache& cache) {
   const absl::StatusOr<DType> dtype = FromProto("a cache", cache.dtype());
   if (!dtype.ok()) return dtype.status();
-  return CacheInfo{
-      .id = cache.id(),
-      .name = cache.name(),
-      .shapes = DecodeShapes(cache.shapes()),
-      .dtype = *dtype,
-      .storage = cache.storage() == v1::STORAGE_INT8 ? CacheStorage::kInt8 : CacheStorage::kPlain,
-      .first_position = cache.first_position(),
-      .lengths = {cache.lengths().begin(), cache.lengths().end()},
-      .generation = cache.generation(),
-      .lease = std::chrono::milliseconds(cache.lease_ms()),
-      .expires_in = std::chrono::milliseconds(cache.expires_in_ms()),
-      .reserve_tokens = cache.reserve_tokens(),
-      .bytes = cache.bytes(),
-      .shared_bytes = cache.shared_bytes()};
+  return CacheInfo{.id = cache.id(),
+                   .name = cache.name(),
+                   .shapes = DecodeShapes(cache.shapes()),
+                   .dtype = *dtype,
+                   .storage = DecodeStorage(cache.storage()),
+                   .first_position = cache.first_position(),
+                   .lengths = {cache.lengths().begin(), cache.lengths().end()},
+                   .generation = cache.generation(),
+                   .lease = std::chrono::milliseconds(cache.lease_ms()),
+                   .expires_in = std::chrono::milliseconds(cache.expires_in_ms()),
+                   .reserve_tokens = cache.reserve_tokens(),
+                   .bytes = cache.bytes(),
+                   .shared_bytes = cache.shared_bytes()};
 }
 
 absl::StatusOr<FoundCaches> Decode(const v1::Caches& caches) {

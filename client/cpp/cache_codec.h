@@ -33,6 +33,7 @@ absl::StatusOr<RequestMessage> EncodeAttend(absl::Span<const CacheItem> items,
                                             absl::Span<const KnownItem> known,
                                             const CacheAttendCall& call, int64_t max_bytes);
 
+CacheStorage DecodeStorage(v1::Storage storage);
 std::vector<LayerShape> DecodeShapes(
     const google::protobuf::RepeatedPtrField<v1::LayerShape>& shapes);
 

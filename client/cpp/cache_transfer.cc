@@ -105,8 +105,8 @@ absl::StatusOr<CacheInfo> FindImported(Client& client, const CacheHeader& header
   if (!named.ok()) return named.status();
   for (CacheInfo& info : *named) {
     if (info.name == header.cache.name && info.lengths == header.lengths &&
-        info.dtype == header.cache.dtype && info.generation == 1 &&
-        info.first_position == header.cache.first_position) {
+        info.dtype == header.cache.dtype && info.storage == header.cache.storage &&
+        info.generation == 1 && info.first_position == header.cache.first_position) {
       return std::move(info);
     }
   }

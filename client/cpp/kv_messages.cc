@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "client/cpp/byte_size.h"
 #include "client/cpp/cache_codec.h"
 #include "client/cpp/codec.h"
@@ -17,6 +18,7 @@ CacheHeader DecodeHeader(const v1::KvHeader& message, DType dtype) {
   const v1::CreateRequest& cache = message.cache();
   return {.cache = {.shapes = DecodeShapes(cache.shapes()),
                     .dtype = dtype,
+                    .storage = DecodeStorage(cache.storage()),
                     .name = cache.name(),
                     .reserve_tokens = cache.reserve_tokens(),
                     .lease = std::chrono::milliseconds(cache.lease_ms()),
@@ -52,6 +54,19 @@ const LayerShape* ShapeOf(const CacheHeader& header, int64_t layer) {
   return nullptr;
 }
 
+// The elements of a head's row, as they are stored.
+struct RowForm {
+  DType dtype;
+  int64_t size;
+};
+
+RowForm RowOf(const CacheOptions& cache, int64_t size) {
+  if (cache.storage == CacheStorage::kPlain) return {cache.dtype, size};
+  constexpr int64_t kBlock = 32;  // numbers with one scale of two bytes
+  const int64_t blocks = size / kBlock + (size % kBlock > 0 ? 1 : 0);
+  return {DType::kUint8, CheckedAdd(size, 2 * blocks).value_or(-1)};
+}
+
 }  // namespace
 
 absl::StatusOr<CacheHeader> KvMessageReader::Begin() {
@@ -62,6 +77,9 @@ absl::StatusOr<CacheHeader> KvMessageReader::Begin() {
   if (!message.has_header()) return Malformed("the first message is not a header");
   const absl::StatusOr<DType> dtype = FromProto("the cache", message.header().cache().dtype());
   if (!dtype.ok()) return Malformed("the cache has an unknown data type");
+  if (!v1::Storage_IsValid(message.header().cache().storage())) {
+    return Malformed("the cache is stored in an unknown way");
+  }
   header_ = DecodeHeader(message.header(), *dtype);
   chunks_ = 0;
   return header_;
@@ -95,13 +113,14 @@ absl::StatusOr<CacheChunk> KvMessageReader::Decode(v1::KvTokens tokens) const {
       layer->value_head_size == 0 ? layer->head_size : layer->value_head_size;
   CacheChunk chunk{.layer = tokens.layer(), .at = tokens.at(), .k = {}, .v = {}};
   const auto take = [&](const char* name, int64_t size, std::string& bytes, Tensor& tensor) {
-    Shape shape = {tokens.tokens(), layer->kv_heads, size};
-    const std::optional<int64_t> wanted = ByteSize(header_.cache.dtype, shape);
+    const RowForm row = RowOf(header_.cache, size);
+    Shape shape = {tokens.tokens(), layer->kv_heads, row.size};
+    const std::optional<int64_t> wanted = ByteSize(row.dtype, shape);
     if (!wanted || *wanted != static_cast<int64_t>(bytes.size())) {
       return fail(
           absl::StrCat(name, " has ", bytes.size(), " bytes; its shape is ", ToString(shape)));
     }
-    tensor = Tensor(header_.cache.dtype, std::move(shape), std::move(bytes));
+    tensor = Tensor(row.dtype, std::move(shape), std::move(bytes));
     return absl::OkStatus();
   };
   absl::Status status = take("k", layer->head_size, *tokens.mutable_k(), chunk.k);

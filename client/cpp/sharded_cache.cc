@@ -432,8 +432,9 @@ absl::Status ShardedCache::State::Truncate(int64_t length, const CallOptions& op
 }
 
 absl::Status ShardedCache::State::CheckFound(const Part& part, const CacheInfo& info) const {
-  if (info.shapes != part.cache.shapes() || info.dtype != part.cache.dtype()) {
-    return Invalid("the cache has other layers, head sizes or types than the shard");
+  if (info.shapes != part.cache.shapes() || info.dtype != part.cache.dtype() ||
+      info.storage != part.options.storage) {
+    return Invalid("the cache has other layers, head sizes, type or storage than the shard");
   }
   if (info.first_position != part.options.first_position) {
     return Invalid(absl::StrCat("the cache begins at position ", info.first_position,

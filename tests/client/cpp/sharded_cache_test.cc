@@ -248,6 +248,22 @@ TEST_F(ShardedCacheTest, StepsEqualAttentionToAllTokens) {
   }
 }
 
+TEST_F(ShardedCacheTest, ShardsOfEightBitsEqualOneCache) {
+  const Context context = DrawContext(20, 150, DType::kFloat16);
+  CacheOptions options = TwoLayers();
+  options.dtype = DType::kFloat16;
+  options.storage = CacheStorage::kInt8;
+  ShardedCache sharded = Create(ThreeShards(), options);
+  absl::StatusOr<Cache> one = CreateCache(*clients_[0], options);
+  ASSERT_TRUE(one.ok()) << one.status();
+  CacheAttendCall call = Step(context, 0, 150);
+  call.wants_lse = true;
+  call.output = DType::kFloat32;
+  const auto want = one->Attend(call);
+  ASSERT_TRUE(want.ok()) << want.status();
+  ExpectNear(sharded.Attend(call), {ValuesOf(want->y), ValuesOf(*want->lse)});
+}
+
 TEST_F(ShardedCacheTest, EveryRowSeesTheTokensUpToItself) {
   const Context context = DrawContext(2, 160);
   ShardedCache sharded = Create(ThreeShards());

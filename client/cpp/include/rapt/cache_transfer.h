@@ -33,7 +33,8 @@ struct CacheHeader {
   std::vector<int64_t> lengths;  // tokens of each layer, evicted ones counted
 };
 
-// Tokens `at` to at + n of a layer.
+// Tokens `at` to at + n of a layer, as they are stored. With CacheStorage::kInt8, k and v are
+// kUint8 and their last axis is the bytes of a row: D + 2 * ceil(D / 32), as cache.proto says.
 struct CacheChunk {
   int32_t layer = 0;  // from 0
   int64_t at = 0;
