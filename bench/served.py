@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import urllib.request
 
 READY_SECONDS = 120
 WARMUP_SECONDS = 0.2
@@ -33,8 +34,8 @@ class Server:
         )
         with Alarm(READY_SECONDS, self._process):
             for line in self._process.stdout:
-                if ready := re.search(r"ready.* ?grpc=(\S+)", line):
-                    self.address = ready[1]
+                if ready := re.search(r"ready.* ?grpc=(\S+)(?: metrics=(\S+))?", line):
+                    self.address, self._metrics_address = ready.groups()
                     return self
         error = self._error()
         self.__exit__()
@@ -67,6 +68,11 @@ class Server:
             fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
+
+    def read_metric(self, name):
+        """Of rapt-server: the value of a metric without labels."""
+        with urllib.request.urlopen(f"http://{self._metrics_address}/metrics") as page:
+            return float(re.search(rf"^{name} (\S+)$", page.read().decode(), re.MULTILINE)[1])
 
     def forget_peak(self):
         for pid in self._processes():
